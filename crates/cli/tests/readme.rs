@@ -1,0 +1,85 @@
+//! Does the README show what the commands print?
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
+}
+
+/// A folder of its own with the pack and the scenarios in it, as the README's reader has them.
+fn workplace() -> PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("readme");
+    let _ = fs::remove_dir_all(&folder);
+    fs::create_dir_all(&folder).unwrap();
+    for name in ["pack", "scenarios"] {
+        symlink(root().join(name), folder.join(name)).unwrap();
+    }
+    folder
+}
+
+/// Commands of the README with the lines shown below them, blank ones left out.
+fn shown(page: &str) -> Vec<(String, Vec<String>)> {
+    let mut found: Vec<(String, Vec<String>)> = Vec::new();
+    let mut in_output = false;
+    for line in page.lines().map(str::trim_end) {
+        if line.starts_with("```") {
+            in_output = false;
+        } else if let Some(command) = line.strip_prefix("$ cachemate ") {
+            found.push((command.to_string(), Vec::new()));
+            in_output = true;
+        } else if in_output && !line.is_empty() {
+            found.last_mut().unwrap().1.push(line.to_string());
+        }
+    }
+    found
+}
+
+/// The first shown line that is not next in the output; after `...` it may come later. Nothing may follow the last line
+/// but behind `...`.
+fn missing<'a>(shown: &'a [String], output: &str) -> Option<&'a str> {
+    let mut printed = output.lines().map(str::trim_end).filter(|line| !line.is_empty());
+    let mut skipping = false;
+    for line in shown {
+        if line == "..." {
+            skipping = true;
+            continue;
+        }
+        let is_there = if skipping { printed.any(|next| next == line) } else { printed.next() == Some(line) };
+        if !is_there {
+            return Some(line);
+        }
+        skipping = false;
+    }
+    (!skipping && printed.next().is_some()).then_some("(the end)")
+}
+
+/// Does every command that the README shows print what it shows there?
+#[test]
+fn the_readme_shows_what_the_commands_print() {
+    let folder = workplace();
+    let commands = shown(&fs::read_to_string(root().join("README.md")).unwrap());
+    assert!(commands.len() >= 4, "{commands:?}");
+    for (command, lines) in commands {
+        let mut cachemate = Command::new(env!("CARGO_BIN_EXE_cachemate"));
+        cachemate.args(command.split_whitespace()).current_dir(&folder).env("CACHEMATE_PACK", folder.join("pack"));
+        let ran = cachemate.output().unwrap();
+        assert!(ran.status.success(), "cachemate {command}: {}", String::from_utf8_lossy(&ran.stderr));
+        // Digits stand in groups that no line breaks; a page has plain spaces there.
+        let output = String::from_utf8_lossy(&ran.stdout).replace('\u{202f}', " ");
+        let missing = missing(&lines, &output);
+        assert_eq!(missing, None, "cachemate {command} does not print this line of the README there:\n{output}");
+    }
+}
+
+/// Is a line that is gone, another order, and an end that was not told found out?
+#[test]
+fn another_output_is_found_out() {
+    let shown = ["a", "...", "c"].map(str::to_string);
+    assert_eq!(missing(&shown, "a\n\nb\nc\n"), None);
+    assert_eq!(missing(&shown, "a\nb\n"), Some("c"));
+    assert_eq!(missing(&shown, "b\na\nc\n"), Some("a"));
+    assert_eq!(missing(&shown, "a\nc\nd\n"), Some("(the end)"));
+}

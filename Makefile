@@ -62,12 +62,17 @@ soak:
 	CACHEMATE_SOAK=$(TASKS) $(CARGO) test --locked -p cachemate-cli --test soak -- --nocapture
 
 live: build
-	$(RELEASE) live
+	$(CARGO) run --release --locked -p cachemate-bench -- live
 
 # Short: gangs, colors and deaths on a modelled machine. LAB_FULL=1: all of it, and the guests without caches.
-lab: build
-	LAB_FULL=$(LAB_FULL) lab/modelled.sh $(RELEASE)
-	$(if $(LAB_FULL),lab/run.sh $(RELEASE))
+# The guests' daemons are killed under a policy that only tests have.
+CHAOS = target/chaos/cachemate
+lab:
+	@scripts/setup.sh build
+	$(CARGO) build --release --locked -p cachemate-cli --features chaos
+	install -D $(RELEASE) $(CHAOS)
+	LAB_FULL=$(LAB_FULL) lab/modelled.sh $(CHAOS)
+	$(if $(LAB_FULL),lab/run.sh $(CHAOS))
 
 sweep-engines:
 	@scripts/setup.sh build

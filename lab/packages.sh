@@ -8,6 +8,13 @@ not_run() {
     exit 0
 }
 
+# Programs are killed under a policy that only tests have: is the binary built with it (make lab)?
+NO_CHAOS='a binary built without --features chaos, which has no policy shake'
+has_chaos() {
+    printf '[policy]\nname = "shake"\n' >"$out/chaos.toml"
+    "$binary" --quiet manage --check --config "$out/chaos.toml" --state-dir "$out" --socket "$out/chaos.sock" 2>/dev/null
+}
+
 # The Debian mirror that this host's own apt uses.
 mirror() {
     apt-get indextargets --format '$(REPO_URI) $(LABEL)' 'Created-By: Packages' 2>/dev/null |

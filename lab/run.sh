@@ -4,11 +4,11 @@
 # refusals, restore after kill -9. docs/lab.md says what it shows and what it cannot.
 # Needs apt on a Debian host: QEMU, kernel and busybox come from Debian into a package root of their own, verified by
 # apt's signatures; nothing is installed. Where they cannot be had it says NOT RUN and ends with 0: nothing was shown.
-# Usage: lab/run.sh [BINARY]    (target/release/cachemate; results go to target/lab/plain)
+# Usage: lab/run.sh [BINARY]    (target/chaos/cachemate, which make lab builds; results go to target/lab/plain)
 # LAB_CACHE: where packages are kept. LAB_PARTS: only these guests. LAB_LIMIT_SECONDS: of one guest.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-binary=${1:-target/release/cachemate}
+binary=${1:-target/chaos/cachemate}
 cache=${LAB_CACHE:-${XDG_CACHE_HOME:-${HOME:-$PWD/target}/.cache}/cachemate/lab}
 out=target/lab/plain
 parts=${LAB_PARTS:-two four ways}
@@ -33,7 +33,8 @@ kernel_package() {
     done
 }
 
-[ -x "$binary" ] || { echo "lab: no $binary; make build makes it" >&2; exit 1; }
+[ -x "$binary" ] || { echo "lab: no $binary; make lab makes it" >&2; exit 1; }
+has_chaos || not_run "$NO_CHAOS"
 # One at a time: another lab on this machine may be fetching just now.
 exec 9>"$cache/lock"
 flock 9

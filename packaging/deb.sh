@@ -13,6 +13,11 @@ SOURCE_DATE_EPOCH=$(date -u -d "$date" +%s)
 export SOURCE_DATE_EPOCH
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
+printf '[policy]\nname = "shake"\n' >"$work/chaos.toml"
+if "$cachemate" --quiet manage --check --config "$work/chaos.toml" --state-dir "$work" --socket "$work/s" 2>/dev/null; then
+    echo "deb.sh: $cachemate is built with --features chaos: policies of tests are no part of a package" >&2
+    exit 1
+fi
 root=$work/cachemate
 umask 022
 

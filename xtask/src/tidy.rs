@@ -24,6 +24,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("fuzzing", &["core", "spec", "linux", "trace", "sweep"]),
     ("page", &["core", "policy", "pipeline", "trace", "report"]),
     ("daemon", &["core", "policy", "pipeline", "linux", "agent", "trace", "report", "page", "spec"]),
+    ("bench", &["core", "daemon", "linux", "report", "spec", "trace"]),
     (
         "cli",
         &[
@@ -129,6 +130,9 @@ fn check_edges(room: &str, path: &Path, complaints: &mut Vec<String>) -> io::Res
         complaints.push(format!("crates/{room}: not in tidy's table of rooms; ARCHITECTURE.md's code map comes first"));
         return Ok(());
     };
+    if manifest.get("features").is_some_and(|features| features.get("default").is_some()) {
+        complaints.push(format!("crates/{room}/Cargo.toml: features are for what only tests want; none is on by itself"));
+    }
     let named = manifest.get("dependencies").and_then(|table| table.as_table());
     for used in named.into_iter().flat_map(|table| table.keys()).filter_map(|key| key.strip_prefix("cachemate-")) {
         if !may_use.contains(&used) {

@@ -11,7 +11,6 @@ mod engine_args;
 mod exit;
 mod files;
 mod input;
-mod live;
 mod nominal;
 mod prediction;
 mod profiling;
@@ -20,6 +19,8 @@ mod repro_cost;
 mod repro_sweep;
 mod run_cache;
 mod session;
+mod status_screen;
+mod status_text;
 mod sweeping;
 mod traces;
 

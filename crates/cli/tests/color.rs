@@ -6,6 +6,7 @@ mod common;
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cachemate_core::CpuSet;
@@ -30,8 +31,24 @@ fn unusable(folder: &Path) -> Option<String> {
     (ran.code != Some(0)).then_some(ran.err)
 }
 
-fn own() -> &'static str {
-    env!("CARGO_BIN_EXE_cachemate")
+/// How often each of two threads adds, where this file's program is run for another test.
+const ADDITIONS: &str = "CACHEMATE_TEST_ADDITIONS";
+
+/// Two threads add to counters on pages that nobody moves: is every addition there at the end?
+///
+/// The other tests color this program, and move its pages meanwhile.
+#[test]
+fn no_addition_is_lost_where_no_page_moves() {
+    let each = std::env::var(ADDITIONS).map_or(1_000_000, |each| each.parse().unwrap());
+    let stop = Arc::default();
+    signal_hook::flag::register(signal_hook::consts::SIGTERM, Arc::clone(&stop)).unwrap();
+    cachemate_bench::loads::run("count", each, stop).unwrap();
+}
+
+/// The program that counts, and after it what tells it from others.
+fn counting(marker: &str) -> [String; 4] {
+    let own = std::env::current_exe().unwrap().display().to_string();
+    [own, "--exact".to_string(), "no_addition_is_lost_where_no_page_moves".to_string(), marker.to_string()]
 }
 
 /// Does a colored program print what it prints otherwise, end with its own exit code, and have its pages where they belong?
@@ -70,7 +87,7 @@ fn agent_of(marker: &str) -> Option<PathBuf> {
         for process in std::fs::read_dir(session.path()).into_iter().flatten().flatten() {
             let pid = process.file_name().to_string_lossy().into_owned();
             let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-            let counts = String::from_utf8_lossy(&line).ends_with(&format!("count\0{marker}\0"));
+            let counts = String::from_utf8_lossy(&line).ends_with(&format!("moves\0{marker}\0"));
             if counts && std::fs::read_to_string(process.path().join("status")).is_ok_and(|text| text.contains("turn"))
             {
                 return Some(process.path());
@@ -90,9 +107,9 @@ fn a_program_whose_launcher_is_killed_while_it_is_recolored_ends_right() {
         return;
     }
     let each = format!("300{:05}", std::process::id() % 100_000); // tells our program from others
-    let line = format!("'{}' live-program count {each} && echo right >result || echo wrong >result", own());
+    let line = format!("'{}' && echo right >result || echo wrong >result", counting(&each).join("' '"));
     let args = ["color", "run", "--colors", "0-7", "--", "sh", "-c", &line];
-    let mut launcher = command(folder.path(), &args).stdout(Stdio::null()).spawn().unwrap();
+    let mut launcher = command(folder.path(), &args).env(ADDITIONS, &each).stdout(Stdio::null()).spawn().unwrap();
     let start = Instant::now();
     let (mut turns, mut killed) = (0u32, false);
     let result = folder.path().join("result");
@@ -153,8 +170,11 @@ impl Recolored {
         let folder = tempfile::tempdir().unwrap();
         // As good as endless, and tells our program from others.
         let each = format!("9000000{case:02}{:05}", std::process::id() % 100_000);
-        let args = ["color", "run", "--colors", "0-7", "--", own(), "live-program", "count", &each];
-        let mut program = Running(command(folder.path(), &args).stdout(Stdio::null()).spawn().unwrap());
+        let counting = counting(&each);
+        let mut args = vec!["color", "run", "--colors", "0-7", "--"];
+        args.extend(counting.iter().map(String::as_str));
+        let mut program = command(folder.path(), &args);
+        let mut program = Running(program.env(ADDITIONS, &each).stdout(Stdio::null()).spawn().unwrap());
         let start = Instant::now();
         let agent = loop {
             if let Some(agent) = agent_of(&each) {

@@ -1,25 +1,35 @@
-//! Policies for tests of what is around a policy; not in the registry, as nobody else wants them.
+//! Policies for tests of what is around a policy; not in the registry, and in no package (the feature `chaos`).
 //!
 //! [`Shake`]: another plan every window, through every actuator there is, sensible or not; is everything put back?
 //! [`Squeeze`]: after some windows everybody onto the first CPU, for ever; does the guard take it back?
 //! [`Astray`]: everybody onto the first CPU, then plans that no machine may be told, then nothing; does the daemon live on?
 
 use cachemate_core::{
-    CacheShare, Decision, Gang, GangSchedule, GroupId, Member, PageMoving, Partition, Plan, Policy, ProcessId, Reason,
-    ReasonKind, SplitMix64, TaskId, Units, View, Window,
+    CacheShare, Decision, Gang, GangSchedule, GroupId, Member, PageMoving, Partition, Plan, Policy, PolicyConfig,
+    ProcessId, Reason, ReasonKind, SplitMix64, TaskId, Units, View, Window,
 };
+
+/// The one of this name, if it is one of them.
+pub fn chaos_policy(policy: &PolicyConfig) -> Option<Box<dyn Policy>> {
+    match policy.name.as_str() {
+        Shake::NAME => Some(Box::new(Shake::new(policy.seed))),
+        Squeeze::NAME => Some(Box::new(Squeeze)),
+        Astray::NAME => Some(Box::new(Astray)),
+        _ => None,
+    }
+}
 
 /// Groups of colors are numbered apart from those of ways.
 const FIRST_COLORED: u32 = 1 << 20;
 
-pub struct Shake {
+struct Shake {
     generator: SplitMix64,
 }
 
 impl Shake {
-    pub const NAME: &str = "shake";
+    const NAME: &str = "shake";
 
-    pub fn new(seed: u64) -> Self {
+    fn new(seed: u64) -> Self {
         Shake { generator: SplitMix64::new(seed) }
     }
 }
@@ -98,12 +108,12 @@ impl Policy for Shake {
     }
 }
 
-pub struct Squeeze;
+struct Squeeze;
 
 impl Squeeze {
-    pub const NAME: &str = "squeeze";
+    const NAME: &str = "squeeze";
     /// The guard has its reference by then.
-    pub const FROM_WINDOW: u64 = 8;
+    const FROM_WINDOW: u64 = 8;
 }
 
 impl Policy for Squeeze {
@@ -127,10 +137,10 @@ impl Policy for Squeeze {
     }
 }
 
-pub struct Astray;
+struct Astray;
 
 impl Astray {
-    pub const NAME: &str = "astray";
+    const NAME: &str = "astray";
     /// In these windows the plan divides a cache by a mask that no hardware has.
     const FROM_WINDOW: u64 = 5;
     const TO_WINDOW: u64 = 60;

@@ -31,6 +31,13 @@ pub struct Start<'a> {
     pub ends_with_us: bool,
 }
 
+/// Memory that can be had without swapping, as the kernel tells it.
+pub fn available_bytes() -> Option<u64> {
+    let text = fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    Some(line.split_ascii_whitespace().next()?.parse::<u64>().ok()? << 10)
+}
+
 /// A colored program; its folder goes with it.
 pub struct Colored {
     child: Child,

@@ -28,7 +28,8 @@ use cachemate_policy::policies;
 use cachemate_spec::{ConfinedGroup, ManageConfig, PolicyChoice, RuleAction, RuleConfig, User};
 use cachemate_trace::ProfileFile;
 
-use crate::chaos_policies::{Astray, Shake, Squeeze};
+#[cfg(feature = "chaos")]
+use crate::chaos_policies::chaos_policy;
 
 pub type LiveLoop = PipelineLoop<LiveMachine<Host>>;
 
@@ -192,14 +193,10 @@ pub fn policy_of(config: &ManageConfig) -> PolicyConfig {
     PolicyConfig { name: choice.name, parameters: choice.parameters.to_string(), seed: config.seed }
 }
 
-/// Policies that only tests ask for.
-fn chaos_policy(policy: &PolicyConfig) -> Option<Box<dyn Policy>> {
-    match policy.name.as_str() {
-        Shake::NAME => Some(Box::new(Shake::new(policy.seed))),
-        Squeeze::NAME => Some(Box::new(Squeeze)),
-        Astray::NAME => Some(Box::new(Astray)),
-        _ => None,
-    }
+/// Built without the policies that only tests ask for.
+#[cfg(not(feature = "chaos"))]
+fn chaos_policy(_: &PolicyConfig) -> Option<Box<dyn Policy>> {
+    None
 }
 
 /// The configuration's policy under its guard.
@@ -263,4 +260,20 @@ pub fn known_profiles(paths: &[PathBuf]) -> anyhow::Result<BTreeMap<String, Prof
         }
     }
     Ok(known)
+}
+
+#[cfg(all(test, not(feature = "chaos")))]
+mod tests {
+    use super::*;
+
+    /// Is a policy that only tests ask for unknown to a daemon that is built as it is shipped?
+    #[test]
+    fn policies_of_tests_are_not_shipped() {
+        for name in ["shake", "squeeze", "astray"] {
+            let choice = PolicyChoice { name: name.to_string(), parameters: Default::default() };
+            let config = ManageConfig { policy: Some(choice), ..ManageConfig::default() };
+            let said = decider(&config).map(|_| ()).unwrap_err().to_string();
+            assert!(said.contains(name), "{said}");
+        }
+    }
 }

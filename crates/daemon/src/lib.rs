@@ -4,11 +4,13 @@
 //! host by [`host::find`], or start programs by [`programs`] and [`colored`]. Whoever acts is started again by its own
 //! file as `guardian --state-dir FOLDER`: a program that uses this crate to act has that command.
 
-pub mod chaos_policies;
+#[cfg(feature = "chaos")]
+mod chaos_policies;
 mod children;
 pub mod colored;
 pub mod daemon;
 pub mod dry_run;
+pub mod guardian;
 pub mod host;
 mod http;
 mod metrics;

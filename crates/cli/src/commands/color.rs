@@ -8,9 +8,6 @@ mod discover;
 mod run;
 mod verify;
 
-pub use discover::available_bytes;
-pub use run::known_colors;
-
 /// Page colors: find them, run unmodified programs on some of them
 ///
 /// Frames that fall on the same sets of a cache have the same color; programs on frames of different colors cannot push

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::status::SocketArg;
 use crate::args::JsonArg;
-use crate::live::picture::explain_text;
+use crate::status_text::explain_text;
 use crate::session::Session;
 use cachemate_daemon::socket;
 use cachemate_daemon::status::thread_text;

@@ -7,7 +7,7 @@ use crate::session::Session;
 
 mod advise;
 mod cachesim;
-pub mod color;
+mod color;
 mod completions;
 mod convert;
 mod decompose;
@@ -15,7 +15,6 @@ mod doctor;
 mod explain;
 mod guardian;
 mod lab;
-mod live;
 mod man;
 mod manage;
 mod mixes;
@@ -84,10 +83,6 @@ pub enum Command {
     Reset(reset::Reset),
     Lab(lab::Lab),
     #[command(hide = true)]
-    Live(live::Live),
-    #[command(hide = true)]
-    LiveProgram(live::LiveProgram),
-    #[command(hide = true)]
     Guardian(guardian::Guardian),
     Completions(completions::Completions),
     Man(man::Man),
@@ -125,8 +120,6 @@ impl Command {
             Command::Explain(command) => command.run(session),
             Command::Reset(command) => command.run(session),
             Command::Lab(command) => command.run(session),
-            Command::Live(command) => command.run(session),
-            Command::LiveProgram(command) => command.run(session),
             Command::Guardian(command) => command.run(session),
             Command::Completions(command) => command.run(session),
             Command::Man(command) => command.run(session),

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 
 use crate::args::JsonArg;
-use crate::live::picture::status_text;
+use crate::status_text::status_text;
 use crate::session::Session;
 use cachemate_daemon::{paths, socket};
 

@@ -9,8 +9,8 @@ use clap::Args;
 use super::status::SocketArg;
 use crate::args::JsonArg;
 use crate::exit::Usage;
-use crate::live::picture::top_text;
-use crate::live::view::Watch;
+use crate::status_text::top_text;
+use crate::status_screen::Watch;
 use crate::session::Session;
 use cachemate_daemon::socket;
 

@@ -12,6 +12,7 @@ use crate::args::JsonArg;
 use crate::session::Session;
 
 mod as_machine;
+mod probe;
 
 /// Show which CPUs share which cache, on this host or on a machine description
 #[derive(Args)]
@@ -51,8 +52,8 @@ impl Topology {
             return session.print(&text);
         }
         if self.probe {
-            let result = crate::live::sharing::measure(session)?;
-            return session.answer(self.json.json, &result, || crate::live::sharing::words(&result));
+            let result = probe::measure(session)?;
+            return session.answer(self.json.json, &result, || probe::words(&result));
         }
         let (source, topology) = match &self.machine {
             Some(name) => (name.clone(), cachemate_spec::load_topology(name)?),

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use cachemate_core::CpuId;
+use cachemate_daemon::colored::available_bytes;
 use cachemate_linux::act::colors::discover::{Wish, discover};
 use cachemate_linux::act::colors::kit::BASE;
 use cachemate_linux::act::colors::map::{Covers, Map};
@@ -97,13 +98,6 @@ pub fn find(session: &Session, bytes: u64, at_most: Duration, seed: u64) -> anyh
         bail!(crate::exit::Interrupted("no colors were kept".into()));
     }
     Ok(found?)
-}
-
-/// Memory that can be had without pushing anybody out.
-pub fn available_bytes() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    Some(line.split_ascii_whitespace().next()?.parse::<u64>().ok()? << 10)
 }
 
 /// The map without its frames, which the file has.

@@ -16,7 +16,7 @@ use super::discover;
 use crate::args::Size;
 use crate::exit::{ProgramEnded, Usage};
 use crate::session::Session;
-use cachemate_daemon::colored::{Colored, Start};
+use cachemate_daemon::colored::{Colored, Start, available_bytes};
 
 /// Run an unmodified program on frames of some colors only
 ///
@@ -70,7 +70,7 @@ impl Run {
         if self.colors.iter().any(|color| color >= colors) {
             bail!(Usage(format!("--colors {}: this host has colors 0-{}", self.colors, colors - 1)));
         }
-        let available = discover::available_bytes().unwrap_or(1 << 30);
+        let available = available_bytes().unwrap_or(1 << 30);
         let hold_bytes = self.hold.map_or(available / 8, |size| size.0);
         let start =
             Start { command: &self.command, mask, hold_bytes, variables: &[], output: None, ends_with_us: false };
@@ -102,7 +102,7 @@ impl Run {
 ///
 /// # Errors
 /// They cannot be discovered.
-pub fn known_colors(session: &Session) -> anyhow::Result<u32> {
+fn known_colors(session: &Session) -> anyhow::Result<u32> {
     match kit::open(Path::new(kit::BASE)) {
         Ok(open) => Ok(open.kit.colors()),
         Err(error @ (ColorError::NoKit(_) | ColorError::BadKit(..))) => {

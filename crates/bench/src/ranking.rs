@@ -4,13 +4,10 @@ use std::time::{Duration, Instant};
 
 use cachemate_linux::sense::probes::Pinned;
 use cachemate_linux::sense::probes::intensity::{Reloader, buffer_bytes, wait};
-use cachemate_trace::pack_programs;
+use cachemate_trace::{ProfileFile, pack_programs};
 
-use super::actors::Actor;
-use super::{Place, Row, Verdict, median};
-use crate::profiling::Target;
-use crate::programs::load;
-use crate::session::Session;
+use crate::actors::Actor;
+use crate::place::{Place, Row, Verdict, answered, median};
 
 const SAMPLES: usize = 20;
 /// Far apart: more than the one against less than the other, in millions of misses a second.
@@ -59,7 +56,7 @@ struct Found {
 
 /// # Errors
 /// The inputs cannot be written, or a program not be started.
-pub fn show(place: &Place, session: &Session) -> anyhow::Result<Vec<Row>> {
+pub fn show(place: &Place) -> anyhow::Result<Vec<Row>> {
     const WHAT: &str = "intensity against recorded misses";
     let here = Pinned::to(place.cpus.0)?;
     let mut reloader = match Reloader::new(buffer_bytes(Some(place.cache_bytes)), 1) {
@@ -75,7 +72,7 @@ pub fn show(place: &Place, session: &Session) -> anyhow::Result<Vec<Row>> {
             continue;
         }
         let actor = Actor::shell(place, name, line)?;
-        let misses_per_second = recorded(place, session, name)?;
+        let misses_per_second = recorded(place, name)?;
         found.push(measure(place, &mut reloader, &actor, misses_per_second)?);
     }
     // A quarter of the cache, the whole of it three times over, and nothing: what they miss follows from their size.
@@ -117,14 +114,25 @@ pub fn inputs(place: &Place) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Misses per thousand instructions of a program of the pack, by cache size, from its profile.
+///
+/// # Errors
+/// The shipped command does not make it.
+pub fn recorded_curve(place: &Place, name: &str) -> anyhow::Result<Vec<(u64, Option<f64>)>> {
+    let path = place.folder.join(format!("{name}.profile.json"));
+    answered(&place.command, &["--quiet", "profile", name, "--force", "-o", &path.to_string_lossy()])?;
+    let file = ProfileFile::read(&path)?;
+    let all_threads = file.curves.iter().find(|curve| curve.thread.is_none() && curve.policy == "lru");
+    let points = all_threads.map(|curve| curve.points.as_slice()).unwrap_or_default();
+    Ok(points.iter().map(|point| (point.size_bytes, point.misses_per_kilo_instr.map(|mpki| mpki.value))).collect())
+}
+
 /// Misses per second on a quarter of this host's cache: recorded misses per instruction, at the rate that they allow.
-fn recorded(place: &Place, session: &Session, name: &str) -> anyhow::Result<f64> {
-    let target = Target { level: cachemate_core::Level::L3, size_bytes: 8 << 20, ways: 16, line_bytes: 64, slices: 1 };
-    let program = load(session, name, Some(target))?;
+fn recorded(place: &Place, name: &str) -> anyhow::Result<f64> {
     let quarter = place.cache_bytes / 4;
-    let curve = program.curve();
-    let nearest = curve.iter().min_by_key(|point| point.bytes.abs_diff(quarter));
-    let per_instr = nearest.and_then(|point| point.mpki).unwrap_or(0.0) / 1000.0;
+    let curve = recorded_curve(place, name)?;
+    let nearest = curve.iter().min_by_key(|(bytes, _)| bytes.abs_diff(quarter));
+    let per_instr = nearest.and_then(|(_, mpki)| *mpki).unwrap_or(0.0) / 1000.0;
     Ok(per_instr / (1.0 / INSTR_PER_NS + per_instr * MISS_NS) * 1e9)
 }
 

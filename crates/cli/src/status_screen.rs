@@ -17,7 +17,7 @@ use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Borders, Paragraph};
 
-use super::picture::{COLUMNS, by_cache, decisions, gangs, head, row, shares, troubles};
+use crate::status_text::{COLUMNS, by_cache, decisions, gangs, head, row, shares, troubles};
 use cachemate_daemon::socket;
 use cachemate_daemon::status::{Class, Status, TaskStatus};
 

@@ -14,7 +14,7 @@ fn two(value: Option<Estimate>) -> String {
     or_dash(value.map(|value| fixed(value.value, 2)))
 }
 
-pub(super) fn head(status: &Status) -> String {
+pub fn head(status: &Status) -> String {
     let mode = if status.acts { "acting" } else { "observing only" };
     let share = if status.running_ns > 0 { 100.0 * status.cpu_ns as f64 / status.running_ns as f64 } else { 0.0 };
     let mut text = format!(
@@ -57,7 +57,7 @@ fn cache_line(cache: &CacheStatus) -> String {
     format!("{} of CPUs {}{size}: {} threads{forecast}\n", cache.level, cache.cpus, cache.tasks.len())
 }
 
-pub(super) const COLUMNS: &[(&str, Align)] = &[
+pub const COLUMNS: &[(&str, Align)] = &[
     ("PID", Align::Right),
     ("TID", Align::Right),
     ("program", Align::Left),
@@ -72,7 +72,7 @@ pub(super) const COLUMNS: &[(&str, Align)] = &[
     ("work/s", Align::Right),
 ];
 
-pub(super) fn row(task: &TaskStatus) -> Vec<String> {
+pub fn row(task: &TaskStatus) -> Vec<String> {
     vec![
         task.pid.to_string(),
         task.tid.to_string(),
@@ -93,7 +93,7 @@ pub(super) fn row(task: &TaskStatus) -> Vec<String> {
 }
 
 /// Each last-level cache with its tasks, the busiest first; then those whose cache is not known.
-pub(super) fn by_cache(status: &Status) -> Vec<(String, Vec<&TaskStatus>)> {
+pub fn by_cache(status: &Status) -> Vec<(String, Vec<&TaskStatus>)> {
     let of = |cache: Option<u32>| {
         let mut tasks: Vec<&TaskStatus> = status.tasks.iter().filter(|task| task.cache == cache).collect();
         tasks.sort_by(|a, b| b.cpu_share.unwrap_or(0.0).total_cmp(&a.cpu_share.unwrap_or(0.0)));
@@ -122,7 +122,7 @@ fn tables(status: &Status, most: usize) -> String {
     text
 }
 
-pub(super) fn gangs(status: &Status) -> String {
+pub fn gangs(status: &Status) -> String {
     let name = |id: &u32| {
         let task = status.tasks.iter().find(|task| task.task == *id);
         task.map_or_else(|| format!("task {id}"), |task| thread_text(&task.name, task.tid))
@@ -138,7 +138,7 @@ pub(super) fn gangs(status: &Status) -> String {
     status.gangs.iter().map(line).chain(status.confined.iter().map(kept)).collect()
 }
 
-pub(super) fn shares(status: &Status) -> String {
+pub fn shares(status: &Status) -> String {
     let name = |id: &u32| {
         let task = status.tasks.iter().find(|task| task.task == *id);
         task.map_or_else(|| format!("task {id}"), |task| thread_text(&task.name, task.tid))
@@ -164,12 +164,12 @@ pub(super) fn shares(status: &Status) -> String {
     status.shares.iter().map(line).collect()
 }
 
-pub(super) fn decisions(decisions: &[DecisionStatus], most: usize) -> String {
+pub fn decisions(decisions: &[DecisionStatus], most: usize) -> String {
     let line = |decision: &DecisionStatus| format!("  window {}: {}\n", decision.window, decision.why);
     decisions.iter().take(most).map(line).collect()
 }
 
-pub(super) fn troubles(status: &Status) -> String {
+pub fn troubles(status: &Status) -> String {
     let plan = status.refused_plan.iter().map(|said| format!("refused, the plan before stays: {said}\n"));
     let refused = plan.chain(status.refused.iter().take(5).map(|line| format!("refused: {line}\n")));
     refused.chain(status.overridden.iter().take(5).map(|item| format!("changed by somebody else: {item}\n"))).collect()

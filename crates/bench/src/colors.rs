@@ -11,6 +11,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use cachemate_core::CpuId;
+use cachemate_daemon::colored::{Colored, Start, available_bytes};
+use cachemate_linux::act::colors::ColorError;
 use cachemate_linux::act::colors::agents::Agent;
 use cachemate_linux::act::colors::kit::{self, BASE};
 use cachemate_linux::act::colors::map::Map;
@@ -19,13 +21,9 @@ use cachemate_linux::kernel::{Host, Kernel};
 use cachemate_linux::sense::progress::VARIABLE;
 use rustix::process::Signal;
 
-use super::actors::Actor;
-use super::ranking::{has, inputs};
-use super::{Place, Row, Verdict, median};
-use crate::commands::color::{available_bytes, known_colors};
-use crate::programs::load;
-use crate::session::Session;
-use cachemate_daemon::colored::{Colored, Start};
+use crate::actors::Actor;
+use crate::place::{Place, Row, Verdict, answered, median};
+use crate::ranking::{has, inputs, recorded_curve};
 
 const SAMPLES: usize = 30;
 const SAMPLE: Duration = Duration::from_millis(150);
@@ -38,12 +36,12 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 /// # Errors
 /// A program cannot be started, or inputs cannot be written.
-pub fn show(place: &Place, session: &Session) -> anyhow::Result<Vec<Row>> {
+pub fn show(place: &Place) -> anyhow::Result<Vec<Row>> {
     let skipped = |why: String| Ok(vec![Row::skipped("d-g", "page colors", why)]);
     if let Err(unusable) = moving::page_ns_with_frames() {
         return skipped(format!("{} (remedy: {})", unusable.why, unusable.remedy));
     }
-    let colors = match known_colors(session) {
+    let colors = match known_colors(place) {
         Ok(colors) => colors,
         Err(error) => return skipped(format!("{error:#}")),
     };
@@ -55,8 +53,16 @@ pub fn show(place: &Place, session: &Session) -> anyhow::Result<Vec<Row>> {
     rows.push(verified());
     rows.extend(Row::of_part("e", "re-coloring while it runs", recoloring(place, half, other)));
     rows.extend(Row::of_part("f", "real programs, colored", real_programs(place, half)));
-    rows.extend(Row::of_part("g", "time against colors", curve(place, session, colors)));
+    rows.extend(Row::of_part("g", "time against colors", curve(place, colors)));
     Ok(rows)
+}
+
+/// Colors of the kit that is there; where there is none, or a spoilt one, the shipped command discovers them now.
+fn known_colors(place: &Place) -> anyhow::Result<u32> {
+    if let Err(ColorError::NoKit(_) | ColorError::BadKit(..)) = kit::open(Path::new(BASE)) {
+        answered(&place.command, &["--quiet", "color", "discover", "--bytes", "64M"])?;
+    }
+    Ok(kit::open(Path::new(BASE))?.kit.colors())
 }
 
 /// What the colors of this host can be expected to do at all.
@@ -100,7 +106,7 @@ impl ColoredRun {
         let report = place.folder.join(format!("colored-{name}"));
         std::fs::write(&report, 0u64.to_ne_bytes())?;
         let own = std::env::current_exe().context("this program's own file is not found")?;
-        let mut command = vec![own.display().to_string(), "live-program".to_string()];
+        let mut command = vec![own.display().to_string(), "load".to_string()];
         command.extend(args.iter().map(ToString::to_string));
         let output = place.folder.join(format!("colored-{name}.out"));
         let mut program = start_colored(&command, mask, &output, &[(VARIABLE, report.as_path())])?;
@@ -375,14 +381,13 @@ fn inside_by_agents(agents: &[(i32, Agent)]) -> Option<f64> {
 }
 
 /// Time of a real program on fewer and fewer colors, and what its recording says of so small a private cache.
-fn curve(place: &Place, session: &Session, colors: u32) -> anyhow::Result<Vec<Row>> {
+fn curve(place: &Place, colors: u32) -> anyhow::Result<Vec<Row>> {
     const WHAT: &str = "gzip: time against colors, and recorded misses of the private cache's share";
     if !has("gzip") {
         return Ok(vec![Row::skipped("g", WHAT, "gzip is not installed".to_string())]);
     }
     let private = Map::of_host(Path::new(BASE)).map_or(0, |map| map.private.share_bytes);
-    let program = load(session, "gzip", None)?;
-    let points = program.curve();
+    let points = recorded_curve(place, "gzip")?;
     let command: Vec<String> = ["gzip", "-9", "-c"]
         .map(String::from)
         .into_iter()
@@ -409,8 +414,8 @@ fn curve(place: &Place, session: &Session, colors: u32) -> anyhow::Result<Vec<Ro
         let Some(middle) = median(&taken) else { continue };
         let first = *base.get_or_insert(middle);
         let bytes = u64::from(allowed) * private;
-        let nearest = points.iter().min_by_key(|point| point.bytes.abs_diff(bytes));
-        let recorded = nearest.and_then(|point| point.mpki).map_or("-".to_string(), |mpki| format!("{mpki:.2}"));
+        let nearest = points.iter().min_by_key(|(size, _)| size.abs_diff(bytes));
+        let recorded = nearest.and_then(|(_, mpki)| *mpki).map_or("-".to_string(), |mpki| format!("{mpki:.2}"));
         words.push(format!("{allowed}: {:.2}x, MPKI {recorded}", middle / first));
     }
     Ok(vec![Row::new("g", WHAT, "", words.join("; "), Verdict::Told)])

@@ -1,20 +1,16 @@
-//! `make live`: what cachemate does on this host, shown on real programs.
+//! Where parts of a bench are shown, what they answer, and how a sample is taken.
 //!
 //! Everything is a ratio within one run, arms alternate, and every sample lies between two cache-line ping-pongs: samples
 //! across which the CPUs did not share a cache are kept apart, not mixed in. What the host cannot show is skipped with the
 //! reason; a bar that was missed is printed as missed.
 
-pub mod actors;
-pub mod colors;
-pub mod gangs;
-pub mod overhead;
-pub mod ranking;
-
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use anyhow::{Context, bail};
 use cachemate_core::CpuId;
 use cachemate_linux::sense::probes::ping_pong::{Bounds, Sharing, round_trip};
 use serde::Serialize;
@@ -66,6 +62,8 @@ pub struct Place {
     /// The largest cache that a CPU has to itself.
     pub private_bytes: u64,
     pub folder: PathBuf,
+    /// The shipped command, which is shown.
+    pub command: PathBuf,
     pub stop: Arc<AtomicBool>,
     /// When the part under way has to be through.
     pub until: Instant,
@@ -103,6 +101,20 @@ impl Place {
             std::thread::sleep(Duration::from_millis(20).min(until.saturating_duration_since(Instant::now())));
         }
     }
+}
+
+/// The shipped command was run, and this is what it answered.
+///
+/// # Errors
+/// It cannot be started, or says that it failed.
+pub fn answered(command: &Path, args: &[&str]) -> anyhow::Result<String> {
+    let shown = command.display();
+    let ran = Command::new(command).args(args).stdin(Stdio::null()).output();
+    let ran = ran.with_context(|| format!("{shown}: cannot be started (--cachemate names another place)"))?;
+    if !ran.status.success() {
+        bail!("{shown} {}: {}", args.join(" "), String::from_utf8_lossy(&ran.stderr).trim());
+    }
+    Ok(String::from_utf8_lossy(&ran.stdout).into_owned())
 }
 
 /// Middle of an unsorted list; `None` of nothing.

@@ -9,13 +9,13 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
+use cachemate_daemon::host::{self, Found, LiveLoop, Wish};
 use cachemate_linux::act::rules::{Action, Rule};
 use cachemate_linux::sense::progress::ProgressFiles;
 use cachemate_spec::{ManageConfig, PolicyChoice};
 
-use super::actors::Actor;
-use super::{Place, Row, Verdict, median};
-use cachemate_daemon::host::{self, Found, LiveLoop, Wish};
+use crate::actors::Actor;
+use crate::place::{Place, Row, Verdict, median};
 
 /// Valid samples of an arm.
 const SAMPLES: usize = 30;

@@ -6,11 +6,11 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use cachemate_daemon::ends_with_us;
 use rustix::process::Signal;
 
-use super::actors::Actor;
-use super::{Place, Row, median};
-use cachemate_daemon::ends_with_us;
+use crate::actors::Actor;
+use crate::place::{Place, Row, median};
 
 const TASKS: usize = 200;
 /// Who look at a page at the same time; it lets in eight.
@@ -191,7 +191,7 @@ impl Daemon {
     /// `name` tells its folder and socket from those of others.
     fn start(place: &Place, name: &str, more: &[&str]) -> anyhow::Result<Self> {
         let folder = &place.folder;
-        let mut command = Command::new("/proc/self/exe");
+        let mut command = Command::new(&place.command);
         command.args(["--quiet", "manage", "--config"]).arg(folder.join("overhead.toml"));
         command.arg("--state-dir").arg(folder.join(format!("{name}-state"))).args(more);
         command.arg("--socket").arg(folder.join(format!("{name}.sock"))).stdin(Stdio::null());

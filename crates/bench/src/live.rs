@@ -1,19 +1,22 @@
-//! `cachemate live`: what `make live` runs.
+//! `cachemate-bench live`: what `make live` runs.
 
+use std::io::{IsTerminal, Write};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use cachemate_core::{CpuId, Topology};
+use cachemate_daemon::{host, paths};
 use cachemate_linux::sense::probes::Pinned;
 use cachemate_linux::sense::probes::intensity::Reloader;
 use cachemate_report::{Align, Table};
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 
-use crate::args::JsonArg;
-use crate::live::live_bench::{Place, Row, Verdict, actors, colors, gangs, overhead, ranking};
-use crate::session::Session;
-use cachemate_daemon::{host, paths};
+use crate::place::{Place, Row, Verdict};
+use crate::{colors, gangs, overhead, ranking};
 
 /// Show on this host, with real programs, what probing and gangs do and what the daemon costs
 #[derive(Args)]
@@ -24,8 +27,12 @@ pub struct Live {
     /// The most time in all
     #[arg(long, value_name = "MINUTES", default_value_t = 15.0)]
     minutes: f64,
-    #[command(flatten)]
-    json: JsonArg,
+    /// The command to show; the one beside this program unless said
+    #[arg(long, value_name = "PATH")]
+    cachemate: Option<PathBuf>,
+    /// One JSON object on standard output and nothing else
+    #[arg(long)]
+    json: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -40,23 +47,6 @@ enum Part {
     Colors,
 }
 
-/// A small program that counts its work
-#[derive(Args)]
-pub struct LiveProgram {
-    /// chase, stream, quiet or count
-    #[arg(value_parser = ["chase", "stream", "quiet", "count"])]
-    kind: String,
-    /// Memory that it goes over; additions of each thread for count
-    #[arg(default_value_t = 0)]
-    bytes: u64,
-}
-
-impl LiveProgram {
-    pub fn run(&self, session: &Session) -> anyhow::Result<()> {
-        actors::act(&self.kind, self.bytes, session.interrupt_flag())
-    }
-}
-
 #[derive(Serialize)]
 struct LiveJson {
     cpus: (u32, u32),
@@ -68,7 +58,10 @@ struct LiveJson {
 }
 
 impl Live {
-    pub fn run(&self, session: &Session) -> anyhow::Result<()> {
+    /// # Errors
+    /// The host cannot be read, the command is not there, or the answer not be written.
+    pub fn run(&self, stop: &Arc<AtomicBool>) -> anyhow::Result<()> {
+        let command = self.command()?;
         let start = Instant::now();
         let all = Duration::from_secs_f64(60.0 * self.minutes.clamp(1.0, 60.0));
         let mut found = host::find(false)?;
@@ -89,9 +82,9 @@ impl Live {
                 None
             }
             Ok((cpus, cache_bytes)) => {
-                let (folder, stop) = (folder.path().to_path_buf(), session.interrupt_flag());
+                let (folder, stop) = (folder.path().to_path_buf(), Arc::clone(stop));
                 let private_bytes = private_bytes(&found.topology);
-                Some(Place { cpus, cache_bytes, private_bytes, folder, stop, until: start + all })
+                Some(Place { cpus, cache_bytes, private_bytes, folder, command, stop, until: start + all })
             }
         };
         let told_bytes = place.as_ref().map_or(0, |place| place.cache_bytes);
@@ -106,21 +99,21 @@ impl Live {
         }
         if let Some(place) = &mut place {
             if wants(Part::Overhead) {
-                session.note("(c) overhead ...");
+                note("(c) overhead ...");
                 rows.extend(Row::of_part("c", "overhead", overhead::show(place)));
             }
             if wants(Part::Ranking) {
-                session.note("(a) intensity ...");
+                note("(a) intensity ...");
                 place.until = start + all.mul_f64(0.4);
-                rows.extend(Row::of_part("a", "intensity", ranking::show(place, session)));
+                rows.extend(Row::of_part("a", "intensity", ranking::show(place)));
             }
             if wants(Part::Colors) {
-                session.note("(d-g) page colors ...");
+                note("(d-g) page colors ...");
                 place.until = start + all.mul_f64(if wants(Part::Gangs) { 0.75 } else { 1.0 });
-                rows.extend(Row::of_part("d-g", "page colors", colors::show(place, session)));
+                rows.extend(Row::of_part("d-g", "page colors", colors::show(place)));
             }
             if wants(Part::Gangs) {
-                session.note("(b) gangs ...");
+                note("(b) gangs ...");
                 place.until = start + all;
                 rows.extend(Row::of_part("b", "gangs", gangs::show(place, &found)));
             }
@@ -133,7 +126,25 @@ impl Live {
             seconds: start.elapsed().as_secs_f64(),
             rows,
         };
-        session.answer(self.json.json, &result, || words(&result))
+        let text = if self.json { serde_json::to_string_pretty(&result)? + "\n" } else { words(&result) };
+        std::io::stdout().lock().write_all(text.as_bytes()).context("cannot write to standard output")
+    }
+
+    fn command(&self) -> anyhow::Result<PathBuf> {
+        let own = std::env::current_exe().context("this program's own file is not found")?;
+        let command = self.cachemate.clone().unwrap_or_else(|| own.with_file_name("cachemate"));
+        // Started from other folders, too.
+        std::path::absolute(&command)
+            .ok()
+            .filter(|path| path.is_file())
+            .with_context(|| format!("{}: is not there (make build makes it, --cachemate names another)", command.display()))
+    }
+}
+
+/// For people who wait.
+fn note(words: &str) {
+    if std::io::stderr().is_terminal() {
+        eprintln!("{words}");
     }
 }
 

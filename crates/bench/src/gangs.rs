@@ -1,4 +1,4 @@
-//! (b) Do the gangs that the policy chooses from its own measurements help those who feel, cost the others little, and do
+//! (b) Do the gangs that the policy chooses from its own measurements help the victims, cost the aggressors little, and do
 //! no harm where the CPUs share nothing?
 //!
 //! Two chases over an eighth of the cache (more than a private cache holds) and two streams over three times the cache run all the time on two CPUs. Blocks
@@ -212,8 +212,8 @@ fn alone_block(place: &Place, actors: &[Actor], arms: &mut Arms) {
     }
 }
 
-const FEELING: [usize; 2] = [0, 2];
-const PRESSING: [usize; 2] = [1, 3];
+const VICTIMS: [usize; 2] = [0, 2];
+const AGGRESSORS: [usize; 2] = [1, 3];
 
 fn rows(arms: &Arms, solo: &[Option<f64>], learnt: Option<Duration>, expected: (Option<f64>, Option<f64>)) -> Vec<Row> {
     let mut rows = Vec::new();
@@ -237,15 +237,15 @@ fn rows(arms: &Arms, solo: &[Option<f64>], learnt: Option<Duration>, expected: (
         rows.push(Row::skipped("b", "gangs while shared", why));
     } else if let Some(all) = relative(arms, solo, 1) {
         let of = |arm: &[f64; 4], who: [usize; 2]| (arm[who[0]] + arm[who[1]]) / 2.0 * 2.0;
-        let faster = of(&all.0, FEELING) / of(&all.1, FEELING);
-        rows.push(Row::held("b", "those who feel, against the default", "4x", format!("{faster:.2}x"), faster >= 4.0));
-        let sum = (of(&all.0, FEELING) + of(&all.0, PRESSING)) / (of(&all.1, FEELING) + of(&all.1, PRESSING));
+        let faster = of(&all.0, VICTIMS) / of(&all.1, VICTIMS);
+        rows.push(Row::held("b", "victims, against the default", "4x", format!("{faster:.2}x"), faster >= 4.0));
+        let sum = (of(&all.0, VICTIMS) + of(&all.0, AGGRESSORS)) / (of(&all.1, VICTIMS) + of(&all.1, AGGRESSORS));
         rows.push(Row::held("b", "sum of progress, against the default", "1.25x", format!("{sum:.2}x"), sum >= 1.25));
         // Both together have one CPU's worth of turns: 1.00 = one CPU alone.
-        let kept = of(&all.0, PRESSING);
+        let kept = of(&all.0, AGGRESSORS);
         rows.push(Row::held(
             "b",
-            "those who press keep of one CPU alone",
+            "aggressors keep of one CPU alone",
             "60 %",
             format!("{:.0} %", 100.0 * kept),
             kept >= 0.6,
@@ -270,10 +270,10 @@ fn rows(arms: &Arms, solo: &[Option<f64>], learnt: Option<Duration>, expected: (
 /// Where the streams take nothing from the chases under the default placement, no placement can give them anything.
 fn nothing_to_gain(left_alone: &[f64; 4]) -> Option<String> {
     // Two programs share a CPU: half of its own speed is all that each can have.
-    let kept = FEELING.iter().map(|&at| left_alone[at] / 0.5).sum::<f64>() / FEELING.len() as f64;
+    let kept = VICTIMS.iter().map(|&at| left_alone[at] / 0.5).sum::<f64>() / VICTIMS.len() as f64;
     (kept > 0.8).then(|| {
         format!(
-            "left alone those who feel keep {:.0} % of the speed of their turns: nothing is taken from them",
+            "left alone the victims keep {:.0} % of the speed of their turns: nothing is taken from them",
             100.0 * kept
         )
     })

@@ -203,11 +203,11 @@ fn cells<'a>(texts: &'a [String], widths: &'a [usize]) -> impl Iterator<Item = S
 
 fn class_color(class: Option<Class>) -> Color {
     match class {
-        Some(Class::PressesAndFeels) => Color::Magenta,
-        Some(Class::Presses) => Color::Red,
-        Some(Class::Feels) => Color::Yellow,
+        Some(Class::AggressorAndVictim) => Color::Magenta,
+        Some(Class::Aggressor) => Color::Red,
+        Some(Class::Victim) => Color::Yellow,
         Some(Class::Quiet) => Color::Green,
-        Some(Class::PressesLittle | Class::FeelsLittle) | None => Color::Reset,
+        Some(Class::NoAggressor | Class::NoVictim) | None => Color::Reset,
     }
 }
 
@@ -227,12 +227,12 @@ mod tests {
     use ratatui::backend::TestBackend;
 
     fn status() -> Status {
-        let task = |id: u32, name: &str, cache: u32, share: f64, presses: f64| {
+        let task = |id: u32, name: &str, cache: u32, share: f64, intensity: f64| {
             serde_json::json!({
                 "task": id, "pid": 100 + id, "tid": 100 + id, "name": name, "fixed": false, "cpu": id, "cache": cache,
-                "cpu_share": share, "intensity": { "value": presses, "low": 0.0, "high": 1.0 },
-                "class": if presses > 0.15 { "presses" } else { "quiet" },
-                "forecast_degradation": presses / 2.0, "why": []
+                "cpu_share": share, "intensity": { "value": intensity, "low": 0.0, "high": 1.0 },
+                "class": if intensity > 0.15 { "aggressor" } else { "quiet" },
+                "forecast_degradation": intensity / 2.0, "why": []
             })
         };
         let cache = |id: u32, cpus: &str, tasks: &[u32]| serde_json::json!({ "cache": id, "level": "L3", "cpus": cpus, "size_bytes": 33_554_432, "tasks": tasks });
@@ -267,8 +267,8 @@ mod tests {
             let at = rest.find(part).unwrap_or_else(|| panic!("'{part}' is not where it should be:\n{text}"));
             rest = &rest[at + part.len()..];
         }
-        let presses = text.lines().find(|line| line.contains("scan ")).unwrap_or_default();
-        assert!(presses.contains("presses") && presses.contains("0.60") && presses.contains("+30 %"), "{presses}");
+        let scan = text.lines().find(|line| line.contains("scan ")).unwrap_or_default();
+        assert!(scan.contains("aggressor") && scan.contains("0.60") && scan.contains("+30 %"), "{scan}");
     }
 
     /// Does the middle scroll no further than to its end, and does a screen that is too small show what fits?

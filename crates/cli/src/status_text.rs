@@ -64,8 +64,8 @@ pub const COLUMNS: &[(&str, Align)] = &[
     ("CPU", Align::Right),
     ("allowed", Align::Left),
     ("busy", Align::Right),
-    ("presses", Align::Right),
-    ("feels", Align::Right),
+    ("intensity", Align::Right),
+    ("sensitivity", Align::Right),
     ("class", Align::Left),
     ("forecast", Align::Right),
     ("measured", Align::Right),
@@ -262,7 +262,7 @@ mod tests {
         let decision = DecisionStatus {
             window: 1,
             tasks: vec![7],
-            why: format!("{} presses", thread_text(name, 107)),
+            why: format!("{} is alone", thread_text(name, 107)),
             numbers: vec![("n".into(), 1e308)],
         };
         let status = Status { tasks: tasks.clone(), gangs, shares: vec![share], ..Status::default() };

@@ -270,12 +270,12 @@ pub struct SuperSetCount {
 /// The machine's own program that runs beside a task.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Neighbor {
-    /// Dependent loads over a footprint: feels the task's use of the cache.
+    /// Dependent loads over a footprint: slowed by the task's use of the cache.
     Chase {
         /// Bytes that it goes through again and again.
         footprint_bytes: u64,
     },
-    /// A stream: feels the task's use of bandwidth.
+    /// A stream: slowed by the task's use of bandwidth.
     Stream,
     /// Keeps a footprint resident: takes it from the task (cache pirating).
     Pirate {

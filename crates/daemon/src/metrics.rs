@@ -1,6 +1,6 @@
 //! Metrics for Prometheus, on a loopback address: `cachemate_` in front, base units, `_total` on counters.
 //!
-//! Tasks are many and short-lived: only the ten that press most stand with their names.
+//! Tasks are many and short-lived: only the ten of most intensity stand with their names.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;

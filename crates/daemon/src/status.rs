@@ -17,9 +17,9 @@ use serde::{Deserialize, Serialize};
 
 /// Decisions that are remembered.
 const REMEMBERED: usize = 30;
-/// Evicted share from which a program presses on the cache, and slowdown from which it feels others (docs/live.md).
-const PRESSES_FROM: f64 = 0.15;
-const FEELS_FROM: f64 = 0.10;
+/// Intensity from which a program is an aggressor, and sensitivity from which it is a victim (docs/live.md).
+const AGGRESSOR_FROM: f64 = 0.15;
+const VICTIM_FROM: f64 = 0.10;
 
 /// A thread as it is named in sentences.
 pub fn thread_text(name: &str, tid: i32) -> String {
@@ -106,32 +106,32 @@ pub struct CacheStatus {
 /// What a program does to its neighbors and they to it, as far as it was measured.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Class {
-    #[serde(rename = "presses and feels")]
-    PressesAndFeels,
-    #[serde(rename = "presses")]
-    Presses,
-    #[serde(rename = "feels")]
-    Feels,
+    #[serde(rename = "aggressor and victim")]
+    AggressorAndVictim,
+    #[serde(rename = "aggressor")]
+    Aggressor,
+    #[serde(rename = "victim")]
+    Victim,
     #[serde(rename = "quiet")]
     Quiet,
-    /// What it feels was not measured.
-    #[serde(rename = "presses little")]
-    PressesLittle,
-    /// What it presses was not measured.
-    #[serde(rename = "feels little")]
-    FeelsLittle,
+    /// Its sensitivity was not measured.
+    #[serde(rename = "no aggressor")]
+    NoAggressor,
+    /// Its intensity was not measured.
+    #[serde(rename = "no victim")]
+    NoVictim,
 }
 
 impl Class {
     /// In words that people use, as in the status's JSON.
     pub fn words(self) -> &'static str {
         match self {
-            Class::PressesAndFeels => "presses and feels",
-            Class::Presses => "presses",
-            Class::Feels => "feels",
+            Class::AggressorAndVictim => "aggressor and victim",
+            Class::Aggressor => "aggressor",
+            Class::Victim => "victim",
             Class::Quiet => "quiet",
-            Class::PressesLittle => "presses little",
-            Class::FeelsLittle => "feels little",
+            Class::NoAggressor => "no aggressor",
+            Class::NoVictim => "no victim",
         }
     }
 }
@@ -474,16 +474,16 @@ fn in_words(reason: &Reason, names: &BTreeMap<TaskId, String>) -> String {
 
 /// `None` where nothing was measured.
 fn class(profile: &Profile) -> Option<Class> {
-    let presses = profile.contention.intensity.map(|intensity| intensity.value >= PRESSES_FROM);
-    let feels = profile.contention.sensitivity.map(|sensitivity| sensitivity.value >= FEELS_FROM);
-    let class = match (presses, feels) {
+    let aggressor = profile.contention.intensity.map(|intensity| intensity.value >= AGGRESSOR_FROM);
+    let victim = profile.contention.sensitivity.map(|sensitivity| sensitivity.value >= VICTIM_FROM);
+    let class = match (aggressor, victim) {
         (None, None) => return None,
-        (Some(true), Some(true)) => Class::PressesAndFeels,
-        (Some(true), _) => Class::Presses,
-        (_, Some(true)) => Class::Feels,
+        (Some(true), Some(true)) => Class::AggressorAndVictim,
+        (Some(true), _) => Class::Aggressor,
+        (_, Some(true)) => Class::Victim,
         (Some(false), Some(false)) => Class::Quiet,
-        (Some(false), None) => Class::PressesLittle,
-        (None, Some(false)) => Class::FeelsLittle,
+        (Some(false), None) => Class::NoAggressor,
+        (None, Some(false)) => Class::NoVictim,
     };
     Some(class)
 }
@@ -509,7 +509,7 @@ mod tests {
     #[test]
     fn a_name_in_a_reason_cannot_command_a_terminal() {
         let names = BTreeMap::from([(TaskId(7), thread_text("\u{1b}[2J\n  1  1 init", 107))]);
-        let reason = Reason { text: "{0} presses".into(), tasks: vec![TaskId(7)], ..Reason::default() };
-        assert_eq!(in_words(&reason, &names), r"\u{1b}[2J\n  1  1 init(107) presses");
+        let reason = Reason { text: "{0} is alone".into(), tasks: vec![TaskId(7)], ..Reason::default() };
+        assert_eq!(in_words(&reason, &names), r"\u{1b}[2J\n  1  1 init(107) is alone");
     }
 }

@@ -103,7 +103,7 @@ export function factsOf(program, head) {
   const rows = [[places.length ? "below" : "", places.join(", ") || "not running"], ["processor time", program.cpu_share === undefined ? null : number(program.cpu_share) + " CPUs"], ["allowed", program.allowed ? "CPUs " + program.allowed : null],
     ["instructions a cycle", number(program.instr_per_cycle)], ["misses per 1000 instructions", number(program.misses_per_kilo_instr)],
     ["slowdown", percent(program.slowdown, true)], ["forecast", percent(program.forecast_slowdown?.value, true)],
-    ["presses", number(program.intensity)], ["feels", percent(program.sensitivity, true)],
+    ["intensity", number(program.intensity)], ["sensitivity", percent(program.sensitivity, true)],
     ["may lose", program.degradation_at_most === undefined ? null : percent(program.degradation_at_most)], ["moved", program.fixed ? "never" : null]];
   return rows.filter(([, value]) => value !== null && value !== DASH).map(([what, value]) => (what + " " + value).trim()).join(" · ");
 }

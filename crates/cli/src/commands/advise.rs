@@ -42,7 +42,7 @@ struct AdviseJson<'a> {
     cache_bytes: u64,
     /// What was not measured here.
     assumed: Vec<String>,
-    /// Managed by a daemon now: program, cache, how hard it presses.
+    /// Managed by a daemon now: program, cache, intensity.
     running: Vec<Running>,
     #[serde(flatten)]
     placement: &'a Placement,
@@ -92,8 +92,8 @@ impl Advise {
             result.assumed.iter().for_each(|what| text.push_str(&format!("assumed: {what}\n")));
             for task in &result.running {
                 let cpu = task.cpu.map_or(String::new(), |cpu| format!(" on CPU {cpu}"));
-                let presses = task.intensity.map_or(String::new(), |value| format!(", presses {value:.2}"));
-                text.push_str(&format!("running now{cpu}: {}{presses}\n", thread_text(&task.name, task.pid)));
+                let intensity = task.intensity.map_or(String::new(), |value| format!(", intensity {value:.2}"));
+                text.push_str(&format!("running now{cpu}: {}{intensity}\n", thread_text(&task.name, task.pid)));
             }
             text
         })

@@ -14,7 +14,7 @@ use crate::status_screen::Watch;
 use crate::session::Session;
 use cachemate_daemon::socket;
 
-/// Watch the caches: who is on each, how hard it presses, what it suffers, and what was decided
+/// Watch the caches: who is on each, its intensity and slowdown, and what was decided
 ///
 /// Per last-level cache the programs with their intensity, class, forecast and measured slowdown, then the last decisions.
 /// On a terminal that is a screen: q ends it, arrow keys scroll. Into a pipe it prints once (or -n times). With --json one

@@ -1,4 +1,4 @@
-//! Co-runs without a PMU: programs that press are kept away from programs that feel them, in space or in time.
+//! Co-runs without a PMU: aggressors are kept away from their victims, in space or in time.
 //!
 //! Problem: on a virtual machine nobody counts misses, and the kernel's word on who shares a cache need not hold from
 //! one minute to the next. Method: the machine is asked three things, a probe at a time. Cache-line ping-pong tells
@@ -87,8 +87,8 @@ struct IntensityGangs {
     /// Answers for each pair of CPUs: near or far, latest last.
     pairs: BTreeMap<(u32, u32), VecDeque<bool>>,
     /// Tasks whose sensitivity was asked for, and when; not every task can tell.
-    felt: BTreeMap<TaskId, u64>,
-    pressed: BTreeMap<TaskId, u64>,
+    sensitivity_asked: BTreeMap<TaskId, u64>,
+    intensity_asked: BTreeMap<TaskId, u64>,
     /// The task's probe under way.
     asked: Option<Probe>,
     /// Ping-pongs under way, and when they were asked for.
@@ -189,10 +189,10 @@ impl IntensityGangs {
                     }
                 }
                 Evidence::Evicted { task, .. } => {
-                    self.pressed.insert(*task, view.seen.window);
+                    self.intensity_asked.insert(*task, view.seen.window);
                 }
                 Evidence::Beside { task, .. } => {
-                    self.felt.insert(*task, view.seen.window);
+                    self.sensitivity_asked.insert(*task, view.seen.window);
                 }
                 _ => {}
             }
@@ -201,8 +201,8 @@ impl IntensityGangs {
             self.pinging.retain(|probe| !answer.complete || probe.id != answer.probe);
         }
         let there = |task: &TaskId| view.movable().any(|seen| seen.task == *task);
-        self.felt.retain(|task, _| there(task));
-        self.pressed.retain(|task, _| there(task));
+        self.sensitivity_asked.retain(|task, _| there(task));
+        self.intensity_asked.retain(|task, _| there(task));
         let refused = |probe: &mut Probe| {
             let items = view.seen.in_force.refused.iter().map(|refused| &refused.item);
             items.into_iter().any(|item| *item == cachemate_core::Item::Probe(probe.id))
@@ -211,8 +211,8 @@ impl IntensityGangs {
         if let Some(refused) = self.asked.take_if(refused) {
             // It will not be answered: not asked again before its time.
             match refused.what {
-                ProbeWhat::Evicted { task, .. } => self.pressed.insert(task, view.seen.window),
-                ProbeWhat::Neighbor { task, .. } => self.felt.insert(task, view.seen.window),
+                ProbeWhat::Evicted { task, .. } => self.intensity_asked.insert(task, view.seen.window),
+                ProbeWhat::Neighbor { task, .. } => self.sensitivity_asked.insert(task, view.seen.window),
                 _ => None,
             };
         }
@@ -314,7 +314,7 @@ impl IntensityGangs {
     fn is_active(&self, view: &View<'_>, task: &TaskSample) -> bool {
         let ran = task.ran_ns();
         let waited = task.runnable_wait_ns.unwrap_or(0);
-        let known = self.pressed.contains_key(&task.task);
+        let known = self.intensity_asked.contains_key(&task.task);
         known || (ran + waited) as f64 >= self.parameters.active_from * view.seen.span.elapsed_ns as f64
     }
 
@@ -324,23 +324,23 @@ impl IntensityGangs {
         // What came to nothing (the CPUs were apart, the task could not tell) is tried again, but seldom.
         let period = if again > 0 { again } else { RETRY_WINDOWS };
         let due = |asked: Option<&u64>| asked.is_none_or(|at| view.seen.window >= at + period);
-        let first = active.iter().any(|task| !self.pressed.contains_key(task) || !self.felt.contains_key(task));
+        let first = active.iter().any(|task| !self.intensity_asked.contains_key(task) || !self.sensitivity_asked.contains_key(task));
         if self.asked.is_none() && self.ledger.allows(first, view, &self.parameters) {
             let evicted = |task| ProbeWhat::Evicted { task, samples: self.parameters.samples };
-            // What a task feels beside the hardest presser there is; scaled by how hard the others really press.
+            // Beside the hardest aggressor there is; scaled by the intensity that the others really have.
             let stream = |task| ProbeWhat::Neighbor { task, neighbor: Neighbor::Stream };
             let has = |task: &TaskId, of: fn(&cachemate_core::Profile) -> bool| view.profiles.get(task).is_some_and(of);
-            let unpressed = active.iter().find(|task| {
-                due(self.pressed.get(task))
+            let without_intensity = active.iter().find(|task| {
+                due(self.intensity_asked.get(task))
                     && (again > 0 || !has(task, |profile| profile.contention.intensity.is_some()))
             });
-            // Where nobody is known to press, what others feel decides nothing.
-            let presses = active.iter().any(|task| has(task, |profile| profile.contention.intensity.is_some()));
-            let unfelt = active.iter().filter(|_| presses).find(|task| {
-                due(self.felt.get(task))
+            // Where nobody's intensity is known, sensitivity decides nothing.
+            let known = active.iter().any(|task| has(task, |profile| profile.contention.intensity.is_some()));
+            let without_sensitivity = active.iter().filter(|_| known).find(|task| {
+                due(self.sensitivity_asked.get(task))
                     && (again > 0 || !has(task, |profile| profile.contention.sensitivity.is_some()))
             });
-            let what = unpressed.map(|task| evicted(*task)).or_else(|| unfelt.map(|task| stream(*task)));
+            let what = without_intensity.map(|task| evicted(*task)).or_else(|| without_sensitivity.map(|task| stream(*task)));
             let budget_ns = self.parameters.probe_ns;
             if let Some(what) = what {
                 self.asked = Some(Probe { id: self.id(), what, budget_ns });
@@ -348,11 +348,11 @@ impl IntensityGangs {
         }
         let Some(asked) = &self.asked else { return false };
         let (task, what) = match asked.what {
-            ProbeWhat::Evicted { task, .. } => (task, "presses on the cache"),
-            ProbeWhat::Neighbor { task, .. } => (task, "feels others on the cache"),
+            ProbeWhat::Evicted { task, .. } => (task, "intensity"),
+            ProbeWhat::Neighbor { task, .. } => (task, "sensitivity"),
             _ => return true,
         };
-        why.push(reason(&[task], format!("how much {{0}} {what} is being probed"), Vec::new()));
+        why.push(reason(&[task], format!("the {what} of {{0}} is being probed"), Vec::new()));
         true
     }
 
@@ -460,14 +460,14 @@ fn members(cpus: &[Vec<usize>], active: &[TaskId]) -> Vec<TaskId> {
 /// What was probed of it, in brackets.
 fn known(view: &View<'_>, task: TaskId) -> String {
     let profile = view.profiles.get(&task);
-    let presses = profile.and_then(|profile| profile.contention.intensity);
-    let feels = profile.and_then(|profile| profile.contention.sensitivity);
-    match (presses, feels) {
-        (Some(presses), Some(feels)) => {
-            format!(" (presses {:.2}, feels {:.2})", presses.value, feels.value)
+    let intensity = profile.and_then(|profile| profile.contention.intensity);
+    let sensitivity = profile.and_then(|profile| profile.contention.sensitivity);
+    match (intensity, sensitivity) {
+        (Some(intensity), Some(sensitivity)) => {
+            format!(" (intensity {:.2}, sensitivity {:.2})", intensity.value, sensitivity.value)
         }
-        (Some(presses), None) => format!(" (presses {:.2})", presses.value),
-        (None, Some(feels)) => format!(" (feels {:.2})", feels.value),
+        (Some(intensity), None) => format!(" (intensity {:.2})", intensity.value),
+        (None, Some(sensitivity)) => format!(" (sensitivity {:.2})", sensitivity.value),
         (None, None) => String::new(),
     }
 }
@@ -478,14 +478,14 @@ fn costs(view: &View<'_>, active: &[TaskId]) -> Option<Vec<Vec<f64>>> {
     let value = |task: &TaskId, of: fn(&cachemate_core::Profile) -> Option<Fact<f64>>| {
         view.profiles.get(task).and_then(of).map(|fact| fact.value.max(0.0))
     };
-    let feels: Vec<Option<f64>> =
+    let sensitivity: Vec<Option<f64>> =
         active.iter().map(|task| value(task, |profile| profile.contention.sensitivity)).collect();
-    let presses: Vec<Option<f64>> =
+    let intensity: Vec<Option<f64>> =
         active.iter().map(|task| value(task, |profile| profile.contention.intensity)).collect();
     let known = |values: &[Option<f64>]| values.iter().any(Option::is_some);
-    (known(&feels) && known(&presses)).then(|| {
-        let cost = |feels: Option<f64>, presses: Option<f64>| feels.zip(presses).map_or(0.0, |(f, p)| f * p);
-        feels.iter().map(|feels| presses.iter().map(|presses| cost(*feels, *presses)).collect()).collect()
+    (known(&sensitivity) && known(&intensity)).then(|| {
+        let cost = |own: Option<f64>, other: Option<f64>| own.zip(other).map_or(0.0, |(own, other)| own * other);
+        sensitivity.iter().map(|own| intensity.iter().map(|other| cost(*own, *other)).collect()).collect()
     })
 }
 
@@ -504,8 +504,8 @@ pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, Bad
         parameters,
         next_probe: 0,
         pairs: BTreeMap::new(),
-        felt: BTreeMap::new(),
-        pressed: BTreeMap::new(),
+        sensitivity_asked: BTreeMap::new(),
+        intensity_asked: BTreeMap::new(),
         asked: None,
         pinging: Vec::new(),
         pinged_ns: None,

@@ -1,6 +1,6 @@
 //! Intensity from outside: how much of the shared cache a neighbor evicts while we wait.
 //!
-//! Problem: without a PMU nobody says how hard a program presses on a shared cache. A pointer chase defends its own
+//! Problem: without a PMU nobody says how much of a shared cache a program evicts. A pointer chase defends its own
 //! lines and a stream measures mostly itself. Method (prime, wait, reload): two sequential passes bring a buffer of a
 //! good part of the cache in. Then we sleep and leave the cache to the neighbor. Then we time single loads of a random
 //! choice of the buffer's lines and count those that had to come from memory. The same is done with the neighbor kept

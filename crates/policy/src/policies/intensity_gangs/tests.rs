@@ -19,7 +19,7 @@ fn task(id: u32) -> TaskSample {
     TaskSample { on_cpu_ns: vec![(CpuId(id % 2), 500_000_000)], ..TaskSample::new(TaskId(id), ProcessId(id)) }
 }
 
-/// A host on which every probe is answered in the next window: who presses, who feels (by task), and the round trip.
+/// A host on which every probe is answered in the next window: intensity and sensitivity by task, and the round trip.
 struct Host {
     policy: Box<dyn Policy>,
     truth: Vec<(f64, Option<f64>)>,
@@ -27,7 +27,7 @@ struct Host {
     before: Plan,
     profiles: Profiles,
     window: u64,
-    /// Processor time of a probe of what a task presses, and of what it feels; and how long the task is kept off.
+    /// Processor time of a probe of intensity, and of one of sensitivity; and how long the task is kept off.
     costs_ns: [(u64, u64); 2],
 }
 
@@ -55,8 +55,8 @@ impl Host {
                 Evidence::Evicted { task, buffer_bytes: 1, wait_ns: 1, samples: Vec::new() }
             }
             ProbeWhat::Neighbor { task, neighbor } => {
-                let feels = self.truth[task.0 as usize].1;
-                self.profiles.entry(task).or_default().contention.sensitivity = feels.map(Fact::oracle);
+                let sensitivity = self.truth[task.0 as usize].1;
+                self.profiles.entry(task).or_default().contention.sensitivity = sensitivity.map(Fact::oracle);
                 Evidence::Beside {
                     task,
                     neighbor,
@@ -118,12 +118,12 @@ impl Host {
     }
 }
 
-/// Two chases that feel, two streams that press, in this order of arrival: 0 and 2 feel.
+/// Two chases and two streams, in this order of arrival: 0 and 2 are the victims.
 const MIX: [(f64, Option<f64>); 4] = [(0.05, Some(2.0)), (0.7, Some(0.1)), (0.05, Some(2.0)), (0.7, Some(0.1))];
 
-/// Do those who feel and those who press end up in different gangs, once everybody was probed?
+/// Do victims and aggressors end up in different gangs, once everybody was probed?
 #[test]
-fn pressers_and_feelers_are_kept_apart_in_time() {
+fn victims_and_aggressors_are_kept_apart_in_time() {
     let mut host = Host::new(&MIX, 60.0);
     assert_eq!(host.gangs(3), Vec::<Vec<u32>>::new(), "not before everything is known");
     assert_eq!(host.gangs(20), [vec![0, 2], vec![1, 3]]);
@@ -152,7 +152,7 @@ fn where_nothing_is_shared_nothing_is_done() {
     assert_eq!(host.gangs(4).len(), 2, "what was probed is still known");
 }
 
-/// Are quiet programs left alone, and those that cannot say what they feel not judged?
+/// Are quiet programs left alone, and those of unknown sensitivity not judged?
 #[test]
 fn without_harm_or_without_evidence_nothing_is_done() {
     assert!(Host::new(&[(0.02, Some(0.1)); 4], 60.0).gangs(30).is_empty());

@@ -131,7 +131,8 @@ fn check_edges(room: &str, path: &Path, complaints: &mut Vec<String>) -> io::Res
         return Ok(());
     };
     if manifest.get("features").is_some_and(|features| features.get("default").is_some()) {
-        complaints.push(format!("crates/{room}/Cargo.toml: features are for what only tests want; none is on by itself"));
+        complaints
+            .push(format!("crates/{room}/Cargo.toml: features are for what only tests want; none is on by itself"));
     }
     let named = manifest.get("dependencies").and_then(|table| table.as_table());
     for used in named.into_iter().flat_map(|table| table.keys()).filter_map(|key| key.strip_prefix("cachemate-")) {

@@ -134,10 +134,9 @@ impl Live {
         let own = std::env::current_exe().context("this program's own file is not found")?;
         let command = self.cachemate.clone().unwrap_or_else(|| own.with_file_name("cachemate"));
         // Started from other folders, too.
-        std::path::absolute(&command)
-            .ok()
-            .filter(|path| path.is_file())
-            .with_context(|| format!("{}: is not there (make build makes it, --cachemate names another)", command.display()))
+        std::path::absolute(&command).ok().filter(|path| path.is_file()).with_context(|| {
+            format!("{}: is not there (make build makes it, --cachemate names another)", command.display())
+        })
     }
 }
 

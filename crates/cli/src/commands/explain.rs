@@ -6,8 +6,8 @@ use serde::Serialize;
 
 use super::status::SocketArg;
 use crate::args::JsonArg;
-use crate::status_text::explain_text;
 use crate::session::Session;
+use crate::status_text::explain_text;
 use cachemate_daemon::socket;
 use cachemate_daemon::status::thread_text;
 use cachemate_daemon::status::{DecisionStatus, TaskStatus};

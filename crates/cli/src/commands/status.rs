@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use clap::Args;
 
 use crate::args::JsonArg;
-use crate::status_text::status_text;
 use crate::session::Session;
+use crate::status_text::status_text;
 use cachemate_daemon::{paths, socket};
 
 /// Show what a running daemon sees, decides and does

@@ -9,9 +9,9 @@ use clap::Args;
 use super::status::SocketArg;
 use crate::args::JsonArg;
 use crate::exit::Usage;
-use crate::status_text::top_text;
-use crate::status_screen::Watch;
 use crate::session::Session;
+use crate::status_screen::Watch;
+use crate::status_text::top_text;
 use cachemate_daemon::socket;
 
 /// Watch the caches: who is on each, its intensity and slowdown, and what was decided

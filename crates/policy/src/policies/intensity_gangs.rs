@@ -324,7 +324,9 @@ impl IntensityGangs {
         // What came to nothing (the CPUs were apart, the task could not tell) is tried again, but seldom.
         let period = if again > 0 { again } else { RETRY_WINDOWS };
         let due = |asked: Option<&u64>| asked.is_none_or(|at| view.seen.window >= at + period);
-        let first = active.iter().any(|task| !self.intensity_asked.contains_key(task) || !self.sensitivity_asked.contains_key(task));
+        let first = active
+            .iter()
+            .any(|task| !self.intensity_asked.contains_key(task) || !self.sensitivity_asked.contains_key(task));
         if self.asked.is_none() && self.ledger.allows(first, view, &self.parameters) {
             let evicted = |task| ProbeWhat::Evicted { task, samples: self.parameters.samples };
             // Beside the hardest aggressor there is; scaled by the intensity that the others really have.
@@ -340,7 +342,8 @@ impl IntensityGangs {
                 due(self.sensitivity_asked.get(task))
                     && (again > 0 || !has(task, |profile| profile.contention.sensitivity.is_some()))
             });
-            let what = without_intensity.map(|task| evicted(*task)).or_else(|| without_sensitivity.map(|task| stream(*task)));
+            let what =
+                without_intensity.map(|task| evicted(*task)).or_else(|| without_sensitivity.map(|task| stream(*task)));
             let budget_ns = self.parameters.probe_ns;
             if let Some(what) = what {
                 self.asked = Some(Probe { id: self.id(), what, budget_ns });

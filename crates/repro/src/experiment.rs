@@ -350,6 +350,16 @@ impl Context<'_> {
         if self.stop.load(Ordering::Relaxed) { Err(ReproError::Interrupted) } else { Ok(()) }
     }
 
+    /// Tells people who wait what is being run.
+    pub fn tell(&self, what: &str) {
+        (self.progress)(what);
+    }
+
+    /// One value for each seed, as findings take them.
+    pub fn per_seed(&self, value: impl Fn(u64) -> f64) -> Vec<(u64, f64)> {
+        self.seeds.iter().map(|&seed| (seed, value(seed))).collect()
+    }
+
     /// The figure for this run's length: quick or full.
     pub fn pick<T>(&self, quick: T, full: T) -> T {
         if self.quick { quick } else { full }

@@ -8,10 +8,10 @@
 //! program that does not finish under one, are told by name and end nothing; throughput is split into mix and
 //! contention, since it rewards starving those that miss.
 
-use cachemate_pipeline::{Standard, miss_penalty_of_machine};
 use std::path::PathBuf;
 
 use cachemate_core::{Machine, PolicyConfig, ProfilerConfig, SplitMix64, Window};
+use cachemate_pipeline::{Standard, miss_penalty_of_machine};
 use cachemate_policy::policies;
 use cachemate_sim::kernels;
 use serde::Serialize;
@@ -122,7 +122,7 @@ pub fn run(context: &Context<'_>, draw: &Draw<'_>) -> Result<Mixes, ReproError> 
     for nth in 0..draw.mixes {
         let jobs = drawn(&mut generator, cores, &draw.recordings, seed * 1_000 + u64::from(nth))?;
         let programs: Vec<String> = jobs.iter().map(|job| job.name.clone()).collect();
-        (context.progress)(&format!("mix {} of {}: {}", nth + 1, draw.mixes, programs.join(", ")));
+        context.tell(&format!("mix {} of {}: {}", nth + 1, draw.mixes, programs.join(", ")));
         mixes.push(score(context, &bench, &jobs)?);
     }
     let mean = mean_of(&mixes);

@@ -109,7 +109,7 @@ pub fn run_all(
             for nth in 0..mixes {
                 let seed = context.seeds[0] * 1_000 + u64::from(nth);
                 let Some(jobs) = mix(machine, family, seed, length_ns) else { continue };
-                (context.progress)(&format!("{}, {} {seed}", machine.name, family.name()));
+                context.tell(&format!("{}, {} {seed}", machine.name, family.name()));
                 let alone = context.run_all(&jobs, |job| alone(machine, job, length_ns))?;
                 let runs: Vec<(u64, &Contender)> =
                     (1..=MACHINE_SEEDS).flat_map(|seed| contenders.iter().map(move |one| (seed, one))).collect();

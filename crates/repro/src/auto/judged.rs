@@ -1,10 +1,13 @@
-//! The bars of the integrated policy, and how the mixes stand against them.
+//! AUTO: the bars of the integrated policy, and how the mixes stand against them.
 
+use cachemate_core::MachineSpec;
 use cachemate_report::figure::{Axis, BarGroup, Bars};
 
+use super::MACHINES;
 use super::bounds::bounds;
 use super::draw::{FAMILIES, Family};
-use super::families::{Mix, contenders, singles};
+use super::families::{Mix, contenders, run_all, singles};
+use crate::setup::failed;
 use crate::{Bar, Context, DataPoint, Figure, Finding, ReproError, mean};
 
 const PAPER: &str = "none built it; the thesis asks for it (7.3)";
@@ -26,11 +29,20 @@ fn at_least(bar: f64) -> Bar {
     Bar::AtLeast { bar, paper_best: None }
 }
 
+pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
+    let load = |name: &str| cachemate_spec::load_machine(name).map_err(failed(name));
+    let machines: Vec<MachineSpec> = match context.machine {
+        Some(name) => vec![load(name)?],
+        None => MACHINES.iter().map(|name| load(name)).collect::<Result<_, _>>()?,
+    };
+    let mixes = context.mixes.unwrap_or(context.pick(1, 2));
+    let length_ns = context.pick(300, 900) * 1_000_000_000;
+    let mixes = run_all(context, &machines, mixes, length_ns)?;
+    findings(context, &mixes)
+}
+
 /// Every verdict.
-///
-/// # Errors
-/// None so far: what was not measured is short.
-pub fn findings(context: &Context<'_>, mixes: &[Mix]) -> Result<Vec<Finding>, ReproError> {
+fn findings(context: &Context<'_>, mixes: &[Mix]) -> Result<Vec<Finding>, ReproError> {
     let all: Vec<&Mix> = mixes.iter().collect();
     let of = |family: Family| mixes.iter().filter(|mix| mix.family == family).collect::<Vec<&Mix>>();
     let low = |values: &[f64]| bounds(values).0;
@@ -45,7 +57,7 @@ pub fn findings(context: &Context<'_>, mixes: &[Mix]) -> Result<Vec<Finding>, Re
             context,
         )
         .points(points(mixes))
-        .figure(picture(mixes)),
+        .figure(figure(mixes)),
         finding(
             "AUTO-2",
             "against the best single mechanism of each mix in hindsight: lower 95 % bound",
@@ -145,7 +157,7 @@ fn points(mixes: &[Mix]) -> Vec<DataPoint> {
     points
 }
 
-fn picture(mixes: &[Mix]) -> Figure {
+fn figure(mixes: &[Mix]) -> Figure {
     let of = |at: usize, family: &Family| {
         let values: Vec<f64> =
             mixes.iter().filter(|mix| mix.family == *family).map(|mix| mean(&mix.gains(at, 0))).collect();

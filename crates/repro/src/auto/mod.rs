@@ -12,10 +12,7 @@ mod families;
 mod judged;
 mod run;
 
-use cachemate_core::MachineSpec;
-
-use crate::setup::failed;
-use crate::{Context, Experiment, Finding, ReproError};
+use crate::Experiment;
 
 pub use draw::{FAMILIES, Family};
 pub use run::{Contender, Outcome, run};
@@ -23,24 +20,12 @@ pub use run::{Contender, Outcome, run};
 /// The development mixes' machines: no ways and few caches, many small caches behind one bus, ways and large caches.
 pub const MACHINES: [&str; 3] = ["opteron-2350", "xeon-x5365", "epyc-7742?cores_per_package=8&contexts_per_core=1"];
 
-/// See the module's documentation.
-pub fn experiments() -> Vec<Experiment> {
+/// An experiment of our own, beside the papers'.
+pub(crate) fn experiments() -> Vec<Experiment> {
     vec![Experiment {
         ids: &["AUTO"],
         what: "the integrated policy against the default and every single mechanism, by families of mixes",
         full_minutes: 30.0,
-        run: auto,
+        run: judged::run,
     }]
-}
-
-fn auto(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
-    let load = |name: &str| cachemate_spec::load_machine(name).map_err(failed(name));
-    let machines: Vec<MachineSpec> = match context.machine {
-        Some(name) => vec![load(name)?],
-        None => MACHINES.iter().map(|name| load(name)).collect::<Result<_, _>>()?,
-    };
-    let mixes = context.mixes.unwrap_or(context.pick(1, 2));
-    let length_ns = context.pick(300, 900) * 1_000_000_000;
-    let mixes = families::run_all(context, &machines, mixes, length_ns)?;
-    judged::findings(context, &mixes)
 }

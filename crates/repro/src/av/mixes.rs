@@ -118,7 +118,7 @@ fn all_mixes(context: &Context<'_>, seeds: &[u64], length: &Length) -> Result<Ve
     let mut mixes = Vec::new();
     for &seed in seeds {
         let items: Vec<usize> = (0..MIXES.len()).step_by(length.every).collect();
-        (context.progress)(&format!("{} mixes of four jobs, seed {seed}, scale 1/{}", items.len(), length.scale));
+        context.tell(&format!("{} mixes of four jobs, seed {seed}, scale 1/{}", items.len(), length.scale));
         // A job's input depends on its place in the mix.
         let mut jobs: Vec<(&str, usize)> =
             items.iter().flat_map(|&nth| MIXES[nth].0.into_iter().enumerate().map(|(at, name)| (name, at))).collect();
@@ -259,8 +259,7 @@ fn findings(context: &Context<'_>, mixes: &[Mix]) -> Vec<Finding> {
                 .collect::<Vec<f64>>(),
         )
     };
-    let per_seed =
-        |of: &dyn Fn(&Mix) -> f64| context.seeds.iter().map(|&seed| (seed, over_mixes(seed, of))).collect::<Vec<_>>();
+    let per_seed = |of: &dyn Fn(&Mix) -> f64| context.per_seed(|seed| over_mixes(seed, of));
     let oracle = mean(&per_seed(&|mix| mix.oracle.ipc_gain).iter().map(|(_, gain)| *gain).collect::<Vec<f64>>());
     let worst = mean(&per_seed(&|mix| mix.worst_pairing_gain).iter().map(|(_, gain)| *gain).collect::<Vec<f64>>());
     // Where the best pairing has less to give than the paper's mean, 70 % of what it gives. One that loses is no oracle,
@@ -347,7 +346,6 @@ fn points(mixes: &[Mix], name: &str, of: impl Fn(&Mix) -> Against) -> Vec<DataPo
 }
 
 fn figure(mixes: &[Mix]) -> Figure {
-    let title = "IPC gain over round robin, mixes of four jobs".to_string();
     let bar = |values: Vec<f64>| {
         let point = DataPoint::over("", "", &values);
         FigureBar { value: point.value, interval: point.low.zip(point.high) }
@@ -360,12 +358,12 @@ fn figure(mixes: &[Mix]) -> Figure {
     };
     let series = SCHEDULERS.iter().map(|(name, _, _)| *name).chain(["best pairing", "paper"]);
     let bars = Bars {
-        title: title.clone(),
+        title: "IPC gain over round robin, mixes of four jobs".to_string(),
         y: Axis::linear("%"),
         series: series.map(str::to_string).collect(),
         groups: measured(mixes).map(group).collect(),
         size: Some((1180.0, 460.0)),
         ..Bars::default()
     };
-    Figure { name: "av-3-mixes".to_string(), title, svg: bars.svg(), inline: bars.inline() }
+    Figure::bars("av-3-mixes", &bars)
 }

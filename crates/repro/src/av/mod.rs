@@ -1,4 +1,4 @@
-//! Activity vectors (AV): who uses which part of a shared cache, and whether that tells who should run beside whom.
+//! AV: activity vectors, who uses which part of a shared cache, and whether that tells who should run beside whom.
 
 mod bits;
 mod mixes;
@@ -21,7 +21,8 @@ const SUPER_SETS: u32 = 32;
 /// A sample of the simulated runs (AV 2.2, 2.3), before scaling.
 const SAMPLE_CYCLES: u64 = 5_000_000;
 
-pub fn experiments() -> Vec<Experiment> {
+/// All experiments of the paper.
+pub(crate) fn experiments() -> Vec<Experiment> {
     vec![
         Experiment {
             ids: &["AV-1", "AV-7"],

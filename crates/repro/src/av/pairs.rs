@@ -5,6 +5,7 @@
 //! the bits that both vectors share stand against the IPC of both together; a line is fitted for each pair.
 
 use cachemate_core::{IndexSet, Level};
+use cachemate_locality::activity::overlap;
 use cachemate_report::figure::{Axis, Bar as FigureBar, BarGroup, Bars, Chart, Mark, Point, Series};
 use cachemate_sim::results::MissesBy;
 use serde::{Deserialize, Serialize};
@@ -14,7 +15,6 @@ use super::samples::{Activity, Form, Sample, sampled_by_set};
 use super::{MACHINE, PROGRAMS};
 use crate::setup::{Job, Workload};
 use crate::{Bar, Context, DataPoint, Figure, Finding, ReproError, mean};
-use cachemate_locality::activity::overlap;
 
 /// Table 1, average slope and r².
 const PAPER: [(f64, f64); 6] =
@@ -84,7 +84,7 @@ pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
     );
     let mut pairs = Vec::new();
     for &seed in &context.seeds {
-        (context.progress)(&format!("45 pairs of programs, seed {seed}"));
+        context.tell(&format!("45 pairs of programs, seed {seed}"));
         let thresholds = thresholds(context, &length, seed)?;
         let items: Vec<(usize, usize)> =
             (0..PROGRAMS.len()).flat_map(|a| (a..PROGRAMS.len()).map(move |b| (a, b))).collect();
@@ -305,15 +305,14 @@ fn slopes_figure(within: &[Vec<f64>], between: &[Vec<f64>]) -> Figure {
         let bars = vec![bar(&within[cell]), bar(&between[cell]), FigureBar::from(PAPER[cell].0)];
         BarGroup { name: name.to_string(), bars }
     };
-    let title = "Slope of IPC over shared bits".to_string();
     let bars = Bars {
-        title: title.clone(),
+        title: "Slope of IPC over shared bits".to_string(),
         y: Axis::linear("IPC per shared bit"),
         series: ["within pairs", "between pairs", "paper"].map(str::to_string).to_vec(),
         groups: CELLS.iter().enumerate().map(group).collect(),
         ..Bars::default()
     };
-    Figure { name: "av-1-slopes".to_string(), title, svg: bars.svg(), inline: bars.inline() }
+    Figure::bars("av-1-slopes", &bars)
 }
 
 fn scatter(context: &Context<'_>, pairs: &[Pair]) -> Figure {
@@ -322,15 +321,14 @@ fn scatter(context: &Context<'_>, pairs: &[Pair]) -> Figure {
         ..Point::new(pair.cells[L2_MISS].0, pair.instr_per_cycle)
     };
     let points = of_seed(pairs, context.seeds[0]).map(point).collect();
-    let title = "Shared bits of the L2 miss vectors and IPC, one point a pair".to_string();
     let chart = Chart {
-        title: title.clone(),
+        title: "Shared bits of the L2 miss vectors and IPC, one point a pair".to_string(),
         x: Axis::linear("bits shared, mean over samples (of 32)"),
         y: Axis::linear("IPC of both contexts"),
         series: vec![Series { points, mark: Mark::Points, ..Series::default() }],
         ..Chart::default()
     };
-    Figure { name: "av-1-pairs".to_string(), title, svg: chart.svg(), inline: chart.inline() }
+    Figure::chart("av-1-pairs", &chart)
 }
 
 fn inter_thread(context: &Context<'_>, pairs: &[Pair]) -> [Finding; 2] {
@@ -361,9 +359,8 @@ fn inter_thread(context: &Context<'_>, pairs: &[Pair]) -> [Finding; 2] {
         let bars = parts.map(|count| FigureBar::from(percent(count, pair))).to_vec();
         groups.push(BarGroup { name: pair.name.clone(), bars });
     }
-    let title = "L2 misses by cause, 45 pairs".to_string();
     let bars = Bars {
-        title: title.clone(),
+        title: "L2 misses by cause, 45 pairs".to_string(),
         y: Axis::linear("misses, % of L2 references"),
         series: ["inter-thread", "the thread's own", "cold"].map(str::to_string).to_vec(),
         groups,
@@ -371,7 +368,7 @@ fn inter_thread(context: &Context<'_>, pairs: &[Pair]) -> [Finding; 2] {
         size: Some((1180.0, 430.0)),
         ..Bars::default()
     };
-    let figure = Figure { name: "av-7-causes".to_string(), title, svg: bars.svg(), inline: bars.inline() };
+    let figure = Figure::bars("av-7-causes", &bars);
     let first = Finding::new(
         "AV-7",
         "share of L2 misses on lines that the other thread evicted, mean of 45 pairs",

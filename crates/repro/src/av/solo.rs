@@ -34,14 +34,14 @@ pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
     let (scale, long_samples) = context.pick((200, 10), (50, 16));
     let items: Vec<(u64, &'static str)> =
         context.seeds.iter().flat_map(|&seed| PROGRAMS.map(|program| (seed, program))).collect();
-    (context.progress)("9 programs alone");
+    context.tell("9 programs alone");
     let runs = context.run_all(&items, |&(seed, program)| {
         let mut workload = Workload::on(MACHINE, vec![Job::new(program, 10 * seed)], seed)?;
         workload.options.scale = scale;
         let (samples, _) = sampled(workload, SAMPLES_TOGETHER as u64, SAMPLES_TOGETHER as u64 * long_samples)?;
         Ok(Solo { seed, program: Name(program), samples })
     })?;
-    let findings = [predictability(context, &runs), pictures(context, &runs)];
+    let findings = [predictability(context, &runs), activity_over_time(context, &runs)];
     Ok(findings.into_iter().map(|finding| finding.time_scale(scale as f64)).collect())
 }
 
@@ -104,15 +104,14 @@ fn predictability(context: &Context<'_>, runs: &[Solo]) -> Finding {
         let bars = [mean(&last), mean(&zero), PAPER[cell]].map(FigureBar::from).to_vec();
         groups.push(BarGroup { name: name.to_string(), bars });
     }
-    let title = "Bits of the next vector predicted".to_string();
     let bars = Bars {
-        title: title.clone(),
+        title: "Bits of the next vector predicted".to_string(),
         y: Axis::linear("% of bits").within(0.0, 100.0),
         series: ["last value", "always zero", "paper"].map(str::to_string).to_vec(),
         groups,
         ..Bars::default()
     };
-    let figure = Figure { name: "av-2-predictability".to_string(), title, svg: bars.svg(), inline: bars.inline() };
+    let figure = Figure::bars("av-2-predictability", &bars);
     let mean_of = |cells: &[(f64, f64); 6]| mean(&cells.map(|both| both.0));
     let per_seed: Vec<(u64, f64)> = context.seeds.iter().copied().zip(by_seed.iter().map(mean_of)).collect();
     let zero = mean(&by_seed.iter().map(|cells| mean(&cells.map(|both| both.1))).collect::<Vec<f64>>());
@@ -132,7 +131,7 @@ fn predictability(context: &Context<'_>, runs: &[Solo]) -> Finding {
     .figure(figure)
 }
 
-fn pictures(context: &Context<'_>, runs: &[Solo]) -> Finding {
+fn activity_over_time(context: &Context<'_>, runs: &[Solo]) -> Finding {
     let pictured = || runs.iter().filter(|run| PICTURED.contains(&run.program.0));
     let concentration = |run: &Solo| concentration(run.samples.iter().map(|sample| &sample.tasks[0][0]));
     let per_seed = |&seed: &u64| {
@@ -154,7 +153,7 @@ fn pictures(context: &Context<'_>, runs: &[Solo]) -> Finding {
         finding.points.push(DataPoint::over("share of the busiest quarter, %", program, &shares));
     }
     for run in pictured().filter(|run| run.seed == context.seeds[0]) {
-        finding.figures.push(heat_map(run));
+        finding.figures.push(figure(run));
     }
     finding.note("Dark is high activity here, light low (the paper's colors are the other way round).")
 }
@@ -172,15 +171,14 @@ fn concentration<'a>(samples: impl Iterator<Item = &'a Vec<SuperSetCount>>) -> O
     (!shares.is_empty()).then(|| mean(&shares))
 }
 
-fn heat_map(run: &Solo) -> Figure {
+fn figure(run: &Solo) -> Figure {
     let samples = &run.samples[..run.samples.len().min(PICTURED_SAMPLES)];
     let accesses = |super_set: u32| -> Vec<Option<f64>> {
         let count = |sample: &Sample| sample.tasks[0][0].get(super_set as usize).map(|count| count.accesses as f64);
         samples.iter().map(count).collect()
     };
-    let title = format!("{}: accesses to the L1 data cache by super set", run.program);
     let map = HeatMap {
-        title: title.clone(),
+        title: format!("{}: accesses to the L1 data cache by super set", run.program),
         rows: (0..SUPER_SETS).map(|super_set| super_set.to_string()).collect(),
         columns: (0..samples.len()).map(|sample| sample.to_string()).collect(),
         row_label: "super set".to_string(),
@@ -191,5 +189,5 @@ fn heat_map(run: &Solo) -> Figure {
         bare: true,
         ..HeatMap::default()
     };
-    Figure { name: format!("av-6-{}", run.program), title, svg: map.svg(), inline: map.inline() }
+    Figure::heat_map(format!("av-6-{}", run.program), &map)
 }

@@ -96,7 +96,7 @@ pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
     programs.dedup();
     let mut ran = Vec::new();
     for &seed in &context.seeds {
-        (context.progress)(&format!("eight jobs on two contexts, seed {seed}"));
+        context.tell(&format!("eight jobs on two contexts, seed {seed}"));
         let recorded = context.run_all(&programs, |program| record(program, seed, &length))?;
         let thresholds = Thresholds::mean_of(recorded.iter().map(|recorded| &recorded.activity));
         let items: Vec<usize> = (0..WORKLOADS.len()).collect();
@@ -233,7 +233,7 @@ fn per_seed(context: &Context<'_>, ran: &[Ran], of: impl Fn(&Ran) -> f64) -> Vec
         let values = ran.iter().filter(|ran| ran.seed == seed).map(&of).filter(|value| value.is_finite());
         mean(&values.collect::<Vec<f64>>())
     };
-    context.seeds.iter().map(|&seed| (seed, of_seed(seed))).collect()
+    context.per_seed(of_seed)
 }
 
 fn over_workloads(ran: &[Ran], series: &str, of: impl Fn(&Ran) -> f64) -> Vec<DataPoint> {
@@ -339,15 +339,14 @@ fn finish_times(context: &Context<'_>, ran: &[Ran]) -> Vec<Finding> {
     };
     let group =
         |at: usize| BarGroup { name: format!("WL{at}"), bars: series.iter().map(|(_, get)| bar(at, *get)).collect() };
-    let title = "Finish times by the vectors' advice, change against the default scheduler".to_string();
     let bars = Bars {
-        title: title.clone(),
+        title: "Finish times by the vectors' advice, change against the default scheduler".to_string(),
         y: Axis::linear("% later"),
         series: series.iter().map(|(name, _)| name.to_string()).collect(),
         groups: (0..WORKLOADS.len()).map(group).collect(),
         ..Bars::default()
     };
-    let figure = Figure { name: "av-5-finish-times".to_string(), title, svg: bars.svg(), inline: bars.inline() };
+    let figure = Figure::bars("av-5-finish-times", &bars);
     let more = [over_workloads(ran, "IPC gain, %", speed), over_workloads(ran, "L2 misses saved, %", misses)];
     let note = "Advice changes the order of turns and nobody's share of time: a job may be taken before another as long as it is \
                 at most a slice ahead of it, and nobody that is a sample behind the others is passed over.";

@@ -7,23 +7,23 @@
 //! or judge a group that has only just come together. The way of the policy is shown too: threads watched beforehand,
 //! while all of them share the time, and groups brought together later, when programs have gone on.
 
-use cachemate_pipeline::OfflineProfiler;
 use std::collections::BTreeMap;
 
 use cachemate_core::{Level, ProfilerConfig, Replacement, ReplacementModel, SplitMix64, TaskId, WindowRecord};
 use cachemate_locality::reuse::ReuseTimes;
 use cachemate_locality::statcc::{AtRate, lru_at_rates, random_at_rates};
 use cachemate_locality::{statcache, statstack};
+use cachemate_pipeline::OfflineProfiler;
+use cachemate_report::figure::{Axis, Chart, Mark, Point, Series};
 use cachemate_sim::results::RunResults;
 use serde::{Deserialize, Serialize};
 
-use super::scatter;
 use super::stretch::{Span, Stretch, read};
 use crate::niagara::groups::{Asked, GROUPS, Sum, by_group, by_task, measure_groups};
 use crate::niagara::{CONTEXTS, SCALE, Setting, jobs, ratio};
 use crate::setup::{Job, Workload, failed};
 use crate::split::Name;
-use crate::{Bar, Context, DataPoint, Finding, ReproError, mean};
+use crate::{Bar, Context, DataPoint, Figure, Finding, ReproError, mean};
 
 const LOCATIONS: u32 = 1_000;
 const LINE_BYTES: u64 = 64;
@@ -59,7 +59,7 @@ struct Case {
     seed: u64,
 }
 
-pub fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
     let sizes: &[u64] = context.pick(&[192], &[48, 192, 768]);
     let replacements = [(Replacement::Random, ReplacementModel::Random), (Replacement::Lru, ReplacementModel::Lru)];
     let mut cases = Vec::new();
@@ -69,7 +69,7 @@ pub fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
         }
     }
     let pairs = context.run_all(&cases, |case| {
-        (context.progress)(&format!("groups at {} KB, {:?}, seed {}", case.kb, case.replacement, case.seed));
+        context.tell(&format!("groups at {} KB, {:?}, seed {}", case.kb, case.replacement, case.seed));
         let mut pairs = alone(context, case)?;
         if !context.quick {
             pairs.extend(beforehand(context, case)?);
@@ -105,8 +105,7 @@ fn finding(
             points.push(DataPoint::over(format!("{form}: bias %"), format!("{kb} KB"), &per_seed(bias)));
         }
     }
-    let per_seed: Vec<(u64, f64)> =
-        context.seeds.iter().map(|&seed| (seed, error(&of(WATCHED, Some(seed), None)))).collect();
+    let per_seed: Vec<(u64, f64)> = context.per_seed(|seed| error(&of(WATCHED, Some(seed), None)));
     let series = |form: &'static str| of(form, None, None).iter().map(|p| (p.measured, p.expected)).collect();
     let file = if by == ReplacementModel::Lru { "bs-5-statstack" } else { "bs-5-statcache" };
     let [watched, exact, data, behind, cold] =
@@ -267,4 +266,22 @@ fn reuse_times(records: &[WindowRecord], case: &Case) -> Result<BTreeMap<TaskId,
         Ok((*task, times.ok_or_else(|| failed("BS-5")(format!("no reuse times of {task:?}")))?))
     };
     profiler.profiles().iter().map(of).collect()
+}
+
+/// Points over points: expected against what was.
+fn scatter(name: &str, title: &str, series: Vec<(String, Vec<(f64, f64)>)>) -> Figure {
+    let one = |(name, points): (String, Vec<(f64, f64)>)| Series {
+        name,
+        points: points.into_iter().map(|(x, y)| Point::new(x, y)).collect(),
+        mark: Mark::Points,
+        ..Series::default()
+    };
+    let chart = Chart {
+        title: title.to_string(),
+        x: Axis::linear("measured, misses per 100 references"),
+        y: Axis::linear("expected, misses per 100 references"),
+        series: series.into_iter().map(one).collect(),
+        ..Chart::default()
+    };
+    Figure::chart(name, &chart)
 }

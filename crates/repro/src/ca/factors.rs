@@ -40,7 +40,7 @@ fn sweep(context: &Context<'_>, memory: &MemorySpec, names: &[&str]) -> Result<V
     let (seed, (warm_up, measured)) = (context.seeds[0], lengths(context));
     let mut points = Vec::new();
     for (what, part) in SWEEP {
-        (context.progress)(&format!("{what}, seed {seed}"));
+        context.tell(&format!("{what}, seed {seed}"));
         let bench = Bench::on(&narrowed(memory, part), seed, warm_up, measured)?;
         let cpus = caches(&bench.machine.topology())?[0].clone();
         let suffers = context.run_all(names, |name| {
@@ -71,7 +71,7 @@ fn demand_traffic(context: &Context<'_>, names: &[&str]) -> Result<Vec<f64>, Rep
     })
 }
 
-pub fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
     let names: &[&str] = context.pick(&["mcf-2006", "gcc"], &super::TEN);
     let mut found: Vec<Vec<Decomposition>> = Vec::new();
     for &seed in &context.seeds {
@@ -79,7 +79,7 @@ pub fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
         let bench = Bench::on(MACHINE, seed, warm_up, measured)?;
         let mut of_seed = Vec::new();
         for name in names {
-            (context.progress)(&format!("{name}, seed {seed}"));
+            context.tell(&format!("{name}, seed {seed}"));
             of_seed.push(decompose(context, &bench, &Job::new(name, seed), &Job::new(interfering(name), seed + 50))?);
         }
         found.push(of_seed);

@@ -36,8 +36,8 @@ impl Scale {
 const SCALE: Scale = Scale { quick: 100, full: 50 };
 const SECOND_SCALE: u64 = 20;
 
-/// All of the paper.
-pub fn experiments() -> Vec<Experiment> {
+/// All experiments of the paper.
+pub(crate) fn experiments() -> Vec<Experiment> {
     vec![
         Experiment {
             ids: &["CA-1", "CA-4", "CA-5"],

@@ -184,14 +184,14 @@ fn number(workload: usize) -> String {
 }
 
 /// CA-6: four programs on two caches. The optimum is the best of the three schedules, each run.
-pub fn four_cores(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(super) fn four_cores(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
     // A quick run of all eight takes three minutes, more than half of what all quick runs together may take.
     let workloads: Vec<usize> = context.pick(vec![0, 1], (0..8).collect());
-    (context.progress)(&format!("{} workloads, every schedule and two policies", workloads.len()));
+    context.tell(&format!("{} workloads, every schedule and two policies", workloads.len()));
     let found = at_scale(context, SCALE.of(context), &workloads, &context.seeds)?;
     let mut findings = on_four_cores(context, &workloads, &found);
     if !context.quick {
-        (context.progress)(&format!("the same at a time scale of 1/{SECOND_SCALE}, first seed"));
+        context.tell(&format!("the same at a time scale of 1/{SECOND_SCALE}, first seed"));
         let again = at_scale(context, SECOND_SCALE, &workloads, &context.seeds[..1])?;
         for &workload in &workloads {
             for (name, pick) in SERIES {
@@ -346,7 +346,7 @@ fn one_of_four(room: &Room, workload: usize, seed: u64) -> Result<Four, ReproErr
 const EIGHT_CORES: [&str; 2] = ["xeon-x5365", "opteron-2350"];
 
 /// CA-7: each workload doubled, on both machines.
-pub fn eight_cores(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(super) fn eight_cores(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
     let machines = &EIGHT_CORES[..context.pick(1, 2)];
     let workloads: Vec<usize> = context.pick(vec![1], (0..8).collect());
     let policies = [By::Default, By::DiWhole, By::Dio, By::Optimal];
@@ -354,7 +354,7 @@ pub fn eight_cores(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
     for (at, machine) in machines.iter().enumerate() {
         let room = Room::on(context, machine, SCALE.of(context))?;
         for &workload in &workloads {
-            (context.progress)(&format!("{machine}, {}", number(workload)));
+            context.tell(&format!("{machine}, {}", number(workload)));
             let programs = jobs(workload, 2, 1);
             // Both copies of a program stand in one row; beside each other they are what a copy is beside a copy.
             let matrix = Matrix::measure(context, &room.bench, &jobs(workload, 1, 1), true)?;
@@ -457,7 +457,7 @@ fn on_eight_cores(
 }
 
 /// CA-8: the same programs with the same inputs, arriving in ever other orders.
-pub fn run_to_run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(super) fn run_to_run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
     let orders = context.pick(3, 20.max(context.seeds.len() as u64));
     let seeds: Vec<u64> = (0..orders).map(|nth| context.seeds[0] + nth).collect();
     let workloads: Vec<usize> = context.pick(vec![1], (0..8).collect());
@@ -465,7 +465,7 @@ pub fn run_to_run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
     let policies = context.pick(vec![By::Default, By::Dio], vec![By::Default, By::DiWhole, By::Dio]);
     let mut times: BTreeMap<(usize, String, By), Vec<f64>> = BTreeMap::new();
     for &workload in &workloads {
-        (context.progress)(&format!("{}, {orders} orders of arrival", number(workload)));
+        context.tell(&format!("{}, {orders} orders of arrival", number(workload)));
         let programs = jobs(workload, 2, 1);
         let asked: Vec<(u64, By)> = seeds.iter().flat_map(|&seed| policies.iter().map(move |&by| (seed, by))).collect();
         let found = context.run_all(&asked, |&(seed, by)| {

@@ -29,7 +29,7 @@ fn gather(context: &Context<'_>) -> Result<Vec<Evidence>, ReproError> {
         let (warm_up, measured) = context.pick((12_000_000, 6_000_000), (25_000_000, 15_000_000));
         let bench = Bench::on("pairs-04", seed, warm_up, measured)?;
         let jobs = programs(context, seed);
-        (context.progress)(&format!("pairs of {} programs, seed {seed}", jobs.len()));
+        context.tell(&format!("pairs of {} programs, seed {seed}", jobs.len()));
         let matrix = Matrix::measure(context, &bench, &jobs, true)?;
         let accesses = context.pick(2_000_000, 6_000_000);
         let found = context.run_all(&jobs, |job: &Job| solo::profile(job, &bench.machine, accesses))?;
@@ -47,7 +47,7 @@ fn gather(context: &Context<'_>) -> Result<Vec<Evidence>, ReproError> {
 }
 
 /// CA-1, CA-4 and CA-5.
-pub fn compare(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(super) fn compare(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
     let evidence = gather(context)?;
     let mut findings = vec![against_optimal(context, &evidence)?];
     findings.extend(gain_by_make_up(context, &evidence));
@@ -278,7 +278,7 @@ namd,1.48%,3.45%,-1.19%,-0.93%
 const SCHEDULES: [(&str, f64); 3] = [("milc", 21.995), ("gamess", 2.3075), ("namd", 2.325)];
 
 /// CA-3: is the published best schedule found, at the published mean?
-pub fn published(_context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(super) fn published(_context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
     let table = parse_percent_matrix("CA Table 1", TABLE_1).map_err(failed("CA-3"))?;
     let table = Measured::try_from(&table).map_err(failed("CA-3"))?;
     let cost = &table.costs.cost;

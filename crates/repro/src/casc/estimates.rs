@@ -29,12 +29,12 @@ struct Told {
     right: [u32; 2],
 }
 
-pub fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
     let sizes: &[u64] = context.pick(&[192], &SIZES_KB);
     let settings: Vec<(u64, u64)> =
         sizes.iter().flat_map(|&size| context.seeds.iter().map(move |&seed| (size, seed))).collect();
     let told = context.run_all(&settings, |&(size, seed)| {
-        (context.progress)(&format!("rows and groups at {size} KB, seed {seed}"));
+        context.tell(&format!("rows and groups at {size} KB, seed {seed}"));
         tell(context, &Setting::new(size, seed, context))
     })?;
     let at = |size: u64| settings.iter().zip(&told).filter(move |((of, _), _)| *of == size).map(|(_, told)| told);
@@ -50,7 +50,7 @@ pub fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
             let of_seed = settings.iter().zip(&told).filter(|((_, of), _)| *of == seed).map(|(_, told)| of(told));
             of_seed.reduce(worse).unwrap_or(f64::NAN)
         };
-        context.seeds.iter().map(|&seed| (seed, value(seed))).collect::<Vec<(u64, f64)>>()
+        context.per_seed(value)
     };
     let casc_4 = |form: usize, name: &str| {
         Finding::new(

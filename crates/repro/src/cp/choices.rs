@@ -14,16 +14,9 @@ use super::pairs::{
     Alone, Asked, CONTROLS, Expected, Measured, PAIRS, Pair, Solo, alone_by_colors, expected, inputs, measure_pairs,
     pair_on_chip, solos,
 };
-use super::{COLORS, Pace, decided_by, nominal_ns, tell};
+use super::{COLORS, Pace, decided_by, nominal_ns};
 use crate::setup::{Workload, built, failed, run_under};
-use crate::{Bar, Context, DataPoint, Experiment, Figure, Finding, ReproError, mean};
-
-pub(super) const EXPERIMENT: Experiment = Experiment {
-    ids: &["CP-2", "CP-3", "CP-4", "RM-4"],
-    what: "pairs at all splits against sharing; splits chosen from curves, offline and online",
-    full_minutes: 60.0,
-    run: measure,
-};
+use crate::{Bar, Context, DataPoint, Figure, Finding, ReproError, mean};
 
 /// Pairs on one machine, with or without its L3.
 struct Study {
@@ -38,7 +31,7 @@ struct Study {
     online: Vec<Vec<Option<u32>>>,
 }
 
-fn measure(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
     // In full: until the L3 is full and every program has once passed over its data (ammp's speed changes for the last
     // time after 45 million cycles), and then as long as the programs' own phases, which no time scale shortens.
     let pace = context
@@ -127,7 +120,7 @@ fn study(context: &Context<'_>, l3: bool, pace: Pace) -> Result<Study, ReproErro
     // A trial with an L3 behind takes up to 250 windows.
     let windows = context.pick(160, 500);
     let chosen = context.run_all(&runs, |&(seed, pair)| {
-        tell(context, &format!("{} online", name(pair)), seed);
+        context.tell(&format!("{} online, seed {seed}", name(pair)));
         chosen_online(&pair_on_chip(pair, l3, pace, seed, 0)?, entries, pace, windows)
     })?;
     let online: Vec<Vec<Option<u32>>> = chosen.chunks(pairs.len()).map(<[Option<u32>]>::to_vec).collect();
@@ -340,7 +333,7 @@ fn choice_points(study: &Study, where_: &str, best: &dyn Fn(&Measured) -> f64) -
         ..Bars::default()
     };
     let file = format!("rm-4-{}", where_.to_lowercase().replace(' ', "-"));
-    (points, Figure { name: file, title: bars.title.clone(), svg: bars.svg(), inline: bars.inline() })
+    (points, Figure::bars(file, &bars))
 }
 
 #[cfg(test)]

@@ -4,12 +4,9 @@ use cachemate_report::figure::{Axis, Chart, Point, Series};
 use cachemate_sim::kernels;
 use cachemate_sim::machine::{Length, SimOptions};
 
-use super::{COLORS, Pace, job, on_chip, tell, told};
+use super::{COLORS, Pace, job, on_chip, told};
 use crate::setup::{failed, run_under};
-use crate::{Bar, Context, DataPoint, Experiment, Figure, Finding, ReproError, mean};
-
-pub(super) const EXPERIMENT: Experiment =
-    Experiment { ids: &["CP-1"], what: "run time against 1-16 colors, every program", full_minutes: 4.0, run: measure };
+use crate::{Bar, Context, DataPoint, Figure, Finding, ReproError, mean};
 
 /// A rise of the run time with more colors counts from here on, where the seeds' ranges do not overlap either.
 const NOISE: f64 = 0.01;
@@ -63,7 +60,7 @@ pub(super) fn cycles_for(
     Ok(results.elapsed_cycles as f64 * instructions as f64 / done.max(1) as f64)
 }
 
-fn measure(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
     let scale = context.pick(20_000, 10_000);
     let colors: Vec<u32> = context.pick(vec![1, 2, 4, 8, 12, 16], (1..=COLORS).collect());
     let quick = ["mcf", "art", "twolf", "swim", "ammp", "vortex"];
@@ -79,7 +76,7 @@ fn measure(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
         }
     }
     let cycles = context.run_all(&runs, |&(program, seed, count)| {
-        tell(context, &format!("{program} with {count} colors"), seed);
+        context.tell(&format!("{program} with {count} colors, seed {seed}"));
         cycles_for(program, count, INSTRUCTIONS / scale, scale, seed)
     })?;
     let mut rows = cycles.chunks(colors.len()).map(|row| {
@@ -101,7 +98,7 @@ fn finding(context: &Context<'_>, scale: u64, curves: &[Curve]) -> Finding {
         .map(|(program, colors, by)| format!("{program} at {colors} colors (+{:.1} %)", 100.0 * by))
         .collect();
     let count = rises.len() as f64;
-    let per_seed: Vec<(u64, f64)> = context.seeds.iter().map(|&seed| (seed, count)).collect();
+    let per_seed = context.per_seed(|_| count);
     let named = if rises.is_empty() { "none".to_string() } else { rises.join(", ") };
     let points = curves.iter().flat_map(|curve| {
         let point = |at: usize| DataPoint::over(curve.program, curve.colors[at].to_string(), &curve.over_seeds(at));
@@ -149,7 +146,7 @@ fn figure(curves: &[Curve]) -> Figure {
         series: series.collect(),
         ..Chart::default()
     };
-    Figure { name: "cp-1-colors".to_string(), title: chart.title.clone(), svg: chart.svg(), inline: chart.inline() }
+    Figure::chart("cp-1-colors", &chart)
 }
 
 #[cfg(test)]

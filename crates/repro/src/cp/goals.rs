@@ -1,4 +1,4 @@
-//! What operators ask for instead of throughput: a floor for one program, fairness for all, in colors and in ways (thesis
+//! GOALS: what operators ask for instead of throughput: a floor for one program, fairness for all, in colors and in ways (thesis
 //! ch. 7: quality of service; issue's extension).
 //!
 //! One program beside a greedy one, both measured online and sized by the policy; every program is timed over the same
@@ -8,19 +8,12 @@
 use cachemate_core::{Goal, Level, WayPartitions};
 use cachemate_report::figure::{Axis, BarGroup, Bars};
 
+use super::Pace;
 use super::choices::sizing;
 use super::pairs::{Pair, Solo, inputs, pair_on_chip, solos};
-use super::{Pace, tell};
 use crate::setup::{Workload, built};
 use crate::work;
-use crate::{Bar, Context, DataPoint, Experiment, Figure, Finding, ReproError, mean};
-
-pub(super) const EXPERIMENT: Experiment = Experiment {
-    ids: &["GOALS"],
-    what: "a floor for one program and fairness for all, in colors and in ways, and what they cost the others",
-    full_minutes: 3.0,
-    run: measure,
-};
+use crate::{Bar, Context, DataPoint, Figure, Finding, ReproError, mean};
 
 /// The first has the floor.
 pub(crate) const PAIRS: [Pair; 3] = [("vortex", "art"), ("twolf", "mcf"), ("parser", "gap")];
@@ -79,7 +72,7 @@ fn in_ways(workload: &mut Workload) {
     });
 }
 
-fn measure(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
     let pace = context
         .pick(Pace { scale: 30_000, warm_up_cycles: 12_000_000 }, Pace { scale: 15_000, warm_up_cycles: 12_000_000 });
     let pairs = context.pick(&PAIRS[..1], &PAIRS);
@@ -90,7 +83,7 @@ fn measure(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
         let runs: Vec<(usize, Way)> =
             (0..pairs.len()).flat_map(|at| WAYS.iter().map(move |&(_, way)| (at, way))).collect();
         by_seed.push(context.run_all(&runs, |&(at, way)| {
-            tell(context, &format!("{}+{}, {way:?}", pairs[at].0, pairs[at].1), seed);
+            context.tell(&format!("{}+{}, {way:?}, seed {seed}", pairs[at].0, pairs[at].1));
             slowed(pairs[at], [solos[2 * at], solos[2 * at + 1]], way, pace, seed)
         })?);
     }

@@ -95,7 +95,7 @@ fn pair_figure(by_seed: &[Vec<Measured>], at: usize) -> Figure {
         ..Chart::default()
     };
     let file = format!("cp-2-{}-{}", pair.pair.0, pair.pair.1);
-    Figure { name: file, title: chart.title.clone(), svg: chart.svg(), inline: chart.inline() }
+    Figure::chart(file, &chart)
 }
 
 pub(super) fn chosen_sum(
@@ -168,12 +168,7 @@ pub(super) fn recovered(context: &Context<'_>, by_seed: &[Vec<Measured>], pace: 
         references: vec![("alone".to_string(), 1.0)],
         ..Bars::default()
     };
-    let figure = Figure {
-        name: "cp-3-isolation".to_string(),
-        title: bars.title.clone(),
-        svg: bars.svg(),
-        inline: bars.inline(),
-    };
+    let figure = Figure::bars("cp-3-isolation", &bars);
     let note = format!(
         "Of {} programs (over seeds) that sharing slows by 1 % or more, the best split by sum of gains recovers {:.0} % in the \
          mean; a program that pays for its partner counts with less than nothing.",

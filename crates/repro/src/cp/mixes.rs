@@ -1,8 +1,6 @@
-//! "multi": four and eight programs on one cache, sized online, against sharing it and against the best sizes known
+//! MULTI: four and eight programs on one cache, sized online, against sharing it and against the best sizes known
 //! offline (issue's extension of thesis 5.7 to more than two programs).
-use serde::{Deserialize, Serialize};
 
-use crate::setup::built;
 use std::collections::BTreeMap;
 
 use cachemate_core::{SplitMix64, Units};
@@ -10,19 +8,14 @@ use cachemate_pipeline::Pipeline;
 use cachemate_policy::solvers::sizing::{Claim, Total, exact};
 use cachemate_report::figure::{Axis, Chart, Mark, Point, Reference, Series};
 use cachemate_sim::metrics::weighted_speedup;
+use serde::{Deserialize, Serialize};
 
 use super::choices::{WINDOW_CYCLES, sizing};
 use super::pairs::{Alone, Input, Solo, alone_by_colors, solos};
-use super::{COLORS, Pace, job, on_chip, tell, told};
+use super::{COLORS, Pace, job, on_chip, told};
+use crate::setup::built;
 use crate::work::{self, Work, Worked};
-use crate::{Bar, Context, DataPoint, Experiment, Figure, Finding, ReproError, mean};
-
-pub(super) const EXPERIMENT: Experiment = Experiment {
-    ids: &["MULTI"],
-    what: "four and eight programs on one cache, sized online",
-    full_minutes: 50.0,
-    run: measure,
-};
+use crate::{Bar, Context, DataPoint, Figure, Finding, ReproError, mean};
 
 /// Mixes are drawn from these: the thesis's programs of chapter 4.
 pub(crate) const PROGRAMS: [&str; 12] =
@@ -114,7 +107,7 @@ fn run_mix(
     })
 }
 
-fn measure(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
     // In full: a trial is through before the programs' work begins, and the work is as long as their phases.
     let pace = context
         .pick(Pace { scale: 30_000, warm_up_cycles: 24_000_000 }, Pace { scale: 5_000, warm_up_cycles: 48_000_000 });
@@ -140,7 +133,7 @@ fn measure(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
     let curves = alone_by_colors(context, &both, &colors, true, pace, seed)?;
     let alone: BTreeMap<usize, (Solo, Alone)> = needed.into_iter().zip(solos.into_iter().zip(curves)).collect();
     let all = context.run_all(&mixes, |(seed, programs)| {
-        tell(context, &format!("{} programs", programs.len()), *seed);
+        context.tell(&format!("{} programs, seed {}", programs.len(), *seed));
         run_mix(programs, &alone, pace, *seed)
     })?;
     Ok(findings(context, &mixes, &all, pace))
@@ -227,7 +220,7 @@ fn figure(all: &[Mix]) -> Figure {
         references: vec![Reference::Y { label: "shared".to_string(), at: 0.0 }],
         ..Chart::default()
     };
-    Figure { name: "multi-mixes".to_string(), title: chart.title.clone(), svg: chart.svg(), inline: chart.inline() }
+    Figure::chart("multi-mixes", &chart)
 }
 
 #[cfg(test)]

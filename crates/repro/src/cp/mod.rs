@@ -1,4 +1,4 @@
-//! Cache partitioning by page coloring, and sizing the partitions (thesis ch. 4 and 5.7).
+//! CP: cache partitioning by page coloring, and sizing the partitions (thesis ch. 4 and 5.7).
 //!
 //! One chip of the thesis's machine, one program to a core (4.5). Its runs measured 60·10^9 cycles; one time scale
 //! divides these, the windows, and all costs of the operating system alike. The warm-up is the exception: caches are
@@ -20,7 +20,7 @@ use cachemate_pipeline::Pipeline;
 use cachemate_sim::machine::SimOptions;
 
 use crate::setup::{Job, Workload, built};
-use crate::{Context, Experiment, ReproError};
+use crate::{Experiment, ReproError};
 
 /// Page colors of the machine.
 pub(crate) const COLORS: u32 = 16;
@@ -45,15 +45,45 @@ impl Pace {
     }
 }
 
-/// See the index.
-pub fn experiments() -> Vec<Experiment> {
+/// All experiments of the paper.
+pub(crate) fn experiments() -> Vec<Experiment> {
     vec![
-        colors::EXPERIMENT,
-        choices::EXPERIMENT,
-        resize::EXPERIMENT,
-        serve::EXPERIMENT,
-        mixes::EXPERIMENT,
-        goals::EXPERIMENT,
+        Experiment {
+            ids: &["CP-1"],
+            what: "run time against 1-16 colors, every program",
+            full_minutes: 4.0,
+            run: colors::run,
+        },
+        Experiment {
+            ids: &["CP-2", "CP-3", "CP-4", "RM-4"],
+            what: "pairs at all splits against sharing; splits chosen from curves, offline and online",
+            full_minutes: 60.0,
+            run: choices::run,
+        },
+        Experiment {
+            ids: &["CP-6"],
+            what: "cost of resizing against the interval",
+            full_minutes: 3.0,
+            run: resize::run,
+        },
+        Experiment {
+            ids: &["CP-5"],
+            what: "a service level held by resizing while clients come",
+            full_minutes: 3.0,
+            run: serve::run,
+        },
+        Experiment {
+            ids: &["MULTI"],
+            what: "four and eight programs on one cache, sized online",
+            full_minutes: 50.0,
+            run: mixes::run,
+        },
+        Experiment {
+            ids: &["GOALS"],
+            what: "a floor for one program and fairness for all, in colors and in ways, and what they cost the others",
+            full_minutes: 3.0,
+            run: goals::run,
+        },
     ]
 }
 
@@ -106,9 +136,4 @@ pub(crate) fn decided_by(workload: &Workload, name: &str, parameters: &str, firs
 /// The first program gets `first` colors, the second the rest.
 pub(crate) fn split(first: u32) -> Vec<String> {
     vec![format!("0-{}", first - 1), format!("{first}-{}", COLORS - 1)]
-}
-
-/// How often a run is told of.
-pub(crate) fn tell(context: &Context<'_>, what: &str, seed: u64) {
-    (context.progress)(&format!("{what}, seed {seed}"));
 }

@@ -4,15 +4,15 @@
 use std::collections::BTreeSet;
 
 use cachemate_core::{Plan, Profiles, TaskId, Window};
+use cachemate_pipeline::{forecast_of, miss_penalty_of_machine};
 use cachemate_policy::partition::demand_curve::Space;
 use cachemate_policy::solvers::sizing::{Claim, Total, exact};
 use serde::{Deserialize, Serialize};
 
-use super::{COLORS, Pace, job, on_chip, split, tell, told};
+use super::{COLORS, Pace, job, on_chip, split, told};
 use crate::setup::Workload;
 use crate::work::{self, Work};
 use crate::{Context, ReproError};
-use cachemate_pipeline::{forecast_of, miss_penalty_of_machine};
 
 pub(crate) type Pair = (&'static str, &'static str);
 
@@ -104,7 +104,7 @@ pub(crate) fn solos(
     seed: u64,
 ) -> Result<Vec<Solo>, ReproError> {
     context.run_all(programs, |&(program, input)| {
-        tell(context, &format!("{program} alone"), seed);
+        context.tell(&format!("{program} alone, seed {seed}"));
         let (work, rates) = work::alone(&on_chip(vec![job(program, input)], 2, l3, pace, seed)?)?;
         Ok(Solo { rate: rates.instr_per_cycle, work })
     })
@@ -150,7 +150,7 @@ pub(crate) fn measure_pairs(
     let runs: Vec<(&Asked, Run)> =
         asked.iter().flat_map(|asked| of(asked).into_iter().map(move |run| (asked, run))).collect();
     let answers = context.run_all(&runs, |&(asked, run)| {
-        tell(context, &format!("{}+{} {run:?}", asked.pair.0, asked.pair.1), asked.seed);
+        context.tell(&format!("{}+{} {run:?}, seed {}", asked.pair.0, asked.pair.1, asked.seed));
         run_one(&pair_on_chip(asked.pair, l3, pace, asked.seed, asked.other_frames)?, run, asked.alone)
     })?;
     let mut answers = answers.into_iter();
@@ -194,7 +194,7 @@ pub(crate) fn alone_by_colors(
     let runs: Vec<((Input, Solo), u32)> =
         programs.iter().flat_map(|&program| colors.iter().map(move |&colors| (program, colors))).collect();
     let answers = context.run_all(&runs, |&(((program, input), solo), colors)| {
-        tell(context, &format!("{program} alone with {colors} colors"), seed);
+        context.tell(&format!("{program} alone with {colors} colors, seed {seed}"));
         let workload = on_chip(vec![job(program, input)], 2, l3, pace, seed)?;
         let by = told(&workload, &[format!("0-{}", colors - 1)])?;
         let rates = work::together(&workload, &[solo.work], Some(by))?.rates[0];

@@ -11,12 +11,9 @@ use cachemate_report::figure::{Axis, Chart, Point, Series};
 use cachemate_sim::results::RunResults;
 use serde::{Deserialize, Serialize};
 
-use super::{Pace, decided_by, job, on_chip, tell};
+use super::{Pace, decided_by, job, on_chip};
 use crate::setup::{Workload, built};
-use crate::{Bar, Context, DataPoint, Experiment, Figure, Finding, ReproError, mean};
-
-pub(super) const EXPERIMENT: Experiment =
-    Experiment { ids: &["CP-6"], what: "cost of resizing against the interval", full_minutes: 3.0, run: measure };
+use crate::{Bar, Context, DataPoint, Figure, Finding, ReproError, mean};
 
 /// Swaps in the measured part.
 const SWAPS: u64 = 4;
@@ -100,7 +97,7 @@ fn lost(workload: &Workload, interval_cycles: u64) -> Result<Lost, ReproError> {
     Ok(Lost { measured: 1.0 - work(&swapping) / work(&still), computed: copying / swapping.elapsed_cycles as f64 })
 }
 
-fn measure(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
     let footprint_bytes: u64 = context.pick(512 << 10, 2 << 20);
     // What moving all pages takes, times these.
     let once = footprint_bytes / PAGE_BYTES as u64 * MOVE_PAGE_CYCLES as u64;
@@ -108,7 +105,7 @@ fn measure(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
     let runs: Vec<(u64, u64)> =
         context.seeds.iter().flat_map(|&seed| intervals.iter().map(move |&interval| (seed, interval))).collect();
     let all = context.run_all(&runs, |&(seed, interval)| {
-        tell(context, &format!("swapping every {interval} cycles"), seed);
+        context.tell(&format!("swapping every {interval} cycles, seed {seed}"));
         lost(&workload(footprint_bytes, interval, seed)?, interval)
     })?;
     let by_seed: Vec<&[Lost]> = all.chunks(intervals.len()).collect();
@@ -159,12 +156,7 @@ fn against_computed(context: &Context<'_>, intervals: &[u64], by_seed: &[&[Lost]
         one_percent_ms / 1000.0,
         one_percent_ms / 1000.0 * THESIS_MB / megabytes,
     );
-    let figure = Figure {
-        name: "cp-6-resizing".to_string(),
-        title: chart.title.clone(),
-        svg: chart.svg(),
-        inline: chart.inline(),
-    };
+    let figure = Figure::chart("cp-6-resizing", &chart);
     Finding::new(
         "CP-6",
         "measured loss off the computed one, mean over intervals",

@@ -12,16 +12,9 @@ use cachemate_sim::kernels;
 use cachemate_sim::machine::{Program, SimMachine, SimOptions};
 use serde::{Deserialize, Serialize};
 
-use super::{COLORS, Pace, WAREHOUSE_BYTES, decided_by, job, on_chip, tell};
+use super::{COLORS, Pace, WAREHOUSE_BYTES, decided_by, job, on_chip};
 use crate::setup::{Workload, built, failed, run_under};
-use crate::{Bar, Context, DataPoint, Experiment, Figure, Finding, ReproError, mean};
-
-pub(super) const EXPERIMENT: Experiment = Experiment {
-    ids: &["CP-5"],
-    what: "a service level held by resizing while clients come",
-    full_minutes: 3.0,
-    run: measure,
-};
+use crate::{Bar, Context, DataPoint, Figure, Finding, ReproError, mean};
 
 /// Against four minutes.
 const SCALE: u64 = 2_000;
@@ -211,14 +204,14 @@ impl Story {
     }
 }
 
-fn measure(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
     let lengths = context.pick(
         Lengths { window_cycles: 400_000, warm_up: 10, each: 8 },
         Lengths { window_cycles: 1_000_000, warm_up: 20, each: 20 },
     );
     let sizes: Vec<u32> = context.pick(vec![1, 2, 4, 16], vec![1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16]);
     let stories = context.run_all(&context.seeds, |&seed| {
-        tell(context, "clients 2 to 4", seed);
+        context.tell(&format!("clients 2 to 4, seed {seed}"));
         story(seed, lengths, &sizes)
     })?;
     let per_seed: Vec<(u64, f64)> =
@@ -298,7 +291,7 @@ fn figure(story: &Story) -> Figure {
         references: vec![Reference::Y { label: "level".to_string(), at: 1.0 }],
         ..Chart::default()
     };
-    Figure { name: "cp-5-service".to_string(), title: chart.title.clone(), svg: chart.svg(), inline: chart.inline() }
+    Figure::chart("cp-5-service", &chart)
 }
 
 #[cfg(test)]

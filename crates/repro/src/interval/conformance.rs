@@ -40,14 +40,14 @@ struct Behaved {
 ///
 /// # Errors
 /// A plan that the loop refuses, or the interruption.
-pub fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
     let windows = context.pick(500, 10_000);
     let seed = context.seeds.first().copied().unwrap_or(1);
     // One after the other: memory is told of the whole process.
     let mut all = Vec::new();
     for entry in policies::ENTRIES {
         context.go_on()?;
-        (context.progress)(&format!("INTERVAL-1: {}, {windows} windows", entry.name));
+        context.tell(&format!("INTERVAL-1: {}, {windows} windows", entry.name));
         all.push(behaved(entry.name, windows, seed, &|| context.go_on().is_ok())?);
         context.go_on()?;
     }

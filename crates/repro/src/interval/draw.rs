@@ -163,10 +163,10 @@ pub fn measured(context: &Context<'_>, setup: &Setup, seed: u64) -> Result<Measu
     generator.shuffle(&mut names);
     names.truncate(setup.programs);
     let jobs: Vec<Job> = names.iter().enumerate().map(|(at, name)| Job::new(name, seed * 1_000 + at as u64)).collect();
-    (context.progress)(&format!("{}: {} programs alone", setup.machine, jobs.len()));
+    context.tell(&format!("{}: {} programs alone", setup.machine, jobs.len()));
     let programs = context.run_all(&jobs, |job| profiled(job, &machine, setup))?;
     let wanted = drawn(&mut generator, setup, &machine);
-    (context.progress)(&format!("{}: {} co-runs", setup.machine, wanted.len()));
+    context.tell(&format!("{}: {} co-runs", setup.machine, wanted.len()));
     let runs = context.run_all(&wanted, |run| together(run, &jobs, &programs, &machine, setup))?;
     Ok(Measured { machine: setup.machine.to_string(), programs, runs })
 }

@@ -20,27 +20,46 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Context, Experiment, ReproError};
 
-/// Results of our own, beside the papers'.
-pub fn experiments() -> Vec<Experiment> {
+/// Experiments of our own, beside the papers'.
+pub(crate) fn experiments() -> Vec<Experiment> {
     vec![
-        ours(
-            &["INTERVAL-1"],
-            "every policy for 10 000 windows: nobody starves, changes an hour, memory",
-            5.0,
-            conformance::run,
-        ),
-        ours(&["INTERVAL-2"], "sizing online at nominal time (RM-4): once settled, and its price", 5.0, online::sizing),
-        ours(&["INTERVAL-3"], "DIO at nominal time (CA-6): once settled, and its price", 5.0, online::placing),
-        ours(&["INTERVAL-4"], "four and eight programs sized online at nominal time (MULTI)", 10.0, online::many),
-        ours(&["INTERVAL-5"], "a floor and fairness at nominal time (GOALS)", 2.0, online::goals),
-        ours(&["INTERVAL-6"], "what CASC's measuring costs at nominal time (CASC-7)", 2.0, online::measuring),
+        Experiment {
+            ids: &["INTERVAL-1"],
+            what: "every policy for 10 000 windows: nobody starves, changes an hour, memory",
+            full_minutes: 5.0,
+            run: conformance::run,
+        },
+        Experiment {
+            ids: &["INTERVAL-2"],
+            what: "sizing online at nominal time (RM-4): once settled, and its price",
+            full_minutes: 5.0,
+            run: online::sizing::run,
+        },
+        Experiment {
+            ids: &["INTERVAL-3"],
+            what: "DIO at nominal time (CA-6): once settled, and its price",
+            full_minutes: 5.0,
+            run: online::placing::run,
+        },
+        Experiment {
+            ids: &["INTERVAL-4"],
+            what: "four and eight programs sized online at nominal time (MULTI)",
+            full_minutes: 10.0,
+            run: online::many::run,
+        },
+        Experiment {
+            ids: &["INTERVAL-5"],
+            what: "a floor and fairness at nominal time (GOALS)",
+            full_minutes: 2.0,
+            run: online::goals::run,
+        },
+        Experiment {
+            ids: &["INTERVAL-6"],
+            what: "what CASC's measuring costs at nominal time (CASC-7)",
+            full_minutes: 2.0,
+            run: online::measuring::run,
+        },
     ]
-}
-
-type Run = fn(&Context<'_>) -> Result<Vec<crate::Finding>, ReproError>;
-
-fn ours(ids: &'static [&'static str], what: &'static str, full_minutes: f64, run: Run) -> Experiment {
-    Experiment { ids, what, full_minutes, run }
 }
 
 /// All that was measured: what predictions start from, and what they are held against.

@@ -22,7 +22,7 @@ pub fn cells(context: &Context<'_>, mix: Mix, who: &Who, sizes: &[u64]) -> Resul
     let settings: Vec<(u64, u64)> =
         sizes.iter().flat_map(|&l2_kb| context.seeds.iter().map(move |&seed| (l2_kb, seed))).collect();
     context.run_all(&settings, |&(l2_kb, seed)| {
-        (context.progress)(&format!("{who:?} at {l2_kb} KB, seed {seed}"));
+        context.tell(&format!("{who:?} at {l2_kb} KB, seed {seed}"));
         Ok(Cell { l2_kb, seed, measured: measure(&Setting { mix, ..Setting::new(l2_kb, seed, context) }, who)? })
     })
 }
@@ -85,7 +85,7 @@ pub fn over_bandwidth(
     let all: Vec<(f64, u64)> =
         BANDWIDTHS.iter().flat_map(|&bytes| context.seeds.iter().map(move |&seed| (bytes, seed))).collect();
     let measured = context.run_all(&all, |&(bytes, seed)| {
-        (context.progress)(&format!("{name}, memory {bytes} bytes a cycle, seed {seed}"));
+        context.tell(&format!("{name}, memory {bytes} bytes a cycle, seed {seed}"));
         measure(&Setting { mix, bytes_per_cycle: Some(bytes), ..Setting::new(192, seed, context) }, who)
     })?;
     let mut points = Vec::new();
@@ -104,15 +104,14 @@ pub fn over_bandwidth(
         };
         Series { name: metric.to_string(), points: of.filter_map(at).collect(), ..Series::default() }
     };
-    let title = format!("{name} at 192 KB over the bandwidth of memory");
     let chart = Chart {
-        title: title.clone(),
+        title: format!("{name} at 192 KB over the bandwidth of memory"),
         x: Axis::log("bytes a cycle"),
         y: Axis::linear("%"),
         series: ["throughput gain %", "of which contention %", "L2 miss ratio change %"].map(line).into(),
         ..Chart::default()
     };
-    Ok((points, Figure { name: figure.to_string(), title, svg: chart.svg(), inline: chart.inline() }))
+    Ok((points, Figure::chart(figure, &chart)))
 }
 
 /// One value per seed: the worst over the sizes.
@@ -146,7 +145,7 @@ pub fn size_chart(name: &str, title: &str, y: &str, points: &[DataPoint], series
         series: series.iter().map(line).collect(),
         ..Chart::default()
     };
-    Figure { name: name.to_string(), title: title.to_string(), svg: chart.svg(), inline: chart.inline() }
+    Figure::chart(name, &chart)
 }
 
 /// In words: at which sizes a bar is missed, and by what the gain is made.

@@ -1,12 +1,12 @@
 //! Groups of threads brought together on the machine, and what they did: the truth that estimates are held against.
 
-use cachemate_pipeline::Pipeline;
 use std::collections::BTreeMap;
 
 use cachemate_core::{
     Counts, Decision, Event, Evidence, Level, Plan, Policy, Probe, ProbeId, ProbeWhat, RowInterval, SplitMix64, TaskId,
     View, Window, WindowRecord,
 };
+use cachemate_pipeline::Pipeline;
 
 use super::{CONTEXTS, l2};
 use crate::ReproError;

@@ -18,7 +18,7 @@ pub fn bound(context: &Context<'_>, sizes: &[u64]) -> Result<(Vec<DataPoint>, St
         .map(|(kb, seed)| Setting::new(kb, seed, context))
         .collect();
     let gains = context.run_all(&settings, |setting| {
-        (context.progress)(&format!("without the greedy program at {} KB, seed {}", setting.l2_kb, setting.seed));
+        context.tell(&format!("without the greedy program at {} KB, seed {}", setting.l2_kb, setting.seed));
         Ok(100.0 * without_greedy(setting)?)
     })?;
     let of = |kb: u64| -> Vec<f64> {
@@ -60,7 +60,7 @@ pub fn variations(
         all.extend(more.iter().map(|(name, who)| same((*name).to_string(), who, base)));
     }
     let measured = context.run_all(&all, |variation| {
-        (context.progress)(&format!("{}, seed {}", variation.name, variation.on.seed));
+        context.tell(&format!("{}, seed {}", variation.name, variation.on.seed));
         if variation.on == variation.against {
             measure(&variation.on, &variation.who)
         } else {

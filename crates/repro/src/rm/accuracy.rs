@@ -130,7 +130,7 @@ impl Study {
     }
 }
 
-pub fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
     let lengths = context.pick(Lengths { warm_up: 5e5, logged: 5e5 }, Lengths { warm_up: 2e6, logged: 2e6 });
     let colors: Vec<u32> = context.pick((1..=4).map(|at| 4 * at).collect(), (1..=COLORS).collect());
     let items: Vec<(&'static str, u64)> = context
@@ -139,12 +139,12 @@ pub fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
         .flat_map(|&seed| programs(context.quick).into_iter().map(move |program| (program, seed)))
         .collect();
     let studies = context.run_all(&items, |&(program, seed)| {
-        (context.progress)(&format!("RM-1: {program}, seed {seed}"));
+        context.tell(&format!("RM-1: {program}, seed {seed}"));
         study(program, seed, lengths, &colors)
     })?;
     let over_seeds = |measure: &dyn Fn(&[&Study]) -> f64| -> Vec<(u64, f64)> {
         let of = |seed: u64| studies.iter().filter(|study| study.seed == seed).collect::<Vec<_>>();
-        context.seeds.iter().map(|&seed| (seed, measure(&of(seed)))).collect()
+        context.per_seed(|seed| measure(&of(seed)))
     };
     let distance =
         |form: &'static str| over_seeds(&|of| mean(&of.iter().map(|study| study.distance(form)).collect::<Vec<_>>()));
@@ -160,7 +160,7 @@ pub fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
     let first = Finding::new("RM-1", &what("survival"), "1.02", "misses/1000 instructions", bar, &distance("survival"))
         .points(points(&studies))
         .note(note(&studies, lengths));
-    let first = pictures(&studies, context.seeds[0]).into_iter().fold(first, Finding::figure);
+    let first = figures(&studies, context.seeds[0]).into_iter().fold(first, Finding::figure);
     let worst = Finding::new(
         "RM-1",
         "farthest program, over what is allowed it (2, or 5 % of its curve's top)",
@@ -199,11 +199,11 @@ fn note(studies: &[Study], lengths: Lengths) -> String {
 }
 
 /// One figure a program, as in the thesis's Fig. 5.8.
-fn pictures(studies: &[Study], seed: u64) -> Vec<Figure> {
-    studies.iter().filter(|study| study.seed == seed).map(picture).collect()
+fn figures(studies: &[Study], seed: u64) -> Vec<Figure> {
+    studies.iter().filter(|study| study.seed == seed).map(figure).collect()
 }
 
-fn picture(study: &Study) -> Figure {
+fn figure(study: &Study) -> Figure {
     let line = |name: &str, curve: &MissRateCurve, dashed| Series {
         name: name.to_string(),
         points: curve.points().iter().map(|&(size, rate)| Point::new(colors_of(size), rate)).collect(),
@@ -221,7 +221,7 @@ fn picture(study: &Study) -> Figure {
         ..Chart::default()
     };
     let name = format!("rm-1-{}", study.program);
-    Figure { name, title: chart.title.clone(), svg: chart.svg(), inline: chart.inline() }
+    Figure::chart(name, &chart)
 }
 
 pub fn colors_of(size: u64) -> f64 {

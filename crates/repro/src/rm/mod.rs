@@ -1,4 +1,4 @@
-//! RapidMRC: miss-rate curves of running programs from short logs, and phases (thesis ch. 5). RM-4 is with the
+//! RM: RapidMRC, miss-rate curves of running programs from short logs, and phases (thesis ch. 5). RM-4 is with the
 //! partitions (`cp`).
 
 mod accuracy;
@@ -11,7 +11,8 @@ mod sensitivity;
 
 use crate::Experiment;
 
-pub fn experiments() -> Vec<Experiment> {
+/// All experiments of the paper.
+pub(crate) fn experiments() -> Vec<Experiment> {
     vec![
         Experiment {
             ids: &["RM-1"],

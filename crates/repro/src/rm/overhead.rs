@@ -2,6 +2,7 @@
 //!
 //! A log is as long as the thesis's, or as long as 2 % of the phase it is for allow: the cost then is bounded, and the
 //! question is what the shorter logs' curves are worth.
+
 use serde::{Deserialize, Serialize};
 
 use super::accuracy::{LOG_ENTRIES, LOGGED_AT, Lengths, log, log_of, profiled, real_curve, workload};
@@ -86,7 +87,7 @@ pub(super) fn findings(context: &Context<'_>) -> Result<Vec<Finding>, ReproError
     let items: Vec<(u64, &Cost)> =
         context.seeds.iter().flat_map(|&seed| cut.iter().map(move |&cost| (seed, cost))).collect();
     let distances = context.run_all(&items, |&(seed, cost)| {
-        (context.progress)(&format!("RM-5: {} from {:.0} entries, seed {seed}", cost.program, cost.entries()));
+        context.tell(&format!("RM-5: {} from {:.0} entries, seed {seed}", cost.program, cost.entries()));
         distance_of_cut(cost, seed, warm_up, &colors)
     })?;
     Ok(vec![costs_finding(&costs, seed), cut_finding(context, &cut, &distances)])

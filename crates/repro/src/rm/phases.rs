@@ -100,7 +100,7 @@ fn share(runs: &[&Run], found: impl Fn(&Run) -> (usize, usize)) -> f64 {
     100.0 * found as f64 / all as f64
 }
 
-pub fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
     let colors: &[u32] = context.pick(&[2, 8, 16], &[1, 2, 4, 6, 8, 10, 12, 16]);
     let pairs: &[[&'static str; 2]] = context.pick(&PAIRS[..2], &PAIRS);
     let phases = context.pick(3, 5);
@@ -109,13 +109,12 @@ pub fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
         items.extend(pairs.iter().flat_map(|&pair| colors.iter().map(move |&colors| (pair, seed, colors))));
     }
     let runs = context.run_all(&items, |&(pair, seed, colors)| {
-        (context.progress)(&format!("RM-5: {} then {}, {colors} colors, seed {seed}", pair[0], pair[1]));
+        context.tell(&format!("RM-5: {} then {}, {colors} colors, seed {seed}", pair[0], pair[1]));
         run_pair(pair, seed, colors, phases)
     })?;
     let of = |seed: u64| runs.iter().filter(|run| run.seed == seed).collect::<Vec<_>>();
-    let per_seed = |found: fn(&Run) -> (usize, usize)| -> Vec<(u64, f64)> {
-        context.seeds.iter().map(|&seed| (seed, share(&of(seed), found))).collect()
-    };
+    let per_seed =
+        |found: fn(&Run) -> (usize, usize)| -> Vec<(u64, f64)> { context.per_seed(|seed| share(&of(seed), found)) };
     let paper = "boundaries mostly the same at every size (Fig. 5.2)";
     let rates = Finding::new(
         "RM-5",
@@ -128,7 +127,7 @@ pub fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
     .points(points(&runs, colors))
     .time_scale(SCALE)
     .note(note(&runs))
-    .figure(picture(&runs, colors));
+    .figure(figure(&runs, colors));
     let insensitive = Finding::new(
         "RM-5",
         "boundaries found within one interval by first-level signals, at every size",
@@ -174,7 +173,7 @@ fn note(runs: &[Run]) -> String {
     )
 }
 
-fn picture(runs: &[Run], colors: &[u32]) -> Figure {
+fn figure(runs: &[Run], colors: &[u32]) -> Figure {
     let shown = runs.iter().filter(|run| run.pair == runs[0].pair && run.seed == runs[0].seed);
     let series = shown.filter(|run| colors.contains(&run.colors)).map(|run| Series {
         name: format!("{} colors", run.colors),
@@ -191,5 +190,5 @@ fn picture(runs: &[Run], colors: &[u32]) -> Figure {
         references: boundaries.collect(),
         ..Chart::default()
     };
-    Figure { name: "rm-5-phases".to_string(), title: chart.title.clone(), svg: chart.svg(), inline: chart.inline() }
+    Figure::chart("rm-5-phases", &chart)
 }

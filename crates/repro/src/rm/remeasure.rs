@@ -92,7 +92,7 @@ pub(super) fn finding(context: &Context<'_>) -> Result<Finding, ReproError> {
     let items: Vec<(u64, usize)> =
         context.seeds.iter().flat_map(|&seed| (0..runs.len()).map(move |at| (seed, at))).collect();
     let all = context.run_all(&items, |&(seed, at)| {
-        (context.progress)(&format!(
+        context.tell(&format!(
             "RM-5: {} then {} beside {}, managed, seed {seed}",
             runs[at].0[0], runs[at].0[1], runs[at].1
         ));

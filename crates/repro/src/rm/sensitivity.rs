@@ -143,14 +143,14 @@ fn curves(program: &'static str, seed: u64, lengths: Lengths, colors: &[u32]) ->
     Ok(Curves { program: Name(program), seed, studies })
 }
 
-pub fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
     let lengths = context.pick(Lengths { warm_up: 3e5, logged: 3e5 }, Lengths { warm_up: 2e6, logged: 2e6 });
     let colors: Vec<u32> = context.pick(vec![1, 8, 16], (1..=COLORS).collect());
     let programs: &[&'static str] = context.pick(&["twolf"], &["mcf", "swim", "art", "twolf"]);
     let items: Vec<(&'static str, u64)> =
         context.seeds.iter().flat_map(|&seed| programs.iter().map(move |&program| (program, seed))).collect();
     let all = context.run_all(&items, |&(program, seed)| {
-        (context.progress)(&format!("RM-2, RM-3: {program}, seed {seed}"));
+        context.tell(&format!("RM-2, RM-3: {program}, seed {seed}"));
         curves(program, seed, lengths, &colors)
     })?;
     let studies = ["log size", "warm-up", "lost events", "associativity", "prefetching", "issue order"];
@@ -220,5 +220,5 @@ fn picture(curves: &Curves, study: &str, id: &str) -> Option<Figure> {
         ..Chart::default()
     };
     let name = format!("{}-{}-{}", id.to_lowercase(), study.replace(' ', "-"), curves.program);
-    Some(Figure { name, title: chart.title.clone(), svg: chart.svg(), inline: chart.inline() })
+    Some(Figure::chart(name, &chart))
 }

@@ -7,8 +7,8 @@ use cachemate_policy::clustering::{
 use cachemate_sim::kernels::Options;
 use serde::{Deserialize, Serialize};
 
+use super::figures::figures as shmap_figures;
 use super::insight::{Insight, insights};
-use super::pictures::pictures;
 use super::setup::{Case, Placement, Round, SAMPLES_PER_THREAD, SCALE, SMALL, Setting, four, rounds};
 use crate::{Bar, Context, DataPoint, Finding, ReproError};
 
@@ -134,7 +134,7 @@ fn agreement(context: &Context<'_>, cases: &[Case], what: &str) -> Result<Findin
     let items: Vec<(usize, u64)> =
         (0..cases.len()).flat_map(|case| context.seeds.iter().map(move |&seed| (case, seed))).collect();
     let outcomes = context.run_all(&items, |&(case, seed)| {
-        (context.progress)(&format!("TC-2 {} seed {seed}", cases[case].name));
+        context.tell(&format!("TC-2 {} seed {seed}", cases[case].name));
         outcome(context, &cases[case], seed)
     })?;
     let of = |case: usize| items.iter().zip(&outcomes).filter(move |((at, _), _)| *at == case).map(|(_, found)| found);
@@ -150,19 +150,19 @@ fn agreement(context: &Context<'_>, cases: &[Case], what: &str) -> Result<Findin
         let by_scan = of(at).map(|found| one_pass_agreement(found, &case.truth(1).unwrap_or_default()));
         points.push(DataPoint::over("adjusted Rand index, one pass", case.name, &by_scan.collect::<Vec<f64>>()));
         if let Some(round) = of(at).find_map(|found| found.first.as_ref().or(found.last.as_ref())) {
-            figures.extend(pictures(case.name, round));
+            figures.extend(shmap_figures(case.name, round));
         }
         if case.options.regroup_after.is_some()
             && let Some(later) = of(at).find_map(|found| found.first.as_ref().and(found.last.as_ref()))
         {
-            figures.extend(pictures(&format!("{}, at the end", case.name), later));
+            figures.extend(shmap_figures(&format!("{}, at the end", case.name), later));
         }
     }
     let worst = |seed: u64| {
         let of_seed = items.iter().zip(&outcomes).filter(|((_, at), _)| *at == seed);
         of_seed.map(|(_, found)| found.agreement).fold(f64::INFINITY, f64::min)
     };
-    let per_seed: Vec<(u64, f64)> = context.seeds.iter().map(|&seed| (seed, worst(seed))).collect();
+    let per_seed = context.per_seed(worst);
     let paper = "clusters equal the partition for the microbenchmark and SPECjbb; RUBiS two and some unclustered; VolanoMark five instead of two";
     let bar = Bar::AtLeast { bar: 1.0, paper_best: None };
     let mut finding = Finding::new("TC-2", what, paper, "adjusted Rand index", bar, &per_seed)

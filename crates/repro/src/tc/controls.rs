@@ -1,4 +1,4 @@
-//! Negative controls: threads that share nothing, or everything, are left alone.
+//! TC-CONTROLS, negative controls: threads that share nothing, or everything, are left alone.
 
 use cachemate_sim::kernels::Options;
 use serde::{Deserialize, Serialize};
@@ -30,7 +30,7 @@ pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
     let items: Vec<(usize, u64)> =
         (0..cases.len()).flat_map(|case| context.seeds.iter().map(move |&seed| (case, seed))).collect();
     let all = context.run_all(&items, |&(case, seed)| {
-        (context.progress)(&format!("TC controls {} seed {seed}", cases[case].name));
+        context.tell(&format!("TC controls {} seed {seed}", cases[case].name));
         control(context, &cases[case], seed)
     })?;
     let mut points = Vec::new();
@@ -46,9 +46,7 @@ pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
         let of_seed = items.iter().zip(&all).filter(|((_, at), _)| *at == seed);
         of_seed.map(|(_, found)| value(found)).fold(f64::NEG_INFINITY, f64::max)
     };
-    let per_seed = |value: fn(&Control) -> f64| -> Vec<(u64, f64)> {
-        context.seeds.iter().map(|&seed| (seed, worst(seed, value))).collect()
-    };
+    let per_seed = |value: fn(&Control) -> f64| -> Vec<(u64, f64)> { context.per_seed(|seed| worst(seed, value)) };
     let finding = |what, unit, bar, per_seed: Vec<(u64, f64)>| {
         Finding::new("TC-CONTROLS", what, "not in the thesis", unit, bar, &per_seed).time_scale(SCALE as f64)
     };

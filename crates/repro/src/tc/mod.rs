@@ -7,10 +7,10 @@
 
 mod clusters;
 mod controls;
+mod figures;
 mod insight;
 mod more_placements;
 mod overhead;
-mod pictures;
 mod placements;
 mod recorded;
 mod sensitivity;
@@ -19,7 +19,7 @@ mod variants;
 
 use crate::Experiment;
 
-/// This paper's experiments.
+/// All experiments of the paper.
 pub(crate) fn experiments() -> Vec<Experiment> {
     vec![
         Experiment {

@@ -90,7 +90,7 @@ pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
     let items: Vec<(u32, u64)> =
         rates.iter().flat_map(|&rate| context.seeds.iter().map(move |&seed| (rate, seed))).collect();
     let measured = context.run_all(&items, |&(rate, seed)| {
-        (context.progress)(&format!("TC-5 one in {rate} seed {seed}"));
+        context.tell(&format!("TC-5 one in {rate} seed {seed}"));
         at_rate(context, seed, rate)
     })?;
     let of = |rate: u32, value: fn(&Rate) -> f64| -> Vec<f64> {
@@ -149,7 +149,7 @@ pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
     ];
     // A curve of one rate is none.
     if rates.len() > 1 {
-        findings[0].figures.push(curve(rates, &of));
+        findings[0].figures.push(figure(rates, &of));
     }
     Ok(findings)
 }
@@ -193,7 +193,7 @@ fn own_rate(context: &Context<'_>, seed: u64) -> Result<Own, ReproError> {
     })
 }
 
-fn curve(rates: &[u32], of: &dyn Fn(u32, fn(&Rate) -> f64) -> Vec<f64>) -> Figure {
+fn figure(rates: &[u32], of: &dyn Fn(u32, fn(&Rate) -> f64) -> Vec<f64>) -> Figure {
     let point = |rate: u32, value: fn(&Rate) -> f64| Point::new(100.0 / f64::from(rate), mean(&of(rate, value)));
     let line = |name: &str, value: fn(&Rate) -> f64| Series {
         name: name.to_string(),
@@ -210,5 +210,5 @@ fn curve(rates: &[u32], of: &dyn Fn(u32, fn(&Rate) -> f64) -> Vec<f64>) -> Figur
         ],
         ..Chart::default()
     };
-    Figure { name: "tc-5-overhead".to_string(), title: chart.title.clone(), svg: chart.svg(), inline: chart.inline() }
+    Figure::chart("tc-5-overhead", &chart)
 }

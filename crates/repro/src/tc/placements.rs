@@ -94,7 +94,7 @@ impl Runs {
         }
         let mut all = context
             .run_all(&items, |(case, by, seed)| {
-                (context.progress)(&format!("{machine} {} {} seed {seed}", case.name, by.name()));
+                context.tell(&format!("{machine} {} {} seed {seed}", case.name, by.name()));
                 measure(context, machine, case, *seed, by, scale)
             })?
             .into_iter();
@@ -166,7 +166,7 @@ impl Runs {
             groups: (0..self.cases.len()).map(group).collect(),
             ..Bars::default()
         };
-        Figure { name: name.to_string(), title: title.to_string(), svg: bars.svg(), inline: bars.inline() }
+        Figure::bars(name, &bars)
     }
 }
 
@@ -218,12 +218,7 @@ fn stalls(context: &Context<'_>, runs: &Runs) -> Finding {
         stacked: true,
         ..Bars::default()
     };
-    let figure = Figure {
-        name: "tc-1-stall-breakdown".to_string(),
-        title: bars.title.clone(),
-        svg: bars.svg(),
-        inline: bars.inline(),
-    };
+    let figure = Figure::bars("tc-1-stall-breakdown", &bars);
     let most = |seed: usize| cases().map(|case| 100.0 * runs.measured[case][0][seed].remote_share).fold(0.0, f64::max);
     Finding::new(
         "TC-1",

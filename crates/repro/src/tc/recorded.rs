@@ -6,7 +6,6 @@
 //! recorder's filter lets everything through that caches ask each other for; what a thread has to itself is mostly
 //! not in the recording. The server's own threads sleep between two rounds of theirs, as they did.
 
-use cachemate_pipeline::miss_penalty_of_machine;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -14,12 +13,13 @@ use cachemate_core::{
     Access, AccessKind, AccessSource, Event, PipelineConfig, PolicyConfig, ProfilerConfig, ShMapParameters, StallCause,
     Turn, Window, WindowRecord,
 };
+use cachemate_pipeline::miss_penalty_of_machine;
 use cachemate_sim::machine::{Length, Program, SimMachine, SimOptions};
 use cachemate_trace::{CmtReader, CmtSource, ThreadTotals, TraceReader, pack_places};
 use serde::{Deserialize, Serialize};
 
+use super::figures::figures as shmap_figures;
 use super::insight::{Insight, insights};
-use super::pictures::pictures;
 use super::setup::{Round, SCALE, SMALL, TURN_CYCLES, WINDOW_CYCLES, rounds};
 use crate::setup::{built, failed, run_under};
 use crate::{Bar, Context, DataPoint, Finding, ReproError};
@@ -226,7 +226,7 @@ pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
     let items: Vec<(&str, u64)> =
         METHODS.iter().flat_map(|&method| context.seeds.iter().map(move |&seed| (method, seed))).collect();
     let found = context.run_all(&items, |&(method, seed)| {
-        (context.progress)(&format!("TC-2 recorded server, {method}, seed {seed}"));
+        context.tell(&format!("TC-2 recorded server, {method}, seed {seed}"));
         outcome(context, seed, method)
     })?;
     let of = |method: &str| -> Vec<&Outcome> {
@@ -267,7 +267,7 @@ pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
          while it ran.",
     );
     if let Some(round) = of(METHODS[0]).into_iter().find_map(|found| found.last.as_ref()) {
-        finding.figures.extend(pictures("recorded MariaDB", round));
+        finding.figures.extend(shmap_figures("recorded MariaDB", round));
     }
     Ok(vec![finding])
 }

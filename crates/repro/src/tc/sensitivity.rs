@@ -108,7 +108,7 @@ pub(super) fn sizes(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
     let items: Vec<(usize, u64)> =
         (0..cases.len()).flat_map(|case| context.seeds.iter().map(move |&seed| (case, seed))).collect();
     let all = context.run_all(&items, |&(case, seed)| {
-        (context.progress)(&format!("TC-6 {} seed {seed}", cases[case].name));
+        context.tell(&format!("TC-6 {} seed {seed}", cases[case].name));
         sensitivity(context, &cases[case], seed)
     })?;
     let of = |case: usize, value: &dyn Fn(&Sensitivity) -> f64| -> Vec<f64> {
@@ -132,7 +132,7 @@ pub(super) fn sizes(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
         let of_seed = items.iter().zip(&all).filter(|((_, at), _)| *at == seed);
         of_seed.flat_map(|(_, found)| found.by_size.clone()).fold(f64::INFINITY, f64::min)
     };
-    let per_seed: Vec<(u64, f64)> = context.seeds.iter().map(|&seed| (seed, worst(seed))).collect();
+    let per_seed = context.per_seed(worst);
     Ok(vec![
         Finding::new(
             "TC-6",
@@ -208,7 +208,7 @@ pub(super) fn phases(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> 
     let items: Vec<(usize, u64)> =
         (0..cases.len()).flat_map(|case| context.seeds.iter().map(move |&seed| (case, seed))).collect();
     let leads = context.run_all(&items, |&(case, seed)| {
-        (context.progress)(&format!("TC-7 {} seed {seed}", cases[case].name));
+        context.tell(&format!("TC-7 {} seed {seed}", cases[case].name));
         advantage(context, &cases[case], seed)
     })?;
     let of = |case: usize| items.iter().zip(&leads).filter(move |((at, _), _)| *at == case).map(|(_, lead)| lead);
@@ -230,17 +230,12 @@ pub(super) fn phases(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> 
         series,
         ..Chart::default()
     };
-    let figure = Figure {
-        name: "tc-7-break-even".to_string(),
-        title: chart.title.clone(),
-        svg: chart.svg(),
-        inline: chart.inline(),
-    };
+    let figure = Figure::chart("tc-7-break-even", &chart);
     let shortest = |seed: u64| {
         let of_seed = items.iter().zip(&leads).filter(|((_, at), _)| *at == seed);
         of_seed.filter_map(|(_, lead)| break_even(lead)).fold(f64::INFINITY, f64::min)
     };
-    let per_seed: Vec<(u64, f64)> = context.seeds.iter().map(|&seed| (seed, shortest(seed))).collect();
+    let per_seed = context.per_seed(shortest);
     Ok(vec![
         Finding::new(
             "TC-7",

@@ -1,12 +1,12 @@
 //! The chapter's workloads, its four placements, and one run of one under the other.
 
-use cachemate_pipeline::{OfflineProfiler, Pipeline};
 use std::collections::BTreeMap;
 
 use cachemate_core::{
     CpuSet, Decision, Machine, Plan, Policy, ProfilerConfig, Reason, ReasonKind, ShMapParameters, TaskId, View, Window,
     WindowRecord,
 };
+use cachemate_pipeline::{OfflineProfiler, Pipeline};
 use cachemate_policy::clustering::assign::{Chip, Movable, assign};
 use cachemate_policy::policies;
 use cachemate_sim::kernels::{self, Options};

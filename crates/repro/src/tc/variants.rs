@@ -112,7 +112,7 @@ pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
         .filter(|&(case, variant, _)| asked(case, variant))
         .collect();
     let found = context.run_all(&items, |&(case, variant, seed)| {
-        (context.progress)(&format!("TC-2 variants, {} seed {seed}", cases[case].name));
+        context.tell(&format!("TC-2 variants, {} seed {seed}", cases[case].name));
         match VARIANTS.get(variant) {
             Some(variant) => agreement(context, variant, &cases[case], seed),
             None => across_agreement(context, &cases[case], seed),
@@ -134,9 +134,7 @@ pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
         let of = items.iter().zip(&found).filter(|((_, variant, at), _)| *at == seed && wanted(*variant));
         of.map(|(_, &value)| value).fold(f64::INFINITY, f64::min)
     };
-    let per_seed = |wanted: &dyn Fn(usize) -> bool| -> Vec<(u64, f64)> {
-        context.seeds.iter().map(|&seed| (seed, worst(seed, wanted))).collect()
-    };
+    let per_seed = |wanted: &dyn Fn(usize) -> bool| -> Vec<(u64, f64)> { context.per_seed(|seed| worst(seed, wanted)) };
     let finding = |what, paper, per_seed: &[(u64, f64)]| {
         let bar = Bar::AtLeast { bar: 1.0, paper_best: None };
         Finding::new("TC-2", what, paper, "adjusted Rand index", bar, per_seed).time_scale(SCALE as f64)

@@ -38,7 +38,7 @@ fn slowed_percent(outcome: &PolicyOutcome) -> [f64; 2] {
 ///
 /// # Errors
 /// A program, machine or policy that cannot be, or the interruption.
-pub fn goals(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(crate) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
     let seed = context.seeds.first().copied().unwrap_or(1);
     let pairs = context.pick(&PAIRS[..1], &PAIRS);
     let (in_colors, in_ways) = (chip(2)?, in_ways()?);
@@ -48,7 +48,7 @@ pub fn goals(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
         (0..pairs.len()).flat_map(|pair| (0..WAYS.len()).map(move |way| (pair, way))).collect();
     let slowed = context.run_all(&runs, |&(pair, way)| {
         let ((a, b), (name, by, floor, ways)) = (pairs[pair], WAYS[way]);
-        (context.progress)(&format!("INTERVAL-5: {a} + {b}, {name}"));
+        context.tell(&format!("INTERVAL-5: {a} + {b}, {name}"));
         let mut jobs = vec![job(&programs, a, Some(0))?, job(&programs, b, Some(1))?];
         jobs[0].goal = floor.then(|| Goal { priority: 1.0, degradation_at_most: Some(FLOOR) });
         let machine = if ways { &in_ways } else { &in_colors };

@@ -141,7 +141,7 @@ fn run_mix(
 ///
 /// # Errors
 /// A program, machine or policy that cannot be, or the interruption.
-pub fn many(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(crate) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
     let seed = context.seeds.first().copied().unwrap_or(1);
     let counts: &[(usize, u64)] = context.pick(&[(4, 2)], &[(4, 11), (8, 6)]);
     let mixes: Vec<Vec<usize>> = counts
@@ -157,7 +157,7 @@ pub fn many(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
     let costs = context
         .run_here(&measured, |(name, _)| Ok((*name, alone(context, &one, &job(&measured, name, Some(0))?, seed)?)))?;
     let all = context.run_all(&mixes, |picked| {
-        (context.progress)(&format!("INTERVAL-4: {} programs", picked.len()));
+        context.tell(&format!("INTERVAL-4: {} programs", picked.len()));
         run_mix(context, &measured, &costs, picked, seed)
     })?;
     Ok(findings(&all, seed))

@@ -12,7 +12,7 @@ const MEASURES_ONLY: &str = "casc:form = 'better'\nthreshold = 1000.0\nremeasure
 ///
 /// # Errors
 /// A program, machine or policy that cannot be, or the interruption.
-pub fn measuring(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(crate) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
     let seed = context.seeds.first().copied().unwrap_or(1);
     let mut machine = cachemate_spec::load_machine("niagara-2core").map_err(failed("niagara-2core"))?;
     let last = machine.caches.last_mut().ok_or_else(|| failed("niagara-2core")("no cache"))?;
@@ -25,7 +25,7 @@ pub fn measuring(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
     let asked = Question { length_ns, explicit: true, ..question(context, &machine, jobs, seed) };
     let both = ["default", MEASURES_ONLY];
     let found = context.run_all(&both, |by| {
-        (context.progress)(&format!("INTERVAL-6: {}", by.split(':').next().unwrap_or(by)));
+        context.tell(&format!("INTERVAL-6: {}", by.split(':').next().unwrap_or(by)));
         let found = outcome(context, &asked, by)?;
         let of = found.programs.iter().map(|program| program.slowdown_on_cpu);
         let on_cpu: Vec<f64> = of.collect::<Option<_>>().ok_or_else(|| failed(*by)("a thread never ran"))?;

@@ -5,11 +5,11 @@
 //! (the last quarter of an hour's run), and what its search costs (that against the whole run). Programs are the
 //! cycle-level machine's, measured alone there; their phases last [`STRETCH`] times longer.
 
-mod goals;
-mod many;
-mod measuring;
-mod placing;
-mod sizing;
+pub(super) mod goals;
+pub(super) mod many;
+pub(super) mod measuring;
+pub(super) mod placing;
+pub(super) mod sizing;
 
 use std::sync::Arc;
 
@@ -22,8 +22,6 @@ use super::nominal::measured;
 use super::whatif::{Question, outcome};
 use crate::setup::failed;
 use crate::{Context, ReproError, mean};
-
-pub(super) use {goals::goals, many::many, measuring::measuring, placing::placing, sizing::sizing};
 
 const STRETCH: f64 = 1000.0;
 /// The thesis' chip without its L3: the cache that is divided is the last before memory.
@@ -79,7 +77,7 @@ fn programs(
     let mut names = names.to_vec();
     names.sort_unstable();
     names.dedup();
-    (context.progress)(&format!("{}: {} programs alone, seed {seed}", machine.name, names.len()));
+    context.tell(&format!("{}: {} programs alone, seed {seed}", machine.name, names.len()));
     context.run_here(&names, |&name| {
         Ok((name, Arc::new(measured(&crate::setup::Job::new(name, seed), machine, STRETCH)?)))
     })

@@ -13,7 +13,7 @@ const TEN: [&str; 10] =
 ///
 /// # Errors
 /// As [`sizing`].
-pub fn placing(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(crate) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
     let machine = cachemate_spec::load_machine("xeon-x5365-4").map_err(failed("xeon-x5365-4"))?;
     let seed = context.seeds.first().copied().unwrap_or(1);
     let mut draws = SplitMix64::new(seed);
@@ -27,7 +27,7 @@ pub fn placing(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
     let names: Vec<&'static str> = fours.iter().flatten().copied().collect();
     let programs = programs(context, &names, &machine, seed)?;
     let found = context.run_all(&fours, |four| {
-        (context.progress)(&format!("INTERVAL-3: {}", four.join(" + ")));
+        context.tell(&format!("INTERVAL-3: {}", four.join(" + ")));
         let on = |cpus: [Option<u32>; 4], policy: &str| {
             let jobs = four.iter().zip(cpus).map(|(name, cpu)| job(&programs, name, cpu)).collect::<Result<_, _>>()?;
             outcome(context, &question(context, &machine, jobs, seed), policy)

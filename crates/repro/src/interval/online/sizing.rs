@@ -32,14 +32,14 @@ impl Sized {
 ///
 /// # Errors
 /// A program, machine or policy that cannot be, or the interruption.
-pub fn sizing(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(crate) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
     let machine = chip(2)?;
     let pairs: &[(&'static str, &'static str)] = context.pick(&PAIRS[4..], &PAIRS);
     let seed = context.seeds.first().copied().unwrap_or(1);
     let names: Vec<&'static str> = pairs.iter().flat_map(|&(a, b)| [a, b]).collect();
     let programs = programs(context, &names, &machine, seed)?;
     let all = context.run_all(pairs, |&(a, b)| {
-        (context.progress)(&format!("INTERVAL-2: {a} + {b}"));
+        context.tell(&format!("INTERVAL-2: {a} + {b}"));
         let jobs = vec![job(&programs, a, Some(0))?, job(&programs, b, Some(1))?];
         let asked = question(context, &machine, jobs, seed);
         let shared = speedup(&outcome(context, &asked, "default")?).settled;

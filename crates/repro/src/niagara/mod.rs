@@ -24,10 +24,9 @@ use cachemate_policy::solvers::balance::{GroupModel, Turns, best_groups, rotatio
 use cachemate_sim::metrics;
 use cachemate_sim::os::schedulers::SchedulerKind;
 use cachemate_sim::results::RunResults;
-
-use self::stalls::{ContentionAt, contention_at};
 use serde::{Deserialize, Serialize};
 
+use self::stalls::{ContentionAt, contention_at};
 use crate::setup::{Comparison, Job, Scores, Workload, built, failed, scores};
 use crate::{Context, ReproError, mean};
 

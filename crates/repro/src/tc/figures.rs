@@ -1,4 +1,4 @@
-//! The pictures of the thesis's Figure 3.5: shMaps before and after clustering.
+//! The figures of the thesis's Figure 3.5: shMaps before and after clustering.
 
 use cachemate_locality::shmap::Sharing;
 use cachemate_policy::clustering::{Method, ThreadMap, find};
@@ -8,7 +8,7 @@ use super::setup::Round;
 use crate::Figure;
 
 /// shMaps as they came, and by cluster; data that more than one cluster touches left out, as in the thesis.
-pub(super) fn pictures(name: &str, round: &Round) -> [Figure; 2] {
+pub(super) fn figures(name: &str, round: &Round) -> [Figure; 2] {
     let threads: Vec<ThreadMap<'_>> =
         round.maps.iter().map(|map| ThreadMap { counters: map, together: None }).collect();
     let global = find(Method::CoClusters, &threads, &Sharing::default(), 36).global;
@@ -37,7 +37,7 @@ pub(super) fn pictures(name: &str, round: &Round) -> [Figure; 2] {
         let words: Vec<&str> = name.split(|c: char| !c.is_alphanumeric()).filter(|word| !word.is_empty()).collect();
         let slug = words.join("-");
         let name = format!("tc-2-{slug}-{}", if when.starts_with("before") { "before" } else { "after" });
-        Figure { name, title: map.title.clone(), svg: map.svg(), inline: map.inline() }
+        Figure::heat_map(name, &map)
     };
     [draw(&before, "before clustering"), draw(&after, "by cluster")]
 }

@@ -1,43 +1,16 @@
-//! CASC (papers CASC): 18 threads on two cores of four contexts, from 48 to 768 KB of L2.
-
-mod estimates;
+//! CASC-1, -2, -3, -6: misses, throughput and fairness against the default scheduler, from 48 to 768 KB of L2.
 
 use cachemate_report::figure::{Axis, Chart, Mark, Point, Series};
 
+use crate::niagara::SIZES_KB;
 use crate::niagara::cells::{
     Cell, METRICS, cells, means, over_bandwidth, points, shortfall, size_chart, splits, worst_per_seed,
 };
-use crate::niagara::{
-    CONTEXTS, Measured, Mix, SCALE, SIZES_KB, Setting, Who, hangs, jobs, measure, ratio, run, run_jobs,
-};
-use crate::setup::{Comparison, Job, failed};
-use crate::{Bar, Context, DataPoint, Experiment, Figure, Finding, ReproError};
+use crate::niagara::{Measured, Mix, SCALE, Setting, Who, hangs, measure, ratio, run as run_mix};
+use crate::setup::failed;
+use crate::{Bar, Context, DataPoint, Figure, Finding, ReproError};
 
-/// All experiments of the paper.
-pub fn experiments() -> Vec<Experiment> {
-    vec![
-        Experiment {
-            ids: &["CASC-1", "CASC-2", "CASC-3", "CASC-6"],
-            what: "misses, throughput and fairness of CASC against the default scheduler, over L2 sizes",
-            full_minutes: 12.0,
-            run: comparison,
-        },
-        Experiment {
-            ids: &["CASC-4", "CASC-5"],
-            what: "which threads are put on the right side, and how well groups are expected",
-            full_minutes: 6.0,
-            run: estimates::run,
-        },
-        Experiment {
-            ids: &["CASC-7", "CASC-8"],
-            what: "what measuring costs, and what identical threads get",
-            full_minutes: 2.0,
-            run: overhead,
-        },
-    ]
-}
-
-fn comparison(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
     let sizes: &[u64] = context.pick(&[192], &SIZES_KB);
     let better = cells(context, Mix::Casc, &Who::better(""), sizes)?;
     let literal = cells(context, Mix::Casc, &Who::literal(), sizes)?;
@@ -119,7 +92,7 @@ fn sweep(context: &Context<'_>) -> Result<Vec<DataPoint>, ReproError> {
     let settings = [112, 200, 300]
         .map(|cycles| (format!("memory {cycles} cycles"), Setting { memory_cycles: Some(cycles), ..base }));
     let measured = context.run_all(&settings, |(name, setting)| {
-        (context.progress)(&format!("sweep, {name}"));
+        context.tell(&format!("sweep, {name}"));
         measure(setting, &Who::better(""))
     })?;
     let mut points = Vec::new();
@@ -134,8 +107,8 @@ fn sweep(context: &Context<'_>) -> Result<Vec<DataPoint>, ReproError> {
 /// CASC-3: hit rate against the default's on twice the cache.
 fn twice_the_cache(context: &Context<'_>, sizes: &[u64], better: &[Cell]) -> Result<Finding, ReproError> {
     let on_twice = context.run_all(better, |cell| {
-        (context.progress)(&format!("default at {} KB, seed {}", 2 * cell.l2_kb, cell.seed));
-        let default = run(&Setting::new(2 * cell.l2_kb, cell.seed, context), &Who::Default)?;
+        context.tell(&format!("default at {} KB, seed {}", 2 * cell.l2_kb, cell.seed));
+        let default = run_mix(&Setting::new(2 * cell.l2_kb, cell.seed, context), &Who::Default)?;
         ratio(&default).ok_or_else(|| failed("default")("no references"))
     })?;
     let ahead: Vec<(u64, u64, f64)> = better
@@ -177,7 +150,7 @@ fn bounded_at(context: &Context<'_>, sizes: &[u64]) -> Result<Vec<Cell>, ReproEr
     let all: Vec<(u64, u64)> =
         sizes.iter().flat_map(|&l2_kb| context.seeds.iter().map(move |&seed| (l2_kb, seed))).collect();
     context.run_all(&all, |&(l2_kb, seed)| {
-        (context.progress)(&format!("spread bound to the default's at {l2_kb} KB, seed {seed}"));
+        context.tell(&format!("spread bound to the default's at {l2_kb} KB, seed {seed}"));
         let setting = Setting::new(l2_kb, seed, context);
         let default = measure(&setting, &Who::Default)?.default_variation;
         let who = Who::better(&format!("run_time_variation_at_most = {default}"));
@@ -250,12 +223,7 @@ fn fairness(context: &Context<'_>, sizes: &[u64], better: &[Cell]) -> Result<Vec
         ],
         ..Chart::default()
     };
-    let figure = Figure {
-        name: "casc-6-fairness".to_string(),
-        title: chart.title.clone(),
-        svg: chart.svg(),
-        inline: chart.inline(),
-    };
+    let figure = Figure::chart("casc-6-fairness", &chart);
     let bounded = Finding::new(
         "CASC-6",
         "weighted speed-up against the default's, with the spread of run times bound to the default's, worst size",
@@ -270,66 +238,4 @@ fn fairness(context: &Context<'_>, sizes: &[u64], better: &[Cell]) -> Result<Vec
     .note("The bound holds for the shares that the assignment leads one to expect; points show the spread that was measured.")
     .time_scale(SCALE as f64);
     Ok(vec![spread, bounded])
-}
-
-/// CASC-7 and CASC-8.
-fn overhead(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
-    let size = 192;
-    let compare = |setting: &Setting, who: &Who, name: &str, jobs: &[Job]| {
-        let (new, old) = (run_jobs(setting, who, name, jobs)?, run_jobs(setting, &Who::Default, name, jobs)?);
-        Comparison::of(&new, &old).ok_or_else(|| failed(name)("a thread never ran"))
-    };
-    // A threshold of 100 is always met, so nobody is restricted (CASC 5.3.4).
-    let measuring = Who::better("threshold = 1000.0\nremeasure_every_ns = 250000000");
-    let (mut costs, mut same) = (Vec::new(), Vec::new());
-    for &seed in &context.seeds {
-        let setting = Setting::new(size, seed, context);
-        let cost = compare(&setting, &measuring, "all", &jobs(seed))?;
-        costs.push((seed, cost));
-        let identical: Vec<Job> =
-            (0..18).map(|at| Job { name: format!("twolf-{at}"), ..Job::new("twolf", 1_000 * seed) }).collect();
-        same.push((seed, compare(&setting, &Who::better(""), "identical", &identical)?));
-    }
-    context.go_on()?;
-    let values = |of: fn(&Comparison) -> f64, from: &[(u64, Comparison)]| {
-        from.iter().map(|(seed, gain)| (*seed, 100.0 * of(gain))).collect::<Vec<_>>()
-    };
-    let split = |name: &str, from: &[(u64, Comparison)]| {
-        let parts: [(&str, fn(&Comparison) -> f64); 4] = [
-            ("throughput gain %", |gain| gain.throughput_gain),
-            ("of which mix %", |gain| gain.mix_gain),
-            ("of which contention %", |gain| gain.contention_gain),
-            ("busy gain %", |gain| gain.busy_gain),
-        ];
-        let point = |(part, of): (&str, fn(&Comparison) -> f64)| {
-            let values: Vec<f64> = from.iter().map(|(_, gain)| 100.0 * of(gain)).collect();
-            DataPoint::over(format!("{name}: {part}"), format!("{size} KB"), &values)
-        };
-        parts.map(point).to_vec()
-    };
-    let overhead = Finding::new(
-        "CASC-7",
-        "slowdown of the threads at their shares of time, measured again every 250 ms without restricting anybody",
-        "not measurable",
-        "%",
-        Bar::AtMost { bar: 0.5, paper_best: None },
-        &values(|gain| -gain.contention_gain, &costs),
-    )
-    .points(split("measuring", &costs))
-    .note(format!(
-        "Rows bring {CONTEXTS} threads together at a time and so change who runs how long while they last (mix); what they cost is \
-         what threads lose at equal time. Deciding is not simulated: the bench group 'policies' has its time."
-    ))
-    .time_scale(SCALE as f64);
-    let nothing = Finding::new(
-        "CASC-8",
-        "throughput of 18 identical threads against the default scheduler",
-        "no gain, no penalty",
-        "%",
-        Bar::Within { low: -0.5, high: 0.5 },
-        &values(|gain| gain.throughput_gain, &same),
-    )
-    .points(split("identical", &same))
-    .time_scale(SCALE as f64);
-    Ok(vec![overhead, nothing])
 }

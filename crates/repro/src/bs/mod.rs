@@ -1,0 +1,34 @@
+//! BS (papers BS): caches and throughput of a multithreaded chip, and scheduling by group miss ratios.
+//!
+//! The paper names its workload "SPEC CPU"; here it is every SPEC CPU2000 program of the table, once.
+
+mod balance_sets;
+mod first_level;
+mod model;
+mod stretch;
+
+use crate::Experiment;
+
+/// All experiments of the paper.
+pub(crate) fn experiments() -> Vec<Experiment> {
+    vec![
+        Experiment {
+            ids: &["BS-1"],
+            what: "throughput of four copies of one program over the size of the L1",
+            full_minutes: 3.0,
+            run: first_level::run,
+        },
+        Experiment {
+            ids: &["BS-2", "BS-3", "BS-4", "BS-6"],
+            what: "a mix on two cores over the size of the L2, under the default scheduler and balance sets",
+            full_minutes: 12.0,
+            run: balance_sets::run,
+        },
+        Experiment {
+            ids: &["BS-5"],
+            what: "how well the miss ratio of a group is expected",
+            full_minutes: 6.0,
+            run: model::run,
+        },
+    ]
+}

@@ -1,0 +1,66 @@
+//! CASC-7 and CASC-8: what measuring costs, and what identical threads get.
+
+use crate::niagara::{CONTEXTS, SCALE, Setting, Who, jobs, run_jobs};
+use crate::setup::{Comparison, Job, failed};
+use crate::{Bar, Context, DataPoint, Finding, ReproError};
+
+pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
+    let size = 192;
+    let compare = |setting: &Setting, who: &Who, name: &str, jobs: &[Job]| {
+        let (new, old) = (run_jobs(setting, who, name, jobs)?, run_jobs(setting, &Who::Default, name, jobs)?);
+        Comparison::of(&new, &old).ok_or_else(|| failed(name)("a thread never ran"))
+    };
+    // A threshold of 100 is always met, so nobody is restricted (CASC 5.3.4).
+    let measuring = Who::better("threshold = 1000.0\nremeasure_every_ns = 250000000");
+    let (mut costs, mut same) = (Vec::new(), Vec::new());
+    for &seed in &context.seeds {
+        let setting = Setting::new(size, seed, context);
+        let cost = compare(&setting, &measuring, "all", &jobs(seed))?;
+        costs.push((seed, cost));
+        let identical: Vec<Job> =
+            (0..18).map(|at| Job { name: format!("twolf-{at}"), ..Job::new("twolf", 1_000 * seed) }).collect();
+        same.push((seed, compare(&setting, &Who::better(""), "identical", &identical)?));
+    }
+    context.go_on()?;
+    let values = |of: fn(&Comparison) -> f64, from: &[(u64, Comparison)]| {
+        from.iter().map(|(seed, gain)| (*seed, 100.0 * of(gain))).collect::<Vec<_>>()
+    };
+    let split = |name: &str, from: &[(u64, Comparison)]| {
+        let parts: [(&str, fn(&Comparison) -> f64); 4] = [
+            ("throughput gain %", |gain| gain.throughput_gain),
+            ("of which mix %", |gain| gain.mix_gain),
+            ("of which contention %", |gain| gain.contention_gain),
+            ("busy gain %", |gain| gain.busy_gain),
+        ];
+        let point = |(part, of): (&str, fn(&Comparison) -> f64)| {
+            let values: Vec<f64> = from.iter().map(|(_, gain)| 100.0 * of(gain)).collect();
+            DataPoint::over(format!("{name}: {part}"), format!("{size} KB"), &values)
+        };
+        parts.map(point).to_vec()
+    };
+    let overhead = Finding::new(
+        "CASC-7",
+        "slowdown of the threads at their shares of time, measured again every 250 ms without restricting anybody",
+        "not measurable",
+        "%",
+        Bar::AtMost { bar: 0.5, paper_best: None },
+        &values(|gain| -gain.contention_gain, &costs),
+    )
+    .points(split("measuring", &costs))
+    .note(format!(
+        "Rows bring {CONTEXTS} threads together at a time and so change who runs how long while they last (mix); what they cost is \
+         what threads lose at equal time. Deciding is not simulated: the bench group 'policies' has its time."
+    ))
+    .time_scale(SCALE as f64);
+    let nothing = Finding::new(
+        "CASC-8",
+        "throughput of 18 identical threads against the default scheduler",
+        "no gain, no penalty",
+        "%",
+        Bar::Within { low: -0.5, high: 0.5 },
+        &values(|gain| gain.throughput_gain, &same),
+    )
+    .points(split("identical", &same))
+    .time_scale(SCALE as f64);
+    Ok(vec![overhead, nothing])
+}

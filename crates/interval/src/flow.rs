@@ -19,22 +19,22 @@ pub const NOBODY: u32 = u32::MAX;
 
 /// Users that may hold the same part of a cache (one per way mask or set of colors).
 #[derive(Clone, Debug, PartialEq)]
-pub struct Domain {
+pub struct CachePart {
     pub capacity_lines: f32,
-    /// Domains whose parts overlap are of one group.
+    /// Parts that overlap are of one group.
     pub group: u8,
     /// Lines last touched before this cycle are gone.
     cutoff: f64,
 }
 
 /// More domains than this a cache does not have.
-pub const DOMAINS_AT_MOST: usize = 64;
+pub const PARTS_AT_MOST: usize = 64;
 
 /// One cache and its users. Arrays run in parallel, an entry per user.
 #[derive(Clone, Debug)]
 pub struct Flow {
     random: bool,
-    pub domains: Vec<Domain>,
+    pub domains: Vec<CachePart>,
     /// Capacity of each group of domains: of all their parts together.
     groups: Vec<f32>,
     /// Who it is; stays when it leaves, until its lines are gone.
@@ -73,7 +73,7 @@ impl Flow {
     pub fn new(capacity_lines: f32, replacement: Replacement) -> Self {
         Flow {
             random: replacement == Replacement::Random,
-            domains: vec![Domain { capacity_lines, group: 0, cutoff: 0.0 }],
+            domains: vec![CachePart { capacity_lines, group: 0, cutoff: 0.0 }],
             groups: vec![capacity_lines],
             task: Vec::new(),
             here: Vec::new(),
@@ -190,7 +190,7 @@ impl Flow {
     /// domain by its task. Lines outside are lost.
     pub fn divide(&mut self, domains: &[(f32, u8)], groups: &[f32], mut domain_of: impl FnMut(u32) -> u8) {
         let cutoff = self.domains.iter().map(|domain| domain.cutoff).fold(f64::INFINITY, f64::min);
-        let domain = |&(capacity_lines, group): &(f32, u8)| Domain { capacity_lines, group, cutoff };
+        let domain = |&(capacity_lines, group): &(f32, u8)| CachePart { capacity_lines, group, cutoff };
         self.domains = domains.iter().map(domain).collect();
         self.groups = groups.to_vec();
         for (task, domain) in self.task.iter().zip(&mut self.domain) {

@@ -248,13 +248,13 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             _ => return false, // refused when it was asked for
         };
         let kernel = self.kernel();
-        let Some(cast) = self.cast(&*lock(&kernel), task) else {
+        let Some(placement) = self.placement(&*lock(&kernel), task) else {
             let said = "the task is gone or fixed, or its cache has no second CPU";
             self.probing.give_up(&probe, RefusedBecause::Gone, said);
             return true;
         };
         if let ProbeWhat::Reuses { locations, .. } = probe.what {
-            self.probing.watch(&kernel, &probe, &cast.target, locations);
+            self.probing.watch(&kernel, &probe, &placement.target, locations);
             return true;
         }
         if !self.options.act {
@@ -265,18 +265,18 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             self.probing.give_up(&probe, RefusedBecause::NoPermission, &why);
             return true;
         }
-        if !cast.target.scheduling.can_wait() {
-            let said = format!("{}: it cannot be kept off for a while", cast.target.scheduling);
+        if !placement.target.scheduling.can_wait() {
+            let said = format!("{}: it cannot be kept off for a while", placement.target.scheduling);
             self.probing.give_up(&probe, RefusedBecause::NotSupported, &said);
             return true;
         }
-        // Stopped: the probe sets the stage.
+        // Stopped: the probe decides who runs.
         let running = self.gangs.schedules();
         self.gangs.stop_all();
-        let Some(cast) = self.cast(&*lock(&kernel), task) else { return true };
-        let promised = self.actuator.promise(&*lock(&kernel), &cast.wanted(&Item::Probe(probe.id)));
-        match promised {
-            Ok(()) => self.probing.bracket(&kernel, &cast, &probe, &self.options.progress),
+        let Some(placement) = self.placement(&*lock(&kernel), task) else { return true };
+        let journaled = self.actuator.journal_originals(&*lock(&kernel), &placement.wanted(&Item::Probe(probe.id)));
+        match journaled {
+            Ok(()) => self.probing.bracket(&kernel, &placement, &probe, &self.options.progress),
             Err(error) => self.probing.give_up(&probe, RefusedBecause::NoRoom, &error.to_string()),
         }
         self.start_again(running);
@@ -313,7 +313,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
     }
 
     /// Who would be where if the task were probed now: on the cache that it last ran on.
-    fn cast(&self, kernel: &K, task: TaskId) -> Option<ProbePlacement> {
+    fn placement(&self, kernel: &K, task: TaskId) -> Option<ProbePlacement> {
         let target = self.tasks.get(task).filter(|task| !task.fixed && !task.exited)?;
         let online = self.topology.online();
         let shares = |cpu: CpuId| {

@@ -43,10 +43,10 @@ pub trait CoRunCost {
     /// The weight that counts against the task beside any other.
     fn burden(&self, task: TaskId) -> f64;
     /// What it costs to bring the task in from waiting, in the unit of penalties: *set* pays it.
-    fn refill(&self, _task: TaskId) -> f64 {
+    fn reload_cost(&self, _task: TaskId) -> f64 {
         0.0
     }
-    /// Is the task to stay for a sample more, so that its refill is known? *Set* keeps to it.
+    /// Is the task to stay for a sample more, so that its reload cost is known? *Set* keeps to it.
     fn stays(&self, _task: TaskId) -> bool {
         false
     }
@@ -67,8 +67,8 @@ impl CoRunCost for BroughtIn<'_> {
         self.costs.penalty(one, other)
     }
     fn burden(&self, task: TaskId) -> f64 {
-        let refill = if self.running.contains(&task) { 0.0 } else { self.costs.refill(task).min(self.at_most) };
-        self.costs.burden(task) + refill
+        let reload_cost = if self.running.contains(&task) { 0.0 } else { self.costs.reload_cost(task).min(self.at_most) };
+        self.costs.burden(task) + reload_cost
     }
 }
 

@@ -108,7 +108,7 @@ struct Seated {
 }
 
 /// A cache's CPUs and its place in the list of places.
-struct Domain {
+struct CacheBin {
     cpus: CpuSet,
     place: Bin,
 }
@@ -163,7 +163,7 @@ impl Intensity {
         pieces.into_iter().map(|piece| piece.at.unwrap_or(0)).collect()
     }
 
-    fn seated(&self, view: &View<'_>, rates: &[Option<f64>], mean: f64, domains: &[Domain]) -> Vec<Seated> {
+    fn seated(&self, view: &View<'_>, rates: &[Option<f64>], mean: f64, domains: &[CacheBin]) -> Vec<Seated> {
         let mut seated = Vec::new();
         for (task, rate) in view.seen.tasks.iter().zip(rates).filter(|(task, _)| !task.exited) {
             let given = view.previous_plan.affinity.get(&task.task).filter(|_| !task.fixed);
@@ -184,7 +184,7 @@ impl Intensity {
     }
 }
 
-fn domains(view: &View<'_>) -> Vec<Domain> {
+fn domains(view: &View<'_>) -> Vec<CacheBin> {
     let online = view.topology.online();
     let tasks = view.seen.tasks.iter().filter(|task| !task.exited).count();
     let Ok(seats) = placement::seats(view.topology, tasks) else { return Vec::new() };
@@ -193,7 +193,7 @@ fn domains(view: &View<'_>) -> Vec<Domain> {
         let first = seats.cpus.first()?;
         let package = view.topology.cpus.iter().find(|cpu| cpu.id == *first)?.package;
         let place = Bin { seats: seats.cpus.len(), package };
-        Some(Domain { cpus: cache.cpus.intersection(&online), place })
+        Some(CacheBin { cpus: cache.cpus.intersection(&online), place })
     };
     seats.iter().filter_map(domain).collect()
 }

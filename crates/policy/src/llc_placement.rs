@@ -9,7 +9,7 @@ use cachemate_core::{CacheId, CpuSet, TaskId, TaskSample, View};
 
 /// One last-level cache, its online CPUs and the tasks dealt to it, in order of arrival.
 #[derive(Clone, Debug)]
-pub struct Domain<'a> {
+pub struct LlcTasks<'a> {
     pub cache: CacheId,
     pub cpus: CpuSet,
     pub size_bytes: Option<u64>,
@@ -25,11 +25,11 @@ pub struct StickyPlacement {
 
 impl StickyPlacement {
     /// The caches with online CPUs and their movable tasks of this window.
-    pub fn domains<'a>(&mut self, view: &'a View<'_>) -> Vec<Domain<'a>> {
+    pub fn domains<'a>(&mut self, view: &'a View<'_>) -> Vec<LlcTasks<'a>> {
         let online = view.topology.online();
         let last = view.topology.last_level_caches();
-        let mut domains: Vec<Domain<'a>> = last
-            .map(|cache| Domain {
+        let mut domains: Vec<LlcTasks<'a>> = last
+            .map(|cache| LlcTasks {
                 cache: cache.id,
                 cpus: cache.cpus.intersection(&online),
                 size_bytes: cache.size_bytes,

@@ -44,8 +44,8 @@ impl Predictor for ReferencePredictor {
     fn forecast(&self, view: &View<'_>, under: &Plan) -> Forecast {
         let (topology, profiles) = (view.topology, view.profiles);
         let tasks: Vec<TaskId> = profiles.keys().copied().collect();
-        let known: BTreeMap<TaskId, Known<'_>> =
-            profiles.iter().filter_map(|(&task, profile)| Some((task, Known::of(profile, topology)?))).collect();
+        let known: BTreeMap<TaskId, TaskCurve<'_>> =
+            profiles.iter().filter_map(|(&task, profile)| Some((task, TaskCurve::of(profile, topology)?))).collect();
         // Whom those meet of whom nothing can be said is nobody's question; all pairs of hundreds of tasks would be a load.
         let asked: Vec<TaskId> = known.keys().copied().collect();
         let presence = Presence::of(topology, &tasks, &asked, under);
@@ -77,17 +77,17 @@ impl ReferencePredictor {
     fn say(
         &self,
         task: TaskId,
-        own: &Known<'_>,
+        own: &TaskCurve<'_>,
         cache: &Cache,
         presence: &Presence,
-        known: &BTreeMap<TaskId, Known<'_>>,
+        known: &BTreeMap<TaskId, TaskCurve<'_>>,
         view: &View<'_>,
         under: &Plan,
         said: &mut TaskForecast,
     ) {
         let Some(size) = cache.size_bytes else { return };
         let Some(mine) = units(task, own.profile.process, cache, view, under) else { return };
-        let mut sharers: Vec<(&Known<'_>, f64)> = vec![(own, 1.0)];
+        let mut sharers: Vec<(&TaskCurve<'_>, f64)> = vec![(own, 1.0)];
         for (&other, &meets) in presence.meets.get(&task).into_iter().flatten() {
             let Some(profile) = known.get(&other) else { return };
             let Some(theirs) = units(other, profile.profile.process, cache, view, under) else { return };
@@ -116,7 +116,7 @@ impl ReferencePredictor {
     }
 
     /// Bytes that the first of the sharers holds of `space`; speeds alone are on the `whole` cache.
-    fn space_held(&self, sharers: &[(&Known<'_>, f64)], space: f64, whole: f64) -> f64 {
+    fn space_held(&self, sharers: &[(&TaskCurve<'_>, f64)], space: f64, whole: f64) -> f64 {
         if sharers.len() == 1 {
             return space;
         }
@@ -146,14 +146,14 @@ impl ReferencePredictor {
 }
 
 /// A task about which enough is known.
-struct Known<'a> {
+struct TaskCurve<'a> {
     profile: &'a Profile,
     /// Ascending sizes; at least one.
     curve: Vec<(u64, Estimate)>,
     solo_cycles_per_instr: f64,
 }
 
-impl<'a> Known<'a> {
+impl<'a> TaskCurve<'a> {
     fn of(profile: &'a Profile, topology: &Topology) -> Option<Self> {
         let instr_per_cycle = profile.rates.solo_instr_per_cycle?.value;
         if !(instr_per_cycle.is_finite() && instr_per_cycle > 0.0) {
@@ -161,7 +161,7 @@ impl<'a> Known<'a> {
         }
         let given = profile.misses_per_kilo_instr().cloned().filter(|curve| !curve.is_empty());
         let curve = given.or_else(|| curve_of_reuses(profile, topology))?;
-        Some(Known { profile, curve, solo_cycles_per_instr: 1.0 / instr_per_cycle })
+        Some(TaskCurve { profile, curve, solo_cycles_per_instr: 1.0 / instr_per_cycle })
     }
 
     fn misses(&self, bytes: f64) -> Estimate {

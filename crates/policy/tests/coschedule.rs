@@ -1,4 +1,4 @@
-//! Scheduling by company (activity vectors, counters) on one cache with two CPUs: who runs beside whom.
+//! Co-scheduling (activity vectors, counters) on one cache with two CPUs: who runs beside whom.
 
 use std::collections::BTreeMap;
 

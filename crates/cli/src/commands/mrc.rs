@@ -145,25 +145,25 @@ impl Engines {
 
 /// What the trace knows of one part besides its records.
 #[derive(Clone, Copy, Default)]
-struct Known {
+struct TraceTotals {
     program_accesses: Option<u64>,
     instructions: Option<u64>,
 }
 
-impl Known {
+impl TraceTotals {
     fn of_all(totals: Option<&Totals>, instructions_known: bool) -> Self {
         let instructions = totals.and_then(|totals| totals.instructions).filter(|_| instructions_known);
-        Known { program_accesses: totals.and_then(|totals| totals.program_accesses), instructions }
+        TraceTotals { program_accesses: totals.and_then(|totals| totals.program_accesses), instructions }
     }
 
     /// Counts of the threads that `mine` picks; a sum is known only where each is.
     fn of_part(totals: Option<&Totals>, instructions_known: bool, mine: impl Fn(&ThreadTotals) -> bool) -> Self {
-        let Some(totals) = totals else { return Known::default() };
+        let Some(totals) = totals else { return TraceTotals::default() };
         let threads: Vec<&ThreadTotals> = totals.threads.iter().filter(|thread| mine(thread)).collect();
         if threads.is_empty() {
-            return Known::default();
+            return TraceTotals::default();
         }
-        Known {
+        TraceTotals {
             program_accesses: threads.iter().map(|thread| thread.accesses).sum(),
             instructions: threads.iter().map(|t| t.instructions).sum::<Option<u64>>().filter(|_| instructions_known),
         }
@@ -238,7 +238,7 @@ impl Mrc {
             sample.push(&addresses)?;
         }
         let totals = trace.finish(session);
-        let known = Known::of_all(totals.as_ref(), trace.header().instructions_known);
+        let known = TraceTotals::of_all(totals.as_ref(), trace.header().instructions_known);
         let curve = sample.finish()?;
         let all = counted_from_sample(&curve, known, sizes, self.line_bytes);
         let errors = all.curve.iter().map(|point| point.miss_ratio_error);
@@ -276,11 +276,11 @@ impl Mrc {
         for ((process, thread), engine) in engines.parts {
             let thread = (self.per == Per::Thread).then_some(thread);
             let mine = |t: &ThreadTotals| t.process == process && thread.is_none_or(|thread| t.thread == thread);
-            let known = Known::of_part(totals.as_ref(), known, mine);
+            let known = TraceTotals::of_part(totals.as_ref(), known, mine);
             let counted = counted(&engine.finish()?, known, sizes, self.line_bytes);
             parts.push(MrcPart { process: Some(process), thread, counted });
         }
-        let known = Known::of_all(totals.as_ref(), known);
+        let known = TraceTotals::of_all(totals.as_ref(), known);
         Ok(MrcResult {
             file: self.file.clone(),
             line_bytes: self.line_bytes,
@@ -291,7 +291,7 @@ impl Mrc {
     }
 }
 
-fn counted(histogram: &Histogram, known: Known, sizes: &[u64], line_bytes: u32) -> Counted {
+fn counted(histogram: &Histogram, known: TraceTotals, sizes: &[u64], line_bytes: u32) -> Counted {
     let lines: Vec<u64> = sizes.iter().map(|bytes| bytes / u64::from(line_bytes)).collect();
     // Of no accesses there is no ratio, and so no curve.
     let ratios = histogram.miss_ratio_curve(&lines).unwrap_or_default();
@@ -313,7 +313,7 @@ fn counted(histogram: &Histogram, known: Known, sizes: &[u64], line_bytes: u32) 
 }
 
 /// As [`counted`], from a sample: every point with its error bar.
-fn counted_from_sample(curve: &SampledCurve, known: Known, sizes: &[u64], line_bytes: u32) -> Counted {
+fn counted_from_sample(curve: &SampledCurve, known: TraceTotals, sizes: &[u64], line_bytes: u32) -> Counted {
     let accesses = curve.accesses();
     let per_kilo = known.instructions.filter(|count| *count > 0).map(|count| accesses as f64 * 1000.0 / count as f64);
     let point = |bytes: &u64| {

@@ -17,7 +17,7 @@ pub struct NotAsSaid {
 
 /// What became of one change.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Made<E> {
+pub enum Outcome<E> {
     /// It was made.
     Done,
     /// It was tried, and this went wrong.
@@ -27,17 +27,17 @@ pub enum Made<E> {
 }
 
 /// Makes a list in its order. What depends on a change that failed is skipped, everything else is tried.
-pub fn run<E>(list: &[Change], mut make: impl FnMut(&Change) -> Result<(), E>) -> Vec<Made<E>> {
-    let mut all: Vec<Made<E>> = Vec::with_capacity(list.len());
+pub fn run<E>(list: &[Change], mut make: impl FnMut(&Change) -> Result<(), E>) -> Vec<Outcome<E>> {
+    let mut all: Vec<Outcome<E>> = Vec::with_capacity(list.len());
     for change in list {
         let failed = change.after.iter().find_map(|&needed| match all.get(needed.0 as usize) {
-            Some(Made::Failed(_)) => Some(needed),
-            Some(Made::Skipped(because)) => Some(*because),
+            Some(Outcome::Failed(_)) => Some(needed),
+            Some(Outcome::Skipped(because)) => Some(*because),
             _ => None,
         });
         all.push(match failed {
-            Some(because) => Made::Skipped(because),
-            None => make(change).map_or_else(Made::Failed, |()| Made::Done),
+            Some(because) => Outcome::Skipped(because),
+            None => make(change).map_or_else(Outcome::Failed, |()| Outcome::Done),
         });
     }
     all
@@ -45,15 +45,15 @@ pub fn run<E>(list: &[Change], mut make: impl FnMut(&Change) -> Result<(), E>) -
 
 /// What was refused of the plan's lines: for each line the first change that failed for it, or that a change for it waited
 /// for. A line is named once.
-pub fn refused_lines(list: &[Change], made: &[Made<Refused>]) -> Vec<Refused> {
+pub fn refused_lines(list: &[Change], made: &[Outcome<Refused>]) -> Vec<Refused> {
     let mut told: BTreeSet<Item> = BTreeSet::new();
     let mut lines = Vec::new();
     for (change, outcome) in list.iter().zip(made) {
         let why = match outcome {
-            Made::Done => continue,
-            Made::Failed(why) => why,
-            Made::Skipped(because) => match made.get(because.0 as usize) {
-                Some(Made::Failed(why)) => why,
+            Outcome::Done => continue,
+            Outcome::Failed(why) => why,
+            Outcome::Skipped(because) => match made.get(because.0 as usize) {
+                Some(Outcome::Failed(why)) => why,
                 _ => continue,
             },
         };

@@ -22,7 +22,7 @@ use crate::{CacheId, CpuSet, GangSchedule, IndexSet, Item, PageMoving, ProcessId
 
 pub use classes::{Class, ShareKey, seats};
 pub use derive::{Derived, changes};
-pub use make::{Made, NotAsSaid, refused_lines, run, undo};
+pub use make::{NotAsSaid, Outcome, refused_lines, run, undo};
 pub use masks::{Limits, NoSuchMask, fit};
 pub use state::{Manner, State, TaskState, Tracked};
 

@@ -228,13 +228,13 @@ proptest! {
         for (change, made) in list.iter().zip(&made) {
             if change.after.iter().any(|needed| needs.contains(needed)) {
                 needs.insert(change.id);
-                prop_assert_eq!(made, &Made::Skipped(broken));
+                prop_assert_eq!(made, &Outcome::Skipped(broken));
             } else if change.id != broken {
-                prop_assert_eq!(made, &Made::Done);
+                prop_assert_eq!(made, &Outcome::Done);
             }
         }
         let done: Vec<Change> =
-            list.iter().zip(&made).filter(|(_, made)| **made == Made::Done).map(|(change, _)| change.clone()).collect();
+            list.iter().zip(&made).filter(|(_, made)| **made == Outcome::Done).map(|(change, _)| change.clone()).collect();
         make_all(&mut there, &undo(&done));
         prop_assert_eq!(there, state);
     }

@@ -8,7 +8,7 @@ use cachemate_core::{
     changes, refused_lines, run,
 };
 
-use super::{IntervalMachine, Known, parts};
+use super::{IntervalMachine, TaskState, parts};
 use crate::turns::Rotation;
 
 /// Pages of a process on their way to other colors.
@@ -56,14 +56,14 @@ impl IntervalMachine {
         applied
     }
 
-    fn live(&self) -> impl Iterator<Item = &Known> {
+    fn live(&self) -> impl Iterator<Item = &TaskState> {
         self.known.iter().filter(|known| !known.exited)
     }
 
     /// What holds now, thing by thing.
     fn state(&self) -> State {
         let all: CpuSet = (0..self.spec.cpus()).collect();
-        let task = |known: &Known| {
+        let task = |known: &TaskState| {
             let sched = &self.engine.turns.tasks[known.slot as usize];
             TaskState {
                 task: known.task,
@@ -78,7 +78,7 @@ impl IntervalMachine {
                 cannot_wait: None,
             }
         };
-        let colors = |known: &Known| {
+        let colors = |known: &TaskState| {
             let now = self.colors.get(&known.process).cloned();
             (known.process, Tracked { now, original: None })
         };

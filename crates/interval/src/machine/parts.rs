@@ -24,9 +24,9 @@ pub fn parts(units: u32, masks: &[IndexSet], shared: bool) -> Parts {
             known.push(mask.clone());
             known.len() - 1
         });
-        of.push(at.min(crate::flow::DOMAINS_AT_MOST - 1) as u8);
+        of.push(at.min(crate::flow::PARTS_AT_MOST - 1) as u8);
     }
-    known.truncate(crate::flow::DOMAINS_AT_MOST);
+    known.truncate(crate::flow::PARTS_AT_MOST);
     // Parts that overlap, directly or through others, are of one group. Nobody is in the first one if nobody may be.
     let mut group: Vec<usize> = (0..known.len()).collect();
     let counts = |at: usize| shared || at > 0 || known.len() == 1;

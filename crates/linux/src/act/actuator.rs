@@ -172,7 +172,7 @@ impl Actuator {
     ///
     /// # Errors
     /// As for every change, or the original of an object that is there cannot be read: nothing may be changed then.
-    pub fn promise(&mut self, kernel: &dyn Kernel, wanted: &[DesiredState]) -> Result<(), JournalError> {
+    pub fn journal_originals(&mut self, kernel: &dyn Kernel, wanted: &[DesiredState]) -> Result<(), JournalError> {
         let mut changes = Vec::new();
         for want in wanted {
             match self.look_at(kernel, &want.object, &want.state) {

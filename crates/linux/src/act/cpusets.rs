@@ -34,7 +34,7 @@ pub struct Groups {
     /// The innermost of these groups that a thread is in: it cannot go anywhere else.
     pub threads: BTreeMap<i32, String>,
     /// For each group, affinities that narrowing it will change, and the states that the kernel may give them.
-    pub promised: BTreeMap<String, Vec<DesiredState>>,
+    pub states_to_come: BTreeMap<String, Vec<DesiredState>>,
     /// Groups that cannot be confined, or not be read, and why.
     pub refused: Vec<Refused>,
 }
@@ -119,23 +119,23 @@ impl Groups {
         };
         let first = !originals.contains_key(&Object::File { path: file.clone() });
         let threads = all_members(kernel, &dir)?;
-        let mut promised = Vec::new();
+        let mut to_come = Vec::new();
         if let Some(effective) = effective.as_ref().filter(|_| first) {
             for &tid in &threads {
-                promised.extend(promise(kernel, tid, [&group.cpus, effective])?);
+                to_come.extend(states_to_come(kernel, tid, [&group.cpus, effective])?);
             }
         }
         if self.track(kernel, name.clone(), file, originals) {
             self.confined.push(Confined { cgroup: name.clone(), cpus: group.cpus.clone() });
             self.threads.extend(threads.into_iter().map(|tid| (tid, name.clone())));
-            self.promised.insert(name, promised);
+            self.states_to_come.insert(name, to_come);
         }
         Ok(())
     }
 }
 
 /// A thread that is kept narrower than its group: the states that the kernel may give it.
-fn promise(kernel: &dyn Kernel, tid: i32, may_become: [&CpuSet; 2]) -> io::Result<Vec<DesiredState>> {
+fn states_to_come(kernel: &dyn Kernel, tid: i32, may_become: [&CpuSet; 2]) -> io::Result<Vec<DesiredState>> {
     let read = || Ok((kernel.stat(tid)?.key, leader(kernel, tid)?, kernel.affinity(tid)?));
     let Some((thread, pid, cpus)) = if_there(read())? else { return Ok(Vec::new()) };
     if cpus == *may_become[1] {
@@ -294,8 +294,11 @@ mod tests {
         let threads = [(5, "/a"), (6, "/a/b"), (7, "/a/b")].map(|(tid, name)| (tid, name.to_string()));
         assert_eq!(found.threads, threads.into());
         for name in ["/a", "/a/b"] {
-            let promised = &found.promised[name];
-            assert!(promised.len() == 3 && promised.iter().all(|want| want.object.thread() == Some(narrow)), "{name}");
+            let to_come = &found.states_to_come[name];
+            assert!(
+                to_come.len() == 3 && to_come.iter().all(|want| want.object.thread() == Some(narrow)),
+                "{name}"
+            );
         }
         let file = |path: &str| Object::File { path: format!("{base}/{path}").into() };
         let originals = BTreeMap::from([(file("a/b/cpuset.cpus"), State::Text("0-5".into()))]);

@@ -14,7 +14,7 @@ use crate::kernel::{DirLock, Kernel, ThreadKey};
 use crate::safety::journal::{Object, State};
 
 impl<K: Kernel + Send + 'static> LiveMachine<K> {
-    /// After a probe that had the stage: the gangs that it stopped take turns again.
+    /// After a probe that decided who runs: the gangs that it stopped take turns again.
     pub(super) fn start_again(&mut self, schedules: Vec<GangSchedule>) {
         let tasks = self.tasks.all();
         let threads: BTreeMap<TaskId, (i32, ThreadKey)> =

@@ -62,7 +62,7 @@ struct Asked {
     events: u64,
 }
 
-/// A managed thread on the stage.
+/// A managed thread that takes part in a probe.
 #[derive(Clone, Debug)]
 pub(crate) struct Participant {
     pub(crate) task: TaskId,
@@ -176,18 +176,18 @@ impl Probing {
         }
     }
 
-    /// One bracket of a probe that needs the stage.
+    /// One bracket of a probe that decides who runs.
     pub(crate) fn bracket<K: Kernel>(
         &mut self,
         kernel: &Mutex<K>,
-        cast: &ProbePlacement,
+        placement: &ProbePlacement,
         probe: &Probe,
         progress: &ProgressFiles,
     ) {
-        let stage = Stage { kernel, cast };
+        let session = ProbeSession { kernel, placement };
         let done = match probe.what {
-            ProbeWhat::Evicted { samples, .. } => self.evicted(&stage, probe, samples),
-            ProbeWhat::Neighbor { neighbor, .. } => self.neighbor(&stage, probe, neighbor, progress),
+            ProbeWhat::Evicted { samples, .. } => self.evicted(&session, probe, samples),
+            ProbeWhat::Neighbor { neighbor, .. } => self.neighbor(&session, probe, neighbor, progress),
             _ => Ok(()),
         };
         if let Err(error) = done {
@@ -210,20 +210,20 @@ impl Probing {
         self.answers.push(ProbeResult { probe: probe.id, evidence, complete, cost_ns });
     }
 
-    fn evicted<K: Kernel>(&mut self, stage: &Stage<'_, K>, probe: &Probe, wanted: u32) -> std::io::Result<()> {
+    fn evicted<K: Kernel>(&mut self, session: &ProbeSession<'_, K>, probe: &Probe, wanted: u32) -> std::io::Result<()> {
         if self.reloader.is_none() {
-            let _here = Pinned::to(stage.cast.probe_cpu)?;
-            self.reloader = Some(Reloader::fitting(stage.cast.cache_bytes, 1)?);
+            let _here = Pinned::to(session.placement.probe_cpu)?;
+            self.reloader = Some(Reloader::fitting(session.placement.cache_bytes, 1)?);
         }
         let Some(reloader) = &mut self.reloader else { return Ok(()) };
         let wait = wait(Some(reloader.cache_bytes()));
-        let (samples, ours_ns, off_ns) = stage.play(|play| {
+        let (samples, ours_ns, off_ns) = session.run(|switch| {
             let mut samples = Vec::new();
             // Two off, one thrown away while the task fills the cache again, two on, one off.
             for (beside, counts) in
                 [(false, true), (false, true), (true, false), (true, true), (true, true), (false, true)]
             {
-                play.set(beside)?;
+                switch.set(beside)?;
                 let sample = reloader.sample(wait);
                 if counts {
                     let (evicted, reloads, elapsed_ns) = (sample.missed, sample.reloads, sample.elapsed_ns);
@@ -234,7 +234,7 @@ impl Probing {
         })?;
         let (samples, gate) = samples;
         let buffer_bytes = reloader.buffer_bytes();
-        let task = stage.cast.target.task;
+        let task = session.placement.target.task;
         let Some(asked) = self.asked.iter_mut().find(|asked| asked.probe == *probe) else { return Ok(()) };
         asked.cost_ns += ours_ns;
         let gated = samples.into_iter().map(|sample| EvictedSample { round_trips_ns: gate, ..sample });
@@ -251,26 +251,26 @@ impl Probing {
 
     fn neighbor<K: Kernel>(
         &mut self,
-        stage: &Stage<'_, K>,
+        session: &ProbeSession<'_, K>,
         probe: &Probe,
         neighbor: Neighbor,
         progress: &ProgressFiles,
     ) -> std::io::Result<()> {
         // As it was measured, where it was.
-        let cache_bytes = self.reloader.as_ref().map(Reloader::cache_bytes).or(stage.cast.cache_bytes);
+        let cache_bytes = self.reloader.as_ref().map(Reloader::cache_bytes).or(session.placement.cache_bytes);
         let mut runner = Runner::new(neighbor, cache_bytes);
-        let task = stage.cast.target.task;
-        let (pid, thread) = (stage.cast.target.pid, stage.cast.target.thread);
+        let task = session.placement.target.task;
+        let (pid, thread) = (session.placement.target.pid, session.placement.target.thread);
         let mut counter = self.instructions.and_then(|code| RunningTotal::start(thread.tid, code));
         let mut total = || {
             let instructions = counter.as_mut().and_then(RunningTotal::now);
-            Total::of(&*stage.lock(), progress, pid, thread, instructions)
+            Total::of(&*session.lock(), progress, pid, thread, instructions)
         };
-        let ((rates, _gate), ours_ns, off_ns) = stage.play(|play| {
+        let ((rates, _gate), ours_ns, off_ns) = session.run(|switch| {
             // Alone and beside in the order A B B A, then the neighbor alone; work and seconds of each.
             let mut rates = Rates::default();
             let mut own = (0.0, 0.0);
-            play.set(true)?;
+            switch.set(true)?;
             for with in [false, true, true, false] {
                 let (before, start) = (total(), Instant::now());
                 let lines = if with { runner.run(PHASE) } else { spin(PHASE) };
@@ -280,7 +280,7 @@ impl Probing {
                     own = (own.0 + lines as f64, own.1 + seconds);
                 }
             }
-            play.set(false)?;
+            switch.set(false)?;
             let start = Instant::now();
             let lines = runner.run(PHASE);
             let alone_ns = start.elapsed().as_nanos() as f64 / (lines as f64).max(1.0);
@@ -370,15 +370,15 @@ fn spin(how_long: Duration) -> u64 {
     0
 }
 
-/// The stage while a bracket runs; everybody is as before when [`Stage::play`] returns.
-struct Stage<'a, K: Kernel> {
+/// Who runs while a bracket does; everybody is as before when [`ProbeSession::run`] returns.
+struct ProbeSession<'a, K: Kernel> {
     kernel: &'a Mutex<K>,
-    cast: &'a ProbePlacement,
+    placement: &'a ProbePlacement,
 }
 
 /// What a bracket does with the probed task.
-struct Play<'a, 'b, K: Kernel> {
-    stage: &'a Stage<'b, K>,
+struct Switch<'a, 'b, K: Kernel> {
+    session: &'a ProbeSession<'b, K>,
     spinner: &'a AtomicBool,
     off_since: Option<Instant>,
     off_ns: u64,
@@ -386,7 +386,7 @@ struct Play<'a, 'b, K: Kernel> {
 
 type Gate = Option<(f64, f64)>;
 
-impl<K: Kernel> Stage<'_, K> {
+impl<K: Kernel> ProbeSession<'_, K> {
     fn lock(&self) -> std::sync::MutexGuard<'_, K> {
         self.kernel.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
@@ -395,55 +395,55 @@ impl<K: Kernel> Stage<'_, K> {
         set_turn(&*self.lock(), participant.thread, &participant.scheduling, waits)
     }
 
-    /// Clears the stage, runs `scene` on the probe's CPU, and puts everybody back whatever comes of it. Answers with the
-    /// scene's result and the ping-pong around it, our processor time, and the time that the task was kept off.
-    fn play<T>(
+    /// Keeps the others off, runs `measure` on the probe's CPU, and puts everybody back whatever comes of it. Answers with the
+    /// result of it and the ping-pong around it, our processor time, and the time that the task was kept off.
+    fn run<T>(
         &self,
-        scene: impl FnOnce(&mut Play<'_, '_, K>) -> std::io::Result<T>,
+        measure: impl FnOnce(&mut Switch<'_, '_, K>) -> std::io::Result<T>,
     ) -> std::io::Result<((T, Gate), u64, u64)> {
-        let cast = self.cast;
+        let placement = self.placement;
         let (spinner, over) = (AtomicBool::new(false), AtomicBool::new(false));
-        let played = std::thread::scope(|scope| {
-            let understudy = scope.spawn(|| take_cpu(cast.target_cpu, &spinner, &over));
-            // Others may vanish meanwhile: that only makes the stage emptier.
-            cast.others.iter().for_each(|participant| drop(self.set(participant, true)));
-            // A statement of its own: the lock would be held through the scene, which asks for it.
-            let seated = set_seat(&*self.lock(), cast.target.thread, &cast.seat());
-            let played = seated.and_then(|()| {
-                let here = Pinned::to(cast.probe_cpu)?;
-                let before = round_trip((cast.probe_cpu, cast.target_cpu)).ok();
-                let mut play = Play { stage: self, spinner: &spinner, off_since: None, off_ns: 0 };
-                let scene = scene(&mut play)?;
-                play.set(true)?;
-                let after = round_trip((cast.probe_cpu, cast.target_cpu)).ok();
+        let ran = std::thread::scope(|scope| {
+            let stand_in = scope.spawn(|| take_cpu(placement.target_cpu, &spinner, &over));
+            // Others may vanish meanwhile: that only leaves fewer to keep off.
+            placement.others.iter().for_each(|participant| drop(self.set(participant, true)));
+            // A statement of its own: the lock would be held through `measure`, which asks for it.
+            let seated = set_seat(&*self.lock(), placement.target.thread, &placement.seat());
+            let ran = seated.and_then(|()| {
+                let here = Pinned::to(placement.probe_cpu)?;
+                let before = round_trip((placement.probe_cpu, placement.target_cpu)).ok();
+                let mut switch = Switch { session: self, spinner: &spinner, off_since: None, off_ns: 0 };
+                let measure = measure(&mut switch)?;
+                switch.set(true)?;
+                let after = round_trip((placement.probe_cpu, placement.target_cpu)).ok();
                 let gate = before.zip(after).map(|(before, after)| (before.round_trip_ns, after.round_trip_ns));
-                Ok(((scene, gate), here.cost_ns(), play.off_ns))
+                Ok(((measure, gate), here.cost_ns(), switch.off_ns))
             });
             over.store(true, Ordering::Relaxed);
-            understudy.thread().unpark();
-            let spun_ns = understudy.join().unwrap_or(0);
-            played.map(|(scene, ours_ns, off_ns)| (scene, ours_ns + spun_ns, off_ns))
+            stand_in.thread().unpark();
+            let spun_ns = stand_in.join().unwrap_or(0);
+            ran.map(|(measure, ours_ns, off_ns)| (measure, ours_ns + spun_ns, off_ns))
         });
         // A thread that is gone needs nothing; whatever else fails stands in the journal.
-        drop(self.set(&cast.target, false));
-        drop(set_seat(&*self.lock(), cast.target.thread, &cast.target.cpus));
-        cast.others.iter().for_each(|participant| drop(self.set(participant, false)));
-        played
+        drop(self.set(&placement.target, false));
+        drop(set_seat(&*self.lock(), placement.target.thread, &placement.target.cpus));
+        placement.others.iter().for_each(|participant| drop(self.set(participant, false)));
+        ran
     }
 }
 
-impl<K: Kernel> Play<'_, '_, K> {
+impl<K: Kernel> Switch<'_, '_, K> {
     /// The task runs, or is kept off its CPU.
     fn set(&mut self, runs: bool) -> std::io::Result<()> {
-        let target = &self.stage.cast.target;
+        let target = &self.session.placement.target;
         if runs {
             self.spinner.store(false, Ordering::Relaxed);
             self.off_ns += self.off_since.take().map_or(0, |since| since.elapsed().as_nanos() as u64);
-            self.stage.set(target, false)
+            self.session.set(target, false)
         } else {
             self.spinner.store(true, Ordering::Relaxed);
             self.off_since.get_or_insert_with(Instant::now);
-            self.stage.set(target, true)
+            self.session.set(target, true)
         }
     }
 }
@@ -482,21 +482,21 @@ mod tests {
         // The probe's own threads sit on a CPU that this test has.
         let cpu = Host::new("/").affinity(std::process::id() as i32).unwrap().first().unwrap();
         let (target_cpu, probe_cpu) = (CpuId(cpu), CpuId(cpu));
-        let cast = ProbePlacement { target, others: Vec::new(), target_cpu, probe_cpu, cache_bytes: None };
+        let placement = ProbePlacement { target, others: Vec::new(), target_cpu, probe_cpu, cache_bytes: None };
         let kernel = Mutex::new(host);
-        let stage = Stage { kernel: &kernel, cast: &cast };
+        let session = ProbeSession { kernel: &kernel, placement: &placement };
         let reused = |host: &FakeHost| host.threads.borrow_mut().get_mut(&5).unwrap().start_ticks += 1;
         let mask = || kernel.lock().unwrap().threads.borrow()[&5].cpus.to_string();
-        let played = stage.play(|_| {
+        let ran = session.run(|_| {
             assert_eq!(mask(), cpu.to_string());
             let host = kernel.lock().unwrap();
             reused(&host);
             host.threads.borrow_mut().get_mut(&5).unwrap().cpus = "2-3".parse().unwrap();
             Ok(())
         });
-        drop(played);
+        drop(ran);
         assert_eq!(mask(), "2-3", "it ended during the probe");
-        assert!(stage.play(|_| Ok(())).is_err(), "it has ended before");
+        assert!(session.run(|_| Ok(())).is_err(), "it has ended before");
         assert_eq!(mask(), "2-3");
     }
 }

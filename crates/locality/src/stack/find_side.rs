@@ -2,7 +2,7 @@
 
 use super::StackError;
 use super::batch::{BATCH, Pairs};
-use super::finder::{Finder, Form};
+use super::finder::{Finder, FinderKind};
 use super::rename::Renamer;
 use crate::simd::{Lanes, Simd, dispatch};
 
@@ -13,7 +13,7 @@ const SLOTS_LIMIT: usize = 1 << 32;
 /// Sizes that only tests change.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sizes {
-    pub form: Form,
+    pub form: FinderKind,
     /// Slots at the start, and the least there ever are; at least two batches.
     pub min_slots: usize,
     pub lines_limit: usize,
@@ -21,7 +21,7 @@ pub(super) struct Sizes {
 
 impl Default for Sizes {
     fn default() -> Self {
-        Sizes { form: Form::default(), min_slots: 1 << 16, lines_limit: LINES_LIMIT }
+        Sizes { form: FinderKind::default(), min_slots: 1 << 16, lines_limit: LINES_LIMIT }
     }
 }
 

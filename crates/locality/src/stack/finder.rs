@@ -15,7 +15,7 @@ const DENSE_FREE_BYTES: usize = 8 << 20;
 
 /// Which form a finder may take.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Form {
+pub(super) enum FinderKind {
     /// Whichever suits, dense without a question up to this size.
     Fitting { dense_free_bytes: usize },
     #[cfg(test)]
@@ -24,21 +24,21 @@ pub(super) enum Form {
     Sparse,
 }
 
-impl Form {
+impl FinderKind {
     /// `None`: the form is fixed.
     #[inline(always)]
     fn dense_free_bytes(self) -> Option<usize> {
         match self {
-            Form::Fitting { dense_free_bytes } => Some(dense_free_bytes),
+            FinderKind::Fitting { dense_free_bytes } => Some(dense_free_bytes),
             #[cfg(test)]
-            Form::Dense | Form::Sparse => None,
+            FinderKind::Dense | FinderKind::Sparse => None,
         }
     }
 }
 
-impl Default for Form {
+impl Default for FinderKind {
     fn default() -> Self {
-        Form::Fitting { dense_free_bytes: DENSE_FREE_BYTES }
+        FinderKind::Fitting { dense_free_bytes: DENSE_FREE_BYTES }
     }
 }
 
@@ -51,14 +51,14 @@ enum Table {
 #[derive(Debug)]
 pub(super) struct Finder {
     table: Table,
-    form: Form,
+    form: FinderKind,
     lines: usize,
 }
 
 impl Finder {
-    pub(super) fn new(form: Form) -> Self {
+    pub(super) fn new(form: FinderKind) -> Self {
         #[cfg(test)]
-        if form == Form::Sparse {
+        if form == FinderKind::Sparse {
             return Finder { table: Table::Sparse(Sparse::with_room_for(0)), form, lines: 0 };
         }
         Finder { table: Table::Dense(Dense::new()), form, lines: 0 }

@@ -2,7 +2,7 @@
 
 use super::batch::BATCH;
 use super::find_side::Sizes;
-use super::finder::Form;
+use super::finder::FinderKind;
 use super::{Histogram, ParallelStackDistances, StackDistances};
 use crate::simd::Simd;
 use cachemate_core::SplitMix64;
@@ -24,12 +24,16 @@ fn oracle(lines: impl IntoIterator<Item = u64>) -> Histogram {
     Histogram::new(cold, counts)
 }
 
-fn small(form: Form) -> Sizes {
+fn small(form: FinderKind) -> Sizes {
     Sizes { form, min_slots: 2 * BATCH, ..Sizes::default() }
 }
 
-const FORMS: [Form; 4] =
-    [Form::Dense, Form::Sparse, Form::Fitting { dense_free_bytes: 0 }, Form::Fitting { dense_free_bytes: 1 << 20 }];
+const FORMS: [FinderKind; 4] = [
+    FinderKind::Dense,
+    FinderKind::Sparse,
+    FinderKind::Fitting { dense_free_bytes: 0 },
+    FinderKind::Fitting { dense_free_bytes: 1 << 20 },
+];
 
 /// The histogram by one engine, pushed in portions of changing length.
 fn by_engine(simd: Simd, sizes: Sizes, lines: &[u64]) -> Histogram {
@@ -88,7 +92,7 @@ proptest! {
     /// Do two and more threads give the oracle's distances?
     #[test]
     fn threads_change_nothing(lines in any_trace(), threads in 0usize..6) {
-        let mut engine = ParallelStackDistances::with_sizes(threads, Simd::best(), small(Form::default()));
+        let mut engine = ParallelStackDistances::with_sizes(threads, Simd::best(), small(FinderKind::default()));
         lines.chunks(700).for_each(|lines| engine.push(lines).unwrap());
         prop_assert_eq!(engine.finish().unwrap(), oracle(lines.iter().copied()));
     }
@@ -120,7 +124,7 @@ fn dropping_early_ends_the_threads() {
 /// Does the finder take the form that suits, and come back, without a wrong distance?
 #[test]
 fn form_follows_density() {
-    let sizes = Sizes { form: Form::Fitting { dense_free_bytes: 0 }, min_slots: 1 << 12, ..Sizes::default() };
+    let sizes = Sizes { form: FinderKind::Fitting { dense_free_bytes: 0 }, min_slots: 1 << 12, ..Sizes::default() };
     let mut engine = StackDistances::with_sizes(Simd::best(), sizes);
     // One line a page, twice: sparse. Then all lines of those pages: dense again at the next compaction.
     let scattered: Vec<u64> = (0..20_000).map(|at| at % 10_000 * 64).collect();
@@ -139,7 +143,7 @@ fn form_follows_density() {
 /// Are more lines than slots can number refused, with the limit?
 #[test]
 fn too_many_lines_are_refused() {
-    let sizes = Sizes { lines_limit: 1000, ..small(Form::default()) };
+    let sizes = Sizes { lines_limit: 1000, ..small(FinderKind::default()) };
     let mut engine = StackDistances::with_sizes(Simd::best(), sizes);
     let lines: Vec<u64> = (0..5000).collect();
     let error = engine.push(&lines).unwrap_err();

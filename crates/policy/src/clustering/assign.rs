@@ -107,10 +107,10 @@ pub fn assign(
         rest -= movers.len();
         let onto = chips_for(&clusters[cluster], threads, &loads, movers.len(), rest, limit);
         assignment.chip_of_cluster[cluster] = (onto.len() == 1).then_some(onto[0]);
-        deal(&movers, &onto, threads, &mut loads, &mut assignment.chip_of);
+        to_least_loaded(&movers, &onto, threads, &mut loads, &mut assignment.chip_of);
     }
     let all: Vec<usize> = (0..chips.len()).collect();
-    deal(&moving(unclustered), &all, threads, &mut loads, &mut assignment.chip_of);
+    to_least_loaded(&moving(unclustered), &all, threads, &mut loads, &mut assignment.chip_of);
     threads.iter().zip(&mut assignment.chip_of).filter(|(thread, _)| thread.stays).for_each(|(t, chip)| *chip = t.on);
     assignment
 }
@@ -138,7 +138,13 @@ fn chips_for(
 }
 
 /// Gives threads one by one to the least loaded of `onto`; threads that are on it already come first.
-fn deal(members: &[usize], onto: &[usize], threads: &[Movable], loads: &mut Loads<'_>, chip_of: &mut [Option<usize>]) {
+fn to_least_loaded(
+    members: &[usize],
+    onto: &[usize],
+    threads: &[Movable],
+    loads: &mut Loads<'_>,
+    chip_of: &mut [Option<usize>],
+) {
     for &thread in members {
         let order = loads.order(|chip| usize::from(threads[thread].on == Some(chip)));
         if let Some(&chip) = order.iter().find(|chip| onto.contains(chip)) {

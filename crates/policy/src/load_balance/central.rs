@@ -8,16 +8,16 @@ pub fn central(places: &[Bin], pieces: &[Load], worth_moving: f64) -> Vec<usize>
     if places.is_empty() {
         return Vec::new();
     }
-    let dealt = near(places, pieces, &deal(places, pieces, |piece| piece.stuck));
-    let stays = deal(places, pieces, |piece| piece.at.is_some());
+    let balanced = near(places, pieces, &heaviest_first(places, pieces, |piece| piece.stuck));
+    let stays = heaviest_first(places, pieces, |piece| piece.at.is_some());
     let rule = Rule::of(places, pieces.len());
     let even = rule.is_kept(places, &Loads::of(places, pieces, &stays).counts);
-    let better = unevenness(places, pieces, &stays) - unevenness(places, pieces, &dealt);
-    if even && better <= worth_moving { stays } else { dealt }
+    let better = unevenness(places, pieces, &stays) - unevenness(places, pieces, &balanced);
+    if even && better <= worth_moving { stays } else { balanced }
 }
 
 /// Items that keep their place come first, then the others, heaviest first, each to the lightest place with room.
-fn deal(places: &[Bin], pieces: &[Load], keeps: impl Fn(&Load) -> bool) -> Vec<usize> {
+fn heaviest_first(places: &[Bin], pieces: &[Load], keeps: impl Fn(&Load) -> bool) -> Vec<usize> {
     let rule = Rule::of(places, pieces.len());
     let mut loads = Loads::empty(places);
     let kept = |piece: &Load| piece.at.filter(|_| keeps(piece));

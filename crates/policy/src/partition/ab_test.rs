@@ -3,9 +3,9 @@
 //! Problem: forecasts err, so a change of shares has to be judged by measured speeds; but programs have phases, and speeds
 //! before a change and after it compare phases as well. Nor do the first windows after a change say anything: the cache
 //! is still full of what the old shares kept. Method: old, new, new, old: each side's middle lies at the same time, so that
-//! a drift of the programs cancels, and like phases are compared ([`SpeedRecord::like`]); legs go on until both sides have
-//! seen enough of the same phases and the difference is larger than its noise ([`Ratio::is_sure`]). A leg counts once the
-//! cache can have been filled anew ([`Settling`]). What is clearly slower after the first half of the new leg is not tried
+//! a drift of the programs cancels, and like phases are compared ([`SpeedRecord::like`]); arms go on until both sides have
+//! seen enough of the same phases and the difference is larger than its noise ([`Ratio::is_sure`]). An arm counts once the
+//! cache can have been filled anew ([`Settling`]). What is clearly slower after the first half of the new arm is not tried
 //! any longer.
 //!
 //! Properties: the answer is the objective's sum of weighted speeds over that under the old shares; no answer where a
@@ -22,7 +22,7 @@ use super::speed_history::{Ratio, SpeedRecord};
 pub struct Lengths {
     /// After a change, at least, until anything counts.
     pub settle_windows: u32,
-    /// Windows of one leg.
+    /// Windows of one arm.
     pub judge_windows: u32,
     /// Lines of the cache: so many misses fill it; `None` = not known.
     pub lines: Option<u64>,
@@ -41,7 +41,7 @@ pub enum Arm {
 /// What a window brought.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Outcome {
-    /// Apply the present leg's shares, which may have changed.
+    /// Apply the present arm's shares, which may have changed.
     GoesOn,
     /// Measured: speeds under the new shares over those under the old.
     Ratio(Ratio),
@@ -51,16 +51,16 @@ pub enum Outcome {
 
 /// One change that is being judged.
 #[derive(Clone, Debug)]
-pub struct Trial {
+pub struct AbTest {
     lengths: Lengths,
     /// Weight of each process, by which its speed counts.
     weights: Vec<(ProcessId, f64)>,
-    leg: Arm,
+    arm: Arm,
     /// Speeds under the old shares, before and after the new ones.
     before: SpeedRecord,
     again: SpeedRecord,
     pub new: SpeedRecord,
-    leg_windows: u32,
+    arm_windows: u32,
     pub windows: u32,
     /// All windows since the old shares were left until the cache was full of them again.
     away: SpeedRecord,
@@ -112,27 +112,27 @@ impl Lengths {
     }
 }
 
-/// Clearly slower: from half a leg on, by so much for sure it is not tried any longer.
+/// Clearly slower: from half an arm on, by so much for sure it is not tried any longer.
 pub const CLEARLY: f64 = 0.05;
 /// Longest settling, in times of the fewest windows.
 const SETTLED_WITHIN: u32 = 10;
 const BEHIND_SETTLED_WITHIN: u32 = 100;
 /// Longest trial, in times of the windows that a trial takes without hindrance.
 const VERDICT_WITHIN: u32 = 8;
-/// Longest measurement of a side, in times of a leg: for like phases, and until a difference is more than noise.
+/// Longest measurement of a side, in times of an arm: for like phases, and until a difference is more than noise.
 const LIKE_WITHIN: u32 = 6;
 
-impl Trial {
+impl AbTest {
     /// The old shares are in force.
     pub fn new(lengths: Lengths, weights: Vec<(ProcessId, f64)>) -> Self {
-        Trial {
+        AbTest {
             lengths,
             weights,
-            leg: Arm::Old,
+            arm: Arm::Old,
             before: SpeedRecord::default(),
             again: SpeedRecord::default(),
             new: SpeedRecord::default(),
-            leg_windows: 0,
+            arm_windows: 0,
             windows: 0,
             away: SpeedRecord::default(),
             settling: None,
@@ -141,27 +141,27 @@ impl Trial {
 
     /// What ran under the old shares until now counts, as far as it is recent.
     pub fn after(self, held: &SpeedRecord) -> Self {
-        Trial { before: held.latest(LIKE_WITHIN * self.lengths.judge_windows.max(1)), ..self }
+        AbTest { before: held.latest(LIKE_WITHIN * self.lengths.judge_windows.max(1)), ..self }
     }
 
     /// Speeds under the old shares, as long before the new ones as after them: so a drift cancels.
     pub fn old(&self) -> SpeedRecord {
-        let after = if self.leg == Arm::OldAgain { &self.again } else { &self.new };
+        let after = if self.arm == Arm::OldAgain { &self.again } else { &self.new };
         self.before.latest(after.windows.max(self.lengths.judge_windows).max(1)).plus(&self.again)
     }
 
-    pub fn leg(&self) -> Arm {
-        self.leg
+    pub fn arm(&self) -> Arm {
+        self.arm
     }
     pub fn weights(&self) -> &[(ProcessId, f64)] {
         &self.weights
     }
 
-    /// Takes in a window under this leg's shares.
+    /// Takes in a window under this arm's shares.
     pub fn add(&mut self, seen: &Observation, level: Level, probes: &[Probe]) -> Outcome {
         self.windows += 1;
-        if self.leg == Arm::New
-            || (self.leg == Arm::OldAgain && self.settling.as_ref().is_some_and(|settling| !settling.over))
+        if self.arm == Arm::New
+            || (self.arm == Arm::OldAgain && self.settling.as_ref().is_some_and(|settling| !settling.over))
         {
             self.away.take(seen, level);
         }
@@ -173,7 +173,7 @@ impl Trial {
             return Outcome::GoesOn;
         }
         self.settling = None;
-        let side = match self.leg {
+        let side = match self.arm {
             Arm::Old => &mut self.before,
             Arm::New => &mut self.new,
             Arm::OldAgain => &mut self.again,
@@ -181,28 +181,28 @@ impl Trial {
         if !side.add(seen, level, probes) {
             return Outcome::GoesOn;
         }
-        self.leg_windows += 1;
+        self.arm_windows += 1;
         self.judge()
     }
 
     fn judge(&mut self) -> Outcome {
         let judged = self.lengths.judge_windows.max(1);
-        // The last leg is no longer than the first, or a drift would not cancel.
-        let longest = if self.leg == Arm::OldAgain { self.before.windows } else { u32::MAX };
-        let waits = self.leg_windows < longest.min(LIKE_WITHIN * judged);
-        match self.leg {
+        // The last arm is no longer than the first, or a drift would not cancel.
+        let longest = if self.arm == Arm::OldAgain { self.before.windows } else { u32::MAX };
+        let waits = self.arm_windows < longest.min(LIKE_WITHIN * judged);
+        match self.arm {
             Arm::Old if self.before.windows >= 2 * judged => self.turn(Arm::New),
-            Arm::New if self.leg_windows >= judged => {
+            Arm::New if self.arm_windows >= judged => {
                 let found = self.ratio();
                 if let Some(slower) = found.filter(|found| found.ratio < 1.0 - CLEARLY && found.is_sure()) {
                     return Outcome::Ratio(slower);
                 }
                 // Not enough of the phases that ran on the other side yet, or too noisy: they may come back.
-                if self.leg_windows >= 2 * judged && (!waits || found.is_some_and(|found| found.is_sure())) {
+                if self.arm_windows >= 2 * judged && (!waits || found.is_some_and(|found| found.is_sure())) {
                     self.turn(Arm::OldAgain);
                 }
             }
-            Arm::OldAgain if self.leg_windows >= judged => match self.ratio() {
+            Arm::OldAgain if self.arm_windows >= judged => match self.ratio() {
                 Some(found) if !waits || found.is_sure() => return Outcome::Ratio(found),
                 None if !waits => return Outcome::Nothing,
                 _ => {}
@@ -222,7 +222,7 @@ impl Trial {
     }
 
     fn turn(&mut self, to: Arm) {
-        (self.leg, self.leg_windows, self.settling) = (to, 0, Some(Settling::default()));
+        (self.arm, self.arm_windows, self.settling) = (to, 0, Some(Settling::default()));
     }
 
     fn unhindered(&self) -> u32 {
@@ -241,15 +241,15 @@ mod tests {
 
     const LENGTHS: Lengths = Lengths { settle_windows: 1, judge_windows: 2, lines: Some(25), lines_behind: None };
 
-    /// Runs a trial to its end: cycles for 1000 instructions by window and leg, 10 misses in each window.
+    /// Runs a trial to its end: cycles for 1000 instructions by window and arm, 10 misses in each window.
     fn tried(cycles: impl Fn(u32, Arm) -> u64) -> (Outcome, Vec<Arm>) {
-        let mut trial = Trial::new(LENGTHS, vec![(ProcessId(0), 1.0)]);
-        let mut legs = Vec::new();
+        let mut trial = AbTest::new(LENGTHS, vec![(ProcessId(0), 1.0)]);
+        let mut arms = Vec::new();
         for window in 0.. {
-            legs.push(trial.leg());
-            let said = trial.add(&window_of(1000, cycles(window, trial.leg()), 10), Level::L2, &[]);
+            arms.push(trial.arm());
+            let said = trial.add(&window_of(1000, cycles(window, trial.arm()), 10), Level::L2, &[]);
             if said != Outcome::GoesOn {
-                return (said, legs);
+                return (said, arms);
             }
         }
         unreachable!("every trial ends")
@@ -258,10 +258,10 @@ mod tests {
     /// Does a drift of the program cancel, where before-and-after would see a gain that is none?
     #[test]
     fn a_drift_cancels() {
-        let (said, legs) = tried(|window, _| 3_000 - 40 * u64::from(window));
+        let (said, arms) = tried(|window, _| 3_000 - 40 * u64::from(window));
         let Outcome::Ratio(Ratio { ratio, .. }) = said else { panic!("{said:?}") };
         assert!((ratio - 1.0).abs() < 0.01, "{ratio}");
-        let of = |leg| legs.iter().filter(|&&one| one == leg).count();
+        let of = |arm| arms.iter().filter(|&&one| one == arm).count();
         // Three windows of ten misses fill twenty-five lines.
         assert_eq!([Arm::Old, Arm::New, Arm::OldAgain].map(of), [4, 3 + 4, 3 + 4]);
     }
@@ -269,25 +269,25 @@ mod tests {
     /// Is a gain measured as what it is, through a drift, and a clear loss cut short?
     #[test]
     fn gains_are_measured_and_clear_losses_cut_short() {
-        let faster = |window: u32, leg| if leg == Arm::New { 1_800 } else { 2_000 } - 5 * u64::from(window);
+        let faster = |window: u32, arm| if arm == Arm::New { 1_800 } else { 2_000 } - 5 * u64::from(window);
         let (said, _) = tried(faster);
         let Outcome::Ratio(Ratio { ratio, .. }) = said else { panic!("{said:?}") };
         assert!((ratio - 2_000.0 / 1_800.0).abs() < 0.01, "{ratio}");
-        let (said, legs) = tried(|_, leg| if leg == Arm::New { 2_200 } else { 2_000 });
+        let (said, arms) = tried(|_, arm| if arm == Arm::New { 2_200 } else { 2_000 });
         assert_eq!(said, Outcome::Ratio(Ratio { ratio: 2_000.0 / 2_200.0, error: 0.0 }));
-        assert_eq!(legs.len(), 4 + 3 + 2);
+        assert_eq!(arms.len(), 4 + 3 + 2);
     }
 
     /// Do phases that come and go unannounced, slower by far than each other, leave a gain of nothing nothing, and a gain a
-    /// gain, wherever in the phases the legs fall?
+    /// gain, wherever in the phases the arms fall?
     #[test]
     fn phases_do_not_decide() {
         for (faster, offset) in [(1.0, 0), (1.0, 3), (1.04, 0), (1.04, 2), (0.98, 5)] {
-            let mut trial = Trial::new(LENGTHS, vec![(ProcessId(0), 1.0)]);
+            let mut trial = AbTest::new(LENGTHS, vec![(ProcessId(0), 1.0)]);
             let verdict = (0..).find_map(|window| {
                 let slow = (window + offset) % 7 < 3;
                 let (cycles, comes) = if slow { (5_000.0, 60) } else { (1_500.0, 120) };
-                let cycles = if trial.leg() == Arm::New { cycles / faster } else { cycles };
+                let cycles = if trial.arm() == Arm::New { cycles / faster } else { cycles };
                 match trial.add(&window_in_phase(1_000, cycles as u64, comes), Level::L2, &[]) {
                     Outcome::GoesOn => None,
                     said => Some(said),
@@ -301,10 +301,10 @@ mod tests {
     /// Is what a trial costs measured, though it began in the slowest phase of the program?
     #[test]
     fn a_trial_knows_its_cost() {
-        let mut trial = Trial::new(LENGTHS, vec![(ProcessId(0), 1.0)]);
+        let mut trial = AbTest::new(LENGTHS, vec![(ProcessId(0), 1.0)]);
         for window in 0.. {
             let (cycles, comes) = if window % 7 < 2 { (8_000, 60) } else { (2_000, 120) };
-            let cycles = if trial.leg() == Arm::New { cycles * 5 / 4 } else { cycles };
+            let cycles = if trial.arm() == Arm::New { cycles * 5 / 4 } else { cycles };
             if trial.add(&window_in_phase(1000, cycles, comes), Level::L2, &[]) != Outcome::GoesOn {
                 break;
             }
@@ -335,7 +335,7 @@ mod tests {
     /// Does a trial end without an answer where a program never runs?
     #[test]
     fn a_trial_ends_where_nothing_runs() {
-        let mut trial = Trial::new(LENGTHS, vec![(ProcessId(0), 1.0)]);
+        let mut trial = AbTest::new(LENGTHS, vec![(ProcessId(0), 1.0)]);
         let said = (0..10_000).map(|_| trial.add(&seen(&[]), Level::L2, &[])).find(|said| *said != Outcome::GoesOn);
         assert_eq!(said, Some(Outcome::Nothing));
     }

@@ -4,7 +4,7 @@
 //! perhaps; wanted are groups with numbers of units. Method:
 //! 1. *Pool.* Programs whose speed hardly depends on space go into one partition (thesis 5.4, footnote 9).
 //! 2. *Lanes.* With more programs than CPUs, programs that never run together may have the same units: those of like
-//!    appetite take turns in one lane, with a penalty for running together (thesis 7.3).
+//!    appetite take turns in one time-share group, with a penalty for running together (thesis 7.3).
 //! 3. *Sizes* by the exact solver, or by lookahead where that would take long; floors are what "never slower than" asks.
 //!
 //! Properties: deterministic; ties break by order of arrival; floors that do not fit together are lowered, largest
@@ -85,7 +85,7 @@ pub enum Kind {
     /// Programs that space does not matter to.
     Pool,
     /// Programs that take turns, and should not run together.
-    Lane,
+    TimeShare,
 }
 
 /// Claimants (by their place in the list) that share a partition.
@@ -112,7 +112,7 @@ pub struct Terms {
 
 /// Groups with their sizes, and what was told on the way.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Deal {
+pub struct Allocation {
     pub groups: Vec<Group>,
     /// Claimants whose floor did not fit.
     pub lowered: Vec<usize>,
@@ -129,14 +129,14 @@ const SATED: f64 = 0.05;
 ///
 /// # Errors
 /// Nobody claims anything, or the machine allows no group.
-pub fn deal(claimants: &[Claimant], terms: &Terms) -> Result<Deal, BadClaims> {
+pub fn allocate(claimants: &[Claimant], terms: &Terms) -> Result<Allocation, BadClaims> {
     let mut groups = grouped(claimants, terms);
     let mut claims: Vec<Claim> = groups.iter().map(|group| claim(claimants, group, terms)).collect();
     let lowered = fit_floors(claimants, &groups, &mut claims, terms);
     let sizes = solve(&claims, terms)?;
     let floors_cost = floors_cost(claimants, &groups, &claims, &sizes, terms);
     groups.iter_mut().zip(sizes).for_each(|(group, units)| group.units = units);
-    Ok(Deal { groups, lowered, floors_cost })
+    Ok(Allocation { groups, lowered, floors_cost })
 }
 
 /// Pool first, then lanes of the others, in order of arrival within each.
@@ -156,10 +156,10 @@ fn grouped(claimants: &[Claimant], terms: &Terms) -> Vec<Group> {
     if own.len() > lanes.max(1) {
         own.sort_by_key(|&at| std::cmp::Reverse(claimants[at].space.units_for(SATED)));
         let each = own.len().div_ceil(lanes.max(1));
-        for lane in own.chunks(each) {
-            let mut members = lane.to_vec();
+        for group in own.chunks(each) {
+            let mut members = group.to_vec();
             members.sort_unstable();
-            let kind = if members.len() > 1 { Kind::Lane } else { Kind::Own };
+            let kind = if members.len() > 1 { Kind::TimeShare } else { Kind::Own };
             groups.push(Group { kind, members, units: 0 });
         }
         groups.sort_by_key(|group| group.members[0]);
@@ -186,7 +186,7 @@ fn claim(claimants: &[Claimant], group: &Group, terms: &Terms) -> Claim {
             pooled(&costs, terms.units, terms.objective.total())
         }
         // Each has all of it in its turn.
-        Kind::Lane => {
+        Kind::TimeShare => {
             let total = terms.objective.total();
             (0..terms.units as usize).map(|held| total.of(costs.iter().map(|costs| costs[held]))).collect()
         }
@@ -285,27 +285,27 @@ mod tests {
     fn terms(objective: Objective) -> Terms {
         Terms { objective, units: 16, at_least: 1, groups_at_most: 16, insensitive: 0.02, at_once: 4 }
     }
-    fn sizes(deal: &Deal) -> Vec<(Vec<usize>, u32)> {
-        deal.groups.iter().map(|group| (group.members.clone(), group.units)).collect()
+    fn sizes(allocation: &Allocation) -> Vec<(Vec<usize>, u32)> {
+        allocation.groups.iter().map(|group| (group.members.clone(), group.units)).collect()
     }
 
     /// Are programs that space does not matter to put together, so that the others have more?
     #[test]
     fn the_insensitive_are_pooled() {
         let claimants = [flat(), sensitive(14), flat(), flat()];
-        let dealt = deal(&claimants, &terms(Objective::WeightedSpeedup)).unwrap();
-        assert_eq!(dealt.groups[1].kind, Kind::Pool);
-        let (own, pool) = (&sizes(&dealt)[0], &sizes(&dealt)[1]);
-        assert!(own.0 == [1] && own.1 >= 14 && pool.0 == [0, 2, 3], "{dealt:?}");
+        let allocation = allocate(&claimants, &terms(Objective::WeightedSpeedup)).unwrap();
+        assert_eq!(allocation.groups[1].kind, Kind::Pool);
+        let (own, pool) = (&sizes(&allocation)[0], &sizes(&allocation)[1]);
+        assert!(own.0 == [1] && own.1 >= 14 && pool.0 == [0, 2, 3], "{allocation:?}");
     }
 
-    /// Do programs of like appetite take turns in one lane where there are more than CPUs?
+    /// Do programs of like appetite take turns in one time-share group where there are more than CPUs?
     #[test]
     fn programs_of_like_appetite_share_a_lane() {
         let claimants = [sensitive(12), sensitive(4), sensitive(12), sensitive(4)];
-        let dealt = deal(&claimants, &Terms { at_once: 2, ..terms(Objective::WeightedSpeedup) }).unwrap();
-        assert!(dealt.groups.iter().all(|group| group.kind == Kind::Lane));
-        assert_eq!(sizes(&dealt), [(vec![0, 2], 12), (vec![1, 3], 4)]);
+        let allocation = allocate(&claimants, &Terms { at_once: 2, ..terms(Objective::WeightedSpeedup) }).unwrap();
+        assert!(allocation.groups.iter().all(|group| group.kind == Kind::TimeShare));
+        assert_eq!(sizes(&allocation), [(vec![0, 2], 12), (vec![1, 3], 4)]);
     }
 
     /// Is a promise kept, and what it costs the others told?
@@ -313,10 +313,10 @@ mod tests {
     fn a_floor_is_kept_and_its_cost_told() {
         let mut promised = claimant(&(0..16).map(|held| 2.0 - f64::from(held) * 0.05).collect::<Vec<_>>());
         let greedy = sensitive(12);
-        let free = deal(&[promised.clone(), greedy.clone()], &terms(Objective::WeightedSpeedup)).unwrap();
+        let free = allocate(&[promised.clone(), greedy.clone()], &terms(Objective::WeightedSpeedup)).unwrap();
         assert_eq!(sizes(&free), [(vec![0], 4), (vec![1], 12)]);
         promised.degradation_at_most = Some(0.2);
-        let kept = deal(&[promised.clone(), greedy.clone()], &terms(Objective::WeightedSpeedup)).unwrap();
+        let kept = allocate(&[promised.clone(), greedy.clone()], &terms(Objective::WeightedSpeedup)).unwrap();
         let units = kept.groups[0].units;
         let slowed = promised.space.cycles_per_instr[units as usize - 1] / promised.space.whole_cycles() - 1.0;
         assert!(slowed <= 0.2 + 1e-9 && units >= 11, "{units} units, slowed by {slowed}");
@@ -328,18 +328,18 @@ mod tests {
     #[test]
     fn promises_that_do_not_fit_are_lowered() {
         let promised = Claimant { degradation_at_most: Some(0.0), ..sensitive(12) };
-        let dealt = deal(&[promised.clone(), promised], &terms(Objective::WeightedSpeedup)).unwrap();
-        assert_eq!(dealt.lowered.len(), 2);
-        assert_eq!(dealt.groups.iter().map(|group| group.units).sum::<u32>(), 16);
+        let allocation = allocate(&[promised.clone(), promised], &terms(Objective::WeightedSpeedup)).unwrap();
+        assert_eq!(allocation.lowered.len(), 2);
+        assert_eq!(allocation.groups.iter().map(|group| group.units).sum::<u32>(), 16);
     }
 
     /// Does the smallest share that serves leave the rest to the others, or to nobody?
     #[test]
     fn least_space_gives_what_serves_and_no_more() {
         let promised = Claimant { degradation_at_most: Some(0.05), ..sensitive(5) };
-        let alone = deal(std::slice::from_ref(&promised), &terms(Objective::LeastSpace)).unwrap();
+        let alone = allocate(std::slice::from_ref(&promised), &terms(Objective::LeastSpace)).unwrap();
         assert_eq!(sizes(&alone), [(vec![0], 5)]);
-        let both = deal(&[promised, sensitive(9)], &terms(Objective::LeastSpace)).unwrap();
+        let both = allocate(&[promised, sensitive(9)], &terms(Objective::LeastSpace)).unwrap();
         assert_eq!(sizes(&both), [(vec![0], 5), (vec![1], 11)]);
     }
 
@@ -350,7 +350,8 @@ mod tests {
         let mut streams = claimant(&(1..=16).map(|held| 1.2 - f64::from(held) * 0.01).collect::<Vec<_>>());
         streams.space.misses_per_kilo_instr = (1..=16).map(|held| 90.0 - 5.0 * f64::from(held)).collect();
         let chases = claimant(&(1..=16).map(|held| 4.0 - f64::from(held) * 0.15).collect::<Vec<_>>());
-        let first = |objective| deal(&[streams.clone(), chases.clone()], &terms(objective)).unwrap().groups[0].units;
+        let first =
+            |objective| allocate(&[streams.clone(), chases.clone()], &terms(objective)).unwrap().groups[0].units;
         assert_eq!(first(Objective::Misses), 15);
         assert_eq!(first(Objective::Stalls), 1);
         assert_eq!(first(Objective::WeightedSpeedup), 1);
@@ -362,9 +363,10 @@ mod tests {
     fn groups_stay_within_what_the_machine_allows() {
         let claimants: Vec<Claimant> = (0..6).map(|at| if at < 2 { flat() } else { sensitive(2 * at) }).collect();
         for groups_at_most in 1..8 {
-            let dealt = deal(&claimants, &Terms { groups_at_most, at_once: 8, ..terms(Objective::Stalls) }).unwrap();
-            assert!(dealt.groups.len() <= groups_at_most as usize);
-            let mut all: Vec<usize> = dealt.groups.iter().flat_map(|group| group.members.clone()).collect();
+            let allocation =
+                allocate(&claimants, &Terms { groups_at_most, at_once: 8, ..terms(Objective::Stalls) }).unwrap();
+            assert!(allocation.groups.len() <= groups_at_most as usize);
+            let mut all: Vec<usize> = allocation.groups.iter().flat_map(|group| group.members.clone()).collect();
             all.sort_unstable();
             assert_eq!(all, [0, 1, 2, 3, 4, 5]);
         }

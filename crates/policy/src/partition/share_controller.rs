@@ -18,9 +18,9 @@ use std::collections::BTreeMap;
 
 use cachemate_core::{CacheShare, Member, ProcessId, View};
 
-use super::ab_test::{Arm, CLEARLY, Lengths, Outcome, Settling, Trial};
+use super::ab_test::{AbTest, Arm, CLEARLY, Lengths, Outcome, Settling};
 use super::demand_curve::{Space, Speed};
-use super::domain::{Domain, units_of};
+use super::divided_cache::{DividedCache, units_of};
 use super::speed_history::{Ratio, SpeedRecord};
 
 /// The processes on a cache with their phases, for which a judgment holds.
@@ -32,15 +32,15 @@ struct Tried {
     new: Vec<CacheShare>,
     /// Shares that lead back to the old ones: undivided, where there were none.
     back: Vec<CacheShare>,
-    trial: Trial,
+    trial: AbTest,
     /// The old ones are to prove themselves; the new ones are none.
     proof: bool,
 }
 
 impl Tried {
-    /// Shares of the present leg.
+    /// Shares of the present arm.
     fn shares(&self) -> &Vec<CacheShare> {
-        match self.trial.leg() {
+        match self.trial.arm() {
             Arm::Old => &self.old,
             Arm::New => &self.new,
             Arm::OldAgain => &self.back,
@@ -133,14 +133,14 @@ pub struct Judging {
 
 impl Judging {
     /// Takes a window in; the shares that are held on to.
-    pub fn follow(&mut self, view: &View<'_>, domain: &Domain<'_>, terms: Terms) -> Vec<CacheShare> {
+    pub fn follow(&mut self, view: &View<'_>, domain: &DividedCache<'_>, terms: Terms) -> Vec<CacheShare> {
         let mut held = domain.kept(&view.previous_plan.shares);
         let co_runners: Present = domain.present.iter().map(|present| (present.process, present.phase)).collect();
         if co_runners != self.co_runners {
             let judged = terms.lengths.judge_windows > 0 && !domain.promised();
             self.forget(co_runners, judged);
             // What was not judged to the end does not stay.
-            if let Some(tried) = self.tried.take().filter(|tried| tried.trial.leg() == Arm::New) {
+            if let Some(tried) = self.tried.take().filter(|tried| tried.trial.arm() == Arm::New) {
                 held = domain.kept(&tried.back);
                 self.settling = Some(Settling::default());
             }
@@ -218,7 +218,7 @@ impl Judging {
         old: Vec<CacheShare>,
         new: Vec<CacheShare>,
         back: Vec<CacheShare>,
-        trial: Trial,
+        trial: AbTest,
         proof: bool,
     ) {
         self.tried = Some(Tried { old, new, back, trial: trial.after(&self.speeds), proof });
@@ -231,7 +231,13 @@ impl Judging {
     }
 
     /// The window's say in a trial; `None` where nothing is on trial.
-    pub fn judge(&mut self, view: &View<'_>, domain: &Domain<'_>, held: &[CacheShare], terms: Terms) -> Option<Judged> {
+    pub fn judge(
+        &mut self,
+        view: &View<'_>,
+        domain: &DividedCache<'_>,
+        held: &[CacheShare],
+        terms: Terms,
+    ) -> Option<Judged> {
         let tried = self.tried.as_mut()?;
         if tried.shares() != held {
             (self.tried, self.left) = (None, Some(self.co_runners.clone()));
@@ -253,7 +259,7 @@ impl Judging {
     fn over(
         &mut self,
         tried: Tried,
-        domain: &Domain<'_>,
+        domain: &DividedCache<'_>,
         terms: Terms,
         ratio: Option<Ratio>,
         adopted: bool,
@@ -279,7 +285,7 @@ impl Judging {
         Verdict { shares, ratio, lost_windows, adopted, proof }
     }
 
-    fn learn(&mut self, domain: &Domain<'_>, shares: &[CacheShare], trial: &Trial) {
+    fn learn(&mut self, domain: &DividedCache<'_>, shares: &[CacheShare], trial: &AbTest) {
         let old = trial.old();
         for share in shares.iter().filter(|share| units_of(share).count() < domain.divided.units()) {
             let (units, own) = (units_of(share).count(), share.members.len() == 1);

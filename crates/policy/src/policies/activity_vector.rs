@@ -229,7 +229,7 @@ impl ActivityVectors {
         let thresholds: [f64; 6] =
             std::array::from_fn(|cell| if weights[cell] == 0.0 { f64::INFINITY } else { threshold(cell) });
         let (newcomer, busy_misses) = (self.parameters.weights.newcomer, threshold(LAST_LEVEL_MISS));
-        let refill = |task: TaskId| match self.refills.misses(task) {
+        let reload_cost = |task: TaskId| match self.refills.misses(task) {
             Some(misses) if busy_misses > 0.0 => newcomer * misses / busy_misses,
             _ => 0.0,
         };
@@ -250,8 +250,8 @@ impl ActivityVectors {
                 + speed.map_or(0.0, |speed| weights.instr_per_cycle * speed.value)
         };
         let known = |(task, rates)| {
-            let (bits, burden, refill, stays) = (bits(rates), burden(task), refill(task), stays(task));
-            (task, Known { bits, burden, refill, stays })
+            let (bits, burden, reload_cost, stays) = (bits(rates), burden(task), reload_cost(task), stays(task));
+            (task, ExpectedUse { bits, burden, reload_cost, stays })
         };
         let tasks = present().map(known).collect();
         let (cells, by_counters) =
@@ -283,17 +283,17 @@ impl ActivityVectors {
 }
 
 /// What is expected of one task.
-struct Known {
+struct ExpectedUse {
     bits: [IndexSet; 6],
     burden: f64,
-    refill: f64,
+    reload_cost: f64,
     stays: bool,
 }
 
 /// What is expected of the next sample.
 struct Vectors {
     cells: [f64; 6],
-    tasks: BTreeMap<TaskId, Known>,
+    tasks: BTreeMap<TaskId, ExpectedUse>,
     /// Without any weight but the samples' it is a round robin, which needs no evidence.
     looks: bool,
 }
@@ -310,8 +310,8 @@ impl CoRunCost for Vectors {
     fn burden(&self, task: TaskId) -> f64 {
         self.tasks.get(&task).map_or(0.0, |known| known.burden)
     }
-    fn refill(&self, task: TaskId) -> f64 {
-        self.tasks.get(&task).map_or(0.0, |known| known.refill)
+    fn reload_cost(&self, task: TaskId) -> f64 {
+        self.tasks.get(&task).map_or(0.0, |known| known.reload_cost)
     }
     fn stays(&self, task: TaskId) -> bool {
         self.tasks.get(&task).is_some_and(|known| known.stays)

@@ -24,7 +24,7 @@ use cachemate_locality::{statcache, statstack};
 use serde::Deserialize;
 
 use super::BadParameters;
-use crate::llc_placement::{Domain, StickyPlacement};
+use crate::llc_placement::{LlcTasks, StickyPlacement};
 use crate::solvers::balance::{Composed, GroupModel, Turns, best_groups, rotation};
 
 /// How a group's miss ratio is expected.
@@ -109,7 +109,7 @@ impl Parameters {
 struct BalanceSet {
     parameters: Parameters,
     seed: u64,
-    dealt: StickyPlacement,
+    placement: StickyPlacement,
     caches: BTreeMap<CacheId, OfCache>,
     asked: BTreeMap<TaskId, Probe>,
     next_probe: u32,
@@ -118,14 +118,14 @@ struct BalanceSet {
 /// What is remembered of one cache.
 #[derive(Default)]
 struct OfCache {
-    known: BTreeMap<TaskId, Known>,
+    known: BTreeMap<TaskId, TaskModel>,
     /// Tasks and what was known of each when the gangs were made.
-    made_from: Vec<(TaskId, Option<Known>)>,
+    made_from: Vec<(TaskId, Option<TaskModel>)>,
     gangs: Vec<Vec<TaskId>>,
 }
 
 #[derive(Clone, PartialEq, Debug)]
-struct Known {
+struct TaskModel {
     phase: u32,
     /// Alone on an n-th of the cache.
     ratio: f64,
@@ -145,8 +145,8 @@ impl Policy for BalanceSet {
         let mut plan = Plan::idle(Window::Time { ns: self.parameters.window_ns });
         let mut why = Vec::new();
         let gangs_run = supports(view, Ability::Gangs);
-        let mut dealt = std::mem::take(&mut self.dealt);
-        for domain in dealt.domains(view) {
+        let mut placement = std::mem::take(&mut self.placement);
+        for domain in placement.domains(view) {
             let crowded = domain.tasks.len() > domain.cpus.count() as usize;
             let state = self.caches.entry(domain.cache).or_default();
             state.learn(view, &domain, &self.parameters, &self.asked);
@@ -167,7 +167,7 @@ impl Policy for BalanceSet {
             }
             self.watch(view, &domain, crowded, &mut plan);
         }
-        self.dealt = dealt;
+        self.placement = placement;
         self.asked.retain(|_, probe| plan.probes.contains(probe));
         Decision { plan, why }
     }
@@ -183,7 +183,7 @@ fn as_gang(members: &[TaskId]) -> Gang {
 
 impl BalanceSet {
     /// Asks for the reuse times of threads whose profile has none, until they are told.
-    fn watch(&mut self, view: &View<'_>, domain: &Domain<'_>, crowded: bool, plan: &mut Plan) {
+    fn watch(&mut self, view: &View<'_>, domain: &LlcTasks<'_>, crowded: bool, plan: &mut Plan) {
         if !crowded || !supports(view, Ability::SampleReuses) {
             return;
         }
@@ -212,7 +212,7 @@ impl OfCache {
     fn learn(
         &mut self,
         view: &View<'_>,
-        domain: &Domain<'_>,
+        domain: &LlcTasks<'_>,
         parameters: &Parameters,
         asked: &BTreeMap<TaskId, Probe>,
     ) {
@@ -235,15 +235,15 @@ impl OfCache {
     }
 
     /// Makes the gangs anew when somebody came or went or more is known.
-    fn group(&mut self, domain: &Domain<'_>, parameters: &Parameters, seed: u64, why: &mut Vec<Reason>) {
+    fn group(&mut self, domain: &LlcTasks<'_>, parameters: &Parameters, seed: u64, why: &mut Vec<Reason>) {
         let tasks: Vec<TaskId> = domain.tasks.iter().map(|seen| seen.task).collect();
-        let from: Vec<(TaskId, Option<Known>)> =
+        let from: Vec<(TaskId, Option<TaskModel>)> =
             tasks.iter().map(|task| (*task, self.known.get(task).cloned())).collect();
         if from == self.made_from {
             return;
         }
         let size = domain.cpus.count() as usize;
-        let known: Vec<Option<Known>> = from.iter().map(|(_, known)| known.clone()).collect();
+        let known: Vec<Option<TaskModel>> = from.iter().map(|(_, known)| known.clone()).collect();
         self.made_from = from;
         let Some(model) = model(&known, domain, parameters) else {
             self.gangs = Vec::new();
@@ -282,7 +282,7 @@ impl OfCache {
 }
 
 /// What a profile says of a thread on this cache; `None` where it does not say enough.
-fn know(profile: &Profile, domain: &Domain<'_>, parameters: &Parameters) -> Option<Known> {
+fn know(profile: &Profile, domain: &LlcTasks<'_>, parameters: &Parameters) -> Option<TaskModel> {
     let (size_bytes, line_bytes) = (domain.size_bytes?, u64::from(domain.line_bytes?));
     let part_bytes = size_bytes / u64::from(domain.cpus.count().max(1));
     let reuse = profile.reuse_times().and_then(|times| ReuseTimes::from_profile(times));
@@ -303,13 +303,13 @@ fn know(profile: &Profile, domain: &Domain<'_>, parameters: &Parameters) -> Opti
         let times = profile.reuse_times().cloned()?;
         (rate.is_finite() && rate > 0.0).then_some(Shared { times, rate })
     });
-    Some(Known { phase: profile.phase_number, ratio, shared: shared.flatten() })
+    Some(TaskModel { phase: profile.phase_number, ratio, shared: shared.flatten() })
 }
 
 /// The group model of all threads of the cache. An unknown thread counts as the worst known one. `None` where nobody
 /// is known.
-fn model(known: &[Option<Known>], domain: &Domain<'_>, parameters: &Parameters) -> Option<GroupModel> {
-    let usable = |known: &&Known| parameters.extension == Extension::Average || known.shared.is_some();
+fn model(known: &[Option<TaskModel>], domain: &LlcTasks<'_>, parameters: &Parameters) -> Option<GroupModel> {
+    let usable = |known: &&TaskModel| parameters.extension == Extension::Average || known.shared.is_some();
     let worst = known.iter().flatten().filter(usable).max_by(|a, b| a.ratio.total_cmp(&b.ratio))?;
     let threads = || known.iter().map(|known| known.as_ref().filter(usable).unwrap_or(worst));
     if parameters.extension == Extension::Average {
@@ -331,7 +331,7 @@ pub(super) fn build(parameters: &str, seed: u64) -> Result<Box<dyn Policy>, BadP
     Ok(Box::new(BalanceSet {
         parameters: Parameters::parse(parameters)?,
         seed,
-        dealt: StickyPlacement::default(),
+        placement: StickyPlacement::default(),
         caches: BTreeMap::new(),
         asked: BTreeMap::new(),
         next_probe: 0,

@@ -3,7 +3,7 @@
 //! Problem: programs on one cache take from each other what some need and others do not use; a split helps only if it is
 //! sized right, kept up to date, and worth its price. Method, per cache:
 //! 1. Ask for a trace of every process that has no curve in its present phase, a few at once.
-//! 2. Once all have one: [`deal`] says who gets how much; the predictor says how everybody would fare then, how they
+//! 2. Once all have one: [`allocate`] says who gets how much; the predictor says how everybody would fare then, how they
 //!    fare now, and how without any shares. The best of these is taken if it gains enough, and, where pages have to be
 //!    copied, if it earns the copying back within the horizon; promises that are broken now are reason enough.
 //!    Where speeds were measured under the present shares, they stand for the present, not a forecast.
@@ -11,7 +11,7 @@
 //!    measure better by the least gain is left; what is held has to prove itself again ([`crate::partition::share_controller`]).
 //!
 //! Properties: without evidence nothing changes; a process alone is not confined unless something was promised; newcomers
-//! are unrestricted until their curve is known; two programs of one lane have a penalty. Nobody is placed: that is others' business.
+//! are unrestricted until their curve is known; two programs of one time-share group have a penalty. Nobody is placed: that is others' business.
 
 use std::collections::BTreeMap;
 
@@ -23,10 +23,10 @@ use serde::Deserialize;
 
 use super::static_partition::{Moving, in_units};
 use super::{BadParameters, parameters};
-use crate::partition::ab_test::Trial;
-use crate::partition::allocate::{Claimant, Deal, Kind, Objective, Terms, deal};
+use crate::partition::ab_test::AbTest;
+use crate::partition::allocate::{Allocation, Claimant, Kind, Objective, Terms, allocate};
 use crate::partition::demand_curve::Space;
-use crate::partition::domain::{Domain, Present, units_of};
+use crate::partition::divided_cache::{DividedCache, Present, units_of};
 use crate::partition::share_controller::{self, Judged, Judging, Verdict};
 use crate::partition::speed_history::SpeedRecord;
 use crate::partition::units::{Divided, assign, pages_to_move};
@@ -52,7 +52,7 @@ pub struct Parameters {
     pub horizon_ns: u64,
     /// What a miss costs where stalls are not counted; `None` = as the reference predictor has it from the machine.
     pub miss_penalty_cycles: Option<f64>,
-    /// After a change: fewest windows until speeds count, and windows of a leg of its trial; 0 = changes are not judged.
+    /// After a change: fewest windows until speeds count, and windows of an arm of its trial; 0 = changes are not judged.
     pub settle_windows: u32,
     pub judge_windows: u32,
     /// Share of the time that trials may cost.
@@ -80,7 +80,7 @@ impl Default for Parameters {
 }
 
 impl Parameters {
-    fn judged_by(&self, domain: &Domain<'_>) -> share_controller::Terms {
+    fn judged_by(&self, domain: &DividedCache<'_>) -> share_controller::Terms {
         let lengths = domain.lengths(self.settle_windows, self.judge_windows);
         share_controller::Terms { lengths, least_gain: self.least_gain, trial_share: self.trial_share }
     }
@@ -136,7 +136,7 @@ impl Policy for CacheSizing {
 
 impl CacheSizing {
     /// Every last-level cache that can be divided, with the processes that live on it.
-    fn domains<'a>(&mut self, view: &'a View<'a>) -> Vec<Domain<'a>> {
+    fn domains<'a>(&mut self, view: &'a View<'a>) -> Vec<DividedCache<'a>> {
         let mut processes: Vec<Present<'a>> = Vec::new();
         for task in view.movable() {
             // A process with a thread that nothing may be changed of is left alone as a whole.
@@ -162,8 +162,8 @@ impl CacheSizing {
             })
             .collect();
         self.home.retain(|process, _| processes.iter().any(|present| present.process == *process));
-        let mut domains: Vec<Domain<'a>> =
-            caches.iter().map(|&(cache, divided)| Domain::of(cache, divided, view.topology)).collect();
+        let mut domains: Vec<DividedCache<'a>> =
+            caches.iter().map(|&(cache, divided)| DividedCache::of(cache, divided, view.topology)).collect();
         for present in processes {
             if let Some(cache) = present.lives_on(&caches) {
                 self.home.insert(present.process, cache);
@@ -180,7 +180,7 @@ impl CacheSizing {
     fn sized(
         &mut self,
         view: &View<'_>,
-        domain: &Domain<'_>,
+        domain: &DividedCache<'_>,
         held: Vec<CacheShare>,
         why: &mut Vec<Reason>,
     ) -> Vec<CacheShare> {
@@ -238,7 +238,7 @@ impl CacheSizing {
 
     /// The processes to learn the curves of, a few at once on each cache: one that hardly misses takes long to fill its
     /// log, and holds nobody up.
-    fn probes_of(&mut self, view: &View<'_>, domain: &Domain<'_>) -> Vec<Probe> {
+    fn probes_of(&mut self, view: &View<'_>, domain: &DividedCache<'_>) -> Vec<Probe> {
         let able = view.capabilities.can(Ability::TraceAddresses);
         if !able || self.parameters.trace_entries == 0 || !domain.has_something_to_divide() {
             return Vec::new();
@@ -280,7 +280,7 @@ impl CacheSizing {
 
 fn claimant(
     view: &View<'_>,
-    domain: &Domain<'_>,
+    domain: &DividedCache<'_>,
     present: &Present<'_>,
     remembered: &Judging,
     parameters: &Parameters,
@@ -307,7 +307,7 @@ fn group_id(kind: Kind, first: ProcessId) -> GroupId {
 
 fn wanted_shares(
     view: &View<'_>,
-    domain: &Domain<'_>,
+    domain: &DividedCache<'_>,
     claimants: &[Claimant],
     held: &[CacheShare],
     parameters: &Parameters,
@@ -329,12 +329,12 @@ fn wanted_shares(
             claimants.len() as u32
         },
     };
-    let dealt = deal(claimants, &terms).ok()?;
-    say_deal(domain, claimants, &dealt, why);
+    let allocation = allocate(claimants, &terms).ok()?;
+    say_allocation(domain, claimants, &allocation, why);
     let id = |group: &crate::partition::allocate::Group| group_id(group.kind, domain.present[group.members[0]].process);
     let now = |group: GroupId| held.iter().find(|share| share.group == group).map(|share| units_of(share).clone());
-    let held_units: Vec<IndexSet> = dealt.groups.iter().map(|group| now(id(group)).unwrap_or_default()).collect();
-    let sizes: Vec<u32> = dealt.groups.iter().map(|group| group.units).collect();
+    let held_units: Vec<IndexSet> = allocation.groups.iter().map(|group| now(id(group)).unwrap_or_default()).collect();
+    let sizes: Vec<u32> = allocation.groups.iter().map(|group| group.units).collect();
     let units = assign(&held_units, &sizes, &domain.divided);
     let moving: PageMoving = parameters.moving.into();
     let share = |(group, units): (&crate::partition::allocate::Group, IndexSet)| CacheShare {
@@ -343,12 +343,12 @@ fn wanted_shares(
         cache: domain.cache.id,
         units: in_units(units, &domain.divided, moving),
     };
-    Some(dealt.groups.iter().zip(units).map(share).collect())
+    Some(allocation.groups.iter().zip(units).map(share).collect())
 }
 
-fn say_deal(domain: &Domain<'_>, claimants: &[Claimant], dealt: &Deal, why: &mut Vec<Reason>) {
+fn say_allocation(domain: &DividedCache<'_>, claimants: &[Claimant], allocation: &Allocation, why: &mut Vec<Reason>) {
     let task = |at: usize| domain.present[at].tasks[0].task;
-    for &at in &dealt.lowered {
+    for &at in &allocation.lowered {
         let limit = claimants[at].degradation_at_most.unwrap_or(0.0);
         let text = "{0} cannot be kept as fast as promised: the promises do not fit in one cache".to_string();
         why.push(Reason {
@@ -358,7 +358,7 @@ fn say_deal(domain: &Domain<'_>, claimants: &[Claimant], dealt: &Deal, why: &mut
             numbers: vec![("degradation_at_most".to_string(), limit)],
         });
     }
-    if let Some(cost) = dealt.floors_cost {
+    if let Some(cost) = allocation.floors_cost {
         let tasks = (0..claimants.len()).filter(|&at| claimants[at].degradation_at_most.is_some()).map(task).collect();
         let text = "the promises cost the others on this cache, by the objective".to_string();
         why.push(Reason { kind: ReasonKind::Plain, tasks, text, numbers: vec![("objective_lost".to_string(), cost)] });
@@ -368,7 +368,7 @@ fn say_deal(domain: &Domain<'_>, claimants: &[Claimant], dealt: &Deal, why: &mut
 /// The outlook of all processes on a cache.
 struct Outlook<'a> {
     view: &'a View<'a>,
-    domain: &'a Domain<'a>,
+    domain: &'a DividedCache<'a>,
     claimants: &'a [Claimant],
     /// Speeds under the shares held.
     speeds: &'a SpeedRecord,
@@ -470,7 +470,7 @@ impl Outlook<'_> {
     }
 
     /// Only sums of speeds can be judged by measured speeds, and only where there are any.
-    fn trial(&self, parameters: &Parameters) -> Option<Trial> {
+    fn trial(&self, parameters: &Parameters) -> Option<AbTest> {
         let by_speed =
             matches!(parameters.objective, Objective::WeightedSpeedup | Objective::Stalls | Objective::Misses);
         let known = self.domain.present.iter().all(|present| self.speeds.speed(present.process).is_some());
@@ -479,7 +479,7 @@ impl Outlook<'_> {
             (present.process, claimant.priority * claimant.space.whole_cycles())
         };
         let weights = || self.domain.present.iter().zip(self.claimants).map(weight).collect();
-        judged.then(|| Trial::new(parameters.judged_by(self.domain).lengths, weights()))
+        judged.then(|| AbTest::new(parameters.judged_by(self.domain).lengths, weights()))
     }
 
     /// Copying pages into these shares; nothing where units are ways, or where frames are not known.
@@ -503,7 +503,7 @@ const BROKEN_WINDOWS: u32 = 3;
 /// A promise that is measured to be broken needs more than what it has now, whatever the curve says.
 fn learn_from_broken_promises(
     remembered: &mut Judging,
-    domain: &Domain<'_>,
+    domain: &DividedCache<'_>,
     claimants: &mut [Claimant],
     held: &[CacheShare],
     parameters: &Parameters,
@@ -540,7 +540,7 @@ fn learn_from_broken_promises(
 }
 
 /// The verdict of a trial, for readers of the decisions.
-fn reason(domain: &Domain<'_>, verdict: &Verdict) -> Reason {
+fn reason(domain: &DividedCache<'_>, verdict: &Verdict) -> Reason {
     let text = match (verdict.proof, verdict.adopted, verdict.ratio) {
         (false, true, _) => "the new shares of cache {} were tried and made its programs faster: they stay",
         (false, false, Some(_)) => {
@@ -564,8 +564,8 @@ fn keeps_penalties(view: &View<'_>) -> bool {
     view.capabilities.can(Ability::Penalties)
 }
 
-/// Programs of one lane are not to run together, none of their threads.
-fn penalties(view: &View<'_>, domain: &Domain<'_>, shares: &[CacheShare]) -> Vec<CoRunPenalty> {
+/// Programs of one time-share group are not to run together, none of their threads.
+fn penalties(view: &View<'_>, domain: &DividedCache<'_>, shares: &[CacheShare]) -> Vec<CoRunPenalty> {
     if !keeps_penalties(view) {
         return Vec::new();
     }

@@ -350,7 +350,7 @@ fn a_promise_is_reason_enough() {
     assert!(world.before.shares.iter().any(|share| units_of(share).count() >= 12), "{:?}", world.units());
 }
 
-/// Is there a penalty between programs that take turns in one lane, and between no others?
+/// Is there a penalty between programs that take turns in one time-share group, and between no others?
 #[test]
 fn programs_of_one_lane_have_a_penalty() {
     let (mut world, tasks) = four_on_two_cpus();

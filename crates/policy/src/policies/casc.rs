@@ -26,7 +26,7 @@ use cachemate_core::{
 use serde::Deserialize;
 
 use super::BadParameters;
-use crate::llc_placement::{Domain, StickyPlacement};
+use crate::llc_placement::{LlcTasks, StickyPlacement};
 use crate::solvers::buckets::{Buckets, Rules, Thread, bucketize};
 
 /// Which of the two algorithms.
@@ -129,7 +129,7 @@ const RETRY_WINDOWS: u32 = 64;
 
 struct Casc {
     parameters: Parameters,
-    dealt: StickyPlacement,
+    placement: StickyPlacement,
     caches: BTreeMap<CacheId, OfCache>,
     next_probe: u32,
 }
@@ -139,7 +139,7 @@ impl Policy for Casc {
         let mut plan = Plan::idle(Window::Time { ns: self.parameters.window_ns });
         let mut why = Vec::new();
         let cores: BTreeMap<u32, u32> = view.topology.cpus.iter().map(|cpu| (cpu.id.0, cpu.core)).collect();
-        for domain in self.dealt.domains(view) {
+        for domain in self.placement.domains(view) {
             let state = self.caches.entry(domain.cache).or_default();
             state.learn(view, &domain, &self.parameters);
             state.follow_measurement(view, &domain, &self.parameters, &mut self.next_probe);
@@ -155,7 +155,7 @@ impl Policy for Casc {
 /// The cache's CPUs in the order in which bucketization fills them, the last of which take the threads that miss most.
 /// Better form: neighbors in this order are on different cores, since a thread that waits for memory leaves its core's
 /// pipeline to the siblings; all such threads on one core would crowd the others on the rest.
-fn spread_over_cores(cores: &BTreeMap<u32, u32>, domain: &Domain<'_>, parameters: &Parameters) -> Vec<u32> {
+fn spread_over_cores(cores: &BTreeMap<u32, u32>, domain: &LlcTasks<'_>, parameters: &Parameters) -> Vec<u32> {
     let cpus: Vec<(u32, u32)> = domain.cpus.iter().map(|cpu| (cpu, cores.get(&cpu).copied().unwrap_or(cpu))).collect();
     let sibling = |at: usize| cpus[..at].iter().filter(|(_, core)| *core == cpus[at].1).count();
     let mut order: Vec<usize> = (0..cpus.len()).collect();
@@ -168,7 +168,7 @@ fn spread_over_cores(cores: &BTreeMap<u32, u32>, domain: &Domain<'_>, parameters
 /// What is remembered of one cache and its tasks.
 #[derive(Default)]
 struct OfCache {
-    known: BTreeMap<TaskId, Known>,
+    known: BTreeMap<TaskId, TaskRate>,
     /// Tasks to be measured although something is known.
     stale: Vec<TaskId>,
     asked: Vec<Asked>,
@@ -181,7 +181,7 @@ struct OfCache {
 }
 
 #[derive(Clone, Copy, PartialEq, Debug)]
-struct Known {
+struct TaskRate {
     pcmr: f64,
     /// Half the width of the interval.
     error: f64,
@@ -212,7 +212,7 @@ struct Watched {
 
 impl OfCache {
     /// Takes over what the profiles say; forgets tasks that are gone.
-    fn learn(&mut self, view: &View<'_>, domain: &Domain<'_>, parameters: &Parameters) {
+    fn learn(&mut self, view: &View<'_>, domain: &LlcTasks<'_>, parameters: &Parameters) {
         let here = |task: &TaskId| domain.tasks.iter().any(|seen| seen.task == *task);
         self.known.retain(|task, _| here(task));
         self.stale.retain(here);
@@ -233,13 +233,13 @@ impl OfCache {
             // A reference rate moves all the time; it counts from when the PCMR was measured.
             let same = old.filter(|old| old.pcmr == pcmr.value && old.refs_rate.is_some());
             let refs_rate = same.map_or(refs_rate, |old| old.refs_rate);
-            self.known.insert(seen.task, Known { pcmr: pcmr.value, error, refs_rate, current: true });
+            self.known.insert(seen.task, TaskRate { pcmr: pcmr.value, error, refs_rate, current: true });
         }
         self.take_turns(view, domain, parameters);
     }
 
     /// One thread after the other, where the operator asked for it.
-    fn take_turns(&mut self, view: &View<'_>, domain: &Domain<'_>, parameters: &Parameters) {
+    fn take_turns(&mut self, view: &View<'_>, domain: &LlcTasks<'_>, parameters: &Parameters) {
         let now_ns = view.seen.span.start_ns + view.seen.span.elapsed_ns;
         let due =
             parameters.remeasure_every_ns.is_some_and(|every| now_ns >= self.last_in_turn_ns.saturating_add(every));
@@ -253,12 +253,12 @@ impl OfCache {
         self.known.get(&task).is_some_and(|known| known.current) && !self.stale.contains(&task)
     }
 
-    fn unmeasured(&self, domain: &Domain<'_>) -> Vec<TaskId> {
+    fn unmeasured(&self, domain: &LlcTasks<'_>) -> Vec<TaskId> {
         domain.tasks.iter().map(|seen| seen.task).filter(|&task| !self.is_current(task)).collect()
     }
 
     /// Ends measurements that are over, and asks for the next.
-    fn follow_measurement(&mut self, view: &View<'_>, domain: &Domain<'_>, parameters: &Parameters, next: &mut u32) {
+    fn follow_measurement(&mut self, view: &View<'_>, domain: &LlcTasks<'_>, parameters: &Parameters, next: &mut u32) {
         let here = |task: &TaskId| domain.tasks.iter().any(|seen| seen.task == *task);
         let refused = |id: ProbeId| {
             let item = cachemate_core::Item::Probe(id);
@@ -307,7 +307,7 @@ impl OfCache {
     }
 
     /// Rows that each leave one of n + 1 threads out: of those that nothing is known of, filled up with others.
-    fn ask_rows(&mut self, domain: &Domain<'_>, parameters: &Parameters, next: &mut u32) {
+    fn ask_rows(&mut self, domain: &LlcTasks<'_>, parameters: &Parameters, next: &mut u32) {
         let mut block = self.unmeasured(domain);
         if block.is_empty() || !self.asked.is_empty() {
             return;
@@ -337,7 +337,7 @@ impl OfCache {
     }
 
     /// Every newcomer beside all that are known by now; asked anew whenever more are known.
-    fn ask_beside(&mut self, domain: &Domain<'_>, parameters: &Parameters, next: &mut u32) {
+    fn ask_beside(&mut self, domain: &LlcTasks<'_>, parameters: &Parameters, next: &mut u32) {
         let current: Vec<TaskId> =
             domain.tasks.iter().map(|seen| seen.task).filter(|&task| self.is_current(task)).collect();
         let of = |asked: &Asked| match &asked.probe.what {
@@ -362,7 +362,7 @@ impl OfCache {
         self.rows_ns = parameters.row_ns;
     }
 
-    fn threads(&self, domain: &Domain<'_>) -> Vec<(TaskId, Option<Thread>)> {
+    fn threads(&self, domain: &LlcTasks<'_>) -> Vec<(TaskId, Option<Thread>)> {
         let thread = |seen: &&TaskSample| {
             let known = self.known.get(&seen.task);
             (seen.task, known.map(|known| Thread { pcmr: known.pcmr, refs_rate: known.refs_rate }))
@@ -371,7 +371,7 @@ impl OfCache {
     }
 
     /// Bucketization, when it is due.
-    fn assign(&mut self, domain: &Domain<'_>, order: &[u32], parameters: &Parameters, why: &mut Vec<Reason>) {
+    fn assign(&mut self, domain: &LlcTasks<'_>, order: &[u32], parameters: &Parameters, why: &mut Vec<Reason>) {
         let threads = self.threads(domain);
         let known: Vec<Thread> = threads.iter().filter_map(|(_, thread)| *thread).collect();
         let cpus = domain.cpus.count() as usize;
@@ -423,7 +423,7 @@ impl OfCache {
     }
 
     /// Compares the cache's miss rate with the expected one, while nothing is measured.
-    fn watch(&mut self, view: &View<'_>, domain: &Domain<'_>, parameters: &Parameters) {
+    fn watch(&mut self, view: &View<'_>, domain: &LlcTasks<'_>, parameters: &Parameters) {
         if self.assigned.is_none() || !self.asked.is_empty() {
             self.watched = Watched::default();
             return;
@@ -446,7 +446,7 @@ impl OfCache {
         }
     }
 
-    fn observed(&self, view: &View<'_>, domain: &Domain<'_>) -> Option<f64> {
+    fn observed(&self, view: &View<'_>, domain: &LlcTasks<'_>) -> Option<f64> {
         let level = view.topology.caches.iter().find(|cache| cache.id == domain.cache)?.level;
         let (_, counts) = view.seen.places.iter().find(|(place, _)| *place == Place::Cache(domain.cache))?;
         let references = counts.get(Event::References(level)).filter(|&references| references > 0.0)?;
@@ -454,7 +454,7 @@ impl OfCache {
     }
 
     /// The expected miss rate from the tasks' run times in this window.
-    fn expected(&self, domain: &Domain<'_>, parameters: &Parameters) -> Option<f64> {
+    fn expected(&self, domain: &LlcTasks<'_>, parameters: &Parameters) -> Option<f64> {
         let (mut sum, mut weights) = (0.0, 0.0);
         for seen in &domain.tasks {
             let ran = seen.ran_ns();
@@ -470,7 +470,7 @@ impl OfCache {
     }
 
     /// The plan's lines for this cache.
-    fn say(&self, domain: &Domain<'_>, cpus: &[u32], parameters: &Parameters, plan: &mut Plan) {
+    fn say(&self, domain: &LlcTasks<'_>, cpus: &[u32], parameters: &Parameters, plan: &mut Plan) {
         let first: cachemate_core::CpuSet = cpus.first().copied().into_iter().collect();
         // Newcomers wait on the first CPU once enough are known to be measured beside (CASC 4.2.2.2).
         let secondary = !parameters.better() && self.known.len() + 1 >= cpus.len() && domain.tasks.len() > cpus.len();
@@ -504,7 +504,7 @@ impl OfCache {
 /// See the registry.
 pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, BadParameters> {
     let parameters = Parameters::parse(parameters)?;
-    Ok(Box::new(Casc { parameters, dealt: StickyPlacement::default(), caches: BTreeMap::new(), next_probe: 0 }))
+    Ok(Box::new(Casc { parameters, placement: StickyPlacement::default(), caches: BTreeMap::new(), next_probe: 0 }))
 }
 
 #[cfg(test)]

@@ -103,7 +103,7 @@ impl CoRunCost for Misses<'_> {
     fn burden(&self, _: TaskId) -> f64 {
         0.0
     }
-    fn refill(&self, task: TaskId) -> f64 {
+    fn reload_cost(&self, task: TaskId) -> f64 {
         match self.refills.misses(task) {
             Some(misses) if self.misses_per_sample > 0.0 => self.penalty_weight * misses / self.misses_per_sample,
             _ => 0.0,

@@ -65,7 +65,7 @@ impl Parameters {
 
 /// What is remembered of a process.
 #[derive(Default)]
-struct Known {
+struct ProcessUse {
     /// Share of one CPU's time on each cache, decayed.
     occupancy: BTreeMap<CacheId, f64>,
     /// Threads that ran or waited at a time, decayed in the same way.
@@ -76,7 +76,7 @@ struct Known {
 
 struct SchedCache {
     parameters: Parameters,
-    processes: BTreeMap<ProcessId, Known>,
+    processes: BTreeMap<ProcessId, ProcessUse>,
     /// End of the last window that was taken in.
     known_until_ns: Option<u64>,
 }
@@ -163,7 +163,7 @@ impl SchedCache {
     }
 }
 
-impl Known {
+impl ProcessUse {
     fn prefer(&mut self, ran: bool, now_ns: u64, timeout_ns: u64) {
         if ran {
             self.ran_until_ns = now_ns;

@@ -146,7 +146,7 @@ impl ServiceLevel {
         }
         let held = |group: GroupId| {
             let share = view.previous_plan.shares.iter().find(|share| share.group == group);
-            share.map(crate::partition::domain::units_of).cloned().unwrap_or_default()
+            share.map(crate::partition::divided_cache::units_of).cloned().unwrap_or_default()
         };
         let now: Vec<IndexSet> = groups.iter().map(|(group, ..)| held(*group)).collect();
         let sizes: Vec<u32> = groups.iter().map(|(.., units)| *units).collect();
@@ -236,7 +236,7 @@ mod tests {
                 predictor: &predictor,
             };
             before = policy.decide(&view).plan;
-            units = crate::partition::domain::units_of(&before.shares[0]).count();
+            units = crate::partition::divided_cache::units_of(&before.shares[0]).count();
             all.push(units);
         }
         all

@@ -38,7 +38,7 @@ pub struct State {
 
 /// What is in force since the reference was left.
 #[derive(Clone, Debug)]
-struct Trial {
+struct SinceReference {
     /// The latest plan.
     plan: Plan,
     /// Settled windows under that plan.
@@ -60,7 +60,7 @@ pub struct History {
     pub baseline: Option<State>,
     /// Totals of the reference over the baseline.
     pub totals: BTreeMap<ProcessId, Total>,
-    trial: Option<Trial>,
+    trial: Option<SinceReference>,
     in_force: Plan,
     /// Where tasks ran last, whatever is in force.
     homes: Homes,
@@ -151,7 +151,7 @@ impl History {
     }
 
     fn try_out(&mut self, plan: &Plan, stayed: &Present, speeds: WindowSpeeds, settled: bool, measured: bool) {
-        let trial = self.trial.get_or_insert_with(|| Trial {
+        let trial = self.trial.get_or_insert_with(|| SinceReference {
             plan: plan.clone(),
             under_plan: VecDeque::new(),
             settled: Vec::new(),

@@ -24,7 +24,7 @@ pub struct StatCc {
 }
 
 /// A member's evidence, and its speed alone by the model's own solo miss ratio (so that alone means degradation 0).
-struct Known {
+struct MemberModel {
     reuse: ReuseTimes,
     /// Miss ratio by lines, where the profile has a curve that reaches the cache's size.
     measured: Vec<(f64, f64)>,
@@ -62,7 +62,7 @@ fn measured_ratios(profile: &Profile, cache: &SharedCache, refs_per_instr: f64) 
     ratios
 }
 
-impl Known {
+impl MemberModel {
     fn of(profile: &Profile, cache: &SharedCache, with_curve: bool) -> Option<Self> {
         let reuse = ReuseTimes::from_profile(profile.reuse_times()?)?;
         let refs_per_instr = refs_per_mega_instr(profile).filter(|&refs| refs > 0.0)? * 1e-6;
@@ -73,7 +73,7 @@ impl Known {
             None => ratios_at(&[(&reuse, 1.0)], cache)?.group_miss_ratio,
         };
         let solo = Solo::from_rates(profile, cache, refs_per_instr, refs_per_instr * alone);
-        Some(Known { reuse, measured, solo, base_cycles_per_instr: solo.base_cycles_per_instr(cache) })
+        Some(MemberModel { reuse, measured, solo, base_cycles_per_instr: solo.base_cycles_per_instr(cache) })
     }
 
     fn sharer(&self) -> Sharer<'_> {
@@ -98,13 +98,13 @@ impl Known {
 
 impl StatCc {
     /// Degradations and miss ratios of one or more programs; `None` where the cache holds no line.
-    fn compose(&self, known: &[Known], cache: &SharedCache) -> Option<(Vec<f64>, Shared)> {
+    fn compose(&self, known: &[MemberModel], cache: &SharedCache) -> Option<(Vec<f64>, Shared)> {
         if self.jointly {
-            let sharers: Vec<Sharer<'_>> = known.iter().map(Known::sharer).collect();
+            let sharers: Vec<Sharer<'_>> = known.iter().map(MemberModel::sharer).collect();
             let joint = jointly(&sharers, cache.lines(), composition(cache))?;
             return Some((joint.degradation, joint.shared));
         }
-        let rates: Vec<(&ReuseTimes, f64)> = known.iter().map(Known::at_solo_rate).collect();
+        let rates: Vec<(&ReuseTimes, f64)> = known.iter().map(MemberModel::at_solo_rate).collect();
         let shared = ratios_at(&rates, cache)?;
         let suffers = known.iter().zip(&shared.miss_ratios).map(|(known, &ratio)| known.degradation_at(ratio));
         Some((suffers.collect(), shared))
@@ -118,7 +118,7 @@ impl Scheme for StatCc {
 
     fn group_costs(&self, members: &[&Profile], cache: &SharedCache) -> Result<GroupCosts, MissingEvidence> {
         let what = "reuse times and references per instruction";
-        let known = gather(self, members, what, |profile| Known::of(profile, cache, self.jointly))?;
+        let known = gather(self, members, what, |profile| MemberModel::of(profile, cache, self.jointly))?;
         if known.is_empty() {
             return Ok(GroupCosts::sum_of_pairs(CostKind::Degradation, 0, |_, _| 0.0));
         }

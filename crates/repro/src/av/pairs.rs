@@ -11,7 +11,7 @@ use cachemate_sim::results::MissesBy;
 use serde::{Deserialize, Serialize};
 
 use super::bits::{CELLS, Line, Thresholds, own_vectors};
-use super::samples::{Activity, Form, Sample, sampled_by_set};
+use super::samples::{Activity, Sample, SuperSets, sampled_by_set};
 use super::{MACHINE, PROGRAMS};
 use crate::setup::{Job, Workload};
 use crate::{Bar, Context, DataPoint, Figure, Finding, ReproError, mean};
@@ -53,13 +53,13 @@ const OTHER_THRESHOLDS: [(&str, Option<f64>); 3] =
 
 /// Which sets make up a super set: chosen before anything was run (the low bits, 32 of them), then the other reading of
 /// the paper and other numbers, shown and held against no bar. All come out of the same runs.
-const FORMS: [(&str, Form); 6] = [
-    ("low bits, 32 super sets", Form { contiguous: false, super_sets: 32 }),
-    ("low bits, 64 super sets", Form { contiguous: false, super_sets: 64 }),
-    ("low bits, 128 super sets", Form { contiguous: false, super_sets: 128 }),
-    ("contiguous, 32 super sets", Form { contiguous: true, super_sets: 32 }),
-    ("contiguous, 64 super sets", Form { contiguous: true, super_sets: 64 }),
-    ("contiguous, 128 super sets", Form { contiguous: true, super_sets: 128 }),
+const FORMS: [(&str, SuperSets); 6] = [
+    ("low bits, 32 super sets", SuperSets { contiguous: false, super_sets: 32 }),
+    ("low bits, 64 super sets", SuperSets { contiguous: false, super_sets: 64 }),
+    ("low bits, 128 super sets", SuperSets { contiguous: false, super_sets: 128 }),
+    ("contiguous, 32 super sets", SuperSets { contiguous: true, super_sets: 32 }),
+    ("contiguous, 64 super sets", SuperSets { contiguous: true, super_sets: 64 }),
+    ("contiguous, 128 super sets", SuperSets { contiguous: true, super_sets: 128 }),
 ];
 
 /// Names of [`Pair::otherwise`].
@@ -69,7 +69,7 @@ fn other_readings() -> impl Iterator<Item = &'static str> {
 }
 
 /// Samples as one form of super sets shows them.
-fn formed(samples: &[Sample], form: Form) -> Vec<Sample> {
+fn formed(samples: &[Sample], form: SuperSets) -> Vec<Sample> {
     let one = |sample: &Sample| Sample {
         instr_per_cycle: sample.instr_per_cycle,
         tasks: sample.tasks.iter().map(|task| form.of(task)).collect(),
@@ -113,7 +113,7 @@ fn thresholds(context: &Context<'_>, length: &Length, seed: u64) -> Result<Vec<T
         let workload = workload(vec![job(program, seed, 0)], seed, length.scale)?;
         Ok(sampled_by_set(workload, length.warm_up, length.kept)?.0)
     })?;
-    let of_form = |(_, form): &(&str, Form)| {
+    let of_form = |(_, form): &(&str, SuperSets)| {
         let alone: Vec<Activity> = runs.iter().flatten().map(|sample: &Sample| form.of(&sample.tasks[0])).collect();
         Thresholds::mean_of(alone.iter())
     };

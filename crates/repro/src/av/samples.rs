@@ -24,12 +24,12 @@ pub(super) struct Sample {
 
 /// How sets make up super sets: runs of neighbors (AV 2.2, Figure 2) or those with equal low bits (AV 4.1).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Form {
+pub(super) struct SuperSets {
     pub contiguous: bool,
     pub super_sets: usize,
 }
 
-impl Form {
+impl SuperSets {
     /// Super sets out of counts by set.
     pub fn of(self, sets: &Activity) -> Activity {
         sets.each_ref().map(|sets| {

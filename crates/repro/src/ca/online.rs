@@ -71,7 +71,7 @@ struct Slowdowns {
     /// Tasks that went to another CPU, from the start on.
     moves: f64,
     /// Who was beside whom most of the time.
-    company: String,
+    coscheduled: String,
 }
 
 /// A machine and how long it runs.
@@ -109,7 +109,7 @@ impl Room {
         let times = self.over_alone(jobs, done.rates.iter().map(|rates| rates.instr_per_cycle))?;
         let moves = done.results.tasks.iter().map(|task| task.migrations).sum::<u64>() as f64;
         let cpus = caches(&workload.machine.topology())?;
-        Ok(Slowdowns { times, moves, company: company(jobs, &cpus, &done.results.tasks) })
+        Ok(Slowdowns { times, moves, coscheduled: coscheduled(jobs, &cpus, &done.results.tasks) })
     }
 
     fn over_alone(&self, jobs: &[Job], together: impl Iterator<Item = f64>) -> Result<Vec<f64>, ReproError> {
@@ -143,7 +143,7 @@ impl Room {
 }
 
 /// Programs by the cache below which each ran longest.
-fn company(jobs: &[Job], caches: &[Vec<CpuId>], tasks: &[TaskResults]) -> String {
+fn coscheduled(jobs: &[Job], caches: &[Vec<CpuId>], tasks: &[TaskResults]) -> String {
     let ran = |task: &TaskResults, cpus: &[CpuId]| -> u64 {
         task.on_cpu_cycles.iter().filter(|(cpu, _)| cpus.contains(cpu)).map(|(_, cycles)| cycles).sum()
     };
@@ -322,7 +322,7 @@ fn one_of_four(room: &Room, workload: usize, seed: u64) -> Result<Four, ReproErr
     let (di, whole, dio, reads) = (by(By::Di)?, by(By::DiWhole)?, by(By::Dio)?, by(By::DioReads)?);
     let of = |name: &str, found: &Slowdowns| {
         let above = percent_above(mean(&found.times), best);
-        format!("{name} {above:.1} % above with {} after {} moves", found.company, found.moves)
+        format!("{name} {above:.1} % above with {} after {} moves", found.coscheduled, found.moves)
     };
     let next = percent_above(schedules[1], best);
     Ok(Four {

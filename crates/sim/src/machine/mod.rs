@@ -50,7 +50,7 @@ const TOUCH_WATCH_NS: u64 = 10_000_000;
 const PROBE_PROCESS: usize = 0;
 
 /// A task as the outside knows it.
-pub(crate) struct Known {
+pub(crate) struct TaskEntry {
     pub slot: Slot,
     pub program: usize,
     pub name: String,
@@ -85,7 +85,7 @@ pub struct SimMachine {
     pub(crate) system: System,
     pub(crate) counting: Counting,
     /// Tasks by their id.
-    pub(crate) known: Vec<Known>,
+    pub(crate) known: Vec<TaskEntry>,
     pub(crate) task_of_slot: BTreeMap<Slot, TaskId>,
     pub(crate) programs: Vec<Running>,
     segments: BTreeMap<u32, usize>,
@@ -241,7 +241,7 @@ impl SimMachine {
             let slot = self.system.add_task(process, source, allowed, 1.0, false);
             let task = TaskId(self.known.len() as u32);
             self.task_of_slot.insert(slot, task);
-            self.known.push(Known {
+            self.known.push(TaskEntry {
                 slot,
                 program: at,
                 name: name.clone(),

@@ -64,7 +64,7 @@ impl SimMachine {
         let now = self.system.now();
         self.system.dispatcher.bring_up_to_date(now);
         let last_level = self.spec.last_level().map(|cache| cache.level);
-        let task = |known: &super::Known| {
+        let task = |known: &super::TaskEntry| {
             let counters = self.system.counters(known.slot);
             TaskStep {
                 instructions: counters.instructions,

@@ -9,7 +9,7 @@ use crate::{AccessRecord, Header, Totals, TraceError, TraceReader};
 pub(super) const BATCH_RECORDS: usize = 1 << 14;
 
 /// What one line of a text format says.
-enum Said {
+enum LineOutcome {
     Nothing,
     Instruction,
     Access { address: u64, size: u16, store: bool },
@@ -25,14 +25,14 @@ struct Counts {
 }
 
 impl Counts {
-    fn take(&mut self, said: Said, batch: &mut Vec<AccessRecord>) {
+    fn take(&mut self, said: LineOutcome, batch: &mut Vec<AccessRecord>) {
         match said {
-            Said::Nothing => {}
-            Said::Instruction => {
+            LineOutcome::Nothing => {}
+            LineOutcome::Instruction => {
                 self.gap += 1;
                 self.instructions += 1;
             }
-            Said::Access { address, size, store } => {
+            LineOutcome::Access { address, size, store } => {
                 batch.push(AccessRecord { address, gap: self.gap, thread: 0, size, store });
                 self.gap = 0;
                 self.records += 1;
@@ -55,7 +55,7 @@ fn fill<R: Read>(
     lines: &mut Lines<R>,
     counts: &mut Counts,
     batch: &mut Vec<AccessRecord>,
-    parse: impl Fn(&[u8]) -> Result<Said, &'static str>,
+    parse: impl Fn(&[u8]) -> Result<LineOutcome, &'static str>,
 ) -> Result<bool, TraceError> {
     batch.clear();
     while !counts.ended && batch.len() < BATCH_RECORDS {
@@ -136,37 +136,37 @@ impl<R> LackeyReader<R> {
 
 const LACKEY_EXPECTED: &str = "I, L, S or M, a hexadecimal address, a comma and a size";
 
-fn lackey_line(line: &[u8]) -> Result<Said, &'static str> {
+fn lackey_line(line: &[u8]) -> Result<LineOutcome, &'static str> {
     let text = line.trim_ascii();
     if text.is_empty() || text.starts_with(b"==") || text.starts_with(b"--") || text.starts_with(b"**") {
-        return Ok(Said::Nothing);
+        return Ok(LineOutcome::Nothing);
     }
     let rest = text[1..].trim_ascii_start();
     let comma = rest.iter().position(|&byte| byte == b',').ok_or(LACKEY_EXPECTED)?;
     let address = hex(&rest[..comma]).ok_or(LACKEY_EXPECTED)?;
     let size = size(&rest[comma + 1..]).ok_or(LACKEY_EXPECTED)?;
     match text[0] {
-        b'I' => Ok(Said::Instruction),
-        b'L' => Ok(Said::Access { address, size, store: false }),
-        b'S' | b'M' => Ok(Said::Access { address, size, store: true }),
+        b'I' => Ok(LineOutcome::Instruction),
+        b'L' => Ok(LineOutcome::Access { address, size, store: false }),
+        b'S' | b'M' => Ok(LineOutcome::Access { address, size, store: true }),
         _ => Err(LACKEY_EXPECTED),
     }
 }
 
 const DIN_EXPECTED: &str = "a label (0, 1, 2, r, w or i) and a hexadecimal address";
 
-fn din_line(line: &[u8]) -> Result<Said, &'static str> {
+fn din_line(line: &[u8]) -> Result<LineOutcome, &'static str> {
     let mut words = line.split(|byte| byte.is_ascii_whitespace()).filter(|word| !word.is_empty());
-    let Some(label) = words.next() else { return Ok(Said::Nothing) };
+    let Some(label) = words.next() else { return Ok(LineOutcome::Nothing) };
     if label.starts_with(b"#") {
-        return Ok(Said::Nothing);
+        return Ok(LineOutcome::Nothing);
     }
     let address = words.next().and_then(hex).ok_or(DIN_EXPECTED)?;
     let size = words.next().and_then(hex).and_then(|size| u16::try_from(size).ok()).unwrap_or(0);
     match label {
-        b"0" | b"r" => Ok(Said::Access { address, size, store: false }),
-        b"1" | b"w" => Ok(Said::Access { address, size, store: true }),
-        b"2" | b"i" => Ok(Said::Instruction),
+        b"0" | b"r" => Ok(LineOutcome::Access { address, size, store: false }),
+        b"1" | b"w" => Ok(LineOutcome::Access { address, size, store: true }),
+        b"2" | b"i" => Ok(LineOutcome::Instruction),
         _ => Err(DIN_EXPECTED),
     }
 }

@@ -126,8 +126,8 @@ fn children_do_not_keep_what_is_not_theirs() {
     let key = tasks.all()[0].thread;
     let idle =
         DesiredState { item: Item::Gangs(0), object: Object::Policy { pid: 5, thread: key }, state: State::Policy(5) };
-    actuator.promise(&host, &[idle]).unwrap();
-    assert_eq!(host.threads.borrow()[&5].policy, 0, "a promise changes nothing");
+    actuator.journal_originals(&host, &[idle]).unwrap();
+    assert_eq!(host.threads.borrow()[&5].policy, 0, "writing originals down changes nothing");
     for tid in [8, 9] {
         host.thread(tid, tid, 5, "1");
         host.threads.borrow_mut().get_mut(&tid).unwrap().policy = 5;
@@ -187,7 +187,7 @@ fn a_reused_number_is_not_touched() {
     let key = tasks.all()[0].thread;
     let object = Object::Affinity { pid: 5, thread: key };
     let wanted = DesiredState { item: Item::Plan, object, state: State::Cpus("1".parse().unwrap()) };
-    actuator.promise(&host, &[wanted]).unwrap();
+    actuator.journal_originals(&host, &[wanted]).unwrap();
     assert_eq!(actuator.originals().len(), 1);
     actuator.put_back(&host).unwrap();
 }

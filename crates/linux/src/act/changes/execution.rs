@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use cachemate_core::{
-    Change, ChangeId, ChangeKind, GangSchedule, Item, Made as Done, Refused, RefusedBecause, TaskId, refused_lines, run,
+    Change, ChangeId, ChangeKind, GangSchedule, Item, Outcome as Done, Refused, RefusedBecause, TaskId, refused_lines,
+    run,
 };
 
 use super::reading::Reading;

@@ -47,7 +47,7 @@ pub(crate) struct Reading {
     pub group_files: BTreeMap<String, PathBuf>,
     pub color_files: BTreeMap<ProcessId, PathBuf>,
     /// Affinities that the kernel may change with a group's CPUs, and to what.
-    pub promised: BTreeMap<String, Vec<DesiredState>>,
+    pub states_to_come: BTreeMap<String, Vec<DesiredState>>,
     pub originals: BTreeMap<Object, State>,
 }
 
@@ -68,7 +68,7 @@ impl Reading {
             state: Known { groups: groups.cpus, manner, ..Known::default() },
             confined: groups.confined,
             group_files: groups.files,
-            promised: groups.promised,
+            states_to_come: groups.states_to_come,
             refused: groups.refused,
             originals: before.actuator.originals(),
             ..Reading::default()

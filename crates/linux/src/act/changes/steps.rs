@@ -55,13 +55,13 @@ pub(super) fn steps(
         }
         ChangeKind::Cpuset { group, to, .. } => {
             let path = reading.group_files.get(group).ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))?;
-            let promised = reading.promised.get(group).into_iter().flatten();
-            let promise = |want: &crate::act::desired::DesiredState| Step {
+            let states_to_come = reading.states_to_come.get(group).into_iter().flatten();
+            let step = |want: &crate::act::desired::DesiredState| Step {
                 object: want.object.clone(),
                 state: want.state.clone(),
                 write: false,
             };
-            let mut steps: Vec<Step> = promised.map(promise).collect();
+            let mut steps: Vec<Step> = states_to_come.map(step).collect();
             steps.push(write(Object::File { path: path.clone() }, State::Text(to.to_string())));
             steps
         }

@@ -46,7 +46,7 @@ impl Present<'_> {
 }
 
 /// A cache that can be divided, and those on it.
-pub struct Domain<'a> {
+pub struct DividedCache<'a> {
     pub cache: &'a Cache,
     /// The largest one between it and memory.
     pub behind: Option<&'a Cache>,
@@ -54,13 +54,13 @@ pub struct Domain<'a> {
     pub present: Vec<Present<'a>>,
 }
 
-impl<'a> Domain<'a> {
+impl<'a> DividedCache<'a> {
     /// Nobody lives on it yet.
     pub fn of(cache: &'a Cache, divided: Divided, topology: &'a Topology) -> Self {
         let further =
             topology.caches.iter().filter(|other| other.level > cache.level && cache.cpus.is_subset(&other.cpus));
         let behind = further.max_by_key(|other| other.size_bytes);
-        Domain { cache, behind, divided, present: Vec::new() }
+        DividedCache { cache, behind, divided, present: Vec::new() }
     }
 
     pub fn promised(&self) -> bool {

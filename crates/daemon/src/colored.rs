@@ -20,8 +20,11 @@ const LIBRARY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/libcachemate_co
 
 /// What to start.
 pub struct Start<'a> {
+    /// The program and its arguments.
     pub command: &'a [String],
+    /// Allowed colors, bit by bit.
     pub mask: u64,
+    /// Memory that its agent may hold at most, frames of other colors included.
     pub hold_bytes: u64,
     /// Variables beside its usual ones.
     pub variables: &'a [(&'a str, &'a Path)],
@@ -101,12 +104,15 @@ impl Colored {
         Ok(Colored { child, folder, ledger, kit_id, seen: BTreeMap::new(), mask: start.mask })
     }
 
+    /// Of the program itself.
     pub fn pid(&self) -> i32 {
         self.child.id() as i32
     }
+    /// Of the kit that it was started with.
     pub fn kit_id(&self) -> &str {
         &self.kit_id
     }
+    /// Known colors of frames.
     pub fn ledger(&self) -> &Ledger {
         &self.ledger
     }
@@ -202,6 +208,7 @@ impl Colored {
         }
     }
 
+    /// To the program itself; one that has ended needs none.
     pub fn signal(&self, signal: rustix::process::Signal) {
         if let Some(pid) = rustix::process::Pid::from_raw(self.pid()) {
             // A program that has ended needs no signal.

@@ -27,12 +27,17 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// The configuration, and what the command line says about it.
 #[derive(Clone)]
 pub struct Source {
+    /// The configuration; `None` = the usual one.
     pub file: Option<PathBuf>,
     /// A file that is not there is an error only where somebody named it.
     pub named: bool,
+    /// Instead of the configuration's.
     pub policy: Option<String>,
+    /// Changes nothing, whatever the configuration says.
     pub observe: bool,
+    /// Instead of the configuration's.
     pub state_dir: Option<PathBuf>,
+    /// Instead of the configuration's.
     pub socket: Option<PathBuf>,
     /// The page, where somebody asked for it.
     pub page: Option<PageAddress>,
@@ -65,8 +70,11 @@ impl Source {
 /// Switches that signals and the socket set.
 #[derive(Clone, Default)]
 pub struct Switches {
+    /// End, and put everything back.
     pub stop: Arc<AtomicBool>,
+    /// End the present window now.
     pub wake: Arc<AtomicBool>,
+    /// Read the configuration anew.
     pub reload: Arc<AtomicBool>,
 }
 
@@ -148,7 +156,7 @@ fn colors(live: &LiveLoop) -> String {
 }
 
 /// Programs report their progress beside the socket.
-pub fn progress_place(config: &ManageConfig) -> Option<PathBuf> {
+pub(crate) fn progress_place(config: &ManageConfig) -> Option<PathBuf> {
     Some(config.socket.as_ref()?.parent()?.join("progress"))
 }
 
@@ -344,7 +352,7 @@ fn tell(account: &[Restored], say: &dyn Fn(&str)) {
 }
 
 /// Says what of a journal that was left behind is lost, or lies there still.
-pub fn say_loss(left: &LeftBehind, say: &dyn Fn(&str)) {
+pub(crate) fn say_loss(left: &LeftBehind, say: &dyn Fn(&str)) {
     if let Some(damage) = &left.damage {
         say(&damage.to_string());
     }

@@ -25,6 +25,7 @@ struct Line {
 /// `--dry-run`: the first list that is not empty.
 #[derive(Serialize, Default)]
 pub struct DryRun {
+    /// By whose list.
     pub policy: String,
     /// How many were looked at.
     pub windows: u64,
@@ -39,6 +40,7 @@ pub struct DryRun {
 }
 
 impl DryRun {
+    /// Nothing looked at yet.
     pub fn new(policy: &str) -> Self {
         DryRun { policy: policy.to_string(), ..DryRun::default() }
     }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use cachemate_core::{
-    Ability, Capabilities, Level, Machine, Policy, PolicyConfig, Profile, RunHeader, Support, Topology, Window,
+    Ability, Capabilities, Level, Machine, PolicyConfig, Profile, RunHeader, Support, Topology, Window,
 };
 use cachemate_linux::act::actuator::GuardianCommand;
 use cachemate_linux::act::colors;
@@ -31,11 +31,14 @@ use cachemate_trace::ProfileFile;
 #[cfg(feature = "chaos")]
 use crate::chaos_policies::chaos_policy;
 
+/// A loop over this host.
 pub type LiveLoop = PipelineLoop<LiveMachine<Host>>;
 
 /// A loop over this host at its start, and what a recording of it begins with.
 pub struct Live {
+    /// At its start.
     pub turns: LiveLoop,
+    /// First line of a run log.
     pub header: RunHeader,
     /// Evidence that the policy asks for and this host cannot give.
     pub missing: Vec<Missing>,
@@ -49,9 +52,13 @@ const PROBES: u32 = 2;
 
 /// What was found out about this host.
 pub struct Found {
+    /// As the kernel tells it.
     pub topology: Topology,
+    /// What of it cannot be right.
     pub warnings: Vec<String>,
+    /// Counters that were tried.
     pub events: Vec<Surveyed>,
+    /// What else was tried, and what would help.
     pub capability_survey: CapabilitySurvey,
     /// Where it is mounted.
     pub resctrl: Option<Resctrl>,
@@ -72,7 +79,7 @@ pub fn find(deep: bool) -> anyhow::Result<Found> {
 
 /// The level once the probe has been calibrated, as doctor finds it: tried beside the daemon's start, which does not wait
 /// for it. 0 = not known yet.
-pub fn calibrated_level(found: &Found) -> Arc<AtomicU32> {
+pub(crate) fn calibrated_level(found: &Found) -> Arc<AtomicU32> {
     let level = Arc::new(AtomicU32::new(0));
     if found.capability_survey.level != PROBES {
         level.store(found.capability_survey.level, Ordering::Relaxed);
@@ -94,11 +101,17 @@ fn last_level(topology: &Topology) -> Level {
 
 /// What one managed run is told, from a configuration or a command line.
 pub struct Wish {
+    /// Policy, guard, windows, groups.
     pub config: ManageConfig,
+    /// Who is managed.
     pub rules: Vec<Rule>,
+    /// Holds the restore journal.
     pub state_dir: PathBuf,
+    /// Where programs report.
     pub progress: ProgressFiles,
+    /// Ends the loop.
     pub stop: Arc<AtomicBool>,
+    /// Ends the window under way.
     pub wake: Arc<AtomicBool>,
 }
 
@@ -149,7 +162,7 @@ pub fn open(found: &Found, wish: &Wish) -> anyhow::Result<Live> {
 ///
 /// # Errors
 /// Another one acts, or died and left a journal.
-pub fn acting(state_dir: &Path) -> anyhow::Result<Arc<Acting>> {
+pub(crate) fn acting(state_dir: &Path) -> anyhow::Result<Arc<Acting>> {
     // As long as a guardian may need that is just putting things back.
     const PATIENCE: Duration = Duration::from_secs(10);
     let places = crate::paths::acting()?;
@@ -187,7 +200,7 @@ fn pipeline(config: &ManageConfig, topology: &Topology, capabilities: &Capabilit
 }
 
 /// What the configuration names as its policy; the one that changes nothing where it names none.
-pub fn policy_of(config: &ManageConfig) -> PolicyConfig {
+pub(crate) fn policy_of(config: &ManageConfig) -> PolicyConfig {
     let choice =
         config.policy.clone().unwrap_or(PolicyChoice { name: "default".into(), parameters: Default::default() });
     PolicyConfig { name: choice.name, parameters: choice.parameters.to_string(), seed: config.seed }
@@ -195,7 +208,7 @@ pub fn policy_of(config: &ManageConfig) -> PolicyConfig {
 
 /// Built without the policies that only tests ask for.
 #[cfg(not(feature = "chaos"))]
-fn chaos_policy(_: &PolicyConfig) -> Option<Box<dyn Policy>> {
+fn chaos_policy(_: &PolicyConfig) -> Option<Box<dyn cachemate_core::Policy>> {
     None
 }
 
@@ -213,7 +226,7 @@ pub fn decider(config: &ManageConfig) -> anyhow::Result<Decider> {
 }
 
 /// Rules as the machine wants them.
-pub fn rules(config: &[RuleConfig]) -> Vec<Rule> {
+pub(crate) fn rules(config: &[RuleConfig]) -> Vec<Rule> {
     let rule = |rule: &RuleConfig| Rule {
         command: rule.command.clone(),
         cgroup: rule.cgroup.clone(),
@@ -232,13 +245,13 @@ pub fn rules(config: &[RuleConfig]) -> Vec<Rule> {
 }
 
 /// Confined groups as the machine wants them.
-pub fn groups(config: &ManageConfig) -> Vec<Confined> {
+pub(crate) fn groups(config: &ManageConfig) -> Vec<Confined> {
     let confined = |group: &ConfinedGroup| Confined { cgroup: group.cgroup.clone(), cpus: group.cpus.clone() };
     config.groups.iter().map(confined).collect()
 }
 
 /// Profile files, and those in folders, by the first 15 bytes of the program's name.
-pub fn known_profiles(paths: &[PathBuf]) -> anyhow::Result<BTreeMap<String, Profile>> {
+pub(crate) fn known_profiles(paths: &[PathBuf]) -> anyhow::Result<BTreeMap<String, Profile>> {
     let mut known = BTreeMap::new();
     for path in paths {
         let files = if path.is_dir() {

@@ -4,6 +4,8 @@
 //! host by [`host::find`], or start programs by [`programs`] and [`colored`]. Whoever acts is started again by its own
 //! file as `guardian --state-dir FOLDER`: a program that uses this crate to act has that command.
 
+#![warn(missing_docs)]
+
 #[cfg(feature = "chaos")]
 mod chaos_policies;
 mod children;

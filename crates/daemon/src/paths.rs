@@ -6,7 +6,7 @@ use anyhow::Context;
 use cachemate_linux::safety::acting::Places;
 
 /// `CACHEMATE_*` variables win over the usual places; switches and the configuration win over both.
-pub fn config_file() -> PathBuf {
+pub(crate) fn config_file() -> PathBuf {
     named("CACHEMATE_CONFIG").unwrap_or_else(|| match is_root() {
         true => PathBuf::from("/etc/cachemate/cachemate.toml"),
         false => own("XDG_CONFIG_HOME", ".config").join("cachemate/cachemate.toml"),
@@ -29,6 +29,7 @@ pub fn cache_dir() -> PathBuf {
     })
 }
 
+/// Where a daemon listens.
 pub fn socket() -> PathBuf {
     named("CACHEMATE_SOCKET").unwrap_or_else(|| match (is_root(), std::env::var_os("XDG_RUNTIME_DIR")) {
         (true, _) => PathBuf::from("/run/cachemate/cachemate.sock"),
@@ -41,7 +42,7 @@ pub fn socket() -> PathBuf {
 ///
 /// # Errors
 /// The folder is not there and cannot be made.
-pub fn acting() -> anyhow::Result<Places> {
+pub(crate) fn acting() -> anyhow::Result<Places> {
     const ROOT: &str = "/run/cachemate";
     let user = rustix::process::geteuid().as_raw();
     let own = PathBuf::from(format!("/run/user/{user}"));
@@ -63,6 +64,7 @@ fn own(variable: &str, below_home: &str) -> PathBuf {
     named(variable).unwrap_or_else(|| named("HOME").unwrap_or_else(|| PathBuf::from("/")).join(below_home))
 }
 
+/// Effective user.
 pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
@@ -81,7 +83,7 @@ pub fn make_private_dir(path: &Path) -> anyhow::Result<()> {
 }
 
 /// The number of a user of this host, by `/etc/passwd`.
-pub fn user_id(name: &str) -> Option<u32> {
+pub(crate) fn user_id(name: &str) -> Option<u32> {
     let users = std::fs::read_to_string("/etc/passwd").ok()?;
     let mut fields = users.lines().map(|line| line.split(':').collect::<Vec<_>>());
     fields.find(|fields| fields.first() == Some(&name))?.get(2)?.parse().ok()

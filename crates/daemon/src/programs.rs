@@ -18,6 +18,7 @@ const GRACE: Duration = Duration::from_secs(2);
 /// How one program ended.
 #[derive(Clone, Debug, Serialize)]
 pub struct Ended {
+    /// Until its end, or ours.
     pub seconds: f64,
     /// Work in its own unit, where it reports any.
     pub work: Option<u64>,
@@ -32,6 +33,7 @@ struct Running {
 
 /// Programs under way, waited for by a thread of their own.
 pub struct Programs {
+    /// In the order of the commands.
     pub pids: Vec<i32>,
     waiter: JoinHandle<Vec<Ended>>,
 }

@@ -33,10 +33,14 @@ struct Refusal {
 
 /// What the socket's thread shares with the daemon.
 #[derive(Clone)]
-pub struct Shared {
+pub(crate) struct Shared {
+    /// As of the last window.
     pub status: Arc<Mutex<Status>>,
+    /// As in the daemon's switches.
     pub reload: Arc<AtomicBool>,
+    /// As in the daemon's switches.
     pub wake: Arc<AtomicBool>,
+    /// Who may look, besides root and the daemon's own user.
     pub allow_users: Arc<Mutex<Vec<u32>>>,
 }
 
@@ -48,7 +52,7 @@ impl Shared {
 }
 
 /// A listening socket; the file goes with it.
-pub struct Server {
+pub(crate) struct Server {
     path: PathBuf,
 }
 
@@ -63,7 +67,7 @@ impl Drop for Server {
 ///
 /// # Errors
 /// The folder cannot be made, or the socket not be bound.
-pub fn serve(path: &Path, shared: Shared) -> anyhow::Result<Server> {
+pub(crate) fn serve(path: &Path, shared: Shared) -> anyhow::Result<Server> {
     let shown = path.display();
     if let Some(dir) = path.parent().filter(|dir| !dir.exists()) {
         std::fs::create_dir_all(dir).with_context(|| format!("{}: the folder cannot be made", dir.display()))?;
@@ -150,7 +154,7 @@ fn reply(request: &str, peer: Peer, shared: &Shared) -> serde_json::Result<Strin
 ///
 /// # Errors
 /// No daemon listens there, it does not answer, or it refuses.
-pub fn ask(path: &Path, request: &str) -> anyhow::Result<String> {
+pub(crate) fn ask(path: &Path, request: &str) -> anyhow::Result<String> {
     let shown = path.display();
     let mut stream = UnixStream::connect(path).with_context(|| {
         format!("{shown}: no daemon answers there (cachemate manage starts one; --socket names another place)")

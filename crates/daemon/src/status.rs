@@ -26,18 +26,23 @@ pub fn thread_text(name: &str, tid: i32) -> String {
     format!("{}({tid})", printable(name))
 }
 
-/// Everything, as one JSON object.
+/// Everything that a daemon tells of itself, as one JSON object.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct Status {
+    /// Of the daemon.
     pub version: String,
+    /// Of the daemon.
     pub pid: u32,
+    /// `None` = nothing is changed yet.
     pub guardian_pid: Option<u32>,
     /// It outlives the end of the daemon's control group; `None` = no guardian, or not known.
     #[serde(default)]
     pub guardian_apart: Option<bool>,
+    /// Its name.
     pub policy: String,
     /// False = observing only.
     pub acts: bool,
+    /// Its path; `None` = there is none.
     pub config: Option<String>,
     /// Why the last reload did not take; the configuration before is in force.
     pub config_error: Option<String>,
@@ -48,13 +53,19 @@ pub struct Status {
     pub level: u32,
     /// False = the probe is just being calibrated; the level may fall to 3 by it.
     pub calibrated: bool,
+    /// Observed so far.
     pub windows: u64,
+    /// Length of the last.
     pub window_ns: u64,
+    /// Since the start.
     pub running_ns: u64,
     /// Processor time of the daemon and its probes.
     pub cpu_ns: u64,
+    /// Last-level caches.
     pub caches: Vec<CacheStatus>,
+    /// Managed and observed threads.
     pub tasks: Vec<TaskStatus>,
+    /// Who takes turns, as it holds.
     pub gangs: Vec<GangStatus>,
     /// Parts of caches, as they hold.
     #[serde(default)]
@@ -66,25 +77,36 @@ pub struct Status {
     pub confined: Vec<ConfinedStatus>,
     /// Latest first.
     pub decisions: Vec<DecisionStatus>,
+    /// Lines of the last plan that the host refused, at most 20.
     pub refused: Vec<String>,
     /// What was wrong with the last plan; the one before it is in force, and what is said of programs is of its last window.
     #[serde(default)]
     pub refused_plan: Option<String>,
+    /// Lines of the plan that somebody else has changed.
     pub overridden: Vec<String>,
+    /// Pressure-stall information of the host.
     pub pressure: Pressure,
+    /// Totals since the start.
     pub counters: Totals,
 }
 
 /// Totals since the start.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Totals {
+    /// Threads.
     pub tasks_seen: u64,
+    /// That said something new.
     pub decisions: u64,
+    /// Decisions that the guard took back.
     pub rolled_back: u64,
+    /// Lines of plans that the host refused.
     pub refusals: u64,
+    /// Plans that no machine may be told.
     #[serde(default)]
     pub refused_plans: u64,
+    /// Of all kinds.
     pub probes_answered: u64,
+    /// Processor time of all probes.
     pub probe_cost_ns: u64,
     /// No managed thread waited longer for a processor at a stretch, children that came and went between two looks left out;
     /// `None` = the kernel does not say.
@@ -92,12 +114,18 @@ pub struct Totals {
     pub longest_wait_ns: Option<u64>,
 }
 
+/// A last-level cache.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct CacheStatus {
+    /// As in the topology.
     pub cache: u32,
+    /// Such as `L3`.
     pub level: String,
+    /// An index list.
     pub cpus: String,
+    /// `None` = the kernel does not say.
     pub size_bytes: Option<u64>,
+    /// Last seen on its CPUs.
     pub tasks: Vec<u32>,
     /// Forecast by the reference predictor, under the plan.
     pub forecast_miss_ratio: Option<f64>,
@@ -106,18 +134,22 @@ pub struct CacheStatus {
 /// What a program does to its neighbors and they to it, as far as it was measured.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Class {
+    /// Both.
     #[serde(rename = "aggressor and victim")]
     AggressorAndVictim,
+    /// Of much intensity.
     #[serde(rename = "aggressor")]
     Aggressor,
+    /// Of much sensitivity.
     #[serde(rename = "victim")]
     Victim,
+    /// Neither.
     #[serde(rename = "quiet")]
     Quiet,
-    /// Its sensitivity was not measured.
+    /// Of little intensity; its sensitivity was not measured.
     #[serde(rename = "no aggressor")]
     NoAggressor,
-    /// Its intensity was not measured.
+    /// Of little sensitivity; its intensity was not measured.
     #[serde(rename = "no victim")]
     NoVictim,
 }
@@ -136,28 +168,42 @@ impl Class {
     }
 }
 
+/// A thread.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct TaskStatus {
+    /// Its id in plans and run logs.
     pub task: u32,
+    /// Of its process.
     pub pid: i32,
+    /// Its own.
     pub tid: i32,
+    /// As the kernel has it.
     pub name: String,
     /// Observed, never moved.
     pub fixed: bool,
+    /// Where it was last seen.
     pub cpu: Option<u32>,
+    /// Last-level cache of that CPU.
     pub cache: Option<u32>,
     /// As the plan in force has it.
     pub allowed: Option<String>,
     /// Processor time over the window.
     pub cpu_share: Option<f64>,
+    /// Share of a full cache that it evicts, 0 to 1.
     pub intensity: Option<Estimate>,
+    /// Slowdown beside a full stream.
     pub sensitivity: Option<Estimate>,
+    /// By intensity and sensitivity; `None` = neither was measured.
     pub class: Option<Class>,
+    /// Of its last-level cache, by counters.
     pub misses_per_kilo_instr: Option<f64>,
+    /// By counters.
     pub instr_per_cycle: Option<f64>,
+    /// Slowdown by the reference predictor under the plan.
     pub forecast_degradation: Option<f64>,
     /// Loss of its speed while it runs, against its speed alone.
     pub measured_degradation: Option<f64>,
+    /// In the unit of `progress_of`.
     pub progress_per_second: Option<f64>,
     /// What that counts: work reported, instructions, or what stands in for work (system calls, page faults).
     pub progress_of: Option<String>,
@@ -165,23 +211,33 @@ pub struct TaskStatus {
     pub why: Vec<String>,
 }
 
+/// Gangs that take turns on some CPUs.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct GangStatus {
+    /// An index list.
     pub cpus: String,
+    /// Length of a turn.
     pub slice_ns: u64,
+    /// Task ids of each.
     pub gangs: Vec<Vec<u32>>,
 }
 
+/// A part of a cache and its members.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct ShareStatus {
+    /// As in the plan.
     pub group: u32,
+    /// As in the topology.
     pub cache: u32,
-    /// Ways or colors, as an index list.
+    /// Ways, as an index list.
     #[serde(default)]
     pub ways: Option<String>,
+    /// Colors, as an index list.
     #[serde(default)]
     pub colors: Option<String>,
+    /// Task ids of the members.
     pub tasks: Vec<u32>,
+    /// What the members hold, as the hardware tells it.
     pub occupancy_bytes: Option<u64>,
     /// Share of the resident pages that an agent looks after and that have allowed colors.
     #[serde(default)]
@@ -196,24 +252,35 @@ pub struct ShareStatus {
 /// Asked for, and still under way.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct PendingStatus {
+    /// Of a share that is under way.
     pub group: Option<u32>,
+    /// Of that share.
     pub cache: Option<u32>,
     /// Pages.
     pub done: u64,
+    /// `None` = not known yet.
     pub total: Option<u64>,
 }
 
+/// A group of the host that is kept to some CPUs.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct ConfinedStatus {
+    /// Its path below the hierarchy's root.
     pub cgroup: String,
+    /// An index list, as read back.
     pub cpus: String,
 }
 
+/// One reason of one decision.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct DecisionStatus {
+    /// In which it was said.
     pub window: u64,
+    /// Task ids that it names.
     pub tasks: Vec<u32>,
+    /// In words.
     pub why: String,
+    /// Figures behind it, by name.
     pub numbers: Vec<(String, f64)>,
 }
 
@@ -228,6 +295,7 @@ struct Ids {
 /// Keeps the status up to date, record by record.
 #[derive(Default)]
 pub struct Watcher {
+    /// As of the last record.
     pub status: Status,
     /// Work per second of each task alone, as a probe measured it, and what it counted.
     alone: BTreeMap<TaskId, (Work, f64)>,

@@ -67,7 +67,8 @@ impl CoRunCost for BroughtIn<'_> {
         self.costs.penalty(one, other)
     }
     fn burden(&self, task: TaskId) -> f64 {
-        let reload_cost = if self.running.contains(&task) { 0.0 } else { self.costs.reload_cost(task).min(self.at_most) };
+        let reload_cost =
+            if self.running.contains(&task) { 0.0 } else { self.costs.reload_cost(task).min(self.at_most) };
         self.costs.burden(task) + reload_cost
     }
 }

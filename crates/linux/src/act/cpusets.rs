@@ -295,10 +295,7 @@ mod tests {
         assert_eq!(found.threads, threads.into());
         for name in ["/a", "/a/b"] {
             let to_come = &found.states_to_come[name];
-            assert!(
-                to_come.len() == 3 && to_come.iter().all(|want| want.object.thread() == Some(narrow)),
-                "{name}"
-            );
+            assert!(to_come.len() == 3 && to_come.iter().all(|want| want.object.thread() == Some(narrow)), "{name}");
         }
         let file = |path: &str| Object::File { path: format!("{base}/{path}").into() };
         let originals = BTreeMap::from([(file("a/b/cpuset.cpus"), State::Text("0-5".into()))]);

@@ -338,6 +338,13 @@ mod tests {
         assert_eq!(found, ["crates/core/Cargo.toml: core may not use cli (ARCHITECTURE.md, code map)"]);
     }
 
+    /// Is a feature that is on by itself named, and one that somebody has to ask for left alone?
+    #[test]
+    fn a_feature_that_is_on_by_itself_is_a_complaint() {
+        let of = |manifest: &str| complaints_of(&[("crates/core/Cargo.toml", manifest)]).len();
+        assert_eq!((of("[features]\nchaos = []\n"), of("[features]\ndefault = [\"chaos\"]\nchaos = []\n")), (0, 1));
+    }
+
     /// Are impure words, unwraps and unfinished work found in code, and allowed where they are tests?
     #[test]
     fn impure_words_count_in_code_but_not_in_tests() {

@@ -388,7 +388,7 @@ impl Engine {
         self.node_of_flow[cache]
     }
 
-    /// Divides a cache among domains, each told by its capacity in lines and its group. Domains whose parts overlap are of
+    /// Divides a cache among domains, each told by its capacity in lines and its group. Domains that overlap are of
     /// one group, and `groups` tells the lines of all its parts. `of` names the domain of each task; all others are in
     /// the first.
     pub fn divide(&mut self, cache: usize, domains: &[(f32, u8)], groups: &[f32], of: Vec<(u32, u8)>) {

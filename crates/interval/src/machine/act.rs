@@ -8,7 +8,7 @@ use cachemate_core::{
     changes, refused_lines, run,
 };
 
-use super::{IntervalMachine, TaskState, parts};
+use super::{IntervalMachine, TaskEntry, parts};
 use crate::turns::Rotation;
 
 /// Pages of a process on their way to other colors.
@@ -56,14 +56,14 @@ impl IntervalMachine {
         applied
     }
 
-    fn live(&self) -> impl Iterator<Item = &TaskState> {
+    fn live(&self) -> impl Iterator<Item = &TaskEntry> {
         self.known.iter().filter(|known| !known.exited)
     }
 
     /// What holds now, thing by thing.
     fn state(&self) -> State {
         let all: CpuSet = (0..self.spec.cpus()).collect();
-        let task = |known: &TaskState| {
+        let task = |known: &TaskEntry| {
             let sched = &self.engine.turns.tasks[known.slot as usize];
             TaskState {
                 task: known.task,
@@ -78,7 +78,7 @@ impl IntervalMachine {
                 cannot_wait: None,
             }
         };
-        let colors = |known: &TaskState| {
+        let colors = |known: &TaskEntry| {
             let now = self.colors.get(&known.process).cloned();
             (known.process, Tracked { now, original: None })
         };

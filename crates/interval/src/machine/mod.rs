@@ -141,7 +141,7 @@ pub enum BadMachine {
 
 /// A task as the outside knows it.
 #[derive(Clone, Debug)]
-struct TaskState {
+struct TaskEntry {
     task: TaskId,
     process: ProcessId,
     job: usize,
@@ -177,7 +177,7 @@ pub struct IntervalMachine {
     options: Options,
     jobs: Vec<Running>,
     /// Not yet reported gone, in order of arrival.
-    known: Vec<TaskState>,
+    known: Vec<TaskEntry>,
     next_task: u32,
     next_process: u32,
     /// Still to come, by time.
@@ -334,7 +334,7 @@ impl IntervalMachine {
             }
             let task = TaskId(self.next_task);
             self.next_task += 1;
-            self.known.push(TaskState {
+            self.known.push(TaskEntry {
                 task,
                 process,
                 job: at,

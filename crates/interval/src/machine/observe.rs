@@ -8,7 +8,7 @@ use cachemate_core::{
 };
 
 use super::counting::readings;
-use super::{IntervalMachine, TaskState};
+use super::{IntervalMachine, TaskEntry};
 use crate::engine::{
     DEMAND, Done, FILLS, QUEUE_CYCLES, REFERENCES, REMOTE_CYCLES, REMOTE_HITS, STALL_CYCLES, WRITEBACKS,
 };
@@ -107,7 +107,7 @@ impl IntervalMachine {
         booked
     }
 
-    fn truth(&self, known: &TaskState, done: &Done) -> Vec<(Event, f64)> {
+    fn truth(&self, known: &TaskEntry, done: &Done) -> Vec<(Event, f64)> {
         let (line, level) = (self.engine.line_bytes(), self.places.level);
         let counts = &done.counts;
         let mut truth = vec![
@@ -160,7 +160,7 @@ impl IntervalMachine {
         }
     }
 
-    fn pages_by_color(&self, known: &TaskState, colors: u32) -> Vec<u64> {
+    fn pages_by_color(&self, known: &TaskEntry, colors: u32) -> Vec<u64> {
         let four_caches = 4.0 * f64::from(self.engine.capacity_lines()) * self.engine.line_bytes();
         let phase = &self.engine.program(known.slot).phases[self.engine.phase(known.slot) as usize];
         let pages = phase.footprint_bytes.unwrap_or(four_caches) / self.spec.pages.page_bytes as f64;

@@ -42,7 +42,7 @@ fn ns(workload: &Workload, cycles: u64) -> u64 {
 }
 
 /// Swaps between the halves every interval; `moving` as the policy's parameter, `None` = stays in the first half.
-fn run(
+fn swapped(
     workload: &Workload,
     interval_cycles: u64,
     moving: Option<&str>,
@@ -90,8 +90,8 @@ fn pages_copied(records: &[WindowRecord], from_ns: u64) -> f64 {
 }
 
 fn lost(workload: &Workload, interval_cycles: u64) -> Result<Lost, ReproError> {
-    let (still, _) = run(workload, interval_cycles, None)?;
-    let (swapping, records) = run(workload, interval_cycles, Some("all"))?;
+    let (still, _) = swapped(workload, interval_cycles, None)?;
+    let (swapping, records) = swapped(workload, interval_cycles, Some("all"))?;
     let pages = pages_copied(&records, ns(workload, workload.warm_up_cycles));
     let copying = pages * workload.machine.pages.move_page_cycles as f64;
     Ok(Lost { measured: 1.0 - work(&swapping) / work(&still), computed: copying / swapping.elapsed_cycles as f64 })
@@ -175,8 +175,8 @@ const WAYS: [&str; 4] = ["all", "hot-first", "lazy", "never"];
 /// Throughput lost by each way of moving pages.
 fn ways_of_moving(footprint_bytes: u64, interval_cycles: u64, seed: u64) -> Result<Vec<f64>, ReproError> {
     let workload = workload(footprint_bytes, interval_cycles, seed)?;
-    let still = work(&run(&workload, interval_cycles, None)?.0);
-    WAYS.iter().map(|way| Ok(1.0 - work(&run(&workload, interval_cycles, Some(way))?.0) / still)).collect()
+    let still = work(&swapped(&workload, interval_cycles, None)?.0);
+    WAYS.iter().map(|way| Ok(1.0 - work(&swapped(&workload, interval_cycles, Some(way))?.0) / still)).collect()
 }
 
 fn ways_finding(context: &Context<'_>, ways: &[Vec<f64>]) -> Finding {
@@ -211,7 +211,7 @@ mod tests {
         let footprint = 256 << 10;
         let interval = footprint / 4096 * 11_051 * 4;
         let workload = workload(footprint, interval, 1).unwrap();
-        let (_, records) = run(&workload, interval, Some("all")).unwrap();
+        let (_, records) = swapped(&workload, interval, Some("all")).unwrap();
         let pages = pages_copied(&records, ns(&workload, workload.warm_up_cycles));
         assert!(pages >= 40.0 * SWAPS as f64, "{pages} pages in {SWAPS} swaps");
         let lost = lost(&workload, interval).unwrap();

@@ -104,11 +104,11 @@ impl Colored {
         Ok(Colored { child, folder, ledger, kit_id, seen: BTreeMap::new(), mask: start.mask })
     }
 
-    /// Of the program itself.
+    /// Process id of the program itself.
     pub fn pid(&self) -> i32 {
         self.child.id() as i32
     }
-    /// Of the kit that it was started with.
+    /// Identity of the kit that it was started with.
     pub fn kit_id(&self) -> &str {
         &self.kit_id
     }

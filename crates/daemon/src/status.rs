@@ -29,9 +29,9 @@ pub fn thread_text(name: &str, tid: i32) -> String {
 /// Everything that a daemon tells of itself, as one JSON object.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct Status {
-    /// Of the daemon.
+    /// The daemon's version.
     pub version: String,
-    /// Of the daemon.
+    /// The daemon's process id.
     pub pid: u32,
     /// `None` = nothing is changed yet.
     pub guardian_pid: Option<u32>,
@@ -104,7 +104,7 @@ pub struct Totals {
     /// Plans that no machine may be told.
     #[serde(default)]
     pub refused_plans: u64,
-    /// Of all kinds.
+    /// Probes of all kinds.
     pub probes_answered: u64,
     /// Processor time of all probes.
     pub probe_cost_ns: u64,
@@ -137,19 +137,19 @@ pub enum Class {
     /// Both.
     #[serde(rename = "aggressor and victim")]
     AggressorAndVictim,
-    /// Of much intensity.
+    /// Much intensity.
     #[serde(rename = "aggressor")]
     Aggressor,
-    /// Of much sensitivity.
+    /// Much sensitivity.
     #[serde(rename = "victim")]
     Victim,
     /// Neither.
     #[serde(rename = "quiet")]
     Quiet,
-    /// Of little intensity; its sensitivity was not measured.
+    /// Little intensity; its sensitivity was not measured.
     #[serde(rename = "no aggressor")]
     NoAggressor,
-    /// Of little sensitivity; its intensity was not measured.
+    /// Little sensitivity; its intensity was not measured.
     #[serde(rename = "no victim")]
     NoVictim,
 }
@@ -173,9 +173,9 @@ impl Class {
 pub struct TaskStatus {
     /// Its id in plans and run logs.
     pub task: u32,
-    /// Of its process.
+    /// Process id.
     pub pid: i32,
-    /// Its own.
+    /// Thread id.
     pub tid: i32,
     /// As the kernel has it.
     pub name: String,
@@ -195,7 +195,7 @@ pub struct TaskStatus {
     pub sensitivity: Option<Estimate>,
     /// By intensity and sensitivity; `None` = neither was measured.
     pub class: Option<Class>,
-    /// Of its last-level cache, by counters.
+    /// Misses of its last-level cache, by counters.
     pub misses_per_kilo_instr: Option<f64>,
     /// By counters.
     pub instr_per_cycle: Option<f64>,
@@ -252,9 +252,9 @@ pub struct ShareStatus {
 /// Asked for, and still under way.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct PendingStatus {
-    /// Of a share that is under way.
+    /// Group of a share that is under way.
     pub group: Option<u32>,
-    /// Of that share.
+    /// Cache of that share.
     pub cache: Option<u32>,
     /// Pages.
     pub done: u64,

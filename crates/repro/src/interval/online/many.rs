@@ -120,7 +120,7 @@ fn run_mix(
     let trial = Question { length_ns: TRIAL_NS, ..asked.clone() };
     let settled = |asked: &Question, by: &str| Ok::<_, ReproError>(speedup(&outcome(context, asked, by)?).settled);
     let claim = |name: &&str| {
-        let found = costs.iter().find(|(known, _)| known == name).ok_or_else(|| failed(*name)("has no costs"))?;
+        let found = costs.iter().find(|(known, _)| known == name).ok_or_else(|| failed(name)("has no costs"))?;
         Ok(Claim { costs: found.1.clone(), at_least: 1 })
     };
     let claims: Vec<Claim> = names.iter().map(claim).collect::<Result<_, ReproError>>()?;

@@ -28,7 +28,7 @@ pub(crate) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
         context.tell(&format!("INTERVAL-6: {}", by.split(':').next().unwrap_or(by)));
         let found = outcome(context, &asked, by)?;
         let of = found.programs.iter().map(|program| program.slowdown_on_cpu);
-        let on_cpu: Vec<f64> = of.collect::<Option<_>>().ok_or_else(|| failed(*by)("a thread never ran"))?;
+        let on_cpu: Vec<f64> = of.collect::<Option<_>>().ok_or_else(|| failed(by)("a thread never ran"))?;
         Ok((mean(&on_cpu), found.weighted_speedup.unwrap_or(f64::NAN), found.cost_seconds))
     })?;
     let ((default, _, _), (measured, _, cost)) = (found[0], found[1]);

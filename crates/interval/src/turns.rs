@@ -63,6 +63,9 @@ struct Queue {
     turn_began: f64,
 }
 
+/// Stands for the load of a CPU that has no turn for a task: more than any queue's.
+const NO_TURN_LOAD: f64 = 1e12;
+
 /// All queues of a machine.
 #[derive(Clone, Debug)]
 pub struct Turns {
@@ -144,7 +147,9 @@ impl Turns {
             return;
         }
         task.allowed = allowed;
-        if task.cpu.is_none_or(|cpu| !self.may_run(slot, cpu)) {
+        let (cpu, in_gang) = (task.cpu, task.in_gang);
+        let no_turn = |cpu: u32| !in_gang && self.closed().contains(cpu);
+        if cpu.is_none_or(|cpu| !self.may_run(slot, cpu) || no_turn(cpu)) {
             self.unqueue(slot);
             self.place(slot);
         }
@@ -188,6 +193,15 @@ impl Turns {
         self.spread_over_seats();
     }
 
+    /// CPUs whose gangs leave no seat in any turn: who is in no gang does not run there.
+    fn closed(&self) -> CpuSet {
+        let full = |rotation: &&Rotation| {
+            let seats = rotation.cpus.count() as usize;
+            !rotation.gangs.is_empty() && rotation.gangs.iter().all(|(members, _)| members.len() >= seats)
+        };
+        self.rotations.iter().filter(full).flat_map(|rotation| rotation.cpus.iter()).collect()
+    }
+
     /// Members with a seat belong to that CPU's queue, others of a gang to a CPU that no other member of it has.
     fn spread_over_seats(&mut self) {
         let rotations = std::mem::take(&mut self.rotations);
@@ -226,18 +240,20 @@ impl Turns {
         (0..self.queues.len() as u32).filter(here).map(|other| self.load(other)).sum()
     }
 
-    /// To the least loaded CPU that it may use: least in queue, then least on the core, then near where it was.
+    /// To the least loaded CPU that it may use, one with a turn for it first: least in queue, then least on the core,
+    /// then near where it was.
     fn place(&mut self, slot: u32) {
         let was = self.tasks[slot as usize].cpu.map(|cpu| self.cache_of_cpu[cpu as usize]);
-        let mut best: Option<(f64, f64, bool, u32)> = None;
+        let closed = if self.tasks[slot as usize].in_gang { CpuSet::default() } else { self.closed() };
+        let mut best: Option<((bool, f64, f64, bool), u32)> = None;
         for cpu in (0..self.queues.len() as u32).filter(|&cpu| self.may_run(slot, cpu)) {
             let far = was.is_some_and(|was| was != self.cache_of_cpu[cpu as usize]);
-            let found = (self.load(cpu), self.core_load(cpu), far, cpu);
-            if best.is_none_or(|best| (found.0, found.1, found.2) < (best.0, best.1, best.2)) {
-                best = Some(found);
+            let found = (closed.contains(cpu), self.load(cpu), self.core_load(cpu), far);
+            if best.is_none_or(|(least, _)| found < least) {
+                best = Some((found, cpu));
             }
         }
-        if let Some((_, _, _, cpu)) = best {
+        if let Some((_, cpu)) = best {
             self.enqueue(slot, cpu);
         } else {
             self.changed.push(slot);
@@ -263,7 +279,8 @@ impl Turns {
         self.stale[cpu as usize] = true;
     }
 
-    /// Queues that are longer by more than a task give one up, as long as that evens them out.
+    /// Queues that are longer by more than a task give one up, as long as that evens them out. Who has no turn where it
+    /// is goes first.
     pub fn balance(&mut self) {
         for _ in 0..self.tasks.len() {
             let Some((slot, to)) = self.best_move() else { return };
@@ -274,16 +291,18 @@ impl Turns {
 
     fn best_move(&self) -> Option<(u32, u32)> {
         let mut best: Option<(f64, u32, u32)> = None;
+        let closed = self.closed();
         let loads: Vec<f64> = (0..self.queues.len() as u32).map(|cpu| self.load(cpu)).collect();
         for from in 0..self.queues.len() as u32 {
-            let load = loads[from as usize];
+            let load = if closed.contains(from) { NO_TURN_LOAD } else { loads[from as usize] };
             for &slot in &self.queues[from as usize].tasks {
                 let task = &self.tasks[slot as usize];
                 let own = task.weight * task.demand;
                 if task.in_gang {
                     continue;
                 }
-                for to in (0..self.queues.len() as u32).filter(|&to| to != from && self.may_run(slot, to)) {
+                let open = |to: &u32| *to != from && !closed.contains(*to) && self.may_run(slot, *to);
+                for to in (0..self.queues.len() as u32).filter(open) {
                     let gain = load - own - loads[to as usize];
                     if gain > 0.01 && best.is_none_or(|(most, _, _)| gain > most) {
                         best = Some((gain, slot, to));

@@ -79,6 +79,29 @@ fn gangs_take_turns_together() {
     assert!((had[0] - 0.25).abs() < 0.02 && (had[3] - 0.75).abs() < 0.02, "{had:?}");
 }
 
+/// Does a task of no gang run beside gangs as long as one CPU has a turn for it: there before them, come after them,
+/// and held to them until now?
+#[test]
+fn who_is_in_no_gang_goes_where_it_has_a_turn() {
+    let mut turns = turns(3, false);
+    let (ganged, open): (CpuSet, CpuSet) = ([0, 1].into_iter().collect(), [2].into_iter().collect());
+    (0..4).for_each(|slot| turns.add(slot, ganged.clone(), 1.0, 1e6));
+    (4..8).for_each(|slot| turns.add(slot, open.clone(), 1.0, 1e6));
+    turns.add(8, all(3), 1.0, 1e6);
+    turns.add(9, ganged.clone(), 1.0, 1e6);
+    assert!(turns.tasks[8].cpu.is_some_and(|cpu| cpu < 2), "the shorter queues are there");
+    let gangs = vec![(vec![(0, None), (1, None)], 1), (vec![(2, None), (3, None)], 1)];
+    turns.set_rotations(vec![Rotation::new(ganged, 1000.0, gangs)]);
+    turns.balance();
+    turns.add(10, all(3), 1.0, 1e6);
+    turns.allow(9, all(3));
+    turns.update(0.0);
+    for slot in 8..11 {
+        assert_eq!(turns.tasks[slot].cpu, Some(2), "task {slot}");
+        assert!(turns.tasks[slot].share > 0.1, "task {slot}");
+    }
+}
+
 /// Does a CPU that goes offline lose its tasks to the others, and who may run nowhere wait?
 #[test]
 fn an_offline_cpu_runs_nobody() {

@@ -58,6 +58,7 @@ initramfs() {
     cp "$tree/bin/busybox" "$root/bin/"
     cp lab/guest.sh "$root/init"
     cp "$binary" "$root/bin/cachemate"
+    strip "$root/bin/cachemate" 2>/dev/null || true # symbols of a release build are many times its size
     # The same file as on this host, with the libraries that it is linked with here.
     ldd "$binary" 2>/dev/null | grep -o '/[^ ]*' | while read -r library; do
         mkdir -p "$root$(dirname "$library")"
@@ -71,6 +72,7 @@ initramfs() {
 }
 
 # guest PART SMP CPU KERNEL-OPTIONS
+# no_timer_check: on a busy host the kernel finds that its timer does not tick, and panics.
 guest() {
     local part=$1 since seconds
     since=$(date +%s)
@@ -78,12 +80,12 @@ guest() {
     timeout --kill-after=5 "$limit_seconds" "$loader" --library-path "$libraries" "$tree/usr/bin/qemu-system-x86_64" \
         -L "$tree/usr/share/qemu" -L "$tree/usr/share/seabios" \
         -accel tcg,thread=multi -M q35 -cpu "$3" -smp "$2" -m 1G -nographic -nodefaults -no-reboot -serial stdio \
-        -kernel "$vmlinuz" -initrd "$out/initramfs.cpio" -append "console=ttyS0 quiet panic=-1 $4 lab=$part" \
+        -kernel "$vmlinuz" -initrd "$out/initramfs.cpio" -append "console=ttyS0 quiet panic=-1 no_timer_check $4 lab=$part" \
         </dev/null >"$out/$part.log" 2>&1 || true
     seconds=$(($(date +%s) - since))
     tr -d '\r' <"$out/$part.log" | grep -ao 'LAB	.*' | cut -f2- >"$out/$part.tsv" || true
     if ! grep -q '	end	ok	' "$out/$part.tsv"; then
-        printf '%s\tend\tFAIL\tthe guest did not come to its end within %s s (see %s)\n' "$part" "$limit_seconds" \
+        printf '%s\tend\tFAIL\tthe guest did not come to its end, %s s of at most %s (see %s)\n' "$part" "$seconds" "$limit_seconds" \
             "$out/$part.log" >>"$out/$part.tsv"
     fi
     sed "s/\(	end	ok	.*\)/\1, $seconds s here/" "$out/$part.tsv" >>"$out/results.tsv"

@@ -21,7 +21,8 @@
 #include "../machine/guest.h"
 
 enum { LINE = 64, STEPS_AT_ONCE = 4096 };
-enum { L2_MISSES = 2, L3_MISSES = 3 }; /* of the machine's counts */
+/* Of the machine's counts (lab/machine/cache.h). */
+enum { L2_MISSES = 2, L3_MISSES = 3, TRANSFERS_OTHER = 9, PREFETCH_MISSES = 14 };
 
 static _Noreturn void fail(const char *what)
 {
@@ -198,11 +199,22 @@ static void **linked(size_t lines, int random)
 	return (void **)memory;
 }
 
-/* load chase|stream NAME CPU KIB MS [STEP_MS]: dependent loads; ns of CPU time for an access, over all of it and step by
- * step, and the misses that the machine counted on this CPU meanwhile. */
+/* Keeps the CPU for about so many cycles without a look at memory. */
+static void think(uint64_t cycles)
+{
+	uint64_t turns = cycles / 2;
+	if (turns)
+		__asm__ volatile("1: dec %0\n\tjnz 1b" : "+r"(turns)::"cc");
+}
+
+/* load chase|stream[:CYCLES] NAME CPU KIB MS [STEP_MS]: dependent loads, with so many cycles of computation before each; ns of
+ * CPU time for an access, over all of it and step by step, and the misses that the machine counted on this CPU meanwhile. */
 static void load(char **argument)
 {
 	int random = argument[0][0] == 'c';
+	const char *cycles = strchr(argument[0], ':');
+	uint64_t thought = cycles ? strtoull(cycles + 1, NULL, 10) : 0;
+	int at_once = thought ? STEPS_AT_ONCE / 16 : STEPS_AT_ONCE;
 	const char *name = argument[1];
 	size_t lines = (size_t)atol(argument[3]) * 1024 / LINE;
 	double seconds = atof(argument[4]) / 1e3, step_s = argument[5] ? atof(argument[5]) / 1e3 : 0;
@@ -217,9 +229,13 @@ static void load(char **argument)
 	uint64_t count = 0, step_count = 0;
 	double start = now_s(), cpu_start = own_cpu_s(), step_start = start, step_cpu = cpu_start, now;
 	do {
-		for (int i = 0; i < STEPS_AT_ONCE; i++)
+		for (int i = 0; i < at_once && !thought; i++)
 			at = *at;
-		count += STEPS_AT_ONCE;
+		for (int i = 0; i < at_once && thought; i++) {
+			think(thought);
+			at = *at;
+		}
+		count += (uint64_t)at_once;
 		*done = count;
 		now = now_s();
 		if (step_s > 0 && now - step_start >= step_s && used < sizeof steps - 32) {
@@ -275,6 +291,109 @@ static void ping_pong(char **argument)
 	double seconds = now_s() - start;
 	pthread_join(other, NULL);
 	printf("ping-pong\tns\t%.1f\n", seconds * 1e9 / (rounds - rounds / 10) / 2);
+}
+
+/* ---- threads that share ---- */
+
+enum { THREADS_AT_MOST = 16, SHARED_THINK_CYCLES = 2000 };
+static volatile uint64_t *shared_progress;
+struct sharer {
+	int cpu;
+	volatile uint64_t *region;
+	uint64_t lines, seed;
+};
+
+/* Goes to its CPU, may run anywhere from then on, and reads and writes lines of its group's region in a random order. */
+static void *shares(void *argument)
+{
+	const struct sharer *self = argument;
+	uint64_t state = self->seed;
+	cpu_set_t all;
+	memset(&all, 0xff, sizeof all);
+	stay_on(self->cpu);
+	if (sched_setaffinity(0, sizeof all, &all))
+		fail("sched_setaffinity");
+	for (;;) {
+		for (int i = 0; i < STEPS_AT_ONCE / 16; i++) {
+			state ^= state << 13;
+			state ^= state >> 7;
+			state ^= state << 17;
+			volatile uint64_t *word = self->region + state % self->lines * (LINE / 8);
+			if (state >> 40 & 1)
+				*word = state;
+			else
+				(void)*word;
+			think(SHARED_THINK_CYCLES);
+		}
+		__atomic_fetch_add(shared_progress, STEPS_AT_ONCE / 16, __ATOMIC_RELAXED);
+	}
+	return NULL;
+}
+
+/* share NAME KIB CPU,CPU... CPU,CPU...: a group of threads for each list, one thread for each CPU. Group i shares the memory
+ * of the file NAME-i, with other processes too. */
+static void share(char **argument)
+{
+	static struct sharer sharers[THREADS_AT_MOST];
+	size_t bytes = (size_t)atol(argument[1]) * 1024;
+	unsigned threads = 0, group = 0;
+	pthread_t thread;
+	shared_progress = progress();
+	for (char **list = argument + 2; *list; list++, group++) {
+		char name[256];
+		snprintf(name, sizeof name, "/dev/shm/%s-%u", argument[0], group);
+		int fd = open(name, O_RDWR | O_CREAT, 0644);
+		if (fd < 0 || ftruncate(fd, (off_t)bytes))
+			fail(name);
+		void *region = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0);
+		if (region == MAP_FAILED)
+			fail(name);
+		for (char *cpu = strtok(*list, ","); cpu && threads < THREADS_AT_MOST; cpu = strtok(NULL, ","), threads++) {
+			sharers[threads] = (struct sharer){ atoi(cpu), region, bytes / LINE, 88172645463325252u + threads + (uint64_t)getpid() };
+			if (pthread_create(&thread, NULL, shares, &sharers[threads]))
+				fail("pthread_create");
+		}
+	}
+	pthread_join(thread, NULL);
+}
+
+/* counted MS CPU CPU...: what the machine counts on these CPUs in a while, and of lines out of other L3s what perf counts there
+ * (Skylake's event, lab/machine/registers.c). */
+static void counted(char **argument)
+{
+	static const char *const names[] = { "l3_misses", "prefetch_misses", "transfers_other" };
+	static const uint64_t counts[] = { L3_MISSES, PREFETCH_MISSES, TRANSFERS_OTHER };
+	uint64_t sum[3] = { 0 }, by_perf = 0, value;
+	int files[THREADS_AT_MOST], perf = 1, cpus = 0;
+	for (char **cpu = argument + 1; *cpu && cpus < THREADS_AT_MOST; cpu++, cpus++) {
+		struct perf_event_attr event = { .size = sizeof event, .type = PERF_TYPE_RAW, .config = 0x04d3 };
+		files[cpus] = (int)syscall(SYS_perf_event_open, &event, -1, atoi(*cpu), -1, 0);
+		perf &= files[cpus] >= 0;
+	}
+	double start = 0;
+	for (int after = 0; after < 2; after++) {
+		for (int i = 0; i < cpus; i++) {
+			stay_on(atoi(argument[1 + i]));
+			for (int k = 0; k < 3; k++) {
+				value = ask(GUEST_COUNT, 0, counts[k], NULL);
+				sum[k] += after ? value : -value;
+			}
+			if (perf && read(files[i], &value, sizeof value) == sizeof value)
+				by_perf += after ? value : -value;
+		}
+		if (!after) {
+			start = now_s();
+			usleep((useconds_t)(atof(argument[0]) * 1e3));
+		}
+	}
+	double seconds = now_s() - start;
+	for (int k = 0; k < 3; k++)
+		printf("%s\t%.0f\t", names[k], (double)sum[k] / seconds);
+	printf("perf\t");
+	if (perf)
+		printf("%.0f\n", (double)by_perf / seconds);
+	else
+		printf("-\n");
 }
 
 /* counters KIB LOADS: what perf counts of random loads, and the machine of the same CPU. */
@@ -369,6 +488,10 @@ int main(int argc, char **argv)
 		ping_pong(argv + 2);
 	else if (!strcmp(what, "counters") && argc == 4)
 		counters(argv + 2);
+	else if (!strcmp(what, "share") && argc >= 5)
+		share(argv + 2);
+	else if (!strcmp(what, "counted") && argc >= 4)
+		counted(argv + 2);
 	else if (!strcmp(what, "turns") && argc >= 6)
 		turns(argv + 2);
 	else if (!strcmp(what, "hold") && argc == 3)
@@ -377,7 +500,7 @@ int main(int argc, char **argv)
 		show_progress(argv + 2);
 	else {
 		fprintf(stderr, "lab-program: found '%s', expected tell-kernel, model, mark, lines, load, ping-pong, counters, "
-				"turns, hold or progress with their arguments (program.c)\n", what);
+				"share, counted, turns, hold or progress with their arguments (program.c)\n", what);
 		return 2;
 	}
 	return 0;

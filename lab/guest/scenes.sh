@@ -88,6 +88,10 @@ scene_gangs() {
     busy chase victim-2 -1 3072; v2=$pid
     busy stream stream-2 -1 32768; s2=$pid
     usleep 300000
+    everybody="$v1 $v2 $s1 $s2"
+    victim_slower=$(slower_beside "$v1" "$s1")
+    stream_slower=$(slower_beside "$s2" "$s1")
+    usleep 100000
     alone=$(rates 0.6 "$v1" "$v2" "$s1" "$s2")
     lab-program turns 20 1.6 "$v1,$v2" "$s1,$s2" &
     turns=$!
@@ -102,6 +106,7 @@ parameters = { window_ns = 200_000_000, slice_ns = 20_000_000 }
 $(rules victim-1 victim-2 stream-1 stream-2)"
     since=$(cut -d' ' -f1 /proc/uptime)
     survey=never product=$alone
+    pause_us=100000
     if within "$gangs_within" ganged; then
         survey=$(awk "BEGIN { print $(cut -d' ' -f1 /proc/uptime) - $since }")
         usleep 200000
@@ -117,6 +122,12 @@ $(rules victim-1 victim-2 stream-1 stream-2)"
     holds survey "a first survey of four programs, guest seconds until gangs run" "$survey" \
         "$(number probes_answered) probes, $(awk "BEGIN { print $(number probe_cost_ns) / 1e9 }") s of CPU time" \
         "at most 20" "\"$survey\" + 0 > 0 && \"$survey\" + 0 <= 20" "$(number probes_answered)"
+    for one in "victim-1 $victim_slower" "stream-2 $stream_slower"; do
+        set -- $one
+        probed=$(believed "$1" 3)
+        near "beside-$1" "$1: how many times slower beside a stream, by its probe and by hand" \
+            "${probed:+$(awk "BEGIN { print 1 + $probed }")}" "$2" 10
+    done
     set -- $alone $byhand $product
     hand=$(awk "BEGIN { printf \"%.2f\", ($5 + $6) / ($1 + $2) }")
     found=$(awk "BEGIN { printf \"%.2f\", (${9} + ${10}) / ($1 + $2) }")

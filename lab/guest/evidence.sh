@@ -1,0 +1,218 @@
+# What the product finds out by itself, against what the machine knows: scenes `probes` and `sharing`; sourced by init.
+
+# beliefs: of each program in status.json: name, intensity, sensitivity, misses per 1000 instructions, instructions per cycle
+beliefs() {
+    awk -F '"' '
+        function number(line) { sub(/.*: /, "", line); sub(/,$/, "", line); return line == "null" ? "-" : line }
+        $2 == "name" { name = $4; want = ""; delete said }
+        $2 == "intensity" || $2 == "sensitivity" { want = $0 ~ /null/ ? "" : $2; said[$2] = "-" }
+        $2 == "value" && want != "" { said[want] = number($0); want = "" }
+        $2 == "misses_per_kilo_instr" || $2 == "instr_per_cycle" { said[$2] = number($0) }
+        $2 == "why" && name != "" {
+            printf "%s\t%s\t%s\t%s\t%s\n", name, said["intensity"], said["sensitivity"], said["misses_per_kilo_instr"],
+                said["instr_per_cycle"]
+            name = ""
+        }' status.json
+}
+# believed NAME COLUMN: the number, or nothing where it was not found
+believed() { beliefs | awk -F '\t' -v name="$1" -v column="$2" '$1 == name && $column != "-" { print $column; exit }'; }
+
+# spearman: rank correlation of two columns of numbers, equal ones at their mean rank; nothing where a column says nothing
+spearman() {
+    awk '{ x[NR] = $1; y[NR] = $2 }
+        function rank(v, i, k, r) { r = 0.5; for (k = 1; k <= NR; k++) r += v[k] < v[i] ? 1 : v[k] == v[i] ? 0.5 : 0; return r }
+        END {
+            m = (NR + 1) / 2
+            for (i = 1; i <= NR; i++) {
+                a = rank(x, i) - m; b = rank(y, i) - m; xy += a * b; xx += a * a; yy += b * b
+            }
+            if (xx * yy > 0) printf "%.2f", xy / root(xx * yy)
+        }
+        # Busybox has no mathematics. This is the method of Newton.
+        function root(of, i, r) { r = of; for (i = 0; i < 100; i++) r = (r + of / r) / 2; return r }'
+}
+
+# only PID WHAT...: that program runs, on CPU 0, and the others of $everybody stand still meanwhile
+only() {
+    kill -STOP $everybody
+    taskset -p 1 "$1" >/dev/null
+    kill -CONT "$1"
+    usleep 15000
+    shift
+    "$@"
+}
+# again: all of $everybody run wherever they may
+again() {
+    for one in $everybody; do taskset -p f "$one" >/dev/null 2>&1; done
+    kill -CONT $everybody
+}
+
+# slower_beside PID STREAM: how many times slower that program is beside the stream than alone
+slower_beside() {
+    only "$1" true
+    by_itself=$(rates 0.1 "$1")
+    taskset -p 2 "$2" >/dev/null
+    kill -CONT "$2"
+    usleep 60000
+    beside=$(rates 0.15 "$1")
+    again
+    awk "BEGIN { printf \"%.2f\", $by_itself / $beside }"
+}
+
+# Twelve programs whose insertion rates lie between none and the most there is.
+twelve="chase 128
+chase 1024
+chase 3072
+chase 6144
+chase 12288
+chase:400 12288
+chase:2000 12288
+chase:10000 12288
+stream 12288
+stream:200 12288
+stream:1000 12288
+stream:5000 12288"
+# Guest seconds until all have been probed.
+probes_within=18
+
+# who_shares CPU...: by ping-pong, against the L3 that the machine says each CPU has
+who_shares() {
+    cachemate topology --probe --json >topology.json 2>topology.err
+    told=$(awk -F '"' '/"groups"/ { on = 1; next } on && /]/ { exit } on { printf "%s%s", gap, $2; gap = " | " }' topology.json)
+    truth=$(for cpu in "$@"; do
+        lab-program load chase x "$cpu" 16 1 >l3.out
+        echo "$(field l3 l3.out) $cpu"
+    done | awk 'NR == 1 || $1 != l3 { if (NR > 1) printf "%s | ", range(first, last); first = $2; l3 = $1 } { last = $2 }
+        END { printf "%s", range(first, last) }
+        function range(a, b) { return a == b ? a : a "-" b }')
+    holds shared "which CPUs share a cache, by ping-pong" "$told" "$truth" equal "\"$told\" == \"$truth\"" "$(echo "$truth" | wc -l)"
+}
+# The cache's size by lines that come back, against the machine's.
+cache_size() {
+    cachemate doctor --json >doctor.json 2>doctor.err
+    told=$(sed -n 's/.*about \([0-9]*\) MiB of the cache hold ours.*/\1/p' doctor.json | head -n 1)
+    holds size "size of the cache by lines that come back, MiB" "${told:-not told}" 8 "within a factor of two" \
+        "${told:-0} >= 4 && ${told:-0} <= 16" "$told"
+}
+
+# Who shares, and how hard each of twelve programs presses: by probes, and by counters where there are some.
+scene_probes() {
+    who_shares 0 1
+    cache_size
+    everybody=''
+    : >programs.tsv
+    echo "$twelve" | while read -r kind kib; do echo "$kind-$kib $kind $kib"; done >twelve.txt
+    while read -r name kind kib; do
+        busy "$kind" "$(echo "$name" | tr : -)" -1 "$kib"
+        everybody="$everybody $pid"
+        echo "$(echo "$name" | tr : -) $pid" >>programs.tsv
+    done <twelve.txt
+    usleep 1500000 # until all have made their rings of lines
+    while read -r name pid; do
+        only "$pid" lab-program counted 30 0 >counted.out
+        echo "$name $(awk "BEGIN { print $(field l3_misses counted.out) + $(field prefetch_misses counted.out) }")"
+    done <programs.tsv >truth.txt
+    again
+    manage "window_ms = 200
+[policy]
+name = \"intensity-gangs\"
+parameters = { window_ns = 200_000_000, samples = 2, probe_ns = 1_000_000_000 }
+$(rules 'chase-*' 'stream-*')"
+    since=$(cut -d' ' -f1 /proc/uptime)
+    pause_us=300000
+    within "$probes_within" all_probed
+    took=$(awk "BEGIN { print $(cut -d' ' -f1 /proc/uptime) - $since }")
+    status >status.json
+    cachemate status --socket /run/lab/s.sock | sed 's/^/# /'
+    end
+    beliefs >beliefs.tsv
+    while read -r name rate; do
+        awk -F '\t' -v OFS='\t' -v name="$name" -v rate="$rate" '$1 == name { print name, rate, $2, $4 == "-" ? "-" : $4 * $5 }' beliefs.tsv
+    done <truth.txt >compared.tsv
+    sed 's/^/# compared: /' compared.tsv
+    probed=$(awk -F '\t' '$3 != "-"' compared.tsv | wc -l)
+    tell survey "intensity of twelve programs by probes: guest seconds" note "$probed of 12 probed" "$took s" -
+    rho=$(awk -F '\t' '$3 != "-" { print $3, $2 }' compared.tsv | spearman)
+    holds intensity "intensity by probes and the rate of lines brought in alone: Spearman" \
+        "$(awk -F '\t' '{ printf "%s%.2f", gap, $3; gap = " " }' compared.tsv)" "${rho:-none}: $probed programs" "at least 0.9" \
+        "$probed == 12 && ${rho:-0} >= 0.9" "$probed"
+    counted=$(awk -F '\t' '$4 != "-" && $4 != ""' compared.tsv | wc -l)
+    if [ "$scene" = probes ]; then
+        rho=$(awk -F '\t' '$4 != "-" { print $4, $2 }' compared.tsv | spearman)
+        holds counters "misses per 1000 cycles by counters and the same rate: Spearman" \
+            "$(awk -F '\t' '{ printf "%s%.1f", gap, $4; gap = " " }' compared.tsv)" "${rho:-none}: $counted programs" "at least 0.9" \
+            "$counted == 12 && ${rho:-0} >= 0.9" "$counted"
+    else
+        same no-counters "without counters none are shown" 0 "$counted"
+    fi
+    kill -9 $everybody
+}
+all_probed() { status >status.json && [ "$(beliefs | awk -F '\t' '$2 != "-"' | wc -l)" = 12 ]; }
+
+# Two groups of two that read and write what the group shares, each group across two L3s: do they come together? Threads of one
+# process, or (sharing-processes) four processes with shared memory.
+scene_sharing() {
+    who_shares 0 1 2 3
+    everybody=''
+    if [ "$scene" = sharing ]; then
+        busy_share threads 0,2 1,3
+        everybody=$pid
+    else
+        for one in "a 0" "a 2" "b 1" "b 3"; do
+            set -- $one
+            busy_share "$1" "$2"
+            everybody="$everybody $pid"
+        done
+    fi
+    shared_by $everybody
+    kill -9 $everybody
+}
+# busy_share REGION CPUS...: in the background, named sharer; its pid in $pid
+busy_share() {
+    ln -sf /bin/lab-program /lab/bin/sharer
+    region=$1
+    shift
+    LAB_PROGRESS=/run/lab/progress /lab/bin/sharer share "$region" 64 "$@" >/dev/null &
+    pid=$!
+}
+threads_of() { for one in "$@"; do ls "/proc/$one/task" | sort -n | { [ $# -gt 1 ] && cat || tail -n +2; }; done; }
+# seats MASK MASK...: of the threads in $threads, in their order
+seats() { for thread in $threads; do taskset -p "$1" "$thread" >/dev/null; shift; done; }
+# transfers: lines out of other L3s in a second, by the machine and by perf
+transfers() {
+    lab-program counted 40 0 1 2 3 >transfers.out
+    field transfers_other transfers.out
+}
+# shared_by PID...: as the kernel left them, with groups put together by hand, and under thread-clustering. The threads compute
+# for 2000 cycles between two accesses (every shared line slows the emulator), so clustering starts at a lower share.
+shared_by() {
+    usleep 100000
+    threads=$(threads_of "$@")
+    apart=$(transfers)
+    near counted "lines out of the other L3 in a second, groups apart: perf and the machine" "$(field perf transfers.out)" "$apart" 5
+    # In the order of their groups: the first two, then the others.
+    seats 3 3 c c
+    usleep 30000
+    byhand=$(transfers)
+    holds by-hand "remote transfers gone, groups put together by hand" - "$(awk "BEGIN { printf \"%.2f\", 1 - $byhand / $apart }")" \
+        "at least 0.7" "1 - $byhand / $apart >= 0.7" "$apart" "$byhand"
+    seats 1 4 2 8
+    usleep 10000
+    seats f f f f
+    manage "window_ms = 100
+[guard]
+enabled = false
+[policy]
+name = \"thread-clustering\"
+parameters = { window_cycles = 200_000_000, activation_share = 0.02 }
+$(rules sharer)"
+    usleep 700000
+    product=$(transfers)
+    status >status.json
+    cachemate status --socket /run/lab/s.sock | sed 's/^/# /'
+    told=$(awk -F '"' '$2 == "why" && $4 != "" { print $4; exit }' status.json)
+    refused=$(awk -F '"' '/"refused": \[$/ { on = 1; next } on && /]/ { exit } on { print $2; exit }' status.json)
+    end
+    holds clustered "remote transfers gone under thread-clustering, live" "${told:-no word}${refused:+; $refused}" \
+        "$(awk "BEGIN { printf \"%.2f\", 1 - $product / $apart }")" "at least 0.7" "1 - $product / $apart >= 0.7" "$apart" "$product"
+}

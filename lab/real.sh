@@ -1,0 +1,59 @@
+# Real programs of Debian beside each other, as forecast from recordings against the modelled machine; sourced by
+# lab/modelled.sh. Expects $binary, $out and $started, $budget (seconds).
+# Half of a small program's cache hurts nobody, so the L3 here has 2 MiB: a virtual machine's part of one.
+real_machine='lab-vm?caches.l3.size_bytes=2097152'
+
+# Inputs that are the same on every host: rows by a fixed rule.
+real_files() {
+    mkdir -p "$1"
+    seq 1 60000 | awk '{ print ($1 * 7919) % 1000003, ($1 * 104729) % 999983, "a row of text", $1 }' | head -c 400000 >"$1/text"
+    cat >"$1/load.sql" <<'END'
+create table t(k integer, v text);
+with recursive n(i) as (select 1 union all select i + 1 from n where i < 100000)
+insert into t select (i * 7919) % 1000003, printf('%d-%d', i * 31, (i * 104729) % 999983) from n;
+create index tk on t(k);
+create index tv on t(v);
+select count(*), sum(length(a.v)) from t a join t b on a.k = b.k + 1;
+END
+}
+
+# told PROGRAM JSON: percent that the forecast gives it; measured PROGRAM JSON: percent that it was slower together
+told() { awk -F '[:,]' -v name="\"$1\"" '/"group"/ { on = 1 } on && $2 ~ name { found = 1 } found && /suffers_percent/ { printf "%.1f", $2; exit }' "$2"; }
+measured() {
+    awk -F '": ' -v name="$1" '
+        $1 ~ /"phase/ { phase = $2 } $1 ~ /"program/ { program = $2 }
+        $1 ~ /"slowdown/ && phase ~ /together/ && index(program, name) { if ($2 !~ /null/) printf "%.1f", 100 * ($2 + 0); exit }' "$2"
+}
+
+# real_tell ID WHAT VERDICT BELIEF TRUTH BAR
+real_tell() { printf 'real.%s\t%s\t%s\t%s\t%s\t%s\n' "$@" >>"$out/results.tsv"; }
+
+real() {
+    local files=$out/real program forecast found verdict limit
+    for program in xz sqlite3 valgrind; do
+        command -v "$program" >/dev/null || { real_tell end "real programs" note - "NOT RUN: $program is missing on this host" -; return; }
+    done
+    limit=$((started + budget - $(date +%s)))
+    [ "$limit" -lt "$limit_seconds" ] || limit=$limit_seconds
+    real_files "$files"
+    echo "scene 'real' on $real_machine (modelled machine) ..."
+    set -- "/usr/bin/xz -k -c -6 text" "/usr/bin/sqlite3 -init load.sql :memory: .quit"
+    for program in "$@"; do
+        (cd "$files" && "$binary" --quiet profile --force -o "$(basename "${program%% *}").json" -- $program >/dev/null 2>recorded.log) ||
+            { real_tell end "real programs" note - "NOT RUN: they cannot be recorded (see $files/recorded.log)" -; return; }
+    done
+    (cd "$files" && "$binary" --quiet predict --machine "$real_machine" --json xz.json sqlite3.json >forecast.json)
+    if ! CACHEMATE_LAB=$PWD/lab LAB_LIMIT_SECONDS=$limit "$binary" --quiet lab run --machine "$real_machine" --seconds 3 \
+        --files "$files" --json -- "$@" >"$files/ran.json" 2>"$files/ran.log"; then
+        real_tell end "real programs" note - "NOT RUN to their end: $(tail -n 1 "$files/ran.log" | tr '\t' ' ' | cut -c1-200)" -
+        return
+    fi
+    for program in xz sqlite3; do
+        forecast=$(told "$program" "$files/forecast.json")
+        found=$(measured "/$program" "$files/ran.json")
+        verdict=$(awk -v a="$forecast" -v b="$found" 'BEGIN {
+            if (a == "" || b == "") print "FAIL"; else print (a - b <= 10 && b - a <= 10) ? "ok" : "missed" }')
+        real_tell "$program" "$program beside the other, percent of its time alone: forecast from recordings, measured" "$verdict" \
+            "${forecast:-none}" "${found:-none}" "within 10 points"
+    done
+}

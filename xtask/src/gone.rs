@@ -8,6 +8,7 @@ const SPELLINGS: &[(&str, &str)] = &[("colour", "color"), ("neighbour", "neighbo
 /// Whole identifiers and paths.
 const NAMES: &[(&str, &str)] = &[
     ("TaskSeen", "TaskSample"),
+    ("cachemate_core::Record", "cachemate_core::WindowRecord"),
     ("Clash", "CoRunPenalty"),
     ("clash_weight", "penalty_weight"),
     ("Item::Allowed", "Item::Affinity"),

@@ -13,11 +13,13 @@ use cachemate_linux::kernel::{DirLock, Kernel};
 
 const FILES_AT_MOST: usize = 512;
 
+/// A host that is told by an input: its files, and nothing else.
 pub struct Told {
     files: RefCell<BTreeMap<PathBuf, String>>,
 }
 
 impl Told {
+    /// Files out of a text: `==> PATH <==` begins one, as `head` prints several.
     pub fn new(bytes: &[u8]) -> Self {
         let text = String::from_utf8_lossy(bytes);
         let mut files: BTreeMap<PathBuf, String> = BTreeMap::new();

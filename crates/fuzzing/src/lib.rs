@@ -7,6 +7,8 @@
 //! in a folder of its own. Requests to the socket and to the metrics page are put to the daemon itself
 //! (`crates/cli/tests/requests.rs`). docs/fuzzing.md says what was run.
 
+#![warn(missing_docs)]
+
 mod changes;
 mod host;
 mod memory;

@@ -12,6 +12,7 @@ pub struct Counting {
 }
 
 impl Counting {
+    /// An allocator that has counted nothing yet.
     pub const fn new(piece_at_most_bytes: usize) -> Self {
         Counting { now_bytes: AtomicUsize::new(0), peak_bytes: AtomicUsize::new(0), piece_at_most_bytes }
     }

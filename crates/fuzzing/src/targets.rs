@@ -26,7 +26,9 @@ const MIB: usize = 1 << 20;
 
 /// One reader.
 pub struct Target {
+    /// Name in commands, and of its folder in the corpus.
     pub name: &'static str,
+    /// Reads an input and drops what it read.
     pub run: fn(&[u8]),
     /// Most memory in use at once, for an input of [`INPUT_BYTES_AT_MOST`]; the unpacker's own is not counted.
     pub memory_at_most_bytes: usize,
@@ -38,6 +40,7 @@ const fn stated(name: &'static str, memory_at_most_mib: usize, run: fn(&[u8]), b
     Target { name, run, memory_at_most_bytes: memory_at_most_mib * MIB, beside }
 }
 
+/// Every reader of foreign input.
 pub const TARGETS: &[Target] = &[
     stated("trace", 32, trace, ""),
     stated("profile", 32, profile, ""),

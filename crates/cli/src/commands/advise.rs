@@ -19,14 +19,15 @@ use cachemate_daemon::{host, socket};
 
 /// Say where programs would go on this host before they are started, and why
 ///
-/// A program is a profile file, a recording, or a name in the pack. The caches are this host's; its latencies are assumed (said in
-/// the answer). Nothing is started and nothing is changed. Where a daemon answers, the programs it manages now are told beside the plan.
+/// A program is a profile file, a recording, or a name in the pack. The caches are this host's; its latencies are
+/// assumed, and the answer says so. Nothing is started and nothing is changed. Where a daemon answers, the programs
+/// that it manages now stand beside the plan.
 #[derive(Args)]
 pub struct Advise {
     /// Profile files, recordings, or names in the pack
     #[arg(value_name = "PROGRAM", required = true)]
     programs: Vec<String>,
-    /// How the harm is estimated: statcc, sdc, pain, animal, miss-rate, access-rate, ...
+    /// Scheme that predicts the slowdowns: statcc, sdc, pain, animal, miss-rate, access-rate, ...
     #[arg(long, short, value_name = "SCHEME", default_value = USUAL_SCHEME)]
     scheme: String,
     #[command(flatten)]

@@ -10,6 +10,7 @@ use crate::session::Session;
 /// For example: cachemate completions bash > ~/.local/share/bash-completion/completions/cachemate
 #[derive(Args)]
 pub struct Completions {
+    /// The shell that is to complete
     #[arg(value_enum)]
     shell: Shell,
 }

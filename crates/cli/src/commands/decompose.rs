@@ -18,15 +18,16 @@ use crate::session::Session;
 
 /// Tell where the slowdown beside another program comes from: cache space, bus, memory controller, prefetching
 ///
-/// Eight runs on the simulated machine: the other program on the same cache, on another cache of the package, in another
-/// package, and gone, each with hardware prefetching and without; all eight time the same instructions of the first
-/// program. What disappears with a step was due to what was shared until then. A program is a simulated program (docs/programs.md), a recording, or a name in the pack.
+/// Eight runs on the simulated machine time the same instructions of the victim. The aggressor runs on the same cache,
+/// on another cache of the package, in another package, and not at all, each with hardware prefetching and without.
+/// What disappears with a step was due to what was shared until then. A program is a simulated program
+/// (docs/programs.md), a recording, or a name in the pack.
 #[derive(Args)]
 pub struct Decompose {
-    /// The program that suffers
+    /// The victim: the program whose slowdown is explained
     #[arg(value_name = "PROGRAM")]
     program: String,
-    /// The program that interferes
+    /// The aggressor: the program beside it
     #[arg(long, value_name = "PROGRAM")]
     with: String,
     /// The machine to run on

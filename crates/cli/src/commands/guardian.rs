@@ -10,6 +10,7 @@ use crate::session::Session;
 /// Wait for the end of the process on standard input, and put the host back if it did not do so itself
 #[derive(Args)]
 pub struct Guardian {
+    /// The folder with the restore journal
     #[arg(long, value_name = "FOLDER")]
     state_dir: PathBuf,
 }

@@ -12,9 +12,10 @@ use cachemate_daemon::places;
 
 /// Manage the programs of this host: measure them, and place them where the configuration says act
 ///
-/// Without a configuration nothing is managed. Without 'act = true' in it nothing on the host is changed: what would be done is
-/// shown by status and top. Everything that is changed is put back when the daemon ends, however it ends. SIGHUP reloads
-/// the configuration; one that is wrong is told and the one before stays in force. docs/live.md explains all of it.
+/// Without a configuration nothing is managed. Without 'act = true' in it nothing on the host is changed: what would be
+/// done is shown by status and top. Everything that is changed is put back when the daemon ends, however it ends.
+/// SIGHUP reads the configuration again; a wrong one is reported, and the one before stays in force. docs/live.md
+/// explains all of it.
 #[derive(Args)]
 pub struct Manage {
     /// Decide by this policy, whatever the configuration says
@@ -32,7 +33,7 @@ pub struct Manage {
     /// Print the first changes that would be made, and end: nothing is changed
     #[arg(long, conflicts_with = "check")]
     dry_run: bool,
-    /// Looks without anything to change, until a dry run ends
+    /// End a dry run after so many looks without anything to change
     #[arg(long, value_name = "N", requires = "dry_run", default_value_t = dry_run::WINDOWS)]
     windows: u64,
     /// One JSON object on standard output and nothing else, of a dry run
@@ -46,10 +47,10 @@ pub struct Manage {
     /// Where to look, and the token without which nothing is shown, is printed at the start.
     #[arg(long, value_name = "ADDRESS", conflicts_with_all = ["check", "dry_run"])]
     page: Option<String>,
-    /// Everybody on this host may look at the page
+    /// Let everybody on this host look at the page
     #[arg(long, requires = "page")]
     page_without_token: bool,
-    /// Where status, top and explain ask
+    /// Socket at which status, top and explain ask
     #[arg(long, value_name = "FILE")]
     socket: Option<PathBuf>,
 }

@@ -39,9 +39,9 @@ mod topology;
 mod validate;
 mod whatif;
 
-/// Decides who shares a cache with whom, and how much of it each gets.
+/// Decides which programs share a cache, and how much of it each program gets.
 ///
-/// Records real programs, profiles how they use a cache, predicts who hurts whom, and plans who shares a cache with whom.
+/// Records real programs, profiles how they use a cache, predicts who hurts whom, and plans with reasons where they run.
 /// Sizes take K, M and G (powers of 1024). Exit codes: 0 done, 1 the input or the host is at fault, 2 usage,
 /// 130 interrupted.
 #[derive(Parser)]
@@ -124,5 +124,32 @@ impl Command {
             Command::Completions(command) => command.run(session),
             Command::Man(command) => command.run(session),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    fn unexplained(command: &clap::Command, above: &str, found: &mut Vec<String>) {
+        let path = format!("{above} {}", command.get_name());
+        if command.get_about().is_none() {
+            found.push(path.clone());
+        }
+        let seen = command.get_arguments().filter(|argument| !argument.is_hide_set());
+        let silent = seen.filter(|argument| argument.get_help().is_none());
+        found.extend(silent.map(|argument| format!("{path}: {}", argument.get_id())));
+        let below = command.get_subcommands().filter(|command| !command.is_hide_set());
+        below.for_each(|command| unexplained(command, &path, found));
+    }
+
+    /// Does `--help` say something of every command and argument that it shows?
+    #[test]
+    fn every_command_and_argument_is_explained() {
+        let mut found = Vec::new();
+        unexplained(&Cli::command(), "", &mut found);
+        assert!(found.is_empty(), "{found:#?}");
     }
 }

@@ -17,7 +17,7 @@ use crate::files::write_file;
 use crate::session::Session;
 use crate::traces::{Trace, TraceArgs};
 
-/// Miss-rate curve of a trace: how often a cache of each size would miss
+/// Show how often a cache of each size would miss: the miss-rate curve of a trace
 ///
 /// For fully associative LRU caches, exact unless --sample is given. MPKI stands where the trace has instruction counts.
 #[derive(Args)]
@@ -39,10 +39,10 @@ pub struct Mrc {
     /// Follow this share of the lines only (0.01 = 1 %): much faster, with an error bar
     #[arg(long, value_name = "RATE", conflicts_with_all = ["histogram", "per"], value_parser = rate)]
     sample: Option<f64>,
-    /// Which lines a sample follows
+    /// Seed of the choice of lines that a sample follows
     #[arg(long, value_name = "N", default_value_t = 0, requires = "sample")]
     seed: u64,
-    /// Threads that work on one curve; by itself two for large files where there are two CPUs. Same result
+    /// Threads that work on one curve, with the same result; two for large files where there are two CPUs unless said
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=64))]
     threads: Option<u8>,
     /// Write the stack distances: a line "cold N", then "d count" per distance that occurs, ascending

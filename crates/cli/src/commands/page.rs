@@ -14,13 +14,13 @@ use crate::args::OutputArgs;
 use crate::files::{refuse_existing, write_file};
 use crate::session::Session;
 
-/// Write a recorded run as one HTML file: who shared a cache with whom, window by window, and why
+/// Write a run log as one HTML page: who shared a cache with whom, window by window, and why
 ///
-/// The file loads nothing and plays the run back. Recordings come from `cachemate sim -o` and from `run_log` in the
-/// configuration of `cachemate manage`, which shows the same page of a running host with --page.
+/// The file loads nothing and plays the run back. Run logs come from `cachemate sim -o`, and from `run_log` in the
+/// configuration of `cachemate manage`. `cachemate manage --page` shows the same page of a running host.
 #[derive(Args)]
 pub struct Page {
-    /// The recording
+    /// The run log
     #[arg(value_name = "RUNLOG")]
     log: String,
     /// What the simulated machine says of the run itself, to stand beside it: the answer of `cachemate sim --json`

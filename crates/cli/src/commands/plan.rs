@@ -23,10 +23,10 @@ use crate::session::Session;
 
 /// Plan who shares a cache with whom on a machine, and say why
 ///
-/// A program is a profile file, a recording, or a name in the pack. With --measured the degradations are read instead of
-/// predicted, and programs are the file's names (all of them when none is given); with --scheme too, the scheme decides
-/// and the measured matrix judges. With --policy a policy decides, as it would for the programs at work: they run on the
-/// interval machine from their profiles (docs/interval.md), and all mechanisms of the policy are told.
+/// A program is a profile file, a recording, or a name in the pack. With --measured the slowdowns are read instead of
+/// predicted, and programs are the file's names (all of them when none is given). With --scheme too, the scheme decides
+/// and the measured matrix judges. With --policy a policy decides, as it would for the programs at work: they run on
+/// the interval machine from their profiles (docs/interval.md). The answer names all mechanisms of the policy.
 #[derive(Args)]
 pub struct Plan {
     /// Profile files, recordings, or names in the pack
@@ -34,13 +34,13 @@ pub struct Plan {
     programs: Vec<String>,
     #[command(flatten)]
     machine: MachineArg,
-    /// How the harm is estimated: statcc, sdc, pain, animal, miss-rate, access-rate, ...
+    /// Scheme that predicts the slowdowns: statcc, sdc, pain, animal, miss-rate, access-rate, ...
     #[arg(long, short, value_name = "SCHEME")]
     scheme: Option<String>,
     /// A policy decides: auto weighs placement, sharing, parts of caches and gangs
     #[arg(long, short, value_name = "POLICY", conflicts_with_all = ["scheme", "measured"])]
     policy: Option<String>,
-    /// Measured degradations in per cent, CSV: the row's program suffers from the column's
+    /// Measured slowdowns in per cent, CSV: the row's program suffers from the column's
     #[arg(long, value_name = "FILE")]
     measured: Option<PathBuf>,
     /// Seed of the sample of random assignments

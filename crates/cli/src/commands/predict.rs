@@ -19,7 +19,7 @@ pub struct Predict {
     programs: Vec<String>,
     #[command(flatten)]
     machine: MachineArg,
-    /// How the harm is estimated: statcc, sdc, pain, animal, miss-rate, access-rate, ...
+    /// Scheme that predicts the slowdowns: statcc, sdc, pain, animal, miss-rate, access-rate, ...
     #[arg(long, short, value_name = "SCHEME", default_value = USUAL_SCHEME)]
     scheme: String,
     #[command(flatten)]

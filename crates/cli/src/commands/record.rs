@@ -13,8 +13,8 @@ use crate::session::Session;
 
 /// Record the data accesses of a program as it runs (needs the valgrind package)
 ///
-/// The program's own exit status is shown and is part of the result; it is never ours. Ctrl-C stops the program and keeps
-/// what was recorded.
+/// The program's own exit status is shown and is part of the result. It is not the exit code of this command. Ctrl-C
+/// stops the program and keeps what was recorded.
 #[derive(Args)]
 pub struct Record {
     #[command(flatten)]

@@ -11,10 +11,10 @@ use crate::args::JsonArg;
 use crate::exit::Usage;
 use crate::session::Session;
 
-/// Decide a recorded run again: the same policy must decide the same, another one's forecasts are scored
+/// Decide a run log again: the same policy must decide the same; another policy's forecasts are scored
 #[derive(Args)]
 pub struct ReplayRun {
-    /// The recording
+    /// The run log
     #[arg(value_name = "LOG")]
     log: String,
     /// Another policy than the recorded one, with its default parameters

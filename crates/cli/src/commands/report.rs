@@ -12,7 +12,7 @@ use crate::session::Session;
 
 /// Write an HTML report: curves, classes, who hurts whom, the plan and why
 ///
-/// One file that loads nothing. A program is a profile file, a recording, or a name in the pack.
+/// The page is one file that loads nothing. A program is a profile file, a recording, or a name in the pack.
 #[derive(Args)]
 pub struct Report {
     /// Profile files, recordings, or names in the pack
@@ -20,7 +20,7 @@ pub struct Report {
     programs: Vec<String>,
     #[command(flatten)]
     machine: MachineArg,
-    /// How the harm is estimated: statcc, sdc, pain, animal, miss-rate, access-rate, ...
+    /// Scheme that predicts the slowdowns: statcc, sdc, pain, animal, miss-rate, access-rate, ...
     #[arg(long, short, value_name = "SCHEME", default_value = USUAL_SCHEME)]
     scheme: String,
     /// The page's title

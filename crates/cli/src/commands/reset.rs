@@ -19,9 +19,9 @@ use cachemate_daemon::paths;
 
 /// Put back whatever a daemon or a run that died has left changed
 ///
-/// Affinities, nice values, scheduling policies, cpusets and groups become what they were. What somebody else has changed since
-/// is left alone and told. A running daemon is not disturbed: it puts everything back itself when it ends. What cannot be put
-/// back, or cannot be known any more, is told, and the exit code is not 0.
+/// Affinities, nice values, scheduling policies, cpusets and groups become what they were. What somebody else has
+/// changed since is left alone and reported. A running daemon is not disturbed: it puts everything back itself when it
+/// ends. What cannot be put back, or cannot be known any more, is reported, and the exit code is not 0.
 #[derive(Args)]
 pub struct Reset {
     /// Where the restore journal lies

@@ -55,7 +55,7 @@ pub struct SweepMerge {
     json: JsonArg,
 }
 
-/// Tables, pictures and an index page of a sweep's results
+/// Write tables, pictures and an index page of a sweep's results
 #[derive(Args)]
 pub struct SweepReport {
     /// The sweep's folder

@@ -23,8 +23,7 @@ pub struct Topology {
     /// Read the host's files under this folder instead of /
     #[arg(long, value_name = "FOLDER")]
     root: Option<PathBuf>,
-    /// Measure which CPUs really share a cache, by handing a cache line to and fro: virtual machines say one thing and
-    /// schedule another
+    /// Measure which CPUs really share a cache, by cache-line ping-pong: what a virtual machine says need not hold
     #[arg(long, conflicts_with_all = ["machine", "root", "list"])]
     probe: bool,
     /// List the machines that come with cachemate

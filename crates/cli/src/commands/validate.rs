@@ -18,13 +18,13 @@ use crate::exit::Usage;
 use crate::files::{refuse_existing, write_file};
 use crate::session::Session;
 
-/// Hold the interval machine's predictions against the cycle-level machine (docs/interval.md)
+/// Compare the interval machine's predictions with the cycle-level machine (docs/interval.md)
 ///
-/// Programs are profiled alone, co-runs and plans are drawn by the seed and run on the cycle-level machine, and the
+/// Programs are profiled alone. Co-runs and plans are drawn by the seed and run on the cycle-level machine. The
 /// interval machine predicts them from the profiles. Nothing is fitted on a co-run.
 #[derive(Args)]
 pub struct Validate {
-    /// Draws programs, co-runs and plans
+    /// Seed of the draw of programs, co-runs and plans
     #[arg(long, default_value_t = 1, value_name = "N")]
     seed: u64,
     /// Fewer and shorter runs: minutes instead of hours

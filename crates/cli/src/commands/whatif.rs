@@ -15,11 +15,11 @@ use crate::nominal::jobs;
 use crate::prediction::{MachineArg, cache_summary};
 use crate::session::Session;
 
-/// Say what a machine would do with these programs for hours under each of these policies
+/// Compare policies: how these programs would run on a machine for hours under each of them
 ///
 /// A program is a file of phases (TOML or JSON), a profile file, a program of the simulated machine, or a recording. A
-/// name with a number runs as many copies (mcf-2006*3). Runs on the interval machine: docs/interval.md says how true
-/// it is.
+/// name with a number runs as many copies (mcf-2006*3). They run on the interval machine; docs/interval.md says how
+/// true it is.
 #[derive(Args)]
 pub struct WhatIf {
     /// Profiles, programs, recordings; NAME*N = N copies
@@ -30,18 +30,19 @@ pub struct WhatIf {
     /// A policy, with parameters after a colon (TOML); once for each that is compared
     #[arg(long = "policy", short, value_name = "POLICY", required = true)]
     policies: Vec<String>,
-    /// Nominal time
+    /// Nominal time of the run
     #[arg(long, value_name = "H", default_value_t = 1.0)]
     hours: f64,
+    /// Seed of the machine and the policies
     #[arg(long, default_value_t = 1, value_name = "N")]
     seed: u64,
-    /// Turns of tasks on one CPU one by one instead of averaged
+    /// Simulate the turns of tasks on one CPU one by one, not averaged
     #[arg(long)]
     explicit: bool,
-    /// Without the guard that takes decisions back which make things worse
+    /// Run without the guard, which takes back decisions that make programs slower
     #[arg(long)]
     no_guard: bool,
-    /// Phases of programs that are measured last so many times longer
+    /// Stretch the phases of measured programs by this factor
     #[arg(long, value_name = "TIMES", default_value_t = 1000.0)]
     stretch: f64,
     /// Write a page of time lines

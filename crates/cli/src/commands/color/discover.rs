@@ -34,10 +34,10 @@ pub struct Discover {
     /// Memory whose frames are told apart
     #[arg(long, value_name = "SIZE", default_value = "512M")]
     bytes: Size,
-    /// The most time
+    /// End after this time at the latest
     #[arg(long, value_name = "SECONDS", default_value_t = 60.0)]
     seconds: f64,
-    /// For the order of tries
+    /// Seed of the order of tries
     #[arg(long, default_value_t = 1)]
     seed: u64,
     #[command(flatten)]

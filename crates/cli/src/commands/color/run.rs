@@ -20,9 +20,9 @@ use cachemate_daemon::colored::{Colored, Start, available_bytes};
 
 /// Run an unmodified program on frames of some colors only
 ///
-/// The program's heap, mappings and thread stacks get frames of these colors as they are touched; what it was born with is
-/// moved. Programs that it starts are colored too; a fork that starts none gets its frames from the kernel. Needs root.
-/// Static and set-user-id programs are refused. Ends with the program's own exit code.
+/// The program's heap, mappings and thread stacks get frames of these colors as they are touched; pages that it starts
+/// with are moved. Programs that it starts are colored too; a fork that starts none gets its frames from the kernel.
+/// Needs root. Static and set-user-id programs are refused. Ends with the program's own exit code.
 #[derive(Args)]
 pub struct Run {
     /// Colors such as 0-7,12

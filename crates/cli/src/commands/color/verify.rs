@@ -21,7 +21,7 @@ use crate::session::Session;
 /// longer be told ('cachemate color discover' makes a new kit then).
 #[derive(Args)]
 pub struct Verify {
-    /// For how long
+    /// Ask for this long
     #[arg(long, value_name = "SECONDS", default_value_t = 2.0)]
     seconds: f64,
     #[command(flatten)]

@@ -207,6 +207,7 @@ pub fn explain_text(
         table.row(row(task));
     }
     let mut text = table.text();
+    tasks.iter().filter_map(promised).for_each(|line| text.push_str(&line));
     if !acts {
         text.push_str("observing only: nothing is moved, and reasons say what would be done\n");
     }
@@ -229,10 +230,49 @@ pub fn explain_text(
     text
 }
 
+/// What a task's rule promises it, and what it has; `None` = nothing is promised.
+fn promised(task: &TaskStatus) -> Option<String> {
+    let mut parts = Vec::new();
+    if let Some(most) = task.degradation_at_most {
+        let now = or_dash(task.measured_degradation.map(|now| format!("{:+.0} %", 100.0 * now)));
+        parts.push(format!("at most {:.0} % slower than alone (now {now})", 100.0 * most));
+    }
+    if let Some(least) = task.rate_at_least {
+        let counts = matches!(task.progress_of.as_deref(), Some("work reported" | "instructions"));
+        let now = match (task.progress_per_second.filter(|_| counts), &task.progress_of) {
+            (Some(rate), Some(of)) => {
+                format!("now {} in {of}, {}", number(rate), if rate < least { "broken" } else { "kept" })
+            }
+            _ => "neither work reported nor instructions are counted".to_string(),
+        };
+        parts.push(format!("at least {} a second ({now})", number(least)));
+    }
+    (!parts.is_empty()).then(|| format!("promised to {}: {}\n", task.tid, parts.join(", ")))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use cachemate_daemon::status::{GangStatus, ShareStatus};
+
+    /// Is a promise told with what it counts, and whether it is kept now?
+    #[test]
+    fn a_promise_is_told_with_what_it_counts() {
+        let task = TaskStatus {
+            tid: 7,
+            rate_at_least: Some(1500.0),
+            progress_per_second: Some(1400.0),
+            progress_of: Some("work reported".into()),
+            ..TaskStatus::default()
+        };
+        let told = |task: &TaskStatus| explain_text(std::slice::from_ref(task), &[], &[], &[], true);
+        assert!(told(&task).contains("promised to 7: at least 1500 a second (now 1400 in work reported, broken)"));
+        let blind = TaskStatus { progress_of: Some("system calls".into()), ..task.clone() };
+        assert!(told(&blind).contains("neither work reported nor instructions are counted"));
+        let both = TaskStatus { degradation_at_most: Some(0.05), progress_per_second: Some(1500.0), ..task };
+        assert!(told(&both).contains("at most 5 % slower than alone (now -), at least 1500 a second (now 1500 in"));
+        assert!(!told(&TaskStatus::default()).contains("promised"));
+    }
 
     /// Does a program that is called like a terminal's command or another row's beginning stay one word in one row, wherever
     /// it is named?

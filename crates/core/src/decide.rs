@@ -60,6 +60,37 @@ pub struct Goal {
     pub priority: f64,
     /// Never slower than this over solo ("5 %" = 0.05).
     pub degradation_at_most: Option<f64>,
+    /// Never less work a second than this: work that the task reports; where nobody of its process reports any, instructions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rate_at_least: Option<f64>,
+}
+
+impl Default for Goal {
+    /// Nothing was asked.
+    fn default() -> Self {
+        Goal { priority: 1.0, degradation_at_most: None, rate_at_least: None }
+    }
+}
+
+impl Goal {
+    /// Was it promised a speed?
+    pub fn is_promised(&self) -> bool {
+        self.degradation_at_most.is_some() || self.rate_at_least.is_some()
+    }
+
+    /// Both together: the highest priority and the strictest of each promise.
+    #[must_use]
+    pub fn with(self, other: Goal) -> Goal {
+        let strictest = |a: Option<f64>, b: Option<f64>, of: fn(f64, f64) -> f64| match (a, b) {
+            (Some(a), Some(b)) => Some(of(a, b)),
+            (a, b) => a.or(b),
+        };
+        Goal {
+            priority: self.priority.max(other.priority),
+            degradation_at_most: strictest(self.degradation_at_most, other.degradation_at_most, f64::min),
+            rate_at_least: strictest(self.rate_at_least, other.rate_at_least, f64::max),
+        }
+    }
 }
 
 /// All that a policy may see.

@@ -207,6 +207,12 @@ pub struct TaskStatus {
     pub progress_per_second: Option<f64>,
     /// What that counts: work reported, instructions, or what stands in for work (system calls, page faults).
     pub progress_of: Option<String>,
+    /// Its rule promises it to be at most so much slower than alone.
+    #[serde(default)]
+    pub degradation_at_most: Option<f64>,
+    /// Its rule promises it so much work a second, of each thread.
+    #[serde(default)]
+    pub rate_at_least: Option<f64>,
     /// Why it is where it is: the last reasons that name it.
     pub why: Vec<String>,
 }
@@ -471,6 +477,8 @@ impl Watcher {
             measured_degradation: self.measured(task, elapsed_ns, &profile, instr_per_cycle),
             progress_per_second: work.filter(|_| seconds > 0.0).map(|(_, count)| count / seconds),
             progress_of: work.map(|(work, _)| work.words().to_string()),
+            degradation_at_most: task.goal.and_then(|goal| goal.degradation_at_most),
+            rate_at_least: task.goal.and_then(|goal| goal.rate_at_least),
             why: self.why.get(&task.task).cloned().unwrap_or_default(),
         }
     }

@@ -104,6 +104,7 @@ export function factsOf(program, head) {
     ["instructions a cycle", number(program.instr_per_cycle)], ["misses per 1000 instructions", number(program.misses_per_kilo_instr)],
     ["slowdown", percent(program.slowdown, true)], ["forecast", percent(program.forecast_slowdown?.value, true)],
     ["intensity", number(program.intensity)], ["sensitivity", percent(program.sensitivity, true)],
-    ["may lose", program.degradation_at_most === undefined ? null : percent(program.degradation_at_most)], ["moved", program.fixed ? "never" : null]];
+    ["may lose", program.degradation_at_most === undefined ? null : percent(program.degradation_at_most)],
+    ["at least a second", number(program.rate_at_least)], ["moved", program.fixed ? "never" : null]];
   return rows.filter(([, value]) => value !== null && value !== DASH).map(([what, value]) => (what + " " + value).trim()).join(" · ");
 }

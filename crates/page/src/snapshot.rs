@@ -189,6 +189,9 @@ pub struct ProgramSnapshot {
     /// What the operator allows it to lose.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub degradation_at_most: Option<f64>,
+    /// Work a second that the operator promises it, in the unit of `speed_of`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rate_at_least: Option<f64>,
 }
 
 /// A value and the ends of its interval.

@@ -254,6 +254,7 @@ impl Teller {
             sensitivity: program.busiest(|task| profile(task).contention.sensitivity).map(|fact| short(fact.value)),
             allowed: program.busiest(allowed),
             degradation_at_most: first.goal.and_then(|goal| goal.degradation_at_most),
+            rate_at_least: first.goal.and_then(|goal| goal.rate_at_least).map(short),
         }
     }
 

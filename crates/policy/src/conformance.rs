@@ -271,7 +271,7 @@ fn capabilities(generator: &mut SplitMix64, topology: &Topology) -> Capabilities
 }
 
 fn arrival(generator: &mut SplitMix64, next: u32, window: u64) -> TaskSample {
-    let goal = Goal { priority: 1.0 + generator.unit(), degradation_at_most: Some(0.1) };
+    let goal = Goal { priority: 1.0 + generator.unit(), degradation_at_most: Some(0.1), rate_at_least: Some(1e9) };
     TaskSample {
         name: format!("program-{}", generator.below(5)),
         arrived_ns: window * 1_000_000,

@@ -58,6 +58,16 @@ pub fn works(task: &TaskSample, elapsed_ns: u64) -> impl Iterator<Item = (Work, 
     })
 }
 
+/// What a promised rate counts for a task: the work that it reports; nothing where another thread of its process reports
+/// for it; else instructions.
+pub fn promised_work(task: &TaskSample, seen: &[TaskSample]) -> Option<Work> {
+    let mut others = seen.iter().filter(|other| other.process == task.process && !other.exited);
+    match task.progress {
+        Some(_) => Some(Work::Reported),
+        None => (!others.any(|other| other.progress.is_some())).then_some(Work::Instructions),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -84,5 +94,17 @@ mod tests {
         assert_eq!(kinds(&task(300, &calls, None)), [], "a sleeper is paced by something else");
         assert_eq!(kinds(&task(900, &calls, Some(3.0)))[0], Work::Reported);
         assert_eq!(kinds(&task(900, &[(Event::ContextSwitches, 500)], None)), []);
+    }
+
+    /// Is a promised rate of what is reported, of instructions where nobody of the process reports, and of nothing where
+    /// another thread reports for all?
+    #[test]
+    fn a_promised_rate_says_what_it_counts() {
+        let (mut first, silent) = (task(900, &[], Some(0.0)), TaskSample { task: TaskId(1), ..task(900, &[], None) });
+        let all = [first.clone(), silent.clone()];
+        assert_eq!(all.each_ref().map(|one| promised_work(one, &all)), [Some(Work::Reported), None]);
+        first.progress = None;
+        let all = [first, silent];
+        assert_eq!(all.each_ref().map(|one| promised_work(one, &all)), [Some(Work::Instructions); 2]);
     }
 }

@@ -26,7 +26,7 @@ fn topology(caches: u32) -> Topology {
 fn task(id: u32, priority: Option<f64>) -> TaskSample {
     TaskSample {
         name: format!("p{id}"),
-        goal: priority.map(|priority| Goal { priority, degradation_at_most: None }),
+        goal: priority.map(|priority| Goal { priority, ..Goal::default() }),
         cpu: Some(CpuId(id)),
         ..TaskSample::new(TaskId(id), ProcessId(id))
     }

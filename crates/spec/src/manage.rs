@@ -114,6 +114,8 @@ pub struct RuleConfig {
     pub priority: Option<f64>,
     /// Never slower than this over alone: 0.05 = 5 %.
     pub degradation_at_most: Option<f64>,
+    /// Never less work a second than this: work that the program reports, else instructions of each thread.
+    pub rate_at_least: Option<f64>,
 }
 
 /// What is done with programs that match.
@@ -247,8 +249,10 @@ impl RuleConfig {
         if let Some(most) = self.degradation_at_most.filter(|most| !(most.is_finite() && *most >= 0.0)) {
             return fail("degradation_at_most", most.to_string(), "0 or more (0.05 = 5 %)");
         }
-        let asks = self.priority.is_some() || self.degradation_at_most.is_some();
-        if asks && self.action != RuleAction::Manage {
+        if let Some(least) = self.rate_at_least.filter(|least| !(least.is_finite() && *least > 0.0)) {
+            return fail("rate_at_least", least.to_string(), "a positive number, in work a second");
+        }
+        if self.goal().is_some() && self.action != RuleAction::Manage {
             return fail(
                 "action",
                 format!("{:?}", self.action).to_lowercase(),
@@ -260,7 +264,11 @@ impl RuleConfig {
 
     /// What is asked for the programs that match; `None` where nothing is.
     pub fn goal(&self) -> Option<Goal> {
-        let asked = self.priority.is_some() || self.degradation_at_most.is_some();
-        asked.then(|| Goal { priority: self.priority.unwrap_or(1.0), degradation_at_most: self.degradation_at_most })
+        let goal = Goal {
+            priority: self.priority.unwrap_or(1.0),
+            degradation_at_most: self.degradation_at_most,
+            rate_at_least: self.rate_at_least,
+        };
+        (self.priority.is_some() || goal.is_promised()).then_some(goal)
     }
 }

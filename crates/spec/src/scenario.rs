@@ -257,6 +257,10 @@ impl ProgramSpec {
             if let Some(most) = goal.degradation_at_most.filter(|most| !(most.is_finite() && *most >= 0.0)) {
                 return fail("goal.degradation_at_most", most.to_string(), "0 or more (0.05 = 5 %)".to_string());
             }
+            if let Some(least) = goal.rate_at_least.filter(|least| !(least.is_finite() && *least > 0.0)) {
+                let expected = "a positive number, in work a second".to_string();
+                return fail("goal.rate_at_least", least.to_string(), expected);
+            }
         }
         if let Some(share) = self.cpu_share.filter(|share| !(*share > 0.0 && *share <= 1.0)) {
             return fail("cpu_share", share.to_string(), "more than 0, at most 1".to_string());

@@ -19,6 +19,9 @@ fn a_configuration_is_read() {
         user = "mysql"
         priority = 2.0
         [[rules]]
+        command = "nginx"
+        rate_at_least = 1500.0
+        [[rules]]
         cgroup = "/system.slice"
         action = "observe"
         [[groups]]
@@ -29,7 +32,9 @@ fn a_configuration_is_read() {
     assert!(config.act && config.guard.enabled);
     assert_eq!(config.rules[0].user, Some(User::Id(105)));
     assert_eq!(config.rules[0].goal().unwrap().priority, 2.0);
-    assert_eq!((config.rules[1].action, config.rules[1].goal()), (RuleAction::Observe, None));
+    let floor = config.rules[1].goal().unwrap();
+    assert_eq!((floor.priority, floor.degradation_at_most, floor.rate_at_least), (1.0, None, Some(1500.0)));
+    assert_eq!((config.rules[2].action, config.rules[2].goal()), (RuleAction::Observe, None));
     assert_eq!(config.groups[0].cpus.to_string(), "0-1,4");
     let empty = parse_manage_config("c.toml", "", &users).unwrap();
     assert!(!empty.act && empty.rules.is_empty());
@@ -47,6 +52,11 @@ fn mistakes_are_told_with_their_line() {
         ("[[rules]]\ncgroup = \"a\"", "c.toml:2:10: field 'rules[0].cgroup': found 'a', expected a path"),
         ("[[rules]]\naction = \"move\"", "c.toml:2:10"),
         ("[[rules]]\npriority = -1", "field 'rules[0].priority': found -1, expected a positive number"),
+        (
+            "[[rules]]\nrate_at_least = 0",
+            "field 'rules[0].rate_at_least': found 0, expected a positive number, in work",
+        ),
+        ("[[rules]]\nrate_at_least = 5\naction = \"observe\"", "c.toml:3:10: field 'rules[0].action'"),
         ("[[rules]]\ncommand = \"a-very-long-command\"", "1 to 15 bytes"),
         ("[[rules]]\npriority = 2\naction = \"leave\"", "c.toml:3:10: field 'rules[0].action'"),
         (

@@ -18,7 +18,7 @@ pub fn host() -> Scripted {
 fn seen(window: u64) -> Observation {
     let mut seen = observation(window, 2);
     for (task, cpu) in seen.tasks.iter_mut().zip(0..) {
-        task.goal = Some(Goal { priority: 0.1 + 0.2, degradation_at_most: None });
+        task.goal = Some(Goal { priority: 0.1 + 0.2, ..Goal::default() });
         task.cpu = Some(CpuId(cpu));
         task.counts = Counts(vec![
             Reading { event: Event::Instructions, count: 1_000 + 37 * window, counted_share: 1.0 / 3.0 },

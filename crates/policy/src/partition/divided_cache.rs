@@ -34,14 +34,7 @@ impl Present<'_> {
     /// The strictest of its threads' goals.
     pub fn goal(&self) -> Goal {
         let goals = self.tasks.iter().filter_map(|task| task.goal);
-        let none = Goal { priority: 1.0, degradation_at_most: None };
-        goals.fold(none, |all, goal| Goal {
-            priority: all.priority.max(goal.priority),
-            degradation_at_most: match (all.degradation_at_most, goal.degradation_at_most) {
-                (Some(a), Some(b)) => Some(a.min(b)),
-                (a, b) => a.or(b),
-            },
-        })
+        goals.fold(Goal::default(), Goal::with)
     }
 }
 

@@ -345,7 +345,7 @@ fn copying_must_be_earned_back() {
 #[test]
 fn a_promise_is_reason_enough() {
     let mut world = World::needy_beside_stream(COLORS, "horizon_ns = 1000000");
-    world.tasks[0].goal = Some(Goal { priority: 1.0, degradation_at_most: Some(0.05) });
+    world.tasks[0].goal = Some(Goal { degradation_at_most: Some(0.05), ..Goal::default() });
     world.window();
     assert!(world.before.shares.iter().any(|share| units_of(share).count() >= 12), "{:?}", world.units());
 }
@@ -409,7 +409,7 @@ fn every_objective_conforms() {
 fn a_promise_is_kept_by_what_is_measured() {
     let run = |cycles: fn(u32) -> u64| {
         let mut world = World::needy_beside_stream(COLORS, "");
-        world.tasks[0].goal = Some(Goal { priority: 1.0, degradation_at_most: Some(0.05) });
+        world.tasks[0].goal = Some(Goal { degradation_at_most: Some(0.05), ..Goal::default() });
         let mut said = Vec::new();
         for _ in 0..200 {
             let held = world.before.shares.first().map_or(8, |share| units_of(share).count());

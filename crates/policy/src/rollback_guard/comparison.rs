@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use cachemate_core::{ProcessId, View};
+use cachemate_core::{ProcessId, TaskSample, View};
 
 use super::judgement::{Floor, ProcessChange, goal_of};
 use super::noise::{difference, spread, student_bound};
 use super::speeds::{Speed, WindowSpeeds, processes_there};
-use crate::work::Work;
+use crate::work::{Work, promised_work};
 
 /// A stand-in that varies more than this from window to window says nothing (standard deviation of its logarithm).
 const STEADY: f64 = 0.25;
@@ -48,8 +48,10 @@ pub fn changes<'a>(
             floor: Floor::default(),
         };
         let limit = goal.degradation_at_most.filter(|limit| limit.is_finite() && *limit >= 0.0);
-        let floor = limit.map_or(Floor::default(), |limit| floor(&sides, &change, libm::log1p(limit)));
-        Some(ProcessChange { floor, ..change })
+        let slower = limit.map_or(Floor::default(), |limit| floor(&sides, &change, libm::log1p(limit)));
+        let rate = log_rate_promised(process, &view.seen.tasks);
+        let too_little = rate.map_or(Floor::default(), |(work, log_rate)| rate_floor(&sides, work, log_rate));
+        Some(ProcessChange { floor: slower.or(too_little), ..change })
     };
     processes_there(&view.seen.tasks).into_iter().filter_map(change).collect()
 }
@@ -83,6 +85,30 @@ fn floor(sides: &[Vec<&Speed>; 2], change: &ProcessChange, log_limit: f64) -> Fl
             Floor { broken_before: false, broken_after }
         }
     }
+}
+
+/// The rates that a process' threads were promised, summed, as a logarithm, and what they count.
+fn log_rate_promised(process: ProcessId, seen: &[TaskSample]) -> Option<(Work, f64)> {
+    let (mut sum, mut counted) = (0.0, None);
+    for task in seen.iter().filter(|task| task.process == process && !task.exited && task.ran()) {
+        let Some(least) = task.goal.and_then(|goal| goal.rate_at_least) else { continue };
+        let Some(work) = promised_work(task, seen) else { continue };
+        sum += least;
+        counted = Some(work);
+    }
+    counted.filter(|_| sum > 0.0 && f64::is_finite(sum)).map(|work| (work, libm::log(sum)))
+}
+
+/// Was a rate surely below what was promised on either side? Where it was not counted nobody can say so.
+fn rate_floor(sides: &[Vec<&Speed>; 2], work: Work, log_rate: f64) -> Floor {
+    let broken = |side: &Vec<&Speed>| {
+        let logs: Vec<f64> = side.iter().filter_map(|speed| speed.log_rates.get(&work).copied()).collect();
+        let found = difference(&vec![log_rate; logs.len()], &logs, logs.len())?;
+        let bound = student_bound(BROKEN_BY_CHANCE, found.degrees_of_freedom);
+        Some(found.value + bound * found.standard_error < 0.0)
+    };
+    let sure = |side: &Vec<&Speed>| broken(side).unwrap_or(false);
+    Floor { broken_before: sure(&sides[0]), broken_after: sure(&sides[1]) }
 }
 
 /// The same changes counted from the baseline.

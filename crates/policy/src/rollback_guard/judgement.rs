@@ -7,7 +7,7 @@
 //!
 //! Speeds are what programs say of themselves, so none is believed without bounds. A process' ratio counts as a halving
 //! or a doubling at most. One user's processes weigh no more than all others' together. A process that is noisier than
-//! the others counts less in the mean. Floors come first ([`cachemate_core::Goal::degradation_at_most`]): a change that
+//! the others counts less in the mean. Floors come first ([`cachemate_core::Goal::is_promised`]): a change that
 //! breaks more of them is worse, one that mends some is better, whatever the others gain or lose.
 
 use cachemate_core::{Event, Goal, Objective, ProcessId, TaskSample};
@@ -102,6 +102,14 @@ impl Judgement {
 }
 
 impl Floor {
+    /// Broken where either is.
+    pub fn or(self, other: Floor) -> Floor {
+        Floor {
+            broken_before: self.broken_before || other.broken_before,
+            broken_after: self.broken_after || other.broken_after,
+        }
+    }
+
     fn newly_broken(self) -> i64 {
         i64::from(self.broken_after) - i64::from(self.broken_before)
     }
@@ -174,13 +182,5 @@ fn stood_in(changes: &[ProcessChange]) -> (usize, Vec<Event>) {
 /// The strictest promise and the highest priority among a process' threads.
 pub fn goal_of(process: ProcessId, tasks: &[TaskSample]) -> Goal {
     let goals = tasks.iter().filter(|task| task.process == process).filter_map(|task| task.goal);
-    let strictest = |a: Option<f64>, b: Option<f64>| match (a, b) {
-        (Some(a), Some(b)) => Some(a.min(b)),
-        (a, b) => a.or(b),
-    };
-    let both = |all: Goal, goal: Goal| Goal {
-        priority: all.priority.max(goal.priority),
-        degradation_at_most: strictest(all.degradation_at_most, goal.degradation_at_most),
-    };
-    goals.reduce(both).unwrap_or(Goal { priority: 1.0, degradation_at_most: None })
+    goals.reduce(Goal::with).unwrap_or_default()
 }

@@ -221,7 +221,7 @@ impl Draw<'_> {
             }
             Family::Floors => {
                 let mut jobs = self.of_both(tasks - tasks / 2, (0.3 / each, 1.2 / each), tasks / 2);
-                let goal = Goal { priority: 1.0, degradation_at_most: Some(0.15) };
+                let goal = Goal { degradation_at_most: Some(0.15), ..Goal::default() };
                 if let Some(first) = jobs.iter_mut().find(|job| job.name.starts_with("keeper")) {
                     first.goal = Some(goal);
                 }

@@ -50,7 +50,7 @@ fn slowed(pair: Pair, alone: [Solo; 2], way: Way, pace: Pace, seed: u64) -> Resu
         Way::Shared => None,
         Way::Sized { objective, floor, ways } => {
             if floor {
-                workload.jobs[0].goal = Some(Goal { priority: 1.0, degradation_at_most: Some(FLOOR) });
+                workload.jobs[0].goal = Some(Goal { degradation_at_most: Some(FLOOR), ..Goal::default() });
             }
             if ways {
                 in_ways(&mut workload);

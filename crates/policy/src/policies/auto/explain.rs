@@ -125,30 +125,6 @@ impl Chosen<'_> {
     }
 }
 
-/// Promises that no plan keeps, said before anything is measured.
-pub fn promises(scene: &Scene, best: &Candidate, why: &mut Vec<Reason>) {
-    let promised =
-        |at: usize| scene.actors[at].program.as_ref().is_some_and(|program| program.goal.degradation_at_most.is_some());
-    if !scene.known().any(promised) {
-        return;
-    }
-    for (actor, speed) in scene.actors.iter().zip(speeds(scene, &best.layout)) {
-        let Some((program, speed)) = actor.program.as_ref().zip(speed) else { continue };
-        let Some(limit) = program.goal.degradation_at_most else { continue };
-        let slower = 1.0 / speed.over_alone - 1.0;
-        if slower > limit + 1e-3 {
-            let text = format!(
-                "{{0}} cannot be kept within {:.0} % of its speed alone: the best plan leaves it {:.0} % slower; \
-                 fewer programs, or a lower promise, would make room",
-                100.0 * limit,
-                100.0 * slower
-            );
-            let numbers = vec![number("degradation_at_most", limit), number("forecast_degradation", slower)];
-            why.push(Reason { kind: ReasonKind::Plain, tasks: vec![actor.task], text, numbers });
-        }
-    }
-}
-
 /// What a change was measured to do.
 pub fn verdict(view: &View<'_>, kept: bool, found: (f64, f64), forecast: f64, windows: u32) -> Reason {
     let measured = 100.0 * libm::expm1(found.0);

@@ -17,6 +17,7 @@ mod explain;
 mod holding;
 mod layout;
 mod program;
+mod promises;
 mod recall;
 mod scene;
 mod score;
@@ -46,6 +47,7 @@ use crate::partition::units::{Divided, pages_to_move};
 use crate::rollback_guard::mirror::is_mirror;
 use crate::rollback_guard::placement::Present;
 use crate::sequential::Outcome;
+use crate::work::promised_work;
 
 /// A mechanism that may be switched off.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
@@ -354,6 +356,11 @@ impl Auto {
         let Some(mut scene) = scene.filter(|scene| scene.known().count() > 0) else { return kept };
         let held = Layout::of(&kept.0, &scene);
         scene.calibrate(&held, |task| self.speeds.of(task, 64.0)?.misses_per_instr);
+        scene.anchor(&held, |task| {
+            let seen = view.present().find(|seen| seen.task == task)?;
+            let work = promised_work(seen, &view.seen.tasks)?;
+            Some((work, self.speeds.rate(task, work)?))
+        });
         let judge = Judge { objective: self.parameters.objective, worst_at_least: 0.0 };
         let mut search = Search {
             scene: &scene,
@@ -376,7 +383,7 @@ impl Auto {
         let Some(best) = best.map(|at| candidates[at].clone()) else { return kept };
         let (gain, likely) = self.gain(&scene, &judge, &held, &best);
         let mends = now.broken > best.score.broken + 1e-3;
-        explain::promises(&scene, &best, why);
+        promises::say(&scene, &candidates[0].layout, &best.layout, why);
         let new = self.holding(&scene, &best.layout, view);
         let chosen = Chosen { scene: &scene, candidates: &candidates, best: &best, held: &held, judge, gain, likely };
         let unchanged = best.layout == held || new.is_same(&kept.0);

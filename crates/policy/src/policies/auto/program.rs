@@ -9,6 +9,7 @@
 use cachemate_core::{Curve, Goal, Profile};
 
 use super::speeds::Speed;
+use crate::work::Work;
 
 /// Steps of the curve.
 pub const STEPS: usize = 64;
@@ -23,7 +24,7 @@ const NO_MISSES: f64 = 1e-7;
 #[derive(Clone, PartialEq, Debug)]
 pub struct Program {
     /// At 0, 1, ... [`STEPS`] steps of `step_bytes`.
-    misses: Vec<f64>,
+    pub misses: Vec<f64>,
     /// Instructions after which so many steps are full, from empty.
     growth: Vec<f64>,
     pub step_bytes: f64,
@@ -37,10 +38,19 @@ pub struct Program {
     /// Share of one CPU that it would use.
     pub wants: f64,
     pub goal: Goal,
+    /// What its promised rate counts, where it was promised one and that was measured.
+    pub rate: Option<Rate>,
     /// Relative error of the curve, one standard deviation.
     pub curve_error: f64,
     /// Odds of what it holds over what is composed, as measured in force.
     pub holds: f64,
+}
+
+/// What a promised rate counts, and how much of it a task does a second for each instruction in a cycle of elapsed time.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Rate {
+    pub work: Work,
+    pub per_instr_per_cycle: f64,
 }
 
 /// What is told of a task by its profile and by its speed in force.
@@ -82,7 +92,7 @@ impl Program {
         let apart = 1.0 - told.partners_here.clamp(0.0, 0.9);
         let whole = at(curve, told.largest_cache_bytes / 2.0);
         let curve_error = (whole.1 / whole.0.max(1e-9) / 2.0).clamp(0.02, 0.5);
-        let goal = told.goal.unwrap_or(Goal { priority: 1.0, degradation_at_most: None });
+        let goal = told.goal.unwrap_or_default();
         let mut program = Program {
             growth: Vec::new(),
             misses,
@@ -93,6 +103,7 @@ impl Program {
             remote_cycles: here / apart,
             wants: speed.wants,
             goal,
+            rate: None,
             curve_error,
             holds: 1.0,
         };

@@ -6,10 +6,11 @@ use cachemate_core::{CacheId, CpuSet, ProcessId, TaskId, TaskSample, View};
 
 use super::bus::Bus;
 use super::layout::Layout;
-use super::program::{Program, Told};
+use super::program::{Program, Rate, Told};
 use super::score::speeds;
 use super::speeds::Speeds;
 use crate::partition::units::Divided;
+use crate::work::Work;
 
 /// A last-level cache with its online CPUs.
 #[derive(Clone, Debug)]
@@ -157,6 +158,19 @@ impl Scene {
             if let Some((program, misses)) = actor.program.as_mut().zip(measured(actor.task)) {
                 program.calibrate(composed.held_bytes, bytes, misses);
             }
+        }
+    }
+
+    /// Ties promised rates to what was measured under the layout in force: the model's bias is in both.
+    pub fn anchor(&mut self, held: &Layout, measured: impl Fn(TaskId) -> Option<(Work, f64)>) {
+        let forecast = speeds(self, held);
+        for (actor, speed) in self.actors.iter_mut().zip(forecast) {
+            let Some((program, speed)) = actor.program.as_mut().zip(speed) else { continue };
+            let promised = program.goal.rate_at_least.is_some() && speed.instr_per_cycle > 0.0;
+            program.rate = promised
+                .then(|| measured(actor.task))
+                .flatten()
+                .map(|(work, per_s)| Rate { work, per_instr_per_cycle: per_s / speed.instr_per_cycle });
         }
     }
 

@@ -39,6 +39,28 @@ pub struct Speed {
     pub lines_per_cycle: f64,
     /// As composed.
     pub held_bytes: f64,
+    /// Share of the time that it wants a CPU for in which it has one.
+    pub of_wanted: f64,
+}
+
+impl Speed {
+    /// How much is missing to what a task was promised, as a share, summed over its promises. A rate that it would not
+    /// have alone, no plan can give: that is for nobody to pay.
+    pub fn missing(&self, program: &Program) -> f64 {
+        let goal = program.goal;
+        let slower = goal.degradation_at_most.map_or(0.0, |limit| 1.0 / self.over_alone - 1.0 - limit);
+        let below = goal
+            .rate_at_least
+            .zip(self.rates(program))
+            .map_or(0.0, |(least, (rate, alone))| if alone < least { 0.0 } else { least / rate.max(1e-12) - 1.0 });
+        slower.clamp(0.0, 10.0) + below.clamp(0.0, 10.0)
+    }
+
+    /// Work a second, and alone on the machine; `None` = no rate was promised, or it was not measured.
+    pub fn rates(&self, program: &Program) -> Option<(f64, f64)> {
+        let rate = program.rate?.per_instr_per_cycle * self.instr_per_cycle;
+        Some((rate, rate / self.over_alone.max(1e-12)))
+    }
 }
 
 /// Sums over tasks; of one site or of all.
@@ -175,7 +197,9 @@ impl Here<'_> {
             let misses = fares[at].map_or(0.0, |fare| fare.misses_per_instr);
             let lines_per_cycle = instr_per_cycle * misses * programs[at].lines_per_miss;
             let held_bytes = fares[at].map_or(0.0, |fare| fare.held_bytes);
-            Speed { over_alone: instr_per_cycle / alone.max(1e-12), instr_per_cycle, lines_per_cycle, held_bytes }
+            let over_alone = instr_per_cycle / alone.max(1e-12);
+            let of_wanted = of_time / wants[at].max(1e-12);
+            Speed { over_alone, instr_per_cycle, lines_per_cycle, held_bytes, of_wanted }
         };
         (0..programs.len()).map(speed).collect()
     }
@@ -214,14 +238,10 @@ impl Here<'_> {
             score.weights += priority;
             score.instr_per_cycle += speed.instr_per_cycle;
             score.worst = score.worst.min(1.0 - (1.0 - speed.over_alone) * priority);
-            if let Some(limit) = goal.degradation_at_most {
-                score.broken += (1.0 / speed.over_alone - 1.0 - limit).clamp(0.0, 10.0);
-            }
+            score.broken += speed.missing(program);
         }
         let promised = |group: &&Group| {
-            let asked = |&at: &usize| {
-                self.scene.actors[at].program.as_ref().is_some_and(|one| one.goal.degradation_at_most.is_some())
-            };
+            let asked = |&at: &usize| self.scene.actors[at].program.as_ref().is_some_and(|one| one.goal.is_promised());
             group.members.iter().any(asked)
         };
         let units = self.site.divided.map_or(1, |divided| divided.units());

@@ -7,6 +7,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use cachemate_core::{Event, Level, Observation, Plan, ProbeWhat, StallCause, TaskId, TaskSample};
 
+use crate::work::Work;
+
 /// Speed of a task; `None` = not counted.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Speed {
@@ -47,6 +49,8 @@ struct Sums {
     read_bytes: Sum,
     written_bytes: Sum,
     ran_ns: f64,
+    reported: f64,
+    reported_ns: f64,
 }
 
 /// What is left of a window's weight in the next.
@@ -100,6 +104,8 @@ impl Speeds {
             fade(&mut sums.wanted_ns, wanted_ns);
             fade(&mut sums.ran_ns, ran_ns as f64);
             fade(&mut sums.elapsed_ns, seen.span.elapsed_ns as f64);
+            fade(&mut sums.reported, task.progress.unwrap_or(0.0));
+            fade(&mut sums.reported_ns, task.progress.map_or(0.0, |_| seen.span.elapsed_ns as f64));
             sums.misses.add(task.counts.get(Event::Misses(level)), instructions);
             sums.references.add(task.counts.get(Event::References(level)), instructions);
             sums.stalls.add(stalls(task), instructions);
@@ -108,6 +114,17 @@ impl Speeds {
             sums.read_bytes.add(task.counts.get(Event::MemoryReadBytes), instructions);
             sums.written_bytes.add(task.counts.get(Event::MemoryWriteBytes), instructions);
         }
+    }
+
+    /// Work a second; `None` until it was counted.
+    pub fn rate(&self, task: TaskId, work: Work) -> Option<f64> {
+        let sums = self.0.get(&task)?;
+        let (done, ns) = match work {
+            Work::Reported => (sums.reported, sums.reported_ns),
+            Work::Instructions => (sums.instructions, sums.elapsed_ns),
+            Work::StandIn(_) => return None,
+        };
+        (ns > 0.0).then(|| done * 1e9 / ns)
     }
 
     /// `None` until it ran in a window in which it was counted.

@@ -100,7 +100,7 @@ fn promises_come_before_the_mean() {
                 let reading = |event, count: f64| Reading { event, count: count as u64, counted_share: 1.0 };
                 Counts(vec![reading(Event::Instructions, 1e9 * rate), reading(Event::Cycles, 1e9)])
             };
-            let goal = Some(Goal { priority: 1.0, degradation_at_most: Some(0.05) });
+            let goal = Some(Goal { degradation_at_most: Some(0.05), ..Goal::default() });
             let promised = TaskSample { goal, counts: counts(factor(own)), ..program(0, None, 0.0) };
             let rates = Rates { solo_instr_per_cycle: solo.map(Fact::oracle), ..Rates::default() };
             let profile = Profile::default().with_rates(rates);
@@ -114,6 +114,41 @@ fn promises_come_before_the_mean() {
     assert_eq!(verdicts(1.3, 0.7, None), 1, "nobody knows of a broken promise");
     assert_eq!(verdicts(1.3, 0.7, Some(1.3)), 0, "it was broken before, and is mended");
     assert_eq!(verdicts(0.97, 2.0, Some(1.03)), 1, "6 % slower than alone");
+}
+
+/// Is a promised rate that a change breaks reason enough to take it back, whatever others gain; is it counted for each of a
+/// program's threads that ran; and does work that is reported count before instructions?
+#[test]
+fn a_promised_rate_comes_before_the_mean() {
+    let verdicts = |own: f64, threads: u32, reports: bool, at_least: f64| {
+        let machine = move |_, plan: &Plan| {
+            let moved = !plan.affinity.is_empty();
+            let factor = |factor: f64| if moved { factor } else { 1.0 };
+            let count = |rate: f64| {
+                Counts(vec![Reading { event: Event::Instructions, count: (1e9 * rate) as u64, counted_share: 1.0 }])
+            };
+            let goal = Some(Goal { rate_at_least: Some(at_least), ..Goal::default() });
+            let promised = |id: u32| TaskSample {
+                goal,
+                process: ProcessId(0),
+                counts: count(factor(own)),
+                on_cpu_ns: vec![(CpuId(id), SECOND_NS)],
+                progress: reports.then(|| 500.0 * factor(own)),
+                ..program(id, None, 0.0)
+            };
+            let other = |id| TaskSample { counts: count(factor(2.0)), ..program(id, None, 0.0) };
+            let tasks = (0..threads).map(promised).chain((10..14).map(other)).collect();
+            (tasks, Profiles::new())
+        };
+        verdicts(&run_with_profiles(insists(), CONFIG, 35, machine)).len()
+    };
+    assert_eq!(verdicts(0.95, 1, false, 9.8e8), 1, "below the rate, though others gain");
+    assert_eq!(verdicts(0.95, 1, false, 9.0e8), 0);
+    assert_eq!(verdicts(0.95, 1, false, 2.0e9), 0, "it was broken before");
+    assert_eq!(verdicts(0.95, 2, false, 9.8e8), 1, "for each of two threads");
+    assert_eq!(verdicts(0.95, 2, false, 9.0e8), 0);
+    assert_eq!(verdicts(0.95, 1, true, 480.0), 1, "in the work that it reports");
+    assert_eq!(verdicts(0.95, 1, true, 470.0), 0);
 }
 
 /// Does a guarded policy keep what every policy must?

@@ -100,6 +100,16 @@ impl MissRateCurve {
         self.points.iter().map(|&(size_bytes, rate)| (size_bytes, interval(rate))).collect()
     }
 
+    /// The same where sizes beyond `known_bytes` were not seen: the rate there is anything from none to what it was.
+    pub fn to_profile_known_to(&self, plus_minus: f64, known_bytes: u64) -> Vec<(u64, Estimate)> {
+        let mut points = self.to_profile(plus_minus);
+        let last_known = points.iter().rev().find(|(size, _)| *size <= known_bytes).map(|(_, rate)| rate.high);
+        for (_, rate) in points.iter_mut().filter(|(size, _)| *size > known_bytes) {
+            *rate = Estimate { low: 0.0, high: last_known.unwrap_or(rate.high).max(rate.high), ..*rate };
+        }
+        points
+    }
+
     /// Misses per thousand instructions at a size; `None` outside the measured sizes.
     pub fn at(&self, size_bytes: u64) -> Option<f64> {
         let next = self.points.partition_point(|&(size, _)| size < size_bytes);
@@ -232,6 +242,15 @@ mod tests {
         assert_eq!(MissRateCurve::from_histogram(&histogram, 0, 64, &[64]), None);
         let curve = MissRateCurve::from_histogram(&histogram, 2000, 64, &[640, 64]).unwrap();
         assert_eq!(curve.points(), &[(64, 3.5), (640, 1.0)]);
+    }
+
+    /// Is what lies beyond the known sizes said to be anything from nothing to what it was?
+    #[test]
+    fn what_was_not_seen_may_be_anything_below() {
+        let points = curve(&[(64, 9.0), (128, 5.0), (192, 4.0), (256, 3.0)]).to_profile_known_to(0.5, 130);
+        let ends: Vec<(f64, f64)> = points.iter().map(|(_, rate)| (rate.low, rate.high)).collect();
+        assert_eq!(ends, [(8.5, 9.5), (4.5, 5.5), (0.0, 5.5), (0.0, 5.5)]);
+        assert!(points.iter().map(|(_, rate)| rate.value).eq([9.0, 5.0, 4.0, 3.0]));
     }
 
     proptest! {

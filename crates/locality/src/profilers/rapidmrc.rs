@@ -6,7 +6,7 @@ use cachemate_core::{
 
 use super::{allowed_bytes, evidence, holds_alone, keep_present, seen_task};
 use crate::curve::MissRateCurve;
-use crate::rapidmrc::{Counted, Trace, Warmup, survival_curve, trace_curve};
+use crate::rapidmrc::{Counted, Trace, Warmup, survival_curve_with_reach, trace_curve};
 
 /// How a log becomes a curve.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -48,17 +48,18 @@ impl RapidMrcProfiler {
         RapidMrcProfiler { form, plus_minus, ..self }
     }
 
-    fn curve(&self, trace: &Trace<'_>, counted: &Counted) -> Option<MissRateCurve> {
+    /// With the size up to which the log tells it.
+    fn curve(&self, trace: &Trace<'_>, counted: &Counted) -> Option<(MissRateCurve, u64)> {
         let points = u64::from(self.cache.points.max(1));
         let sizes: Vec<u64> = (1..=points).map(|part| self.cache.size_bytes * part / points).collect();
         match self.form {
-            CurveForm::Survival => survival_curve(trace, counted, &sizes),
+            CurveForm::Survival => survival_curve_with_reach(trace, counted, &sizes),
             CurveForm::Thesis { warmup, correct_repeats } => {
                 let lines = data_only(trace);
                 let curve =
                     trace_curve(&Trace { lines: &lines, code: &[], ..*trace }, &sizes, warmup, correct_repeats)?;
                 let shifted = counted.point.and_then(|(size, rate)| curve.shifted_through(size, rate));
-                Some(shifted.map_or(curve, |(shifted, _)| shifted))
+                Some((shifted.map_or(curve, |(shifted, _)| shifted), self.cache.size_bytes))
             }
         }
     }
@@ -104,8 +105,9 @@ impl Profiler for RapidMrcProfiler {
                 // A share smaller than the curve's first point is no point of it.
                 point: in_use.filter(|&size| size >= size_bytes / u64::from(points.max(1))).zip(measured),
             };
-            if let Some(curve) = self.curve(&trace, &counted) {
-                let fact = Fact::new(curve.to_profile(self.plus_minus), FactSource::MissTrace, seen.window);
+            if let Some((curve, known_bytes)) = self.curve(&trace, &counted) {
+                let points = curve.to_profile_known_to(self.plus_minus, known_bytes);
+                let fact = Fact::new(points, FactSource::MissTrace, seen.window);
                 profile.locality.misses_per_kilo_instr.insert(self.cache.level, fact);
             }
         }

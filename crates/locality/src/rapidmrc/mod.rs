@@ -14,7 +14,7 @@ mod log_stack;
 mod survival;
 
 pub use log_stack::{FIRST, log_distances};
-pub use survival::{Counted, survival_curve};
+pub use survival::{Counted, survival_curve, survival_curve_with_reach};
 
 use crate::curve::MissRateCurve;
 

@@ -43,6 +43,15 @@ pub struct Counted {
 /// Misses per thousand instructions at each size (ascending). `None` for a log without an access of the program, no sizes,
 /// or no instructions.
 pub fn survival_curve(trace: &Trace<'_>, counted: &Counted, sizes_bytes: &[u64]) -> Option<MissRateCurve> {
+    survival_curve_with_reach(trace, counted, sizes_bytes).map(|(curve, _)| curve)
+}
+
+/// The same with the size in bytes up to which the log tells it; beyond that its shape is only what it was before.
+pub fn survival_curve_with_reach(
+    trace: &Trace<'_>,
+    counted: &Counted,
+    sizes_bytes: &[u64],
+) -> Option<(MissRateCurve, u64)> {
     let line_bytes = trace.line_bytes.max(1);
     let largest_lines = sizes_bytes.last()? / line_bytes;
     if !(trace.instructions.is_finite() && trace.instructions > 0.0) {
@@ -62,7 +71,8 @@ pub fn survival_curve(trace: &Trace<'_>, counted: &Counted, sizes_bytes: &[u64])
         Some((size, rate)) => Fit::through(&survival, logged, least, most, lines_of(size), rate),
     };
     let point = |&size: &u64| (size, fit.at(&survival, lines_of(size)));
-    MissRateCurve::new(sizes_bytes.iter().map(point).collect()).ok()
+    let curve = MissRateCurve::new(sizes_bytes.iter().map(point).collect()).ok()?;
+    Some((curve, (survival.known_lines * fit.stretch * line_bytes as f64) as u64))
 }
 
 /// How the logged accesses' survival becomes a rate of misses.
@@ -106,6 +116,8 @@ struct Survival {
     /// Survival at 0, 1, ... steps.
     at_step: Vec<f64>,
     accesses: f64,
+    /// Depth up to which enough accesses are known to reach.
+    known_lines: f64,
 }
 
 impl Survival {
@@ -146,8 +158,10 @@ impl Survival {
             at_step.push(surviving);
             at_risk -= back[step] + known_to[step];
         }
+        let known_lines = (at_step.len() as u64 - 1) * lines_per_step;
         extend(&mut at_step, steps);
-        Some(Survival { lines_per_step: lines_per_step as f64, at_step, accesses })
+        let (lines_per_step, known_lines) = (lines_per_step as f64, known_lines as f64);
+        Some(Survival { lines_per_step, at_step, accesses, known_lines })
     }
 
     fn at(&self, lines: f64) -> f64 {
@@ -253,6 +267,22 @@ mod tests {
             assert!((curve.at(300).unwrap() - rate).abs() < 1e-6, "{:?}", rates(&curve));
             assert!(rates(&curve).windows(2).all(|pair| pair[0] >= pair[1] - 1e-12));
         }
+    }
+
+    /// Does a log tell how far it tells the curve: a short one to less than the largest size, a long one to all sizes that
+    /// lines are used again at?
+    #[test]
+    fn a_log_tells_how_far_it_reaches() {
+        let reach = |entries: usize, spread: u64| {
+            let log = uniform(entries, spread, 5);
+            survival_curve_with_reach(&trace(&log), &Counted::default(), &SIZES).unwrap()
+        };
+        let (_, short) = reach(1_500, 900);
+        assert!(short > 300 && short < 800, "{short}");
+        assert_eq!(reach(60_000, 900).1, 800);
+        // Beyond it the curve may be far off: 400 lines that all fit.
+        let (curve, known) = reach(1_000, 400);
+        assert!(known < 400 && curve.at(500).unwrap() > 1.0, "{known} {:?}", rates(&curve));
     }
 
     /// Is there no curve without accesses or instructions?

@@ -25,8 +25,11 @@ const NO_MISSES: f64 = 1e-7;
 pub struct Program {
     /// At 0, 1, ... [`STEPS`] steps of `step_bytes`.
     pub misses: Vec<f64>,
+    /// How far below and above each of them the truth may be.
+    errors: Vec<(f64, f64)>,
     /// Instructions after which so many steps are full, from empty.
     growth: Vec<f64>,
+    lines_per_step: f64,
     pub step_bytes: f64,
     /// Cycles per instruction that no space changes.
     pub base_cycles: f64,
@@ -72,8 +75,10 @@ impl Program {
         let curve = told.profile.misses_per_kilo_instr().filter(|curve| curve.len() >= 2)?;
         let speed = told.speed;
         let step_bytes = told.largest_cache_bytes / STEPS as f64;
-        let rate = |step: usize| at(curve, step as f64 * step_bytes).0 / 1000.0;
-        let mut misses: Vec<f64> = (0..=STEPS).map(rate).collect();
+        let points: Vec<[f64; 3]> = (0..=STEPS).map(|step| at(curve, step as f64 * step_bytes)).collect();
+        let mut misses: Vec<f64> = points.iter().map(|[rate, ..]| rate / 1000.0).collect();
+        let error = |[rate, low, high]: &[f64; 3]| ((rate - low).max(0.0) / 1000.0, (high - rate).max(0.0) / 1000.0);
+        let errors = points.iter().map(error).collect();
         // With nothing held every reference misses, as far as it is known how many there are.
         misses[0] = speed.references_per_instr.map_or(misses[1], |references| references.max(misses[1]));
         for step in (0..STEPS).rev() {
@@ -90,12 +95,14 @@ impl Program {
         let here = speed.remote_cycles_per_instr.unwrap_or(0.0);
         let base_cycles = (speed.cycles_per_instr - now * cycles_per_miss - here).max(0.1 * speed.cycles_per_instr);
         let apart = 1.0 - told.partners_here.clamp(0.0, 0.9);
-        let whole = at(curve, told.largest_cache_bytes / 2.0);
-        let curve_error = (whole.1 / whole.0.max(1e-9) / 2.0).clamp(0.02, 0.5);
+        let [rate, low, high] = at(curve, told.largest_cache_bytes / 2.0);
+        let curve_error = (0.5 * (high - low) / rate.max(1e-9) / 2.0).clamp(0.02, 0.5);
         let goal = told.goal.unwrap_or_default();
         let mut program = Program {
             growth: Vec::new(),
+            lines_per_step: step_bytes / told.line_bytes,
             misses,
+            errors,
             step_bytes,
             base_cycles,
             cycles_per_miss,
@@ -107,7 +114,7 @@ impl Program {
             curve_error,
             holds: 1.0,
         };
-        program.grow(told.line_bytes);
+        program.grow();
         let numbers = [program.base_cycles, program.cycles_per_miss, program.remote_cycles];
         (numbers.iter().all(|number| number.is_finite()) && program.misses.iter().all(|rate| rate.is_finite()))
             .then_some(program)
@@ -118,18 +125,18 @@ impl Program {
     pub fn scaled(&self, misses: f64, cost: f64) -> Self {
         let mut other = self.clone();
         other.misses.iter_mut().for_each(|rate| *rate *= misses);
+        other.errors.iter_mut().for_each(|(below, above)| (*below, *above) = (*below * misses, *above * misses));
         other.growth.iter_mut().for_each(|instructions| *instructions /= misses);
         other.cycles_per_miss *= cost;
         other
     }
 
-    fn grow(&mut self, line_bytes: f64) {
-        let lines_per_step = self.step_bytes / line_bytes;
+    fn grow(&mut self) {
         let mut after = 0.0;
         self.growth = vec![0.0];
         for step in 0..STEPS {
             let rate = 0.5 * (self.misses[step] + self.misses[step + 1]);
-            after += lines_per_step / rate.max(NO_MISSES);
+            after += self.lines_per_step / rate.max(NO_MISSES);
             self.growth.push(after);
         }
     }
@@ -147,8 +154,32 @@ impl Program {
         cache_bytes * self.holds * share / (1.0 - share + self.holds * share)
     }
 
-    /// Moves the curve through what was measured where so much is composed to be held: misses tell what is held.
+    /// Moves the curve towards what was measured where so much is composed to be held, within its own error and all along by
+    /// the same part of it: a log that was too short is wrong where it could not reach.
+    fn shift_within_error(&mut self, composed: f64, misses: f64) {
+        let off = misses - self.misses(composed);
+        let side = |&(below, above): &(f64, f64)| if off < 0.0 { below } else { above };
+        let place = (composed / self.step_bytes).clamp(0.0, STEPS as f64);
+        let low = (place as usize).min(STEPS - 1);
+        let (before, after) = (side(&self.errors[low]), side(&self.errors[low + 1]));
+        let error = before + (place - low as f64) * (after - before);
+        if error <= 0.0 {
+            return;
+        }
+        let part = (off / error).clamp(-1.0, 1.0);
+        for (rate, error) in self.misses.iter_mut().zip(&self.errors) {
+            *rate = (*rate + part * side(error)).max(0.0);
+        }
+        for step in (0..STEPS).rev() {
+            self.misses[step] = self.misses[step].max(self.misses[step + 1]);
+        }
+        self.grow();
+    }
+
+    /// Moves the curve through what was measured where so much is composed to be held: within the curve's error the curve
+    /// was wrong; beyond it misses tell what is held.
     pub fn calibrate(&mut self, composed: f64, cache_bytes: f64, misses: f64) {
+        self.shift_within_error(composed, misses);
         let (most, least) = (self.misses[0], self.misses(cache_bytes));
         let expected = self.misses(composed);
         if (misses - expected).abs() <= SAME_SHARE * (most - least) || most <= least {
@@ -193,18 +224,25 @@ impl Program {
     pub fn alone(&self, cache_bytes: f64) -> f64 {
         self.base_cycles + self.misses(cache_bytes) * self.cycles_per_miss
     }
+
+    /// The same if its curve lies as low as its error allows.
+    pub fn alone_at_best(&self, cache_bytes: f64) -> f64 {
+        let place = (cache_bytes / self.step_bytes).clamp(0.0, STEPS as f64);
+        let below = self.errors[(place as usize).min(STEPS)].0;
+        self.base_cycles + (self.misses(cache_bytes) - below).max(0.0) * self.cycles_per_miss
+    }
 }
 
-/// Value and half width of the interval; linear between points, flat beyond the ends.
-fn at(curve: &Curve, bytes: f64) -> (f64, f64) {
+/// Value and both ends of the interval; linear between points, flat beyond the ends.
+fn at(curve: &Curve, bytes: f64) -> [f64; 3] {
     let next = curve.partition_point(|(size, _)| (*size as f64) < bytes);
-    let point = |at: usize| (curve[at].1.value, 0.5 * (curve[at].1.high - curve[at].1.low));
+    let point = |at: usize| [curve[at].1.value, curve[at].1.low, curve[at].1.high];
     if next == 0 || next == curve.len() {
         return point(next.min(curve.len() - 1));
     }
     let along = (bytes - curve[next - 1].0 as f64) / (curve[next].0 - curve[next - 1].0).max(1) as f64;
     let (low, high) = (point(next - 1), point(next));
-    (low.0 + along * (high.0 - low.0), low.1 + along * (high.1 - low.1))
+    std::array::from_fn(|part| low[part] + along * (high[part] - low[part]))
 }
 
 #[cfg(test)]
@@ -266,6 +304,28 @@ pub mod tests {
         let mut stream = super::tests::program(|_| 0.01);
         stream.calibrate(0.25 * CACHE, CACHE, 0.02);
         assert_eq!(stream.holds, 1.0);
+    }
+
+    /// Is a curve that was wrong only where its log could not reach put right there and nowhere else, instead of the program
+    /// being taken to hold more?
+    #[test]
+    fn what_a_log_could_not_tell_is_put_right() {
+        let truth = uniform(0.4 * CACHE, 0.02);
+        // Known up to 0.3 of the cache; beyond that the tail falls too slowly, and is said to be anything below.
+        let known = 0.3 * CACHE;
+        let told = |held: f64| if held <= known { truth.misses(held) } else { truth.misses(known) * known / held };
+        let mut found = program(told);
+        for step in 0..=STEPS {
+            if step as f64 * found.step_bytes > known {
+                found.errors[step] = (found.misses[step], truth.misses(known) - found.misses[step]);
+            }
+        }
+        let composed = 0.39 * CACHE;
+        found.calibrate(composed, CACHE, truth.misses(composed));
+        assert!((found.misses(composed) - truth.misses(composed)).abs() < 1e-6);
+        assert!(found.misses(0.5 * CACHE) < 0.2 * told(0.5 * CACHE), "{}", found.misses(0.5 * CACHE));
+        assert!((found.misses(0.25 * CACHE) / truth.misses(0.25 * CACHE) - 1.0).abs() < 0.02);
+        assert_eq!(found.holds, 1.0);
     }
 
     /// Do cycles follow from what was measured, and is a task without a cost of misses unknown?

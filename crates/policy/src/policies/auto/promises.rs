@@ -180,7 +180,7 @@ impl Short {
                 let numbers = vec![
                     number("rate_at_least_per_s", *at_least),
                     number("forecast_rate_per_s", *rate),
-                    number("rate_alone_per_s", *alone),
+                    number("rate_alone_at_best_per_s", *alone),
                 ];
                 (text, numbers)
             }
@@ -192,7 +192,7 @@ impl Short {
         if let Promise::Rate { alone, .. } = &self.promise
             && !self.alone_keeps
         {
-            return format!(", as even alone it does {alone:.4e}");
+            return format!(", as even alone it does {alone:.4e} at most");
         }
         let on_cpu = self.speed.over_alone / self.speed.of_wanted.max(1e-12);
         if self.speed.of_wanted < on_cpu {

@@ -41,11 +41,13 @@ pub struct Speed {
     pub held_bytes: f64,
     /// Share of the time that it wants a CPU for in which it has one.
     pub of_wanted: f64,
+    /// Instructions per cycle alone, if its curve lies as low as its error allows.
+    pub alone_at_best: f64,
 }
 
 impl Speed {
-    /// How much is missing to what a task was promised, as a share, summed over its promises. A rate that it would not
-    /// have alone, no plan can give: that is for nobody to pay.
+    /// How much is missing to what a task was promised, as a share, summed over its promises. A rate that it surely would
+    /// not have alone, no plan can give: that is for nobody to pay.
     pub fn missing(&self, program: &Program) -> f64 {
         let goal = program.goal;
         let slower = goal.degradation_at_most.map_or(0.0, |limit| 1.0 / self.over_alone - 1.0 - limit);
@@ -56,10 +58,10 @@ impl Speed {
         slower.clamp(0.0, 10.0) + below.clamp(0.0, 10.0)
     }
 
-    /// Work a second, and alone on the machine; `None` = no rate was promised, or it was not measured.
+    /// Work a second, and alone on the machine at best; `None` = no rate was promised, or it was not measured.
     pub fn rates(&self, program: &Program) -> Option<(f64, f64)> {
-        let rate = program.rate?.per_instr_per_cycle * self.instr_per_cycle;
-        Some((rate, rate / self.over_alone.max(1e-12)))
+        let per_s = program.rate?.per_instr_per_cycle;
+        Some((per_s * self.instr_per_cycle, per_s * self.alone_at_best))
     }
 }
 
@@ -199,7 +201,8 @@ impl Here<'_> {
             let held_bytes = fares[at].map_or(0.0, |fare| fare.held_bytes);
             let over_alone = instr_per_cycle / alone.max(1e-12);
             let of_wanted = of_time / wants[at].max(1e-12);
-            Speed { over_alone, instr_per_cycle, lines_per_cycle, held_bytes, of_wanted }
+            let alone_at_best = wants[at] / programs[at].alone_at_best(self.site.bytes);
+            Speed { over_alone, instr_per_cycle, lines_per_cycle, held_bytes, of_wanted, alone_at_best }
         };
         (0..programs.len()).map(speed).collect()
     }

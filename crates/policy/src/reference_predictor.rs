@@ -87,13 +87,13 @@ impl ReferencePredictor {
     ) {
         let Some(size) = cache.size_bytes else { return };
         let Some(mine) = units(task, own.profile.process, cache, view, under) else { return };
-        let mut sharers: Vec<(&TaskCurve<'_>, f64)> = vec![(own, 1.0)];
+        let mut sharers = vec![Sharer { task: own, presence: 1.0, outside: 0.0 }];
         for (&other, &meets) in presence.meets.get(&task).into_iter().flatten() {
             let Some(profile) = known.get(&other) else { return };
             let Some(theirs) = units(other, profile.profile.process, cache, view, under) else { return };
-            let competes = meets * theirs.overlap(&mine);
-            if competes > 0.0 {
-                sharers.push((profile, competes));
+            let presence = meets * theirs.overlap(&mine);
+            if presence > 0.0 {
+                sharers.push(Sharer { task: profile, presence, outside: theirs.outside(&mine) * size as f64 });
             }
         }
         let space = size as f64 * mine.fraction();
@@ -116,7 +116,7 @@ impl ReferencePredictor {
     }
 
     /// Bytes that the first of the sharers holds of `space`; speeds alone are on the `whole` cache.
-    fn space_held(&self, sharers: &[(&TaskCurve<'_>, f64)], space: f64, whole: f64) -> f64 {
+    fn space_held(&self, sharers: &[Sharer<'_, '_>], space: f64, whole: f64) -> f64 {
         if sharers.len() == 1 {
             return space;
         }
@@ -125,7 +125,9 @@ impl ReferencePredictor {
             let brings: Vec<f64> = sharers
                 .iter()
                 .zip(&held)
-                .map(|((task, presence), &held)| {
+                .map(|(Sharer { task, presence, outside }, &held)| {
+                    // What it has besides keeps it from bringing in here.
+                    let held = (held + outside).min(whole);
                     let misses = task.misses(held).value.max(0.0) / 1000.0;
                     let stalls = task.stalls(held).zip(task.stalls(whole)).map(|(here, whole)| (here - whole) / 1000.0);
                     let by_misses = || (misses - task.misses(whole).value / 1000.0) * self.miss_penalty_cycles;
@@ -143,6 +145,15 @@ impl ReferencePredictor {
         }
         held[0]
     }
+}
+
+/// Who competes for a task's space.
+struct Sharer<'k, 'p> {
+    task: &'k TaskCurve<'p>,
+    /// Part of the time that it is there, and of what it brings in that lands there.
+    presence: f64,
+    /// Bytes that it may fill besides.
+    outside: f64,
 }
 
 /// A task about which enough is known.
@@ -209,6 +220,16 @@ struct MayFill(Option<(IndexSet, u32)>);
 impl MayFill {
     fn fraction(&self) -> f64 {
         self.0.as_ref().map_or(1.0, |(units, all)| f64::from(units.count().min(*all)) / f64::from((*all).max(1)))
+    }
+    /// Share of the cache that this one may fill and the other may not.
+    fn outside(&self, other: &Self) -> f64 {
+        match (&self.0, &other.0) {
+            (_, None) => 0.0,
+            (None, Some(_)) => 1.0 - other.fraction(),
+            (Some((a, all)), Some((b, _))) => {
+                f64::from(a.count().saturating_sub(a.intersection(b).count())) / f64::from((*all).max(1))
+            }
+        }
     }
     /// How much of what this one brings in lands where the other may fill.
     fn overlap(&self, other: &Self) -> f64 {

@@ -124,6 +124,26 @@ fn colors_of_processes_separate() {
     assert_eq!(misses(None), None, "a machine that does not tell its colors is not guessed at");
 }
 
+/// Does a neighbor that fits into what it has outside a task's share bring nothing into that share, and one that does not
+/// fit press on it?
+#[test]
+fn what_a_neighbor_has_besides_keeps_it_from_pressing() {
+    let mut plan = pinned(&["0", "1"]);
+    plan.shares = vec![CacheShare {
+        group: GroupId(0),
+        members: vec![Member::Task(TaskId(0))],
+        cache: CacheId(0),
+        units: Units::Ways { mask: "0-3".parse().unwrap() },
+    }];
+    let misses = |fits_from: u64| {
+        let neighbor = profile(&[(0, 20.0), (fits_from - 1, 20.0), (fits_from, 0.0), (4 * MB, 0.0)]);
+        forecast(vec![sensitive(), neighbor], &plan).tasks[&TaskId(0)].misses_per_kilo_instr.unwrap().value
+    };
+    let whole_share = 20.0 - 19.5 / 4.0;
+    assert!((misses(2 * MB) - whole_share).abs() < 1e-6, "it fits into the other twelve ways: {}", misses(2 * MB));
+    assert!(misses(4 * MB) > whole_share + 1.0, "{}", misses(4 * MB));
+}
+
 /// Is an unknown task listed, with nothing said about it or about the misses of those that meet it?
 #[test]
 fn unknown_tasks_are_listed_and_nothing_is_invented() {

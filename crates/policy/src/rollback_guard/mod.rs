@@ -19,7 +19,7 @@ mod history;
 mod judgement;
 mod keep_out;
 pub(crate) mod mirror;
-mod noise;
+pub(crate) mod noise;
 pub(crate) mod placement;
 mod speeds;
 #[cfg(test)]

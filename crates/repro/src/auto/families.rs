@@ -24,6 +24,7 @@ pub fn contenders() -> Vec<Contender> {
         Contender::new("dio", "dio", ""),
         Contender::new("thread-clustering", "thread-clustering", ""),
         Contender::new("cache-sizing", "cache-sizing", "window_ns = 1000000000"),
+        Contender::new("linux-sched-cache", "linux-sched-cache", ""),
         Contender::new("auto", "auto", ""),
     ]
 }
@@ -38,10 +39,23 @@ pub fn singles() -> std::ops::Range<usize> {
 pub struct Did {
     /// Mean over jobs of speed over that alone, from arrival on.
     pub weighted_speedup: f64,
+    /// Harmonic mean of the same: throughput and fairness in one number.
+    pub harmonic_mean: f64,
+    /// Instructions a second of all jobs together.
+    pub instr_per_s: f64,
     /// Largest time over time alone.
     pub worst_slowdown: f64,
     /// Share of settled windows in which a promised speed was kept; `None` = nothing was promised.
     pub floors_kept: Option<f64>,
+}
+
+/// By what a contender is judged.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    WeightedSpeedup,
+    HarmonicMean,
+    Throughput,
+    WorstSlowdown,
 }
 
 /// One mix with all that was measured.
@@ -57,7 +71,21 @@ pub struct Mix {
 impl Mix {
     /// Gain of a contender over another, in per cent, for the machine seeds that score.
     pub fn gains(&self, of: usize, over: usize) -> Vec<f64> {
-        let gain = |did: &Vec<Did>| 100.0 * (did[of].weighted_speedup / did[over].weighted_speedup - 1.0);
+        self.gains_by(Kind::WeightedSpeedup, of, over)
+    }
+
+    /// The same by another kind of verdict; points for the worst slowdown, of which less is better.
+    pub fn gains_by(&self, kind: Kind, of: usize, over: usize) -> Vec<f64> {
+        let percent = |a: f64, b: f64| 100.0 * (a / b - 1.0);
+        let gain = |did: &Vec<Did>| {
+            let (of, over) = (&did[of], &did[over]);
+            match kind {
+                Kind::WeightedSpeedup => percent(of.weighted_speedup, over.weighted_speedup),
+                Kind::HarmonicMean => percent(of.harmonic_mean, over.harmonic_mean),
+                Kind::Throughput => percent(of.instr_per_s, over.instr_per_s),
+                Kind::WorstSlowdown => 100.0 * (of.worst_slowdown - over.worst_slowdown),
+            }
+        };
         self.did.iter().skip(1).map(gain).collect()
     }
 
@@ -87,6 +115,8 @@ fn judged(jobs: &[Job], alone: &[f64], outcome: &Outcome) -> Did {
     let windows = outcome.windows.len().max(1) as f64;
     Did {
         weighted_speedup: over_alone.iter().sum::<f64>() / over_alone.len() as f64,
+        harmonic_mean: over_alone.len() as f64 / over_alone.iter().map(|speed| 1.0 / speed).sum::<f64>(),
+        instr_per_s: outcome.instr_per_s.iter().sum(),
         worst_slowdown: over_alone.iter().map(|speed| 1.0 / speed).fold(0.0, f64::max),
         floors_kept: (!promised.is_empty()).then(|| outcome.windows.iter().filter(kept).count() as f64 / windows),
     }

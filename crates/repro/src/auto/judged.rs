@@ -6,7 +6,8 @@ use cachemate_report::figure::{Axis, BarGroup, Bars};
 use super::MACHINES;
 use super::bounds::bounds;
 use super::draw::{FAMILIES, Family};
-use super::families::{Mix, contenders, run_all, singles};
+use super::families::{Kind, Mix, contenders, run_all, singles};
+use super::run::Contender;
 use crate::setup::failed;
 use crate::{Bar, Context, DataPoint, Figure, Finding, ReproError, mean};
 
@@ -23,6 +24,12 @@ fn finding(id: &str, what: &str, unit: &str, bar: Bar, value: f64, context: &Con
 /// Means of per-mix means over the machine seeds that score.
 fn gain(mix: &Mix, over: usize) -> f64 {
     mean(&mix.gains(contenders().len() - 1, over))
+}
+
+/// Lower bound of the geometric mean of gains in per cent.
+fn low(percents: &[f64]) -> f64 {
+    let logs: Vec<f64> = percents.iter().map(|percent| (percent / 100.0).max(-0.999).ln_1p()).collect();
+    100.0 * bounds(&logs).0.exp_m1()
 }
 
 fn at_least(bar: f64) -> Bar {
@@ -45,7 +52,6 @@ pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
 fn findings(context: &Context<'_>, mixes: &[Mix]) -> Result<Vec<Finding>, ReproError> {
     let all: Vec<&Mix> = mixes.iter().collect();
     let of = |family: Family| mixes.iter().filter(|mix| mix.family == family).collect::<Vec<&Mix>>();
-    let low = |values: &[f64]| bounds(values).0;
     let best = |mix: &Mix| gain(mix, mix.best_single());
     let mut found = vec![
         finding(
@@ -85,27 +91,55 @@ fn findings(context: &Context<'_>, mixes: &[Mix]) -> Result<Vec<Finding>, ReproE
         ),
     ];
     found.push(floors(context, &of(Family::Floors)));
-    let auto = contenders().len() - 1;
-    let behind = |mix: &Mix| {
-        let points = mix
-            .did
-            .iter()
-            .skip(1)
-            .map(|did| 100.0 * (did[auto].worst_slowdown - did[0].worst_slowdown))
-            .collect::<Vec<_>>();
-        mean(&points)
-    };
-    let most = over(&all, behind).into_iter().fold(f64::NEG_INFINITY, f64::max);
-    let bar = Bar::AtMost { bar: 2.0, paper_best: None };
-    found.push(finding(
-        "AUTO-7",
-        "worst slowdown over the default's, largest over mixes",
-        "points",
-        bar,
-        most,
-        context,
-    ));
+    found.push(behind(context, "worst slowdown over the default's, largest over mixes", &all));
+    found.extend(FAMILIES.iter().flat_map(|&family| of_family(context, family, &of(family))));
+    found.extend(baselines(context, &all));
     Ok(found)
+}
+
+/// Points by which the worst off is further behind than by default.
+fn behind(context: &Context<'_>, what: &str, mixes: &[&Mix]) -> Finding {
+    let auto = contenders().len() - 1;
+    let points = |mix: &Mix| mean(&mix.gains_by(Kind::WorstSlowdown, auto, 0));
+    let most = over(mixes, points).into_iter().fold(f64::NEG_INFINITY, f64::max);
+    finding("AUTO-7", what, "points", Bar::AtMost { bar: 2.0, paper_best: None }, most, context)
+}
+
+/// The verdicts of one family, by kind: against the best single mechanism in hindsight, and against the default.
+fn of_family(context: &Context<'_>, family: Family, mixes: &[&Mix]) -> Vec<Finding> {
+    if mixes.is_empty() {
+        return Vec::new();
+    }
+    let (auto, name) = (contenders().len() - 1, family.name());
+    let against_best = |kind: Kind| low(&over(mixes, |mix| mean(&mix.gains_by(kind, auto, mix.best_single()))));
+    let against_default = |kind: Kind| low(&over(mixes, |mix| mean(&mix.gains_by(kind, auto, 0))));
+    let bar = if family == Family::Crossed { 2.0 } else { -1.0 };
+    let of = |what: &str| format!("{name}: {what}: lower 95 % bound");
+    let weighted = of("weighted speed-up against the best single mechanism in hindsight");
+    let mut found = vec![
+        finding("AUTO-8", &weighted, "%", at_least(bar), against_best(Kind::WeightedSpeedup), context),
+        behind(context, &format!("{name}: worst slowdown over the default's, largest over mixes"), mixes),
+    ];
+    let least = if family == Family::Null { -0.5 } else { -1.0 };
+    let what = of("weighted speed-up over the default");
+    found.push(finding("AUTO-8", &what, "%", at_least(least), against_default(Kind::WeightedSpeedup), context));
+    for (kind, metric) in [(Kind::HarmonicMean, "harmonic mean of speeds"), (Kind::Throughput, "throughput")] {
+        let what = of(&format!("{metric} over the default"));
+        found.push(finding("AUTO-9", &what, "%", Bar::Shown, against_default(kind), context));
+        let what = of(&format!("{metric} against the best single mechanism in hindsight"));
+        found.push(finding("AUTO-9", &what, "%", Bar::Shown, against_best(kind), context));
+    }
+    found
+}
+
+/// `auto` against each baseline by itself, over all mixes: no fixed one is better.
+fn baselines(context: &Context<'_>, mixes: &[&Mix]) -> Vec<Finding> {
+    let against = |(at, baseline): (usize, &Contender)| {
+        let what = format!("weighted speed-up over '{}', all mixes: lower 95 % bound", baseline.what);
+        finding("AUTO-10", &what, "%", at_least(-1.0), low(&over(mixes, |mix| gain(mix, at))), context)
+    };
+    let all = contenders();
+    all[..all.len() - 1].iter().enumerate().map(against).collect()
 }
 
 /// A mix fails if its one-sided upper bound is below -1 %.

@@ -324,7 +324,7 @@ mod tests {
         assert!(away >= 6.0 && (0.1 * away..=0.2 * away).contains(&trial.lost_windows()), "{}", trial.lost_windows());
     }
 
-    /// Of changes that change nothing, are few found faster, with independent noise and with noise that resembles itself
+    /// Are few changes that change nothing found faster, with independent noise and with noise that resembles itself
     /// from window to window (0.6)?
     #[test]
     fn without_effect_little_is_adopted() {

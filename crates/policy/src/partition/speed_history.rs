@@ -233,11 +233,11 @@ pub struct Alike {
 pub struct Ratio {
     pub ratio: f64,
     pub error: f64,
-    /// Of the error's estimate.
+    /// How much the error's estimate rests on.
     pub degrees_of_freedom: f64,
 }
 
-/// Of changes that change nothing so many may be found faster, all looks of a trial together.
+/// Share of the changes that change nothing which may be found faster, all looks of a trial together.
 const BY_CHANCE: f64 = 0.025;
 /// Looks that a trial takes at one side ([`super::ab_test`]); each may err by its part.
 pub const LOOKS: usize = 4;

@@ -154,8 +154,8 @@ impl Program {
         cache_bytes * self.holds * share / (1.0 - share + self.holds * share)
     }
 
-    /// Moves the curve towards what was measured where so much is composed to be held, within its own error and all along by
-    /// the same part of it: a log that was too short is wrong where it could not reach.
+    /// Moves the curve towards what was measured where so much is composed to be held. It moves within its own error, and
+    /// all along by the same part of it. A log that was too short is wrong where it could not reach.
     fn shift_within_error(&mut self, composed: f64, misses: f64) {
         let off = misses - self.misses(composed);
         let side = |&(below, above): &(f64, f64)| if off < 0.0 { below } else { above };

@@ -13,6 +13,7 @@ use cachemate_core::{
 use cachemate_linux::act::actuator::GuardianCommand;
 use cachemate_linux::act::colors;
 use cachemate_linux::act::cpusets::Confined;
+use cachemate_linux::act::gang_scheduler;
 use cachemate_linux::act::resctrl::{self, Resctrl};
 use cachemate_linux::act::rules::{Action, Rule};
 use cachemate_linux::kernel::Host;
@@ -147,6 +148,8 @@ pub fn open(found: &Found, wish: &Wish) -> anyhow::Result<Live> {
         probe_share: 0.5,
         progress: wish.progress.clone(),
         resctrl: found.resctrl.clone(),
+        gang_scheduler: gang_scheduler_socket(&wish.config),
+        kernel_tolerance: wish.config.sched_cache_tolerance,
         known: known_profiles(&wish.config.profiles)?,
         acting: if wish.config.act { Some(acting(&wish.state_dir)?) } else { None },
         stop: wish.stop.clone(),
@@ -172,6 +175,14 @@ pub(crate) fn acting(state_dir: &Path) -> anyhow::Result<Arc<Acting>> {
             "{}: another cachemate acts, of this user or of root; with --observe this one changes nothing",
             places.lock.display()
         ),
+    }
+}
+
+/// `None` = gangs are idle turns.
+fn gang_scheduler_socket(config: &ManageConfig) -> Option<PathBuf> {
+    match &config.gang_scheduler {
+        None => Some(PathBuf::from(gang_scheduler::SOCKET)),
+        Some(path) => (path.as_os_str() != "off").then(|| path.clone()),
     }
 }
 

@@ -1,15 +1,16 @@
 //! What the daemon knows, as `status`, `top`, `explain` and the metrics show it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use cachemate_core::{
     BadPlan, CpuId, CpuSet, Estimate, Event, Evidence, Item, Member, Pending, Profile, Reason, ReasonKind, ShareHeld,
     TaskId, TaskSample, Topology, Units, WindowRecord,
 };
-use cachemate_linux::kernel::Host;
+use cachemate_linux::kernel::{Host, Kernel};
 use cachemate_linux::machine::LiveMachine;
 use cachemate_linux::safety::guardian::apart::ends_with;
 use cachemate_linux::sense::pressure::Pressure;
+use cachemate_linux::sense::sched_cache::{self, Placed, SchedCache};
 use cachemate_policy::work::{Work, works};
 use cachemate_report::level_text;
 use cachemate_report::text::printable;
@@ -86,8 +87,23 @@ pub struct Status {
     pub overridden: Vec<String>,
     /// Pressure-stall information of the host.
     pub pressure: Pressure,
+    /// The kernel's own cache-aware scheduling, as its files say.
+    #[serde(default)]
+    pub kernel_cache_scheduling: SchedCache,
+    /// Where the plan's affinities work against it.
+    #[serde(default)]
+    pub kernel_conflicts: Vec<ConflictStatus>,
     /// Totals since the start.
     pub counters: Totals,
+}
+
+/// A process whose affinities work against the kernel's own cache-aware scheduling.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct ConflictStatus {
+    /// The process.
+    pub pid: i32,
+    /// How, in a sentence.
+    pub said: String,
 }
 
 /// Totals since the start.
@@ -348,6 +364,7 @@ impl Watcher {
         self.status.window_ns = record.seen.span.elapsed_ns;
         self.see_guardian(machine.guardian_pid());
         self.see_waits(record);
+        self.see_kernel(&Host::new("/"), topology);
         self.status.cpu_ns = LiveMachine::<Host>::own_cpu_ns();
         let said = |refused: &cachemate_core::Refused| format!("{:?}: {}", refused.item, printable(&refused.said));
         self.status.refused = record.applied.refused.iter().take(20).map(said).collect();
@@ -360,6 +377,24 @@ impl Watcher {
         let shares = record.applied.shares.iter();
         self.status.shares = shares.map(|held| share(held, &record.seen.tasks, machine)).collect();
         self.status.pending = record.applied.pending.iter().map(pending).collect();
+    }
+
+    /// The kernel's cache-aware scheduling beside what the plan asks for.
+    fn see_kernel(&mut self, kernel: &dyn Kernel, topology: &Topology) {
+        let state = sched_cache::read(kernel);
+        let placed = |task: &TaskStatus| Placed {
+            pid: task.pid,
+            allowed: task.allowed.as_ref().and_then(|cpus| cpus.parse().ok()),
+        };
+        let threads: Vec<Placed> = self.status.tasks.iter().map(placed).collect();
+        let pids: BTreeSet<i32> = threads.iter().map(|thread| thread.pid).collect();
+        let told = |pid: i32| {
+            let said = sched_cache::conflicts(&state, topology, pid, &threads);
+            said.into_iter().map(move |said| ConflictStatus { pid, said })
+        };
+        self.status.kernel_conflicts =
+            if state.gathers() { pids.into_iter().flat_map(told).collect() } else { Vec::new() };
+        self.status.kernel_cache_scheduling = state;
     }
 
     fn see_guardian(&mut self, pid: Option<u32>) {

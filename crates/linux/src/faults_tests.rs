@@ -1,6 +1,7 @@
 //! The whole live machine with faults on its writes: is the state consistent, reported, and put back?
 
 mod everywhere;
+mod gangs_by_scheduler;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -58,10 +59,15 @@ fn machine_with<K: Kernel + Send + 'static>(
     resctrl: Option<Resctrl>,
     state_dir: &std::path::Path,
 ) -> LiveMachine<K> {
-    let args = ["-c", "echo ready; while read line; do :; done"].map(str::to_string).to_vec();
     let partitions = resctrl.iter().flat_map(Resctrl::partitions).collect();
     let capabilities = Capabilities { partitions, ..cachemate_core::test_kit::capabilities(&[]) };
-    let options = LiveOptions {
+    let options = LiveOptions { resctrl, ..options(state_dir) };
+    LiveMachine::new(host, topology, capabilities, Vec::new(), options)
+}
+
+fn options(state_dir: &std::path::Path) -> LiveOptions {
+    let args = ["-c", "echo ready; while read line; do :; done"].map(str::to_string).to_vec();
+    LiveOptions {
         rules: vec![Rule { action: Action::Manage(None), ..Rule::default() }],
         groups: vec![Confined { cgroup: "/batch".to_string(), cpus: "0-1".parse().unwrap() }],
         act: true,
@@ -70,13 +76,14 @@ fn machine_with<K: Kernel + Send + 'static>(
         first_window: Duration::from_millis(1),
         probe_share: 0.5,
         progress: crate::sense::progress::ProgressFiles::default(),
-        resctrl,
+        resctrl: None,
+        gang_scheduler: None,
+        kernel_tolerance: None,
         known: BTreeMap::new(),
         acting: None,
         stop: Arc::new(AtomicBool::new(false)),
         wake: Arc::new(AtomicBool::new(false)),
-    };
-    LiveMachine::new(host, topology, capabilities, Vec::new(), options)
+    }
 }
 
 struct Draw(u64);

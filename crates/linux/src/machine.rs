@@ -61,6 +61,10 @@ pub struct LiveOptions {
     pub progress: ProgressFiles,
     /// Where caches can be divided by ways, or occupancy and traffic are counted.
     pub resctrl: Option<Resctrl>,
+    /// Where the gang scheduler listens if it runs; `None` = gangs are idle turns, whatever runs.
+    pub gang_scheduler: Option<std::path::PathBuf>,
+    /// What the kernel's cache-aware scheduling is to tolerate ([`crate::sense::sched_cache`]); `None` = as it is.
+    pub kernel_tolerance: Option<u32>,
     /// Profiles recorded earlier, by the command's name.
     pub known: BTreeMap<String, Profile>,
     /// The right to act; `None` where nobody else is there to be told (tests).
@@ -128,7 +132,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         options.acting.iter().for_each(|acting| actuator.let_act(acting.clone()));
         LiveMachine {
             ways: options.resctrl.clone().map(|resctrl| Ways::new(resctrl, owner)),
-            gangs: Runners::new(kernel.clone()),
+            gangs: Runners::new(kernel.clone(), options.gang_scheduler.as_deref()),
             kernel,
             actuator,
             window: options.first_window,
@@ -157,7 +161,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         }
     }
 
-    fn kernel(&self) -> Arc<Mutex<K>> {
+    pub(crate) fn kernel(&self) -> Arc<Mutex<K>> {
         self.kernel.clone()
     }
 
@@ -526,15 +530,19 @@ impl<K: Kernel + Send + 'static> Machine for LiveMachine<K> {
         self.window = self.window.max(Duration::from_nanos(self.capabilities.shortest_window_ns));
         self.probing.ask(&plan.probes);
         let started = Instant::now();
+        let mut applied = Applied::default();
+        if self.options.act {
+            self.tell_scheduler(plan, &mut applied);
+        }
         let (reading, derived, resctrl_lock) = self.derive(plan);
         self.planned.clone_from(&derived.changes);
         if !self.options.act {
             self.in_force = self.observed(reading, derived);
             return Ok(self.in_force.clone());
         }
-        let mut applied = Applied::default();
         let made = self.make(&reading, derived, &mut applied);
         drop(resctrl_lock);
+        self.set_kernel_tolerance(&mut applied);
         self.note_confined(&made);
         let kernel = self.kernel();
         let kernel = lock(&kernel);
@@ -560,6 +568,9 @@ impl<K: Kernel + Send + 'static> Machine for LiveMachine<K> {
         applied.shares.extend(held);
         applied.pending = pending;
         applied.gangs = self.gangs.schedules();
+        if self.gangs.keeps_clashes() {
+            applied.penalties.clone_from(&plan.penalties);
+        }
         applied.probes = self.probing.ids();
         applied.refused.append(&mut self.probing.refused);
         applied.cost_ns = started.elapsed().as_nanos() as u64;

@@ -34,6 +34,10 @@ pub struct ManageConfig {
     pub profiles: Vec<PathBuf>,
     /// Where every window goes, for `replay`; packed where the name ends in `.zst`.
     pub run_log: Option<PathBuf>,
+    /// Where the gang scheduler listens; its usual socket where none is named, and `off` = gangs are idle turns.
+    pub gang_scheduler: Option<PathBuf>,
+    /// What the kernel's cache-aware scheduling is to tolerate, 0 to 100; left as it is where nothing is said.
+    pub sched_cache_tolerance: Option<u32>,
     /// When decisions that made things worse are taken back.
     pub guard: GuardConfig,
     /// Rules in order; the first that matches decides.
@@ -177,7 +181,15 @@ impl ManageConfig {
         if self.window_ms == Some(0) {
             return Err(located.at("window_ms", "0", "1 or more"));
         }
-        let places = [("state_dir", &self.state_dir), ("socket", &self.socket), ("run_log", &self.run_log)];
+        if let Some(tolerance) = self.sched_cache_tolerance.filter(|tolerance| *tolerance > 100) {
+            return Err(located.at("sched_cache_tolerance", tolerance.to_string(), "0 to 100"));
+        }
+        let places = [
+            ("state_dir", &self.state_dir),
+            ("socket", &self.socket),
+            ("run_log", &self.run_log),
+            ("gang_scheduler", &self.gang_scheduler),
+        ];
         let profiles = self.profiles.iter().enumerate().map(|(at, path)| (format!("profiles[{at}]"), path));
         let named = places.into_iter().filter_map(|(field, path)| Some((field.to_string(), path.as_ref()?)));
         for (field, path) in named.chain(profiles) {

@@ -47,6 +47,8 @@ fn mistakes_are_told_with_their_line() {
         ("act = 1", "c.toml:1:7: field 'act': found integer 1, expected true or false"),
         ("\nwindov_ms = 3", "c.toml:2:13: field 'windov_ms'"),
         ("window_ms = 0", "c.toml:1:13: field 'window_ms': found 0, expected 1 or more"),
+        ("sched_cache_tolerance = 101", "c.toml:1:25: field 'sched_cache_tolerance': found 101, expected 0 to 100"),
+        ("gang_scheduler = ''", "field 'gang_scheduler': found '', expected a path"),
         ("metrics = \"0.0.0.0:9753\"", "c.toml:1:11: field 'metrics': found '0.0.0.0:9753', expected a loopback"),
         ("[[rules]]\n[[rules]]\nuser = \"nobdy\"", "c.toml:3:8: field 'rules[1].user': found 'nobdy'"),
         ("[[rules]]\ncgroup = \"a\"", "c.toml:2:10: field 'rules[0].cgroup': found 'a', expected a path"),

@@ -7,14 +7,19 @@
 //! Properties: nobody is ever stopped; CPUs that the gang leaves free are used; when we die between two slices the
 //! worst that holds until the guardian acts is a low weight; members of a real-time or deadline class are refused.
 
+use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use cachemate_core::GangSchedule;
 
 use crate::act::changes::Gangs;
+use crate::act::gang_scheduler::Scheduler;
+use crate::act::gang_scheduler::clashes::Advised;
+use crate::act::gang_scheduler::compose::Cache;
 use crate::act::turns::set_turn;
 use crate::kernel::scheduling::Scheduling;
 use crate::kernel::{Kernel, ThreadKey};
@@ -68,37 +73,108 @@ impl Runner {
     }
 }
 
-/// Runners by the schedule that they run.
+/// Runners by the schedule that they run; schedules that the gang scheduler in the kernel keeps, where it runs.
 #[derive(Debug)]
 pub(crate) struct Runners<K> {
     kernel: Arc<Mutex<K>>,
     running: Vec<(GangSchedule, Runner)>,
+    scheduler: Option<Scheduler>,
 }
 
-impl<K> Runners<K> {
-    pub fn new(kernel: Arc<Mutex<K>>) -> Self {
-        Runners { kernel, running: Vec::new() }
+impl<K: Kernel + Send + 'static> Runners<K> {
+    /// `scheduler`: the socket of the gang scheduler, which need not run.
+    pub fn new(kernel: Arc<Mutex<K>>, scheduler: Option<&Path>) -> Self {
+        Runners { kernel, running: Vec::new(), scheduler: scheduler.map(Scheduler::new) }
     }
 
     pub fn schedules(&self) -> Vec<GangSchedule> {
-        self.running.iter().map(|(schedule, _)| schedule.clone()).collect()
+        let kept = self.scheduler.iter().flat_map(Scheduler::schedules);
+        self.running.iter().map(|(schedule, _)| schedule).chain(kept).cloned().collect()
     }
 
-    /// Everybody as before; nobody may hold the kernel.
+    /// Asks the gang scheduler what is in force. A sentence where it no longer keeps what it was told: its threads are as
+    /// before then, and its schedules are not among [`Runners::schedules`]. Where it has come up meanwhile idle turns end, and
+    /// the next plan gives them to it. Nobody may hold the kernel; so for the two below.
+    pub fn look(&mut self) -> Option<String> {
+        let scheduler = self.scheduler.as_mut()?;
+        let ran = scheduler.runs();
+        let lost = scheduler.look();
+        if lost.is_some() {
+            scheduler.reclaim(&*lock(&self.kernel));
+        } else if !ran && scheduler.runs() {
+            self.running.clear();
+        }
+        lost
+    }
+
+    /// By the last look.
+    pub fn scheduler_runs(&self) -> bool {
+        self.scheduler.as_ref().is_some_and(Scheduler::runs)
+    }
+
+    /// Weights, and pairs that should rather not run together, for the gang scheduler; gangs of the advised, where the plan has
+    /// no schedules.
+    pub fn tell(
+        &mut self,
+        weights: BTreeMap<ThreadKey, f64>,
+        clashes: Vec<(ThreadKey, ThreadKey)>,
+        advised: impl FnOnce(&[Cache]) -> Option<Advised>,
+    ) {
+        if let Some(scheduler) = &mut self.scheduler {
+            let advised = advised(scheduler.caches());
+            scheduler.tell(weights, clashes);
+            scheduler.advise(advised);
+        }
+    }
+
+    /// Does the gang scheduler keep clashing tasks apart, in gangs of a schedule or of its own?
+    pub fn keeps_clashes(&self) -> bool {
+        self.scheduler.as_ref().is_some_and(Scheduler::keeps_clashes)
+    }
+
+    /// What the gang scheduler complained of since the last time.
+    pub fn complaints(&mut self) -> Vec<String> {
+        self.scheduler.as_mut().map(Scheduler::complaints).unwrap_or_default()
+    }
+
+    /// Everybody as before.
     pub fn stop_all(&mut self) {
         self.running.clear();
+        if let Some(scheduler) = &mut self.scheduler {
+            scheduler.leave(&*lock(&self.kernel));
+        }
     }
+}
+
+fn lock<K>(kernel: &Mutex<K>) -> MutexGuard<'_, K> {
+    kernel.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl<K: Kernel + Send + 'static> Gangs for Runners<K> {
     fn start(&mut self, schedule: &GangSchedule, rotation: Rotation) -> std::io::Result<()> {
+        if let Some(scheduler) = self.scheduler.as_mut().filter(|scheduler| scheduler.runs()) {
+            if scheduler.start(schedule, &rotation).is_ok() {
+                return Ok(());
+            }
+            // Idle turns for this one: its members must be out of the scheduler first.
+            self.settle()?;
+        }
         let runner = Runner::start(self.kernel.clone(), vec![rotation])?;
         self.running.push((schedule.clone(), runner));
         Ok(())
     }
 
     fn stop(&mut self, schedule: &GangSchedule) {
-        self.running.retain(|(running, _)| running != schedule);
+        if !self.scheduler.as_mut().is_some_and(|scheduler| scheduler.stop(schedule)) {
+            self.running.retain(|(running, _)| running != schedule);
+        }
+    }
+
+    fn settle(&mut self) -> std::io::Result<()> {
+        let Some(scheduler) = &mut self.scheduler else { return Ok(()) };
+        let settled = scheduler.settle();
+        scheduler.reclaim(&*lock(&self.kernel));
+        settled
     }
 }
 

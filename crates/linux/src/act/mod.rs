@@ -5,6 +5,7 @@ pub(crate) mod changes;
 pub mod colors;
 pub mod cpusets;
 pub mod desired;
+pub mod gang_scheduler;
 pub mod gangs;
 pub mod resctrl;
 pub mod rules;

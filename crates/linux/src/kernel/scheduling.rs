@@ -22,6 +22,8 @@ pub const BATCH: u32 = 3;
 pub const IDLE: u32 = 5;
 /// A run time in each period, before all other classes.
 pub const DEADLINE: u32 = 6;
+/// A scheduler in the kernel that somebody has loaded (sched_ext), below all other classes.
+pub const EXT: u32 = 7;
 /// `SCHED_FLAG_RESET_ON_FORK`; the other flags kept here, reclaim and overrun, go with the deadline class.
 pub const RESET_ON_FORK: u64 = 1;
 const FLAGS: u64 = 7;
@@ -75,7 +77,7 @@ impl fmt::Display for Scheduling {
             BATCH => f.write_str("SCHED_BATCH"),
             IDLE => f.write_str("SCHED_IDLE"),
             DEADLINE => write!(f, "SCHED_DEADLINE, {} ns every {} ns", self.runtime_ns, self.period_ns),
-            7 => f.write_str("SCHED_EXT"),
+            EXT => f.write_str("SCHED_EXT"),
             other => write!(f, "scheduling policy {other}"),
         }
     }

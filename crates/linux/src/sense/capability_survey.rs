@@ -4,13 +4,14 @@
 //! its calibration. Nothing is pretended: a way that is missing says why, and what each missing piece costs.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::path::Path;
 
 use cachemate_core::{Ability, CacheId, Capabilities, CpuSet, Partition, Support, Topology};
 use serde::{Deserialize, Serialize};
 
-use crate::act::colors;
 use crate::act::resctrl::{Counted, Missing, Resctrl};
+use crate::act::{colors, gang_scheduler};
 use crate::kernel::Kernel;
 use crate::sense::counters::{Absent, Surveyed};
 use crate::sense::probes::{intensity, watchpoint};
@@ -65,7 +66,14 @@ pub fn survey_capabilities(
         watchpoints(),
         pressure(kernel),
     ];
-    let enforces = vec![affinity(kernel), weights(kernel), cpusets(kernel), ways(resctrl), page_colors(topology)];
+    let enforces = vec![
+        affinity(kernel),
+        weights(kernel),
+        cpusets(kernel),
+        ways(resctrl),
+        page_colors(topology),
+        scheduler_in_kernel(kernel, Path::new(gang_scheduler::SOCKET)),
+    ];
     let works = |at: usize| measures[at].works;
     let level = if works(0) {
         1
@@ -223,6 +231,50 @@ fn weights(kernel: &dyn Kernel) -> Capability {
     capability("weights and gangs", tried, "no weights, no gangs, and no probe that keeps a program off its CPU")
 }
 
+/// What is missing first: the kernel, its options, the scheduler's loader, a right.
+fn scheduler_in_kernel(kernel: &dyn Kernel, socket: &Path) -> Capability {
+    const FIRST: (u32, u32) = (6, 12);
+    let there = |path: &str| kernel.list(Path::new(path)).is_ok();
+    let release = kernel.read(Path::new("/proc/sys/kernel/osrelease")).unwrap_or_default();
+    let release = release.trim();
+    let mut numbers = release.split(['.', '-', '+']).map_while(|word| word.parse::<u32>().ok());
+    let version = numbers.next().zip(numbers.next());
+    let tried = if !there("/sys/kernel/sched_ext") {
+        let lacks = match version {
+            Some(version) if version < FIRST => format!("Linux {release} has no sched_ext"),
+            _ => format!("Linux {release} was built without CONFIG_SCHED_CLASS_EXT"),
+        };
+        Err((lacks, Some("Linux 6.18 or later with CONFIG_SCHED_CLASS_EXT and CONFIG_DEBUG_INFO_BTF".to_string())))
+    } else if kernel.read(Path::new("/sys/kernel/btf/vmlinux")).is_err_and(|e| e.kind() == io::ErrorKind::NotFound) {
+        let remedy = "Linux 6.18 or later with CONFIG_DEBUG_INFO_BTF".to_string();
+        Err((format!("Linux {release} has no type information (CONFIG_DEBUG_INFO_BTF)"), Some(remedy)))
+    } else {
+        answers(socket)
+    };
+    let without_it = "gangs are idle turns, and advice on who should not run together is not kept";
+    capability("gangs and clashes by a scheduler in the kernel (sched_ext)", tried, without_it)
+}
+
+/// Whether the scheduler's loader does what it should, by its own word.
+fn answers(socket: &Path) -> Result<String, (String, Option<String>)> {
+    match gang_scheduler::Client::new(socket).state() {
+        Ok(state) if state.kernel == "enabled" => {
+            Ok(format!("attached, {} last-level caches, {} threads", state.caches.len(), state.held))
+        }
+        Ok(state) => {
+            let why = state.guarded.map(|why| format!(": {why}")).unwrap_or_default();
+            Err((format!("the loader runs, the scheduler is detached{why}"), None))
+        }
+        Err(error) => {
+            let remedy = match error.kind() {
+                io::ErrorKind::PermissionDenied => "run as root, as the loader's socket is root's",
+                _ => "start the loader as root: gangs run (docs/sched-ext.md)",
+            };
+            Err((format!("the loader does not answer: {error}"), Some(remedy.to_string())))
+        }
+    }
+}
+
 fn cpusets(kernel: &dyn Kernel) -> Capability {
     let tried = match crate::act::cpusets::find(kernel) {
         Some(found) => Ok(found.to_string()),
@@ -257,9 +309,12 @@ pub fn capabilities(
         (Ability::Affinity, say(&survey.enforces[0])),
         (Ability::Weights, say(&survey.enforces[1])),
         (Ability::Gangs, say(&survey.enforces[1])),
-        (Ability::Penalties, no("needs an in-kernel dispatcher")),
+        (Ability::Penalties, say(&survey.enforces[5])),
         (Ability::Ways, say(&survey.enforces[3])),
         (Ability::Colors, no("needs programs started by cachemate color run")),
     ]);
     Capabilities { abilities, partitions, shortest_window_ns, shortest_slice_ns: Some(5_000_000) }
 }
+
+#[cfg(test)]
+mod tests;

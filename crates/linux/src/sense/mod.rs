@@ -10,6 +10,7 @@ pub mod probes;
 pub(crate) mod probing;
 pub mod progress;
 pub mod sampling;
+pub mod sched_cache;
 pub mod tasks;
 pub(crate) mod thread_counts;
 pub mod topology;

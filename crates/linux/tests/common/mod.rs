@@ -76,6 +76,8 @@ pub fn machine_that_can(
         first_window: Duration::from_millis(1),
         probe_share: 0.5,
         progress: Default::default(),
+        gang_scheduler: None,
+        kernel_tolerance: None,
         resctrl: None,
         known: Default::default(),
         acting: None,

@@ -66,7 +66,7 @@ impl<L: Lend> Bench<'_, L> {
         let (mut plan, all) = (plan.clone(), tasks.all());
         let (reading, _lock) = host.lend(|kernel| {
             let groups = cpusets::look(kernel, groups, &actuator.originals());
-            let before = Before { actuator, weights: &Default::default(), gangs: Vec::new() };
+            let before = Before { actuator, weights: &Default::default(), gangs: Vec::new(), by_scheduler: false };
             let mut reading = Reading::read(kernel, &plan, &all, groups, &before);
             let lock = ways.as_mut().and_then(|ways| ways.read(kernel, &mut plan, &all, &mut reading, true));
             (reading, lock)

@@ -36,6 +36,10 @@ pub(crate) trait Gangs {
     fn start(&mut self, schedule: &GangSchedule, rotation: Rotation) -> io::Result<()>;
     /// Returns when everybody has the policy that he had.
     fn stop(&mut self, schedule: &GangSchedule);
+    /// What was started and stopped since the last time is in force at once when this returns, where it was not before.
+    fn settle(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 /// What a list is made with.
@@ -68,6 +72,7 @@ impl<'a, L: Lend> Execution<'a, L> {
             partly.extend(execution.make(change)?);
             Ok(())
         });
+        execution.settle();
         execution.tell(&done, partly);
         let Execution { host, made, .. } = execution;
         host.actuator.set_last(made.held.clone());
@@ -85,6 +90,16 @@ impl<'a, L: Lend> Execution<'a, L> {
             }
         }
         self.made.refused.extend(lines);
+    }
+
+    /// Gangs of this list go into force; where they do not, the lines that ask for them are told so.
+    fn settle(&mut self) {
+        let Err(error) = self.host.gangs.settle() else { return };
+        let started = self.list.iter().filter(|change| matches!(change.kind, ChangeKind::StartGangs { .. }));
+        let items: Vec<Item> = started.flat_map(|change| change.items.iter().cloned()).collect();
+        let items = if items.is_empty() { vec![Item::Plan] } else { items };
+        let refuse = |item| Refused { item, because: RefusedBecause::Failed, said: error.to_string() };
+        self.made.refused.extend(items.into_iter().map(refuse));
     }
 
     /// Makes one change; answers with a refusal where the kernel made something else of it.

@@ -13,6 +13,7 @@ use crate::act::actuator::Actuator;
 use crate::act::colors::agents::folder_of;
 use crate::act::cpusets::Groups;
 use crate::act::desired::{DesiredState, refused};
+use crate::kernel::scheduling::EXT;
 use crate::kernel::{Kernel, ThreadKey};
 use crate::safety::journal::{Object, State};
 use crate::safety::object_state::read_state;
@@ -49,6 +50,8 @@ pub(crate) struct Reading {
     /// Affinities that the kernel may change with a group's CPUs, and to what.
     pub states_to_come: BTreeMap<String, Vec<DesiredState>>,
     pub originals: BTreeMap<Object, State>,
+    /// Gangs may be kept by the gang scheduler, which gives threads its policy.
+    pub by_scheduler: bool,
 }
 
 /// What the machine remembers of earlier lists.
@@ -57,6 +60,8 @@ pub(crate) struct Before<'a> {
     /// The weight that a nice value of ours stands for.
     pub weights: &'a BTreeMap<ThreadKey, (f64, i32)>,
     pub gangs: Vec<GangSchedule>,
+    /// Does the gang scheduler run?
+    pub by_scheduler: bool,
 }
 
 impl Reading {
@@ -71,6 +76,7 @@ impl Reading {
             states_to_come: groups.states_to_come,
             refused: groups.refused,
             originals: before.actuator.originals(),
+            by_scheduler: before.by_scheduler,
             ..Reading::default()
         };
         for (group, file) in reading.group_files.clone() {
@@ -101,7 +107,7 @@ impl Reading {
                 weight,
                 class: None,
                 class_owner: None,
-                cannot_wait: seated.contains(&task.task).then(|| cannot_wait(kernel, task)).flatten(),
+                cannot_wait: seated.contains(&task.task).then(|| reading.cannot_wait(kernel, task)).flatten(),
             });
         }
         let mut gangs = before.gangs.clone();
@@ -221,6 +227,17 @@ impl Reading {
         }
     }
 
+    /// Why a task cannot take turns; who is gone meanwhile is found to be so by whoever changes him. Whom the gang scheduler has
+    /// for us can do what he could before.
+    fn cannot_wait(&self, kernel: &dyn Kernel, task: &Managed) -> Option<String> {
+        let object = Object::Policy { pid: task.pid, thread: task.thread };
+        let original = || self.originals.get(&object).and_then(State::scheduling);
+        let now = kernel.scheduling(task.thread.tid).ok()?;
+        let now = if now.policy == EXT { original().unwrap_or(now) } else { now };
+        let who = format!("task {} ({}, thread {})", task.task.0, task.name, task.thread.tid);
+        (!now.can_wait()).then(|| format!("{who}: {now}: it cannot wait for turns as an idle task"))
+    }
+
     /// Puts a class of our own into the state; `item` is a line of the plan that it is for.
     pub fn add_class(&mut self, id: ClassId, masks: cachemate_core::Masks) {
         self.state.classes.insert(id, masks);
@@ -239,13 +256,6 @@ impl Reading {
         items.dedup();
         items
     }
-}
-
-/// Why a task cannot take turns; who is gone meanwhile is found to be so by whoever changes him.
-fn cannot_wait(kernel: &dyn Kernel, task: &Managed) -> Option<String> {
-    let now = kernel.scheduling(task.thread.tid).ok().filter(|now| !now.can_wait())?;
-    let who = format!("task {} ({}, thread {})", task.task.0, task.name, task.thread.tid);
-    Some(format!("{who}: {now}: it cannot wait for turns as an idle task"))
 }
 
 /// A line of the plan that a class is for.

@@ -7,8 +7,8 @@ use cachemate_core::{Change, ChangeKind, Colors, PageMoving};
 use super::reading::{Reading, nice_for};
 use crate::act::colors::agents::{mask_of, wanted};
 use crate::act::resctrl::Ways;
-use crate::kernel::Kernel;
-use crate::kernel::if_there;
+use crate::kernel::scheduling::EXT;
+use crate::kernel::{Kernel, if_there};
 use crate::safety::journal::{Object, State};
 
 /// One object that a change concerns.
@@ -102,6 +102,9 @@ pub(super) fn steps(
                 // Who is gone meanwhile has no turn, and his gang goes on.
                 let Some(now) = if_there(kernel.scheduling(thread.key.tid))? else { continue };
                 let object = Object::Policy { pid: thread.pid, thread: thread.key };
+                if reading.by_scheduler {
+                    steps.push(Step { object: object.clone(), state: State::Policy(EXT), write: false });
+                }
                 steps.push(Step { object, state: now.waiting().into(), write: false });
             }
             steps.sort_by(|a, b| a.object.cmp(&b.object));

@@ -1,0 +1,309 @@
+//! Gangs by a scheduler in the kernel: `schedulers/gangs`, a program of its own that is told a plan over a socket.
+//!
+//! Problem: idle turns only lower weights, and nothing keeps two tasks apart that are in no gang. Method: where the scheduler
+//! runs, the schedules that it can keep, and advice on who should not run together, go to it as one message, in force at
+//! once; what is in force is read back. The scheduler gives planned threads policy 7 and puts them back; the originals stand
+//! in our journal as well.
+//! Properties: without the scheduler nothing changes, gangs are idle turns; when it dies the kernel runs all its tasks under
+//! the fair class, and the policy number that it leaves behind is put back here.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use cachemate_core::GangSchedule;
+
+use crate::act::gangs::Rotation;
+use crate::kernel::scheduling::{EXT, Scheduling};
+use crate::kernel::{Kernel, ThreadKey};
+
+pub mod clashes;
+pub mod compose;
+pub mod message;
+
+use clashes::Advised;
+use compose::{Cache, Part, message_of};
+use message::{Answer, Request, State};
+
+/// Where the scheduler listens unless it is told otherwise.
+pub const SOCKET: &str = "/run/gangs.sock";
+/// No answer is longer.
+const ANSWER_BYTES: u64 = 8 << 20;
+/// The scheduler answers within a look of its own (20 ms), and takes in 65 536 tasks in less.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// The scheduler's socket.
+#[derive(Clone, Debug)]
+pub struct Client {
+    socket: PathBuf,
+}
+
+impl Client {
+    /// Nothing is asked yet.
+    pub fn new(socket: &Path) -> Self {
+        Client { socket: socket.to_path_buf() }
+    }
+
+    /// What is in force, as the scheduler reads it back from the kernel.
+    ///
+    /// # Errors
+    /// Nobody answers, or the answer is none.
+    pub fn state(&self) -> io::Result<State> {
+        match self.ask(&Request::State {})? {
+            Answer::State(state) => Ok(*state),
+            other => Err(io::Error::other(format!("{}: found {other:?}, expected its state", self.socket.display()))),
+        }
+    }
+
+    /// Answers with the scheduler's complaints.
+    fn plan(&self, message: message::Plan) -> io::Result<Vec<String>> {
+        match self.ask(&Request::Plan(message))? {
+            Answer::Taken { complaints, attached: true, .. } => Ok(complaints),
+            Answer::Taken { .. } => Err(io::Error::other("the gang scheduler is not attached just now")),
+            Answer::Error { error } => Err(io::Error::other(format!("the gang scheduler refuses: {error}"))),
+            other @ Answer::State(_) => Err(io::Error::other(format!("found {other:?}, expected an answer to a plan"))),
+        }
+    }
+
+    fn ask(&self, request: &Request) -> io::Result<Answer> {
+        let told = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", self.socket.display()));
+        let stream = UnixStream::connect(&self.socket).map_err(told)?;
+        stream
+            .set_read_timeout(Some(PATIENCE))
+            .and_then(|()| stream.set_write_timeout(Some(PATIENCE)))
+            .map_err(told)?;
+        let mut line = serde_json::to_string(request).map_err(io::Error::other)?;
+        line.push('\n');
+        (&stream).write_all(line.as_bytes()).map_err(told)?;
+        let mut answer = String::new();
+        BufReader::new((&stream).take(ANSWER_BYTES)).read_line(&mut answer).map_err(told)?;
+        serde_json::from_str(&answer).map_err(|error| {
+            let start: String = answer.chars().take(80).collect();
+            io::Error::other(format!("{}: found '{start}', expected an answer: {error}", self.socket.display()))
+        })
+    }
+}
+
+/// What the scheduler was told.
+#[derive(Debug)]
+struct Told {
+    generation: u64,
+    turns: Vec<message::Turn>,
+    /// With how they were scheduled before.
+    threads: BTreeMap<ThreadKey, Scheduling>,
+}
+
+/// The schedules and the advice that the scheduler keeps for us.
+#[derive(Debug)]
+pub(crate) struct Scheduler {
+    client: Client,
+    /// As it said at the last look; empty: it does not run.
+    caches: Vec<Cache>,
+    generation: u64,
+    /// Asked for; in force when `told` agrees.
+    wanted: Vec<(GangSchedule, Part)>,
+    advised: Option<Advised>,
+    /// By thread, for the members of any gang.
+    weights: BTreeMap<ThreadKey, f64>,
+    clashes: Vec<(ThreadKey, ThreadKey)>,
+    told: Option<Told>,
+    dirty: bool,
+    complaints: Vec<String>,
+}
+
+impl Scheduler {
+    pub fn new(socket: &Path) -> Self {
+        Scheduler {
+            client: Client::new(socket),
+            caches: Vec::new(),
+            generation: 0,
+            wanted: Vec::new(),
+            advised: None,
+            weights: BTreeMap::new(),
+            clashes: Vec::new(),
+            told: None,
+            dirty: false,
+            complaints: Vec::new(),
+        }
+    }
+
+    /// Is it there, and does it keep what it was told? A sentence where it no longer does: nothing of ours is with it then.
+    pub fn look(&mut self) -> Option<String> {
+        let found = self.client.state().map_err(|error| format!("the gang scheduler does not answer ({error})"));
+        let answers = found.as_ref().ok().map(|state| state.generation);
+        let found = found.and_then(|state| {
+            self.in_force(&state)?;
+            let caches =
+                state.caches().map_err(|error| format!("the gang scheduler's state cannot be read: {error}"))?;
+            Ok((caches, state.generation))
+        });
+        match found {
+            Ok((caches, generation)) => {
+                (self.caches, self.generation) = (caches, generation);
+                None
+            }
+            Err(lost) => {
+                let ours = self.told.as_ref().map(|told| told.generation);
+                if let Some(generation) = answers.filter(|_| answers == ours) {
+                    // It may attach again by itself, and must not take our threads back then. If it cannot be told, the plan that
+                    // comes next replaces this one.
+                    let _ = self.client.plan(message_of(generation + 1, &[], None, &self.weights, &self.clashes));
+                }
+                self.give_up();
+                self.told.is_some().then_some(lost)
+            }
+        }
+    }
+
+    /// Nothing is wanted of it any more, and nothing can be, until it is found again.
+    fn give_up(&mut self) {
+        self.caches.clear();
+        self.dirty = false;
+        (self.wanted, self.advised) = (Vec::new(), None);
+    }
+
+    /// Whether what was told is in force by what the scheduler reads back from the kernel.
+    fn in_force(&self, state: &State) -> Result<(), String> {
+        if state.kernel != "enabled" {
+            let guarded = state.guarded.as_ref().map(|why| format!(" ({why})")).unwrap_or_default();
+            return Err(format!("the gang scheduler is detached{guarded}"));
+        }
+        let Some(told) = &self.told else {
+            return match state.held {
+                0 => Ok(()),
+                held => Err(format!("somebody else has given {held} threads to the gang scheduler")),
+            };
+        };
+        if state.generation != told.generation {
+            let said = "the gang scheduler was told another plan by somebody else";
+            return Err(format!("{said}: found generation {}, expected {}", state.generation, told.generation));
+        }
+        let turns = state.turns();
+        if turns != told.turns {
+            return Err(format!("the gang scheduler keeps other turns: found {turns:?}, expected {:?}", told.turns));
+        }
+        Ok(())
+    }
+
+    /// Can plans be given to it, by the last look?
+    pub fn runs(&self) -> bool {
+        !self.caches.is_empty()
+    }
+
+    /// Weights and clashes of the plan; they hold for the members of gangs, from the next [`Scheduler::settle`] on.
+    pub fn tell(&mut self, weights: BTreeMap<ThreadKey, f64>, clashes: Vec<(ThreadKey, ThreadKey)>) {
+        self.dirty |= self.weights != weights || self.clashes != clashes;
+        (self.weights, self.clashes) = (weights, clashes);
+    }
+
+    /// Those who should rather not run together, as gangs without a schedule; `None`: no such advice.
+    pub fn advise(&mut self, advised: Option<Advised>) {
+        let advised = advised.filter(|_| self.runs());
+        self.dirty |= self.advised != advised;
+        self.advised = advised;
+    }
+
+    pub fn schedules(&self) -> impl Iterator<Item = &GangSchedule> {
+        self.wanted.iter().map(|(schedule, _)| schedule)
+    }
+
+    /// Takes a schedule on, if it can be kept: it is in force after [`Scheduler::settle`].
+    ///
+    /// # Errors
+    /// Why idle turns must do it.
+    pub fn start(&mut self, schedule: &GangSchedule, rotation: &Rotation) -> Result<(), String> {
+        let taken: Vec<u32> = self.wanted.iter().map(|(_, part)| part.cache).collect();
+        let part = compose::part(schedule, rotation, &self.caches, &taken)?;
+        self.wanted.push((schedule.clone(), part));
+        self.dirty = true;
+        Ok(())
+    }
+
+    /// False: it was not kept here.
+    pub fn stop(&mut self, schedule: &GangSchedule) -> bool {
+        let before = self.wanted.len();
+        self.wanted.retain(|(running, _)| running != schedule);
+        self.dirty |= self.wanted.len() != before;
+        self.wanted.len() != before
+    }
+
+    /// Everything that is wanted, as one plan: in force at once, and read back.
+    ///
+    /// # Errors
+    /// The scheduler does not take it, or something else is in force: nothing of ours is with it then.
+    pub fn settle(&mut self) -> io::Result<()> {
+        if !self.runs() || !std::mem::take(&mut self.dirty) {
+            return Ok(());
+        }
+        let parts: Vec<&Part> = self.wanted.iter().map(|(_, part)| part).collect();
+        let generation = self.generation + 1;
+        let message = message_of(generation, &parts, self.advised.as_ref(), &self.weights, &self.clashes);
+        let threads =
+            parts.iter().flat_map(|part| part.threads()).chain(self.advised.iter().flat_map(Advised::threads));
+        let mut threads: BTreeMap<ThreadKey, Scheduling> = threads.collect();
+        // Those of the plan before are ours until they have been put back.
+        threads.extend(self.told.iter().flat_map(|told| told.threads.iter().map(|(key, original)| (*key, *original))));
+        self.told = Some(Told { generation, turns: message.turns_by_cache(), threads });
+        let taken = self.client.plan(message).and_then(|complaints| {
+            self.complaints = complaints;
+            self.in_force(&self.client.state()?).map_err(io::Error::other)
+        });
+        match taken {
+            Ok(()) => self.generation = generation,
+            Err(_) => self.give_up(),
+        }
+        taken
+    }
+
+    /// Nothing of ours is with it any more, and no thread of ours has its policy.
+    pub fn leave<K: Kernel>(&mut self, kernel: &K) {
+        (self.wanted, self.advised) = (Vec::new(), None);
+        self.dirty = self.told.is_some();
+        // Where it does not answer it is gone, or about to be: the policies are put back all the same.
+        let _ = self.settle();
+        self.reclaim(kernel);
+    }
+
+    /// What the scheduler complained of since the last time this was asked: threads that are gone or in another class.
+    pub fn complaints(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.complaints)
+    }
+
+    /// By the last look; empty where it does not run.
+    pub fn caches(&self) -> &[Cache] {
+        &self.caches
+    }
+
+    /// Are tasks that clash kept apart, as far as there is a choice?
+    pub fn keeps_clashes(&self) -> bool {
+        self.runs() && !self.clashes.is_empty()
+    }
+
+    /// Puts threads back whose policy is still the scheduler's although it keeps them no longer: its loader does so, unless it
+    /// was killed. A thread that chose another policy meanwhile keeps that.
+    pub fn reclaim<K: Kernel>(&mut self, kernel: &K) {
+        let kept = self.wanted.iter().flat_map(|(_, part)| part.threads());
+        let kept: BTreeSet<ThreadKey> =
+            kept.chain(self.advised.iter().flat_map(Advised::threads)).map(|(thread, _)| thread).collect();
+        let Some(told) = &mut self.told else { return };
+        told.threads.retain(|thread, original| {
+            if kept.contains(thread) {
+                return true;
+            }
+            let is_ours = kernel.stat(thread.tid).is_ok_and(|stat| stat.key == *thread)
+                && kernel.scheduling(thread.tid).is_ok_and(|now| now.policy == EXT);
+            // What fails here is tried again at the next look, and stands in the journal.
+            is_ours && kernel.set_scheduling(thread.tid, original).is_err()
+        });
+        if kept.is_empty() && told.threads.is_empty() {
+            self.told = None;
+        }
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod fake;
+#[cfg(test)]
+mod tests;

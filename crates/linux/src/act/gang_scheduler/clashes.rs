@@ -1,0 +1,82 @@
+//! From "rather not these two" to gangs, where a plan has no schedule of its own.
+//!
+//! Problem: the scheduler chooses among gangs and not among tasks. Method: everybody is put into one of as many gangs as the
+//! CPUs need turns, those who clash into different ones; a turn may be filled by whoever clashes with nobody in it.
+//! Properties: with no more tasks than CPUs there is one gang and nobody waits, as advice is never a ban; equal input, equal
+//! gangs; ties by arrival. Greedy: who has most to lose by his second best gang chooses first, which tells two camps of one size
+//! apart. The best division is a graph coloring, which is hard.
+
+use std::collections::BTreeMap;
+
+use super::compose::{Cache, GANGS_AT_MOST, Member};
+use crate::kernel::ThreadKey;
+
+/// The shortest typical turn (docs/sched-ext.md): advice says nothing of footprints that would ask for a longer one.
+const TURN_US: u64 = 20_000;
+
+/// Gangs by advice alone, the same at every cache.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Advised {
+    pub turn_us: u64,
+    pub caches: Vec<u32>,
+    pub gangs: Vec<Vec<Member>>,
+}
+
+impl Advised {
+    pub fn threads(&self) -> impl Iterator<Item = Member> + '_ {
+        self.gangs.iter().flatten().copied()
+    }
+}
+
+/// Gangs of `members` (in order of arrival) by their penalties. `None`: everybody fits at once, or nobody clashes.
+pub(crate) fn advised(
+    members: &[Member],
+    penalties: &BTreeMap<(ThreadKey, ThreadKey), f64>,
+    caches: &[Cache],
+) -> Option<Advised> {
+    let cpus: usize = caches.iter().map(|cache| cache.cpus.count() as usize).sum();
+    let count = members.len().div_ceil(cpus.max(1)).min(GANGS_AT_MOST);
+    if count < 2 || penalties.values().all(|penalty| *penalty <= 0.0) {
+        return None;
+    }
+    let between =
+        |a: ThreadKey, b: ThreadKey| penalties.get(&(a, b)).or_else(|| penalties.get(&(b, a))).copied().unwrap_or(0.0);
+    let burden = |one: &Member| members.iter().map(|other| between(one.0, other.0)).sum::<f64>();
+    let mut left: Vec<Waiting> =
+        members.iter().map(|one| Waiting { member: *one, burden: burden(one), costs: vec![0.0; count] }).collect();
+    let room = members.len().div_ceil(count);
+    let mut gangs: Vec<Vec<Member>> = vec![Vec::new(); count];
+    while !left.is_empty() {
+        let open: Vec<usize> = (0..count).filter(|gang| gangs[*gang].len() < room).collect();
+        let urgent = |a: &Waiting, b: &Waiting| {
+            let regret = a.regret(&open).total_cmp(&b.regret(&open));
+            regret.then(a.burden.total_cmp(&b.burden))
+        };
+        // The first of equals: `max_by` would take the last.
+        let next = (0..left.len()).rev().max_by(|a, b| urgent(&left[*a], &left[*b])).expect("not empty");
+        let chosen = left.remove(next);
+        let best = open.iter().copied().min_by(|a, b| chosen.costs[*a].total_cmp(&chosen.costs[*b]));
+        let gang = best.expect("rooms of all gangs hold all members");
+        left.iter_mut().for_each(|other| other.costs[gang] += between(chosen.member.0, other.member.0));
+        gangs[gang].push(chosen.member);
+    }
+    Some(Advised { turn_us: TURN_US, caches: caches.iter().map(|cache| cache.number).collect(), gangs })
+}
+
+/// A task without a gang yet.
+struct Waiting {
+    member: Member,
+    /// All its penalties.
+    burden: f64,
+    /// Its penalties with those who are there, gang by gang.
+    costs: Vec<f64>,
+}
+
+impl Waiting {
+    /// What it would cost to get the second best gang.
+    fn regret(&self, open: &[usize]) -> f64 {
+        let mut costs: Vec<f64> = open.iter().map(|gang| self.costs[*gang]).collect();
+        costs.sort_by(f64::total_cmp);
+        if let [best, second, ..] = costs[..] { second - best } else { 0.0 }
+    }
+}

@@ -1,0 +1,148 @@
+//! From schedules to the scheduler's message: whose gang has which turn at which cache.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use cachemate_core::{CpuSet, GangSchedule};
+
+use super::clashes::Advised;
+use super::message::{Plan, Task, Turn, VERSION};
+use crate::act::gangs::Rotation;
+use crate::kernel::ThreadKey;
+use crate::kernel::scheduling::Scheduling;
+
+/// Gangs of one cache at most.
+pub const GANGS_AT_MOST: usize = 30;
+/// Lengths of a turn that the scheduler takes.
+const TURN_US: std::ops::RangeInclusive<u64> = 1_000..=1_000_000;
+/// A weight of 1.0.
+const USUAL_WEIGHT: f64 = 100.0;
+/// Beyond two rotations: what a task may wait.
+const WAIT_BEYOND_ROTATIONS_MS: u64 = 100;
+
+/// A last-level cache as the scheduler numbers it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Cache {
+    /// Its place in the scheduler's list.
+    pub number: u32,
+    /// CPUs that share it.
+    pub cpus: CpuSet,
+}
+
+/// A thread, and how it was scheduled before.
+pub(crate) type Member = (ThreadKey, Scheduling);
+
+/// One schedule, at the cache whose turns it is.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Part {
+    pub cache: u32,
+    /// Length of its turn and its members, gang by gang.
+    pub gangs: Vec<(u64, Vec<Member>)>,
+}
+
+impl Part {
+    pub fn threads(&self) -> impl Iterator<Item = Member> + '_ {
+        self.gangs.iter().flat_map(|(_, members)| members.iter().copied())
+    }
+}
+
+/// The schedule as turns of one cache; `taken`: caches that other schedules have.
+///
+/// # Errors
+/// Why the scheduler cannot keep it.
+pub(crate) fn part(
+    schedule: &GangSchedule,
+    rotation: &Rotation,
+    caches: &[Cache],
+    taken: &[u32],
+) -> Result<Part, String> {
+    let cache = caches.iter().find(|cache| schedule.cpus.is_subset(&cache.cpus));
+    let cache = cache.ok_or_else(|| format!("CPUs {} are not within one last-level cache", schedule.cpus))?.number;
+    if taken.contains(&cache) {
+        return Err(format!("cache {cache} has turns of another schedule already"));
+    }
+    if rotation.gangs.len() > GANGS_AT_MOST {
+        return Err(format!("found {} gangs, expected at most {GANGS_AT_MOST}", rotation.gangs.len()));
+    }
+    let mut seen = BTreeSet::new();
+    let mut gangs = Vec::new();
+    for (members, slices) in &rotation.gangs {
+        if let Some((twice, _)) = members.iter().find(|(thread, _)| !seen.insert(*thread)) {
+            return Err(format!("thread {} is in several gangs", twice.tid));
+        }
+        if let Some((flagged, _)) = members.iter().find(|(_, original)| original.flags != 0) {
+            let said = "resets its policy on fork, which the scheduler would not put back";
+            return Err(format!("thread {} {said}", flagged.tid));
+        }
+        let turn_us = schedule.slice_ns / 1000 * u64::from(*slices);
+        if !TURN_US.contains(&turn_us) {
+            return Err(format!("found a turn of {turn_us} us, expected {} to {}", TURN_US.start(), TURN_US.end()));
+        }
+        gangs.push((turn_us, members.clone()));
+    }
+    Ok(Part { cache, gangs })
+}
+
+/// The whole plan. A turn may be filled by gangs of which nobody clashes with its members, where the plan speaks of clashes
+/// at all; else it is strict.
+pub(crate) fn message_of(
+    generation: u64,
+    parts: &[&Part],
+    advised: Option<&Advised>,
+    weights: &BTreeMap<ThreadKey, f64>,
+    clashes: &[(ThreadKey, ThreadKey)],
+) -> Plan {
+    let mut plan = Plan { version: VERSION, generation, longest_wait_ms: 0, turns: Vec::new(), tasks: Vec::new() };
+    let taken: Vec<u32> = parts.iter().map(|part| part.cache).collect();
+    for part in parts {
+        let gangs: Vec<&[Member]> = part.gangs.iter().map(|(_, members)| members.as_slice()).collect();
+        for (gang, (turn_us, members)) in part.gangs.iter().enumerate() {
+            let may_fill = fillers(gang, &gangs, clashes);
+            plan.turns.push(Turn { cache: part.cache, gang: gang as u32, turn_us: *turn_us, may_fill });
+            plan.tasks.extend(members.iter().map(|member| task(member, gang, vec![part.cache], weights)));
+        }
+    }
+    if let Some(advised) = advised {
+        let gangs: Vec<&[Member]> = advised.gangs.iter().map(Vec::as_slice).collect();
+        let caches: Vec<u32> = advised.caches.iter().copied().filter(|cache| !taken.contains(cache)).collect();
+        for &cache in &caches {
+            for gang in 0..gangs.len() {
+                let may_fill = fillers(gang, &gangs, clashes);
+                plan.turns.push(Turn { cache, gang: gang as u32, turn_us: advised.turn_us, may_fill });
+            }
+        }
+        if !caches.is_empty() {
+            let placed =
+                gangs.iter().enumerate().flat_map(|(gang, members)| members.iter().map(move |one| (gang, one)));
+            plan.tasks.extend(placed.map(|(gang, member)| task(member, gang, caches.clone(), weights)));
+        }
+    }
+    plan.longest_wait_ms = longest_wait_ms(&plan.turns);
+    plan
+}
+
+fn task(member: &Member, gang: usize, caches: Vec<u32>, weights: &BTreeMap<ThreadKey, f64>) -> Task {
+    let weight = weights.get(&member.0).copied().unwrap_or(1.0);
+    let weight = (weight * USUAL_WEIGHT).round().clamp(1.0, 10_000.0) as u32;
+    Task { thread: member.0.tid as u32, gang: gang as u32, caches, weight }
+}
+
+fn fillers(gang: usize, gangs: &[&[Member]], clashes: &[(ThreadKey, ThreadKey)]) -> Vec<u32> {
+    if clashes.is_empty() {
+        return Vec::new();
+    }
+    let clash = |other: &[Member]| {
+        let pair = |(a, b): &(ThreadKey, ThreadKey)| {
+            let is_in = |thread: &ThreadKey, members: &[Member]| members.iter().any(|(member, _)| member == thread);
+            (is_in(a, gangs[gang]) && is_in(b, other)) || (is_in(b, gangs[gang]) && is_in(a, other))
+        };
+        clashes.iter().any(pair)
+    };
+    (0..gangs.len()).filter(|other| *other != gang && !clash(gangs[*other])).map(|other| other as u32).collect()
+}
+
+/// Two rotations of the longest one, and 100 ms: what the scheduler promises.
+fn longest_wait_ms(turns: &[Turn]) -> u64 {
+    let mut rotations: BTreeMap<u32, u64> = BTreeMap::new();
+    turns.iter().for_each(|turn| *rotations.entry(turn.cache).or_default() += turn.turn_us);
+    (2 * rotations.into_values().max().unwrap_or(0)).div_ceil(1000) + WAIT_BEYOND_ROTATIONS_MS
+}

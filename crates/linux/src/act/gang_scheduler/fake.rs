@@ -1,0 +1,131 @@
+//! A made-up gang scheduler on a socket: takes plans as the real one does, and can refuse, give back, or be killed.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use super::message::{CacheState, Plan, Request, State};
+use crate::fake_tests::FakeHost;
+use crate::kernel::scheduling::EXT;
+
+/// What it keeps, and what it is made to do.
+#[derive(Default)]
+pub(crate) struct Inside {
+    /// Plans that were taken in, oldest first.
+    pub plans: Vec<Plan>,
+    /// Why the next plans are refused.
+    pub refuses: Option<String>,
+    /// Why the CPUs were given back.
+    pub guarded: Option<String>,
+    /// Turns that are read back in place of the plan's.
+    pub other_turns: Option<Vec<super::message::Turn>>,
+    /// Policies before, by thread.
+    held: BTreeMap<i32, u32>,
+}
+
+/// Ends, as by `kill -9`, when dropped: threads keep policy 7, the socket's file stays.
+pub(crate) struct FakeScheduler {
+    pub inside: Arc<Mutex<Inside>>,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl FakeScheduler {
+    pub fn start(host: Arc<Mutex<FakeHost>>, socket: &Path) -> Self {
+        let _ = std::fs::remove_file(socket);
+        let listener = UnixListener::bind(socket).unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let (inside, stop) = (Arc::new(Mutex::new(Inside::default())), Arc::new(AtomicBool::new(false)));
+        let (there, ends) = (inside.clone(), stop.clone());
+        let serve = move || {
+            while !ends.load(Ordering::Relaxed) {
+                let Ok((client, _)) = listener.accept() else {
+                    std::thread::sleep(Duration::from_micros(300));
+                    continue;
+                };
+                client.set_nonblocking(false).unwrap();
+                let mut line = String::new();
+                BufReader::new(&client).read_line(&mut line).unwrap();
+                let answer = match serde_json::from_str(&line).unwrap() {
+                    Request::Plan(plan) => there.lock().unwrap().take_in(plan, &host),
+                    Request::State {} => serde_json::to_value(there.lock().unwrap().state(&host)).unwrap(),
+                };
+                let _ = (&client).write_all(format!("{answer}\n").as_bytes());
+            }
+        };
+        FakeScheduler { inside, stop, thread: Some(std::thread::spawn(serve)) }
+    }
+}
+
+impl Drop for FakeScheduler {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.take().unwrap().join().unwrap();
+    }
+}
+
+impl Inside {
+    fn generation(&self) -> u64 {
+        self.plans.last().map_or(0, |plan| plan.generation)
+    }
+
+    fn take_in(&mut self, plan: Plan, host: &Mutex<FakeHost>) -> serde_json::Value {
+        if let Some(error) = &self.refuses {
+            return serde_json::json!({ "error": error });
+        }
+        assert!(plan.generation > self.generation(), "an old generation");
+        // Whoever asks must not hold the kernel meanwhile.
+        let host = host.lock().unwrap();
+        let mut threads = host.threads.borrow_mut();
+        let planned = |tid: i32| plan.tasks.iter().any(|task| task.thread == tid as u32);
+        for (tid, policy) in std::mem::take(&mut self.held) {
+            match threads.get_mut(&tid).filter(|thread| thread.policy == EXT) {
+                Some(_) if planned(tid) && self.guarded.is_none() => {
+                    self.held.insert(tid, policy);
+                }
+                Some(thread) => thread.policy = policy,
+                None => {}
+            }
+        }
+        let mut complaints = Vec::new();
+        for task in plan.tasks.iter().filter(|_| self.guarded.is_none()) {
+            match threads.get_mut(&(task.thread as i32)) {
+                Some(thread) if thread.policy != EXT => {
+                    self.held.insert(task.thread as i32, thread.policy);
+                    thread.policy = EXT;
+                }
+                Some(_) => {}
+                None => complaints.push(format!("thread {}: gone", task.thread)),
+            }
+        }
+        let generation = plan.generation;
+        self.plans.push(plan);
+        serde_json::json!({ "generation": generation, "complaints": complaints, "attached": self.guarded.is_none() })
+    }
+
+    fn state(&self, host: &Mutex<FakeHost>) -> State {
+        let host = host.lock().unwrap();
+        let threads = host.threads.borrow();
+        let is_held = |tid: &&i32| threads.get(tid).is_some_and(|thread| thread.policy == EXT);
+        let turns = self.plans.last().map(Plan::turns_by_cache).unwrap_or_default();
+        let turns = self.other_turns.clone().unwrap_or(turns);
+        let cache = |(number, cpus): (u32, &str)| CacheState {
+            cpus: cpus.to_string(),
+            turns: turns.iter().filter(|turn| turn.cache == number).cloned().collect(),
+            ..CacheState::default()
+        };
+        State {
+            generation: self.generation(),
+            kernel: if self.guarded.is_none() { "enabled" } else { "disabled" }.to_string(),
+            guarded: self.guarded.clone(),
+            places: self.plans.last().map_or(0, |plan| plan.tasks.len() as u64),
+            held: self.held.keys().filter(is_held).count() as u64,
+            caches: [(0, "0-1"), (1, "2-3")].map(cache).to_vec(),
+        }
+    }
+}

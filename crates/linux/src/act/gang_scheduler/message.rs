@@ -1,0 +1,161 @@
+//! The messages of the gang scheduler's socket, as docs/sched-ext.md describes them: one JSON object a line.
+
+use cachemate_core::CpuSet;
+use serde::{Deserialize, Serialize};
+
+use super::compose::Cache;
+
+/// Of the message.
+pub const VERSION: u32 = 1;
+
+/// What is asked.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Request {
+    /// Take this plan in.
+    Plan(Plan),
+    /// What is in force?
+    State {},
+}
+
+/// A whole plan: what it does not name is not scheduled by gangs.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Plan {
+    /// [`VERSION`].
+    pub version: u32,
+    /// Larger than that of the plan in force.
+    pub generation: u64,
+    /// The longest wait of a task that is accepted.
+    pub longest_wait_ms: u64,
+    /// In the order of each cache's rotation.
+    pub turns: Vec<Turn>,
+    /// Everybody who is in a gang.
+    pub tasks: Vec<Task>,
+}
+
+impl Plan {
+    /// The turns as `state` tells them: cache by cache.
+    pub fn turns_by_cache(&self) -> Vec<Turn> {
+        let mut turns = self.turns.clone();
+        turns.sort_by_key(|turn| turn.cache);
+        turns
+    }
+}
+
+/// One gang's turn at one cache.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Turn {
+    /// Number of the cache, by [`State`].
+    pub cache: u32,
+    /// 0 to 29.
+    pub gang: u32,
+    /// 1000 to 1 000 000.
+    pub turn_us: u64,
+    /// Gangs that may use CPUs which this turn leaves idle, ascending.
+    #[serde(default)]
+    pub may_fill: Vec<u32>,
+}
+
+/// One thread's place.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Task {
+    /// As gettid(2) says.
+    pub thread: u32,
+    /// Its gang has a turn at each of its caches.
+    pub gang: u32,
+    /// Where it may run.
+    pub caches: Vec<u32>,
+    /// 1 to 10 000; 100 is the usual one.
+    pub weight: u32,
+}
+
+/// What is answered.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Answer {
+    /// The request was refused: the place, what was found and what was expected.
+    Error {
+        /// In the scheduler's words.
+        error: String,
+    },
+    /// A plan was taken in.
+    Taken {
+        /// Of the plan.
+        generation: u64,
+        /// False: it will be in force once the scheduler is attached again.
+        attached: bool,
+        /// Tasks that could not be taken, and why.
+        complaints: Vec<String>,
+    },
+    /// What is in force.
+    State(Box<State>),
+}
+
+/// What is in force, as the scheduler reads it back from the kernel.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+pub struct State {
+    /// Of the plan in force; 0: none yet.
+    pub generation: u64,
+    /// `enabled` while it schedules.
+    pub kernel: String,
+    /// Why the CPUs were given back, where they were.
+    pub guarded: Option<String>,
+    /// How many places the plan names.
+    pub places: u64,
+    /// Threads that it schedules.
+    pub held: u64,
+    /// By number.
+    pub caches: Vec<CacheState>,
+}
+
+/// One last-level cache.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+pub struct CacheState {
+    /// As the kernel lists them: `0-3`.
+    pub cpus: String,
+    /// In the order of the rotation.
+    pub turns: Vec<Turn>,
+    /// Since it was attached.
+    pub counts: Counts,
+}
+
+/// What the CPUs of a cache did, of many counts those that are shown.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Counts {
+    /// Turns that began.
+    pub turns: u64,
+    /// Longest wait of a planned task.
+    pub longest_wait_ns: u64,
+    /// All CPUs ran the gang in turn.
+    pub turn_ns: u64,
+    /// CPUs ran tasks of several gangs.
+    pub mixed_ns: u64,
+    /// CPUs ran another gang than the one in turn.
+    pub off_turn_ns: u64,
+    /// Some CPUs were idle, the others ran the gang.
+    pub partly_idle_ns: u64,
+    /// All CPUs were idle.
+    pub idle_ns: u64,
+}
+
+impl State {
+    /// The caches with their CPUs.
+    ///
+    /// # Errors
+    /// A list of CPUs that is none, and which.
+    pub fn caches(&self) -> Result<Vec<Cache>, String> {
+        let cache = |(number, state): (usize, &CacheState)| {
+            let cpus: Result<CpuSet, _> = state.cpus.parse();
+            let cpus = cpus.map_err(|error| format!("caches[{number}].cpus: found '{}': {error}", state.cpus))?;
+            Ok(Cache { number: number as u32, cpus })
+        };
+        self.caches.iter().enumerate().map(cache).collect()
+    }
+
+    /// All turns in force, cache by cache.
+    pub fn turns(&self) -> Vec<Turn> {
+        self.caches.iter().flat_map(|cache| cache.turns.iter().cloned()).collect()
+    }
+}

@@ -1,0 +1,168 @@
+//! Gangs by the scheduler in the kernel, on the whole machine.
+
+use std::path::PathBuf;
+
+use super::*;
+use crate::act::gang_scheduler::fake::FakeScheduler;
+use crate::kernel::scheduling::EXT;
+use cachemate_core::CoRunPenalty;
+
+fn four_threads(dir: &Path) -> (LiveMachine<FakeHost>, PathBuf) {
+    let host = FakeHost::default();
+    (5..9).for_each(|tid| {
+        host.thread(tid, tid, 1, "0-3");
+    });
+    let cpu = |id| Cpu { id: CpuId(id), core: id, package: 0, memory_node: 0, online: true, hertz: None };
+    let topology = Topology { cpus: (0..4).map(cpu).collect(), caches: Vec::new() };
+    let socket = dir.join("gangs.sock");
+    let options = LiveOptions { gang_scheduler: Some(socket.clone()), groups: Vec::new(), ..options(dir) };
+    let machine = LiveMachine::new(host, topology, cachemate_core::test_kit::capabilities(&[]), Vec::new(), options);
+    (machine, socket)
+}
+
+fn policies(machine: &LiveMachine<FakeHost>) -> Vec<u32> {
+    machine.with_kernel(|host| host.threads.borrow().values().map(|thread| thread.policy).collect())
+}
+
+fn tasks(machine: &mut LiveMachine<FakeHost>) -> Vec<TaskId> {
+    machine.observe().unwrap().unwrap().tasks.iter().map(|task| task.task).collect()
+}
+
+/// Gangs of two on the first cache, weighted.
+fn two_gangs(tasks: &[TaskId]) -> Plan {
+    let mut plan = Plan::idle(Window::Time { ns: 1_000_000 });
+    let gang = |pair: &[TaskId]| Gang { members: pair.iter().map(|task| (*task, None)).collect(), slices: 1 };
+    let gangs = tasks.chunks(2).map(gang).collect();
+    plan.gangs = vec![GangSchedule { cpus: "0-1".parse().unwrap(), slice_ns: 20_000_000, gangs }];
+    plan.weights.insert(tasks[0], 3.0);
+    plan
+}
+
+/// Does a plan's schedule run by the scheduler, stand in the journal before, stay over windows, and is the scheduler's death
+/// told while gangs go on?
+#[test]
+fn a_plan_runs_by_the_scheduler_and_outlives_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut machine, socket) = four_threads(dir.path());
+    let scheduler = FakeScheduler::start(machine.kernel(), &socket);
+    let seen = tasks(&mut machine);
+    let plan = two_gangs(&seen);
+    let applied = machine.apply(&plan).unwrap();
+    assert_eq!((&applied.gangs, applied.refused), (&plan.gangs, Vec::new()));
+    assert_eq!(policies(&machine), [EXT; 4]);
+    let originals = machine.originals();
+    let kept = originals.values().filter(|state| **state == State::Policy(0)).count();
+    assert_eq!(kept, 4, "{originals:?}");
+    for _ in 0..3 {
+        tasks(&mut machine);
+        let applied = machine.apply(&plan).unwrap();
+        assert_eq!((&applied.gangs, applied.refused), (&plan.gangs, Vec::new()));
+    }
+    assert_eq!(scheduler.inside.lock().unwrap().plans.len(), 1, "an equal plan is told once");
+    let weights: Vec<u32> = scheduler.inside.lock().unwrap().plans[0].tasks.iter().map(|task| task.weight).collect();
+    assert_eq!(weights, [300, 100, 100, 100]);
+    drop(scheduler);
+    tasks(&mut machine);
+    let applied = machine.apply(&plan).unwrap();
+    assert_eq!(applied.gangs, plan.gangs);
+    let [lost] = &applied.refused[..] else { panic!("{applied:?}") };
+    assert!(lost.said.contains("gangs are idle turns"), "{}", lost.said);
+    assert!(!policies(&machine).contains(&EXT));
+    machine.put_back().unwrap();
+    assert_eq!(policies(&machine), [0; 4]);
+}
+
+/// Is advice on who should not run together kept by gangs of the scheduler's, journalled, and given up with the plan?
+#[test]
+fn advice_is_kept_by_the_scheduler() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut machine, socket) = four_threads(dir.path());
+    machine.with_kernel(|host| {
+        (9..13).for_each(|tid| {
+            host.thread(tid, tid, 1, "0-3");
+        });
+    });
+    let scheduler = FakeScheduler::start(machine.kernel(), &socket);
+    let seen = tasks(&mut machine);
+    let mut plan = Plan::idle(Window::Time { ns: 1_000_000 });
+    plan.penalties = vec![CoRunPenalty { tasks: (seen[0], seen[1]), penalty: 0.7 }];
+    let applied = machine.apply(&plan).unwrap();
+    assert_eq!((&applied.penalties, &applied.gangs, applied.refused), (&plan.penalties, &Vec::new(), Vec::new()));
+    assert_eq!(policies(&machine), [EXT; 8]);
+    let told = scheduler.inside.lock().unwrap().plans[0].clone();
+    let gang_of = |tid: u32| told.tasks.iter().find(|task| task.thread == tid).unwrap().gang;
+    assert_ne!(gang_of(5), gang_of(6));
+    assert!(told.tasks.iter().all(|task| task.caches == [0, 1]));
+    tasks(&mut machine);
+    let applied = machine.apply(&Plan::idle(plan.window)).unwrap();
+    assert_eq!((applied.penalties, applied.refused), (Vec::new(), Vec::new()));
+    assert_eq!(policies(&machine), [0; 8]);
+    machine.put_back().unwrap();
+}
+
+/// Whatever write fails, whenever the scheduler is killed, comes back, refuses or gives back: does the machine go on, and is
+/// everybody as before in the end?
+#[test]
+fn faults_around_the_scheduler_leave_everybody_as_before() {
+    for seed in 0..40 {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut machine, socket) = four_threads(dir.path());
+        let before = machine.with_kernel(states);
+        let mut draw = Draw(seed);
+        let mut scheduler = None;
+        for window in 0..10 {
+            let seen = tasks(&mut machine);
+            match draw.below(5) {
+                0 => scheduler = None,
+                1 | 2 if scheduler.is_none() => scheduler = Some(FakeScheduler::start(machine.kernel(), &socket)),
+                3 => {
+                    if let Some(FakeScheduler { inside, .. }) = &scheduler {
+                        let mut inside = inside.lock().unwrap();
+                        inside.refuses = (draw.below(2) == 0).then(|| "full".to_string());
+                        inside.guarded = (draw.below(3) == 0).then(|| "a CPU was taken".to_string());
+                    }
+                }
+                _ => {}
+            }
+            if draw.below(3) == 0 {
+                let fault = (draw.below(8) as u32, ERRORS[draw.below(7) as usize]);
+                machine.with_kernel(|host| host.fault.set(Some(fault)));
+            }
+            let mut wanted = if draw.below(3) > 0 { two_gangs(&seen) } else { plan(&mut draw, &seen) };
+            if draw.below(4) == 0 {
+                wanted.penalties = vec![CoRunPenalty { tasks: (seen[0], seen[1]), penalty: 1.0 }];
+            }
+            let applied = machine.apply(&wanted).unwrap();
+            let planned = |schedule: &GangSchedule| wanted.gangs.contains(schedule);
+            assert!(applied.gangs.iter().all(planned), "seed {seed}, window {window}: {applied:?}");
+        }
+        machine.with_kernel(|host| host.fault.set(None));
+        machine.put_back().unwrap();
+        assert_eq!(machine.with_kernel(states), before, "seed {seed}");
+    }
+}
+
+/// Is the kernel's tolerance set once, journalled, put back at the end, and left alone where somebody else chose another?
+#[test]
+fn the_kernels_tolerance_is_put_back() {
+    for theirs in [false, true] {
+        let dir = tempfile::tempdir().unwrap();
+        let host = FakeHost::default();
+        let file = crate::sense::sched_cache::tolerance_file().display().to_string();
+        host.file(&file, "1\n");
+        let topology = Topology { cpus: Vec::new(), caches: Vec::new() };
+        let options = LiveOptions { kernel_tolerance: Some(3), groups: Vec::new(), ..options(dir.path()) };
+        let can = cachemate_core::test_kit::capabilities(&[]);
+        let mut machine = LiveMachine::new(host, topology, can, Vec::new(), options);
+        let idle = Plan::idle(Window::Time { ns: 1_000_000 });
+        assert_eq!(machine.apply(&idle).unwrap().refused, Vec::new());
+        assert_eq!(machine.with_kernel(|host| host.text(&file)).trim(), "3");
+        assert_eq!(machine.originals().len(), 1);
+        if theirs {
+            machine.with_kernel(|host| host.file(&file, "7\n"));
+        }
+        machine.apply(&idle).unwrap();
+        machine.put_back().unwrap();
+        assert_eq!(machine.with_kernel(|host| host.text(&file)).trim(), if theirs { "7" } else { "1" });
+    }
+}

@@ -1,0 +1,32 @@
+use std::sync::{Arc, Mutex};
+
+use super::*;
+use crate::act::gang_scheduler::fake::FakeScheduler;
+use crate::fake_tests::FakeHost;
+
+/// Is the first thing that the gang scheduler lacks named, with what would help, until nothing is missing?
+#[test]
+fn what_the_gang_scheduler_lacks_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("gangs.sock");
+    let host = FakeHost::default();
+    let found = |host: &FakeHost| scheduler_in_kernel(host, &socket);
+    let says = |host: &FakeHost, word: &str, remedy: &str| {
+        let found = found(host);
+        assert!(!found.works && found.says.contains(word), "{found:?}");
+        assert!(found.remedy.as_ref().is_some_and(|told| told.contains(remedy)), "{found:?}");
+    };
+    host.file("/proc/sys/kernel/osrelease", "6.1.0-50-amd64\n");
+    says(&host, "Linux 6.1.0-50-amd64 has no sched_ext", "6.18");
+    host.file("/proc/sys/kernel/osrelease", "6.18.15+deb13-amd64\n");
+    says(&host, "was built without CONFIG_SCHED_CLASS_EXT", "CONFIG_SCHED_CLASS_EXT");
+    host.file("/sys/kernel/sched_ext/state", "disabled\n");
+    says(&host, "CONFIG_DEBUG_INFO_BTF", "CONFIG_DEBUG_INFO_BTF");
+    host.file("/sys/kernel/btf/vmlinux", "");
+    says(&host, "does not answer", "gangs run");
+    let scheduler = FakeScheduler::start(Arc::new(Mutex::new(FakeHost::default())), &socket);
+    let works = found(&host);
+    assert!(works.works && works.says == "attached, 2 last-level caches, 0 threads", "{works:?}");
+    scheduler.inside.lock().unwrap().guarded = Some("CPU 1: busy".to_string());
+    assert!(found(&host).says.contains("detached: CPU 1: busy"));
+}

@@ -1,0 +1,188 @@
+//! The kernel's own cache-aware scheduling (`SCHED_CACHE`, Linux 7.2 and later): what it is set to, and where an affinity
+//! works against it.
+//!
+//! Its knobs are files of debugfs; which cache it prefers for a process is shown nowhere. Its footprint of a process is a
+//! count of NUMA balancing's faults, so without NUMA balancing or a second memory node no footprint is looked at.
+//! Source: Linux 7.2, `kernel/sched/debug.c` and `kernel/sched/fair.c`.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use cachemate_core::{CpuSet, Topology};
+use serde::{Deserialize, Serialize};
+
+use crate::kernel::Kernel;
+
+/// Where its knobs are.
+pub const KNOBS: &str = "/sys/kernel/debug/sched/llc_balancing";
+
+/// The knob that says how much larger than the cache a process may be; see [`SchedCache::aggr_tolerance`].
+pub fn tolerance_file() -> PathBuf {
+    Path::new(KNOBS).join("aggr_tolerance")
+}
+
+/// What it is set to. Whatever cannot be read is `None`.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct SchedCache {
+    /// `None`: this kernel has none, or does not tell.
+    pub enabled: Option<bool>,
+    /// 0 gathers nobody; 1: threads and footprint have to fit; 100: neither is looked at.
+    pub aggr_tolerance: Option<u32>,
+    /// Are footprints counted, by NUMA balancing over two memory nodes or more?
+    pub counts_footprints: Option<bool>,
+    /// The same in words, or why nothing can be read.
+    pub says: String,
+}
+
+impl SchedCache {
+    /// Does the kernel gather processes here, as far as it tells?
+    pub fn gathers(&self) -> bool {
+        self.enabled == Some(true) && self.aggr_tolerance != Some(0)
+    }
+}
+
+/// Reads it.
+pub fn read(kernel: &dyn Kernel) -> SchedCache {
+    let number = |name: &str| -> Option<u32> { text(kernel, &Path::new(KNOBS).join(name))?.parse().ok() };
+    let enabled = match text(kernel, &Path::new(KNOBS).join("enabled")).as_deref() {
+        Some("Y" | "1") => Some(true),
+        Some("N" | "0") => Some(false),
+        _ => None,
+    };
+    let Some(on) = enabled else {
+        return SchedCache { says: why_not(kernel), ..SchedCache::default() };
+    };
+    let aggr_tolerance = number("aggr_tolerance");
+    let balancing = text(kernel, Path::new("/proc/sys/kernel/numa_balancing")).map(|text| text != "0");
+    let nodes = text(kernel, Path::new("/sys/devices/system/node/online"));
+    let several = nodes.map(|nodes| nodes.contains(['-', ',']));
+    let counts_footprints = match (balancing, several) {
+        (Some(balancing), Some(several)) => Some(balancing && several),
+        (Some(false), None) | (None, Some(false)) => Some(false),
+        _ => None,
+    };
+    let footprints = match counts_footprints {
+        Some(true) => "footprints are counted by NUMA balancing",
+        Some(false) => "no footprint is looked at, as NUMA balancing is off or there is one memory node",
+        None => "whether footprints are counted is not known",
+    };
+    let says = match (on, aggr_tolerance) {
+        (false, _) => "off".to_string(),
+        (true, Some(tolerance)) => format!("on, tolerance {tolerance}; {footprints}"),
+        (true, None) => format!("on, its tolerance cannot be read; {footprints}"),
+    };
+    SchedCache { enabled, aggr_tolerance, counts_footprints, says }
+}
+
+fn text(kernel: &dyn Kernel, path: &Path) -> Option<String> {
+    Some(kernel.read(path).ok()?.trim().to_string())
+}
+
+fn why_not(kernel: &dyn Kernel) -> String {
+    let denied = |error: &io::Error| error.kind() == io::ErrorKind::PermissionDenied;
+    match kernel.list(Path::new("/sys/kernel/debug/sched")) {
+        Ok(_) => "this kernel has none (Linux 7.2 or later with CONFIG_SCHED_CACHE)".to_string(),
+        Err(error) if denied(&error) => "not known: debugfs is root's".to_string(),
+        Err(_) => "not known: debugfs is not mounted, or shows nothing of the scheduler".to_string(),
+    }
+}
+
+/// A managed thread as far as it matters here.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Placed {
+    /// Its process.
+    pub pid: i32,
+    /// CPUs that it may run on by the plan in force; `None`: any.
+    pub allowed: Option<CpuSet>,
+}
+
+/// Where the plan's affinities and the kernel's preferred cache work against each other for one process: sentences.
+pub fn conflicts(state: &SchedCache, topology: &Topology, pid: i32, threads: &[Placed]) -> Vec<String> {
+    let own: Vec<&Placed> = threads.iter().filter(|thread| thread.pid == pid).collect();
+    if !state.gathers() || own.len() < 2 || topology.last_level_caches().count() < 2 {
+        return Vec::new(); // a process of one thread is never gathered
+    }
+    let at = |cpus: &CpuSet| -> Vec<u32> {
+        let caches = topology.last_level_caches().filter(|cache| cache.cpus.intersects(cpus));
+        caches.map(|cache| cache.id.0).collect()
+    };
+    let tied: Vec<Vec<u32>> = own.iter().filter_map(|thread| thread.allowed.as_ref().map(at)).collect();
+    let mut caches: Vec<u32> = tied.iter().filter(|caches| caches.len() == 1).flatten().copied().collect();
+    caches.sort_unstable();
+    caches.dedup();
+    let free = own.len() - tied.iter().filter(|caches| caches.len() == 1).count();
+    let list = caches.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
+    match (caches.len(), free) {
+        (0, _) | (1, 0) => Vec::new(),
+        (1, free) => vec![format!(
+            "the kernel gathers this process on the cache where it runs most; {free} of its threads are free to follow, the \
+             others are tied to cache {list}: if that is another cache, the kernel pulls the free ones away from them"
+        )],
+        (_, free) => vec![format!(
+            "the kernel prefers one cache for this process; the plan ties its threads to caches {list}, which the kernel \
+             cannot change: it asks in vain for those that are elsewhere, and pulls the {free} free ones to one side"
+        )],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::act::resctrl::fake_tests::topology;
+    use crate::fake_tests::FakeHost;
+
+    fn host(enabled: &str, tolerance: &str, balancing: &str, nodes: &str) -> FakeHost {
+        let host = FakeHost::default();
+        host.file(&format!("{KNOBS}/enabled"), enabled);
+        host.file(&format!("{KNOBS}/aggr_tolerance"), tolerance);
+        host.file("/proc/sys/kernel/numa_balancing", balancing);
+        host.file("/sys/devices/system/node/online", nodes);
+        host
+    }
+
+    /// Is the state read from the kernel's files, and is what they do not say absent?
+    #[test]
+    fn the_state_is_what_the_files_say() {
+        let on = read(&host("Y\n", "1\n", "1\n", "0-1\n"));
+        assert_eq!((on.enabled, on.aggr_tolerance, on.counts_footprints), (Some(true), Some(1), Some(true)));
+        assert_eq!(on.says, "on, tolerance 1; footprints are counted by NUMA balancing");
+        assert!(on.gathers());
+        let one_node = read(&host("Y\n", "3\n", "1\n", "0\n"));
+        assert_eq!((one_node.counts_footprints, one_node.gathers()), (Some(false), true));
+        assert!(!read(&host("N\n", "1\n", "0\n", "0\n")).gathers());
+        assert!(!read(&host("Y\n", "0\n", "0\n", "0\n")).gathers());
+        let odd = read(&host("Y\n", "x\n", "0\n", "0\n"));
+        assert_eq!(odd.aggr_tolerance, None);
+        assert!(odd.says.contains("its tolerance cannot be read"), "{}", odd.says);
+    }
+
+    /// Is a kernel without it told from one that does not say?
+    #[test]
+    fn what_cannot_be_read_says_why() {
+        let none = FakeHost::default();
+        none.file("/sys/kernel/debug/sched/features", "GENTLE_FAIR_SLEEPERS\n");
+        assert!(read(&none).says.contains("CONFIG_SCHED_CACHE"));
+        assert!(read(&FakeHost::default()).says.contains("debugfs"));
+        none.reads_fail.set(Some(libc::EACCES));
+        assert_eq!(read(&none).enabled, None);
+    }
+
+    /// Is a conflict told where threads of one process are tied to several caches, or some of them are free, and nowhere else?
+    #[test]
+    fn conflicts_are_told_where_there_are_some() {
+        let topology = topology().topology; // two caches of two CPUs
+        let on = read(&host("Y\n", "1\n", "0\n", "0\n"));
+        let thread =
+            |pid, allowed: &str| Placed { pid, allowed: (!allowed.is_empty()).then(|| allowed.parse().unwrap()) };
+        let told = |state: &SchedCache, threads: &[Placed]| conflicts(state, &topology, 7, threads).join("\n");
+        assert!(told(&on, &[thread(7, "0"), thread(7, "2-3")]).contains("ties its threads to caches"));
+        assert!(told(&on, &[thread(7, "0"), thread(7, "")]).contains("1 of its threads are free"));
+        for quiet in [vec![thread(7, "0")], vec![thread(7, "0"), thread(7, "1")], vec![thread(7, ""), thread(7, "0-3")]]
+        {
+            assert_eq!(told(&on, &quiet), "", "{quiet:?}");
+        }
+        assert_eq!(told(&on, &[thread(7, "0"), thread(9, "2")]), "");
+        let off = read(&host("N\n", "1\n", "0\n", "0\n"));
+        assert_eq!(told(&off, &[thread(7, "0"), thread(7, "2-3")]), "");
+    }
+}

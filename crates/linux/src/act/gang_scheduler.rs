@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use cachemate_core::GangSchedule;
 
-use crate::act::gangs::Rotation;
+use crate::act::turns::Rotation;
 use crate::kernel::scheduling::{EXT, Scheduling};
 use crate::kernel::{Kernel, ThreadKey};
 
@@ -23,9 +23,8 @@ pub mod clashes;
 pub mod compose;
 pub mod message;
 
-use clashes::Advised;
-use compose::{Cache, Part, message_of};
-use message::{Answer, Request, State};
+use compose::{Advised, Part, message_of};
+use message::{Answer, Cache, Request, State};
 
 /// Where the scheduler listens unless it is told otherwise.
 pub const SOCKET: &str = "/run/gangs.sock";

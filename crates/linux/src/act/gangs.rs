@@ -18,20 +18,12 @@ use cachemate_core::GangSchedule;
 
 use crate::act::changes::Gangs;
 use crate::act::gang_scheduler::Scheduler;
-use crate::act::gang_scheduler::clashes::Advised;
-use crate::act::gang_scheduler::compose::Cache;
+use crate::act::gang_scheduler::compose::Advised;
+use crate::act::gang_scheduler::message::Cache;
+pub use crate::act::turns::Rotation;
 use crate::act::turns::set_turn;
 use crate::kernel::scheduling::Scheduling;
 use crate::kernel::{Kernel, ThreadKey};
-
-/// One schedule with its members as threads, each with the class that it had before.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Rotation {
-    /// Turns are so many of these.
-    pub slice: Duration,
-    /// Members of each gang, and the slices of its turn.
-    pub gangs: Vec<(Vec<(ThreadKey, Scheduling)>, u32)>,
-}
 
 /// What the rotation has done so far, for observations.
 #[derive(Debug, Default)]

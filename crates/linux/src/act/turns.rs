@@ -1,11 +1,21 @@
-//! A thread's place and turn, set only if it is that thread still: numbers of threads are reused.
+//! Turns, and a thread's place and turn, set only if it is that thread still: numbers of threads are reused.
 
 use std::io;
+use std::time::Duration;
 
 use cachemate_core::CpuSet;
 
 use crate::kernel::scheduling::Scheduling;
 use crate::kernel::{Kernel, ThreadKey};
+
+/// One schedule with its members as threads, each with the class that it had before.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Rotation {
+    /// Turns are so many of these.
+    pub slice: Duration,
+    /// Members of each gang, and the slices of its turn.
+    pub gangs: Vec<(Vec<(ThreadKey, Scheduling)>, u32)>,
+}
 
 /// Sets a thread's affinity, if it is that thread still.
 ///

@@ -14,8 +14,8 @@ use super::reading::Reading;
 use super::steps::{Step, steps};
 use crate::act::actuator::{Actuator, ApplyReport};
 use crate::act::desired::refused;
-use crate::act::gangs::Rotation;
 use crate::act::resctrl::Ways;
+use crate::act::turns::Rotation;
 use crate::kernel::{Kernel, ThreadKey, is_gone};
 use crate::safety::journal::{self, Object, State};
 

@@ -8,25 +8,12 @@
 
 use std::collections::BTreeMap;
 
-use super::compose::{Cache, GANGS_AT_MOST, Member};
+use super::compose::{Advised, GANGS_AT_MOST, Member};
+use super::message::Cache;
 use crate::kernel::ThreadKey;
 
 /// The shortest typical turn (docs/sched-ext.md): advice says nothing of footprints that would ask for a longer one.
 const TURN_US: u64 = 20_000;
-
-/// Gangs by advice alone, the same at every cache.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Advised {
-    pub turn_us: u64,
-    pub caches: Vec<u32>,
-    pub gangs: Vec<Vec<Member>>,
-}
-
-impl Advised {
-    pub fn threads(&self) -> impl Iterator<Item = Member> + '_ {
-        self.gangs.iter().flatten().copied()
-    }
-}
 
 /// Gangs of `members` (in order of arrival) by their penalties. `None`: everybody fits at once, or nobody clashes.
 pub(crate) fn advised(

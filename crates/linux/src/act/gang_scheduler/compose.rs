@@ -2,11 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use cachemate_core::{CpuSet, GangSchedule};
+use cachemate_core::GangSchedule;
 
-use super::clashes::Advised;
-use super::message::{Plan, Task, Turn, VERSION};
-use crate::act::gangs::Rotation;
+use super::message::{Cache, Plan, Task, Turn, VERSION};
+use crate::act::turns::Rotation;
 use crate::kernel::ThreadKey;
 use crate::kernel::scheduling::Scheduling;
 
@@ -18,15 +17,6 @@ const TURN_US: std::ops::RangeInclusive<u64> = 1_000..=1_000_000;
 const USUAL_WEIGHT: f64 = 100.0;
 /// Beyond two rotations: what a task may wait.
 const WAIT_BEYOND_ROTATIONS_MS: u64 = 100;
-
-/// A last-level cache as the scheduler numbers it.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Cache {
-    /// Its place in the scheduler's list.
-    pub number: u32,
-    /// CPUs that share it.
-    pub cpus: CpuSet,
-}
 
 /// A thread, and how it was scheduled before.
 pub(crate) type Member = (ThreadKey, Scheduling);
@@ -42,6 +32,20 @@ pub(crate) struct Part {
 impl Part {
     pub fn threads(&self) -> impl Iterator<Item = Member> + '_ {
         self.gangs.iter().flat_map(|(_, members)| members.iter().copied())
+    }
+}
+
+/// Gangs by advice alone, the same at every cache.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Advised {
+    pub turn_us: u64,
+    pub caches: Vec<u32>,
+    pub gangs: Vec<Vec<Member>>,
+}
+
+impl Advised {
+    pub fn threads(&self) -> impl Iterator<Item = Member> + '_ {
+        self.gangs.iter().flatten().copied()
     }
 }
 

@@ -3,8 +3,6 @@
 use cachemate_core::CpuSet;
 use serde::{Deserialize, Serialize};
 
-use super::compose::Cache;
-
 /// Of the message.
 pub const VERSION: u32 = 1;
 
@@ -138,6 +136,15 @@ pub struct Counts {
     pub partly_idle_ns: u64,
     /// All CPUs were idle.
     pub idle_ns: u64,
+}
+
+/// A last-level cache as the scheduler numbers it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Cache {
+    /// Its place in the scheduler's list.
+    pub number: u32,
+    /// CPUs that share it.
+    pub cpus: CpuSet,
 }
 
 impl State {

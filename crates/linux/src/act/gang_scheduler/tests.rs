@@ -6,11 +6,12 @@ use std::time::Duration;
 use cachemate_core::{Gang, GangSchedule, TaskId};
 
 use super::clashes::advised;
-use super::compose::{Cache, Member, message_of, part};
+use super::compose::{Member, message_of, part};
 use super::fake::FakeScheduler;
-use super::message::{Answer, Turn};
+use super::message::{Answer, Cache, Turn};
 use crate::act::changes::Gangs;
-use crate::act::gangs::{Rotation, Runners};
+use crate::act::gangs::Runners;
+use crate::act::turns::Rotation;
 use crate::fake_tests::FakeHost;
 use crate::kernel::ThreadKey;
 use crate::kernel::scheduling::{EXT, Scheduling};

@@ -303,6 +303,6 @@ impl Scheduler {
 }
 
 #[cfg(test)]
-pub(crate) mod fake;
+pub(crate) mod fake_tests;
 #[cfg(test)]
 mod tests;

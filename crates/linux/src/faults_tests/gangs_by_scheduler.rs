@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use super::*;
-use crate::act::gang_scheduler::fake::FakeScheduler;
+use crate::act::gang_scheduler::fake_tests::FakeScheduler;
 use crate::kernel::scheduling::EXT;
 use cachemate_core::CoRunPenalty;
 

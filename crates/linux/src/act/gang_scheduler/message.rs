@@ -3,7 +3,7 @@
 use cachemate_core::CpuSet;
 use serde::{Deserialize, Serialize};
 
-/// Of the message.
+/// The message's version.
 pub const VERSION: u32 = 1;
 
 /// What is asked.
@@ -80,7 +80,7 @@ pub enum Answer {
     },
     /// A plan was taken in.
     Taken {
-        /// Of the plan.
+        /// The plan's.
         generation: u64,
         /// False: it will be in force once the scheduler is attached again.
         attached: bool,
@@ -94,7 +94,7 @@ pub enum Answer {
 /// What is in force, as the scheduler reads it back from the kernel.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct State {
-    /// Of the plan in force; 0: none yet.
+    /// That of the plan in force; 0: none yet.
     pub generation: u64,
     /// `enabled` while it schedules.
     pub kernel: String,

@@ -7,7 +7,7 @@ use cachemate_core::{Gang, GangSchedule, TaskId};
 
 use super::clashes::advised;
 use super::compose::{Member, message_of, part};
-use super::fake::FakeScheduler;
+use super::fake_tests::FakeScheduler;
 use super::message::{Answer, Cache, Turn};
 use crate::act::changes::Gangs;
 use crate::act::gangs::Runners;

@@ -1,7 +1,7 @@
 use std::sync::{Arc, Mutex};
 
 use super::*;
-use crate::act::gang_scheduler::fake::FakeScheduler;
+use crate::act::gang_scheduler::fake_tests::FakeScheduler;
 use crate::fake_tests::FakeHost;
 
 /// Is the first thing that the gang scheduler lacks named, with what would help, until nothing is missing?

@@ -213,6 +213,10 @@ $(rules sharer)"
     told=$(awk -F '"' '$2 == "why" && $4 != "" { print $4; exit }' status.json)
     refused=$(awk -F '"' '/"refused": \[$/ { on = 1; next } on && /]/ { exit } on { print $2; exit }' status.json)
     end
-    holds clustered "remote transfers gone under thread-clustering, live" "${told:-no word}${refused:+; $refused}" \
+    if [ -z "$told$refused" ]; then # the policy says nothing where it cannot begin
+        cachemate doctor --quick --json >doctor.json
+        told="no word; doctor: $(awk -F '"' '$4 == "data-address sampling" { on = 1 } on && $2 == "says" { print $4; exit }' doctor.json)"
+    fi
+    holds clustered "remote transfers gone under thread-clustering, live" "${told:-refused}${refused:+: $refused}" \
         "$(awk "BEGIN { printf \"%.2f\", 1 - $product / $apart }")" "at least 0.7" "1 - $product / $apart >= 0.7" "$apart" "$product"
 }

@@ -19,10 +19,10 @@ const INDEXES: [&str; 2] = ["docs/index.md", "docs/results/index.md"];
 const GLOSSARY: &str = "docs/glossary.md";
 /// Pages that stand on their own.
 const UNLISTED: [&str; 3] = ["README.md", "CHANGELOG.md", "docs/index.md"];
-/// Abbreviations that a reader brings along: units, formats, licenses, conferences, signals, our own pages.
+/// Abbreviations that a reader brings along: units, formats, licenses, conferences, products, signals, our own pages.
 const COMMON: &[&str] = &[
-    "AES", "ASPLOS", "BSD", "CPU", "CSV", "DNS", "GB", "GNU", "GPL", "GPU", "HPCA", "HTML", "ISCA", "JSON", "KB", "MB",
-    "README", "RFC", "SIGHUP", "STYLE", "SVG", "TOML", "UTC",
+    "AES", "ASPLOS", "BSD", "CPU", "CSV", "DNS", "EPYC", "GB", "GNU", "GPL", "GPU", "HPCA", "HTML", "ISCA", "JSON",
+    "KB", "MB", "README", "RFC", "SIGHUP", "STYLE", "SVG", "TOML", "UTC",
 ];
 /// Longer words in capitals are no abbreviations.
 const ABBREVIATION_LETTERS_AT_MOST: usize = 6;

@@ -11,6 +11,7 @@ const RESULTS_DEPEND_ON: &[&str] = &[
     "../pipeline/src",
     "../policy/src",
     "../repro/src",
+    "../scenario/src",
     "../sim/src",
     "../spec/src",
     "../sweep/src/job.rs",

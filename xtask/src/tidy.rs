@@ -20,6 +20,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("report", &["core"]),
     ("pipeline", &["core", "locality", "policy", "trace"]),
     ("repro", &["core", "locality", "policy", "pipeline", "sim", "interval", "trace", "report", "spec"]),
+    ("scenario", &["core", "pipeline", "sim", "spec", "trace"]),
     ("sweep", &["core", "spec", "report"]),
     ("fuzzing", &["core", "spec", "linux", "trace", "sweep"]),
     ("page", &["core", "policy", "pipeline", "trace", "report"]),
@@ -29,7 +30,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
         "cli",
         &[
             "core", "spec", "locality", "policy", "pipeline", "sim", "interval", "linux", "trace", "report", "repro",
-            "sweep", "page", "daemon",
+            "scenario", "sweep", "page", "daemon",
         ],
     ),
 ];

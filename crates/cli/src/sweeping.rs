@@ -15,7 +15,7 @@ use cachemate_sweep::{Answer, CurveJob, Job, RunError, ScenarioJob, Work};
 use cachemate_trace::pack_program;
 
 use crate::args::Sizes;
-use crate::commands::{mrc, sim};
+use crate::commands::mrc;
 use crate::repro_sweep;
 use crate::run_cache::sources;
 use crate::session::Session;
@@ -75,7 +75,7 @@ impl Work for Running {
 
 /// What decides on the job's machine.
 fn pipeline(job: &ScenarioJob, machine: &SimMachine) -> Result<Pipeline, String> {
-    let config = sim::pipeline(&job.scenario, &job.machine, machine);
+    let config = cachemate_scenario::pipeline(&job.scenario, &job.machine, machine);
     Pipeline::build(config).map_err(|error| error.to_string())
 }
 
@@ -87,7 +87,7 @@ fn build(job: &ScenarioJob) -> Result<SimMachine, String> {
             program.program = path.display().to_string();
         }
     }
-    sim::build(&scenario, &job.machine).map_err(|error| format!("{error:#}"))
+    cachemate_scenario::build(&scenario, &job.machine).map_err(|error| error.to_string())
 }
 
 fn scenario(job: &ScenarioJob, stop: &AtomicBool) -> Result<Answer, RunError> {

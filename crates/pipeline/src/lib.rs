@@ -27,7 +27,7 @@ use cachemate_trace::RUN_LOG_VERSION;
 pub use evidence::{Missing, missing_evidence};
 pub use forecast::forecast_of;
 pub use replay::{Replay, ReplayError, Replayed, replay};
-pub use standard::{Standard, miss_penalty_of_machine};
+pub use standard::{CYCLE_COUNTED_INSTRUCTIONS, INTERVAL_COUNTED_INSTRUCTIONS, Standard, miss_penalty_of_machine};
 
 /// The policy of a pipeline, with or without its guard.
 pub type Decider = RollbackGuard<Box<dyn Policy>>;

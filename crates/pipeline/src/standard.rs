@@ -33,6 +33,12 @@ pub fn miss_penalty_of_machine(spec: &MachineSpec) -> PredictorConfig {
 /// Cycles of a simulated machine's window before the policy's first plan, at the published scale.
 const FIRST_WINDOW_CYCLES: u64 = 100_000_000;
 
+/// [`Standard::counted_instructions`] of the machine by cycles, at the published scale.
+pub const CYCLE_COUNTED_INSTRUCTIONS: f64 = 1e6;
+
+/// [`Standard::counted_instructions`] of the interval machine, in nominal time.
+pub const INTERVAL_COUNTED_INSTRUCTIONS: f64 = 1e8;
+
 impl Standard {
     /// What every simulated machine has alike.
     pub fn simulated(policy: PolicyConfig, guarded: bool, spec: &MachineSpec, counted_instructions: f64) -> Self {

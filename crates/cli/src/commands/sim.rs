@@ -4,19 +4,18 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use anyhow::{Context, bail};
-use cachemate_core::{AccessSource, Machine, MachineSpec, PipelineConfig, PolicyConfig, Window};
-use cachemate_pipeline::{Pipeline, Standard};
+use anyhow::Context;
+use cachemate_core::{Machine, MachineSpec, PipelineConfig, Window};
+use cachemate_pipeline::Pipeline;
 use cachemate_report::text::{count_text, number, or_dash, percent_text};
 use cachemate_report::{Align, Table};
-use cachemate_sim::kernels::{self, Options};
-use cachemate_sim::machine::{Length, Program, SimMachine, SimOptions};
-use cachemate_sim::os::schedulers::SchedulerKind;
+use cachemate_scenario::{build, pipeline};
+use cachemate_sim::machine::SimMachine;
 use cachemate_sim::results::RunResults;
-use cachemate_spec::{Model, ProgramSpec, Scenario, load_scenario};
-use cachemate_trace::{CmtReader, CmtSource, RunLogWriter, TraceReader, pack_program};
+use cachemate_spec::{Model, Scenario, load_scenario};
+use cachemate_trace::RunLogWriter;
 use clap::Args;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use crate::args::JsonArg;
 use crate::exit::{Interrupted, Usage};
@@ -77,17 +76,6 @@ impl Simulated for SimMachine {
         SimMachine::results(&mut self)
     }
 }
-
-/// What the simulated operating system's scheduler takes.
-#[derive(Deserialize, Default)]
-#[serde(deny_unknown_fields, default)]
-struct SchedulerParameters {
-    prefetch: Option<bool>,
-    piece_order_at_most: Option<u32>,
-}
-
-/// A reading of counters is folded into averages once it covers so many instructions, at the published scale.
-const COUNTED_INSTRUCTIONS: f64 = 1e6;
 
 impl Sim {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
@@ -178,21 +166,6 @@ impl Sim {
     }
 }
 
-/// The standard pipeline of the scenario's machine.
-pub fn pipeline(scenario: &Scenario, spec: &MachineSpec, machine: &impl Machine) -> PipelineConfig {
-    let policy = PolicyConfig {
-        name: scenario.policy.name.clone(),
-        parameters: scenario.policy.parameters.to_string(),
-        seed: scenario.seed,
-    };
-    let counted_instructions = match scenario.model {
-        Model::Cycle => COUNTED_INSTRUCTIONS,
-        Model::Interval => cachemate_repro::interval::whatif::COUNTED_INSTRUCTIONS,
-    };
-    let standard = Standard::simulated(policy, scenario.guard, spec, counted_instructions);
-    standard.for_machine(machine.topology(), machine.capabilities())
-}
-
 fn end_cycles(scenario: &Scenario, spec: &MachineSpec) -> Option<u64> {
     let cycles = |length: cachemate_spec::Length| match length {
         cachemate_spec::Length::Cycles(cycles) => Some(cycles),
@@ -200,106 +173,6 @@ fn end_cycles(scenario: &Scenario, spec: &MachineSpec) -> Option<u64> {
         _ => None,
     };
     Some(cycles(scenario.length)? + scenario.warm_up.map_or(Some(0), cycles)?)
-}
-
-fn length(given: cachemate_spec::Length) -> Length {
-    match given {
-        cachemate_spec::Length::Cycles(n) => Length::Cycles(n),
-        cachemate_spec::Length::Ns(n) => Length::Ns(n),
-        cachemate_spec::Length::Instructions(n) => Length::Instructions(n),
-        cachemate_spec::Length::Completions(n) => Length::Completions(n),
-    }
-}
-
-/// The machine of a scenario, with its programs on it.
-///
-/// # Errors
-/// An unknown scheduler, program or option; a recording that cannot be read; a machine that cannot be.
-pub fn build(scenario: &Scenario, spec: &MachineSpec) -> anyhow::Result<SimMachine> {
-    if scenario.model == Model::Interval {
-        bail!("model: found 'interval', expected 'cycle': only 'cachemate sim' runs the interval machine");
-    }
-    let scheduler = match scenario.scheduler.name.as_str() {
-        "default" | "linux" => SchedulerKind::Linux,
-        "solaris" => SchedulerKind::Solaris,
-        "round-robin" => SchedulerKind::RoundRobin,
-        other => bail!("scheduler.name: found '{other}', expected linux (the default), solaris or round-robin"),
-    };
-    let parameters: SchedulerParameters =
-        scenario.scheduler.parameters.clone().try_into().context("scheduler.parameters")?;
-    let defaults = SimOptions::default();
-    let options = SimOptions {
-        seed: scenario.seed,
-        scale: scenario.scale,
-        scheduler,
-        prefetch: parameters.prefetch.unwrap_or(defaults.prefetch),
-        piece_order_at_most: parameters.piece_order_at_most.unwrap_or(defaults.piece_order_at_most),
-        warm_up: scenario.warm_up.map(length),
-        ends: Some(length(scenario.length)),
-        ..defaults
-    };
-    let mut programs = Vec::new();
-    for (at, given) in scenario.programs.iter().enumerate() {
-        for _ in 0..given.count {
-            let seed = scenario.seed.wrapping_mul(1_000_003).wrapping_add(programs.len() as u64);
-            programs.push(program(given, seed).with_context(|| format!("programs[{at}]"))?);
-        }
-    }
-    Ok(SimMachine::new(spec, &options, programs)?)
-}
-
-fn program(given: &ProgramSpec, seed: u64) -> anyhow::Result<Program> {
-    let mut options: Options = given.parameters.clone().try_into().context("parameters")?;
-    options.threads = given.threads.or(options.threads);
-    let kernel = kernels::programs().any(|known| known.name == given.program);
-    let maker: cachemate_sim::machine::Maker = if kernel {
-        let name = given.program.clone();
-        // Built once here, so that a bad option is told before the run.
-        kernels::program(&name, seed, &options)?;
-        Box::new(move |run| {
-            kernels::program(&name, seed.wrapping_add(u64::from(run) << 32), &options).unwrap_or_default()
-        })
-    } else {
-        let path =
-            if given.program.ends_with(".cmt") { given.program.clone().into() } else { recording(&given.program)? };
-        let threads = recorded_threads(&path)?;
-        let mut first = Some(open_threads(&path, &threads, seed)?);
-        Box::new(move |_| first.take().or_else(|| open_threads(&path, &threads, seed).ok()).unwrap_or_default())
-    };
-    Ok(Program {
-        start_ns: given.start_ns,
-        restart: given.restart,
-        pinned: given.cpus.clone(),
-        goal: given.goal,
-        ..Program::new(given.program.clone(), maker)
-    })
-}
-
-fn recording(name: &str) -> anyhow::Result<PathBuf> {
-    pack_program(name).or_else(|missing| match kernels::program(name, 1, &Options::default()) {
-        Ok(_) => Err(missing.into()),
-        Err(unknown) => bail!("{unknown}; nor is it in the pack of recordings: {missing}"),
-    })
-}
-
-/// Threads of a recording that have records, ascending.
-fn recorded_threads(path: &std::path::Path) -> anyhow::Result<Vec<u32>> {
-    let mut reader = CmtReader::open(path)?;
-    let (mut batch, mut threads) = (Vec::new(), std::collections::BTreeSet::new());
-    while reader.read_batch(&mut batch)? {
-        threads.extend(batch.iter().map(|record| record.thread));
-    }
-    Ok(threads.into_iter().collect())
-}
-
-/// Copies start at different places of the loop.
-fn open_threads(path: &std::path::Path, threads: &[u32], seed: u64) -> anyhow::Result<Vec<Box<dyn AccessSource>>> {
-    let open = |&thread: &u32| {
-        let source = CmtSource::open(path, thread, 0, 0)?;
-        let skip = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) % source.records_per_round().max(1);
-        Ok(Box::new(CmtSource::open(path, thread, 0, skip)?) as Box<dyn AccessSource>)
-    };
-    threads.iter().map(open).collect()
 }
 
 fn words(answer: &SimAnswer<RunResults>) -> String {

@@ -6,9 +6,10 @@ use cachemate_interval::{IntervalMachine, Results};
 use cachemate_report::text::{number, or_dash, percent_text};
 use cachemate_report::{Align, Table};
 use cachemate_repro::interval::scenario::{self, Programs};
+use cachemate_scenario::pipeline;
 use cachemate_spec::{IntervalSpec, Scenario};
 
-use super::sim::{Sim, SimAnswer, Simulated, pipeline};
+use super::sim::{Sim, SimAnswer, Simulated};
 use crate::nominal::{Wanted, load};
 use crate::session::Session;
 

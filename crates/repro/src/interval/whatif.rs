@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use cachemate_core::{Machine, MachineSpec, Plan, PolicyConfig, Reason, TaskId, WindowRecord};
 use cachemate_interval::{IntervalMachine, Job, Options};
-use cachemate_pipeline::{Pipeline, Standard};
+use cachemate_pipeline::{INTERVAL_COUNTED_INSTRUCTIONS, Pipeline, Standard};
 use cachemate_report::{DecisionTold, PolicyOutcome, ProgramOutcome, TimeLines};
 
 use crate::setup::failed;
@@ -29,8 +29,6 @@ pub struct Question {
 
 /// Stretches that time lines have at most.
 const STRETCHES: u64 = 240;
-/// A reading of counters is folded into averages once it covers so many instructions, in nominal time.
-pub const COUNTED_INSTRUCTIONS: f64 = 1e8;
 
 /// The standard pipeline around a policy on the interval machine.
 ///
@@ -42,7 +40,7 @@ pub fn pipeline(
     policy: PolicyConfig,
     guard: bool,
 ) -> Result<Pipeline, ReproError> {
-    let standard = Standard::simulated(policy, guard, spec, COUNTED_INSTRUCTIONS);
+    let standard = Standard::simulated(policy, guard, spec, INTERVAL_COUNTED_INSTRUCTIONS);
     crate::setup::built(standard.for_machine(machine.topology(), machine.capabilities()))
 }
 

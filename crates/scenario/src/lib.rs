@@ -1,0 +1,221 @@
+//! From a scenario to the simulated machine with its programs on it, and to the pipeline that decides there.
+//!
+//! Problem: the command and sweeps run scenarios, and must run the same. Method: what a scenario names is looked up and
+//! built here: the scheduler, workload kernels, recordings of the pack. Properties: the same scenario and seed build the
+//! same machine; every error names the field.
+
+#![warn(missing_docs)]
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use cachemate_core::{AccessSource, ImpossibleMachine, Machine, MachineSpec, PipelineConfig, PolicyConfig};
+use cachemate_pipeline::{CYCLE_COUNTED_INSTRUCTIONS, INTERVAL_COUNTED_INSTRUCTIONS, Standard};
+use cachemate_sim::kernels::{self, Options};
+use cachemate_sim::machine::{Length, Maker, Program, SimMachine, SimOptions};
+use cachemate_sim::os::schedulers::SchedulerKind;
+use cachemate_spec::{Model, ProgramSpec, Scenario};
+use cachemate_trace::{CmtReader, CmtSource, TraceError, TraceReader, pack_program};
+use serde::Deserialize;
+
+/// A scenario from which no machine can be built.
+#[derive(Debug, thiserror::Error)]
+pub enum BadScenario {
+    /// The interval machine is built elsewhere.
+    #[error("model: found 'interval', expected 'cycle': only 'cachemate sim' runs the interval machine")]
+    Interval,
+    /// No such scheduler.
+    #[error("scheduler.name: found '{0}', expected linux (the default), solaris or round-robin")]
+    Scheduler(String),
+    /// Parameters that the scheduler does not take.
+    #[error("scheduler.parameters: {0}")]
+    SchedulerParameters(toml::de::Error),
+    /// A program that cannot be had.
+    #[error("programs[{at}]: {what}")]
+    Program {
+        /// Its place in the list.
+        at: usize,
+        /// In words.
+        what: String,
+    },
+    /// A machine that cannot be.
+    #[error(transparent)]
+    Machine(#[from] ImpossibleMachine),
+}
+
+/// What the simulated operating system's scheduler takes.
+#[derive(Deserialize, Default)]
+#[serde(deny_unknown_fields, default)]
+struct SchedulerParameters {
+    prefetch: Option<bool>,
+    piece_order_at_most: Option<u32>,
+}
+
+/// The standard pipeline of the scenario's machine, whichever model it runs on.
+pub fn pipeline(scenario: &Scenario, spec: &MachineSpec, machine: &impl Machine) -> PipelineConfig {
+    let policy = PolicyConfig {
+        name: scenario.policy.name.clone(),
+        parameters: scenario.policy.parameters.to_string(),
+        seed: scenario.seed,
+    };
+    let counted_instructions = match scenario.model {
+        Model::Cycle => CYCLE_COUNTED_INSTRUCTIONS,
+        Model::Interval => INTERVAL_COUNTED_INSTRUCTIONS,
+    };
+    let standard = Standard::simulated(policy, scenario.guard, spec, counted_instructions);
+    standard.for_machine(machine.topology(), machine.capabilities())
+}
+
+fn length(given: cachemate_spec::Length) -> Length {
+    match given {
+        cachemate_spec::Length::Cycles(n) => Length::Cycles(n),
+        cachemate_spec::Length::Ns(n) => Length::Ns(n),
+        cachemate_spec::Length::Instructions(n) => Length::Instructions(n),
+        cachemate_spec::Length::Completions(n) => Length::Completions(n),
+    }
+}
+
+/// The machine of a scenario, with its programs on it.
+///
+/// # Errors
+/// An unknown scheduler, program or option; a recording that cannot be read; a machine that cannot be.
+pub fn build(scenario: &Scenario, spec: &MachineSpec) -> Result<SimMachine, BadScenario> {
+    if scenario.model == Model::Interval {
+        return Err(BadScenario::Interval);
+    }
+    let scheduler = match scenario.scheduler.name.as_str() {
+        "default" | "linux" => SchedulerKind::Linux,
+        "solaris" => SchedulerKind::Solaris,
+        "round-robin" => SchedulerKind::RoundRobin,
+        other => return Err(BadScenario::Scheduler(other.to_string())),
+    };
+    let parameters: SchedulerParameters =
+        scenario.scheduler.parameters.clone().try_into().map_err(BadScenario::SchedulerParameters)?;
+    let defaults = SimOptions::default();
+    let options = SimOptions {
+        seed: scenario.seed,
+        scale: scenario.scale,
+        scheduler,
+        prefetch: parameters.prefetch.unwrap_or(defaults.prefetch),
+        piece_order_at_most: parameters.piece_order_at_most.unwrap_or(defaults.piece_order_at_most),
+        warm_up: scenario.warm_up.map(length),
+        ends: Some(length(scenario.length)),
+        ..defaults
+    };
+    let mut programs = Vec::new();
+    for (at, given) in scenario.programs.iter().enumerate() {
+        for _ in 0..given.count {
+            let seed = scenario.seed.wrapping_mul(1_000_003).wrapping_add(programs.len() as u64);
+            programs.push(program(given, seed).map_err(|what| BadScenario::Program { at, what })?);
+        }
+    }
+    Ok(SimMachine::new(spec, &options, programs)?)
+}
+
+fn program(given: &ProgramSpec, seed: u64) -> Result<Program, String> {
+    let mut options: Options =
+        given.parameters.clone().try_into().map_err(|error: toml::de::Error| format!("parameters: {error}"))?;
+    options.threads = given.threads.or(options.threads);
+    let kernel = kernels::programs().any(|known| known.name == given.program);
+    let maker: Maker = if kernel {
+        let name = given.program.clone();
+        // Built once here, so that a bad option is told before the run.
+        kernels::program(&name, seed, &options).map_err(|error| error.to_string())?;
+        Box::new(move |run| {
+            kernels::program(&name, seed.wrapping_add(u64::from(run) << 32), &options).unwrap_or_default()
+        })
+    } else {
+        let path = match given.program.ends_with(".cmt") {
+            true => given.program.clone().into(),
+            false => recording(&given.program)?,
+        };
+        let damaged = |error: TraceError| error.to_string();
+        let threads = recorded_threads(&path).map_err(damaged)?;
+        let mut first = Some(open_threads(&path, &threads, seed).map_err(damaged)?);
+        Box::new(move |_| first.take().or_else(|| open_threads(&path, &threads, seed).ok()).unwrap_or_default())
+    };
+    Ok(Program {
+        start_ns: given.start_ns,
+        restart: given.restart,
+        pinned: given.cpus.clone(),
+        goal: given.goal,
+        ..Program::new(given.program.clone(), maker)
+    })
+}
+
+fn recording(name: &str) -> Result<PathBuf, String> {
+    pack_program(name).map_err(|missing| match kernels::program(name, 1, &Options::default()) {
+        Ok(_) => missing.to_string(),
+        Err(unknown) => format!("{unknown}; nor is it in the pack of recordings: {missing}"),
+    })
+}
+
+/// Threads of a recording that have records, ascending.
+fn recorded_threads(path: &Path) -> Result<Vec<u32>, TraceError> {
+    let mut reader = CmtReader::open(path)?;
+    let (mut batch, mut threads) = (Vec::new(), BTreeSet::new());
+    while reader.read_batch(&mut batch)? {
+        threads.extend(batch.iter().map(|record| record.thread));
+    }
+    Ok(threads.into_iter().collect())
+}
+
+/// Copies start at different places of the loop.
+fn open_threads(path: &Path, threads: &[u32], seed: u64) -> Result<Vec<Box<dyn AccessSource>>, TraceError> {
+    let open = |&thread: &u32| {
+        let source = CmtSource::open(path, thread, 0, 0)?;
+        let skip = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) % source.records_per_round().max(1);
+        Ok(Box::new(CmtSource::open(path, thread, 0, skip)?) as Box<dyn AccessSource>)
+    };
+    threads.iter().map(open).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const START: &str = "name = \"s\"\ndescription = \"\"\nmachine = \"xeon-x5365-4\"\nseed = 1\nscale = 100\n\
+                         length = { cycles = 1_000_000 }\n";
+
+    fn given(rest: &str) -> (Scenario, MachineSpec) {
+        cachemate_spec::parse_scenario("s.toml", &format!("{START}{rest}")).unwrap()
+    }
+
+    /// Does every mistake name its field, what was found and what was expected?
+    #[test]
+    fn mistakes_name_their_field() {
+        let cases = [
+            (
+                "scheduler = { name = \"fifo\" }\n[[programs]]\nprogram = \"mcf\"\n",
+                "scheduler.name: found 'fifo', expected",
+            ),
+            (
+                "scheduler = { name = \"linux\", parameters = { prefech = true } }\n[[programs]]\nprogram = \"mcf\"\n",
+                "scheduler.parameters: unknown field `prefech`",
+            ),
+            ("[[programs]]\nprogram = \"mcf\"\n[[programs]]\nprogram = \"nobody\"\n", "programs[1]: "),
+            ("[[programs]]\nprogram = \"./nowhere.cmt\"\n", "programs[0]: ./nowhere.cmt"),
+            ("[[programs]]\nprogram = \"mcf\"\nparameters = { nothing = 1 }\n", "programs[0]: parameters: "),
+        ];
+        for (rest, expected) in cases {
+            let (scenario, spec) = given(rest);
+            let said = build(&scenario, &spec).err().expect(rest).to_string();
+            assert!(said.starts_with(expected), "{said}");
+        }
+    }
+
+    /// Do equal scenarios build machines that do the same, and other seeds others?
+    #[test]
+    fn a_scenario_and_its_seed_make_the_run() {
+        let run = |seed: u64| {
+            let (mut scenario, spec) = given("[[programs]]\nprogram = \"mcf\"\n[[programs]]\nprogram = \"gamess\"\n");
+            scenario.seed = seed;
+            let machine = build(&scenario, &spec).unwrap();
+            let config = pipeline(&scenario, &spec, &machine);
+            let mut machine = cachemate_pipeline::Pipeline::build(config).unwrap().run(machine, |_, _| true).unwrap();
+            format!("{:?}", machine.results())
+        };
+        assert_eq!(run(1), run(1));
+        assert_ne!(run(1), run(2));
+    }
+}

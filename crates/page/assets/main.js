@@ -66,7 +66,8 @@ class Page {
       recording.windows.forEach((snapshot) => this.store.add(snapshot));
       say(byId("state"), recording.head.cut_off ? "recording, cut off: " + recording.head.cut_off : "recording");
       this.marks();
-      this.show(0);
+      // The newest window: in the first one nothing is known yet.
+      this.show(null);
       return;
     }
     const token = takeToken();

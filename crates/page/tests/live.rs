@@ -15,6 +15,7 @@ use cachemate_core::{Applied, CpuId, Decision, Forecast, Level, Plan, Profiles, 
 use cachemate_page::Live;
 use cachemate_page::serve::page::{Feed, PageAddress, serve};
 use common::Browser;
+use common::http::{ask, asked};
 use serde_json::json;
 
 fn header() -> RunHeader {
@@ -58,41 +59,14 @@ fn parts(at: &str) -> (String, Option<String>) {
     }
 }
 
-/// Head and beginning of the body.
-fn asked(mut stream: impl Read + Write, path: &str, host: &str, headers: &[(&str, &str)]) -> (String, String) {
-    let host = headers.iter().find(|(name, _)| *name == "Host").map_or(host, |(_, host)| *host);
-    let mut head = format!("GET {path} HTTP/1.1\r\nHost: {host}\r\n");
-    for (name, value) in headers.iter().filter(|(name, _)| *name != "Host") {
-        head.push_str(&format!("{name}: {value}\r\n"));
-    }
-    stream.write_all(format!("{head}\r\n").as_bytes()).unwrap();
-    let (mut answer, mut some) = (Vec::new(), [0u8; 4096]);
-    // A stream of events has no end: its first window is enough.
-    while !String::from_utf8_lossy(&answer).contains("event: window") {
-        match stream.read(&mut some) {
-            Ok(0) | Err(_) => break,
-            Ok(read) => answer.extend_from_slice(&some[..read]),
-        }
-    }
-    let text = String::from_utf8_lossy(&answer).into_owned();
-    let (head, body) = text.split_once("\r\n\r\n").unwrap_or((&text, ""));
-    (head.to_string(), body.to_string())
-}
-
-fn ask(address: &str, path: &str, headers: &[(&str, &str)]) -> (String, String) {
-    let stream = TcpStream::connect(address).unwrap();
-    stream.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
-    asked(stream, path, address, headers)
-}
-
 /// Is nothing shown without the token, to a foreign page, or under a foreign name, and the page itself under its policy?
 #[test]
 fn only_who_has_the_token_looks() {
     let (address, token) = parts(&fed("127.0.0.1:0", true));
     let token = token.unwrap();
     let bearer = format!("Bearer {token}");
-    let status = |path: &str, headers: &[(&str, &str)]| ask(&address, path, headers).0[9..12].to_string();
-    let (head, body) = ask(&address, "/", &[]);
+    let status = |path: &str, headers: &[(&str, &str)]| ask(&address, path, headers, 0).0[9..12].to_string();
+    let (head, body) = ask(&address, "/", &[], 0);
     assert!(head.contains("content-security-policy: default-src 'none'") && body.contains("<title>cachemate</title>"));
     assert!(!body.contains("id=\"head\""), "the page without a token holds no data");
     assert_eq!(status("/events", &[]), "401");
@@ -108,10 +82,10 @@ fn only_who_has_the_token_looks() {
     assert_eq!(origin("null"), "403");
     assert_eq!(origin(&format!("http://{address}")), "200");
     assert_eq!(status("/events", &[("Authorization", &bearer), ("Sec-Fetch-Site", "cross-site")]), "403");
-    let (head, _) = ask(&address, "/enter", &[("Authorization", &bearer)]);
+    let (head, _) = ask(&address, "/enter", &[("Authorization", &bearer)], 0);
     let cookie = head.lines().find_map(|line| line.strip_prefix("set-cookie: ")).expect("a cookie");
     assert!(cookie.contains("HttpOnly") && cookie.contains("SameSite=Strict"), "{cookie}");
-    let (head, body) = ask(&address, "/events", &[("Cookie", cookie.split(';').next().unwrap())]);
+    let (head, body) = ask(&address, "/events", &[("Cookie", cookie.split(';').next().unwrap())], 0);
     assert!(head.contains("text/event-stream") && body.contains("event: head\ndata: {"), "{head}");
     assert!(!body.contains(&token));
 }
@@ -126,11 +100,11 @@ fn addresses_are_this_hosts() {
     assert_eq!(fed(&path, true), format!("socket {path}"));
     assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
     let stream = std::os::unix::net::UnixStream::connect(&path).unwrap();
-    let (head, _) = asked(stream, "/events", "localhost", &[]);
+    let (head, _) = asked(stream, "localhost", "/events", &[], 0);
     assert!(head.starts_with("HTTP/1.1 200"), "{head}");
     let (address, token) = parts(&fed("127.0.0.1:0", false));
     assert_eq!(token, None);
-    assert!(ask(&address, "/events", &[]).0.starts_with("HTTP/1.1 200"));
+    assert!(ask(&address, "/events", &[], 0).0.starts_with("HTTP/1.1 200"));
 }
 
 /// Is the ninth viewer told that all places are taken, and let in once somebody went?

@@ -1,5 +1,7 @@
-//! A real browser, driven over a pipe by its own debugging protocol.
+//! A real browser, driven over a pipe by its own debugging protocol; and a client that is none.
 #![allow(dead_code)] // each test file uses its part
+
+pub mod http;
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;

@@ -14,6 +14,7 @@ const RESULTS_DEPEND_ON: &[&str] = &[
     "../scenario/src",
     "../sim/src",
     "../spec/src",
+    "../study/src",
     "../sweep/src/job.rs",
     "../trace/src",
     "src/commands/mrc.rs",

@@ -21,6 +21,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("pipeline", &["core", "locality", "policy", "trace"]),
     ("repro", &["core", "locality", "policy", "pipeline", "sim", "interval", "trace", "report", "spec"]),
     ("scenario", &["core", "pipeline", "sim", "spec", "trace"]),
+    ("study", &["core", "locality", "policy", "report", "trace"]),
     ("sweep", &["core", "spec", "report"]),
     ("fuzzing", &["core", "spec", "linux", "trace", "sweep"]),
     ("page", &["core", "policy", "pipeline", "trace", "report"]),
@@ -30,7 +31,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
         "cli",
         &[
             "core", "spec", "locality", "policy", "pipeline", "sim", "interval", "linux", "trace", "report", "repro",
-            "scenario", "sweep", "page", "daemon",
+            "scenario", "study", "sweep", "page", "daemon",
         ],
     ),
 ];

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use cachemate_study::{sizes_in_equal_ratios, usual_sizes};
 use clap::{Args, ValueEnum};
 
 #[derive(Args)]
@@ -83,7 +84,7 @@ const SIZES_AT_MOST: usize = 10_000;
 impl Sizes {
     /// Half-doublings from 4K to 64M.
     pub fn usual() -> Self {
-        Sizes(geometric(4 << 10, 64 << 20, 29))
+        Sizes(usual_sizes())
     }
 }
 
@@ -115,15 +116,7 @@ fn range(low: &str, rest: &str, part: &str) -> Result<Vec<u64>, String> {
     if low >= high || !(2..=SIZES_AT_MOST).contains(&count) {
         return Err(bad());
     }
-    Ok(geometric(low, high, count))
-}
-
-/// `count` sizes from `low` to `high` in equal ratios, the inner ones rounded down to whole 64-byte lines.
-fn geometric(low: u64, high: u64, count: usize) -> Vec<u64> {
-    let ratio = (high as f64 / low as f64).log2() / (count - 1) as f64;
-    let inner = (1..count - 1).map(|at| (low as f64 * (ratio * at as f64).exp2() + 1e-6) as u64);
-    let whole_lines = inner.map(|bytes| if bytes >= 64 { bytes / 64 * 64 } else { bytes });
-    std::iter::once(low).chain(whole_lines).chain(std::iter::once(high)).collect()
+    Ok(sizes_in_equal_ratios(low, high, count))
 }
 
 #[cfg(test)]

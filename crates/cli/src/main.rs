@@ -13,7 +13,6 @@ mod files;
 mod input;
 mod nominal;
 mod prediction;
-mod profiling;
 mod programs;
 mod repro_cost;
 mod repro_sweep;

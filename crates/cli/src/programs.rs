@@ -9,9 +9,9 @@ use cachemate_core::Profile;
 use cachemate_locality::animal::{AnimalThresholds, classify};
 use cachemate_report::text::printable;
 use cachemate_report::{CurvePoint, ProgramSummary};
-use cachemate_trace::{ProfileFile, pack_program};
+use cachemate_study::{Profiling, Target, on_target};
+use cachemate_trace::{ProfileFile, TraceReader, pack_program};
 
-use crate::profiling::{Target, on_target, profile};
 use crate::session::Session;
 use crate::traces::{Trace, TraceArgs};
 
@@ -60,6 +60,24 @@ pub fn load_so_far(
         None => file.profile.clone(),
     };
     Ok((Program { name: printable(&file.program), file, profile }, whole))
+}
+
+/// Profiles a trace for `target`'s cache (a usual one without a target), naming it `name`.
+fn profile(
+    session: &Session,
+    trace: &mut Trace,
+    name: &str,
+    from: &str,
+    target: Option<Target>,
+) -> anyhow::Result<ProfileFile> {
+    let expected = trace.reader_totals().map_or(0, |totals| totals.records);
+    let mut profiling = Profiling::new(target, trace.header().instructions_known, expected)?;
+    let mut records = Vec::new();
+    while trace.records(&mut records)? {
+        profiling.push(&records)?;
+    }
+    let totals = trace.finish(session);
+    Ok(profiling.finish(name, from, trace.header(), totals.as_ref())?)
 }
 
 /// All of them, each once per mention.

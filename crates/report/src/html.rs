@@ -33,6 +33,24 @@ pub struct StudyPage {
     pub method: Vec<(String, String)>,
 }
 
+impl Matrix {
+    /// The picture of it.
+    pub fn heat_map(&self) -> HeatMap {
+        let percent = self.unit == "percent";
+        HeatMap {
+            rows: self.names.clone(),
+            columns: self.names.clone(),
+            row_label: "suffers".into(),
+            column_label: "beside".into(),
+            values: self.values.clone(),
+            decimals: percent.then_some(1),
+            by_root: true,
+            unit: if percent { "%".into() } else { String::new() },
+            ..HeatMap::default()
+        }
+    }
+}
+
 impl StudyPage {
     /// The file.
     pub fn html(&self) -> String {
@@ -54,26 +72,15 @@ impl StudyPage {
         if self.matrix.names.is_empty() {
             return html! {};
         }
-        let percent = self.matrix.unit == "percent";
-        let map = HeatMap {
-            rows: self.matrix.names.clone(),
-            columns: self.matrix.names.clone(),
-            row_label: "suffers".into(),
-            column_label: "beside".into(),
-            values: self.matrix.values.clone(),
-            decimals: percent.then_some(1),
-            by_root: true,
-            unit: if percent { "%".into() } else { String::new() },
-            ..HeatMap::default()
-        };
-        let unit = if percent { "per cent of its run time alone" } else { "a weight without a unit" };
+        let unit =
+            if self.matrix.unit == "percent" { "per cent of its run time alone" } else { "a weight without a unit" };
         html! {
             h2 { "Who hurts whom" }
             p.soft {
                 "Each row is a program, each column the neighbor on the same cache; the number is what the row's program is "
                 "expected to lose, in " (unit) ". Scheme: " (self.matrix.scheme) "."
             }
-            div.figure { (PreEscaped(map.inline())) }
+            div.figure { (PreEscaped(self.matrix.heat_map().inline())) }
         }
     }
 

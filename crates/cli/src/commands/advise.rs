@@ -5,13 +5,12 @@ use cachemate_core::Topology;
 use cachemate_policy::placement::{Placement, place};
 use cachemate_policy::schemes::{self, SharedCache};
 use cachemate_report::terminal::plan_boxes;
+use cachemate_study::{Target, USUAL_SCHEME, plan_picture};
 use clap::Args;
 use serde::Serialize;
 
 use super::status::SocketArg;
 use crate::args::JsonArg;
-use crate::prediction::{USUAL_SCHEME, plan_picture};
-use crate::profiling::Target;
 use crate::programs::load_all;
 use crate::session::Session;
 use cachemate_daemon::status::thread_text;

@@ -3,12 +3,13 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use cachemate_locality::sampled::{FixedRate, SampledCurve};
-use cachemate_locality::stack::{Histogram, ParallelStackDistances, StackDistances, StackError};
+use cachemate_locality::sampled::FixedRate;
+use cachemate_locality::stack::StackDistances;
 use cachemate_report::terminal::{CurveLine, curve_picture};
 use cachemate_report::text::{count_text, number, or_dash, percent_text, size_text};
-use cachemate_report::{Align, Counted, CurvePoint, MrcPart, MrcResult, Sampled, Table};
-use cachemate_trace::{AccessRecord, ThreadTotals, Totals, TraceReader};
+use cachemate_report::{Align, Counted, MrcPart, MrcResult, Sampled, Table};
+use cachemate_study::{Distances, TraceTotals, check_line_bytes, check_rate, counted, counted_from_sample};
+use cachemate_trace::{AccessRecord, ThreadTotals, TraceReader};
 use clap::{Args, ValueEnum};
 
 use crate::args::{JsonArg, Sizes};
@@ -64,51 +65,15 @@ enum Per {
 }
 
 fn rate(text: &str) -> Result<f64, String> {
-    let bad = || format!("found '{text}', expected a share of the lines such as 0.01, from 0.000001 to 1");
-    text.parse().ok().filter(|rate| (1e-6..=1.0).contains(rate)).ok_or_else(bad)
-}
-
-/// Files with fewer records are done before a second thread pays.
-const LARGE_RECORDS: u64 = 4_000_000;
-
-/// The exact engine on one thread or several; same result.
-enum Engine {
-    One(Box<StackDistances>),
-    Several(Box<ParallelStackDistances>),
-}
-
-impl Engine {
-    fn new(threads: Option<u8>, expected_records: u64) -> Self {
-        let two = || {
-            let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-            if cpus > 1 && expected_records >= LARGE_RECORDS { 2 } else { 1 }
-        };
-        match threads.map_or_else(two, usize::from) {
-            0 | 1 => Engine::One(Box::default()),
-            threads => Engine::Several(Box::new(ParallelStackDistances::new(threads))),
-        }
-    }
-
-    fn push(&mut self, lines: &[u64]) -> Result<(), StackError> {
-        match self {
-            Engine::One(engine) => engine.push(lines),
-            Engine::Several(engine) => engine.push(lines),
-        }
-    }
-
-    fn finish(self) -> Result<Histogram, StackError> {
-        match self {
-            Engine::One(engine) => engine.finish(),
-            Engine::Several(engine) => engine.finish(),
-        }
-    }
+    let rate = text.parse().map_err(|_| format!("found '{text}', expected a share of the lines such as 0.01"))?;
+    check_rate(rate).map(|()| rate)
 }
 
 /// Engines over one trace: everything together, and the parts asked for.
 struct Engines {
     shift: u32,
     per: Per,
-    all: Engine,
+    all: Distances,
     parts: BTreeMap<(u32, u32), StackDistances>,
 }
 
@@ -143,42 +108,6 @@ impl Engines {
     }
 }
 
-/// What the trace knows of one part besides its records.
-#[derive(Clone, Copy, Default)]
-struct TraceTotals {
-    program_accesses: Option<u64>,
-    instructions: Option<u64>,
-}
-
-impl TraceTotals {
-    fn of_all(totals: Option<&Totals>, instructions_known: bool) -> Self {
-        let instructions = totals.and_then(|totals| totals.instructions).filter(|_| instructions_known);
-        TraceTotals { program_accesses: totals.and_then(|totals| totals.program_accesses), instructions }
-    }
-
-    /// Counts of the threads that `mine` picks; a sum is known only where each is.
-    fn of_part(totals: Option<&Totals>, instructions_known: bool, mine: impl Fn(&ThreadTotals) -> bool) -> Self {
-        let Some(totals) = totals else { return TraceTotals::default() };
-        let threads: Vec<&ThreadTotals> = totals.threads.iter().filter(|thread| mine(thread)).collect();
-        if threads.is_empty() {
-            return TraceTotals::default();
-        }
-        TraceTotals {
-            program_accesses: threads.iter().map(|thread| thread.accesses).sum(),
-            instructions: threads.iter().map(|t| t.instructions).sum::<Option<u64>>().filter(|_| instructions_known),
-        }
-    }
-}
-
-/// # Errors
-/// No such lines.
-fn check_line(line_bytes: u32) -> Result<(), String> {
-    match line_bytes.is_power_of_two() && (8..=4096).contains(&line_bytes) {
-        true => Ok(()),
-        false => Err(format!("found {line_bytes}, expected a power of two from 8 to 4096")),
-    }
-}
-
 impl Mrc {
     /// The curve of one recording as a sweep asks for it: on one thread, as many are measured at once.
     ///
@@ -191,9 +120,8 @@ impl Mrc {
         sample: Option<f64>,
         seed: u64,
     ) -> Result<Self, String> {
-        check_line(line_bytes).map_err(|what| format!("line_bytes: {what}"))?;
-        let sample =
-            sample.map(|share| rate(&share.to_string())).transpose().map_err(|what| format!("sample: {what}"))?;
+        check_line_bytes(line_bytes).map_err(|what| format!("line_bytes: {what}"))?;
+        sample.map_or(Ok(()), check_rate).map_err(|what| format!("sample: {what}"))?;
         let (trace, per, threads, json) = (TraceArgs::default(), Per::All, Some(1), JsonArg { json: true });
         let file = file.display().to_string();
         Ok(Mrc { file, trace, line_bytes, sizes, per, sample, seed, threads, histogram: None, force: false, json })
@@ -215,7 +143,7 @@ impl Mrc {
     }
 
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
-        check_line(self.line_bytes).map_err(|what| Usage(format!("--line-bytes: {what}")))?;
+        check_line_bytes(self.line_bytes).map_err(|what| Usage(format!("--line-bytes: {what}")))?;
         if let Some(path) = &self.histogram {
             crate::files::refuse_existing(path, self.force)?;
         }
@@ -258,7 +186,7 @@ impl Mrc {
         let mut engines = Engines {
             shift: self.line_bytes.trailing_zeros(),
             per: self.per,
-            all: Engine::new(self.threads, trace.expected_records()),
+            all: Distances::new(self.threads.map(usize::from), trace.expected_records()),
             parts: BTreeMap::new(),
         };
         if self.per == Per::All {
@@ -288,49 +216,6 @@ impl Mrc {
             sampled: None,
             parts,
         })
-    }
-}
-
-fn counted(histogram: &Histogram, known: TraceTotals, sizes: &[u64], line_bytes: u32) -> Counted {
-    let lines: Vec<u64> = sizes.iter().map(|bytes| bytes / u64::from(line_bytes)).collect();
-    // Of no accesses there is no ratio, and so no curve.
-    let ratios = histogram.miss_ratio_curve(&lines).unwrap_or_default();
-    let accesses = histogram.accesses();
-    let per_kilo = known.instructions.filter(|count| *count > 0).map(|count| accesses as f64 * 1000.0 / count as f64);
-    let point = |(bytes, miss_ratio): (&u64, f64)| CurvePoint {
-        bytes: *bytes,
-        miss_ratio,
-        mpki: per_kilo.map(|scale| miss_ratio * scale),
-        miss_ratio_error: None,
-    };
-    Counted {
-        accesses,
-        program_accesses: known.program_accesses,
-        instructions: known.instructions,
-        cold: Some(histogram.cold()),
-        curve: sizes.iter().zip(ratios).map(point).collect(),
-    }
-}
-
-/// As [`counted`], from a sample: every point with its error bar.
-fn counted_from_sample(curve: &SampledCurve, known: TraceTotals, sizes: &[u64], line_bytes: u32) -> Counted {
-    let accesses = curve.accesses();
-    let per_kilo = known.instructions.filter(|count| *count > 0).map(|count| accesses as f64 * 1000.0 / count as f64);
-    let point = |bytes: &u64| {
-        let found = curve.at(bytes / u64::from(line_bytes))?;
-        Some(CurvePoint {
-            bytes: *bytes,
-            miss_ratio: found.miss_ratio,
-            mpki: per_kilo.map(|scale| found.miss_ratio * scale),
-            miss_ratio_error: found.half_width,
-        })
-    };
-    Counted {
-        accesses,
-        program_accesses: known.program_accesses,
-        instructions: known.instructions,
-        cold: None,
-        curve: sizes.iter().filter_map(point).collect(),
     }
 }
 

@@ -12,13 +12,14 @@ use cachemate_report::text::number;
 use cachemate_repro::Context;
 use cachemate_repro::interval::planned::{Planned, planned};
 use cachemate_repro::interval::whatif::Question;
+use cachemate_study::{USUAL_SCHEME, plan_picture};
 use clap::Args;
 use serde::Serialize;
 
 use crate::args::JsonArg;
 use crate::exit::Usage;
 use crate::nominal::jobs;
-use crate::prediction::{MachineArg, Prediction, USUAL_SCHEME, plan_picture};
+use crate::prediction::{MachineArg, Prediction};
 use crate::session::Session;
 
 /// Plan who shares a cache with whom on a machine, and say why

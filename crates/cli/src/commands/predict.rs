@@ -3,10 +3,11 @@
 use cachemate_report::terminal::{Paint, matrix_picture, sparkline};
 use cachemate_report::text::{number, or_dash, percent_text, size_text};
 use cachemate_report::{Align, Group, PredictResult, ProgramSummary, Table};
+use cachemate_study::{USUAL_SCHEME, matrix_of};
 use clap::Args;
 
 use crate::args::JsonArg;
-use crate::prediction::{MachineArg, Prediction, USUAL_SCHEME, matrix_of};
+use crate::prediction::{MachineArg, Prediction};
 use crate::session::Session;
 
 /// Predict who hurts whom on a shared cache, before placing anybody

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use cachemate_report::terminal::{CurveLine, curve_picture};
 use cachemate_report::text::{count_text, counted_text, number, or_dash, percent_text, size_text};
+use cachemate_study::Target;
 use cachemate_trace::Ended;
 use clap::Args;
 
@@ -12,7 +13,6 @@ use super::record::RecordArgs;
 use crate::args::JsonArg;
 use crate::exit::Interrupted;
 use crate::files::{refuse_existing, write_file};
-use crate::profiling::Target;
 use crate::programs::{Program, load_so_far};
 use crate::session::Session;
 

@@ -3,11 +3,12 @@
 use cachemate_policy::placement::place;
 use cachemate_report::StudyPage;
 use cachemate_report::text::{count_text, size_text};
+use cachemate_study::{USUAL_SCHEME, matrix_of, plan_picture};
 use clap::Args;
 
 use crate::args::OutputArgs;
 use crate::files::{refuse_existing, write_file};
-use crate::prediction::{MachineArg, Prediction, USUAL_SCHEME, matrix_of, plan_picture};
+use crate::prediction::{MachineArg, Prediction};
 use crate::session::Session;
 
 /// Write an HTML report: curves, classes, who hurts whom, the plan and why

@@ -6,13 +6,14 @@ use cachemate_report::text::{number, or_dash};
 use cachemate_report::{Align, Table, WhatIf as Outcomes};
 use cachemate_repro::Context;
 use cachemate_repro::interval::whatif::{Question, outcome};
+use cachemate_study::cache_summary;
 use clap::Args;
 
 use crate::args::JsonArg;
 use crate::exit::{Interrupted, Usage};
 use crate::files::{refuse_existing, write_file};
 use crate::nominal::jobs;
-use crate::prediction::{MachineArg, cache_summary};
+use crate::prediction::MachineArg;
 use crate::session::Session;
 
 /// Compare policies: how these programs would run on a machine for hours under each of them

@@ -1,0 +1,207 @@
+//! Miss-rate curves: the engines behind one face, and what they found as answers.
+
+use cachemate_locality::sampled::SampledCurve;
+use cachemate_locality::stack::{Histogram, ParallelStackDistances, StackDistances, StackError};
+use cachemate_report::{Counted, CurvePoint};
+use cachemate_trace::{ThreadTotals, Totals};
+
+/// Half-doublings from 4 KiB to 64 MiB, in bytes.
+pub fn usual_sizes() -> Vec<u64> {
+    sizes_in_equal_ratios(4 << 10, 64 << 20, 29)
+}
+
+/// `count` (at least 2) sizes from `low` to `high` in equal ratios, the inner ones rounded down to whole 64-byte lines.
+pub fn sizes_in_equal_ratios(low: u64, high: u64, count: usize) -> Vec<u64> {
+    let ratio = (high as f64 / low as f64).log2() / (count - 1) as f64;
+    let inner = (1..count - 1).map(|at| (low as f64 * (ratio * at as f64).exp2() + 1e-6) as u64);
+    let whole_lines = inner.map(|bytes| if bytes >= 64 { bytes / 64 * 64 } else { bytes });
+    std::iter::once(low).chain(whole_lines).chain(std::iter::once(high)).collect()
+}
+
+/// Can lines have so many bytes?
+///
+/// # Errors
+/// What was found and expected, in words.
+pub fn check_line_bytes(line_bytes: u32) -> Result<(), String> {
+    match line_bytes.is_power_of_two() && (8..=4096).contains(&line_bytes) {
+        true => Ok(()),
+        false => Err(format!("found {line_bytes}, expected a power of two from 8 to 4096")),
+    }
+}
+
+/// Can a sample follow this share of the lines?
+///
+/// # Errors
+/// What was found and expected, in words.
+pub fn check_rate(rate: f64) -> Result<(), String> {
+    match (1e-6..=1.0).contains(&rate) {
+        true => Ok(()),
+        false => Err(format!("found '{rate}', expected a share of the lines such as 0.01, from 0.000001 to 1")),
+    }
+}
+
+/// Traces with fewer records are done before a second thread pays.
+const LARGE_RECORDS: u64 = 4_000_000;
+
+/// The exact engine on one thread or several; same result.
+pub enum Distances {
+    /// On the caller's.
+    One(Box<StackDistances>),
+    /// On some.
+    Several(Box<ParallelStackDistances>),
+}
+
+impl Distances {
+    /// `threads`: `None` = two for large traces where there are two CPUs.
+    pub fn new(threads: Option<usize>, expected_records: u64) -> Self {
+        let two = || {
+            let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+            if cpus > 1 && expected_records >= LARGE_RECORDS { 2 } else { 1 }
+        };
+        match threads.unwrap_or_else(two) {
+            0 | 1 => Distances::One(Box::default()),
+            threads => Distances::Several(Box::new(ParallelStackDistances::new(threads))),
+        }
+    }
+
+    /// The next lines, in order.
+    ///
+    /// # Errors
+    /// More distinct lines than distances can be told of.
+    pub fn push(&mut self, lines: &[u64]) -> Result<(), StackError> {
+        match self {
+            Distances::One(engine) => engine.push(lines),
+            Distances::Several(engine) => engine.push(lines),
+        }
+    }
+
+    /// Every distance with its count.
+    ///
+    /// # Errors
+    /// As [`Self::push`].
+    pub fn finish(self) -> Result<Histogram, StackError> {
+        match self {
+            Distances::One(engine) => engine.finish(),
+            Distances::Several(engine) => engine.finish(),
+        }
+    }
+}
+
+/// What a trace knows of itself, or of one part, besides its records.
+#[derive(Clone, Copy, Default)]
+pub struct TraceTotals {
+    /// Data accesses before any filter.
+    pub program_accesses: Option<u64>,
+    /// Executed in the recorded window.
+    pub instructions: Option<u64>,
+}
+
+impl TraceTotals {
+    /// What is known of a whole trace.
+    pub fn of_all(totals: Option<&Totals>, instructions_known: bool) -> Self {
+        let instructions = totals.and_then(|totals| totals.instructions).filter(|_| instructions_known);
+        TraceTotals { program_accesses: totals.and_then(|totals| totals.program_accesses), instructions }
+    }
+
+    /// Counts of the threads that `mine` picks; a sum is known only where each is.
+    pub fn of_part(totals: Option<&Totals>, instructions_known: bool, mine: impl Fn(&ThreadTotals) -> bool) -> Self {
+        let Some(totals) = totals else { return TraceTotals::default() };
+        let threads: Vec<&ThreadTotals> = totals.threads.iter().filter(|thread| mine(thread)).collect();
+        if threads.is_empty() {
+            return TraceTotals::default();
+        }
+        TraceTotals {
+            program_accesses: threads.iter().map(|thread| thread.accesses).sum(),
+            instructions: threads.iter().map(|t| t.instructions).sum::<Option<u64>>().filter(|_| instructions_known),
+        }
+    }
+
+    /// What turns misses per access into misses per thousand instructions.
+    fn per_kilo_instr(&self, accesses: u64) -> Option<f64> {
+        self.instructions.filter(|count| *count > 0).map(|count| accesses as f64 * 1000.0 / count as f64)
+    }
+}
+
+/// The curve of exact distances, at these sizes in bytes; without accesses it has no points.
+pub fn counted(histogram: &Histogram, known: TraceTotals, sizes: &[u64], line_bytes: u32) -> Counted {
+    let lines: Vec<u64> = sizes.iter().map(|bytes| bytes / u64::from(line_bytes)).collect();
+    // Of no accesses there is no ratio, and so no curve.
+    let ratios = histogram.miss_ratio_curve(&lines).unwrap_or_default();
+    let accesses = histogram.accesses();
+    let per_kilo = known.per_kilo_instr(accesses);
+    let point = |(bytes, miss_ratio): (&u64, f64)| CurvePoint {
+        bytes: *bytes,
+        miss_ratio,
+        mpki: per_kilo.map(|scale| miss_ratio * scale),
+        miss_ratio_error: None,
+    };
+    Counted {
+        accesses,
+        program_accesses: known.program_accesses,
+        instructions: known.instructions,
+        cold: Some(histogram.cold()),
+        curve: sizes.iter().zip(ratios).map(point).collect(),
+    }
+}
+
+/// As [`counted`], from a sample: every point with its error bar.
+pub fn counted_from_sample(curve: &SampledCurve, known: TraceTotals, sizes: &[u64], line_bytes: u32) -> Counted {
+    let accesses = curve.accesses();
+    let per_kilo = known.per_kilo_instr(accesses);
+    let point = |bytes: &u64| {
+        let found = curve.at(bytes / u64::from(line_bytes))?;
+        Some(CurvePoint {
+            bytes: *bytes,
+            miss_ratio: found.miss_ratio,
+            mpki: per_kilo.map(|scale| found.miss_ratio * scale),
+            miss_ratio_error: found.half_width,
+        })
+    };
+    Counted {
+        accesses,
+        program_accesses: known.program_accesses,
+        instructions: known.instructions,
+        cold: None,
+        curve: sizes.iter().filter_map(point).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Do the usual sizes begin and end where they say, ascend, and hold whole lines?
+    #[test]
+    fn usual_sizes_are_half_doublings() {
+        let sizes = usual_sizes();
+        assert_eq!((sizes.len(), sizes[0], sizes[2], sizes[28]), (29, 4 << 10, 8 << 10, 64 << 20));
+        assert!(sizes.windows(2).all(|pair| pair[0] < pair[1]) && sizes.iter().all(|bytes| bytes % 64 == 0));
+    }
+
+    /// Is the curve of a sweep over n lines all misses below n, and first touches only from n on; and per instruction
+    /// only where instructions are known?
+    #[test]
+    fn a_sweeps_curve_is_a_step() {
+        let sweep: Vec<u64> = (0..100).cycle().take(1000).collect();
+        for threads in [Some(1), Some(2), None] {
+            let mut distances = Distances::new(threads, 1000);
+            distances.push(&sweep).unwrap();
+            let histogram = distances.finish().unwrap();
+            let found = counted(&histogram, TraceTotals::default(), &[99 * 64, 100 * 64], 64);
+            let ratios: Vec<f64> = found.curve.iter().map(|point| point.miss_ratio).collect();
+            assert_eq!((ratios, found.cold, found.curve[0].mpki), (vec![1.0, 0.1], Some(100), None));
+            let known = TraceTotals { instructions: Some(4000), ..TraceTotals::default() };
+            assert_eq!(counted(&histogram, known, &[99 * 64], 64).curve[0].mpki, Some(250.0));
+        }
+    }
+
+    /// Do lines and shares that cannot be say what was found and what was expected?
+    #[test]
+    fn what_cannot_be_is_refused() {
+        assert_eq!((check_line_bytes(64), check_rate(0.01)), (Ok(()), Ok(())));
+        assert!(check_line_bytes(48).unwrap_err().contains("found 48, expected a power of two"));
+        for rate in [0.0, 1.5, f64::NAN] {
+            assert!(check_rate(rate).unwrap_err().contains("expected a share of the lines"), "{rate}");
+        }
+    }
+}

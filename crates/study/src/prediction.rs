@@ -1,0 +1,106 @@
+//! Who hurts whom and who goes where, as answers that tables, pictures and pages show.
+
+use cachemate_core::{CpuSet, MachineSpec, Profile};
+use cachemate_policy::matrix::{CostKind, PairCosts};
+use cachemate_policy::placement::{Outcome, Placement};
+use cachemate_policy::schemes::{Scheme, SharedCache};
+use cachemate_policy::solvers::Method;
+use cachemate_report::{Alternatives, CacheAssigned, CacheSummary, Matrix, Placed, PlanResult, level_text};
+
+use crate::StudyError;
+
+/// The scheme whose numbers are run time, for any number of programs on a cache, from one recording each.
+pub const USUAL_SCHEME: &str = "statcc";
+
+/// What each program suffers from each other on a cache, by a scheme.
+///
+/// # Errors
+/// [`StudyError::Without`]: a profile without the evidence that the scheme needs.
+pub fn pair_costs(
+    scheme: &dyn Scheme,
+    names: &[String],
+    profiles: &[&Profile],
+    cache: &SharedCache,
+) -> Result<PairCosts, StudyError> {
+    scheme.pair_costs(profiles, cache).map_err(|missing| StudyError::Without {
+        scheme: missing.scheme,
+        what: missing.what,
+        program: names.get(missing.program).cloned().unwrap_or_else(|| "?".to_string()),
+    })
+}
+
+/// What a machine's contended cache is.
+pub fn cache_summary(machine: &MachineSpec) -> CacheSummary {
+    let Some(cache) = machine.last_level() else { return CacheSummary::default() };
+    CacheSummary {
+        level: level_text(cache.level).to_string(),
+        size_bytes: cache.size_bytes,
+        ways: cache.ways,
+        line_bytes: cache.line_bytes,
+        instances: machine.instances(cache),
+        cpus_each: cache.shared_by_cores * machine.contexts_per_core,
+    }
+}
+
+/// The unit's name in results.
+pub fn unit_of(kind: CostKind) -> &'static str {
+    match kind {
+        CostKind::Degradation => "percent",
+        CostKind::Weight => "weight",
+    }
+}
+
+/// Costs for people and scripts: per cent, or weights as they are.
+pub fn matrix_of(names: &[String], scheme: &str, costs: &PairCosts) -> Matrix {
+    let scale = if costs.kind == CostKind::Degradation { 100.0 } else { 1.0 };
+    let values = costs.cost.iter().map(|row| row.iter().map(|cost| Some(cost * scale)).collect()).collect();
+    Matrix { scheme: scheme.to_string(), unit: unit_of(costs.kind).to_string(), names: names.to_vec(), values }
+}
+
+fn mean(outcome: &Outcome) -> Option<f64> {
+    outcome.mean_degradation_percent.or(outcome.mean_weight)
+}
+
+/// A placement as pictures and pages show it.
+pub fn plan_picture(placement: &Placement, machine: &str, scheme: &str, kind: CostKind) -> PlanResult {
+    let mut seen = Vec::new();
+    let mut caches = Vec::new();
+    for cache in &placement.caches {
+        let level = cache.level.map_or("no shared cache", level_text).to_string();
+        let nth = seen.iter().filter(|other| **other == level).count();
+        let cpus: CpuSet = cache.cpus.iter().map(|(cpu, _)| cpu.0).collect();
+        let on_it = placement.programs.iter().filter(|program| cpus.contains(program.cpu.0));
+        let placed = on_it.map(|program| Placed {
+            name: program.name.clone(),
+            cpu: Some(program.cpu.0),
+            suffers: program.degradation_percent.or(program.weight),
+            why: program.why.clone(),
+        });
+        caches.push(CacheAssigned {
+            cache: format!("{level} #{nth}"),
+            cpus: cpus.to_string(),
+            programs: placed.collect(),
+        });
+        seen.push(level);
+    }
+    let gap = mean(&placement.gap);
+    PlanResult {
+        machine: machine.to_string(),
+        scheme: scheme.to_string(),
+        unit: unit_of(kind).to_string(),
+        solver: match placement.method {
+            Method::Matching => "minimum-weight matching".to_string(),
+            Method::DynamicProgramming => "dynamic programming".to_string(),
+            Method::LocalSearch => "local search".to_string(),
+        },
+        optimal: placement.method != Method::LocalSearch || gap.is_some_and(|gap| gap <= 0.0),
+        gap,
+        caches,
+        expected: Alternatives {
+            plan: mean(&placement.plan),
+            best: mean(&placement.best),
+            worst: mean(&placement.worst),
+            random: mean(&placement.random),
+        },
+    }
+}

@@ -1,0 +1,254 @@
+//! From a trace to a profile file: one pass, exact stack distances, sampled reuse times, phases.
+
+use cachemate_core::{Estimate, Fact, FactSource, Level, MachineSpec, PhaseParameters, Profile};
+use cachemate_locality::cachesim::{CacheShape, CacheSim, PositionProfile, Replacement};
+use cachemate_locality::curve::{Folding, fold_to_ways};
+use cachemate_locality::phases::phases;
+use cachemate_locality::reuse::ReuseSampler;
+use cachemate_locality::stack::{Histogram, StackDistances};
+use cachemate_trace::{
+    AccessRecord, Curve, CurvePoint, Header, Histogram as FileHistogram, Interval, Intervals, ProfileFile,
+    ProfileSource, StackPositions, Totals,
+};
+
+use crate::{StudyError, TraceTotals, counted, usual_sizes};
+
+/// Watches one access in this many: enough samples from a million accesses, cheap on a billion.
+const REUSE_ONE_IN: u32 = 64;
+/// Phases are looked for in at most this many intervals.
+const INTERVALS_AT_MOST: u64 = 200;
+/// The cache whose misses tell phases apart where no machine is given.
+const PHASE_CACHE: (u64, u32) = (1 << 20, 16);
+
+/// The shared cache a profile is made for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Target {
+    /// The cache's level; profiles keep curves by it.
+    pub level: Level,
+    /// All slices together.
+    pub size_bytes: u64,
+    /// Lines of one set.
+    pub ways: u32,
+    /// Bytes of a line; a power of two.
+    pub line_bytes: u32,
+    /// Equal slices, chosen by a hash of the line address; 1 = not sliced.
+    pub slices: u32,
+}
+
+impl Target {
+    /// A machine's contended cache.
+    ///
+    /// # Errors
+    /// A machine without data caches.
+    pub fn of(machine: &MachineSpec) -> Result<Self, StudyError> {
+        let cache = machine.last_level().ok_or_else(|| StudyError::NoSharedCache(machine.name.clone()))?;
+        Ok(Target {
+            level: cache.level,
+            size_bytes: cache.size_bytes,
+            ways: cache.ways,
+            line_bytes: cache.line_bytes,
+            slices: cache.slices,
+        })
+    }
+}
+
+/// Engines fed side by side: push all records in order, then [`finish`](Self::finish).
+pub struct Profiling {
+    target: Target,
+    instructions_known: bool,
+    distances: StackDistances,
+    reuse: ReuseSampler,
+    cache: CacheSim,
+    interval_records: u64,
+    intervals: Vec<Interval>,
+    current: Interval,
+    lines: Vec<u64>,
+}
+
+const EMPTY: Interval = Interval { accesses: 0, instructions: None, misses: 0, phase: 0 };
+
+impl Profiling {
+    /// For `target`'s cache (a usual one without a target). `expected_records`: how many will come, 0 = not known.
+    ///
+    /// # Errors
+    /// A cache that cannot be simulated.
+    pub fn new(target: Option<Target>, instructions_known: bool, expected_records: u64) -> Result<Self, StudyError> {
+        let usual =
+            Target { level: Level::L3, size_bytes: PHASE_CACHE.0, ways: PHASE_CACHE.1, line_bytes: 64, slices: 1 };
+        let target = target.unwrap_or(usual);
+        let line_bytes = u64::from(target.line_bytes);
+        let shape = CacheShape::from_bytes(target.size_bytes, line_bytes, target.ways, target.slices)?;
+        Ok(Profiling {
+            target,
+            instructions_known,
+            distances: StackDistances::new(),
+            reuse: ReuseSampler::new(REUSE_ONE_IN, 1),
+            cache: CacheSim::new(shape, Replacement::Lru)?,
+            interval_records: (expected_records / INTERVALS_AT_MOST).max(10_000),
+            intervals: Vec::new(),
+            current: EMPTY,
+            lines: Vec::new(),
+        })
+    }
+
+    /// The next records, in order.
+    ///
+    /// # Errors
+    /// More distinct lines than can be numbered.
+    pub fn push(&mut self, records: &[AccessRecord]) -> Result<(), StudyError> {
+        let shift = self.target.line_bytes.trailing_zeros();
+        self.lines.clear();
+        self.lines.extend(records.iter().map(|record| record.address >> shift));
+        self.distances.push(&self.lines)?;
+        self.lines.iter().for_each(|line| self.reuse.touch(*line));
+        let mut at = 0;
+        while at < records.len() {
+            let room = (self.interval_records - self.current.accesses) as usize;
+            let end = records.len().min(at + room);
+            self.current.misses += self.cache.push(&self.lines[at..end]);
+            self.current.accesses += (end - at) as u64;
+            if self.instructions_known {
+                let gaps: u64 = records[at..end].iter().map(|record| record.gap).sum();
+                *self.current.instructions.get_or_insert(0) += gaps;
+            }
+            if self.current.accesses == self.interval_records {
+                self.intervals.push(std::mem::replace(&mut self.current, EMPTY));
+            }
+            at = end;
+        }
+        Ok(())
+    }
+
+    /// The file, named `name`; `from`: where the records come from. `header` and `totals` are those of the trace.
+    ///
+    /// # Errors
+    /// As [`Self::push`].
+    pub fn finish(
+        self,
+        name: &str,
+        from: &str,
+        header: &Header,
+        totals: Option<&Totals>,
+    ) -> Result<ProfileFile, StudyError> {
+        let target = self.target;
+        let histogram = self.distances.finish()?;
+        let known = TraceTotals::of_all(totals, header.instructions_known);
+        let tool = concat!("cachemate ", env!("CARGO_PKG_VERSION")).to_string();
+        let source =
+            ProfileSource { tool, kind: "trace".to_string(), from: Some(from.to_string()), filter: header.filter };
+        let mut file = ProfileFile::new(name, source);
+        file.command = header.command.clone();
+        file.accesses = known.program_accesses;
+        file.records = Some(histogram.accesses());
+        file.instructions = known.instructions;
+        file.curves = vec![curve(&histogram, known, target.line_bytes)];
+        file.histograms = vec![bucketed(&histogram, target.line_bytes)];
+        let positions = self.cache.positions().unwrap_or_default();
+        file.stack_positions = vec![StackPositions {
+            size_bytes: target.size_bytes,
+            line_bytes: target.line_bytes,
+            hits: positions.hits.clone(),
+            misses: positions.misses,
+        }];
+        let times = self.reuse.finish().to_profile();
+        file.profile.locality.reuse_times = times.map(of_trace);
+        if !self.intervals.is_empty() {
+            let every = with_phases(self.intervals);
+            let phase = every.last().map_or(0, |interval| interval.phase);
+            file.profile.phase_number = phase;
+            let (size_bytes, line_bytes) = (target.size_bytes, target.line_bytes);
+            file.intervals = Some(Intervals { size_bytes, line_bytes, every });
+        }
+        fill_rates(&mut file, target.level, &positions);
+        Ok(file)
+    }
+}
+
+fn curve(histogram: &Histogram, known: TraceTotals, line_bytes: u32) -> Curve {
+    let found = counted(histogram, known, &usual_sizes(), line_bytes);
+    let points = found.curve.iter().map(|point| CurvePoint {
+        size_bytes: point.bytes,
+        miss_ratio: Estimate::exact(point.miss_ratio),
+        misses_per_kilo_instr: point.mpki.map(Estimate::exact),
+    });
+    Curve { policy: "lru".to_string(), method: "exact".to_string(), line_bytes, thread: None, points: points.collect() }
+}
+
+/// Distances in buckets of at most 1/32 of their size: exact below 64 lines, small enough for a file.
+fn bucketed(histogram: &Histogram, line_bytes: u32) -> FileHistogram {
+    let mut buckets: Vec<(u64, u64)> = Vec::new();
+    for &(distance, count) in histogram.counts() {
+        let step = 1u64 << (63 - (distance | 63).leading_zeros()).saturating_sub(5);
+        let upper = distance / step * step + step - 1;
+        match buckets.last_mut() {
+            Some((bound, sum)) if *bound == upper => *sum += count,
+            _ => buckets.push((upper, count)),
+        }
+    }
+    FileHistogram { kind: "stack-distance".to_string(), line_bytes, cold: histogram.cold(), buckets }
+}
+
+/// Numbers the phases: raised by one at each change of the miss rate (thesis 5.6.2).
+fn with_phases(mut every: Vec<Interval>) -> Vec<Interval> {
+    let signal = |interval: &Interval| {
+        let count = interval.instructions.filter(|count| *count > 0)?;
+        Some(vec![interval.misses as f64 * 1000.0 / count as f64])
+    };
+    let Some(signals) = every.iter().map(signal).collect::<Option<Vec<_>>>() else { return every };
+    for (number, phase) in phases(&signals, PhaseParameters::default()).iter().enumerate() {
+        every[phase.start..phase.end].iter_mut().for_each(|interval| interval.phase = number as u32);
+    }
+    every
+}
+
+/// Rates per instruction, where instructions are known: what schemes and policies read.
+fn fill_rates(file: &mut ProfileFile, level: Level, positions: &PositionProfile) {
+    let Some(instructions) = file.instructions.filter(|count| *count > 0) else { return };
+    let per_mega = |count: u64| count as f64 * 1e6 / instructions as f64;
+    let curve = file.curves.first().map(|curve| {
+        let points = curve.points.iter();
+        points.filter_map(|point| Some((point.size_bytes, point.misses_per_kilo_instr?))).collect()
+    });
+    let references = file.records.map(|records| Estimate::exact(per_mega(records)));
+    file.profile.rates.llc_refs_per_mega_instr = references.map(|rate| Fact::measured(rate, FactSource::ExactTrace, 0));
+    let locality = &mut file.profile.locality;
+    locality.misses_per_kilo_instr = curve.map(|points| (level, of_trace(points))).into_iter().collect();
+    let counts = positions.hits.iter().chain([&positions.misses]);
+    locality.stack_positions = Some(of_trace(counts.map(|count| per_mega(*count)).collect()));
+}
+
+/// A fact of a whole recording.
+fn of_trace<T>(value: T) -> Fact<T> {
+    Fact::new(value, FactSource::ExactTrace, 0)
+}
+
+/// The profile as it is on `target`'s cache: LRU positions of that cache, measured where the file has them, folded from
+/// its stack distances otherwise.
+///
+/// # Errors
+/// The file was made for another line size, or knows no distances.
+pub fn on_target(file: &ProfileFile, target: Target) -> Result<Profile, StudyError> {
+    let mut profile = file.profile.clone();
+    let Some(instructions) = file.instructions.filter(|count| *count > 0) else { return Ok(profile) };
+    let per_mega = |count: f64| count * 1e6 / instructions as f64;
+    let fits = |found: &&StackPositions| {
+        (found.size_bytes, found.line_bytes, found.hits.len())
+            == (target.size_bytes, target.line_bytes, target.ways as usize)
+    };
+    if let Some(found) = file.stack_positions.iter().find(fits) {
+        let counts = found.hits.iter().chain([&found.misses]);
+        profile.locality.stack_positions = Some(of_trace(counts.map(|count| per_mega(*count as f64)).collect()));
+        return Ok(profile);
+    }
+    let with_line = |h: &&FileHistogram| h.kind == "stack-distance" && h.line_bytes == target.line_bytes;
+    let Some(histogram) = file.histograms.iter().find(with_line) else {
+        let made: Vec<String> = file.histograms.iter().map(|h| h.line_bytes.to_string()).collect();
+        let made = if made.is_empty() { "none".to_string() } else { made.join(", ") };
+        return Err(StudyError::OtherLines { program: file.program.clone(), found: made, expected: target.line_bytes });
+    };
+    let histogram = Histogram::new(histogram.cold, histogram.buckets.iter().copied());
+    let sets = target.size_bytes / u64::from(target.line_bytes) / u64::from(target.ways);
+    let folded = fold_to_ways(&histogram, sets, target.ways, Folding::Hashed);
+    profile.locality.stack_positions = folded.map(|counts| of_trace(counts.into_iter().map(per_mega).collect()));
+    Ok(profile)
+}

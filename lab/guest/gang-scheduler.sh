@@ -77,19 +77,27 @@ bad_plans() {
     same still "the plan in force is the one before" 1 "$(state | sed -n 's/.*"generation":\([0-9]*\).*/\1/p')"
 }
 
-# Light tasks beside heavy ones in one gang, and children of a planned shell: does everybody still come to run?
-many() {
+# Programs that wait, stopped, from before the scheduler is attached: to start them takes so much of a CPU that the guard acts.
+waiting() {
     more=
     for name in a b c d e f; do
         busy chase "more-$name" -1 64
+        kill -STOP "$pid"
         more="$more $pid"
     done
-    sh -c 'while :; do lab-program load chase child -1 64 60 >/dev/null; done' &
+    sh -c 'kill -STOP $$; while :; do lab-program load chase child -1 64 60 >/dev/null; done' &
     parent=$!
+}
+# Light tasks beside heavy ones in one gang, and children of a planned shell: does everybody still come to run?
+many() {
     comma=
     tasks=$(four 0 0 1 1; comma=,; weight=1; for pid in $more; do task "$pid" 0 $weight; weight=$((weight == 1 ? 10000 : 1)); done; task "$parent" 1)
+    # What this shell has done until here may have called the guard.
+    usleep 1500000
+    within 10 attached
     plan 4 20000 "$tasks"
-    same taken-many "the larger plan is taken in" '"complaints":[],"generation":4' "$(grep -o '"complaints.*"generation":4' answer || cat answer)"
+    same taken-many "the larger plan is taken in" '{"attached":true,"complaints":[],"generation":4}' "$(cat answer)"
+    kill -CONT $more "$parent"
     usleep 150000
     over 0.8
     same attached-many "and the scheduler is attached still" enabled "$(cat /sys/kernel/sched_ext/state)"
@@ -148,6 +156,7 @@ guard() {
 scene_scheduler() {
     lab-program model 0
     same check "nothing is missing here" '' "$(gangs check)" nothing
+    waiting
     if ! attach; then
         tell attach "the scheduler is attached" FAIL - "$(tail -n 1 loader.log)" enabled
         dmesg | tail -n 20 | sed 's/^/# /'

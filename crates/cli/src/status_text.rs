@@ -40,6 +40,10 @@ pub fn head(status: &Status) -> String {
     if let Some(colors) = &status.colors {
         text.push_str(&format!("page colors: {colors}\n"));
     }
+    if status.kernel_cache_scheduling.enabled.is_some() {
+        let said = &status.kernel_cache_scheduling.says;
+        text.push_str(&format!("the kernel's cache-aware scheduling: {said}\n"));
+    }
     if let Some(cpu) = status.pressure.cpu {
         let memory = status.pressure.memory.map_or(0.0, |memory| memory.some_share);
         text.push_str(&format!(
@@ -200,6 +204,7 @@ pub fn explain_text(
     beside: &[String],
     decided: &[DecisionStatus],
     refused: &[String],
+    conflicts: &[String],
     acts: bool,
 ) -> String {
     let mut table = Table::new(COLUMNS);
@@ -227,6 +232,7 @@ pub fn explain_text(
         }
     }
     refused.iter().for_each(|line| text.push_str(&format!("refused: {line}\n")));
+    conflicts.iter().for_each(|line| text.push_str(&format!("against the kernel: {line}\n")));
     text
 }
 
@@ -265,7 +271,7 @@ mod tests {
             progress_of: Some("work reported".into()),
             ..TaskStatus::default()
         };
-        let told = |task: &TaskStatus| explain_text(std::slice::from_ref(task), &[], &[], &[], true);
+        let told = |task: &TaskStatus| explain_text(std::slice::from_ref(task), &[], &[], &[], &[], true);
         assert!(told(&task).contains("promised to 7: at least 1500 a second (now 1400 in work reported, broken)"));
         let blind = TaskStatus { progress_of: Some("system calls".into()), ..task.clone() };
         assert!(told(&blind).contains("neither work reported nor instructions are counted"));
@@ -309,7 +315,7 @@ mod tests {
         let status = Status { decisions: vec![decision.clone()], ..status };
         let beside = [thread_text(name, 107)];
         for text in
-            [status_text(&status), top_text(&status, 400), explain_text(&tasks, &beside, &[decision], &[], true)]
+            [status_text(&status), top_text(&status, 400), explain_text(&tasks, &beside, &[decision], &[], &[], true)]
         {
             assert!(!text.contains(['\u{1b}', '\r']) && text.contains(r"\u{1b}[2J\n  1  1 init"), "{text}");
             assert!(!text.lines().any(|line| line.trim_start().starts_with("1  1 init")), "{text}");

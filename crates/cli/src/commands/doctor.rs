@@ -1,7 +1,9 @@
 //! `cachemate doctor`: what this host can be measured with, and what would help.
 
+use cachemate_linux::kernel::Host;
 use cachemate_linux::sense::capability_survey::{Capability, CapabilitySurvey};
 use cachemate_linux::sense::pressure::{self, Pressure};
+use cachemate_linux::sense::sched_cache::{self, SchedCache};
 use clap::Args;
 use serde::Serialize;
 
@@ -32,6 +34,8 @@ struct DoctorJson {
     shared_last_level_caches: usize,
     topology_warnings: Vec<String>,
     pressure: Pressure,
+    /// Linux's own, beside which this host is managed.
+    kernel_cache_scheduling: SchedCache,
 }
 
 impl Doctor {
@@ -48,7 +52,8 @@ impl Doctor {
             online_cpus: found.topology.online().count() as usize,
             shared_last_level_caches: shared,
             topology_warnings: found.warnings,
-            pressure: pressure::read(&cachemate_linux::kernel::Host::new("/")),
+            pressure: pressure::read(&Host::new("/")),
+            kernel_cache_scheduling: sched_cache::read(&Host::new("/")),
             capability_survey: found.capability_survey,
         };
         session.answer(self.json.json, &result, || words(&result))
@@ -60,6 +65,7 @@ fn words(result: &DoctorJson) -> String {
         "level {} of 3: {}\n{} CPUs online, {} last-level caches shared by two or more\n",
         result.capability_survey.level, result.means, result.online_cpus, result.shared_last_level_caches
     );
+    text.push_str(&format!("the kernel's own cache-aware scheduling: {}\n", result.kernel_cache_scheduling.says));
     for warning in &result.topology_warnings {
         text.push_str(&format!("note: {warning}\n"));
     }

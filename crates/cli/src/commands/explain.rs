@@ -36,6 +36,8 @@ struct ExplainJson {
     /// That name it, latest first.
     decisions: Vec<DecisionStatus>,
     refused: Vec<String>,
+    /// Where its affinities work against the kernel's own cache-aware scheduling.
+    conflicts: Vec<String>,
 }
 
 impl Explain {
@@ -61,10 +63,17 @@ impl Explain {
             beside: others.map(|task| thread_text(&task.name, task.tid)).collect(),
             decisions: status.decisions.iter().filter(|decision| about(&decision.tasks)).cloned().collect(),
             refused: status.refused.iter().filter(|line| tokens.iter().any(|t| line.contains(t))).cloned().collect(),
+            conflicts: status
+                .kernel_conflicts
+                .iter()
+                .filter(|conflict| tasks.iter().any(|task| task.pid == conflict.pid))
+                .map(|conflict| conflict.said.clone())
+                .collect(),
             tasks,
         };
         session.answer(self.json.json, &result, || {
-            explain_text(&result.tasks, &result.beside, &result.decisions, &result.refused, result.acts)
+            let ExplainJson { tasks, beside, decisions, refused, conflicts, acts, .. } = &result;
+            explain_text(tasks, beside, decisions, refused, conflicts, *acts)
         })
     }
 }

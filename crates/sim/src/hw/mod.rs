@@ -220,6 +220,7 @@ impl Hardware {
 
     fn renew_key(&mut self, cpu: CpuId) {
         let (core, _) = self.context(cpu);
+        self.cores[core].renew();
         self.next.set(core, self.cores[core].next_tick());
     }
 

@@ -61,11 +61,16 @@ pub(crate) struct Front {
     /// What does not need the value of a load goes on.
     pub loads_pass: bool,
     window: u64,
+    /// Of the window, what each loaded context has; as of [`Core::renew`].
+    window_share: u64,
     mshrs: usize,
 }
 
 pub(crate) struct Core {
     pub front: Front,
+    /// [`Context::ready_tick`] of each, side by side: every turn begins with a look at all. Of no meaning for the context
+    /// whose run is under way.
+    ready: Vec<u64>,
     /// Tick up to which its issue slots are used.
     now: u64,
     /// Who had the last turn, and until when it lasts.
@@ -87,10 +92,11 @@ impl Core {
             }
         };
         let nearest = Served::Hit(Level::L1Data);
-        let contexts = cpus.map(|cpu| Context::new(CpuId(cpu), nearest)).collect();
+        let contexts: Vec<Context> = cpus.map(|cpu| Context::new(CpuId(cpu), nearest)).collect();
+        let ready = vec![u64::MAX; contexts.len()];
         let package = number / machine.cores_per_package;
-        let front = Front { contexts, l1d, l1i, package, in_order, loads_pass, window, mshrs };
-        Core { front, now: 0, turn: (0, 0), burst: Burst::default(), next: u64::MAX }
+        let front = Front { contexts, l1d, l1i, package, in_order, loads_pass, window, window_share: window, mshrs };
+        Core { front, ready, now: 0, turn: (0, 0), burst: Burst::default(), next: u64::MAX }
     }
 
     /// Tick of the next thing it could do; `u64::MAX` = nothing.
@@ -99,26 +105,34 @@ impl Core {
         if self.burst.thread.is_some() {
             return self.now;
         }
-        let ready = self.front.contexts.iter().map(Context::ready_tick).min();
-        ready.filter(|&ready| ready < u64::MAX).map_or(u64::MAX, |ready| ready.max(self.now))
+        let ready = self.ready.iter().fold(u64::MAX, |least, &ready| ready.min(least));
+        if ready == u64::MAX { ready } else { ready.max(self.now) }
+    }
+
+    /// A thread was put on a context or taken off, or its time moved.
+    pub fn renew(&mut self) {
+        self.ready.iter_mut().zip(&self.front.contexts).for_each(|(ready, context)| *ready = context.ready_tick());
+        if !self.front.in_order {
+            let loaded = self.front.contexts.iter().filter(|context| context.thread.is_some()).count() as u64;
+            self.front.window_share = self.front.window / loaded.max(1);
+        }
     }
 
     /// The context whose turn it is, when it is ready, and when the next other one is. `u64::MAX` = never.
     #[inline]
     fn pick(&self) -> (usize, u64, u64) {
         let (last, ends) = self.turn;
-        let (before, rest) = self.front.contexts.split_at(last);
-        let of_last = rest[0].ready_tick();
+        let (before, rest) = self.ready.split_at(last);
+        let of_last = rest[0];
         let (mut best, mut ready, mut other) = (last, u64::MAX, u64::MAX);
         // In turn after the last, the last itself at the end.
-        let mut see = |at: usize, context: &Context| {
-            let tick = context.ready_tick();
+        let mut see = |at: usize, tick: u64| {
             other = other.min(tick.max(ready));
             best = if tick < ready { at } else { best };
             ready = ready.min(tick);
         };
-        rest[1..].iter().zip(last + 1..).for_each(|(context, at)| see(at, context));
-        before.iter().zip(0..).for_each(|(context, at)| see(at, context));
+        rest[1..].iter().zip(last + 1..).for_each(|(&tick, at)| see(at, tick));
+        before.iter().zip(0..).for_each(|(&tick, at)| see(at, tick));
         let goes_on = of_last <= self.now && self.now < ends;
         if goes_on || of_last < ready { (last, of_last, ready) } else { (best, ready, other.min(of_last)) }
     }
@@ -161,6 +175,9 @@ impl Core {
     /// Begins the run of the context that is next. False = none is ready in time.
     #[inline]
     fn begin(&mut self, bounds: Bounds, ticks_per_cycle: u64) -> bool {
+        debug_assert!(
+            self.ready.iter().zip(&self.front.contexts).all(|(&ready, context)| ready == context.ready_tick())
+        );
         let (nth, ready, other) = self.pick();
         let start = self.now.max(ready);
         if start >= bounds.end {
@@ -174,7 +191,7 @@ impl Core {
         }
         let front = &mut self.front;
         let room = front.room(nth);
-        let window = if front.in_order { u64::MAX } else { front.window / front.loaded() };
+        let window = front.window_share;
         let context = &mut front.contexts[nth];
         context.settle(start);
         let Some(thread) = context.thread.take() else { return false };
@@ -197,6 +214,7 @@ impl Core {
             Outcome::Interrupt => Some(Stop::Interrupt { cpu, task: context.task()?, at_cycle: at_cycle() }),
             _ if overflowed => {
                 context.charge(now, around.sampling.interrupt_ticks, Charge::Interrupt);
+                self.ready[nth] = context.ready_tick();
                 Some(Stop::Interrupt { cpu, task: context.task()?, at_cycle: at_cycle() })
             }
             _ => None,
@@ -208,17 +226,15 @@ impl Core {
     pub fn put_back(&mut self, caches: &mut Caches) {
         if let Some(thread) = self.burst.thread.take() {
             let nth = self.burst.run.nth;
-            self.front.contexts[nth].thread = Some(self.front.close(&self.burst, thread, caches));
+            let thread = self.front.close(&self.burst, thread, caches);
+            let context = &mut self.front.contexts[nth];
+            context.thread = Some(thread);
+            self.ready[nth] = context.ready;
         }
     }
 }
 
 impl Front {
-    /// Contexts with a thread.
-    fn loaded(&self) -> u64 {
-        self.contexts.iter().filter(|context| context.thread.is_some()).count() as u64
-    }
-
     /// Is there a miss register (or a place in the store buffer) for another miss? If not, the first to be back.
     pub fn no_room(&mut self, nth: usize, t: u64) -> Option<Outstanding> {
         // Those that are back are only looked for when it matters.

@@ -300,6 +300,7 @@ impl Front {
                     }
                 }
                 if issue > shared && !around.caches.is_own(l1d, place, frame | address & page_mask, store) {
+                    around.caches.bring_path(l1d, frame | address & page_mask);
                     break 'other Event::Early;
                 }
                 if probed || context.held >= room {

@@ -74,7 +74,7 @@ pub(crate) struct Caches {
     pub roots: Vec<usize>,
     /// Number of each unit in `roots`, for roots.
     root_number: Vec<usize>,
-    directory: Option<LineTable>,
+    pub directory: Option<LineTable>,
     /// Lines of the directory.
     pub directory_shift: u32,
     /// Prefetches that the request under way gave rise to: cache and line. They start when it is through.

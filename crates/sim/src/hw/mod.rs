@@ -3,6 +3,7 @@
 //! The operating system loads threads onto contexts, lets time pass with [`Hardware::run`], and is told when a thread
 //! wants something of it. It answers translations through [`Frames`]. Nothing here decides who runs where.
 
+mod ahead;
 mod burst;
 mod caches;
 mod context;
@@ -17,6 +18,7 @@ mod probe;
 mod queue;
 mod reach;
 mod sampling;
+mod scan;
 mod server;
 mod store;
 mod table;

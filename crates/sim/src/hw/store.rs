@@ -1,16 +1,19 @@
 //! The tags of one cache: sets, replacement, way masks, and per line its MESI state, owner and sharers.
 //!
 //! Problem: tens of caches with millions of lines, looked up a hundred million times a second.
-//! Method: twelve bytes a line, set by set (tags, then ages, then the rest), zero meaning absent, so that the host only
-//! commits memory for sets that were used. Ways keep their position (way masks need it); LRU is an age per line from a
-//! clock of the cache, which is renumbered before it could wrap.
+//! Method: twelve bytes a line, set by set (tags, then the rest, then ages; random replacement has none), zero meaning
+//! absent, so that the host only commits memory for sets that were used. What a hit needs stands together. Ways keep
+//! their position (way masks need it); LRU is an age per line from a clock of the cache, which is renumbered before it
+//! could wrap.
 //! In a virtually indexed cache the set's upper bits are those of the page (`page_index`).
 //! Properties: a tag is the line number without its set bits (where sets are a power of two), plus one; set and tag
 //! give the line back when it leaves.
 
 use cachemate_core::{CacheSpec, Replacement, SplitMix64};
 
+use super::ahead::{HOST_LINE_WORDS, bring};
 use super::page_index::SetBits;
+use super::scan::{Least, equal_4, position};
 
 /// MESI. Invalid lines are absent.
 pub(crate) const SHARED: u32 = 1;
@@ -80,70 +83,22 @@ pub(crate) struct TagStore {
     tag_shift: u32,
     slices: u64,
     replacement: Replacement,
-    /// Per set: tags, ages (or tree bits), metas; `ways` of each.
+    /// From `first` on, `words_per_set` each: tags, metas, ages (or tree bits); `ways` of each.
     words: Vec<u32>,
+    words_per_set: usize,
+    /// Where a line of the host's caches begins: sets straddle fewer of them.
+    first: usize,
+    least: Least,
     clock: u32,
     random: SplitMix64,
-}
-
-/// Ways of four consecutive words that equal `tag`, as bits.
-#[cfg(target_arch = "x86_64")]
-#[inline(always)]
-fn equal_4(words: &[u32; 4], tag: u32) -> u32 {
-    use core::arch::x86_64::{_mm_castsi128_ps, _mm_cmpeq_epi32, _mm_loadu_si128, _mm_movemask_ps, _mm_set1_epi32};
-    // SAFETY: every x86-64 has SSE2, and the unaligned load reads the sixteen bytes of `words`.
-    unsafe {
-        let words = _mm_loadu_si128(words.as_ptr().cast());
-        _mm_movemask_ps(_mm_castsi128_ps(_mm_cmpeq_epi32(words, _mm_set1_epi32(tag as i32)))) as u32
-    }
-}
-
-#[cfg(not(target_arch = "x86_64"))]
-#[inline(always)]
-fn equal_4(words: &[u32; 4], tag: u32) -> u32 {
-    words.iter().zip(0..).fold(0, |found, (&word, way)| found | u32::from(word == tag) << way)
-}
-
-/// First of the words that equals `tag`, without a branch per way.
-#[inline(always)]
-fn position(words: &[u32], tag: u32) -> Option<usize> {
-    let (fours, rest) = words.as_chunks::<4>();
-    let found = match fours {
-        [a, b] => Some(equal_4(a, tag) | equal_4(b, tag) << 4),
-        [a, b, c] => Some(equal_4(a, tag) | equal_4(b, tag) << 4 | equal_4(c, tag) << 8),
-        [a, b, c, d] => Some(equal_4(a, tag) | equal_4(b, tag) << 4 | equal_4(c, tag) << 8 | equal_4(d, tag) << 12),
-        _ => None,
-    };
-    if let Some(found) = found {
-        let rest = rest.iter().zip(4 * fours.len()..);
-        let found = rest.fold(found, |found, (&word, way)| found | u32::from(word == tag) << way);
-        return (found != 0).then(|| found.trailing_zeros() as usize);
-    }
-    for (nth, four) in fours.iter().enumerate() {
-        let found = equal_4(four, tag);
-        if found != 0 {
-            return Some(4 * nth + found.trailing_zeros() as usize);
-        }
-    }
-    rest.iter().position(|&word| word == tag).map(|way| 4 * fours.len() + way)
-}
-
-/// The first of the least.
-#[inline(always)]
-fn least(ages: &[u32]) -> usize {
-    let (fours, rest) = ages.as_chunks::<4>();
-    let mut lanes = [u32::MAX; 4];
-    for four in fours {
-        lanes.iter_mut().zip(four).for_each(|(lane, &age)| *lane = age.min(*lane));
-    }
-    let least = lanes.iter().chain(rest).fold(u32::MAX, |least, &age| age.min(least));
-    position(ages, least).unwrap_or(0)
 }
 
 impl TagStore {
     pub fn new(spec: &CacheSpec, set_bits: Option<SetBits>, seed: u64) -> Self {
         let (sets, slices) = (spec.sets_per_slice(), u64::from(spec.slices));
         let ways = spec.ways as usize;
+        let words_per_set = if spec.replacement == Replacement::Random { 2 * ways } else { 3 * ways };
+        let words = vec![0; (sets * slices) as usize * words_per_set + HOST_LINE_WORDS];
         TagStore {
             ways,
             sets,
@@ -153,7 +108,10 @@ impl TagStore {
             tag_shift: Self::tag_shift(spec, set_bits),
             slices,
             replacement: spec.replacement,
-            words: vec![0; (sets * slices) as usize * ways * 3],
+            first: words.as_ptr().align_offset(4 * HOST_LINE_WORDS).min(HOST_LINE_WORDS),
+            words,
+            words_per_set,
+            least: Least::of(ways),
             clock: 0,
             random: SplitMix64::new(seed),
         }
@@ -204,7 +162,7 @@ impl TagStore {
 
     #[inline(always)]
     fn base(&self, line: u64) -> usize {
-        self.set_of(line) as usize * self.ways * 3
+        self.first + self.set_of(line) as usize * self.words_per_set
     }
 
     #[inline(always)]
@@ -228,14 +186,21 @@ impl TagStore {
         self.way_of(base, self.tag(line)).map(|way| base + way)
     }
 
+    /// Tells the host that the line's set will be read.
+    #[inline(always)]
+    pub fn bring(&self, line: u64) {
+        let base = self.base(line);
+        bring(&self.words[base..base + self.words_per_set]);
+    }
+
     #[inline(always)]
     pub fn meta(&self, place: usize) -> Meta {
-        Meta(self.words[place + 2 * self.ways])
+        Meta(self.words[place + self.ways])
     }
 
     #[inline(always)]
     pub fn set_meta(&mut self, place: usize, meta: Meta) {
-        self.words[place + 2 * self.ways] = meta.0;
+        self.words[place + self.ways] = meta.0;
     }
 
     /// Makes the line at `place` the most recent of its set.
@@ -247,7 +212,7 @@ impl TagStore {
                     self.renumber();
                 }
                 self.clock += 1;
-                self.words[place + self.ways] = self.clock;
+                self.words[place + 2 * self.ways] = self.clock;
             }
             Replacement::TreePlru => self.point_tree_away(line, place),
             Replacement::Random => {}
@@ -257,9 +222,9 @@ impl TagStore {
     /// Gives every set the ages 1, 2, ... in the order they had, so that the clock can start over.
     #[cold]
     fn renumber(&mut self) {
-        for set in self.words.chunks_exact_mut(self.ways * 3) {
+        for set in self.words[self.first..].chunks_exact_mut(self.words_per_set) {
             let (tags, rest) = set.split_at_mut(self.ways);
-            let ages = &mut rest[..self.ways];
+            let ages = &mut rest[self.ways..];
             let mut order: Vec<usize> = (0..self.ways).filter(|&way| tags[way] != 0).collect();
             order.sort_by_key(|&way| ages[way]);
             order.iter().zip(1..).for_each(|(&way, age)| ages[way] = age);
@@ -273,7 +238,7 @@ impl TagStore {
         let base = self.base(line);
         let mut node = place - base + self.ways;
         while node > 1 {
-            self.words[base + self.ways + node / 2] = u32::from(node & 1 == 0);
+            self.words[base + 2 * self.ways + node / 2] = u32::from(node & 1 == 0);
             node /= 2;
         }
     }
@@ -287,10 +252,16 @@ impl TagStore {
         };
         let mut node = 1;
         while node < self.ways {
-            let wanted = 2 * node + self.words[base + self.ways + node] as usize;
+            let wanted = 2 * node + self.words[base + 2 * self.ways + node] as usize;
             node = if any(wanted, wanted) { wanted } else { wanted ^ 1 };
         }
         node - self.ways
+    }
+
+    /// Under LRU: an absent line, else the oldest.
+    #[inline(always)]
+    fn oldest(&self, base: usize) -> usize {
+        self.least.way(&self.words[base + 2 * self.ways..base + 3 * self.ways])
     }
 
     /// Way to fill: an empty allowed one, else by policy. `mask` `None` = all ways.
@@ -301,7 +272,7 @@ impl TagStore {
         }
         if self.replacement == Replacement::Lru {
             // Absent lines have age 0, so they go first.
-            return least(&self.words[base + self.ways..base + 2 * self.ways]);
+            return self.oldest(base);
         }
         if let Some(empty) = self.way_of(base, 0) {
             return empty;
@@ -314,9 +285,9 @@ impl TagStore {
 
     fn masked_victim(&mut self, base: usize, mask: u64) -> usize {
         let allowed = |way: &usize| mask >> way & 1 == 1;
-        let words = &self.words[base..base + 2 * self.ways];
+        let words = &self.words[base..base + self.words_per_set];
         if self.replacement == Replacement::Lru {
-            return (0..self.ways).filter(allowed).min_by_key(|way| words[self.ways + way]).unwrap_or(0);
+            return (0..self.ways).filter(allowed).min_by_key(|way| words[2 * self.ways + way]).unwrap_or(0);
         }
         if let Some(empty) = (0..self.ways).filter(allowed).find(|&way| words[way] == 0) {
             return empty;
@@ -357,7 +328,7 @@ impl TagStore {
     /// The line that would leave for this one, under LRU and without masks. `None` = nothing.
     pub fn next_out(&self, line: u64) -> Option<Evicted> {
         let base = self.base(line);
-        let place = base + least(&self.words[base + self.ways..base + 2 * self.ways]);
+        let place = base + self.oldest(base);
         let tag = self.words[place];
         (tag != 0).then(|| Evicted { line: self.line_of(tag, line), meta: self.meta(place) })
     }
@@ -367,17 +338,18 @@ impl TagStore {
         self.words[place] = 0;
         self.set_meta(place, Meta(0));
         if self.replacement == Replacement::Lru {
-            self.words[place + self.ways] = 0;
+            self.words[place + 2 * self.ways] = 0;
         }
     }
 
     /// All lines present, set by set.
     #[cfg(test)]
     pub fn lines(&self) -> impl Iterator<Item = (u64, Meta)> + '_ {
-        let sets = self.words.chunks_exact(self.ways * 3).enumerate();
+        let all = self.all_sets() as usize;
+        let sets = self.words[self.first..].chunks_exact(self.words_per_set).take(all).enumerate();
         sets.flat_map(move |(at, set)| {
             let present = (0..self.ways).filter(move |&way| set[way] != 0);
-            present.map(move |way| (self.line_of(set[way], at as u64 % self.sets), Meta(set[way + 2 * self.ways])))
+            present.map(move |way| (self.line_of(set[way], at as u64 % self.sets), Meta(set[way + self.ways])))
         })
     }
 }

@@ -227,6 +227,15 @@ impl Unit {
         *self.history.at(line) = remember.map_or(0, |task| task + 2);
     }
 
+    /// Tells the host that the line's history, and its set where asked, will be read.
+    #[inline(always)]
+    pub fn bring(&self, line: u64, set: bool) {
+        self.history.bring(line);
+        if set {
+            self.store.bring(line);
+        }
+    }
+
     pub fn forget(&mut self, line: u64) {
         *self.history.at(line) = 0;
     }

@@ -1,0 +1,120 @@
+//! Looks through the words of one set: which equals a tag, and which is least.
+//!
+//! Every x86-64 has SSE2, so tags are compared four at a time without asking. Least ages are looked for on every
+//! insertion; that is compiled a second time for processors with AVX2. Both give the same way.
+
+/// Ways of four consecutive words that equal `tag`, as bits.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+pub(crate) fn equal_4(words: &[u32; 4], tag: u32) -> u32 {
+    use core::arch::x86_64::{_mm_castsi128_ps, _mm_cmpeq_epi32, _mm_loadu_si128, _mm_movemask_ps, _mm_set1_epi32};
+    // SAFETY: every x86-64 has SSE2, and the unaligned load reads the sixteen bytes of `words`.
+    unsafe {
+        let words = _mm_loadu_si128(words.as_ptr().cast());
+        _mm_movemask_ps(_mm_castsi128_ps(_mm_cmpeq_epi32(words, _mm_set1_epi32(tag as i32)))) as u32
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+#[inline(always)]
+pub(crate) fn equal_4(words: &[u32; 4], tag: u32) -> u32 {
+    words.iter().zip(0..).fold(0, |found, (&word, way)| found | u32::from(word == tag) << way)
+}
+
+/// First of the words that equals `tag`, without a branch per way.
+#[inline(always)]
+pub(crate) fn position(words: &[u32], tag: u32) -> Option<usize> {
+    let (fours, rest) = words.as_chunks::<4>();
+    let found = match fours {
+        [a, b] => Some(equal_4(a, tag) | equal_4(b, tag) << 4),
+        [a, b, c] => Some(equal_4(a, tag) | equal_4(b, tag) << 4 | equal_4(c, tag) << 8),
+        [a, b, c, d] => Some(equal_4(a, tag) | equal_4(b, tag) << 4 | equal_4(c, tag) << 8 | equal_4(d, tag) << 12),
+        _ => None,
+    };
+    if let Some(found) = found {
+        let rest = rest.iter().zip(4 * fours.len()..);
+        let found = rest.fold(found, |found, (&word, way)| found | u32::from(word == tag) << way);
+        return (found != 0).then(|| found.trailing_zeros() as usize);
+    }
+    for (nth, four) in fours.iter().enumerate() {
+        let found = equal_4(four, tag);
+        if found != 0 {
+            return Some(4 * nth + found.trailing_zeros() as usize);
+        }
+    }
+    rest.iter().position(|&word| word == tag).map(|way| 4 * fours.len() + way)
+}
+
+/// The first of the least. Minima of unsigned words take a single instruction from SSE4.1 on, and seven before.
+#[inline(always)]
+fn least(ages: &[u32]) -> usize {
+    let (fours, rest) = ages.as_chunks::<4>();
+    let mut lanes = [u32::MAX; 4];
+    for four in fours {
+        lanes.iter_mut().zip(four).for_each(|(lane, &age)| *lane = age.min(*lane));
+    }
+    let least = lanes.iter().chain(rest).fold(u32::MAX, |least, &age| age.min(least));
+    position(ages, least).unwrap_or(0)
+}
+
+/// The same with AVX2's instructions.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,bmi1")]
+fn least_avx2(ages: &[u32]) -> usize {
+    least(ages)
+}
+
+/// How the least age of a set is looked for.
+#[derive(Clone, Copy)]
+pub(crate) struct Least {
+    #[cfg(target_arch = "x86_64")]
+    avx2: bool,
+}
+
+/// Ways from which the call is worth its cost.
+#[cfg(target_arch = "x86_64")]
+const WAYS_FOR_AVX2: usize = 8;
+
+impl Least {
+    /// The faster way for sets of so many ways.
+    #[cfg_attr(not(target_arch = "x86_64"), expect(unused_variables))]
+    pub fn of(ways: usize) -> Self {
+        Least {
+            #[cfg(target_arch = "x86_64")]
+            avx2: ways >= WAYS_FOR_AVX2 && is_x86_feature_detected!("avx2") && is_x86_feature_detected!("bmi1"),
+        }
+    }
+
+    /// The first of the least.
+    #[inline(always)]
+    pub fn way(self, ages: &[u32]) -> usize {
+        #[cfg(target_arch = "x86_64")]
+        if self.avx2 {
+            // SAFETY: the processor was asked for both.
+            return unsafe { least_avx2(ages) };
+        }
+        least(ages)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Do all forms find the way that a plain loop finds, whatever the number of ways and wherever equal ages stand?
+    #[test]
+    fn every_form_finds_the_first_of_the_least() {
+        let mut dice = crate::hw::tests::Dice::new(3);
+        for ways in 1..=48 {
+            for range in [2, 5, 1 << 32] {
+                let ages: Vec<u32> = (0..ways).map(|_| dice.below(range) as u32).collect();
+                let plain = (0..ages.len()).min_by_key(|&way| ages[way]).unwrap();
+                assert_eq!(least(&ages), plain, "{ages:?}");
+                assert_eq!(Least::of(ages.len()).way(&ages), plain, "{ages:?}");
+                let found = ages.iter().position(|&age| age == ages[plain]);
+                assert_eq!(position(&ages, ages[plain]), found);
+                assert_eq!(position(&ages, ages[plain].wrapping_sub(1)), None);
+            }
+        }
+    }
+}

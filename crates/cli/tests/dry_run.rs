@@ -57,6 +57,19 @@ fn nothing_to_change_is_said_after_so_many_windows() {
     assert_eq!(answer["changes"].as_array().unwrap().len(), 0);
 }
 
+/// Does a configuration that names no policy have `auto`, which changes nothing of a host of which nothing is known?
+#[test]
+fn without_a_policy_auto_decides_and_changes_nothing_unasked() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = sleeper();
+    let named = acting("default", 10, &program.pid().to_string());
+    let config = named.replace("[policy]\nname = \"default\"\n", "");
+    assert_ne!(config, named);
+    let words = dry(folder.path(), &config, &["--windows", "3"]).ok().out;
+    // Notes follow where the host lacks what it would rest on.
+    assert!(words.starts_with("policy 'auto': none in 3 windows\n"), "{words}");
+}
+
 /// Are programs of `run --dry-run` started and left where they are, and is what would be done to them told?
 #[test]
 fn run_starts_the_programs_and_changes_nothing() {

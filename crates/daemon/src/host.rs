@@ -210,10 +210,13 @@ fn pipeline(config: &ManageConfig, topology: &Topology, capabilities: &Capabilit
     })
 }
 
-/// What the configuration names as its policy; the one that changes nothing where it names none.
+/// Decides where the configuration names no policy. Nothing is moved before the configuration says act.
+const DEFAULT_POLICY: &str = "auto";
+
+/// What the configuration names as its policy, or the default one.
 pub(crate) fn policy_of(config: &ManageConfig) -> PolicyConfig {
     let choice =
-        config.policy.clone().unwrap_or(PolicyChoice { name: "default".into(), parameters: Default::default() });
+        config.policy.clone().unwrap_or(PolicyChoice { name: DEFAULT_POLICY.into(), parameters: Default::default() });
     PolicyConfig { name: choice.name, parameters: choice.parameters.to_string(), seed: config.seed }
 }
 

@@ -141,3 +141,99 @@ fn a_policy_plans_from_profiles_alone() {
     let both = run(at, &[&asked[..], &["--policy", "auto", "--scheme", "pain"]].concat());
     assert_eq!(both.code, Some(2), "{}", both.err);
 }
+
+/// A reuser that is promised a rate, beside a streamer, and another reuser; then more programs.
+fn promising(folder: &Path, at_least: f64, more: &str) {
+    let goal = if at_least > 0.0 {
+        format!("goal = {{ priority = 1.0, rate_at_least = {at_least:e} }}\n")
+    } else {
+        String::new()
+    };
+    let text = format!(
+        "name = \"floor\"\ndescription = \"a rate that is promised\"\nmachine = \"xeon-x5365-4\"\nmodel = \"interval\"\n\
+         seed = 3\nlength = {{ ns = 300_000_000_000 }}\npolicy = {{ name = \"auto\" }}\n\
+         [[programs]]\nprogram = \"reuser.toml\"\n{goal}[[programs]]\nprogram = \"streamer.toml\"\n\
+         [[programs]]\nprogram = \"reuser.toml\"\n{more}"
+    );
+    std::fs::write(folder.join("floor.toml"), text).unwrap();
+}
+
+/// Is a rate that a rule promises kept where that costs a neighbor, is what cannot be kept said with the reason and what would
+/// make room, and is a promise of nothing refused?
+#[test]
+fn a_promised_rate_is_kept_or_it_is_said_why_not() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    program(at, "reuser", 0.02, 0.001);
+    program(at, "streamer", 0.02, 0.02);
+    let slowdowns = |at_least: f64, more: &str| {
+        promising(at, at_least, more);
+        let _ = std::fs::remove_file(at.join("floor.log"));
+        let _ = std::fs::remove_file(at.join("floor.html"));
+        let found = run(at, &["sim", "floor.toml", "-o", "floor.log", "--json"]).json();
+        run(at, &["page", "floor.log", "-o", "floor.html"]).ok();
+        let jobs = found["results"]["jobs"].as_array().unwrap().clone();
+        let slowdowns: Vec<f64> = jobs.iter().map(|job| job["slowdown"].as_f64().unwrap()).collect();
+        (slowdowns, std::fs::read_to_string(at.join("floor.html")).unwrap())
+    };
+    // Alone a reuser does 3.33e9 instructions a second, beside a streamer 2e9.
+    let (free, _) = slowdowns(0.0, "");
+    let (kept, words) = slowdowns(3.0e9, "");
+    assert!(free[0] > 1.4, "unasked, the first one is beside the streamer: {free:?}");
+    assert!(kept[0] < 1.15 && kept[2] > 1.3, "{kept:?}, unasked {free:?}");
+    assert!(words.contains("promises are kept at the cost of"), "who pays is said");
+    let (_, words) = slowdowns(4.0e9, "");
+    assert!(words.contains("rate_at_least") && words.contains("as even alone it does"), "alone it does less");
+    let (_, words) = slowdowns(3.0e9, "[[programs]]\nprogram = \"streamer.toml\"\n");
+    assert!(words.contains("a second in instructions (rate_at_least)"), "which promise is said");
+    assert!(words.contains("as its neighbors leave it"), "why is said");
+    promising(at, -1.0, "");
+    let text = std::fs::read_to_string(at.join("floor.toml")).unwrap();
+    std::fs::write(
+        at.join("floor.toml"),
+        text.replacen("reuser.toml\"\n", "reuser.toml\"\ngoal = { priority = 1.0, rate_at_least = 0.0 }\n", 1),
+    )
+    .unwrap();
+    let bad = run(at, &["sim", "floor.toml"]);
+    assert!(
+        bad.code == Some(1) && bad.err.contains("goal.rate_at_least': found 0, expected a positive"),
+        "{}",
+        bad.err
+    );
+}
+
+/// A program of one phase for ever that uses so many bytes, each equally often: by hand, what theory says of it.
+fn uniform(folder: &Path, name: &str, footprint_bytes: f64, references_per_instr: f64) {
+    let mut text = format!("name = \"{name}\"\n[[phases]]\nreferences_per_instr = {references_per_instr}\n");
+    for step in 1..=64u32 {
+        let bytes = f64::from(step) * 65_536.0;
+        let fills = references_per_instr * (1.0 - bytes / footprint_bytes).max(0.0);
+        text += &format!(
+            "[[phases.points]]\nsize_bytes = {bytes:.1}\ncycles_per_instr = {}\ndemand_fills_per_instr = {fills}\n\
+             memory_stall_cycles_per_instr = {}\n",
+            1.0 + 100.0 * fills,
+            100.0 * fills
+        );
+    }
+    std::fs::write(folder.join(format!("{name}.toml")), text).unwrap();
+}
+
+/// Two programs that fit into one cache together, each beside a stream: are they brought together, although the logs are too
+/// short to show that they fit?
+#[test]
+fn programs_that_fit_are_kept_from_streams() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    uniform(at, "fits", 0.4 * 4_194_304.0, 0.02);
+    uniform(at, "stream", 1e12, 0.02);
+    let asked =
+        ["plan", "stream.toml", "fits.toml", "stream.toml", "fits.toml", "-m", "xeon-x5365-4", "--policy", "auto"];
+    let found = run(at, &[&asked[..], &["--json"]].concat()).json();
+    let changes: Vec<&str> = found["changes"].as_array().unwrap().iter().filter_map(|line| line.as_str()).collect();
+    let cpus = |name: &str| -> Vec<&str> {
+        let mine = changes.iter().filter(|line| line.contains(name));
+        mine.filter_map(|line| line.split("CPUs ").nth(1)?.split(' ').next()).collect()
+    };
+    let (fits, streams) = (cpus("fits"), cpus("stream"));
+    assert!(fits.len() == 2 && fits[0] == fits[1] && !streams.contains(&fits[0]), "{found}");
+}

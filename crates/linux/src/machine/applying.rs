@@ -57,7 +57,8 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             members = movable(&*lock(&kernel), &tasks, &originals);
             let wanted: Vec<DesiredState> = members.iter().map(|(object, _)| given_away(object)).collect();
             // Before anything is told: the originals are in the journal, and the guardian stands.
-            if let Err(error) = self.actuator.journal_originals(&*lock(&kernel), &wanted) {
+            let journalled = self.actuator.journal_originals(&*lock(&kernel), &wanted);
+            if let Err(error) = journalled {
                 applied.refused.push(refuse(RefusedBecause::NoRoom, error.to_string()));
                 members.clear();
             }

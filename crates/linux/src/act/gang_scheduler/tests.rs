@@ -105,7 +105,7 @@ fn gangs_go_on_whether_the_scheduler_lives_or_not() {
     assert_eq!(stage.gangs.look(), None);
     stage.start(&gangs);
     stage.gangs.settle().unwrap();
-    assert_eq!(stage.gangs.schedules(), [gangs.0.clone()]);
+    assert_eq!(stage.gangs.schedules(), std::slice::from_ref(&gangs.0));
     let scheduler = stage.scheduler();
     // Idle turns end, so that the next list starts the schedule again.
     assert_eq!((stage.gangs.look(), stage.gangs.schedules()), (None, Vec::new()));
@@ -121,7 +121,7 @@ fn gangs_go_on_whether_the_scheduler_lives_or_not() {
     assert_eq!(stage.gangs.look(), None);
     stage.start(&gangs);
     stage.gangs.settle().unwrap();
-    assert_eq!(stage.gangs.schedules(), [gangs.0.clone()]);
+    assert_eq!(stage.gangs.schedules(), std::slice::from_ref(&gangs.0));
     assert!(!stage.policies().contains(&EXT));
     stage.gangs.stop_all();
     assert_eq!(stage.policies(), [0; 4]);

@@ -5,9 +5,6 @@
 //! Method: when it is held, the host is told which lines of sets, history and directory it will read.
 //! Properties: a hint changes nothing but time; results are the same bits with and without it.
 
-use super::caches::Caches;
-use super::unit::ROOT;
-
 /// Bytes of a line of the host's caches.
 const HOST_LINE_BYTES: usize = 64;
 /// Words of tags in it.
@@ -32,20 +29,4 @@ fn bring_one(place: *const u8) {
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = place;
-}
-
-impl Caches {
-    /// The request at this address of an L1 is held: brings near what it will read on its way to memory.
-    #[inline(never)]
-    pub fn bring_path(&self, l1: usize, address: u64) {
-        let mut at = l1;
-        while at != ROOT {
-            let unit = &self.units[at];
-            unit.bring(address >> unit.line_shift, at != l1);
-            at = unit.parent;
-        }
-        if let Some(directory) = &self.directory {
-            directory.bring(address >> self.directory_shift);
-        }
-    }
 }

@@ -8,7 +8,7 @@ use cachemate_core::{Level, WritePolicy};
 use super::caches::{Answer, Ask, Caches};
 use super::counters::TaskCounters;
 use super::store::{EXCLUSIVE, MODIFIED, Meta, PENDING, SHARED, SHARER_BITS, SPECIAL};
-use super::unit::{Served, Unit};
+use super::unit::{ROOT, Served, Unit};
 
 impl Unit {
     /// Does a hit here by this child concern the child and nobody else?
@@ -23,6 +23,20 @@ impl Unit {
 }
 
 impl Caches {
+    /// The request at this address of an L1 is held: brings near what it will read on its way to memory.
+    #[inline(never)]
+    pub fn bring_path(&self, l1: usize, address: u64) {
+        let mut at = l1;
+        while at != ROOT {
+            let unit = &self.units[at];
+            unit.bring(address >> unit.line_shift, at != l1);
+            at = unit.parent;
+        }
+        if let Some(directory) = &self.directory {
+            directory.bring(address >> self.directory_shift);
+        }
+    }
+
     /// Is the request served by the core's own second level, so that nobody else can see it? The second level must be
     /// the core's alone and have the line, the L1 have no prefetcher, and what leaves the L1 find its place behind.
     pub fn is_own(&self, l1: usize, place: Option<usize>, address: u64, store: bool) -> bool {

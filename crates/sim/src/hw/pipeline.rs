@@ -61,7 +61,7 @@ pub(crate) struct Front {
     /// What does not need the value of a load goes on.
     pub loads_pass: bool,
     window: u64,
-    /// Of the window, what each loaded context has; as of [`Core::renew`].
+    /// Each loaded context's part of the window; as of [`Core::renew`].
     window_share: u64,
     mshrs: usize,
 }

@@ -21,7 +21,7 @@ pub(crate) struct LineTable {
     lines_per_page_shift: u32,
     /// A power of two, at most a quarter of it in use: most are found where they are looked for first.
     slots: Vec<Slot>,
-    /// Of a hash, for the number of a block.
+    /// A hash shifted by it is the number of a block.
     slot_shift: u32,
     words: Vec<u16>,
     used: u32,

@@ -276,7 +276,7 @@ mod tests {
         let blind = TaskStatus { progress_of: Some("system calls".into()), ..task.clone() };
         assert!(told(&blind).contains("neither work reported nor instructions are counted"));
         let both = TaskStatus { degradation_at_most: Some(0.05), progress_per_second: Some(1500.0), ..task };
-        assert!(told(&both).contains("at most 5 % slower than alone (now -), at least 1500 a second (now 1500 in"));
+        assert!(told(&both).contains("at most 5 % slower than alone (now –), at least 1500 a second (now 1500 in"));
         assert!(!told(&TaskStatus::default()).contains("promised"));
     }
 

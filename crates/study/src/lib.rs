@@ -1,6 +1,6 @@
 //! From traces to curves, profiles, predictions and plans as answers.
 //!
-//! Problem: the command and the Python package answer the same questions, and must answer the same. Method: the engines
+//! Problem: every front end answers the same questions, and must answer the same. Method: the engines
 //! are the libraries'; here they are fed together, and what they found is put under the names of files and answers.
 //! Properties: no file is opened and nothing is printed here; callers bring records and show answers.
 

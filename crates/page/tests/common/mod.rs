@@ -133,6 +133,7 @@ impl Browser {
                 "Escape" => 27,
                 " " => 32,
                 "End" => 35,
+                "Home" => 36,
                 "ArrowRight" => 39,
                 other => panic!("{other}: no code is known"),
             };

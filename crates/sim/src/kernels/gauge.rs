@@ -27,8 +27,8 @@ pub(super) const PROGRAMS: &[ProgramSpec] = &[ProgramSpec {
     pace_source: "Phansalkar et al. 2007: 37.3 % loads, 10.7 % stores; 66 flops to 30 words of a matrix times a vector",
     code: Code { functions: FUNCTIONS, function_instr: 256 },
     code_source: "estimate: one unrolled matrix routine a loop",
-    phases: "conjugate gradient 58 %, fermion force 22, gauge force 10, fat links 9 of the accesses (Shi, Gottlieb, \
-             Kindratenko, MILC on GPUs: of the time), a time slice at a time",
+    phases: "each a time slice, by share of the accesses: conjugate gradient 58 %, fermion force 22, gauge force 10, fat \
+             links 9. The source tells shares of the time: Shi, Gottlieb, Kindratenko, \"MILC on GPUs\"",
     unit: "passes over the lattice's sites",
     threads: (1, 1),
     make: |setup| setup.single(Gauge::new),

@@ -20,7 +20,7 @@ use super::{Code, Pace};
 pub(super) const PROGRAMS: &[ProgramSpec] = &[ProgramSpec {
     name: "milc",
     stands_for: "SPEC CPU2006 433.milc",
-    algorithm: "lattice QCD: conjugate gradient over fat and long links, forces and link products over whole sites",
+    algorithm: "lattice quantum chromodynamics: conjugate gradient over fat and long links, forces and link products over whole sites",
     footprint_bytes: 700_000_000,
     footprint_source: "Henning 2007 (CPU2006 memory footprint): about 700 MB; 20^4 sites at 4208 bytes are 673 MB",
     pace: Pace { instructions_per_access: 2.08, stack_per_access: 0.75 },

@@ -35,7 +35,7 @@ pub(super) const PROGRAMS: &[ProgramSpec] = &[
     ProgramSpec {
         name: "vpr",
         stands_for: "SPEC CPU2000 175.vpr",
-        algorithm: "FPGA placement by annealing, then maze routing with a heap over the routing graph",
+        algorithm: "placement of a gate array by annealing, then maze routing with a heap over the routing graph",
         footprint_bytes: 50_000_000,
         footprint_source: "Henning 2000: 50 MB resident",
         pace: Pace { instructions_per_access: 2.8, stack_per_access: 0.8 },

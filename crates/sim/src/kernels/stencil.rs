@@ -49,7 +49,7 @@ pub(super) const PROGRAMS: &[ProgramSpec] = &[
     ProgramSpec {
         name: "applu",
         stands_for: "SPEC CPU2000 173.applu",
-        algorithm: "SSOR on 5x5 blocks: fluxes in three directions, Jacobians, lower and upper sweeps",
+        algorithm: "successive over-relaxation on 5x5 blocks: fluxes in three directions, Jacobians, lower and upper sweeps",
         footprint_bytes: 181_000_000,
         footprint_source: "Henning 2000: 181 MB resident",
         pace: Pace { instructions_per_access: 2.6, stack_per_access: 1.8 },
@@ -57,7 +57,7 @@ pub(super) const PROGRAMS: &[ProgramSpec] = &[
         code: Code { functions: 7, function_instr: 640 },
         code_source: LOOPS,
         phases: "flux computation and block sweeps alternate",
-        unit: "SSOR iterations",
+        unit: "iterations",
         threads: (1, 1),
         make: |setup| setup.single(applu),
     },

@@ -49,7 +49,7 @@ pub(crate) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
     let slowed = context.run_all(&runs, |&(pair, way)| {
         let ((a, b), (name, by, floor, ways)) = (pairs[pair], WAYS[way]);
         context.tell(&format!("INTERVAL-5: {a} + {b}, {name}"));
-        let mut jobs = vec![job(&programs, a, Some(0))?, job(&programs, b, Some(1))?];
+        let mut jobs = vec![job(&programs, a, None)?, job(&programs, b, None)?];
         jobs[0].goal = floor.then_some(Goal { degradation_at_most: Some(FLOOR), ..Goal::default() });
         let machine = if ways { &in_ways } else { &in_colors };
         Ok(slowed_percent(&outcome(context, &question(context, machine, jobs, seed), by)?))

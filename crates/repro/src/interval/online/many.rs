@@ -115,7 +115,7 @@ fn run_mix(
 ) -> Result<Mix, ReproError> {
     let machine = chip(picked.len() as u32)?;
     let names: Vec<&str> = picked.iter().map(|&at| PROGRAMS[at]).collect();
-    let jobs = names.iter().zip(0..).map(|(name, cpu)| job(measured, name, Some(cpu))).collect::<Result<_, _>>()?;
+    let jobs = names.iter().map(|name| job(measured, name, None)).collect::<Result<_, _>>()?;
     let asked = question(context, &machine, jobs, seed);
     let trial = Question { length_ns: TRIAL_NS, ..asked.clone() };
     let settled = |asked: &Question, by: &str| Ok::<_, ReproError>(speedup(&outcome(context, asked, by)?).settled);
@@ -155,7 +155,7 @@ pub(crate) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
     let one = chip(2)?;
     let measured = programs(context, &needed, &one, seed)?;
     let costs = context
-        .run_here(&measured, |(name, _)| Ok((*name, alone(context, &one, &job(&measured, name, Some(0))?, seed)?)))?;
+        .run_here(&measured, |(name, _)| Ok((*name, alone(context, &one, &job(&measured, name, None)?, seed)?)))?;
     let all = context.run_all(&mixes, |picked| {
         context.tell(&format!("INTERVAL-4: {} programs", picked.len()));
         run_mix(context, &measured, &costs, picked, seed)

@@ -83,6 +83,7 @@ fn programs(
     })
 }
 
+/// On one CPU, or wherever a policy wants it. Policies leave alone what is held to a CPU: it has no share either.
 fn job(programs: &[(&'static str, Arc<Program>)], name: &str, cpu: Option<u32>) -> Result<Job, ReproError> {
     let found = programs.iter().find(|(known, _)| *known == name).ok_or_else(|| failed(name)("was not measured"))?;
     Ok(Job { pinned: cpu.map(|cpu| [cpu].into_iter().collect()), ..Job::new(Arc::clone(&found.1)) })

@@ -40,7 +40,7 @@ pub(crate) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
     let programs = programs(context, &names, &machine, seed)?;
     let all = context.run_all(pairs, |&(a, b)| {
         context.tell(&format!("INTERVAL-2: {a} + {b}"));
-        let jobs = vec![job(&programs, a, Some(0))?, job(&programs, b, Some(1))?];
+        let jobs = vec![job(&programs, a, None)?, job(&programs, b, None)?];
         let asked = question(context, &machine, jobs, seed);
         let shared = speedup(&outcome(context, &asked, "default")?).settled;
         let split = |first: &u32| {

@@ -35,8 +35,14 @@ prepare() {
     exec 9>"$cache/lock" # one at a time: another lab on this machine may be fetching just now
     flock 9
     [ -s "$tree/ready" ] || fetch "$tree" 'trixie trixie-backports' trixie-backports kernel_package
-    [ -s "$tree/vmlinux" ] || vmlinux "$(echo "$tree"/boot/vmlinuz-*)" "$tree/vmlinux" ||
+    kernel_tree=$tree
+    if [ -n "${LAB_KERNEL:-}" ]; then
+        kernel_tree=$cache/kernel-$LAB_KERNEL
+        [ -s "$kernel_tree/ready" ] || fetch_kernel "$kernel_tree" trixie-backports "$LAB_KERNEL"
+    fi
+    [ -s "$kernel_tree/vmlinux" ] || vmlinux "$(kernel_file "$kernel_tree")" "$kernel_tree/vmlinux" ||
         not_run "the kernel's image cannot be unpacked"
+    kernel=$(cat "$kernel_tree/ready")
     exec 9>&-
     loader=$(echo "$tree"/usr/lib64/ld-linux-x86-64.so.2)
     libraries=$tree/usr/lib/x86_64-linux-gnu
@@ -97,18 +103,43 @@ boot() {
         END { print cpus ",sockets=" cpus / each ",cores=" each ",threads=1" }' "$config")
     processor=$(sed -n 's/^# cpu /,/p' "$config")
     memory=$(awk '$1 == "memory_bytes" { print $2 / 1048576 "M" }' "$config")
+    one_guest
     timeout --kill-after=5 "$limit_seconds" nice -n "${LAB_NICE:-10}" "$loader" --preload "$out/machine/machine.so" \
         --library-path "$libraries" "$tree/usr/bin/qemu-system-x86_64" -L "$tree/usr/share/qemu" \
         -L "$tree/usr/share/seabios" -accel tcg,thread=multi -M q35 \
         -cpu max,vendor=GenuineIntel,-monitor,level=0x16"$processor" -smp "$smp" -m "$memory" -nographic -nodefaults -no-reboot \
-        -rtc clock=vm -serial stdio -kernel "$tree/vmlinux" -initrd "$initramfs" \
+        -rtc clock=vm -serial stdio -kernel "$kernel_tree/vmlinux" -initrd "$initramfs" \
         -plugin "$out/machine/machine.so,config=$config" -append "console=ttyS0 quiet panic=-1 tsc=reliable idle=halt \
 no_timer_check mitigations=off nmi_watchdog=0 nokaslr lpj=8000000 cryptomgr.notests \
 initcall_blacklist=load_system_certificate_list,tracer_init_tracefs,event_trace_init lab=$name" \
-        </dev/null >"$out/$name.log" 2>&1 &
+        </dev/null >"$out/$name.log" 2>&1 8>&- &
     trap "kill $! 2>/dev/null || true" EXIT
     follow "$!"
+    guest_over
     if grep -q 'version 7 of the plugin' "$out/$name.log"; then
         not_run "this QEMU is not 11.1: its plugin interface is another one"
     fi
+}
+
+# report: the table, and $out/result.json. A bar that is missed is told, and is no reason to fail; what was not measured or not
+# put back is.
+report() {
+    local failed missed
+    printf '\nFigures of a modelled machine\n'
+    awk -F '\t' '{ printf "%-24s %-5s %-58s %-34s %-34s %s\n", $1, $3, substr($2, 1, 58), substr($4, 1, 34), substr($5, 1, 34), $6 }' \
+        "$out/results.tsv"
+    awk -F '\t' -v kernel="$kernel" -v seconds=$(($(date +%s) - started)) '
+        function text(s) { gsub(/\\/, "\\\\", s); gsub(/"/, "\\\"", s); gsub(/[[:cntrl:]]/, " ", s); return "\"" s "\"" }
+        function verdict(s) { return s == "ok" ? "true" : s == "FAIL" || s == "missed" ? "false" : "null" }
+        BEGIN { printf "{\n  \"ran\": true,\n  \"machine\": \"modelled\",\n  \"kernel\": %s,\n  \"lines\": [", text(kernel) }
+        { printf "%s\n    { \"id\": %s, \"what\": %s, \"ok\": %s, \"belief\": %s, \"truth\": %s, \"bar\": %s }",
+              (NR > 1 ? "," : ""), text($1), text($2), verdict($3), text($4), text($5), text($6)
+          failed += $3 == "FAIL"; missed += $3 == "missed"; good += $3 == "ok" }
+        END { printf "\n  ],\n  \"ok\": %d,\n  \"missed\": %d,\n  \"failed\": %d,\n  \"seconds\": %d\n}\n", good, missed, failed, seconds }
+    ' "$out/results.tsv" >"$out/result.json"
+    failed=$(awk -F '\t' '$3 == "FAIL"' "$out/results.tsv" | wc -l)
+    missed=$(awk -F '\t' '$3 == "missed"' "$out/results.tsv" | wc -l)
+    printf '\n%s: %s lines, %s bars missed, %s failed, %s s; %s\n' "$kernel" "$(wc -l <"$out/results.tsv")" \
+        "$missed" "$failed" $(($(date +%s) - started)) "$out/result.json"
+    [ "$failed" = 0 ]
 }

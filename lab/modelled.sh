@@ -31,11 +31,13 @@ guest_seconds=$limit_seconds
 scene() {
     local name=$1 machine=$2 since config=$out/$1.machine
     shift 2
+    one_guest
     limit_seconds=$((started + budget - $(date +%s)))
     [ "$limit_seconds" -lt "$guest_seconds" ] || limit_seconds=$guest_seconds
     if [ "$limit_seconds" -lt 20 ]; then
         printf '%s.end\tthe guest comes to its end\tnote\t-\tNOT RUN: the %s s for all guests are over\t-\n' "$name" "$budget" \
             >>"$out/results.tsv"
+        guest_over
         return
     fi
     "$binary" lab config --machine "$machine" "$@" >"$config"
@@ -106,21 +108,4 @@ done
 
 # ---- results --------------------------------------------------------------------------------------------------------
 
-printf '\nFigures of a modelled machine\n'
-awk -F '\t' '{ printf "%-24s %-5s %-58s %-34s %-34s %s\n", $1, $3, substr($2, 1, 58), substr($4, 1, 34), substr($5, 1, 34), $6 }' \
-    "$out/results.tsv"
-awk -F '\t' -v kernel="$(cat "$tree/ready")" -v seconds=$(($(date +%s) - started)) '
-    function text(s) { gsub(/\\/, "\\\\", s); gsub(/"/, "\\\"", s); gsub(/[[:cntrl:]]/, " ", s); return "\"" s "\"" }
-    function verdict(s) { return s == "ok" ? "true" : s == "FAIL" || s == "missed" ? "false" : "null" }
-    BEGIN { printf "{\n  \"ran\": true,\n  \"machine\": \"modelled\",\n  \"kernel\": %s,\n  \"lines\": [", text(kernel) }
-    { printf "%s\n    { \"id\": %s, \"what\": %s, \"ok\": %s, \"belief\": %s, \"truth\": %s, \"bar\": %s }",
-          (NR > 1 ? "," : ""), text($1), text($2), verdict($3), text($4), text($5), text($6)
-      failed += $3 == "FAIL"; missed += $3 == "missed"; good += $3 == "ok" }
-    END { printf "\n  ],\n  \"ok\": %d,\n  \"missed\": %d,\n  \"failed\": %d,\n  \"seconds\": %d\n}\n", good, missed, failed, seconds }
-' "$out/results.tsv" >"$out/result.json"
-failed=$(awk -F '\t' '$3 == "FAIL"' "$out/results.tsv" | wc -l)
-missed=$(awk -F '\t' '$3 == "missed"' "$out/results.tsv" | wc -l)
-# A bar that is missed is told, and is no reason to fail; what was not measured or not put back is.
-printf '\n%s: %s lines, %s bars missed, %s failed, %s s; %s\n' "$(cat "$tree/ready")" "$(wc -l <"$out/results.tsv")" \
-    "$missed" "$failed" $(($(date +%s) - started)) "$out/result.json"
-[ "$failed" = 0 ]
+report

@@ -47,34 +47,75 @@ APT::Update::Error-Mode "any";
 EOF
 }
 
-# fetch TREE 'SUITE...' QEMU-SUITE KERNEL-FUNCTION: QEMU, busybox and the kernel that the function names, unpacked in TREE.
-fetch() {
-    local root=$cache/root tree=$1 suites=$2 qemu_suite=$3 choose=$4 uri kernel suite
+# one_guest: waits for the other labs of this machine: two guests at once starve each other, and their limits are the host's
+# time. `guest_over` lets the next one in. The lock is its holder's, not its guest's: a script that is killed keeps nobody out.
+one_guest() {
+    [ -z "${guest_locked:-}" ] || return 0
+    exec 8>"$cache/guest.lock"
+    flock -n 8 || { echo "waiting for another lab's guest ..." && flock 8; }
+    guest_locked=yes
+}
+guest_over() {
+    flock -u 8
+    exec 8>&-
+    guest_locked=
+}
+
+# apt_root 'SUITE...': a root of apt's with the lists of these suites, in $root.
+apt_root() {
+    local uri suite
+    root=$cache/root
     command -v apt-get >/dev/null && command -v dpkg-deb >/dev/null || not_run "this is not a Debian system (no apt-get)"
     [ "$(dpkg --print-architecture)" = amd64 ] || not_run "the lab's packages are for amd64"
     [ -r "$keyring" ] || not_run "$keyring is missing (package debian-archive-keyring)"
     uri=$(mirror)
     [ -n "$uri" ] || not_run "this host's apt knows no Debian mirror"
-    rm -rf "$root" "$tree" "$tree.new"
-    mkdir -p "$root/state/lists/partial" "$root/cache/archives/partial" "$tree.new"
+    rm -rf "$root"
+    mkdir -p "$root/state/lists/partial" "$root/cache/archives/partial"
     : >"$root/status"
     apt_conf >"$root/apt.conf"
-    for suite in $suites; do
+    for suite in $1; do
         echo "deb [signed-by=$keyring] $uri $suite main"
     done >"$root/sources.list"
     echo "fetching packages (once; kept in $cache)"
     in_root apt-get update >"$out/apt.log" 2>&1 || not_run "package lists cannot be had (see $out/apt.log)"
-    kernel=$($choose)
-    [ -n "$kernel" ] || not_run "no suitable kernel package on the mirror"
-    in_root apt-get install -y --download-only --no-install-recommends -t "$qemu_suite" \
-        qemu-system-x86 busybox-static >>"$out/apt.log" 2>&1 || not_run "QEMU cannot be had (see $out/apt.log)"
-    (cd "$root/cache/archives" && in_root apt-get download "$kernel") >>"$out/apt.log" 2>&1 ||
-        not_run "$kernel cannot be had (see $out/apt.log)"
-    # Complete with its libraries down to the C library: nothing of this host is used or changed.
+}
+
+# download PACKAGE: into the root's archives; the package that a kernel function named.
+download() {
+    [ -n "$1" ] || not_run "no suitable kernel package on the mirror"
+    (cd "$root/cache/archives" && in_root apt-get download "$1") >>"$out/apt.log" 2>&1 ||
+        not_run "$1 cannot be had (see $out/apt.log)"
+}
+
+# unpacked TREE: all archives of the root, complete with their libraries down to the C library: nothing of this host is used
+# or changed. The kernel's name becomes the file `ready`.
+unpacked() {
+    local package
+    rm -rf "$1" "$1.new"
+    mkdir -p "$1.new"
     for package in "$root"/cache/archives/*.deb; do
-        dpkg-deb -x "$package" "$tree.new" || not_run "$package cannot be unpacked"
+        dpkg-deb -x "$package" "$1.new" || not_run "$package cannot be unpacked"
     done
-    mv "$tree.new" "$tree"
+    mv "$1.new" "$1"
     rm -rf "$root"
-    basename "$tree"/boot/vmlinuz-* >"$tree/ready"
+    kernel_file "$1" | sed 's|.*/modules/\(.*\)/vmlinuz$|vmlinuz-\1|; s|.*/||' >"$1/ready"
+}
+# kernel_file TREE: where the kernel's image lies; from 6.19 on beside its modules.
+kernel_file() { ls "$1"/boot/vmlinuz-* "$1"/usr/lib/modules/*/vmlinuz 2>/dev/null | head -n 1; }
+
+# fetch TREE 'SUITE...' QEMU-SUITE KERNEL-FUNCTION: QEMU, busybox and the kernel that the function names, unpacked in TREE.
+fetch() {
+    apt_root "$2"
+    in_root apt-get install -y --download-only --no-install-recommends -t "$3" \
+        qemu-system-x86 busybox-static >>"$out/apt.log" 2>&1 || not_run "QEMU cannot be had (see $out/apt.log)"
+    download "$($4)"
+    unpacked "$1"
+}
+
+# fetch_kernel TREE 'SUITE...' SERIES: only a kernel, the newest of its series. From 6.19 on the image is in linux-binary.
+fetch_kernel() {
+    apt_root "$2"
+    download "$(in_root apt-cache pkgnames linux-binary-"$3" | grep -E "^linux-binary-$3[0-9.]*\+deb13-cloud-amd64\$" | sort -V | tail -n 1)"
+    unpacked "$1"
 }

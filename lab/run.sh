@@ -75,13 +75,15 @@ initramfs() {
 # no_timer_check: on a busy host the kernel finds that its timer does not tick, and panics.
 guest() {
     local part=$1 since seconds
+    one_guest
     since=$(date +%s)
     echo "guest '$part' ..."
     timeout --kill-after=5 "$limit_seconds" "$loader" --library-path "$libraries" "$tree/usr/bin/qemu-system-x86_64" \
         -L "$tree/usr/share/qemu" -L "$tree/usr/share/seabios" \
         -accel tcg,thread=multi -M q35 -cpu "$3" -smp "$2" -m 1G -nographic -nodefaults -no-reboot -serial stdio \
         -kernel "$vmlinuz" -initrd "$out/initramfs.cpio" -append "console=ttyS0 quiet panic=-1 no_timer_check $4 lab=$part" \
-        </dev/null >"$out/$part.log" 2>&1 || true
+        </dev/null >"$out/$part.log" 2>&1 8>&- || true
+    guest_over
     seconds=$(($(date +%s) - since))
     tr -d '\r' <"$out/$part.log" | grep -ao 'LAB	.*' | cut -f2- >"$out/$part.tsv" || true
     if ! grep -q '	end	ok	' "$out/$part.tsv"; then

@@ -3,13 +3,15 @@
 # planned, keep its bound, and is everything as before after its death? docs/sched-ext.md has what was found.
 # Needs what lab/modelled.sh needs, and cargo, clang 18 or later, libelf and zlib to build the scheduler. Where something
 # cannot be had it says NOT RUN and ends with 0.
-# Usage: lab/scheduler.sh [GANGS-BINARY]    (results go to target/lab/scheduler)
-# LAB_SCENES: 'scheduler gain' unless said; gain has the model on and takes long. LAB_CACHE, LAB_LIMIT_SECONDS, LAB_NICE.
+# Usage: lab/scheduler.sh [GANGS-BINARY [CACHEMATE-BINARY]]    (results go to target/lab/scheduler)
+# LAB_SCENES: 'scheduler beside hotplug kills gain daemon' unless said; gain and daemon have the model on and take long.
+# LAB_KERNEL, LAB_CACHE, LAB_LIMIT_SECONDS, LAB_NICE: as for lab/modelled.sh.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cache=${LAB_CACHE:-${XDG_CACHE_HOME:-${HOME:-$PWD/target}/.cache}/cachemate/lab}
 out=$PWD/target/lab/scheduler
-scenes=${LAB_SCENES:-scheduler gain}
+scenes=${LAB_SCENES:-scheduler beside hotplug kills gain daemon}
+cachemate=${2:-target/chaos/cachemate}
 export LAB_NICE=${LAB_NICE:-15}
 started=$(date +%s)
 mkdir -p "$out"
@@ -39,19 +41,27 @@ scheduler_initramfs() {
     strip "$root/bin/gangs" 2>/dev/null || true
     with_libraries "$out/machine/lab-program" "$root"
     cp lab/guest/init "$root/init"
-    cp lab/guest/{scenes,deaths,programs,gang-scheduler}.sh "$root/lab/"
+    cp lab/guest/{scenes,gang-scheduler,gang-lives,gang-gain,gang-daemon}.sh "$root/lab/"
+    [ ! -x "$cachemate" ] || { with_libraries "$cachemate" "$root" && mv -f "$root/bin/$(basename "$cachemate")" "$root/bin/cachemate.new" &&
+        mv "$root/bin/cachemate.new" "$root/bin/cachemate" && strip "$root/bin/cachemate" 2>/dev/null; } || true
     chmod +x "$root/init"
 }
 scheduler_initramfs
 pack
+tell_not_run() { printf '%s.end\tthe guest comes to its end\tnote\t-\tNOT RUN: %s\t-\n' "$name" "$1" >>"$out/results.tsv"; }
 
-exec 8>"$cache/guest.lock"
-flock 8 # one guest at a time
 for name in $scenes; do
     config=$out/$name.machine
-    # lab-vm of machines/: one L3 of 8 MiB, two CPUs; the other fields are the machine's own standard.
-    printf 'name %s\ncpus 2\ncpus_per_l3 2\nl3_bytes 8388608\nmemory_bytes 1073741824\nmodel_on 0\nverbose 1\n' "$name" >"$config"
+    cpus=2
+    case $name in
+        hotplug) cpus=4 ;;
+        daemon) [ -x "$cachemate" ] || { tell_not_run "no $cachemate; make lab makes it" && continue; } ;;
+    esac
+    # lab-vm of machines/: one L3 of 8 MiB for two CPUs; the other fields are the machine's own standard.
+    printf 'name %s\ncpus %s\ncpus_per_l3 2\nl3_bytes 8388608\nmemory_bytes 1073741824\nmodel_on 0\nverbose 1\n' "$name" "$cpus" \
+        >"$config"
     echo "scene '$name' (modelled machine) ..."
+    one_guest
     since=$(date +%s)
     boot "$name" "$config" "$out/initramfs.cpio"
     tr -d '\r' <"$out/$name.log" | grep -ao 'LAB	.*' | cut -f2- >"$out/$name.lines.tsv" || true
@@ -62,11 +72,4 @@ for name in $scenes; do
     ' "$out/$name.lines.tsv" >>"$out/results.tsv"
 done
 
-printf '\nFigures of a modelled machine\n'
-awk -F '\t' '{ printf "%-24s %-6s %-66s %-30s %-30s %s\n", $1, $3, substr($2, 1, 66), substr($4, 1, 30), substr($5, 1, 30), $6 }' \
-    "$out/results.tsv"
-failed=$(awk -F '\t' '$3 == "FAIL" || $3 == "missed"' "$out/results.tsv" | wc -l)
-printf '{ "ran": true, "machine": "modelled", "kernel": "%s", "lines": %s, "failed": %s, "seconds": %s }\n' "$(cat "$tree/ready")" \
-    "$(wc -l <"$out/results.tsv")" "$failed" $(($(date +%s) - started)) >"$out/result.json"
-cat "$out/result.json"
-[ "$failed" = 0 ]
+report

@@ -83,7 +83,7 @@ auto_gangs() {
     busy stream stream-2 -1 12288; s2=$pid
     usleep 300000
     default=$(rates 0.4 "$v1" "$v2" "$s1" "$s2")
-    lab-program turns 20 0.8 "$v1,$v2" "$s1,$s2" &
+    lab-program turns stop 20 0.8 "$v1,$v2" "$s1,$s2" &
     turns=$!
     usleep 100000
     byhand=$(rates 0.6 "$v1" "$v2" "$s1" "$s2")

@@ -1,5 +1,5 @@
-# The gang scheduler on sched_ext (schedulers/gangs) on a machine with one L3 and two CPUs; sourced by init where it is there.
-# scene_scheduler: what does not need caches that cost time, so the model is off. scene_gain: what turns are worth, with it.
+# The gang scheduler on sched_ext (schedulers/gangs) on a machine with one L3 and two CPUs, caches without cost; sourced by init
+# where it is there. gang-lives.sh has its deaths, gang-gain.sh what turns are worth.
 
 socket=/run/gangs.sock
 journal=/run/gangs.journal
@@ -18,13 +18,22 @@ attach() {
     echo "# loader: $(cat "/proc/$loader/status" 2>/dev/null | grep -E 'State|VmRSS' | tr '\n\t' '  ') $(cat "/proc/$loader/wchan" 2>/dev/null)"
     return 1
 }
-# plan GENERATION TURN_US TASKS: two gangs on the only cache
+# plan GENERATION TURN_US TASKS [FILL]: two gangs on each of $caches; gang FILL may fill the first gang's turn
+caches=0
 plan() {
-    printf '{"plan":{"version":1,"generation":%s,"longest_wait_ms":2000,"turns":[{"cache":0,"gang":0,"turn_us":%s},{"cache":0,"gang":1,"turn_us":%s}],"tasks":[%s]}}\n' \
-        "$1" "$2" "$2" "$3" | gangs send >answer
+    turns=
+    for cache in $caches; do
+        turns="$turns${turns:+,}{\"cache\":$cache,\"gang\":0,\"turn_us\":$2,\"may_fill\":[${4:-}]},{\"cache\":$cache,\"gang\":1,\"turn_us\":$2}"
+    done
+    printf '{"plan":{"version":1,"generation":%s,"longest_wait_ms":2000,"turns":[%s],"tasks":[%s]}}\n' "$1" "$turns" "$3" |
+        gangs send >answer
 }
 # task PID GANG [WEIGHT]
-task() { printf '%s{"process":%s,"gang":%s,"caches":[0],"weight":%s,"children":true}' "$comma" "$1" "$2" "${3:-100}"; comma=,; }
+task() {
+    printf '%s{"process":%s,"gang":%s,"caches":[%s],"weight":%s,"children":true}' "$comma" "$1" "$2" "$(echo $caches | tr ' ' ,)" \
+        "${3:-100}"
+    comma=,
+}
 four() { comma=; task "$v1" "$1"; task "$v2" "$2"; task "$s1" "$3"; task "$s2" "$4"; }
 state() { echo '{"state":{}}' | gangs send; }
 # count NAME: a number of the state that was read last
@@ -170,30 +179,5 @@ scene_scheduler() {
     many
     deaths
     guard
-    kill $all
-}
-
-# Two victims of 3 MiB and two streams on one L3 of 8 MiB.
-scene_gain() {
-    programs 3072 32768
-    usleep 100000
-    set -- $(rates 0.3 $all)
-    victims=$(mean "$1" "$2") streams=$(mean "$3" "$4")
-    attach || return
-    for gangs in "right 20000 0 0 1 1" "wrong 20000 0 1 0 1"; do
-        set -- $gangs
-        name=$1
-        plan "$((generation += 1))" "$2" "$(four "$3" "$4" "$5" "$6")"
-        usleep 200000
-        set -- $(rates 0.4 $all)
-        gain=$(awk "BEGIN { printf \"%.2f\", $(mean "$1" "$2") / $victims }")
-        others=$(awk "BEGIN { printf \"%.2f\", $(mean "$3" "$4") / $streams }")
-        case $name in
-            right) near gain "victims at 20 ms turns: work against the kernel alone (streams: $others)" "$gain" 3.6 10 ;;
-            wrong) near wrong "the same with wrong gangs (streams: $others)" "$gain" 1 10 ;;
-        esac
-    done
-    echo '{"stop":{}}' | gangs send >answer
-    within 5 ended "$loader"
     kill $all
 }

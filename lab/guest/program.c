@@ -425,24 +425,57 @@ static void counters(char **argument)
 	       (unsigned long long)counted[2], (unsigned long long)misses, sum ? "" : "!");
 }
 
-/* turns SLICE_MS SECONDS PID,PID PID,PID...: gangs written by hand: all but one group are stopped, in turns. */
+/* One task in its gang's turn, or out of it: stopped, or at idle priority. */
+static void turn(int pid, int idle, int on)
+{
+	struct sched_param none = { 0 };
+	if (!idle)
+		kill(pid, on ? SIGCONT : SIGSTOP);
+	else if (sched_setscheduler(pid, on ? SCHED_OTHER : SCHED_IDLE, &none) && errno != ESRCH)
+		fail("sched_setscheduler");
+}
+
+/* turns stop|idle SLICE_MS SECONDS PID,PID PID,PID...: gangs written by hand: all but one group are stopped, or at idle
+ * priority, in turns. */
 static void turns(char **argument)
 {
-	int pids[8][8], sizes[8] = { 0 }, groups = 0;
-	double end = now_s() + atof(argument[1]);
-	useconds_t slice = (useconds_t)(atof(argument[0]) * 1e3);
-	for (char **group = argument + 2; *group && groups < 8; group++, groups++)
+	int pids[8][8], sizes[8] = { 0 }, groups = 0, idle = !strcmp(argument[0], "idle");
+	double end = now_s() + atof(argument[2]);
+	useconds_t slice = (useconds_t)(atof(argument[1]) * 1e3);
+	for (char **group = argument + 3; *group && groups < 8; group++, groups++)
 		for (char *pid = strtok(*group, ","); pid && sizes[groups] < 8; pid = strtok(NULL, ","))
 			pids[groups][sizes[groups]++] = atoi(pid);
-	for (int turn = 0; now_s() < end; turn = (turn + 1) % groups) {
+	for (int now = 0; now_s() < end; now = (now + 1) % groups) {
 		for (int i = 0; i < groups; i++)
 			for (int k = 0; k < sizes[i]; k++)
-				kill(pids[i][k], i == turn ? SIGCONT : SIGSTOP);
+				turn(pids[i][k], idle, i == now);
 		usleep(slice);
 	}
 	for (int i = 0; i < groups; i++)
 		for (int k = 0; k < sizes[i]; k++)
-			kill(pids[i][k], SIGCONT);
+			turn(pids[i][k], idle, 1);
+}
+
+static int ascending(const void *a, const void *b)
+{
+	return (*(const double *)a > *(const double *)b) - (*(const double *)a < *(const double *)b);
+}
+
+/* wakes MS: sleeps of 2 ms for so long; how late it runs again, us: the median and the most. */
+static void wakes(char **argument)
+{
+	static double late[4096];
+	struct timespec sleep = { 0, 2000000 };
+	double end = now_s() + atof(argument[0]) / 1e3;
+	size_t count = 0;
+	while (now_s() < end && count < 4096) {
+		double due = now_s() + 2e-3;
+		nanosleep(&sleep, NULL);
+		late[count++] = (now_s() - due) * 1e6;
+	}
+	qsort(late, count, sizeof *late, ascending);
+	if (count)
+		printf("wakes\tmedian\t%.0f\tmost\t%.0f\n", late[count / 2], late[count - 1]);
 }
 
 /* hold KIB: memory that is there and now and then used. */
@@ -492,15 +525,17 @@ int main(int argc, char **argv)
 		share(argv + 2);
 	else if (!strcmp(what, "counted") && argc >= 4)
 		counted(argv + 2);
-	else if (!strcmp(what, "turns") && argc >= 6)
+	else if (!strcmp(what, "turns") && argc >= 7)
 		turns(argv + 2);
+	else if (!strcmp(what, "wakes") && argc == 3)
+		wakes(argv + 2);
 	else if (!strcmp(what, "hold") && argc == 3)
 		hold((size_t)atol(argv[2]) * 1024);
 	else if (!strcmp(what, "progress") && argc >= 4)
 		show_progress(argv + 2);
 	else {
 		fprintf(stderr, "lab-program: found '%s', expected tell-kernel, model, mark, lines, load, ping-pong, counters, "
-				"share, counted, turns, hold or progress with their arguments (program.c)\n", what);
+				"share, counted, turns, wakes, hold or progress with their arguments (program.c)\n", what);
 		return 2;
 	}
 	return 0;

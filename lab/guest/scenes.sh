@@ -93,7 +93,7 @@ scene_gangs() {
     stream_slower=$(slower_beside "$s2" "$s1")
     usleep 100000
     alone=$(rates 0.6 "$v1" "$v2" "$s1" "$s2")
-    lab-program turns 20 1.6 "$v1,$v2" "$s1,$s2" &
+    lab-program turns stop 20 1.6 "$v1,$v2" "$s1,$s2" &
     turns=$!
     usleep 200000
     byhand=$(rates 1.2 "$v1" "$v2" "$s1" "$s2")

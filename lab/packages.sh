@@ -102,7 +102,7 @@ unpacked() {
     kernel_file "$1" | sed 's|.*/modules/\(.*\)/vmlinuz$|vmlinuz-\1|; s|.*/||' >"$1/ready"
 }
 # kernel_file TREE: where the kernel's image lies; from 6.19 on beside its modules.
-kernel_file() { ls "$1"/boot/vmlinuz-* "$1"/usr/lib/modules/*/vmlinuz 2>/dev/null | head -n 1; }
+kernel_file() { find "$1/boot" "$1/usr/lib/modules" -name 'vmlinuz*' 2>/dev/null | sort | sed -n 1p || true; }
 
 # fetch TREE 'SUITE...' QEMU-SUITE KERNEL-FUNCTION: QEMU, busybox and the kernel that the function names, unpacked in TREE.
 fetch() {

@@ -56,6 +56,25 @@ fn a_nominal_scenario_runs_repeats_and_replays() {
     assert!(words.contains("300 nominal seconds") && words.contains("reuser"), "{words}");
 }
 
+/// Does `auto` decide where a scenario names no policy, and is a run that no plan changed told apart from one that a plan did?
+#[test]
+fn without_a_policy_auto_decides_and_a_run_that_nothing_changed_is_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    program(at, "reuser", 0.02, 0.001);
+    program(at, "streamer", 0.02, 0.02);
+    let unnamed = SCENARIO.replace("policy = { name = \"dio\" }\n", "");
+    std::fs::write(at.join("four.toml"), &unnamed).unwrap();
+    let long = run(at, &["sim", "four.toml"]).ok();
+    assert!(long.out.contains("under 'auto'") && !long.err.contains("changed anything"), "{}{}", long.out, long.err);
+    std::fs::write(at.join("four.toml"), unnamed.replace("300_000_000_000", "2_000_000_000")).unwrap();
+    let short = run(at, &["sim", "four.toml"]).ok();
+    assert!(short.err.contains("no plan of 'auto' changed anything"), "{}", short.err);
+    let nobody = unnamed.replace("seed = 3", "seed = 3\npolicy = { name = \"default\" }");
+    std::fs::write(at.join("four.toml"), nobody).unwrap();
+    assert!(!run(at, &["sim", "four.toml"]).ok().err.contains("changed anything"), "nothing was asked for");
+}
+
 /// Are a program that cannot be, one that is not there, and a sweep's use of the machine refused by name and place?
 #[test]
 fn what_cannot_be_run_is_told_with_its_place() {

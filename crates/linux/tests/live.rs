@@ -5,8 +5,8 @@ mod common;
 use std::time::Duration;
 
 use cachemate_core::{
-    Ability, CpuSet, Gang, GangSchedule, Machine, Neighbor, Plan, Probe, ProbeId, ProbeWhat, RefusedBecause, Support,
-    Window,
+    Ability, CpuSet, Gang, GangSchedule, Item, Machine, Neighbor, Plan, Probe, ProbeId, ProbeWhat, RefusedBecause,
+    Support, Window,
 };
 use cachemate_linux::kernel::{Host, Kernel};
 use common::{Program, idle, machine, machine_that_can, own_cpus};
@@ -53,6 +53,40 @@ fn an_observer_changes_nothing_and_says_so() {
     assert_eq!(applied.refused.len(), 1);
     assert_eq!(applied.refused[0].because, RefusedBecause::NoPermission);
     assert_eq!(masks(&programs), before);
+    assert!(std::fs::read_dir(dir.path()).unwrap().next().is_none(), "an observer leaves no file");
+}
+
+/// Is a probe that would keep a program off refused by an observer, which leaves masks and scheduling as they are?
+#[test]
+fn an_observer_keeps_nobody_off_for_a_probe() {
+    let dir = tempfile::tempdir().unwrap();
+    let programs = [Program::start(), Program::start()];
+    let before = (masks(&programs), policies(&programs));
+    let mut machine = machine(&programs, false, dir.path());
+    let task = machine.observe().unwrap().unwrap().tasks[0].task;
+    let mut plan = Plan::idle(Window::Time { ns: 300_000_000 });
+    let neighbor = ProbeWhat::Neighbor { task, neighbor: Neighbor::Chase { footprint_bytes: 1 << 20 } };
+    let watched = ProbeWhat::Reuses { task, locations: 4 };
+    let probe = |(id, what)| Probe { id: ProbeId(id), what, budget_ns: 100_000_000 };
+    plan.probes = [(0, neighbor), (1, ProbeWhat::Evicted { task, samples: 2 }), (2, watched)].map(probe).to_vec();
+    machine.apply(&plan).unwrap();
+    let mut refused = Vec::new();
+    for _ in 0..3 {
+        let seen = machine.observe().unwrap().unwrap();
+        assert_eq!((masks(&programs), policies(&programs)), before);
+        refused.extend(seen.in_force.refused);
+        machine.apply(&plan).unwrap();
+    }
+    let said = |id: u32| {
+        refused.iter().find(|no| no.item == Item::Probe(ProbeId(id))).map(|no| (no.because.clone(), no.said.clone()))
+    };
+    for id in [0, 1] {
+        let Some((because, words)) = said(id) else { panic!("probe {id}: {refused:?}") };
+        // A host whose CPUs share no cache has no place for a probe either.
+        assert!(because == RefusedBecause::NoPermission || words.contains("no second CPU"), "{words}");
+    }
+    // Watching stops nobody: what refuses it is a host without watchpoints, and never the observer.
+    assert!(said(2).is_none_or(|(because, _)| because != RefusedBecause::NoPermission), "{refused:?}");
     assert!(std::fs::read_dir(dir.path()).unwrap().next().is_none(), "an observer leaves no file");
 }
 

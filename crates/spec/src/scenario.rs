@@ -38,7 +38,7 @@ pub struct Scenario {
     #[serde(default = "default_choice")]
     pub scheduler: PolicyChoice,
     /// The deciding policy above it.
-    #[serde(default = "default_choice")]
+    #[serde(default = "auto_choice")]
     pub policy: PolicyChoice,
     /// Takes decisions back that make things worse, as on a live host.
     #[serde(default = "on")]
@@ -125,6 +125,9 @@ fn one_copy() -> u32 {
 }
 fn default_choice() -> PolicyChoice {
     PolicyChoice { name: "default".to_string(), parameters: toml::Table::new() }
+}
+fn auto_choice() -> PolicyChoice {
+    PolicyChoice { name: "auto".to_string(), parameters: toml::Table::new() }
 }
 
 impl Length {

@@ -17,6 +17,8 @@ fn the_documented_example_reads() {
     assert_eq!((scenario.policy.name.as_str(), scenario.scheduler.name.as_str()), ("random", "default"));
     assert_eq!(scenario.programs.iter().map(|program| program.count).sum::<u32>(), 4);
     assert_eq!(scenario.programs[0].parameters["footprint_bytes"].as_integer(), Some(8 << 20));
+    let (unnamed, _) = parse_scenario("example", &example().replace("policy = { name = \"random\" }\n", "")).unwrap();
+    assert_eq!((unnamed.policy.name.as_str(), unnamed.scheduler.name.as_str()), ("auto", "default"));
     let pinned = example().replace("count = 2\nparameters", "count = 2\ncpus = \"0,2-3\"\nparameters");
     let (pinned, _) = parse_scenario("example", &pinned).unwrap();
     assert_eq!(pinned.programs[0].cpus, Some([0, 2, 3].into_iter().collect::<CpuSet>()));

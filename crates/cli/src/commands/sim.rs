@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::Context;
-use cachemate_core::{Machine, MachineSpec, PipelineConfig, Window};
+use cachemate_core::{Applied, Machine, MachineSpec, PipelineConfig, Window};
 use cachemate_pipeline::Pipeline;
 use cachemate_report::text::{count_text, number, or_dash, percent_text};
 use cachemate_report::{Align, Table};
@@ -126,9 +126,10 @@ impl Sim {
         machine.set_first_window(pipeline.config().first_window);
         let bar = session.progress("sim", total);
         let asked = session.interrupt_flag();
-        let (mut windows, mut failure) = (0, None);
+        let (mut windows, mut failure, mut changed) = (0, None, false);
         let machine = pipeline.run(machine, |machine, record| {
             windows += 1;
+            changed |= changes_something(&record.seen.in_force);
             bar.set_position(machine.position());
             after_window(machine);
             failure = log.as_mut().and_then(|log| log.push(&record).err());
@@ -140,6 +141,9 @@ impl Sim {
         }
         if let Some(log) = log {
             log.finish()?;
+        }
+        if !changed && scenario.policy.name != "default" {
+            session.warn(&nothing_changed(&scenario.policy.name, windows));
         }
         Ok(SimAnswer {
             scenario: scenario.name.clone(),
@@ -164,6 +168,24 @@ impl Sim {
         }
         Ok(())
     }
+}
+
+/// Was anybody placed, timed, weighted or divided off?
+fn changes_something(in_force: &Applied) -> bool {
+    !(in_force.affinity.is_empty()
+        && in_force.weights.is_empty()
+        && in_force.gangs.is_empty()
+        && in_force.shares.is_empty()
+        && in_force.penalties.is_empty())
+}
+
+/// A short run shows the machine's own scheduler, whatever the policy is called.
+fn nothing_changed(policy: &str, windows: u64) -> String {
+    let why = match windows {
+        0..3 => "the run has too few windows; make it longer, or the scale larger",
+        _ => "the recording (-o) and 'cachemate page' say why",
+    };
+    format!("in {windows} windows no plan of '{policy}' changed anything: {why}")
 }
 
 fn end_cycles(scenario: &Scenario, spec: &MachineSpec) -> Option<u64> {

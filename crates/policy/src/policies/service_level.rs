@@ -1,17 +1,18 @@
 //! One program is to do so much work a second for each client, with the smallest share that does it (thesis 4.6.4).
 //!
-//! Problem: a static share is too small when the load grows, or wastes space while it does not. Method: the program
-//! reports its work; a window in which its clients get less than the level makes its share grow by as much as is
-//! missing, one unit at least; after some windows that held, it gives one unit back, but never below what has failed
-//! before with as many clients. Everybody else shares the other units.
+//! Problem: a static share is too small when the load grows, or wastes space while it does not. Method: the floor is the
+//! rule's own, `rate_at_least`, and counts the same work as under `auto` ([`promised_work`]); here it is kept without any
+//! forecast, by its one mechanism. A window in which the program's clients get less than the level makes its share grow by
+//! as much as is missing, one unit at least; after some windows that held, it gives one unit back, but never below what
+//! has failed before with as many clients. Everybody else shares the other units.
 //!
 //! Properties: no curve is needed; a size that failed is tried again only with fewer clients; while pages move nothing is
-//! concluded; without reported work nothing changes.
+//! concluded; without a promise, or work to hold it against, nothing changes.
 
 use std::collections::BTreeMap;
 
 use cachemate_core::{
-    CacheId, CacheShare, Decision, GroupId, IndexSet, Item, Member, Plan, Policy, ProcessId, Reason, ReasonKind,
+    CacheId, CacheShare, Decision, Event, GroupId, IndexSet, Item, Member, Plan, Policy, ProcessId, Reason, ReasonKind,
     TaskId, TaskSample, View, Window,
 };
 use serde::Deserialize;
@@ -20,15 +21,16 @@ use super::static_partition::{Moving, in_units};
 use super::{BadParameters, parameters};
 use crate::partition::units::dividable;
 use crate::partition::units::{Divided, assign};
+use crate::work::{Work, promised_work};
 
 /// See the page.
 #[derive(Clone, PartialEq, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Parameters {
     pub window_ns: u64,
-    /// The process in order of arrival; 0 = the first.
+    /// The process in order of arrival, 0 = the first; without a `rate_per_s` the first that was promised a rate.
     pub process: u32,
-    /// Work a second, in the program's own unit, for each thread that ran.
+    /// Work a second for each thread that ran; 0 = as its rule promises (`rate_at_least`).
     pub rate_per_s: f64,
     /// Windows that must hold before a unit is given back; 0 = never.
     pub shrink_after: u32,
@@ -75,21 +77,25 @@ impl Policy for ServiceLevel {
         let mut plan = Plan::idle(Window::Time { ns: self.parameters.window_ns });
         let mut why = Vec::new();
         let caches = dividable(view);
-        let process = self.processes.get(self.parameters.process as usize).copied();
-        let (Some(&(cache, divided)), Some(process)) = (caches.first(), process) else { return Decision { plan, why } };
+        let (Some(&(cache, divided)), Some((process, level))) = (caches.first(), self.floor(view)) else {
+            return Decision { plan, why };
+        };
         let tasks: Vec<&TaskSample> = view.movable().filter(|task| task.process == process).collect();
-        if tasks.is_empty() || self.parameters.rate_per_s <= 0.0 {
+        if tasks.is_empty() {
             return Decision { plan, why };
         }
-        self.resize(view, &tasks, &divided, &mut why);
+        self.resize(view, &tasks, level, &divided, &mut why);
         plan.shares = self.shares(view, process, cache, &divided);
         Decision { plan, why }
     }
 }
 
 fn served(view: &View<'_>, tasks: &[&TaskSample]) -> Option<Served> {
-    let ran = |task: &&&TaskSample| task.ran();
-    let work: Vec<f64> = tasks.iter().filter(ran).map(|task| task.progress).collect::<Option<_>>()?;
+    let done = |task: &&&TaskSample| match promised_work(task, &view.seen.tasks)? {
+        Work::Reported => task.progress,
+        _ => task.counts.get(Event::Instructions),
+    };
+    let work: Vec<f64> = tasks.iter().filter(|task| task.ran()).filter_map(|task| done(&task)).collect();
     let seconds = view.seen.span.elapsed_ns as f64 / 1e9;
     let clients = work.len();
     let rate_per_s = work.iter().sum::<f64>() / clients as f64 / seconds;
@@ -97,7 +103,15 @@ fn served(view: &View<'_>, tasks: &[&TaskSample]) -> Option<Served> {
 }
 
 impl ServiceLevel {
-    fn resize(&mut self, view: &View<'_>, tasks: &[&TaskSample], divided: &Divided, why: &mut Vec<Reason>) {
+    /// Whose floor is kept, and its level for each client.
+    fn floor(&self, view: &View<'_>) -> Option<(ProcessId, f64)> {
+        if self.parameters.rate_per_s > 0.0 {
+            return Some((*self.processes.get(self.parameters.process as usize)?, self.parameters.rate_per_s));
+        }
+        view.movable().find_map(|task| Some((task.process, task.goal?.rate_at_least?)))
+    }
+
+    fn resize(&mut self, view: &View<'_>, tasks: &[&TaskSample], level: f64, divided: &Divided, why: &mut Vec<Reason>) {
         let least = divided.at_least();
         self.units = self.units.clamp(least, divided.units());
         let moving = |item: &Item| matches!(item, Item::Share(..));
@@ -107,7 +121,6 @@ impl ServiceLevel {
         let measured = tasks.iter().all(|task| !task.counts.0.is_empty());
         let Some(served) = served(view, tasks).filter(|_| !unsettled && in_force && measured) else { return };
         let serves = self.serves.entry(served.clients).or_insert(least);
-        let level = self.parameters.rate_per_s;
         let before = self.units;
         if served.rate_per_s < level {
             *serves = (*serves).max((self.units + 1).min(divided.units()));
@@ -185,9 +198,11 @@ mod tests {
     use crate::reference_predictor::ReferencePredictor;
     use cachemate_core::*;
 
-    /// Runs windows in which each of `clients` gets `rate(units, clients)` a second; the units after each.
-    fn run(windows: &[usize], rate: fn(u32, usize) -> f64) -> Vec<u32> {
-        let mut policy = build("window_ns = 1000000000\nrate_per_s = 100.0\nunits = 4", 1).unwrap();
+    /// Runs windows in which each of `clients` gets `rate(units, clients)` a second; the units after each. The level is a
+    /// parameter, or the rule's.
+    fn run(windows: &[usize], promised: Option<f64>, reports: bool, rate: fn(u32, usize) -> f64) -> Vec<u32> {
+        let level = if promised.is_some() { "" } else { "rate_per_s = 100.0\n" };
+        let mut policy = build(&format!("window_ns = 1000000000\n{level}units = 4"), 1).unwrap();
         let cache = Cache {
             id: CacheId(0),
             level: Level::L2,
@@ -209,12 +224,14 @@ mod tests {
         let mut units = 4;
         let mut all = Vec::new();
         for (window, &clients) in windows.iter().enumerate() {
-            let ran = Reading { event: Event::Instructions, count: 1, counted_share: 1.0 };
+            let count = if reports { 1 } else { rate(units, clients) as u64 };
+            let ran = Reading { event: Event::Instructions, count, counted_share: 1.0 };
             let task = |at: usize| TaskSample {
                 name: "served".to_string(),
                 on_cpu_ns: if at < clients { vec![(CpuId(at as u32), 9)] } else { Vec::new() },
                 counts: Counts(vec![ran]),
-                progress: Some(if at < clients { rate(units, clients) } else { 0.0 }),
+                progress: reports.then(|| if at < clients { rate(units, clients) } else { 0.0 }),
+                goal: promised.map(|rate| Goal { rate_at_least: Some(rate), ..Goal::default() }),
                 ..TaskSample::new(TaskId(at as u32), ProcessId(0))
             };
             let seen = Observation {
@@ -248,13 +265,23 @@ mod tests {
         let rate = |units: u32, clients: usize| 40.0 * f64::from(units) / clients as f64 + 20.0;
         // Two clients need 4 units (100 a second), four need 8.
         let windows = [vec![2; 14], vec![4; 14], vec![2; 30]].concat();
-        let units = run(&windows, rate);
+        let units = run(&windows, None, true, rate);
         assert_eq!(units[13], 4, "{units:?}");
         assert_eq!(units[27], 8, "{units:?}");
         assert_eq!(units[57], 4, "{units:?}");
         // A size that failed with as many clients is not tried again.
         let failed = units.windows(2).filter(|pair| pair[0] == 4 && pair[1] == 3).count();
         assert_eq!(failed, 1, "{units:?}");
+    }
+
+    /// Is a rule's own promise kept alike, in work that is reported and in instructions where none is?
+    #[test]
+    fn the_floor_is_the_rules_own() {
+        let rate = |units: u32, clients: usize| 40.0 * f64::from(units) / clients as f64 + 20.0;
+        let windows = [vec![2; 14], vec![4; 14], vec![2; 30]].concat();
+        let named = run(&windows, None, true, rate);
+        assert_eq!(run(&windows, Some(100.0), true, rate), named);
+        assert_eq!(run(&windows, Some(100.0), false, rate), named);
     }
 
     /// Does it conform with a level that some programs reach and others do not?

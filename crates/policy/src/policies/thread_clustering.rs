@@ -220,13 +220,25 @@ fn remote_share(view: &View<'_>, process: ProcessId, hit_cycles: f64) -> Option<
         .or_else(|| Some((of_cycles(Event::RemoteCacheHits)? * hit_cycles).min(1.0)))
 }
 
+/// Why the machine cannot sample accesses; `None` = it can.
+fn lacks_samples<'a>(view: &View<'a>) -> Option<&'a str> {
+    match view.capabilities.abilities.get(&Ability::SampleAccesses) {
+        Some(Support::Yes { .. }) => None,
+        Some(Support::No { why, .. }) => Some(why),
+        None => Some("as the machine does not say that it can"),
+    }
+}
+
 impl ThreadClustering {
     /// Phase 1: is there a process that waits for remote caches enough to be sampled?
     fn look(&mut self, view: &View<'_>, why: &mut Vec<Reason>) {
         if view.last_level_domains().len() < 2 {
             return;
         }
-        if matches!(view.capabilities.abilities.get(&Ability::SampleAccesses), None | Some(Support::No { .. })) {
+        if let Some(why_not) = lacks_samples(view) {
+            let text = format!("no threads are clustered: accesses cannot be sampled, {why_not}");
+            let tasks = view.movable().map(|task| task.task).collect();
+            why.push(Reason { kind: ReasonKind::Plain, tasks, text, numbers: Vec::new() });
             return;
         }
         let mut shares: Vec<(ProcessId, f64, TaskId)> = Vec::new();

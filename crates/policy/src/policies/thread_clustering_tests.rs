@@ -147,7 +147,10 @@ fn below_the_threshold_nothing_is_sampled() {
     assert_eq!(lower.step(6, None).plan.probes.len(), 1);
     let mut blind = Bench::new("");
     blind.can_sample = false;
-    assert!(blind.step(50, None).plan.probes.is_empty());
+    let decision = blind.step(50, None);
+    assert!(decision.plan.probes.is_empty());
+    assert_eq!(decision.why[0].text, "no threads are clustered: accesses cannot be sampled, no sampling here");
+    assert_eq!(decision.why[0].tasks.len(), 8, "each task's status says it");
 }
 
 /// Are threads whose counters had no turn left out of the stall breakdown, instead of counting as if they never waited?

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use cachemate_core::TaskId;
 
-use super::scene::{Actor, Site};
+use super::scene::{SceneTask, Site};
 use super::speeds::Speed;
 
 /// See the module's documentation.
@@ -31,11 +31,11 @@ fn wait(line_cycles: f64, lines_per_cycle: f64) -> f64 {
 
 impl Bus {
     /// `None` where the queue was not counted or hardly anybody waits.
-    pub fn of(sites: &[Site], actors: &[Actor], speed: impl Fn(TaskId) -> Option<Speed>) -> Option<Self> {
+    pub fn of(sites: &[Site], tasks: &[SceneTask], speed: impl Fn(TaskId) -> Option<Speed>) -> Option<Self> {
         // By package: traffic in lines per cycle, misses per cycle, cycles waited per cycle.
         let mut sums: BTreeMap<u32, [f64; 3]> = BTreeMap::new();
-        for actor in actors {
-            let Some((site, speed)) = actor.seen_on.zip(speed(actor.task)) else { continue };
+        for scene_task in tasks {
+            let Some((site, speed)) = scene_task.seen_on.zip(speed(scene_task.task)) else { continue };
             let Some((misses, lines)) = speed.misses_per_instr.zip(speed.lines_per_miss) else { continue };
             let per_cycle = misses / speed.elapsed_cycles_per_instr.max(1e-9);
             let sum = sums.entry(sites[site].package).or_default();

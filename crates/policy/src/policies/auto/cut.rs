@@ -73,7 +73,7 @@ impl Members<'_> {
         let least = bytes * f64::from(divided.at_least()) / f64::from(divided.units());
         let need = |tasks: &[usize]| {
             let one = |&at: &usize| {
-                let program = self.scene.actors[at].program.as_ref()?;
+                let program = self.scene.tasks[at].program.as_ref()?;
                 Some(program.cycles(least, 0.0, 0.0) / program.cycles(bytes, 0.0, 0.0))
             };
             tasks.iter().filter_map(one).fold(0.0, f64::max)
@@ -117,7 +117,7 @@ impl Members<'_> {
         let cost = |tasks: &[usize], held: u32| -> f64 {
             let space = bytes * f64::from(held) / f64::from(units) / tasks.len().max(1) as f64;
             let one = |&at: &usize| {
-                let program = self.scene.actors[at].program.as_ref()?;
+                let program = self.scene.tasks[at].program.as_ref()?;
                 Some(-program.goal.priority * program.wants * program.alone(bytes) / program.cycles(space, 0.0, 0.0))
             };
             tasks.iter().filter_map(one).sum()
@@ -186,8 +186,8 @@ impl Members<'_> {
     /// The best gangs; `None` = none are better than turns of single tasks. In a hurry only the likeliest are looked at.
     pub fn best_turns(&self, judge: &Judge, cut: &[Group], hurry: bool) -> Option<Turns> {
         let cpus = self.scene.sites[self.site].cpus.count() as usize;
-        let program = |&at: &usize| self.scene.actors[at].program.as_ref();
-        let fit = self.members.iter().all(|&at| self.scene.actors[at].movable)
+        let program = |&at: &usize| self.scene.tasks[at].program.as_ref();
+        let fit = self.members.iter().all(|&at| self.scene.tasks[at].movable)
             && self.members.iter().filter_map(program).all(|program| program.wants >= GANGS_WANT);
         if self.members.len() <= cpus || !fit || cpus < 2 {
             return None;
@@ -221,7 +221,7 @@ impl Members<'_> {
             order.sort_by(|&a, &b| of(a).total_cmp(&of(b)).then(a.cmp(&b)));
             order
         };
-        let program = |at: usize| self.scene.actors[at].program.as_ref();
+        let program = |at: usize| self.scene.tasks[at].program.as_ref();
         let pressure = |at: usize| program(at).map_or(0.0, |one| one.misses(bytes) / one.alone(bytes));
         let keeps = |at: usize| program(at).map_or(0.0, |one| one.cycles(bytes / 8.0, 0.0, 0.0) / one.alone(bytes));
         let filled = |order: &[usize]| order.chunks(cpus).map(<[usize]>::to_vec).collect::<Vec<_>>();

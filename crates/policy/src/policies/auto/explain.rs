@@ -36,7 +36,7 @@ impl Chosen<'_> {
         numbers.push(number("gain_percent", 100.0 * self.gain));
         numbers.push(number("likely_percent", 100.0 * self.likely));
         numbers.push(number("probing_percent_of_processor_time", 100.0 * asks.spent_share()));
-        let tasks: Vec<TaskId> = self.scene.known().map(|at| self.scene.actors[at].task).collect();
+        let tasks: Vec<TaskId> = self.scene.known().map(|at| self.scene.tasks[at].task).collect();
         Reason { kind: ReasonKind::Plain, tasks, text, numbers }
     }
 
@@ -78,14 +78,14 @@ impl Chosen<'_> {
                 number("held_bytes_before", old.held_bytes),
             ];
             numbers.extend(self.known(at));
-            let (tasks, kind) = (vec![self.scene.actors[at].task], ReasonKind::Plain);
+            let (tasks, kind) = (vec![self.scene.tasks[at].task], ReasonKind::Plain);
             why.push(Reason { kind, tasks, text, numbers });
         }
     }
 
     /// What the forecast rests on.
     fn known(&self, at: usize) -> Vec<(String, f64)> {
-        let Some(program) = &self.scene.actors[at].program else { return Vec::new() };
+        let Some(program) = &self.scene.tasks[at].program else { return Vec::new() };
         let bytes = self.scene.sites.iter().map(|site| site.bytes).fold(0.0, f64::max);
         let misses = |share: f64| 1000.0 * program.misses(share * bytes);
         vec![
@@ -118,7 +118,7 @@ impl Chosen<'_> {
             let ms = turns.slice_ns / 1_000_000;
             text += &format!(", in turns of {ms} ms with {} more", gang.len() - 1);
         }
-        if self.scene.actors[at].cluster.is_some() {
+        if self.scene.tasks[at].cluster.is_some() {
             text += ", and shares data";
         }
         text

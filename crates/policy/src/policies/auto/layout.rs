@@ -7,7 +7,7 @@ use cachemate_core::{
 };
 
 use super::holding::let_everybody_run;
-use super::scene::{Actor, Scene};
+use super::scene::{Scene, SceneTask};
 use crate::partition::units::{Divided, assign};
 
 /// Tasks that share a part of a cache.
@@ -27,7 +27,7 @@ pub struct Turns {
 /// See the module's documentation.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Layout {
-    /// Site of each actor; `None` = nobody knows.
+    /// Site of each task; `None` = nobody knows.
     pub home: Vec<Option<usize>>,
     /// Held there by the plan; else it is only seen there.
     pub held: Vec<bool>,
@@ -39,13 +39,18 @@ pub struct Layout {
 impl Layout {
     /// Everybody where the machine's own scheduler has put them, nothing divided.
     pub fn default_of(scene: &Scene, lived_on: &BTreeMap<TaskId, usize>) -> Self {
-        let home = scene.actors.iter().map(|actor| lived_on.get(&actor.task).copied().or(actor.seen_on)).collect();
+        let home = scene
+            .tasks
+            .iter()
+            .map(|scene_task| lived_on.get(&scene_task.task).copied().or(scene_task.seen_on))
+            .collect();
         Layout::at(scene, home, false)
     }
 
     /// Nothing divided, these homes.
     pub fn at(scene: &Scene, home: Vec<Option<usize>>, held: bool) -> Self {
-        let held = scene.actors.iter().map(|actor| held && actor.movable && actor.program.is_some()).collect();
+        let held =
+            scene.tasks.iter().map(|scene_task| held && scene_task.movable && scene_task.program.is_some()).collect();
         Layout { home, held, cuts: vec![Vec::new(); scene.sites.len()], turns: vec![None; scene.sites.len()] }
     }
 
@@ -56,10 +61,10 @@ impl Layout {
             scene.sites.iter().position(|site| cpus.is_subset(&site.cpus))
         };
         let place: BTreeMap<TaskId, usize> =
-            scene.actors.iter().enumerate().map(|(at, actor)| (actor.task, at)).collect();
+            scene.tasks.iter().enumerate().map(|(at, scene_task)| (scene_task.task, at)).collect();
         let mut layout = Layout::at(scene, Vec::new(), false);
-        layout.home = scene.actors.iter().map(|actor| held_on(&actor.task).or(actor.seen_on)).collect();
-        layout.held = scene.actors.iter().map(|actor| held_on(&actor.task).is_some()).collect();
+        layout.home = scene.tasks.iter().map(|scene_task| held_on(&scene_task.task).or(scene_task.seen_on)).collect();
+        layout.held = scene.tasks.iter().map(|scene_task| held_on(&scene_task.task).is_some()).collect();
         for schedule in &plan.gangs {
             let Some(site) = scene.sites.iter().position(|site| schedule.cpus.is_subset(&site.cpus)) else { continue };
             let members = |gang: &Gang| gang.members.iter().filter_map(|(task, _)| place.get(task).copied()).collect();
@@ -69,12 +74,12 @@ impl Layout {
         for share in &plan.shares {
             let Some(site) = scene.sites.iter().position(|site| site.cache == share.cache) else { continue };
             let is_member = |at: &usize| {
-                let actor = &scene.actors[*at];
-                let named = share.members.contains(&Member::Task(actor.task))
-                    || share.members.contains(&Member::Process(actor.process));
+                let scene_task = &scene.tasks[*at];
+                let named = share.members.contains(&Member::Task(scene_task.task))
+                    || share.members.contains(&Member::Process(scene_task.process));
                 named && layout.home[*at] == Some(site)
             };
-            let members = (0..scene.actors.len()).filter(is_member).collect();
+            let members = (0..scene.tasks.len()).filter(is_member).collect();
             let units = match &share.units {
                 Units::Colors { allowed, .. } => allowed.count(),
                 Units::Ways { mask } => mask.count(),
@@ -84,25 +89,26 @@ impl Layout {
         layout
     }
 
-    /// Known actors of a site.
+    /// Known tasks of a site.
     pub fn on(&self, scene: &Scene, site: usize) -> Vec<usize> {
         scene.known().filter(|&at| self.home[at] == Some(site)).collect()
     }
 
     /// Writes what it wants into a plan; `before` keeps units where they are.
     pub fn put(&self, scene: &Scene, before: &Plan, moving: PageMoving, plan: &mut Plan) {
-        for (at, actor) in scene.actors.iter().enumerate().filter(|(at, _)| self.held[*at]) {
-            if let Some(site) = self.home[at].filter(|_| actor.movable) {
-                plan.affinity.insert(actor.task, scene.sites[site].cpus.clone());
+        for (at, scene_task) in scene.tasks.iter().enumerate().filter(|(at, _)| self.held[*at]) {
+            if let Some(site) = self.home[at].filter(|_| scene_task.movable) {
+                plan.affinity.insert(scene_task.task, scene.sites[site].cpus.clone());
             }
         }
         let online: CpuSet = scene.sites.iter().flat_map(|site| site.cpus.iter()).collect();
-        let may = |actor: &Actor| match (actor.movable, actor.seen_on) {
-            (true, _) => plan.affinity.get(&actor.task).unwrap_or(&online).intersection(&online),
+        let may = |scene_task: &SceneTask| match (scene_task.movable, scene_task.seen_on) {
+            (true, _) => plan.affinity.get(&scene_task.task).unwrap_or(&online).intersection(&online),
             (false, Some(site)) => scene.sites[site].cpus.clone(),
             (false, None) => CpuSet::default(),
         };
-        let may: Vec<(TaskId, CpuSet)> = scene.actors.iter().map(|actor| (actor.task, may(actor))).collect();
+        let may: Vec<(TaskId, CpuSet)> =
+            scene.tasks.iter().map(|scene_task| (scene_task.task, may(scene_task))).collect();
         plan.gangs.extend((0..scene.sites.len()).filter_map(|site| self.schedule(scene, site)));
         let_everybody_run(&mut plan.gangs, &may);
         for site in 0..scene.sites.len() {
@@ -114,7 +120,7 @@ impl Layout {
         let turns = self.turns[site].as_ref()?;
         let cpus = &scene.sites[site].cpus;
         let gang = |members: &Vec<usize>| Gang {
-            members: members.iter().map(|&at| (scene.actors[at].task, None)).collect(),
+            members: members.iter().map(|&at| (scene.tasks[at].task, None)).collect(),
             slices: 1,
         };
         let fits = turns.gangs.iter().all(|gang| !gang.is_empty() && gang.len() <= cpus.count() as usize);
@@ -132,7 +138,7 @@ impl Layout {
         let mut shares: Vec<(GroupId, Vec<Member>, u32)> = Vec::new();
         for group in cut.iter().filter(|group| !group.members.is_empty()) {
             let members = self.members(scene, group, colors);
-            let id = GroupId(scene.actors[group.members[0]].process.0.wrapping_mul(64) + group.members[0] as u32 % 64);
+            let id = GroupId(scene.tasks[group.members[0]].process.0.wrapping_mul(64) + group.members[0] as u32 % 64);
             shares.push((id, members, group.units));
         }
         shares.retain(|(_, members, _)| !members.is_empty());
@@ -161,16 +167,16 @@ impl Layout {
     fn members(&self, scene: &Scene, group: &Group, colors: bool) -> Vec<Member> {
         let mut members: Vec<Member> = Vec::new();
         for &at in &group.members {
-            let process = scene.actors[at].process;
-            let whole = |(other, actor): (usize, &Actor)| {
-                actor.process != process || (actor.movable && group.members.contains(&other))
+            let process = scene.tasks[at].process;
+            let whole = |(other, scene_task): (usize, &SceneTask)| {
+                scene_task.process != process || (scene_task.movable && group.members.contains(&other))
             };
-            let member = if scene.actors.iter().enumerate().all(whole) {
+            let member = if scene.tasks.iter().enumerate().all(whole) {
                 Member::Process(process)
-            } else if colors || !scene.actors[at].movable {
+            } else if colors || !scene.tasks[at].movable {
                 continue;
             } else {
-                Member::Task(scene.actors[at].task)
+                Member::Task(scene.tasks[at].task)
             };
             if !members.contains(&member) {
                 members.push(member);
@@ -184,7 +190,7 @@ impl Layout {
 pub fn processes(scene: &Scene, members: &[usize]) -> Vec<(ProcessId, Vec<usize>)> {
     let mut found: Vec<(ProcessId, Vec<usize>)> = Vec::new();
     for &at in members {
-        let process = scene.actors[at].process;
+        let process = scene.tasks[at].process;
         match found.iter_mut().find(|(other, _)| *other == process) {
             Some((_, tasks)) => tasks.push(at),
             None => found.push((process, vec![at])),

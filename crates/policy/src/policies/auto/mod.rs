@@ -300,7 +300,7 @@ impl Auto {
         }
         let Some(scene) = Scene::of(view, &self.speeds, &self.asks.clusters, &self.lived_on) else { return kept };
         let mut layout = Layout::default_of(&scene, &self.lived_on);
-        layout.held = scene.actors.iter().map(|actor| kept.0.affinity.contains_key(&actor.task)).collect();
+        layout.held = scene.tasks.iter().map(|scene_task| kept.0.affinity.contains_key(&scene_task.task)).collect();
         self.holding(&scene, &layout, view)
     }
 
@@ -382,7 +382,7 @@ impl Auto {
         let best = (0..candidates.len()).reduce(|a, b| if keys[b] > keys[a] { b } else { a });
         let Some(best) = best.map(|at| candidates[at].clone()) else { return kept };
         let (gain, likely) = self.gain(&scene, &judge, &held, &best);
-        let mends = now.broken > best.score.broken + 1e-3;
+        let mends = promises::mends(now.broken, best.score.broken);
         promises::say(&scene, &candidates[0].layout, &best.layout, why);
         let new = self.holding(&scene, &best.layout, view);
         let chosen = Chosen { scene: &scene, candidates: &candidates, best: &best, held: &held, judge, gain, likely };
@@ -393,7 +393,7 @@ impl Auto {
         }
         let weights = weights(&scene, &held);
         let mut homes = held.clone();
-        homes.held = scene.actors.iter().map(|actor| actor.movable && actor.program.is_some()).collect();
+        homes.held = scene.tasks.iter().map(|scene_task| scene_task.movable && scene_task.program.is_some()).collect();
         let old = self.holding(&scene, &homes, view);
         if mends || likely >= MOST_LIKELY {
             chosen.changes("made", &self.asks, why);
@@ -555,13 +555,13 @@ impl Auto {
 /// Processes in the objective, as they fare under a layout.
 fn weights(scene: &Scene, layout: &Layout) -> Vec<Weight> {
     let mut weights: Vec<Weight> = Vec::new();
-    for (actor, speed) in scene.actors.iter().zip(score::speeds(scene, layout)) {
-        let (Some(program), Some(speed)) = (&actor.program, speed) else { continue };
-        match weights.iter_mut().find(|weight| weight.process == actor.process) {
+    for (scene_task, speed) in scene.tasks.iter().zip(score::speeds(scene, layout)) {
+        let (Some(program), Some(speed)) = (&scene_task.program, speed) else { continue };
+        match weights.iter_mut().find(|weight| weight.process == scene_task.process) {
             // Threads of a process count as often as there are.
             Some(weight) => weight.over_alone += speed.over_alone,
             None => weights.push(Weight {
-                process: actor.process,
+                process: scene_task.process,
                 priority: program.goal.priority.max(0.0),
                 over_alone: speed.over_alone,
             }),

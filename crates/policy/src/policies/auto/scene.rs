@@ -27,7 +27,7 @@ pub struct Site {
 
 /// A task that is here, by its place in order of arrival.
 #[derive(Clone, Debug)]
-pub struct Actor {
+pub struct SceneTask {
     pub task: TaskId,
     pub process: ProcessId,
     pub movable: bool,
@@ -43,7 +43,7 @@ pub struct Actor {
 #[derive(Clone, Debug)]
 pub struct Scene {
     pub sites: Vec<Site>,
-    pub actors: Vec<Actor>,
+    pub tasks: Vec<SceneTask>,
     pub cycles_per_ns: f64,
     /// What waiting for memory costs, where the queue was measured.
     pub bus: Option<Bus>,
@@ -100,7 +100,7 @@ impl Scene {
             let near = partners.iter().filter(|other| here(other) == here(task)).count();
             Some(near as f64 / partners.len().max(1) as f64)
         };
-        let actor = |task: &TaskSample| {
+        let scene_task = |task: &TaskSample| {
             let told = |profile, speed| Told {
                 profile,
                 speed,
@@ -111,7 +111,7 @@ impl Scene {
                 partners_here: partners_here(task).unwrap_or(0.0),
             };
             let known = view.profiles.get(&task.task).zip(speeds.of(task.task, f64::from(line)));
-            Actor {
+            SceneTask {
                 task: task.task,
                 process: task.process,
                 movable: !task.fixed,
@@ -120,7 +120,7 @@ impl Scene {
                 seen_on: here(task),
             }
         };
-        let actors: Vec<Actor> = view.present().map(actor).collect();
+        let tasks: Vec<SceneTask> = view.present().map(scene_task).collect();
         let (cycles, ns) = view.present().fold((0.0, 0.0), |(cycles, ns), task| {
             let ran = task.ran_ns();
             match task.counts.get(cachemate_core::Event::Cycles) {
@@ -132,10 +132,10 @@ impl Scene {
         let measured = (ns > 0.0 && cycles > 0.0).then(|| cycles / ns);
         let cycles_per_ns = measured.or(hertz).unwrap_or(1.0);
         let shortest_slice_ns = view.capabilities.shortest_slice_ns;
-        let bus = Bus::of(&sites, &actors, |task| speeds.of(task, f64::from(line)));
-        (!sites.is_empty() && !actors.is_empty()).then_some(Scene {
+        let bus = Bus::of(&sites, &tasks, |task| speeds.of(task, f64::from(line)));
+        (!sites.is_empty() && !tasks.is_empty()).then_some(Scene {
             sites,
-            actors,
+            tasks,
             cycles_per_ns,
             bus,
             shortest_slice_ns,
@@ -154,8 +154,8 @@ impl Scene {
             let part = held.cuts[site].iter().find(|group| group.members.contains(&at));
             let units = self.sites[site].divided.map_or(1, |divided| divided.units());
             let bytes = self.sites[site].bytes * part.map_or(1.0, |group| f64::from(group.units) / f64::from(units));
-            let actor = &mut self.actors[at];
-            if let Some((program, misses)) = actor.program.as_mut().zip(measured(actor.task)) {
+            let scene_task = &mut self.tasks[at];
+            if let Some((program, misses)) = scene_task.program.as_mut().zip(measured(scene_task.task)) {
                 program.calibrate(composed.held_bytes, bytes, misses);
             }
         }
@@ -164,19 +164,19 @@ impl Scene {
     /// Ties promised rates to what was measured under the layout in force: the model's bias is in both.
     pub fn anchor(&mut self, held: &Layout, measured: impl Fn(TaskId) -> Option<(Work, f64)>) {
         let forecast = speeds(self, held);
-        for (actor, speed) in self.actors.iter_mut().zip(forecast) {
-            let Some((program, speed)) = actor.program.as_mut().zip(speed) else { continue };
+        for (scene_task, speed) in self.tasks.iter_mut().zip(forecast) {
+            let Some((program, speed)) = scene_task.program.as_mut().zip(speed) else { continue };
             let promised = program.goal.rate_at_least.is_some() && speed.instr_per_cycle > 0.0;
             program.rate = promised
-                .then(|| measured(actor.task))
+                .then(|| measured(scene_task.task))
                 .flatten()
                 .map(|(work, per_s)| Rate { work, per_instr_per_cycle: per_s / speed.instr_per_cycle });
         }
     }
 
-    /// Places of the actors of which something can be said.
+    /// Places of the tasks of which something can be said.
     pub fn known(&self) -> impl Iterator<Item = usize> + '_ {
-        (0..self.actors.len()).filter(|&at| self.actors[at].program.is_some())
+        (0..self.tasks.len()).filter(|&at| self.tasks[at].program.is_some())
     }
 
     /// One draw of what the programs may really be: curves and costs within their errors.
@@ -188,7 +188,7 @@ impl Scene {
             radius * libm::cos(std::f64::consts::TAU * generator.unit())
         };
         let mut drawn = self.clone();
-        for program in drawn.actors.iter_mut().filter_map(|actor| actor.program.as_mut()) {
+        for program in drawn.tasks.iter_mut().filter_map(|scene_task| scene_task.program.as_mut()) {
             let (misses, cost) = (libm::exp(program.curve_error * normal()), libm::exp(COST_ERROR * normal()));
             *program = program.scaled(misses, cost);
         }

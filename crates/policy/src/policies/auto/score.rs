@@ -131,12 +131,12 @@ fn cpu_shares(wants: &[f64], cpus: f64) -> Vec<f64> {
     wants.iter().map(|want| want.min(level)).collect()
 }
 
-/// Share of each actor's partners on other sites than this.
+/// Share of each task's partners on other sites than this.
 pub fn apart(scene: &Scene, home: &[Option<usize>], at: usize, site: usize) -> f64 {
-    let Some(cluster) = scene.actors[at].cluster else { return 1.0 };
+    let Some(cluster) = scene.tasks[at].cluster else { return 1.0 };
     let (mut all, mut elsewhere) = (0.0, 0.0);
-    for (other, actor) in scene.actors.iter().enumerate() {
-        if other != at && actor.cluster == Some(cluster) {
+    for (other, scene_task) in scene.tasks.iter().enumerate() {
+        if other != at && scene_task.cluster == Some(cluster) {
             all += 1.0;
             elsewhere += if home[other] == Some(site) { 0.0 } else { 1.0 };
         }
@@ -161,7 +161,7 @@ impl Here<'_> {
     /// Speeds of the members, in their order.
     pub fn speeds(&self) -> Vec<Speed> {
         let programs: Vec<&Program> =
-            self.members.iter().filter_map(|&at| self.scene.actors[at].program.as_ref()).collect();
+            self.members.iter().filter_map(|&at| self.scene.tasks[at].program.as_ref()).collect();
         let gang_of = |at: usize| {
             self.turns.map_or(0, |turns| turns.gangs.iter().position(|gang| gang.contains(&at)).unwrap_or(0))
         };
@@ -234,7 +234,7 @@ impl Here<'_> {
     fn score_of(&self, speeds: &[Speed]) -> Score {
         let mut score = Score::NOBODY;
         for (&at, speed) in self.members.iter().zip(speeds) {
-            let Some(program) = &self.scene.actors[at].program else { continue };
+            let Some(program) = &self.scene.tasks[at].program else { continue };
             let goal = program.goal;
             let priority = if goal.priority.is_finite() && goal.priority > 0.0 { goal.priority } else { 1.0 };
             score.weighted += priority * speed.over_alone;
@@ -244,7 +244,7 @@ impl Here<'_> {
             score.broken += speed.missing(program);
         }
         let promised = |group: &&Group| {
-            let asked = |&at: &usize| self.scene.actors[at].program.as_ref().is_some_and(|one| one.goal.is_promised());
+            let asked = |&at: &usize| self.scene.tasks[at].program.as_ref().is_some_and(|one| one.goal.is_promised());
             group.members.iter().any(asked)
         };
         let units = self.site.divided.map_or(1, |divided| divided.units());
@@ -259,9 +259,9 @@ pub fn score(scene: &Scene, layout: &Layout) -> Score {
     whole(scene, layout).into_iter().map(|(score, ..)| score).fold(Score::NOBODY, Score::plus)
 }
 
-/// Every known actor's speed.
+/// Every known task's speed.
 pub fn speeds(scene: &Scene, layout: &Layout) -> Vec<Option<Speed>> {
-    let mut all = vec![None; scene.actors.len()];
+    let mut all = vec![None; scene.tasks.len()];
     for (_, members, speeds) in whole(scene, layout) {
         for (at, speed) in members.into_iter().zip(speeds) {
             all[at] = Some(speed);
@@ -305,7 +305,7 @@ fn whole(scene: &Scene, layout: &Layout) -> Vec<(Score, Vec<usize>, Vec<Speed>)>
         for (site, members) in members.iter().enumerate() {
             let here = traffic.get(&scene.sites[site].package).copied().unwrap_or(0.0);
             for (wait, &at) in waits[site].iter_mut().zip(members) {
-                let measured_on = scene.actors[at].seen_on.map_or(0, |on| scene.sites[on].package);
+                let measured_on = scene.tasks[at].seen_on.map_or(0, |on| scene.sites[on].package);
                 *wait = 0.5 * (*wait + bus.longer(here, measured_on));
             }
         }

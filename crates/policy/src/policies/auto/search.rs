@@ -87,7 +87,7 @@ impl Search<'_> {
         if let Some(held) = held {
             add("held", held);
         }
-        let shares_data = self.allowed.sharing && scene.actors.iter().any(|actor| actor.cluster.is_some());
+        let shares_data = self.allowed.sharing && scene.tasks.iter().any(|scene_task| scene_task.cluster.is_some());
         let mut homes = vec![("joint from the default", default.clone())];
         if self.allowed.space {
             add("space", self.with_cuts(&default));
@@ -117,7 +117,7 @@ impl Search<'_> {
             // The same again is kept for its parts and turns, and for the others.
             let part = self.effort.get() / (2 * (last - nth));
             let layout = if self.allowed.placement && scene.sites.len() > 1 {
-                self.placed(home, part, scene.actors.len() <= JOINT_TASKS)
+                self.placed(home, part, scene.tasks.len() <= JOINT_TASKS)
             } else {
                 home
             };
@@ -127,7 +127,7 @@ impl Search<'_> {
     }
 
     fn movable(&self) -> Vec<usize> {
-        self.scene.known().filter(|&at| self.scene.actors[at].movable).collect()
+        self.scene.known().filter(|&at| self.scene.tasks[at].movable).collect()
     }
 
     /// So many known tasks fit on each site: by cores while those are enough, else by CPUs and in proportion.
@@ -178,7 +178,7 @@ impl Search<'_> {
             change(self, &here, &mut changed);
             // Parts and turns are of tasks that stay there.
             if !changed.cuts[site].is_empty() || changed.turns[site].is_some() {
-                for &at in members.iter().filter(|&&at| self.scene.actors[at].movable) {
+                for &at in members.iter().filter(|&&at| self.scene.tasks[at].movable) {
                     changed.held[at] = true;
                 }
             }
@@ -209,7 +209,7 @@ impl Search<'_> {
         let movable = self.movable();
         let mut clusters: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
         for &at in &movable {
-            if let Some(cluster) = self.scene.actors[at].cluster {
+            if let Some(cluster) = self.scene.tasks[at].cluster {
                 clusters.entry(cluster).or_default().push(at);
             }
         }
@@ -235,7 +235,7 @@ impl Search<'_> {
                 }
             }
         }
-        for at in movable.into_iter().filter(|&at| self.scene.actors[at].cluster.is_none()) {
+        for at in movable.into_iter().filter(|&at| self.scene.tasks[at].cluster.is_none()) {
             let stays = home[at].filter(|&site| free[site] > 0);
             let most = (0..free.len()).reduce(|a, b| if free[b] > free[a] { b } else { a });
             if let Some(site) = stays.or(most) {
@@ -251,7 +251,7 @@ impl Search<'_> {
         let mut movable = self.movable();
         let bytes = self.scene.sites.iter().map(|site| site.bytes).fold(0.0, f64::max);
         let weight = |at: usize| {
-            let program = self.scene.actors[at].program.as_ref();
+            let program = self.scene.tasks[at].program.as_ref();
             program.map_or(0.0, |one| one.wants * one.misses(bytes) / one.alone(bytes))
         };
         movable.sort_by(|&a, &b| weight(b).total_cmp(&weight(a)).then(a.cmp(&b)));
@@ -281,14 +281,14 @@ impl Search<'_> {
     fn evened(&self, default: &Layout) -> Layout {
         let mut movable = self.movable();
         let weight = |at: usize| {
-            let actor = &self.scene.actors[at];
+            let scene_task = &self.scene.tasks[at];
             let bytes = self.scene.sites[0].bytes;
-            actor.program.as_ref().map_or(0.0, |one| one.wants * one.misses(0.5 * bytes) / one.alone(bytes))
+            scene_task.program.as_ref().map_or(0.0, |one| one.wants * one.misses(0.5 * bytes) / one.alone(bytes))
         };
         movable.sort_by(|&a, &b| weight(b).total_cmp(&weight(a)).then(a.cmp(&b)));
         let mut free = self.room();
         let mut load = vec![0.0; free.len()];
-        for at in self.scene.known().filter(|&at| !self.scene.actors[at].movable) {
+        for at in self.scene.known().filter(|&at| !self.scene.tasks[at].movable) {
             if let Some(site) = default.home[at] {
                 free[site] = free[site].saturating_sub(1);
                 load[site] += weight(at);
@@ -345,14 +345,14 @@ impl Search<'_> {
             if homes.on[site].len() < room[site] {
                 partners.push(None);
             }
-            let there = homes.on[site].iter().copied().filter(|&other| self.scene.actors[other].movable);
+            let there = homes.on[site].iter().copied().filter(|&other| self.scene.tasks[other].movable);
             partners.extend(there.take(EXCHANGES).map(Some));
             for partner in partners {
                 let touched = self.clusters_of([Some(at), partner]);
                 homes.exchange(at, here, site, partner);
                 // Partners of a sharing cluster elsewhere feel the move as well.
                 let feels = |on: &Vec<usize>| {
-                    on.iter().any(|&other| self.scene.actors[other].cluster.is_some_and(|one| touched.contains(&one)))
+                    on.iter().any(|&other| self.scene.tasks[other].cluster.is_some_and(|one| touched.contains(&one)))
                 };
                 let again =
                     |other: &usize| *other == here || *other == site || !touched.is_empty() && feels(&homes.on[*other]);
@@ -373,7 +373,7 @@ impl Search<'_> {
     }
 
     fn clusters_of(&self, tasks: [Option<usize>; 2]) -> Vec<usize> {
-        tasks.into_iter().flatten().filter_map(|at| self.scene.actors[at].cluster).collect()
+        tasks.into_iter().flatten().filter_map(|at| self.scene.tasks[at].cluster).collect()
     }
 }
 
@@ -415,7 +415,7 @@ const LEAST_STEP: f64 = 1e-4;
 #[cfg(test)]
 mod tests {
     use super::super::program::tests::{CACHE, program, uniform};
-    use super::super::scene::{Actor, Scene, Site};
+    use super::super::scene::{Scene, SceneTask, Site};
     use super::*;
     use cachemate_core::{CacheId, ProcessId};
 
@@ -429,7 +429,7 @@ mod tests {
             divided: None,
         };
         let (keeps, stream) = (uniform(0.22 * CACHE, 0.002), program(|_| 0.01));
-        let actor = |id: u32| Actor {
+        let scene_task = |id: u32| SceneTask {
             task: TaskId(id),
             process: ProcessId(id),
             movable: true,
@@ -437,8 +437,8 @@ mod tests {
             cluster: None,
             seen_on: Some((id % sites) as usize),
         };
-        let (sites, actors) = ((0..sites).map(site).collect(), (0..tasks).map(actor).collect());
-        Scene { sites, actors, cycles_per_ns: 2.0, bus: None, shortest_slice_ns: None }
+        let (sites, tasks) = ((0..sites).map(site).collect(), (0..tasks).map(scene_task).collect());
+        Scene { sites, tasks, cycles_per_ns: 2.0, bus: None, shortest_slice_ns: None }
     }
 
     fn best(scene: &Scene, allowed: Allowed, effort: usize) -> (Score, Score, usize) {
@@ -457,7 +457,7 @@ mod tests {
     #[test]
     fn streams_are_parted_from_who_keeps() {
         let mut scene = scene(2, 4, 8);
-        scene.actors.iter_mut().enumerate().for_each(|(at, actor)| actor.seen_on = Some(at / 4));
+        scene.tasks.iter_mut().enumerate().for_each(|(at, scene_task)| scene_task.seen_on = Some(at / 4));
         let (default, found, _) = best(&scene, ALL, 2_000);
         let value = |score: Score| score.value(Objective::WeightedSpeedup);
         assert!(value(found) > 1.01 * value(default) && value(found) > 0.98, "{default:?} {found:?}");

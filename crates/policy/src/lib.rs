@@ -31,4 +31,5 @@ pub mod rollback_guard;
 pub mod schemes;
 mod sequential;
 pub mod solvers;
+mod turn_length;
 pub mod work;

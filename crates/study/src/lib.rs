@@ -7,6 +7,7 @@
 #![warn(missing_docs)]
 
 mod curve;
+mod kernel_footprint;
 mod prediction;
 mod profiling;
 
@@ -14,6 +15,7 @@ pub use curve::{
     Distances, TraceTotals, check_line_bytes, check_rate, counted, counted_from_sample, sizes_in_equal_ratios,
     usual_sizes,
 };
+pub use kernel_footprint::KernelFootprint;
 pub use prediction::{USUAL_SCHEME, cache_summary, matrix_of, pair_costs, plan_picture, unit_of};
 pub use profiling::{Profiling, Target, on_target};
 

@@ -2,16 +2,18 @@
 
 use anyhow::Context;
 use cachemate_core::Topology;
+use cachemate_linux::kernel::Host;
+use cachemate_linux::sense::sched_cache;
 use cachemate_policy::placement::{Placement, place};
 use cachemate_policy::schemes::{self, SharedCache};
 use cachemate_report::terminal::plan_boxes;
-use cachemate_study::{Target, USUAL_SCHEME, plan_picture};
+use cachemate_study::{KernelFootprint, Target, USUAL_SCHEME, plan_picture};
 use clap::Args;
 use serde::Serialize;
 
 use super::status::SocketArg;
 use crate::args::JsonArg;
-use crate::programs::load_all;
+use crate::programs::{Program, load_all};
 use crate::session::Session;
 use cachemate_daemon::status::thread_text;
 use cachemate_daemon::{host, socket};
@@ -42,10 +44,21 @@ struct AdviseJson<'a> {
     cache_bytes: u64,
     /// What was not measured here.
     assumed: Vec<String>,
+    /// The kernel's cache-aware scheduling on this host, in words.
+    kernel: String,
+    /// Its footprint test against each program's own curve.
+    footprints: Vec<Footprint>,
     /// Managed by a daemon now: program, cache, intensity.
     running: Vec<Running>,
     #[serde(flatten)]
     placement: &'a Placement,
+}
+
+#[derive(Serialize)]
+struct Footprint {
+    program: String,
+    #[serde(flatten)]
+    judged: KernelFootprint,
 }
 
 #[derive(Serialize)]
@@ -83,13 +96,28 @@ impl Advise {
         })?;
         let placement = place(&names, &costs, &costs, &found.topology, 0)?;
         assumed.extend(found.warnings);
-        let running = self.running();
-        let result =
-            AdviseJson { scheme: &self.scheme, cache_bytes: cache.size_bytes, assumed, running, placement: &placement };
+        let judged = |program: &Program| KernelFootprint::of(&program.file, cache.size_bytes);
+        let footprint = |program: &Program| Some(Footprint { program: program.name.clone(), judged: judged(program)? });
+        let kernel = sched_cache::read(&Host::new("/"));
+        let result = AdviseJson {
+            scheme: &self.scheme,
+            cache_bytes: cache.size_bytes,
+            assumed,
+            kernel: kernel.says.clone(),
+            footprints: programs.iter().filter_map(footprint).collect(),
+            running: self.running(),
+            placement: &placement,
+        };
         session.answer(self.json.json, &result, || {
             let mut text =
                 plan_boxes(&plan_picture(&placement, "this host", &self.scheme, costs.kind), session.paint());
             result.assumed.iter().for_each(|what| text.push_str(&format!("assumed: {what}\n")));
+            text.push_str(&format!("the kernel's cache-aware scheduling: {}\n", result.kernel));
+            for footprint in
+                result.footprints.iter().filter(|footprint| kernel.gathers() || footprint.judged.misjudged())
+            {
+                text.push_str(&format!("{} {}\n", footprint.program, footprint.judged));
+            }
             for task in &result.running {
                 let cpu = task.cpu.map_or(String::new(), |cpu| format!(" on CPU {cpu}"));
                 let intensity = task.intensity.map_or(String::new(), |value| format!(", intensity {value:.2}"));

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use cachemate_report::terminal::{CurveLine, curve_picture};
 use cachemate_report::text::{count_text, counted_text, number, or_dash, percent_text, size_text};
-use cachemate_study::Target;
+use cachemate_study::{KernelFootprint, Target};
 use cachemate_trace::Ended;
 use clap::Args;
 
@@ -64,7 +64,8 @@ impl Profile {
             text.push(b'\n');
             write_file(path, &text, self.force)?;
         }
-        session.answer(self.json.json, &program.file, || words(&program, output.as_deref(), session))?;
+        let cache_bytes = target.map(|target| target.size_bytes);
+        session.answer(self.json.json, &program.file, || words(&program, cache_bytes, output.as_deref(), session))?;
         whole
     }
 
@@ -108,7 +109,7 @@ fn name_of(given: &str) -> String {
     last.split('.').next().filter(|name| !name.is_empty()).unwrap_or("program").to_string()
 }
 
-fn words(program: &Program, output: Option<&Path>, session: &Session) -> String {
+fn words(program: &Program, cache_bytes: Option<u64>, output: Option<&Path>, session: &Session) -> String {
     let file = &program.file;
     let summary = program.summary();
     let mut text = format!(
@@ -132,6 +133,10 @@ fn words(program: &Program, output: Option<&Path>, session: &Session) -> String 
             or_dash(summary.solo_mpki.map(number)),
             or_dash(summary.lost_hits_share.map(|share| percent_text(share, 1)))
         ));
+    }
+    let judged = cache_bytes.and_then(|bytes| KernelFootprint::of(file, bytes));
+    if let Some(judged) = judged.filter(KernelFootprint::misjudged) {
+        text.push_str(&format!("on Linux 7.2 and later it {judged}\n"));
     }
     if let Some(intervals) = &file.intervals {
         let phases = intervals.every.iter().map(|interval| interval.phase).max().map_or(0, |last| last + 1);

@@ -26,6 +26,7 @@ use serde::Deserialize;
 use super::BadParameters;
 use crate::llc_placement::{LlcTasks, StickyPlacement};
 use crate::solvers::balance::{Composed, GroupModel, Turns, best_groups, rotation};
+use crate::turn_length::{self, Ganged, TooLong};
 
 /// How a group's miss ratio is expected.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
@@ -60,7 +61,11 @@ pub enum HowOften {
 #[serde(deny_unknown_fields, default)]
 pub struct Parameters {
     pub window_ns: u64,
-    pub slice_ns: u64,
+    /// A group's turn. Absent: four times the longest refill of a footprint within 20 to 100 ms ([`crate::turn_length`]), or
+    /// 10 ms where nobody's footprint is known.
+    pub slice_ns: Option<u64>,
+    /// Groups are refused where turns of two refills make a task wait longer than this.
+    pub longest_wait_ns: u64,
     pub extension: Extension,
     pub replacement: Replacement,
     pub turns: HowOften,
@@ -74,7 +79,8 @@ impl Default for Parameters {
     fn default() -> Self {
         Parameters {
             window_ns: 10_000_000,
-            slice_ns: 10_000_000,
+            slice_ns: None,
+            longest_wait_ns: turn_length::LONGEST_WAIT_NS,
             extension: Extension::Average,
             replacement: Replacement::Random,
             turns: HowOften::Fair,
@@ -89,7 +95,7 @@ impl Parameters {
         let parsed: Parameters = super::parameters(text)?;
         let positive = [
             ("window_ns", parsed.window_ns),
-            ("slice_ns", parsed.slice_ns),
+            ("slice_ns", parsed.slice_ns.unwrap_or(1)),
             ("locations", u64::from(parsed.locations)),
         ];
         match positive.iter().find(|(_, value)| *value == 0) {
@@ -105,6 +111,11 @@ impl Parameters {
         }
     }
 }
+
+/// A group's turn where nobody's footprint is known: the time slice of the paper's operating system.
+const USUAL_SLICE_NS: u64 = 10_000_000;
+/// What fetching footprints again may cost in the mean: with turns of two refills everything takes twice as long.
+const SLOWDOWN_AT_MOST: f64 = 1.0;
 
 struct BalanceSet {
     parameters: Parameters,
@@ -122,6 +133,8 @@ struct OfCache {
     /// Tasks and what was known of each when the gangs were made.
     made_from: Vec<(TaskId, Option<TaskModel>)>,
     gangs: Vec<Vec<TaskId>>,
+    /// How long a group runs, by what was known last.
+    turn: Option<Result<u64, TooLong>>,
 }
 
 #[derive(Clone, PartialEq, Debug)]
@@ -153,17 +166,25 @@ impl Policy for BalanceSet {
             if crowded && gangs_run {
                 state.group(&domain, &self.parameters, self.seed, &mut why);
             } else {
-                (state.gangs, state.made_from) = (Vec::new(), Vec::new());
+                (state.gangs, state.made_from, state.turn) = (Vec::new(), Vec::new(), None);
             }
             for task in &domain.tasks {
                 plan.affinity.insert(task.task, domain.cpus.clone());
             }
             if !state.gangs.is_empty() {
-                plan.gangs.push(GangSchedule {
-                    cpus: domain.cpus.clone(),
-                    slice_ns: self.parameters.slice_ns.max(view.capabilities.shortest_slice_ns.unwrap_or(0)),
-                    gangs: state.gangs.iter().map(|gang| as_gang(gang)).collect(),
-                });
+                match state.turn(view, &domain, &self.parameters) {
+                    Ok(slice_ns) => plan.gangs.push(GangSchedule {
+                        cpus: domain.cpus.clone(),
+                        slice_ns: slice_ns.max(view.capabilities.shortest_slice_ns.unwrap_or(0)),
+                        gangs: state.gangs.iter().map(|gang| as_gang(gang)).collect(),
+                    }),
+                    Err(long) => why.push(Reason {
+                        kind: ReasonKind::Plain,
+                        tasks: Vec::new(),
+                        text: long.to_string(),
+                        numbers: Vec::new(),
+                    }),
+                }
             }
             self.watch(view, &domain, crowded, &mut plan);
         }
@@ -179,6 +200,14 @@ fn supports(view: &View<'_>, ability: Ability) -> bool {
 
 fn as_gang(members: &[TaskId]) -> Gang {
     Gang { members: members.iter().map(|&task| (task, None)).collect(), slices: 1 }
+}
+
+/// The most turns from one of a task's to its next.
+fn turns_until_next(groups: &[Vec<TaskId>], task: TaskId) -> usize {
+    let turns: Vec<usize> = (0..groups.len()).filter(|&at| groups[at].contains(&task)).collect();
+    let Some((first, last)) = turns.first().zip(turns.last()) else { return groups.len() };
+    let around = first + groups.len() - last;
+    turns.windows(2).map(|pair| pair[1] - pair[0]).fold(around, usize::max)
 }
 
 impl BalanceSet {
@@ -208,6 +237,25 @@ impl BalanceSet {
 }
 
 impl OfCache {
+    /// How long a group runs: as stated, else by the law of turns, else as where nothing is known. Evidence that is gone
+    /// changes nothing.
+    fn turn(&mut self, view: &View<'_>, domain: &LlcTasks<'_>, parameters: &Parameters) -> Result<u64, TooLong> {
+        if let Some(stated) = parameters.slice_ns {
+            return Ok(stated);
+        }
+        let cache = view.topology.last_level_caches().find(|cache| cache.id == domain.cache);
+        let refill_ns = |task: TaskId| turn_length::refill_ns(view.profiles.get(&task)?, cache?, view);
+        let tasks = || domain.tasks.iter().map(|seen| seen.task);
+        let members: Vec<Ganged> =
+            tasks().map(|task| Ganged { refill_ns: refill_ns(task), degradation: 0.0 }).collect();
+        let longest_gap = tasks().map(|task| turns_until_next(&self.gangs, task)).max().unwrap_or(1);
+        let law = turn_length::turn_ns(&members, SLOWDOWN_AT_MOST, longest_gap, parameters.longest_wait_ns);
+        match law.transpose() {
+            Some(told) => *self.turn.insert(told),
+            None => *self.turn.get_or_insert(Ok(USUAL_SLICE_NS)),
+        }
+    }
+
     /// Takes over what is new: a thread seen first, a new phase, or a probe's last answer.
     fn learn(
         &mut self,

@@ -14,24 +14,30 @@
 //! decides nothing (two of the last three); every gang has equal turns, and every movable task is in one; probing takes
 //! one survey's time and then a quarter of a per cent of the processors' at most, and none where there is nothing to choose.
 
+mod gangs;
+
 use std::collections::{BTreeMap, VecDeque};
 
 use cachemate_core::{
-    CpuId, CpuSet, Decision, Evidence, Fact, Gang, GangSchedule, Neighbor, Plan, Policy, Probe, ProbeId, ProbeWhat,
-    Reason, ReasonKind, TaskId, TaskSample, View, Window,
+    CpuId, CpuSet, Decision, Evidence, Fact, Neighbor, Plan, Policy, Probe, ProbeId, ProbeWhat, Reason, ReasonKind,
+    TaskId, TaskSample, View, Window,
 };
 use serde::Deserialize;
 
+use self::gangs::Crowd;
 use super::BadParameters;
 use crate::solvers::{Seats, best};
+use crate::turn_length::LONGEST_WAIT_NS;
 
 /// Parameters, with what they were chosen for.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Parameters {
     pub window_ns: u64,
-    /// A gang's turn: long enough that filling the cache again does not eat it.
-    pub slice_ns: u64,
+    /// A gang's turn. Absent: by the law of turns ([`crate::turn_length`]), or 50 ms where nobody's footprint is known.
+    pub slice_ns: Option<u64>,
+    /// Gangs are refused where turns that pay make a task wait longer than this.
+    pub longest_wait_ns: u64,
     /// Samples beside each task.
     pub samples: u32,
     /// Processor time of one probe at most.
@@ -59,7 +65,8 @@ impl Default for Parameters {
     fn default() -> Self {
         Parameters {
             window_ns: 1_000_000_000,
-            slice_ns: 50_000_000,
+            slice_ns: None,
+            longest_wait_ns: LONGEST_WAIT_NS,
             samples: 8,
             probe_ns: 4_000_000_000,
             shared_below_ns: 160.0,
@@ -307,7 +314,8 @@ impl IntensityGangs {
         if domains.len() > 1 {
             self.spread(view, domains, &active, &costs, plan, why);
         } else if let [cpus] = shared[..] {
-            self.gang(view, cpus, &tasks, &active, &costs, plan, why);
+            let crowd = Crowd { view, cpus, tasks: &tasks, active: &active, costs: &costs };
+            crowd.gang(&self.parameters, plan, why);
         }
     }
 
@@ -387,77 +395,6 @@ impl IntensityGangs {
             why.push(reason(&[*task], text, numbers));
         }
     }
-
-    #[allow(clippy::too_many_arguments)]
-    fn gang(
-        &self,
-        view: &View<'_>,
-        cpus: &CpuSet,
-        tasks: &[&TaskSample],
-        active: &[TaskId],
-        costs: &[Vec<f64>],
-        plan: &mut Plan,
-        why: &mut Vec<Reason>,
-    ) {
-        let seats = cpus.count() as usize;
-        plan.affinity.clear();
-        if tasks.len() > self.parameters.ganged_at_most {
-            let text = format!("{} programs are too many for turns on one cache", tasks.len());
-            plan.gangs.clear();
-            why.push(reason(&[], text, Vec::new()));
-            return;
-        }
-        let turns = active.len().div_ceil(seats);
-        let solved = best(costs, &Seats { cpus_per_cache: vec![cpus.count(); turns] });
-        let n = active.len() as f64;
-        // Left alone, a task meets each of the others equally often, on each of the other CPUs.
-        let all: f64 =
-            (0..active.len()).map(|i| (0..active.len()).filter(|j| *j != i).map(|j| costs[i][j]).sum::<f64>()).sum();
-        let (left_alone, ganged) = (all * (seats - 1) as f64 / (n - 1.0) / n, solved.total / n);
-        let numbers = vec![
-            ("left_alone_mean_degradation".to_string(), left_alone),
-            ("ganged_mean_degradation".to_string(), ganged),
-        ];
-        let expected = format!("{:.0} % slower left alone, {:.0} % in gangs", 100.0 * left_alone, 100.0 * ganged);
-        if left_alone - ganged < self.parameters.gain_at_least {
-            plan.gangs.clear();
-            why.push(reason(&[], format!("gangs would not pay: on average {expected}, by the probes"), numbers));
-            return;
-        }
-        let mut gangs: Vec<Vec<TaskId>> = solved.seating.by_cache.iter().map(|gang| members(gang, active)).collect();
-        gangs.retain(|gang| !gang.is_empty());
-        let quiet: Vec<TaskId> = tasks.iter().map(|task| task.task).filter(|task| !active.contains(task)).collect();
-        // Quiet ones fill seats that are free; then they have turns of their own.
-        for task in quiet {
-            match gangs.iter_mut().find(|gang| gang.len() < seats) {
-                Some(gang) => gang.push(task),
-                None => gangs.push(vec![task]),
-            }
-        }
-        for gang in &gangs {
-            let who: Vec<String> = (0..gang.len()).map(|at| format!("{{{at}}}{}", known(view, gang[at]))).collect();
-            let text = format!(
-                "{} run together, in turns of {} ms: on average {expected}",
-                who.join(" and "),
-                self.parameters.slice_ns / 1_000_000
-            );
-            why.push(reason(gang, text, numbers.clone()));
-        }
-        let gang =
-            |members: Vec<TaskId>| Gang { members: members.into_iter().map(|task| (task, None)).collect(), slices: 1 };
-        let schedule = GangSchedule {
-            cpus: cpus.clone(),
-            slice_ns: self.parameters.slice_ns,
-            gangs: gangs.into_iter().map(gang).collect(),
-        };
-        plan.gangs = vec![schedule];
-    }
-}
-
-fn members(cpus: &[Vec<usize>], active: &[TaskId]) -> Vec<TaskId> {
-    let mut all: Vec<usize> = cpus.iter().flatten().copied().collect();
-    all.sort_unstable();
-    all.into_iter().map(|member| active[member]).collect()
 }
 
 /// What was probed of it, in brackets.
@@ -495,7 +432,8 @@ fn costs(view: &View<'_>, active: &[TaskId]) -> Option<Vec<Vec<f64>>> {
 /// See the registry.
 pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, BadParameters> {
     let parameters: Parameters = super::parameters(parameters)?;
-    for (name, value) in [("window_ns", parameters.window_ns), ("slice_ns", parameters.slice_ns)] {
+    let slice_ns = parameters.slice_ns.unwrap_or(1);
+    for (name, value) in [("window_ns", parameters.window_ns), ("slice_ns", slice_ns)] {
         if value == 0 {
             return Err(BadParameters::value(name, "0", "1 or more"));
         }

@@ -8,6 +8,7 @@ use super::score::{Here, Score};
 use super::search::{Judge, TASKS_OF_ONE};
 use crate::partition::units::Divided;
 use crate::solvers::sizing::{Claim, Total, exact};
+use crate::turn_length::{LONGEST_WAIT_NS, longest_turn_ns};
 
 /// Tasks of one site, for which the best parts and turns are sought.
 pub struct Members<'a> {
@@ -201,6 +202,9 @@ impl Members<'_> {
             for gangs in self.gangs(cpus).into_iter().take(kinds) {
                 if self.effort.get() == 0 {
                     break;
+                }
+                if slice_ns > longest_turn_ns(gangs.len(), LONGEST_WAIT_NS) {
+                    continue;
                 }
                 let turns = Turns { slice_ns, gangs };
                 let key = judge.key(self.score(cut, Some(&turns)));

@@ -10,6 +10,7 @@ use super::program::{Program, Rate, Told};
 use super::score::speeds;
 use super::speeds::Speeds;
 use crate::partition::units::Divided;
+use crate::turn_length::cycles_per_ns;
 use crate::work::Work;
 
 /// A last-level cache with its online CPUs.
@@ -121,16 +122,7 @@ impl Scene {
             }
         };
         let tasks: Vec<SceneTask> = view.present().map(scene_task).collect();
-        let (cycles, ns) = view.present().fold((0.0, 0.0), |(cycles, ns), task| {
-            let ran = task.ran_ns();
-            match task.counts.get(cachemate_core::Event::Cycles) {
-                Some(counted) => (cycles + counted, ns + ran as f64),
-                None => (cycles, ns),
-            }
-        });
-        let hertz = view.topology.cpus.iter().find_map(|cpu| cpu.hertz).map(|hertz| hertz as f64 / 1e9);
-        let measured = (ns > 0.0 && cycles > 0.0).then(|| cycles / ns);
-        let cycles_per_ns = measured.or(hertz).unwrap_or(1.0);
+        let cycles_per_ns = cycles_per_ns(view).unwrap_or(1.0);
         let shortest_slice_ns = view.capabilities.shortest_slice_ns;
         let bus = Bus::of(&sites, &tasks, |task| speeds.of(task, f64::from(line)));
         (!sites.is_empty() && !tasks.is_empty()).then_some(Scene {

@@ -1,8 +1,10 @@
 use super::*;
+use crate::reference_predictor::ReferencePredictor;
 use cachemate_core::*;
 
 fn topology() -> Topology {
-    let cpu = |id| Cpu { id: CpuId(id), core: id, package: 0, memory_node: 0, online: true, hertz: None };
+    let hertz = Some(2_000_000_000);
+    let cpu = |id| Cpu { id: CpuId(id), core: id, package: 0, memory_node: 0, online: true, hertz };
     let cache = Cache {
         id: CacheId(0),
         level: Level::L3,
@@ -27,6 +29,7 @@ struct Host {
     before: Plan,
     profiles: Profiles,
     window: u64,
+    penalty_cycles: f64,
     /// Processor time of a probe of intensity, and of one of sensitivity; and how long the task is kept off.
     costs_ns: [(u64, u64); 2],
 }
@@ -42,6 +45,7 @@ impl Host {
             before,
             profiles: Profiles::new(),
             window: 0,
+            penalty_cycles: 200.0,
             costs_ns: [(0, 0); 2],
         }
     }
@@ -99,13 +103,22 @@ impl Host {
             seen: &seen,
             profiles: &profiles,
             previous_plan: &self.before,
-            predictor: &cachemate_core::test_kit::NoForecast,
+            predictor: &ReferencePredictor { miss_penalty_cycles: self.penalty_cycles },
         };
         let decision = self.policy.decide(&view);
         check_plan(&decision.plan, &view).unwrap();
         self.window += 1;
         self.before = decision.plan.clone();
         decision
+    }
+
+    /// The tasks' curves fall at so many bytes.
+    fn knows_footprints(&mut self, footprints: &[(u32, u64)]) {
+        for &(task, bytes) in footprints {
+            let curve = vec![(bytes / 2, Estimate::exact(40.0)), (bytes, Estimate::exact(0.0))];
+            let profile = self.profiles.entry(TaskId(task)).or_default();
+            *profile = std::mem::take(profile).with_misses(Level::L3, curve, FactSource::Oracle);
+        }
     }
 
     fn gangs(&mut self, windows: usize) -> Vec<Vec<u32>> {
@@ -127,6 +140,36 @@ fn victims_and_aggressors_are_kept_apart_in_time() {
     let mut host = Host::new(&MIX, 60.0);
     assert_eq!(host.gangs(3), Vec::<Vec<u32>>::new(), "not before everything is known");
     assert_eq!(host.gangs(20), [vec![0, 2], vec![1, 3]]);
+}
+
+/// Are turns as long as the law has it where footprints are known, 50 ms where they are not, and as stated if stated?
+#[test]
+fn turns_follow_the_law_where_footprints_are_known() {
+    let slice_ns = |host: &mut Host| {
+        assert_eq!(host.gangs(20).len(), 2);
+        host.before.gangs[0].slice_ns
+    };
+    assert_eq!(slice_ns(&mut Host::new(&MIX, 60.0)), 50_000_000);
+    let mut known = Host::new(&MIX, 60.0);
+    // 24 MiB, 100 ns a line: 39 ms to fetch it again, and 4 times that is beyond the longest wait but not beyond what pays.
+    known.knows_footprints(&[(0, 24 << 20), (2, 1 << 20)]);
+    let by_law = slice_ns(&mut known);
+    assert!((100_000_000..=225_000_000).contains(&by_law), "{by_law}");
+    let mut stated = Host::new(&MIX, 60.0);
+    stated.policy = build("slice_ns = 20_000_000", 1).unwrap();
+    stated.knows_footprints(&[(0, 24 << 20)]);
+    assert_eq!(slice_ns(&mut stated), 20_000_000);
+}
+
+/// Are gangs refused, with the reason, where turns that pay would make somebody wait too long?
+#[test]
+fn turns_that_pay_too_late_are_refused() {
+    let mut host = Host::new(&MIX, 60.0);
+    host.policy = build("longest_wait_ns = 120_000_000", 1).unwrap();
+    host.knows_footprints(&[(0, 24 << 20), (2, 24 << 20)]);
+    assert!(host.gangs(20).is_empty());
+    let why = host.step().why;
+    assert!(why.iter().any(|reason| reason.text.contains("turns pay from") && reason.text.contains("5 ms")), "{why:?}");
 }
 
 /// Does a first survey come to its end where probes cost what they cost on a host (four brackets of six samples of a few

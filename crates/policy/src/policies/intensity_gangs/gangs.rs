@@ -1,0 +1,138 @@
+//! Gangs on one shared cache: who runs together, for how long, and whether that pays.
+
+use cachemate_core::{CpuSet, Gang, GangSchedule, Plan, Reason, TaskId, TaskSample, View};
+
+use super::{Parameters, known, reason};
+use crate::solvers::{Costs, Seats, Solved, best};
+use crate::turn_length::{self, Ganged};
+
+/// A gang's turn where nobody's footprint is known: one of a few MiB is fetched again in a tenth of it.
+const USUAL_SLICE_NS: u64 = 50_000_000;
+
+/// More active tasks than CPUs on one cache, with what each suffers beside each.
+pub(super) struct Crowd<'a> {
+    pub view: &'a View<'a>,
+    pub cpus: &'a CpuSet,
+    pub tasks: &'a [&'a TaskSample],
+    pub active: &'a [TaskId],
+    pub costs: &'a Costs,
+}
+
+/// Mean degradations, left alone and in gangs.
+#[derive(Clone, Copy)]
+struct Means {
+    left_alone: f64,
+    ganged: f64,
+}
+
+impl Means {
+    fn numbers(self) -> Vec<(String, f64)> {
+        vec![
+            ("left_alone_mean_degradation".to_string(), self.left_alone),
+            ("ganged_mean_degradation".to_string(), self.ganged),
+        ]
+    }
+
+    fn text(self) -> String {
+        format!("{:.0} % slower left alone, {:.0} % in gangs", 100.0 * self.left_alone, 100.0 * self.ganged)
+    }
+}
+
+impl Crowd<'_> {
+    /// Writes the gangs into the plan, or none where they do not pay.
+    pub fn gang(&self, parameters: &Parameters, plan: &mut Plan, why: &mut Vec<Reason>) {
+        plan.affinity.clear();
+        plan.gangs.clear();
+        if self.tasks.len() > parameters.ganged_at_most {
+            why.push(reason(
+                &[],
+                format!("{} programs are too many for turns on one cache", self.tasks.len()),
+                Vec::new(),
+            ));
+            return;
+        }
+        let seats = self.cpus.count() as usize;
+        let turns = self.active.len().div_ceil(seats);
+        let solved = best(self.costs, &Seats { cpus_per_cache: vec![self.cpus.count(); turns] });
+        let left_alone = self.left_alone();
+        let means = |ganged| Means { left_alone, ganged };
+        let without_refills = means(solved.total / self.active.len() as f64);
+        if left_alone - without_refills.ganged < parameters.gain_at_least {
+            let text = format!("gangs would not pay: on average {}, by the probes", without_refills.text());
+            why.push(reason(&[], text, without_refills.numbers()));
+            return;
+        }
+        let gangs = self.gangs(&solved);
+        let members = self.refills(&solved);
+        let at_most = left_alone - parameters.gain_at_least;
+        let slice_ns = match parameters.slice_ns {
+            Some(stated) => stated,
+            None => match turn_length::turn_ns(&members, at_most, gangs.len(), parameters.longest_wait_ns) {
+                Ok(law) => law.unwrap_or(USUAL_SLICE_NS),
+                Err(long) => {
+                    why.push(reason(&[], long.to_string(), without_refills.numbers()));
+                    return;
+                }
+            },
+        };
+        let slice_ns = slice_ns.max(self.view.capabilities.shortest_slice_ns.unwrap_or(0));
+        let means = means(turn_length::mean_degradation(&members, slice_ns as f64));
+        for gang in &gangs {
+            let who: Vec<String> =
+                (0..gang.len()).map(|at| format!("{{{at}}}{}", known(self.view, gang[at]))).collect();
+            let turns_ms = slice_ns as f64 / 1e6;
+            let text = format!(
+                "{} run together, in turns of {turns_ms:.0} ms: on average {}",
+                who.join(" and "),
+                means.text()
+            );
+            why.push(reason(gang, text, means.numbers()));
+        }
+        let gang =
+            |members: Vec<TaskId>| Gang { members: members.into_iter().map(|task| (task, None)).collect(), slices: 1 };
+        plan.gangs =
+            vec![GangSchedule { cpus: self.cpus.clone(), slice_ns, gangs: gangs.into_iter().map(gang).collect() }];
+    }
+
+    /// Mean of what the active suffer if nothing is done: each meets each of the others equally often, on each of the
+    /// other CPUs.
+    fn left_alone(&self) -> f64 {
+        let n = self.active.len();
+        let all: f64 = (0..n).map(|i| (0..n).filter(|j| *j != i).map(|j| self.costs[i][j]).sum::<f64>()).sum();
+        all * (self.cpus.count() - 1) as f64 / (n as f64 - 1.0) / n as f64
+    }
+
+    /// The solver's gangs. Quiet tasks fill seats that are free; then they have turns of their own.
+    fn gangs(&self, solved: &Solved) -> Vec<Vec<TaskId>> {
+        let seats = self.cpus.count() as usize;
+        let mut gangs: Vec<Vec<TaskId>> =
+            solved.seating.by_cache.iter().map(|gang| members(gang, self.active)).collect();
+        gangs.retain(|gang| !gang.is_empty());
+        let quiet = self.tasks.iter().map(|task| task.task).filter(|task| !self.active.contains(task));
+        for task in quiet {
+            match gangs.iter_mut().find(|gang| gang.len() < seats) {
+                Some(gang) => gang.push(task),
+                None => gangs.push(vec![task]),
+            }
+        }
+        gangs
+    }
+
+    /// What each of the active suffers in its gang, and how long it fetches its footprint again.
+    fn refills(&self, solved: &Solved) -> Vec<Ganged> {
+        let cache = self.view.topology.last_level_caches().find(|cache| self.cpus.is_subset(&cache.cpus));
+        let refill_ns = |task: &TaskId| {
+            let profile = self.view.profiles.get(task)?;
+            turn_length::refill_ns(profile, cache?, self.view)
+        };
+        let suffered = solved.seating.suffered(self.costs);
+        let ganged = |(task, degradation): (&TaskId, f64)| Ganged { refill_ns: refill_ns(task), degradation };
+        self.active.iter().zip(suffered).map(ganged).collect()
+    }
+}
+
+fn members(cpus: &[Vec<usize>], active: &[TaskId]) -> Vec<TaskId> {
+    let mut all: Vec<usize> = cpus.iter().flatten().copied().collect();
+    all.sort_unstable();
+    all.into_iter().map(|member| active[member]).collect()
+}

@@ -1,0 +1,193 @@
+//! Does Linux's cache-aware scheduling judge a process rightly? Its footprint test against the process' own curve.
+//!
+//! Problem: the kernel (`SCHED_CACHE`, 7.2 and later) gathers the threads of a process on one cache unless the process
+//! touches more memory than the cache holds. What a process touches and what it uses again are two things. Method: touched
+//! memory are the first touches of the recording; what is used again ends where the miss-rate curve has fallen. Properties:
+//! touched memory is a lower bound, as a recording may be shorter than the run and lines are smaller than pages; where the
+//! curve's error spans the cache's size nothing is said. Source: `exceed_llc_capacity` of Linux 7.2, kernel/sched/fair.c.
+
+use cachemate_core::Estimate;
+use cachemate_report::text::size_text;
+use cachemate_trace::{Curve, ProfileFile};
+use serde::Serialize;
+
+/// The share of a curve's fall that belongs to what is used again; the rest is noise and first touches.
+const FALLEN: f64 = 0.95;
+/// A curve that falls by less than this share of its height has nothing that is used again.
+const FLAT: f64 = 0.05;
+/// The kernel's limit is the cache's size times one and so many for each step of its tolerance above 1.
+const STEP_OF_TOLERANCE: f64 = 256.0;
+/// From this tolerance on the kernel tests nothing, so that the last one that tests is one less.
+const NO_TEST: u32 = 100;
+
+/// The kernel's test and the curve, for one process on one cache.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize)]
+pub struct KernelFootprint {
+    /// The last-level cache.
+    pub cache_bytes: u64,
+    /// Memory that was touched, at least.
+    pub touched_bytes: u64,
+    /// What it uses again, from the lowest to the highest that the curve's error allows; 0 where space changes nothing.
+    pub used_again_bytes: [u64; 3],
+    /// Does it pass the kernel's test at the usual tolerance of 1, where footprints are counted?
+    pub passes_test: bool,
+    /// Does the cache hold what it uses again? `None`: the curve's error does not tell, or nothing is used again.
+    pub fits: Option<bool>,
+    /// The smallest tolerance at which the kernel's test says what the curve says; `None`: none does, or the curve does not
+    /// tell.
+    pub tolerance: Option<u32>,
+}
+
+impl KernelFootprint {
+    /// `None` where the file has no curve of all threads or no stack distances.
+    pub fn of(file: &ProfileFile, cache_bytes: u64) -> Option<Self> {
+        let histogram = file.histograms.iter().find(|histogram| histogram.kind == "stack-distance")?;
+        let touched_bytes = histogram.cold * u64::from(histogram.line_bytes);
+        let curve = file.curves.iter().find(|curve| curve.thread.is_none() && curve.points.len() >= 2)?;
+        let used_again_bytes = used_again(curve)?;
+        let passes_test = touched_bytes <= cache_bytes;
+        let [low, _, high] = used_again_bytes;
+        let fits = match (low <= cache_bytes, high <= cache_bytes) {
+            _ if high == 0 => None,
+            (true, true) => Some(true),
+            (false, false) => Some(false),
+            _ => None,
+        };
+        let tolerance = match fits {
+            Some(true) => smallest_that_passes(touched_bytes, cache_bytes),
+            Some(false) if !passes_test => Some(1),
+            _ => None,
+        };
+        Some(KernelFootprint { cache_bytes, touched_bytes, used_again_bytes, passes_test, fits, tolerance })
+    }
+
+    /// Does the kernel's test say something else than the curve?
+    pub fn misjudged(&self) -> bool {
+        self.fits.is_some_and(|fits| fits != self.passes_test)
+    }
+}
+
+fn smallest_that_passes(touched_bytes: u64, cache_bytes: u64) -> Option<u32> {
+    let beyond = touched_bytes as f64 / cache_bytes.max(1) as f64 - 1.0;
+    let steps = (beyond.max(0.0) / STEP_OF_TOLERANCE).ceil();
+    (steps < f64::from(NO_TEST - 1)).then(|| 1 + steps as u32)
+}
+
+/// The size at which the curve has fallen, with the sizes at which its lower and its upper ends have.
+fn used_again(curve: &Curve) -> Option<[u64; 3]> {
+    let (first, last) = (curve.points.first()?.miss_ratio.value, curve.points.last()?.miss_ratio.value);
+    let fall = first - last;
+    if fall <= FLAT * first {
+        return Some([0; 3]);
+    }
+    let enough = first - FALLEN * fall;
+    let end = curve.points.last()?.size_bytes;
+    let fallen = |of: fn(&Estimate) -> f64| {
+        curve.points.iter().find(|point| of(&point.miss_ratio) <= enough).map_or(end, |point| point.size_bytes)
+    };
+    Some([fallen(|rate| rate.low), fallen(|rate| rate.value), fallen(|rate| rate.high)])
+}
+
+impl std::fmt::Display for KernelFootprint {
+    /// A sentence or two, with the program left to the caller.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (touched, cache) = (size_text(self.touched_bytes), size_text(self.cache_bytes));
+        let [low, again, high] = self.used_again_bytes;
+        write!(f, "touches {touched} at least")?;
+        match (high, low == high) {
+            (0, _) => write!(f, " and uses nothing again")?,
+            (_, true) => write!(f, " and uses {} again", size_text(again))?,
+            (_, false) => {
+                write!(f, " and uses {} again ({} to {})", size_text(again), size_text(low), size_text(high))?
+            }
+        }
+        let passes = if self.passes_test { "passes" } else { "fails" };
+        write!(f, ": it {passes} the kernel's footprint test for {cache}")?;
+        match (self.fits, self.misjudged(), self.tolerance) {
+            (None, ..) => write!(f, "; its curve does not tell whether that is right"),
+            (Some(true), true, Some(tolerance)) => {
+                write!(f, ", though the cache holds what it uses again; tolerance {tolerance} would let it pass")
+            }
+            (Some(true), true, None) => {
+                write!(
+                    f,
+                    ", though the cache holds what it uses again; only a tolerance of {NO_TEST} would let it pass"
+                )
+            }
+            (Some(false), true, _) => write!(f, ", though the cache does not hold what it uses again"),
+            (Some(_), false, _) => write!(f, ", as it should by its curve"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cachemate_trace::{CurvePoint, Histogram, ProfileSource};
+
+    const MIB: u64 = 1 << 20;
+
+    /// A process that touches so much, and whose misses fall from 1 to 0.1 at `knee_bytes`, give or take `error`.
+    fn process(touched_bytes: u64, knee_bytes: u64, error: f64) -> ProfileFile {
+        let at = |size_bytes: u64| {
+            let value = if size_bytes < knee_bytes { 1.0 } else { 0.1 };
+            let miss_ratio = Estimate { value, low: value - error, high: value + error };
+            CurvePoint { size_bytes, miss_ratio, misses_per_kilo_instr: None }
+        };
+        let points = (0..10).map(|power| at(MIB << power)).collect();
+        let curve = Curve { policy: "lru".into(), method: "sampled".into(), line_bytes: 64, thread: None, points };
+        let cold = touched_bytes / 64;
+        let histogram = Histogram { kind: "stack-distance".into(), line_bytes: 64, cold, buckets: Vec::new() };
+        ProfileFile {
+            curves: vec![curve],
+            histograms: vec![histogram],
+            ..ProfileFile::new("p", ProfileSource::default())
+        }
+    }
+
+    /// Is a large process with a small part that it uses again told apart from one that the cache cannot hold?
+    #[test]
+    fn a_large_process_that_uses_little_again_is_misjudged() {
+        let judged = |touched, knee, cache| KernelFootprint::of(&process(touched, knee, 0.0), cache).unwrap();
+        let large = judged(512 * MIB, 4 * MIB, 32 * MIB);
+        assert_eq!((large.passes_test, large.fits, large.misjudged()), (false, Some(true), true));
+        assert_eq!((large.used_again_bytes, large.tolerance), ([4 * MIB; 3], Some(2)));
+        let small = judged(16 * MIB, 8 * MIB, 32 * MIB);
+        assert_eq!(
+            (small.passes_test, small.fits, small.misjudged(), small.tolerance),
+            (true, Some(true), false, Some(1))
+        );
+        let wide = judged(512 * MIB, 256 * MIB, 32 * MIB);
+        assert_eq!(
+            (wide.passes_test, wide.fits, wide.misjudged(), wide.tolerance),
+            (false, Some(false), false, Some(1))
+        );
+    }
+
+    /// Does a tolerance let a process pass exactly when the kernel's limit at it is not below what the process touches?
+    #[test]
+    fn the_tolerance_is_the_smallest_that_passes() {
+        let cache = MIB;
+        for touched in [1, cache, cache + 1, 257 * cache, 257 * cache + 1, 5_000 * cache] {
+            let tolerance = smallest_that_passes(touched, cache).unwrap();
+            let limit = |tolerance: u32| cache as f64 * (1.0 + f64::from(tolerance - 1) * 256.0);
+            assert!(touched as f64 <= limit(tolerance), "{touched}");
+            assert!(tolerance == 1 || touched as f64 > limit(tolerance - 1), "{touched}");
+        }
+        assert_eq!(smallest_that_passes(u64::MAX, cache), None);
+    }
+
+    /// Is nothing said where the curve's error spans the cache, and is a stream told to use nothing again?
+    #[test]
+    fn an_error_that_spans_the_cache_is_said() {
+        let unsure = KernelFootprint::of(&process(512 * MIB, 32 * MIB, 0.9), 32 * MIB).unwrap();
+        assert_eq!((unsure.fits, unsure.misjudged(), unsure.tolerance), (None, false, None), "{unsure:?}");
+        let stream = KernelFootprint::of(&process(512 * MIB, u64::MAX, 0.0), 32 * MIB).unwrap();
+        assert_eq!((stream.used_again_bytes, stream.fits, stream.misjudged()), ([0; 3], None, false));
+        assert_eq!(
+            KernelFootprint::of(&ProfileFile::new("p", ProfileSource::default()), MIB),
+            None,
+            "nothing was measured"
+        );
+    }
+}

@@ -7,7 +7,7 @@
 //! curve's error spans the cache's size nothing is said. Source: `exceed_llc_capacity` of Linux 7.2, kernel/sched/fair.c.
 
 use cachemate_core::Estimate;
-use cachemate_report::text::size_text;
+use cachemate_report::text::{number, size_text};
 use cachemate_trace::{Curve, ProfileFile};
 use serde::Serialize;
 
@@ -91,9 +91,10 @@ fn used_again(curve: &Curve) -> Option<[u64; 3]> {
 impl std::fmt::Display for KernelFootprint {
     /// A sentence or two, with the program left to the caller.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let (touched, cache) = (size_text(self.touched_bytes), size_text(self.cache_bytes));
+        let touched = number(self.touched_bytes as f64 / 1_048_576.0);
+        let cache = size_text(self.cache_bytes);
         let [low, again, high] = self.used_again_bytes;
-        write!(f, "touches {touched} at least")?;
+        write!(f, "touches {touched} MiB at least")?;
         match (high, low == high) {
             (0, _) => write!(f, " and uses nothing again")?,
             (_, true) => write!(f, " and uses {} again", size_text(again))?,

@@ -170,7 +170,7 @@ pub(super) fn recovered(context: &Context<'_>, by_seed: &[Vec<Measured>], pace: 
     };
     let figure = Figure::bars("cp-3-isolation", &bars);
     let note = format!(
-        "Of {} programs (over seeds) that sharing slows by 1 % or more, the best split by sum of gains recovers {:.0} % in the \
+        "Of {} programs (over seeds) that sharing slows by 5 % or more, the best split by sum of gains recovers {:.0} % in the \
          mean; a program that pays for its partner counts with less than nothing.",
         all.len(),
         percent(mean(&all)),

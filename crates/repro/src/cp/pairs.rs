@@ -29,8 +29,8 @@ pub(crate) const PAIRS: [Pair; 7] = [
 ];
 /// Pairs that sharing does not hurt (4.6.2).
 pub(super) const CONTROLS: [Pair; 3] = [("gap", "parser"), ("apsi", "crafty"), ("vortex", "mesa")];
-/// A slowdown from sharing below this is noise: nothing to recover.
-const SLOWED: f64 = 0.01;
+/// A program counts as slowed by sharing from here on (a share): less is noise of frames and phases.
+const SLOWED: f64 = 0.05;
 
 /// One pair under one seed; all rates in instructions per cycle, of the first and the second program.
 #[derive(Clone, PartialEq, Debug)]

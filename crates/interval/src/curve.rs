@@ -7,6 +7,7 @@
 //! 2013). So the window in which it touches `s` lines lasts `∫ ds / fills(s)` instructions. Properties: the footprint is
 //! concave where the curve falls, and never above the capacity.
 
+use crate::memory::Prefetch;
 use crate::program::{Phase, Point};
 use crate::stack::Distances;
 
@@ -46,6 +47,8 @@ pub struct Curves {
     lines_per_step: f32,
     steps_per_line: f32,
     throttles: Vec<bool>,
+    /// By phase: cycles that a miss stalls without prefetchers.
+    miss_price: Vec<f32>,
     /// By phase: more than this it never holds. It lies between two steps.
     footprint_lines: Vec<f32>,
 }
@@ -76,6 +79,11 @@ impl Curves {
         self.aided.extend(table(false));
         self.unaided.extend(table(true));
         self.footprint_lines.push(footprint.min(f64::from(self.capacity_lines())) as f32);
+        let unaided = phase.points.iter().filter_map(|point| point.unaided);
+        let (stall, fills) = unaided.fold((0.0, 0.0), |(stall, fills), bare| {
+            (stall + bare.memory_stall_cycles_per_instr, fills + bare.demand_fills_per_instr)
+        });
+        self.miss_price.push(if fills > NO_FILLS { (stall / fills) as f32 } else { latency_cycles as f32 });
         self.throttles.push(phase.points.iter().any(|point| point.unaided.is_some()));
         number
     }
@@ -93,6 +101,22 @@ impl Curves {
         }
         let unaided = self.between(&self.unaided[first..first + NODES], lines);
         mixed(&aided, &unaided, dropped)
+    }
+
+    /// With and without prefetchers at one size.
+    pub fn aid(&self, curve: u32, lines: f32, late_share: f32) -> Prefetch {
+        let cycles = |dropped: f32| self.rates(curve, lines, dropped).cycles_per_instr;
+        Prefetch { aided_cycles: cycles(0.0), unaided_cycles: cycles(1.0), late_share }
+    }
+
+    /// What of the stall is for demand misses: each costs what one costs without prefetchers. The rest is for prefetched
+    /// lines that come late.
+    #[inline]
+    pub fn demand_stall_per_instr(&self, curve: u32, rates: &Rates) -> f32 {
+        if !self.throttles[curve as usize] {
+            return rates.stall_per_instr;
+        }
+        (rates.demand_per_instr * self.miss_price[curve as usize]).min(rates.stall_per_instr)
     }
 
     /// With the whole cache and its prefetchers.

@@ -11,7 +11,7 @@ use cachemate_core::{CpuSet, MachineSpec, Pipeline};
 use crate::cores;
 use crate::curve::Curves;
 use crate::flow::Flow;
-use crate::memory::{Ask, Memory};
+use crate::memory::{Ask, Memory, Prefetch, Server};
 use crate::program::Program;
 use crate::sharing::Regions;
 use crate::stack::Distances;

@@ -1,17 +1,25 @@
 //! Memory's bandwidth: how long fills wait for others' at the buses and controllers.
 //!
 //! Problem: a fill waits for those before it, and the wait slows the programs down, which shortens the queue. Method: a
-//! server that passes a line in `S` cycles and is busy a share `rho` lets a line wait `K S rho / 2(1 - rho)` (regular
-//! service, irregular arrivals; Pollaczek-Khinchine). A program's own lines are in its solo profile already, so it waits
-//! for what `rho` is beyond its own share alone. Its cycles grow by that wait, once for every miss that it really waits for: its stall
-//! alone over the latency. `rho` is the root of "traffic at these speeds = rho", found from where it was last.
-//! Prefetches are dropped where the queue is longer than one access takes, and the program pays as with prefetchers off.
+//! server that passes a line in `S` cycles and is busy a share `rho` has work for `K S rho / 2(1 - rho)` cycles before it
+//! (regular service, irregular arrivals of `K` lines at once; Pollaczek-Khinchine). `K` is the number of misses that a
+//! program alone overlaps. First come, first served, every line waits so long. Where demand goes first, what is waited
+//! for passes by the rest and waits `K S rho / 2(1 - rho_demand)` (Cobham 1954), but for what more than
+//! [`STANDING_BACK`] lines have left over. A bus that has `c` reads on their way at once is a server
+//! of `c` places that holds each for the latency and the waits behind it (regular service at half the wait of the
+//! irregular; Sakasegawa 1977). A program's own lines are in its solo profile already, so it waits for what is beyond
+//! its own share alone. Its cycles grow by that wait, once for every miss that it really waits for: its stall alone over
+//! the latency. `rho` is the root of "traffic at these speeds = rho", found from where it was last.
+//! Where the queue is longer than one access takes, prefetches are dropped. A streamer goes less far ahead the fewer
+//! places are free. The program pays as with so many prefetches less, between with and without prefetchers.
 //! Properties: with nobody else, speeds are those of the profile; traffic never exceeds a server's bandwidth.
 
-use cachemate_core::MachineSpec;
+use cachemate_core::{MachineSpec, PrefetcherSpec};
 
-/// `K`: burstiness of arrivals. 1 = they come at random.
-pub const BURSTINESS: f32 = 1.0;
+/// Lines that demand passes by; those beyond go first (write queues are that long, and drained when full).
+const STANDING_BACK: f32 = 32.0;
+/// Lines that a controller writes between two turns.
+const WRITE_BATCH: f32 = 16.0;
 /// Busier than this nothing is.
 const BUSIEST: f32 = 0.9999;
 /// The same for one task alone. Less, so that two such tasks still slow each other down.
@@ -25,10 +33,18 @@ const CLOSE_ENOUGH: f32 = 2e-4;
 pub struct Ask {
     /// Per instruction, without anybody's queues.
     pub cycles: f32,
-    /// Misses per instruction that it waits for one after the other.
+    /// Demand misses per instruction that it waits for one after the other.
     pub waits: f32,
+    /// The same of prefetched lines that come late.
+    pub late: f32,
     /// Lines both ways, per instruction.
     pub lines: f32,
+    /// Of them, what goes first: misses.
+    pub first: f32,
+    /// Of them, what is written.
+    pub written: f32,
+    /// Lines that come at once, in the mean over lines: misses that overlap.
+    pub burst: f32,
     /// Share of elapsed time on a processor.
     pub share: f32,
     /// Per instruction, in queues; the answer.
@@ -43,29 +59,100 @@ impl Ask {
     }
 }
 
-/// A bus or a controller.
-#[derive(Clone, Copy, Debug, PartialEq)]
+/// What prefetchers do for a task at its present occupancy.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Prefetch {
+    /// Cycles per instruction with them, without anybody's queues.
+    pub aided_cycles: f32,
+    /// The same without them.
+    pub unaided_cycles: f32,
+    /// Of the stall, what is due to prefetched lines that come late.
+    pub late_share: f32,
+}
+
+/// Cycles that a line waits per share of a server's time that others have.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Waits {
+    demand: f32,
+    other: f32,
+}
+
+/// A bus or a controller, or the places of a bus for reads on their way.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Server {
     pub cycles_per_line: f32,
     /// Share of time that it passes lines.
     pub busy: f32,
+    /// Demand goes first.
+    first: bool,
+    /// Share of its time that goes to demand.
+    demand_share: f32,
+    /// What a written line takes beyond a read one, in lines.
+    turn_lines: f32,
+    /// Reads that it holds at once; 0 = it passes one line after the other, in both directions.
+    places: f32,
+    /// Lines that come at once, in the mean over all lines.
+    burst: f32,
+    /// As busy as it is.
+    now: Waits,
 }
 
 impl Server {
-    fn new(bytes_per_cycle: f64, line_bytes: f64) -> Self {
-        Server { cycles_per_line: (line_bytes / bytes_per_cycle) as f32, busy: 0.0 }
+    fn new(bytes_per_cycle: f64, line_bytes: f64, first: bool) -> Self {
+        Server { cycles_per_line: (line_bytes / bytes_per_cycle) as f32, first, burst: 1.0, ..Server::default() }
     }
 
-    /// Cycles that a line waits per share of the server's time that others have, while it is busy for `busy`.
+    /// While it is busy for `busy`.
     #[inline]
-    pub fn wait(&self, busy: f32) -> f32 {
-        BURSTINESS * self.cycles_per_line / (2.0 * (1.0 - busy.min(BUSIEST)))
+    fn waits(&self, busy: f32) -> Waits {
+        let busy = busy.min(BUSIEST);
+        let behind = self.cycles_per_line / (2.0 * (1.0 - busy));
+        if !self.first {
+            return Waits { demand: behind, other: behind };
+        }
+        let left_over = busy * self.beyond(busy, STANDING_BACK);
+        let passed_by = self.cycles_per_line / (2.0 * (1.0 - busy * self.demand_share));
+        Waits { demand: (passed_by + left_over * behind).min(behind), other: behind }
+    }
+
+    /// Lines of a task that pass here, per instruction.
+    #[inline]
+    pub fn lines(&self, ask: &Ask) -> f32 {
+        if self.places > 0.0 { ask.lines - ask.written } else { ask.lines + self.turn_lines * ask.written }
     }
 
     /// How much of it the task would take if nobody made it wait: what its profile knows of.
     #[inline]
     fn alone(&self, ask: &Ask) -> f32 {
-        (ask.lines * ask.share * self.cycles_per_line / ask.cycles).min(BUSIEST_ALONE)
+        (self.lines(ask) * ask.share * self.cycles_per_line / ask.cycles).min(BUSIEST_ALONE)
+    }
+
+    /// Per instruction, while it is `busy` and a line waits so.
+    #[inline]
+    fn queued(&self, busy: f32, waits: Waits, ask: &Ask) -> f32 {
+        let others = match self.places > 0.0 {
+            true => self.crowd(busy) - self.crowd(self.alone(ask)),
+            false => self.burst * busy - ask.burst * self.alone(ask),
+        };
+        (ask.waits * waits.demand + ask.late * waits.other) * others.max(0.0)
+    }
+
+    /// Probability that all places are taken.
+    #[inline]
+    fn crowd(&self, busy: f32) -> f32 {
+        libm::powf(busy, libm::sqrtf(2.0 * (self.places + 1.0)) - 1.0)
+    }
+
+    /// Probability that more than so many lines wait, where anything does: it falls off exponentially (heavy traffic).
+    #[inline]
+    fn beyond(&self, busy: f32, lines: f32) -> f32 {
+        let exponent = 2.0 * (1.0 - busy) / (busy.max(1e-3) * self.burst) * lines;
+        if exponent > 20.0 { 0.0 } else { libm::expf(-exponent) }
+    }
+
+    fn settle(&mut self, busy: f32) {
+        self.busy = busy;
+        self.now = self.waits(busy);
     }
 }
 
@@ -76,22 +163,41 @@ pub struct Memory {
     pub controllers: Vec<Server>,
     /// By package; none where packages have no bus.
     pub buses: Vec<Server>,
+    /// Places for reads on their way: by package, by node where packages have no bus; none = any number.
+    windows: Vec<Server>,
     packages_per_node: u32,
     pub latency_cycles: f32,
     pub remote_latency_cycles: f32,
+    /// Lines that a prefetcher goes ahead, where it looks how much room there is.
+    ahead_lines: Option<f32>,
 }
 
 impl Memory {
     /// The memory of a checked machine.
     pub fn new(spec: &MachineSpec, line_bytes: f64) -> Self {
-        let memory = &spec.memory;
-        let bus = memory.package_bus_bytes_per_cycle.map(|bytes| Server::new(bytes, line_bytes));
+        let (memory, rules) = (&spec.memory, &spec.memory.scheduling);
+        let bus = memory.package_bus_bytes_per_cycle.map(|bytes| Server::new(bytes, line_bytes, rules.demand_first));
+        let mut controller = Server::new(memory.bytes_per_cycle, line_bytes, rules.demand_first);
+        controller.turn_lines = rules.turnaround_cycles as f32 / (WRITE_BATCH * controller.cycles_per_line);
+        let latency_cycles = memory.local_latency_cycles as f32;
+        let places = rules.requests_in_flight.map(|places| Server {
+            places: places as f32,
+            cycles_per_line: latency_cycles / places as f32,
+            ..Server::default()
+        });
+        let windows = if bus.is_some() { spec.packages } else { memory.nodes };
+        let ahead = spec.prefetchers.iter().find_map(|prefetcher| match prefetcher {
+            PrefetcherSpec::Streamer { ahead_lines, .. } => Some(*ahead_lines as f32),
+            _ => None,
+        });
         Memory {
-            controllers: vec![Server::new(memory.bytes_per_cycle, line_bytes); memory.nodes as usize],
+            controllers: vec![controller; memory.nodes as usize],
             buses: bus.map_or(Vec::new(), |bus| vec![bus; spec.packages as usize]),
+            windows: places.map_or(Vec::new(), |window| vec![window; windows as usize]),
             packages_per_node: spec.packages / memory.nodes,
-            latency_cycles: memory.local_latency_cycles as f32,
+            latency_cycles,
             remote_latency_cycles: memory.remote_latency_cycles as f32,
+            ahead_lines: ahead.filter(|_| rules.demand_first),
         }
     }
 
@@ -99,30 +205,66 @@ impl Memory {
         (package / self.packages_per_node) as usize
     }
 
-    /// The share of its prefetches that a task loses because of others: the queue is longer than the latency, beyond
-    /// what it is when the task is alone. The queue's length falls off exponentially (heavy traffic).
-    pub fn dropped(&self, node: usize, package: u32, ask: &Ask) -> f32 {
+    /// The share of its prefetches that a task loses because of others, beyond what it loses alone: those that find no
+    /// room at all, or as much as it slows down because prefetches start later.
+    pub fn dropped(&self, node: usize, package: u32, ask: &Ask, prefetch: &Prefetch) -> f32 {
         let mut dropped = 0.0f32;
+        let mut lose = |now: f32, alone: f32| dropped = dropped.max((now - alone) / (1.0 - alone));
         for server in self.path(node, package) {
-            let own = server.alone(ask);
-            let (now, alone) = (self.crowded(server, server.busy), self.crowded(server, own));
-            if now > alone {
-                dropped = dropped.max((now - alone) / (1.0 - alone));
-            }
+            let crowded = |busy: f32| busy * server.beyond(busy, self.latency_cycles / server.cycles_per_line);
+            lose(crowded(server.busy.min(BUSIEST)), crowded(server.alone(ask)));
         }
-        dropped
+        if let Some(window) = self.window(node, package) {
+            lose(window.crowd(window.busy), window.crowd(window.alone(ask)));
+        }
+        match self.ahead_lines {
+            Some(lines) if prefetch.late_share > 0.0 => dropped.max(self.starts_later(node, package, ask, prefetch, lines)),
+            _ => dropped,
+        }
+    }
+
+    /// A stream passes as many lines as are ahead of it in the time that one takes. It is so many lines ahead as there is
+    /// room for, or was a moment ago: the larger of two looks, between which others' requests on their way have changed
+    /// (Poisson; the mean of the larger of two normal numbers). Of the way from aided to unaided speed, the part that is
+    /// lost, for the share of the stall that is due to late lines.
+    fn starts_later(&self, node: usize, package: u32, ask: &Ask, prefetch: &Prefetch, lines: f32) -> f32 {
+        let window = self.window(node, package);
+        let room = |busy: &dyn Fn(&Server) -> f32| {
+            let backlog = |server: &Server| server.waits(busy(server)).other * server.burst * busy(server) / self.latency_cycles;
+            1.0 - self.path(node, package).map(backlog).fold(window.map_or(0.0, busy), f32::max)
+        };
+        let spread = window.map_or(0.0, |window| {
+            libm::sqrtf((window.busy - window.alone(ask)).max(0.0) * window.places / core::f32::consts::PI) / window.places
+        });
+        // Whole lines, rounded up.
+        let ahead = |room: f32| lines * room.clamp(0.0, 1.0) + 0.5;
+        let (now, alone) = (ahead(room(&|server| server.busy) + spread), ahead(room(&|server| server.alone(ask))));
+        let fills = (ask.lines - ask.written) * self.latency_cycles;
+        let more = fills / now - prefetch.aided_cycles.max(fills / alone);
+        let most = prefetch.unaided_cycles - prefetch.aided_cycles;
+        if more > 0.0 && most > 0.0 { prefetch.late_share * (more / most).min(1.0) } else { 0.0 }
+    }
+
+    /// Lines that come at once, of a task whose misses overlap: those that are waited for once come together, all others
+    /// one by one. Where places are few, lines come as places come free.
+    pub fn burst(&self, ask: &Ask) -> f32 {
+        if !self.windows.is_empty() || ask.waits <= 0.0 || ask.lines <= 0.0 {
+            return 1.0;
+        }
+        1.0 + ((ask.first / ask.waits).max(1.0) - 1.0) * (ask.first / ask.lines).min(1.0)
+    }
+
+    /// Are there prefetchers that go less far ahead where there is less room?
+    pub fn looks_for_room(&self) -> bool {
+        self.ahead_lines.is_some()
     }
 
     fn path(&self, node: usize, package: u32) -> impl Iterator<Item = &Server> {
         self.buses.get(package as usize).into_iter().chain(self.controllers.get(node))
     }
 
-    /// Probability of a queue longer than the latency.
-    fn crowded(&self, server: &Server, busy: f32) -> f32 {
-        let busy = busy.clamp(1e-3, BUSIEST);
-        let lines = self.latency_cycles / (server.cycles_per_line * BURSTINESS);
-        let exponent = 2.0 * (1.0 - busy) / busy * lines;
-        if exponent > 20.0 { 0.0 } else { busy * libm::expf(-exponent) }
+    fn window(&self, node: usize, package: u32) -> Option<&Server> {
+        self.windows.get(if self.buses.is_empty() { node } else { package as usize })
     }
 
     /// Finds how busy a node's controller and its packages' buses are, and how long everybody waits there. `asks` hands
@@ -131,60 +273,107 @@ impl Memory {
         let packages = self.packages_per_node;
         let first = node as u32 * packages;
         // With a bus before the controller each sees the other's delay; twice is enough, as every step comes here again.
-        let sweeps = if self.buses.is_empty() { 1 } else { 2 };
+        let sweeps = if self.buses.is_empty() && self.windows.is_empty() { 1 } else { 2 };
         for _ in 0..sweeps {
             for package in first..first + packages {
-                if let Some(&bus) = self.buses.get(package as usize) {
-                    let others = self.controllers[node];
-                    let busy = root(&bus, &others, &mut |each| {
-                        asks(&mut |at, ask| {
-                            if at == package {
-                                each(ask);
-                            }
-                        });
-                    });
-                    self.buses[package as usize].busy = busy;
-                }
+                self.solve_one(node, Some(package), Part::Bus, asks);
             }
-            let controller = self.controllers[node];
-            let buses = &self.buses;
-            let busy = root_by(&controller, &mut |each| {
-                asks(&mut |package, ask| each(buses.get(package as usize).unwrap_or(&NO_SERVER), ask));
-            });
-            self.controllers[node].busy = busy;
+            self.solve_one(node, None, Part::Controller, asks);
+            if self.windows.is_empty() {
+                continue;
+            }
+            let users = if self.buses.is_empty() { first..first + 1 } else { first..first + packages };
+            for package in users {
+                let behind = |server: &Server| {
+                    let share = server.demand_share;
+                    server.burst * server.busy * (share * server.now.demand + (1.0 - share) * server.now.other)
+                };
+                let held = self.latency_cycles + self.path(node, package).map(behind).sum::<f32>();
+                let of = if self.buses.is_empty() { node } else { package as usize };
+                self.windows[of].cycles_per_line = held / self.windows[of].places;
+                self.solve_one(node, (!self.buses.is_empty()).then_some(package), Part::Window, asks);
+            }
         }
-        let (controller, buses) = (self.controllers[node], &self.buses);
+        let memory = &*self;
+        asks(&mut |package, ask| ask.queued = memory.queued(node, package, ask));
+    }
+
+    /// One server's `busy`, while the others on the way of its users are as they are.
+    fn solve_one(
+        &mut self,
+        node: usize,
+        only: Option<u32>,
+        part: Part,
+        asks: &mut dyn FnMut(&mut dyn FnMut(u32, &mut Ask)),
+    ) {
+        let Some(server) = self.part(node, only, part).copied() else { return };
+        let (mut demand, mut all, mut bursts) = (0.0, 0.0, 0.0);
         asks(&mut |package, ask| {
-            let bus = buses.get(package as usize).unwrap_or(&NO_SERVER);
-            ask.queued = queued(&controller, bus, ask);
+            if only.is_none_or(|only| only == package) && ask.cycles > 0.0 {
+                let speed = ask.share * ask.speed();
+                demand += ask.first * speed;
+                all += server.lines(ask) * speed;
+                bursts += server.lines(ask) * speed * ask.burst;
+            }
         });
+        let share = |part: f32| if all > 0.0 { part / all } else { 1.0 };
+        let mut server = Server { demand_share: share(demand).min(1.0), burst: share(bursts), ..server };
+        // The answer so far is of all servers on the way.
+        let (memory, before) = (&*self, server);
+        let lonely = self.buses.is_empty() && self.windows.is_empty();
+        let elsewhere = |package: u32, ask: &Ask| match lonely {
+            true => 0.0,
+            false => (memory.queued(node, package, ask) - before.queued(before.busy, before.now, ask)).max(0.0),
+        };
+        let busy = root_by(&server, &mut |each| {
+            asks(&mut |package, ask| {
+                if only.is_none_or(|only| only == package) {
+                    each(elsewhere(package, ask), ask);
+                }
+            });
+        });
+        server.settle(busy);
+        if let Some(place) = self.part(node, only, part) {
+            *place = server;
+        }
+    }
+
+    fn part(&mut self, node: usize, package: Option<u32>, part: Part) -> Option<&mut Server> {
+        let of = package.map_or(node, |package| package as usize);
+        match part {
+            Part::Bus => self.buses.get_mut(of),
+            Part::Controller => self.controllers.get_mut(node),
+            Part::Window => self.windows.get_mut(of),
+        }
     }
 
     /// How long one task waits, while servers are as busy as they are.
     pub fn queue(&self, node: usize, package: u32, ask: &mut Ask) {
-        let bus = self.buses.get(package as usize).unwrap_or(&NO_SERVER);
-        ask.queued = queued(&self.controllers[node], bus, ask);
+        ask.queued = self.queued(node, package, ask);
+    }
+
+    #[inline]
+    fn queued(&self, node: usize, package: u32, ask: &Ask) -> f32 {
+        let at = |server: &Server| server.queued(server.busy, server.now, ask);
+        self.path(node, package).chain(self.window(node, package)).map(at).sum()
     }
 }
 
-const NO_SERVER: Server = Server { cycles_per_line: 0.0, busy: 0.0 };
-
-fn queued(one: &Server, other: &Server, ask: &Ask) -> f32 {
-    let at = |server: &Server| server.wait(server.busy) * (server.busy - server.alone(ask)).max(0.0);
-    ask.waits * (at(one) + at(other))
+/// Kinds of servers.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Part {
+    Bus,
+    Controller,
+    Window,
 }
 
-fn root(server: &Server, other: &Server, asks: &mut dyn FnMut(&mut dyn FnMut(&mut Ask))) -> f32 {
-    root_by(server, &mut |each| asks(&mut |ask| each(other, ask)))
-}
-
-/// The `busy` at which the tasks' traffic, slowed by it and by the other server on their way, is just that.
-fn root_by(server: &Server, asks: &mut dyn FnMut(&mut dyn FnMut(&Server, &mut Ask))) -> f32 {
+/// The `busy` at which the tasks' traffic, slowed by it and by all others on their way, is just that.
+fn root_by(server: &Server, asks: &mut dyn FnMut(&mut dyn FnMut(f32, &mut Ask))) -> f32 {
     let mut traffic = |busy: f32| {
-        let mut sum = 0.0;
-        asks(&mut |other, ask| {
-            let queued = queued(&Server { busy, ..*server }, other, ask);
-            sum += ask.lines * ask.share / (ask.cycles + queued);
+        let (mut sum, waits) = (0.0, server.waits(busy));
+        asks(&mut |elsewhere, ask| {
+            let queued = server.queued(busy, waits, ask) + elsewhere;
+            sum += server.lines(ask) * ask.share / (ask.cycles + queued);
         });
         sum * server.cycles_per_line
     };
@@ -235,11 +424,13 @@ mod tests {
 
     fn memory(bytes_per_cycle: f64, bus: Option<f64>) -> Memory {
         Memory {
-            controllers: vec![Server::new(bytes_per_cycle, 64.0)],
-            buses: bus.map_or(Vec::new(), |bus| vec![Server::new(bus, 64.0)]),
+            controllers: vec![Server::new(bytes_per_cycle, 64.0, false)],
+            buses: bus.map_or(Vec::new(), |bus| vec![Server::new(bus, 64.0, false)]),
+            windows: Vec::new(),
             packages_per_node: 1,
             latency_cycles: 200.0,
             remote_latency_cycles: 200.0,
+            ahead_lines: None,
         }
     }
 
@@ -251,7 +442,7 @@ mod tests {
     }
 
     fn stream(cycles: f32, waits: f32, lines: f32) -> Ask {
-        Ask { cycles, waits, lines, share: 1.0, queued: 0.0 }
+        Ask { cycles, waits, lines, burst: 1.0, share: 1.0, ..Ask::default() }
     }
 
     /// Is a task alone as fast as its profile says, however busy it keeps memory?
@@ -313,8 +504,82 @@ mod tests {
         let mut memory = memory(2.0, None);
         let ask = stream(1.0, 0.001, 0.01);
         memory.controllers[0].busy = 0.32;
-        assert_eq!(memory.dropped(0, 0, &ask), 0.0);
+        assert_eq!(memory.dropped(0, 0, &ask, &Prefetch::default()), 0.0);
         memory.controllers[0].busy = 0.97;
-        assert!(memory.dropped(0, 0, &ask) > 0.3);
+        assert!(memory.dropped(0, 0, &ask, &Prefetch::default()) > 0.3);
+    }
+
+    /// Where demand goes first, does a miss wait as Cobham says, and a late line as long as for everybody?
+    #[test]
+    fn demand_waits_as_cobham_says() {
+        let mut memory = memory(2.0, None);
+        memory.controllers[0].first = true;
+        let (demand, rest) = (Ask { first: 0.01, ..stream(1.0, 0.0, 0.01) }, stream(1.0, 0.0, 0.009));
+        let light = Ask { late: 0.001, ..stream(1.0, 0.001, 1e-6) };
+        let mut asks = [demand, rest, Ask { late: 0.0, ..light }, Ask { waits: 0.0, ..light }];
+        solved(&mut memory, &mut asks);
+        let (first, busy) = (0.01 * 32.0, 0.019 * 32.0);
+        let cobham = 0.001 * 32.0 * busy / 2.0 / (1.0 - first);
+        assert!((asks[2].queued / cobham - 1.0).abs() < 0.02, "{} {cobham}", asks[2].queued);
+        let behind_all = 0.001 * 32.0 * busy / 2.0 / (1.0 - busy);
+        assert!((asks[3].queued / behind_all - 1.0).abs() < 0.02, "{} {behind_all}", asks[3].queued);
+    }
+
+    /// Do lines that come eight at once make others wait eight times as long, as where work comes in batches?
+    #[test]
+    fn lines_that_come_at_once_make_others_wait() {
+        let mut memory = memory(2.0, None);
+        let mut asks = [stream(1.0, 0.001, 1e-6), Ask { burst: 8.0, ..stream(1.0, 0.0, 0.015) }];
+        solved(&mut memory, &mut asks);
+        let busy = 0.015 * 32.0;
+        let expected = 0.001 * 8.0 * 32.0 * busy / (2.0 * (1.0 - busy));
+        assert!((asks[0].queued / expected - 1.0).abs() < 0.02, "{} {expected}", asks[0].queued);
+        let ask = Ask { first: 0.01, ..stream(1.0, 0.002, 0.02) };
+        assert!((memory.burst(&ask) - (1.0 + 4.0 * 0.5)).abs() < 1e-5, "half of the lines come five at once");
+        memory.windows = vec![Server::default()];
+        assert_eq!(memory.burst(&ask), 1.0);
+    }
+
+    /// Do no more reads pass than places hold in the time that one takes, and does one place wait as any queue?
+    #[test]
+    fn reads_on_their_way_are_limited() {
+        for places in [1.0, 4.0, 12.0] {
+            let mut memory = memory(64.0, None);
+            memory.windows = vec![Server { places, cycles_per_line: 200.0 / places, ..Server::default() }];
+            let mut asks = vec![stream(1.0, 0.02, 0.03); 3];
+            solved(&mut memory, &mut asks);
+            let lines: f32 = asks.iter().map(|ask| ask.lines * ask.speed()).sum();
+            let most = places / 200.0;
+            assert!(lines <= most * 1.001 && lines > 0.85 * most.min(0.09), "{places}: {lines} of {most}");
+        }
+        let mut memory = memory(64.0, None);
+        memory.windows = vec![Server { places: 1.0, cycles_per_line: 200.0, ..Server::default() }];
+        let mut asks = [stream(1.0, 0.001, 1e-6), stream(1.0, 0.0, 0.002)];
+        solved(&mut memory, &mut asks);
+        let expected = 0.001 * 200.0 * 0.4 / (2.0 * 0.6);
+        assert!((asks[0].queued / expected - 1.0).abs() < 0.03, "{} {expected}", asks[0].queued);
+    }
+
+    /// Is a stream that starts later slower by the lines that are ahead of it, and one that has time not at all?
+    #[test]
+    fn a_stream_is_as_fast_as_it_is_ahead() {
+        let mut memory = memory(64.0, None);
+        memory.windows = vec![Server { places: 12.0, cycles_per_line: 200.0 / 12.0, ..Server::default() }];
+        memory.ahead_lines = Some(8.0);
+        // 8 x (1 - 5/12) + 0.5 lines ahead when alone: five on their way, one each 40 cycles.
+        let ask = stream(40.0, 0.0, 1.0);
+        let prefetch = Prefetch { aided_cycles: 40.0, unaided_cycles: 200.0, late_share: 1.0 };
+        memory.windows[0].busy = memory.windows[0].alone(&ask);
+        assert_eq!(memory.dropped(0, 0, &ask, &prefetch), 0.0, "alone");
+        memory.windows[0].busy = 0.7;
+        let others = (0.7 - 5.0 / 12.0) * 12.0 / std::f32::consts::PI;
+        let ahead = 8.0 * (0.3 + others.sqrt() / 12.0) + 0.5;
+        let expected = (200.0 / ahead - 40.0) / 160.0;
+        let found = memory.starts_later(0, 0, &ask, &prefetch, 8.0);
+        assert!((found / expected - 1.0).abs() < 0.02, "{found} {expected}");
+        let slow = Prefetch { aided_cycles: 400.0, unaided_cycles: 500.0, ..prefetch };
+        assert_eq!(memory.starts_later(0, 0, &stream(400.0, 0.0, 1.0), &slow, 8.0), 0.0);
+        let without_room = memory.dropped(0, 0, &stream(400.0, 0.0, 1.0), &slow);
+        assert!(without_room > 0.1, "{without_room}");
     }
 }

@@ -19,7 +19,7 @@ impl Engine {
         let node = self.node_of_flow[flow];
         let before = self.traffic[flow];
         let controller = &mut self.memory.controllers[node];
-        let now = traffic_of(&self.flows[flow], &self.slots);
+        let now = traffic_of(&self.flows[flow], &self.slots, controller);
         self.traffic[flow] = now;
         let shift = (now - before) * controller.cycles_per_line;
         controller.busy = (controller.busy + shift).clamp(0.0, 1.0);
@@ -112,12 +112,20 @@ impl Engine {
             let rates = self.curves.rates(state.curve[entry], size, dropped);
             let ask = &mut slots.ask[at];
             ask.cycles = rates.cycles_per_instr + slots.extra[at];
-            ask.waits = rates.stall_per_instr / self.memory.latency_cycles;
+            let stall = self.curves.demand_stall_per_instr(state.curve[entry], &rates);
+            ask.waits = stall / self.memory.latency_cycles;
+            ask.late = (rates.stall_per_instr - stall) / self.memory.latency_cycles;
             ask.lines = rates.fills_per_instr + rates.writebacks_per_instr;
+            (ask.first, ask.written) = (rates.demand_per_instr, rates.writebacks_per_instr);
+            ask.burst = self.memory.burst(ask);
             if slots.outside[at] > 0.0 {
                 ask.share = slots.outside[at] as f32 * (ask.cycles + ask.queued);
             }
-            let crowd = self.memory.dropped(node, package, ask);
+            let aid = match self.memory.looks_for_room() && ask.late > 0.0 {
+                true => self.curves.aid(state.curve[entry], size, ask.late / (ask.late + ask.waits)),
+                false => Prefetch::default(),
+            };
+            let crowd = self.memory.dropped(node, package, ask, &aid);
             slots.dropped[at] = dropped + 0.5 * (crowd - dropped);
             let booked = &mut slots.per_instr[at];
             booked[DEMAND] = rates.demand_per_instr;
@@ -246,7 +254,7 @@ impl Engine {
             if self.node_of_flow[other] != node {
                 continue;
             }
-            self.traffic[other] = traffic_of(&self.flows[other], &self.slots);
+            self.traffic[other] = traffic_of(&self.flows[other], &self.slots, &self.memory.controllers[node]);
             if other != but {
                 self.set_speeds(other);
                 if much {
@@ -321,13 +329,13 @@ fn busy_on(turns: &Turns, slots: &Slots, cpu: u32) -> f32 {
 }
 
 /// Lines a cycle between a cache's tasks and memory, at their present speeds.
-fn traffic_of(flow: &Flow, slots: &Slots) -> f32 {
+fn traffic_of(flow: &Flow, slots: &Slots, controller: &Server) -> f32 {
     let mut sum = 0.0;
     for entry in 0..flow.len() {
         if flow.here[entry] {
             let ask = &slots.ask[flow.task[entry] as usize];
             if ask.share > 0.0 && ask.cycles > 0.0 {
-                sum += ask.lines * ask.share * ask.speed();
+                sum += controller.lines(ask) * ask.share * ask.speed();
             }
         }
     }

@@ -165,10 +165,47 @@ pub fn measured(context: &Context<'_>, setup: &Setup, seed: u64) -> Result<Measu
     let jobs: Vec<Job> = names.iter().enumerate().map(|(at, name)| Job::new(name, seed * 1_000 + at as u64)).collect();
     context.tell(&format!("{}: {} programs alone", setup.machine, jobs.len()));
     let programs = context.run_all(&jobs, |job| profiled(job, &machine, setup))?;
-    let wanted = drawn(&mut generator, setup, &machine);
-    context.tell(&format!("{}: {} co-runs", setup.machine, wanted.len()));
-    let runs = context.run_all(&wanted, |run| together(run, &jobs, &programs, &machine, setup))?;
+    let run = |wanted: &[Run]| {
+        context.tell(&format!("{}: {} co-runs", setup.machine, wanted.len()));
+        context.run_all(wanted, |run| together(run, &jobs, &programs, &machine, setup))
+    };
+    let mut runs = half_losing(pairs(&mut generator, setup, &machine), setup.pairs, run, |run| loses(run, &programs))?;
+    let losing = runs.iter().filter(|run| loses(run, &programs)).map(|run| run.jobs.clone()).collect();
+    runs.extend(run(&larger(&mut generator, setup, &machine, losing))?);
     Ok(Measured { machine: setup.machine.to_string(), programs, runs })
+}
+
+/// So many of the runs, taken in their order, and at most half of them without a loss (one, where nobody loses). Where
+/// little is lost, saying that nothing is lost is always nearly right.
+fn half_losing(
+    candidates: Vec<Run>,
+    count: usize,
+    mut measured: impl FnMut(&[Run]) -> Result<Vec<Run>, ReproError>,
+    loses: impl Fn(&Run) -> bool,
+) -> Result<Vec<Run>, ReproError> {
+    let (mut losing, mut others) = (Vec::new(), Vec::new());
+    for some in candidates.chunks(count.max(1)) {
+        if losing.len() + others.len().min(count / 2) >= count {
+            break;
+        }
+        let (lost, kept): (Vec<Run>, Vec<Run>) = measured(some)?.into_iter().partition(|run| loses(run));
+        losing.extend(lost);
+        others.extend(kept);
+    }
+    others.truncate(losing.len().max(1).min(count / 2));
+    losing.truncate(count - others.len());
+    losing.extend(others);
+    Ok(losing)
+}
+
+/// A program takes longer than alone by this share at least.
+const LOSS: f64 = 0.1;
+
+fn loses(run: &Run, programs: &[Profiled]) -> bool {
+    let slower = |(&(program, _), rate): (&(usize, u32), &Rate)| {
+        programs[program].alone.instr_per_cycle >= (1.0 + LOSS) * rate.instr_per_cycle
+    };
+    run.jobs.iter().zip(&run.rates).any(slower)
 }
 
 fn profiled(job: &Job, machine: &MachineSpec, setup: &Setup) -> Result<Profiled, ReproError> {
@@ -200,34 +237,43 @@ fn rate(over_work: &Rates, whole: &TaskResults) -> Rate {
     }
 }
 
-/// What is to be run, without results.
-fn drawn(generator: &mut SplitMix64, setup: &Setup, machine: &MachineSpec) -> Vec<Run> {
+fn to_run(kind: Kind, jobs: Vec<(usize, u32)>, ways: Vec<u32>) -> Run {
+    Run { kind, jobs, ways, busy_share: 0.0, rates: Vec::new(), finished: false }
+}
+
+/// On the first cores of one cache.
+fn beside(programs: &[usize], machine: &MachineSpec) -> Vec<(usize, u32)> {
+    programs.iter().enumerate().map(|(at, &program)| (program, at as u32 * machine.contexts_per_core)).collect()
+}
+
+/// All pairs, in the order of the draw.
+fn pairs(generator: &mut SplitMix64, setup: &Setup, machine: &MachineSpec) -> Vec<Run> {
+    let both = |a: usize| (a + 1..setup.programs).map(move |b| [a, b]);
+    let mut all: Vec<[usize; 2]> = (0..setup.programs).flat_map(both).collect();
+    generator.shuffle(&mut all);
+    all.iter_mut().for_each(|pair| generator.shuffle(pair));
+    all.iter().map(|pair| to_run(Kind::Pair, beside(pair, machine), Vec::new())).collect()
+}
+
+/// Groups, pairings and partitions. The cache is divided among pairs that lose by sharing it, as far as there are some.
+fn larger(
+    generator: &mut SplitMix64,
+    setup: &Setup,
+    machine: &MachineSpec,
+    losing: Vec<Vec<(usize, u32)>>,
+) -> Vec<Run> {
     let mut runs = Vec::new();
     let per_cache = machine.last_level().map_or(1, |cache| cache.shared_by_cores);
     let contexts = machine.contexts_per_core;
     let ways = machine.last_level().map_or(1, |cache| cache.ways);
-    let run = |kind: Kind, jobs: Vec<(usize, u32)>, ways: Vec<u32>| Run {
-        kind,
-        jobs,
-        ways,
-        busy_share: 0.0,
-        rates: Vec::new(),
-        finished: false,
-    };
     let mut some = |count: usize| {
         let mut order: Vec<usize> = (0..setup.programs).collect();
         generator.shuffle(&mut order);
         order.truncate(count);
         order
     };
-    let beside = |programs: &[usize]| -> Vec<(usize, u32)> {
-        programs.iter().enumerate().map(|(at, &program)| (program, at as u32 * contexts)).collect()
-    };
-    for _ in 0..setup.pairs {
-        runs.push(run(Kind::Pair, beside(&some(2)), Vec::new()));
-    }
     for _ in 0..setup.fours {
-        runs.push(run(Kind::Four, beside(&some(4)), Vec::new()));
+        runs.push(to_run(Kind::Four, beside(&some(4), machine), Vec::new()));
     }
     for mix in 0..setup.pairings {
         let four = some(4);
@@ -235,15 +281,16 @@ fn drawn(generator: &mut SplitMix64, setup: &Setup, machine: &MachineSpec) -> Ve
         for pairing in [[0, 1, 2, 3], [0, 2, 1, 3], [0, 3, 1, 2]] {
             let cpus = [0, contexts, second, second + contexts];
             let jobs = pairing.iter().zip(cpus).map(|(&at, cpu)| (four[at], cpu)).collect();
-            runs.push(run(Kind::Plan(mix as u32), jobs, Vec::new()));
+            runs.push(to_run(Kind::Plan(mix as u32), jobs, Vec::new()));
         }
     }
+    let mut losing = losing.into_iter();
     for mix in 0..setup.partitions {
-        let pair = some(2);
+        let jobs = losing.next().unwrap_or_else(|| beside(&some(2), machine));
         let number = (setup.pairings + mix) as u32;
-        runs.push(run(Kind::Plan(number), beside(&pair), Vec::new()));
+        runs.push(to_run(Kind::Plan(number), jobs.clone(), Vec::new()));
         for first in [ways / 8, ways / 2, ways - ways / 8] {
-            runs.push(run(Kind::Plan(number), beside(&pair), vec![first, ways - first]));
+            runs.push(to_run(Kind::Plan(number), jobs.clone(), vec![first, ways - first]));
         }
     }
     runs
@@ -310,4 +357,34 @@ fn together(
         finished: found.rates.iter().all(|rates| rates.finished),
         ..run.clone()
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Do half of the runs lose, whatever comes first, and is nothing measured that is not needed?
+    #[test]
+    fn at_least_half_of_the_runs_lose() {
+        let run = |number: u32| to_run(Kind::Plan(number), Vec::new(), Vec::new());
+        let number = |run: &Run| if let Kind::Plan(number) = run.kind { number } else { u32::MAX };
+        let drawn = |losing: fn(u32) -> bool| {
+            let mut measured = 0;
+            let found = half_losing(
+                (0..20).map(run).collect(),
+                4,
+                |some| {
+                    measured += some.len();
+                    Ok(some.to_vec())
+                },
+                |run| losing(number(run)),
+            );
+            (found.unwrap().iter().map(number).collect::<Vec<u32>>(), measured)
+        };
+        assert_eq!(drawn(|_| true), (vec![0, 1, 2, 3], 4));
+        assert_eq!(drawn(|number| number % 2 == 1), (vec![1, 3, 0, 2], 4));
+        assert_eq!(drawn(|number| number % 8 == 5), (vec![5, 13, 0, 1], 16), "others wait until two have lost");
+        assert_eq!(drawn(|number| number == 7), (vec![7, 0], 20), "no more others than losing ones");
+        assert_eq!(drawn(|_| false), (vec![0], 20), "one, where nobody loses");
+    }
 }

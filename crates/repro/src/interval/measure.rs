@@ -2,7 +2,7 @@
 //!
 //! Method: the contended cache keeps its sets and loses ways. At every size the program runs the same instructions, and
 //! what it did is read from the books at regular moments; between two of them a line. Phases are stretches of equally
-//! many instructions, so the same phase is told at all sizes. Two sizes are run again without prefetchers. Properties:
+//! many instructions, so the same phase is told at all sizes. Three sizes are run again without prefetchers. Properties:
 //! no co-runner; the same job, machine and lengths give the same profile.
 
 use cachemate_core::{CpuSet, Level, Machine, MachineSpec, Window};
@@ -84,20 +84,22 @@ pub fn profile(
         Ok::<_, ReproError>(stretches(&books(job, &narrowed(machine, ways), &options, lengths)?, lengths))
     };
     let aided: Vec<Vec<Books>> = sizes.iter().map(|&ways| run(ways, true)).collect::<Result<_, _>>()?;
-    let bare = if machine.prefetchers.is_empty() {
-        None
-    } else {
-        Some((run(sizes[sizes.len() / 2], false)?, run(last.ways, false)?))
+    // Without prefetchers at the smallest, the middle and the whole size.
+    let bare_at = [0, sizes.len() / 2, sizes.len() - 1];
+    let bare: Vec<Vec<Books>> = match machine.prefetchers.is_empty() {
+        true => Vec::new(),
+        false => bare_at.iter().map(|&at| run(sizes[at], false)).collect::<Result<_, _>>()?,
     };
     let phases = aided.iter().map(Vec::len).min().unwrap_or(0);
     if phases == 0 {
         return Err(failed(&job.name)("it ended before its profile did"));
     }
-    let middle = sizes[sizes.len() / 2];
     let point = |phase: usize, at: usize| {
-        let unaided = bare.as_ref().map(|(small, large)| {
-            let doublings = |ways: u32| (f64::from(ways) / f64::from(middle)).log2().max(0.0);
-            let share = doublings(sizes[at]) / doublings(last.ways).max(1e-9);
+        let unaided = (!bare.is_empty()).then(|| {
+            let low = usize::from(at >= bare_at[1] && bare_at[1] < bare_at[2]);
+            let (small, large) = (&bare[low], &bare[low + 1]);
+            let doublings = |ways: u32| (f64::from(ways) / f64::from(sizes[bare_at[low]])).log2();
+            let share = doublings(sizes[at]) / doublings(sizes[bare_at[low + 1]]).max(1e-9);
             between(&small[phase.min(small.len() - 1)], &large[phase.min(large.len() - 1)], share)
         });
         point_of((u64::from(sizes[at]) * way_bytes) as f64, &aided[at][phase], unaided)

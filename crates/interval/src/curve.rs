@@ -33,6 +33,8 @@ pub struct Rates {
 
 /// Stands for "never": a footprint that does not grow any more.
 const NEVER_INSTR: f32 = 1e30;
+/// A footprint that has taken so long grows no more in the time that its lines stay.
+const HARDLY_GROWS_INSTR: f64 = 1e13;
 /// Share of a footprint that counts as all of it.
 const ALL_OF_IT: f32 = 0.999;
 /// Fills below this are none.
@@ -154,6 +156,13 @@ impl Curves {
         let lines = self.lines_per_step * at as f32 + slope * (window - low);
         let most = self.footprint_lines[curve as usize];
         if lines < most { (lines, slope) } else { (most, 0.0) }
+    }
+
+    /// Lines touched in a window that begins with `start` lines touched before.
+    #[inline]
+    pub fn grown(&self, curve: u32, start: f32, window_instr: f64, near: &mut u8) -> f32 {
+        let to_start = self.window_instr(curve, start);
+        if to_start >= HARDLY_GROWS_INSTR { start } else { self.footprint(curve, to_start + window_instr, near).0.max(start) }
     }
 
     /// Shares of a phase's references that hit within so many lines of the LRU stack.

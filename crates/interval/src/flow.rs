@@ -5,6 +5,9 @@
 //! users (Che et al., IEEE JSAC 2002; for programs: footprint theory). Of each user its own progress since the cut-off
 //! is kept; its lines are its footprint over that progress. As users go on, lines come in; where the sum would exceed
 //! the capacity, the cut-off moves until it does not. Progress between the cut-off and now counts as evenly spread.
+//! Phases: lines touched since a moment grow by each access whose LRU distance is beyond them. That holds across phases,
+//! as a profile's rates are measured with what earlier phases left. So what is held when a phase begins is the start from
+//! which the new phase's footprint grows, and it goes as the cut-off passes the moments at which it was touched.
 //! Method, random replacement: every line has the same chance to go, so users lose in proportion to what they hold.
 //! Properties: stable for steps of any length; with steady rates the state is the equal-window solution; a newcomer's
 //! growth, and the loss of who left, follow without further parameters. Disjoint partitions are caches of their own.
@@ -27,6 +30,49 @@ pub struct CachePart {
     cutoff: f64,
 }
 
+/// What a user touched before its present phase and may still hold.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Past {
+    curve: u32,
+    /// Between these moments, as evenly spread. Nothing is left once the cut-off has passed the second.
+    from: f64,
+    until: f64,
+    /// Own instructions of the last phase between them.
+    window_instr: f64,
+    /// Lines beyond its footprint, of phases before.
+    rest_lines: f32,
+    near: u8,
+}
+
+impl Past {
+    /// Lines touched before the present phase and after `cutoff`, and how many fewer a cycle later.
+    #[inline]
+    fn lines(&mut self, cutoff: f64, curves: &Curves) -> (f32, f32) {
+        if cutoff >= self.until {
+            return (0.0, 0.0);
+        }
+        let span = self.until - self.from;
+        let left = ((self.until - cutoff) / span).min(1.0);
+        let (lines, slope) = curves.footprint(self.curve, self.window_instr * left, &mut self.near);
+        let per_cycle = if cutoff < self.from { 0.0 } else { 1.0 / span };
+        let loss = (f64::from(slope) * self.window_instr + f64::from(self.rest_lines)) * per_cycle;
+        (lines + self.rest_lines * left as f32, loss as f32)
+    }
+
+    /// Forgets what is before the cut-off.
+    #[inline]
+    fn cut(&mut self, cutoff: f64) {
+        if cutoff >= self.until {
+            *self = Past::default();
+        } else if cutoff > self.from {
+            let left = (self.until - cutoff) / (self.until - self.from);
+            self.window_instr *= left;
+            self.rest_lines *= left as f32;
+            self.from = cutoff;
+        }
+    }
+}
+
 /// More domains than this a cache does not have.
 pub const PARTS_AT_MOST: usize = 64;
 
@@ -43,8 +89,9 @@ pub struct Flow {
     pub here: Vec<bool>,
     pub curve: Vec<u32>,
     pub domain: Vec<u8>,
-    /// Own instructions since the cut-off.
+    /// Own instructions of the present phase since the cut-off.
     window_instr: Vec<f64>,
+    past: Vec<Past>,
     /// When it came with nothing.
     entered: Vec<f64>,
     /// They lie between these cycles.
@@ -80,6 +127,7 @@ impl Flow {
             curve: Vec::new(),
             domain: Vec::new(),
             window_instr: Vec::new(),
+            past: Vec::new(),
             entered: Vec::new(),
             from: Vec::new(),
             until: Vec::new(),
@@ -107,6 +155,7 @@ impl Flow {
         self.curve.push(curve);
         self.domain.push(0);
         self.window_instr.push(0.0);
+        self.past.push(Past::default());
         self.entered.push(now);
         self.from.push(now);
         self.until.push(now);
@@ -154,6 +203,7 @@ impl Flow {
         self.curve.swap_remove(at);
         self.domain.swap_remove(at);
         self.window_instr.swap_remove(at);
+        self.past.swap_remove(at);
         self.entered.swap_remove(at);
         self.from.swap_remove(at);
         self.until.swap_remove(at);
@@ -179,11 +229,17 @@ impl Flow {
         self.domains[usize::from(self.domain[entry])].capacity_lines
     }
 
-    /// The task's next phase: its lines are of use to that one too, as far as it would have touched them at `rate`.
+    /// The task's next phase. Of what it holds it has touched as much in the last one as `rate` allows; the rest is of
+    /// phases before.
     pub fn change_curve(&mut self, entry: usize, curve: u32, rate: f64, curves: &Curves) {
-        self.curve[entry] = curve;
-        let span = (self.since - self.from[entry]).max(0.0);
-        self.window_instr[entry] = curves.window_instr(curve, self.lines[entry]).min(rate * span);
+        let (now, before) = (self.since, std::mem::replace(&mut self.curve[entry], curve));
+        let from = if self.past[entry].until > 0.0 { self.past[entry].from } else { self.from[entry] };
+        let (lines, span) = (self.lines[entry], (now - from).max(0.0));
+        let window_instr = curves.window_instr(before, lines).min(rate * span);
+        let mut past = Past { curve: before, from, until: now, window_instr, ..Past::default() };
+        past.rest_lines = (lines - curves.footprint(before, window_instr, &mut past.near).0).max(0.0);
+        self.past[entry] = if span > 0.0 { past } else { Past::default() };
+        (self.window_instr[entry], self.from[entry], self.until[entry]) = (0.0, now, now);
     }
 
     /// Divides the cache anew: capacity and group of each domain (at most 64), capacity of each group, and each entry's
@@ -214,6 +270,10 @@ impl Flow {
         self.lines[entry] *= (1.0 - share) as f32;
         let window = curves.window_instr(self.curve[entry], self.lines[entry]);
         self.window_instr[entry] = self.window_instr[entry].min(window);
+        let past = &mut self.past[entry];
+        let kept = curves.footprint(past.curve, past.window_instr, &mut past.near).0 * (1.0 - share) as f32;
+        past.window_instr = past.window_instr.min(curves.window_instr(past.curve, kept));
+        past.rest_lines *= (1.0 - share) as f32;
     }
 
     /// Goes on to `now` at the present rates, then makes occupancies fit. The largest change, of its domain's capacity.
@@ -304,8 +364,14 @@ impl Flow {
             if cutoff >= until {
                 continue;
             }
+            if cutoff < self.past[at].until {
+                let (start, start_loss) = self.past[at].lines(cutoff, curves);
+                sum += curves.grown(self.curve[at], start, window, &mut self.near[at]);
+                loss += start_loss;
+                continue;
+            }
             let mut density = 0.0;
-            if cutoff >= from {
+            if cutoff >= from && until > from {
                 density = window / (until - from);
                 window = density * (until - cutoff);
             }
@@ -335,7 +401,12 @@ impl Flow {
                 self.window_instr[at] *= (until - cutoff) / (until - from);
                 self.from[at] = cutoff;
             }
-            let (lines, slope) = curves.footprint(self.curve[at], self.window_instr[at], &mut self.near[at]);
+            self.past[at].cut(cutoff);
+            let (mut lines, slope) = curves.footprint(self.curve[at], self.window_instr[at], &mut self.near[at]);
+            if self.past[at].until > 0.0 {
+                let (start, _) = self.past[at].lines(cutoff, curves);
+                lines = curves.grown(self.curve[at], start, self.window_instr[at], &mut self.near[at]);
+            }
             let lines = lines.min(self.domains[usize::from(self.domain[at])].capacity_lines);
             change = change.max((lines - self.lines[at]).abs());
             (self.lines[at], self.slope[at]) = (lines, slope);

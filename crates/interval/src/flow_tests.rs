@@ -199,3 +199,45 @@ fn overlapping_parts_confine_and_share() {
         assert!((f64::from(flow.lines[1]) * 2.0 + found - LINES).abs() < 0.005 * LINES, "{:?}", flow.lines);
     }
 }
+
+/// Does a program whose phases are all alike hold what it would hold with one, however short they are?
+#[test]
+fn phases_that_are_alike_hold_as_one() {
+    let own = || by_hand::uniform(64.0, LINES, 6000.0, 0.1);
+    let (mut one, curves) = with(&[own(), by_hand::stream(64.0, LINES, 0.05)]);
+    settle(&mut one, &curves, &[1.0, 1.0]);
+    for phases_per_turnover in [0.5, 4.0, 40.0] {
+        let (mut flow, mut curves) = with(&[own(), by_hand::stream(64.0, LINES, 0.05)]);
+        let other = curves.add(&own(), 64.0, 200.0);
+        let length = LINES / 0.1 / phases_per_turnover;
+        for number in 0..(20.0 * phases_per_turnover) as u32 {
+            for _ in 0..8 {
+                flow.rate.copy_from_slice(&[1.0, 1.0]);
+                flow.advance(flow.since + length / 8.0, &curves);
+            }
+            flow.change_curve(0, if number % 2 == 0 { other } else { 0 }, 1.0, &curves);
+        }
+        let off = (flow.lines[0] / one.lines[0] - 1.0).abs();
+        assert!(off < 0.04, "{phases_per_turnover}: {:?}, one phase {:?}", flow.lines, one.lines);
+    }
+}
+
+/// Does a phase that uses little lose what an earlier one left, once a neighbor has brought in as much as fits beside it?
+#[test]
+fn what_a_phase_left_goes_when_it_has_not_been_touched() {
+    let (mut flow, mut curves) = with(&[by_hand::uniform(64.0, LINES, 3500.0, 0.1), by_hand::stream(64.0, LINES, 0.05)]);
+    let small = curves.add(&by_hand::uniform(64.0, LINES, 500.0, 0.1), 64.0, 200.0);
+    settle(&mut flow, &curves, &[1.0, 0.2]);
+    let held = flow.lines[0];
+    assert!(held > 3000.0, "{held}");
+    flow.change_curve(0, small, 1.0, &curves);
+    let mut shown = Vec::new();
+    for _ in 0..12 {
+        flow.rate.copy_from_slice(&[1.0, 0.2]);
+        flow.advance(flow.since + LINES / 0.01 / 10.0, &curves);
+        shown.push(flow.lines[0]);
+    }
+    assert!(shown[0] > 0.7 * held && shown.is_sorted_by(|a, b| a >= b), "not at once, and never more: {shown:?}");
+    assert!((shown[11] - 500.0).abs() < 25.0, "its own working set stays: {shown:?}");
+    assert!((shown[11] + flow.lines[1] - LINES as f32).abs() < 5.0, "{:?}", flow.lines);
+}

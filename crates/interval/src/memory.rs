@@ -39,9 +39,9 @@ pub struct Ask {
     pub late: f32,
     /// Lines both ways, per instruction.
     pub lines: f32,
-    /// Of them, what goes first: misses.
+    /// Lines that go first: misses.
     pub first: f32,
-    /// Of them, what is written.
+    /// Lines that are written.
     pub written: f32,
     /// Lines that come at once, in the mean over lines: misses that overlap.
     pub burst: f32,
@@ -66,7 +66,7 @@ pub struct Prefetch {
     pub aided_cycles: f32,
     /// The same without them.
     pub unaided_cycles: f32,
-    /// Of the stall, what is due to prefetched lines that come late.
+    /// Share of the stall that is due to prefetched lines that come late.
     pub late_share: f32,
 }
 

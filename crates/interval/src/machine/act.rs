@@ -23,6 +23,13 @@ pub struct Moving {
 /// Share of a process' time that copying its pages takes while it lasts.
 const COPYING_SHARE: f64 = 0.5;
 
+/// Share of a process' pages that move, from evenly spread over some colors to evenly spread over others.
+fn moved_share(was: &IndexSet, allowed: &IndexSet) -> f64 {
+    let each = |colors: &IndexSet| 1.0 / f64::from(colors.count().max(1));
+    let left = |color: u32| if allowed.contains(color) { (each(was) - each(allowed)).max(0.0) } else { each(was) };
+    was.iter().map(left).sum()
+}
+
 fn not_made(change: &Change, why: &str) -> Refused {
     let item = change.items.first().cloned().unwrap_or(Item::Plan);
     Refused { item, because: RefusedBecause::Failed, said: why.to_string() }
@@ -145,12 +152,11 @@ impl IntervalMachine {
         self.engine.turns.set_rotations(rotations);
     }
 
-    /// Pages outside the new colors start to move: that takes the process' time, and its lines of them are lost.
+    /// Pages outside the new colors, and those that overfill what is left of the old ones, start to move: that takes the process' time, and its lines of them are lost.
     fn move_pages(&mut self, process: ProcessId, from: Option<&Colors>, to: &Colors) {
         let Some(colors) = self.spec.pages.colors else { return };
         let was = from.map_or_else(|| (0..colors).collect::<IndexSet>(), |from| from.allowed.clone());
-        let outside = was.iter().filter(|color| !to.allowed.contains(*color)).count() as f64;
-        let share = outside / f64::from(was.count().max(1));
+        let share = moved_share(&was, &to.allowed);
         let of_process = self.known.iter().filter(|known| known.process == process);
         let slots: Vec<u32> = of_process.map(|known| known.slot).collect();
         let pages = (share * self.pages_of(&slots)) as u64;
@@ -268,5 +274,21 @@ impl IntervalMachine {
             share.members.contains(&Member::Task(known.task)) || share.members.contains(&Member::Process(known.process))
         });
         Some(named.map(|known| self.engine.held_bytes(known.slot, at)).sum::<f64>() as u64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Do as many pages move as leave the old colors or overfill them, on the way there and back?
+    #[test]
+    fn pages_move_from_and_to_more_colors_alike() {
+        let colors = |range: std::ops::Range<u32>| range.collect::<IndexSet>();
+        assert_eq!(moved_share(&colors(0..16), &colors(0..4)), 0.75);
+        assert_eq!(moved_share(&colors(0..4), &colors(0..16)), 0.75);
+        assert_eq!(moved_share(&colors(0..8), &colors(8..16)), 1.0);
+        assert_eq!(moved_share(&colors(0..8), &colors(4..12)), 0.5);
+        assert_eq!(moved_share(&colors(0..8), &colors(0..8)), 0.0);
     }
 }

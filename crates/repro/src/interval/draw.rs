@@ -305,12 +305,13 @@ impl Policy for Always {
     }
 }
 
-/// Each task its ways of the first contended cache, from the lowest on.
-fn divided(machine: &MachineSpec, ways: &[u32]) -> Plan {
+/// Each task its ways of the first contended cache, from the lowest on, and its CPU.
+fn divided(machine: &MachineSpec, run: &Run) -> Plan {
     let cache = machine.topology().caches.iter().find(|cache| cache.last_level).map_or(CacheId(0), |cache| cache.id);
     let mut plan = Plan::idle(Window::Time { ns: 1_000_000_000 });
     let mut first = 0;
-    for (at, &count) in ways.iter().enumerate() {
+    for (at, (&count, &(_, cpu))) in run.ways.iter().zip(&run.jobs).enumerate() {
+        plan.affinity.insert(TaskId(at as u32), [cpu].into_iter().collect());
         plan.shares.push(CacheShare {
             group: GroupId(at as u32),
             members: vec![Member::Task(TaskId(at as u32))],
@@ -329,20 +330,23 @@ fn together(
     machine: &MachineSpec,
     setup: &Setup,
 ) -> Result<Run, ReproError> {
-    let pinned =
-        |&(program, cpu): &(usize, u32)| Job { pinned: Some([cpu].into_iter().collect()), ..jobs[program].clone() };
-    let (divides, pinned): (bool, Vec<Job>) = (!run.ways.is_empty(), run.jobs.iter().map(pinned).collect());
+    let divides = !run.ways.is_empty();
+    // Nobody gives a share to a program that is held to a CPU. There the plan puts it on its CPU.
+    let job = |&(program, cpu): &(usize, u32)| {
+        let pinned = (!divides).then(|| [cpu].into_iter().collect());
+        Job { pinned, ..jobs[program].clone() }
+    };
     let workload = Workload {
         machine: machine.clone(),
         options: SimOptions { seed: jobs[run.jobs[0].0].seed, ..SimOptions::default() },
-        jobs: pinned,
+        jobs: run.jobs.iter().map(job).collect(),
         warm_up_cycles: setup.warm_up_cycles,
         measured_cycles: setup.measured_cycles,
     };
     let work: Vec<Work> = run.jobs.iter().map(|&(program, _)| programs[program].work).collect();
     let by = divides.then(|| {
         let config = workload.pipeline("always", "", Vec::new(), Window::Cycles { cycles: 10_000 });
-        Pipeline::with_policy(config, Box::new(Always(divided(machine, &run.ways))))
+        Pipeline::with_policy(config, Box::new(Always(divided(machine, run))))
     });
     let found = work::together(&workload, &work, by)?;
     let narrowest = |node: f64| match machine.memory.package_bus_bytes_per_cycle {

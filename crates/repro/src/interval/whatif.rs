@@ -85,7 +85,8 @@ pub fn outcome(context: &Context<'_>, question: &Question, name: &str) -> Result
 /// Sums within one stretch of time, by job.
 #[derive(Clone, Copy, Default)]
 struct Sums {
-    slowdown: f64,
+    /// What its work in `ns` would have taken alone.
+    alone_ns: f64,
     ns: f64,
     held_bytes: f64,
     seen: u32,
@@ -152,7 +153,7 @@ impl Lines {
             let Some(job) = machine.job_of(seen.task) else { continue };
             let sums = &mut self.now[job];
             if let Some((slowdown, _)) = machine.slowdown(seen.task) {
-                sums.slowdown += slowdown * elapsed;
+                sums.alone_ns += elapsed / slowdown;
                 sums.ns += elapsed;
             }
             sums.held_bytes += machine.held_bytes(seen.task).iter().sum::<f64>();
@@ -181,7 +182,7 @@ impl Lines {
         self.lines.seconds.push(now_ns as f64 / 1e9);
         for (job, sums) in self.now.iter_mut().enumerate() {
             let sums = std::mem::take(sums);
-            self.lines.slowdown[job].push((sums.ns > 0.0).then(|| sums.slowdown / sums.ns));
+            self.lines.slowdown[job].push((sums.alone_ns > 0.0).then(|| sums.ns / sums.alone_ns));
             let windows = f64::from(sums.seen);
             self.lines.occupancy_bytes[job].push((sums.seen > 0).then(|| sums.held_bytes / windows));
             let longest = (0..self.caches_ns[job].len())

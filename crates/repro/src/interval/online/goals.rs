@@ -30,7 +30,7 @@ fn slowed_percent(outcome: &PolicyOutcome) -> [f64; 2] {
     let from = outcome.lines.seconds.len() * 3 / 4;
     [0, 1].map(|at| {
         let row = outcome.lines.slowdown.get(at).map_or(&[][..], |row| &row[from.min(row.len())..]);
-        100.0 * (mean(&row.iter().filter_map(|value| *value).collect::<Vec<f64>>()) - 1.0)
+        100.0 * (1.0 / mean_speed(&row.iter().filter_map(|value| *value).collect::<Vec<f64>>()) - 1.0)
     })
 }
 
@@ -52,7 +52,7 @@ pub(crate) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
         let mut jobs = vec![job(&programs, a, None)?, job(&programs, b, None)?];
         jobs[0].goal = floor.then_some(Goal { degradation_at_most: Some(FLOOR), ..Goal::default() });
         let machine = if ways { &in_ways } else { &in_colors };
-        Ok(slowed_percent(&outcome(context, &question(context, machine, jobs, seed), by)?))
+        Ok(slowed_percent(&outcome(context, &guarded(&question(context, machine, jobs, seed)), by)?))
     })?;
     let worst = runs.iter().zip(&slowed).filter(|((_, way), _)| WAYS[*way].2).map(|(_, slowed)| slowed[0]);
     let worst = worst.fold(f64::NEG_INFINITY, f64::max);

@@ -133,7 +133,7 @@ fn run_mix(
         shared: settled(&asked, "default")?,
         divided: settled(&asked, &held_to(&colors))?,
         colors,
-        online: speedup(&outcome(context, &asked, "cache-sizing")?),
+        online: speedup(&outcome(context, &guarded(&asked), "cache-sizing")?),
     })
 }
 

@@ -50,21 +50,32 @@ struct Speedup {
     whole: f64,
 }
 
+/// Speed over that alone through stretches of equal length, by its slowdown in each.
+fn mean_speed(slowdowns: &[f64]) -> f64 {
+    mean(&slowdowns.iter().map(|slowdown| 1.0 / slowdown).collect::<Vec<f64>>())
+}
+
 fn speedup(outcome: &PolicyOutcome) -> Speedup {
     let rows = &outcome.lines.slowdown;
     let sum = |from: usize| -> f64 {
         let of = |row: &Vec<Option<f64>>| {
             let values: Vec<f64> = row[from.min(row.len())..].iter().filter_map(|value| *value).collect();
-            if values.is_empty() { 0.0 } else { 1.0 / mean(&values) }
+            if values.is_empty() { 0.0 } else { mean_speed(&values) }
         };
         rows.iter().map(of).sum()
     };
     Speedup { settled: sum(outcome.lines.seconds.len() * 3 / 4), whole: sum(0) }
 }
 
+/// Without the guard: what is asked of references, which are to stay.
 fn question(context: &Context<'_>, machine: &MachineSpec, jobs: Vec<Job>, seed: u64) -> Question {
     let length_ns = context.pick(900_000_000_000, 3_600_000_000_000);
     Question { machine: machine.clone(), jobs, length_ns, seed, explicit: false, guard: false }
+}
+
+/// The same with the guard around the policy, as it is shipped.
+fn guarded(asked: &Question) -> Question {
+    Question { guard: true, ..asked.clone() }
 }
 
 /// Programs by name, each measured alone once.

@@ -48,7 +48,7 @@ pub(crate) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
             Ok(speedup(&outcome(context, &asked, &by)?).settled)
         };
         let splits = (1..COLORS).collect::<Vec<u32>>().iter().map(split).collect::<Result<_, ReproError>>()?;
-        let online = outcome(context, &asked, "cache-sizing")?;
+        let online = outcome(context, &guarded(&asked), "cache-sizing")?;
         Ok(Sized {
             name: format!("{a}+{b}"),
             shared,

@@ -162,7 +162,11 @@ impl Curves {
     #[inline]
     pub fn grown(&self, curve: u32, start: f32, window_instr: f64, near: &mut u8) -> f32 {
         let to_start = self.window_instr(curve, start);
-        if to_start >= HARDLY_GROWS_INSTR { start } else { self.footprint(curve, to_start + window_instr, near).0.max(start) }
+        if to_start >= HARDLY_GROWS_INSTR {
+            start
+        } else {
+            self.footprint(curve, to_start + window_instr, near).0.max(start)
+        }
     }
 
     /// Shares of a phase's references that hit within so many lines of the LRU stack.

@@ -225,7 +225,8 @@ fn phases_that_are_alike_hold_as_one() {
 /// Does a phase that uses little lose what an earlier one left, once a neighbor has brought in as much as fits beside it?
 #[test]
 fn what_a_phase_left_goes_when_it_has_not_been_touched() {
-    let (mut flow, mut curves) = with(&[by_hand::uniform(64.0, LINES, 3500.0, 0.1), by_hand::stream(64.0, LINES, 0.05)]);
+    let (mut flow, mut curves) =
+        with(&[by_hand::uniform(64.0, LINES, 3500.0, 0.1), by_hand::stream(64.0, LINES, 0.05)]);
     let small = curves.add(&by_hand::uniform(64.0, LINES, 500.0, 0.1), 64.0, 200.0);
     settle(&mut flow, &curves, &[1.0, 0.2]);
     let held = flow.lines[0];

@@ -218,7 +218,9 @@ impl Memory {
             lose(window.crowd(window.busy), window.crowd(window.alone(ask)));
         }
         match self.ahead_lines {
-            Some(lines) if prefetch.late_share > 0.0 => dropped.max(self.starts_later(node, package, ask, prefetch, lines)),
+            Some(lines) if prefetch.late_share > 0.0 => {
+                dropped.max(self.starts_later(node, package, ask, prefetch, lines))
+            }
             _ => dropped,
         }
     }
@@ -230,11 +232,13 @@ impl Memory {
     fn starts_later(&self, node: usize, package: u32, ask: &Ask, prefetch: &Prefetch, lines: f32) -> f32 {
         let window = self.window(node, package);
         let room = |busy: &dyn Fn(&Server) -> f32| {
-            let backlog = |server: &Server| server.waits(busy(server)).other * server.burst * busy(server) / self.latency_cycles;
+            let backlog =
+                |server: &Server| server.waits(busy(server)).other * server.burst * busy(server) / self.latency_cycles;
             1.0 - self.path(node, package).map(backlog).fold(window.map_or(0.0, busy), f32::max)
         };
         let spread = window.map_or(0.0, |window| {
-            libm::sqrtf((window.busy - window.alone(ask)).max(0.0) * window.places / core::f32::consts::PI) / window.places
+            libm::sqrtf((window.busy - window.alone(ask)).max(0.0) * window.places / core::f32::consts::PI)
+                / window.places
         });
         // Whole lines, rounded up.
         let ahead = |room: f32| lines * room.clamp(0.0, 1.0) + 0.5;

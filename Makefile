@@ -4,7 +4,7 @@
 CARGO ?= cargo
 RELEASE = target/release/cachemate
 
-.PHONY: demo test lint build bench repro faults kill soak live lab sweep-engines install deb deb-test clean help
+.PHONY: demo test lint build bench repro faults kill soak live lab sweep-engines install deb deb-test wheel clean help
 
 help:
 	@echo 'make demo     record real programs here, say who hurts whom and who should share a cache with whom'
@@ -18,6 +18,7 @@ help:
 	@echo 'make lab      a real kernel on a modelled machine with shared L3s, PMU and RDT: does all of it work and come back?'
 	@echo 'make sweep-engines  sweeps on Slurm, Dask and HyperQueue, parts of which are killed; and what a sweep costs'
 	@echo 'make deb      a Debian package (target/debian); make deb-test installs, upgrades and removes it in a system of its own'
+	@echo 'make wheel    a wheel for Python 3.11 and later, its stubs and tests with the installed wheel'
 	@echo 'make install  the command, its man pages and completions (PREFIX=/usr/local)'
 
 demo:
@@ -36,6 +37,7 @@ test: lint
 lint:
 	@scripts/setup.sh test
 	$(CARGO) fmt --all --check
+	$(CARGO) fmt --manifest-path python/Cargo.toml --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 
 build:
@@ -94,6 +96,11 @@ deb: build
 # Installs, upgrades under a running daemon, removes and purges it in a system of its own below target/.
 deb-test: deb
 	packaging/test-deb.sh $(DEB)/cachemate_*.deb
+
+# The environment, the wheel and its tests lie in target/wheel.
+wheel: build
+	@scripts/setup.sh wheel
+	scripts/wheel.sh $(RELEASE) target/wheel
 
 clean:
 	$(CARGO) clean

@@ -2,7 +2,7 @@
 # Sees to it that this machine has what a target needs: a new enough Rust, then Debian packages.
 # With root (or sudo without a password) and a network it installs what is missing; otherwise it says what is
 # missing, and what works without it. It changes nothing else.
-# Usage: setup.sh build|demo|test
+# Usage: setup.sh build|demo|test|wheel
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -22,10 +22,11 @@ packages='gcc libc6-dev make'
 optional=''
 case "${1:-build}" in
     build) ;;
+    wheel) python3 -c 'import venv, ensurepip' 2>/dev/null || packages="$packages python3 python3-venv" ;;
     demo) packages="$packages valgrind gzip bzip2 xz-utils python3 perl sqlite3 coreutils" ;;
     test) packages="$packages valgrind gzip bzip2 xz-utils python3 perl sqlite3 coreutils procps"
         optional='chromium-headless-shell' ;;
-    *) echo "setup.sh: '$1' is not one of build, demo, test" >&2; exit 2 ;;
+    *) echo "setup.sh: '$1' is not one of build, demo, test, wheel" >&2; exit 2 ;;
 esac
 
 # What a system may lack without a word: tests say what they cannot show then.

@@ -28,6 +28,13 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("daemon", &["core", "policy", "pipeline", "linux", "agent", "trace", "report", "page", "spec"]),
     ("bench", &["core", "daemon", "linux", "report", "spec", "trace"]),
     (
+        "python",
+        &[
+            "core", "spec", "locality", "policy", "pipeline", "sim", "trace", "report", "scenario", "study", "sweep",
+            "page",
+        ],
+    ),
+    (
         "cli",
         &[
             "core", "spec", "locality", "policy", "pipeline", "sim", "interval", "linux", "trace", "report", "repro",
@@ -107,8 +114,10 @@ fn check_prose(root: &Path, complaints: &mut Vec<String>) -> io::Result<()> {
     prose::check_index(root, &pages, complaints)
 }
 
+/// The crates, and the package for Python.
 fn rooms(root: &Path) -> io::Result<Vec<(String, PathBuf)>> {
-    let mut rooms = Vec::new();
+    let python = root.join("python");
+    let mut rooms = Vec::from_iter(python.exists().then(|| ("python".to_string(), python)));
     for entry in fs::read_dir(root.join("crates"))? {
         let entry = entry?;
         if entry.path().join("Cargo.toml").exists() {
@@ -121,10 +130,11 @@ fn rooms(root: &Path) -> io::Result<Vec<(String, PathBuf)>> {
 
 fn check_edges(room: &str, path: &Path, complaints: &mut Vec<String>) -> io::Result<()> {
     let text = fs::read_to_string(path.join("Cargo.toml"))?;
+    let shown = if room == "python" { "python/Cargo.toml".to_string() } else { format!("crates/{room}/Cargo.toml") };
     let manifest: toml::Table = match text.parse() {
         Ok(manifest) => manifest,
         Err(error) => {
-            complaints.push(format!("crates/{room}/Cargo.toml: {error}"));
+            complaints.push(format!("{shown}: {error}"));
             return Ok(());
         }
     };
@@ -133,13 +143,12 @@ fn check_edges(room: &str, path: &Path, complaints: &mut Vec<String>) -> io::Res
         return Ok(());
     };
     if manifest.get("features").is_some_and(|features| features.get("default").is_some()) {
-        complaints
-            .push(format!("crates/{room}/Cargo.toml: features are for what only tests want; none is on by itself"));
+        complaints.push(format!("{shown}: features are for what only tests want; none is on by itself"));
     }
     let named = manifest.get("dependencies").and_then(|table| table.as_table());
     for used in named.into_iter().flat_map(|table| table.keys()).filter_map(|key| key.strip_prefix("cachemate-")) {
         if !may_use.contains(&used) {
-            complaints.push(format!("crates/{room}/Cargo.toml: {room} may not use {used} (ARCHITECTURE.md, code map)"));
+            complaints.push(format!("{shown}: {room} may not use {used} (ARCHITECTURE.md, code map)"));
         }
     }
     Ok(())

@@ -1,0 +1,46 @@
+"""How programs use a cache, who hurts whom, and who should share a cache with whom."""
+
+from ._cachemate import (
+    CachemateError,
+    Curve,
+    Matrix,
+    Plan,
+    Profile,
+    RunLog,
+    RunLogWindows,
+    Sweep,
+    Trace,
+    __version__,
+    machines,
+    mrc,
+    plan,
+    predict,
+    profile,
+    schemes,
+    simulate,
+)
+from .types import Answer, Outcome, PlacedProgram, View
+
+__all__ = [
+    "Answer",
+    "CachemateError",
+    "Curve",
+    "Matrix",
+    "Outcome",
+    "PlacedProgram",
+    "Plan",
+    "Profile",
+    "RunLog",
+    "RunLogWindows",
+    "Sweep",
+    "Trace",
+    "View",
+    "__version__",
+    "machines",
+    "mrc",
+    "plan",
+    "predict",
+    "profile",
+    "schemes",
+    "simulate",
+]

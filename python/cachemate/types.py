@@ -1,0 +1,46 @@
+"""Types of what is given and taken as dictionaries."""
+
+from typing import Any, TypedDict
+
+
+class PlacedProgram(TypedDict):
+    """One program in a plan."""
+
+    name: str
+    cpu: int
+    cache: int | None
+    beside: list[str]
+    takes_turns_with: list[str]
+    degradation_percent: float | None
+    weight: float | None
+    why: str
+
+
+class Outcome(TypedDict):
+    """Mean over all programs; which of the two is there follows from the scheme."""
+
+    mean_degradation_percent: float | None
+    mean_weight: float | None
+
+
+class View(TypedDict):
+    """What a policy may see: the same as in a run log."""
+
+    topology: dict[str, Any]
+    capabilities: dict[str, Any]
+    seen: dict[str, Any]
+    profiles: Any
+    previous_plan: dict[str, Any]
+
+
+class Answer(TypedDict, total=False):
+    """What a policy wants; what is left out is the machine's default."""
+
+    affinity: dict[Any, str]
+    weights: Any
+    gangs: list[Any]
+    shares: list[Any]
+    penalties: list[Any]
+    probes: list[Any]
+    window: dict[str, Any]
+    why: list[str]

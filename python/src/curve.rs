@@ -1,0 +1,172 @@
+//! Miss-rate curves.
+
+use cachemate_locality::sampled::FixedRate;
+use cachemate_report::Counted;
+use cachemate_report::figure::{Axis, Chart, Point, Series};
+use cachemate_report::text::{number, size_text};
+use cachemate_study::{
+    Distances, TraceTotals, check_line_bytes, check_rate, counted, counted_from_sample, usual_sizes,
+};
+use numpy::PyArray1;
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+
+use crate::failed;
+use crate::trace::Trace;
+
+/// How often fully associative LRU caches of these sizes miss.
+#[pyclass(frozen, module = "cachemate")]
+pub struct Curve {
+    pub name: String,
+    pub counted: Counted,
+}
+
+impl Curve {
+    fn each<'py, T: numpy::Element>(
+        &self,
+        py: Python<'py>,
+        of: impl Fn(&cachemate_report::CurvePoint) -> Option<T>,
+    ) -> Option<Bound<'py, PyArray1<T>>> {
+        let values: Option<Vec<T>> = self.counted.curve.iter().map(of).collect();
+        Some(PyArray1::from_vec(py, values?))
+    }
+
+    fn chart(&self) -> Chart {
+        let points = &self.counted.curve;
+        let mpki = points.iter().all(|point| point.mpki.is_some());
+        let (label, unit) =
+            if mpki { ("misses per 1000 instructions", "MPKI") } else { ("misses, % of accesses", "%") };
+        let shown = points.iter().map(|point| {
+            let y = point.mpki.unwrap_or(100.0 * point.miss_ratio);
+            // Both are the ratio in another unit.
+            let scale = if point.miss_ratio > 0.0 { y / point.miss_ratio } else { 0.0 };
+            let bar = |error: f64| ((point.miss_ratio - error).max(0.0) * scale, (point.miss_ratio + error) * scale);
+            let title = Some(format!("{}: {} {unit} with {}", self.name, number(y), size_text(point.bytes)));
+            Point { x: point.bytes as f64, y, interval: point.miss_ratio_error.map(bar), title }
+        });
+        let series = Series { name: self.name.clone(), points: shown.collect(), ..Series::default() };
+        let (x, y) = (Axis::bytes("cache to itself"), Axis::linear(label));
+        Chart { x, y, series: vec![series], ..Chart::default() }
+    }
+}
+
+#[pymethods]
+impl Curve {
+    #[getter]
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// In bytes, ascending.
+    #[getter]
+    fn sizes<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<u64>> {
+        PyArray1::from_iter(py, self.counted.curve.iter().map(|point| point.bytes))
+    }
+
+    /// Misses over accesses, 0 to 1.
+    #[getter]
+    fn misses_per_access<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<f64>> {
+        PyArray1::from_iter(py, self.counted.curve.iter().map(|point| point.miss_ratio))
+    }
+
+    /// `None` where the trace has no instruction counts.
+    #[getter]
+    fn misses_per_kilo_instr<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyArray1<f64>>> {
+        self.each(py, |point| point.mpki)
+    }
+
+    /// Half the width of the 95 % interval of `misses_per_access`; `None` = exact, or too few lines to tell.
+    #[getter]
+    fn errors<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyArray1<f64>>> {
+        self.each(py, |point| point.miss_ratio_error)
+    }
+
+    #[getter]
+    fn accesses(&self) -> u64 {
+        self.counted.accesses
+    }
+
+    /// `None` for samples, which do not see them all.
+    #[getter]
+    fn distinct_lines(&self) -> Option<u64> {
+        self.counted.cold
+    }
+
+    #[getter]
+    fn instructions(&self) -> Option<u64> {
+        self.counted.instructions
+    }
+
+    fn __repr__(&self) -> String {
+        let Counted { accesses, curve, .. } = &self.counted;
+        format!("<cachemate.Curve of {}: {} sizes, {accesses} accesses>", self.name, curve.len())
+    }
+
+    /// The picture of the reports.
+    fn _repr_svg_(&self) -> String {
+        self.chart().svg()
+    }
+}
+
+enum Engine {
+    Exact(Distances),
+    Sampled(Box<FixedRate>),
+}
+
+/// The miss-rate curve of a trace: exact, or of a share of the lines with error bars.
+#[pyfunction]
+#[pyo3(signature = (trace, *, sizes = None, line_bytes = 64, sample = None, seed = 0, threads = None))]
+pub fn mrc(
+    py: Python<'_>,
+    trace: &Trace,
+    sizes: Option<Vec<u64>>,
+    line_bytes: u32,
+    sample: Option<f64>,
+    seed: u64,
+    threads: Option<usize>,
+) -> PyResult<Curve> {
+    let in_field = |field: &'static str| move |what: String| PyValueError::new_err(format!("{field}: {what}"));
+    check_line_bytes(line_bytes).map_err(in_field("line_bytes"))?;
+    if let Some(found) = threads.filter(|threads| !(1..=64).contains(threads)) {
+        return Err(in_field("threads")(format!("found {found}, expected 1 to 64")));
+    }
+    let mut sizes = sizes.unwrap_or_else(usual_sizes);
+    sizes.sort_unstable();
+    sizes.dedup();
+    let mut reading = trace.read()?;
+    let mut engine = match sample {
+        Some(rate) => {
+            check_rate(rate).map_err(in_field("sample"))?;
+            Engine::Sampled(Box::new(FixedRate::new(rate, seed).map_err(failed)?))
+        }
+        None => Engine::Exact(Distances::new(threads, reading.expected())),
+    };
+    let shift = line_bytes.trailing_zeros();
+    let mut batch = Vec::new();
+    while reading.addresses(py, &mut batch)? {
+        py.detach(|| {
+            batch.iter_mut().for_each(|address| *address >>= shift);
+            match &mut engine {
+                Engine::Exact(engine) => engine.push(&batch).map_err(|error| error.to_string()),
+                Engine::Sampled(engine) => engine.push(&batch).map_err(|error| error.to_string()),
+            }
+        })
+        .map_err(failed)?;
+    }
+    let known = TraceTotals::of_all(reading.totals().as_ref(), reading.header().instructions_known);
+    let counted = py.detach(|| match engine {
+        Engine::Exact(engine) => {
+            let histogram = engine.finish().map_err(|error| error.to_string())?;
+            Ok::<_, String>(counted(&histogram, known, &sizes, line_bytes))
+        }
+        Engine::Sampled(engine) => {
+            let curve = engine.finish().map_err(|error| error.to_string())?;
+            Ok(counted_from_sample(&curve, known, &sizes, line_bytes))
+        }
+    });
+    let counted = counted.map_err(failed)?;
+    if counted.accesses == 0 {
+        return Err(failed(format!("{}: found no accesses, expected at least one", trace.name)));
+    }
+    Ok(Curve { name: trace.name.clone(), counted })
+}

@@ -1,0 +1,28 @@
+//! Values to Python and back, by the text that the command prints, too.
+
+use pyo3::prelude::*;
+use pyo3::types::{PyAnyMethods, PyDict};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::failed;
+
+/// Dictionaries, lists, numbers and texts.
+pub fn to_python<'py>(py: Python<'py>, value: &impl Serialize) -> PyResult<Bound<'py, PyAny>> {
+    from_text(py, &serde_json::to_string(value).map_err(failed)?)
+}
+
+/// The same from JSON.
+pub fn from_text<'py>(py: Python<'py>, text: &str) -> PyResult<Bound<'py, PyAny>> {
+    py.import("json")?.call_method1("loads", (text,))
+}
+
+/// The other way; `what` names the value in errors. NumPy's numbers and arrays are numbers and lists.
+pub fn from_python<T: DeserializeOwned>(value: &Bound<'_, PyAny>, what: &str) -> PyResult<T> {
+    let py = value.py();
+    let options = PyDict::new(py);
+    options.set_item("default", py.import("operator")?.call_method1("methodcaller", ("tolist",))?)?;
+    let text = py.import("json")?.call_method("dumps", (value,), Some(&options));
+    let text: String = text.map_err(|error| failed(format!("{what}: {error}")))?.extract()?;
+    serde_json::from_str(&text).map_err(|error| failed(format!("{what}: {error}")))
+}

@@ -1,0 +1,59 @@
+//! cachemate for Python: traces, curves, profiles, prediction, plans, scenarios, run logs and sweeps.
+//!
+//! Long calls work in pieces: between two of them the interpreter's lock is taken, Ctrl-C is looked for, and the next
+//! piece of an array is copied. Arrays may be written to meanwhile by other threads without harm to anything but the
+//! result.
+
+mod curve;
+mod json;
+mod plan;
+mod profile;
+mod run;
+mod run_log;
+mod sweep;
+mod trace;
+
+use pyo3::create_exception;
+use pyo3::exceptions::PyException;
+use pyo3::prelude::*;
+
+create_exception!(cachemate, CachemateError, PyException, "What went wrong, with the place: file, line or field.");
+
+/// An error of the libraries as a Python exception.
+fn failed(error: impl std::fmt::Display) -> PyErr {
+    CachemateError::new_err(error.to_string())
+}
+
+/// Names of the machines that come with cachemate.
+#[pyfunction]
+fn machines() -> Vec<&'static str> {
+    cachemate_spec::machine_names()
+}
+
+/// Names of the schemes by which harm is estimated.
+#[pyfunction]
+fn schemes() -> Vec<&'static str> {
+    cachemate_policy::schemes::all().iter().map(|scheme| scheme.name()).collect()
+}
+
+#[pymodule]
+fn _cachemate(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    module.add("CachemateError", module.py().get_type::<CachemateError>())?;
+    module.add_class::<trace::Trace>()?;
+    module.add_class::<curve::Curve>()?;
+    module.add_class::<profile::Profile>()?;
+    module.add_class::<plan::Matrix>()?;
+    module.add_class::<plan::Plan>()?;
+    module.add_class::<run_log::RunLog>()?;
+    module.add_class::<run_log::RunLogWindows>()?;
+    module.add_class::<sweep::Sweep>()?;
+    module.add_function(wrap_pyfunction!(machines, module)?)?;
+    module.add_function(wrap_pyfunction!(schemes, module)?)?;
+    module.add_function(wrap_pyfunction!(curve::mrc, module)?)?;
+    module.add_function(wrap_pyfunction!(profile::profile, module)?)?;
+    module.add_function(wrap_pyfunction!(plan::predict, module)?)?;
+    module.add_function(wrap_pyfunction!(plan::plan, module)?)?;
+    module.add_function(wrap_pyfunction!(run::simulate, module)?)?;
+    Ok(())
+}

@@ -1,0 +1,102 @@
+//! Profiles: what is known of one program.
+
+use std::path::PathBuf;
+
+use cachemate_report::{Counted, CurvePoint};
+use cachemate_study::{Profiling, Target};
+use cachemate_trace::ProfileFile;
+use pyo3::prelude::*;
+
+use crate::curve::Curve;
+use crate::failed;
+use crate::json::to_python;
+use crate::trace::Trace;
+
+/// What is known of one program: the content of a profile file.
+#[pyclass(frozen, module = "cachemate")]
+pub struct Profile {
+    pub file: ProfileFile,
+}
+
+#[pymethods]
+impl Profile {
+    /// Reads a profile file, as `cachemate profile` writes it.
+    #[staticmethod]
+    fn read(path: PathBuf) -> PyResult<Self> {
+        Ok(Profile { file: ProfileFile::read(path).map_err(failed)? })
+    }
+
+    /// Writes it; over an existing file only with `force`.
+    #[pyo3(signature = (path, *, force = false))]
+    fn write(&self, path: PathBuf, force: bool) -> PyResult<()> {
+        self.file.write(path, force).map_err(failed)
+    }
+
+    #[getter]
+    fn name(&self) -> &str {
+        &self.file.program
+    }
+
+    /// Data accesses of the program before any filter, where the trace tells.
+    #[getter]
+    fn accesses(&self) -> Option<u64> {
+        self.file.accesses
+    }
+
+    #[getter]
+    fn instructions(&self) -> Option<u64> {
+        self.file.instructions
+    }
+
+    /// The curve of all its threads together; `None` where the file has none.
+    #[getter]
+    fn curve(&self) -> Option<Curve> {
+        let curve = self.file.curves.iter().find(|curve| curve.thread.is_none() && curve.policy == "lru")?;
+        let point = |point: &cachemate_trace::CurvePoint| {
+            let half_width = (point.miss_ratio.high - point.miss_ratio.low) / 2.0;
+            CurvePoint {
+                bytes: point.size_bytes,
+                miss_ratio: point.miss_ratio.value,
+                mpki: point.misses_per_kilo_instr.map(|mpki| mpki.value),
+                miss_ratio_error: (half_width > 0.0).then_some(half_width),
+            }
+        };
+        let distances = self.file.histograms.iter().find(|found| found.kind == "stack-distance");
+        let counted = Counted {
+            accesses: self.file.records.or(self.file.accesses)?,
+            program_accesses: self.file.accesses,
+            instructions: self.file.instructions,
+            cold: distances.map(|found| found.cold),
+            curve: curve.points.iter().map(point).collect(),
+        };
+        Some(Curve { name: self.file.program.clone(), counted })
+    }
+
+    /// The file's content.
+    fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        to_python(py, &self.file)
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<cachemate.Profile {}>", self.file.program)
+    }
+}
+
+/// Profiles a trace for the shared cache of a machine; without one, for a usual cache.
+#[pyfunction]
+#[pyo3(signature = (trace, machine = None, *, name = None))]
+pub fn profile(py: Python<'_>, trace: &Trace, machine: Option<&str>, name: Option<&str>) -> PyResult<Profile> {
+    let machine = machine.map(cachemate_spec::load_machine).transpose().map_err(failed)?;
+    let target = machine.as_ref().map(Target::of).transpose().map_err(failed)?;
+    let mut reading = trace.read()?;
+    let instructions_known = reading.header().instructions_known;
+    let mut profiling = Profiling::new(target, instructions_known, reading.expected()).map_err(failed)?;
+    let mut records = Vec::new();
+    while reading.records(py, &mut records)? {
+        py.detach(|| profiling.push(&records)).map_err(failed)?;
+    }
+    let (header, totals) = (reading.header(), reading.totals());
+    let name = name.unwrap_or(&trace.name);
+    let made = py.detach(|| profiling.finish(name, trace.from(), &header, totals.as_ref()));
+    Ok(Profile { file: made.map_err(failed)? })
+}

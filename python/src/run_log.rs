@@ -1,0 +1,70 @@
+//! Run logs: recorded runs, window by window.
+
+use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
+
+use cachemate_page::{html, recording};
+use cachemate_trace::RunLogReader;
+use pyo3::prelude::*;
+
+use crate::failed;
+use crate::json::to_python;
+
+/// A recorded run.
+#[pyclass(frozen, module = "cachemate")]
+pub struct RunLog {
+    path: PathBuf,
+}
+
+#[pymethods]
+impl RunLog {
+    #[new]
+    fn new(path: PathBuf) -> PyResult<Self> {
+        RunLogReader::open(&path).map_err(failed)?;
+        Ok(RunLog { path })
+    }
+
+    /// Topology, capabilities and pipeline.
+    #[getter]
+    fn header<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        to_python(py, RunLogReader::open(&self.path).map_err(failed)?.header())
+    }
+
+    /// Its windows from the first on.
+    fn __iter__(&self) -> PyResult<RunLogWindows> {
+        Ok(RunLogWindows { reader: Mutex::new(RunLogReader::open(&self.path).map_err(failed)?) })
+    }
+
+    /// The page that plays it back, as one HTML file.
+    fn page(&self, py: Python<'_>) -> PyResult<String> {
+        let name = self.path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
+        let made = py.detach(|| {
+            let log = RunLogReader::open(&self.path).map_err(|error| error.to_string())?;
+            let run = recording(log, &name).map_err(|error| error.to_string())?;
+            html(Some(&run)).map_err(|error| error.to_string())
+        });
+        made.map_err(failed)
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<cachemate.RunLog {}>", self.path.display())
+    }
+}
+
+/// Windows of a run log, one after the other.
+#[pyclass(frozen, module = "cachemate")]
+pub struct RunLogWindows {
+    reader: Mutex<RunLogReader>,
+}
+
+#[pymethods]
+impl RunLogWindows {
+    fn __iter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    fn __next__<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let record = py.detach(|| self.reader.lock().unwrap_or_else(PoisonError::into_inner).next_record());
+        record.map_err(failed)?.map(|record| to_python(py, &record)).transpose()
+    }
+}

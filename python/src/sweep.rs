@@ -1,0 +1,70 @@
+//! Results of sweeps that `cachemate sweep run` made.
+
+use std::path::PathBuf;
+
+use cachemate_report::figure::STYLE;
+use cachemate_sweep::{Store, report, status};
+use pyo3::prelude::*;
+use pyo3::types::PyList;
+
+use crate::failed;
+use crate::json::{from_text, to_python};
+
+/// A sweep's folder. Each question reads it anew: others may work there meanwhile.
+#[pyclass(frozen, module = "cachemate")]
+pub struct Sweep {
+    folder: PathBuf,
+}
+
+impl Sweep {
+    fn store(&self) -> PyResult<Store> {
+        Store::open(&self.folder).map_err(failed)
+    }
+}
+
+#[pymethods]
+impl Sweep {
+    #[new]
+    fn new(folder: PathBuf) -> PyResult<Self> {
+        let sweep = Sweep { folder };
+        sweep.store()?.manifest().map_err(failed)?;
+        Ok(sweep)
+    }
+
+    /// How far it is, as `cachemate sweep status --json` has it.
+    #[getter]
+    fn status<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        to_python(py, &status(&self.store()?).map_err(failed)?)
+    }
+
+    /// Figures over the seeds, as `cachemate sweep report --json` has them.
+    #[getter]
+    fn report<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        to_python(py, &report(&self.store()?).map_err(failed)?)
+    }
+
+    /// A dictionary with `id`, `point` and `result` for each finished task, in the order of the manifest.
+    fn results<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        let store = self.store()?;
+        let found = PyList::empty(py);
+        for task in store.manifest().map_err(failed)?.tasks {
+            py.check_signals()?;
+            if let Some(one) = store.read(task.id).map_err(failed)? {
+                let (id, point, result) = (task.id, &task.point, one.result.get());
+                found.append(from_text(py, &format!("{{\"id\":\"{id}\",\"point\":{point},\"result\":{result}}}"))?)?;
+            }
+        }
+        Ok(found)
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<cachemate.Sweep {}>", self.folder.display())
+    }
+
+    /// The pictures of the report.
+    fn _repr_html_(&self) -> PyResult<String> {
+        let report = report(&self.store()?).map_err(failed)?;
+        let pictures: String = report.pictures.into_iter().map(|picture| picture.inline).collect();
+        Ok(format!("<style>{STYLE}</style>{pictures}"))
+    }
+}

@@ -1,0 +1,215 @@
+//! Traces: arrays and files, read piece by piece.
+
+use std::path::PathBuf;
+
+use cachemate_trace::{AccessRecord, Format, Header, Totals, TraceReader};
+use numpy::ndarray::s;
+use numpy::{PyArray1, PyArrayDescrMethods, PyArrayMethods, PyUntypedArray, PyUntypedArrayMethods};
+use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::prelude::*;
+
+use crate::failed;
+
+/// Values that are copied at once: 8 MiB.
+const PIECE: usize = 1 << 20;
+
+/// Where the accesses are.
+enum Source {
+    Array { addresses: Py<PyArray1<u64>>, instructions: Option<Py<PyArray1<u64>>> },
+    File { path: String, format: Option<Format> },
+}
+
+/// Accesses of a program, in their order.
+#[pyclass(frozen, module = "cachemate")]
+pub struct Trace {
+    source: Source,
+    /// As profiles and pictures name it.
+    pub name: String,
+    accesses: Option<u64>,
+}
+
+#[pymethods]
+impl Trace {
+    /// Byte addresses, one for each access, as integers of 64 bits. `instructions[i]` of them were executed since the
+    /// access before, the one that makes the access included.
+    #[staticmethod]
+    #[pyo3(signature = (addresses, *, instructions = None, name = "array"))]
+    fn from_numpy(addresses: &Bound<'_, PyAny>, instructions: Option<&Bound<'_, PyAny>>, name: &str) -> PyResult<Self> {
+        let addresses = integers(addresses, "addresses")?;
+        let instructions = instructions.map(|array| integers(array, "instructions")).transpose()?;
+        let count = addresses.len();
+        if let Some(found) = instructions.as_ref().map(|array| array.len()).filter(|found| *found != count) {
+            let what = format!("instructions: found {found} values, expected {count}, one for each address");
+            return Err(PyValueError::new_err(what));
+        }
+        let source = Source::Array { addresses: addresses.unbind(), instructions: instructions.map(Bound::unbind) };
+        Ok(Trace { source, name: name.to_string(), accesses: Some(count as u64) })
+    }
+
+    /// A file in any format that the command reads; by its content and name where `format` is not given.
+    #[staticmethod]
+    #[pyo3(signature = (path, *, format = None, name = None))]
+    fn open(path: PathBuf, format: Option<&str>, name: Option<String>) -> PyResult<Self> {
+        let format = format.map(|name| name.parse::<Format>().map_err(failed)).transpose()?;
+        let shown = path.to_str().ok_or_else(|| failed(format!("{}: expected a name in UTF-8", path.display())))?;
+        let reader = cachemate_trace::open(shown, format).map_err(failed)?;
+        let accesses = reader.totals().map(|totals| totals.records);
+        let last = path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
+        let first_part = || last.split('.').next().filter(|part| !part.is_empty()).unwrap_or(&last).to_string();
+        let name = name.unwrap_or_else(first_part);
+        Ok(Trace { source: Source::File { path: shown.to_string(), format }, name, accesses })
+    }
+
+    /// Number of accesses, where it is known before reading.
+    #[getter]
+    fn accesses(&self) -> Option<u64> {
+        self.accesses
+    }
+
+    #[getter]
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The addresses: the array itself where the trace was made of one, else read from the file.
+    fn addresses<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArray1<u64>>> {
+        if let Source::Array { addresses, .. } = &self.source {
+            return Ok(addresses.bind(py).clone());
+        }
+        let (mut all, mut batch) = (Vec::with_capacity(self.accesses.unwrap_or(0) as usize), Vec::new());
+        let mut reading = self.read()?;
+        while reading.addresses(py, &mut batch)? {
+            all.extend_from_slice(&batch);
+        }
+        Ok(PyArray1::from_vec(py, all))
+    }
+
+    fn __repr__(&self) -> String {
+        let count = self.accesses.map_or("unknown number of".to_string(), |count| count.to_string());
+        format!("<cachemate.Trace {}: {count} accesses>", self.name)
+    }
+}
+
+/// The same memory as unsigned integers; nothing is copied.
+fn integers<'py>(given: &Bound<'py, PyAny>, what: &str) -> PyResult<Bound<'py, PyArray1<u64>>> {
+    let py = given.py();
+    let Ok(array) = given.cast::<PyUntypedArray>() else {
+        let found = given.get_type().name()?;
+        return Err(PyTypeError::new_err(format!("{what}: found {found}, expected a NumPy array")));
+    };
+    if array.ndim() != 1 {
+        let found = array.ndim();
+        return Err(PyValueError::new_err(format!("{what}: found {found} dimensions, expected one")));
+    }
+    let dtype = array.dtype();
+    if dtype.is_equiv_to(&numpy::dtype::<i64>(py)) {
+        return Ok(given.call_method1("view", ("uint64",))?.cast_into()?);
+    }
+    if !dtype.is_equiv_to(&numpy::dtype::<u64>(py)) {
+        let found = dtype.str()?;
+        return Err(PyTypeError::new_err(format!("{what}: found values of {found}, expected uint64 or int64")));
+    }
+    Ok(given.clone().cast_into()?)
+}
+
+/// One pass over a trace.
+pub struct Reading<'t> {
+    trace: &'t Trace,
+    at: usize,
+    reader: Option<Box<dyn TraceReader>>,
+    /// The sum so far of an array; a reader has its own.
+    instructions: Option<u64>,
+}
+
+impl Trace {
+    /// From its beginning.
+    pub fn read(&self) -> PyResult<Reading<'_>> {
+        let (reader, instructions) = match &self.source {
+            Source::Array { instructions, .. } => (None, instructions.as_ref().map(|_| 0)),
+            Source::File { path, format } => (Some(cachemate_trace::open(path, *format).map_err(failed)?), None),
+        };
+        Ok(Reading { trace: self, at: 0, reader, instructions })
+    }
+
+    /// Where the accesses come from, for a profile.
+    pub fn from(&self) -> &str {
+        match &self.source {
+            Source::Array { .. } => "array",
+            Source::File { path, .. } => path,
+        }
+    }
+}
+
+impl Reading<'_> {
+    /// The next addresses; `false` = the end. Ctrl-C ends it with `KeyboardInterrupt`.
+    pub fn addresses(&mut self, py: Python<'_>, batch: &mut Vec<u64>) -> PyResult<bool> {
+        py.check_signals()?;
+        if let Some(reader) = &mut self.reader {
+            return py.detach(|| reader.read_addresses(batch)).map_err(failed);
+        }
+        let Source::Array { addresses, instructions } = &self.trace.source else { return Ok(false) };
+        batch.clear();
+        piece(addresses.bind(py), self.at, |part| batch.extend(part))?;
+        self.count(py, instructions.as_ref())?;
+        self.at += batch.len();
+        Ok(!batch.is_empty())
+    }
+
+    /// The next records; as [`Reading::addresses`].
+    pub fn records(&mut self, py: Python<'_>, batch: &mut Vec<AccessRecord>) -> PyResult<bool> {
+        py.check_signals()?;
+        if let Some(reader) = &mut self.reader {
+            return py.detach(|| reader.read_batch(batch)).map_err(failed);
+        }
+        let Source::Array { addresses, instructions } = &self.trace.source else { return Ok(false) };
+        batch.clear();
+        let record = |&address: &u64| AccessRecord { address, ..AccessRecord::default() };
+        piece(addresses.bind(py), self.at, |part| batch.extend(part.map(record)))?;
+        if let Some(instructions) = instructions {
+            let gaps = |part: Part<'_>| batch.iter_mut().zip(part).for_each(|(record, gap)| record.gap = *gap);
+            piece(instructions.bind(py), self.at, gaps)?;
+        }
+        self.count(py, instructions.as_ref())?;
+        self.at += batch.len();
+        Ok(!batch.is_empty())
+    }
+
+    fn count(&mut self, py: Python<'_>, gaps: Option<&Py<PyArray1<u64>>>) -> PyResult<()> {
+        let (Some(sum), Some(gaps)) = (&mut self.instructions, gaps) else { return Ok(()) };
+        piece(gaps.bind(py), self.at, |part| *sum = part.fold(*sum, |sum, gap| sum.saturating_add(*gap)))
+    }
+
+    /// What the trace says of itself.
+    pub fn header(&self) -> Header {
+        let of_array = || Header::foreign("array", self.instructions.is_some());
+        self.reader.as_ref().map_or_else(of_array, |reader| reader.header().clone())
+    }
+
+    /// Its sums, where they are known; after the end.
+    pub fn totals(&self) -> Option<Totals> {
+        match &self.reader {
+            Some(reader) => reader.totals().cloned(),
+            None => {
+                let (records, instructions) = (self.at as u64, self.instructions);
+                Some(Totals { records, program_accesses: Some(records), instructions, ..Totals::default() })
+            }
+        }
+    }
+
+    /// How many accesses will come; 0 = not known.
+    pub fn expected(&self) -> u64 {
+        self.trace.accesses.unwrap_or(0)
+    }
+}
+
+type Part<'a> = numpy::ndarray::iter::Iter<'a, u64, numpy::ndarray::Ix1>;
+
+/// One piece, with the interpreter's lock held.
+fn piece(array: &Bound<'_, PyArray1<u64>>, from: usize, with: impl FnOnce(Part<'_>)) -> PyResult<()> {
+    let borrowed = array.try_readonly().map_err(failed)?;
+    let all = borrowed.as_array();
+    // An array may have become shorter since.
+    let end = all.len().min(from.saturating_add(PIECE));
+    with(all.slice(s![from.min(end)..end]).iter());
+    Ok(())
+}

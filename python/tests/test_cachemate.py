@@ -1,0 +1,362 @@
+"""Questions to the installed wheel. The command's own answers are the oracle where `CACHEMATE` names it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import cachemate
+
+ROOT = Path(__file__).resolve().parents[2]
+COMMAND = os.environ.get("CACHEMATE")
+MACHINE = "xeon-x5365-4"
+SCENARIO = ROOT / "scenarios" / "four-on-two-caches.toml"
+NAMES = ["gzip", "stream", "povray", "sqlite3"]
+
+needs_the_command = pytest.mark.skipif(COMMAND is None, reason="not shown here: CACHEMATE does not name the command")
+
+
+def sweep(lines: int, rounds: int) -> NDArray[np.uint64]:
+    return np.tile(np.arange(lines, dtype=np.uint64) * np.uint64(64), rounds)
+
+
+def recording(name: str) -> Path:
+    return ROOT / "pack" / f"{name}.cmt"
+
+
+def pack(name: str) -> cachemate.Trace:
+    return cachemate.Trace.open(recording(name))
+
+
+def said(*arguments: object, cwd: Path | None = None) -> Any:
+    """The command's answer."""
+    assert COMMAND is not None
+    words = [COMMAND, *(str(argument) for argument in arguments), "--json"]
+    return json.loads(subprocess.run(words, check=True, capture_output=True, cwd=cwd).stdout)
+
+
+@pytest.fixture(scope="module")
+def programs() -> list[cachemate.Profile]:
+    return [cachemate.profile(pack(name), MACHINE) for name in NAMES]
+
+
+# ---- curves
+
+
+def test_a_sweep_misses_below_its_size_and_hits_above() -> None:
+    """Is the curve of a sweep over n lines the one of theory: all misses below n, first touches only from n on?"""
+    curve = cachemate.mrc(cachemate.Trace.from_numpy(sweep(1000, 10)), sizes=[999 * 64, 1000 * 64, 64_000_000])
+    assert curve.sizes.dtype == np.uint64 and curve.misses_per_access.dtype == np.float64
+    assert curve.misses_per_access.tolist() == [1.0, 0.1, 0.1]
+    assert (curve.accesses, curve.distinct_lines, curve.errors) == (10_000, 1000, None)
+    assert curve.misses_per_kilo_instr is None, "no instructions were counted"
+
+
+def test_instructions_give_misses_per_instruction() -> None:
+    """With two instructions an access: are there half as many misses per instruction as per access?"""
+    addresses = sweep(1000, 10)
+    trace = cachemate.Trace.from_numpy(addresses, instructions=np.full(len(addresses), 2, dtype=np.uint64))
+    curve = cachemate.mrc(trace)
+    assert curve.instructions == 20_000 and curve.misses_per_kilo_instr is not None
+    assert curve.misses_per_kilo_instr == pytest.approx(500 * curve.misses_per_access)
+    profile = cachemate.profile(trace, MACHINE, name="sweep")
+    assert profile.instructions == 20_000 and profile.curve is not None
+    assert profile.curve.misses_per_access.tolist() == curve.misses_per_access.tolist()
+
+
+def test_any_layout_of_integers_is_read() -> None:
+    """Do strides, signed integers and sizes from NumPy give the same curve as plain arrays?"""
+    plain = cachemate.mrc(cachemate.Trace.from_numpy(sweep(500, 4)))
+    pairs = np.stack([sweep(500, 4), sweep(500, 4)], axis=1)
+    signed = sweep(500, 4).astype(np.int64)
+    for addresses in (pairs[:, 1], signed, signed[::-1]):
+        curve = cachemate.mrc(cachemate.Trace.from_numpy(addresses), sizes=plain.sizes)
+        assert curve.misses_per_access.tolist() == plain.misses_per_access.tolist()
+
+
+def test_a_sample_has_error_bars_that_hold() -> None:
+    """Does the exact curve lie within a sample's error bars, nearly everywhere?"""
+    rng = np.random.default_rng(1)
+    addresses = (rng.zipf(1.2, 400_000) % 50_000).astype(np.uint64) * np.uint64(64)
+    trace = cachemate.Trace.from_numpy(addresses)
+    exact, sampled = cachemate.mrc(trace), cachemate.mrc(trace, sample=0.1)
+    assert sampled.errors is not None and sampled.distinct_lines is None
+    inside = np.abs(exact.misses_per_access - sampled.misses_per_access) <= 2 * sampled.errors + 1e-12
+    assert inside.mean() > 0.8
+
+
+def test_threads_change_nothing() -> None:
+    """Is the curve the same bits with two threads?"""
+    one, two = (cachemate.mrc(pack("gzip"), threads=threads) for threads in (1, 2))
+    assert np.array_equal(one.misses_per_access, two.misses_per_access)
+
+
+def test_a_file_and_its_array_are_one_trace() -> None:
+    """Are the addresses of a recording an array whose curve is the recording's, and those of an array itself?"""
+    trace = pack("gzip")
+    addresses = trace.addresses()
+    assert addresses.dtype == np.uint64 and len(addresses) == trace.accesses
+    again = cachemate.Trace.from_numpy(addresses)
+    assert again.addresses() is addresses, "nothing is copied"
+    assert np.array_equal(cachemate.mrc(again).misses_per_access, cachemate.mrc(trace).misses_per_access)
+
+
+# ---- the command's answers
+
+
+@needs_the_command
+def test_curves_are_the_commands() -> None:
+    """Is a curve the command's, bit by bit, exact and sampled?"""
+    for options, words in (({}, []), ({"sample": 0.05, "seed": 3}, ["--sample", 0.05, "--seed", 3])):
+        answer = said("mrc", recording("gzip"), *words)
+        curve = cachemate.mrc(pack("gzip"), **options)  # type: ignore[arg-type]
+        assert [point["bytes"] for point in answer["curve"]] == curve.sizes.tolist()
+        assert [point["miss_ratio"] for point in answer["curve"]] == curve.misses_per_access.tolist()
+        assert curve.misses_per_kilo_instr is not None
+        assert [point["mpki"] for point in answer["curve"]] == curve.misses_per_kilo_instr.tolist()
+        errors = [point["miss_ratio_error"] for point in answer["curve"]] if "sample" in options else None
+        assert errors == (None if curve.errors is None else curve.errors.tolist())
+
+
+@needs_the_command
+def test_profiles_predictions_and_plans_are_the_commands(programs: list[cachemate.Profile]) -> None:
+    """Are profile file, matrix and plan the command's on the same recordings?"""
+    files = [recording(name) for name in NAMES]
+    for program, file in zip(programs, files):
+        assert program.to_dict() == said("profile", file, "--machine", MACHINE)
+    answer = said("predict", *files, "--machine", MACHINE)["matrix"]
+    matrix = cachemate.predict(programs, MACHINE)
+    assert (answer["names"], answer["scheme"]) == (matrix.names, matrix.scheme)
+    assert (100 * matrix.values).tolist() == pytest.approx(np.array(answer["values"]))
+    answer = said("plan", *files, "--machine", MACHINE)
+    plan = cachemate.plan(programs, MACHINE)
+    assert answer["programs"] == plan.programs
+    assert all(answer[name] == value for name, value in plan.to_dict().items())
+
+
+# ---- profiles and plans
+
+
+def test_a_plan_gives_reasons_and_beats_the_worst(programs: list[cachemate.Profile]) -> None:
+    """Has every program a CPU of its own and a reason, and is the plan no worse than the worst?"""
+    plan = cachemate.plan(programs, MACHINE)
+    assert [program["name"] for program in plan.programs] == NAMES
+    assert len({program["cpu"] for program in plan.programs}) == 4
+    assert all(program["why"] for program in plan.programs)
+    planned, worst = (plan.expected[which]["mean_degradation_percent"] for which in ("plan", "worst"))
+    assert planned is not None and worst is not None and planned <= worst
+    assert plan.optimal and plan.solver
+    matrix = cachemate.predict(programs, MACHINE)
+    assert matrix.values.shape == (4, 4) and matrix.names == NAMES and matrix.unit == "degradation"
+    assert cachemate.predict(programs, MACHINE, scheme="sdc").scheme == "sdc"
+
+
+def test_a_profile_goes_through_a_file(tmp_path: Path, programs: list[cachemate.Profile]) -> None:
+    """Is a profile the same after it was written and read, and never written over another by accident?"""
+    programs[0].write(tmp_path / "gzip.json")
+    again = cachemate.Profile.read(tmp_path / "gzip.json")
+    assert again.to_dict() == programs[0].to_dict()
+    assert cachemate.predict([again, again], "opteron-2350").values.shape == (2, 2), "on another machine, too"
+    with pytest.raises(cachemate.CachemateError, match="gzip.json"):
+        programs[0].write(tmp_path / "gzip.json")
+
+
+def test_errors_name_the_place(tmp_path: Path) -> None:
+    """Does every error say where, what was found and what was expected?"""
+    (tmp_path / "odd.u64").write_bytes(b"123")
+    with pytest.raises(cachemate.CachemateError, match="odd.u64"):
+        cachemate.mrc(cachemate.Trace.open(tmp_path / "odd.u64"))
+    with pytest.raises(cachemate.CachemateError, match="missing.cmt"):
+        cachemate.Trace.open(tmp_path / "missing.cmt")
+    trace = cachemate.Trace.from_numpy(sweep(4, 1))
+    with pytest.raises(ValueError, match="line_bytes: found 48, expected"):
+        cachemate.mrc(trace, line_bytes=48)
+    with pytest.raises(ValueError, match="sample: found '2', expected"):
+        cachemate.mrc(trace, sample=2)
+    with pytest.raises(ValueError, match="instructions: found 3 values, expected 4"):
+        cachemate.Trace.from_numpy(sweep(4, 1), instructions=np.ones(3, dtype=np.uint64))
+    with pytest.raises(ValueError, match="addresses: found 2 dimensions, expected one"):
+        cachemate.Trace.from_numpy(sweep(4, 1).reshape(2, 2))
+    with pytest.raises(TypeError, match="addresses: found values of float64, expected uint64 or int64"):
+        cachemate.Trace.from_numpy(np.arange(4, dtype=np.float64))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="addresses: found list, expected a NumPy array"):
+        cachemate.Trace.from_numpy([1, 2])  # type: ignore[arg-type]
+    with pytest.raises(cachemate.CachemateError, match="xeon-x5365"):
+        cachemate.profile(trace, "xeon-x536")
+    with pytest.raises(cachemate.CachemateError, match="array: found no accesses, expected at least one"):
+        cachemate.mrc(cachemate.Trace.from_numpy(np.empty(0, dtype=np.uint64)))
+    with pytest.raises(cachemate.CachemateError, match="statc"):
+        cachemate.predict([], MACHINE, scheme="statc")
+
+
+# ---- the interpreter
+
+
+def test_an_array_is_not_copied_as_a_whole() -> None:
+    """Does a curve of 32 M accesses need less memory than half of their array?"""
+    script = textwrap.dedent("""
+        import numpy as np, resource, cachemate
+        addresses = np.tile(np.arange(1024, dtype=np.uint64) * np.uint64(64), 1 << 15)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        cachemate.mrc(cachemate.Trace.from_numpy(addresses))
+        print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 / addresses.nbytes)
+    """)
+    more = float(subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout)
+    assert more < 0.5
+
+
+def test_others_run_meanwhile() -> None:
+    """Does another thread of the interpreter get its turn while a curve is made?"""
+    turns, done = 0, threading.Event()
+
+    def count() -> None:
+        nonlocal turns
+        while not done.is_set():
+            turns += 1
+            time.sleep(0.001)
+
+    counter = threading.Thread(target=count)
+    counter.start()
+    cachemate.mrc(cachemate.Trace.from_numpy(sweep(200_000, 40)), threads=1)
+    during = turns
+    done.set()
+    counter.join()
+    assert during > 5
+
+
+CURVE = """
+    rng = np.random.default_rng(1)
+    trace = cachemate.Trace.from_numpy(rng.integers(0, 1 << 40, 50_000_000, dtype=np.uint64))
+    def work():
+        cachemate.mrc(trace)
+"""
+RUN = f"""
+    def work():
+        cachemate.simulate({str(ROOT / "scenarios")!r} + "/four-on-two-caches.toml", policy=policy)
+"""
+
+
+@pytest.mark.parametrize(
+    "work",
+    [CURVE, "    policy = None\n" + RUN, "    policy = lambda view: time.sleep(1000)\n" + RUN],
+    ids=["a curve", "a run", "an own policy"],
+)
+def test_ctrl_c_ends_a_long_call(work: str) -> None:
+    """Does Ctrl-C end a long call as it ends Python code?"""
+    script = textwrap.dedent("""
+        import time, numpy as np, cachemate
+    """) + textwrap.dedent(work) + textwrap.dedent("""
+        try:
+            print("ready", flush=True)
+            while True:
+                work()
+        except KeyboardInterrupt:
+            print("interrupted")
+    """)
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        assert running.stdout.readline() == "ready\n"
+        time.sleep(0.5)
+        running.send_signal(signal.SIGINT)
+        assert running.stdout.readline() == "interrupted\n"
+        assert running.wait() == 0
+
+
+# ---- runs
+
+
+def test_a_scenario_is_the_same_every_time(tmp_path: Path) -> None:
+    """Are two runs of a seed equal, and is a recorded run read back window by window?"""
+    first = cachemate.simulate(SCENARIO, log=tmp_path / "run.jsonl")
+    assert first == cachemate.simulate(SCENARIO) != cachemate.simulate(SCENARIO, seed=2)
+    log = cachemate.RunLog(tmp_path / "run.jsonl")
+    windows = list(log)
+    assert len(windows) == first["windows"] > 2
+    assert windows[0]["seen"]["window"] == 0 and log.header["pipeline"]["policy"]["name"] == "default"
+    page = log.page()
+    assert page.startswith("<!doctype html>") and "run.jsonl" in page
+    with pytest.raises(cachemate.CachemateError, match="run.jsonl"):
+        cachemate.simulate(SCENARIO, log=tmp_path / "run.jsonl")
+
+
+@needs_the_command
+def test_a_run_is_the_commands(tmp_path: Path) -> None:
+    """Are results and run log of a scenario those of the command?"""
+    answer = said("sim", SCENARIO, "-o", tmp_path / "command.jsonl")
+    own = cachemate.simulate(SCENARIO, log=tmp_path / "own.jsonl")
+    assert own.pop("windows") == answer["windows"] and own == answer["results"]
+    assert (tmp_path / "own.jsonl").read_bytes() == (tmp_path / "command.jsonl").read_bytes()
+
+
+def test_an_own_policy_decides(tmp_path: Path) -> None:
+    """Is a plan of Python code carried out, NumPy's numbers in it, and told in the log with its reasons?"""
+
+    def apart(view: cachemate.View) -> cachemate.Answer:
+        assert threading.current_thread() is threading.main_thread()
+        tasks = [task["task"] for task in view["seen"]["tasks"] if not task["exited"]]
+        weights = {str(task): np.float64(1.0) for task in tasks}
+        affinity = {task: str(at) for at, task in enumerate(tasks)}
+        return {"affinity": affinity, "weights": weights, "why": ["one CPU each"]}
+
+    cachemate.simulate(SCENARIO, policy=apart, log=tmp_path / "own.jsonl")
+    last = list(cachemate.RunLog(tmp_path / "own.jsonl"))[-1]
+    assert last["applied"]["affinity"] == {"0": "0", "1": "1", "2": "2", "3": "3"}
+    assert last["decision"]["why"][0]["text"] == "one CPU each"
+    cachemate.simulate(SCENARIO, policy=lambda view: None)
+
+
+def test_a_bad_plan_is_refused_with_its_place() -> None:
+    """Are a plan that no machine may be told, an unknown field and an error of the policy told as what they are?"""
+    with pytest.raises(cachemate.CachemateError, match="window 0"):
+        cachemate.simulate(SCENARIO, policy=lambda view: {"affinity": {"0": "77"}})
+    with pytest.raises(cachemate.CachemateError, match="found the field 'afinity', expected affinity, weights"):
+        cachemate.simulate(SCENARIO, policy=lambda view: {"afinity": {}})  # type: ignore[arg-type,return-value]
+    with pytest.raises(cachemate.CachemateError, match="the policy's plan: "):
+        cachemate.simulate(SCENARIO, policy=lambda view: {"affinity": {"0": {1, 2}}})  # type: ignore[arg-type,return-value]
+    with pytest.raises(ZeroDivisionError):
+        cachemate.simulate(SCENARIO, policy=lambda view: {"affinity": {"0": str(1 // 0)}})
+    with pytest.raises(TypeError, match="the policy's answer: found int, expected a dictionary or None"):
+        cachemate.simulate(SCENARIO, policy=lambda view: 3)  # type: ignore[arg-type,return-value]
+
+
+@needs_the_command
+def test_a_sweeps_results_are_those_of_the_command(tmp_path: Path) -> None:
+    """Are a sweep's results and report those that the command prints?"""
+    assert COMMAND is not None
+    scenario = """name = "pair"\ndescription = ""\nmachine = "xeon-x5365-4"\nseed = 1\nscale = 100
+length = { cycles = 300_000 }\n[[programs]]\nprogram = "mcf"\n[[programs]]\nprogram = "gamess"\n"""
+    (tmp_path / "pair.toml").write_text(scenario)
+    axes = '[axes]\nscenario = ["pair.toml"]\nseed = { first = 1, count = 2 }\n'
+    (tmp_path / "pairs.toml").write_text('name = "pairs"\n' + axes)
+    words = [COMMAND, "--quiet", "sweep", "run", "pairs.toml", "-o", "out"]
+    subprocess.run(words, cwd=tmp_path, check=True, capture_output=True)
+    sweep = cachemate.Sweep(tmp_path / "out")
+    assert (sweep.status["finished"], sweep.status["total"]) == (2, 2)
+    assert [result["point"]["seed"] for result in sweep.results()] == [1, 2]
+    assert sweep.report == said("sweep", "report", "out", cwd=tmp_path)
+    with pytest.raises(cachemate.CachemateError, match="nowhere"):
+        cachemate.Sweep(tmp_path / "nowhere")
+
+
+def test_pictures_hold_no_markup_of_names() -> None:
+    """Do notebooks show pictures, in which a name is a name?"""
+    addresses = sweep(1000, 10)
+    trace = cachemate.Trace.from_numpy(
+        addresses, instructions=np.full(len(addresses), 2, dtype=np.uint64), name="<script>x</script>"
+    )
+    programs = [cachemate.profile(trace, MACHINE), cachemate.profile(trace, MACHINE, name="b")]
+    for drawn in (cachemate.mrc(trace), cachemate.predict(programs, MACHINE)):
+        picture = drawn._repr_svg_()
+        assert picture.startswith("<svg") and "<script" not in picture and "&lt;script&gt;" in picture
+    table = cachemate.plan(programs, MACHINE)._repr_html_()
+    assert "<table" in table and "<script" not in table and "&lt;script&gt;" in table

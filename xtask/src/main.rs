@@ -6,6 +6,7 @@ use std::process::ExitCode;
 mod circles;
 mod dashboard;
 mod gone;
+mod locks;
 mod prose;
 mod results;
 mod tidy;
@@ -43,6 +44,7 @@ fn tidy(root: &Path) -> Result<(), String> {
     let mut complaints = tidy::check(root).map_err(|error| format!("tidy: {error}"))?;
     complaints.extend(results::check(root)?);
     complaints.extend(dashboard::check(root).map_err(|error| format!("dashboard: {error}"))?);
+    complaints.extend(locks::check(root).map_err(|error| format!("lock files: {error}"))?);
     match complaints.len() {
         0 => Ok(()),
         count => Err(format!("{}\ntidy: {count} complaints; STYLE.md says why", complaints.join("\n"))),

@@ -1,0 +1,80 @@
+//! Do the lock files of the workspaces beside the project's own know what its rooms use?
+//!
+//! Problem: the package for Python and the fuzzer have lock files of their own. Who adds a dependency to a room builds
+//! neither. Method: what a room's `Cargo.toml` names must stand in each lock file that has the room.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+
+const BESIDE: &[&str] = &["python", "fuzz"];
+
+/// Every complaint, as `file: what is wrong`.
+///
+/// # Errors
+/// A lock file or a manifest cannot be read.
+pub fn check(root: &Path) -> io::Result<Vec<String>> {
+    let mut complaints = Vec::new();
+    for folder in BESIDE {
+        let lock = read(&root.join(folder).join("Cargo.lock"))?;
+        let packages = lock.get("package").and_then(|list| list.as_array());
+        for package in packages.into_iter().flatten() {
+            let Some(room) = text(package.get("name")).strip_prefix("cachemate-") else { continue };
+            let manifest = root.join("crates").join(room).join("Cargo.toml");
+            if !manifest.exists() {
+                continue; // the package of the folder itself
+            }
+            for used in not_locked(&read(&manifest)?, package) {
+                complaints.push(format!(
+                    "{folder}/Cargo.lock: found no '{used}' for crates/{room}, which uses it: cargo update --workspace \
+                     --manifest-path {folder}/Cargo.toml"
+                ));
+            }
+        }
+    }
+    Ok(complaints)
+}
+
+/// What the manifest names and the package in the lock file does not.
+fn not_locked(manifest: &toml::Table, package: &toml::Value) -> Vec<String> {
+    let locked = package.get("dependencies").and_then(|list| list.as_array());
+    // An entry is a name, or a name and a version where there are several.
+    let locked: Vec<&str> =
+        locked.into_iter().flatten().filter_map(|entry| text(Some(entry)).split(' ').next()).collect();
+    let tables =
+        ["dependencies", "build-dependencies"].map(|name| manifest.get(name).and_then(|table| table.as_table()));
+    let named = tables.into_iter().flatten().flat_map(|table| table.keys());
+    named.filter(|name| !locked.contains(&name.as_str())).cloned().collect()
+}
+
+fn text(value: Option<&toml::Value>) -> &str {
+    value.and_then(|value| value.as_str()).unwrap_or_default()
+}
+
+fn read(path: &Path) -> io::Result<toml::Table> {
+    let wrong = |error: &dyn std::fmt::Display| io::Error::other(format!("{}: {error}", path.display()));
+    fs::read_to_string(path).map_err(|error| wrong(&error))?.parse().map_err(|error: toml::de::Error| wrong(&error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Is a dependency that a lock file lacks told by its name, and nothing else, whatever its version?
+    #[test]
+    fn what_a_lock_file_lacks_is_told() {
+        let manifest = "[dependencies]\nserde.workspace = true\nsyn = \"3\"\n[build-dependencies]\ncc = \"1\"\n\
+                        [dev-dependencies]\ntempfile = \"3\"\n";
+        let package: toml::Table =
+            "name = \"cachemate-study\"\ndependencies = [\"syn 3.0.9\", \"libm\"]\n".parse().unwrap();
+        let lacks = not_locked(&manifest.parse().unwrap(), &toml::Value::Table(package));
+        assert_eq!(lacks, ["serde", "cc"]);
+    }
+
+    /// Do the project's lock files know all that its rooms use?
+    #[test]
+    fn the_projects_lock_files_are_complete() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+        assert_eq!(check(root).unwrap(), Vec::<String>::new());
+    }
+}

@@ -16,7 +16,7 @@ use clap::{Args, ValueEnum};
 use serde::Serialize;
 
 use crate::place::{Place, Row, Verdict};
-use crate::{colors, gangs, overhead, ranking};
+use crate::{auto, colors, gangs, overhead, ranking};
 
 /// Show on this host, with real programs, what probing and gangs do and what the daemon costs
 #[derive(Args)]
@@ -45,6 +45,8 @@ enum Part {
     Overhead,
     /// (d) to (g) page colors: a partition, re-coloring, real programs, time against colors
     Colors,
+    /// (h) `auto` where there is nothing to gain
+    Auto,
 }
 
 #[derive(Serialize)]
@@ -70,12 +72,12 @@ impl Live {
         let mut rows = Vec::new();
         let mut place = match two_cpus(&found.topology) {
             Err(why) => {
-                rows.push(Row::skipped("a-g", "everything", why));
+                rows.push(Row::skipped("a-h", "everything", why));
                 None
             }
             Ok(_) if !paths::is_root() => {
                 rows.push(Row::skipped(
-                    "a-g",
+                    "a-h",
                     "everything",
                     "needs root: programs are moved and given turns".to_string(),
                 ));
@@ -101,6 +103,10 @@ impl Live {
             if wants(Part::Overhead) {
                 note("(c) overhead ...");
                 rows.extend(Row::of_part("c", "overhead", overhead::show(place)));
+            }
+            if wants(Part::Auto) {
+                note("(h) auto where there is nothing to gain ...");
+                rows.extend(Row::of_part("h", "auto", auto::show(place)));
             }
             if wants(Part::Ranking) {
                 note("(a) intensity ...");

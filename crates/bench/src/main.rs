@@ -4,6 +4,7 @@
 //! window by window.
 
 mod actors;
+mod auto;
 mod colors;
 mod gangs;
 mod live;

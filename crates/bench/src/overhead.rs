@@ -34,7 +34,7 @@ pub fn show(place: &Place) -> anyhow::Result<Vec<Row>> {
         format!("act = true\nwindow_ms = 1000\n[policy]\nname = \"round-robin\"\n[[rules]]\npid = {}\n", crowd.0.id());
     std::fs::write(place.folder.join("overhead.toml"), config)
         .context("the daemon's configuration cannot be written")?;
-    let daemon = Daemon::start(place, "overhead", &[])?;
+    let daemon = Daemon::start(place, "overhead", "overhead", &[])?;
     daemon.until_started(place);
     let before = daemon.ran_ns();
     place.sleep(Duration::from_secs(COUNTED));
@@ -58,7 +58,7 @@ fn page(place: &Place) -> anyhow::Result<Row> {
         let socket = place.folder.join(format!("{name}.page"));
         let socket = socket.to_string_lossy();
         let page: &[&str] = if page { &["--observe", "--page", &socket] } else { &["--observe"] };
-        Daemon::start(place, name, page)
+        Daemon::start(place, "overhead", name, page)
     };
     let daemons = [daemon("plain", false)?, daemon("unseen", true)?, daemon("seen", true)?];
     daemons.iter().for_each(|daemon| daemon.until_started(place));
@@ -105,8 +105,7 @@ fn viewer(socket: &std::path::Path) -> Option<std::thread::JoinHandle<usize>> {
     }))
 }
 
-/// Work of two quiet programs that nobody manages, with and without a daemon beside them: it is stopped where there is to be
-/// none.
+/// Work of two quiet programs that nobody manages, with and without a daemon beside them.
 fn neutral(place: &Place) -> anyhow::Result<Row> {
     const WHAT: &str = "throughput of a neutral load, managed against unmanaged";
     let cpus = [place.cpus.0, place.cpus.1];
@@ -114,8 +113,21 @@ fn neutral(place: &Place) -> anyhow::Result<Row> {
     for (actor, cpu) in actors.iter().zip(cpus) {
         actor.sit_on(&[cpu])?;
     }
-    let daemon = Daemon::start(place, "overhead", &[])?;
+    let daemon = Daemon::start(place, "overhead", "overhead", &[])?;
     daemon.until_started(place);
+    let (managed, control) = paired(place, &actors, &daemon);
+    Ok(match median(&managed) {
+        None => Row::skipped("c", WHAT, "no round came to its end".to_string()),
+        Some(ratio) => {
+            let measured = ratio_in_words(&managed, &control);
+            Row::held("c", WHAT, "within 1 %", measured, (0.99..=1.01).contains(&ratio))
+        }
+    })
+}
+
+/// The programs' work beside the daemon over that without it, and without it over that without it, round by round: the daemon
+/// is stopped where there is to be none.
+pub fn paired(place: &Place, actors: &[Actor], daemon: &Daemon) -> (Vec<f64>, Vec<f64>) {
     let (mut managed, mut control) = (Vec::new(), Vec::new());
     for round in 0..ROUNDS {
         let mut done = [0.0; 3];
@@ -135,21 +147,22 @@ fn neutral(place: &Place) -> anyhow::Result<Row> {
         managed.push(done[0] / done[1].max(1.0));
         control.push(done[2] / done[1].max(1.0));
     }
-    Ok(match median(&managed).zip(median(&control)) {
-        None => Row::skipped("c", WHAT, "no round came to its end".to_string()),
-        Some((ratio, alike)) => {
-            let (quarter, quarter_alike) = (quarters(&managed), quarters(&control));
-            let measured = format!(
-                "{ratio:.3} (middle half of {} rounds {:.3} to {:.3}); unmanaged against unmanaged {alike:.3} ({:.3} to {:.3})",
-                managed.len(),
-                quarter.0,
-                quarter.1,
-                quarter_alike.0,
-                quarter_alike.1
-            );
-            Row::held("c", WHAT, "within 1 %", measured, (0.99..=1.01).contains(&ratio))
-        }
-    })
+    (managed, control)
+}
+
+/// The median of the first, and how far two blocks differ that nobody has made different.
+pub fn ratio_in_words(managed: &[f64], control: &[f64]) -> String {
+    let middle = |values: &[f64]| {
+        let (low, high) = quarters(values);
+        (median(values).unwrap_or(f64::NAN), low, high)
+    };
+    let (ratio, low, high) = middle(managed);
+    let (alike, low_alike, high_alike) = middle(control);
+    format!(
+        "{ratio:.3} (middle half of {} rounds {low:.3} to {high:.3}); unmanaged against unmanaged {alike:.3} \
+         ({low_alike:.3} to {high_alike:.3})",
+        managed.len()
+    )
 }
 
 /// The first and the third quartile.
@@ -185,14 +198,15 @@ impl Drop for Crowd {
     }
 }
 
-struct Daemon(Child);
+/// A daemon of the shipped command; ended when dropped.
+pub struct Daemon(Child);
 
 impl Daemon {
-    /// `name` tells its folder and socket from those of others.
-    fn start(place: &Place, name: &str, more: &[&str]) -> anyhow::Result<Self> {
+    /// Under the configuration of that name; `name` tells its folder and socket from those of others.
+    pub fn start(place: &Place, config: &str, name: &str, more: &[&str]) -> anyhow::Result<Self> {
         let folder = &place.folder;
         let mut command = Command::new(&place.command);
-        command.args(["--quiet", "manage", "--config"]).arg(folder.join("overhead.toml"));
+        command.args(["--quiet", "manage", "--config"]).arg(folder.join(format!("{config}.toml")));
         command.arg("--state-dir").arg(folder.join(format!("{name}-state"))).args(more);
         command.arg("--socket").arg(folder.join(format!("{name}.sock"))).stdin(Stdio::null());
         ends_with_us(&mut command, Signal::TERM);
@@ -208,7 +222,7 @@ impl Daemon {
     }
 
     /// Until hardly anything of its work is that of starting.
-    fn until_started(&self, place: &Place) {
+    pub fn until_started(&self, place: &Place) {
         let start = Instant::now();
         let mut before = self.ran_ns();
         while start.elapsed() < STARTED_WITHIN && !place.stopped() {

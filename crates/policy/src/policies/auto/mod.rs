@@ -261,9 +261,13 @@ impl Auto {
         if view.seen.in_force.pending.is_empty() && view.previous_plan.probes.is_empty() {
             self.watch.add(view.seen);
         }
-        if self.phase_turned(view) && !matches!(self.doubt, Some(Doubt::Tried { .. })) {
+        if self.phase_turned(view) {
+            // A trial, too, was of a plan for other phases: it would go on for as long as they turn.
             self.watch = Watch::default();
-            self.doubt = None;
+            let kept = match self.doubt.take() {
+                Some(doubt) => self.called_off(doubt, view, kept),
+                None => kept,
+            };
             return self.homeward(view, kept);
         }
         match self.doubt.take() {
@@ -316,7 +320,7 @@ impl Auto {
         }
     }
 
-    /// Tasks came or went in the middle of a test: back to what held before, for those who are left.
+    /// Tasks came or went, or phases turned, in the middle of a test: back to what held before, for those who are left.
     fn called_off(&mut self, doubt: Doubt, view: &View<'_>, kept: Holding) -> Holding {
         match doubt {
             Doubt::Tried { old, .. } => Holding::kept(&old.0, view),

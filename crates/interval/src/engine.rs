@@ -537,6 +537,10 @@ impl Engine {
             self.flows[flow as usize].sweep(|moved, entry| slots.entry[moved as usize] = entry as u32);
             let curve = self.programs[slots.program[at] as usize].first_curve + slots.phase[at];
             let entry = self.flows[flow as usize].enter(slot, curve, self.now);
+            // It left its lines here in another phase, and has gone on since then.
+            if self.flows[flow as usize].curve[entry] != curve {
+                self.flows[flow as usize].change_curve(entry, curve, 0.0, &self.curves);
+            }
             slots.entry[at] = entry as u32;
             let domain = self.domains[flow as usize].iter().find(|(task, _)| *task == slot).map_or(0, |found| found.1);
             self.flows[flow as usize].set_domain(entry, domain);

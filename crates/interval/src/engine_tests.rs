@@ -125,6 +125,29 @@ fn phases_follow_at_their_instructions() {
     assert!((instructions / 2e10 - 1.0).abs() < 1e-3, "{instructions}");
 }
 
+/// Does a task whose phase ended elsewhere go on in its present phase where it comes back to lines of an earlier one?
+#[test]
+fn who_comes_back_to_old_lines_is_in_its_present_phase() {
+    let mut engine = engine(false);
+    let slow = Phase { instructions: Some(2e9), ..by_hand::phase_of(64.0, LINES, 4, |_| 0.01) };
+    let fast = by_hand::phase_of(64.0, LINES, 4, |_| 0.0);
+    let number = engine.add_program(Program { phases: vec![slow, fast], ..Program::steady("two", uniform(1e3, 0.01)) });
+    let slot = engine.start(number, on(&[0]));
+    engine.run(1e9);
+    engine.turns.allow(slot, on(&[2]));
+    engine.run(1e10);
+    assert_eq!(engine.phase(slot), 1);
+    let speed = |engine: &mut Engine| {
+        let (before, now) = (engine.done(slot).instructions, engine.now_cycles());
+        engine.run(now + 1e9);
+        engine.done(slot).instructions - before
+    };
+    let there = speed(&mut engine);
+    engine.turns.allow(slot, on(&[0]));
+    let back = speed(&mut engine);
+    assert!((back / there - 1.0).abs() < 1e-3, "{back} after {there}");
+}
+
 /// Is the end of a program told at its cycle, and its slot free again?
 #[test]
 fn programs_end_and_their_slots_are_used_again() {

@@ -99,19 +99,44 @@ impl Mix {
 /// A job alone on the machine for this long.
 const ALONE_NS: u64 = 60_000_000_000;
 
-fn alone(machine: &MachineSpec, job: &Job, length_ns: u64) -> Result<f64, ReproError> {
-    // A program with phases is as fast as over all of them, counted from its arrival.
-    let length_ns = if job.program.phases.len() > 1 { length_ns } else { ALONE_NS };
-    let job = Job { start_ns: 0, ..job.clone() };
-    let default = &contenders()[0];
-    Ok(run(machine, &[job], default, 1, length_ns, |_| ())?.instr_per_s[0])
+/// What a job does alone.
+#[derive(Serialize, Deserialize)]
+struct Alone {
+    instr_per_s: f64,
+    /// Seconds and instructions until then, of a program with phases: its instructions are not all of the same work.
+    course: Vec<(f64, f64)>,
 }
 
-fn judged(jobs: &[Job], alone: &[f64], outcome: &Outcome) -> Did {
-    let over_alone: Vec<f64> = outcome.instr_per_s.iter().zip(alone).map(|(rate, alone)| rate / alone).collect();
+impl Alone {
+    /// Speed over that alone, at equal work: the time that so many instructions take alone, over the time that they took.
+    fn speed(&self, instr_per_s: f64, seconds: f64) -> f64 {
+        let done = instr_per_s * seconds;
+        let next = self.course.partition_point(|&(_, instructions)| instructions < done);
+        let Some(&(to_s, to)) = self.course.get(next) else { return instr_per_s / self.instr_per_s };
+        let (from_s, from) = if next == 0 { (0.0, 0.0) } else { self.course[next - 1] };
+        let along = if to > from { (done - from) / (to - from) } else { 0.0 };
+        (from_s + along * (to_s - from_s)) / seconds
+    }
+}
+
+fn alone(machine: &MachineSpec, job: &Job, length_ns: u64) -> Result<Alone, ReproError> {
+    let phased = job.program.phases.len() > 1;
+    let length_ns = if phased { length_ns } else { ALONE_NS };
+    let job = Job { start_ns: 0, ..job.clone() };
+    let default = &contenders()[0];
+    let outcome = run(machine, &[job], default, 1, length_ns, |_| ())?;
+    let course = if phased { outcome.course } else { Vec::new() };
+    Ok(Alone { instr_per_s: outcome.instr_per_s[0], course })
+}
+
+fn judged(jobs: &[Job], alone: &[Alone], outcome: &Outcome, length_ns: u64) -> Did {
+    let seconds = |job: &Job| length_ns.saturating_sub(job.start_ns).max(1) as f64 / 1e9;
+    let rates = outcome.instr_per_s.iter().zip(jobs);
+    let over_alone: Vec<f64> = rates.zip(alone).map(|((rate, job), alone)| alone.speed(*rate, seconds(job))).collect();
     let promised: Vec<(usize, f64)> =
         jobs.iter().enumerate().filter_map(|(at, job)| Some((at, job.goal?.degradation_at_most?))).collect();
-    let kept = |window: &&Vec<f64>| promised.iter().all(|&(at, limit)| window[at] * (1.0 + limit) >= alone[at]);
+    let kept =
+        |window: &&Vec<f64>| promised.iter().all(|&(at, limit)| window[at] * (1.0 + limit) >= alone[at].instr_per_s);
     let windows = outcome.windows.len().max(1) as f64;
     Did {
         weighted_speedup: over_alone.iter().sum::<f64>() / over_alone.len() as f64,
@@ -145,7 +170,7 @@ pub fn run_all(
                     (1..=MACHINE_SEEDS).flat_map(|seed| contenders.iter().map(move |one| (seed, one))).collect();
                 let did = context.run_all(&runs, |(machine_seed, contender)| {
                     let outcome = run(machine, &jobs, contender, seed ^ machine_seed, length_ns, |_| ())?;
-                    Ok(judged(&jobs, &alone, &outcome))
+                    Ok(judged(&jobs, &alone, &outcome, length_ns))
                 })?;
                 let did = did.chunks(contenders.len()).map(<[Did]>::to_vec).collect();
                 all.push(Mix { family, machine: machine.name.clone(), seed, did });
@@ -153,4 +178,23 @@ pub fn run_all(
         }
     }
     Ok(all)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Is a program with phases judged by the time that its work takes alone, whichever phase it is in at the end, and one
+    /// without by its rate?
+    #[test]
+    fn speeds_are_told_at_equal_work() {
+        // Slow for a hundred seconds, then five times as fast.
+        let alone = Alone { instr_per_s: 300.0, course: vec![(100.0, 1e4), (200.0, 6e4)] };
+        assert_eq!(alone.speed(300.0, 200.0), 1.0);
+        // Half as fast all the time: it has done in two hundred seconds what takes a hundred.
+        assert_eq!(alone.speed(50.0, 200.0), 0.5);
+        assert_eq!(alone.speed(175.0, 200.0), 0.75);
+        let steady = Alone { instr_per_s: 300.0, course: Vec::new() };
+        assert_eq!(steady.speed(150.0, 200.0), 0.5);
+    }
 }

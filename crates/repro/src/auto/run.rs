@@ -32,6 +32,8 @@ impl Contender {
 pub struct Outcome {
     /// Instructions a second of each job from its arrival to the end, all threads.
     pub instr_per_s: Vec<f64>,
+    /// Seconds at the end of each window, and instructions of all jobs until then.
+    pub course: Vec<(f64, f64)>,
     /// Speed of each job in each window of the second half.
     pub windows: Vec<Vec<f64>>,
     /// Windows of the whole run.
@@ -84,6 +86,7 @@ struct Books {
     job_of: BTreeMap<ProcessId, usize>,
     names: Vec<String>,
     instructions: Vec<f64>,
+    course: Vec<(f64, f64)>,
     windows: Vec<Vec<f64>>,
     taken: Vec<TaskId>,
     records: u64,
@@ -95,6 +98,7 @@ impl Books {
             job_of: BTreeMap::new(),
             names: jobs.iter().map(|job| job.name.clone()).collect(),
             instructions: vec![0.0; jobs.len()],
+            course: Vec::new(),
             windows: Vec::new(),
             taken: Vec::new(),
             records: 0,
@@ -115,6 +119,8 @@ impl Books {
             here[job] += task.counts.get(Event::Instructions).unwrap_or(0.0);
         }
         self.instructions.iter_mut().zip(&here).for_each(|(sum, more)| *sum += more);
+        let end_ns = seen.span.start_ns + seen.span.elapsed_ns;
+        self.course.push((end_ns as f64 / 1e9, self.instructions.iter().sum()));
         if seen.span.start_ns > length_ns / 2 {
             let seconds = seen.span.elapsed_ns.max(1) as f64 / 1e9;
             self.windows.push(here.into_iter().map(|instructions| instructions / seconds).collect());
@@ -126,6 +132,7 @@ impl Books {
         let rate = |(instructions, job): (&f64, &Job)| instructions / seconds(job);
         Outcome {
             instr_per_s: self.instructions.iter().zip(jobs).map(rate).collect(),
+            course: self.course,
             windows: self.windows,
             records: self.records,
         }

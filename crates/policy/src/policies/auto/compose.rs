@@ -33,10 +33,10 @@ pub struct Fare {
 const ROUNDS: usize = 6;
 /// Turns take many moments a round.
 const ROUNDS_OF_TURNS: usize = 3;
-/// Fares that move by less are settled.
-const SETTLED: f64 = 1e-6;
+/// Fares that move by less are settled: curves are known to some per cent.
+const SETTLED: f64 = 1e-5;
 /// What is held adds up to the cache within this share of it.
-const TOLERANCE: f64 = 1e-7;
+const TOLERANCE: f64 = 1e-6;
 /// A window reaches back no further.
 const LONGEST_CYCLES: f64 = 1e14;
 /// Steps of a root; a handful is usual.

@@ -32,8 +32,11 @@ impl Holding {
             true => seen.on_cpu_ns.iter().map(|(cpu, _)| cpu.0).collect(),
             false => plan.affinity.get(&seen.task).unwrap_or(&online).intersection(&online),
         };
-        let may: Vec<(TaskId, CpuSet)> = view.present().map(|seen| (seen.task, may(seen))).collect();
-        let_everybody_run(&mut plan.gangs, &may);
+        // Sets of CPUs for each task are dear, and without gangs nobody asks.
+        if !plan.gangs.is_empty() {
+            let may: Vec<(TaskId, CpuSet)> = view.present().map(|seen| (seen.task, may(seen))).collect();
+            let_everybody_run(&mut plan.gangs, &may);
+        }
         for share in &before.shares {
             let mut share = share.clone();
             share.members.retain(|member| match member {

@@ -107,10 +107,13 @@ impl Layout {
             (false, Some(site)) => scene.sites[site].cpus.clone(),
             (false, None) => CpuSet::default(),
         };
-        let may: Vec<(TaskId, CpuSet)> =
-            scene.tasks.iter().map(|scene_task| (scene_task.task, may(scene_task))).collect();
         plan.gangs.extend((0..scene.sites.len()).filter_map(|site| self.schedule(scene, site)));
-        let_everybody_run(&mut plan.gangs, &may);
+        // Sets of CPUs for each task are dear, and without gangs nobody asks.
+        if !plan.gangs.is_empty() {
+            let may: Vec<(TaskId, CpuSet)> =
+                scene.tasks.iter().map(|scene_task| (scene_task.task, may(scene_task))).collect();
+            let_everybody_run(&mut plan.gangs, &may);
+        }
         for site in 0..scene.sites.len() {
             self.share(scene, site, before, moving, plan);
         }

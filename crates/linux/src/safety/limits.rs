@@ -2,8 +2,8 @@
 //!
 //! Problem: whoever restores does what a file says, as root where the daemon is root's. Method: besides threads only those
 //! files and folders are touched that cachemate ever changes: a group's `cpuset.cpus` below the mount of the cpuset
-//! controller, groups of ours in resctrl with their masks, and what colors a program is to have. Anything else is told and left
-//! alone. Property: a journal that somebody made up does no more than a daemon could have done.
+//! controller, groups of ours in resctrl with their masks, what colors a program is to have, and the kernel's tolerance. Anything
+//! else is told and left alone. Property: a journal that somebody made up does no more than a daemon could have done.
 
 use std::collections::BTreeMap;
 use std::path::{Component, Path, PathBuf};
@@ -17,6 +17,7 @@ use crate::kernel::group_folders::CPUSET_FILE;
 use crate::kernel::{Kernel, is_gone};
 use crate::safety::journal::{Held, Object, State};
 use crate::safety::restore::{Outcome, Restored};
+use crate::sense::sched_cache::tolerance_file;
 
 /// Objects of a journal that may be restored, and what is said of the others.
 pub(crate) fn split(kernel: &dyn Kernel, held: BTreeMap<Object, Held>) -> (BTreeMap<Object, Held>, Vec<Restored>) {
@@ -74,6 +75,10 @@ fn check(kernel: &dyn Kernel, object: &Object, original: &State) -> Result<(), S
             let wanted = is_plain(path) && path.file_name().is_some_and(|name| name == "wanted");
             if wanted { Ok(()) } else { expected("a program's wanted colors") }
         }
+        Object::File { path } if *path == tolerance_file() => match original {
+            State::Text(text) if text.trim().parse::<u32>().is_ok() => Ok(()),
+            _ => expected("a tolerance of the kernel's cache-aware scheduling"),
+        },
         Object::File { path } => {
             let cpus = |text: &str| text.trim().is_empty() || text.trim().parse::<CpuSet>().is_ok();
             let inside = cpuset(kernel).is_some_and(|mount| is_below(path, &mount, 2));
@@ -146,6 +151,7 @@ mod tests {
             (file("/cg/batch/cpuset.cpus"), text("0-3")),
             (file("/cg/batch/cpuset.cpus"), text("")),
             (file(&format!("{}/s1-0/5/wanted", kit::BASE)), text("ff 1")),
+            (Object::File { path: tolerance_file() }, text("1")),
             (directory("/rc/cachemate-5-50-0"), State::Absent),
             (schemata("/rc/cachemate-5-50-0/schemata"), masks()),
             (member("/rc"), State::Group("/".into())),
@@ -160,6 +166,8 @@ mod tests {
             (file("cg/batch/cpuset.cpus"), text("0-3")),
             (file(&format!("{}/../../etc/wanted", kit::BASE)), text("")),
             (file(&format!("{}/s1-0/5/status", kit::BASE)), text("")),
+            (Object::File { path: tolerance_file() }, text("1; rm")),
+            (Object::File { path: tolerance_file().with_file_name("enabled") }, text("1")),
             (directory("/rc/db"), State::Absent),
             (directory("/rc/cachemate-5-50-0"), State::Present),
             (directory("/home/cachemate-x"), State::Absent),

@@ -144,6 +144,13 @@ pub enum ProfilerConfig {
         /// Shape of the contended cache.
         cache: TracedCache,
     },
+    /// Curves of misses from counters at the sizes held.
+    SizeSweep {
+        /// Shape of the contended cache.
+        cache: TracedCache,
+        /// A window counts once it covers so many.
+        at_least_instructions: f64,
+    },
     /// Profiles that experiments know beforehand, in order of the tasks' arrival.
     Oracle {
         /// One for each of the first tasks.

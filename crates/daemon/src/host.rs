@@ -24,7 +24,7 @@ use cachemate_linux::sense::counters::{Surveyed, survey};
 use cachemate_linux::sense::miss_cost;
 use cachemate_linux::sense::progress::ProgressFiles;
 use cachemate_linux::sense::topology::read_topology;
-use cachemate_pipeline::{Decider, Missing, Pipeline, PipelineLoop, Standard};
+use cachemate_pipeline::{Decider, Missing, Pipeline, PipelineLoop, Standard, with_size_sweeps};
 use cachemate_policy::policies;
 use cachemate_spec::{ConfinedGroup, ManageConfig, PolicyChoice, RuleAction, RuleConfig, User};
 use cachemate_trace::ProfileFile;
@@ -47,6 +47,8 @@ pub struct Live {
 
 /// Instructions before a reading of counters counts (a second's worth at a low rate).
 const INSTRUCTIONS_OF_A_READING: f64 = 1e8;
+/// Instructions before a window is a point of a sweep over sizes.
+const INSTRUCTIONS_OF_A_WINDOW: f64 = 1e6;
 
 /// The level that hangs on a calibration.
 const PROBES: u32 = 2;
@@ -203,7 +205,7 @@ fn pipeline(config: &ManageConfig, topology: &Topology, capabilities: &Capabilit
         watches_code: false,
         first_window: Window::Time { ns: window_of(config).as_nanos() as u64 },
     };
-    let config = standard.for_machine(topology, capabilities);
+    let config = with_size_sweeps(standard.for_machine(topology, capabilities), INSTRUCTIONS_OF_A_WINDOW);
     Ok(match chaos_policy(&config.policy) {
         Some(policy) => Pipeline::with_policy(config, policy),
         None => Pipeline::build(config)?,

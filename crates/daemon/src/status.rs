@@ -213,6 +213,9 @@ pub struct TaskStatus {
     pub class: Option<Class>,
     /// Misses of its last-level cache, by counters.
     pub misses_per_kilo_instr: Option<f64>,
+    /// Its curve of misses, as far as it is known: bytes of the last-level cache, misses for each thousand instructions.
+    #[serde(default)]
+    pub curve: Vec<(u64, Estimate)>,
     /// By counters.
     pub instr_per_cycle: Option<f64>,
     /// Slowdown by the reference predictor under the plan.
@@ -507,6 +510,7 @@ impl Watcher {
             sensitivity: profile.contention.sensitivity.map(|fact| fact.estimate()),
             class: class(&profile),
             misses_per_kilo_instr: instructions.zip(misses).map(|(i, m)| 1000.0 * m / i),
+            curve: profile.misses_per_kilo_instr().cloned().unwrap_or_default(),
             instr_per_cycle,
             forecast_degradation: expected.map(|said| said.value),
             measured_degradation: self.measured(task, elapsed_ns, &profile, instr_per_cycle),

@@ -27,7 +27,9 @@ use cachemate_trace::RUN_LOG_VERSION;
 pub use evidence::{Missing, missing_evidence};
 pub use forecast::forecast_of;
 pub use replay::{Replay, ReplayError, Replayed, replay};
-pub use standard::{CYCLE_COUNTED_INSTRUCTIONS, INTERVAL_COUNTED_INSTRUCTIONS, Standard, miss_penalty_of_machine};
+pub use standard::{
+    CYCLE_COUNTED_INSTRUCTIONS, INTERVAL_COUNTED_INSTRUCTIONS, Standard, miss_penalty_of_machine, with_size_sweeps,
+};
 
 /// The policy of a pipeline, with or without its guard.
 pub type Decider = RollbackGuard<Box<dyn Policy>>;

@@ -3,7 +3,7 @@
 use cachemate_core::{Profiler, ProfilerConfig};
 use cachemate_locality::profilers::{
     ActivityProfiler, CoRunSlowdownProfiler, CountersProfiler, PcmrProfiler, PhaseProfiler, PrimeProbeProfiler,
-    RapidMrcProfiler, ReuseProfiler, SharingProfiler, StallProfiler, StoredProfileProfiler,
+    RapidMrcProfiler, ReuseProfiler, SharingProfiler, SizeSweepProfiler, StallProfiler, StoredProfileProfiler,
 };
 
 use crate::oracle::OracleProfiler;
@@ -33,6 +33,9 @@ pub(crate) fn build(config: &ProfilerConfig) -> Box<dyn Profiler> {
             Box::new(if of_code_too { profiler.of_code_too() } else { profiler })
         }
         ProfilerConfig::Stalls { cache } => Box::new(StallProfiler::new(cache)),
+        ProfilerConfig::SizeSweep { cache, at_least_instructions } => {
+            Box::new(SizeSweepProfiler::new(cache, at_least_instructions))
+        }
         ProfilerConfig::Oracle { profiles } => Box::new(OracleProfiler::new(profiles)),
         ProfilerConfig::Stored => Box::new(StoredProfileProfiler::default()),
     }

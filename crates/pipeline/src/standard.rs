@@ -97,6 +97,21 @@ impl Standard {
     }
 }
 
+/// The pipeline with curves of misses from the sizes that tasks have held: for hosts, which have no exact curves. Before the
+/// stored profiles, which fill what nothing measured.
+pub fn with_size_sweeps(mut config: PipelineConfig, at_least_instructions: f64) -> PipelineConfig {
+    let stalls = |profiler: &ProfilerConfig| match profiler {
+        ProfilerConfig::Stalls { cache } => Some(*cache),
+        _ => None,
+    };
+    if let Some(cache) = config.profilers.iter().find_map(stalls) {
+        let stored = config.profilers.iter().position(|profiler| *profiler == ProfilerConfig::Stored);
+        let at = stored.unwrap_or(config.profilers.len());
+        config.profilers.insert(at, ProfilerConfig::SizeSweep { cache, at_least_instructions });
+    }
+    config
+}
+
 fn colors_of(partition: &Partition) -> Option<u32> {
     match partition {
         Partition::Colors { colors, .. } => Some(*colors),

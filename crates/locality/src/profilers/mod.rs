@@ -14,6 +14,7 @@ mod prime_probe;
 mod rapidmrc;
 mod reuses;
 mod sharing;
+mod sizes;
 mod stalls;
 mod stored_profile;
 
@@ -26,6 +27,7 @@ pub use prime_probe::PrimeProbeProfiler;
 pub use rapidmrc::{CurveForm, RapidMrcProfiler};
 pub use reuses::ReuseProfiler;
 pub use sharing::SharingProfiler;
+pub use sizes::SizeSweepProfiler;
 pub use stalls::StallProfiler;
 pub use stored_profile::StoredProfileProfiler;
 
@@ -115,17 +117,21 @@ impl Mean {
     }
 }
 
+/// The shares in force that a task is in.
+pub(crate) fn shares_of<'a>(seen: &'a Observation, task: &TaskSample) -> impl Iterator<Item = &'a CacheShare> {
+    let (process, task) = (task.process, task.task);
+    seen.in_force.shares.iter().map(|held| &held.share).filter(move |share| {
+        share.members.iter().any(|member| match member {
+            Member::Process(member) => *member == process,
+            Member::Task(member) => *member == task,
+        })
+    })
+}
+
 /// How much of a cache a task may use, by the shares in force; the whole cache where it is in none.
 pub(crate) fn allowed_bytes(seen: &Observation, task: &TaskSample, cache: &TracedCache) -> u64 {
-    let is_member = |share: &&CacheShare| {
-        share.members.iter().any(|member| match member {
-            Member::Process(process) => *process == task.process,
-            Member::Task(member) => *member == task.task,
-        })
-    };
     let part = |units: u32, of: u32| cache.size_bytes * u64::from(units.min(of)) / u64::from(of.max(1));
-    let share = seen.in_force.shares.iter().map(|held| &held.share).find(is_member);
-    match share.map(|share| &share.units) {
+    match shares_of(seen, task).next().map(|share| &share.units) {
         Some(Units::Colors { allowed, .. }) => part(allowed.count(), cache.colors),
         Some(Units::Ways { mask }) => part(mask.count(), cache.ways),
         None => cache.size_bytes,

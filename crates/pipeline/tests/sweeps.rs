@@ -1,0 +1,101 @@
+//! Is the curve that a sweep over a few way masks gives the one of closed form?
+
+use cachemate_core::{
+    Access, AccessSource, Level, Machine, PolicyConfig, Profiler, Profiles, SplitMix64, TaskId, TracedCache, Turn,
+    Window,
+};
+use cachemate_locality::profilers::SizeSweepProfiler;
+use cachemate_pipeline::{Pipeline, Standard, miss_penalty_of_machine};
+use cachemate_sim::machine::{Length, Program, SimMachine, SimOptions};
+
+/// Two of them are long against the time in which grown ways are filled.
+const WINDOW_NS: u64 = 4_000_000;
+const STEP_NS: u64 = 20_000_000;
+/// Loads of one line out of so many, each as likely as any other.
+const LINES: u64 = 4 << 14;
+const INSTRUCTIONS_OF_A_LOAD: u32 = 10;
+
+/// Loads lines at random.
+struct Uniform(SplitMix64);
+
+impl AccessSource for Uniform {
+    fn fill(&mut self, batch: &mut Vec<Access>) -> Turn {
+        batch.extend((0..1000).map(|_| Access::load(64 * (self.0.next_u64() % LINES), INSTRUCTIONS_OF_A_LOAD - 1)));
+        Turn::More
+    }
+}
+
+/// Loads one line after the other of 32 MiB.
+struct Stream(u64);
+
+impl AccessSource for Stream {
+    fn fill(&mut self, batch: &mut Vec<Access>) -> Turn {
+        batch.extend((0..1000).map(|at| Access::load(64 * ((self.0 + at) % (8 * LINES)), 3)));
+        self.0 += 1000;
+        Turn::More
+    }
+}
+
+/// The curve of the first of two programs, which has 2, then 4, then 6 of 16 ways; the other one has the rest.
+fn swept() -> Vec<(u64, f64)> {
+    // As many counters as there are events: none of them is looked at in turns.
+    let spec = cachemate_spec::load_machine("lab-vm?counters.at_once=64").expect("a shipped machine");
+    let uniform = Program::new("uniform", Box::new(|_| vec![Box::new(Uniform(SplitMix64::new(3))) as _]));
+    let stream = Program::new("stream", Box::new(|_| vec![Box::new(Stream(0)) as _]));
+    let ends = Some(Length::Cycles(3 * STEP_NS * spec.hertz / 1_000_000_000));
+    let options = SimOptions { seed: 4, scale: 1, ends, ..SimOptions::default() };
+    let mut machine = SimMachine::new(&spec, &options, vec![uniform, stream]).expect("two programs on two CPUs");
+    let steps = [("0-1", "2-15"), ("0-3", "4-15"), ("0-5", "6-15")].iter().enumerate().map(|(at, (first, second))| {
+        format!("{{ from_ns = {}, shares = [\"{first}\", \"{second}\"] }}", at as u64 * STEP_NS)
+    });
+    let parameters = format!("window_ns = {WINDOW_NS}\nsteps = [{}]", steps.collect::<Vec<_>>().join(", "));
+    let standard = Standard {
+        policy: PolicyConfig { name: "static-partition".into(), parameters, seed: 1 },
+        guard: None,
+        counted_instructions: 100_000.0,
+        predictor: miss_penalty_of_machine(&spec),
+        watches_code: true,
+        first_window: Window::Time { ns: WINDOW_NS },
+    };
+    let config = standard.for_machine(machine.topology(), machine.capabilities());
+    machine.set_first_window(config.first_window);
+    let cache = TracedCache { level: Level::L3, size_bytes: 8 << 20, colors: 1, ways: 16, points: 16 };
+    let (mut profiler, mut profiles) = (SizeSweepProfiler::new(cache, 10_000.0), Profiles::new());
+    let pipeline = Pipeline::build(config).expect("a policy of the registry");
+    pipeline
+        .run(machine, |_, record| {
+            profiler.update(&record.seen, &mut profiles);
+            true
+        })
+        .expect("the run ends");
+    let curve = profiles[&TaskId(0)].misses_per_kilo_instr().expect("three sizes were held");
+    curve.iter().map(|(bytes, rate)| (*bytes, rate.value)).collect()
+}
+
+/// Misses for each thousand instructions with so many ways. Each page of 4 KiB lies in one of 128 places of the cache at random,
+/// so that a place has a binomial number of pages; it holds as many of them as the share has ways.
+fn closed_form(ways: f64) -> f64 {
+    let (pages, places) = (LINES as f64 / 64.0, 128.0_f64);
+    let odds = 1.0 / (places - 1.0);
+    let mut probability = (1.0 - 1.0 / places).powf(pages);
+    let mut held = 0.0;
+    for in_place in 0..64 {
+        let count = f64::from(in_place);
+        held += probability * count.min(ways);
+        probability *= (pages - count) / (count + 1.0) * odds;
+    }
+    1000.0 / f64::from(INSTRUCTIONS_OF_A_LOAD) * (1.0 - held * places / pages)
+}
+
+/// Do three masks, each held for five windows, give the share of lines that the ways do not hold?
+#[test]
+fn a_sweep_over_three_masks_gives_the_closed_form() {
+    let curve = swept();
+    let sizes: Vec<u64> = curve.iter().map(|(bytes, _)| bytes >> 20).collect();
+    assert_eq!(sizes, [1, 2, 3]);
+    for (bytes, found) in curve {
+        let closed_form = closed_form((bytes >> 19) as f64);
+        println!("{} MiB: {found:.1} swept, {closed_form:.1} by closed form", bytes >> 20);
+        assert!((found / closed_form - 1.0).abs() < 0.05, "{bytes}: {found} against {closed_form}");
+    }
+}

@@ -72,7 +72,7 @@ initramfs() {
     [ "$(basename "$binary")" = cachemate ] || mv "$root/bin/$(basename "$binary")" "$root/bin/cachemate"
     with_libraries "$out/machine/lab-program" "$root"
     cp lab/guest/init "$root/init"
-    cp lab/guest/{scenes,deaths,programs,evidence,auto}.sh "$root/lab/"
+    cp lab/guest/{scenes,deaths,programs,evidence,auto,nodes,sweep}.sh "$root/lab/"
     chmod +x "$root/init"
 }
 pack() { (cd "$out/initramfs" && find . | LC_ALL=C sort | bin/busybox cpio -o -H newc 2>/dev/null) >"$out/initramfs.cpio"; }
@@ -96,19 +96,20 @@ follow() {
 starved() { { [ "$code" = 124 ] || [ "$code" = 137 ]; } && [ $((4 * waited)) -gt "$limit_seconds" ]; }
 
 # boot NAME MACHINE-CONFIG INITRAMFS: one guest until it powers off; its console is in $out/NAME.log. `# cpu OPTIONS` in the
-# configuration is what the emulator is told of the processor besides.
+# configuration is what the emulator is told of the processor besides, `# qemu OPTIONS` anything else.
 boot() {
-    local name=$1 config=$2 initramfs=$3 smp memory processor
+    local name=$1 config=$2 initramfs=$3 smp memory processor more=()
     smp=$(awk '$1 == "cpus" { cpus = $2 } $1 == "cpus_per_l3" { each = $2 }
         END { print cpus ",sockets=" cpus / each ",cores=" each ",threads=1" }' "$config")
     processor=$(sed -n 's/^# cpu /,/p' "$config")
+    read -ra more < <(sed -n 's/^# qemu //p' "$config") || true
     memory=$(awk '$1 == "memory_bytes" { print $2 / 1048576 "M" }' "$config")
     one_guest
     timeout --kill-after=5 "$limit_seconds" nice -n "${LAB_NICE:-10}" "$loader" --preload "$out/machine/machine.so" \
         --library-path "$libraries" "$tree/usr/bin/qemu-system-x86_64" -L "$tree/usr/share/qemu" \
         -L "$tree/usr/share/seabios" -accel tcg,thread=multi -M q35 \
         -cpu max,vendor=GenuineIntel,-monitor,level=0x16"$processor" -smp "$smp" -m "$memory" -nographic -nodefaults -no-reboot \
-        -rtc clock=vm -serial stdio -kernel "$kernel_tree/vmlinux" -initrd "$initramfs" \
+        "${more[@]}" -rtc clock=vm -serial stdio -kernel "$kernel_tree/vmlinux" -initrd "$initramfs" \
         -plugin "$out/machine/machine.so,config=$config" -append "console=ttyS0 quiet panic=-1 tsc=reliable idle=halt \
 no_timer_check mitigations=off nmi_watchdog=0 nokaslr lpj=8000000 cryptomgr.notests \
 initcall_blacklist=load_system_certificate_list,tracer_init_tracefs,event_trace_init lab=$name" \

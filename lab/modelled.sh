@@ -5,7 +5,7 @@
 # Usage: lab/modelled.sh [BINARY]    (target/chaos/cachemate, which make lab builds; results go to target/lab)
 # LAB_FULL=1: all scenes instead of the short ones. LAB_SCENES: only these (`benches`: the machine's own). LAB_CACHE: where
 # packages are kept. LAB_LIMIT_SECONDS: of one guest. LAB_BUDGET_SECONDS: of all; what does not fit is NOT RUN.
-# LAB_NICE: of the emulator.
+# LAB_NICE: of the emulator. LAB_KERNEL: a series of kernels instead of 6.18 (7.3).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 binary=${1:-target/chaos/cachemate}
@@ -43,6 +43,7 @@ scene() {
     "$binary" lab config --machine "$machine" "$@" >"$config"
     printf 'model_on 0\nverbose 1\ntruth_file %s\n' "$out/$name.truth.tsv" >>"$config"
     [ -z "${processor:-}" ] || printf '# cpu %s\n' "$processor" >>"$config"
+    [ -z "${emulator:-}" ] || printf '# qemu %s\n' "$emulator" >>"$config"
     since=$(date +%s)
     echo "scene '$name' on $machine (modelled machine) ..."
     boot "$name" "$config" "$out/initramfs.cpio"
@@ -93,6 +94,14 @@ for name in $scenes; do
         placement | auto-placement) scene "$name" 'lab-vm?packages=2' ;;
         # Of the processors whose events the machine answers (lab/machine/registers.c) this one counts lines of remote caches.
         sharing | sharing-processes) processor=family=6,model=106,stepping=6 scene "$name" 'lab-vm?packages=2' ;;
+        # Half of the memory of lab-vm for each L3.
+        nodes)
+            emulator='-object memory-backend-ram,id=m0,size=1G -object memory-backend-ram,id=m1,size=1G
+-numa node,nodeid=0,cpus=0-1,memdev=m0 -numa node,nodeid=1,cpus=2-3,memdev=m1'
+            emulator=${emulator//$'\n'/ } scene nodes 'lab-vm?packages=2'
+            emulator=
+            ;;
+        sweep) scene sweep lab-vm ;;
         real) real ;;
         benches) ;; # they came first
         deaths)

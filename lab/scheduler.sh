@@ -54,7 +54,7 @@ for name in $scenes; do
     config=$out/$name.machine
     cpus=2
     case $name in
-        hotplug) cpus=4 ;;
+        hotplug*) cpus=4 ;;
         daemon) [ -x "$cachemate" ] || { tell_not_run "no $cachemate; make lab makes it" && continue; } ;;
     esac
     # lab-vm of machines/: one L3 of 8 MiB for two CPUs; the other fields are the machine's own standard.

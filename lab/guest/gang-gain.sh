@@ -44,9 +44,9 @@ worth() {
     lab-program wakes 150 >wakes.out
     victim_ns=$(of worth.tsv 3 $victims)
     victim_gain=$(awk "BEGIN { printf \"%.2f\", $(of worth.tsv 2 $victims) / $(of kernel.tsv 2 $victims) }")
-    others=$(awk "BEGIN { printf \"%.2f\", $(of worth.tsv 2 $streams) / $(of kernel.tsv 2 $streams) }")
+    beside=$(awk "BEGIN { printf \"%.2f\", $(of worth.tsv 2 $streams) / $(of kernel.tsv 2 $streams) }")
     tell "$1-table" "$2: victims, streams against the kernel alone; weighted speed-up; switches a second; another program wakes late, median and most us" \
-        note - "$victim_gain $others $(weighted worth.tsv) $(of worth.tsv 2 switches | cut -d. -f1) $(field median wakes.out) $(field most wakes.out)" -
+        note - "$victim_gain $beside $(weighted worth.tsv) $(of worth.tsv 2 switches | cut -d. -f1) $(field median wakes.out) $(field most wakes.out)" -
 }
 by_law() { near "$1" "$2: ns of a victim's access, by the law and measured" "$victim_ns" "$(law "$3")" 10; }
 no_gain() {
@@ -63,7 +63,7 @@ alone() {
 
 # Turns of the scheduler: as long as the law says, too short, and of the wrong gangs.
 by_scheduler() {
-    for turns_ms in 20 50 100 5 1; do
+    for turns_ms in $by_kernel_ms; do
         plan "$((generation += 1))" "${turns_ms}000" "$(four 0 0 1 1)"
         worth "ext-$turns_ms" "sched_ext, $turns_ms ms" "$turns_ms"
         case $turns_ms in
@@ -77,7 +77,7 @@ by_scheduler() {
 }
 # by_hand stop|idle: the same turns from outside
 by_hand() {
-    for turns_ms in 20 50 100 5 1; do
+    for turns_ms in $by_hand_ms; do
         lab-program turns "$1" "$turns_ms" 60 "$v1,$v2" "$s1,$s2" &
         turning=$!
         worth "$1-$turns_ms" "$2, $turns_ms ms" "$turns_ms"
@@ -105,13 +105,16 @@ filling() {
     holds fill "the same where streams may fill its turn" - "$fill_ns" "slower than strict" "$fill_ns > $strict_ns" "$fill_ns" "$strict_ns"
 }
 
+# gain-short: two lengths by the scheduler, one by hand
 scene_gain() {
+    by_kernel_ms='20 50 100 5 1' by_hand_ms='20 50 100 5 1'
+    [ "$scene" = gain ] || by_kernel_ms='20 50' by_hand_ms=20
     alone
     programs 3072 32768
     victims="$v1 $v2" streams="$s1 $s2"
     usleep 100000
     stretch 0.5 $victims $streams >kernel.tsv
-    worth kernel "the kernel alone" 1
+    [ "$scene" != gain ] || worth kernel "the kernel alone" 1
     by_hand stop "stop signals"
     by_hand idle "idle turns"
     generation=0
@@ -119,8 +122,7 @@ scene_gain() {
     by_scheduler
     echo '{"stop":{}}' | gangs send >answer
     within 5 ended "$loader"
-    generation=0
-    filling
+    [ "$scene" != gain ] || filling
     echo '{"stop":{}}' | gangs send >answer
     within 5 ended "$loader"
     kill -CONT "$v2"

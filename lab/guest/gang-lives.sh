@@ -69,8 +69,12 @@ scene_hotplug() {
     kill $all
 }
 attached_again() { attached && [ "$(grep -c 'attached again' loader.log)" -gt "$restarts" ]; }
-# grown_first NAME: of the first cache
-grown_first() { awk -v name="\"$1\":" 'FNR == 1 { at = index($0, name); n[NR] = substr($0, at + length(name)) + 0 } END { print n[2] - n[1] }' before.json state.json; }
+# grown_first NAME: of the first cache's counts
+grown_first() {
+    awk -v name="\"$1\":" '
+        { counts = substr($0, index($0, "\"counts\":")); n[NR] = substr(counts, index(counts, name) + length(name)) + 0 }
+        END { print n[2] - n[1] }' before.json state.json
+}
 
 # Fifty deaths at moments that differ; one counts only if the scheduler was attached and had its programs.
 scene_kills() {
@@ -79,12 +83,14 @@ scene_kills() {
     pause_us=5000
     counted=0 wrong=0 lost=
     for round in $(seq 1 50); do
+        kill -STOP $all # to emulate them while the kernel checks the object takes more than all the rest
         if ! attach; then
             wrong=$((wrong + 1)) lost="round $round: not attached; $(tail -n 1 loader.log)"
             kill -9 "$loader"
             continue
         fi
         plan 1 20000 "$(four 0 0 1 1)"
+        kill -CONT $all
         usleep $(((round * 37701) % 90000))
         attached && [ "$(policies $all)" = 7 ] && counted=$((counted + 1))
         kill -9 "$loader"
@@ -92,8 +98,10 @@ scene_kills() {
         within 5 detached
         gangs reset >reset.log 2>&1
         found="$(cat /sys/kernel/sched_ext/state) $(policies $all) $([ -e $journal ] && echo journal)"
+        [ $((round % 10)) != 0 ] || echo "# $round rounds, $counted counted, $wrong wrong"
         [ "$found" = "disabled 0 " ] || { wrong=$((wrong + 1)) lost="round $round: $found"; }
     done
+    kill -CONT $all
     holds kills "kill -9 of the loader at 50 moments: all as before after reset" "$counted had been attached" "$wrong were not ${lost}" \
         "50 attached, none wrong" "$counted == 50 && $wrong == 0" "$counted" "$wrong"
     set -- $(rates 0.2 $all)

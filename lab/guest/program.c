@@ -207,11 +207,22 @@ static void think(uint64_t cycles)
 		__asm__ volatile("1: dec %0\n\tjnz 1b" : "+r"(turns)::"cc");
 }
 
-/* load chase|stream[:CYCLES] NAME CPU KIB MS [STEP_MS]: dependent loads, with so many cycles of computation before each; ns of
+/* Loads any of so many lines, each as likely as the others. */
+static void any(volatile char *memory, size_t lines, int times, uint64_t *state)
+{
+	for (int i = 0; i < times; i++) {
+		*state ^= *state << 13;
+		*state ^= *state >> 7;
+		*state ^= *state << 17;
+		(void)memory[*state % lines * LINE];
+	}
+}
+
+/* load chase|stream|uniform[:CYCLES] NAME CPU KIB MS [STEP_MS]: dependent loads, with so many cycles of computation before each; ns of
  * CPU time for an access, over all of it and step by step, and the misses that the machine counted on this CPU meanwhile. */
 static void load(char **argument)
 {
-	int random = argument[0][0] == 'c';
+	int random = argument[0][0] == 'c', uniform = argument[0][0] == 'u';
 	const char *cycles = strchr(argument[0], ':');
 	uint64_t thought = cycles ? strtoull(cycles + 1, NULL, 10) : 0;
 	int at_once = thought ? STEPS_AT_ONCE / 16 : STEPS_AT_ONCE;
@@ -222,14 +233,17 @@ static void load(char **argument)
 	size_t used = 0;
 	stay_on(atoi(argument[2]));
 	volatile uint64_t *done = progress();
-	void **at = linked(lines, random);
+	void **at = linked(lines, random), **start_of = at;
+	uint64_t state = 88172645463325252u;
 	for (size_t i = 0; i < lines; i++)
 		at = *at;
 	uint64_t l3, l2_before = ask(GUEST_COUNT, 0, L2_MISSES, NULL), l3_before = ask(GUEST_COUNT, 0, L3_MISSES, NULL);
 	uint64_t count = 0, step_count = 0;
 	double start = now_s(), cpu_start = own_cpu_s(), step_start = start, step_cpu = cpu_start, now;
 	do {
-		for (int i = 0; i < at_once && !thought; i++)
+		if (uniform)
+			any((char *)start_of, lines, at_once, &state);
+		for (int i = 0; i < at_once && !thought && !uniform; i++)
 			at = *at;
 		for (int i = 0; i < at_once && thought; i++) {
 			think(thought);
@@ -396,6 +410,25 @@ static void counted(char **argument)
 		printf("-\n");
 }
 
+/* mpki MS CPU: misses of the L3 that the machine counts on that CPU for each thousand instructions that perf counts. */
+static void mpki(char **argument)
+{
+	uint64_t misses = 0, instructions = 0, value;
+	struct perf_event_attr event = { .size = sizeof event, .type = PERF_TYPE_HARDWARE, .config = PERF_COUNT_HW_INSTRUCTIONS };
+	int file = (int)syscall(SYS_perf_event_open, &event, -1, atoi(argument[1]), -1, 0);
+	stay_on(atoi(argument[1]));
+	for (int after = 0; after < 2; after++) {
+		if (file < 0 || read(file, &value, sizeof value) != sizeof value)
+			fail("perf_event_open");
+		instructions += after ? value : -value;
+		value = ask(GUEST_COUNT, 0, L3_MISSES, NULL);
+		misses += after ? value : -value;
+		if (!after)
+			usleep((useconds_t)(atof(argument[0]) * 1e3));
+	}
+	printf("mpki\tmpki\t%.3f\n", 1000.0 * (double)misses / (double)instructions);
+}
+
 /* counters KIB LOADS: what perf counts of random loads, and the machine of the same CPU. */
 static void counters(char **argument)
 {
@@ -519,6 +552,8 @@ int main(int argc, char **argv)
 		load(argv + 2);
 	else if (!strcmp(what, "ping-pong") && argc == 5)
 		ping_pong(argv + 2);
+	else if (!strcmp(what, "mpki") && argc == 4)
+		mpki(argv + 2);
 	else if (!strcmp(what, "counters") && argc == 4)
 		counters(argv + 2);
 	else if (!strcmp(what, "share") && argc >= 5)
@@ -534,7 +569,7 @@ int main(int argc, char **argv)
 	else if (!strcmp(what, "progress") && argc >= 4)
 		show_progress(argv + 2);
 	else {
-		fprintf(stderr, "lab-program: found '%s', expected tell-kernel, model, mark, lines, load, ping-pong, counters, "
+		fprintf(stderr, "lab-program: found '%s', expected tell-kernel, model, mark, lines, load, ping-pong, counters, mpki, "
 				"share, counted, turns, wakes, hold or progress with their arguments (program.c)\n", what);
 		return 2;
 	}

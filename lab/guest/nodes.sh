@@ -1,0 +1,53 @@
+# Two memory nodes, and the kernel's own cache-aware scheduling where it has one (7.2 and later); sourced by init. Caches cost
+# nothing here: what is asked is what is seen, set and put back.
+
+knobs=/sys/kernel/debug/sched/llc_balancing
+# told_nodes: of each CPU the memory node, as cachemate has it
+told_nodes() { cachemate topology --json | sed -n 's/.*"memory_node": \([0-9]*\).*/\1/p' | tr '\n' ' ' | sed 's/ $//'; }
+kernel_nodes() { for cpu in /sys/devices/system/cpu/cpu[0-9]*; do ls -d "$cpu"/node* | sed 's/.*node//'; done | tr '\n' ' ' | sed 's/ $//'; }
+# told_gathering: what doctor says of the kernel's own scheduling
+told_gathering() { cachemate doctor --quick 2>/dev/null | sed -n "s/^the kernel's own cache-aware scheduling: //p"; }
+
+scene_nodes() {
+    lab-program model 0
+    mount -t debugfs debugfs /sys/kernel/debug
+    tell kernel-release "the kernel" note - "$(uname -r)" -
+    same nodes "memory node of each CPU: by the kernel, by topology" "$(kernel_nodes)" "$(told_nodes)"
+    holds two "memory nodes of the guest" - "$(ls -d /sys/devices/system/node/node[0-9]* | wc -l)" 2 "$(ls -d /sys/devices/system/node/node[0-9]* | wc -l) == 2" \
+        "$(ls -d /sys/devices/system/node/node[0-9]* | wc -l)"
+    if [ ! -e "$knobs/enabled" ]; then
+        holds none "doctor where the kernel has no cache-aware scheduling" "$(told_gathering)" "none in $(uname -r)" "not said to be on" \
+            "$(told_gathering | grep -c '^on')== 0" "$(told_gathering | grep -c '^on')"
+        return
+    fi
+    for balancing in 1 0; do
+        echo "$balancing" >/proc/sys/kernel/numa_balancing
+        [ "$balancing" = 1 ] && footprints="footprints are counted by NUMA balancing" ||
+            footprints="no footprint is looked at, as NUMA balancing is off or there is one memory node"
+        same "footprints-$balancing" "NUMA balancing $balancing: doctor, of the kernel's files" \
+            "on, tolerance $(cat $knobs/aggr_tolerance); $footprints" "$(told_gathering)"
+    done
+    before=$(cat $knobs/aggr_tolerance)
+    ln -sf /bin/lab-program /lab/bin/one
+    /lab/bin/one hold 64 &
+    pid=$!
+    printf 'act = true\nsched_cache_tolerance = 100\n[policy]\nname = "default"\n%s\n' "$(rules one)" >c.toml
+    for death in end kill; do
+        cachemate --quiet manage --config c.toml --state-dir state --socket /run/lab/s.sock >daemon.log 2>&1 &
+        daemon=$!
+        within 5 tolerance_is 100
+        same "set-$death" "sched_cache_tolerance = 100: the kernel's file, and status" "100 on, tolerance 100" \
+            "$(cat $knobs/aggr_tolerance) $(within 10 says_tolerance && status | grep -o 'on, tolerance 100' | head -n 1)"
+        if [ "$death" = end ]; then
+            end
+        else
+            kill -9 "$daemon" # the guardian puts it back
+            wait "$daemon" 2>/dev/null
+        fi
+        within 5 tolerance_is "$before"
+        same "back-$death" "after its end ($death) the file is as before" "$before" "$(cat $knobs/aggr_tolerance)"
+    done
+    kill "$pid"
+}
+tolerance_is() { [ "$(cat $knobs/aggr_tolerance)" = "$1" ]; }
+says_tolerance() { status | grep -q 'on, tolerance 100'; }

@@ -1,0 +1,53 @@
+# A curve from a few way masks, while the program runs: a plan with steps, misses by counters, and no recorder; sourced by init.
+
+# Lines of 4 MiB at random: in w ways of 512 KiB it finds the share of them that the ways hold.
+scene_sweep() {
+    mount -t resctrl resctrl /mnt/rdt
+    busy uniform victim-1 0 4096; v1=$pid
+    busy stream stream-1 1 32768; s1=$pid
+    for one in "$v1" "$s1"; do within 30 test -s "/run/lab/progress/$one"; done
+    : >truth.tsv
+    mkdir /mnt/rdt/v /mnt/rdt/s
+    echo "$v1" >/mnt/rdt/v/tasks
+    echo "$s1" >/mnt/rdt/s/tasks
+    # By hand, from the machine's own count of misses of CPU 0.
+    for split in "2 0003 fffc" "4 000f fff0" "6 003f ffc0"; do
+        set -- $split
+        echo "L3:0=$2" >/mnt/rdt/v/schemata
+        echo "L3:0=$3" >/mnt/rdt/s/schemata
+        usleep 40000
+        lab-program mpki 40 0 >counted.out
+        printf '%s\t%s\n' "$(($1 * 512 * 1024))" "$(field mpki counted.out)" >>truth.tsv
+    done
+    rmdir /mnt/rdt/v /mnt/rdt/s
+    manage 'window_ms = 40
+[guard]
+enabled = false
+[policy]
+name = "static-partition"
+parameters = { window_ns = 40_000_000, steps = [
+    { shares = ["0-1", "2-15"] }, { from_ns = 240_000_000, shares = ["0-3", "4-15"] }, { from_ns = 480_000_000, shares = ["0-5", "6-15"] } ] }
+'"$(rules victim-1 stream-1)"
+    within 6 has_curve
+    usleep 200000
+    status >status.json
+    cachemate status --socket /run/lab/s.sock | sed 's/^/# /'
+    end
+    curve victim-1 >curve.tsv
+    sed 's/^/# swept: /' curve.tsv
+    while read -r bytes mpki; do
+        near "ways-$((bytes / 524288))" "misses for 1000 instructions in $((bytes / 524288)) of 16 ways: swept, and by the machine" \
+            "$(awk -v bytes="$bytes" '$1 == bytes { print $2 }' curve.tsv)" "$mpki" 5
+    done <truth.tsv
+    kill -9 "$v1" "$s1"
+}
+# curve NAME: bytes and misses of each point of status.json
+curve() {
+    awk -v name="$1" -F '[:,]' '
+        /"name"/ { on = index($0, "\"" name "\"") > 0 }
+        on && /"curve": \[$/ { in_curve = 1; next }
+        in_curve && /^ *[0-9]+,$/ { gsub(/[ ,]/, "", $1); bytes = $1 }
+        in_curve && /"value"/ { gsub(/ /, "", $2); print bytes "\t" $2 }
+        on && /"instr_per_cycle"/ { in_curve = 0 }' status.json
+}
+has_curve() { status >status.json && [ "$(curve victim-1 | wc -l)" = 3 ]; }

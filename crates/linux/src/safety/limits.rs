@@ -2,8 +2,9 @@
 //!
 //! Problem: whoever restores does what a file says, as root where the daemon is root's. Method: besides threads only those
 //! files and folders are touched that cachemate ever changes: a group's `cpuset.cpus` below the mount of the cpuset
-//! controller, groups of ours in resctrl with their masks, what colors a program is to have, and the kernel's tolerance. Anything
-//! else is told and left alone. Property: a journal that somebody made up does no more than a daemon could have done.
+//! controller, groups of ours in resctrl with their masks, and what colors a program is to have. The tolerance of the kernel's
+//! cache-aware scheduling is another one. Anything else is told and left alone. Property: a journal that somebody made up does
+//! no more than a daemon could have done.
 
 use std::collections::BTreeMap;
 use std::path::{Component, Path, PathBuf};

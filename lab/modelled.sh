@@ -13,8 +13,8 @@ cache=${LAB_CACHE:-${XDG_CACHE_HOME:-${HOME:-$PWD/target}/.cache}/cachemate/lab}
 out=$PWD/target/lab
 short='colors-hashed colors deaths gangs'
 full="settled gangs gangs-bare colors colors-hashed ways placement sharing deaths"
-# By name only (LAB_SCENES): none of these has come to its end yet.
-named="probes probes-bare probes-rdt sharing-processes auto-gangs auto-ways auto-placement auto-nothing real"
+# By name only (LAB_SCENES): they take long, or have not come to their end yet.
+named="nodes sweep probes probes-bare probes-rdt sharing-processes auto-gangs auto-ways auto-placement auto-nothing real"
 scenes=${LAB_SCENES:-$([ -n "${LAB_FULL:-}" ] && echo "$full" || echo "$short")}
 budget=${LAB_BUDGET_SECONDS:-$([ -n "${LAB_FULL:-}" ] && echo 86400 || echo 420)}
 started=$(date +%s)

@@ -3,7 +3,7 @@
 # law TURN_MS: ns of an access by the law (schedulers/gangs/src/law.rs): 49152 lines, a hit 26.5 ns, a miss 126.5 ns.
 law() {
     awk -v ms="$1" 'BEGIN { t = ms * 1e6; f = 49152; m = 126.5; h = 26.5
-        printf "%.1f", t > f * m ? t / (f + (t - f * m) / h) : m }'
+        printf "%.1f", (t > f * m ? t / (f + (t - f * m) / h) : m) }'
 }
 # reading PID...: of each its work, and its CPU time in ns; then the moment, and the switches since boot
 reading() {
@@ -40,7 +40,7 @@ weighted() {
 # In $victim_gain and $victim_ns what is measured.
 worth() {
     usleep "$(awk -v ms="$3" 'BEGIN { print int((ms > 25 ? 2 * ms : 50) * 1000) }')"
-    stretch "$(awk -v ms="$3" 'BEGIN { print ms * 8 > 400 ? ms * 8 / 1000 : 0.4 }')" $victims $streams >worth.tsv
+    stretch "$(awk -v ms="$3" 'BEGIN { print (ms * 8 > 400 ? ms * 8 / 1000 : 0.4) }')" $victims $streams >worth.tsv
     lab-program wakes 150 >wakes.out
     victim_ns=$(of worth.tsv 3 $victims)
     victim_gain=$(awk "BEGIN { printf \"%.2f\", $(of worth.tsv 2 $victims) / $(of kernel.tsv 2 $victims) }")

@@ -52,6 +52,11 @@ fn a_nominal_scenario_runs_repeats_and_replays() {
     assert!(jobs.iter().take(4).all(|job| job["slowdown"].as_f64().unwrap() > 0.99), "{jobs:?}");
     let again = run(at, &["replay", "a.log", "--json"]).json();
     assert_eq!(again["same_plans"], again["windows"], "{again}");
+    let offline = SCENARIO.replace("shrink = { cache = 1, to_share = 0.5 }", "offline = 3");
+    std::fs::write(at.join("offline.toml"), &offline).unwrap();
+    run(at, &["sim", "offline.toml", "-o", "c.log"]).ok();
+    let again = run(at, &["replay", "c.log", "--json"]).json();
+    assert_eq!(again["same_plans"], again["windows"], "a CPU went offline: {again}");
     let words = run(at, &["sim", "four.toml"]).ok().out;
     assert!(words.contains("300 nominal seconds") && words.contains("reuser"), "{words}");
 }

@@ -4,8 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::check::{BadPlan, check_plan};
 use crate::{
-    Capabilities, Decision, Estimate, Event, Forecast, Machine, MachineError, Observation, PipelineConfig, Plan,
-    Policy, Predictor, Profiler, Profiles, Refused, TaskId, TaskSample, Topology, View, Window,
+    Capabilities, CpuSet, Decision, Estimate, Event, Forecast, Machine, MachineError, Observation, PipelineConfig,
+    Plan, Policy, Predictor, Profiler, Profiles, Refused, TaskId, TaskSample, Topology, View, Window,
 };
 
 /// How far off the last forecast was; task, forecast, measured.
@@ -25,6 +25,10 @@ pub struct WindowRecord {
     pub applied: crate::Applied,
     /// How far off the forecast for this window was; tasks without a forecast or a measurement are missing.
     pub last_forecast_missed_instr_per_cycle: Vec<ForecastError>,
+    /// The CPUs that are online, where they are others than in the window before, or of the header's topology in the
+    /// first one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub online: Option<CpuSet>,
 }
 
 /// First line of a recording: all that a replay needs besides the records.
@@ -78,6 +82,8 @@ pub struct Loop<M, P> {
     pub forecast: Forecast,
     /// What the machine answered to that plan: policies see it with the window that follows.
     refused: Vec<Refused>,
+    /// CPUs that were online when this was last looked at.
+    online: CpuSet,
 }
 
 impl<M: Machine, P: Policy> Loop<M, P> {
@@ -91,6 +97,7 @@ impl<M: Machine, P: Policy> Loop<M, P> {
         first_window: Window,
     ) -> Self {
         Loop {
+            online: machine.topology().online(),
             machine,
             profilers,
             predictor,
@@ -109,6 +116,9 @@ impl<M: Machine, P: Policy> Loop<M, P> {
     /// The machine's own, or a plan that breaks an invariant of [`check_plan`]; nothing is applied then.
     pub fn step(&mut self) -> Result<Option<WindowRecord>, LoopError> {
         let Some(mut seen) = self.machine.observe()? else { return Ok(None) };
+        let now = self.machine.topology().online();
+        let online = (now != self.online).then(|| now.clone());
+        self.online = now;
         for refused in self.refused.drain(..) {
             // A recording has them already.
             if !seen.in_force.refused.contains(&refused) {
@@ -143,7 +153,8 @@ impl<M: Machine, P: Policy> Loop<M, P> {
         self.refused.clone_from(&applied.refused);
         self.plan = decision.plan.clone();
         self.forecast = forecast.clone();
-        Ok(Some(WindowRecord { seen, decision, forecast, applied, last_forecast_missed_instr_per_cycle: missed }))
+        let last_forecast_missed_instr_per_cycle = missed;
+        Ok(Some(WindowRecord { seen, decision, forecast, applied, last_forecast_missed_instr_per_cycle, online }))
     }
 }
 

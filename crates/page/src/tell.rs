@@ -64,7 +64,7 @@ fn ran_ns(task: &TaskSample) -> u64 {
 
 /// The record without what probes brought in long lists, which no snapshot shows: a copy that costs little.
 pub fn slim(record: &WindowRecord) -> WindowRecord {
-    let WindowRecord { seen, decision, forecast, applied, last_forecast_missed_instr_per_cycle } = record;
+    let WindowRecord { seen, decision, forecast, applied, last_forecast_missed_instr_per_cycle, online } = record;
     let answers = seen.answers.iter().map(|answer| cachemate_core::ProbeResult {
         probe: answer.probe,
         evidence: slim_evidence(&answer.evidence),
@@ -86,6 +86,7 @@ pub fn slim(record: &WindowRecord) -> WindowRecord {
         forecast: forecast.clone(),
         applied: applied.clone(),
         last_forecast_missed_instr_per_cycle: last_forecast_missed_instr_per_cycle.clone(),
+        online: online.clone(),
     }
 }
 

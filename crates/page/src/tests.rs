@@ -29,6 +29,7 @@ fn record(window: u64, cpus: &[u32]) -> WindowRecord {
         forecast: Forecast::default(),
         applied: Applied::default(),
         last_forecast_missed_instr_per_cycle: Vec::new(),
+        online: None,
     }
 }
 

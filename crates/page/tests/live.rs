@@ -34,6 +34,7 @@ fn record(window: u64) -> WindowRecord {
         forecast: Forecast::default(),
         applied: Applied::default(),
         last_forecast_missed_instr_per_cycle: Vec::new(),
+        online: None,
     }
 }
 

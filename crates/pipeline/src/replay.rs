@@ -33,7 +33,7 @@ impl Replay {
         Replay { header: log.header().clone(), log, current: Rc::default() }
     }
 
-    /// The recording's header: policy, parameters, seed.
+    /// The recording's header: policy, parameters, seed. CPUs are online as in the last window given.
     pub fn header(&self) -> &RunHeader {
         &self.header
     }
@@ -49,6 +49,9 @@ impl Machine for Replay {
     fn observe(&mut self) -> Result<Option<Observation>, MachineError> {
         let record = self.log.next_record().map_err(|error| MachineError(error.to_string()))?;
         let seen = record.as_ref().map(|record| record.seen.clone());
+        if let Some(online) = record.as_ref().and_then(|record| record.online.as_ref()) {
+            self.header.topology.cpus.iter_mut().for_each(|cpu| cpu.online = online.contains(cpu.id.0));
+        }
         self.current.replace(record);
         Ok(seen)
     }

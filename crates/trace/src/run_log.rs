@@ -15,8 +15,10 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::{Place, TraceError, create_output};
 
-/// The version this library writes and reads ([`RunHeader::format`]).
-pub const RUN_LOG_VERSION: u32 = 3;
+/// The version that this library writes ([`RunHeader::format`]).
+pub const RUN_LOG_VERSION: u32 = 4;
+/// The oldest one that it reads: the same, but that it does not tell which CPUs go offline.
+const OLDEST_VERSION: u32 = 3;
 /// Longer lines are refused: a window with a trace of a million addresses is far below.
 const LINE_BYTES_LIMIT: u64 = 64 << 20;
 
@@ -143,9 +145,9 @@ impl RunLogReader {
         };
         reader.advance()?;
         let version: FormatOnly = reader.parse("a run log's header")?;
-        if version.format != RUN_LOG_VERSION {
+        if !(OLDEST_VERSION..=RUN_LOG_VERSION).contains(&version.format) {
             let found = format!("run log format {}", version.format);
-            return Err(reader.bad(found, &format!("format {RUN_LOG_VERSION}")));
+            return Err(reader.bad(found, &format!("format {OLDEST_VERSION} or {RUN_LOG_VERSION}")));
         }
         reader.header = reader.parse("a run log's header")?;
         Ok(reader)

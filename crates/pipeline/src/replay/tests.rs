@@ -75,3 +75,71 @@ fn a_plan_that_was_not_recorded_is_refused() {
     assert_eq!(applied.refused[0].because, RefusedBecause::NotRecorded);
     assert_eq!(applied.affinity, records[0].applied.affinity);
 }
+
+/// A host whose last CPU goes offline after two windows and comes back after two more.
+struct Hotplug(cachemate_core::test_kit::Scripted, u64);
+
+impl Machine for Hotplug {
+    fn topology(&self) -> &Topology {
+        self.0.topology()
+    }
+    fn capabilities(&self) -> &Capabilities {
+        self.0.capabilities()
+    }
+    fn observe(&mut self) -> Result<Option<Observation>, MachineError> {
+        let seen = self.0.observe()?;
+        let here = !(2..4).contains(&self.1);
+        self.0.topology.cpus.last_mut().unwrap().online = here;
+        self.1 += 1;
+        Ok(seen)
+    }
+    fn apply(&mut self, plan: &Plan) -> Result<Applied, MachineError> {
+        self.0.apply(plan)
+    }
+}
+
+/// Keeps everybody on the last CPU that is there.
+struct OnTheLast;
+
+impl Policy for OnTheLast {
+    fn decide(&mut self, view: &View<'_>) -> Decision {
+        let mut plan = Plan::idle(Window::Time { ns: 1_000 });
+        let last: CpuSet = view.topology.online().iter().last().into_iter().collect();
+        plan.affinity = view.seen.tasks.iter().map(|task| (task.task, last.clone())).collect();
+        Decision { plan, why: Vec::new() }
+    }
+}
+
+/// Does a run in which a CPU went offline and came back decide the same again, and a log of the older version, which does
+/// not tell of it, otherwise from that window on?
+#[test]
+fn a_run_whose_cpus_went_offline_replays() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("run.jsonl");
+    let first = config().first_window;
+    let host = alternating::host();
+    let header = cachemate_core::test_kit::run_header(host.topology.clone(), host.capabilities.clone(), config());
+    let mut run = Loop::new(Hotplug(host, 0), Vec::new(), Box::new(ByCpu), "last", OnTheLast, first);
+    let mut log = RunLogWriter::create(&path, false, &header).unwrap();
+    let mut online = Vec::new();
+    while let Some(record) = run.step().unwrap() {
+        online.push(record.online.as_ref().map(ToString::to_string));
+        log.push(&record).unwrap();
+    }
+    log.finish().unwrap();
+    assert_eq!(online, [None, None, Some("0".to_string()), None, Some("0-1".to_string()), None]);
+    let again = |path: &std::path::Path| {
+        let machine = Replay::new(RunLogReader::open(path).unwrap());
+        let current = Rc::clone(&machine.current);
+        let turns = Loop::new(machine, Vec::new(), Box::new(ByCpu), "last", OnTheLast, first);
+        decide_again(turns, &current, true, |_| {})
+    };
+    assert_eq!(again(&path).unwrap(), 6);
+    let text = std::fs::read_to_string(&path).unwrap();
+    let old = text.replacen("\"format\":4", "\"format\":3", 1);
+    let old = old.replace(",\"online\":\"0-1\"}", "}").replace(",\"online\":\"0\"}", "}");
+    assert!(old.len() < text.len() - 20, "two windows told of it");
+    std::fs::write(&path, old).unwrap();
+    let error = again(&path).unwrap_err().to_string();
+    assert!(error.starts_with("window 2: the policy 'last' decides otherwise"), "{error}");
+}

@@ -78,10 +78,31 @@ struct Rest {
 const DOUBLED_AT_MOST: u32 = 6;
 
 impl Rest {
+    /// Begins when a trial has ended, one of so many in a row that changed nothing.
+    fn after(trial: &AbTest, terms: Terms, unchanged: u32, proof: bool) -> Self {
+        let paid = libm::ceil(trial.lost_windows() / terms.trial_share).min(f64::from(u32::MAX)) as u32;
+        Rest { windows: 0, paid_after: paid.max(trial.windows), unchanged, proof_next: !proof }
+    }
+
     fn is_over(&self) -> bool {
         // What the next one may cost is paid before it begins.
         let doubled = self.unchanged.min(DOUBLED_AT_MOST);
         self.windows >= self.paid_after.saturating_mul(1 << doubled)
+    }
+}
+
+/// How long the same programs stay in the same phases.
+#[derive(Clone, Copy, Debug, Default)]
+struct Lasting {
+    windows: u32,
+    /// Mean of the times before, the latest a quarter of it; `None` = nothing has changed yet.
+    mean: Option<f64>,
+}
+
+impl Lasting {
+    fn changed(&mut self) {
+        let last = f64::from(std::mem::replace(&mut self.windows, 0));
+        self.mean = Some(self.mean.map_or(last, |mean| mean + 0.25 * (last - mean)));
     }
 }
 
@@ -129,20 +150,27 @@ pub struct Judging {
     proof: Option<Proof>,
     /// `None` = nothing was tried with these co-runners.
     rest: Option<Rest>,
+    lasting: Lasting,
 }
 
 impl Judging {
     /// Takes a window in; the shares that are held on to.
     pub fn follow(&mut self, view: &View<'_>, domain: &DividedCache<'_>, terms: Terms) -> Vec<CacheShare> {
         let mut held = domain.kept(&view.previous_plan.shares);
+        self.lasting.windows += 1;
         let co_runners: Present = domain.present.iter().map(|present| (present.process, present.phase)).collect();
         if co_runners != self.co_runners {
             let judged = terms.lengths.judge_windows > 0 && !domain.promised();
+            self.lasting.changed();
+            let unchanged = self.rest.map_or(0, |rest| rest.unchanged);
             self.forget(co_runners, judged);
-            // What was not judged to the end does not stay.
-            if let Some(tried) = self.tried.take().filter(|tried| tried.trial.arm() == Arm::New) {
-                held = domain.kept(&tried.back);
-                self.settling = Some(Settling::default());
+            // What was not judged to the end does not stay, and is paid for all the same.
+            if let Some(tried) = self.tried.take() {
+                self.rest = Some(Rest::after(&tried.trial, terms, unchanged + 1, tried.proof));
+                if tried.trial.arm() == Arm::New {
+                    held = domain.kept(&tried.back);
+                    self.settling = Some(Settling::default());
+                }
             }
         }
         match &mut self.settling {
@@ -207,6 +235,12 @@ impl Judging {
         self.left.as_ref() != Some(&self.co_runners) && self.rest.is_none_or(|rest| rest.is_over())
     }
 
+    /// Time for which what is known now is likely to hold; infinite where nothing has changed yet.
+    pub fn lasts_ns(&self, window_ns: u64) -> f64 {
+        let windows = self.lasting.mean.map(|mean| mean.max(f64::from(self.lasting.windows)));
+        windows.map_or(f64::INFINITY, |windows| windows * window_ns as f64)
+    }
+
     /// Is it the turn of the shares held, before new ones?
     pub fn proof_next(&self) -> bool {
         self.rest.is_some_and(|rest| rest.proof_next)
@@ -266,14 +300,8 @@ impl Judging {
     ) -> Verdict {
         let Tried { back, new, trial, proof, .. } = tried;
         let lost_windows = trial.lost_windows();
-        let paid = libm::ceil(lost_windows / terms.trial_share).min(f64::from(u32::MAX)) as u32;
-        let unchanged = self.rest.map_or(0, |rest| rest.unchanged) + 1;
-        self.rest = Some(Rest {
-            windows: 0,
-            paid_after: paid.max(trial.windows),
-            unchanged: if adopted { 0 } else { unchanged },
-            proof_next: !proof,
-        });
+        let unchanged = if adopted { 0 } else { self.rest.map_or(0, |rest| rest.unchanged) + 1 };
+        self.rest = Some(Rest::after(&trial, terms, unchanged, proof));
         if ratio.is_some() {
             self.learn(domain, &new, &trial);
         }

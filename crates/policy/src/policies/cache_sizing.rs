@@ -48,7 +48,7 @@ pub struct Parameters {
     pub insensitive: f64,
     /// A change must promise to be better by this share.
     pub least_gain: f64,
-    /// Copied pages must be earned back within this.
+    /// Copied pages must be earned back within this, or within the time that programs stay in a phase.
     pub horizon_ns: u64,
     /// What a miss costs where stalls are not counted; `None` = as the reference predictor has it from the machine.
     pub miss_penalty_cycles: Option<f64>,
@@ -205,7 +205,8 @@ impl CacheSizing {
             domain.present.iter().map(|present| claimant(view, domain, present, remembered, parameters)).collect();
         let Some(mut claimants) = claimants.filter(|_| domain.promised() || remembered.may_try()) else { return held };
         learn_from_broken_promises(remembered, domain, &mut claimants, &held, parameters, why);
-        let outlook = Outlook { view, domain, claimants: &claimants, speeds: &remembered.speeds };
+        let horizon_ns = remembered.lasts_ns(parameters.window_ns).min(parameters.horizon_ns as f64);
+        let outlook = Outlook { view, domain, claimants: &claimants, speeds: &remembered.speeds, horizon_ns };
         let trial = outlook.trial(parameters);
         let unproven = trial.clone().filter(|_| !domain.is_undivided(&held));
         if let Some(trial) = unproven.clone().filter(|_| remembered.proof_next()) {
@@ -240,7 +241,9 @@ impl CacheSizing {
     /// log, and holds nobody up.
     fn probes_of(&mut self, view: &View<'_>, domain: &DividedCache<'_>) -> Vec<Probe> {
         let able = view.capabilities.can(Ability::TraceAddresses);
-        if !able || self.parameters.trace_entries == 0 || !domain.has_something_to_divide() {
+        // Where nothing may be tried yet, no curve is needed.
+        let rests = !domain.promised() && self.caches.get(&domain.cache.id).is_some_and(|cache| !cache.may_try());
+        if !able || self.parameters.trace_entries == 0 || rests || !domain.has_something_to_divide() {
             return Vec::new();
         }
         let unknown = domain.present.iter().filter(|present| {
@@ -372,6 +375,8 @@ struct Outlook<'a> {
     claimants: &'a [Claimant],
     /// Speeds under the shares held.
     speeds: &'a SpeedRecord,
+    /// Gains end with the phase that they were reckoned for.
+    horizon_ns: f64,
 }
 
 impl Outlook<'_> {
@@ -446,11 +451,11 @@ impl Outlook<'_> {
         let cost_ns = changes * self.cost_ns(&chosen);
         // Time that everybody together saves within the horizon.
         let saved = now.iter().zip(outlook).map(|(now, then)| 1.0 - then.1 / now.1).sum::<f64>();
-        let earned_ns = saved * parameters.horizon_ns as f64;
+        let earned_ns = saved * self.horizon_ns;
         let worth = match objective {
             // Less space for the same promise: only the copying speaks against it.
-            Objective::LeastSpace => !breaks && cost_ns <= parameters.least_gain * parameters.horizon_ns as f64,
-            Objective::Fairness => !breaks && gain >= parameters.least_gain && cost_ns <= parameters.horizon_ns as f64,
+            Objective::LeastSpace => !breaks && cost_ns <= parameters.least_gain * self.horizon_ns,
+            Objective::Fairness => !breaks && gain >= parameters.least_gain && cost_ns <= self.horizon_ns,
             _ => !breaks && gain >= parameters.least_gain && earned_ns > cost_ns,
         };
         if !(mends || worth) {
@@ -464,7 +469,7 @@ impl Outlook<'_> {
             format!("cache {} is divided into {}", self.domain.cache.id.0, shares.join(" | "))
         };
         let numbers = [("gain_share", gain), ("cost_ns", cost_ns), ("earned_within_horizon_ns", earned_ns)];
-        let numbers = numbers.into_iter().map(|(name, value)| (name.to_string(), value)).collect();
+        let numbers = numbers.map(|(name, value)| (name.to_string(), value)).to_vec();
         why.push(Reason { kind: ReasonKind::Plain, tasks, text, numbers });
         Some(chosen)
     }
@@ -529,12 +534,8 @@ fn learn_from_broken_promises(
                 "{0} is slower than promised with all the space that it can have: space does not keep this promise";
             let slower = cycles / claimant.space.whole_cycles() - 1.0;
             let numbers = vec![("slower_than_alone_share".to_string(), slower)];
-            why.push(Reason {
-                kind: ReasonKind::Plain,
-                tasks: vec![present.tasks[0].task],
-                text: text.to_string(),
-                numbers,
-            });
+            let tasks = vec![present.tasks[0].task];
+            why.push(Reason { kind: ReasonKind::Plain, tasks, text: text.to_string(), numbers });
         }
     }
 }

@@ -58,11 +58,14 @@ pub fn instructions_in(job: &Job, machine: &MachineSpec, options: &SimOptions, c
     if done == 0 { Err(failed(&job.name)("it ran no instruction alone")) } else { Ok(done) }
 }
 
-/// The sizes, in ways of the contended cache: about half as many each time, at most five.
+/// The sizes, in ways of the contended cache: about half as many each time, five of them, and between the three largest
+/// another one each, where what a program needs for itself alone ends as often as not.
 pub fn ways(all: u32) -> Vec<u32> {
-    let mut sizes: Vec<u32> = (0..5).map(|halvings| (all >> halvings).max(1)).collect();
+    let halves = (0..5).map(|halvings| (all >> halvings).max(1));
+    let between = [all * 3 / 4, all * 3 / 8].into_iter().filter(|&ways| ways > 0);
+    let mut sizes: Vec<u32> = halves.chain(between).collect();
+    sizes.sort_unstable();
     sizes.dedup();
-    sizes.reverse();
     sizes
 }
 
@@ -84,8 +87,9 @@ pub fn profile(
         Ok::<_, ReproError>(stretches(&books(job, &narrowed(machine, ways), &options, lengths)?, lengths))
     };
     let aided: Vec<Vec<Books>> = sizes.iter().map(|&ways| run(ways, true)).collect::<Result<_, _>>()?;
-    // Without prefetchers at the smallest, the middle and the whole size.
-    let bare_at = [0, sizes.len() / 2, sizes.len() - 1];
+    // Without prefetchers at the smallest size, a quarter and the whole.
+    let quarter = sizes.partition_point(|&ways| ways < last.ways / 4);
+    let bare_at = [0, quarter, sizes.len() - 1];
     let bare: Vec<Vec<Books>> = match machine.prefetchers.is_empty() {
         true => Vec::new(),
         false => bare_at.iter().map(|&at| run(sizes[at], false)).collect::<Result<_, _>>()?,
@@ -266,11 +270,12 @@ mod tests {
         assert_eq!(found, [200.0, 125.0, 50.0]);
     }
 
-    /// Are there five sizes up to the whole cache, fewer where it has fewer ways?
+    /// Do sizes halve from the whole cache down, closer together near the top, and are there fewer where it has fewer ways?
     #[test]
     fn sizes_halve_from_the_whole_cache_down() {
-        assert_eq!(ways(32), [2, 4, 8, 16, 32]);
-        assert_eq!(ways(4), [1, 2, 4]);
-        assert_eq!(ways(12), [1, 3, 6, 12]);
+        assert_eq!(ways(32), [2, 4, 8, 12, 16, 24, 32]);
+        assert_eq!(ways(4), [1, 2, 3, 4]);
+        assert_eq!(ways(12), [1, 3, 4, 6, 9, 12]);
+        assert_eq!(ways(1), [1]);
     }
 }

@@ -38,6 +38,8 @@ pub struct Job {
     pub program: Arc<Program>,
     /// Equal threads, each a task.
     pub threads: u32,
+    /// So many of them, all but one at most, come so many nanoseconds after the others; `None` = all come at once.
+    pub late_threads: Option<(u32, u64)>,
     /// Each thread ends after so many instructions; `None` = as the program's phases say.
     pub instructions: Option<f64>,
     /// When it arrives, in nominal time.
@@ -55,7 +57,17 @@ impl Job {
     pub fn new(program: impl Into<Arc<Program>>) -> Self {
         let program = program.into();
         let name = program.name.clone();
-        Job { name, program, threads: 1, instructions: None, start_ns: 0, restart: false, pinned: None, goal: None }
+        Job {
+            name,
+            program,
+            threads: 1,
+            late_threads: None,
+            instructions: None,
+            start_ns: 0,
+            restart: false,
+            pinned: None,
+            goal: None,
+        }
     }
 }
 
@@ -164,6 +176,8 @@ struct Running {
     job: Job,
     program: u32,
     arrives_ns: Option<u64>,
+    /// Threads of this process that are to come, and when.
+    late: Option<(ProcessId, u32, u64)>,
     alive: u32,
     book: results::Book,
 }
@@ -228,6 +242,7 @@ impl IntervalMachine {
             };
             running.push(Running {
                 arrives_ns: Some(job.start_ns),
+                late: None,
                 program,
                 alive: 0,
                 book: results::Book::default(),
@@ -315,19 +330,35 @@ impl IntervalMachine {
         let due = |at: &usize| self.jobs[*at].arrives_ns.is_some_and(|arrives| arrives <= self.now_ns);
         let due: Vec<usize> = (0..self.jobs.len()).filter(due).collect();
         due.iter().for_each(|&at| self.start(at));
-        !due.is_empty()
+        let mut came = !due.is_empty();
+        for at in 0..self.jobs.len() {
+            if let Some((process, count, _)) = self.jobs[at].late.take_if(|(_, _, at_ns)| *at_ns <= self.now_ns) {
+                self.start_threads(at, process, count);
+                came = true;
+            }
+        }
+        came
     }
 
     fn start(&mut self, at: usize) {
-        let all: CpuSet = (0..self.spec.cpus()).collect();
         let process = ProcessId(self.next_process);
         self.next_process += 1;
+        let now_ns = self.now_ns;
         let running = &mut self.jobs[at];
         running.arrives_ns = None;
         running.alive = running.job.threads.max(1);
         running.book.tasks += u64::from(running.alive);
+        let late = running.job.late_threads.map(|(count, by_ns)| (count.min(running.alive - 1), by_ns));
+        running.late = late.map(|(count, by_ns)| (process, count, now_ns.saturating_add(by_ns)));
+        let first = running.alive - late.map_or(0, |(count, _)| count);
+        self.start_threads(at, process, first);
+    }
+
+    fn start_threads(&mut self, at: usize, process: ProcessId, count: u32) {
+        let all: CpuSet = (0..self.spec.cpus()).collect();
+        let running = &self.jobs[at];
         let pinned = running.job.pinned.clone().map(|cpus| cpus.intersection(&all)).filter(|cpus| !cpus.is_empty());
-        for _ in 0..running.alive {
+        for _ in 0..count {
             let slot = self.engine.start(running.program, pinned.clone().unwrap_or_else(|| all.clone()));
             if let Some(instructions) = running.job.instructions {
                 self.engine.set_work(slot, instructions);
@@ -397,7 +428,9 @@ impl IntervalMachine {
             window_end = window_end.min(length.max(self.now_ns + 1));
         }
         loop {
-            let arrival = self.jobs.iter().filter_map(|running| running.arrives_ns).min().unwrap_or(u64::MAX);
+            let late = |running: &Running| running.late.map(|(_, _, at_ns)| at_ns);
+            let arrivals = self.jobs.iter().flat_map(|running| [running.arrives_ns, late(running)]);
+            let arrival = arrivals.flatten().min().unwrap_or(u64::MAX);
             let event = self.events.first().map_or(u64::MAX, |(at, _)| *at);
             let due = [window_end, arrival, event, self.moves_due(), self.probes_due()].into_iter().min();
             let due = due.unwrap_or(window_end).max(self.now_ns);

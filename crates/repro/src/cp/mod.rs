@@ -11,7 +11,7 @@ mod isolation;
 pub(crate) mod mixes;
 mod pairs;
 mod resize;
-mod serve;
+pub(crate) mod serve;
 
 pub(crate) use choices::sizing;
 

@@ -18,9 +18,9 @@ use crate::{Bar, Context, DataPoint, Figure, Finding, ReproError, mean};
 
 /// Against four minutes.
 const SCALE: u64 = 2_000;
-const LEVEL: f64 = 0.95;
-const CLIENTS: usize = 4;
-const FIRST_CLIENTS: usize = 2;
+pub(crate) const LEVEL: f64 = 0.95;
+pub(crate) const CLIENTS: usize = 4;
+pub(crate) const FIRST_CLIENTS: usize = 2;
 
 /// Lengths in windows.
 #[derive(Clone, Copy)]
@@ -83,14 +83,14 @@ fn machine(workload: &Workload, late_cycle: u64) -> Result<SimMachine, ReproErro
 
 /// One window of the measured part: clients that ran, work a nominal second for each, colors held, pages moving.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-struct Seen {
-    clients: usize,
-    rate_per_s: f64,
-    colors: u32,
-    moving: bool,
+pub(crate) struct Seen {
+    pub clients: usize,
+    pub rate_per_s: f64,
+    pub colors: u32,
+    pub moving: bool,
 }
 
-fn seen(record: &WindowRecord) -> Option<Seen> {
+pub(crate) fn seen(record: &WindowRecord) -> Option<Seen> {
     let ran = |cpus: &[(CpuId, u64)]| cpus.iter().any(|(_, ns)| *ns > 0);
     let work: Vec<f64> =
         record.seen.tasks.iter().filter(|task| ran(&task.on_cpu_ns)).filter_map(|task| task.progress).collect();
@@ -139,15 +139,15 @@ fn static_rate(seed: u64, lengths: Lengths, colors: u32, clients: usize) -> Resu
 
 /// What the managed run and both static ones did, window by window.
 #[derive(Serialize, Deserialize)]
-struct Story {
-    level: f64,
+pub(crate) struct Story {
+    pub level: f64,
     /// Four clients reach it with some share.
-    reachable: bool,
-    small: u32,
-    large: u32,
-    managed: Vec<Seen>,
-    static_small: Vec<Seen>,
-    static_large: Vec<Seen>,
+    pub reachable: bool,
+    pub small: u32,
+    pub large: u32,
+    pub managed: Vec<Seen>,
+    pub static_small: Vec<Seen>,
+    pub static_large: Vec<Seen>,
 }
 
 fn story(seed: u64, lengths: Lengths, sizes: &[u32]) -> Result<Story, ReproError> {
@@ -184,12 +184,12 @@ fn story(seed: u64, lengths: Lengths, sizes: &[u32]) -> Result<Story, ReproError
 }
 
 impl Story {
-    fn missed(&self, windows: &[Seen]) -> Vec<bool> {
+    pub fn missed(&self, windows: &[Seen]) -> Vec<bool> {
         windows.iter().map(|seen| seen.rate_per_s < self.level).collect()
     }
     /// Windows that miss the level and are neither one that found it out (the share grew right after it) nor one in
     /// which pages were still being copied.
-    fn unexcused(&self) -> usize {
+    pub fn unexcused(&self) -> usize {
         let missed = self.missed(&self.managed);
         let excused = |at: usize| {
             let found_out = self.managed.get(at + 1).is_some_and(|next| next.colors > self.managed[at].colors);
@@ -198,7 +198,7 @@ impl Story {
         (0..missed.len()).filter(|&at| missed[at] && !excused(at)).count()
     }
     /// Mean rate with four clients over the level, minus one, in per cent.
-    fn off_level(&self, windows: &[Seen]) -> f64 {
+    pub fn off_level(&self, windows: &[Seen]) -> f64 {
         let four = windows.iter().filter(|seen| seen.clients == CLIENTS).map(|seen| seen.rate_per_s);
         100.0 * (mean(&four.collect::<Vec<_>>()) / self.level - 1.0)
     }
@@ -266,11 +266,11 @@ pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
         .points(points)
         .time_scale(SCALE as f64)
         .note(note)
-        .figure(figure(first)),
+        .figure(figure(first, "cp-5-service")),
     ])
 }
 
-fn figure(story: &Story) -> Figure {
+pub(crate) fn figure(story: &Story, name: &str) -> Figure {
     let series = |name: &str, windows: &[Seen]| {
         let point = |(at, seen): (usize, &Seen)| Point {
             title: Some(format!("{} colors, {} clients", seen.colors, seen.clients)),
@@ -291,7 +291,7 @@ fn figure(story: &Story) -> Figure {
         references: vec![Reference::Y { label: "level".to_string(), at: 1.0 }],
         ..Chart::default()
     };
-    Figure::chart("cp-5-service", &chart)
+    Figure::chart(name, &chart)
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! Is the interval machine true? Its predictions against the cycle-level machine: same programs, same work.
 //!
-//! Every program is measured alone, phase by phase, at five sizes of the contended cache ([`measure`]). Co-runs are drawn
+//! Every program is measured alone, phase by phase, at seven sizes of the contended cache ([`measure`]). Co-runs are drawn
 //! from the seed and measured on the cycle-level machine ([`draw`]). The interval machine predicts them from the profiles
 //! alone, and the two are compared ([`score`]). Nothing is fitted on a co-run.
 
@@ -58,6 +58,12 @@ pub(crate) fn experiments() -> Vec<Experiment> {
             what: "what CASC's measuring costs at nominal time (CASC-7)",
             full_minutes: 2.0,
             run: online::measuring::run,
+        },
+        Experiment {
+            ids: &["INTERVAL-7"],
+            what: "a level of service for each client at nominal time (CP-5)",
+            full_minutes: 1.0,
+            run: online::serving::run,
         },
     ]
 }

@@ -1,4 +1,4 @@
-//! INTERVAL-2 to INTERVAL-6: online policies at nominal time, where windows are as long as they are meant to be.
+//! INTERVAL-2 to INTERVAL-7: online policies at nominal time, where windows are as long as they are meant to be.
 //!
 //! On the cycle-level machine windows are divided by up to 5000 while caches are not, so a trial waits for a turnover of
 //! the cache longer than a run lasts. Here nothing is divided. Two figures each: what the policy has once it has settled
@@ -9,6 +9,7 @@ pub(super) mod goals;
 pub(super) mod many;
 pub(super) mod measuring;
 pub(super) mod placing;
+pub(super) mod serving;
 pub(super) mod sizing;
 
 use std::sync::Arc;

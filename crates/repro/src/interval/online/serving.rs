@@ -1,0 +1,104 @@
+//! INTERVAL-7: a level of service for each client, while clients go from two to four (CP-5 at nominal time).
+
+use super::*;
+use crate::cp::serve::{CLIENTS, FIRST_CLIENTS, LEVEL, Seen, Story, figure, seen};
+use crate::{Bar, DataPoint, Finding};
+
+/// Work that counts as one operation of a client.
+const INSTRUCTIONS_OF_AN_OPERATION: f64 = 100_000.0;
+/// Windows at the start that do not count: the cache fills.
+const START_WINDOWS: usize = 20;
+
+/// The server's process, with so many clients from the start on and others that come later.
+fn server(client: &Arc<Program>, clients: usize, late: Option<(usize, u64)>) -> Job {
+    let late_threads = late.map(|(count, by_ns)| (count as u32, by_ns));
+    Job { threads: clients as u32, late_threads, ..Job::new(Arc::clone(client)) }
+}
+
+/// What every window brought, and the time that page moves took.
+fn windows(context: &Context<'_>, asked: &Question, policy: &str) -> Result<(Vec<Seen>, f64), ReproError> {
+    let (machine, by) = crate::interval::whatif::started(asked, policy)?;
+    let (mut all, mut moves_ns) = (Vec::new(), 0);
+    by.run(machine, |_, record| {
+        all.extend(seen(&record));
+        moves_ns = record.applied.cost_ns;
+        !context.stop.load(std::sync::atomic::Ordering::Relaxed)
+    })
+    .map_err(failed(policy))?;
+    context.go_on()?;
+    Ok((all.split_off(START_WINDOWS.min(all.len())), moves_ns as f64 / 1e9))
+}
+
+fn fixed(colors: u32) -> String {
+    format!("static-partition:window_ns = 100_000_000\nsteps = [{{ shares = ['0-{}'] }}]", colors - 1)
+}
+
+/// CP-5 at nominal time.
+///
+/// # Errors
+/// A program, machine or policy that cannot be, or the interruption.
+pub(crate) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
+    let seed = context.seeds.first().copied().unwrap_or(1);
+    let machine = chip(CLIENTS as u32)?;
+    context.tell("INTERVAL-7: a client alone");
+    let measured = measured(&crate::cp::job("warehouses", seed), &machine, STRETCH)?;
+    let client = Arc::new(Program { progress_per_instr: Some(1.0 / INSTRUCTIONS_OF_AN_OPERATION), ..measured });
+    let half_ns = context.pick(30_000_000_000, 120_000_000_000);
+    let of = |job: Job, length_ns: u64| Question { length_ns, ..question(context, &machine, vec![job], seed) };
+    let rate = |colors: u32, clients: usize| {
+        let (windows, _) = windows(context, &of(server(&client, clients, None), half_ns), &fixed(colors))?;
+        Ok::<_, ReproError>(mean(&windows.iter().map(|seen| seen.rate_per_s).collect::<Vec<f64>>()))
+    };
+    let small = 1;
+    let level = LEVEL * rate(small, FIRST_CLIENTS)?;
+    let mut large = None;
+    for colors in small..=COLORS {
+        if large.is_none() && rate(colors, CLIENTS)? >= level {
+            large = Some(colors);
+        }
+    }
+    let changing = of(server(&client, CLIENTS, Some((CLIENTS - FIRST_CLIENTS, half_ns))), 2 * half_ns);
+    let by = format!("service-level:rate_per_s = {level:?}\nunits = {small}\nshrink_after = 4");
+    let (managed, moves_seconds) = windows(context, &guarded(&changing), &by)?;
+    let story = Story {
+        level,
+        reachable: large.is_some(),
+        small,
+        large: large.unwrap_or(COLORS),
+        managed,
+        static_small: windows(context, &changing, &fixed(small))?.0,
+        static_large: windows(context, &changing, &fixed(large.unwrap_or(COLORS)))?.0,
+    };
+    Ok(vec![finding(&story, moves_seconds, seed)])
+}
+
+fn finding(story: &Story, moves_seconds: f64, seed: u64) -> Finding {
+    let colors = mean(&story.managed.iter().map(|seen| f64::from(seen.colors)).collect::<Vec<f64>>());
+    let missed = story.missed(&story.managed).iter().filter(|missed| **missed).count();
+    let rate = "rate of four clients over the level, %";
+    let point = |series: &str, at: String, value: f64| DataPoint::over(series, at, &[value]);
+    let points = vec![
+        point(rate, format!("static {}", story.small), story.off_level(&story.static_small)),
+        point(rate, "resized".to_string(), story.off_level(&story.managed)),
+        point(rate, format!("static {}", story.large), story.off_level(&story.static_large)),
+        point("colors, mean over the run", "resized".to_string(), colors),
+        point("windows below the level, all told", "resized".to_string(), missed as f64),
+        point("page moves, s", "resized".to_string(), moves_seconds),
+    ];
+    Finding::new(
+        "INTERVAL-7",
+        "windows below the level, detection and copying apart",
+        "CP-5 at nominal time",
+        "windows",
+        Bar::AtMost { bar: 0.0, paper_best: None },
+        &[(seed, story.unexcused() as f64)],
+    )
+    .points(points)
+    .note(format!(
+        "L3 off, the interval machine, windows of 100 ms, {} of them. With {} colors four clients reach the level{}.",
+        story.managed.len(),
+        story.large,
+        if story.reachable { "" } else { "; they do not with any" },
+    ))
+    .figure(figure(story, "interval-7-service"))
+}

@@ -1,7 +1,7 @@
 //! A phase as a table over sizes of the contended cache, and the growth of its footprint that follows from its fills.
 //!
 //! Problem: occupancies change with every step, so rates are wanted at any size, and the footprint after any number of
-//! instructions. Method: points are joined over the logarithm of the size and laid out on equal steps of the capacity.
+//! instructions. Method: points are joined over the logarithm of the size, by curves that fall where they do, and laid out on equal steps of the capacity.
 //! A program that runs into an empty cache brings a line with every fill, and with `s` lines there it fills as it does
 //! alone with a cache of `s` lines (footprint theory: the miss rate is the footprint's derivative; Xiang et al., ASPLOS
 //! 2013). So the window in which it touches `s` lines lasts `∫ ds / fills(s)` instructions. Properties: the footprint is
@@ -257,18 +257,57 @@ impl<'a> Joined<'a> {
     fn at(&self, size_bytes: f64, unaided: bool) -> Rates {
         let first = self.points[0];
         let last = self.points[self.points.len() - 1];
-        let (low, high, share) = if size_bytes <= first.size_bytes {
-            (self.nothing, first, size_bytes / first.size_bytes)
-        } else if size_bytes >= last.size_bytes {
-            (last, last, 0.0)
-        } else {
-            let above = self.points.partition_point(|point| point.size_bytes <= size_bytes);
-            let (low, high) = (self.points[above - 1], self.points[above]);
-            (low, high, libm::log(size_bytes / low.size_bytes) / libm::log(high.size_bytes / low.size_bytes))
+        if size_bytes <= first.size_bytes {
+            let (low, high) = (rates_of(&self.nothing, unaided), rates_of(&first, unaided));
+            return mixed(&low, &high, (size_bytes / first.size_bytes) as f32);
+        }
+        if size_bytes >= last.size_bytes {
+            return rates_of(&last, unaided);
+        }
+        let above = self.points.partition_point(|point| point.size_bytes <= size_bytes);
+        let of = |value: fn(&Rates) -> f32| {
+            let point = |at: usize| {
+                let point = self.points.get(at)?;
+                Some((libm::log(point.size_bytes), f64::from(value(&rates_of(point, unaided)))))
+            };
+            let before = above.checked_sub(2).and_then(point);
+            let ends = point(above - 1).zip(point(above));
+            ends.map_or(0.0, |ends| monotone(libm::log(size_bytes), before, ends, point(above + 1)) as f32)
         };
-        let (low, high) = (rates_of(&low, unaided), rates_of(&high, unaided));
-        mixed(&low, &high, share as f32)
+        Rates {
+            cycles_per_instr: of(|rates| rates.cycles_per_instr),
+            stall_per_instr: of(|rates| rates.stall_per_instr),
+            demand_per_instr: of(|rates| rates.demand_per_instr),
+            fills_per_instr: of(|rates| rates.fills_per_instr),
+            writebacks_per_instr: of(|rates| rates.writebacks_per_instr),
+            ..Rates::default()
+        }
     }
+}
+
+type Place = (f64, f64);
+
+/// Between two places by the cubic that rises or falls only where the places do (Fritsch and Butland, SIAM 1984). The
+/// places around them tell how steep it is at the ends.
+fn monotone(at: f64, before: Option<Place>, (low, high): (Place, Place), after: Option<Place>) -> f64 {
+    let secant = |a: Place, b: Place| (b.1 - a.1) / (b.0 - a.0);
+    let (width, own) = (high.0 - low.0, secant(low, high));
+    let steep = |beside: Option<(f64, f64)>| match beside {
+        None => own,
+        Some((_, other)) if other * own <= 0.0 => 0.0,
+        // The harmonic mean, weighted by the other's width.
+        Some((other_width, other)) => {
+            let (mine, theirs) = (2.0 * other_width + width, other_width + 2.0 * width);
+            (mine + theirs) / (mine / own + theirs / other)
+        }
+    };
+    let at_low = steep(before.map(|before| (low.0 - before.0, secant(before, low))));
+    let at_high = steep(after.map(|after| (after.0 - high.0, secant(high, after))));
+    let t = (at - low.0) / width;
+    let (rest, both) = (1.0 - t, t * (1.0 - t));
+    low.1 * rest * rest * (1.0 + 2.0 * t)
+        + high.1 * t * t * (3.0 - 2.0 * t)
+        + width * both * (rest * at_low - t * at_high)
 }
 
 fn rates_of(point: &Point, unaided: bool) -> Rates {
@@ -379,5 +418,21 @@ mod tests {
         let (none, half) = (curves.rates(curve, 1000.0, 0.0), curves.rates(curve, 1000.0, 0.5));
         assert!((half.cycles_per_instr / none.cycles_per_instr - 2.0).abs() < 1e-3);
         assert!((half.demand_per_instr - 0.02).abs() < 1e-4, "{half:?}");
+    }
+
+    /// Does the curve go through its points, rise and fall only where they do, and lie below the chord of what falls ever
+    /// less?
+    #[test]
+    fn points_are_joined_by_a_monotone_curve() {
+        let falls = |x: f64| libm::exp(-x);
+        let place = |x: f64| (x, falls(x));
+        let join = |at: f64| monotone(at, Some(place(0.0)), (place(1.0), place(2.0)), Some(place(3.0)));
+        assert!((join(1.0) - falls(1.0)).abs() < 1e-12 && (join(2.0) - falls(2.0)).abs() < 1e-12);
+        let chord = 0.5 * (falls(1.0) + falls(2.0));
+        assert!((join(1.5) - falls(1.5)).abs() < 0.3 * (chord - falls(1.5)), "{} {}", join(1.5), falls(1.5));
+        let cliff = |at: f64| monotone(at, Some((0.0, 1.0)), ((1.0, 1.0), (2.0, 0.0)), Some((3.0, 0.0)));
+        let values: Vec<f64> = (0..=20).map(|step| cliff(1.0 + f64::from(step) / 20.0)).collect();
+        assert!(values.is_sorted_by(|a, b| a >= b) && values[0] == 1.0 && values[20].abs() < 1e-12, "{values:?}");
+        assert!((monotone(1.25, None, ((1.0, 4.0), (2.0, 0.0)), None) - 3.0).abs() < 1e-12, "a line without others");
     }
 }

@@ -36,7 +36,7 @@ use self::explain::Chosen;
 use self::holding::Holding;
 use self::layout::Layout;
 use self::recall::Recall;
-use self::scene::{Scene, seen_on, sites};
+use self::scene::{Scene, note_apart, seen_on, sites};
 pub use self::score::Objective;
 use self::search::{Allowed, Candidate, Judge, Search};
 use self::speeds::Speeds;
@@ -180,6 +180,8 @@ struct Auto {
     recall: Recall,
     /// Where the machine's own scheduler had each task.
     lived_on: BTreeMap<TaskId, usize>,
+    /// Tasks that have run on another cache than a thread of their process, while what they wait for there was counted.
+    seen_apart: BTreeSet<TaskId>,
     doubt: Option<Doubt>,
     watch: Watch,
     failures: Failures,
@@ -237,6 +239,7 @@ impl Auto {
         let phase = |task: TaskId| view.profiles.get(&task).map_or(0, |profile| profile.phase_number);
         self.speeds.follow(view.seen, view.previous_plan, level, phase);
         self.note_homes(view);
+        note_apart(view, &mut self.seen_apart);
         let here: Vec<TaskId> = view.present().map(|task| task.task).collect();
         if self.since.0 != here {
             self.since = (here, view.seen.window);
@@ -302,7 +305,9 @@ impl Auto {
         if kept.0.affinity.is_empty() && kept.0.gangs.is_empty() && kept.0.shares.is_empty() {
             return kept;
         }
-        let Some(scene) = Scene::of(view, &self.speeds, &self.asks.clusters, &self.lived_on) else { return kept };
+        let Some(scene) = Scene::of(view, &self.speeds, &self.asks.clusters, &self.lived_on, &self.seen_apart) else {
+            return kept;
+        };
         let mut layout = Layout::default_of(&scene, &self.lived_on);
         layout.held = scene.tasks.iter().map(|scene_task| kept.0.affinity.contains_key(&scene_task.task)).collect();
         self.holding(&scene, &layout, view)
@@ -356,7 +361,7 @@ impl Auto {
 
     /// Looks for a better plan.
     fn look(&mut self, view: &View<'_>, kept: Holding, why: &mut Vec<Reason>) -> Holding {
-        let scene = Scene::of(view, &self.speeds, &self.asks.clusters, &self.lived_on);
+        let scene = Scene::of(view, &self.speeds, &self.asks.clusters, &self.lived_on, &self.seen_apart);
         let Some(mut scene) = scene.filter(|scene| scene.known().count() > 0) else { return kept };
         let held = Layout::of(&kept.0, &scene);
         scene.calibrate(&held, |task| self.speeds.of(task, 64.0)?.misses_per_instr);
@@ -583,6 +588,7 @@ pub(super) fn build(parameters: &str, seed: u64) -> Result<Box<dyn Policy>, BadP
         asks: Asks::default(),
         recall: Recall::default(),
         lived_on: BTreeMap::new(),
+        seen_apart: BTreeSet::new(),
         doubt: None,
         watch: Watch::default(),
         failures: Failures::default(),

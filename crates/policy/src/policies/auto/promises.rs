@@ -243,7 +243,15 @@ mod tests {
             // A thousand pieces of work a second for each instruction in a cycle.
             program.rate = program.goal.rate_at_least.map(|_| Rate { work: Work::Reported, per_instr_per_cycle: 1e3 });
             let (task, process) = (TaskId(at as u32), ProcessId(at as u32));
-            SceneTask { task, process, movable: true, program: Some(program), cluster: None, seen_on: Some(at / 2 % 2) }
+            SceneTask {
+                task,
+                process,
+                movable: true,
+                program: Some(program),
+                cluster: None,
+                seen_on: Some(at / 2 % 2),
+                untold: false,
+            }
         };
         let (sites, tasks) = ((0..2).map(site).collect(), tasks.iter().enumerate().map(scene_task).collect());
         Scene { sites, tasks, cycles_per_ns: 2.0, bus: None, shortest_slice_ns: None }

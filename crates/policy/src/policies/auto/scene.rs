@@ -1,8 +1,8 @@
 //! What there is to decide: the caches, the tasks on them, and what is known of each.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use cachemate_core::{CacheId, CpuSet, ProcessId, TaskId, TaskSample, View};
+use cachemate_core::{CacheId, CpuSet, Event, ProcessId, StallCause, TaskId, TaskSample, View};
 
 use super::bus::Bus;
 use super::layout::Layout;
@@ -38,6 +38,9 @@ pub struct SceneTask {
     pub cluster: Option<usize>,
     /// Where it is seen to run; `None` = it did not run.
     pub seen_on: Option<usize>,
+    /// Other threads of its process are on its cache, and it has never run apart from any: what it would wait for there
+    /// nobody knows.
+    pub untold: bool,
 }
 
 /// See the module's documentation.
@@ -80,13 +83,29 @@ pub fn seen_on(task: &TaskSample, sites: &[Site]) -> Option<usize> {
     (most.1 > 0).then_some(most.0)
 }
 
+/// Notes who runs apart from threads of its process, and would show it if it shared data with them.
+pub fn note_apart(view: &View<'_>, seen_apart: &mut BTreeSet<TaskId>) {
+    let present: BTreeSet<TaskId> = view.present().map(|seen| seen.task).collect();
+    seen_apart.retain(|task| present.contains(task));
+    let sites = sites(view);
+    let mut on: BTreeMap<ProcessId, BTreeSet<usize>> = BTreeMap::new();
+    let ran: Vec<_> = view.present().filter_map(|seen| Some((seen, seen_on(seen, &sites)?))).collect();
+    for (seen, site) in &ran {
+        on.entry(seen.process).or_default().insert(*site);
+    }
+    let counted = |seen: &TaskSample| seen.counts.get(Event::StallCycles(StallCause::RemoteCache)).is_some();
+    let apart = ran.iter().filter(|(seen, _)| on[&seen.process].len() > 1 && counted(seen));
+    seen_apart.extend(apart.map(|(seen, _)| seen.task));
+}
+
 impl Scene {
-    /// `clusters` and `lived_on` are what earlier windows told.
+    /// `clusters`, `lived_on` and `seen_apart` are what earlier windows told.
     pub fn of(
         view: &View<'_>,
         speeds: &Speeds,
         clusters: &BTreeMap<TaskId, usize>,
         lived_on: &BTreeMap<TaskId, usize>,
+        seen_apart: &BTreeSet<TaskId>,
     ) -> Option<Self> {
         let sites = sites(view);
         let largest = sites.iter().map(|site| site.bytes).fold(0.0, f64::max);
@@ -101,6 +120,13 @@ impl Scene {
             let near = partners.iter().filter(|other| here(other) == here(task)).count();
             Some(near as f64 / partners.len().max(1) as f64)
         };
+        // Few processes have threads: only theirs are looked for.
+        let (mut once, mut with_threads) = (BTreeSet::new(), BTreeSet::new());
+        for task in view.present() {
+            if !once.insert(task.process) {
+                with_threads.insert(task.process);
+            }
+        }
         let scene_task = |task: &TaskSample| {
             let told = |profile, speed| Told {
                 profile,
@@ -111,6 +137,9 @@ impl Scene {
                 line_bytes: f64::from(line),
                 partners_here: partners_here(task).unwrap_or(0.0),
             };
+            let beside = |other: &TaskSample| {
+                other.process == task.process && other.task != task.task && here(other) == here(task)
+            };
             let known = view.profiles.get(&task.task).zip(speeds.of(task.task, f64::from(line)));
             SceneTask {
                 task: task.task,
@@ -119,6 +148,10 @@ impl Scene {
                 program: known.and_then(|(profile, speed)| Program::of(&told(profile, speed))),
                 cluster: clusters.get(&task.task).copied(),
                 seen_on: here(task),
+                untold: !clusters.contains_key(&task.task)
+                    && !seen_apart.contains(&task.task)
+                    && with_threads.contains(&task.process)
+                    && view.present().any(beside),
             }
         };
         let tasks: Vec<SceneTask> = view.present().map(scene_task).collect();
@@ -164,6 +197,11 @@ impl Scene {
                 .flatten()
                 .map(|(work, per_s)| Rate { work, per_instr_per_cycle: per_s / speed.instr_per_cycle });
         }
+    }
+
+    /// May it be placed anew? Threads that may share data are not parted untold: absent evidence is no evidence of absence.
+    pub fn can_move(&self, at: usize) -> bool {
+        self.tasks[at].movable && !self.tasks[at].untold
     }
 
     /// Places of the tasks of which something can be said.

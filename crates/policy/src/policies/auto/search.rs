@@ -127,7 +127,7 @@ impl Search<'_> {
     }
 
     fn movable(&self) -> Vec<usize> {
-        self.scene.known().filter(|&at| self.scene.tasks[at].movable).collect()
+        self.scene.known().filter(|&at| self.scene.can_move(at)).collect()
     }
 
     /// So many known tasks fit on each site: by cores while those are enough, else by CPUs and in proportion.
@@ -288,7 +288,7 @@ impl Search<'_> {
         movable.sort_by(|&a, &b| weight(b).total_cmp(&weight(a)).then(a.cmp(&b)));
         let mut free = self.room();
         let mut load = vec![0.0; free.len()];
-        for at in self.scene.known().filter(|&at| !self.scene.tasks[at].movable) {
+        for at in self.scene.known().filter(|&at| !self.scene.can_move(at)) {
             if let Some(site) = default.home[at] {
                 free[site] = free[site].saturating_sub(1);
                 load[site] += weight(at);
@@ -345,7 +345,7 @@ impl Search<'_> {
             if homes.on[site].len() < room[site] {
                 partners.push(None);
             }
-            let there = homes.on[site].iter().copied().filter(|&other| self.scene.tasks[other].movable);
+            let there = homes.on[site].iter().copied().filter(|&other| self.scene.can_move(other));
             partners.extend(there.take(EXCHANGES).map(Some));
             for partner in partners {
                 let touched = self.clusters_of([Some(at), partner]);
@@ -436,6 +436,7 @@ mod tests {
             program: Some(if id.is_multiple_of(2) { keeps.clone() } else { stream.clone() }),
             cluster: None,
             seen_on: Some((id % sites) as usize),
+            untold: false,
         };
         let (sites, tasks) = ((0..sites).map(site).collect(), (0..tasks).map(scene_task).collect());
         Scene { sites, tasks, cycles_per_ns: 2.0, bus: None, shortest_slice_ns: None }
@@ -464,6 +465,27 @@ mod tests {
         let nothing = Allowed { placement: false, sharing: false, space: false, gangs: false };
         let (default, found, _) = best(&scene, nothing, 2_000);
         assert_eq!(value(default), value(found), "nothing is switched on");
+    }
+
+    /// Are threads left together that nobody has seen apart, and parted where they were seen so?
+    #[test]
+    fn threads_that_were_never_seen_apart_stay_together() {
+        let mut scene = scene(2, 4, 8);
+        // Two that keep data are of one process, on the cache where streams are.
+        for (at, scene_task) in scene.tasks.iter_mut().enumerate() {
+            scene_task.seen_on = Some(at / 4);
+        }
+        let pair = [0, 2];
+        let parted = |scene: &Scene| {
+            let judge = Judge { objective: Objective::WeightedSpeedup, worst_at_least: 0.0 };
+            let (effort, generator) = (Cell::new(2_000), SplitMix64::new(1));
+            let mut search = Search { scene, allowed: ALL, judge, effort, generator };
+            let all = search.candidates(&BTreeMap::new(), None);
+            all.iter().filter(|one| pair.iter().any(|&at| one.layout.home[at] != Some(0))).count()
+        };
+        assert!(parted(&scene) > 0, "some plan moves them");
+        pair.iter().for_each(|&at| scene.tasks[at].untold = true);
+        assert_eq!(parted(&scene), 0);
     }
 
     /// Does the search of a large machine end within its effort, with a plan at least as good as the default?

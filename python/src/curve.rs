@@ -46,7 +46,7 @@ impl Curve {
         });
         let series = Series { name: self.name.clone(), points: shown.collect(), ..Series::default() };
         let (x, y) = (Axis::bytes("cache to itself"), Axis::linear(label));
-        Chart { x, y, series: vec![series], ..Chart::default() }
+        Chart { title: self.name.clone(), x, y, series: vec![series], ..Chart::default() }
     }
 }
 

@@ -57,7 +57,10 @@ impl Matrix {
 
     /// The picture of the reports.
     fn _repr_svg_(&self) -> String {
-        matrix_of(&self.names, &self.scheme, &self.costs).heat_map().svg()
+        let unit = if self.costs.kind == CostKind::Degradation { "slowdown in %" } else { "weight" };
+        let mut picture = matrix_of(&self.names, &self.scheme, &self.costs).heat_map();
+        picture.title = format!("{unit}, by {}", self.scheme);
+        picture.svg()
     }
 }
 

@@ -204,6 +204,11 @@ pub fn simulate<'py>(
     let file = scenario.display().to_string();
     let (mut scenario, spec) = cachemate_spec::load_scenario(&file).map_err(failed)?;
     scenario.seed = seed.unwrap_or(scenario.seed);
+    if policy.is_some() {
+        // The scenario's own has windows of its own; the callable gets the usual ones.
+        scenario.policy.name = "default".to_string();
+        scenario.policy.parameters.clear();
+    }
     let run = Run { file: &file, scenario: &scenario, spec: &spec, log: log.as_deref(), force };
     let stop = AtomicBool::new(false);
     let (tells, events) = channel();

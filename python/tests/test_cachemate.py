@@ -281,8 +281,8 @@ def test_a_scenario_is_the_same_every_time(tmp_path: Path) -> None:
     assert first == cachemate.simulate(SCENARIO) != cachemate.simulate(SCENARIO, seed=2)
     log = cachemate.RunLog(tmp_path / "run.jsonl")
     windows = list(log)
-    assert len(windows) == first["windows"] > 2
-    assert windows[0]["seen"]["window"] == 0 and log.header["pipeline"]["policy"]["name"] == "default"
+    assert len(windows) == first["windows"] >= 2
+    assert windows[0]["seen"]["window"] == 0 and log.header["pipeline"]["policy"]["name"] == "auto"
     page = log.page()
     assert page.startswith("<!doctype html>") and "run.jsonl" in page
     with pytest.raises(cachemate.CachemateError, match="run.jsonl"):
@@ -309,7 +309,9 @@ def test_an_own_policy_decides(tmp_path: Path) -> None:
         return {"affinity": affinity, "weights": weights, "why": ["one CPU each"]}
 
     cachemate.simulate(SCENARIO, policy=apart, log=tmp_path / "own.jsonl")
-    last = list(cachemate.RunLog(tmp_path / "own.jsonl"))[-1]
+    windows = list(cachemate.RunLog(tmp_path / "own.jsonl"))
+    last = windows[-1]
+    assert len(windows) > 2
     assert last["applied"]["affinity"] == {"0": "0", "1": "1", "2": "2", "3": "3"}
     assert last["decision"]["why"][0]["text"] == "one CPU each"
     cachemate.simulate(SCENARIO, policy=lambda view: None)

@@ -310,11 +310,14 @@ impl Presence {
         free.sort_by_key(|(task, cpus)| (cpus.count(), *task));
         let mut load: BTreeMap<u32, f64> = BTreeMap::new();
         let weight = |task: &TaskId| under.weights.get(task).copied().unwrap_or(1.0);
+        let shared: Vec<&Cache> = topology.caches.iter().filter(|cache| cache.last_level).collect();
+        let caches_of = |cpu: u32| (0..shared.len()).filter(|&at| shared[at].cpus.contains(cpu)).collect::<Vec<_>>();
+        let caches: BTreeMap<u32, Vec<usize>> = online.iter().map(|cpu| (cpu, caches_of(cpu))).collect();
         for (task, cpus) in &free {
-            let on_cache = |cpu: u32| -> f64 {
-                let beside = topology.caches.iter().filter(|cache| cache.last_level && cache.cpus.contains(cpu));
-                beside.flat_map(|cache| cache.cpus.iter()).map(|cpu| load.get(&cpu).copied().unwrap_or(0.0)).sum()
-            };
+            // Summed once a task: with a hundred CPUs on one cache the sums were nine tenths of a forecast.
+            let on = |cache: &&Cache| cache.cpus.iter().map(|cpu| load.get(&cpu).copied().unwrap_or(0.0)).sum::<f64>();
+            let loads: Vec<f64> = shared.iter().map(on).collect();
+            let on_cache = |cpu: u32| caches.get(&cpu).into_iter().flatten().map(|&at| loads[at]).sum::<f64>();
             let key = |cpu: u32| (load.get(&cpu).copied().unwrap_or(0.0), on_cache(cpu));
             let least = cpus.iter().map(|cpu| (key(cpu), cpu)).reduce(|a, b| if b.0 < a.0 { b } else { a });
             if let Some((_, cpu)) = least {

@@ -142,7 +142,7 @@ impl Sim {
         if let Some(log) = log {
             log.finish()?;
         }
-        if !changed && scenario.policy.name != "default" {
+        if !changed && scenario.policy.name != "default" && !self.json.json {
             session.warn(&nothing_changed(&scenario.policy.name, windows));
         }
         Ok(SimAnswer {

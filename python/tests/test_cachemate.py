@@ -253,8 +253,10 @@ RUN = f"""
 )
 def test_ctrl_c_ends_a_long_call(work: str) -> None:
     """Does Ctrl-C end a long call as it ends Python code?"""
+    # A test that runs in the background inherits that the signal is ignored, and so would its child.
     script = textwrap.dedent("""
-        import time, numpy as np, cachemate
+        import signal, time, numpy as np, cachemate
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     """) + textwrap.dedent(work) + textwrap.dedent("""
         try:
             print("ready", flush=True)

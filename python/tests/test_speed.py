@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 COMMAND = os.environ.get("CACHEMATE")
+PAIRS = int(os.environ.get("CACHEMATE_PAIRS", "3"))
 SCRIPT = """
 import sys, time, numpy, cachemate
 addresses = numpy.fromfile(sys.argv[1], numpy.uint64) if sys.argv[2] == "array" else None
@@ -48,7 +49,7 @@ def test_the_package_is_as_fast_as_the_command(tmp_path: Path, capsys: pytest.Ca
     (np.stack([near, far], axis=1).ravel() * np.uint64(64)).tofile(trace)
     ratios: dict[str, list[float]] = {"file": [], "array": []}
     seconds = []
-    for _ in range(7):
+    for _ in range(PAIRS):
         for source, found in ratios.items():
             seconds.append(command_s(trace))
             found.append(package_s(trace, source) / seconds[-1])

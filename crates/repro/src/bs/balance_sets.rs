@@ -7,7 +7,8 @@ use crate::niagara::{Mix, SCALE, Setting, Who, hangs, ratio, run as run_mix};
 use crate::setup::failed;
 use crate::{Bar, Context, DataPoint, Finding, ReproError, mean};
 
-const BALANCE_SET: &str = "locations = 500\nreplacement = \"lru\"\n";
+/// One group per time slice, as the paper has it (BS 3): the machine's own slice, not the policy's law of turns.
+const BALANCE_SET: &str = "locations = 500\nreplacement = \"lru\"\nslice_ns = 10_000_000\n";
 
 pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
     let sizes: &[u64] = context.pick(&[192], &[48, 96, 192, 384]);

@@ -10,8 +10,8 @@ use pyo3::prelude::*;
 
 use crate::failed;
 
-/// Values that are copied at once: 8 MiB.
-const PIECE: usize = 1 << 20;
+/// Values that are copied at once: 512 KiB, which the second-level cache of most hosts holds.
+const PIECE: usize = 1 << 16;
 
 /// Where the accesses are.
 enum Source {

@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-use cachemate_report::{Counted, CurvePoint};
-use cachemate_study::{Profiling, Target};
+use cachemate_report::Counted;
+use cachemate_study::{Profiling, Target, whole_curve};
 use cachemate_trace::ProfileFile;
 use pyo3::prelude::*;
 
@@ -51,23 +51,14 @@ impl Profile {
     /// The curve of all its threads together; `None` where the file has none.
     #[getter]
     fn curve(&self) -> Option<Curve> {
-        let curve = self.file.curves.iter().find(|curve| curve.thread.is_none() && curve.policy == "lru")?;
-        let point = |point: &cachemate_trace::CurvePoint| {
-            let half_width = (point.miss_ratio.high - point.miss_ratio.low) / 2.0;
-            CurvePoint {
-                bytes: point.size_bytes,
-                miss_ratio: point.miss_ratio.value,
-                mpki: point.misses_per_kilo_instr.map(|mpki| mpki.value),
-                miss_ratio_error: (half_width > 0.0).then_some(half_width),
-            }
-        };
+        let curve = whole_curve(&self.file)?;
         let distances = self.file.histograms.iter().find(|found| found.kind == "stack-distance");
         let counted = Counted {
             accesses: self.file.records.or(self.file.accesses)?,
             program_accesses: self.file.accesses,
             instructions: self.file.instructions,
             cold: distances.map(|found| found.cold),
-            curve: curve.points.iter().map(point).collect(),
+            curve,
         };
         Some(Curve { name: self.file.program.clone(), counted })
     }

@@ -9,7 +9,7 @@ use cachemate_core::Profile;
 use cachemate_locality::animal::{AnimalThresholds, classify};
 use cachemate_report::text::printable;
 use cachemate_report::{CurvePoint, ProgramSummary};
-use cachemate_study::{Profiling, Target, on_target};
+use cachemate_study::{Profiling, Target, on_target, whole_curve};
 use cachemate_trace::{ProfileFile, TraceReader, pack_program};
 
 use crate::session::Session;
@@ -118,17 +118,6 @@ impl Program {
 
     /// Its miss-rate curve.
     pub fn curve(&self) -> Vec<CurvePoint> {
-        let all_threads = self.file.curves.iter().find(|curve| curve.thread.is_none() && curve.policy == "lru");
-        let points = all_threads.map(|curve| curve.points.as_slice()).unwrap_or_default();
-        let point = |point: &cachemate_trace::CurvePoint| {
-            let half_width = (point.miss_ratio.high - point.miss_ratio.low) / 2.0;
-            CurvePoint {
-                bytes: point.size_bytes,
-                miss_ratio: point.miss_ratio.value,
-                mpki: point.misses_per_kilo_instr.map(|mpki| mpki.value),
-                miss_ratio_error: (half_width > 0.0).then_some(half_width),
-            }
-        };
-        points.iter().map(point).collect()
+        whole_curve(&self.file).unwrap_or_default()
     }
 }

@@ -8,6 +8,18 @@ use cachemate_core::Estimate;
 
 use crate::stack::Histogram;
 
+/// The share of a curve's fall that belongs to what is used again; the rest is noise and first touches.
+const FALLEN: f64 = 0.95;
+/// A curve that falls by less than this share of its height has nothing that is used again.
+const FLAT: f64 = 0.05;
+
+/// The rate at which a curve that falls from `first` to `last` has fallen: the smallest size with no more holds what is used
+/// again. `None` where it is flat.
+pub fn fallen_rate(first: f64, last: f64) -> Option<f64> {
+    let fall = first - last;
+    (fall > FLAT * first).then_some(first - FALLEN * fall)
+}
+
 /// Misses per thousand instructions by cache size in bytes; at least one point, ascending sizes.
 #[derive(Clone, PartialEq, Debug)]
 pub struct MissRateCurve {

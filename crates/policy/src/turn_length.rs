@@ -9,6 +9,7 @@
 //! are nominal.
 
 use cachemate_core::{Cache, Event, Profile, View};
+use cachemate_locality::curve::fallen_rate;
 
 /// Turns that gangs take where nothing asks for other ones, in ns.
 pub(crate) const TYPICAL_NS: (f64, f64) = (20e6, 100e6);
@@ -18,11 +19,6 @@ const WAIT_BEYOND_ROTATIONS_NS: u64 = 100_000_000;
 pub(crate) const LONGEST_WAIT_NS: u64 = 1_000_000_000;
 /// The wanted turn is so many times the time of the longest refill: accesses take a third more than without refills.
 const WANTED_REFILLS: f64 = 4.0;
-/// The share of a curve's fall within the cache that belongs to the footprint; the rest is noise and cold misses.
-const FALLEN: f64 = 0.95;
-/// A curve that falls by less than this share of its height has no footprint to lose.
-const FLAT: f64 = 0.05;
-
 /// The longest turn with which nobody waits longer than allowed.
 pub(crate) fn longest_turn_ns(gangs: usize, longest_wait_ns: u64) -> u64 {
     longest_wait_ns.saturating_sub(WAIT_BEYOND_ROTATIONS_NS) / (2 * gangs.max(1) as u64)
@@ -46,12 +42,9 @@ pub(crate) fn refill_ns(profile: &Profile, cache: &Cache, view: &View<'_>) -> Op
     let penalty_cycles = view.predictor.miss_penalty_cycles().filter(|cycles| *cycles > 0.0)?;
     let within: Vec<(u64, f64)> =
         curve.iter().map(|(bytes, rate)| (*bytes, rate.value)).take_while(|(bytes, _)| *bytes <= size_bytes).collect();
-    let (height, least) = (within.first()?.1, within.last()?.1);
-    let fall = height - least;
-    if fall <= FLAT * height {
-        return Some(0.0);
-    }
-    let holds = within.iter().find(|(_, rate)| height - rate >= FALLEN * fall)?;
+    let (first, last) = (within.first()?.1, within.last()?.1);
+    let Some(fallen) = fallen_rate(first, last) else { return Some(0.0) };
+    let holds = within.iter().find(|(_, rate)| *rate <= fallen)?;
     let lines = holds.0 as f64 / f64::from(cache.line_bytes.unwrap_or(64).max(1));
     Some(lines * penalty_cycles / cycles_per_ns(view)?)
 }

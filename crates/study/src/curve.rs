@@ -3,7 +3,7 @@
 use cachemate_locality::sampled::SampledCurve;
 use cachemate_locality::stack::{Histogram, ParallelStackDistances, StackDistances, StackError};
 use cachemate_report::{Counted, CurvePoint};
-use cachemate_trace::{ThreadTotals, Totals};
+use cachemate_trace::{ProfileFile, ThreadTotals, Totals};
 
 /// Half-doublings from 4 KiB to 64 MiB, in bytes.
 pub fn usual_sizes() -> Vec<u64> {
@@ -16,6 +16,22 @@ pub fn sizes_in_equal_ratios(low: u64, high: u64, count: usize) -> Vec<u64> {
     let inner = (1..count - 1).map(|at| (low as f64 * (ratio * at as f64).exp2() + 1e-6) as u64);
     let whole_lines = inner.map(|bytes| if bytes >= 64 { bytes / 64 * 64 } else { bytes });
     std::iter::once(low).chain(whole_lines).chain(std::iter::once(high)).collect()
+}
+
+/// The LRU curve of all of a program's threads together, with half the width of each interval as its error. `None` where the file
+/// has none.
+pub fn whole_curve(file: &ProfileFile) -> Option<Vec<CurvePoint>> {
+    let curve = file.curves.iter().find(|curve| curve.thread.is_none() && curve.policy == "lru")?;
+    let point = |point: &cachemate_trace::CurvePoint| {
+        let half_width = (point.miss_ratio.high - point.miss_ratio.low) / 2.0;
+        CurvePoint {
+            bytes: point.size_bytes,
+            miss_ratio: point.miss_ratio.value,
+            mpki: point.misses_per_kilo_instr.map(|mpki| mpki.value),
+            miss_ratio_error: (half_width > 0.0).then_some(half_width),
+        }
+    };
+    Some(curve.points.iter().map(point).collect())
 }
 
 /// Can lines have so many bytes?

@@ -7,14 +7,11 @@
 //! curve's error spans the cache's size nothing is said. Source: `exceed_llc_capacity` of Linux 7.2, kernel/sched/fair.c.
 
 use cachemate_core::Estimate;
+use cachemate_locality::curve::fallen_rate;
 use cachemate_report::text::{number, size_text};
 use cachemate_trace::{Curve, ProfileFile};
 use serde::Serialize;
 
-/// The share of a curve's fall that belongs to what is used again; the rest is noise and first touches.
-const FALLEN: f64 = 0.95;
-/// A curve that falls by less than this share of its height has nothing that is used again.
-const FLAT: f64 = 0.05;
 /// The kernel's limit is the cache's size times one and so many for each step of its tolerance above 1.
 const STEP_OF_TOLERANCE: f64 = 256.0;
 /// From this tolerance on the kernel tests nothing, so that the last one that tests is one less.
@@ -76,11 +73,7 @@ fn smallest_that_passes(touched_bytes: u64, cache_bytes: u64) -> Option<u32> {
 /// The size at which the curve has fallen, with the sizes at which its lower and its upper ends have.
 fn used_again(curve: &Curve) -> Option<[u64; 3]> {
     let (first, last) = (curve.points.first()?.miss_ratio.value, curve.points.last()?.miss_ratio.value);
-    let fall = first - last;
-    if fall <= FLAT * first {
-        return Some([0; 3]);
-    }
-    let enough = first - FALLEN * fall;
+    let Some(enough) = fallen_rate(first, last) else { return Some([0; 3]) };
     let end = curve.points.last()?.size_bytes;
     let fallen = |of: fn(&Estimate) -> f64| {
         curve.points.iter().find(|point| of(&point.miss_ratio) <= enough).map_or(end, |point| point.size_bytes)

@@ -13,7 +13,7 @@ mod profiling;
 
 pub use curve::{
     Distances, TraceTotals, check_line_bytes, check_rate, counted, counted_from_sample, sizes_in_equal_ratios,
-    usual_sizes,
+    usual_sizes, whole_curve,
 };
 pub use kernel_footprint::KernelFootprint;
 pub use prediction::{USUAL_SCHEME, cache_summary, matrix_of, pair_costs, plan_picture, unit_of};

@@ -85,9 +85,10 @@ impl Profiler for SizeSweepProfiler {
     }
     fn update(&mut self, seen: &Observation, profiles: &mut Profiles) {
         self.tasks.follow(seen, profiles);
+        let disjoint = disjoint(seen);
         for task in &seen.tasks {
             let rate = self.rate(task);
-            let alone = disjoint(seen) && of_one_size(seen, task) && holds_alone(seen, task);
+            let alone = disjoint && of_one_size(seen, task) && holds_alone(seen, task);
             let size_bytes = alone.then(|| allowed_bytes(seen, task, &self.cache));
             let Some((sizes, profile)) = self.tasks.of(task.task, profiles) else { continue };
             let windows = |(before, windows): (u64, u32)| if Some(before) == size_bytes { windows } else { 0 };

@@ -1,9 +1,7 @@
 use super::*;
 use crate::reference_predictor::ReferencePredictor;
-use cachemate_core::test_kit::{capabilities, last_level_caches};
-use cachemate_core::{
-    Applied, Curve, Estimate, FactSource, Level, Observation, Plan, Profiles, Span, Window, WindowEnd,
-};
+use cachemate_core::test_kit::{Bench, capabilities, last_level_caches};
+use cachemate_core::{Curve, Estimate, FactSource, Level};
 
 const MIB: u64 = 1 << 20;
 /// The modelled machine of docs/sched-ext.md: an access takes 26.5 ns when it hits, 127 ns when it misses.
@@ -63,29 +61,11 @@ fn unknown_footprints_lengthen_no_turn() {
 fn refill_of(misses: &[(u64, f64)]) -> Option<f64> {
     let mut topology = last_level_caches(1, 2, Level::L3, 8 * MIB);
     topology.cpus.iter_mut().for_each(|cpu| cpu.hertz = Some(2_000_000_000));
-    let can = capabilities(&[]);
-    let seen = Observation {
-        window: 0,
-        span: Span { start_ns: 0, elapsed_ns: 1, elapsed_cycles: None },
-        ended: WindowEnd::Elapsed,
-        tasks: Vec::new(),
-        places: Vec::new(),
-        answers: Vec::new(),
-        in_force: Applied::default(),
-    };
-    let previous_plan = Plan::idle(Window::Time { ns: 1 });
-    let (profiles, predictor) = (Profiles::new(), ReferencePredictor { miss_penalty_cycles: 200.0 });
-    let view = View {
-        topology: &topology,
-        capabilities: &can,
-        seen: &seen,
-        profiles: &profiles,
-        previous_plan: &previous_plan,
-        predictor: &predictor,
-    };
+    let bench = Bench::new(topology, capabilities(&[]), 0);
     let curve: Curve = misses.iter().map(|(bytes, rate)| (*bytes, Estimate::exact(*rate))).collect();
     let profile = Profile::default().with_misses(Level::L3, curve, FactSource::Oracle);
-    refill_ns(&profile, &topology.caches[0], &view)
+    let predictor = ReferencePredictor { miss_penalty_cycles: 200.0 };
+    refill_ns(&profile, &bench.topology.caches[0], &bench.view(&predictor))
 }
 
 /// Is the refill that of the knee of the curve, and none where the curve is flat within the cache?

@@ -32,11 +32,7 @@ impl Holding {
             true => seen.on_cpu_ns.iter().map(|(cpu, _)| cpu.0).collect(),
             false => plan.affinity.get(&seen.task).unwrap_or(&online).intersection(&online),
         };
-        // Sets of CPUs for each task are dear, and without gangs nobody asks.
-        if !plan.gangs.is_empty() {
-            let may: Vec<(TaskId, CpuSet)> = view.present().map(|seen| (seen.task, may(seen))).collect();
-            let_everybody_run(&mut plan.gangs, &may);
-        }
+        let_everybody_run(&mut plan.gangs, view.present().map(|seen| (seen.task, may(seen))));
         for share in &before.shares {
             let mut share = share.clone();
             share.members.retain(|member| match member {
@@ -57,8 +53,13 @@ impl Holding {
 }
 
 /// Drops schedules until every task that is in no gang may run on a CPU that no gangs have. Schedules are looked at
-/// together: a newcomer that may run anywhere has no turn where each cache has gangs of its own.
-pub fn let_everybody_run(gangs: &mut Vec<GangSchedule>, may: &[(TaskId, CpuSet)]) {
+/// together: a newcomer that may run anywhere has no turn where each cache has gangs of its own. `may`: where each task may
+/// run; sets of CPUs for each task are dear, and without gangs nobody asks.
+pub fn let_everybody_run(gangs: &mut Vec<GangSchedule>, may: impl IntoIterator<Item = (TaskId, CpuSet)>) {
+    if gangs.is_empty() {
+        return;
+    }
+    let may: Vec<(TaskId, CpuSet)> = may.into_iter().collect();
     loop {
         let ganged: CpuSet = gangs.iter().flat_map(|schedule| schedule.cpus.iter()).collect();
         let members: BTreeSet<TaskId> = gangs
@@ -94,8 +95,7 @@ mod tests {
         let both = vec![schedule("0-1", [0, 1]), schedule("2-3", [2, 3])];
         let after = |may: &[(u32, &str)]| {
             let mut gangs = both.clone();
-            let may: Vec<(TaskId, CpuSet)> = may.iter().map(|(task, cpus)| (TaskId(*task), set(cpus))).collect();
-            let_everybody_run(&mut gangs, &may);
+            let_everybody_run(&mut gangs, may.iter().map(|(task, cpus)| (TaskId(*task), set(cpus))));
             gangs.iter().map(|schedule| schedule.cpus.to_string()).collect::<Vec<_>>()
         };
         assert_eq!(after(&[(0, "0-1"), (3, "2-3")]), ["0-1", "2-3"]);

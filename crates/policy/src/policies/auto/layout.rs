@@ -108,12 +108,7 @@ impl Layout {
             (false, None) => CpuSet::default(),
         };
         plan.gangs.extend((0..scene.sites.len()).filter_map(|site| self.schedule(scene, site)));
-        // Sets of CPUs for each task are dear, and without gangs nobody asks.
-        if !plan.gangs.is_empty() {
-            let may: Vec<(TaskId, CpuSet)> =
-                scene.tasks.iter().map(|scene_task| (scene_task.task, may(scene_task))).collect();
-            let_everybody_run(&mut plan.gangs, &may);
-        }
+        let_everybody_run(&mut plan.gangs, scene.tasks.iter().map(|scene_task| (scene_task.task, may(scene_task))));
         for site in 0..scene.sites.len() {
             self.share(scene, site, before, moving, plan);
         }

@@ -120,12 +120,9 @@ impl Scene {
             let near = partners.iter().filter(|other| here(other) == here(task)).count();
             Some(near as f64 / partners.len().max(1) as f64)
         };
-        // Few processes have threads: only theirs are looked for.
-        let (mut once, mut with_threads) = (BTreeSet::new(), BTreeSet::new());
+        let mut threads_on: BTreeMap<(ProcessId, Option<usize>), usize> = BTreeMap::new();
         for task in view.present() {
-            if !once.insert(task.process) {
-                with_threads.insert(task.process);
-            }
+            *threads_on.entry((task.process, here(task))).or_default() += 1;
         }
         let scene_task = |task: &TaskSample| {
             let told = |profile, speed| Told {
@@ -137,21 +134,18 @@ impl Scene {
                 line_bytes: f64::from(line),
                 partners_here: partners_here(task).unwrap_or(0.0),
             };
-            let beside = |other: &TaskSample| {
-                other.process == task.process && other.task != task.task && here(other) == here(task)
-            };
             let known = view.profiles.get(&task.task).zip(speeds.of(task.task, f64::from(line)));
+            let site = here(task);
             SceneTask {
                 task: task.task,
                 process: task.process,
                 movable: !task.fixed,
                 program: known.and_then(|(profile, speed)| Program::of(&told(profile, speed))),
                 cluster: clusters.get(&task.task).copied(),
-                seen_on: here(task),
+                seen_on: site,
                 untold: !clusters.contains_key(&task.task)
                     && !seen_apart.contains(&task.task)
-                    && with_threads.contains(&task.process)
-                    && view.present().any(beside),
+                    && threads_on[&(task.process, site)] > 1,
             }
         };
         let tasks: Vec<SceneTask> = view.present().map(scene_task).collect();

@@ -10,7 +10,8 @@ job=$(realpath "$1")
 binary=$(realpath "$2")
 cd "$(dirname "$0")/.."
 cache=${LAB_CACHE:-${XDG_CACHE_HOME:-${HOME:-$job}/.cache}/cachemate/lab}
-out=$job
+out=$job/guest # `machine` there is a folder
+mkdir -p "$out"
 . lab/modelled-guest.sh
 # Each program alone, all together, all under the policy; a guest's second costs up to 70 seconds of one CPU.
 [ -n "${LAB_LIMIT_SECONDS:-}" ] ||

@@ -6,7 +6,10 @@ real_machine='lab-vm?caches.l3.size_bytes=2097152'
 # Inputs that are the same on every host: rows by a fixed rule.
 real_files() {
     mkdir -p "$1"
-    seq 1 60000 | awk '{ print ($1 * 7919) % 1000003, ($1 * 104729) % 999983, "a row of text", $1 }' | head -c 400000 >"$1/text"
+    awk 'BEGIN { for (i = 1; size < 400000; i++) {
+        row = (i * 7919) % 1000003 " " (i * 104729) % 999983 " a row of text " i
+        size += length(row) + 1
+        print row } }' >"$1/text"
     cat >"$1/load.sql" <<'END'
 create table t(k integer, v text);
 with recursive n(i) as (select 1 union all select i + 1 from n where i < 100000)

@@ -2,7 +2,7 @@
 # Each scene: rates as the kernel leaves the programs, rates with the mechanism by hand, all put back, rates under `auto`.
 
 # What is given to auto until its rates are taken, in guest seconds: a survey and some trials.
-auto_seconds=5
+auto_seconds=12
 
 # gain BEFORE... / AFTER...: mean of each program's work against before, less one
 gain() { echo "$@" | awk -F ' / ' '{ n = split($1, a, " "); split($2, b, " "); for (i = 1; i <= n; i++) s += b[i] / a[i]; printf "%.3f", s / n - 1 }'; }
@@ -20,6 +20,7 @@ $(rules 'victim-*' 'stream-*' 'quiet-*')"
     lab-program mark 3
     status >status.json
     cachemate status --socket /run/lab/s.sock | sed 's/^/# /'
+    for one in "$@"; do cachemate explain --socket /run/lab/s.sock "$one"; done | sed 's/^/# /'
     told=$(awk -F '"' '$2 == "why" && $4 != "" { print $4; exit }' status.json)
     end
 }

@@ -426,7 +426,7 @@ static void mpki(char **argument)
 		if (!after)
 			usleep((useconds_t)(atof(argument[0]) * 1e3));
 	}
-	printf("mpki\tmpki\t%.3f\n", 1000.0 * (double)misses / (double)instructions);
+	printf("mpki\t%.3f\n", 1000.0 * (double)misses / (double)instructions);
 }
 
 /* counters KIB LOADS: what perf counts of random loads, and the machine of the same CPU. */

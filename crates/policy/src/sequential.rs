@@ -17,7 +17,7 @@ use cachemate_core::SplitMix64;
 const EFFECTS: [f64; 2] = [0.2, 5.0];
 /// Fewer blocks never adopt: without an effect so many have the same sign one time in thirty-two, whatever their noise is
 /// like, one way one time in sixty-four.
-const BLOCKS_AT_LEAST: usize = 6;
+pub const BLOCKS_AT_LEAST: usize = 6;
 /// Two-sided one in twenty: one in forty each way.
 const SURE: f64 = 20.0;
 

@@ -168,10 +168,24 @@ impl IntervalMachine {
         let ends_ns = self.now_ns + (cost_ns / COPYING_SHARE) as u64 + 1;
         for &slot in &slots {
             self.engine.drop_lines(slot, share);
-            self.engine.steal(slot, COPYING_SHARE);
         }
         self.moving.retain(|other| other.process != process);
         self.moving.push(Moving { process, pages, began_ns: self.now_ns, ends_ns });
+        self.take_time_of(process);
+    }
+
+    /// A task's time goes to the copying of its pages and to the interrupts of a log, as long as there are any.
+    pub(super) fn take_time(&mut self, task: TaskId) {
+        let Some(known) = self.known.iter().find(|known| known.task == task && !known.exited) else { return };
+        let copies = self.moving.iter().any(|moving| moving.process == known.process);
+        let copying = if copies { COPYING_SHARE } else { 0.0 };
+        self.engine.steal(known.slot, 1.0 - (1.0 - copying) * (1.0 - self.logging_share(task)));
+    }
+
+    fn take_time_of(&mut self, process: ProcessId) {
+        let of_process = self.known.iter().filter(|known| known.process == process);
+        let tasks: Vec<TaskId> = of_process.map(|known| known.task).collect();
+        tasks.into_iter().for_each(|task| self.take_time(task));
     }
 
     /// Resident pages: of the footprint, or of four caches where that is not known.
@@ -188,12 +202,10 @@ impl IntervalMachine {
 
     pub(super) fn moves_done(&mut self) {
         let now_ns = self.now_ns;
-        for done in self.moving.iter().filter(|moving| moving.ends_ns <= now_ns) {
-            for known in self.known.iter().filter(|known| known.process == done.process && !known.exited) {
-                self.engine.steal(known.slot, 0.0);
-            }
-        }
-        self.moving.retain(|moving| moving.ends_ns > now_ns);
+        let (done, moving): (Vec<Moving>, Vec<Moving>) =
+            std::mem::take(&mut self.moving).into_iter().partition(|moving| moving.ends_ns <= now_ns);
+        self.moving = moving;
+        done.iter().for_each(|done| self.take_time_of(done.process));
     }
 
     /// Every contended cache as classes, colors and events have it.

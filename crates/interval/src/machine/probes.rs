@@ -24,6 +24,14 @@ pub struct Active {
 }
 
 impl Active {
+    /// Whose accesses are logged, if anybody's.
+    fn logged(&self) -> Option<TaskId> {
+        match self.probe.what {
+            ProbeWhat::Trace { task, .. } => Some(task),
+            _ => None,
+        }
+    }
+
     /// Does it keep tasks off CPUs while it runs?
     fn holds_cpus(&self) -> bool {
         matches!(self.probe.what, ProbeWhat::Rows { .. } | ProbeWhat::Beside { .. })
@@ -45,6 +53,8 @@ enum State {
     Until {
         ns: u64,
         before: Done,
+        /// Share of the task's time that the interrupts of a log take meanwhile.
+        taken_share: f64,
     },
     Ready(Box<Evidence>),
     Answered,
@@ -62,7 +72,10 @@ impl IntervalMachine {
     pub(super) fn apply_probes(&mut self, plan: &Plan, refusals: &mut Vec<Refused>) {
         let wanted = |active: &Active| plan.probes.contains(&active.probe);
         let held = self.probes.iter().any(|active| matches!(active.state, State::Row { .. }) && !wanted(active));
-        self.probes.retain(wanted);
+        let (kept, dropped): (Vec<Active>, Vec<Active>) =
+            std::mem::take(&mut self.probes).into_iter().partition(wanted);
+        self.probes = kept;
+        dropped.iter().filter_map(Active::logged).for_each(|task| self.take_time(task));
         self.answered.retain(|id| plan.probes.iter().any(|probe| probe.id == *id));
         if held {
             self.release();
@@ -115,8 +128,8 @@ impl IntervalMachine {
             let next = match active.state {
                 State::Waiting => self.begin(&active.probe),
                 State::Row { until_ns, .. } if until_ns <= self.now_ns => self.next_row(&active),
-                State::Until { ns, before } if ns <= self.now_ns => match self.more_of(&active, &before) {
-                    Some(ns) => State::Until { ns, before },
+                State::Until { ns, before, taken_share } if ns <= self.now_ns => match self.more_of(&active, &before) {
+                    Some(ns) => State::Until { ns, before, taken_share },
                     None => self.collected(&active.probe, &before),
                 },
                 other => other,
@@ -127,8 +140,20 @@ impl IntervalMachine {
                 self.probes[at].cost_ns = self.cost_of(&active.probe, self.now_ns - started);
             }
             self.probes[at].state = next;
+            if let Some(task) = self.probes[at].logged() {
+                self.take_time(task);
+            }
         }
         any
+    }
+
+    /// Share of a task's time that the interrupts of a log take.
+    pub(super) fn logging_share(&self, task: TaskId) -> f64 {
+        let share = |active: &Active| match active.state {
+            State::Until { taken_share, .. } if active.logged() == Some(task) => Some(taken_share),
+            _ => None,
+        };
+        self.probes.iter().find_map(share).unwrap_or(0.0)
     }
 
     /// Whose time a probe took: the traced task's for its interrupts, and of tasks kept off a cache the time held.
@@ -176,16 +201,17 @@ impl IntervalMachine {
                 let instr = f64::from(*entries) / self.misses_per_instr(*task).max(1e-6);
                 let rate = self.speed_of(*task).max(1e-9);
                 let runs_ns = (instr / rate * 1e9 / self.spec.hertz as f64) as u64;
-                if let Some(slot) = self.slot_of(*task) {
-                    self.engine.steal(slot, cost_ns as f64 / (cost_ns + runs_ns.max(1)) as f64);
-                }
-                State::Until { ns: self.now_ns + (cost_ns + runs_ns).min(probe.budget_ns.max(1)), before }
+                let taken_share = cost_ns as f64 / (cost_ns + runs_ns.max(1)) as f64;
+                let ns = self.now_ns + (cost_ns + runs_ns).min(probe.budget_ns.max(1));
+                State::Until { ns, before, taken_share }
             }
             ProbeWhat::Reuses { task, .. } => {
-                State::Until { ns: self.now_ns + probe.budget_ns.clamp(1, 100_000_000), before: self.done_of(*task) }
+                let ns = self.now_ns + probe.budget_ns.clamp(1, 100_000_000);
+                State::Until { ns, before: self.done_of(*task), taken_share: 0.0 }
             }
             ProbeWhat::Samples { .. } => {
-                State::Until { ns: self.now_ns + probe.budget_ns.clamp(1, 1_000_000_000), before: Done::default() }
+                let ns = self.now_ns + probe.budget_ns.clamp(1, 1_000_000_000);
+                State::Until { ns, before: Done::default(), taken_share: 0.0 }
             }
             ProbeWhat::PingPong { cpus } => {
                 let turns = &self.engine.turns;
@@ -332,12 +358,7 @@ impl IntervalMachine {
 
     fn collected(&mut self, probe: &Probe, before: &Done) -> State {
         let evidence = match &probe.what {
-            ProbeWhat::Trace { task, entries, .. } => {
-                if let Some(slot) = self.slot_of(*task) {
-                    self.engine.steal(slot, 0.0);
-                }
-                self.trace(*task, *entries, before)
-            }
+            ProbeWhat::Trace { task, entries, .. } => self.trace(*task, *entries, before),
             ProbeWhat::Reuses { task, locations } => self.reuses(*task, *locations, before),
             ProbeWhat::Samples { processes, one_in, at_most, .. } => {
                 let processes = processes.clone();

@@ -289,6 +289,27 @@ fn a_trace_holds_the_program_s_curve() {
     assert!(again > 100_000);
 }
 
+/// Does a task whose log is called off run as fast as before?
+#[test]
+fn a_log_that_is_called_off_costs_nothing_more() {
+    let mut machine = IntervalMachine::new(&spec(), exact(), vec![job("a", uniform(40_000.0, 0.02))]).unwrap();
+    machine.observe().unwrap();
+    let done = |machine: &mut IntervalMachine| {
+        let seen = machine.observe().unwrap().unwrap();
+        seen.tasks[0].counts.get(Counted::Instructions).unwrap() / seen.span.elapsed_ns as f64
+    };
+    let before = done(&mut machine);
+    let task = machine.observe().unwrap().unwrap().tasks[0].task;
+    let idle = Plan::idle(Window::Time { ns: 100_000_000 });
+    let mut plan = idle.clone();
+    let what = ProbeWhat::Trace { task, entries: 16_000_000, code: false };
+    plan.probes = vec![Probe { id: ProbeId(1), what, budget_ns: 10_000_000_000 }];
+    machine.apply(&plan).unwrap();
+    assert!(done(&mut machine) < 0.5 * before, "it is logged");
+    machine.apply(&idle).unwrap();
+    assert!((done(&mut machine) / before - 1.0).abs() < 0.01, "nobody logs it");
+}
+
 /// Are probes that need sets refused, and plans for tasks that are gone?
 #[test]
 fn what_cannot_be_is_refused_by_name() {

@@ -4,16 +4,22 @@
 //! Their difference in time, over the time of a cycle, is the penalty. A cycle's time comes from the kernel's clock rate
 //! where it tells one, else from a chain of dependent multiplications, which take three cycles each on the processors of
 //! the last fifteen years (Agner Fog's instruction tables; Arm's optimization guides).
+//!
+//! Properties: others may run. Time is the thread's own, a round of hits that others disturbed is not the fastest of many,
+//! and a miss is what a miss costs beside them.
 
 use std::hint::black_box;
-use std::time::Instant;
 
 use cachemate_core::{PredictorConfig, Topology};
+
+use super::probes::thread_time_ns;
 
 /// Lines of one chase; each is visited once a round.
 const CHASED_LINES: usize = 30_000;
 const LINE_BYTES: usize = 64;
-const ROUNDS: usize = 3;
+const ROUNDS: usize = 5;
+/// Rounds of hits after each of misses: a turn on the CPU lasts for some of them, and others fill the cache between turns.
+const HIT_ROUNDS: usize = 4;
 /// A larger cache is chased as if it had so much: the difference is one of latencies, not of sizes.
 const CACHE_BYTES_AT_MOST: u64 = 64 << 20;
 const MULTIPLICATIONS: u32 = 2_000_000;
@@ -30,9 +36,9 @@ pub fn measure(topology: &Topology) -> PredictorConfig {
     for _ in 0..ROUNDS {
         chase.push_out();
         misses_ns.push(chase.load_ns());
-        hits_ns.push(chase.load_ns());
+        hits_ns.extend((0..HIT_ROUNDS).map(|_| chase.load_ns()));
     }
-    let (hit_ns, miss_ns) = (middle(hits_ns), middle(misses_ns));
+    let (hit_ns, miss_ns) = (least(hits_ns), middle(misses_ns));
     let told = topology.cpus.iter().find_map(|cpu| cpu.hertz);
     let cycle_ns = told.map_or_else(cycle_ns, |hertz| 1e9 / hertz as f64);
     let penalty = ((miss_ns - hit_ns) / cycle_ns).max(1.0);
@@ -78,10 +84,10 @@ impl Chase {
     }
 
     fn load_ns(&self) -> f64 {
-        let start = Instant::now();
+        let start_ns = own_ns();
         let at = (0..self.steps).fold(self.first, |at, _| self.words[at]);
         black_box(at);
-        start.elapsed().as_nanos() as f64 / self.steps as f64
+        (own_ns() - start_ns) / self.steps as f64
     }
 }
 
@@ -89,12 +95,20 @@ fn cycle_ns() -> f64 {
     let factor = black_box(0x9E37_79B9_7F4A_7C15_u64);
     let rounds: Vec<f64> = (0..ROUNDS)
         .map(|_| {
-            let start = Instant::now();
+            let start_ns = own_ns();
             black_box((0..MULTIPLICATIONS).fold(factor, |product, _| product.wrapping_mul(factor)));
-            start.elapsed().as_nanos() as f64 / f64::from(MULTIPLICATIONS) / MULTIPLY_CYCLES
+            (own_ns() - start_ns) / f64::from(MULTIPLICATIONS) / MULTIPLY_CYCLES
         })
         .collect();
-    rounds.into_iter().fold(f64::INFINITY, f64::min).max(0.01)
+    least(rounds).max(0.01)
+}
+
+fn own_ns() -> f64 {
+    thread_time_ns() as f64
+}
+
+fn least(values: Vec<f64>) -> f64 {
+    values.into_iter().fold(f64::INFINITY, f64::min)
 }
 
 fn middle(mut values: Vec<f64>) -> f64 {
@@ -118,6 +132,14 @@ mod tests {
             chase.words[at]
         });
         assert_eq!((last, seen.len()), (chase.first, CHASED_LINES));
+    }
+
+    /// Does a chase take its own time only, whoever else runs on its CPU meanwhile?
+    #[test]
+    fn time_is_the_thread_s_own() {
+        let start_ns = own_ns();
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        assert!(own_ns() - start_ns < 25e6, "sleeping takes no processor time");
     }
 
     /// Is the penalty a positive number with the figures that it comes from?

@@ -23,7 +23,7 @@ pub use corun_slowdown::CoRunSlowdownProfiler;
 pub use counters::CountersProfiler;
 pub use pcmr::PcmrProfiler;
 pub use phases::PhaseProfiler;
-pub use prime_probe::PrimeProbeProfiler;
+pub use prime_probe::{EVICTED_SAMPLES_AT_LEAST, PrimeProbeProfiler};
 pub use rapidmrc::{CurveForm, RapidMrcProfiler};
 pub use reuses::ReuseProfiler;
 pub use sharing::SharingProfiler;

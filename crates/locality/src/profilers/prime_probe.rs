@@ -16,8 +16,6 @@ use super::{Mean, PerTask, evidence};
 pub struct PrimeProbeProfiler {
     /// Round trips below this are within one cache.
     pub shared_below_ns: f64,
-    /// Fewer samples on either side say nothing.
-    pub samples_at_least: usize,
     tasks: PerTask<Shares>,
 }
 
@@ -29,12 +27,14 @@ struct Shares {
     intensity: Option<Fact<f64>>,
 }
 
+/// Fewer samples on either side say nothing.
+pub const EVICTED_SAMPLES_AT_LEAST: usize = 4;
 /// Older samples make room.
 const REMEMBERED: usize = 200;
 
 impl Default for PrimeProbeProfiler {
     fn default() -> Self {
-        PrimeProbeProfiler { shared_below_ns: 160.0, samples_at_least: 4, tasks: PerTask::default() }
+        PrimeProbeProfiler { shared_below_ns: 160.0, tasks: PerTask::default() }
     }
 }
 
@@ -57,7 +57,6 @@ impl Profiler for PrimeProbeProfiler {
         for evidence in evidence(seen) {
             let Evidence::Evicted { task, samples, .. } = evidence else { continue };
             let good: Vec<&EvictedSample> = samples.iter().filter(|sample| self.counts(sample)).collect();
-            let at_least = self.samples_at_least;
             let Some((shares, _)) = self.tasks.of(*task, profiles) else { continue };
             for sample in good {
                 let share = f64::from(sample.evicted) / f64::from(sample.reloads);
@@ -67,7 +66,7 @@ impl Profiler for PrimeProbeProfiler {
                     side.remove(0);
                 }
             }
-            if shares.beside.len() >= at_least && shares.away.len() >= at_least {
+            if shares.beside.len().min(shares.away.len()) >= EVICTED_SAMPLES_AT_LEAST {
                 let difference = difference(&shares.beside, &shares.away);
                 shares.intensity = difference.map(|share| Fact::measured(share, FactSource::PrimeProbe, seen.window));
             }

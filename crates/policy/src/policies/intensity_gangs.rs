@@ -22,6 +22,7 @@ use cachemate_core::{
     CpuId, CpuSet, Decision, Evidence, Fact, Neighbor, Plan, Policy, Probe, ProbeId, ProbeWhat, Reason, ReasonKind,
     TaskId, TaskSample, View, Window,
 };
+use cachemate_locality::profilers::EVICTED_SAMPLES_AT_LEAST;
 use serde::Deserialize;
 
 use self::gangs::Crowd;
@@ -437,6 +438,11 @@ pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, Bad
         if value == 0 {
             return Err(BadParameters::value(name, "0", "1 or more"));
         }
+    }
+    // With fewer no intensity would ever be known.
+    if (parameters.samples as usize) < EVICTED_SAMPLES_AT_LEAST {
+        let expected = format!("{EVICTED_SAMPLES_AT_LEAST} or more");
+        return Err(BadParameters::value("samples", parameters.samples, expected));
     }
     if !(0.0..=1.0).contains(&parameters.probing_at_most) {
         return Err(BadParameters::value("probing_at_most", parameters.probing_at_most, "a share from 0 to 1"));

@@ -8,4 +8,5 @@ pub mod ping_pong;
 mod pinned;
 pub mod watchpoint;
 
+pub(crate) use pinned::thread_time_ns;
 pub use pinned::{Pinned, cycles_now};

@@ -41,7 +41,8 @@ impl Drop for Pinned {
     }
 }
 
-fn thread_time_ns() -> u64 {
+/// Time that the calling thread has had on a CPU.
+pub(crate) fn thread_time_ns() -> u64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }

@@ -4,10 +4,12 @@
 //! than the stated share of the time that it has run: who is gone soon is never surveyed. After each task's first one,
 //! probes wait until all of them together have cost no more than that share of processor time. At most one probe that
 //! stops its task runs on a cache at a time. Who does not answer in time is asked no more in this phase.
+//! A log that was too short to tell of the largest cache is made again, longer, as soon as its task has run long enough to pay
+//! for it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use cachemate_core::{Ability, Evidence, Item, Probe, ProbeId, ProbeWhat, ProcessId, TaskId, View};
+use cachemate_core::{Ability, Curve, Estimate, Evidence, Item, Probe, ProbeId, ProbeWhat, ProcessId, TaskId, View};
 use cachemate_locality::shmap::Sharing as Filter;
 
 use super::scene::{Site, seen_on};
@@ -34,6 +36,7 @@ struct Asked {
     probe: Probe,
     since_ns: u64,
     over: bool,
+    answered: bool,
 }
 
 /// See the module's documentation.
@@ -54,6 +57,8 @@ pub struct Asks {
     entry_ns: Option<f64>,
 }
 
+/// A log that was too short is made again with so many times its entries.
+const LONGER: u32 = 4;
 /// A process that waits less than this share of its cycles for other caches is not sampled.
 const REMOTE_FROM: f64 = 0.03;
 /// Watched at once: processors have four watch points.
@@ -103,7 +108,9 @@ impl Asks {
             let refused = view.seen.in_force.refused.iter().any(|no| no.item == Item::Probe(asked.probe.id));
             let late = now_ns.saturating_sub(asked.since_ns) > ANSWERED_WITHIN_NS;
             let known = view.profiles.get(task).is_some_and(|profile| profile.misses_per_kilo_instr().is_some());
-            asked.over |= answered || refused || late || known;
+            let is_first = log_entries(&asked.probe).is_none_or(|entries| entries <= terms.trace_entries);
+            asked.answered |= answered;
+            asked.over |= answered || refused || late || known && is_first;
         }
         let mut probes = self.of_curves(view, sites, terms, now_ns);
         if share && sites.len() > 1 {
@@ -120,6 +127,7 @@ impl Asks {
             return Vec::new();
         }
         let paid = self.spent_share() <= terms.share;
+        let largest_bytes = sites.iter().map(|site| site.bytes).fold(0.0, f64::max);
         let mut probes: Vec<Probe> = Vec::new();
         let mut stopped: Vec<Option<usize>> = Vec::new();
         for seen in view.movable() {
@@ -133,20 +141,28 @@ impl Asks {
             let may = before.is_none_or(|asked| asked.phase != phase && paid);
             let goes_on = before.is_some_and(|asked| !asked.over && (asked.phase == phase || !known));
             let free = if watch { probes.len() < WATCHED_AT_ONCE } else { !stopped.contains(&on) };
-            let cost_ns = f64::from(terms.trace_entries) * self.entry_ns.unwrap_or(ENTRY_NS);
+            let longer = before.filter(|asked| trace && asked.answered && asked.phase == phase);
+            let longer = longer.and_then(|asked| longer_log(asked, profile?.misses_per_kilo_instr()?, largest_bytes));
+            let entries = longer.unwrap_or(terms.trace_entries);
+            let cost_ns = f64::from(entries) * self.entry_ns.unwrap_or(ENTRY_NS);
+            // What it was asked before is paid for, too.
+            let spent_ns = longer.map_or(0.0, |_| cost_ns / f64::from(LONGER - 1));
             let has_run_ns = self.ran_ns.get(&seen.task).copied().unwrap_or(0) as f64;
-            let earned = watch || has_run_ns * terms.share >= cost_ns;
-            if known || !free || !(goes_on || may && ran && earned) {
+            let earned = watch || has_run_ns * terms.share >= cost_ns + spent_ns;
+            let may = if known { longer.is_some() && paid } else { may };
+            if !free || !(goes_on || may && ran && earned) {
                 continue;
             }
             if !goes_on {
                 let what = if watch {
                     ProbeWhat::Reuses { task: seen.task, locations: terms.locations }
                 } else {
-                    ProbeWhat::Trace { task: seen.task, entries: terms.trace_entries, code: true }
+                    ProbeWhat::Trace { task: seen.task, entries, code: true }
                 };
-                let probe = self.probe(what, terms.budget_ns);
-                self.of_tasks.insert(seen.task, Asked { phase, probe, since_ns: now_ns, over: false });
+                // Between its interrupts the task has to run, too.
+                let probe = self.probe(what, terms.budget_ns.max((4.0 * cost_ns) as u64));
+                let asked = Asked { phase, probe, since_ns: now_ns, over: false, answered: false };
+                self.of_tasks.insert(seen.task, asked);
             }
             stopped.push(on);
             probes.extend(self.of_tasks.get(&seen.task).map(|asked| asked.probe.clone()));
@@ -307,6 +323,23 @@ fn merged(mut of: Vec<Option<usize>>, maps: &[ThreadMap<'_>]) -> Vec<Option<usiz
         }
     }
     of
+}
+
+/// Entries of a log.
+fn log_entries(probe: &Probe) -> Option<u32> {
+    match probe.what {
+        ProbeWhat::Trace { entries, .. } => Some(entries),
+        _ => None,
+    }
+}
+
+/// Entries of the next log of a task, where the last one did not tell of so many bytes: there its curve is far less certain
+/// than where it is most certain.
+fn longer_log(last: &Asked, curve: &Curve, bytes: f64) -> Option<u32> {
+    let width = |(_, rate): &(u64, Estimate)| rate.high - rate.low;
+    let narrowest = curve.iter().map(width).fold(f64::INFINITY, f64::min);
+    let there = curve.iter().find(|(size, _)| *size as f64 >= bytes).or(curve.last())?;
+    (width(there) > 2.0 * narrowest).then(|| log_entries(&last.probe)?.checked_mul(LONGER))?
 }
 
 /// Share of its remote accesses from which on the other thread is a partner.

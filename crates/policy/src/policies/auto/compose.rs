@@ -19,6 +19,14 @@ pub struct Present<'a> {
     pub apart: f64,
     /// Cycles that every miss waits longer than measured.
     pub wait_cycles: f64,
+    /// Share of its lines that fall into this part of the cache: all, but for who may use every part.
+    pub inside: f64,
+}
+
+impl Present<'_> {
+    fn footprint(&self, instructions: f64) -> f64 {
+        self.inside * self.program.footprint(instructions)
+    }
 }
 
 /// How a task fares while it runs.
@@ -28,6 +36,18 @@ pub struct Fare {
     pub misses_per_instr: f64,
     /// As composed, in the mean.
     pub held_bytes: f64,
+}
+
+impl Fare {
+    /// How a task fares that is in no part yet.
+    pub const NONE: Fare = Fare { cycles_per_instr: 0.0, misses_per_instr: 0.0, held_bytes: 0.0 };
+
+    /// Takes in how it fares in another part, into which this share of its lines falls.
+    pub fn add(&mut self, part: Fare, inside: f64) {
+        self.cycles_per_instr += inside * part.cycles_per_instr;
+        self.misses_per_instr += inside * part.misses_per_instr;
+        self.held_bytes += part.held_bytes;
+    }
 }
 
 const ROUNDS: usize = 6;
@@ -48,7 +68,7 @@ const NEXT_STEP: f64 = 1.3;
 /// Everybody's fare; `turns` are the gangs' lengths in cycles (one entry, of any length, where nobody takes turns).
 pub fn compose(present: &[Present<'_>], cache_bytes: f64, turns: &[f64]) -> Vec<Fare> {
     let mut cycles: Vec<f64> =
-        present.iter().map(|one| one.program.cycles(cache_bytes, one.wait_cycles, one.apart)).collect();
+        present.iter().map(|one| one.program.cycles(cache_bytes / one.inside, one.wait_cycles, one.apart)).collect();
     let mut fares: Vec<Fare> = Vec::new();
     let rounds = match turns.len() {
         0 | 1 if present.len() == 1 => 1,
@@ -77,7 +97,7 @@ pub fn compose(present: &[Present<'_>], cache_bytes: f64, turns: &[f64]) -> Vec<
 }
 
 fn fare(one: &Present<'_>, composed: f64, cache_bytes: f64) -> Fare {
-    let held = one.program.really_held(composed, cache_bytes);
+    let held = one.program.really_held(composed / one.inside, cache_bytes / one.inside);
     Fare {
         cycles_per_instr: one.program.cycles(held, one.wait_cycles, one.apart),
         misses_per_instr: one.program.misses(held),
@@ -94,8 +114,8 @@ fn together(present: &[Present<'_>], cache_bytes: f64, cycles: &[f64], window: &
         let (mut sum, mut slope) = (0.0, 0.0);
         for (at, one) in present.iter().enumerate() {
             let (bytes, per_instr) = one.program.footprint_and_growth(*window * rate(at));
-            sum += bytes;
-            slope += per_instr * rate(at);
+            sum += one.inside * bytes;
+            slope += one.inside * per_instr * rate(at);
         }
         let missing = cache_bytes - sum;
         let all_held = missing >= 0.0 && (slope <= 0.0 || *window >= LONGEST_CYCLES);
@@ -109,7 +129,7 @@ fn together(present: &[Present<'_>], cache_bytes: f64, cycles: &[f64], window: &
         // From the right a step may go too far back: then on from the left.
         *window = if next > least { next.min(LONGEST_CYCLES) } else { least };
     }
-    let held = |at: usize| present[at].program.footprint(*window * rate(at));
+    let held = |at: usize| present[at].footprint(*window * rate(at));
     present.iter().enumerate().map(|(at, one)| fare(one, held(at), cache_bytes)).collect()
 }
 
@@ -131,7 +151,7 @@ impl Reach {
     /// by turns: false position between two sides of the root.
     fn held(&mut self, present: &[Present<'_>], cache_bytes: f64, progress: impl Fn(usize, f64) -> f64) -> Vec<f64> {
         let window = |exponent: f64| libm::exp(exponent * std::f64::consts::LN_10);
-        let of = |at: usize, exponent: f64| present[at].program.footprint(progress(at, window(exponent)));
+        let of = |at: usize, exponent: f64| present[at].footprint(progress(at, window(exponent)));
         let beyond = |exponent: f64| (0..present.len()).map(|at| of(at, exponent)).sum::<f64>() - cache_bytes;
         let all = |exponent: f64| (0..present.len()).map(|at| of(at, exponent)).collect::<Vec<f64>>();
         let (mut low, mut high) = (self.0, self.0);
@@ -255,7 +275,7 @@ mod tests {
     use super::*;
 
     fn present(program: &Program, gang: usize) -> Present<'_> {
-        Present { program, share: 1.0, gang, apart: 0.0, wait_cycles: 0.0 }
+        Present { program, share: 1.0, gang, apart: 0.0, wait_cycles: 0.0, inside: 1.0 }
     }
 
     /// Is somebody alone as fast as alone, and do two like programs fare alike?
@@ -278,6 +298,19 @@ mod tests {
         let fares = compose(&[present(&keeps, 0), present(&stream, 0)], CACHE, &[1.0]);
         assert!(fares[0].cycles_per_instr > 1.2 * keeps.alone(CACHE), "{fares:?}");
         assert!((fares[1].cycles_per_instr / stream.alone(CACHE) - 1.0).abs() < 1e-6);
+    }
+
+    /// Does everybody fare in each half of a cache, in which half of their lines fall, as in all of it?
+    #[test]
+    fn who_may_use_every_part_fares_as_in_the_whole() {
+        let (keeps, stream) = (uniform(3_000_000.0, 0.02), program(|_| 0.05));
+        let whole = compose(&[present(&keeps, 0), present(&stream, 0)], CACHE, &[1.0]);
+        let half = |program| Present { inside: 0.5, ..present(program, 0) };
+        let part = compose(&[half(&keeps), half(&stream)], 0.5 * CACHE, &[1.0]);
+        for (part, whole) in part.iter().zip(&whole) {
+            assert!((part.cycles_per_instr / whole.cycles_per_instr - 1.0).abs() < 1e-4, "{part:?} {whole:?}");
+            assert!((part.held_bytes / whole.held_bytes - 0.5).abs() < 1e-3, "{part:?} {whole:?}");
+        }
     }
 
     /// Does the law of turns hold (kernel.md: time per access `T / (F + (T - F m) / h)`, the other turn flushing all)?

@@ -156,6 +156,28 @@ struct Failures {
     in_a_row: u32,
 }
 
+/// How often tasks come, go or turn to other phases: a trial has to come to its end in between.
+#[derive(Clone, Copy, Default)]
+struct Changes {
+    first_window: Option<u64>,
+    count: u64,
+}
+
+/// Fewer say nothing of how often there are any.
+const CHANGES_AT_LEAST: u64 = 2;
+
+impl Changes {
+    fn note(&mut self) {
+        self.count += 1;
+    }
+
+    /// Is there time for so many windows between two changes, in the mean so far?
+    fn leave(&self, windows: u32, now: u64) -> bool {
+        let since = now.saturating_sub(self.first_window.unwrap_or(now));
+        self.count < CHANGES_AT_LEAST || since >= self.count * u64::from(windows)
+    }
+}
+
 /// Windows that a failed plan stays out, the first time.
 const OUT_WINDOWS: u64 = 60;
 /// Failed plans that are remembered.
@@ -189,6 +211,7 @@ struct Auto {
     looked_at: Option<(Vec<(TaskId, u32, bool)>, u64)>,
     /// Window since which the same tasks have been there.
     since: (Vec<TaskId>, u64),
+    changes: Changes,
     /// What was decided last.
     decided: Option<Holding>,
     /// Forecast and measured gains so far.
@@ -242,6 +265,10 @@ impl Auto {
         note_apart(view, &mut self.seen_apart);
         let here: Vec<TaskId> = view.present().map(|task| task.task).collect();
         if self.since.0 != here {
+            match self.changes.first_window {
+                None => self.changes.first_window = Some(view.seen.window),
+                Some(_) => self.changes.note(),
+            }
             self.since = (here, view.seen.window);
             self.watch = Watch::default();
             if let Some(doubt) = self.doubt.take() {
@@ -266,6 +293,7 @@ impl Auto {
         }
         if self.phase_turned(view) {
             // A trial, too, was of a plan for other phases: it would go on for as long as they turn.
+            self.changes.note();
             self.watch = Watch::default();
             let kept = match self.doubt.take() {
                 Some(doubt) => self.called_off(doubt, view, kept),
@@ -290,20 +318,26 @@ impl Auto {
         last.iter().any(turned)
     }
 
-    /// What was decided was for other phases: everybody where the machine's own scheduler had them, nothing divided, until
-    /// the next look. Where nothing is held nothing changes.
+    /// What was decided was for other phases. Whose new phase is known is dealt with by the next look, which is near; who is in
+    /// one that nobody knows may use all of its cache until then. Where such a one is in a gang everybody goes where the
+    /// machine's own scheduler had them. Where nothing is held nothing changes.
     fn homeward(&mut self, view: &View<'_>, kept: Holding) -> Holding {
         let phase = |task: TaskId| view.profiles.get(&task).map_or(0, |profile| profile.phase_number);
-        if let Some((last, _)) = &mut self.looked_at {
-            last.iter_mut().for_each(|(task, then, known)| {
-                if *then != phase(*task) {
-                    // The next look is due as soon as the task is known again, or given up.
-                    (*then, *known) = (phase(*task), false);
-                }
-            });
+        let is_known =
+            |task: TaskId| view.profiles.get(&task).is_some_and(|profile| profile.misses_per_kilo_instr().is_some());
+        let mut unknown: BTreeSet<TaskId> = BTreeSet::new();
+        for (task, then, known) in self.looked_at.iter_mut().flat_map(|(last, _)| last) {
+            if *then != phase(*task) {
+                // The next look is due as soon as the task is known again, or given up.
+                (*then, *known) = (phase(*task), false);
+                unknown.extend((!is_known(*task)).then_some(*task));
+            }
         }
-        if kept.0.affinity.is_empty() && kept.0.gangs.is_empty() && kept.0.shares.is_empty() {
+        if unknown.is_empty() || kept.0.affinity.is_empty() && kept.0.gangs.is_empty() && kept.0.shares.is_empty() {
             return kept;
+        }
+        if kept.0.gangs.is_empty() {
+            return kept.without_parts_of(&unknown, view);
         }
         let Some(scene) = Scene::of(view, &self.speeds, &self.asks.clusters, &self.lived_on, &self.seen_apart) else {
             return kept;
@@ -404,7 +438,11 @@ impl Auto {
         let mut homes = held.clone();
         homes.held = scene.tasks.iter().map(|scene_task| scene_task.movable && scene_task.program.is_some()).collect();
         let old = self.holding(&scene, &homes, view);
-        if mends || likely >= MOST_LIKELY {
+        let lengths =
+            Lengths { settle_windows: self.parameters.settle_windows, leg_windows: self.parameters.leg_windows };
+        // A trial that is called off each time has cost half of the gain and told nothing.
+        let ends = self.changes.leave(lengths.shortest_trial(), view.seen.window);
+        if mends || likely >= MOST_LIKELY || !ends {
             chosen.changes("made", &self.asks, why);
             let before = self.watch.changed(self.parameters.settle_windows);
             // Without windows to compare with, nothing is awaited.
@@ -413,8 +451,6 @@ impl Auto {
         }
         chosen.changes("tried", &self.asks, why);
         self.trials += 1;
-        let lengths =
-            Lengths { settle_windows: self.parameters.settle_windows, leg_windows: self.parameters.leg_windows };
         let trial = Trial::new(lengths, weights, self.parameters.objective, self.seed ^ self.trials);
         let holding = if trial.is_new() { new.clone() } else { old.clone() };
         self.doubt = Some(Doubt::Tried { kept, old, new, trial: Box::new(trial), forecast: gain });
@@ -594,6 +630,7 @@ pub(super) fn build(parameters: &str, seed: u64) -> Result<Box<dyn Policy>, BadP
         failures: Failures::default(),
         looked_at: None,
         since: (Vec::new(), 0),
+        changes: Changes::default(),
         decided: None,
         verdicts: Vec::new(),
         trials: 0,

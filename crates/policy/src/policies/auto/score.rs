@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
-use super::compose::{Present, compose};
+use super::compose::{Fare, Present, compose};
 use super::layout::{Group, Layout, Turns};
 use super::program::Program;
 use super::scene::{Scene, Site};
@@ -182,23 +182,25 @@ impl Here<'_> {
                 gang: gangs[at],
                 apart: self.apart[at],
                 wait_cycles: self.waits[at],
+                inside: 1.0,
             })
             .collect();
-        let mut fares = vec![None; present.len()];
+        // Who is in several parts fares in each as if all were alike: the mean, by the lines that it has there.
+        let mut fares = vec![Fare::NONE; present.len()];
         for (part, bytes) in self.parts() {
-            let inside: Vec<Present<'_>> = part.iter().map(|&at| present[at]).collect();
-            for (&at, fare) in part.iter().zip(compose(&inside, bytes, &lengths)) {
-                fares[at] = Some(fare);
+            let inside: Vec<Present<'_>> = part.iter().map(|&(at, inside)| Present { inside, ..present[at] }).collect();
+            for (&(at, inside), fare) in part.iter().zip(compose(&inside, bytes, &lengths)) {
+                fares[at].add(fare, inside);
             }
         }
         let speed = |at: usize| {
-            let cycles = fares[at].map_or(f64::INFINITY, |fare| fare.cycles_per_instr);
+            let cycles = if fares[at].cycles_per_instr > 0.0 { fares[at].cycles_per_instr } else { f64::INFINITY };
             let of_time = shares[at] / count as f64;
             let instr_per_cycle = of_time / cycles;
             let alone = wants[at] / programs[at].alone(self.site.bytes);
-            let misses = fares[at].map_or(0.0, |fare| fare.misses_per_instr);
+            let misses = fares[at].misses_per_instr;
             let lines_per_cycle = instr_per_cycle * misses * programs[at].lines_per_miss;
-            let held_bytes = fares[at].map_or(0.0, |fare| fare.held_bytes);
+            let held_bytes = fares[at].held_bytes;
             let over_alone = instr_per_cycle / alone.max(1e-12);
             let of_wanted = of_time / wants[at].max(1e-12);
             let alone_at_best = wants[at] / programs[at].alone_at_best(self.site.bytes);
@@ -207,22 +209,27 @@ impl Here<'_> {
         (0..programs.len()).map(speed).collect()
     }
 
-    /// Members by their places in the list, with the bytes that they compete for.
-    fn parts(&self) -> Vec<(Vec<usize>, f64)> {
+    /// Members by their places in the list, each with the share of its lines that fall into the part, and the part's bytes.
+    /// Who is in no group may use every part: in each it takes its share from those whose part it is.
+    fn parts(&self) -> Vec<(Vec<(usize, f64)>, f64)> {
+        let everybody = 0..self.members.len();
         let Some(divided) = self.site.divided.filter(|_| !self.cut.is_empty()) else {
-            return vec![((0..self.members.len()).collect(), self.site.bytes)];
+            return vec![(everybody.map(|at| (at, 1.0)).collect(), self.site.bytes)];
         };
-        let inside = |group: &Group| {
-            (0..self.members.len()).filter(|&at| group.members.contains(&self.members[at])).collect::<Vec<usize>>()
+        let is_in = |group: &Group, at: usize| group.members.contains(&self.members[at]);
+        let free: Vec<usize> = everybody.clone().filter(|&at| self.cut.iter().all(|group| !is_in(group, at))).collect();
+        let part = |inside: Vec<usize>, units: u32| {
+            let share = f64::from(units) / f64::from(divided.units());
+            let inside = inside.into_iter().map(|at| (at, 1.0));
+            (inside.chain(free.iter().map(|&at| (at, share))).collect::<Vec<_>>(), share * self.site.bytes)
         };
-        let bytes = |group: &Group| self.site.bytes * f64::from(group.units) / f64::from(divided.units());
-        let mut parts: Vec<(Vec<usize>, f64)> =
-            self.cut.iter().map(|group| (inside(group), bytes(group))).filter(|(part, _)| !part.is_empty()).collect();
-        let free: Vec<usize> =
-            (0..self.members.len()).filter(|at| parts.iter().all(|(part, _)| !part.contains(at))).collect();
-        if !free.is_empty() {
-            parts.push((free, self.site.bytes));
+        let of_group = |group: &Group| part(everybody.clone().filter(|&at| is_in(group, at)).collect(), group.units);
+        let mut parts: Vec<(Vec<(usize, f64)>, f64)> = self.cut.iter().map(of_group).collect();
+        let taken: u32 = self.cut.iter().map(|group| group.units).sum();
+        if taken < divided.units() {
+            parts.push(part(Vec::new(), divided.units() - taken));
         }
+        parts.retain(|(inside, _)| !inside.is_empty());
         parts
     }
 

@@ -84,16 +84,17 @@ impl Search<'_> {
                 all.push(Candidate { what, layout, score });
             }
         };
+        let mut homes = vec![("joint from the default", default.clone())];
         if let Some(held) = held {
-            add("held", held);
+            add("held", held.clone());
+            homes.push(("joint from what holds", Layout::at(scene, held.home, true)));
         }
         let shares_data = self.allowed.sharing && scene.tasks.iter().any(|scene_task| scene_task.cluster.is_some());
-        let mut homes = vec![("joint from the default", default.clone())];
         if self.allowed.space {
-            add("space", self.with_cuts(&default));
+            add("space", self.with_part(8, |search| search.with_cuts(&default)));
         }
         if self.allowed.gangs {
-            add("gangs", self.with_turns(&default));
+            add("gangs", self.with_part(2, |search| search.with_turns(&default)));
         }
         if shares_data {
             let layout = self.clustered(&default);
@@ -101,29 +102,37 @@ impl Search<'_> {
             homes.push(("joint from sharing", layout));
         }
         if self.allowed.placement && scene.sites.len() > 1 {
-            let even = self.evened(&default);
-            let part = self.effort.get() / 8;
-            let apart = self.placed(self.separated(&default), part, false);
+            let (even, separated) = (self.evened(&default), self.separated(&default));
+            let mut placed_from = |from: Layout| self.with_part(8, |search| search.placed(from, false));
+            let apart = placed_from(separated);
             add("placement from separated misses", apart.clone());
             homes.push(("joint from separated misses", apart));
-            let placed = self.placed(default.clone(), part, false);
-            add("placement", placed.clone());
-            let placed = self.placed(even, part, false);
+            add("placement", placed_from(default.clone()));
+            let placed = placed_from(even);
             add("placement from evened misses", placed.clone());
             homes.push(("joint from evened misses", placed));
         }
         let last = homes.len();
         for (nth, (what, home)) in homes.into_iter().enumerate() {
-            // The same again is kept for its parts and turns, and for the others.
-            let part = self.effort.get() / (2 * (last - nth));
-            let layout = if self.allowed.placement && scene.sites.len() > 1 {
-                self.placed(home, part, scene.tasks.len() <= JOINT_TASKS)
-            } else {
-                home
-            };
-            add(what, self.refined(&layout));
+            let places = self.allowed.placement && scene.sites.len() > 1;
+            let joint = scene.tasks.len() <= JOINT_TASKS;
+            let layout = self.with_part(last - nth, |search| {
+                // The same again is kept for its parts and turns.
+                let layout = if places { search.with_part(2, |search| search.placed(home, joint)) } else { home };
+                search.refined(&layout)
+            });
+            add(what, layout);
         }
         all
+    }
+
+    /// What is found with at most one in so many of the site scores that may still be made.
+    fn with_part<T>(&mut self, one_in: usize, find: impl FnOnce(&mut Self) -> T) -> T {
+        let all = self.effort.get();
+        self.effort.set(all / one_in.max(1));
+        let found = find(self);
+        self.effort.set(all - all / one_in.max(1) + self.effort.get());
+        found
     }
 
     fn movable(&self) -> Vec<usize> {
@@ -308,11 +317,10 @@ impl Search<'_> {
     }
 
     /// Homes by local search: moves and exchanges of tasks.
-    fn placed(&mut self, from: Layout, effort: usize, joint: bool) -> Layout {
+    fn placed(&mut self, from: Layout, joint: bool) -> Layout {
         let movable = self.movable();
         let room = self.room();
         let sites = self.scene.sites.len();
-        let keep = self.effort.get().saturating_sub(effort);
         let mut homes = Homes { home: from.home, on: vec![Vec::new(); sites], scores: Vec::new() };
         for at in self.scene.known() {
             if let Some(site) = homes.home[at] {
@@ -321,12 +329,12 @@ impl Search<'_> {
         }
         homes.scores = (0..sites).map(|site| self.site_key(&homes.home, site, &homes.on[site], joint)).collect();
         let mut improved = true;
-        while improved && self.effort.get() > keep {
+        while improved && self.effort.get() > 0 {
             improved = false;
             let mut order = movable.clone();
             self.generator.shuffle(&mut order);
             for &at in &order {
-                if self.effort.get() <= keep {
+                if self.effort.get() == 0 {
                     break;
                 }
                 improved |= self.improve(at, &room, &mut homes, joint);

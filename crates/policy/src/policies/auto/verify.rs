@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use cachemate_core::{Observation, ProcessId};
 
 use super::score::Objective;
-use crate::sequential::{Blocks, Evidence, Outcome};
+use crate::sequential::{BLOCKS_AT_LEAST, Blocks, Evidence, Outcome};
 use crate::work::{Work, works};
 
 /// Work and time of processes, in all windows of a side.
@@ -78,6 +78,13 @@ pub fn log_ratio(new: &Done, old: &Done, weights: &[Weight], objective: Objectiv
 pub struct Lengths {
     pub settle_windows: u32,
     pub leg_windows: u32,
+}
+
+impl Lengths {
+    /// Windows of the shortest trial that adopts a change.
+    pub fn shortest_trial(self) -> u32 {
+        BLOCKS_AT_LEAST as u32 * (4 * self.leg_windows + 2 * self.settle_windows)
+    }
 }
 
 /// A change on trial, in blocks.

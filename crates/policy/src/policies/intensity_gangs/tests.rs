@@ -202,3 +202,11 @@ fn without_harm_or_without_evidence_nothing_is_done() {
     assert!(Host::new(&[(0.7, None); 4], 60.0).gangs(30).is_empty());
     assert!(Host::new(&MIX[..2], 60.0).gangs(30).is_empty(), "a CPU for each");
 }
+
+/// Are fewer samples refused than an intensity is known from? Probes would be made, and nothing ever known.
+#[test]
+fn samples_that_tell_nothing_are_refused() {
+    let refused = build("samples = 2", 1).err().expect("too few").to_string();
+    assert!(refused.contains("samples") && refused.contains("4 or more"), "{refused}");
+    build("samples = 4", 1).unwrap();
+}

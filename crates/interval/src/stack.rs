@@ -1,8 +1,8 @@
 //! Addresses with given LRU stack distances.
 //!
-//! Method: every address in the stack has a slot in time; a Fenwick tree over the slots counts those that are the last use
-//! of their address, so that the `d`-th most recent one is found in logarithmic time. Slots are renumbered when they run
-//! out.
+//! Method: every access has a slot in time, and a bit tells whether it is the last use of its address. The `d`-th most recent
+//! one is found from the end by counts of bits of whole regions, then of blocks, then of words: these counts stay in the first
+//! level of a host's cache, where a tree over all slots misses at every step.
 
 /// Where in its stack an access falls.
 pub struct Distances {
@@ -13,41 +13,82 @@ pub struct Distances {
 impl Distances {
     /// The distance below which a share `at` of all accesses falls, between bounds by a line; `None` = it misses.
     pub fn at(&self, at: f64) -> Option<f64> {
-        let mut low = (0.0f64, 0.0f64);
-        for &(lines, share) in &self.up_to {
-            let high = (f64::from(lines), f64::from(share));
-            if at < high.1 {
-                let part = (at - low.1) / (high.1 - low.1).max(1e-12);
-                return Some(low.0 + part * (high.0 - low.0));
-            }
-            low = high;
-        }
-        None
+        let next = self.up_to.partition_point(|&(_, share)| f64::from(share) <= at);
+        let bound = |&(lines, share): &(f32, f32)| (f64::from(lines), f64::from(share));
+        let high = self.up_to.get(next).map(bound)?;
+        let low = if next == 0 { (0.0, 0.0) } else { bound(&self.up_to[next - 1]) };
+        let part = (at - low.1) / (high.1 - low.1).max(1e-12);
+        Some(low.0 + part * (high.0 - low.0))
     }
 }
 
-struct Fenwick(Vec<u32>);
+/// Slots of a block and of a region, in words of 64.
+const BLOCK_WORDS: usize = 8;
+const REGION_WORDS: usize = 512;
 
-impl Fenwick {
-    fn add(&mut self, at: usize, by: i32) {
-        let mut at = at + 1;
-        while at < self.0.len() {
-            self.0[at] = self.0[at].wrapping_add_signed(by);
-            at += at & at.wrapping_neg();
+/// Slots in order of time, each the last use of its address or not.
+struct LastUses {
+    words: Vec<u64>,
+    blocks: Vec<u32>,
+    regions: Vec<u32>,
+    slots: usize,
+}
+
+impl LastUses {
+    /// Of so many slots at most, of which the first ones are last uses.
+    fn new(slots: usize, first: usize) -> Self {
+        let words = slots.div_ceil(64);
+        let mut live = LastUses {
+            words: vec![0; words],
+            blocks: vec![0; words.div_ceil(BLOCK_WORDS)],
+            regions: vec![0; words.div_ceil(REGION_WORDS)],
+            slots: 0,
+        };
+        (0..first).for_each(|_| live.push());
+        live
+    }
+
+    fn count(&mut self, slot: usize, by: i32) {
+        for (counts, words) in [(&mut self.blocks, BLOCK_WORDS), (&mut self.regions, REGION_WORDS)] {
+            let count = &mut counts[slot / (64 * words)];
+            *count = count.wrapping_add_signed(by);
         }
     }
-    /// The place of the `nth` one, from 1.
-    fn find(&self, mut nth: u32) -> usize {
-        let mut at = 0;
-        let mut step = (self.0.len() - 1).next_power_of_two();
-        while step > 0 {
-            if at + step < self.0.len() && self.0[at + step] < nth {
-                at += step;
-                nth -= self.0[at];
-            }
-            step /= 2;
+
+    /// The next slot is a last use.
+    fn push(&mut self) {
+        self.words[self.slots / 64] |= 1 << (self.slots % 64);
+        self.count(self.slots, 1);
+        self.slots += 1;
+    }
+
+    /// The slot of the last use before which `nth` more recent ones are; it is none any more. There have to be so many.
+    fn take(&mut self, mut nth: u32) -> usize {
+        // Of these counts, the last place before which no more than `nth` are left to the end.
+        let mut last = |counts: &[u32]| {
+            let passed = |count: &u32| {
+                let passes = nth >= *count;
+                nth -= if passes { *count } else { 0 };
+                !passes
+            };
+            counts.iter().rposition(passed).unwrap_or(0)
+        };
+        let region = last(&self.regions);
+        let part = |at: usize, each: usize, of: usize| at * each..((at + 1) * each).min(of);
+        let blocks = part(region, REGION_WORDS / BLOCK_WORDS, self.blocks.len());
+        let block = blocks.start + last(&self.blocks[blocks.clone()]);
+        let words = part(block, BLOCK_WORDS, self.words.len());
+        let mut counts = [0; BLOCK_WORDS];
+        counts.iter_mut().zip(&self.words[words.clone()]).for_each(|(count, word)| *count = word.count_ones());
+        let at = words.start + last(&counts[..words.len()]);
+        let mut word = self.words[at];
+        for _ in 0..nth {
+            word &= !(1 << word.ilog2());
         }
-        at
+        let slot = 64 * at + word.ilog2() as usize;
+        self.words[at] &= !(1 << (slot % 64));
+        self.count(slot, -1);
+        slot
     }
 }
 
@@ -56,30 +97,27 @@ pub fn addresses(distances: Distances, entries: u32, capacity: f32, mut uniform:
     let most = (2.0 * capacity) as u32;
     // The stack starts full, so that distances beyond what was seen so far exist.
     let first = (capacity as u32).min(entries.max(1) * 4);
-    let slots = (first + entries) as usize;
-    let mut live = Fenwick(vec![0; slots + 1]);
-    let mut line_at: Vec<u64> = (0..u64::from(first)).collect();
-    (0..first as usize).for_each(|at| live.add(at, 1));
-    let (mut count, mut next_line) = (first, u64::from(first));
+    let mut live = LastUses::new(first as usize + entries as usize, first as usize);
+    // Half as wide as addresses: looking one up is what a log costs.
+    let mut line_at: Vec<u32> = (0..first).collect();
+    let (mut count, mut next_line) = (first, first);
     let mut found = Vec::with_capacity(entries as usize);
     for _ in 0..entries {
         let distance = distances.at(uniform()).map(|lines| lines as u32);
         let line = match distance.filter(|distance| *distance < count.min(most)) {
             Some(distance) => {
-                let at = live.find(count - distance);
-                live.add(at, -1);
                 count -= 1;
-                line_at[at]
+                line_at[live.take(distance)]
             }
             None => {
                 next_line += 1;
                 next_line - 1
             }
         };
-        live.add(line_at.len(), 1);
+        live.push();
         count += 1;
         line_at.push(line);
-        found.push(line);
+        found.push(u64::from(line));
     }
     found
 }
@@ -87,6 +125,24 @@ pub fn addresses(distances: Distances, entries: u32, capacity: f32, mut uniform:
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Is the slot that is taken the one that a plain list has, whatever was taken before, over many regions?
+    #[test]
+    fn slots_are_those_of_a_plain_list() {
+        let slots = 3 * 64 * REGION_WORDS;
+        let mut live = LastUses::new(slots, slots / 2);
+        let mut list: Vec<usize> = (0..slots / 2).collect();
+        let mut state = 7u64;
+        for step in 0..slots / 2 {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            // Mostly near the end, where regions are left and entered.
+            let nth = (state >> 33) as usize % if step % 3 == 0 { list.len() } else { 100 };
+            let expected = list.remove(list.len() - 1 - nth);
+            assert_eq!(live.take(nth as u32), expected, "step {step}");
+            live.push();
+            list.push(slots / 2 + step);
+        }
+    }
 
     /// Does a plain LRU list find the distances again that addresses were made from?
     #[test]

@@ -1,8 +1,8 @@
 //! Addresses with given LRU stack distances.
 //!
-//! Method: every access has a slot in time, and a bit tells whether it is the last use of its address. The `d`-th most recent
-//! one is found from the end by counts of bits of whole regions, then of blocks, then of words: these counts stay in the first
-//! level of a host's cache, where a tree over all slots misses at every step.
+//! Method: every access has a slot in time, and a bit tells whether it is the last use of its address. To find the `d`-th most
+//! recent one, bits are counted from the end: by regions, by blocks, by words. These counts stay in the first level of a
+//! host's cache, where a tree over all slots misses at every step.
 
 /// Where in its stack an access falls.
 pub struct Distances {
@@ -35,7 +35,7 @@ struct LastUses {
 }
 
 impl LastUses {
-    /// Of so many slots at most, of which the first ones are last uses.
+    /// Room for so many slots; the first ones are last uses.
     fn new(slots: usize, first: usize) -> Self {
         let words = slots.div_ceil(64);
         let mut live = LastUses {

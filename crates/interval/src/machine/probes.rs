@@ -160,8 +160,7 @@ impl IntervalMachine {
     fn cost_of(&self, probe: &Probe, took_ns: u64) -> Vec<(Option<TaskId>, u64)> {
         match &probe.what {
             ProbeWhat::Trace { task, entries, .. } => {
-                let ns = u64::from(*entries) * self.spec.counters.interrupt_cycles * 1_000_000_000 / self.spec.hertz;
-                vec![(Some(*task), ns.min(took_ns))]
+                vec![(Some(*task), self.interrupts_ns(*entries).min(took_ns))]
             }
             ProbeWhat::Rows { rows, .. } => {
                 let waits = |task: &TaskId| {
@@ -172,6 +171,11 @@ impl IntervalMachine {
             }
             _ => Vec::new(),
         }
+    }
+
+    /// Time that so many interrupts of a log take.
+    fn interrupts_ns(&self, entries: u32) -> u64 {
+        (f64::from(entries) * self.spec.counters.interrupt_cycles as f64 * 1e9 / self.spec.hertz as f64) as u64
     }
 
     fn begin(&mut self, probe: &Probe) -> State {
@@ -196,8 +200,7 @@ impl IntervalMachine {
             ProbeWhat::Trace { task, entries, .. } => {
                 let before = self.done_of(*task);
                 // Every entry costs an interrupt; meanwhile the task runs that much slower.
-                let cost_ns =
-                    u64::from(*entries) * self.spec.counters.interrupt_cycles * 1_000_000_000 / self.spec.hertz;
+                let cost_ns = self.interrupts_ns(*entries);
                 let instr = f64::from(*entries) / self.misses_per_instr(*task).max(1e-6);
                 let rate = self.speed_of(*task).max(1e-9);
                 let runs_ns = (instr / rate * 1e9 / self.spec.hertz as f64) as u64;

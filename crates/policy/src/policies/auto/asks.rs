@@ -4,8 +4,8 @@
 //! than the stated share of the time that it has run: who is gone soon is never surveyed. After each task's first one,
 //! probes wait until all of them together have cost no more than that share of processor time. At most one probe that
 //! stops its task runs on a cache at a time. Who does not answer in time is asked no more in this phase.
-//! A log that was too short to tell of the largest cache is made again, longer, as soon as its task has run long enough to pay
-//! for it.
+//! A log that was too short to tell of the largest cache is made again, once and longer, as soon as its task has run long enough
+//! to pay for it. Whose misses take no more of its time than a change has to promise is not asked again.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,6 +21,8 @@ use crate::clustering::{Method, THRESHOLD, THRESHOLD_SAMPLES_PER_THREAD, ThreadM
 pub struct Terms {
     /// Share of processor time, in the long run.
     pub share: f64,
+    /// A change must promise so much.
+    pub least_gain: f64,
     pub locations: u32,
     pub trace_entries: u32,
     /// Budget of one probe.
@@ -112,14 +114,21 @@ impl Asks {
             asked.answered |= answered;
             asked.over |= answered || refused || late || known && is_first;
         }
-        let mut probes = self.of_curves(view, sites, terms, now_ns);
+        let mut probes = self.of_curves(view, sites, speeds, terms, now_ns);
         if share && sites.len() > 1 {
             probes.extend(self.of_sharing(view, speeds, terms, now_ns));
         }
         probes
     }
 
-    fn of_curves(&mut self, view: &View<'_>, sites: &[Site], terms: &Terms, now_ns: u64) -> Vec<Probe> {
+    fn of_curves(
+        &mut self,
+        view: &View<'_>,
+        sites: &[Site],
+        speeds: &Speeds,
+        terms: &Terms,
+        now_ns: u64,
+    ) -> Vec<Probe> {
         // A log of what passes the first level tells more of the cache behind it than watch points, which mostly see hits.
         let trace = view.capabilities.can(Ability::TraceAddresses);
         let watch = !trace && view.capabilities.can(Ability::SampleReuses);
@@ -141,8 +150,15 @@ impl Asks {
             let may = before.is_none_or(|asked| asked.phase != phase && paid);
             let goes_on = before.is_some_and(|asked| !asked.over && (asked.phase == phase || !known));
             let free = if watch { probes.len() < WATCHED_AT_ONCE } else { !stopped.contains(&on) };
-            let longer = before.filter(|asked| trace && asked.answered && asked.phase == phase);
-            let longer = longer.and_then(|asked| longer_log(asked, profile?.misses_per_kilo_instr()?, largest_bytes));
+            let is_short = |asked: &&Asked| {
+                let first = log_entries(&asked.probe) == Some(terms.trace_entries);
+                trace && asked.answered && asked.phase == phase && first
+            };
+            let waits = || waits_for_memory(speeds, seen.task).is_none_or(|share| share >= terms.least_gain);
+            let curve = profile.and_then(|profile| profile.misses_per_kilo_instr());
+            let longer = before.filter(is_short).filter(|_| waits()).zip(curve);
+            let longer = longer.filter(|(_, curve)| leaves_open(curve, largest_bytes));
+            let longer = longer.map(|_| terms.trace_entries.saturating_mul(LONGER));
             let entries = longer.unwrap_or(terms.trace_entries);
             let cost_ns = f64::from(entries) * self.entry_ns.unwrap_or(ENTRY_NS);
             // What it was asked before is paid for, too.
@@ -333,13 +349,18 @@ fn log_entries(probe: &Probe) -> Option<u32> {
     }
 }
 
-/// Entries of the next log of a task, where the last one did not tell of so many bytes: there its curve is far less certain
-/// than where it is most certain.
-fn longer_log(last: &Asked, curve: &Curve, bytes: f64) -> Option<u32> {
+/// Is a curve far less certain at so many bytes than where it is most certain?
+fn leaves_open(curve: &Curve, bytes: f64) -> bool {
     let width = |(_, rate): &(u64, Estimate)| rate.high - rate.low;
     let narrowest = curve.iter().map(width).fold(f64::INFINITY, f64::min);
-    let there = curve.iter().find(|(size, _)| *size as f64 >= bytes).or(curve.last())?;
-    (width(there) > 2.0 * narrowest).then(|| log_entries(&last.probe)?.checked_mul(LONGER))?
+    let there = curve.iter().find(|(size, _)| *size as f64 >= bytes).or(curve.last());
+    there.is_some_and(|point| width(point) > 2.0 * narrowest)
+}
+
+/// Share of its cycles that a task waits for memory, as counted.
+fn waits_for_memory(speeds: &Speeds, task: TaskId) -> Option<f64> {
+    let speed = speeds.of(task, 64.0)?;
+    Some(speed.misses_per_instr? * speed.stall_cycles_per_miss? / speed.cycles_per_instr)
 }
 
 /// Share of its remote accesses from which on the other thread is a partner.

@@ -46,20 +46,6 @@ impl Holding {
         Holding(plan)
     }
 
-    /// The same, but these tasks and their processes are in no part of a cache.
-    pub fn without_parts_of(mut self, tasks: &BTreeSet<TaskId>, view: &View<'_>) -> Self {
-        let processes: BTreeSet<ProcessId> =
-            view.present().filter(|seen| tasks.contains(&seen.task)).map(|seen| seen.process).collect();
-        for share in &mut self.0.shares {
-            share.members.retain(|member| match member {
-                Member::Process(process) => !processes.contains(process),
-                Member::Task(task) => !tasks.contains(task),
-            });
-        }
-        self.0.shares.retain(|share| !share.members.is_empty());
-        self
-    }
-
     /// Does a plan place, time and divide alike?
     pub fn is_same(&self, other: &Plan) -> bool {
         (&self.0.affinity, &self.0.gangs, &self.0.shares) == (&other.affinity, &other.gangs, &other.shares)

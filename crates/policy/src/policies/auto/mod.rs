@@ -241,6 +241,7 @@ impl Auto {
         if counted {
             let terms = asks::Terms {
                 share: self.parameters.probe_share,
+                least_gain: self.parameters.least_gain,
                 locations: self.parameters.locations,
                 trace_entries: self.parameters.trace_entries,
                 budget_ns: self.parameters.probe_budget_ns,
@@ -318,26 +319,20 @@ impl Auto {
         last.iter().any(turned)
     }
 
-    /// What was decided was for other phases. Whose new phase is known is dealt with by the next look, which is near; who is in
-    /// one that nobody knows may use all of its cache until then. Where such a one is in a gang everybody goes where the
-    /// machine's own scheduler had them. Where nothing is held nothing changes.
+    /// What was decided was for other phases: everybody where the machine's own scheduler had them, nothing divided, until
+    /// the next look. Where nothing is held nothing changes.
     fn homeward(&mut self, view: &View<'_>, kept: Holding) -> Holding {
         let phase = |task: TaskId| view.profiles.get(&task).map_or(0, |profile| profile.phase_number);
-        let is_known =
-            |task: TaskId| view.profiles.get(&task).is_some_and(|profile| profile.misses_per_kilo_instr().is_some());
-        let mut unknown: BTreeSet<TaskId> = BTreeSet::new();
-        for (task, then, known) in self.looked_at.iter_mut().flat_map(|(last, _)| last) {
-            if *then != phase(*task) {
-                // The next look is due as soon as the task is known again, or given up.
-                (*then, *known) = (phase(*task), false);
-                unknown.extend((!is_known(*task)).then_some(*task));
-            }
+        if let Some((last, _)) = &mut self.looked_at {
+            last.iter_mut().for_each(|(task, then, known)| {
+                if *then != phase(*task) {
+                    // The next look is due as soon as the task is known again, or given up.
+                    (*then, *known) = (phase(*task), false);
+                }
+            });
         }
-        if unknown.is_empty() || kept.0.affinity.is_empty() && kept.0.gangs.is_empty() && kept.0.shares.is_empty() {
+        if kept.0.affinity.is_empty() && kept.0.gangs.is_empty() && kept.0.shares.is_empty() {
             return kept;
-        }
-        if kept.0.gangs.is_empty() {
-            return kept.without_parts_of(&unknown, view);
         }
         let Some(scene) = Scene::of(view, &self.speeds, &self.asks.clusters, &self.lived_on, &self.seen_apart) else {
             return kept;

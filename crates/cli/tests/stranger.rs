@@ -34,9 +34,11 @@ fn open_to_all(path: &Path) {
 
 /// Runs one of the tests below as nobody, until it says that it is done; it goes on until it is dropped.
 fn as_nobody(folder: &Path, part: &str) -> Running {
-    // The test program may lie where nobody may not go.
+    // The test program may lie where nobody may not go. Copied by another process: a file that this one writes may be open in
+    // a child that another test has just forked, and what is open for writing cannot be run.
     let program = folder.join(part);
-    std::fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
+    let copied = Command::new("cp").arg(std::env::current_exe().unwrap()).arg(&program).status().unwrap();
+    assert!(copied.success(), "{copied}");
     open_to_all(&program);
     let mut command = Command::new(&program);
     command.args(["--exact", part, "--ignored", "--nocapture"]).env(FOLDER, folder).current_dir(folder);

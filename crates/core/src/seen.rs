@@ -252,7 +252,7 @@ pub struct AccessSample {
 pub struct ReuseSample {
     /// Accesses of the task between the two touches, 0 = the next one; `None` = not counted.
     pub accesses: Option<u64>,
-    /// From the begin of the watch to the second touch, or to the end of the watch.
+    /// Time that the task ran from the begin of the watch to the second touch, or to the end of the watch.
     pub elapsed_ns: u64,
     /// False = the other fields are lower bounds.
     pub touched_again: bool,

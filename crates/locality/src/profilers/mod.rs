@@ -9,6 +9,7 @@ mod activity;
 mod corun_slowdown;
 mod counters;
 mod pcmr;
+mod phase_kinds;
 mod phases;
 mod prime_probe;
 mod rapidmrc;

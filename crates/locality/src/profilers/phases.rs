@@ -4,25 +4,28 @@
 //! caches, references of this one). From sampled reuse times: the locality signature. A miss rate changes with the
 //! allocation too: when shares or placements in force change, its history is forgotten rather than taken for a phase. The
 //! other two need no such care: no allocation of this cache changes what is before it. What two signals tell within the
-//! history of one is one change; what one signal tells twice is two.
+//! history of one is one change; what one signal tells twice is two. A change that is too small for the mean of the last
+//! intervals is told by the kind of the phase: what comes stays outside of all that this kind's intervals have been.
 
 use cachemate_core::{
     Applied, Counts, Event, Evidence, EvidenceKind, Fact, FactSource, Level, Observation, PhaseParameters, Profile,
-    Profiler, Profiles, TaskId,
+    Profiler, Profiles, StallCause, TaskId,
 };
 
+use super::phase_kinds::Kinds;
 use super::{PerTask, evidence, keep_present};
 use crate::intervals::locality_signature;
-use crate::phases::{PhaseDetector, PhaseEvent, signal_difference};
+use crate::phases::{PhaseDetector, PhaseEvent};
 use crate::reuse::ReuseTimes;
 
-/// Kinds of phases that are told apart of one task; further ones have none.
-const KINDS_AT_MOST: usize = 64;
+/// One interval may be of two phases.
+const OUTSIDE_INTERVALS: usize = 2;
 
 /// Fills `phase_number` and `phase.kind`; at a change it resets everything else.
 ///
-/// Kinds are told by what comes from the first level where that is counted, as no allocation of the cache changes it,
-/// else by the miss rate: then one phase under two allocations may be two kinds.
+/// Kinds are told by what comes from the first level where that is counted and by the cycles that no memory is waited for
+/// where those are, as no allocation of the cache changes either, else by the miss rate: then one phase under two allocations
+/// may be two kinds.
 #[derive(Clone, Debug)]
 pub struct PhaseProfiler {
     level: Level,
@@ -37,30 +40,22 @@ pub struct PhaseProfiler {
 struct State {
     instructions: f64,
     misses: f64,
-    /// Counts of the first-level caches, and references of this one; `None` = one of them was not counted in the
-    /// interval.
-    before: Option<[f64; 3]>,
+    /// References of this cache, and misses of the first-level ones; each `None` = not counted all through the interval.
+    before: [Option<f64>; 3],
     by_miss_rate: Option<PhaseDetector>,
     by_what_comes: Option<PhaseDetector>,
     by_signature: Option<PhaseDetector>,
-    /// The signal of each kind of phase, as in its first steady interval, and the kind that it is in.
-    kinds: Vec<Vec<f64>>,
+    /// Cycles that no memory is waited for; `None` = one of the counts was not there in the interval.
+    own_cycles: Option<f64>,
+    kinds: Kinds,
     kind: Option<u32>,
+    /// Intervals in a row in which what comes was not of that kind.
+    outside: usize,
     /// Who told the last change (the miss rate, what comes), and in how many more intervals the other's is the same one.
     told: ([bool; 2], usize),
 }
 
 impl State {
-    /// Finds the kind of a phase that has settled: one seen before whose signal is as near as intervals of one phase are.
-    fn name_kind(&mut self, signal: Vec<f64>, threshold: f64) {
-        let same = |known: &Vec<f64>| known.len() == signal.len() && signal_difference(known, &signal) <= threshold;
-        self.kind = self.kinds.iter().position(same).map(|at| at as u32);
-        if self.kind.is_none() && self.kinds.len() < KINDS_AT_MOST {
-            self.kind = Some(self.kinds.len() as u32);
-            self.kinds.push(signal);
-        }
-    }
-
     /// Intervals go by one by one; is what these signals tell now a change that nobody has told yet?
     fn is_news(&mut self, tell: [bool; 2], history: usize) -> bool {
         let (by, left) = self.told;
@@ -94,46 +89,69 @@ impl PhaseProfiler {
         let counted = counts.get(Event::Misses(self.level)).zip(counts.get(Event::Instructions));
         let Some((misses, instructions)) = counted else { return false };
         if state.instructions == 0.0 {
-            state.before = Some([0.0; 3]);
+            (state.before, state.own_cycles) = ([Some(0.0); 3], Some(0.0));
         }
         let by_miss_rate = state.by_miss_rate.get_or_insert_with(|| PhaseDetector::new(self.parameters));
         if allocation_changed {
             by_miss_rate.forget();
-            (state.instructions, state.misses, state.before) = (0.0, 0.0, Some([0.0; 3]));
+            (state.instructions, state.misses) = (0.0, 0.0);
+            (state.before, state.own_cycles) = ([Some(0.0); 3], Some(0.0));
         }
         state.instructions += instructions;
         state.misses += misses;
-        state.before =
-            state.before.zip(self.what_comes(counts)).map(|(sums, more)| [0, 1, 2].map(|at| sums[at] + more[at]));
+        let comes = self.what_comes(counts);
+        state.before = [0, 1, 2].map(|at| state.before[at].zip(comes[at]).map(|(sum, more)| sum + more));
+        state.own_cycles = state.own_cycles.zip(own_cycles(counts)).map(|(sum, more)| sum + more);
         if state.instructions < self.interval_instructions || state.instructions <= 0.0 {
             return false;
         }
         let per_kilo = 1000.0 / state.instructions;
         let rate = [state.misses * per_kilo];
         let by_rate = by_miss_rate.next(&rate);
-        let comes = state.before.map(|sums| sums.map(|sum| sum * per_kilo));
-        let by_what_comes = comes.map(|signal| {
+        // Without references nothing is told of what comes.
+        let comes: Option<Vec<f64>> =
+            state.before[0].map(|_| state.before.iter().flatten().map(|sum| sum * per_kilo).collect());
+        let by_what_comes = comes.as_ref().map(|signal| {
             let detector = state.by_what_comes.get_or_insert_with(|| PhaseDetector::new(self.parameters));
-            detector.next(&signal)
+            detector.next(signal)
         });
         (state.instructions, state.misses) = (0.0, 0.0);
         let settled = |event| matches!(event, PhaseEvent::Steady | PhaseEvent::Settled);
         let told = |event| matches!(event, PhaseEvent::Changed { .. });
-        let both = [told(by_rate), by_what_comes.is_some_and(told)];
+        let left = state.kind.zip(comes.as_ref()).is_some_and(|(kind, signal)| {
+            let least = self.parameters.threshold * self.parameters.edge_share;
+            state.kinds.is_left(kind, signal, least)
+        });
+        state.outside = if left { state.outside + 1 } else { 0 };
+        let both = [told(by_rate), by_what_comes.is_some_and(told) || state.outside == OUTSIDE_INTERVALS];
         let news = state.is_news(both, self.parameters.history);
         if news {
             state.kind = None;
-        } else if state.kind.is_none() && by_what_comes.map_or(settled(by_rate), settled) {
-            state.name_kind(comes.map_or(rate.to_vec(), |comes| comes.to_vec()), self.parameters.threshold);
+        } else if by_what_comes.map_or(settled(by_rate), settled) {
+            let own = state.own_cycles.map(|cycles| cycles * per_kilo);
+            let signal: Vec<f64> = comes.map_or(rate.to_vec(), |comes| comes.into_iter().chain(own).collect());
+            match state.kind {
+                Some(kind) if !left => state.kinds.add(kind, &signal),
+                Some(_) => {}
+                None => state.kind = state.kinds.name(&signal),
+            }
         }
         news
     }
 
     /// What no allocation of the cache changes.
-    fn what_comes(&self, counts: &Counts) -> Option<[f64; 3]> {
+    fn what_comes(&self, counts: &Counts) -> [Option<f64>; 3] {
         let misses = |level| counts.get(Event::Misses(level));
-        Some([misses(Level::L1Data)?, misses(Level::L1Instruction)?, counts.get(Event::References(self.level))?])
+        [counts.get(Event::References(self.level)), misses(Level::L1Data), misses(Level::L1Instruction)]
     }
+}
+
+/// Cycles less those that wait for memory or other caches.
+fn own_cycles(counts: &Counts) -> Option<f64> {
+    let causes = [StallCause::LocalMemory, StallCause::RemoteMemory, StallCause::BusQueue, StallCause::RemoteCache];
+    let waits: Vec<f64> = causes.into_iter().filter_map(|cause| counts.get(Event::StallCycles(cause))).collect();
+    (!waits.is_empty()).then_some(())?;
+    Some((counts.get(Event::Cycles)? - waits.iter().sum::<f64>()).max(0.0))
 }
 
 impl Profiler for PhaseProfiler {
@@ -234,6 +252,23 @@ mod tests {
         let expected = [0, 1, 2, 0, 2, 1].map(Some);
         assert_eq!(found.iter().map(|(_, last)| *last).collect::<Vec<_>>(), expected, "{kinds:?}");
         assert!(found.iter().skip(1).all(|(first, _)| first.is_none()), "{kinds:?}");
+    }
+
+    /// Is a phase told whose difference is too small for the mean of the last intervals, where only references are counted?
+    #[test]
+    fn a_small_lasting_difference_of_what_comes_is_a_phase() {
+        let (mut profiler, mut profiles) = (profiler(), Profiles::new());
+        let mut phases = Vec::new();
+        let windows = [7; 6].into_iter().chain([5; 6]).chain([7; 6]);
+        for (number, references) in windows.enumerate() {
+            let mut seen = window(number as u64, &[]);
+            let counts = [(Event::Instructions, 1000), (Event::Misses(LLC), 4), (Event::References(LLC), references)];
+            seen.tasks = vec![task_seen(0, &counts)];
+            profiler.update(&seen, &mut profiles);
+            let profile = &profiles[&TaskId(0)];
+            phases.push((profile.phase_number, profile.phase.kind.as_ref().map(|fact| fact.value)));
+        }
+        assert_eq!([phases[5], phases[11], phases[17]], [(0, Some(0)), (1, Some(1)), (2, Some(0))], "{phases:?}");
     }
 
     /// Is a new allocation not taken for a phase, and a phase after it still seen?

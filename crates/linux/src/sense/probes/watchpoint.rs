@@ -6,10 +6,11 @@
 //! costs two traps and not a million. Four at once, as the hardware has it.
 //! Properties: words are drawn from memory and not from accesses, so a sample stands for a touched location; a word that
 //! is not touched again while it is watched is censored, not dropped; reuses under a trap's own length (some 15 us) read
-//! as that length; the accesses in between are not counted. Cost: two traps and one arming per sample.
+//! as that length; the accesses in between are not counted, but the clock runs only while the thread does. Cost: two traps and one
+//! arming per sample.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, Read};
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::path::Path;
 use std::ptr;
@@ -24,6 +25,8 @@ use crate::kernel::Kernel;
 const PAGE: usize = 4096;
 /// The touch that starts the clock, and the one that ends it.
 const TOUCHES: i32 = 2;
+/// Bytes of a record of a touch.
+const RECORD: usize = 24;
 /// Debug registers.
 pub const AT_ONCE: usize = 4;
 
@@ -42,9 +45,9 @@ impl Watch {
         attr.__bindgen_anon_3.bp_addr = address;
         attr.__bindgen_anon_4.bp_len = 8;
         attr.__bindgen_anon_1.sample_period = 1;
-        attr.sample_type = u64::from(perf::bindings::PERF_SAMPLE_TIME);
-        attr.clockid = libc::CLOCK_MONOTONIC;
-        attr.set_use_clockid(1);
+        // An event of a thread is enabled while the thread runs: a thread that waits for a CPU touches nothing.
+        attr.sample_type = u64::from(perf::bindings::PERF_SAMPLE_READ);
+        attr.read_format = u64::from(perf::bindings::PERF_FORMAT_TOTAL_TIME_ENABLED);
         attr.set_disabled(1);
         attr.set_exclude_kernel(1);
         attr.set_exclude_hv(1);
@@ -70,7 +73,14 @@ impl Watch {
         Ok(watch)
     }
 
-    /// When it was touched so far.
+    /// Time that the thread has run since the word is watched; `None` = the kernel did not say.
+    fn ran_ns(&self) -> Option<u64> {
+        let mut count_and_time = [0u8; 16];
+        let read = (&self.file).read(&mut count_and_time).ok()?;
+        (read == 16).then(|| u64::from_ne_bytes(count_and_time[8..].try_into().expect("eight bytes")))
+    }
+
+    /// When it was touched so far, in time that the thread had run.
     fn touches_ns(&self) -> Vec<u64> {
         // SAFETY: the first page is the kernel's control page, which lives as long as the mapping; the head is written
         // by the kernel and read once, with the fence that its documentation asks for.
@@ -81,15 +91,15 @@ impl Watch {
         fence(Ordering::Acquire);
         let mut touches = Vec::new();
         let mut at = 0usize;
-        // Two records of sixteen bytes: the ring never wraps.
-        while at + 16 <= (head as usize).min(PAGE) {
-            let mut record = [0u8; 16];
-            // SAFETY: `at + 16` lies within the page of records that the kernel has finished up to `head`.
-            unsafe { ptr::copy_nonoverlapping(self.ring.add(PAGE + at), record.as_mut_ptr(), 16) };
+        // Two records of 24 bytes (header, count, time): the ring never wraps.
+        while at + RECORD <= (head as usize).min(PAGE) {
+            let mut record = [0u8; RECORD];
+            // SAFETY: `at + RECORD` lies within the page of records that the kernel has finished up to `head`.
+            unsafe { ptr::copy_nonoverlapping(self.ring.add(PAGE + at), record.as_mut_ptr(), RECORD) };
             let kind = u32::from_ne_bytes([record[0], record[1], record[2], record[3]]);
             let size = usize::from(u16::from_ne_bytes([record[6], record[7]]));
             if kind == perf::bindings::PERF_RECORD_SAMPLE {
-                touches.push(u64::from_ne_bytes(record[8..16].try_into().expect("eight bytes")));
+                touches.push(u64::from_ne_bytes(record[16..].try_into().expect("eight bytes")));
             }
             at += size.max(8);
         }
@@ -177,8 +187,7 @@ pub fn reuses(
         while Instant::now() < until && watches.iter().any(|watch| watch.touches_ns().len() < 2) {
             std::thread::sleep(Duration::from_millis(1));
         }
-        let ended = now_ns();
-        samples.extend(watches.iter().filter_map(|watch| sample(&watch.touches_ns(), ended)));
+        samples.extend(watches.iter().filter_map(|watch| sample(&watch.touches_ns(), watch.ran_ns())));
         // Words that nobody touched say nothing about accesses, but count as tries: cold memory must not hold us up.
         if watches.iter().all(|watch| watch.touches_ns().is_empty()) && Instant::now() + patience > deadline {
             break;
@@ -187,16 +196,12 @@ pub fn reuses(
     Ok(samples)
 }
 
-fn sample(touches_ns: &[u64], ended_ns: u64) -> Option<ReuseSample> {
+/// `ran_ns` is how long the thread had run when the watch ended.
+fn sample(touches_ns: &[u64], ran_ns: Option<u64>) -> Option<ReuseSample> {
     let first = *touches_ns.first()?;
-    let second = touches_ns.get(1);
-    let elapsed_ns = second.copied().unwrap_or(ended_ns).saturating_sub(first);
+    let second = touches_ns.get(1).copied();
+    let elapsed_ns = second.or(ran_ns)?.saturating_sub(first);
     Some(ReuseSample { accesses: None, elapsed_ns, touched_again: second.is_some() })
-}
-
-fn now_ns() -> u64 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
 #[cfg(test)]
@@ -213,13 +218,42 @@ mod tests {
         }
     }
 
+    /// Does the clock stand still while the thread sleeps?
+    #[test]
+    fn what_a_thread_sleeps_is_no_reuse_time() {
+        if self_test().is_err() {
+            return;
+        }
+        let word = Box::new(std::hint::black_box(1u64));
+        // Tests beside this one may hold the watch points for a moment.
+        let give_up = Instant::now() + Duration::from_secs(20);
+        let watch = loop {
+            match Watch::set(0, ptr::from_ref(word.as_ref()) as u64) {
+                Ok(watch) => break watch,
+                Err(error) => assert!(Instant::now() < give_up, "{error}"),
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        };
+        let asleep = Duration::from_millis(100);
+        for pause in [Duration::ZERO, asleep] {
+            std::thread::sleep(pause);
+            // SAFETY: a volatile read of a live value; the compiler may not leave it out.
+            unsafe { ptr::read_volatile(word.as_ref()) };
+        }
+        let touches = watch.touches_ns();
+        assert_eq!(touches.len(), 2);
+        assert!(touches[1] - touches[0] < asleep.as_nanos() as u64 / 2, "{touches:?}");
+        assert!(watch.ran_ns().is_some_and(|ran_ns| ran_ns >= touches[1]));
+    }
+
     /// Is a word touched once censored, and one never touched no sample?
     #[test]
     fn what_was_not_seen_again_is_censored() {
-        assert_eq!(sample(&[], 9), None);
+        assert_eq!(sample(&[], Some(9)), None);
         let once = ReuseSample { accesses: None, elapsed_ns: 5, touched_again: false };
-        assert_eq!(sample(&[4], 9), Some(once));
-        assert_eq!(sample(&[4, 6], 9), Some(ReuseSample { elapsed_ns: 2, touched_again: true, ..once }));
+        assert_eq!(sample(&[4], Some(9)), Some(once));
+        assert_eq!(sample(&[4], None), None);
+        assert_eq!(sample(&[4, 6], None), Some(ReuseSample { elapsed_ns: 2, touched_again: true, ..once }));
     }
 
     /// Is a process that is gone an error, and is sampling over by its deadline?

@@ -162,7 +162,7 @@ impl Asks {
             let entries = longer.unwrap_or(terms.trace_entries);
             let cost_ns = f64::from(entries) * self.entry_ns.unwrap_or(ENTRY_NS);
             // What it was asked before is paid for, too.
-            let spent_ns = longer.map_or(0.0, |_| cost_ns / f64::from(LONGER - 1));
+            let spent_ns = longer.map_or(0.0, |_| cost_ns / f64::from(LONGER));
             let has_run_ns = self.ran_ns.get(&seen.task).copied().unwrap_or(0) as f64;
             let earned = watch || has_run_ns * terms.share >= cost_ns + spent_ns;
             let may = if known { longer.is_some() && paid } else { may };

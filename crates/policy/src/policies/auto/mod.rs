@@ -16,6 +16,7 @@ mod cut;
 mod explain;
 mod holding;
 mod layout;
+mod phases;
 mod program;
 mod promises;
 mod recall;
@@ -35,6 +36,7 @@ use self::asks::Asks;
 use self::explain::Chosen;
 use self::holding::Holding;
 use self::layout::Layout;
+use self::phases::Changes;
 use self::recall::Recall;
 use self::scene::{Scene, note_apart, seen_on, sites};
 pub use self::score::Objective;
@@ -156,28 +158,6 @@ struct Failures {
     in_a_row: u32,
 }
 
-/// How often tasks come, go or turn to other phases: a trial has to come to its end in between.
-#[derive(Clone, Copy, Default)]
-struct Changes {
-    first_window: Option<u64>,
-    count: u64,
-}
-
-/// Fewer say nothing of how often there are any.
-const CHANGES_AT_LEAST: u64 = 2;
-
-impl Changes {
-    fn note(&mut self) {
-        self.count += 1;
-    }
-
-    /// Is there time for so many windows between two changes, in the mean so far?
-    fn leave(&self, windows: u32, now: u64) -> bool {
-        let since = now.saturating_sub(self.first_window.unwrap_or(now));
-        self.count < CHANGES_AT_LEAST || since >= self.count * u64::from(windows)
-    }
-}
-
 /// Windows that a failed plan stays out, the first time.
 const OUT_WINDOWS: u64 = 60;
 /// Failed plans that are remembered.
@@ -212,6 +192,8 @@ struct Auto {
     /// Window since which the same tasks have been there.
     since: (Vec<TaskId>, u64),
     changes: Changes,
+    /// A phase has turned since the last look.
+    turned: bool,
     /// What was decided last.
     decided: Option<Holding>,
     /// Forecast and measured gains so far.
@@ -260,8 +242,7 @@ impl Auto {
     /// A window in which something was counted.
     fn go_on(&mut self, view: &View<'_>, kept: Holding, why: &mut Vec<Reason>) -> Holding {
         let Some(level) = view.topology.last_level() else { return kept };
-        let phase = |task: TaskId| view.profiles.get(&task).map_or(0, |profile| profile.phase_number);
-        self.speeds.follow(view.seen, view.previous_plan, level, phase);
+        self.speeds.follow(view.seen, view.previous_plan, level, |task| phases::now(view, task));
         self.note_homes(view);
         note_apart(view, &mut self.seen_apart);
         let here: Vec<TaskId> = view.present().map(|task| task.task).collect();
@@ -300,46 +281,13 @@ impl Auto {
                 Some(doubt) => self.called_off(doubt, view, kept),
                 None => kept,
             };
-            return self.homeward(view, kept);
+            return self.without_turned(view, kept);
         }
         match self.doubt.take() {
             Some(doubt) => self.judge(doubt, view, kept, why),
             None if self.is_due(view) => self.look(view, kept, why),
             None => kept,
         }
-    }
-
-    /// Has a task gone on to another phase since the last look?
-    fn phase_turned(&self, view: &View<'_>) -> bool {
-        let Some((last, _)) = &self.looked_at else { return false };
-        let phase = |task: TaskId| view.profiles.get(&task).map_or(0, |profile| profile.phase_number);
-        let turned = |(task, then, _): &(TaskId, u32, bool)| {
-            phase(*task) != *then && view.present().any(|seen| seen.task == *task)
-        };
-        last.iter().any(turned)
-    }
-
-    /// What was decided was for other phases: everybody where the machine's own scheduler had them, nothing divided, until
-    /// the next look. Where nothing is held nothing changes.
-    fn homeward(&mut self, view: &View<'_>, kept: Holding) -> Holding {
-        let phase = |task: TaskId| view.profiles.get(&task).map_or(0, |profile| profile.phase_number);
-        if let Some((last, _)) = &mut self.looked_at {
-            last.iter_mut().for_each(|(task, then, known)| {
-                if *then != phase(*task) {
-                    // The next look is due as soon as the task is known again, or given up.
-                    (*then, *known) = (phase(*task), false);
-                }
-            });
-        }
-        if kept.0.affinity.is_empty() && kept.0.gangs.is_empty() && kept.0.shares.is_empty() {
-            return kept;
-        }
-        let Some(scene) = Scene::of(view, &self.speeds, &self.asks.clusters, &self.lived_on, &self.seen_apart) else {
-            return kept;
-        };
-        let mut layout = Layout::default_of(&scene, &self.lived_on);
-        layout.held = scene.tasks.iter().map(|scene_task| kept.0.affinity.contains_key(&scene_task.task)).collect();
-        self.holding(&scene, &layout, view)
     }
 
     /// Where tasks run that no plan holds anywhere.
@@ -375,7 +323,7 @@ impl Auto {
             })
             .collect();
         let ready = steady >= KNOWN_WINDOWS
-            && self.watch.is_enough()
+            && (self.watch.is_enough() || self.turned && phases::are_told(view))
             && (self.asks.surveyed(view) || steady >= PATIENCE_WINDOWS);
         let news = match &self.looked_at {
             None => true,
@@ -384,6 +332,7 @@ impl Auto {
         let due = ready && news && window >= self.failures.wait_until;
         if due {
             self.looked_at = Some((stamp, window));
+            self.turned = false;
         }
         due
     }
@@ -393,8 +342,11 @@ impl Auto {
         let scene = Scene::of(view, &self.speeds, &self.asks.clusters, &self.lived_on, &self.seen_apart);
         let Some(mut scene) = scene.filter(|scene| scene.known().count() > 0) else { return kept };
         let held = Layout::of(&kept.0, &scene);
-        scene.calibrate(&held, |task| self.speeds.of(task, 64.0)?.misses_per_instr);
+        // What was recalled was counted under another plan.
+        let counted_now = |task: TaskId| self.speeds.of(task, 64.0).filter(|speed| speed.is_of_now);
+        scene.calibrate(&held, |task| counted_now(task)?.misses_per_instr);
         scene.anchor(&held, |task| {
+            counted_now(task)?;
             let seen = view.present().find(|seen| seen.task == task)?;
             let work = promised_work(seen, &view.seen.tasks)?;
             Some((work, self.speeds.rate(task, work)?))
@@ -626,6 +578,7 @@ pub(super) fn build(parameters: &str, seed: u64) -> Result<Box<dyn Policy>, BadP
         looked_at: None,
         since: (Vec::new(), 0),
         changes: Changes::default(),
+        turned: false,
         decided: None,
         verdicts: Vec::new(),
         trials: 0,

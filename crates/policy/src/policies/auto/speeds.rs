@@ -1,7 +1,8 @@
 //! How fast each task runs and what it waits for, out of the counters of recent windows.
 //!
 //! Older windows fade by half in a few windows, so that memory goes by time and not by plans. Rates are ratios of sums:
-//! short windows weigh less. A window in which a task was traced says nothing of its speed.
+//! short windows weigh less. A window in which a task was traced says nothing of its speed. A kind of phase that comes back
+//! has the speed that it had, until it was counted anew.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -25,6 +26,8 @@ pub struct Speed {
     pub remote_cycles_per_instr: Option<f64>,
     /// Share of one CPU that it runs or waits for.
     pub wants: f64,
+    /// Counted since the phase began, not only when its kind was there before: it is of what holds now.
+    pub is_of_now: bool,
 }
 
 /// Sums that fade; each event has the instructions during which it was counted.
@@ -37,6 +40,10 @@ struct Sum {
 #[derive(Clone, Default, Debug)]
 struct Sums {
     phase: u32,
+    /// Kind of the phase, once it is told.
+    kind: Option<u32>,
+    /// Windows since the phase began.
+    windows: u32,
     instructions: f64,
     cycles: f64,
     wanted_ns: f64,
@@ -56,9 +63,19 @@ struct Sums {
 /// What is left of a window's weight in the next.
 const FADES_TO: f64 = 0.8;
 
+/// Windows of a phase after which its own counts outweigh what was recalled.
+const OF_NOW_WINDOWS: u32 = 3;
+
 /// Speeds of all tasks.
 #[derive(Clone, Default, Debug)]
-pub struct Speeds(BTreeMap<TaskId, Sums>);
+pub struct Speeds {
+    now: BTreeMap<TaskId, Sums>,
+    /// As counted last in each kind of phase.
+    of_kinds: BTreeMap<(TaskId, u32), Sums>,
+}
+
+/// The phase that a task is in, and its kind once that is told.
+pub type PhaseNow = (u32, Option<u32>);
 
 /// Cycles that wait for what lies behind the last level.
 fn stalls(task: &TaskSample) -> Option<f64> {
@@ -83,19 +100,28 @@ impl Sum {
 
 impl Speeds {
     /// Takes a window in; tasks that are gone are forgotten, and what a phase's change made untrue.
-    pub fn follow(&mut self, seen: &Observation, before: &Plan, level: Level, phase: impl Fn(TaskId) -> u32) {
+    pub fn follow(&mut self, seen: &Observation, before: &Plan, level: Level, phase: impl Fn(TaskId) -> PhaseNow) {
         let present: BTreeSet<TaskId> = seen.tasks.iter().filter(|task| !task.exited).map(|task| task.task).collect();
-        self.0.retain(|task, _| present.contains(task));
+        self.now.retain(|task, _| present.contains(task));
+        self.of_kinds.retain(|(task, _), _| present.contains(task));
         let traced = |task: TaskId| {
             before.probes.iter().any(|probe| matches!(probe.what, ProbeWhat::Trace { task: one, .. } if one == task))
         };
         for task in seen.tasks.iter().filter(|task| !task.exited && !traced(task.task)) {
             let counted = task.counts.get(Event::Instructions).zip(task.counts.get(Event::Cycles));
             let Some((instructions, cycles)) = counted.filter(|(i, c)| *i > 0.0 && *c > 0.0) else { continue };
-            let sums = self.0.entry(task.task).or_default();
-            if sums.phase != phase(task.task) {
-                *sums = Sums { phase: phase(task.task), ..Sums::default() };
+            let sums = self.now.entry(task.task).or_default();
+            let (number, kind) = phase(task.task);
+            if sums.phase != number {
+                *sums = Sums { phase: number, ..Sums::default() };
             }
+            if sums.kind != kind {
+                // Windows until then may be of two phases.
+                let known = kind.and_then(|kind| self.of_kinds.get(&(task.task, kind)));
+                *sums = known.map_or(sums.clone(), |known| Sums { phase: number, windows: 0, ..known.clone() });
+                sums.kind = kind;
+            }
+            sums.windows += 1;
             let ran_ns = task.ran_ns();
             let wanted_ns = ran_ns as f64 + task.runnable_wait_ns.unwrap_or(0) as f64;
             let fade = |sum: &mut f64, more: f64| *sum = FADES_TO * *sum + more;
@@ -113,12 +139,15 @@ impl Speeds {
             sums.queue.add(task.counts.get(Event::StallCycles(StallCause::BusQueue)), instructions);
             sums.read_bytes.add(task.counts.get(Event::MemoryReadBytes), instructions);
             sums.written_bytes.add(task.counts.get(Event::MemoryWriteBytes), instructions);
+            if let Some(kind) = sums.kind {
+                self.of_kinds.insert((task.task, kind), sums.clone());
+            }
         }
     }
 
     /// Work a second; `None` until it was counted.
     pub fn rate(&self, task: TaskId, work: Work) -> Option<f64> {
-        let sums = self.0.get(&task)?;
+        let sums = self.now.get(&task)?;
         let (done, ns) = match work {
             Work::Reported => (sums.reported, sums.reported_ns),
             Work::Instructions => (sums.instructions, sums.elapsed_ns),
@@ -129,7 +158,7 @@ impl Speeds {
 
     /// `None` until it ran in a window in which it was counted.
     pub fn of(&self, task: TaskId, line_bytes: f64) -> Option<Speed> {
-        let sums = self.0.get(&task).filter(|sums| sums.instructions > 0.0)?;
+        let sums = self.now.get(&task).filter(|sums| sums.instructions > 0.0)?;
         let misses = sums.misses.per_instr();
         let per_miss = |of: Sum| of.per_instr().zip(misses.filter(|&rate| rate > 1e-7)).map(|(a, b)| a / b);
         Some(Speed {
@@ -143,6 +172,7 @@ impl Speeds {
             elapsed_cycles_per_instr: sums.cycles / sums.instructions * sums.elapsed_ns / sums.ran_ns.max(1.0),
             remote_cycles_per_instr: sums.remote.per_instr(),
             wants: (sums.wanted_ns / sums.elapsed_ns.max(1.0)).clamp(0.02, 1.0),
+            is_of_now: sums.windows >= OF_NOW_WINDOWS,
         })
     }
 }
@@ -166,14 +196,40 @@ mod tests {
         let reading = |(event, count): (Event, u64)| Reading { event, count, counted_share: 1.0 };
         seen.tasks[0].counts = Counts(counts.map(reading).to_vec());
         let (mut speeds, plan) = (Speeds::default(), Plan::idle(Window::Time { ns: 1 }));
-        speeds.follow(&seen, &plan, Level::L3, |_| 0);
+        speeds.follow(&seen, &plan, Level::L3, |_| (0, None));
         let (known, unknown) = (seen.tasks[0].task, seen.tasks[1].task);
         let speed = speeds.of(known, 64.0).unwrap();
         assert_eq!((speed.cycles_per_instr, speed.misses_per_instr), (3.0, Some(0.01)));
         assert_eq!((speed.stall_cycles_per_miss, speed.remote_cycles_per_instr), (Some(100.0), None));
         assert_eq!(speeds.of(unknown, 64.0), None);
         seen.tasks[0].counts.0[1].count = 9000;
-        speeds.follow(&seen, &plan, Level::L3, |_| 1);
+        speeds.follow(&seen, &plan, Level::L3, |_| (1, None));
         assert_eq!(speeds.of(known, 64.0).unwrap().cycles_per_instr, 9.0);
+    }
+
+    /// Has a phase whose kind was there before its speed at once, told as recalled until it was counted long enough?
+    #[test]
+    fn a_phase_that_comes_back_has_its_speed_at_once() {
+        let mut seen = observation(0, 1);
+        let task = seen.tasks[0].task;
+        let (mut speeds, plan) = (Speeds::default(), Plan::idle(Window::Time { ns: 1 }));
+        let mut window = |cycles: u64, phase: PhaseNow| {
+            let counts = [(Event::Instructions, 1000), (Event::Cycles, cycles)];
+            let reading = |(event, count): (Event, u64)| Reading { event, count, counted_share: 1.0 };
+            seen.tasks[0].counts = Counts(counts.map(reading).to_vec());
+            speeds.follow(&seen, &plan, Level::L3, |_| phase);
+            let speed = speeds.of(task, 64.0).unwrap();
+            (speed.cycles_per_instr, speed.is_of_now)
+        };
+        (0..5).for_each(|_| assert_eq!(window(3000, (0, Some(0))).0, 3.0));
+        assert_eq!(window(5000, (1, None)).0, 5.0, "of no kind yet");
+        for _ in 0..5 {
+            window(9000, (1, Some(1)));
+        }
+        window(6000, (2, None));
+        let (recalled, is_of_now) = window(3000, (2, Some(0)));
+        assert_eq!((recalled, is_of_now), (3.0, false));
+        window(3000, (2, Some(0)));
+        assert!(window(3000, (2, Some(0))).1);
     }
 }

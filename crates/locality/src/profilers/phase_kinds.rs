@@ -1,0 +1,122 @@
+//! Which phases of a task are of one kind: by what the task does whatever it is given.
+//!
+//! Two phases may ask a cache equally often and yet need very different amounts of it. So kinds are told by the misses of
+//! the first-level caches, the references of this one and the cycles that no memory is waited for, all together. A phase is
+//! of a kind if every number is as near to the kind's mean as its own intervals have been. Properties: no allocation of the
+//! cache changes any of these numbers; a kind that is split in two costs another measurement, while two that are taken for
+//! one give a task the other's curve, so that what is in doubt is split.
+
+/// Kinds that are told apart of one task; further ones have none.
+const KINDS_AT_MOST: usize = 64;
+/// Intervals of one phase are at least so near to each other, as a share: counts of one program differ by some per cent
+/// from run to run.
+const NEAR_SHARE: f64 = 0.05;
+/// And by so many events in a thousand instructions: below that nothing is to be gained.
+const NEAR: f64 = 0.05;
+/// A phase's own intervals tell how far others of its kind may be: so many times as far as the farthest until then.
+const TIMES_AS_FAR: f64 = 2.0;
+/// But no farther than this, as a share: an interval in which the task was measured may be far from all others.
+const FAR_SHARE: f64 = 0.25;
+
+/// One number of a kind.
+#[derive(Clone, Copy, Debug)]
+struct Usual {
+    mean: f64,
+    /// Of the farthest interval.
+    farthest: f64,
+}
+
+impl Usual {
+    /// How far away so much is, over how far it may be.
+    fn distance(&self, value: f64) -> f64 {
+        let share = |share: f64| share * self.mean.abs();
+        let may = (TIMES_AS_FAR * self.farthest).clamp(share(NEAR_SHARE), share(FAR_SHARE)).max(NEAR);
+        (value - self.mean).abs() / may
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Kind {
+    intervals: f64,
+    usual: Vec<Usual>,
+}
+
+impl Kind {
+    fn distance(&self, signal: &[f64]) -> f64 {
+        if self.usual.len() != signal.len() {
+            return f64::INFINITY;
+        }
+        self.usual.iter().zip(signal).map(|(usual, &value)| usual.distance(value)).fold(0.0, f64::max)
+    }
+
+    fn add(&mut self, signal: &[f64]) {
+        self.intervals += 1.0;
+        for (usual, value) in self.usual.iter_mut().zip(signal) {
+            usual.farthest = usual.farthest.max((value - usual.mean).abs());
+            usual.mean += (value - usual.mean) / self.intervals;
+        }
+    }
+}
+
+/// The kinds of one task.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Kinds(Vec<Kind>);
+
+impl Kinds {
+    /// The kind of a phase whose first steady interval was so; a new one where none is near. `None` = there are too many.
+    pub fn name(&mut self, signal: &[f64]) -> Option<u32> {
+        let distances = self.0.iter().map(|kind| kind.distance(signal)).enumerate();
+        let nearest = distances.reduce(|a, b| if b.1 < a.1 { b } else { a });
+        if let Some((at, _)) = nearest.filter(|(_, distance)| *distance <= 1.0) {
+            return Some(at as u32);
+        }
+        let usual = |&mean: &f64| Usual { mean, farthest: 0.0 };
+        let kind = Kind { intervals: 0.0, usual: signal.iter().map(usual).collect() };
+        (self.0.len() < KINDS_AT_MOST).then(|| {
+            self.0.push(kind);
+            self.0.len() as u32 - 1
+        })
+    }
+
+    /// Is one of these first numbers of a signal outside of what a kind's intervals have been, and by so much from their mean?
+    pub fn is_left(&self, kind: u32, first: &[f64], least: f64) -> bool {
+        let Some(kind) = self.0.get(kind as usize) else { return false };
+        let outside =
+            |(usual, &value): (&Usual, &f64)| usual.distance(value) > 1.0 && (value - usual.mean).abs() > least;
+        kind.usual.iter().zip(first).any(outside)
+    }
+
+    /// Another steady interval of a phase of this kind.
+    pub fn add(&mut self, kind: u32, signal: &[f64]) {
+        if let Some(kind) = self.0.get_mut(kind as usize).filter(|kind| kind.usual.len() == signal.len()) {
+            kind.add(signal);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Are phases that ask equally often told apart by their other cycles, and one that comes back named again?
+    #[test]
+    fn phases_that_ask_equally_often_are_told_apart() {
+        let mut kinds = Kinds::default();
+        let (keeps, streams) = ([8.5, 0.1, 8.5, 760.0], [8.1, 0.1, 8.1, 1520.0]);
+        assert_eq!(kinds.name(&keeps), Some(0));
+        assert_eq!(kinds.name(&streams), Some(1));
+        assert_eq!(kinds.name(&keeps.map(|value| 1.02 * value)), Some(0));
+        assert_eq!(kinds.name(&[8.5, 0.1, 8.5]), Some(2), "what is not counted is no number of a kind");
+    }
+
+    /// Does a kind whose intervals spread take in what is within that spread, and no more?
+    #[test]
+    fn a_kind_is_as_wide_as_its_intervals() {
+        let mut kinds = Kinds::default();
+        let kind = kinds.name(&[10.0]).unwrap();
+        assert_eq!(kinds.clone().name(&[11.5]), Some(1));
+        [9.0, 11.0, 10.0, 9.2, 10.8].into_iter().for_each(|value| kinds.add(kind, &[value]));
+        assert_eq!(kinds.name(&[11.5]), Some(kind));
+        assert_eq!(kinds.name(&[13.0]), Some(1));
+    }
+}

@@ -250,7 +250,7 @@ mod tests {
 
     fn stays(scene: &Scene, told: &mut Told) -> Vec<Reason> {
         let held = Layout::default_of(scene, &BTreeMap::new());
-        let best = Candidate { what: "space", layout: held.clone(), score: score(scene, &held, &Memo::NONE) };
+        let best = Candidate { what: "space", layout: held.clone(), score: score(scene, &held, &Memo::default()) };
         let judge = Judge { objective: Objective::WeightedSpeedup, worst_at_least: 0.0 };
         let singles = [Single { mechanism: "space", gain: 0.002, error: Some(0.021) }];
         let candidates = [best.clone()];

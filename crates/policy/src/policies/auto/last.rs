@@ -99,7 +99,7 @@ impl Auto {
         scene.known().next()?;
         let held = Layout::of(kept, &scene);
         self.settle(view, &mut scene, &held, |_| true);
-        let (then, memo) = last.map_or((None, Memo::NONE), |last| (Some(last.scene), last.memo));
+        let (then, memo) = last.map_or((None, Memo::default()), |last| (Some(last.scene), last.memo));
         let places = then.as_ref().map_or_else(BTreeMap::new, Scene::places);
         let unchanged = |at: usize| {
             let place = *places.get(&scene.tasks[at].task)?;

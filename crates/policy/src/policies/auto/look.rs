@@ -129,7 +129,7 @@ impl Auto {
             let draw = scene.draw(self.seed ^ draw);
             // Where sites wait for one another nothing is remembered of single ones.
             match scene.bus {
-                Some(_) => gain(&scene.drawn(&draw), &Draw::default(), &Memo::NONE),
+                Some(_) => gain(&scene.drawn(&draw), &Draw::default(), &Memo::default()),
                 None => gain(scene, &draw, memo),
             }
         };

@@ -24,7 +24,7 @@ impl Draw {
 
 type Scores = BTreeMap<Vec<u64>, Score>;
 
-/// See the module's documentation. One for each scene.
+/// See the module's documentation. One for each scene; the default remembers nothing.
 #[derive(Debug, Default)]
 pub struct Memo {
     /// Numbers of the programs, by place; `None` = nothing is remembered.
@@ -37,14 +37,10 @@ pub struct Memo {
 }
 
 impl Memo {
-    /// Remembers nothing.
-    pub const NONE: Memo =
-        Memo { numbers: None, next: 0, sites: Vec::new(), before: BTreeMap::new(), now: RefCell::new(BTreeMap::new()) };
-
     /// A first scene's.
     #[cfg(test)]
     pub fn of(scene: &Scene) -> Self {
-        Memo::NONE.after(scene, |_| None)
+        Memo::default().after(scene, |_| None)
     }
 
     /// For the next scene. `unchanged` tells of a task's place where its program stood before, if it is the same.
@@ -171,7 +167,7 @@ pub mod tests {
             let mut tasks: Vec<SceneTask> =
                 first.iter().enumerate().map(|(id, &(on, part))| task(id as u32, on, part)).collect();
             let mut next = tasks.len() as u32;
-            let (mut memo, mut before): (Memo, Option<Scene>) = (Memo::NONE, None);
+            let (mut memo, mut before): (Memo, Option<Scene>) = (Memo::default(), None);
             for (what, at, part) in std::iter::once((9, 0, 0.0)).chain(then) {
                 let at = at % tasks.len();
                 match what {
@@ -188,7 +184,7 @@ pub mod tests {
                     let place = *places.get(&scene.tasks[at].task)?;
                     (before.as_ref()?.tasks[place].program == scene.tasks[at].program).then_some(place)
                 });
-                let (with, without) = (decided(&scene, &memo), decided(&scene, &Memo::NONE));
+                let (with, without) = (decided(&scene, &memo), decided(&scene, &Memo::default()));
                 prop_assert_eq!(with.len(), without.len());
                 for (with, without) in with.iter().zip(&without) {
                     prop_assert_eq!(&with.0, &without.0);

@@ -342,7 +342,7 @@ mod tests {
             let (all, best) = searched(&scene);
             let broken = all[best].score.broken;
             prop_assert!(all.iter().all(|other| other.score.broken >= broken - 0.02), "others keep more");
-            prop_assert!((score(&scene, &all[best].layout, &Memo::NONE).broken - broken).abs() < 1e-9);
+            prop_assert!((score(&scene, &all[best].layout, &Memo::default()).broken - broken).abs() < 1e-9);
             let mut why = Vec::new();
             say(&scene, &all[0].layout, &all[best].layout, &mut why);
             let found = speeds(&scene, &all[best].layout);

@@ -142,7 +142,12 @@ fn looks(size: Size, rounds: usize) {
         let mut times = times;
         times.sort_by(f64::total_cmp);
         let median = times.get(times.len() / 2).copied().unwrap_or(f64::NAN);
-        eprintln!("policies {} x {} auto, {what}: {median:.2} ms, bar {bar} ms", size.tasks, size.caches);
+        let (least, most) =
+            times.first().zip(times.last()).map_or((f64::NAN, f64::NAN), |(least, most)| (*least, *most));
+        eprintln!(
+            "policies {} x {} auto, {what}: {median:.2} ms ({least:.2}-{most:.2}), bar {bar} ms",
+            size.tasks, size.caches
+        );
     }
 }
 

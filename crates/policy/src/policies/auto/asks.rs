@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use cachemate_core::{Ability, Curve, Estimate, Evidence, Item, Probe, ProbeId, ProbeWhat, ProcessId, TaskId, View};
 use cachemate_locality::shmap::Sharing as Filter;
 
-use super::scene::{Site, seen_on};
+use super::scene::{Seats, Site};
 use super::speeds::Speeds;
 use crate::clustering::{Method, THRESHOLD, THRESHOLD_SAMPLES_PER_THREAD, ThreadMap, find, scaled_threshold};
 
@@ -137,13 +137,14 @@ impl Asks {
         }
         let paid = self.spent_share() <= terms.share;
         let largest_bytes = sites.iter().map(|site| site.bytes).fold(0.0, f64::max);
+        let seats = Seats::of(sites);
         let mut probes: Vec<Probe> = Vec::new();
         let mut stopped: Vec<Option<usize>> = Vec::new();
         for seen in view.movable() {
             let profile = view.profiles.get(&seen.task);
             let phase = profile.map_or(0, |profile| profile.phase_number);
             let ran = seen.ran();
-            let on = seen_on(seen, sites);
+            let on = seats.of_task(seen);
             let before = self.of_tasks.get(&seen.task);
             let known = profile.is_some_and(|profile| profile.misses_per_kilo_instr().is_some());
             // The first time is the survey; a new phase waits until it is paid for.

@@ -76,7 +76,7 @@ pub fn compose(present: &[Present<'_>], cache_bytes: f64, turns: &[f64]) -> Vec<
         _ => ROUNDS_OF_TURNS,
     };
     // The last root is near the next one.
-    let (mut window, mut reach) = (0.0, Reach::default());
+    let (mut window, mut reach) = (Window::new(present.len()), Reach::default());
     for _ in 0..rounds {
         fares = if turns.len() <= 1 {
             together(present, cache_bytes, &cycles, &mut window)
@@ -98,39 +98,53 @@ pub fn compose(present: &[Present<'_>], cache_bytes: f64, turns: &[f64]) -> Vec<
 
 fn fare(one: &Present<'_>, composed: f64, cache_bytes: f64) -> Fare {
     let held = one.program.really_held(composed / one.inside, cache_bytes / one.inside);
+    let misses_per_instr = one.program.misses(held);
     Fare {
-        cycles_per_instr: one.program.cycles(held, one.wait_cycles, one.apart),
-        misses_per_instr: one.program.misses(held),
+        cycles_per_instr: one.program.cycles_at(misses_per_instr, one.wait_cycles, one.apart),
+        misses_per_instr,
         held_bytes: composed,
+    }
+}
+
+/// How far back a window reached last, and at which step of its growth each task's footprint was there.
+struct Window {
+    cycles: f64,
+    steps: Vec<usize>,
+}
+
+impl Window {
+    fn new(tasks: usize) -> Self {
+        Window { cycles: 0.0, steps: vec![0; tasks] }
     }
 }
 
 /// Everybody runs all the time: progress is in proportion to the window, and the sum of footprints bends downwards, so
 /// that Newton's steps from the left never pass the root. `window` is where to begin, and then where the root is.
-fn together(present: &[Present<'_>], cache_bytes: f64, cycles: &[f64], window: &mut f64) -> Vec<Fare> {
-    let rate = |at: usize| present[at].share / cycles[at];
+fn together(present: &[Present<'_>], cache_bytes: f64, cycles: &[f64], window: &mut Window) -> Vec<Fare> {
+    let rates: Vec<f64> = present.iter().zip(cycles).map(|(one, cycles)| one.share / cycles).collect();
+    let mut held = vec![0.0; present.len()];
     let mut least = 0.0;
-    for _ in 0..STEPS_AT_MOST {
+    for step in 0..=STEPS_AT_MOST {
         let (mut sum, mut slope) = (0.0, 0.0);
         for (at, one) in present.iter().enumerate() {
-            let (bytes, per_instr) = one.program.footprint_and_growth(*window * rate(at));
-            sum += one.inside * bytes;
-            slope += one.inside * per_instr * rate(at);
+            let (bytes, per_instr) = one.program.footprint_near(window.cycles * rates[at], &mut window.steps[at]);
+            held[at] = one.inside * bytes;
+            sum += held[at];
+            slope += one.inside * per_instr * rates[at];
         }
         let missing = cache_bytes - sum;
-        let all_held = missing >= 0.0 && (slope <= 0.0 || *window >= LONGEST_CYCLES);
-        if all_held || missing.abs() <= TOLERANCE * cache_bytes {
+        let all_held = missing >= 0.0 && (slope <= 0.0 || window.cycles >= LONGEST_CYCLES);
+        if all_held || missing.abs() <= TOLERANCE * cache_bytes || step == STEPS_AT_MOST {
             break;
         }
         if missing > 0.0 {
-            least = *window;
+            least = window.cycles;
         }
-        let next = *window + missing / slope;
+        let next = window.cycles + missing / slope;
         // From the right a step may go too far back: then on from the left.
-        *window = if next > least { next.min(LONGEST_CYCLES) } else { least };
+        window.cycles = if next > least { next.min(LONGEST_CYCLES) } else { least };
     }
-    let held = |at: usize| present[at].footprint(*window * rate(at));
-    present.iter().enumerate().map(|(at, one)| fare(one, held(at), cache_bytes)).collect()
+    present.iter().zip(held).map(|(one, held)| fare(one, held, cache_bytes)).collect()
 }
 
 /// How far back a window of turns reached last, as a power of ten of cycles.

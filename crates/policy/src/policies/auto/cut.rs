@@ -3,8 +3,9 @@
 use std::cell::Cell;
 
 use super::layout::{Group, Turns, processes};
+use super::memo::{Draw, Memo};
 use super::scene::Scene;
-use super::score::{Here, Score};
+use super::score::{OfSite, Score};
 use super::search::{Judge, TASKS_OF_ONE};
 use crate::partition::units::Divided;
 use crate::solvers::sizing::{Claim, Total, exact};
@@ -18,6 +19,7 @@ pub struct Members<'a> {
     pub apart: &'a [f64],
     /// What may still be spent; a score without turns costs one.
     pub effort: &'a Cell<usize>,
+    pub memo: &'a Memo,
 }
 
 /// Composing turns looks at many moments.
@@ -39,9 +41,8 @@ impl Members<'_> {
         let cost = if turns.is_some() { TURNS_COST } else { 1 };
         let cost = cost * (1 + self.members.len() / TASKS_OF_ONE);
         self.effort.set(self.effort.get().saturating_sub(cost));
-        let site = &self.scene.sites[self.site];
-        let (scene, members, apart) = (self.scene, self.members, self.apart);
-        Here { scene, site, members, apart, waits: &vec![0.0; members.len()], cut, turns }.score()
+        let (scene, site, members, apart) = (self.scene, self.site, self.members, self.apart);
+        OfSite { scene, site, members, apart, cut, turns }.score(&Draw::default(), self.memo)
     }
 
     /// The best division of this cache; empty = none is better than sharing it all.

@@ -1,11 +1,13 @@
 //! Decisions in words and numbers: what was weighed, why this one, and what was measured after.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use cachemate_core::{Reason, ReasonKind, TaskId, View};
 
 use super::asks::Asks;
 use super::layout::Layout;
 use super::scene::Scene;
-use super::score::speeds;
+use super::score::{Speed, speeds};
 use super::search::{Candidate, Judge};
 
 /// A look for a better plan, and what it found.
@@ -18,6 +20,44 @@ pub struct Chosen<'a> {
     /// Over what holds, as a share, and how likely it is worth it.
     pub gain: f64,
     pub likely: f64,
+    /// Who was placed among all others, where only newcomers were.
+    pub newcomers: Option<&'a [usize]>,
+    pub singles: &'a [Single],
+}
+
+/// The best plan of one mechanism.
+pub struct Single {
+    pub mechanism: &'static str,
+    /// Over what holds, as a share, with one standard deviation where it was drawn.
+    pub gain: f64,
+    pub error: Option<f64>,
+}
+
+/// What was told last: said again where it has changed, or a log would grow for as long as nothing happens.
+#[derive(Default)]
+pub struct Told {
+    stays: Option<(String, Vec<TaskId>)>,
+    tasks: BTreeMap<TaskId, (f64, String)>,
+}
+
+/// A forecast that has moved by less, as a share of the speed alone, is not told again.
+const NEWS_FROM: f64 = 0.05;
+
+impl Told {
+    /// Has something to be told of a task that was not?
+    fn is_news(&mut self, task: TaskId, over_alone: f64, place: &str) -> bool {
+        let known = self.tasks.get(&task);
+        let told = known.is_some_and(|(speed, at)| at == place && (speed - over_alone).abs() < NEWS_FROM);
+        if !told {
+            self.tasks.insert(task, (over_alone, place.to_string()));
+        }
+        !told
+    }
+
+    fn retain(&mut self, scene: &Scene) {
+        let here: BTreeSet<TaskId> = scene.tasks.iter().map(|scene_task| scene_task.task).collect();
+        self.tasks.retain(|task, _| here.contains(task));
+    }
 }
 
 fn number(name: impl Into<String>, value: f64) -> (String, f64) {
@@ -26,61 +66,116 @@ fn number(name: impl Into<String>, value: f64) -> (String, f64) {
 
 impl Chosen<'_> {
     fn weighed(&self, asks: &Asks, text: String) -> Reason {
-        let mut numbers: Vec<(String, f64)> = self
-            .candidates
-            .iter()
-            .map(|one| {
-                number(format!("score_of_{}", one.what.replace(' ', "_")), one.score.value(self.judge.objective))
-            })
-            .collect();
+        let score_of = |one: &Candidate| {
+            let name = one.what.replace(", ", "_").replace(' ', "_");
+            number(format!("score_of_{name}"), one.score.value(self.judge.objective))
+        };
+        let mut numbers: Vec<(String, f64)> = self.candidates.iter().map(score_of).collect();
         numbers.push(number("gain_percent", 100.0 * self.gain));
         numbers.push(number("likely_percent", 100.0 * self.likely));
+        for Single { mechanism, gain, error } in self.singles {
+            numbers.push(number(format!("gain_of_{mechanism}_percent"), 100.0 * gain));
+            numbers.extend(error.map(|error| number(format!("error_of_{mechanism}_percent"), 100.0 * error)));
+        }
         numbers.push(number("probing_percent_of_processor_time", 100.0 * asks.spent_share()));
         let tasks: Vec<TaskId> = self.scene.known().map(|at| self.scene.tasks[at].task).collect();
         Reason { kind: ReasonKind::Plain, tasks, text, numbers }
     }
 
     /// What holds stays.
-    pub fn stays(&self, asks: &Asks, why: &mut Vec<Reason>) {
+    pub fn stays(&self, asks: &Asks, told: &mut Told, why: &mut Vec<Reason>) {
         let text = format!(
-            "what holds stays: of {} plans weighed, '{}' promises {:+.1} %, worth it with {:.0} %",
+            "what holds stays: of {} plans weighed, '{}' promises {:+.1} %, worth it with {:.0} %{}{}",
             self.candidates.len(),
             self.best.what,
             100.0 * self.gain,
-            100.0 * self.likely
+            100.0 * self.likely,
+            self.by_mechanism(),
+            self.who_was_placed()
         );
-        why.push(self.weighed(asks, text));
+        told.retain(self.scene);
+        let reason = self.weighed(asks, text);
+        let said = (reason.text.clone(), reason.tasks.clone());
+        if told.stays.as_ref() != Some(&said) {
+            told.stays = Some(said);
+            why.push(reason);
+        }
+        let now = speeds(self.scene, &self.told_of());
+        for at in self.scene.known() {
+            let Some(now) = now[at] else { continue };
+            let (task, place) = (self.scene.tasks[at].task, self.place(self.held, at));
+            if !told.is_news(task, now.over_alone, &place) {
+                continue;
+            }
+            let text = format!("{{0}} stays: {:.0} % of its speed alone{place}", 100.0 * now.over_alone);
+            let mut numbers = vec![number("speed_over_alone", now.over_alone), number("held_bytes", now.held_bytes)];
+            numbers.extend(self.known(at));
+            why.push(Reason { kind: ReasonKind::Plain, tasks: vec![task], text, numbers });
+        }
+    }
+
+    /// What holds, on the caches that something is said of: those of newcomers where only they were looked at.
+    fn told_of(&self) -> Layout {
+        let mut layout = self.held.clone();
+        if let Some(newcomers) = self.newcomers.filter(|_| self.scene.bus.is_none()) {
+            let sites: BTreeSet<usize> = newcomers.iter().filter_map(|&at| layout.home[at]).collect();
+            layout.home.iter_mut().for_each(|home| *home = home.filter(|site| sites.contains(site)));
+        }
+        layout
     }
 
     /// The best plan is made, or tried.
-    pub fn changes(&self, how: &str, asks: &Asks, why: &mut Vec<Reason>) {
+    pub fn changes(&self, how: &str, asks: &Asks, told: &mut Told, why: &mut Vec<Reason>) {
         let text = format!(
-            "'{}' is {how}: of {} plans weighed it promises most, {:+.1} %, worth it with {:.0} %",
+            "'{}' is {how}: of {} plans weighed it promises most, {:+.1} %, worth it with {:.0} %{}",
             self.best.what,
             self.candidates.len(),
             100.0 * self.gain,
-            100.0 * self.likely
+            100.0 * self.likely,
+            self.who_was_placed()
         );
+        *told = Told::default();
         why.push(self.weighed(asks, text));
         let (before, after) = (speeds(self.scene, self.held), speeds(self.scene, &self.best.layout));
         for at in self.scene.known() {
-            let (Some(old), Some(new)) = (before[at], after[at]) else { continue };
-            let mut text = format!(
-                "{{0}}: {:.0} % of its speed alone, {:.0} % before",
-                100.0 * new.over_alone,
-                100.0 * old.over_alone
-            );
-            text += &self.place(at);
-            let mut numbers = vec![
-                number("speed_over_alone", new.over_alone),
-                number("speed_over_alone_before", old.over_alone),
-                number("held_bytes", new.held_bytes),
-                number("held_bytes_before", old.held_bytes),
-            ];
-            numbers.extend(self.known(at));
-            let (tasks, kind) = (vec![self.scene.tasks[at].task], ReasonKind::Plain);
-            why.push(Reason { kind, tasks, text, numbers });
+            if let (Some(old), Some(new)) = (before[at], after[at]) {
+                why.push(self.changed(at, old, new));
+            }
         }
+    }
+
+    fn changed(&self, at: usize, old: Speed, new: Speed) -> Reason {
+        let mut text = format!(
+            "{{0}}: {:.0} % of its speed alone, {:.0} % before",
+            100.0 * new.over_alone,
+            100.0 * old.over_alone
+        );
+        text += &self.place(&self.best.layout, at);
+        let mut numbers = vec![
+            number("speed_over_alone", new.over_alone),
+            number("speed_over_alone_before", old.over_alone),
+            number("held_bytes", new.held_bytes),
+            number("held_bytes_before", old.held_bytes),
+        ];
+        numbers.extend(self.known(at));
+        Reason { kind: ReasonKind::Plain, tasks: vec![self.scene.tasks[at].task], text, numbers }
+    }
+
+    /// The best plan of every mechanism by itself.
+    fn by_mechanism(&self) -> String {
+        let one = |single: &Single| {
+            let error = single.error.map_or_else(String::new, |error| format!(" ± {:.1}", 100.0 * error));
+            format!("; {} {:+.1}{error} %", single.mechanism, 100.0 * single.gain)
+        };
+        self.singles.iter().map(one).collect()
+    }
+
+    fn who_was_placed(&self) -> String {
+        let of = |newcomers: &[usize]| match newcomers.len() {
+            1 => "; one newcomer was placed, all others follow at the next look".to_string(),
+            count => format!("; {count} newcomers were placed, all others follow at the next look"),
+        };
+        self.newcomers.map_or_else(String::new, of)
     }
 
     /// What the forecast rests on.
@@ -98,8 +193,7 @@ impl Chosen<'_> {
         ]
     }
 
-    fn place(&self, at: usize) -> String {
-        let layout = &self.best.layout;
+    fn place(&self, layout: &Layout, at: usize) -> String {
         let Some(site) = layout.home[at] else { return String::new() };
         let mut text = String::new();
         if layout.held[at] {
@@ -138,4 +232,48 @@ pub fn verdict(view: &View<'_>, kept: bool, found: (f64, f64), forecast: f64, wi
     ];
     let tasks = view.present().map(|task| task.task).collect();
     Reason { kind: ReasonKind::TrialVerdict, tasks, text, numbers }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::super::memo::Memo;
+    use super::super::memo::tests::{site, task};
+    use super::super::score::{Objective, score};
+    use super::*;
+
+    fn scene(parts: &[f64]) -> Scene {
+        let tasks = parts.iter().enumerate().map(|(id, &part)| task(id as u32, 0, part)).collect();
+        Scene { sites: vec![site(0, 4)], tasks, cycles_per_ns: 2.0, bus: None, shortest_slice_ns: None }
+    }
+
+    fn stays(scene: &Scene, told: &mut Told) -> Vec<Reason> {
+        let held = Layout::default_of(scene, &BTreeMap::new());
+        let best = Candidate { what: "space", layout: held.clone(), score: score(scene, &held, &Memo::default()) };
+        let judge = Judge { objective: Objective::WeightedSpeedup, worst_at_least: 0.0 };
+        let singles = [Single { mechanism: "space", gain: 0.002, error: Some(0.021) }];
+        let candidates = [best.clone()];
+        let (best, held, newcomers) = (&best, &held, None);
+        let (gain, likely, singles) = (0.002, 0.3, &singles);
+        let chosen = Chosen { scene, candidates: &candidates, best, held, judge, gain, likely, newcomers, singles };
+        let mut why = Vec::new();
+        chosen.stays(&Asks::default(), told, &mut why);
+        why
+    }
+
+    /// Is it said why what holds stays, mechanism by mechanism and task by task; once, and again of those who changed?
+    #[test]
+    fn what_stays_is_explained_once() {
+        let mut told = Told::default();
+        let why = stays(&scene(&[0.5, 1.2, 0.4]), &mut told);
+        assert_eq!(why.len(), 4);
+        assert!(why[0].text.contains("promises +0.2 %, worth it with 30 %; space +0.2 ± 2.1 %"), "{}", why[0].text);
+        assert!(why[1].text.starts_with("{0} stays: ") && why[1].tasks == [TaskId(0)], "{}", why[1].text);
+        let of = |name: &str| why[1].numbers.iter().any(|(number, _)| number == name);
+        assert!(of("speed_over_alone") && of("cycles_per_miss") && of("misses_per_kilo_instr_on_half"));
+        assert_eq!(stays(&scene(&[0.5, 1.2, 0.4]), &mut told), [], "nothing is new");
+        let why = stays(&scene(&[0.5, 1.2, 0.4, 1.4]), &mut told);
+        assert!(why.iter().any(|reason| reason.tasks == [TaskId(3)]), "a newcomer is told of");
+    }
 }

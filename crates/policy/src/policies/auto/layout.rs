@@ -7,7 +7,7 @@ use cachemate_core::{
 };
 
 use super::holding::let_everybody_run;
-use super::scene::{Scene, SceneTask};
+use super::scene::{Scene, SceneTask, Seats};
 use crate::partition::units::{Divided, assign};
 
 /// Tasks that share a part of a cache.
@@ -56,15 +56,16 @@ impl Layout {
 
     /// What a plan holds, with tasks that it does not mention where they are seen.
     pub fn of(plan: &Plan, scene: &Scene) -> Self {
+        let seats = Seats::of(&scene.sites);
         let held_on = |task: &TaskId| {
             let cpus = plan.affinity.get(task)?;
-            scene.sites.iter().position(|site| cpus.is_subset(&site.cpus))
+            seats.of_cpu(cpus.iter().next()?).filter(|&site| cpus.is_subset(&scene.sites[site].cpus))
         };
-        let place: BTreeMap<TaskId, usize> =
-            scene.tasks.iter().enumerate().map(|(at, scene_task)| (scene_task.task, at)).collect();
+        let place = scene.places();
         let mut layout = Layout::at(scene, Vec::new(), false);
-        layout.home = scene.tasks.iter().map(|scene_task| held_on(&scene_task.task).or(scene_task.seen_on)).collect();
-        layout.held = scene.tasks.iter().map(|scene_task| held_on(&scene_task.task).is_some()).collect();
+        let on: Vec<Option<usize>> = scene.tasks.iter().map(|scene_task| held_on(&scene_task.task)).collect();
+        layout.home = scene.tasks.iter().zip(&on).map(|(scene_task, on)| on.or(scene_task.seen_on)).collect();
+        layout.held = on.iter().map(Option::is_some).collect();
         for schedule in &plan.gangs {
             let Some(site) = scene.sites.iter().position(|site| schedule.cpus.is_subset(&site.cpus)) else { continue };
             let members = |gang: &Gang| gang.members.iter().filter_map(|(task, _)| place.get(task).copied()).collect();

@@ -10,12 +10,16 @@
 //! processor time after a first survey ([`asks`]); the same observations give the same decisions.
 
 mod asks;
+mod brief;
 mod bus;
 mod compose;
 mod cut;
 mod explain;
 mod holding;
+mod last;
 mod layout;
+mod look;
+mod memo;
 mod phases;
 mod program;
 mod promises;
@@ -26,30 +30,25 @@ mod search;
 mod speeds;
 mod verify;
 
-use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 
-use cachemate_core::{Ability, Decision, Member, Plan, Policy, Reason, SplitMix64, TaskId, View, Window};
+use cachemate_core::{Ability, Decision, Plan, Policy, Reason, TaskId, View, Window};
 use serde::Deserialize;
 
 use self::asks::Asks;
-use self::explain::Chosen;
+use self::explain::Told;
 use self::holding::Holding;
-use self::layout::Layout;
+use self::last::{Last, Stamp};
 use self::phases::Changes;
 use self::recall::Recall;
-use self::scene::{Scene, note_apart, seen_on, sites};
+use self::scene::{Seats, note_apart, sites};
 pub use self::score::Objective;
-use self::search::{Allowed, Candidate, Judge, Search};
+use self::search::Allowed;
 use self::speeds::Speeds;
-use self::verify::{Lengths, Measured, Trial, Watch, Weight};
+use self::verify::{Measured, Trial, Watch, Weight};
 use super::BadParameters;
 use super::static_partition::Moving;
-use crate::partition::units::{Divided, pages_to_move};
-use crate::rollback_guard::mirror::is_mirror;
-use crate::rollback_guard::placement::Present;
 use crate::sequential::Outcome;
-use crate::work::promised_work;
 
 /// A mechanism that may be switched off.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
@@ -188,7 +187,10 @@ struct Auto {
     watch: Watch,
     failures: Failures,
     /// Tasks, their phases and clusters at the last look, and when.
-    looked_at: Option<(Vec<(TaskId, u32, bool)>, u64)>,
+    looked_at: Option<(Stamp, u64)>,
+    /// What the last look knew.
+    last: Option<Last>,
+    told: Told,
     /// Window since which the same tasks have been there.
     since: (Vec<TaskId>, u64),
     changes: Changes,
@@ -292,11 +294,11 @@ impl Auto {
 
     /// Where tasks run that no plan holds anywhere.
     fn note_homes(&mut self, view: &View<'_>) {
-        let sites = sites(view);
+        let seats = Seats::of(&sites(view));
         let present: BTreeSet<TaskId> = view.present().map(|seen| seen.task).collect();
         self.lived_on.retain(|task, _| present.contains(task));
         for seen in view.present().filter(|seen| !view.previous_plan.affinity.contains_key(&seen.task)) {
-            if let Some(site) = seen_on(seen, &sites) {
+            if let Some(site) = seats.of_task(seen) {
                 self.lived_on.insert(seen.task, site);
             }
         }
@@ -314,7 +316,7 @@ impl Auto {
     fn is_due(&mut self, view: &View<'_>) -> bool {
         let window = view.seen.window;
         let steady = window.saturating_sub(self.since.1);
-        let stamp: Vec<(TaskId, u32, bool)> = view
+        let stamp: Stamp = view
             .present()
             .map(|seen| {
                 let profile = view.profiles.get(&seen.task);
@@ -335,131 +337,6 @@ impl Auto {
             self.turned = false;
         }
         due
-    }
-
-    /// Looks for a better plan.
-    fn look(&mut self, view: &View<'_>, kept: Holding, why: &mut Vec<Reason>) -> Holding {
-        let scene = Scene::of(view, &self.speeds, &self.asks.clusters, &self.lived_on, &self.seen_apart);
-        let Some(mut scene) = scene.filter(|scene| scene.known().count() > 0) else { return kept };
-        let held = Layout::of(&kept.0, &scene);
-        // What was recalled was counted under another plan.
-        let counted_now = |task: TaskId| self.speeds.of(task, 64.0).filter(|speed| speed.is_of_now);
-        scene.calibrate(&held, |task| counted_now(task)?.misses_per_instr);
-        scene.anchor(&held, |task| {
-            counted_now(task)?;
-            let seen = view.present().find(|seen| seen.task == task)?;
-            let work = promised_work(seen, &view.seen.tasks)?;
-            Some((work, self.speeds.rate(task, work)?))
-        });
-        let judge = Judge { objective: self.parameters.objective, worst_at_least: 0.0 };
-        let mut search = Search {
-            scene: &scene,
-            allowed: self.parameters.may(view),
-            judge,
-            effort: Cell::new(self.parameters.effort as usize),
-            generator: SplitMix64::new(self.seed ^ 0xa070),
-        };
-        let mut candidates = search.candidates(&self.lived_on, Some(held.clone()));
-        let judge = search.judge;
-        if !self.failures.plans.is_empty() {
-            candidates.retain(|candidate| candidate.layout == held || self.may_be(candidate, &scene, &kept, view));
-        }
-        let now = score::score(&scene, &held);
-        let cost = |candidate: &Candidate| {
-            self.copying_ns(&scene, &candidate.layout, view) / self.parameters.horizon_ns as f64
-        };
-        let keys: Vec<f64> = candidates.iter().map(|candidate| judge.key(candidate.score) - cost(candidate)).collect();
-        let best = (0..candidates.len()).reduce(|a, b| if keys[b] > keys[a] { b } else { a });
-        let Some(best) = best.map(|at| candidates[at].clone()) else { return kept };
-        let (gain, likely) = self.gain(&scene, &judge, &held, &best);
-        let mends = promises::mends(now.broken, best.score.broken);
-        promises::say(&scene, &candidates[0].layout, &best.layout, why);
-        let new = self.holding(&scene, &best.layout, view);
-        let chosen = Chosen { scene: &scene, candidates: &candidates, best: &best, held: &held, judge, gain, likely };
-        let unchanged = best.layout == held || new.is_same(&kept.0);
-        if unchanged || !(mends || likely >= LIKELY && gain >= self.parameters.least_gain) {
-            chosen.stays(&self.asks, why);
-            return kept;
-        }
-        let weights = weights(&scene, &held);
-        let mut homes = held.clone();
-        homes.held = scene.tasks.iter().map(|scene_task| scene_task.movable && scene_task.program.is_some()).collect();
-        let old = self.holding(&scene, &homes, view);
-        let lengths =
-            Lengths { settle_windows: self.parameters.settle_windows, leg_windows: self.parameters.leg_windows };
-        // A trial that is called off each time has cost half of the gain and told nothing.
-        let ends = self.changes.leave(lengths.shortest_trial(), view.seen.window);
-        if mends || likely >= MOST_LIKELY || !ends {
-            chosen.changes("made", &self.asks, why);
-            let before = self.watch.changed(self.parameters.settle_windows);
-            // Without windows to compare with, nothing is awaited.
-            self.doubt = before.is_enough().then_some(Doubt::Watched { kept, old, before, weights, forecast: gain });
-            return new;
-        }
-        chosen.changes("tried", &self.asks, why);
-        self.trials += 1;
-        let trial = Trial::new(lengths, weights, self.parameters.objective, self.seed ^ self.trials);
-        let holding = if trial.is_new() { new.clone() } else { old.clone() };
-        self.doubt = Some(Doubt::Tried { kept, old, new, trial: Box::new(trial), forecast: gain });
-        holding
-    }
-
-    /// Gain over what holds, and how likely it is to be worth it.
-    fn gain(&self, scene: &Scene, judge: &Judge, held: &Layout, best: &Candidate) -> (f64, f64) {
-        let objective = judge.objective;
-        let gain = |scene: &Scene| {
-            let (then, now) = (score::score(scene, &best.layout), score::score(scene, held));
-            then.value(objective) / now.value(objective).max(1e-9) - 1.0
-        };
-        let middle = gain(scene);
-        let draws = (256 / scene.sites.len().max(1)).clamp(4, 8) as u64;
-        let found: Vec<f64> = (0..draws).map(|draw| gain(&scene.drawn(self.seed ^ draw))).collect();
-        let mean = found.iter().sum::<f64>() / draws as f64;
-        let spread = found.iter().map(|one| (one - mean) * (one - mean)).sum::<f64>() / (draws as f64 - 1.0);
-        // Forecasts that were wrong before are trusted less.
-        let missed = self.verdicts.iter().map(|(forecast, measured)| (forecast - measured) * (forecast - measured));
-        let prior = 2.0 * FORECAST_ERROR * FORECAST_ERROR;
-        let bias = (prior + missed.sum::<f64>()) / (2.0 + self.verdicts.len() as f64);
-        // A large gain is told with a large error: a quarter of it.
-        let error = libm::sqrt(spread + bias + 0.0625 * middle * middle).max(1e-6);
-        let margin = (middle.min(mean) - self.parameters.least_gain) / error;
-        (middle, 0.5 * (1.0 + libm::erf(margin / std::f64::consts::SQRT_2)))
-    }
-
-    fn holding(&self, scene: &Scene, layout: &Layout, view: &View<'_>) -> Holding {
-        let mut plan = Plan::idle(view.previous_plan.window);
-        layout.put(scene, view.previous_plan, self.parameters.moving.into(), &mut plan);
-        Holding(plan)
-    }
-
-    /// Neither what measured no better nor its image on like caches, unless that is what holds.
-    fn may_be(&self, candidate: &Candidate, scene: &Scene, kept: &Holding, view: &View<'_>) -> bool {
-        let plan = self.holding(scene, &candidate.layout, view);
-        let present = Present::of(&view.seen.tasks);
-        let is_image = |of: &Plan, plan: &Plan| is_mirror(of, plan, &present, view.topology);
-        let out = |(failed, until, _): &(Plan, u64, u32)| {
-            view.seen.window < *until
-                && (plan.is_same(failed) || is_image(failed, &plan.0) && !is_image(failed, &kept.0))
-        };
-        !self.failures.plans.iter().any(out)
-    }
-
-    /// Processor time that pages on their way to other colors take.
-    fn copying_ns(&self, scene: &Scene, layout: &Layout, view: &View<'_>) -> f64 {
-        if layout.cuts.iter().all(Vec::is_empty) {
-            return 0.0;
-        }
-        let plan = self.holding(scene, layout, view).0;
-        let mut pages_ns = 0.0;
-        for share in &plan.shares {
-            let cachemate_core::Units::Colors { allowed, .. } = &share.units else { continue };
-            let site = scene.sites.iter().find(|site| site.cache == share.cache);
-            let Some(Divided::Colors { move_page_ns, .. }) = site.and_then(|site| site.divided) else { continue };
-            let members = view.present().filter(|seen| share.members.contains(&Member::Process(seen.process)));
-            let pages = members.filter_map(|seen| seen.pages_per_color.as_deref()).next();
-            pages_ns += pages.map_or(0.0, |pages| pages_to_move(pages, allowed) as f64 * move_page_ns);
-        }
-        pages_ns
     }
 
     fn failed(&mut self, plan: &Plan, window: u64) {
@@ -544,24 +421,6 @@ impl Auto {
     }
 }
 
-/// Processes in the objective, as they fare under a layout.
-fn weights(scene: &Scene, layout: &Layout) -> Vec<Weight> {
-    let mut weights: Vec<Weight> = Vec::new();
-    for (scene_task, speed) in scene.tasks.iter().zip(score::speeds(scene, layout)) {
-        let (Some(program), Some(speed)) = (&scene_task.program, speed) else { continue };
-        match weights.iter_mut().find(|weight| weight.process == scene_task.process) {
-            // Threads of a process count as often as there are.
-            Some(weight) => weight.over_alone += speed.over_alone,
-            None => weights.push(Weight {
-                process: scene_task.process,
-                priority: program.goal.priority.max(0.0),
-                over_alone: speed.over_alone,
-            }),
-        }
-    }
-    weights
-}
-
 /// See the registry.
 pub(super) fn build(parameters: &str, seed: u64) -> Result<Box<dyn Policy>, BadParameters> {
     Ok(Box::new(Auto {
@@ -576,6 +435,8 @@ pub(super) fn build(parameters: &str, seed: u64) -> Result<Box<dyn Policy>, BadP
         watch: Watch::default(),
         failures: Failures::default(),
         looked_at: None,
+        last: None,
+        told: Told::default(),
         since: (Vec::new(), 0),
         changes: Changes::default(),
         turned: false,

@@ -203,7 +203,23 @@ impl Program {
 
     /// The same with the bytes that another instruction adds.
     pub fn footprint_and_growth(&self, instructions: f64) -> (f64, f64) {
-        let next = self.growth.partition_point(|&after| after <= instructions);
+        self.grown(self.growth.partition_point(|&after| after <= instructions), instructions)
+    }
+
+    /// The same, sought from where it was found last.
+    pub fn footprint_near(&self, instructions: f64, found: &mut usize) -> (f64, f64) {
+        let mut next = *found;
+        while next <= STEPS && self.growth[next] <= instructions {
+            next += 1;
+        }
+        while next > 0 && self.growth[next - 1] > instructions {
+            next -= 1;
+        }
+        *found = next;
+        self.grown(next, instructions)
+    }
+
+    fn grown(&self, next: usize, instructions: f64) -> (f64, f64) {
         if next > STEPS {
             return (STEPS as f64 * self.step_bytes, 0.0);
         }
@@ -217,7 +233,12 @@ impl Program {
     /// Cycles per instruction with so many bytes, memory waits longer by so many cycles a miss, and this share of its
     /// partners elsewhere.
     pub fn cycles(&self, bytes: f64, wait_cycles: f64, apart: f64) -> f64 {
-        self.base_cycles + self.misses(bytes) * (self.cycles_per_miss + wait_cycles) + apart * self.remote_cycles
+        self.cycles_at(self.misses(bytes), wait_cycles, apart)
+    }
+
+    /// The same with so many misses per instruction.
+    pub fn cycles_at(&self, misses: f64, wait_cycles: f64, apart: f64) -> f64 {
+        self.base_cycles + misses * (self.cycles_per_miss + wait_cycles) + apart * self.remote_cycles
     }
 
     /// Cycles per instruction alone, on a cache of this size.
@@ -289,6 +310,11 @@ pub mod tests {
         let found = program.footprint(lines / 0.02) / 2_097_152.0;
         assert!((found - (1.0 - (-1.0f64).exp())).abs() < 0.01, "{found}");
         assert_eq!(program.footprint(0.0), 0.0);
+        let mut last = 0;
+        for instructions in [1e3, 1e30, 1e7, 0.0, 2e7, 1e6] {
+            let near = program.footprint_near(instructions, &mut last);
+            assert_eq!(near, program.footprint_and_growth(instructions), "wherever it is sought from");
+        }
         assert!(program.footprint(1e30) <= CACHE);
     }
 

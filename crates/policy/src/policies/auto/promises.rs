@@ -218,6 +218,7 @@ mod tests {
     use std::cell::Cell;
     use std::collections::BTreeMap;
 
+    use super::super::memo::Memo;
     use super::super::program::Rate;
     use super::super::program::tests::{CACHE, program, uniform};
     use super::super::scene::{SceneTask, Site};
@@ -262,7 +263,8 @@ mod tests {
         let allowed = Allowed { placement: true, sharing: true, space: false, gangs: true };
         let judge = Judge { objective: Objective::WeightedSpeedup, worst_at_least: 0.0 };
         let (effort, generator) = (Cell::new(2_000), SplitMix64::new(1));
-        let mut search = Search { scene, allowed, judge, effort, generator };
+        let memo = Memo::of(scene);
+        let mut search = Search { scene, memo: &memo, allowed, judge, effort, generator };
         let all = search.candidates(&BTreeMap::new(), None);
         let judge = search.judge;
         let better = |a: usize, b: usize| if judge.key(all[b].score) > judge.key(all[a].score) { b } else { a };
@@ -340,7 +342,7 @@ mod tests {
             let (all, best) = searched(&scene);
             let broken = all[best].score.broken;
             prop_assert!(all.iter().all(|other| other.score.broken >= broken - 0.02), "others keep more");
-            prop_assert!((score(&scene, &all[best].layout).broken - broken).abs() < 1e-9);
+            prop_assert!((score(&scene, &all[best].layout, &Memo::default()).broken - broken).abs() < 1e-9);
             let mut why = Vec::new();
             say(&scene, &all[0].layout, &all[best].layout, &mut why);
             let found = speeds(&scene, &all[best].layout);

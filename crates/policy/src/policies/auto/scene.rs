@@ -6,6 +6,7 @@ use cachemate_core::{CacheId, CpuSet, Event, ProcessId, StallCause, TaskId, Task
 
 use super::bus::Bus;
 use super::layout::Layout;
+use super::memo::Draw;
 use super::program::{Program, Rate, Told};
 use super::score::speeds;
 use super::speeds::Speeds;
@@ -14,7 +15,7 @@ use crate::turn_length::cycles_per_ns;
 use crate::work::Work;
 
 /// A last-level cache with its online CPUs.
-#[derive(Clone, Debug)]
+#[derive(Clone, PartialEq, Debug)]
 pub struct Site {
     pub cache: CacheId,
     pub cpus: CpuSet,
@@ -58,17 +59,18 @@ pub struct Scene {
 pub fn sites(view: &View<'_>) -> Vec<Site> {
     let online = view.online();
     let caches = view.topology.last_level_caches().filter(|cache| cache.cpus.intersects(&online));
+    let all = &view.topology.cpus;
+    let cpu = |id: u32| all.binary_search_by_key(&id, |cpu| cpu.id.0).ok().map(|at| &all[at]);
     let site = |cache: &cachemate_core::Cache| {
         let cpus = cache.cpus.intersection(&online);
-        let mut cores: Vec<u32> =
-            view.topology.cpus.iter().filter(|cpu| cpus.contains(cpu.id.0)).map(|cpu| cpu.core).collect();
+        let mut cores: Vec<u32> = cpus.iter().filter_map(cpu).map(|cpu| cpu.core).collect();
         cores.sort_unstable();
         cores.dedup();
         Some(Site {
             cache: cache.id,
             cpus,
             cores: cores.len(),
-            package: view.topology.cpus.iter().find(|cpu| cache.cpus.contains(cpu.id.0)).map_or(0, |cpu| cpu.package),
+            package: cache.cpus.iter().find_map(cpu).map_or(0, |cpu| cpu.package),
             bytes: cache.size_bytes.filter(|&bytes| bytes > 0)? as f64,
             divided: Divided::of(view.partitions_of(cache.id)),
         })
@@ -76,26 +78,58 @@ pub fn sites(view: &View<'_>) -> Vec<Site> {
     caches.map(site).collect::<Option<Vec<Site>>>().unwrap_or_default()
 }
 
-/// The site on which a task spent most of its time; ties go to the first.
-pub fn seen_on(task: &TaskSample, sites: &[Site]) -> Option<usize> {
-    let spent = |site: &Site| -> u64 { task.ran_on_ns(&site.cpus) };
-    let most = sites.iter().map(spent).enumerate().reduce(|a, b| if b.1 > a.1 { b } else { a })?;
-    (most.1 > 0).then_some(most.0)
+/// Which site each CPU belongs to.
+pub struct Seats {
+    sites: Vec<Option<usize>>,
+}
+
+impl Seats {
+    pub fn of(sites: &[Site]) -> Self {
+        let cpus = sites.iter().flat_map(|site| site.cpus.iter()).max().map_or(0, |last| last as usize + 1);
+        let mut of_cpu = vec![None; cpus];
+        for (at, site) in sites.iter().enumerate() {
+            site.cpus.iter().for_each(|cpu| of_cpu[cpu as usize] = Some(at));
+        }
+        Seats { sites: of_cpu }
+    }
+
+    /// The site of a CPU that is online.
+    pub fn of_cpu(&self, cpu: u32) -> Option<usize> {
+        self.sites.get(cpu as usize).copied().flatten()
+    }
+
+    /// The site on which a task spent most of its time; ties go to the first.
+    pub fn of_task(&self, task: &TaskSample) -> Option<usize> {
+        let mut spent: Vec<(usize, u64)> = Vec::with_capacity(task.on_cpu_ns.len());
+        for (cpu, ns) in task.on_cpu_ns.iter().filter(|(_, ns)| *ns > 0) {
+            let Some(site) = self.of_cpu(cpu.0) else { continue };
+            match spent.iter_mut().find(|(other, _)| *other == site) {
+                Some((_, sum)) => *sum += ns,
+                None => spent.push((site, *ns)),
+            }
+        }
+        let most = spent.into_iter().reduce(|a, b| if (b.1, a.0) > (a.1, b.0) { b } else { a })?;
+        Some(most.0)
+    }
 }
 
 /// Notes who runs apart from threads of its process, and would show it if it shared data with them.
 pub fn note_apart(view: &View<'_>, seen_apart: &mut BTreeSet<TaskId>) {
     let present: BTreeSet<TaskId> = view.present().map(|seen| seen.task).collect();
     seen_apart.retain(|task| present.contains(task));
-    let sites = sites(view);
-    let mut on: BTreeMap<ProcessId, BTreeSet<usize>> = BTreeMap::new();
-    let ran: Vec<_> = view.present().filter_map(|seen| Some((seen, seen_on(seen, &sites)?))).collect();
-    for (seen, site) in &ran {
-        on.entry(seen.process).or_default().insert(*site);
+    let seats = Seats::of(&sites(view));
+    // One cache of each process, and whether it has run on others as well.
+    let mut on: BTreeMap<ProcessId, (usize, bool)> = BTreeMap::new();
+    let ran = || view.present().filter_map(|seen| Some((seen, seats.of_task(seen)?)));
+    for (seen, site) in ran() {
+        let (first, others) = on.entry(seen.process).or_insert((site, false));
+        *others |= *first != site;
+    }
+    if on.values().all(|(_, others)| !others) {
+        return;
     }
     let counted = |seen: &TaskSample| seen.counts.get(Event::StallCycles(StallCause::RemoteCache)).is_some();
-    let apart = ran.iter().filter(|(seen, _)| on[&seen.process].len() > 1 && counted(seen));
-    seen_apart.extend(apart.map(|(seen, _)| seen.task));
+    seen_apart.extend(ran().filter(|(seen, _)| on[&seen.process].1 && counted(seen)).map(|(seen, _)| seen.task));
 }
 
 impl Scene {
@@ -107,10 +141,23 @@ impl Scene {
         lived_on: &BTreeMap<TaskId, usize>,
         seen_apart: &BTreeSet<TaskId>,
     ) -> Option<Self> {
+        Scene::with(view, speeds, clusters, lived_on, seen_apart, |_| None)
+    }
+
+    /// The same with programs as they were told before.
+    pub fn with(
+        view: &View<'_>,
+        speeds: &Speeds,
+        clusters: &BTreeMap<TaskId, usize>,
+        lived_on: &BTreeMap<TaskId, usize>,
+        seen_apart: &BTreeSet<TaskId>,
+        mut before: impl FnMut(TaskId) -> Option<Program>,
+    ) -> Option<Self> {
         let sites = sites(view);
+        let seats = Seats::of(&sites);
         let largest = sites.iter().map(|site| site.bytes).fold(0.0, f64::max);
         let line = view.topology.last_level_caches().find_map(|cache| cache.line_bytes).unwrap_or(64);
-        let here = |task: &TaskSample| seen_on(task, &sites).or(lived_on.get(&task.task).copied());
+        let here = |task: &TaskSample| seats.of_task(task).or(lived_on.get(&task.task).copied());
         let partners_here = |task: &TaskSample| {
             let mine = clusters.get(&task.task)?;
             let partners: Vec<&TaskSample> = view
@@ -134,13 +181,14 @@ impl Scene {
                 line_bytes: f64::from(line),
                 partners_here: partners_here(task).unwrap_or(0.0),
             };
-            let known = view.profiles.get(&task.task).zip(speeds.of(task.task, f64::from(line)));
+            let known = || view.profiles.get(&task.task).zip(speeds.of(task.task, f64::from(line)));
+            let made = || known().and_then(|(profile, speed)| Program::of(&told(profile, speed)));
             let site = here(task);
             SceneTask {
                 task: task.task,
                 process: task.process,
                 movable: !task.fixed,
-                program: known.and_then(|(profile, speed)| Program::of(&told(profile, speed))),
+                program: before(task.task).or_else(made),
                 cluster: clusters.get(&task.task).copied(),
                 seen_on: site,
                 untold: !clusters.contains_key(&task.task)
@@ -182,6 +230,10 @@ impl Scene {
 
     /// Ties promised rates to what was measured under the layout in force: the model's bias is in both.
     pub fn anchor(&mut self, held: &Layout, measured: impl Fn(TaskId) -> Option<(Work, f64)>) {
+        let promised = |at: usize| self.tasks[at].program.as_ref().is_some_and(|one| one.goal.rate_at_least.is_some());
+        if !self.known().any(promised) {
+            return;
+        }
         let forecast = speeds(self, held);
         for (scene_task, speed) in self.tasks.iter_mut().zip(forecast) {
             let Some((program, speed)) = scene_task.program.as_mut().zip(speed) else { continue };
@@ -198,23 +250,38 @@ impl Scene {
         self.tasks[at].movable && !self.tasks[at].untold
     }
 
+    /// Every task's place.
+    pub fn places(&self) -> BTreeMap<TaskId, usize> {
+        self.tasks.iter().enumerate().map(|(at, scene_task)| (scene_task.task, at)).collect()
+    }
+
     /// Places of the tasks of which something can be said.
     pub fn known(&self) -> impl Iterator<Item = usize> + '_ {
         (0..self.tasks.len()).filter(|&at| self.tasks[at].program.is_some())
     }
 
-    /// One draw of what the programs may really be: curves and costs within their errors.
-    #[must_use]
-    pub fn drawn(&self, seed: u64) -> Self {
+    /// One draw of what the programs may really be: factors of curves and costs, within their errors.
+    pub fn draw(&self, seed: u64) -> Draw {
         let mut generator = cachemate_core::SplitMix64::new(seed);
         let mut normal = || {
             let radius = libm::sqrt(-2.0 * libm::log(1.0 - generator.unit()));
             radius * libm::cos(std::f64::consts::TAU * generator.unit())
         };
+        let factors = |scene_task: &SceneTask| {
+            let program = scene_task.program.as_ref()?;
+            Some((libm::exp(program.curve_error * normal()), libm::exp(COST_ERROR * normal())))
+        };
+        Draw(self.tasks.iter().map(factors).collect())
+    }
+
+    /// The programs as drawn.
+    #[must_use]
+    pub fn drawn(&self, draw: &Draw) -> Self {
         let mut drawn = self.clone();
-        for program in drawn.tasks.iter_mut().filter_map(|scene_task| scene_task.program.as_mut()) {
-            let (misses, cost) = (libm::exp(program.curve_error * normal()), libm::exp(COST_ERROR * normal()));
-            *program = program.scaled(misses, cost);
+        for (at, scene_task) in drawn.tasks.iter_mut().enumerate() {
+            if let Some((program, (misses, cost))) = scene_task.program.as_mut().zip(draw.of(at)) {
+                *program = program.scaled(misses, cost);
+            }
         }
         drawn
     }

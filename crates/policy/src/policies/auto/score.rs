@@ -10,6 +10,7 @@ use serde::Deserialize;
 
 use super::compose::{Fare, Present, compose};
 use super::layout::{Group, Layout, Turns};
+use super::memo::{Draw, Memo};
 use super::program::Program;
 use super::scene::{Scene, Site};
 
@@ -100,6 +101,13 @@ impl Score {
         }
     }
 
+    /// All of it, to be compared to the bit.
+    #[cfg(test)]
+    pub fn bits(self) -> [u64; 6] {
+        let all = [self.weighted, self.weights, self.instr_per_cycle, self.worst, self.broken, self.units_share];
+        all.map(f64::to_bits)
+    }
+
     /// Speed of the worst off over that alone.
     pub fn worst(self) -> f64 {
         self.worst
@@ -146,9 +154,11 @@ pub fn apart(scene: &Scene, home: &[Option<usize>], at: usize, site: usize) -> f
 
 /// What one site is like under a layout.
 pub struct Here<'a> {
-    pub scene: &'a Scene,
     pub site: &'a Site,
     pub members: &'a [usize],
+    /// The members' programs, in their order.
+    pub programs: &'a [&'a Program],
+    pub cycles_per_ns: f64,
     /// Share of each member's partners that are on other caches.
     pub apart: &'a [f64],
     /// Cycles that a miss of each member waits longer than it was measured.
@@ -160,8 +170,7 @@ pub struct Here<'a> {
 impl Here<'_> {
     /// Speeds of the members, in their order.
     pub fn speeds(&self) -> Vec<Speed> {
-        let programs: Vec<&Program> =
-            self.members.iter().filter_map(|&at| self.scene.tasks[at].program.as_ref()).collect();
+        let programs = self.programs;
         let gang_of = |at: usize| {
             self.turns.map_or(0, |turns| turns.gangs.iter().position(|gang| gang.contains(&at)).unwrap_or(0))
         };
@@ -172,7 +181,7 @@ impl Here<'_> {
         // In its turn a gang has the CPUs to itself.
         let shares = if count > 1 { wants.iter().map(|_| 1.0).collect() } else { cpu_shares(&wants, cpus) };
         let lengths: Vec<f64> = match self.turns {
-            Some(turns) => vec![turns.slice_ns as f64 * self.scene.cycles_per_ns; count],
+            Some(turns) => vec![turns.slice_ns as f64 * self.cycles_per_ns; count],
             None => vec![1.0],
         };
         let present: Vec<Present<'_>> = (0..programs.len())
@@ -240,8 +249,7 @@ impl Here<'_> {
 
     fn score_of(&self, speeds: &[Speed]) -> Score {
         let mut score = Score::NOBODY;
-        for (&at, speed) in self.members.iter().zip(speeds) {
-            let Some(program) = &self.scene.tasks[at].program else { continue };
+        for (program, speed) in self.programs.iter().zip(speeds) {
             let goal = program.goal;
             let priority = if goal.priority.is_finite() && goal.priority > 0.0 { goal.priority } else { 1.0 };
             score.weighted += priority * speed.over_alone;
@@ -251,8 +259,8 @@ impl Here<'_> {
             score.broken += speed.missing(program);
         }
         let promised = |group: &&Group| {
-            let asked = |&at: &usize| self.scene.tasks[at].program.as_ref().is_some_and(|one| one.goal.is_promised());
-            group.members.iter().any(asked)
+            let asked = |(at, one): (&usize, &&Program)| group.members.contains(at) && one.goal.is_promised();
+            self.members.iter().zip(self.programs).any(asked)
         };
         let units = self.site.divided.map_or(1, |divided| divided.units());
         let taken: u32 = self.cut.iter().filter(promised).map(|group| group.units).sum();
@@ -262,8 +270,82 @@ impl Here<'_> {
 }
 
 /// All sites, with what their packages wait for memory.
-pub fn score(scene: &Scene, layout: &Layout) -> Score {
-    whole(scene, layout).into_iter().map(|(score, ..)| score).fold(Score::NOBODY, Score::plus)
+pub fn score(scene: &Scene, layout: &Layout, memo: &Memo) -> Score {
+    score_drawn(scene, layout, &Draw::default(), memo)
+}
+
+/// The same with programs as drawn, where no site feels another's traffic.
+pub fn score_drawn(scene: &Scene, layout: &Layout, draw: &Draw, memo: &Memo) -> Score {
+    if scene.bus.is_some() {
+        return whole(scene, layout).into_iter().map(|(score, ..)| score).fold(Score::NOBODY, Score::plus);
+    }
+    let by_site = scores_drawn(scene, layout, &on_sites(scene, layout), draw, memo);
+    by_site.into_iter().fold(Score::NOBODY, Score::plus)
+}
+
+/// Every site by itself; nobody waits for another site's traffic.
+pub fn scores(scene: &Scene, layout: &Layout, members: &[Vec<usize>], memo: &Memo) -> Vec<Score> {
+    scores_drawn(scene, layout, members, &Draw::default(), memo)
+}
+
+fn scores_drawn(scene: &Scene, layout: &Layout, members: &[Vec<usize>], draw: &Draw, memo: &Memo) -> Vec<Score> {
+    let here = |(site, members): (usize, &Vec<usize>)| {
+        if members.is_empty() {
+            return Score::NOBODY;
+        }
+        let apart: Vec<f64> = members.iter().map(|&at| apart(scene, &layout.home, at, site)).collect();
+        let (cut, turns) = (&layout.cuts[site], layout.turns[site].as_ref());
+        OfSite { scene, site, members, apart: &apart, cut, turns }.score(draw, memo)
+    };
+    members.iter().enumerate().map(here).collect()
+}
+
+/// Known tasks by site.
+pub fn on_sites(scene: &Scene, layout: &Layout) -> Vec<Vec<usize>> {
+    let mut members: Vec<Vec<usize>> = vec![Vec::new(); scene.sites.len()];
+    for at in scene.known() {
+        if let Some(site) = layout.home[at] {
+            members[site].push(at);
+        }
+    }
+    members
+}
+
+/// Everything that the score of one site follows from where nobody waits longer for memory than measured.
+pub struct OfSite<'a> {
+    pub scene: &'a Scene,
+    pub site: usize,
+    pub members: &'a [usize],
+    pub apart: &'a [f64],
+    pub cut: &'a [Group],
+    pub turns: Option<&'a Turns>,
+}
+
+impl OfSite<'_> {
+    /// As remembered, or made.
+    pub fn score(&self, draw: &Draw, memo: &Memo) -> Score {
+        memo.score(self, draw, || self.made(draw))
+    }
+
+    fn made(&self, draw: &Draw) -> Score {
+        let program = |&at: &usize| self.scene.tasks[at].program.as_ref();
+        let programs: Vec<&Program> = self.members.iter().filter_map(program).collect();
+        let scaled =
+            |(&at, program): (&usize, &&Program)| draw.of(at).map(|(misses, cost)| program.scaled(misses, cost));
+        let drawn: Vec<Program> = self.members.iter().zip(&programs).filter_map(scaled).collect();
+        let drawn: Vec<&Program> = drawn.iter().collect();
+        let here = Here {
+            site: &self.scene.sites[self.site],
+            members: self.members,
+            programs: if drawn.is_empty() { &programs } else { &drawn },
+            cycles_per_ns: self.scene.cycles_per_ns,
+            apart: self.apart,
+            waits: &vec![0.0; self.members.len()],
+            cut: self.cut,
+            turns: self.turns,
+        };
+        here.score()
+    }
 }
 
 /// Every known task's speed.
@@ -282,12 +364,7 @@ const BUS_ROUNDS: usize = 4;
 
 /// By site: score, members, their speeds.
 fn whole(scene: &Scene, layout: &Layout) -> Vec<(Score, Vec<usize>, Vec<Speed>)> {
-    let mut members: Vec<Vec<usize>> = vec![Vec::new(); scene.sites.len()];
-    for at in scene.known() {
-        if let Some(site) = layout.home[at] {
-            members[site].push(at);
-        }
-    }
+    let members = on_sites(scene, layout);
     let aparts: Vec<Vec<f64>> = members
         .iter()
         .enumerate()
@@ -302,7 +379,9 @@ fn whole(scene: &Scene, layout: &Layout) -> Vec<(Score, Vec<usize>, Vec<Speed>)>
         for (site, members) in members.iter().enumerate().filter(|(_, members)| !members.is_empty()) {
             let (cut, turns) = (&layout.cuts[site], layout.turns[site].as_ref());
             let (apart, waits) = (&aparts[site], &waits[site]);
-            let here = Here { scene, site: &scene.sites[site], members, apart, waits, cut, turns };
+            let programs: Vec<&Program> = members.iter().filter_map(|&at| scene.tasks[at].program.as_ref()).collect();
+            let (site_here, cycles_per_ns) = (&scene.sites[site], scene.cycles_per_ns);
+            let here = Here { site: site_here, members, programs: &programs, cycles_per_ns, apart, waits, cut, turns };
             let speeds = here.speeds();
             let sum: f64 = speeds.iter().map(|speed| speed.lines_per_cycle).sum();
             *traffic.entry(scene.sites[site].package).or_insert(0.0) += sum;

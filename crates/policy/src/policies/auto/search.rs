@@ -13,6 +13,7 @@ use cachemate_core::{SplitMix64, TaskId};
 
 use super::cut::Members;
 use super::layout::Layout;
+use super::memo::Memo;
 use super::scene::Scene;
 use super::score::{Objective, Score, apart, score};
 
@@ -50,13 +51,14 @@ pub struct Candidate {
 }
 
 /// Points of worst slowdown that a plan may cost under another objective.
-const BEHIND_AT_MOST: f64 = 0.02;
+pub const BEHIND_AT_MOST: f64 = 0.02;
 /// Tasks up to which homes are sought with parts and turns at once.
 const JOINT_TASKS: usize = 24;
 
 /// A search with its remaining effort.
 pub struct Search<'a> {
     pub scene: &'a Scene,
+    pub memo: &'a Memo,
     pub allowed: Allowed,
     pub judge: Judge,
     /// Site scores that may still be made; one of gangs counts for several.
@@ -68,19 +70,19 @@ impl Search<'_> {
     /// All candidates, the default first: tasks stay where they were put, so that the default's homes have to be told once
     /// something else holds.
     pub fn candidates(&mut self, lived_on: &BTreeMap<TaskId, usize>, held: Option<Layout>) -> Vec<Candidate> {
-        let scene = self.scene;
+        let (scene, memo) = (self.scene, self.memo);
         let mut default = Layout::default_of(scene, lived_on);
         if held.as_ref().is_some_and(|held| held.held.contains(&true)) {
             default = Layout::at(scene, default.home, true);
         }
-        let default_score = score(scene, &default);
+        let default_score = score(scene, &default, memo);
         if self.judge.objective != Objective::WorstSlowdown {
             self.judge.worst_at_least = default_score.worst() - BEHIND_AT_MOST;
         }
         let mut all = vec![Candidate { what: "default", layout: default.clone(), score: default_score }];
         let mut add = |what: &'static str, layout: Layout| {
             if all.iter().all(|other: &Candidate| other.layout != layout) {
-                let score = score(scene, &layout);
+                let score = score(scene, &layout, memo);
                 all.push(Candidate { what, layout, score });
             }
         };
@@ -140,7 +142,7 @@ impl Search<'_> {
     }
 
     /// So many known tasks fit on each site: by cores while those are enough, else by CPUs and in proportion.
-    fn room(&self) -> Vec<usize> {
+    pub(super) fn room(&self) -> Vec<usize> {
         let tasks = self.scene.known().count();
         let cores: usize = self.scene.sites.iter().map(|site| site.cores).sum();
         let cpus: u32 = self.scene.sites.iter().map(|site| site.cpus.count()).sum();
@@ -157,13 +159,17 @@ impl Search<'_> {
             return Score::NOBODY;
         }
         let apart: Vec<f64> = members.iter().map(|&at| apart(self.scene, home, at, site)).collect();
-        let here = Members { scene: self.scene, site, members, apart: &apart, effort: &self.effort };
+        let here = Members { scene: self.scene, site, members, apart: &apart, effort: &self.effort, memo: self.memo };
         let (cut, turns) = if joint { self.best_of(&here, true) } else { (Vec::new(), None) };
         here.score(&cut, turns.as_ref())
     }
 
     /// Parts and turns of one site, the better of either first.
-    fn best_of(&self, here: &Members<'_>, hurry: bool) -> (Vec<super::layout::Group>, Option<super::layout::Turns>) {
+    pub(super) fn best_of(
+        &self,
+        here: &Members<'_>,
+        hurry: bool,
+    ) -> (Vec<super::layout::Group>, Option<super::layout::Turns>) {
         if here.members.len() < 2 {
             return (Vec::new(), None);
         }
@@ -183,7 +189,14 @@ impl Search<'_> {
         for site in 0..self.scene.sites.len() {
             let members = layout.on(self.scene, site);
             let apart: Vec<f64> = members.iter().map(|&at| apart(self.scene, &layout.home, at, site)).collect();
-            let here = Members { scene: self.scene, site, members: &members, apart: &apart, effort: &self.effort };
+            let here = Members {
+                scene: self.scene,
+                site,
+                members: &members,
+                apart: &apart,
+                effort: &self.effort,
+                memo: self.memo,
+            };
             change(self, &here, &mut changed);
             // Parts and turns are of tasks that stay there.
             if !changed.cuts[site].is_empty() || changed.turns[site].is_some() {
@@ -416,9 +429,9 @@ impl Homes {
 /// A score of more tasks than this counts for several.
 pub const TASKS_OF_ONE: usize = 8;
 /// Tasks of another site that one is tried against.
-const EXCHANGES: usize = 8;
+pub const EXCHANGES: usize = 8;
 /// A step must be worth something, or moves would be made for nothing.
-const LEAST_STEP: f64 = 1e-4;
+pub const LEAST_STEP: f64 = 1e-4;
 
 #[cfg(test)]
 mod tests {
@@ -453,7 +466,8 @@ mod tests {
     fn best(scene: &Scene, allowed: Allowed, effort: usize) -> (Score, Score, usize) {
         let judge = Judge { objective: Objective::WeightedSpeedup, worst_at_least: 0.0 };
         let (effort, generator) = (Cell::new(effort), SplitMix64::new(1));
-        let mut search = Search { scene, allowed, judge, effort, generator };
+        let memo = Memo::of(scene);
+        let mut search = Search { scene, memo: &memo, allowed, judge, effort, generator };
         let all = search.candidates(&BTreeMap::new(), None);
         let judge = search.judge;
         let best = all.iter().map(|one| one.score).reduce(|a, b| if judge.key(b) > judge.key(a) { b } else { a });
@@ -487,7 +501,8 @@ mod tests {
         let parted = |scene: &Scene| {
             let judge = Judge { objective: Objective::WeightedSpeedup, worst_at_least: 0.0 };
             let (effort, generator) = (Cell::new(2_000), SplitMix64::new(1));
-            let mut search = Search { scene, allowed: ALL, judge, effort, generator };
+            let memo = Memo::of(scene);
+            let mut search = Search { scene, memo: &memo, allowed: ALL, judge, effort, generator };
             let all = search.candidates(&BTreeMap::new(), None);
             all.iter().filter(|one| pair.iter().any(|&at| one.layout.home[at] != Some(0))).count()
         };

@@ -1,0 +1,224 @@
+//! What the last look knew, so that the next one need not find it out again.
+//!
+//! A whole look makes every program anew from what was measured since. After an arrival on a large machine a brief look
+//! comes first: it takes everybody else's program as the last look had it, and places the newcomers among them. The whole
+//! look follows when it would have come anyway. Properties: who changed phase, was asked something else, or became known
+//! calls for a whole look, and so does a machine whose caches wait for one another.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use cachemate_core::{Plan, TaskId, View};
+
+use super::layout::Layout;
+use super::memo::Memo;
+use super::program::Program;
+use super::scene::{Scene, sites};
+use super::speeds::Speeds;
+use super::{Auto, LOOK_AGAIN_AFTER};
+use crate::work::promised_work;
+
+/// Tasks, their phases, and whether their curves are known.
+pub type Stamp = Vec<(TaskId, u32, bool)>;
+
+/// See the module's documentation.
+pub struct Last {
+    pub scene: Scene,
+    pub memo: Memo,
+    pub stamp: Stamp,
+    /// When everybody was looked at.
+    pub whole_at: u64,
+}
+
+/// A scene to decide on, with the newcomers if only they are looked at.
+pub struct Found {
+    pub scene: Scene,
+    pub memo: Memo,
+    pub newcomers: Option<Vec<usize>>,
+}
+
+/// Fewer tasks are always looked at as a whole: that is quick enough.
+const BRIEF_FROM_TASKS: usize = 25;
+/// More newcomers change too much.
+const NEWCOMERS_AT_MOST: usize = 8;
+/// Windows that programs are used again.
+const USED_FOR: u64 = 2 * LOOK_AGAIN_AFTER;
+
+impl Last {
+    /// Who came since, if nothing else has changed.
+    fn newcomers(&self, view: &View<'_>, stamp: &Stamp, speeds: &Speeds) -> Option<BTreeSet<TaskId>> {
+        let large = self.scene.tasks.len() >= BRIEF_FROM_TASKS && self.scene.bus.is_none();
+        if !large || view.seen.window >= self.whole_at + USED_FOR || sites(view) != self.scene.sites {
+            return None;
+        }
+        let then: BTreeMap<TaskId, (u32, bool)> =
+            self.stamp.iter().map(|&(task, phase, known)| (task, (phase, known))).collect();
+        let here = stamp.iter().filter_map(|&(task, phase, known)| Some((then.get(&task)?, (phase, known))));
+        let goals: BTreeMap<TaskId, _> =
+            self.scene.tasks.iter().filter_map(|one| Some((one.task, one.program.as_ref()?.goal))).collect();
+        let asked = |seen: &cachemate_core::TaskSample| {
+            goals.get(&seen.task).is_some_and(|goal| *goal != seen.goal.unwrap_or_default())
+        };
+        if here.into_iter().any(|(then, now)| *then != now) || view.present().any(asked) {
+            return None;
+        }
+        let can_be_known = |task: &TaskId| view.profiles.contains_key(task) && speeds.of(*task, 64.0).is_some();
+        let new: BTreeSet<TaskId> = stamp
+            .iter()
+            .filter(|(task, _, known)| *known && !then.contains_key(task))
+            .map(|(task, ..)| *task)
+            .filter(can_be_known)
+            .collect();
+        (1..=NEWCOMERS_AT_MOST).contains(&new.len()).then_some(new)
+    }
+}
+
+impl Auto {
+    /// What is known now; of everybody anew, or of newcomers only. `None` = nothing.
+    pub(super) fn found(&mut self, view: &View<'_>, kept: &Plan) -> Option<Found> {
+        let last = self.last.take();
+        let stamp = self.looked_at.as_ref().map(|(stamp, _)| stamp);
+        let new = last.as_ref().zip(stamp).and_then(|(last, stamp)| last.newcomers(view, stamp, &self.speeds));
+        match (last, new) {
+            (Some(last), Some(new)) => self.with_newcomers(view, kept, last, &new),
+            (last, _) => self.anew(view, kept, last),
+        }
+    }
+
+    /// Moves curves of these tasks through what was measured, and ties promised rates to it.
+    fn settle(&self, view: &View<'_>, scene: &mut Scene, held: &Layout, of: impl Fn(TaskId) -> bool) {
+        // What was recalled was counted under another plan.
+        let counted_now = |task: TaskId| self.speeds.of(task, 64.0).filter(|speed| speed.is_of_now);
+        scene.calibrate(held, |task| counted_now(task).filter(|_| of(task))?.misses_per_instr);
+        scene.anchor(held, |task| {
+            counted_now(task)?;
+            let seen = view.present().find(|seen| seen.task == task)?;
+            let work = promised_work(seen, &view.seen.tasks)?;
+            Some((work, self.speeds.rate(task, work)?))
+        });
+    }
+
+    fn anew(&self, view: &View<'_>, kept: &Plan, last: Option<Last>) -> Option<Found> {
+        let mut scene = Scene::of(view, &self.speeds, &self.asks.clusters, &self.lived_on, &self.seen_apart)?;
+        scene.known().next()?;
+        let held = Layout::of(kept, &scene);
+        self.settle(view, &mut scene, &held, |_| true);
+        let (then, memo) = last.map_or((None, Memo::default()), |last| (Some(last.scene), last.memo));
+        let places = then.as_ref().map_or_else(BTreeMap::new, Scene::places);
+        let unchanged = |at: usize| {
+            let place = *places.get(&scene.tasks[at].task)?;
+            (then.as_ref()?.tasks[place].program == scene.tasks[at].program).then_some(place)
+        };
+        let memo = memo.after(&scene, unchanged);
+        Some(Found { scene, memo, newcomers: None })
+    }
+
+    fn with_newcomers(&self, view: &View<'_>, kept: &Plan, last: Last, new: &BTreeSet<TaskId>) -> Option<Found> {
+        let places = last.scene.places();
+        let mut before: BTreeMap<TaskId, Option<Program>> =
+            last.scene.tasks.into_iter().map(|one| (one.task, one.program)).collect();
+        let (speeds, clusters) = (&self.speeds, &self.asks.clusters);
+        let told = |task: TaskId| before.get_mut(&task)?.take();
+        let mut scene = Scene::with(view, speeds, clusters, &self.lived_on, &self.seen_apart, told)?;
+        let newcomers: Vec<usize> = scene.known().filter(|&at| new.contains(&scene.tasks[at].task)).collect();
+        // Only their caches are composed.
+        let mut held = Layout::of(kept, &scene);
+        let homes: BTreeSet<usize> = newcomers.iter().filter_map(|&at| held.home[at]).collect();
+        held.home.iter_mut().for_each(|home| *home = home.filter(|site| homes.contains(site)));
+        let rates: Vec<_> =
+            scene.tasks.iter().map(|one| one.program.as_ref().and_then(|program| program.rate)).collect();
+        self.settle(view, &mut scene, &held, |task| new.contains(&task));
+        for (at, scene_task) in scene.tasks.iter_mut().enumerate().filter(|(at, _)| !newcomers.contains(at)) {
+            if let Some(program) = &mut scene_task.program {
+                program.rate = rates[at];
+            }
+        }
+        let is_new = |at: usize| newcomers.contains(&at);
+        let unchanged = |at: usize| places.get(&scene.tasks[at].task).copied().filter(|_| !is_new(at));
+        let memo = last.memo.after(&scene, unchanged);
+        Some(Found { scene, memo, newcomers: Some(newcomers) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::build;
+    use super::*;
+    use cachemate_core::test_kit::{NoForecast, capabilities, last_level_caches, observation};
+    use cachemate_core::{
+        Ability, Counts, CpuId, Decision, Estimate, Event, FactSource, Level, Policy, Profile, Profiles, Reading,
+        StallCause, TaskSample, Window,
+    };
+
+    const CACHE: u64 = 4 << 20;
+
+    /// Every third streams, all others keep up to half of a cache.
+    fn rate(id: u32, held: u64) -> f64 {
+        let keeps = CACHE / (2 + u64::from(id) % 5);
+        if id.is_multiple_of(3) { 10.0 } else { 20.0 * (1.0 - held as f64 / keeps as f64).max(0.0) }
+    }
+
+    fn sample(id: u32) -> TaskSample {
+        let misses = rate(id, CACHE / 8) * 1e6;
+        let counts = [
+            (Event::Instructions, 1e9),
+            (Event::Cycles, 1e9 + 100.0 * misses),
+            (Event::Misses(Level::L3), misses),
+            (Event::StallCycles(StallCause::LocalMemory), 100.0 * misses),
+        ];
+        let reading = |(event, count): (Event, f64)| Reading { event, count: count as u64, counted_share: 1.0 };
+        let counts = Counts(counts.map(reading).to_vec());
+        let on_cpu_ns = vec![(CpuId(id % 32), 1_000_000_000)];
+        TaskSample { counts, on_cpu_ns, ..TaskSample::new(TaskId(id), cachemate_core::ProcessId(id)) }
+    }
+
+    fn profile(id: u32) -> Profile {
+        let curve = (0..=16).map(|step| (step * CACHE / 16, Estimate::exact(rate(id, step * CACHE / 16)))).collect();
+        Profile::default().with_misses(Level::L3, curve, FactSource::Oracle)
+    }
+
+    /// The next window in which something is said of so many tasks on four caches.
+    fn next_look(policy: &mut dyn Policy, window: &mut u64, tasks: u32, before: &mut Plan) -> Option<Decision> {
+        let (topology, can) = (last_level_caches(4, 8, Level::L3, CACHE), capabilities(&[Ability::Affinity]));
+        let profiles: Profiles = (0..tasks).map(|id| (TaskId(id), profile(id))).collect();
+        for _ in 0..70 {
+            *window += 1;
+            let mut seen = observation(*window, 0);
+            seen.tasks = (0..tasks).map(sample).collect();
+            let decision = policy.decide(&View {
+                topology: &topology,
+                capabilities: &can,
+                seen: &seen,
+                profiles: &profiles,
+                previous_plan: before,
+                predictor: &NoForecast,
+            });
+            *before = decision.plan.clone();
+            if decision.why.iter().any(|reason| reason.text.contains("plans weighed")) {
+                return Some(decision);
+            }
+        }
+        None
+    }
+
+    /// Does an arrival on a large machine get a brief look, after which everybody is looked at in time, and one on a small
+    /// machine a whole one? A promise that nothing is worth its while keeps the plan as it is.
+    #[test]
+    fn an_arrival_gets_a_brief_look_first() {
+        let is_brief =
+            |decision: &Decision| decision.why.iter().any(|one| one.text.contains("one newcomer was placed"));
+        for (tasks, expected) in [(30, [false, true, false]), (12, [false, false, false])] {
+            let mut policy = build("least_gain = 1.0", 1).unwrap();
+            let (mut window, mut plan) = (0, Plan::idle(Window::Time { ns: 1_000_000_000 }));
+            let mut look = |tasks: u32| {
+                let decision = next_look(policy.as_mut(), &mut window, tasks, &mut plan).unwrap();
+                (is_brief(&decision), window)
+            };
+            let (first, brief) = (look(tasks), look(tasks + 1));
+            assert_eq!([first.0, brief.0], expected[..2], "{tasks}");
+            if brief.0 {
+                let whole = look(tasks + 1);
+                assert_eq!((whole.0, whole.1), (expected[2], first.1 + LOOK_AGAIN_AFTER), "in its own time");
+            }
+        }
+    }
+}

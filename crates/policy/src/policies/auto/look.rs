@@ -1,0 +1,222 @@
+//! One look for a better plan: candidates, the best of them, its gain with its uncertainty, and what is done about it.
+
+use std::cell::Cell;
+
+use cachemate_core::{Member, Plan, Reason, SplitMix64, View};
+
+use super::explain::{Chosen, Single};
+use super::holding::Holding;
+use super::last::{Found, Last};
+use super::layout::Layout;
+use super::memo::{Draw, Memo};
+use super::promises;
+use super::scene::Scene;
+use super::score::{score, score_drawn, speeds};
+use super::search::{Candidate, Judge, Search};
+use super::verify::{Lengths, Trial, Weight};
+use super::{Auto, Doubt, FORECAST_ERROR, LIKELY, MOST_LIKELY};
+use crate::partition::units::{Divided, pages_to_move};
+use crate::rollback_guard::mirror::is_mirror;
+use crate::rollback_guard::placement::Present;
+
+/// Newcomers are placed with one in so many of the site scores that a decision may make.
+const BRIEF_PART: u32 = 5;
+
+/// With more tasks only the best plan's gain is drawn.
+const DRAWN_TASKS: usize = 64;
+
+/// A gain over what holds: as forecast, in the mean of what was drawn, and one standard deviation.
+struct Gain {
+    middle: f64,
+    mean: f64,
+    error: f64,
+}
+
+impl Auto {
+    /// Looks for a better plan, and keeps what it knows for the next look.
+    pub(super) fn look(&mut self, view: &View<'_>, kept: Holding, why: &mut Vec<Reason>) -> Holding {
+        let window = view.seen.window;
+        let whole_at = self.last.as_ref().map_or(window, |last| last.whole_at);
+        let Some(found) = self.found(view, &kept.0) else { return kept };
+        let whole_at = if found.newcomers.is_some() { whole_at } else { window };
+        let holding = self.looked(view, &found, kept, why);
+        let stamp = self.looked_at.as_ref().map_or_else(Vec::new, |(stamp, _)| stamp.clone());
+        if let Some((_, when)) = &mut self.looked_at {
+            // After a brief look everybody is looked at when they would have been anyway.
+            *when = whole_at;
+        }
+        self.last = Some(Last { scene: found.scene, memo: found.memo, stamp, whole_at });
+        holding
+    }
+
+    /// Everything to choose from, and what is better.
+    fn candidates(&self, view: &View<'_>, found: &Found, held: &Layout) -> (Vec<Candidate>, Judge) {
+        let effort = self.parameters.effort / if found.newcomers.is_some() { BRIEF_PART } else { 1 };
+        let mut search = Search {
+            scene: &found.scene,
+            memo: &found.memo,
+            allowed: self.parameters.may(view),
+            judge: Judge { objective: self.parameters.objective, worst_at_least: 0.0 },
+            effort: Cell::new(effort as usize),
+            generator: SplitMix64::new(self.seed ^ 0xa070),
+        };
+        let candidates = match &found.newcomers {
+            Some(newcomers) => search.for_newcomers(&self.lived_on, held, newcomers),
+            None => search.candidates(&self.lived_on, Some(held.clone())),
+        };
+        (candidates, search.judge)
+    }
+
+    fn looked(&mut self, view: &View<'_>, found: &Found, kept: Holding, why: &mut Vec<Reason>) -> Holding {
+        let (scene, memo) = (&found.scene, &found.memo);
+        let held = Layout::of(&kept.0, scene);
+        let (mut candidates, judge) = self.candidates(view, found, &held);
+        if !self.failures.plans.is_empty() {
+            candidates.retain(|candidate| candidate.layout == held || self.may_be(candidate, scene, &kept, view));
+        }
+        let now = score(scene, &held, memo);
+        let cost =
+            |candidate: &Candidate| self.copying_ns(scene, &candidate.layout, view) / self.parameters.horizon_ns as f64;
+        let keys: Vec<f64> = candidates.iter().map(|candidate| judge.key(candidate.score) - cost(candidate)).collect();
+        let best = (0..candidates.len()).reduce(|a, b| if keys[b] > keys[a] { b } else { a });
+        let Some(best) = best.map(|at| candidates[at].clone()) else { return kept };
+        let of_best = self.gain(found, &judge, &held, &best.layout);
+        let (gain, likely) = (of_best.middle, self.likely(&of_best));
+        let mends = promises::mends(now.broken, best.score.broken);
+        promises::say(scene, &candidates[0].layout, &best.layout, why);
+        let new = self.holding(scene, &best.layout, view);
+        let newcomers = found.newcomers.as_deref();
+        let singles = self.singles(found, &judge, &held, &candidates);
+        let (candidates, best, held) = (&candidates, &best, &held);
+        let chosen = Chosen { scene, candidates, best, held, judge, gain, likely, newcomers, singles: &singles };
+        let unchanged = best.layout == *held || new.is_same(&kept.0);
+        if unchanged || !(mends || likely >= LIKELY && gain >= self.parameters.least_gain) {
+            chosen.stays(&self.asks, &mut self.told, why);
+            return kept;
+        }
+        let mut homes = held.clone();
+        homes.held = scene.tasks.iter().map(|scene_task| scene_task.movable && scene_task.program.is_some()).collect();
+        let old = self.holding(scene, &homes, view);
+        let lengths =
+            Lengths { settle_windows: self.parameters.settle_windows, leg_windows: self.parameters.leg_windows };
+        // A trial that is called off each time has cost half of the gain and told nothing.
+        let ends = self.changes.leave(lengths.shortest_trial(), view.seen.window);
+        let made = mends || likely >= MOST_LIKELY || !ends;
+        chosen.changes(if made { "made" } else { "tried" }, &self.asks, &mut self.told, why);
+        let weights = weights(scene, held);
+        if made {
+            let before = self.watch.changed(self.parameters.settle_windows);
+            // Without windows to compare with, nothing is awaited.
+            self.doubt = before.is_enough().then_some(Doubt::Watched { kept, old, before, weights, forecast: gain });
+            return new;
+        }
+        self.trials += 1;
+        let trial = Trial::new(lengths, weights, self.parameters.objective, self.seed ^ self.trials);
+        let holding = if trial.is_new() { new.clone() } else { old.clone() };
+        self.doubt = Some(Doubt::Tried { kept, old, new, trial: Box::new(trial), forecast: gain });
+        holding
+    }
+
+    /// Gain over what holds, drawn within the errors of curves and costs.
+    fn gain(&self, found: &Found, judge: &Judge, held: &Layout, best: &Layout) -> Gain {
+        let (scene, memo) = (&found.scene, &found.memo);
+        let gain = |scene: &Scene, draw: &Draw, memo: &Memo| {
+            let value = |layout: &Layout| score_drawn(scene, layout, draw, memo).value(judge.objective);
+            value(best) / value(held).max(1e-9) - 1.0
+        };
+        let middle = gain(scene, &Draw::default(), memo);
+        let drawn = |draw: u64| {
+            let draw = scene.draw(self.seed ^ draw);
+            // Where sites wait for one another nothing is remembered of single ones.
+            match scene.bus {
+                Some(_) => gain(&scene.drawn(&draw), &Draw::default(), &Memo::default()),
+                None => gain(scene, &draw, memo),
+            }
+        };
+        let draws = (256 / scene.sites.len().max(1)).clamp(4, 8) as u64;
+        let found: Vec<f64> = (0..draws).map(drawn).collect();
+        let mean = found.iter().sum::<f64>() / draws as f64;
+        let spread = found.iter().map(|one| (one - mean) * (one - mean)).sum::<f64>() / (draws as f64 - 1.0);
+        // Forecasts that were wrong before are trusted less.
+        let missed = self.verdicts.iter().map(|(forecast, measured)| (forecast - measured) * (forecast - measured));
+        let prior = 2.0 * FORECAST_ERROR * FORECAST_ERROR;
+        let bias = (prior + missed.sum::<f64>()) / (2.0 + self.verdicts.len() as f64);
+        // A large gain is told with a large error: a quarter of it.
+        let error = libm::sqrt(spread + bias + 0.0625 * middle * middle).max(1e-6);
+        Gain { middle, mean, error }
+    }
+
+    /// How likely a gain is to be worth it.
+    fn likely(&self, gain: &Gain) -> f64 {
+        let margin = (gain.middle.min(gain.mean) - self.parameters.least_gain) / gain.error;
+        0.5 * (1.0 + libm::erf(margin / std::f64::consts::SQRT_2))
+    }
+
+    /// The best plan of every mechanism by itself. On large machines its gain is not drawn.
+    fn singles(&self, found: &Found, judge: &Judge, held: &Layout, candidates: &[Candidate]) -> Vec<Single> {
+        let now = score(&found.scene, held, &found.memo).value(judge.objective).max(1e-9);
+        let of = |mechanism: &'static str| {
+            let own = candidates.iter().filter(|candidate| candidate.what.starts_with(mechanism));
+            let best = own.reduce(|a, b| if judge.key(b.score) > judge.key(a.score) { b } else { a })?;
+            let gain = best.score.value(judge.objective) / now - 1.0;
+            let drawn = found.scene.tasks.len() <= DRAWN_TASKS;
+            let error = drawn.then(|| self.gain(found, judge, held, &best.layout).error);
+            Some(Single { mechanism, gain, error })
+        };
+        ["placement", "sharing", "space", "gangs"].into_iter().filter_map(of).collect()
+    }
+
+    pub(super) fn holding(&self, scene: &Scene, layout: &Layout, view: &View<'_>) -> Holding {
+        let mut plan = Plan::idle(view.previous_plan.window);
+        layout.put(scene, view.previous_plan, self.parameters.moving.into(), &mut plan);
+        Holding(plan)
+    }
+
+    /// Neither what measured no better nor its image on like caches, unless that is what holds.
+    fn may_be(&self, candidate: &Candidate, scene: &Scene, kept: &Holding, view: &View<'_>) -> bool {
+        let plan = self.holding(scene, &candidate.layout, view);
+        let present = Present::of(&view.seen.tasks);
+        let is_image = |of: &Plan, plan: &Plan| is_mirror(of, plan, &present, view.topology);
+        let out = |(failed, until, _): &(Plan, u64, u32)| {
+            view.seen.window < *until
+                && (plan.is_same(failed) || is_image(failed, &plan.0) && !is_image(failed, &kept.0))
+        };
+        !self.failures.plans.iter().any(out)
+    }
+
+    /// Processor time that pages on their way to other colors take.
+    fn copying_ns(&self, scene: &Scene, layout: &Layout, view: &View<'_>) -> f64 {
+        if layout.cuts.iter().all(Vec::is_empty) {
+            return 0.0;
+        }
+        let plan = self.holding(scene, layout, view).0;
+        let mut pages_ns = 0.0;
+        for share in &plan.shares {
+            let cachemate_core::Units::Colors { allowed, .. } = &share.units else { continue };
+            let site = scene.sites.iter().find(|site| site.cache == share.cache);
+            let Some(Divided::Colors { move_page_ns, .. }) = site.and_then(|site| site.divided) else { continue };
+            let members = view.present().filter(|seen| share.members.contains(&Member::Process(seen.process)));
+            let pages = members.filter_map(|seen| seen.pages_per_color.as_deref()).next();
+            pages_ns += pages.map_or(0.0, |pages| pages_to_move(pages, allowed) as f64 * move_page_ns);
+        }
+        pages_ns
+    }
+}
+
+/// Processes in the objective, as they fare under a layout.
+fn weights(scene: &Scene, layout: &Layout) -> Vec<Weight> {
+    let mut weights: Vec<Weight> = Vec::new();
+    for (scene_task, speed) in scene.tasks.iter().zip(speeds(scene, layout)) {
+        let (Some(program), Some(speed)) = (&scene_task.program, speed) else { continue };
+        match weights.iter_mut().find(|weight| weight.process == scene_task.process) {
+            // Threads of a process count as often as there are.
+            Some(weight) => weight.over_alone += speed.over_alone,
+            None => weights.push(Weight {
+                process: scene_task.process,
+                priority: program.goal.priority.max(0.0),
+                over_alone: speed.over_alone,
+            }),
+        }
+    }
+    weights
+}

@@ -80,6 +80,11 @@ impl Asks {
         self.spent_ns as f64 / self.processor_ns.max(1.0)
     }
 
+    /// What was asked of a task was answered of other work.
+    pub fn forget(&mut self, task: TaskId) {
+        self.of_tasks.remove(&task);
+    }
+
     fn book(&mut self, view: &View<'_>) {
         let answers = view.seen.answers.iter();
         self.spent_ns += answers.flat_map(|answer| &answer.cost_ns).map(|(_, ns)| ns).sum::<u64>();

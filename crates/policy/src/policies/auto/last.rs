@@ -97,8 +97,21 @@ impl Auto {
         });
     }
 
-    fn anew(&self, view: &View<'_>, kept: &Plan, last: Option<Last>) -> Option<Found> {
+    /// Forgets curves that are contradicted by what was measured in force, and asks for others.
+    fn distrust(&mut self, view: &View<'_>, kept: &Plan, scene: &mut Scene) {
+        let measured = |task: TaskId| self.speeds.of(task, 64.0).filter(|speed| speed.is_of_now)?.misses_per_instr;
+        for (task, contradicted) in scene.contradicted(&Layout::of(kept, scene), measured) {
+            let profile = view.profiles.get(&task);
+            if profile.is_some_and(|profile| self.recall.is_dropped(task, profile, contradicted)) {
+                scene.forget(task);
+                self.asks.forget(task);
+            }
+        }
+    }
+
+    fn anew(&mut self, view: &View<'_>, kept: &Plan, last: Option<Last>) -> Option<Found> {
         let mut scene = Scene::of(view, &self.speeds, &self.asks.clusters, &self.lived_on, &self.seen_apart)?;
+        self.distrust(view, kept, &mut scene);
         scene.known().next()?;
         let held = Layout::of(kept, &scene);
         self.settle(view, &mut scene, &held, |_| true);

@@ -15,6 +15,9 @@ use crate::work::Work;
 pub const STEPS: usize = 64;
 /// Share of a curve's height up to which differences are noise.
 const SAME_SHARE: f64 = 0.03;
+/// A curve and a count differ by more than this only if they are of different work: by a share, and by misses per instruction.
+const CONTRADICTED_SHARE: f64 = 0.1;
+const CONTRADICTED_FROM: f64 = 5e-4;
 /// More is not believed of what is composed.
 const HOLDS_AT_MOST: f64 = 5.0;
 /// Fewer misses per instruction than this bring nothing in within any time that matters.
@@ -27,6 +30,8 @@ pub struct Program {
     pub misses: Vec<f64>,
     /// How far below and above each of them the truth may be.
     errors: Vec<(f64, f64)>,
+    /// What was added to the whole curve, as no size explained it.
+    level: f64,
     /// Instructions after which so many steps are full, from empty.
     growth: Vec<f64>,
     lines_per_step: f64,
@@ -86,10 +91,9 @@ impl Program {
         }
         let measured = speed.misses_per_instr;
         // What no size explains is the level of the whole curve: fetches that the log does not hold.
-        if let Some(measured) = measured {
-            let unexplained = (measured - misses[1]).max(0.0) - (misses[STEPS] - measured).max(0.0);
-            misses.iter_mut().for_each(|rate| *rate = (*rate + unexplained).max(0.0));
-        }
+        let unexplained = |measured: f64| (measured - misses[1]).max(0.0) - (misses[STEPS] - measured).max(0.0);
+        let level = measured.map_or(0.0, unexplained);
+        misses.iter_mut().for_each(|rate| *rate = (*rate + level).max(0.0));
         let cycles_per_miss = speed.stall_cycles_per_miss.or(told.penalty_cycles)?.max(0.0);
         let now = measured.unwrap_or(misses[STEPS]);
         let here = speed.remote_cycles_per_instr.unwrap_or(0.0);
@@ -103,6 +107,7 @@ impl Program {
             lines_per_step: step_bytes / told.line_bytes,
             misses,
             errors,
+            level,
             step_bytes,
             base_cycles,
             cycles_per_miss,
@@ -146,6 +151,14 @@ impl Program {
         let place = (bytes / self.step_bytes).clamp(0.0, STEPS as f64);
         let low = (place as usize).min(STEPS - 1);
         self.misses[low] + (place - low as f64) * (self.misses[low + 1] - self.misses[low])
+    }
+
+    /// Does its curve, as it was told, say more misses with all of so many bytes than were measured with no more? It is then not
+    /// of what the program does now.
+    pub fn is_contradicted(&self, bytes: f64, measured: f64) -> bool {
+        let step = ((bytes / self.step_bytes).clamp(0.0, STEPS as f64)) as usize;
+        let told = self.misses(bytes) - self.level;
+        told - self.errors[step].0 - measured > (CONTRADICTED_SHARE * told).max(CONTRADICTED_FROM)
     }
 
     /// What it really holds where so much is composed: as measured in force, all of a cache that it has to itself.
@@ -330,6 +343,16 @@ pub mod tests {
         let mut stream = super::tests::program(|_| 0.01);
         stream.calibrate(0.25 * CACHE, CACHE, 0.02);
         assert_eq!(stream.holds, 1.0);
+    }
+
+    /// Is a count below all that a curve says of the space contradicted, and one that less space explains not?
+    #[test]
+    fn a_curve_of_other_work_is_contradicted() {
+        let stream = program(|_| 0.008);
+        assert!(stream.is_contradicted(CACHE, 0.005) && !stream.is_contradicted(CACHE, 0.0079));
+        let keeps = uniform(0.5 * CACHE, 0.01);
+        assert!(!keeps.is_contradicted(CACHE, 0.0) && !keeps.is_contradicted(CACHE, 0.01));
+        assert!(keeps.is_contradicted(0.1 * CACHE, 0.004) && !keeps.is_contradicted(0.4 * CACHE, 0.004));
     }
 
     /// Is a curve that was wrong only where its log could not reach put right there and nowhere else, instead of the program

@@ -1,32 +1,54 @@
 //! Curves of phases that come back: what was measured in one phase holds in the next one of its kind (thesis 5.2).
 //!
 //! A change of phase wipes the profile, and another survey costs as much as the first. A task's kinds of phases are told
-//! apart by what reaches the contended cache, which no plan changes. Properties: a curve that is measured replaces the
-//! one that was recalled; tasks that are gone are forgotten; where kinds are not told nothing is recalled.
+//! apart by what reaches the contended cache, which no plan changes. A phase that turns unseen is told by its curve: one that
+//! agreed with the counts and is contradicted by them now is of other work, and is dropped until another one is measured.
+//! Properties: a curve that is measured replaces the one that was recalled; tasks that are gone are forgotten; where kinds are not
+//! told nothing is recalled; a curve that never agreed is not dropped, as its counts may be of another sort.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use cachemate_core::{Curve, Fact, Level, Profiles, TaskId, View};
+use cachemate_core::{Curve, Fact, Level, Profile, Profiles, TaskId, View};
 
 type Curves = BTreeMap<Level, Fact<Curve>>;
 
-/// Curves by task and kind of phase.
+/// See the module's documentation.
 #[derive(Clone, Debug, Default)]
-pub struct Recall(BTreeMap<(TaskId, u32), Curves>);
+pub struct Recall {
+    /// By task and kind of phase.
+    curves: BTreeMap<(TaskId, u32), Curves>,
+    /// When the curves were measured that counts agreed with, and those that are dropped.
+    agreed: BTreeMap<TaskId, u64>,
+    dropped: BTreeMap<TaskId, u64>,
+}
+
+/// When the newest of these was measured.
+fn measured_at(curves: &Curves) -> Option<u64> {
+    curves.values().map(|fact| fact.window).max()
+}
 
 impl Recall {
     /// Remembers what is known; the profiles with what is recalled, or `None` where that adds nothing.
     pub fn follow(&mut self, view: &View<'_>) -> Option<Profiles> {
         let present: BTreeSet<TaskId> = view.present().map(|seen| seen.task).collect();
-        self.0.retain(|(task, _), _| present.contains(task));
+        self.curves.retain(|(task, _), _| present.contains(task));
+        self.agreed.retain(|task, _| present.contains(task));
+        self.dropped.retain(|task, _| present.contains(task));
         let mut recalled: Option<Profiles> = None;
         for (&task, profile) in view.profiles.iter().filter(|(task, _)| present.contains(task)) {
-            let Some(kind) = profile.phase.kind.as_ref().map(|fact| fact.value) else { continue };
             let measured = &profile.locality.misses_per_kilo_instr;
-            let known = self.0.get(&(task, kind));
+            if self.dropped.contains_key(&task) && self.dropped.get(&task).copied() == measured_at(measured) {
+                let all = recalled.get_or_insert_with(|| view.profiles.clone());
+                if let Some(profile) = all.get_mut(&task) {
+                    profile.locality.misses_per_kilo_instr.clear();
+                }
+                continue;
+            }
+            let Some(kind) = profile.phase.kind.as_ref().map(|fact| fact.value) else { continue };
+            let known = self.curves.get(&(task, kind));
             if !measured.is_empty() {
                 if known != Some(measured) {
-                    self.0.insert((task, kind), measured.clone());
+                    self.curves.insert((task, kind), measured.clone());
                 }
             } else if let Some(known) = known {
                 let all = recalled.get_or_insert_with(|| view.profiles.clone());
@@ -36,6 +58,22 @@ impl Recall {
             }
         }
         recalled
+    }
+
+    /// Takes in whether counts contradict a task's curve; is it dropped for that?
+    pub fn is_dropped(&mut self, task: TaskId, profile: &Profile, contradicted: bool) -> bool {
+        let curves = &profile.locality.misses_per_kilo_instr;
+        let Some(at) = measured_at(curves) else { return false };
+        if !contradicted {
+            self.agreed.insert(task, at);
+            return false;
+        }
+        let drops = self.agreed.get(&task) == Some(&at);
+        if drops {
+            self.curves.retain(|(one, _), known| *one != task || known != curves);
+            self.dropped.insert(task, at);
+        }
+        drops
     }
 }
 
@@ -81,5 +119,35 @@ mod tests {
         assert_eq!(follow(profile(Some(0), None)), Some(8.0));
         assert_eq!(follow(profile(Some(0), Some(3.0))), None);
         assert_eq!(follow(profile(Some(0), None)), Some(3.0), "the last measured one");
+    }
+
+    /// Is a curve dropped once counts contradict it that agreed with it before, until another one is measured?
+    #[test]
+    fn a_curve_that_counts_contradict_is_dropped() {
+        let (topology, capabilities) = (topology(2), capabilities(&[]));
+        let (seen, plan) = (observation(1, 1), Plan::idle(Window::Time { ns: 1 }));
+        let mut recall = Recall::default();
+        let at = |window: u64| {
+            let mut profile = profile(Some(0), Some(8.0));
+            profile.locality.misses_per_kilo_instr.values_mut().for_each(|fact| fact.window = window);
+            profile
+        };
+        let hides = |recall: &mut Recall, profile: Profile| {
+            let profiles: Profiles = [(TaskId(0), profile)].into();
+            let view = View {
+                topology: &topology,
+                capabilities: &capabilities,
+                seen: &seen,
+                profiles: &profiles,
+                previous_plan: &plan,
+                predictor: &NoForecast,
+            };
+            recall.follow(&view).is_some_and(|found| found[&TaskId(0)].misses_per_kilo_instr().is_none())
+        };
+        assert!(!recall.is_dropped(TaskId(0), &at(3), true), "it never agreed");
+        assert!(!recall.is_dropped(TaskId(0), &at(3), false) && !hides(&mut recall, at(3)));
+        assert!(recall.is_dropped(TaskId(0), &at(3), true) && hides(&mut recall, at(3)));
+        assert!(!hides(&mut recall, profile(Some(0), None)), "nothing is recalled either");
+        assert!(!hides(&mut recall, at(9)), "a new one");
     }
 }

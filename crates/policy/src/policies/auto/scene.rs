@@ -209,18 +209,35 @@ impl Scene {
         })
     }
 
+    /// Bytes of the part of a cache that a task is in; `None` = nobody knows where it runs, or it takes turns.
+    fn part_bytes(&self, held: &Layout, at: usize) -> Option<f64> {
+        let site = held.home[at].filter(|&site| held.turns[site].is_none())?;
+        let part = held.cuts[site].iter().find(|group| group.members.contains(&at));
+        let units = self.sites[site].divided.map_or(1, |divided| divided.units());
+        Some(self.sites[site].bytes * part.map_or(1.0, |group| f64::from(group.units) / f64::from(units)))
+    }
+
+    /// Tasks whose misses were measured under this layout, with whether their curves are contradicted by that.
+    pub fn contradicted(&self, held: &Layout, measured: impl Fn(TaskId) -> Option<f64>) -> Vec<(TaskId, bool)> {
+        let of = |at: usize| {
+            let scene_task = &self.tasks[at];
+            let (bytes, misses) = self.part_bytes(held, at).zip(measured(scene_task.task))?;
+            Some((scene_task.task, scene_task.program.as_ref()?.is_contradicted(bytes, misses)))
+        };
+        (0..self.tasks.len()).filter_map(of).collect()
+    }
+
+    /// Nothing is known of a task any more.
+    pub fn forget(&mut self, task: TaskId) {
+        self.tasks.iter_mut().filter(|one| one.task == task).for_each(|one| one.program = None);
+    }
+
     /// Moves every curve through what was measured under the layout in force. Turns are left out: within them nothing is
     /// held steadily.
     pub fn calibrate(&mut self, held: &Layout, measured: impl Fn(TaskId) -> Option<f64>) {
         let composed = speeds(self, held);
         for (at, composed) in composed.into_iter().enumerate() {
-            let Some((site, composed)) = held.home[at].zip(composed) else { continue };
-            if held.turns[site].is_some() {
-                continue;
-            }
-            let part = held.cuts[site].iter().find(|group| group.members.contains(&at));
-            let units = self.sites[site].divided.map_or(1, |divided| divided.units());
-            let bytes = self.sites[site].bytes * part.map_or(1.0, |group| f64::from(group.units) / f64::from(units));
+            let Some((bytes, composed)) = self.part_bytes(held, at).zip(composed) else { continue };
             let scene_task = &mut self.tasks[at];
             if let Some((program, misses)) = scene_task.program.as_mut().zip(measured(scene_task.task)) {
                 program.calibrate(composed.held_bytes, bytes, misses);

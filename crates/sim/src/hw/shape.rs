@@ -13,7 +13,7 @@ pub(crate) const LRU_4: usize = 4;
 pub(crate) const LRU_8: usize = 8;
 pub(crate) const RANDOM_4: usize = RANDOM + 4;
 
-/// Of all shapes but [`ANY`].
+/// The size of pages of all shapes but [`ANY`], as a shift.
 pub(crate) const PLAIN_PAGE_SHIFT: u32 = 12;
 
 pub(crate) const fn ways(shape: usize) -> usize {

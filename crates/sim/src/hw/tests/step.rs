@@ -109,7 +109,7 @@ fn load_threads(hw: &mut Hardware, dice: &mut Dice) {
         let mut one = || {
             let page = if dice.below(5) == 0 { 4 } else { u64::from(cpu % 4) };
             let lines = [6, 120][dice.below(2) as usize];
-            let address = page << 12 | dice.below(2) << 16 | dice.below(lines) * 32;
+            let address = page << 12 | dice.below(2) << 16 | (dice.below(lines) * 32);
             let gap = dice.below(8) as u32;
             match dice.below(10) {
                 0 => Access::jump((1 << 20) + dice.below(20) * 96, gap),

@@ -151,7 +151,7 @@ pub fn compare(
 }
 
 /// The median of a sorted, non-empty list.
-fn median(sorted: &[f64]) -> f64 {
+pub fn median(sorted: &[f64]) -> f64 {
     let (upper, lower) = (sorted.len() / 2, (sorted.len() - 1) / 2);
     (sorted[upper] + sorted[lower]) / 2.0
 }

@@ -8,6 +8,7 @@ mod traces;
 
 use clap::Parser;
 use groups::{GROUPS, Options};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use traces::{KINDS, Kind};
 
@@ -28,6 +29,12 @@ struct Arguments {
     /// Traces to use: zipf, scan, mixed.
     #[arg(long, value_delimiter = ',', value_parser = parse_kind, default_value = "zipf,scan,mixed")]
     traces: Vec<Kind>,
+    /// An older program like this one, to compare the group `older` with.
+    #[arg(long)]
+    older: Option<PathBuf>,
+    /// A folder with the files of machines to use instead of the built-in ones.
+    #[arg(long)]
+    machines: Option<PathBuf>,
     /// One JSON object on standard output instead of a table.
     #[arg(long)]
     json: bool,
@@ -59,7 +66,13 @@ fn main() -> ExitCode {
         eprintln!("no group '{unknown}'; there are {}", GROUPS.iter().map(|g| g.name).collect::<Vec<_>>().join(", "));
         return ExitCode::from(2);
     }
-    let options = Options { accesses: arguments.accesses, rounds: arguments.rounds as usize, traces: arguments.traces };
+    let options = Options {
+        accesses: arguments.accesses,
+        rounds: arguments.rounds as usize,
+        traces: arguments.traces,
+        older: arguments.older,
+        machines: arguments.machines,
+    };
     let chosen = |name: &str| arguments.groups.is_empty() || arguments.groups.iter().any(|group| group == name);
     let mut rows = Vec::new();
     for group in GROUPS.iter().filter(|group| chosen(group.name)) {

@@ -121,7 +121,7 @@ fn run(options: &Options) -> Vec<Row> {
     let mut rows = Vec::new();
     for case in CASES {
         let (name, contexts) = (case.machine, case.contexts);
-        let spec = cachemate_spec::load_machine(name).expect("a shipped machine");
+        let spec = options.machine(name);
         let made = simulate(&spec, contexts, &programs, wanted as u64) as usize;
         let mut lines = Vec::with_capacity(made);
         'full: for at in 0.. {
@@ -161,7 +161,7 @@ fn run_whole(spec: &cachemate_core::MachineSpec, cycles: u64) -> u64 {
 }
 
 fn whole_run(name: &str, options: &Options) -> Vec<Row> {
-    let spec = cachemate_spec::load_machine(name).expect("a shipped machine");
+    let spec = options.machine(name);
     // Millions of accesses on machines of this size, enough for every program to have touched what it keeps touching.
     let cycles = options.accesses as u64 / 20;
     let made = run_whole(&spec, cycles) as usize;
@@ -173,7 +173,7 @@ fn whole_run(name: &str, options: &Options) -> Vec<Row> {
 /// cold. The few run again and again, until both have made as many accesses in all.
 fn flatness(programs: &[std::sync::Arc<Vec<Access>>], wanted: usize, options: &Options) -> Vec<Row> {
     let (name, cpus) = FLAT;
-    let spec = cachemate_spec::load_machine(name).expect("a shipped machine");
+    let spec = options.machine(name);
     let of_every_cpu = wanted as u64 / 16;
     let run = |cpus: u32| simulate(&spec, cpus, &programs[..2], of_every_cpu * u64::from(cpus));
     let times = cpus[1] / cpus[0];

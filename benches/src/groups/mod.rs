@@ -4,6 +4,7 @@ mod cachesim;
 mod clusters;
 mod curve;
 mod machine;
+mod older;
 mod policies;
 mod programs;
 mod sampled;
@@ -16,12 +17,28 @@ mod trace;
 
 use crate::harness::Row;
 use crate::traces::Kind;
+use cachemate_core::MachineSpec;
+use std::path::PathBuf;
 
 /// What the command line asks for.
 pub struct Options {
     pub accesses: usize,
     pub rounds: usize,
     pub traces: Vec<Kind>,
+    /// An older program like this one, for the group `older`.
+    pub older: Option<PathBuf>,
+    /// A folder with files of the machines, instead of those that are built in.
+    pub machines: Option<PathBuf>,
+}
+
+impl Options {
+    /// # Panics
+    /// There is no such machine.
+    pub fn machine(&self, name: &str) -> MachineSpec {
+        let file = self.machines.as_ref().map(|folder| folder.join(format!("{name}.toml")));
+        let given = file.as_ref().map_or(name.into(), |file| file.to_string_lossy());
+        cachemate_spec::load_machine(&given).expect("a machine's file")
+    }
 }
 
 pub struct Group {
@@ -38,6 +55,7 @@ pub const GROUPS: &[Group] = &[
     cachesim::GROUP,
     trace::GROUP,
     machine::GROUP,
+    older::GROUP,
     policies::GROUP,
     curve::GROUP,
     sizing::GROUP,

@@ -79,6 +79,16 @@ impl Access {
             _ => AccessKind::Compute,
         }
     }
+    /// Does it load or store?
+    #[inline]
+    pub fn is_data(self) -> bool {
+        self.0 >> 49 & 1 == 0
+    }
+    /// Does it store?
+    #[inline]
+    pub fn is_store(self) -> bool {
+        self.0 >> 48 & 3 == AccessKind::Store as u64
+    }
     /// Its address came from the load before it, so it waits for that load.
     #[inline]
     pub fn is_dependent(self) -> bool {

@@ -3,14 +3,14 @@
 //! `quick` is the loop that nearly all accesses pass through: L1 hits and fetches of code that is there. It ends with an
 //! `Event`, which is dealt with at its tick; then it is entered again, until the run has an `Outcome`.
 
-use cachemate_core::{Access, AccessKind, Level, Turn, WritePolicy};
+use cachemate_core::{Access, AccessKind, Level, Turn};
 
 use super::caches::{Ask, Caches};
 use super::context::{Context, Outstanding, Spent, Wait};
 use super::pipeline::{Around, Front, Run};
-use super::store::{Meta, PENDING, PREFETCHED, SHARED, SPECIAL};
+use super::quick::quick_fetch;
+use super::shape::ANY;
 use super::thread::Thread;
-use super::unit::{Served, Unit};
 
 /// How a run ended.
 pub(crate) enum Outcome {
@@ -25,7 +25,7 @@ pub(crate) enum Outcome {
 
 /// Why the quick way ended. At all but `BatchEnd`, `Jump` and `Compute` the instructions before have been issued.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Event {
+pub(crate) enum Event {
     BatchEnd,
     /// Time or window is used up.
     Budget,
@@ -41,6 +41,8 @@ enum Event {
     Early,
     /// The access has to go the long way.
     Memory,
+    /// The access is no plain hit: the quick way's own affair.
+    Beyond,
 }
 
 /// A run under way. It can be put aside whenever the quick way has ended, and taken up again there.
@@ -56,18 +58,22 @@ pub(crate) struct Burst {
     /// The tick it got to.
     pub t: u64,
     /// Tick up to which time and window allow to issue.
-    stop: u64,
+    pub stop: u64,
     /// Instructions of the next record that have been issued.
-    skip: u64,
+    pub skip: u64,
     /// This context's part of the window.
     window: u64,
     /// Misses that it may have out.
     pub room: usize,
-    page: u64,
+    /// The access at hand was held at its tick: it is no plain hit.
+    pub was_early: bool,
+    /// Where the L1 has its line.
+    pub place: Option<usize>,
+    pub page: u64,
     pub frame: u64,
     /// L1 hits of data and of code that are not yet in the counters.
-    hits: u64,
-    fetches: u64,
+    pub hits: u64,
+    pub fetches: u64,
     pub spent: Spent,
 }
 
@@ -77,7 +83,7 @@ impl Burst {
         (self.run, self.t, self.window, self.room) = (run, run.start, window, room);
         (self.skip, self.probed) = (thread.skip, !thread.probes.is_empty());
         self.watched = self.probed && thread.probes.watches_all();
-        (self.page, self.hits, self.fetches) = (u64::MAX, 0, 0);
+        (self.page, self.hits, self.fetches, self.was_early) = (u64::MAX, 0, 0, false);
         self.spent = Spent::default();
         self.thread = Some(thread);
     }
@@ -90,7 +96,7 @@ impl Burst {
 
     /// Issues `count` instructions of the next record.
     #[inline]
-    fn pass(&mut self, count: u64, thread: &mut Thread, context: &mut Context) {
+    pub fn pass(&mut self, count: u64, thread: &mut Thread, context: &mut Context) {
         self.t += count;
         self.skip += count;
         context.issued += count;
@@ -107,7 +113,7 @@ impl Burst {
 
     /// The tick until which time and window allow to issue.
     #[inline]
-    fn bound(&self, in_order: bool, t: u64, context: &mut Context) -> u64 {
+    pub fn bound(&self, in_order: bool, t: u64, context: &mut Context) -> u64 {
         if in_order {
             return self.run.limit;
         }
@@ -184,164 +190,6 @@ impl Front {
         thread
     }
 
-    /// Goes on while nothing but time, window, L1 hits, code at hand and (in its turn) the cache behind is needed.
-    #[inline(never)]
-    fn quick<const WATCHED: bool>(&mut self, burst: &mut Burst, thread: &mut Thread, around: &mut Around<'_>) -> Event {
-        let (nth, l1d, in_order) = (burst.run.nth, self.l1d, self.in_order);
-        let page_shift = around.page_shift;
-        let page_mask = (1u64 << page_shift) - 1;
-        let data = &around.caches.units[l1d];
-        let (shift, latency, through) = (data.line_shift, data.latency, data.write == WritePolicy::Through);
-        let shared = burst.run.shared;
-        // Probes are shown what goes beyond the L1, which only the slow way does.
-        let probed = burst.probed;
-        let mut begun = burst.t;
-        let room = burst.room;
-        let context = &mut self.contexts[nth];
-        let mut stop = burst.bound(in_order, burst.t, context);
-        let (mut t, mut skip, mut hits) = (burst.t, burst.skip, 0);
-        let (mut page, mut frame) = (burst.page, burst.frame);
-        let endless = thread.fetch_left == u64::MAX;
-        let mut fetch_left = thread.fetch_left;
-        let mut position = thread.position;
-        let event = 'run: loop {
-            let Some(&access) = thread.batch.get(position) else { break Event::BatchEnd };
-            let kind = access.kind();
-            if !matches!(kind, AccessKind::Load | AccessKind::Store) {
-                break if kind == AccessKind::Jump { Event::Jump } else { Event::Compute };
-            }
-            let n = u64::from(access.gap()) + 1 - skip;
-            let budget = (stop - t).min(fetch_left);
-            if n > budget {
-                (t, skip, fetch_left) = (t + budget, skip + budget, fetch_left - budget);
-                if fetch_left > 0 {
-                    break Event::Budget;
-                }
-                let Some(l1i) = self.l1i else { break Event::Fetch };
-                if !quick_fetch::<WATCHED>(&mut around.caches.units[l1i], thread, page_shift, t) {
-                    break Event::Fetch;
-                }
-                burst.fetches += 1;
-                if WATCHED {
-                    thread.watch_code(around.caches.units[l1i].line_shift, t, around.sampling);
-                }
-                fetch_left = thread.fetch_left;
-                if !in_order {
-                    context.issued += t - begun;
-                    begun = t;
-                    stop = burst.bound(false, t, context);
-                }
-                continue;
-            }
-            let issue = t + n - 1;
-            let address = access.address();
-            let store = kind == AccessKind::Store;
-            let event = 'other: {
-                if access.is_dependent() && context.value_at > issue {
-                    break 'other Event::Depends;
-                }
-                if address >> page_shift != page {
-                    let Some(found) = thread.tlb.find(address >> page_shift) else {
-                        break 'other Event::Translate;
-                    };
-                    (page, frame) = (address >> page_shift, found << page_shift);
-                }
-                let line = (frame | address & page_mask) >> shift;
-                let unit = &mut around.caches.units[l1d];
-                let place = unit.store.find(line);
-                if let Some(place) = place {
-                    let mut meta = unit.store.meta(place);
-                    let owned = !store | !(through | (meta.state() == SHARED));
-                    if owned & (meta.0 & SPECIAL == PENDING) & !WATCHED {
-                        match unit.pending.until(line) {
-                            Some((done, served)) if done > issue + latency => {
-                                // A hit that waits for the rest of a fill; it takes up room if no miss before it does.
-                                let joined = !in_order && context.brings(done);
-                                if !joined && context.held >= room {
-                                    break 'other Event::Memory;
-                                }
-                                unit.store.touch(line, place);
-                                unit.store.set_meta(place, meta.stored(store));
-                                hits += 1;
-                                (t, fetch_left, skip) = (t + n, fetch_left - n, 0);
-                                position += 1;
-                                context.issued += t - begun;
-                                begun = t;
-                                let wait = Wait { served, queue: 0, joined };
-                                if context.issued_miss(done, wait, issue + latency, t, store, in_order) {
-                                    break 'run Event::Waits;
-                                }
-                                if !in_order {
-                                    stop = burst.bound(false, t, context);
-                                }
-                                continue 'run;
-                            }
-                            _ => {
-                                meta.0 &= !PENDING;
-                                unit.store.set_meta(place, meta);
-                            }
-                        }
-                    }
-                    if owned & (meta.0 & SPECIAL == 0) {
-                        unit.store.set_meta(place, meta.stored(store));
-                        if !store {
-                            context.value_at = issue + latency;
-                            context.value_from = Served::Hit(Level::L1Data);
-                        }
-                        unit.store.touch(line, place);
-                        if WATCHED {
-                            let (set, sets) = (unit.store.set_of(line), unit.store.all_sets());
-                            thread.probes.on_access(address >> shift, issue, set, sets, around.sampling);
-                        }
-                        hits += 1;
-                        (t, fetch_left, skip) = (t + n, fetch_left - n, 0);
-                        position += 1;
-                        continue 'run;
-                    }
-                }
-                if issue > shared && !around.caches.is_own(l1d, place, frame | address & page_mask, store) {
-                    around.caches.bring_path(l1d, frame | address & page_mask);
-                    break 'other Event::Early;
-                }
-                if probed || context.held >= room {
-                    break 'other Event::Memory;
-                }
-                let ask = Ask {
-                    address: frame | address & page_mask,
-                    at: issue,
-                    store,
-                    through: false,
-                    prefetch: false,
-                    task: thread.slot(),
-                    class: thread.class,
-                    package: self.package,
-                };
-                let answer = around.caches.first_level(l1d, place, &ask, &mut thread.counters);
-                (t, fetch_left, skip) = (t + n, fetch_left - n, 0);
-                position += 1;
-                context.issued += t - begun;
-                begun = t;
-                let wait = Wait { served: answer.served, queue: answer.queue, joined: false };
-                if context.issued_miss(answer.done, wait, issue + latency, t, store, in_order) {
-                    break 'run Event::Waits;
-                }
-                if !in_order {
-                    stop = burst.bound(false, t, context);
-                }
-                continue 'run;
-            };
-            (t, fetch_left, skip) = (issue, fetch_left - (n - 1), skip + n - 1);
-            break event;
-        };
-        context.issued += t - begun;
-        thread.position = position;
-        thread.fetch_left = if endless { u64::MAX } else { fetch_left };
-        (burst.t, burst.stop, burst.skip) = (t, stop, skip);
-        (burst.page, burst.frame) = (page, frame);
-        burst.hits += hits;
-        event
-    }
-
     /// Deals with what ended the quick way. `Some` = the run ends, too.
     #[inline(never)]
     fn slow<const WATCHED: bool>(
@@ -361,6 +209,7 @@ impl Front {
             Event::Memory => self.memory::<WATCHED>(access, burst, thread, around),
             Event::Waits => Some(Outcome::Blocked),
             Event::Early => Some(Outcome::Held),
+            Event::Beyond => None,
             Event::Budget => self.wait_or_unpark::<WATCHED>(burst, thread, around),
             Event::Fetch => self.fetch::<WATCHED>(burst, thread, around),
             Event::Jump => self.jump::<WATCHED>(access, burst, thread, around),
@@ -457,7 +306,7 @@ impl Front {
         let address = thread.next_code;
         let (page_shift, t) = (around.page_shift, burst.t);
         let unit = &mut around.caches.units[l1i];
-        if quick_fetch::<WATCHED>(unit, thread, page_shift, t) {
+        if quick_fetch::<WATCHED, ANY>(unit, thread, page_shift, t) {
             burst.fetches += 1;
             if WATCHED {
                 thread.watch_code(unit.line_shift, t, around.sampling);
@@ -531,28 +380,6 @@ impl Context {
         }
         blocked
     }
-}
-
-/// The next line of code, where page and line are at hand.
-#[inline(always)]
-fn quick_fetch<const WATCHED: bool>(code: &mut Unit, thread: &mut Thread, page_shift: u32, t: u64) -> bool {
-    let address = thread.next_code;
-    let Some(frame) = thread.tlb.find(address >> page_shift) else { return false };
-    let line = (frame << page_shift | address & ((1 << page_shift) - 1)) >> code.line_shift;
-    let Some(place) = code.store.find(line) else { return false };
-    let meta = code.store.meta(place);
-    if meta.0 & SPECIAL != 0 {
-        if meta.0 & PREFETCHED != 0 || !code.pending.is_back(line, t + code.latency) {
-            return false;
-        }
-        code.store.set_meta(place, Meta(meta.0 & !PENDING));
-    }
-    code.store.touch(line, place);
-    if WATCHED {
-        thread.probes.on_fetch(code.store.set_of(line), code.store.all_sets());
-    }
-    thread.fetched(1 << code.line_shift);
-    true
 }
 
 /// All accesses of the batch are made: more of them, or what the thread said at its end.

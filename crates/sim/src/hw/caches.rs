@@ -87,6 +87,9 @@ pub(crate) struct Caches {
     /// No core runs ahead with hits of its own second level.
     #[cfg(test)]
     pub in_order_only: bool,
+    /// No core takes the quick way.
+    #[cfg(test)]
+    pub step_by_step: bool,
 }
 
 /// Bits of a directory word; more roots share bits.
@@ -153,6 +156,8 @@ impl Caches {
             long_way_only: false,
             #[cfg(test)]
             in_order_only: false,
+            #[cfg(test)]
+            step_by_step: false,
         })
     }
 

@@ -16,10 +16,12 @@ mod pipeline;
 mod prefetch;
 mod probe;
 mod queue;
+mod quick;
 mod reach;
 mod sampling;
 mod scan;
 mod server;
+mod shape;
 mod store;
 mod table;
 mod thread;
@@ -181,7 +183,11 @@ impl Hardware {
         // The caches checked that there is one.
         let l1d = first(Level::L1Data).unwrap_or_default();
         let l1i = first(Level::L1Instruction);
-        let core = |at: u32| Core::new(spec, at, l1d + at as usize, l1i.map(|l1i| l1i + at as usize));
+        let core = |at: u32| {
+            let mut core = Core::new(spec, at, l1d + at as usize, l1i.map(|l1i| l1i + at as usize));
+            core.front.owns_next = caches.units[core.front.l1d].owns_next;
+            core
+        };
         let cores: Vec<Core> = (0..spec.cores()).map(core).collect();
         Ok(Hardware {
             next: Queue::new(cores.len()),

@@ -155,9 +155,10 @@ impl Front {
         burst.room = self.room(nth);
         self.contexts[nth].parked.remove(at);
         let nearest = t + around.caches.units[self.l1d].latency;
+        let before = burst.probed.then_some(thread.counters.levels);
         let seen = self.reach::<WATCHED>(parked.access, frame, burst, thread, around);
         let wait = Wait { served: seen.answer.served, queue: seen.answer.queue, joined };
         self.contexts[nth].landed(parked, seen.answer.done, seen.answer.done > nearest, wait);
-        self.show(parked.access, &seen, false, burst, thread, around)
+        self.show(parked.access, &seen, &before, false, burst, thread, around)
     }
 }

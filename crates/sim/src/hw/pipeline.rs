@@ -11,6 +11,7 @@ use super::burst::{Burst, Outcome};
 use super::caches::Caches;
 use super::context::{Context, Outstanding};
 use super::sampling::Sampling;
+use super::shape;
 use super::unit::Served;
 use super::{Charge, Frames, Stop};
 
@@ -19,6 +20,8 @@ use super::{Charge, Frames, Stop};
 pub(crate) const RUN_AHEAD_CYCLES: u64 = 400;
 /// A context's turn while others are ready.
 const TURN_CYCLES: u64 = 32;
+/// Cores whose caches' state the host's second cache mostly holds.
+const CORES_WITHOUT_HINTS: u32 = 8;
 /// Stores in flight per context of an in-order core.
 const STORE_BUFFER: usize = 8;
 
@@ -60,6 +63,13 @@ pub(crate) struct Front {
     pub in_order: bool,
     /// What does not need the value of a load goes on.
     pub loads_pass: bool,
+    /// Shapes of the L1s, of data and of code.
+    pub shape: usize,
+    pub code_shape: usize,
+    /// The core's second level may serve what others do not notice.
+    pub owns_next: bool,
+    /// Are there so many caches that the host's do not hold their state?
+    pub hints: bool,
     window: u64,
     /// Each loaded context's part of the window; as of [`Core::renew`].
     window_share: u64,
@@ -95,7 +105,25 @@ impl Core {
         let contexts: Vec<Context> = cpus.map(|cpu| Context::new(CpuId(cpu), nearest)).collect();
         let ready = vec![u64::MAX; contexts.len()];
         let package = number / machine.cores_per_package;
-        let front = Front { contexts, l1d, l1i, package, in_order, loads_pass, window, window_share: window, mshrs };
+        let shape = |level| {
+            let cache = machine.caches.iter().find(|cache| cache.level == level);
+            cache.map_or(shape::ANY, |cache| shape::of(machine, cache))
+        };
+        let front = Front {
+            contexts,
+            l1d,
+            l1i,
+            package,
+            in_order,
+            loads_pass,
+            shape: shape(Level::L1Data),
+            code_shape: shape(Level::L1Instruction),
+            owns_next: false,
+            hints: machine.cores() > CORES_WITHOUT_HINTS,
+            window,
+            window_share: window,
+            mshrs,
+        };
         Core { front, ready, now: 0, turn: (0, 0), burst: Burst::default(), next: u64::MAX }
     }
 
@@ -237,14 +265,18 @@ impl Core {
 impl Front {
     /// Is there a miss register (or a place in the store buffer) for another miss? If not, the first to be back.
     pub fn no_room(&mut self, nth: usize, t: u64) -> Option<Outstanding> {
-        // Those that are back are only looked for when it matters.
-        self.contexts.iter_mut().for_each(|context| context.retire(t));
-        if self.contexts[nth].held < self.room(nth) {
+        if self.makes_room(nth, t) {
             return None;
         }
         let contexts = if self.in_order { &self.contexts[nth..nth + 1] } else { &self.contexts[..] };
         let soonest = contexts.iter().min_by_key(|context| context.soonest)?;
         soonest.outstanding.iter().find(|miss| miss.done == soonest.soonest).copied()
+    }
+
+    /// Those that are back give their registers back. They are only looked for when it matters: is there room now?
+    pub fn makes_room(&mut self, nth: usize, t: u64) -> bool {
+        self.contexts.iter_mut().for_each(|context| context.retire(t));
+        self.contexts[nth].held < self.room(nth)
     }
 
     /// Misses that the context may have out: out of order it shares the registers, in order it has a store buffer.

@@ -14,8 +14,10 @@ use super::thread::Thread;
 pub(crate) struct Reached {
     ask: Ask,
     pub answer: Answer,
-    before: Option<[LevelCounts; LEVELS]>,
 }
+
+/// A task's counters before an access that probes are shown.
+pub(super) type Before = Option<[LevelCounts; LEVELS]>;
 
 impl Front {
     /// An access that goes beyond the L1, or waits there.
@@ -46,13 +48,14 @@ impl Front {
         }
         burst.room = self.room(nth);
         let nearest = burst.t + around.caches.units[self.l1d].latency;
+        let before = burst.probed.then_some(thread.counters.levels);
         let seen = self.reach::<WATCHED>(access, burst.frame, burst, thread, around);
         let context = &mut self.contexts[nth];
         burst.skip_one(thread, context);
         let wait = Wait { served: seen.answer.served, queue: seen.answer.queue, joined };
         let store = access.kind() == AccessKind::Store;
         let blocked = context.issued_miss(seen.answer.done, wait, nearest, burst.t, store, self.in_order);
-        self.show(access, &seen, blocked, burst, thread, around)
+        self.show(access, &seen, &before, blocked, burst, thread, around)
     }
 
     /// Does a miss of the context bring this line already? Loads and stores to it wait in the miss's own register, as in
@@ -83,7 +86,6 @@ impl Front {
             class: thread.class,
             package: self.package,
         };
-        let before = if burst.probed { Some(thread.counters.levels) } else { None };
         let unit = &around.caches.units[self.l1d];
         if WATCHED {
             let line = ask.address >> unit.line_shift;
@@ -92,20 +94,22 @@ impl Front {
         }
         let place = unit.store.find(ask.address >> unit.line_shift);
         let answer = around.caches.first_level(self.l1d, place, &ask, &mut thread.counters);
-        Reached { ask, answer, before }
+        Reached { ask, answer }
     }
 
     /// Shows what became of an access to the probes. `Some` = the run ends.
+    #[allow(clippy::too_many_arguments)]
     pub(super) fn show(
         &mut self,
         access: Access,
         seen: &Reached,
+        before: &Before,
         mut blocked: bool,
         burst: &mut Burst,
         thread: &mut Thread,
         around: &mut Around<'_>,
     ) -> Option<Outcome> {
-        if let Some(before) = &seen.before {
+        if let Some(before) = before {
             thread.probes.on_path(self.l1d, seen.ask.address, before, &thread.counters.levels, around.caches);
             let missed = thread.counters.levels[1].all_misses() > before[1].all_misses();
             if missed || around.caches.first_level_prefetches > 0 {

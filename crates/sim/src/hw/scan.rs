@@ -21,6 +21,14 @@ pub(crate) fn equal_4(words: &[u32; 4], tag: u32) -> u32 {
     words.iter().zip(0..).fold(0, |found, (&word, way)| found | u32::from(word == tag) << way)
 }
 
+/// Which of the words equal `tag`, as bits. Without a loop where their number is known.
+#[inline(always)]
+pub(crate) fn equal(words: &[u32], tag: u32) -> u32 {
+    let (fours, rest) = words.as_chunks::<4>();
+    let found = fours.iter().zip(0..).fold(0, |found, (four, nth)| found | equal_4(four, tag) << (4 * nth));
+    rest.iter().zip(4 * fours.len()..).fold(found, |found, (&word, way)| found | u32::from(word == tag) << way)
+}
+
 /// First of the words that equals `tag`, without a branch per way.
 #[inline(always)]
 pub(crate) fn position(words: &[u32], tag: u32) -> Option<usize> {
@@ -57,11 +65,34 @@ fn least(ages: &[u32]) -> usize {
     position(ages, least).unwrap_or(0)
 }
 
-/// The same with AVX2's instructions.
+/// The same with AVX2's instructions, and without a loop for the usual numbers of ways.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,bmi1")]
 fn least_avx2(ages: &[u32]) -> usize {
-    least(ages)
+    match ages.len() {
+        8 => least_of_8(ages.as_chunks().0),
+        16 => least_of_8(ages.as_chunks().0),
+        _ => least(ages),
+    }
+}
+
+/// The first of the least of whole vectors.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,bmi1")]
+#[inline]
+fn least_of_8(ages: &[[u32; 8]]) -> usize {
+    use core::arch::x86_64::*;
+    // SAFETY: the unaligned loads read the 32 bytes of each.
+    let load = |eight: &[u32; 8]| unsafe { _mm256_loadu_si256(eight.as_ptr().cast()) };
+    let all = ages.iter().map(load).fold(_mm256_set1_epi32(-1), |a, b| _mm256_min_epu32(a, b));
+    let halves = _mm_min_epu32(_mm256_castsi256_si128(all), _mm256_extracti128_si256::<1>(all));
+    let pairs = _mm_min_epu32(halves, _mm_shuffle_epi32::<0b01_00_11_10>(halves));
+    let least = _mm_min_epu32(pairs, _mm_shuffle_epi32::<0b10_11_00_01>(pairs));
+    let least = _mm256_broadcastd_epi32(least);
+    let equal =
+        |eight: &[u32; 8]| _mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpeq_epi32(load(eight), least))) as u32;
+    let found = ages.iter().zip(0..).fold(0, |found, (eight, nth)| found | equal(eight) << (8 * nth));
+    found.trailing_zeros() as usize
 }
 
 /// How the least age of a set is looked for.

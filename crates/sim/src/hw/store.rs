@@ -13,7 +13,8 @@ use cachemate_core::{CacheSpec, Replacement, SplitMix64};
 
 use super::ahead::{HOST_LINE_WORDS, bring};
 use super::page_index::SetBits;
-use super::scan::{Least, equal_4, position};
+use super::scan::{Least, equal, equal_4, position};
+use super::shape;
 
 /// MESI. Invalid lines are absent.
 pub(crate) const SHARED: u32 = 1;
@@ -52,6 +53,12 @@ impl Meta {
     pub fn stored(self, store: bool) -> Self {
         Meta(self.0 | (MODIFIED * u32::from(store)))
     }
+    /// Is an access here more than the cache's own affair: a fill to wait for, a prefetch's first use, or a store to a
+    /// line that others may have?
+    #[inline]
+    pub fn refuses(self, store: bool, through: bool) -> bool {
+        (self.0 & SPECIAL != 0) | (store & (through | (self.state() == SHARED)))
+    }
     pub fn sharers(self) -> u32 {
         self.0 >> SHARERS_SHIFT & ALL_SHARERS
     }
@@ -70,24 +77,103 @@ pub(crate) struct Evicted {
     pub meta: Meta,
 }
 
-pub(crate) struct TagStore {
+/// Where a line stands, and what its tag is.
+#[derive(Clone, Copy)]
+pub(crate) struct Layout {
     ways: usize,
-    sets: u64,
-    /// `sets - 1` where sets are a power of two, else 0.
-    set_mask: u64,
-    /// Low line bits alone give the set.
-    plain: bool,
-    /// Bits of the virtual page give a part of it.
-    set_bits: Option<SetBits>,
-    /// Bits of the line number that the set gives: none where sets are no power of two.
-    tag_shift: u32,
-    slices: u64,
-    replacement: Replacement,
-    /// From `first` on, `words_per_set` each: tags, metas, ages (or tree bits); `ways` of each.
-    words: Vec<u32>,
     words_per_set: usize,
     /// Where a line of the host's caches begins: sets straddle fewer of them.
     first: usize,
+    /// Bits of the line number that the set gives: none where sets are no power of two.
+    tag_shift: u32,
+    /// Bits of the set that are low line bits, and those that stand `shift` further up (of the virtual page).
+    low: u64,
+    high: u64,
+    shift: u32,
+    /// Sets are no power of two, or a hash picks the slice: bits alone do not give the set.
+    odd: bool,
+    sets: u64,
+    slices: u64,
+}
+
+impl Layout {
+    fn new(spec: &CacheSpec, set_bits: Option<SetBits>) -> Self {
+        let (sets, slices, ways) = (spec.sets_per_slice(), u64::from(spec.slices), spec.ways as usize);
+        let mask = if sets.is_power_of_two() { sets - 1 } else { 0 };
+        let within = set_bits.map_or(mask, |bits| (1 << bits.within_page) - 1);
+        Layout {
+            ways,
+            words_per_set: if spec.replacement == Replacement::Random { 2 * ways } else { 3 * ways },
+            first: 0,
+            tag_shift: TagStore::tag_shift(spec, set_bits),
+            low: within,
+            high: mask & !within,
+            shift: set_bits.map_or(0, |bits| bits.shift),
+            odd: set_bits.is_none() && (slices > 1 || !sets.is_power_of_two()),
+            sets,
+            slices,
+        }
+    }
+
+    #[inline(always)]
+    fn tag(&self, line: u64) -> u32 {
+        (line >> self.tag_shift) as u32 + 1
+    }
+
+    /// Sets by low line bits (so that page colors divide them), slices by a hash of all bits.
+    #[inline(always)]
+    fn set_of(&self, line: u64) -> u64 {
+        if self.odd { self.odd_set_of(line) } else { line & self.low | line >> self.shift & self.high }
+    }
+
+    fn odd_set_of(&self, line: u64) -> u64 {
+        let set = if self.sets.is_power_of_two() { line & (self.sets - 1) } else { line % self.sets };
+        let hash = (line / 2).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+        ((hash * self.slices) >> 32) * self.sets + set
+    }
+
+    #[inline(always)]
+    fn base(&self, line: u64) -> usize {
+        self.first + self.set_of(line) as usize * self.words_per_set
+    }
+
+    #[inline(always)]
+    fn way_of(&self, words: &[u32], base: usize, tag: u32) -> Option<usize> {
+        let words = &words[base..base + self.ways];
+        if let Ok(four) = words.try_into() {
+            let found = equal_4(four, tag);
+            return (found != 0).then(|| found.trailing_zeros() as usize);
+        }
+        match *words {
+            [first, second] if first == tag || second == tag => Some(usize::from(first != tag)),
+            [_, _] => None,
+            _ => position(words, tag),
+        }
+    }
+
+    #[inline(always)]
+    fn find(&self, words: &[u32], line: u64) -> Option<usize> {
+        let base = self.base(line);
+        self.way_of(words, base, self.tag(line)).map(|way| base + way)
+    }
+
+    /// Tree bits stand where the ages would: node 1 is the root, children of n are 2n and 2n+1; a bit says which half
+    /// was *not* used last.
+    fn point_tree_away(&self, words: &mut [u32], line: u64, place: usize) {
+        let base = self.base(line);
+        let mut node = place - base + self.ways;
+        while node > 1 {
+            words[base + 2 * self.ways + node / 2] = u32::from(node & 1 == 0);
+            node /= 2;
+        }
+    }
+}
+
+pub(crate) struct TagStore {
+    layout: Layout,
+    replacement: Replacement,
+    /// From the layout's `first` on, `words_per_set` each: tags, metas, ages (or tree bits); `ways` of each.
+    words: Vec<u32>,
     least: Least,
     clock: u32,
     random: SplitMix64,
@@ -95,23 +181,15 @@ pub(crate) struct TagStore {
 
 impl TagStore {
     pub fn new(spec: &CacheSpec, set_bits: Option<SetBits>, seed: u64) -> Self {
-        let (sets, slices) = (spec.sets_per_slice(), u64::from(spec.slices));
-        let ways = spec.ways as usize;
-        let words_per_set = if spec.replacement == Replacement::Random { 2 * ways } else { 3 * ways };
-        let words = vec![0; (sets * slices) as usize * words_per_set + HOST_LINE_WORDS];
+        let layout = Layout::new(spec, set_bits);
+        let all = (layout.sets * layout.slices) as usize;
+        let words = vec![0; all * layout.words_per_set + HOST_LINE_WORDS];
+        let first = words.as_ptr().align_offset(4 * HOST_LINE_WORDS).min(HOST_LINE_WORDS);
         TagStore {
-            ways,
-            sets,
-            set_mask: if sets.is_power_of_two() { sets - 1 } else { 0 },
-            plain: sets.is_power_of_two() && slices == 1 && set_bits.is_none(),
-            set_bits,
-            tag_shift: Self::tag_shift(spec, set_bits),
-            slices,
+            layout: Layout { first, ..layout },
             replacement: spec.replacement,
-            first: words.as_ptr().align_offset(4 * HOST_LINE_WORDS).min(HOST_LINE_WORDS),
             words,
-            words_per_set,
-            least: Least::of(ways),
+            least: Least::of(layout.ways),
             clock: 0,
             random: SplitMix64::new(seed),
         }
@@ -126,81 +204,86 @@ impl TagStore {
         if sets.is_power_of_two() { sets.trailing_zeros() } else { 0 }
     }
 
+    /// An access that concerns nobody but this cache: its state and its place in the order of use. An error says where
+    /// the line is, if anywhere, when it is another kind of access; nothing was done then. `SHAPE` is
+    /// the cache's.
     #[inline(always)]
-    fn tag(&self, line: u64) -> u32 {
-        (line >> self.tag_shift) as u32 + 1
+    pub fn hit<const SHAPE: usize>(&mut self, line: u64, store: bool, through: bool) -> Result<(), Option<usize>> {
+        let lru = !shape::is_random(SHAPE);
+        if SHAPE == shape::ANY || (lru && self.clock == u32::MAX) {
+            return self.any_hit(line, store, through);
+        }
+        let (layout, ways) = (&self.layout, shape::ways(SHAPE));
+        let words_per_set = if lru { 3 * ways } else { 2 * ways };
+        let set = (line & layout.low | line >> layout.shift & layout.high) as usize;
+        let base = layout.first + set * words_per_set;
+        let words = &mut self.words[base..base + words_per_set];
+        let found = equal(&words[..ways], layout.tag(line));
+        if found == 0 {
+            return Err(None);
+        }
+        let way = found.trailing_zeros() as usize % ways;
+        let meta = Meta(words[ways + way]);
+        if meta.refuses(store, through) {
+            return Err(Some(base + way));
+        }
+        words[ways + way] = meta.stored(store).0;
+        if lru {
+            self.clock += 1;
+            words[2 * ways + way] = self.clock;
+        }
+        Ok(())
+    }
+
+    #[inline(never)]
+    fn any_hit(&mut self, line: u64, store: bool, through: bool) -> Result<(), Option<usize>> {
+        let place = self.find(line);
+        let Some(here) = place.filter(|&place| !self.meta(place).refuses(store, through)) else {
+            return Err(place);
+        };
+        self.set_meta(here, self.meta(here).stored(store));
+        self.touch(line, here);
+        Ok(())
     }
 
     /// The line with this tag in the set of another line.
     #[inline(always)]
     fn line_of(&self, tag: u32, set_of: u64) -> u64 {
-        (u64::from(tag) - 1) << self.tag_shift | set_of & ((1 << self.tag_shift) - 1)
+        (u64::from(tag) - 1) << self.layout.tag_shift | set_of & ((1 << self.layout.tag_shift) - 1)
     }
 
     /// All sets, of all slices.
     pub fn all_sets(&self) -> u64 {
-        self.sets * self.slices
+        self.layout.sets * self.layout.slices
     }
 
-    /// Sets by low line bits (so that page colors divide them), slices by a hash of all bits.
+    /// See [`Layout::set_of`].
     #[inline(always)]
     pub fn set_of(&self, line: u64) -> u64 {
-        if self.plain {
-            return line & self.set_mask;
-        }
-        if let Some(SetBits { within_page, shift }) = self.set_bits {
-            let low = (1 << within_page) - 1;
-            return line & low | line >> shift & self.set_mask & !low;
-        }
-        let set = if self.sets.is_power_of_two() { line & self.set_mask } else { line % self.sets };
-        if self.slices == 1 {
-            return set;
-        }
-        let hash = (line / 2).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
-        ((hash * self.slices) >> 32) * self.sets + set
-    }
-
-    #[inline(always)]
-    fn base(&self, line: u64) -> usize {
-        self.first + self.set_of(line) as usize * self.words_per_set
-    }
-
-    #[inline(always)]
-    fn way_of(&self, base: usize, tag: u32) -> Option<usize> {
-        let words = &self.words[base..base + self.ways];
-        if let Ok(four) = words.try_into() {
-            let found = equal_4(four, tag);
-            return (found != 0).then(|| found.trailing_zeros() as usize);
-        }
-        match *words {
-            [first, second] if first == tag || second == tag => Some(usize::from(first != tag)),
-            [_, _] => None,
-            _ => position(words, tag),
-        }
+        self.layout.set_of(line)
     }
 
     /// Place of the line, for the calls below; its replacement state is left alone.
     #[inline(always)]
     pub fn find(&self, line: u64) -> Option<usize> {
-        let base = self.base(line);
-        self.way_of(base, self.tag(line)).map(|way| base + way)
+        self.layout.find(&self.words, line)
     }
 
     /// Tells the host that the line's set will be read.
     #[inline(always)]
     pub fn bring(&self, line: u64) {
-        let base = self.base(line);
-        bring(&self.words[base..base + self.words_per_set]);
+        let base = self.layout.base(line);
+        bring(&self.words[base..base + self.layout.words_per_set]);
     }
 
     #[inline(always)]
     pub fn meta(&self, place: usize) -> Meta {
-        Meta(self.words[place + self.ways])
+        Meta(self.words[place + self.layout.ways])
     }
 
     #[inline(always)]
     pub fn set_meta(&mut self, place: usize, meta: Meta) {
-        self.words[place + self.ways] = meta.0;
+        self.words[place + self.layout.ways] = meta.0;
     }
 
     /// Makes the line at `place` the most recent of its set.
@@ -212,9 +295,9 @@ impl TagStore {
                     self.renumber();
                 }
                 self.clock += 1;
-                self.words[place + 2 * self.ways] = self.clock;
+                self.words[place + 2 * self.layout.ways] = self.clock;
             }
-            Replacement::TreePlru => self.point_tree_away(line, place),
+            Replacement::TreePlru => self.layout.point_tree_away(&mut self.words, line, place),
             Replacement::Random => {}
         }
     }
@@ -222,46 +305,35 @@ impl TagStore {
     /// Gives every set the ages 1, 2, ... in the order they had, so that the clock can start over.
     #[cold]
     fn renumber(&mut self) {
-        for set in self.words[self.first..].chunks_exact_mut(self.words_per_set) {
-            let (tags, rest) = set.split_at_mut(self.ways);
-            let ages = &mut rest[self.ways..];
-            let mut order: Vec<usize> = (0..self.ways).filter(|&way| tags[way] != 0).collect();
+        for set in self.words[self.layout.first..].chunks_exact_mut(self.layout.words_per_set) {
+            let (tags, rest) = set.split_at_mut(self.layout.ways);
+            let ages = &mut rest[self.layout.ways..];
+            let mut order: Vec<usize> = (0..self.layout.ways).filter(|&way| tags[way] != 0).collect();
             order.sort_by_key(|&way| ages[way]);
             order.iter().zip(1..).for_each(|(&way, age)| ages[way] = age);
         }
-        self.clock = self.ways as u32 + 1;
-    }
-
-    /// Tree bits stand where the ages would: node 1 is the root, children of n are 2n and 2n+1; a bit says which half
-    /// was *not* used last.
-    fn point_tree_away(&mut self, line: u64, place: usize) {
-        let base = self.base(line);
-        let mut node = place - base + self.ways;
-        while node > 1 {
-            self.words[base + 2 * self.ways + node / 2] = u32::from(node & 1 == 0);
-            node /= 2;
-        }
+        self.clock = self.layout.ways as u32 + 1;
     }
 
     fn tree_victim(&self, base: usize, allowed: impl Fn(usize) -> bool) -> usize {
         let any = |mut low: usize, mut high: usize| {
-            while low < self.ways {
+            while low < self.layout.ways {
                 (low, high) = (2 * low, 2 * high + 1);
             }
-            (low - self.ways..=high - self.ways).any(&allowed)
+            (low - self.layout.ways..=high - self.layout.ways).any(&allowed)
         };
         let mut node = 1;
-        while node < self.ways {
-            let wanted = 2 * node + self.words[base + 2 * self.ways + node] as usize;
+        while node < self.layout.ways {
+            let wanted = 2 * node + self.words[base + 2 * self.layout.ways + node] as usize;
             node = if any(wanted, wanted) { wanted } else { wanted ^ 1 };
         }
-        node - self.ways
+        node - self.layout.ways
     }
 
     /// Under LRU: an absent line, else the oldest.
     #[inline(always)]
     fn oldest(&self, base: usize) -> usize {
-        self.least.way(&self.words[base + 2 * self.ways..base + 3 * self.ways])
+        self.least.way(&self.words[base + 2 * self.layout.ways..base + 3 * self.layout.ways])
     }
 
     /// Way to fill: an empty allowed one, else by policy. `mask` `None` = all ways.
@@ -274,28 +346,31 @@ impl TagStore {
             // Absent lines have age 0, so they go first.
             return self.oldest(base);
         }
-        if let Some(empty) = self.way_of(base, 0) {
+        if let Some(empty) = self.layout.way_of(&self.words, base, 0) {
             return empty;
         }
         match self.replacement {
-            Replacement::Random => self.throw(self.ways as u64),
+            Replacement::Random => self.throw(self.layout.ways as u64),
             _ => self.tree_victim(base, |_| true),
         }
     }
 
     fn masked_victim(&mut self, base: usize, mask: u64) -> usize {
         let allowed = |way: &usize| mask >> way & 1 == 1;
-        let words = &self.words[base..base + self.words_per_set];
+        let words = &self.words[base..base + self.layout.words_per_set];
         if self.replacement == Replacement::Lru {
-            return (0..self.ways).filter(allowed).min_by_key(|way| words[2 * self.ways + way]).unwrap_or(0);
+            return (0..self.layout.ways)
+                .filter(allowed)
+                .min_by_key(|way| words[2 * self.layout.ways + way])
+                .unwrap_or(0);
         }
-        if let Some(empty) = (0..self.ways).filter(allowed).find(|&way| words[way] == 0) {
+        if let Some(empty) = (0..self.layout.ways).filter(allowed).find(|&way| words[way] == 0) {
             return empty;
         }
         match self.replacement {
             Replacement::Random => {
-                let nth = self.throw((0..self.ways).filter(allowed).count() as u64);
-                (0..self.ways).filter(allowed).nth(nth).unwrap_or(0)
+                let nth = self.throw((0..self.layout.ways).filter(allowed).count() as u64);
+                (0..self.layout.ways).filter(allowed).nth(nth).unwrap_or(0)
             }
             _ => self.tree_victim(base, |way| allowed(&way)),
         }
@@ -309,12 +384,12 @@ impl TagStore {
     /// Puts a line in that is not there, as the most recent. What had to leave is given back.
     #[inline]
     pub fn insert(&mut self, line: u64, meta: Meta, mask: Option<u64>) -> Option<Evicted> {
-        let base = self.base(line);
+        let base = self.layout.base(line);
         let way = self.victim(base, mask);
         let place = base + way;
         let old = self.words[place];
         let evicted = (old != 0).then(|| Evicted { line: self.line_of(old, line), meta: self.meta(place) });
-        self.words[place] = self.tag(line);
+        self.words[place] = self.layout.tag(line);
         self.set_meta(place, meta);
         self.touch(line, place);
         evicted
@@ -327,7 +402,7 @@ impl TagStore {
 
     /// The line that would leave for this one, under LRU and without masks. `None` = nothing.
     pub fn next_out(&self, line: u64) -> Option<Evicted> {
-        let base = self.base(line);
+        let base = self.layout.base(line);
         let place = base + self.oldest(base);
         let tag = self.words[place];
         (tag != 0).then(|| Evicted { line: self.line_of(tag, line), meta: self.meta(place) })
@@ -338,7 +413,7 @@ impl TagStore {
         self.words[place] = 0;
         self.set_meta(place, Meta(0));
         if self.replacement == Replacement::Lru {
-            self.words[place + 2 * self.ways] = 0;
+            self.words[place + 2 * self.layout.ways] = 0;
         }
     }
 
@@ -346,10 +421,12 @@ impl TagStore {
     #[cfg(test)]
     pub fn lines(&self) -> impl Iterator<Item = (u64, Meta)> + '_ {
         let all = self.all_sets() as usize;
-        let sets = self.words[self.first..].chunks_exact(self.words_per_set).take(all).enumerate();
+        let sets = self.words[self.layout.first..].chunks_exact(self.layout.words_per_set).take(all).enumerate();
         sets.flat_map(move |(at, set)| {
-            let present = (0..self.ways).filter(move |&way| set[way] != 0);
-            present.map(move |way| (self.line_of(set[way], at as u64 % self.sets), Meta(set[way + self.ways])))
+            let present = (0..self.layout.ways).filter(move |&way| set[way] != 0);
+            present.map(move |way| {
+                (self.line_of(set[way], at as u64 % self.layout.sets), Meta(set[way + self.layout.ways]))
+            })
         })
     }
 }

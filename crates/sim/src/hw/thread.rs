@@ -121,8 +121,14 @@ impl Tlb {
     }
     #[inline]
     pub(crate) fn find(&self, page: u64) -> Option<u64> {
+        let (known, frame) = self.look(page);
+        known.then_some(frame)
+    }
+    /// Is the page here, and the frame that stands in its place.
+    #[inline(always)]
+    pub(crate) fn look(&self, page: u64) -> (bool, u64) {
         let entry = self.entries[page as usize % TLB_ENTRIES];
-        (entry >> 32 == Self::tag(page)).then_some(entry & u64::from(u32::MAX))
+        (entry >> 32 == Self::tag(page), entry & u64::from(u32::MAX))
     }
     pub(crate) fn insert(&mut self, page: u64, frame: u64) {
         self.entries[page as usize % TLB_ENTRIES] = Self::tag(page) << 32 | frame;

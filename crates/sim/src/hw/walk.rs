@@ -13,7 +13,7 @@ const STORE_BYTES: u64 = 8;
 impl Caches {
     /// A request at an L1 that is no plain hit there. Counts the reference and what follows from it. `place`: where
     /// the L1 has the line.
-    #[inline]
+    #[inline(never)]
     pub fn first_level(&mut self, l1: usize, place: Option<usize>, ask: &Ask, counters: &mut TaskCounters) -> Answer {
         self.first_level_prefetches = 0;
         if let Some(answer) = self.near(l1, place, ask, counters) {

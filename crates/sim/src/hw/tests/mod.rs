@@ -5,6 +5,7 @@ mod memory;
 mod pipeline;
 mod probes;
 mod replacement;
+mod step;
 
 use cachemate_core::*;
 

@@ -1,0 +1,101 @@
+//! The simulated hardware against that of an older bench program, by its rules: whole processes by turns.
+//!
+//! Both run the group `machine` once a round, this one on the machine files of `--machines` (those of the older program,
+//! where the model has changed since). Recordings are the programs' own: they are the same as long as the programs are.
+
+use super::{Group, Options};
+use crate::harness::{Row, median};
+use std::path::Path;
+use std::process::Command;
+
+pub const GROUP: Group = Group { name: "older", about: "the group machine against an older program's (--older)", run };
+
+/// Rows of the group `machine` that are compared.
+const CONTENDERS: [&str; 2] = ["machine", "flat cost: 64 CPUs"];
+
+/// What was asked of the machines against e882cff.
+const ASKED: [(&str, f64); 4] =
+    [("niagara-2core", 1.75), ("power5-2x2x2", 1.6), ("opteron-2350", 1.2), ("xeon-x5365", 1.2)];
+
+/// Input, contender, and M/s of a run of the group.
+type Speeds = Vec<(String, String, f64)>;
+
+fn speeds(program: &Path, options: &Options, machines: Option<&Path>) -> Speeds {
+    let accesses = options.accesses.to_string();
+    let mut command = Command::new(program);
+    command.args(["machine", "--json", "--rounds", "1", "--accesses", &accesses]);
+    if let Some(machines) = machines {
+        command.arg("--machines").arg(machines);
+    }
+    let output = command.output().expect("the program runs");
+    assert!(output.status.success(), "{}: {}", program.display(), String::from_utf8_lossy(&output.stderr));
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).expect("a report");
+    let rows = report["rows"].as_array().expect("rows").iter();
+    let speed = |row: &serde_json::Value| {
+        let text = |name: &str| row[name].as_str().map(str::to_string);
+        Some((text("input")?, text("contender")?, row["millions_per_s"].as_f64()?))
+    };
+    rows.filter_map(speed).filter(|(_, contender, _)| CONTENDERS.contains(&contender.as_str())).collect()
+}
+
+fn run(options: &Options) -> Vec<Row> {
+    let Some(older) = &options.older else { return Vec::new() };
+    let own = std::env::current_exe().expect("this program's file");
+    let (mut before, mut now) = (Vec::new(), Vec::new());
+    for round in 0..options.rounds {
+        // Who goes first turns by rounds.
+        for turn in 0..2 {
+            match (turn + round) % 2 {
+                0 => before.push(speeds(older, options, None)),
+                _ => now.push(speeds(&own, options, options.machines.as_deref())),
+            }
+        }
+        eprintln!("older: round {} of {}", round + 1, options.rounds);
+    }
+    let compared = |at: usize| {
+        let of = |rounds: &[Speeds]| rounds.iter().map(|speeds| speeds[at].2).collect::<Vec<f64>>();
+        let (before, now) = (of(&before), of(&now[..]));
+        let mut ratios: Vec<f64> = now.iter().zip(&before).map(|(now, before)| now / before).collect();
+        ratios.sort_by(f64::total_cmp);
+        (before, now, ratios)
+    };
+    let first = now[0].clone();
+    first
+        .into_iter()
+        .enumerate()
+        .flat_map(|(at, (input, contender, _))| rows(&input, &contender, compared(at)))
+        .collect()
+}
+
+/// The older program's row and this one's.
+fn rows(input: &str, contender: &str, (before, now, ratios): (Vec<f64>, Vec<f64>, Vec<f64>)) -> [Row; 2] {
+    let bar = ASKED.iter().find(|(name, _)| *name == input).map(|(_, bar)| *bar);
+    let bar = bar.filter(|_| contender == CONTENDERS[0]);
+    let row = |name: String, mut speeds: Vec<f64>| {
+        speeds.sort_by(f64::total_cmp);
+        Row {
+            group: GROUP.name.into(),
+            input: input.into(),
+            contender: name,
+            millions_per_s: median(&speeds),
+            millions_per_s_bar: None,
+            against: None,
+            speed_ratio: None,
+            speed_ratio_bar: None,
+            speed_ratio_range: None,
+            peak_bytes: 0,
+            peak_bytes_bar: None,
+            met: None,
+        }
+    };
+    let older = format!("{contender}, older");
+    let own = Row {
+        against: Some(older.clone()),
+        speed_ratio: Some(median(&ratios)),
+        speed_ratio_bar: bar,
+        speed_ratio_range: Some((ratios[0], ratios[ratios.len() - 1])),
+        met: bar.map(|bar| median(&ratios) >= bar),
+        ..row(contender.into(), now)
+    };
+    [row(older, before), own]
+}

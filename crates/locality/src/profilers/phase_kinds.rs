@@ -22,7 +22,7 @@ const FAR_SHARE: f64 = 0.25;
 #[derive(Clone, Copy, Debug)]
 struct Usual {
     mean: f64,
-    /// Of the farthest interval.
+    /// How far the farthest interval was from the mean.
     farthest: f64,
 }
 

@@ -23,9 +23,9 @@ const OUTSIDE_INTERVALS: usize = 2;
 
 /// Fills `phase_number` and `phase.kind`; at a change it resets everything else.
 ///
-/// Kinds are told by what comes from the first level where that is counted and by the cycles that no memory is waited for
-/// where those are, as no allocation of the cache changes either, else by the miss rate: then one phase under two allocations
-/// may be two kinds.
+/// Kinds are told by what comes from the first level and by the cycles that no memory is waited for, where those are
+/// counted. No allocation of the cache changes either. Else the miss rate tells: then one phase under two allocations may be
+/// two kinds.
 #[derive(Clone, Debug)]
 pub struct PhaseProfiler {
     level: Level,

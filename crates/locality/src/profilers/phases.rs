@@ -88,13 +88,12 @@ impl PhaseProfiler {
     fn interval_changed(&self, state: &mut State, counts: &Counts, allocation_changed: bool) -> bool {
         let counted = counts.get(Event::Misses(self.level)).zip(counts.get(Event::Instructions));
         let Some((misses, instructions)) = counted else { return false };
-        if state.instructions == 0.0 {
-            (state.before, state.own_cycles) = ([Some(0.0); 3], Some(0.0));
-        }
         let by_miss_rate = state.by_miss_rate.get_or_insert_with(|| PhaseDetector::new(self.parameters));
         if allocation_changed {
             by_miss_rate.forget();
             (state.instructions, state.misses) = (0.0, 0.0);
+        }
+        if state.instructions == 0.0 {
             (state.before, state.own_cycles) = ([Some(0.0); 3], Some(0.0));
         }
         state.instructions += instructions;

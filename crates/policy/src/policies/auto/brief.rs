@@ -10,8 +10,8 @@ use cachemate_core::TaskId;
 
 use super::cut::Members;
 use super::layout::{Group, Layout};
-use super::score::{Objective, Score, apart, on_sites, score, scores};
-use super::search::{BEHIND_AT_MOST, Candidate, EXCHANGES, LEAST_STEP, Search};
+use super::score::{Score, apart, on_sites, scores};
+use super::search::{Candidate, EXCHANGES, LEAST_STEP, Search, add};
 
 /// Sites whose tasks are tried in exchange.
 const EXCHANGED_WITH: usize = 3;
@@ -24,21 +24,8 @@ impl Search<'_> {
         held: &Layout,
         newcomers: &[usize],
     ) -> Vec<Candidate> {
-        let mut default = Layout::default_of(self.scene, lived_on);
-        if held.held.contains(&true) {
-            default = Layout::at(self.scene, default.home, true);
-        }
-        let default_score = score(self.scene, &default, self.memo);
-        if self.judge.objective != Objective::WorstSlowdown {
-            self.judge.worst_at_least = default_score.worst() - BEHIND_AT_MOST;
-        }
-        let mut all = vec![Candidate { what: "default", layout: default, score: default_score }];
-        let mut add = |what: &'static str, layout: Layout| {
-            if all.iter().all(|other: &Candidate| other.layout != layout) {
-                let score = score(self.scene, &layout, self.memo);
-                all.push(Candidate { what, layout, score });
-            }
-        };
+        let mut all = vec![self.default(lived_on, Some(held))];
+        let mut add = |what: &'static str, layout: Layout| add(&mut all, self.scene, self.memo, what, layout);
         add("held", held.clone());
         let mut changed: BTreeSet<usize> = newcomers.iter().filter_map(|&at| held.home[at]).collect();
         let mut placed = held.clone();
@@ -91,26 +78,9 @@ impl Search<'_> {
 
     /// The best parts and turns of these sites.
     fn refined_on(&self, layout: &Layout, sites: &BTreeSet<usize>) -> Layout {
-        let mut changed = layout.clone();
-        for &site in sites {
-            let members = layout.on(self.scene, site);
-            let apart: Vec<f64> = members.iter().map(|&at| apart(self.scene, &layout.home, at, site)).collect();
-            let here = Members {
-                scene: self.scene,
-                site,
-                members: &members,
-                apart: &apart,
-                effort: &self.effort,
-                memo: self.memo,
-            };
-            let (cut, turns) = self.best_of(&here, true);
-            // Parts and turns are of tasks that stay there.
-            if !cut.is_empty() || turns.is_some() {
-                members.iter().filter(|&&at| self.scene.tasks[at].movable).for_each(|&at| changed.held[at] = true);
-            }
-            (changed.cuts[site], changed.turns[site]) = (cut, turns);
-        }
-        changed
+        self.on_each(layout, sites.iter().copied(), |search, here, changed| {
+            (changed.cuts[here.site], changed.turns[here.site]) = search.best_of(here, true);
+        })
     }
 }
 
@@ -209,6 +179,7 @@ mod tests {
     use super::super::memo::Memo;
     use super::super::memo::tests::{site, task};
     use super::super::scene::Scene;
+    use super::super::score::Objective;
     use super::super::search::{Allowed, Judge};
     use super::*;
     use cachemate_core::SplitMix64;

@@ -13,7 +13,7 @@ use super::layout::Layout;
 use super::memo::Memo;
 use super::program::Program;
 use super::scene::{Scene, sites};
-use super::speeds::Speeds;
+use super::speeds::{Speed, Speeds};
 use super::{Auto, LOOK_AGAIN_AFTER};
 use crate::work::promised_work;
 
@@ -84,13 +84,16 @@ impl Auto {
         }
     }
 
+    /// A speed that was counted under what holds: one that was recalled was counted under another plan.
+    fn counted_now(&self, task: TaskId) -> Option<Speed> {
+        self.speeds.of(task, 64.0).filter(|speed| speed.is_of_now)
+    }
+
     /// Moves curves of these tasks through what was measured, and ties promised rates to it.
     fn settle(&self, view: &View<'_>, scene: &mut Scene, held: &Layout, of: impl Fn(TaskId) -> bool) {
-        // What was recalled was counted under another plan.
-        let counted_now = |task: TaskId| self.speeds.of(task, 64.0).filter(|speed| speed.is_of_now);
-        scene.calibrate(held, |task| counted_now(task).filter(|_| of(task))?.misses_per_instr);
+        scene.calibrate(held, |task| self.counted_now(task).filter(|_| of(task))?.misses_per_instr);
         scene.anchor(held, |task| {
-            counted_now(task)?;
+            self.counted_now(task)?;
             let seen = view.present().find(|seen| seen.task == task)?;
             let work = promised_work(seen, &view.seen.tasks)?;
             Some((work, self.speeds.rate(task, work)?))
@@ -99,7 +102,7 @@ impl Auto {
 
     /// Forgets curves that are contradicted by what was measured in force, and asks for others.
     fn distrust(&mut self, view: &View<'_>, kept: &Plan, scene: &mut Scene) {
-        let measured = |task: TaskId| self.speeds.of(task, 64.0).filter(|speed| speed.is_of_now)?.misses_per_instr;
+        let measured = |task: TaskId| self.counted_now(task)?.misses_per_instr;
         for (task, contradicted) in scene.contradicted(&Layout::of(kept, scene), measured) {
             let profile = view.profiles.get(&task);
             if profile.is_some_and(|profile| self.recall.is_dropped(task, profile, contradicted)) {
@@ -110,7 +113,7 @@ impl Auto {
     }
 
     fn anew(&mut self, view: &View<'_>, kept: &Plan, last: Option<Last>) -> Option<Found> {
-        let mut scene = Scene::of(view, &self.speeds, &self.asks.clusters, &self.lived_on, &self.seen_apart)?;
+        let mut scene = Scene::of(view, &self.speeds, &self.asks.clusters, &self.lived_on, &self.seen_apart, |_| None)?;
         self.distrust(view, kept, &mut scene);
         scene.known().next()?;
         let held = Layout::of(kept, &scene);
@@ -131,7 +134,7 @@ impl Auto {
             last.scene.tasks.into_iter().map(|one| (one.task, one.program)).collect();
         let (speeds, clusters) = (&self.speeds, &self.asks.clusters);
         let told = |task: TaskId| before.get_mut(&task)?.take();
-        let mut scene = Scene::with(view, speeds, clusters, &self.lived_on, &self.seen_apart, told)?;
+        let mut scene = Scene::of(view, speeds, clusters, &self.lived_on, &self.seen_apart, told)?;
         let newcomers: Vec<usize> = scene.known().filter(|&at| new.contains(&scene.tasks[at].task)).collect();
         // Only their caches are composed.
         let mut held = Layout::of(kept, &scene);

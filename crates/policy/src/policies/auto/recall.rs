@@ -37,7 +37,7 @@ impl Recall {
         let mut recalled: Option<Profiles> = None;
         for (&task, profile) in view.profiles.iter().filter(|(task, _)| present.contains(task)) {
             let measured = &profile.locality.misses_per_kilo_instr;
-            if self.dropped.contains_key(&task) && self.dropped.get(&task).copied() == measured_at(measured) {
+            if measured_at(measured).is_some_and(|at| self.dropped.get(&task) == Some(&at)) {
                 let all = recalled.get_or_insert_with(|| view.profiles.clone());
                 if let Some(profile) = all.get_mut(&task) {
                     profile.locality.misses_per_kilo_instr.clear();
@@ -93,23 +93,26 @@ mod tests {
         profile
     }
 
+    fn followed(recall: &mut Recall, profile: Profile) -> Option<Profiles> {
+        let (topology, capabilities) = (topology(2), capabilities(&[]));
+        let (seen, plan) = (observation(1, 1), Plan::idle(Window::Time { ns: 1 }));
+        let profiles: Profiles = [(TaskId(0), profile)].into();
+        recall.follow(&View {
+            topology: &topology,
+            capabilities: &capabilities,
+            seen: &seen,
+            profiles: &profiles,
+            previous_plan: &plan,
+            predictor: &NoForecast,
+        })
+    }
+
     /// Does a phase that comes back have its curve at once, one of another kind none, and a measured one its own?
     #[test]
     fn a_phase_that_comes_back_has_its_curve_at_once() {
-        let (topology, capabilities) = (topology(2), capabilities(&[]));
-        let (seen, plan) = (observation(1, 1), Plan::idle(Window::Time { ns: 1 }));
         let mut recall = Recall::default();
         let mut follow = |profile: Profile| {
-            let profiles: Profiles = [(TaskId(0), profile)].into();
-            let view = View {
-                topology: &topology,
-                capabilities: &capabilities,
-                seen: &seen,
-                profiles: &profiles,
-                previous_plan: &plan,
-                predictor: &NoForecast,
-            };
-            let found = recall.follow(&view)?;
+            let found = followed(&mut recall, profile)?;
             let curve = found[&TaskId(0)].misses_per_kilo_instr()?;
             Some(curve[0].1.value)
         };
@@ -124,8 +127,6 @@ mod tests {
     /// Is a curve dropped once counts contradict it that agreed with it before, until another one is measured?
     #[test]
     fn a_curve_that_counts_contradict_is_dropped() {
-        let (topology, capabilities) = (topology(2), capabilities(&[]));
-        let (seen, plan) = (observation(1, 1), Plan::idle(Window::Time { ns: 1 }));
         let mut recall = Recall::default();
         let at = |window: u64| {
             let mut profile = profile(Some(0), Some(8.0));
@@ -133,16 +134,7 @@ mod tests {
             profile
         };
         let hides = |recall: &mut Recall, profile: Profile| {
-            let profiles: Profiles = [(TaskId(0), profile)].into();
-            let view = View {
-                topology: &topology,
-                capabilities: &capabilities,
-                seen: &seen,
-                profiles: &profiles,
-                previous_plan: &plan,
-                predictor: &NoForecast,
-            };
-            recall.follow(&view).is_some_and(|found| found[&TaskId(0)].misses_per_kilo_instr().is_none())
+            followed(recall, profile).is_some_and(|found| found[&TaskId(0)].misses_per_kilo_instr().is_none())
         };
         assert!(!recall.is_dropped(TaskId(0), &at(3), true), "it never agreed");
         assert!(!recall.is_dropped(TaskId(0), &at(3), false) && !hides(&mut recall, at(3)));

@@ -133,19 +133,8 @@ pub fn note_apart(view: &View<'_>, seen_apart: &mut BTreeSet<TaskId>) {
 }
 
 impl Scene {
-    /// `clusters`, `lived_on` and `seen_apart` are what earlier windows told.
+    /// `clusters`, `lived_on` and `seen_apart` are what earlier windows told, `before` programs that need not be made anew.
     pub fn of(
-        view: &View<'_>,
-        speeds: &Speeds,
-        clusters: &BTreeMap<TaskId, usize>,
-        lived_on: &BTreeMap<TaskId, usize>,
-        seen_apart: &BTreeSet<TaskId>,
-    ) -> Option<Self> {
-        Scene::with(view, speeds, clusters, lived_on, seen_apart, |_| None)
-    }
-
-    /// The same with programs as they were told before.
-    pub fn with(
         view: &View<'_>,
         speeds: &Speeds,
         clusters: &BTreeMap<TaskId, usize>,

@@ -51,7 +51,7 @@ pub struct Candidate {
 }
 
 /// Points of worst slowdown that a plan may cost under another objective.
-pub const BEHIND_AT_MOST: f64 = 0.02;
+const BEHIND_AT_MOST: f64 = 0.02;
 /// Tasks up to which homes are sought with parts and turns at once.
 const JOINT_TASKS: usize = 24;
 
@@ -67,25 +67,27 @@ pub struct Search<'a> {
 }
 
 impl Search<'_> {
-    /// All candidates, the default first: tasks stay where they were put, so that the default's homes have to be told once
-    /// something else holds.
+    /// The default, against which nobody may be left far behind: tasks stay where they were put, so that its homes have to be
+    /// told once something else holds.
+    pub(super) fn default(&mut self, lived_on: &BTreeMap<TaskId, usize>, held: Option<&Layout>) -> Candidate {
+        let mut layout = Layout::default_of(self.scene, lived_on);
+        if held.is_some_and(|held| held.held.contains(&true)) {
+            layout = Layout::at(self.scene, layout.home, true);
+        }
+        let score = score(self.scene, &layout, self.memo);
+        if self.judge.objective != Objective::WorstSlowdown {
+            self.judge.worst_at_least = score.worst() - BEHIND_AT_MOST;
+        }
+        Candidate { what: "default", layout, score }
+    }
+
+    /// All candidates, the default first.
     pub fn candidates(&mut self, lived_on: &BTreeMap<TaskId, usize>, held: Option<Layout>) -> Vec<Candidate> {
         let (scene, memo) = (self.scene, self.memo);
-        let mut default = Layout::default_of(scene, lived_on);
-        if held.as_ref().is_some_and(|held| held.held.contains(&true)) {
-            default = Layout::at(scene, default.home, true);
-        }
-        let default_score = score(scene, &default, memo);
-        if self.judge.objective != Objective::WorstSlowdown {
-            self.judge.worst_at_least = default_score.worst() - BEHIND_AT_MOST;
-        }
-        let mut all = vec![Candidate { what: "default", layout: default.clone(), score: default_score }];
-        let mut add = |what: &'static str, layout: Layout| {
-            if all.iter().all(|other: &Candidate| other.layout != layout) {
-                let score = score(scene, &layout, memo);
-                all.push(Candidate { what, layout, score });
-            }
-        };
+        let first = self.default(lived_on, held.as_ref());
+        let default = first.layout.clone();
+        let mut all = vec![first];
+        let mut add = |what: &'static str, layout: Layout| add(&mut all, scene, memo, what, layout);
         let mut homes = vec![("joint from the default", default.clone())];
         if let Some(held) = held {
             add("held", held.clone());
@@ -185,8 +187,18 @@ impl Search<'_> {
     }
 
     fn each_site(&self, layout: &Layout, change: impl Fn(&Self, &Members<'_>, &mut Layout)) -> Layout {
+        self.on_each(layout, 0..self.scene.sites.len(), change)
+    }
+
+    /// A layout with these sites changed one by one.
+    pub(super) fn on_each(
+        &self,
+        layout: &Layout,
+        sites: impl IntoIterator<Item = usize>,
+        change: impl Fn(&Self, &Members<'_>, &mut Layout),
+    ) -> Layout {
         let mut changed = layout.clone();
-        for site in 0..self.scene.sites.len() {
+        for site in sites {
             let members = layout.on(self.scene, site);
             let apart: Vec<f64> = members.iter().map(|&at| apart(self.scene, &layout.home, at, site)).collect();
             let here = Members {
@@ -395,6 +407,14 @@ impl Search<'_> {
 
     fn clusters_of(&self, tasks: [Option<usize>; 2]) -> Vec<usize> {
         tasks.into_iter().flatten().filter_map(|at| self.scene.tasks[at].cluster).collect()
+    }
+}
+
+/// Scores a layout that is none of those before.
+pub(super) fn add(all: &mut Vec<Candidate>, scene: &Scene, memo: &Memo, what: &'static str, layout: Layout) {
+    if all.iter().all(|other| other.layout != layout) {
+        let score = score(scene, &layout, memo);
+        all.push(Candidate { what, layout, score });
     }
 }
 

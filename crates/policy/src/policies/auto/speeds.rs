@@ -117,8 +117,9 @@ impl Speeds {
             }
             if sums.kind != kind {
                 // Windows until then may be of two phases.
-                let known = kind.and_then(|kind| self.of_kinds.get(&(task.task, kind)));
-                *sums = known.map_or(sums.clone(), |known| Sums { phase: number, windows: 0, ..known.clone() });
+                if let Some(known) = kind.and_then(|kind| self.of_kinds.get(&(task.task, kind))) {
+                    *sums = Sums { phase: number, windows: 0, ..known.clone() };
+                }
                 sums.kind = kind;
             }
             sums.windows += 1;

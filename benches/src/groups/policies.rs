@@ -106,7 +106,11 @@ fn host(Size { tasks, caches, cpus_per_cache }: Size) -> Host {
         in_force: Applied::default(),
     };
     Host {
-        topology: Topology { cpus: cpus.map(cpu).collect(), caches: (0..caches).map(cache).collect() },
+        topology: Topology {
+            cpus: cpus.map(cpu).collect(),
+            caches: (0..caches).map(cache).collect(),
+            ..Topology::default()
+        },
         capabilities,
         seen,
         profiles: (0..tasks).map(|id| (TaskId(id), profile())).collect(),

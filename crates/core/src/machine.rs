@@ -95,12 +95,16 @@ pub struct Capabilities {
 }
 
 /// The part of the machine that policies see.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct Topology {
     /// Every CPU, online or not, in ascending order.
     pub cpus: Vec<Cpu>,
     /// Every cache, in the order of their ids.
     pub caches: Vec<Cache>,
+    /// Latency of each node's memory (second index) from each node's CPUs (first index), over that of the node's own; by the
+    /// nodes' numbers. Empty = one node, or not known. A node that is not there has an empty row and zeros.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub memory_latency: Vec<Vec<f64>>,
 }
 
 /// One hardware context.
@@ -158,6 +162,17 @@ impl Topology {
     /// The level of the first of them.
     pub fn last_level(&self) -> Option<Level> {
         self.last_level_caches().next().map(|cache| cache.level)
+    }
+
+    /// How much longer a line takes to CPUs of node `from` than from memory of their own, in the mean over these pages by
+    /// node, as a factor. `None` = nobody knows how far the nodes are apart, or where the pages lie.
+    pub fn memory_factor(&self, from: u32, pages_per_node: &[u64]) -> Option<f64> {
+        let row = self.memory_latency.get(from as usize)?;
+        let pages: u64 = pages_per_node.iter().sum();
+        let at = |(node, &pages): (usize, &u64)| Some(pages as f64 * row.get(node).copied().filter(|far| *far >= 1.0)?);
+        let told = pages_per_node.iter().enumerate().filter(|(_, pages)| **pages > 0).map(at);
+        let sum = told.sum::<Option<f64>>()?;
+        (pages > 0).then(|| sum / pages as f64)
     }
 
     /// The last-level cache behind a CPU.

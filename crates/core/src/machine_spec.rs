@@ -527,6 +527,13 @@ impl MachineSpec {
         (cache.sets_per_slice() * u64::from(cache.line_bytes) / self.pages.page_bytes).max(1)
     }
 
+    fn memory_latency(&self) -> Vec<Vec<f64>> {
+        let (memory, nodes) = (&self.memory, self.memory.nodes as usize);
+        let far = f64::from(memory.remote_latency_cycles) / f64::from(memory.local_latency_cycles.max(1));
+        let row = |from: usize| (0..nodes).map(|node| if node == from { 1.0 } else { far }).collect();
+        if nodes > 1 { (0..nodes).map(row).collect() } else { Vec::new() }
+    }
+
     /// What policies see of it. Cache ids count up in the order of `caches`, instance by instance.
     pub fn topology(&self) -> Topology {
         let cpus = (0..self.cpus()).map(|cpu| {
@@ -555,7 +562,7 @@ impl MachineSpec {
                 line_bytes: Some(cache.line_bytes),
             }
         });
-        Topology { cpus: cpus.collect(), caches: caches.collect() }
+        Topology { cpus: cpus.collect(), caches: caches.collect(), memory_latency: self.memory_latency() }
     }
 }
 

@@ -138,6 +138,9 @@ pub struct TaskSample {
     pub progress: Option<f64>,
     /// Resident pages per color; `None` where frames or colors are not known.
     pub pages_per_color: Option<Vec<u64>>,
+    /// Resident pages of its process by memory node; `None` where there is one node, or nobody knows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pages_per_node: Option<Vec<u64>>,
 }
 
 impl TaskSample {
@@ -173,6 +176,7 @@ impl TaskSample {
             counts: Counts::default(),
             progress: None,
             pages_per_color: None,
+            pages_per_node: None,
         }
     }
 }

@@ -35,7 +35,9 @@ pub const REMOTE_HITS: usize = 6;
 pub const REMOTE_CYCLES: usize = 7;
 /// Cycles that its instructions would have taken alone with a whole cache; an index.
 pub const ALONE_CYCLES: usize = 8;
-const BOOKED: usize = 9;
+/// Those of [`STALL_CYCLES`] that wait for memory of another node; an index.
+pub const FAR_CYCLES: usize = 9;
+const BOOKED: usize = 10;
 
 /// In no cache.
 pub(crate) const NOWHERE: u32 = u32::MAX;
@@ -105,6 +107,8 @@ struct Slots {
     switches: Vec<f64>,
     /// Share of its time on a processor that something else takes.
     stolen: Vec<f32>,
+    /// Its place in [`Engine::memories`].
+    memory: Vec<u32>,
 }
 
 impl Slots {
@@ -135,6 +139,8 @@ pub struct Engine {
     /// Those at the end that nobody has used yet.
     spare_flows: usize,
     memory: Memory,
+    /// Where the pages of each process are: on the node where it first ran (first touch).
+    memories: Vec<Option<usize>>,
     regions: Regions,
     pub(crate) turns: Turns,
     now: f64,
@@ -219,6 +225,7 @@ impl Engine {
             ends: vec![f64::INFINITY; count],
             told_busy: vec![0.0; memory.controllers.len()],
             memory,
+            memories: Vec::new(),
             traffic: vec![0.0; count],
             ended: Vec::new(),
             slot_cycles: 1.0 / width as f32,
@@ -316,6 +323,7 @@ impl Engine {
             slots.told_phase.push(0);
             slots.switches.push(0.0);
             slots.stolen.push(0.0);
+            slots.memory.push(0);
         }
         let at = slot as usize;
         slots.program[at] = program;
@@ -326,6 +334,8 @@ impl Engine {
         slots.flow[at] = NOWHERE;
         slots.ask[at] = Ask::default();
         (slots.told_phase[at], slots.switches[at], slots.stolen[at]) = (0, 0.0, 0.0);
+        slots.memory[at] = self.memories.len() as u32;
+        self.memories.push(None);
         (slots.dropped[at], slots.extra[at], slots.outside[at], slots.told[at]) = (0.0, 0.0, 0.0, 0.0);
         (slots.per_instr[at], slots.done[at], slots.over[at]) = ([0.0; BOOKED], Done::default(), false);
         slot
@@ -415,6 +425,15 @@ impl Engine {
     pub(crate) fn steal(&mut self, slot: u32, share: f64) {
         self.slots.stolen[slot as usize] = share.clamp(0.0, 1.0) as f32;
         self.turns.changed.push(slot);
+    }
+
+    /// The node where its pages are; `None` = it has not run yet.
+    pub(crate) fn memory_node(&self, slot: u32) -> Option<usize> {
+        self.memories[self.slots.memory[slot as usize] as usize]
+    }
+    /// A task uses the pages of another one.
+    pub(crate) fn share_memory(&mut self, slot: u32, with: u32) {
+        self.slots.memory[slot as usize] = self.slots.memory[with as usize];
     }
 
     /// Instructions a cycle, while it is on a processor.
@@ -532,6 +551,8 @@ impl Engine {
         }
         self.slots.flow[at] = flow;
         if flow != NOWHERE {
+            let node = self.node_of_flow[flow as usize];
+            self.memories[self.slots.memory[at] as usize].get_or_insert(node);
             self.catch_up(flow as usize);
             let slots = &mut self.slots;
             self.flows[flow as usize].sweep(|moved, entry| slots.entry[moved as usize] = entry as u32);

@@ -167,7 +167,8 @@ pub struct Memory {
     windows: Vec<Server>,
     packages_per_node: u32,
     pub latency_cycles: f32,
-    pub remote_latency_cycles: f32,
+    /// Of another node's memory, beyond that.
+    pub farther_cycles: f32,
     /// Lines that a prefetcher goes ahead, where it looks how much room there is.
     ahead_lines: Option<f32>,
 }
@@ -196,7 +197,7 @@ impl Memory {
             windows: places.map_or(Vec::new(), |window| vec![window; windows as usize]),
             packages_per_node: spec.packages / memory.nodes,
             latency_cycles,
-            remote_latency_cycles: memory.remote_latency_cycles as f32,
+            farther_cycles: memory.remote_latency_cycles as f32 - latency_cycles,
             ahead_lines: ahead.filter(|_| rules.demand_first),
         }
     }
@@ -433,7 +434,7 @@ mod tests {
             windows: Vec::new(),
             packages_per_node: 1,
             latency_cycles: 200.0,
-            remote_latency_cycles: 200.0,
+            farther_cycles: 0.0,
             ahead_lines: None,
         }
     }

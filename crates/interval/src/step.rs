@@ -175,8 +175,21 @@ impl Engine {
         }
         (self.slots.per_instr[at][REMOTE_HITS], self.slots.per_instr[at][REMOTE_CYCLES]) = (hits as f32, cycles as f32);
         extra += cycles as f32;
+        extra += self.far_cycles(flow, at);
         self.slots.ask[at].cycles += extra - self.slots.extra[at];
         self.slots.extra[at] = extra;
+    }
+
+    /// Cycles that an instruction takes longer where its pages are on another node: what waits for a latency, waits longer by
+    /// as much as the latency is.
+    fn far_cycles(&mut self, flow: usize, at: usize) -> f32 {
+        let slots = &mut self.slots;
+        let near = self.memories[slots.memory[at] as usize].is_none_or(|node| node == self.node_of_flow[flow]);
+        let latencies = slots.ask[at].waits + slots.ask[at].late;
+        let longer = if near { 0.0 } else { latencies * self.memory.farther_cycles };
+        slots.per_instr[at][STALL_CYCLES] += longer;
+        slots.per_instr[at][FAR_CYCLES] = if near { 0.0 } else { slots.per_instr[at][STALL_CYCLES] };
+        longer
     }
 
     /// How long contexts wait for each other's issue slots.

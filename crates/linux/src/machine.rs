@@ -31,6 +31,7 @@ use crate::safety::journal::{Object, State};
 use crate::safety::restore::Restored;
 use crate::sense::access_probe::Subjects;
 use crate::sense::counters::{Surveyed, ThreadCounters};
+use crate::sense::memory_nodes::MemoryNodes;
 use crate::sense::probing::{Participant, ProbePlacement, Probing};
 use crate::sense::progress::{ProgressFiles, Sweep};
 use crate::sense::tasks::{Managed, Tasks, Usage};
@@ -87,6 +88,7 @@ pub struct LiveMachine<K> {
     usage_before: BTreeMap<ThreadKey, Usage>,
     progress_before: BTreeMap<ThreadKey, u64>,
     progress_sweep: Sweep,
+    memory_nodes: MemoryNodes,
     probing: Probing,
     probe_credit_ns: f64,
     /// Recognised since the last window.
@@ -145,6 +147,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             usage_before: BTreeMap::new(),
             progress_before: BTreeMap::new(),
             progress_sweep: Sweep::default(),
+            memory_nodes: MemoryNodes::default(),
             probing,
             probe_credit_ns: 0.0,
             recognised: Vec::new(),
@@ -400,6 +403,9 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
 
     fn seen(&mut self) -> Vec<TaskSample> {
         let mut seen = Vec::new();
+        let movable = self.tasks.all().into_iter().filter(|task| !task.fixed && !task.exited);
+        let processes = movable.map(|task| (task.process, task.pid)).collect();
+        self.memory_nodes.look(&*lock(&self.kernel), &self.topology, &processes);
         let progress = self.progress();
         for task in self.tasks.all() {
             let before = self.usage_before.get(&task.thread).copied();
@@ -435,6 +441,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
                 counts: Counts(counts),
                 progress: progress.get(&task.thread).copied(),
                 pages_per_color: None,
+                pages_per_node: self.memory_nodes.of(task.process),
             });
         }
         self.usage_before = self.tasks.all().iter().map(|task| (task.thread, task.usage)).collect();

@@ -237,7 +237,7 @@ fn topology(generator: &mut SplitMix64, seed: u64) -> Topology {
         ways: Some(16),
         line_bytes: Some(64),
     };
-    Topology { cpus, caches: (0..caches).map(cache).collect() }
+    Topology { cpus, caches: (0..caches).map(cache).collect(), ..Topology::default() }
 }
 
 fn capabilities(generator: &mut SplitMix64, topology: &Topology) -> Capabilities {

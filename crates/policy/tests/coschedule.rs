@@ -19,7 +19,7 @@ fn topology() -> Topology {
         ways: None,
         line_bytes: None,
     };
-    Topology { cpus: (0..2).map(cpu).collect(), caches: vec![cache] }
+    Topology { cpus: (0..2).map(cpu).collect(), caches: vec![cache], ..Topology::default() }
 }
 
 fn capabilities(not: &[Ability]) -> Capabilities {

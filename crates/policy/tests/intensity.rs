@@ -20,7 +20,11 @@ fn topology(caches: u32) -> Topology {
         ways: Some(16),
         line_bytes: Some(64),
     };
-    Topology { cpus: (0..2 * caches).map(cpu).collect(), caches: (0..caches).map(cache).collect() }
+    Topology {
+        cpus: (0..2 * caches).map(cpu).collect(),
+        caches: (0..caches).map(cache).collect(),
+        ..Topology::default()
+    }
 }
 
 fn task(id: u32, priority: Option<f64>) -> TaskSample {

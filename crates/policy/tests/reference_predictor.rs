@@ -18,7 +18,7 @@ fn topology() -> Topology {
         ways: Some(16),
         line_bytes: Some(64),
     };
-    Topology { cpus: (0..4).map(cpu).collect(), caches: (0..2).map(cache).collect() }
+    Topology { cpus: (0..4).map(cpu).collect(), caches: (0..2).map(cache).collect(), ..Topology::default() }
 }
 
 fn profile(curve: &[(u64, f64)]) -> Profile {

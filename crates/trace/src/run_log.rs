@@ -228,7 +228,11 @@ struct FormatOnly {
 fn empty_header() -> RunHeader {
     RunHeader {
         format: RUN_LOG_VERSION,
-        topology: cachemate_core::Topology { cpus: Vec::new(), caches: Vec::new() },
+        topology: cachemate_core::Topology {
+            cpus: Vec::new(),
+            caches: Vec::new(),
+            ..cachemate_core::Topology::default()
+        },
         capabilities: cachemate_core::Capabilities {
             abilities: Default::default(),
             partitions: Vec::new(),

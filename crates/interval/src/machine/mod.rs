@@ -363,6 +363,9 @@ impl IntervalMachine {
             if let Some(instructions) = running.job.instructions {
                 self.engine.set_work(slot, instructions);
             }
+            if let Some(sibling) = self.known.iter().find(|known| known.process == process && !known.exited) {
+                self.engine.share_memory(slot, sibling.slot);
+            }
             let task = TaskId(self.next_task);
             self.next_task += 1;
             self.known.push(TaskEntry {

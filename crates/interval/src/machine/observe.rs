@@ -10,7 +10,7 @@ use cachemate_core::{
 use super::counting::readings;
 use super::{IntervalMachine, TaskEntry};
 use crate::engine::{
-    DEMAND, Done, FILLS, QUEUE_CYCLES, REFERENCES, REMOTE_CYCLES, REMOTE_HITS, STALL_CYCLES, WRITEBACKS,
+    DEMAND, Done, FAR_CYCLES, FILLS, QUEUE_CYCLES, REFERENCES, REMOTE_CYCLES, REMOTE_HITS, STALL_CYCLES, WRITEBACKS,
 };
 
 /// Where shared counters stand.
@@ -118,11 +118,14 @@ impl IntervalMachine {
             (Event::MemoryReadBytes, counts[FILLS] * line),
             (Event::MemoryWriteBytes, counts[WRITEBACKS] * line),
             (Event::RemoteCacheHits, counts[REMOTE_HITS]),
-            (Event::StallCycles(StallCause::LocalMemory), counts[STALL_CYCLES]),
+            (Event::StallCycles(StallCause::LocalMemory), counts[STALL_CYCLES] - counts[FAR_CYCLES]),
             (Event::StallCycles(StallCause::BusQueue), counts[QUEUE_CYCLES]),
             (Event::StallCycles(StallCause::RemoteCache), counts[REMOTE_CYCLES]),
             (Event::ContextSwitches, done.switches),
         ];
+        if self.spec.memory.nodes > 1 {
+            truth.push((Event::StallCycles(StallCause::RemoteMemory), counts[FAR_CYCLES]));
+        }
         let phase = &self.engine.program(known.slot).phases[self.engine.phase(known.slot) as usize];
         for private in phase.private_levels.iter().filter(|private| private.level != level) {
             truth.push((Event::References(private.level), private.references_per_instr * done.instructions));
@@ -156,14 +159,26 @@ impl IntervalMachine {
             counts,
             progress: job.program.progress_per_instr.map(|each| each * done.instructions),
             pages_per_color,
+            pages_per_node: (self.spec.memory.nodes > 1).then(|| self.pages_by_node(known)).flatten(),
             ..TaskSample::new(known.task, known.process)
         }
     }
 
-    fn pages_by_color(&self, known: &TaskEntry, colors: u32) -> Vec<u64> {
+    /// Pages of a program in its present phase; where its profile does not tell, as many as fill the cache four times.
+    fn pages(&self, known: &TaskEntry) -> f64 {
         let four_caches = 4.0 * f64::from(self.engine.capacity_lines()) * self.engine.line_bytes();
         let phase = &self.engine.program(known.slot).phases[self.engine.phase(known.slot) as usize];
-        let pages = phase.footprint_bytes.unwrap_or(four_caches) / self.spec.pages.page_bytes as f64;
+        phase.footprint_bytes.unwrap_or(four_caches) / self.spec.pages.page_bytes as f64
+    }
+
+    fn pages_by_node(&self, known: &TaskEntry) -> Option<Vec<u64>> {
+        let lies_on = self.engine.memory_node(known.slot)?;
+        let on = |node: usize| if node == lies_on { self.pages(known) as u64 } else { 0 };
+        Some((0..self.spec.memory.nodes as usize).map(on).collect())
+    }
+
+    fn pages_by_color(&self, known: &TaskEntry, colors: u32) -> Vec<u64> {
+        let pages = self.pages(known);
         let share = self.colors.get(&known.process).map(|held| &held.allowed);
         let count = share.map_or(colors, |allowed| allowed.count()).max(1);
         let on = |color: u32| share.is_none_or(|allowed| allowed.contains(color));

@@ -3,7 +3,7 @@ use crate::by_hand;
 use crate::program::Phase;
 use cachemate_core::{
     CacheId, CacheShare, Event as Counted, Evidence, GroupId, IndexSet, Item, Member, PageMoving, Probe, ProbeWhat,
-    Profiles, RefusedBecause, Units, View, WayPartitions, check_plan,
+    Profiles, RefusedBecause, StallCause, Units, View, WayPartitions, check_plan,
 };
 
 const LINES: f64 = 65_536.0;
@@ -337,4 +337,52 @@ fn the_same_seed_gives_the_same_observations() {
     };
     assert_eq!(run(3), run(3));
     assert_ne!(run(3), run(4));
+}
+
+/// Does a task that is moved to another node leave its pages behind, wait for each miss as much longer as the node's latency
+/// is, and is all of that counted as the other node's?
+#[test]
+fn who_moves_to_another_node_waits_for_far_memory() {
+    let spec = crate::engine::tests::machine(2, 1, 1, 1);
+    let stream = by_hand::stream(64.0, LINES, 0.02);
+    let mut machine = IntervalMachine::new(&spec, exact(), vec![job("stream", stream)]).unwrap();
+    machine.observe().unwrap();
+    let near = machine.observe().unwrap().unwrap();
+    let lies_on = near.tasks[0].cpu.unwrap().0 as usize;
+    let pages = near.tasks[0].pages_per_node.clone().unwrap();
+    assert!(pages[lies_on] > 0 && pages[1 - lies_on] == 0, "{pages:?}");
+    let mut plan = Plan::idle(Window::Time { ns: 100_000_000 });
+    plan.affinity.insert(near.tasks[0].task, [1 - lies_on as u32].into_iter().collect());
+    assert_eq!(machine.apply(&plan).unwrap().refused, []);
+    machine.observe().unwrap();
+    let far = machine.observe().unwrap().unwrap();
+    let each = |seen: &Observation, cause: StallCause| {
+        let counts = &seen.tasks[0].counts;
+        counts.get(Counted::StallCycles(cause)).unwrap()
+            / counts.get(Counted::Misses(cachemate_core::Level::L2)).unwrap()
+    };
+    let (local, remote) = (StallCause::LocalMemory, StallCause::RemoteMemory);
+    assert_eq!((each(&near, remote), each(&far, local)), (0.0, 0.0));
+    assert!(
+        (each(&far, remote) / each(&near, local) - 1.5).abs() < 0.01,
+        "{} {}",
+        each(&far, remote),
+        each(&near, local)
+    );
+    assert!(speed(&far, 0) < 0.8 * speed(&near, 0));
+    assert_eq!(far.tasks[0].pages_per_node, Some(pages));
+}
+
+/// Do threads of one process have their pages where its first one ran, and does a machine with one node tell of none?
+#[test]
+fn threads_share_the_pages_of_their_process() {
+    let two = Job { threads: 2, ..job("threads", uniform(1000.0, 0.01)) };
+    let spec = crate::engine::tests::machine(2, 1, 1, 1);
+    let mut machine = IntervalMachine::new(&spec, exact(), vec![two.clone()]).unwrap();
+    machine.observe().unwrap();
+    let seen = machine.observe().unwrap().unwrap();
+    assert_ne!(seen.tasks[0].cpu, seen.tasks[1].cpu);
+    assert!(seen.tasks[0].pages_per_node.is_some() && seen.tasks[0].pages_per_node == seen.tasks[1].pages_per_node);
+    let mut one = IntervalMachine::new(&self::spec(), exact(), vec![two]).unwrap();
+    assert_eq!(one.observe().unwrap().unwrap().tasks[0].pages_per_node, None);
 }

@@ -198,7 +198,11 @@ fn a_fault_at_any_call_loses_no_original() {
             online: true,
             hertz: None,
         };
-        let topology = cachemate_core::Topology { cpus: (0..4).map(cpu).collect(), caches: Vec::new() };
+        let topology = cachemate_core::Topology {
+            cpus: (0..4).map(cpu).collect(),
+            caches: Vec::new(),
+            ..cachemate_core::Topology::default()
+        };
         let mut machine = machine_with(Faulty::new(host, fault), topology, None, dir.path());
         let plan = |window: u64, tasks: &[TaskId]| {
             let mut plan = Plan::idle(Window::Time { ns: 1 });

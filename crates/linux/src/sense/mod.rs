@@ -4,6 +4,7 @@ pub(crate) mod access_probe;
 pub mod capability_survey;
 pub mod counters;
 pub mod events;
+pub(crate) mod memory_nodes;
 pub mod miss_cost;
 pub mod pressure;
 pub mod probes;

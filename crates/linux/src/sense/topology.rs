@@ -52,9 +52,10 @@ pub fn read_topology(root: &Path) -> Result<HostTopology, TopologyError> {
         return Err(wrong(&host.cpus, "no online CPU", "at least one"));
     }
     let cpus = host.cpu_entries(root, &present, &online)?;
+    let memory_latency = host.memory_latency(root)?;
     let found = host.caches(&online)?;
     let (caches, kernel_cache_ids) = host.number(found, &online);
-    Ok(HostTopology { topology: Topology { cpus, caches }, kernel_cache_ids, warnings: host.warnings })
+    Ok(HostTopology { topology: Topology { cpus, caches, memory_latency }, kernel_cache_ids, warnings: host.warnings })
 }
 
 struct Reader {
@@ -148,9 +149,8 @@ impl Reader {
             self.warnings.push("no sys/devices/system/node: all memory taken as one node".to_string());
             return Ok(nodes);
         }
-        for name in names(&folder)? {
-            let Some(node) = name.strip_prefix("node").and_then(|digits| digits.parse::<u32>().ok()) else { continue };
-            let inside = folder.join(&name);
+        for node in node_numbers(&folder)? {
+            let inside = folder.join(format!("node{node}"));
             let cpus = match list_file(&inside.join("cpulist"))? {
                 Some(list) => Some(list),
                 None => map_file(&inside.join("cpumap"))?,
@@ -158,6 +158,35 @@ impl Reader {
             nodes.extend(cpus.unwrap_or_default().iter().map(|cpu| (cpu, node)));
         }
         Ok(nodes)
+    }
+
+    /// Distances as the firmware's SLIT has them (10 = own memory; ACPI 6.5, 5.2.17), over each node's own.
+    fn memory_latency(&mut self, root: &Path) -> Result<Vec<Vec<f64>>, TopologyError> {
+        let folder = root.join("sys/devices/system/node");
+        let nodes = if folder.is_dir() { node_numbers(&folder)? } else { Vec::new() };
+        let last = nodes.last().map_or(0, |&last| last as usize);
+        let mut all = vec![Vec::new(); last + 1];
+        for (at, &node) in nodes.iter().enumerate().filter(|_| nodes.len() > 1) {
+            let file = folder.join(format!("node{node}/distance"));
+            let Some(told) = text(&file)? else {
+                self.warnings.push(format!("{}: no such file; how far memory is, is not known", file.display()));
+                return Ok(Vec::new());
+            };
+            let distances: Option<Vec<u32>> = told.split_whitespace().map(|word| word.parse().ok()).collect();
+            let expected = "a distance to each node, its own the shortest";
+            let distances = distances.ok_or_else(|| wrong(&file, &format!("'{told}'"), expected))?;
+            let own = distances.get(at).copied().filter(|own| distances.iter().all(|far| far >= own && *own > 0));
+            let Some(own) = own.filter(|_| distances.len() == nodes.len()) else {
+                self.warnings.push(format!("{}: '{told}' is not {expected}; left out", file.display()));
+                return Ok(Vec::new());
+            };
+            let mut row = vec![0.0; last + 1];
+            for (&to, &distance) in nodes.iter().zip(&distances) {
+                row[to as usize] = f64::from(distance) / f64::from(own);
+            }
+            all[node as usize] = row;
+        }
+        Ok(if nodes.len() > 1 { all } else { Vec::new() })
     }
 
     fn hertz(&self, cpu: u32) -> Result<Option<u64>, TopologyError> {
@@ -307,6 +336,14 @@ fn text(file: &Path) -> Result<Option<String>, TopologyError> {
         Err(error) if error.raw_os_error().is_some() && error.kind() != ErrorKind::PermissionDenied => Ok(None),
         Err(error) => Err(wrong(file, &error.to_string(), "a readable text file")),
     }
+}
+
+/// Memory nodes with a folder, ascending.
+fn node_numbers(folder: &Path) -> Result<Vec<u32>, TopologyError> {
+    let number = |name: String| name.strip_prefix("node").and_then(|digits| digits.parse::<u32>().ok());
+    let mut nodes: Vec<u32> = names(folder)?.into_iter().filter_map(number).filter(|node| *node < 1024).collect();
+    nodes.sort_unstable();
+    Ok(nodes)
 }
 
 fn number_file(file: &Path) -> Result<Option<i64>, TopologyError> {

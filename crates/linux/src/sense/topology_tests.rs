@@ -22,6 +22,10 @@ impl Tree {
         fs::write(folder.join("cpulist"), cpus).unwrap();
         self
     }
+    fn distance(&self, node: u32, distances: &str) -> &Self {
+        fs::write(self.0.path().join(format!("sys/devices/system/node/node{node}/distance")), distances).unwrap();
+        self
+    }
     fn place(&self, cpu: u32, package: i32, core: u32, siblings: &str) -> &Self {
         self.cpu(&format!("cpu{cpu}/topology/physical_package_id"), &package.to_string())
             .cpu(&format!("cpu{cpu}/topology/core_id"), &core.to_string())
@@ -175,4 +179,22 @@ fn files_that_make_no_sense_are_named() {
     assert!(error("cpu1/topology/core_id", "five").ends_with("core_id: found 'five', expected a whole number"));
     let nowhere = read_topology(Path::new("/nonexistent-root")).unwrap_err().to_string();
     assert!(nowhere.contains("sys/devices/system/cpu: found No such file"), "{nowhere}");
+}
+
+/// Are distances between nodes told by the nodes' numbers, though those have gaps, and is nonsense left out with a warning?
+#[test]
+fn distances_are_by_the_nodes_numbers() {
+    let tree = epyc(&[]);
+    assert_eq!(tree.read().unwrap().topology.memory_latency, Vec::<Vec<f64>>::new(), "one node");
+    tree.node(0, "0-63").node(2, "64-127").distance(0, "10 32\n").distance(2, "32 10\n");
+    let far = vec![vec![1.0, 0.0, 3.2], vec![], vec![3.2, 0.0, 1.0]];
+    let topology = tree.read().unwrap().topology;
+    assert_eq!(topology.memory_latency, far);
+    let factors = [[4, 0, 0].as_slice(), &[1, 0, 1], &[0, 1, 0], &[0, 0, 0], &[0, 0, 0, 1]];
+    assert_eq!(factors.map(|pages| topology.memory_factor(0, pages)), [Some(1.0), Some(2.1), None, None, None]);
+    tree.distance(2, "32 10 10\n");
+    let host = tree.read().unwrap();
+    assert!(host.topology.memory_latency.is_empty() && host.warnings[0].contains("node2/distance"), "{host:?}");
+    tree.distance(2, "32 near\n");
+    assert!(tree.read().unwrap_err().file.ends_with("node2/distance"));
 }

@@ -62,7 +62,7 @@ pub fn machine_that_can(
         ways: None,
         line_bytes: Some(64),
     };
-    let topology = Topology { cpus: own_cpus().iter().map(cpu).collect(), caches: vec![shared] };
+    let topology = Topology { cpus: own_cpus().iter().map(cpu).collect(), caches: vec![shared], ..Topology::default() };
     let rule = |program: &Program| Rule { pid: Some(program.pid()), action: Action::Manage(None), ..Rule::default() };
     let options = LiveOptions {
         rules: programs.iter().map(rule).collect(),

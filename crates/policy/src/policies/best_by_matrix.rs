@@ -184,7 +184,8 @@ mod tests {
             ways: None,
             line_bytes: None,
         };
-        let topology = Topology { cpus: (0..4).map(cpu).collect(), caches: (0..2).map(cache).collect() };
+        let topology =
+            Topology { cpus: (0..4).map(cpu).collect(), caches: (0..2).map(cache).collect(), ..Topology::default() };
         // The first two go together, and so do the last two.
         let harm = |i: usize, j: usize| if i / 2 == j / 2 { 0.0 } else { 0.5 };
         let degradation: Vec<String> =

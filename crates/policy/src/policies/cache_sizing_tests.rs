@@ -43,7 +43,7 @@ impl World {
         };
         let able = [Ability::TraceAddresses, Ability::Penalties].map(|able| (able, Support::Yes { note: None }));
         World {
-            topology: Topology { cpus: vec![cpu(0), cpu(1)], caches: vec![cache] },
+            topology: Topology { cpus: vec![cpu(0), cpu(1)], caches: vec![cache], ..Topology::default() },
             capabilities: Capabilities {
                 abilities: able.into_iter().collect(),
                 partitions: vec![(CacheId(0), partition)],

@@ -212,7 +212,7 @@ mod tests {
             ways: None,
             line_bytes: None,
         };
-        let topology = Topology { cpus: Vec::new(), caches: vec![cache] };
+        let topology = Topology { cpus: Vec::new(), caches: vec![cache], ..Topology::default() };
         let colors = Partition::Colors { colors: 16, page_bytes: 4096, move_page_ns: 7_000.0 };
         let capabilities = Capabilities {
             abilities: Default::default(),

@@ -25,7 +25,7 @@ fn topology() -> Topology {
         ways: Some(10),
         line_bytes: Some(128),
     };
-    Topology { cpus: (0..8).map(cpu).collect(), caches: (0..2).map(cache).collect() }
+    Topology { cpus: (0..8).map(cpu).collect(), caches: (0..2).map(cache).collect(), ..Topology::default() }
 }
 
 fn capabilities(samples: bool) -> Capabilities {

@@ -54,6 +54,7 @@ impl SimMachine {
         let counts = self.counting.take(slot);
         let colored = self.spec.pages.colors.is_some();
         let pages_per_color = colored.then(|| self.system.memory.pages_per_color(process).to_vec());
+        let pages_per_node = (self.spec.memory.nodes > 1).then(|| self.system.memory.pages_per_node(process).to_vec());
         let process_id = self.process_id(process);
         let known = &mut self.known[at];
         let on_cpu_ns = on_cpu.iter().zip(&known.seen_on_cpu_cycles).enumerate().filter(|(_, (now, seen))| now > seen);
@@ -80,6 +81,7 @@ impl SimMachine {
             counts,
             progress: done,
             pages_per_color,
+            pages_per_node,
         }
     }
 

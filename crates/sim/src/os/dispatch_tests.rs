@@ -23,7 +23,11 @@ fn topology(cpus: u32) -> Topology {
         ways: None,
         line_bytes: None,
     };
-    Topology { cpus: (0..cpus).map(cpu).collect(), caches: (0..cpus.div_ceil(4)).map(cache).collect() }
+    Topology {
+        cpus: (0..cpus).map(cpu).collect(),
+        caches: (0..cpus.div_ceil(4)).map(cache).collect(),
+        ..Topology::default()
+    }
 }
 
 fn dispatcher(kind: SchedulerKind, cpus: u32) -> Dispatcher {

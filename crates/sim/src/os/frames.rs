@@ -98,6 +98,9 @@ impl Frames {
     pub fn color_of(&self, frame: u32) -> u32 {
         frame % self.colors
     }
+    pub fn nodes(&self) -> usize {
+        self.nodes.len()
+    }
     pub fn node_of(&self, frame: u32) -> u32 {
         frame / self.frames_per_node
     }

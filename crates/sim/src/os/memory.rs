@@ -51,6 +51,7 @@ struct AddressSpace {
     coloring: Option<Coloring>,
     next_color: u32,
     pages_per_color: Vec<u64>,
+    pages_per_node: Vec<u64>,
 }
 
 /// One page now has another frame: translations of it must be dropped and the old frame's lines flushed.
@@ -90,9 +91,16 @@ impl Memory {
 
     /// A new, empty address space; its index.
     pub fn add_process(&mut self) -> usize {
-        let colors = self.frames.colors() as usize;
-        self.spaces.push(AddressSpace { pages_per_color: vec![0; colors], ..AddressSpace::default() });
+        self.spaces.push(self.empty_space());
         self.spaces.len() - 1
+    }
+
+    fn empty_space(&self) -> AddressSpace {
+        AddressSpace {
+            pages_per_color: vec![0; self.frames.colors() as usize],
+            pages_per_node: vec![0; self.frames.nodes()],
+            ..AddressSpace::default()
+        }
     }
 
     /// A segment of `pages` from virtual `first_page` on, for several address spaces; its index.
@@ -125,8 +133,7 @@ impl Memory {
         let frame = self.allocate(process, cpu);
         self.spaces[process].table.map(page, frame);
         self.spaces[process].table.touch(page);
-        let color = self.frames.color_of(frame) as usize;
-        self.spaces[process].pages_per_color[color] += 1;
+        self.count(process, frame);
         Found::Fault(frame)
     }
 
@@ -192,14 +199,21 @@ impl Memory {
         Some(fresh)
     }
 
+    fn count(&mut self, process: usize, frame: u32) {
+        let space = &mut self.spaces[process];
+        space.pages_per_color[self.frames.color_of(frame) as usize] += 1;
+        space.pages_per_node[self.frames.node_of(frame) as usize] += 1;
+    }
+
     fn remap(&mut self, process: usize, page: u64, old: u32, fresh: u32) {
         let space = &mut self.spaces[process];
         space.table.map(page, fresh);
         space.pages_per_color[self.frames.color_of(old) as usize] -= 1;
-        space.pages_per_color[self.frames.color_of(fresh) as usize] += 1;
+        space.pages_per_node[self.frames.node_of(old) as usize] -= 1;
         if let Some(coloring) = &mut space.coloring {
             coloring.moved_pages += 1;
         }
+        self.count(process, fresh);
         self.left.push(MovedPage { process, page, old_frame: old, frame: fresh });
     }
 
@@ -321,6 +335,11 @@ impl Memory {
         &self.spaces[process].pages_per_color
     }
 
+    /// The same by memory node.
+    pub fn pages_per_node(&self, process: usize) -> &[u64] {
+        &self.spaces[process].pages_per_node
+    }
+
     /// Own resident pages, and those of them in allowed colors.
     pub fn pages_inside(&self, process: usize) -> (u64, u64) {
         let space = &self.spaces[process];
@@ -337,8 +356,7 @@ impl Memory {
 
     /// The process is gone: its own frames are free again, and are returned.
     pub fn release(&mut self, process: usize, cpu: u32) -> Vec<u32> {
-        let colors = self.frames.colors() as usize;
-        let empty = AddressSpace { pages_per_color: vec![0; colors], ..AddressSpace::default() };
+        let empty = self.empty_space();
         let gone = std::mem::replace(&mut self.spaces[process], empty);
         let freed: Vec<u32> = gone.table.iter().map(|(_, frame, _)| frame).collect();
         for &frame in &freed {
@@ -358,7 +376,11 @@ mod tests {
     use super::*;
 
     fn memory(frames: u64, colors: u32) -> Memory {
-        let spec = FramesSpec { frames, nodes: 1, colors, node_of_cpu: &[0, 0], piece_order_at_most: 10, seed: 7 };
+        memory_on(1, frames, colors)
+    }
+    fn memory_on(nodes: u32, frames: u64, colors: u32) -> Memory {
+        let node_of_cpu = [0, nodes - 1];
+        let spec = FramesSpec { frames, nodes, colors, node_of_cpu: &node_of_cpu, piece_order_at_most: 10, seed: 7 };
         Memory::new(Frames::new(spec))
     }
     fn set(colors: &[u32]) -> IndexSet {
@@ -464,8 +486,11 @@ mod tests {
     proptest! {
         /// Do page moves lose no page, share no frame and leak none, whatever is set, touched and moved in between?
         #[test]
-        fn page_moves_lose_no_page(steps in prop::collection::vec((0u32..6, 0u64..200, 0u32..8, 0u32..4), 1..120)) {
-            let mut memory = memory(600, 8);
+        fn page_moves_lose_no_page(
+            nodes in 1u32..3,
+            steps in prop::collection::vec((0u32..6, 0u64..200, 0u32..8, 0u32..4), 1..120),
+        ) {
+            let mut memory = memory_on(nodes, 600, 8);
             let processes = [memory.add_process(), memory.add_process()];
             let mut mapped = [BTreeSet::new(), BTreeSet::new()];
             for (what, page, color, way) in steps {
@@ -493,6 +518,9 @@ mod tests {
                     let mut by_color = vec![0; 8];
                     pages.iter().for_each(|(_, frame)| by_color[(frame % 8) as usize] += 1);
                     prop_assert_eq!(memory.pages_per_color(*process), by_color);
+                    let mut by_node = vec![0; nodes as usize];
+                    pages.iter().for_each(|(_, frame)| by_node[(frame / (600 / nodes)) as usize] += 1);
+                    prop_assert_eq!(memory.pages_per_node(*process), by_node);
                 }
                 prop_assert_eq!(memory.frames.free(), 600 - frames.len() as u64);
             }

@@ -55,7 +55,7 @@ pub(crate) fn topology() -> HostTopology {
         line_bytes: Some(64),
     };
     HostTopology {
-        topology: Topology { cpus: (0..4).map(cpu).collect(), caches: vec![cache(0), cache(1)] },
+        topology: Topology { cpus: (0..4).map(cpu).collect(), caches: vec![cache(0), cache(1)], ..Topology::default() },
         kernel_cache_ids: vec![Some(0), Some(8)],
         warnings: Vec::new(),
     }

@@ -194,7 +194,7 @@ mod tests {
     /// All candidates for the last task, and for everybody; the judge of both.
     fn both(scene: &Scene) -> ([Vec<Candidate>; 2], Judge) {
         let memo = Memo::of(scene);
-        let allowed = Allowed { placement: true, sharing: true, space: false, gangs: false };
+        let allowed = Allowed { placement: true, sharing: true, space: false, gangs: false, memory_nodes: true };
         let judge = Judge { objective: Objective::WeightedSpeedup, worst_at_least: 0.0 };
         let search = || {
             let (effort, generator) = (Cell::new(400), SplitMix64::new(1));

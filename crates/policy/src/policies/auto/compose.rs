@@ -17,7 +17,7 @@ pub struct Present<'a> {
     pub gang: usize,
     /// Share of its partners that are on other caches.
     pub apart: f64,
-    /// Cycles that every miss waits longer than measured.
+    /// Cycles that every miss waits longer than nearest to its memory, in the queue that was measured.
     pub wait_cycles: f64,
     /// Share of its lines that fall into this part of the cache: all, but for who may use every part.
     pub inside: f64,

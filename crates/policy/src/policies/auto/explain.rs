@@ -183,14 +183,18 @@ impl Chosen<'_> {
         let Some(program) = &self.scene.tasks[at].program else { return Vec::new() };
         let bytes = self.scene.sites.iter().map(|site| site.bytes).fold(0.0, f64::max);
         let misses = |share: f64| 1000.0 * program.misses(share * bytes);
-        vec![
+        let site = self.scene.tasks[at].seen_on.map(|site| self.scene.sites[site].memory_node);
+        let farther = site.map_or(0.0, |node| program.far_cycles(node));
+        let farther = (farther > 0.0).then(|| number("cycles_per_miss_for_far_memory", farther));
+        let known = vec![
             number("misses_per_kilo_instr_alone", misses(1.0)),
             number("misses_per_kilo_instr_on_half", misses(0.5)),
             number("misses_per_kilo_instr_on_an_eighth", misses(0.125)),
             number("cycles_per_miss", program.cycles_per_miss),
             number("cycles_per_instr_without_misses", program.base_cycles),
             number("holds_over_composed", program.holds),
-        ]
+        ];
+        known.into_iter().chain(farther).collect()
     }
 
     fn place(&self, layout: &Layout, at: usize) -> String {

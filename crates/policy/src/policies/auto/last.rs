@@ -12,9 +12,9 @@ use cachemate_core::{Plan, TaskId, View};
 use super::layout::Layout;
 use super::memo::Memo;
 use super::program::Program;
-use super::scene::{Scene, sites};
+use super::scene::{Earlier, Scene, sites};
 use super::speeds::{Speed, Speeds};
-use super::{Auto, LOOK_AGAIN_AFTER};
+use super::{Auto, LOOK_AGAIN_AFTER, Mechanism};
 use crate::work::promised_work;
 
 /// Tasks, their phases, and whether their curves are known.
@@ -84,6 +84,16 @@ impl Auto {
         }
     }
 
+    fn earlier(&self) -> Earlier<'_> {
+        Earlier {
+            speeds: &self.speeds,
+            clusters: &self.asks.clusters,
+            lived_on: &self.lived_on,
+            seen_apart: &self.seen_apart,
+            memory_nodes: !self.parameters.without.contains(&Mechanism::MemoryNodes),
+        }
+    }
+
     /// A speed that was counted under what holds: one that was recalled was counted under another plan.
     fn counted_now(&self, task: TaskId) -> Option<Speed> {
         self.speeds.of(task, 64.0).filter(|speed| speed.is_of_now)
@@ -113,7 +123,7 @@ impl Auto {
     }
 
     fn anew(&mut self, view: &View<'_>, kept: &Plan, last: Option<Last>) -> Option<Found> {
-        let mut scene = Scene::of(view, &self.speeds, &self.asks.clusters, &self.lived_on, &self.seen_apart, |_| None)?;
+        let mut scene = Scene::of(view, &self.earlier(), |_| None)?;
         self.distrust(view, kept, &mut scene);
         scene.known().next()?;
         let held = Layout::of(kept, &scene);
@@ -132,9 +142,8 @@ impl Auto {
         let places = last.scene.places();
         let mut before: BTreeMap<TaskId, Option<Program>> =
             last.scene.tasks.into_iter().map(|one| (one.task, one.program)).collect();
-        let (speeds, clusters) = (&self.speeds, &self.asks.clusters);
         let told = |task: TaskId| before.get_mut(&task)?.take();
-        let mut scene = Scene::of(view, speeds, clusters, &self.lived_on, &self.seen_apart, told)?;
+        let mut scene = Scene::of(view, &self.earlier(), told)?;
         let newcomers: Vec<usize> = scene.known().filter(|&at| new.contains(&scene.tasks[at].task)).collect();
         // Only their caches are composed.
         let mut held = Layout::of(kept, &scene);

@@ -163,7 +163,7 @@ impl Auto {
             let error = drawn.then(|| self.gain(found, judge, held, &best.layout).error);
             Some(Single { mechanism, gain, error })
         };
-        ["placement", "sharing", "space", "gangs"].into_iter().filter_map(of).collect()
+        ["placement", "memory nodes", "sharing", "space", "gangs"].into_iter().filter_map(of).collect()
     }
 
     pub(super) fn holding(&self, scene: &Scene, layout: &Layout, view: &View<'_>) -> Holding {

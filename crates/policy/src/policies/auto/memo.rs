@@ -118,6 +118,7 @@ pub mod tests {
             cpus: (id * cpus..(id + 1) * cpus).collect(),
             cores: cpus as usize,
             package: 0,
+            memory_node: 0,
             bytes: CACHE,
             divided: Some(Divided::Ways { units: 8, at_least: 1, contiguous: true, groups_at_most: 4 }),
         }
@@ -142,7 +143,7 @@ pub mod tests {
 
     /// Layouts and scores of all candidates, with the scores that a draw gives them.
     fn decided(scene: &Scene, memo: &Memo) -> Vec<(super::super::layout::Layout, [Score; 2])> {
-        let allowed = Allowed { placement: true, sharing: true, space: true, gangs: true };
+        let allowed = Allowed { placement: true, sharing: true, space: true, gangs: true, memory_nodes: true };
         let judge = Judge { objective: Objective::WeightedSpeedup, worst_at_least: 0.0 };
         let (effort, generator) = (Cell::new(150), SplitMix64::new(1));
         let mut search = Search { scene, memo, allowed, judge, effort, generator };

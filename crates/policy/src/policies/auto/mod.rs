@@ -20,6 +20,7 @@ mod last;
 mod layout;
 mod look;
 mod memo;
+mod nodes;
 mod phases;
 mod program;
 mod promises;
@@ -58,6 +59,8 @@ pub enum Mechanism {
     Sharing,
     Space,
     Gangs,
+    /// Where memory lies.
+    MemoryNodes,
 }
 
 /// See the page.
@@ -137,6 +140,7 @@ impl Parameters {
             sharing: on(Mechanism::Sharing) && can(Ability::Affinity),
             space: on(Mechanism::Space) && (can(Ability::Ways) || can(Ability::Colors)),
             gangs: on(Mechanism::Gangs) && can(Ability::Gangs),
+            memory_nodes: on(Mechanism::MemoryNodes) && can(Ability::Affinity),
         }
     }
 }

@@ -38,7 +38,10 @@ pub struct Program {
     pub step_bytes: f64,
     /// Cycles per instruction that no space changes.
     pub base_cycles: f64,
+    /// On the memory node where it is nearest to its pages.
     pub cycles_per_miss: f64,
+    /// Cycles that a miss waits longer than that, by the memory node it runs on; empty = not known.
+    far_cycles: Vec<f64>,
     /// Lines to and from memory, prefetched ones included, per miss.
     pub lines_per_miss: f64,
     /// Cycles per instruction that wait for other caches, were all partners elsewhere.
@@ -72,6 +75,32 @@ pub struct Told<'a> {
     pub line_bytes: f64,
     /// Share of the partners with common data that are on its own cache now.
     pub partners_here: f64,
+    pub memory: Memory,
+}
+
+/// How far a task's pages are.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Memory {
+    /// By the node that it would run on: how much longer lines of memory take than near ones, as a factor; 0 = no such node.
+    /// Empty = not known.
+    pub factors: Vec<f64>,
+    /// The node that it runs on now.
+    pub now: usize,
+}
+
+impl Memory {
+    /// Cycles of a miss where the pages are nearest, and by node how many more, out of what misses cost now. Queues are the
+    /// same everywhere.
+    fn split(&self, cycles_per_miss: f64, queue_cycles: f64) -> (f64, Vec<f64>) {
+        let is_known = |factor: &f64| *factor >= 1.0;
+        let nearest = self.factors.iter().copied().filter(is_known).fold(f64::INFINITY, f64::min);
+        let Some(now) = self.factors.get(self.now).copied().filter(is_known) else {
+            return (cycles_per_miss, Vec::new());
+        };
+        let queue_cycles = queue_cycles.clamp(0.0, cycles_per_miss);
+        let each = (cycles_per_miss - queue_cycles) / now;
+        (queue_cycles + each * nearest, self.factors.iter().map(|factor| each * (factor - nearest).max(0.0)).collect())
+    }
 }
 
 impl Program {
@@ -94,7 +123,12 @@ impl Program {
         let unexplained = |measured: f64| (measured - misses[1]).max(0.0) - (misses[STEPS] - measured).max(0.0);
         let level = measured.map_or(0.0, unexplained);
         misses.iter_mut().for_each(|rate| *rate = (*rate + level).max(0.0));
-        let cycles_per_miss = speed.stall_cycles_per_miss.or(told.penalty_cycles)?.max(0.0);
+        // Stalls are counted where it runs; a cost that is told is that of near memory.
+        let factor_now = told.memory.factors.get(told.memory.now).copied().unwrap_or(1.0);
+        let told_penalty = || Some(told.penalty_cycles? * factor_now);
+        let cycles_per_miss = speed.stall_cycles_per_miss.or_else(told_penalty)?.max(0.0);
+        let queue_cycles = speed.stall_cycles_per_miss.and(speed.queue_cycles_per_miss).unwrap_or(0.0);
+        let (nearest_cycles, far_cycles) = told.memory.split(cycles_per_miss, queue_cycles);
         let now = measured.unwrap_or(misses[STEPS]);
         let here = speed.remote_cycles_per_instr.unwrap_or(0.0);
         let base_cycles = (speed.cycles_per_instr - now * cycles_per_miss - here).max(0.1 * speed.cycles_per_instr);
@@ -110,7 +144,8 @@ impl Program {
             level,
             step_bytes,
             base_cycles,
-            cycles_per_miss,
+            cycles_per_miss: nearest_cycles,
+            far_cycles,
             lines_per_miss: speed.lines_per_miss.unwrap_or(1.0).clamp(0.5, 50.0),
             remote_cycles: here / apart,
             wants: speed.wants,
@@ -133,6 +168,7 @@ impl Program {
         other.errors.iter_mut().for_each(|(below, above)| (*below, *above) = (*below * misses, *above * misses));
         other.growth.iter_mut().for_each(|instructions| *instructions /= misses);
         other.cycles_per_miss *= cost;
+        other.far_cycles.iter_mut().for_each(|cycles| *cycles *= cost);
         other
     }
 
@@ -144,6 +180,11 @@ impl Program {
             after += self.lines_per_step / rate.max(NO_MISSES);
             self.growth.push(after);
         }
+    }
+
+    /// Cycles that a miss waits longer on this memory node than on the nearest; 0 where nobody knows.
+    pub fn far_cycles(&self, node: u32) -> f64 {
+        self.far_cycles.get(node as usize).copied().unwrap_or(0.0)
     }
 
     /// Misses per instruction with so many bytes.
@@ -288,6 +329,15 @@ pub mod tests {
 
     /// A program with misses per instruction by bytes, each of which costs 100 cycles beyond one.
     pub fn program(misses: impl Fn(f64) -> f64) -> Program {
+        program_far(misses, Memory::default())
+    }
+
+    /// A stream whose misses cost 100 cycles where it is now.
+    pub fn far_from(memory: Memory) -> Program {
+        program_far(|_| 0.015, memory)
+    }
+
+    fn program_far(misses: impl Fn(f64) -> f64, memory: Memory) -> Program {
         let curve: Curve =
             (0..=64u64).map(|step| (step * 65_536, Estimate::exact(1000.0 * misses(step as f64 * 65_536.0)))).collect();
         let profile = Profile::default().with_misses(Level::L3, curve, FactSource::Oracle);
@@ -306,6 +356,7 @@ pub mod tests {
             largest_cache_bytes: CACHE,
             line_bytes: 64.0,
             partners_here: 0.0,
+            memory,
         };
         Program::of(&told).unwrap()
     }
@@ -394,7 +445,26 @@ pub mod tests {
             largest_cache_bytes: CACHE,
             line_bytes: 64.0,
             partners_here: 0.0,
+            memory: Memory::default(),
         };
         assert_eq!(Program::of(&told), None);
+    }
+
+    /// Is what a miss costs told apart by node: less where its memory is near, with the queue the same everywhere, and
+    /// nothing where it is not known how far memory is?
+    #[test]
+    fn far_memory_costs_what_it_is_farther() {
+        let of = |factors: &[f64], now: usize| far_from(Memory { factors: factors.to_vec(), now });
+        let costs = |one: &Program| (one.cycles_per_miss, [0, 1, 2].map(|node| one.far_cycles(node)));
+        assert_eq!(costs(&of(&[1.0, 2.0], 1)), (50.0, [0.0, 50.0, 0.0]));
+        assert_eq!(costs(&of(&[1.0, 2.0], 0)), (100.0, [0.0, 100.0, 0.0]));
+        assert_eq!(costs(&of(&[2.0, 0.0, 1.0], 0)), (50.0, [50.0, 0.0, 0.0]));
+        assert_eq!(costs(&of(&[], 0)), (100.0, [0.0; 3]));
+        let queued = Memory { factors: vec![1.0, 2.0], now: 1 }.split(100.0, 40.0);
+        assert_eq!(queued, (70.0, vec![0.0, 30.0]));
+        // What was measured there it still says of there.
+        let (near, far) = (of(&[1.0, 2.0], 0), of(&[1.0, 2.0], 1));
+        assert!((far.cycles(CACHE, far.far_cycles(1), 0.0) - near.cycles(CACHE, 0.0, 0.0)).abs() < 1e-9);
+        assert!((far.scaled(1.0, 2.0).far_cycles(1) - 100.0).abs() < 1e-9);
     }
 }

@@ -235,6 +235,7 @@ mod tests {
             cpus: (2 * id..2 * id + 2).collect(),
             cores: 2,
             package: 0,
+            memory_node: 0,
             bytes: CACHE,
             divided: None,
         };
@@ -260,7 +261,7 @@ mod tests {
 
     /// All candidates, and the place of the best.
     fn searched(scene: &Scene) -> (Vec<Candidate>, usize) {
-        let allowed = Allowed { placement: true, sharing: true, space: false, gangs: true };
+        let allowed = Allowed { placement: true, sharing: true, space: false, gangs: true, memory_nodes: true };
         let judge = Judge { objective: Objective::WeightedSpeedup, worst_at_least: 0.0 };
         let (effort, generator) = (Cell::new(2_000), SplitMix64::new(1));
         let memo = Memo::of(scene);

@@ -7,7 +7,7 @@ use cachemate_core::{CacheId, CpuSet, Event, ProcessId, StallCause, TaskId, Task
 use super::bus::Bus;
 use super::layout::Layout;
 use super::memo::Draw;
-use super::program::{Program, Rate, Told};
+use super::program::{Memory, Program, Rate, Told};
 use super::score::speeds;
 use super::speeds::Speeds;
 use crate::partition::units::Divided;
@@ -23,6 +23,8 @@ pub struct Site {
     pub cores: usize,
     /// Sites of one package wait for the same memory.
     pub package: u32,
+    /// The node whose memory is nearest to it.
+    pub memory_node: u32,
     pub bytes: f64,
     pub divided: Option<Divided>,
 }
@@ -71,6 +73,7 @@ pub fn sites(view: &View<'_>) -> Vec<Site> {
             cpus,
             cores: cores.len(),
             package: cache.cpus.iter().find_map(cpu).map_or(0, |cpu| cpu.package),
+            memory_node: cache.cpus.iter().find_map(cpu).map_or(0, |cpu| cpu.memory_node),
             bytes: cache.size_bytes.filter(|&bytes| bytes > 0)? as f64,
             divided: Divided::of(view.partitions_of(cache.id)),
         })
@@ -132,16 +135,37 @@ pub fn note_apart(view: &View<'_>, seen_apart: &mut BTreeSet<TaskId>) {
     seen_apart.extend(ran().filter(|(seen, _)| on[&seen.process].1 && counted(seen)).map(|(seen, _)| seen.task));
 }
 
+/// What earlier windows told.
+pub struct Earlier<'a> {
+    pub speeds: &'a Speeds,
+    pub clusters: &'a BTreeMap<TaskId, usize>,
+    pub lived_on: &'a BTreeMap<TaskId, usize>,
+    pub seen_apart: &'a BTreeSet<TaskId>,
+    /// Whether it matters where memory lies.
+    pub memory_nodes: bool,
+}
+
+impl Earlier<'_> {
+    /// How far the task's pages are from each node, where that matters and is known of all of them.
+    fn memory(&self, view: &View<'_>, task: &TaskSample, site: Option<&Site>) -> Memory {
+        let pages = task.pages_per_node.as_deref().filter(|_| self.memory_nodes);
+        let from = |pages: &[u64]| {
+            let factor = |node: usize| view.topology.memory_factor(node as u32, pages).unwrap_or(0.0);
+            (0..view.topology.memory_latency.len()).map(factor).collect()
+        };
+        let now = site.zip(pages).map(|(site, pages)| (site.memory_node as usize, from(pages)));
+        now.map_or_else(Memory::default, |(now, factors)| Memory { factors, now })
+    }
+}
+
 impl Scene {
-    /// `clusters`, `lived_on` and `seen_apart` are what earlier windows told, `before` programs that need not be made anew.
+    /// `before` tells programs that need not be made anew.
     pub fn of(
         view: &View<'_>,
-        speeds: &Speeds,
-        clusters: &BTreeMap<TaskId, usize>,
-        lived_on: &BTreeMap<TaskId, usize>,
-        seen_apart: &BTreeSet<TaskId>,
+        earlier: &Earlier<'_>,
         mut before: impl FnMut(TaskId) -> Option<Program>,
     ) -> Option<Self> {
+        let Earlier { speeds, clusters, lived_on, seen_apart, .. } = *earlier;
         let sites = sites(view);
         let seats = Seats::of(&sites);
         let largest = sites.iter().map(|site| site.bytes).fold(0.0, f64::max);
@@ -161,7 +185,9 @@ impl Scene {
             *threads_on.entry((task.process, here(task))).or_default() += 1;
         }
         let scene_task = |task: &TaskSample| {
+            let site = here(task);
             let told = |profile, speed| Told {
+                memory: earlier.memory(view, task, site.map(|site| &sites[site])),
                 profile,
                 speed,
                 goal: task.goal,
@@ -172,7 +198,6 @@ impl Scene {
             };
             let known = || view.profiles.get(&task.task).zip(speeds.of(task.task, f64::from(line)));
             let made = || known().and_then(|(profile, speed)| Program::of(&told(profile, speed)));
-            let site = here(task);
             SceneTask {
                 task: task.task,
                 process: task.process,

@@ -161,7 +161,7 @@ pub struct Here<'a> {
     pub cycles_per_ns: f64,
     /// Share of each member's partners that are on other caches.
     pub apart: &'a [f64],
-    /// Cycles that a miss of each member waits longer than it was measured.
+    /// Cycles that a miss of each member waits longer than nearest to its memory, in the queue that was measured.
     pub waits: &'a [f64],
     pub cut: &'a [Group],
     pub turns: Option<&'a Turns>,
@@ -334,18 +334,24 @@ impl OfSite<'_> {
             |(&at, program): (&usize, &&Program)| draw.of(at).map(|(misses, cost)| program.scaled(misses, cost));
         let drawn: Vec<Program> = self.members.iter().zip(&programs).filter_map(scaled).collect();
         let drawn: Vec<&Program> = drawn.iter().collect();
+        let (site, programs) = (&self.scene.sites[self.site], if drawn.is_empty() { &programs } else { &drawn });
         let here = Here {
-            site: &self.scene.sites[self.site],
+            site,
             members: self.members,
-            programs: if drawn.is_empty() { &programs } else { &drawn },
+            programs,
             cycles_per_ns: self.scene.cycles_per_ns,
             apart: self.apart,
-            waits: &vec![0.0; self.members.len()],
+            waits: &far(site, programs),
             cut: self.cut,
             turns: self.turns,
         };
         here.score()
     }
+}
+
+/// Cycles that a miss of each program waits longer here than where its memory is nearest.
+fn far(site: &Site, programs: &[&Program]) -> Vec<f64> {
+    programs.iter().map(|program| program.far_cycles(site.memory_node)).collect()
 }
 
 /// Every known task's speed.
@@ -370,7 +376,7 @@ fn whole(scene: &Scene, layout: &Layout) -> Vec<(Score, Vec<usize>, Vec<Speed>)>
         .enumerate()
         .map(|(site, members)| members.iter().map(|&at| apart(scene, &layout.home, at, site)).collect())
         .collect();
-    let mut waits: Vec<Vec<f64>> = members.iter().map(|members| vec![0.0; members.len()]).collect();
+    let mut queues: Vec<Vec<f64>> = members.iter().map(|members| vec![0.0; members.len()]).collect();
     let rounds = if scene.bus.is_some() { BUS_ROUNDS } else { 1 };
     let mut found = Vec::new();
     for _ in 0..rounds {
@@ -378,9 +384,12 @@ fn whole(scene: &Scene, layout: &Layout) -> Vec<(Score, Vec<usize>, Vec<Speed>)>
         let mut traffic: BTreeMap<u32, f64> = BTreeMap::new();
         for (site, members) in members.iter().enumerate().filter(|(_, members)| !members.is_empty()) {
             let (cut, turns) = (&layout.cuts[site], layout.turns[site].as_ref());
-            let (apart, waits) = (&aparts[site], &waits[site]);
+            let apart = &aparts[site];
             let programs: Vec<&Program> = members.iter().filter_map(|&at| scene.tasks[at].program.as_ref()).collect();
             let (site_here, cycles_per_ns) = (&scene.sites[site], scene.cycles_per_ns);
+            let far = far(site_here, &programs);
+            let waits: Vec<f64> = far.iter().zip(&queues[site]).map(|(far, queue)| far + queue).collect();
+            let waits = &waits;
             let here = Here { site: site_here, members, programs: &programs, cycles_per_ns, apart, waits, cut, turns };
             let speeds = here.speeds();
             let sum: f64 = speeds.iter().map(|speed| speed.lines_per_cycle).sum();
@@ -390,9 +399,9 @@ fn whole(scene: &Scene, layout: &Layout) -> Vec<(Score, Vec<usize>, Vec<Speed>)>
         let Some(bus) = &scene.bus else { break };
         for (site, members) in members.iter().enumerate() {
             let here = traffic.get(&scene.sites[site].package).copied().unwrap_or(0.0);
-            for (wait, &at) in waits[site].iter_mut().zip(members) {
+            for (queue, &at) in queues[site].iter_mut().zip(members) {
                 let measured_on = scene.tasks[at].seen_on.map_or(0, |on| scene.sites[on].package);
-                *wait = 0.5 * (*wait + bus.longer(here, measured_on));
+                *queue = 0.5 * (*queue + bus.longer(here, measured_on));
             }
         }
     }

@@ -24,6 +24,8 @@ pub struct Allowed {
     pub sharing: bool,
     pub space: bool,
     pub gangs: bool,
+    /// Tasks may be placed by where their memory lies.
+    pub memory_nodes: bool,
 }
 
 /// What is better.
@@ -105,6 +107,11 @@ impl Search<'_> {
             add("sharing", layout.clone());
             homes.push(("joint from sharing", layout));
         }
+        if self.allowed.memory_nodes
+            && let Some(layout) = self.near_memory(&default)
+        {
+            add("memory nodes", layout);
+        }
         if self.allowed.placement && scene.sites.len() > 1 {
             let (even, separated) = (self.evened(&default), self.separated(&default));
             let mut placed_from = |from: Layout| self.with_part(8, |search| search.placed(from, false));
@@ -139,7 +146,7 @@ impl Search<'_> {
         found
     }
 
-    fn movable(&self) -> Vec<usize> {
+    pub(super) fn movable(&self) -> Vec<usize> {
         self.scene.known().filter(|&at| self.scene.can_move(at)).collect()
     }
 
@@ -466,6 +473,7 @@ mod tests {
             cpus: (id * cpus..(id + 1) * cpus).collect(),
             cores: cpus as usize,
             package: 0,
+            memory_node: 0,
             bytes: CACHE,
             divided: None,
         };
@@ -494,7 +502,7 @@ mod tests {
         (all[0].score, best.unwrap(), search.effort.get())
     }
 
-    const ALL: Allowed = Allowed { placement: true, sharing: true, space: true, gangs: true };
+    const ALL: Allowed = Allowed { placement: true, sharing: true, space: true, gangs: true, memory_nodes: true };
 
     /// Are streams and programs that keep data parted where the machine's own scheduler has mixed them?
     #[test]
@@ -504,7 +512,7 @@ mod tests {
         let (default, found, _) = best(&scene, ALL, 2_000);
         let value = |score: Score| score.value(Objective::WeightedSpeedup);
         assert!(value(found) > 1.01 * value(default) && value(found) > 0.98, "{default:?} {found:?}");
-        let nothing = Allowed { placement: false, sharing: false, space: false, gangs: false };
+        let nothing = Allowed { placement: false, sharing: false, space: false, gangs: false, memory_nodes: true };
         let (default, found, _) = best(&scene, nothing, 2_000);
         assert_eq!(value(default), value(found), "nothing is switched on");
     }

@@ -14,7 +14,7 @@ fn topology() -> Topology {
         ways: None,
         line_bytes: None,
     };
-    Topology { cpus: vec![cpu(0), cpu(1)], caches: vec![cache] }
+    Topology { cpus: vec![cpu(0), cpu(1)], caches: vec![cache], ..Topology::default() }
 }
 
 fn task(id: u32) -> TaskSample {

@@ -56,7 +56,7 @@ pub fn topology() -> Topology {
         ways: Some(16),
         last_level: true,
     };
-    Topology { cpus: (0..4).map(cpu).collect(), caches: vec![cache(0), cache(1)] }
+    Topology { cpus: (0..4).map(cpu).collect(), caches: vec![cache(0), cache(1)], ..Topology::default() }
 }
 
 /// What was decided in every window. `machine` says who is seen, and with what profiles, under the plan in force.

@@ -81,7 +81,8 @@ struct Mix {
     divided: f64,
     /// The division of the reference, as each program's colors.
     colors: Vec<String>,
-    online: Speedup,
+    /// By each of [`ONLINE`].
+    online: Vec<Speedup>,
 }
 
 impl Mix {
@@ -91,8 +92,8 @@ impl Mix {
     fn gain_percent(&self, value: f64) -> f64 {
         100.0 * (value / self.shared - 1.0)
     }
-    fn short_percent(&self) -> f64 {
-        100.0 * (1.0 - self.online.settled / self.best())
+    fn short_percent(&self, policy: usize) -> f64 {
+        100.0 * (1.0 - self.online[policy].settled / self.best())
     }
     fn name(&self) -> String {
         self.programs.iter().map(|&at| PROGRAMS[at]).collect::<Vec<_>>().join("+")
@@ -128,12 +129,13 @@ fn run_mix(
     let start = Division(sizes.iter().enumerate().map(|(at, &colors)| (vec![at], colors)).collect());
     let best = climbed(start, |division| settled(&trial, &held_to(&division.lists(names.len()))))?;
     let colors = best.lists(names.len());
+    let online = |policy: &&str| Ok(speedup(&outcome(context, &guarded(&asked), policy)?));
     Ok(Mix {
         programs: picked.to_vec(),
         shared: settled(&asked, "default")?,
         divided: settled(&asked, &held_to(&colors))?,
         colors,
-        online: speedup(&outcome(context, &guarded(&asked), "cache-sizing")?),
+        online: ONLINE.iter().map(online).collect::<Result<_, ReproError>>()?,
     })
 }
 
@@ -160,30 +162,39 @@ pub(crate) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
         context.tell(&format!("INTERVAL-4: {} programs", picked.len()));
         run_mix(context, &measured, &costs, picked, seed)
     })?;
-    Ok(findings(&all, seed))
+    Ok((0..ONLINE.len()).flat_map(|policy| findings(&all, policy, seed)).collect())
 }
 
-fn findings(all: &[Mix], seed: u64) -> Vec<Finding> {
+/// `policy` is its place in [`ONLINE`].
+fn findings(all: &[Mix], policy: usize, seed: u64) -> Vec<Finding> {
     let over = |of: &dyn Fn(&Mix) -> f64| all.iter().map(of).collect::<Vec<f64>>();
     let points = all.iter().flat_map(|mix| {
         let with = format!("{} [{}]", mix.name(), mix.colors.join(" "));
         [
             DataPoint::over("best division known, % over shared", with, &[mix.gain_percent(mix.best())]),
-            DataPoint::over("online once settled, %", mix.name(), &[mix.gain_percent(mix.online.settled)]),
-            DataPoint::over("online over the whole run, %", mix.name(), &[mix.gain_percent(mix.online.whole)]),
+            DataPoint::over("online once settled, %", mix.name(), &[mix.gain_percent(mix.online[policy].settled)]),
+            DataPoint::over("online over the whole run, %", mix.name(), &[mix.gain_percent(mix.online[policy].whole)]),
         ]
     });
     let told = |what: &str, unit: &str, bar: Bar, value: f64| {
-        Finding::new("INTERVAL-4", what, "MULTI at nominal time", unit, bar, &[(seed, value)])
+        Finding::new(
+            "INTERVAL-4",
+            &of_policy(ONLINE[policy], what),
+            "MULTI at nominal time",
+            unit,
+            bar,
+            &[(seed, value)],
+        )
     };
-    let worst = over(&|mix| mix.gain_percent(mix.online.settled)).into_iter().fold(f64::INFINITY, f64::min);
-    let price = mean(&over(&|mix| mix.gain_percent(mix.online.settled) - mix.gain_percent(mix.online.whole)));
+    let worst = over(&|mix| mix.gain_percent(mix.online[policy].settled)).into_iter().fold(f64::INFINITY, f64::min);
+    let price =
+        mean(&over(&|mix| mix.gain_percent(mix.online[policy].settled) - mix.gain_percent(mix.online[policy].whole)));
     vec![
         told(
             "short of the best division known once settled, mean over mixes",
             "%",
             Bar::AtMost { bar: 2.0, paper_best: None },
-            mean(&over(&Mix::short_percent)),
+            mean(&over(&|mix| mix.short_percent(policy))),
         )
         .points(points.collect())
         .note(format!(

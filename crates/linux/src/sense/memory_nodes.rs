@@ -1,0 +1,122 @@
+//! On which memory nodes the pages of processes lie, as `/proc/PID/numa_maps` tells it (numa(7)).
+//!
+//! Problem: for that file the kernel walks a process's page tables, with its map locked for changes; where there are many
+//! pages that takes long. Method: one process at a time, whose last answer is the oldest; after a read that took some time,
+//! the next is made no sooner than a thousand times as much later. Nothing is read on hosts with one node. Properties:
+//! reading costs at most a thousandth of the time; who could not be read has no answer.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use cachemate_core::{ProcessId, Topology};
+
+use crate::kernel::Kernel;
+
+/// Of the time between two reads, reading takes at most one part in so many.
+const ONE_IN: u32 = 1000;
+/// Units in which pages are counted: the size of the smallest ones.
+const PAGE_KIB: u64 = 4;
+/// More nodes than this no kernel has (`CONFIG_NODES_SHIFT` is 10 at most).
+const NODES_AT_MOST: usize = 1024;
+
+/// See the module's documentation.
+#[derive(Default, Debug)]
+pub struct MemoryNodes {
+    /// Pages by node, and the number of the read that told them.
+    pages: BTreeMap<ProcessId, (u64, Option<Vec<u64>>)>,
+    reads: u64,
+    not_before: Option<Instant>,
+}
+
+impl MemoryNodes {
+    /// Reads one of these processes if it is time for that, and forgets all others.
+    pub fn look(&mut self, kernel: &impl Kernel, topology: &Topology, processes: &BTreeMap<ProcessId, i32>) {
+        self.pages.retain(|process, _| processes.contains_key(process));
+        let now = Instant::now();
+        if topology.memory_latency.len() < 2 || self.not_before.is_some_and(|then| now < then) {
+            return;
+        }
+        let last_read = |process: &ProcessId| self.pages.get(process).map_or(0, |(read, _)| *read);
+        let Some((&process, pid)) = processes.iter().min_by_key(|(process, _)| last_read(process)) else { return };
+        let told = kernel.read(&PathBuf::from(format!("/proc/{pid}/numa_maps")));
+        self.reads += 1;
+        self.pages.insert(process, (self.reads, told.ok().and_then(|text| pages_per_node(&text))));
+        self.not_before = Some(now + now.elapsed().saturating_mul(ONE_IN).max(Duration::from_millis(1)));
+    }
+
+    /// As told last.
+    pub fn of(&self, process: ProcessId) -> Option<Vec<u64>> {
+        self.pages.get(&process)?.1.clone()
+    }
+}
+
+/// Pages by node, in pages of 4 KiB. `None` = nothing is resident, or the text is not understood.
+fn pages_per_node(text: &str) -> Option<Vec<u64>> {
+    let mut pages: Vec<u64> = Vec::new();
+    for line in text.lines() {
+        let field = |key: &'static str| line.split_whitespace().find_map(move |word| word.strip_prefix(key));
+        let size_kib: u64 = field("kernelpagesize_kB=").and_then(|kib| kib.parse().ok()).unwrap_or(PAGE_KIB);
+        let on_node = |word: &str| {
+            let (node, count) = word.strip_prefix('N')?.split_once('=')?;
+            Some((node.parse::<usize>().ok()?, count.parse::<u64>().ok()?))
+        };
+        for (node, count) in line.split_whitespace().filter_map(on_node) {
+            if node >= NODES_AT_MOST {
+                return None;
+            }
+            pages.resize(pages.len().max(node + 1), 0);
+            pages[node] = pages[node].saturating_add(count.saturating_mul(size_kib / PAGE_KIB));
+        }
+    }
+    pages.iter().any(|&pages| pages > 0).then_some(pages)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernel::Host;
+
+    const TEXT: &str = "\
+55d0c0000000 default file=/usr/bin/program mapped=3 N1=3 kernelpagesize_kB=4
+7f0000000000 bind:0-1 anon=2 dirty=2 active=0 N0=1 N1=1 kernelpagesize_kB=2048
+7ffc00000000 default stack anon=4 dirty=4 N0=4 kernelpagesize_kB=4
+7ffd00000000 default
+";
+
+    /// Are pages of all sizes added up by node, and lines without any passed over?
+    #[test]
+    fn pages_are_added_up_by_node() {
+        assert_eq!(pages_per_node(TEXT), Some(vec![516, 515]));
+        assert_eq!(pages_per_node("7ffd00000000 default\n"), None);
+        assert_eq!(pages_per_node("7ffd00000000 default N4096=1 kernelpagesize_kB=4"), None);
+    }
+
+    /// Are processes read in turn, but not more often than reading may cost, and never where there is one node?
+    #[test]
+    fn processes_are_read_in_turn() {
+        let root = tempfile::tempdir().unwrap();
+        for (pid, pages) in [(10, 1), (11, 2)] {
+            let folder = root.path().join(format!("proc/{pid}"));
+            std::fs::create_dir_all(&folder).unwrap();
+            std::fs::write(folder.join("numa_maps"), format!("7f00 default N0={pages} kernelpagesize_kB=4\n")).unwrap();
+        }
+        let kernel = Host::new(root.path());
+        let processes: BTreeMap<ProcessId, i32> = [(ProcessId(0), 10), (ProcessId(1), 11), (ProcessId(2), 12)].into();
+        let (one, two) =
+            (Topology::default(), Topology { memory_latency: vec![vec![1.0, 2.0]; 2], ..Topology::default() });
+        let mut nodes = MemoryNodes::default();
+        nodes.look(&kernel, &one, &processes);
+        assert_eq!((nodes.reads, nodes.of(ProcessId(0))), (0, None));
+        nodes.look(&kernel, &two, &processes);
+        nodes.look(&kernel, &two, &processes);
+        assert_eq!(nodes.reads, 1, "at once is too soon");
+        for _ in 0..3 {
+            nodes.not_before = None;
+            nodes.look(&kernel, &two, &processes);
+        }
+        assert_eq!([0, 1, 2].map(|id| nodes.of(ProcessId(id))), [Some(vec![1]), Some(vec![2]), None]);
+        nodes.look(&kernel, &two, &[(ProcessId(1), 11)].into());
+        assert_eq!(nodes.pages.len(), 1, "who is gone is forgotten");
+    }
+}

@@ -14,7 +14,7 @@ out=$PWD/target/lab
 short='colors-hashed colors deaths gangs'
 full="settled gangs gangs-bare colors colors-hashed ways placement sharing deaths"
 # By name only (LAB_SCENES): they take long, or have not come to their end yet.
-named="nodes sweep probes probes-bare probes-rdt sharing-processes auto-gangs auto-ways auto-placement auto-nothing real"
+named="nodes sweep probes probes-bare probes-rdt sharing-processes auto-gangs auto-ways auto-placement auto-colors auto-nothing real"
 scenes=${LAB_SCENES:-$([ -n "${LAB_FULL:-}" ] && echo "$full" || echo "$short")}
 budget=${LAB_BUDGET_SECONDS:-$([ -n "${LAB_FULL:-}" ] && echo 86400 || echo 420)}
 started=$(date +%s)
@@ -89,6 +89,7 @@ for name in $scenes; do
         gangs | auto-gangs) scene "$name" lab-vm ;;
         gangs-bare) scene gangs-bare lab-vm --no-counters --no-rdt ;;
         colors) scene colors lab-vm ;;
+        auto-colors) scene auto-colors lab-vm --no-rdt ;;
         colors-hashed) scene colors-hashed 'lab-vm?caches.l3.slices=128' ;;
         ways | auto-ways | auto-nothing) scene "$name" lab-vm ;;
         placement | auto-placement) scene "$name" 'lab-vm?packages=2' ;;

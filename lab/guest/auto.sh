@@ -94,6 +94,26 @@ auto_gangs() {
     kill -9 "$v1" "$v2" "$s1" "$s2"
 }
 
+# A victim and a stream on a CPU each, where there are no ways: page colors. Frames stay where they are when more colors are
+# allowed again, so the programs are other ones by hand and under auto.
+auto_colors() {
+    cachemate --quiet color discover --bytes 256M --seconds 30 | sed 's/^/# /'
+    colored 0-3 chase victim-1 0 2048; v1=$pid
+    colored 4-7 stream stream-1 1 12288; s1=$pid
+    # Until all frames are sorted.
+    usleep 2000000
+    byhand=$(rates 0.3 "$v1" "$s1")
+    kill -9 "$v1" "$s1"
+    usleep 100000
+    colored 0-7 chase victim-2 0 2048; v1=$pid
+    colored 0-7 stream stream-2 1 12288; s1=$pid
+    usleep 500000
+    default=$(rates 0.3 "$v1" "$s1")
+    under_auto "$v1" "$s1"
+    judged "4 of 8 colors for each"
+    kill -9 "$v1" "$s1"
+}
+
 # Two programs that live in their L2s: nothing is to be gained, and nothing may be lost.
 auto_nothing() {
     busy chase quiet-1 0 128; q1=$pid

@@ -8,6 +8,15 @@ busy() {
     LAB_PROGRESS=/run/lab/progress "/lab/bin/$2" load "$@" 1000000 >/dev/null &
     pid=$!
 }
+# colored COLORS KIND NAME CPU KIB: the same in frames of these colors.
+colored() {
+    colors=$1
+    shift
+    ln -sf /bin/lab-program "/lab/bin/$2"
+    LAB_PROGRESS=/run/lab/progress cachemate --quiet color run --colors "$colors" -- "/lab/bin/$2" load "$@" 1000000 >/dev/null 2>"$2.err" &
+    pid=
+    until pid=$(pidof "$2") && [ -n "$pid" ]; do usleep 50000; done
+}
 # rates SECONDS PID...: work of each in a second, over a while
 rates() {
     seconds=$1

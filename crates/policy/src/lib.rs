@@ -26,6 +26,7 @@ pub mod partition;
 pub mod placement;
 pub mod policies;
 mod reasons;
+mod recall;
 pub mod reference_predictor;
 pub mod rollback_guard;
 pub mod schemes;

@@ -62,6 +62,8 @@ enum State {
 
 /// Share of a log's entries that makes it full.
 const FULL_ENOUGH: f64 = 0.98;
+/// A log is looked at about so often before it is full.
+const STEPS_OF_LOG: u64 = 16;
 
 fn refused(probe: &Probe, because: RefusedBecause, said: &str) -> Refused {
     Refused { item: Item::Probe(probe.id), because, said: said.to_string() }
@@ -128,8 +130,8 @@ impl IntervalMachine {
             let next = match active.state {
                 State::Waiting => self.begin(&active.probe),
                 State::Row { until_ns, .. } if until_ns <= self.now_ns => self.next_row(&active),
-                State::Until { ns, before, taken_share } if ns <= self.now_ns => match self.more_of(&active, &before) {
-                    Some(ns) => State::Until { ns, before, taken_share },
+                State::Until { ns, before, .. } if ns <= self.now_ns => match self.more_of(&active, &before) {
+                    Some((ns, taken_share)) => State::Until { ns, before, taken_share },
                     None => self.collected(&active.probe, &before),
                 },
                 other => other,
@@ -198,14 +200,9 @@ impl IntervalMachine {
                 State::Row { at: 0, settled: false, until_ns: self.now_ns + 1, before: Vec::new(), found: Vec::new() }
             }
             ProbeWhat::Trace { task, entries, .. } => {
+                let (pace_ns, taken_share) = self.log_pace(*task, f64::from(*entries));
+                let ns = self.now_ns + self.step_of_log(pace_ns, *entries).min(probe.budget_ns.max(1));
                 let before = self.done_of(*task);
-                // Every entry costs an interrupt; meanwhile the task runs that much slower.
-                let cost_ns = self.interrupts_ns(*entries);
-                let instr = f64::from(*entries) / self.misses_per_instr(*task).max(1e-6);
-                let rate = self.speed_of(*task).max(1e-9);
-                let runs_ns = (instr / rate * 1e9 / self.spec.hertz as f64) as u64;
-                let taken_share = cost_ns as f64 / (cost_ns + runs_ns.max(1)) as f64;
-                let ns = self.now_ns + (cost_ns + runs_ns).min(probe.budget_ns.max(1));
                 State::Until { ns, before, taken_share }
             }
             ProbeWhat::Reuses { task, .. } => {
@@ -345,18 +342,33 @@ impl IntervalMachine {
         self.slot_of(task).map_or(0.0, |slot| self.engine.speed(slot))
     }
 
-    /// Until when a log goes on that is not full yet, within its budget: who is traced loses its place in the cache, and
-    /// makes its entries more slowly than when the log began.
-    fn more_of(&self, active: &Active, before: &Done) -> Option<u64> {
+    /// How long so many entries take at the task's present speed, in nanoseconds, and which share of that their interrupts
+    /// take: every entry costs one.
+    fn log_pace(&self, task: TaskId, entries: f64) -> (u64, f64) {
+        let interrupts_ns = entries * self.spec.counters.interrupt_cycles as f64 * 1e9 / self.spec.hertz as f64;
+        let instructions = entries / self.misses_per_instr(task).max(1e-6);
+        let runs_ns = instructions / self.speed_of(task).max(1e-9) * 1e9 / self.spec.hertz as f64;
+        ((interrupts_ns + runs_ns) as u64 + 1, interrupts_ns / (interrupts_ns + runs_ns.max(1.0)))
+    }
+
+    /// A log is looked at in steps: who is traced loses its place in the cache, and its entries come more slowly.
+    fn step_of_log(&self, left_ns: u64, entries: u32) -> u64 {
+        let shortest_ns = self.interrupts_ns(entries) / STEPS_OF_LOG + 1;
+        (left_ns / STEPS_OF_LOG).max(shortest_ns).min(left_ns)
+    }
+
+    /// Until when a log goes on that is not full yet, within its budget, and the share of time that it takes.
+    fn more_of(&self, active: &Active, before: &Done) -> Option<(u64, f64)> {
         let ProbeWhat::Trace { task, entries, .. } = active.probe.what else { return None };
-        let took_ns = self.now_ns - active.started_ns;
+        self.slot_of(task)?;
+        let left_ns = active.probe.budget_ns.checked_sub(self.now_ns - active.started_ns).filter(|&ns| ns > 0)?;
         let instructions = self.done_of(task).instructions - before.instructions;
-        let made = instructions * self.misses_per_instr(task) / f64::from(entries.max(1));
-        if made >= FULL_ENOUGH || instructions <= 0.0 || took_ns >= active.probe.budget_ns {
+        let made = instructions * self.misses_per_instr(task);
+        if made >= FULL_ENOUGH * f64::from(entries) {
             return None;
         }
-        let more_ns = (took_ns as f64 * (1.0 / made.max(0.05) - 1.0)) as u64 + 1;
-        Some(self.now_ns + more_ns.min(active.probe.budget_ns - took_ns))
+        let (pace_ns, taken_share) = self.log_pace(task, f64::from(entries) - made.max(0.0));
+        Some((self.now_ns + self.step_of_log(pace_ns, entries).min(left_ns), taken_share))
     }
 
     fn collected(&mut self, probe: &Probe, before: &Done) -> State {

@@ -289,6 +289,28 @@ fn a_trace_holds_the_program_s_curve() {
     assert!(again > 100_000);
 }
 
+/// Does a log take its interrupts and the instructions between them, and no longer, though the task loses its place in the
+/// cache to its neighbor meanwhile?
+#[test]
+fn a_log_takes_no_longer_than_its_entries() {
+    let jobs = vec![job("victim", uniform(60_000.0, 0.02)), job("stream", by_hand::stream(64.0, LINES, 0.02))];
+    let mut machine = IntervalMachine::new(&spec(), exact(), jobs).unwrap();
+    let seen = machine.observe().unwrap().unwrap();
+    let mut plan = Plan::idle(Window::Time { ns: 10_000_000_000 });
+    let beside = |task: &cachemate_core::TaskSample, cpu: u32| (task.task, [cpu].into_iter().collect());
+    plan.affinity = [beside(&seen.tasks[0], 0), beside(&seen.tasks[1], 1)].into();
+    machine.apply(&plan).unwrap();
+    machine.observe().unwrap();
+    let what = ProbeWhat::Trace { task: seen.tasks[0].task, entries: 160_000, code: false };
+    plan.probes = vec![Probe { id: ProbeId(1), what, budget_ns: 10_000_000_000 }];
+    machine.apply(&plan).unwrap();
+    let seen = machine.observe().unwrap().unwrap();
+    let Evidence::Trace { lines, .. } = &seen.answers[0].evidence else { panic!("{:?}", seen.answers) };
+    assert!(lines.len() >= 156_000, "{}", lines.len());
+    // 240 ms of interrupts; 8 million instructions that all miss take 5 cycles each at 2 GHz, and so 20 ms.
+    assert!((235_000_000..265_000_000).contains(&seen.span.elapsed_ns), "{:?}", seen.span);
+}
+
 /// Does a task whose log is called off run as fast as before?
 #[test]
 fn a_log_that_is_called_off_costs_nothing_more() {

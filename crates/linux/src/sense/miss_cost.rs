@@ -6,16 +6,20 @@
 //! the last fifteen years (Agner Fog's instruction tables; Arm's optimization guides).
 //!
 //! Properties: others may run. Time is the thread's own, a round of hits that others disturbed is not the fastest of many,
-//! and a miss is what a miss costs beside them.
+//! and a miss is what a miss costs beside them. A round is as short as it can be and still not fit into the caches before the
+//! last one: streams on the other CPUs renew a last level of 8 MiB in 2 ms, and what they have taken is no hit.
 
 use std::hint::black_box;
 
-use cachemate_core::{PredictorConfig, Topology};
+use cachemate_core::{Level, PredictorConfig, Topology};
 
 use super::probes::thread_time_ns;
 
-/// Lines of one chase; each is visited once a round.
+/// Lines of one chase where the topology tells no size of the caches before the last; each is visited once a round.
 const CHASED_LINES: usize = 30_000;
+/// Fewer are timed too coarsely, more take too long.
+const LINES_AT_LEAST: usize = 4_096;
+const LINES_AT_MOST: usize = 65_536;
 const LINE_BYTES: usize = 64;
 const ROUNDS: usize = 5;
 /// Rounds of hits after each of misses: a turn on the CPU lasts for some of them, and others fill the cache between turns.
@@ -43,7 +47,7 @@ pub fn measure(topology: &Topology) -> PredictorConfig {
 fn measure_here(topology: &Topology) -> PredictorConfig {
     let size_bytes = topology.last_level_caches().find_map(|cache| cache.size_bytes).unwrap_or(UNKNOWN_CACHE_BYTES);
     let lines = (size_bytes.clamp(1 << 20, CACHE_BYTES_AT_MOST) / LINE_BYTES as u64) as usize;
-    let mut chase = Chase::new(lines);
+    let mut chase = Chase::new(lines, chased_lines(topology));
     let (mut hits_ns, mut misses_ns): (Vec<f64>, Vec<f64>) = (Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
         chase.push_out();
@@ -60,6 +64,14 @@ fn measure_here(topology: &Topology) -> PredictorConfig {
     }
 }
 
+/// Twice as many as the largest cache before the last one holds: under LRU none of them is found there again.
+fn chased_lines(topology: &Topology) -> usize {
+    let before_last = topology.caches.iter().filter(|cache| !cache.last_level && cache.level != Level::L1Instruction);
+    let largest = before_last.filter_map(|cache| cache.size_bytes).max();
+    let twice = |bytes: u64| (2 * bytes.min(1 << 30)) as usize / LINE_BYTES;
+    largest.map_or(CHASED_LINES, twice).clamp(LINES_AT_LEAST, LINES_AT_MOST)
+}
+
 /// A cycle of links through some lines of a buffer, and room enough to push them out of the cache.
 struct Chase {
     /// Three times the cache, in words; a link is the place of the next one.
@@ -72,10 +84,10 @@ struct Chase {
 const WORDS_A_LINE: usize = LINE_BYTES / std::mem::size_of::<usize>();
 
 impl Chase {
-    /// Links lie in the first third, which is as large as the cache.
-    fn new(lines: usize) -> Self {
+    /// So many links lie evenly in the first third, which is as large as the cache of so many lines.
+    fn new(lines: usize, steps: usize) -> Self {
         let mut words = vec![0usize; 3 * lines * WORDS_A_LINE];
-        let steps = CHASED_LINES.min(lines);
+        let steps = steps.min(lines);
         let mut order: Vec<usize> = (0..steps).map(|at| at * (lines / steps)).collect();
         // Any order that no prefetcher follows will do: a multiplicative generator shuffles.
         let mut state = 0x9E37_79B9_7F4A_7C15_u64;
@@ -131,19 +143,32 @@ fn middle(mut values: Vec<f64>) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cachemate_core::Level;
     use cachemate_core::test_kit::last_level_caches;
 
     /// Is every link of the chase visited once a round, so that no line is warm from the same round?
     #[test]
     fn a_round_visits_every_link_once() {
-        let chase = Chase::new(2 * CHASED_LINES);
+        let chase = Chase::new(2 * CHASED_LINES, CHASED_LINES);
         let mut seen = std::collections::BTreeSet::new();
         let last = (0..chase.steps).fold(chase.first, |at, _| {
             assert!(seen.insert(at), "{at} twice");
             chase.words[at]
         });
         assert_eq!((last, seen.len()), (chase.first, CHASED_LINES));
+    }
+
+    /// Is a chase too long for the caches before the last one, and not longer than that?
+    #[test]
+    fn a_round_is_as_short_as_misses_of_the_inner_caches_allow() {
+        let with_l2 = |size_bytes: Option<u64>| {
+            let mut topology = last_level_caches(1, 1, Level::L3, 8 << 20);
+            let inner =
+                cachemate_core::Cache { level: Level::L2, last_level: false, size_bytes, ..topology.caches[0].clone() };
+            topology.caches.push(inner);
+            chased_lines(&topology)
+        };
+        assert_eq!(with_l2(Some(512 << 10)), 2 * (512 << 10) / 64);
+        assert_eq!([Some(1 << 10), Some(1 << 40), None].map(with_l2), [LINES_AT_LEAST, LINES_AT_MOST, CHASED_LINES]);
     }
 
     /// Does a chase take its own time only, whoever else runs on its CPU meanwhile?

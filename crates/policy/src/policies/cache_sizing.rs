@@ -2,7 +2,8 @@
 //!
 //! Problem: programs on one cache take from each other what some need and others do not use; a split helps only if it is
 //! sized right, kept up to date, and worth its price. Method, per cache:
-//! 1. Ask for a trace of every process that has no curve in its present phase, a few at once.
+//! 1. Ask for a trace of every process that has no curve in its present phase, a few at once. A phase that comes back has the
+//!    curve that its kind had; so where kinds of phases are told, a trace waits until it is known that this one is new.
 //! 2. Once all have one: [`allocate`] says who gets how much; the predictor says how everybody would fare then, how they
 //!    fare now, and how without any shares. The best of these is taken if it gains enough, and, where pages have to be
 //!    copied, if it earns the copying back within the horizon; promises that are broken now are reason enough.
@@ -30,6 +31,7 @@ use crate::partition::divided_cache::{DividedCache, Present, units_of};
 use crate::partition::share_controller::{self, Judged, Judging, Verdict};
 use crate::partition::speed_history::SpeedRecord;
 use crate::partition::units::{Divided, assign, pages_to_move};
+use crate::recall::Recall;
 
 /// See the page.
 #[derive(Clone, PartialEq, Debug, Deserialize)]
@@ -115,10 +117,23 @@ struct CacheSizing {
     home: BTreeMap<ProcessId, CacheId>,
     probes: BTreeMap<TaskId, (u32, ProbeId)>,
     next_probe: u32,
+    recall: Recall,
+    /// The kind of some phase was told: those of others will be, too.
+    kinds_are_told: bool,
 }
 
 impl Policy for CacheSizing {
     fn decide(&mut self, view: &View<'_>) -> Decision {
+        self.kinds_are_told |= view.profiles.values().any(|profile| profile.phase.kind.is_some());
+        match self.recall.follow(view) {
+            Some(profiles) => self.decided_on(&View { profiles: &profiles, ..*view }),
+            None => self.decided_on(view),
+        }
+    }
+}
+
+impl CacheSizing {
+    fn decided_on(&mut self, view: &View<'_>) -> Decision {
         let mut plan = Plan::idle(Window::Time { ns: self.parameters.window_ns });
         let mut why = Vec::new();
         for domain in self.domains(view) {
@@ -132,9 +147,7 @@ impl Policy for CacheSizing {
         self.probes.retain(|task, _| view.seen.tasks.iter().any(|seen| seen.task == *task));
         Decision { plan, why }
     }
-}
 
-impl CacheSizing {
     /// Every last-level cache that can be divided, with the processes that live on it.
     fn domains<'a>(&mut self, view: &'a View<'a>) -> Vec<DividedCache<'a>> {
         let mut processes: Vec<Present<'a>> = Vec::new();
@@ -246,9 +259,14 @@ impl CacheSizing {
         if !able || self.parameters.trace_entries == 0 || rests || !domain.has_something_to_divide() {
             return Vec::new();
         }
+        let kinds_are_told = self.kinds_are_told;
         let unknown = domain.present.iter().filter(|present| {
             let known = |task: &&TaskSample| {
-                view.profiles.get(&task.task).is_some_and(|profile| profile.misses_per_kilo_instr().is_some())
+                let untold = |profile: &cachemate_core::Profile| {
+                    kinds_are_told && profile.phase_number > 0 && profile.phase.kind.is_none()
+                };
+                let is = |profile| untold(profile) || profile.misses_per_kilo_instr().is_some();
+                view.profiles.get(&task.task).is_some_and(is)
             };
             !present.tasks.iter().any(known)
         });
@@ -593,6 +611,8 @@ pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, Bad
         home: BTreeMap::new(),
         probes: BTreeMap::new(),
         next_probe: 0,
+        recall: Recall::default(),
+        kinds_are_told: false,
     }))
 }
 

@@ -24,7 +24,6 @@ mod nodes;
 mod phases;
 mod program;
 mod promises;
-mod recall;
 mod scene;
 mod score;
 mod search;
@@ -41,7 +40,6 @@ use self::explain::Told;
 use self::holding::Holding;
 use self::last::{Last, Stamp};
 use self::phases::Changes;
-use self::recall::Recall;
 use self::scene::{Seats, note_apart, sites};
 pub use self::score::Objective;
 use self::search::Allowed;
@@ -49,6 +47,7 @@ use self::speeds::Speeds;
 use self::verify::{Measured, Trial, Watch, Weight};
 use super::BadParameters;
 use super::static_partition::Moving;
+use crate::recall::Recall;
 use crate::sequential::Outcome;
 
 /// A mechanism that may be switched off.

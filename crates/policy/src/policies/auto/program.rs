@@ -20,6 +20,8 @@ const CONTRADICTED_SHARE: f64 = 0.1;
 const CONTRADICTED_FROM: f64 = 5e-4;
 /// More is not believed of what is composed.
 const HOLDS_AT_MOST: f64 = 5.0;
+/// Share of its cycles in which a program does not wait for memory, at least.
+const LEAST_OWN: f64 = 0.1;
 /// Fewer misses per instruction than this bring nothing in within any time that matters.
 const NO_MISSES: f64 = 1e-7;
 
@@ -123,15 +125,18 @@ impl Program {
         let unexplained = |measured: f64| (measured - misses[1]).max(0.0) - (misses[STEPS] - measured).max(0.0);
         let level = measured.map_or(0.0, unexplained);
         misses.iter_mut().for_each(|rate| *rate = (*rate + level).max(0.0));
-        // Stalls are counted where it runs; a cost that is told is that of near memory.
+        let now = measured.unwrap_or(misses[STEPS]);
+        // Stalls are counted where it runs; a cost that is told is that of near memory, for misses that wait for each other. Where
+        // they overlap, all of them cost no more than the cycles that went by.
         let factor_now = told.memory.factors.get(told.memory.now).copied().unwrap_or(1.0);
-        let told_penalty = || Some(told.penalty_cycles? * factor_now);
+        let went_by = (1.0 - LEAST_OWN) * speed.cycles_per_instr / now.max(NO_MISSES);
+        let told_penalty = || Some((told.penalty_cycles? * factor_now).min(went_by));
         let cycles_per_miss = speed.stall_cycles_per_miss.or_else(told_penalty)?.max(0.0);
         let queue_cycles = speed.stall_cycles_per_miss.and(speed.queue_cycles_per_miss).unwrap_or(0.0);
         let (nearest_cycles, far_cycles) = told.memory.split(cycles_per_miss, queue_cycles);
-        let now = measured.unwrap_or(misses[STEPS]);
         let here = speed.remote_cycles_per_instr.unwrap_or(0.0);
-        let base_cycles = (speed.cycles_per_instr - now * cycles_per_miss - here).max(0.1 * speed.cycles_per_instr);
+        let base_cycles =
+            (speed.cycles_per_instr - now * cycles_per_miss - here).max(LEAST_OWN * speed.cycles_per_instr);
         let apart = 1.0 - told.partners_here.clamp(0.0, 0.9);
         let [rate, low, high] = at(curve, told.largest_cache_bytes / 2.0);
         let curve_error = (0.5 * (high - low) / rate.max(1e-9) / 2.0).clamp(0.02, 0.5);
@@ -448,6 +453,31 @@ pub mod tests {
             memory: Memory::default(),
         };
         assert_eq!(Program::of(&told), None);
+    }
+
+    /// Where stalls are not counted: does a chase pay the cost that was told, and a stream whose misses overlap no more than
+    /// the cycles that it was seen to take?
+    #[test]
+    fn what_overlaps_costs_no_more_than_the_time_that_went_by() {
+        let of = |cycles_per_instr: f64, misses: f64| {
+            let curve: Curve = [0, CACHE as u64].map(|bytes| (bytes, Estimate::exact(1000.0 * misses))).to_vec();
+            let profile = Profile::default().with_misses(Level::L3, curve, FactSource::Oracle);
+            let speed = Speed { cycles_per_instr, misses_per_instr: Some(misses), wants: 1.0, ..Speed::default() };
+            let told = Told {
+                profile: &profile,
+                speed,
+                goal: None,
+                penalty_cycles: Some(200.0),
+                largest_cache_bytes: CACHE,
+                line_bytes: 64.0,
+                partners_here: 0.0,
+                memory: Memory::default(),
+            };
+            Program::of(&told).unwrap()
+        };
+        let (chase, stream) = (of(60.0, 0.2), of(6.0, 0.25));
+        assert!((chase.cycles_per_miss - 200.0).abs() < 1e-9 && (chase.alone(CACHE) - 60.0).abs() < 1e-9);
+        assert!((stream.cycles_per_miss - 21.6).abs() < 1e-9 && (stream.alone(CACHE) - 6.0).abs() < 1e-9);
     }
 
     /// Is what a miss costs told apart by node: less where its memory is near, with the queue the same everywhere, and

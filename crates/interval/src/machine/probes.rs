@@ -60,8 +60,6 @@ enum State {
     Answered,
 }
 
-/// Share of a log's entries that makes it full.
-const FULL_ENOUGH: f64 = 0.98;
 /// A log is looked at about so often before it is full.
 const STEPS_OF_LOG: u64 = 16;
 
@@ -364,7 +362,7 @@ impl IntervalMachine {
         let left_ns = active.probe.budget_ns.checked_sub(self.now_ns - active.started_ns).filter(|&ns| ns > 0)?;
         let instructions = self.done_of(task).instructions - before.instructions;
         let made = instructions * self.misses_per_instr(task);
-        if made >= FULL_ENOUGH * f64::from(entries) {
+        if made + 0.5 >= f64::from(entries) {
             return None;
         }
         let (pace_ns, taken_share) = self.log_pace(task, f64::from(entries) - made.max(0.0));

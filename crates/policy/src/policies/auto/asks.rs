@@ -65,6 +65,8 @@ const LONGER: u32 = 4;
 const REMOTE_FROM: f64 = 0.03;
 /// Watched at once: processors have four watch points.
 const WATCHED_AT_ONCE: usize = 4;
+/// A thread that runs for a smaller share of a window hardly runs.
+const IDLE_BELOW: f64 = 0.1;
 /// Nobody waits longer for an answer.
 const ANSWERED_WITHIN_NS: u64 = 20_000_000_000;
 /// Windows between two rounds of samples of the same threads.
@@ -363,6 +365,19 @@ fn leaves_open(curve: &Curve, bytes: f64) -> bool {
     there.is_some_and(|point| width(point) > 2.0 * narrowest)
 }
 
+/// Did the probes in force leave everybody's speed as it is? Watch points of a thread that hardly runs do: they wait for it.
+pub fn disturb_nobody(view: &View<'_>) -> bool {
+    let runs = |task: TaskId| {
+        let least_ns = IDLE_BELOW * view.seen.span.elapsed_ns as f64;
+        view.present().any(|seen| seen.task == task && seen.ran_ns() as f64 >= least_ns)
+    };
+    let disturbs = |probe: &Probe| match probe.what {
+        ProbeWhat::Reuses { task, .. } => runs(task),
+        _ => true,
+    };
+    !view.previous_plan.probes.iter().any(disturbs)
+}
+
 /// Share of its cycles that a task waits for memory, as counted.
 fn waits_for_memory(speeds: &Speeds, task: TaskId) -> Option<f64> {
     let speed = speeds.of(task, 64.0)?;
@@ -407,6 +422,35 @@ fn one_in(view: &View<'_>, processes: &[ProcessId], share: f64) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Do watch points of an idle thread leave windows as they are, and those of a running one, and any trace, not?
+    #[test]
+    fn watching_who_hardly_runs_disturbs_nobody() {
+        use cachemate_core::test_kit::{NoForecast, capabilities, observation, topology};
+        let (topology, capabilities) = (topology(2), capabilities(&[]));
+        let mut seen = observation(1, 2);
+        seen.span.elapsed_ns = 100;
+        seen.tasks[0].on_cpu_ns = vec![(cachemate_core::CpuId(0), 100)];
+        seen.tasks[1].on_cpu_ns = vec![(cachemate_core::CpuId(1), 5)];
+        let (busy, idle) = (seen.tasks[0].task, seen.tasks[1].task);
+        let quiet = |probes: &[ProbeWhat]| {
+            let mut plan = cachemate_core::Plan::idle(cachemate_core::Window::Time { ns: 1 });
+            let probe = |what: &ProbeWhat| Probe { id: ProbeId(1), what: what.clone(), budget_ns: 1 };
+            plan.probes = probes.iter().map(probe).collect();
+            disturb_nobody(&View {
+                topology: &topology,
+                capabilities: &capabilities,
+                seen: &seen,
+                profiles: &cachemate_core::Profiles::new(),
+                previous_plan: &plan,
+                predictor: &NoForecast,
+            })
+        };
+        let watched = |task: TaskId| ProbeWhat::Reuses { task, locations: 1 };
+        let traced = ProbeWhat::Trace { task: idle, entries: 1, code: false };
+        assert!(quiet(&[]) && quiet(&[watched(idle)]));
+        assert!(!quiet(&[watched(busy)]) && !quiet(&[watched(idle), watched(busy)]) && !quiet(&[traced]));
+    }
 
     /// Does a thread with few samples join those whose regions it uses, and one with other regions not?
     #[test]

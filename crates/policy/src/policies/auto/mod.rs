@@ -275,7 +275,7 @@ impl Auto {
             self.watch = Watch::default();
             return kept;
         }
-        if view.seen.in_force.pending.is_empty() && view.previous_plan.probes.is_empty() {
+        if view.seen.in_force.pending.is_empty() && asks::disturb_nobody(view) {
             self.watch.add(view.seen);
         }
         if self.phase_turned(view) {

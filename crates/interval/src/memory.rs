@@ -167,7 +167,7 @@ pub struct Memory {
     windows: Vec<Server>,
     packages_per_node: u32,
     pub latency_cycles: f32,
-    /// Of another node's memory, beyond that.
+    /// How many more another node's memory takes.
     pub farther_cycles: f32,
     /// Lines that a prefetcher goes ahead, where it looks how much room there is.
     ahead_lines: Option<f32>,

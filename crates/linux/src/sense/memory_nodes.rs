@@ -13,7 +13,7 @@ use cachemate_core::{ProcessId, Topology};
 
 use crate::kernel::Kernel;
 
-/// Of the time between two reads, reading takes at most one part in so many.
+/// Reading takes at most one part in so many of the time between two reads.
 const ONE_IN: u32 = 1000;
 /// Units in which pages are counted: the size of the smallest ones.
 const PAGE_KIB: u64 = 4;

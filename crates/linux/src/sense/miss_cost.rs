@@ -7,7 +7,7 @@
 //!
 //! Properties: others may run. Time is the thread's own, a round of hits that others disturbed is not the fastest of many,
 //! and a miss is what a miss costs beside them. A round is as short as it can be and still not fit into the caches before the
-//! last one: streams on the other CPUs renew a last level of 8 MiB in 2 ms, and what they have taken is no hit.
+//! last one. Streams on the other CPUs renew a last level of 8 MiB in 2 ms, and what they have taken is no hit.
 
 use std::hint::black_box;
 

@@ -96,10 +96,7 @@ impl Chosen<'_> {
         told.retain(self.scene);
         let reason = self.weighed(asks, text);
         let said = (reason.text.clone(), reason.tasks.clone());
-        if told.stays.as_ref() != Some(&said) {
-            told.stays = Some(said);
-            why.push(reason);
-        }
+        let mut news = Vec::new();
         let now = speeds(self.scene, &self.told_of());
         for at in self.scene.known() {
             let Some(now) = now[at] else { continue };
@@ -110,7 +107,13 @@ impl Chosen<'_> {
             let text = format!("{{0}} stays: {:.0} % of its speed alone{place}", 100.0 * now.over_alone);
             let mut numbers = vec![number("speed_over_alone", now.over_alone), number("held_bytes", now.held_bytes)];
             numbers.extend(self.known(at));
-            why.push(Reason { kind: ReasonKind::Plain, tasks: vec![task], text, numbers });
+            news.push(Reason { kind: ReasonKind::Plain, tasks: vec![task], text, numbers });
+        }
+        // What was weighed stands before what follows from it, though it be the same as before.
+        if !news.is_empty() || told.stays.as_ref() != Some(&said) {
+            told.stays = Some(said);
+            why.push(reason);
+            why.append(&mut news);
         }
     }
 

@@ -13,7 +13,7 @@ pub mod alternating;
 /// A topology of so many online CPUs, each a core of its own in one package, without caches.
 pub fn topology(cpus: u32) -> Topology {
     let cpu = |id| Cpu { id: CpuId(id), core: id, package: 0, memory_node: 0, online: true, hertz: None };
-    Topology { cpus: (0..cpus).map(cpu).collect(), caches: Vec::new(), ..Topology::default() }
+    Topology { cpus: (0..cpus).map(cpu).collect(), ..Topology::default() }
 }
 
 /// `caches` last-level caches of `cpus_each` CPUs, 16 ways and lines of 64 bytes.

@@ -198,7 +198,7 @@ fn host(bytes: &[u8]) {
     if let Some(cpusets) = cpusets::find(&told) {
         cpusets.file("/a/b").ok();
     }
-    let cpus = cachemate_core::Topology { cpus: Vec::new(), caches: Vec::new(), ..cachemate_core::Topology::default() };
+    let cpus = cachemate_core::Topology::default();
     let host = topology::HostTopology { topology: cpus, kernel_cache_ids: Vec::new(), warnings: Vec::new() };
     if let Ok(resctrl) = resctrl::find(&told, &host) {
         resctrl.partitions();

@@ -50,12 +50,7 @@ fn with_group(host: &FakeHost) {
 
 fn machine(host: FakeHost, state_dir: &std::path::Path) -> LiveMachine<FakeHost> {
     let cpu = |id| Cpu { id: CpuId(id), core: id, package: 0, memory_node: 0, online: true, hertz: None };
-    machine_with(
-        host,
-        Topology { cpus: (0..4).map(cpu).collect(), caches: Vec::new(), ..Topology::default() },
-        None,
-        state_dir,
-    )
+    machine_with(host, Topology { cpus: (0..4).map(cpu).collect(), ..Topology::default() }, None, state_dir)
 }
 
 fn machine_with<K: Kernel + Send + 'static>(

@@ -403,9 +403,9 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
 
     fn seen(&mut self) -> Vec<TaskSample> {
         let mut seen = Vec::new();
-        let movable = self.tasks.all().into_iter().filter(|task| !task.fixed && !task.exited);
-        let processes = movable.map(|task| (task.process, task.pid)).collect();
-        self.memory_nodes.look(&*lock(&self.kernel), &self.topology, &processes);
+        let movable = |task: &&Managed| !task.fixed && !task.exited;
+        let processes = || self.tasks.all().into_iter().filter(movable).map(|task| (task.process, task.pid)).collect();
+        self.memory_nodes.look(&*lock(&self.kernel), &self.topology, processes);
         let progress = self.progress();
         for task in self.tasks.all() {
             let before = self.usage_before.get(&task.thread).copied();

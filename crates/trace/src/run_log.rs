@@ -228,11 +228,7 @@ struct FormatOnly {
 fn empty_header() -> RunHeader {
     RunHeader {
         format: RUN_LOG_VERSION,
-        topology: cachemate_core::Topology {
-            cpus: Vec::new(),
-            caches: Vec::new(),
-            ..cachemate_core::Topology::default()
-        },
+        topology: cachemate_core::Topology::default(),
         capabilities: cachemate_core::Capabilities {
             abilities: Default::default(),
             partitions: Vec::new(),

@@ -14,7 +14,7 @@ const COLORS: u32 = 8;
 
 fn topology() -> Topology {
     let cpu = |id| Cpu { id: CpuId(id), core: id, package: 0, memory_node: 0, online: true, hertz: None };
-    Topology { cpus: (0..CPUS).map(cpu).collect(), caches: Vec::new(), ..Topology::default() }
+    Topology { cpus: (0..CPUS).map(cpu).collect(), ..Topology::default() }
 }
 
 fn capabilities() -> Capabilities {

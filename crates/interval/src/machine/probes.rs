@@ -160,7 +160,7 @@ impl IntervalMachine {
     fn cost_of(&self, probe: &Probe, took_ns: u64) -> Vec<(Option<TaskId>, u64)> {
         match &probe.what {
             ProbeWhat::Trace { task, entries, .. } => {
-                vec![(Some(*task), self.interrupts_ns(*entries).min(took_ns))]
+                vec![(Some(*task), (self.interrupts_ns(f64::from(*entries)) as u64).min(took_ns))]
             }
             ProbeWhat::Rows { rows, .. } => {
                 let waits = |task: &TaskId| {
@@ -174,8 +174,8 @@ impl IntervalMachine {
     }
 
     /// Time that so many interrupts of a log take.
-    fn interrupts_ns(&self, entries: u32) -> u64 {
-        (f64::from(entries) * self.spec.counters.interrupt_cycles as f64 * 1e9 / self.spec.hertz as f64) as u64
+    fn interrupts_ns(&self, entries: f64) -> f64 {
+        entries * self.spec.counters.interrupt_cycles as f64 * 1e9 / self.spec.hertz as f64
     }
 
     fn begin(&mut self, probe: &Probe) -> State {
@@ -343,7 +343,7 @@ impl IntervalMachine {
     /// How long so many entries take at the task's present speed, in nanoseconds, and which share of that their interrupts
     /// take: every entry costs one.
     fn log_pace(&self, task: TaskId, entries: f64) -> (u64, f64) {
-        let interrupts_ns = entries * self.spec.counters.interrupt_cycles as f64 * 1e9 / self.spec.hertz as f64;
+        let interrupts_ns = self.interrupts_ns(entries);
         let instructions = entries / self.misses_per_instr(task).max(1e-6);
         let runs_ns = instructions / self.speed_of(task).max(1e-9) * 1e9 / self.spec.hertz as f64;
         ((interrupts_ns + runs_ns) as u64 + 1, interrupts_ns / (interrupts_ns + runs_ns.max(1.0)))
@@ -351,7 +351,7 @@ impl IntervalMachine {
 
     /// A log is looked at in steps: who is traced loses its place in the cache, and its entries come more slowly.
     fn step_of_log(&self, left_ns: u64, entries: u32) -> u64 {
-        let shortest_ns = self.interrupts_ns(entries) / STEPS_OF_LOG + 1;
+        let shortest_ns = self.interrupts_ns(f64::from(entries)) as u64 / STEPS_OF_LOG + 1;
         (left_ns / STEPS_OF_LOG).max(shortest_ns).min(left_ns)
     }
 

@@ -265,18 +265,25 @@ fn a_plan_applied_again_changes_nothing_and_an_idle_one_frees_all() {
     assert_eq!(refused.iter().map(|no| &no.item).collect::<Vec<_>>(), [&Item::Share(GroupId(0), CacheId(99))]);
 }
 
+/// The window in which a log of 160 000 entries is made under a plan, and its lines.
+fn logged(machine: &mut IntervalMachine, mut plan: Plan, task: TaskId) -> (Observation, Vec<u64>) {
+    let what = ProbeWhat::Trace { task, entries: 160_000, code: false };
+    plan.probes = vec![Probe { id: ProbeId(1), what, budget_ns: 10_000_000_000 }];
+    machine.apply(&plan).unwrap();
+    let mut seen = machine.observe().unwrap().unwrap();
+    let Evidence::Trace { lines, .. } = &mut seen.answers[0].evidence else { panic!("{:?}", seen.answers) };
+    let lines = std::mem::take(lines);
+    assert_eq!(lines.len(), 160_000);
+    (seen, lines)
+}
+
 /// Does a trace's own LRU analysis find the curve that it was drawn from, at the price of its interrupts?
 #[test]
 fn a_trace_holds_the_program_s_curve() {
     let mut machine = IntervalMachine::new(&spec(), exact(), vec![job("a", uniform(40_000.0, 0.02))]).unwrap();
     let seen = machine.observe().unwrap().unwrap();
-    let mut plan = Plan::idle(Window::Time { ns: 1_000_000_000 });
-    let what = ProbeWhat::Trace { task: seen.tasks[0].task, entries: 160_000, code: false };
-    plan.probes = vec![Probe { id: ProbeId(1), what, budget_ns: 10_000_000_000 }];
-    machine.apply(&plan).unwrap();
-    let seen = machine.observe().unwrap().unwrap();
-    let Evidence::Trace { lines, .. } = &seen.answers[0].evidence else { panic!("{:?}", seen.answers) };
-    assert_eq!(lines.len(), 160_000);
+    let plan = Plan::idle(Window::Time { ns: 1_000_000_000 });
+    let (seen, lines) = logged(&mut machine, plan, seen.tasks[0].task);
     // 160 000 interrupts of 3 000 cycles at 2 GHz are 240 ms.
     assert!((240_000_000..300_000_000).contains(&seen.span.elapsed_ns), "{:?}", seen.span);
     let mut last = std::collections::BTreeMap::new();
@@ -301,12 +308,7 @@ fn a_log_takes_no_longer_than_its_entries() {
     plan.affinity = [beside(&seen.tasks[0], 0), beside(&seen.tasks[1], 1)].into();
     machine.apply(&plan).unwrap();
     machine.observe().unwrap();
-    let what = ProbeWhat::Trace { task: seen.tasks[0].task, entries: 160_000, code: false };
-    plan.probes = vec![Probe { id: ProbeId(1), what, budget_ns: 10_000_000_000 }];
-    machine.apply(&plan).unwrap();
-    let seen = machine.observe().unwrap().unwrap();
-    let Evidence::Trace { lines, .. } = &seen.answers[0].evidence else { panic!("{:?}", seen.answers) };
-    assert_eq!(lines.len(), 160_000);
+    let (seen, _) = logged(&mut machine, plan, seen.tasks[0].task);
     // 240 ms of interrupts; 8 million instructions that all miss take 5 cycles each at 2 GHz, and so 20 ms.
     assert!((235_000_000..265_000_000).contains(&seen.span.elapsed_ns), "{:?}", seen.span);
 }

@@ -13,7 +13,7 @@ fn four_threads(dir: &Path) -> (LiveMachine<FakeHost>, PathBuf) {
         host.thread(tid, tid, 1, "0-3");
     });
     let cpu = |id| Cpu { id: CpuId(id), core: id, package: 0, memory_node: 0, online: true, hertz: None };
-    let topology = Topology { cpus: (0..4).map(cpu).collect(), caches: Vec::new(), ..Topology::default() };
+    let topology = Topology { cpus: (0..4).map(cpu).collect(), ..Topology::default() };
     let socket = dir.join("gangs.sock");
     let options = LiveOptions { gang_scheduler: Some(socket.clone()), groups: Vec::new(), ..options(dir) };
     let machine = LiveMachine::new(host, topology, cachemate_core::test_kit::capabilities(&[]), Vec::new(), options);
@@ -150,7 +150,7 @@ fn the_kernels_tolerance_is_put_back() {
         let host = FakeHost::default();
         let file = crate::sense::sched_cache::tolerance_file().display().to_string();
         host.file(&file, "1\n");
-        let topology = Topology { cpus: Vec::new(), caches: Vec::new(), ..Topology::default() };
+        let topology = Topology::default();
         let options = LiveOptions { kernel_tolerance: Some(3), groups: Vec::new(), ..options(dir.path()) };
         let can = cachemate_core::test_kit::capabilities(&[]);
         let mut machine = LiveMachine::new(host, topology, can, Vec::new(), options);

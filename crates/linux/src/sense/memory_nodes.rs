@@ -11,14 +11,13 @@ use std::time::{Duration, Instant};
 
 use cachemate_core::{ProcessId, Topology};
 
+use super::topology::NODES_AT_MOST;
 use crate::kernel::Kernel;
 
 /// Reading takes at most one part in so many of the time between two reads.
 const ONE_IN: u32 = 1000;
 /// Units in which pages are counted: the size of the smallest ones.
 const PAGE_KIB: u64 = 4;
-/// More nodes than this no kernel has (`CONFIG_NODES_SHIFT` is 10 at most).
-const NODES_AT_MOST: usize = 1024;
 
 /// See the module's documentation.
 #[derive(Default, Debug)]
@@ -30,11 +29,20 @@ pub struct MemoryNodes {
 }
 
 impl MemoryNodes {
-    /// Reads one of these processes if it is time for that, and forgets all others.
-    pub fn look(&mut self, kernel: &impl Kernel, topology: &Topology, processes: &BTreeMap<ProcessId, i32>) {
+    /// Reads one of the processes if it is time for that, and forgets all others. With one node nobody is asked for them.
+    pub fn look(
+        &mut self,
+        kernel: &impl Kernel,
+        topology: &Topology,
+        processes: impl FnOnce() -> BTreeMap<ProcessId, i32>,
+    ) {
+        if topology.memory_latency.len() < 2 {
+            return;
+        }
+        let processes = processes();
         self.pages.retain(|process, _| processes.contains_key(process));
         let now = Instant::now();
-        if topology.memory_latency.len() < 2 || self.not_before.is_some_and(|then| now < then) {
+        if self.not_before.is_some_and(|then| now < then) {
             return;
         }
         let last_read = |process: &ProcessId| self.pages.get(process).map_or(0, |(read, _)| *read);
@@ -62,7 +70,7 @@ fn pages_per_node(text: &str) -> Option<Vec<u64>> {
             Some((node.parse::<usize>().ok()?, count.parse::<u64>().ok()?))
         };
         for (node, count) in line.split_whitespace().filter_map(on_node) {
-            if node >= NODES_AT_MOST {
+            if node >= NODES_AT_MOST as usize {
                 return None;
             }
             pages.resize(pages.len().max(node + 1), 0);
@@ -106,17 +114,17 @@ mod tests {
         let (one, two) =
             (Topology::default(), Topology { memory_latency: vec![vec![1.0, 2.0]; 2], ..Topology::default() });
         let mut nodes = MemoryNodes::default();
-        nodes.look(&kernel, &one, &processes);
+        nodes.look(&kernel, &one, || processes.clone());
         assert_eq!((nodes.reads, nodes.of(ProcessId(0))), (0, None));
-        nodes.look(&kernel, &two, &processes);
-        nodes.look(&kernel, &two, &processes);
+        nodes.look(&kernel, &two, || processes.clone());
+        nodes.look(&kernel, &two, || processes.clone());
         assert_eq!(nodes.reads, 1, "at once is too soon");
         for _ in 0..3 {
             nodes.not_before = None;
-            nodes.look(&kernel, &two, &processes);
+            nodes.look(&kernel, &two, || processes.clone());
         }
         assert_eq!([0, 1, 2].map(|id| nodes.of(ProcessId(id))), [Some(vec![1]), Some(vec![2]), None]);
-        nodes.look(&kernel, &two, &[(ProcessId(1), 11)].into());
+        nodes.look(&kernel, &two, || [(ProcessId(1), 11)].into());
         assert_eq!(nodes.pages.len(), 1, "who is gone is forgotten");
     }
 }

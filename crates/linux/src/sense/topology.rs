@@ -58,6 +58,9 @@ pub fn read_topology(root: &Path) -> Result<HostTopology, TopologyError> {
     Ok(HostTopology { topology: Topology { cpus, caches, memory_latency }, kernel_cache_ids, warnings: host.warnings })
 }
 
+/// More memory nodes no kernel has (`CONFIG_NODES_SHIFT` is 10 at most).
+pub(crate) const NODES_AT_MOST: u32 = 1024;
+
 struct Reader {
     cpus: PathBuf,
     warnings: Vec<String>,
@@ -164,9 +167,10 @@ impl Reader {
     fn memory_latency(&mut self, root: &Path) -> Result<Vec<Vec<f64>>, TopologyError> {
         let folder = root.join("sys/devices/system/node");
         let nodes = if folder.is_dir() { node_numbers(&folder)? } else { Vec::new() };
-        let last = nodes.last().map_or(0, |&last| last as usize);
-        let mut all = vec![Vec::new(); last + 1];
-        for (at, &node) in nodes.iter().enumerate().filter(|_| nodes.len() > 1) {
+        let Some(&last) = nodes.last().filter(|_| nodes.len() > 1) else { return Ok(Vec::new()) };
+        let places = last as usize + 1;
+        let mut all = vec![Vec::new(); places];
+        for (at, &node) in nodes.iter().enumerate() {
             let file = folder.join(format!("node{node}/distance"));
             let Some(told) = text(&file)? else {
                 self.warnings.push(format!("{}: no such file; how far memory is, is not known", file.display()));
@@ -180,13 +184,13 @@ impl Reader {
                 self.warnings.push(format!("{}: '{told}' is not {expected}; left out", file.display()));
                 return Ok(Vec::new());
             };
-            let mut row = vec![0.0; last + 1];
+            let mut row = vec![0.0; places];
             for (&to, &distance) in nodes.iter().zip(&distances) {
                 row[to as usize] = f64::from(distance) / f64::from(own);
             }
             all[node as usize] = row;
         }
-        Ok(if nodes.len() > 1 { all } else { Vec::new() })
+        Ok(all)
     }
 
     fn hertz(&self, cpu: u32) -> Result<Option<u64>, TopologyError> {
@@ -341,7 +345,8 @@ fn text(file: &Path) -> Result<Option<String>, TopologyError> {
 /// Memory nodes with a folder, ascending.
 fn node_numbers(folder: &Path) -> Result<Vec<u32>, TopologyError> {
     let number = |name: String| name.strip_prefix("node").and_then(|digits| digits.parse::<u32>().ok());
-    let mut nodes: Vec<u32> = names(folder)?.into_iter().filter_map(number).filter(|node| *node < 1024).collect();
+    let mut nodes: Vec<u32> =
+        names(folder)?.into_iter().filter_map(number).filter(|node| *node < NODES_AT_MOST).collect();
     nodes.sort_unstable();
     Ok(nodes)
 }

@@ -47,7 +47,7 @@ impl Gangs for Told {
 /// Four CPUs.
 pub(crate) fn topology() -> Topology {
     let cpu = |id| Cpu { id: CpuId(id), core: id, package: 0, memory_node: 0, online: true, hertz: None };
-    Topology { cpus: (0..4).map(cpu).collect(), caches: Vec::new(), ..Topology::default() }
+    Topology { cpus: (0..4).map(cpu).collect(), ..Topology::default() }
 }
 
 /// What a plan is carried out with.

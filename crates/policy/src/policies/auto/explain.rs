@@ -189,7 +189,7 @@ impl Chosen<'_> {
         let site = self.scene.tasks[at].seen_on.map(|site| self.scene.sites[site].memory_node);
         let farther = site.map_or(0.0, |node| program.far_cycles(node));
         let farther = (farther > 0.0).then(|| number("cycles_per_miss_for_far_memory", farther));
-        let known = vec![
+        let mut known = vec![
             number("misses_per_kilo_instr_alone", misses(1.0)),
             number("misses_per_kilo_instr_on_half", misses(0.5)),
             number("misses_per_kilo_instr_on_an_eighth", misses(0.125)),
@@ -197,7 +197,8 @@ impl Chosen<'_> {
             number("cycles_per_instr_without_misses", program.base_cycles),
             number("holds_over_composed", program.holds),
         ];
-        known.into_iter().chain(farther).collect()
+        known.extend(farther);
+        known
     }
 
     fn place(&self, layout: &Layout, at: usize) -> String {

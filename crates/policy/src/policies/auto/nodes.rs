@@ -6,6 +6,7 @@
 //! the kernel (`numa_balancing`), and where they lie now is seen anew in each look.
 
 use super::layout::Layout;
+use super::program::Program;
 use super::search::Search;
 
 impl Search<'_> {
@@ -16,13 +17,9 @@ impl Search<'_> {
         for site in home.iter().flatten() {
             free[*site] = free[*site].saturating_sub(1);
         }
-        let mut order: Vec<(f64, usize)> = Vec::new();
-        for at in self.movable() {
-            let saved = home[at].map_or(0.0, |site| self.far_share(at, site));
-            if saved > 0.0 {
-                order.push((saved, at));
-            }
-        }
+        let movable = self.movable();
+        let saved = |&at: &usize| Some((self.far_share(at, home[at]?), at)).filter(|(saved, _)| *saved > 0.0);
+        let mut order: Vec<(f64, usize)> = movable.iter().filter_map(saved).collect();
         order.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
         for (_, at) in order {
             let Some(here) = home[at] else { continue };
@@ -38,8 +35,8 @@ impl Search<'_> {
             }
             let partner = |site: usize| {
                 let loses_nothing = |&other: &usize| self.far_share(other, here) <= self.far_share(other, site);
-                let there = self.movable().into_iter().filter(|&other| home[other] == Some(site));
-                there.into_iter().find(loses_nothing).map(|other| (site, other))
+                let mut there = movable.iter().copied().filter(|&other| home[other] == Some(site));
+                there.find(loses_nothing).map(|other| (site, other))
             };
             let found = nearer.clone().find_map(partner);
             if let Some((site, other)) = found {
@@ -52,7 +49,7 @@ impl Search<'_> {
     /// Share of its cycles by which it is slower on this site, alone, than where its memory is nearest.
     fn far_share(&self, at: usize, site: usize) -> f64 {
         let (site, program) = (&self.scene.sites[site], self.scene.tasks[at].program.as_ref());
-        let far = |program: &super::program::Program| {
+        let far = |program: &Program| {
             program.wants * program.misses(site.bytes) * program.far_cycles(site.memory_node)
                 / program.alone(site.bytes)
         };

@@ -342,6 +342,19 @@ pub mod tests {
         program_far(|_| 0.015, memory)
     }
 
+    fn told(profile: &Profile, speed: Speed, penalty_cycles: Option<f64>, memory: Memory) -> Told<'_> {
+        Told {
+            profile,
+            speed,
+            goal: None,
+            penalty_cycles,
+            largest_cache_bytes: CACHE,
+            line_bytes: 64.0,
+            partners_here: 0.0,
+            memory,
+        }
+    }
+
     fn program_far(misses: impl Fn(f64) -> f64, memory: Memory) -> Program {
         let curve: Curve =
             (0..=64u64).map(|step| (step * 65_536, Estimate::exact(1000.0 * misses(step as f64 * 65_536.0)))).collect();
@@ -353,16 +366,7 @@ pub mod tests {
             wants: 1.0,
             ..Speed::default()
         };
-        let told = Told {
-            profile: &profile,
-            speed,
-            goal: None,
-            penalty_cycles: None,
-            largest_cache_bytes: CACHE,
-            line_bytes: 64.0,
-            partners_here: 0.0,
-            memory,
-        };
+        let told = told(&profile, speed, None, memory);
         Program::of(&told).unwrap()
     }
 
@@ -442,16 +446,7 @@ pub mod tests {
         assert!((program.cycles(1_048_576.0, 50.0, 0.0) - 2.5).abs() < 1e-6);
         let profile = Profile::default();
         let speed = Speed::default();
-        let told = Told {
-            profile: &profile,
-            speed,
-            goal: None,
-            penalty_cycles: Some(100.0),
-            largest_cache_bytes: CACHE,
-            line_bytes: 64.0,
-            partners_here: 0.0,
-            memory: Memory::default(),
-        };
+        let told = told(&profile, speed, Some(100.0), Memory::default());
         assert_eq!(Program::of(&told), None);
     }
 
@@ -463,16 +458,7 @@ pub mod tests {
             let curve: Curve = [0, CACHE as u64].map(|bytes| (bytes, Estimate::exact(1000.0 * misses))).to_vec();
             let profile = Profile::default().with_misses(Level::L3, curve, FactSource::Oracle);
             let speed = Speed { cycles_per_instr, misses_per_instr: Some(misses), wants: 1.0, ..Speed::default() };
-            let told = Told {
-                profile: &profile,
-                speed,
-                goal: None,
-                penalty_cycles: Some(200.0),
-                largest_cache_bytes: CACHE,
-                line_bytes: 64.0,
-                partners_here: 0.0,
-                memory: Memory::default(),
-            };
+            let told = told(&profile, speed, Some(200.0), Memory::default());
             Program::of(&told).unwrap()
         };
         let (chase, stream) = (of(60.0, 0.2), of(6.0, 0.25));

@@ -149,12 +149,10 @@ impl Earlier<'_> {
     /// How far the task's pages are from each node, where that matters and is known of all of them.
     fn memory(&self, view: &View<'_>, task: &TaskSample, site: Option<&Site>) -> Memory {
         let pages = task.pages_per_node.as_deref().filter(|_| self.memory_nodes);
-        let from = |pages: &[u64]| {
-            let factor = |node: usize| view.topology.memory_factor(node as u32, pages).unwrap_or(0.0);
-            (0..view.topology.memory_latency.len()).map(factor).collect()
-        };
-        let now = site.zip(pages).map(|(site, pages)| (site.memory_node as usize, from(pages)));
-        now.map_or_else(Memory::default, |(now, factors)| Memory { factors, now })
+        let Some((site, pages)) = site.zip(pages) else { return Memory::default() };
+        let factor = |node: usize| view.topology.memory_factor(node as u32, pages).unwrap_or(0.0);
+        let factors = (0..view.topology.memory_latency.len()).map(factor).collect();
+        Memory { factors, now: site.memory_node as usize }
     }
 }
 

@@ -388,8 +388,7 @@ fn whole(scene: &Scene, layout: &Layout) -> Vec<(Score, Vec<usize>, Vec<Speed>)>
             let programs: Vec<&Program> = members.iter().filter_map(|&at| scene.tasks[at].program.as_ref()).collect();
             let (site_here, cycles_per_ns) = (&scene.sites[site], scene.cycles_per_ns);
             let far = far(site_here, &programs);
-            let waits: Vec<f64> = far.iter().zip(&queues[site]).map(|(far, queue)| far + queue).collect();
-            let waits = &waits;
+            let waits = &far.iter().zip(&queues[site]).map(|(far, queue)| far + queue).collect::<Vec<f64>>();
             let here = Here { site: site_here, members, programs: &programs, cycles_per_ns, apart, waits, cut, turns };
             let speeds = here.speeds();
             let sum: f64 = speeds.iter().map(|speed| speed.lines_per_cycle).sum();

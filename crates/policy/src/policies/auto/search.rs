@@ -512,7 +512,7 @@ mod tests {
         let (default, found, _) = best(&scene, ALL, 2_000);
         let value = |score: Score| score.value(Objective::WeightedSpeedup);
         assert!(value(found) > 1.01 * value(default) && value(found) > 0.98, "{default:?} {found:?}");
-        let nothing = Allowed { placement: false, sharing: false, space: false, gangs: false, memory_nodes: true };
+        let nothing = Allowed { placement: false, sharing: false, space: false, gangs: false, memory_nodes: false };
         let (default, found, _) = best(&scene, nothing, 2_000);
         assert_eq!(value(default), value(found), "nothing is switched on");
     }

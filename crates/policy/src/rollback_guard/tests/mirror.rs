@@ -11,7 +11,7 @@ const TASKS: u32 = 5;
 
 /// Caches of two sizes with one or two CPUs, on packages of one or two memory nodes.
 fn machine(generator: &mut SplitMix64) -> Topology {
-    let mut topology = Topology { cpus: Vec::new(), caches: Vec::new(), ..Topology::default() };
+    let mut topology = Topology::default();
     let sizes = if generator.below(2) == 0 { [1 << 20, 1 << 20] } else { [1 << 20, 2 << 20] };
     let nodes = 1 + generator.below(2) as u32;
     for package in 0..2 {

@@ -167,13 +167,14 @@ pub(crate) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
 
 /// `policy` is its place in [`ONLINE`].
 fn findings(all: &[Mix], policy: usize, seed: u64) -> Vec<Finding> {
+    let online = |mix: &Mix| mix.online[policy];
     let over = |of: &dyn Fn(&Mix) -> f64| all.iter().map(of).collect::<Vec<f64>>();
     let points = all.iter().flat_map(|mix| {
         let with = format!("{} [{}]", mix.name(), mix.colors.join(" "));
         [
             DataPoint::over("best division known, % over shared", with, &[mix.gain_percent(mix.best())]),
-            DataPoint::over("online once settled, %", mix.name(), &[mix.gain_percent(mix.online[policy].settled)]),
-            DataPoint::over("online over the whole run, %", mix.name(), &[mix.gain_percent(mix.online[policy].whole)]),
+            DataPoint::over("online once settled, %", mix.name(), &[mix.gain_percent(online(mix).settled)]),
+            DataPoint::over("online over the whole run, %", mix.name(), &[mix.gain_percent(online(mix).whole)]),
         ]
     });
     let told = |what: &str, unit: &str, bar: Bar, value: f64| {
@@ -186,9 +187,8 @@ fn findings(all: &[Mix], policy: usize, seed: u64) -> Vec<Finding> {
             &[(seed, value)],
         )
     };
-    let worst = over(&|mix| mix.gain_percent(mix.online[policy].settled)).into_iter().fold(f64::INFINITY, f64::min);
-    let price =
-        mean(&over(&|mix| mix.gain_percent(mix.online[policy].settled) - mix.gain_percent(mix.online[policy].whole)));
+    let worst = over(&|mix| mix.gain_percent(online(mix).settled)).into_iter().fold(f64::INFINITY, f64::min);
+    let price = mean(&over(&|mix| mix.gain_percent(online(mix).settled) - mix.gain_percent(online(mix).whole)));
     vec![
         told(
             "short of the best division known once settled, mean over mixes",

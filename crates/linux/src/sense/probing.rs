@@ -28,6 +28,7 @@ use crate::sense::events::Code;
 use crate::sense::probes::intensity::{Reloader, wait};
 use crate::sense::probes::neighbor::Runner;
 use crate::sense::probes::ping_pong::round_trip;
+use crate::sense::probes::words::Words;
 use crate::sense::probes::{Pinned, watchpoint};
 use crate::sense::progress::{ProgressFiles, Rates, Total};
 use crate::sense::sampling::Facility;
@@ -58,6 +59,7 @@ struct Asked {
     cost_ns: u64,
     evicted: Vec<EvictedSample>,
     reuses: Vec<ReuseSample>,
+    words: Words,
     accesses: Vec<AccessSample>,
     events: u64,
 }
@@ -136,6 +138,7 @@ impl Probing {
                     cost_ns: 0,
                     evicted: Vec::new(),
                     reuses: Vec::new(),
+                    words: Words::default(),
                     accesses: Vec::new(),
                     events: 0,
                 },
@@ -306,10 +309,17 @@ impl Probing {
         let Some(asked) = self.asked.iter_mut().find(|asked| asked.probe == *probe) else { return };
         let left = (locations as usize).saturating_sub(asked.reuses.len());
         let start = Instant::now();
-        let patience = Duration::from_millis(50);
-        let seed = asked.cost_ns ^ u64::from(probe.id.0);
+        let subject = watchpoint::Subject {
+            pid: target.pid,
+            tid: target.thread.tid,
+            words: &mut asked.words,
+            locations: left,
+            patience: Duration::from_millis(50),
+            deadline: start + WATCHED,
+            seed: asked.cost_ns ^ u64::from(probe.id.0),
+        };
         let guard = kernel.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let found = watchpoint::reuses(&*guard, target.pid, target.thread.tid, left, patience, start + WATCHED, seed);
+        let found = watchpoint::reuses(&*guard, subject);
         drop(guard);
         match found {
             Err(error) => self.failed(probe, &error),

@@ -7,6 +7,7 @@ pub mod neighbor;
 pub mod ping_pong;
 mod pinned;
 pub mod watchpoint;
+pub mod words;
 
 pub(crate) use pinned::thread_time_ns;
 pub use pinned::{Pinned, cycles_now};

@@ -4,7 +4,7 @@
 //! it mostly does offer. Method: a random word of the program's writable memory is watched; the first touch starts the
 //! clock, the second ends it, and the event disarms itself after the two (`PERF_EVENT_IOC_REFRESH`), so that a hot word
 //! costs two traps and not a million. Four at once, as the hardware has it.
-//! Properties: words are drawn from memory and not from accesses, so a sample stands for a touched location; a word that
+//! Properties: words are drawn from resident memory ([`super::words`]) and not from accesses, so a sample stands for a touched location; a word that
 //! is not touched again while it is watched is censored, not dropped; reuses under a trap's own length (some 15 us) read
 //! as that length; the accesses in between are not counted, but the clock runs only while the thread does. Cost: two traps and one
 //! arming per sample.
@@ -12,7 +12,6 @@
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::{AsRawFd, FromRawFd};
-use std::path::Path;
 use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::time::{Duration, Instant};
@@ -20,6 +19,7 @@ use std::time::{Duration, Instant};
 use cachemate_core::{ReuseSample, SplitMix64};
 use perf_event_open_sys as perf;
 
+use super::words::{PageMap, Words};
 use crate::kernel::Kernel;
 
 const PAGE: usize = 4096;
@@ -133,63 +133,57 @@ pub fn self_test() -> io::Result<String> {
     }
 }
 
-/// Writable private memory of a process: (first address, length), larger mappings first in the file's order.
-fn writable(kernel: &dyn Kernel, pid: i32) -> io::Result<Vec<(u64, u64)>> {
-    let text = kernel.read(Path::new(&format!("/proc/{pid}/maps")))?;
-    let mapping = |line: &str| {
-        let mut fields = line.split_ascii_whitespace();
-        let (first, last) = fields.next()?.split_once('-')?;
-        let (first, last) = (u64::from_str_radix(first, 16).ok()?, u64::from_str_radix(last, 16).ok()?);
-        fields.next().filter(|rights| rights.starts_with("rw") && rights.ends_with('p'))?;
-        (last > first).then_some((first, last - first))
-    };
-    Ok(text.lines().filter_map(mapping).collect())
+/// Whom to watch, where, and for how long.
+pub struct Subject<'a> {
+    /// Its process.
+    pub pid: i32,
+    /// The thread.
+    pub tid: i32,
+    /// Where its process has memory.
+    pub words: &'a mut Words,
+    /// Words to be watched.
+    pub locations: usize,
+    /// One word is watched for so long.
+    pub patience: Duration,
+    /// No word is watched longer than until then.
+    pub deadline: Instant,
+    /// Draws the words.
+    pub seed: u64,
 }
 
-/// Watches random words of one thread's process, [`AT_ONCE`] at a time, each for `patience`, until `locations` were
-/// watched or `deadline` has come.
+/// Watches random words of one thread's process, [`AT_ONCE`] at a time, until all locations were watched or the deadline
+/// has come.
 ///
 /// # Errors
 /// The process is gone, has no writable memory, or may not be watched.
-pub fn reuses(
-    kernel: &dyn Kernel,
-    pid: i32,
-    tid: i32,
-    locations: usize,
-    patience: Duration,
-    deadline: Instant,
-    seed: u64,
-) -> io::Result<Vec<ReuseSample>> {
-    let mappings = writable(kernel, pid)?;
-    let all_words = mappings.iter().map(|(_, length)| length / 8).sum::<u64>();
-    if all_words == 0 {
-        return Err(io::Error::new(
-            io::ErrorKind::NotFound,
-            format!("process {pid} has no writable memory of its own"),
-        ));
-    }
+pub fn reuses(kernel: &dyn Kernel, subject: Subject<'_>) -> io::Result<Vec<ReuseSample>> {
+    let Subject { pid, tid, words, locations, patience, deadline, seed } = subject;
+    words.refresh(kernel, pid)?;
+    let pages = PageMap::of(pid);
     let mut generator = SplitMix64::new(seed);
     let mut samples = Vec::new();
     while samples.len() < locations && Instant::now() < deadline {
         let mut watches = Vec::new();
         for _ in 0..AT_ONCE.min(locations - samples.len()) {
-            let mut word = generator.next_u64() % all_words;
-            let place = mappings.iter().find_map(|&(first, length)| match word.checked_sub(length / 8) {
-                None => Some(first + 8 * word),
-                Some(rest) => {
-                    word = rest;
-                    None
-                }
-            });
-            watches.push(Watch::set(tid, place.unwrap_or(mappings[0].0))?);
+            let Some(address) = words.draw(&mut generator, |address| pages.has(address)) else { break };
+            watches.push((address, Watch::set(tid, address)?));
+        }
+        if watches.is_empty() {
+            break;
         }
         let until = (Instant::now() + patience).min(deadline);
-        while Instant::now() < until && watches.iter().any(|watch| watch.touches_ns().len() < 2) {
+        while Instant::now() < until && watches.iter().any(|(_, watch)| watch.touches_ns().len() < 2) {
             std::thread::sleep(Duration::from_millis(1));
         }
-        samples.extend(watches.iter().filter_map(|watch| sample(&watch.touches_ns(), watch.ran_ns())));
+        let mut any_touched = false;
+        for (address, watch) in &watches {
+            let touches_ns = watch.touches_ns();
+            words.watched(*address, !touches_ns.is_empty());
+            any_touched |= !touches_ns.is_empty();
+            samples.extend(sample(&touches_ns, watch.ran_ns()));
+        }
         // Words that nobody touched say nothing about accesses, but count as tries: cold memory must not hold us up.
-        if watches.iter().all(|watch| watch.touches_ns().is_empty()) && Instant::now() + patience > deadline {
+        if !any_touched && Instant::now() + patience > deadline {
             break;
         }
     }
@@ -261,7 +255,12 @@ mod tests {
     fn sampling_ends_in_time() {
         let host = Host::new("/");
         let soon = || Instant::now() + Duration::from_millis(20);
-        assert!(reuses(&host, i32::MAX, i32::MAX, 4, Duration::from_millis(5), soon(), 1).is_err());
+        let of = |pid: i32, locations: usize| {
+            let (patience, deadline) = (Duration::from_millis(2), soon());
+            let words = &mut Words::default();
+            reuses(&host, Subject { pid, tid: pid, words, locations, patience, deadline, seed: 1 })
+        };
+        assert!(of(i32::MAX, 4).is_err());
         let pid = std::process::id() as i32;
         if self_test().is_ok() {
             // A thread has four watch points, and tests beside this one may hold them for a moment.
@@ -269,7 +268,7 @@ mod tests {
             let give_up = Instant::now() + Duration::from_secs(20);
             let (took, sampled) = loop {
                 let start = Instant::now();
-                match reuses(&host, pid, pid, 1000, Duration::from_millis(2), soon(), 1) {
+                match of(pid, 1000) {
                     Err(error) if taken(&error) && Instant::now() < give_up => {
                         std::thread::sleep(Duration::from_millis(20));
                     }

@@ -4,11 +4,16 @@
 //! apart by what reaches the contended cache, which no plan changes. A phase that turns unseen is told by its curve: one that
 //! agreed with the counts and is contradicted by them now is of other work, and is dropped until another one is measured.
 //! Properties: a curve that is measured replaces the one that was recalled; tasks that are gone are forgotten; where kinds are not
-//! told nothing is recalled; a curve that never agreed is not dropped, as its counts may be of another sort.
+//! told nothing is recalled; a curve that never agreed is not dropped, as its counts may be of another sort. Who turns too fast
+//! to be followed is seen as a whole ([`unsteady`]).
+
+pub mod unsteady;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use cachemate_core::{Curve, Fact, Level, Profile, Profiles, TaskId, View};
+use cachemate_core::{Curve, Fact, FactSource, Level, Profile, Profiles, TaskId, View};
+
+use unsteady::{Unsteady, WHOLE};
 
 type Curves = BTreeMap<Level, Fact<Curve>>;
 
@@ -20,6 +25,8 @@ pub struct Recall {
     /// When the curves were measured that counts agreed with, and those that are dropped.
     agreed: BTreeMap<TaskId, u64>,
     dropped: BTreeMap<TaskId, u64>,
+    /// Who turns too fast is seen as a whole; `None` = every phase by itself.
+    unsteady: Option<Unsteady>,
 }
 
 /// When the newest of these was measured.
@@ -28,14 +35,31 @@ fn measured_at(curves: &Curves) -> Option<u64> {
 }
 
 impl Recall {
+    /// Sees programs that turn too fast as a whole.
+    pub fn of_wholes_too() -> Self {
+        Recall { unsteady: Some(Unsteady::default()), ..Recall::default() }
+    }
+
     /// Remembers what is known; the profiles with what is recalled, or `None` where that adds nothing.
     pub fn follow(&mut self, view: &View<'_>) -> Option<Profiles> {
         let present: BTreeSet<TaskId> = view.present().map(|seen| seen.task).collect();
         self.curves.retain(|(task, _), _| present.contains(task));
         self.agreed.retain(|task, _| present.contains(task));
         self.dropped.retain(|task, _| present.contains(task));
+        if let Some(unsteady) = &mut self.unsteady {
+            unsteady.follow(view);
+        }
         let mut recalled: Option<Profiles> = None;
         for (&task, profile) in view.profiles.iter().filter(|(task, _)| present.contains(task)) {
+            if let Some((number, curves)) = self.unsteady.as_ref().and_then(|unsteady| unsteady.whole(task)) {
+                let all = recalled.get_or_insert_with(|| view.profiles.clone());
+                if let Some(profile) = all.get_mut(&task) {
+                    profile.phase_number = number;
+                    profile.phase.kind = Some(Fact::new(WHOLE, FactSource::PhaseDetector, view.seen.window));
+                    profile.locality.misses_per_kilo_instr = curves;
+                }
+                continue;
+            }
             let measured = &profile.locality.misses_per_kilo_instr;
             if measured_at(measured).is_some_and(|at| self.dropped.get(&task) == Some(&at)) {
                 let all = recalled.get_or_insert_with(|| view.profiles.clone());
@@ -63,7 +87,8 @@ impl Recall {
     /// Takes in whether counts contradict a task's curve; is it dropped for that?
     pub fn is_dropped(&mut self, task: TaskId, profile: &Profile, contradicted: bool) -> bool {
         let curves = &profile.locality.misses_per_kilo_instr;
-        let Some(at) = measured_at(curves) else { return false };
+        let is_whole = self.unsteady.as_ref().is_some_and(|unsteady| unsteady.contains(task));
+        let Some(at) = measured_at(curves).filter(|_| !is_whole) else { return false };
         if !contradicted {
             self.agreed.insert(task, at);
             return false;

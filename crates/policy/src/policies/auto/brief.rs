@@ -10,7 +10,8 @@ use cachemate_core::TaskId;
 
 use super::cut::Members;
 use super::layout::{Group, Layout};
-use super::score::{Score, apart, on_sites, scores};
+use super::memo::Draw;
+use super::score::{Score, Sites, apart, on_sites};
 use super::search::{Candidate, EXCHANGES, LEAST_STEP, Search, add};
 
 /// Sites whose tasks are tried in exchange.
@@ -137,7 +138,7 @@ struct Around<'a, 'b> {
 impl<'a, 'b> Around<'a, 'b> {
     fn of(search: &'a Search<'b>, layout: &'a Layout) -> Self {
         let members = on_sites(search.scene, layout);
-        let scores = scores(search.scene, layout, &members, search.memo);
+        let scores = Sites::of(search.scene, layout).scores(&Draw::default(), search.memo);
         Around { search, layout, home: layout.home.clone(), members, scores }
     }
 
@@ -188,7 +189,7 @@ mod tests {
     fn scene(tasks: &[(usize, f64)], sites: u32) -> Scene {
         let tasks = tasks.iter().enumerate().map(|(id, &(on, part))| task(id as u32, on, part)).collect();
         let sites = (0..sites).map(|id| site(id, 3)).collect();
-        Scene { sites, tasks, cycles_per_ns: 2.0, bus: None, shortest_slice_ns: None }
+        Scene { sites, tasks, cycles_per_ns: 2.0, bus: None, shortest_slice_ns: None, closed: Vec::new() }
     }
 
     /// All candidates for the last task, and for everybody; the judge of both.

@@ -69,7 +69,7 @@ const NEXT_STEP: f64 = 1.3;
 pub fn compose(present: &[Present<'_>], cache_bytes: f64, turns: &[f64]) -> Vec<Fare> {
     let mut cycles: Vec<f64> =
         present.iter().map(|one| one.program.cycles(cache_bytes / one.inside, one.wait_cycles, one.apart)).collect();
-    let mut fares: Vec<Fare> = Vec::new();
+    let mut fares: Vec<Fare> = Vec::with_capacity(present.len());
     let rounds = match turns.len() {
         0 | 1 if present.len() == 1 => 1,
         0 | 1 => ROUNDS,
@@ -78,11 +78,11 @@ pub fn compose(present: &[Present<'_>], cache_bytes: f64, turns: &[f64]) -> Vec<
     // The last root is near the next one.
     let (mut window, mut reach) = (Window::new(present.len()), Reach::default());
     for _ in 0..rounds {
-        fares = if turns.len() <= 1 {
-            together(present, cache_bytes, &cycles, &mut window)
+        if turns.len() <= 1 {
+            together(present, cache_bytes, &cycles, &mut window, &mut fares);
         } else {
-            in_turns(present, cache_bytes, turns, &cycles, &mut reach)
-        };
+            fares = in_turns(present, cache_bytes, turns, &cycles, &mut reach);
+        }
         let mut moved: f64 = 0.0;
         for (cycles, fare) in cycles.iter_mut().zip(&fares) {
             let before = *cycles;
@@ -110,19 +110,22 @@ fn fare(one: &Present<'_>, composed: f64, cache_bytes: f64) -> Fare {
 struct Window {
     cycles: f64,
     steps: Vec<usize>,
+    /// Of each task, made anew in each round: progress per cycle, and what it holds.
+    rates: Vec<f64>,
+    held: Vec<f64>,
 }
 
 impl Window {
     fn new(tasks: usize) -> Self {
-        Window { cycles: 0.0, steps: vec![0; tasks] }
+        Window { cycles: 0.0, steps: vec![0; tasks], rates: vec![0.0; tasks], held: vec![0.0; tasks] }
     }
 }
 
 /// Everybody runs all the time: progress is in proportion to the window, and the sum of footprints bends downwards, so
 /// that Newton's steps from the left never pass the root. `window` is where to begin, and then where the root is.
-fn together(present: &[Present<'_>], cache_bytes: f64, cycles: &[f64], window: &mut Window) -> Vec<Fare> {
-    let rates: Vec<f64> = present.iter().zip(cycles).map(|(one, cycles)| one.share / cycles).collect();
-    let mut held = vec![0.0; present.len()];
+fn together(present: &[Present<'_>], cache_bytes: f64, cycles: &[f64], window: &mut Window, fares: &mut Vec<Fare>) {
+    let Window { rates, held, .. } = window;
+    rates.iter_mut().zip(present.iter().zip(cycles)).for_each(|(rate, (one, cycles))| *rate = one.share / cycles);
     let mut least = 0.0;
     for step in 0..=STEPS_AT_MOST {
         let (mut sum, mut slope) = (0.0, 0.0);
@@ -144,7 +147,8 @@ fn together(present: &[Present<'_>], cache_bytes: f64, cycles: &[f64], window: &
         // From the right a step may go too far back: then on from the left.
         window.cycles = if next > least { next.min(LONGEST_CYCLES) } else { least };
     }
-    present.iter().zip(held).map(|(one, held)| fare(one, held, cache_bytes)).collect()
+    fares.clear();
+    fares.extend(present.iter().zip(held).map(|(one, held)| fare(one, *held, cache_bytes)));
 }
 
 /// How far back a window of turns reached last, as a power of ten of cycles.

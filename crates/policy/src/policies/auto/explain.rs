@@ -253,7 +253,14 @@ mod tests {
 
     fn scene(parts: &[f64]) -> Scene {
         let tasks = parts.iter().enumerate().map(|(id, &part)| task(id as u32, 0, part)).collect();
-        Scene { sites: vec![site(0, 4)], tasks, cycles_per_ns: 2.0, bus: None, shortest_slice_ns: None }
+        Scene {
+            sites: vec![site(0, 4)],
+            tasks,
+            cycles_per_ns: 2.0,
+            bus: None,
+            shortest_slice_ns: None,
+            closed: Vec::new(),
+        }
     }
 
     fn stays(scene: &Scene, told: &mut Told) -> Vec<Reason> {

@@ -14,7 +14,7 @@ use super::memo::Memo;
 use super::program::Program;
 use super::scene::{Earlier, Scene, sites};
 use super::speeds::{Speed, Speeds};
-use super::{Auto, LOOK_AGAIN_AFTER, Mechanism};
+use super::{Auto, LOOK_AGAIN_AFTER, Mechanism, PATIENCE_WINDOWS};
 use crate::work::promised_work;
 
 /// Tasks, their phases, and whether their curves are known.
@@ -40,6 +40,8 @@ pub struct Found {
 const BRIEF_FROM_TASKS: usize = 25;
 /// More newcomers change too much.
 const NEWCOMERS_AT_MOST: usize = 8;
+/// Who wants less of a CPU takes nothing from others that matters.
+const HARDLY_RUNS: f64 = 0.1;
 /// Windows that programs are used again.
 const USED_FOR: u64 = 2 * LOOK_AGAIN_AFTER;
 
@@ -110,6 +112,19 @@ impl Auto {
         });
     }
 
+    /// Closes sites where somebody has turned to another phase and is not known yet.
+    fn close(&mut self, view: &View<'_>, scene: &mut Scene) {
+        if self.turned_at.is_empty() {
+            return;
+        }
+        let window = view.seen.window;
+        let is_known = |task: &TaskId| scene.tasks.iter().any(|one| one.task == *task && one.program.is_some());
+        let (present, turned) = (scene.places(), &mut self.turned_at);
+        turned.retain(|task, at| window < *at + PATIENCE_WINDOWS && present.contains_key(task) && !is_known(task));
+        let runs = |task: TaskId| self.speeds.of(task, 64.0).is_none_or(|speed| speed.wants >= HARDLY_RUNS);
+        scene.close(|task| self.turned_at.contains_key(&task) && runs(task));
+    }
+
     /// Forgets curves that are contradicted by what was measured in force, and asks for others.
     fn distrust(&mut self, view: &View<'_>, kept: &Plan, scene: &mut Scene) {
         let measured = |task: TaskId| self.counted_now(task)?.misses_per_instr;
@@ -118,6 +133,7 @@ impl Auto {
             if profile.is_some_and(|profile| self.recall.is_dropped(task, profile, contradicted)) {
                 scene.forget(task);
                 self.asks.forget(task);
+                self.turned_at.insert(task, view.seen.window);
             }
         }
     }
@@ -125,6 +141,7 @@ impl Auto {
     fn anew(&mut self, view: &View<'_>, kept: &Plan, last: Option<Last>) -> Option<Found> {
         let mut scene = Scene::of(view, &self.earlier(), |_| None)?;
         self.distrust(view, kept, &mut scene);
+        self.close(view, &mut scene);
         scene.known().next()?;
         let held = Layout::of(kept, &scene);
         self.settle(view, &mut scene, &held, |_| true);
@@ -138,12 +155,13 @@ impl Auto {
         Some(Found { scene, memo, newcomers: None })
     }
 
-    fn with_newcomers(&self, view: &View<'_>, kept: &Plan, last: Last, new: &BTreeSet<TaskId>) -> Option<Found> {
+    fn with_newcomers(&mut self, view: &View<'_>, kept: &Plan, last: Last, new: &BTreeSet<TaskId>) -> Option<Found> {
         let places = last.scene.places();
         let mut before: BTreeMap<TaskId, Option<Program>> =
             last.scene.tasks.into_iter().map(|one| (one.task, one.program)).collect();
         let told = |task: TaskId| before.get_mut(&task)?.take();
         let mut scene = Scene::of(view, &self.earlier(), told)?;
+        self.close(view, &mut scene);
         let newcomers: Vec<usize> = scene.known().filter(|&at| new.contains(&scene.tasks[at].task)).collect();
         // Only their caches are composed.
         let mut held = Layout::of(kept, &scene);

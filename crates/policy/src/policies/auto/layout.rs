@@ -162,13 +162,34 @@ impl Layout {
         }
     }
 
-    /// Processes as a whole where all their tasks are in the group; single tasks only where units are ways.
+    /// Does a plan that it was put into carry all of it? A task that may not be moved, or one of a process that is in two
+    /// groups, leaves a part or a turn out.
+    pub fn is_carried_by(&self, plan: &Plan, scene: &Scene) -> bool {
+        let carries = |(at, site): (usize, &super::scene::Site)| {
+            let groups = self.cuts[at].iter().filter(|group| !group.members.is_empty()).count();
+            let shares = plan.shares.iter().filter(|share| share.cache == site.cache).count();
+            let has_turns = plan.gangs.iter().any(|schedule| schedule.cpus == site.cpus);
+            groups == shares && self.turns[at].is_some() == has_turns
+        };
+        scene.sites.iter().enumerate().all(carries)
+    }
+
+    /// Is nothing of it divided, and does nobody take turns?
+    pub fn is_whole(&self) -> bool {
+        self.cuts.iter().all(Vec::is_empty) && self.turns.iter().all(Option::is_none)
+    }
+
+    /// Processes as a whole where all their tasks are in the group; single tasks only where units are ways. Memory is a
+    /// process's: where units are colors, threads of which nothing is known go with the others.
     fn members(&self, scene: &Scene, group: &Group, colors: bool) -> Vec<Member> {
         let mut members: Vec<Member> = Vec::new();
         for &at in &group.members {
             let process = scene.tasks[at].process;
+            let goes_along = |(other, scene_task): (usize, &SceneTask)| {
+                group.members.contains(&other) || colors && scene_task.program.is_none()
+            };
             let whole = |(other, scene_task): (usize, &SceneTask)| {
-                scene_task.process != process || (scene_task.movable && group.members.contains(&other))
+                scene_task.process != process || scene_task.movable && goes_along((other, scene_task))
             };
             let member = if scene.tasks.iter().enumerate().all(whole) {
                 Member::Process(process)
@@ -196,4 +217,59 @@ pub fn processes(scene: &Scene, members: &[usize]) -> Vec<(ProcessId, Vec<usize>
         }
     }
     found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::memo::tests::{site, task};
+    use super::*;
+    use cachemate_core::Window;
+
+    /// Two programs on one cache of eight colors, a thread of the first one's process beside them.
+    fn scene(knows_thread: bool) -> Scene {
+        let divided = Some(Divided::Colors { units: 8, page_bytes: 4096, move_page_ns: 1.0 });
+        let mut tasks = vec![task(0, 0, 0.5), task(1, 0, 1.2), task(2, 0, 0.1)];
+        tasks[2].process = ProcessId(0);
+        if !knows_thread {
+            tasks[2].program = None;
+        }
+        let sites = vec![super::super::scene::Site { divided, ..site(0, 4) }];
+        Scene { sites, tasks, cycles_per_ns: 2.0, bus: None, shortest_slice_ns: None, closed: Vec::new() }
+    }
+
+    fn put(scene: &Scene, cut: &[(&[usize], u32)]) -> (Layout, Plan) {
+        let mut layout = Layout::at(scene, vec![Some(0); 3], true);
+        let group = |&(members, units): &(&[usize], u32)| Group { members: members.to_vec(), units };
+        layout.cuts[0] = cut.iter().map(group).collect();
+        let idle = Plan::idle(Window::Time { ns: 1 });
+        let mut plan = idle.clone();
+        layout.put(scene, &idle, PageMoving::All, &mut plan);
+        (layout, plan)
+    }
+
+    /// A process has a thread of which nothing is known, as agents have: do its pages get their colors all the same?
+    #[test]
+    fn colors_are_of_a_process_whatever_its_idle_threads_do() {
+        let scene = scene(false);
+        let (layout, plan) = put(&scene, &[(&[0], 6), (&[1], 2)]);
+        let members: Vec<_> = plan.shares.iter().flat_map(|share| share.members.clone()).collect();
+        assert_eq!(members, [Member::Process(ProcessId(0)), Member::Process(ProcessId(1))]);
+        assert!(layout.is_carried_by(&plan, &scene) && !layout.is_whole());
+        // As far as something is known of the tasks, it is read back as it was.
+        let mut read = Layout::of(&plan, &scene);
+        read.cuts[0].iter_mut().for_each(|group| group.members.retain(|&at| scene.tasks[at].program.is_some()));
+        assert_eq!(read.cuts, layout.cuts);
+    }
+
+    /// Is a plan that cannot say what is wanted told from one that does?
+    #[test]
+    fn what_a_plan_cannot_say_is_noticed() {
+        // The thread is known, and in the other's group: colors cannot part a process.
+        let parted = scene(true);
+        let (layout, plan) = put(&parted, &[(&[0], 6), (&[1, 2], 2)]);
+        assert!(!layout.is_carried_by(&plan, &parted), "{plan:?}");
+        let mut layout = Layout::at(&parted, vec![Some(0); 3], true);
+        layout.turns[0] = Some(Turns { slice_ns: 1, gangs: vec![vec![0], Vec::new()] });
+        assert!(!layout.is_carried_by(&Plan::idle(Window::Time { ns: 1 }), &parted), "a gang of nobody");
+    }
 }

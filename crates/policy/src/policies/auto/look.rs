@@ -11,7 +11,7 @@ use super::layout::Layout;
 use super::memo::{Draw, Memo};
 use super::promises;
 use super::scene::Scene;
-use super::score::{score, score_drawn, speeds};
+use super::score::{Score, Sites, score, speeds, sum};
 use super::search::{Candidate, Judge, Search};
 use super::verify::{Lengths, Trial, Weight};
 use super::{Auto, Doubt, FORECAST_ERROR, LIKELY, MOST_LIKELY};
@@ -71,9 +71,10 @@ impl Auto {
         let (scene, memo) = (&found.scene, &found.memo);
         let held = Layout::of(&kept.0, scene);
         let (mut candidates, judge) = self.candidates(view, found, &held);
-        if !self.failures.plans.is_empty() {
-            candidates.retain(|candidate| candidate.layout == held || self.may_be(candidate, scene, &kept, view));
-        }
+        candidates.retain(|candidate| {
+            let layout = &candidate.layout;
+            *layout == held || self.can_be(layout, scene, view) && self.may_be(candidate, scene, &kept, view)
+        });
         let now = score(scene, &held, memo);
         let cost =
             |candidate: &Candidate| self.copying_ns(scene, &candidate.layout, view) / self.parameters.horizon_ns as f64;
@@ -102,6 +103,7 @@ impl Auto {
         // A trial that is called off each time has cost half of the gain and told nothing.
         let ends = self.changes.leave(lengths.shortest_trial(), view.seen.window);
         let made = mends || likely >= MOST_LIKELY || !ends;
+        self.gave_up = false;
         chosen.changes(if made { "made" } else { "tried" }, &self.asks, &mut self.told, why);
         let weights = weights(scene, held);
         if made {
@@ -120,18 +122,22 @@ impl Auto {
     /// Gain over what holds, drawn within the errors of curves and costs.
     fn gain(&self, found: &Found, judge: &Judge, held: &Layout, best: &Layout) -> Gain {
         let (scene, memo) = (&found.scene, &found.memo);
-        let gain = |scene: &Scene, draw: &Draw, memo: &Memo| {
-            let value = |layout: &Layout| score_drawn(scene, layout, draw, memo).value(judge.objective);
-            value(best) / value(held).max(1e-9) - 1.0
+        let over = |best: Score, held: Score| best.value(judge.objective) / held.value(judge.objective).max(1e-9) - 1.0;
+        let (of_best, of_held) = (Sites::of(scene, best), Sites::of(scene, held));
+        let by_site = |draw: &Draw| {
+            let held = of_held.scores(draw, memo);
+            over(sum(&of_best.scores_beside(&of_held, &held, draw, memo)), sum(&held))
         };
-        let middle = gain(scene, &Draw::default(), memo);
+        // Where sites wait for one another nothing is remembered of single ones.
+        let waiting = |scene: &Scene| {
+            let memo = Memo::default();
+            over(score(scene, best, &memo), score(scene, held, &memo))
+        };
+        let waits = scene.bus.is_some();
+        let middle = if waits { waiting(scene) } else { by_site(&Draw::default()) };
         let drawn = |draw: u64| {
             let draw = scene.draw(self.seed ^ draw);
-            // Where sites wait for one another nothing is remembered of single ones.
-            match scene.bus {
-                Some(_) => gain(&scene.drawn(&draw), &Draw::default(), &Memo::default()),
-                None => gain(scene, &draw, memo),
-            }
+            if waits { waiting(&scene.drawn(&draw)) } else { by_site(&draw) }
         };
         let draws = (256 / scene.sites.len().max(1)).clamp(4, 8) as u64;
         let found: Vec<f64> = (0..draws).map(drawn).collect();
@@ -172,8 +178,16 @@ impl Auto {
         Holding(plan)
     }
 
+    /// A forecast of what no plan can say would be of something else than what is made.
+    fn can_be(&self, layout: &Layout, scene: &Scene, view: &View<'_>) -> bool {
+        layout.is_whole() || layout.is_carried_by(&self.holding(scene, layout, view).0, scene)
+    }
+
     /// Neither what measured no better nor its image on like caches, unless that is what holds.
     fn may_be(&self, candidate: &Candidate, scene: &Scene, kept: &Holding, view: &View<'_>) -> bool {
+        if self.failures.plans.is_empty() {
+            return true;
+        }
         let plan = self.holding(scene, &candidate.layout, view);
         let present = Present::of(&view.seen.tasks);
         let is_image = |of: &Plan, plan: &Plan| is_mirror(of, plan, &present, view.topology);

@@ -179,7 +179,7 @@ pub mod tests {
                     _ => {}
                 }
                 let sites = (0..3).map(|id| site(id, 2)).collect();
-                let scene = Scene { sites, tasks: tasks.clone(), cycles_per_ns: 2.0, bus: None, shortest_slice_ns: Some(1) };
+                let scene = Scene { sites, tasks: tasks.clone(), cycles_per_ns: 2.0, bus: None, shortest_slice_ns: Some(1), closed: Vec::new() };
                 let places = before.as_ref().map(Scene::places).unwrap_or_default();
                 memo = memo.after(&scene, |at| {
                     let place = *places.get(&scene.tasks[at].task)?;
@@ -205,6 +205,7 @@ pub mod tests {
             cycles_per_ns: 2.0,
             bus: None,
             shortest_slice_ns: None,
+            closed: Vec::new(),
         };
         let (one, other) = (scene(vec![task(0, 0, 0.5)]), scene(vec![task(0, 0, 0.9)]));
         let made = Cell::new(0);

@@ -168,7 +168,7 @@ const FAILED_REMEMBERED: usize = 64;
 const LOOK_AGAIN_AFTER: u64 = 30;
 /// Windows that speeds must be known for.
 const KNOWN_WINDOWS: u64 = 3;
-/// Windows that arrivals may take to become known, before a decision is made without them.
+/// Windows that arrivals, and who turned to another phase, may take to become known before a decision is made without them.
 const PATIENCE_WINDOWS: u64 = 40;
 /// Made untried where the gain is this likely, left where it is less likely than chance.
 const MOST_LIKELY: f64 = 0.95;
@@ -199,6 +199,10 @@ struct Auto {
     changes: Changes,
     /// A phase has turned since the last look.
     turned: bool,
+    /// What holds was not decided: parts and turns were given up at the last turn of a phase.
+    gave_up: bool,
+    /// Whose phase has turned, or whose curve was dropped, and when: they are waited for.
+    turned_at: BTreeMap<TaskId, u64>,
     /// What was decided last.
     decided: Option<Holding>,
     /// Forecast and measured gains so far.
@@ -269,9 +273,11 @@ impl Auto {
         });
         if overruled {
             self.doubt = None;
-            if let Some(decided) = self.decided.take() {
+            // That a task gave up its part is no plan that failed: whoever took that back has kept one.
+            if let Some(decided) = self.decided.take().filter(|_| !self.gave_up) {
                 self.failed(&decided.0, view.seen.window);
             }
+            self.gave_up = false;
             self.watch = Watch::default();
             return kept;
         }
@@ -424,27 +430,35 @@ impl Auto {
     }
 }
 
+impl Auto {
+    fn new(parameters: Parameters, seed: u64) -> Self {
+        Auto {
+            parameters,
+            seed,
+            speeds: Speeds::default(),
+            asks: Asks::default(),
+            recall: Recall::of_wholes_too(),
+            lived_on: BTreeMap::new(),
+            seen_apart: BTreeSet::new(),
+            doubt: None,
+            watch: Watch::default(),
+            failures: Failures::default(),
+            looked_at: None,
+            last: None,
+            told: Told::default(),
+            since: (Vec::new(), 0),
+            changes: Changes::default(),
+            turned: false,
+            gave_up: false,
+            turned_at: BTreeMap::new(),
+            decided: None,
+            verdicts: Vec::new(),
+            trials: 0,
+        }
+    }
+}
+
 /// See the registry.
 pub(super) fn build(parameters: &str, seed: u64) -> Result<Box<dyn Policy>, BadParameters> {
-    Ok(Box::new(Auto {
-        parameters: Parameters::parse(parameters)?,
-        seed,
-        speeds: Speeds::default(),
-        asks: Asks::default(),
-        recall: Recall::default(),
-        lived_on: BTreeMap::new(),
-        seen_apart: BTreeSet::new(),
-        doubt: None,
-        watch: Watch::default(),
-        failures: Failures::default(),
-        looked_at: None,
-        last: None,
-        told: Told::default(),
-        since: (Vec::new(), 0),
-        changes: Changes::default(),
-        turned: false,
-        decided: None,
-        verdicts: Vec::new(),
-        trials: 0,
-    }))
+    Ok(Box::new(Auto::new(Parameters::parse(parameters)?, seed)))
 }

@@ -82,7 +82,14 @@ mod tests {
         });
         let mut sites = vec![site(0, 2), site(1, 2)];
         sites[1].memory_node = 1;
-        Scene { sites, tasks: tasks.collect(), cycles_per_ns: 2.0, bus: None, shortest_slice_ns: None }
+        Scene {
+            sites,
+            tasks: tasks.collect(),
+            cycles_per_ns: 2.0,
+            bus: None,
+            shortest_slice_ns: None,
+            closed: Vec::new(),
+        }
     }
 
     fn search<'a>(scene: &'a Scene, memo: &'a Memo, memory_nodes: bool) -> Search<'a> {

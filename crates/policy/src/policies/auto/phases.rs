@@ -61,6 +61,7 @@ impl Auto {
             for (task, then, known) in last {
                 let phase = now(view, *task).0;
                 if *then != phase {
+                    self.turned_at.insert(*task, view.seen.window);
                     // The next look is due as soon as the task is known again, or given up.
                     (*then, *known) = (phase, false);
                     let process = view.present().find(|seen| seen.task == *task).map(|seen| seen.process);
@@ -68,7 +69,9 @@ impl Auto {
                 }
             }
         }
+        let before = kept.clone();
         free(&mut kept.0, &turned);
+        self.gave_up |= !before.is_same(&kept.0);
         kept
     }
 }
@@ -90,7 +93,50 @@ fn free(plan: &mut Plan, turned: &[(TaskId, ProcessId)]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cachemate_core::{CacheId, CacheShare, CpuSet, Gang, GangSchedule, GroupId, IndexSet, Units, Window};
+    use cachemate_core::test_kit::{NoForecast, capabilities, last_level_caches, observation};
+    use cachemate_core::{
+        Ability, CacheId, CacheShare, Counts, CpuId, CpuSet, Event, Gang, GangSchedule, GroupId, IndexSet, Level,
+        Policy, Profile, Profiles, Reading, Units, Window,
+    };
+
+    /// Two tasks in parts of a cache, the first in its second phase: what is decided if this is in force.
+    fn decided(policy: &mut Auto, window: u64, before: &Plan) -> Plan {
+        let (topology, can) = (last_level_caches(1, 2, Level::L3, 1 << 20), capabilities(&[Ability::Ways]));
+        let mut seen = observation(window, 2);
+        let reading = |event| Reading { event, count: 1_000_000, counted_share: 1.0 };
+        for task in &mut seen.tasks {
+            task.counts = Counts([Event::Instructions, Event::Cycles].map(reading).to_vec());
+            task.on_cpu_ns = vec![(CpuId(task.task.0), 1_000_000_000)];
+        }
+        let profile = |id: u32| Profile { phase_number: 1 - id, ..Profile::default() };
+        let profiles: Profiles = (0..2).map(|id| (TaskId(id), profile(id))).collect();
+        let (topology, capabilities, seen, profiles) = (&topology, &can, &seen, &profiles);
+        let view = View { topology, capabilities, seen, profiles, previous_plan: before, predictor: &NoForecast };
+        policy.decide(&view).plan
+    }
+
+    /// A part that was given up at a turn is put back from above: is that no failure, as it is where a decision is?
+    #[test]
+    fn giving_up_is_no_plan_that_can_fail() {
+        let share = |id: u32| CacheShare {
+            group: GroupId(id),
+            cache: CacheId(0),
+            members: vec![Member::Process(ProcessId(id))],
+            units: Units::Ways { mask: IndexSet::default() },
+        };
+        let mut parts = Plan::idle(Window::Time { ns: 1 });
+        parts.shares = vec![share(0), share(1)];
+        let mut policy = Auto::new(super::super::Parameters::default(), 1);
+        policy.looked_at = Some((vec![(TaskId(0), 0, true), (TaskId(1), 0, true)], 1));
+        let given_up = decided(&mut policy, 2, &parts);
+        assert_eq!(given_up.shares, [share(1)]);
+        let kept = decided(&mut policy, 3, &parts);
+        assert_eq!((kept.shares.len(), policy.failures.plans.len()), (2, 0));
+        // The same after a decision.
+        let undivided = Plan::idle(Window::Time { ns: 1 });
+        decided(&mut policy, 4, &undivided);
+        assert_eq!(policy.failures.plans.len(), 1);
+    }
 
     /// Does a task whose phase turns lose its part and its turns, and nobody else anything?
     #[test]

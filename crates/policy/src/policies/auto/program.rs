@@ -111,7 +111,9 @@ impl Program {
         let curve = told.profile.misses_per_kilo_instr().filter(|curve| curve.len() >= 2)?;
         let speed = told.speed;
         let step_bytes = told.largest_cache_bytes / STEPS as f64;
-        let points: Vec<[f64; 3]> = (0..=STEPS).map(|step| at(curve, step as f64 * step_bytes)).collect();
+        let mut next = 0;
+        let points = (0..=STEPS).map(|step| at_near(curve, step as f64 * step_bytes, &mut next));
+        let points: Vec<[f64; 3]> = points.collect();
         let mut misses: Vec<f64> = points.iter().map(|[rate, ..]| rate / 1000.0).collect();
         let error = |[rate, low, high]: &[f64; 3]| ((rate - low).max(0.0) / 1000.0, (high - rate).max(0.0) / 1000.0);
         let errors = points.iter().map(error).collect();
@@ -168,18 +170,20 @@ impl Program {
     /// The same with all misses scaled, as one draw of what the curve may be.
     #[must_use]
     pub fn scaled(&self, misses: f64, cost: f64) -> Self {
-        let mut other = self.clone();
-        other.misses.iter_mut().for_each(|rate| *rate *= misses);
-        other.errors.iter_mut().for_each(|(below, above)| (*below, *above) = (*below * misses, *above * misses));
-        other.growth.iter_mut().for_each(|instructions| *instructions /= misses);
-        other.cycles_per_miss *= cost;
-        other.far_cycles.iter_mut().for_each(|cycles| *cycles *= cost);
-        other
+        Program {
+            misses: self.misses.iter().map(|rate| rate * misses).collect(),
+            errors: self.errors.iter().map(|(below, above)| (below * misses, above * misses)).collect(),
+            growth: self.growth.iter().map(|instructions| instructions / misses).collect(),
+            cycles_per_miss: self.cycles_per_miss * cost,
+            far_cycles: self.far_cycles.iter().map(|cycles| cycles * cost).collect(),
+            ..*self
+        }
     }
 
     fn grow(&mut self) {
         let mut after = 0.0;
-        self.growth = vec![0.0];
+        self.growth = Vec::with_capacity(STEPS + 1);
+        self.growth.push(0.0);
         for step in 0..STEPS {
             let rate = 0.5 * (self.misses[step] + self.misses[step + 1]);
             after += self.lines_per_step / rate.max(NO_MISSES);
@@ -315,7 +319,15 @@ impl Program {
 
 /// Value and both ends of the interval; linear between points, flat beyond the ends.
 fn at(curve: &Curve, bytes: f64) -> [f64; 3] {
-    let next = curve.partition_point(|(size, _)| (*size as f64) < bytes);
+    at_near(curve, bytes, &mut 0)
+}
+
+/// The same where it is asked for at rising sizes: `next` is the point at which the last one was found.
+fn at_near(curve: &Curve, bytes: f64, next: &mut usize) -> [f64; 3] {
+    while curve.get(*next).is_some_and(|(size, _)| (*size as f64) < bytes) {
+        *next += 1;
+    }
+    let next = *next;
     let point = |at: usize| [curve[at].1.value, curve[at].1.low, curve[at].1.high];
     if next == 0 || next == curve.len() {
         return point(next.min(curve.len() - 1));

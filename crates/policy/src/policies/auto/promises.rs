@@ -256,7 +256,7 @@ mod tests {
             }
         };
         let (sites, tasks) = ((0..2).map(site).collect(), tasks.iter().enumerate().map(scene_task).collect());
-        Scene { sites, tasks, cycles_per_ns: 2.0, bus: None, shortest_slice_ns: None }
+        Scene { sites, tasks, cycles_per_ns: 2.0, bus: None, shortest_slice_ns: None, closed: Vec::new() }
     }
 
     /// All candidates, and the place of the best.

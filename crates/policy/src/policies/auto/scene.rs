@@ -41,8 +41,8 @@ pub struct SceneTask {
     pub cluster: Option<usize>,
     /// Where it is seen to run; `None` = it did not run.
     pub seen_on: Option<usize>,
-    /// Other threads of its process are on its cache, and it has never run apart from any: what it would wait for there
-    /// nobody knows.
+    /// It is left where it is. Other threads of its process are on its cache, and it has never run apart from any: what it would
+    /// wait for there nobody knows. Or its site is closed.
     pub untold: bool,
 }
 
@@ -55,6 +55,9 @@ pub struct Scene {
     /// What waiting for memory costs, where the queue was measured.
     pub bus: Option<Bus>,
     pub shortest_slice_ns: Option<u64>,
+    /// By site: somebody runs there of whom nothing is known for the moment, so that nothing can be said of the others there.
+    /// Empty = nowhere.
+    pub closed: Vec<bool>,
 }
 
 /// The sites of a machine; nothing where sizes are not known.
@@ -218,7 +221,42 @@ impl Scene {
             cycles_per_ns,
             bus,
             shortest_slice_ns,
+            closed: Vec::new(),
         })
+    }
+
+    /// Closes the sites of unknown tasks that are waited for: forecasts there would be of a cache without them. Who is there stays,
+    /// and nobody joins them.
+    pub fn close(&mut self, is_waited_for: impl Fn(TaskId) -> bool) {
+        let unknown = |one: &&SceneTask| one.program.is_none() && is_waited_for(one.task);
+        let sites: BTreeSet<usize> = self.tasks.iter().filter(unknown).filter_map(|one| one.seen_on).collect();
+        if sites.is_empty() {
+            return;
+        }
+        self.closed = (0..self.sites.len()).map(|site| sites.contains(&site)).collect();
+        let there = |one: &&mut SceneTask| one.seen_on.is_some_and(|site| sites.contains(&site));
+        self.tasks.iter_mut().filter(there).for_each(|one| one.untold = true);
+    }
+
+    /// May anything of this site be decided anew?
+    pub fn is_closed(&self, site: usize) -> bool {
+        self.closed.get(site).copied().unwrap_or(false)
+    }
+
+    /// A layout with closed sites as they are held.
+    #[must_use]
+    pub fn with_closed(&self, mut layout: Layout, held: &Layout) -> Layout {
+        let is_closed = |home: Option<usize>| home.is_some_and(|site| self.is_closed(site));
+        for at in 0..self.tasks.len() {
+            if is_closed(held.home[at]) || is_closed(layout.home[at]) {
+                (layout.home[at], layout.held[at]) = (held.home[at], held.held[at]);
+            }
+        }
+        for site in (0..self.sites.len()).filter(|&site| self.is_closed(site)) {
+            layout.cuts[site].clone_from(&held.cuts[site]);
+            layout.turns[site].clone_from(&held.turns[site]);
+        }
+        layout
     }
 
     /// Bytes of the part of a cache that a task is in; `None` = nobody knows where it runs, or it takes turns.

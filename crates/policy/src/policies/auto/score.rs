@@ -42,8 +42,8 @@ pub struct Speed {
     pub held_bytes: f64,
     /// Share of the time that it wants a CPU for in which it has one.
     pub of_wanted: f64,
-    /// Instructions per cycle alone, if its curve lies as low as its error allows.
-    pub alone_at_best: f64,
+    /// Instructions per cycle alone, if its curve lies as low as its error allows; only where a rate was promised.
+    pub alone_at_best: Option<f64>,
 }
 
 impl Speed {
@@ -62,7 +62,7 @@ impl Speed {
     /// Work a second, and alone on the machine at best; `None` = no rate was promised, or it was not measured.
     pub fn rates(&self, program: &Program) -> Option<(f64, f64)> {
         let per_s = program.rate?.per_instr_per_cycle;
-        Some((per_s * self.instr_per_cycle, per_s * self.alone_at_best))
+        Some((per_s * self.instr_per_cycle, per_s * self.alone_at_best?))
     }
 }
 
@@ -212,7 +212,8 @@ impl Here<'_> {
             let held_bytes = fares[at].held_bytes;
             let over_alone = instr_per_cycle / alone.max(1e-12);
             let of_wanted = of_time / wants[at].max(1e-12);
-            let alone_at_best = wants[at] / programs[at].alone_at_best(self.site.bytes);
+            let is_asked = programs[at].rate.is_some();
+            let alone_at_best = is_asked.then(|| wants[at] / programs[at].alone_at_best(self.site.bytes));
             Speed { over_alone, instr_per_cycle, lines_per_cycle, held_bytes, of_wanted, alone_at_best }
         };
         (0..programs.len()).map(speed).collect()
@@ -269,6 +270,60 @@ impl Here<'_> {
     }
 }
 
+/// One layout scored many times, each time with other programs.
+pub struct Sites<'a> {
+    scene: &'a Scene,
+    layout: &'a Layout,
+    members: Vec<Vec<usize>>,
+    aparts: Vec<Vec<f64>>,
+}
+
+impl<'a> Sites<'a> {
+    pub fn of(scene: &'a Scene, layout: &'a Layout) -> Self {
+        let members = on_sites(scene, layout);
+        let aparts = aparts(scene, layout, &members);
+        Sites { scene, layout, members, aparts }
+    }
+
+    /// By site, each by itself.
+    pub fn scores(&self, draw: &Draw, memo: &Memo) -> Vec<Score> {
+        (0..self.members.len()).map(|site| self.score(site, draw, memo)).collect()
+    }
+
+    /// The same where those of another layout are known: what is alike in both is scored once.
+    pub fn scores_beside(&self, other: &Sites<'_>, scores: &[Score], draw: &Draw, memo: &Memo) -> Vec<Score> {
+        let score = |site: usize| {
+            if self.is_alike(other, site) { scores[site] } else { self.score(site, draw, memo) }
+        };
+        (0..self.members.len()).map(score).collect()
+    }
+
+    fn is_alike(&self, other: &Sites<'_>, site: usize) -> bool {
+        let (own, others) = (self.layout, other.layout);
+        self.members[site] == other.members[site]
+            && self.aparts[site] == other.aparts[site]
+            && own.cuts[site] == others.cuts[site]
+            && own.turns[site] == others.turns[site]
+    }
+
+    fn score(&self, site: usize, draw: &Draw, memo: &Memo) -> Score {
+        let (scene, members, apart) = (self.scene, &self.members[site], &self.aparts[site]);
+        if members.is_empty() {
+            return Score::NOBODY;
+        }
+        let (cut, turns) = (&self.layout.cuts[site], self.layout.turns[site].as_ref());
+        OfSite { scene, site, members, apart, cut, turns }.score(draw, memo)
+    }
+}
+
+/// Share of each member's partners on other sites, by site.
+fn aparts(scene: &Scene, layout: &Layout, members: &[Vec<usize>]) -> Vec<Vec<f64>> {
+    let of = |(site, members): (usize, &Vec<usize>)| {
+        members.iter().map(|&at| apart(scene, &layout.home, at, site)).collect()
+    };
+    members.iter().enumerate().map(of).collect()
+}
+
 /// All sites, with what their packages wait for memory.
 pub fn score(scene: &Scene, layout: &Layout, memo: &Memo) -> Score {
     score_drawn(scene, layout, &Draw::default(), memo)
@@ -279,25 +334,12 @@ pub fn score_drawn(scene: &Scene, layout: &Layout, draw: &Draw, memo: &Memo) -> 
     if scene.bus.is_some() {
         return whole(scene, layout).into_iter().map(|(score, ..)| score).fold(Score::NOBODY, Score::plus);
     }
-    let by_site = scores_drawn(scene, layout, &on_sites(scene, layout), draw, memo);
-    by_site.into_iter().fold(Score::NOBODY, Score::plus)
+    sum(&Sites::of(scene, layout).scores(draw, memo))
 }
 
-/// Every site by itself; nobody waits for another site's traffic.
-pub fn scores(scene: &Scene, layout: &Layout, members: &[Vec<usize>], memo: &Memo) -> Vec<Score> {
-    scores_drawn(scene, layout, members, &Draw::default(), memo)
-}
-
-fn scores_drawn(scene: &Scene, layout: &Layout, members: &[Vec<usize>], draw: &Draw, memo: &Memo) -> Vec<Score> {
-    let here = |(site, members): (usize, &Vec<usize>)| {
-        if members.is_empty() {
-            return Score::NOBODY;
-        }
-        let apart: Vec<f64> = members.iter().map(|&at| apart(scene, &layout.home, at, site)).collect();
-        let (cut, turns) = (&layout.cuts[site], layout.turns[site].as_ref());
-        OfSite { scene, site, members, apart: &apart, cut, turns }.score(draw, memo)
-    };
-    members.iter().enumerate().map(here).collect()
+/// Of all sites.
+pub fn sum(scores: &[Score]) -> Score {
+    scores.iter().copied().fold(Score::NOBODY, Score::plus)
 }
 
 /// Known tasks by site.
@@ -328,13 +370,18 @@ impl OfSite<'_> {
     }
 
     fn made(&self, draw: &Draw) -> Score {
-        let program = |&at: &usize| self.scene.tasks[at].program.as_ref();
-        let programs: Vec<&Program> = self.members.iter().filter_map(program).collect();
-        let scaled =
-            |(&at, program): (&usize, &&Program)| draw.of(at).map(|(misses, cost)| program.scaled(misses, cost));
-        let drawn: Vec<Program> = self.members.iter().zip(&programs).filter_map(scaled).collect();
-        let drawn: Vec<&Program> = drawn.iter().collect();
-        let (site, programs) = (&self.scene.sites[self.site], if drawn.is_empty() { &programs } else { &drawn });
+        let mut programs: Vec<&Program> = Vec::with_capacity(self.members.len());
+        programs.extend(self.members.iter().filter_map(|&at| self.scene.tasks[at].program.as_ref()));
+        let mut drawn: Vec<Program> = Vec::with_capacity(if draw.0.is_empty() { 0 } else { programs.len() });
+        let scaled = |(&at, program): (&usize, &&Program)| {
+            let (misses, cost) = draw.of(at)?;
+            Some(program.scaled(misses, cost))
+        };
+        drawn.extend(self.members.iter().zip(&programs).filter_map(scaled));
+        if !drawn.is_empty() {
+            programs = drawn.iter().collect();
+        }
+        let (site, programs) = (&self.scene.sites[self.site], &programs);
         let here = Here {
             site,
             members: self.members,
@@ -371,11 +418,7 @@ const BUS_ROUNDS: usize = 4;
 /// By site: score, members, their speeds.
 fn whole(scene: &Scene, layout: &Layout) -> Vec<(Score, Vec<usize>, Vec<Speed>)> {
     let members = on_sites(scene, layout);
-    let aparts: Vec<Vec<f64>> = members
-        .iter()
-        .enumerate()
-        .map(|(site, members)| members.iter().map(|&at| apart(scene, &layout.home, at, site)).collect())
-        .collect();
+    let aparts = aparts(scene, layout, &members);
     let mut queues: Vec<Vec<f64>> = members.iter().map(|members| vec![0.0; members.len()]).collect();
     let rounds = if scene.bus.is_some() { BUS_ROUNDS } else { 1 };
     let mut found = Vec::new();

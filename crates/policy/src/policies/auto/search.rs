@@ -73,8 +73,11 @@ impl Search<'_> {
     /// told once something else holds.
     pub(super) fn default(&mut self, lived_on: &BTreeMap<TaskId, usize>, held: Option<&Layout>) -> Candidate {
         let mut layout = Layout::default_of(self.scene, lived_on);
-        if held.is_some_and(|held| held.held.contains(&true)) {
-            layout = Layout::at(self.scene, layout.home, true);
+        if let Some(held) = held {
+            if held.held.contains(&true) {
+                layout = Layout::at(self.scene, layout.home, true);
+            }
+            layout = self.scene.with_closed(layout, held);
         }
         let score = score(self.scene, &layout, self.memo);
         if self.judge.objective != Objective::WorstSlowdown {
@@ -89,7 +92,14 @@ impl Search<'_> {
         let first = self.default(lived_on, held.as_ref());
         let default = first.layout.clone();
         let mut all = vec![first];
-        let mut add = |what: &'static str, layout: Layout| add(&mut all, scene, memo, what, layout);
+        let as_held = held.clone().filter(|_| !scene.closed.is_empty());
+        let mut add = |what: &'static str, layout: Layout| {
+            let layout = match &as_held {
+                Some(held) => scene.with_closed(layout, held),
+                None => layout,
+            };
+            add(&mut all, scene, memo, what, layout);
+        };
         let mut homes = vec![("joint from the default", default.clone())];
         if let Some(held) = held {
             add("held", held.clone());
@@ -150,16 +160,18 @@ impl Search<'_> {
         self.scene.known().filter(|&at| self.scene.can_move(at)).collect()
     }
 
-    /// So many known tasks fit on each site: by cores while those are enough, else by CPUs and in proportion.
+    /// So many known tasks fit on each site that is not closed: by cores while those are enough, else by CPUs and in proportion.
     pub(super) fn room(&self) -> Vec<usize> {
         let tasks = self.scene.known().count();
         let cores: usize = self.scene.sites.iter().map(|site| site.cores).sum();
         let cpus: u32 = self.scene.sites.iter().map(|site| site.cpus.count()).sum();
         let fair = |cpus_here: u32| (tasks * cpus_here as usize).div_ceil(cpus.max(1) as usize);
-        let room = |site: &super::scene::Site| {
-            if tasks <= cores { site.cores } else { fair(site.cpus.count()).max(site.cores) }
+        let room = |(at, site): (usize, &super::scene::Site)| match self.scene.is_closed(at) {
+            true => 0,
+            false if tasks <= cores => site.cores,
+            false => fair(site.cpus.count()).max(site.cores),
         };
-        self.scene.sites.iter().map(room).collect()
+        self.scene.sites.iter().enumerate().map(room).collect()
     }
 
     /// One site with these members, undivided or with its best parts and turns.
@@ -205,7 +217,7 @@ impl Search<'_> {
         change: impl Fn(&Self, &Members<'_>, &mut Layout),
     ) -> Layout {
         let mut changed = layout.clone();
-        for site in sites {
+        for site in sites.into_iter().filter(|&site| !self.scene.is_closed(site)) {
             let members = layout.on(self.scene, site);
             let apart: Vec<f64> = members.iter().map(|&at| apart(self.scene, &layout.home, at, site)).collect();
             let here = Members {
@@ -488,7 +500,7 @@ mod tests {
             untold: false,
         };
         let (sites, tasks) = ((0..sites).map(site).collect(), (0..tasks).map(scene_task).collect());
-        Scene { sites, tasks, cycles_per_ns: 2.0, bus: None, shortest_slice_ns: None }
+        Scene { sites, tasks, cycles_per_ns: 2.0, bus: None, shortest_slice_ns: None, closed: Vec::new() }
     }
 
     fn best(scene: &Scene, allowed: Allowed, effort: usize) -> (Score, Score, usize) {
@@ -537,6 +549,35 @@ mod tests {
         assert!(parted(&scene) > 0, "some plan moves them");
         pair.iter().for_each(|&at| scene.tasks[at].untold = true);
         assert_eq!(parted(&scene), 0);
+    }
+
+    /// Somebody on the first cache is not known for the moment: is what holds there part of every plan, and does nobody join?
+    #[test]
+    fn nothing_is_decided_where_somebody_is_not_known() {
+        let mut scene = scene(2, 4, 8);
+        scene.tasks.iter_mut().enumerate().for_each(|(at, scene_task)| scene_task.seen_on = Some(at / 4));
+        scene.tasks[1].program = None;
+        let found = |scene: &Scene| {
+            let mut held = Layout::at(scene, scene.tasks.iter().map(|one| one.seen_on).collect(), false);
+            held.cuts[0] = vec![super::super::layout::Group { members: vec![0], units: 5 }];
+            let judge = Judge { objective: Objective::WeightedSpeedup, worst_at_least: 0.0 };
+            let (effort, generator, memo) = (Cell::new(2_000), SplitMix64::new(1), Memo::of(scene));
+            let mut search = Search { scene, memo: &memo, allowed: ALL, judge, effort, generator };
+            let all = search.candidates(&BTreeMap::new(), Some(held.clone()));
+            let on_first = |layout: &Layout| layout.home.iter().map(|home| *home == Some(0)).collect::<Vec<_>>();
+            let same =
+                |one: &&Candidate| one.layout.cuts[0] == held.cuts[0] && on_first(&one.layout) == on_first(&held);
+            (all.iter().filter(same).count(), all.len())
+        };
+        let (same, all) = found(&scene);
+        assert!(same < all, "{same} of {all}");
+        scene.close(|task| task == TaskId(1));
+        assert!(scene.is_closed(0) && !scene.is_closed(1));
+        let (same, all) = found(&scene);
+        assert_eq!(same, all);
+        scene.closed.clear();
+        scene.close(|_| false);
+        assert!(!scene.is_closed(0), "nobody waits for it any more");
     }
 
     /// Does the search of a large machine end within its effort, with a plan at least as good as the default?

@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use cachemate_core::{Event, Level, Observation, Plan, ProbeWhat, StallCause, TaskId, TaskSample};
 
+use crate::recall::unsteady::WHOLE;
 use crate::work::Work;
 
 /// Speed of a task; `None` = not counted.
@@ -62,6 +63,8 @@ struct Sums {
 
 /// What is left of a window's weight in the next.
 const FADES_TO: f64 = 0.8;
+/// The same of who is seen as a whole: half of the weight is older than any of its phases.
+const WHOLE_FADES_TO: f64 = 0.95;
 
 /// Windows of a phase after which its own counts outweigh what was recalled.
 const OF_NOW_WINDOWS: u32 = 3;
@@ -85,9 +88,9 @@ fn stalls(task: &TaskSample) -> Option<f64> {
 }
 
 impl Sum {
-    fn add(&mut self, events: Option<f64>, instructions: f64) {
-        self.events *= FADES_TO;
-        self.instructions *= FADES_TO;
+    fn add(&mut self, events: Option<f64>, instructions: f64, fades_to: f64) {
+        self.events *= fades_to;
+        self.instructions *= fades_to;
         if let Some(events) = events {
             self.events += events;
             self.instructions += instructions;
@@ -125,7 +128,8 @@ impl Speeds {
             sums.windows += 1;
             let ran_ns = task.ran_ns();
             let wanted_ns = ran_ns as f64 + task.runnable_wait_ns.unwrap_or(0) as f64;
-            let fade = |sum: &mut f64, more: f64| *sum = FADES_TO * *sum + more;
+            let fades_to = if kind == Some(WHOLE) { WHOLE_FADES_TO } else { FADES_TO };
+            let fade = |sum: &mut f64, more: f64| *sum = fades_to * *sum + more;
             fade(&mut sums.instructions, instructions);
             fade(&mut sums.cycles, cycles);
             fade(&mut sums.wanted_ns, wanted_ns);
@@ -133,13 +137,13 @@ impl Speeds {
             fade(&mut sums.elapsed_ns, seen.span.elapsed_ns as f64);
             fade(&mut sums.reported, task.progress.unwrap_or(0.0));
             fade(&mut sums.reported_ns, task.progress.map_or(0.0, |_| seen.span.elapsed_ns as f64));
-            sums.misses.add(task.counts.get(Event::Misses(level)), instructions);
-            sums.references.add(task.counts.get(Event::References(level)), instructions);
-            sums.stalls.add(stalls(task), instructions);
-            sums.remote.add(task.counts.get(Event::StallCycles(StallCause::RemoteCache)), instructions);
-            sums.queue.add(task.counts.get(Event::StallCycles(StallCause::BusQueue)), instructions);
-            sums.read_bytes.add(task.counts.get(Event::MemoryReadBytes), instructions);
-            sums.written_bytes.add(task.counts.get(Event::MemoryWriteBytes), instructions);
+            sums.misses.add(task.counts.get(Event::Misses(level)), instructions, fades_to);
+            sums.references.add(task.counts.get(Event::References(level)), instructions, fades_to);
+            sums.stalls.add(stalls(task), instructions, fades_to);
+            sums.remote.add(task.counts.get(Event::StallCycles(StallCause::RemoteCache)), instructions, fades_to);
+            sums.queue.add(task.counts.get(Event::StallCycles(StallCause::BusQueue)), instructions, fades_to);
+            sums.read_bytes.add(task.counts.get(Event::MemoryReadBytes), instructions, fades_to);
+            sums.written_bytes.add(task.counts.get(Event::MemoryWriteBytes), instructions, fades_to);
             if let Some(kind) = sums.kind {
                 self.of_kinds.insert((task.task, kind), sums.clone());
             }

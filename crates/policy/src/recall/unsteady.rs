@@ -103,7 +103,7 @@ impl Past {
     }
 }
 
-/// Of the same levels, at the same sizes.
+/// Are they for the same levels, at the same sizes?
 fn are_alike(one: &Curves, other: &Curves) -> bool {
     let sizes = |curves: &Curves| -> Vec<(Level, Vec<u64>)> {
         let of = |(level, fact): (&Level, &Fact<Curve>)| (*level, fact.value.iter().map(|(size, _)| *size).collect());

@@ -58,7 +58,7 @@ impl Found {
 pub struct PageMap(io::Result<File>);
 
 impl PageMap {
-    /// Of this process. Where it may not be read, nothing is known of any page.
+    /// This process's. Where it may not be read, nothing is known of any page.
     pub fn of(pid: i32) -> Self {
         PageMap(File::open(format!("/proc/{pid}/pagemap")))
     }
@@ -184,7 +184,7 @@ mod tests {
         // Every sixteenth page of 16 MiB, and one MiB in full.
         let (thin, dense) = ((64 * MEGA, 16 * MEGA), (MEGA, MEGA));
         let mut words = of(&[thin, dense]);
-        let has = |address: u64| address < 64 * MEGA || address / PAGE_BYTES % 16 == 0;
+        let has = |address: u64| address < 64 * MEGA || (address / PAGE_BYTES).is_multiple_of(16);
         let found = drawn(&mut words, 4_000, has, |_| true);
         let in_thin = found.iter().filter(|&&address| address >= 64 * MEGA).count() as f64 / found.len() as f64;
         assert!((in_thin - 0.5).abs() < 0.06, "{in_thin}");
@@ -195,7 +195,8 @@ mod tests {
     fn mappings_that_nobody_touches_are_passed_over() {
         let (idle, used) = ((64 * MEGA, 64 * MEGA), (MEGA, 4 * MEGA));
         let mut words = of(&[idle, used]);
-        let found = drawn(&mut words, 400, |_| true, |address| address < 64 * MEGA && address / PAGE_BYTES % 4 == 0);
+        let found =
+            drawn(&mut words, 400, |_| true, |address| address < 64 * MEGA && (address / PAGE_BYTES).is_multiple_of(4));
         let in_used = found.iter().filter(|&&address| address < 64 * MEGA).count();
         assert!(in_used > 180, "{in_used} of {}", found.len());
         // Neither: every word of both is watched, 16 to 1.

@@ -110,7 +110,7 @@ fn fare(one: &Present<'_>, composed: f64, cache_bytes: f64) -> Fare {
 struct Window {
     cycles: f64,
     steps: Vec<usize>,
-    /// Of each task, made anew in each round: progress per cycle, and what it holds.
+    /// Each task's progress per cycle, and what it holds: made anew in each round.
     rates: Vec<f64>,
     held: Vec<f64>,
 }

@@ -337,7 +337,7 @@ pub fn score_drawn(scene: &Scene, layout: &Layout, draw: &Draw, memo: &Memo) -> 
     sum(&Sites::of(scene, layout).scores(draw, memo))
 }
 
-/// Of all sites.
+/// All sites together.
 pub fn sum(scores: &[Score]) -> Score {
     scores.iter().copied().fold(Score::NOBODY, Score::plus)
 }

@@ -199,9 +199,15 @@ impl Asks {
         Probe { id: ProbeId(self.next), what, budget_ns }
     }
 
+    /// Is an answer of a task awaited, or is it still to be asked?
+    pub fn goes_on_asking(&self, view: &View<'_>, task: TaskId) -> bool {
+        let may_be_asked = can_ask(view) && view.movable().any(|seen| seen.task == task);
+        may_be_asked && self.of_tasks.get(&task).is_none_or(|asked| !asked.over)
+    }
+
     /// Has everybody been asked who can be, and answered or not?
     pub fn surveyed(&self, view: &View<'_>) -> bool {
-        let can = view.capabilities.can(Ability::SampleReuses) || view.capabilities.can(Ability::TraceAddresses);
+        let can = can_ask(view);
         let known =
             |task: TaskId| view.profiles.get(&task).is_some_and(|profile| profile.misses_per_kilo_instr().is_some());
         let done = |task: TaskId| known(task) || !can || self.of_tasks.get(&task).is_some_and(|asked| asked.over);
@@ -297,6 +303,11 @@ impl Asks {
             self.clusters = clusters;
         }
     }
+}
+
+/// Can curves be measured here at all?
+fn can_ask(view: &View<'_>) -> bool {
+    view.capabilities.can(Ability::SampleReuses) || view.capabilities.can(Ability::TraceAddresses)
 }
 
 /// Threads whose regions are alike to so much (the cosine of their counters) share data.
@@ -450,6 +461,29 @@ mod tests {
         let traced = ProbeWhat::Trace { task: idle, entries: 1, code: false };
         assert!(quiet(&[]) && quiet(&[watched(idle)]));
         assert!(!quiet(&[watched(busy)]) && !quiet(&[watched(idle), watched(busy)]) && !quiet(&[traced]));
+    }
+
+    /// Is a task waited for until it has answered or was given up, and nobody who cannot be asked?
+    #[test]
+    fn only_who_can_still_answer_is_waited_for() {
+        use cachemate_core::test_kit::{NoForecast, capabilities, observation, topology};
+        let topology = topology(2);
+        let mut seen = observation(1, 3);
+        seen.tasks[1].fixed = true;
+        let (profiles, plan) =
+            (cachemate_core::Profiles::new(), cachemate_core::Plan::idle(cachemate_core::Window::Time { ns: 1 }));
+        let mut asks = Asks::default();
+        let what = ProbeWhat::Reuses { task: TaskId(2), locations: 1 };
+        let probe = Probe { id: ProbeId(1), what, budget_ns: 1 };
+        asks.of_tasks.insert(TaskId(2), Asked { phase: 0, probe, since_ns: 0, over: true, answered: false });
+        let waited = |abilities: &[Ability]| {
+            let capabilities = capabilities(abilities);
+            let (topology, capabilities, seen, profiles) = (&topology, &capabilities, &seen, &profiles);
+            let view = View { topology, capabilities, seen, profiles, previous_plan: &plan, predictor: &NoForecast };
+            [0, 1, 2].map(|id| asks.goes_on_asking(&view, TaskId(id)))
+        };
+        assert_eq!(waited(&[Ability::TraceAddresses]), [true, false, false]);
+        assert_eq!(waited(&[Ability::Affinity]), [false; 3]);
     }
 
     /// Does a thread with few samples join those whose regions it uses, and one with other regions not?

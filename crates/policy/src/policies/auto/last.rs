@@ -40,6 +40,8 @@ pub struct Found {
 const BRIEF_FROM_TASKS: usize = 25;
 /// More newcomers change too much.
 const NEWCOMERS_AT_MOST: usize = 8;
+/// Windows after an arrival within which everybody should be surveyed who can be.
+const SURVEYED_WITHIN_WINDOWS: u64 = 3 * PATIENCE_WINDOWS;
 /// Who wants less of a CPU takes nothing from others that matters.
 const HARDLY_RUNS: f64 = 0.1;
 /// Windows that programs are used again.
@@ -112,17 +114,19 @@ impl Auto {
         });
     }
 
-    /// Closes sites where somebody has turned to another phase and is not known yet.
+    /// Closes sites where somebody is not known yet: who has turned to another phase, or is still to be surveyed.
     fn close(&mut self, view: &View<'_>, scene: &mut Scene) {
-        if self.turned_at.is_empty() {
+        let window = view.seen.window;
+        let surveys = window < self.since.1 + SURVEYED_WITHIN_WINDOWS;
+        if self.turned_at.is_empty() && !surveys {
             return;
         }
-        let window = view.seen.window;
         let is_known = |task: &TaskId| scene.tasks.iter().any(|one| one.task == *task && one.program.is_some());
         let (present, turned) = (scene.places(), &mut self.turned_at);
         turned.retain(|task, at| window < *at + PATIENCE_WINDOWS && present.contains_key(task) && !is_known(task));
         let runs = |task: TaskId| self.speeds.of(task, 64.0).is_none_or(|speed| speed.wants >= HARDLY_RUNS);
-        scene.close(|task| self.turned_at.contains_key(&task) && runs(task));
+        let is_asked = |task: TaskId| surveys && self.asks.goes_on_asking(view, task);
+        scene.close(|task| (self.turned_at.contains_key(&task) || is_asked(task)) && runs(task));
     }
 
     /// Forgets curves that are contradicted by what was measured in force, and asks for others.

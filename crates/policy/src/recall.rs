@@ -34,6 +34,11 @@ fn measured_at(curves: &Curves) -> Option<u64> {
     curves.values().map(|fact| fact.window).max()
 }
 
+/// A task's profile to be changed, in a copy of all that is made the first time.
+fn altered<'a>(recalled: &'a mut Option<Profiles>, view: &View<'_>, task: TaskId) -> Option<&'a mut Profile> {
+    recalled.get_or_insert_with(|| view.profiles.clone()).get_mut(&task)
+}
+
 impl Recall {
     /// Sees programs that turn too fast as a whole.
     pub fn of_wholes_too() -> Self {
@@ -52,8 +57,7 @@ impl Recall {
         let mut recalled: Option<Profiles> = None;
         for (&task, profile) in view.profiles.iter().filter(|(task, _)| present.contains(task)) {
             if let Some((number, curves)) = self.unsteady.as_ref().and_then(|unsteady| unsteady.whole(task)) {
-                let all = recalled.get_or_insert_with(|| view.profiles.clone());
-                if let Some(profile) = all.get_mut(&task) {
+                if let Some(profile) = altered(&mut recalled, view, task) {
                     profile.phase_number = number;
                     profile.phase.kind = Some(Fact::new(WHOLE, FactSource::PhaseDetector, view.seen.window));
                     profile.locality.misses_per_kilo_instr = curves;
@@ -62,8 +66,7 @@ impl Recall {
             }
             let measured = &profile.locality.misses_per_kilo_instr;
             if measured_at(measured).is_some_and(|at| self.dropped.get(&task) == Some(&at)) {
-                let all = recalled.get_or_insert_with(|| view.profiles.clone());
-                if let Some(profile) = all.get_mut(&task) {
+                if let Some(profile) = altered(&mut recalled, view, task) {
                     profile.locality.misses_per_kilo_instr.clear();
                 }
                 continue;
@@ -74,11 +77,10 @@ impl Recall {
                 if known != Some(measured) {
                     self.curves.insert((task, kind), measured.clone());
                 }
-            } else if let Some(known) = known {
-                let all = recalled.get_or_insert_with(|| view.profiles.clone());
-                if let Some(profile) = all.get_mut(&task) {
-                    profile.locality.misses_per_kilo_instr = known.clone();
-                }
+            } else if let Some(known) = known
+                && let Some(profile) = altered(&mut recalled, view, task)
+            {
+                profile.locality.misses_per_kilo_instr = known.clone();
             }
         }
         recalled
@@ -118,18 +120,23 @@ mod tests {
         profile
     }
 
-    fn followed(recall: &mut Recall, profile: Profile) -> Option<Profiles> {
+    /// A window of one task with these profiles.
+    pub fn with_view<T>(window: u64, profiles: &Profiles, look: impl FnOnce(&View<'_>) -> T) -> T {
         let (topology, capabilities) = (topology(2), capabilities(&[]));
-        let (seen, plan) = (observation(1, 1), Plan::idle(Window::Time { ns: 1 }));
-        let profiles: Profiles = [(TaskId(0), profile)].into();
-        recall.follow(&View {
+        let (seen, plan) = (observation(window, 1), Plan::idle(Window::Time { ns: 1 }));
+        look(&View {
             topology: &topology,
             capabilities: &capabilities,
             seen: &seen,
-            profiles: &profiles,
+            profiles,
             previous_plan: &plan,
             predictor: &NoForecast,
         })
+    }
+
+    fn followed(recall: &mut Recall, profile: Profile) -> Option<Profiles> {
+        let profiles: Profiles = [(TaskId(0), profile)].into();
+        with_view(1, &profiles, |view| recall.follow(view))
     }
 
     /// Does a phase that comes back have its curve at once, one of another kind none, and a measured one its own?

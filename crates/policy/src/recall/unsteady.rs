@@ -56,18 +56,21 @@ impl Unsteady {
 
     /// Number of its phase and its curves, where a task is seen as a whole.
     pub fn whole(&self, task: TaskId) -> Option<(u32, Curves)> {
-        let past = self.past.get(&task)?;
-        let number = past.since?;
-        Some((number, mean(&past.curves)?))
+        let past = self.past.get(&task).filter(|past| past.is_whole())?;
+        Some((past.since?, mean(&past.curves)?))
     }
 
     /// Is it seen as a whole?
     pub fn contains(&self, task: TaskId) -> bool {
-        self.whole(task).is_some()
+        self.past.get(&task).is_some_and(Past::is_whole)
     }
 }
 
 impl Past {
+    fn is_whole(&self) -> bool {
+        self.since.is_some() && self.curves.len() >= CURVES_AT_LEAST
+    }
+
     fn turn(&mut self, number: u32, window: u64) {
         let (phase, since) = self.phase;
         let length = window.saturating_sub(since);
@@ -112,10 +115,8 @@ fn are_alike(one: &Curves, other: &Curves) -> bool {
     sizes(one) == sizes(other)
 }
 
+/// `None` = there are none.
 fn mean(curves: &VecDeque<Curves>) -> Option<Curves> {
-    if curves.len() < CURVES_AT_LEAST {
-        return None;
-    }
     let last = curves.back()?;
     let of = |(&level, fact): (&Level, &Fact<Curve>)| {
         let all: Vec<&Curve> = curves.iter().filter_map(|one| one.get(&level).map(|fact| &fact.value)).collect();
@@ -138,16 +139,14 @@ fn mean_of(all: &[Estimate]) -> Estimate {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::with_view;
     use super::*;
-    use cachemate_core::test_kit::{NoForecast, capabilities, observation, topology};
-    use cachemate_core::{FactSource, Plan, Profile, Profiles, Window};
+    use cachemate_core::{FactSource, Profile, Profiles};
 
     const TASK: TaskId = TaskId(0);
 
     /// One window: the phase's number, and misses of the curve that was measured in it.
     fn follow(unsteady: &mut Unsteady, window: u64, number: u32, measured: Option<f64>) {
-        let (topology, capabilities) = (topology(2), capabilities(&[]));
-        let (seen, plan) = (observation(window, 1), Plan::idle(Window::Time { ns: 1 }));
         let mut profile = Profile { phase_number: number, ..Profile::default() };
         if let Some(rate) = measured {
             let curve = vec![(1 << 20, Estimate::exact(rate)), (2 << 20, Estimate::exact(0.0))];
@@ -155,14 +154,7 @@ mod tests {
             profile.locality.misses_per_kilo_instr.values_mut().for_each(|fact| fact.window = window);
         }
         let profiles: Profiles = [(TASK, profile)].into();
-        unsteady.follow(&View {
-            topology: &topology,
-            capabilities: &capabilities,
-            seen: &seen,
-            profiles: &profiles,
-            previous_plan: &plan,
-            predictor: &NoForecast,
-        });
+        with_view(window, &profiles, |view| unsteady.follow(view));
     }
 
     /// Phases of so many windows, a curve measured at the beginning of each: when is the task seen as a whole?

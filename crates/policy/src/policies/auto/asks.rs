@@ -65,8 +65,8 @@ const LONGER: u32 = 4;
 const REMOTE_FROM: f64 = 0.03;
 /// Watched at once: processors have four watch points.
 const WATCHED_AT_ONCE: usize = 4;
-/// A thread that runs for a smaller share of a window hardly runs.
-const IDLE_BELOW: f64 = 0.1;
+/// Who runs, or wants to, for a smaller share of a window hardly runs, and takes nothing from others that matters.
+pub const IDLE_BELOW: f64 = 0.1;
 /// Nobody waits longer for an answer.
 const ANSWERED_WITHIN_NS: u64 = 20_000_000_000;
 /// Windows between two rounds of samples of the same threads.
@@ -201,8 +201,12 @@ impl Asks {
 
     /// Is an answer of a task awaited, or is it still to be asked?
     pub fn goes_on_asking(&self, view: &View<'_>, task: TaskId) -> bool {
-        let may_be_asked = can_ask(view) && view.movable().any(|seen| seen.task == task);
-        may_be_asked && self.of_tasks.get(&task).is_none_or(|asked| !asked.over)
+        can_ask(view) && self.is_open(task) && view.movable().any(|seen| seen.task == task)
+    }
+
+    /// Has it neither answered nor been given up?
+    fn is_open(&self, task: TaskId) -> bool {
+        self.of_tasks.get(&task).is_none_or(|asked| !asked.over)
     }
 
     /// Has everybody been asked who can be, and answered or not?
@@ -210,7 +214,7 @@ impl Asks {
         let can = can_ask(view);
         let known =
             |task: TaskId| view.profiles.get(&task).is_some_and(|profile| profile.misses_per_kilo_instr().is_some());
-        let done = |task: TaskId| known(task) || !can || self.of_tasks.get(&task).is_some_and(|asked| asked.over);
+        let done = |task: TaskId| known(task) || !can || !self.is_open(task);
         let ran = |seen: &cachemate_core::TaskSample| seen.ran();
         self.sharing.is_none() && view.movable().filter(|seen| ran(seen)).all(|seen| done(seen.task))
     }

@@ -11,7 +11,7 @@ use cachemate_core::TaskId;
 use super::cut::Members;
 use super::layout::{Group, Layout};
 use super::memo::Draw;
-use super::score::{Score, Sites, apart, on_sites};
+use super::score::{Score, Sites, aparts};
 use super::search::{Candidate, EXCHANGES, LEAST_STEP, Search, add};
 
 /// Sites whose tasks are tried in exchange.
@@ -137,9 +137,9 @@ struct Around<'a, 'b> {
 
 impl<'a, 'b> Around<'a, 'b> {
     fn of(search: &'a Search<'b>, layout: &'a Layout) -> Self {
-        let members = on_sites(search.scene, layout);
-        let scores = Sites::of(search.scene, layout).scores(&Draw::default(), search.memo);
-        Around { search, layout, home: layout.home.clone(), members, scores }
+        let sites = Sites::of(search.scene, layout);
+        let scores = sites.scores(&Draw::default(), search.memo);
+        Around { search, layout, home: layout.home.clone(), members: sites.members, scores }
     }
 
     fn score(&self, site: usize, members: &[usize], cut: &[Group]) -> Score {
@@ -147,8 +147,8 @@ impl<'a, 'b> Around<'a, 'b> {
             return Score::NOBODY;
         }
         let Search { scene, memo, effort, .. } = self.search;
-        let apart: Vec<f64> = members.iter().map(|&at| apart(scene, &self.home, at, site)).collect();
-        Members { scene, site, members, apart: &apart, effort, memo }.score(cut, None)
+        let apart = &aparts(scene, &self.home, members, site);
+        Members { scene, site, members, apart, effort, memo }.score(cut, None)
     }
 
     fn total(&self) -> Score {

@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use cachemate_core::{Plan, TaskId, View};
 
+use super::asks::IDLE_BELOW;
 use super::layout::Layout;
 use super::memo::Memo;
 use super::program::Program;
@@ -42,8 +43,6 @@ const BRIEF_FROM_TASKS: usize = 25;
 const NEWCOMERS_AT_MOST: usize = 8;
 /// Windows after an arrival within which everybody should be surveyed who can be.
 const SURVEYED_WITHIN_WINDOWS: u64 = 3 * PATIENCE_WINDOWS;
-/// Who wants less of a CPU takes nothing from others that matters.
-const HARDLY_RUNS: f64 = 0.1;
 /// Windows that programs are used again.
 const USED_FOR: u64 = 2 * LOOK_AGAIN_AFTER;
 
@@ -118,13 +117,9 @@ impl Auto {
     fn close(&mut self, view: &View<'_>, scene: &mut Scene) {
         let window = view.seen.window;
         let surveys = window < self.since.1 + SURVEYED_WITHIN_WINDOWS;
-        if self.turned_at.is_empty() && !surveys {
-            return;
-        }
-        let is_known = |task: &TaskId| scene.tasks.iter().any(|one| one.task == *task && one.program.is_some());
-        let (present, turned) = (scene.places(), &mut self.turned_at);
-        turned.retain(|task, at| window < *at + PATIENCE_WINDOWS && present.contains_key(task) && !is_known(task));
-        let runs = |task: TaskId| self.speeds.of(task, 64.0).is_none_or(|speed| speed.wants >= HARDLY_RUNS);
+        let is_unknown = |task: &TaskId| scene.tasks.iter().any(|one| one.task == *task && one.program.is_none());
+        self.turned_at.retain(|task, at| window < *at + PATIENCE_WINDOWS && is_unknown(task));
+        let runs = |task: TaskId| self.speeds.of(task, 64.0).is_none_or(|speed| speed.wants >= IDLE_BELOW);
         let is_asked = |task: TaskId| surveys && self.asks.goes_on_asking(view, task);
         scene.close(|task| (self.turned_at.contains_key(&task) || is_asked(task)) && runs(task));
     }

@@ -185,11 +185,9 @@ impl Layout {
         let mut members: Vec<Member> = Vec::new();
         for &at in &group.members {
             let process = scene.tasks[at].process;
-            let goes_along = |(other, scene_task): (usize, &SceneTask)| {
-                group.members.contains(&other) || colors && scene_task.program.is_none()
-            };
             let whole = |(other, scene_task): (usize, &SceneTask)| {
-                scene_task.process != process || scene_task.movable && goes_along((other, scene_task))
+                let goes_along = group.members.contains(&other) || colors && scene_task.program.is_none();
+                scene_task.process != process || scene_task.movable && goes_along
             };
             let member = if scene.tasks.iter().enumerate().all(whole) {
                 Member::Process(process)

@@ -71,10 +71,7 @@ impl Auto {
         let (scene, memo) = (&found.scene, &found.memo);
         let held = Layout::of(&kept.0, scene);
         let (mut candidates, judge) = self.candidates(view, found, &held);
-        candidates.retain(|candidate| {
-            let layout = &candidate.layout;
-            *layout == held || self.can_be(layout, scene, view) && self.may_be(candidate, scene, &kept, view)
-        });
+        candidates.retain(|candidate| candidate.layout == held || self.may_be(&candidate.layout, scene, &kept, view));
         let now = score(scene, &held, memo);
         let cost =
             |candidate: &Candidate| self.copying_ns(scene, &candidate.layout, view) / self.parameters.horizon_ns as f64;
@@ -178,24 +175,20 @@ impl Auto {
         Holding(plan)
     }
 
-    /// A forecast of what no plan can say would be of something else than what is made.
-    fn can_be(&self, layout: &Layout, scene: &Scene, view: &View<'_>) -> bool {
-        layout.is_whole() || layout.is_carried_by(&self.holding(scene, layout, view).0, scene)
-    }
-
-    /// Neither what measured no better nor its image on like caches, unless that is what holds.
-    fn may_be(&self, candidate: &Candidate, scene: &Scene, kept: &Holding, view: &View<'_>) -> bool {
-        if self.failures.plans.is_empty() {
+    /// What a plan can say, as a forecast would else be of something that is not made. And neither what measured no better nor its
+    /// image on like caches, unless that is what holds.
+    fn may_be(&self, layout: &Layout, scene: &Scene, kept: &Holding, view: &View<'_>) -> bool {
+        if layout.is_whole() && self.failures.plans.is_empty() {
             return true;
         }
-        let plan = self.holding(scene, &candidate.layout, view);
+        let plan = self.holding(scene, layout, view);
         let present = Present::of(&view.seen.tasks);
         let is_image = |of: &Plan, plan: &Plan| is_mirror(of, plan, &present, view.topology);
         let out = |(failed, until, _): &(Plan, u64, u32)| {
             view.seen.window < *until
                 && (plan.is_same(failed) || is_image(failed, &plan.0) && !is_image(failed, &kept.0))
         };
-        !self.failures.plans.iter().any(out)
+        layout.is_carried_by(&plan.0, scene) && !self.failures.plans.iter().any(out)
     }
 
     /// Processor time that pages on their way to other colors take.

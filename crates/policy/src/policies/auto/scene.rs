@@ -246,6 +246,9 @@ impl Scene {
     /// A layout with closed sites as they are held.
     #[must_use]
     pub fn with_closed(&self, mut layout: Layout, held: &Layout) -> Layout {
+        if self.closed.is_empty() {
+            return layout;
+        }
         let is_closed = |home: Option<usize>| home.is_some_and(|site| self.is_closed(site));
         for at in 0..self.tasks.len() {
             if is_closed(held.home[at]) || is_closed(layout.home[at]) {

@@ -140,7 +140,7 @@ fn cpu_shares(wants: &[f64], cpus: f64) -> Vec<f64> {
 }
 
 /// Share of each task's partners on other sites than this.
-pub fn apart(scene: &Scene, home: &[Option<usize>], at: usize, site: usize) -> f64 {
+fn apart(scene: &Scene, home: &[Option<usize>], at: usize, site: usize) -> f64 {
     let Some(cluster) = scene.tasks[at].cluster else { return 1.0 };
     let (mut all, mut elsewhere) = (0.0, 0.0);
     for (other, scene_task) in scene.tasks.iter().enumerate() {
@@ -150,6 +150,11 @@ pub fn apart(scene: &Scene, home: &[Option<usize>], at: usize, site: usize) -> f
         }
     }
     if all > 0.0 { elsewhere / all } else { 1.0 }
+}
+
+/// The same of every member of a site.
+pub fn aparts(scene: &Scene, home: &[Option<usize>], members: &[usize], site: usize) -> Vec<f64> {
+    members.iter().map(|&at| apart(scene, home, at, site)).collect()
 }
 
 /// What one site is like under a layout.
@@ -274,14 +279,15 @@ impl Here<'_> {
 pub struct Sites<'a> {
     scene: &'a Scene,
     layout: &'a Layout,
-    members: Vec<Vec<usize>>,
+    /// Known tasks by site.
+    pub members: Vec<Vec<usize>>,
     aparts: Vec<Vec<f64>>,
 }
 
 impl<'a> Sites<'a> {
     pub fn of(scene: &'a Scene, layout: &'a Layout) -> Self {
         let members = on_sites(scene, layout);
-        let aparts = aparts(scene, layout, &members);
+        let aparts = aparts_by_site(scene, layout, &members);
         Sites { scene, layout, members, aparts }
     }
 
@@ -316,11 +322,8 @@ impl<'a> Sites<'a> {
     }
 }
 
-/// Share of each member's partners on other sites, by site.
-fn aparts(scene: &Scene, layout: &Layout, members: &[Vec<usize>]) -> Vec<Vec<f64>> {
-    let of = |(site, members): (usize, &Vec<usize>)| {
-        members.iter().map(|&at| apart(scene, &layout.home, at, site)).collect()
-    };
+fn aparts_by_site(scene: &Scene, layout: &Layout, members: &[Vec<usize>]) -> Vec<Vec<f64>> {
+    let of = |(site, members): (usize, &Vec<usize>)| aparts(scene, &layout.home, members, site);
     members.iter().enumerate().map(of).collect()
 }
 
@@ -418,7 +421,7 @@ const BUS_ROUNDS: usize = 4;
 /// By site: score, members, their speeds.
 fn whole(scene: &Scene, layout: &Layout) -> Vec<(Score, Vec<usize>, Vec<Speed>)> {
     let members = on_sites(scene, layout);
-    let aparts = aparts(scene, layout, &members);
+    let aparts = aparts_by_site(scene, layout, &members);
     let mut queues: Vec<Vec<f64>> = members.iter().map(|members| vec![0.0; members.len()]).collect();
     let rounds = if scene.bus.is_some() { BUS_ROUNDS } else { 1 };
     let mut found = Vec::new();

@@ -15,7 +15,7 @@ use super::cut::Members;
 use super::layout::Layout;
 use super::memo::Memo;
 use super::scene::Scene;
-use super::score::{Objective, Score, apart, score};
+use super::score::{Objective, Score, aparts, score};
 
 /// Mechanisms that may be used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -92,18 +92,17 @@ impl Search<'_> {
         let first = self.default(lived_on, held.as_ref());
         let default = first.layout.clone();
         let mut all = vec![first];
-        let as_held = held.clone().filter(|_| !scene.closed.is_empty());
         let mut add = |what: &'static str, layout: Layout| {
-            let layout = match &as_held {
+            let layout = match &held {
                 Some(held) => scene.with_closed(layout, held),
                 None => layout,
             };
             add(&mut all, scene, memo, what, layout);
         };
         let mut homes = vec![("joint from the default", default.clone())];
-        if let Some(held) = held {
+        if let Some(held) = &held {
             add("held", held.clone());
-            homes.push(("joint from what holds", Layout::at(scene, held.home, true)));
+            homes.push(("joint from what holds", Layout::at(scene, held.home.clone(), true)));
         }
         let shares_data = self.allowed.sharing && scene.tasks.iter().any(|scene_task| scene_task.cluster.is_some());
         if self.allowed.space {
@@ -179,7 +178,7 @@ impl Search<'_> {
         if members.is_empty() {
             return Score::NOBODY;
         }
-        let apart: Vec<f64> = members.iter().map(|&at| apart(self.scene, home, at, site)).collect();
+        let apart = aparts(self.scene, home, members, site);
         let here = Members { scene: self.scene, site, members, apart: &apart, effort: &self.effort, memo: self.memo };
         let (cut, turns) = if joint { self.best_of(&here, true) } else { (Vec::new(), None) };
         here.score(&cut, turns.as_ref())
@@ -219,7 +218,7 @@ impl Search<'_> {
         let mut changed = layout.clone();
         for site in sites.into_iter().filter(|&site| !self.scene.is_closed(site)) {
             let members = layout.on(self.scene, site);
-            let apart: Vec<f64> = members.iter().map(|&at| apart(self.scene, &layout.home, at, site)).collect();
+            let apart = aparts(self.scene, &layout.home, &members, site);
             let here = Members {
                 scene: self.scene,
                 site,

@@ -6,7 +6,7 @@
 //! last column is a 16 KiB 4-way instruction cache's misses, which recordings do not have.
 
 use cachemate_core::{Access, AccessKind};
-use cachemate_locality::cachesim::{CacheShape, CacheSim, Replacement};
+use cachemate_locality::cachesim::{CacheGeometry, CacheSim, Replacement};
 use cachemate_locality::curve::MissRateCurve;
 use cachemate_locality::stack::StackDistances;
 use cachemate_sim::kernels::{INSTRUCTION_BYTES, Options, build, programs};
@@ -36,7 +36,7 @@ const SKIP_AT_MOST: u64 = 64_000_000;
 const SIZES_KIB: [u64; 6] = [256, 512, 1024, 2048, 4096, 8192];
 
 /// What one side did: its curve and its intensity.
-struct Side {
+struct CurveSide {
     curve: Vec<f64>,
     instructions_per_access: f64,
     /// Misses of the filter per thousand instructions.
@@ -51,7 +51,7 @@ fn curve(stack: StackDistances, instructions: u64) -> Result<Vec<f64>, Box<dyn E
 }
 
 /// The recorded program; accesses passed over, accesses in the window, its filter.
-fn recorded(name: &str) -> Result<(Side, u64, u64, L1Filter), Box<dyn Error>> {
+fn recorded(name: &str) -> Result<(CurveSide, u64, u64, L1Filter), Box<dyn Error>> {
     let mut reader = CmtReader::open(pack_program(name)?)?;
     let (mut stack, mut lines, mut batch, mut passed) = (StackDistances::new(), Vec::new(), Vec::new(), 0);
     while reader.read_addresses(&mut batch)? {
@@ -65,7 +65,7 @@ fn recorded(name: &str) -> Result<(Side, u64, u64, L1Filter), Box<dyn Error>> {
         totals.instructions.zip(totals.program_accesses).ok_or("instructions are not known")?;
     let header = reader.header();
     let filter = header.filter.ok_or("not filtered")?;
-    let side = Side {
+    let side = CurveSide {
         curve: curve(stack, instructions)?,
         instructions_per_access: instructions as f64 / accesses as f64,
         filtered: passed as f64 * 1000.0 / instructions as f64,
@@ -75,7 +75,7 @@ fn recorded(name: &str) -> Result<(Side, u64, u64, L1Filter), Box<dyn Error>> {
 }
 
 /// A program's data lines and fetched lines of code, batch by batch.
-struct Lines {
+struct ProgramLines {
     threads: Vec<Box<dyn cachemate_core::AccessSource>>,
     batch: Vec<Access>,
     data: Vec<u64>,
@@ -84,13 +84,13 @@ struct Lines {
     instructions: u64,
 }
 
-impl Lines {
+impl ProgramLines {
     fn next(&mut self) {
         self.batch.clear();
         self.data.clear();
         self.code.clear();
         for thread in &mut self.threads {
-            thread.fill(&mut self.batch);
+            thread.next_batch(&mut self.batch);
         }
         for access in &self.batch {
             self.instructions += access.instructions();
@@ -110,12 +110,13 @@ impl Lines {
     }
 }
 
-fn simulated(name: &str, skip: u64, accesses: u64, filter: L1Filter) -> Result<Side, Box<dyn Error>> {
-    let shape = |size, ways| CacheShape::from_bytes(size, 64, ways, 1);
+fn simulated(name: &str, skip: u64, accesses: u64, filter: L1Filter) -> Result<CurveSide, Box<dyn Error>> {
+    let shape = |size, ways| CacheGeometry::from_bytes(size, 64, ways, 1);
     let mut first = CacheSim::new(shape(filter.size_bytes, filter.ways)?, Replacement::Lru)?;
     let mut code = CacheSim::new(shape(16 << 10, 4)?, Replacement::Lru)?;
     let threads = build(name, 1, &Options::default())?.threads;
-    let mut lines = Lines { threads, batch: Vec::new(), data: Vec::new(), code: Vec::new(), at: 0, instructions: 0 };
+    let mut lines =
+        ProgramLines { threads, batch: Vec::new(), data: Vec::new(), code: Vec::new(), at: 0, instructions: 0 };
     let mut made = 0;
     while made < skip {
         lines.next();
@@ -135,7 +136,7 @@ fn simulated(name: &str, skip: u64, accesses: u64, filter: L1Filter) -> Result<S
         stack.push(&missed)?;
     }
     let kilo = lines.instructions as f64 / 1000.0;
-    Ok(Side {
+    Ok(CurveSide {
         curve: curve(stack, lines.instructions)?,
         instructions_per_access: lines.instructions as f64 / made as f64,
         filtered: passed as f64 / kilo,
@@ -143,7 +144,7 @@ fn simulated(name: &str, skip: u64, accesses: u64, filter: L1Filter) -> Result<S
     })
 }
 
-fn print(name: &str, side: &Side) {
+fn print(name: &str, side: &CurveSide) {
     let points: Vec<String> = side.curve.iter().map(|rate| format!("{rate:.2}")).collect();
     let code = side.code.map_or(String::new(), |code| format!("{code:.1}"));
     println!(

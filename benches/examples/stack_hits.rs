@@ -7,7 +7,7 @@
 //! thesis': after 10^10 instructions); prefetches are not part of it.
 
 use cachemate_core::AccessKind;
-use cachemate_locality::cachesim::{CacheShape, CacheSim, Replacement};
+use cachemate_locality::cachesim::{CacheGeometry, CacheSim, Replacement};
 use cachemate_locality::stack::StackDistances;
 use cachemate_sim::kernels::{Options, build};
 use std::error::Error;
@@ -45,12 +45,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("|---|---|---|");
     for (name, measured) in MEASURED {
         let mut thread = build(name, 1, &Options::default())?.threads.remove(0);
-        let mut first = CacheSim::new(CacheShape::from_bytes(32 << 10, 128, 4, 1)?, Replacement::Lru)?;
+        let mut first = CacheSim::new(CacheGeometry::from_bytes(32 << 10, 128, 4, 1)?, Replacement::Lru)?;
         let (mut batch, mut lines, mut log, mut made) = (Vec::new(), Vec::new(), Vec::new(), 0);
         while made < SKIP || log.len() < LOG {
             batch.clear();
             lines.clear();
-            thread.fill(&mut batch);
+            thread.next_batch(&mut batch);
             lines.extend(batch.iter().filter(|a| a.kind() == AccessKind::Load).map(|access| access.address() >> 7));
             first.push_collecting(&lines, &mut log);
             made += batch.len();

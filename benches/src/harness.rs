@@ -9,7 +9,7 @@ use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Clock {
+pub enum BenchClock {
     /// Processor time of the calling thread.
     Thread,
     /// Processor time of all threads.
@@ -17,12 +17,12 @@ pub enum Clock {
     Wall,
 }
 
-impl Clock {
+impl BenchClock {
     pub fn now_s(self) -> f64 {
         let id = match self {
-            Clock::Thread => ClockId::ThreadCPUTime,
-            Clock::Process => ClockId::ProcessCPUTime,
-            Clock::Wall => ClockId::Monotonic,
+            BenchClock::Thread => ClockId::ThreadCPUTime,
+            BenchClock::Process => ClockId::ProcessCPUTime,
+            BenchClock::Wall => ClockId::Monotonic,
         };
         let now = clock_gettime(id);
         now.tv_sec as f64 + now.tv_nsec as f64 * 1e-9
@@ -60,7 +60,7 @@ impl<'a> Contender<'a> {
 
 /// One line of the result.
 #[derive(Clone, PartialEq, Debug, Serialize)]
-pub struct Row {
+pub struct ResultRow {
     pub group: String,
     /// The input.
     pub input: String,
@@ -90,10 +90,10 @@ pub fn compare(
     input: &str,
     items: usize,
     rounds: usize,
-    clock: Clock,
+    clock: BenchClock,
     same_result: bool,
     mut contenders: Vec<Contender>,
-) -> Vec<Row> {
+) -> Vec<ResultRow> {
     let count = contenders.len();
     let mut seconds = vec![Vec::with_capacity(rounds); count];
     let mut peaks = vec![0; count];
@@ -132,7 +132,7 @@ pub fn compare(
             contender.most_bytes.map(|most| peaks[at] <= most),
             contender.least_millions.map(|least| millions_per_s >= least),
         ];
-        Row {
+        ResultRow {
             group: group.into(),
             input: input.into(),
             contender: contender.name.clone(),
@@ -157,7 +157,7 @@ pub fn median(sorted: &[f64]) -> f64 {
 }
 
 /// The rows as a table for people.
-pub fn print_table(rows: &[Row]) {
+pub fn print_table(rows: &[ResultRow]) {
     println!(
         "{:<8} {:<14} {:<26} {:>8}  {:>7} {:>15}  {:<26} {:>9}",
         "group", "input", "contender", "M/s", "ratio", "(least-most)", "against", "peak MB"

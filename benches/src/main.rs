@@ -10,10 +10,10 @@ use clap::Parser;
 use groups::{GROUPS, Options};
 use std::path::PathBuf;
 use std::process::ExitCode;
-use traces::{KINDS, Kind};
+use traces::{KINDS, TraceKind};
 
 #[global_allocator]
-static ALLOCATOR: memory::Counting = memory::Counting;
+static ALLOCATOR: memory::CountingAllocator = memory::CountingAllocator;
 
 /// Measures what cachemate promises about speed, as ratios within one run.
 #[derive(Parser)]
@@ -28,7 +28,7 @@ struct Arguments {
     rounds: u32,
     /// Traces to use: zipf, scan, mixed.
     #[arg(long, value_delimiter = ',', value_parser = parse_kind, default_value = "zipf,scan,mixed")]
-    traces: Vec<Kind>,
+    traces: Vec<TraceKind>,
     /// An older program like this one, to compare the group `older` with.
     #[arg(long)]
     older: Option<PathBuf>,
@@ -52,7 +52,7 @@ fn parse_count(text: &str) -> Result<usize, String> {
     count.ok_or_else(|| format!("found '{text}', expected a number above 0, as 500000, 500K or 20M"))
 }
 
-fn parse_kind(text: &str) -> Result<Kind, String> {
+fn parse_kind(text: &str) -> Result<TraceKind, String> {
     KINDS.into_iter().find(|kind| kind.name() == text).ok_or_else(|| format!("no trace '{text}'"))
 }
 

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicIsize, Ordering::Relaxed};
 static NOW: AtomicIsize = AtomicIsize::new(0);
 static PEAK: AtomicIsize = AtomicIsize::new(0);
 
-pub struct Counting;
+pub struct CountingAllocator;
 
 fn add(bytes: isize) {
     let now = NOW.fetch_add(bytes, Relaxed) + bytes;
@@ -16,7 +16,7 @@ fn add(bytes: isize) {
 }
 
 // SAFETY: all calls go to the system's allocator unchanged.
-unsafe impl GlobalAlloc for Counting {
+unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         add(layout.size() as isize);
         // SAFETY: the caller's promises are the system's.

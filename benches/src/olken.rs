@@ -3,14 +3,14 @@
 //! lines), so that memory goes with the lines. The map uses the same hash function as the engine under test.
 
 use cachemate_locality::hash::mix;
-use cachemate_locality::stack::Histogram;
+use cachemate_locality::stack::DistanceHistogram;
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
 #[derive(Default)]
-pub struct Mix(u64);
+pub struct MixHasher(u64);
 
-impl Hasher for Mix {
+impl Hasher for MixHasher {
     fn write(&mut self, _: &[u8]) {
         unreachable!("only u64 keys are hashed")
     }
@@ -24,7 +24,7 @@ impl Hasher for Mix {
 }
 
 pub struct Olken {
-    last: HashMap<u64, u32, BuildHasherDefault<Mix>>,
+    last: HashMap<u64, u32, BuildHasherDefault<MixHasher>>,
     tree: Vec<u32>,
     next: usize,
     counts: Vec<u64>,
@@ -93,7 +93,7 @@ impl Olken {
         }
     }
 
-    pub fn finish(self) -> Histogram {
-        Histogram::new(self.cold, (0..).zip(self.counts))
+    pub fn finish(self) -> DistanceHistogram {
+        DistanceHistogram::new(self.cold, (0..).zip(self.counts))
     }
 }

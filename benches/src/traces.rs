@@ -9,22 +9,22 @@ use std::hash::Hasher;
 use xxhash_rust::xxh3::Xxh3;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Kind {
+pub enum TraceKind {
     Zipf,
     Scan,
     Mixed,
 }
 
-pub const KINDS: [Kind; 3] = [Kind::Zipf, Kind::Scan, Kind::Mixed];
+pub const KINDS: [TraceKind; 3] = [TraceKind::Zipf, TraceKind::Scan, TraceKind::Mixed];
 /// The length at which misses are known and the checksums hold.
 pub const FULL_LEN: usize = 20_000_000;
 
-impl Kind {
+impl TraceKind {
     pub fn name(self) -> &'static str {
         match self {
-            Kind::Zipf => "zipf",
-            Kind::Scan => "scan",
-            Kind::Mixed => "mixed",
+            TraceKind::Zipf => "zipf",
+            TraceKind::Scan => "scan",
+            TraceKind::Mixed => "mixed",
         }
     }
 
@@ -34,9 +34,9 @@ impl Kind {
     /// A full trace is not the one that all figures refer to.
     pub fn lines(self, len: usize) -> Vec<u64> {
         let lines: Vec<u64> = match self {
-            Kind::Zipf => zipf(len),
-            Kind::Scan => (0..300_000).cycle().take(len).collect(),
-            Kind::Mixed => mixed(len),
+            TraceKind::Zipf => zipf(len),
+            TraceKind::Scan => (0..300_000).cycle().take(len).collect(),
+            TraceKind::Mixed => mixed(len),
         };
         if len == FULL_LEN {
             assert_eq!(checksum(&lines), self.checksums().1, "{}: not the known trace", self.name());
@@ -48,18 +48,18 @@ impl Kind {
     /// with these sums have the SHA-256 sums c608e91979de211e..., 4a72e67575318414... and 065d9bff00c07a3b....
     pub fn checksums(self) -> (u64, u64) {
         match self {
-            Kind::Zipf => (0x3e56_19bf_26d1_39e7, 0xeb83_eb15_0e99_ccdf),
-            Kind::Scan => (0xbb8c_d1a2_8778_b643, 0x50af_febb_79d1_eb78),
-            Kind::Mixed => (0xe996_1ad6_5f5c_c0dc, 0xdabc_50e1_1fd1_c3ed),
+            TraceKind::Zipf => (0x3e56_19bf_26d1_39e7, 0xeb83_eb15_0e99_ccdf),
+            TraceKind::Scan => (0xbb8c_d1a2_8778_b643, 0x50af_febb_79d1_eb78),
+            TraceKind::Mixed => (0xe996_1ad6_5f5c_c0dc, 0xdabc_50e1_1fd1_c3ed),
         }
     }
 
     /// Misses of a 2 MiB 16-way LRU cache with 64-byte lines on the full trace.
     pub fn full_misses_2_mib_16_way(self) -> u64 {
         match self {
-            Kind::Zipf => 6_728_723,
-            Kind::Scan => 20_000_000,
-            Kind::Mixed => 19_085_453,
+            TraceKind::Zipf => 6_728_723,
+            TraceKind::Scan => 20_000_000,
+            TraceKind::Mixed => 19_085_453,
         }
     }
 }

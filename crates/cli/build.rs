@@ -19,7 +19,7 @@ const RESULTS_DEPEND_ON: &[&str] = &[
     "../trace/src",
     "src/commands/mrc.rs",
     "src/commands/sim.rs",
-    "src/sweeping.rs",
+    "src/job_runner.rs",
     "../../machines",
     "../../Cargo.lock",
 ];

@@ -3,11 +3,11 @@
 
 use std::sync::OnceLock;
 
-use cachemate_fuzzing::{INPUT_BYTES_AT_MOST, TARGETS, Target, target};
+use cachemate_fuzzing::{FuzzTarget, INPUT_BYTES_AT_MOST, TARGETS, target};
 use libfuzzer_sys::fuzz_target;
 
-fn chosen() -> &'static Target {
-    static CHOSEN: OnceLock<&'static Target> = OnceLock::new();
+fn chosen() -> &'static FuzzTarget {
+    static CHOSEN: OnceLock<&'static FuzzTarget> = OnceLock::new();
     CHOSEN.get_or_init(|| {
         let name = std::env::var("CACHEMATE_TARGET").unwrap_or_default();
         let known: Vec<&str> = TARGETS.iter().map(|target| target.name).collect();

@@ -1,6 +1,6 @@
 # What turns are worth where caches cost time: two victims of 3 MiB and two streams, two CPUs, one L3 of 8 MiB; sourced by init.
 
-# law TURN_MS: ns of an access by the law (schedulers/gangs/src/law.rs): 49152 lines, a hit 26.5 ns, a miss 126.5 ns.
+# law TURN_MS: ns of an access by the law (schedulers/gangs/src/quantum.rs): 49152 lines, a hit 26.5 ns, a miss 126.5 ns.
 law() {
     awk -v ms="$1" 'BEGIN { t = ms * 1e6; f = 49152; m = 126.5; h = 26.5
         printf "%.1f", (t > f * m ? t / (f + (t - f * m) / h) : m) }'

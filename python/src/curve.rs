@@ -1,11 +1,11 @@
 //! Miss-rate curves.
 
-use cachemate_locality::sampled::FixedRate;
-use cachemate_report::Counted;
-use cachemate_report::figure::{Axis, Chart, Point, Series};
+use cachemate_locality::sampled::FixedRateSampler;
+use cachemate_report::CurveCounts;
+use cachemate_report::figure::{Axis, Chart, ChartPoint, Series};
 use cachemate_report::text::{number, size_text};
 use cachemate_study::{
-    Distances, TraceTotals, check_line_bytes, check_rate, counted, counted_from_sample, usual_sizes,
+    DistanceEngine, PartTotals, check_line_bytes, check_rate, counted, counted_from_sample, usual_sizes,
 };
 use numpy::PyArray1;
 use pyo3::exceptions::PyValueError;
@@ -18,7 +18,7 @@ use crate::trace::Trace;
 #[pyclass(frozen, module = "cachemate")]
 pub struct Curve {
     pub name: String,
-    pub counted: Counted,
+    pub counted: CurveCounts,
 }
 
 impl Curve {
@@ -42,7 +42,7 @@ impl Curve {
             let scale = if point.miss_ratio > 0.0 { y / point.miss_ratio } else { 0.0 };
             let bar = |error: f64| ((point.miss_ratio - error).max(0.0) * scale, (point.miss_ratio + error) * scale);
             let title = Some(format!("{}: {} {unit} with {}", self.name, number(y), size_text(point.bytes)));
-            Point { x: point.bytes as f64, y, interval: point.miss_ratio_error.map(bar), title }
+            ChartPoint { x: point.bytes as f64, y, interval: point.miss_ratio_error.map(bar), title }
         });
         let series = Series { name: self.name.clone(), points: shown.collect(), ..Series::default() };
         let (x, y) = (Axis::bytes("cache to itself"), Axis::linear(label));
@@ -98,7 +98,7 @@ impl Curve {
     }
 
     fn __repr__(&self) -> String {
-        let Counted { accesses, curve, .. } = &self.counted;
+        let CurveCounts { accesses, curve, .. } = &self.counted;
         format!("<cachemate.Curve of {}: {} sizes, {accesses} accesses>", self.name, curve.len())
     }
 
@@ -108,9 +108,9 @@ impl Curve {
     }
 }
 
-enum Engine {
-    Exact(Distances),
-    Sampled(Box<FixedRate>),
+enum CurveEngine {
+    Exact(DistanceEngine),
+    Sampled(Box<FixedRateSampler>),
 }
 
 /// The miss-rate curve of a trace: exact, or of a share of the lines with error bars.
@@ -137,9 +137,9 @@ pub fn mrc(
     let mut engine = match sample {
         Some(rate) => {
             check_rate(rate).map_err(in_field("sample"))?;
-            Engine::Sampled(Box::new(FixedRate::new(rate, seed).map_err(failed)?))
+            CurveEngine::Sampled(Box::new(FixedRateSampler::new(rate, seed).map_err(failed)?))
         }
-        None => Engine::Exact(Distances::new(threads, reading.expected())),
+        None => CurveEngine::Exact(DistanceEngine::new(threads, reading.expected())),
     };
     let shift = line_bytes.trailing_zeros();
     let mut batch = Vec::new();
@@ -147,19 +147,19 @@ pub fn mrc(
         py.detach(|| {
             batch.iter_mut().for_each(|address| *address >>= shift);
             match &mut engine {
-                Engine::Exact(engine) => engine.push(&batch).map_err(|error| error.to_string()),
-                Engine::Sampled(engine) => engine.push(&batch).map_err(|error| error.to_string()),
+                CurveEngine::Exact(engine) => engine.push(&batch).map_err(|error| error.to_string()),
+                CurveEngine::Sampled(engine) => engine.push(&batch).map_err(|error| error.to_string()),
             }
         })
         .map_err(failed)?;
     }
-    let known = TraceTotals::of_all(reading.totals().as_ref(), reading.header().instructions_known);
+    let known = PartTotals::of_all(reading.totals().as_ref(), reading.header().instructions_known);
     let counted = py.detach(|| match engine {
-        Engine::Exact(engine) => {
+        CurveEngine::Exact(engine) => {
             let histogram = engine.finish().map_err(|error| error.to_string())?;
             Ok::<_, String>(counted(&histogram, known, &sizes, line_bytes))
         }
-        Engine::Sampled(engine) => {
+        CurveEngine::Sampled(engine) => {
             let curve = engine.finish().map_err(|error| error.to_string())?;
             Ok(counted_from_sample(&curve, known, &sizes, line_bytes))
         }

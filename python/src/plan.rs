@@ -8,7 +8,7 @@ use cachemate_policy::placement::{Placement, place};
 use cachemate_policy::schemes::{self, SharedCache};
 use cachemate_report::PlanResult;
 use cachemate_report::text::{fixed, number, or_dash, printable};
-use cachemate_study::{Target, matrix_of, on_target, pair_costs, plan_picture};
+use cachemate_study::{ProfileTarget, matrix_of, on_target, pair_costs, plan_picture};
 use numpy::PyArray2;
 use pyo3::prelude::*;
 
@@ -72,7 +72,7 @@ fn costs_of(
     scheme: &str,
 ) -> PyResult<(MachineSpec, Matrix)> {
     let machine = cachemate_spec::load_machine(machine).map_err(failed)?;
-    let target = Target::of(&machine).map_err(failed)?;
+    let target = ProfileTarget::of(&machine).map_err(failed)?;
     let none = || failed(format!("machine '{}': found no data cache to share", machine.name));
     let cache = SharedCache::of_machine(&machine).ok_or_else(none)?;
     let names: Vec<String> = programs.iter().map(|program| printable(&program.file.program)).collect();
@@ -80,9 +80,9 @@ fn costs_of(
     let profiles = profiles.map_err(failed)?;
     let costs = py.detach(|| {
         // Built here: a scheme belongs to its thread.
-        let found = schemes::by_name(scheme).map_err(|error| error.to_string())?;
+        let own_scheme = schemes::by_name(scheme).map_err(|error| error.to_string())?;
         let profiles: Vec<_> = profiles.iter().collect();
-        pair_costs(found.as_ref(), &names, &profiles, &cache).map_err(|error| error.to_string())
+        pair_costs(own_scheme.as_ref(), &names, &profiles, &cache).map_err(|error| error.to_string())
     });
     let costs = costs.map_err(failed)?;
     Ok((machine, Matrix { names, scheme: scheme.to_string(), costs }))
@@ -151,7 +151,7 @@ impl Plan {
         for cache in &self.shown.caches {
             for program in &cache.programs {
                 let cpu = or_dash(program.cpu.map(|cpu| cpu.to_string()));
-                let suffers = or_dash(program.suffers.map(cost));
+                let suffers = or_dash(program.slowdown.map(cost));
                 let cells = [&cache.cache, &cpu, &program.name, &suffers, &program.why].map(|text| escaped(text));
                 rows.push_str(&format!("<tr><td>{}</td></tr>", cells.join("</td><td>")));
             }

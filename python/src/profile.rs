@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-use cachemate_report::Counted;
-use cachemate_study::{Profiling, Target, whole_curve};
+use cachemate_report::CurveCounts;
+use cachemate_study::{ProfilePass, ProfileTarget, whole_curve};
 use cachemate_trace::ProfileFile;
 use pyo3::prelude::*;
 
@@ -53,7 +53,7 @@ impl Profile {
     fn curve(&self) -> Option<Curve> {
         let curve = whole_curve(&self.file)?;
         let distances = self.file.histograms.iter().find(|found| found.kind == "stack-distance");
-        let counted = Counted {
+        let counted = CurveCounts {
             accesses: self.file.records.or(self.file.accesses)?,
             program_accesses: self.file.accesses,
             instructions: self.file.instructions,
@@ -78,16 +78,16 @@ impl Profile {
 #[pyo3(signature = (trace, machine = None, *, name = None))]
 pub fn profile(py: Python<'_>, trace: &Trace, machine: Option<&str>, name: Option<&str>) -> PyResult<Profile> {
     let machine = machine.map(cachemate_spec::load_machine).transpose().map_err(failed)?;
-    let target = machine.as_ref().map(Target::of).transpose().map_err(failed)?;
+    let target = machine.as_ref().map(ProfileTarget::of).transpose().map_err(failed)?;
     let mut reading = trace.read()?;
     let instructions_known = reading.header().instructions_known;
-    let mut profiling = Profiling::new(target, instructions_known, reading.expected()).map_err(failed)?;
+    let mut profiling = ProfilePass::new(target, instructions_known, reading.expected()).map_err(failed)?;
     let mut records = Vec::new();
     while reading.records(py, &mut records)? {
         py.detach(|| profiling.push(&records)).map_err(failed)?;
     }
     let (header, totals) = (reading.header(), reading.totals());
     let name = name.unwrap_or(&trace.name);
-    let made = py.detach(|| profiling.finish(name, trace.from(), &header, totals.as_ref()));
-    Ok(Profile { file: made.map_err(failed)? })
+    let profile = py.detach(|| profiling.finish(name, trace.from(), &header, totals.as_ref()));
+    Ok(Profile { file: profile.map_err(failed)? })
 }

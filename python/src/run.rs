@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
-use cachemate_core::{Decision, MachineSpec, Plan, Policy, PolicyConfig, Reason, View, Window};
+use cachemate_core::{Decision, MachineSpec, Plan, Policy, PolicyConfig, Reason, View, WindowLength};
 use cachemate_pipeline::Pipeline;
 use cachemate_sim::results::RunResults;
 use cachemate_spec::Scenario;
@@ -26,18 +26,18 @@ use crate::json::{from_python, from_text, to_python};
 const LOOK: Duration = Duration::from_millis(50);
 
 /// What the machine's thread tells the one that called.
-enum Event {
+enum RunEvent {
     /// This flag stops the machine.
     Started(Arc<AtomicBool>),
     /// Evidence that the machine cannot give, in words.
     Missing(String),
     /// What to do? The view as JSON, and the window's length in force.
-    Asked(String, Window),
+    Asked(String, WindowLength),
 }
 
 /// The view as JSON.
 #[derive(Serialize)]
-struct Shown<'a> {
+struct ViewJson<'a> {
     topology: &'a cachemate_core::Topology,
     capabilities: &'a cachemate_core::Capabilities,
     seen: &'a cachemate_core::Observation,
@@ -46,26 +46,26 @@ struct Shown<'a> {
 }
 
 /// A policy that asks the thread that called.
-struct Asking {
-    events: Sender<Event>,
+struct PythonPolicy {
+    events: Sender<RunEvent>,
     /// `None` = all stays as it is.
     answers: Receiver<Option<Decision>>,
 }
 
-impl Policy for Asking {
+impl Policy for PythonPolicy {
     fn decide(&mut self, view: &View<'_>) -> Decision {
-        let &View { topology, capabilities, seen, profiles, previous_plan, .. } = view;
-        let shown = Shown { topology, capabilities, seen, profiles, previous_plan };
+        let &View { topology, capabilities, observation: seen, profiles, previous_plan, .. } = view;
+        let shown = ViewJson { topology, capabilities, seen, profiles, previous_plan };
         let text = serde_json::to_string(&shown).expect("run logs hold the same as JSON");
         // Who asked for the run may have given up: then the run ends with this window.
-        let asked = self.events.send(Event::Asked(text, previous_plan.window));
-        let answer = asked.ok().and_then(|()| self.answers.recv().ok()).flatten();
-        answer.unwrap_or_else(|| Decision { plan: previous_plan.clone(), why: Vec::new() })
+        let sent = self.events.send(RunEvent::Asked(text, previous_plan.window));
+        let answer = sent.ok().and_then(|()| self.answers.recv().ok()).flatten();
+        answer.unwrap_or_else(|| Decision { plan: previous_plan.clone(), reasons: Vec::new() })
     }
 }
 
 /// Asks the callable; only what its answer holds differs from an idle plan.
-fn ask(py: Python<'_>, callable: &Py<PyAny>, view: &str, window: Window) -> PyResult<Option<Decision>> {
+fn ask(py: Python<'_>, callable: &Py<PyAny>, view: &str, window: WindowLength) -> PyResult<Option<Decision>> {
     let answer = callable.bind(py).call1((from_text(py, view)?,))?;
     if answer.is_none() {
         return Ok(None);
@@ -90,11 +90,11 @@ fn ask(py: Python<'_>, callable: &Py<PyAny>, view: &str, window: Window) -> PyRe
             return Err(failed(format!("the policy's answer: found the field '{name}', expected {known} or why")));
         }
     }
-    Ok(Some(Decision { plan: from_python(whole.as_any(), "the policy's plan")?, why }))
+    Ok(Some(Decision { plan: from_python(whole.as_any(), "the policy's plan")?, reasons: why }))
 }
 
 /// What is run, and where it is kept.
-struct Run<'a> {
+struct ScenarioRun<'a> {
     /// The scenario's file, for errors.
     file: &'a str,
     scenario: &'a Scenario,
@@ -103,11 +103,11 @@ struct Run<'a> {
     force: bool,
 }
 
-impl Run<'_> {
+impl ScenarioRun<'_> {
     /// To its end on this thread. `answers`: a policy of the caller's decides.
     fn go(
         &self,
-        events: Sender<Event>,
+        events: Sender<RunEvent>,
         answers: Option<Receiver<Option<Decision>>>,
         stop: &AtomicBool,
     ) -> Result<(RunResults, u64), String> {
@@ -116,17 +116,17 @@ impl Run<'_> {
         let mut machine = built.map_err(|error| format!("{}: {error}", self.file))?;
         let mut config = cachemate_scenario::pipeline(self.scenario, self.spec, &machine);
         // Who called waits for an event or the end; without it nobody is there to tell.
-        let _ = events.send(Event::Started(machine.stop_flag()));
+        let _ = events.send(RunEvent::Started(machine.stop_flag()));
         let pipeline = match answers {
             Some(answers) => {
                 // A replay finds no such policy in the registry, and says so.
                 config.policy = PolicyConfig { name: "python".into(), parameters: String::new(), ..config.policy };
-                Pipeline::with_policy(config, Box::new(Asking { events: events.clone(), answers }))
+                Pipeline::with_policy(config, Box::new(PythonPolicy { events: events.clone(), answers }))
             }
             None => Pipeline::build(config).map_err(|error| words(&error))?,
         };
         for missing in pipeline.missing_evidence(&machine) {
-            let _ = events.send(Event::Missing(missing.to_string()));
+            let _ = events.send(RunEvent::Missing(missing.to_string()));
         }
         let create = |path| RunLogWriter::create(path, self.force, &pipeline.header(&machine));
         let mut log = self.log.map(create).transpose().map_err(|error| words(&error))?;
@@ -148,7 +148,7 @@ impl Run<'_> {
 /// Follows a run until it ends; the first error of Python, Ctrl-C among them, ends it.
 fn follow(
     py: Python<'_>,
-    mut events: Receiver<Event>,
+    mut events: Receiver<RunEvent>,
     policy: Option<(Py<PyAny>, Sender<Option<Decision>>)>,
     stop: &AtomicBool,
 ) -> PyResult<()> {
@@ -160,15 +160,15 @@ fn follow(
             (events, event)
         });
         let done = match event {
-            Ok(Event::Started(flag)) => {
+            Ok(RunEvent::Started(flag)) => {
                 machine = Some(flag);
                 Ok(())
             }
-            Ok(Event::Missing(words)) => {
+            Ok(RunEvent::Missing(words)) => {
                 let words = std::ffi::CString::new(words).unwrap_or_default();
                 PyErr::warn(py, &py.get_type::<PyUserWarning>(), &words, 1)
             }
-            Ok(Event::Asked(view, window)) => match &policy {
+            Ok(RunEvent::Asked(view, window)) => match &policy {
                 Some((callable, answers)) => ask(py, callable, &view, window).map(|decision| {
                     // The end of the run is told by the events.
                     let _ = answers.send(decision);
@@ -209,7 +209,7 @@ pub fn simulate<'py>(
         scenario.policy.name = "default".to_string();
         scenario.policy.parameters.clear();
     }
-    let run = Run { file: &file, scenario: &scenario, spec: &spec, log: log.as_deref(), force };
+    let run = ScenarioRun { file: &file, scenario: &scenario, spec: &spec, log: log.as_deref(), force };
     let stop = AtomicBool::new(false);
     let (tells, events) = channel();
     let (policy, answers) = match policy {

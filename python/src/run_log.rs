@@ -38,12 +38,12 @@ impl RunLog {
     /// The page that plays it back, as one HTML file.
     fn page(&self, py: Python<'_>) -> PyResult<String> {
         let name = self.path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
-        let made = py.detach(|| {
+        let plan = py.detach(|| {
             let log = RunLogReader::open(&self.path).map_err(|error| error.to_string())?;
             let run = recording(log, &name).map_err(|error| error.to_string())?;
             html(Some(&run)).map_err(|error| error.to_string())
         });
-        made.map_err(failed)
+        plan.map_err(failed)
     }
 
     fn __repr__(&self) -> String {

@@ -46,15 +46,15 @@ impl Sweep {
     /// A dictionary with `id`, `point` and `result` for each finished task, in the order of the manifest.
     fn results<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         let store = self.store()?;
-        let found = PyList::empty(py);
+        let rows = PyList::empty(py);
         for task in store.manifest().map_err(failed)?.tasks {
             py.check_signals()?;
             if let Some(one) = store.read(task.id).map_err(failed)? {
                 let (id, point, result) = (task.id, &task.point, one.result.get());
-                found.append(from_text(py, &format!("{{\"id\":\"{id}\",\"point\":{point},\"result\":{result}}}"))?)?;
+                rows.append(from_text(py, &format!("{{\"id\":\"{id}\",\"point\":{point},\"result\":{result}}}"))?)?;
             }
         }
-        Ok(found)
+        Ok(rows)
     }
 
     fn __repr__(&self) -> String {

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use cachemate_trace::{AccessRecord, Format, Header, Totals, TraceReader};
+use cachemate_trace::{AccessRecord, Format, TraceHeader, TraceReader, TraceTotals};
 use numpy::ndarray::s;
 use numpy::{PyArray1, PyArrayDescrMethods, PyArrayMethods, PyUntypedArray, PyUntypedArrayMethods};
 use pyo3::exceptions::{PyTypeError, PyValueError};
@@ -14,7 +14,7 @@ use crate::failed;
 const PIECE: usize = 1 << 16;
 
 /// Where the accesses are.
-enum Source {
+enum TraceSource {
     Array { addresses: Py<PyArray1<u64>>, instructions: Option<Py<PyArray1<u64>>> },
     File { path: String, format: Option<Format> },
 }
@@ -22,7 +22,7 @@ enum Source {
 /// Accesses of a program, in their order.
 #[pyclass(frozen, module = "cachemate")]
 pub struct Trace {
-    source: Source,
+    source: TraceSource,
     /// As profiles and pictures name it.
     pub name: String,
     accesses: Option<u64>,
@@ -42,7 +42,8 @@ impl Trace {
             let what = format!("instructions: found {found} values, expected {count}, one for each address");
             return Err(PyValueError::new_err(what));
         }
-        let source = Source::Array { addresses: addresses.unbind(), instructions: instructions.map(Bound::unbind) };
+        let source =
+            TraceSource::Array { addresses: addresses.unbind(), instructions: instructions.map(Bound::unbind) };
         Ok(Trace { source, name: name.to_string(), accesses: Some(count as u64) })
     }
 
@@ -57,7 +58,7 @@ impl Trace {
         let last = path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
         let first_part = || last.split('.').next().filter(|part| !part.is_empty()).unwrap_or(&last).to_string();
         let name = name.unwrap_or_else(first_part);
-        Ok(Trace { source: Source::File { path: shown.to_string(), format }, name, accesses })
+        Ok(Trace { source: TraceSource::File { path: shown.to_string(), format }, name, accesses })
     }
 
     /// Number of accesses, where it is known before reading.
@@ -73,7 +74,7 @@ impl Trace {
 
     /// The addresses: the array itself where the trace was made of one, else read from the file.
     fn addresses<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArray1<u64>>> {
-        if let Source::Array { addresses, .. } = &self.source {
+        if let TraceSource::Array { addresses, .. } = &self.source {
             return Ok(addresses.bind(py).clone());
         }
         let (mut all, mut batch) = (Vec::with_capacity(self.accesses.unwrap_or(0) as usize), Vec::new());
@@ -113,7 +114,7 @@ fn integers<'py>(given: &Bound<'py, PyAny>, what: &str) -> PyResult<Bound<'py, P
 }
 
 /// One pass over a trace.
-pub struct Reading<'t> {
+pub struct TracePass<'t> {
     trace: &'t Trace,
     at: usize,
     reader: Option<Box<dyn TraceReader>>,
@@ -123,31 +124,31 @@ pub struct Reading<'t> {
 
 impl Trace {
     /// From its beginning.
-    pub fn read(&self) -> PyResult<Reading<'_>> {
+    pub fn read(&self) -> PyResult<TracePass<'_>> {
         let (reader, instructions) = match &self.source {
-            Source::Array { instructions, .. } => (None, instructions.as_ref().map(|_| 0)),
-            Source::File { path, format } => (Some(cachemate_trace::open(path, *format).map_err(failed)?), None),
+            TraceSource::Array { instructions, .. } => (None, instructions.as_ref().map(|_| 0)),
+            TraceSource::File { path, format } => (Some(cachemate_trace::open(path, *format).map_err(failed)?), None),
         };
-        Ok(Reading { trace: self, at: 0, reader, instructions })
+        Ok(TracePass { trace: self, at: 0, reader, instructions })
     }
 
     /// Where the accesses come from, for a profile.
     pub fn from(&self) -> &str {
         match &self.source {
-            Source::Array { .. } => "array",
-            Source::File { path, .. } => path,
+            TraceSource::Array { .. } => "array",
+            TraceSource::File { path, .. } => path,
         }
     }
 }
 
-impl Reading<'_> {
+impl TracePass<'_> {
     /// The next addresses; `false` = the end. Ctrl-C ends it with `KeyboardInterrupt`.
     pub fn addresses(&mut self, py: Python<'_>, batch: &mut Vec<u64>) -> PyResult<bool> {
         py.check_signals()?;
         if let Some(reader) = &mut self.reader {
             return py.detach(|| reader.read_addresses(batch)).map_err(failed);
         }
-        let Source::Array { addresses, instructions } = &self.trace.source else { return Ok(false) };
+        let TraceSource::Array { addresses, instructions } = &self.trace.source else { return Ok(false) };
         batch.clear();
         piece(addresses.bind(py), self.at, |part| batch.extend(part))?;
         self.count(py, instructions.as_ref())?;
@@ -155,18 +156,18 @@ impl Reading<'_> {
         Ok(!batch.is_empty())
     }
 
-    /// The next records; as [`Reading::addresses`].
+    /// The next records; as [`TracePass::addresses`].
     pub fn records(&mut self, py: Python<'_>, batch: &mut Vec<AccessRecord>) -> PyResult<bool> {
         py.check_signals()?;
         if let Some(reader) = &mut self.reader {
             return py.detach(|| reader.read_batch(batch)).map_err(failed);
         }
-        let Source::Array { addresses, instructions } = &self.trace.source else { return Ok(false) };
+        let TraceSource::Array { addresses, instructions } = &self.trace.source else { return Ok(false) };
         batch.clear();
         let record = |&address: &u64| AccessRecord { address, ..AccessRecord::default() };
         piece(addresses.bind(py), self.at, |part| batch.extend(part.map(record)))?;
         if let Some(instructions) = instructions {
-            let gaps = |part: Part<'_>| batch.iter_mut().zip(part).for_each(|(record, gap)| record.gap = *gap);
+            let gaps = |part: ArrayChunk<'_>| batch.iter_mut().zip(part).for_each(|(record, gap)| record.gap = *gap);
             piece(instructions.bind(py), self.at, gaps)?;
         }
         self.count(py, instructions.as_ref())?;
@@ -180,18 +181,18 @@ impl Reading<'_> {
     }
 
     /// What the trace says of itself.
-    pub fn header(&self) -> Header {
-        let of_array = || Header::foreign("array", self.instructions.is_some());
+    pub fn header(&self) -> TraceHeader {
+        let of_array = || TraceHeader::for_import("array", self.instructions.is_some());
         self.reader.as_ref().map_or_else(of_array, |reader| reader.header().clone())
     }
 
     /// Its sums, where they are known; after the end.
-    pub fn totals(&self) -> Option<Totals> {
+    pub fn totals(&self) -> Option<TraceTotals> {
         match &self.reader {
             Some(reader) => reader.totals().cloned(),
             None => {
                 let (records, instructions) = (self.at as u64, self.instructions);
-                Some(Totals { records, program_accesses: Some(records), instructions, ..Totals::default() })
+                Some(TraceTotals { records, program_accesses: Some(records), instructions, ..TraceTotals::default() })
             }
         }
     }
@@ -202,10 +203,10 @@ impl Reading<'_> {
     }
 }
 
-type Part<'a> = numpy::ndarray::iter::Iter<'a, u64, numpy::ndarray::Ix1>;
+type ArrayChunk<'a> = numpy::ndarray::iter::Iter<'a, u64, numpy::ndarray::Ix1>;
 
 /// One piece, with the interpreter's lock held.
-fn piece(array: &Bound<'_, PyArray1<u64>>, from: usize, with: impl FnOnce(Part<'_>)) -> PyResult<()> {
+fn piece(array: &Bound<'_, PyArray1<u64>>, from: usize, with: impl FnOnce(ArrayChunk<'_>)) -> PyResult<()> {
     let borrowed = array.try_readonly().map_err(failed)?;
     let all = borrowed.as_array();
     // An array may have become shorter since.

@@ -3,12 +3,12 @@
 use std::path::Path;
 use std::process::ExitCode;
 
-mod circles;
 mod dashboard;
-mod gone;
+mod dependency_cycles;
 mod locks;
 mod prose;
 mod results;
+mod retired_names;
 mod tidy;
 
 const USAGE: &str = "usage: cargo run -p xtask -- COMMAND

@@ -16,7 +16,7 @@ const SENTENCES_AT_MOST: usize = 10;
 /// One measured figure: a line of the data.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Figure {
+struct ResultRecord {
     id: String,
     what: String,
     /// In words, such as `at least 27`.
@@ -39,7 +39,7 @@ struct Figure {
 
 /// What `cachemate repro --json` and its `results.json` hold.
 #[derive(Deserialize)]
-struct Measured {
+struct MeasuredResults {
     command: String,
     version: String,
     date: String,
@@ -61,7 +61,7 @@ struct MeasuredResult {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Found {
+struct ResultText {
     /// Before the table of papers.
     introduction: Vec<String>,
     paper: Vec<Paper>,
@@ -123,13 +123,15 @@ pub fn check(root: &Path) -> Result<Vec<String>, String> {
 /// A file that cannot be read or written, or is none of repro's.
 pub fn take(root: &Path, json: &Path, name: &str) -> Result<(), String> {
     let text = fs::read_to_string(json).map_err(in_file(json))?;
-    let Measured { command, version, date, quick, results } = serde_json::from_str(&text).map_err(in_file(json))?;
+    let MeasuredResults { command, version, date, quick, results } =
+        serde_json::from_str(&text).map_err(in_file(json))?;
     let mut lines = String::new();
     // What nobody measured is no figure: a recording that is missing here, a workload that the form does not have.
     for result in results.into_iter().filter(|result| result.measured.is_some()) {
         let MeasuredResult { id, what, bar, verdict, measured, spread, unit, seeds } = result;
         let (command, version, date) = (command.clone(), version.clone(), date.clone());
-        let figure = Figure { id, what, bar, verdict, measured, spread, unit, seeds, quick, date, version, command };
+        let figure =
+            ResultRecord { id, what, bar, verdict, measured, spread, unit, seeds, quick, date, version, command };
         lines.push_str(&serde_json::to_string(&figure).map_err(in_file(json))?);
         lines.push('\n');
     }
@@ -154,7 +156,7 @@ fn pages_there(root: &Path) -> Result<Vec<PathBuf>, String> {
 }
 
 /// All figures, those of a file in its order.
-fn figures(root: &Path) -> Result<Vec<Figure>, String> {
+fn figures(root: &Path) -> Result<Vec<ResultRecord>, String> {
     let mut all = Vec::new();
     for path in listed(&root.join(FOLDER).join("data"), "jsonl")? {
         let text = fs::read_to_string(&path).map_err(in_file(&path))?;
@@ -170,12 +172,12 @@ fn figures(root: &Path) -> Result<Vec<Figure>, String> {
 fn pages(root: &Path) -> Result<Vec<(PathBuf, String)>, String> {
     let path = root.join(FOLDER).join("found.toml");
     let text = fs::read_to_string(&path).map_err(in_file(&path))?;
-    let found: Found = toml::from_str(&text).map_err(in_file(&path))?;
+    let text: ResultText = toml::from_str(&text).map_err(in_file(&path))?;
     let figures = figures(root)?;
-    if let Some(stray) = figures.iter().find(|figure| !found.paper.iter().any(|paper| paper.has(&figure.id))) {
+    if let Some(stray) = figures.iter().find(|figure| !text.paper.iter().any(|paper| paper.has(&figure.id))) {
         return Err(format!("{}: no paper has the id '{}'", path.display(), stray.id));
     }
-    for paper in &found.paper {
+    for paper in &text.paper {
         let count = paper.found.len();
         if count > SENTENCES_AT_MOST {
             let (page, file) = (&paper.page, path.display());
@@ -185,11 +187,11 @@ fn pages(root: &Path) -> Result<Vec<(PathBuf, String)>, String> {
     let newest = figures.iter().max_by(|a, b| a.date.cmp(&b.date)).map(|figure| figure.version.clone());
     let newest = newest.unwrap_or_default();
     let mut papers = Vec::new();
-    for paper in &found.paper {
+    for paper in &text.paper {
         papers.push((paper, kept(figures.iter().filter(|figure| paper.has(&figure.id)))));
     }
     let folder = root.join(FOLDER);
-    let mut pages = vec![(folder.join("index.md"), index(&found.introduction, &papers, &newest))];
+    let mut pages = vec![(folder.join("index.md"), index(&text.introduction, &papers, &newest))];
     for (paper, figures) in &papers {
         pages.push((folder.join(format!("{}.md", paper.page)), page(paper, figures, &newest)));
     }
@@ -198,16 +200,16 @@ fn pages(root: &Path) -> Result<Vec<(PathBuf, String)>, String> {
 
 /// Figures that no other says better: of the same result in the same form, the newest and any older one of more seeds.
 /// In the order of ids, results as the newest data has them.
-fn kept<'a>(figures: impl Iterator<Item = &'a Figure>) -> Vec<&'a Figure> {
-    let mut all: Vec<&Figure> = figures.collect();
-    let same = |a: &Figure, b: &Figure| (&a.id, &a.what, a.quick) == (&b.id, &b.what, b.quick);
-    let beaten = |one: &Figure| {
+fn kept<'a>(figures: impl Iterator<Item = &'a ResultRecord>) -> Vec<&'a ResultRecord> {
+    let mut all: Vec<&ResultRecord> = figures.collect();
+    let same = |a: &ResultRecord, b: &ResultRecord| (&a.id, &a.what, a.quick) == (&b.id, &b.what, b.quick);
+    let beaten = |one: &ResultRecord| {
         all.iter().any(|other| same(one, other) && other.date > one.date && other.seeds.len() >= one.seeds.len())
     };
     let beaten: Vec<bool> = all.iter().map(|one| beaten(one)).collect();
     let mut beaten = beaten.into_iter();
     all.retain(|_| !beaten.next().unwrap_or_default());
-    let number = |figure: &Figure| {
+    let number = |figure: &ResultRecord| {
         let (name, number) = figure.id.rsplit_once('-').unwrap_or((&figure.id, ""));
         (name.to_string(), number.parse::<u32>().unwrap_or(u32::MAX), figure.id.clone())
     };
@@ -216,14 +218,14 @@ fn kept<'a>(figures: impl Iterator<Item = &'a Figure>) -> Vec<&'a Figure> {
     all
 }
 
-fn index(introduction: &[String], papers: &[(&Paper, Vec<&Figure>)], newest: &str) -> String {
+fn index(introduction: &[String], papers: &[(&Paper, Vec<&ResultRecord>)], newest: &str) -> String {
     let mut text = String::from("# The papers' results\n\n");
     text.push_str(&made());
     introduction.iter().for_each(|paragraph| text.push_str(&format!("{paragraph}\n\n")));
     text.push_str("| page | paper | results with a bar | met or beyond | short | of the newest version |\n");
     text.push_str("|---|---|---|---|---|---|\n");
     for (paper, figures) in papers {
-        let judged: Vec<&&Figure> = figures.iter().filter(|figure| has_bar(figure)).collect();
+        let judged: Vec<&&ResultRecord> = figures.iter().filter(|figure| has_bar(figure)).collect();
         let short = judged.iter().filter(|figure| figure.verdict == "short").count();
         let new = judged.iter().filter(|figure| figure.version == newest).count();
         let (title, page, all) = (&paper.title, &paper.page, judged.len());
@@ -238,13 +240,13 @@ fn made() -> String {
 }
 
 /// Results without a bar are shown by the command, and not here.
-fn has_bar(figure: &Figure) -> bool {
+fn has_bar(figure: &ResultRecord) -> bool {
     figure.bar != "shown as measured"
 }
 
-fn page(paper: &Paper, figures: &[&Figure], newest: &str) -> String {
+fn page(paper: &Paper, figures: &[&ResultRecord], newest: &str) -> String {
     let mut text = format!("# {}\n\n{}. {}", paper.title, paper.source, made());
-    let figures: Vec<&&Figure> = figures.iter().filter(|figure| has_bar(figure)).collect();
+    let figures: Vec<&&ResultRecord> = figures.iter().filter(|figure| has_bar(figure)).collect();
     text.push_str(
         "| id | result | bar | figure | | seeds | date | version | command |\n|---|---|---|---|---|---|---|---|---|\n",
     );
@@ -281,7 +283,7 @@ fn bar(words: &str) -> String {
     words.split(' ').map(short).collect::<Vec<_>>().join(" ")
 }
 
-fn value(figure: &Figure) -> String {
+fn value(figure: &ResultRecord) -> String {
     let spread = figure.spread.map_or(String::new(), |spread| format!(" ± {}", number(spread)));
     let measured = figure.measured.map_or("not measured".to_string(), number);
     format!("{measured}{spread} {}", figure.unit).trim_end().to_string()

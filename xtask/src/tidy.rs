@@ -4,7 +4,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::{circles, gone, prose};
+use crate::{dependency_cycles, prose, retired_names};
 
 /// Which rooms a room may use: ARCHITECTURE.md's code map. A room that is not listed may not exist.
 const MAY_USE: &[(&str, &[&str])] = &[
@@ -76,7 +76,7 @@ pub fn check(root: &Path) -> io::Result<Vec<String>> {
             check_source(&room, root, file, &mut complaints)?;
         }
         let code: Vec<PathBuf> = files.into_iter().filter(|file| !is_test_file(file)).collect();
-        circles::check(&room, &path.join("src"), &code, &mut complaints)?;
+        dependency_cycles::check(&room, &path.join("src"), &code, &mut complaints)?;
     }
     for folder in ["xtask", "benches"] {
         for file in rust_files(&root.join(folder))? {
@@ -247,9 +247,9 @@ fn long_functions(text: &str) -> Vec<(usize, usize)> {
 fn check_names(root: &Path, complaints: &mut Vec<String>) -> io::Result<()> {
     for folder in ["crates", "benches", "xtask", "docs", "scenarios", "lab", "README.md", "ARCHITECTURE.md", "STYLE.md"]
     {
-        for file in files(&root.join(folder))?.into_iter().filter(|file| gone::counts(file)) {
+        for file in files(&root.join(folder))?.into_iter().filter(|file| retired_names::counts(file)) {
             let shown = file.strip_prefix(root).unwrap_or(&file).display().to_string();
-            gone::check(&shown, &fs::read_to_string(&file)?, complaints);
+            retired_names::check(&shown, &fs::read_to_string(&file)?, complaints);
         }
     }
     Ok(())

@@ -1,12 +1,12 @@
 //! A 2 MiB 16-way LRU cache: every instruction set against a plain move-to-front loop over the ways.
 
-use super::{Group, Options};
-use crate::harness::{Clock, Contender, Row, compare};
+use super::{BenchGroup, Options};
+use crate::harness::{BenchClock, Contender, ResultRow, compare};
 use crate::traces::FULL_LEN;
-use cachemate_locality::cachesim::{CacheShape, CacheSim, Replacement};
+use cachemate_locality::cachesim::{CacheGeometry, CacheSim, Replacement};
 use cachemate_locality::simd::Simd;
 
-pub const GROUP: Group = Group {
+pub const GROUP: BenchGroup = BenchGroup {
     name: "cachesim",
     about: "2 MiB 16-way LRU against a plain move-to-front loop over the ways, one core",
     run,
@@ -36,14 +36,14 @@ pub fn move_to_front(lines: &[u64]) -> u64 {
 }
 
 fn simulate(simd: Simd, lines: &[u64]) -> u64 {
-    let shape = CacheShape { sets: SETS as u32, ways: WAYS as u32, slices: 1 };
+    let shape = CacheGeometry { sets: SETS as u32, ways: WAYS as u32, slices: 1 };
     let mut cache = CacheSim::with_simd(shape, Replacement::Lru, simd).expect("the shape is valid");
     cache.push(lines)
 }
 
 /// # Panics
 /// Misses on a full trace are not the known ones.
-fn run(options: &Options) -> Vec<Row> {
+fn run(options: &Options) -> Vec<ResultRow> {
     let mut rows = Vec::new();
     for kind in &options.traces {
         let lines = &kind.lines(options.accesses);
@@ -55,7 +55,15 @@ fn run(options: &Options) -> Vec<Row> {
             let bar = (simd == Simd::best()).then_some(1.0);
             contenders.push(Contender::new(simd.name(), move || simulate(simd, lines)).against(0, bar));
         }
-        rows.extend(compare("cachesim", kind.name(), lines.len(), options.rounds, Clock::Thread, true, contenders));
+        rows.extend(compare(
+            "cachesim",
+            kind.name(),
+            lines.len(),
+            options.rounds,
+            BenchClock::Thread,
+            true,
+            contenders,
+        ));
     }
     rows
 }

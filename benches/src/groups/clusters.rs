@@ -2,14 +2,14 @@
 
 use std::collections::BTreeSet;
 
-use super::{Group, Options};
-use crate::harness::{Clock, Contender, Row, compare};
+use super::{BenchGroup, Options};
+use crate::harness::{BenchClock, Contender, ResultRow, compare};
 use cachemate_core::{ShMapParameters, TaskId};
 use cachemate_locality::hash::mix;
-use cachemate_locality::shmap::{ShMaps, Sharing};
-use cachemate_policy::clustering::{Method, ThreadMap, find};
+use cachemate_locality::shmap::{ShMaps, SharingCriteria};
+use cachemate_policy::clustering::{ClusteringMethod, ThreadMap, find};
 
-pub const GROUP: Group = Group {
+pub const GROUP: BenchGroup = BenchGroup {
     name: "clusters",
     about: "10 000 threads in 200 clusters by their shMaps: one pass and co-clusters, milliseconds beside (bar: 50)",
     run,
@@ -49,24 +49,25 @@ fn visible(maps: &[Vec<u8>], entries: usize) -> usize {
     (0..entries).filter_map(owner).collect::<BTreeSet<u32>>().len()
 }
 
-fn run(options: &Options) -> Vec<Row> {
+fn run(options: &Options) -> Vec<ResultRow> {
     let mut rows = Vec::new();
     for entries in [256, 512] {
         let maps = maps(entries);
         let threads: Vec<ThreadMap<'_>> = maps.iter().map(|map| ThreadMap { counters: map, together: None }).collect();
-        let clusters = |method| find(method, &threads, &Sharing::default(), THRESHOLD).count as u64;
+        let clusters = |method| find(method, &threads, &SharingCriteria::default(), THRESHOLD).count as u64;
         let contenders = vec![
-            Contender::new("one pass", || clusters(Method::OnePass)),
-            Contender::new("co-clusters", || clusters(Method::CoClusters)).against(0, None),
+            Contender::new("one pass", || clusters(ClusteringMethod::OnePass)),
+            Contender::new("co-clusters", || clusters(ClusteringMethod::CoClusters)).against(0, None),
         ];
         let input = format!("{entries} entries");
-        let found = compare("clusters", &input, THREADS as usize, options.rounds, Clock::Thread, false, contenders);
+        let found =
+            compare("clusters", &input, THREADS as usize, options.rounds, BenchClock::Thread, false, contenders);
         for row in &found {
             let ms = f64::from(THREADS) / row.millions_per_s / 1e3;
             eprintln!("clusters {input} {}: {ms:.1} ms for {THREADS} threads, bar 50 ms", row.contender);
         }
         let visible = visible(&maps, entries);
-        for method in [Method::OnePass, Method::CoClusters] {
+        for method in [ClusteringMethod::OnePass, ClusteringMethod::CoClusters] {
             let found = clusters(method);
             eprintln!("clusters {input} {method:?}: {found} found of {visible} with an entry, of {CLUSTERS}");
         }

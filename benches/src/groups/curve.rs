@@ -3,13 +3,13 @@
 //! Promised are at most 5 ms on one core: 0.0002 million curves a second. The log is a program's as far as its reuses go:
 //! loops of several sizes, a stream, and lines that come back at random.
 
-use super::{Group, Options};
-use crate::harness::{Clock, Contender, Row, compare};
+use super::{BenchGroup, Options};
+use crate::harness::{BenchClock, Contender, ResultRow, compare};
 use cachemate_core::SplitMix64;
 use cachemate_locality::curve::MissRateCurve;
-use cachemate_locality::rapidmrc::{Counted, Trace, Warmup, survival_curve, trace_curve};
+use cachemate_locality::rapidmrc::{LogCounts, MissLog, Warmup, survival_curve, trace_curve};
 
-pub const GROUP: Group = Group {
+pub const GROUP: BenchGroup = BenchGroup {
     name: "curve",
     about: "a miss-rate curve from a log of 163 840 addresses: survival against the bounded stack",
     run,
@@ -33,24 +33,24 @@ fn log(seed: u64) -> Vec<u64> {
     (0..ENTRIES).map(line).collect()
 }
 
-fn run(options: &Options) -> Vec<Row> {
+fn run(options: &Options) -> Vec<ResultRow> {
     let logs: Vec<Vec<u64>> = (0..LOGS as u64).map(log).collect();
     let sizes: Vec<u64> = (1..=COLORS).map(|colors| CACHE_BYTES * colors / COLORS).collect();
     let at_all = |curve: Option<MissRateCurve>| {
         let curve = curve.expect("a log with entries and instructions");
         curve.points().iter().map(|&(_, rate)| rate as u64).sum::<u64>()
     };
-    let by = |form: fn(&Trace<'_>, &[u64]) -> Option<MissRateCurve>| {
+    let by = |form: fn(&MissLog<'_>, &[u64]) -> Option<MissRateCurve>| {
         let (logs, sizes) = (&logs, &sizes);
         move || {
-            let trace = |lines| Trace { lines, code: &[], line_bytes: LINE_BYTES, instructions: 4e6, lost: None };
+            let trace = |lines| MissLog { lines, code: &[], line_bytes: LINE_BYTES, instructions: 4e6, lost: None };
             logs.iter().map(|lines| at_all(form(&trace(lines), sizes))).sum()
         }
     };
-    let survival: fn(&Trace<'_>, &[u64]) -> _ = |trace, sizes| survival_curve(trace, &Counted::default(), sizes);
+    let survival: fn(&MissLog<'_>, &[u64]) -> _ = |trace, sizes| survival_curve(trace, &LogCounts::default(), sizes);
     let contenders = vec![
         Contender::new("bounded stack (thesis)", by(|trace, sizes| trace_curve(trace, sizes, Warmup::Automatic, true))),
         Contender::new("survival", by(survival)).against(0, None).least_millions(Some(0.0002)),
     ];
-    compare("curve", "log of 163 840 entries", LOGS, options.rounds, Clock::Thread, false, contenders)
+    compare("curve", "log of 163 840 entries", LOGS, options.rounds, BenchClock::Thread, false, contenders)
 }

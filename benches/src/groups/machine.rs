@@ -5,19 +5,22 @@
 //! whole runs, operating system and programs included, of the largest machines: what they hold at their peak.
 
 use super::cachesim::move_to_front;
-use super::{Group, Options};
-use crate::harness::{Clock, Contender, Row, compare};
-use cachemate_core::{Access, AccessKind, AccessSource, CpuId, ProcessId, TaskId, Turn};
-use cachemate_sim::hw::{Framed, Frames, Hardware, HwOptions, Stop, Thread};
+use super::{BenchGroup, Options};
+use crate::harness::{BenchClock, Contender, ResultRow, compare};
+use cachemate_core::{Access, AccessKind, AccessSource, BatchEnd, CpuId, ProcessId, TaskId};
+use cachemate_sim::hw::{FrameLookup, FrameProvider, Hardware, HwOptions, HwThread, StopReason};
 use cachemate_sim::kernels;
-use cachemate_sim::machine::{Length, Program, SimMachine, SimOptions};
+use cachemate_sim::machine::{RunLimit, SimMachine, SimOptions, SimProgram};
 use cachemate_sim::run::run_alone;
 
-pub const GROUP: Group =
-    Group { name: "machine", about: "the simulated hardware with all contexts busy against a move-to-front loop", run };
+pub const GROUP: BenchGroup = BenchGroup {
+    name: "machine",
+    about: "the simulated hardware with all contexts busy against a move-to-front loop",
+    run,
+};
 
 /// A machine, how many contexts run, and what is promised.
-struct Case {
+struct MachineCase {
     machine: &'static str,
     contexts: u32,
     /// Times the speed of the loop.
@@ -26,14 +29,14 @@ struct Case {
     least_millions: Option<f64>,
 }
 
-const fn case(machine: &'static str, contexts: u32) -> Case {
-    Case { machine, contexts, least_ratio: None, least_millions: None }
+const fn case(machine: &'static str, contexts: u32) -> MachineCase {
+    MachineCase { machine, contexts, least_ratio: None, least_millions: None }
 }
 
-const CASES: [Case; 5] = [
-    Case { least_ratio: Some(0.125), least_millions: Some(15.0), ..case("niagara-2core", 8) },
-    Case { least_millions: Some(8.0), ..case("power5-2x2x2", 8) },
-    Case { least_millions: Some(8.0), ..case("opteron-2350", 8) },
+const CASES: [MachineCase; 5] = [
+    MachineCase { least_ratio: Some(0.125), least_millions: Some(15.0), ..case("niagara-2core", 8) },
+    MachineCase { least_millions: Some(8.0), ..case("power5-2x2x2", 8) },
+    MachineCase { least_millions: Some(8.0), ..case("opteron-2350", 8) },
     case("xeon-x5365", 2),
     case("epyc-7742", 64),
 ];
@@ -54,24 +57,24 @@ struct Player {
 }
 
 impl AccessSource for Player {
-    fn fill(&mut self, batch: &mut Vec<Access>) -> Turn {
+    fn next_batch(&mut self, batch: &mut Vec<Access>) -> BatchEnd {
         let end = (self.at + 4096).min(self.accesses.len());
         batch.extend_from_slice(&self.accesses[self.at..end]);
         self.at = if end == self.accesses.len() { 0 } else { end };
-        Turn::More
+        BatchEnd::More
     }
 }
 
 /// Frames in order of first touch.
 #[derive(Default)]
-struct InOrder {
+struct FirstTouchFrames {
     frames: std::collections::BTreeMap<(u32, u64), u64>,
 }
 
-impl Frames for InOrder {
-    fn frame(&mut self, process: ProcessId, page: u64, _cpu: CpuId, _store: bool) -> Framed {
+impl FrameProvider for FirstTouchFrames {
+    fn frame(&mut self, process: ProcessId, page: u64, _cpu: CpuId, _store: bool) -> FrameLookup {
         let next = self.frames.len() as u64;
-        Framed { frame: *self.frames.entry((process.0, page)).or_insert(next), cost_cycles: 0, copied: false }
+        FrameLookup { frame: *self.frames.entry((process.0, page)).or_insert(next), cost_cycles: 0, copied: false }
     }
 }
 
@@ -79,7 +82,7 @@ fn record(program: &str, seed: u64, wanted: usize) -> Vec<Access> {
     let mut threads = kernels::program(program, seed, &kernels::Options::default()).expect("a shipped program");
     let mut accesses = Vec::new();
     while accesses.len() < wanted {
-        threads[0].fill(&mut accesses);
+        threads[0].next_batch(&mut accesses);
     }
     accesses
 }
@@ -96,16 +99,16 @@ fn simulate(
     wanted: u64,
 ) -> u64 {
     let mut hw = Hardware::new(spec, HwOptions::default()).expect("a shipped machine");
-    let mut frames = InOrder::default();
+    let mut frames = FirstTouchFrames::default();
     for cpu in 0..contexts {
         let player = Player { accesses: programs[cpu as usize % programs.len()].clone(), at: 0 };
-        hw.load(CpuId(cpu), Thread::new(TaskId(cpu), ProcessId(cpu), 0, Box::new(player)), 0);
+        hw.load(CpuId(cpu), HwThread::new(TaskId(cpu), ProcessId(cpu), 0, Box::new(player)), 0);
     }
     let mut until = 0;
     loop {
         until += 2_000;
         let stop = hw.run(until, &mut frames);
-        assert_eq!(stop, Stop::Time);
+        assert_eq!(stop, StopReason::Time);
         let of = |cpu| hw.thread(CpuId(cpu)).map_or(0, |thread| thread.counters.levels[1].references);
         let made: u64 = (0..contexts).map(of).sum();
         if made >= wanted {
@@ -114,7 +117,7 @@ fn simulate(
     }
 }
 
-fn run(options: &Options) -> Vec<Row> {
+fn run(options: &Options) -> Vec<ResultRow> {
     let wanted = options.accesses / 4;
     let record = |(at, name): (usize, &&str)| std::sync::Arc::new(record(name, at as u64, wanted / 4));
     let programs: Vec<_> = PROGRAMS.iter().enumerate().map(record).collect();
@@ -140,7 +143,7 @@ fn run(options: &Options) -> Vec<Row> {
             .against(0, case.least_ratio)
             .least_millions(case.least_millions);
         let contenders = vec![Contender::new("move to front", || move_to_front(&lines)), machine];
-        rows.extend(compare("machine", name, made, options.rounds, Clock::Thread, false, contenders));
+        rows.extend(compare("machine", name, made, options.rounds, BenchClock::Thread, false, contenders));
     }
     rows.extend(flatness(&programs, wanted, options));
     rows.extend(WHOLE.iter().flat_map(|name| whole_run(name, options)));
@@ -152,26 +155,26 @@ fn run_whole(spec: &cachemate_core::MachineSpec, cycles: u64) -> u64 {
     let program = |cpu: u32| {
         let name = PROGRAMS[cpu as usize % PROGRAMS.len()];
         let make = move |_| kernels::program(name, u64::from(cpu), &kernels::Options::default()).expect("shipped");
-        Program::new(name, Box::new(make))
+        SimProgram::new(name, Box::new(make))
     };
-    let sim = SimOptions { ends: Some(Length::Cycles(cycles)), ..SimOptions::default() };
+    let sim = SimOptions { ends: Some(RunLimit::Cycles(cycles)), ..SimOptions::default() };
     let mut machine = SimMachine::new(spec, &sim, (0..spec.cpus()).map(program).collect()).expect("a shipped machine");
     let results = run_alone(&mut machine).expect("programs that fit");
-    results.level(cachemate_core::Level::L1Data).map_or(0, |level| level.references)
+    results.level(cachemate_core::CacheLevel::L1Data).map_or(0, |level| level.references)
 }
 
-fn whole_run(name: &str, options: &Options) -> Vec<Row> {
+fn whole_run(name: &str, options: &Options) -> Vec<ResultRow> {
     let spec = options.machine(name);
     // Millions of accesses on machines of this size, enough for every program to have touched what it keeps touching.
     let cycles = options.accesses as u64 / 20;
     let made = run_whole(&spec, cycles) as usize;
     let whole = Contender::new("whole run, all CPUs", || run_whole(&spec, cycles)).most_bytes(WHOLE_MOST_BYTES);
-    compare("machine", name, made, options.rounds.min(2), Clock::Thread, false, vec![whole])
+    compare("machine", name, made, options.rounds.min(2), BenchClock::Thread, false, vec![whole])
 }
 
 /// As many accesses *of every CPU* on few CPUs and on many, of the same two programs: else the many would be measured
 /// cold. The few run again and again, until both have made as many accesses in all.
-fn flatness(programs: &[std::sync::Arc<Vec<Access>>], wanted: usize, options: &Options) -> Vec<Row> {
+fn flatness(programs: &[std::sync::Arc<Vec<Access>>], wanted: usize, options: &Options) -> Vec<ResultRow> {
     let (name, cpus) = FLAT;
     let spec = options.machine(name);
     let of_every_cpu = wanted as u64 / 16;
@@ -180,5 +183,5 @@ fn flatness(programs: &[std::sync::Arc<Vec<Access>>], wanted: usize, options: &O
     let few = Contender::new(format!("flat cost: {} CPUs", cpus[0]), || (0..times).map(|_| run(cpus[0])).sum());
     let many = Contender::new(format!("flat cost: {} CPUs", cpus[1]), || run(cpus[1])).against(0, Some(0.5));
     let made = (of_every_cpu * u64::from(cpus[1])) as usize;
-    compare("machine", name, made, options.rounds.min(3), Clock::Thread, false, vec![few, many])
+    compare("machine", name, made, options.rounds.min(3), BenchClock::Thread, false, vec![few, many])
 }

@@ -15,8 +15,8 @@ mod stack;
 mod threads;
 mod trace;
 
-use crate::harness::Row;
-use crate::traces::Kind;
+use crate::harness::ResultRow;
+use crate::traces::TraceKind;
 use cachemate_core::MachineSpec;
 use std::path::PathBuf;
 
@@ -24,7 +24,7 @@ use std::path::PathBuf;
 pub struct Options {
     pub accesses: usize,
     pub rounds: usize,
-    pub traces: Vec<Kind>,
+    pub traces: Vec<TraceKind>,
     /// An older program like this one, for the group `older`.
     pub older: Option<PathBuf>,
     /// A folder with files of the machines, instead of those that are built in.
@@ -41,13 +41,13 @@ impl Options {
     }
 }
 
-pub struct Group {
+pub struct BenchGroup {
     pub name: &'static str,
     pub about: &'static str,
-    pub run: fn(&Options) -> Vec<Row>,
+    pub run: fn(&Options) -> Vec<ResultRow>,
 }
 
-pub const GROUPS: &[Group] = &[
+pub const GROUPS: &[BenchGroup] = &[
     stack::GROUP,
     sparse::GROUP,
     threads::GROUP,

@@ -3,12 +3,13 @@
 //! Both run the group `machine` once a round, this one on the machine files of `--machines` (those of the older program,
 //! where the model has changed since). Recordings are the programs' own: they are the same as long as the programs are.
 
-use super::{Group, Options};
-use crate::harness::{Row, median};
+use super::{BenchGroup, Options};
+use crate::harness::{ResultRow, median};
 use std::path::Path;
 use std::process::Command;
 
-pub const GROUP: Group = Group { name: "older", about: "the group machine against an older program's (--older)", run };
+pub const GROUP: BenchGroup =
+    BenchGroup { name: "older", about: "the group machine against an older program's (--older)", run };
 
 /// Rows of the group `machine` that are compared.
 const CONTENDERS: [&str; 2] = ["machine", "flat cost: 64 CPUs"];
@@ -38,7 +39,7 @@ fn speeds(program: &Path, options: &Options, machines: Option<&Path>) -> Speeds 
     rows.filter_map(speed).filter(|(_, contender, _)| CONTENDERS.contains(&contender.as_str())).collect()
 }
 
-fn run(options: &Options) -> Vec<Row> {
+fn run(options: &Options) -> Vec<ResultRow> {
     let Some(older) = &options.older else { return Vec::new() };
     let own = std::env::current_exe().expect("this program's file");
     let (mut before, mut now) = (Vec::new(), Vec::new());
@@ -68,12 +69,12 @@ fn run(options: &Options) -> Vec<Row> {
 }
 
 /// The older program's row and this one's.
-fn rows(input: &str, contender: &str, (before, now, ratios): (Vec<f64>, Vec<f64>, Vec<f64>)) -> [Row; 2] {
+fn rows(input: &str, contender: &str, (before, now, ratios): (Vec<f64>, Vec<f64>, Vec<f64>)) -> [ResultRow; 2] {
     let bar = ASKED.iter().find(|(name, _)| *name == input).map(|(_, bar)| *bar);
     let bar = bar.filter(|_| contender == CONTENDERS[0]);
     let row = |name: String, mut speeds: Vec<f64>| {
         speeds.sort_by(f64::total_cmp);
-        Row {
+        ResultRow {
             group: GROUP.name.into(),
             input: input.into(),
             contender: name,
@@ -89,7 +90,7 @@ fn rows(input: &str, contender: &str, (before, now, ratios): (Vec<f64>, Vec<f64>
         }
     };
     let older = format!("{contender}, older");
-    let own = Row {
+    let own = ResultRow {
         against: Some(older.clone()),
         speed_ratio: Some(median(&ratios)),
         speed_ratio_bar: bar,

@@ -5,36 +5,37 @@
 //! when nothing can be kept from the window before.
 
 use cachemate_core::{
-    Applied, Cache, CacheId, Capabilities, Counts, Cpu, CpuId, Estimate, Event, Fact, FactSource, Level, Observation,
-    Plan, ProcessId, Profile, Profiles, Rates, Reading, Span, SplitMix64, StallCause, SuperSetCount, Support, TaskId,
-    TaskSample, Topology, View, Window, WindowEnd,
+    AppliedPlan, Cache, CacheId, CacheLevel, Capabilities, CounterEvent, Cpu, CpuId, Estimate, EventCount, EventCounts,
+    Fact, FactSource, Observation, Plan, ProcessId, Profile, Profiles, RateFacts, SplitMix64, StallCause,
+    SuperSetCount, Support, TaskId, TaskSample, TimeSpan, Topology, View, WindowEnd, WindowLength,
 };
 use cachemate_locality::reuse::ReuseTimes;
 use cachemate_policy::policies;
 use cachemate_policy::reference_predictor::ReferencePredictor;
 
-use super::{Group, Options};
-use crate::harness::{Clock, Contender, Row, compare};
+use super::{BenchGroup, Options};
+use crate::harness::{BenchClock, Contender, ResultRow, compare};
 
-pub const GROUP: Group = Group { name: "policies", about: "one decision for 1 000 tasks on 64 last-level caches", run };
+pub const GROUP: BenchGroup =
+    BenchGroup { name: "policies", about: "one decision for 1 000 tasks on 64 last-level caches", run };
 
 /// A host and what runs on it.
 #[derive(Clone, Copy)]
-struct Size {
+struct HostSize {
     tasks: u32,
     caches: u32,
     cpus_per_cache: u32,
 }
 
-const SIZES: [Size; 2] =
-    [Size { tasks: 1_000, caches: 64, cpus_per_cache: 8 }, Size { tasks: 8, caches: 2, cpus_per_cache: 4 }];
+const SIZES: [HostSize; 2] =
+    [HostSize { tasks: 1_000, caches: 64, cpus_per_cache: 8 }, HostSize { tasks: 8, caches: 2, cpus_per_cache: 4 }];
 const HERTZ: u64 = 2_500_000_000;
 const WINDOW_CYCLES: f64 = 1e9;
 const SHARE_BAR_PERCENT: f64 = 0.5;
 /// A decision within 5 ms is promised of casc, activity-vector, di and dio.
 const LEAST_MILLIONS: f64 = 0.2;
 
-struct Host {
+struct SyntheticHost {
     topology: Topology,
     capabilities: Capabilities,
     seen: Observation,
@@ -42,7 +43,7 @@ struct Host {
     before: Plan,
 }
 
-fn host(Size { tasks, caches, cpus_per_cache }: Size) -> Host {
+fn host(HostSize { tasks, caches, cpus_per_cache }: HostSize) -> SyntheticHost {
     let mut generator = SplitMix64::new(1);
     let cpus = 0..caches * cpus_per_cache;
     let cpu = |id: u32| Cpu {
@@ -55,7 +56,7 @@ fn host(Size { tasks, caches, cpus_per_cache }: Size) -> Host {
     };
     let cache = |id: u32| Cache {
         id: CacheId(id),
-        level: Level::L3,
+        level: CacheLevel::L3,
         cpus: (id * cpus_per_cache..(id + 1) * cpus_per_cache).collect(),
         last_level: true,
         size_bytes: Some(16 << 20),
@@ -83,29 +84,29 @@ fn host(Size { tasks, caches, cpus_per_cache }: Size) -> Host {
         let mut super_set = || SuperSetCount { accesses: generator.below(20_000), misses: generator.below(2_000) };
         let super_sets: Vec<SuperSetCount> = (0..32).map(|_| super_set()).collect();
         let curve = (1..=16).map(|mb| (mb << 20, Estimate::exact(40.0 / mb as f64))).collect();
-        let rates = Rates {
+        let rates = RateFacts {
             llc_refs_per_mega_instr: exact(1_000.0 + 30_000.0 * generator.unit()),
             solo_instr_per_cycle: exact(0.3 + generator.unit()),
             observed_instr_per_cycle: exact(0.3 + generator.unit()),
             observed_misses_per_kilo_instr: exact(40.0 * generator.unit()),
             pcmr: exact(80.0 * generator.unit()),
-            ..Rates::default()
+            ..RateFacts::default()
         };
-        let mut profile = Profile::default().with_misses(Level::L3, curve, FactSource::Oracle).with_rates(rates);
+        let mut profile = Profile::default().with_misses(CacheLevel::L3, curve, FactSource::Oracle).with_rates(rates);
         profile.locality.reuse_times = reuse.to_profile().map(|times| Fact::new(times, FactSource::Oracle, 0));
-        profile.locality.activity.insert(Level::L3, Fact::new(super_sets, FactSource::Oracle, 0));
+        profile.locality.activity.insert(CacheLevel::L3, Fact::new(super_sets, FactSource::Oracle, 0));
         profile
     };
     let seen = Observation {
         window: 5,
-        span: Span { start_ns: 0, elapsed_ns: 10_000_000, elapsed_cycles: None },
-        ended: WindowEnd::Elapsed,
+        span: TimeSpan { start_ns: 0, elapsed_ns: 10_000_000, elapsed_cycles: None },
+        end_reason: WindowEnd::Elapsed,
         tasks: (0..tasks).map(task).collect(),
-        places: Vec::new(),
-        answers: Vec::new(),
-        in_force: Applied::default(),
+        shared_counts: Vec::new(),
+        probe_results: Vec::new(),
+        applied: AppliedPlan::default(),
     };
-    Host {
+    SyntheticHost {
         topology: Topology {
             cpus: cpus.map(cpu).collect(),
             caches: (0..caches).map(cache).collect(),
@@ -114,11 +115,11 @@ fn host(Size { tasks, caches, cpus_per_cache }: Size) -> Host {
         capabilities,
         seen,
         profiles: (0..tasks).map(|id| (TaskId(id), profile())).collect(),
-        before: Plan::idle(Window::Time { ns: 10_000_000 }),
+        before: Plan::idle(WindowLength::Time { ns: 10_000_000 }),
     }
 }
 
-fn run(options: &Options) -> Vec<Row> {
+fn run(options: &Options) -> Vec<ResultRow> {
     looks(SIZES[0], options.rounds);
     SIZES.into_iter().flat_map(|size| decisions(size, options)).collect()
 }
@@ -130,7 +131,7 @@ const LOOKS_WITHIN: u64 = 64;
 
 /// `auto` watches the same tasks for some windows before it looks for a plan: its first look, and the one after another
 /// task has come.
-fn looks(size: Size, rounds: usize) {
+fn looks(size: HostSize, rounds: usize) {
     let mut found = [Vec::new(), Vec::new()];
     for _ in 0..rounds {
         let mut host = counted(size);
@@ -156,7 +157,7 @@ fn looks(size: Size, rounds: usize) {
 }
 
 /// The same host with curves and counts that differ from task to task.
-fn counted(size: Size) -> Host {
+fn counted(size: HostSize) -> SyntheticHost {
     let mut host = host(size);
     let mut generator = SplitMix64::new(2);
     for profile in host.profiles.values_mut() {
@@ -172,22 +173,22 @@ fn curved(generator: &mut SplitMix64) -> Profile {
     let (knee, floor, height) = (1 + generator.below(15), generator.unit(), 2.0 + 30.0 * generator.unit());
     let misses = |mb: u64| if mb < knee { height * (1.0 - 0.5 * mb as f64 / knee as f64) } else { floor };
     let curve = (1..=16).map(|mb| (mb << 20, Estimate::exact(misses(mb)))).collect();
-    Profile::default().with_misses(Level::L3, curve, FactSource::Oracle)
+    Profile::default().with_misses(CacheLevel::L3, curve, FactSource::Oracle)
 }
 
-fn counts(draws: &mut SplitMix64) -> Counts {
+fn counts(draws: &mut SplitMix64) -> EventCounts {
     let (instructions, misses) = (1_000_000_000, 1_000_000 + draws.below(10_000_000));
     let counted = [
-        (Event::Instructions, instructions),
-        (Event::Cycles, instructions + 100 * misses),
-        (Event::References(Level::L3), 3 * misses),
-        (Event::Misses(Level::L3), misses),
-        (Event::StallCycles(StallCause::LocalMemory), 90 * misses),
+        (CounterEvent::Instructions, instructions),
+        (CounterEvent::Cycles, instructions + 100 * misses),
+        (CounterEvent::References(CacheLevel::L3), 3 * misses),
+        (CounterEvent::Misses(CacheLevel::L3), misses),
+        (CounterEvent::StallCycles(StallCause::LocalMemory), 90 * misses),
     ];
-    Counts(counted.map(|(event, count)| Reading { event, count, counted_share: 1.0 }).to_vec())
+    EventCounts(counted.map(|(event, count)| EventCount { event, count, enabled_share: 1.0 }).to_vec())
 }
 
-impl Host {
+impl SyntheticHost {
     fn arrive(&mut self) {
         let id = self.seen.tasks.len() as u32;
         let on = self.seen.tasks[0].on_cpu_ns.clone();
@@ -203,22 +204,22 @@ impl Host {
         self.seen.window += 1;
         self.seen.span.start_ns += self.seen.span.elapsed_ns;
         let predictor = ReferencePredictor { miss_penalty_cycles: 200.0 };
-        let before = Clock::Thread.now_s();
+        let before = BenchClock::Thread.now_s();
         let decision = policy.decide(&View {
             topology: &self.topology,
             capabilities: &self.capabilities,
-            seen: &self.seen,
+            observation: &self.seen,
             profiles: &self.profiles,
             previous_plan: &self.before,
             predictor: &predictor,
         });
-        let ms = 1e3 * (Clock::Thread.now_s() - before);
+        let ms = 1e3 * (BenchClock::Thread.now_s() - before);
         self.before = decision.plan;
-        (!decision.why.is_empty()).then_some(ms)
+        (!decision.reasons.is_empty()).then_some(ms)
     }
 }
 
-fn decisions(size: Size, options: &Options) -> Vec<Row> {
+fn decisions(size: HostSize, options: &Options) -> Vec<ResultRow> {
     let host = host(size);
     let predictor = ReferencePredictor { miss_penalty_cycles: 200.0 };
     let decide = |name: &str, parameters: &str| {
@@ -227,12 +228,12 @@ fn decisions(size: Size, options: &Options) -> Vec<Row> {
         let decision = policy.decide(&View {
             topology: &host.topology,
             capabilities: &host.capabilities,
-            seen: &host.seen,
+            observation: &host.seen,
             profiles: &host.profiles,
             previous_plan: &host.before,
             predictor: &predictor,
         });
-        (decision.plan.affinity.len() + decision.plan.gangs.len() + decision.why.len()) as u64
+        (decision.plan.affinity.len() + decision.plan.gangs.len() + decision.reasons.len()) as u64
     };
     let contender = |name: &'static str, parameters: &'static str, label: &str| {
         Contender::new(label, move || decide(name, parameters))
@@ -254,7 +255,7 @@ fn decisions(size: Size, options: &Options) -> Vec<Row> {
         contender("balance-set", "extension = \"composed\"", "balance-set, composed"),
     ];
     let input = format!("{} x {}", size.tasks, size.caches);
-    let rows = compare("policies", &input, size.tasks as usize, options.rounds, Clock::Thread, false, contenders);
+    let rows = compare("policies", &input, size.tasks as usize, options.rounds, BenchClock::Thread, false, contenders);
     let window_ms = 1e3 * WINDOW_CYCLES / HERTZ as f64;
     for row in &rows {
         let ms = f64::from(size.tasks) / row.millions_per_s / 1e3;

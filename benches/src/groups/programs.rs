@@ -1,10 +1,11 @@
 //! How fast the simulator's programs make accesses: what is left of the time is the machine's.
 
-use super::{Group, Options};
-use crate::harness::{Clock, Contender, Row, compare};
+use super::{BenchGroup, Options};
+use crate::harness::{BenchClock, Contender, ResultRow, compare};
 use cachemate_sim::kernels;
 
-pub const GROUP: Group = Group { name: "programs", about: "accesses made by every program of the simulator", run };
+pub const GROUP: BenchGroup =
+    BenchGroup { name: "programs", about: "accesses made by every program of the simulator", run };
 
 /// Millions of accesses a second.
 const LEAST: f64 = 60.0;
@@ -16,7 +17,7 @@ fn make(program: &str, wanted: usize) -> u64 {
     while made < wanted {
         for thread in &mut threads {
             batch.clear();
-            thread.fill(&mut batch);
+            thread.next_batch(&mut batch);
             made += batch.len();
             last = batch.last().map_or(last, |access| access.address());
         }
@@ -24,12 +25,12 @@ fn make(program: &str, wanted: usize) -> u64 {
     last
 }
 
-fn run(options: &Options) -> Vec<Row> {
+fn run(options: &Options) -> Vec<ResultRow> {
     let wanted = options.accesses;
-    let one = |program: &kernels::ProgramSpec| {
+    let one = |program: &kernels::KernelSpec| {
         let work = move || make(program.name, wanted);
         let contenders = vec![Contender::new("accesses made", work).least_millions(Some(LEAST))];
-        compare("programs", program.name, wanted, options.rounds, Clock::Thread, false, contenders)
+        compare("programs", program.name, wanted, options.rounds, BenchClock::Thread, false, contenders)
     };
     kernels::programs().flat_map(one).collect()
 }

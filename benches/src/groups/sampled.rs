@@ -1,11 +1,11 @@
 //! Sampled miss-rate curves, with their error bars, against the exact textbook engine.
 
 use super::stack::olken;
-use super::{Group, Options};
-use crate::harness::{Clock, Contender, Row, compare};
-use cachemate_locality::sampled::{FixedRate, FixedSize, SampledCurve};
+use super::{BenchGroup, Options};
+use crate::harness::{BenchClock, Contender, ResultRow, compare};
+use cachemate_locality::sampled::{FixedRateSampler, FixedSizeSampler, SampledCurve};
 
-pub const GROUP: Group = Group {
+pub const GROUP: BenchGroup = BenchGroup {
     name: "sampled",
     about: "miss-rate curves from 1 % of the lines against the textbook engine on all, one core",
     run,
@@ -17,17 +17,17 @@ fn sizes() -> Vec<u64> {
 }
 
 fn one_percent(lines: &[u64]) -> SampledCurve {
-    let mut sample = FixedRate::new(0.01, 1).expect("a valid rate");
+    let mut sample = FixedRateSampler::new(0.01, 1).expect("a valid rate");
     sample.push(lines).and_then(|()| sample.finish()).expect("the traces have fewer lines than the limit")
 }
 
 fn fixed_size(lines: &[u64]) -> SampledCurve {
-    let mut sample = FixedSize::new(8192, 1).expect("a valid size");
+    let mut sample = FixedSizeSampler::new(8192, 1).expect("a valid size");
     sample.push(lines);
     sample.finish()
 }
 
-fn run(options: &Options) -> Vec<Row> {
+fn run(options: &Options) -> Vec<ResultRow> {
     let mut rows = Vec::new();
     for kind in &options.traces {
         let lines = &kind.lines(options.accesses);
@@ -36,7 +36,15 @@ fn run(options: &Options) -> Vec<Row> {
             Contender::new("1 % sampled", || one_percent(lines).sampled_accesses()).against(0, Some(60.0)),
             Contender::new("8192 lines sampled", || fixed_size(lines).sampled_accesses()).against(0, None),
         ];
-        rows.extend(compare("sampled", kind.name(), lines.len(), options.rounds, Clock::Thread, false, contenders));
+        rows.extend(compare(
+            "sampled",
+            kind.name(),
+            lines.len(),
+            options.rounds,
+            BenchClock::Thread,
+            false,
+            contenders,
+        ));
         let truth = olken(lines);
         for (name, curve) in [("1 %", one_percent(lines)), ("8192 lines", fixed_size(lines))] {
             let errors = sizes().into_iter().filter_map(|size| {

@@ -3,19 +3,19 @@
 //! Promised are at most 50 ms (exact) and 1 ms (lookahead) for one deal: 0.00002 and 0.001 million deals a second. Curves
 //! are steep, flat, or fall off cliffs, from a seed; the two may deal differently.
 
-use super::{Group, Options};
-use crate::harness::{Clock, Contender, Row, compare};
+use super::{BenchGroup, Options};
+use crate::harness::{BenchClock, Contender, ResultRow, compare};
 use cachemate_core::SplitMix64;
-use cachemate_policy::solvers::sizing::{Claim, Total, exact, lookahead};
+use cachemate_policy::solvers::sizing::{CostAggregate, UnitClaim, exact, lookahead};
 
-pub const GROUP: Group =
-    Group { name: "sizing", about: "dealing 256 colors to 32 programs: exact against lookahead", run };
+pub const GROUP: BenchGroup =
+    BenchGroup { name: "sizing", about: "dealing 256 colors to 32 programs: exact against lookahead", run };
 
 const PROGRAMS: usize = 32;
 const UNITS: u32 = 256;
 const DEALS: usize = 20;
 
-fn claims(seed: u64) -> Vec<Claim> {
+fn claims(seed: u64) -> Vec<UnitClaim> {
     let mut generator = SplitMix64::new(seed);
     let claim = |_| {
         let top = 5.0 + 60.0 * generator.unit();
@@ -27,21 +27,21 @@ fn claims(seed: u64) -> Vec<Claim> {
             _ => 0.1 * top,
         };
         let costs = (1..=UNITS).map(|held| cost(held) + 0.01 * generator.unit()).collect();
-        Claim { costs, at_least: 1 }
+        UnitClaim { costs, at_least: 1 }
     };
     (0..PROGRAMS).map(claim).collect()
 }
 
-fn run(options: &Options) -> Vec<Row> {
-    let all: Vec<Vec<Claim>> = (0..DEALS as u64).map(claims).collect();
+fn run(options: &Options) -> Vec<ResultRow> {
+    let all: Vec<Vec<UnitClaim>> = (0..DEALS as u64).map(claims).collect();
     let sum = |deal: Vec<u32>| u64::from(deal.iter().enumerate().map(|(at, units)| at as u32 * units).sum::<u32>());
-    let by = |solve: fn(&[Claim]) -> Vec<u32>| {
+    let by = |solve: fn(&[UnitClaim]) -> Vec<u32>| {
         let all = &all;
         move || all.iter().map(|claims| sum(solve(claims))).sum()
     };
     let contenders = vec![
-        Contender::new("exact", by(|claims| exact(claims, UNITS, Total::Sum).expect("floors of one fit"))),
+        Contender::new("exact", by(|claims| exact(claims, UNITS, CostAggregate::Sum).expect("floors of one fit"))),
         Contender::new("lookahead", by(|claims| lookahead(claims, UNITS).expect("floors of one fit"))).against(0, None),
     ];
-    compare("sizing", "32 programs, 256 colors", DEALS, options.rounds, Clock::Thread, false, contenders)
+    compare("sizing", "32 programs, 256 colors", DEALS, options.rounds, BenchClock::Thread, false, contenders)
 }

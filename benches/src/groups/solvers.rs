@@ -5,10 +5,11 @@
 use cachemate_core::SplitMix64;
 use cachemate_policy::solvers::{self, Seats};
 
-use super::{Group, Options};
-use crate::harness::{Clock, Contender, Row, compare};
+use super::{BenchGroup, Options};
+use crate::harness::{BenchClock, Contender, ResultRow, compare};
 
-pub const GROUP: Group = Group { name: "solvers", about: "matching and local search for 64 to 200 programs", run };
+pub const GROUP: BenchGroup =
+    BenchGroup { name: "solvers", about: "matching and local search for 64 to 200 programs", run };
 
 /// Programs that suffer and hurt by characters of their own, and by chance.
 fn costs(programs: usize) -> Vec<Vec<f64>> {
@@ -18,7 +19,7 @@ fn costs(programs: usize) -> Vec<Vec<f64>> {
     suffers.iter().map(|s| hurts.iter().map(|h| s * h * (0.7 + 0.6 * generator.unit())).collect()).collect()
 }
 
-fn run(options: &Options) -> Vec<Row> {
+fn run(options: &Options) -> Vec<ResultRow> {
     // 200 on pairs, and on the 8 caches of a 64-core host: one to a core, one to a hardware thread, and turns.
     let cases = [(200, vec![2; 100], 1.0), (64, vec![8; 8], 1.0), (128, vec![16; 8], 2.0), (200, vec![16; 8], 5.0)];
     let mut rows = Vec::new();
@@ -29,7 +30,7 @@ fn run(options: &Options) -> Vec<Row> {
         let work = || (solvers::best(&costs, &seats).total * 1e6) as u64;
         let input = format!("{programs} programs");
         let contender = Contender::new(name, work);
-        let found = compare("solvers", &input, programs, options.rounds, Clock::Thread, false, vec![contender]);
+        let found = compare("solvers", &input, programs, options.rounds, BenchClock::Thread, false, vec![contender]);
         for row in &found {
             let seconds = programs as f64 / row.millions_per_s / 1e6;
             let verdict = if seconds <= seconds_at_most { "met" } else { "MISSED" };

@@ -1,18 +1,18 @@
 //! Exact stack distances where hardly any page of 64 lines has two lines in use.
 
 use super::stack::{exact, fingerprint, olken};
-use super::{Group, Options};
-use crate::harness::{Clock, Contender, Row, compare};
+use super::{BenchGroup, Options};
+use crate::harness::{BenchClock, Contender, ResultRow, compare};
 use cachemate_locality::hash::mix_bits;
 use cachemate_locality::simd::Simd;
 
-pub const GROUP: Group = Group {
+pub const GROUP: BenchGroup = BenchGroup {
     name: "sparse",
     about: "exact stack distances with the lines scattered over 2^40 against the textbook engine, one core",
     run,
 };
 
-fn run(options: &Options) -> Vec<Row> {
+fn run(options: &Options) -> Vec<ResultRow> {
     let mut rows = Vec::new();
     for kind in &options.traces {
         let lines: &Vec<u64> = &kind.lines(options.accesses).iter().map(|&line| mix_bits(line, 40)).collect();
@@ -22,7 +22,7 @@ fn run(options: &Options) -> Vec<Row> {
             let work = move || fingerprint(&exact(simd, lines));
             contenders.push(Contender::new(simd.name(), work).against(0, bar).most_bytes(80_000_000));
         }
-        rows.extend(compare("sparse", kind.name(), lines.len(), options.rounds, Clock::Thread, true, contenders));
+        rows.extend(compare("sparse", kind.name(), lines.len(), options.rounds, BenchClock::Thread, true, contenders));
     }
     rows
 }

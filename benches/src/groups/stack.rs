@@ -1,12 +1,12 @@
 //! Exact stack distances: every instruction set against the baseline.
 
-use super::{Group, Options};
-use crate::harness::{Clock, Contender, Row, compare};
+use super::{BenchGroup, Options};
+use crate::harness::{BenchClock, Contender, ResultRow, compare};
 use crate::olken::Olken;
 use cachemate_locality::simd::Simd;
-use cachemate_locality::stack::{Histogram, StackDistances};
+use cachemate_locality::stack::{DistanceHistogram, StackDistances};
 
-pub const GROUP: Group = Group {
+pub const GROUP: BenchGroup = BenchGroup {
     name: "stack",
     about: "exact stack distances against the textbook engine (hash map and Fenwick tree), one core",
     run,
@@ -22,24 +22,24 @@ fn bar(simd: Simd) -> Option<f64> {
 }
 
 /// A number that stands for a histogram: equal ones only for equal histograms, but for one chance in 2^64.
-pub fn fingerprint(histogram: &Histogram) -> u64 {
+pub fn fingerprint(histogram: &DistanceHistogram) -> u64 {
     let mut words = vec![histogram.cold()];
     words.extend(histogram.counts().iter().flat_map(|&(distance, count)| [distance, count]));
     crate::traces::checksum(&words)
 }
 
-pub fn olken(lines: &[u64]) -> Histogram {
+pub fn olken(lines: &[u64]) -> DistanceHistogram {
     let mut engine = Olken::new();
     engine.push(lines);
     engine.finish()
 }
 
-pub fn exact(simd: Simd, lines: &[u64]) -> Histogram {
+pub fn exact(simd: Simd, lines: &[u64]) -> DistanceHistogram {
     let mut engine = StackDistances::with_simd(simd);
     engine.push(lines).and_then(|()| engine.finish()).expect("the traces have fewer lines than the limit")
 }
 
-fn run(options: &Options) -> Vec<Row> {
+fn run(options: &Options) -> Vec<ResultRow> {
     let mut rows = Vec::new();
     for kind in &options.traces {
         let lines = kind.lines(options.accesses);
@@ -49,7 +49,7 @@ fn run(options: &Options) -> Vec<Row> {
             let work = move || fingerprint(&exact(simd, lines));
             contenders.push(Contender::new(simd.name(), work).against(0, bar(simd)).most_bytes(80_000_000));
         }
-        rows.extend(compare("stack", kind.name(), lines.len(), options.rounds, Clock::Thread, true, contenders));
+        rows.extend(compare("stack", kind.name(), lines.len(), options.rounds, BenchClock::Thread, true, contenders));
     }
     rows
 }

@@ -1,23 +1,23 @@
 //! Exact stack distances on two threads against one, by the clock on the wall: needs two free cores to mean something.
 
 use super::stack::{exact, fingerprint};
-use super::{Group, Options};
-use crate::harness::{Clock, Contender, Row, compare};
+use super::{BenchGroup, Options};
+use crate::harness::{BenchClock, Contender, ResultRow, compare};
 use cachemate_locality::simd::Simd;
-use cachemate_locality::stack::{Histogram, ParallelStackDistances};
+use cachemate_locality::stack::{DistanceHistogram, ParallelStackDistances};
 
-pub const GROUP: Group = Group {
+pub const GROUP: BenchGroup = BenchGroup {
     name: "threads",
     about: "exact stack distances on two threads against one (wall clock; wants two idle cores)",
     run,
 };
 
-fn on_threads(threads: usize, lines: &[u64]) -> Histogram {
+fn on_threads(threads: usize, lines: &[u64]) -> DistanceHistogram {
     let mut engine = ParallelStackDistances::new(threads);
     engine.push(lines).and_then(|()| engine.finish()).expect("the traces have fewer lines than the limit")
 }
 
-fn run(options: &Options) -> Vec<Row> {
+fn run(options: &Options) -> Vec<ResultRow> {
     let mut rows = Vec::new();
     for kind in &options.traces {
         let lines = &kind.lines(options.accesses);
@@ -27,7 +27,7 @@ fn run(options: &Options) -> Vec<Row> {
                 .against(0, Some(1.5))
                 .most_bytes(80_000_000),
         ];
-        rows.extend(compare("threads", kind.name(), lines.len(), options.rounds, Clock::Wall, true, contenders));
+        rows.extend(compare("threads", kind.name(), lines.len(), options.rounds, BenchClock::Wall, true, contenders));
         report_balance(kind.name(), lines);
     }
     rows
@@ -36,12 +36,12 @@ fn run(options: &Options) -> Vec<Row> {
 /// How the work is shared, in processor time, which busy neighbors disturb less than the wall clock: two idle cores
 /// could not do better than one thread's time over the busier thread's.
 fn report_balance(input: &str, lines: &[u64]) {
-    let start = Clock::Thread.now_s();
+    let start = BenchClock::Thread.now_s();
     exact(Simd::best(), lines);
-    let one_s = Clock::Thread.now_s() - start;
-    let (caller, process) = (Clock::Thread.now_s(), Clock::Process.now_s());
+    let one_s = BenchClock::Thread.now_s() - start;
+    let (caller, process) = (BenchClock::Thread.now_s(), BenchClock::Process.now_s());
     on_threads(2, lines);
-    let (find_s, both_s) = (Clock::Thread.now_s() - caller, Clock::Process.now_s() - process);
+    let (find_s, both_s) = (BenchClock::Thread.now_s() - caller, BenchClock::Process.now_s() - process);
     let count_s = both_s - find_s;
     eprintln!(
         "threads {input}: one thread {one_s:.3} s; of two, finding {find_s:.3} s, counting {count_s:.3} s of processor \

@@ -5,20 +5,20 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::AtomicBool;
 
 use cachemate_trace::{
-    AccessRecord, CmtReader, CmtWriter, Header, Recorder, Recording, Totals, TraceReader, find_recording,
+    AccessRecord, CmtReader, CmtWriter, Recorder, RecorderTool, TraceHeader, TraceReader, TraceTotals, find_recording,
 };
 
-use super::{Group, Options};
-use crate::harness::{Clock, Contender, Row, compare};
+use super::{BenchGroup, Options};
+use crate::harness::{BenchClock, Contender, ResultRow, compare};
 use crate::traces::checksum;
 
-pub const GROUP: Group = Group {
+pub const GROUP: BenchGroup = BenchGroup {
     name: "trace",
     about: "reading .cmt (records, addresses alone) against a copy in memory; gzip recorded against gzip",
     run,
 };
 
-fn run(options: &Options) -> Vec<Row> {
+fn run(options: &Options) -> Vec<ResultRow> {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let mut rows = Vec::new();
     for kind in &options.traces {
@@ -31,7 +31,7 @@ fn run(options: &Options) -> Vec<Row> {
             Contender::new("cmt records", || read_records(&path)).against(0, None).least_millions(Some(50.0)),
             Contender::new("cmt addresses", || read_addresses(&path)).against(0, None),
         ];
-        rows.extend(compare("trace", kind.name(), lines.len(), options.rounds, Clock::Thread, false, contenders));
+        rows.extend(compare("trace", kind.name(), lines.len(), options.rounds, BenchClock::Thread, false, contenders));
     }
     rows.extend(recording(dir.path(), options));
     rows
@@ -40,7 +40,7 @@ fn run(options: &Options) -> Vec<Row> {
 /// Records as a filtered recording has them: gaps, sizes and stores that vary.
 fn write(path: &Path, lines: &[u64]) {
     let out = std::fs::File::create(path).expect("a file in the temporary directory");
-    let header = Header::foreign("bench", true);
+    let header = TraceHeader::for_import("bench", true);
     let mut writer = CmtWriter::new(std::io::BufWriter::new(out), "bench", &header, 3).expect("a header that fits");
     for (at, line) in lines.iter().enumerate() {
         let mixed = (at as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56;
@@ -53,7 +53,7 @@ fn write(path: &Path, lines: &[u64]) {
         };
         writer.push(&record).expect("room in the temporary directory");
     }
-    writer.finish(Totals::default()).expect("room in the temporary directory");
+    writer.finish(TraceTotals::default()).expect("room in the temporary directory");
 }
 
 fn read_records(path: &Path) -> u64 {
@@ -75,9 +75,9 @@ fn read_addresses(path: &Path) -> u64 {
 }
 
 /// gzip of 8 MB of text by the clock on the wall: the recorder is a process of its own beside the packing one.
-fn recording(dir: &Path, options: &Options) -> Vec<Row> {
+fn recording(dir: &Path, options: &Options) -> Vec<ResultRow> {
     let tool = match find_recording() {
-        Ok(tool @ Recording::Tool { .. }) => tool,
+        Ok(tool @ RecorderTool::Tool { .. }) => tool,
         other => {
             eprintln!("trace: recording is not measured: {other:?}");
             return Vec::new();
@@ -99,5 +99,5 @@ fn recording(dir: &Path, options: &Options) -> Vec<Row> {
     };
     let contenders =
         vec![Contender::new("gzip", native), Contender::new("gzip recorded", recorded).against(0, Some(1.0 / 30.0))];
-    compare("trace", "gzip (bytes)", text.len(), options.rounds, Clock::Wall, true, contenders)
+    compare("trace", "gzip (bytes)", text.len(), options.rounds, BenchClock::Wall, true, contenders)
 }

@@ -11,49 +11,49 @@ const COLORS: usize = COLORS_AT_MOST as usize;
 
 /// Where a slot is listed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum List {
+pub enum FreeList {
     /// Holds a frame of this color.
     Color(u32),
     /// Holds a frame whose color could not be told.
     Unknown,
     /// Holds a frame whose color was not asked for yet.
-    Untold,
+    Unclassified,
     /// Holds no frame, in the half that the kernel fills.
     Empty,
     /// Holds no frame, in the half that takes pages out.
-    EmptyOut,
+    EmptyInFlight,
 }
 
 const LISTS: usize = COLORS + 4;
 
-impl List {
+impl FreeList {
     fn at(self) -> usize {
         match self {
-            List::Color(color) => color as usize,
-            List::Unknown => COLORS,
-            List::Untold => COLORS + 1,
-            List::Empty => COLORS + 2,
-            List::EmptyOut => COLORS + 3,
+            FreeList::Color(color) => color as usize,
+            FreeList::Unknown => COLORS,
+            FreeList::Unclassified => COLORS + 1,
+            FreeList::Empty => COLORS + 2,
+            FreeList::EmptyInFlight => COLORS + 3,
         }
     }
 }
 
 /// Lists over the slots of one region.
 #[derive(Debug)]
-pub struct Stock<'a> {
+pub struct FramePool<'a> {
     next: &'a mut [u32],
     first: [u32; LISTS],
     count: [u32; LISTS],
     /// Slots from here on, of either half, were never used: empty, and in no list.
-    fresh: [u32; 2],
+    first_unused: [u32; 2],
     turn: u32,
 }
 
-impl<'a> Stock<'a> {
+impl<'a> FramePool<'a> {
     /// All slots are empty.
     pub fn new(next: &'a mut [u32]) -> Self {
         let half = next.len() as u32 / 2;
-        Stock { next, first: [NONE; LISTS], count: [0; LISTS], fresh: [0, half], turn: 0 }
+        FramePool { next, first: [NONE; LISTS], count: [0; LISTS], first_unused: [0, half], turn: 0 }
     }
 
     /// Slots below are of the half that the kernel fills.
@@ -62,8 +62,8 @@ impl<'a> Stock<'a> {
     }
 
     /// Puts a slot that is in no list at the front of one.
-    /// Never for a fresh slot that [`Stock::pop`] has not given yet.
-    pub fn push(&mut self, list: List, slot: u32) {
+    /// Never for a fresh slot that [`FramePool::pop`] has not given yet.
+    pub fn push(&mut self, list: FreeList, slot: u32) {
         let at = list.at();
         self.next[slot as usize] = self.first[at];
         self.first[at] = slot;
@@ -72,13 +72,13 @@ impl<'a> Stock<'a> {
 
     /// Takes a slot out of a list; `None` = the list is empty. The two empty lists give fresh slots when nothing else
     /// is left.
-    pub fn pop(&mut self, list: List) -> Option<u32> {
+    pub fn pop(&mut self, list: FreeList) -> Option<u32> {
         let at = list.at();
         let slot = self.first[at];
         if slot == NONE {
             let (fresh, end) = match list {
-                List::Empty => (&mut self.fresh[0], self.next.len() as u32 / 2),
-                List::EmptyOut => (&mut self.fresh[1], self.next.len() as u32 / 2 * 2),
+                FreeList::Empty => (&mut self.first_unused[0], self.next.len() as u32 / 2),
+                FreeList::EmptyInFlight => (&mut self.first_unused[1], self.next.len() as u32 / 2 * 2),
                 _ => return None,
             };
             *fresh += 1;
@@ -94,13 +94,13 @@ impl<'a> Stock<'a> {
     }
 
     /// Slots in the list; fresh slots are in none.
-    pub fn count(&self, list: List) -> u32 {
+    pub fn count(&self, list: FreeList) -> u32 {
         self.count[list.at()]
     }
 
     /// Frames of allowed colors.
     pub fn allowed(&self, mask: u64) -> u32 {
-        (0..COLORS_AT_MOST).filter(|color| mask >> color & 1 == 1).map(|color| self.count(List::Color(color))).sum()
+        (0..COLORS_AT_MOST).filter(|color| mask >> color & 1 == 1).map(|color| self.count(FreeList::Color(color))).sum()
     }
 
     /// All frames held.
@@ -113,7 +113,7 @@ impl<'a> Stock<'a> {
         for step in 1..=COLORS_AT_MOST {
             let color = (self.turn + step) % COLORS_AT_MOST;
             if mask >> color & 1 == 1
-                && let Some(slot) = self.pop(List::Color(color))
+                && let Some(slot) = self.pop(FreeList::Color(color))
             {
                 self.turn = color;
                 return Some((slot, color));
@@ -124,7 +124,9 @@ impl<'a> Stock<'a> {
 
     /// Any frame: one that fits no color first.
     pub fn take_any(&mut self) -> Option<u32> {
-        self.pop(List::Unknown).or_else(|| self.pop(List::Untold)).or_else(|| self.take(u64::MAX).map(|(slot, _)| slot))
+        self.pop(FreeList::Unknown)
+            .or_else(|| self.pop(FreeList::Unclassified))
+            .or_else(|| self.take(u64::MAX).map(|(slot, _)| slot))
     }
 }
 
@@ -139,15 +141,15 @@ mod tests {
     #[test]
     fn no_slot_is_lost_or_given_twice() {
         let mut memory = vec![0; 300];
-        let mut stock = Stock::new(&mut memory);
+        let mut stock = FramePool::new(&mut memory);
         let mut out: Vec<u32> = Vec::new();
         let mut seed = 9u64;
         for _ in 0..20_000 {
             seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             let (what, which) = ((seed >> 40) % 4, (seed >> 50) as u32 % 8);
-            let empty = |slot| if slot < 150 { List::Empty } else { List::EmptyOut };
+            let empty = |slot| if slot < 150 { FreeList::Empty } else { FreeList::EmptyInFlight };
             match what {
-                0 => out.extend(stock.pop(if which < 4 { List::Empty } else { List::EmptyOut })),
+                0 => out.extend(stock.pop(if which < 4 { FreeList::Empty } else { FreeList::EmptyInFlight })),
                 1 => {
                     let mask = 1u64 << which;
                     if let Some((slot, color)) = stock.take(mask) {
@@ -160,7 +162,7 @@ mod tests {
                 2 => out.extend(stock.take_any()),
                 _ => {
                     if let Some(slot) = out.pop() {
-                        let lists = [List::Color(which), List::Unknown, List::Untold, empty(slot)];
+                        let lists = [FreeList::Color(which), FreeList::Unknown, FreeList::Unclassified, empty(slot)];
                         stock.push(lists[which as usize % 4], slot);
                     }
                 }
@@ -170,8 +172,8 @@ mod tests {
             sorted.dedup();
             assert_eq!(sorted.len(), out.len(), "a slot was given twice");
             assert!(out.iter().all(|&slot| slot < 300));
-            let listed = stock.count(List::Empty) + stock.count(List::EmptyOut);
-            let empty = listed + 150 - stock.fresh[0] + 300 - stock.fresh[1];
+            let listed = stock.count(FreeList::Empty) + stock.count(FreeList::EmptyInFlight);
+            let empty = listed + 150 - stock.first_unused[0] + 300 - stock.first_unused[1];
             assert_eq!(out.len() as u32 + stock.held() + empty, 300);
         }
     }
@@ -180,10 +182,10 @@ mod tests {
     #[test]
     fn colors_take_turns() {
         let mut memory = vec![0; 64];
-        let mut stock = Stock::new(&mut memory);
+        let mut stock = FramePool::new(&mut memory);
         for color in [1, 2, 5, 1, 2, 5] {
-            let slot = stock.pop(List::Empty).unwrap();
-            stock.push(List::Color(color), slot);
+            let slot = stock.pop(FreeList::Empty).unwrap();
+            stock.push(FreeList::Color(color), slot);
         }
         let given: Vec<u32> = core::iter::from_fn(|| stock.take(0b10_0110).map(|(_, color)| color)).collect();
         assert_eq!(given, [1, 2, 5, 1, 2, 5]);

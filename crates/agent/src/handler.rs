@@ -5,15 +5,15 @@
 //! classified. Nothing here allocates, takes a lock of the program's, or touches memory that may be absent: the stack, the
 //! stock and the files' mappings are its own, and are never registered.
 
-use crate::frame_pool::{List, Stock};
+use crate::frame_pool::{FramePool, FreeList};
 use crate::handshake;
-use crate::layout::{PAGE_BYTES, TICK_MS, WANTED_BYTES, wanted_mask};
-use crate::maps::{Range, Ranges, read_ranges};
-use crate::removed::Removed;
+use crate::layout::{PAGE_BYTES, TICK_MS, WANTED_BYTES, parse_target};
+use crate::maps::{AddressRange, AddressRanges, read_ranges};
+use crate::removed_ranges::RemovedRanges;
 use crate::sys::{self, fault};
-use crate::timing::{Kit, TOGETHER};
+use crate::timing::{ReferenceSet, TOGETHER};
 
-mod supply;
+mod refill;
 
 const PAGE: u64 = PAGE_BYTES as u64;
 /// Frames of allowed colors that are kept ready while the program is quiet.
@@ -39,10 +39,10 @@ pub struct Files {
     /// The userfaultfd.
     pub faults: isize,
     /// The process's `wanted` file ([`crate::layout`]).
-    pub wanted: isize,
+    pub target: isize,
     /// The process's `status` file.
     pub status: isize,
-    /// `/proc/self/pagemap`; opened by [`Agent::settle`].
+    /// `/proc/self/pagemap`; opened by [`Agent::open_own_descriptors`].
     pub pagemap: isize,
 }
 
@@ -50,8 +50,8 @@ macro_rules! account {
     ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
         /// What stands in the status file, under these names.
         #[derive(Clone, Copy, Default, Debug)]
-        struct Account { $($(#[$doc])* $name: u64),* }
-        impl Account {
+        struct AgentCounters { $($(#[$doc])* $name: u64),* }
+        impl AgentCounters {
             const LINES: usize = [$(stringify!($name)),*].len();
             fn lines(&self) -> [(&'static str, u64); Self::LINES] { [$((stringify!($name), self.$name)),*] }
         }
@@ -116,7 +116,7 @@ account!(
 
 /// One pass over all resident pages.
 #[derive(Clone, Copy, Default, Debug)]
-struct Pass {
+struct ResidencyScan {
     range: usize,
     page: u64,
     spent_ns: u64,
@@ -128,7 +128,7 @@ struct Pass {
 
 /// The page that is out, so that events can move or drop it.
 #[derive(Clone, Copy, Default, Debug)]
-struct Out {
+struct InFlightPage {
     at: u64,
     dropped: bool,
 }
@@ -137,18 +137,18 @@ struct Out {
 /// afterwards.
 pub struct Agent {
     files: Files,
-    kit: Kit,
+    kit: ReferenceSet,
     ledger: (*mut u8, usize),
     /// One page a slot of the stock.
     region: *mut u8,
-    stock: Stock<'static>,
-    removed: Removed,
-    ranges: Ranges,
+    stock: FramePool<'static>,
+    removed: RemovedRanges,
+    ranges: AddressRanges,
     /// Memory of the agent's own, which is never registered.
-    own: (u64, u64),
+    own_range: (u64, u64),
     program: [u8; 256],
-    account: Account,
-    pass: Pass,
+    account: AgentCounters,
+    pass: ResidencyScan,
     next_pass_ns: u64,
     next_scan_ns: u64,
     scan_every_ns: u64,
@@ -156,8 +156,8 @@ pub struct Agent {
     last_fault: u64,
     ahead: u64,
     move_all: bool,
-    unclear: u32,
-    out: Option<Out>,
+    unclassified: u32,
+    in_flight: Option<InFlightPage>,
     buffer: [u8; 16384],
     entries: [u64; 512],
 }
@@ -168,7 +168,7 @@ impl Agent {
     /// the address and the size in bytes of the agent's own mapping.
     pub fn new(
         files: Files,
-        kit: Kit,
+        kit: ReferenceSet,
         ledger: (*mut u8, usize),
         region: *mut u8,
         lists: &'static mut [u32],
@@ -176,19 +176,19 @@ impl Agent {
         (own_start, own_bytes): (u64, u64),
     ) -> Self {
         let hold_at_most = lists.len() as u64 / 2;
-        let account = Account { mask, hold_at_most, own_start, own_bytes, ..Account::default() };
+        let account = AgentCounters { mask, hold_at_most, own_start, own_bytes, ..AgentCounters::default() };
         Agent {
             files,
             kit,
             ledger,
             region,
-            stock: Stock::new(lists),
-            removed: Removed::default(),
-            ranges: Ranges::default(),
-            own: (own_start, own_start + own_bytes),
+            stock: FramePool::new(lists),
+            removed: RemovedRanges::default(),
+            ranges: AddressRanges::default(),
+            own_range: (own_start, own_start + own_bytes),
             program: [0; 256],
             account,
-            pass: Pass::default(),
+            pass: ResidencyScan::default(),
             next_pass_ns: 0,
             next_scan_ns: 0,
             scan_every_ns: SCAN_SOON_NS,
@@ -196,8 +196,8 @@ impl Agent {
             last_fault: 0,
             ahead: 0,
             move_all,
-            unclear: 0,
-            out: None,
+            unclassified: 0,
+            in_flight: None,
             buffer: [0; 16384],
             entries: [0; 512],
         }
@@ -214,8 +214,8 @@ impl Agent {
     }
 
     /// Makes a table of descriptors of its own and opens what is left to open; false = without it nothing can be done.
-    pub fn settle(&mut self) -> bool {
-        let mut keep = [self.files.faults, self.files.wanted, self.files.status];
+    pub fn open_own_descriptors(&mut self) -> bool {
+        let mut keep = [self.files.faults, self.files.target, self.files.status];
         keep.sort_unstable();
         // SAFETY: no memory is passed; CLONE_FILES is 0x400. What the program inherited must not be kept open by us: a
         // pipe's reader would never see its end.
@@ -272,7 +272,7 @@ impl Agent {
         }
         for message in &messages[..read as usize / 32] {
             match message[0] as u8 {
-                fault::EVENT_FAULT => self.give_for_fault(message[2] & !(PAGE - 1)),
+                fault::EVENT_FAULT => self.serve_fault(message[2] & !(PAGE - 1)),
                 _ => self.layout_changed(message),
             }
         }
@@ -282,7 +282,7 @@ impl Agent {
     /// A message that says where memory went or that it is gone; any other is of no concern.
     fn layout_changed(&mut self, message: &[u64; 4]) {
         match message[0] as u8 {
-            fault::EVENT_REMAP => self.moved_elsewhere(message[1], message[2], message[3]),
+            fault::EVENT_REMAP => self.track_remap(message[1], message[2], message[3]),
             fault::EVENT_REMOVE => {
                 self.removed.note(message[1], message[2], self.account.turn);
                 self.dropped(message[1], message[2]);
@@ -293,23 +293,23 @@ impl Agent {
     }
 
     fn dropped(&mut self, start: u64, end: u64) {
-        if let Some(out) = self.out.as_mut().filter(|out| (start..end).contains(&out.at)) {
+        if let Some(out) = self.in_flight.as_mut().filter(|out| (start..end).contains(&out.at)) {
             out.dropped = true;
         }
     }
 
-    fn moved_elsewhere(&mut self, from: u64, to: u64, bytes: u64) {
-        if let Some(out) = self.out.as_mut().filter(|out| (from..from + bytes).contains(&out.at)) {
+    fn track_remap(&mut self, from: u64, to: u64, bytes: u64) {
+        if let Some(out) = self.in_flight.as_mut().filter(|out| (from..from + bytes).contains(&out.at)) {
             out.at = out.at - from + to;
         }
     }
 
     /// Gives the page a frame, and those that follow it where pages are touched one after the other.
-    fn give_for_fault(&mut self, page: u64) {
+    fn serve_fault(&mut self, page: u64) {
         let start = sys::now_ns();
         self.account.faults += 1;
         self.scan_every_ns = SCAN_SOON_NS;
-        let given = self.give(page);
+        let given = self.supply_page(page);
         self.ahead = if page == self.last_fault + PAGE { (2 * self.ahead).clamp(1, AHEAD_AT_MOST) } else { 0 };
         self.last_fault = page;
         if given {
@@ -317,12 +317,12 @@ impl Agent {
                 // Only what lies ready: the fault itself has its frame, and its thread runs again.
                 let next = self.last_fault + PAGE;
                 let Some((slot, color)) = self.stock.take(self.account.mask) else { break };
-                if fault::give(self.files.faults, self.slot(slot) as u64, next) < 0 {
-                    self.stock.push(List::Color(color), slot);
+                if fault::move_page(self.files.faults, self.slot(slot) as u64, next) < 0 {
+                    self.stock.push(FreeList::Color(color), slot);
                     self.ahead = 0;
                     break;
                 }
-                self.emptied(slot);
+                self.release_slot(slot);
                 self.last_fault = next;
                 self.account.faults_ahead += 1;
             }
@@ -330,13 +330,13 @@ impl Agent {
         self.account.fault_ns += sys::now_ns() - start;
     }
 
-    fn emptied(&mut self, slot: u32) {
-        let list = if slot < self.stock.half() { List::Empty } else { List::EmptyOut };
+    fn release_slot(&mut self, slot: u32) {
+        let list = if slot < self.stock.half() { FreeList::Empty } else { FreeList::EmptyInFlight };
         self.stock.push(list, slot);
     }
 
     /// A frame of an allowed color, else any of the stock, else the kernel's. Threads that wait for the page always go on.
-    fn give(&mut self, page: u64) -> bool {
+    fn supply_page(&mut self, page: u64) -> bool {
         let mask = self.account.mask;
         let mut frame = self.stock.take(mask);
         if frame.is_none() && self.fetch(READY_FRAMES / 4, FETCHED_FOR_A_FAULT) {
@@ -348,13 +348,13 @@ impl Agent {
             frame = self.stock.take_any().map(|slot| (slot, u32::MAX));
         }
         if let Some((slot, color)) = frame {
-            let answer = fault::give(self.files.faults, self.slot(slot) as u64, page);
+            let answer = fault::move_page(self.files.faults, self.slot(slot) as u64, page);
             if answer >= 0 {
-                self.emptied(slot);
+                self.release_slot(slot);
                 self.account.fallback_frames += u64::from(wrong);
                 return true;
             }
-            self.stock.push(if color == u32::MAX { List::Unknown } else { List::Color(color) }, slot);
+            self.stock.push(if color == u32::MAX { FreeList::Unknown } else { FreeList::Color(color) }, slot);
             if matches!(answer, sys::EEXIST | sys::EAGAIN | sys::ENOENT | sys::ESRCH) {
                 fault::wake(self.files.faults, page); // there already, going away, or to be asked again
                 return false;
@@ -404,7 +404,7 @@ impl Agent {
             self.next_scan_ns = sys::now_ns() + self.scan_every_ns;
         }
         if !self.pass.running && (now >= self.next_pass_ns || handshake::ending()) {
-            self.pass = Pass { running: true, ..Pass::default() };
+            self.pass = ResidencyScan { running: true, ..ResidencyScan::default() };
         }
         let mut more = false;
         if self.stock.allowed(self.account.mask) < READY_FRAMES {
@@ -413,7 +413,7 @@ impl Agent {
             more = self.stock.held() > before;
         }
         if self.pass.running {
-            self.count_on();
+            self.continue_scan();
             more = true;
         }
         more
@@ -421,18 +421,18 @@ impl Agent {
 
     fn read_wanted(&mut self, now: u64) {
         let mut text = [0u8; WANTED_BYTES];
-        let args = [self.files.wanted as usize, text.as_mut_ptr() as usize, text.len(), 0, 0, 0];
+        let args = [self.files.target as usize, text.as_mut_ptr() as usize, text.len(), 0, 0, 0];
         // SAFETY: the kernel writes at most that many bytes.
         let read = unsafe { sys::call(sys::PREAD, args) };
         let all = if self.kit.colors() == 64 { u64::MAX } else { (1 << self.kit.colors()) - 1 };
-        let Some((mask, move_all)) = wanted_mask(&text).filter(|_| read > 0) else { return };
+        let Some((mask, move_all)) = parse_target(&text).filter(|_| read > 0) else { return };
         let mask = mask & all;
         if mask != 0 && (mask, move_all) != (self.account.mask, self.move_all) {
             self.move_all = move_all;
             self.account.mask = mask;
             self.account.recolor_done = 0;
             self.account.recolor_total = 0;
-            self.pass = Pass::default();
+            self.pass = ResidencyScan::default();
             self.next_pass_ns = now;
         }
     }
@@ -441,7 +441,7 @@ impl Agent {
     fn scan(&mut self) {
         let end = self.program.iter().position(|&byte| byte == 0).unwrap_or(self.program.len());
         let program = &self.program[..end];
-        read_ranges(&mut self.ranges, &[self.own], program, &mut self.buffer);
+        read_ranges(&mut self.ranges, &[self.own_range], program, &mut self.buffer);
         for range in self.ranges.all() {
             // What cannot be registered keeps its kernel's frames; asking again for what is registered changes nothing.
             fault::register(self.files.faults, range.start, range.end - range.start);
@@ -449,7 +449,7 @@ impl Agent {
     }
 
     /// Counts resident pages for a while, and re-colors those with a wrong frame.
-    fn count_on(&mut self) {
+    fn continue_scan(&mut self) {
         let start = sys::now_ns();
         let mut now = start;
         while now - start < SLICE_NS {
@@ -471,13 +471,13 @@ impl Agent {
                 self.pass.page = 0;
                 continue;
             }
-            self.count_some(range, left.min(self.entries.len() as u64) as usize, start);
+            self.scan_pages(range, left.min(self.entries.len() as u64) as usize, start);
             now = sys::now_ns();
         }
         self.pass.spent_ns += now - start;
     }
 
-    fn count_some(&mut self, range: Range, pages: usize, start: u64) {
+    fn scan_pages(&mut self, range: AddressRange, pages: usize, start: u64) {
         let first = self.pass.page;
         let read = self.read_entries(first, pages);
         if read == 0 {
@@ -489,7 +489,7 @@ impl Agent {
             self.pass.page = page + PAGE;
             // Bit 61 = a file's page or shared: not one of ours.
             let Some(frame) = frame_of(self.entries[at]).filter(|_| self.entries[at] >> 61 & 1 == 0) else { continue };
-            let noted = self.noted(frame);
+            let noted = self.recorded_color(frame);
             if noted.is_some_and(|color| self.account.mask >> color & 1 == 1) {
                 self.pass.inside += 1;
                 continue;
@@ -519,75 +519,75 @@ impl Agent {
         self.account.counts += 1;
         self.account.count_ns += self.pass.spent_ns;
         self.next_pass_ns = now + COUNT_EVERY_NS.max(self.pass.spent_ns * COUNT_SHARE);
-        self.pass = Pass::default();
+        self.pass = ResidencyScan::default();
         if handshake::ending() {
             // At the beginning: what the program was born with moves right away.
             self.next_pass_ns = now;
             self.write_status();
-            handshake::counted();
+            handshake::final_count_done();
         }
     }
 
     /// Gives one present page another frame while the program goes on: out, copied, in. Whatever happens in between, the
     /// page comes back, with its content, or the program has just given it up itself.
     fn recolor(&mut self, page: u64) -> bool {
-        if !self.removed.free(page, self.account.turn) || !handshake::try_out() {
+        if !self.removed.may_take_out(page, self.account.turn) || !handshake::try_acquire() {
             return false;
         }
-        let done = self.recolor_held(page);
-        handshake::back_in();
+        let done = self.recolor_in_flight(page);
+        handshake::release();
         done
     }
 
-    fn recolor_held(&mut self, page: u64) -> bool {
+    fn recolor_in_flight(&mut self, page: u64) -> bool {
         let mask = self.account.mask;
         if self.stock.allowed(mask) == 0 && !self.fetch(READY_FRAMES / 4, FETCHED_FOR_A_FAULT) {
             return false;
         }
         let Some((fresh, color)) = self.stock.take(mask) else { return false };
-        let Some(aside) = self.stock.pop(List::EmptyOut) else {
-            self.stock.push(List::Color(color), fresh);
+        let Some(aside) = self.stock.pop(FreeList::EmptyInFlight) else {
+            self.stock.push(FreeList::Color(color), fresh);
             return false;
         };
         let (to, from) = (self.slot(fresh), self.slot(aside));
         let begun = sys::now_ns();
-        if fault::give(self.files.faults, page, from as u64) < 0 {
+        if fault::move_page(self.files.faults, page, from as u64) < 0 {
             self.account.busy_pages += 1;
-            self.stock.push(List::EmptyOut, aside);
-            self.stock.push(List::Color(color), fresh);
+            self.stock.push(FreeList::EmptyInFlight, aside);
+            self.stock.push(FreeList::Color(color), fresh);
             return false;
         }
         // SAFETY: two pages of the region: one holds a fresh frame, the other one the page that was just taken out.
         unsafe { sys::copy_page(from, to) };
-        self.out = Some(Out { at: page, dropped: false });
-        let back = self.bring_back(to as u64, from as u64);
+        self.in_flight = Some(InFlightPage { at: page, dropped: false });
+        let back = self.restore_page(to as u64, from as u64);
         // What the program may notice; finding a frame beforehand and cleaning the old one are nobody's wait.
         self.account.moved_ns += sys::now_ns() - begun;
         if back {
-            self.emptied(fresh);
+            self.release_slot(fresh);
         } else {
             // SAFETY: still one of our own pages.
             unsafe { sys::zero_page(to) };
-            self.stock.push(List::Color(color), fresh);
+            self.stock.push(FreeList::Color(color), fresh);
         }
         // SAFETY: as above; what the program wrote does not go to whoever gets the frame next.
         unsafe { sys::zero_page(from) };
         // What the ledger says is believed here: it is proven before the frame is used.
-        let old = self.frame_at(from as u64).and_then(|frame| self.noted(frame));
-        self.stock.push(old.map_or(List::Untold, List::Color), aside);
+        let old = self.frame_at(from as u64).and_then(|frame| self.recorded_color(frame));
+        self.stock.push(old.map_or(FreeList::Unclassified, FreeList::Color), aside);
         back
     }
 
     /// Moves the copy in; the ways back, if it cannot be: again after an event, as a copy, and waking whoever waits.
-    fn bring_back(&mut self, copy: u64, original: u64) -> bool {
+    fn restore_page(&mut self, copy: u64, original: u64) -> bool {
         for _ in 0..1_000_000 {
-            let Some(out) = self.out.filter(|out| !out.dropped) else {
-                self.out = None;
+            let Some(out) = self.in_flight.filter(|out| !out.dropped) else {
+                self.in_flight = None;
                 return false;
             };
-            match fault::give(self.files.faults, copy, out.at) {
+            match fault::move_page(self.files.faults, copy, out.at) {
                 0.. => {
-                    self.out = None;
+                    self.in_flight = None;
                     return true;
                 }
                 // Somebody remaps or unmaps: what it does to this page is told before it goes on.
@@ -596,14 +596,14 @@ impl Agent {
                     // SAFETY: one pollfd.
                     let ready = unsafe { sys::call(sys::POLL, [poll.as_mut_ptr() as usize, 1, 1, 0, 0, 0]) };
                     if ready > 0 {
-                        self.read_events_only();
+                        self.drain_events();
                     }
                 }
                 sys::EBUSY => {}
                 // Made read-only or locked meanwhile: a frame of the kernel's, with the content. If even that cannot be,
                 // the range is gone.
                 _ => {
-                    self.out = None;
+                    self.in_flight = None;
                     if fault::copy(self.files.faults, original, out.at) >= 0 {
                         self.account.copied_back += 1;
                     } else {
@@ -614,13 +614,13 @@ impl Agent {
                 }
             }
         }
-        self.out = None;
+        self.in_flight = None;
         self.account.lost_pages += 1;
         false
     }
 
     /// Events while a page is out. Faults that come with them are answered by waking: waiting threads ask again.
-    fn read_events_only(&mut self) {
+    fn drain_events(&mut self) {
         let mut message = [0u64; 4];
         let args = [self.files.faults as usize, message.as_mut_ptr() as usize, 32, 0, 0, 0];
         // SAFETY: the kernel writes one message.

@@ -15,21 +15,21 @@ pub fn ending() -> bool {
 }
 
 /// The last count stands in the status file; who waits for it goes on.
-pub fn counted() {
+pub fn final_count_done() {
     ENDING.store(false, Ordering::Release);
 }
 
 /// The right to have a page out; not while somebody forks: the child would find a hole.
-pub fn try_out() -> bool {
+pub fn try_acquire() -> bool {
     OUT.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok()
 }
 
-/// Gives back the right of [`try_out`]. A child that was just forked calls it too, as it has the flag of its parent.
-pub fn back_in() {
+/// Gives back the right of [`try_acquire`]. A child that was just forked calls it too, as it has the flag of its parent.
+pub fn release() {
     OUT.store(0, Ordering::Release);
 }
 
 /// The program asks for one last count.
-pub fn ask_for_count() {
+pub fn request_final_count() {
     ENDING.store(true, Ordering::Release);
 }

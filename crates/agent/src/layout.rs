@@ -29,7 +29,7 @@ pub const TICK_MS: u64 = 10;
 
 /// Beginning of the kit file; all little-endian words.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct KitHeader {
+pub struct ReferenceSetHeader {
     /// Colors that this host tells apart, 2 to [`COLORS_AT_MOST`].
     pub colors: u32,
     /// Frames of the kit of each color, 4 to 256.
@@ -38,13 +38,13 @@ pub struct KitHeader {
     pub id: u64,
 }
 
-impl KitHeader {
+impl ReferenceSetHeader {
     /// Bytes of the header, before the table.
     pub const BYTES: usize = 32;
     /// Pages that header and table take; frames of known colors come after them.
     pub const PAGES: usize = 17;
 
-    /// As [`KitHeader::from_bytes`] reads it.
+    /// As [`ReferenceSetHeader::from_bytes`] reads it.
     pub fn to_bytes(&self) -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];
         let words = [KIT_MAGIC, u64::from(self.colors), u64::from(self.per_color), self.id];
@@ -57,8 +57,11 @@ impl KitHeader {
     /// `None` = no kit, or one that this version cannot use.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let word = |at: usize| Some(u64::from_le_bytes(bytes.get(at * 8..at * 8 + 8)?.try_into().ok()?));
-        let header =
-            KitHeader { colors: u32::try_from(word(1)?).ok()?, per_color: u32::try_from(word(2)?).ok()?, id: word(3)? };
+        let header = ReferenceSetHeader {
+            colors: u32::try_from(word(1)?).ok()?,
+            per_color: u32::try_from(word(2)?).ok()?,
+            id: word(3)?,
+        };
         let sound = (2..=COLORS_AT_MOST).contains(&header.colors) && (4..=256).contains(&header.per_color);
         (word(0)? == KIT_MAGIC && sound).then_some(header)
     }
@@ -70,7 +73,7 @@ impl KitHeader {
 }
 
 /// What the `wanted` file holds. `all`: pages that the program has already move too.
-pub fn wanted_text(mask: u64, all: bool) -> [u8; WANTED_BYTES] {
+pub fn format_target(mask: u64, all: bool) -> [u8; WANTED_BYTES] {
     let mut text = [b'\n'; WANTED_BYTES];
     text[16] = if all { b'a' } else { b'n' };
     for (at, byte) in text[..16].iter_mut().enumerate() {
@@ -80,7 +83,7 @@ pub fn wanted_text(mask: u64, all: bool) -> [u8; WANTED_BYTES] {
 }
 
 /// Reads the `wanted` file: the mask, and whether all pages move; `None` = not whole (somebody is writing it).
-pub fn wanted_mask(text: &[u8]) -> Option<(u64, bool)> {
+pub fn parse_target(text: &[u8]) -> Option<(u64, bool)> {
     let digits = text.get(..16)?;
     let all = match text.get(16)? {
         b'a' => true,
@@ -107,22 +110,22 @@ mod tests {
     fn masks_go_through_text() {
         for mask in [0, 1, 0xff, u64::MAX, 1 << 63, 0x0123_4567_89ab_cdef] {
             for all in [false, true] {
-                assert_eq!(wanted_mask(&wanted_text(mask, all)), Some((mask, all)));
+                assert_eq!(parse_target(&format_target(mask, all)), Some((mask, all)));
             }
         }
-        assert_eq!(&wanted_text(0x2a, true), b"000000000000002aa\n");
-        assert_eq!(wanted_mask(b"00ff"), None);
-        assert_eq!(wanted_mask(b"000000000000002Ga\n"), None);
-        assert_eq!(wanted_mask(b"000000000000002a\n"), None);
+        assert_eq!(&format_target(0x2a, true), b"000000000000002aa\n");
+        assert_eq!(parse_target(b"00ff"), None);
+        assert_eq!(parse_target(b"000000000000002Ga\n"), None);
+        assert_eq!(parse_target(b"000000000000002a\n"), None);
     }
 
     /// Is a header read as it was written, and anything else refused?
     #[test]
     fn headers_are_checked() {
-        let header = KitHeader { colors: 32, per_color: 24, id: 7 };
-        assert_eq!(KitHeader::from_bytes(&header.to_bytes()), Some(header));
-        assert_eq!(KitHeader::from_bytes(&header.to_bytes()[..31]), None);
-        assert_eq!(KitHeader::from_bytes(&KitHeader { colors: 65, ..header }.to_bytes()), None);
-        assert_eq!(KitHeader::from_bytes(&[0; 64]), None);
+        let header = ReferenceSetHeader { colors: 32, per_color: 24, id: 7 };
+        assert_eq!(ReferenceSetHeader::from_bytes(&header.to_bytes()), Some(header));
+        assert_eq!(ReferenceSetHeader::from_bytes(&header.to_bytes()[..31]), None);
+        assert_eq!(ReferenceSetHeader::from_bytes(&ReferenceSetHeader { colors: 65, ..header }.to_bytes()), None);
+        assert_eq!(ReferenceSetHeader::from_bytes(&[0; 64]), None);
     }
 }

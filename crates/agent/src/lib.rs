@@ -20,7 +20,7 @@ pub mod handler;
 pub mod handshake;
 pub mod layout;
 pub mod maps;
-pub mod removed;
+pub mod removed_ranges;
 pub mod start;
 pub mod sys;
 pub mod timing;

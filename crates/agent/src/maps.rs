@@ -7,7 +7,7 @@ pub const AT_MOST: usize = 4096;
 
 /// A line of `/proc/PID/maps`: addresses and modes.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
-pub struct Range {
+pub struct AddressRange {
     /// Address of the first byte.
     pub start: u64,
     /// Address after the last byte.
@@ -19,26 +19,29 @@ pub struct Range {
 }
 
 /// What the last look found.
-pub struct Ranges {
-    found: [Range; AT_MOST],
+pub struct AddressRanges {
+    found: [AddressRange; AT_MOST],
     count: usize,
 }
 
-impl Default for Ranges {
+impl Default for AddressRanges {
     fn default() -> Self {
-        Ranges { found: [Range { start: 0, end: 0, writable: false, readable: false }; AT_MOST], count: 0 }
+        AddressRanges {
+            found: [AddressRange { start: 0, end: 0, writable: false, readable: false }; AT_MOST],
+            count: 0,
+        }
     }
 }
 
-impl Ranges {
+impl AddressRanges {
     /// In the order of their addresses.
-    pub fn all(&self) -> &[Range] {
+    pub fn all(&self) -> &[AddressRange] {
         &self.found[..self.count]
     }
     fn clear(&mut self) {
         self.count = 0;
     }
-    fn push(&mut self, range: Range) {
+    fn push(&mut self, range: AddressRange) {
         if let Some(slot) = self.found.get_mut(self.count) {
             *slot = range;
             self.count += 1;
@@ -47,8 +50,8 @@ impl Ranges {
 }
 
 /// What a line says; `None` = not the form of one.
-struct Line<'a> {
-    range: Range,
+struct MapsLine<'a> {
+    range: AddressRange,
     private: bool,
     inode: u64,
     name: &'a [u8],
@@ -68,7 +71,7 @@ fn hexadecimal(digits: &[u8]) -> Option<u64> {
     })
 }
 
-fn parse(line: &[u8]) -> Option<Line<'_>> {
+fn parse(line: &[u8]) -> Option<MapsLine<'_>> {
     let mut words = line.split(|&byte| byte == b' ').filter(|word| !word.is_empty());
     let mut addresses = words.next()?.split(|&byte| byte == b'-');
     let (start, end) = (hexadecimal(addresses.next()?)?, hexadecimal(addresses.next()?)?);
@@ -78,22 +81,23 @@ fn parse(line: &[u8]) -> Option<Line<'_>> {
         digit.is_ascii_digit().then(|| number.wrapping_mul(10).wrapping_add(u64::from(digit - b'0')))
     })?;
     let name = words.next().unwrap_or_default();
-    let range = Range { start, end, writable: modes.get(1) == Some(&b'w'), readable: modes.first() == Some(&b'r') };
-    Some(Line { range, private: modes.get(3) == Some(&b'p'), inode, name })
+    let range =
+        AddressRange { start, end, writable: modes.get(1) == Some(&b'w'), readable: modes.first() == Some(&b'r') };
+    Some(MapsLine { range, private: modes.get(3) == Some(&b'p'), inode, name })
 }
 
 /// Picks the program's own anonymous memory, line by line, the first thread's stack included. Left out: what the kernel maps,
 /// and the zeroed data of libraries, the C library's and the agent's among them, which lies behind their files and which the
 /// handler itself may touch.
 #[derive(Default, Debug)]
-pub struct Picker {
+pub struct MappingFilter {
     file_ends: u64,
     file_is_program: bool,
 }
 
-impl Picker {
+impl MappingFilter {
     /// The range of the next line, if pages in it are colored; `program` = path of the program's file.
-    pub fn pick(&mut self, line: &[u8], program: &[u8]) -> Option<Range> {
+    pub fn pick(&mut self, line: &[u8], program: &[u8]) -> Option<AddressRange> {
         let line = parse(line)?;
         if line.inode != 0 {
             self.file_ends = line.range.end;
@@ -111,7 +115,7 @@ impl Picker {
 }
 
 /// Looks at all ranges; those that overlap `excluded` are left out.
-pub fn read_ranges(ranges: &mut Ranges, excluded: &[(u64, u64)], program: &[u8], buffer: &mut [u8]) {
+pub fn read_ranges(ranges: &mut AddressRanges, excluded: &[(u64, u64)], program: &[u8], buffer: &mut [u8]) {
     ranges.clear();
     let path = b"/proc/self/maps\0";
     // SAFETY: a path that ends with a zero.
@@ -119,7 +123,7 @@ pub fn read_ranges(ranges: &mut Ranges, excluded: &[(u64, u64)], program: &[u8],
     if file < 0 {
         return;
     }
-    let (mut picker, mut filled) = (Picker::default(), 0);
+    let (mut picker, mut filled) = (MappingFilter::default(), 0);
     loop {
         let free = &mut buffer[filled..];
         // SAFETY: the kernel writes at most as many bytes as the buffer has left.
@@ -170,7 +174,7 @@ mod tests {
             b"7ffe00000000-7ffe00021000 rw-p 00000000 00:00 0   [stack]",
             b"7ffe00100000-7ffe00102000 r-xp 00000000 00:00 0   [vdso]",
         ];
-        let mut picker = Picker::default();
+        let mut picker = MappingFilter::default();
         let picked: Vec<u64> =
             text.iter().filter_map(|line| picker.pick(line, b"/usr/bin/prog")).map(|range| range.start).collect();
         assert_eq!(picked, [0x65_2000, 0xe0_3000, 0x7f2_c66d_0000, 0x7f2_c66d_1000, 0x7ffe_0000_0000]);
@@ -181,9 +185,10 @@ mod tests {
     fn a_fresh_mapping_is_found() {
         let fresh = sys::map(1 << 20, 3, 0x22, -1).unwrap() as u64;
         for bytes in [512, 4096, 65536] {
-            let mut ranges = Box::new(Ranges::default());
+            let mut ranges = Box::new(AddressRanges::default());
             read_ranges(&mut ranges, &[], b"", &mut vec![0; bytes]);
-            let inside = |range: &Range| range.start <= fresh && fresh + (1 << 20) <= range.end && range.writable;
+            let inside =
+                |range: &AddressRange| range.start <= fresh && fresh + (1 << 20) <= range.end && range.writable;
             assert!(ranges.all().iter().any(inside), "buffer of {bytes}");
             read_ranges(&mut ranges, &[(fresh, fresh + 1)], b"", &mut vec![0; bytes]);
             assert!(!ranges.all().iter().any(inside));

@@ -8,10 +8,12 @@ use core::ffi::{CStr, c_char, c_int, c_void};
 use core::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
 use crate::handler::{Agent, Files};
-use crate::handshake::{ask_for_count, back_in, ending, try_out};
-use crate::layout::{FOLDER_VARIABLE, HOLD_VARIABLE, KitHeader, MASK_VARIABLE, PAGE_BYTES, wanted_mask, wanted_text};
+use crate::handshake::{ending, release, request_final_count, try_acquire};
+use crate::layout::{
+    FOLDER_VARIABLE, HOLD_VARIABLE, MASK_VARIABLE, PAGE_BYTES, ReferenceSetHeader, format_target, parse_target,
+};
 use crate::sys::{self, digits, fault};
-use crate::timing::Kit;
+use crate::timing::ReferenceSet;
 
 unsafe extern "C" {
     fn getenv(name: *const c_char) -> *const c_char;
@@ -59,7 +61,7 @@ pub fn served() -> bool {
 }
 
 extern "C" fn before_fork() {
-    while served() && !try_out() {
+    while served() && !try_acquire() {
         // SAFETY: no memory is passed.
         unsafe { sys::call(sys::SCHED_YIELD, [0; 6]) };
     }
@@ -67,13 +69,13 @@ extern "C" fn before_fork() {
 
 extern "C" fn after_fork_in_parent() {
     if served() {
-        back_in();
+        release();
     }
 }
 
 extern "C" fn after_fork_in_child() {
     SERVED.store(0, Ordering::Release);
-    back_in();
+    release();
 }
 
 /// Missing pages of a fresh mapping are told from now on. Failing costs colors, nothing else: the handler comes by later.
@@ -85,11 +87,11 @@ pub fn register(start: usize, bytes: usize) {
 }
 
 /// A path in the shared folder, on the stack.
-struct Path([u8; 512]);
+struct PathBuffer([u8; 512]);
 
-impl Path {
+impl PathBuffer {
     fn new(parts: &[&[u8]]) -> Option<Self> {
-        let mut path = Path([0; 512]);
+        let mut path = PathBuffer([0; 512]);
         let mut at = 0;
         for byte in parts.iter().flat_map(|part| part.iter()) {
             *path.0.get_mut(at)? = *byte;
@@ -122,7 +124,7 @@ fn decimal(digits: &[u8]) -> Option<u64> {
     })
 }
 
-fn map_file(path: &Path, prot: usize, flags: usize) -> Option<(*mut u8, usize)> {
+fn map_file(path: &PathBuffer, prot: usize, flags: usize) -> Option<(*mut u8, usize)> {
     let file = path.open(if prot == READ_WRITE { 2 } else { 0 })?;
     // SAFETY: no memory is passed. The end of a seekable file is its size.
     let bytes = unsafe { sys::call(8, [file as usize, 0, 2, 0, 0, 0]) };
@@ -135,33 +137,34 @@ fn map_file(path: &Path, prot: usize, flags: usize) -> Option<(*mut u8, usize)> 
 /// Everything that can fail, before anything of the program is changed.
 fn prepare() -> Option<(&'static mut Agent, *mut u8)> {
     let folder = variable(FOLDER_VARIABLE)?;
-    let (mask, all) = wanted_mask(variable(MASK_VARIABLE)?)?;
+    let (mask, all) = parse_target(variable(MASK_VARIABLE)?)?;
     let hold_pages = decimal(variable(HOLD_VARIABLE)?)? as usize / PAGE_BYTES;
     // SAFETY: no memory is passed.
     let pid = unsafe { sys::call(sys::GETPID, [0; 6]) };
     let mut text = [0; 20];
     let pid_text = digits(pid as u64, &mut text);
-    let own = Path::new(&[folder, b"/", pid_text])?;
+    let own = PathBuffer::new(&[folder, b"/", pid_text])?;
     // SAFETY: a path that ends with a zero; a folder that is there already is as good.
     unsafe { sys::call(sys::MKDIR, [own.0.as_ptr() as usize, 0o700, 0, 0, 0, 0]) };
     let create = 0o100 | 2 | 0o1000;
-    let status = Path::new(&[folder, b"/", pid_text, b"/status"])?.open(create)?;
+    let status = PathBuffer::new(&[folder, b"/", pid_text, b"/status"])?.open(create)?;
     let refused = |why: &str| {
         // SAFETY: the text's bytes.
         unsafe { sys::call(sys::PWRITE, [status as usize, why.as_ptr() as usize, why.len(), 0, 0, 0]) };
         None
     };
-    let wanted_path = Path::new(&[folder, b"/", pid_text, b"/wanted"])?;
+    let wanted_path = PathBuffer::new(&[folder, b"/", pid_text, b"/wanted"])?;
     let wanted = wanted_path.open(create)?;
-    let first = wanted_text(mask, all);
+    let first = format_target(mask, all);
     // SAFETY: the text's bytes.
     unsafe { sys::call(sys::PWRITE, [wanted as usize, first.as_ptr() as usize, first.len(), 0, 0, 0]) };
-    let Some((kit_file, kit_bytes)) = map_file(&Path::new(&[folder, b"/kit"])?, 1, 0) else {
+    let Some((kit_file, kit_bytes)) = map_file(&PathBuffer::new(&[folder, b"/kit"])?, 1, 0) else {
         return refused("refused no kit\n");
     };
     // SAFETY: the mapping just made, which is never undone.
-    let Some(mut kit) =
-        (kit_bytes >= KitHeader::PAGES * PAGE_BYTES).then(|| unsafe { Kit::new(kit_file, kit_bytes) }).flatten()
+    let Some(mut kit) = (kit_bytes >= ReferenceSetHeader::PAGES * PAGE_BYTES)
+        .then(|| unsafe { ReferenceSet::new(kit_file, kit_bytes) })
+        .flatten()
     else {
         return refused("refused the kit is of another version\n");
     };
@@ -169,7 +172,7 @@ fn prepare() -> Option<(&'static mut Agent, *mut u8)> {
     if !(0..50).any(|_| kit.calibrate().threshold_cycles().is_some()) {
         return refused("refused hits and misses take about as long here\n");
     }
-    let Some((ledger, frames)) = map_file(&Path::new(&[folder, b"/ledger"])?, READ_WRITE, 0) else {
+    let Some((ledger, frames)) = map_file(&PathBuffer::new(&[folder, b"/ledger"])?, READ_WRITE, 0) else {
         return refused("refused no ledger\n");
     };
     // SAFETY: no memory is passed.
@@ -180,10 +183,10 @@ fn prepare() -> Option<(&'static mut Agent, *mut u8)> {
     if fault::api(faults, fault::MOVE_PAGES | fault::EVENTS) < 0 {
         return refused("refused the kernel cannot move pages (UFFDIO_MOVE, Linux 6.8)\n");
     }
-    let Some(memory) = Own::new(hold_pages) else {
+    let Some(memory) = AgentMemory::new(hold_pages) else {
         return refused("refused no address space for the frames held\n");
     };
-    let files = Files { faults, wanted, status, pagemap: -1 };
+    let files = Files { faults, target: wanted, status, pagemap: -1 };
     // SAFETY: parts of a fresh mapping, of those sizes and aligned to pages, that lives as long as the process.
     unsafe {
         let lists = core::slice::from_raw_parts_mut(memory.lists().cast::<u32>(), 2 * hold_pages);
@@ -196,16 +199,16 @@ fn prepare() -> Option<(&'static mut Agent, *mut u8)> {
 
 /// All memory of the agent's own in one mapping, so that whoever looks from outside can leave it out: the handler's stack, the
 /// agent, the lists, and the region that frames are held in.
-struct Own {
+struct AgentMemory {
     start: *mut u8,
     hold_pages: usize,
 }
 
-impl Own {
+impl AgentMemory {
     const AGENT_BYTES: usize = core::mem::size_of::<Agent>().next_multiple_of(PAGE_BYTES);
 
     fn new(hold_pages: usize) -> Option<Self> {
-        let mut own = Own { start: core::ptr::null_mut(), hold_pages };
+        let mut own = AgentMemory { start: core::ptr::null_mut(), hold_pages };
         own.start = sys::map(own.bytes(), READ_WRITE, PRIVATE_ANONYMOUS | NORESERVE, -1)?;
         // SAFETY: ranges of our own: no child gets the frames, none of them is part of a huge one, and the handler's stack
         // is there before the handler is (MADV_POPULATE_WRITE).
@@ -271,7 +274,7 @@ fn start() -> Option<()> {
         // SAFETY: no memory is passed.
         unsafe { sys::call(sys::SCHED_YIELD, [0; 6]) };
     }
-    for file in [low.faults, low.wanted, low.status] {
+    for file in [low.faults, low.target, low.status] {
         // SAFETY: descriptors of our own.
         unsafe { sys::call(sys::CLOSE, [file as usize, 0, 0, 0, 0, 0]) };
     }
@@ -291,7 +294,7 @@ fn start() -> Option<()> {
 extern "C" fn run(argument: *mut c_void) -> *mut c_void {
     // SAFETY: the agent that `start` made, which nobody else uses from now on.
     let agent = unsafe { &mut *argument.cast::<Agent>() };
-    if agent.settle() {
+    if agent.open_own_descriptors() {
         // SAFETY: no memory is passed.
         SERVED.store(unsafe { sys::call(sys::GETPID, [0; 6]) } as i32, Ordering::Release);
         READY.store(true, Ordering::Release);
@@ -308,7 +311,7 @@ pub extern "C" fn begin() {
     let _ = start();
     if served() {
         // The heap has just grown: its new part is registered before the program touches it.
-        ask_for_count();
+        request_final_count();
         wait_for_count(2_000);
     }
 }
@@ -316,7 +319,7 @@ pub extern "C" fn begin() {
 /// Called after `main`: what is resident at the end is counted once more.
 pub extern "C" fn end() {
     if served() {
-        ask_for_count();
+        request_final_count();
         wait_for_count(250);
     }
 }

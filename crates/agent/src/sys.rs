@@ -176,7 +176,7 @@ pub mod fault {
         ioctl(file, COPY, &mut [page, from, PAGE, 0, 0])
     }
     /// Gives the frame at `from` to `page`; waiting threads go on.
-    pub fn give(file: isize, from: u64, page: u64) -> isize {
+    pub fn move_page(file: isize, from: u64, page: u64) -> isize {
         ioctl(file, MOVE, &mut [page, from, PAGE, 0, 0])
     }
 }

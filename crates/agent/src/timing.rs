@@ -5,7 +5,7 @@
 //! All lines stand at the same place in their pages, so the first-level cache loses the target every time: what is told
 //! apart is the second level from what lies behind it.
 
-use crate::layout::{KitHeader, PAGE_BYTES};
+use crate::layout::{PAGE_BYTES, ReferenceSetHeader};
 
 /// Bytes of a cache line on every processor that this works on.
 pub const LINE_BYTES: usize = 64;
@@ -95,7 +95,7 @@ unsafe fn reload_each(
 /// keeps a line now and then that should be gone (measured: slow in 70 to 75 of 100 where it should be). A neighbor on
 /// the same core takes one that should have stayed (1 to 5 of 100). So one slow reload weighs as much as three fast
 /// ones.
-pub fn decided(mut slow: impl FnMut() -> bool) -> bool {
+pub fn is_slow(mut slow: impl FnMut() -> bool) -> bool {
     const ASKED_AT_MOST: u32 = 24;
     let mut score = 0;
     for _ in 0..ASKED_AT_MOST {
@@ -107,14 +107,14 @@ pub fn decided(mut slow: impl FnMut() -> bool) -> bool {
     score > 0
 }
 
-/// Pages that [`Kit::classify_all`] tells apart together at most: two of a color on average, far from filling a set.
+/// Pages that [`ReferenceSet::classify_all`] tells apart together at most: two of a color on average, far from filling a set.
 pub const TOGETHER: usize = 64;
 /// Questions for each side of each bit, at most; most pages need three or four.
 const ROUNDS: usize = 8;
 /// Bits of a color's number.
 const BITS: usize = crate::layout::COLORS_AT_MOST.ilog2() as usize;
 
-/// For each bit of one page's color, what speaks for it and what against; as [`decided`] weighs them.
+/// For each bit of one page's color, what speaks for it and what against; as [`is_slow`] weighs them.
 #[derive(Clone, Copy, Default, Debug)]
 struct Votes([i32; BITS]);
 
@@ -138,7 +138,7 @@ impl Votes {
 
 /// Frames of known colors, as [`crate::layout`] describes the file.
 #[derive(Clone, Copy, Debug)]
-pub struct Kit {
+pub struct ReferenceSet {
     file: *const u8,
     /// Page of the file, by color and then by member.
     table: *const u32,
@@ -168,7 +168,7 @@ impl Calibration {
 
 const SAMPLES: usize = 64;
 
-impl Kit {
+impl ReferenceSet {
     /// A kit in a mapped file, not calibrated yet; `None` = the bytes are no kit, or name pages that are not there.
     ///
     /// # Safety
@@ -176,17 +176,24 @@ impl Kit {
     pub unsafe fn new(file: *const u8, bytes: usize) -> Option<Self> {
         // SAFETY: the caller's promise.
         let content = unsafe { core::slice::from_raw_parts(file, bytes) };
-        let header = KitHeader::from_bytes(content)?;
-        let table = content.get(KitHeader::BYTES..KitHeader::BYTES + 4 * header.members())?;
+        let header = ReferenceSetHeader::from_bytes(content)?;
+        let table = content.get(ReferenceSetHeader::BYTES..ReferenceSetHeader::BYTES + 4 * header.members())?;
         let inside = |entry: &[u8]| {
             let page = u32::from_le_bytes([entry[0], entry[1], entry[2], entry[3]]) as usize;
-            page >= KitHeader::PAGES && (page + 1) * PAGE_BYTES <= bytes
+            page >= ReferenceSetHeader::PAGES && (page + 1) * PAGE_BYTES <= bytes
         };
         if !table.chunks_exact(4).all(inside) {
             return None;
         }
         let (colors, per_color) = (header.colors, header.per_color);
-        Some(Kit { file, table: table.as_ptr().cast(), colors, per_color, threshold_cycles: u64::MAX, turn: 0 })
+        Some(ReferenceSet {
+            file,
+            table: table.as_ptr().cast(),
+            colors,
+            per_color,
+            threshold_cycles: u64::MAX,
+            turn: 0,
+        })
     }
 
     /// Frames of each color, 4 to 256.
@@ -243,7 +250,7 @@ impl Kit {
         self.pages(color..color + 1)
     }
 
-    /// A load that takes longer has left the private cache; [`u64::MAX`] until [`Kit::calibrate`] has told the two
+    /// A load that takes longer has left the private cache; [`u64::MAX`] until [`ReferenceSet::calibrate`] has told the two
     /// apart.
     pub fn threshold_cycles(&self) -> u64 {
         self.threshold_cycles
@@ -252,7 +259,7 @@ impl Kit {
     /// Does the page lose its lines to frames of these colors?
     unsafe fn evicted_by(&mut self, page: *const u8, colors: core::ops::Range<u32>) -> bool {
         let (kit, mut turn) = (*self, self.turn);
-        let answer = decided(|| {
+        let answer = is_slow(|| {
             turn = turn.wrapping_add(13);
             // SAFETY: the caller's promise for the page; the kit's pages are its own.
             let took = unsafe { reload_cycles(page, kit.pages(colors.clone()).filter(|at| *at != page), turn) };
@@ -266,7 +273,7 @@ impl Kit {
     ///
     /// # Safety
     /// The page is mapped and readable, and nobody makes it absent meanwhile.
-    pub unsafe fn is(&mut self, page: *const u8, color: u32) -> bool {
+    pub unsafe fn has_color(&mut self, page: *const u8, color: u32) -> bool {
         // SAFETY: the caller's promise.
         unsafe { self.evicted_by(page, color..color + 1) }
     }
@@ -276,7 +283,7 @@ impl Kit {
     /// that behaves like none of the kit's).
     ///
     /// # Safety
-    /// As [`Kit::is`].
+    /// As [`ReferenceSet::has_color`].
     pub unsafe fn classify(&mut self, page: *const u8) -> Option<u32> {
         for _ in 0..3 {
             let (mut low, mut high) = (0, self.colors);
@@ -290,27 +297,27 @@ impl Kit {
                 }
             }
             // SAFETY: the caller's promise.
-            if unsafe { self.is(page, low) && !self.is(page, (low + 1) % self.colors) } {
+            if unsafe { self.has_color(page, low) && !self.has_color(page, (low + 1) % self.colors) } {
                 return Some(low);
             }
         }
         None
     }
 
-    /// [`Kit::classify`] for many pages, up to [`TOGETHER`] at a time: are they pushed out by the colors whose number has a
+    /// [`ReferenceSet::classify`] for many pages, up to [`TOGETHER`] at a time: are they pushed out by the colors whose number has a
     /// bit set, and by those where it is not? A page of one of the kit's colors loses its line to one of the two, for
     /// each bit; who loses it to both or to neither gets no votes, and is asked alone. `told` is as long as `pages`.
     ///
     /// # Safety
-    /// As [`Kit::is`], for each page.
+    /// As [`ReferenceSet::has_color`], for each page.
     pub unsafe fn classify_all(&mut self, pages: &[*const u8], told: &mut [Option<u32>]) {
         for (pages, told) in pages.chunks(TOGETHER).zip(told.chunks_mut(TOGETHER)) {
             // SAFETY: the caller's promise.
-            unsafe { self.classify_together(pages, told) };
+            unsafe { self.classify_batch(pages, told) };
         }
     }
 
-    unsafe fn classify_together(&mut self, pages: &[*const u8], told: &mut [Option<u32>]) {
+    unsafe fn classify_batch(&mut self, pages: &[*const u8], told: &mut [Option<u32>]) {
         // So few cost less one by one.
         if pages.len() < 4 {
             // SAFETY: the caller's promise.
@@ -324,7 +331,7 @@ impl Kit {
             for ask in 0..2 * bits {
                 let (bit, set) = (ask / 2, ask % 2 == 1);
                 // SAFETY: the caller's promise for the pages; the kit's are its own.
-                unsafe { self.ask_together(pages, bit, set, votes) };
+                unsafe { self.test_bit(pages, bit, set, votes) };
             }
             // The few who are left cost less alone.
             if votes.iter().filter(|votes| !votes.settled(bits)).count() <= pages.len() / 16 {
@@ -338,7 +345,7 @@ impl Kit {
         }
     }
 
-    unsafe fn ask_together(&mut self, pages: &[*const u8], bit: usize, set: bool, votes: &mut [Votes]) {
+    unsafe fn test_bit(&mut self, pages: &[*const u8], bit: usize, set: bool, votes: &mut [Votes]) {
         let kit = *self;
         self.turn = self.turn.wrapping_add(13);
         let half = (0..kit.colors).filter(|color| (color >> bit & 1 == 1) == set);
@@ -370,8 +377,8 @@ mod tests {
         let mut chance = chances(1);
         let (mut missed, mut mistaken, mut asked) = (0, 0, 0);
         for _ in 0..10_000 {
-            missed += u32::from(!decided(|| chance(72)));
-            mistaken += u32::from(decided(|| {
+            missed += u32::from(!is_slow(|| chance(72)));
+            mistaken += u32::from(is_slow(|| {
                 asked += 1;
                 chance(3)
             }));

@@ -4,18 +4,18 @@ use std::time::Duration;
 
 use anyhow::Context;
 use cachemate_core::CpuSet;
-use cachemate_linux::kernel::{Host, Kernel};
+use cachemate_linux::kernel::{Kernel, LinuxHost};
 
-use crate::actors::Actor;
-use crate::overhead::{Daemon, paired, ratio_in_words};
-use crate::place::{Place, Row, median};
+use crate::bench_host::{BenchHost, BenchRow, median};
+use crate::overhead::{BenchDaemon, paired, ratio_in_words};
+use crate::programs::Actor;
 
 /// Windows that it looks at the programs before anything is compared: its survey and its first look.
 const FIRST: Duration = Duration::from_secs(25);
 
 /// CPUs and scheduling policy of each.
 fn states(actors: &[Actor]) -> Vec<(Option<CpuSet>, Option<u32>)> {
-    let host = Host::new("/");
+    let host = LinuxHost::new("/");
     let state = |actor: &Actor| {
         let policy = host.stat(actor.pid()).ok().map(|stat| stat.policy);
         (host.affinity(actor.pid()).ok(), policy)
@@ -25,16 +25,16 @@ fn states(actors: &[Actor]) -> Vec<(Option<CpuSet>, Option<u32>)> {
 
 /// # Errors
 /// A program or the daemon cannot be started.
-pub fn show(place: &Place) -> anyhow::Result<Vec<Row>> {
+pub fn show(place: &BenchHost) -> anyhow::Result<Vec<BenchRow>> {
     const COST: &str = "throughput of two programs that nothing can help, under 'auto' against unmanaged";
     const CHANGED: &str = "programs of which 'auto' changed CPUs or scheduling there";
-    let actors = [Actor::own(place, "spared-1", "quiet", 0)?, Actor::own(place, "spared-2", "quiet", 0)?];
+    let actors = [Actor::start_own(place, "spared-1", "quiet", 0)?, Actor::start_own(place, "spared-2", "quiet", 0)?];
     let rule = |actor: &Actor| format!("[[rules]]\npid = {}\n", actor.pid());
     let rules: String = actors.iter().map(rule).collect();
     std::fs::write(place.folder.join("spared.toml"), format!("act = true\nwindow_ms = 1000\n{rules}"))
         .context("the daemon's configuration cannot be written")?;
     let before = states(&actors);
-    let daemon = Daemon::start(place, "spared", "spared", &[])?;
+    let daemon = BenchDaemon::start(place, "spared", "spared", &[])?;
     daemon.until_started(place);
     place.sleep(FIRST);
     let (managed, control) = paired(place, &actors, &daemon);
@@ -42,12 +42,12 @@ pub fn show(place: &Place) -> anyhow::Result<Vec<Row>> {
     drop(daemon);
     let changed = before.iter().zip(&after).filter(|(before, after)| before != after).count();
     let cost = match median(&managed).zip(median(&control)) {
-        None => Row::skipped("h", COST, "no round came to its end".to_string()),
+        None => BenchRow::skipped("h", COST, "no round came to its end".to_string()),
         Some((ratio, _)) => {
             // More is not what it did: the host was kinder.
             let measured = ratio_in_words(&managed, &control);
-            Row::held("h", COST, "1 % less at most", measured, ratio >= 0.99)
+            BenchRow::row("h", COST, "1 % less at most", measured, ratio >= 0.99)
         }
     };
-    Ok(vec![cost, Row::held("h", CHANGED, "0", changed.to_string(), changed == 0)])
+    Ok(vec![cost, BenchRow::row("h", CHANGED, "0", changed.to_string(), changed == 0)])
 }

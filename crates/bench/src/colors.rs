@@ -11,18 +11,18 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use cachemate_core::CpuId;
-use cachemate_daemon::colored::{Colored, Start, available_bytes};
+use cachemate_daemon::colored_program::{ColoredCommand, ColoredProgram, available_bytes};
 use cachemate_linux::act::colors::ColorError;
-use cachemate_linux::act::colors::agents::Agent;
-use cachemate_linux::act::colors::kit::{self, BASE};
-use cachemate_linux::act::colors::map::Map;
-use cachemate_linux::act::colors::moving;
-use cachemate_linux::kernel::{Host, Kernel};
+use cachemate_linux::act::colors::agents::AgentReport;
+use cachemate_linux::act::colors::map::ColorMap;
+use cachemate_linux::act::colors::migration;
+use cachemate_linux::act::colors::reference_set::{self, BASE};
+use cachemate_linux::kernel::{Kernel, LinuxHost};
 use cachemate_linux::sense::progress::VARIABLE;
 use rustix::process::Signal;
 
-use crate::actors::Actor;
-use crate::place::{Place, Row, Verdict, answered, median};
+use crate::bench_host::{BenchHost, BenchRow, BenchVerdict, answered, median};
+use crate::programs::Actor;
 use crate::ranking::{has, inputs, recorded_curve};
 
 const SAMPLES: usize = 30;
@@ -36,9 +36,9 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 /// # Errors
 /// A program cannot be started, or inputs cannot be written.
-pub fn show(place: &Place) -> anyhow::Result<Vec<Row>> {
-    let skipped = |why: String| Ok(vec![Row::skipped("d-g", "page colors", why)]);
-    if let Err(unusable) = moving::page_ns_with_frames() {
+pub fn show(place: &BenchHost) -> anyhow::Result<Vec<BenchRow>> {
+    let skipped = |why: String| Ok(vec![BenchRow::skipped("d-g", "page colors", why)]);
+    if let Err(unusable) = migration::page_ns_with_frames() {
         return skipped(format!("{} (remedy: {})", unusable.why, unusable.remedy));
     }
     let colors = match known_colors(place) {
@@ -49,60 +49,72 @@ pub fn show(place: &Place) -> anyhow::Result<Vec<Row>> {
     let half = (1u64 << (colors / 2)) - 1;
     let other = half << (colors / 2);
     let mut rows = vec![coverage()];
-    rows.extend(Row::of_part("d", "a partition beside a stream", partition(place, half, other)));
+    rows.extend(BenchRow::of_part("d", "a partition beside a stream", partition(place, half, other)));
     rows.push(verified());
-    rows.extend(Row::of_part("e", "re-coloring while it runs", recoloring(place, half, other)));
-    rows.extend(Row::of_part("f", "real programs, colored", real_programs(place, half)));
-    rows.extend(Row::of_part("g", "time against colors", curve(place, colors)));
+    rows.extend(BenchRow::of_part("e", "re-coloring while it runs", recoloring(place, half, other)));
+    rows.extend(BenchRow::of_part("f", "real programs, colored", real_programs(place, half)));
+    rows.extend(BenchRow::of_part("g", "time against colors", curve(place, colors)));
     Ok(rows)
 }
 
 /// Colors of the kit that is there; where there is none, or a spoilt one, the shipped command discovers them now.
-fn known_colors(place: &Place) -> anyhow::Result<u32> {
-    if let Err(ColorError::NoKit(_) | ColorError::BadKit(..)) = kit::open(Path::new(BASE)) {
+fn known_colors(place: &BenchHost) -> anyhow::Result<u32> {
+    if let Err(ColorError::NoKit(_) | ColorError::BadKit(..)) = reference_set::open(Path::new(BASE)) {
         answered(&place.command, &["--quiet", "color", "discover", "--bytes", "64M"])?;
     }
-    Ok(kit::open(Path::new(BASE))?.kit.colors())
+    Ok(reference_set::open(Path::new(BASE))?.kit.colors())
 }
 
 /// What the colors of this host can be expected to do at all.
-fn coverage() -> Row {
+fn coverage() -> BenchRow {
     const WHAT: &str = "what colors confine on this host";
-    let words = Map::of_host(Path::new(BASE)).map(|map| {
+    let words = ColorMap::of_host(Path::new(BASE)).map(|map| {
         let says = |confines: Option<bool>| match confines {
             Some(true) => "yes",
             Some(false) => "no",
             None => "not told",
         };
-        let last = map.last_level.map_or("none", |last| says(last.confines));
-        format!("private cache: {}, last level: {last}", says(map.private.confines))
+        let last = map.last_level.map_or("none", |last| says(last.is_partitioned));
+        format!("private cache: {}, last level: {last}", says(map.private.is_partitioned))
     });
-    Row::new("d", WHAT, "", words.unwrap_or_else(|error| error.to_string()), Verdict::Told)
+    BenchRow::new("d", WHAT, "", words.unwrap_or_else(|error| error.to_string()), BenchVerdict::Told)
 }
 
 /// Do the kit's frames still have one color each, after all this use?
-fn verified() -> Row {
-    let said = kit::open(Path::new(BASE));
+fn verified() -> BenchRow {
+    let said = reference_set::open(Path::new(BASE));
     let measured = said.as_ref().map_or_else(ToString::to_string, |kit| {
         format!("hit {} cycles, miss {}", kit.calibration.hit_cycles, kit.calibration.miss_cycles)
     });
-    Row::held("d", "colors verified again after use", "every color", measured, said.is_ok())
+    BenchRow::row("d", "colors verified again after use", "every color", measured, said.is_ok())
 }
 
 /// Starts a program on frames of these colors; it ends with us.
-fn start_colored(command: &[String], mask: u64, output: &Path, variables: &[(&str, &Path)]) -> anyhow::Result<Colored> {
+fn start_colored(
+    command: &[String],
+    mask: u64,
+    output: &Path,
+    variables: &[(&str, &Path)],
+) -> anyhow::Result<ColoredProgram> {
     let hold_bytes = available_bytes().unwrap_or(1 << 30) / 4;
-    Colored::start(&Start { command, mask, hold_bytes, variables, output: Some(output), ends_with_us: true })
+    ColoredProgram::start(&ColoredCommand {
+        command,
+        mask,
+        hold_bytes,
+        variables,
+        output: Some(output),
+        ends_with_us: true,
+    })
 }
 
 /// One of our own programs, colored and counting its work.
 struct ColoredRun {
-    program: Colored,
+    program: ColoredProgram,
     report: PathBuf,
 }
 
 impl ColoredRun {
-    fn start(place: &Place, name: &str, args: &[&str], mask: u64) -> anyhow::Result<Self> {
+    fn start(place: &BenchHost, name: &str, args: &[&str], mask: u64) -> anyhow::Result<Self> {
         let report = place.folder.join(format!("colored-{name}"));
         std::fs::write(&report, 0u64.to_ne_bytes())?;
         let own = std::env::current_exe().context("this program's own file is not found")?;
@@ -124,41 +136,41 @@ impl ColoredRun {
     }
 
     fn sit_on(&self, cpu: CpuId) -> std::io::Result<()> {
-        Host::new("/").set_affinity(self.program.pid(), &[cpu.0].into_iter().collect())
+        LinuxHost::new("/").set_affinity(self.program.pid(), &[cpu.0].into_iter().collect())
     }
 }
 
-fn partition(place: &Place, half: u64, other: u64) -> anyhow::Result<Vec<Row>> {
+fn partition(place: &BenchHost, half: u64, other: u64) -> anyhow::Result<Vec<BenchRow>> {
     let mut rows = Vec::new();
-    let stream = Actor::own(place, "stream", "stream", STREAM_BYTES)?;
+    let stream = Actor::start_own(place, "stream", "stream", STREAM_BYTES)?;
     let mut colored_stream = ColoredRun::start(place, "stream", &["stream", &STREAM_BYTES.to_string()], other)?;
-    stream.sit_on(&[place.cpus.1])?;
+    stream.set_affinity(&[place.cpus.1])?;
     colored_stream.sit_on(place.cpus.1)?;
     for (bytes, solo_at_least, ordinary_at_most) in [(4u64 << 20, 0.85, 0.30), (6 << 20, 0.80, 1.0)] {
         let text = bytes.to_string();
-        let victim = Actor::own(place, "victim", "chase", bytes)?;
+        let victim = Actor::start_own(place, "victim", "chase", bytes)?;
         let mut colored = ColoredRun::start(place, "victim", &["chase", &text], half)?;
-        victim.sit_on(&[place.cpus.0])?;
+        victim.set_affinity(&[place.cpus.0])?;
         colored.sit_on(place.cpus.0)?;
         warm(place, &[&|| victim.work(), &|| stream.work(), &|| colored.work(), &|| colored_stream.work()]);
         let arms = sampled(place, (&victim, &colored), (&stream, &colored_stream));
         rows.extend(partition_rows(bytes, solo_at_least, ordinary_at_most, &arms));
         for (name, actor) in [("victim", &mut colored), ("stream", &mut colored_stream)] {
             let what = format!("resident frames of the {name} in allowed classes, {} MiB victim", bytes >> 20);
-            rows.push(match actor.program.look().and_then(|found| Some((found, found.inside()?))) {
-                None => Row::skipped("d", &what, "its page map cannot be read".to_string()),
+            rows.push(match actor.program.read_resident().and_then(|found| Some((found, found.inside()?))) {
+                None => BenchRow::skipped("d", &what, "its page map cannot be read".to_string()),
                 Some((found, share)) => {
                     let measured = format!(
                         "{:.2} % of the {} pages of its anonymous mappings ({} of them nobody's to color); {:.2} % of all that are its own, with {} copied from files, which cannot be moved; beside them {} held, {} of files",
                         100.0 * share,
                         found.anonymous_pages(),
-                        found.left_out_pages,
+                        found.excluded_pages,
                         100.0 * found.inside_of_own().unwrap_or(0.0),
                         found.copied_pages,
                         found.held_pages,
                         found.file_pages
                     );
-                    Row::held("d", &what, "99 %", measured, share >= 0.99)
+                    BenchRow::row("d", &what, "99 %", measured, share >= 0.99)
                 }
             });
         }
@@ -167,7 +179,7 @@ fn partition(place: &Place, half: u64, other: u64) -> anyhow::Result<Vec<Row>> {
 }
 
 /// Until everybody has made its memory and works.
-fn warm(place: &Place, works: &[&dyn Fn() -> u64]) {
+fn warm(place: &BenchHost, works: &[&dyn Fn() -> u64]) {
     let start = Instant::now();
     while works.iter().any(|work| work() == 0) && start.elapsed() < PATIENCE && !place.stopped() {
         place.sleep(Duration::from_millis(50));
@@ -176,10 +188,10 @@ fn warm(place: &Place, works: &[&dyn Fn() -> u64]) {
 
 /// Rates of the victim: ordinary alone, colored alone, ordinary beside ordinary, colored beside colored. Only samples
 /// during which the CPUs shared a last level.
-type Arms = [Vec<f64>; 4];
+type ColorArms = [Vec<f64>; 4];
 
-fn sampled(place: &Place, victims: (&Actor, &ColoredRun), streams: (&Actor, &ColoredRun)) -> (Arms, usize) {
-    let (mut arms, mut dropped) = (Arms::default(), 0);
+fn sampled(place: &BenchHost, victims: (&Actor, &ColoredRun), streams: (&Actor, &ColoredRun)) -> (ColorArms, usize) {
+    let (mut arms, mut dropped) = (ColorArms::default(), 0);
     let all = |runs: bool| {
         [victims.0, streams.0].into_iter().for_each(|ordinary| ordinary.runs(runs));
         [victims.1, streams.1].into_iter().for_each(|colored| colored.runs(runs));
@@ -212,17 +224,22 @@ fn sampled(place: &Place, victims: (&Actor, &ColoredRun), streams: (&Actor, &Col
     (arms, dropped)
 }
 
-fn partition_rows(bytes: u64, solo_at_least: f64, ordinary_at_most: f64, sampled: &(Arms, usize)) -> Vec<Row> {
+fn partition_rows(
+    bytes: u64,
+    solo_at_least: f64,
+    ordinary_at_most: f64,
+    sampled: &(ColorArms, usize),
+) -> Vec<BenchRow> {
     let (arms, dropped) = sampled;
     let what = format!("{} MiB victim beside a {} MiB stream", bytes >> 20, STREAM_BYTES >> 20);
     let least = arms.iter().map(Vec::len).min().unwrap_or(0);
     let middles: Vec<f64> = arms.iter().filter_map(|arm| median(arm)).filter(|rate| *rate > 0.0).collect();
     let [ordinary_alone, colored_alone, ordinary, colored] = middles[..] else {
-        return vec![Row::skipped("d", &what, format!("no samples while the CPUs shared; {dropped} dropped"))];
+        return vec![BenchRow::skipped("d", &what, format!("no samples while the CPUs shared; {dropped} dropped"))];
     };
     if least < SAMPLES {
         let why = format!("{least} samples of {SAMPLES} while the CPUs shared; {dropped} dropped");
-        return vec![Row::skipped("d", &what, why)];
+        return vec![BenchRow::skipped("d", &what, why)];
     }
     let hurt = ordinary / ordinary_alone;
     // The first bar is against the best that the host has, the second against the victim's own half of the cache.
@@ -236,26 +253,26 @@ fn partition_rows(bytes: u64, solo_at_least: f64, ordinary_at_most: f64, sampled
     );
     let mut rows = Vec::new();
     let bar = format!("{:.0} %", 100.0 * solo_at_least);
-    rows.push(Row::held("d", &format!("{what}: colored halves"), &bar, measured, kept >= solo_at_least));
+    rows.push(BenchRow::row("d", &format!("{what}: colored halves"), &bar, measured, kept >= solo_at_least));
     let measured = format!("{:.0} % of solo, {} samples an arm, {dropped} dropped", 100.0 * hurt, least);
     if hurt <= ordinary_at_most {
-        rows.push(Row::new("d", &format!("{what}: ordinary frames"), "", measured, Verdict::Told));
+        rows.push(BenchRow::new("d", &format!("{what}: ordinary frames"), "", measured, BenchVerdict::Told));
     } else {
         // Nothing to protect from: the bar of the colors says little then.
         let why = format!("{measured}: this host's stream does not take the victim's cache away");
-        rows.push(Row::new("d", &format!("{what}: ordinary frames"), "30 % or less", why, Verdict::Skipped));
+        rows.push(BenchRow::new("d", &format!("{what}: ordinary frames"), "30 % or less", why, BenchVerdict::Skipped));
     }
     rows
 }
 
-fn recoloring(place: &Place, half: u64, other: u64) -> anyhow::Result<Vec<Row>> {
+fn recoloring(place: &BenchHost, half: u64, other: u64) -> anyhow::Result<Vec<BenchRow>> {
     const EACH: &str = "100000000";
     let mut counting = ColoredRun::start(place, "count", &["count", EACH], half)?;
-    let (mut turns, mut last): (u32, Option<Agent>) = (0, None);
+    let (mut turns, mut last): (u32, Option<AgentReport>) = (0, None);
     let mut now = half;
     let stop = AtomicBool::new(false);
     let start = Instant::now();
-    while Host::new("/").stat(counting.program.pid()).is_ok_and(|stat| stat.state != 'Z') {
+    while LinuxHost::new("/").stat(counting.program.pid()).is_ok_and(|stat| stat.state != 'Z') {
         if start.elapsed() > 2 * PATIENCE || place.stopped() {
             break;
         }
@@ -269,10 +286,10 @@ fn recoloring(place: &Place, half: u64, other: u64) -> anyhow::Result<Vec<Row>> 
         last = counting.program.agent().or(last);
     }
     if place.stopped() || start.elapsed() > 2 * PATIENCE {
-        return Ok(vec![Row::skipped("e", "re-coloring a running program", "it did not end in time".to_string())]);
+        return Ok(vec![BenchRow::skipped("e", "re-coloring a running program", "it did not end in time".to_string())]);
     }
     let code = counting.program.wait(&stop, PATIENCE)?;
-    let figure = |name: &str| last.as_ref().and_then(|agent| agent.figure(name)).unwrap_or(0);
+    let figure = |name: &str| last.as_ref().and_then(|agent| agent.counter(name)).unwrap_or(0);
     let moved = figure("moved_pages");
     let measured = format!(
         "{} additions by two threads, {moved} pages moved in {turns} turns, {} lost pages",
@@ -281,8 +298,8 @@ fn recoloring(place: &Place, half: u64, other: u64) -> anyhow::Result<Vec<Row>> 
     );
     let cost = format!("{:.1} us", figure("moved_ns") as f64 / 1e3 / moved.max(1) as f64);
     Ok(vec![
-        Row::held("e", "updates lost while re-coloring", "none in 10^7", measured, code == 0 && moved > 0),
-        Row::new("e", "a page out, copied and in", "", cost, Verdict::Told),
+        BenchRow::row("e", "updates lost while re-coloring", "none in 10^7", measured, code == 0 && moved > 0),
+        BenchRow::new("e", "a page out, copied and in", "", cost, BenchVerdict::Told),
     ])
 }
 
@@ -319,7 +336,7 @@ const REAL: &[(&str, &[&str])] = &[
     ("xz (2 threads)", &["xz", "-T2", "-1", "-k", "-c", "@/text.txt"]),
 ];
 
-fn real_programs(place: &Place, mask: u64) -> anyhow::Result<Vec<Row>> {
+fn real_programs(place: &BenchHost, mask: u64) -> anyhow::Result<Vec<BenchRow>> {
     const RUNS: usize = 3;
     let functions: String = (0..300)
         .map(|at| format!("int f{at}(int *p, int n){{int s={at};for(int i=0;i<n;i++)s+=p[i]*(i^{at});return s;}}\n"))
@@ -329,11 +346,11 @@ fn real_programs(place: &Place, mask: u64) -> anyhow::Result<Vec<Row>> {
     for (name, words) in REAL {
         let what = format!("{name}: the same output, colored");
         if !has(words[0]) {
-            rows.push(Row::skipped("f", &what, format!("{} is not installed", words[0])));
+            rows.push(BenchRow::skipped("f", &what, format!("{} is not installed", words[0])));
             continue;
         }
         if place.stopped() {
-            rows.push(Row::skipped("f", &what, NO_TIME.to_string()));
+            rows.push(BenchRow::skipped("f", &what, NO_TIME.to_string()));
             continue;
         }
         let folder = place.folder.display().to_string();
@@ -357,7 +374,7 @@ fn real_programs(place: &Place, mask: u64) -> anyhow::Result<Vec<Row>> {
             // By the kernel's page map where the program lived long enough, else by the agents' own last counts.
             let outside = program.resident().and_then(|found| found.inside());
             inside = outside.or_else(|| inside_by_agents(&agents)).or(inside);
-            held = held.max(agents.iter().filter_map(|(_, agent)| agent.figure("held_most")).max().unwrap_or(0));
+            held = held.max(agents.iter().filter_map(|(_, agent)| agent.counter("held_most")).max().unwrap_or(0));
         }
         let ratio = median(&colored).unwrap_or(0.0) / median(&ordinary).unwrap_or(f64::MAX);
         let measured = format!(
@@ -367,26 +384,26 @@ fn real_programs(place: &Place, mask: u64) -> anyhow::Result<Vec<Row>> {
             inside.map_or("-".to_string(), |inside| format!("{:.1} %", 100.0 * inside)),
             held >> 8
         );
-        rows.push(Row::held("f", &what, "same", measured, same));
+        rows.push(BenchRow::row("f", &what, "same", measured, same));
     }
     Ok(rows)
 }
 
 /// Share of all pages that the agents of a program and of its children look after, in allowed colors.
-fn inside_by_agents(agents: &[(i32, Agent)]) -> Option<f64> {
-    let sum = |name: &str| agents.iter().filter_map(|(_, agent)| agent.figure(name)).sum::<u64>();
+fn inside_by_agents(agents: &[(i32, AgentReport)]) -> Option<f64> {
+    let sum = |name: &str| agents.iter().filter_map(|(_, agent)| agent.counter(name)).sum::<u64>();
     let inside = sum("inside_pages");
     let all = inside + sum("outside_pages") + sum("unknown_pages");
     (all > 0).then(|| inside as f64 / all as f64)
 }
 
 /// Time of a real program on fewer and fewer colors, and what its recording says of so small a private cache.
-fn curve(place: &Place, colors: u32) -> anyhow::Result<Vec<Row>> {
+fn curve(place: &BenchHost, colors: u32) -> anyhow::Result<Vec<BenchRow>> {
     const WHAT: &str = "gzip: time against colors, and recorded misses of the private cache's share";
     if !has("gzip") {
-        return Ok(vec![Row::skipped("g", WHAT, "gzip is not installed".to_string())]);
+        return Ok(vec![BenchRow::skipped("g", WHAT, "gzip is not installed".to_string())]);
     }
-    let private = Map::of_host(Path::new(BASE)).map_or(0, |map| map.private.share_bytes);
+    let private = ColorMap::of_host(Path::new(BASE)).map_or(0, |map| map.private.share_bytes);
     let points = recorded_curve(place, "gzip")?;
     let command: Vec<String> = ["gzip", "-9", "-c"]
         .map(String::from)
@@ -418,5 +435,5 @@ fn curve(place: &Place, colors: u32) -> anyhow::Result<Vec<Row>> {
         let recorded = nearest.and_then(|(_, mpki)| *mpki).map_or("-".to_string(), |mpki| format!("{mpki:.2}"));
         words.push(format!("{allowed}: {:.2}x, MPKI {recorded}", middle / first));
     }
-    Ok(vec![Row::new("g", WHAT, "", words.join("; "), Verdict::Told)])
+    Ok(vec![BenchRow::new("g", WHAT, "", words.join("; "), BenchVerdict::Told)])
 }

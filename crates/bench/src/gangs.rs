@@ -9,13 +9,13 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-use cachemate_daemon::host::{self, Found, LiveLoop, Wish};
-use cachemate_linux::act::rules::{Action, Rule};
+use cachemate_daemon::host::{self, HostSurvey, LiveLoop, LiveRunOptions};
+use cachemate_linux::act::rules::{ManageAction, ManageRule};
 use cachemate_linux::sense::progress::ProgressFiles;
 use cachemate_spec::{ManageConfig, PolicyChoice};
 
-use crate::actors::Actor;
-use crate::place::{Place, Row, Verdict, median};
+use crate::bench_host::{BenchHost, BenchRow, BenchVerdict, median};
+use crate::programs::Actor;
 
 /// Valid samples of an arm.
 const SAMPLES: usize = 30;
@@ -26,11 +26,11 @@ const LEARNING: Duration = Duration::from_secs(90);
 
 /// Work per second of each program: [program][sample], by arm.
 #[derive(Default)]
-struct Arm {
+struct GangArm {
     rates: Vec<[f64; 4]>,
 }
 
-impl Arm {
+impl GangArm {
     fn middle(&self, program: usize) -> Option<f64> {
         median(&self.rates.iter().map(|rates| rates[program]).collect::<Vec<_>>())
     }
@@ -38,9 +38,9 @@ impl Arm {
 
 /// Managed and left alone, while the CPUs shared and while they did not.
 #[derive(Default)]
-struct Arms {
-    managed: [Arm; 2],
-    alone: [Arm; 2],
+struct GangArms {
+    managed: [GangArm; 2],
+    alone: [GangArm; 2],
     unclear: usize,
     /// Windows in which gangs were in force, of all managed ones, by sharing.
     ganged: [(usize, usize); 2],
@@ -48,47 +48,49 @@ struct Arms {
 
 /// # Errors
 /// A program cannot be started, or the host not be managed.
-pub fn show(place: &Place, found: &Found) -> anyhow::Result<Vec<Row>> {
+pub fn show(place: &BenchHost, found: &HostSurvey) -> anyhow::Result<Vec<BenchRow>> {
     let small = (place.cache_bytes / 8).max(2 * place.private_bytes).min(place.cache_bytes / 2);
     let large = place.cache_bytes * 3;
-    let made = [
+    let programs = [
         ("chase-1", "chase", small),
         ("stream-1", "stream", large),
         ("chase-2", "chase", small),
         ("stream-2", "stream", large),
     ];
-    let actors =
-        made.iter().map(|(name, kind, bytes)| Actor::own(place, name, kind, *bytes)).collect::<Result<Vec<_>, _>>()?;
+    let actors = programs
+        .iter()
+        .map(|(name, kind, bytes)| Actor::start_own(place, name, kind, *bytes))
+        .collect::<Result<Vec<_>, _>>()?;
     for actor in &actors {
-        actor.sit_on(&[place.cpus.0, place.cpus.1])?;
+        actor.set_affinity(&[place.cpus.0, place.cpus.1])?;
     }
     wait_until_working(place, &actors);
     let solo = solo(place, &actors);
     let mut live = open(place, found, &actors)?;
-    let learnt = learn(place, &mut live)?;
-    let mut arms = Arms::default();
+    let learnt = wait_until_probed(place, &mut live)?;
+    let mut arms = GangArms::default();
     let mut expected = (None, None);
     let mut managed_turn = true;
     while !place.stopped() && !complete(&arms) {
         if managed_turn {
             managed_block(place, &mut live, &actors, &mut arms, &mut expected)?;
         } else {
-            live.machine.put_back()?;
+            live.machine.restore_all()?;
             alone_block(place, &actors, &mut arms);
         }
         managed_turn = !managed_turn;
     }
-    live.machine.put_back()?;
+    live.machine.restore_all()?;
     Ok(rows(&arms, &solo, learnt, expected))
 }
 
-fn complete(arms: &Arms) -> bool {
+fn complete(arms: &GangArms) -> bool {
     let enough = |at: usize| arms.managed[at].rates.len() >= SAMPLES && arms.alone[at].rates.len() >= SAMPLES;
     enough(1) && (enough(0) || arms.managed[0].rates.len() + arms.alone[0].rates.len() < 4)
 }
 
 /// Memory is made before work is counted.
-fn wait_until_working(place: &Place, actors: &[Actor]) {
+fn wait_until_working(place: &BenchHost, actors: &[Actor]) {
     let start = Instant::now();
     while actors.iter().any(|actor| actor.work() == 0) && start.elapsed() < Duration::from_secs(60) && !place.stopped()
     {
@@ -97,7 +99,7 @@ fn wait_until_working(place: &Place, actors: &[Actor]) {
 }
 
 /// Work per second of each with a CPU and the cache to itself.
-fn solo(place: &Place, actors: &[Actor]) -> Vec<Option<f64>> {
+fn solo(place: &BenchHost, actors: &[Actor]) -> Vec<Option<f64>> {
     let mut solo = Vec::new();
     for actor in actors {
         actors.iter().for_each(|other| other.runs(other.pid() == actor.pid()));
@@ -113,22 +115,26 @@ fn solo(place: &Place, actors: &[Actor]) -> Vec<Option<f64>> {
     solo
 }
 
-fn rate(place: &Place, actors: &[Actor], how_long: Duration) -> Vec<f64> {
+fn rate(place: &BenchHost, actors: &[Actor], how_long: Duration) -> Vec<f64> {
     let (before, start) = (actors.iter().map(Actor::work).collect::<Vec<_>>(), Instant::now());
     place.sleep(how_long);
     let seconds = start.elapsed().as_secs_f64();
     actors.iter().zip(before).map(|(actor, before)| actor.work().saturating_sub(before) as f64 / seconds).collect()
 }
 
-fn open(place: &Place, found: &Found, actors: &[Actor]) -> anyhow::Result<LiveLoop> {
+fn open(place: &BenchHost, found: &HostSurvey, actors: &[Actor]) -> anyhow::Result<LiveLoop> {
     let config = ManageConfig {
         act: true,
         policy: Some(PolicyChoice { name: "intensity-gangs".to_string(), parameters: Default::default() }),
         window_ms: Some(1000),
         ..ManageConfig::default()
     };
-    let rule = |actor: &Actor| Rule { pid: Some(actor.pid()), action: Action::Manage(None), ..Rule::default() };
-    let wish = Wish {
+    let rule = |actor: &Actor| ManageRule {
+        pid: Some(actor.pid()),
+        action: ManageAction::Manage(None),
+        ..ManageRule::default()
+    };
+    let wish = LiveRunOptions {
         config,
         rules: actors.iter().map(rule).collect(),
         state_dir: place.folder.join("state"),
@@ -136,11 +142,11 @@ fn open(place: &Place, found: &Found, actors: &[Actor]) -> anyhow::Result<LiveLo
         stop: place.stop.clone(),
         wake: Arc::new(AtomicBool::new(false)),
     };
-    Ok(host::open(found, &wish)?.turns)
+    Ok(host::open(found, &wish)?.control_loop)
 }
 
 /// Until everybody was probed; how long it took, or `None` where it did not come to that.
-fn learn(place: &Place, live: &mut LiveLoop) -> anyhow::Result<Option<Duration>> {
+fn wait_until_probed(place: &BenchHost, live: &mut LiveLoop) -> anyhow::Result<Option<Duration>> {
     let start = Instant::now();
     while start.elapsed() < LEARNING && !place.stopped() {
         if live.step()?.is_none() {
@@ -161,9 +167,9 @@ fn four(actors: &[Actor]) -> [f64; 4] {
 }
 
 fn sampled<T>(
-    place: &Place,
+    place: &BenchHost,
     actors: &[Actor],
-    arms: &mut Arms,
+    arms: &mut GangArms,
     step: impl FnOnce() -> T,
 ) -> (Option<bool>, [f64; 4], T) {
     let (gate, (rates, out)) = place.gated(|| {
@@ -177,16 +183,16 @@ fn sampled<T>(
 }
 
 fn managed_block(
-    place: &Place,
+    place: &BenchHost,
     live: &mut LiveLoop,
     actors: &[Actor],
-    arms: &mut Arms,
+    arms: &mut GangArms,
     expected: &mut (Option<f64>, Option<f64>),
 ) -> anyhow::Result<()> {
     for at in 0..BLOCK {
         let (gate, rates, record) = sampled(place, actors, arms, || live.step());
         let Some(record) = record? else { return Ok(()) };
-        for (name, value) in record.decision.why.iter().flat_map(|reason| &reason.numbers) {
+        for (name, value) in record.decision.reasons.iter().flat_map(|reason| &reason.numbers) {
             match name.as_str() {
                 "left_alone_mean_degradation" => expected.0 = Some(*value),
                 "ganged_mean_degradation" => expected.1 = Some(*value),
@@ -203,7 +209,7 @@ fn managed_block(
     Ok(())
 }
 
-fn alone_block(place: &Place, actors: &[Actor], arms: &mut Arms) {
+fn alone_block(place: &BenchHost, actors: &[Actor], arms: &mut GangArms) {
     for at in 0..BLOCK {
         let (gate, rates, ()) = sampled(place, actors, arms, || place.sleep(Duration::from_secs(1)));
         if let Some(shared) = gate.filter(|_| at > 0) {
@@ -215,35 +221,46 @@ fn alone_block(place: &Place, actors: &[Actor], arms: &mut Arms) {
 const VICTIMS: [usize; 2] = [0, 2];
 const AGGRESSORS: [usize; 2] = [1, 3];
 
-fn rows(arms: &Arms, solo: &[Option<f64>], learnt: Option<Duration>, expected: (Option<f64>, Option<f64>)) -> Vec<Row> {
+fn rows(
+    arms: &GangArms,
+    solo: &[Option<f64>],
+    learnt: Option<Duration>,
+    expected: (Option<f64>, Option<f64>),
+) -> Vec<BenchRow> {
     let mut rows = Vec::new();
     let measured =
         learnt.map_or("not everybody was probed in time".to_string(), |time| format!("{:.0} s", time.as_secs_f64()));
-    rows.push(Row::new("b", "until everybody was probed", "", measured, Verdict::Told));
+    rows.push(BenchRow::new("b", "until everybody was probed", "", measured, BenchVerdict::Told));
     let counts = |side: usize| (arms.managed[side].rates.len(), arms.alone[side].rates.len());
     let ganged = format!(
         "gangs in {} of {} windows while shared, {} of {} while split",
         arms.ganged[1].0, arms.ganged[1].1, arms.ganged[0].0, arms.ganged[0].1
     );
-    rows.push(Row::new("b", "what the policy chose", "", ganged, Verdict::Told));
+    rows.push(BenchRow::new("b", "what the policy chose", "", ganged, BenchVerdict::Told));
     let (with, without) = counts(1);
     if with < SAMPLES || without < SAMPLES {
         let why = format!(
             "{with} managed and {without} other samples while the CPUs shared, of {SAMPLES} each ({} unclear)",
             arms.unclear
         );
-        rows.push(Row::skipped("b", "gangs while shared", why));
+        rows.push(BenchRow::skipped("b", "gangs while shared", why));
     } else if let Some(why) = relative(arms, solo, 1).and_then(|all| nothing_to_gain(&all.1)) {
-        rows.push(Row::skipped("b", "gangs while shared", why));
+        rows.push(BenchRow::skipped("b", "gangs while shared", why));
     } else if let Some(all) = relative(arms, solo, 1) {
         let of = |arm: &[f64; 4], who: [usize; 2]| (arm[who[0]] + arm[who[1]]) / 2.0 * 2.0;
         let faster = of(&all.0, VICTIMS) / of(&all.1, VICTIMS);
-        rows.push(Row::held("b", "victims, against the default", "4x", format!("{faster:.2}x"), faster >= 4.0));
+        rows.push(BenchRow::row("b", "victims, against the default", "4x", format!("{faster:.2}x"), faster >= 4.0));
         let sum = (of(&all.0, VICTIMS) + of(&all.0, AGGRESSORS)) / (of(&all.1, VICTIMS) + of(&all.1, AGGRESSORS));
-        rows.push(Row::held("b", "sum of progress, against the default", "1.25x", format!("{sum:.2}x"), sum >= 1.25));
+        rows.push(BenchRow::row(
+            "b",
+            "sum of progress, against the default",
+            "1.25x",
+            format!("{sum:.2}x"),
+            sum >= 1.25,
+        ));
         // Both together have one CPU's worth of turns: 1.00 = one CPU alone.
         let kept = of(&all.0, AGGRESSORS);
-        rows.push(Row::held(
+        rows.push(BenchRow::row(
             "b",
             "aggressors keep of one CPU alone",
             "60 %",
@@ -254,14 +271,14 @@ fn rows(arms: &Arms, solo: &[Option<f64>], learnt: Option<Duration>, expected: (
     }
     let (with, without) = counts(0);
     rows.push(match relative(arms, solo, 0).filter(|_| with >= 8 && without >= 8) {
-        None => Row::skipped(
+        None => BenchRow::skipped(
             "b",
             "no harm while split",
             format!("{with} managed and {without} other samples while split, of 8 each"),
         ),
         Some(all) => {
             let ratio = all.0.iter().sum::<f64>() / all.1.iter().sum::<f64>();
-            Row::held("b", "sum of progress while split", "0.97x", format!("{ratio:.2}x"), ratio >= 0.97)
+            BenchRow::row("b", "sum of progress while split", "0.97x", format!("{ratio:.2}x"), ratio >= 0.97)
         }
     });
     rows
@@ -280,7 +297,7 @@ fn nothing_to_gain(left_alone: &[f64; 4]) -> Option<String> {
 }
 
 /// Progress of each as a share of its own alone: managed, and left alone.
-fn relative(arms: &Arms, solo: &[Option<f64>], side: usize) -> Option<([f64; 4], [f64; 4])> {
+fn relative(arms: &GangArms, solo: &[Option<f64>], side: usize) -> Option<([f64; 4], [f64; 4])> {
     let mut both = ([0.0; 4], [0.0; 4]);
     for program in 0..4 {
         let alone = solo.get(program).copied().flatten().filter(|rate| *rate > 0.0)?;
@@ -291,7 +308,7 @@ fn relative(arms: &Arms, solo: &[Option<f64>], side: usize) -> Option<([f64; 4],
 }
 
 /// Half of the time each: a share of 0.5 of its own speed is no slowdown.
-fn forecast(all: &([f64; 4], [f64; 4]), expected: (Option<f64>, Option<f64>)) -> Row {
+fn forecast(all: &([f64; 4], [f64; 4]), expected: (Option<f64>, Option<f64>)) -> BenchRow {
     let slowdown = |shares: &[f64; 4]| shares.iter().map(|share| 0.5 / share.max(1e-9) - 1.0).sum::<f64>() / 4.0;
     let percent = |value: Option<f64>| value.map_or("-".to_string(), |value| format!("{:.0} %", 100.0 * value));
     let measured = format!(
@@ -301,5 +318,5 @@ fn forecast(all: &([f64; 4], [f64; 4]), expected: (Option<f64>, Option<f64>)) ->
         percent(expected.1),
         100.0 * slowdown(&all.0)
     );
-    Row::new("b", "mean slowdown, forecast and measured", "", measured, Verdict::Told)
+    BenchRow::new("b", "mean slowdown, forecast and measured", "", measured, BenchVerdict::Told)
 }

@@ -9,21 +9,21 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use cachemate_core::{CpuId, Topology};
 use cachemate_daemon::{host, paths};
-use cachemate_linux::sense::probes::Pinned;
-use cachemate_linux::sense::probes::intensity::Reloader;
+use cachemate_linux::sense::probes::PinnedThread;
+use cachemate_linux::sense::probes::intensity::PrimeProber;
 use cachemate_report::{Align, Table};
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 
-use crate::place::{Place, Row, Verdict};
+use crate::bench_host::{BenchHost, BenchRow, BenchVerdict};
 use crate::{auto, colors, gangs, overhead, ranking};
 
 /// Show on this host, with real programs, what probing and gangs do and what the daemon costs
 #[derive(Args)]
-pub struct Live {
+pub struct LiveBench {
     /// Only these parts
     #[arg(long, value_enum, value_delimiter = ',')]
-    only: Vec<Part>,
+    only: Vec<BenchPart>,
     /// The most time in all
     #[arg(long, value_name = "MINUTES", default_value_t = 15.0)]
     minutes: f64,
@@ -36,7 +36,7 @@ pub struct Live {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Part {
+enum BenchPart {
     /// (a) intensity from outside against recorded misses
     Ranking,
     /// (b) gangs that the policy chooses
@@ -56,27 +56,27 @@ struct LiveJson {
     cache_bytes: u64,
     measured_cache_bytes: Option<u64>,
     seconds: f64,
-    rows: Vec<Row>,
+    rows: Vec<BenchRow>,
 }
 
-impl Live {
+impl LiveBench {
     /// # Errors
     /// The host cannot be read, the command is not there, or the answer not be written.
     pub fn run(&self, stop: &Arc<AtomicBool>) -> anyhow::Result<()> {
         let command = self.command()?;
         let start = Instant::now();
         let all = Duration::from_secs_f64(60.0 * self.minutes.clamp(1.0, 60.0));
-        let mut found = host::find(false)?;
+        let mut host = host::survey_host(false)?;
         let folder = tempfile::tempdir().context("no folder to work in")?;
-        let wants = |part: Part| self.only.is_empty() || self.only.contains(&part);
+        let wants = |part: BenchPart| self.only.is_empty() || self.only.contains(&part);
         let mut rows = Vec::new();
-        let mut place = match two_cpus(&found.topology) {
+        let mut place = match two_cpus(&host.topology) {
             Err(why) => {
-                rows.push(Row::skipped("a-h", "everything", why));
+                rows.push(BenchRow::skipped("a-h", "everything", why));
                 None
             }
             Ok(_) if !paths::is_root() => {
-                rows.push(Row::skipped(
+                rows.push(BenchRow::skipped(
                     "a-h",
                     "everything",
                     "needs root: programs are moved and given turns".to_string(),
@@ -85,43 +85,43 @@ impl Live {
             }
             Ok((cpus, cache_bytes)) => {
                 let (folder, stop) = (folder.path().to_path_buf(), Arc::clone(stop));
-                let private_bytes = private_bytes(&found.topology);
-                Some(Place { cpus, cache_bytes, private_bytes, folder, command, stop, until: start + all })
+                let private_bytes = private_bytes(&host.topology);
+                Some(BenchHost { cpus, cache_bytes, private_bytes, folder, command, stop, until: start + all })
             }
         };
         let told_bytes = place.as_ref().map_or(0, |place| place.cache_bytes);
-        let measures = wants(Part::Ranking) || wants(Part::Gangs);
+        let measures = wants(BenchPart::Ranking) || wants(BenchPart::Gangs);
         let measured_bytes = place.as_ref().filter(|_| measures).and_then(|place| measured_cache(place, &mut rows));
         if let (Some(place), Some(measured)) = (&mut place, measured_bytes) {
             place.cache_bytes = measured;
             // Probes take the size from here, too.
-            for cache in found.topology.caches.iter_mut().filter(|cache| cache.last_level) {
+            for cache in host.topology.caches.iter_mut().filter(|cache| cache.last_level) {
                 cache.size_bytes = Some(measured);
             }
         }
         if let Some(place) = &mut place {
-            if wants(Part::Overhead) {
+            if wants(BenchPart::Overhead) {
                 note("(c) overhead ...");
-                rows.extend(Row::of_part("c", "overhead", overhead::show(place)));
+                rows.extend(BenchRow::of_part("c", "overhead", overhead::show(place)));
             }
-            if wants(Part::Auto) {
+            if wants(BenchPart::Auto) {
                 note("(h) auto where there is nothing to gain ...");
-                rows.extend(Row::of_part("h", "auto", auto::show(place)));
+                rows.extend(BenchRow::of_part("h", "auto", auto::show(place)));
             }
-            if wants(Part::Ranking) {
+            if wants(BenchPart::Ranking) {
                 note("(a) intensity ...");
                 place.until = start + all.mul_f64(0.4);
-                rows.extend(Row::of_part("a", "intensity", ranking::show(place)));
+                rows.extend(BenchRow::of_part("a", "intensity", ranking::show(place)));
             }
-            if wants(Part::Colors) {
+            if wants(BenchPart::Colors) {
                 note("(d-g) page colors ...");
-                place.until = start + all.mul_f64(if wants(Part::Gangs) { 0.75 } else { 1.0 });
-                rows.extend(Row::of_part("d-g", "page colors", colors::show(place)));
+                place.until = start + all.mul_f64(if wants(BenchPart::Gangs) { 0.75 } else { 1.0 });
+                rows.extend(BenchRow::of_part("d-g", "page colors", colors::show(place)));
             }
-            if wants(Part::Gangs) {
+            if wants(BenchPart::Gangs) {
                 note("(b) gangs ...");
                 place.until = start + all;
-                rows.extend(Row::of_part("b", "gangs", gangs::show(place, &found)));
+                rows.extend(BenchRow::of_part("b", "gangs", gangs::show(place, &host)));
             }
         }
         rows.sort_by_key(|row| row.part);
@@ -159,19 +159,19 @@ fn private_bytes(topology: &Topology) -> u64 {
 }
 
 /// What of the last level holds a buffer of ours; `None` where hits and misses cannot be told apart (said in a row).
-fn measured_cache(place: &Place, rows: &mut Vec<Row>) -> Option<u64> {
+fn measured_cache(place: &BenchHost, rows: &mut Vec<BenchRow>) -> Option<u64> {
     const WHAT: &str = "last-level cache by measurement";
-    let fitted = Pinned::to(place.cpus.0).and_then(|_here| Reloader::fitting(Some(place.cache_bytes), 1));
+    let fitted = PinnedThread::to(place.cpus.0).and_then(|_here| PrimeProber::fitting(Some(place.cache_bytes), 1));
     match fitted {
         Err(error) => {
-            rows.push(Row::skipped("a-b", WHAT, error.to_string()));
+            rows.push(BenchRow::skipped("a-b", WHAT, error.to_string()));
             None
         }
         Ok(reloader) => {
             let (bytes, told) = (reloader.cache_bytes().min(place.cache_bytes), place.cache_bytes);
             let size = cachemate_report::text::size_text;
             let measured = format!("{} (told {}); programs and probes are sized by it", size(bytes), size(told));
-            rows.push(Row::new("a-b", WHAT, "", measured, Verdict::Told));
+            rows.push(BenchRow::new("a-b", WHAT, "", measured, BenchVerdict::Told));
             Some(bytes)
         }
     }
@@ -200,10 +200,10 @@ fn words(result: &LiveJson) -> String {
     ]);
     for row in &result.rows {
         let verdict = match row.verdict {
-            Verdict::Met => "met",
-            Verdict::Missed => "MISSED",
-            Verdict::Told => "",
-            Verdict::Skipped => "skipped",
+            BenchVerdict::Met => "met",
+            BenchVerdict::Missed => "MISSED",
+            BenchVerdict::Told => "",
+            BenchVerdict::Skipped => "skipped",
         };
         table.row([row.part, &row.what, &row.bar, &row.measured, verdict]);
     }

@@ -17,7 +17,7 @@ pub const KINDS: [&str; 4] = ["chase", "stream", "quiet", "count"];
 /// # Errors
 /// The progress file cannot be written, or an addition was lost.
 pub fn run(kind: &str, bytes: u64, stop: Arc<AtomicBool>) -> anyhow::Result<()> {
-    let progress = Progress::open(stop)?;
+    let progress = ProgressCounter::open(stop)?;
     let lines = (bytes / 64).max(2) as usize;
     match kind {
         "chase" => chase(lines, &progress),
@@ -29,13 +29,13 @@ pub fn run(kind: &str, bytes: u64, stop: Arc<AtomicBool>) -> anyhow::Result<()> 
 }
 
 /// The first eight bytes of the file named in the environment, written through; or nowhere.
-struct Progress {
+struct ProgressCounter {
     file: Option<std::fs::File>,
     count: AtomicU64,
     stop: Arc<AtomicBool>,
 }
 
-impl Progress {
+impl ProgressCounter {
     fn open(stop: Arc<AtomicBool>) -> anyhow::Result<Self> {
         let file = match std::env::var_os(VARIABLE) {
             Some(path) => Some(
@@ -46,7 +46,7 @@ impl Progress {
             ),
             None => None,
         };
-        Ok(Progress { file, count: AtomicU64::new(0), stop })
+        Ok(ProgressCounter { file, count: AtomicU64::new(0), stop })
     }
 
     /// True = go on.
@@ -62,7 +62,7 @@ impl Progress {
 }
 
 /// One random cycle through all lines (Sattolo's algorithm).
-fn chase(lines: usize, progress: &Progress) {
+fn chase(lines: usize, progress: &ProgressCounter) {
     let mut memory = vec![0u64; lines * 8];
     let mut order: Vec<u32> = (0..lines as u32).collect();
     let mut state = 1u64;
@@ -80,7 +80,7 @@ fn chase(lines: usize, progress: &Progress) {
     }
 }
 
-fn stream(lines: usize, progress: &Progress) {
+fn stream(lines: usize, progress: &ProgressCounter) {
     let memory = vec![1u64; lines * 8];
     let mut sum = 0u64;
     for part in memory.chunks(STEP * 8).cycle() {
@@ -124,7 +124,7 @@ fn count(each: u64, stop: &AtomicBool) -> anyhow::Result<()> {
 }
 
 /// Arithmetic in registers.
-fn quiet(progress: &Progress) {
+fn quiet(progress: &ProgressCounter) {
     let mut word = 1u64;
     while progress.add(STEP as u64) {
         for _ in 0..STEP * 16 {

@@ -3,13 +3,13 @@
 //! What is shown is the shipped command beside this program, run as a user runs it; only gangs are looked at from inside,
 //! window by window.
 
-mod actors;
 mod auto;
+mod bench_host;
 mod colors;
 mod gangs;
 mod live;
 mod overhead;
-mod place;
+mod programs;
 mod ranking;
 
 use std::path::PathBuf;
@@ -22,14 +22,14 @@ use clap::{Parser, Subcommand};
 
 /// Benches of the live host, and the programs that they load it with
 #[derive(Parser)]
-struct Arguments {
+struct BenchArguments {
     #[command(subcommand)]
-    what: What,
+    what: BenchCommand,
 }
 
 #[derive(Subcommand)]
-enum What {
-    Live(live::Live),
+enum BenchCommand {
+    Live(live::LiveBench),
     /// A small program that tells its work in the file named in CACHEMATE_PROGRESS
     Load {
         #[arg(value_parser = loads::KINDS)]
@@ -52,10 +52,12 @@ fn main() -> ExitCode {
         // Where a handler cannot be set, the signal ends the program: a fair answer too.
         let _ = signal_hook::flag::register(signal, Arc::clone(&stop));
     }
-    let ran = match Arguments::parse().what {
-        What::Live(live) => live.run(&stop),
-        What::Load { kind, bytes } => loads::run(&kind, bytes, stop),
-        What::Guardian { state_dir } => cachemate_daemon::guardian::run(&state_dir, &|words| eprintln!("{words}")),
+    let ran = match BenchArguments::parse().what {
+        BenchCommand::Live(live) => live.run(&stop),
+        BenchCommand::Load { kind, bytes } => loads::run(&kind, bytes, stop),
+        BenchCommand::Guardian { state_dir } => {
+            cachemate_daemon::guardian::run(&state_dir, &|words| eprintln!("{words}"))
+        }
     };
     match ran {
         Ok(()) => ExitCode::SUCCESS,

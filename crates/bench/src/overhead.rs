@@ -9,8 +9,8 @@ use anyhow::Context;
 use cachemate_daemon::ends_with_us;
 use rustix::process::Signal;
 
-use crate::actors::Actor;
-use crate::place::{Place, Row, median};
+use crate::bench_host::{BenchHost, BenchRow, median};
+use crate::programs::Actor;
 
 const TASKS: usize = 200;
 /// Who look at a page at the same time; it lets in eight.
@@ -28,16 +28,16 @@ const STARTED_WITHIN: Duration = Duration::from_secs(30);
 
 /// # Errors
 /// A program or the daemon cannot be started.
-pub fn show(place: &Place) -> anyhow::Result<Vec<Row>> {
-    let crowd = Crowd::start(place)?;
+pub fn show(place: &BenchHost) -> anyhow::Result<Vec<BenchRow>> {
+    let crowd = SleeperGroup::start(place)?;
     let config =
         format!("act = true\nwindow_ms = 1000\n[policy]\nname = \"round-robin\"\n[[rules]]\npid = {}\n", crowd.0.id());
     std::fs::write(place.folder.join("overhead.toml"), config)
         .context("the daemon's configuration cannot be written")?;
     let what = format!("daemon's share of a CPU at {TASKS} tasks, 1 s windows");
     let row = |what: &str, used: Option<f64>| match used {
-        None => Row::skipped("c", what, "the daemon ended".to_string()),
-        Some(share) => Row::held("c", what, "0.5 %", format!("{:.3} %", 100.0 * share), share < 0.005),
+        None => BenchRow::skipped("c", what, "the daemon ended".to_string()),
+        Some(share) => BenchRow::row("c", what, "0.5 %", format!("{:.3} %", 100.0 * share), share < 0.005),
     };
     let mut rows = vec![row(&what, share(place, false)?)];
     rows.push(row(&format!("{what}: with a page that {VIEWERS} look at"), share(place, true)?));
@@ -48,11 +48,11 @@ pub fn show(place: &Place) -> anyhow::Result<Vec<Row>> {
 }
 
 /// What a daemon that acts takes of a CPU; `page`: with a page that is looked at. `None` = it ended.
-fn share(place: &Place, page: bool) -> anyhow::Result<Option<f64>> {
+fn share(place: &BenchHost, page: bool) -> anyhow::Result<Option<f64>> {
     let socket = place.folder.join("overhead.page");
     let shown = socket.to_string_lossy();
     let with_page = ["--page", &*shown];
-    let daemon = Daemon::start(place, "overhead", "overhead", if page { &with_page } else { &[] })?;
+    let daemon = BenchDaemon::start(place, "overhead", "overhead", if page { &with_page } else { &[] })?;
     daemon.until_started(place);
     let viewers: Vec<_> = (0..if page { VIEWERS } else { 0 }).filter_map(|_| viewer(&socket)).collect();
     let (before, start) = (daemon.ran_ns(), Instant::now());
@@ -70,19 +70,19 @@ fn share(place: &Place, page: bool) -> anyhow::Result<Option<f64>> {
 }
 
 /// Three daemons that observe the same programs at the same time: without a page, with one, with one that is looked at.
-fn page(place: &Place) -> anyhow::Result<Row> {
+fn page(place: &BenchHost) -> anyhow::Result<BenchRow> {
     let what = format!("daemon's share of a CPU observing {TASKS} tasks: with a page that {VIEWERS} look at");
     let daemon = |name: &str, page: bool| {
         let socket = place.folder.join(format!("{name}.page"));
         let socket = socket.to_string_lossy();
         let page: &[&str] = if page { &["--observe", "--page", &socket] } else { &["--observe"] };
-        Daemon::start(place, "overhead", name, page)
+        BenchDaemon::start(place, "overhead", name, page)
     };
     let daemons = [daemon("plain", false)?, daemon("unseen", true)?, daemon("seen", true)?];
     daemons.iter().for_each(|daemon| daemon.until_started(place));
     let socket = place.folder.join("seen.page");
     let taken: Vec<_> = (0..VIEWERS).filter_map(|_| viewer(&socket)).collect();
-    let before: Vec<_> = daemons.iter().map(Daemon::ran_ns).collect();
+    let before: Vec<_> = daemons.iter().map(BenchDaemon::ran_ns).collect();
     let start = Instant::now();
     place.sleep(Duration::from_secs(COUNTED));
     let seconds = start.elapsed().as_secs_f64();
@@ -95,10 +95,10 @@ fn page(place: &Place) -> anyhow::Result<Row> {
     // Streams end with the daemon.
     let bytes: Vec<usize> = taken.into_iter().filter_map(|viewer| viewer.join().ok()).collect();
     let [plain, unseen, seen] = shares[..] else {
-        return Ok(Row::skipped("c", &what, "a daemon ended".to_string()));
+        return Ok(BenchRow::skipped("c", &what, "a daemon ended".to_string()));
     };
     if bytes.len() < VIEWERS || bytes.contains(&0) {
-        return Ok(Row::skipped("c", &what, format!("{} of {VIEWERS} viewers were told anything", bytes.len())));
+        return Ok(BenchRow::skipped("c", &what, format!("{} of {VIEWERS} viewers were told anything", bytes.len())));
     }
     let kibibytes = bytes.iter().sum::<usize>() as f64 / VIEWERS as f64 / seconds / 1024.0;
     let measured = format!(
@@ -109,7 +109,7 @@ fn page(place: &Place) -> anyhow::Result<Row> {
         seen / plain,
         unseen / plain
     );
-    Ok(Row::held("c", &what, "0.5 %", measured, seen < 0.005))
+    Ok(BenchRow::row("c", &what, "0.5 %", measured, seen < 0.005))
 }
 
 /// Takes all that a page sends, and counts its bytes.
@@ -126,28 +126,28 @@ fn viewer(socket: &std::path::Path) -> Option<std::thread::JoinHandle<usize>> {
 }
 
 /// Work of two quiet programs that nobody manages, with and without a daemon beside them.
-fn neutral(place: &Place) -> anyhow::Result<Row> {
+fn neutral(place: &BenchHost) -> anyhow::Result<BenchRow> {
     const WHAT: &str = "throughput of a neutral load, managed against unmanaged";
     let cpus = [place.cpus.0, place.cpus.1];
-    let actors = [Actor::own(place, "quiet-1", "quiet", 0)?, Actor::own(place, "quiet-2", "quiet", 0)?];
+    let actors = [Actor::start_own(place, "quiet-1", "quiet", 0)?, Actor::start_own(place, "quiet-2", "quiet", 0)?];
     for (actor, cpu) in actors.iter().zip(cpus) {
-        actor.sit_on(&[cpu])?;
+        actor.set_affinity(&[cpu])?;
     }
-    let daemon = Daemon::start(place, "overhead", "overhead", &[])?;
+    let daemon = BenchDaemon::start(place, "overhead", "overhead", &[])?;
     daemon.until_started(place);
     let (managed, control) = paired(place, &actors, &daemon);
     Ok(match median(&managed) {
-        None => Row::skipped("c", WHAT, "no round came to its end".to_string()),
+        None => BenchRow::skipped("c", WHAT, "no round came to its end".to_string()),
         Some(ratio) => {
             let measured = ratio_in_words(&managed, &control);
-            Row::held("c", WHAT, "within 1 %", measured, (0.99..=1.01).contains(&ratio))
+            BenchRow::row("c", WHAT, "within 1 %", measured, (0.99..=1.01).contains(&ratio))
         }
     })
 }
 
 /// The programs' work beside the daemon over that without it, and without it over that without it, round by round: the daemon
 /// is stopped where there is to be none.
-pub fn paired(place: &Place, actors: &[Actor], daemon: &Daemon) -> (Vec<f64>, Vec<f64>) {
+pub fn paired(place: &BenchHost, actors: &[Actor], daemon: &BenchDaemon) -> (Vec<f64>, Vec<f64>) {
     let (mut managed, mut control) = (Vec::new(), Vec::new());
     for round in 0..ROUNDS {
         let mut done = [0.0; 3];
@@ -194,21 +194,21 @@ fn quarters(values: &[f64]) -> (f64, f64) {
 }
 
 /// Two hundred programs that sleep and wake.
-struct Crowd(Child);
+struct SleeperGroup(Child);
 
-impl Crowd {
-    fn start(place: &Place) -> anyhow::Result<Self> {
+impl SleeperGroup {
+    fn start(place: &BenchHost) -> anyhow::Result<Self> {
         use std::os::unix::process::CommandExt;
         let line =
             format!("trap 'kill -9 0' TERM; i=0; while [ $i -lt {TASKS} ]; do sleep 10000 & i=$((i+1)); done; wait");
         let mut command = Command::new("sh");
         command.args(["-c", &line]).stdin(Stdio::null()).process_group(0).current_dir(&place.folder);
         ends_with_us(&mut command, Signal::TERM);
-        Ok(Crowd(command.spawn().context("sh cannot be started")?))
+        Ok(SleeperGroup(command.spawn().context("sh cannot be started")?))
     }
 }
 
-impl Drop for Crowd {
+impl Drop for SleeperGroup {
     fn drop(&mut self) {
         if let Some(group) = rustix::process::Pid::from_raw(self.0.id() as i32) {
             // A group that has ended needs no signal.
@@ -219,18 +219,18 @@ impl Drop for Crowd {
 }
 
 /// A daemon of the shipped command; ended when dropped.
-pub struct Daemon(Child);
+pub struct BenchDaemon(Child);
 
-impl Daemon {
+impl BenchDaemon {
     /// Under the configuration of that name; `name` tells its folder and socket from those of others.
-    pub fn start(place: &Place, config: &str, name: &str, more: &[&str]) -> anyhow::Result<Self> {
+    pub fn start(place: &BenchHost, config: &str, name: &str, more: &[&str]) -> anyhow::Result<Self> {
         let folder = &place.folder;
         let mut command = Command::new(&place.command);
         command.args(["--quiet", "manage", "--config"]).arg(folder.join(format!("{config}.toml")));
         command.arg("--state-dir").arg(folder.join(format!("{name}-state"))).args(more);
         command.arg("--socket").arg(folder.join(format!("{name}.sock"))).stdin(Stdio::null());
         ends_with_us(&mut command, Signal::TERM);
-        Ok(Daemon(command.spawn().context("the daemon cannot be started")?))
+        Ok(BenchDaemon(command.spawn().context("the daemon cannot be started")?))
     }
 
     /// Processor time of all its threads, to the nanosecond: clock ticks are 0.03 % of what is counted.
@@ -244,7 +244,7 @@ impl Daemon {
     }
 
     /// Until hardly anything of its work is that of starting.
-    pub fn until_started(&self, place: &Place) {
+    pub fn until_started(&self, place: &BenchHost) {
         let start = Instant::now();
         let mut before = self.ran_ns();
         while start.elapsed() < STARTED_WITHIN && !place.stopped() {
@@ -265,7 +265,7 @@ impl Daemon {
     }
 }
 
-impl Drop for Daemon {
+impl Drop for BenchDaemon {
     fn drop(&mut self) {
         self.signal(Signal::CONT);
         self.signal(Signal::TERM);

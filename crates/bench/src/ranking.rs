@@ -2,12 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-use cachemate_linux::sense::probes::Pinned;
-use cachemate_linux::sense::probes::intensity::{Reloader, buffer_bytes, wait};
+use cachemate_linux::sense::probes::PinnedThread;
+use cachemate_linux::sense::probes::intensity::{PrimeProber, buffer_bytes, wait};
 use cachemate_trace::{ProfileFile, pack_programs};
 
-use crate::actors::Actor;
-use crate::place::{Place, Row, Verdict, answered, median};
+use crate::bench_host::{BenchHost, BenchRow, BenchVerdict, answered, median};
+use crate::programs::Actor;
 
 const SAMPLES: usize = 20;
 /// Far apart: more than the one against less than the other, in millions of misses a second.
@@ -44,7 +44,7 @@ const PROGRAMS: &[(&str, &str)] = &[
 ];
 
 /// What one program showed.
-struct Found {
+struct RankedProgram {
     name: String,
     misses_per_second: f64,
     shared: Option<f64>,
@@ -56,16 +56,16 @@ struct Found {
 
 /// # Errors
 /// The inputs cannot be written, or a program not be started.
-pub fn show(place: &Place) -> anyhow::Result<Vec<Row>> {
+pub fn show(place: &BenchHost) -> anyhow::Result<Vec<BenchRow>> {
     const WHAT: &str = "intensity against recorded misses";
-    let here = Pinned::to(place.cpus.0)?;
-    let mut reloader = match Reloader::new(buffer_bytes(Some(place.cache_bytes)), 1) {
+    let here = PinnedThread::to(place.cpus.0)?;
+    let mut reloader = match PrimeProber::new(buffer_bytes(Some(place.cache_bytes)), 1) {
         Ok(reloader) => reloader,
-        Err(error) => return Ok(vec![Row::skipped("a", WHAT, error.to_string())]),
+        Err(error) => return Ok(vec![BenchRow::skipped("a", WHAT, error.to_string())]),
     };
     drop(here);
     inputs(place)?;
-    let mut found = Vec::new();
+    let mut ranked = Vec::new();
     for (name, line) in PROGRAMS {
         let tool = line.split(' ').next().unwrap_or(name);
         if place.stopped() || !has(tool) || !pack_programs().iter().any(|(known, _)| known == name) {
@@ -73,7 +73,7 @@ pub fn show(place: &Place) -> anyhow::Result<Vec<Row>> {
         }
         let actor = Actor::shell(place, name, line)?;
         let misses_per_second = recorded(place, name)?;
-        found.push(measure(place, &mut reloader, &actor, misses_per_second)?);
+        ranked.push(measure(place, &mut reloader, &actor, misses_per_second)?);
     }
     // A quarter of the cache, the whole of it three times over, and nothing: what they miss follows from their size.
     let own = [
@@ -83,11 +83,11 @@ pub fn show(place: &Place) -> anyhow::Result<Vec<Row>> {
     ];
     for (name, kind, bytes, millions) in own {
         if !place.stopped() {
-            let actor = Actor::own(place, name, kind, bytes)?;
-            found.push(measure(place, &mut reloader, &actor, millions * 1e6)?);
+            let actor = Actor::start_own(place, name, kind, bytes)?;
+            ranked.push(measure(place, &mut reloader, &actor, millions * 1e6)?);
         }
     }
-    Ok(rows(&found))
+    Ok(rows(&ranked))
 }
 
 pub fn has(tool: &str) -> bool {
@@ -96,7 +96,7 @@ pub fn has(tool: &str) -> bool {
 }
 
 /// Texts of invented words and a table of numbers, from arithmetic alone.
-pub fn inputs(place: &Place) -> anyhow::Result<()> {
+pub fn inputs(place: &BenchHost) -> anyhow::Result<()> {
     let mut state = 1u64;
     let mut draw = |below: u64| {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -118,7 +118,7 @@ pub fn inputs(place: &Place) -> anyhow::Result<()> {
 ///
 /// # Errors
 /// The shipped command does not make it.
-pub fn recorded_curve(place: &Place, name: &str) -> anyhow::Result<Vec<(u64, Option<f64>)>> {
+pub fn recorded_curve(place: &BenchHost, name: &str) -> anyhow::Result<Vec<(u64, Option<f64>)>> {
     let path = place.folder.join(format!("{name}.profile.json"));
     answered(&place.command, &["--quiet", "profile", name, "--force", "-o", &path.to_string_lossy()])?;
     let file = ProfileFile::read(&path)?;
@@ -128,7 +128,7 @@ pub fn recorded_curve(place: &Place, name: &str) -> anyhow::Result<Vec<(u64, Opt
 }
 
 /// Misses per second on a quarter of this host's cache: recorded misses per instruction, at the rate that they allow.
-fn recorded(place: &Place, name: &str) -> anyhow::Result<f64> {
+fn recorded(place: &BenchHost, name: &str) -> anyhow::Result<f64> {
     let quarter = place.cache_bytes / 4;
     let curve = recorded_curve(place, name)?;
     let nearest = curve.iter().min_by_key(|(bytes, _)| bytes.abs_diff(quarter));
@@ -136,14 +136,19 @@ fn recorded(place: &Place, name: &str) -> anyhow::Result<f64> {
     Ok(per_instr / (1.0 / INSTR_PER_NS + per_instr * MISS_NS) * 1e9)
 }
 
-fn measure(place: &Place, reloader: &mut Reloader, actor: &Actor, misses_per_second: f64) -> anyhow::Result<Found> {
-    actor.sit_on(&[place.cpus.1])?;
+fn measure(
+    place: &BenchHost,
+    reloader: &mut PrimeProber,
+    actor: &Actor,
+    misses_per_second: f64,
+) -> anyhow::Result<RankedProgram> {
+    actor.set_affinity(&[place.cpus.1])?;
     place.sleep(Duration::from_millis(700));
     let start = Instant::now();
     let mut sides: [[Vec<f64>; 2]; 2] = Default::default(); // [shared][beside]
     while sides[1][1].len() < SAMPLES && start.elapsed() < PATIENCE && !place.stopped() {
         let (gate, samples) = place.gated(|| {
-            let Ok(_here) = Pinned::to(place.cpus.0) else { return Vec::new() };
+            let Ok(_here) = PinnedThread::to(place.cpus.0) else { return Vec::new() };
             let mut samples = Vec::new();
             for (beside, counts) in
                 [(false, true), (false, true), (true, false), (true, true), (true, true), (false, true)]
@@ -164,7 +169,7 @@ fn measure(place: &Place, reloader: &mut Reloader, actor: &Actor, misses_per_sec
         }
     }
     let difference = |side: &[Vec<f64>; 2]| Some(trimmed(&side[1])? - trimmed(&side[0])?);
-    Ok(Found {
+    Ok(RankedProgram {
         name: actor.name.clone(),
         misses_per_second,
         shared: difference(&sides[1]).filter(|_| sides[1][1].len() >= SAMPLES / 2),
@@ -183,7 +188,7 @@ fn trimmed(values: &[f64]) -> Option<f64> {
     (!middle.is_empty()).then(|| middle.iter().sum::<f64>() / middle.len() as f64)
 }
 
-fn rows(found: &[Found]) -> Vec<Row> {
+fn rows(found: &[RankedProgram]) -> Vec<BenchRow> {
     let mut rows = Vec::new();
     for program in found {
         let number = |value: Option<f64>| value.map_or("-".to_string(), |value| format!("{value:.3}"));
@@ -195,7 +200,7 @@ fn rows(found: &[Found]) -> Vec<Row> {
             number(program.split),
             program.misses_per_second / 1e6
         );
-        rows.push(Row::new("a", &format!("intensity of {}", program.name), "", measured, Verdict::Told));
+        rows.push(BenchRow::new("a", &format!("intensity of {}", program.name), "", measured, BenchVerdict::Told));
     }
     let control = found.iter().find(|program| program.name == CONTROL);
     if let Some((seen, without)) = control.and_then(|stream| Some((stream.shared?, stream.gone_without?)))
@@ -205,19 +210,25 @@ fn rows(found: &[Found]) -> Vec<Row> {
             "a stream over three times the cache adds {seen:.3} to what is gone without it ({without:.3}): other tenants of the \
              host empty the cache first, or the CPUs do not share what they seem to share"
         );
-        rows.push(Row::skipped("a", "programs in order of their misses", why));
+        rows.push(BenchRow::skipped("a", "programs in order of their misses", why));
         return rows;
     }
     let ranked: Vec<(f64, f64)> = found.iter().filter_map(|p| Some((p.misses_per_second, p.shared?))).collect();
     rows.push(if ranked.len() < 10 {
-        Row::skipped(
+        BenchRow::skipped(
             "a",
             "rank correlation",
             format!("{} programs had enough samples while sharing, of 10", ranked.len()),
         )
     } else {
         let value = spearman(&ranked);
-        Row::held("a", "rank correlation with misses per second", "0.8 hoped for", format!("{value:.2}"), value >= 0.8)
+        BenchRow::row(
+            "a",
+            "rank correlation with misses per second",
+            "0.8 hoped for",
+            format!("{value:.2}"),
+            value >= 0.8,
+        )
     });
     let far: Vec<bool> = ranked
         .iter()
@@ -226,18 +237,18 @@ fn rows(found: &[Found]) -> Vec<Row> {
         .map(|(many, few)| many.1 > few.1)
         .collect();
     rows.push(match far.len() {
-        0 => Row::skipped("a", "pairs far apart", "no program misses that often on this host's cache".to_string()),
+        0 => BenchRow::skipped("a", "pairs far apart", "no program misses that often on this host's cache".to_string()),
         pairs => {
             let share = far.iter().filter(|right| **right).count() as f64 / pairs as f64;
             let measured = format!("{:.0} % of {pairs} pairs", 100.0 * share);
-            Row::held("a", "pairs far apart in order", "95 %", measured, share >= 0.95)
+            BenchRow::row("a", "pairs far apart in order", "95 %", measured, share >= 0.95)
         }
     });
     let split: Vec<f64> = found.iter().filter_map(|program| Some(program.split?.abs())).collect();
     rows.push(match median(&split) {
-        None => Row::skipped("a", "near zero while split", "the CPUs were never seen apart".to_string()),
+        None => BenchRow::skipped("a", "near zero while split", "the CPUs were never seen apart".to_string()),
         Some(middle) => {
-            Row::held("a", "near zero while split (median)", "0.05", format!("{middle:.3}"), middle <= 0.05)
+            BenchRow::row("a", "near zero while split (median)", "0.05", format!("{middle:.3}"), middle <= 0.05)
         }
     });
     rows

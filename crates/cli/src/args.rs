@@ -13,11 +13,11 @@ pub struct Global {
     pub quiet: bool,
     /// Colors in pictures; NO_COLOR turns them off too
     #[arg(long, global = true, value_enum, default_value_t, value_name = "WHEN", alias = "color")]
-    pub color: Color,
+    pub color: ColorChoice,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
-pub enum Color {
+pub enum ColorChoice {
     /// On a terminal
     #[default]
     Auto,
@@ -44,9 +44,9 @@ pub struct OutputArgs {
 
 /// A size in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub struct Size(pub u64);
+pub struct ByteSize(pub u64);
 
-impl FromStr for Size {
+impl FromStr for ByteSize {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, String> {
         let bad = || format!("found '{text}', expected a size such as 4096, 64K, 1.5M or 2G");
@@ -68,7 +68,7 @@ impl FromStr for Size {
         let scale = 10u128.pow(number.split_once('.').map_or(1, |(_, rest)| rest.len() as u32));
         let bytes = (u128::from(whole) << shift) + rest / scale;
         match u64::try_from(bytes) {
-            Ok(bytes) if bytes > 0 && bytes <= 1 << 50 => Ok(Size(bytes)),
+            Ok(bytes) if bytes > 0 && bytes <= 1 << 50 => Ok(ByteSize(bytes)),
             _ => Err(format!("found '{text}', expected a size from 1 byte to 1024 T")),
         }
     }
@@ -76,25 +76,25 @@ impl FromStr for Size {
 
 /// Cache sizes of a curve, ascending, each once: `64K,1M` or `LO..HI:N` (N sizes in equal ratios).
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Sizes(pub Vec<u64>);
+pub struct SizeList(pub Vec<u64>);
 
 /// More points than this are a mistake, or somebody who wants `--histogram`.
 const SIZES_AT_MOST: usize = 10_000;
 
-impl Sizes {
+impl SizeList {
     /// Half-doublings from 4K to 64M.
     pub fn usual() -> Self {
-        Sizes(usual_sizes())
+        SizeList(usual_sizes())
     }
 }
 
-impl FromStr for Sizes {
+impl FromStr for SizeList {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, String> {
         let mut sizes = Vec::new();
         for part in text.split(',') {
             match part.split_once("..") {
-                None => sizes.push(part.trim().parse::<Size>()?.0),
+                None => sizes.push(part.trim().parse::<ByteSize>()?.0),
                 Some((low, rest)) => sizes.extend(range(low, rest, part)?),
             }
             if sizes.len() > SIZES_AT_MOST {
@@ -103,7 +103,7 @@ impl FromStr for Sizes {
         }
         sizes.sort_unstable();
         sizes.dedup();
-        Ok(Sizes(sizes))
+        Ok(SizeList(sizes))
     }
 }
 
@@ -111,7 +111,7 @@ fn range(low: &str, rest: &str, part: &str) -> Result<Vec<u64>, String> {
     let bad =
         || format!("found '{part}', expected LO..HI:N such as 64K..64M:21, LO below HI, N from 2 to {SIZES_AT_MOST}");
     let (high, count) = rest.split_once(':').ok_or_else(bad)?;
-    let (low, high) = (low.trim().parse::<Size>()?.0, high.trim().parse::<Size>()?.0);
+    let (low, high) = (low.trim().parse::<ByteSize>()?.0, high.trim().parse::<ByteSize>()?.0);
     let count: usize = count.trim().parse().map_err(|_| bad())?;
     if low >= high || !(2..=SIZES_AT_MOST).contains(&count) {
         return Err(bad());
@@ -129,24 +129,24 @@ mod tests {
         let good =
             [("64K", 65536), ("64k", 65536), ("1.5M", 3 << 19), ("2G", 2 << 30), ("4096", 4096), ("1MiB", 1 << 20)];
         for (text, want) in good {
-            assert_eq!(text.parse(), Ok(Size(want)), "{text}");
+            assert_eq!(text.parse(), Ok(ByteSize(want)), "{text}");
         }
         for text in
             ["", "K", "-1", "0", "1.5", "1T", "1..5K", "1e3", "99999999999999999999", "1.K", "ｋ", "12i", "9999999G"]
         {
-            assert!(text.parse::<Size>().is_err(), "{text}");
+            assert!(text.parse::<ByteSize>().is_err(), "{text}");
         }
     }
 
     /// Does a range hold both its ends and N sizes in all, and a list come out ascending?
     #[test]
     fn lists_and_ranges_of_sizes() {
-        let sizes = |text: &str| text.parse::<Sizes>().map(|sizes| sizes.0);
+        let sizes = |text: &str| text.parse::<SizeList>().map(|sizes| sizes.0);
         assert_eq!(sizes("1M,64K,1M"), Ok(vec![65536, 1 << 20]));
         assert_eq!(sizes("64K..1M:5"), Ok((16..21).map(|power| 1 << power).collect()));
         assert_eq!(sizes("64K..1M:9").unwrap().len(), 9);
-        assert_eq!(Sizes::usual().0.len(), 29);
-        assert!(Sizes::usual().0.contains(&(1 << 20)));
+        assert_eq!(SizeList::usual().0.len(), 29);
+        assert!(SizeList::usual().0.contains(&(1 << 20)));
         for text in ["1M..64K:3", "1K..2K", "1K..2K:1", "1K..2K:0", "1K..1G:99999999", "..", "1K,,2K", "1K..2K:x"] {
             assert!(sizes(text).is_err(), "{text}");
         }

@@ -7,13 +7,16 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use cachemate_sweep::engines::dask::{Dask, DaskOptions};
 use cachemate_sweep::engines::hq::{Hq, HqOptions};
-use cachemate_sweep::engines::local::Local;
+use cachemate_sweep::engines::local::LocalEngine;
 use cachemate_sweep::engines::slurm::Slurm;
-use cachemate_sweep::{Drive, Engine, Inputs, Manifest, Progress, Store, Summary, Task, Work, WorkerCommand, drive};
+use cachemate_sweep::{
+    DriveOptions, Inputs, JobRunner, Manifest, Store, SweepProgress, SweepSummary, SweepTask, TaskEngine,
+    WorkerCommand, drive,
+};
 use clap::{Args, ValueEnum};
 use indicatif::ProgressBar;
 
-use crate::exit::Usage;
+use crate::exit::UsageError;
 use crate::session::Session;
 
 /// Switches of commands that hand tasks to an engine.
@@ -85,28 +88,33 @@ impl EngineArgs {
         session: &Session,
         store: &Arc<Store>,
         manifest: &Manifest,
-        tasks: &[Task],
-        work: &Arc<dyn Work>,
+        tasks: &[SweepTask],
+        work: &Arc<dyn JobRunner>,
         silent: bool,
-    ) -> anyhow::Result<Summary> {
+    ) -> anyhow::Result<SweepSummary> {
         let mut engine = self.build(store, manifest, work)?;
         let bar = session.progress("sweep", Some(tasks.len() as u64));
-        let mut watching = Watching::new(session, &bar, silent);
-        let options = Drive { retries: self.retries, patience: Duration::from_secs(self.patience) };
+        let mut watching = ProgressReporter::new(session, &bar, silent);
+        let options = DriveOptions { retries: self.retries, patience: Duration::from_secs(self.patience) };
         let stop = session.interrupt_flag();
-        let ended = drive(store, tasks, &mut *engine, &options, &mut |progress| watching.see(progress), &stop);
+        let ended = drive(store, tasks, &mut *engine, &options, &mut |progress| watching.update(progress), &stop);
         bar.finish_and_clear();
         Ok(ended?)
     }
 
-    fn build(&self, store: &Arc<Store>, manifest: &Manifest, work: &Arc<dyn Work>) -> anyhow::Result<Box<dyn Engine>> {
+    fn build(
+        &self,
+        store: &Arc<Store>,
+        manifest: &Manifest,
+        work: &Arc<dyn JobRunner>,
+    ) -> anyhow::Result<Box<dyn TaskEngine>> {
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
         let workers = self.workers.map_or(cpus, usize::from);
         let group = usize::from(self.group);
         let name = self.engine.unwrap_or_default();
         if name == EngineName::Local {
             let inputs = Arc::new(Inputs::open(store.folder(), &manifest.header).map_err(anyhow::Error::msg)?);
-            return Ok(Box::new(Local::new(Arc::clone(store), Arc::clone(work), inputs, workers, self.retries)));
+            return Ok(Box::new(LocalEngine::new(Arc::clone(store), Arc::clone(work), inputs, workers, self.retries)));
         }
         let program = match &self.worker_command {
             Some(program) => program.clone(),
@@ -117,7 +125,7 @@ impl EngineArgs {
         let scheduler = self.scheduler.clone();
         Ok(match name {
             EngineName::Slurm if scheduler.is_some() => {
-                bail!(Usage("--scheduler: slurm's own configuration says where its controller is".to_string()))
+                bail!(UsageError("--scheduler: slurm's own configuration says where its controller is".to_string()))
             }
             EngineName::Slurm => Box::new(Slurm::new(command, group, self.submit_arg.clone())),
             EngineName::Dask => {
@@ -133,7 +141,7 @@ impl EngineArgs {
 }
 
 /// Tells people how far it is: a bar on a terminal, now and then a line in a log.
-struct Watching<'a> {
+struct ProgressReporter<'a> {
     session: &'a Session,
     bar: &'a ProgressBar,
     silent: bool,
@@ -142,12 +150,12 @@ struct Watching<'a> {
     message: Option<String>,
 }
 
-impl<'a> Watching<'a> {
+impl<'a> ProgressReporter<'a> {
     fn new(session: &'a Session, bar: &'a ProgressBar, silent: bool) -> Self {
-        Watching { session, bar, silent, started: None, said: Instant::now(), message: None }
+        ProgressReporter { session, bar, silent, started: None, said: Instant::now(), message: None }
     }
 
-    fn see(&mut self, progress: &Progress) {
+    fn update(&mut self, progress: &SweepProgress) {
         let over = progress.finished + progress.failed;
         if self.started.is_none() {
             self.started = Some((Instant::now(), over));
@@ -170,7 +178,7 @@ impl<'a> Watching<'a> {
         }
     }
 
-    fn line(&self, progress: &Progress, over: usize) -> String {
+    fn line(&self, progress: &SweepProgress, over: usize) -> String {
         let mut line = format!("sweep: {} of {} tasks finished", progress.finished, progress.total);
         if progress.failed > 0 {
             line.push_str(&format!(", {} failed", progress.failed));

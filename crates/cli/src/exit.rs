@@ -5,36 +5,36 @@ use std::process::ExitCode;
 
 /// What was asked for cannot be asked for; like clap's own errors, exit code 2.
 #[derive(Debug)]
-pub struct Usage(pub String);
+pub struct UsageError(pub String);
 
-impl std::fmt::Display for Usage {
+impl std::fmt::Display for UsageError {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         out.write_str(&self.0)
     }
 }
-impl std::error::Error for Usage {}
+impl std::error::Error for UsageError {}
 
 /// Stopped by Ctrl-C or a termination signal; says what was kept.
 #[derive(Debug)]
-pub struct Interrupted(pub String);
+pub struct InterruptedError(pub String);
 
-impl std::fmt::Display for Interrupted {
+impl std::fmt::Display for InterruptedError {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(out, "interrupted: {}", self.0)
     }
 }
-impl std::error::Error for Interrupted {}
+impl std::error::Error for InterruptedError {}
 
 /// A program that was run ended so; it has said itself what there was to say.
 #[derive(Debug)]
-pub struct ProgramEnded(pub i32);
+pub struct ProgramExitCode(pub i32);
 
-impl std::fmt::Display for ProgramEnded {
+impl std::fmt::Display for ProgramExitCode {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(out, "the program ended with {}", self.0)
     }
 }
-impl std::error::Error for ProgramEnded {}
+impl std::error::Error for ProgramExitCode {}
 
 /// The exit code of a command's result; says on standard error what went wrong.
 pub fn code(result: anyhow::Result<()>) -> ExitCode {
@@ -43,14 +43,14 @@ pub fn code(result: anyhow::Result<()>) -> ExitCode {
         // Whoever read our output has seen enough (`| head`): nothing is wrong.
         return ExitCode::SUCCESS;
     }
-    if let Some(ProgramEnded(code)) = error.downcast_ref() {
+    if let Some(ProgramExitCode(code)) = error.downcast_ref() {
         return ExitCode::from(u8::try_from(*code).unwrap_or(1));
     }
     // Nowhere is left to complain to when standard error is gone too.
     let _ = writeln!(io::stderr(), "cachemate: {error:#}");
     match error {
-        error if error.is::<Usage>() => ExitCode::from(2),
-        error if error.is::<Interrupted>() => ExitCode::from(130),
+        error if error.is::<UsageError>() => ExitCode::from(2),
+        error if error.is::<InterruptedError>() => ExitCode::from(130),
         _ => ExitCode::FAILURE,
     }
 }

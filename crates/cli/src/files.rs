@@ -7,14 +7,14 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail};
 use tempfile::NamedTempFile;
 
-/// A file under way beside its final name; appears there with [`Output::keep`].
-pub struct Output {
+/// A file under way beside its final name; appears there with [`OutputFile::keep`].
+pub struct OutputFile {
     path: PathBuf,
     force: bool,
     file: NamedTempFile,
 }
 
-impl Output {
+impl OutputFile {
     /// # Errors
     /// The file exists and `force` is not set, or its folder cannot be written to.
     pub fn create(path: &Path, force: bool) -> anyhow::Result<Self> {
@@ -24,7 +24,7 @@ impl Output {
             .prefix(".cachemate-")
             .tempfile_in(folder)
             .with_context(|| format!("{}: cannot write here", path.display()))?;
-        Ok(Output { path: path.to_path_buf(), force, file })
+        Ok(OutputFile { path: path.to_path_buf(), force, file })
     }
 
     pub fn file(&mut self) -> &mut File {
@@ -38,8 +38,9 @@ impl Output {
     pub fn keep(mut self) -> anyhow::Result<()> {
         let name = self.path.display().to_string();
         self.file.flush().with_context(|| format!("{name}: cannot write"))?;
-        let kept = if self.force { self.file.persist(&self.path) } else { self.file.persist_noclobber(&self.path) };
-        kept.map_err(|error| error.error).with_context(|| format!("{name}: cannot be put in place"))?;
+        let persisted =
+            if self.force { self.file.persist(&self.path) } else { self.file.persist_noclobber(&self.path) };
+        persisted.map_err(|error| error.error).with_context(|| format!("{name}: cannot be put in place"))?;
         // Temporary files are private; the result is an ordinary file.
         #[cfg(unix)]
         {
@@ -80,9 +81,9 @@ fn folder_of(path: &Path) -> &Path {
 /// Writes all of `bytes` as the file.
 ///
 /// # Errors
-/// As [`Output::create`] and [`Output::keep`].
+/// As [`OutputFile::create`] and [`OutputFile::keep`].
 pub fn write_file(path: &Path, bytes: &[u8], force: bool) -> anyhow::Result<()> {
-    let mut output = Output::create(path, force)?;
+    let mut output = OutputFile::create(path, force)?;
     output.file().write_all(bytes).map_err(|error: io::Error| anyhow::anyhow!("{}: {error}", path.display()))?;
     output.keep()
 }

@@ -8,13 +8,13 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 /// A pipe may be silent for ever, and reads are taken up again after a signal: so none is begun before there is something to
 /// read, and an interruption is its end.
-pub struct Input {
+pub struct InterruptibleStdin {
     pub stop: Arc<AtomicBool>,
 }
 
 const LOOK_EVERY: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 
-impl Read for Input {
+impl Read for InterruptibleStdin {
     fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
         let input = io::stdin();
         loop {

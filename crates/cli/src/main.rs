@@ -11,7 +11,8 @@ mod engine_args;
 mod exit;
 mod files;
 mod input;
-mod nominal;
+mod interval_programs;
+mod job_runner;
 mod prediction;
 mod programs;
 mod repro_cost;
@@ -20,7 +21,6 @@ mod run_cache;
 mod session;
 mod status_screen;
 mod status_text;
-mod sweeping;
 mod traces;
 
 use std::process::ExitCode;

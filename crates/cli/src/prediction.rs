@@ -4,11 +4,11 @@ use anyhow::Context;
 use cachemate_core::MachineSpec;
 use cachemate_policy::matrix::{CostKind, PairCosts};
 use cachemate_policy::schemes::{self, Scheme, SharedCache};
-use cachemate_report::{CacheSummary, Group, GroupMember};
-use cachemate_study::{Target, USUAL_SCHEME, cache_summary, pair_costs};
+use cachemate_report::{CacheSummary, GroupForecast, GroupMember};
+use cachemate_study::{ProfileTarget, USUAL_SCHEME, cache_summary, pair_costs};
 use clap::Args;
 
-use crate::programs::{Program, load_all};
+use crate::programs::{ProfiledInput, load_all};
 use crate::session::Session;
 
 /// For which machine.
@@ -23,7 +23,7 @@ pub struct MachineArg {
 pub struct Prediction {
     pub machine: MachineSpec,
     pub cache: SharedCache,
-    pub programs: Vec<Program>,
+    pub programs: Vec<ProfiledInput>,
     pub scheme: Box<dyn Scheme>,
     pub costs: PairCosts,
 }
@@ -34,7 +34,7 @@ impl Prediction {
     pub fn new(session: &Session, programs: &[String], machine: &str, scheme: &str) -> anyhow::Result<Self> {
         let machine = cachemate_spec::load_machine(machine)?;
         let scheme = schemes::by_name(scheme)?;
-        let target = Target::of(&machine)?;
+        let target = ProfileTarget::of(&machine)?;
         let cache = SharedCache::of_machine(&machine).context("the machine has no cache to share")?;
         let programs = load_all(session, programs, target)?;
         let profiles: Vec<_> = programs.iter().map(|program| &program.profile).collect();
@@ -55,7 +55,7 @@ impl Prediction {
     ///
     /// # Errors
     /// The usual scheme cannot be had (a bug), never missing evidence: that makes `None`.
-    pub fn group(&self) -> anyhow::Result<Option<Group>> {
+    pub fn group(&self) -> anyhow::Result<Option<GroupForecast>> {
         self.group_of(&(0..self.programs.len()).collect::<Vec<_>>())
     }
 
@@ -63,11 +63,11 @@ impl Prediction {
     ///
     /// # Errors
     /// As [`Self::group`].
-    pub fn group_of(&self, members: &[usize]) -> anyhow::Result<Option<Group>> {
+    pub fn group_of(&self, members: &[usize]) -> anyhow::Result<Option<GroupForecast>> {
         if members.len() < 2 {
             return Ok(None);
         }
-        let programs: Vec<&Program> = members.iter().map(|&at| &self.programs[at]).collect();
+        let programs: Vec<&ProfiledInput> = members.iter().map(|&at| &self.programs[at]).collect();
         let profiles: Vec<_> = programs.iter().map(|program| &program.profile).collect();
         let own = self.scheme.group_costs(&profiles, &self.cache).ok().filter(|costs| costs.group_miss_ratio.is_some());
         let (method, costs) = match own {
@@ -78,19 +78,19 @@ impl Prediction {
                 (USUAL_SCHEME, costs)
             }
         };
-        let member = |(at, program): (usize, &Program)| {
+        let member = |(at, program): (usize, &ProfiledInput)| {
             let miss_ratio = costs.miss_ratios.as_ref().and_then(|ratios| ratios.get(at)).copied();
             let refs = program.profile.rates.llc_refs_per_mega_instr.map(|refs| refs.value);
-            let suffers = costs.suffers.get(at).copied();
+            let suffers = costs.costs.get(at).copied();
             GroupMember {
                 name: program.name.clone(),
                 solo_mpki: program.summary().solo_mpki,
                 miss_ratio,
                 mpki: miss_ratio.zip(refs).map(|(ratio, refs)| ratio * refs / 1000.0),
-                suffers_percent: suffers.filter(|_| costs.kind == CostKind::Degradation).map(|cost| cost * 100.0),
+                slowdown_percent: suffers.filter(|_| costs.kind == CostKind::Degradation).map(|cost| cost * 100.0),
             }
         };
         let members = programs.into_iter().enumerate().map(member).collect();
-        Ok(Some(Group { method: method.to_string(), miss_ratio: costs.group_miss_ratio, members }))
+        Ok(Some(GroupForecast { method: method.to_string(), miss_ratio: costs.group_miss_ratio, members }))
     }
 }

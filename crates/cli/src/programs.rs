@@ -9,14 +9,14 @@ use cachemate_core::Profile;
 use cachemate_locality::animal::{AnimalThresholds, classify};
 use cachemate_report::text::printable;
 use cachemate_report::{CurvePoint, ProgramSummary};
-use cachemate_study::{Profiling, Target, on_target, whole_curve};
+use cachemate_study::{ProfilePass, ProfileTarget, on_target, whole_curve};
 use cachemate_trace::{ProfileFile, TraceReader, pack_program};
 
 use crate::session::Session;
-use crate::traces::{Trace, TraceArgs};
+use crate::traces::{TraceArgs, TraceInput};
 
 /// One program, ready to be predicted with.
-pub struct Program {
+pub struct ProfiledInput {
     /// Name as it may stand in a terminal: files come from anybody.
     pub name: String,
     pub file: ProfileFile,
@@ -28,7 +28,7 @@ pub struct Program {
 ///
 /// # Errors
 /// A file that cannot be read, or a name that is neither a file nor in the pack (lists what there is and the nearest).
-pub fn load(session: &Session, given: &str, target: Option<Target>) -> anyhow::Result<Program> {
+pub fn load(session: &Session, given: &str, target: Option<ProfileTarget>) -> anyhow::Result<ProfiledInput> {
     let (program, whole) = load_so_far(session, given, target)?;
     whole.map(|()| program)
 }
@@ -40,8 +40,8 @@ pub fn load(session: &Session, given: &str, target: Option<Target>) -> anyhow::R
 pub fn load_so_far(
     session: &Session,
     given: &str,
-    target: Option<Target>,
-) -> anyhow::Result<(Program, anyhow::Result<()>)> {
+    target: Option<ProfileTarget>,
+) -> anyhow::Result<(ProfiledInput, anyhow::Result<()>)> {
     let path = Path::new(given);
     let is_path = path.exists() || given.contains('/') || given.ends_with(".cmt") || given.ends_with(".json");
     let path = if is_path { path.to_path_buf() } else { pack_program(given)? };
@@ -51,7 +51,7 @@ pub fn load_so_far(
     let (file, whole) = if is_json(&path)? {
         (ProfileFile::read(&path)?, Ok(()))
     } else {
-        let mut trace = Trace::open(session, &shown, &TraceArgs::default(), "profiling")?;
+        let mut trace = TraceInput::open(session, &shown, &TraceArgs::default(), "profiling")?;
         let file = profile(session, &mut trace, &name, &shown, target)?;
         (file, trace.check_whole())
     };
@@ -59,19 +59,19 @@ pub fn load_so_far(
         Some(target) => on_target(&file, target)?,
         None => file.profile.clone(),
     };
-    Ok((Program { name: printable(&file.program), file, profile }, whole))
+    Ok((ProfiledInput { name: printable(&file.program), file, profile }, whole))
 }
 
 /// Profiles a trace for `target`'s cache (a usual one without a target), naming it `name`.
 fn profile(
     session: &Session,
-    trace: &mut Trace,
+    trace: &mut TraceInput,
     name: &str,
     from: &str,
-    target: Option<Target>,
+    target: Option<ProfileTarget>,
 ) -> anyhow::Result<ProfileFile> {
     let expected = trace.reader_totals().map_or(0, |totals| totals.records);
-    let mut profiling = Profiling::new(target, trace.header().instructions_known, expected)?;
+    let mut profiling = ProfilePass::new(target, trace.header().instructions_known, expected)?;
     let mut records = Vec::new();
     while trace.records(&mut records)? {
         profiling.push(&records)?;
@@ -84,7 +84,7 @@ fn profile(
 ///
 /// # Errors
 /// As [`load`].
-pub fn load_all(session: &Session, given: &[String], target: Target) -> anyhow::Result<Vec<Program>> {
+pub fn load_all(session: &Session, given: &[String], target: ProfileTarget) -> anyhow::Result<Vec<ProfiledInput>> {
     given.iter().map(|name| load(session, name, Some(target))).collect()
 }
 
@@ -95,7 +95,7 @@ fn is_json(path: &Path) -> anyhow::Result<bool> {
     Ok(start[..read].trim_ascii_start().starts_with(b"{"))
 }
 
-impl Program {
+impl ProfiledInput {
     /// What tables and pages say of it.
     pub fn summary(&self) -> ProgramSummary {
         let positions = self.profile.stack_positions();

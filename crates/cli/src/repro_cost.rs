@@ -4,11 +4,11 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use cachemate_report::text::counted_text;
 use cachemate_report::{Align, Table};
-use cachemate_repro::split::Split;
+use cachemate_repro::split_runs::Split;
 use cachemate_repro::{Experiment, ReproError};
 use cachemate_sweep::Store;
 
-use crate::repro_sweep::{Asked, places};
+use crate::repro_sweep::{ReproRequest, places};
 
 /// Full runs were timed on two cores with three seeds.
 pub fn processor_hours<'a>(experiments: impl IntoIterator<Item = &'a Experiment>, seeds: usize) -> f64 {
@@ -17,12 +17,12 @@ pub fn processor_hours<'a>(experiments: impl IntoIterator<Item = &'a Experiment>
 }
 
 /// A line for each experiment, and what all that is left costs. Nothing is run.
-pub fn words(asked: &Asked, experiments: &[Experiment], store: Option<&Store>) -> String {
+pub fn words(asked: &ReproRequest, experiments: &[Experiment], store: Option<&Store>) -> String {
     let columns = [("ids", Align::Left), ("what", Align::Left), ("runs", Align::Left), ("hours", Align::Right)];
     let (mut table, mut left, seeds) = (Table::new(&columns), Vec::new(), asked.seeds.len());
     let all = places(experiments);
     for (nth, experiment) in &all {
-        let runs = store.map_or(Runs::default(), |store| runs_of(asked, store, *nth, experiment));
+        let runs = store.map_or(RunCounts::default(), |store| runs_of(asked, store, *nth, experiment));
         let hours = match asked.quick {
             true => "not timed".to_string(),
             false => format!("{:.2}", processor_hours([experiment], seeds)),
@@ -42,7 +42,7 @@ pub fn words(asked: &Asked, experiments: &[Experiment], store: Option<&Store>) -
 
 /// An experiment's runs in a folder.
 #[derive(Default)]
-struct Runs {
+struct RunCounts {
     made: usize,
     /// That can be made with the answers there are; others may follow from theirs.
     next: usize,
@@ -51,24 +51,24 @@ struct Runs {
     fails: Option<String>,
 }
 
-impl Runs {
+impl RunCounts {
     fn words(&self) -> String {
         match self {
-            Runs { fails: Some(why), .. } => format!("fails: {why}"),
-            Runs { made, finished: true, .. } => format!("all {made} made"),
-            Runs { made: 0, next: 0, .. } => "none made".to_string(),
-            Runs { made, next, .. } => format!("{made} made, {next} next"),
+            RunCounts { fails: Some(why), .. } => format!("fails: {why}"),
+            RunCounts { made, finished: true, .. } => format!("all {made} made"),
+            RunCounts { made: 0, next: 0, .. } => "none made".to_string(),
+            RunCounts { made, next, .. } => format!("{made} made, {next} next"),
         }
     }
 }
 
 /// Goes through the experiment with the answers there are.
-fn runs_of(asked: &Asked, store: &Store, nth: usize, experiment: &Experiment) -> Runs {
-    let (find, made, stop) = (asked.kept(store, nth), AtomicUsize::new(0), AtomicBool::new(false));
+fn runs_of(asked: &ReproRequest, store: &Store, nth: usize, experiment: &Experiment) -> RunCounts {
+    let (find, made, stop) = (asked.stored_answers(store, nth), AtomicUsize::new(0), AtomicBool::new(false));
     let counted = |run: &str| {
-        let found = find(run);
-        made.fetch_add(usize::from(found.is_some()), Ordering::Relaxed);
-        found
+        let answer = find(run);
+        made.fetch_add(usize::from(answer.is_some()), Ordering::Relaxed);
+        answer
     };
     let split = Split::list(&counted);
     let (finished, fails) = match (experiment.run)(&asked.context(&split, &stop)) {
@@ -76,5 +76,5 @@ fn runs_of(asked: &Asked, store: &Store, nth: usize, experiment: &Experiment) ->
         Err(ReproError::Failed(what, why)) => (false, Some(format!("{what}: {why}"))),
         Err(ReproError::Elsewhere | ReproError::Interrupted) => (false, None),
     };
-    Runs { made: made.load(Ordering::Relaxed), next: split.missing().len(), finished, fails }
+    RunCounts { made: made.load(Ordering::Relaxed), next: split.missing().len(), finished, fails }
 }

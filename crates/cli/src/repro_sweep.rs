@@ -7,20 +7,22 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
-use cachemate_repro::split::Split;
-use cachemate_repro::{Context, Experiment, Finding, Findings, ReproError};
-use cachemate_sweep::{Answer, FORMAT, Header, Kind, Manifest, RunError, Store, Task, TaskId};
+use cachemate_repro::split_runs::Split;
+use cachemate_repro::{Experiment, ExperimentContext, Finding, Findings, ReproError};
+use cachemate_sweep::{
+    FORMAT, JobResult, Manifest, ManifestHeader, RunError, Store, SweepKind, SweepTask, SweepTaskId,
+};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::run_cache::{keep_runs_in, sources};
+use crate::run_cache::{sources, use_cache_dir};
 
 /// Below the sweep's folder: runs of single programs and pairs, which several tasks need.
 pub const KEPT: &str = "kept";
 
 /// What was asked of the experiments; in the manifest's header.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Asked {
+pub struct ReproRequest {
     pub quick: bool,
     pub seeds: Vec<u64>,
     pub mixes: Option<u32>,
@@ -28,23 +30,23 @@ pub struct Asked {
     pub machine: Option<String>,
 }
 
-impl Asked {
+impl ReproRequest {
     /// The id of a run: of everything that its answer depends on.
-    fn id(&self, run: &str) -> TaskId {
-        TaskId::of(&format!("{} repro {self:?} {run}", sources()))
+    fn id(&self, run: &str) -> SweepTaskId {
+        SweepTaskId::of(&format!("{} repro {self:?} {run}", sources()))
     }
 
     /// An experiment's kept answers, by the names that it has for its runs.
-    pub fn kept<'a>(&'a self, store: &'a Store, nth: usize) -> impl Fn(&str) -> Option<Vec<u8>> + Sync + 'a {
+    pub fn stored_answers<'a>(&'a self, store: &'a Store, nth: usize) -> impl Fn(&str) -> Option<Vec<u8>> + Sync + 'a {
         move |run: &str| {
-            let found = store.read(self.id(&format!("{nth}:{run}"))).ok()??;
-            let answer: Answer = serde_json::from_str(found.result.get()).ok()?;
+            let stored = store.read(self.id(&format!("{nth}:{run}"))).ok()??;
+            let answer: JobResult = serde_json::from_str(stored.result.get()).ok()?;
             bytes(answer.detail?.get(ANSWER)?.as_str()?)
         }
     }
 
-    pub fn context<'a>(&'a self, split: &'a Split<'a>, stop: &'a AtomicBool) -> Context<'a> {
-        Context {
+    pub fn context<'a>(&'a self, split: &'a Split<'a>, stop: &'a AtomicBool) -> ExperimentContext<'a> {
+        ExperimentContext {
             quick: self.quick,
             seeds: self.seeds.clone(),
             stop,
@@ -60,23 +62,24 @@ impl Asked {
 ///
 /// # Errors
 /// There is no such run, an earlier one that it needs has no answer, or it failed.
-pub fn make(folder: &Path, asked: &Value, run: &str, stop: &AtomicBool) -> Result<Answer, RunError> {
+pub fn make(folder: &Path, asked: &Value, run: &str, stop: &AtomicBool) -> Result<JobResult, RunError> {
     let failed = |what: String| RunError::Failed(what);
-    let asked: Asked = serde_json::from_value(asked.clone()).map_err(|error| failed(error.to_string()))?;
+    let request: ReproRequest = serde_json::from_value(asked.clone()).map_err(|error| failed(error.to_string()))?;
     let no_such = || failed(format!("'{run}' is no run of the experiments"));
     let (nth, name) = run.split_once(':').ok_or_else(no_such)?;
     let nth: usize = nth.parse().map_err(|_| no_such())?;
     let experiments = cachemate_repro::experiments();
     let experiment = experiments.get(nth).ok_or_else(no_such)?;
     let store = Store::open(folder).map_err(|error| failed(error.to_string()))?;
-    keep_runs_in(&store.folder().join(KEPT));
-    let find = asked.kept(&store, nth);
+    use_cache_dir(&store.folder().join(KEPT));
+    let find = request.stored_answers(&store, nth);
     let split = Split::one(name, &find).map_err(|error| failed(error.to_string()))?;
-    match (experiment.run)(&asked.context(&split, stop)) {
+    match (experiment.run)(&request.context(&split, stop)) {
         Err(ReproError::Interrupted) => Err(RunError::Stopped),
         Err(ReproError::Elsewhere) | Ok(_) => {
-            let made = split.made().ok_or_else(|| failed("an earlier run that it needs has no answer".to_string()))?;
-            Ok(Answer { detail: Some(json!({ ANSWER: digits(&made) })), ..Answer::default() })
+            let answer =
+                split.made().ok_or_else(|| failed("an earlier run that it needs has no answer".to_string()))?;
+            Ok(JobResult { detail: Some(json!({ ANSWER: digits(&answer) })), ..JobResult::default() })
         }
         Err(error) => Err(failed(error.to_string())),
     }
@@ -104,19 +107,19 @@ pub fn places(experiments: &[Experiment]) -> Vec<(usize, Experiment)> {
 
 /// Experiments on their way through the waves.
 pub struct Waves {
-    asked: Asked,
+    asked: ReproRequest,
     /// As [`places`].
     open: Vec<(usize, Experiment)>,
     found: Vec<(usize, Vec<Finding>)>,
     broken: Vec<String>,
     /// Every run so far.
-    tasks: Vec<Task>,
-    given_up: BTreeMap<TaskId, String>,
+    tasks: Vec<SweepTask>,
+    given_up: BTreeMap<SweepTaskId, String>,
 }
 
 impl Waves {
     /// The runs of an earlier command that asked the same stay in the manifest.
-    pub fn new(asked: Asked, experiments: &[Experiment], store: &Store) -> Self {
+    pub fn new(asked: ReproRequest, experiments: &[Experiment], store: &Store) -> Self {
         let same = |earlier: &Manifest| earlier.header.version == sources() && earlier.header.repro == json!(asked);
         let tasks = store.manifest().ok().filter(same).map_or(Vec::new(), |earlier| earlier.tasks);
         let (open, found, broken) = (places(experiments), Vec::new(), Vec::new());
@@ -124,19 +127,19 @@ impl Waves {
     }
 
     /// The runs that can be made now; none once every experiment has its findings or failed.
-    pub fn next(&mut self, store: &Store, stop: &AtomicBool) -> Vec<Task> {
+    pub fn next(&mut self, store: &Store, stop: &AtomicBool) -> Vec<SweepTask> {
         let mut needed = Vec::new();
         for (nth, experiment) in std::mem::take(&mut self.open) {
-            match self.look(store, nth, &experiment, stop) {
-                Ok(Step::Found(found)) => self.found.push((nth, found)),
-                Ok(Step::Needs(needs)) => {
+            match self.advance(store, nth, &experiment, stop) {
+                Ok(WaveStep::Found(found)) => self.found.push((nth, found)),
+                Ok(WaveStep::Needs(needs)) => {
                     needed.extend(needs);
                     self.open.push((nth, experiment));
                 }
                 Err(why) => self.break_off(nth, &experiment, &why),
             }
         }
-        let known: BTreeSet<TaskId> = self.tasks.iter().map(|task| task.id).collect();
+        let known: BTreeSet<SweepTaskId> = self.tasks.iter().map(|task| task.id).collect();
         self.tasks.extend(needed.iter().filter(|task| !known.contains(&task.id)).cloned());
         needed
     }
@@ -150,46 +153,52 @@ impl Waves {
     }
 
     /// Goes through an experiment with the answers there are.
-    fn look(&self, store: &Store, nth: usize, experiment: &Experiment, stop: &AtomicBool) -> Result<Step, String> {
-        let find = self.asked.kept(store, nth);
+    fn advance(
+        &self,
+        store: &Store,
+        nth: usize,
+        experiment: &Experiment,
+        stop: &AtomicBool,
+    ) -> Result<WaveStep, String> {
+        let find = self.asked.stored_answers(store, nth);
         let split = Split::list(&find);
         match (experiment.run)(&self.asked.context(&split, stop)) {
-            Ok(found) => return Ok(Step::Found(found)),
+            Ok(found) => return Ok(WaveStep::Found(found)),
             Err(ReproError::Elsewhere) => {}
-            Err(ReproError::Interrupted) => return Ok(Step::Needs(Vec::new())),
+            Err(ReproError::Interrupted) => return Ok(WaveStep::Needs(Vec::new())),
             Err(error) => return Err(error.to_string()),
         }
         let ids = experiment.ids.join(", ");
         let task = |name: &String| {
             let run = format!("{nth}:{name}");
             let point = json!({ "experiment": ids, "run": run }).to_string();
-            Task { id: self.asked.id(&run), point: point.into() }
+            SweepTask { id: self.asked.id(&run), point: point.into() }
         };
-        let needs: Vec<Task> = split.missing().iter().map(task).collect();
+        let needs: Vec<SweepTask> = split.missing().iter().map(task).collect();
         match needs.iter().find_map(|task| self.given_up.get(&task.id)) {
             Some(why) => Err(why.clone()),
-            None => Ok(Step::Needs(needs)),
+            None => Ok(WaveStep::Needs(needs)),
         }
     }
 
     /// Runs that were given up, with the reasons.
-    pub fn failed(&mut self, failed: &[(TaskId, String)]) {
+    pub fn failed(&mut self, failed: &[(SweepTaskId, String)]) {
         self.given_up.extend(failed.iter().cloned());
     }
 
     /// Findings in the order of the experiments, and what failed.
-    pub fn found(mut self) -> (Findings, Vec<String>) {
+    pub fn into_findings(mut self) -> (Findings, Vec<String>) {
         self.found.sort_by_key(|(nth, _)| *nth);
         (Findings { results: self.found.into_iter().flat_map(|(_, found)| found).collect() }, self.broken)
     }
 
     /// All runs so far.
     pub fn manifest(&self) -> Manifest {
-        let header = Header {
+        let header = ManifestHeader {
             format: FORMAT,
             name: "repro".to_string(),
             description: "The papers' experiments, run by run".to_string(),
-            kind: Kind::Repro,
+            kind: SweepKind::Repro,
             version: sources(),
             detail: true,
             axes: vec!["experiment".to_string(), "run".to_string()],
@@ -204,8 +213,8 @@ impl Waves {
 }
 
 /// What an experiment is at.
-enum Step {
+enum WaveStep {
     Found(Vec<Finding>),
     /// The runs that come next.
-    Needs(Vec<Task>),
+    Needs(Vec<SweepTask>),
 }

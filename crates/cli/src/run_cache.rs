@@ -11,7 +11,7 @@ use cachemate_daemon::paths;
 
 /// Switches of commands that measure pairs.
 #[derive(Args)]
-pub struct KeptArgs {
+pub struct RunCacheArgs {
     /// Keep measured runs in this folder, and take from it what was measured before [default: the user's cache]
     #[arg(long, value_name = "DIR", conflicts_with = "no_cache")]
     cache: Option<PathBuf>,
@@ -20,13 +20,13 @@ pub struct KeptArgs {
     no_cache: bool,
 }
 
-impl KeptArgs {
+impl RunCacheArgs {
     /// To be called before anything is measured.
     pub fn start(&self) {
         if self.no_cache {
             return;
         }
-        keep_runs_in(&self.folder());
+        use_cache_dir(&self.folder());
     }
 
     /// Says how much was not measured now.
@@ -43,7 +43,7 @@ impl KeptArgs {
 }
 
 /// Keeps measured runs in this folder from now on, and takes from it what was measured before.
-pub fn keep_runs_in(folder: &Path) {
+pub fn use_cache_dir(folder: &Path) {
     let note = |text: &str| _ = writeln!(std::io::stderr(), "cachemate: {text}");
     store::keep_in(folder, &sources(), note);
 }

@@ -10,7 +10,7 @@ use cachemate_report::terminal::Paint;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 
-use crate::args::{Color, Global};
+use crate::args::{ColorChoice, Global};
 
 /// One run of the command.
 pub struct Session {
@@ -34,9 +34,9 @@ impl Session {
         let wanted = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
             && std::env::var_os("TERM").is_none_or(|term| term != "dumb");
         let color = match global.color {
-            Color::Always => true,
-            Color::Never => false,
-            Color::Auto => terminal && wanted,
+            ColorChoice::Always => true,
+            ColorChoice::Never => false,
+            ColorChoice::Auto => terminal && wanted,
         };
         let width = if terminal { rustix::termios::tcgetwinsize(io::stdout()).ok() } else { None };
         let width = width.map(|size| usize::from(size.ws_col)).filter(|columns| *columns >= 40);
@@ -63,7 +63,7 @@ impl Session {
     }
 
     /// After what was interrupted has ended and been kept: what is still to be done starts anew.
-    pub fn forget_interruption(&self) {
+    pub fn clear_interrupt(&self) {
         self.interrupted.store(false, Ordering::Relaxed);
     }
 

@@ -17,9 +17,9 @@ use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Borders, Paragraph};
 
-use crate::status_text::{COLUMNS, by_cache, decisions, gangs, head, row, shares, troubles};
+use crate::status_text::{COLUMNS, by_cache, decisions, gangs, head, problems, row, shares};
 use cachemate_daemon::socket;
-use cachemate_daemon::status::{Class, Status, TaskStatus};
+use cachemate_daemon::status::{ContentionClass, DaemonStatus, TaskStatus};
 
 /// Lines of the lower part, at most: gangs, refusals and decisions.
 const BELOW_AT_MOST: usize = 12;
@@ -29,7 +29,7 @@ const KEYS: &str = " q ends   arrows, page keys: scroll   space: hold still";
 
 /// What the keys have set.
 #[derive(Default)]
-struct View {
+struct ScreenState {
     scroll: usize,
     held: bool,
     color: bool,
@@ -38,14 +38,14 @@ struct View {
 }
 
 /// What `top` was told.
-pub struct Watch<'a> {
+pub struct ScreenOptions<'a> {
     pub socket: &'a Path,
     pub every: Duration,
     pub looks: Option<u64>,
     pub color: bool,
 }
 
-impl Watch<'_> {
+impl ScreenOptions<'_> {
     /// Shows the status until `q`, Ctrl-C, `stop`, or the last look.
     ///
     /// # Errors
@@ -61,10 +61,10 @@ impl Watch<'_> {
     fn turns(
         &self,
         terminal: &mut ratatui::DefaultTerminal,
-        mut status: Status,
+        mut status: DaemonStatus,
         stop: &AtomicBool,
     ) -> anyhow::Result<()> {
-        let mut view = View { color: self.color, ..View::default() };
+        let mut view = ScreenState { color: self.color, ..ScreenState::default() };
         let (mut looks, mut due) = (1, Instant::now() + self.every);
         while !stop.load(Ordering::Relaxed) {
             terminal.draw(|frame| view.draw(frame, &status)).context("cannot draw on the terminal")?;
@@ -94,7 +94,7 @@ impl Watch<'_> {
     }
 }
 
-impl View {
+impl ScreenState {
     /// False = end.
     fn key(&mut self, key: KeyEvent) -> bool {
         if key.kind == KeyEventKind::Release {
@@ -120,7 +120,7 @@ impl View {
         if self.color { Style::new().fg(color) } else { Style::new() }
     }
 
-    fn draw(&mut self, frame: &mut Frame<'_>, status: &Status) {
+    fn draw(&mut self, frame: &mut Frame<'_>, status: &DaemonStatus) {
         let top: Vec<Line<'_>> = head(status).lines().map(|line| Line::from(line.to_string())).collect();
         let below = self.below(status);
         let lower = if below.is_empty() { 0 } else { below.len() as u16 + 1 };
@@ -138,10 +138,10 @@ impl View {
         frame.render_widget(Paragraph::new(shown), middle);
         let block = Block::new().borders(Borders::TOP).title("last decisions");
         frame.render_widget(Paragraph::new(below).block(block), under);
-        frame.render_widget(Paragraph::new(self.foot()), foot);
+        frame.render_widget(Paragraph::new(self.footer()), foot);
     }
 
-    fn foot(&self) -> Line<'static> {
+    fn footer(&self) -> Line<'static> {
         match (&self.trouble, self.held) {
             (Some(trouble), _) => Line::styled(format!(" {trouble}"), self.style(Color::Red)),
             (None, true) => Line::styled(format!("{KEYS}   (held)"), Modifier::REVERSED),
@@ -150,20 +150,20 @@ impl View {
     }
 
     /// Decisions, with the turns of gangs and parts of caches before and what was refused after them.
-    fn below(&self, status: &Status) -> Vec<Line<'static>> {
-        let told = |text: String, style: Style| {
+    fn below(&self, status: &DaemonStatus) -> Vec<Line<'static>> {
+        let styled = |text: String, style: Style| {
             text.lines().map(|line| Line::styled(line.to_string(), style)).collect::<Vec<_>>()
         };
-        let mut lines = told(gangs(status), Style::new().add_modifier(Modifier::BOLD));
-        lines.extend(told(shares(status), Style::new().add_modifier(Modifier::BOLD)));
-        lines.extend(told(decisions(&status.decisions, 6), Style::new()));
-        lines.extend(told(troubles(status), self.style(Color::Yellow)));
+        let mut lines = styled(gangs(status), Style::new().add_modifier(Modifier::BOLD));
+        lines.extend(styled(shares(status), Style::new().add_modifier(Modifier::BOLD)));
+        lines.extend(styled(decisions(&status.decisions, 6), Style::new()));
+        lines.extend(styled(problems(status), self.style(Color::Yellow)));
         lines.truncate(BELOW_AT_MOST);
         lines
     }
 
     /// The line of column names, and the caches with their programs under it; the same columns for all.
-    fn programs(&self, status: &Status) -> (Line<'static>, Vec<Line<'static>>) {
+    fn programs(&self, status: &DaemonStatus) -> (Line<'static>, Vec<Line<'static>>) {
         let groups = by_cache(status);
         let names: Vec<String> = COLUMNS.iter().map(|(name, _)| name.to_string()).collect();
         let rows: Vec<Vec<String>> = status.tasks.iter().map(row).collect();
@@ -201,13 +201,13 @@ fn cells<'a>(texts: &'a [String], widths: &'a [usize]) -> impl Iterator<Item = S
     })
 }
 
-fn class_color(class: Option<Class>) -> Color {
+fn class_color(class: Option<ContentionClass>) -> Color {
     match class {
-        Some(Class::AggressorAndVictim) => Color::Magenta,
-        Some(Class::Aggressor) => Color::Red,
-        Some(Class::Victim) => Color::Yellow,
-        Some(Class::Quiet) => Color::Green,
-        Some(Class::NoAggressor | Class::NoVictim) | None => Color::Reset,
+        Some(ContentionClass::AggressorAndVictim) => Color::Magenta,
+        Some(ContentionClass::Aggressor) => Color::Red,
+        Some(ContentionClass::Victim) => Color::Yellow,
+        Some(ContentionClass::Quiet) => Color::Green,
+        Some(ContentionClass::NoAggressor | ContentionClass::NoVictim) | None => Color::Reset,
     }
 }
 
@@ -226,7 +226,7 @@ mod tests {
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
 
-    fn status() -> Status {
+    fn status() -> DaemonStatus {
         let task = |id: u32, name: &str, cache: u32, share: f64, intensity: f64| {
             serde_json::json!({
                 "task": id, "pid": 100 + id, "tid": 100 + id, "name": name, "fixed": false, "cpu": id, "cache": cache,
@@ -236,7 +236,7 @@ mod tests {
             })
         };
         let cache = |id: u32, cpus: &str, tasks: &[u32]| serde_json::json!({ "cache": id, "level": "L3", "cpus": cpus, "size_bytes": 33_554_432, "tasks": tasks });
-        let mut json = serde_json::to_value(Status::default()).unwrap();
+        let mut json = serde_json::to_value(DaemonStatus::default()).unwrap();
         json["version"] = "0.1.0".into();
         json["pid"] = 7.into();
         json["calibrated"] = true.into();
@@ -248,7 +248,7 @@ mod tests {
         serde_json::from_value(json).unwrap()
     }
 
-    fn screen(view: &mut View, size: (u16, u16)) -> String {
+    fn screen(view: &mut ScreenState, size: (u16, u16)) -> String {
         let mut terminal = Terminal::new(TestBackend::new(size.0, size.1)).unwrap();
         terminal.draw(|frame| view.draw(frame, &status())).unwrap();
         let buffer = terminal.backend().buffer();
@@ -259,7 +259,7 @@ mod tests {
     /// Does a screen show every cache with its programs, the busiest first, and the last decisions?
     #[test]
     fn a_screen_shows_caches_programs_and_decisions() {
-        let text = screen(&mut View::default(), (110, 12));
+        let text = screen(&mut ScreenState::default(), (110, 12));
         let order =
             ["observing", "class", "CPUs 0-3", "scan", "db", "CPUs 4-7", "web", "last decisions", "scan(102) alone"];
         let mut rest = text.as_str();
@@ -274,7 +274,7 @@ mod tests {
     /// Does the middle scroll no further than to its end, and does a screen that is too small show what fits?
     #[test]
     fn scrolling_stops_at_the_end() {
-        let mut view = View::default();
+        let mut view = ScreenState::default();
         assert!(view.key(KeyEvent::from(KeyCode::End)));
         let text = screen(&mut view, (110, 9));
         assert!(text.contains("web") && !text.contains("L3 of CPUs 0-3"), "{text}");
@@ -285,7 +285,7 @@ mod tests {
     /// Do q, Esc and Ctrl-C end the view, and no other key?
     #[test]
     fn q_ends_the_view() {
-        let mut view = View::default();
+        let mut view = ScreenState::default();
         let control_c = KeyEvent::new(KeyCode::Char('c'), KeyModifiers::CONTROL);
         for ends in [KeyCode::Char('q').into(), KeyCode::Esc.into(), control_c] {
             assert!(!view.key(ends));
@@ -296,7 +296,7 @@ mod tests {
     /// Is a daemon that went away told on the screen, with what was known last?
     #[test]
     fn a_lost_daemon_is_told() {
-        let mut view = View { trouble: Some("no daemon answers there".into()), ..View::default() };
+        let mut view = ScreenState { trouble: Some("no daemon answers there".into()), ..ScreenState::default() };
         let text = screen(&mut view, (110, 12));
         assert!(text.contains("no daemon answers") && text.contains("scan"), "{text}");
     }

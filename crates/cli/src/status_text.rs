@@ -4,7 +4,7 @@ use cachemate_core::Estimate;
 use cachemate_report::text::{fixed, number, or_dash, printable, size_text};
 use cachemate_report::{Align, Table};
 
-use cachemate_daemon::status::{CacheStatus, Class, DecisionStatus, Status, TaskStatus, thread_text};
+use cachemate_daemon::status::{CacheStatus, ContentionClass, DaemonStatus, DecisionStatus, TaskStatus, thread_text};
 
 fn percent(value: Option<f64>) -> String {
     or_dash(value.map(|value| format!("{}{} %", if value < 0.0 { "" } else { "+" }, fixed(100.0 * value, 0))))
@@ -14,8 +14,8 @@ fn two(value: Option<Estimate>) -> String {
     or_dash(value.map(|value| fixed(value.value, 2)))
 }
 
-pub fn head(status: &Status) -> String {
-    let mode = if status.acts { "acting" } else { "observing only" };
+pub fn head(status: &DaemonStatus) -> String {
+    let mode = if status.acting { "acting" } else { "observing only" };
     let share = if status.running_ns > 0 { 100.0 * status.cpu_ns as f64 / status.running_ns as f64 } else { 0.0 };
     let mut text = format!(
         "cachemate {} (pid {}{}): {mode}, policy {}, level {} of 3{}, window {} of {:.1} s, {share:.2} % of a CPU used\n",
@@ -31,7 +31,7 @@ pub fn head(status: &Status) -> String {
     if let Some(ns) = status.counters.longest_wait_ns {
         text.push_str(&format!("no managed thread waited longer than {:.1} ms for a processor\n", ns as f64 / 1e6));
     }
-    if status.guardian_apart == Some(false) {
+    if status.guardian_isolated == Some(false) {
         text.push_str("the guardian is in the daemon's control group: whoever ends that ends both, and cachemate reset is needed\n");
     }
     if let Some(error) = &status.config_error {
@@ -41,8 +41,8 @@ pub fn head(status: &Status) -> String {
         text.push_str(&format!("page colors: {colors}\n"));
     }
     if status.kernel_cache_scheduling.enabled.is_some() {
-        let said = &status.kernel_cache_scheduling.says;
-        text.push_str(&format!("the kernel's cache-aware scheduling: {said}\n"));
+        let detail = &status.kernel_cache_scheduling.detail;
+        text.push_str(&format!("the kernel's cache-aware scheduling: {detail}\n"));
     }
     if let Some(cpu) = status.pressure.cpu {
         let memory = status.pressure.memory.map_or(0.0, |memory| memory.some_share);
@@ -86,7 +86,7 @@ pub fn row(task: &TaskStatus) -> Vec<String> {
         or_dash(task.cpu_share.map(|share| format!("{:.0} %", 100.0 * share))),
         two(task.intensity),
         two(task.sensitivity),
-        task.class.map_or("-", Class::words).to_string(),
+        task.class.map_or("-", ContentionClass::words).to_string(),
         percent(task.forecast_degradation),
         percent(task.measured_degradation),
         or_dash(task.progress_per_second.map(|rate| match task.progress_of.as_deref() {
@@ -97,7 +97,7 @@ pub fn row(task: &TaskStatus) -> Vec<String> {
 }
 
 /// Each last-level cache with its tasks, the busiest first; then those whose cache is not known.
-pub fn by_cache(status: &Status) -> Vec<(String, Vec<&TaskStatus>)> {
+pub fn by_cache(status: &DaemonStatus) -> Vec<(String, Vec<&TaskStatus>)> {
     let of = |cache: Option<u32>| {
         let mut tasks: Vec<&TaskStatus> = status.tasks.iter().filter(|task| task.cache == cache).collect();
         tasks.sort_by(|a, b| b.cpu_share.unwrap_or(0.0).total_cmp(&a.cpu_share.unwrap_or(0.0)));
@@ -111,7 +111,7 @@ pub fn by_cache(status: &Status) -> Vec<(String, Vec<&TaskStatus>)> {
     groups
 }
 
-fn tables(status: &Status, most: usize) -> String {
+fn tables(status: &DaemonStatus, most: usize) -> String {
     let mut text = String::new();
     for (title, tasks) in by_cache(status) {
         let mut table = Table::new(COLUMNS);
@@ -126,7 +126,7 @@ fn tables(status: &Status, most: usize) -> String {
     text
 }
 
-pub fn gangs(status: &Status) -> String {
+pub fn gangs(status: &DaemonStatus) -> String {
     let name = |id: &u32| {
         let task = status.tasks.iter().find(|task| task.task == *id);
         task.map_or_else(|| format!("task {id}"), |task| thread_text(&task.name, task.tid))
@@ -136,13 +136,13 @@ pub fn gangs(status: &Status) -> String {
         let turns: Vec<String> = schedule.gangs.iter().map(turn).collect();
         format!("turns of {} ms on CPUs {}: {}\n", schedule.slice_ns / 1_000_000, schedule.cpus, turns.join(", then "))
     };
-    let kept = |group: &cachemate_daemon::status::ConfinedStatus| {
+    let group_text = |group: &cachemate_daemon::status::ConfinedStatus| {
         format!("group {} kept to CPUs {}\n", group.cgroup, group.cpus)
     };
-    status.gangs.iter().map(line).chain(status.confined.iter().map(kept)).collect()
+    status.gangs.iter().map(line).chain(status.confined.iter().map(group_text)).collect()
 }
 
-pub fn shares(status: &Status) -> String {
+pub fn shares(status: &DaemonStatus) -> String {
     let name = |id: &u32| {
         let task = status.tasks.iter().find(|task| task.task == *id);
         task.map_or_else(|| format!("task {id}"), |task| thread_text(&task.name, task.tid))
@@ -173,25 +173,25 @@ pub fn decisions(decisions: &[DecisionStatus], most: usize) -> String {
     decisions.iter().take(most).map(line).collect()
 }
 
-pub fn troubles(status: &Status) -> String {
+pub fn problems(status: &DaemonStatus) -> String {
     let plan = status.refused_plan.iter().map(|said| format!("refused, the plan before stays: {said}\n"));
     let refused = plan.chain(status.refused.iter().take(5).map(|line| format!("refused: {line}\n")));
     refused.chain(status.overridden.iter().take(5).map(|item| format!("changed by somebody else: {item}\n"))).collect()
 }
 
-fn in_force(status: &Status) -> String {
-    format!("{}{}{}", gangs(status), shares(status), troubles(status))
+fn in_force(status: &DaemonStatus) -> String {
+    format!("{}{}{}", gangs(status), shares(status), problems(status))
 }
 
 /// All of it.
-pub fn status_text(status: &Status) -> String {
+pub fn status_text(status: &DaemonStatus) -> String {
     let last = decisions(&status.decisions, 10);
     let last = if last.is_empty() { String::new() } else { format!("\nlast decisions\n{last}") };
     format!("{}{}\n{}{last}", head(status), tables(status, usize::MAX), in_force(status))
 }
 
 /// As much as fits a screen; lines are cut at `width`.
-pub fn top_text(status: &Status, width: usize) -> String {
+pub fn top_text(status: &DaemonStatus, width: usize) -> String {
     let last = decisions(&status.decisions, 6);
     let last = if last.is_empty() { String::new() } else { format!("\nlast decisions\n{last}") };
     let text = format!("{}{}\n{}{last}", head(status), tables(status, 15), in_force(status));
@@ -311,8 +311,8 @@ mod tests {
             why: format!("{} is alone", thread_text(name, 107)),
             numbers: vec![("n".into(), 1e308)],
         };
-        let status = Status { tasks: tasks.clone(), gangs, shares: vec![share], ..Status::default() };
-        let status = Status { decisions: vec![decision.clone()], ..status };
+        let status = DaemonStatus { tasks: tasks.clone(), gangs, shares: vec![share], ..DaemonStatus::default() };
+        let status = DaemonStatus { decisions: vec![decision.clone()], ..status };
         let beside = [thread_text(name, 107)];
         for text in
             [status_text(&status), top_text(&status, 400), explain_text(&tasks, &beside, &[decision], &[], &[], true)]

@@ -4,12 +4,12 @@ use std::fs;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use cachemate_trace::{AccessRecord, Format, Header, Totals, TraceError, TraceReader};
+use cachemate_trace::{AccessRecord, Format, TraceError, TraceHeader, TraceReader, TraceTotals};
 use clap::Args;
 use indicatif::ProgressBar;
 
-use crate::exit::Interrupted;
-use crate::input::Input;
+use crate::exit::InterruptedError;
+use crate::input::InterruptibleStdin;
 use crate::session::Session;
 
 /// How a trace is to be read.
@@ -24,19 +24,19 @@ pub struct TraceArgs {
 }
 
 /// A trace under way. Once interrupted, and with `--salvage` once damaged, it just ends.
-pub struct Trace {
+pub struct TraceInput {
     reader: Box<dyn TraceReader>,
     salvage: bool,
     stop: Arc<AtomicBool>,
     bar: ProgressBar,
     /// Records given so far.
     read: u64,
-    totals: Option<Totals>,
+    totals: Option<TraceTotals>,
     damage: Option<TraceError>,
     stopped: bool,
 }
 
-impl Trace {
+impl TraceInput {
     /// Opens `path` (`-` is standard input).
     ///
     /// # Errors
@@ -45,19 +45,19 @@ impl Trace {
         let format = args.format.as_deref().map(str::parse::<Format>).transpose()?;
         let stop = session.interrupt_flag();
         let opened = if path == "-" {
-            let input = Input { stop: Arc::clone(&stop) };
+            let input = InterruptibleStdin { stop: Arc::clone(&stop) };
             cachemate_trace::open_input(Box::new(input), "standard input", format)
         } else {
             cachemate_trace::open(path, format)
         };
         let reader = opened.map_err(|error| match stop.load(Ordering::Relaxed) {
-            true => Interrupted("nothing was read".to_string()).into(),
+            true => InterruptedError("nothing was read".to_string()).into(),
             false => anyhow::Error::from(error),
         })?;
         let raw = || fs::metadata(path).ok().filter(|found| found.is_file()).map(|found| found.len() / 8);
         let known = reader.totals().map(|totals| totals.records);
         let total = known.or_else(|| if reader.header().source == "u64" { raw() } else { None });
-        Ok(Trace {
+        Ok(TraceInput {
             reader,
             salvage: args.salvage,
             stop,
@@ -98,8 +98,8 @@ impl Trace {
         if self.stopping() {
             return Ok(false);
         }
-        let given = self.reader.read_addresses(batch);
-        self.step(given, batch.len())
+        let more = self.reader.read_addresses(batch);
+        self.step(more, batch.len())
     }
 
     /// Next records; as [`TraceReader::read_batch`].
@@ -110,8 +110,8 @@ impl Trace {
         if self.stopping() {
             return Ok(false);
         }
-        let given = self.reader.read_batch(batch);
-        self.step(given, batch.len())
+        let more = self.reader.read_batch(batch);
+        self.step(more, batch.len())
     }
 
     fn stopping(&mut self) -> bool {
@@ -120,7 +120,7 @@ impl Trace {
     }
 
     /// Ends the progress bar, says what was left out, and gives the totals where the whole file was read.
-    pub fn finish(&mut self, session: &Session) -> Option<Totals> {
+    pub fn finish(&mut self, session: &Session) -> Option<TraceTotals> {
         self.bar.finish_and_clear();
         if let Some(damage) = &self.damage {
             session.warn(&format!("{damage}; went on with the {} records before it", self.read));
@@ -136,38 +136,39 @@ impl Trace {
     }
 
     /// What a file that can be sought in says of itself before it is read.
-    pub fn reader_totals(&self) -> Option<&Totals> {
+    pub fn reader_totals(&self) -> Option<&TraceTotals> {
         self.reader.totals()
     }
 
     /// After the result so far has been given: was it cut short by Ctrl-C?
     ///
     /// # Errors
-    /// [`Interrupted`] if so.
+    /// [`InterruptedError`] if so.
     pub fn check_whole(&self) -> anyhow::Result<()> {
         if !self.stopped {
             return Ok(());
         }
-        Err(Interrupted(format!("the result covers the first {} records", self.read)).into())
+        Err(InterruptedError(format!("the result covers the first {} records", self.read)).into())
     }
 }
 
 /// For code that takes any reader (conversion).
-impl TraceReader for Trace {
-    fn header(&self) -> &Header {
+impl TraceReader for TraceInput {
+    fn header(&self) -> &TraceHeader {
         self.reader.header()
     }
     fn read_batch(&mut self, batch: &mut Vec<AccessRecord>) -> Result<bool, TraceError> {
         let more = self.records(batch)?;
         if !more {
             batch.clear();
-            let part = || Totals { ended: Some("interrupted".to_string()), records: self.read, ..Totals::default() };
+            let part =
+                || TraceTotals { ended: Some("interrupted".to_string()), records: self.read, ..TraceTotals::default() };
             let cut_short = self.stopped || self.damage.is_some();
             self.totals = if cut_short { Some(part()) } else { self.reader.totals().cloned() };
         }
         Ok(more)
     }
-    fn totals(&self) -> Option<&Totals> {
+    fn totals(&self) -> Option<&TraceTotals> {
         self.totals.as_ref()
     }
 }

@@ -10,11 +10,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cachemate_core::CpuSet;
-use cachemate_linux::act::colors::agents::Agent;
-use cachemate_linux::act::colors::moving;
-use cachemate_linux::kernel::{Host, Kernel};
+use cachemate_linux::act::colors::agents::AgentReport;
+use cachemate_linux::act::colors::migration;
+use cachemate_linux::kernel::{Kernel, LinuxHost};
 use common::not_shown::not_shown;
-use common::{Running, acting, command, daemon, run, status_when};
+use common::{ChildGuard, acting, command, daemon, run, status_when};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
@@ -24,7 +24,7 @@ const MOVED: &str = "no longer of one color";
 
 /// Why programs cannot be colored here, if so.
 fn unusable(folder: &Path) -> Option<String> {
-    if let Err(unusable) = moving::page_ns() {
+    if let Err(unusable) = migration::page_ns() {
         return Some(unusable.why);
     }
     let ran = run(folder, &["color", "run", "--colors", "0-7", "--", "true"]);
@@ -153,18 +153,18 @@ const HALVES: &str = "[policy.parameters]\nrepeat_ns = 1_000_000_000\n\
 
 /// A colored program that counts, its agent's folder, and a daemon that gives it other colors twice a second; with `shake`
 /// other CPUs, weights and turns as well, five times a second.
-struct Recolored {
+struct RecoloredProgram {
     folder: tempfile::TempDir,
-    program: Running,
+    program: ChildGuard,
     agent: PathBuf,
-    daemon: Running,
+    daemon: ChildGuard,
     cpus_before: CpuSet,
 }
 
 /// The colors that the program was started with, as its `wanted` file has them.
 const BEFORE: &str = "00000000000000ffa\n";
 
-impl Recolored {
+impl RecoloredProgram {
     /// `None` = the colors could not be told now.
     fn start(case: usize, shake: bool) -> Option<Self> {
         let folder = tempfile::tempdir().unwrap();
@@ -174,7 +174,7 @@ impl Recolored {
         let mut args = vec!["color", "run", "--colors", "0-7", "--"];
         args.extend(counting.iter().map(String::as_str));
         let mut program = command(folder.path(), &args);
-        let mut program = Running(program.env(ADDITIONS, &each).stdout(Stdio::null()).spawn().unwrap());
+        let mut program = ChildGuard(program.env(ADDITIONS, &each).stdout(Stdio::null()).spawn().unwrap());
         let start = Instant::now();
         let agent = loop {
             if let Some(agent) = agent_of(&each) {
@@ -187,10 +187,10 @@ impl Recolored {
             std::thread::sleep(Duration::from_millis(10));
         };
         let pid = agent.file_name().unwrap().to_string_lossy().into_owned();
-        let cpus_before = Host::new("/").affinity(pid.parse().unwrap()).unwrap();
+        let cpus_before = LinuxHost::new("/").affinity(pid.parse().unwrap()).unwrap();
         let config = if shake { acting("shake", 200, &pid) } else { acting("static-partition", 50, &pid) + HALVES };
         let daemon = daemon(folder.path(), &config);
-        Some(Recolored { folder, program, agent, daemon, cpus_before })
+        Some(RecoloredProgram { folder, program, agent, daemon, cpus_before })
     }
 
     /// The first status that is as wanted; what is looked for may be there for a few milliseconds only.
@@ -201,7 +201,7 @@ impl Recolored {
 
     /// Until the agent has just taken up other colors: by its own account, which is asked far more often than a window comes.
     fn until_moving(&self) {
-        let mask = || Agent::read(&Host::new("/"), &self.agent).ok()?.figure("mask");
+        let mask = || AgentReport::read(&LinuxHost::new("/"), &self.agent).ok()?.counter("mask");
         let (before, start) = (mask(), Instant::now());
         while mask() == before {
             assert!(start.elapsed() < Duration::from_secs(60), "the agent takes up no other colors: {before:?}");
@@ -238,7 +238,7 @@ fn a_plan_recolors_a_running_program_whoever_is_killed() {
         return;
     }
     for (at, case) in ["nobody", "daemon", "guardian", "both", "program"].into_iter().enumerate() {
-        let Some(mut shown) = Recolored::start(at, case == "both") else {
+        let Some(mut shown) = RecoloredProgram::start(at, case == "both") else {
             not_shown("a plan in colors", "the colors are no longer told apart");
             return;
         };
@@ -281,11 +281,11 @@ fn a_plan_recolors_a_running_program_whoever_is_killed() {
         }
         if case != "program" {
             assert!(
-                Host::new("/").stat(program).is_ok_and(|stat| stat.state != 'Z'),
+                LinuxHost::new("/").stat(program).is_ok_and(|stat| stat.state != 'Z'),
                 "{case}: the program ended early"
             );
             assert_eq!(shown.wanted(), BEFORE, "{case}");
-            assert_eq!(Host::new("/").affinity(program).unwrap(), shown.cpus_before, "{case}");
+            assert_eq!(LinuxHost::new("/").affinity(program).unwrap(), shown.cpus_before, "{case}");
         }
         signal(program, Signal::TERM);
         let code = shown.program.0.wait().unwrap().code();

@@ -11,27 +11,27 @@ use std::time::Duration;
 
 use common::not_shown::not_shown;
 use common::{MANAGE, acting, command, run};
-use managed::{Daemon, Programs, journal_gone, kill, signals, within};
+use managed::{TestDaemon, TestPrograms, journal_gone, kill, signals, within};
 
 const RESET: [&str; 3] = ["reset", "--state-dir", "state"];
 
-fn configured(folder: &Path) -> Programs {
-    let programs = Programs::start();
+fn configured(folder: &Path) -> TestPrograms {
+    let programs = TestPrograms::start();
     std::fs::write(folder.join("c.toml"), acting("shake", 10, &programs.parent.id().to_string())).unwrap();
     programs
 }
 
 /// A file system of its own on a folder, gone with it.
-struct Mounted(PathBuf);
+struct TestMount(PathBuf);
 
-impl Mounted {
+impl TestMount {
     fn on(dir: PathBuf, args: &[&str]) -> Option<Self> {
         std::fs::create_dir_all(&dir).unwrap();
-        mount(&dir, args).then_some(Mounted(dir))
+        mount(&dir, args).then_some(TestMount(dir))
     }
 }
 
-impl Drop for Mounted {
+impl Drop for TestMount {
     fn drop(&mut self) {
         let _ = Command::new("umount").arg("-l").arg(&self.0).status();
     }
@@ -47,13 +47,13 @@ const TMPFS: [&str; 5] = ["-t", "tmpfs", "-o", "size=256k,mode=700", "tmpfs"];
 #[test]
 fn a_full_disk_keeps_nobody_from_being_put_back() {
     let folder = tempfile::tempdir().unwrap();
-    let Some(_disk) = Mounted::on(folder.path().join("state"), &TMPFS) else {
+    let Some(_disk) = TestMount::on(folder.path().join("state"), &TMPFS) else {
         println!("not shown here: a full disk (no right to mount)");
         return;
     };
     let programs = configured(folder.path());
     let before = programs.states();
-    let mut daemon = Daemon::start(folder.path(), false);
+    let mut daemon = TestDaemon::start(folder.path(), false);
     daemon.acts();
     let fill = std::fs::write(folder.path().join("state/fill"), vec![0u8; 1 << 20]);
     assert!(fill.is_err(), "the disk is full");
@@ -63,7 +63,7 @@ fn a_full_disk_keeps_nobody_from_being_put_back() {
     assert!(journal_gone(folder.path()), "the guardian did not finish");
     assert_eq!(programs.states(), before);
     // A daemon that starts while it is still full changes nothing, and acts once there is room.
-    let mut next = Daemon::start(folder.path(), false);
+    let mut next = TestDaemon::start(folder.path(), false);
     std::thread::sleep(Duration::from_millis(300));
     if !folder.path().join("state/restore.journal").exists() {
         assert_eq!(programs.states(), before, "nothing is changed without a journal");
@@ -80,13 +80,13 @@ fn a_full_disk_keeps_nobody_from_being_put_back() {
 fn a_read_only_disk_keeps_nobody_from_being_put_back() {
     let folder = tempfile::tempdir().unwrap();
     let state = folder.path().join("state");
-    let Some(_disk) = Mounted::on(state.clone(), &TMPFS) else {
+    let Some(_disk) = TestMount::on(state.clone(), &TMPFS) else {
         println!("not shown here: a read-only disk (no right to mount)");
         return;
     };
     let programs = configured(folder.path());
     let before = programs.states();
-    let mut daemon = Daemon::start(folder.path(), false);
+    let mut daemon = TestDaemon::start(folder.path(), false);
     daemon.acts();
     // The journal is open for writing, and so its mount cannot be made read-only: another one over it can.
     let state_text = state.display().to_string();
@@ -106,9 +106,9 @@ fn a_read_only_disk_keeps_nobody_from_being_put_back() {
 }
 
 /// A control group of version 2 with everybody in it, ended at once; gone with the test.
-struct Group(PathBuf);
+struct TestCgroupV2(PathBuf);
 
-impl Group {
+impl TestCgroupV2 {
     fn new() -> Option<Self> {
         let mounts = std::fs::read_to_string("/proc/mounts").ok()?;
         let mount = mounts.lines().find(|line| line.split(' ').nth(2) == Some("cgroup2"))?.split(' ').nth(1)?;
@@ -116,12 +116,12 @@ impl Group {
         let nth = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let dir = Path::new(mount).join(format!("cachemate-test-{}-{nth}", std::process::id()));
         std::fs::create_dir(&dir).ok()?;
-        let group = Group(dir);
+        let group = TestCgroupV2(dir);
         group.0.join("cgroup.kill").exists().then_some(group)
     }
 }
 
-impl Drop for Group {
+impl Drop for TestCgroupV2 {
     fn drop(&mut self) {
         let _ = within(Duration::from_secs(5), || std::fs::remove_dir(&self.0).is_ok());
     }
@@ -131,7 +131,7 @@ impl Drop for Group {
 /// is its group gone then?
 #[test]
 fn the_end_of_the_daemons_control_group_is_not_the_guardians() {
-    let Some(group) = Group::new() else {
+    let Some(group) = TestCgroupV2::new() else {
         not_shown("a guardian outside the daemon's control group", "no cgroup v2, or no right to it");
         return;
     };
@@ -147,7 +147,7 @@ fn the_end_of_the_daemons_control_group_is_not_the_guardians() {
         usual.pre_exec(move || std::io::Write::write_all(&mut &file, b"0"));
     }
     let child = usual.stdout(Stdio::null()).spawn().unwrap();
-    let mut daemon = Daemon { child, state: folder.path().join("state") };
+    let mut daemon = TestDaemon { child, state: folder.path().join("state") };
     daemon.acts();
     let guardian = daemon.guardian().unwrap();
     let apart = || std::fs::read_to_string(&procs).unwrap().lines().all(|pid| pid != guardian.to_string());
@@ -159,21 +159,21 @@ fn the_end_of_the_daemons_control_group_is_not_the_guardians() {
     daemon.child.wait().unwrap();
     assert!(journal_gone(folder.path()), "the guardian did not finish");
     assert_eq!(programs.states(), before);
-    let own = group.0.with_file_name(format!("{}{guardian}", cachemate_linux::safety::guardian::apart::PREFIX));
+    let own = group.0.with_file_name(format!("{}{guardian}", cachemate_linux::safety::guardian::cgroup::PREFIX));
     assert!(within(Duration::from_secs(20), || !own.exists()), "{} stays", own.display());
 }
 
 /// Daemon and guardian end in the same instant, by their control group.
 #[test]
 fn the_end_of_a_control_group_is_put_right_by_reset() {
-    let Some(group) = Group::new() else {
+    let Some(group) = TestCgroupV2::new() else {
         println!("not shown here: cgroup.kill (no cgroup v2, or no right to it)");
         return;
     };
     let folder = tempfile::tempdir().unwrap();
     let programs = configured(folder.path());
     let before = programs.states();
-    let mut daemon = Daemon::start(folder.path(), false);
+    let mut daemon = TestDaemon::start(folder.path(), false);
     std::fs::write(group.0.join("cgroup.procs"), daemon.child.id().to_string()).unwrap();
     daemon.acts();
     // Where it acted before it was moved, the guardian is elsewhere.
@@ -209,7 +209,7 @@ fn an_upgrade_while_a_journal_is_in_force() {
         let mut own = Command::new(&installed);
         own.args(usual.get_args()).current_dir(folder.path()).env("CACHEMATE_LOCK_DIR", folder.path());
         own.stdin(Stdio::null()).stdout(Stdio::null());
-        Daemon { child: own.spawn().unwrap(), state: folder.path().join("state") }
+        TestDaemon { child: own.spawn().unwrap(), state: folder.path().join("state") }
     };
     for with_guardian in [true, false] {
         let mut daemon = start();

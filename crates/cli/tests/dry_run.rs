@@ -5,15 +5,15 @@ mod common;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use cachemate_linux::kernel::{Host, Kernel};
-use common::{MANAGE, Running, acting, run};
+use cachemate_linux::kernel::{Kernel, LinuxHost};
+use common::{ChildGuard, MANAGE, acting, run};
 
-fn sleeper() -> Running {
-    Running(Command::new("sleep").arg("600").stdin(Stdio::null()).spawn().unwrap())
+fn sleeper() -> ChildGuard {
+    ChildGuard(Command::new("sleep").arg("600").stdin(Stdio::null()).spawn().unwrap())
 }
 
 /// `manage --dry-run` in this folder, with more arguments.
-fn dry(folder: &Path, config: &str, more: &[&str]) -> common::Ran {
+fn dry(folder: &Path, config: &str, more: &[&str]) -> common::CommandResult {
     std::fs::write(folder.join("c.toml"), config).unwrap();
     let args: Vec<&str> = MANAGE.iter().copied().chain(["--dry-run"]).chain(more.iter().copied()).collect();
     run(folder, &args)
@@ -25,7 +25,7 @@ fn dry(folder: &Path, config: &str, more: &[&str]) -> common::Ran {
 fn manage_says_what_it_would_do_and_does_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let program = sleeper();
-    let host = Host::new("/");
+    let host = LinuxHost::new("/");
     let before = host.affinity(program.pid()).unwrap();
     let config = acting("squeeze", 20, &program.pid().to_string());
     let answer = dry(folder.path(), &config, &["--json"]).json();
@@ -84,7 +84,7 @@ fn run_starts_the_programs_and_changes_nothing() {
     let lines = answer["dry_run"]["changes"].as_array().unwrap();
     let of_it = |line: &serde_json::Value| line["line"].as_str().is_some_and(|line| line.contains("task"));
     assert!(!lines.is_empty() && lines.iter().all(of_it), "{answer}");
-    let own = Host::new("/").affinity(std::process::id() as i32).unwrap();
+    let own = LinuxHost::new("/").affinity(std::process::id() as i32).unwrap();
     let mask = std::fs::read_to_string(folder.path().join("mask")).unwrap();
     assert_eq!(mask.trim(), format!("Cpus_allowed_list:\t{own}"), "nobody was moved");
     assert!(!state.join(format!("run-{}", std::process::id())).exists());

@@ -9,17 +9,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use cachemate_linux::kernel::{Host, Kernel};
+use cachemate_linux::kernel::{Kernel, LinuxHost};
 use common::not_shown::not_shown;
-use common::{Running, daemon, run, status_when};
+use common::{ChildGuard, daemon, run, status_when};
 use serde_json::Value;
 
-fn sleeper() -> Running {
-    Running(Command::new("sleep").arg("600").stdin(Stdio::null()).spawn().unwrap())
+fn sleeper() -> ChildGuard {
+    ChildGuard(Command::new("sleep").arg("600").stdin(Stdio::null()).spawn().unwrap())
 }
 
 /// Told by SIGTERM, a daemon puts everything back.
-fn stop(daemon: &mut Running) {
+fn stop(daemon: &mut ChildGuard) {
     Command::new("kill").args(["-TERM", &daemon.0.id().to_string()]).status().unwrap();
     assert!(daemon.0.wait().unwrap().success());
 }
@@ -29,17 +29,17 @@ const PATIENCE: (Duration, Duration) = (Duration::from_millis(50), Duration::fro
 
 /// Counts work for two programs as one that suffers from being squeezed would: at full speed as long as it may run on
 /// every CPU, at half speed while it may not.
-struct Source {
+struct ProgressWriter {
     over: Arc<AtomicBool>,
     thread: Option<std::thread::JoinHandle<()>>,
 }
 
-impl Source {
+impl ProgressWriter {
     fn start(reports: Vec<(i32, PathBuf)>) -> Self {
         let over = Arc::new(AtomicBool::new(false));
         let ends = over.clone();
         let thread = std::thread::spawn(move || {
-            let (host, mut last) = (Host::new("/"), Instant::now());
+            let (host, mut last) = (LinuxHost::new("/"), Instant::now());
             let whole: Vec<_> = reports.iter().map(|(pid, _)| host.affinity(*pid).unwrap()).collect();
             let mut work = vec![0.0; reports.len()];
             while !ends.load(Ordering::Relaxed) {
@@ -54,11 +54,11 @@ impl Source {
                 }
             }
         });
-        Source { over, thread: Some(thread) }
+        ProgressWriter { over, thread: Some(thread) }
     }
 }
 
-impl Drop for Source {
+impl Drop for ProgressWriter {
     fn drop(&mut self) {
         self.over.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
@@ -74,14 +74,14 @@ fn a_decision_that_hurts_is_taken_back_live() {
     let folder = tempfile::tempdir().unwrap();
     let programs = [sleeper(), sleeper()];
     let pids: Vec<i32> = programs.iter().map(|program| program.0.id() as i32).collect();
-    let host = Host::new("/");
+    let host = LinuxHost::new("/");
     let before: Vec<_> = pids.iter().map(|pid| host.affinity(*pid).unwrap()).collect();
     if before[0].count() < 2 {
         panic!("this test needs two CPUs: a program on the only one cannot be squeezed");
     }
     let reports = folder.path().join("progress");
     std::fs::create_dir(&reports).unwrap();
-    let source = Source::start(pids.iter().map(|pid| (*pid, reports.join(pid.to_string()))).collect());
+    let source = ProgressWriter::start(pids.iter().map(|pid| (*pid, reports.join(pid.to_string()))).collect());
     let rules: String = pids.iter().map(|pid| format!("[[rules]]\npid = {pid}\n")).collect();
     let config = format!(
         "act = true\nwindow_ms = 100\n[policy]\nname = \"squeeze\"\n[guard]\nwindows = 4\nkeep_out_windows = 1000000\n{rules}"
@@ -125,7 +125,7 @@ fn a_group_is_confined_and_comes_back() {
     let first: u32 = before.trim().parse::<cachemate_core::CpuSet>().unwrap().first().unwrap();
     let program = sleeper();
     std::fs::write(group.0.join("cgroup.procs"), program.0.id().to_string()).unwrap();
-    let host = Host::new("/");
+    let host = LinuxHost::new("/");
     let pid = program.0.id() as i32;
     let mask = host.affinity(pid).unwrap();
     let config = format!("act = true\nwindow_ms = 50\n[[groups]]\ncgroup = \"{path}\"\ncpus = \"{first}\"\n");
@@ -154,7 +154,7 @@ fn a_group_is_confined_and_comes_back() {
 fn a_plan_that_no_machine_may_be_told_ends_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let program = sleeper();
-    let (host, pid) = (Host::new("/"), program.0.id() as i32);
+    let (host, pid) = (LinuxHost::new("/"), program.0.id() as i32);
     let before = host.affinity(pid).unwrap();
     let config = format!(
         "act = true\nwindow_ms = 50\n[policy]\nname = \"astray\"\n[guard]\nenabled = false\n[[rules]]\npid = {pid}\n"

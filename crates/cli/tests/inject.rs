@@ -11,11 +11,11 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use cachemate_core::CpuSet;
-use cachemate_linux::kernel::{Host, Kernel};
-use cachemate_linux::safety::journal::{Change, Journal, Object, State};
+use cachemate_linux::kernel::{Kernel, LinuxHost};
+use cachemate_linux::safety::journal::{IntendedChange, Journal, JournalObject, ObjectState};
 use common::not_shown::not_shown;
-use common::{MANAGE, Running, acting, command, run};
-use managed::{Programs, kill, signals, within};
+use common::{ChildGuard, MANAGE, acting, command, run};
+use managed::{TestPrograms, kill, signals, within};
 
 /// Calls that a restore makes, with what each may fail with.
 const FAULTS: [(&str, &[&str]); 9] = [
@@ -33,42 +33,42 @@ const FAULTS: [(&str, &[&str]); 9] = [
 const RESET: [&str; 3] = ["reset", "--state-dir", "state"];
 
 /// Programs that a daemon has changed, which died with its guardian.
-struct Left {
+struct LeftPrograms {
     folder: tempfile::TempDir,
-    programs: Vec<Running>,
+    programs: Vec<ChildGuard>,
     journal: Vec<u8>,
     one: CpuSet,
     whole: CpuSet,
 }
 
-impl Left {
+impl LeftPrograms {
     fn behind() -> Self {
-        let host = Host::new("/");
+        let host = LinuxHost::new("/");
         let folder = tempfile::tempdir().unwrap();
-        let sleeper = |_| Running(Command::new("sleep").arg("1000").stdin(Stdio::null()).spawn().unwrap());
-        let programs: Vec<Running> = (0..3).map(sleeper).collect();
+        let sleeper = |_| ChildGuard(Command::new("sleep").arg("1000").stdin(Stdio::null()).spawn().unwrap());
+        let programs: Vec<ChildGuard> = (0..3).map(sleeper).collect();
         let whole = host.affinity(programs[0].pid()).unwrap();
         let one: CpuSet = whole.first().into_iter().collect();
         std::fs::create_dir(folder.path().join("state")).unwrap();
         let mut journal = Journal::create(&folder.path().join("state"), &host.boot_id().unwrap(), 0).unwrap();
         for program in &programs {
             let (pid, thread) = (program.pid(), host.stat(program.pid()).unwrap().key);
-            let change = |object, now, wanted| Change { object, now, wanted, follows: false };
-            let cpus = |cpus: &CpuSet| State::Cpus(cpus.clone());
+            let change = |object, now, wanted| IntendedChange { object, now, wanted, follows: false };
+            let cpus = |cpus: &CpuSet| ObjectState::Cpus(cpus.clone());
             let changes = [
-                change(Object::Affinity { pid, thread }, cpus(&whole), cpus(&one)),
-                change(Object::Nice { pid, thread }, State::Nice(0), State::Nice(3)),
-                change(Object::Policy { pid, thread }, State::Policy(0), State::Policy(5)),
+                change(JournalObject::Affinity { pid, thread }, cpus(&whole), cpus(&one)),
+                change(JournalObject::Nice { pid, thread }, ObjectState::Nice(0), ObjectState::Nice(3)),
+                change(JournalObject::Policy { pid, thread }, ObjectState::Policy(0), ObjectState::Policy(5)),
             ];
             journal.before(&changes).unwrap();
         }
         let journal = std::fs::read(folder.path().join("state").join(Journal::FILE_NAME)).unwrap();
-        Left { folder, programs, journal, one, whole }
+        LeftPrograms { folder, programs, journal, one, whole }
     }
 
     /// As it was when they died.
     fn again(&self) {
-        let host = Host::new("/");
+        let host = LinuxHost::new("/");
         for program in &self.programs {
             host.set_affinity(program.pid(), &self.one).unwrap();
             host.set_policy(program.pid(), 5).unwrap();
@@ -82,8 +82,8 @@ impl Left {
     }
 
     fn changed(&self) -> usize {
-        let host = Host::new("/");
-        let as_before = |program: &&Running| {
+        let host = LinuxHost::new("/");
+        let as_before = |program: &&ChildGuard| {
             let stat = host.stat(program.pid()).unwrap();
             (stat.nice, stat.policy) == (0, 0) && host.affinity(program.pid()).unwrap() == self.whole
         };
@@ -132,7 +132,7 @@ fn a_reset_with_a_fault_at_any_call_loses_nothing() {
         return;
     }
     let every = std::env::var("CACHEMATE_FAULTS").is_ok_and(|text| text == "all");
-    let left = Left::behind();
+    let left = LeftPrograms::behind();
     let mut shown = 0;
     for (call, errors) in FAULTS {
         let calls = left.calls(call);
@@ -224,7 +224,7 @@ fn a_daemon_with_a_fault_at_any_call_loses_nothing() {
     }
     let every = std::env::var("CACHEMATE_FAULTS").is_ok_and(|text| text == "all");
     let folder = tempfile::tempdir().unwrap();
-    let programs = Programs::start();
+    let programs = TestPrograms::start();
     std::fs::write(folder.path().join("c.toml"), acting("shake", 20, &programs.parent.id().to_string())).unwrap();
     let before = programs.states();
     let journal = folder.path().join("state/restore.journal");

@@ -11,44 +11,44 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use cachemate_core::CpuSet;
-use cachemate_linux::kernel::{Host, Kernel};
+use cachemate_linux::kernel::{Kernel, LinuxHost};
 use common::not_shown::not_shown;
-use common::{Group, Running, acting, group, run};
-use managed::{Daemon, Programs, journal_gone, kill, signals, state, within};
+use common::{ChildGuard, TestCgroup, acting, group, run};
+use managed::{TestDaemon, TestPrograms, journal_gone, kill, signals, state, within};
 
 #[derive(Clone, Copy, PartialEq, Debug)]
-enum Killed {
+enum KillTarget {
     Daemon,
     Guardian,
     Both,
 }
 #[derive(Clone, Copy, PartialEq, Debug)]
-enum Then {
+enum RestoredBy {
     /// Nothing but the guardian.
     Guardian,
     Reset,
     Restart,
 }
 
-const CASES: [(Killed, Then); 7] = [
-    (Killed::Daemon, Then::Guardian),
-    (Killed::Both, Then::Reset),
-    (Killed::Guardian, Then::Reset),
-    (Killed::Both, Then::Restart),
-    (Killed::Daemon, Then::Reset),
-    (Killed::Guardian, Then::Restart),
-    (Killed::Daemon, Then::Restart),
+const CASES: [(KillTarget, RestoredBy); 7] = [
+    (KillTarget::Daemon, RestoredBy::Guardian),
+    (KillTarget::Both, RestoredBy::Reset),
+    (KillTarget::Guardian, RestoredBy::Reset),
+    (KillTarget::Both, RestoredBy::Restart),
+    (KillTarget::Daemon, RestoredBy::Reset),
+    (KillTarget::Guardian, RestoredBy::Restart),
+    (KillTarget::Daemon, RestoredBy::Restart),
 ];
 
-fn one(folder: &Path, programs: &Programs, killed: Killed, then: Then, wait: Duration) {
-    let mut daemon = Daemon::start(folder, false);
+fn one(folder: &Path, programs: &TestPrograms, killed: KillTarget, then: RestoredBy, wait: Duration) {
+    let mut daemon = TestDaemon::start(folder, false);
     daemon.acts();
     std::thread::sleep(wait);
     let (own, guardian) = (daemon.child.id() as i32, daemon.guardian());
-    if killed != Killed::Daemon {
+    if killed != KillTarget::Daemon {
         guardian.into_iter().for_each(|pid| kill(pid, signals::KILL));
     }
-    if killed == Killed::Guardian {
+    if killed == KillTarget::Guardian {
         std::thread::sleep(Duration::from_millis(60));
         daemon.end();
     } else {
@@ -56,12 +56,12 @@ fn one(folder: &Path, programs: &Programs, killed: Killed, then: Then, wait: Dur
         let _ = daemon.child.wait();
     }
     match then {
-        Then::Guardian => assert!(journal_gone(folder), "the guardian did not finish"),
-        Then::Reset => {
+        RestoredBy::Guardian => assert!(journal_gone(folder), "the guardian did not finish"),
+        RestoredBy::Reset => {
             run(folder, &["reset", "--state-dir", "state"]).ok();
         }
-        Then::Restart => {
-            let mut next = Daemon::start(folder, true);
+        RestoredBy::Restart => {
+            let mut next = TestDaemon::start(folder, true);
             let socket = folder.join("s.sock");
             next.until("restarted", |_| std::os::unix::net::UnixStream::connect(&socket).is_ok());
             next.end();
@@ -72,7 +72,7 @@ fn one(folder: &Path, programs: &Programs, killed: Killed, then: Then, wait: Dur
 }
 
 /// A group of the host with a program in it, which the daemon keeps to one CPU; nothing where there are no cpusets.
-struct Confinement(Option<(Running, Group, String)>);
+struct Confinement(Option<(ChildGuard, TestCgroup, String)>);
 
 impl Confinement {
     fn make() -> Self {
@@ -80,7 +80,7 @@ impl Confinement {
             Ok((group, path)) => {
                 let sleeper = Command::new("sleep").arg("1000").stdin(Stdio::null()).spawn().unwrap();
                 std::fs::write(group.0.join("cgroup.procs"), sleeper.id().to_string()).unwrap();
-                Confinement(Some((Running(sleeper), group, path)))
+                Confinement(Some((ChildGuard(sleeper), group, path)))
             }
             Err(why) => {
                 not_shown("kills while a real group is confined", why);
@@ -101,7 +101,7 @@ impl Confinement {
     }
 
     fn mask(&self) -> Option<CpuSet> {
-        Some(Host::new("/").affinity(self.0.as_ref()?.0.pid()).unwrap())
+        Some(LinuxHost::new("/").affinity(self.0.as_ref()?.0.pid()).unwrap())
     }
 }
 
@@ -112,7 +112,7 @@ fn everything_is_as_before_whatever_is_killed() {
     let kills: usize = std::env::var("CACHEMATE_KILLS").ok().and_then(|text| text.parse().ok()).unwrap_or(CASES.len());
     let folder = tempfile::tempdir().unwrap();
     let confined = Confinement::make();
-    let programs = Programs::start();
+    let programs = TestPrograms::start();
     let pid = programs.parent.id().to_string();
     std::fs::write(folder.path().join("c.toml"), acting("shake", 10, &pid) + &confined.configuration()).unwrap();
     let before = programs.states();
@@ -149,11 +149,11 @@ fn everything_is_as_before_whatever_is_killed() {
 #[test]
 fn a_stopped_daemon_is_fenced_off() {
     let folder = tempfile::tempdir().unwrap();
-    let programs = Programs::start();
+    let programs = TestPrograms::start();
     let pid = programs.parent.id().to_string();
     std::fs::write(folder.path().join("c.toml"), acting("shake", 10, &pid)).unwrap();
     let before = programs.states();
-    let mut daemon = Daemon::start(folder.path(), false);
+    let mut daemon = TestDaemon::start(folder.path(), false);
     daemon.acts();
     std::thread::sleep(Duration::from_millis(200));
     let (own, first) = (daemon.child.id() as i32, daemon.guardian());
@@ -181,11 +181,11 @@ fn a_stopped_daemon_is_fenced_off() {
 #[test]
 fn two_daemons_do_not_act_at_once() {
     let folder = tempfile::tempdir().unwrap();
-    let programs = Programs::start();
+    let programs = TestPrograms::start();
     let pid = programs.parent.id().to_string();
     std::fs::write(folder.path().join("c.toml"), acting("shake", 10, &pid)).unwrap();
     let before = programs.states();
-    let mut first = Daemon::start(folder.path(), false);
+    let mut first = TestDaemon::start(folder.path(), false);
     first.acts();
     let second = run(
         folder.path(),

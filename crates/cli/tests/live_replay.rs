@@ -6,12 +6,12 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use common::{Running, daemon, run, status_when};
+use common::{ChildGuard, daemon, run, status_when};
 
 const PATIENCE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(120));
 
-fn busy() -> Running {
-    Running(Command::new("sh").args(["-c", "while :; do :; done"]).stdin(Stdio::null()).spawn().unwrap())
+fn busy() -> ChildGuard {
+    ChildGuard(Command::new("sh").args(["-c", "while :; do :; done"]).stdin(Stdio::null()).spawn().unwrap())
 }
 
 /// A daemon over two busy programs until its policy has decided for so many windows; its log, ended properly.

@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use common::not_shown::not_shown;
-use common::{MANAGE, Running, acting, command, run};
+use common::{ChildGuard, MANAGE, acting, command, run};
 use managed::{kill, signals, within};
 
 /// Exposure of the unit by systemd's own count, in tenths; 0 is best, 100 worst.
@@ -80,7 +80,7 @@ fn the_units_filter_lets_through_what_is_called() {
     };
     assert!(allowed.len() > 100 && !allowed.contains("mount") && !allowed.contains("add_key"), "{allowed:?}");
     let folder = tempfile::tempdir().unwrap();
-    let program = Running(Command::new("sleep").arg("1000").stdin(Stdio::null()).spawn().unwrap());
+    let program = ChildGuard(Command::new("sleep").arg("1000").stdin(Stdio::null()).spawn().unwrap());
     let config = acting("shake", 20, &program.pid().to_string()) + "[[rules]]\ncommand = \"none\"\n";
     std::fs::write(folder.path().join("c.toml"), format!("metrics = \"127.0.0.1:0\"\n{config}")).unwrap();
     let traced = |args: &[&str], name: &str| {
@@ -91,7 +91,7 @@ fn the_units_filter_lets_through_what_is_called() {
         tracer.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         tracer
     };
-    let mut tracer = Running(traced(&MANAGE, "calls").spawn().unwrap());
+    let mut tracer = ChildGuard(traced(&MANAGE, "calls").spawn().unwrap());
     let journal = folder.path().join("state/restore.journal");
     assert!(within(Duration::from_secs(60), || journal.exists()), "it does not act under strace");
     std::thread::sleep(Duration::from_millis(500));

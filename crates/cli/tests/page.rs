@@ -13,22 +13,22 @@ use std::sync::OnceLock;
 use browser::Browser;
 use browser::http::{ask, asked};
 use common::not_shown::not_shown;
-use common::{Running, command, run};
+use common::{ChildGuard, command, run};
 use serde_json::{Value, json};
 
 /// Names of programs, at most 15 bytes as the kernel keeps them, that would do something if they were markup.
 const HOSTILE: [&str; 3] = ["<img onerror=x>", "</script><b>hm", "'\"><svg/onload="];
 
 /// A daemon that observes programs of hostile names, with its page at `address`.
-struct Shown {
-    daemon: Running,
-    programs: Vec<Running>,
+struct PageFixture {
+    daemon: ChildGuard,
+    programs: Vec<ChildGuard>,
     _folder: tempfile::TempDir,
     /// Where to look, as the daemon says it.
     at: String,
 }
 
-impl Shown {
+impl PageFixture {
     fn start(address: &str, more: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let mut config = "window_ms = 100\n".to_string();
@@ -38,15 +38,15 @@ impl Shown {
             let script = "printf %s \"$0\" >/proc/self/comm; while :; do read -t 1 line; done";
             let mut bash = Command::new("bash");
             bash.args(["-c", script, name]).stdin(Stdio::piped()).stderr(Stdio::null());
-            programs.push(Running(bash.spawn().unwrap()));
+            programs.push(ChildGuard(bash.spawn().unwrap()));
             config.push_str(&format!("[[rules]]\npid = {}\n", programs.last().unwrap().pid()));
         }
         std::fs::write(folder.path().join("c.toml"), config).unwrap();
         let args = ["manage", "--config", "c.toml", "--state-dir", "state", "--socket", "s.sock", "--page", address];
         let mut started = command(folder.path(), &[&args[..], more].concat());
-        let mut daemon = Running(started.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap());
+        let mut daemon = ChildGuard(started.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap());
         let at = said_at(&mut daemon.0);
-        Shown { daemon, programs, _folder: folder, at }
+        PageFixture { daemon, programs, _folder: folder, at }
     }
 
     fn address(&self) -> &str {
@@ -77,7 +77,7 @@ fn windows_of(body: &str) -> Vec<Value> {
 /// Does the daemon show its programs to who has the printed token, window by window, and nothing to anybody else?
 #[test]
 fn a_daemons_page_is_shown_to_who_has_the_token() {
-    let shown = Shown::start("127.0.0.1:0", &["--observe"]);
+    let shown = PageFixture::start("127.0.0.1:0", &["--observe"]);
     let (address, bearer) = (shown.address(), format!("Bearer {}", shown.token()));
     let with = ("Authorization", bearer.as_str());
     let status = |path: &str, headers: &[(&str, &str)]| ask(address, path, headers, 0).0[9..12].to_string();
@@ -111,7 +111,7 @@ fn a_browser_follows_a_daemon() {
         not_shown("a daemon's page in a browser", "no Chromium");
         return;
     };
-    let shown = Shown::start("127.0.0.1:0", &["--observe"]);
+    let shown = PageFixture::start("127.0.0.1:0", &["--observe"]);
     browser.open(&shown.at);
     browser.until("window.cachemate && cachemate.store.windows.length > 2");
     let before = browser.eval("cachemate.store.windows.length").as_u64();
@@ -132,12 +132,12 @@ fn a_browser_follows_a_daemon() {
 fn a_page_on_a_socket_is_its_owners() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("page.sock");
-    let shown = Shown::start(path.to_str().unwrap(), &["--observe"]);
+    let shown = PageFixture::start(path.to_str().unwrap(), &["--observe"]);
     assert_eq!(shown.at, format!("socket {}", path.display()));
     assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
     let (head, body) = asked(UnixStream::connect(&path).unwrap(), "localhost", "/events", &[], 1);
     assert!(head.starts_with("HTTP/1.1 200") && !windows_of(&body).is_empty(), "{head}");
-    let open = Shown::start("127.0.0.1:0", &["--observe", "--page-without-token"]);
+    let open = PageFixture::start("127.0.0.1:0", &["--observe", "--page-without-token"]);
     assert!(open.at.ends_with('/'), "{}", open.at);
     assert!(ask(open.address(), "/events", &[], 0).0.starts_with("HTTP/1.1 200"));
 }

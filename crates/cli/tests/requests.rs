@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use cachemate_core::SplitMix64;
 use cachemate_fuzzing::change;
-use common::{Running, acting, daemon, run, status_when};
+use common::{ChildGuard, acting, daemon, run, status_when};
 
 const REQUESTS: u64 = 1_500;
 /// Beyond what it had: connections are few, and each holds some kilobytes.
@@ -63,7 +63,7 @@ fn ask<S: Read + Write>(mut stream: S, request: &[u8], hang_up: impl Fn(&S)) {
 #[test]
 fn no_request_harms_the_daemon() {
     let folder = tempfile::tempdir().unwrap();
-    let program = Running(Command::new("sleep").arg("1000").stdin(Stdio::null()).spawn().unwrap());
+    let program = ChildGuard(Command::new("sleep").arg("1000").stdin(Stdio::null()).spawn().unwrap());
     let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let config = acting("default", 100, &program.pid().to_string());
     let mut daemon = daemon(folder.path(), &format!("metrics = \"{free}\"\n{config}"));

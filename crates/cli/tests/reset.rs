@@ -8,30 +8,30 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use cachemate_core::CpuSet;
-use cachemate_linux::kernel::{Host, Kernel};
-use cachemate_linux::safety::journal::{Change, Journal, Object, State};
+use cachemate_linux::kernel::{Kernel, LinuxHost};
+use cachemate_linux::safety::journal::{IntendedChange, Journal, JournalObject, ObjectState};
 use common::not_shown::not_shown;
-use common::{MANAGE, Running, acting, run};
+use common::{ChildGuard, MANAGE, acting, run};
 
 fn affinity(pid: i32) -> CpuSet {
-    Host::new("/").affinity(pid).unwrap()
+    LinuxHost::new("/").affinity(pid).unwrap()
 }
 
-fn sleeper() -> Running {
-    Running(Command::new("sleep").arg("1000").stdin(Stdio::null()).spawn().unwrap())
+fn sleeper() -> ChildGuard {
+    ChildGuard(Command::new("sleep").arg("1000").stdin(Stdio::null()).spawn().unwrap())
 }
 
 /// Moves programs to their first CPU as a daemon would that dies right after; the journal lies in `state`.
-fn moved_by_one_who_died(folder: &Path, programs: &[Running]) {
-    let (host, state) = (Host::new("/"), folder.join("state"));
+fn moved_by_one_who_died(folder: &Path, programs: &[ChildGuard]) {
+    let (host, state) = (LinuxHost::new("/"), folder.join("state"));
     std::fs::create_dir_all(&state).unwrap();
     let mut journal = Journal::create(&state, &host.boot_id().unwrap(), 0).unwrap();
     for program in programs {
         let thread = host.stat(program.pid()).unwrap().key;
-        let object = Object::Affinity { pid: program.pid(), thread };
+        let object = JournalObject::Affinity { pid: program.pid(), thread };
         let one: CpuSet = affinity(program.pid()).first().into_iter().collect();
-        let (now, wanted) = (State::Cpus(affinity(program.pid())), State::Cpus(one.clone()));
-        let change = Change { object, now, wanted, follows: false };
+        let (now, wanted) = (ObjectState::Cpus(affinity(program.pid())), ObjectState::Cpus(one.clone()));
+        let change = IntendedChange { object, now, wanted, follows: false };
         journal.before(&[change]).unwrap();
         host.set_affinity(program.pid(), &one).unwrap();
     }
@@ -40,22 +40,22 @@ fn moved_by_one_who_died(folder: &Path, programs: &[Running]) {
 const RESET: [&str; 3] = ["reset", "--state-dir", "state"];
 
 /// The programs below a shell: twelve, and forty more when it is told so.
-struct Crowd(Running);
+struct ShellPrograms(ChildGuard);
 
-impl Crowd {
+impl ShellPrograms {
     fn start() -> Self {
         let many = |count| format!("for n in $(seq {count}); do sleep 1000 & done");
         let script = format!("{}; read more; {}; echo there; wait", many(12), many(40));
         let mut shell = Command::new("sh");
         shell.args(["-c", &script]).stdin(Stdio::piped()).stdout(Stdio::piped());
-        let crowd = Crowd(Running(shell.spawn().unwrap()));
+        let crowd = ShellPrograms(ChildGuard(shell.spawn().unwrap()));
         while crowd.children().len() < 12 {
             std::thread::sleep(Duration::from_millis(5));
         }
         crowd
     }
     fn children(&self) -> Vec<i32> {
-        let host = Host::new("/");
+        let host = LinuxHost::new("/");
         let child = |pid: &i32| host.stat(*pid).is_ok_and(|stat| stat.parent == self.0.pid() && stat.name == "sleep");
         host.processes().unwrap().into_iter().filter(child).collect()
     }
@@ -67,9 +67,9 @@ impl Crowd {
     }
 }
 
-impl Drop for Crowd {
+impl Drop for ShellPrograms {
     fn drop(&mut self) {
-        let host = Host::new("/");
+        let host = LinuxHost::new("/");
         for pid in self.children() {
             // Only who is still our child's child.
             if host.stat(pid).is_ok_and(|stat| stat.parent == self.0.pid()) {
@@ -88,14 +88,14 @@ fn out_of_descriptors_everything_comes_back() {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
-    let mut crowd = Crowd::start();
+    let mut crowd = ShellPrograms::start();
     let first = crowd.children();
     std::fs::write(folder.path().join("c.toml"), acting("shake", 20, &crowd.0.pid().to_string())).unwrap();
     let mut limited = Command::new("sh");
     limited.args(["-c", "ulimit -n 48; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_cachemate")]).args(MANAGE);
     limited.env("CACHEMATE_LOCK_DIR", folder.path());
     let mut daemon =
-        Running(limited.current_dir(folder.path()).stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap());
+        ChildGuard(limited.current_dir(folder.path()).stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap());
     let start = Instant::now();
     while first.iter().all(|&pid| affinity(pid) == whole) {
         assert!(start.elapsed() < Duration::from_secs(60), "nobody was moved");
@@ -120,7 +120,7 @@ fn out_of_descriptors_everything_comes_back() {
 #[test]
 fn damage_is_told_by_the_exit_code() {
     let folder = tempfile::tempdir().unwrap();
-    let programs: Vec<Running> = (0..4).map(|_| sleeper()).collect();
+    let programs: Vec<ChildGuard> = (0..4).map(|_| sleeper()).collect();
     let before = affinity(programs[0].pid());
     moved_by_one_who_died(folder.path(), &programs);
     let path = folder.path().join("state/restore.journal");
@@ -142,7 +142,7 @@ fn damage_is_told_by_the_exit_code() {
 #[test]
 fn a_read_only_state_folder_is_no_obstacle() {
     let folder = tempfile::tempdir().unwrap();
-    let programs: Vec<Running> = (0..3).map(|_| sleeper()).collect();
+    let programs: Vec<ChildGuard> = (0..3).map(|_| sleeper()).collect();
     let before = affinity(programs[0].pid());
     moved_by_one_who_died(folder.path(), &programs);
     let state = folder.path().join("state");
@@ -184,9 +184,12 @@ fn what_a_made_up_journal_asks_for_is_not_done() {
     assert_eq!(affinity(programs[0].pid()), before);
     let secret = folder.path().join("secret");
     std::fs::write(&secret, "one's own").unwrap();
-    let mut made_up = Journal::create(&folder.path().join("state"), &Host::new("/").boot_id().unwrap(), 0).unwrap();
-    let (now, wanted) = (State::Text("another's".into()), State::Text("one's own".into()));
-    made_up.before(&[Change { object: Object::File { path: secret.clone() }, now, wanted, follows: false }]).unwrap();
+    let mut made_up =
+        Journal::create(&folder.path().join("state"), &LinuxHost::new("/").boot_id().unwrap(), 0).unwrap();
+    let (now, wanted) = (ObjectState::Text("another's".into()), ObjectState::Text("one's own".into()));
+    made_up
+        .before(&[IntendedChange { object: JournalObject::File { path: secret.clone() }, now, wanted, follows: false }])
+        .unwrap();
     let ran = run(folder.path(), &RESET);
     assert!(ran.code == Some(1) && ran.out.contains("not put back"), "{}{}", ran.out, ran.err);
     assert_eq!(std::fs::read_to_string(&secret).unwrap(), "one's own");

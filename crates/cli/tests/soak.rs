@@ -7,7 +7,7 @@ mod common;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use cachemate_linux::kernel::{Host, Kernel};
+use cachemate_linux::kernel::{Kernel, LinuxHost};
 use common::{acting, daemon, run};
 
 /// Resident pages and open files of a process.
@@ -36,7 +36,7 @@ fn short_lived_programs_leave_nothing_behind() {
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
-    let host = Host::new("/");
+    let host = LinuxHost::new("/");
     let before = host.affinity(parent.id() as i32).unwrap();
     let mut daemon = daemon(folder.path(), &acting("shake", 50, &parent.id().to_string()));
     let start = Instant::now();

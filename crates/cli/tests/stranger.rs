@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use common::{Running, daemon, run, status_when};
+use common::{ChildGuard, daemon, run, status_when};
 
 const NOBODY: u32 = 65_534;
 const PATIENCE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(60));
@@ -33,7 +33,7 @@ fn open_to_all(path: &Path) {
 }
 
 /// Runs one of the tests below as nobody, until it says that it is done; it goes on until it is dropped.
-fn as_nobody(folder: &Path, part: &str) -> Running {
+fn as_nobody(folder: &Path, part: &str) -> ChildGuard {
     // The test program may lie where nobody may not go. Copied by another process: a file that this one writes may be open in
     // a child that another test has just forked, and what is open for writing cannot be run.
     let program = folder.join(part);
@@ -43,7 +43,7 @@ fn as_nobody(folder: &Path, part: &str) -> Running {
     let mut command = Command::new(&program);
     command.args(["--exact", part, "--ignored", "--nocapture"]).env(FOLDER, folder).current_dir(folder);
     command.uid(NOBODY).gid(NOBODY).stdin(Stdio::piped()).stdout(Stdio::piped());
-    let mut running = Running(command.spawn().unwrap());
+    let mut running = ChildGuard(command.spawn().unwrap());
     let mut said = String::new();
     let mut lines = BufReader::new(running.0.stdout.take().unwrap());
     while lines.read_line(&mut said).unwrap() > 0 && !said.ends_with("done\n") {}
@@ -97,7 +97,7 @@ fn part_of_a_stranger_at_the_socket() {
 #[test]
 fn a_stranger_cannot_report_for_another() {
     let Some(folder) = folder("a stranger's reports") else { return };
-    let program = Running(Command::new("sh").args(["-c", "while :; do :; done"]).spawn().unwrap());
+    let program = ChildGuard(Command::new("sh").args(["-c", "while :; do :; done"]).spawn().unwrap());
     let pid = program.pid();
     let config = format!("window_ms = 100\n[[rules]]\npid = {pid}\naction = \"observe\"\n");
     let _daemon = daemon(folder.path(), &config);
@@ -173,7 +173,7 @@ fn a_strangers_name_stays_in_its_row() {
     let program = folder.path().join(name);
     std::fs::copy("/bin/sleep", &program).unwrap();
     open_to_all(&program);
-    let sleeper = Running(Command::new(&program).arg("100").uid(NOBODY).gid(NOBODY).spawn().unwrap());
+    let sleeper = ChildGuard(Command::new(&program).arg("100").uid(NOBODY).gid(NOBODY).spawn().unwrap());
     let config = format!("window_ms = 100\n[[rules]]\npid = {}\naction = \"observe\"\n", sleeper.pid());
     let _daemon = daemon(folder.path(), &config);
     status_when(folder.path(), "the program", PATIENCE, |status| status["tasks"][0]["name"] == name);

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use common::{Running, command, lackey, run};
+use common::{ChildGuard, command, lackey, run};
 
 const SCENARIO: &str = "name = \"pair\"\ndescription = \"two programs\"\nmachine = \"xeon-x5365-4\"\nseed = 1\nscale = 100\n\
      length = { cycles = 300_000 }\n[[programs]]\nprogram = \"mcf\"\n[[programs]]\nprogram = \"gamess\"\n";
@@ -79,7 +79,7 @@ fn a_killed_sweep_goes_on_where_it_was() {
     run(at, &["sweep", "merge", "whole"]).ok();
     for kills in 1..=3 {
         let args = ["--quiet", "sweep", "run", "sweep-pairs.toml", "-o", "killed"];
-        let mut sweep = Running(command(at, &args).stdout(Stdio::null()).spawn().unwrap());
+        let mut sweep = ChildGuard(command(at, &args).stdout(Stdio::null()).spawn().unwrap());
         let start = Instant::now();
         while results_in(&at.join("killed")) < 3 * kills && sweep.0.try_wait().unwrap().is_none() {
             assert!(start.elapsed() < Duration::from_secs(300), "no result after {:?}", start.elapsed());
@@ -106,7 +106,7 @@ fn an_interrupted_sweep_keeps_what_is_finished() {
     let at = folder.path();
     sweep_file(at, 100);
     let mut sweep = command(at, &["sweep", "run", "sweep-pairs.toml", "-o", "out"]);
-    let mut sweep = Running(sweep.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap());
+    let mut sweep = ChildGuard(sweep.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap());
     while results_in(&at.join("out")) < 2 {
         assert!(sweep.0.try_wait().unwrap().is_none(), "300 tasks are not finished that soon");
         std::thread::sleep(Duration::from_millis(2));
@@ -137,7 +137,7 @@ fn several_workers_share_a_folder() {
         fs::copy(entry.path(), at.join("two/inputs").join(entry.file_name())).unwrap();
     }
     let args = ["--quiet", "sweep", "run", "-o", "two", "--workers", "2"];
-    let start = || Running(command(at, &args).stdout(Stdio::null()).spawn().unwrap());
+    let start = || ChildGuard(command(at, &args).stdout(Stdio::null()).spawn().unwrap());
     let (mut first, mut second) = (start(), start());
     let id = lines(&at.join("one/manifest.jsonl"))[12]["id"].as_str().unwrap().to_string();
     run(at, &["sweep", "run", "-o", "two", "--task", &id]).ok();

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use common::{Running, command, run};
+use common::{ChildGuard, command, run};
 
 /// Longest time for anything: far beyond what it takes, so that a hang is an error.
 const AT_MOST: Duration = Duration::from_secs(600);
@@ -62,18 +62,18 @@ fn until(what: &str, mut so: impl FnMut() -> bool) {
 }
 
 /// A sweep under way; what it says goes to a file.
-struct Sweeping {
-    running: Running,
+struct SweepProcess {
+    running: ChildGuard,
     said: PathBuf,
 }
 
-impl Sweeping {
-    fn start(at: &Path, out: &str, args: &[&str], env: &[(&str, &Path)]) -> Sweeping {
+impl SweepProcess {
+    fn start(at: &Path, out: &str, args: &[&str], env: &[(&str, &Path)]) -> SweepProcess {
         let said = at.join(format!("{out}.said"));
         let file = fs::File::create(&said).unwrap();
         let mut sweep = command(at, &[&["sweep", "run", "sweep.toml", "-o", out], args].concat());
         sweep.envs(env.iter().copied()).stdout(file.try_clone().unwrap()).stderr(file);
-        Sweeping { running: Running(sweep.spawn().unwrap()), said }
+        SweepProcess { running: ChildGuard(sweep.spawn().unwrap()), said }
     }
 
     fn said(&self) -> String {
@@ -99,18 +99,18 @@ fn port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
-fn spawned(mut command: Command, log: &Path) -> Running {
+fn spawned(mut command: Command, log: &Path) -> ChildGuard {
     let log = fs::File::create(log).unwrap();
     let started = command.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log).spawn();
-    Running(started.unwrap_or_else(|error| panic!("{command:?}: {error}")))
+    ChildGuard(started.unwrap_or_else(|error| panic!("{command:?}: {error}")))
 }
 
 /// Slurm's daemons on loopback: a controller and four node names on this host.
 struct Cluster {
     folder: PathBuf,
-    controller: Option<Running>,
-    nodes: Vec<Running>,
-    _munge: Running,
+    controller: Option<ChildGuard>,
+    nodes: Vec<ChildGuard>,
+    _munge: ChildGuard,
 }
 
 impl Cluster {
@@ -214,12 +214,12 @@ fn slurm_loses_nodes_and_its_controller() {
     let conf = cluster.folder.join("slurm.conf");
     let env: [(&str, &Path); 1] = [("SLURM_CONF", &conf)];
     let args = ["--engine", "slurm", "--stale-seconds", "10"];
-    Sweeping::start(at, "plain", &args, &env).ends_with(at, "plain", &want);
+    SweepProcess::start(at, "plain", &args, &env).ends_with(at, "plain", &want);
     // Forty tasks are four arrays where eleven is the most.
     let scripts = fs::read_dir(at.join("plain/engine/slurm")).unwrap().flatten();
     assert_eq!(scripts.filter(|entry| entry.path().extension().is_some_and(|kind| kind == "sh")).count(), 4);
 
-    let sweep = Sweeping::start(at, "hurt", &args, &env);
+    let sweep = SweepProcess::start(at, "hurt", &args, &env);
     until("the first results", || results_in(&at.join("hurt")) >= 3);
     cluster.set_nodes("n0", "DRAIN");
     cluster.nodes[1].0.kill().unwrap();
@@ -232,7 +232,7 @@ fn slurm_loses_nodes_and_its_controller() {
     for node in ["n0", "n1", "n2", "n3"] {
         cluster.set_nodes(node, "DRAIN");
     }
-    let sweep = Sweeping::start(at, "stuck", &args, &env);
+    let sweep = SweepProcess::start(at, "stuck", &args, &env);
     until("word of it", || sweep.said().contains("all 4 nodes are d"));
     for node in ["n0", "n2", "n3"] {
         cluster.set_nodes(node, "RESUME");
@@ -266,7 +266,7 @@ fn dask_loses_a_worker_and_its_scheduler() {
     let (folder, want) = prepared(40);
     let at = folder.path();
     let args = ["--engine", "dask", "--python", &python, "--stale-seconds", "10"];
-    Sweeping::start(at, "own", &[&args[..], &["--workers", "2"]].concat(), &[]).ends_with(at, "own", &want);
+    SweepProcess::start(at, "own", &[&args[..], &["--workers", "2"]].concat(), &[]).ends_with(at, "own", &want);
 
     let address = format!("tcp://127.0.0.1:{}", port());
     let scheduler = || {
@@ -284,7 +284,7 @@ fn dask_loses_a_worker_and_its_scheduler() {
     };
     let mut first = scheduler();
     let mut workers = [worker("a"), worker("b"), worker("c")];
-    let sweep = Sweeping::start(at, "hurt", &[&args[..], &["--scheduler", &address]].concat(), &[]);
+    let sweep = SweepProcess::start(at, "hurt", &[&args[..], &["--scheduler", &address]].concat(), &[]);
     until("the first results", || results_in(&at.join("hurt")) >= 3);
     workers[0].0.kill().unwrap();
     until("more results", || results_in(&at.join("hurt")) >= 10);
@@ -311,7 +311,7 @@ fn hyperqueue_loses_a_worker_and_its_server() {
     let (folder, want) = prepared(40);
     let at = folder.path();
     let args = ["--engine", "hq", "--hq", &hq, "--stale-seconds", "10"];
-    Sweeping::start(at, "own", &[&args[..], &["--workers", "2"]].concat(), &[]).ends_with(at, "own", &want);
+    SweepProcess::start(at, "own", &[&args[..], &["--workers", "2"]].concat(), &[]).ends_with(at, "own", &want);
 
     let server_dir = at.join("server");
     let start = |what: &[&str], log: &str| {
@@ -330,7 +330,7 @@ fn hyperqueue_loses_a_worker_and_its_server() {
     });
     let mut workers = [start(&worker, "worker-1.log"), start(&worker, "worker-2.log")];
     let place = server_dir.display().to_string();
-    let sweep = Sweeping::start(at, "hurt", &[&args[..], &["--scheduler", &place]].concat(), &[]);
+    let sweep = SweepProcess::start(at, "hurt", &[&args[..], &["--scheduler", &place]].concat(), &[]);
     until("the first results", || results_in(&at.join("hurt")) >= 3);
     workers[0].0.kill().unwrap();
     until("more results", || results_in(&at.join("hurt")) >= 10);

@@ -6,11 +6,11 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use common::{Running, command, daemon, run};
+use common::{ChildGuard, command, daemon, run};
 
 /// A daemon that observes one sleeping program.
-fn observing(folder: &Path) -> (Running, Running) {
-    let sleeper = Running(std::process::Command::new("sleep").arg("600").spawn().unwrap());
+fn observing(folder: &Path) -> (ChildGuard, ChildGuard) {
+    let sleeper = ChildGuard(std::process::Command::new("sleep").arg("600").spawn().unwrap());
     let daemon = daemon(folder, &format!("window_ms = 20\n[[rules]]\npid = {}\n", sleeper.pid()));
     let start = Instant::now();
     while !run(folder, &["status", "--socket", "s.sock"]).out.contains("sleep") {
@@ -52,22 +52,22 @@ mod screen {
     }
 
     /// `top` on a terminal of its own, and what it has written there.
-    struct OnTerminal {
-        top: Running,
+    struct TopOnTerminal {
+        top: ChildGuard,
         ours: File,
         theirs: OwnedFd,
         seen: Arc<Mutex<Vec<u8>>>,
         before: [libc::tcflag_t; 3],
     }
 
-    impl OnTerminal {
+    impl TopOnTerminal {
         fn start(folder: &Path) -> Self {
             let (ours, theirs) = terminal();
             let before = modes(&theirs);
             let stdio = || Stdio::from(theirs.try_clone().unwrap());
             let mut command = command(folder, &["top", "--socket", "s.sock", "--every", "0.1"]);
             command.env("TERM", "xterm").stdin(stdio()).stdout(stdio()).stderr(stdio());
-            let top = Running(command.spawn().unwrap());
+            let top = ChildGuard(command.spawn().unwrap());
             let seen = Arc::new(Mutex::new(Vec::new()));
             let (mut reads, into) = (ours.try_clone().unwrap(), seen.clone());
             // Ends with an error once nobody holds the other end any more.
@@ -77,7 +77,7 @@ mod screen {
                     into.lock().unwrap().extend_from_slice(&part[..many]);
                 }
             });
-            OnTerminal { top, ours, theirs, seen, before }
+            TopOnTerminal { top, ours, theirs, seen, before }
         }
 
         fn text(&self) -> String {
@@ -114,7 +114,7 @@ mod screen {
         let folder = tempfile::tempdir().unwrap();
         let _both = observing(folder.path());
         for how in ["q", "\u{3}", "SIGTERM"] {
-            let mut shown = OnTerminal::start(folder.path());
+            let mut shown = TopOnTerminal::start(folder.path());
             shown.until("sleep");
             assert_ne!(modes(&shown.theirs), shown.before, "keys come one by one");
             // Blanks are jumped over, not written.
@@ -135,7 +135,7 @@ mod screen {
     fn a_daemon_that_ends_is_told_on_the_screen() {
         let folder = tempfile::tempdir().unwrap();
         let (daemon, _sleeper) = observing(folder.path());
-        let mut shown = OnTerminal::start(folder.path());
+        let mut shown = TopOnTerminal::start(folder.path());
         shown.until("sleep");
         drop(daemon);
         shown.until("s.sock");

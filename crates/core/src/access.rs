@@ -120,7 +120,7 @@ impl fmt::Debug for Access {
 
 /// How a batch of accesses ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Turn {
+pub enum BatchEnd {
     /// More follows at once.
     More,
     /// Nothing to do for this long, after the batch.
@@ -143,13 +143,13 @@ pub enum Turn {
     Exit,
 }
 
-/// One thread of a program, producing its accesses in batches. Endless programs never say [`Turn::Exit`].
+/// One thread of a program, producing its accesses in batches. Endless programs never say [`BatchEnd::Exit`].
 ///
 /// Addresses are virtual, in the address space of the thread's process. Resumable and deterministic: the same
 /// construction (parameters, seed) gives the same stream, however it is cut into batches.
 pub trait AccessSource: Send {
-    /// Appends at least one access, or none where the turn is not [`Turn::More`]; a few thousand at most.
-    fn fill(&mut self, batch: &mut Vec<Access>) -> Turn;
+    /// Appends at least one access, or none where the turn is not [`BatchEnd::More`]; a few thousand at most.
+    fn next_batch(&mut self, batch: &mut Vec<Access>) -> BatchEnd;
 
     /// Work done so far, in the program's own unit (rounds, operations), where it has one.
     fn progress(&self) -> Option<f64> {

@@ -8,7 +8,7 @@ use crate::{CacheId, CacheShare, CoRunPenalty, CpuSet, GangSchedule, GroupId, Pr
 
 /// A line of the plan, to say of it that it was refused or is under way.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
-pub enum Item {
+pub enum PlanItem {
     /// All of it (a replay that was told something else than the recorded run).
     Plan,
     /// The CPUs of a task.
@@ -29,19 +29,22 @@ pub enum Item {
 
 /// Why a machine does not do what the plan says.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub enum RefusedBecause {
+pub enum RefusalReason {
     /// The task, process or group has ended.
-    Gone,
+    #[serde(rename = "Gone")]
+    NotFound,
     /// The machine's owner or the kernel does not allow it.
     NoPermission,
     /// Something that there are few of has run out: classes of service, CPUs, memory.
-    NoRoom,
+    #[serde(rename = "NoRoom")]
+    NoCapacity,
     /// Something else holds what is needed.
     Busy,
     /// This machine cannot do it at all, or cannot do it as it was asked for.
     NotSupported,
     /// Somebody else has taken the thing for himself, such as a class of service; it is left alone.
-    OwnedByAnother,
+    #[serde(rename = "OwnedByAnother")]
+    OwnedByOther,
     /// A replay cannot do what the recorded run did not do.
     NotRecorded,
     /// It was tried and went wrong, for a reason that fits none of the others.
@@ -50,20 +53,22 @@ pub enum RefusedBecause {
 
 /// One line of the plan that is not in force, or not as it was asked for.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Refused {
+pub struct RefusedItem {
     /// The line of the plan.
-    pub item: Item,
+    pub item: PlanItem,
     /// The kind of reason, for programs that read it.
-    pub because: RefusedBecause,
+    #[serde(rename = "because")]
+    pub reason: RefusalReason,
     /// The kernel's or the simulator's own words, with the path or the call.
-    pub said: String,
+    #[serde(rename = "said")]
+    pub message: String,
 }
 
 /// A slow action: so far and in all, in pages, tasks or probe samples.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Pending {
+pub struct PendingItem {
     /// The line of the plan that is under way.
-    pub item: Item,
+    pub item: PlanItem,
     /// Finished so far; at most `total`.
     pub done: u64,
     /// In all; `None` = not known yet.
@@ -72,11 +77,12 @@ pub struct Pending {
 
 /// A share of a cache that is in force.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub struct ShareHeld {
+pub struct ActiveShare {
     /// As it is in force, which may be less than the plan asked for.
     pub share: CacheShare,
     /// Share of the members' resident pages in allowed colors.
-    pub pages_inside: Option<f64>,
+    #[serde(rename = "pages_inside")]
+    pub pages_in_share: Option<f64>,
     /// Pages taken from a color that was not allowed, because none was left; since the share began.
     pub fallback_pages: Option<u64>,
     /// What the members hold of the cache now; `None` = not measured.
@@ -85,7 +91,7 @@ pub struct ShareHeld {
 
 /// The state as read back; the same type answers `apply` and stands in every observation.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
-pub struct Applied {
+pub struct AppliedPlan {
     /// CPUs by task, as read back; tasks with the machine's default may be missing.
     pub affinity: BTreeMap<TaskId, CpuSet>,
     /// Weight by task, as read back, 1.0 = as the machine had it; tasks with that weight may be missing.
@@ -93,17 +99,18 @@ pub struct Applied {
     /// Gang schedules that are running.
     pub gangs: Vec<GangSchedule>,
     /// Shares that are in force, in whole or in part.
-    pub shares: Vec<ShareHeld>,
+    pub shares: Vec<ActiveShare>,
     /// Penalties that the dispatcher has been told.
     pub penalties: Vec<CoRunPenalty>,
     /// Probes that are under way.
     pub probes: Vec<ProbeId>,
     /// Slow actions that are not finished.
-    pub pending: Vec<Pending>,
+    pub pending: Vec<PendingItem>,
     /// What the machine did not do, and why.
-    pub refused: Vec<Refused>,
+    pub refused: Vec<RefusedItem>,
     /// Changed by somebody else since the last look.
-    pub overridden: Vec<Item>,
+    #[serde(rename = "overridden")]
+    pub overridden_by_others: Vec<PlanItem>,
     /// What the change cost so far: calls, page copies, stalls.
     pub cost_ns: u64,
 }

@@ -3,21 +3,22 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{
-    CacheId, CacheShare, Capabilities, CpuId, CpuSet, Member, Partition, Plan, TaskId, TaskSample, Units, View, Window,
+    CacheId, CacheShare, Capabilities, CpuId, CpuSet, PartitionSupport, Plan, ShareMember, TaskId, TaskSample, Units,
+    View, WindowLength,
 };
 
 /// The invariant that a plan breaks.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
-pub enum BadPlan {
+pub enum PlanError {
     /// The plan names a task that was not seen in the window.
     #[error("{0:?} is not among the tasks of this window")]
     UnknownTask(TaskId),
-    /// The plan moves or weighs a task that is marked [`TaskSample::fixed`].
+    /// The plan moves or weighs a task that is marked [`TaskSample::unmovable`].
     #[error("{0:?} is fixed: nothing of it may be changed")]
     FixedTask(TaskId),
     /// None of the CPUs that the plan allows the task is online.
     #[error("{0:?} may run on no online CPU")]
-    NowhereToRun(TaskId),
+    NoRunnableCpu(TaskId),
     /// A weight that is zero, negative or not finite.
     #[error("weight {1} of {0:?} is not a positive number")]
     BadWeight(TaskId, f64),
@@ -48,24 +49,24 @@ pub enum BadPlan {
 ///
 /// # Errors
 /// The first broken invariant, in the order of the plan's fields.
-pub fn check_plan(plan: &Plan, view: &View<'_>) -> Result<(), BadPlan> {
-    let tasks: BTreeMap<TaskId, &TaskSample> = view.seen.tasks.iter().map(|task| (task.task, task)).collect();
+pub fn check_plan(plan: &Plan, view: &View<'_>) -> Result<(), PlanError> {
+    let tasks: BTreeMap<TaskId, &TaskSample> = view.observation.tasks.iter().map(|task| (task.task, task)).collect();
     let online = view.online();
     let movable = |task: TaskId| match tasks.get(&task) {
-        None => Err(BadPlan::UnknownTask(task)),
-        Some(seen) if seen.fixed => Err(BadPlan::FixedTask(task)),
+        None => Err(PlanError::UnknownTask(task)),
+        Some(seen) if seen.unmovable => Err(PlanError::FixedTask(task)),
         Some(_) => Ok(()),
     };
     for (&task, cpus) in &plan.affinity {
         movable(task)?;
         if !cpus.intersects(&online) {
-            return Err(BadPlan::NowhereToRun(task));
+            return Err(PlanError::NoRunnableCpu(task));
         }
     }
     for (&task, &weight) in &plan.weights {
         movable(task)?;
         if !(weight.is_finite() && weight > 0.0) {
-            return Err(BadPlan::BadWeight(task, weight));
+            return Err(PlanError::BadWeight(task, weight));
         }
     }
     check_gangs(plan, &online, &tasks)?;
@@ -76,25 +77,25 @@ pub fn check_plan(plan: &Plan, view: &View<'_>) -> Result<(), BadPlan> {
         if !known || a == b || !penalty.penalty.is_finite() {
             let what =
                 if known { "a penalty of a task with itself, or one that is not finite" } else { "unknown task" };
-            return Err(BadPlan::BadPenalty(a, b, what));
+            return Err(PlanError::BadPenalty(a, b, what));
         }
     }
     let mut probes = BTreeSet::new();
     if let Some(twice) = plan.probes.iter().find(|probe| !probes.insert(probe.id)) {
-        return Err(BadPlan::ProbeTwice(twice.id.0));
+        return Err(PlanError::ProbeTwice(twice.id.0));
     }
     match plan.window {
-        Window::Time { ns: 0 } | Window::Cycles { cycles: 0 } => Err(BadPlan::EmptyWindow),
+        WindowLength::Time { ns: 0 } | WindowLength::Cycles { cycles: 0 } => Err(PlanError::EmptyWindow),
         _ => Ok(()),
     }
 }
 
-fn check_gangs(plan: &Plan, online: &CpuSet, tasks: &BTreeMap<TaskId, &TaskSample>) -> Result<(), BadPlan> {
+fn check_gangs(plan: &Plan, online: &CpuSet, tasks: &BTreeMap<TaskId, &TaskSample>) -> Result<(), PlanError> {
     for (at, schedule) in plan.gangs.iter().enumerate() {
         if let Some(other) = plan.gangs[..at].iter().position(|earlier| earlier.cpus.intersects(&schedule.cpus)) {
-            return Err(BadPlan::GangsOverlap(other, at));
+            return Err(PlanError::GangsOverlap(other, at));
         }
-        let bad = |what| Err(BadPlan::BadGang(at, what));
+        let bad = |what| Err(PlanError::BadGang(at, what));
         if schedule.slice_ns == 0 {
             return bad("slice of no length");
         }
@@ -106,8 +107,8 @@ fn check_gangs(plan: &Plan, online: &CpuSet, tasks: &BTreeMap<TaskId, &TaskSampl
             let mut seats = BTreeSet::new();
             for &(task, cpu) in &gang.members {
                 match tasks.get(&task) {
-                    None => return Err(BadPlan::UnknownTask(task)),
-                    Some(seen) if seen.fixed => return Err(BadPlan::FixedTask(task)),
+                    None => return Err(PlanError::UnknownTask(task)),
+                    Some(seen) if seen.unmovable => return Err(PlanError::FixedTask(task)),
                     Some(_) => {}
                 }
                 if !members.insert(task) {
@@ -125,12 +126,12 @@ fn check_gangs(plan: &Plan, online: &CpuSet, tasks: &BTreeMap<TaskId, &TaskSampl
                 return bad("a gang has no slices, no members, or more members than CPUs");
             }
         }
-        for task in tasks.values().filter(|task| !task.exited && !task.fixed) {
+        for task in tasks.values().filter(|task| !task.exited && !task.unmovable) {
             let confined =
                 plan.affinity.get(&task.task).unwrap_or(online).intersection(online).is_subset(&schedule.cpus);
             let has_turn = || schedule.gangs.iter().any(|gang| gang.members.iter().any(|&(id, _)| id == task.task));
             if confined && !has_turn() {
-                return Err(BadPlan::Starved(task.task));
+                return Err(PlanError::Starved(task.task));
             }
         }
     }
@@ -142,13 +143,13 @@ fn check_shares(
     plan: &Plan,
     capabilities: &Capabilities,
     tasks: &BTreeMap<TaskId, &TaskSample>,
-) -> Result<(), BadPlan> {
+) -> Result<(), PlanError> {
     let mut groups = BTreeSet::new();
-    let mut members: BTreeSet<(Member, Option<CacheId>)> = BTreeSet::new();
+    let mut members: BTreeSet<(ShareMember, Option<CacheId>)> = BTreeSet::new();
     let mut ways_groups: BTreeMap<CacheId, u32> = BTreeMap::new();
     for share in &plan.shares {
         check_share(share, capabilities, tasks)?;
-        let bad = |what: String| Err(BadPlan::BadShare(share.cache, what));
+        let bad = |what: String| Err(PlanError::BadShare(share.cache, what));
         if !groups.insert((share.group, share.cache)) {
             return bad(format!("{:?} is used for two shares of this cache", share.group));
         }
@@ -165,11 +166,11 @@ fn check_shares(
     }
     for (&cache, &groups) in &ways_groups {
         let most = capabilities.partitions_of(cache).find_map(|partition| match partition {
-            Partition::Ways { groups_at_most, .. } => Some(*groups_at_most),
-            Partition::Colors { .. } => None,
+            PartitionSupport::Ways { max_groups: groups_at_most, .. } => Some(*groups_at_most),
+            PartitionSupport::Colors { .. } => None,
         });
         if let Some(most) = most.filter(|&most| groups > most) {
-            return Err(BadPlan::BadShare(cache, format!("{groups} groups, expected at most {most}")));
+            return Err(PlanError::BadShare(cache, format!("{groups} groups, expected at most {most}")));
         }
     }
     Ok(())
@@ -179,15 +180,15 @@ fn check_share(
     share: &CacheShare,
     capabilities: &Capabilities,
     tasks: &BTreeMap<TaskId, &TaskSample>,
-) -> Result<(), BadPlan> {
-    let bad = |what: String| Err(BadPlan::BadShare(share.cache, what));
+) -> Result<(), PlanError> {
+    let bad = |what: String| Err(PlanError::BadShare(share.cache, what));
     for member in &share.members {
         match *member {
-            Member::Task(task) if !tasks.contains_key(&task) => return Err(BadPlan::UnknownTask(task)),
-            Member::Process(process) if tasks.values().all(|task| task.process != process) => {
+            ShareMember::Task(task) if !tasks.contains_key(&task) => return Err(PlanError::UnknownTask(task)),
+            ShareMember::Process(process) if tasks.values().all(|task| task.process != process) => {
                 return bad(format!("{process:?} has no task in this window"));
             }
-            Member::Task(_) if matches!(share.units, Units::Colors { .. }) => {
+            ShareMember::Task(_) if matches!(share.units, Units::Colors { .. }) => {
                 return bad("colors belong to processes, not tasks".to_string());
             }
             _ => {}
@@ -195,14 +196,14 @@ fn check_share(
     }
     for partition in capabilities.partitions_of(share.cache) {
         match (partition, &share.units) {
-            (Partition::Colors { colors, .. }, Units::Colors { allowed, .. }) => {
+            (PartitionSupport::Colors { colors, .. }, Units::Colors { allowed, .. }) => {
                 return match allowed.iter().last() {
                     None => bad("no color allowed".to_string()),
                     Some(last) if last >= *colors => bad(format!("color {last} of {colors}")),
                     Some(_) => Ok(()),
                 };
             }
-            (Partition::Ways { ways, at_least, contiguous, .. }, Units::Ways { mask }) => {
+            (PartitionSupport::Ways { ways, min_ways: at_least, contiguous, .. }, Units::Ways { mask }) => {
                 let last = mask.iter().last().unwrap_or(0);
                 let in_one_piece = mask.first().is_some_and(|first| last - first + 1 == mask.count());
                 return if mask.count() < *at_least || last >= *ways {

@@ -46,7 +46,7 @@ pub struct Fact<T> {
     /// The interval in which the value is believed to lie (two standard errors either way, unless the source says
     /// otherwise); `None` where the value carries its own intervals, as a curve's points do, or nobody knows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub error: Option<Interval>,
+    pub error: Option<ConfidenceInterval>,
     /// Who measured it.
     pub source: FactSource,
     /// The window in which it was last measured.
@@ -55,7 +55,7 @@ pub struct Fact<T> {
 
 /// Ends of an interval, both included.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
-pub struct Interval {
+pub struct ConfidenceInterval {
     /// Lower end.
     pub low: f64,
     /// Upper end.
@@ -72,7 +72,7 @@ impl<T> Fact<T> {
 impl Fact<f64> {
     /// A number with its interval.
     pub fn measured(estimate: Estimate, source: FactSource, window: u64) -> Self {
-        let error = Some(Interval { low: estimate.low, high: estimate.high });
+        let error = Some(ConfidenceInterval { low: estimate.low, high: estimate.high });
         Fact { value: estimate.value, error, source, window }
     }
 
@@ -83,7 +83,7 @@ impl Fact<f64> {
 
     /// The number with its interval; without one, without doubt.
     pub fn estimate(&self) -> Estimate {
-        let ends = self.error.unwrap_or(Interval { low: self.value, high: self.value });
+        let ends = self.error.unwrap_or(ConfidenceInterval { low: self.value, high: self.value });
         Estimate { value: self.value, low: ends.low, high: ends.high }
     }
 }
@@ -94,20 +94,20 @@ pub type Provenance = (&'static str, FactSource, u64);
 /// A field that holds facts, or a group of such fields.
 pub trait Facts {
     /// Takes over what is known there and absent here.
-    fn fill(&mut self, from: &Self);
+    fn fill_missing(&mut self, from: &Self);
     /// Adds each fact's provenance under the field's name.
-    fn list(&self, name: &'static str, into: &mut Vec<Provenance>);
+    fn push_provenance(&self, name: &'static str, into: &mut Vec<Provenance>);
     /// Says of every fact in what window it was measured, and from what source.
     fn restamp(&mut self, source: FactSource, window: u64);
 }
 
 impl<T: Clone> Facts for Option<Fact<T>> {
-    fn fill(&mut self, from: &Self) {
+    fn fill_missing(&mut self, from: &Self) {
         if self.is_none() {
             self.clone_from(from);
         }
     }
-    fn list(&self, name: &'static str, into: &mut Vec<Provenance>) {
+    fn push_provenance(&self, name: &'static str, into: &mut Vec<Provenance>) {
         into.extend(self.iter().map(|fact| (name, fact.source, fact.window)));
     }
     fn restamp(&mut self, source: FactSource, window: u64) {
@@ -118,12 +118,12 @@ impl<T: Clone> Facts for Option<Fact<T>> {
 }
 
 impl<K: Ord + Clone, T: Clone> Facts for BTreeMap<K, Fact<T>> {
-    fn fill(&mut self, from: &Self) {
+    fn fill_missing(&mut self, from: &Self) {
         for (key, fact) in from {
             self.entry(key.clone()).or_insert_with(|| fact.clone());
         }
     }
-    fn list(&self, name: &'static str, into: &mut Vec<Provenance>) {
+    fn push_provenance(&self, name: &'static str, into: &mut Vec<Provenance>) {
         into.extend(self.values().map(|fact| (name, fact.source, fact.window)));
     }
     fn restamp(&mut self, source: FactSource, window: u64) {
@@ -140,11 +140,11 @@ macro_rules! facts {
         pub struct $group { $($(#[$field_doc])* pub $field: $type,)* }
 
         impl $crate::Facts for $group {
-            fn fill(&mut self, from: &Self) {
-                $($crate::Facts::fill(&mut self.$field, &from.$field);)*
+            fn fill_missing(&mut self, from: &Self) {
+                $($crate::Facts::fill_missing(&mut self.$field, &from.$field);)*
             }
-            fn list(&self, _: &'static str, into: &mut Vec<$crate::Provenance>) {
-                $($crate::Facts::list(&self.$field, stringify!($field), into);)*
+            fn push_provenance(&self, _: &'static str, into: &mut Vec<$crate::Provenance>) {
+                $($crate::Facts::push_provenance(&self.$field, stringify!($field), into);)*
             }
             fn restamp(&mut self, source: $crate::FactSource, window: u64) {
                 $($crate::Facts::restamp(&mut self.$field, source, window);)*

@@ -7,43 +7,43 @@
 #![warn(missing_docs)]
 
 mod access;
+mod allocation;
 mod applied;
 mod changes;
 mod check;
-mod decide;
 mod fact;
+mod ids;
 mod machine;
 mod machine_spec;
-mod names;
-mod nearest;
+mod observation;
 mod percent_matrix;
 mod pipeline_config;
 mod plan;
+mod policy;
 mod profile;
 mod random;
-mod room;
 mod run_loop;
-mod seen;
-pub mod test_kit;
+mod suggestion;
+pub mod test_support;
 
 pub use access::*;
+pub use allocation::*;
 pub use applied::*;
 pub use changes::*;
 pub use check::*;
-pub use decide::*;
 pub use fact::*;
+pub use ids::*;
 pub use machine::*;
 pub use machine_spec::*;
-pub use names::*;
-pub use nearest::*;
+pub use observation::*;
 pub use percent_matrix::*;
 pub use pipeline_config::*;
 pub use plan::*;
+pub use policy::*;
 pub use profile::*;
 pub use random::*;
-pub use room::*;
 pub use run_loop::*;
-pub use seen::*;
+pub use suggestion::*;
 
 #[cfg(test)]
-mod carries_tests;
+mod mechanism_tests;

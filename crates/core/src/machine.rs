@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Applied, CacheId, CpuId, CpuSet, Level, Observation, Plan};
+use crate::{AppliedPlan, CacheId, CacheLevel, CpuId, CpuSet, Observation, Plan};
 
 /// What a machine can do, or why not and what would help.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -28,17 +28,17 @@ pub enum Support {
 pub enum Ability {
     /// Counts of events for each task ([`crate::TaskSample::counts`]).
     CountPerTask,
-    /// Counts of events for a whole cache ([`crate::Place::Cache`]).
+    /// Counts of events for a whole cache ([`crate::CounterScope::Cache`]).
     CountPerCache,
-    /// How much of a cache a group holds ([`crate::ShareHeld::occupancy_bytes`]).
+    /// How much of a cache a group holds ([`crate::ActiveShare::occupancy_bytes`]).
     CacheOccupancy,
-    /// Logs of the addresses that missed ([`crate::ProbeWhat::Trace`]).
+    /// Logs of the addresses that missed ([`crate::ProbeKind::MissTrace`]).
     TraceAddresses,
-    /// Samples of single accesses ([`crate::ProbeWhat::Samples`]).
+    /// Samples of single accesses ([`crate::ProbeKind::AccessSamples`]).
     SampleAccesses,
-    /// Reuse times of single locations ([`crate::ProbeWhat::Reuses`]).
+    /// Reuse times of single locations ([`crate::ProbeKind::ReuseTimes`]).
     SampleReuses,
-    /// Accesses and misses by super set ([`crate::ProbeWhat::Activity`]).
+    /// Accesses and misses by super set ([`crate::ProbeKind::SuperSets`]).
     CountSuperSets,
     /// Measurement without counters: a neighbor, ping-pong, or evictions of a buffer of the machine's own.
     ProbeFromOutside,
@@ -50,15 +50,15 @@ pub enum Ability {
     Gangs,
     /// Advice on who should not run together ([`crate::Plan::penalties`]).
     Penalties,
-    /// Division of a cache by the colors of pages ([`Partition::Colors`]).
+    /// Division of a cache by the colors of pages ([`PartitionSupport::ColorAssignment`]).
     Colors,
-    /// Division of a cache by its ways ([`Partition::Ways`]).
+    /// Division of a cache by its ways ([`PartitionSupport::Ways`]).
     Ways,
 }
 
 /// How a cache can be divided.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub enum Partition {
+pub enum PartitionSupport {
     /// `move_page_ns`: measured cost of giving one page another color.
     Colors {
         /// Number of colors.
@@ -66,18 +66,21 @@ pub enum Partition {
         /// Size of a page.
         page_bytes: u64,
         /// For one page, copying included.
-        move_page_ns: f64,
+        #[serde(rename = "move_page_ns")]
+        page_migration_ns: f64,
     },
     /// By masks of ways.
     Ways {
         /// Ways that can be given; indices of a mask are below it.
         ways: u32,
         /// Ways that a mask must have at least.
-        at_least: u32,
+        #[serde(rename = "at_least")]
+        min_ways: u32,
         /// A mask must be in one piece.
         contiguous: bool,
         /// Groups with masks of their own at once. On a live host, classes of service, the default one among them.
-        groups_at_most: u32,
+        #[serde(rename = "groups_at_most")]
+        max_groups: u32,
     },
 }
 
@@ -87,7 +90,7 @@ pub struct Capabilities {
     /// Every ability that the machine knows of; one that is missing cannot be had.
     pub abilities: BTreeMap<Ability, Support>,
     /// How each cache can be divided; a cache may be here several times or not at all.
-    pub partitions: Vec<(CacheId, Partition)>,
+    pub partitions: Vec<(CacheId, PartitionSupport)>,
     /// The shortest window that the machine can keep.
     pub shortest_window_ns: u64,
     /// Shortest turn of a gang; `None` = no limit is known, or there are no gangs.
@@ -130,7 +133,7 @@ pub struct Cache {
     /// Its index in [`Topology::caches`].
     pub id: CacheId,
     /// Its level, with first-level instruction and data caches apart.
-    pub level: Level,
+    pub level: CacheLevel,
     /// The CPUs that share it.
     pub cpus: CpuSet,
     /// The contended one: nothing but memory (or a victim cache) behind it.
@@ -160,7 +163,7 @@ impl Topology {
     }
 
     /// The level of the first of them.
-    pub fn last_level(&self) -> Option<Level> {
+    pub fn last_level(&self) -> Option<CacheLevel> {
         self.last_level_caches().next().map(|cache| cache.level)
     }
 
@@ -170,8 +173,8 @@ impl Topology {
         let row = self.memory_latency.get(from as usize)?;
         let pages: u64 = pages_per_node.iter().sum();
         let at = |(node, &pages): (usize, &u64)| Some(pages as f64 * row.get(node).copied().filter(|far| *far >= 1.0)?);
-        let told = pages_per_node.iter().enumerate().filter(|(_, pages)| **pages > 0).map(at);
-        let sum = told.sum::<Option<f64>>()?;
+        let nodes = pages_per_node.iter().enumerate().filter(|(_, pages)| **pages > 0).map(at);
+        let sum = nodes.sum::<Option<f64>>()?;
         (pages > 0).then(|| sum / pages as f64)
     }
 
@@ -195,20 +198,20 @@ impl Capabilities {
     }
 
     /// How a cache can be divided; nothing where it cannot.
-    pub fn partitions_of(&self, cache: CacheId) -> impl Iterator<Item = &Partition> {
+    pub fn partitions_of(&self, cache: CacheId) -> impl Iterator<Item = &PartitionSupport> {
         self.partitions.iter().filter(move |(id, _)| *id == cache).map(|(_, partition)| partition)
     }
 
     /// Number of page colors of a cache; `None` where pages cannot be placed.
     pub fn colors_of(&self, cache: CacheId) -> Option<u32> {
         self.partitions_of(cache).find_map(|partition| match partition {
-            Partition::Colors { colors, .. } => Some(*colors),
-            Partition::Ways { .. } => None,
+            PartitionSupport::Colors { colors, .. } => Some(*colors),
+            PartitionSupport::Ways { .. } => None,
         })
     }
 }
 
-/// The machine could not observe or act at all; a single refusal stands in [`Applied::refused`] instead.
+/// The machine could not observe or act at all; a single refusal stands in [`AppliedPlan::refused`] instead.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct MachineError(pub String);
@@ -222,5 +225,5 @@ pub trait Machine {
     /// Runs or waits for one window; `None` = the run is over.
     fn observe(&mut self) -> Result<Option<Observation>, MachineError>;
     /// Idempotent. Starts what is slow and returns; `Observation::in_force` tells how far it got.
-    fn apply(&mut self, plan: &Plan) -> Result<Applied, MachineError>;
+    fn apply(&mut self, plan: &Plan) -> Result<AppliedPlan, MachineError>;
 }

@@ -5,7 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Cache, CacheId, Cpu, CpuId, CpuSet, Level, Topology};
+use crate::{Cache, CacheId, CacheLevel, Cpu, CpuId, CpuSet, Topology};
 
 /// A whole machine.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -26,7 +26,7 @@ pub struct MachineSpec {
     /// Hardware threads per core.
     pub contexts_per_core: u32,
     /// The kind of core; all cores are alike.
-    pub pipeline: Pipeline,
+    pub pipeline: CoreModel,
     /// Caches from the core outward: L1I and L1D first, then any number of shared levels.
     pub caches: Vec<CacheSpec>,
     /// Between the last levels of different packages (or different caches of one level).
@@ -45,13 +45,13 @@ pub struct MachineSpec {
     pub os: OsSpec,
     /// How many events can be counted at once, and how addresses are sampled.
     #[serde(default)]
-    pub counters: CounterSpec,
+    pub counters: PmuSpec,
 }
 
 /// How a core executes.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "kind", deny_unknown_fields)]
-pub enum Pipeline {
+pub enum CoreModel {
     /// Fine-grained multithreading (Niagara): one instruction a cycle shared by the contexts; a context that misses
     /// blocks, the others go on.
     InOrder {
@@ -77,7 +77,7 @@ pub enum Pipeline {
 #[serde(deny_unknown_fields)]
 pub struct CacheSpec {
     /// First-level instruction and data caches have levels of their own.
-    pub level: Level,
+    pub level: CacheLevel,
     /// Size of one instance, all slices together.
     pub size_bytes: u64,
     /// Lines of one set; 1 to 2^20.
@@ -88,7 +88,7 @@ pub struct CacheSpec {
     pub latency_cycles: u32,
     /// Which line leaves a full set.
     #[serde(default)]
-    pub replacement: Replacement,
+    pub replacement: ReplacementPolicy,
     /// What a store does.
     #[serde(default)]
     pub write: WritePolicy,
@@ -97,7 +97,7 @@ pub struct CacheSpec {
     pub inclusion: Inclusion,
     /// L1 caches only: which address gives the set.
     #[serde(default)]
-    pub index: Index,
+    pub index: SetIndexing,
     /// Consecutive cores that share one instance; at most all cores of a package.
     pub shared_by_cores: u32,
     /// Equal slices, chosen by a hash of the line address; any number.
@@ -118,7 +118,7 @@ fn one() -> u32 {
 /// Which line leaves a full set.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Replacement {
+pub enum ReplacementPolicy {
     /// The line that was not used for longest.
     #[default]
     Lru,
@@ -131,7 +131,7 @@ pub enum Replacement {
 /// Address from which the set's number is taken. Tags are physical.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Index {
+pub enum SetIndexing {
     /// The physical address, so that page colors divide the cache.
     #[default]
     Physical,
@@ -156,7 +156,8 @@ pub enum WritePolicy {
 pub enum Inclusion {
     /// Neither: lines come and go on their own.
     #[default]
-    Neither,
+    #[serde(rename = "neither")]
+    NonInclusive,
     /// Holds all that the caches before it hold; an eviction here invalidates there.
     Inclusive,
     /// Filled by evictions of the level before it only; a hit moves the line back (POWER5's L3).
@@ -170,7 +171,8 @@ pub struct WayPartitions {
     /// Classes of service, the default one included.
     pub groups: u32,
     /// Ways that a mask must have at least.
-    pub ways_at_least: u32,
+    #[serde(rename = "ways_at_least")]
+    pub min_ways: u32,
     /// A mask must be in one piece.
     pub contiguous: bool,
 }
@@ -192,7 +194,7 @@ pub enum PrefetcherSpec {
     /// Detects constant strides among the misses of a cache and runs ahead of them.
     Stride {
         /// The cache that it is beside.
-        level: Level,
+        level: CacheLevel,
         /// Streams that it follows at once.
         streams: u32,
         /// Lines that it asks for at once.
@@ -202,7 +204,7 @@ pub enum PrefetcherSpec {
     /// ahead; fewer while the bus is busy.
     Streamer {
         /// The cache that it is beside.
-        level: Level,
+        level: CacheLevel,
         /// Pages that it follows upwards at once; 1 to 4096.
         up_streams: u32,
         /// Pages that it follows downwards at once; 1 to 4096.
@@ -213,7 +215,7 @@ pub enum PrefetcherSpec {
     /// Fetches the other line of an aligned pair.
     AdjacentLine {
         /// The cache that it is beside.
-        level: Level,
+        level: CacheLevel,
     },
 }
 
@@ -236,15 +238,16 @@ pub struct MemorySpec {
     pub package_bus_bytes_per_cycle: Option<f64>,
     /// Order of requests at buses and controllers.
     #[serde(default)]
-    pub scheduling: SchedulingSpec,
+    pub scheduling: MemorySchedulingSpec,
 }
 
 /// Who waits for whom at buses and controllers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct SchedulingSpec {
+pub struct MemorySchedulingSpec {
     /// Demand reads go before prefetches and write-backs, which fill the gaps; false = first come, first served.
-    pub demand_first: bool,
+    #[serde(rename = "demand_first")]
+    pub demand_priority: bool,
     /// Reads that a package's bus (a node's controller, where there is no bus) has on their way at once; `None` = any
     /// number.
     pub requests_in_flight: Option<u32>,
@@ -261,7 +264,8 @@ pub struct PageSpec {
     /// Colors the operating system uses; `None` = it does not color.
     pub colors: Option<u32>,
     /// Copying a page to a frame of another color under the running program.
-    pub move_page_cycles: u64,
+    #[serde(rename = "move_page_cycles")]
+    pub migration_cycles: u64,
     /// Allocating a page at its first touch.
     pub fault_cycles: u64,
 }
@@ -269,7 +273,7 @@ pub struct PageSpec {
 impl Default for PageSpec {
     fn default() -> Self {
         // CP: 11 051 cycles to move a 4 KB page on POWER5.
-        PageSpec { page_bytes: 4096, colors: None, move_page_cycles: 11_051, fault_cycles: 1_000 }
+        PageSpec { page_bytes: 4096, colors: None, migration_cycles: 11_051, fault_cycles: 1_000 }
     }
 }
 
@@ -294,25 +298,26 @@ impl Default for OsSpec {
 /// The performance monitoring unit.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct CounterSpec {
+pub struct PmuSpec {
     /// Events counted at once; more are multiplexed.
-    pub at_once: u32,
+    #[serde(rename = "at_once")]
+    pub counters: u32,
     /// An overflow interrupt.
     pub interrupt_cycles: u64,
     /// What samples of addresses look like.
-    pub sampler: Sampler,
+    pub sampler: SamplerModel,
 }
 
-impl Default for CounterSpec {
+impl Default for PmuSpec {
     fn default() -> Self {
-        CounterSpec { at_once: 6, interrupt_cycles: 3_000, sampler: Sampler::Ideal }
+        PmuSpec { counters: 6, interrupt_cycles: 3_000, sampler: SamplerModel::Ideal }
     }
 }
 
 /// How the hardware tells which address missed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Sampler {
+pub enum SamplerModel {
     /// Every event, exactly.
     #[default]
     Ideal,
@@ -325,7 +330,7 @@ pub enum Sampler {
 /// A machine that cannot be.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 #[error("machine '{machine}', field '{field}': found {found}, expected {expected}")]
-pub struct ImpossibleMachine {
+pub struct MachineSpecError {
     /// The machine's name.
     pub machine: String,
     /// Path of the field, such as `caches[2].ways`.
@@ -359,7 +364,8 @@ impl MachineSpec {
     /// The contended level: the last one that is filled by misses (a victim cache behind it does not count).
     /// `None` only for a machine without data caches.
     pub fn last_level(&self) -> Option<&CacheSpec> {
-        let data = |cache: &&CacheSpec| cache.level != Level::L1Instruction && cache.inclusion != Inclusion::Victim;
+        let data =
+            |cache: &&CacheSpec| cache.level != CacheLevel::L1Instruction && cache.inclusion != Inclusion::Victim;
         self.caches.iter().rfind(data)
     }
 
@@ -367,9 +373,9 @@ impl MachineSpec {
     ///
     /// # Errors
     /// The first impossible field, with what was found and what was expected.
-    pub fn check(&self) -> Result<(), ImpossibleMachine> {
+    pub fn check(&self) -> Result<(), MachineSpecError> {
         let fail = |field: &str, found: String, expected: &str| {
-            Err(ImpossibleMachine {
+            Err(MachineSpecError {
                 machine: self.name.clone(),
                 field: field.to_string(),
                 found,
@@ -383,7 +389,7 @@ impl MachineSpec {
             ("hertz", self.hertz, 1_000_000, 100_000_000_000),
             ("memory.nodes", u64::from(self.memory.nodes), 1, 64),
             ("memory.local_latency_cycles", u64::from(self.memory.local_latency_cycles), 1, 1 << 20),
-            ("counters.at_once", u64::from(self.counters.at_once), 1, 1024),
+            ("counters.at_once", u64::from(self.counters.counters), 1, 1024),
         ];
         for (field, found, low, high) in counts {
             if !(low..=high).contains(&found) {
@@ -391,8 +397,8 @@ impl MachineSpec {
             }
         }
         let (width, window, mshrs) = match self.pipeline {
-            Pipeline::InOrder { issue_width } => (issue_width, 1, 1),
-            Pipeline::OutOfOrder { issue_width, window, mshrs, .. } => (issue_width, window, mshrs),
+            CoreModel::InOrder { issue_width } => (issue_width, 1, 1),
+            CoreModel::OutOfOrder { issue_width, window, mshrs, .. } => (issue_width, window, mshrs),
         };
         for (field, found) in [("issue_width", width), ("window", window), ("mshrs", mshrs)] {
             if !(1..=4096).contains(&found) {
@@ -430,12 +436,12 @@ impl MachineSpec {
         self.check_colors()
     }
 
-    fn check_prefetchers(&self) -> Result<(), ImpossibleMachine> {
+    fn check_prefetchers(&self) -> Result<(), MachineSpecError> {
         for (at, prefetcher) in self.prefetchers.iter().enumerate() {
             let PrefetcherSpec::Streamer { up_streams, down_streams, ahead_lines, .. } = *prefetcher else { continue };
             let counts = [("up_streams", up_streams), ("down_streams", down_streams), ("ahead_lines", ahead_lines)];
             if let Some((field, found)) = counts.into_iter().find(|(_, found)| !(1..=4096).contains(found)) {
-                return Err(ImpossibleMachine {
+                return Err(MachineSpecError {
                     machine: self.name.clone(),
                     field: format!("prefetchers[{at}].{field}"),
                     found: found.to_string(),
@@ -446,9 +452,9 @@ impl MachineSpec {
         Ok(())
     }
 
-    fn check_cache(&self, at: usize, cache: &CacheSpec) -> Result<(), ImpossibleMachine> {
+    fn check_cache(&self, at: usize, cache: &CacheSpec) -> Result<(), MachineSpecError> {
         let fail = |field: &str, found: String, expected: &str| {
-            Err(ImpossibleMachine {
+            Err(MachineSpecError {
                 machine: self.name.clone(),
                 field: format!("caches[{at}].{field}"),
                 found,
@@ -469,12 +475,12 @@ impl MachineSpec {
             let expected = format!("a multiple of slices x ways x line_bytes = {row_bytes}");
             return fail("size_bytes", cache.size_bytes.to_string(), &expected);
         }
-        let plain = cache.level <= Level::L1Data && cache.slices == 1 && cache.sets_per_slice().is_power_of_two();
-        if cache.index == Index::Virtual && !plain {
+        let plain = cache.level <= CacheLevel::L1Data && cache.slices == 1 && cache.sets_per_slice().is_power_of_two();
+        if cache.index == SetIndexing::Virtual && !plain {
             let expected = "physical, but for an L1 of one slice with a power of two of sets";
             return fail("index", "virtual".to_string(), expected);
         }
-        if cache.replacement == Replacement::TreePlru && !cache.ways.is_power_of_two() {
+        if cache.replacement == ReplacementPolicy::TreePlru && !cache.ways.is_power_of_two() {
             return fail("ways", cache.ways.to_string(), "a power of two, as replacement is tree-plru");
         }
         let fits = cache.shared_by_cores != 0 && self.cores_per_package.is_multiple_of(cache.shared_by_cores);
@@ -485,13 +491,13 @@ impl MachineSpec {
             return fail("bandwidth_bytes_per_cycle", found.to_string(), "a positive number");
         }
         if let Some(parts) = cache.way_partitions
-            && !(parts.groups >= 1 && (1..=cache.ways).contains(&parts.ways_at_least))
+            && !(parts.groups >= 1 && (1..=cache.ways).contains(&parts.min_ways))
         {
-            let found = format!("{} groups, at least {} ways", parts.groups, parts.ways_at_least);
+            let found = format!("{} groups, at least {} ways", parts.groups, parts.min_ways);
             return fail("way_partitions", found, "1 group or more, 1 to `ways` ways");
         }
-        let before = self.caches[..at].iter().rfind(|before| before.level != Level::L1Instruction);
-        if let Some(before) = before.filter(|_| cache.level > Level::L1Data) {
+        let before = self.caches[..at].iter().rfind(|before| before.level != CacheLevel::L1Instruction);
+        if let Some(before) = before.filter(|_| cache.level > CacheLevel::L1Data) {
             if cache.level <= before.level {
                 return fail("level", format!("{:?}", cache.level), "levels from the core outwards, each once");
             }
@@ -508,13 +514,13 @@ impl MachineSpec {
         Ok(())
     }
 
-    fn check_colors(&self) -> Result<(), ImpossibleMachine> {
+    fn check_colors(&self) -> Result<(), MachineSpecError> {
         let Some(colors) = self.pages.colors else { return Ok(()) };
         let most = self.last_level().map_or(1, |cache| self.colors_of(cache));
         if colors.is_power_of_two() && u64::from(colors) <= most {
             return Ok(());
         }
-        Err(ImpossibleMachine {
+        Err(MachineSpecError {
             machine: self.name.clone(),
             field: "pages.colors".to_string(),
             found: colors.to_string(),
@@ -570,17 +576,17 @@ impl MachineSpec {
 mod tests {
     use super::*;
 
-    pub(crate) fn cache(level: Level, size_bytes: u64, ways: u32, shared_by_cores: u32) -> CacheSpec {
+    pub(crate) fn cache(level: CacheLevel, size_bytes: u64, ways: u32, shared_by_cores: u32) -> CacheSpec {
         CacheSpec {
             level,
             size_bytes,
             ways,
             line_bytes: 64,
             latency_cycles: 3,
-            replacement: Replacement::Lru,
+            replacement: ReplacementPolicy::Lru,
             write: WritePolicy::Back,
-            inclusion: Inclusion::Neither,
-            index: Index::Physical,
+            inclusion: Inclusion::NonInclusive,
+            index: SetIndexing::Physical,
             shared_by_cores,
             slices: 1,
             bandwidth_bytes_per_cycle: None,
@@ -597,11 +603,11 @@ mod tests {
             packages: 2,
             cores_per_package: 2,
             contexts_per_core: 2,
-            pipeline: Pipeline::InOrder { issue_width: 1 },
+            pipeline: CoreModel::InOrder { issue_width: 1 },
             caches: vec![
-                cache(Level::L1Instruction, 16 << 10, 4, 1),
-                cache(Level::L1Data, 8 << 10, 4, 1),
-                cache(Level::L2, 1 << 20, 16, 2),
+                cache(CacheLevel::L1Instruction, 16 << 10, 4, 1),
+                cache(CacheLevel::L1Data, 8 << 10, 4, 1),
+                cache(CacheLevel::L2, 1 << 20, 16, 2),
             ],
             coherence: CoherenceSpec::default(),
             prefetchers: Vec::new(),
@@ -612,11 +618,11 @@ mod tests {
                 remote_latency_cycles: 100,
                 bytes_per_cycle: 8.0,
                 package_bus_bytes_per_cycle: None,
-                scheduling: SchedulingSpec::default(),
+                scheduling: MemorySchedulingSpec::default(),
             },
             pages: PageSpec { colors: Some(16), ..PageSpec::default() },
             os: OsSpec::default(),
-            counters: CounterSpec::default(),
+            counters: PmuSpec::default(),
         }
     }
 
@@ -647,13 +653,13 @@ mod tests {
         assert_eq!(refused(|m| m.pages.colors = Some(17)), "pages.colors");
         assert_eq!(refused(|m| m.pages.colors = Some(32)), "pages.colors");
         assert_eq!(refused(|m| m.packages = 0), "packages");
-        assert_eq!(refused(|m| m.caches[2].index = Index::Virtual), "caches[2].index");
+        assert_eq!(refused(|m| m.caches[2].index = SetIndexing::Virtual), "caches[2].index");
         assert_eq!(refused(|m| m.memory.bytes_per_cycle = f64::NAN), "memory.bytes_per_cycle");
         assert_eq!(
             refused(|m| {
-                m.caches[1].replacement = Replacement::TreePlru;
+                m.caches[1].replacement = ReplacementPolicy::TreePlru;
                 m.caches[1].ways = 8;
-                m.caches[2].replacement = Replacement::TreePlru;
+                m.caches[2].replacement = ReplacementPolicy::TreePlru;
                 m.caches[2].ways = 12;
                 m.caches[2].size_bytes = 12 * 64 * 1024;
             }),

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Level, Profile, Window};
+use crate::{CacheLevel, Profile, WindowLength};
 
 /// Everything from which a pipeline is built, besides the machine's topology and capabilities.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -17,7 +17,7 @@ pub struct PipelineConfig {
     /// What scores every plan.
     pub predictor: PredictorConfig,
     /// Window until the policy's first plan.
-    pub first_window: Window,
+    pub first_window: WindowLength,
 }
 
 /// A policy of the registry.
@@ -35,12 +35,13 @@ pub struct PolicyConfig {
 /// What is made of several programs' speeds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Objective {
+pub enum GuardObjective {
     /// The mean of the logarithms of the speeds, weighted by priority: a doubling makes up for a halving.
     #[default]
     MeanLogSpeed,
     /// The program that lost most.
-    WorstProcess,
+    #[serde(rename = "worst-process")]
+    WorstProcessSpeed,
 }
 
 /// The roll-back guard's settings.
@@ -50,12 +51,14 @@ pub struct GuardConfig {
     /// Windows before and after a change that are compared; 2 or more.
     pub windows: u32,
     /// A loss below this share is no reason to go back.
-    pub loss_at_least: f64,
+    #[serde(rename = "loss_at_least")]
+    pub min_loss: f64,
     /// How long a plan that failed stays out, the first time.
-    pub keep_out_windows: u32,
+    #[serde(rename = "keep_out_windows")]
+    pub cooldown_windows: u32,
     /// What is made of several programs' speeds.
     #[serde(default)]
-    pub objective: Objective,
+    pub objective: GuardObjective,
     /// No change before there is something to compare it with: on live hosts, where nobody chose the beginning.
     #[serde(default)]
     pub wait_for_reference: bool,
@@ -63,8 +66,8 @@ pub struct GuardConfig {
 
 impl Default for GuardConfig {
     fn default() -> Self {
-        let objective = Objective::default();
-        GuardConfig { windows: 5, loss_at_least: 0.03, keep_out_windows: 60, objective, wait_for_reference: false }
+        let objective = GuardObjective::default();
+        GuardConfig { windows: 5, min_loss: 0.03, cooldown_windows: 60, objective, wait_for_reference: false }
     }
 }
 
@@ -85,7 +88,7 @@ pub enum ProfilerConfig {
     /// Phase changes; first, as it drops the evidence of the phase before.
     Phases {
         /// Level of the contended cache.
-        level: Level,
+        level: CacheLevel,
         /// Detection.
         parameters: PhaseParameters,
         /// Instructions that make one interval.
@@ -94,16 +97,16 @@ pub enum ProfilerConfig {
     /// Running averages of counters.
     Counters {
         /// Level of the contended cache.
-        level: Level,
+        level: CacheLevel,
         /// A reading counts once it covers so many.
         at_least_instructions: f64,
     },
     /// Partial-cache miss rates from sets of tasks that ran together (CASC).
     CoRunRows {
         /// Level of the contended cache.
-        level: Level,
+        level: CacheLevel,
         /// What counts.
-        parameters: RowParameters,
+        parameters: CoRunRowParameters,
     },
     /// Shared regions from samples of accesses (TC).
     Sharing {
@@ -129,7 +132,7 @@ pub enum ProfilerConfig {
     /// Curves and histograms from watched locations.
     Reuse {
         /// Level of the contended cache.
-        level: Level,
+        level: CacheLevel,
         /// Replacement of that cache.
         replacement: ReplacementModel,
         /// Unit of reuse.
@@ -179,7 +182,7 @@ impl Default for PhaseParameters {
 
 /// CASC's figures (CASC 4.2), and the run's scale for all of them.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
-pub struct RowParameters {
+pub struct CoRunRowParameters {
     /// Shorter intervals are cold starts.
     pub shortest_interval_ns: f64,
     /// MIN_RUNLENGTH: what has to be collected of each row, and of each newcomer.
@@ -190,9 +193,14 @@ pub struct RowParameters {
     pub own_counts: bool,
 }
 
-impl Default for RowParameters {
+impl Default for CoRunRowParameters {
     fn default() -> Self {
-        RowParameters { shortest_interval_ns: 200_000.0, least_total_ns: 2_000_000.0, scale: 1.0, own_counts: false }
+        CoRunRowParameters {
+            shortest_interval_ns: 200_000.0,
+            least_total_ns: 2_000_000.0,
+            scale: 1.0,
+            own_counts: false,
+        }
     }
 }
 
@@ -215,7 +223,7 @@ impl Default for ShMapParameters {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct TracedCache {
     /// Which.
-    pub level: Level,
+    pub level: CacheLevel,
     /// All of it.
     pub size_bytes: u64,
     /// Page colors; 1 where pages cannot be placed.

@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{CacheId, CpuId, CpuSet, GroupId, IndexSet, Level, Neighbor, ProbeId, ProcessId, TaskId};
+use crate::{CacheId, CacheLevel, CpuId, CpuSet, GroupId, IndexSet, Neighbor, ProbeId, ProcessId, TaskId};
 
 /// When the next observation is due, unless a probe or a change of tasks ends it sooner.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub enum Window {
+pub enum WindowLength {
     /// A length of time.
     Time {
         /// Above 0; a machine may have a shortest window ([`crate::Capabilities::shortest_window_ns`]).
@@ -44,14 +44,14 @@ pub struct GangSchedule {
 
 /// Who a share is for.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
-pub enum Member {
+pub enum ShareMember {
     /// All threads of a process, those to come among them.
     Process(ProcessId),
     /// Only for ways: pages, and so colors, belong to the process.
     Task(TaskId),
 }
 
-/// Units are counted as `Partition` of the capabilities says.
+/// Units are counted as `PartitionSupport` of the capabilities says.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Units {
     /// By the colors of pages.
@@ -59,7 +59,8 @@ pub enum Units {
         /// Colors that the members' pages may have; not empty.
         allowed: IndexSet,
         /// What becomes of pages that have other colors already.
-        moving: PageMoving,
+        #[serde(rename = "moving")]
+        migration: PageMigration,
     },
     /// By ways.
     Ways {
@@ -70,7 +71,7 @@ pub enum Units {
 
 /// Which pages move when a process gets other colors.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub enum PageMoving {
+pub enum PageMigration {
     /// New pages only.
     Never,
     /// A page moves when it is next touched.
@@ -88,7 +89,7 @@ pub struct CacheShare {
     /// The group; it has one share of a cache at most.
     pub group: GroupId,
     /// Who is in the group. No member is in two shares by ways of one cache, or in two shares by colors.
-    pub members: Vec<Member>,
+    pub members: Vec<ShareMember>,
     /// The cache that is divided.
     pub cache: CacheId,
     /// What the group gets of it.
@@ -107,9 +108,10 @@ pub struct CoRunPenalty {
 
 /// What a probe measures.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub enum ProbeWhat {
+pub enum ProbeKind {
     /// Each row: bring these on processor together until `total_ns` is collected. CASC raises priority.
-    Rows {
+    #[serde(rename = "Rows")]
+    CoRunRows {
         /// The cache that the rows share.
         cache: CacheId,
         /// Sets of tasks to see together.
@@ -122,7 +124,8 @@ pub enum ProbeWhat {
         boost: bool,
     },
     /// Whenever `task` runs beside any of `peers` and nobody else (CASC secondary).
-    Beside {
+    #[serde(rename = "Beside")]
+    PairedRows {
         /// The cache that they share.
         cache: CacheId,
         /// The task that is measured.
@@ -133,7 +136,8 @@ pub enum ProbeWhat {
         total_ns: u64,
     },
     /// Misses of the first-level data cache, and fetches of code that missed theirs, where that is asked and can be.
-    Trace {
+    #[serde(rename = "Trace")]
+    MissTrace {
         /// The task that is traced.
         task: TaskId,
         /// Length of the log; it ends when so many are in.
@@ -143,29 +147,32 @@ pub enum ProbeWhat {
         code: bool,
     },
     /// Remote accesses only, or all: one in `one_in` on average, jittered by the machine.
-    Samples {
+    #[serde(rename = "Samples")]
+    AccessSamples {
         /// All threads of these processes are sampled.
         processes: Vec<ProcessId>,
         /// Events from one sample to the next, on average.
         one_in: u32,
-        /// Only accesses that a remote cache answered are given ([`crate::Source::RemoteCache`]).
+        /// Only accesses that a remote cache answered are given ([`crate::DataSource::RemoteCache`]).
         remote_only: bool,
         /// Samples in all, of all processes together.
         at_most: u32,
     },
     /// Reuse times of single locations, each watched until it is touched again.
-    Reuses {
+    #[serde(rename = "Reuses")]
+    ReuseTimes {
         /// The task that is watched.
         task: TaskId,
         /// Locations to watch.
         locations: u32,
     },
     /// Accesses and misses by groups of cache sets (AV 2.1).
-    Activity {
+    #[serde(rename = "Activity")]
+    SuperSets {
         /// The tasks that are counted, each by itself.
         tasks: Vec<TaskId>,
         /// The cache whose sets are counted.
-        level: Level,
+        level: CacheLevel,
         /// Groups of sets; above 0.
         super_sets: u32,
     },
@@ -182,7 +189,8 @@ pub enum ProbeWhat {
         cpus: (CpuId, CpuId),
     },
     /// Prime, wait and reload beside the task and without it, until this many samples beside it are there.
-    Evicted {
+    #[serde(rename = "Evicted")]
+    PrimeProbe {
         /// The task that is measured.
         task: TaskId,
         /// Samples beside the task; those without it come on top.
@@ -192,11 +200,12 @@ pub enum ProbeWhat {
 
 /// Goes on from window to window until answered, dropped from the plan, or past its budget.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub struct Probe {
+pub struct ProbeRequest {
     /// Given by the policy; no two probes of a plan have the same.
     pub id: ProbeId,
     /// What is measured, and of whom.
-    pub what: ProbeWhat,
+    #[serde(rename = "what")]
+    pub kind: ProbeKind,
     /// The most processor time it may take; the machine stops it there and says so.
     pub budget_ns: u64,
 }
@@ -215,14 +224,14 @@ pub struct Plan {
     /// Advice on who should not run together.
     pub penalties: Vec<CoRunPenalty>,
     /// What to measure; a probe that is left out ends.
-    pub probes: Vec<Probe>,
+    pub probes: Vec<ProbeRequest>,
     /// When the next observation is due.
-    pub window: Window,
+    pub window: WindowLength,
 }
 
 impl Plan {
     /// Changes nothing, measures nothing.
-    pub fn idle(window: Window) -> Self {
+    pub fn idle(window: WindowLength) -> Self {
         Plan {
             affinity: BTreeMap::new(),
             weights: BTreeMap::new(),

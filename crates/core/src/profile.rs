@@ -8,35 +8,35 @@ use serde::{Deserialize, Serialize};
 
 use crate::fact::facts;
 use crate::{
-    CacheId, Estimate, Fact, FactSource, Facts, Level, Observation, Plan, ProcessId, Provenance, SuperSetCount, TaskId,
-    View,
+    CacheId, CacheLevel, Estimate, Fact, FactSource, Facts, Observation, Plan, ProcessId, Provenance, SuperSetCount,
+    TaskId, View,
 };
 
 /// A quantity by cache size in bytes, ascending sizes; each point has its interval.
-pub type Curve = Vec<(u64, Estimate)>;
+pub type SizeCurve = Vec<(u64, Estimate)>;
 
 /// Fraction of accesses by reuse time: log-spaced buckets (upper bound in accesses, weight); `None` = cold.
 pub type ReuseHistogram = Vec<(Option<u64>, f64)>;
 
 facts! {
     /// How the task uses space.
-    pub struct Locality {
+    pub struct LocalityFacts {
         /// Misses per thousand instructions by size, for each level that was measured.
-        pub misses_per_kilo_instr: BTreeMap<Level, Fact<Curve>>,
+        pub misses_per_kilo_instr: BTreeMap<CacheLevel, Fact<SizeCurve>>,
         /// Stalled cycles per thousand instructions by size, for each level (CP-4).
-        pub stalls_per_kilo_instr: BTreeMap<Level, Fact<Curve>>,
+        pub stalls_per_kilo_instr: BTreeMap<CacheLevel, Fact<SizeCurve>>,
         /// Reuse times of what reaches the last level.
         pub reuse_times: Option<Fact<ReuseHistogram>>,
         /// LRU stack positions 1..=ways, then misses, per million instructions (SDC, Animal, Pain).
         pub stack_positions: Option<Fact<Vec<f64>>>,
         /// Accesses and misses per super set, by level (AV).
-        pub activity: BTreeMap<Level, Fact<Vec<SuperSetCount>>>,
+        pub activity: BTreeMap<CacheLevel, Fact<Vec<SuperSetCount>>>,
     }
 }
 
 facts! {
     /// How fast the task is and what it asks for.
-    pub struct Rates {
+    pub struct RateFacts {
         /// Alone on the machine.
         pub solo_instr_per_cycle: Option<Fact<f64>>,
         /// References to the last level.
@@ -56,7 +56,7 @@ facts! {
 
 facts! {
     /// What the task and its neighbors do to each other, seen from outside; for hosts without a PMU.
-    pub struct Contention {
+    pub struct ContentionFacts {
         /// Share of a full cache that the task evicts while another waits, from 0 to 1.
         pub intensity: Option<Fact<f64>>,
         /// Run time beside a full stream over run time without it, minus one.
@@ -77,7 +77,7 @@ pub struct SharingMap {
 
 facts! {
     /// The data that the task shares, and with whom.
-    pub struct Sharing {
+    pub struct SharingFacts {
         /// Which regions it reads from other caches.
         pub map: Option<Fact<SharingMap>>,
         /// Share of its remote accesses that go to lines of each other task.
@@ -87,7 +87,7 @@ facts! {
 
 facts! {
     /// Where in its own life the task is.
-    pub struct Phase {
+    pub struct PhaseFacts {
         /// Which of the kinds of phases seen so far it is in; recurring phases have the same kind.
         pub kind: Option<Fact<u32>>,
     }
@@ -104,31 +104,31 @@ pub struct Profile {
     /// Raised by one at each phase change; evidence of older phases has been dropped.
     pub phase_number: u32,
     /// Use of space.
-    pub locality: Locality,
+    pub locality: LocalityFacts,
     /// Speed and demand.
-    pub rates: Rates,
+    pub rates: RateFacts,
     /// Harm done and suffered.
-    pub contention: Contention,
+    pub contention: ContentionFacts,
     /// Shared data.
-    pub sharing: Sharing,
+    pub sharing: SharingFacts,
     /// Phases.
-    pub phase: Phase,
+    pub phase: PhaseFacts,
 }
 
 impl Facts for Profile {
-    fn fill(&mut self, from: &Self) {
-        self.locality.fill(&from.locality);
-        self.rates.fill(&from.rates);
-        self.contention.fill(&from.contention);
-        self.sharing.fill(&from.sharing);
-        self.phase.fill(&from.phase);
+    fn fill_missing(&mut self, from: &Self) {
+        self.locality.fill_missing(&from.locality);
+        self.rates.fill_missing(&from.rates);
+        self.contention.fill_missing(&from.contention);
+        self.sharing.fill_missing(&from.sharing);
+        self.phase.fill_missing(&from.phase);
     }
-    fn list(&self, name: &'static str, into: &mut Vec<Provenance>) {
-        self.locality.list(name, into);
-        self.rates.list(name, into);
-        self.contention.list(name, into);
-        self.sharing.list(name, into);
-        self.phase.list(name, into);
+    fn push_provenance(&self, name: &'static str, into: &mut Vec<Provenance>) {
+        self.locality.push_provenance(name, into);
+        self.rates.push_provenance(name, into);
+        self.contention.push_provenance(name, into);
+        self.sharing.push_provenance(name, into);
+        self.phase.push_provenance(name, into);
     }
     fn restamp(&mut self, source: FactSource, window: u64) {
         self.locality.restamp(source, window);
@@ -141,12 +141,12 @@ impl Facts for Profile {
 
 impl Profile {
     /// The curve of misses at the level nearest to memory.
-    pub fn misses_per_kilo_instr(&self) -> Option<&Curve> {
+    pub fn misses_per_kilo_instr(&self) -> Option<&SizeCurve> {
         outermost(&self.locality.misses_per_kilo_instr)
     }
 
     /// The curve of stalls at the level nearest to memory.
-    pub fn stalls_per_kilo_instr(&self) -> Option<&Curve> {
+    pub fn stalls_per_kilo_instr(&self) -> Option<&SizeCurve> {
         outermost(&self.locality.stalls_per_kilo_instr)
     }
 
@@ -167,21 +167,21 @@ impl Profile {
 
     /// The profile with a curve of misses at `level`.
     #[must_use]
-    pub fn with_misses(mut self, level: Level, points: Curve, source: FactSource) -> Self {
+    pub fn with_misses(mut self, level: CacheLevel, points: SizeCurve, source: FactSource) -> Self {
         self.locality.misses_per_kilo_instr.insert(level, Fact::new(points, source, 0));
         self
     }
 
     /// The profile with a curve of stalls at `level`.
     #[must_use]
-    pub fn with_stalls(mut self, level: Level, points: Curve, source: FactSource) -> Self {
+    pub fn with_stalls(mut self, level: CacheLevel, points: SizeCurve, source: FactSource) -> Self {
         self.locality.stalls_per_kilo_instr.insert(level, Fact::new(points, source, 0));
         self
     }
 
     /// The profile with rates, the others unknown.
     #[must_use]
-    pub fn with_rates(mut self, rates: Rates) -> Self {
+    pub fn with_rates(mut self, rates: RateFacts) -> Self {
         self.rates = rates;
         self
     }
@@ -189,12 +189,12 @@ impl Profile {
     /// Every fact's name, source and window, group by group.
     pub fn provenance(&self) -> Vec<Provenance> {
         let mut facts = Vec::new();
-        self.list("", &mut facts);
+        self.push_provenance("", &mut facts);
         facts
     }
 }
 
-fn outermost(curves: &BTreeMap<Level, Fact<Curve>>) -> Option<&Curve> {
+fn outermost(curves: &BTreeMap<CacheLevel, Fact<SizeCurve>>) -> Option<&SizeCurve> {
     curves.values().next_back().map(|fact| &fact.value)
 }
 

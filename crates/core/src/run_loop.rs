@@ -2,10 +2,11 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::check::{BadPlan, check_plan};
+use crate::check::{PlanError, check_plan};
 use crate::{
-    Capabilities, CpuSet, Decision, Estimate, Event, Forecast, Machine, MachineError, Observation, PipelineConfig,
-    Plan, Policy, Predictor, Profiler, Profiles, Refused, TaskId, TaskSample, Topology, View, Window,
+    Capabilities, CounterEvent, CpuSet, Decision, Estimate, Forecast, Machine, MachineError, Observation,
+    PipelineConfig, Plan, Policy, Predictor, Profiler, Profiles, RefusedItem, TaskId, TaskSample, Topology, View,
+    WindowLength,
 };
 
 /// How far off the last forecast was; task, forecast, measured.
@@ -15,16 +16,18 @@ pub type ForecastError = (TaskId, Estimate, f64);
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct WindowRecord {
     /// What was observed in the window.
-    pub seen: Observation,
+    #[serde(rename = "seen")]
+    pub observation: Observation,
     /// What the policy decided after it, and why.
     pub decision: Decision,
     /// Forecast by the reference predictor, under the plan; compared with the next window only as far as the plan
     /// holds there.
     pub forecast: Forecast,
     /// What the machine answered when it was told the plan.
-    pub applied: crate::Applied,
+    pub applied: crate::AppliedPlan,
     /// How far off the forecast for this window was; tasks without a forecast or a measurement are missing.
-    pub last_forecast_missed_instr_per_cycle: Vec<ForecastError>,
+    #[serde(rename = "last_forecast_missed_instr_per_cycle")]
+    pub forecast_errors_instr_per_cycle: Vec<ForecastError>,
     /// The CPUs that are online, where they are others than in the window before, or of the header's topology in the
     /// first one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -46,7 +49,7 @@ pub struct RunHeader {
 
 /// Why a run stopped before its end.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
-pub enum LoopError {
+pub enum ControlLoopError {
     /// The machine could not observe or act.
     #[error(transparent)]
     Machine(#[from] MachineError),
@@ -58,12 +61,12 @@ pub enum LoopError {
         /// The window after which the plan was made, by its number in the run.
         window: u64,
         /// The invariant that the plan breaks.
-        bad: BadPlan,
+        bad: PlanError,
     },
 }
 
 /// A machine, a policy, and what stands between them.
-pub struct Loop<M, P> {
+pub struct ControlLoop<M, P> {
     /// Where the tasks run.
     pub machine: M,
     /// Run in this order after every window; each adds to the profiles.
@@ -81,12 +84,12 @@ pub struct Loop<M, P> {
     /// What is expected of the plan in force; empty before the first step.
     pub forecast: Forecast,
     /// What the machine answered to that plan: policies see it with the window that follows.
-    refused: Vec<Refused>,
+    refused: Vec<RefusedItem>,
     /// CPUs that were online when this was last looked at.
     online: CpuSet,
 }
 
-impl<M: Machine, P: Policy> Loop<M, P> {
+impl<M: Machine, P: Policy> ControlLoop<M, P> {
     /// A loop at its start: nothing known, an idle plan with the given first window.
     pub fn new(
         machine: M,
@@ -94,9 +97,9 @@ impl<M: Machine, P: Policy> Loop<M, P> {
         predictor: Box<dyn Predictor>,
         policy_name: impl Into<String>,
         policy: P,
-        first_window: Window,
+        first_window: WindowLength,
     ) -> Self {
-        Loop {
+        ControlLoop {
             online: machine.topology().online(),
             machine,
             profilers,
@@ -114,15 +117,15 @@ impl<M: Machine, P: Policy> Loop<M, P> {
     ///
     /// # Errors
     /// The machine's own, or a plan that breaks an invariant of [`check_plan`]; nothing is applied then.
-    pub fn step(&mut self) -> Result<Option<WindowRecord>, LoopError> {
+    pub fn step(&mut self) -> Result<Option<WindowRecord>, ControlLoopError> {
         let Some(mut seen) = self.machine.observe()? else { return Ok(None) };
         let now = self.machine.topology().online();
         let online = (now != self.online).then(|| now.clone());
         self.online = now;
         for refused in self.refused.drain(..) {
             // A recording has them already.
-            if !seen.in_force.refused.contains(&refused) {
-                seen.in_force.refused.push(refused);
+            if !seen.applied.refused.contains(&refused) {
+                seen.applied.refused.push(refused);
             }
         }
         for profiler in &mut self.profilers {
@@ -137,13 +140,13 @@ impl<M: Machine, P: Policy> Loop<M, P> {
         let view = View {
             topology: self.machine.topology(),
             capabilities: self.machine.capabilities(),
-            seen: &seen,
+            observation: &seen,
             profiles: &self.profiles,
             previous_plan: &self.plan,
             predictor: self.predictor.as_ref(),
         };
         let decision = self.policy.decide(&view);
-        check_plan(&decision.plan, &view).map_err(|bad| LoopError::Plan {
+        check_plan(&decision.plan, &view).map_err(|bad| ControlLoopError::Plan {
             policy: self.policy_name.clone(),
             window: seen.window,
             bad,
@@ -154,18 +157,25 @@ impl<M: Machine, P: Policy> Loop<M, P> {
         self.plan = decision.plan.clone();
         self.forecast = forecast.clone();
         let last_forecast_missed_instr_per_cycle = missed;
-        Ok(Some(WindowRecord { seen, decision, forecast, applied, last_forecast_missed_instr_per_cycle, online }))
+        Ok(Some(WindowRecord {
+            observation: seen,
+            decision,
+            forecast,
+            applied,
+            forecast_errors_instr_per_cycle: last_forecast_missed_instr_per_cycle,
+            online,
+        }))
     }
 }
 
-impl<M: Machine, P> Loop<M, P> {
+impl<M: Machine, P> ControlLoop<M, P> {
     /// What the predictor expects, from what is known now, of another plan than the last: for replays, in which the
     /// recorded plan holds and not the decided one. `before` is the plan that held in the window.
     pub fn forecast_under(&self, seen: &Observation, before: &Plan, plan: &Plan) -> Forecast {
         let view = View {
             topology: self.machine.topology(),
             capabilities: self.machine.capabilities(),
-            seen,
+            observation: seen,
             profiles: &self.profiles,
             previous_plan: before,
             predictor: self.predictor.as_ref(),
@@ -176,8 +186,8 @@ impl<M: Machine, P> Loop<M, P> {
 
 fn compare(expected: &Forecast, seen: &Observation) -> Vec<ForecastError> {
     let measured = |task: &TaskSample| {
-        let cycles = task.counts.get(Event::Cycles).filter(|&cycles| cycles > 0.0)?;
-        Some(task.counts.get(Event::Instructions)? / cycles)
+        let cycles = task.counts.get(CounterEvent::Cycles).filter(|&cycles| cycles > 0.0)?;
+        Some(task.counts.get(CounterEvent::Instructions)? / cycles)
     };
     seen.tasks
         .iter()

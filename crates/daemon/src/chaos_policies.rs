@@ -1,20 +1,20 @@
 //! Policies for tests of what is around a policy; not in the registry, and in no package (the feature `chaos`).
 //!
-//! [`Shake`]: another plan every window, through every actuator there is, sensible or not; is everything put back?
-//! [`Squeeze`]: after some windows everybody onto the first CPU, for ever; does the guard take it back?
-//! [`Astray`]: everybody onto the first CPU, then plans that no machine may be told, then nothing; does the daemon live on?
+//! [`ShakePolicy`]: another plan every window, through every actuator there is, sensible or not; is everything put back?
+//! [`SqueezePolicy`]: after some windows everybody onto the first CPU, for ever; does the guard take it back?
+//! [`MisplacingPolicy`]: everybody onto the first CPU, then plans that no machine may be told, then nothing; does the daemon live on?
 
 use cachemate_core::{
-    CacheShare, Decision, Gang, GangSchedule, GroupId, Member, PageMoving, Partition, Plan, Policy, PolicyConfig,
-    ProcessId, Reason, ReasonKind, SplitMix64, TaskId, Units, View, Window,
+    CacheShare, Decision, Gang, GangSchedule, GroupId, PageMigration, PartitionSupport, Plan, Policy, PolicyConfig,
+    ProcessId, Reason, ReasonKind, ShareMember, SplitMix64, TaskId, Units, View, WindowLength,
 };
 
 /// The one of this name, if it is one of them.
 pub fn chaos_policy(policy: &PolicyConfig) -> Option<Box<dyn Policy>> {
     match policy.name.as_str() {
-        Shake::NAME => Some(Box::new(Shake::new(policy.seed))),
-        Squeeze::NAME => Some(Box::new(Squeeze)),
-        Astray::NAME => Some(Box::new(Astray)),
+        ShakePolicy::NAME => Some(Box::new(ShakePolicy::new(policy.seed))),
+        SqueezePolicy::NAME => Some(Box::new(SqueezePolicy)),
+        MisplacingPolicy::NAME => Some(Box::new(MisplacingPolicy)),
         _ => None,
     }
 }
@@ -22,25 +22,25 @@ pub fn chaos_policy(policy: &PolicyConfig) -> Option<Box<dyn Policy>> {
 /// Groups of colors are numbered apart from those of ways.
 const FIRST_COLORED: u32 = 1 << 20;
 
-struct Shake {
+struct ShakePolicy {
     generator: SplitMix64,
 }
 
-impl Shake {
+impl ShakePolicy {
     const NAME: &str = "shake";
 
     fn new(seed: u64) -> Self {
-        Shake { generator: SplitMix64::new(seed) }
+        ShakePolicy { generator: SplitMix64::new(seed) }
     }
 }
 
-impl Shake {
+impl ShakePolicy {
     /// Some processes on one half of the colors or the other: colors hold in every cache of the level, so the first stands
     /// for all.
     fn colored(&mut self, view: &View<'_>) -> Vec<CacheShare> {
         let divided = view.capabilities.partitions.iter().find_map(|(cache, partition)| match partition {
-            Partition::Colors { colors, .. } => Some((*cache, *colors)),
-            Partition::Ways { .. } => None,
+            PartitionSupport::Colors { colors, .. } => Some((*cache, *colors)),
+            PartitionSupport::Ways { .. } => None,
         });
         let Some((cache, colors)) = divided else { return Vec::new() };
         let processes: std::collections::BTreeSet<ProcessId> = view.movable().map(|task| task.process).collect();
@@ -51,9 +51,9 @@ impl Shake {
                 1 => colors / 2..colors,
                 _ => continue,
             };
-            let units = Units::Colors { allowed: half.collect(), moving: PageMoving::All };
+            let units = Units::Colors { allowed: half.collect(), migration: PageMigration::All };
             let group = GroupId(FIRST_COLORED + process.0);
-            shares.push(CacheShare { group, members: vec![Member::Process(process)], cache, units });
+            shares.push(CacheShare { group, members: vec![ShareMember::Process(process)], cache, units });
         }
         shares
     }
@@ -62,7 +62,7 @@ impl Shake {
     fn shares(&mut self, view: &View<'_>, tasks: &[TaskId]) -> Vec<CacheShare> {
         let mut shares = self.colored(view);
         for (cache, partition) in &view.capabilities.partitions {
-            let Partition::Ways { ways, at_least, .. } = *partition else { continue };
+            let PartitionSupport::Ways { ways, min_ways: at_least, .. } = *partition else { continue };
             for &task in tasks {
                 if self.generator.below(3) > 0 {
                     continue;
@@ -72,7 +72,7 @@ impl Shake {
                 let units = Units::Ways { mask: (first..first + width).collect() };
                 shares.push(CacheShare {
                     group: GroupId(task.0),
-                    members: vec![Member::Task(task)],
+                    members: vec![ShareMember::Task(task)],
                     cache: *cache,
                     units,
                 });
@@ -82,9 +82,9 @@ impl Shake {
     }
 }
 
-impl Policy for Shake {
+impl Policy for ShakePolicy {
     fn decide(&mut self, view: &View<'_>) -> Decision {
-        let mut plan = Plan::idle(Window::Time { ns: 1 });
+        let mut plan = Plan::idle(WindowLength::Time { ns: 1 });
         let online: Vec<u32> = view.topology.online().iter().collect();
         let tasks: Vec<_> = view.movable().map(|task| task.task).collect();
         for &task in &tasks {
@@ -104,64 +104,64 @@ impl Policy for Shake {
             plan.gangs = vec![GangSchedule { cpus, slice_ns: 5_000_000, gangs: gangs.collect() }];
         }
         plan.shares = self.shares(view, &tasks);
-        Decision { plan, why: Vec::new() }
+        Decision { plan, reasons: Vec::new() }
     }
 }
 
-struct Squeeze;
+struct SqueezePolicy;
 
-impl Squeeze {
+impl SqueezePolicy {
     const NAME: &str = "squeeze";
     /// The guard has its reference by then.
     const FROM_WINDOW: u64 = 8;
 }
 
-impl Policy for Squeeze {
+impl Policy for SqueezePolicy {
     fn decide(&mut self, view: &View<'_>) -> Decision {
-        let mut plan = Plan::idle(Window::Time { ns: 1 });
+        let mut plan = Plan::idle(WindowLength::Time { ns: 1 });
         let mut why = Vec::new();
         let first = view.topology.cpus.iter().find(|cpu| cpu.online).map(|cpu| cpu.id.0);
-        if view.seen.window >= Self::FROM_WINDOW
+        if view.observation.window >= Self::FROM_WINDOW
             && let Some(first) = first
         {
             plan.affinity.extend(view.movable().map(|task| (task.task, [first].into_iter().collect())));
             let tasks: Vec<_> = plan.affinity.keys().copied().collect();
             why.push(Reason {
-                kind: ReasonKind::Plain,
+                kind: ReasonKind::Explanation,
                 tasks,
                 text: "everybody onto one CPU".to_string(),
                 numbers: Vec::new(),
             });
         }
-        Decision { plan, why }
+        Decision { plan, reasons: why }
     }
 }
 
-struct Astray;
+struct MisplacingPolicy;
 
-impl Astray {
+impl MisplacingPolicy {
     const NAME: &str = "astray";
     /// In these windows the plan divides a cache by a mask that no hardware has.
     const FROM_WINDOW: u64 = 5;
     const TO_WINDOW: u64 = 60;
 }
 
-impl Policy for Astray {
+impl Policy for MisplacingPolicy {
     fn decide(&mut self, view: &View<'_>) -> Decision {
-        let mut plan = Plan::idle(Window::Time { ns: 1 });
+        let mut plan = Plan::idle(WindowLength::Time { ns: 1 });
         let first = view.topology.cpus.iter().find(|cpu| cpu.online).map(|cpu| cpu.id.0);
         let tasks: Vec<_> = view.movable().map(|task| task.task).collect();
-        if view.seen.window < Self::FROM_WINDOW {
+        if view.observation.window < Self::FROM_WINDOW {
             plan.affinity.extend(
                 first.into_iter().flat_map(|cpu| tasks.iter().map(move |&task| (task, [cpu].into_iter().collect()))),
             );
-        } else if view.seen.window < Self::TO_WINDOW
+        } else if view.observation.window < Self::TO_WINDOW
             && let Some(cache) = view.topology.caches.first()
         {
             let units = Units::Ways { mask: [0, 2, 70].into_iter().collect() };
-            let members = tasks.into_iter().map(Member::Task).collect();
+            let members = tasks.into_iter().map(ShareMember::Task).collect();
             plan.shares.push(CacheShare { group: GroupId(0), members, cache: cache.id, units });
         }
-        Decision { plan, why: Vec::new() }
+        Decision { plan, reasons: Vec::new() }
     }
 }

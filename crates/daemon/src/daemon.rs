@@ -6,18 +6,18 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use cachemate_core::{LoopError, RunHeader, WindowRecord};
-use cachemate_linux::kernel::Host;
-use cachemate_linux::safety::guardian::{LeftBehind, Lock, restore_left_behind};
-use cachemate_linux::safety::restore::{Outcome, Restored};
+use cachemate_core::{ControlLoopError, RunHeader, WindowRecord};
+use cachemate_linux::kernel::LinuxHost;
+use cachemate_linux::safety::guardian::{Lock, RecoveryReport, restore_left_behind};
+use cachemate_linux::safety::restore::{RestoreOutcome, RestoredObject};
 use cachemate_linux::sense::progress::ProgressFiles;
-use cachemate_page::serve::page::{Feed, PageAddress, serve};
+use cachemate_page::serve::page::{PageAddress, PageFeed, serve};
 use cachemate_spec::{ManageConfig, User, load_manage_config};
 use cachemate_trace::RunLogWriter;
 use sd_notify::NotifyState;
 
-use crate::host::{self, LiveLoop, Wish};
-use crate::socket::{self, Shared};
+use crate::host::{self, LiveLoop, LiveRunOptions};
+use crate::socket::{self, SharedStatus};
 use crate::status::Watcher;
 use crate::{metrics, page, paths};
 
@@ -26,7 +26,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The configuration, and what the command line says about it.
 #[derive(Clone)]
-pub struct Source {
+pub struct ConfigSource {
     /// The configuration; `None` = the usual one.
     pub file: Option<PathBuf>,
     /// A file that is not there is an error only where somebody named it.
@@ -43,7 +43,7 @@ pub struct Source {
     pub page: Option<PageAddress>,
 }
 
-impl Source {
+impl ConfigSource {
     /// # Errors
     /// The file cannot be read, or is wrong somewhere: with the line.
     pub fn read(&self) -> anyhow::Result<ManageConfig> {
@@ -69,7 +69,7 @@ impl Source {
 
 /// Switches that signals and the socket set.
 #[derive(Clone, Default)]
-pub struct Switches {
+pub struct ControlFlags {
     /// End, and put everything back.
     pub stop: Arc<AtomicBool>,
     /// End the present window now.
@@ -83,19 +83,19 @@ pub struct Switches {
 /// # Errors
 /// Another daemon runs, something left behind could not be put back, the host cannot be read, or a step failed. In
 /// each case what was changed has been put back, or stands in the journal.
-pub fn run(source: &Source, switches: &Switches, say: &dyn Fn(&str)) -> anyhow::Result<()> {
+pub fn run(source: &ConfigSource, switches: &ControlFlags, say: &dyn Fn(&str)) -> anyhow::Result<()> {
     let config = source.read()?;
     let state_dir = config.state_dir.clone().unwrap_or_else(paths::state_dir);
     paths::make_private_dir(&state_dir)?;
     let Some(_lock) = Lock::daemon_after(&state_dir, PATIENCE)? else {
         bail!("another daemon holds {}", state_dir.display());
     };
-    let left = restore_left_behind(&Host::new("/"), &state_dir)?;
-    say_loss(&left, say);
-    complain(&left.account, say)?;
-    let found = host::find(false)?;
+    let left = restore_left_behind(&LinuxHost::new("/"), &state_dir)?;
+    report_damage(&left, say);
+    report_failures(&left.account, say)?;
+    let host = host::survey_host(false)?;
     let progress = progress(&config, say);
-    let wish = Wish {
+    let wish = LiveRunOptions {
         rules: host::rules(&config.rules),
         state_dir,
         progress,
@@ -103,7 +103,7 @@ pub fn run(source: &Source, switches: &Switches, say: &dyn Fn(&str)) -> anyhow::
         wake: switches.wake.clone(),
         config,
     };
-    let host::Live { turns: mut live, header, missing } = host::open(&found, &wish)?;
+    let host::LiveRun { control_loop: mut live, header, missing } = host::open(&host, &wish)?;
     missing.iter().for_each(|missing| say(&missing.to_string()));
     let shared = share(&wish.config, switches);
     let mut watcher = Watcher::default();
@@ -111,9 +111,9 @@ pub fn run(source: &Source, switches: &Switches, say: &dyn Fn(&str)) -> anyhow::
     watcher.status.config = file.exists().then(|| file.display().to_string());
     watcher.status.version = env!("CARGO_PKG_VERSION").to_string();
     watcher.status.pid = std::process::id();
-    watcher.status.level = found.capability_survey.level;
-    let calibrated = host::calibrated_level(&found);
-    watcher.status.acts = wish.config.act;
+    watcher.status.level = host.capability_survey.level;
+    let calibrated = host::calibrated_level(&host);
+    watcher.status.acting = wish.config.act;
     watcher.status.policy = live.policy_name.clone();
     watcher.status.colors = Some(colors(&live));
     publish(&shared, &watcher);
@@ -130,17 +130,17 @@ pub fn run(source: &Source, switches: &Switches, say: &dyn Fn(&str)) -> anyhow::
         "{} with policy '{}', level {} of 3 (cachemate doctor); socket {}",
         if wish.config.act { "managing" } else { "observing only" },
         live.policy_name,
-        found.capability_survey.level,
+        host.capability_survey.level,
         socket_path.display()
     ));
     if let Some(feed) = &feed {
         say(&format!("the page is at {}", feed.at));
     }
-    let told = Told { shared, log, feed };
-    let ran = turns(source, switches, &mut live, &mut watcher, told, &calibrated, say);
+    let sinks = WindowSinks { shared, log, feed };
+    let ran = turns(source, switches, &mut live, &mut watcher, sinks, &calibrated, say);
     let _ = sd_notify::notify(false, &[NotifyState::Stopping]);
-    let put_back = live.machine.put_back()?;
-    complain(&put_back, say)?;
+    let put_back = live.machine.restore_all()?;
+    report_failures(&put_back, say)?;
     ran
 }
 
@@ -167,15 +167,15 @@ fn progress(config: &ManageConfig, say: &dyn Fn(&str)) -> ProgressFiles {
         return ProgressFiles::default();
     };
     // As everywhere: a folder that cannot be made is told, and nobody reports.
-    let made = std::fs::create_dir_all(&beside).and_then(|()| ProgressFiles::make(&dir));
-    made.unwrap_or_else(|error| {
+    let progress_dir = std::fs::create_dir_all(&beside).and_then(|()| ProgressFiles::make(&dir));
+    progress_dir.unwrap_or_else(|error| {
         say(&format!("{}: {error}: programs cannot report their progress", dir.display()));
         ProgressFiles::default()
     })
 }
 
-fn share(config: &ManageConfig, switches: &Switches) -> Shared {
-    Shared {
+fn share(config: &ManageConfig, switches: &ControlFlags) -> SharedStatus {
+    SharedStatus {
         status: Arc::default(),
         reload: switches.reload.clone(),
         wake: switches.wake.clone(),
@@ -196,27 +196,27 @@ fn run_log(config: &ManageConfig, header: &RunHeader) -> anyhow::Result<Option<R
     Ok(Some(RunLogWriter::create(path, true, header)?))
 }
 
-fn publish(shared: &Shared, watcher: &Watcher) {
+fn publish(shared: &SharedStatus, watcher: &Watcher) {
     shared.status.lock().unwrap_or_else(PoisonError::into_inner).clone_from(&watcher.status);
 }
 
 /// Who hears of each turn: the socket and the metrics, the run log, the page.
-struct Told {
-    shared: Shared,
+struct WindowSinks {
+    shared: SharedStatus,
     log: Option<RunLogWriter>,
-    feed: Option<Feed>,
+    feed: Option<PageFeed>,
 }
 
 fn turns(
-    source: &Source,
-    switches: &Switches,
+    source: &ConfigSource,
+    switches: &ControlFlags,
     live: &mut LiveLoop,
     watcher: &mut Watcher,
-    told: Told,
+    told: WindowSinks,
     calibrated: &AtomicU32,
     say: &dyn Fn(&str),
 ) -> anyhow::Result<()> {
-    let Told { shared, mut log, feed } = told;
+    let WindowSinks { shared, mut log, feed } = told;
     let started = Instant::now();
     loop {
         if switches.reload.swap(false, Ordering::Relaxed) && reload(source, live, watcher, &shared, say) {
@@ -225,7 +225,7 @@ fn turns(
         let record = match live.step() {
             Ok(Some(record)) => record,
             Ok(None) => break,
-            Err(LoopError::Plan { bad, window, .. }) => {
+            Err(ControlLoopError::Plan { bad, window, .. }) => {
                 end_log(&mut log, "a plan was refused", say);
                 if watcher.refuse_plan(window, &bad) {
                     say(&format!("the plan of window {window} is refused, the one before stays: {bad}"));
@@ -244,18 +244,18 @@ fn turns(
             log = None;
         }
         let topology = cachemate_core::Machine::topology(&live.machine).clone();
-        watcher.see(&record, &live.machine, &topology, &live.profiles);
+        watcher.observe(&record, &live.machine, &topology, &live.profiles);
         let level = calibrated.load(Ordering::Relaxed);
         if level != 0 {
             (watcher.status.level, watcher.status.calibrated) = (level, true);
         }
-        if watcher.status.acts && !live.machine.acts() {
+        if watcher.status.acting && !live.machine.acts() {
             say("root's cachemate acts by now: everything is put back, and this one only observes");
-            tell(&live.machine.overruled(), say);
+            report_restored(&live.machine.overruled(), say);
         }
-        watcher.status.acts = live.machine.acts();
+        watcher.status.acting = live.machine.acts();
         watcher.status.running_ns = started.elapsed().as_nanos() as u64;
-        watcher.status.pressure = cachemate_linux::sense::pressure::read(&Host::new("/"));
+        watcher.status.pressure = cachemate_linux::sense::pressure::read(&LinuxHost::new("/"));
         publish(&shared, watcher);
         if let Some(feed) = &feed {
             feed.push(&record, &live.profiles, || page::live_of(&live.machine, &watcher.status));
@@ -289,17 +289,23 @@ fn log_record(writer: &mut RunLogWriter, record: &WindowRecord, say: &dyn Fn(&st
 }
 
 /// A wrong configuration changes nothing; the one before stays in force. True = there is a new one.
-fn reload(source: &Source, live: &mut LiveLoop, watcher: &mut Watcher, shared: &Shared, say: &dyn Fn(&str)) -> bool {
+fn reload(
+    source: &ConfigSource,
+    live: &mut LiveLoop,
+    watcher: &mut Watcher,
+    shared: &SharedStatus,
+    say: &dyn Fn(&str),
+) -> bool {
     let _ = sd_notify::notify(false, &[NotifyState::Reloading]);
     let taken = source.read().and_then(|config| {
         let policy = host::decider(&config)?;
         let name = host::policy_of(&config).name;
         if config.act && !live.machine.may_act() {
             let state_dir = config.state_dir.clone().unwrap_or_else(paths::state_dir);
-            live.machine.let_act(host::acting(&state_dir)?);
+            live.machine.acquire(host::acting(&state_dir)?);
         }
         let account = live.machine.set_rules(host::rules(&config.rules), host::groups(&config), config.act)?;
-        tell(&account, say);
+        report_restored(&account, say);
         live.policy = policy;
         live.policy_name = name;
         *shared.allow_users.lock().unwrap_or_else(PoisonError::into_inner) = allowed(&config);
@@ -308,7 +314,7 @@ fn reload(source: &Source, live: &mut LiveLoop, watcher: &mut Watcher, shared: &
     let reloaded = taken.is_ok();
     match taken {
         Ok(config) => {
-            watcher.status.acts = config.act;
+            watcher.status.acting = config.act;
             watcher.status.policy.clone_from(&live.policy_name);
             watcher.status.config_error = None;
             say("configuration reloaded");
@@ -326,15 +332,17 @@ fn reload(source: &Source, live: &mut LiveLoop, watcher: &mut Watcher, shared: &
 ///
 /// # Errors
 /// Something could not be put back: the journal is kept.
-pub fn complain(account: &[Restored], say: &dyn Fn(&str)) -> anyhow::Result<()> {
+pub fn report_failures(account: &[RestoredObject], say: &dyn Fn(&str)) -> anyhow::Result<()> {
     let mut failed = 0;
     for line in account {
         match &line.outcome {
-            Outcome::Failed(why) => {
+            RestoreOutcome::Failed(why) => {
                 failed += 1;
                 say(&format!("not put back: {:?}: {why}", line.object));
             }
-            Outcome::Theirs(now) => say(&format!("left alone, changed by somebody else: {:?} is {now}", line.object)),
+            RestoreOutcome::ChangedByOther(now) => {
+                say(&format!("left alone, changed by somebody else: {:?} is {now}", line.object))
+            }
             _ => {}
         }
     }
@@ -345,14 +353,14 @@ pub fn complain(account: &[Restored], say: &dyn Fn(&str)) -> anyhow::Result<()> 
 }
 
 /// The same while the daemon goes on: what could not be put back stays in the journal and is tried again at the end.
-fn tell(account: &[Restored], say: &dyn Fn(&str)) {
-    if let Err(error) = complain(account, say) {
+fn report_restored(account: &[RestoredObject], say: &dyn Fn(&str)) {
+    if let Err(error) = report_failures(account, say) {
         say(&format!("{error:#}"));
     }
 }
 
 /// Says what of a journal that was left behind is lost, or lies there still.
-pub(crate) fn say_loss(left: &LeftBehind, say: &dyn Fn(&str)) {
+pub(crate) fn report_damage(left: &RecoveryReport, say: &dyn Fn(&str)) {
     if let Some(damage) = &left.damage {
         say(&damage.to_string());
     }
@@ -368,7 +376,7 @@ pub(crate) fn say_loss(left: &LeftBehind, say: &dyn Fn(&str)) {
 ///
 /// # Errors
 /// The handler cannot be set.
-pub fn on_hangup(switches: &Switches) -> anyhow::Result<()> {
+pub fn on_hangup(switches: &ControlFlags) -> anyhow::Result<()> {
     for flag in [&switches.reload, &switches.wake] {
         signal_hook::flag::register(signal_hook::consts::SIGHUP, Arc::clone(flag)).context("cannot handle SIGHUP")?;
     }

@@ -2,14 +2,14 @@
 
 use std::path::Path;
 
-use cachemate_core::{Change, LoopError, WindowRecord};
+use cachemate_core::{Change, ControlLoopError, WindowRecord};
 use cachemate_linux::machine::OBSERVING;
 use cachemate_linux::safety::journal::Journal;
 use cachemate_linux::sense::progress::ProgressFiles;
 use serde::Serialize;
 
-use crate::daemon::{Source, Switches, progress_place};
-use crate::host::{self, LiveLoop, Wish};
+use crate::daemon::{ConfigSource, ControlFlags, progress_place};
+use crate::host::{self, LiveLoop, LiveRunOptions};
 use crate::paths;
 
 /// Windows that are looked at before the answer is "none".
@@ -17,7 +17,7 @@ pub const WINDOWS: u64 = 30;
 
 /// One change, in words and as it is.
 #[derive(Serialize)]
-struct Line {
+struct DryRunChange {
     line: String,
     change: Change,
 }
@@ -31,7 +31,7 @@ pub struct DryRun {
     pub windows: u64,
     /// That of the list; `None` = there was nothing to change in any.
     pub window: Option<u64>,
-    changes: Vec<Line>,
+    changes: Vec<DryRunChange>,
     /// The policy's reasons in that window.
     why: Vec<String>,
     /// What could not be had in any case, each once.
@@ -46,18 +46,19 @@ impl DryRun {
     }
 
     /// Takes in one window and the list that it led to; true = it is the one.
-    pub fn see(&mut self, record: &WindowRecord, list: &[Change]) -> bool {
+    pub fn observe(&mut self, record: &WindowRecord, list: &[Change]) -> bool {
         self.windows += 1;
-        let refused = record.applied.refused.iter().map(|refused| &refused.said).filter(|said| *said != OBSERVING);
-        for said in refused {
-            self.refuse(said.clone());
+        let refused = record.applied.refused.iter().map(|refused| &refused.message).filter(|said| *said != OBSERVING);
+        for refusal in refused {
+            self.refuse(refusal.clone());
         }
         if self.window.is_some() || list.is_empty() {
             return self.window.is_some();
         }
-        self.window = Some(record.seen.window);
-        self.changes = list.iter().map(|change| Line { line: change.to_string(), change: change.clone() }).collect();
-        self.why = record.decision.why.iter().map(|reason| reason.text.clone()).collect();
+        self.window = Some(record.observation.window);
+        self.changes =
+            list.iter().map(|change| DryRunChange { line: change.to_string(), change: change.clone() }).collect();
+        self.why = record.decision.reasons.iter().map(|reason| reason.text.clone()).collect();
         true
     }
 
@@ -75,8 +76,8 @@ impl DryRun {
             None => format!("policy '{policy}': none in {} windows\n", self.windows),
             Some(window) => format!("policy '{policy}', window {window}: not made, as this is a dry run\n"),
         };
-        for Line { line, change } in &self.changes {
-            let after: Vec<String> = change.after.iter().map(|id| id.0.to_string()).collect();
+        for DryRunChange { line, change } in &self.changes {
+            let after: Vec<String> = change.depends_on.iter().map(|id| id.0.to_string()).collect();
             let after = if after.is_empty() { String::new() } else { format!("; after {}", after.join(", ")) };
             text.push_str(&format!("{:>4}  {line}{after}\n", change.id.0));
         }
@@ -91,12 +92,12 @@ impl DryRun {
         while self.windows < windows {
             match live.step() {
                 Ok(Some(record)) => {
-                    if self.see(&record, live.machine.planned()) {
+                    if self.observe(&record, live.machine.planned()) {
                         break;
                     }
                 }
                 Ok(None) => break,
-                Err(LoopError::Plan { bad, .. }) => {
+                Err(ControlLoopError::Plan { bad, .. }) => {
                     self.windows += 1;
                     self.refuse(format!("the plan is refused: {bad}"));
                 }
@@ -111,12 +112,12 @@ impl DryRun {
 ///
 /// # Errors
 /// The configuration is wrong somewhere, or the host cannot be read.
-pub fn manage(source: &Source, switches: &Switches, windows: u64) -> anyhow::Result<DryRun> {
+pub fn manage(source: &ConfigSource, switches: &ControlFlags, windows: u64) -> anyhow::Result<DryRun> {
     let mut config = source.read()?;
     config.act = false;
     let state_dir = config.state_dir.clone().unwrap_or_else(paths::state_dir);
-    let found = host::find(false)?;
-    let wish = Wish {
+    let host = host::survey_host(false)?;
+    let wish = LiveRunOptions {
         rules: host::rules(&config.rules),
         progress: progress_place(&config).map_or_else(ProgressFiles::default, ProgressFiles::of_others),
         state_dir: state_dir.clone(),
@@ -124,16 +125,16 @@ pub fn manage(source: &Source, switches: &Switches, windows: u64) -> anyhow::Res
         wake: switches.wake.clone(),
         config,
     };
-    let host::Live { turns: mut live, missing, .. } = host::open(&found, &wish)?;
+    let host::LiveRun { control_loop: mut live, missing, .. } = host::open(&host, &wish)?;
     let mut answer = DryRun::new(&live.policy_name);
     answer.notes.extend(missing.iter().map(ToString::to_string));
-    answer.notes.extend(in_force(&state_dir));
+    answer.notes.extend(active_daemon(&state_dir));
     answer.watch(&mut live, windows)?;
     Ok(answer)
 }
 
 /// Another daemon's changes are what is, here.
-fn in_force(state_dir: &Path) -> Option<String> {
+fn active_daemon(state_dir: &Path) -> Option<String> {
     let journal = state_dir.join(Journal::FILE_NAME);
     let words = "changes of another daemon are in force, and these would come on top of them";
     journal.exists().then(|| format!("{}: {words}", journal.display()))

@@ -3,19 +3,19 @@
 use std::path::Path;
 
 use anyhow::bail;
-use cachemate_linux::kernel::Host;
+use cachemate_linux::kernel::LinuxHost;
 use cachemate_linux::safety::guardian::watch;
 
-use crate::daemon::{complain, say_loss};
+use crate::daemon::{report_damage, report_failures};
 
 /// Waits for the end of the process on standard input, and puts the host back if it did not do so itself.
 ///
 /// # Errors
 /// The journal cannot be read, or something of it could not be put back.
 pub fn run(state_dir: &Path, say: &dyn Fn(&str)) -> anyhow::Result<()> {
-    let left = watch(&Host::new("/"), state_dir)?;
-    say_loss(&left, say);
-    complain(&left.account, say)?;
+    let left = watch(&LinuxHost::new("/"), state_dir)?;
+    report_damage(&left, say);
+    report_failures(&left.account, say)?;
     if left.damage.is_some() || left.stays.is_some() {
         bail!("look at the restore journal: cachemate reset gives the reason");
     }

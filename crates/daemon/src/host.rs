@@ -8,41 +8,43 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use cachemate_core::{
-    Ability, Capabilities, Level, Machine, PolicyConfig, Profile, RunHeader, Support, Topology, Window,
+    Ability, CacheLevel, Capabilities, Machine, PolicyConfig, Profile, RunHeader, Support, Topology, WindowLength,
 };
 use cachemate_linux::act::actuator::GuardianCommand;
 use cachemate_linux::act::colors;
-use cachemate_linux::act::cpusets::Confined;
+use cachemate_linux::act::cpusets::CpusetGroup;
 use cachemate_linux::act::gang_scheduler;
 use cachemate_linux::act::resctrl::{self, Resctrl};
-use cachemate_linux::act::rules::{Action, Rule};
-use cachemate_linux::kernel::Host;
+use cachemate_linux::act::rules::{ManageAction, ManageRule};
+use cachemate_linux::kernel::LinuxHost;
 use cachemate_linux::machine::{LiveMachine, LiveOptions};
-use cachemate_linux::safety::acting::Acting;
+use cachemate_linux::safety::actuation_lock::ActuationLock;
 use cachemate_linux::sense::capability_survey::{CapabilitySurvey, capabilities, survey_capabilities};
-use cachemate_linux::sense::counters::{Surveyed, survey};
+use cachemate_linux::sense::counters::{EventSurvey, survey};
 use cachemate_linux::sense::miss_cost;
 use cachemate_linux::sense::progress::ProgressFiles;
 use cachemate_linux::sense::topology::read_topology;
-use cachemate_pipeline::{Decider, Missing, Pipeline, PipelineLoop, Standard, with_size_sweeps};
+use cachemate_pipeline::{
+    GuardedPolicy, Pipeline, PipelineLoop, StandardPipeline, UnavailableEvidence, with_size_sweeps,
+};
 use cachemate_policy::policies;
-use cachemate_spec::{ConfinedGroup, ManageConfig, PolicyChoice, RuleAction, RuleConfig, User};
+use cachemate_spec::{GroupConfig, ManageConfig, PolicyChoice, RuleAction, RuleConfig, User};
 use cachemate_trace::ProfileFile;
 
 #[cfg(feature = "chaos")]
 use crate::chaos_policies::chaos_policy;
 
 /// A loop over this host.
-pub type LiveLoop = PipelineLoop<LiveMachine<Host>>;
+pub type LiveLoop = PipelineLoop<LiveMachine<LinuxHost>>;
 
 /// A loop over this host at its start, and what a recording of it begins with.
-pub struct Live {
+pub struct LiveRun {
     /// At its start.
-    pub turns: LiveLoop,
+    pub control_loop: LiveLoop,
     /// First line of a run log.
     pub header: RunHeader,
     /// Evidence that the policy asks for and this host cannot give.
-    pub missing: Vec<Missing>,
+    pub missing: Vec<UnavailableEvidence>,
 }
 
 /// Instructions before a reading of counters counts (a second's worth at a low rate).
@@ -54,13 +56,13 @@ const INSTRUCTIONS_OF_A_WINDOW: f64 = 1e6;
 const PROBES: u32 = 2;
 
 /// What was found out about this host.
-pub struct Found {
+pub struct HostSurvey {
     /// As the kernel tells it.
     pub topology: Topology,
     /// What of it cannot be right.
     pub warnings: Vec<String>,
     /// Counters that were tried.
-    pub events: Vec<Surveyed>,
+    pub events: Vec<EventSurvey>,
     /// What else was tried, and what would help.
     pub capability_survey: CapabilitySurvey,
     /// Where it is mounted.
@@ -71,18 +73,24 @@ pub struct Found {
 ///
 /// # Errors
 /// The kernel's description of the CPUs cannot be read.
-pub fn find(deep: bool) -> anyhow::Result<Found> {
+pub fn survey_host(deep: bool) -> anyhow::Result<HostSurvey> {
     let host = read_topology(Path::new("/")).context("cannot read the caches of this host")?;
-    let kernel = Host::new("/");
+    let kernel = LinuxHost::new("/");
     let events = survey(&kernel, last_level(&host.topology));
     let resctrl = resctrl::find(&kernel, &host);
     let capability_survey = survey_capabilities(&kernel, &host.topology, &resctrl, &events, deep);
-    Ok(Found { topology: host.topology, warnings: host.warnings, events, capability_survey, resctrl: resctrl.ok() })
+    Ok(HostSurvey {
+        topology: host.topology,
+        warnings: host.warnings,
+        events,
+        capability_survey,
+        resctrl: resctrl.ok(),
+    })
 }
 
 /// The level once the probe has been calibrated, as doctor finds it: tried beside the daemon's start, which does not wait
 /// for it. 0 = not known yet.
-pub(crate) fn calibrated_level(found: &Found) -> Arc<AtomicU32> {
+pub(crate) fn calibrated_level(found: &HostSurvey) -> Arc<AtomicU32> {
     let level = Arc::new(AtomicU32::new(0));
     if found.capability_survey.level != PROBES {
         level.store(found.capability_survey.level, Ordering::Relaxed);
@@ -90,7 +98,7 @@ pub(crate) fn calibrated_level(found: &Found) -> Arc<AtomicU32> {
     }
     let tell = level.clone();
     let tried = std::thread::Builder::new().name("cachemate-calibr".into()).spawn(move || {
-        tell.store(find(true).map_or(PROBES, |found| found.capability_survey.level), Ordering::Relaxed);
+        tell.store(survey_host(true).map_or(PROBES, |found| found.capability_survey.level), Ordering::Relaxed);
     });
     if tried.is_err() {
         level.store(found.capability_survey.level, Ordering::Relaxed);
@@ -98,16 +106,16 @@ pub(crate) fn calibrated_level(found: &Found) -> Arc<AtomicU32> {
     level
 }
 
-fn last_level(topology: &Topology) -> Level {
-    topology.last_level_caches().next().map_or(Level::L3, |cache| cache.level)
+fn last_level(topology: &Topology) -> CacheLevel {
+    topology.last_level_caches().next().map_or(CacheLevel::L3, |cache| cache.level)
 }
 
 /// What one managed run is told, from a configuration or a command line.
-pub struct Wish {
+pub struct LiveRunOptions {
     /// Policy, guard, windows, groups.
     pub config: ManageConfig,
     /// Who is managed.
-    pub rules: Vec<Rule>,
+    pub rules: Vec<ManageRule>,
     /// Holds the restore journal.
     pub state_dir: PathBuf,
     /// Where programs report.
@@ -122,7 +130,7 @@ pub struct Wish {
 ///
 /// # Errors
 /// An unknown policy or bad parameters, a profile that cannot be read, a state folder that cannot be made.
-pub fn open(found: &Found, wish: &Wish) -> anyhow::Result<Live> {
+pub fn open(found: &HostSurvey, wish: &LiveRunOptions) -> anyhow::Result<LiveRun> {
     if wish.config.act {
         crate::paths::make_private_dir(&wish.state_dir)?;
     }
@@ -157,21 +165,22 @@ pub fn open(found: &Found, wish: &Wish) -> anyhow::Result<Live> {
         stop: wish.stop.clone(),
         wake: wish.wake.clone(),
     };
-    let machine = LiveMachine::new(Host::new("/"), found.topology.clone(), capabilities, found.events.clone(), options);
+    let machine =
+        LiveMachine::new(LinuxHost::new("/"), found.topology.clone(), capabilities, found.events.clone(), options);
     let pipeline = pipeline(&wish.config, &found.topology, machine.capabilities())?;
     let (header, missing) = (pipeline.header(&machine), pipeline.missing_evidence(&machine));
-    Ok(Live { turns: pipeline.start(machine), header, missing })
+    Ok(LiveRun { control_loop: pipeline.start(machine), header, missing })
 }
 
 /// The right to act, of which there is one per user.
 ///
 /// # Errors
 /// Another one acts, or died and left a journal.
-pub(crate) fn acting(state_dir: &Path) -> anyhow::Result<Arc<Acting>> {
+pub(crate) fn acting(state_dir: &Path) -> anyhow::Result<Arc<ActuationLock>> {
     // As long as a guardian may need that is just putting things back.
     const PATIENCE: Duration = Duration::from_secs(10);
     let places = crate::paths::acting()?;
-    match Acting::take(&Host::new("/"), &places, state_dir, PATIENCE)? {
+    match ActuationLock::acquire(&LinuxHost::new("/"), &places, state_dir, PATIENCE)? {
         Some(acting) => Ok(Arc::new(acting)),
         None => bail!(
             "{}: another cachemate acts, of this user or of root; with --observe this one changes nothing",
@@ -197,13 +206,13 @@ fn window_of(config: &ManageConfig) -> Duration {
 /// # Errors
 /// An unknown policy, or parameters that it does not take.
 fn pipeline(config: &ManageConfig, topology: &Topology, capabilities: &Capabilities) -> anyhow::Result<Pipeline> {
-    let standard = Standard {
+    let standard = StandardPipeline {
         policy: policy_of(config),
         guard: config.guard.in_force(),
         counted_instructions: INSTRUCTIONS_OF_A_READING,
         predictor: miss_cost::measure(topology),
         watches_code: false,
-        first_window: Window::Time { ns: window_of(config).as_nanos() as u64 },
+        first_window: WindowLength::Time { ns: window_of(config).as_nanos() as u64 },
     };
     let config = with_size_sweeps(standard.for_machine(topology, capabilities), INSTRUCTIONS_OF_A_WINDOW);
     Ok(match chaos_policy(&config.policy) {
@@ -232,18 +241,18 @@ fn chaos_policy(_: &PolicyConfig) -> Option<Box<dyn cachemate_core::Policy>> {
 ///
 /// # Errors
 /// An unknown policy, or parameters that it does not take.
-pub fn decider(config: &ManageConfig) -> anyhow::Result<Decider> {
+pub fn decider(config: &ManageConfig) -> anyhow::Result<GuardedPolicy> {
     let policy = policy_of(config);
     let inner = match chaos_policy(&policy) {
         Some(chaos) => chaos,
         None => policies::build(&policy.name, &policy.parameters, policy.seed)?,
     };
-    Ok(cachemate_pipeline::guarded(inner, config.guard.in_force()))
+    Ok(cachemate_pipeline::with_guard(inner, config.guard.in_force()))
 }
 
 /// Rules as the machine wants them.
-pub(crate) fn rules(config: &[RuleConfig]) -> Vec<Rule> {
-    let rule = |rule: &RuleConfig| Rule {
+pub(crate) fn rules(config: &[RuleConfig]) -> Vec<ManageRule> {
+    let rule = |rule: &RuleConfig| ManageRule {
         command: rule.command.clone(),
         cgroup: rule.cgroup.clone(),
         pid: rule.pid,
@@ -252,17 +261,17 @@ pub(crate) fn rules(config: &[RuleConfig]) -> Vec<Rule> {
             _ => None, // names became numbers when the file was read
         },
         action: match rule.action {
-            RuleAction::Manage => Action::Manage(rule.goal()),
-            RuleAction::Observe => Action::Observe,
-            RuleAction::Leave => Action::Leave,
+            RuleAction::Manage => ManageAction::Manage(rule.goal()),
+            RuleAction::Observe => ManageAction::Observe,
+            RuleAction::Leave => ManageAction::Leave,
         },
     };
     config.iter().map(rule).collect()
 }
 
 /// Confined groups as the machine wants them.
-pub(crate) fn groups(config: &ManageConfig) -> Vec<Confined> {
-    let confined = |group: &ConfinedGroup| Confined { cgroup: group.cgroup.clone(), cpus: group.cpus.clone() };
+pub(crate) fn groups(config: &ManageConfig) -> Vec<CpusetGroup> {
+    let confined = |group: &GroupConfig| CpusetGroup { cgroup: group.cgroup.clone(), cpus: group.cpus.clone() };
     config.groups.iter().map(confined).collect()
 }
 
@@ -301,8 +310,8 @@ mod tests {
         for name in ["shake", "squeeze", "astray"] {
             let choice = PolicyChoice { name: name.to_string(), parameters: Default::default() };
             let config = ManageConfig { policy: Some(choice), ..ManageConfig::default() };
-            let said = decider(&config).map(|_| ()).unwrap_err().to_string();
-            assert!(said.contains(name), "{said}");
+            let error = decider(&config).map(|_| ()).unwrap_err().to_string();
+            assert!(error.contains(name), "{error}");
         }
     }
 }

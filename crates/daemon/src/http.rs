@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use cachemate_page::serve::crowd::{Crowd, accepted, in_own_thread};
+use cachemate_page::serve::connection_limit::{ConnectionLimit, accepted, in_own_thread};
 use cachemate_page::serve::{is_this_host, one_answer};
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
@@ -25,14 +25,14 @@ const PLACES: usize = 32;
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// What is at a path: its content type and text; `None` = nothing.
-pub trait Pages: Fn(&str) -> Option<(&'static str, String)> + Send + Sync + 'static {}
-impl<F: Fn(&str) -> Option<(&'static str, String)> + Send + Sync + 'static> Pages for F {}
+pub trait PageRoutes: Fn(&str) -> Option<(&'static str, String)> + Send + Sync + 'static {}
+impl<F: Fn(&str) -> Option<(&'static str, String)> + Send + Sync + 'static> PageRoutes for F {}
 
 /// Serves pages, in a thread of its own that ends with the process. Answers with the address that it listens on.
 ///
 /// # Errors
 /// The address is taken or not this host's.
-pub fn serve(address: &str, pages: impl Pages) -> anyhow::Result<SocketAddr> {
+pub fn serve(address: &str, pages: impl PageRoutes) -> anyhow::Result<SocketAddr> {
     let cannot = || format!("{address}: cannot listen");
     let listener = TcpListener::bind(address).with_context(cannot)?;
     let bound = listener.local_addr().with_context(cannot)?;
@@ -43,8 +43,8 @@ pub fn serve(address: &str, pages: impl Pages) -> anyhow::Result<SocketAddr> {
     Ok(bound)
 }
 
-async fn listen(listener: tokio::net::TcpListener, pages: Arc<impl Pages>) {
-    let mut crowd = Crowd::new(PLACES, PATIENCE);
+async fn listen(listener: tokio::net::TcpListener, pages: Arc<impl PageRoutes>) {
+    let mut crowd = ConnectionLimit::new(PLACES, PATIENCE);
     loop {
         let Some((stream, _)) = accepted(listener.accept().await).await else { continue };
         let pages = Arc::clone(&pages);
@@ -56,7 +56,7 @@ async fn listen(listener: tokio::net::TcpListener, pages: Arc<impl Pages>) {
     }
 }
 
-fn answer(request: &Request<Incoming>, pages: &impl Pages) -> Response<Full<Bytes>> {
+fn answer(request: &Request<Incoming>, pages: &impl PageRoutes) -> Response<Full<Bytes>> {
     let say = |status, kind: &'static str, text: String| {
         let mut response = Response::new(Full::new(Bytes::from(text)));
         *response.status_mut() = status;

@@ -1,7 +1,7 @@
 //! The live host under management, without a command line: the daemon, and what the commands of a live host share.
 //!
 //! A command parses its arguments and calls [`daemon::run`]; other commands ask the running daemon by [`socket`], try the
-//! host by [`host::find`], or start programs by [`programs`] and [`colored`]. Whoever acts is started again by its own
+//! host by [`host::survey_host`], or start programs by [`programs`] and [`colored_program`]. Whoever acts is started again by its own
 //! file as `guardian --state-dir FOLDER`: a program that uses this crate to act has that command.
 
 #![warn(missing_docs)]
@@ -9,7 +9,7 @@
 #[cfg(feature = "chaos")]
 mod chaos_policies;
 mod children;
-pub mod colored;
+pub mod colored_program;
 pub mod daemon;
 pub mod dry_run;
 pub mod guardian;
@@ -17,8 +17,8 @@ pub mod host;
 mod http;
 mod metrics;
 mod page;
+pub mod path_checks;
 pub mod paths;
-pub mod places;
 pub mod programs;
 pub mod socket;
 pub mod status;

@@ -16,8 +16,8 @@ use prometheus_client::registry::{Registry, Unit};
 use std::sync::atomic::AtomicU64;
 
 use crate::http;
-use crate::socket::Shared;
-use crate::status::Status;
+use crate::socket::SharedStatus;
+use crate::status::DaemonStatus;
 
 /// Series with a program's name.
 const NAMED_AT_MOST: usize = 10;
@@ -29,8 +29,8 @@ type Gauges = Family<Labels, Gauge<f64, AtomicU64>>;
 ///
 /// # Errors
 /// The address is taken or not this host's.
-pub fn serve(address: &str, shared: Shared) -> anyhow::Result<SocketAddr> {
-    let pages = Arc::new(Pages { shared, last: Mutex::default() });
+pub fn serve(address: &str, shared: SharedStatus) -> anyhow::Result<SocketAddr> {
+    let pages = Arc::new(MetricsPage { shared, last: Mutex::default() });
     http::serve(address, move |path| match path {
         "/metrics" => Some((OPEN_METRICS, pages.now())),
         _ => None,
@@ -42,12 +42,12 @@ const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset
 /// A page is made for all who ask within this time.
 const FRESH: Duration = Duration::from_millis(250);
 
-struct Pages {
-    shared: Shared,
+struct MetricsPage {
+    shared: SharedStatus,
     last: Mutex<Option<(Instant, String)>>,
 }
 
-impl Pages {
+impl MetricsPage {
     fn now(&self) -> String {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         match &*last {
@@ -58,7 +58,7 @@ impl Pages {
 }
 
 /// The page of one status.
-pub fn page(status: &Status) -> String {
+pub fn page(status: &DaemonStatus) -> String {
     let mut registry = Registry::with_prefix("cachemate");
     let counters: [(&str, &str, u64); 6] = [
         ("windows", "Windows observed", status.windows),
@@ -95,7 +95,7 @@ pub fn page(status: &Status) -> String {
         registry.register(name.to_string(), help.to_string(), family);
     };
     let acts = Gauge::<f64, AtomicU64>::default();
-    acts.set(if status.acts { 1.0 } else { 0.0 });
+    acts.set(if status.acting { 1.0 } else { 0.0 });
     registry.register("acts", "1 = changes the host, 0 = observes", acts);
     let cache = |id: u32| ("cache_id".to_string(), id.to_string());
     let tasks = status.caches.iter().map(|c| (vec![cache(c.cache)], c.tasks.len() as f64)).collect();
@@ -133,7 +133,7 @@ mod tests {
     /// Do the names follow the conventions: own prefix, base units, `_total` on counters?
     #[test]
     fn the_page_follows_the_conventions() {
-        let mut status = Status { windows: 3, cpu_ns: 1_500_000_000, acts: true, ..Status::default() };
+        let mut status = DaemonStatus { windows: 3, cpu_ns: 1_500_000_000, acting: true, ..DaemonStatus::default() };
         status.caches.push(crate::status::CacheStatus {
             cache: 2,
             level: "L3".into(),
@@ -164,7 +164,7 @@ mod tests {
             intensity: Some(cachemate_core::Estimate::exact(0.5)),
             ..crate::status::TaskStatus::default()
         };
-        let page = page(&Status { tasks: names.iter().map(task).collect(), ..Status::default() });
+        let page = page(&DaemonStatus { tasks: names.iter().map(task).collect(), ..DaemonStatus::default() });
         for label in [r#"evil\"} 1\\n# EOF\\n"#, r"\\u{1b}[2J\\\\", "plain"] {
             let line = format!("cachemate_intensity_ratio{{name=\"{label}\",cache_id=\"0\"}} 0.5");
             assert!(page.lines().any(|found| found == line), "{line} in\n{page}");

@@ -1,53 +1,53 @@
 //! What the page of a running daemon shows besides what a recording has.
 
-use cachemate_linux::kernel::Host;
+use cachemate_linux::kernel::LinuxHost;
 use cachemate_linux::machine::LiveMachine;
-use cachemate_linux::safety::journal::{Object, State};
-use cachemate_page::{DaemonSnapshot, JournalLine, Live};
+use cachemate_linux::safety::journal::{JournalObject, ObjectState};
+use cachemate_page::{DaemonSnapshot, DaemonState, JournalLine};
 use cachemate_report::text::printable;
 
-use crate::status::Status;
+use crate::status::DaemonStatus;
 
 /// Lines of the journal that are shown.
 const JOURNAL_LINES: usize = 200;
 
 /// What only the daemon knows.
-pub fn live_of(machine: &LiveMachine<Host>, status: &Status) -> Live {
+pub fn live_of(machine: &LiveMachine<LinuxHost>, status: &DaemonStatus) -> DaemonState {
     let managed = machine.managed();
     let name = |pid: i32| managed.iter().find(|task| task.pid == pid).map_or("", |task| task.name.as_str());
     let thread = |pid: i32, tid: i32| match tid == pid {
         true => format!("{}({pid})", printable(name(pid))),
         false => format!("{}({pid}), thread {tid}", printable(name(pid))),
     };
-    let line = |(object, state): (&Object, &State)| JournalLine {
+    let line = |(object, state): (&JournalObject, &ObjectState)| JournalLine {
         what: match object {
-            Object::Affinity { pid, thread: of } => format!("CPUs of {}", thread(*pid, of.tid)),
-            Object::Nice { pid, thread: of } => format!("nice value of {}", thread(*pid, of.tid)),
-            Object::Policy { pid, thread: of } => format!("scheduling of {}", thread(*pid, of.tid)),
-            Object::Membership { hierarchy, pid, thread: of } => {
+            JournalObject::Affinity { pid, thread: of } => format!("CPUs of {}", thread(*pid, of.tid)),
+            JournalObject::Nice { pid, thread: of } => format!("nice value of {}", thread(*pid, of.tid)),
+            JournalObject::Policy { pid, thread: of } => format!("scheduling of {}", thread(*pid, of.tid)),
+            JournalObject::Membership { hierarchy, pid, thread: of } => {
                 format!("group of {} in {}", thread(*pid, of.tid), hierarchy.display())
             }
-            Object::File { path } | Object::Schemata { path } | Object::Directory { path } => {
+            JournalObject::File { path } | JournalObject::Schemata { path } | JournalObject::Directory { path } => {
                 path.display().to_string()
             }
         },
         original: match state {
-            State::Cpus(cpus) => cpus.to_string(),
-            State::Nice(nice) => nice.to_string(),
-            State::Policy(policy) => format!("policy {policy}"),
-            State::Scheduling(scheduling) => format!("{scheduling:?}"),
-            State::Group(path) => path.display().to_string(),
-            State::Text(text) => text.trim_end().to_string(),
-            State::Absent => "absent".to_string(),
-            State::Present => "there".to_string(),
+            ObjectState::Cpus(cpus) => cpus.to_string(),
+            ObjectState::Nice(nice) => nice.to_string(),
+            ObjectState::Policy(policy) => format!("policy {policy}"),
+            ObjectState::Scheduling(scheduling) => format!("{scheduling:?}"),
+            ObjectState::Group(path) => path.display().to_string(),
+            ObjectState::Text(text) => text.trim_end().to_string(),
+            ObjectState::Absent => "absent".to_string(),
+            ObjectState::Present => "there".to_string(),
         },
     };
     let running_ns = status.running_ns.max(1);
-    Live {
+    DaemonState {
         pids: managed.iter().map(|task| (task.task, task.pid)).collect(),
         journal: machine.originals().iter().take(JOURNAL_LINES).map(line).collect(),
         daemon: DaemonSnapshot {
-            acts: status.acts,
+            acts: status.acting,
             pid: status.pid,
             level: status.level,
             cpu_share: status.cpu_ns as f64 / running_ns as f64,

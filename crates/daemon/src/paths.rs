@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use cachemate_linux::safety::acting::Places;
+use cachemate_linux::safety::actuation_lock::LockPaths;
 
 /// `CACHEMATE_*` variables win over the usual places; switches and the configuration win over both.
 pub(crate) fn config_file() -> PathBuf {
@@ -42,7 +42,7 @@ pub fn socket() -> PathBuf {
 ///
 /// # Errors
 /// The folder is not there and cannot be made.
-pub(crate) fn acting() -> anyhow::Result<Places> {
+pub(crate) fn acting() -> anyhow::Result<LockPaths> {
     const ROOT: &str = "/run/cachemate";
     let user = rustix::process::geteuid().as_raw();
     let own = PathBuf::from(format!("/run/user/{user}"));
@@ -53,7 +53,7 @@ pub(crate) fn acting() -> anyhow::Result<Places> {
     });
     std::fs::create_dir_all(&dir).with_context(|| format!("{}: the folder cannot be made", dir.display()))?;
     let root_acts = named("CACHEMATE_LOCK_DIR").unwrap_or_else(|| PathBuf::from(ROOT)).join("root-acts");
-    Ok(Places { lock: dir.join(format!("cachemate-acting-{user}.lock")), root_acts })
+    Ok(LockPaths { lock: dir.join(format!("cachemate-acting-{user}.lock")), root_acts })
 }
 
 fn named(variable: &str) -> Option<PathBuf> {

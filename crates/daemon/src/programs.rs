@@ -17,7 +17,7 @@ const GRACE: Duration = Duration::from_secs(2);
 
 /// How one program ended.
 #[derive(Clone, Debug, Serialize)]
-pub struct Ended {
+pub struct ProgramExit {
     /// Until its end, or ours.
     pub seconds: f64,
     /// Work in its own unit, where it reports any.
@@ -26,19 +26,19 @@ pub struct Ended {
     pub code: Option<i32>,
 }
 
-struct Running {
+struct RunningChild {
     child: Child,
     report: std::path::PathBuf,
 }
 
 /// Programs under way, waited for by a thread of their own.
-pub struct Programs {
+pub struct ProgramGroup {
     /// In the order of the commands.
     pub pids: Vec<i32>,
-    waiter: JoinHandle<Vec<Ended>>,
+    waiter: JoinHandle<Vec<ProgramExit>>,
 }
 
-impl Programs {
+impl ProgramGroup {
     /// Starts all of them. `over` is set when all have ended; those that run at `deadline`, or when `stop` is set, are
     /// ended.
     ///
@@ -53,7 +53,7 @@ impl Programs {
     ) -> anyhow::Result<Self> {
         std::fs::create_dir_all(progress_dir)
             .with_context(|| format!("{}: the folder cannot be made", progress_dir.display()))?;
-        let mut running: Vec<Running> = Vec::new();
+        let mut running: Vec<RunningChild> = Vec::new();
         for (at, command) in commands.iter().enumerate() {
             match spawn(command, &progress_dir.join(format!("program-{at}")), progress_dir) {
                 Ok(program) => running.push(program),
@@ -68,16 +68,16 @@ impl Programs {
             .name("cachemate-waiter".into())
             .spawn(move || wait(running, deadline, &stop, &over))
             .context("cannot start the waiting thread")?;
-        Ok(Programs { pids, waiter })
+        Ok(ProgramGroup { pids, waiter })
     }
 
     /// How each ended, in their order.
-    pub fn ended(self) -> Vec<Ended> {
+    pub fn ended(self) -> Vec<ProgramExit> {
         self.waiter.join().unwrap_or_default()
     }
 }
 
-fn spawn(command: &[String], report: &Path, progress_dir: &Path) -> anyhow::Result<Running> {
+fn spawn(command: &[String], report: &Path, progress_dir: &Path) -> anyhow::Result<RunningChild> {
     let name = command.first().context("an empty command")?;
     std::fs::write(report, 0u64.to_ne_bytes()).with_context(|| format!("{}: cannot be written", report.display()))?;
     let mut child = Command::new(name);
@@ -89,12 +89,17 @@ fn spawn(command: &[String], report: &Path, progress_dir: &Path) -> anyhow::Resu
     let by_pid = progress_dir.join(child.id().to_string());
     let _ = std::fs::remove_file(&by_pid);
     std::fs::hard_link(report, &by_pid).with_context(|| format!("{}: cannot be linked", by_pid.display()))?;
-    Ok(Running { child, report: report.to_path_buf() })
+    Ok(RunningChild { child, report: report.to_path_buf() })
 }
 
-fn wait(mut running: Vec<Running>, deadline: Option<Duration>, stop: &AtomicBool, over: &AtomicBool) -> Vec<Ended> {
+fn wait(
+    mut running: Vec<RunningChild>,
+    deadline: Option<Duration>,
+    stop: &AtomicBool,
+    over: &AtomicBool,
+) -> Vec<ProgramExit> {
     let start = Instant::now();
-    let mut ended: Vec<Option<Ended>> = vec![None; running.len()];
+    let mut ended: Vec<Option<ProgramExit>> = vec![None; running.len()];
     while ended.iter().any(Option::is_none) {
         let late = deadline.is_some_and(|deadline| start.elapsed() >= deadline);
         if late || stop.load(Ordering::Relaxed) {
@@ -116,20 +121,20 @@ fn wait(mut running: Vec<Running>, deadline: Option<Duration>, stop: &AtomicBool
     results
 }
 
-fn result(start: Instant, report: &Path, code: Option<i32>) -> Ended {
+fn result(start: Instant, report: &Path, code: Option<i32>) -> ProgramExit {
     let work = std::fs::read(report).ok().and_then(|bytes| Some(u64::from_ne_bytes(bytes.get(..8)?.try_into().ok()?)));
-    Ended { seconds: start.elapsed().as_secs_f64(), work: work.filter(|work| *work > 0), code }
+    ProgramExit { seconds: start.elapsed().as_secs_f64(), work: work.filter(|work| *work > 0), code }
 }
 
 /// Asks politely, then ends; the whole process group.
-fn end(running: &mut [Running]) {
-    let signal = |program: &Running, signal| {
+fn end(running: &mut [RunningChild]) {
+    let signal = |program: &RunningChild, signal| {
         if let Some(group) = rustix::process::Pid::from_raw(program.child.id() as i32) {
             // A group that is gone needs no signal.
             let _ = rustix::process::kill_process_group(group, signal);
         }
     };
-    let alive = |program: &mut Running| matches!(program.child.try_wait(), Ok(None));
+    let alive = |program: &mut RunningChild| matches!(program.child.try_wait(), Ok(None));
     running.iter_mut().filter_map(|p| alive(p).then_some(p)).for_each(|p| signal(p, rustix::process::Signal::TERM));
     let until = Instant::now() + GRACE;
     while Instant::now() < until && running.iter_mut().any(alive) {

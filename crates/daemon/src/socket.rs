@@ -14,11 +14,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use cachemate_page::serve::crowd::{Crowd, accepted, in_own_thread};
+use cachemate_page::serve::connection_limit::{ConnectionLimit, accepted, in_own_thread};
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::status::Status;
+use crate::status::DaemonStatus;
 
 /// A request and its answer take no longer.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -27,15 +27,15 @@ const LONGEST_REQUEST: usize = 256;
 const PLACES: usize = 16;
 
 #[derive(Serialize, Deserialize)]
-struct Refusal {
+struct SocketError {
     error: String,
 }
 
 /// What the socket's thread shares with the daemon.
 #[derive(Clone)]
-pub(crate) struct Shared {
+pub(crate) struct SharedStatus {
     /// As of the last window.
-    pub status: Arc<Mutex<Status>>,
+    pub status: Arc<Mutex<DaemonStatus>>,
     /// As in the daemon's switches.
     pub reload: Arc<AtomicBool>,
     /// As in the daemon's switches.
@@ -44,19 +44,19 @@ pub(crate) struct Shared {
     pub allow_users: Arc<Mutex<Vec<u32>>>,
 }
 
-impl Shared {
+impl SharedStatus {
     /// A copy of the present status.
-    pub fn status(&self) -> Status {
+    pub fn status(&self) -> DaemonStatus {
         self.status.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
 /// A listening socket; the file goes with it.
-pub(crate) struct Server {
+pub(crate) struct ControlSocket {
     path: PathBuf,
 }
 
-impl Drop for Server {
+impl Drop for ControlSocket {
     fn drop(&mut self) {
         let _ = std::fs::remove_file(&self.path);
     }
@@ -67,7 +67,7 @@ impl Drop for Server {
 ///
 /// # Errors
 /// The folder cannot be made, or the socket not be bound.
-pub(crate) fn serve(path: &Path, shared: Shared) -> anyhow::Result<Server> {
+pub(crate) fn serve(path: &Path, shared: SharedStatus) -> anyhow::Result<ControlSocket> {
     let shown = path.display();
     if let Some(dir) = path.parent().filter(|dir| !dir.exists()) {
         std::fs::create_dir_all(dir).with_context(|| format!("{}: the folder cannot be made", dir.display()))?;
@@ -84,7 +84,7 @@ pub(crate) fn serve(path: &Path, shared: Shared) -> anyhow::Result<Server> {
         in_own_thread("cachemate-socket", || Ok(listen(tokio::net::UnixListener::from_std(listener)?, shared)))
     });
     started.with_context(|| format!("{shown}: the socket's thread cannot be started"))?;
-    Ok(Server { path: path.to_path_buf() })
+    Ok(ControlSocket { path: path.to_path_buf() })
 }
 
 /// A user who connects.
@@ -96,23 +96,23 @@ struct Peer {
     allowed: bool,
 }
 
-async fn listen(listener: tokio::net::UnixListener, shared: Shared) {
+async fn listen(listener: tokio::net::UnixListener, shared: SharedStatus) {
     let own = rustix::process::geteuid().as_raw();
     // `None` = all who are not let in.
-    let mut crowds: BTreeMap<Option<u32>, Crowd> = BTreeMap::new();
+    let mut crowds: BTreeMap<Option<u32>, ConnectionLimit> = BTreeMap::new();
     loop {
         let Some((stream, _)) = accepted(listener.accept().await).await else { continue };
         let Ok(user) = stream.peer_cred().map(|peer| peer.uid()) else { continue };
         let owner = user == 0 || user == own;
         let allowed = owner || shared.allow_users.lock().unwrap_or_else(PoisonError::into_inner).contains(&user);
         let peer = Peer { user, owner, allowed };
-        let crowd = crowds.entry(allowed.then_some(user)).or_insert_with(|| Crowd::new(PLACES, PATIENCE));
+        let crowd = crowds.entry(allowed.then_some(user)).or_insert_with(|| ConnectionLimit::new(PLACES, PATIENCE));
         crowd.serve(answer(stream, peer, shared.clone()));
     }
 }
 
 /// A peer that goes away needs no answer.
-async fn answer(mut stream: tokio::net::UnixStream, peer: Peer, shared: Shared) {
+async fn answer(mut stream: tokio::net::UnixStream, peer: Peer, shared: SharedStatus) {
     let Ok(request) = request(&mut stream).await else { return };
     if let Ok(text) = reply(&request, peer, &shared) {
         let _ = stream.write_all(text.as_bytes()).await;
@@ -134,9 +134,9 @@ async fn request(stream: &mut tokio::net::UnixStream) -> io::Result<String> {
     Ok(text.lines().next().unwrap_or_default().trim().to_string())
 }
 
-fn reply(request: &str, peer: Peer, shared: &Shared) -> serde_json::Result<String> {
+fn reply(request: &str, peer: Peer, shared: &SharedStatus) -> serde_json::Result<String> {
     let user = peer.user;
-    let refuse = |error: String| serde_json::to_string(&Refusal { error });
+    let refuse = |error: String| serde_json::to_string(&SocketError { error });
     match request {
         _ if !peer.allowed => refuse(format!("user {user} may not ask here (allow_users in the configuration)")),
         "status" => serde_json::to_string(&shared.status()),
@@ -154,7 +154,7 @@ fn reply(request: &str, peer: Peer, shared: &Shared) -> serde_json::Result<Strin
 ///
 /// # Errors
 /// No daemon listens there, it does not answer, or it refuses.
-pub(crate) fn ask(path: &Path, request: &str) -> anyhow::Result<String> {
+pub(crate) fn query(path: &Path, request: &str) -> anyhow::Result<String> {
     let shown = path.display();
     let mut stream = UnixStream::connect(path).with_context(|| {
         format!("{shown}: no daemon answers there (cachemate manage starts one; --socket names another place)")
@@ -163,7 +163,7 @@ pub(crate) fn ask(path: &Path, request: &str) -> anyhow::Result<String> {
     stream.write_all(format!("{request}\n").as_bytes()).with_context(|| format!("{shown}: cannot ask"))?;
     let mut text = String::new();
     stream.read_to_string(&mut text).with_context(|| format!("{shown}: no answer"))?;
-    if let Ok(refusal) = serde_json::from_str::<Refusal>(&text) {
+    if let Ok(refusal) = serde_json::from_str::<SocketError>(&text) {
         bail!("{shown}: {}", refusal.error);
     }
     Ok(text)
@@ -172,9 +172,9 @@ pub(crate) fn ask(path: &Path, request: &str) -> anyhow::Result<String> {
 /// The status of a running daemon.
 ///
 /// # Errors
-/// As [`ask`], and an answer of another version.
-pub fn status(path: &Path) -> anyhow::Result<Status> {
-    let text = ask(path, "status")?;
+/// As [`query`], and an answer of another version.
+pub fn status(path: &Path) -> anyhow::Result<DaemonStatus> {
+    let text = query(path, "status")?;
     serde_json::from_str(&text).with_context(|| format!("{}: the daemon is of another version", path.display()))
 }
 
@@ -183,10 +183,10 @@ mod tests {
     use super::*;
     use std::time::Instant;
 
-    fn server() -> (tempfile::TempDir, PathBuf, Server, Shared) {
+    fn server() -> (tempfile::TempDir, PathBuf, ControlSocket, SharedStatus) {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s.sock");
-        let shared = Shared {
+        let shared = SharedStatus {
             status: Arc::default(),
             reload: Arc::default(),
             wake: Arc::default(),
@@ -231,10 +231,10 @@ mod tests {
     #[test]
     fn other_requests_are_refused_in_words() {
         let (_dir, path, _server, shared) = server();
-        assert!(format!("{:#}", ask(&path, "\u{1b}[2Jstop").unwrap_err()).contains(r"\u{1b}[2Jstop"));
-        assert!(ask(&path, &"x".repeat(10_000)).is_err());
+        assert!(format!("{:#}", query(&path, "\u{1b}[2Jstop").unwrap_err()).contains(r"\u{1b}[2Jstop"));
+        assert!(query(&path, &"x".repeat(10_000)).is_err());
         assert!(!shared.reload.load(Ordering::Relaxed));
-        ask(&path, "reload").unwrap();
+        query(&path, "reload").unwrap();
         assert!(shared.reload.load(Ordering::Relaxed));
     }
 }

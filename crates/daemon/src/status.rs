@@ -3,15 +3,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use cachemate_core::{
-    BadPlan, CpuId, CpuSet, Estimate, Event, Evidence, Item, Member, Pending, Profile, Reason, ReasonKind, ShareHeld,
-    TaskId, TaskSample, Topology, Units, WindowRecord,
+    ActiveShare, CounterEvent, CpuId, CpuSet, Estimate, PendingItem, PlanError, PlanItem, ProbeEvidence, Profile,
+    Reason, ReasonKind, ShareMember, TaskId, TaskSample, Topology, Units, WindowRecord,
 };
-use cachemate_linux::kernel::{Host, Kernel};
+use cachemate_linux::kernel::{Kernel, LinuxHost};
 use cachemate_linux::machine::LiveMachine;
-use cachemate_linux::safety::guardian::apart::ends_with;
+use cachemate_linux::safety::guardian::cgroup::ends_with;
 use cachemate_linux::sense::pressure::Pressure;
-use cachemate_linux::sense::sched_cache::{self, Placed, SchedCache};
-use cachemate_policy::work::{Work, works};
+use cachemate_linux::sense::sched_cache::{self, PlacedThread, SchedCacheStatus};
+use cachemate_policy::work_metric::{WorkMetric, metrics_of};
 use cachemate_report::level_text;
 use cachemate_report::text::printable;
 use serde::{Deserialize, Serialize};
@@ -29,7 +29,7 @@ pub fn thread_text(name: &str, tid: i32) -> String {
 
 /// Everything that a daemon tells of itself, as one JSON object.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
-pub struct Status {
+pub struct DaemonStatus {
     /// The daemon's version.
     pub version: String,
     /// The daemon's process id.
@@ -38,11 +38,13 @@ pub struct Status {
     pub guardian_pid: Option<u32>,
     /// It outlives the end of the daemon's control group; `None` = no guardian, or not known.
     #[serde(default)]
-    pub guardian_apart: Option<bool>,
+    #[serde(rename = "guardian_apart")]
+    pub guardian_isolated: Option<bool>,
     /// Its name.
     pub policy: String,
     /// False = observing only.
-    pub acts: bool,
+    #[serde(rename = "acts")]
+    pub acting: bool,
     /// Its path; `None` = there is none.
     pub config: Option<String>,
     /// Why the last reload did not take; the configuration before is in force.
@@ -89,12 +91,12 @@ pub struct Status {
     pub pressure: Pressure,
     /// The kernel's own cache-aware scheduling, as its files say.
     #[serde(default)]
-    pub kernel_cache_scheduling: SchedCache,
+    pub kernel_cache_scheduling: SchedCacheStatus,
     /// Where the plan's affinities work against it.
     #[serde(default)]
     pub kernel_conflicts: Vec<ConflictStatus>,
     /// Totals since the start.
-    pub counters: Totals,
+    pub counters: DaemonTotals,
 }
 
 /// A process whose affinities work against the kernel's own cache-aware scheduling.
@@ -103,12 +105,13 @@ pub struct ConflictStatus {
     /// The process.
     pub pid: i32,
     /// How, in a sentence.
-    pub said: String,
+    #[serde(rename = "said")]
+    pub detail: String,
 }
 
 /// Totals since the start.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
-pub struct Totals {
+pub struct DaemonTotals {
     /// Threads.
     pub tasks_seen: u64,
     /// That said something new.
@@ -149,7 +152,7 @@ pub struct CacheStatus {
 
 /// What a program does to its neighbors and they to it, as far as it was measured.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub enum Class {
+pub enum ContentionClass {
     /// Both.
     #[serde(rename = "aggressor and victim")]
     AggressorAndVictim,
@@ -170,16 +173,16 @@ pub enum Class {
     NoVictim,
 }
 
-impl Class {
+impl ContentionClass {
     /// In words that people use, as in the status's JSON.
     pub fn words(self) -> &'static str {
         match self {
-            Class::AggressorAndVictim => "aggressor and victim",
-            Class::Aggressor => "aggressor",
-            Class::Victim => "victim",
-            Class::Quiet => "quiet",
-            Class::NoAggressor => "no aggressor",
-            Class::NoVictim => "no victim",
+            ContentionClass::AggressorAndVictim => "aggressor and victim",
+            ContentionClass::Aggressor => "aggressor",
+            ContentionClass::Victim => "victim",
+            ContentionClass::Quiet => "quiet",
+            ContentionClass::NoAggressor => "no aggressor",
+            ContentionClass::NoVictim => "no victim",
         }
     }
 }
@@ -210,7 +213,7 @@ pub struct TaskStatus {
     /// Slowdown beside a full stream.
     pub sensitivity: Option<Estimate>,
     /// By intensity and sensitivity; `None` = neither was measured.
-    pub class: Option<Class>,
+    pub class: Option<ContentionClass>,
     /// Misses of its last-level cache, by counters.
     pub misses_per_kilo_instr: Option<f64>,
     /// Its curve of misses, as far as it is known: bytes of the last-level cache, misses for each thousand instructions.
@@ -321,9 +324,9 @@ struct Ids {
 #[derive(Default)]
 pub struct Watcher {
     /// As of the last record.
-    pub status: Status,
+    pub status: DaemonStatus,
     /// Work per second of each task alone, as a probe measured it, and what it counted.
-    alone: BTreeMap<TaskId, (Work, f64)>,
+    alone: BTreeMap<TaskId, (WorkMetric, f64)>,
     why: BTreeMap<TaskId, Vec<String>>,
     last_texts: Vec<String>,
     /// Threads that wait for a processor, since so long.
@@ -332,18 +335,19 @@ pub struct Watcher {
 
 impl Watcher {
     /// Takes in one turn of the loop.
-    pub fn see(
+    pub fn observe(
         &mut self,
         record: &WindowRecord,
-        machine: &LiveMachine<Host>,
+        machine: &LiveMachine<LinuxHost>,
         topology: &Topology,
         profiles: &BTreeMap<TaskId, Profile>,
     ) {
-        for answer in &record.seen.answers {
+        for answer in &record.observation.probe_results {
             self.status.counters.probes_answered += 1;
             self.status.counters.probe_cost_ns += answer.cost_ns.iter().map(|(_, ns)| ns).sum::<u64>();
-            if let Evidence::Beside { task, task_alone_rate: Some(rate), rate_of, .. } = answer.evidence {
-                self.alone.insert(task, (rate_of.map_or(Work::Reported, Work::StandIn), rate));
+            if let ProbeEvidence::NeighborSlowdown { task, task_alone_rate: Some(rate), rate_of, .. } = answer.evidence
+            {
+                self.alone.insert(task, (rate_of.map_or(WorkMetric::Reported, WorkMetric::Proxy), rate));
             }
         }
         let names = self.names(record, machine);
@@ -353,74 +357,75 @@ impl Watcher {
             .iter()
             .map(|task| (task.task, Ids { pid: task.pid, tid: task.thread.tid, last_cpu: task.last_cpu }))
             .collect();
-        let seen = record.seen.tasks.iter().filter(|task| !task.exited);
+        let seen = record.observation.tasks.iter().filter(|task| !task.exited);
         self.status.tasks =
             seen.filter_map(|task| Some(self.task(task, *ids.get(&task.task)?, record, topology, profiles))).collect();
-        let newest = record.seen.tasks.iter().map(|task| u64::from(task.task.0) + 1).max();
+        let newest = record.observation.tasks.iter().map(|task| u64::from(task.task.0) + 1).max();
         self.status.counters.tasks_seen = self.status.counters.tasks_seen.max(newest.unwrap_or(0));
         self.status.counters.refusals += record.applied.refused.len() as u64;
         self.alone.retain(|task, _| ids.contains_key(task));
         self.why.retain(|task, _| ids.contains_key(task));
         self.status.caches = caches(topology, &self.status.tasks, record);
-        self.status.windows = record.seen.window + 1;
+        self.status.windows = record.observation.window + 1;
         self.status.refused_plan = None;
-        self.status.window_ns = record.seen.span.elapsed_ns;
-        self.see_guardian(machine.guardian_pid());
-        self.see_waits(record);
-        self.see_kernel(&Host::new("/"), topology);
-        self.status.cpu_ns = LiveMachine::<Host>::own_cpu_ns();
-        let said = |refused: &cachemate_core::Refused| format!("{:?}: {}", refused.item, printable(&refused.said));
-        self.status.refused = record.applied.refused.iter().take(20).map(said).collect();
-        self.status.overridden = record.applied.overridden.iter().map(|item| format!("{item:?}")).collect();
+        self.status.window_ns = record.observation.span.elapsed_ns;
+        self.observe_guardian(machine.guardian_pid());
+        self.observe_waits(record);
+        self.observe_kernel(&LinuxHost::new("/"), topology);
+        self.status.cpu_ns = LiveMachine::<LinuxHost>::own_cpu_ns();
+        let refusal_text =
+            |refused: &cachemate_core::RefusedItem| format!("{:?}: {}", refused.item, printable(&refused.message));
+        self.status.refused = record.applied.refused.iter().take(20).map(refusal_text).collect();
+        self.status.overridden = record.applied.overridden_by_others.iter().map(|item| format!("{item:?}")).collect();
         let confined = machine.confined().iter();
         self.status.confined = confined
             .map(|group| ConfinedStatus { cgroup: group.cgroup.clone(), cpus: group.cpus.to_string() })
             .collect();
         self.status.gangs = record.applied.gangs.iter().map(gang).collect();
         let shares = record.applied.shares.iter();
-        self.status.shares = shares.map(|held| share(held, &record.seen.tasks, machine)).collect();
+        self.status.shares = shares.map(|held| share(held, &record.observation.tasks, machine)).collect();
         self.status.pending = record.applied.pending.iter().map(pending).collect();
     }
 
     /// The kernel's cache-aware scheduling beside what the plan asks for.
-    fn see_kernel(&mut self, kernel: &dyn Kernel, topology: &Topology) {
+    fn observe_kernel(&mut self, kernel: &dyn Kernel, topology: &Topology) {
         let state = sched_cache::read(kernel);
-        let placed = |task: &TaskStatus| Placed {
+        let placed = |task: &TaskStatus| PlacedThread {
             pid: task.pid,
             allowed: task.allowed.as_ref().and_then(|cpus| cpus.parse().ok()),
         };
-        let threads: Vec<Placed> = self.status.tasks.iter().map(placed).collect();
+        let threads: Vec<PlacedThread> = self.status.tasks.iter().map(placed).collect();
         let pids: BTreeSet<i32> = threads.iter().map(|thread| thread.pid).collect();
-        let told = |pid: i32| {
-            let said = sched_cache::conflicts(&state, topology, pid, &threads);
-            said.into_iter().map(move |said| ConflictStatus { pid, said })
+        let conflict_of = |pid: i32| {
+            let detail = sched_cache::conflicts(&state, topology, pid, &threads);
+            detail.into_iter().map(move |said| ConflictStatus { pid, detail: said })
         };
         self.status.kernel_conflicts =
-            if state.gathers() { pids.into_iter().flat_map(told).collect() } else { Vec::new() };
+            if state.aggregates() { pids.into_iter().flat_map(conflict_of).collect() } else { Vec::new() };
         self.status.kernel_cache_scheduling = state;
     }
 
-    fn see_guardian(&mut self, pid: Option<u32>) {
-        if self.status.guardian_pid != pid || self.status.guardian_apart.is_none() {
+    fn observe_guardian(&mut self, pid: Option<u32>) {
+        if self.status.guardian_pid != pid || self.status.guardian_isolated.is_none() {
             let own = std::process::id() as i32;
-            let together = pid.and_then(|pid| ends_with(&Host::new("/"), own, i32::try_from(pid).ok()?));
-            self.status.guardian_apart = together.map(|together| !together);
+            let together = pid.and_then(|pid| ends_with(&LinuxHost::new("/"), own, i32::try_from(pid).ok()?));
+            self.status.guardian_isolated = together.map(|together| !together);
         }
         self.status.guardian_pid = pid;
     }
 
     /// The kernel adds a wait to a thread's account when it ends: the most that was added between two looks is at least the
     /// longest. One that goes on is told by a thread that is runnable and did not run.
-    fn see_waits(&mut self, record: &WindowRecord) {
+    fn observe_waits(&mut self, record: &WindowRecord) {
         let mut waiting = BTreeMap::new();
-        for task in record.seen.tasks.iter().filter(|task| !task.exited) {
+        for task in record.observation.tasks.iter().filter(|task| !task.exited) {
             let ran = task.ran();
             let before = self.waiting_ns.get(&task.task).copied().unwrap_or(0);
-            let going_on = if task.cpu.is_some() && !ran { before + record.seen.span.elapsed_ns } else { 0 };
+            let going_on = if task.cpu.is_some() && !ran { before + record.observation.span.elapsed_ns } else { 0 };
             if going_on > 0 {
                 waiting.insert(task.task, going_on);
             }
-            let longest = task.runnable_wait_ns.into_iter().chain((going_on > 0).then_some(going_on)).max();
+            let longest = task.run_queue_wait_ns.into_iter().chain((going_on > 0).then_some(going_on)).max();
             self.status.counters.longest_wait_ns = self.status.counters.longest_wait_ns.max(longest);
         }
         self.waiting_ns = waiting;
@@ -428,18 +433,18 @@ impl Watcher {
 
     /// A plan that no machine may be told: it is not carried out, and the one before stays in force. True = it has not been
     /// told yet.
-    pub fn refuse_plan(&mut self, window: u64, bad: &BadPlan) -> bool {
-        let said = format!("the policy's plan: {bad}");
-        let new = self.status.refused_plan.as_ref() != Some(&said);
-        self.status.refused_plan = Some(said);
+    pub fn refuse_plan(&mut self, window: u64, bad: &PlanError) -> bool {
+        let message = format!("the policy's plan: {bad}");
+        let new = self.status.refused_plan.as_ref() != Some(&message);
+        self.status.refused_plan = Some(message);
         self.status.counters.refused_plans += 1;
         self.status.windows = window + 1;
         new
     }
 
-    fn names(&self, record: &WindowRecord, machine: &LiveMachine<Host>) -> BTreeMap<TaskId, String> {
+    fn names(&self, record: &WindowRecord, machine: &LiveMachine<LinuxHost>) -> BTreeMap<TaskId, String> {
         let mut names: BTreeMap<TaskId, String> =
-            record.seen.tasks.iter().map(|task| (task.task, printable(&task.name))).collect();
+            record.observation.tasks.iter().map(|task| (task.task, printable(&task.name))).collect();
         for task in machine.managed() {
             names.insert(task.task, thread_text(&task.name, task.thread.tid));
         }
@@ -448,23 +453,23 @@ impl Watcher {
 
     /// A decision that says the same as the one before is not told again.
     fn remember(&mut self, record: &WindowRecord, names: &BTreeMap<TaskId, String>) {
-        let told: Vec<(String, &Reason)> =
-            record.decision.why.iter().map(|reason| (in_words(reason, names), reason)).collect();
-        let texts: Vec<String> = told.iter().map(|(text, _)| text.clone()).collect();
-        if told.is_empty() || texts == self.last_texts {
+        let reason_texts: Vec<(String, &Reason)> =
+            record.decision.reasons.iter().map(|reason| (in_words(reason, names), reason)).collect();
+        let texts: Vec<String> = reason_texts.iter().map(|(text, _)| text.clone()).collect();
+        if reason_texts.is_empty() || texts == self.last_texts {
             return;
         }
         self.why.clear();
-        for (text, reason) in &told {
+        for (text, reason) in &reason_texts {
             for task in &reason.tasks {
                 self.why.entry(*task).or_default().push(text.clone());
             }
             if !self.last_texts.contains(text) {
                 self.status.counters.decisions += 1;
-                let rolled_back = matches!(reason.kind, ReasonKind::RolledBack | ReasonKind::KeptOut);
+                let rolled_back = matches!(reason.kind, ReasonKind::RolledBack | ReasonKind::CoolingDown);
                 self.status.counters.rolled_back += u64::from(rolled_back);
                 let decision = DecisionStatus {
-                    window: record.seen.window,
+                    window: record.observation.window,
                     tasks: reason.tasks.iter().map(|task| task.0).collect(),
                     why: text.clone(),
                     numbers: reason.numbers.clone(),
@@ -485,23 +490,24 @@ impl Watcher {
         profiles: &BTreeMap<TaskId, Profile>,
     ) -> TaskStatus {
         let profile = profiles.get(&task.task).cloned().unwrap_or_default();
-        let seconds = record.seen.span.elapsed_ns as f64 / 1e9;
+        let seconds = record.observation.span.elapsed_ns as f64 / 1e9;
         let ran_ns = task.ran_ns();
         let cpu = task.cpu.or(ids.last_cpu);
         let cache = topology.caches.iter().find(|c| c.last_level && cpu.is_some_and(|cpu| c.cpus.contains(cpu.0)));
         let rate = |event| task.counts.get(event);
-        let instructions = rate(Event::Instructions).filter(|n| *n > 0.0);
-        let instr_per_cycle = instructions.zip(rate(Event::Cycles)).filter(|(_, c)| *c > 0.0).map(|(i, c)| i / c);
-        let misses = cache.and_then(|cache| rate(Event::Misses(cache.level)));
-        let elapsed_ns = record.seen.span.elapsed_ns;
-        let work = works(task, elapsed_ns).next();
+        let instructions = rate(CounterEvent::Instructions).filter(|n| *n > 0.0);
+        let instr_per_cycle =
+            instructions.zip(rate(CounterEvent::Cycles)).filter(|(_, c)| *c > 0.0).map(|(i, c)| i / c);
+        let misses = cache.and_then(|cache| rate(CounterEvent::Misses(cache.level)));
+        let elapsed_ns = record.observation.span.elapsed_ns;
+        let work = metrics_of(task, elapsed_ns).next();
         let expected = record.forecast.tasks.get(&task.task).and_then(|said| said.degradation);
         TaskStatus {
             task: task.task.0,
             pid: ids.pid,
             tid: ids.tid,
             name: task.name.clone(),
-            fixed: task.fixed,
+            fixed: task.unmovable,
             cpu: cpu.map(|cpu| cpu.0),
             cache: cache.map(|cache| cache.id.0),
             allowed: record.applied.affinity.get(&task.task).map(CpuSet::to_string),
@@ -516,8 +522,8 @@ impl Watcher {
             measured_degradation: self.measured(task, elapsed_ns, &profile, instr_per_cycle),
             progress_per_second: work.filter(|_| seconds > 0.0).map(|(_, count)| count / seconds),
             progress_of: work.map(|(work, _)| work.words().to_string()),
-            degradation_at_most: task.goal.and_then(|goal| goal.degradation_at_most),
-            rate_at_least: task.goal.and_then(|goal| goal.rate_at_least),
+            degradation_at_most: task.goal.and_then(|goal| goal.max_slowdown),
+            rate_at_least: task.goal.and_then(|goal| goal.min_rate),
             why: self.why.get(&task.task).cloned().unwrap_or_default(),
         }
     }
@@ -532,7 +538,7 @@ impl Watcher {
     ) -> Option<f64> {
         let ran_ns = task.ran_ns();
         let by_work = self.alone.get(&task.task).filter(|_| ran_ns > 0).and_then(|(unit, alone)| {
-            let (_, count) = works(task, elapsed_ns).find(|(work, _)| work == unit)?;
+            let (_, count) = metrics_of(task, elapsed_ns).find(|(work, _)| work == unit)?;
             Some(alone * ran_ns as f64 / 1e9 / count - 1.0)
         });
         let solo = profile.rates.solo_instr_per_cycle.map(|solo| solo.value);
@@ -549,14 +555,14 @@ fn gang(schedule: &cachemate_core::GangSchedule) -> GangStatus {
     }
 }
 
-fn share(held: &ShareHeld, tasks: &[TaskSample], machine: &LiveMachine<Host>) -> ShareStatus {
+fn share(held: &ActiveShare, tasks: &[TaskSample], machine: &LiveMachine<LinuxHost>) -> ShareStatus {
     let (ways, colors) = match &held.share.units {
         Units::Ways { mask } => (Some(mask.to_string()), None),
         Units::Colors { allowed, .. } => (None, Some(allowed.to_string())),
     };
     let members = &held.share.members;
     let is_member = |task: &&TaskSample| {
-        members.contains(&Member::Task(task.task)) || members.contains(&Member::Process(task.process))
+        members.contains(&ShareMember::Task(task.task)) || members.contains(&ShareMember::Process(task.process))
     };
     ShareStatus {
         group: held.share.group.0,
@@ -566,14 +572,14 @@ fn share(held: &ShareHeld, tasks: &[TaskSample], machine: &LiveMachine<Host>) ->
         colors,
         tasks: tasks.iter().filter(is_member).map(|task| task.task.0).collect(),
         occupancy_bytes: held.occupancy_bytes,
-        pages_inside: held.pages_inside,
+        pages_inside: held.pages_in_share,
         fallback_pages: held.fallback_pages,
     }
 }
 
-fn pending(pending: &Pending) -> PendingStatus {
+fn pending(pending: &PendingItem) -> PendingStatus {
     let (group, cache) = match pending.item {
-        Item::Share(group, cache) => (Some(group.0), Some(cache.0)),
+        PlanItem::Share(group, cache) => (Some(group.0), Some(cache.0)),
         _ => (None, None),
     };
     PendingStatus { group, cache, done: pending.done, total: pending.total }
@@ -588,17 +594,17 @@ fn in_words(reason: &Reason, names: &BTreeMap<TaskId, String>) -> String {
 }
 
 /// `None` where nothing was measured.
-fn class(profile: &Profile) -> Option<Class> {
+fn class(profile: &Profile) -> Option<ContentionClass> {
     let aggressor = profile.contention.intensity.map(|intensity| intensity.value >= AGGRESSOR_FROM);
     let victim = profile.contention.sensitivity.map(|sensitivity| sensitivity.value >= VICTIM_FROM);
     let class = match (aggressor, victim) {
         (None, None) => return None,
-        (Some(true), Some(true)) => Class::AggressorAndVictim,
-        (Some(true), _) => Class::Aggressor,
-        (_, Some(true)) => Class::Victim,
-        (Some(false), Some(false)) => Class::Quiet,
-        (Some(false), None) => Class::NoAggressor,
-        (None, Some(false)) => Class::NoVictim,
+        (Some(true), Some(true)) => ContentionClass::AggressorAndVictim,
+        (Some(true), _) => ContentionClass::Aggressor,
+        (_, Some(true)) => ContentionClass::Victim,
+        (Some(false), Some(false)) => ContentionClass::Quiet,
+        (Some(false), None) => ContentionClass::NoAggressor,
+        (None, Some(false)) => ContentionClass::NoVictim,
     };
     Some(class)
 }

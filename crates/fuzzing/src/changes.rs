@@ -42,13 +42,13 @@ const NESTING_AT_MOST: u64 = 4_000;
 pub fn change(generator: &mut SplitMix64, seed: &[u8], other: &[u8], at_most: usize) -> Vec<u8> {
     let mut bytes = seed.to_vec();
     for _ in 0..=generator.below(CHANGES_AT_MOST) {
-        once(generator, &mut bytes, other);
+        mutate_once(generator, &mut bytes, other);
         bytes.truncate(at_most);
     }
     bytes
 }
 
-fn once(generator: &mut SplitMix64, bytes: &mut Vec<u8>, other: &[u8]) {
+fn mutate_once(generator: &mut SplitMix64, bytes: &mut Vec<u8>, other: &[u8]) {
     let at = place(generator, bytes.len() + 1);
     let odd = ODD[place(generator, ODD.len())].as_bytes();
     match generator.below(9) {

@@ -8,17 +8,17 @@ use std::path::{Component, Path, PathBuf};
 use std::time::Duration;
 
 use cachemate_core::CpuSet;
-use cachemate_linux::kernel::scheduling::Scheduling;
+use cachemate_linux::kernel::scheduling::SchedParams;
 use cachemate_linux::kernel::{DirLock, Kernel};
 
 const FILES_AT_MOST: usize = 512;
 
 /// A host that is told by an input: its files, and nothing else.
-pub struct Told {
+pub struct InputHost {
     files: RefCell<BTreeMap<PathBuf, String>>,
 }
 
-impl Told {
+impl InputHost {
     /// Files out of a text: `==> PATH <==` begins one, as `head` prints several.
     pub fn new(bytes: &[u8]) -> Self {
         let text = String::from_utf8_lossy(bytes);
@@ -36,7 +36,7 @@ impl Told {
                 }
             }
         }
-        Told { files: RefCell::new(files) }
+        InputHost { files: RefCell::new(files) }
     }
 
     /// Writes all files below a folder, as far as a file system has room for such names.
@@ -61,7 +61,7 @@ fn not_found() -> io::Error {
     io::ErrorKind::NotFound.into()
 }
 
-impl Kernel for Told {
+impl Kernel for InputHost {
     fn read(&self, path: &Path) -> io::Result<String> {
         self.files.borrow().get(path).cloned().ok_or_else(not_found)
     }
@@ -94,7 +94,7 @@ impl Kernel for Told {
     fn set_nice(&self, _: i32, _: i32) -> io::Result<()> {
         Ok(())
     }
-    fn set_scheduling(&self, _: i32, _: &Scheduling) -> io::Result<()> {
+    fn set_scheduling(&self, _: i32, _: &SchedParams) -> io::Result<()> {
         Ok(())
     }
 }

@@ -15,5 +15,5 @@ mod memory;
 mod targets;
 
 pub use changes::change;
-pub use memory::Counting;
-pub use targets::{INPUT_BYTES_AT_MOST, TARGETS, Target, corpus, target};
+pub use memory::CountingAllocator;
+pub use targets::{FuzzTarget, INPUT_BYTES_AT_MOST, TARGETS, corpus, target};

@@ -4,17 +4,17 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// The system's allocator, with the bytes in use and the most there ever were.
-pub struct Counting {
+pub struct CountingAllocator {
     now_bytes: AtomicUsize,
     peak_bytes: AtomicUsize,
     /// More than this in one piece is refused, as a host refuses it that has no more.
     piece_at_most_bytes: usize,
 }
 
-impl Counting {
+impl CountingAllocator {
     /// An allocator that has counted nothing yet.
     pub const fn new(piece_at_most_bytes: usize) -> Self {
-        Counting { now_bytes: AtomicUsize::new(0), peak_bytes: AtomicUsize::new(0), piece_at_most_bytes }
+        CountingAllocator { now_bytes: AtomicUsize::new(0), peak_bytes: AtomicUsize::new(0), piece_at_most_bytes }
     }
 
     /// Forgets the peak so far; answers with the bytes in use.
@@ -24,7 +24,7 @@ impl Counting {
         now
     }
 
-    /// The most bytes in use since [`Counting::start`].
+    /// The most bytes in use since [`CountingAllocator::start`].
     pub fn peak_bytes(&self) -> usize {
         self.peak_bytes.load(Ordering::Relaxed)
     }
@@ -36,7 +36,7 @@ impl Counting {
 }
 
 // SAFETY: every call goes to the system's allocator as it came, or is answered with null, which an allocator may always do.
-unsafe impl GlobalAlloc for Counting {
+unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         if layout.size() > self.piece_at_most_bytes {
             return std::ptr::null_mut();

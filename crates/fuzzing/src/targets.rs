@@ -3,11 +3,11 @@
 use std::io::{self, Cursor, Read};
 use std::path::{Path, PathBuf};
 
-use cachemate_linux::act::colors::agents::Agent;
-use cachemate_linux::act::colors::map::Map;
+use cachemate_linux::act::colors::agents::AgentReport;
+use cachemate_linux::act::colors::map::ColorMap;
 use cachemate_linux::act::cpusets;
 use cachemate_linux::act::resctrl::{self, Schemata};
-use cachemate_linux::act::rules::{Action, Rule};
+use cachemate_linux::act::rules::{ManageAction, ManageRule};
 use cachemate_linux::kernel::Kernel;
 use cachemate_linux::safety::journal;
 use cachemate_linux::safety::object_state;
@@ -18,14 +18,14 @@ use cachemate_linux::sense::tasks;
 use cachemate_linux::sense::topology;
 use cachemate_trace::{CmtReader, Format, ProfileFile, RunLogReader, TraceReader, open_input};
 
-use crate::host::Told;
+use crate::host::InputHost;
 
 /// Longer inputs are cut: no reader here keeps more of its input than it has read.
 pub const INPUT_BYTES_AT_MOST: usize = 64 << 10;
 const MIB: usize = 1 << 20;
 
 /// One reader.
-pub struct Target {
+pub struct FuzzTarget {
     /// Name in commands, and of its folder in the corpus.
     pub name: &'static str,
     /// Reads an input and drops what it read.
@@ -36,12 +36,12 @@ pub struct Target {
     pub beside: &'static str,
 }
 
-const fn stated(name: &'static str, memory_at_most_mib: usize, run: fn(&[u8]), beside: &'static str) -> Target {
-    Target { name, run, memory_at_most_bytes: memory_at_most_mib * MIB, beside }
+const fn stated(name: &'static str, memory_at_most_mib: usize, run: fn(&[u8]), beside: &'static str) -> FuzzTarget {
+    FuzzTarget { name, run, memory_at_most_bytes: memory_at_most_mib * MIB, beside }
 }
 
 /// Every reader of foreign input.
-pub const TARGETS: &[Target] = &[
+pub const TARGETS: &[FuzzTarget] = &[
     stated("trace", 32, trace, ""),
     stated("profile", 32, profile, ""),
     stated("run-log", 32, run_log, ""),
@@ -58,7 +58,7 @@ pub const TARGETS: &[Target] = &[
 ];
 
 /// The target of this name.
-pub fn target(name: &str) -> Option<&'static Target> {
+pub fn target(name: &str) -> Option<&'static FuzzTarget> {
     TARGETS.iter().find(|target| target.name == name)
 }
 
@@ -66,7 +66,7 @@ pub fn target(name: &str) -> Option<&'static Target> {
 ///
 /// # Errors
 /// A file of them cannot be read.
-pub fn corpus(target: &Target) -> io::Result<Vec<Vec<u8>>> {
+pub fn corpus(target: &FuzzTarget) -> io::Result<Vec<Vec<u8>>> {
     let own = Path::new(env!("CARGO_MANIFEST_DIR"));
     let folder = own.join("corpus").join(target.name);
     let mut files = if folder.exists() { files_of(&folder)? } else { Vec::new() };
@@ -167,7 +167,7 @@ fn journal_lines(bytes: &[u8]) {
         format!("{:016x} {said}\n", xxhash_rust::xxh3::xxh3_64(said.as_bytes()))
     });
     let Ok(found) = journal::read(path, summed.collect::<String>().as_bytes()) else { return };
-    let nothing = Told::new(b"");
+    let nothing = InputHost::new(b"");
     for (object, held) in &found.held {
         object_state::read_state(&nothing, object).ok();
         object_state::write_state(&nothing, object, &held.original).ok();
@@ -177,30 +177,30 @@ fn journal_lines(bytes: &[u8]) {
 
 /// A made-up `/proc` and sysfs, seen twice as the daemon sees it in each window.
 fn host(bytes: &[u8]) {
-    let told = Told::new(bytes);
+    let fuzzed_host = InputHost::new(bytes);
     let rules = [
-        Rule { command: Some("a*b?*".into()), action: Action::Observe, ..Rule::default() },
-        Rule { cgroup: Some("/a".into()), user: Some(5), pid: Some(5), ..Rule::default() },
-        Rule { action: Action::Manage(None), ..Rule::default() },
+        ManageRule { command: Some("a*b?*".into()), action: ManageAction::Observe, ..ManageRule::default() },
+        ManageRule { cgroup: Some("/a".into()), user: Some(5), pid: Some(5), ..ManageRule::default() },
+        ManageRule { action: ManageAction::Manage(None), ..ManageRule::default() },
     ];
-    let mut all = tasks::Tasks::new(true);
+    let mut all = tasks::TaskTable::new(true);
     for now_ns in 0..2 {
-        all.forget_reused(&told);
-        all.look(&told, &rules, now_ns).ok();
+        all.forget_reused(&fuzzed_host);
+        all.refresh(&fuzzed_host, &rules, now_ns).ok();
     }
     for task in all.all() {
-        told.affinity(task.thread.tid).ok();
-        told.scheduling(task.thread.tid).ok();
+        fuzzed_host.affinity(task.thread.tid).ok();
+        fuzzed_host.scheduling(task.thread.tid).ok();
     }
-    told.ticks_since_boot().ok();
-    pressure::read(&told);
-    sampling::find(&told).ok();
-    if let Some(cpusets) = cpusets::find(&told) {
+    fuzzed_host.ticks_since_boot().ok();
+    pressure::read(&fuzzed_host);
+    sampling::find(&fuzzed_host).ok();
+    if let Some(cpusets) = cpusets::find(&fuzzed_host) {
         cpusets.file("/a/b").ok();
     }
     let cpus = cachemate_core::Topology::default();
     let host = topology::HostTopology { topology: cpus, kernel_cache_ids: Vec::new(), warnings: Vec::new() };
-    if let Ok(resctrl) = resctrl::find(&told, &host) {
+    if let Ok(resctrl) = resctrl::find(&fuzzed_host, &host) {
         resctrl.partitions();
     }
 }
@@ -210,10 +210,10 @@ fn sysfs_topology(bytes: &[u8]) {
     let Ok(folder) = tempfile::tempdir_in(if Path::new("/dev/shm").is_dir() { "/dev/shm" } else { "." }) else {
         return;
     };
-    let told = Told::new(bytes);
-    told.write_below(folder.path());
+    let fuzzed_host = InputHost::new(bytes);
+    fuzzed_host.write_below(folder.path());
     if let Ok(host) = topology::read_topology(folder.path())
-        && let Ok(resctrl) = resctrl::find(&told, &host)
+        && let Ok(resctrl) = resctrl::find(&fuzzed_host, &host)
     {
         resctrl.partitions();
         resctrl.ways_in_words().ok();
@@ -225,20 +225,20 @@ fn texts(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     events::Processor::parse(&text);
     Schemata::parse(&text).ok();
-    if let Ok(map) = Map::parse(&text) {
+    if let Ok(map) = ColorMap::parse(&text) {
         map.known().count();
     }
     text.parse::<cachemate_core::CpuSet>().ok();
     // A torn status is read again for a while: only whole ones and refusals go through here.
     if text.starts_with("refused ") || text.starts_with("turn ") && text.trim_end().ends_with(" 1") {
-        let told = Told::new(format!("==> /a/status <==\n{text}").as_bytes());
-        Agent::read(&told, Path::new("/a")).ok();
+        let host = InputHost::new(format!("==> /a/status <==\n{text}").as_bytes());
+        AgentReport::read(&host, Path::new("/a")).ok();
     }
 }
 
 /// A ring of sampled accesses as the kernel writes it.
 fn samples(bytes: &[u8]) {
-    let mut read = records::Read::default();
+    let mut read = records::RingContents::default();
     let (tail, head) = (bytes.len() as u64 / 3, bytes.len() as u64);
     records::parse(&records::unrolled(bytes, tail, head), &mut read);
     records::parse(bytes, &mut read);

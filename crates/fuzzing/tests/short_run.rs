@@ -8,28 +8,28 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use cachemate_core::SplitMix64;
-use cachemate_fuzzing::{Counting, INPUT_BYTES_AT_MOST, TARGETS, Target, change, corpus};
+use cachemate_fuzzing::{CountingAllocator, FuzzTarget, INPUT_BYTES_AT_MOST, TARGETS, change, corpus};
 
 const CHANGED: u64 = 1_500;
 /// No input is worth more time; nothing is expected to come near.
 const HANGS_AFTER: Duration = Duration::from_secs(60);
 
 #[global_allocator]
-static MEMORY: Counting = Counting::new(1 << 30);
+static MEMORY: CountingAllocator = CountingAllocator::new(1 << 30);
 
 fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok()?.parse().ok()
 }
 
 /// Ends the program, with the input, if one takes for ever.
-struct Watched {
+struct Watchdog {
     done: Arc<AtomicU64>,
     input: Arc<Mutex<(&'static str, Vec<u8>)>>,
 }
 
-impl Watched {
+impl Watchdog {
     fn begin() -> Self {
-        let watched = Watched { done: Arc::default(), input: Arc::default() };
+        let watched = Watchdog { done: Arc::default(), input: Arc::default() };
         let (done, input) = (Arc::clone(&watched.done), Arc::clone(&watched.input));
         std::thread::spawn(move || {
             let (mut last, mut since) = (0, Instant::now());
@@ -49,7 +49,7 @@ impl Watched {
     }
 
     /// Runs a target on one input; answers with the most memory it had.
-    fn run(&self, target: &'static Target, bytes: &[u8]) -> usize {
+    fn run(&self, target: &'static FuzzTarget, bytes: &[u8]) -> usize {
         {
             let mut input = self.input.lock().unwrap();
             input.0 = target.name;
@@ -77,7 +77,7 @@ impl Watched {
 #[test]
 fn no_input_harms_a_reader() {
     let seconds = number("CACHEMATE_FUZZ_SECONDS");
-    let watched = Watched::begin();
+    let watched = Watchdog::begin();
     for (at, target) in TARGETS.iter().enumerate() {
         let corpus = corpus(target).unwrap();
         assert!(!corpus.is_empty(), "{}: no corpus", target.name);

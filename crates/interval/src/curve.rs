@@ -8,8 +8,8 @@
 //! concave where the curve falls, and never above the capacity.
 
 use crate::memory::Prefetch;
-use crate::program::{Phase, Point};
-use crate::stack::Distances;
+use crate::program::{ProgramPhase, SizePoint};
+use crate::synthetic_trace::DistanceDistribution;
 
 /// Steps of the capacity in a table.
 pub const STEPS: usize = 64;
@@ -18,7 +18,7 @@ const NODES: usize = STEPS + 1;
 /// Rates at one size. Lines are of the contended cache.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 #[repr(C)]
-pub struct Rates {
+pub struct SizeRates {
     pub cycles_per_instr: f32,
     pub stall_per_instr: f32,
     /// Demand misses.
@@ -42,10 +42,10 @@ const NO_FILLS: f64 = 1e-12;
 
 /// The tables of all phases of all programs, one after the other.
 #[derive(Clone, Debug, Default)]
-pub struct Curves {
-    aided: Vec<Rates>,
+pub struct PhaseCurves {
+    aided: Vec<SizeRates>,
     /// Prefetchers off; the same as `aided` where that was not measured.
-    unaided: Vec<Rates>,
+    unaided: Vec<SizeRates>,
     lines_per_step: f32,
     steps_per_line: f32,
     throttles: Vec<bool>,
@@ -55,11 +55,11 @@ pub struct Curves {
     footprint_lines: Vec<f32>,
 }
 
-impl Curves {
+impl PhaseCurves {
     /// Tables over a cache of so many lines.
     pub fn new(capacity_lines: f64) -> Self {
         let lines_per_step = (capacity_lines / STEPS as f64) as f32;
-        Curves { lines_per_step, steps_per_line: 1.0 / lines_per_step, ..Curves::default() }
+        PhaseCurves { lines_per_step, steps_per_line: 1.0 / lines_per_step, ..PhaseCurves::default() }
     }
 
     pub fn capacity_lines(&self) -> f32 {
@@ -67,12 +67,12 @@ impl Curves {
     }
 
     /// Adds a checked phase; its number.
-    pub fn add(&mut self, phase: &Phase, line_bytes: f64, latency_cycles: f64) -> u32 {
+    pub fn add(&mut self, phase: &ProgramPhase, line_bytes: f64, latency_cycles: f64) -> u32 {
         let step = f64::from(self.lines_per_step);
-        let joined = Joined::new(phase, latency_cycles);
+        let joined = JoinedCurve::new(phase, latency_cycles);
         let footprint = phase.footprint_bytes.map_or(f64::INFINITY, |bytes| bytes / line_bytes);
-        let table = |unaided: bool| -> Vec<Rates> {
-            let mut nodes: Vec<Rates> =
+        let table = |unaided: bool| -> Vec<SizeRates> {
+            let mut nodes: Vec<SizeRates> =
                 (0..NODES).map(|at| joined.at(at as f64 * step * line_bytes, unaided)).collect();
             grow(&mut nodes, step, footprint);
             nodes
@@ -81,18 +81,18 @@ impl Curves {
         self.aided.extend(table(false));
         self.unaided.extend(table(true));
         self.footprint_lines.push(footprint.min(f64::from(self.capacity_lines())) as f32);
-        let unaided = phase.points.iter().filter_map(|point| point.unaided);
+        let unaided = phase.points.iter().filter_map(|point| point.without_prefetch);
         let (stall, fills) = unaided.fold((0.0, 0.0), |(stall, fills), bare| {
             (stall + bare.memory_stall_cycles_per_instr, fills + bare.demand_fills_per_instr)
         });
         self.miss_price.push(if fills > NO_FILLS { (stall / fills) as f32 } else { latency_cycles as f32 });
-        self.throttles.push(phase.points.iter().any(|point| point.unaided.is_some()));
+        self.throttles.push(phase.points.iter().any(|point| point.without_prefetch.is_some()));
         number
     }
 
     /// Rates with so many lines in the cache, with a share of its prefetches dropped.
     #[inline]
-    pub fn rates(&self, curve: u32, lines: f32, dropped: f32) -> Rates {
+    pub fn rates(&self, curve: u32, lines: f32, dropped: f32) -> SizeRates {
         let first = curve as usize * NODES;
         // Who holds its whole footprint misses what it misses in a whole cache.
         let whole = lines >= ALL_OF_IT * self.footprint_lines[curve as usize];
@@ -114,7 +114,7 @@ impl Curves {
     /// What of the stall is for demand misses: each costs what one costs without prefetchers. The rest is for prefetched
     /// lines that come late.
     #[inline]
-    pub fn demand_stall_per_instr(&self, curve: u32, rates: &Rates) -> f32 {
+    pub fn demand_stall_per_instr(&self, curve: u32, rates: &SizeRates) -> f32 {
         if !self.throttles[curve as usize] {
             return rates.stall_per_instr;
         }
@@ -128,7 +128,7 @@ impl Curves {
     }
 
     #[inline]
-    fn between(&self, nodes: &[Rates], lines: f32) -> Rates {
+    fn between(&self, nodes: &[SizeRates], lines: f32) -> SizeRates {
         let place = (lines * self.steps_per_line).clamp(0.0, STEPS as f32);
         let low = (place as usize).min(STEPS - 1);
         mixed(&nodes[low], &nodes[low + 1], place - low as f32)
@@ -170,15 +170,15 @@ impl Curves {
     }
 
     /// Shares of a phase's references that hit within so many lines of the LRU stack.
-    pub fn distances(&self, curve: u32) -> Distances {
+    pub fn distances(&self, curve: u32) -> DistanceDistribution {
         let nodes = &self.aided[curve as usize * NODES..(curve as usize + 1) * NODES];
         let all = nodes[0].demand_per_instr.max(f32::MIN_POSITIVE);
         let mut best = 0.0f32;
-        let bound = |(at, node): (usize, &Rates)| {
+        let bound = |(at, node): (usize, &SizeRates)| {
             best = best.max(1.0 - node.demand_per_instr / all);
             (self.lines_per_step * at as f32, best)
         };
-        Distances { up_to: nodes.iter().enumerate().map(bound).skip(1).collect() }
+        DistanceDistribution { up_to: nodes.iter().enumerate().map(bound).skip(1).collect() }
     }
 
     /// Own instructions in which so many lines are touched: the other way round.
@@ -189,9 +189,9 @@ impl Curves {
 }
 
 #[inline]
-fn mixed(low: &Rates, high: &Rates, share: f32) -> Rates {
+fn mixed(low: &SizeRates, high: &SizeRates, share: f32) -> SizeRates {
     let mix = |low: f32, high: f32| low + share * (high - low);
-    Rates {
+    SizeRates {
         cycles_per_instr: mix(low.cycles_per_instr, high.cycles_per_instr),
         stall_per_instr: mix(low.stall_per_instr, high.stall_per_instr),
         demand_per_instr: mix(low.demand_per_instr, high.demand_per_instr),
@@ -203,7 +203,7 @@ fn mixed(low: &Rates, high: &Rates, share: f32) -> Rates {
 }
 
 /// Fills in the windows: the integral over sizes, each step by its mean rate of fills.
-fn grow(nodes: &mut [Rates], lines_per_step: f64, footprint_lines: f64) {
+fn grow(nodes: &mut [SizeRates], lines_per_step: f64, footprint_lines: f64) {
     let mut window = 0.0f64;
     for at in 1..nodes.len() {
         let fills = 0.5 * (f64::from(nodes[at - 1].fills_per_instr) + f64::from(nodes[at].fills_per_instr));
@@ -217,14 +217,14 @@ fn grow(nodes: &mut [Rates], lines_per_step: f64, footprint_lines: f64) {
 }
 
 /// A phase's points joined to curves.
-struct Joined<'a> {
-    points: &'a [Point],
+struct JoinedCurve<'a> {
+    points: &'a [SizePoint],
     /// With no cache at all.
-    nothing: Point,
+    nothing: SizePoint,
 }
 
-impl<'a> Joined<'a> {
-    fn new(phase: &'a Phase, latency_cycles: f64) -> Self {
+impl<'a> JoinedCurve<'a> {
+    fn new(phase: &'a ProgramPhase, latency_cycles: f64) -> Self {
         let first = phase.points[0];
         // Without a cache every reference is a miss, at the price that misses have at the smallest size measured.
         let demand = phase.references_per_instr.max(first.demand_fills_per_instr);
@@ -233,28 +233,28 @@ impl<'a> Joined<'a> {
             true => (first.memory_stall_cycles_per_instr / first.demand_fills_per_instr).min(latency_cycles),
             false => latency_cycles,
         };
-        let unaided = first.unaided.map(|unaided| {
+        let unaided = first.without_prefetch.map(|unaided| {
             let demand = demand.max(unaided.demand_fills_per_instr);
             let more = demand - unaided.demand_fills_per_instr;
-            crate::program::Unaided {
+            crate::program::UnprefetchedRates {
                 cycles_per_instr: unaided.cycles_per_instr + price * more,
                 demand_fills_per_instr: demand,
                 writebacks_per_instr: unaided.writebacks_per_instr,
                 memory_stall_cycles_per_instr: unaided.memory_stall_cycles_per_instr + price * more,
             }
         });
-        let nothing = Point {
+        let nothing = SizePoint {
             size_bytes: 0.0,
             cycles_per_instr: first.cycles_per_instr + price * more,
             demand_fills_per_instr: demand,
             memory_stall_cycles_per_instr: first.memory_stall_cycles_per_instr + price * more,
-            unaided,
+            without_prefetch: unaided,
             ..first
         };
-        Joined { points: &phase.points, nothing }
+        JoinedCurve { points: &phase.points, nothing }
     }
 
-    fn at(&self, size_bytes: f64, unaided: bool) -> Rates {
+    fn at(&self, size_bytes: f64, unaided: bool) -> SizeRates {
         let first = self.points[0];
         let last = self.points[self.points.len() - 1];
         if size_bytes <= first.size_bytes {
@@ -265,7 +265,7 @@ impl<'a> Joined<'a> {
             return rates_of(&last, unaided);
         }
         let above = self.points.partition_point(|point| point.size_bytes <= size_bytes);
-        let of = |value: fn(&Rates) -> f32| {
+        let of = |value: fn(&SizeRates) -> f32| {
             let point = |at: usize| {
                 let point = self.points.get(at)?;
                 Some((libm::log(point.size_bytes), f64::from(value(&rates_of(point, unaided)))))
@@ -274,23 +274,28 @@ impl<'a> Joined<'a> {
             let ends = point(above - 1).zip(point(above));
             ends.map_or(0.0, |ends| monotone(libm::log(size_bytes), before, ends, point(above + 1)) as f32)
         };
-        Rates {
+        SizeRates {
             cycles_per_instr: of(|rates| rates.cycles_per_instr),
             stall_per_instr: of(|rates| rates.stall_per_instr),
             demand_per_instr: of(|rates| rates.demand_per_instr),
             fills_per_instr: of(|rates| rates.fills_per_instr),
             writebacks_per_instr: of(|rates| rates.writebacks_per_instr),
-            ..Rates::default()
+            ..SizeRates::default()
         }
     }
 }
 
-type Place = (f64, f64);
+type CurvePosition = (f64, f64);
 
 /// Between two places by the cubic that rises or falls only where the places do (Fritsch and Butland, SIAM 1984). The
 /// places around them tell how steep it is at the ends.
-fn monotone(at: f64, before: Option<Place>, (low, high): (Place, Place), after: Option<Place>) -> f64 {
-    let secant = |a: Place, b: Place| (b.1 - a.1) / (b.0 - a.0);
+fn monotone(
+    at: f64,
+    before: Option<CurvePosition>,
+    (low, high): (CurvePosition, CurvePosition),
+    after: Option<CurvePosition>,
+) -> f64 {
+    let secant = |a: CurvePosition, b: CurvePosition| (b.1 - a.1) / (b.0 - a.0);
     let (width, own) = (high.0 - low.0, secant(low, high));
     let steep = |beside: Option<(f64, f64)>| match beside {
         None => own,
@@ -310,8 +315,8 @@ fn monotone(at: f64, before: Option<Place>, (low, high): (Place, Place), after: 
         + width * both * (rest * at_low - t * at_high)
 }
 
-fn rates_of(point: &Point, unaided: bool) -> Rates {
-    let (cycles, demand, fills, writebacks, stall) = match point.unaided.filter(|_| unaided) {
+fn rates_of(point: &SizePoint, unaided: bool) -> SizeRates {
+    let (cycles, demand, fills, writebacks, stall) = match point.without_prefetch.filter(|_| unaided) {
         Some(alone) => (
             alone.cycles_per_instr,
             alone.demand_fills_per_instr,
@@ -327,7 +332,7 @@ fn rates_of(point: &Point, unaided: bool) -> Rates {
             point.memory_stall_cycles_per_instr,
         ),
     };
-    Rates {
+    SizeRates {
         cycles_per_instr: cycles as f32,
         stall_per_instr: stall as f32,
         demand_per_instr: demand as f32,
@@ -341,7 +346,7 @@ fn rates_of(point: &Point, unaided: bool) -> Rates {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::by_hand;
+    use crate::closed_form;
 
     const LINES: f64 = 65_536.0;
 
@@ -350,8 +355,8 @@ mod tests {
     fn the_footprint_of_a_linear_curve_is_an_exponential() {
         // fills(s) = a (1 - s / b): s(n) = b (1 - exp(-a n / b)).
         let (a, b) = (0.02, 50_000.0);
-        let phase = by_hand::phase_of(64.0, LINES, 256, |lines| a * (1.0 - lines / b).max(0.0));
-        let mut curves = Curves::new(LINES);
+        let phase = closed_form::phase_of(64.0, LINES, 256, |lines| a * (1.0 - lines / b).max(0.0));
+        let mut curves = PhaseCurves::new(LINES);
         let curve = curves.add(&phase, 64.0, 200.0);
         for instr in [1e4, 1e5, 1e6, 3e6, 1e7] {
             let mut near = 0;
@@ -366,8 +371,8 @@ mod tests {
     /// Are rates at the sizes that were measured those that were measured?
     #[test]
     fn rates_at_measured_sizes_are_the_measured_ones() {
-        let phase = by_hand::phase_of(64.0, LINES, 8, |lines| 0.03 / (1.0 + lines / 10_000.0));
-        let mut curves = Curves::new(LINES);
+        let phase = closed_form::phase_of(64.0, LINES, 8, |lines| 0.03 / (1.0 + lines / 10_000.0));
+        let mut curves = PhaseCurves::new(LINES);
         let curve = curves.add(&phase, 64.0, 200.0);
         for point in &phase.points {
             let lines = (point.size_bytes / 64.0) as f32;
@@ -380,9 +385,9 @@ mod tests {
     /// Does a program that fits stop growing at its footprint?
     #[test]
     fn a_footprint_that_fits_stops_growing() {
-        let mut phase = by_hand::phase_of(64.0, LINES, 8, |_| 0.01);
+        let mut phase = closed_form::phase_of(64.0, LINES, 8, |_| 0.01);
         phase.footprint_bytes = Some(0.5 * 64.0 * LINES);
-        let mut curves = Curves::new(LINES);
+        let mut curves = PhaseCurves::new(LINES);
         let curve = curves.add(&phase, 64.0, 200.0);
         let (lines, _) = curves.footprint(curve, 1e12, &mut 0);
         assert!((f64::from(lines) / LINES - 0.5).abs() < 0.02, "{lines}");
@@ -392,8 +397,8 @@ mod tests {
     #[test]
     fn a_footprint_that_is_held_misses_nothing() {
         for lines in [100.0, 1000.0, 30_000.0, 30_719.0, 30_721.0] {
-            let mut curves = Curves::new(LINES);
-            let curve = curves.add(&by_hand::uniform(64.0, LINES, lines, 0.02), 64.0, 200.0);
+            let mut curves = PhaseCurves::new(LINES);
+            let curve = curves.add(&closed_form::uniform(64.0, LINES, lines, 0.02), 64.0, 200.0);
             let (held, _) = curves.footprint(curve, 1e12, &mut 0);
             let rates = curves.rates(curve, held, 0.0);
             assert!(rates.fills_per_instr < 1e-6, "{lines}: {held} {rates:?}");
@@ -404,16 +409,16 @@ mod tests {
     /// Do dropped prefetches take the rates from aided to unaided in a line?
     #[test]
     fn dropped_prefetches_mix_aided_and_unaided() {
-        let mut phase = by_hand::phase_of(64.0, LINES, 4, |_| 0.01);
+        let mut phase = closed_form::phase_of(64.0, LINES, 4, |_| 0.01);
         for point in &mut phase.points {
-            point.unaided = Some(crate::program::Unaided {
+            point.without_prefetch = Some(crate::program::UnprefetchedRates {
                 cycles_per_instr: 3.0 * point.cycles_per_instr,
                 demand_fills_per_instr: 0.03,
                 writebacks_per_instr: 0.0,
                 memory_stall_cycles_per_instr: 1.0,
             });
         }
-        let mut curves = Curves::new(LINES);
+        let mut curves = PhaseCurves::new(LINES);
         let curve = curves.add(&phase, 64.0, 200.0);
         let (none, half) = (curves.rates(curve, 1000.0, 0.0), curves.rates(curve, 1000.0, 0.5));
         assert!((half.cycles_per_instr / none.cycles_per_instr - 2.0).abs() < 1e-3);

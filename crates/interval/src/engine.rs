@@ -6,20 +6,20 @@
 //! is booked when the next one is due. Caches of a memory node meet at its controller: a change of its load is told to
 //! all of them at once. Properties: no allocation in a step; the same calls give the same bits.
 
-use cachemate_core::{CpuSet, MachineSpec, Pipeline};
+use cachemate_core::{CoreModel, CpuSet, MachineSpec};
 
-use crate::cores;
-use crate::curve::Curves;
-use crate::flow::Flow;
-use crate::memory::{Ask, Memory, Prefetch, Server};
-use crate::program::Program;
+use crate::curve::PhaseCurves;
+use crate::memory::{MemoryDemand, MemorySystem, Prefetch, QueueServer};
+use crate::occupancy::OccupancyModel;
+use crate::program::PhasedProgram;
+use crate::run_queues::RunQueues;
 use crate::sharing::Regions;
-use crate::stack::Distances;
-use crate::turns::Turns;
+use crate::smt;
+use crate::synthetic_trace::DistanceDistribution;
 
-/// Demand references of the contended cache; an index into [`Done::counts`].
+/// Demand references of the contended cache; an index into [`TaskTotals::counts`].
 pub const REFERENCES: usize = 0;
-/// Demand misses of the contended cache; an index into [`Done::counts`].
+/// Demand misses of the contended cache; an index into [`TaskTotals::counts`].
 pub const DEMAND: usize = 1;
 /// Lines brought into the contended cache, by demand or by prefetchers; an index.
 pub const FILLS: usize = 2;
@@ -56,7 +56,7 @@ const SHORTEST_STEP_CYCLES: f64 = 1_000.0;
 
 /// Everything that a task has done since it came.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Done {
+pub struct TaskTotals {
     /// Instructions, as a fraction of the last one too.
     pub instructions: f64,
     /// Cycles on a processor.
@@ -70,8 +70,8 @@ pub struct Done {
 }
 
 /// A program as the engine keeps it.
-struct Compiled {
-    program: Program,
+struct CompiledProgram {
+    program: PhasedProgram,
     first_curve: u32,
     /// By phase and region used: place, reads and writes per instruction.
     regions: Vec<Vec<(usize, f64, f64)>>,
@@ -89,46 +89,46 @@ struct Slots {
     work_left_instr: Vec<f64>,
     flow: Vec<u32>,
     entry: Vec<u32>,
-    ask: Vec<Ask>,
+    ask: Vec<MemoryDemand>,
     /// Share of its prefetches that are dropped.
     dropped: Vec<f32>,
     /// Cycles per instruction for issue slots, halved private caches and remote lines.
     extra: Vec<f32>,
     per_instr: Vec<[f32; BOOKED]>,
-    done: Vec<Done>,
+    done: Vec<TaskTotals>,
     /// Instructions a cycle of somebody who needs no CPU of ours; 0 = a task of ours.
-    outside: Vec<f64>,
+    external_rate: Vec<f64>,
     /// Its program has ended, or it was taken off.
-    over: Vec<bool>,
+    finished: Vec<bool>,
     /// What of it each region has been told, to take it back.
-    told: Vec<f64>,
-    told_phase: Vec<u32>,
+    registered_rate: Vec<f64>,
+    registered_phase: Vec<u32>,
     /// Context switches a cycle.
     switches: Vec<f64>,
     /// Share of its time on a processor that something else takes.
     stolen: Vec<f32>,
-    /// Its place in [`Engine::memories`].
+    /// Its place in [`IntervalEngine::memories`].
     memory: Vec<u32>,
 }
 
 impl Slots {
     /// Has it no part of a processor's time now?
     #[inline]
-    fn waits_for_turn(&self, at: usize) -> bool {
-        self.ask[at].share <= 0.0 && self.outside[at] <= 0.0
+    fn is_off_cpu(&self, at: usize) -> bool {
+        self.ask[at].share <= 0.0 && self.external_rate[at] <= 0.0
     }
 }
 
 /// A machine with tasks on it, running.
-pub struct Engine {
+pub struct IntervalEngine {
     /// Cycles a second, of all cores.
     pub hertz: f64,
-    curves: Curves,
+    curves: PhaseCurves,
     line_bytes: f64,
-    programs: Vec<Compiled>,
+    programs: Vec<CompiledProgram>,
     slots: Slots,
     free: Vec<u32>,
-    flows: Vec<Flow>,
+    flows: Vec<OccupancyModel>,
     package_of_flow: Vec<u32>,
     node_of_flow: Vec<usize>,
     /// First CPU of each core that uses it.
@@ -138,11 +138,11 @@ pub struct Engine {
     known_caches: usize,
     /// Those at the end that nobody has used yet.
     spare_flows: usize,
-    memory: Memory,
+    memory: MemorySystem,
     /// Where the pages of each process are: on the node where it first ran (first touch).
     memories: Vec<Option<usize>>,
     regions: Regions,
-    pub(crate) turns: Turns,
+    pub(crate) turns: RunQueues,
     now: f64,
     /// By cache: next step, and its length.
     due: Vec<f64>,
@@ -167,13 +167,13 @@ pub struct Engine {
     domains: Vec<Vec<(u32, u8)>>,
 }
 
-impl Engine {
+impl IntervalEngine {
     /// A checked machine without tasks. `None` = it has no data cache to share.
     pub fn new(spec: &MachineSpec, explicit: bool) -> Option<Self> {
         Self::with_spares(spec, explicit, 0)
     }
 
-    /// The same with caches to spare for [`Engine::separate`].
+    /// The same with caches to spare for [`IntervalEngine::separate`].
     pub(crate) fn with_spares(spec: &MachineSpec, explicit: bool, spare_flows: usize) -> Option<Self> {
         let last = spec.last_level()?;
         let (known, hertz) = (spec.instances(last) as usize, spec.hertz as f64);
@@ -183,9 +183,9 @@ impl Engine {
         let cpus_of_one = last.shared_by_cores * spec.contexts_per_core;
         let cores_of_package = spec.cores_per_package * spec.contexts_per_core;
         let cycles = |ns: u64| ns as f64 * hertz / 1e9;
-        let memory = Memory::new(spec, line_bytes);
+        let memory = MemorySystem::new(spec, line_bytes);
         let width = match spec.pipeline {
-            Pipeline::InOrder { issue_width } | Pipeline::OutOfOrder { issue_width, .. } => issue_width,
+            CoreModel::InOrder { issue_width } | CoreModel::OutOfOrder { issue_width, .. } => issue_width,
         };
         let latency = f64::from(spec.memory.local_latency_cycles);
         let or_memory = |given: Option<u32>| given.map_or(latency, f64::from);
@@ -193,14 +193,14 @@ impl Engine {
         let package = |&home: &usize| home as u32 * cpus_of_one / cores_of_package;
         let package_of_flow: Vec<u32> = home_of_flow.iter().map(package).collect();
         let cores = |at: u32| (at * cpus_of_one..(at + 1) * cpus_of_one).step_by(spec.contexts_per_core as usize);
-        Some(Engine {
+        Some(IntervalEngine {
             hertz,
-            curves: Curves::new(capacity),
+            curves: PhaseCurves::new(capacity),
             line_bytes,
             programs: Vec::new(),
             slots: Slots::default(),
             free: Vec::new(),
-            flows: vec![Flow::new(capacity as f32, last.replacement); count],
+            flows: vec![OccupancyModel::new(capacity as f32, last.replacement); count],
             node_of_flow: package_of_flow.iter().map(|&package| memory.node_of(package)).collect(),
             package_of_flow,
             cores_of_flow: (0..count)
@@ -210,7 +210,7 @@ impl Engine {
             known_caches: known,
             spare_flows,
             regions: Regions::new(count),
-            turns: Turns::new(
+            turns: RunQueues::new(
                 cycles(spec.os.time_slice_ns),
                 spec.os.context_switch_cycles as f64,
                 explicit,
@@ -238,7 +238,7 @@ impl Engine {
     }
 
     /// Adds a checked program; its number.
-    pub fn add_program(&mut self, program: Program) -> u32 {
+    pub fn add_program(&mut self, program: PhasedProgram) -> u32 {
         let latency = f64::from(self.memory.latency_cycles);
         let mut first_curve = u32::MAX;
         for phase in &program.phases {
@@ -252,11 +252,11 @@ impl Engine {
             phase.sharing.iter().map(region).collect()
         });
         let regions = regions.collect();
-        self.programs.push(Compiled { program, first_curve, regions });
+        self.programs.push(CompiledProgram { program, first_curve, regions });
         self.programs.len() as u32 - 1
     }
 
-    /// A task at the start of a program; its slot. It runs from the next call of [`Engine::run`] on.
+    /// A task at the start of a program; its slot. It runs from the next call of [`IntervalEngine::run`] on.
     pub fn start(&mut self, program: u32, allowed: CpuSet) -> u32 {
         let slot = self.new_slot(program);
         let demand = self.programs[program as usize].program.demand;
@@ -282,7 +282,7 @@ impl Engine {
         let gone = |core: &u32| cpus.contains(*core);
         self.cores_of_flow[flow] = self.cores_of_flow[before].iter().copied().filter(gone).collect();
         self.cores_of_flow[before].retain(|core| !gone(core));
-        self.catch_up(before);
+        self.integrate_to_now(before);
         self.flows[flow].since = self.now;
         let other = self.flows[before].clone();
         self.flows[flow].divide_as(&other);
@@ -295,9 +295,9 @@ impl Engine {
     pub(crate) fn start_outside(&mut self, program: u32, cache: usize, instr_per_cycle: f64) -> u32 {
         let slot = self.new_slot(program);
         self.turns.add(slot, CpuSet::default(), 0.0, 1.0);
-        self.slots.outside[slot as usize] = instr_per_cycle;
+        self.slots.external_rate[slot as usize] = instr_per_cycle;
         self.move_to(slot, cache as u32);
-        self.disturb(cache, FIRST_STEP_OF_NEWCOMER);
+        self.schedule_step(cache, FIRST_STEP_OF_NEWCOMER);
         slot
     }
 
@@ -312,15 +312,15 @@ impl Engine {
             slots.fresh.push(false);
             slots.flow.push(NOWHERE);
             slots.entry.push(0);
-            slots.ask.push(Ask::default());
+            slots.ask.push(MemoryDemand::default());
             slots.dropped.push(0.0);
             slots.extra.push(0.0);
             slots.per_instr.push([0.0; BOOKED]);
-            slots.done.push(Done::default());
-            slots.outside.push(0.0);
-            slots.over.push(false);
-            slots.told.push(0.0);
-            slots.told_phase.push(0);
+            slots.done.push(TaskTotals::default());
+            slots.external_rate.push(0.0);
+            slots.finished.push(false);
+            slots.registered_rate.push(0.0);
+            slots.registered_phase.push(0);
             slots.switches.push(0.0);
             slots.stolen.push(0.0);
             slots.memory.push(0);
@@ -332,27 +332,27 @@ impl Engine {
         slots.work_left_instr[at] = f64::INFINITY;
         slots.fresh[at] = self.programs[program as usize].program.from_empty_cache;
         slots.flow[at] = NOWHERE;
-        slots.ask[at] = Ask::default();
-        (slots.told_phase[at], slots.switches[at], slots.stolen[at]) = (0, 0.0, 0.0);
+        slots.ask[at] = MemoryDemand::default();
+        (slots.registered_phase[at], slots.switches[at], slots.stolen[at]) = (0, 0.0, 0.0);
         slots.memory[at] = self.memories.len() as u32;
         self.memories.push(None);
-        (slots.dropped[at], slots.extra[at], slots.outside[at], slots.told[at]) = (0.0, 0.0, 0.0, 0.0);
-        (slots.per_instr[at], slots.done[at], slots.over[at]) = ([0.0; BOOKED], Done::default(), false);
+        (slots.dropped[at], slots.extra[at], slots.external_rate[at], slots.registered_rate[at]) = (0.0, 0.0, 0.0, 0.0);
+        (slots.per_instr[at], slots.done[at], slots.finished[at]) = ([0.0; BOOKED], TaskTotals::default(), false);
         slot
     }
 
     /// Takes a task off for good. Its lines stay until others need the room; its slot is used again.
     pub(crate) fn stop(&mut self, slot: u32) {
-        self.slots.over[slot as usize] = true;
+        self.slots.finished[slot as usize] = true;
         let flow = self.slots.flow[slot as usize];
-        self.untell(slot as usize);
-        self.flows.iter_mut().for_each(|flow| flow.disown(slot));
+        self.unregister_rate(slot as usize);
+        self.flows.iter_mut().for_each(|flow| flow.remove_task(slot));
         self.slots.flow[slot as usize] = NOWHERE;
         self.turns.remove(slot);
         self.turns.changed.retain(|changed| *changed != slot);
         self.free.push(slot);
         if flow != NOWHERE {
-            self.disturb(flow as usize, FIRST_STEP);
+            self.schedule_step(flow as usize, FIRST_STEP);
         }
     }
 
@@ -360,8 +360,8 @@ impl Engine {
     pub(crate) fn now_cycles(&self) -> f64 {
         self.now
     }
-    /// What a task has done since it came; complete up to the last call of [`Engine::run`].
-    pub fn done(&self, slot: u32) -> &Done {
+    /// What a task has done since it came; complete up to the last call of [`IntervalEngine::run`].
+    pub fn done(&self, slot: u32) -> &TaskTotals {
         &self.slots.done[slot as usize]
     }
     /// The number of its present phase.
@@ -369,7 +369,7 @@ impl Engine {
         self.slots.phase[slot as usize]
     }
     /// The program of a task.
-    pub(crate) fn program(&self, slot: u32) -> &Program {
+    pub(crate) fn program(&self, slot: u32) -> &PhasedProgram {
         &self.programs[self.slots.program[slot as usize] as usize].program
     }
     /// The cache that it runs in, by its place among caches of the contended level.
@@ -377,12 +377,12 @@ impl Engine {
         let flow = self.slots.flow[slot as usize];
         (flow != NOWHERE).then(|| self.home_of_flow[flow as usize])
     }
-    fn flows_of(&self, cache: usize) -> impl Iterator<Item = &Flow> {
+    fn flows_of(&self, cache: usize) -> impl Iterator<Item = &OccupancyModel> {
         self.flows.iter().zip(&self.home_of_flow).filter(move |(_, home)| **home == cache).map(|(flow, _)| flow)
     }
     /// Bytes that it holds in a cache.
     pub(crate) fn held_bytes(&self, slot: u32, cache: usize) -> f64 {
-        let lines = |flow: &Flow| -> f64 {
+        let lines = |flow: &OccupancyModel| -> f64 {
             (0..flow.len()).filter(|&at| flow.task[at] == slot).map(|at| f64::from(flow.lines[at])).sum()
         };
         self.flows_of(cache).map(lines).sum::<f64>() * self.line_bytes
@@ -402,11 +402,11 @@ impl Engine {
     /// one group, and `groups` tells the lines of all its parts. `of` names the domain of each task; all others are in
     /// the first.
     pub fn divide(&mut self, cache: usize, domains: &[(f32, u8)], groups: &[f32], of: Vec<(u32, u8)>) {
-        self.catch_up(cache);
+        self.integrate_to_now(cache);
         let domain_of = |slot: u32| of.iter().find(|(task, _)| *task == slot).map_or(0, |found| found.1);
         self.flows[cache].divide(domains, groups, domain_of);
         self.domains[cache] = of;
-        self.disturb(cache, FIRST_STEP);
+        self.schedule_step(cache, FIRST_STEP);
     }
 
     /// The same, if the cache (with those separated from it) is not divided so already.
@@ -452,13 +452,13 @@ impl Engine {
     }
 
     /// Where in the LRU stack a task's references fall, in its present phase.
-    pub(crate) fn hits_by_lines(&self, slot: u32) -> Distances {
+    pub(crate) fn hits_by_lines(&self, slot: u32) -> DistanceDistribution {
         self.curves.distances(self.curve_of(slot))
     }
     /// The distance below which a share of its references falls; false = they miss any cache of this size.
     pub(crate) fn distance_at(&self, slot: u32, share: f64) -> (bool, f32) {
-        let found = self.hits_by_lines(slot).at(share);
-        (found.is_some(), found.map_or(self.capacity_lines(), |lines| lines as f32))
+        let hits = self.hits_by_lines(slot).at(share);
+        (hits.is_some(), hits.map_or(self.capacity_lines(), |lines| lines as f32))
     }
     /// Instructions in which it touches so many lines.
     pub(crate) fn window_of_lines(&self, slot: u32, lines: f32) -> f64 {
@@ -475,9 +475,9 @@ impl Engine {
         let flow = self.slots.flow[slot as usize];
         if flow != NOWHERE {
             let cache = flow as usize;
-            self.catch_up(cache);
+            self.integrate_to_now(cache);
             self.flows[cache].drop_share(self.slots.entry[slot as usize] as usize, share, &self.curves);
-            self.disturb(cache, FIRST_STEP_OF_NEWCOMER);
+            self.schedule_step(cache, FIRST_STEP_OF_NEWCOMER);
         }
     }
 
@@ -503,7 +503,7 @@ impl Engine {
             self.now = until;
         }
         for at in 0..self.flows.len() {
-            self.catch_up(at);
+            self.integrate_to_now(at);
         }
     }
 
@@ -513,7 +513,7 @@ impl Engine {
         let mut changed = std::mem::take(&mut self.turns.changed);
         for &slot in &changed {
             let at = slot as usize;
-            if self.slots.over[at] || self.slots.outside[at] > 0.0 {
+            if self.slots.finished[at] || self.slots.external_rate[at] > 0.0 {
                 continue;
             }
             let sched = &self.turns.tasks[at];
@@ -523,14 +523,14 @@ impl Engine {
             let (before, after) = (self.slots.flow[at], flow.map_or(NOWHERE, |flow| flow as u32));
             if before != after {
                 if before != NOWHERE {
-                    self.disturb(before as usize, FIRST_STEP);
+                    self.schedule_step(before as usize, FIRST_STEP);
                 }
                 self.move_to(slot, after);
             }
             if let Some(flow) = flow.filter(|_| self.slots.ask[at].share != share || before != after) {
-                self.catch_up(flow);
+                self.integrate_to_now(flow);
                 self.slots.ask[at].share = share;
-                self.disturb(flow, if before == after { FIRST_STEP } else { FIRST_STEP_OF_NEWCOMER });
+                self.schedule_step(flow, if before == after { FIRST_STEP } else { FIRST_STEP_OF_NEWCOMER });
             }
             if flow.is_none() {
                 self.slots.ask[at].share = 0.0;
@@ -545,15 +545,15 @@ impl Engine {
         let before = self.slots.flow[at];
         if before != NOWHERE {
             self.slots.fresh[at] = false;
-            self.catch_up(before as usize);
-            self.untell(at);
+            self.integrate_to_now(before as usize);
+            self.unregister_rate(at);
             self.flows[before as usize].leave(self.slots.entry[at] as usize);
         }
         self.slots.flow[at] = flow;
         if flow != NOWHERE {
             let node = self.node_of_flow[flow as usize];
             self.memories[self.slots.memory[at] as usize].get_or_insert(node);
-            self.catch_up(flow as usize);
+            self.integrate_to_now(flow as usize);
             let slots = &mut self.slots;
             self.flows[flow as usize].sweep(|moved, entry| slots.entry[moved as usize] = entry as u32);
             let curve = self.programs[slots.program[at] as usize].first_curve + slots.phase[at];
@@ -569,14 +569,14 @@ impl Engine {
     }
 
     /// Something changed in a cache: its next step is due now, and is short.
-    fn disturb(&mut self, flow: usize, of_turnover: f64) {
+    fn schedule_step(&mut self, flow: usize, of_turnover: f64) {
         let before = self.fresh[flow];
         self.fresh[flow] = if before > 0.0 { before.min(of_turnover) } else { of_turnover };
         self.due[flow] = self.now;
     }
 
     /// Books what a cache's tasks did since its last step, and lets its occupancies follow. The largest change.
-    fn catch_up(&mut self, flow: usize) -> f32 {
+    fn integrate_to_now(&mut self, flow: usize) -> f32 {
         let elapsed = self.now - self.flows[flow].since;
         if elapsed <= 0.0 {
             return 0.0;
@@ -584,7 +584,7 @@ impl Engine {
         let state = &self.flows[flow];
         let slots = &mut self.slots;
         for entry in 0..state.len() {
-            if !state.here[entry] {
+            if !state.is_running[entry] {
                 continue;
             }
             let at = state.task[entry] as usize;

@@ -1,22 +1,22 @@
 use super::*;
-use crate::by_hand;
-use crate::program::{Phase, RegionUse};
+use crate::closed_form;
+use crate::program::{ProgramPhase, RegionUse};
 use cachemate_core::{
-    CacheSpec, CoherenceSpec, CounterSpec, Inclusion, Index, Level, MemorySpec, OsSpec, PageSpec, Replacement,
-    SchedulingSpec, WritePolicy,
+    CacheLevel, CacheSpec, CoherenceSpec, Inclusion, MemorySchedulingSpec, MemorySpec, OsSpec, PageSpec, PmuSpec,
+    ReplacementPolicy, SetIndexing, WritePolicy,
 };
 
-pub(crate) fn cache(level: Level, size_bytes: u64, ways: u32, shared_by_cores: u32) -> CacheSpec {
+pub(crate) fn cache(level: CacheLevel, size_bytes: u64, ways: u32, shared_by_cores: u32) -> CacheSpec {
     CacheSpec {
         level,
         size_bytes,
         ways,
         line_bytes: 64,
         latency_cycles: 3,
-        replacement: Replacement::Lru,
+        replacement: ReplacementPolicy::Lru,
         write: WritePolicy::Back,
-        inclusion: Inclusion::Neither,
-        index: Index::Physical,
+        inclusion: Inclusion::NonInclusive,
+        index: SetIndexing::Physical,
         shared_by_cores,
         slices: 1,
         bandwidth_bytes_per_cycle: None,
@@ -33,11 +33,11 @@ pub(crate) fn machine(packages: u32, cores: u32, shared_by: u32, contexts: u32) 
         packages,
         cores_per_package: cores,
         contexts_per_core: contexts,
-        pipeline: Pipeline::OutOfOrder { issue_width: 2, window: 64, mshrs: 8, loads_pass: false },
+        pipeline: CoreModel::OutOfOrder { issue_width: 2, window: 64, mshrs: 8, loads_pass: false },
         caches: vec![
-            cache(Level::L1Instruction, 32 << 10, 8, 1),
-            cache(Level::L1Data, 32 << 10, 8, 1),
-            cache(Level::L2, 4 << 20, 16, shared_by),
+            cache(CacheLevel::L1Instruction, 32 << 10, 8, 1),
+            cache(CacheLevel::L1Data, 32 << 10, 8, 1),
+            cache(CacheLevel::L2, 4 << 20, 16, shared_by),
         ],
         coherence: CoherenceSpec { same_package_cycles: Some(60), other_package_cycles: Some(240) },
         prefetchers: Vec::new(),
@@ -48,22 +48,22 @@ pub(crate) fn machine(packages: u32, cores: u32, shared_by: u32, contexts: u32) 
             remote_latency_cycles: 300,
             bytes_per_cycle: 4.0,
             package_bus_bytes_per_cycle: None,
-            scheduling: SchedulingSpec::default(),
+            scheduling: MemorySchedulingSpec::default(),
         },
         pages: PageSpec::default(),
         os: OsSpec::default(),
-        counters: CounterSpec::default(),
+        counters: PmuSpec::default(),
     }
 }
 
 const LINES: f64 = 65_536.0;
 
-fn uniform(lines: f64, references: f64) -> Phase {
-    by_hand::uniform(64.0, LINES, lines, references)
+fn uniform(lines: f64, references: f64) -> ProgramPhase {
+    closed_form::uniform(64.0, LINES, lines, references)
 }
 
-fn engine(explicit: bool) -> Engine {
-    Engine::new(&machine(1, 4, 2, 1), explicit).unwrap()
+fn engine(explicit: bool) -> IntervalEngine {
+    IntervalEngine::new(&machine(1, 4, 2, 1), explicit).unwrap()
 }
 
 fn on(cpus: &[u32]) -> CpuSet {
@@ -76,7 +76,7 @@ fn a_program_alone_runs_as_its_profile_says() {
     let mut engine = engine(false);
     let phase = uniform(100_000.0, 0.02);
     let last = phase.points[phase.points.len() - 1];
-    let program = engine.add_program(Program::steady("one", phase));
+    let program = engine.add_program(PhasedProgram::steady("one", phase));
     let slot = engine.start(program, on(&[0]));
     engine.run(4e9);
     let before = *engine.done(slot);
@@ -95,7 +95,7 @@ fn a_program_alone_runs_as_its_profile_says() {
 fn neighbors_in_a_cache_slow_each_other() {
     let speed = |cpus: &[u32]| {
         let mut engine = engine(false);
-        let program = engine.add_program(Program::steady("fits", uniform(50_000.0, 0.02)));
+        let program = engine.add_program(PhasedProgram::steady("fits", uniform(50_000.0, 0.02)));
         let slots: Vec<u32> = cpus.iter().map(|&cpu| engine.start(program, on(&[cpu]))).collect();
         engine.run(4e9);
         let before = engine.done(slots[0]).instructions;
@@ -111,9 +111,9 @@ fn neighbors_in_a_cache_slow_each_other() {
 #[test]
 fn phases_follow_at_their_instructions() {
     let mut engine = engine(false);
-    let fast = Phase { instructions: Some(1e9), ..by_hand::phase_of(64.0, LINES, 4, |_| 0.0) };
-    let slow = Phase { instructions: Some(1e9), ..by_hand::phase_of(64.0, LINES, 4, |_| 0.01) };
-    let mut program = Program { phases: vec![fast, slow], ..Program::steady("two", uniform(1000.0, 0.01)) };
+    let fast = ProgramPhase { instructions: Some(1e9), ..closed_form::phase_of(64.0, LINES, 4, |_| 0.0) };
+    let slow = ProgramPhase { instructions: Some(1e9), ..closed_form::phase_of(64.0, LINES, 4, |_| 0.01) };
+    let mut program = PhasedProgram { phases: vec![fast, slow], ..PhasedProgram::steady("two", uniform(1000.0, 0.01)) };
     program.repeats_from = Some(0);
     let round_cycles = 1e9 + 2e9;
     let number = engine.add_program(program);
@@ -129,15 +129,16 @@ fn phases_follow_at_their_instructions() {
 #[test]
 fn who_comes_back_to_old_lines_is_in_its_present_phase() {
     let mut engine = engine(false);
-    let slow = Phase { instructions: Some(2e9), ..by_hand::phase_of(64.0, LINES, 4, |_| 0.01) };
-    let fast = by_hand::phase_of(64.0, LINES, 4, |_| 0.0);
-    let number = engine.add_program(Program { phases: vec![slow, fast], ..Program::steady("two", uniform(1e3, 0.01)) });
+    let slow = ProgramPhase { instructions: Some(2e9), ..closed_form::phase_of(64.0, LINES, 4, |_| 0.01) };
+    let fast = closed_form::phase_of(64.0, LINES, 4, |_| 0.0);
+    let number = engine
+        .add_program(PhasedProgram { phases: vec![slow, fast], ..PhasedProgram::steady("two", uniform(1e3, 0.01)) });
     let slot = engine.start(number, on(&[0]));
     engine.run(1e9);
     engine.turns.allow(slot, on(&[2]));
     engine.run(1e10);
     assert_eq!(engine.phase(slot), 1);
-    let speed = |engine: &mut Engine| {
+    let speed = |engine: &mut IntervalEngine| {
         let (before, now) = (engine.done(slot).instructions, engine.now_cycles());
         engine.run(now + 1e9);
         engine.done(slot).instructions - before
@@ -152,8 +153,8 @@ fn who_comes_back_to_old_lines_is_in_its_present_phase() {
 #[test]
 fn programs_end_and_their_slots_are_used_again() {
     let mut engine = engine(false);
-    let phase = Phase { instructions: Some(2e9), ..by_hand::phase_of(64.0, LINES, 4, |_| 0.0) };
-    let program = Program { phases: vec![phase], ..Program::steady("ends", uniform(1000.0, 0.01)) };
+    let phase = ProgramPhase { instructions: Some(2e9), ..closed_form::phase_of(64.0, LINES, 4, |_| 0.0) };
+    let program = PhasedProgram { phases: vec![phase], ..PhasedProgram::steady("ends", uniform(1000.0, 0.01)) };
     let number = engine.add_program(program);
     let slot = engine.start(number, on(&[0, 1]));
     engine.run(1e10);
@@ -167,10 +168,10 @@ fn programs_end_and_their_slots_are_used_again() {
 #[test]
 fn streams_in_different_caches_meet_at_the_controller() {
     let mut engine = engine(false);
-    let mut phase = by_hand::stream(64.0, LINES, 0.05);
+    let mut phase = closed_form::stream(64.0, LINES, 0.05);
     phase.points[0].cycles_per_instr = 1.0;
     phase.points[0].memory_stall_cycles_per_instr = 0.2;
-    let program = engine.add_program(Program::steady("stream", phase));
+    let program = engine.add_program(PhasedProgram::steady("stream", phase));
     let slots: Vec<u32> = (0..4).map(|cpu| engine.start(program, on(&[cpu]))).collect();
     engine.run(4e9);
     let before: Vec<f64> = slots.iter().map(|&slot| engine.done(slot).instructions).collect();
@@ -186,9 +187,9 @@ fn short_turns_are_as_good_as_averaged() {
     let run = |explicit: bool| {
         let mut spec = machine(1, 4, 2, 1);
         spec.os.time_slice_ns = 1_000_000;
-        let mut engine = Engine::new(&spec, explicit).unwrap();
-        let a = engine.add_program(Program::steady("a", uniform(50_000.0, 0.01)));
-        let b = engine.add_program(Program::steady("b", uniform(90_000.0, 0.005)));
+        let mut engine = IntervalEngine::new(&spec, explicit).unwrap();
+        let a = engine.add_program(PhasedProgram::steady("a", uniform(50_000.0, 0.01)));
+        let b = engine.add_program(PhasedProgram::steady("b", uniform(90_000.0, 0.005)));
         let slots: Vec<u32> = [a, b, a, b, a].iter().map(|&program| engine.start(program, on(&[0, 1]))).collect();
         engine.run(2e9);
         let before: Vec<f64> = slots.iter().map(|&slot| engine.done(slot).instructions).collect();
@@ -204,7 +205,7 @@ fn short_turns_are_as_good_as_averaged() {
 #[test]
 fn a_migration_costs_the_refill_and_nothing_else() {
     let mut engine = engine(false);
-    let program = engine.add_program(Program::steady("mover", uniform(40_000.0, 0.02)));
+    let program = engine.add_program(PhasedProgram::steady("mover", uniform(40_000.0, 0.02)));
     let slot = engine.start(program, on(&[0]));
     engine.run(2e9);
     let before = engine.done(slot).instructions;
@@ -228,7 +229,7 @@ fn sharing_across_caches_costs_and_within_one_does_not() {
         let mut engine = engine(false);
         let mut phase = uniform(1000.0, 0.01);
         phase.sharing = vec![RegionUse { region: 3, bytes: 4096.0, reads_per_instr: 0.01, writes_per_instr: 0.005 }];
-        let program = engine.add_program(Program::steady("talks", phase));
+        let program = engine.add_program(PhasedProgram::steady("talks", phase));
         let slots = cpus.map(|cpu| engine.start(program, on(&[cpu])));
         engine.run(2e9);
         (engine.done(slots[0]).instructions, engine.done(slots[0]).counts[REMOTE_HITS])
@@ -247,7 +248,7 @@ fn sharing_across_caches_costs_and_within_one_does_not() {
 fn first_touches_that_are_in_the_profile_are_not_counted_twice() {
     let cycles = |from_empty_cache: bool| {
         let mut engine = engine(false);
-        let program = Program { from_empty_cache, ..Program::steady("a", uniform(40_000.0, 0.02)) };
+        let program = PhasedProgram { from_empty_cache, ..PhasedProgram::steady("a", uniform(40_000.0, 0.02)) };
         let program = engine.add_program(program);
         let slot = engine.start(program, on(&[0]));
         engine.run(2e6);
@@ -261,11 +262,11 @@ fn first_touches_that_are_in_the_profile_are_not_counted_twice() {
 #[test]
 fn contexts_share_their_core() {
     let run = |count: u32| {
-        let mut engine = Engine::new(&machine(1, 2, 2, 2), false).unwrap();
-        let quick = by_hand::phase_of(64.0, LINES, 4, |_| 0.0);
+        let mut engine = IntervalEngine::new(&machine(1, 2, 2, 2), false).unwrap();
+        let quick = closed_form::phase_of(64.0, LINES, 4, |_| 0.0);
         let mut quick = quick;
         quick.points.iter_mut().for_each(|point| point.cycles_per_instr = 0.6);
-        let program = engine.add_program(Program::steady("quick", quick));
+        let program = engine.add_program(PhasedProgram::steady("quick", quick));
         let slots: Vec<u32> = (0..count).map(|cpu| engine.start(program, on(&[cpu]))).collect();
         engine.run(1e9);
         let total: f64 = slots.iter().map(|&slot| engine.done(slot).instructions).sum();
@@ -281,7 +282,7 @@ fn contexts_share_their_core() {
 fn the_same_calls_give_the_same_bits() {
     let run = || {
         let mut engine = engine(true);
-        let program = engine.add_program(Program::steady("a", uniform(90_000.0, 0.02)));
+        let program = engine.add_program(PhasedProgram::steady("a", uniform(90_000.0, 0.02)));
         let slots: Vec<u32> = (0..6).map(|_| engine.start(program, on(&[0, 1, 2, 3]))).collect();
         engine.run(3e9);
         slots.iter().map(|&slot| engine.done(slot).instructions.to_bits()).collect::<Vec<_>>()

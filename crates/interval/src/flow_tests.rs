@@ -1,11 +1,11 @@
 use super::*;
-use crate::by_hand;
-use crate::program::Phase;
+use crate::closed_form;
+use crate::program::ProgramPhase;
 
 const LINES: f64 = 4096.0;
 
 /// Steps of a quarter of a turnover until nothing changes.
-fn settle(flow: &mut Flow, curves: &Curves, rates: &[f64]) {
+fn settle(flow: &mut OccupancyModel, curves: &PhaseCurves, rates: &[f64]) {
     for _ in 0..400 {
         flow.rate.copy_from_slice(rates);
         let step = 0.25 * flow.turnover_cycles(curves).min(1e12);
@@ -13,9 +13,9 @@ fn settle(flow: &mut Flow, curves: &Curves, rates: &[f64]) {
     }
 }
 
-fn with(phases: &[Phase]) -> (Flow, Curves) {
-    let mut curves = Curves::new(LINES);
-    let mut flow = Flow::new(LINES as f32, Replacement::Lru);
+fn with(phases: &[ProgramPhase]) -> (OccupancyModel, PhaseCurves) {
+    let mut curves = PhaseCurves::new(LINES);
+    let mut flow = OccupancyModel::new(LINES as f32, ReplacementPolicy::Lru);
     for (task, phase) in phases.iter().enumerate() {
         let curve = curves.add(phase, 64.0, 200.0);
         flow.enter(task as u32, curve, 0.0);
@@ -70,7 +70,8 @@ fn independent_streams_compose_as_under_exact_lru() {
         (&[1500, 5000, 9000], &[1.0, 4.0, 0.5]),
     ];
     for (lines, weights) in cases {
-        let phases: Vec<Phase> = lines.iter().map(|&own| by_hand::uniform(64.0, LINES, own as f64, 0.1)).collect();
+        let phases: Vec<ProgramPhase> =
+            lines.iter().map(|&own| closed_form::uniform(64.0, LINES, own as f64, 0.1)).collect();
         let (mut flow, curves) = with(&phases);
         settle(&mut flow, &curves, weights);
         let expected = simulated(lines, weights, LINES as usize);
@@ -85,9 +86,10 @@ fn independent_streams_compose_as_under_exact_lru() {
 /// Do streams share an LRU cache, and a random one, in proportion to their rates?
 #[test]
 fn streams_share_in_proportion_to_their_fills() {
-    for replacement in [Replacement::Lru, Replacement::Random] {
-        let (mut flow, curves) = with(&[by_hand::stream(64.0, LINES, 0.02), by_hand::stream(64.0, LINES, 0.01)]);
-        flow.random = replacement == Replacement::Random;
+    for replacement in [ReplacementPolicy::Lru, ReplacementPolicy::Random] {
+        let (mut flow, curves) =
+            with(&[closed_form::stream(64.0, LINES, 0.02), closed_form::stream(64.0, LINES, 0.01)]);
+        flow.random = replacement == ReplacementPolicy::Random;
         settle(&mut flow, &curves, &[1.0, 1.0]);
         assert!((f64::from(flow.lines[0]) / LINES - 2.0 / 3.0).abs() < 0.005, "{replacement:?} {:?}", flow.lines);
     }
@@ -96,7 +98,7 @@ fn streams_share_in_proportion_to_their_fills() {
 /// Under random replacement, does each hold what its own fills are of all (the closed-form fixed point)?
 #[test]
 fn random_replacement_settles_at_shares_of_fills() {
-    let phases = [by_hand::uniform(64.0, LINES, 6000.0, 0.1), by_hand::uniform(64.0, LINES, 3000.0, 0.1)];
+    let phases = [closed_form::uniform(64.0, LINES, 6000.0, 0.1), closed_form::uniform(64.0, LINES, 3000.0, 0.1)];
     let (mut flow, curves) = with(&phases);
     flow.random = true;
     settle(&mut flow, &curves, &[1.0, 1.0]);
@@ -108,10 +110,10 @@ fn random_replacement_settles_at_shares_of_fills() {
 /// Does a task in a partition of its own hold what it would hold in a cache of that size, whoever is beside it?
 #[test]
 fn a_partition_is_a_cache_of_its_size() {
-    let stream = by_hand::stream(64.0, LINES, 0.05);
+    let stream = closed_form::stream(64.0, LINES, 0.05);
     for ways in [1, 4, 12] {
         let part = (LINES / 16.0 * f64::from(ways)) as f32;
-        let (mut flow, curves) = with(&[by_hand::uniform(64.0, LINES, 8000.0, 0.1), stream.clone()]);
+        let (mut flow, curves) = with(&[closed_form::uniform(64.0, LINES, 8000.0, 0.1), stream.clone()]);
         let rest = LINES as f32 - part;
         flow.divide(&[(part, 0), (rest, 1)], &[part, rest], |task| task as u8);
         settle(&mut flow, &curves, &[1.0, 5.0]);
@@ -127,12 +129,12 @@ fn a_partition_is_a_cache_of_its_size() {
 fn a_refill_takes_as_long_as_the_footprint_grows() {
     let (own, references) = (3000.0, 0.05);
     for first_step in [1.0 / 256.0, 1.0 / 32.0] {
-        let stream = by_hand::stream(64.0, LINES, 0.001);
-        let (mut flow, curves) = with(&[stream, by_hand::uniform(64.0, LINES, own, references)]);
+        let stream = closed_form::stream(64.0, LINES, 0.001);
+        let (mut flow, curves) = with(&[stream, closed_form::uniform(64.0, LINES, own, references)]);
         flow.leave(1);
         settle(&mut flow, &curves, &[1.0, 0.0]);
         assert!(flow.lines[1] < 1.0 && f64::from(flow.lines[0]) > 0.99 * LINES);
-        flow.here[1] = true;
+        flow.is_running[1] = true;
         let (began, mut half) = (flow.since, 0.0);
         let mut step = first_step * LINES / references;
         while f64::from(flow.lines[1]) < 0.5 * own {
@@ -151,7 +153,8 @@ fn a_refill_takes_as_long_as_the_footprint_grows() {
 /// Is a program that left found again by what it still holds, and forgotten once that is gone?
 #[test]
 fn who_left_keeps_its_lines_until_others_need_the_room() {
-    let (mut flow, curves) = with(&[by_hand::uniform(64.0, LINES, 4000.0, 0.1), by_hand::stream(64.0, LINES, 0.01)]);
+    let (mut flow, curves) =
+        with(&[closed_form::uniform(64.0, LINES, 4000.0, 0.1), closed_form::stream(64.0, LINES, 0.01)]);
     settle(&mut flow, &curves, &[1.0, 0.1]);
     let before = flow.lines[0];
     flow.leave(0);
@@ -171,7 +174,7 @@ fn who_left_keeps_its_lines_until_others_need_the_room() {
 /// Does the result hang on how long the steps are, once rates are steady?
 #[test]
 fn steps_of_any_length_end_in_the_same_state() {
-    let phases = [by_hand::uniform(64.0, LINES, 6000.0, 0.1), by_hand::uniform(64.0, LINES, 20_000.0, 0.1)];
+    let phases = [closed_form::uniform(64.0, LINES, 6000.0, 0.1), closed_form::uniform(64.0, LINES, 20_000.0, 0.1)];
     let ends: Vec<f32> = [1e-2, 1.0, 100.0, 1e6]
         .into_iter()
         .map(|turnovers| {
@@ -189,9 +192,9 @@ fn steps_of_any_length_end_in_the_same_state() {
 /// Is a user with a part of its own inside everybody's held to it, while the others have the rest and what it leaves?
 #[test]
 fn overlapping_parts_confine_and_share() {
-    let stream = || by_hand::stream(64.0, LINES, 0.05);
+    let stream = || closed_form::stream(64.0, LINES, 0.05);
     for (references, holds) in [(0.1, 1024.0), (0.000_01, 0.0)] {
-        let (mut flow, curves) = with(&[by_hand::uniform(64.0, LINES, 8000.0, references), stream(), stream()]);
+        let (mut flow, curves) = with(&[closed_form::uniform(64.0, LINES, 8000.0, references), stream(), stream()]);
         flow.divide(&[(1024.0, 0), (LINES as f32, 0)], &[LINES as f32], |task| u8::from(task > 0));
         settle(&mut flow, &curves, &[1.0, 1.0, 1.0]);
         let found = f64::from(flow.lines[0]);
@@ -203,11 +206,11 @@ fn overlapping_parts_confine_and_share() {
 /// Does a program whose phases are all alike hold what it would hold with one, however short they are?
 #[test]
 fn phases_that_are_alike_hold_as_one() {
-    let own = || by_hand::uniform(64.0, LINES, 6000.0, 0.1);
-    let (mut one, curves) = with(&[own(), by_hand::stream(64.0, LINES, 0.05)]);
+    let own = || closed_form::uniform(64.0, LINES, 6000.0, 0.1);
+    let (mut one, curves) = with(&[own(), closed_form::stream(64.0, LINES, 0.05)]);
     settle(&mut one, &curves, &[1.0, 1.0]);
     for phases_per_turnover in [0.5, 4.0, 40.0] {
-        let (mut flow, mut curves) = with(&[own(), by_hand::stream(64.0, LINES, 0.05)]);
+        let (mut flow, mut curves) = with(&[own(), closed_form::stream(64.0, LINES, 0.05)]);
         let other = curves.add(&own(), 64.0, 200.0);
         let length = LINES / 0.1 / phases_per_turnover;
         for number in 0..(20.0 * phases_per_turnover) as u32 {
@@ -226,8 +229,8 @@ fn phases_that_are_alike_hold_as_one() {
 #[test]
 fn what_a_phase_left_goes_when_it_has_not_been_touched() {
     let (mut flow, mut curves) =
-        with(&[by_hand::uniform(64.0, LINES, 3500.0, 0.1), by_hand::stream(64.0, LINES, 0.05)]);
-    let small = curves.add(&by_hand::uniform(64.0, LINES, 500.0, 0.1), 64.0, 200.0);
+        with(&[closed_form::uniform(64.0, LINES, 3500.0, 0.1), closed_form::stream(64.0, LINES, 0.05)]);
+    let small = curves.add(&closed_form::uniform(64.0, LINES, 500.0, 0.1), 64.0, 200.0);
     settle(&mut flow, &curves, &[1.0, 0.2]);
     let held = flow.lines[0];
     assert!(held > 3000.0, "{held}");

@@ -5,17 +5,22 @@
 
 #![warn(missing_docs)]
 
-pub mod by_hand;
-mod cores;
+pub mod closed_form;
 mod curve;
 pub mod engine;
-mod flow;
 mod machine;
 mod memory;
+mod occupancy;
 mod program;
+mod run_queues;
 mod sharing;
-mod stack;
-mod turns;
+mod smt;
+mod synthetic_trace;
 
-pub use machine::{BadMachine, Defects, Event, IntervalMachine, Job, JobResults, Options, Results};
-pub use program::{BadProgram, Demand, Phase, Point, PrivateLevel, Program, RegionUse, Unaided};
+pub use machine::{
+    CounterNoise, IntervalJob, IntervalMachine, IntervalMachineError, IntervalResults, JobResults, MachineEvent,
+    Options,
+};
+pub use program::{
+    Demand, PhasedProgram, PhasedProgramError, PrivateLevel, ProgramPhase, RegionUse, SizePoint, UnprefetchedRates,
+};

@@ -30,7 +30,7 @@ const CLOSE_ENOUGH: f32 = 2e-4;
 
 /// What one running task asks of memory at its present occupancy.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Ask {
+pub struct MemoryDemand {
     /// Per instruction, without anybody's queues.
     pub cycles: f32,
     /// Demand misses per instruction that it waits for one after the other.
@@ -51,7 +51,7 @@ pub struct Ask {
     pub queued: f32,
 }
 
-impl Ask {
+impl MemoryDemand {
     /// Instructions a cycle on a processor.
     #[inline]
     pub fn speed(&self) -> f32 {
@@ -79,7 +79,7 @@ struct Waits {
 
 /// A bus or a controller, or the places of a bus for reads on their way.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Server {
+pub struct QueueServer {
     pub cycles_per_line: f32,
     /// Share of time that it passes lines.
     pub busy: f32,
@@ -97,9 +97,14 @@ pub struct Server {
     now: Waits,
 }
 
-impl Server {
+impl QueueServer {
     fn new(bytes_per_cycle: f64, line_bytes: f64, first: bool) -> Self {
-        Server { cycles_per_line: (line_bytes / bytes_per_cycle) as f32, first, burst: 1.0, ..Server::default() }
+        QueueServer {
+            cycles_per_line: (line_bytes / bytes_per_cycle) as f32,
+            first,
+            burst: 1.0,
+            ..QueueServer::default()
+        }
     }
 
     /// While it is busy for `busy`.
@@ -110,28 +115,28 @@ impl Server {
         if !self.first {
             return Waits { demand: behind, other: behind };
         }
-        let left_over = busy * self.beyond(busy, STANDING_BACK);
+        let left_over = busy * self.tail_probability(busy, STANDING_BACK);
         let passed_by = self.cycles_per_line / (2.0 * (1.0 - busy * self.demand_share));
         Waits { demand: (passed_by + left_over * behind).min(behind), other: behind }
     }
 
     /// Lines of a task that pass here, per instruction.
     #[inline]
-    pub fn lines(&self, ask: &Ask) -> f32 {
+    pub fn lines(&self, ask: &MemoryDemand) -> f32 {
         if self.places > 0.0 { ask.lines - ask.written } else { ask.lines + self.turn_lines * ask.written }
     }
 
     /// How much of it the task would take if nobody made it wait: what its profile knows of.
     #[inline]
-    fn alone(&self, ask: &Ask) -> f32 {
+    fn alone(&self, ask: &MemoryDemand) -> f32 {
         (self.lines(ask) * ask.share * self.cycles_per_line / ask.cycles).min(BUSIEST_ALONE)
     }
 
     /// Per instruction, while it is `busy` and a line waits so.
     #[inline]
-    fn queued(&self, busy: f32, waits: Waits, ask: &Ask) -> f32 {
+    fn queued(&self, busy: f32, waits: Waits, ask: &MemoryDemand) -> f32 {
         let others = match self.places > 0.0 {
-            true => self.crowd(busy) - self.crowd(self.alone(ask)),
+            true => self.saturation(busy) - self.saturation(self.alone(ask)),
             false => self.burst * busy - ask.burst * self.alone(ask),
         };
         (ask.waits * waits.demand + ask.late * waits.other) * others.max(0.0)
@@ -139,13 +144,13 @@ impl Server {
 
     /// Probability that all places are taken.
     #[inline]
-    fn crowd(&self, busy: f32) -> f32 {
+    fn saturation(&self, busy: f32) -> f32 {
         libm::powf(busy, libm::sqrtf(2.0 * (self.places + 1.0)) - 1.0)
     }
 
     /// Probability that more than so many lines wait, where anything does: it falls off exponentially (heavy traffic).
     #[inline]
-    fn beyond(&self, busy: f32, lines: f32) -> f32 {
+    fn tail_probability(&self, busy: f32, lines: f32) -> f32 {
         let exponent = 2.0 * (1.0 - busy) / (busy.max(1e-3) * self.burst) * lines;
         if exponent > 20.0 { 0.0 } else { libm::expf(-exponent) }
     }
@@ -158,13 +163,13 @@ impl Server {
 
 /// The buses and the controllers of a machine.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Memory {
+pub struct MemorySystem {
     /// By node.
-    pub controllers: Vec<Server>,
+    pub controllers: Vec<QueueServer>,
     /// By package; none where packages have no bus.
-    pub buses: Vec<Server>,
+    pub buses: Vec<QueueServer>,
     /// Places for reads on their way: by package, by node where packages have no bus; none = any number.
-    windows: Vec<Server>,
+    windows: Vec<QueueServer>,
     packages_per_node: u32,
     pub latency_cycles: f32,
     /// How many more another node's memory takes.
@@ -173,32 +178,33 @@ pub struct Memory {
     ahead_lines: Option<f32>,
 }
 
-impl Memory {
+impl MemorySystem {
     /// The memory of a checked machine.
     pub fn new(spec: &MachineSpec, line_bytes: f64) -> Self {
         let (memory, rules) = (&spec.memory, &spec.memory.scheduling);
-        let bus = memory.package_bus_bytes_per_cycle.map(|bytes| Server::new(bytes, line_bytes, rules.demand_first));
-        let mut controller = Server::new(memory.bytes_per_cycle, line_bytes, rules.demand_first);
+        let bus =
+            memory.package_bus_bytes_per_cycle.map(|bytes| QueueServer::new(bytes, line_bytes, rules.demand_priority));
+        let mut controller = QueueServer::new(memory.bytes_per_cycle, line_bytes, rules.demand_priority);
         controller.turn_lines = rules.turnaround_cycles as f32 / (WRITE_BATCH * controller.cycles_per_line);
         let latency_cycles = memory.local_latency_cycles as f32;
-        let places = rules.requests_in_flight.map(|places| Server {
+        let places = rules.requests_in_flight.map(|places| QueueServer {
             places: places as f32,
             cycles_per_line: latency_cycles / places as f32,
-            ..Server::default()
+            ..QueueServer::default()
         });
         let windows = if bus.is_some() { spec.packages } else { memory.nodes };
         let ahead = spec.prefetchers.iter().find_map(|prefetcher| match prefetcher {
             PrefetcherSpec::Streamer { ahead_lines, .. } => Some(*ahead_lines as f32),
             _ => None,
         });
-        Memory {
+        MemorySystem {
             controllers: vec![controller; memory.nodes as usize],
             buses: bus.map_or(Vec::new(), |bus| vec![bus; spec.packages as usize]),
             windows: places.map_or(Vec::new(), |window| vec![window; windows as usize]),
             packages_per_node: spec.packages / memory.nodes,
             latency_cycles,
             farther_cycles: memory.remote_latency_cycles as f32 - latency_cycles,
-            ahead_lines: ahead.filter(|_| rules.demand_first),
+            ahead_lines: ahead.filter(|_| rules.demand_priority),
         }
     }
 
@@ -208,15 +214,16 @@ impl Memory {
 
     /// The share of its prefetches that a task loses because of others, beyond what it loses alone: those that find no
     /// room at all, or as much as it slows down because prefetches start later.
-    pub fn dropped(&self, node: usize, package: u32, ask: &Ask, prefetch: &Prefetch) -> f32 {
+    pub fn dropped(&self, node: usize, package: u32, ask: &MemoryDemand, prefetch: &Prefetch) -> f32 {
         let mut dropped = 0.0f32;
         let mut lose = |now: f32, alone: f32| dropped = dropped.max((now - alone) / (1.0 - alone));
         for server in self.path(node, package) {
-            let crowded = |busy: f32| busy * server.beyond(busy, self.latency_cycles / server.cycles_per_line);
+            let crowded =
+                |busy: f32| busy * server.tail_probability(busy, self.latency_cycles / server.cycles_per_line);
             lose(crowded(server.busy.min(BUSIEST)), crowded(server.alone(ask)));
         }
         if let Some(window) = self.window(node, package) {
-            lose(window.crowd(window.busy), window.crowd(window.alone(ask)));
+            lose(window.saturation(window.busy), window.saturation(window.alone(ask)));
         }
         match self.ahead_lines {
             Some(lines) if prefetch.late_share > 0.0 => {
@@ -230,11 +237,12 @@ impl Memory {
     /// room for, or was a moment ago: the larger of two looks, between which others' requests on their way have changed
     /// (Poisson; the mean of the larger of two normal numbers). Of the way from aided to unaided speed, the part that is
     /// lost, for the share of the stall that is due to late lines.
-    fn starts_later(&self, node: usize, package: u32, ask: &Ask, prefetch: &Prefetch, lines: f32) -> f32 {
+    fn starts_later(&self, node: usize, package: u32, ask: &MemoryDemand, prefetch: &Prefetch, lines: f32) -> f32 {
         let window = self.window(node, package);
-        let room = |busy: &dyn Fn(&Server) -> f32| {
-            let backlog =
-                |server: &Server| server.waits(busy(server)).other * server.burst * busy(server) / self.latency_cycles;
+        let room = |busy: &dyn Fn(&QueueServer) -> f32| {
+            let backlog = |server: &QueueServer| {
+                server.waits(busy(server)).other * server.burst * busy(server) / self.latency_cycles
+            };
             1.0 - self.path(node, package).map(backlog).fold(window.map_or(0.0, busy), f32::max)
         };
         let spread = window.map_or(0.0, |window| {
@@ -252,7 +260,7 @@ impl Memory {
 
     /// Lines that come at once, of a task whose misses overlap: those that are waited for once come together, all others
     /// one by one. Where places are few, lines come as places come free.
-    pub fn burst(&self, ask: &Ask) -> f32 {
+    pub fn burst(&self, ask: &MemoryDemand) -> f32 {
         if !self.windows.is_empty() || ask.waits <= 0.0 || ask.lines <= 0.0 {
             return 1.0;
         }
@@ -260,43 +268,43 @@ impl Memory {
     }
 
     /// Are there prefetchers that go less far ahead where there is less room?
-    pub fn looks_for_room(&self) -> bool {
+    pub fn throttles_prefetch(&self) -> bool {
         self.ahead_lines.is_some()
     }
 
-    fn path(&self, node: usize, package: u32) -> impl Iterator<Item = &Server> {
+    fn path(&self, node: usize, package: u32) -> impl Iterator<Item = &QueueServer> {
         self.buses.get(package as usize).into_iter().chain(self.controllers.get(node))
     }
 
-    fn window(&self, node: usize, package: u32) -> Option<&Server> {
+    fn window(&self, node: usize, package: u32) -> Option<&QueueServer> {
         self.windows.get(if self.buses.is_empty() { node } else { package as usize })
     }
 
     /// Finds how busy a node's controller and its packages' buses are, and how long everybody waits there. `asks` hands
     /// every task's package and ask to the function it is given, as often as it is called.
-    pub fn solve(&mut self, node: usize, asks: &mut dyn FnMut(&mut dyn FnMut(u32, &mut Ask))) {
+    pub fn solve(&mut self, node: usize, asks: &mut dyn FnMut(&mut dyn FnMut(u32, &mut MemoryDemand))) {
         let packages = self.packages_per_node;
         let first = node as u32 * packages;
         // With a bus before the controller each sees the other's delay; twice is enough, as every step comes here again.
         let sweeps = if self.buses.is_empty() && self.windows.is_empty() { 1 } else { 2 };
         for _ in 0..sweeps {
             for package in first..first + packages {
-                self.solve_one(node, Some(package), Part::Bus, asks);
+                self.solve_one(node, Some(package), ServerKind::Bus, asks);
             }
-            self.solve_one(node, None, Part::Controller, asks);
+            self.solve_one(node, None, ServerKind::Controller, asks);
             if self.windows.is_empty() {
                 continue;
             }
             let users = if self.buses.is_empty() { first..first + 1 } else { first..first + packages };
             for package in users {
-                let behind = |server: &Server| {
+                let behind = |server: &QueueServer| {
                     let share = server.demand_share;
                     server.burst * server.busy * (share * server.now.demand + (1.0 - share) * server.now.other)
                 };
                 let held = self.latency_cycles + self.path(node, package).map(behind).sum::<f32>();
                 let of = if self.buses.is_empty() { node } else { package as usize };
                 self.windows[of].cycles_per_line = held / self.windows[of].places;
-                self.solve_one(node, (!self.buses.is_empty()).then_some(package), Part::Window, asks);
+                self.solve_one(node, (!self.buses.is_empty()).then_some(package), ServerKind::Window, asks);
             }
         }
         let memory = &*self;
@@ -308,8 +316,8 @@ impl Memory {
         &mut self,
         node: usize,
         only: Option<u32>,
-        part: Part,
-        asks: &mut dyn FnMut(&mut dyn FnMut(u32, &mut Ask)),
+        part: ServerKind,
+        asks: &mut dyn FnMut(&mut dyn FnMut(u32, &mut MemoryDemand)),
     ) {
         let Some(server) = self.part(node, only, part).copied() else { return };
         let (mut demand, mut all, mut bursts) = (0.0, 0.0, 0.0);
@@ -322,11 +330,11 @@ impl Memory {
             }
         });
         let share = |part: f32| if all > 0.0 { part / all } else { 1.0 };
-        let mut server = Server { demand_share: share(demand).min(1.0), burst: share(bursts), ..server };
+        let mut server = QueueServer { demand_share: share(demand).min(1.0), burst: share(bursts), ..server };
         // The answer so far is of all servers on the way.
         let (memory, before) = (&*self, server);
         let lonely = self.buses.is_empty() && self.windows.is_empty();
-        let elsewhere = |package: u32, ask: &Ask| match lonely {
+        let elsewhere = |package: u32, ask: &MemoryDemand| match lonely {
             true => 0.0,
             false => (memory.queued(node, package, ask) - before.queued(before.busy, before.now, ask)).max(0.0),
         };
@@ -343,37 +351,37 @@ impl Memory {
         }
     }
 
-    fn part(&mut self, node: usize, package: Option<u32>, part: Part) -> Option<&mut Server> {
+    fn part(&mut self, node: usize, package: Option<u32>, part: ServerKind) -> Option<&mut QueueServer> {
         let of = package.map_or(node, |package| package as usize);
         match part {
-            Part::Bus => self.buses.get_mut(of),
-            Part::Controller => self.controllers.get_mut(node),
-            Part::Window => self.windows.get_mut(of),
+            ServerKind::Bus => self.buses.get_mut(of),
+            ServerKind::Controller => self.controllers.get_mut(node),
+            ServerKind::Window => self.windows.get_mut(of),
         }
     }
 
     /// How long one task waits, while servers are as busy as they are.
-    pub fn queue(&self, node: usize, package: u32, ask: &mut Ask) {
+    pub fn queue(&self, node: usize, package: u32, ask: &mut MemoryDemand) {
         ask.queued = self.queued(node, package, ask);
     }
 
     #[inline]
-    fn queued(&self, node: usize, package: u32, ask: &Ask) -> f32 {
-        let at = |server: &Server| server.queued(server.busy, server.now, ask);
+    fn queued(&self, node: usize, package: u32, ask: &MemoryDemand) -> f32 {
+        let at = |server: &QueueServer| server.queued(server.busy, server.now, ask);
         self.path(node, package).chain(self.window(node, package)).map(at).sum()
     }
 }
 
 /// Kinds of servers.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Part {
+enum ServerKind {
     Bus,
     Controller,
     Window,
 }
 
 /// The `busy` at which the tasks' traffic, slowed by it and by all others on their way, is just that.
-fn root_by(server: &Server, asks: &mut dyn FnMut(&mut dyn FnMut(f32, &mut Ask))) -> f32 {
+fn root_by(server: &QueueServer, asks: &mut dyn FnMut(&mut dyn FnMut(f32, &mut MemoryDemand))) -> f32 {
     let mut traffic = |busy: f32| {
         let (mut sum, waits) = (0.0, server.waits(busy));
         asks(&mut |elsewhere, ask| {
@@ -427,10 +435,10 @@ fn root_by(server: &Server, asks: &mut dyn FnMut(&mut dyn FnMut(f32, &mut Ask)))
 mod tests {
     use super::*;
 
-    fn memory(bytes_per_cycle: f64, bus: Option<f64>) -> Memory {
-        Memory {
-            controllers: vec![Server::new(bytes_per_cycle, 64.0, false)],
-            buses: bus.map_or(Vec::new(), |bus| vec![Server::new(bus, 64.0, false)]),
+    fn memory(bytes_per_cycle: f64, bus: Option<f64>) -> MemorySystem {
+        MemorySystem {
+            controllers: vec![QueueServer::new(bytes_per_cycle, 64.0, false)],
+            buses: bus.map_or(Vec::new(), |bus| vec![QueueServer::new(bus, 64.0, false)]),
             windows: Vec::new(),
             packages_per_node: 1,
             latency_cycles: 200.0,
@@ -440,14 +448,14 @@ mod tests {
     }
 
     /// Solved as often as a settled machine would.
-    fn solved(memory: &mut Memory, asks: &mut [Ask]) {
+    fn solved(memory: &mut MemorySystem, asks: &mut [MemoryDemand]) {
         for _ in 0..60 {
             memory.solve(0, &mut |each| asks.iter_mut().for_each(|ask| each(0, ask)));
         }
     }
 
-    fn stream(cycles: f32, waits: f32, lines: f32) -> Ask {
-        Ask { cycles, waits, lines, burst: 1.0, share: 1.0, ..Ask::default() }
+    fn stream(cycles: f32, waits: f32, lines: f32) -> MemoryDemand {
+        MemoryDemand { cycles, waits, lines, burst: 1.0, share: 1.0, ..MemoryDemand::default() }
     }
 
     /// Is a task alone as fast as its profile says, however busy it keeps memory?
@@ -474,7 +482,7 @@ mod tests {
             assert!(lines <= whole * 1.001, "{count}: {lines} of {whole}");
             let wanted = 0.025 * count as f32;
             assert!(lines > 0.9 * whole.min(wanted), "{count}: {lines} of {whole}");
-            let speeds: Vec<f32> = asks.iter().map(Ask::speed).collect();
+            let speeds: Vec<f32> = asks.iter().map(MemoryDemand::speed).collect();
             assert!(speeds.iter().all(|speed| (speed / speeds[0] - 1.0).abs() < 1e-3), "{speeds:?}");
         }
     }
@@ -519,9 +527,9 @@ mod tests {
     fn demand_waits_as_cobham_says() {
         let mut memory = memory(2.0, None);
         memory.controllers[0].first = true;
-        let (demand, rest) = (Ask { first: 0.01, ..stream(1.0, 0.0, 0.01) }, stream(1.0, 0.0, 0.009));
-        let light = Ask { late: 0.001, ..stream(1.0, 0.001, 1e-6) };
-        let mut asks = [demand, rest, Ask { late: 0.0, ..light }, Ask { waits: 0.0, ..light }];
+        let (demand, rest) = (MemoryDemand { first: 0.01, ..stream(1.0, 0.0, 0.01) }, stream(1.0, 0.0, 0.009));
+        let light = MemoryDemand { late: 0.001, ..stream(1.0, 0.001, 1e-6) };
+        let mut asks = [demand, rest, MemoryDemand { late: 0.0, ..light }, MemoryDemand { waits: 0.0, ..light }];
         solved(&mut memory, &mut asks);
         let (first, busy) = (0.01 * 32.0, 0.019 * 32.0);
         let cobham = 0.001 * 32.0 * busy / 2.0 / (1.0 - first);
@@ -534,14 +542,14 @@ mod tests {
     #[test]
     fn lines_that_come_at_once_make_others_wait() {
         let mut memory = memory(2.0, None);
-        let mut asks = [stream(1.0, 0.001, 1e-6), Ask { burst: 8.0, ..stream(1.0, 0.0, 0.015) }];
+        let mut asks = [stream(1.0, 0.001, 1e-6), MemoryDemand { burst: 8.0, ..stream(1.0, 0.0, 0.015) }];
         solved(&mut memory, &mut asks);
         let busy = 0.015 * 32.0;
         let expected = 0.001 * 8.0 * 32.0 * busy / (2.0 * (1.0 - busy));
         assert!((asks[0].queued / expected - 1.0).abs() < 0.02, "{} {expected}", asks[0].queued);
-        let ask = Ask { first: 0.01, ..stream(1.0, 0.002, 0.02) };
+        let ask = MemoryDemand { first: 0.01, ..stream(1.0, 0.002, 0.02) };
         assert!((memory.burst(&ask) - (1.0 + 4.0 * 0.5)).abs() < 1e-5, "half of the lines come five at once");
-        memory.windows = vec![Server::default()];
+        memory.windows = vec![QueueServer::default()];
         assert_eq!(memory.burst(&ask), 1.0);
     }
 
@@ -550,7 +558,7 @@ mod tests {
     fn reads_on_their_way_are_limited() {
         for places in [1.0, 4.0, 12.0] {
             let mut memory = memory(64.0, None);
-            memory.windows = vec![Server { places, cycles_per_line: 200.0 / places, ..Server::default() }];
+            memory.windows = vec![QueueServer { places, cycles_per_line: 200.0 / places, ..QueueServer::default() }];
             let mut asks = vec![stream(1.0, 0.02, 0.03); 3];
             solved(&mut memory, &mut asks);
             let lines: f32 = asks.iter().map(|ask| ask.lines * ask.speed()).sum();
@@ -558,7 +566,7 @@ mod tests {
             assert!(lines <= most * 1.001 && lines > 0.85 * most.min(0.09), "{places}: {lines} of {most}");
         }
         let mut memory = memory(64.0, None);
-        memory.windows = vec![Server { places: 1.0, cycles_per_line: 200.0, ..Server::default() }];
+        memory.windows = vec![QueueServer { places: 1.0, cycles_per_line: 200.0, ..QueueServer::default() }];
         let mut asks = [stream(1.0, 0.001, 1e-6), stream(1.0, 0.0, 0.002)];
         solved(&mut memory, &mut asks);
         let expected = 0.001 * 200.0 * 0.4 / (2.0 * 0.6);
@@ -569,7 +577,7 @@ mod tests {
     #[test]
     fn a_stream_is_as_fast_as_it_is_ahead() {
         let mut memory = memory(64.0, None);
-        memory.windows = vec![Server { places: 12.0, cycles_per_line: 200.0 / 12.0, ..Server::default() }];
+        memory.windows = vec![QueueServer { places: 12.0, cycles_per_line: 200.0 / 12.0, ..QueueServer::default() }];
         memory.ahead_lines = Some(8.0);
         // 8 x (1 - 5/12) + 0.5 lines ahead when alone: five on their way, one each 40 cycles.
         let ask = stream(40.0, 0.0, 1.0);

@@ -3,13 +3,13 @@
 //! A profile is measured alone, recorded, or written by hand. Rates are per instruction, sizes are of the contended
 //! cache, lines are that cache's. Nothing here knows a co-runner.
 
-use cachemate_core::Level;
+use cachemate_core::CacheLevel;
 use serde::{Deserialize, Serialize};
 
 /// What a phase does alone with so much of the contended cache.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Point {
+pub struct SizePoint {
     /// Size of the contended cache, in bytes.
     pub size_bytes: f64,
     /// All cycles per instruction, waits included.
@@ -26,13 +26,14 @@ pub struct Point {
     pub memory_stall_cycles_per_instr: f64,
     /// The same with all prefetchers off, where that was measured: what is left where memory drops prefetches.
     #[serde(default)]
-    pub unaided: Option<Unaided>,
+    #[serde(rename = "unaided")]
+    pub without_prefetch: Option<UnprefetchedRates>,
 }
 
 /// A phase with its prefetchers off.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Unaided {
+pub struct UnprefetchedRates {
     /// All cycles per instruction, waits included.
     pub cycles_per_instr: f64,
     /// Lines that the program asked for; without prefetchers there are no others.
@@ -48,7 +49,7 @@ pub struct Unaided {
 #[serde(deny_unknown_fields)]
 pub struct PrivateLevel {
     /// Which level it is.
-    pub level: Level,
+    pub level: CacheLevel,
     /// Demand references of this level.
     pub references_per_instr: f64,
     /// Demand misses of this level.
@@ -72,14 +73,14 @@ pub struct RegionUse {
 /// A stretch of a program with steady rates.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Phase {
+pub struct ProgramPhase {
     /// `None` = it never ends.
     #[serde(default)]
     pub instructions: Option<f64>,
     /// Demand references of the contended cache.
     pub references_per_instr: f64,
     /// Ascending sizes, one or more.
-    pub points: Vec<Point>,
+    pub points: Vec<SizePoint>,
     /// Bytes that it touches at all; `None` = more than any cache.
     #[serde(default)]
     pub footprint_bytes: Option<f64>,
@@ -113,11 +114,11 @@ impl Default for Demand {
 /// One thread's program.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Program {
+pub struct PhasedProgram {
     /// Name for messages and results.
     pub name: String,
     /// Its phases in order, one or more.
-    pub phases: Vec<Phase>,
+    pub phases: Vec<ProgramPhase>,
     /// After the last phase it goes on at this one; `None` = it ends.
     #[serde(default)]
     pub repeats_from: Option<u32>,
@@ -135,7 +136,7 @@ pub struct Program {
 /// A program that cannot be.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 #[error("program '{program}', {field}: found {found}, expected {expected}")]
-pub struct BadProgram {
+pub struct PhasedProgramError {
     /// The program's name.
     pub program: String,
     /// The field, with its place in lists.
@@ -146,12 +147,12 @@ pub struct BadProgram {
     pub expected: String,
 }
 
-impl Program {
+impl PhasedProgram {
     /// One phase for ever.
-    pub fn steady(name: impl Into<String>, phase: Phase) -> Self {
-        Program {
+    pub fn steady(name: impl Into<String>, phase: ProgramPhase) -> Self {
+        PhasedProgram {
             name: name.into(),
-            phases: vec![Phase { instructions: None, ..phase }],
+            phases: vec![ProgramPhase { instructions: None, ..phase }],
             repeats_from: None,
             demand: Demand::default(),
             progress_per_instr: None,
@@ -163,9 +164,9 @@ impl Program {
     ///
     /// # Errors
     /// The first impossible field.
-    pub fn check(&self) -> Result<(), BadProgram> {
+    pub fn check(&self) -> Result<(), PhasedProgramError> {
         let bad = |field: String, found: String, expected: &str| {
-            Err(BadProgram { program: self.name.clone(), field, found, expected: expected.to_string() })
+            Err(PhasedProgramError { program: self.name.clone(), field, found, expected: expected.to_string() })
         };
         if self.phases.is_empty() {
             return bad("phases".to_string(), "none".to_string(), "one or more");
@@ -188,10 +189,10 @@ impl Program {
     }
 }
 
-type Complain<'a> = &'a dyn Fn(&str, String, &str) -> Result<(), BadProgram>;
+type ErrorSink<'a> = &'a dyn Fn(&str, String, &str) -> Result<(), PhasedProgramError>;
 
-impl Phase {
-    fn check(&self, bad: Complain<'_>) -> Result<(), BadProgram> {
+impl ProgramPhase {
+    fn check(&self, bad: ErrorSink<'_>) -> Result<(), PhasedProgramError> {
         if let Some(length) = self.instructions.filter(|length| !(length.is_finite() && *length >= 1.0)) {
             bad("instructions", length.to_string(), "1 or more")?;
         }

@@ -8,7 +8,7 @@
 
 /// One cache's accesses of one region, per cycle.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-struct Rates {
+struct RegionRates {
     reads: f64,
     writes: f64,
 }
@@ -20,12 +20,12 @@ pub struct Regions {
     /// Region's number in programs, in order of first mention.
     numbers: Vec<u32>,
     /// By region, then by cache.
-    rates: Vec<Rates>,
+    rates: Vec<RegionRates>,
 }
 
 /// Remote transfers of one access, on average.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Remote {
+pub struct RemoteTransfers {
     pub per_read: f64,
     pub per_write: f64,
     /// What comes from elsewhere comes from each cache in proportion to this.
@@ -43,7 +43,7 @@ impl Regions {
             return at;
         }
         self.numbers.push(number);
-        self.rates.resize(self.rates.len() + self.caches, Rates::default());
+        self.rates.resize(self.rates.len() + self.caches, RegionRates::default());
         self.numbers.len() - 1
     }
 
@@ -59,7 +59,7 @@ impl Regions {
     }
 
     /// What accesses from one cache cost now. `same_package` tells which caches are near.
-    pub fn remote(&self, place: usize, cache: usize, same_package: impl Fn(usize) -> bool) -> Remote {
+    pub fn remote(&self, place: usize, cache: usize, same_package: impl Fn(usize) -> bool) -> RemoteTransfers {
         let all = &self.rates[place * self.caches..(place + 1) * self.caches];
         let (mut reads, mut writes, mut near) = (0.0, 0.0, 0.0);
         for (at, rates) in all.iter().enumerate().filter(|(at, _)| *at != cache) {
@@ -69,7 +69,7 @@ impl Regions {
         }
         let here = all[cache];
         let share = |theirs: f64, ours: f64| if theirs > 0.0 { theirs / (theirs + ours) } else { 0.0 };
-        Remote {
+        RemoteTransfers {
             per_read: share(writes, here.reads + here.writes),
             per_write: share(reads + writes, here.writes),
             from_same_package: if reads + writes > 0.0 { near / (reads + writes) } else { 0.0 },
@@ -126,7 +126,7 @@ mod tests {
         let mut regions = Regions::new(2);
         let place = regions.place(1);
         regions.add(place, 0, 5.0, 2.0);
-        assert_eq!(regions.remote(place, 0, |_| true), Remote::default());
+        assert_eq!(regions.remote(place, 0, |_| true), RemoteTransfers::default());
         let read_only = regions.place(2);
         regions.add(read_only, 0, 5.0, 0.0);
         regions.add(read_only, 1, 5.0, 0.0);

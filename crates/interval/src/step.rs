@@ -8,10 +8,10 @@ fn growth(change: f32) -> f64 {
     if change < STEADY { STEADY_GROWTH } else { (f64::from(CHANGE_AIMED_AT) / f64::from(change)).clamp(0.5, 2.0) }
 }
 
-impl Engine {
+impl IntervalEngine {
     /// Brings a cache to the present.
     pub(super) fn refresh(&mut self, flow: usize) {
-        let change = self.catch_up(flow);
+        let change = self.integrate_to_now(flow);
         let new_phase = self.end_phases(flow);
         let fresh = std::mem::replace(&mut self.fresh[flow], 0.0);
         let growth = if fresh > 0.0 || new_phase { 0.0 } else { growth(change) };
@@ -23,8 +23,8 @@ impl Engine {
         self.traffic[flow] = now;
         let shift = (now - before) * controller.cycles_per_line;
         controller.busy = (controller.busy + shift).clamp(0.0, 1.0);
-        let told = (controller.busy - self.told_busy[node]).abs();
-        if told > LOAD_CHANGE_TOLD * (1.0 - controller.busy).max(0.05) * 4.0 || !self.memory.buses.is_empty() {
+        let change = (controller.busy - self.told_busy[node]).abs();
+        if change > LOAD_CHANGE_TOLD * (1.0 - controller.busy).max(0.05) * 4.0 || !self.memory.buses.is_empty() {
             self.settle_node(node, flow);
         } else {
             self.queue_here(node, flow);
@@ -51,16 +51,16 @@ impl Engine {
     fn end_phases(&mut self, flow: usize) -> bool {
         let mut any = false;
         for entry in 0..self.flows[flow].len() {
-            if !self.flows[flow].here[entry] {
+            if !self.flows[flow].is_running[entry] {
                 continue;
             }
             let at = self.flows[flow].task[entry] as usize;
-            if self.slots.work_left_instr[at] < 0.5 && !self.slots.over[at] {
-                self.slots.over[at] = true;
+            if self.slots.work_left_instr[at] < 0.5 && !self.slots.finished[at] {
+                self.slots.finished[at] = true;
                 (self.slots.left_instr[at], self.slots.work_left_instr[at]) = (f64::INFINITY, f64::INFINITY);
                 self.ended.push(at as u32);
             }
-            while self.slots.left_instr[at] < 0.5 && !self.slots.over[at] {
+            while self.slots.left_instr[at] < 0.5 && !self.slots.finished[at] {
                 let compiled = &self.programs[self.slots.program[at] as usize];
                 let next = self.slots.phase[at] + 1;
                 let next = if (next as usize) < compiled.program.phases.len() {
@@ -69,7 +69,7 @@ impl Engine {
                     compiled.program.repeats_from
                 };
                 let Some(next) = next else {
-                    self.slots.over[at] = true;
+                    self.slots.finished[at] = true;
                     self.slots.left_instr[at] = f64::INFINITY;
                     self.ended.push(at as u32);
                     break;
@@ -96,18 +96,18 @@ impl Engine {
             let lines = state.lines[entry];
             let middle = (lines + ahead * (lines - state.lines_before[entry])).max(0.0);
             state.lines_before[entry] = lines;
-            if !state.here[entry] {
+            if !state.is_running[entry] {
                 continue;
             }
             let at = state.task[entry] as usize;
             let slots = &mut self.slots;
             // Who waits for its turn asks nothing; it is looked at again when it runs.
-            if slots.waits_for_turn(at) {
+            if slots.is_off_cpu(at) {
                 continue;
             }
             let dropped = slots.dropped[at];
             // First touches are in the profile: as long as nothing was taken from it, it misses what it missed alone.
-            slots.fresh[at] &= state.lost_nothing(entry);
+            slots.fresh[at] &= state.is_intact(entry);
             let size = if slots.fresh[at] { state.size_lines(entry) } else { middle };
             let rates = self.curves.rates(state.curve[entry], size, dropped);
             let ask = &mut slots.ask[at];
@@ -118,10 +118,10 @@ impl Engine {
             ask.lines = rates.fills_per_instr + rates.writebacks_per_instr;
             (ask.first, ask.written) = (rates.demand_per_instr, rates.writebacks_per_instr);
             ask.burst = self.memory.burst(ask);
-            if slots.outside[at] > 0.0 {
-                ask.share = slots.outside[at] as f32 * (ask.cycles + ask.queued);
+            if slots.external_rate[at] > 0.0 {
+                ask.share = slots.external_rate[at] as f32 * (ask.cycles + ask.queued);
             }
-            let aid = match self.memory.looks_for_room() && ask.late > 0.0 {
+            let aid = match self.memory.throttles_prefetch() && ask.late > 0.0 {
                 true => self.curves.aid(state.curve[entry], size, ask.late / (ask.late + ask.waits)),
                 false => Prefetch::default(),
             };
@@ -139,14 +139,14 @@ impl Engine {
         }
         for entry in 0..self.flows[flow].len() {
             let at = self.flows[flow].task[entry] as usize;
-            if self.flows[flow].here[entry] && !self.slots.waits_for_turn(at) {
-                self.extras(flow, at);
+            if self.flows[flow].is_running[entry] && !self.slots.is_off_cpu(at) {
+                self.update_core_stalls(flow, at);
             }
         }
     }
 
     /// Cycles that an instruction takes longer for the core's other contexts and for remote lines.
-    fn extras(&mut self, flow: usize, at: usize) {
+    fn update_core_stalls(&mut self, flow: usize, at: usize) {
         let compiled = &self.programs[self.slots.program[at] as usize];
         let phase = self.slots.phase[at] as usize;
         self.slots.per_instr[at][REFERENCES] = compiled.program.phases[phase].references_per_instr as f32;
@@ -175,14 +175,14 @@ impl Engine {
         }
         (self.slots.per_instr[at][REMOTE_HITS], self.slots.per_instr[at][REMOTE_CYCLES]) = (hits as f32, cycles as f32);
         extra += cycles as f32;
-        extra += self.far_cycles(flow, at);
+        extra += self.remote_memory_cycles(flow, at);
         self.slots.ask[at].cycles += extra - self.slots.extra[at];
         self.slots.extra[at] = extra;
     }
 
     /// Cycles that an instruction takes longer where its pages are on another node: what waits for a latency, waits longer by
     /// as much as the latency is.
-    fn far_cycles(&mut self, flow: usize, at: usize) -> f32 {
+    fn remote_memory_cycles(&mut self, flow: usize, at: usize) -> f32 {
         let slots = &mut self.slots;
         let near = self.memories[slots.memory[at] as usize].is_none_or(|node| node == self.node_of_flow[flow]);
         let latencies = slots.ask[at].waits + slots.ask[at].late;
@@ -213,7 +213,7 @@ impl Engine {
                     count += 1;
                 }
             }
-            cores::waits(self.slot_cycles, &contexts[..count], &mut waits[..count]);
+            smt::waits(self.slot_cycles, &contexts[..count], &mut waits[..count]);
             let mut next = waits[..count].iter();
             for cpu in core..core + per_core {
                 let busy = busy_on(&self.turns, &self.slots, cpu) > 0.0;
@@ -228,7 +228,7 @@ impl Engine {
         let state = &self.flows[flow];
         for entry in 0..state.len() {
             let at = state.task[entry] as usize;
-            if state.here[entry] && !self.slots.waits_for_turn(at) {
+            if state.is_running[entry] && !self.slots.is_off_cpu(at) {
                 self.memory.queue(node, package, &mut self.slots.ask[at]);
             }
         }
@@ -238,7 +238,7 @@ impl Engine {
     fn settle_node(&mut self, node: usize, but: usize) {
         for other in 0..self.flows.len() {
             if other != but && self.node_of_flow[other] == node {
-                self.catch_up(other);
+                self.integrate_to_now(other);
                 if self.end_phases(other) {
                     self.due[other] = self.now;
                 }
@@ -254,7 +254,7 @@ impl Engine {
                 }
                 for entry in 0..state.len() {
                     let task = state.task[entry] as usize;
-                    if state.here[entry] && !slots.waits_for_turn(task) {
+                    if state.is_running[entry] && !slots.is_off_cpu(task) {
                         each(packages[at], &mut slots.ask[task]);
                     }
                 }
@@ -283,16 +283,16 @@ impl Engine {
         let state = &mut self.flows[flow];
         let mut ends = f64::INFINITY;
         for entry in 0..state.len() {
-            if !state.here[entry] {
+            if !state.is_running[entry] {
                 continue;
             }
             let at = state.task[entry] as usize;
             let ask = &self.slots.ask[at];
-            let outside = self.slots.outside[at];
-            let over = self.slots.over[at];
+            let outside = self.slots.external_rate[at];
+            let over = self.slots.finished[at];
             let rate = if outside > 0.0 { outside } else { f64::from(ask.share) * f64::from(ask.speed()) };
             // One that has never run has no speed yet.
-            let rate = if over || self.slots.waits_for_turn(at) { 0.0 } else { rate };
+            let rate = if over || self.slots.is_off_cpu(at) { 0.0 } else { rate };
             state.rate[entry] = rate;
             self.slots.per_instr[at][QUEUE_CYCLES] = ask.queued;
             if rate > 0.0 {
@@ -303,49 +303,54 @@ impl Engine {
         self.ends[flow] = ends;
         if !self.regions.is_empty() {
             for entry in 0..self.flows[flow].len() {
-                if self.flows[flow].here[entry] {
+                if self.flows[flow].is_running[entry] {
                     let (at, rate) = (self.flows[flow].task[entry] as usize, self.flows[flow].rate[entry]);
-                    self.tell(at, flow, rate);
+                    self.register_rate(at, flow, rate);
                 }
             }
         }
     }
 
     /// Regions learn at which rate a task uses them from here.
-    fn tell(&mut self, at: usize, flow: usize, rate: f64) {
+    fn register_rate(&mut self, at: usize, flow: usize, rate: f64) {
         let compiled = &self.programs[self.slots.program[at] as usize];
         let phase = self.slots.phase[at] as usize;
-        if self.slots.told_phase[at] != phase as u32 {
-            for &(place, reads, writes) in &compiled.regions[self.slots.told_phase[at] as usize] {
-                self.regions.add(place, flow, -self.slots.told[at] * reads, -self.slots.told[at] * writes);
+        if self.slots.registered_phase[at] != phase as u32 {
+            for &(place, reads, writes) in &compiled.regions[self.slots.registered_phase[at] as usize] {
+                self.regions.add(
+                    place,
+                    flow,
+                    -self.slots.registered_rate[at] * reads,
+                    -self.slots.registered_rate[at] * writes,
+                );
             }
-            self.slots.told[at] = 0.0;
-            self.slots.told_phase[at] = phase as u32;
+            self.slots.registered_rate[at] = 0.0;
+            self.slots.registered_phase[at] = phase as u32;
         }
-        let more = rate - self.slots.told[at];
+        let more = rate - self.slots.registered_rate[at];
         for &(place, reads, writes) in &compiled.regions[phase] {
             self.regions.add(place, flow, more * reads, more * writes);
         }
-        self.slots.told[at] = rate;
+        self.slots.registered_rate[at] = rate;
     }
 
-    pub(super) fn untell(&mut self, at: usize) {
+    pub(super) fn unregister_rate(&mut self, at: usize) {
         let flow = self.slots.flow[at];
         if flow != NOWHERE && !self.regions.is_empty() {
-            self.tell(at, flow as usize, 0.0);
+            self.register_rate(at, flow as usize, 0.0);
         }
     }
 }
 
-fn busy_on(turns: &Turns, slots: &Slots, cpu: u32) -> f32 {
+fn busy_on(turns: &RunQueues, slots: &Slots, cpu: u32) -> f32 {
     turns.queue(cpu).iter().map(|&slot| slots.ask[slot as usize].share).sum()
 }
 
 /// Lines a cycle between a cache's tasks and memory, at their present speeds.
-fn traffic_of(flow: &Flow, slots: &Slots, controller: &Server) -> f32 {
+fn traffic_of(flow: &OccupancyModel, slots: &Slots, controller: &QueueServer) -> f32 {
     let mut sum = 0.0;
     for entry in 0..flow.len() {
-        if flow.here[entry] {
+        if flow.is_running[entry] {
             let ask = &slots.ask[flow.task[entry] as usize];
             if ask.share > 0.0 && ask.cycles > 0.0 {
                 sum += controller.lines(ask) * ask.share * ask.speed();

@@ -4,9 +4,9 @@ fn all(cpus: u32) -> CpuSet {
     (0..cpus).collect()
 }
 
-fn turns(cpus: u32, explicit: bool) -> Turns {
+fn turns(cpus: u32, explicit: bool) -> RunQueues {
     let two = |cpu: u32| cpu / 2;
-    Turns::new(1000.0, 0.0, explicit, (0..cpus).map(two).collect(), (0..cpus).collect())
+    RunQueues::new(1000.0, 0.0, explicit, (0..cpus).map(two).collect(), (0..cpus).collect())
 }
 
 /// Are arrivals spread evenly, and does everybody in a queue get the same?
@@ -29,7 +29,7 @@ fn time_goes_by_weight_up_to_the_demand() {
     turns.add(0, all(1), 1.0, 1e6);
     turns.add(1, all(1), 1.0, 1e6);
     turns.add(2, all(1), 0.1, 1e6);
-    turns.weigh(1, 2.0);
+    turns.set_weight(1, 2.0);
     turns.update(0.0);
     let shares: Vec<f32> = turns.tasks.iter().map(|task| task.share).collect();
     assert!((shares[2] - 0.1).abs() < 1e-6 && (shares[0] - 0.3).abs() < 1e-6, "{shares:?}");
@@ -42,7 +42,7 @@ fn explicit_turns_add_up_to_the_averages() {
     let run = |explicit: bool| {
         let mut turns = turns(2, explicit);
         (0..5).for_each(|slot| turns.add(slot, all(2), if slot == 3 { 0.25 } else { 1.0 }, 7_000.0));
-        turns.weigh(1, 3.0);
+        turns.set_weight(1, 3.0);
         let (mut now, mut had) = (0.0, [0.0f64; 5]);
         while now < 2e6 {
             turns.update(now);
@@ -66,7 +66,7 @@ fn gangs_take_turns_together() {
     let mut turns = turns(2, false);
     (0..4).for_each(|slot| turns.add(slot, all(2), 1.0, 1e6));
     let gangs = vec![(vec![(0, Some(0)), (1, Some(1))], 1), (vec![(2, None), (3, None)], 3)];
-    turns.set_rotations(vec![Rotation::new(all(2), 1000.0, gangs)]);
+    turns.set_rotations(vec![QueueRotation::new(all(2), 1000.0, gangs)]);
     let (mut now, mut had) = (0.0, [0.0f64; 4]);
     while now < 4e5 {
         turns.update(now);
@@ -91,7 +91,7 @@ fn who_is_in_no_gang_goes_where_it_has_a_turn() {
     turns.add(9, ganged.clone(), 1.0, 1e6);
     assert!(turns.tasks[8].cpu.is_some_and(|cpu| cpu < 2), "the shorter queues are there");
     let gangs = vec![(vec![(0, None), (1, None)], 1), (vec![(2, None), (3, None)], 1)];
-    turns.set_rotations(vec![Rotation::new(ganged, 1000.0, gangs)]);
+    turns.set_rotations(vec![QueueRotation::new(ganged, 1000.0, gangs)]);
     turns.balance();
     turns.add(10, all(3), 1.0, 1e6);
     turns.allow(9, all(3));

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use cachemate_core::CpuSet;
 
-use crate::kernel::scheduling::{FIFO, RR, Scheduling};
+use crate::kernel::scheduling::{FIFO, RR, SchedParams};
 use crate::kernel::{DirLock, Kernel, ThreadKey};
 
 #[derive(Clone, Debug)]
@@ -235,7 +235,7 @@ impl Kernel for FakeHost {
     fn set_nice(&self, tid: i32, nice: i32) -> io::Result<()> {
         self.on_thread(tid, |thread| thread.nice = nice)
     }
-    fn set_scheduling(&self, tid: i32, wanted: &Scheduling) -> io::Result<()> {
+    fn set_scheduling(&self, tid: i32, wanted: &SchedParams) -> io::Result<()> {
         // As the kernel has it: real-time classes with a priority, all others without.
         if matches!(wanted.policy, FIFO | RR) != (wanted.priority > 0) {
             return Err(io::Error::from_raw_os_error(libc::EINVAL));

@@ -10,21 +10,21 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use cachemate_core::{
-    CacheId, CacheShare, Capabilities, Cpu, CpuId, Gang, GangSchedule, GroupId, Item, Machine, Member, Plan, Refused,
-    RefusedBecause, TaskId, Topology, Units, Window,
+    CacheId, CacheShare, Capabilities, Cpu, CpuId, Gang, GangSchedule, GroupId, Machine, Plan, PlanItem, RefusalReason,
+    RefusedItem, ShareMember, TaskId, Topology, Units, WindowLength,
 };
 
 use crate::act::actuator::{Actuator, GuardianCommand};
-use crate::act::cpusets::Confined;
-use crate::act::desired::DesiredState;
+use crate::act::cpusets::CpusetGroup;
+use crate::act::desired_state::DesiredState;
 use crate::act::resctrl::fake_tests::{FakeCat, FakeGroup, topology as cat_topology};
 use crate::act::resctrl::{self, Resctrl};
-use crate::act::rules::{Action, Rule};
+use crate::act::rules::{ManageAction, ManageRule};
 use crate::fake_tests::{FakeHost, SHORT};
 use crate::kernel::Kernel;
 use crate::machine::{LiveMachine, LiveOptions};
-use crate::safety::journal::{Change, Object, State};
-use crate::safety::restore::Outcome;
+use crate::safety::journal::{IntendedChange, JournalObject, ObjectState};
+use crate::safety::restore::RestoreOutcome;
 
 /// What a write may come back with; the last one made its change all the same.
 const ERRORS: [i32; 7] = [libc::EPERM, libc::ESRCH, libc::EBUSY, libc::ENOSPC, libc::EINVAL, libc::EIO, SHORT];
@@ -60,7 +60,7 @@ fn machine_with<K: Kernel + Send + 'static>(
     state_dir: &std::path::Path,
 ) -> LiveMachine<K> {
     let partitions = resctrl.iter().flat_map(Resctrl::partitions).collect();
-    let capabilities = Capabilities { partitions, ..cachemate_core::test_kit::capabilities(&[]) };
+    let capabilities = Capabilities { partitions, ..cachemate_core::test_support::capabilities(&[]) };
     let options = LiveOptions { resctrl, ..options(state_dir) };
     LiveMachine::new(host, topology, capabilities, Vec::new(), options)
 }
@@ -68,8 +68,8 @@ fn machine_with<K: Kernel + Send + 'static>(
 fn options(state_dir: &std::path::Path) -> LiveOptions {
     let args = ["-c", "echo ready; while read line; do :; done"].map(str::to_string).to_vec();
     LiveOptions {
-        rules: vec![Rule { action: Action::Manage(None), ..Rule::default() }],
-        groups: vec![Confined { cgroup: "/batch".to_string(), cpus: "0-1".parse().unwrap() }],
+        rules: vec![ManageRule { action: ManageAction::Manage(None), ..ManageRule::default() }],
+        groups: vec![CpusetGroup { cgroup: "/batch".to_string(), cpus: "0-1".parse().unwrap() }],
         act: true,
         state_dir: state_dir.to_path_buf(),
         guardian: GuardianCommand { program: "/bin/sh".into(), args },
@@ -86,16 +86,16 @@ fn options(state_dir: &std::path::Path) -> LiveOptions {
     }
 }
 
-struct Draw(u64);
-impl Draw {
+struct FaultRng(u64);
+impl FaultRng {
     fn below(&mut self, limit: u64) -> u64 {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) % limit
     }
 }
 
-fn plan(draw: &mut Draw, tasks: &[TaskId]) -> Plan {
-    let mut plan = Plan::idle(Window::Time { ns: 1_000_000 });
+fn plan(draw: &mut FaultRng, tasks: &[TaskId]) -> Plan {
+    let mut plan = Plan::idle(WindowLength::Time { ns: 1_000_000 });
     for &task in tasks {
         if draw.below(3) > 0 {
             plan.affinity.insert(task, [draw.below(4) as u32].into_iter().collect());
@@ -125,7 +125,7 @@ fn faults_on_any_write_leave_a_consistent_state() {
         with_group(&host);
         let before = states(&host);
         let mut machine = machine(host, dir.path());
-        let mut draw = Draw(seed);
+        let mut draw = FaultRng(seed);
         for window in 0..8 {
             let seen = machine.observe().unwrap().unwrap();
             let tasks: Vec<TaskId> = seen.tasks.iter().map(|task| task.task).collect();
@@ -144,7 +144,7 @@ fn faults_on_any_write_leave_a_consistent_state() {
             assert!(told, "seed {seed}, window {window}: {applied:?}");
         }
         machine.with_kernel(|host| host.fault.set(None));
-        machine.put_back().unwrap();
+        machine.restore_all().unwrap();
         assert_eq!(machine.with_kernel(states), before, "seed {seed}");
         assert!(!dir.path().join(crate::safety::journal::Journal::FILE_NAME).exists());
     }
@@ -162,7 +162,7 @@ fn faults_among_way_masks_leave_a_consistent_state() {
         let host = cat_topology();
         let resctrl = resctrl::find(&cat, &host).unwrap();
         let mut machine = machine_with(cat, host.topology, Some(resctrl), dir.path());
-        let mut draw = Draw(seed);
+        let mut draw = FaultRng(seed);
         for window in 0..8 {
             let seen = machine.observe().unwrap().unwrap();
             let tasks: Vec<TaskId> = seen.tasks.iter().map(|task| task.task).collect();
@@ -170,20 +170,21 @@ fn faults_among_way_masks_leave_a_consistent_state() {
                 let fault = (draw.below(8) as u32, ERRORS[draw.below(6) as usize]);
                 machine.with_kernel(|cat| cat.host.fault.set(Some(fault)));
             }
-            let mut plan = Plan::idle(Window::Time { ns: 1_000_000 });
+            let mut plan = Plan::idle(WindowLength::Time { ns: 1_000_000 });
             for task in tasks {
                 if draw.below(3) == 0 {
                     continue;
                 }
                 let (first, width) = (draw.below(7) as u32, 2 + draw.below(3) as u32);
                 let units = Units::Ways { mask: (first..(first + width).min(8)).collect() };
-                let (group, members) = (GroupId(task.0), vec![Member::Task(task)]);
+                let (group, members) = (GroupId(task.0), vec![ShareMember::Task(task)]);
                 plan.shares.push(CacheShare { group, members, cache: CacheId(window % 2), units });
             }
             let applied = machine.apply(&plan).unwrap();
             machine.with_kernel(|cat| {
                 for held in &applied.shares {
-                    let (Member::Task(task), Units::Ways { mask }) = (held.share.members[0], &held.share.units) else {
+                    let (ShareMember::Task(task), Units::Ways { mask }) = (held.share.members[0], &held.share.units)
+                    else {
                         panic!("neither a task nor ways: {held:?}");
                     };
                     let thread = [5, 6, 7, 8, 30][task.0 as usize]; // in order of arrival
@@ -198,7 +199,7 @@ fn faults_among_way_masks_leave_a_consistent_state() {
             });
         }
         machine.with_kernel(|cat| cat.host.fault.set(None));
-        machine.put_back().unwrap();
+        machine.restore_all().unwrap();
         let left = machine.with_kernel(|cat| cat.groups.borrow().clone());
         assert_eq!(left, BTreeMap::from([("db".to_string(), db)]), "seed {seed}");
         assert!(!dir.path().join(crate::safety::journal::Journal::FILE_NAME).exists());
@@ -218,13 +219,15 @@ fn a_failing_restore_keeps_its_journal() {
         let before = states(&host);
         let mut machine = machine(host, dir.path());
         let seen = machine.observe().unwrap().unwrap();
-        let mut plan = Plan::idle(Window::Time { ns: 1 });
+        let mut plan = Plan::idle(WindowLength::Time { ns: 1 });
         plan.affinity = seen.tasks.iter().map(|task| (task.task, [1].into_iter().collect())).collect();
         machine.apply(&plan).unwrap();
         machine.with_kernel(|host| host.fault.set(Some((0, errno))));
-        let account = machine.put_back().unwrap();
-        let failed =
-            account.iter().filter(|line| matches!(line.outcome, crate::safety::restore::Outcome::Failed(_))).count();
+        let account = machine.restore_all().unwrap();
+        let failed = account
+            .iter()
+            .filter(|line| matches!(line.outcome, crate::safety::restore::RestoreOutcome::Failed(_)))
+            .count();
         assert_eq!(failed, 1, "{account:?}");
         assert!(dir.path().join(crate::safety::journal::Journal::FILE_NAME).exists());
         let left = machine.with_kernel(|host| crate::safety::guardian::restore_left_behind(host, dir.path())).unwrap();
@@ -240,28 +243,31 @@ fn one_of_each() -> (FakeHost, Vec<DesiredState>) {
     with_group(&host);
     let groups = Path::new("/sys/fs/cgroup/cpuset");
     host.file("/sys/fs/cgroup/cpuset/tasks", "5\n");
-    let object = |object, state| DesiredState { item: Item::Plan, object, state };
+    let object = |object, state| DesiredState { item: PlanItem::Plan, object, state };
     let wanted = vec![
-        object(Object::Affinity { pid: 5, thread }, State::Cpus("1".parse().unwrap())),
-        object(Object::Nice { pid: 5, thread }, State::Nice(7)),
-        object(Object::Policy { pid: 5, thread }, State::Policy(5)),
-        object(Object::File { path: GROUP.into() }, State::Text("0-1".into())),
-        object(Object::Directory { path: groups.join("cachemate-ours") }, State::Present),
-        object(Object::Membership { hierarchy: groups.into(), pid: 5, thread }, State::Group("/batch".into())),
+        object(JournalObject::Affinity { pid: 5, thread }, ObjectState::Cpus("1".parse().unwrap())),
+        object(JournalObject::Nice { pid: 5, thread }, ObjectState::Nice(7)),
+        object(JournalObject::Policy { pid: 5, thread }, ObjectState::Policy(5)),
+        object(JournalObject::File { path: GROUP.into() }, ObjectState::Text("0-1".into())),
+        object(JournalObject::Directory { path: groups.join("cachemate-ours") }, ObjectState::Present),
+        object(
+            JournalObject::Membership { hierarchy: groups.into(), pid: 5, thread },
+            ObjectState::Group("/batch".into()),
+        ),
     ];
     (host, wanted)
 }
 
 /// Each object by itself, as the steps of a list are made.
-fn make(actuator: &mut Actuator, host: &dyn Kernel, wanted: &[DesiredState]) -> (Vec<Refused>, usize) {
-    let look = |want: &DesiredState| actuator.look_at(host, &want.object, &want.state).ok();
-    let changes: Vec<Change> = wanted.iter().filter_map(look).collect();
+fn make(actuator: &mut Actuator, host: &dyn Kernel, wanted: &[DesiredState]) -> (Vec<RefusedItem>, usize) {
+    let look = |want: &DesiredState| actuator.read_current(host, &want.object, &want.state).ok();
+    let changes: Vec<IntendedChange> = wanted.iter().filter_map(look).collect();
     if let Err(error) = actuator.before(host, &changes) {
-        let because = RefusedBecause::NoRoom;
-        let refuse = |want: &DesiredState| Refused {
+        let because = RefusalReason::NoCapacity;
+        let refuse = |want: &DesiredState| RefusedItem {
             item: want.item.clone(),
-            because: because.clone(),
-            said: error.to_string(),
+            reason: because.clone(),
+            message: error.to_string(),
         };
         return (wanted.iter().map(refuse).collect(), 0);
     }
@@ -277,7 +283,7 @@ fn make(actuator: &mut Actuator, host: &dyn Kernel, wanted: &[DesiredState]) -> 
 fn every_kind_of_write_survives_every_error() {
     let args = ["-c", "echo ready; cat >/dev/null"].map(str::to_string).to_vec();
     let command = GuardianCommand { program: "/bin/sh".into(), args };
-    let all = |host: &FakeHost, wanted: &[DesiredState]| -> Vec<Option<State>> {
+    let all = |host: &FakeHost, wanted: &[DesiredState]| -> Vec<Option<ObjectState>> {
         wanted.iter().map(|want| crate::safety::object_state::read_state(host, &want.object).ok()).collect()
     };
     for kind in 0..one_of_each().1.len() {
@@ -291,21 +297,21 @@ fn every_kind_of_write_survives_every_error() {
             let case = format!("{:?}, error {errno}: {refused:?}", wanted[kind].object);
             assert_eq!(refused.len(), 1, "{case}");
             let because = match errno {
-                libc::EPERM => RefusedBecause::NoPermission,
-                libc::ESRCH => RefusedBecause::Gone,
-                libc::EBUSY => RefusedBecause::Busy,
-                libc::ENOSPC => RefusedBecause::NoRoom,
-                _ => RefusedBecause::Failed,
+                libc::EPERM => RefusalReason::NoPermission,
+                libc::ESRCH => RefusalReason::NotFound,
+                libc::EBUSY => RefusalReason::Busy,
+                libc::ENOSPC => RefusalReason::NoCapacity,
+                _ => RefusalReason::Failed,
             };
-            assert_eq!(refused[0].because, because, "{case}");
+            assert_eq!(refused[0].reason, because, "{case}");
             assert_eq!(held, wanted.len() - 1, "the others went on: {case}");
             assert_eq!(actuator.originals().len(), wanted.len(), "every original is written down: {case}");
             // Once more without a fault, so that there is everything to put back; then the restore fails once.
             assert!(make(&mut actuator, &host, &wanted).0.is_empty(), "{case}");
             host.fault.set(Some((kind as u32, errno)));
-            let account = actuator.put_back(&host).unwrap();
+            let account = actuator.restore_all(&host).unwrap();
             host.fault.set(None);
-            let failed = account.iter().any(|line| matches!(line.outcome, Outcome::Failed(_)));
+            let failed = account.iter().any(|line| matches!(line.outcome, RestoreOutcome::Failed(_)));
             let kept = dir.path().join(crate::safety::journal::Journal::FILE_NAME).exists();
             assert_eq!(failed, kept, "{case}: {account:?}");
             crate::safety::guardian::restore_left_behind(&host, dir.path()).unwrap();
@@ -327,20 +333,23 @@ fn out_of_descriptors_no_original_is_lost() {
     let before = states(&host);
     let mut machine = machine(host, dir.path());
     let seen = machine.observe().unwrap().unwrap();
-    let mut plan = Plan::idle(Window::Time { ns: 1 });
+    let mut plan = Plan::idle(WindowLength::Time { ns: 1 });
     plan.affinity = seen.tasks.iter().map(|task| (task.task, [1].into_iter().collect())).collect();
     machine.apply(&plan).unwrap();
     machine.with_kernel(|host| host.reads_fail.set(Some(libc::EMFILE)));
     let seen = machine.observe().unwrap().unwrap();
     assert!(seen.tasks.iter().all(|task| !task.exited), "whom nobody can ask has not exited: {:?}", seen.tasks);
-    let account = machine.put_back().unwrap();
-    let failed = account.iter().filter(|line| matches!(line.outcome, Outcome::Failed(_))).count();
+    let account = machine.restore_all().unwrap();
+    let failed = account.iter().filter(|line| matches!(line.outcome, RestoreOutcome::Failed(_))).count();
     assert!(failed >= 4, "{account:?}");
     let left = machine.with_kernel(|host| crate::safety::guardian::restore_left_behind(host, dir.path())).unwrap();
-    assert!(left.account.iter().filter(|line| matches!(line.outcome, Outcome::Failed(_))).count() >= 4, "{left:?}");
+    assert!(
+        left.account.iter().filter(|line| matches!(line.outcome, RestoreOutcome::Failed(_))).count() >= 4,
+        "{left:?}"
+    );
     assert!(dir.path().join(crate::safety::journal::Journal::FILE_NAME).exists());
     machine.with_kernel(|host| host.reads_fail.set(None));
-    machine.put_back().unwrap();
+    machine.restore_all().unwrap();
     assert_eq!(machine.with_kernel(states), before);
     assert!(!dir.path().join(crate::safety::journal::Journal::FILE_NAME).exists());
 }
@@ -357,11 +366,11 @@ fn root_acts_alone() {
     // Of this process's number, as the made-up host has it.
     let own = host.thread(std::process::id() as i32, std::process::id() as i32, 1, "0-3");
     let before = states(&host);
-    let acting = Arc::new(crate::safety::acting::Acting::below_root(&host, dir.path()));
+    let acting = Arc::new(crate::safety::actuation_lock::ActuationLock::below_root(&host, dir.path()));
     let mut machine = machine(host, dir.path());
-    machine.let_act(acting);
+    machine.acquire(acting);
     let seen = machine.observe().unwrap().unwrap();
-    let mut plan = Plan::idle(Window::Time { ns: 1 });
+    let mut plan = Plan::idle(WindowLength::Time { ns: 1 });
     plan.affinity = seen.tasks.iter().map(|task| (task.task, [1].into_iter().collect())).collect();
     assert_eq!(machine.apply(&plan).unwrap().affinity.len(), 2);
     std::fs::write(dir.path().join("root-acts"), format!("{} {}\n", own.tid, own.start_ticks)).unwrap();
@@ -380,11 +389,11 @@ fn root_is_not_kept_waiting_for_the_end_of_a_window() {
     host.thread(5, 5, 1, "0-3");
     let own = host.thread(std::process::id() as i32, std::process::id() as i32, 1, "0-3");
     let before = states(&host);
-    let acting = Arc::new(crate::safety::acting::Acting::below_root(&host, dir.path()));
+    let acting = Arc::new(crate::safety::actuation_lock::ActuationLock::below_root(&host, dir.path()));
     let mut machine = machine(host, dir.path());
-    machine.let_act(acting);
+    machine.acquire(acting);
     let seen = machine.observe().unwrap().unwrap();
-    let an_hour = Window::Time { ns: 3_600_000_000_000 };
+    let an_hour = WindowLength::Time { ns: 3_600_000_000_000 };
     let mut plan = Plan::idle(an_hour);
     plan.affinity = seen.tasks.iter().map(|task| (task.task, [1].into_iter().collect())).collect();
     assert_eq!(machine.apply(&plan).unwrap().affinity.len(), 1);
@@ -401,7 +410,7 @@ fn root_is_not_kept_waiting_for_the_end_of_a_window() {
     looks.join().unwrap();
     assert!(!acts);
     assert_eq!(after, before);
-    assert!(account.iter().any(|line| line.outcome == Outcome::PutBack), "told what was put back: {account:?}");
+    assert!(account.iter().any(|line| line.outcome == RestoreOutcome::Restored), "told what was put back: {account:?}");
 }
 
 /// New rules release a program that cannot be put back: is that told, and kept in the journal for the next try?
@@ -413,17 +422,17 @@ fn a_reload_tells_what_could_not_be_put_back() {
     let before = states(&host);
     let mut machine = machine(host, dir.path());
     let seen = machine.observe().unwrap().unwrap();
-    let mut plan = Plan::idle(Window::Time { ns: 1 });
+    let mut plan = Plan::idle(WindowLength::Time { ns: 1 });
     plan.affinity = seen.tasks.iter().map(|task| (task.task, [1].into_iter().collect())).collect();
     machine.apply(&plan).unwrap();
     machine.with_kernel(|host| host.broken_from.set(Some(0)));
     for act in [true, false] {
         let account = machine.set_rules(Vec::new(), Vec::new(), act).unwrap();
-        let told = account.iter().any(|line| matches!(line.outcome, Outcome::Failed(_)));
+        let told = account.iter().any(|line| matches!(line.outcome, RestoreOutcome::Failed(_)));
         assert!(told, "act = {act}: {account:?}");
     }
     machine.with_kernel(|host| host.broken_from.set(None));
-    machine.put_back().unwrap();
+    machine.restore_all().unwrap();
     assert_eq!(machine.with_kernel(states), before);
 }
 
@@ -439,7 +448,7 @@ fn a_reload_ends_while_gangs_take_turns() {
     let mut machine = machine(host, dir.path());
     let seen = machine.observe().unwrap().unwrap();
     let gang = |task: &cachemate_core::TaskSample| Gang { members: vec![(task.task, None)], slices: 1 };
-    let mut plan = Plan::idle(Window::Time { ns: 1_000_000 });
+    let mut plan = Plan::idle(WindowLength::Time { ns: 1_000_000 });
     let gangs = seen.tasks.iter().map(gang).collect();
     plan.gangs = vec![GangSchedule { cpus: (0..1).collect(), slice_ns: 500_000, gangs }];
     assert_eq!(machine.apply(&plan).unwrap().gangs, plan.gangs);
@@ -448,7 +457,7 @@ fn a_reload_ends_while_gangs_take_turns() {
         machine.set_rules(Vec::new(), Vec::new(), true).unwrap();
         let look = |host: &FakeHost| host.threads.borrow().values().map(|thread| thread.policy).collect::<Vec<_>>();
         let policies = machine.with_kernel(look);
-        machine.put_back().unwrap();
+        machine.restore_all().unwrap();
         sender.send(policies).unwrap();
     });
     let policies = ended.recv_timeout(Duration::from_secs(60)).expect("a reload waits for nobody who waits for it");

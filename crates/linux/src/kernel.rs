@@ -10,14 +10,14 @@ use std::time::{Duration, Instant};
 use cachemate_core::CpuSet;
 use rustix::fs::{Mode, OFlags};
 
-use crate::act::colors::folder::Folder;
-use crate::act::colors::kit::BASE;
+use crate::act::colors::reference_set::BASE;
+use crate::act::colors::trusted_dir::TrustedDir;
 use crate::safety::fence::Fence;
 
-pub mod group_folders;
+pub mod group_dirs;
 pub mod scheduling;
 
-use scheduling::Scheduling;
+use scheduling::SchedParams;
 
 /// One thread as the kernel knows it. Thread ids are reused; the start time tells them apart, within one boot.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, serde::Serialize, serde::Deserialize)]
@@ -65,7 +65,7 @@ pub struct DirLock {
 
 /// A small file that is read again and again: open where that pays, else its path.
 #[derive(Debug)]
-pub enum Kept {
+pub enum CachedFile {
     /// Read by its descriptor.
     File(fs::File),
     /// Opened anew for each reading.
@@ -76,17 +76,17 @@ pub enum Kept {
 pub trait Kernel {
     /// Text of a small file below the root.
     fn read(&self, path: &Path) -> io::Result<String>;
-    /// To be read again and again by [`Kernel::read_kept`]. A thread's file that was opened stays that thread's, whoever gets
+    /// To be read again and again by [`Kernel::read_cached`]. A thread's file that was opened stays that thread's, whoever gets
     /// its number later.
-    fn keep(&self, path: &Path) -> io::Result<Kept> {
-        Ok(Kept::Path(path.to_path_buf()))
+    fn open_cached(&self, path: &Path) -> io::Result<CachedFile> {
+        Ok(CachedFile::Path(path.to_path_buf()))
     }
     /// The text as it is now; a few hundred bytes at most.
-    fn read_kept(&self, kept: &Kept) -> io::Result<String> {
+    fn read_cached(&self, kept: &CachedFile) -> io::Result<String> {
         use std::os::unix::fs::FileExt;
         match kept {
-            Kept::Path(path) => self.read(path),
-            Kept::File(file) => {
+            CachedFile::Path(path) => self.read(path),
+            CachedFile::File(file) => {
                 let mut bytes = [0u8; 512];
                 let read = file.read_at(&mut bytes, 0)?;
                 Ok(String::from_utf8_lossy(&bytes[..read]).into_owned())
@@ -108,10 +108,10 @@ pub trait Kernel {
     /// From -20, the most weight, to 19; of this thread only.
     fn set_nice(&self, tid: i32, nice: i32) -> io::Result<()>;
     /// The class of a thread and its parameters; the nice value stays.
-    fn set_scheduling(&self, tid: i32, wanted: &Scheduling) -> io::Result<()>;
+    fn set_scheduling(&self, tid: i32, wanted: &SchedParams) -> io::Result<()>;
     /// A class without parameters (`SCHED_OTHER`, `SCHED_BATCH`, `SCHED_IDLE`).
     fn set_policy(&self, tid: i32, policy: u32) -> io::Result<()> {
-        self.set_scheduling(tid, &Scheduling::plain(policy))
+        self.set_scheduling(tid, &SchedParams::plain(policy))
     }
 
     /// From now on changes are made only while this fence is open; `None` = while there is no guardian.
@@ -146,9 +146,9 @@ pub trait Kernel {
         parse_stat(&self.read(&path)?).ok_or_else(|| bad(&path, "not the form of a stat line"))
     }
     /// As far as the stat line tells, where there is no better way to ask.
-    fn scheduling(&self, tid: i32) -> io::Result<Scheduling> {
+    fn scheduling(&self, tid: i32) -> io::Result<SchedParams> {
         let stat = self.stat(tid)?;
-        Ok(Scheduling { priority: stat.priority, ..Scheduling::plain(stat.policy) })
+        Ok(SchedParams { priority: stat.priority, ..SchedParams::plain(stat.policy) })
     }
     /// Threads of a process, ascending.
     fn threads(&self, pid: i32) -> io::Result<Vec<i32>> {
@@ -178,7 +178,7 @@ pub fn is_gone(error: &io::Error) -> bool {
 }
 
 /// `None` of what is not there (any more).
-pub(crate) fn if_there<T>(answer: io::Result<T>) -> io::Result<Option<T>> {
+pub(crate) fn if_exists<T>(answer: io::Result<T>) -> io::Result<Option<T>> {
     match answer {
         Ok(found) => Ok(Some(found)),
         Err(error) if is_gone(&error) => Ok(None),
@@ -231,18 +231,18 @@ pub(crate) fn scarce(new: &fs::File) -> bool {
 
 /// The host itself, or a tree that looks like one: files under `root`, scheduling calls to the running kernel.
 #[derive(Clone, Debug)]
-pub struct Host {
+pub struct LinuxHost {
     root: PathBuf,
     fence: Arc<RwLock<Option<Arc<Fence>>>>,
 }
 
-impl Host {
+impl LinuxHost {
     /// `root` is `/` on a live host.
     pub fn new(root: impl Into<PathBuf>) -> Self {
-        Host { root: root.into(), fence: Arc::default() }
+        LinuxHost { root: root.into(), fence: Arc::default() }
     }
     /// To be asked right before every change.
-    fn may_change(&self) -> io::Result<()> {
+    fn check_fence(&self) -> io::Result<()> {
         let fence = self.fence.read().unwrap_or_else(PoisonError::into_inner);
         match &*fence {
             Some(fence) if fence.is_raised() => Err(io::Error::other("the guardian has put everything back meanwhile")),
@@ -255,7 +255,7 @@ impl Host {
     /// What lies in the folder of colors counts only if nobody else can have put it there.
     fn open(&self, path: &Path, flags: OFlags) -> io::Result<fs::File> {
         match path.strip_prefix(BASE) {
-            Ok(rest) => Folder::open(&self.below(Path::new(BASE)))?.file(rest, flags),
+            Ok(rest) => TrustedDir::open(&self.below(Path::new(BASE)))?.file(rest, flags),
             Err(_) => {
                 let open = || rustix::fs::open(self.below(path), flags | OFlags::CLOEXEC, Mode::empty());
                 Ok(rustix::io::retry_on_intr(open)?.into())
@@ -264,7 +264,7 @@ impl Host {
     }
 }
 
-impl Kernel for Host {
+impl Kernel for LinuxHost {
     fn read(&self, path: &Path) -> io::Result<String> {
         use std::io::Read;
         // Without asking for a size first: these files have none.
@@ -272,13 +272,13 @@ impl Kernel for Host {
         self.open(path, OFlags::RDONLY)?.take(u64::MAX).read_to_end(&mut bytes)?;
         Ok(String::from_utf8(bytes).unwrap_or_else(|odd| String::from_utf8_lossy(odd.as_bytes()).into_owned()))
     }
-    fn keep(&self, path: &Path) -> io::Result<Kept> {
+    fn open_cached(&self, path: &Path) -> io::Result<CachedFile> {
         let file = self.open(path, OFlags::RDONLY)?;
-        Ok(if scarce(&file) { Kept::Path(path.to_path_buf()) } else { Kept::File(file) })
+        Ok(if scarce(&file) { CachedFile::Path(path.to_path_buf()) } else { CachedFile::File(file) })
     }
     fn write(&self, path: &Path, text: &str) -> io::Result<()> {
         use std::io::Write;
-        self.may_change()?;
+        self.check_fence()?;
         // Control files are no links: whoever made one wants another file overwritten.
         let mut file = self.open(path, OFlags::WRONLY | OFlags::NOFOLLOW)?;
         let written = file.write(text.as_bytes())?;
@@ -288,16 +288,16 @@ impl Kernel for Host {
         Err(io::Error::new(io::ErrorKind::WriteZero, format!("{written} of {} bytes written", text.len())))
     }
     fn make_dir(&self, path: &Path) -> io::Result<()> {
-        self.may_change()?;
+        self.check_fence()?;
         fs::create_dir(self.below(path))
     }
     fn remove_dir(&self, path: &Path) -> io::Result<()> {
-        self.may_change()?;
+        self.check_fence()?;
         fs::remove_dir(self.below(path))
     }
     fn list(&self, path: &Path) -> io::Result<Vec<String>> {
         if let Ok(rest) = path.strip_prefix(BASE) {
-            let mut names = Folder::open(&self.below(Path::new(BASE)))?.inside(rest)?.names()?;
+            let mut names = TrustedDir::open(&self.below(Path::new(BASE)))?.inside(rest)?.names()?;
             names.sort_unstable();
             return Ok(names);
         }
@@ -331,7 +331,7 @@ impl Kernel for Host {
         let words = cpus.iter().last().map_or(1, |last| last as usize / 64 + 1);
         let mut mask = vec![0u64; words];
         cpus.iter().for_each(|cpu| mask[cpu as usize / 64] |= 1 << (cpu % 64));
-        self.may_change()?;
+        self.check_fence()?;
         // SAFETY: the kernel reads `words * 8` bytes from a live vector of that size.
         let answer = unsafe { libc::syscall(libc::SYS_sched_setaffinity, tid, words * 8, mask.as_ptr()) };
         if answer < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
@@ -353,16 +353,16 @@ impl Kernel for Host {
         Ok(self.affinity(tid)? == *cpus)
     }
     fn set_nice(&self, tid: i32, nice: i32) -> io::Result<()> {
-        self.may_change()?;
+        self.check_fence()?;
         // SAFETY: no memory is passed. PRIO_PROCESS with a thread id concerns that thread only (setpriority(2)).
         let answer = unsafe { libc::setpriority(libc::PRIO_PROCESS, tid as libc::id_t, nice) };
         if answer < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
-    fn scheduling(&self, tid: i32) -> io::Result<Scheduling> {
+    fn scheduling(&self, tid: i32) -> io::Result<SchedParams> {
         scheduling::read(tid)
     }
-    fn set_scheduling(&self, tid: i32, wanted: &Scheduling) -> io::Result<()> {
-        self.may_change()?;
+    fn set_scheduling(&self, tid: i32, wanted: &SchedParams) -> io::Result<()> {
+        self.check_fence()?;
         scheduling::write(tid, wanted)
     }
 }
@@ -385,7 +385,7 @@ mod tests {
     /// Does the live host answer for this very thread, and is its affinity settable to what it was?
     #[test]
     fn the_live_host_knows_this_thread() {
-        let host = Host::new("/");
+        let host = LinuxHost::new("/");
         let tid = rustix::thread::gettid().as_raw_nonzero().get();
         let stat = host.stat(tid).unwrap();
         assert!(host.alive(stat.key).unwrap());

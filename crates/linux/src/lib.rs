@@ -13,4 +13,4 @@ mod fake_tests;
 #[cfg(test)]
 mod faults_tests;
 #[cfg(test)]
-mod not_shown;
+mod skip_test;

@@ -4,8 +4,8 @@
 //! the host to the plan: the state is read, `cachemate_core::changes` lists what differs, and the list is made.
 //! Observe-only unless told to act: then `apply` says of every line of the plan that it was refused, and why.
 
-mod applying;
-mod keeping;
+mod apply;
+mod lifecycle;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -14,27 +14,28 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use cachemate_core::{
-    Ability, Applied, CacheShare, Capabilities, Change, Counts, CpuId, Event, Evidence, Item, Machine, MachineError,
-    Observation, Place, Plan, Probe, ProbeId, ProbeResult, ProbeWhat, ProcessId, Profile, Reading as CounterReading,
-    RefusedBecause, ShareHeld, Span, Support, TaskId, TaskSample, Topology, Units, Window, WindowEnd,
+    Ability, ActiveShare, AppliedPlan, CacheShare, Capabilities, Change, CounterEvent, CounterScope, CpuId,
+    EventCount as CounterReading, EventCounts, Machine, MachineError, Observation, Plan, PlanItem, ProbeEvidence,
+    ProbeId, ProbeKind, ProbeRequest, ProbeResult, ProcessId, Profile, RefusalReason, Support, TaskId, TaskSample,
+    TimeSpan, Topology, Units, WindowEnd, WindowLength,
 };
 
 use crate::act::actuator::{Actuator, ApplyReport, GuardianCommand};
-use crate::act::colors::shares::Colors;
-use crate::act::cpusets::Confined;
-use crate::act::gangs::Runners;
-use crate::act::resctrl::{Resctrl, Ways};
-use crate::act::rules::Rule;
+use crate::act::colors::shares::ColorShares;
+use crate::act::cpusets::CpusetGroup;
+use crate::act::gangs::GangRunners;
+use crate::act::resctrl::{Resctrl, WayController};
+use crate::act::rules::ManageRule;
 use crate::kernel::{Kernel, ThreadKey};
-use crate::safety::acting::Acting;
-use crate::safety::journal::{Object, State};
-use crate::safety::restore::Restored;
-use crate::sense::access_probe::Subjects;
-use crate::sense::counters::{Surveyed, ThreadCounters};
+use crate::safety::actuation_lock::ActuationLock;
+use crate::safety::journal::{JournalObject, ObjectState};
+use crate::safety::restore::RestoredObject;
+use crate::sense::access_probe::SampledThreads;
+use crate::sense::counters::{EventSurvey, ThreadCounters};
 use crate::sense::memory_nodes::MemoryNodes;
-use crate::sense::probing::{Participant, ProbePlacement, Probing};
-use crate::sense::progress::{ProgressFiles, Sweep};
-use crate::sense::tasks::{Managed, Tasks, Usage};
+use crate::sense::probe_runner::{Participant, ProbePlacement, ProbeRunner};
+use crate::sense::progress::{ProgressFiles, ProgressSweep};
+use crate::sense::tasks::{ManagedThread, TaskTable, ThreadUsage};
 
 /// Why an observer does nothing.
 pub const OBSERVING: &str = "observing only: nothing is changed unless the configuration says act";
@@ -45,9 +46,9 @@ const RECOGNISED: ProbeId = ProbeId(u32::MAX);
 #[derive(Clone, Debug)]
 pub struct LiveOptions {
     /// Tried in order; the first that matches a program decides.
-    pub rules: Vec<Rule>,
+    pub rules: Vec<ManageRule>,
     /// Groups that stay on some CPUs, besides whatever the policy decides.
-    pub groups: Vec<Confined>,
+    pub groups: Vec<CpusetGroup>,
     /// Without it nothing on the host is changed.
     pub act: bool,
     /// Folder of the restore journal.
@@ -69,7 +70,7 @@ pub struct LiveOptions {
     /// Profiles recorded earlier, by the command's name.
     pub known: BTreeMap<String, Profile>,
     /// The right to act; `None` where nobody else is there to be told (tests).
-    pub acting: Option<Arc<Acting>>,
+    pub acting: Option<Arc<ActuationLock>>,
     /// Ends the run, at the latest a tenth of a second after it is set.
     pub stop: Arc<AtomicBool>,
     /// Ends the window early, with what was seen so far.
@@ -82,30 +83,30 @@ pub struct LiveMachine<K> {
     options: LiveOptions,
     topology: Topology,
     capabilities: Capabilities,
-    events: Vec<Surveyed>,
-    tasks: Tasks,
+    events: Vec<EventSurvey>,
+    tasks: TaskTable,
     counters: BTreeMap<ThreadKey, ThreadCounters>,
-    usage_before: BTreeMap<ThreadKey, Usage>,
+    usage_before: BTreeMap<ThreadKey, ThreadUsage>,
     progress_before: BTreeMap<ThreadKey, u64>,
-    progress_sweep: Sweep,
+    progress_sweep: ProgressSweep,
     memory_nodes: MemoryNodes,
-    probing: Probing,
+    probing: ProbeRunner,
     probe_credit_ns: f64,
     /// Recognised since the last window.
     recognised: Vec<ProbeResult>,
     actuator: Actuator,
-    ways: Option<Ways>,
-    colors: Colors,
-    gangs: Runners<K>,
+    ways: Option<WayController>,
+    colors: ColorShares,
+    gangs: GangRunners<K>,
     /// The weight that each nice value of ours stands for.
     weights: BTreeMap<ThreadKey, (f64, i32)>,
     /// The changes that the last plan asked for, made or not.
     planned: Vec<Change>,
     /// Confined groups, as they were read back.
-    confined: Vec<Confined>,
-    in_force: Applied,
+    confined: Vec<CpusetGroup>,
+    in_force: AppliedPlan,
     /// Put back as root began to act, until it is told.
-    overruled: Vec<Restored>,
+    overruled: Vec<RestoredObject>,
     /// Clock ticks since the boot at the look before, and at the last one.
     looked_ticks: (Option<u64>, Option<u64>),
     started: Instant,
@@ -120,42 +121,42 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         kernel: K,
         topology: Topology,
         capabilities: Capabilities,
-        events: Vec<Surveyed>,
+        events: Vec<EventSurvey>,
         options: LiveOptions,
     ) -> Self {
         let now = Instant::now();
         let pid = std::process::id() as i32;
         // A start time that cannot be read only makes the names of our groups less telling.
         let owner = kernel.stat(pid).map_or(ThreadKey { tid: pid, start_ticks: 0 }, |stat| stat.key);
-        let instructions = crate::sense::counters::working(&events, Event::Instructions);
-        let probing = Probing::new(crate::sense::sampling::find(&kernel), instructions);
+        let instructions = crate::sense::counters::working(&events, CounterEvent::Instructions);
+        let probing = ProbeRunner::new(crate::sense::sampling::find(&kernel), instructions);
         let kernel = Arc::new(Mutex::new(kernel));
         let mut actuator = Actuator::new(&options.state_dir, options.guardian.clone());
-        options.acting.iter().for_each(|acting| actuator.let_act(acting.clone()));
+        options.acting.iter().for_each(|acting| actuator.acquire(acting.clone()));
         LiveMachine {
-            ways: options.resctrl.clone().map(|resctrl| Ways::new(resctrl, owner)),
-            gangs: Runners::new(kernel.clone(), options.gang_scheduler.as_deref()),
+            ways: options.resctrl.clone().map(|resctrl| WayController::new(resctrl, owner)),
+            gangs: GangRunners::new(kernel.clone(), options.gang_scheduler.as_deref()),
             kernel,
             actuator,
             window: options.first_window,
             options,
             topology,
             capabilities,
-            tasks: Tasks::new(!counts_instructions(&events)),
+            tasks: TaskTable::new(!counts_instructions(&events)),
             events,
             counters: BTreeMap::new(),
             usage_before: BTreeMap::new(),
             progress_before: BTreeMap::new(),
-            progress_sweep: Sweep::default(),
+            progress_sweep: ProgressSweep::default(),
             memory_nodes: MemoryNodes::default(),
             probing,
             probe_credit_ns: 0.0,
             recognised: Vec::new(),
-            colors: Colors::default(),
+            colors: ColorShares::default(),
             weights: BTreeMap::new(),
             planned: Vec::new(),
             confined: Vec::new(),
-            in_force: Applied::default(),
+            in_force: AppliedPlan::default(),
             overruled: Vec::new(),
             looked_ticks: (None, None),
             started: now,
@@ -180,12 +181,12 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
     }
 
     /// What the journal holds: everything that will be put back, with its original.
-    pub fn originals(&self) -> BTreeMap<Object, State> {
+    pub fn originals(&self) -> BTreeMap<JournalObject, ObjectState> {
         self.actuator.originals()
     }
 
     /// Groups that are confined, with the CPUs that hold.
-    pub fn confined(&self) -> &[Confined] {
+    pub fn confined(&self) -> &[CpusetGroup] {
         &self.confined
     }
 
@@ -195,12 +196,12 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
     }
 
     /// The managed threads, in order of arrival.
-    pub fn managed(&self) -> Vec<&Managed> {
+    pub fn managed(&self) -> Vec<&ManagedThread> {
         self.tasks.all()
     }
 
     /// Why the lines of a share are not exactly what its mask says.
-    pub fn explain_share(&self, held: &ShareHeld) -> Vec<String> {
+    pub fn explain_share(&self, held: &ActiveShare) -> Vec<String> {
         self.ways.as_ref().map(|ways| ways.explain(&*lock(&self.kernel), held)).unwrap_or_default()
     }
 
@@ -242,49 +243,52 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
     /// One step of the next probe; false = there is nothing to do.
     fn probe(&mut self) -> bool {
         let Some(probe) = self.probing.next() else { return false };
-        let task = match probe.what {
-            ProbeWhat::PingPong { cpus } => {
+        let task = match probe.kind {
+            ProbeKind::PingPong { cpus } => {
                 self.probing.ping_pong(&probe, cpus);
                 return true;
             }
-            ProbeWhat::Samples { ref processes, one_in, remote_only, at_most } => {
+            ProbeKind::AccessSamples { ref processes, one_in, remote_only, at_most } => {
                 self.sample(&probe, processes, one_in, remote_only, at_most);
                 return true;
             }
-            ProbeWhat::Evicted { task, .. } | ProbeWhat::Neighbor { task, .. } | ProbeWhat::Reuses { task, .. } => task,
+            ProbeKind::PrimeProbe { task, .. }
+            | ProbeKind::Neighbor { task, .. }
+            | ProbeKind::ReuseTimes { task, .. } => task,
             _ => return false, // refused when it was asked for
         };
         let kernel = self.kernel();
         let Some(placement) = self.placement(&*lock(&kernel), task) else {
-            let said = "the task is gone or fixed, or its cache has no second CPU";
-            self.probing.give_up(&probe, RefusedBecause::Gone, said);
+            let message = "the task is gone or fixed, or its cache has no second CPU";
+            self.probing.abandon(&probe, RefusalReason::NotFound, message);
             return true;
         };
-        if let ProbeWhat::Reuses { locations, .. } = probe.what {
+        if let ProbeKind::ReuseTimes { locations, .. } = probe.kind {
             self.probing.watch(&kernel, &probe, &placement.target, locations);
             return true;
         }
         if !self.options.act {
-            self.probing.give_up(&probe, RefusedBecause::NoPermission, OBSERVING);
+            self.probing.abandon(&probe, RefusalReason::NoPermission, OBSERVING);
             return true;
         }
         if let Some(why) = self.lacks(Ability::Gangs).map(str::to_string) {
-            self.probing.give_up(&probe, RefusedBecause::NoPermission, &why);
+            self.probing.abandon(&probe, RefusalReason::NoPermission, &why);
             return true;
         }
         if !placement.target.scheduling.can_wait() {
-            let said = format!("{}: it cannot be kept off for a while", placement.target.scheduling);
-            self.probing.give_up(&probe, RefusedBecause::NotSupported, &said);
+            let message = format!("{}: it cannot be kept off for a while", placement.target.scheduling);
+            self.probing.abandon(&probe, RefusalReason::NotSupported, &message);
             return true;
         }
         // Stopped: the probe decides who runs.
         let running = self.gangs.schedules();
         self.gangs.stop_all();
         let Some(placement) = self.placement(&*lock(&kernel), task) else { return true };
-        let journaled = self.actuator.journal_originals(&*lock(&kernel), &placement.wanted(&Item::Probe(probe.id)));
+        let journaled =
+            self.actuator.journal_originals(&*lock(&kernel), &placement.desired_states(&PlanItem::Probe(probe.id)));
         match journaled {
             Ok(()) => self.probing.bracket(&kernel, &placement, &probe, &self.options.progress),
-            Err(error) => self.probing.give_up(&probe, RefusedBecause::NoRoom, &error.to_string()),
+            Err(error) => self.probing.abandon(&probe, RefusalReason::NoCapacity, &error.to_string()),
         }
         self.start_again(running);
         true
@@ -298,19 +302,19 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         }
     }
 
-    fn sample(&mut self, probe: &Probe, processes: &[ProcessId], one_in: u32, remote_only: bool, at_most: u32) {
-        let theirs = |task: &&Managed| processes.contains(&task.process) && !task.exited;
+    fn sample(&mut self, probe: &ProbeRequest, processes: &[ProcessId], one_in: u32, remote_only: bool, at_most: u32) {
+        let theirs = |task: &&ManagedThread| processes.contains(&task.process) && !task.exited;
         let tasks = self.tasks.all().into_iter().filter(theirs);
         let threads: BTreeMap<i32, TaskId> = tasks.map(|task| (task.thread.tid, task.task)).collect();
         if threads.is_empty() {
-            self.probing.give_up(probe, RefusedBecause::Gone, "none of the processes has a managed thread");
+            self.probing.abandon(probe, RefusalReason::NotFound, "none of the processes has a managed thread");
             return;
         }
         let lines = self.topology.last_level_caches().find_map(|cache| cache.line_bytes);
         let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
         let now_ns = now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64;
         let online = self.topology.online();
-        let subjects = Subjects {
+        let subjects = SampledThreads {
             threads: &threads,
             online: &online,
             line_bytes: lines.unwrap_or(64),
@@ -331,13 +335,13 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         let (target_cpu, cache) =
             here.or_else(|| online.iter().find_map(|cpu| Some((CpuId(cpu), shares(CpuId(cpu))?))))?;
         let probe_cpu = cache.cpus.intersection(&online).iter().find(|&cpu| cpu != target_cpu.0).map(CpuId)?;
-        let participant = |task: &Managed| {
+        let participant = |task: &ManagedThread| {
             kernel.stat(task.thread.tid).ok().filter(|stat| stat.key == task.thread)?;
             let scheduling = kernel.scheduling(task.thread.tid).ok()?;
             let cpus = kernel.affinity(task.thread.tid).ok()?;
             Some(Participant { task: task.task, pid: task.pid, thread: task.thread, scheduling, cpus })
         };
-        let near = |other: &&Managed| {
+        let near = |other: &&ManagedThread| {
             let on_it = other.last_cpu.is_none_or(|cpu| cache.cpus.contains(cpu.0));
             other.task != task && !other.fixed && !other.exited && on_it
         };
@@ -353,7 +357,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         })
     }
 
-    fn look(&mut self) -> Result<(), MachineError> {
+    fn refresh_tasks(&mut self) -> Result<(), MachineError> {
         self.keep_guarded()?;
         let now_ns = self.started.elapsed().as_nanos() as u64;
         let kernel = self.kernel();
@@ -362,9 +366,10 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         self.tasks.forget_reused(&*kernel);
         self.tasks.set_guardian(self.actuator.guardian_pid());
         self.looked_ticks = (self.looked_ticks.1, kernel.ticks_since_boot().ok());
-        let looked = self.tasks.look(&*kernel, &self.options.rules, now_ns);
+        let looked = self.tasks.refresh(&*kernel, &self.options.rules, now_ns);
         looked.map_err(|error| MachineError(format!("/proc: {error}")))?;
-        let new: Vec<&Managed> = self.tasks.all().into_iter().filter(|task| !known.contains(&task.task)).collect();
+        let new: Vec<&ManagedThread> =
+            self.tasks.all().into_iter().filter(|task| !known.contains(&task.task)).collect();
         for task in &new {
             // A thread that vanished, or descriptors that ran out: counted as absent, never as zero.
             if let Ok(counters) = ThreadCounters::attach(task.thread.tid, &self.events) {
@@ -373,16 +378,16 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         }
         for task in &new {
             if let Some(profile) = self.options.known.get(&task.name) {
-                let evidence = Evidence::Known { task: task.task, profile: Box::new(profile.clone()) };
+                let evidence = ProbeEvidence::StoredProfile { task: task.task, profile: Box::new(profile.clone()) };
                 self.recognised.push(ProbeResult { probe: RECOGNISED, evidence, complete: true, cost_ns: Vec::new() });
             }
         }
-        let unread = |task: &&Managed| self.actuator.is_unread(task.thread) && !new.contains(task);
-        let due: Vec<&Managed> = new.iter().copied().chain(self.tasks.all().into_iter().filter(unread)).collect();
-        let tended = self.actuator.tend_heirs(&*kernel, &due, self.tasks.strangers());
-        let seen = |thread| self.tasks.is_there(thread);
+        let unread = |task: &&ManagedThread| self.actuator.is_unread(task.thread) && !new.contains(task);
+        let due: Vec<&ManagedThread> = new.iter().copied().chain(self.tasks.all().into_iter().filter(unread)).collect();
+        let tended = self.actuator.restore_inherited(&*kernel, &due, self.tasks.unmanaged_children());
+        let seen = |thread| self.tasks.is_alive(thread);
         // Where the journal cannot be written anew the old one stands, and nothing is lost: no reason to end.
-        let _ = self.actuator.forget_gone(&*kernel, &seen);
+        let _ = self.actuator.forget_dead_threads(&*kernel, &seen);
         tended.map_err(|error| MachineError(error.to_string()))
     }
 
@@ -391,9 +396,9 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         let kernel = self.kernel();
         let kernel = lock(&kernel);
         self.options.progress.sweep(&*kernel, &mut self.progress_sweep);
-        let reports = |task: &&Managed| task.pid == task.thread.tid && !task.exited;
+        let reports = |task: &&ManagedThread| task.pid == task.thread.tid && !task.exited;
         let leaders = self.tasks.all().into_iter().filter(reports);
-        let report = |task: &Managed| Some((task.thread, self.options.progress.total(&*kernel, task.pid)?));
+        let report = |task: &ManagedThread| Some((task.thread, self.options.progress.total(&*kernel, task.pid)?));
         let totals: BTreeMap<ThreadKey, u64> = leaders.filter_map(report).collect();
         let before = std::mem::replace(&mut self.progress_before, totals);
         let since =
@@ -401,9 +406,9 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         self.progress_before.iter().filter_map(since).collect()
     }
 
-    fn seen(&mut self) -> Vec<TaskSample> {
+    fn task_samples(&mut self) -> Vec<TaskSample> {
         let mut seen = Vec::new();
-        let movable = |task: &&Managed| !task.fixed && !task.exited;
+        let movable = |task: &&ManagedThread| !task.fixed && !task.exited;
         let processes = || self.tasks.all().into_iter().filter(movable).map(|task| (task.process, task.pid)).collect();
         self.memory_nodes.look(&*lock(&self.kernel), &self.topology, processes);
         let progress = self.progress();
@@ -412,7 +417,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             // The whole total of a thread that was born in this window is this window's; of one that is older and was not
             // seen before, nobody knows what is.
             let born_now = self.looked_ticks.0.is_some_and(|then| task.thread.start_ticks >= then);
-            let since = |of: fn(&Usage) -> Option<u64>| {
+            let since = |of: fn(&ThreadUsage) -> Option<u64>| {
                 let now = of(&task.usage)?;
                 match &before {
                     Some(before) => Some(now.saturating_sub(of(before)?)),
@@ -420,10 +425,10 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
                 }
             };
             let mut counts = self.counters.get_mut(&task.thread).map(ThreadCounters::read).unwrap_or_default();
-            let exact = |event, count| CounterReading { event, count, counted_share: 1.0 };
-            counts.extend(since(|usage| usage.slices).map(|count| exact(Event::ContextSwitches, count)));
-            counts.extend(since(|usage| usage.calls).map(|count| exact(Event::SystemCalls, count)));
-            counts.extend(since(|usage| Some(usage.faults)).map(|count| exact(Event::PageFaults, count)));
+            let exact = |event, count| CounterReading { event, count, enabled_share: 1.0 };
+            counts.extend(since(|usage| usage.slices).map(|count| exact(CounterEvent::ContextSwitches, count)));
+            counts.extend(since(|usage| usage.calls).map(|count| exact(CounterEvent::SystemCalls, count)));
+            counts.extend(since(|usage| Some(usage.faults)).map(|count| exact(CounterEvent::PageFaults, count)));
             counts.sort_by_key(|reading| reading.event);
             let ran_ns = since(|usage| usage.ran_ns);
             seen.push(TaskSample {
@@ -431,14 +436,14 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
                 process: task.process,
                 user: task.user,
                 name: task.name.clone(),
-                arrived_ns: task.arrived_ns,
+                arrival_ns: task.arrived_ns,
                 exited: task.exited,
-                fixed: task.fixed,
+                unmovable: task.fixed,
                 goal: task.goal,
                 cpu: task.cpu,
                 on_cpu_ns: task.last_cpu.zip(ran_ns).into_iter().filter(|(_, ns)| *ns > 0).collect(),
-                runnable_wait_ns: since(|usage| usage.waited_ns),
-                counts: Counts(counts),
+                run_queue_wait_ns: since(|usage| usage.waited_ns),
+                counts: EventCounts(counts),
                 progress: progress.get(&task.thread).copied(),
                 pages_per_color: None,
                 pages_per_node: self.memory_nodes.of(task.process),
@@ -449,20 +454,20 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         seen
     }
 
-    fn note_confined(&mut self, made: &ApplyReport) {
-        let holds = |group: &Confined| {
-            let ends = Path::new(group.cgroup.trim_matches('/')).join(crate::kernel::group_folders::CPUSET_FILE);
-            let state = made.held.iter().find_map(|(object, state)| match (object, state) {
-                (Object::File { path }, State::Text(text)) if path.ends_with(&ends) => text.parse().ok(),
+    fn record_confined(&mut self, made: &ApplyReport) {
+        let holds = |group: &CpusetGroup| {
+            let ends = Path::new(group.cgroup.trim_matches('/')).join(crate::kernel::group_dirs::CPUSET_FILE);
+            let state = made.in_force.iter().find_map(|(object, state)| match (object, state) {
+                (JournalObject::File { path }, ObjectState::Text(text)) if path.ends_with(&ends) => text.parse().ok(),
                 _ => None,
             });
-            Some(Confined { cgroup: group.cgroup.clone(), cpus: state? })
+            Some(CpusetGroup { cgroup: group.cgroup.clone(), cpus: state? })
         };
         self.confined = self.options.groups.iter().filter_map(holds).collect();
     }
 
     /// Occupancy of the shares in force as it is now, and the traffic of this window.
-    fn look_at_ways(&mut self) -> Vec<(Place, Counts)> {
+    fn read_way_shares(&mut self) -> Vec<(CounterScope, EventCounts)> {
         let Some(ways) = &mut self.ways else { return Vec::new() };
         let kernel = lock(&self.kernel);
         let shares: Vec<CacheShare> = self.in_force.shares.iter().map(|held| held.share.clone()).collect();
@@ -471,7 +476,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
     }
 
     /// Re-coloring goes on between two plans: how far it is now.
-    fn look_at_colors(&mut self) -> Vec<ShareHeld> {
+    fn read_color_shares(&mut self) -> Vec<ActiveShare> {
         let colored = |share: &CacheShare| matches!(share.units, Units::Colors { .. });
         let shares: Vec<CacheShare> =
             self.in_force.shares.iter().map(|held| held.share.clone()).filter(colored).collect();
@@ -484,8 +489,8 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
     }
 }
 
-fn counts_instructions(events: &[Surveyed]) -> bool {
-    events.iter().any(|found| found.event == Event::Instructions && found.absent_because.is_none())
+fn counts_instructions(events: &[EventSurvey]) -> bool {
+    events.iter().any(|found| found.event == CounterEvent::Instructions && found.absent_because.is_none())
 }
 
 /// A poisoned lock only means that another thread panicked; the kernel behind it has no state of ours to be broken.
@@ -503,43 +508,51 @@ impl<K: Kernel + Send + 'static> Machine for LiveMachine<K> {
 
     fn observe(&mut self) -> Result<Option<Observation>, MachineError> {
         let Some(ended) = self.wait_for_window_end() else { return Ok(None) };
-        self.look()?;
+        self.refresh_tasks()?;
         let now = Instant::now();
-        let span = Span {
+        let span = TimeSpan {
             start_ns: (self.window_start - self.started).as_nanos() as u64,
             elapsed_ns: (now - self.window_start).as_nanos() as u64,
             elapsed_cycles: None,
         };
         self.window_start = now;
-        let tasks = self.seen();
+        let tasks = self.task_samples();
         self.tasks.drop_exited();
         let window = self.windows;
         self.windows += 1;
         // Shares in colors are looked at first: ways tell of their own only.
-        let colored = self.look_at_colors();
-        let places = self.look_at_ways();
+        let colored = self.read_color_shares();
+        let places = self.read_way_shares();
         self.in_force.shares.retain(|held| !matches!(held.share.units, Units::Colors { .. }));
         self.in_force.shares.extend(colored);
         let in_force = self.in_force.clone();
         let mut answers = std::mem::take(&mut self.recognised);
         answers.append(&mut self.probing.answers);
-        Ok(Some(Observation { window, span, ended, tasks, places, answers, in_force }))
+        Ok(Some(Observation {
+            window,
+            span,
+            end_reason: ended,
+            tasks,
+            shared_counts: places,
+            probe_results: answers,
+            applied: in_force,
+        }))
     }
 
-    fn apply(&mut self, plan: &Plan) -> Result<Applied, MachineError> {
+    fn apply(&mut self, plan: &Plan) -> Result<AppliedPlan, MachineError> {
         self.window = match plan.window {
-            Window::Time { ns } => Duration::from_nanos(ns),
-            Window::Cycles { cycles } => {
+            WindowLength::Time { ns } => Duration::from_nanos(ns),
+            WindowLength::Cycles { cycles } => {
                 let hertz = self.topology.cpus.iter().find_map(|cpu| cpu.hertz).unwrap_or(1_000_000_000);
                 Duration::from_secs_f64(cycles as f64 / hertz as f64)
             }
         };
         self.window = self.window.max(Duration::from_nanos(self.capabilities.shortest_window_ns));
-        self.probing.ask(&plan.probes);
+        self.probing.set_requests(&plan.probes);
         let started = Instant::now();
-        let mut applied = Applied::default();
+        let mut applied = AppliedPlan::default();
         if self.options.act {
-            self.tell_scheduler(plan, &mut applied);
+            self.update_gang_scheduler(plan, &mut applied);
         }
         let (reading, derived, resctrl_lock) = self.derive(plan);
         self.planned.clone_from(&derived.changes);
@@ -547,10 +560,10 @@ impl<K: Kernel + Send + 'static> Machine for LiveMachine<K> {
             self.in_force = self.observed(reading, derived);
             return Ok(self.in_force.clone());
         }
-        let made = self.make(&reading, derived, &mut applied);
+        let report = self.execute(&reading, derived, &mut applied);
         drop(resctrl_lock);
         self.set_kernel_tolerance(&mut applied);
-        self.note_confined(&made);
+        self.record_confined(&report);
         let kernel = self.kernel();
         let kernel = lock(&kernel);
         let tasks = self.tasks.all();
@@ -559,13 +572,15 @@ impl<K: Kernel + Send + 'static> Machine for LiveMachine<K> {
         }
         for task in &tasks {
             let thread = task.thread;
-            if let Some(State::Cpus(cpus)) = made.held.get(&Object::Affinity { pid: task.pid, thread })
+            if let Some(ObjectState::Cpus(cpus)) =
+                report.in_force.get(&JournalObject::Affinity { pid: task.pid, thread })
                 && plan.affinity.contains_key(&task.task)
             {
                 applied.affinity.insert(task.task, cpus.clone());
             }
             if let Some(weight) = plan.weights.get(&task.task)
-                && let Some(State::Nice(nice)) = made.held.get(&Object::Nice { pid: task.pid, thread })
+                && let Some(ObjectState::Nice(nice)) =
+                    report.in_force.get(&JournalObject::Nice { pid: task.pid, thread })
                 && self.weights.get(&thread) == Some(&(*weight, *nice))
             {
                 applied.weights.insert(task.task, *weight);

@@ -5,18 +5,18 @@ mod common;
 use std::time::Duration;
 
 use cachemate_core::{
-    Ability, CpuSet, Gang, GangSchedule, Item, Machine, Neighbor, Plan, Probe, ProbeId, ProbeWhat, RefusedBecause,
-    Support, Window,
+    Ability, CpuSet, Gang, GangSchedule, Machine, Neighbor, Plan, PlanItem, ProbeId, ProbeKind, ProbeRequest,
+    RefusalReason, Support, WindowLength,
 };
-use cachemate_linux::kernel::{Host, Kernel};
+use cachemate_linux::kernel::{Kernel, LinuxHost};
 use common::{Program, idle, machine, machine_that_can, own_cpus};
 
 fn masks(programs: &[Program]) -> Vec<CpuSet> {
-    programs.iter().map(|program| Host::new("/").affinity(program.pid()).unwrap()).collect()
+    programs.iter().map(|program| LinuxHost::new("/").affinity(program.pid()).unwrap()).collect()
 }
 
 fn policies(programs: &[Program]) -> Vec<u32> {
-    programs.iter().map(|program| Host::new("/").stat(program.pid()).unwrap().policy).collect()
+    programs.iter().map(|program| LinuxHost::new("/").stat(program.pid()).unwrap().policy).collect()
 }
 
 /// Are programs moved as planned, read back, and put back to what they had?
@@ -35,7 +35,7 @@ fn programs_are_moved_read_back_and_put_back() {
     assert_eq!((applied.affinity, applied.refused), (plan.affinity, Vec::new()));
     assert_eq!(masks(&programs), [one.clone(), one]);
     assert!(machine.guardian_pid().is_some());
-    machine.put_back().unwrap();
+    machine.restore_all().unwrap();
     assert_eq!(masks(&programs), before);
 }
 
@@ -51,7 +51,7 @@ fn an_observer_changes_nothing_and_says_so() {
     plan.affinity = seen.tasks.iter().map(|task| (task.task, own_cpus().first().into_iter().collect())).collect();
     let applied = machine.apply(&plan).unwrap();
     assert_eq!(applied.refused.len(), 1);
-    assert_eq!(applied.refused[0].because, RefusedBecause::NoPermission);
+    assert_eq!(applied.refused[0].reason, RefusalReason::NoPermission);
     assert_eq!(masks(&programs), before);
     assert!(std::fs::read_dir(dir.path()).unwrap().next().is_none(), "an observer leaves no file");
 }
@@ -64,29 +64,32 @@ fn an_observer_keeps_nobody_off_for_a_probe() {
     let before = (masks(&programs), policies(&programs));
     let mut machine = machine(&programs, false, dir.path());
     let task = machine.observe().unwrap().unwrap().tasks[0].task;
-    let mut plan = Plan::idle(Window::Time { ns: 300_000_000 });
-    let neighbor = ProbeWhat::Neighbor { task, neighbor: Neighbor::Chase { footprint_bytes: 1 << 20 } };
-    let watched = ProbeWhat::Reuses { task, locations: 4 };
-    let probe = |(id, what)| Probe { id: ProbeId(id), what, budget_ns: 100_000_000 };
-    plan.probes = [(0, neighbor), (1, ProbeWhat::Evicted { task, samples: 2 }), (2, watched)].map(probe).to_vec();
+    let mut plan = Plan::idle(WindowLength::Time { ns: 300_000_000 });
+    let neighbor = ProbeKind::Neighbor { task, neighbor: Neighbor::Chase { footprint_bytes: 1 << 20 } };
+    let watched = ProbeKind::ReuseTimes { task, locations: 4 };
+    let probe = |(id, what)| ProbeRequest { id: ProbeId(id), kind: what, budget_ns: 100_000_000 };
+    plan.probes = [(0, neighbor), (1, ProbeKind::PrimeProbe { task, samples: 2 }), (2, watched)].map(probe).to_vec();
     machine.apply(&plan).unwrap();
     let mut refused = Vec::new();
     for _ in 0..3 {
         let seen = machine.observe().unwrap().unwrap();
         assert_eq!((masks(&programs), policies(&programs)), before);
-        refused.extend(seen.in_force.refused);
+        refused.extend(seen.applied.refused);
         machine.apply(&plan).unwrap();
     }
     let said = |id: u32| {
-        refused.iter().find(|no| no.item == Item::Probe(ProbeId(id))).map(|no| (no.because.clone(), no.said.clone()))
+        refused
+            .iter()
+            .find(|no| no.item == PlanItem::Probe(ProbeId(id)))
+            .map(|no| (no.reason.clone(), no.message.clone()))
     };
     for id in [0, 1] {
         let Some((because, words)) = said(id) else { panic!("probe {id}: {refused:?}") };
         // A host whose CPUs share no cache has no place for a probe either.
-        assert!(because == RefusedBecause::NoPermission || words.contains("no second CPU"), "{words}");
+        assert!(because == RefusalReason::NoPermission || words.contains("no second CPU"), "{words}");
     }
     // Watching stops nobody: what refuses it is a host without watchpoints, and never the observer.
-    assert!(said(2).is_none_or(|(because, _)| because != RefusedBecause::NoPermission), "{refused:?}");
+    assert!(said(2).is_none_or(|(because, _)| because != RefusalReason::NoPermission), "{refused:?}");
     assert!(std::fs::read_dir(dir.path()).unwrap().next().is_none(), "an observer leaves no file");
 }
 
@@ -112,7 +115,7 @@ fn gangs_take_turns_and_leave_nothing_behind() {
     assert_eq!(waited, [true, true]);
     machine.apply(&idle()).unwrap();
     assert_eq!((masks(&programs), policies(&programs)), before);
-    machine.put_back().unwrap();
+    machine.restore_all().unwrap();
     assert_eq!((masks(&programs), policies(&programs)), before);
 }
 
@@ -121,7 +124,7 @@ fn gangs_take_turns_and_leave_nothing_behind() {
 fn without_the_right_to_raise_nobody_is_lowered() {
     let dir = tempfile::tempdir().unwrap();
     let programs = [Program::start()];
-    let state = || Host::new("/").stat(programs[0].pid()).map(|stat| (stat.nice, stat.policy)).unwrap();
+    let state = || LinuxHost::new("/").stat(programs[0].pid()).map(|stat| (stat.nice, stat.policy)).unwrap();
     let before = state();
     let no = Support::No { why: "no right".to_string(), remedy: None };
     let abilities = [(Ability::Weights, no.clone()), (Ability::Gangs, no)].into_iter().collect();
@@ -135,7 +138,7 @@ fn without_the_right_to_raise_nobody_is_lowered() {
     assert_eq!(applied.refused.len(), 2, "{applied:?}");
     assert!(applied.gangs.is_empty() && applied.weights.is_empty());
     assert_eq!(state(), before);
-    machine.put_back().unwrap();
+    machine.restore_all().unwrap();
 }
 
 /// Does a probe that sets the stage come to its end, with an answer or a refusal, and leave everybody as before?
@@ -146,21 +149,21 @@ fn a_probe_comes_to_an_end_and_leaves_nothing_behind() {
     let before = (masks(&programs), policies(&programs));
     let mut machine = machine(&programs, true, dir.path());
     let task = machine.observe().unwrap().unwrap().tasks[0].task;
-    let neighbor = ProbeWhat::Neighbor { task, neighbor: Neighbor::Chase { footprint_bytes: 1 << 20 } };
-    let evicted = ProbeWhat::Evicted { task, samples: 2 };
-    let probe = |(id, what)| Probe { id: ProbeId(id), what, budget_ns: 2_000_000_000 };
-    let mut plan = Plan::idle(Window::Time { ns: 100_000_000 });
+    let neighbor = ProbeKind::Neighbor { task, neighbor: Neighbor::Chase { footprint_bytes: 1 << 20 } };
+    let evicted = ProbeKind::PrimeProbe { task, samples: 2 };
+    let probe = |(id, what)| ProbeRequest { id: ProbeId(id), kind: what, budget_ns: 2_000_000_000 };
+    let mut plan = Plan::idle(WindowLength::Time { ns: 100_000_000 });
     plan.probes = [(0, neighbor), (1, evicted)].map(probe).to_vec();
     let (sender, ended) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
         let (mut done, mut refused) = (Vec::new(), Vec::new());
         while done.len() + refused.len() < 2 {
             refused.extend(machine.apply(&plan).unwrap().refused);
-            done.extend(machine.observe().unwrap().unwrap().answers);
+            done.extend(machine.observe().unwrap().unwrap().probe_results);
             // Asked for once; the plan of the next window goes on with what is not answered.
             plan.probes.retain(|probe| !done.iter().any(|answer| answer.probe == probe.id));
         }
-        machine.put_back().unwrap();
+        machine.restore_all().unwrap();
         sender.send((done, refused)).unwrap();
     });
     let (done, refused) = ended.recv_timeout(Duration::from_secs(60)).expect("a probe holds what it waits for");

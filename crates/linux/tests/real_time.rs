@@ -6,11 +6,13 @@ use std::collections::BTreeMap;
 use std::process::Command;
 use std::time::Duration;
 
-use cachemate_core::{Gang, GangSchedule, Item, Machine, Neighbor, Plan, Probe, ProbeId, ProbeWhat, Window};
-use cachemate_linux::kernel::{Host, Kernel};
-use cachemate_linux::safety::journal::{Held, Object, State};
+use cachemate_core::{
+    Gang, GangSchedule, Machine, Neighbor, Plan, PlanItem, ProbeId, ProbeKind, ProbeRequest, WindowLength,
+};
+use cachemate_linux::kernel::{Kernel, LinuxHost};
+use cachemate_linux::safety::journal::{JournalEntry, JournalObject, ObjectState};
 use cachemate_linux::safety::object_state::read_state;
-use cachemate_linux::safety::restore::{Outcome, restore};
+use cachemate_linux::safety::restore::{RestoreOutcome, restore};
 use common::not_shown::not_shown;
 use common::{Program, idle, machine, own_cpus};
 
@@ -25,7 +27,7 @@ const CLASSES: [&[&str]; 3] = [
 fn start_in(class: &[&str]) -> Option<Program> {
     let mut program = Program(Command::new("chrt").args(class).args(["sleep", "100"]).spawn().unwrap());
     for _ in 0..2_000 {
-        if Host::new("/").stat(program.pid()).is_ok_and(|stat| stat.name == "sleep") {
+        if LinuxHost::new("/").stat(program.pid()).is_ok_and(|stat| stat.name == "sleep") {
             return Some(program);
         }
         if program.0.try_wait().unwrap().is_some() {
@@ -64,12 +66,12 @@ fn real_time_members_of_gangs_are_refused_and_keep_their_class() {
         let mut waited = false;
         for _ in 0..100 {
             assert_eq!(class_of(&programs[0]), before);
-            waited |= Host::new("/").stat(programs[1].pid()).unwrap().policy == 5;
+            waited |= LinuxHost::new("/").stat(programs[1].pid()).unwrap().policy == 5;
             std::thread::sleep(Duration::from_millis(2));
         }
-        let said: Vec<_> = applied.refused.iter().filter(|refused| refused.item == Item::Gangs(0)).collect();
-        assert!(waited && said.len() == 1 && said[0].said.contains("SCHED_"), "{class:?}: {applied:?}");
-        machine.put_back().unwrap();
+        let said: Vec<_> = applied.refused.iter().filter(|refused| refused.item == PlanItem::Gangs(0)).collect();
+        assert!(waited && said.len() == 1 && said[0].message.contains("SCHED_"), "{class:?}: {applied:?}");
+        machine.restore_all().unwrap();
         assert_eq!(class_of(&programs[0]), before);
     }
 }
@@ -84,18 +86,18 @@ fn real_time_threads_are_not_probed() {
         let before = class_of(&programs[0]);
         let mut machine = machine(&programs, true, dir.path());
         let task = machine.observe().unwrap().unwrap().tasks[0].task;
-        let what = ProbeWhat::Neighbor { task, neighbor: Neighbor::Chase { footprint_bytes: 1 << 20 } };
-        let mut plan = Plan::idle(Window::Time { ns: 50_000_000 });
-        plan.probes = vec![Probe { id: ProbeId(0), what, budget_ns: 1_000_000_000 }];
+        let what = ProbeKind::Neighbor { task, neighbor: Neighbor::Chase { footprint_bytes: 1 << 20 } };
+        let mut plan = Plan::idle(WindowLength::Time { ns: 50_000_000 });
+        plan.probes = vec![ProbeRequest { id: ProbeId(0), kind: what, budget_ns: 1_000_000_000 }];
         let mut refused = Vec::new();
         for _ in 0..20 {
             refused.extend(machine.apply(&plan).unwrap().refused);
-            assert!(machine.observe().unwrap().unwrap().answers.is_empty());
+            assert!(machine.observe().unwrap().unwrap().probe_results.is_empty());
             assert_eq!(class_of(&programs[0]), before);
         }
         let no_second_cpu = own_cpus().count() < 2;
-        assert!(no_second_cpu || refused.iter().any(|refused| refused.said.contains("SCHED_")), "{refused:?}");
-        machine.put_back().unwrap();
+        assert!(no_second_cpu || refused.iter().any(|refused| refused.message.contains("SCHED_")), "{refused:?}");
+        machine.restore_all().unwrap();
         assert_eq!(class_of(&programs[0]), before);
     }
 }
@@ -120,7 +122,7 @@ fn a_member_that_becomes_real_time_is_left_alone() {
         assert_eq!(class_of(&programs[0]), wish);
         std::thread::sleep(Duration::from_millis(2));
     }
-    machine.put_back().unwrap();
+    machine.restore_all().unwrap();
     assert_eq!(class_of(&programs[0]), wish);
 }
 
@@ -129,19 +131,24 @@ fn a_member_that_becomes_real_time_is_left_alone() {
 fn every_class_is_put_back_with_its_parameters() {
     let reset = &["--other", "--reset-on-fork", "0"][..];
     for class in CLASSES.into_iter().chain([reset]) {
-        let host = Host::new("/");
+        let host = LinuxHost::new("/");
         let Some(program) = start_in(class) else { continue };
         let before = class_of(&program);
         let thread = host.stat(program.pid()).unwrap().key;
-        let object = Object::Policy { pid: program.pid(), thread };
+        let object = JournalObject::Policy { pid: program.pid(), thread };
         let original = read_state(&host, &object).unwrap();
         let text = serde_json::to_string(&original).unwrap();
-        assert_eq!(serde_json::from_str::<State>(&text).unwrap(), original, "{text}");
+        assert_eq!(serde_json::from_str::<ObjectState>(&text).unwrap(), original, "{text}");
         host.set_policy(program.pid(), 5).unwrap();
         assert_ne!(class_of(&program), before);
-        let held = Held { original, ours: vec![State::Policy(5)], since_ticks: u64::MAX, follows: false };
+        let held = JournalEntry {
+            original,
+            our_values: vec![ObjectState::Policy(5)],
+            since_ticks: u64::MAX,
+            follows_cpuset: false,
+        };
         let account = restore(&host, &BTreeMap::from([(object, held)]));
-        assert_eq!((account.len(), &account[0].outcome), (1, &Outcome::PutBack));
+        assert_eq!((account.len(), &account[0].outcome), (1, &RestoreOutcome::Restored));
         assert_eq!(class_of(&program), before);
     }
 }

@@ -35,7 +35,7 @@ pub fn super_set_of(set: u64, sets: u64, super_sets: u32, grouping: Grouping) ->
 
 /// When a super set counts as active.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub enum ActiveAbove {
+pub enum ActivityThreshold {
     /// More events than this in a sample.
     Count(u64),
     /// More than this many times the vector's mean.
@@ -44,7 +44,7 @@ pub enum ActiveAbove {
 
 /// Which of the two counts a vector is made from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Activity {
+pub enum ActivityKind {
     /// Accesses.
     Use,
     /// Misses.
@@ -52,15 +52,15 @@ pub enum Activity {
 }
 
 /// One bit per super set whose count exceeds the threshold.
-pub fn activity_vector(counts: &[SuperSetCount], of: Activity, above: ActiveAbove) -> IndexSet {
+pub fn activity_vector(counts: &[SuperSetCount], of: ActivityKind, above: ActivityThreshold) -> IndexSet {
     let count = |super_set: &SuperSetCount| match of {
-        Activity::Use => super_set.accesses,
-        Activity::Miss => super_set.misses,
+        ActivityKind::Use => super_set.accesses,
+        ActivityKind::Miss => super_set.misses,
     };
     let mean = counts.iter().map(|c| count(c) as f64).sum::<f64>() / counts.len().max(1) as f64;
     let active = |events: u64| match above {
-        ActiveAbove::Count(limit) => events > limit,
-        ActiveAbove::MeanTimes(times) => events as f64 > times * mean,
+        ActivityThreshold::Count(limit) => events > limit,
+        ActivityThreshold::MeanTimes(times) => events as f64 > times * mean,
     };
     counts.iter().enumerate().filter(|(_, c)| active(count(c))).map(|(at, _)| at as u32).collect()
 }
@@ -85,7 +85,7 @@ impl LastValue {
     }
 
     /// The next vector came: it has `super_sets` bits.
-    pub fn see(&mut self, vector: IndexSet, super_sets: u32) {
+    pub fn push(&mut self, vector: IndexSet, super_sets: u32) {
         if let Some(last) = &self.last {
             let same = |bit: &u32| last.contains(*bit) == vector.contains(*bit);
             self.right += (0..super_sets).filter(same).count() as u64;
@@ -143,10 +143,10 @@ mod tests {
         let counts: Vec<SuperSetCount> =
             [(10, 1), (40, 0), (2, 2), (40, 9)].map(|(accesses, misses)| SuperSetCount { accesses, misses }).to_vec();
         let vector = |of, above| activity_vector(&counts, of, above).to_string();
-        assert_eq!(vector(Activity::Use, ActiveAbove::Count(10)), "1,3");
-        assert_eq!(vector(Activity::Use, ActiveAbove::MeanTimes(1.0)), "1,3");
-        assert_eq!(vector(Activity::Miss, ActiveAbove::Count(0)), "0,2-3");
-        assert_eq!(vector(Activity::Miss, ActiveAbove::MeanTimes(1.0)), "3");
+        assert_eq!(vector(ActivityKind::Use, ActivityThreshold::Count(10)), "1,3");
+        assert_eq!(vector(ActivityKind::Use, ActivityThreshold::MeanTimes(1.0)), "1,3");
+        assert_eq!(vector(ActivityKind::Miss, ActivityThreshold::Count(0)), "0,2-3");
+        assert_eq!(vector(ActivityKind::Miss, ActivityThreshold::MeanTimes(1.0)), "3");
     }
 
     /// Is predictability the share of bits that stayed as they were?
@@ -154,9 +154,9 @@ mod tests {
     fn last_value_counts_the_bits_that_stayed() {
         let mut last = LastValue::default();
         assert_eq!((last.expected(), last.predictability()), (None, None));
-        last.see([0, 1].into_iter().collect(), 4);
+        last.push([0, 1].into_iter().collect(), 4);
         assert_eq!(last.predictability(), None);
-        last.see([1, 2].into_iter().collect(), 4);
+        last.push([1, 2].into_iter().collect(), 4);
         assert_eq!(last.predictability(), Some(0.5));
         assert_eq!(last.expected().map(ToString::to_string), Some("1-2".to_string()));
     }

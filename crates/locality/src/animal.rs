@@ -51,8 +51,8 @@ impl Animal {
 pub fn classify(positions: &[f64], thresholds: &AnimalThresholds) -> Option<Animal> {
     let (misses, hits) = positions.split_last().filter(|(_, hits)| !hits.is_empty())?;
     let refs = misses + hits.iter().sum::<f64>();
-    let kept = hits.len().div_ceil(2);
-    let extra: f64 = hits[kept..].iter().sum();
+    let half_ways = hits.len().div_ceil(2);
+    let extra: f64 = hits[half_ways..].iter().sum();
     Some(if refs < thresholds.turtle_refs_below {
         Animal::Turtle
     } else if *misses >= thresholds.devil_misses_from {

@@ -6,7 +6,7 @@
 
 use cachemate_core::Estimate;
 
-use crate::stack::Histogram;
+use crate::stack::DistanceHistogram;
 
 /// The share of a curve's fall that belongs to what is used again; the rest is noise and first touches.
 const FALLEN: f64 = 0.95;
@@ -15,7 +15,7 @@ const FLAT: f64 = 0.05;
 
 /// The rate at which a curve that falls from `first` to `last` has fallen: the smallest size with no more holds what is used
 /// again. `None` where it is flat.
-pub fn fallen_rate(first: f64, last: f64) -> Option<f64> {
+pub fn plateau_rate(first: f64, last: f64) -> Option<f64> {
     let fall = first - last;
     (fall > FLAT * first).then_some(first - FALLEN * fall)
 }
@@ -28,7 +28,7 @@ pub struct MissRateCurve {
 
 /// Points that are no curve.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
-pub enum BadCurve {
+pub enum CurveError {
     /// No point at all.
     #[error("a miss-rate curve needs at least one point")]
     Empty,
@@ -57,16 +57,16 @@ impl MissRateCurve {
     ///
     /// # Errors
     /// No point, sizes that do not ascend, rates that are negative or no number.
-    pub fn new(points: Vec<(u64, f64)>) -> Result<Self, BadCurve> {
+    pub fn new(points: Vec<(u64, f64)>) -> Result<Self, CurveError> {
         if points.is_empty() {
-            return Err(BadCurve::Empty);
+            return Err(CurveError::Empty);
         }
         for (at, &(size_bytes, rate)) in points.iter().enumerate() {
             if !(rate.is_finite() && rate >= 0.0) {
-                return Err(BadCurve::Rate { at, found: rate });
+                return Err(CurveError::Rate { at, found: rate });
             }
             if at > 0 && points[at - 1].0 >= size_bytes {
-                return Err(BadCurve::Order { at, found: size_bytes, before: points[at - 1].0 });
+                return Err(CurveError::Order { at, found: size_bytes, before: points[at - 1].0 });
             }
         }
         Ok(MissRateCurve { points })
@@ -76,14 +76,14 @@ impl MissRateCurve {
     ///
     /// # Errors
     /// As [`MissRateCurve::new`].
-    pub fn from_profile(points: &[(u64, Estimate)]) -> Result<Self, BadCurve> {
+    pub fn from_profile(points: &[(u64, Estimate)]) -> Result<Self, CurveError> {
         Self::new(points.iter().map(|&(size_bytes, rate)| (size_bytes, rate.value)).collect())
     }
 
     /// The curve of fully associative LRU caches, from stack distances in lines. `None` without sizes or instructions:
     /// there is no rate per instruction then.
     pub fn from_histogram(
-        histogram: &Histogram,
+        histogram: &DistanceHistogram,
         instructions: u64,
         line_bytes: u64,
         sizes_bytes: &[u64],
@@ -170,7 +170,7 @@ pub enum Folding {
 
 /// Accesses by LRU position 1..=ways of a cache of `sets` x `ways` lines, then its misses: what SDC, Animal and Pain
 /// need. Length ways + 1; sums to the histogram's accesses. `None` without sets or ways.
-pub fn fold_to_ways(histogram: &Histogram, sets: u64, ways: u32, folding: Folding) -> Option<Vec<f64>> {
+pub fn fold_to_ways(histogram: &DistanceHistogram, sets: u64, ways: u32, folding: Folding) -> Option<Vec<f64>> {
     if sets == 0 || ways == 0 {
         return None;
     }
@@ -238,8 +238,8 @@ mod tests {
     /// Are impossible curves refused with the point at fault?
     #[test]
     fn impossible_curves_are_refused() {
-        assert_eq!(MissRateCurve::new(vec![]), Err(BadCurve::Empty));
-        assert_eq!(MissRateCurve::new(vec![(2, 1.0), (2, 1.0)]), Err(BadCurve::Order { at: 1, found: 2, before: 2 }));
+        assert_eq!(MissRateCurve::new(vec![]), Err(CurveError::Empty));
+        assert_eq!(MissRateCurve::new(vec![(2, 1.0), (2, 1.0)]), Err(CurveError::Order { at: 1, found: 2, before: 2 }));
         let error = MissRateCurve::new(vec![(2, -1.0)]).unwrap_err();
         assert_eq!(
             error.to_string(),
@@ -250,7 +250,7 @@ mod tests {
     /// Is the histogram's curve per thousand instructions, and absent without instructions?
     #[test]
     fn a_histogram_needs_instructions_to_be_a_curve() {
-        let histogram = Histogram::new(2, [(0, 3), (5, 5)]);
+        let histogram = DistanceHistogram::new(2, [(0, 3), (5, 5)]);
         assert_eq!(MissRateCurve::from_histogram(&histogram, 0, 64, &[64]), None);
         let curve = MissRateCurve::from_histogram(&histogram, 2000, 64, &[640, 64]).unwrap();
         assert_eq!(curve.points(), &[(64, 3.5), (640, 1.0)]);
@@ -288,7 +288,7 @@ mod tests {
             sets in 1u64..64,
             ways in 1u32..20,
         ) {
-            let histogram = Histogram::new(5, counts.clone());
+            let histogram = DistanceHistogram::new(5, counts.clone());
             for folding in [Folding::Even, Folding::Hashed] {
                 let positions = fold_to_ways(&histogram, sets, ways, folding).unwrap();
                 prop_assert_eq!(positions.len(), ways as usize + 1);
@@ -324,7 +324,7 @@ mod tests {
             set.retain(|&other| other != line);
             set.push(line);
         }
-        let folded = fold_to_ways(&Histogram::new(cold, counts), sets as u64, ways, Folding::Hashed).unwrap();
+        let folded = fold_to_ways(&DistanceHistogram::new(cold, counts), sets as u64, ways, Folding::Hashed).unwrap();
         for (at, (folded, exact)) in folded.iter().zip(&exact).enumerate() {
             assert!((folded - exact).abs() < 0.03 * lines.len() as f64, "position {at}: {folded}, exact {exact}");
         }

@@ -17,7 +17,7 @@ pub enum IntervalLength {
 
 /// One stretch of a run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Interval {
+pub struct RunInterval {
     /// `None` = not recorded.
     pub instructions: Option<u64>,
     /// Accesses to the cache, and those that missed it.
@@ -26,7 +26,7 @@ pub struct Interval {
     pub misses: u64,
 }
 
-impl Interval {
+impl RunInterval {
     /// Misses per thousand instructions; `None` where instructions were not recorded, or none were executed.
     pub fn misses_per_kilo_instr(&self) -> Option<f64> {
         self.instructions.filter(|&count| count > 0).map(|count| 1000.0 * self.misses as f64 / count as f64)
@@ -37,7 +37,7 @@ impl Interval {
 #[derive(Clone, Debug)]
 pub struct IntervalCounter {
     length: IntervalLength,
-    current: Interval,
+    current: RunInterval,
 }
 
 impl IntervalCounter {
@@ -46,9 +46,9 @@ impl IntervalCounter {
         IntervalCounter { length, current: Self::empty(length) }
     }
 
-    fn empty(length: IntervalLength) -> Interval {
+    fn empty(length: IntervalLength) -> RunInterval {
         let instructions = matches!(length, IntervalLength::Instructions(_)).then_some(0);
-        Interval { instructions, ..Interval::default() }
+        RunInterval { instructions, ..RunInterval::default() }
     }
 
     /// One access and the instructions it stands for (ignored where intervals count accesses). True where it fills the
@@ -66,9 +66,9 @@ impl IntervalCounter {
     }
 
     /// The interval, full or not, with the misses in it; the next one begins.
-    pub fn close(&mut self, misses: u64) -> Interval {
+    pub fn close(&mut self, misses: u64) -> RunInterval {
         let closed = std::mem::replace(&mut self.current, Self::empty(self.length));
-        Interval { misses, ..closed }
+        RunInterval { misses, ..closed }
     }
 
     /// Accesses since the last interval was closed.
@@ -115,7 +115,7 @@ mod tests {
             accesses in prop::collection::vec((1u64..40, any::<bool>()), 0..200), length in 1u64..200,
         ) {
             let mut counter = IntervalCounter::new(IntervalLength::Instructions(length));
-            let (mut intervals, mut misses): (Vec<Interval>, u64) = (Vec::new(), 0);
+            let (mut intervals, mut misses): (Vec<RunInterval>, u64) = (Vec::new(), 0);
             for &(instructions, missed) in &accesses {
                 misses += u64::from(missed);
                 if counter.advance(instructions) {
@@ -141,7 +141,7 @@ mod tests {
         assert!(!counter.advance(5) && counter.advance(5));
         let interval = counter.close(1);
         assert_eq!((interval.accesses, interval.misses, interval.misses_per_kilo_instr()), (2, 1, None));
-        let counted = Interval { instructions: Some(500), accesses: 9, misses: 3 };
+        let counted = RunInterval { instructions: Some(500), accesses: 9, misses: 3 };
         assert_eq!(counted.misses_per_kilo_instr(), Some(6.0));
     }
 

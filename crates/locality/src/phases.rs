@@ -67,12 +67,12 @@ impl PhaseDetector {
     }
 
     /// One more interval's signal (finite numbers). The first interval is steady: there is nothing to compare it with.
-    pub fn next(&mut self, signal: &[f64]) -> PhaseEvent {
+    pub fn push(&mut self, signal: &[f64]) -> PhaseEvent {
         let difference = if self.recent.is_empty() { 0.0 } else { signal_difference(signal, &self.mean()) };
         let edge = self.parameters.threshold * self.parameters.edge_share;
         let differs = difference > self.parameters.threshold;
         let (now, history) = (self.intervals, self.parameters.history.max(1));
-        let strange = differs && self.is_strange(signal);
+        let strange = differs && self.is_outlier(signal);
         let event = match &mut self.transition {
             None if difference <= edge => PhaseEvent::Steady,
             None => {
@@ -111,7 +111,7 @@ impl PhaseDetector {
     }
 
     /// Further from each interval of the history than these are from each other, and than the threshold.
-    fn is_strange(&self, signal: &[f64]) -> bool {
+    fn is_outlier(&self, signal: &[f64]) -> bool {
         let among = |a: &Vec<f64>| self.recent.iter().map(|b| signal_difference(a, b)).fold(0.0, f64::max);
         let spread = self.recent.iter().map(among).fold(0.0, f64::max);
         let nearest = self.recent.iter().map(|held| signal_difference(signal, held)).fold(f64::INFINITY, f64::min);
@@ -138,7 +138,7 @@ fn mean<'a>(signals: impl ExactSizeIterator<Item = &'a [f64]>) -> Vec<f64> {
 
 /// One phase of a finished run.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Phase {
+pub struct DetectedPhase {
     /// First interval, first one after the transition into it, and the one after its last.
     pub start: usize,
     /// The first interval after the transition into it; equal to `end` where it never settled.
@@ -153,17 +153,17 @@ pub struct Phase {
 
 /// All phases of a finished run, in order and without gap. A phase is of the kind of the nearest earlier one within the
 /// threshold.
-pub fn phases(signals: &[Vec<f64>], parameters: PhaseParameters) -> Vec<Phase> {
+pub fn phases(signals: &[Vec<f64>], parameters: PhaseParameters) -> Vec<DetectedPhase> {
     let mut detector = PhaseDetector::new(parameters);
     let mut edges = vec![(0, 0)];
     for (at, signal) in signals.iter().enumerate() {
-        match (detector.next(signal), edges.last_mut()) {
+        match (detector.push(signal), edges.last_mut()) {
             (PhaseEvent::Changed { since }, _) => edges.push((since, signals.len())),
             (PhaseEvent::Settled, Some((_, settled))) => *settled = at,
             _ => {}
         }
     }
-    let mut found: Vec<Phase> = Vec::new();
+    let mut phases: Vec<DetectedPhase> = Vec::new();
     let mut kinds: Vec<Vec<f64>> = Vec::new();
     for (number, &(start, settled)) in edges.iter().enumerate() {
         let end = edges.get(number + 1).map_or(signals.len(), |&(start, _)| start);
@@ -183,9 +183,9 @@ pub fn phases(signals: &[Vec<f64>], parameters: PhaseParameters) -> Vec<Phase> {
         if kind == kinds.len() {
             kinds.push(signal.clone());
         }
-        found.push(Phase { start, settled, end, kind, signal });
+        phases.push(DetectedPhase { start, settled, end, kind, signal });
     }
-    found
+    phases
 }
 
 #[cfg(test)]
@@ -196,7 +196,7 @@ mod tests {
     use cachemate_core::SplitMix64;
     use proptest::prelude::*;
 
-    fn run(rates: &[f64]) -> Vec<Phase> {
+    fn run(rates: &[f64]) -> Vec<DetectedPhase> {
         let signals: Vec<Vec<f64>> = rates.iter().map(|&rate| vec![rate]).collect();
         phases(&signals, PhaseParameters::default())
     }
@@ -223,7 +223,7 @@ mod tests {
     fn a_transition_begins_and_ends_at_half_of_the_threshold() {
         let mut detector = PhaseDetector::new(PhaseParameters::default());
         let events: Vec<PhaseEvent> =
-            [1.0, 1.0, 1.0, 3.0, 6.0, 9.0, 9.0, 9.0, 9.0].iter().map(|&rate| detector.next(&[rate])).collect();
+            [1.0, 1.0, 1.0, 3.0, 6.0, 9.0, 9.0, 9.0, 9.0].iter().map(|&rate| detector.push(&[rate])).collect();
         use PhaseEvent::*;
         let expected = [Steady, Steady, Steady, Drifting, Changed { since: 3 }, Settling, Settling, Settled, Steady];
         assert_eq!(events, expected);
@@ -244,7 +244,7 @@ mod tests {
     fn unrest_just_before_does_not_hide_a_change() {
         let told = |rates: &[f64]| {
             let mut detector = PhaseDetector::new(PhaseParameters::default());
-            let changed = |rate: &f64| matches!(detector.next(&[*rate]), PhaseEvent::Changed { .. });
+            let changed = |rate: &f64| matches!(detector.push(&[*rate]), PhaseEvent::Changed { .. });
             rates.iter().map(changed).enumerate().filter_map(|(at, told)| told.then_some(at)).collect::<Vec<_>>()
         };
         assert_eq!(told(&[13.0, 13.0, 13.0, 13.0, 5.0, 13.0, 82.0, 82.0, 82.0, 82.0]), [4, 6]);

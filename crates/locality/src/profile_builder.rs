@@ -6,16 +6,18 @@
 //! the distinct lines and to the number of intervals; the result does not depend on how the stream is cut into batches;
 //! rates per instruction use recorded instruction counts, and are absent where there are none.
 
-use cachemate_core::{Estimate, Fact, FactSource, Level, Locality, PhaseParameters, Profile, Rates, SuperSetCount};
+use cachemate_core::{
+    CacheLevel, Estimate, Fact, FactSource, LocalityFacts, PhaseParameters, Profile, RateFacts, SuperSetCount,
+};
 
 use crate::activity::{Grouping, super_set_of};
 use crate::animal::{Animal, AnimalThresholds, classify};
-use crate::cachesim::{CacheShape, CacheSim, PositionProfile, Replacement, ShapeError};
+use crate::cachesim::{CacheGeometry, CacheSim, GeometryError, PositionProfile, Replacement};
 use crate::curve::MissRateCurve;
-use crate::intervals::{Interval, IntervalCounter, IntervalLength, locality_signature};
-use crate::phases::{Phase, phases};
+use crate::intervals::{IntervalCounter, IntervalLength, RunInterval, locality_signature};
+use crate::phases::{DetectedPhase, phases};
 use crate::reuse::{ReuseSampler, ReuseTimes};
-use crate::stack::{Histogram, StackDistances, StackError};
+use crate::stack::{DistanceHistogram, StackDistances, StackError};
 
 /// One access that reaches the profiled cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -34,7 +36,7 @@ pub struct ProgramAccess {
 #[derive(Clone, PartialEq, Debug)]
 pub struct ProfileSettings {
     /// The cache for which stack positions, misses and activity are simulated (LRU).
-    pub level: Level,
+    pub level: CacheLevel,
     /// Size of the whole cache, all slices together.
     pub size_bytes: u64,
     /// Lines of one set.
@@ -66,7 +68,7 @@ pub struct ProfileSettings {
 impl ProfileSettings {
     /// For an unsliced cache: 16 points of the curve, intervals of 10^9 instructions (thesis 5.6.2), one access in 64
     /// watched, 64 super sets of low bits.
-    pub fn new(level: Level, size_bytes: u64, ways: u32, line_bytes: u64) -> Self {
+    pub fn new(level: CacheLevel, size_bytes: u64, ways: u32, line_bytes: u64) -> Self {
         ProfileSettings {
             level,
             size_bytes,
@@ -91,7 +93,7 @@ impl ProfileSettings {
 pub enum ProfileError {
     /// The profiled cache cannot be.
     #[error(transparent)]
-    Shape(#[from] ShapeError),
+    Shape(#[from] GeometryError),
     /// More distinct lines than stack distances can be told of.
     #[error(transparent)]
     Stack(#[from] StackError),
@@ -101,7 +103,7 @@ pub enum ProfileError {
 #[derive(Clone, PartialEq, Debug)]
 pub struct ProfiledInterval {
     /// Its instructions, accesses and misses.
-    pub interval: Interval,
+    pub interval: RunInterval,
     /// Reuse times that were sampled in it, as a signature; `None` without instructions or samples.
     pub signature: Option<Vec<f64>>,
     /// Samples behind the signature.
@@ -126,7 +128,7 @@ pub struct ProgramProfile {
     /// Distinct lines.
     pub footprint_lines: u64,
     /// Exact stack distances of the whole run, in lines.
-    pub histogram: Histogram,
+    pub histogram: DistanceHistogram,
     /// Reuse times of the accesses that were watched, over the whole run.
     pub reuse: ReuseTimes,
     /// Accesses by LRU position in the sets of the cache, counts.
@@ -136,7 +138,7 @@ pub struct ProgramProfile {
     /// In order of time; the last one may be shorter than the others.
     pub intervals: Vec<ProfiledInterval>,
     /// Empty where there are no signatures to tell phases by.
-    pub phases: Vec<Phase>,
+    pub phases: Vec<DetectedPhase>,
     /// The rest `None` without instructions.
     pub animal: Option<Animal>,
     /// Misses per thousand instructions alone on the cache.
@@ -148,7 +150,7 @@ pub struct ProgramProfile {
 /// Collects a profile; push all accesses in order, then [`finish`](Self::finish).
 pub struct ProfileBuilder {
     settings: ProfileSettings,
-    shape: CacheShape,
+    shape: CacheGeometry,
     stack: StackDistances,
     cache: CacheSim,
     sampler: ReuseSampler,
@@ -169,7 +171,8 @@ impl ProfileBuilder {
     /// # Errors
     /// A cache that cannot be, with the field at fault.
     pub fn new(settings: ProfileSettings) -> Result<Self, ProfileError> {
-        let shape = CacheShape::from_bytes(settings.size_bytes, settings.line_bytes, settings.ways, settings.slices)?;
+        let shape =
+            CacheGeometry::from_bytes(settings.size_bytes, settings.line_bytes, settings.ways, settings.slices)?;
         let super_sets = settings.super_sets.min(shape.sets) as usize;
         let length = match settings.interval {
             IntervalLength::Instructions(_) if !settings.instructions_known => IntervalLength::Accesses(1_000_000),
@@ -284,16 +287,16 @@ impl ProfileBuilder {
         let activity = (!super_sets.is_empty()).then(|| (level, exact(super_sets)));
         let references = mega_instr.map(|mega| Estimate::exact(self.accesses as f64 / mega));
         let profile = Profile {
-            locality: Locality {
+            locality: LocalityFacts {
                 misses_per_kilo_instr: curve.into_iter().collect(),
                 reuse_times: self.reuse.to_profile().map(exact),
                 stack_positions: per_mega.clone().map(exact),
                 activity: activity.into_iter().collect(),
-                ..Locality::default()
+                ..LocalityFacts::default()
             },
-            rates: Rates {
+            rates: RateFacts {
                 llc_refs_per_mega_instr: references.map(|rate| Fact::measured(rate, FactSource::ExactTrace, 0)),
-                ..Rates::default()
+                ..RateFacts::default()
             },
             ..Profile::default()
         };
@@ -333,7 +336,7 @@ fn sum_super_sets(intervals: &[ProfiledInterval]) -> Vec<SuperSetCount> {
 
 /// Phases by locality signature. A signature comes from samples, so the threshold is never below four standard errors of
 /// an entry (at most √(1/4n) of the references): noise of sampling is no phase.
-fn find_phases(intervals: &[ProfiledInterval], parameters: PhaseParameters) -> Vec<Phase> {
+fn find_phases(intervals: &[ProfiledInterval], parameters: PhaseParameters) -> Vec<DetectedPhase> {
     let signatures: Option<Vec<Vec<f64>>> = intervals.iter().map(|interval| interval.signature.clone()).collect();
     let Some(signatures) = signatures.filter(|signatures| !signatures.is_empty()) else { return Vec::new() };
     let error = |interval: &ProfiledInterval| {
@@ -361,7 +364,7 @@ mod tests {
             interval: IntervalLength::Instructions(100_000),
             reuse_one_in: 4,
             super_sets: 8,
-            ..ProfileSettings::new(Level::L2, 256 * LINE, 8, LINE)
+            ..ProfileSettings::new(CacheLevel::L2, 256 * LINE, 8, LINE)
         }
     }
     fn access(line: u64) -> ProgramAccess {

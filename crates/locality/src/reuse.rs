@@ -104,7 +104,7 @@ impl ReuseTimes {
     pub fn from_samples(samples: &[ReuseSample], accesses_per_ns: Option<f64>) -> Self {
         let mut times = Self::new();
         for sample in samples {
-            if !sample.touched_again {
+            if !sample.reused {
                 times.add(None);
             } else if let Some(accesses) = sample.accesses {
                 times.add(Some(accesses));
@@ -333,7 +333,7 @@ mod tests {
     /// Are samples without a count of accesses dated by the task's rate, and left out where no rate is known?
     #[test]
     fn times_in_nanoseconds_need_a_rate() {
-        let sample = |accesses, elapsed_ns, touched_again| ReuseSample { accesses, elapsed_ns, touched_again };
+        let sample = |accesses, elapsed_ns, touched_again| ReuseSample { accesses, elapsed_ns, reused: touched_again };
         let samples = [sample(None, 100, true), sample(Some(5), 9, true), sample(None, 1000, false)];
         assert_eq!(ReuseTimes::from_samples(&samples, None).samples(), 2.0);
         let dated = ReuseTimes::from_samples(&samples, Some(0.1));

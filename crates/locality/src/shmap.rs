@@ -79,7 +79,7 @@ impl ShMaps {
 
 /// What counts as sharing between threads.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Sharing {
+pub struct SharingCriteria {
     /// Smaller counters are taken as 0.
     pub floor: u8,
     /// Entries that more than this share of the threads touch are global.
@@ -88,14 +88,14 @@ pub struct Sharing {
     pub floor_first: bool,
 }
 
-impl Default for Sharing {
+impl Default for SharingCriteria {
     fn default() -> Self {
-        Sharing { floor: 3, global_share: 0.5, floor_first: true }
+        SharingCriteria { floor: 3, global_share: 0.5, floor_first: true }
     }
 }
 
 /// How many of the threads touch each entry: the thesis's histogram vector.
-pub fn touching(maps: &[&[u8]], sharing: &Sharing) -> Vec<usize> {
+pub fn touching(maps: &[&[u8]], sharing: &SharingCriteria) -> Vec<usize> {
     let least = if sharing.floor_first { sharing.floor.max(1) } else { 1 };
     let entries = maps.iter().map(|map| map.len()).max().unwrap_or(0);
     let count = |entry: usize| maps.iter().filter(|map| map.get(entry).is_some_and(|&c| c >= least)).count();
@@ -104,7 +104,7 @@ pub fn touching(maps: &[&[u8]], sharing: &Sharing) -> Vec<usize> {
 
 /// Entries that *more than* the global share of the threads touch. (With "at least half", two equal halves that share
 /// nothing would look global.)
-pub fn global_entries(maps: &[&[u8]], sharing: &Sharing) -> Vec<bool> {
+pub fn global_entries(maps: &[&[u8]], sharing: &SharingCriteria) -> Vec<bool> {
     let limit = sharing.global_share * maps.len() as f64;
     touching(maps, sharing).into_iter().map(|threads| threads as f64 > limit).collect()
 }
@@ -158,7 +158,7 @@ mod tests {
             }
         }
         let all: Vec<&[u8]> = (0..4).map(|thread| maps.of(TaskId(thread)).unwrap()).collect();
-        let sharing = Sharing::default();
+        let sharing = SharingCriteria::default();
         let global = global_entries(&all, &sharing);
         assert_eq!(global.iter().filter(|&&global| global).count(), 1);
         let alike = |a: usize, b: usize| similarity(all[a], all[b], &global, sharing.floor);
@@ -170,9 +170,9 @@ mod tests {
     #[test]
     fn half_of_the_threads_is_not_yet_global() {
         let maps: [&[u8]; 4] = [&[9, 9, 2], &[9, 9, 2], &[0, 9, 2], &[0, 0, 0]];
-        let sharing = Sharing::default();
+        let sharing = SharingCriteria::default();
         assert_eq!(global_entries(&maps, &sharing), [false, true, false]);
-        let floor_after = Sharing { floor_first: false, ..sharing };
+        let floor_after = SharingCriteria { floor_first: false, ..sharing };
         assert_eq!(global_entries(&maps, &floor_after), [false, true, true]);
     }
 

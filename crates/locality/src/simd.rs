@@ -7,10 +7,10 @@
 
 /// An instruction set that this processor has (the only way to get one is to ask).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Simd(pub(crate) Level);
+pub struct Simd(pub(crate) SimdLevel);
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Level {
+pub(crate) enum SimdLevel {
     #[cfg(target_arch = "x86_64")]
     Avx512,
     #[cfg(target_arch = "x86_64")]
@@ -39,13 +39,13 @@ impl Simd {
                 && is_x86_feature_detected!("avx512dq")
                 && is_x86_feature_detected!("avx512vl");
             if avx2 && avx512 {
-                found.push(Simd(Level::Avx512));
+                found.push(Simd(SimdLevel::Avx512));
             }
             if avx2 {
-                found.push(Simd(Level::Avx2));
+                found.push(Simd(SimdLevel::Avx2));
             }
         }
-        found.push(Simd(Level::Portable));
+        found.push(Simd(SimdLevel::Portable));
         found
     }
 
@@ -53,10 +53,10 @@ impl Simd {
     pub fn name(self) -> &'static str {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
-            Level::Avx512 => "avx512",
+            SimdLevel::Avx512 => "avx512",
             #[cfg(target_arch = "x86_64")]
-            Level::Avx2 => "avx2",
-            Level::Portable => "portable",
+            SimdLevel::Avx2 => "avx2",
+            SimdLevel::Portable => "portable",
         }
     }
 }
@@ -111,12 +111,12 @@ macro_rules! dispatch {
         }
         match $simd.0 {
             // SAFETY: a `Simd` of this level exists only where the processor has the instruction set.
-            $crate::simd::Level::Avx512 => unsafe { avx512($($arg),*) },
+            $crate::simd::SimdLevel::Avx512 => unsafe { avx512($($arg),*) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: a `Simd` of this level exists only where the processor has the instruction set.
-            $crate::simd::Level::Avx2 => unsafe { avx2($($arg),*) },
+            $crate::simd::SimdLevel::Avx2 => unsafe { avx2($($arg),*) },
             // SAFETY: needs no more than the target itself.
-            $crate::simd::Level::Portable => unsafe { $body::<$crate::simd::Portable>($($arg),*) },
+            $crate::simd::SimdLevel::Portable => unsafe { $body::<$crate::simd::Portable>($($arg),*) },
         }
     }};
 }

@@ -17,7 +17,7 @@ use crate::reuse::ReuseTimes;
 
 /// One program's part in a cache: its reuse times, its share of all accesses, and how many accesses of all programs
 /// there are for each of its own.
-pub(crate) struct Part<'a> {
+pub(crate) struct CacheSharer<'a> {
     pub reuse: &'a ReuseTimes,
     pub share: f64,
     pub stretch: f64,
@@ -26,18 +26,18 @@ pub(crate) struct Part<'a> {
 /// Miss ratio (0 to 1, of the sampled accesses) of a program alone on a cache of `lines` with random replacement.
 /// `None` without samples or lines.
 pub fn miss_ratio(reuse: &ReuseTimes, lines: u64) -> Option<f64> {
-    overall(&[Part { reuse, share: 1.0, stretch: 1.0 }], lines)
+    overall(&[CacheSharer { reuse, share: 1.0, stretch: 1.0 }], lines)
 }
 
 /// Miss ratio of a program beside others on a cache that misses so often, all programs together, for each of its own
 /// accesses. `None` without samples or lines.
 pub fn miss_ratio_beside(reuse: &ReuseTimes, cache_misses_per_access: f64, lines: u64) -> Option<f64> {
-    let part = Part { reuse, share: 1.0, stretch: 1.0 };
+    let part = CacheSharer { reuse, share: 1.0, stretch: 1.0 };
     (lines > 0 && reuse.samples() > 0.0).then(|| misses_at(&part, cache_misses_per_access, lines).0)
 }
 
 /// The miss ratio M of all programs together; see [`crate::statcc`].
-pub(crate) fn overall(parts: &[Part<'_>], lines: u64) -> Option<f64> {
+pub(crate) fn overall(parts: &[CacheSharer<'_>], lines: u64) -> Option<f64> {
     if lines == 0 || parts.is_empty() || parts.iter().any(|part| part.reuse.samples() <= 0.0) {
         return None;
     }
@@ -65,7 +65,7 @@ pub(crate) fn overall(parts: &[Part<'_>], lines: u64) -> Option<f64> {
 }
 
 /// Misses per access of one program, where a share `ratio` of all accesses misses; and its slope in `ratio`.
-pub(crate) fn misses_at(part: &Part<'_>, ratio: f64, lines: u64) -> (f64, f64) {
+pub(crate) fn misses_at(part: &CacheSharer<'_>, ratio: f64, lines: u64) -> (f64, f64) {
     let samples = part.reuse.samples();
     let (mut misses, mut slope) = (part.reuse.never(), 0.0);
     // −ln(1 − 1/L); infinite for one line, which the first miss replaces for certain.
@@ -170,7 +170,7 @@ mod tests {
             times.iter().for_each(|&(time, weight)| reuse.add_weighted(Some(time), f64::from(weight)));
             reuse.add_weighted(None, f64::from(never));
             let root = miss_ratio(&reuse, lines).unwrap();
-            let part = Part { reuse: &reuse, share: 1.0, stretch: 1.0 };
+            let part = CacheSharer { reuse: &reuse, share: 1.0, stretch: 1.0 };
             let excess = |ratio: f64| misses_at(&part, ratio, lines).0 - ratio;
             if root > 1e-9 {
                 prop_assert!(excess(root).abs() < 1e-6, "{} at {root}", excess(root));

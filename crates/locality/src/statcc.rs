@@ -7,7 +7,7 @@
 //!   StatCache equation for the overall miss ratio M = Σ (r_i / R) m_i.
 //! - LRU ([`lru_at_rates`]): in a window of τ cycles program j touches lines_j(r_j τ) distinct lines. The cache holds
 //!   what was touched in the last τ for which these add up to its size, so i misses the reuses longer than r_i τ.
-//! - Rates follow from speed, and speed from misses ([`jointly`], StatCC proper): with CPI_i = base_i + refs_i · m_i ·
+//! - Rates follow from speed, and speed from misses ([`solve_co_run`], StatCC proper): with CPI_i = base_i + refs_i · m_i ·
 //!   miss_cycles_i and r_i = refs_i / CPI_i, miss ratios, speeds and rates are found together.
 //!
 //! There may be two answers: a program that hits is fast, and a fast one keeps its lines. A cache starts cold, so the
@@ -19,12 +19,12 @@
 use cachemate_core::ReplacementModel;
 
 use crate::reuse::ReuseTimes;
-use crate::statcache::{self, Part};
+use crate::statcache::{self, CacheSharer};
 use crate::statstack::StackModel;
 
 /// Miss ratios (0 to 1, of the cache's accesses) of programs that share a cache.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Shared {
+pub struct SharedMissRatios {
     /// Miss ratio of each program, in the order given.
     pub miss_ratios: Vec<f64>,
     /// Miss ratio of all accesses together.
@@ -32,26 +32,26 @@ pub struct Shared {
 }
 
 /// Reuse times of a program, and its accesses to the cache per unit of time.
-pub type AtRate<'a> = (&'a ReuseTimes, f64);
+pub type ReuseAtRate<'a> = (&'a ReuseTimes, f64);
 
-fn total_rate(programs: &[AtRate<'_>]) -> Option<f64> {
-    let sound = |&(reuse, rate): &AtRate<'_>| rate.is_finite() && rate > 0.0 && reuse.samples() > 0.0;
+fn total_rate(programs: &[ReuseAtRate<'_>]) -> Option<f64> {
+    let sound = |&(reuse, rate): &ReuseAtRate<'_>| rate.is_finite() && rate > 0.0 && reuse.samples() > 0.0;
     (!programs.is_empty() && programs.iter().all(sound)).then(|| programs.iter().map(|(_, rate)| rate).sum())
 }
 
 /// Random replacement, at fixed access rates. `None` without programs or lines, or where one has no samples or no
 /// positive rate.
-pub fn random_at_rates(programs: &[AtRate<'_>], lines: u64) -> Option<Shared> {
+pub fn random_at_rates(programs: &[ReuseAtRate<'_>], lines: u64) -> Option<SharedMissRatios> {
     let all = total_rate(programs)?;
-    let parts: Vec<Part<'_>> =
-        programs.iter().map(|&(reuse, rate)| Part { reuse, share: rate / all, stretch: all / rate }).collect();
+    let parts: Vec<CacheSharer<'_>> =
+        programs.iter().map(|&(reuse, rate)| CacheSharer { reuse, share: rate / all, stretch: all / rate }).collect();
     let group_miss_ratio = statcache::overall(&parts, lines)?;
     let of_one = |part| statcache::misses_at(part, group_miss_ratio, lines).0;
-    Some(Shared { miss_ratios: parts.iter().map(of_one).collect(), group_miss_ratio })
+    Some(SharedMissRatios { miss_ratios: parts.iter().map(of_one).collect(), group_miss_ratio })
 }
 
 /// LRU, at fixed access rates. `None` as for [`random_at_rates`].
-pub fn lru_at_rates(programs: &[AtRate<'_>], lines: u64) -> Option<Shared> {
+pub fn lru_at_rates(programs: &[ReuseAtRate<'_>], lines: u64) -> Option<SharedMissRatios> {
     total_rate(programs)?;
     let models: Vec<StackModel> = programs.iter().map(|(reuse, _)| StackModel::new(reuse)).collect::<Option<_>>()?;
     let rates: Vec<f64> = programs.iter().map(|&(_, rate)| rate).collect();
@@ -59,11 +59,11 @@ pub fn lru_at_rates(programs: &[AtRate<'_>], lines: u64) -> Option<Shared> {
 }
 
 /// Miss ratio by lines of cache that a program has for itself, ascending; empty = only the model's.
-pub type Measured<'a> = &'a [(f64, f64)];
+pub type MeasuredMissRatios<'a> = &'a [(f64, f64)];
 
 /// Between two measured sizes the miss ratio goes from the one to the other as the model's does (on a straight line where
 /// the model sees no difference): no line at all misses always, beyond the largest size nothing changes.
-fn measured_at(measured: Measured<'_>, model: &StackModel, lines: f64) -> f64 {
+fn measured_at(measured: MeasuredMissRatios<'_>, model: &StackModel, lines: f64) -> f64 {
     let next = measured.partition_point(|&(size, _)| size < lines);
     let (low, ratio_low) = next.checked_sub(1).map_or((0.0, 1.0), |before| measured[before]);
     let Some(&(high, ratio_high)) = measured.get(next) else { return ratio_low };
@@ -77,7 +77,12 @@ fn measured_at(measured: Measured<'_>, model: &StackModel, lines: f64) -> f64 {
 }
 
 /// A program beside others holds what it touched within the time that fills the cache, and misses like alone on that.
-fn lru_shared(models: &[StackModel], measured: &[Measured<'_>], rates: &[f64], lines: u64) -> Shared {
+fn lru_shared(
+    models: &[StackModel],
+    measured: &[MeasuredMissRatios<'_>],
+    rates: &[f64],
+    lines: u64,
+) -> SharedMissRatios {
     let fill = time_to_fill(models, rates, lines as f64);
     let of_one = |(at, model): (usize, &StackModel)| {
         let accesses = fill.map_or(f64::INFINITY, |time| time * rates[at]);
@@ -92,7 +97,7 @@ fn lru_shared(models: &[StackModel], measured: &[Measured<'_>], rates: &[f64], l
     let miss_ratios: Vec<f64> = models.iter().enumerate().map(of_one).collect();
     let all: f64 = rates.iter().sum();
     let group_miss_ratio = miss_ratios.iter().zip(rates).map(|(ratio, rate)| ratio * rate / all).sum();
-    Shared { miss_ratios, group_miss_ratio }
+    SharedMissRatios { miss_ratios, group_miss_ratio }
 }
 
 /// Time in which the programs together touch that many lines; `None` = they never do.
@@ -112,15 +117,15 @@ fn time_to_fill(models: &[StackModel], rates: &[f64], lines: f64) -> Option<f64>
     Some(bisect(0.0, fastest.unwrap_or(slowest_end), |time| touched(time) < lines))
 }
 
-/// A program as [`jointly`] needs it.
+/// A program as [`solve_co_run`] needs it.
 #[derive(Clone, Copy, Debug)]
-pub struct Sharer<'a> {
+pub struct CoRunner<'a> {
     /// Reuse times of the program's accesses to the shared cache, sampled alone.
     pub reuse: &'a ReuseTimes,
     /// What was measured of the program alone on an LRU cache. StatStack takes a program for one phase, and misjudges
     /// one that has several; its footprint then still says how much of the cache the program holds, and this what it
     /// misses there (the natural partition of Xiang, Ding, Luo and Bao 2013).
-    pub measured: Measured<'a>,
+    pub measured: MeasuredMissRatios<'a>,
     /// Accesses to the shared cache per instruction.
     pub refs_per_instr: f64,
     /// Cycles per instruction if no access missed the shared cache.
@@ -129,7 +134,7 @@ pub struct Sharer<'a> {
     pub miss_cycles: f64,
 }
 
-impl Sharer<'_> {
+impl CoRunner<'_> {
     fn cycles_per_instr(&self, miss_ratio: f64) -> f64 {
         self.base_cycles_per_instr + self.refs_per_instr * miss_ratio * self.miss_cycles
     }
@@ -137,9 +142,9 @@ impl Sharer<'_> {
 
 /// What a set of programs on one cache comes to.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Joint {
+pub struct CoRunEstimate {
     /// Miss ratios on the shared cache at these speeds.
-    pub shared: Shared,
+    pub shared: SharedMissRatios,
     /// Cycles per instruction of each program, in the order given.
     pub cycles_per_instr: Vec<f64>,
     /// Run time beside the others over run time alone, minus one; of each program.
@@ -150,9 +155,9 @@ pub struct Joint {
 
 /// Miss ratios and speeds that agree with each other. `None` without programs or lines, or where a program has no
 /// samples or a figure that is not positive (0 is allowed for `miss_cycles`).
-pub fn jointly(programs: &[Sharer<'_>], lines: u64, composition: ReplacementModel) -> Option<Joint> {
+pub fn solve_co_run(programs: &[CoRunner<'_>], lines: u64, composition: ReplacementModel) -> Option<CoRunEstimate> {
     let positive = |x: f64| x.is_finite() && x > 0.0;
-    let sound = |p: &Sharer<'_>| {
+    let sound = |p: &CoRunner<'_>| {
         positive(p.refs_per_instr)
             && positive(p.base_cycles_per_instr)
             && p.miss_cycles >= 0.0
@@ -162,15 +167,15 @@ pub fn jointly(programs: &[Sharer<'_>], lines: u64, composition: ReplacementMode
         return None;
     }
     let models: Vec<StackModel> = programs.iter().map(|p| StackModel::new(p.reuse)).collect::<Option<_>>()?;
-    let measured: Vec<Measured<'_>> = programs.iter().map(|program| program.measured).collect();
+    let measured: Vec<MeasuredMissRatios<'_>> = programs.iter().map(|program| program.measured).collect();
     let share = |rates: &[f64]| match composition {
         ReplacementModel::Lru => Some(lru_shared(&models, &measured, rates, lines)),
         ReplacementModel::Random => {
-            let at_rates: Vec<AtRate<'_>> = programs.iter().zip(rates).map(|(p, &rate)| (p.reuse, rate)).collect();
+            let at_rates: Vec<ReuseAtRate<'_>> = programs.iter().zip(rates).map(|(p, &rate)| (p.reuse, rate)).collect();
             random_at_rates(&at_rates, lines)
         }
     };
-    let alone = |(program, model): (&Sharer<'_>, &StackModel)| {
+    let alone = |(program, model): (&CoRunner<'_>, &StackModel)| {
         let ratio = match composition {
             ReplacementModel::Lru if !program.measured.is_empty() => {
                 Some(measured_at(program.measured, model, lines as f64))
@@ -190,7 +195,7 @@ pub fn jointly(programs: &[Sharer<'_>], lines: u64, composition: ReplacementMode
         let unsettled = cpi.iter().zip(&next).map(|(old, new)| (new - old).abs() / new).fold(0.0, f64::max);
         if unsettled < 1e-9 || round == 399 {
             let degradation = next.iter().zip(&solo).map(|(shared, alone)| shared / alone - 1.0).collect();
-            return Some(Joint { shared, cycles_per_instr: next, degradation, unsettled });
+            return Some(CoRunEstimate { shared, cycles_per_instr: next, degradation, unsettled });
         }
         // A miss ratio can jump where reuse times bunch together; shorter steps later on keep it from swinging.
         let step = if round < 40 { 0.5 } else { 20.0 / f64::from(round) };
@@ -200,7 +205,7 @@ pub fn jointly(programs: &[Sharer<'_>], lines: u64, composition: ReplacementMode
 }
 
 /// Cycles per instruction of each program while together they fill an empty cache: a first touch misses, others hit.
-fn filling_cycles_per_instr(programs: &[Sharer<'_>], models: &[StackModel], lines: f64) -> Vec<f64> {
+fn filling_cycles_per_instr(programs: &[CoRunner<'_>], models: &[StackModel], lines: f64) -> Vec<f64> {
     let cycles = |at: usize, accesses: f64| {
         accesses * programs[at].base_cycles_per_instr / programs[at].refs_per_instr
             + models[at].lines_in(accesses) * programs[at].miss_cycles
@@ -216,7 +221,7 @@ fn filling_cycles_per_instr(programs: &[Sharer<'_>], models: &[StackModel], line
     // By then the one that needs longest to show all its reuses has done so; programs that fit never fill it.
     let longest = (0..models.len()).map(|at| cycles(at, models[at].longest() + lines)).fold(1.0, f64::max);
     let filled = bisect(0.0, longest, |time| touched(time) < lines);
-    let of_one = |(at, program): (usize, &Sharer<'_>)| filled * program.refs_per_instr / accesses_within(at, filled);
+    let of_one = |(at, program): (usize, &CoRunner<'_>)| filled * program.refs_per_instr / accesses_within(at, filled);
     programs.iter().enumerate().map(of_one).collect()
 }
 
@@ -238,43 +243,43 @@ mod tests {
 
     /// Lines of one synthetic program, for ever.
     #[derive(Clone)]
-    enum Pattern {
+    enum AccessPattern {
         Cycle(u64),
         Skewed(u64),
         HotAndStream(u64),
     }
-    struct Program {
-        pattern: Pattern,
+    struct SyntheticProgram {
+        pattern: AccessPattern,
         at: u64,
         random: SplitMix64,
     }
-    impl Program {
-        fn new(pattern: Pattern, seed: u64) -> Self {
-            Program { pattern, at: 0, random: SplitMix64::new(seed) }
+    impl SyntheticProgram {
+        fn new(pattern: AccessPattern, seed: u64) -> Self {
+            SyntheticProgram { pattern, at: 0, random: SplitMix64::new(seed) }
         }
         fn next(&mut self) -> u64 {
             self.at += 1;
             match self.pattern {
-                Pattern::Cycle(lines) => self.at % lines,
-                Pattern::Skewed(lines) => self.random.below(lines) * self.random.below(lines) / lines,
-                Pattern::HotAndStream(lines) if self.at.is_multiple_of(2) => self.random.below(lines),
-                Pattern::HotAndStream(_) => 1_000_000 + self.at,
+                AccessPattern::Cycle(lines) => self.at % lines,
+                AccessPattern::Skewed(lines) => self.random.below(lines) * self.random.below(lines) / lines,
+                AccessPattern::HotAndStream(lines) if self.at.is_multiple_of(2) => self.random.below(lines),
+                AccessPattern::HotAndStream(_) => 1_000_000 + self.at,
             }
         }
-        fn reuse(pattern: &Pattern, one_in: u32) -> ReuseTimes {
-            let (mut program, mut sampler) = (Program::new(pattern.clone(), 99), ReuseSampler::new(one_in, 1));
+        fn reuse(pattern: &AccessPattern, one_in: u32) -> ReuseTimes {
+            let (mut program, mut sampler) = (SyntheticProgram::new(pattern.clone(), 99), ReuseSampler::new(one_in, 1));
             (0..200_000).for_each(|_| sampler.touch(program.next()));
             sampler.finish()
         }
     }
 
-    struct Cache {
+    struct OracleCache {
         /// Most recently used last, for LRU; any order for random.
         held: Vec<u64>,
         lines: usize,
         random: Option<SplitMix64>,
     }
-    impl Cache {
+    impl OracleCache {
         fn misses(&mut self, line: u64) -> bool {
             let found = self.held.iter().rposition(|&held| held == line);
             match (&mut self.random, found) {
@@ -298,10 +303,10 @@ mod tests {
 
     /// Runs programs side by side: each access takes `hit` cycles, a miss `miss` more. Miss ratios and CPIs after
     /// warming up.
-    fn simulate(patterns: &[Pattern], cycles: &[(f64, f64)], mut cache: Cache) -> (Vec<f64>, Vec<f64>) {
+    fn simulate(patterns: &[AccessPattern], cycles: &[(f64, f64)], mut cache: OracleCache) -> (Vec<f64>, Vec<f64>) {
         let n = patterns.len();
-        let mut programs: Vec<Program> =
-            patterns.iter().enumerate().map(|(at, p)| Program::new(p.clone(), at as u64)).collect();
+        let mut programs: Vec<SyntheticProgram> =
+            patterns.iter().enumerate().map(|(at, p)| SyntheticProgram::new(p.clone(), at as u64)).collect();
         let (mut clock, mut accesses, mut misses) = (vec![0.0f64; n], vec![0u64; n], vec![0u64; n]);
         let mut warm = vec![0.0; n];
         for step in 0..240_000 {
@@ -319,8 +324,8 @@ mod tests {
         ((0..n).map(ratio).collect(), (0..n).map(cpi).collect())
     }
 
-    fn mixes() -> Vec<Vec<Pattern>> {
-        use Pattern::*;
+    fn mixes() -> Vec<Vec<AccessPattern>> {
+        use AccessPattern::*;
         vec![
             vec![Skewed(400), HotAndStream(60)],
             vec![Cycle(90), Skewed(300)],
@@ -345,12 +350,12 @@ mod tests {
     fn check_joint(composition: ReplacementModel, random: Option<SplitMix64>) {
         for patterns in mixes() {
             let cycles: Vec<(f64, f64)> = (0..patterns.len()).map(|at| (2.0 + at as f64, 20.0)).collect();
-            let reuses: Vec<ReuseTimes> = patterns.iter().map(|pattern| Program::reuse(pattern, 10)).collect();
+            let reuses: Vec<ReuseTimes> = patterns.iter().map(|pattern| SyntheticProgram::reuse(pattern, 10)).collect();
             for lines in [100usize, 160] {
-                let sharers: Vec<Sharer<'_>> = reuses
+                let sharers: Vec<CoRunner<'_>> = reuses
                     .iter()
                     .zip(&cycles)
-                    .map(|(reuse, &(base, miss))| Sharer {
+                    .map(|(reuse, &(base, miss))| CoRunner {
                         reuse,
                         measured: &[],
                         refs_per_instr: 1.0,
@@ -358,9 +363,9 @@ mod tests {
                         miss_cycles: miss,
                     })
                     .collect();
-                let model = jointly(&sharers, lines as u64, composition).unwrap();
+                let model = solve_co_run(&sharers, lines as u64, composition).unwrap();
                 assert!(model.unsettled < 1e-6, "{}", model.unsettled);
-                let cache = Cache { held: Vec::new(), lines, random: random.clone() };
+                let cache = OracleCache { held: Vec::new(), lines, random: random.clone() };
                 let (ratios, cpis) = simulate(&patterns, &cycles, cache);
                 for at in 0..patterns.len() {
                     let (guess, real) = (model.shared.miss_ratios[at], ratios[at]);

@@ -18,7 +18,7 @@ use crate::reuse::ReuseTimes;
 
 /// A stretch of times over which P(T >= x) falls evenly.
 #[derive(Clone, Copy, Debug)]
-struct Segment {
+struct SurvivalSegment {
     /// First time, and how many times there are.
     start: f64,
     length: f64,
@@ -29,7 +29,7 @@ struct Segment {
     lines: f64,
 }
 
-impl Segment {
+impl SurvivalSegment {
     fn lines_after(&self, within: f64) -> f64 {
         self.lines + within * self.surviving - 0.5 * self.ending / self.length * within * (within + 1.0)
     }
@@ -38,7 +38,7 @@ impl Segment {
 /// The footprint of one program, ready for questions. Fractions of accesses, lines, accesses.
 #[derive(Clone, Debug)]
 pub struct StackModel {
-    segments: Vec<Segment>,
+    segments: Vec<SurvivalSegment>,
     /// Where the longest observed reuse ends, and the lines touched by then.
     end: f64,
     lines_at_end: f64,
@@ -57,7 +57,7 @@ impl StackModel {
         for bucket in reuse.all_buckets() {
             let length = (bucket.high - bucket.low) as f64 + 1.0;
             let segment =
-                Segment { start: bucket.low as f64, length, surviving, ending: bucket.weight / samples, lines };
+                SurvivalSegment { start: bucket.low as f64, length, surviving, ending: bucket.weight / samples, lines };
             lines = segment.lines_after(length);
             surviving = (surviving - segment.ending).max(0.0);
             end = segment.start + length;

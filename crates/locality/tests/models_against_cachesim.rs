@@ -1,7 +1,7 @@
 //! Do the statistical models, from one access in ten, agree with exact simulation of the caches they model?
 
 use cachemate_core::SplitMix64;
-use cachemate_locality::cachesim::{CacheShape, CacheSim, Replacement};
+use cachemate_locality::cachesim::{CacheGeometry, CacheSim, Replacement};
 use cachemate_locality::reuse::{ReuseSampler, ReuseTimes};
 use cachemate_locality::{statcache, statstack};
 use proptest::prelude::*;
@@ -56,7 +56,7 @@ fn sampled(lines: &[u64], seed: u64) -> ReuseTimes {
 }
 
 fn simulated(lines: &[u64], size_lines: u32, replacement: Replacement) -> f64 {
-    let mut cache = CacheSim::new(CacheShape::fully_associative(size_lines), replacement).unwrap();
+    let mut cache = CacheSim::new(CacheGeometry::fully_associative(size_lines), replacement).unwrap();
     cache.push(lines);
     cache.miss_ratio().unwrap()
 }

@@ -8,7 +8,7 @@ use std::fmt::Write as _;
 use base64::Engine as _;
 use sha2::{Digest, Sha256};
 
-use crate::Run;
+use crate::RecordedRun;
 
 /// In the order in which they use each other.
 pub(crate) const MODULES: &[(&str, &str)] = &[
@@ -72,7 +72,7 @@ pub fn content_policy() -> String {
 ///
 /// # Errors
 /// A number that JSON cannot hold.
-pub fn html(recording: Option<&Run>) -> serde_json::Result<String> {
+pub fn html(recording: Option<&RecordedRun>) -> serde_json::Result<String> {
     // A page that is opened as a file has no headers: the policy stands in it, too (frame-ancestors counts in headers only).
     let policy = content_policy().replace("; frame-ancestors 'none'", "").replace('&', "&amp;").replace('"', "&quot;");
     let mut page = format!(

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use cachemate_core::{CpuSet, Plan, PredictorConfig, Profile, Profiles, TaskId, Topology, Window};
+use cachemate_core::{CpuSet, Plan, PredictorConfig, Profile, Profiles, TaskId, Topology, WindowLength};
 use cachemate_pipeline::forecast_of;
 
 use crate::snapshot::{MatrixSnapshot, ProgramSnapshot};
@@ -14,7 +14,7 @@ const WINDOWS_BETWEEN: u64 = 8;
 
 /// Sum and number of slowdowns that were measured.
 #[derive(Clone, Copy, Default)]
-struct Mean {
+struct SlowdownMean {
     sum: f64,
     windows: u32,
 }
@@ -22,7 +22,7 @@ struct Mean {
 /// Keeps both matrices.
 #[derive(Default)]
 pub struct Matrices {
-    measured: BTreeMap<(u32, u32), Mean>,
+    measured: BTreeMap<(u32, u32), SlowdownMean>,
     /// CPU seconds so far: who stands in the matrix.
     ran_s: BTreeMap<u32, f64>,
     last: Option<MatrixSnapshot>,
@@ -31,7 +31,7 @@ pub struct Matrices {
 
 impl Matrices {
     /// Takes in one window; `busiest` is the profile that speaks for each program. Answers where something changed.
-    pub fn see(
+    pub fn observe(
         &mut self,
         window: u64,
         lasted_s: f64,
@@ -53,7 +53,7 @@ impl Matrices {
         };
         let of_pair = |row: &u32, column: &u32| self.measured.get(&(*row, *column)).filter(|_| row != column);
         let table = |row| members.iter().map(move |column| (row, column));
-        let mean = |mean: &Mean| short(mean.sum / f64::from(mean.windows));
+        let mean = |mean: &SlowdownMean| short(mean.sum / f64::from(mean.windows));
         let now = MatrixSnapshot {
             measured: members.iter().map(|r| table(r).map(|(r, c)| of_pair(r, c).map(mean)).collect()).collect(),
             windows: members
@@ -127,12 +127,12 @@ fn forecasts(
             let (Some(&one), Some(&other)) = (busiest.get(&members[row]), busiest.get(&members[column])) else {
                 continue;
             };
-            let mut plan = Plan::idle(Window::Time { ns: 1 });
+            let mut plan = Plan::idle(WindowLength::Time { ns: 1 });
             plan.affinity = [(TaskId(0), seats[0].clone()), (TaskId(1), seats[1].clone())].into();
             let profiles: Profiles = [(TaskId(0), one.clone()), (TaskId(1), other.clone())].into();
             let forecast = forecast_of(topology, &profiles, predictor, &plan);
-            let said = |task| Some(short(forecast.tasks.get(&TaskId(task))?.degradation?.value));
-            (table[row][column], table[column][row]) = (said(0), said(1));
+            let forecast_of = |task| Some(short(forecast.tasks.get(&TaskId(task))?.degradation?.value));
+            (table[row][column], table[column][row]) = (forecast_of(0), forecast_of(1));
         }
     }
     table

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 /// What does not change during a run.
 #[derive(Clone, PartialEq, Debug, Serialize)]
-pub struct Head {
+pub struct PageHeader {
     /// Version of the shape; the page refuses others.
     pub shape: u32,
     /// Version of the program that made it.
@@ -25,10 +25,10 @@ pub struct Head {
     /// Number of CPUs that are online.
     pub cpus: u32,
     /// The contended caches.
-    pub caches: Vec<CacheHead>,
+    pub caches: Vec<CacheHeader>,
     /// What the machine itself knows of the run; only simulated machines tell.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub truth: Option<Truth>,
+    pub truth: Option<GroundTruth>,
     /// Why the recording has no proper end, in words.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cut_off: Option<String>,
@@ -39,7 +39,7 @@ pub const SHAPE: u32 = 1;
 
 /// One contended cache.
 #[derive(Clone, PartialEq, Debug, Serialize)]
-pub struct CacheHead {
+pub struct CacheHeader {
     /// Index within the machine.
     pub cache: u32,
     /// Such as `L3`.
@@ -59,18 +59,18 @@ pub struct CacheHead {
 
 /// A simulated machine's own account of the whole run.
 #[derive(Clone, PartialEq, Debug, Default, Serialize)]
-pub struct Truth {
+pub struct GroundTruth {
     /// Where it was read.
     pub source: String,
     /// For each program that ran.
-    pub programs: Vec<TrueProgram>,
+    pub programs: Vec<ProgramTruth>,
     /// Lines that the first program evicted of the second, in the contended caches.
     pub evicted: Vec<(u32, u32, u64)>,
 }
 
 /// What a program really did.
 #[derive(Clone, PartialEq, Debug, Serialize)]
-pub struct TrueProgram {
+pub struct ProgramTruth {
     /// As in [`ProgramSnapshot::program`].
     pub program: u32,
     /// Over the measured part of the run.
@@ -81,7 +81,8 @@ pub struct TrueProgram {
     pub misses_per_kilo_instr: Option<f64>,
     /// Share of those misses on lines that others evicted.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub by_others_share: Option<f64>,
+    #[serde(rename = "by_others_share")]
+    pub evicted_by_others_share: Option<f64>,
 }
 
 /// One window.
@@ -92,7 +93,8 @@ pub struct Snapshot {
     /// Its end, from the run's first window on.
     pub at_s: f64,
     /// Its length.
-    pub lasted_s: f64,
+    #[serde(rename = "lasted_s")]
+    pub duration_s: f64,
     /// Those present, in order of arrival.
     pub programs: Vec<ProgramSnapshot>,
     /// The contended caches, where something was counted or forecast.
@@ -164,7 +166,8 @@ pub struct ProgramSnapshot {
     pub speed_per_s: Option<f64>,
     /// What was counted.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub speed_of: Option<&'static str>,
+    #[serde(rename = "speed_of")]
+    pub speed_unit: Option<&'static str>,
     /// While on processor.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub instr_per_cycle: Option<f64>,
@@ -176,7 +179,7 @@ pub struct ProgramSnapshot {
     pub slowdown: Option<f64>,
     /// The same as the reference predictor expects it under the plan.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub forecast_slowdown: Option<Range>,
+    pub forecast_slowdown: Option<EstimateRange>,
     /// Share of a probe's lines that it evicts.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub intensity: Option<f64>,
@@ -196,7 +199,7 @@ pub struct ProgramSnapshot {
 
 /// A value and the ends of its interval.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize)]
-pub struct Range {
+pub struct EstimateRange {
     /// In the unit of the field.
     pub value: f64,
     /// Lower end.
@@ -208,7 +211,7 @@ pub struct Range {
 /// Misses over references of one cache.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct CacheSnapshot {
-    /// As in [`CacheHead::cache`].
+    /// As in [`CacheHeader::cache`].
     pub cache: u32,
     /// As counted.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -226,7 +229,8 @@ pub struct DecisionSnapshot {
     /// Whom it names.
     pub programs: Vec<u32>,
     /// Printable.
-    pub words: String,
+    #[serde(rename = "words")]
+    pub text: String,
     /// What it rests on; names end in their units.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub numbers: Vec<(String, f64)>,

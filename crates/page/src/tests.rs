@@ -1,17 +1,18 @@
 use std::collections::BTreeSet;
 
-use cachemate_core::test_kit::{capabilities, last_level_caches, observation, pipeline_config, run_header};
+use cachemate_core::test_support::{capabilities, last_level_caches, observation, pipeline_config, run_header};
 use cachemate_core::{
-    Applied, CacheId, Contention, Counts, CpuId, Decision, Event, Fact, FactSource, Forecast, Level, Plan, ProcessId,
-    Profile, Profiles, Rates, Reading, Reason, ReasonKind, RunHeader, TaskId, Window, WindowRecord,
+    AppliedPlan, CacheId, CacheLevel, ContentionFacts, CounterEvent, CpuId, Decision, EventCount, EventCounts, Fact,
+    FactSource, Forecast, Plan, ProcessId, Profile, Profiles, RateFacts, Reason, ReasonKind, RunHeader, TaskId,
+    WindowLength, WindowRecord,
 };
 use cachemate_trace::{RunLogReader, RunLogWriter};
 
 use crate::file::MODULES;
-use crate::{Run, Snapshot, Teller, content_policy, html, reason_words, recording};
+use crate::{RecordedRun, Snapshot, SnapshotBuilder, content_policy, html, reason_words, recording};
 
 fn header() -> RunHeader {
-    run_header(last_level_caches(2, 2, Level::L3, 1 << 20), capabilities(&[]), pipeline_config("default"))
+    run_header(last_level_caches(2, 2, CacheLevel::L3, 1 << 20), capabilities(&[]), pipeline_config("default"))
 }
 
 /// Task `t` ran on CPU `cpus[t]` at one instruction a cycle.
@@ -20,29 +21,29 @@ fn record(window: u64, cpus: &[u32]) -> WindowRecord {
     for (task, &cpu) in seen.tasks.iter_mut().zip(cpus) {
         task.name = format!("p{}", task.task.0);
         task.on_cpu_ns = vec![(CpuId(cpu), 500_000_000)];
-        let reading = |event| Reading { event, count: 1_000_000, counted_share: 1.0 };
-        task.counts = Counts(vec![reading(Event::Instructions), reading(Event::Cycles)]);
+        let reading = |event| EventCount { event, count: 1_000_000, enabled_share: 1.0 };
+        task.counts = EventCounts(vec![reading(CounterEvent::Instructions), reading(CounterEvent::Cycles)]);
     }
     WindowRecord {
-        seen,
-        decision: Decision { plan: Plan::idle(Window::Time { ns: 1 }), why: Vec::new() },
+        observation: seen,
+        decision: Decision { plan: Plan::idle(WindowLength::Time { ns: 1 }), reasons: Vec::new() },
         forecast: Forecast::default(),
-        applied: Applied::default(),
-        last_forecast_missed_instr_per_cycle: Vec::new(),
+        applied: AppliedPlan::default(),
+        forecast_errors_instr_per_cycle: Vec::new(),
         online: None,
     }
 }
 
 fn solo(instr_per_cycle: f64) -> Profile {
     let fact = Fact::new(instr_per_cycle, FactSource::Counters, 0);
-    Profile::default().with_rates(Rates { solo_instr_per_cycle: Some(fact), ..Rates::default() })
+    Profile::default().with_rates(RateFacts { solo_instr_per_cycle: Some(fact), ..RateFacts::default() })
 }
 
 /// Does a program stand where it ran, with its slowdown by what is known of it alone, and without where nothing is?
 #[test]
 fn a_program_stands_where_it_ran() {
     let profiles: Profiles = [(TaskId(0), solo(2.0)), (TaskId(1), Profile::default())].into();
-    let told = Teller::new(&header()).tell(&record(0, &[1, 2]), &profiles, None);
+    let told = SnapshotBuilder::new(&header()).snapshot(&record(0, &[1, 2]), &profiles, None);
     assert_eq!(told.programs[0].places, [(0, 1)]);
     assert_eq!(told.programs[1].places, [(1, 1)]);
     assert_eq!(told.programs[0].slowdown, Some(1.0), "half as fast as alone");
@@ -55,8 +56,8 @@ fn a_program_stands_where_it_ran() {
 #[test]
 fn threads_are_told_together() {
     let mut record = record(0, &[0, 1, 2]);
-    record.seen.tasks.iter_mut().for_each(|task| task.process = ProcessId(7));
-    let told = Teller::new(&header()).tell(&record, &Profiles::new(), None);
+    record.observation.tasks.iter_mut().for_each(|task| task.process = ProcessId(7));
+    let told = SnapshotBuilder::new(&header()).snapshot(&record, &Profiles::new(), None);
     assert_eq!(told.programs.len(), 1);
     assert_eq!((told.programs[0].threads, told.programs[0].cpu_share), (3, Some(1.5)));
     assert_eq!(told.programs[0].places, [(0, 2), (1, 1)]);
@@ -66,11 +67,11 @@ fn threads_are_told_together() {
 #[test]
 fn the_measured_matrix_counts_windows_together() {
     let profiles: Profiles = (0..3).map(|task| (TaskId(task), solo(2.0))).collect();
-    let mut teller = Teller::new(&header());
+    let mut teller = SnapshotBuilder::new(&header());
     let told: Vec<Snapshot> = [[0, 1, 2], [0, 1, 2], [0, 2, 1]]
         .iter()
         .enumerate()
-        .map(|(window, cpus)| teller.tell(&record(window as u64, cpus), &profiles, None))
+        .map(|(window, cpus)| teller.snapshot(&record(window as u64, cpus), &profiles, None))
         .collect();
     let matrix = told[2].matrix.as_ref().unwrap();
     assert_eq!(matrix.programs, [0, 1, 2]);
@@ -85,9 +86,9 @@ fn the_forecast_matrix_follows_the_curves() {
     let curve = |half: f64| {
         vec![(1 << 19, cachemate_core::Estimate::exact(half)), (1 << 20, cachemate_core::Estimate::exact(1.0))]
     };
-    let with = |half| solo(1.0).with_misses(Level::L3, curve(half), FactSource::ExactTrace);
+    let with = |half| solo(1.0).with_misses(CacheLevel::L3, curve(half), FactSource::ExactTrace);
     let profiles: Profiles = [(TaskId(0), with(20.0)), (TaskId(1), with(20.0)), (TaskId(2), with(1.0))].into();
-    let told = Teller::new(&header()).tell(&record(0, &[0, 1, 2]), &profiles, None);
+    let told = SnapshotBuilder::new(&header()).snapshot(&record(0, &[0, 1, 2]), &profiles, None);
     let forecast = told.matrix.unwrap().forecast;
     assert!(forecast[0][1] > forecast[0][2] && forecast[2][0] == Some(0.0), "{forecast:?}");
     assert_eq!(told.curves.len(), 3, "all are new");
@@ -96,17 +97,17 @@ fn the_forecast_matrix_follows_the_curves() {
 /// Is a decision told once, until another one was given?
 #[test]
 fn a_decision_is_told_once() {
-    let mut teller = Teller::new(&header());
+    let mut teller = SnapshotBuilder::new(&header());
     let mut with = |window, text: &str| {
         let mut record = record(window, &[0]);
         let reason =
             Reason { kind: ReasonKind::RolledBack, text: text.into(), tasks: vec![TaskId(0)], ..Reason::default() };
-        record.decision.why = vec![reason];
-        teller.tell(&record, &Profiles::new(), None).decisions
+        record.decision.reasons = vec![reason];
+        teller.snapshot(&record, &Profiles::new(), None).decisions
     };
     let first = with(0, "{0} goes back");
     assert_eq!(
-        (first[0].words.as_str(), first[0].kind, first[0].programs.as_slice()),
+        (first[0].text.as_str(), first[0].kind, first[0].programs.as_slice()),
         ("p0 #0 goes back", "rolled-back", &[0][..])
     );
     assert!(with(1, "{0} goes back").is_empty());
@@ -127,10 +128,10 @@ fn names_in_reasons_are_not_read_again() {
 #[test]
 fn a_recording_cannot_leave_its_element() {
     let mut record = record(0, &[0]);
-    record.seen.tasks[0].name = "</script><script>alert(1)</script><!--".into();
-    let mut teller = Teller::new(&header());
-    let snapshots = vec![teller.tell(&record, &Profiles::new(), None)];
-    let page = html(Some(&Run { head: teller.head("<b>x"), snapshots })).unwrap();
+    record.observation.tasks[0].name = "</script><script>alert(1)</script><!--".into();
+    let mut teller = SnapshotBuilder::new(&header());
+    let snapshots = vec![teller.snapshot(&record, &Profiles::new(), None)];
+    let page = html(Some(&RecordedRun { head: teller.head("<b>x"), snapshots })).unwrap();
     assert!(!page.contains("alert(1)</script>") && !page.contains("<b>x"));
     assert!(page.contains(r"\u003c/script>\u003cscript>alert(1)"));
 }
@@ -179,14 +180,14 @@ fn modules_fit_into_one_script() {
 #[test]
 fn absent_is_left_out() {
     let mut record = record(0, &[0]);
-    record.seen.tasks[0].counts = Counts::default();
-    let profile = Profile { contention: Contention::default(), ..Profile::default() };
-    let told = Teller::new(&header()).tell(&record, &[(TaskId(0), profile)].into(), None);
+    record.observation.tasks[0].counts = EventCounts::default();
+    let profile = Profile { contention: ContentionFacts::default(), ..Profile::default() };
+    let told = SnapshotBuilder::new(&header()).snapshot(&record, &[(TaskId(0), profile)].into(), None);
     let text = serde_json::to_string(&told).unwrap();
     for word in ["slowdown", "instr_per_cycle", "misses", "speed", "intensity", "journal", "null"] {
         assert!(!text.contains(word), "{word} in {text}");
     }
-    assert!(Teller::new(&header()).head("x").caches.iter().all(|cache| CacheId(cache.cache).0 < 2));
+    assert!(SnapshotBuilder::new(&header()).head("x").caches.iter().all(|cache| CacheId(cache.cache).0 < 2));
 }
 
 /// Is a recording told window by window to its end, and one that breaks off until there, with the place?

@@ -1,14 +1,14 @@
 //! The page of a recording in a real browser.
 
 mod common;
-#[path = "../../linux/src/not_shown.rs"]
+#[path = "../../linux/src/skip_test.rs"]
 mod not_shown;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use cachemate_page::{
-    CacheHead, CurveSnapshot, DecisionSnapshot, Head, MatrixSnapshot, ProbeSnapshot, ProgramSnapshot, Range, Run,
-    SHAPE, ShareSnapshot, Snapshot, html,
+    CacheHeader, CurveSnapshot, DecisionSnapshot, EstimateRange, MatrixSnapshot, PageHeader, ProbeSnapshot,
+    ProgramSnapshot, RecordedRun, SHAPE, ShareSnapshot, Snapshot, html,
 };
 use common::Browser;
 use serde_json::json;
@@ -28,8 +28,8 @@ fn browser(what: &str) -> Option<(Browser, MutexGuard<'static, ()>)> {
 const NAMES: [&str; 8] = ["gzip", "mcf", "libquantum", "povray", "postgres", "redis-server", "clang", "stream"];
 
 /// So many programs on so many caches; each tenth window moves some of them, and every number changes in every window.
-fn run(programs: u32, caches: u32, windows: u64, name: impl Fn(u32) -> String) -> Run {
-    let cache = |cache| CacheHead {
+fn run(programs: u32, caches: u32, windows: u64, name: impl Fn(u32) -> String) -> RecordedRun {
+    let cache = |cache| CacheHeader {
         cache,
         level: "L3".into(),
         cpus: format!("{}-{}", 8 * cache, 8 * cache + 7),
@@ -37,7 +37,7 @@ fn run(programs: u32, caches: u32, windows: u64, name: impl Fn(u32) -> String) -
         ways: Some(16),
         colors: None,
     };
-    let head = Head {
+    let head = PageHeader {
         shape: SHAPE,
         version: "1".into(),
         source: "run.jsonl".into(),
@@ -65,7 +65,7 @@ fn run(programs: u32, caches: u32, windows: u64, name: impl Fn(u32) -> String) -
                 decisions.push(DecisionSnapshot {
                     kind: if window % 20 == 5 { "plain" } else { "rolled-back" },
                     programs: vec![program],
-                    words: format!("{} goes to cache {}", name(program), places[program as usize]),
+                    text: format!("{} goes to cache {}", name(program), places[program as usize]),
                     numbers: vec![("gain_share".into(), 0.12)],
                 });
             }
@@ -79,10 +79,10 @@ fn run(programs: u32, caches: u32, windows: u64, name: impl Fn(u32) -> String) -
                 places: vec![(places[program as usize], 1 + program % 3)],
                 cpu_share: Some(draw()),
                 speed_per_s: Some(1e9 * draw()),
-                speed_of: Some("instructions"),
+                speed_unit: Some("instructions"),
                 instr_per_cycle: Some(draw()),
                 slowdown: Some(slowdown),
-                forecast_slowdown: Some(Range { value: 1.1 * slowdown, low: slowdown, high: 1.4 * slowdown }),
+                forecast_slowdown: Some(EstimateRange { value: 1.1 * slowdown, low: slowdown, high: 1.4 * slowdown }),
                 ..ProgramSnapshot::default()
             }
         });
@@ -114,7 +114,7 @@ fn run(programs: u32, caches: u32, windows: u64, name: impl Fn(u32) -> String) -
         Snapshot {
             window,
             at_s: window as f64 + 1.0,
-            lasted_s: 1.0,
+            duration_s: 1.0,
             plan_changed: !decisions.is_empty(),
             decisions,
             programs: told,
@@ -126,14 +126,14 @@ fn run(programs: u32, caches: u32, windows: u64, name: impl Fn(u32) -> String) -
             ..Snapshot::default()
         }
     });
-    Run { snapshots: snapshots.collect(), head }
+    RecordedRun { snapshots: snapshots.collect(), head }
 }
 
 fn plain_name(program: u32) -> String {
     NAMES[program as usize % NAMES.len()].to_string()
 }
 
-fn open(browser: &mut Browser, run: &Run) -> tempfile::TempDir {
+fn open(browser: &mut Browser, run: &RecordedRun) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("page.html");
     std::fs::write(&file, html(Some(run)).unwrap()).unwrap();
@@ -204,7 +204,7 @@ fn a_recording_plays_back() {
     browser.eval("document.querySelector('.mark').click()");
     let said =
         browser.eval("document.getElementById('said').open && document.getElementById('said-words').textContent");
-    assert_eq!(said, json!(told.snapshots[5].decisions[0].words));
+    assert_eq!(said, json!(told.snapshots[5].decisions[0].text));
     browser.press("Escape");
     browser.until("!document.getElementById('said').open");
     browser.eval("cachemate.show(0)");

@@ -1,7 +1,7 @@
 //! The page as a daemon serves it, by hand and in a real browser.
 
 mod common;
-#[path = "../../linux/src/not_shown.rs"]
+#[path = "../../linux/src/skip_test.rs"]
 mod not_shown;
 
 use std::io::{BufRead, BufReader, Read, Write};
@@ -10,16 +10,18 @@ use std::os::unix::fs::PermissionsExt;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use cachemate_core::test_kit::{capabilities, last_level_caches, observation, pipeline_config, run_header};
-use cachemate_core::{Applied, CpuId, Decision, Forecast, Level, Plan, Profiles, RunHeader, Window, WindowRecord};
-use cachemate_page::Live;
-use cachemate_page::serve::page::{Feed, PageAddress, serve};
+use cachemate_core::test_support::{capabilities, last_level_caches, observation, pipeline_config, run_header};
+use cachemate_core::{
+    AppliedPlan, CacheLevel, CpuId, Decision, Forecast, Plan, Profiles, RunHeader, WindowLength, WindowRecord,
+};
+use cachemate_page::DaemonState;
+use cachemate_page::serve::page::{PageAddress, PageFeed, serve};
 use common::Browser;
 use common::http::{ask, asked};
 use serde_json::json;
 
 fn header() -> RunHeader {
-    run_header(last_level_caches(2, 2, Level::L3, 1 << 20), capabilities(&[]), pipeline_config("default"))
+    run_header(last_level_caches(2, 2, CacheLevel::L3, 1 << 20), capabilities(&[]), pipeline_config("default"))
 }
 
 fn record(window: u64) -> WindowRecord {
@@ -29,11 +31,11 @@ fn record(window: u64) -> WindowRecord {
         task.on_cpu_ns = vec![(CpuId(task.task.0), 500_000_000)];
     }
     WindowRecord {
-        seen,
-        decision: Decision { plan: Plan::idle(Window::Time { ns: 1 }), why: Vec::new() },
+        observation: seen,
+        decision: Decision { plan: Plan::idle(WindowLength::Time { ns: 1 }), reasons: Vec::new() },
         forecast: Forecast::default(),
-        applied: Applied::default(),
-        last_forecast_missed_instr_per_cycle: Vec::new(),
+        applied: AppliedPlan::default(),
+        forecast_errors_instr_per_cycle: Vec::new(),
         online: None,
     }
 }
@@ -46,9 +48,9 @@ fn fed(address: &str, token: bool) -> String {
     at
 }
 
-fn push_for_ever(feed: &Feed) {
+fn push_for_ever(feed: &PageFeed) {
     for window in 0.. {
-        feed.push(&record(window), &Profiles::new(), Live::default);
+        feed.push(&record(window), &Profiles::new(), DaemonState::default);
         std::thread::sleep(Duration::from_millis(50));
     }
 }
@@ -152,7 +154,7 @@ fn who_comes_back_gets_what_it_missed() {
         ids
     };
     for window in 0..4 {
-        feed.push(&record(window), &Profiles::new(), Live::default);
+        feed.push(&record(window), &Profiles::new(), DaemonState::default);
         // One at a time: where the page is behind, windows are left out.
         std::thread::sleep(Duration::from_millis(300));
     }
@@ -164,20 +166,20 @@ fn who_comes_back_gets_what_it_missed() {
 }
 
 /// A server of its own, so that it can be ended.
-struct Other(Child, String);
+struct OtherServer(Child, String);
 
-impl Other {
+impl OtherServer {
     fn start(address: &str) -> Self {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["served_by_another_process", "--exact", "--ignored", "--nocapture"]);
         let mut child = command.env("CACHEMATE_SERVE", address).stdout(Stdio::piped()).spawn().unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
         let at = lines.map(|line| line.unwrap()).find_map(|line| Some(line.split_once("page at ")?.1.to_string()));
-        Other(child, parts(&at.expect("it says where")).0)
+        OtherServer(child, parts(&at.expect("it says where")).0)
     }
 }
 
-impl Drop for Other {
+impl Drop for OtherServer {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -202,7 +204,7 @@ fn a_browser_sees_windows_come() {
         not_shown::not_shown("the live page", "no Chromium");
         return;
     };
-    let shown = Other::start("127.0.0.1:0");
+    let shown = OtherServer::start("127.0.0.1:0");
     let address = shown.1.clone();
     browser.open(&format!("http://{address}/"));
     browser.until("cachemate.store.windows.length > 3");
@@ -211,7 +213,7 @@ fn a_browser_sees_windows_come() {
     let run = browser.eval("cachemate.store.head.run");
     drop(shown);
     browser.until("document.getElementById('state').textContent.startsWith('no answer')");
-    let again = Other::start(&address);
+    let again = OtherServer::start(&address);
     browser.until(&format!("cachemate.store.head.run !== {run} && cachemate.store.windows.length > 2"));
     drop(again);
     let (address, token) = parts(&fed("127.0.0.1:0", true));

@@ -7,9 +7,9 @@ use cachemate_policy::policies::{self, Needs};
 
 /// Somebody goes without some evidence on this machine.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Missing {
+pub struct UnavailableEvidence {
     /// `policy 'casc'`, or `profiler 'counters'`.
-    pub who: String,
+    pub consumer: String,
     /// What it goes without; for a policy any one of these would serve.
     pub evidence: Vec<EvidenceKind>,
     /// The machine's own words.
@@ -18,29 +18,38 @@ pub struct Missing {
     pub remedy: Option<String>,
 }
 
-impl fmt::Display for Missing {
+impl fmt::Display for UnavailableEvidence {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let names: Vec<&str> = self.evidence.iter().map(|kind| words(*kind)).collect();
-        write!(out, "{} has no {} here: {}", self.who, names.join(" or "), self.why)?;
+        let names: Vec<&str> = self.evidence.iter().map(|kind| describe(*kind)).collect();
+        write!(out, "{} has no {} here: {}", self.consumer, names.join(" or "), self.why)?;
         self.remedy.iter().try_for_each(|remedy| write!(out, " ({remedy})"))
     }
 }
 
 /// What a policy and profilers ask for and a machine does not give. A policy may name several kinds of which one is
 /// enough. Profilers are named only if the policy could use what they make of it.
-pub fn missing_evidence(policy: &str, profilers: &[Box<dyn Profiler>], capabilities: &Capabilities) -> Vec<Missing> {
+pub fn missing_evidence(
+    policy: &str,
+    profilers: &[Box<dyn Profiler>],
+    capabilities: &Capabilities,
+) -> Vec<UnavailableEvidence> {
     let needs: Needs = policies::needs(policy);
     let refusal = |kind: &EvidenceKind| refused(*kind, capabilities);
     let of_policy = needs.iter().filter_map(|any| {
         let refusals: Option<Vec<(String, Option<String>)>> = any.iter().map(refusal).collect();
         let (why, remedy) = refusals?.into_iter().next()?;
-        Some(Missing { who: format!("policy '{policy}'"), evidence: any.to_vec(), why, remedy })
+        Some(UnavailableEvidence { consumer: format!("policy '{policy}'"), evidence: any.to_vec(), why, remedy })
     });
     let wanted = |kind: &EvidenceKind| needs.iter().any(|any| any.contains(kind));
     let of_profilers = profilers.iter().filter_map(|profiler| {
         let kind = profiler.needs().iter().find(|kind| wanted(kind) && refusal(kind).is_some())?;
         let (why, remedy) = refusal(kind)?;
-        Some(Missing { who: format!("profiler '{}'", profiler.name()), evidence: vec![*kind], why, remedy })
+        Some(UnavailableEvidence {
+            consumer: format!("profiler '{}'", profiler.name()),
+            evidence: vec![*kind],
+            why,
+            remedy,
+        })
     });
     of_policy.chain(of_profilers).collect()
 }
@@ -64,7 +73,7 @@ fn refused(kind: EvidenceKind, capabilities: &Capabilities) -> Option<(String, O
     }
 }
 
-fn words(kind: EvidenceKind) -> &'static str {
+fn describe(kind: EvidenceKind) -> &'static str {
     match kind {
         EvidenceKind::TaskCounters => "counters of each task",
         EvidenceKind::StallCounters => "stall counters",
@@ -82,7 +91,7 @@ fn words(kind: EvidenceKind) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cachemate_core::test_kit::capabilities;
+    use cachemate_core::test_support::capabilities;
     use cachemate_locality::profilers::{CountersProfiler, PcmrProfiler};
 
     /// Is a policy without its evidence named with the machine's reason, and one that has enough not?
@@ -91,7 +100,7 @@ mod tests {
         let mut machine = capabilities(&[Ability::CountPerTask]);
         let no = Support::No { why: "no such counters".to_string(), remedy: Some("a processor".to_string()) };
         machine.abilities.insert(Ability::CountPerCache, no);
-        let level = cachemate_core::Level::L3;
+        let level = cachemate_core::CacheLevel::L3;
         let profilers: Vec<Box<dyn Profiler>> =
             vec![Box::new(CountersProfiler::new(level, 1.0)), Box::new(PcmrProfiler::new(level, Default::default()))];
         let casc: Vec<String> =

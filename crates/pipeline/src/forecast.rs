@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use cachemate_core::{
-    Applied, Capabilities, Forecast, Observation, Plan, Predictor, PredictorConfig, Profiles, Span, Topology, View,
-    Window, WindowEnd,
+    AppliedPlan, Capabilities, Forecast, Observation, Plan, Predictor, PredictorConfig, Profiles, TimeSpan, Topology,
+    View, WindowEnd, WindowLength,
 };
 use cachemate_policy::reference_predictor::ReferencePredictor;
 
@@ -19,18 +19,18 @@ pub fn forecast_of(topology: &Topology, profiles: &Profiles, config: &PredictorC
     };
     let seen = Observation {
         window: 0,
-        span: Span { start_ns: 0, elapsed_ns: 1, elapsed_cycles: None },
-        ended: WindowEnd::Elapsed,
+        span: TimeSpan { start_ns: 0, elapsed_ns: 1, elapsed_cycles: None },
+        end_reason: WindowEnd::Elapsed,
         tasks: Vec::new(),
-        places: Vec::new(),
-        answers: Vec::new(),
-        in_force: Applied::default(),
+        shared_counts: Vec::new(),
+        probe_results: Vec::new(),
+        applied: AppliedPlan::default(),
     };
-    let before = Plan::idle(Window::Time { ns: 1 });
+    let before = Plan::idle(WindowLength::Time { ns: 1 });
     let view = View {
         topology,
         capabilities: &capabilities,
-        seen: &seen,
+        observation: &seen,
         profiles,
         previous_plan: &before,
         predictor: &predictor,

@@ -16,26 +16,27 @@ mod replay;
 mod standard;
 
 use cachemate_core::{
-    GuardConfig, Loop, LoopError, Machine, Observation, PipelineConfig, Policy, PolicyConfig, Profiler, ProfilerConfig,
-    Profiles, RunHeader, WindowRecord,
+    ControlLoop, ControlLoopError, GuardConfig, Machine, Observation, PipelineConfig, Policy, PolicyConfig, Profiler,
+    ProfilerConfig, Profiles, RunHeader, WindowRecord,
 };
-use cachemate_policy::policies::{self, BadPolicy};
+use cachemate_policy::policies::{self, PolicyError};
 use cachemate_policy::reference_predictor::ReferencePredictor;
 use cachemate_policy::rollback_guard::RollbackGuard;
 use cachemate_trace::RUN_LOG_VERSION;
 
-pub use evidence::{Missing, missing_evidence};
+pub use evidence::{UnavailableEvidence, missing_evidence};
 pub use forecast::forecast_of;
-pub use replay::{Replay, ReplayError, Replayed, replay};
+pub use replay::{Replay, ReplayError, ReplayedWindow, replay};
 pub use standard::{
-    CYCLE_COUNTED_INSTRUCTIONS, INTERVAL_COUNTED_INSTRUCTIONS, Standard, miss_penalty_of_machine, with_size_sweeps,
+    CYCLE_COUNTED_INSTRUCTIONS, INTERVAL_COUNTED_INSTRUCTIONS, StandardPipeline, miss_penalty_of_machine,
+    with_size_sweeps,
 };
 
 /// The policy of a pipeline, with or without its guard.
-pub type Decider = RollbackGuard<Box<dyn Policy>>;
+pub type GuardedPolicy = RollbackGuard<Box<dyn Policy>>;
 
 /// A loop over some machine, as pipelines start it.
-pub type PipelineLoop<M> = Loop<M, Decider>;
+pub type PipelineLoop<M> = ControlLoop<M, GuardedPolicy>;
 
 /// What profilers make of observations that were recorded: for studies of a single method.
 pub struct OfflineProfiler(Vec<Box<dyn Profiler>>, Profiles);
@@ -61,12 +62,12 @@ impl OfflineProfiler {
 /// Everything between a machine and a plan, ready to start.
 pub struct Pipeline {
     config: PipelineConfig,
-    decider: Decider,
+    decider: GuardedPolicy,
     profilers: Vec<Box<dyn Profiler>>,
 }
 
 /// A policy under a guard: for a pipeline that goes on while its policy is replaced.
-pub fn guarded(policy: Box<dyn Policy>, guard: Option<GuardConfig>) -> Decider {
+pub fn with_guard(policy: Box<dyn Policy>, guard: Option<GuardConfig>) -> GuardedPolicy {
     RollbackGuard::new(policy, guard)
 }
 
@@ -75,7 +76,7 @@ impl Pipeline {
     ///
     /// # Errors
     /// A policy that is not in the registry, or parameters that it does not take.
-    pub fn build(config: PipelineConfig) -> Result<Self, BadPolicy> {
+    pub fn build(config: PipelineConfig) -> Result<Self, PolicyError> {
         let PolicyConfig { name, parameters, seed } = &config.policy;
         let policy = policies::build(name, parameters, *seed)?;
         Ok(Self::with_policy(config, policy))
@@ -83,7 +84,7 @@ impl Pipeline {
 
     /// The same around a policy that is in no registry: an experiment's own.
     pub fn with_policy(config: PipelineConfig, policy: Box<dyn Policy>) -> Self {
-        let decider = guarded(policy, config.guard);
+        let decider = with_guard(policy, config.guard);
         let profilers = config.profilers.iter().map(profilers::build).collect();
         Pipeline { config, decider, profilers }
     }
@@ -104,7 +105,7 @@ impl Pipeline {
     }
 
     /// Evidence that the policy and the profilers ask for and this machine cannot give, with what would help.
-    pub fn missing_evidence(&self, machine: &impl Machine) -> Vec<Missing> {
+    pub fn missing_evidence(&self, machine: &impl Machine) -> Vec<UnavailableEvidence> {
         missing_evidence(&self.config.policy.name, &self.profilers, machine.capabilities())
     }
 
@@ -112,18 +113,18 @@ impl Pipeline {
     pub fn start<M: Machine>(self, machine: M) -> PipelineLoop<M> {
         let Pipeline { config, decider, profilers } = self;
         let predictor = Box::new(ReferencePredictor { miss_penalty_cycles: config.predictor.miss_penalty_cycles });
-        Loop::new(machine, profilers, predictor, config.policy.name, decider, config.first_window)
+        ControlLoop::new(machine, profilers, predictor, config.policy.name, decider, config.first_window)
     }
 
     /// Runs to the machine's end; `each` gets every record and ends the run with `false`. Gives the machine back.
     ///
     /// # Errors
-    /// As [`Loop::step`].
+    /// As [`ControlLoop::step`].
     pub fn run<M: Machine>(
         self,
         machine: M,
         mut each: impl FnMut(&mut M, WindowRecord) -> bool,
-    ) -> Result<M, LoopError> {
+    ) -> Result<M, ControlLoopError> {
         let mut turns = self.start(machine);
         while let Some(record) = turns.step()? {
             if !each(&mut turns.machine, record) {

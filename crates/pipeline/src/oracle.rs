@@ -32,7 +32,7 @@ impl Profiler for OracleProfiler {
         let here = |task: &TaskId| seen.tasks.iter().any(|other| other.task == *task && !other.exited);
         profiles.retain(|task, _| here(task));
         for (task, oracle) in self.arrived.iter().zip(&self.profiles).filter(|(task, _)| here(task)) {
-            profiles.entry(*task).or_default().fill(oracle);
+            profiles.entry(*task).or_default().fill_missing(oracle);
         }
     }
 }
@@ -40,19 +40,19 @@ impl Profiler for OracleProfiler {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cachemate_core::test_kit::observation;
-    use cachemate_core::{Fact, Rates};
+    use cachemate_core::test_support::observation;
+    use cachemate_core::{Fact, RateFacts};
 
     /// Does the second to arrive get the second profile, and keep what was measured of it?
     #[test]
     fn profiles_go_by_arrival_and_fill_only_what_is_absent() {
         let known = |pcmr, refs| {
             let (pcmr, llc_refs_per_mega_instr) = (Some(Fact::oracle(pcmr)), Some(Fact::oracle(refs)));
-            Profile::default().with_rates(Rates { pcmr, llc_refs_per_mega_instr, ..Rates::default() })
+            Profile::default().with_rates(RateFacts { pcmr, llc_refs_per_mega_instr, ..RateFacts::default() })
         };
         let mut profiler = OracleProfiler::new(vec![known(1.0, 10.0), known(2.0, 20.0)]);
         let mut profiles = Profiles::new();
-        let measured = Rates { pcmr: Some(Fact::oracle(9.0)), ..Rates::default() };
+        let measured = RateFacts { pcmr: Some(Fact::oracle(9.0)), ..RateFacts::default() };
         profiles.insert(TaskId(1), Profile::default().with_rates(measured));
         profiler.update(&observation(0, 2), &mut profiles);
         let rates = |task| {

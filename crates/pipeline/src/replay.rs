@@ -3,7 +3,7 @@
 //! Problem: a decision has to be explained and checked after the fact, and a policy that was not in charge then must
 //! not be credited with what happened under another's plans. Method: [`Replay`] hands out the recorded observations
 //! and answers a plan with the recorded state where it equals the recorded plan, and with
-//! [`RefusedBecause::NotRecorded`] otherwise; [`replay`] drives the one loop over it. Properties: the same policy
+//! [`RefusalReason::NotRecorded`] otherwise; [`replay`] drives the one loop over it. Properties: the same policy
 //! must decide the same, and the first difference is named; of another policy only forecasts are scored: each is made
 //! under the plan that was really in force, so that it can be compared with the next recorded window.
 
@@ -11,10 +11,10 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use cachemate_core::{
-    Applied, Capabilities, Decision, ForecastError, Item, Loop, Machine, MachineError, Observation, Plan, Policy,
-    PolicyConfig, Refused, RefusedBecause, RunHeader, Topology, WindowRecord,
+    AppliedPlan, Capabilities, ControlLoop, Decision, ForecastError, Machine, MachineError, Observation, Plan,
+    PlanItem, Policy, PolicyConfig, RefusalReason, RefusedItem, RunHeader, Topology, WindowRecord,
 };
-use cachemate_policy::policies::BadPolicy;
+use cachemate_policy::policies::PolicyError;
 use cachemate_trace::{RunLogReader, TraceError};
 
 use crate::Pipeline;
@@ -48,23 +48,23 @@ impl Machine for Replay {
     }
     fn observe(&mut self) -> Result<Option<Observation>, MachineError> {
         let record = self.log.next_record().map_err(|error| MachineError(error.to_string()))?;
-        let seen = record.as_ref().map(|record| record.seen.clone());
+        let seen = record.as_ref().map(|record| record.observation.clone());
         if let Some(online) = record.as_ref().and_then(|record| record.online.as_ref()) {
             self.header.topology.cpus.iter_mut().for_each(|cpu| cpu.online = online.contains(cpu.id.0));
         }
         self.current.replace(record);
         Ok(seen)
     }
-    fn apply(&mut self, plan: &Plan) -> Result<Applied, MachineError> {
+    fn apply(&mut self, plan: &Plan) -> Result<AppliedPlan, MachineError> {
         let current = self.current.borrow();
         let record = current.as_ref().ok_or_else(|| MachineError("nothing was observed yet".to_string()))?;
         if record.decision.plan == *plan {
             return Ok(record.applied.clone());
         }
         // What was in force in the recorded run stays in force, whatever is asked for.
-        let said = first_difference(&record.decision.plan, plan);
-        let refused = Refused { item: Item::Plan, because: RefusedBecause::NotRecorded, said };
-        Ok(Applied { refused: vec![refused], ..record.applied.clone() })
+        let difference = first_difference(&record.decision.plan, plan);
+        let refused = RefusedItem { item: PlanItem::Plan, reason: RefusalReason::NotRecorded, message: difference };
+        Ok(AppliedPlan { refused: vec![refused], ..record.applied.clone() })
     }
 }
 
@@ -87,13 +87,13 @@ fn first_difference(recorded: &Plan, asked: &Plan) -> String {
 
 /// One window of a replay.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Replayed {
+pub struct ReplayedWindow {
     /// Its number in the recorded run.
     pub window: u64,
     /// What the policy decides now.
     pub decision: Decision,
     /// Where it differs from the recorded plan; with the recorded policy, from its reasons and forecast too.
-    pub differs: Option<String>,
+    pub plan_difference: Option<String>,
     /// How far off the forecast for this window was, made in the window before under the plan recorded there.
     pub forecast_missed_instr_per_cycle: Vec<ForecastError>,
 }
@@ -106,10 +106,10 @@ pub enum ReplayError {
     Log(#[from] TraceError),
     /// The loop refused a plan, or the log broke off.
     #[error(transparent)]
-    Loop(#[from] cachemate_core::LoopError),
+    Loop(#[from] cachemate_core::ControlLoopError),
     /// There is no such policy, or it does not take the recorded parameters.
     #[error(transparent)]
-    Policy(#[from] BadPolicy),
+    Policy(#[from] PolicyError),
     /// The same pipeline decided otherwise: it is not pure, or not the same any more.
     #[error("window {window}: the policy '{policy}' decides otherwise than recorded: {difference}")]
     Differs {
@@ -128,7 +128,11 @@ pub enum ReplayError {
 ///
 /// # Errors
 /// [`ReplayError`]; windows before it have been told.
-pub fn replay(log: RunLogReader, other: Option<PolicyConfig>, each: impl FnMut(Replayed)) -> Result<u64, ReplayError> {
+pub fn replay(
+    log: RunLogReader,
+    other: Option<PolicyConfig>,
+    each: impl FnMut(ReplayedWindow),
+) -> Result<u64, ReplayError> {
     let mut config = log.header().pipeline.clone();
     let must_match = other.as_ref().is_none_or(|policy| *policy == config.policy);
     config.policy = other.unwrap_or(config.policy);
@@ -139,10 +143,10 @@ pub fn replay(log: RunLogReader, other: Option<PolicyConfig>, each: impl FnMut(R
 }
 
 fn decide_again<P: Policy>(
-    mut turns: Loop<Replay, P>,
+    mut turns: ControlLoop<Replay, P>,
     current: &RefCell<Option<WindowRecord>>,
     must_match: bool,
-    mut each: impl FnMut(Replayed),
+    mut each: impl FnMut(ReplayedWindow),
 ) -> Result<u64, ReplayError> {
     let mut windows = 0;
     let mut before = turns.plan.clone();
@@ -150,22 +154,22 @@ fn decide_again<P: Policy>(
         let Some(recorded) = current.borrow().clone() else { break };
         let same_plan = recorded.decision.plan == record.decision.plan;
         let differs = difference(&recorded, &record, must_match);
-        let window = record.seen.window;
+        let window = record.observation.window;
         if let (true, Some(difference)) = (must_match, &differs) {
             let policy = turns.policy_name.clone();
             return Err(ReplayError::Differs { window, policy, difference: difference.clone() });
         }
         if !same_plan {
             // What comes next happened under the recorded plan: only a forecast under it can be compared.
-            turns.forecast = turns.forecast_under(&record.seen, &before, &recorded.decision.plan);
+            turns.forecast = turns.forecast_under(&record.observation, &before, &recorded.decision.plan);
         }
         before = recorded.decision.plan;
         windows += 1;
-        each(Replayed {
+        each(ReplayedWindow {
             window,
             decision: record.decision,
-            differs,
-            forecast_missed_instr_per_cycle: record.last_forecast_missed_instr_per_cycle,
+            plan_difference: differs,
+            forecast_missed_instr_per_cycle: record.forecast_errors_instr_per_cycle,
         });
     }
     Ok(windows)
@@ -177,8 +181,8 @@ fn difference(recorded: &WindowRecord, now: &WindowRecord, in_full: bool) -> Opt
         return Some(first_difference(&recorded.decision.plan, &now.decision.plan));
     }
     let both = |what: &str, recorded: String, now: String| Some(format!("{what}: recorded {recorded}, now {now}"));
-    if in_full && recorded.decision.why != now.decision.why {
-        return both("reasons", format!("{:?}", recorded.decision.why), format!("{:?}", now.decision.why));
+    if in_full && recorded.decision.reasons != now.decision.reasons {
+        return both("reasons", format!("{:?}", recorded.decision.reasons), format!("{:?}", now.decision.reasons));
     }
     if in_full && recorded.forecast != now.forecast {
         return both("forecast", format!("{:?}", recorded.forecast), format!("{:?}", now.forecast));

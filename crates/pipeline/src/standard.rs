@@ -1,12 +1,13 @@
 //! The standard pipeline of a machine: every profiler that its last level has use for.
 
 use cachemate_core::{
-    Capabilities, GuardConfig, Level, MachineSpec, Partition, PhaseParameters, PipelineConfig, PolicyConfig,
-    PredictorConfig, ProfilerConfig, ReplacementModel, RowParameters, ShMapParameters, Topology, TracedCache, Window,
+    CacheLevel, Capabilities, CoRunRowParameters, GuardConfig, MachineSpec, PartitionSupport, PhaseParameters,
+    PipelineConfig, PolicyConfig, PredictorConfig, ProfilerConfig, ReplacementModel, ShMapParameters, Topology,
+    TracedCache, WindowLength,
 };
 
 /// What a standard pipeline is told besides the machine.
-pub struct Standard {
+pub struct StandardPipeline {
     /// The policy that decides.
     pub policy: PolicyConfig,
     /// `None` = off.
@@ -19,7 +20,7 @@ pub struct Standard {
     /// Watch points see fetches of code as well as data: simulated ones do, those of processors do not.
     pub watches_code: bool,
     /// Window until the policy's first plan.
-    pub first_window: Window,
+    pub first_window: WindowLength,
 }
 
 /// What a miss of the last level adds on a described machine: memory's latency beyond a hit.
@@ -33,22 +34,22 @@ pub fn miss_penalty_of_machine(spec: &MachineSpec) -> PredictorConfig {
 /// Cycles of a simulated machine's window before the policy's first plan, at the published scale.
 const FIRST_WINDOW_CYCLES: u64 = 100_000_000;
 
-/// [`Standard::counted_instructions`] of the machine by cycles, at the published scale.
+/// [`StandardPipeline::counted_instructions`] of the machine by cycles, at the published scale.
 pub const CYCLE_COUNTED_INSTRUCTIONS: f64 = 1e6;
 
-/// [`Standard::counted_instructions`] of the interval machine, in nominal time.
+/// [`StandardPipeline::counted_instructions`] of the interval machine, in nominal time.
 pub const INTERVAL_COUNTED_INSTRUCTIONS: f64 = 1e8;
 
-impl Standard {
+impl StandardPipeline {
     /// What every simulated machine has alike.
     pub fn simulated(policy: PolicyConfig, guarded: bool, spec: &MachineSpec, counted_instructions: f64) -> Self {
-        Standard {
+        StandardPipeline {
             policy,
             guard: guarded.then(GuardConfig::default),
             counted_instructions,
             predictor: miss_penalty_of_machine(spec),
             watches_code: true,
-            first_window: Window::Cycles { cycles: FIRST_WINDOW_CYCLES },
+            first_window: WindowLength::Cycles { cycles: FIRST_WINDOW_CYCLES },
         }
     }
 
@@ -56,7 +57,7 @@ impl Standard {
     /// whose evidence the machine cannot give are left out only where they would cost something.
     pub fn for_machine(self, topology: &Topology, capabilities: &Capabilities) -> PipelineConfig {
         let last = topology.last_level_caches().next();
-        let level = last.map_or(Level::L2, |cache| cache.level);
+        let level = last.map_or(CacheLevel::L2, |cache| cache.level);
         let counted = self.counted_instructions;
         let mut profilers = vec![
             ProfilerConfig::Phases {
@@ -65,7 +66,7 @@ impl Standard {
                 interval_instructions: 10.0 * counted,
             },
             ProfilerConfig::Counters { level, at_least_instructions: counted },
-            ProfilerConfig::CoRunRows { level, parameters: RowParameters::default() },
+            ProfilerConfig::CoRunRows { level, parameters: CoRunRowParameters::default() },
             ProfilerConfig::Sharing { parameters: ShMapParameters::default(), across_processes: false },
             ProfilerConfig::Activity,
             ProfilerConfig::CoRunSlowdown,
@@ -112,9 +113,9 @@ pub fn with_size_sweeps(mut config: PipelineConfig, at_least_instructions: f64) 
     config
 }
 
-fn colors_of(partition: &Partition) -> Option<u32> {
+fn colors_of(partition: &PartitionSupport) -> Option<u32> {
     match partition {
-        Partition::Colors { colors, .. } => Some(*colors),
-        Partition::Ways { .. } => None,
+        PartitionSupport::Colors { colors, .. } => Some(*colors),
+        PartitionSupport::Ways { .. } => None,
     }
 }

@@ -1,10 +1,10 @@
 //! On a machine with nothing to gain, does nobody lose by any policy?
 
-use cachemate_core::{GuardConfig, Machine, PolicyConfig, Window};
-use cachemate_pipeline::{Pipeline, Standard, miss_penalty_of_machine};
+use cachemate_core::{GuardConfig, Machine, PolicyConfig, WindowLength};
+use cachemate_pipeline::{Pipeline, StandardPipeline, miss_penalty_of_machine};
 use cachemate_policy::policies;
 use cachemate_sim::kernels;
-use cachemate_sim::machine::{Length, Program, SimMachine, SimOptions};
+use cachemate_sim::machine::{RunLimit, SimMachine, SimOptions, SimProgram};
 use cachemate_sim::results::RunResults;
 use rayon::prelude::*;
 
@@ -21,13 +21,13 @@ fn machine() -> SimMachine {
             let seed = 100 * at + u64::from(run) + 1;
             kernels::program("gamess", seed, &kernels::Options::default()).expect("a known program")
         };
-        Program::new(format!("gamess-{at}"), Box::new(maker))
+        SimProgram::new(format!("gamess-{at}"), Box::new(maker))
     };
     let options = SimOptions {
         seed: 9,
         scale: SCALE,
-        warm_up: Some(Length::Cycles(CYCLES / 4)),
-        ends: Some(Length::Cycles(CYCLES)),
+        warm_up: Some(RunLimit::Cycles(CYCLES / 4)),
+        ends: Some(RunLimit::Cycles(CYCLES)),
         ..SimOptions::default()
     };
     SimMachine::new(&spec, &options, (0..4).map(program).collect()).expect("four programs on four cores")
@@ -36,13 +36,13 @@ fn machine() -> SimMachine {
 fn run(policy: &str, guarded: bool) -> RunResults {
     let spec = cachemate_spec::load_machine("xeon-x5365-4").expect("a shipped machine");
     let mut machine = machine();
-    let standard = Standard {
+    let standard = StandardPipeline {
         policy: PolicyConfig { name: policy.to_string(), parameters: String::new(), seed: 3 },
         guard: guarded.then(GuardConfig::default),
         counted_instructions: 10_000.0,
         predictor: miss_penalty_of_machine(&spec),
         watches_code: true,
-        first_window: Window::Time { ns: 1_000_000 },
+        first_window: WindowLength::Time { ns: 1_000_000 },
     };
     let config = standard.for_machine(machine.topology(), machine.capabilities());
     machine.set_first_window(config.first_window);

@@ -1,12 +1,12 @@
 //! Is the curve that a sweep over a few way masks gives the one of closed form?
 
 use cachemate_core::{
-    Access, AccessSource, Level, Machine, PolicyConfig, Profiler, Profiles, SplitMix64, TaskId, TracedCache, Turn,
-    Window,
+    Access, AccessSource, BatchEnd, CacheLevel, Machine, PolicyConfig, Profiler, Profiles, SplitMix64, TaskId,
+    TracedCache, WindowLength,
 };
 use cachemate_locality::profilers::SizeSweepProfiler;
-use cachemate_pipeline::{Pipeline, Standard, miss_penalty_of_machine};
-use cachemate_sim::machine::{Length, Program, SimMachine, SimOptions};
+use cachemate_pipeline::{Pipeline, StandardPipeline, miss_penalty_of_machine};
+use cachemate_sim::machine::{RunLimit, SimMachine, SimOptions, SimProgram};
 
 /// Two of them are long against the time in which grown ways are filled.
 const WINDOW_NS: u64 = 4_000_000;
@@ -19,20 +19,20 @@ const INSTRUCTIONS_OF_A_LOAD: u32 = 10;
 struct Uniform(SplitMix64);
 
 impl AccessSource for Uniform {
-    fn fill(&mut self, batch: &mut Vec<Access>) -> Turn {
+    fn next_batch(&mut self, batch: &mut Vec<Access>) -> BatchEnd {
         batch.extend((0..1000).map(|_| Access::load(64 * (self.0.next_u64() % LINES), INSTRUCTIONS_OF_A_LOAD - 1)));
-        Turn::More
+        BatchEnd::More
     }
 }
 
 /// Loads one line after the other of 32 MiB.
-struct Stream(u64);
+struct StreamLoads(u64);
 
-impl AccessSource for Stream {
-    fn fill(&mut self, batch: &mut Vec<Access>) -> Turn {
+impl AccessSource for StreamLoads {
+    fn next_batch(&mut self, batch: &mut Vec<Access>) -> BatchEnd {
         batch.extend((0..1000).map(|at| Access::load(64 * ((self.0 + at) % (8 * LINES)), 3)));
         self.0 += 1000;
-        Turn::More
+        BatchEnd::More
     }
 }
 
@@ -40,31 +40,31 @@ impl AccessSource for Stream {
 fn swept() -> Vec<(u64, f64)> {
     // As many counters as there are events: none of them is looked at in turns.
     let spec = cachemate_spec::load_machine("lab-vm?counters.at_once=64").expect("a shipped machine");
-    let uniform = Program::new("uniform", Box::new(|_| vec![Box::new(Uniform(SplitMix64::new(3))) as _]));
-    let stream = Program::new("stream", Box::new(|_| vec![Box::new(Stream(0)) as _]));
-    let ends = Some(Length::Cycles(3 * STEP_NS * spec.hertz / 1_000_000_000));
+    let uniform = SimProgram::new("uniform", Box::new(|_| vec![Box::new(Uniform(SplitMix64::new(3))) as _]));
+    let stream = SimProgram::new("stream", Box::new(|_| vec![Box::new(StreamLoads(0)) as _]));
+    let ends = Some(RunLimit::Cycles(3 * STEP_NS * spec.hertz / 1_000_000_000));
     let options = SimOptions { seed: 4, scale: 1, ends, ..SimOptions::default() };
     let mut machine = SimMachine::new(&spec, &options, vec![uniform, stream]).expect("two programs on two CPUs");
     let steps = [("0-1", "2-15"), ("0-3", "4-15"), ("0-5", "6-15")].iter().enumerate().map(|(at, (first, second))| {
         format!("{{ from_ns = {}, shares = [\"{first}\", \"{second}\"] }}", at as u64 * STEP_NS)
     });
     let parameters = format!("window_ns = {WINDOW_NS}\nsteps = [{}]", steps.collect::<Vec<_>>().join(", "));
-    let standard = Standard {
+    let standard = StandardPipeline {
         policy: PolicyConfig { name: "static-partition".into(), parameters, seed: 1 },
         guard: None,
         counted_instructions: 100_000.0,
         predictor: miss_penalty_of_machine(&spec),
         watches_code: true,
-        first_window: Window::Time { ns: WINDOW_NS },
+        first_window: WindowLength::Time { ns: WINDOW_NS },
     };
     let config = standard.for_machine(machine.topology(), machine.capabilities());
     machine.set_first_window(config.first_window);
-    let cache = TracedCache { level: Level::L3, size_bytes: 8 << 20, colors: 1, ways: 16, points: 16 };
+    let cache = TracedCache { level: CacheLevel::L3, size_bytes: 8 << 20, colors: 1, ways: 16, points: 16 };
     let (mut profiler, mut profiles) = (SizeSweepProfiler::new(cache, 10_000.0), Profiles::new());
     let pipeline = Pipeline::build(config).expect("a policy of the registry");
     pipeline
         .run(machine, |_, record| {
-            profiler.update(&record.seen, &mut profiles);
+            profiler.update(&record.observation, &mut profiles);
             true
         })
         .expect("the run ends");

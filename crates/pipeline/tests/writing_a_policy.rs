@@ -2,13 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use cachemate_pipeline::{Pipeline, Standard, miss_penalty_of_machine};
+use cachemate_pipeline::{Pipeline, StandardPipeline, miss_penalty_of_machine};
 use cachemate_policy::conformance::check_policy;
 use cachemate_sim::kernels;
-use cachemate_sim::machine::{Length, Program, SimMachine, SimOptions};
+use cachemate_sim::machine::{RunLimit, SimMachine, SimOptions, SimProgram};
 
 // The page's code begins here.
-use cachemate_core::{Decision, Plan, Policy, Reason, TaskId, View, Window};
+use cachemate_core::{Decision, Plan, Policy, Reason, TaskId, View, WindowLength};
 
 /// Streams onto the last cache, everybody else onto the others.
 pub struct StreamsTogether {
@@ -27,11 +27,11 @@ impl StreamsTogether {
 
 impl Policy for StreamsTogether {
     fn decide(&mut self, view: &View<'_>) -> Decision {
-        let mut plan = Plan::idle(Window::Time { ns: 1_000_000_000 });
+        let mut plan = Plan::idle(WindowLength::Time { ns: 1_000_000_000 });
         let mut why = Vec::new();
         let domains = view.last_level_domains();
         let Some((last, others)) = domains.split_last().filter(|(_, others)| !others.is_empty()) else {
-            return Decision { plan, why }; // one cache: nothing to choose
+            return Decision { plan, reasons: why }; // one cache: nothing to choose
         };
         let elsewhere = others.iter().fold(others[0].clone(), |all, cpus| all.union(cpus));
         for task in view.movable() {
@@ -49,7 +49,7 @@ impl Policy for StreamsTogether {
             }
             plan.affinity.insert(task.task, cpus.clone());
         }
-        Decision { plan, why }
+        Decision { plan, reasons: why }
     }
 }
 // The page's code ends here.
@@ -91,23 +91,23 @@ fn streams_end_up_on_one_cache() {
             let maker = move |run: u32| {
                 kernels::program(&name, u64::from(run + 10 * copy), &kernels::Options::default()).unwrap()
             };
-            Program::new(program.program.clone(), Box::new(maker))
+            SimProgram::new(program.program.clone(), Box::new(maker))
         })
     });
     let options = SimOptions {
         seed: scenario.seed,
         scale: 1_000,
-        ends: Some(Length::Cycles(8_000_000)),
+        ends: Some(RunLimit::Cycles(8_000_000)),
         ..SimOptions::default()
     };
     let mut machine = SimMachine::new(&spec, &options, programs.collect()).unwrap();
-    let standard = Standard {
+    let standard = StandardPipeline {
         policy: cachemate_core::PolicyConfig { name: "streams-together".into(), parameters: String::new(), seed: 1 },
         guard: None,
         counted_instructions: 50_000.0,
         predictor: miss_penalty_of_machine(&spec),
         watches_code: true,
-        first_window: Window::Time { ns: 100_000_000 },
+        first_window: WindowLength::Time { ns: 100_000_000 },
     };
     let config = standard
         .for_machine(cachemate_core::Machine::topology(&machine), cachemate_core::Machine::capabilities(&machine));

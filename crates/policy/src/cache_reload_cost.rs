@@ -4,7 +4,7 @@
 //! its co-runners shows in the samples after that; the shorter a sample, the more the filling outweighs them. Method: misses in the
 //! first sample of a stay, less those in later ones, both as running means of what was measured. Properties: a task's own
 //! rate and its co-runners drop out in the mean, a change of phase is forgotten; unknown until both kinds have been measured, and
-//! [`ReloadCosts::to_be_known`] says that one sample more would do.
+//! [`ReloadCosts::needs_second_sample`] says that one sample more would do.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,12 +14,12 @@ use cachemate_core::{TaskId, TaskSample};
 const REMEMBERED: f64 = 8.0;
 
 #[derive(Clone, Copy, Default)]
-struct Mean {
+struct RunningMean {
     value: f64,
     samples: f64,
 }
 
-impl Mean {
+impl RunningMean {
     fn add(&mut self, value: f64) {
         self.samples = (self.samples + 1.0).min(REMEMBERED);
         self.value += (value - self.value) / self.samples;
@@ -30,20 +30,20 @@ impl Mean {
 }
 
 #[derive(Clone, Copy, Default)]
-struct Stays {
+struct ResidencyCosts {
     samples_in_a_row: u32,
-    first: Mean,
-    later: Mean,
+    first: RunningMean,
+    later: RunningMean,
 }
 
 /// Per task; remembers tasks that wait, forgets those that are gone.
 #[derive(Default)]
-pub struct ReloadCosts(BTreeMap<TaskId, Stays>);
+pub struct ReloadCosts(BTreeMap<TaskId, ResidencyCosts>);
 
 impl ReloadCosts {
     /// Once a window, with the tasks seen and the misses counted in this window's sample, of those that have any.
     /// Only a task that ran all but a tenth of the window has a sample that compares.
-    pub fn follow(&mut self, tasks: &[TaskSample], elapsed_ns: u64, counted: &BTreeMap<TaskId, f64>) {
+    pub fn observe(&mut self, tasks: &[TaskSample], elapsed_ns: u64, counted: &BTreeMap<TaskId, f64>) {
         let present = || tasks.iter().filter(|task| !task.exited);
         let ids: BTreeSet<TaskId> = present().map(|task| task.task).collect();
         self.0.retain(|id, _| ids.contains(id));
@@ -72,7 +72,7 @@ impl ReloadCosts {
     }
 
     /// Has the task been seen in the first sample of a stay only, which it just had?
-    pub fn to_be_known(&self, task: TaskId) -> bool {
+    pub fn needs_second_sample(&self, task: TaskId) -> bool {
         self.0.get(&task).is_some_and(|stays| {
             stays.samples_in_a_row == 1 && stays.first.known().is_some() && stays.later.known().is_none()
         })
@@ -95,8 +95,8 @@ mod tests {
     fn the_price_is_the_first_sample_less_later_ones() {
         let mut refills = ReloadCosts::default();
         let mut window = |ran_ns: u64, misses: Option<f64>| {
-            refills.follow(&[ran(ran_ns)], WINDOW_NS, &misses.map(|misses| (TaskId(0), misses)).into_iter().collect());
-            (refills.misses(TaskId(0)), refills.to_be_known(TaskId(0)))
+            refills.observe(&[ran(ran_ns)], WINDOW_NS, &misses.map(|misses| (TaskId(0), misses)).into_iter().collect());
+            (refills.misses(TaskId(0)), refills.needs_second_sample(TaskId(0)))
         };
         assert_eq!(window(WINDOW_NS, Some(90.0)), (None, true));
         assert_eq!(window(WINDOW_NS, None), (None, false), "nothing counted: not held for ever");
@@ -114,12 +114,12 @@ mod tests {
         for round in 0..100 {
             let extra = if round < 50 { 1_000.0 } else { 10.0 };
             for (ran_ns, misses) in [(WINDOW_NS, 5.0 + extra), (WINDOW_NS, 5.0), (0, 0.0)] {
-                refills.follow(&[ran(ran_ns)], WINDOW_NS, &BTreeMap::from([(TaskId(0), misses)]));
+                refills.observe(&[ran(ran_ns)], WINDOW_NS, &BTreeMap::from([(TaskId(0), misses)]));
             }
         }
         let now = refills.misses(TaskId(0)).unwrap();
         assert!((10.0..13.0).contains(&now), "{now}");
-        refills.follow(&[], WINDOW_NS, &BTreeMap::new());
+        refills.observe(&[], WINDOW_NS, &BTreeMap::new());
         assert_eq!(refills.misses(TaskId(0)), None);
     }
 }

@@ -6,7 +6,7 @@
 //! checked: the plan is always valid (so nobody starves in gangs); same input, same output; renaming tasks renames the
 //! plan; an empty machine; without evidence `allowed`, gangs and shares stay; record -> replay decides alike.
 
-use cachemate_core::test_kit::Scripted;
+use cachemate_core::test_support::ScriptedMachine;
 use cachemate_core::*;
 
 use crate::reference_predictor::ReferencePredictor;
@@ -14,7 +14,7 @@ use crate::reference_predictor::ReferencePredictor;
 /// A rule that a policy broke, and where.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 #[error("{rule} (machine seed {seed}, window {window}): {what}")]
-pub struct Broken {
+pub struct RuleViolation {
     /// The rule, in words.
     pub rule: &'static str,
     /// Seed of the generated machine.
@@ -26,7 +26,7 @@ pub struct Broken {
 }
 
 /// Builds a fresh policy from a seed.
-pub type Make<'a> = &'a dyn Fn(u64) -> Box<dyn Policy>;
+pub type PolicyFactory<'a> = &'a dyn Fn(u64) -> Box<dyn Policy>;
 
 const WINDOWS: usize = 8;
 const REFERENCE: ReferencePredictor = ReferencePredictor { miss_penalty_cycles: 150.0 };
@@ -35,9 +35,9 @@ const REFERENCE: ReferencePredictor = ReferencePredictor { miss_penalty_cycles: 
 ///
 /// # Errors
 /// The first broken rule.
-pub fn check_policy(make: Make<'_>, machines: u64) -> Result<(), Broken> {
+pub fn check_policy(make: PolicyFactory<'_>, machines: u64) -> Result<(), RuleViolation> {
     for seed in 0..machines {
-        let script = Script::generate(seed);
+        let script = ObservationScript::generate(seed);
         let decisions = script.run(make, |task| task)?;
         let again = script.run(make, |task| task)?;
         script.same("same input, same output", &decisions, &again)?;
@@ -46,21 +46,21 @@ pub fn check_policy(make: Make<'_>, machines: u64) -> Result<(), Broken> {
         let renamed = script.run(make, rename)?;
         let expected: Vec<Decision> = decisions.iter().map(|decision| rename_decision(decision, &rename)).collect();
         script.same("renaming tasks renames the plan", &expected, &renamed)?;
-        script.stays_without_evidence(make)?;
+        script.check_keeps_plan_without_evidence(make)?;
         script.replays(make)?;
     }
     Ok(())
 }
 
 /// A machine and what is seen on it, window by window.
-struct Script {
+struct ObservationScript {
     seed: u64,
     topology: Topology,
     capabilities: Capabilities,
     windows: Vec<(Observation, Profiles)>,
 }
 
-impl Script {
+impl ObservationScript {
     fn generate(seed: u64) -> Self {
         let mut generator = SplitMix64::new(seed ^ 0xc0f0_0000);
         let topology = topology(&mut generator, seed);
@@ -81,7 +81,7 @@ impl Script {
                 next += 1;
             }
             for task in &mut tasks {
-                see(&mut generator, task, &topology);
+                random_sample(&mut generator, task, &topology);
             }
             let mut answers = Vec::new();
             known.retain(|id, _| tasks.iter().any(|task| task.task == *id));
@@ -89,7 +89,7 @@ impl Script {
                 if generator.below(3) == 0 {
                     let profile = profile(&mut generator, task.process);
                     known.insert(task.task, profile.clone());
-                    let evidence = Evidence::Known { task: task.task, profile: Box::new(profile) };
+                    let evidence = ProbeEvidence::StoredProfile { task: task.task, profile: Box::new(profile) };
                     let probe = ProbeId(generator.below(4) as u32);
                     answers.push(ProbeResult { probe, evidence, complete: true, cost_ns: Vec::new() });
                 }
@@ -97,22 +97,30 @@ impl Script {
             if let Some(answer) = samples(&mut generator, &tasks) {
                 answers.push(answer);
             }
-            let span = Span { start_ns: window * 1_000_000, elapsed_ns: 1_000_000, elapsed_cycles: None };
+            let span = TimeSpan { start_ns: window * 1_000_000, elapsed_ns: 1_000_000, elapsed_cycles: None };
             let ended = if generator.below(2) == 0 { WindowEnd::Elapsed } else { WindowEnd::TasksChanged };
-            let in_force = Applied::default();
-            let seen = Observation { window, span, ended, tasks: tasks.clone(), places: Vec::new(), answers, in_force };
+            let in_force = AppliedPlan::default();
+            let seen = Observation {
+                window,
+                span,
+                end_reason: ended,
+                tasks: tasks.clone(),
+                shared_counts: Vec::new(),
+                probe_results: answers,
+                applied: in_force,
+            };
             windows.push((seen, known.clone()));
         }
-        Script { seed, topology, capabilities, windows }
+        ObservationScript { seed, topology, capabilities, windows }
     }
 
-    fn broken(&self, rule: &'static str, window: usize, what: String) -> Broken {
-        Broken { rule, seed: self.seed, window, what }
+    fn violation(&self, rule: &'static str, window: usize, what: String) -> RuleViolation {
+        RuleViolation { rule, seed: self.seed, window, what }
     }
 
-    fn run(&self, make: Make<'_>, rename: impl Fn(TaskId) -> TaskId) -> Result<Vec<Decision>, Broken> {
+    fn run(&self, make: PolicyFactory<'_>, rename: impl Fn(TaskId) -> TaskId) -> Result<Vec<Decision>, RuleViolation> {
         let mut policy = make(self.seed);
-        let mut before = Plan::idle(Window::Time { ns: 1 });
+        let mut before = Plan::idle(WindowLength::Time { ns: 1 });
         let mut decisions = Vec::new();
         for (at, (seen, profiles)) in self.windows.iter().enumerate() {
             let seen = rename_seen(seen, &rename);
@@ -131,73 +139,75 @@ impl Script {
         profiles: &Profiles,
         before: &Plan,
         at: usize,
-    ) -> Result<Decision, Broken> {
+    ) -> Result<Decision, RuleViolation> {
         let (topology, capabilities) = (&self.topology, &self.capabilities);
-        let view = View { topology, capabilities, seen, profiles, previous_plan: before, predictor: &REFERENCE };
+        let view =
+            View { topology, capabilities, observation: seen, profiles, previous_plan: before, predictor: &REFERENCE };
         let decision = policy.decide(&view);
         check_plan(&decision.plan, &view)
-            .map_err(|bad| self.broken("the plan is always valid", at, bad.to_string()))?;
+            .map_err(|bad| self.violation("the plan is always valid", at, bad.to_string()))?;
         let gone = |task: &TaskId| seen.tasks.iter().all(|seen| seen.task != *task);
-        if let Some(reason) = decision.why.iter().find(|reason| reason.tasks.iter().any(gone)) {
-            return Err(self.broken("reasons name tasks of this window", at, format!("{reason:?}")));
+        if let Some(reason) = decision.reasons.iter().find(|reason| reason.tasks.iter().any(gone)) {
+            return Err(self.violation("reasons name tasks of this window", at, format!("{reason:?}")));
         }
         Ok(decision)
     }
 
-    fn same(&self, rule: &'static str, expected: &[Decision], found: &[Decision]) -> Result<(), Broken> {
+    fn same(&self, rule: &'static str, expected: &[Decision], found: &[Decision]) -> Result<(), RuleViolation> {
         match expected.iter().zip(found).position(|(a, b)| a != b) {
             None => Ok(()),
-            Some(at) => Err(self.broken(rule, at, format!("expected {:?}, found {:?}", expected[at], found[at]))),
+            Some(at) => Err(self.violation(rule, at, format!("expected {:?}, found {:?}", expected[at], found[at]))),
         }
     }
 
     /// After the last window the same tasks are seen again, but nothing is known or measured of them any more.
-    fn stays_without_evidence(&self, make: Make<'_>) -> Result<(), Broken> {
+    fn check_keeps_plan_without_evidence(&self, make: PolicyFactory<'_>) -> Result<(), RuleViolation> {
         let rule = "without evidence allowed, gangs and shares stay";
         let mut policy = make(self.seed);
-        let mut before = Plan::idle(Window::Time { ns: 1 });
+        let mut before = Plan::idle(WindowLength::Time { ns: 1 });
         for (at, (seen, profiles)) in self.windows.iter().enumerate() {
             before = self.decide(policy.as_mut(), seen, profiles, &before, at)?.plan;
             let mut blind = seen.clone();
-            blind.answers.clear();
-            blind.tasks.iter_mut().for_each(|task| task.counts = Counts::default());
+            blind.probe_results.clear();
+            blind.tasks.iter_mut().for_each(|task| task.counts = EventCounts::default());
             // What was decided with evidence may not be undone for the lack of it.
-            let kept = self.decide(policy.as_mut(), &blind, &Profiles::new(), &before, at)?.plan;
-            if (&kept.affinity, &kept.gangs, &kept.shares) != (&before.affinity, &before.gangs, &before.shares) {
-                return Err(self.broken(rule, at, format!("before {before:?}, now {kept:?}")));
+            let plan = self.decide(policy.as_mut(), &blind, &Profiles::new(), &before, at)?.plan;
+            if (&plan.affinity, &plan.gangs, &plan.shares) != (&before.affinity, &before.gangs, &before.shares) {
+                return Err(self.violation(rule, at, format!("before {before:?}, now {plan:?}")));
             }
-            before = kept;
+            before = plan;
         }
         Ok(())
     }
 
     /// Through the loop and JSON: what was recorded decides alike when fed to a fresh policy.
-    fn replays(&self, make: Make<'_>) -> Result<(), Broken> {
-        let record = |windows: Vec<Observation>| -> Result<Vec<WindowRecord>, Broken> {
-            let machine = Scripted::new(self.topology.clone(), self.capabilities.clone(), windows);
-            let profilers: Vec<Box<dyn Profiler>> = vec![Box::new(TakesKnown)];
-            let first = Window::Time { ns: 1 };
-            let mut run = Loop::new(machine, profilers, Box::new(REFERENCE), "conforming", make(self.seed), first);
+    fn replays(&self, make: PolicyFactory<'_>) -> Result<(), RuleViolation> {
+        let record = |windows: Vec<Observation>| -> Result<Vec<WindowRecord>, RuleViolation> {
+            let machine = ScriptedMachine::new(self.topology.clone(), self.capabilities.clone(), windows);
+            let profilers: Vec<Box<dyn Profiler>> = vec![Box::new(RecognizedProfiler)];
+            let first = WindowLength::Time { ns: 1 };
+            let mut run =
+                ControlLoop::new(machine, profilers, Box::new(REFERENCE), "conforming", make(self.seed), first);
             let mut records = Vec::new();
             while let Some(record) = run
                 .step()
-                .map_err(|error| self.broken("the loop accepts every plan", records.len(), error.to_string()))?
+                .map_err(|error| self.violation("the loop accepts every plan", records.len(), error.to_string()))?
             {
                 records.push(record);
             }
             Ok(records)
         };
         let recorded = record(self.windows.iter().map(|(seen, _)| seen.clone()).collect())?;
-        let replayed = record(recorded.iter().map(|record| record.seen.clone()).collect())?;
+        let replayed = record(recorded.iter().map(|record| record.observation.clone()).collect())?;
         let decisions = |records: Vec<WindowRecord>| records.into_iter().map(|r| r.decision).collect::<Vec<_>>();
         self.same("record -> replay decides alike", &decisions(recorded), &decisions(replayed))
     }
 }
 
 /// Profiles out of recognised recordings only.
-struct TakesKnown;
+struct RecognizedProfiler;
 
-impl Profiler for TakesKnown {
+impl Profiler for RecognizedProfiler {
     fn name(&self) -> &'static str {
         "recognized recordings"
     }
@@ -206,8 +216,8 @@ impl Profiler for TakesKnown {
     }
     fn update(&mut self, seen: &Observation, profiles: &mut Profiles) {
         profiles.retain(|id, _| seen.tasks.iter().any(|task| task.task == *id));
-        for answer in &seen.answers {
-            if let Evidence::Known { task, profile } = &answer.evidence {
+        for answer in &seen.probe_results {
+            if let ProbeEvidence::StoredProfile { task, profile } = &answer.evidence {
                 profiles.insert(*task, (**profile).clone());
             }
         }
@@ -230,7 +240,7 @@ fn topology(generator: &mut SplitMix64, seed: u64) -> Topology {
     let cpus: Vec<Cpu> = (0..cpus).map(|id| cpu(id, id == 0 || generator.below(6) > 0)).collect();
     let cache = |id: u32| Cache {
         id: CacheId(id),
-        level: Level::L3,
+        level: CacheLevel::L3,
         cpus: (id * per_cache..(id + 1) * per_cache).collect(),
         last_level: true,
         size_bytes: Some(4 << 20),
@@ -241,8 +251,8 @@ fn topology(generator: &mut SplitMix64, seed: u64) -> Topology {
 }
 
 fn capabilities(generator: &mut SplitMix64, topology: &Topology) -> Capabilities {
-    let ways = Partition::Ways { ways: 16, at_least: 1, contiguous: true, groups_at_most: 16 };
-    let colors = Partition::Colors { colors: 16, page_bytes: 4096, move_page_ns: 7_000.0 };
+    let ways = PartitionSupport::Ways { ways: 16, min_ways: 1, contiguous: true, max_groups: 16 };
+    let colors = PartitionSupport::Colors { colors: 16, page_bytes: 4096, page_migration_ns: 7_000.0 };
     let partition = [Some(ways), Some(colors), None][generator.below(3) as usize].clone();
     let partitions = topology.caches.iter().filter_map(|cache| Some((cache.id, partition.clone()?))).collect();
     use Ability::*;
@@ -271,11 +281,11 @@ fn capabilities(generator: &mut SplitMix64, topology: &Topology) -> Capabilities
 }
 
 fn arrival(generator: &mut SplitMix64, next: u32, window: u64) -> TaskSample {
-    let goal = Goal { priority: 1.0 + generator.unit(), degradation_at_most: Some(0.1), rate_at_least: Some(1e9) };
+    let goal = Goal { priority: 1.0 + generator.unit(), max_slowdown: Some(0.1), min_rate: Some(1e9) };
     TaskSample {
         name: format!("program-{}", generator.below(5)),
-        arrived_ns: window * 1_000_000,
-        fixed: generator.below(8) == 0,
+        arrival_ns: window * 1_000_000,
+        unmovable: generator.below(8) == 0,
         goal: (generator.below(6) == 0).then_some(goal),
         ..TaskSample::new(TaskId(next), ProcessId(next / 2))
     }
@@ -290,29 +300,35 @@ fn samples(generator: &mut SplitMix64, tasks: &[TaskSample]) -> Option<ProbeResu
         task: tasks[generator.below(tasks.len() as u64) as usize].task,
         virtual_line: generator.below(32),
         physical_line: None,
-        source: Source::RemoteCache,
+        source: DataSource::RemoteCache,
         latency_cycles: None,
         at_ns: 0,
     };
     let samples = (0..generator.below(100)).map(|_| sample(generator)).collect();
-    let evidence = Evidence::Samples { one_in: 1, events: 100, line_bytes: 128, samples };
+    let evidence = ProbeEvidence::Samples { one_in: 1, events: 100, line_bytes: 128, samples };
     let (probe, complete) = (ProbeId(generator.below(3) as u32), generator.below(2) == 0);
     Some(ProbeResult { probe, evidence, complete, cost_ns: vec![(None, generator.below(1000))] })
 }
 
 /// Readings with holes: multiplexed, never counted, absent.
-fn see(generator: &mut SplitMix64, task: &mut TaskSample, topology: &Topology) {
+fn random_sample(generator: &mut SplitMix64, task: &mut TaskSample, topology: &Topology) {
     let online: Vec<CpuId> = topology.cpus.iter().filter(|cpu| cpu.online).map(|cpu| cpu.id).collect();
     task.cpu = (generator.below(4) > 0).then(|| online[generator.below(online.len() as u64) as usize]);
     task.on_cpu_ns = task.cpu.map(|cpu| (cpu, 1 + generator.below(1_000_000))).into_iter().collect();
-    let stalls = Event::StallCycles(StallCause::RemoteCache);
-    let events = [Event::Instructions, Event::Cycles, Event::References(Level::L3), Event::Misses(Level::L3), stalls];
+    let stalls = CounterEvent::StallCycles(StallCause::RemoteCache);
+    let events = [
+        CounterEvent::Instructions,
+        CounterEvent::Cycles,
+        CounterEvent::References(CacheLevel::L3),
+        CounterEvent::Misses(CacheLevel::L3),
+        stalls,
+    ];
     let readings = events.into_iter().filter_map(|event| {
         let reading =
-            Reading { event, count: generator.below(1 << 20), counted_share: generator.below(3) as f64 / 2.0 };
+            EventCount { event, count: generator.below(1 << 20), enabled_share: generator.below(3) as f64 / 2.0 };
         (generator.below(4) > 0).then_some(reading)
     });
-    task.counts = Counts(readings.collect());
+    task.counts = EventCounts(readings.collect());
 }
 
 /// Every part may be absent.
@@ -339,27 +355,31 @@ fn profile(generator: &mut SplitMix64, process: ProcessId) -> Profile {
     let (refs, solo) = (maybe(1e3, 5e4), maybe(0.1, 2.0));
     let counted = generator.below(4) > 0;
     let mut count = |_| SuperSetCount { accesses: generator.below(1000), misses: generator.below(100) };
-    let activity = counted.then(|| (Level::L3, drawn((0..8).map(&mut count).collect())));
+    let activity = counted.then(|| (CacheLevel::L3, drawn((0..8).map(&mut count).collect())));
     let fact = |estimate: Option<Estimate>| estimate.map(|value| Fact::measured(value, FactSource::Oracle, 0));
     Profile {
         process: Some(process),
-        locality: Locality {
-            misses_per_kilo_instr: curve.map(|curve| (Level::L3, drawn(curve))).into_iter().collect(),
+        locality: LocalityFacts {
+            misses_per_kilo_instr: curve.map(|curve| (CacheLevel::L3, drawn(curve))).into_iter().collect(),
             stack_positions: hits.map(drawn),
             activity: activity.into_iter().collect(),
-            ..Locality::default()
+            ..LocalityFacts::default()
         },
-        rates: Rates {
+        rates: RateFacts {
             llc_refs_per_mega_instr: fact(refs),
             solo_instr_per_cycle: fact(solo),
             observed_misses_per_kilo_instr: fact(observed),
             pcmr: fact(pcmr),
-            ..Rates::default()
+            ..RateFacts::default()
         },
-        contention: Contention { intensity: fact(intensity), sensitivity: fact(sensitivity), ..Contention::default() },
-        sharing: Sharing {
+        contention: ContentionFacts {
+            intensity: fact(intensity),
+            sensitivity: fact(sensitivity),
+            ..ContentionFacts::default()
+        },
+        sharing: SharingFacts {
             map: sharing.map(|counters| drawn(SharingMap { counters, machine_wide: false })),
-            ..Sharing::default()
+            ..SharingFacts::default()
         },
         ..Profile::default()
     }
@@ -374,10 +394,10 @@ fn rename_seen(seen: &Observation, rename: &impl Fn(TaskId) -> TaskId) -> Observ
     for task in &mut seen.tasks {
         task.task = rename(task.task);
     }
-    for answer in &mut seen.answers {
+    for answer in &mut seen.probe_results {
         match &mut answer.evidence {
-            Evidence::Known { task, .. } => *task = rename(*task),
-            Evidence::Samples { samples, .. } => {
+            ProbeEvidence::StoredProfile { task, .. } => *task = rename(*task),
+            ProbeEvidence::Samples { samples, .. } => {
                 samples.iter_mut().for_each(|sample| sample.task = rename(sample.task))
             }
             _ => {}
@@ -395,33 +415,33 @@ fn rename_decision(decision: &Decision, rename: &impl Fn(TaskId) -> TaskId) -> D
         *task = rename(*task);
     }
     for member in plan.shares.iter_mut().flat_map(|share| &mut share.members) {
-        if let Member::Task(task) = member {
+        if let ShareMember::Task(task) = member {
             *task = rename(*task);
         }
     }
     for penalty in &mut plan.penalties {
         penalty.tasks = (rename(penalty.tasks.0), rename(penalty.tasks.1));
     }
-    plan.probes.iter_mut().for_each(|probe| rename_probe(&mut probe.what, rename));
-    decision.why.iter_mut().flat_map(|reason| &mut reason.tasks).for_each(|task| *task = rename(*task));
+    plan.probes.iter_mut().for_each(|probe| rename_probe(&mut probe.kind, rename));
+    decision.reasons.iter_mut().flat_map(|reason| &mut reason.tasks).for_each(|task| *task = rename(*task));
     decision
 }
 
-fn rename_probe(what: &mut ProbeWhat, rename: &impl Fn(TaskId) -> TaskId) {
+fn rename_probe(what: &mut ProbeKind, rename: &impl Fn(TaskId) -> TaskId) {
     match what {
-        ProbeWhat::Rows { rows, .. } => rows.iter_mut().flatten().for_each(|task| *task = rename(*task)),
-        ProbeWhat::Beside { task, peers, .. } => {
+        ProbeKind::CoRunRows { rows, .. } => rows.iter_mut().flatten().for_each(|task| *task = rename(*task)),
+        ProbeKind::PairedRows { task, peers, .. } => {
             *task = rename(*task);
             peers.iter_mut().for_each(|peer| *peer = rename(*peer));
         }
-        ProbeWhat::Trace { task, .. }
-        | ProbeWhat::Reuses { task, .. }
-        | ProbeWhat::Neighbor { task, .. }
-        | ProbeWhat::Evicted { task, .. } => {
+        ProbeKind::MissTrace { task, .. }
+        | ProbeKind::ReuseTimes { task, .. }
+        | ProbeKind::Neighbor { task, .. }
+        | ProbeKind::PrimeProbe { task, .. } => {
             *task = rename(*task);
         }
-        ProbeWhat::Activity { tasks, .. } => tasks.iter_mut().for_each(|task| *task = rename(*task)),
-        ProbeWhat::Samples { .. } | ProbeWhat::PingPong { .. } => {}
+        ProbeKind::SuperSets { tasks, .. } => tasks.iter_mut().for_each(|task| *task = rename(*task)),
+        ProbeKind::AccessSamples { .. } | ProbeKind::PingPong { .. } => {}
     }
 }
 

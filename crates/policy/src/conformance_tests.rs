@@ -6,22 +6,22 @@ use std::rc::Rc;
 use super::*;
 
 /// A policy out of a function.
-struct By<F>(F);
+struct FnPolicy<F>(F);
 
-impl<F: FnMut(&View<'_>, &mut Plan)> Policy for By<F> {
+impl<F: FnMut(&View<'_>, &mut Plan)> Policy for FnPolicy<F> {
     fn decide(&mut self, view: &View<'_>) -> Decision {
-        let mut plan = Plan::idle(Window::Time { ns: 1_000 });
+        let mut plan = Plan::idle(WindowLength::Time { ns: 1_000 });
         (self.0)(view, &mut plan);
-        Decision { plan, why: Vec::new() }
+        Decision { plan, reasons: Vec::new() }
     }
 }
 
 fn rule_broken<F: FnMut(&View<'_>, &mut Plan) + 'static>(make: impl Fn() -> F) -> &'static str {
-    check_policy(&|_| Box::new(By(make())), 40).expect_err("this policy breaks a rule").rule
+    check_policy(&|_| Box::new(FnPolicy(make())), 40).expect_err("this policy breaks a rule").rule
 }
 
 fn free<'a>(view: &'a View<'_>) -> impl Iterator<Item = TaskId> + 'a {
-    view.seen.tasks.iter().filter(|task| !task.fixed && !task.exited).map(|task| task.task)
+    view.observation.tasks.iter().filter(|task| !task.unmovable && !task.exited).map(|task| task.task)
 }
 fn cpu(id: u32) -> CpuSet {
     [id].into_iter().collect()
@@ -33,7 +33,7 @@ fn bad_policies_are_found_out() {
     let valid = "the plan is always valid";
     let moves_fixed = || {
         |view: &View<'_>, plan: &mut Plan| {
-            plan.affinity.extend(view.seen.tasks.iter().map(|task| (task.task, cpu(0))));
+            plan.affinity.extend(view.observation.tasks.iter().map(|task| (task.task, cpu(0))));
         }
     };
     assert_eq!(rule_broken(moves_fixed), valid);
@@ -72,16 +72,18 @@ fn bad_policies_are_found_out() {
 /// holes in the evidence?
 #[test]
 fn the_generator_covers_what_the_rules_need() {
-    let scripts: Vec<Script> = (0..40).map(Script::generate).collect();
+    let scripts: Vec<ObservationScript> = (0..40).map(ObservationScript::generate).collect();
     let tasks = || scripts.iter().flat_map(|script| &script.windows).flat_map(|(seen, _)| &seen.tasks);
     assert!(scripts.iter().any(|script| script.topology.caches.is_empty()));
     assert!(scripts.iter().any(|script| script.topology.cpus.iter().any(|cpu| !cpu.online)));
     assert!(scripts.iter().any(|script| script.windows.iter().all(|(seen, _)| seen.tasks.is_empty())));
     assert!(
-        tasks().any(|task| task.fixed) && tasks().any(|task| task.exited) && tasks().any(|task| task.goal.is_some())
+        tasks().any(|task| task.unmovable)
+            && tasks().any(|task| task.exited)
+            && tasks().any(|task| task.goal.is_some())
     );
-    assert!(tasks().any(|task| task.counts.get(Event::Cycles).is_none()));
+    assert!(tasks().any(|task| task.counts.get(CounterEvent::Cycles).is_none()));
     let more_than_cpus =
-        |script: &Script| script.windows.iter().any(|(s, _)| s.tasks.len() > script.topology.cpus.len());
+        |script: &ObservationScript| script.windows.iter().any(|(s, _)| s.tasks.len() > script.topology.cpus.len());
     assert!(scripts.iter().any(more_than_cpus));
 }

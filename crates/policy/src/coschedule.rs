@@ -21,14 +21,14 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use cachemate_core::{
     Ability, CoRunPenalty, CpuId, CpuSet, Decision, Gang, GangSchedule, Plan, Reason, ReasonKind, Support, TaskId,
-    TaskSample, View, Window,
+    TaskSample, View, WindowLength,
 };
 use serde::Deserialize;
 
 /// How the choice is made and enforced.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Form {
+pub enum CoScheduleForm {
     Replacement,
     Set,
     Advice,
@@ -37,39 +37,39 @@ pub enum Form {
 /// What the policy knows of the tasks in this window.
 pub trait CoRunCost {
     /// Is anything known of the task?
-    fn knows(&self, task: TaskId) -> bool;
+    fn has_evidence(&self, task: TaskId) -> bool;
     /// How badly two tasks go together; 0 where nothing is known of one of them.
     fn penalty(&self, one: TaskId, other: TaskId) -> f64;
     /// The weight that counts against the task beside any other.
-    fn burden(&self, task: TaskId) -> f64;
+    fn solo_cost(&self, task: TaskId) -> f64;
     /// What it costs to bring the task in from waiting, in the unit of penalties: *set* pays it.
     fn reload_cost(&self, _task: TaskId) -> f64 {
         0.0
     }
     /// Is the task to stay for a sample more, so that its reload cost is known? *Set* keeps to it.
-    fn stays(&self, _task: TaskId) -> bool {
+    fn must_stay(&self, _task: TaskId) -> bool {
         false
     }
 }
 
 /// Adds the reload cost to tasks that are not resident.
-struct BroughtIn<'a> {
+struct ReloadAdjustedCost<'a> {
     costs: &'a dyn CoRunCost,
     running: &'a [TaskId],
     at_most: f64,
 }
 
-impl CoRunCost for BroughtIn<'_> {
-    fn knows(&self, task: TaskId) -> bool {
-        self.costs.knows(task)
+impl CoRunCost for ReloadAdjustedCost<'_> {
+    fn has_evidence(&self, task: TaskId) -> bool {
+        self.costs.has_evidence(task)
     }
     fn penalty(&self, one: TaskId, other: TaskId) -> f64 {
         self.costs.penalty(one, other)
     }
-    fn burden(&self, task: TaskId) -> f64 {
+    fn solo_cost(&self, task: TaskId) -> f64 {
         let reload_cost =
             if self.running.contains(&task) { 0.0 } else { self.costs.reload_cost(task).min(self.at_most) };
-        self.costs.burden(task) + reload_cost
+        self.costs.solo_cost(task) + reload_cost
     }
 }
 
@@ -84,8 +84,8 @@ const REFILL_AT_MOST_SAMPLES: f64 = 32.0;
 const TURNS: u32 = 100;
 
 /// The shared part, with what it remembers between windows.
-pub struct Scheduler {
-    pub form: Form,
+pub struct CoScheduler {
+    pub form: CoScheduleForm,
     pub window_ns: u64,
     /// Score of one sample that the task has run.
     pub sample_weight: f64,
@@ -98,28 +98,28 @@ pub struct Scheduler {
     others_cpus: BTreeMap<TaskId, CpuSet>,
 }
 
-impl Scheduler {
-    pub fn new(form: Form, window_ns: u64, sample_weight: f64, behind_at_most_samples: f64) -> Self {
+impl CoScheduler {
+    pub fn new(form: CoScheduleForm, window_ns: u64, sample_weight: f64, behind_at_most_samples: f64) -> Self {
         let (homes, samples, others_cpus) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-        Scheduler { form, window_ns, sample_weight, behind_at_most_samples, homes, samples, others_cpus }
+        CoScheduler { form, window_ns, sample_weight, behind_at_most_samples, homes, samples, others_cpus }
     }
 
     /// The decision without probes, which are the policy's.
     pub fn decide(&mut self, view: &View<'_>, costs: &dyn CoRunCost) -> Decision {
-        let mut plan = Plan::idle(Window::Time { ns: self.window_ns });
+        let mut plan = Plan::idle(WindowLength::Time { ns: self.window_ns });
         let mut why = Vec::new();
         let domains = view.last_level_domains();
         let tasks: Vec<&TaskSample> = view.movable().collect();
         if domains.is_empty() || tasks.is_empty() {
-            return Decision { plan, why };
+            return Decision { plan, reasons: why };
         }
         let can = |ability| matches!(view.capabilities.abilities.get(&ability), Some(Support::Yes { .. }));
-        self.follow(view, &tasks, &domains);
-        if self.form == Form::Advice || !can(Ability::Gangs) {
+        self.observe(view, &tasks, &domains);
+        if self.form == CoScheduleForm::Advice || !can(Ability::Gangs) {
             if can(Ability::Penalties) {
                 plan.penalties = self.advice(&tasks, &domains, costs);
             }
-            return Decision { plan, why };
+            return Decision { plan, reasons: why };
         }
         let mut at_home: Vec<Vec<&TaskSample>> = vec![Vec::new(); domains.len()];
         tasks.iter().for_each(|&task| at_home[self.homes[&task.task]].push(task));
@@ -129,11 +129,11 @@ impl Scheduler {
             }
             plan.gangs.extend(self.schedule(view, domain, &members, costs, &mut why));
         }
-        Decision { plan, why }
+        Decision { plan, reasons: why }
     }
 
     /// Keeps homes, samples and the places of others up to date.
-    fn follow(&mut self, view: &View<'_>, tasks: &[&TaskSample], domains: &[CpuSet]) {
+    fn observe(&mut self, view: &View<'_>, tasks: &[&TaskSample], domains: &[CpuSet]) {
         let present: BTreeSet<TaskId> = tasks.iter().map(|task| task.task).collect();
         self.homes.retain(|task, home| present.contains(task) && *home < domains.len());
         self.samples.retain(|task, _| self.homes.contains_key(task));
@@ -144,7 +144,7 @@ impl Scheduler {
         }
         for task in tasks {
             let ran_ns = task.ran_ns();
-            let share = ran_ns as f64 / view.seen.span.elapsed_ns.max(1) as f64;
+            let share = ran_ns as f64 / view.observation.span.elapsed_ns.max(1) as f64;
             if let Some(samples) = self.samples.get_mut(&task.task) {
                 *samples += share;
                 continue;
@@ -157,8 +157,8 @@ impl Scheduler {
             self.samples.insert(task.task, begins);
             self.homes.insert(task.task, home);
         }
-        self.others_cpus.retain(|id, _| view.seen.tasks.iter().any(|task| task.task == *id && task.fixed));
-        for task in view.seen.tasks.iter().filter(|task| task.fixed && !task.exited) {
+        self.others_cpus.retain(|id, _| view.observation.tasks.iter().any(|task| task.task == *id && task.unmovable));
+        for task in view.observation.tasks.iter().filter(|task| task.unmovable && !task.exited) {
             let seen = task.on_cpu_ns.iter().map(|(cpu, _)| cpu.0).chain(task.cpu.map(|cpu| cpu.0));
             self.others_cpus.entry(task.task).or_default().extend(seen);
         }
@@ -190,7 +190,7 @@ impl Scheduler {
             now.into_iter().filter(|&(task, cpu)| is_member(task) && cpus.contains(cpu.0)).collect();
         now.sort_by_key(|(_, cpu)| *cpu);
         now.dedup_by_key(|(_, cpu)| *cpu);
-        if !members.iter().any(|task| costs.knows(task.task)) {
+        if !members.iter().any(|task| costs.has_evidence(task.task)) {
             // Nothing is known: what was decided before stays, and newcomers get a turn.
             let before = before?;
             let chosen = if now.is_empty() { self.seats(&cpus, members, &[], &[]) } else { now };
@@ -198,7 +198,7 @@ impl Scheduler {
         }
         let running: Vec<TaskId> = now.iter().map(|(task, _)| *task).collect();
         let chosen = match self.form {
-            Form::Set => self.choose_set(places, members, &running, costs),
+            CoScheduleForm::Set => self.choose_set(places, members, &running, costs),
             _ => self.replace_one(places, members, &running, costs),
         };
         explain(&running, &chosen, why);
@@ -208,7 +208,7 @@ impl Scheduler {
 
     fn score(&self, task: TaskId, beside: &[TaskId], costs: &dyn CoRunCost) -> f64 {
         let penalties = beside.iter().filter(|&&other| other != task).map(|&other| costs.penalty(task, other));
-        penalties.sum::<f64>() + self.sample_weight * self.samples[&task] + costs.burden(task)
+        penalties.sum::<f64>() + self.sample_weight * self.samples[&task] + costs.solo_cost(task)
     }
 
     /// The task of the lowest score beside `beside`; the one that came first among equals.
@@ -268,11 +268,11 @@ impl Scheduler {
         running: &[TaskId],
         costs: &dyn CoRunCost,
     ) -> Vec<TaskId> {
-        if running.len() == places && running.iter().any(|&task| costs.stays(task)) {
+        if running.len() == places && running.iter().any(|&task| costs.must_stay(task)) {
             return running.to_vec();
         }
         let at_most = REFILL_AT_MOST_SAMPLES * self.sample_weight;
-        let costs = &BroughtIn { costs, running, at_most };
+        let costs = &ReloadAdjustedCost { costs, running, at_most };
         let mut chosen: Vec<TaskId> = Vec::new();
         let least = members.iter().map(|task| task.task);
         let least = least.reduce(|least, next| if self.samples[&next] < self.samples[&least] { next } else { least });
@@ -373,6 +373,6 @@ fn explain(running: &[TaskId], chosen: &[TaskId], why: &mut Vec<Reason>) {
             false => "{1} runs instead of {0} beside {2}: its score is lower",
         };
         let tasks = [out, into].into_iter().chain(stay).collect();
-        why.push(Reason { kind: ReasonKind::Plain, tasks, text: text.to_string(), numbers: Vec::new() });
+        why.push(Reason { kind: ReasonKind::Explanation, tasks, text: text.to_string(), numbers: Vec::new() });
     }
 }

@@ -7,7 +7,7 @@
 //! - [`placement`]: both together on a machine's topology, with the reasons in plain words.
 //! - [`partition`]: units of a cache, what a program does with them, and who gets which.
 //! - [`clustering`]: threads that share data, and which chip they go to.
-//! - [`work`]: how fast a task goes, by what it reports or by what stands in for that.
+//! - [`work_metric`]: how fast a task goes, by what it reports or by what stands in for that.
 //! - [`rollback_guard`]: takes back what made programs slower.
 //! - [`policies`]: one file per policy, and the registry by name.
 
@@ -17,20 +17,20 @@ mod cache_reload_cost;
 pub mod clustering;
 pub mod conformance;
 mod coschedule;
-mod intensity;
+mod gang_quantum;
+mod intensity_balancing;
 mod llc_placement;
 mod load_balance;
 pub mod matrix;
-pub mod measured;
+pub mod measured_matrix;
 pub mod partition;
+mod phase_curves;
 pub mod placement;
 pub mod policies;
 mod reasons;
-mod recall;
 pub mod reference_predictor;
 pub mod rollback_guard;
 pub mod schemes;
-mod sequential;
+mod sequential_test;
 pub mod solvers;
-mod turn_length;
-pub mod work;
+pub mod work_metric;

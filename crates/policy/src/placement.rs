@@ -9,12 +9,12 @@
 
 use std::collections::BTreeMap;
 
-use cachemate_core::{CacheId, CpuId, CpuSet, Level, Reason, TaskId, Topology};
+use cachemate_core::{CacheId, CacheLevel, CpuId, CpuSet, Reason, TaskId, Topology};
 use serde::{Deserialize, Serialize};
 
 use crate::matrix::{CostKind, PairCosts};
 use crate::reasons::{explain, in_words};
-use crate::solvers::{self, Method, Seating, Seats};
+use crate::solvers::{self, Seating, Seats, SolverMethod};
 
 /// CPUs that share a last-level cache, those of different cores first.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -27,7 +27,7 @@ pub struct CacheSeats {
 
 /// No placement can be made.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum NoPlacement {
+pub enum PlacementError {
     /// Nobody can be placed.
     #[error("the machine has no online CPU")]
     NoCpus,
@@ -47,11 +47,11 @@ pub enum NoPlacement {
 ///
 /// # Errors
 /// A machine without online CPUs.
-pub fn seats(topology: &Topology, programs: usize) -> Result<Vec<CacheSeats>, NoPlacement> {
+pub fn seats(topology: &Topology, programs: usize) -> Result<Vec<CacheSeats>, PlacementError> {
     let mut online: Vec<_> = topology.cpus.iter().filter(|cpu| cpu.online).collect();
     online.sort_by_key(|cpu| cpu.id);
     if online.is_empty() {
-        return Err(NoPlacement::NoCpus);
+        return Err(PlacementError::NoCpus);
     }
     // Rank of a CPU among those of its core: rank 0 of every core comes first.
     let mut of_core: BTreeMap<u32, usize> = BTreeMap::new();
@@ -83,7 +83,7 @@ pub fn seats(topology: &Topology, programs: usize) -> Result<Vec<CacheSeats>, No
 
 /// Mean over all programs; which of the two is there follows from the matrix that judges.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
-pub struct Outcome {
+pub struct PlacementCost {
     /// Mean slowdown in per cent of the time alone; `None` where a weight judges.
     pub mean_degradation_percent: Option<f64>,
     /// Without a unit: good for comparing outcomes only.
@@ -117,7 +117,7 @@ pub struct PlacedCache {
     /// The cache; `None` for a CPU of which no shared cache is known.
     pub cache: Option<CacheId>,
     /// Its level, where it is known.
-    pub level: Option<Level>,
+    pub level: Option<CacheLevel>,
     /// Its size, where it is known.
     pub size_bytes: Option<u64>,
     /// CPUs that were seats, and the programs on each.
@@ -132,23 +132,23 @@ pub struct Placement {
     /// The same by cache.
     pub caches: Vec<PlacedCache>,
     /// What is expected of this placement.
-    pub plan: Outcome,
+    pub plan: PlacementCost,
     /// What is expected of the best placement that was found; see [`Placement::lower_bound`].
-    pub best: Outcome,
+    pub best: PlacementCost,
     /// What is expected of the worst placement that was found.
-    pub worst: Outcome,
+    pub worst: PlacementCost,
     /// Exact mean over all assignments with even loads.
-    pub random: Outcome,
+    pub random: PlacementCost,
     /// 5 % of a seeded sample of random assignments lie below this.
-    pub random_low_5_percent: Outcome,
+    pub random_low_5_percent: PlacementCost,
     /// 5 % of the same sample lie above this.
-    pub random_high_5_percent: Outcome,
+    pub random_high_5_percent: PlacementCost,
     /// How the placement was found.
-    pub method: Method,
+    pub method: SolverMethod,
     /// No assignment is below this by the numbers that decided; equal to the plan where the method is exact.
-    pub lower_bound: Outcome,
+    pub lower_bound: PlacementCost,
     /// Bound on the distance between the plan and the optimum, in the same unit; 0 = proven optimal.
-    pub gap: Outcome,
+    pub gap: PlacementCost,
     /// The same reasons as `programs[].why`, with their numbers; `TaskId(n)` is program n.
     pub reasons: Vec<Reason>,
 }
@@ -164,10 +164,10 @@ pub fn place(
     judge_by: &PairCosts,
     topology: &Topology,
     seed: u64,
-) -> Result<Placement, NoPlacement> {
+) -> Result<Placement, PlacementError> {
     for costs in [decide_by, judge_by] {
         let rows = costs.cost.len();
-        let fail = |what| Err(NoPlacement::Shape { names: names.len(), what, rows });
+        let fail = |what| Err(PlacementError::Shape { names: names.len(), what, rows });
         if rows != names.len() || costs.cost.iter().any(|row| row.len() != rows) {
             return fail("a matrix");
         }
@@ -206,11 +206,13 @@ fn numbered(names: &[String]) -> Vec<String> {
 }
 
 /// Rounded to 10 decimals, so that sums of printed per cents print as they were.
-fn outcome(value: f64, kind: CostKind) -> Outcome {
+fn outcome(value: f64, kind: CostKind) -> PlacementCost {
     let round = |value: f64| libm::round(value * 1e10) / 1e10;
     match kind {
-        CostKind::Degradation => Outcome { mean_degradation_percent: Some(round(100.0 * value)), mean_weight: None },
-        CostKind::Weight => Outcome { mean_degradation_percent: None, mean_weight: Some(round(value)) },
+        CostKind::Degradation => {
+            PlacementCost { mean_degradation_percent: Some(round(100.0 * value)), mean_weight: None }
+        }
+        CostKind::Weight => PlacementCost { mean_degradation_percent: None, mean_weight: Some(round(value)) },
     }
 }
 
@@ -221,7 +223,7 @@ fn programs_of(
     judge_by: &PairCosts,
     reasons: &[Reason],
 ) -> Vec<PlacedProgram> {
-    let suffered = seating.suffered(&judge_by.cost);
+    let suffered = seating.costs_by_program(&judge_by.cost);
     let named = |members: &[usize]| members.iter().map(|&member| names[member].clone()).collect::<Vec<String>>();
     let mut placed: Vec<(usize, PlacedProgram)> = Vec::new();
     for (cache, cpus) in seating.by_cache.iter().enumerate() {

@@ -81,7 +81,7 @@ impl Neighborhood<'_> {
 
     fn build(&self, others: &[usize], text: String, numbers: Vec<(String, f64)>) -> Reason {
         let tasks = std::iter::once(self.program).chain(others.iter().copied());
-        Reason { kind: ReasonKind::Plain, tasks: tasks.map(|task| TaskId(task as u32)).collect(), text, numbers }
+        Reason { kind: ReasonKind::Explanation, tasks: tasks.map(|task| TaskId(task as u32)).collect(), text, numbers }
     }
 
     fn reason(&self, seating: &Seating) -> Reason {

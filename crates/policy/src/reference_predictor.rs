@@ -19,8 +19,8 @@
 use std::collections::BTreeMap;
 
 use cachemate_core::{
-    Cache, CacheId, CacheShare, CpuId, CpuSet, Estimate, Forecast, IndexSet, Member, Plan, Predictor, ProcessId,
-    Profile, Profiles, TaskForecast, TaskId, Topology, Units, View,
+    Cache, CacheId, CacheShare, CpuId, CpuSet, Estimate, Forecast, IndexSet, Plan, Predictor, ProcessId, Profile,
+    Profiles, ShareMember, TaskForecast, TaskId, Topology, Units, View,
 };
 use cachemate_locality::reuse::ReuseTimes;
 use cachemate_locality::statstack::StackModel;
@@ -47,11 +47,11 @@ impl Predictor for ReferencePredictor {
         let known: BTreeMap<TaskId, TaskCurve<'_>> =
             profiles.iter().filter_map(|(&task, profile)| Some((task, TaskCurve::of(profile, topology)?))).collect();
         // Whom those meet of whom nothing can be said is nobody's question; all pairs of hundreds of tasks would be a load.
-        let asked: Vec<TaskId> = known.keys().copied().collect();
-        let presence = Presence::of(topology, &tasks, &asked, under);
+        let known_tasks: Vec<TaskId> = known.keys().copied().collect();
+        let presence = CoResidency::of(topology, &tasks, &known_tasks, under);
         let mut forecast = Forecast::default();
         for &task in &tasks {
-            let mut said = TaskForecast {
+            let mut task_forecast = TaskForecast {
                 cpu_share: presence.share.get(&task).map(|&s| Estimate::exact(s)),
                 ..TaskForecast::default()
             };
@@ -59,12 +59,12 @@ impl Predictor for ReferencePredictor {
                 None => forecast.unknown.push(task),
                 Some(own) => {
                     if let Some(cache) = presence.cache_of(topology, task) {
-                        self.say(task, own, cache, &presence, &known, view, under, &mut said);
+                        self.forecast_task(task, own, cache, &presence, &known, view, under, &mut task_forecast);
                     }
                 }
             }
-            if said != TaskForecast::default() {
-                forecast.tasks.insert(task, said);
+            if task_forecast != TaskForecast::default() {
+                forecast.tasks.insert(task, task_forecast);
             }
         }
         forecast.cache_miss_ratio = miss_ratios(topology, profiles, &presence, &forecast);
@@ -74,12 +74,12 @@ impl Predictor for ReferencePredictor {
 
 impl ReferencePredictor {
     #[allow(clippy::too_many_arguments)]
-    fn say(
+    fn forecast_task(
         &self,
         task: TaskId,
         own: &TaskCurve<'_>,
         cache: &Cache,
-        presence: &Presence,
+        presence: &CoResidency,
         known: &BTreeMap<TaskId, TaskCurve<'_>>,
         view: &View<'_>,
         under: &Plan,
@@ -87,13 +87,13 @@ impl ReferencePredictor {
     ) {
         let Some(size) = cache.size_bytes else { return };
         let Some(mine) = units(task, own.profile.process, cache, view, under) else { return };
-        let mut sharers = vec![Sharer { task: own, presence: 1.0, outside: 0.0 }];
+        let mut sharers = vec![SpaceCompetitor { task: own, presence: 1.0, outside: 0.0 }];
         for (&other, &meets) in presence.meets.get(&task).into_iter().flatten() {
             let Some(profile) = known.get(&other) else { return };
             let Some(theirs) = units(other, profile.profile.process, cache, view, under) else { return };
             let presence = meets * theirs.overlap(&mine);
             if presence > 0.0 {
-                sharers.push(Sharer { task: profile, presence, outside: theirs.outside(&mine) * size as f64 });
+                sharers.push(SpaceCompetitor { task: profile, presence, outside: theirs.outside(&mine) * size as f64 });
             }
         }
         let space = size as f64 * mine.fraction();
@@ -116,7 +116,7 @@ impl ReferencePredictor {
     }
 
     /// Bytes that the first of the sharers holds of `space`; speeds alone are on the `whole` cache.
-    fn space_held(&self, sharers: &[Sharer<'_, '_>], space: f64, whole: f64) -> f64 {
+    fn space_held(&self, sharers: &[SpaceCompetitor<'_, '_>], space: f64, whole: f64) -> f64 {
         if sharers.len() == 1 {
             return space;
         }
@@ -125,7 +125,7 @@ impl ReferencePredictor {
             let brings: Vec<f64> = sharers
                 .iter()
                 .zip(&held)
-                .map(|(Sharer { task, presence, outside }, &held)| {
+                .map(|(SpaceCompetitor { task, presence, outside }, &held)| {
                     // What it has besides keeps it from bringing in here.
                     let held = (held + outside).min(whole);
                     let misses = task.misses(held).value.max(0.0) / 1000.0;
@@ -148,7 +148,7 @@ impl ReferencePredictor {
 }
 
 /// Who competes for a task's space.
-struct Sharer<'k, 'p> {
+struct SpaceCompetitor<'k, 'p> {
     task: &'k TaskCurve<'p>,
     /// Part of the time that it is there, and of what it brings in that lands there.
     presence: f64,
@@ -170,8 +170,8 @@ impl<'a> TaskCurve<'a> {
         if !(instr_per_cycle.is_finite() && instr_per_cycle > 0.0) {
             return None;
         }
-        let given = profile.misses_per_kilo_instr().cloned().filter(|curve| !curve.is_empty());
-        let curve = given.or_else(|| curve_of_reuses(profile, topology))?;
+        let measured_curve = profile.misses_per_kilo_instr().cloned().filter(|curve| !curve.is_empty());
+        let curve = measured_curve.or_else(|| curve_of_reuses(profile, topology))?;
         Some(TaskCurve { profile, curve, solo_cycles_per_instr: 1.0 / instr_per_cycle })
     }
 
@@ -215,9 +215,9 @@ fn at(curve: &[(u64, Estimate)], bytes: f64) -> Estimate {
 }
 
 /// Units of one cache that a task may fill; `None` = all.
-struct MayFill(Option<(IndexSet, u32)>);
+struct FillMask(Option<(IndexSet, u32)>);
 
-impl MayFill {
+impl FillMask {
     fn fraction(&self) -> f64 {
         self.0.as_ref().map_or(1.0, |(units, all)| f64::from(units.count().min(*all)) / f64::from((*all).max(1)))
     }
@@ -243,28 +243,28 @@ impl MayFill {
 
 /// Units of `cache` that the plan lets a task fill; `None` where nobody can say, as the machine does not tell how many
 /// there are.
-fn units(task: TaskId, process: Option<ProcessId>, cache: &Cache, view: &View<'_>, under: &Plan) -> Option<MayFill> {
-    let is_member = |member: &Member| match member {
-        Member::Task(id) => *id == task,
-        Member::Process(id) => process == Some(*id),
+fn units(task: TaskId, process: Option<ProcessId>, cache: &Cache, view: &View<'_>, under: &Plan) -> Option<FillMask> {
+    let is_member = |member: &ShareMember| match member {
+        ShareMember::Task(id) => *id == task,
+        ShareMember::Process(id) => process == Some(*id),
     };
     // Colors hold in every cache of the level, ways in the named one.
     let holds = |share: &&CacheShare| {
         let here = share.cache == cache.id || matches!(share.units, Units::Colors { .. });
         here && share.members.iter().any(is_member)
     };
-    let Some(share) = under.shares.iter().find(holds) else { return Some(MayFill(None)) };
+    let Some(share) = under.shares.iter().find(holds) else { return Some(FillMask(None)) };
     match &share.units {
-        Units::Ways { mask } => Some(MayFill(Some((mask.clone(), cache.ways?)))),
+        Units::Ways { mask } => Some(FillMask(Some((mask.clone(), cache.ways?)))),
         Units::Colors { allowed, .. } => {
             let colors = view.capabilities.colors_of(cache.id).or_else(|| view.capabilities.colors_of(share.cache))?;
-            Some(MayFill(Some((allowed.clone(), colors))))
+            Some(FillMask(Some((allowed.clone(), colors))))
         }
     }
 }
 
 /// Each task's places, its share of the time there, and its neighbors.
-struct Presence {
+struct CoResidency {
     cpu: BTreeMap<TaskId, CpuId>,
     share: BTreeMap<TaskId, f64>,
     /// For each task that is asked about, the part of its own running time that each other one runs on another CPU of
@@ -272,9 +272,9 @@ struct Presence {
     meets: BTreeMap<TaskId, BTreeMap<TaskId, f64>>,
 }
 
-impl Presence {
+impl CoResidency {
     fn of(topology: &Topology, tasks: &[TaskId], asked: &[TaskId], under: &Plan) -> Self {
-        let mut presence = Presence { cpu: BTreeMap::new(), share: BTreeMap::new(), meets: BTreeMap::new() };
+        let mut presence = CoResidency { cpu: BTreeMap::new(), share: BTreeMap::new(), meets: BTreeMap::new() };
         let mut in_gangs: BTreeMap<TaskId, (usize, BTreeMap<usize, f64>)> = BTreeMap::new();
         let mut taken = CpuSet::default();
         for (nth, schedule) in under.gangs.iter().enumerate() {
@@ -293,7 +293,7 @@ impl Presence {
             }
         }
         presence.spread(topology, tasks, under, &taken);
-        presence.meet(topology, tasks, asked, &in_gangs);
+        presence.count_meetings(topology, tasks, asked, &in_gangs);
         presence
     }
 
@@ -332,7 +332,7 @@ impl Presence {
         }
     }
 
-    fn meet(
+    fn count_meetings(
         &mut self,
         topology: &Topology,
         tasks: &[TaskId],
@@ -374,16 +374,16 @@ impl Presence {
 fn miss_ratios(
     topology: &Topology,
     profiles: &Profiles,
-    presence: &Presence,
+    presence: &CoResidency,
     forecast: &Forecast,
 ) -> BTreeMap<CacheId, Estimate> {
     let mut ratios = BTreeMap::new();
     for cache in topology.last_level_caches() {
         let on_it = |task: &&TaskId| presence.cpu.get(task).is_some_and(|cpu| cache.cpus.contains(cpu.0));
         let rates = profiles.keys().filter(on_it).map(|task| {
-            let said = forecast.tasks.get(task)?;
-            let speed = said.instr_per_cycle?.value * said.cpu_share?.value;
-            let (misses, refs) = (said.misses_per_kilo_instr?, profiles[task].rates.llc_refs_per_mega_instr?);
+            let task_forecast = forecast.tasks.get(task)?;
+            let speed = task_forecast.instr_per_cycle?.value * task_forecast.cpu_share?.value;
+            let (misses, refs) = (task_forecast.misses_per_kilo_instr?, profiles[task].rates.llc_refs_per_mega_instr?);
             Some([misses.value, misses.low, misses.high, refs.value / 1000.0].map(|rate| rate * speed))
         });
         let Some(rates) = rates.collect::<Option<Vec<[f64; 4]>>>() else { continue };

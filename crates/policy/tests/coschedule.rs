@@ -12,7 +12,7 @@ fn topology() -> Topology {
     let cpu = |id: u32| Cpu { id: CpuId(id), core: 0, package: 0, memory_node: 0, online: true, hertz: None };
     let cache = Cache {
         id: CacheId(0),
-        level: Level::L2,
+        level: CacheLevel::L2,
         cpus: (0..2).collect(),
         last_level: true,
         size_bytes: None,
@@ -38,17 +38,17 @@ fn busy_in(super_sets: std::ops::Range<usize>) -> Profile {
     let count = |at: usize| SuperSetCount { accesses: 100, misses: if super_sets.contains(&at) { 50 } else { 1 } };
     let mut profile = Profile::default();
     let counts = (0..8).map(count).collect();
-    profile.locality.activity.insert(Level::L2, Fact::new(counts, FactSource::SuperSets, 0));
+    profile.locality.activity.insert(CacheLevel::L2, Fact::new(counts, FactSource::SuperSets, 0));
     profile
 }
 
-struct Run {
+struct CoScheduleRun {
     decisions: Vec<Decision>,
     /// Windows that each task ran.
     ran: Vec<u32>,
 }
 
-impl Run {
+impl CoScheduleRun {
     /// Who ran together, in the order of tasks.
     fn pairs(&self) -> Vec<Vec<u32>> {
         let pair = |decision: &Decision| {
@@ -61,7 +61,7 @@ impl Run {
 }
 
 /// The machine does what the plan's first gang says; every task's profile is known from the start.
-fn run(policy: &str, parameters: &str, profiles: Vec<Profile>, windows: u64, without: &[Ability]) -> Run {
+fn run(policy: &str, parameters: &str, profiles: Vec<Profile>, windows: u64, without: &[Ability]) -> CoScheduleRun {
     run_filling(policy, parameters, profiles, windows, without, None)
 }
 
@@ -69,9 +69,9 @@ fn run(policy: &str, parameters: &str, profiles: Vec<Profile>, windows: u64, wit
 fn counted(tasks: &[TaskSample], waited: &[bool], profiles: &Profiles, filling: u64) -> Vec<ProbeResult> {
     let of = |(at, task): (usize, &TaskSample)| {
         let cpu = task.cpu?;
-        let mut super_sets = profiles[&task.task].locality.activity[&Level::L2].value.clone();
+        let mut super_sets = profiles[&task.task].locality.activity[&CacheLevel::L2].value.clone();
         super_sets[0].misses += if waited[at] { filling } else { 0 };
-        let evidence = Evidence::Activity { task: task.task, cpu, level: Level::L2, super_sets };
+        let evidence = ProbeEvidence::Activity { task: task.task, cpu, level: CacheLevel::L2, super_sets };
         Some(ProbeResult { probe: ProbeId(0), evidence, complete: true, cost_ns: Vec::new() })
     };
     tasks.iter().enumerate().filter_map(of).collect()
@@ -84,32 +84,32 @@ fn run_filling(
     windows: u64,
     without: &[Ability],
     filling: Option<u64>,
-) -> Run {
+) -> CoScheduleRun {
     let (topology, capabilities) = (topology(), capabilities(without));
     let mut policy = policies::build(policy, parameters, 1).unwrap();
     let mut tasks: Vec<TaskSample> = (0..profiles.len() as u32).map(task).collect();
     let profiles: Profiles =
         profiles.into_iter().enumerate().map(|(at, profile)| (TaskId(at as u32), profile)).collect();
-    let mut before = Plan::idle(Window::Time { ns: WINDOW_NS });
-    let mut run = Run { decisions: Vec::new(), ran: vec![0; tasks.len()] };
+    let mut before = Plan::idle(WindowLength::Time { ns: WINDOW_NS });
+    let mut run = CoScheduleRun { decisions: Vec::new(), ran: vec![0; tasks.len()] };
     let mut waited = vec![true; tasks.len()];
     for window in 0..windows {
-        let span = Span { start_ns: window * WINDOW_NS, elapsed_ns: WINDOW_NS, elapsed_cycles: None };
+        let span = TimeSpan { start_ns: window * WINDOW_NS, elapsed_ns: WINDOW_NS, elapsed_cycles: None };
         let seen = Observation {
             window,
             span,
-            ended: WindowEnd::Elapsed,
+            end_reason: WindowEnd::Elapsed,
             tasks: tasks.clone(),
-            places: Vec::new(),
-            answers: filling.map_or_else(Vec::new, |filling| counted(&tasks, &waited, &profiles, filling)),
-            in_force: Applied::default(),
+            shared_counts: Vec::new(),
+            probe_results: filling.map_or_else(Vec::new, |filling| counted(&tasks, &waited, &profiles, filling)),
+            applied: AppliedPlan::default(),
         };
         let predictor = ReferencePredictor { miss_penalty_cycles: 100.0 };
         let (topology, capabilities) = (&topology, &capabilities);
         let view = View {
             topology,
             capabilities,
-            seen: &seen,
+            observation: &seen,
             profiles: &profiles,
             previous_plan: &before,
             predictor: &predictor,
@@ -209,7 +209,7 @@ fn advice_names_the_pairs_that_share_bits() {
 fn counters_pair_much_with_little() {
     let missing = |rate: f64| {
         Profile::default()
-            .with_rates(Rates { observed_misses_per_kilo_instr: Some(Fact::oracle(rate)), ..Rates::default() })
+            .with_rates(RateFacts { observed_misses_per_kilo_instr: Some(Fact::oracle(rate)), ..RateFacts::default() })
     };
     let tasks = vec![missing(30.0), missing(30.0), missing(1.0), missing(1.0)];
     let run = run("counter-driven", "form = \"set\"", tasks, 40, &[]);
@@ -227,7 +227,7 @@ fn only_weighted_levels_are_watched() {
     let asked = probes(&[]);
     assert_eq!(asked.len(), 1);
     let tasks = (0..4).map(TaskId).collect();
-    assert_eq!(asked[0].what, ProbeWhat::Activity { tasks, level: Level::L2, super_sets: 8 });
+    assert_eq!(asked[0].kind, ProbeKind::SuperSets { tasks, level: CacheLevel::L2, super_sets: 8 });
     assert!(probes(&[Ability::CountSuperSets]).is_empty());
 }
 
@@ -239,23 +239,31 @@ fn advice_leaves_alone_who_fell_behind() {
         let (topology, capabilities) = (topology(), capabilities(&[]));
         let mut policy = policies::build("activity-vector", parameters, 1).unwrap();
         let profiles: Profiles = (0u32..).map(TaskId).zip(halves()).collect();
-        let before = Plan::idle(Window::Time { ns: WINDOW_NS });
+        let before = Plan::idle(WindowLength::Time { ns: WINDOW_NS });
         let mut last = Vec::new();
         for window in 0..windows {
             let mut tasks: Vec<TaskSample> = (0..4).map(task).collect();
             for (at, cpu) in [(0, 0), (2, 1)] {
                 tasks[at].on_cpu_ns = vec![(CpuId(cpu), WINDOW_NS)];
             }
-            let span = Span { start_ns: window * WINDOW_NS, elapsed_ns: WINDOW_NS, elapsed_cycles: None };
-            let (ended, in_force) = (WindowEnd::Elapsed, Applied::default());
+            let span = TimeSpan { start_ns: window * WINDOW_NS, elapsed_ns: WINDOW_NS, elapsed_cycles: None };
+            let (ended, in_force) = (WindowEnd::Elapsed, AppliedPlan::default());
             let (places, answers) = (Vec::new(), Vec::new());
-            let seen = Observation { window, span, ended, tasks, places, answers, in_force };
+            let seen = Observation {
+                window,
+                span,
+                end_reason: ended,
+                tasks,
+                shared_counts: places,
+                probe_results: answers,
+                applied: in_force,
+            };
             let predictor = ReferencePredictor { miss_penalty_cycles: 100.0 };
             let (topology, capabilities, seen) = (&topology, &capabilities, &seen);
             let view = View {
                 topology,
                 capabilities,
-                seen,
+                observation: seen,
                 profiles: &profiles,
                 previous_plan: &before,
                 predictor: &predictor,

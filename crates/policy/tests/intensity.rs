@@ -13,7 +13,7 @@ fn topology(caches: u32) -> Topology {
     let cpu = |id| Cpu { id: CpuId(id), core: id, package: 0, memory_node: 0, online: true, hertz: None };
     let cache = |id: u32| Cache {
         id: CacheId(id),
-        level: Level::L2,
+        level: CacheLevel::L2,
         cpus: [2 * id, 2 * id + 1].into_iter().collect(),
         last_level: true,
         size_bytes: Some(4 << 20),
@@ -37,15 +37,15 @@ fn task(id: u32, priority: Option<f64>) -> TaskSample {
 }
 
 fn seen(tasks: Vec<TaskSample>) -> Observation {
-    let span = Span { start_ns: 0, elapsed_ns: 1, elapsed_cycles: None };
+    let span = TimeSpan { start_ns: 0, elapsed_ns: 1, elapsed_cycles: None };
     Observation {
         window: 0,
         span,
-        ended: WindowEnd::Elapsed,
+        end_reason: WindowEnd::Elapsed,
         tasks,
-        places: Vec::new(),
-        answers: Vec::new(),
-        in_force: Applied::default(),
+        shared_counts: Vec::new(),
+        probe_results: Vec::new(),
+        applied: AppliedPlan::default(),
     }
 }
 
@@ -73,7 +73,7 @@ fn decide_where(
     let view = View {
         topology: &topology,
         capabilities: &capabilities,
-        seen: &seen,
+        observation: &seen,
         profiles,
         previous_plan: before,
         predictor: &REFERENCE,
@@ -84,17 +84,17 @@ fn decide_where(
 fn observed(rates: &[f64]) -> Profiles {
     let profile = |&rate: &f64| {
         Profile::default()
-            .with_rates(Rates { observed_misses_per_kilo_instr: Some(Fact::oracle(rate)), ..Rates::default() })
+            .with_rates(RateFacts { observed_misses_per_kilo_instr: Some(Fact::oracle(rate)), ..RateFacts::default() })
     };
     rates.iter().map(profile).enumerate().map(|(id, profile)| (TaskId(id as u32), profile)).collect()
 }
 
-fn with_misses(curve: Curve) -> Profile {
-    Profile::default().with_misses(Level::L2, curve, FactSource::ExactTrace)
+fn with_misses(curve: SizeCurve) -> Profile {
+    Profile::default().with_misses(CacheLevel::L2, curve, FactSource::ExactTrace)
 }
 
 fn idle() -> Plan {
-    Plan::idle(Window::Time { ns: 1 })
+    Plan::idle(WindowLength::Time { ns: 1 })
 }
 
 /// The others on the cache of a task.
@@ -113,10 +113,14 @@ fn two_heavy_programs_are_separated_by_one_exchange() {
         assert_eq!(beside(&decision.plan, 0), [3], "{form}: {decision:?}");
         let stays = |id: u32| decision.plan.affinity[&TaskId(id)].contains(id);
         assert_eq!((0..4).filter(|&id| stays(id)).count(), 2, "{form}: two of four move");
-        assert!(decision.why.iter().any(|reason| reason.text.contains("instead of")), "{form}: {:?}", decision.why);
+        assert!(
+            decision.reasons.iter().any(|reason| reason.text.contains("instead of")),
+            "{form}: {:?}",
+            decision.reasons
+        );
         let again = decide(dio.as_mut(), 2, tasks.clone(), &observed(&[29.0, 26.0, 1.1, 0.1]), &decision.plan);
         assert_eq!(again.plan.affinity, decision.plan.affinity, "{form}: noise moves nobody");
-        assert!(again.why.is_empty());
+        assert!(again.reasons.is_empty());
     }
 }
 
@@ -190,19 +194,19 @@ fn di_reads_profiles_and_dio_counters() {
     for (id, alone) in [(0, 40.0), (1, 30.0), (2, 2.0), (3, 1.0)] {
         let curve = vec![(2 << 20, Estimate::exact(50.0 + alone)), (4 << 20, Estimate::exact(alone))];
         let profile = profiles.entry(TaskId(id)).or_default();
-        *profile = std::mem::take(profile).with_misses(Level::L2, curve, FactSource::ExactTrace);
+        *profile = std::mem::take(profile).with_misses(CacheLevel::L2, curve, FactSource::ExactTrace);
     }
     let tasks: Vec<TaskSample> = [0, 1, 2, 3].map(|id| task(id, None)).to_vec();
     let by = |name: &str, parameters: &str, profiles: &Profiles| {
         decide(build(name, parameters, 1).unwrap().as_mut(), 2, tasks.clone(), profiles, &idle())
     };
     let own = |name: &str, parameters: &str| {
-        let why = by(name, parameters, &profiles).why;
+        let why = by(name, parameters, &profiles).reasons;
         why.iter().find(|reason| reason.tasks == [TaskId(0)]).map(|reason| reason.numbers[0].1)
     };
     let found = [own("di", ""), own("di", "recorded_on = \"whole\""), own("dio", "")];
     assert_eq!(found, [Some(90.0), Some(40.0), Some(1.0)]);
-    profiles.values_mut().for_each(|profile| profile.locality = Locality::default());
+    profiles.values_mut().for_each(|profile| profile.locality = LocalityFacts::default());
     assert!(by("di", "", &profiles).plan.affinity.is_empty(), "no profile, no move");
 }
 

@@ -1,9 +1,9 @@
 //! From a matrix and a machine to a plan with reasons.
 
 use cachemate_core::{CpuId, Topology};
-use cachemate_policy::measured::Measured;
+use cachemate_policy::measured_matrix::MeasuredMatrix;
 use cachemate_policy::placement::{Placement, place, seats};
-use cachemate_policy::solvers::Method;
+use cachemate_policy::solvers::SolverMethod;
 use cachemate_spec::{load_topology, parse_percent_matrix};
 
 const TABLE_1: &str = "\
@@ -14,8 +14,8 @@ gamess,2.67%,4.48%,-1.01%,-1.21%
 namd,1.48%,3.45%,-1.19%,-0.93%
 ";
 
-fn measured() -> Measured {
-    Measured::try_from(&parse_percent_matrix("table 1", TABLE_1).unwrap()).unwrap()
+fn measured() -> MeasuredMatrix {
+    MeasuredMatrix::try_from(&parse_percent_matrix("table 1", TABLE_1).unwrap()).unwrap()
 }
 
 fn names(text: &str) -> Vec<String> {
@@ -32,10 +32,10 @@ fn plan(programs: &str, machine: &str) -> Placement {
 #[test]
 fn the_published_matrix_gives_the_published_schedules() {
     let placed = plan("mcf milc gamess namd", "xeon-x5365-4");
-    let percent = |outcome: cachemate_policy::placement::Outcome| outcome.mean_degradation_percent.unwrap();
+    let percent = |outcome: cachemate_policy::placement::PlacementCost| outcome.mean_degradation_percent.unwrap();
     assert_eq!((percent(placed.plan), percent(placed.best), percent(placed.worst)), (2.3075, 2.3075, 21.995));
     assert!((percent(placed.random) - (2.3075 + 2.325 + 21.995) / 3.0).abs() < 1e-9);
-    assert_eq!((placed.method, percent(placed.gap)), (Method::Matching, 0.0));
+    assert_eq!((placed.method, percent(placed.gap)), (SolverMethod::Matching, 0.0));
     let beside: Vec<&str> = placed.programs.iter().map(|program| program.beside[0].as_str()).collect();
     assert_eq!(beside, ["gamess", "namd", "mcf", "milc"]);
     assert_ne!(placed.programs[0].cache, placed.programs[1].cache);
@@ -62,7 +62,7 @@ fn odd_counts_copies_and_other_machines_are_placed() {
     assert!(three.programs.iter().any(|program| program.beside.is_empty()), "somebody is alone");
     assert!(three.programs.iter().any(|program| program.why.contains("has a cache to itself")));
     let eight = plan("mcf milc gamess namd mcf milc gamess namd", "opteron-2350");
-    assert_eq!(eight.method, Method::DynamicProgramming);
+    assert_eq!(eight.method, SolverMethod::DynamicProgramming);
     assert!(eight.plan.mean_degradation_percent <= eight.random.mean_degradation_percent);
     let one_cache = plan("mcf milc gamess namd", "niagara-2core");
     assert_eq!(one_cache.plan, one_cache.worst);

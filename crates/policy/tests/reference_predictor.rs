@@ -1,6 +1,6 @@
 //! Does the reference predictor expect what theory says?
 
-use cachemate_core::test_kit::*;
+use cachemate_core::test_support::*;
 use cachemate_core::*;
 use cachemate_policy::reference_predictor::ReferencePredictor;
 
@@ -11,7 +11,7 @@ fn topology() -> Topology {
     let cpu = |id| Cpu { id: CpuId(id), core: id, package: 0, memory_node: 0, online: true, hertz: None };
     let cache = |id: u32| Cache {
         id: CacheId(id),
-        level: Level::L2,
+        level: CacheLevel::L2,
         cpus: [2 * id, 2 * id + 1].into_iter().collect(),
         last_level: true,
         size_bytes: Some(4 * MB),
@@ -22,13 +22,13 @@ fn topology() -> Topology {
 }
 
 fn profile(curve: &[(u64, f64)]) -> Profile {
-    let rates = Rates {
+    let rates = RateFacts {
         llc_refs_per_mega_instr: Some(Fact::oracle(40_000.0)),
         solo_instr_per_cycle: Some(Fact::oracle(1.0)),
-        ..Rates::default()
+        ..RateFacts::default()
     };
     let curve = curve.iter().map(|&(size, misses)| (size, Estimate::exact(misses))).collect();
-    Profile::default().with_rates(rates).with_misses(Level::L2, curve, FactSource::Oracle)
+    Profile::default().with_rates(rates).with_misses(CacheLevel::L2, curve, FactSource::Oracle)
 }
 /// Wants all of 4 MB.
 fn sensitive() -> Profile {
@@ -43,11 +43,11 @@ fn forecast(profiles: Vec<Profile>, plan: &Plan) -> Forecast {
     forecast_on(capabilities(&[]), profiles, plan)
 }
 fn forecast_on(capabilities: Capabilities, profiles: Profiles, plan: &Plan) -> Forecast {
-    let bench = Bench { profiles, ..Bench::new(topology(), capabilities, 0) };
-    ReferencePredictor { miss_penalty_cycles: 100.0 }.forecast(&bench.view(&NoForecast), plan)
+    let bench = ViewFixture { profiles, ..ViewFixture::new(topology(), capabilities, 0) };
+    ReferencePredictor { miss_penalty_cycles: 100.0 }.forecast(&bench.view(&NullPredictor), plan)
 }
 fn pinned(cpus: &[&str]) -> Plan {
-    let mut plan = Plan::idle(Window::Time { ns: 1 });
+    let mut plan = Plan::idle(WindowLength::Time { ns: 1 });
     for (task, cpus) in cpus.iter().enumerate() {
         plan.affinity.insert(TaskId(task as u32), cpus.parse().unwrap());
     }
@@ -66,7 +66,7 @@ fn alone_is_free_and_a_stream_hurts_its_neighbor() {
     assert!(slower(&beside, 0) > 0.3, "{beside:?}");
     assert!(slower(&beside, 1).abs() < 1e-9, "a stream has nothing to lose");
     assert!(beside.cache_miss_ratio[&CacheId(0)].value > apart.cache_miss_ratio[&CacheId(0)].value);
-    assert_eq!(forecast(vec![sensitive(), stream()], &Plan::idle(Window::Time { ns: 1 })).unknown, []);
+    assert_eq!(forecast(vec![sensitive(), stream()], &Plan::idle(WindowLength::Time { ns: 1 })).unknown, []);
 }
 
 /// Do two of one kind hold half each?
@@ -84,7 +84,7 @@ fn shares_and_gangs_separate() {
     let mut plan = pinned(&["0", "1"]);
     let share = |group, task, mask: &str| CacheShare {
         group: GroupId(group),
-        members: vec![Member::Task(TaskId(task))],
+        members: vec![ShareMember::Task(TaskId(task))],
         cache: CacheId(0),
         units: Units::Ways { mask: mask.parse().unwrap() },
     };
@@ -107,16 +107,17 @@ fn colors_of_processes_separate() {
     let mut plan = pinned(&["2", "3"]);
     let share = |process, allowed: &str| CacheShare {
         group: GroupId(process),
-        members: vec![Member::Process(ProcessId(process))],
+        members: vec![ShareMember::Process(ProcessId(process))],
         cache: CacheId(0),
-        units: Units::Colors { allowed: allowed.parse().unwrap(), moving: PageMoving::Never },
+        units: Units::Colors { allowed: allowed.parse().unwrap(), migration: PageMigration::Never },
     };
     plan.shares = vec![share(7, "0-11"), share(8, "12-15")];
     let of = |process: u32, profile: Profile| Profile { process: Some(ProcessId(process)), ..profile };
     let profiles: Profiles = [(TaskId(0), of(7, sensitive())), (TaskId(1), of(8, stream()))].into_iter().collect();
     let misses = |colors: Option<u32>| {
-        let divided = |colors| Partition::Colors { colors, page_bytes: 4096, move_page_ns: 1.0 };
-        let machine = colors.into_iter().fold(capabilities(&[]), |machine, n| machine.dividing(CacheId(0), divided(n)));
+        let divided = |colors| PartitionSupport::Colors { colors, page_bytes: 4096, page_migration_ns: 1.0 };
+        let machine =
+            colors.into_iter().fold(capabilities(&[]), |machine, n| machine.with_partition(CacheId(0), divided(n)));
         Some(forecast_on(machine, profiles.clone(), &plan).tasks[&TaskId(0)].misses_per_kilo_instr?.value)
     };
     assert!((misses(Some(16)).unwrap() - (0.5 + 19.5 / 4.0)).abs() < 1e-9, "12 of 16 colors: {:?}", misses(Some(16)));
@@ -131,7 +132,7 @@ fn what_a_neighbor_has_besides_keeps_it_from_pressing() {
     let mut plan = pinned(&["0", "1"]);
     plan.shares = vec![CacheShare {
         group: GroupId(0),
-        members: vec![Member::Task(TaskId(0))],
+        members: vec![ShareMember::Task(TaskId(0))],
         cache: CacheId(0),
         units: Units::Ways { mask: "0-3".parse().unwrap() },
     }];
@@ -159,7 +160,7 @@ fn unknown_tasks_are_listed_and_nothing_is_invented() {
 /// Does the default scheduler's spread put two of five on one CPU, half the time each?
 #[test]
 fn more_tasks_than_cpus_take_turns() {
-    let said = forecast(vec![stream(); 5], &Plan::idle(Window::Time { ns: 1 }));
+    let said = forecast(vec![stream(); 5], &Plan::idle(WindowLength::Time { ns: 1 }));
     let shares: Vec<f64> = said.tasks.values().map(|task| task.cpu_share.unwrap().value).collect();
     assert_eq!(shares.iter().sum::<f64>(), 4.0);
     assert_eq!(shares.iter().filter(|&&share| share == 0.5).count(), 2);
@@ -170,7 +171,7 @@ fn more_tasks_than_cpus_take_turns() {
 fn reuse_times_stand_in_for_a_curve() {
     let times = vec![(Some(100), 0.5), (Some(40_000), 0.4), (None, 0.1)];
     let reuse_times = Some(Fact::new(times, FactSource::ReuseSamples, 0));
-    let reuses = Profile { locality: Locality { reuse_times, ..Locality::default() }, ..sensitive() };
+    let reuses = Profile { locality: LocalityFacts { reuse_times, ..LocalityFacts::default() }, ..sensitive() };
     let alone = forecast(vec![reuses.clone()], &pinned(&["0"]));
     assert_eq!(slower(&alone, 0), 0.0);
     assert!(slower(&forecast(vec![reuses, stream()], &pinned(&["0", "1"])), 0) > 0.0);

@@ -1,7 +1,7 @@
 //! Is what StatCC expects of a shared cache, from profiles of each program alone, what an exact simulation finds?
 
-use cachemate_core::{Level, Profile, SplitMix64};
-use cachemate_locality::cachesim::{CacheShape, CacheSim, Replacement};
+use cachemate_core::{CacheLevel, Profile, SplitMix64};
+use cachemate_locality::cachesim::{CacheGeometry, CacheSim, Replacement};
 use cachemate_locality::intervals::IntervalLength;
 use cachemate_locality::profile_builder::{ProfileBuilder, ProfileSettings, ProgramAccess};
 use cachemate_policy::schemes::{Scheme, SharedCache, StatCc};
@@ -14,27 +14,30 @@ const MISS_CYCLES: f64 = 100.0;
 const ACCESSES: usize = 500_000;
 
 /// Endless lines of one program, and how many instructions each access stands for.
-struct Program {
+struct SyntheticProgram {
     pattern: fn(u64, &mut SplitMix64) -> u64,
     instructions: u64,
 }
 
-const PROGRAMS: [Program; 4] = [
+const PROGRAMS: [SyntheticProgram; 4] = [
     // Skewed over 3000 lines.
-    Program { pattern: |_, random| random.below(3000) * random.below(3000) / 3000, instructions: 20 },
+    SyntheticProgram { pattern: |_, random| random.below(3000) * random.below(3000) / 3000, instructions: 20 },
     // 500 hot lines, and a stream.
-    Program { pattern: |at, random| if at % 3 == 0 { 100_000 + at } else { random.below(500) }, instructions: 12 },
+    SyntheticProgram {
+        pattern: |at, random| if at % 3 == 0 { 100_000 + at } else { random.below(500) },
+        instructions: 12,
+    },
     // Loops of 100 to 1300 lines, one after the other.
-    Program { pattern: |at, _| at % (100 + 300 * (at / 5000 % 5)), instructions: 30 },
+    SyntheticProgram { pattern: |at, _| at % (100 + 300 * (at / 5000 % 5)), instructions: 30 },
     // Fits beside anything.
-    Program { pattern: |_, random| random.below(60), instructions: 25 },
+    SyntheticProgram { pattern: |_, random| random.below(60), instructions: 25 },
 ];
 
-fn profile(program: &Program) -> Profile {
+fn profile(program: &SyntheticProgram) -> Profile {
     let settings = ProfileSettings {
         interval: IntervalLength::Instructions(1_000_000),
         reuse_one_in: 8,
-        ..ProfileSettings::new(Level::L2, LINES * LINE_BYTES, WAYS, LINE_BYTES)
+        ..ProfileSettings::new(CacheLevel::L2, LINES * LINE_BYTES, WAYS, LINE_BYTES)
     };
     let (mut builder, mut random) = (ProfileBuilder::new(settings).unwrap(), SplitMix64::new(17));
     let access = |at| {
@@ -48,8 +51,8 @@ fn profile(program: &Program) -> Profile {
 
 /// Cycles per instruction and miss ratio of each program on one cache, by time: an access takes its instructions in
 /// cycles, and a miss its penalty more.
-fn simulate(programs: &[&Program]) -> Vec<(f64, f64)> {
-    let shape = CacheShape::from_bytes(LINES * LINE_BYTES, LINE_BYTES, WAYS, 1).unwrap();
+fn simulate(programs: &[&SyntheticProgram]) -> Vec<(f64, f64)> {
+    let shape = CacheGeometry::from_bytes(LINES * LINE_BYTES, LINE_BYTES, WAYS, 1).unwrap();
     let mut cache = CacheSim::new(shape, Replacement::Lru).unwrap();
     let n = programs.len();
     let mut randoms: Vec<SplitMix64> = (0..n as u64).map(|at| SplitMix64::new(1000 + at)).collect();
@@ -90,10 +93,10 @@ fn miss_ratios_and_run_times_of_groups_are_as_simulated() {
     for group in pairs.chain([vec![0, 1, 2], vec![0, 1, 2, 3]]) {
         let members: Vec<&Profile> = group.iter().map(|&p| &profiles[p]).collect();
         let expected = StatCc { jointly: true }.group_costs(&members, &cache).unwrap();
-        let programs: Vec<&Program> = group.iter().map(|&p| &PROGRAMS[p]).collect();
+        let programs: Vec<&SyntheticProgram> = group.iter().map(|&p| &PROGRAMS[p]).collect();
         let ratios = expected.miss_ratios.unwrap();
         for (at, &(cpi, ratio)) in simulate(&programs).iter().enumerate() {
-            let slower = (1.0 + expected.suffers[at]) / (cpi / solo[group[at]]) - 1.0;
+            let slower = (1.0 + expected.costs[at]) / (cpi / solo[group[at]]) - 1.0;
             println!(
                 "{group:?} #{at}: miss ratio {:.3}, simulated {ratio:.3}; run time off by {:+.1} %",
                 ratios[at],

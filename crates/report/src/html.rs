@@ -5,9 +5,9 @@
 
 use maud::{Markup, PreEscaped, html};
 
-use crate::figure::{Axis, Chart, HeatMap, Point, STYLE, Series};
-use crate::page_frame::whole_page;
-use crate::results::{CacheSummary, CurvePoint, Matrix, PlanResult, ProgramSummary};
+use crate::figure::{Axis, Chart, ChartPoint, HeatMap, STYLE, Series};
+use crate::html_page::whole_page;
+use crate::results::{CacheSummary, CostTable, CurvePoint, PlanResult, ProgramSummary};
 use crate::text::{count_text, number, or_dash, percent_text, size_text};
 
 /// What the page shows; parts that are empty are left out.
@@ -26,14 +26,14 @@ pub struct StudyPage {
     /// Same order as `programs`.
     pub curves: Vec<Vec<CurvePoint>>,
     /// Who hurts whom, as the scheme says.
-    pub matrix: Matrix,
+    pub matrix: CostTable,
     /// The best placement by the scheme; `None` = none was asked for.
     pub plan: Option<PlanResult>,
     /// How it was measured: what, and in words.
     pub method: Vec<(String, String)>,
 }
 
-impl Matrix {
+impl CostTable {
     /// The picture of it.
     pub fn heat_map(&self) -> HeatMap {
         let percent = self.unit == "percent";
@@ -123,7 +123,7 @@ impl StudyPage {
                 .map(|error| ((point.miss_ratio - error).max(0.0) * scale, (point.miss_ratio + error) * scale));
             let unit = if mpki { "MPKI" } else { "% misses" };
             let title = Some(format!("{name}: {} {unit} with {}", number(y), size_text(point.bytes)));
-            Some(Point { x: point.bytes as f64, y, interval, title })
+            Some(ChartPoint { x: point.bytes as f64, y, interval, title })
         });
         Series { name: name.clone(), points: points.collect(), color: Some(at), ..Series::default() }
     }
@@ -138,7 +138,7 @@ impl StudyPage {
         let label = if mpki { "misses per 1000 instructions" } else { "misses, % of accesses" };
         let series: Vec<Series> = drawn.iter().map(|&at| self.series(at, mpki)).collect();
         let size = self.cache.size_bytes as f64;
-        let mark = || crate::figure::Reference::X {
+        let mark = || crate::figure::ReferenceLine::X {
             label: format!("{} {}", size_text(self.cache.size_bytes), self.cache.level),
             at: size,
         };
@@ -154,7 +154,7 @@ impl StudyPage {
             title: one.name.clone(),
             x: Axis::bytes(""),
             series: vec![one],
-            references: vec![crate::figure::Reference::X { label: String::new(), at: size }],
+            references: vec![crate::figure::ReferenceLine::X { label: String::new(), at: size }],
             size: Some((320.0, 190.0)),
             ..Chart::default()
         };
@@ -217,7 +217,7 @@ fn cost(value: Option<f64>, unit: &str) -> String {
 
 fn plan_section(plan: &PlanResult) -> Markup {
     let programs = || plan.caches.iter().flat_map(|cache| &cache.programs);
-    let most = programs().filter_map(|p| p.suffers).fold(0.0, f64::max);
+    let most = programs().filter_map(|p| p.slowdown).fold(0.0, f64::max);
     let bar = |value: Option<f64>| match value {
         Some(value) if most > 0.0 && value > 0.0 => format!("width:{:.2}rem", value / most * 3.0),
         _ => "width:0".to_string(),
@@ -230,7 +230,7 @@ fn plan_section(plan: &PlanResult) -> Markup {
             @if cache.programs.is_empty() { p.soft { "idle" } }
             @for program in &cache.programs { div.row {
                 b { (program.name) }
-                span.cost { span.bar style=(bar(program.suffers)) {} (cost(program.suffers, &plan.unit)) }
+                span.cost { span.bar style=(bar(program.slowdown)) {} (cost(program.slowdown, &plan.unit)) }
             } }
         } } }
         h2 { "Why" }

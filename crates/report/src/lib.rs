@@ -7,7 +7,7 @@
 
 pub mod figure;
 mod html;
-mod page_frame;
+mod html_page;
 mod results;
 mod table;
 pub mod terminal;
@@ -15,7 +15,7 @@ pub mod text;
 mod whatif;
 
 pub use html::StudyPage;
-pub use page_frame::whole_page;
+pub use html_page::whole_page;
 pub use results::*;
 pub use table::{Align, Table};
-pub use whatif::{DecisionTold, PolicyOutcome, ProgramOutcome, TimeLines, WhatIf};
+pub use whatif::{PolicyOutcome, ProgramOutcome, ReportedDecision, TimeSeries, WhatIfResult};

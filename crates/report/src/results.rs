@@ -3,7 +3,7 @@
 //! Field names are a promise (docs/json.md, kept by a test of the command): they are added to, never renamed. Absent is
 //! `null`, never zero.
 
-use cachemate_core::{Level, Topology};
+use cachemate_core::{CacheLevel, Topology};
 use serde::Serialize;
 
 /// One point of a miss-rate curve.
@@ -21,7 +21,7 @@ pub struct CurvePoint {
 
 /// What was counted over one stream of accesses (all of them, one process, one thread).
 #[derive(Clone, PartialEq, Debug, Serialize)]
-pub struct Counted {
+pub struct CurveCounts {
     /// Records in the file.
     pub accesses: u64,
     /// Data accesses the program did, before any filter; `None` where the file does not say.
@@ -36,7 +36,7 @@ pub struct Counted {
 
 /// How a sampled curve was made.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize)]
-pub struct Sampled {
+pub struct SamplingSummary {
     /// Share of the lines that were followed.
     pub rate: f64,
     /// Accesses that were followed.
@@ -56,7 +56,7 @@ pub struct MrcPart {
     pub thread: Option<u32>,
     /// On a cache of its own.
     #[serde(flatten)]
-    pub counted: Counted,
+    pub counted: CurveCounts,
 }
 
 /// `cachemate mrc --json`.
@@ -68,9 +68,9 @@ pub struct MrcResult {
     pub line_bytes: u32,
     /// All processes and threads together.
     #[serde(flatten)]
-    pub all: Counted,
+    pub all: CurveCounts,
     /// How the curve was sampled; `None` = every access was followed.
-    pub sampled: Option<Sampled>,
+    pub sampled: Option<SamplingSummary>,
     /// Parts with `--per process` or `--per thread`, ascending; empty otherwise.
     pub parts: Vec<MrcPart>,
 }
@@ -140,7 +140,7 @@ pub struct CacheSummary {
 
 /// Who hurts whom: row suffers from column.
 #[derive(Clone, PartialEq, Debug, Default, Serialize)]
-pub struct Matrix {
+pub struct CostTable {
     /// The scheme that says so.
     pub scheme: String,
     /// `percent` of the solo run time lost, or a `weight` without a unit.
@@ -163,12 +163,13 @@ pub struct GroupMember {
     /// Beside the others: misses per thousand instructions; `None` where the scheme does not say.
     pub mpki: Option<f64>,
     /// Share of its solo run time that it loses.
-    pub suffers_percent: Option<f64>,
+    #[serde(rename = "suffers_percent")]
+    pub slowdown_percent: Option<f64>,
 }
 
 /// All programs together on one cache.
 #[derive(Clone, PartialEq, Debug, Default, Serialize)]
-pub struct Group {
+pub struct GroupForecast {
     /// The scheme that the figures are by.
     pub method: String,
     /// Misses over accesses of all members together; `None` where the scheme does not say.
@@ -187,33 +188,33 @@ pub struct PredictResult {
     /// In the order given.
     pub programs: Vec<ProgramSummary>,
     /// Who hurts whom, two at a time.
-    pub matrix: Matrix,
+    pub matrix: CostTable,
     /// All together; `None` = fewer than two programs, or nothing is known.
-    pub group: Option<Group>,
+    pub group: Option<GroupForecast>,
 }
 
 /// One program in a plan.
 #[derive(Clone, PartialEq, Debug, Default)]
-pub struct Placed {
+pub struct PlacementRow {
     /// As in [`ProgramSummary::name`].
     pub name: String,
     /// Where it runs; programs on the same CPU take turns.
     pub cpu: Option<u32>,
     /// Expected, as the scheme measures it; `None` = nothing is known.
-    pub suffers: Option<f64>,
+    pub slowdown: Option<f64>,
     /// The reason in plain words.
     pub why: String,
 }
 
 /// One cache in a plan.
 #[derive(Clone, PartialEq, Debug, Default)]
-pub struct CacheAssigned {
+pub struct CacheAssignment {
     /// As `L2 #0`.
     pub cache: String,
     /// Kernel's list form.
     pub cpus: String,
     /// Those on its CPUs.
-    pub programs: Vec<Placed>,
+    pub programs: Vec<PlacementRow>,
 }
 
 /// Mean of what the programs are expected to suffer, in the plan and in what else could have been done.
@@ -245,14 +246,14 @@ pub struct PlanResult {
     /// How far from the best it can be at most, where not known to be the best.
     pub gap: Option<f64>,
     /// Each with the programs on its CPUs.
-    pub caches: Vec<CacheAssigned>,
+    pub caches: Vec<CacheAssignment>,
     /// This plan beside the others that there are.
     pub expected: Alternatives,
 }
 
 /// One CPU in `cachemate topology --json`.
 #[derive(Clone, PartialEq, Debug, Serialize)]
-pub struct CpuLine {
+pub struct CpuRow {
     /// As the operating system numbers it.
     pub cpu: u32,
     /// Core that it is a context of; dense, counted over the whole machine.
@@ -267,7 +268,7 @@ pub struct CpuLine {
 
 /// One cache in `cachemate topology --json`.
 #[derive(Clone, PartialEq, Debug, Serialize)]
-pub struct CacheLine {
+pub struct CacheRow {
     /// Index within the machine; not the kernel's id.
     pub cache: u32,
     /// `L1d`, `L1i`, `L2`, ...
@@ -290,22 +291,22 @@ pub struct TopologyResult {
     /// A machine's name, or the folder that stands for the host.
     pub source: String,
     /// Every CPU, online or not.
-    pub cpus: Vec<CpuLine>,
+    pub cpus: Vec<CpuRow>,
     /// Every cache, by index.
-    pub caches: Vec<CacheLine>,
+    pub caches: Vec<CacheRow>,
 }
 
 impl TopologyResult {
     /// The answer about a topology that came from `source`.
     pub fn new(source: &str, topology: &Topology) -> Self {
-        let cpus = topology.cpus.iter().map(|cpu| CpuLine {
+        let cpus = topology.cpus.iter().map(|cpu| CpuRow {
             cpu: cpu.id.0,
             core: cpu.core,
             package: cpu.package,
             memory_node: cpu.memory_node,
             online: cpu.online,
         });
-        let caches = topology.caches.iter().map(|cache| CacheLine {
+        let caches = topology.caches.iter().map(|cache| CacheRow {
             cache: cache.id.0,
             level: level_text(cache.level).to_string(),
             cpus: cache.cpus.to_string(),
@@ -319,13 +320,13 @@ impl TopologyResult {
 }
 
 /// A level as people write it.
-pub fn level_text(level: Level) -> &'static str {
+pub fn level_text(level: CacheLevel) -> &'static str {
     match level {
-        Level::L1Instruction => "L1i",
-        Level::L1Data => "L1d",
-        Level::L2 => "L2",
-        Level::L3 => "L3",
-        Level::L4 => "L4",
+        CacheLevel::L1Instruction => "L1i",
+        CacheLevel::L1Data => "L1d",
+        CacheLevel::L2 => "L2",
+        CacheLevel::L3 => "L3",
+        CacheLevel::L4 => "L4",
     }
 }
 
@@ -338,7 +339,7 @@ mod tests {
     fn promised_fields_stand_at_the_top() {
         let point = CurvePoint { bytes: 65536, miss_ratio: 0.25, mpki: None, miss_ratio_error: None };
         let all =
-            Counted { accesses: 4, program_accesses: None, instructions: None, cold: Some(1), curve: vec![point] };
+            CurveCounts { accesses: 4, program_accesses: None, instructions: None, cold: Some(1), curve: vec![point] };
         let result = MrcResult { file: "t.u64".into(), line_bytes: 64, all, sampled: None, parts: vec![] };
         let want = expect_test::expect![[
             r#"{"file":"t.u64","line_bytes":64,"accesses":4,"program_accesses":null,"instructions":null,"cold":1,"curve":[{"bytes":65536,"miss_ratio":0.25,"mpki":null,"miss_ratio_error":null}],"sampled":null,"parts":[]}"#

@@ -6,14 +6,14 @@
 use maud::{Markup, PreEscaped, html};
 use serde::Serialize;
 
-use crate::figure::{Axis, Chart, Lane, Mark, Point, STYLE, Series, Span, Timeline};
-use crate::page_frame::whole_page;
+use crate::figure::{Axis, Chart, ChartPoint, Lane, Mark, STYLE, Series, TimelineChart, TimelineSpan};
+use crate::html_page::whole_page;
 use crate::results::CacheSummary;
 use crate::text::{number, or_dash, percent_text};
 
 /// `cachemate whatif --json`.
 #[derive(Clone, PartialEq, Debug, Serialize)]
-pub struct WhatIf {
+pub struct WhatIfResult {
     /// The simulated machine.
     pub machine: String,
     /// Its contended cache.
@@ -52,9 +52,9 @@ pub struct PolicyOutcome {
     /// In the order given; the second copy of a name is `name 2`.
     pub programs: Vec<ProgramOutcome>,
     /// How things went over time.
-    pub lines: TimeLines,
+    pub lines: TimeSeries,
     /// Plans that changed something, in order of time.
-    pub decisions: Vec<DecisionTold>,
+    pub decisions: Vec<ReportedDecision>,
 }
 
 /// One program under one policy.
@@ -74,7 +74,7 @@ pub struct ProgramOutcome {
 
 /// Values over time, by program in the order of `programs`; each at the end of its stretch.
 #[derive(Clone, PartialEq, Debug, Default, Serialize)]
-pub struct TimeLines {
+pub struct TimeSeries {
     /// End of each stretch, from the start of the run.
     pub seconds: Vec<f64>,
     /// By program and stretch; `None` = the program did not live in it.
@@ -89,7 +89,7 @@ pub struct TimeLines {
 
 /// A plan that changed something.
 #[derive(Clone, PartialEq, Debug, Serialize)]
-pub struct DecisionTold {
+pub struct ReportedDecision {
     /// When it was decided, from the start of the run.
     pub seconds: f64,
     /// The first reasons, with their programs.
@@ -101,7 +101,7 @@ const DECISIONS_AT_MOST: usize = 40;
 /// More programs than this are not drawn one by one, but the most slowed ones.
 const LINES_AT_MOST: usize = 12;
 
-impl WhatIf {
+impl WhatIfResult {
     /// The page.
     pub fn html(&self, title: &str) -> String {
         let body = html! {
@@ -327,7 +327,7 @@ impl TimeUnit {
 impl PolicyOutcome {
     fn series(&self, at: usize, row: &[Option<f64>], unit: &TimeUnit) -> Series {
         let point =
-            |(seconds, value): (&f64, &Option<f64>)| Point::new(seconds / unit.seconds, value.unwrap_or(f64::NAN));
+            |(seconds, value): (&f64, &Option<f64>)| ChartPoint::new(seconds / unit.seconds, value.unwrap_or(f64::NAN));
         let name = self.programs.get(at).map_or_else(String::new, |program| program.name.clone());
         let points = self.lines.seconds.iter().zip(row).map(point).collect();
         Series { name, points, mark: Mark::Line, color: Some(at), ..Series::default() }
@@ -350,24 +350,24 @@ impl PolicyOutcome {
     }
 
     /// A lane per program with the cache that it ran on; stretches on one cache are one span.
-    fn places(&self, unit: &TimeUnit, drawn: &[usize]) -> Timeline {
+    fn places(&self, unit: &TimeUnit, drawn: &[usize]) -> TimelineChart {
         let caches = self.lines.cache.iter().flatten().flatten().max().map_or(0, |most| most + 1);
         let lane = |&at: &usize| {
-            let mut spans: Vec<Span> = Vec::new();
+            let mut spans: Vec<TimelineSpan> = Vec::new();
             let mut from = 0.0;
             for (seconds, cache) in self.lines.seconds.iter().zip(self.lines.cache.get(at).into_iter().flatten()) {
                 let to = seconds / unit.seconds;
                 if let Some(cache) = cache {
                     match spans.last_mut().filter(|last| last.kind == *cache as usize && last.to == from) {
                         Some(last) => last.to = to,
-                        None => spans.push(Span { from, to, kind: *cache as usize, title: String::new() }),
+                        None => spans.push(TimelineSpan { from, to, kind: *cache as usize, title: String::new() }),
                     }
                 }
                 from = to;
             }
             Lane { name: self.programs.get(at).map_or_else(String::new, |program| program.name.clone()), spans }
         };
-        Timeline {
+        TimelineChart {
             title: self.policy.clone(),
             x: Axis::linear(unit.label),
             kinds: (0..caches).map(|cache| format!("cache {cache}")).collect(),
@@ -401,21 +401,21 @@ mod tests {
             changes_per_hour: 4.0,
             cost_seconds: 0.0,
             programs: vec![program("a<b>"), program("c")],
-            lines: TimeLines {
+            lines: TimeSeries {
                 seconds: vec![10.0, 20.0, 30.0],
                 slowdown: vec![vec![Some(1.0), None, Some(slowdown)]; 2],
                 occupancy_bytes: vec![vec![Some(1e6); 3]; 2],
                 cache: vec![vec![Some(0), Some(0), Some(1)], vec![None, Some(1), Some(1)]],
                 memory_busy_share: vec![vec![0.2, 0.3, 0.4]],
             },
-            decisions: vec![DecisionTold { seconds: 12.0, why: "apart & quiet".to_string() }],
+            decisions: vec![ReportedDecision { seconds: 12.0, why: "apart & quiet".to_string() }],
         }
     }
 
-    fn page() -> WhatIf {
+    fn page() -> WhatIfResult {
         let cache = CacheSummary { level: "L3".to_string(), instances: 2, ..CacheSummary::default() };
         let policies = vec![outcome("default", 1.5), outcome("dio", 1.2)];
-        WhatIf { machine: "m".to_string(), cache, hours: 1.0, seed: 1, policies }
+        WhatIfResult { machine: "m".to_string(), cache, hours: 1.0, seed: 1, policies }
     }
 
     /// Does the page name the better policy first, escape what programs are called, and load nothing?

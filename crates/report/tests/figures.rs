@@ -4,7 +4,7 @@ use cachemate_report::figure::*;
 use expect_test::{Expect, expect, expect_file};
 
 fn chart() -> Chart {
-    let point = |x: f64, y: f64| Point { x, y, interval: Some((y * 0.8, y * 1.2)), title: None };
+    let point = |x: f64, y: f64| ChartPoint { x, y, interval: Some((y * 0.8, y * 1.2)), title: None };
     let line = |name: &str, ys: [f64; 4]| Series {
         name: name.into(),
         points: ys.iter().enumerate().map(|(at, y)| point(65536.0 * f64::from(1 << (2 * at)), *y)).collect(),
@@ -12,7 +12,7 @@ fn chart() -> Chart {
     };
     let mut steps = line("steps", [4.0, 4.0, 3.0, 2.5]);
     steps.mark = Mark::Steps;
-    steps.spread = Spread::Whiskers;
+    steps.spread = IntervalStyle::Whiskers;
     steps.dashed = true;
     Chart {
         title: "Misses <of> \"two\" & more".into(),
@@ -20,10 +20,10 @@ fn chart() -> Chart {
         y: Axis::linear("misses per 1000 instructions"),
         series: vec![line("mcf", [30.0, 22.0, 9.0, 1.0]), steps],
         references: vec![
-            Reference::X { label: "2M L2".into(), at: 2097152.0 },
-            Reference::YBand { label: "published".into(), from: 10.0, to: 15.0 },
-            Reference::Y { label: "mean".into(), at: 5.0 },
-            Reference::XBand { label: "warm-up".into(), from: 65536.0, to: 131072.0 },
+            ReferenceLine::X { label: "2M L2".into(), at: 2097152.0 },
+            ReferenceLine::YBand { label: "published".into(), from: 10.0, to: 15.0 },
+            ReferenceLine::Y { label: "mean".into(), at: 5.0 },
+            ReferenceLine::XBand { label: "warm-up".into(), from: 65536.0, to: 131072.0 },
         ],
         size: None,
     }
@@ -43,12 +43,12 @@ fn heat_map() -> HeatMap {
     }
 }
 
-fn bars(stacked: bool) -> Bars {
+fn bars(stacked: bool) -> BarChart {
     let group = |name: &str, values: [f64; 3]| BarGroup {
         name: name.into(),
-        bars: values.iter().map(|v| Bar { value: Some(*v), interval: Some((v - 1.0, v + 1.0)) }).collect(),
+        bars: values.iter().map(|v| ChartBar { value: Some(*v), interval: Some((v - 1.0, v + 1.0)) }).collect(),
     };
-    Bars {
+    BarChart {
         title: "Where the slowdown comes from".into(),
         y: Axis::linear("% of solo run time"),
         series: vec!["cache".into(), "bus".into(), "memory".into()],
@@ -59,9 +59,9 @@ fn bars(stacked: bool) -> Bars {
     }
 }
 
-fn timeline() -> Timeline {
-    let span = |from: f64, to: f64, kind: usize| Span { from, to, kind, title: String::new() };
-    Timeline {
+fn timeline() -> TimelineChart {
+    let span = |from: f64, to: f64, kind: usize| TimelineSpan { from, to, kind, title: String::new() };
+    TimelineChart {
         title: "Turns".into(),
         x: Axis::linear("ms"),
         kinds: vec!["art".into(), "twolf".into()],
@@ -129,14 +129,16 @@ fn hostile_names_and_odd_numbers_stay_inside() {
         *title = evil.into();
     }
     chart.series[0].name = evil.into();
-    chart.series[0].points = odd.iter().map(|v| Point::new(*v, *v)).collect();
+    chart.series[0].points = odd.iter().map(|v| ChartPoint::new(*v, *v)).collect();
     chart.x.label = evil.into();
     map.rows[0] = evil.into();
     map.values = vec![odd.iter().map(|v| Some(*v)).collect(), vec![], vec![Some(1.0)]];
-    bars.groups[0].bars = odd.iter().map(|v| Bar::from(*v)).collect();
-    time.lanes[0].spans = odd.iter().map(|v| Span { from: *v, to: -*v, kind: 99, title: evil.into() }).collect();
+    bars.groups[0].bars = odd.iter().map(|v| ChartBar::from(*v)).collect();
+    time.lanes[0].spans =
+        odd.iter().map(|v| TimelineSpan { from: *v, to: -*v, kind: 99, title: evil.into() }).collect();
     let drawn = [chart.svg(), map.svg(), bars.svg(), time.svg()];
-    let empty = [Chart::default().svg(), HeatMap::default().svg(), Bars::default().svg(), Timeline::default().svg()];
+    let empty =
+        [Chart::default().svg(), HeatMap::default().svg(), BarChart::default().svg(), TimelineChart::default().svg()];
     for svg in drawn.iter().chain(&empty) {
         well_formed(svg).unwrap_or_else(|error| panic!("{error}\n{svg}"));
         assert!(!svg.contains("NaN") && !svg.contains("inf\""), "{svg}");
@@ -149,7 +151,7 @@ fn hostile_names_and_odd_numbers_stay_inside() {
 fn colors_repeat_with_dashes() {
     let series = (0..10).map(|at| Series {
         name: format!("s{at}"),
-        points: vec![Point::new(1.0, 1.0), Point::new(2.0, 2.0)],
+        points: vec![ChartPoint::new(1.0, 1.0), ChartPoint::new(2.0, 2.0)],
         ..Series::default()
     });
     let svg = Chart { series: series.collect(), ..Chart::default() }.inline();

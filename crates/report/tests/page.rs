@@ -19,13 +19,13 @@ fn study() -> StudyPage {
         };
         (16..26).map(point).collect()
     };
-    let placed = |name: &str| Placed {
+    let placed = |name: &str| PlacementRow {
         name: name.into(),
         cpu: None,
-        suffers: Some(2.31),
+        slowdown: Some(2.31),
         why: format!("{name} keeps away from milc."),
     };
-    let cache = |at: usize| CacheAssigned {
+    let cache = |at: usize| CacheAssignment {
         cache: format!("L2 #{at}"),
         cpus: format!("{}-{}", 2 * at, 2 * at + 1),
         programs: vec![placed(names[2 * at]), placed(names[2 * at + 1])],
@@ -39,7 +39,7 @@ fn study() -> StudyPage {
         expected: Alternatives { plan: Some(2.3), best: Some(2.3), worst: Some(22.0), random: Some(8.9) },
         ..PlanResult::default()
     };
-    let matrix = Matrix {
+    let matrix = CostTable {
         scheme: "measured".into(),
         unit: "percent".into(),
         names: names.map(String::from).to_vec(),

@@ -13,15 +13,15 @@ use cachemate_policy::matrix::{CostKind, PairCosts};
 use cachemate_policy::placement;
 use cachemate_sim::machine::SimOptions;
 
-pub use crate::rates::Rates;
-use crate::setup::{Job, Workload, failed};
-use crate::store::{self, Kept};
-use crate::work::{self, Work};
-use crate::{Context, ReproError};
+pub use crate::rates::ProgramRates;
+use crate::setup::{Workload, WorkloadJob, failed};
+use crate::store::{self, StoredRun};
+use crate::work::{self, InstructionRange};
+use crate::{ExperimentContext, ReproError};
 
 /// Where and for how long programs are measured.
 #[derive(Clone, Debug)]
-pub struct Bench {
+pub struct CoRunBench {
     /// All caches and CPUs, whether a run uses them or not.
     pub machine: MachineSpec,
     /// Seed, scale and scheduler of every run.
@@ -32,35 +32,39 @@ pub struct Bench {
     pub measured_cycles: u64,
 }
 
-static RUNS: Mutex<BTreeMap<String, Kept>> = Mutex::new(BTreeMap::new());
+static RUNS: Mutex<BTreeMap<String, StoredRun>> = Mutex::new(BTreeMap::new());
 
-impl Bench {
+impl CoRunBench {
     /// # Errors
     /// There is no such machine.
     pub fn on(machine: &str, seed: u64, warm_up_cycles: u64, measured_cycles: u64) -> Result<Self, ReproError> {
         let Workload { machine, options, .. } = Workload::on(machine, Vec::new(), seed)?;
-        Ok(Bench { machine, options, warm_up_cycles, measured_cycles })
+        Ok(CoRunBench { machine, options, warm_up_cycles, measured_cycles })
     }
 
     /// These jobs on this bench, under these options.
-    pub fn workload(&self, options: SimOptions, jobs: Vec<Job>) -> Workload {
+    pub fn workload(&self, options: SimOptions, jobs: Vec<WorkloadJob>) -> Workload {
         let (warm_up_cycles, measured_cycles) = (self.warm_up_cycles, self.measured_cycles);
         Workload { machine: self.machine.clone(), options, jobs, warm_up_cycles, measured_cycles }
     }
 
-    /// The jobs together, each on its CPU and over the work that it does [alone](Bench::alone).
+    /// The jobs together, each on its CPU and over the work that it does [alone](CoRunBench::alone).
     ///
     /// # Errors
     /// As [`work::together`]; a job that does not finish its work.
-    pub fn run(&self, jobs: &[(Job, CpuId)]) -> Result<Vec<Rates>, ReproError> {
+    pub fn run(&self, jobs: &[(WorkloadJob, CpuId)]) -> Result<Vec<ProgramRates>, ReproError> {
         self.run_with(self.options.clone(), jobs)
     }
 
     /// The same under other options; the work is that of the bench's own.
     ///
     /// # Errors
-    /// As [`Bench::run`].
-    pub fn run_with(&self, options: SimOptions, jobs: &[(Job, CpuId)]) -> Result<Vec<Rates>, ReproError> {
+    /// As [`CoRunBench::run`].
+    pub fn run_with(
+        &self,
+        options: SimOptions,
+        jobs: &[(WorkloadJob, CpuId)],
+    ) -> Result<Vec<ProgramRates>, ReproError> {
         let rates = self.run_as_far_as_it_goes(options, jobs)?;
         match jobs.iter().zip(&rates).find(|(_, rates)| !rates.finished) {
             None => Ok(rates),
@@ -71,11 +75,15 @@ impl Bench {
         }
     }
 
-    fn run_as_far_as_it_goes(&self, options: SimOptions, jobs: &[(Job, CpuId)]) -> Result<Vec<Rates>, ReproError> {
-        let all: Vec<Job> = jobs.iter().map(|(job, _)| job.clone()).collect();
+    fn run_as_far_as_it_goes(
+        &self,
+        options: SimOptions,
+        jobs: &[(WorkloadJob, CpuId)],
+    ) -> Result<Vec<ProgramRates>, ReproError> {
+        let all: Vec<WorkloadJob> = jobs.iter().map(|(job, _)| job.clone()).collect();
         let work = self.work(&all)?;
         let workload = self.workload(options, jobs.iter().map(pinned).collect());
-        let together = || Ok(Kept { rates: work::together(&workload, &work, None)?.rates, work: work.clone() });
+        let together = || Ok(StoredRun { rates: work::together(&workload, &work, None)?.rates, work: work.clone() });
         Ok(once(&workload, &format!("{work:?}"), together)?.rates)
     }
 
@@ -83,7 +91,7 @@ impl Bench {
     ///
     /// # Errors
     /// As [`work::alone`].
-    pub fn alone(&self, job: &Job) -> Result<Rates, ReproError> {
+    pub fn alone(&self, job: &WorkloadJob) -> Result<ProgramRates, ReproError> {
         Ok(self.kept_alone(job)?.rates[0])
     }
 
@@ -91,15 +99,15 @@ impl Bench {
     ///
     /// # Errors
     /// As [`work::alone`].
-    pub fn work(&self, jobs: &[Job]) -> Result<Vec<Work>, ReproError> {
+    pub fn work(&self, jobs: &[WorkloadJob]) -> Result<Vec<InstructionRange>, ReproError> {
         jobs.iter().map(|job| Ok(self.kept_alone(job)?.work[0])).collect()
     }
 
-    fn kept_alone(&self, job: &Job) -> Result<Kept, ReproError> {
+    fn kept_alone(&self, job: &WorkloadJob) -> Result<StoredRun, ReproError> {
         let workload = self.workload(self.options.clone(), vec![pinned(&(job.clone(), self.pair_of_cpus()?[0]))]);
         once(&workload, "alone", || {
             let (work, rates) = work::alone(&workload)?;
-            Ok(Kept { work: vec![work], rates: vec![rates] })
+            Ok(StoredRun { work: vec![work], rates: vec![rates] })
         })
     }
 
@@ -111,12 +119,16 @@ impl Bench {
     }
 }
 
-fn pinned((job, cpu): &(Job, CpuId)) -> Job {
+fn pinned((job, cpu): &(WorkloadJob, CpuId)) -> WorkloadJob {
     job.clone().on_cpus([cpu.0].into_iter().collect::<CpuSet>())
 }
 
 /// A run that was made before, in this process or on disk, or else made now.
-fn once(workload: &Workload, over: &str, make: impl FnOnce() -> Result<Kept, ReproError>) -> Result<Kept, ReproError> {
+fn once(
+    workload: &Workload,
+    over: &str,
+    make: impl FnOnce() -> Result<StoredRun, ReproError>,
+) -> Result<StoredRun, ReproError> {
     let jobs = workload.jobs.iter().map(described).collect::<Vec<String>>().join(" + ");
     let (with, run) = (format!("{:?}", Workload { jobs: Vec::new(), ..workload.clone() }), format!("{jobs}: {over}"));
     let name = format!("{with} {run}");
@@ -138,7 +150,7 @@ fn once(workload: &Workload, over: &str, make: impl FnOnce() -> Result<Kept, Rep
 }
 
 /// A job, and of a recording's file what changes when the file does.
-fn described(job: &Job) -> String {
+fn described(job: &WorkloadJob) -> String {
     let file = job.recording.as_ref().and_then(|path| std::fs::read(path).ok());
     let content = file.map_or(String::new(), |bytes| format!(" of {:016x}", store::fingerprint(&bytes)));
     format!("{job:?}{content}")
@@ -155,22 +167,27 @@ pub fn caches(topology: &Topology) -> Result<Vec<Vec<CpuId>>, ReproError> {
 
 /// Programs alone and in pairs.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Matrix {
+pub struct CoRunMatrix {
     /// In the order in which they were given.
     pub names: Vec<String>,
     /// On the first core of the first last-level cache, in the order of `names`.
-    pub alone: Vec<Rates>,
+    pub alone: Vec<ProgramRates>,
     /// `beside[i][j]`: program i beside program j.
-    pub beside: Vec<Vec<Rates>>,
+    pub beside: Vec<Vec<ProgramRates>>,
 }
 
-impl Matrix {
+impl CoRunMatrix {
     /// Measures what is not yet known: n programs take n + n (n + 1) / 2 runs. Without `copies`, nobody is measured
     /// beside a copy of itself, and the diagonal holds the rates alone.
     ///
     /// # Errors
-    /// As [`Bench::run`], or the interruption.
-    pub fn measure(context: &Context<'_>, bench: &Bench, programs: &[Job], copies: bool) -> Result<Self, ReproError> {
+    /// As [`CoRunBench::run`], or the interruption.
+    pub fn measure(
+        context: &ExperimentContext<'_>,
+        bench: &CoRunBench,
+        programs: &[WorkloadJob],
+        copies: bool,
+    ) -> Result<Self, ReproError> {
         let cpus = bench.pair_of_cpus()?;
         let count = programs.len();
         // First alone: pairs are over the work that was done there.
@@ -185,8 +202,8 @@ impl Matrix {
             second.seed += if i == j { 1_000_003 } else { 0 };
             bench.run_as_far_as_it_goes(bench.options.clone(), &[(programs[i].clone(), cpus[0]), (second, cpus[1])])
         })?;
-        let alone: Vec<Rates> = found[..count].iter().map(|rates| rates[0]).collect();
-        let mut beside: Vec<Vec<Rates>> = alone.iter().map(|&rates| vec![rates; count]).collect();
+        let alone: Vec<ProgramRates> = found[..count].iter().map(|rates| rates[0]).collect();
+        let mut beside: Vec<Vec<ProgramRates>> = alone.iter().map(|&rates| vec![rates; count]).collect();
         for (&(i, other), rates) in asked.iter().zip(&found) {
             let Some(j) = other else { continue };
             beside[i][j] = rates[0];
@@ -194,7 +211,7 @@ impl Matrix {
                 beside[j][i] = rates[1];
             }
         }
-        Ok(Matrix { names: programs.iter().map(|job| job.name.clone()).collect(), alone, beside })
+        Ok(CoRunMatrix { names: programs.iter().map(|job| job.name.clone()).collect(), alone, beside })
     }
 
     /// Who did not finish its work beside whom, in words: its degradation is a lower bound.
@@ -224,8 +241,8 @@ impl Matrix {
 }
 
 /// Mean of matrices of the same programs, one per seed.
-pub fn mean_costs(matrices: &[Matrix]) -> Vec<Vec<f64>> {
-    let costs: Vec<PairCosts> = matrices.iter().map(Matrix::costs).collect();
+pub fn mean_costs(matrices: &[CoRunMatrix]) -> Vec<Vec<f64>> {
+    let costs: Vec<PairCosts> = matrices.iter().map(CoRunMatrix::costs).collect();
     let programs = costs.first().map_or(0, PairCosts::len);
     let mean = |i: usize, j: usize| costs.iter().map(|costs| costs.cost[i][j]).sum::<f64>() / costs.len() as f64;
     (0..programs).map(|i| (0..programs).map(|j| mean(i, j)).collect()).collect()
@@ -240,23 +257,23 @@ mod tests {
     #[test]
     fn heavy_programs_hurt_each_other_and_quiet_ones_do_not() {
         let stop = AtomicBool::new(false);
-        let context = Context { quick: true, ..Context::of_seed(1, &stop) };
-        let bench = Bench::on("xeon-x5365-4", 1, 500_000, 1_000_000).unwrap();
-        let programs = ["milc", "lbm", "gamess"].map(|name| Job::new(name, 1));
-        let matrix = Matrix::measure(&context, &bench, &programs, true).unwrap();
+        let context = ExperimentContext { quick: true, ..ExperimentContext::of_seed(1, &stop) };
+        let bench = CoRunBench::on("xeon-x5365-4", 1, 500_000, 1_000_000).unwrap();
+        let programs = ["milc", "lbm", "gamess"].map(|name| WorkloadJob::new(name, 1));
+        let matrix = CoRunMatrix::measure(&context, &bench, &programs, true).unwrap();
         // Short runs see the bus, not the caches, which take longer to fill.
         assert!(matrix.degradation(0, 1) > 0.02 && matrix.degradation(1, 0) > 0.01, "{matrix:?}");
         assert!(matrix.degradation(0, 1) > 2.0 * matrix.degradation(0, 2), "{matrix:?}");
         assert!(matrix.degradation(2, 2).abs() < 0.02, "{matrix:?}");
-        assert_eq!(matrix, Matrix::measure(&context, &bench, &programs, true).unwrap());
+        assert_eq!(matrix, CoRunMatrix::measure(&context, &bench, &programs, true).unwrap());
         assert_eq!(matrix.costs().cost[1][0], matrix.degradation(1, 0));
     }
 
     /// Is a machine without a shared cache refused by name?
     #[test]
     fn a_machine_without_a_shared_cache_is_refused() {
-        let mut bench = Bench::on("xeon-x5365-4", 1, 0, 1_000).unwrap();
+        let mut bench = CoRunBench::on("xeon-x5365-4", 1, 0, 1_000).unwrap();
         bench.machine.caches.iter_mut().for_each(|cache| cache.shared_by_cores = 1);
-        assert!(bench.alone(&Job::new("mcf", 1)).unwrap_err().to_string().contains("share"));
+        assert!(bench.alone(&WorkloadJob::new("mcf", 1)).unwrap_err().to_string().contains("share"));
     }
 }

@@ -17,14 +17,14 @@ use cachemate_core::{CpuId, Topology};
 use cachemate_sim::machine::SimOptions;
 use serde::{Deserialize, Serialize};
 
-use crate::corun::{Bench, caches};
-use crate::setup::{Job, failed};
-use crate::{Context, ReproError};
+use crate::corun::{CoRunBench, caches};
+use crate::setup::{WorkloadJob, failed};
+use crate::{ExperimentContext, ReproError};
 
 /// Where the other program was.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Other {
+pub enum CoRunnerPlace {
     /// Nowhere: the program is alone.
     None,
     /// On another package: memory's controller is shared.
@@ -37,9 +37,9 @@ pub enum Other {
 
 /// One of the eight runs.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
-pub struct OneRun {
+pub struct DecompositionRun {
     /// Where the other program was.
-    pub other: Other,
+    pub other: CoRunnerPlace,
     /// Whether the machine's prefetchers were on.
     pub prefetching: bool,
     /// Cycles of the program over its work.
@@ -48,7 +48,7 @@ pub struct OneRun {
 
 /// A part of the slowdown, over the run time alone.
 #[derive(Clone, PartialEq, Debug, Serialize)]
-pub struct Part {
+pub struct SlowdownPart {
     /// What the two programs compete for.
     pub what: String,
     /// Per cent of the run time alone; may be negative.
@@ -69,11 +69,11 @@ pub struct Decomposition {
     /// Run time in the same cache over run time alone, with prefetching, minus one.
     pub total_degradation_percent: f64,
     /// They add up to the total.
-    pub parts: Vec<Part>,
+    pub parts: Vec<SlowdownPart>,
     /// Eight, or six or four where the machine lacks steps.
-    pub runs: Vec<OneRun>,
+    pub runs: Vec<DecompositionRun>,
     /// Steps that the machine does not have.
-    pub missing: Vec<Other>,
+    pub missing: Vec<CoRunnerPlace>,
 }
 
 /// Below this, shares of a slowdown are noise.
@@ -91,8 +91,13 @@ impl Decomposition {
 /// Makes the runs (six where the machine lacks a step) and tells the parts.
 ///
 /// # Errors
-/// As [`Bench::run`]; no cache that two cores share.
-pub fn decompose(context: &Context<'_>, bench: &Bench, program: &Job, with: &Job) -> Result<Decomposition, ReproError> {
+/// As [`CoRunBench::run`]; no cache that two cores share.
+pub fn decompose(
+    context: &ExperimentContext<'_>,
+    bench: &CoRunBench,
+    program: &WorkloadJob,
+    with: &WorkloadJob,
+) -> Result<Decomposition, ReproError> {
     let (own, places) = places(&bench.machine.topology())?;
     let mut asked = Vec::new();
     for prefetching in [true, false] {
@@ -104,15 +109,19 @@ pub fn decompose(context: &Context<'_>, bench: &Bench, program: &Job, with: &Job
     let runs = context.run_all(&asked, |&(other, cpu, prefetching)| {
         let options = SimOptions { prefetch: prefetching, ..bench.options.clone() };
         let jobs = [Some((program.clone(), own)), cpu.map(|cpu| (beside.clone(), cpu))];
-        let jobs: Vec<(Job, CpuId)> = jobs.into_iter().flatten().collect();
-        Ok(OneRun { other, prefetching, cycles_per_instr: 1.0 / bench.run_with(options, &jobs)?[0].instr_per_cycle })
+        let jobs: Vec<(WorkloadJob, CpuId)> = jobs.into_iter().flatten().collect();
+        Ok(DecompositionRun {
+            other,
+            prefetching,
+            cycles_per_instr: 1.0 / bench.run_with(options, &jobs)?[0].instr_per_cycle,
+        })
     })?;
     Ok(parts_of(&bench.machine.name, &program.name, &with.name, runs))
 }
 
 /// The program's CPU, and the other's in every run that the machine can make, farthest first.
 #[allow(clippy::type_complexity)]
-fn places(topology: &Topology) -> Result<(CpuId, Vec<(Other, Option<CpuId>)>), ReproError> {
+fn places(topology: &Topology) -> Result<(CpuId, Vec<(CoRunnerPlace, Option<CpuId>)>), ReproError> {
     let caches = caches(topology)?;
     let package = |cpu: CpuId| topology.cpus.iter().find(|other| other.id == cpu).map(|cpu| cpu.package);
     let shared = caches.iter().position(|cpus| cpus.len() > 1);
@@ -122,22 +131,23 @@ fn places(topology: &Topology) -> Result<(CpuId, Vec<(Other, Option<CpuId>)>), R
         let others = caches.iter().enumerate().filter(|(cache, _)| *cache != at).map(|(_, cpus)| cpus[0]);
         others.into_iter().find(|&cpu| (package(cpu) == package(own)) == same)
     };
-    let mut places = vec![(Other::None, None)];
-    places.extend(elsewhere(false).map(|cpu| (Other::OtherPackage, Some(cpu))));
-    places.extend(elsewhere(true).map(|cpu| (Other::OtherCache, Some(cpu))));
-    places.push((Other::SameCache, Some(caches[at][1])));
+    let mut places = vec![(CoRunnerPlace::None, None)];
+    places.extend(elsewhere(false).map(|cpu| (CoRunnerPlace::OtherPackage, Some(cpu))));
+    places.extend(elsewhere(true).map(|cpu| (CoRunnerPlace::OtherCache, Some(cpu))));
+    places.push((CoRunnerPlace::SameCache, Some(caches[at][1])));
     Ok((own, places))
 }
 
-fn parts_of(machine: &str, program: &str, with: &str, runs: Vec<OneRun>) -> Decomposition {
-    let time = |other: Other, prefetching: bool| {
+fn parts_of(machine: &str, program: &str, with: &str, runs: Vec<DecompositionRun>) -> Decomposition {
+    let time = |other: CoRunnerPlace, prefetching: bool| {
         runs.iter().find(|run| (run.other, run.prefetching) == (other, prefetching)).map(|run| run.cycles_per_instr)
     };
-    let over_alone =
-        |other: Other, prefetching: bool| Some(time(other, prefetching)? / time(Other::None, prefetching)? - 1.0);
-    let total = over_alone(Other::SameCache, true).unwrap_or(f64::NAN);
-    let same = over_alone(Other::SameCache, false).unwrap_or(f64::NAN);
-    let steps = (over_alone(Other::OtherPackage, false), over_alone(Other::OtherCache, false));
+    let over_alone = |other: CoRunnerPlace, prefetching: bool| {
+        Some(time(other, prefetching)? / time(CoRunnerPlace::None, prefetching)? - 1.0)
+    };
+    let total = over_alone(CoRunnerPlace::SameCache, true).unwrap_or(f64::NAN);
+    let same = over_alone(CoRunnerPlace::SameCache, false).unwrap_or(f64::NAN);
+    let steps = (over_alone(CoRunnerPlace::OtherPackage, false), over_alone(CoRunnerPlace::OtherCache, false));
     let named: Vec<(&str, f64)> = match steps {
         (Some(package), Some(cache)) => {
             vec![("memory controller", package), ("bus", cache - package), ("cache", same - cache)]
@@ -147,13 +157,14 @@ fn parts_of(machine: &str, program: &str, with: &str, runs: Vec<OneRun>) -> Deco
         (None, None) => vec![("cache, bus and memory controller", same)],
     };
     let rest = total - named.iter().map(|(_, part)| part).sum::<f64>();
-    let part = |(what, value): (&str, f64)| Part {
+    let part = |(what, value): (&str, f64)| SlowdownPart {
         what: what.to_string(),
         degradation_percent: 100.0 * value,
         share_percent: (total.abs() > NOTICEABLE).then(|| 100.0 * value / total),
     };
-    let missing =
-        [(Other::OtherPackage, steps.0), (Other::OtherCache, steps.1)].into_iter().filter(|(_, step)| step.is_none());
+    let missing = [(CoRunnerPlace::OtherPackage, steps.0), (CoRunnerPlace::OtherCache, steps.1)]
+        .into_iter()
+        .filter(|(_, step)| step.is_none());
     Decomposition {
         machine: machine.to_string(),
         program: program.to_string(),
@@ -170,9 +181,9 @@ mod tests {
     use super::*;
     use std::sync::atomic::AtomicBool;
 
-    fn runs(times: &[(Other, f64, f64)]) -> Vec<OneRun> {
-        let both = |&(other, on, off): &(Other, f64, f64)| {
-            [(true, on), (false, off)].map(|(prefetching, cycles_per_instr)| OneRun {
+    fn runs(times: &[(CoRunnerPlace, f64, f64)]) -> Vec<DecompositionRun> {
+        let both = |&(other, on, off): &(CoRunnerPlace, f64, f64)| {
+            [(true, on), (false, off)].map(|(prefetching, cycles_per_instr)| DecompositionRun {
                 other,
                 prefetching,
                 cycles_per_instr,
@@ -184,7 +195,7 @@ mod tests {
     /// Are the parts those of the paper's equations, worked by hand, and do they add up?
     #[test]
     fn parts_follow_the_equations_and_add_up() {
-        use Other::*;
+        use CoRunnerPlace::*;
         let told = [(None, 1.0, 2.0), (OtherPackage, 1.1, 2.2), (OtherCache, 1.3, 2.6), (SameCache, 1.6, 2.8)];
         let found = parts_of("m", "a", "b", runs(&told));
         let parts: Vec<(&str, i64)> =
@@ -204,9 +215,9 @@ mod tests {
     #[test]
     fn a_program_that_suffers_is_taken_apart() {
         let stop = AtomicBool::new(false);
-        let context = Context { quick: true, ..Context::of_seed(1, &stop) };
-        let bench = Bench::on("xeon-x5365", 1, 500_000, 1_000_000).unwrap();
-        let found = decompose(&context, &bench, &Job::new("milc", 1), &Job::new("lbm", 1)).unwrap();
+        let context = ExperimentContext { quick: true, ..ExperimentContext::of_seed(1, &stop) };
+        let bench = CoRunBench::on("xeon-x5365", 1, 500_000, 1_000_000).unwrap();
+        let found = decompose(&context, &bench, &WorkloadJob::new("milc", 1), &WorkloadJob::new("lbm", 1)).unwrap();
         assert_eq!((found.runs.len(), found.missing.len(), found.parts.len()), (8, 0, 4));
         let sum: f64 = found.parts.iter().map(|part| part.degradation_percent).sum();
         assert!((sum - found.total_degradation_percent).abs() < 1e-9 && sum > 2.0, "{found:?}");

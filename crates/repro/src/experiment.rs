@@ -11,11 +11,11 @@ use rayon::prelude::*;
 use serde::de::DeserializeOwned;
 use serde::{Serialize, Serializer};
 
-use crate::split::{self, Split};
+use crate::split_runs::{self, Split};
 
 /// The bar of a result, in the result's unit.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub enum Bar {
+pub enum ResultTarget {
     /// Met from here on up; beyond the paper above `paper_best`.
     AtLeast {
         /// The smallest value that meets it.
@@ -44,7 +44,7 @@ pub enum Bar {
 /// How a measured value stands against its bar.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Verdict {
+pub enum ResultVerdict {
     /// The bar is reached.
     Met,
     /// The bar is missed, or nothing was measured.
@@ -53,44 +53,44 @@ pub enum Verdict {
     Beyond,
 }
 
-impl Bar {
+impl ResultTarget {
     /// How a measured value stands against the bar. What was not measured is short.
-    pub fn verdict(&self, measured: Option<f64>) -> Verdict {
+    pub fn verdict(&self, measured: Option<f64>) -> ResultVerdict {
         let Some(value) = measured.filter(|value| value.is_finite()) else {
-            return if *self == Bar::Shown { Verdict::Met } else { Verdict::Short };
+            return if *self == ResultTarget::Shown { ResultVerdict::Met } else { ResultVerdict::Short };
         };
         let (met, beyond) = match *self {
-            Bar::AtLeast { bar, paper_best } => (value >= bar, paper_best.is_some_and(|best| value > best)),
-            Bar::AtMost { bar, paper_best } => (value <= bar, paper_best.is_some_and(|best| value < best)),
-            Bar::Within { low, high } => ((low..=high).contains(&value), false),
-            Bar::Shown => (true, false),
+            ResultTarget::AtLeast { bar, paper_best } => (value >= bar, paper_best.is_some_and(|best| value > best)),
+            ResultTarget::AtMost { bar, paper_best } => (value <= bar, paper_best.is_some_and(|best| value < best)),
+            ResultTarget::Within { low, high } => ((low..=high).contains(&value), false),
+            ResultTarget::Shown => (true, false),
         };
         match (met, beyond) {
-            (false, _) => Verdict::Short,
-            (true, true) => Verdict::Beyond,
-            (true, false) => Verdict::Met,
+            (false, _) => ResultVerdict::Short,
+            (true, true) => ResultVerdict::Beyond,
+            (true, false) => ResultVerdict::Met,
         }
     }
 
     /// How a mean over seeds stands: met if it is by more than its standard error. One seed has none.
-    fn verdict_of_mean(&self, mean: Option<f64>, error: Option<f64>) -> Verdict {
+    fn verdict_of_mean(&self, mean: Option<f64>, error: Option<f64>) -> ResultVerdict {
         let error = error.unwrap_or(0.0);
         match *self {
-            Bar::Shown => self.verdict(mean),
-            Bar::AtLeast { .. } => self.verdict(mean.map(|mean| mean - error)),
-            Bar::AtMost { .. } => self.verdict(mean.map(|mean| mean + error)),
-            Bar::Within { .. } => {
+            ResultTarget::Shown => self.verdict(mean),
+            ResultTarget::AtLeast { .. } => self.verdict(mean.map(|mean| mean - error)),
+            ResultTarget::AtMost { .. } => self.verdict(mean.map(|mean| mean + error)),
+            ResultTarget::Within { .. } => {
                 self.worst([mean.map(|mean| mean - error), mean.map(|mean| mean + error)].into_iter())
             }
         }
     }
 
     /// The worst verdict of several values: short before met before beyond.
-    fn worst(&self, values: impl Iterator<Item = Option<f64>>) -> Verdict {
-        let rank = |verdict: &Verdict| match verdict {
-            Verdict::Short => 0,
-            Verdict::Met => 1,
-            Verdict::Beyond => 2,
+    fn worst(&self, values: impl Iterator<Item = Option<f64>>) -> ResultVerdict {
+        let rank = |verdict: &ResultVerdict| match verdict {
+            ResultVerdict::Short => 0,
+            ResultVerdict::Met => 1,
+            ResultVerdict::Beyond => 2,
         };
         values.map(|value| self.verdict(value)).min_by_key(rank).unwrap_or_else(|| self.verdict(None))
     }
@@ -98,15 +98,15 @@ impl Bar {
     /// In words, for tables.
     pub fn words(&self) -> String {
         match self {
-            Bar::AtLeast { bar, .. } => format!("at least {bar}"),
-            Bar::AtMost { bar, .. } => format!("at most {bar}"),
-            Bar::Within { low, high } => format!("{low} to {high}"),
-            Bar::Shown => "shown as measured".to_string(),
+            ResultTarget::AtLeast { bar, .. } => format!("at least {bar}"),
+            ResultTarget::AtMost { bar, .. } => format!("at most {bar}"),
+            ResultTarget::Within { low, high } => format!("{low} to {high}"),
+            ResultTarget::Shown => "shown as measured".to_string(),
         }
     }
 }
 
-impl Serialize for Bar {
+impl Serialize for ResultTarget {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         to.serialize_str(&self.words())
     }
@@ -115,7 +115,7 @@ impl Serialize for Bar {
 /// What the seeds have to show for a bar to be met.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Rule {
+pub enum SeedRule {
     /// The mean over seeds meets it by more than its standard error.
     Mean,
     /// A worst case: every seed meets it.
@@ -158,7 +158,7 @@ pub fn mean(values: &[f64]) -> f64 {
 
 /// A picture of a result.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Figure {
+pub struct ResultFigure {
     /// File name without extension, such as `casc-1-miss-rate`.
     pub name: String,
     /// The drawing's heading.
@@ -171,20 +171,20 @@ pub struct Figure {
 
 macro_rules! pictures {
     ($($kind:ident: $drawing:ty),* $(,)?) => {
-        impl Figure {$(
+        impl ResultFigure {$(
             /// Under this file name, with the drawing's own title.
             pub fn $kind(name: impl Into<String>, drawing: &$drawing) -> Self {
                 let title = drawing.title.clone();
-                Figure { name: name.into(), title, svg: drawing.svg(), inline: drawing.inline() }
+                ResultFigure { name: name.into(), title, svg: drawing.svg(), inline: drawing.inline() }
             }
         )*}
     };
 }
 pictures! {
-    bars: cachemate_report::figure::Bars,
+    bars: cachemate_report::figure::BarChart,
     chart: cachemate_report::figure::Chart,
     heat_map: cachemate_report::figure::HeatMap,
-    timeline: cachemate_report::figure::Timeline,
+    timeline: cachemate_report::figure::TimelineChart,
 }
 
 /// One measured result.
@@ -203,13 +203,13 @@ pub struct Finding {
     /// Standard error of the mean: the spread over the root of the number of seeds.
     pub standard_error: Option<f64>,
     /// How values of several seeds are held against the bar.
-    pub rule: Rule,
+    pub rule: SeedRule,
     /// Unit of the measured value, the spread and the bar; empty = none.
     pub unit: String,
     /// What the value has to reach.
-    pub bar: Bar,
+    pub bar: ResultTarget,
     /// Follows from the bar, the rule and the values.
-    pub verdict: Verdict,
+    pub verdict: ResultVerdict,
     /// All that a figure or table of the result shows.
     pub points: Vec<DataPoint>,
     /// One value was measured for each.
@@ -220,7 +220,7 @@ pub struct Finding {
     pub note: String,
     /// In the order in which pages show them.
     #[serde(skip)]
-    pub figures: Vec<Figure>,
+    pub figures: Vec<ResultFigure>,
     /// By seed.
     #[serde(skip)]
     values: Vec<f64>,
@@ -231,24 +231,26 @@ impl Finding {
     pub fn broken(id: &str, what: &str, seeds: &[u64], reason: &str) -> Self {
         Finding {
             seeds: seeds.to_vec(),
-            ..Finding::new(id, what, "", "", Bar::Shown, &[]).short().note(format!("the experiment failed: {reason}"))
+            ..Finding::new(id, what, "", "", ResultTarget::Shown, &[])
+                .short()
+                .note(format!("the experiment failed: {reason}"))
         }
     }
 
     fn short(mut self) -> Self {
-        self.verdict = Verdict::Short;
+        self.verdict = ResultVerdict::Short;
         self
     }
     /// A worst case: the bar is met if it is at every seed.
     #[must_use]
     pub fn every_seed(mut self) -> Self {
-        self.rule = Rule::EverySeed;
+        self.rule = SeedRule::EverySeed;
         self.verdict = self.bar.worst(self.values.iter().map(|&value| Some(value)));
         self
     }
 
     /// A finding from one value per seed, its verdict computed from the bar: that of a mean over seeds.
-    pub fn new(id: &str, what: &str, paper: &str, unit: &str, bar: Bar, per_seed: &[(u64, f64)]) -> Self {
+    pub fn new(id: &str, what: &str, paper: &str, unit: &str, bar: ResultTarget, per_seed: &[(u64, f64)]) -> Self {
         let values: Vec<f64> = per_seed.iter().map(|&(_, value)| value).collect();
         let measured = Some(mean(&values)).filter(|mean| mean.is_finite());
         let spread = measured.filter(|_| values.len() > 1).map(|mean| deviation(&values, mean));
@@ -260,7 +262,7 @@ impl Finding {
             measured,
             spread,
             standard_error,
-            rule: Rule::Mean,
+            rule: SeedRule::Mean,
             unit: unit.to_string(),
             bar,
             verdict: bar.verdict_of_mean(measured, standard_error),
@@ -292,7 +294,7 @@ impl Finding {
     }
     /// Adds one behind those that are there.
     #[must_use]
-    pub fn figure(mut self, figure: Figure) -> Self {
+    pub fn figure(mut self, figure: ResultFigure) -> Self {
         self.figures.push(figure);
         self
     }
@@ -318,7 +320,7 @@ pub enum ReproError {
 }
 
 /// What an experiment is given.
-pub struct Context<'a> {
+pub struct ExperimentContext<'a> {
     /// Small enough for all quick experiments together to end within minutes.
     pub quick: bool,
     /// At least one; experiments with a mean over seeds run once for each.
@@ -335,15 +337,15 @@ pub struct Context<'a> {
     pub split: Option<&'a Split<'a>>,
 }
 
-impl<'a> Context<'a> {
+impl<'a> ExperimentContext<'a> {
     /// A full run of one seed, all of it here, with nobody to tell.
     pub fn of_seed(seed: u64, stop: &'a AtomicBool) -> Self {
         let seeds = vec![seed];
-        Context { quick: false, seeds, stop, mixes: None, machine: None, progress: &|_| (), split: None }
+        ExperimentContext { quick: false, seeds, stop, mixes: None, machine: None, progress: &|_| (), split: None }
     }
 }
 
-impl Context<'_> {
+impl ExperimentContext<'_> {
     /// # Errors
     /// [`ReproError::Interrupted`] once the user has asked to stop. To be called between runs.
     pub fn go_on(&self) -> Result<(), ReproError> {
@@ -374,7 +376,7 @@ impl Context<'_> {
         items: &[T],
         run: impl Fn(&T) -> Result<R, ReproError> + Sync,
     ) -> Result<Vec<R>, ReproError> {
-        if let Some(split) = self.split.filter(|_| !split::is_within()) {
+        if let Some(split) = self.split.filter(|_| !split_runs::is_within()) {
             return split.run_all(items, |item| self.go_on().and_then(|()| run(item)));
         }
         if self.split.is_some() {
@@ -384,10 +386,10 @@ impl Context<'_> {
         self.run_here(items, run)
     }
 
-    /// As [`Context::run_all`], always in this process: for short runs, whose answers are not to be sent anywhere.
+    /// As [`ExperimentContext::run_all`], always in this process: for short runs, whose answers are not to be sent anywhere.
     ///
     /// # Errors
-    /// As [`Context::run_all`].
+    /// As [`ExperimentContext::run_all`].
     pub fn run_here<T: Sync, R: Send>(
         &self,
         items: &[T],
@@ -413,7 +415,7 @@ pub struct Experiment {
     /// Full run on two cores, as measured; for telling people beforehand.
     pub full_minutes: f64,
     /// Runs it. The findings have its ids.
-    pub run: fn(&Context<'_>) -> Result<Vec<Finding>, ReproError>,
+    pub run: fn(&ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError>,
 }
 
 impl Experiment {
@@ -436,9 +438,9 @@ impl Findings {
         let mut tally = BTreeMap::from([("met", 0), ("beyond", 0), ("short", 0)]);
         for finding in &self.results {
             let name = match finding.verdict {
-                Verdict::Met => "met",
-                Verdict::Beyond => "beyond",
-                Verdict::Short => "short",
+                ResultVerdict::Met => "met",
+                ResultVerdict::Beyond => "beyond",
+                ResultVerdict::Short => "short",
             };
             *tally.entry(name).or_insert(0) += 1;
         }
@@ -453,17 +455,17 @@ mod tests {
     /// Is the verdict the bar's, on either side of it and at it?
     #[test]
     fn verdicts_follow_from_bars() {
-        let up = Bar::AtLeast { bar: 27.0, paper_best: Some(45.0) };
+        let up = ResultTarget::AtLeast { bar: 27.0, paper_best: Some(45.0) };
         let verdicts = [26.9, 27.0, 45.0, 45.1].map(|value| up.verdict(Some(value)));
-        assert_eq!(verdicts, [Verdict::Short, Verdict::Met, Verdict::Met, Verdict::Beyond]);
-        let down = Bar::AtMost { bar: 1.0, paper_best: None };
+        assert_eq!(verdicts, [ResultVerdict::Short, ResultVerdict::Met, ResultVerdict::Met, ResultVerdict::Beyond]);
+        let down = ResultTarget::AtMost { bar: 1.0, paper_best: None };
         assert_eq!(
             [0.5, 1.0, 1.5].map(|value| down.verdict(Some(value))),
-            [Verdict::Met, Verdict::Met, Verdict::Short]
+            [ResultVerdict::Met, ResultVerdict::Met, ResultVerdict::Short]
         );
-        assert_eq!(down.verdict(None), Verdict::Short, "what was not measured is not met");
-        assert_eq!(down.verdict(Some(f64::NAN)), Verdict::Short);
-        assert_eq!(Bar::Within { low: 0.0, high: 1.0 }.verdict(Some(1.5)), Verdict::Short);
+        assert_eq!(down.verdict(None), ResultVerdict::Short, "what was not measured is not met");
+        assert_eq!(down.verdict(Some(f64::NAN)), ResultVerdict::Short);
+        assert_eq!(ResultTarget::Within { low: 0.0, high: 1.0 }.verdict(Some(1.5)), ResultVerdict::Short);
     }
 
     /// Does a mean have to meet its bar by more than its standard error, and a worst case at every seed?
@@ -471,21 +473,23 @@ mod tests {
     fn a_mean_meets_by_its_standard_error_and_a_worst_case_at_every_seed() {
         // Mean 10, spread 2, standard error 1.15.
         let values = [(1, 8.0), (2, 10.0), (3, 12.0)];
-        let with = |bar| Finding::new("X-1", "x", "y", "%", Bar::AtLeast { bar, paper_best: None }, &values);
-        assert_eq!([8.8, 8.9].map(|bar| with(bar).verdict), [Verdict::Met, Verdict::Short]);
-        assert_eq!([8.0, 8.1].map(|bar| with(bar).every_seed().verdict), [Verdict::Met, Verdict::Short]);
-        let below = |bar| Finding::new("X-1", "x", "y", "%", Bar::AtMost { bar, paper_best: Some(11.5) }, &values);
-        assert_eq!([11.1, 11.2].map(|bar| below(bar).verdict), [Verdict::Short, Verdict::Beyond]);
-        assert_eq!([11.9, 12.0].map(|bar| below(bar).every_seed().verdict), [Verdict::Short, Verdict::Met]);
-        let alone = Finding::new("X-1", "x", "y", "%", Bar::AtLeast { bar: 8.0, paper_best: None }, &values[..1]);
-        assert_eq!((alone.standard_error, alone.verdict), (None, Verdict::Met));
+        let with = |bar| Finding::new("X-1", "x", "y", "%", ResultTarget::AtLeast { bar, paper_best: None }, &values);
+        assert_eq!([8.8, 8.9].map(|bar| with(bar).verdict), [ResultVerdict::Met, ResultVerdict::Short]);
+        assert_eq!([8.0, 8.1].map(|bar| with(bar).every_seed().verdict), [ResultVerdict::Met, ResultVerdict::Short]);
+        let below =
+            |bar| Finding::new("X-1", "x", "y", "%", ResultTarget::AtMost { bar, paper_best: Some(11.5) }, &values);
+        assert_eq!([11.1, 11.2].map(|bar| below(bar).verdict), [ResultVerdict::Short, ResultVerdict::Beyond]);
+        assert_eq!([11.9, 12.0].map(|bar| below(bar).every_seed().verdict), [ResultVerdict::Short, ResultVerdict::Met]);
+        let alone =
+            Finding::new("X-1", "x", "y", "%", ResultTarget::AtLeast { bar: 8.0, paper_best: None }, &values[..1]);
+        assert_eq!((alone.standard_error, alone.verdict), (None, ResultVerdict::Met));
     }
 
     /// Does a finding without any value say so instead of showing a zero?
     #[test]
     fn nothing_measured_is_null() {
-        let finding = Finding::new("X-1", "x", "y", "%", Bar::AtMost { bar: 1.0, paper_best: None }, &[]);
-        assert_eq!((finding.measured, finding.verdict), (None, Verdict::Short));
+        let finding = Finding::new("X-1", "x", "y", "%", ResultTarget::AtMost { bar: 1.0, paper_best: None }, &[]);
+        assert_eq!((finding.measured, finding.verdict), (None, ResultVerdict::Short));
         let point = DataPoint::over("s", "1", &[]);
         assert_eq!((point.value, point.low, point.high), (None, None, None));
     }
@@ -494,7 +498,7 @@ mod tests {
     #[test]
     fn runs_answer_in_order_and_stop_when_told() {
         let stop = AtomicBool::new(false);
-        let context = Context { quick: true, ..Context::of_seed(1, &stop) };
+        let context = ExperimentContext { quick: true, ..ExperimentContext::of_seed(1, &stop) };
         let items: Vec<u64> = (0..100).collect();
         assert_eq!(context.run_all(&items, |&item| Ok(item * 2)).unwrap()[99], 198);
         stop.store(true, Ordering::Relaxed);

@@ -3,7 +3,7 @@
 use cachemate_report::whole_page;
 use maud::{Markup, PreEscaped, html};
 
-use crate::{Finding, Findings, Verdict};
+use crate::{Finding, Findings, ResultVerdict};
 
 const STYLE: &str = "
 :root { --ink: #1c2330; --paper: #fff; --faint: #667085; --line: #d8dde6; --met: #18794e; --short: #b42318; --beyond: #175cd3 }
@@ -100,10 +100,10 @@ fn number(value: Option<f64>) -> String {
     }
 }
 
-fn verdict(verdict: Verdict) -> Markup {
+fn verdict(verdict: ResultVerdict) -> Markup {
     match verdict {
-        Verdict::Met => html! { span.met { "met" } },
-        Verdict::Beyond => html! { span.beyond { "beyond" } },
-        Verdict::Short => html! { span.short { "short" } },
+        ResultVerdict::Met => html! { span.met { "met" } },
+        ResultVerdict::Beyond => html! { span.beyond { "beyond" } },
+        ResultVerdict::Short => html! { span.short { "short" } },
     }
 }

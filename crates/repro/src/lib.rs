@@ -21,7 +21,7 @@ pub mod rates;
 mod rm;
 pub mod setup;
 pub mod solo;
-pub mod split;
+pub mod split_runs;
 pub mod store;
 mod tc;
 pub mod work;

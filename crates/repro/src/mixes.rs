@@ -10,18 +10,18 @@
 
 use std::path::PathBuf;
 
-use cachemate_core::{Machine, PolicyConfig, ProfilerConfig, SplitMix64, Window};
-use cachemate_pipeline::{Standard, miss_penalty_of_machine};
+use cachemate_core::{Machine, PolicyConfig, ProfilerConfig, SplitMix64, WindowLength};
+use cachemate_pipeline::{StandardPipeline, miss_penalty_of_machine};
 use cachemate_policy::policies;
 use cachemate_sim::kernels;
 use serde::Serialize;
 
-use crate::corun::{Bench, Matrix, caches};
-use crate::rates::Rates;
-use crate::setup::{Comparison, Job, Scores, built, failed};
+use crate::corun::{CoRunBench, CoRunMatrix, caches};
+use crate::rates::ProgramRates;
+use crate::setup::{Comparison, Scores, WorkloadJob, built, failed};
 use crate::solo;
 use crate::work::{self};
-use crate::{Context, ReproError, mean};
+use crate::{ExperimentContext, ReproError, mean};
 
 /// Nominal windows are so many times as long as simulated ones.
 const SCALE: u64 = 100;
@@ -34,7 +34,7 @@ const PROFILE_ACCESSES: u64 = 3_000_000;
 const COUNTED_INSTRUCTIONS: f64 = 50_000.0;
 
 /// What is drawn from, and on what it runs.
-pub struct Draw<'a> {
+pub struct MixOptions<'a> {
     /// A machine file or name; overrides are allowed.
     pub machine: &'a str,
     /// How many are drawn.
@@ -71,7 +71,7 @@ pub struct PolicyScore {
 
 /// A policy that has no score on a mix.
 #[derive(Clone, PartialEq, Debug, Serialize)]
-pub struct Failed {
+pub struct FailedPolicy {
     /// Name in the registry.
     pub policy: String,
     /// The error, in words.
@@ -80,20 +80,20 @@ pub struct Failed {
 
 /// One draw, with every policy on it.
 #[derive(Clone, PartialEq, Debug, Serialize)]
-pub struct Mix {
+pub struct RandomMix {
     /// One to a core, in the order of the draw.
     pub programs: Vec<String>,
     /// In the order of the registry; those that failed are left out.
     pub policies: Vec<PolicyScore>,
     /// Policies without a score.
-    pub failed: Vec<Failed>,
+    pub failed: Vec<FailedPolicy>,
     /// Pairs in which one did not finish: what the optimum knows of them is a lower bound.
     pub unfinished_pairs: Vec<String>,
 }
 
 /// All draws of one seed on one machine.
 #[derive(Clone, PartialEq, Debug, Serialize)]
-pub struct Mixes {
+pub struct RandomMixes {
     /// As it was asked for.
     pub machine: String,
     /// Seed of the draw, the machine and the policies.
@@ -101,7 +101,7 @@ pub struct Mixes {
     /// How much shorter than nominal time the windows are.
     pub time_scale: u64,
     /// In the order of the draw.
-    pub mixes: Vec<Mix>,
+    pub mixes: Vec<RandomMix>,
     /// Over the mixes on which a policy has a score, in the order of the registry.
     pub mean: Vec<PolicyScore>,
 }
@@ -111,10 +111,10 @@ pub struct Mixes {
 /// # Errors
 /// No such machine, fewer programs than cores, a program that cannot be measured alone, or no score of the default
 /// scheduler or the optimum.
-pub fn run(context: &Context<'_>, draw: &Draw<'_>) -> Result<Mixes, ReproError> {
+pub fn run(context: &ExperimentContext<'_>, draw: &MixOptions<'_>) -> Result<RandomMixes, ReproError> {
     let (refill, measured) = context.pick((10_000_000, 5_000_000), (25_000_000, 15_000_000));
     let seed = context.seeds[0];
-    let mut bench = Bench::on(draw.machine, seed, WINDOW_CYCLES / SCALE + refill, measured)?;
+    let mut bench = CoRunBench::on(draw.machine, seed, WINDOW_CYCLES / SCALE + refill, measured)?;
     bench.options.scale = SCALE;
     let cores = caches(&bench.machine.topology())?.iter().map(Vec::len).sum();
     let mut generator = SplitMix64::new(seed);
@@ -126,7 +126,7 @@ pub fn run(context: &Context<'_>, draw: &Draw<'_>) -> Result<Mixes, ReproError> 
         mixes.push(score(context, &bench, &jobs)?);
     }
     let mean = mean_of(&mixes);
-    Ok(Mixes { machine: draw.machine.to_string(), seed, time_scale: SCALE, mixes, mean })
+    Ok(RandomMixes { machine: draw.machine.to_string(), seed, time_scale: SCALE, mixes, mean })
 }
 
 fn drawn(
@@ -134,10 +134,10 @@ fn drawn(
     cores: usize,
     recordings: &[(String, PathBuf)],
     seed: u64,
-) -> Result<Vec<Job>, ReproError> {
+) -> Result<Vec<WorkloadJob>, ReproError> {
     let single = kernels::programs().filter(|program| program.threads == (1, 1));
-    let mut all: Vec<Job> = single.map(|program| Job::new(program.name, seed)).collect();
-    all.extend(recordings.iter().map(|(name, path)| Job::recorded(&format!("{name}.cmt"), path.clone(), seed)));
+    let mut all: Vec<WorkloadJob> = single.map(|program| WorkloadJob::new(program.name, seed)).collect();
+    all.extend(recordings.iter().map(|(name, path)| WorkloadJob::recorded(&format!("{name}.cmt"), path.clone(), seed)));
     if all.len() < cores {
         return Err(failed("mixes")(format!("{} programs for {cores} cores", all.len())));
     }
@@ -146,24 +146,24 @@ fn drawn(
     Ok(all)
 }
 
-fn score(context: &Context<'_>, bench: &Bench, jobs: &[Job]) -> Result<Mix, ReproError> {
-    let matrix = Matrix::measure(context, bench, jobs, false)?;
+fn score(context: &ExperimentContext<'_>, bench: &CoRunBench, jobs: &[WorkloadJob]) -> Result<RandomMix, ReproError> {
+    let matrix = CoRunMatrix::measure(context, bench, jobs, false)?;
     let alone: Vec<f64> = matrix.alone.iter().map(|rates| rates.instr_per_cycle).collect();
     let profiles = context.run_all(jobs, |job| solo::profile(job, &bench.machine, PROFILE_ACCESSES))?;
     let names: Vec<&str> = policies::ENTRIES.iter().map(|entry| entry.name).collect();
     let work = bench.work(jobs)?;
-    let one_run = |name: &str| -> Result<Vec<Rates>, ReproError> {
+    let one_run = |name: &str| -> Result<Vec<ProgramRates>, ReproError> {
         let workload = bench.workload(bench.options.clone(), jobs.to_vec());
         let of_pairs = name == "best-by-matrix" || name == "worst-by-matrix";
         let parameters = if of_pairs { format!("degradation = {:?}", matrix.costs().cost) } else { String::new() };
         let machine = workload.simulated()?;
-        let standard = Standard {
+        let standard = StandardPipeline {
             policy: PolicyConfig { name: name.to_string(), parameters, seed: bench.options.seed },
             guard: None,
             counted_instructions: COUNTED_INSTRUCTIONS,
             predictor: miss_penalty_of_machine(&bench.machine),
             watches_code: true,
-            first_window: Window::Cycles { cycles: WINDOW_CYCLES },
+            first_window: WindowLength::Cycles { cycles: WINDOW_CYCLES },
         };
         let mut config = standard.for_machine(machine.topology(), machine.capabilities());
         // Profiles recorded beforehand fill only what the others leave open, so they come last.
@@ -180,12 +180,12 @@ fn score(context: &Context<'_>, bench: &Bench, jobs: &[Job]) -> Result<Mix, Repr
         None => Err(failed("mixes")(format!("the registry has no '{name}'"))),
     };
     let (default, by_matrix) = (of("default")?, of("best-by-matrix")?);
-    let judge = |run: &[Rates], name: &str| {
+    let judge = |run: &[ProgramRates], name: &str| {
         let speeds: Vec<f64> = run.iter().map(|rates| rates.instr_per_cycle).collect();
         Scores::of(&speeds, &alone).ok_or_else(|| failed(name)("a program never ran in the measured part"))
     };
     let (before, best) = (judge(default, "default")?, judge(by_matrix, "best-by-matrix")?);
-    let mut mix = Mix {
+    let mut mix = RandomMix {
         programs: jobs.iter().map(|job| job.name.clone()).collect(),
         policies: Vec::new(),
         failed: Vec::new(),
@@ -201,14 +201,14 @@ fn score(context: &Context<'_>, bench: &Bench, jobs: &[Job]) -> Result<Mix, Repr
         });
         match score {
             Ok(score) => mix.policies.push(score),
-            Err(why) => mix.failed.push(Failed { policy: (*name).to_string(), why }),
+            Err(why) => mix.failed.push(FailedPolicy { policy: (*name).to_string(), why }),
         }
     }
     Ok(mix)
 }
 
-fn unfinished(jobs: &[Job], run: &[Rates], alone: &[f64]) -> Vec<String> {
-    let slow = |((job, rates), alone): ((&Job, &Rates), &f64)| {
+fn unfinished(jobs: &[WorkloadJob], run: &[ProgramRates], alone: &[f64]) -> Vec<String> {
+    let slow = |((job, rates), alone): ((&WorkloadJob, &ProgramRates), &f64)| {
         (!rates.finished)
             .then(|| format!("{} ({:.1} times slower than alone)", job.name, alone / rates.instr_per_cycle))
     };
@@ -230,12 +230,12 @@ fn scored(name: &str, scores: &Scores, gain: &Comparison, default: f64, by_matri
     }
 }
 
-fn mean_of(mixes: &[Mix]) -> Vec<PolicyScore> {
+fn mean_of(mixes: &[RandomMix]) -> Vec<PolicyScore> {
     policies::ENTRIES.iter().filter_map(|entry| mean_of_policy(entry.name, mixes)).collect()
 }
 
 /// `None` where no mix has a score of it.
-fn mean_of_policy(name: &str, mixes: &[Mix]) -> Option<PolicyScore> {
+fn mean_of_policy(name: &str, mixes: &[RandomMix]) -> Option<PolicyScore> {
     let all: Vec<&PolicyScore> =
         mixes.iter().flat_map(|mix| &mix.policies).filter(|score| score.policy == name).collect();
     let over = |of: fn(&PolicyScore) -> f64| mean(&all.iter().map(|score| of(score)).collect::<Vec<f64>>());
@@ -282,7 +282,7 @@ mod tests {
     fn means_are_over_the_mixes_with_a_score() {
         let scores = Scores { weighted_speedup: 2.0, harmonic_mean: 0.5, worst_slowdown: 4.0, mean_degradation: 1.0 };
         let gain = Comparison { throughput_gain: 0.1, mix_gain: 0.1, contention_gain: 0.0, busy_gain: 0.0 };
-        let mix = |policies: &[(&str, f64)]| Mix {
+        let mix = |policies: &[(&str, f64)]| RandomMix {
             programs: Vec::new(),
             policies: policies.iter().map(|(name, default)| scored(name, &scores, &gain, *default, 4.0)).collect(),
             failed: Vec::new(),
@@ -296,14 +296,14 @@ mod tests {
     /// Is a program that was given up on named, with how slow it was until then?
     #[test]
     fn unfinished_programs_are_named() {
-        let rates = |finished: bool| Rates {
+        let rates = |finished: bool| ProgramRates {
             instr_per_cycle: 0.01,
             misses_per_kilo_instr: 1.0,
             data_stalls_per_kilo_instr: 10.0,
             run_time_share: 1.0,
             finished,
         };
-        let jobs = [Job::new("mcf", 1), Job::new("art", 1)];
+        let jobs = [WorkloadJob::new("mcf", 1), WorkloadJob::new("art", 1)];
         let found = unfinished(&jobs, &[rates(false), rates(true)], &[0.42, 0.42]);
         assert_eq!(found, ["mcf (42.0 times slower than alone)"]);
     }

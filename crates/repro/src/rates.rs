@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 /// What one program did over its work.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
-pub struct Rates {
+pub struct ProgramRates {
     /// Per elapsed cycle.
     pub instr_per_cycle: f64,
     /// Demand misses of the last-level cache.

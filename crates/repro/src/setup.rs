@@ -1,18 +1,18 @@
 //! What every experiment shares: a simulated machine, programs on it, a policy above it, and what came out.
 //!
 //! A [`Workload`] is complete and exact: the same workload gives the same bits. Runs warm up first; what is reported
-//! covers the measured span only. Managed runs go through `core::Loop`, so a policy sees observations and nothing else;
+//! covers the measured span only. Managed runs go through `core::ControlLoop`, so a policy sees observations and nothing else;
 //! results come from the simulator's own books, which no policy sees.
 
 use std::path::PathBuf;
 
 use cachemate_core::{
-    Access, AccessSource, CpuSet, Goal, LoopError, MachineSpec, PipelineConfig, PolicyConfig, ProfilerConfig, Turn,
-    Window, WindowRecord,
+    Access, AccessSource, BatchEnd, ControlLoopError, CpuSet, Goal, MachineSpec, PipelineConfig, PolicyConfig,
+    ProfilerConfig, WindowLength, WindowRecord,
 };
 use cachemate_pipeline::{Pipeline, miss_penalty_of_machine};
 use cachemate_sim::kernels;
-use cachemate_sim::machine::{Length, Program, SimMachine, SimOptions};
+use cachemate_sim::machine::{RunLimit, SimMachine, SimOptions, SimProgram};
 use cachemate_sim::metrics;
 use cachemate_sim::results::{RunResults, TaskResults};
 use cachemate_sim::run::run_alone;
@@ -20,11 +20,11 @@ use cachemate_trace::{CmtReader, CmtSource, TraceReader};
 use serde::{Deserialize, Serialize};
 
 use crate::ReproError;
-use crate::rates::Rates;
+use crate::rates::ProgramRates;
 
 /// One program of a workload: a process of its own.
 #[derive(Clone, Debug)]
-pub struct Job {
+pub struct WorkloadJob {
     /// Shown, and unique where results are looked up by it.
     pub name: String,
     /// In `cachemate_sim::kernels`.
@@ -47,21 +47,21 @@ pub struct Job {
 }
 
 /// A program that ends.
-struct Ending {
+struct LimitedSource {
     source: Box<dyn AccessSource>,
     left: u64,
 }
 
-impl AccessSource for Ending {
-    fn fill(&mut self, batch: &mut Vec<Access>) -> Turn {
+impl AccessSource for LimitedSource {
+    fn next_batch(&mut self, batch: &mut Vec<Access>) -> BatchEnd {
         let begin = batch.len();
-        let turn = self.source.fill(batch);
+        let turn = self.source.next_batch(batch);
         for at in begin..batch.len() {
             let instructions = batch[at].instructions();
             if instructions >= self.left {
                 batch.truncate(at + 1);
                 self.left = 0;
-                return Turn::Exit;
+                return BatchEnd::Exit;
             }
             self.left -= instructions;
         }
@@ -73,7 +73,7 @@ impl AccessSource for Ending {
 }
 
 fn ending(source: Box<dyn AccessSource>, left: u64) -> Box<dyn AccessSource> {
-    Box::new(Ending { source, left })
+    Box::new(LimitedSource { source, left })
 }
 
 /// The source after so many instructions, or where it first waited for something.
@@ -81,7 +81,7 @@ fn under_way(mut source: Box<dyn AccessSource>, instructions: u64) -> Box<dyn Ac
     let (mut past, mut batch) = (0, Vec::new());
     while past < instructions {
         batch.clear();
-        if source.fill(&mut batch) != Turn::More || batch.is_empty() {
+        if source.next_batch(&mut batch) != BatchEnd::More || batch.is_empty() {
             break;
         }
         past += batch.iter().map(|access| access.instructions()).sum::<u64>();
@@ -89,11 +89,11 @@ fn under_way(mut source: Box<dyn AccessSource>, instructions: u64) -> Box<dyn Ac
     source
 }
 
-impl Job {
+impl WorkloadJob {
     /// A kernel as it is in the table of programs.
     pub fn new(kernel: &str, seed: u64) -> Self {
         let options = kernels::Options::default();
-        Job {
+        WorkloadJob {
             name: kernel.to_string(),
             kernel: kernel.to_string(),
             options,
@@ -108,18 +108,20 @@ impl Job {
 
     /// A recorded program.
     pub fn recorded(name: &str, path: PathBuf, seed: u64) -> Self {
-        Job { recording: Some(path), ..Job::new(name, seed) }
+        WorkloadJob { recording: Some(path), ..WorkloadJob::new(name, seed) }
     }
 
     /// `count` copies with seeds of their own, named `kernel-0`, `kernel-1`, ...
     pub fn copies(kernel: &str, count: u64, seed: u64) -> Vec<Self> {
-        (0..count).map(|at| Job { name: format!("{kernel}-{at}"), ..Job::new(kernel, seed * 1_000 + at) }).collect()
+        (0..count)
+            .map(|at| WorkloadJob { name: format!("{kernel}-{at}"), ..WorkloadJob::new(kernel, seed * 1_000 + at) })
+            .collect()
     }
 
     /// Fixed to these CPUs.
     #[must_use]
     pub fn on_cpus(self, cpus: CpuSet) -> Self {
-        Job { pinned: Some(cpus), ..self }
+        WorkloadJob { pinned: Some(cpus), ..self }
     }
 
     /// Its threads, at their start, for the n-th run of the program.
@@ -154,8 +156,8 @@ impl Job {
     /// As the machine takes it.
     ///
     /// # Errors
-    /// As [`Job::threads`].
-    pub fn program(&self) -> Result<Program, ReproError> {
+    /// As [`WorkloadJob::threads`].
+    pub fn program(&self) -> Result<SimProgram, ReproError> {
         // Built once to have errors now; the maker builds it anew for every further run of the program.
         let mut first = Some(self.threads(0)?);
         let job = self.clone();
@@ -163,7 +165,7 @@ impl Job {
             Some(threads) if run == 0 => threads,
             _ => job.threads(run).expect("built with these options before"),
         };
-        let mut program = Program::new(self.name.clone(), Box::new(maker));
+        let mut program = SimProgram::new(self.name.clone(), Box::new(maker));
         program.goal = self.goal;
         program.pinned = self.pinned.clone();
         Ok(program)
@@ -178,7 +180,7 @@ pub struct Workload {
     /// Seed, scale and scheduler. [`Workload::simulated`] replaces its lengths.
     pub options: SimOptions,
     /// In the order in which they arrive.
-    pub jobs: Vec<Job>,
+    pub jobs: Vec<WorkloadJob>,
     /// Not measured.
     pub warm_up_cycles: u64,
     /// Length of the measured part, after the warm-up.
@@ -198,7 +200,7 @@ impl Workload {
     ///
     /// # Errors
     /// There is no such machine.
-    pub fn on(machine: &str, jobs: Vec<Job>, seed: u64) -> Result<Self, ReproError> {
+    pub fn on(machine: &str, jobs: Vec<WorkloadJob>, seed: u64) -> Result<Self, ReproError> {
         let spec = cachemate_spec::load_machine(machine)
             .map_err(|error| ReproError::Failed(machine.to_string(), error.to_string()))?;
         let options = SimOptions { seed, ..SimOptions::default() };
@@ -217,8 +219,8 @@ impl Workload {
     /// # Errors
     /// A program or machine that cannot be.
     pub fn simulated(&self) -> Result<SimMachine, ReproError> {
-        let warm_up = (self.warm_up_cycles > 0).then_some(Length::Cycles(self.warm_up_cycles));
-        let ends = Some(Length::Cycles(self.measured_cycles));
+        let warm_up = (self.warm_up_cycles > 0).then_some(RunLimit::Cycles(self.warm_up_cycles));
+        let ends = Some(RunLimit::Cycles(self.measured_cycles));
         self.simulated_with(SimOptions { warm_up, ends, ..self.options.clone() })
     }
 
@@ -227,7 +229,7 @@ impl Workload {
     /// # Errors
     /// As [`Workload::simulated`].
     pub fn simulated_with(&self, options: SimOptions) -> Result<SimMachine, ReproError> {
-        let programs = self.jobs.iter().map(Job::program).collect::<Result<Vec<_>, _>>()?;
+        let programs = self.jobs.iter().map(WorkloadJob::program).collect::<Result<Vec<_>, _>>()?;
         SimMachine::new(&self.machine, &options, programs).map_err(failed("machine"))
     }
 
@@ -269,7 +271,7 @@ impl Workload {
         name: &str,
         parameters: &str,
         profilers: Vec<ProfilerConfig>,
-        first_window: Window,
+        first_window: WindowLength,
     ) -> PipelineConfig {
         let seed = self.options.seed;
         PipelineConfig {
@@ -299,7 +301,7 @@ pub fn run_under(
     mut machine: SimMachine,
     by: Pipeline,
     each: impl FnMut(&mut SimMachine, WindowRecord) -> bool,
-) -> Result<RunResults, LoopError> {
+) -> Result<RunResults, ControlLoopError> {
     machine.set_first_window(by.config().first_window);
     Ok(by.run(machine, each)?.results())
 }
@@ -343,14 +345,14 @@ impl Comparison {
     }
 
     /// The same of runs over equal work ([`crate::work`]); `None` where a program never ran.
-    pub fn of_rates(new: &[Rates], baseline: &[Rates]) -> Option<Self> {
-        let sum = |rates: &[Rates], of: fn(&Rates) -> f64| rates.iter().map(of).sum::<f64>();
+    pub fn of_rates(new: &[ProgramRates], baseline: &[ProgramRates]) -> Option<Self> {
+        let sum = |rates: &[ProgramRates], of: fn(&ProgramRates) -> f64| rates.iter().map(of).sum::<f64>();
         let (now, before) = (sum(new, |rates| rates.instr_per_cycle), sum(baseline, |rates| rates.instr_per_cycle));
-        let at_old_speed = |(now, before): (&Rates, &Rates)| {
+        let at_old_speed = |(now, before): (&ProgramRates, &ProgramRates)| {
             (before.run_time_share > 0.0).then(|| now.run_time_share * before.instr_per_cycle / before.run_time_share)
         };
         let at_old_speeds = new.iter().zip(baseline).map(at_old_speed).sum::<Option<f64>>()?;
-        let busy = |rates: &[Rates]| sum(rates, |rates| rates.run_time_share);
+        let busy = |rates: &[ProgramRates]| sum(rates, |rates| rates.run_time_share);
         Some(Comparison {
             throughput_gain: now / before - 1.0,
             mix_gain: at_old_speeds / before - 1.0,
@@ -403,7 +405,7 @@ mod tests {
     use super::*;
 
     fn workload(kernels: &[&str]) -> Workload {
-        let jobs = kernels.iter().enumerate().map(|(at, kernel)| Job::new(kernel, at as u64)).collect();
+        let jobs = kernels.iter().enumerate().map(|(at, kernel)| WorkloadJob::new(kernel, at as u64)).collect();
         Workload::on("xeon-x5365-4", jobs, 1).unwrap().lasting(200_000, 2_000_000)
     }
 
@@ -421,7 +423,7 @@ mod tests {
     #[test]
     fn managing_nothing_changes_nothing() {
         let workload = workload(&["mcf", "swim"]);
-        let window = cachemate_core::Window::Cycles { cycles: 200_000 };
+        let window = cachemate_core::WindowLength::Cycles { cycles: 200_000 };
         let by = built(workload.pipeline("default", "", Vec::new(), window)).unwrap();
         let managed = workload.managed(by).unwrap().results;
         let unmanaged = workload.unmanaged().unwrap();
@@ -442,7 +444,7 @@ mod tests {
     /// Does a job with an end run just so many instructions, and is it over then?
     #[test]
     fn a_job_with_an_end_ends() {
-        let mut job = Job::new("mcf", 1);
+        let mut job = WorkloadJob::new("mcf", 1);
         job.instructions = Some(100_000);
         let workload = Workload::on("xeon-x5365-4", vec![job], 1).unwrap().lasting(0, 1_000_000_000);
         let results = workload.unmanaged().unwrap();
@@ -455,9 +457,9 @@ mod tests {
     #[test]
     fn a_job_under_way_goes_on_where_the_program_is() {
         let stream = |under_way_instructions: u64| {
-            let job = Job { under_way_instructions, ..Job::new("art", 1) };
+            let job = WorkloadJob { under_way_instructions, ..WorkloadJob::new("art", 1) };
             let (mut source, mut batch) = (job.threads(0).unwrap().remove(0), Vec::new());
-            (0..40).for_each(|_| assert_eq!(source.fill(&mut batch), Turn::More));
+            (0..40).for_each(|_| assert_eq!(source.next_batch(&mut batch), BatchEnd::More));
             batch
         };
         let (from_start, later) = (stream(0), stream(5_000));
@@ -475,7 +477,7 @@ mod tests {
     /// Is a program that does not exist an error with its name?
     #[test]
     fn an_unknown_kernel_is_named() {
-        let workload = Workload::on("xeon-x5365-4", vec![Job::new("mfc", 1)], 1).unwrap();
+        let workload = Workload::on("xeon-x5365-4", vec![WorkloadJob::new("mfc", 1)], 1).unwrap();
         let error = workload.simulated().err().unwrap().to_string();
         assert!(error.contains("'mfc'") && error.contains("did you mean 'mcf'"), "{error}");
     }

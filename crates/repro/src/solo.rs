@@ -7,12 +7,14 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
-use cachemate_core::{Access, AccessKind, CacheSpec, Estimate, Fact, FactSource, Level, MachineSpec, Profile, Turn};
-use cachemate_locality::cachesim::{CacheShape, CacheSim, Replacement};
+use cachemate_core::{
+    Access, AccessKind, BatchEnd, CacheLevel, CacheSpec, Estimate, Fact, FactSource, MachineSpec, Profile,
+};
+use cachemate_locality::cachesim::{CacheGeometry, CacheSim, Replacement};
 use cachemate_locality::reuse::ReuseSampler;
 
 use crate::ReproError;
-use crate::setup::{Job, failed};
+use crate::setup::{WorkloadJob, failed};
 
 /// One access of so many is watched until it is touched again.
 const REUSE_ONE_IN: u32 = 64;
@@ -24,7 +26,7 @@ static PROFILES: Mutex<BTreeMap<String, Profile>> = Mutex::new(BTreeMap::new());
 ///
 /// # Errors
 /// A job that cannot be built or has several threads; a machine whose caches cannot be simulated.
-pub fn profile(job: &Job, machine: &MachineSpec, accesses: u64) -> Result<Profile, ReproError> {
+pub fn profile(job: &WorkloadJob, machine: &MachineSpec, accesses: u64) -> Result<Profile, ReproError> {
     let name = format!("{job:?} {:?} {accesses}", machine.caches);
     let known = || PROFILES.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(found) = known().get(&name) {
@@ -35,14 +37,14 @@ pub fn profile(job: &Job, machine: &MachineSpec, accesses: u64) -> Result<Profil
     Ok(found)
 }
 
-fn measure(job: &Job, machine: &MachineSpec, accesses: u64) -> Result<Profile, ReproError> {
+fn measure(job: &WorkloadJob, machine: &MachineSpec, accesses: u64) -> Result<Profile, ReproError> {
     let mut threads = job.threads(0)?;
     let [source] = threads.as_mut_slice() else {
         return Err(failed(&job.name)("it has several threads, expected one"));
     };
     let last = machine.last_level().ok_or_else(|| failed(&machine.name)("no data cache to share"))?;
     let before = machine.caches.iter().take_while(|cache| cache.level != last.level);
-    let private = before.filter(|cache| cache.level != Level::L1Instruction).last();
+    let private = before.filter(|cache| cache.level != CacheLevel::L1Instruction).last();
     let mut private = private.map(simulated).transpose()?;
     let mut shared = simulated(last)?;
     let mut reuse = ReuseSampler::new(REUSE_ONE_IN, job.seed);
@@ -52,7 +54,7 @@ fn measure(job: &Job, machine: &MachineSpec, accesses: u64) -> Result<Profile, R
     let mut warm = None;
     while done < 2 * accesses {
         batch.clear();
-        if source.fill(&mut batch) == Turn::Exit {
+        if source.next_batch(&mut batch) == BatchEnd::Exit {
             break;
         }
         if done >= accesses && warm.is_none() {
@@ -92,7 +94,7 @@ fn counts(cache: &CacheSim) -> Vec<u64> {
 
 fn simulated(cache: &CacheSpec) -> Result<CacheSim, ReproError> {
     let what = failed("cache");
-    let shape = CacheShape::from_bytes(cache.size_bytes, u64::from(cache.line_bytes), cache.ways, cache.slices);
+    let shape = CacheGeometry::from_bytes(cache.size_bytes, u64::from(cache.line_bytes), cache.ways, cache.slices);
     CacheSim::new(shape.map_err(&what)?, Replacement::Lru).map_err(&what)
 }
 
@@ -104,12 +106,17 @@ mod tests {
     #[test]
     fn profiles_tell_streams_from_quiet_programs() {
         let machine = cachemate_spec::load_machine("xeon-x5365-4").unwrap();
-        let of = |name: &str| profile(&Job::new(name, 1), &machine, 300_000).unwrap();
+        let of = |name: &str| profile(&WorkloadJob::new(name, 1), &machine, 300_000).unwrap();
         let misses = |profile: &Profile| *profile.stack_positions().unwrap().last().unwrap();
         let (stream, quiet) = (of("libquantum"), of("gamess"));
         assert!(misses(&stream) > 1_000.0 && misses(&stream) > 20.0 * misses(&quiet), "{stream:?} {quiet:?}");
         assert_eq!(stream.stack_positions().map(<[f64]>::len), Some(17));
         assert!(stream.reuse_times().is_some());
-        assert!(profile(&Job::new("rubis", 1), &machine, 1_000).unwrap_err().to_string().contains("several threads"));
+        assert!(
+            profile(&WorkloadJob::new("rubis", 1), &machine, 1_000)
+                .unwrap_err()
+                .to_string()
+                .contains("several threads")
+        );
     }
 }

@@ -13,49 +13,49 @@ use std::sync::{Mutex, PoisonError};
 
 use serde::{Deserialize, Serialize};
 
-use crate::rates::Rates;
-use crate::work::Work;
+use crate::rates::ProgramRates;
+use crate::work::InstructionRange;
 
 /// What one run answers, in the order of its programs.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub struct Kept {
+pub struct StoredRun {
     /// What each program did alone in the measured cycles.
-    pub work: Vec<Work>,
+    pub work: Vec<InstructionRange>,
     /// How fast each program was over its work.
-    pub rates: Vec<Rates>,
+    pub rates: Vec<ProgramRates>,
 }
 
 /// A file.
 #[derive(Serialize, Deserialize)]
-struct Run {
+struct RunFile {
     format: u32,
     build: String,
     /// All that the runs of a folder have in common.
     measured_with: String,
     /// Programs, inputs and places.
     run: String,
-    kept: Kept,
+    kept: StoredRun,
 }
 
 const FORMAT: u32 = 4;
 
-struct Folder {
+struct RunFolder {
     path: PathBuf,
     build: String,
     note: fn(&str),
     taken: usize,
 }
 
-static FOLDER: Mutex<Option<Folder>> = Mutex::new(None);
+static FOLDER: Mutex<Option<RunFolder>> = Mutex::new(None);
 
-fn folder() -> std::sync::MutexGuard<'static, Option<Folder>> {
+fn folder() -> std::sync::MutexGuard<'static, Option<RunFolder>> {
     FOLDER.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Keeps runs in this folder from now on. `build` tells programs apart that may measure differently; `note` is told of
 /// files that cannot be used or written.
 pub fn keep_in(path: &Path, build: &str, note: fn(&str)) {
-    *folder() = Some(Folder { path: path.to_path_buf(), build: build.to_string(), note, taken: 0 });
+    *folder() = Some(RunFolder { path: path.to_path_buf(), build: build.to_string(), note, taken: 0 });
 }
 
 /// How many runs were taken from the folder instead of being made.
@@ -64,7 +64,7 @@ pub fn taken() -> usize {
 }
 
 /// A run that was kept.
-pub(crate) fn find(machine: &str, measured_with: &str, run: &str) -> Option<Kept> {
+pub(crate) fn find(machine: &str, measured_with: &str, run: &str) -> Option<StoredRun> {
     let mut folder = folder();
     let folder = folder.as_mut()?;
     let found = folder.read(machine, measured_with, run);
@@ -73,7 +73,7 @@ pub(crate) fn find(machine: &str, measured_with: &str, run: &str) -> Option<Kept
 }
 
 /// Keeps a run.
-pub(crate) fn keep(machine: &str, measured_with: &str, run: &str, kept: &Kept) {
+pub(crate) fn keep(machine: &str, measured_with: &str, run: &str, kept: &StoredRun) {
     let folder = folder();
     let Some(folder) = folder.as_ref() else { return };
     if let Err(error) = folder.write(machine, measured_with, run, kept) {
@@ -82,7 +82,7 @@ pub(crate) fn keep(machine: &str, measured_with: &str, run: &str, kept: &Kept) {
     }
 }
 
-impl Folder {
+impl RunFolder {
     fn path_of(&self, machine: &str, measured_with: &str, run: &str) -> PathBuf {
         let plain: String =
             machine.chars().map(|c| if c.is_ascii_alphanumeric() || c == '-' { c } else { '_' }).collect();
@@ -91,7 +91,7 @@ impl Folder {
     }
 
     /// Nothing, with a message, where the file is not what it should be.
-    fn read(&self, machine: &str, measured_with: &str, run: &str) -> Option<Kept> {
+    fn read(&self, machine: &str, measured_with: &str, run: &str) -> Option<StoredRun> {
         let path = self.path_of(machine, measured_with, run);
         let again = |why: &str| {
             (self.note)(&format!("{}: {why}; measured again", path.display()));
@@ -102,7 +102,7 @@ impl Folder {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return None,
             Err(error) => return again(&error.to_string()),
         };
-        match serde_json::from_str::<Run>(&text) {
+        match serde_json::from_str::<RunFile>(&text) {
             Err(error) => again(&format!("damaged ({error})")),
             Ok(found) if found.format != FORMAT || found.build != self.build => {
                 again(&format!("made by another build ({}, this is {})", found.build, self.build))
@@ -115,8 +115,8 @@ impl Folder {
         }
     }
 
-    fn write(&self, machine: &str, measured_with: &str, run: &str, kept: &Kept) -> std::io::Result<()> {
-        let file = Run {
+    fn write(&self, machine: &str, measured_with: &str, run: &str, kept: &StoredRun) -> std::io::Result<()> {
+        let file = RunFile {
             format: FORMAT,
             build: self.build.clone(),
             measured_with: measured_with.to_string(),
@@ -131,7 +131,7 @@ impl Folder {
     }
 }
 
-fn is_whole(kept: &Kept) -> bool {
+fn is_whole(kept: &StoredRun) -> bool {
     let speeds = kept.rates.iter().map(|rates| rates.instr_per_cycle);
     !kept.rates.is_empty()
         && kept.rates.len() == kept.work.len()
@@ -149,9 +149,9 @@ mod tests {
 
     static NOTES: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
-    fn open(path: &Path, build: &str) -> Folder {
+    fn open(path: &Path, build: &str) -> RunFolder {
         let note = |text: &str| NOTES.lock().unwrap().push(text.to_string());
-        Folder { path: path.to_path_buf(), build: build.to_string(), note, taken: 0 }
+        RunFolder { path: path.to_path_buf(), build: build.to_string(), note, taken: 0 }
     }
 
     fn last_note() -> Option<String> {
@@ -163,9 +163,9 @@ mod tests {
     #[test]
     fn kept_runs_are_found_and_others_are_refused() {
         let place = tempfile::tempdir().unwrap();
-        let kept = Kept {
-            work: vec![Work { from_instr: 0.1, to_instr: 1e9 / 3.0 }],
-            rates: vec![Rates {
+        let kept = StoredRun {
+            work: vec![InstructionRange { from_instr: 0.1, to_instr: 1e9 / 3.0 }],
+            rates: vec![ProgramRates {
                 instr_per_cycle: 1.0 / 3.0,
                 misses_per_kilo_instr: 0.7,
                 data_stalls_per_kilo_instr: 200.0,
@@ -174,7 +174,7 @@ mod tests {
             }],
         };
         let first = open(place.path(), "one");
-        let read = |folder: &Folder, with: &str| folder.read("m?a=1", with, "milc");
+        let read = |folder: &RunFolder, with: &str| folder.read("m?a=1", with, "milc");
         first.write("m?a=1", "with", "milc", &kept).unwrap();
         assert_eq!(read(&open(place.path(), "one"), "with"), Some(kept.clone()));
         assert_eq!(last_note(), None);

@@ -8,15 +8,15 @@
 //! of one work is a slowdown whatever the phases; the machine's trail is noted every [`STEP_CYCLES`], between two
 //! notes a line; a policy sees nothing of it.
 
-use cachemate_core::{Decision, Level};
+use cachemate_core::{CacheLevel, Decision};
 use cachemate_pipeline::Pipeline;
-use cachemate_sim::machine::{Length, SimOptions, Step, TaskStep};
+use cachemate_sim::machine::{ProgressSample, RunLimit, SimOptions, TaskProgress};
 use cachemate_sim::results::RunResults;
 use cachemate_sim::run::run_alone;
 use serde::{Deserialize, Serialize};
 
 use crate::ReproError;
-use crate::rates::Rates;
+use crate::rates::ProgramRates;
 use crate::setup::{Workload, failed, run_under};
 
 /// Simulated cycles between two notes of how far everybody is.
@@ -26,7 +26,7 @@ pub const GIVES_UP_AFTER_TIMES: u64 = 20;
 
 /// From one instruction of a program to another, counted from its start.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
-pub struct Work {
+pub struct InstructionRange {
     /// The first one.
     pub from_instr: f64,
     /// The one after the last.
@@ -34,9 +34,9 @@ pub struct Work {
 }
 
 /// One run over given work.
-pub struct Worked {
+pub struct WorkRun {
     /// In the order of the jobs.
-    pub rates: Vec<Rates>,
+    pub rates: Vec<ProgramRates>,
     /// Books of the whole run, warm-up and what came after the first were done included.
     pub results: RunResults,
     /// What the policy said, window by window; empty without one.
@@ -47,14 +47,14 @@ pub struct Worked {
 ///
 /// # Errors
 /// As [`Workload::unmanaged`]; a machine without a data cache; a job that does nothing.
-pub fn alone(workload: &Workload) -> Result<(Work, Rates), ReproError> {
+pub fn alone(workload: &Workload) -> Result<(InstructionRange, ProgramRates), ReproError> {
     let (from, to) = (workload.warm_up_cycles, workload.warm_up_cycles + workload.measured_cycles);
     let mut machine = timed(workload, to, Vec::new())?;
     run_alone(&mut machine).map_err(failed("run alone"))?;
     let at = |cycle: u64| place(machine.trail(), 0, |step, _| step.cycle as f64, cycle as f64);
     let name = &workload.jobs[0].name;
     let (begin, end) = at(from).zip(at(to)).ok_or_else(|| failed(name)("it ended alone before it was measured"))?;
-    let work = Work { from_instr: begin.instructions, to_instr: end.instructions };
+    let work = InstructionRange { from_instr: begin.instructions, to_instr: end.instructions };
     Ok((work, rates(&begin, &end, true).ok_or_else(|| failed(name)("it ran no instruction alone"))?))
 }
 
@@ -63,7 +63,7 @@ pub fn alone(workload: &Workload) -> Result<(Work, Rates), ReproError> {
 ///
 /// # Errors
 /// As [`Workload::managed`]; a job that never runs.
-pub fn together(workload: &Workload, work: &[Work], by: Option<Pipeline>) -> Result<Worked, ReproError> {
+pub fn together(workload: &Workload, work: &[InstructionRange], by: Option<Pipeline>) -> Result<WorkRun, ReproError> {
     let alone_cycles = workload.warm_up_cycles + workload.measured_cycles;
     let until = work.iter().map(|work| work.to_instr as u64 + 1).collect();
     let mut machine = timed(workload, GIVES_UP_AFTER_TIMES * alone_cycles, until)?;
@@ -72,7 +72,7 @@ pub fn together(workload: &Workload, work: &[Work], by: Option<Pipeline>) -> Res
         None => (run_alone(&mut machine).map_err(failed("unmanaged run"))?, machine.trail().to_vec()),
         Some(by) => {
             let name = by.config().policy.name.clone();
-            let mut trail: Vec<Step> = Vec::new();
+            let mut trail: Vec<ProgressSample> = Vec::new();
             let results = run_under(machine, by, |machine, record| {
                 trail.extend_from_slice(&machine.trail()[trail.len()..]);
                 decisions.push(record.decision);
@@ -81,14 +81,14 @@ pub fn together(workload: &Workload, work: &[Work], by: Option<Pipeline>) -> Res
             (results.map_err(failed(&name))?, trail)
         }
     };
-    let of = |(task, work): (usize, &Work)| {
+    let of = |(task, work): (usize, &InstructionRange)| {
         over_work(&trail, task, work).ok_or_else(|| failed(&workload.jobs[task].name)("it never ran"))
     };
-    Ok(Worked { rates: work.iter().enumerate().map(of).collect::<Result<_, _>>()?, results, decisions })
+    Ok(WorkRun { rates: work.iter().enumerate().map(of).collect::<Result<_, _>>()?, results, decisions })
 }
 
 /// `None` for a job that did nothing.
-fn over_work(trail: &[Step], task: usize, work: &Work) -> Option<Rates> {
+fn over_work(trail: &[ProgressSample], task: usize, work: &InstructionRange) -> Option<ProgramRates> {
     let at = |instr: f64| place(trail, task, |_, task| task.instructions as f64, instr);
     let begin = at(work.from_instr);
     if let Some((begin, end)) = begin.zip(at(work.to_instr)) {
@@ -96,7 +96,8 @@ fn over_work(trail: &[Step], task: usize, work: &Work) -> Option<Rates> {
     }
     let last = trail.last().filter(|step| task < step.tasks.len())?;
     let end = moment(last, &last.tasks[task]);
-    let start = Moment { cycle: 0.0, instructions: 0.0, misses: 0.0, on_cpu_cycles: 0.0, data_stall_cycles: 0.0 };
+    let start =
+        ProgressPoint { cycle: 0.0, instructions: 0.0, misses: 0.0, on_cpu_cycles: 0.0, data_stall_cycles: 0.0 };
     rates(&begin.unwrap_or(start), &end, false)
 }
 
@@ -105,18 +106,18 @@ fn timed(
     ends_cycles: u64,
     until: Vec<u64>,
 ) -> Result<cachemate_sim::machine::SimMachine, ReproError> {
-    if workload.machine.last_level().map(|cache| cache.level).is_none_or(|level| level == Level::L1Instruction) {
+    if workload.machine.last_level().map(|cache| cache.level).is_none_or(|level| level == CacheLevel::L1Instruction) {
         return Err(failed(&workload.machine.name)("no data cache to share"));
     }
-    let ends = Some(Length::Cycles(ends_cycles));
+    let ends = Some(RunLimit::Cycles(ends_cycles));
     let mut machine = workload.simulated_with(SimOptions { warm_up: None, ends, ..workload.options.clone() })?;
-    machine.keep_trail(STEP_CYCLES, until);
+    machine.log_progress(STEP_CYCLES, until);
     Ok(machine)
 }
 
 /// A task's books at a moment between two notes.
 #[derive(Clone, Copy, PartialEq, Debug)]
-struct Moment {
+struct ProgressPoint {
     cycle: f64,
     instructions: f64,
     misses: f64,
@@ -124,8 +125,8 @@ struct Moment {
     data_stall_cycles: f64,
 }
 
-fn moment(step: &Step, task: &TaskStep) -> Moment {
-    Moment {
+fn moment(step: &ProgressSample, task: &TaskProgress) -> ProgressPoint {
+    ProgressPoint {
         cycle: step.cycle as f64,
         instructions: task.instructions as f64,
         misses: task.misses as f64,
@@ -135,7 +136,12 @@ fn moment(step: &Step, task: &TaskStep) -> Moment {
 }
 
 /// The moment at which `of` reaches `value`, by a line between the notes around it; `None` beyond the last.
-fn place(trail: &[Step], task: usize, of: impl Fn(&Step, &TaskStep) -> f64, value: f64) -> Option<Moment> {
+fn place(
+    trail: &[ProgressSample],
+    task: usize,
+    of: impl Fn(&ProgressSample, &TaskProgress) -> f64,
+    value: f64,
+) -> Option<ProgressPoint> {
     let steps = || trail.iter().filter_map(|step| Some((step, step.tasks.get(task)?)));
     let after = steps().position(|(step, task)| of(step, task) >= value)?;
     let high = steps().nth(after)?;
@@ -144,7 +150,7 @@ fn place(trail: &[Step], task: usize, of: impl Fn(&Step, &TaskStep) -> f64, valu
     let share = if above > below { (value - below) / (above - below) } else { 1.0 };
     let (low, high) = (moment(low.0, low.1), moment(high.0, high.1));
     let between = |low: f64, high: f64| low + share * (high - low);
-    Some(Moment {
+    Some(ProgressPoint {
         cycle: between(low.cycle, high.cycle),
         instructions: between(low.instructions, high.instructions),
         misses: between(low.misses, high.misses),
@@ -154,9 +160,9 @@ fn place(trail: &[Step], task: usize, of: impl Fn(&Step, &TaskStep) -> f64, valu
 }
 
 /// `None` where nothing was done.
-fn rates(begin: &Moment, end: &Moment, finished: bool) -> Option<Rates> {
+fn rates(begin: &ProgressPoint, end: &ProgressPoint, finished: bool) -> Option<ProgramRates> {
     let (instr, cycles) = (end.instructions - begin.instructions, end.cycle - begin.cycle);
-    (instr > 0.0 && cycles > 0.0).then(|| Rates {
+    (instr > 0.0 && cycles > 0.0).then(|| ProgramRates {
         instr_per_cycle: instr / cycles,
         misses_per_kilo_instr: 1000.0 * (end.misses - begin.misses) / instr,
         data_stalls_per_kilo_instr: 1000.0 * (end.data_stall_cycles - begin.data_stall_cycles) / instr,
@@ -168,14 +174,14 @@ fn rates(begin: &Moment, end: &Moment, finished: bool) -> Option<Rates> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::setup::Job;
+    use crate::setup::WorkloadJob;
 
     /// Does a program whose phases differ in speed by far keep its speed beside one that does not touch memory's ways,
     /// although it is measured from another cycle on?
     #[test]
     fn equal_work_is_the_same_instructions() {
         let of = |jobs: &[&str]| {
-            let jobs = jobs.iter().map(|name| Job::new(name, 1)).collect();
+            let jobs = jobs.iter().map(|name| WorkloadJob::new(name, 1)).collect();
             Workload::on("xeon-x5365-4", jobs, 1).unwrap().lasting(1_000_000, 1_500_000)
         };
         let (work, speed) = alone(&of(&["mcf-2006"])).unwrap();
@@ -191,9 +197,9 @@ mod tests {
     /// Are moments between two notes on the line through them, and is there none beyond the last?
     #[test]
     fn moments_lie_on_lines_between_notes() {
-        let step = |cycle: u64, instructions: u64| Step {
+        let step = |cycle: u64, instructions: u64| ProgressSample {
             cycle,
-            tasks: vec![TaskStep {
+            tasks: vec![TaskProgress {
                 instructions,
                 misses: instructions / 10,
                 on_cpu_cycles: cycle,
@@ -202,7 +208,7 @@ mod tests {
         };
         let trail = [step(0, 0), step(100, 50), step(200, 250)];
         let at = |instr: f64| place(&trail, 0, |_, task| task.instructions as f64, instr);
-        let of = |moment: Moment| (moment.cycle, moment.misses, moment.data_stall_cycles);
+        let of = |moment: ProgressPoint| (moment.cycle, moment.misses, moment.data_stall_cycles);
         assert_eq!(at(150.0).map(of), Some((150.0, 15.0, 75.0)));
         assert_eq!(at(50.0).map(|moment| moment.cycle), Some(100.0));
         assert_eq!(at(0.0).map(|moment| moment.cycle), Some(0.0));
@@ -213,11 +219,13 @@ mod tests {
     /// given a speed?
     #[test]
     fn unfinished_work_is_told() {
-        let task = |instructions: u64| TaskStep { instructions, misses: 0, on_cpu_cycles: 0, data_stall_cycles: 0.0 };
-        let step = |cycle: u64, done: u64| Step { cycle, tasks: vec![task(done), task(0)] };
+        let task =
+            |instructions: u64| TaskProgress { instructions, misses: 0, on_cpu_cycles: 0, data_stall_cycles: 0.0 };
+        let step = |cycle: u64, done: u64| ProgressSample { cycle, tasks: vec![task(done), task(0)] };
         let trail = [step(0, 0), step(100, 100), step(200, 150)];
         let of = |task: usize, from_instr: f64, to_instr: f64| {
-            over_work(&trail, task, &Work { from_instr, to_instr }).map(|rates| (rates.instr_per_cycle, rates.finished))
+            over_work(&trail, task, &InstructionRange { from_instr, to_instr })
+                .map(|rates| (rates.instr_per_cycle, rates.finished))
         };
         assert_eq!(of(0, 50.0, 100.0), Some((1.0, true)));
         assert_eq!(of(0, 100.0, 1000.0), Some((0.5, false)));

@@ -9,18 +9,18 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use cachemate_core::{AccessSource, ImpossibleMachine, Machine, MachineSpec, PipelineConfig, PolicyConfig};
-use cachemate_pipeline::{CYCLE_COUNTED_INSTRUCTIONS, INTERVAL_COUNTED_INSTRUCTIONS, Standard};
+use cachemate_core::{AccessSource, Machine, MachineSpec, MachineSpecError, PipelineConfig, PolicyConfig};
+use cachemate_pipeline::{CYCLE_COUNTED_INSTRUCTIONS, INTERVAL_COUNTED_INSTRUCTIONS, StandardPipeline};
 use cachemate_sim::kernels::{self, Options};
-use cachemate_sim::machine::{Length, Maker, Program, SimMachine, SimOptions};
+use cachemate_sim::machine::{Maker, RunLimit, SimMachine, SimOptions, SimProgram};
 use cachemate_sim::os::schedulers::SchedulerKind;
-use cachemate_spec::{Model, ProgramSpec, Scenario};
+use cachemate_spec::{Scenario, ScenarioProgram, SimModel};
 use cachemate_trace::{CmtReader, CmtSource, TraceError, TraceReader, pack_program};
 use serde::Deserialize;
 
 /// A scenario from which no machine can be built.
 #[derive(Debug, thiserror::Error)]
-pub enum BadScenario {
+pub enum ScenarioError {
     /// The interval machine is built elsewhere.
     #[error("model: found 'interval', expected 'cycle': only 'cachemate sim' runs the interval machine")]
     Interval,
@@ -40,7 +40,7 @@ pub enum BadScenario {
     },
     /// A machine that cannot be.
     #[error(transparent)]
-    Machine(#[from] ImpossibleMachine),
+    Machine(#[from] MachineSpecError),
 }
 
 /// What the simulated operating system's scheduler takes.
@@ -59,19 +59,19 @@ pub fn pipeline(scenario: &Scenario, spec: &MachineSpec, machine: &impl Machine)
         seed: scenario.seed,
     };
     let counted_instructions = match scenario.model {
-        Model::Cycle => CYCLE_COUNTED_INSTRUCTIONS,
-        Model::Interval => INTERVAL_COUNTED_INSTRUCTIONS,
+        SimModel::Cycle => CYCLE_COUNTED_INSTRUCTIONS,
+        SimModel::Interval => INTERVAL_COUNTED_INSTRUCTIONS,
     };
-    let standard = Standard::simulated(policy, scenario.guard, spec, counted_instructions);
+    let standard = StandardPipeline::simulated(policy, scenario.guard, spec, counted_instructions);
     standard.for_machine(machine.topology(), machine.capabilities())
 }
 
-fn length(given: cachemate_spec::Length) -> Length {
+fn length(given: cachemate_spec::RunLength) -> RunLimit {
     match given {
-        cachemate_spec::Length::Cycles(n) => Length::Cycles(n),
-        cachemate_spec::Length::Ns(n) => Length::Ns(n),
-        cachemate_spec::Length::Instructions(n) => Length::Instructions(n),
-        cachemate_spec::Length::Completions(n) => Length::Completions(n),
+        cachemate_spec::RunLength::Cycles(n) => RunLimit::Cycles(n),
+        cachemate_spec::RunLength::Ns(n) => RunLimit::Ns(n),
+        cachemate_spec::RunLength::Instructions(n) => RunLimit::Instructions(n),
+        cachemate_spec::RunLength::Completions(n) => RunLimit::Completions(n),
     }
 }
 
@@ -79,18 +79,18 @@ fn length(given: cachemate_spec::Length) -> Length {
 ///
 /// # Errors
 /// An unknown scheduler, program or option; a recording that cannot be read; a machine that cannot be.
-pub fn build(scenario: &Scenario, spec: &MachineSpec) -> Result<SimMachine, BadScenario> {
-    if scenario.model == Model::Interval {
-        return Err(BadScenario::Interval);
+pub fn build(scenario: &Scenario, spec: &MachineSpec) -> Result<SimMachine, ScenarioError> {
+    if scenario.model == SimModel::Interval {
+        return Err(ScenarioError::Interval);
     }
     let scheduler = match scenario.scheduler.name.as_str() {
         "default" | "linux" => SchedulerKind::Linux,
         "solaris" => SchedulerKind::Solaris,
         "round-robin" => SchedulerKind::RoundRobin,
-        other => return Err(BadScenario::Scheduler(other.to_string())),
+        other => return Err(ScenarioError::Scheduler(other.to_string())),
     };
     let parameters: SchedulerParameters =
-        scenario.scheduler.parameters.clone().try_into().map_err(BadScenario::SchedulerParameters)?;
+        scenario.scheduler.parameters.clone().try_into().map_err(ScenarioError::SchedulerParameters)?;
     let defaults = SimOptions::default();
     let options = SimOptions {
         seed: scenario.seed,
@@ -106,13 +106,13 @@ pub fn build(scenario: &Scenario, spec: &MachineSpec) -> Result<SimMachine, BadS
     for (at, given) in scenario.programs.iter().enumerate() {
         for _ in 0..given.count {
             let seed = scenario.seed.wrapping_mul(1_000_003).wrapping_add(programs.len() as u64);
-            programs.push(program(given, seed).map_err(|what| BadScenario::Program { at, what })?);
+            programs.push(program(given, seed).map_err(|what| ScenarioError::Program { at, what })?);
         }
     }
     Ok(SimMachine::new(spec, &options, programs)?)
 }
 
-fn program(given: &ProgramSpec, seed: u64) -> Result<Program, String> {
+fn program(given: &ScenarioProgram, seed: u64) -> Result<SimProgram, String> {
     let mut options: Options =
         given.parameters.clone().try_into().map_err(|error: toml::de::Error| format!("parameters: {error}"))?;
     options.threads = given.threads.or(options.threads);
@@ -134,12 +134,12 @@ fn program(given: &ProgramSpec, seed: u64) -> Result<Program, String> {
         let mut first = Some(open_threads(&path, &threads, seed).map_err(damaged)?);
         Box::new(move |_| first.take().or_else(|| open_threads(&path, &threads, seed).ok()).unwrap_or_default())
     };
-    Ok(Program {
+    Ok(SimProgram {
         start_ns: given.start_ns,
         restart: given.restart,
         pinned: given.cpus.clone(),
         goal: given.goal,
-        ..Program::new(given.program.clone(), maker)
+        ..SimProgram::new(given.program.clone(), maker)
     })
 }
 

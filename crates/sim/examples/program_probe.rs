@@ -6,16 +6,16 @@
 use cachemate_core::{Access, AccessKind};
 use cachemate_sim::kernels::{INSTRUCTION_BYTES, Options, build, programs};
 use std::collections::HashSet;
-struct Cache {
+struct ProbeCache {
     ways: usize,
     mask: u64,
     tags: Vec<u64>,
     miss: u64,
 }
-impl Cache {
+impl ProbeCache {
     fn new(kb: u64, ways: usize) -> Self {
         let sets = kb * 1024 / 64 / ways as u64;
-        Cache { ways, mask: sets - 1, tags: vec![u64::MAX; (sets as usize) * ways], miss: 0 }
+        ProbeCache { ways, mask: sets - 1, tags: vec![u64::MAX; (sets as usize) * ways], miss: 0 }
     }
     fn access(&mut self, line: u64) -> bool {
         let set = ((line ^ line >> 17) & self.mask) as usize * self.ways;
@@ -51,16 +51,16 @@ fn main() {
         while n < 4_000_000 {
             for s in t.iter_mut() {
                 batch.clear();
-                s.fill(&mut batch);
+                s.next_batch(&mut batch);
                 n += batch.len() as u64;
             }
         }
         let speed = n as f64 / start.elapsed().as_secs_f64() / 1e6;
-        let mut caches: Vec<Cache> = [32, 64, 128, 256, 512, 1024, 2048, 4096]
+        let mut caches: Vec<ProbeCache> = [32, 64, 128, 256, 512, 1024, 2048, 4096]
             .iter()
-            .map(|&k| Cache::new(k, if k < 64 { 8 } else { 16 }))
+            .map(|&k| ProbeCache::new(k, if k < 64 { 8 } else { 16 }))
             .collect();
-        let mut icache = Cache::new(16, 4);
+        let mut icache = ProbeCache::new(16, 4);
         let (mut acc, mut instr, mut st, mut dep) = (0u64, 0u64, 0u64, 0u64);
         let mut lines = HashSet::new();
         let mut code = HashSet::new();
@@ -73,7 +73,7 @@ fn main() {
         while acc < total {
             for s in t.iter_mut() {
                 batch.clear();
-                s.fill(&mut batch);
+                s.next_batch(&mut batch);
                 for a in &batch {
                     instr += a.instructions();
                     let end = pc + a.instructions() * INSTRUCTION_BYTES;

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use cachemate_core::{CacheId, CpuId, Level, ProcessId, TaskId};
+use cachemate_core::{CacheId, CacheLevel, CpuId, ProcessId, TaskId};
 use serde::{Deserialize, Serialize};
 
 use crate::baseline::{Baseline, TaskBaseline};
@@ -67,7 +67,7 @@ pub struct TaskResults {
     /// Progress in its own unit, where it has one.
     pub progress: Option<f64>,
     /// Each level that the machine has, with the task's accesses in any of its caches.
-    pub levels: Vec<MissesBy>,
+    pub levels: Vec<MissBreakdown>,
     /// Demand accesses that another cache answered.
     pub remote_cache_hits: u64,
     /// Bytes that its requests brought from memory, prefetches included.
@@ -80,9 +80,9 @@ pub struct TaskResults {
 
 /// Demand accesses at one level and why they missed.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub struct MissesBy {
+pub struct MissBreakdown {
     /// Where the accesses came by.
-    pub level: Level,
+    pub level: CacheLevel,
     /// Hits and misses together; prefetches are neither.
     pub references: u64,
     /// Misses of all causes.
@@ -105,7 +105,7 @@ pub struct StallCycles {
     /// Ready, but another context of the core had the issue slot.
     pub issue: f64,
     /// Waiting for hits, by the level that answered; first-level hits too.
-    pub hit: Vec<(Level, f64)>,
+    pub hit: Vec<(CacheLevel, f64)>,
     /// Waiting for a line out of another cache.
     pub remote_cache: f64,
     /// Waiting for memory of the own node.
@@ -124,9 +124,9 @@ pub struct CacheResults {
     /// As the topology numbers it.
     pub cache: CacheId,
     /// Level of the hierarchy.
-    pub level: Level,
+    pub level: CacheLevel,
     /// Demand accesses of all tasks.
-    pub demand: MissesBy,
+    pub demand: MissBreakdown,
     /// Lines that a task's fill pushed out, here or in an inclusive cache behind.
     pub evictions: u64,
     /// Dirty lines passed outwards.
@@ -138,7 +138,8 @@ pub struct CacheResults {
     /// Bytes given towards the cores, per elapsed cycle.
     pub bytes_per_cycle: f64,
     /// Lines that the first task evicted of the second.
-    pub who_evicted_whom: Vec<(TaskId, TaskId, u64)>,
+    #[serde(rename = "who_evicted_whom")]
+    pub evictions_by_pair: Vec<(TaskId, TaskId, u64)>,
     /// Bytes held at the end.
     pub occupancy_bytes: Vec<(TaskId, u64)>,
 }
@@ -164,9 +165,11 @@ pub struct DispatcherResults {
     /// Tasks chosen for a CPU that no gang or measurement held.
     pub picks: u64,
     /// More than one task was waiting (AV-9).
-    pub picks_with_a_choice: u64,
+    #[serde(rename = "picks_with_a_choice")]
+    pub contested_picks: u64,
     /// Penalties changed the choice.
-    pub picks_swayed: u64,
+    #[serde(rename = "picks_swayed")]
+    pub picks_overridden: u64,
     /// Cycles spent on copying pages to other frames, of all CPUs together.
     pub page_copy_cycles: u64,
 }
@@ -175,7 +178,7 @@ impl SimMachine {
     /// What was counted until now (a warm-up) is left out of the results.
     pub fn begin_measuring(&mut self) {
         let now = self.system.now();
-        self.system.dispatcher.bring_up_to_date(now);
+        self.system.dispatcher.account_to(now);
         self.programs.iter_mut().for_each(|program| program.completions_before = program.completions);
         let task = |at: usize| {
             let slot = self.known[at].slot;
@@ -202,7 +205,7 @@ impl SimMachine {
     /// Everything measured so far.
     pub fn results(&mut self) -> RunResults {
         let now = self.system.now();
-        self.system.dispatcher.bring_up_to_date(now);
+        self.system.dispatcher.account_to(now);
         let elapsed_cycles = now - self.baseline.cycle;
         let tasks: Vec<TaskResults> = (0..self.known.len()).map(|at| self.task_results(at, elapsed_cycles)).collect();
         let busy: u64 = tasks.iter().flat_map(|task| &task.on_cpu_cycles).map(|(_, cycles)| cycles).sum();
@@ -219,8 +222,8 @@ impl SimMachine {
             busy_share: busy as f64 / whole as f64,
             dispatcher: DispatcherResults {
                 picks: picks.all - before.all,
-                picks_with_a_choice: picks.with_a_choice - before.with_a_choice,
-                picks_swayed: picks.swayed - before.swayed,
+                contested_picks: picks.contested - before.contested,
+                picks_overridden: picks.overridden_by_penalty - before.overridden_by_penalty,
                 page_copy_cycles: self.system.page_copy_cycles - self.baseline.page_copy_cycles,
             },
         }
@@ -283,7 +286,7 @@ impl SimMachine {
             invalidations: now.invalidations - before.invalidations,
             prefetches: now.prefetches - before.prefetches,
             bytes_per_cycle: (now.bytes_out - before.bytes_out) as f64 / elapsed_cycles.max(1) as f64,
-            who_evicted_whom: evictions.filter(|(_, _, lines)| *lines > 0).collect(),
+            evictions_by_pair: evictions.filter(|(_, _, lines)| *lines > 0).collect(),
             occupancy_bytes: occupancy.filter_map(|(of, bytes)| Some((task(of)?, bytes))).collect(),
         }
     }
@@ -310,8 +313,8 @@ impl SimMachine {
     }
 }
 
-fn misses_by(level: Level, counts: &LevelCounts) -> MissesBy {
-    MissesBy {
+fn misses_by(level: CacheLevel, counts: &LevelCounts) -> MissBreakdown {
+    MissBreakdown {
         level,
         references: counts.references,
         misses: counts.all_misses(),
@@ -323,7 +326,7 @@ fn misses_by(level: Level, counts: &LevelCounts) -> MissesBy {
     }
 }
 
-fn stall_cycles(stalls: &Stalls, ticks_per_cycle: u64, levels: &[Level]) -> StallCycles {
+fn stall_cycles(stalls: &Stalls, ticks_per_cycle: u64, levels: &[CacheLevel]) -> StallCycles {
     let cycles = |ticks: u64| ticks as f64 / ticks_per_cycle.max(1) as f64;
     StallCycles {
         issue: cycles(stalls.issue),
@@ -344,8 +347,8 @@ impl RunResults {
     }
 
     /// Demand counts of all caches of one level together; `None` where the machine has none.
-    pub fn level(&self, level: Level) -> Option<MissesBy> {
-        let add = |a: MissesBy, b: MissesBy| MissesBy {
+    pub fn level(&self, level: CacheLevel) -> Option<MissBreakdown> {
+        let add = |a: MissBreakdown, b: MissBreakdown| MissBreakdown {
             level,
             references: a.references + b.references,
             misses: a.misses + b.misses,
@@ -359,7 +362,7 @@ impl RunResults {
     }
 }
 
-impl MissesBy {
+impl MissBreakdown {
     /// Misses over references; `None` without references.
     pub fn miss_ratio(&self) -> Option<f64> {
         (self.references > 0).then(|| self.misses as f64 / self.references as f64)

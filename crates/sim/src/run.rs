@@ -3,21 +3,21 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-use cachemate_core::{Decision, ImpossibleMachine, Machine, MachineSpec, Plan, Policy, View, Window};
+use cachemate_core::{Decision, Machine, MachineSpec, MachineSpecError, Plan, Policy, View, WindowLength};
 use rayon::prelude::*;
 
-use crate::machine::{Program, SimMachine, SimOptions};
+use crate::machine::{SimMachine, SimOptions, SimProgram};
 use crate::results::RunResults;
 
 /// Changes nothing: the machine's default scheduler decides alone.
-pub struct LeaveAlone {
+pub struct NullPolicy {
     /// Length of every window.
-    pub window: Window,
+    pub window: WindowLength,
 }
 
-impl Policy for LeaveAlone {
+impl Policy for NullPolicy {
     fn decide(&mut self, _view: &View<'_>) -> Decision {
-        Decision { plan: Plan::idle(self.window), why: Vec::new() }
+        Decision { plan: Plan::idle(self.window), reasons: Vec::new() }
     }
 }
 
@@ -41,7 +41,7 @@ pub fn in_parallel<I: Send, T: Send>(jobs: Vec<I>, run: impl Fn(I) -> T + Sync +
 pub enum SoloError {
     /// This machine cannot be simulated.
     #[error(transparent)]
-    Impossible(#[from] ImpossibleMachine),
+    Impossible(#[from] MachineSpecError),
     /// The run could not go on.
     #[error(transparent)]
     Machine(#[from] cachemate_core::MachineError),
@@ -59,12 +59,12 @@ impl SoloRuns {
         spec: &MachineSpec,
         options: &SimOptions,
         program: &str,
-        make: impl FnOnce() -> Program,
+        make: impl FnOnce() -> SimProgram,
     ) -> Result<Arc<RunResults>, SoloError> {
         let key = format!("{spec:?} {options:?} {program}");
         let known = || self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        if let Some(found) = known().get(&key) {
-            return Ok(Arc::clone(found));
+        if let Some(stored) = known().get(&key) {
+            return Ok(Arc::clone(stored));
         }
         let mut machine = SimMachine::new(spec, options, vec![make()])?;
         let results = Arc::new(run_alone(&mut machine)?);

@@ -2,21 +2,22 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use cachemate_core::{Access, AccessKind, AccessSource, Turn};
-use cachemate_locality::stack::{Histogram, StackDistances};
+use cachemate_core::{Access, AccessKind, AccessSource, BatchEnd};
+use cachemate_locality::stack::{DistanceHistogram, StackDistances};
 use cachemate_sim::kernels::{
-    CODE_BASE, INSTRUCTION_BYTES, Options, Program, ProgramError, ProgramSpec, Users, build, program, programs,
+    CODE_BASE, INSTRUCTION_BYTES, KernelProgram, KernelSpec, Options, ProgramError, RegionUsers, build, program,
+    programs,
 };
 
 const LINE: u64 = 64;
 
 /// Small enough to be touched whole in a test, with room for the stacks of many threads.
-fn small(spec: &ProgramSpec) -> Options {
+fn small(spec: &KernelSpec) -> Options {
     let threads = u64::from(spec.threads.0) * u64::from(spec.threads.1);
     Options { footprint_bytes: Some((256 << 10) + threads * (68 << 10)), ..Options::default() }
 }
 
-fn built(name: &str, seed: u64, options: &Options) -> Program {
+fn built(name: &str, seed: u64, options: &Options) -> KernelProgram {
     build(name, seed, options).expect("the program is known and takes the options")
 }
 
@@ -26,7 +27,7 @@ fn take(source: &mut dyn AccessSource, count: usize) -> Vec<Access> {
     let (mut all, mut batch) = (Vec::new(), Vec::new());
     while all.len() < count {
         batch.clear();
-        source.fill(&mut batch);
+        source.next_batch(&mut batch);
         all.extend_from_slice(&batch);
     }
     all
@@ -36,7 +37,7 @@ fn take(source: &mut dyn AccessSource, count: usize) -> Vec<Access> {
 fn take_batches(source: &mut dyn AccessSource, batch: &mut Vec<Access>) {
     batch.clear();
     while batch.len() < 50_000 {
-        source.fill(batch);
+        source.next_batch(batch);
     }
 }
 
@@ -54,7 +55,7 @@ fn a_seed_gives_one_stream_however_it_is_batched() {
         let one = take(&mut *cleared.threads[last], 20_000);
         let mut two = vec![Access::load(0, 0)];
         while two.len() <= one.len() {
-            appended.threads[last].fill(&mut two);
+            appended.threads[last].next_batch(&mut two);
         }
         assert!(one[..20_000] == two[1..=20_000], "{}", spec.name);
     }
@@ -65,7 +66,7 @@ fn a_seed_gives_one_stream_however_it_is_batched() {
 fn copies_differ_in_stream_but_not_in_footprint() {
     for spec in programs() {
         let [mut one, mut two] = [1, 2].map(|seed| built(spec.name, seed, &Options::default()));
-        let bytes = |program: &Program| program.regions.iter().map(|region| region.bytes).sum::<u64>();
+        let bytes = |program: &KernelProgram| program.regions.iter().map(|region| region.bytes).sum::<u64>();
         assert_eq!(bytes(&one), bytes(&two), "{}", spec.name);
         assert!(take(&mut *one.threads[0], 5000) != take(&mut *two.threads[0], 5000), "{}", spec.name);
     }
@@ -88,22 +89,22 @@ fn regions_add_up_to_the_declared_footprint() {
 }
 
 /// Which lines of the declared regions have been touched, and by whom.
-struct Touched {
-    program: Program,
+struct TouchedLines {
+    program: KernelProgram,
     /// By base address: the region's place, and a mark per line.
     marks: BTreeMap<u64, (usize, Vec<bool>)>,
     lines: u64,
     touched: u64,
 }
 
-impl Touched {
-    fn new(program: Program) -> Self {
+impl TouchedLines {
+    fn new(program: KernelProgram) -> Self {
         let mut marks = BTreeMap::new();
         for (at, region) in program.regions.iter().enumerate() {
             marks.insert(region.base, (at, vec![false; region.bytes.div_ceil(LINE) as usize]));
         }
         let lines = program.regions.iter().map(|region| region.bytes.div_ceil(LINE)).sum();
-        Touched { program, marks, lines, touched: 0 }
+        TouchedLines { program, marks, lines, touched: 0 }
     }
 
     fn touch(&mut self, name: &str, thread: usize, address: u64) {
@@ -113,9 +114,9 @@ impl Touched {
         assert!(region.contains(address), "{name}: {address:#x} is past {region:?}");
         let group = self.program.groups[thread];
         let allowed = match region.users {
-            Users::All => true,
-            Users::Group(users) => group.is_none_or(|group| group == users),
-            Users::Thread(user) => user as usize == thread,
+            RegionUsers::All => true,
+            RegionUsers::Group(users) => group.is_none_or(|group| group == users),
+            RegionUsers::Thread(user) => user as usize == thread,
         };
         assert!(allowed, "{name}: thread {thread} of group {group:?} touches {region:?}");
         let mark = &mut marks[((address - base) / LINE) as usize];
@@ -141,13 +142,13 @@ fn programs_touch_their_declared_regions_and_nothing_else() {
         }
         let mut program = built(spec.name, 11, &options);
         let mut threads = std::mem::take(&mut program.threads);
-        let mut seen = Touched::new(program);
+        let mut seen = TouchedLines::new(program);
         let mut batch = Vec::new();
         let mut accesses = 0;
         while accesses < 96_000_000 && seen.touched * 100 < seen.lines * 96 {
             for (thread, source) in threads.iter_mut().enumerate() {
                 batch.clear();
-                source.fill(&mut batch);
+                source.next_batch(&mut batch);
                 data(&batch).for_each(|access| seen.touch(spec.name, thread, access.address()));
                 accesses += batch.len();
             }
@@ -199,7 +200,7 @@ fn instructions_per_access_and_code_are_as_declared() {
 }
 
 /// Stack distances of the data accesses of a program's first thread.
-fn distances(name: &str, footprint_bytes: u64, count: usize) -> Histogram {
+fn distances(name: &str, footprint_bytes: u64, count: usize) -> DistanceHistogram {
     let options = Options { footprint_bytes: Some(footprint_bytes), ..Options::default() };
     let mut program = built(name, 9, &options);
     let all = take(&mut *program.threads[0], count);
@@ -296,10 +297,10 @@ fn waits_and_posts_balance() {
                 }
                 ran = true;
                 batch.clear();
-                match source.fill(&mut batch) {
-                    Turn::Wait { channel } => *wait = Some(channel),
-                    Turn::Post { channel } => *posted.entry(channel).or_default() += 1,
-                    Turn::More => assert!(!batch.is_empty()),
+                match source.next_batch(&mut batch) {
+                    BatchEnd::Wait { channel } => *wait = Some(channel),
+                    BatchEnd::Post { channel } => *posted.entry(channel).or_default() += 1,
+                    BatchEnd::More => assert!(!batch.is_empty()),
                     turn => panic!("{turn:?}"),
                 }
             }

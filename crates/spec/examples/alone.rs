@@ -5,18 +5,18 @@
 use std::collections::BTreeMap;
 
 use cachemate_core::{CpuId, MachineSpec, ProcessId, TaskId};
-use cachemate_sim::hw::{Framed, Frames, Hardware, HwOptions, TaskCounters, Thread};
+use cachemate_sim::hw::{FrameLookup, FrameProvider, Hardware, HwOptions, HwThread, TaskCounters};
 use cachemate_sim::kernels::{Options, program};
 
 #[derive(Default)]
-struct InOrder {
+struct FirstTouchFrames {
     frames: BTreeMap<(u32, u64), u64>,
 }
 
-impl Frames for InOrder {
-    fn frame(&mut self, process: ProcessId, page: u64, _cpu: CpuId, _store: bool) -> Framed {
+impl FrameProvider for FirstTouchFrames {
+    fn frame(&mut self, process: ProcessId, page: u64, _cpu: CpuId, _store: bool) -> FrameLookup {
         let next = self.frames.len() as u64;
-        Framed { frame: *self.frames.entry((process.0, page)).or_insert(next), cost_cycles: 0, copied: false }
+        FrameLookup { frame: *self.frames.entry((process.0, page)).or_insert(next), cost_cycles: 0, copied: false }
     }
 }
 
@@ -26,10 +26,10 @@ const CYCLES: u64 = 120_000_000;
 /// What the first of the programs did, each on a CPU of its own.
 fn run(machine: &MachineSpec, names: &[&str], prefetch: bool) -> Result<TaskCounters, Box<dyn std::error::Error>> {
     let mut hw = Hardware::new(machine, HwOptions { prefetch, ..HwOptions::default() })?;
-    let mut frames = InOrder::default();
+    let mut frames = FirstTouchFrames::default();
     for (cpu, name) in (0..).zip(names) {
         let source = program(name, 1, &Options::default())?.remove(0);
-        hw.load(CpuId(cpu), Thread::new(TaskId(cpu), ProcessId(cpu), 0, source), 0);
+        hw.load(CpuId(cpu), HwThread::new(TaskId(cpu), ProcessId(cpu), 0, source), 0);
     }
     let first = |hw: &Hardware| hw.thread(CpuId(0)).map(|thread| thread.counters.clone()).unwrap_or_default();
     hw.run(WARM_CYCLES, &mut frames);

@@ -9,25 +9,26 @@
 #![warn(missing_docs)]
 
 mod error;
-mod located;
+mod interval;
+mod located_toml;
 mod machines;
 mod manage;
 mod matrix;
-mod nominal;
 mod overrides;
 mod scenario;
 
 pub use error::SpecError;
-pub use located::{Located, parse_toml};
+pub use interval::{
+    CounterNoiseSpec, Distribution, EventSpec, ExternalTrafficSpec, IntervalSpec, MixSpec, ShrinkSpec, SimModel,
+    TimeSharingModel, WeightedProgram,
+};
+pub use located_toml::{Located, parse_toml};
 pub use machines::{built_in_machine_text, load_machine, load_topology, machine_names, parse_machine};
 pub use manage::{
-    ConfinedGroup, GuardConfig, ManageConfig, RuleAction, RuleConfig, User, load_manage_config, parse_manage_config,
+    GroupConfig, GuardSection, ManageConfig, RuleAction, RuleConfig, User, load_manage_config, parse_manage_config,
 };
 pub use matrix::{load_percent_matrix, parse_percent_matrix};
-pub use nominal::{
-    CounterSpec, Distribution, EventSpec, IntervalSpec, MixSpec, Model, OutsideSpec, ShrinkSpec, Turns, WeightedProgram,
-};
-pub use scenario::{Length, PolicyChoice, ProgramSpec, Scenario, load_scenario, parse_scenario, vary_scenario};
+pub use scenario::{PolicyChoice, RunLength, Scenario, ScenarioProgram, load_scenario, parse_scenario, vary_scenario};
 
 use std::io::Read;
 

@@ -2,7 +2,7 @@
 
 use cachemate_core::{MachineSpec, Topology};
 
-use crate::located::Located;
+use crate::located_toml::Located;
 use crate::overrides::{Override, split};
 use crate::{SpecError, read_text};
 

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use cachemate_core::{CpuSet, Goal};
 use serde::{Deserialize, Serialize};
 
-use crate::located::Located;
+use crate::located_toml::Located;
 use crate::{PolicyChoice, SpecError, read_text};
 
 /// As written in `cachemate.toml`.
@@ -39,17 +39,17 @@ pub struct ManageConfig {
     /// What the kernel's cache-aware scheduling is to tolerate, 0 to 100; left as it is where nothing is said.
     pub sched_cache_tolerance: Option<u32>,
     /// When decisions that made things worse are taken back.
-    pub guard: GuardConfig,
+    pub guard: GuardSection,
     /// Rules in order; the first that matches decides.
     pub rules: Vec<RuleConfig>,
     /// Groups of processes that are kept to some CPUs as a whole, whatever is born in them.
-    pub groups: Vec<ConfinedGroup>,
+    pub groups: Vec<GroupConfig>,
 }
 
 /// One group and its CPUs.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct ConfinedGroup {
+pub struct GroupConfig {
     /// Path of the cgroup, as `/proc/PID/cgroup` shows it.
     pub cgroup: String,
     /// CPUs such as `0-3,8`.
@@ -59,7 +59,7 @@ pub struct ConfinedGroup {
 /// When a decision is taken back.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct GuardConfig {
+pub struct GuardSection {
     /// False leaves every decision in force, whatever follows from it.
     pub enabled: bool,
     /// Windows that are measured before and after a decision.
@@ -70,23 +70,23 @@ pub struct GuardConfig {
     pub keep_out_windows: u32,
 }
 
-impl GuardConfig {
+impl GuardSection {
     /// As a pipeline takes it; `None` where it is switched off.
     pub fn in_force(&self) -> Option<cachemate_core::GuardConfig> {
-        let GuardConfig { enabled, windows, loss_at_least, keep_out_windows } = *self;
+        let GuardSection { enabled, windows, loss_at_least, keep_out_windows } = *self;
         enabled.then_some(cachemate_core::GuardConfig {
             windows,
-            loss_at_least,
-            keep_out_windows,
+            min_loss: loss_at_least,
+            cooldown_windows: keep_out_windows,
             wait_for_reference: true,
             ..Default::default()
         })
     }
 }
 
-impl Default for GuardConfig {
+impl Default for GuardSection {
     fn default() -> Self {
-        GuardConfig { enabled: true, windows: 5, loss_at_least: 0.03, keep_out_windows: 60 }
+        GuardSection { enabled: true, windows: 5, loss_at_least: 0.03, keep_out_windows: 60 }
     }
 }
 
@@ -278,8 +278,8 @@ impl RuleConfig {
     pub fn goal(&self) -> Option<Goal> {
         let goal = Goal {
             priority: self.priority.unwrap_or(1.0),
-            degradation_at_most: self.degradation_at_most,
-            rate_at_least: self.rate_at_least,
+            max_slowdown: self.degradation_at_most,
+            min_rate: self.rate_at_least,
         };
         (self.priority.is_some() || goal.is_promised()).then_some(goal)
     }

@@ -36,7 +36,7 @@ pub fn parse_percent_matrix(file: &str, text: &str) -> Result<PercentMatrix, Spe
         .flexible(true)
         .has_headers(false)
         .from_reader(text.as_bytes());
-    let mut lines = Lines { text, at: 0, line: 1 };
+    let mut lines = LineCounter { text, at: 0, line: 1 };
     let (mut columns, mut rows) = (None, Vec::new());
     for record in reader.records() {
         let record = record.map_err(|error| SpecError::of_file(file, error.to_string(), "CSV"))?;
@@ -86,13 +86,13 @@ fn is_skipped(line: &str) -> bool {
 }
 
 /// Counts lines up to a record. The reader's own position is that of the empty lines and comments before it.
-struct Lines<'a> {
+struct LineCounter<'a> {
     text: &'a str,
     at: usize,
     line: u32,
 }
 
-impl Lines<'_> {
+impl LineCounter<'_> {
     fn of(&mut self, record: &StringRecord) -> u32 {
         let start = record.position().map_or(self.at, |position| position.byte() as usize);
         while let Some(line) = self.text.get(self.at..).and_then(|rest| rest.split_inclusive('\n').next()) {

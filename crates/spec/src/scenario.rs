@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use cachemate_core::{CpuSet, Goal, MachineSpec};
 use serde::{Deserialize, Serialize};
 
-use crate::located::Located;
-use crate::nominal::{Distribution, IntervalSpec, Model, check_distribution};
+use crate::interval::{Distribution, IntervalSpec, SimModel, check_distribution};
+use crate::located_toml::Located;
 use crate::overrides::set;
 use crate::{SpecError, load_machine, read_text};
 
@@ -21,8 +21,8 @@ pub struct Scenario {
     /// A machine's name or path, overrides allowed; see [`load_machine`].
     pub machine: String,
     /// Which simulated machine.
-    #[serde(default, skip_serializing_if = "Model::is_cycle")]
-    pub model: Model,
+    #[serde(default, skip_serializing_if = "SimModel::is_cycle")]
+    pub model: SimModel,
     /// Everything random in the run comes from it.
     pub seed: u64,
     /// The one factor by which windows, slices, costs and phase lengths are divided (papers: "one time scale"); 1 = as
@@ -30,10 +30,10 @@ pub struct Scenario {
     #[serde(default = "one")]
     pub scale: u64,
     /// Measured part of the run.
-    pub length: Length,
+    pub length: RunLength,
     /// Before it; not measured.
     #[serde(default)]
-    pub warm_up: Option<Length>,
+    pub warm_up: Option<RunLength>,
     /// The simulated operating system's own scheduler, and its parameters.
     #[serde(default = "default_choice")]
     pub scheduler: PolicyChoice,
@@ -48,13 +48,13 @@ pub struct Scenario {
     pub interval: Option<IntervalSpec>,
     /// Programs in order of arrival.
     #[serde(default)]
-    pub programs: Vec<ProgramSpec>,
+    pub programs: Vec<ScenarioProgram>,
 }
 
 /// How long, in the unit that is named. Not divided by `scale`: the author gives it as it is to be run.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Length {
+pub enum RunLength {
     /// Cycles of the machine's CPUs.
     Cycles(u64),
     /// Time on the machine.
@@ -79,7 +79,7 @@ pub struct PolicyChoice {
 /// One program, as many times as `count` says; each copy gets a seed of its own.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct ProgramSpec {
+pub struct ScenarioProgram {
     /// A workload kernel's name, a recording's name in the pack, or the path of a `.cmt`.
     pub program: String,
     /// Copies; 1 to 4096.
@@ -130,11 +130,11 @@ fn auto_choice() -> PolicyChoice {
     PolicyChoice { name: "auto".to_string(), parameters: toml::Table::new() }
 }
 
-impl Length {
+impl RunLength {
     fn amount(self) -> u64 {
         match self {
-            Length::Cycles(n) | Length::Ns(n) | Length::Instructions(n) => n,
-            Length::Completions(n) => u64::from(n),
+            RunLength::Cycles(n) | RunLength::Ns(n) | RunLength::Instructions(n) => n,
+            RunLength::Completions(n) => u64::from(n),
         }
     }
 }
@@ -205,7 +205,7 @@ impl Scenario {
 impl Scenario {
     /// What only one of the machines takes.
     fn check_model(&self, located: &Located<'_>, machine: &MachineSpec) -> Result<(), SpecError> {
-        let interval = self.model == Model::Interval;
+        let interval = self.model == SimModel::Interval;
         if let Some(table) = &self.interval {
             if !interval {
                 return Err(located.at("interval", "a table", "none, as model is \"cycle\""));
@@ -227,7 +227,7 @@ impl Scenario {
             return Err(located.at("scale", self.scale.to_string(), "1: the interval machine runs nominal time"));
         }
         for (field, length) in [("length", Some(self.length)), ("warm_up", self.warm_up)] {
-            let timed = matches!(length, None | Some(Length::Ns(_) | Length::Cycles(_)));
+            let timed = matches!(length, None | Some(RunLength::Ns(_) | RunLength::Cycles(_)));
             if interval && !timed {
                 return Err(located.at(field, "no time", "ns or cycles, as model is \"interval\""));
             }
@@ -236,7 +236,7 @@ impl Scenario {
     }
 }
 
-impl ProgramSpec {
+impl ScenarioProgram {
     fn check(&self, at: usize, located: &Located<'_>, machine: &MachineSpec) -> Result<(), SpecError> {
         let fail = |field: &str, found: String, expected: String| {
             Err(located.at(&format!("programs[{at}].{field}"), found, expected))
@@ -257,10 +257,10 @@ impl ProgramSpec {
             if !(goal.priority.is_finite() && goal.priority > 0.0) {
                 return fail("goal.priority", goal.priority.to_string(), "a positive number".to_string());
             }
-            if let Some(most) = goal.degradation_at_most.filter(|most| !(most.is_finite() && *most >= 0.0)) {
+            if let Some(most) = goal.max_slowdown.filter(|most| !(most.is_finite() && *most >= 0.0)) {
                 return fail("goal.degradation_at_most", most.to_string(), "0 or more (0.05 = 5 %)".to_string());
             }
-            if let Some(least) = goal.rate_at_least.filter(|least| !(least.is_finite() && *least > 0.0)) {
+            if let Some(least) = goal.min_rate.filter(|least| !(least.is_finite() && *least > 0.0)) {
                 let expected = "a positive number, in work a second".to_string();
                 return fail("goal.rate_at_least", least.to_string(), expected);
             }

@@ -1,9 +1,9 @@
 //! The machines that come with the program, the reader's errors, overrides, and the documentation.
 
-use cachemate_core::{CacheSpec, Level, MachineSpec};
+use cachemate_core::{CacheLevel, CacheSpec, MachineSpec};
 use cachemate_spec::{built_in_machine_text, load_machine, load_topology, machine_names, parse_toml};
 
-fn cache(machine: &MachineSpec, level: Level) -> &CacheSpec {
+fn cache(machine: &MachineSpec, level: CacheLevel) -> &CacheSpec {
     machine.caches.iter().find(|cache| cache.level == level).unwrap()
 }
 
@@ -91,8 +91,8 @@ fn the_papers_machines_have_the_published_shapes() {
         assert_eq!(shape(name), (cpus, caches, cpus_each, size_kib), "{name}");
     }
     let power5 = load_machine("power5-2x2x2").unwrap();
-    assert_eq!(cache(&power5, Level::L2).size_bytes / u64::from(cache(&power5, Level::L2).slices), 640 << 10);
-    assert_eq!(power5.colors_of(cache(&power5, Level::L2)), 16);
+    assert_eq!(cache(&power5, CacheLevel::L2).size_bytes / u64::from(cache(&power5, CacheLevel::L2).slices), 640 << 10);
+    assert_eq!(power5.colors_of(cache(&power5, CacheLevel::L2)), 16);
 }
 
 /// Do overrides reach caches by level, take suffixes and units, and get checked?
@@ -100,10 +100,10 @@ fn the_papers_machines_have_the_published_shapes() {
 fn overrides_change_the_named_field_and_are_checked() {
     for (size, kib) in [("48K", 48), ("96K", 96), ("192K", 192), ("384K", 384)] {
         let machine = load_machine(&format!("niagara-2core?caches.l2.size={size}")).unwrap();
-        assert_eq!(cache(&machine, Level::L2).size_bytes, kib << 10);
+        assert_eq!(cache(&machine, CacheLevel::L2).size_bytes, kib << 10);
     }
     let machine = load_machine("niagara-2core?caches.L1D.size_bytes=16384&memory.bytes_per_cycle=2&hertz=2G").unwrap();
-    assert_eq!(cache(&machine, Level::L1Data).size_bytes, 16 << 10);
+    assert_eq!(cache(&machine, CacheLevel::L1Data).size_bytes, 16 << 10);
     assert_eq!((machine.memory.bytes_per_cycle, machine.hertz), (2.0, 2_000_000_000));
     assert_eq!(load_machine("power5-2x2x2?pages.colors=none").unwrap().pages.colors, None);
     assert_eq!(load_machine("smt-av?pages.colors=16").unwrap().pages.colors, Some(16));

@@ -33,7 +33,7 @@ fn a_configuration_is_read() {
     assert_eq!(config.rules[0].user, Some(User::Id(105)));
     assert_eq!(config.rules[0].goal().unwrap().priority, 2.0);
     let floor = config.rules[1].goal().unwrap();
-    assert_eq!((floor.priority, floor.degradation_at_most, floor.rate_at_least), (1.0, None, Some(1500.0)));
+    assert_eq!((floor.priority, floor.max_slowdown, floor.min_rate), (1.0, None, Some(1500.0)));
     assert_eq!((config.rules[2].action, config.rules[2].goal()), (RuleAction::Observe, None));
     assert_eq!(config.groups[0].cpus.to_string(), "0-1,4");
     let empty = parse_manage_config("c.toml", "", &users).unwrap();

@@ -2,36 +2,36 @@
 
 use std::collections::BTreeMap;
 
-use cachemate_core::{Access, AccessSource, CpuId, MachineSpec, ProcessId, TaskId, Turn};
-use cachemate_sim::hw::{Framed, Frames, Hardware, HwOptions, Thread};
+use cachemate_core::{Access, AccessSource, BatchEnd, CpuId, MachineSpec, ProcessId, TaskId};
+use cachemate_sim::hw::{FrameLookup, FrameProvider, Hardware, HwOptions, HwThread};
 use cachemate_spec::load_machine;
 
 /// Frames in order of first touch.
 #[derive(Default)]
-struct InOrder {
+struct FirstTouchFrames {
     frames: BTreeMap<(u32, u64), u64>,
 }
 
-impl Frames for InOrder {
-    fn frame(&mut self, process: ProcessId, page: u64, _cpu: CpuId, _store: bool) -> Framed {
+impl FrameProvider for FirstTouchFrames {
+    fn frame(&mut self, process: ProcessId, page: u64, _cpu: CpuId, _store: bool) -> FrameLookup {
         let next = self.frames.len() as u64;
-        Framed { frame: *self.frames.entry((process.0, page)).or_insert(next), cost_cycles: 0, copied: false }
+        FrameLookup { frame: *self.frames.entry((process.0, page)).or_insert(next), cost_cycles: 0, copied: false }
     }
 }
 
 /// A loop over arrays of 64 MB, batch by batch.
-struct Endless {
+struct EndlessLoop {
     make: fn(u64) -> Vec<Access>,
     at: u64,
 }
 
-impl AccessSource for Endless {
-    fn fill(&mut self, batch: &mut Vec<Access>) -> Turn {
+impl AccessSource for EndlessLoop {
+    fn next_batch(&mut self, batch: &mut Vec<Access>) -> BatchEnd {
         for _ in 0..128 {
             batch.extend((self.make)(self.at));
             self.at = (self.at + 1) % (1 << 20);
         }
-        Turn::More
+        BatchEnd::More
     }
 }
 
@@ -55,10 +55,10 @@ fn chase(at: u64) -> Vec<Access> {
 /// Bytes a second that some CPUs move, reads and writes; and loads a second of the first.
 fn rates(machine: &MachineSpec, cpus: &[u32], make: fn(u64) -> Vec<Access>) -> (f64, f64) {
     let mut hw = Hardware::new(machine, HwOptions::default()).expect("a shipped machine");
-    let mut frames = InOrder::default();
+    let mut frames = FirstTouchFrames::default();
     for &cpu in cpus {
-        let source = Endless { make, at: u64::from(cpu) * 30_000 };
-        hw.load(CpuId(cpu), Thread::new(TaskId(cpu), ProcessId(cpu), 0, Box::new(source)), 0);
+        let source = EndlessLoop { make, at: u64::from(cpu) * 30_000 };
+        hw.load(CpuId(cpu), HwThread::new(TaskId(cpu), ProcessId(cpu), 0, Box::new(source)), 0);
     }
     let (warm, end) = (1_000_000, 5_000_000);
     let bytes = |hw: &Hardware| -> u64 {

@@ -1,7 +1,7 @@
 //! Scenario files: the documented example, checks, and the documentation.
 
 use cachemate_core::CpuSet;
-use cachemate_spec::{Distribution, Length, Model, Scenario, load_scenario, parse_scenario, parse_toml};
+use cachemate_spec::{Distribution, RunLength, Scenario, SimModel, load_scenario, parse_scenario, parse_toml};
 
 fn example() -> String {
     let page = include_str!("../../../docs/scenarios.md");
@@ -13,7 +13,7 @@ fn example() -> String {
 fn the_documented_example_reads() {
     let (scenario, machine) = parse_scenario("example", &example()).unwrap();
     assert_eq!(machine.name, "xeon-x5365-4");
-    assert_eq!((scenario.seed, scenario.scale, scenario.length), (1, 100, Length::Cycles(30_000_000)));
+    assert_eq!((scenario.seed, scenario.scale, scenario.length), (1, 100, RunLength::Cycles(30_000_000)));
     assert_eq!((scenario.policy.name.as_str(), scenario.scheduler.name.as_str()), ("random", "default"));
     assert_eq!(scenario.programs.iter().map(|program| program.count).sum::<u32>(), 4);
     assert_eq!(scenario.programs[0].parameters["footprint_bytes"].as_integer(), Some(8 << 20));
@@ -78,10 +78,10 @@ fn nominal() -> String {
 #[test]
 fn the_documented_interval_scenario_reads() {
     let (scenario, _) = parse_scenario("example", &nominal()).unwrap();
-    assert_eq!(scenario.model, Model::Interval);
+    assert_eq!(scenario.model, SimModel::Interval);
     let interval = scenario.interval.unwrap();
     assert_eq!(interval.events.len(), 2);
-    assert_eq!(interval.events[1].separate, Some([1].into_iter().collect::<CpuSet>()));
+    assert_eq!(interval.events[1].split_cpus, Some([1].into_iter().collect::<CpuSet>()));
     assert_eq!(interval.mixes[0].gap_ns, Some(Distribution::Exponential(60e9)));
     assert_eq!(interval.mixes[0].instructions, Some(Distribution::LogNormal(2e11, 0.5)));
     assert_eq!(interval.stretch, 1000.0);

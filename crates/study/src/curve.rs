@@ -1,9 +1,9 @@
 //! Miss-rate curves: the engines behind one face, and what they found as answers.
 
 use cachemate_locality::sampled::SampledCurve;
-use cachemate_locality::stack::{Histogram, ParallelStackDistances, StackDistances, StackError};
-use cachemate_report::{Counted, CurvePoint};
-use cachemate_trace::{ProfileFile, ThreadTotals, Totals};
+use cachemate_locality::stack::{DistanceHistogram, ParallelStackDistances, StackDistances, StackError};
+use cachemate_report::{CurveCounts, CurvePoint};
+use cachemate_trace::{ProfileFile, ThreadTotals, TraceTotals};
 
 /// Half-doublings from 4 KiB to 64 MiB, in bytes.
 pub fn usual_sizes() -> Vec<u64> {
@@ -22,7 +22,7 @@ pub fn sizes_in_equal_ratios(low: u64, high: u64, count: usize) -> Vec<u64> {
 /// has none.
 pub fn whole_curve(file: &ProfileFile) -> Option<Vec<CurvePoint>> {
     let curve = file.curves.iter().find(|curve| curve.thread.is_none() && curve.policy == "lru")?;
-    let point = |point: &cachemate_trace::CurvePoint| {
+    let point = |point: &cachemate_trace::StoredCurvePoint| {
         let half_width = (point.miss_ratio.high - point.miss_ratio.low) / 2.0;
         CurvePoint {
             bytes: point.size_bytes,
@@ -60,14 +60,14 @@ pub fn check_rate(rate: f64) -> Result<(), String> {
 const LARGE_RECORDS: u64 = 4_000_000;
 
 /// The exact engine on one thread or several; same result.
-pub enum Distances {
+pub enum DistanceEngine {
     /// On the caller's.
     One(Box<StackDistances>),
     /// On some.
     Several(Box<ParallelStackDistances>),
 }
 
-impl Distances {
+impl DistanceEngine {
     /// `threads`: `None` = two for large traces where there are two CPUs.
     pub fn new(threads: Option<usize>, expected_records: u64) -> Self {
         let two = || {
@@ -75,8 +75,8 @@ impl Distances {
             if cpus > 1 && expected_records >= LARGE_RECORDS { 2 } else { 1 }
         };
         match threads.unwrap_or_else(two) {
-            0 | 1 => Distances::One(Box::default()),
-            threads => Distances::Several(Box::new(ParallelStackDistances::new(threads))),
+            0 | 1 => DistanceEngine::One(Box::default()),
+            threads => DistanceEngine::Several(Box::new(ParallelStackDistances::new(threads))),
         }
     }
 
@@ -86,8 +86,8 @@ impl Distances {
     /// More distinct lines than distances can be told of.
     pub fn push(&mut self, lines: &[u64]) -> Result<(), StackError> {
         match self {
-            Distances::One(engine) => engine.push(lines),
-            Distances::Several(engine) => engine.push(lines),
+            DistanceEngine::One(engine) => engine.push(lines),
+            DistanceEngine::Several(engine) => engine.push(lines),
         }
     }
 
@@ -95,38 +95,42 @@ impl Distances {
     ///
     /// # Errors
     /// As [`Self::push`].
-    pub fn finish(self) -> Result<Histogram, StackError> {
+    pub fn finish(self) -> Result<DistanceHistogram, StackError> {
         match self {
-            Distances::One(engine) => engine.finish(),
-            Distances::Several(engine) => engine.finish(),
+            DistanceEngine::One(engine) => engine.finish(),
+            DistanceEngine::Several(engine) => engine.finish(),
         }
     }
 }
 
 /// What a trace knows of itself, or of one part, besides its records.
 #[derive(Clone, Copy, Default)]
-pub struct TraceTotals {
+pub struct PartTotals {
     /// Data accesses before any filter.
     pub program_accesses: Option<u64>,
     /// Executed in the recorded window.
     pub instructions: Option<u64>,
 }
 
-impl TraceTotals {
+impl PartTotals {
     /// What is known of a whole trace.
-    pub fn of_all(totals: Option<&Totals>, instructions_known: bool) -> Self {
+    pub fn of_all(totals: Option<&TraceTotals>, instructions_known: bool) -> Self {
         let instructions = totals.and_then(|totals| totals.instructions).filter(|_| instructions_known);
-        TraceTotals { program_accesses: totals.and_then(|totals| totals.program_accesses), instructions }
+        PartTotals { program_accesses: totals.and_then(|totals| totals.program_accesses), instructions }
     }
 
     /// Counts of the threads that `mine` picks; a sum is known only where each is.
-    pub fn of_part(totals: Option<&Totals>, instructions_known: bool, mine: impl Fn(&ThreadTotals) -> bool) -> Self {
-        let Some(totals) = totals else { return TraceTotals::default() };
+    pub fn of_part(
+        totals: Option<&TraceTotals>,
+        instructions_known: bool,
+        mine: impl Fn(&ThreadTotals) -> bool,
+    ) -> Self {
+        let Some(totals) = totals else { return PartTotals::default() };
         let threads: Vec<&ThreadTotals> = totals.threads.iter().filter(|thread| mine(thread)).collect();
         if threads.is_empty() {
-            return TraceTotals::default();
+            return PartTotals::default();
         }
-        TraceTotals {
+        PartTotals {
             program_accesses: threads.iter().map(|thread| thread.accesses).sum(),
             instructions: threads.iter().map(|t| t.instructions).sum::<Option<u64>>().filter(|_| instructions_known),
         }
@@ -139,7 +143,7 @@ impl TraceTotals {
 }
 
 /// The curve of exact distances, at these sizes in bytes; without accesses it has no points.
-pub fn counted(histogram: &Histogram, known: TraceTotals, sizes: &[u64], line_bytes: u32) -> Counted {
+pub fn counted(histogram: &DistanceHistogram, known: PartTotals, sizes: &[u64], line_bytes: u32) -> CurveCounts {
     let lines: Vec<u64> = sizes.iter().map(|bytes| bytes / u64::from(line_bytes)).collect();
     // Of no accesses there is no ratio, and so no curve.
     let ratios = histogram.miss_ratio_curve(&lines).unwrap_or_default();
@@ -151,7 +155,7 @@ pub fn counted(histogram: &Histogram, known: TraceTotals, sizes: &[u64], line_by
         mpki: per_kilo.map(|scale| miss_ratio * scale),
         miss_ratio_error: None,
     };
-    Counted {
+    CurveCounts {
         accesses,
         program_accesses: known.program_accesses,
         instructions: known.instructions,
@@ -161,19 +165,19 @@ pub fn counted(histogram: &Histogram, known: TraceTotals, sizes: &[u64], line_by
 }
 
 /// As [`counted`], from a sample: every point with its error bar.
-pub fn counted_from_sample(curve: &SampledCurve, known: TraceTotals, sizes: &[u64], line_bytes: u32) -> Counted {
+pub fn counted_from_sample(curve: &SampledCurve, known: PartTotals, sizes: &[u64], line_bytes: u32) -> CurveCounts {
     let accesses = curve.accesses();
     let per_kilo = known.per_kilo_instr(accesses);
     let point = |bytes: &u64| {
-        let found = curve.at(bytes / u64::from(line_bytes))?;
+        let estimate = curve.at(bytes / u64::from(line_bytes))?;
         Some(CurvePoint {
             bytes: *bytes,
-            miss_ratio: found.miss_ratio,
-            mpki: per_kilo.map(|scale| found.miss_ratio * scale),
-            miss_ratio_error: found.half_width,
+            miss_ratio: estimate.miss_ratio,
+            mpki: per_kilo.map(|scale| estimate.miss_ratio * scale),
+            miss_ratio_error: estimate.half_width,
         })
     };
-    Counted {
+    CurveCounts {
         accesses,
         program_accesses: known.program_accesses,
         instructions: known.instructions,
@@ -200,13 +204,13 @@ mod tests {
     fn a_sweeps_curve_is_a_step() {
         let sweep: Vec<u64> = (0..100).cycle().take(1000).collect();
         for threads in [Some(1), Some(2), None] {
-            let mut distances = Distances::new(threads, 1000);
+            let mut distances = DistanceEngine::new(threads, 1000);
             distances.push(&sweep).unwrap();
             let histogram = distances.finish().unwrap();
-            let found = counted(&histogram, TraceTotals::default(), &[99 * 64, 100 * 64], 64);
+            let found = counted(&histogram, PartTotals::default(), &[99 * 64, 100 * 64], 64);
             let ratios: Vec<f64> = found.curve.iter().map(|point| point.miss_ratio).collect();
             assert_eq!((ratios, found.cold, found.curve[0].mpki), (vec![1.0, 0.1], Some(100), None));
-            let known = TraceTotals { instructions: Some(4000), ..TraceTotals::default() };
+            let known = PartTotals { instructions: Some(4000), ..PartTotals::default() };
             assert_eq!(counted(&histogram, known, &[99 * 64], 64).curve[0].mpki, Some(250.0));
         }
     }

@@ -7,9 +7,9 @@
 //! curve's error spans the cache's size nothing is said. Source: `exceed_llc_capacity` of Linux 7.2, kernel/sched/fair.c.
 
 use cachemate_core::Estimate;
-use cachemate_locality::curve::fallen_rate;
+use cachemate_locality::curve::plateau_rate;
 use cachemate_report::text::{number, size_text};
-use cachemate_trace::{Curve, ProfileFile};
+use cachemate_trace::{ProfileFile, StoredCurve};
 use serde::Serialize;
 
 /// The kernel's limit is the cache's size times one and so many for each step of its tolerance above 1.
@@ -71,9 +71,9 @@ fn smallest_that_passes(touched_bytes: u64, cache_bytes: u64) -> Option<u32> {
 }
 
 /// The size at which the curve has fallen, with the sizes at which its lower and its upper ends have.
-fn used_again(curve: &Curve) -> Option<[u64; 3]> {
+fn used_again(curve: &StoredCurve) -> Option<[u64; 3]> {
     let (first, last) = (curve.points.first()?.miss_ratio.value, curve.points.last()?.miss_ratio.value);
-    let Some(enough) = fallen_rate(first, last) else { return Some([0; 3]) };
+    let Some(enough) = plateau_rate(first, last) else { return Some([0; 3]) };
     let end = curve.points.last()?.size_bytes;
     let fallen = |of: fn(&Estimate) -> f64| {
         curve.points.iter().find(|point| of(&point.miss_ratio) <= enough).map_or(end, |point| point.size_bytes)
@@ -117,7 +117,7 @@ impl std::fmt::Display for KernelFootprint {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cachemate_trace::{CurvePoint, Histogram, ProfileSource};
+    use cachemate_trace::{ProfileSource, StoredCurvePoint, StoredHistogram};
 
     const MIB: u64 = 1 << 20;
 
@@ -126,12 +126,13 @@ mod tests {
         let at = |size_bytes: u64| {
             let value = if size_bytes < knee_bytes { 1.0 } else { 0.1 };
             let miss_ratio = Estimate { value, low: value - error, high: value + error };
-            CurvePoint { size_bytes, miss_ratio, misses_per_kilo_instr: None }
+            StoredCurvePoint { size_bytes, miss_ratio, misses_per_kilo_instr: None }
         };
         let points = (0..10).map(|power| at(MIB << power)).collect();
-        let curve = Curve { policy: "lru".into(), method: "sampled".into(), line_bytes: 64, thread: None, points };
+        let curve =
+            StoredCurve { policy: "lru".into(), method: "sampled".into(), line_bytes: 64, thread: None, points };
         let cold = touched_bytes / 64;
-        let histogram = Histogram { kind: "stack-distance".into(), line_bytes: 64, cold, buckets: Vec::new() };
+        let histogram = StoredHistogram { kind: "stack-distance".into(), line_bytes: 64, cold, buckets: Vec::new() };
         ProfileFile {
             curves: vec![curve],
             histograms: vec![histogram],

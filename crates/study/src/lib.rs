@@ -12,14 +12,14 @@ mod prediction;
 mod profiling;
 
 pub use curve::{
-    Distances, TraceTotals, check_line_bytes, check_rate, counted, counted_from_sample, sizes_in_equal_ratios,
+    DistanceEngine, PartTotals, check_line_bytes, check_rate, counted, counted_from_sample, sizes_in_equal_ratios,
     usual_sizes, whole_curve,
 };
 pub use kernel_footprint::KernelFootprint;
 pub use prediction::{USUAL_SCHEME, cache_summary, matrix_of, pair_costs, plan_picture, unit_of};
-pub use profiling::{Profiling, Target, on_target};
+pub use profiling::{ProfilePass, ProfileTarget, on_target};
 
-use cachemate_locality::cachesim::ShapeError;
+use cachemate_locality::cachesim::GeometryError;
 use cachemate_locality::stack::StackError;
 
 /// A question that cannot be answered.
@@ -30,7 +30,7 @@ pub enum StudyError {
     NoSharedCache(String),
     /// The profiled cache cannot be.
     #[error(transparent)]
-    Shape(#[from] ShapeError),
+    Shape(#[from] GeometryError),
     /// More distinct lines than stack distances can be told of.
     #[error(transparent)]
     Stack(#[from] StackError),

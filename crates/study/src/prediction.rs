@@ -2,10 +2,10 @@
 
 use cachemate_core::{CpuSet, MachineSpec, Profile};
 use cachemate_policy::matrix::{CostKind, PairCosts};
-use cachemate_policy::placement::{Outcome, Placement};
+use cachemate_policy::placement::{Placement, PlacementCost};
 use cachemate_policy::schemes::{Scheme, SharedCache};
-use cachemate_policy::solvers::Method;
-use cachemate_report::{Alternatives, CacheAssigned, CacheSummary, Matrix, Placed, PlanResult, level_text};
+use cachemate_policy::solvers::SolverMethod;
+use cachemate_report::{Alternatives, CacheAssignment, CacheSummary, CostTable, PlacementRow, PlanResult, level_text};
 
 use crate::StudyError;
 
@@ -51,13 +51,13 @@ pub fn unit_of(kind: CostKind) -> &'static str {
 }
 
 /// Costs for people and scripts: per cent, or weights as they are.
-pub fn matrix_of(names: &[String], scheme: &str, costs: &PairCosts) -> Matrix {
+pub fn matrix_of(names: &[String], scheme: &str, costs: &PairCosts) -> CostTable {
     let scale = if costs.kind == CostKind::Degradation { 100.0 } else { 1.0 };
     let values = costs.cost.iter().map(|row| row.iter().map(|cost| Some(cost * scale)).collect()).collect();
-    Matrix { scheme: scheme.to_string(), unit: unit_of(costs.kind).to_string(), names: names.to_vec(), values }
+    CostTable { scheme: scheme.to_string(), unit: unit_of(costs.kind).to_string(), names: names.to_vec(), values }
 }
 
-fn mean(outcome: &Outcome) -> Option<f64> {
+fn mean(outcome: &PlacementCost) -> Option<f64> {
     outcome.mean_degradation_percent.or(outcome.mean_weight)
 }
 
@@ -70,13 +70,13 @@ pub fn plan_picture(placement: &Placement, machine: &str, scheme: &str, kind: Co
         let nth = seen.iter().filter(|other| **other == level).count();
         let cpus: CpuSet = cache.cpus.iter().map(|(cpu, _)| cpu.0).collect();
         let on_it = placement.programs.iter().filter(|program| cpus.contains(program.cpu.0));
-        let placed = on_it.map(|program| Placed {
+        let placed = on_it.map(|program| PlacementRow {
             name: program.name.clone(),
             cpu: Some(program.cpu.0),
-            suffers: program.degradation_percent.or(program.weight),
+            slowdown: program.degradation_percent.or(program.weight),
             why: program.why.clone(),
         });
-        caches.push(CacheAssigned {
+        caches.push(CacheAssignment {
             cache: format!("{level} #{nth}"),
             cpus: cpus.to_string(),
             programs: placed.collect(),
@@ -89,11 +89,11 @@ pub fn plan_picture(placement: &Placement, machine: &str, scheme: &str, kind: Co
         scheme: scheme.to_string(),
         unit: unit_of(kind).to_string(),
         solver: match placement.method {
-            Method::Matching => "minimum-weight matching".to_string(),
-            Method::DynamicProgramming => "dynamic programming".to_string(),
-            Method::LocalSearch => "local search".to_string(),
+            SolverMethod::Matching => "minimum-weight matching".to_string(),
+            SolverMethod::DynamicProgramming => "dynamic programming".to_string(),
+            SolverMethod::LocalSearch => "local search".to_string(),
         },
-        optimal: placement.method != Method::LocalSearch || gap.is_some_and(|gap| gap <= 0.0),
+        optimal: placement.method != SolverMethod::LocalSearch || gap.is_some_and(|gap| gap <= 0.0),
         gap,
         caches,
         expected: Alternatives {

@@ -1,17 +1,17 @@
 //! From a trace to a profile file: one pass, exact stack distances, sampled reuse times, phases.
 
-use cachemate_core::{Estimate, Fact, FactSource, Level, MachineSpec, PhaseParameters, Profile};
-use cachemate_locality::cachesim::{CacheShape, CacheSim, PositionProfile, Replacement};
+use cachemate_core::{CacheLevel, Estimate, Fact, FactSource, MachineSpec, PhaseParameters, Profile};
+use cachemate_locality::cachesim::{CacheGeometry, CacheSim, PositionProfile, Replacement};
 use cachemate_locality::curve::{Folding, fold_to_ways};
 use cachemate_locality::phases::phases;
 use cachemate_locality::reuse::ReuseSampler;
-use cachemate_locality::stack::{Histogram, StackDistances};
+use cachemate_locality::stack::{DistanceHistogram, StackDistances};
 use cachemate_trace::{
-    AccessRecord, Curve, CurvePoint, Header, Histogram as FileHistogram, Interval, Intervals, ProfileFile,
-    ProfileSource, StackPositions, Totals,
+    AccessRecord, ProfileFile, ProfileSource, StackPositions, StoredCurve, StoredCurvePoint,
+    StoredHistogram as FileHistogram, StoredInterval, StoredIntervals, TraceHeader, TraceTotals,
 };
 
-use crate::{StudyError, TraceTotals, counted, usual_sizes};
+use crate::{PartTotals, StudyError, counted, usual_sizes};
 
 /// Watches one access in this many: enough samples from a million accesses, cheap on a billion.
 const REUSE_ONE_IN: u32 = 64;
@@ -22,9 +22,9 @@ const PHASE_CACHE: (u64, u32) = (1 << 20, 16);
 
 /// The shared cache a profile is made for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Target {
+pub struct ProfileTarget {
     /// The cache's level; profiles keep curves by it.
-    pub level: Level,
+    pub level: CacheLevel,
     /// All slices together.
     pub size_bytes: u64,
     /// Lines of one set.
@@ -35,14 +35,14 @@ pub struct Target {
     pub slices: u32,
 }
 
-impl Target {
+impl ProfileTarget {
     /// A machine's contended cache.
     ///
     /// # Errors
     /// A machine without data caches.
     pub fn of(machine: &MachineSpec) -> Result<Self, StudyError> {
         let cache = machine.last_level().ok_or_else(|| StudyError::NoSharedCache(machine.name.clone()))?;
-        Ok(Target {
+        Ok(ProfileTarget {
             level: cache.level,
             size_bytes: cache.size_bytes,
             ways: cache.ways,
@@ -53,32 +53,41 @@ impl Target {
 }
 
 /// Engines fed side by side: push all records in order, then [`finish`](Self::finish).
-pub struct Profiling {
-    target: Target,
+pub struct ProfilePass {
+    target: ProfileTarget,
     instructions_known: bool,
     distances: StackDistances,
     reuse: ReuseSampler,
     cache: CacheSim,
     interval_records: u64,
-    intervals: Vec<Interval>,
-    current: Interval,
+    intervals: Vec<StoredInterval>,
+    current: StoredInterval,
     lines: Vec<u64>,
 }
 
-const EMPTY: Interval = Interval { accesses: 0, instructions: None, misses: 0, phase: 0 };
+const EMPTY: StoredInterval = StoredInterval { accesses: 0, instructions: None, misses: 0, phase: 0 };
 
-impl Profiling {
+impl ProfilePass {
     /// For `target`'s cache (a usual one without a target). `expected_records`: how many will come, 0 = not known.
     ///
     /// # Errors
     /// A cache that cannot be simulated.
-    pub fn new(target: Option<Target>, instructions_known: bool, expected_records: u64) -> Result<Self, StudyError> {
-        let usual =
-            Target { level: Level::L3, size_bytes: PHASE_CACHE.0, ways: PHASE_CACHE.1, line_bytes: 64, slices: 1 };
+    pub fn new(
+        target: Option<ProfileTarget>,
+        instructions_known: bool,
+        expected_records: u64,
+    ) -> Result<Self, StudyError> {
+        let usual = ProfileTarget {
+            level: CacheLevel::L3,
+            size_bytes: PHASE_CACHE.0,
+            ways: PHASE_CACHE.1,
+            line_bytes: 64,
+            slices: 1,
+        };
         let target = target.unwrap_or(usual);
         let line_bytes = u64::from(target.line_bytes);
-        let shape = CacheShape::from_bytes(target.size_bytes, line_bytes, target.ways, target.slices)?;
-        Ok(Profiling {
+        let shape = CacheGeometry::from_bytes(target.size_bytes, line_bytes, target.ways, target.slices)?;
+        Ok(ProfilePass {
             target,
             instructions_known,
             distances: StackDistances::new(),
@@ -127,12 +136,12 @@ impl Profiling {
         self,
         name: &str,
         from: &str,
-        header: &Header,
-        totals: Option<&Totals>,
+        header: &TraceHeader,
+        totals: Option<&TraceTotals>,
     ) -> Result<ProfileFile, StudyError> {
         let target = self.target;
         let histogram = self.distances.finish()?;
-        let known = TraceTotals::of_all(totals, header.instructions_known);
+        let known = PartTotals::of_all(totals, header.instructions_known);
         let tool = concat!("cachemate ", env!("CARGO_PKG_VERSION")).to_string();
         let source =
             ProfileSource { tool, kind: "trace".to_string(), from: Some(from.to_string()), filter: header.filter };
@@ -157,25 +166,31 @@ impl Profiling {
             let phase = every.last().map_or(0, |interval| interval.phase);
             file.profile.phase_number = phase;
             let (size_bytes, line_bytes) = (target.size_bytes, target.line_bytes);
-            file.intervals = Some(Intervals { size_bytes, line_bytes, every });
+            file.intervals = Some(StoredIntervals { size_bytes, line_bytes, every });
         }
         fill_rates(&mut file, target.level, &positions);
         Ok(file)
     }
 }
 
-fn curve(histogram: &Histogram, known: TraceTotals, line_bytes: u32) -> Curve {
-    let found = counted(histogram, known, &usual_sizes(), line_bytes);
-    let points = found.curve.iter().map(|point| CurvePoint {
+fn curve(histogram: &DistanceHistogram, known: PartTotals, line_bytes: u32) -> StoredCurve {
+    let counts = counted(histogram, known, &usual_sizes(), line_bytes);
+    let points = counts.curve.iter().map(|point| StoredCurvePoint {
         size_bytes: point.bytes,
         miss_ratio: Estimate::exact(point.miss_ratio),
         misses_per_kilo_instr: point.mpki.map(Estimate::exact),
     });
-    Curve { policy: "lru".to_string(), method: "exact".to_string(), line_bytes, thread: None, points: points.collect() }
+    StoredCurve {
+        policy: "lru".to_string(),
+        method: "exact".to_string(),
+        line_bytes,
+        thread: None,
+        points: points.collect(),
+    }
 }
 
 /// Distances in buckets of at most 1/32 of their size: exact below 64 lines, small enough for a file.
-fn bucketed(histogram: &Histogram, line_bytes: u32) -> FileHistogram {
+fn bucketed(histogram: &DistanceHistogram, line_bytes: u32) -> FileHistogram {
     let mut buckets: Vec<(u64, u64)> = Vec::new();
     for &(distance, count) in histogram.counts() {
         let step = 1u64 << (63 - (distance | 63).leading_zeros()).saturating_sub(5);
@@ -189,8 +204,8 @@ fn bucketed(histogram: &Histogram, line_bytes: u32) -> FileHistogram {
 }
 
 /// Numbers the phases: raised by one at each change of the miss rate (thesis 5.6.2).
-fn with_phases(mut every: Vec<Interval>) -> Vec<Interval> {
-    let signal = |interval: &Interval| {
+fn with_phases(mut every: Vec<StoredInterval>) -> Vec<StoredInterval> {
+    let signal = |interval: &StoredInterval| {
         let count = interval.instructions.filter(|count| *count > 0)?;
         Some(vec![interval.misses as f64 * 1000.0 / count as f64])
     };
@@ -202,7 +217,7 @@ fn with_phases(mut every: Vec<Interval>) -> Vec<Interval> {
 }
 
 /// Rates per instruction, where instructions are known: what schemes and policies read.
-fn fill_rates(file: &mut ProfileFile, level: Level, positions: &PositionProfile) {
+fn fill_rates(file: &mut ProfileFile, level: CacheLevel, positions: &PositionProfile) {
     let Some(instructions) = file.instructions.filter(|count| *count > 0) else { return };
     let per_mega = |count: u64| count as f64 * 1e6 / instructions as f64;
     let curve = file.curves.first().map(|curve| {
@@ -227,7 +242,7 @@ fn of_trace<T>(value: T) -> Fact<T> {
 ///
 /// # Errors
 /// The file was made for another line size, or knows no distances.
-pub fn on_target(file: &ProfileFile, target: Target) -> Result<Profile, StudyError> {
+pub fn on_target(file: &ProfileFile, target: ProfileTarget) -> Result<Profile, StudyError> {
     let mut profile = file.profile.clone();
     let Some(instructions) = file.instructions.filter(|count| *count > 0) else { return Ok(profile) };
     let per_mega = |count: f64| count * 1e6 / instructions as f64;
@@ -235,18 +250,18 @@ pub fn on_target(file: &ProfileFile, target: Target) -> Result<Profile, StudyErr
         (found.size_bytes, found.line_bytes, found.hits.len())
             == (target.size_bytes, target.line_bytes, target.ways as usize)
     };
-    if let Some(found) = file.stack_positions.iter().find(fits) {
-        let counts = found.hits.iter().chain([&found.misses]);
+    if let Some(positions) = file.stack_positions.iter().find(fits) {
+        let counts = positions.hits.iter().chain([&positions.misses]);
         profile.locality.stack_positions = Some(of_trace(counts.map(|count| per_mega(*count as f64)).collect()));
         return Ok(profile);
     }
     let with_line = |h: &&FileHistogram| h.kind == "stack-distance" && h.line_bytes == target.line_bytes;
     let Some(histogram) = file.histograms.iter().find(with_line) else {
-        let made: Vec<String> = file.histograms.iter().map(|h| h.line_bytes.to_string()).collect();
-        let made = if made.is_empty() { "none".to_string() } else { made.join(", ") };
+        let line_sizes: Vec<String> = file.histograms.iter().map(|h| h.line_bytes.to_string()).collect();
+        let made = if line_sizes.is_empty() { "none".to_string() } else { line_sizes.join(", ") };
         return Err(StudyError::OtherLines { program: file.program.clone(), found: made, expected: target.line_bytes });
     };
-    let histogram = Histogram::new(histogram.cold, histogram.buckets.iter().copied());
+    let histogram = DistanceHistogram::new(histogram.cold, histogram.buckets.iter().copied());
     let sets = target.size_bytes / u64::from(target.line_bytes) / u64::from(target.ways);
     let folded = fold_to_ways(&histogram, sets, target.ways, Folding::Hashed);
     profile.locality.stack_positions = folded.map(|counts| of_trace(counts.into_iter().map(per_mega).collect()));

@@ -8,9 +8,10 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-use cachemate_sweep::engines::local::Local;
+use cachemate_sweep::engines::local::LocalEngine;
 use cachemate_sweep::{
-    Answer, Drive, Header, Inputs, Job, Kind, Manifest, RunError, Store, Task, TaskId, Work, drive, status,
+    DriveOptions, Inputs, JobResult, JobRunner, Manifest, ManifestHeader, RunError, Store, SweepJob, SweepKind,
+    SweepTask, SweepTaskId, drive, status,
 };
 use serde_json::Value;
 
@@ -21,24 +22,24 @@ const TASKS_EACH: u64 = 20;
 const ROUNDS: usize = 5;
 
 /// Counts as far as it was told.
-struct Counting {
+struct CountingSource {
     steps: u64,
 }
 
-impl Work for Counting {
+impl JobRunner for CountingSource {
     fn version(&self) -> String {
         "1".to_string()
     }
     fn recording(&self, _: &str) -> Result<Option<PathBuf>, String> {
         Ok(None)
     }
-    fn check(&self, _: &Job) -> Result<(), String> {
+    fn check(&self, _: &SweepJob) -> Result<(), String> {
         Ok(())
     }
-    fn run(&self, job: &Job, _: &AtomicBool) -> Result<Answer, RunError> {
-        let Job::Repro { run, .. } = job else { return Err(RunError::Failed("another job".to_string())) };
+    fn run(&self, job: &SweepJob, _: &AtomicBool) -> Result<JobResult, RunError> {
+        let SweepJob::Repro { run, .. } = job else { return Err(RunError::Failed("another job".to_string())) };
         let value = count(self.steps, run.len() as u64) as f64;
-        Ok(Answer { figures: BTreeMap::from([("value".to_string(), Some(value))]), ..Answer::default() })
+        Ok(JobResult { figures: BTreeMap::from([("value".to_string(), Some(value))]), ..JobResult::default() })
     }
 }
 
@@ -62,11 +63,11 @@ fn steps_of(time: Duration) -> u64 {
 
 fn manifest(tasks: usize) -> Manifest {
     let point = |at: usize| format!("{{\"run\":\"{at}\"}}").into_boxed_str();
-    let header = Header {
+    let header = ManifestHeader {
         format: 1,
         name: "scale".to_string(),
         description: String::new(),
-        kind: Kind::Repro,
+        kind: SweepKind::Repro,
         version: "1".to_string(),
         detail: false,
         axes: vec!["run".to_string()],
@@ -76,7 +77,10 @@ fn manifest(tasks: usize) -> Manifest {
         recordings: BTreeMap::new(),
         repro: Value::Null,
     };
-    Manifest { header, tasks: (0..tasks).map(|at| Task { id: TaskId::of(&point(at)), point: point(at) }).collect() }
+    Manifest {
+        header,
+        tasks: (0..tasks).map(|at| SweepTask { id: SweepTaskId::of(&point(at)), point: point(at) }).collect(),
+    }
 }
 
 fn sweep(folder: &Path, tasks: usize, workers: usize, steps: u64) {
@@ -84,8 +88,8 @@ fn sweep(folder: &Path, tasks: usize, workers: usize, steps: u64) {
     let store = Arc::new(Store::create(folder).expect("a folder to write to"));
     manifest.write(folder).expect("a folder to write to");
     let inputs = Arc::new(Inputs::open(folder, &manifest.header).expect("nothing to open"));
-    let mut engine = Local::new(Arc::clone(&store), Arc::new(Counting { steps }), inputs, workers, 0);
-    let options = Drive { retries: 0, patience: Duration::from_secs(60) };
+    let mut engine = LocalEngine::new(Arc::clone(&store), Arc::new(CountingSource { steps }), inputs, workers, 0);
+    let options = DriveOptions { retries: 0, patience: Duration::from_secs(60) };
     let stop = AtomicBool::new(false);
     let ended = drive(&store, &manifest.tasks, &mut engine, &options, &mut |_| (), &stop).expect("a sweep that ends");
     assert_eq!(ended.finished, tasks);
@@ -101,14 +105,14 @@ fn leave_one_running(folder: &Path) {
 }
 
 /// Wall and processor time, and the largest resident memory, of this program with other arguments.
-struct Took {
+struct RunCost {
     wall_s: f64,
     cpu_s: f64,
     peak_mib: f64,
 }
 
 /// Runs children at once, and waits for all; times of all together.
-fn children(runs: &[Vec<String>]) -> Took {
+fn children(runs: &[Vec<String>]) -> RunCost {
     let own = std::env::current_exe().expect("this program has a name");
     let (start, before) = (Instant::now(), children_cpu_s());
     let started: Vec<_> = runs.iter().map(|args| Command::new(&own).args(args).spawn().expect("it starts")).collect();
@@ -127,7 +131,7 @@ fn children(runs: &[Vec<String>]) -> Took {
             }
         }
     }
-    Took { wall_s: start.elapsed().as_secs_f64(), cpu_s: children_cpu_s() - before, peak_mib }
+    RunCost { wall_s: start.elapsed().as_secs_f64(), cpu_s: children_cpu_s() - before, peak_mib }
 }
 
 /// Fields 16 and 17 of `/proc/self/stat`: children that were waited for, in hundredths of a second.
@@ -156,7 +160,7 @@ fn measure() {
     let each = start.elapsed().as_secs_f64() / TASKS as f64;
     println!("{TASKS} tasks that do nothing, 2 workers: {:.3} ms each", 1e3 * each);
     leave_one_running(&many);
-    let looked: Vec<Took> = (0..ROUNDS).map(|_| children(&[vec!["status".to_string(), text(&many)]])).collect();
+    let looked: Vec<RunCost> = (0..ROUNDS).map(|_| children(&[vec!["status".to_string(), text(&many)]])).collect();
     let peak = looked.iter().map(|took| took.peak_mib).fold(0.0, f64::max);
     let wall = median(looked.iter().map(|took| took.wall_s).collect());
     let cpu = median(looked.iter().map(|took| took.cpu_s).collect());
@@ -203,7 +207,7 @@ fn main() -> ExitCode {
             let store = Store::open(Path::new(&args[1])).expect("a sweep's folder");
             let found = status(&store).expect("a sweep's folder");
             assert_eq!((found.total, found.finished, found.running), (TASKS + 1, TASKS, 1));
-            assert!(found.left_s.is_some(), "the time left is part of a status");
+            assert!(found.remaining_s.is_some(), "the time left is part of a status");
         }
         Some("plain") => (0..number(1)).for_each(|at| _ = std::hint::black_box(count(number(2), at))),
         Some("sweep") => sweep(Path::new(&args[1]), number(2) as usize, 2, number(3)),

@@ -11,7 +11,7 @@ use rustix::process::{Pid, Signal, kill_process_group};
 
 /// What a client said and how it ended. Exit codes of engines are not believed where their output says more.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Called {
+pub struct ClientOutput {
     /// The exit code; `None` after a signal.
     pub code: Option<i32>,
     /// Standard output, with what is no UTF-8 replaced.
@@ -41,7 +41,7 @@ const OUTPUT_AFTER_END: Duration = Duration::from_millis(500);
 ///
 /// # Errors
 /// It is not there, or did not end in time.
-pub fn call(command: &mut Command, deadline: Duration) -> Result<Called, CallError> {
+pub fn call(command: &mut Command, deadline: Duration) -> Result<ClientOutput, CallError> {
     let name = command.get_program().to_string_lossy().into_owned();
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
     let mut child = command.spawn().map_err(|error| match error.kind() {
@@ -72,7 +72,7 @@ pub fn call(command: &mut Command, deadline: Duration) -> Result<Called, CallErr
         let bytes = from.recv_timeout(OUTPUT_AFTER_END).unwrap_or_default();
         String::from_utf8_lossy(&bytes).into_owned()
     };
-    Ok(Called { code: status.code(), out: text(out), err: text(err) })
+    Ok(ClientOutput { code: status.code(), out: text(out), err: text(err) })
 }
 
 /// As [`call`], and an exit code other than 0 is an error with what the client said.
@@ -85,8 +85,8 @@ pub fn call_ok(command: &mut Command, deadline: Duration) -> Result<String, Call
     if called.code == Some(0) {
         return Ok(called.out);
     }
-    let said = if called.err.trim().is_empty() { called.out } else { called.err };
-    Err(CallError::Failed(name, said.lines().take(5).collect::<Vec<_>>().join("; ")))
+    let output = if called.err.trim().is_empty() { called.out } else { called.err };
+    Err(CallError::Failed(name, output.lines().take(5).collect::<Vec<_>>().join("; ")))
 }
 
 fn reader(from: Option<impl Read + Send + 'static>) -> Receiver<Vec<u8>> {

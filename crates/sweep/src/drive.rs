@@ -12,14 +12,14 @@ use std::time::{Duration, Instant, SystemTime};
 use serde::Serialize;
 
 use crate::SweepError;
-use crate::engine::{Engine, Look};
-use crate::manifest::{Task, TaskId};
+use crate::engine::{EngineStatus, TaskEngine};
+use crate::manifest::{SweepTask, SweepTaskId};
 use crate::store::{Store, names};
 use crate::worker::is_given_up;
 
 /// How a sweep is driven.
 #[derive(Clone, Debug)]
-pub struct Drive {
+pub struct DriveOptions {
     /// Failures of a task beyond the first that are tried again.
     pub retries: u32,
     /// An engine that loses everything it is handed, or takes nothing, is given up after this long without a result.
@@ -28,7 +28,7 @@ pub struct Drive {
 
 /// Where a sweep stands.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Progress {
+pub struct SweepProgress {
     /// Tasks of the sweep, each id once.
     pub total: usize,
     /// Tasks with a result.
@@ -45,7 +45,7 @@ pub struct Progress {
 
 /// How a drive ended; `cachemate sweep run --json` prints it.
 #[derive(Clone, PartialEq, Debug, Default, Serialize)]
-pub struct Summary {
+pub struct SweepSummary {
     /// Tasks of the sweep, each id once.
     pub total: usize,
     /// Finished before.
@@ -53,9 +53,9 @@ pub struct Summary {
     /// Tasks with a result, those that were skipped included.
     pub finished: usize,
     /// Given up, with the last reason.
-    pub failed: Vec<(TaskId, String)>,
+    pub failed: Vec<(SweepTaskId, String)>,
     /// Neither finished nor given up.
-    pub missing: Vec<TaskId>,
+    pub missing: Vec<SweepTaskId>,
     /// Results that were not whole, in words; made again.
     pub damaged: Vec<String>,
     /// Results on which two workers did not agree.
@@ -73,26 +73,26 @@ pub struct Summary {
 /// patience lasts, or never will.
 pub fn drive(
     store: &Store,
-    tasks: &[Task],
-    engine: &mut dyn Engine,
-    options: &Drive,
-    watch: &mut dyn FnMut(&Progress),
+    tasks: &[SweepTask],
+    engine: &mut dyn TaskEngine,
+    options: &DriveOptions,
+    watch: &mut dyn FnMut(&SweepProgress),
     stop: &AtomicBool,
-) -> Result<Summary, SweepError> {
-    let mut driving = Driving::new(store, tasks, options)?;
+) -> Result<SweepSummary, SweepError> {
+    let mut driving = SweepDriver::new(store, tasks, options)?;
     let ended = driving.rounds(engine, watch, stop);
     engine.stop();
     ended?;
     driving.summary(stop.load(Ordering::Relaxed))
 }
 
-struct Driving<'a> {
+struct SweepDriver<'a> {
     store: &'a Store,
-    options: &'a Drive,
-    tasks: &'a [Task],
-    scope: BTreeSet<TaskId>,
-    results: Results,
-    given_up: BTreeMap<TaskId, String>,
+    options: &'a DriveOptions,
+    tasks: &'a [SweepTask],
+    scope: BTreeSet<SweepTaskId>,
+    results: FinishedTasks,
+    given_up: BTreeMap<SweepTaskId, String>,
     skipped: usize,
     damaged: Vec<String>,
     rounds: u32,
@@ -101,27 +101,27 @@ struct Driving<'a> {
     last_move: Instant,
 }
 
-impl<'a> Driving<'a> {
-    fn new(store: &'a Store, tasks: &'a [Task], options: &'a Drive) -> Result<Self, SweepError> {
+impl<'a> SweepDriver<'a> {
+    fn new(store: &'a Store, tasks: &'a [SweepTask], options: &'a DriveOptions) -> Result<Self, SweepError> {
         store.sweep_partial()?;
-        let scope: BTreeSet<TaskId> = tasks.iter().map(|task| task.id).collect();
-        let mut results = Results::default();
+        let scope: BTreeSet<SweepTaskId> = tasks.iter().map(|task| task.id).collect();
+        let mut results = FinishedTasks::default();
         results.update(store)?;
         let mut damaged = Vec::new();
         for &id in scope.iter().filter(|id| results.finished.contains(id)) {
             if let Err(what) = store.read(id) {
                 damaged.push(what);
-                store.set_aside(id)?;
+                store.quarantine(id)?;
             }
         }
         if !damaged.is_empty() {
-            results = Results::default();
+            results = FinishedTasks::default();
             results.update(store)?;
         }
         store.remove_claims_on(&results.finished)?;
         let skipped = scope.iter().filter(|id| results.finished.contains(id)).count();
         let (given_up, last_move) = (BTreeMap::new(), Instant::now());
-        let mut driving = Driving {
+        let mut driving = SweepDriver {
             store,
             options,
             tasks,
@@ -160,28 +160,31 @@ impl<'a> Driving<'a> {
         Ok(())
     }
 
-    fn open(&self) -> Vec<Task> {
-        let open = |task: &&Task| !self.results.finished.contains(&task.id) && !self.given_up.contains_key(&task.id);
+    fn open(&self) -> Vec<SweepTask> {
+        let open =
+            |task: &&SweepTask| !self.results.finished.contains(&task.id) && !self.given_up.contains_key(&task.id);
         self.tasks.iter().filter(open).cloned().collect()
     }
 
-    fn progress(&self, look: &Look) -> Progress {
+    fn progress(&self, look: &EngineStatus) -> SweepProgress {
         let (waiting, running) = match look {
-            Look::Working { waiting, running } => (*waiting, *running),
+            EngineStatus::Working { waiting, running } => (*waiting, *running),
             _ => (None, None),
         };
         let message = match look {
-            Look::Silent(what) | Look::Stuck(what) | Look::Broken(what) => Some(what.clone()),
+            EngineStatus::Unresponsive(what) | EngineStatus::Stuck(what) | EngineStatus::Broken(what) => {
+                Some(what.clone())
+            }
             _ => None,
         };
         let finished = self.scope.iter().filter(|id| self.results.finished.contains(id)).count();
-        Progress { total: self.scope.len(), finished, failed: self.given_up.len(), waiting, running, message }
+        SweepProgress { total: self.scope.len(), finished, failed: self.given_up.len(), waiting, running, message }
     }
 
     fn rounds(
         &mut self,
-        engine: &mut dyn Engine,
-        watch: &mut dyn FnMut(&Progress),
+        engine: &mut dyn TaskEngine,
+        watch: &mut dyn FnMut(&SweepProgress),
         stop: &AtomicBool,
     ) -> Result<(), SweepError> {
         self.last_move = Instant::now();
@@ -191,13 +194,13 @@ impl<'a> Driving<'a> {
             if open.is_empty() || stop.load(Ordering::Relaxed) {
                 return Ok(());
             }
-            let claimed: BTreeSet<TaskId> = self.store.running()?.into_iter().map(|(id, _)| id).collect();
-            let free: Vec<Task> = open.into_iter().filter(|task| !claimed.contains(&task.id)).collect();
+            let claimed: BTreeSet<SweepTaskId> = self.store.running()?.into_iter().map(|(id, _)| id).collect();
+            let free: Vec<SweepTask> = open.into_iter().filter(|task| !claimed.contains(&task.id)).collect();
             if free.is_empty() {
                 // Others run all that is left: they are waited for, and their claims end with them.
                 nap(Duration::from_millis(300), stop);
                 self.refresh()?;
-                watch(&self.progress(&Look::Working { waiting: None, running: Some(claimed.len()) }));
+                watch(&self.progress(&EngineStatus::Working { waiting: None, running: Some(claimed.len()) }));
                 continue;
             }
             if self.rounds > 0 && self.last_move.elapsed() > self.options.patience {
@@ -207,10 +210,12 @@ impl<'a> Driving<'a> {
             self.rounds += 1;
             match engine.submit(&free) {
                 Ok(()) => self.watch_round(engine, watch, stop)?,
-                Err(error) if error.for_ever || self.last_move.elapsed() > self.options.patience => {
+                Err(error) if error.is_permanent || self.last_move.elapsed() > self.options.patience => {
                     return Err(error.into());
                 }
-                Err(error) => watch(&Progress { message: Some(error.to_string()), ..self.progress(&Look::Done) }),
+                Err(error) => {
+                    watch(&SweepProgress { message: Some(error.to_string()), ..self.progress(&EngineStatus::Done) })
+                }
             }
             dry = if self.moved == before { dry + 1 } else { 0 };
             if dry > 0 {
@@ -222,29 +227,29 @@ impl<'a> Driving<'a> {
     /// Watches until the engine has nothing in hand, or nothing is left to do.
     fn watch_round(
         &mut self,
-        engine: &mut dyn Engine,
-        watch: &mut dyn FnMut(&Progress),
+        engine: &mut dyn TaskEngine,
+        watch: &mut dyn FnMut(&SweepProgress),
         stop: &AtomicBool,
     ) -> Result<(), SweepError> {
         loop {
-            let look = engine.look();
+            let look = engine.poll();
             let looking = Instant::now();
             self.refresh()?;
             watch(&self.progress(&look));
             match look {
-                Look::Broken(what) => return Err(SweepError::Refused(format!("{}: {what}", engine.name()))),
-                Look::Done => {
-                    self.results.forget_times();
+                EngineStatus::Broken(what) => return Err(SweepError::Refused(format!("{}: {what}", engine.name()))),
+                EngineStatus::Done => {
+                    self.results.reset_timestamps();
                     return self.refresh();
                 }
                 _ if stop.load(Ordering::Relaxed) || self.open().is_empty() => return Ok(()),
                 // A large store takes long to look at: not more than a twentieth of the time.
                 look => {
-                    let time = engine.look_every().max(20 * looking.elapsed());
+                    let time = engine.poll_interval().max(20 * looking.elapsed());
                     wait(engine, time, stop);
                     // Patience runs only while the engine has nothing in hand: a job may take hours, or be lost
                     // and noticed after minutes.
-                    if matches!(look, Look::Working { .. }) {
+                    if matches!(look, EngineStatus::Working { .. }) {
                         self.last_move += looking.elapsed();
                     }
                 }
@@ -252,13 +257,13 @@ impl<'a> Driving<'a> {
         }
     }
 
-    fn summary(mut self, interrupted: bool) -> Result<Summary, SweepError> {
-        self.results.forget_times();
+    fn summary(mut self, interrupted: bool) -> Result<SweepSummary, SweepError> {
+        self.results.reset_timestamps();
         self.refresh()?;
         self.store.remove_claims_on(&self.results.finished)?;
-        let missing: Vec<TaskId> = self.open().into_iter().map(|task| task.id).collect();
+        let missing: Vec<SweepTaskId> = self.open().into_iter().map(|task| task.id).collect();
         let finished = self.scope.iter().filter(|id| self.results.finished.contains(id)).count();
-        Ok(Summary {
+        Ok(SweepSummary {
             total: self.scope.len(),
             skipped: self.skipped,
             finished,
@@ -275,7 +280,7 @@ impl<'a> Driving<'a> {
 const STEP_OF_WAIT: Duration = Duration::from_millis(100);
 
 /// Waits in small steps, so that Ctrl-C is heard; ends early where the engine has news.
-fn wait(engine: &mut dyn Engine, time: Duration, stop: &AtomicBool) {
+fn wait(engine: &mut dyn TaskEngine, time: Duration, stop: &AtomicBool) {
     let start = Instant::now();
     while !stop.load(Ordering::Relaxed) {
         let left = time.saturating_sub(start.elapsed());
@@ -294,15 +299,15 @@ fn nap(time: Duration, stop: &AtomicBool) {
 
 /// Ids of finished tasks; a folder that did not change is not read again.
 #[derive(Default)]
-struct Results {
-    finished: BTreeSet<TaskId>,
+struct FinishedTasks {
+    finished: BTreeSet<SweepTaskId>,
     read_at: BTreeMap<PathBuf, SystemTime>,
 }
 
 /// File systems tell times in steps; a folder that changed later than this before it was read may change unseen.
 const STEP: Duration = Duration::from_secs(2);
 
-impl Results {
+impl FinishedTasks {
     fn update(&mut self, store: &Store) -> Result<(), SweepError> {
         let results = store.folder().join("results");
         for name in names(&results)? {
@@ -320,7 +325,7 @@ impl Results {
         Ok(())
     }
 
-    fn forget_times(&mut self) {
+    fn reset_timestamps(&mut self) {
         self.read_at.clear();
     }
 }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::client::CallError;
-use crate::manifest::Task;
+use crate::manifest::SweepTask;
 
 /// An engine that cannot take tasks, in words.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -15,19 +15,19 @@ pub struct EngineError {
     /// What went wrong, as the user reads it.
     pub what: String,
     /// It will not be better later: the engine is not installed, or refuses what is asked.
-    pub for_ever: bool,
+    pub is_permanent: bool,
 }
 
 impl EngineError {
     /// The error of calling one of the engine's programs: a program that is missing is missing for ever.
     pub fn of(engine: &'static str, error: CallError) -> Self {
-        EngineError { engine, for_ever: matches!(error, CallError::Missing(_)), what: error.to_string() }
+        EngineError { engine, is_permanent: matches!(error, CallError::Missing(_)), what: error.to_string() }
     }
 }
 
 /// What an engine says of the tasks it was handed.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Look {
+pub enum EngineStatus {
     /// It has some in hand.
     Working {
         /// Tasks that did not start; `None` where it does not say.
@@ -38,7 +38,7 @@ pub enum Look {
     /// It has none in hand any more, whatever became of them.
     Done,
     /// Its clients do not answer; tasks may go on all the same.
-    Silent(String),
+    Unresponsive(String),
     /// It has some that it will not start as things are.
     Stuck(String),
     /// It cannot go on.
@@ -46,7 +46,7 @@ pub enum Look {
 }
 
 /// What spreads tasks: threads, or a scheduler of a cluster. It is not believed to run each task exactly once.
-pub trait Engine {
+pub trait TaskEngine {
     /// The name as `--engine` takes it.
     fn name(&self) -> &'static str;
 
@@ -54,13 +54,13 @@ pub trait Engine {
     ///
     /// # Errors
     /// They could not be handed over. Some may have been.
-    fn submit(&mut self, tasks: &[Task]) -> Result<(), EngineError>;
+    fn submit(&mut self, tasks: &[SweepTask]) -> Result<(), EngineError>;
 
     /// What it says now of the tasks that it was handed.
-    fn look(&mut self) -> Look;
+    fn poll(&mut self) -> EngineStatus;
 
     /// How often it may be asked.
-    fn look_every(&self) -> Duration {
+    fn poll_interval(&self) -> Duration {
         Duration::from_secs(1)
     }
 

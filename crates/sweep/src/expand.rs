@@ -7,28 +7,28 @@ use cachemate_spec::{Scenario, machine_names};
 use serde_json::Value;
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::file::{Kind, Sweep};
-use crate::job::{Inputs, Job, Work, whole_file};
-use crate::manifest::{FORMAT, Header, Manifest, Recording, Task, TaskId, checksum_of};
+use crate::file::{SweepDefinition, SweepKind};
+use crate::job::{Inputs, JobRunner, SweepJob, whole_file};
+use crate::manifest::{FORMAT, Manifest, ManifestHeader, RecordingRef, SweepTask, SweepTaskId, checksum_of};
 use crate::points::Point;
 use crate::{Store, SweepError};
 
 /// A manifest with the files that its tasks read.
-pub struct Expanded {
+pub struct ExpandedSweep {
     /// The header, and a task for each point.
     pub manifest: Manifest,
     /// Names below the sweep's folder, and contents.
     pub files: BTreeMap<String, String>,
 }
 
-impl Expanded {
+impl ExpandedSweep {
     /// Puts the inputs and then the manifest into the sweep's folder.
     ///
     /// # Errors
     /// They cannot be written.
     pub fn write(&self, store: &Store) -> Result<(), SweepError> {
         for (name, content) in &self.files {
-            store.put(name, content)?;
+            store.write_atomic(name, content)?;
         }
         self.manifest.write(store.folder())
     }
@@ -39,8 +39,8 @@ impl Expanded {
 /// # Errors
 /// A scenario or machine that cannot be, a program that is not there, a policy that the command does not have; each
 /// with its file and field, and the point where it came up.
-pub fn expand(sweep: &Sweep, work: &dyn Work) -> Result<Expanded, SweepError> {
-    let mut making = Making::new(sweep, work)?;
+pub fn expand(sweep: &SweepDefinition, work: &dyn JobRunner) -> Result<ExpandedSweep, SweepError> {
+    let mut making = ManifestBuilder::new(sweep, work)?;
     let mut tasks = Vec::new();
     let mut last: Option<(Point<'_>, u64, u64)> = None;
     for point in sweep.points() {
@@ -56,10 +56,10 @@ pub fn expand(sweep: &Sweep, work: &dyn Work) -> Result<Expanded, SweepError> {
                 (content, own)
             }
         };
-        let id = TaskId::of(&format!("{content:016x} {}", seed.unwrap_or(own_seed)));
+        let id = SweepTaskId::of(&format!("{content:016x} {}", seed.unwrap_or(own_seed)));
         let values: BTreeMap<&str, &Value> = point.into_iter().collect();
         let text = serde_json::to_string(&values).map_err(|error| SweepError::Refused(error.to_string()))?;
-        tasks.push(Task { id, point: text.into() });
+        tasks.push(SweepTask { id, point: text.into() });
     }
     if tasks.is_empty() {
         return Err(whole_file(&sweep.path, "no point that the filters leave").into());
@@ -67,8 +67,8 @@ pub fn expand(sweep: &Sweep, work: &dyn Work) -> Result<Expanded, SweepError> {
     Ok(making.finish(sweep, tasks))
 }
 
-struct Making<'a> {
-    work: &'a dyn Work,
+struct ManifestBuilder<'a> {
+    work: &'a dyn JobRunner,
     folder: &'a Path,
     version: String,
     inputs: Inputs,
@@ -79,11 +79,11 @@ struct Making<'a> {
     built_in: BTreeSet<String>,
 }
 
-impl<'a> Making<'a> {
-    fn new(sweep: &'a Sweep, work: &'a dyn Work) -> Result<Self, SweepError> {
+impl<'a> ManifestBuilder<'a> {
+    fn new(sweep: &'a SweepDefinition, work: &'a dyn JobRunner) -> Result<Self, SweepError> {
         let inputs = Inputs { kind: sweep.file.kind, detail: sweep.file.detail, ..Inputs::default() };
         let folder = &sweep.folder;
-        let mut making = Making {
+        let mut making = ManifestBuilder {
             work,
             folder,
             version: work.version(),
@@ -93,11 +93,11 @@ impl<'a> Making<'a> {
             machines: BTreeMap::new(),
             built_in: BTreeSet::new(),
         };
-        for given in &sweep.file.axes.scenario {
-            let path = folder.join(given);
+        for name in &sweep.file.axes.scenario {
+            let path = folder.join(name);
             let text = std::fs::read_to_string(&path).map_err(|error| SweepError::file(&path, error))?;
-            making.scenarios.insert(given.clone(), making.kept("scenario", &text));
-            making.inputs.scenarios.insert(given.clone(), (path.display().to_string(), text));
+            making.scenarios.insert(name.clone(), making.kept("scenario", &text));
+            making.inputs.scenarios.insert(name.clone(), (path.display().to_string(), text));
         }
         Ok(making)
     }
@@ -118,9 +118,11 @@ impl<'a> Making<'a> {
         let at = || point.iter().map(|(axis, value)| format!("{axis} {value}")).collect::<Vec<_>>().join(", ");
         let refused = |what: String| SweepError::Refused(format!("{what} (at {})", at()));
         match self.inputs.kind {
-            Kind::Scenario => self.scenario(point),
-            Kind::Curve => self.curve(point).map_err(refused),
-            Kind::Repro => Err(SweepError::Refused("runs of the papers' experiments are not made from a file".into())),
+            SweepKind::Scenario => self.scenario(point),
+            SweepKind::Curve => self.curve(point).map_err(refused),
+            SweepKind::Repro => {
+                Err(SweepError::Refused("runs of the papers' experiments are not made from a file".into()))
+            }
         }
     }
 
@@ -155,8 +157,8 @@ impl<'a> Making<'a> {
     fn label(&self, point: &Point<'_>) -> String {
         let at = point.iter().filter(|(axis, _)| *axis != "scenario");
         let at: Vec<String> = at.map(|(axis, value)| format!("{axis} {value}")).collect();
-        let given = point.iter().find(|(axis, _)| *axis == "scenario").and_then(|(_, value)| value.as_str());
-        let file = given.and_then(|given| self.inputs.scenarios.get(given)).map_or("", |(label, _)| label);
+        let scenario = point.iter().find(|(axis, _)| *axis == "scenario").and_then(|(_, value)| value.as_str());
+        let file = scenario.and_then(|given| self.inputs.scenarios.get(given)).map_or("", |(label, _)| label);
         if at.is_empty() { file.to_string() } else { format!("{file} with {}", at.join(", ")) }
     }
 
@@ -167,20 +169,20 @@ impl<'a> Making<'a> {
             return Ok(());
         }
         let text = std::fs::read_to_string(&name).map_err(|error| SweepError::file(Path::new(&name), error))?;
-        let kept = self.keep("machine", text);
-        self.machines.insert(name, kept);
+        let path = self.keep("machine", text);
+        self.machines.insert(name, path);
         Ok(())
     }
 
     fn curve(&mut self, point: &Point<'_>) -> Result<(u64, u64), String> {
-        let given = point.iter().find(|(axis, _)| *axis == "recording").and_then(|(_, value)| value.as_str());
-        let given = given.unwrap_or_default().to_string();
+        let recording = point.iter().find(|(axis, _)| *axis == "recording").and_then(|(_, value)| value.as_str());
+        let given = recording.unwrap_or_default().to_string();
         let checksum = self.recording(&given, Some(self.folder.to_path_buf()))?;
         let job = self.inputs.job(point)?;
         self.work.check(&job)?;
-        let Job::Curve(curve) = job else { return Err("not a curve".to_string()) };
-        let asked = (curve.line_bytes, &curve.sizes, curve.sample);
-        let content = serde_json::to_string(&(&self.version, "curve", checksum, asked)).map_err(|e| e.to_string())?;
+        let SweepJob::Curve(curve) = job else { return Err("not a curve".to_string()) };
+        let key = (curve.line_bytes, &curve.sizes, curve.sample);
+        let content = serde_json::to_string(&(&self.version, "curve", checksum, key)).map_err(|e| e.to_string())?;
         Ok((xxh3_64(content.as_bytes()), 0))
     }
 
@@ -194,26 +196,26 @@ impl<'a> Making<'a> {
             return Ok(Some(known.checksum.clone()));
         }
         let beside = folder.map(|folder| folder.join(program)).filter(|path| path.is_file());
-        let found = match beside {
+        let recording_path = match beside {
             Some(path) => Some(path),
             None => self.work.recording(program)?,
         };
-        let Some(path) = found else {
+        let Some(path) = recording_path else {
             self.built_in.insert(program.to_string());
             return Ok(None);
         };
         let unreadable = |error: std::io::Error| format!("{}: {error}", path.display());
         let path = path.canonicalize().map_err(unreadable)?;
         let (size_bytes, checksum) = checksum_of(&path).map_err(unreadable)?;
-        let recording = Recording { path, size_bytes, checksum: checksum.clone() };
+        let recording = RecordingRef { path, size_bytes, checksum: checksum.clone() };
         self.inputs.recordings.insert(program.to_string(), recording);
         Ok(Some(checksum))
     }
 
-    fn finish(mut self, sweep: &Sweep, tasks: Vec<Task>) -> Expanded {
+    fn finish(mut self, sweep: &SweepDefinition, tasks: Vec<SweepTask>) -> ExpandedSweep {
         let texts: Vec<String> = self.inputs.scenarios.values().map(|(_, text)| text.clone()).collect();
         texts.into_iter().for_each(|text| _ = self.keep("scenario", text));
-        let header = Header {
+        let header = ManifestHeader {
             format: FORMAT,
             name: sweep.file.name.clone(),
             description: sweep.file.description.clone(),
@@ -227,6 +229,6 @@ impl<'a> Making<'a> {
             recordings: self.inputs.recordings,
             repro: Value::Null,
         };
-        Expanded { manifest: Manifest { header, tasks }, files: self.files }
+        ExpandedSweep { manifest: Manifest { header, tasks }, files: self.files }
     }
 }

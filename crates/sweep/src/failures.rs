@@ -7,14 +7,14 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use crate::SweepError;
-use crate::manifest::TaskId;
-use crate::owner::Owner;
+use crate::manifest::SweepTaskId;
+use crate::owner::ClaimOwner;
 use crate::store::{Store, append, unix_ms};
 
 /// How an attempt came to nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Ending {
+pub enum FailureKind {
     /// The task said what was wrong.
     Error,
     /// Its worker was gone.
@@ -23,9 +23,9 @@ pub enum Ending {
 
 /// One line of `failed/ID.jsonl`.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Attempted {
+pub struct FailedAttempt {
     /// How it ended.
-    pub ending: Ending,
+    pub ending: FailureKind,
     /// The reason, as the user reads it.
     pub what: String,
     /// Who noted it.
@@ -36,18 +36,18 @@ pub struct Attempted {
     pub unix_ms: u64,
 }
 
-impl Attempted {
-    pub(crate) fn now(ending: Ending, what: String, owner: &Owner) -> Self {
-        Attempted { ending, what, host: owner.host.clone(), pid: owner.pid, unix_ms: unix_ms() }
+impl FailedAttempt {
+    pub(crate) fn now(ending: FailureKind, what: String, owner: &ClaimOwner) -> Self {
+        FailedAttempt { ending, what, host: owner.host.clone(), pid: owner.pid, unix_ms: unix_ms() }
     }
 }
 
 impl Store {
-    fn failed_path(&self, id: TaskId) -> PathBuf {
+    fn failed_path(&self, id: SweepTaskId) -> PathBuf {
         self.folder().join(format!("failed/{id}.jsonl"))
     }
 
-    pub(crate) fn note_attempt(&self, id: TaskId, attempt: &Attempted) -> Result<(), SweepError> {
+    pub(crate) fn record_attempt(&self, id: SweepTaskId, attempt: &FailedAttempt) -> Result<(), SweepError> {
         let path = self.failed_path(id);
         let line = serde_json::to_string(attempt).expect("texts and numbers can be written");
         append(&path, &line).map_err(SweepError::io(&path))
@@ -57,15 +57,15 @@ impl Store {
     ///
     /// # Errors
     /// The file is there and cannot be read.
-    pub fn attempts(&self, id: TaskId) -> Result<Vec<Attempted>, SweepError> {
+    pub fn attempts(&self, id: SweepTaskId) -> Result<Vec<FailedAttempt>, SweepError> {
         let path = self.failed_path(id);
         let text = match fs::read_to_string(&path) {
             Ok(text) => text,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
             Err(error) => return Err(SweepError::file(&path, error)),
         };
-        let damaged = || Attempted {
-            ending: Ending::Death,
+        let damaged = || FailedAttempt {
+            ending: FailureKind::Death,
             what: "a line that is not whole".to_string(),
             host: String::new(),
             pid: 0,
@@ -78,7 +78,7 @@ impl Store {
     ///
     /// # Errors
     /// The file is there and cannot be removed.
-    pub fn forget_attempts(&self, id: TaskId) -> Result<(), SweepError> {
+    pub fn forget_attempts(&self, id: SweepTaskId) -> Result<(), SweepError> {
         let path = self.failed_path(id);
         match fs::remove_file(&path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(SweepError::io(&path)(error)),

@@ -13,7 +13,7 @@ use crate::SweepError;
 /// What a task of a sweep is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Kind {
+pub enum SweepKind {
     /// A scenario on the simulated machine.
     #[default]
     Scenario,
@@ -34,7 +34,7 @@ pub struct SweepFile {
     pub description: String,
     /// What each task is.
     #[serde(default)]
-    pub kind: Kind,
+    pub kind: SweepKind,
     /// Results hold everything that a run counted; otherwise only the figures that reports show.
     #[serde(default = "yes")]
     pub detail: bool,
@@ -85,7 +85,7 @@ fn yes() -> bool {
 
 /// One axis: its name and its values, in the order of the file.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Axis {
+pub struct SweepAxis {
     /// Name as in the file; for a parameter, the path of the field.
     pub name: String,
     /// Its values; never empty, none twice.
@@ -94,7 +94,7 @@ pub struct Axis {
 
 /// A sweep file with where it stands and its axes in order.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Sweep {
+pub struct SweepDefinition {
     /// The file as it was written.
     pub file: SweepFile,
     /// Where it was read from, for messages.
@@ -102,7 +102,7 @@ pub struct Sweep {
     /// Scenario files are looked for from here.
     pub folder: PathBuf,
     /// Slowest first; seeds last.
-    pub axes: Vec<Axis>,
+    pub axes: Vec<SweepAxis>,
     /// Filters: values by axis. A point that matches one is left out.
     pub skip: Vec<BTreeMap<String, Vec<Value>>>,
     /// Filters in the same form. Where there are any, a point must match one.
@@ -118,7 +118,7 @@ const CURVE_PARAMETERS: [&str; 3] = ["line_bytes", "sizes", "sample"];
 ///
 /// # Errors
 /// As [`parse_sweep`], and an unreadable file.
-pub fn load_sweep(path: &Path, pack: &[String]) -> Result<Sweep, SweepError> {
+pub fn load_sweep(path: &Path, pack: &[String]) -> Result<SweepDefinition, SweepError> {
     let text = std::fs::read_to_string(path).map_err(|error| SweepError::file(path, error))?;
     parse_sweep(path, &text, pack)
 }
@@ -128,7 +128,7 @@ pub fn load_sweep(path: &Path, pack: &[String]) -> Result<Sweep, SweepError> {
 /// # Errors
 /// Broken TOML, unknown or ill-typed fields, an axis without values or with one twice, an axis that the kind does not
 /// have, a filter of an axis that is not there; each with file, line, field, what was found and expected.
-pub fn parse_sweep(path: &Path, text: &str, pack: &[String]) -> Result<Sweep, SweepError> {
+pub fn parse_sweep(path: &Path, text: &str, pack: &[String]) -> Result<SweepDefinition, SweepError> {
     let name = path.display().to_string();
     let located = Located::parse(&name, text)?;
     let mut file: SweepFile = located.value()?;
@@ -142,23 +142,23 @@ pub fn parse_sweep(path: &Path, text: &str, pack: &[String]) -> Result<Sweep, Sw
     let filters = |field: &str, tables: &[toml::Table]| filters(field, tables, &axes, &located);
     let (skip, only) = (filters("skip", &file.skip)?, filters("only", &file.only)?);
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    Ok(Sweep { folder: folder.to_path_buf(), skip, only, axes, file, path: name })
+    Ok(SweepDefinition { folder: folder.to_path_buf(), skip, only, axes, file, path: name })
 }
 
-fn axes_of(file: &SweepFile, located: &Located<'_>) -> Result<Vec<Axis>, SpecError> {
+fn axes_of(file: &SweepFile, located: &Located<'_>) -> Result<Vec<SweepAxis>, SpecError> {
     if file.name.is_empty() {
         return Err(located.at("name", "an empty name", "a short name"));
     }
     let strings = |values: &[String]| values.iter().cloned().map(Value::String).collect();
-    let axis = |name: &str, values: Vec<Value>| Axis { name: name.to_string(), values };
-    let given = &file.axes;
+    let axis = |name: &str, values: Vec<Value>| SweepAxis { name: name.to_string(), values };
+    let file_axes = &file.axes;
     let (needed, not_here): (&str, &[(&str, bool)]) = match file.kind {
-        Kind::Scenario => ("scenario", &[("recording", given.recording.is_empty())]),
-        Kind::Curve => {
-            let empty = [given.scenario.is_empty(), given.machine.is_empty(), given.policy.is_empty()];
+        SweepKind::Scenario => ("scenario", &[("recording", file_axes.recording.is_empty())]),
+        SweepKind::Curve => {
+            let empty = [file_axes.scenario.is_empty(), file_axes.machine.is_empty(), file_axes.policy.is_empty()];
             ("recording", &[("scenario", empty[0]), ("machine", empty[1]), ("policy", empty[2])])
         }
-        Kind::Repro => {
+        SweepKind::Repro => {
             return Err(located.at("kind", "'repro'", "'scenario' or 'curve': 'cachemate repro' makes these"));
         }
     };
@@ -167,18 +167,18 @@ fn axes_of(file: &SweepFile, located: &Located<'_>) -> Result<Vec<Axis>, SpecErr
         return Err(located.at(&format!("axes.{name}"), "an axis", expected));
     }
     let mut axes = vec![
-        axis("scenario", strings(&given.scenario)),
-        axis("machine", strings(&given.machine)),
-        axis("policy", policies(&given.policy, located)?),
-        axis("recording", strings(&given.recording)),
+        axis("scenario", strings(&file_axes.scenario)),
+        axis("machine", strings(&file_axes.machine)),
+        axis("policy", policies(&file_axes.policy, located)?),
+        axis("recording", strings(&file_axes.recording)),
     ];
     if axes.iter().all(|axis| axis.name != needed || axis.values.is_empty()) {
         return Err(located.at(&format!("axes.{needed}"), "no value", "one value or more"));
     }
     axes.retain(|axis| !axis.values.is_empty());
-    for (name, values) in &given.parameters {
+    for (name, values) in &file_axes.parameters {
         let field = format!("axes.parameters.{name}");
-        if file.kind == Kind::Curve && !CURVE_PARAMETERS.contains(&name.as_str()) {
+        if file.kind == SweepKind::Curve && !CURVE_PARAMETERS.contains(&name.as_str()) {
             let expected = format!("one of {}", CURVE_PARAMETERS.join(", "));
             return Err(located.at(&field, format!("'{name}'"), expected));
         }
@@ -191,22 +191,22 @@ fn axes_of(file: &SweepFile, located: &Located<'_>) -> Result<Vec<Axis>, SpecErr
         let values = values.iter().map(|value| plain(value, &field, located));
         axes.push(axis(name, values.collect::<Result<_, _>>()?));
     }
-    if let Some(seeds) = seeds(given.seed.as_ref(), located)? {
+    if let Some(seeds) = seeds(file_axes.seed.as_ref(), located)? {
         axes.push(axis("seed", seeds));
     }
     check_axes(&axes, located)?;
     Ok(axes)
 }
 
-fn kind_name(kind: Kind) -> &'static str {
+fn kind_name(kind: SweepKind) -> &'static str {
     match kind {
-        Kind::Scenario => "scenario",
-        Kind::Curve => "curve",
-        Kind::Repro => "repro",
+        SweepKind::Scenario => "scenario",
+        SweepKind::Curve => "curve",
+        SweepKind::Repro => "repro",
     }
 }
 
-fn check_axes(axes: &[Axis], located: &Located<'_>) -> Result<(), SpecError> {
+fn check_axes(axes: &[SweepAxis], located: &Located<'_>) -> Result<(), SpecError> {
     let mut points = 1usize;
     for axis in axes {
         let field = format!("axes.{}", axis.name);
@@ -245,14 +245,14 @@ fn seeds(given: Option<&toml::Value>, located: &Located<'_>) -> Result<Option<Ve
     let bad = |found: String| {
         located.at("axes.seed", found, "whole numbers, 0 or more, or a table such as { first = 1, count = 3 }")
     };
-    let Some(given) = given else { return Ok(None) };
-    let seeds: Vec<u64> = match given {
+    let Some(table) = given else { return Ok(None) };
+    let seeds: Vec<u64> = match table {
         toml::Value::Array(_) => {
-            given.clone().try_into().map_err(|error: toml::de::Error| bad(error.message().into()))?
+            table.clone().try_into().map_err(|error: toml::de::Error| bad(error.message().into()))?
         }
         _ => {
             let range: SeedRange =
-                given.clone().try_into().map_err(|error: toml::de::Error| bad(error.message().into()))?;
+                table.clone().try_into().map_err(|error: toml::de::Error| bad(error.message().into()))?;
             let last = range.first.checked_add(range.count).filter(|_| range.count <= POINTS_AT_MOST as u64);
             (range.first..last.ok_or_else(|| bad(format!("{} seeds", range.count)))?).collect()
         }
@@ -276,7 +276,7 @@ fn plain(value: &toml::Value, field: &str, located: &Located<'_>) -> Result<Valu
 fn filters(
     field: &str,
     tables: &[toml::Table],
-    axes: &[Axis],
+    axes: &[SweepAxis],
     located: &Located<'_>,
 ) -> Result<Vec<BTreeMap<String, Vec<Value>>>, SpecError> {
     let names = || axes.iter().map(|axis| axis.name.as_str());

@@ -10,12 +10,12 @@ use cachemate_spec::{Scenario, SpecError, vary_scenario};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::file::Kind;
-use crate::manifest::{Header, Recording, checksum_of};
+use crate::file::SweepKind;
+use crate::manifest::{ManifestHeader, RecordingRef, checksum_of};
 
 /// A task with everything it needs at hand.
 #[derive(Clone, PartialEq, Debug)]
-pub enum Job {
+pub enum SweepJob {
     /// A scenario on the simulated machine.
     Scenario(Box<ScenarioJob>),
     /// The miss-rate curve of a recording.
@@ -59,7 +59,7 @@ pub struct CurveJob {
 
 /// What a task answers.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
-pub struct Answer {
+pub struct JobResult {
     /// Figures by name with the unit last; `None` where it could not be measured.
     pub figures: BTreeMap<String, Option<f64>>,
     /// Bytes and misses over accesses; of a curve.
@@ -80,7 +80,7 @@ pub enum RunError {
 }
 
 /// What runs tasks; the command brings it.
-pub trait Work: Send + Sync {
+pub trait JobRunner: Send + Sync {
     /// Tells programs apart that may answer differently.
     fn version(&self) -> String;
 
@@ -94,20 +94,20 @@ pub trait Work: Send + Sync {
     ///
     /// # Errors
     /// The task cannot be run, with the reason.
-    fn check(&self, job: &Job) -> Result<(), String>;
+    fn check(&self, job: &SweepJob) -> Result<(), String>;
 
     /// The same job gives the same answer, bit by bit.
     ///
     /// # Errors
     /// The task failed or was stopped.
-    fn run(&self, job: &Job, stop: &AtomicBool) -> Result<Answer, RunError>;
+    fn run(&self, job: &SweepJob, stop: &AtomicBool) -> Result<JobResult, RunError>;
 }
 
 /// What points are put together from. Paths are as they are now, of the manifest's making or of the task's running.
 #[derive(Default, Debug)]
 pub struct Inputs {
     /// What each task is.
-    pub kind: Kind,
+    pub kind: SweepKind,
     /// Answers hold everything that was counted.
     pub detail: bool,
     /// Scenarios by the names that the axes have for them: what messages call it, and its text.
@@ -115,7 +115,7 @@ pub struct Inputs {
     /// Machines that are files, by the names given for them.
     pub machines: BTreeMap<String, PathBuf>,
     /// Files of the programs that are recordings, by the names that points have for them.
-    pub recordings: BTreeMap<String, Recording>,
+    pub recordings: BTreeMap<String, RecordingRef>,
     /// What was asked of the papers' experiments; `Null` in every other sweep.
     pub repro: Value,
     /// Recordings that were found to be what they were.
@@ -127,7 +127,7 @@ impl Inputs {
     ///
     /// # Errors
     /// A file that is missing or unreadable.
-    pub fn open(folder: &Path, header: &Header) -> Result<Self, String> {
+    pub fn open(folder: &Path, header: &ManifestHeader) -> Result<Self, String> {
         let mut inputs = Inputs {
             kind: header.kind,
             detail: header.detail,
@@ -135,10 +135,10 @@ impl Inputs {
             repro: header.repro.clone(),
             ..Inputs::default()
         };
-        for (given, file) in &header.scenarios {
+        for (name, file) in &header.scenarios {
             let path = folder.join(file);
             let text = std::fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
-            inputs.scenarios.insert(given.clone(), (given.clone(), text));
+            inputs.scenarios.insert(name.clone(), (name.clone(), text));
         }
         inputs.machines = header.machines.iter().map(|(given, file)| (given.clone(), folder.join(file))).collect();
         Ok(inputs)
@@ -150,9 +150,9 @@ impl Inputs {
     /// A scenario that the sweep does not have, or one that the point's values make impossible; with the field.
     pub fn scenario(&self, point: &[(&str, &Value)]) -> Result<(Scenario, MachineSpec), SpecError> {
         let of = |name: &str| point.iter().find(|(axis, _)| *axis == name).map(|(_, value)| *value);
-        let given = of("scenario").and_then(Value::as_str).unwrap_or_default();
+        let scenario = of("scenario").and_then(Value::as_str).unwrap_or_default();
         let (label, text) =
-            self.scenarios.get(given).ok_or_else(|| whole_file(given, "no such scenario in the sweep"))?;
+            self.scenarios.get(scenario).ok_or_else(|| whole_file(scenario, "no such scenario in the sweep"))?;
         let mut changes: Vec<(String, toml::Value)> = Vec::new();
         for (axis, value) in point.iter().filter(|(axis, _)| *axis != "scenario") {
             let value = match (*axis, *value) {
@@ -178,22 +178,23 @@ impl Inputs {
     ///
     /// # Errors
     /// Words for what is wrong with it.
-    pub fn job(&self, point: &[(&str, &Value)]) -> Result<Job, String> {
+    pub fn job(&self, point: &[(&str, &Value)]) -> Result<SweepJob, String> {
         let of = |name: &str| point.iter().find(|(axis, _)| *axis == name).map(|(_, value)| *value);
         match self.kind {
-            Kind::Scenario => {
+            SweepKind::Scenario => {
                 let (scenario, machine) = self.scenario(point).map_err(|error| error.to_string())?;
                 let mut recordings = BTreeMap::new();
                 for program in &scenario.programs {
-                    if let Some(found) = self.recordings.get(&program.program) {
-                        recordings.insert(program.program.clone(), self.verified(&program.program, found)?);
+                    if let Some(manifest_entry) = self.recordings.get(&program.program) {
+                        recordings.insert(program.program.clone(), self.verified(&program.program, manifest_entry)?);
                     }
                 }
-                Ok(Job::Scenario(Box::new(ScenarioJob { scenario, machine, recordings, detail: self.detail })))
+                Ok(SweepJob::Scenario(Box::new(ScenarioJob { scenario, machine, recordings, detail: self.detail })))
             }
-            Kind::Curve => {
+            SweepKind::Curve => {
                 let name = of("recording").and_then(Value::as_str).unwrap_or_default();
-                let found = self.recordings.get(name).ok_or_else(|| format!("'{name}' is not in the manifest"))?;
+                let manifest_entry =
+                    self.recordings.get(name).ok_or_else(|| format!("'{name}' is not in the manifest"))?;
                 let whole = |name: &str, value: &Value| {
                     value.as_u64().ok_or_else(|| format!("{name}: found {value}, expected a whole number"))
                 };
@@ -205,18 +206,18 @@ impl Inputs {
                 };
                 let seed = of("seed").map_or(Ok(0), |value| whole("seed", value))?;
                 let sample = of("sample").map(number).transpose()?;
-                let (recording, sizes) = (self.verified(name, found)?, of("sizes").map(text));
-                Ok(Job::Curve(CurveJob { recording, line_bytes, sizes, sample, seed }))
+                let (recording, sizes) = (self.verified(name, manifest_entry)?, of("sizes").map(text));
+                Ok(SweepJob::Curve(CurveJob { recording, line_bytes, sizes, sample, seed }))
             }
-            Kind::Repro => {
+            SweepKind::Repro => {
                 let run = of("run").and_then(Value::as_str).unwrap_or_default().to_string();
-                Ok(Job::Repro { asked: self.repro.clone(), run })
+                Ok(SweepJob::Repro { asked: self.repro.clone(), run })
             }
         }
     }
 
     /// The recording's file, if it is still what it was when the manifest was made.
-    fn verified(&self, name: &str, recording: &Recording) -> Result<PathBuf, String> {
+    fn verified(&self, name: &str, recording: &RecordingRef) -> Result<PathBuf, String> {
         let verified = || self.verified.lock().unwrap_or_else(PoisonError::into_inner);
         let known = verified().iter().any(|known| known == name);
         if !known {

@@ -3,7 +3,7 @@
 //! Problem: full results at several seeds take days on one machine, and every engine that spreads tasks over machines
 //! runs some twice, loses some, and reports exit codes that are not true. Method: a sweep file becomes a [`Manifest`],
 //! one line a task, whose id is the hash of its inputs and of the program's version. A task is claimed, run, and its
-//! result written beside its place and linked there ([`Store`]); [`drive`] gives an [`Engine`] what is missing until
+//! result written beside its place and linked there ([`Store`]); [`drive`] gives an [`TaskEngine`] what is missing until
 //! nothing is. Properties: at least once; the truth is in the store's files and nowhere else; what is finished is
 //! skipped; results that two workers made are compared bit by bit; merged results are the same bytes whatever engine
 //! made them. Docs: docs/sweeps.md.
@@ -31,16 +31,16 @@ mod worker;
 
 pub use claims::DEATHS_AT_MOST;
 pub use client::CallError;
-pub use drive::{Drive, Progress, Summary, drive};
-pub use engine::{Engine, EngineError, Look, WorkerCommand};
+pub use drive::{DriveOptions, SweepProgress, SweepSummary, drive};
+pub use engine::{EngineError, EngineStatus, TaskEngine, WorkerCommand};
 pub use error::SweepError;
-pub use expand::{Expanded, expand};
-pub use failures::{Attempted, Ending};
-pub use file::{Kind, Sweep, SweepFile, load_sweep, parse_sweep};
-pub use job::{Answer, CurveJob, Inputs, Job, RunError, ScenarioJob, Work};
-pub use manifest::{FORMAT, Header, Manifest, Recording, Task, TaskId};
-pub use merge::{Merged, merge};
-pub use report::{Report, report};
-pub use status::{Status, status};
-pub use store::{Found, Published, RunNote, Store};
+pub use expand::{ExpandedSweep, expand};
+pub use failures::{FailedAttempt, FailureKind};
+pub use file::{SweepDefinition, SweepFile, SweepKind, load_sweep, parse_sweep};
+pub use job::{CurveJob, Inputs, JobResult, JobRunner, RunError, ScenarioJob, SweepJob};
+pub use manifest::{FORMAT, Manifest, ManifestHeader, RecordingRef, SweepTask, SweepTaskId};
+pub use merge::{MergeSummary, merge};
+pub use report::{SweepReport, report};
+pub use status::{SweepStatus, status};
+pub use store::{PublishOutcome, RunNote, Store, StoredResult};
 pub use worker::{Attempt, attempt};

@@ -13,7 +13,7 @@ use serde_json::value::RawValue;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 use crate::SweepError;
-use crate::file::Kind;
+use crate::file::SweepKind;
 
 /// Version of the manifest's form; a reader refuses all others.
 pub const FORMAT: u32 = 1;
@@ -22,28 +22,28 @@ pub(crate) const FILE: &str = "manifest.jsonl";
 
 /// The hash of a task's inputs and of the program's version, written as 16 hexadecimal digits.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct TaskId(pub u64);
+pub struct SweepTaskId(pub u64);
 
-impl TaskId {
+impl SweepTaskId {
     /// The id of a text that says everything a task's answer depends on.
     pub fn of(text: &str) -> Self {
-        TaskId(xxh3_64(text.as_bytes()))
+        SweepTaskId(xxh3_64(text.as_bytes()))
     }
 }
 
-impl fmt::Display for TaskId {
+impl fmt::Display for SweepTaskId {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(out, "{:016x}", self.0)
     }
 }
 
-impl Serialize for TaskId {
+impl Serialize for SweepTaskId {
     fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         to.collect_str(self)
     }
 }
 
-impl FromStr for TaskId {
+impl FromStr for SweepTaskId {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, String> {
         let bad = || format!("found '{text}', expected a task's id: 16 hexadecimal digits");
@@ -51,13 +51,13 @@ impl FromStr for TaskId {
         if text.len() != 16 || !lower {
             return Err(bad());
         }
-        u64::from_str_radix(text, 16).map(TaskId).map_err(|_| bad())
+        u64::from_str_radix(text, 16).map(SweepTaskId).map_err(|_| bad())
     }
 }
 
 /// A recorded program's file; it is not copied.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Recording {
+pub struct RecordingRef {
     /// Where it is, by an absolute path.
     pub path: PathBuf,
     /// Its size, in bytes.
@@ -68,7 +68,7 @@ pub struct Recording {
 
 /// The manifest's first line.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub struct Header {
+pub struct ManifestHeader {
     /// The manifest's form: [`FORMAT`].
     pub format: u32,
     /// Name of the sweep, for people.
@@ -76,7 +76,7 @@ pub struct Header {
     /// What the sweep is for; may be empty.
     pub description: String,
     /// What each task is.
-    pub kind: Kind,
+    pub kind: SweepKind,
     /// Version of the program that made it; only that one may run its tasks.
     pub version: String,
     /// Answers hold everything that was counted.
@@ -90,7 +90,7 @@ pub struct Header {
     /// The same for machines that are files.
     pub machines: BTreeMap<String, String>,
     /// Files of the programs that are recordings, by the names that points have for them.
-    pub recordings: BTreeMap<String, Recording>,
+    pub recordings: BTreeMap<String, RecordingRef>,
     /// What was asked of the papers' experiments.
     #[serde(default, skip_serializing_if = "Value::is_null")]
     pub repro: Value,
@@ -98,14 +98,14 @@ pub struct Header {
 
 /// One line of it. Two points that mean the same have the same id and are run once.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Task {
+pub struct SweepTask {
     /// Hash of everything that the answer depends on.
-    pub id: TaskId,
+    pub id: SweepTaskId,
     /// A JSON object: the value of every axis.
     pub point: Box<str>,
 }
 
-impl Task {
+impl SweepTask {
     /// Axes and values.
     ///
     /// # Errors
@@ -116,7 +116,7 @@ impl Task {
 }
 
 #[derive(Serialize, Deserialize)]
-struct Line<'a> {
+struct ManifestLine<'a> {
     #[serde(borrow)]
     id: &'a str,
     #[serde(borrow)]
@@ -127,9 +127,9 @@ struct Line<'a> {
 #[derive(Clone, PartialEq, Debug)]
 pub struct Manifest {
     /// The first line.
-    pub header: Header,
+    pub header: ManifestHeader,
     /// A task for each line that follows, in that order.
-    pub tasks: Vec<Task>,
+    pub tasks: Vec<SweepTask>,
 }
 
 impl Manifest {
@@ -158,26 +158,26 @@ impl Manifest {
     ///
     /// # Errors
     /// As [`Manifest::read`]; an id that is not in it.
-    pub fn find(folder: &Path, wanted: &[TaskId]) -> Result<Self, SweepError> {
+    pub fn find(folder: &Path, wanted: &[SweepTaskId]) -> Result<Self, SweepError> {
         let path = folder.join(FILE);
         let mut lines = open(&path)?;
         let header = read_header(&path, &mut lines)?;
         let starts: Vec<String> = wanted.iter().map(|id| format!("{{\"id\":\"{id}\"")).collect();
-        let mut found: Vec<Option<Task>> = vec![None; wanted.len()];
+        let mut tasks: Vec<Option<SweepTask>> = vec![None; wanted.len()];
         let (mut text, mut number) = (String::new(), 1);
-        while found.iter().any(Option::is_none) && next_line(&path, &mut lines, &mut text)? {
+        while tasks.iter().any(Option::is_none) && next_line(&path, &mut lines, &mut text)? {
             number += 1;
-            for (start, place) in starts.iter().zip(&mut found) {
+            for (start, place) in starts.iter().zip(&mut tasks) {
                 if place.is_none() && text.starts_with(start.as_str()) {
                     *place = Some(parse_line(&path, number, &text)?);
                 }
             }
         }
-        let missing = wanted.iter().zip(&found).find(|(_, task)| task.is_none());
+        let missing = wanted.iter().zip(&tasks).find(|(_, task)| task.is_none());
         if let Some((id, _)) = missing {
             return Err(SweepError::file(&path, format!("no task {id} among its {}", header.tasks)));
         }
-        Ok(Manifest { header, tasks: found.into_iter().flatten().collect() })
+        Ok(Manifest { header, tasks: tasks.into_iter().flatten().collect() })
     }
 
     /// Writes it beside its place and renames it there, unless the same is there already.
@@ -204,7 +204,7 @@ impl Manifest {
     }
 
     /// The first task of every id. In the order of the manifest.
-    pub fn distinct(&self) -> Vec<Task> {
+    pub fn distinct(&self) -> Vec<SweepTask> {
         let mut seen = std::collections::BTreeSet::new();
         self.tasks.iter().filter(|task| seen.insert(task.id)).cloned().collect()
     }
@@ -225,7 +225,7 @@ fn next_line(path: &Path, lines: &mut BufReader<File>, text: &mut String) -> Res
     lines.read_line(text).map(|bytes| bytes > 0).map_err(|error| SweepError::file(path, error))
 }
 
-fn read_header(path: &Path, lines: &mut BufReader<File>) -> Result<Header, SweepError> {
+fn read_header(path: &Path, lines: &mut BufReader<File>) -> Result<ManifestHeader, SweepError> {
     let mut text = String::new();
     next_line(path, lines, &mut text)?;
     let format = serde_json::from_str::<Value>(&text).ok().and_then(|value| value.get("format")?.as_u64());
@@ -238,10 +238,10 @@ fn read_header(path: &Path, lines: &mut BufReader<File>) -> Result<Header, Sweep
     }
 }
 
-fn parse_line(path: &Path, number: usize, text: &str) -> Result<Task, SweepError> {
+fn parse_line(path: &Path, number: usize, text: &str) -> Result<SweepTask, SweepError> {
     let bad = |what: String| SweepError::file(path, format!("line {number}: damaged: {what}"));
-    let line: Line<'_> = serde_json::from_str(text).map_err(|error| bad(error.to_string()))?;
-    Ok(Task { id: line.id.parse().map_err(bad)?, point: line.point.get().into() })
+    let line: ManifestLine<'_> = serde_json::from_str(text).map_err(|error| bad(error.to_string()))?;
+    Ok(SweepTask { id: line.id.parse().map_err(bad)?, point: line.point.get().into() })
 }
 
 /// Size and checksum of a file's content.

@@ -7,12 +7,12 @@ use std::path::Path;
 use serde::Serialize;
 
 use crate::SweepError;
-use crate::manifest::{Manifest, Task};
-use crate::store::{Found, Store};
+use crate::manifest::{Manifest, SweepTask};
+use crate::store::{Store, StoredResult};
 
 /// What a merge found; `cachemate sweep merge --json` prints it.
 #[derive(Clone, PartialEq, Debug, Default, Serialize)]
-pub struct Merged {
+pub struct MergeSummary {
     /// Lines of the manifest.
     pub total: usize,
     /// Lines of the file.
@@ -22,15 +22,16 @@ pub struct Merged {
     /// Results that were found in more than one folder, bit-equal.
     pub duplicates: usize,
     /// Results on which two folders or two workers did not agree.
-    pub differing: Vec<String>,
+    #[serde(rename = "differing")]
+    pub conflicting: Vec<String>,
     /// Results that are not whole, in words.
     pub damaged: Vec<String>,
 }
 
-impl Merged {
+impl MergeSummary {
     /// Every task once, and no doubt about any.
     pub fn is_complete(&self) -> bool {
-        self.missing.is_empty() && self.differing.is_empty() && self.damaged.is_empty()
+        self.missing.is_empty() && self.conflicting.is_empty() && self.damaged.is_empty()
     }
 }
 
@@ -39,7 +40,7 @@ impl Merged {
 ///
 /// # Errors
 /// No folder, folders of other sweeps, a folder that cannot be read, a file that cannot be written.
-pub fn merge(stores: &[Store], out: &Path) -> Result<Merged, SweepError> {
+pub fn merge(stores: &[Store], out: &Path) -> Result<MergeSummary, SweepError> {
     let Some((first, others)) = stores.split_first() else {
         return Err(SweepError::Refused("no folder to merge".to_string()));
     };
@@ -50,17 +51,17 @@ pub fn merge(stores: &[Store], out: &Path) -> Result<Merged, SweepError> {
     let fresh = first.partial("merged.jsonl");
     let failed = SweepError::io(out);
     let mut file = BufWriter::new(File::create(&fresh).map_err(&failed)?);
-    let mut merged = Merged { total: manifest.tasks.len(), ..Merged::default() };
+    let mut merged = MergeSummary { total: manifest.tasks.len(), ..MergeSummary::default() };
     for store in stores {
-        merged.differing.extend(store.differing()?);
+        merged.conflicting.extend(store.differing()?);
     }
     for task in &manifest.tasks {
-        let Some(found) = merged.one(stores, task) else {
+        let Some(stored_result) = merged.one(stores, task) else {
             merged.missing.push(task.id.to_string());
             continue;
         };
         merged.merged += 1;
-        let (id, point, result) = (task.id, &task.point, found.result.get());
+        let (id, point, result) = (task.id, &task.point, stored_result.result.get());
         writeln!(file, "{{\"id\":\"{id}\",\"point\":{point},\"result\":{result}}}").map_err(&failed)?;
     }
     file.into_inner().map_err(|error| failed(error.into_error()))?.sync_all().map_err(&failed)?;
@@ -77,10 +78,10 @@ pub fn merge(stores: &[Store], out: &Path) -> Result<Merged, SweepError> {
     Ok(merged)
 }
 
-impl Merged {
+impl MergeSummary {
     /// The task's result, the same in all folders that have it.
-    fn one(&mut self, stores: &[Store], task: &Task) -> Option<Found> {
-        let mut result: Option<Found> = None;
+    fn one(&mut self, stores: &[Store], task: &SweepTask) -> Option<StoredResult> {
+        let mut result: Option<StoredResult> = None;
         for store in stores {
             match store.read(task.id) {
                 Err(what) => self.damaged.push(what),
@@ -88,7 +89,7 @@ impl Merged {
                 Ok(Some(found)) => match &result {
                     None => result = Some(found),
                     Some(known) if known.result.get() == found.result.get() => self.duplicates += 1,
-                    Some(_) => self.differing.push(format!("task {} in {}", task.id, store.folder().display())),
+                    Some(_) => self.conflicting.push(format!("task {} in {}", task.id, store.folder().display())),
                 },
             }
         }

@@ -14,7 +14,7 @@ const BEAT: Duration = Duration::from_secs(5);
 
 /// A process, told apart from all others on all hosts.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Owner {
+pub struct ClaimOwner {
     /// The host's name; all but letters, digits and hyphens is `_`.
     pub host: String,
     /// Boot and process namespace: where they are ours, the pid means the same to us.
@@ -25,7 +25,7 @@ pub struct Owner {
     pub started_ticks: Option<u64>,
 }
 
-impl Owner {
+impl ClaimOwner {
     /// This process.
     pub fn me() -> Self {
         let read = |path: &str| fs::read_to_string(path).map_or(String::new(), |text| text.trim().to_string());
@@ -34,17 +34,17 @@ impl Owner {
         let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
         let host = name.chars().map(|c| if c.is_ascii_alphanumeric() || c == '-' { c } else { '_' }).collect();
         let place = format!("{} {space}", read("/proc/sys/kernel/random/boot_id"));
-        Owner { host, place, pid, started_ticks: started_ticks(pid) }
+        ClaimOwner { host, place, pid, started_ticks: started_ticks(pid) }
     }
 
     /// `None` where that cannot be known from here.
-    pub(crate) fn lives(&self, me: &Owner) -> Option<bool> {
+    pub(crate) fn is_alive(&self, me: &ClaimOwner) -> Option<bool> {
         let comparable = self.place == me.place && !me.place.trim().is_empty();
         comparable.then(|| started_ticks(self.pid).is_some_and(|ticks| Some(ticks) == self.started_ticks))
     }
 }
 
-impl std::fmt::Display for Owner {
+impl std::fmt::Display for ClaimOwner {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(out, "process {} on {}", self.pid, self.host)
     }
@@ -63,16 +63,16 @@ fn started_ticks(pid: u32) -> Option<u64> {
 
 /// Claims of this process, touched as long as it lives.
 #[derive(Default)]
-pub struct Heart(Arc<Mutex<Beating>>);
+pub struct Heartbeat(Arc<Mutex<HeartbeatState>>);
 
 #[derive(Default)]
-struct Beating {
+struct HeartbeatState {
     claims: BTreeSet<PathBuf>,
     runs: bool,
 }
 
-impl Heart {
-    fn with<T>(&self, what: impl FnOnce(&mut Beating) -> T) -> T {
+impl Heartbeat {
+    fn with<T>(&self, what: impl FnOnce(&mut HeartbeatState) -> T) -> T {
         what(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
@@ -94,7 +94,7 @@ impl Heart {
         }
     }
 
-    pub(crate) fn let_go(&self, claim: &Path) {
+    pub(crate) fn release(&self, claim: &Path) {
         self.with(|beating| beating.claims.remove(claim));
     }
 }

@@ -4,18 +4,18 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use crate::file::{Axis, Sweep, is};
+use crate::file::{SweepAxis, SweepDefinition, is};
 
 /// A value for every axis. In the order of the axes.
 pub type Point<'a> = Vec<(&'a str, &'a Value)>;
 
-impl Sweep {
+impl SweepDefinition {
     /// Every point that no filter leaves out; the last axis goes fastest.
     pub fn points(&self) -> impl Iterator<Item = Point<'_>> {
-        all(&self.axes).filter(|point| self.is_wanted(point))
+        all(&self.axes).filter(|point| self.is_selected(point))
     }
 
-    fn is_wanted(&self, point: &Point<'_>) -> bool {
+    fn is_selected(&self, point: &Point<'_>) -> bool {
         let matches = |filter: &BTreeMap<String, Vec<Value>>| {
             let of = |name: &str| point.iter().find(|(axis, _)| *axis == name).map(|(_, value)| *value);
             filter.iter().all(|(name, wanted)| of(name).is_some_and(|value| wanted.iter().any(|one| is(value, one))))
@@ -24,7 +24,7 @@ impl Sweep {
     }
 }
 
-fn all(axes: &[Axis]) -> impl Iterator<Item = Point<'_>> {
+fn all(axes: &[SweepAxis]) -> impl Iterator<Item = Point<'_>> {
     let count: usize = axes.iter().map(|axis| axis.values.len()).product();
     (0..count).map(move |mut at| {
         let mut point: Point<'_> = axes

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use cachemate_report::figure::{Axis, Bar, BarGroup, Bars, Chart, Point, STYLE, Series};
+use cachemate_report::figure::{Axis, BarChart, BarGroup, Chart, ChartBar, ChartPoint, STYLE, Series};
 use cachemate_report::text::{number, or_dash};
 use cachemate_report::whole_page;
 use cachemate_report::{Align, Table};
@@ -11,28 +11,28 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::SweepError;
-use crate::job::Answer;
-use crate::manifest::{Header, Manifest};
+use crate::job::JobResult;
+use crate::manifest::{Manifest, ManifestHeader};
 use crate::store::Store;
 
 /// One point of the axes other than the seed.
 #[derive(Clone, PartialEq, Debug, Serialize)]
-pub struct Row {
-    /// Values in the order of [`Report::axes`].
+pub struct ReportRow {
+    /// Values in the order of [`SweepReport::axes`].
     pub point: Vec<String>,
     /// Seeds with a whole result.
     pub finished: usize,
     /// Seeds of the point.
     pub total: usize,
     /// Figures by name with the unit last.
-    pub figures: BTreeMap<String, Figure>,
+    pub figures: BTreeMap<String, FigureStats>,
     /// Size in bytes, and the mean over the seeds of misses over accesses; empty but for curves.
     pub curve: Vec<(u64, f64)>,
 }
 
 /// A figure over the seeds that have it.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize)]
-pub struct Figure {
+pub struct FigureStats {
     /// Mean over the seeds; `None` where no seed has the figure.
     pub mean: Option<f64>,
     /// Least value over the seeds.
@@ -43,7 +43,7 @@ pub struct Figure {
 
 /// The rows and pictures of a sweep; `cachemate sweep report --json` prints it.
 #[derive(Clone, PartialEq, Debug, Serialize)]
-pub struct Report {
+pub struct SweepReport {
     /// Name of the sweep.
     pub name: String,
     /// What the sweep is for; may be empty.
@@ -59,7 +59,7 @@ pub struct Report {
     /// Results that are not whole, in words.
     pub damaged: Vec<String>,
     /// A row for each point without its seed, in the manifest's order.
-    pub rows: Vec<Row>,
+    pub rows: Vec<ReportRow>,
     /// Drawings of the rows, for files and for the page.
     #[serde(skip)]
     pub pictures: Vec<Picture>,
@@ -79,9 +79,9 @@ pub struct Picture {
 }
 
 #[derive(Default)]
-struct Gathered {
+struct PointResults {
     total: usize,
-    answers: Vec<Answer>,
+    answers: Vec<JobResult>,
 }
 
 /// More groups than this are no picture.
@@ -92,10 +92,10 @@ const SERIES_AT_MOST: usize = 12;
 ///
 /// # Errors
 /// The manifest cannot be read, or a result is no answer.
-pub fn report(store: &Store) -> Result<Report, SweepError> {
+pub fn report(store: &Store) -> Result<SweepReport, SweepError> {
     let Manifest { header, tasks } = store.manifest()?;
     let axes: Vec<String> = header.axes.iter().filter(|axis| *axis != "seed").cloned().collect();
-    let (mut order, mut gathered, mut damaged) = (Vec::new(), BTreeMap::<Vec<String>, Gathered>::new(), Vec::new());
+    let (mut order, mut gathered, mut damaged) = (Vec::new(), BTreeMap::<Vec<String>, PointResults>::new(), Vec::new());
     for task in &tasks {
         let values = task.values().map_err(SweepError::Refused)?;
         let point: Vec<String> = axes.iter().map(|axis| values.get(axis).map_or(String::new(), words)).collect();
@@ -107,17 +107,18 @@ pub fn report(store: &Store) -> Result<Report, SweepError> {
         match store.read(task.id) {
             Err(what) => damaged.push(what),
             Ok(None) => {}
-            Ok(Some(found)) => match serde_json::from_str::<Answer>(found.result.get()) {
-                Ok(answer) => row.answers.push(Answer { detail: None, ..answer }),
+            Ok(Some(found)) => match serde_json::from_str::<JobResult>(found.result.get()) {
+                Ok(answer) => row.answers.push(JobResult { detail: None, ..answer }),
                 Err(error) => damaged.push(format!("task {}: {error}", task.id)),
             },
         }
     }
-    let rows: Vec<Row> = order.into_iter().filter_map(|point| Some(row(gathered.remove(&point)?, point))).collect();
+    let rows: Vec<ReportRow> =
+        order.into_iter().filter_map(|point| Some(row(gathered.remove(&point)?, point))).collect();
     let finished = rows.iter().map(|row| row.finished).sum();
-    let Header { name, description, version, .. } = header;
+    let ManifestHeader { name, description, version, .. } = header;
     let pictures = pictures(&axes, &rows);
-    Ok(Report { name, description, version, axes, finished, total: tasks.len(), damaged, rows, pictures })
+    Ok(SweepReport { name, description, version, axes, finished, total: tasks.len(), damaged, rows, pictures })
 }
 
 /// A value as people write it.
@@ -132,7 +133,7 @@ fn words(value: &Value) -> String {
     }
 }
 
-fn row(gathered: Gathered, point: Vec<String>) -> Row {
+fn row(gathered: PointResults, point: Vec<String>) -> ReportRow {
     let answers = gathered.answers;
     let names: std::collections::BTreeSet<&String> = answers.iter().flat_map(|answer| answer.figures.keys()).collect();
     let figures = names.into_iter().map(|name| {
@@ -146,12 +147,12 @@ fn row(gathered: Gathered, point: Vec<String>) -> Row {
     }
     let mean = |values: &Vec<f64>| values.iter().sum::<f64>() / values.len() as f64;
     let curve = points.iter().map(|(bytes, ratios)| (*bytes, mean(ratios))).collect();
-    Row { point, finished: answers.len(), total: gathered.total, figures, curve }
+    ReportRow { point, finished: answers.len(), total: gathered.total, figures, curve }
 }
 
-fn figure(values: &[f64]) -> Figure {
+fn figure(values: &[f64]) -> FigureStats {
     let some = |value: f64| (!values.is_empty()).then_some(value);
-    Figure {
+    FigureStats {
         mean: some(values.iter().sum::<f64>() / values.len() as f64),
         low: some(values.iter().copied().fold(f64::INFINITY, f64::min)),
         high: some(values.iter().copied().fold(f64::NEG_INFINITY, f64::max)),
@@ -163,14 +164,14 @@ fn title(name: &str) -> String {
     name.replace('_', " ")
 }
 
-fn figure_names(rows: &[Row]) -> Vec<String> {
+fn figure_names(rows: &[ReportRow]) -> Vec<String> {
     let names: std::collections::BTreeSet<&String> = rows.iter().flat_map(|row| row.figures.keys()).collect();
     names.into_iter().cloned().collect()
 }
 
-fn pictures(axes: &[String], rows: &[Row]) -> Vec<Picture> {
+fn pictures(axes: &[String], rows: &[ReportRow]) -> Vec<Picture> {
     let labels = labelled(rows);
-    let curves: Vec<&Row> = rows.iter().filter(|row| !row.curve.is_empty()).collect();
+    let curves: Vec<&ReportRow> = rows.iter().filter(|row| !row.curve.is_empty()).collect();
     let mut pictures: Vec<Picture> =
         curves.chunks(SERIES_AT_MOST).enumerate().map(|(at, rows)| curve_picture(at, rows, &labels)).collect();
     let by = axes.iter().position(|axis| axis == "policy").or_else(|| axes.len().checked_sub(1));
@@ -180,16 +181,16 @@ fn pictures(axes: &[String], rows: &[Row]) -> Vec<Picture> {
 }
 
 /// Axes that tell rows apart: a label of all axes would leave no room for the picture.
-fn labelled(rows: &[Row]) -> Vec<usize> {
+fn labelled(rows: &[ReportRow]) -> Vec<usize> {
     let axes = rows.first().map_or(0, |row| row.point.len());
     let varies = |at: &usize| rows.iter().any(|row| row.point[*at] != rows[0].point[*at]);
     (0..axes).filter(varies).collect()
 }
 
-fn curve_picture(at: usize, rows: &[&Row], labels: &[usize]) -> Picture {
+fn curve_picture(at: usize, rows: &[&ReportRow], labels: &[usize]) -> Picture {
     let series = rows.iter().map(|row| Series {
         name: labels.iter().map(|&at| row.point[at].as_str()).collect::<Vec<_>>().join(", "),
-        points: row.curve.iter().map(|&(bytes, ratio)| Point::new(bytes as f64, 100.0 * ratio)).collect(),
+        points: row.curve.iter().map(|&(bytes, ratio)| ChartPoint::new(bytes as f64, 100.0 * ratio)).collect(),
         ..Series::default()
     });
     let chart = Chart {
@@ -203,9 +204,9 @@ fn curve_picture(at: usize, rows: &[&Row], labels: &[usize]) -> Picture {
 }
 
 /// A bar for each value of axis `by`, side by side for each point of the others.
-fn bars_picture(by: usize, rows: &[Row], name: &str, labels: &[usize]) -> Option<Picture> {
+fn bars_picture(by: usize, rows: &[ReportRow], name: &str, labels: &[usize]) -> Option<Picture> {
     let (mut series, mut groups) = (Vec::<String>::new(), Vec::<String>::new());
-    let group_of = |row: &Row| {
+    let group_of = |row: &ReportRow| {
         let others = labels.iter().filter(|at| **at != by).map(|&at| row.point[at].as_str());
         others.collect::<Vec<_>>().join(", ")
     };
@@ -224,23 +225,23 @@ fn bars_picture(by: usize, rows: &[Row], name: &str, labels: &[usize]) -> Option
         let row = rows.iter().find(|row| row.point[by] == *one && group_of(row) == *group)?;
         let figure = row.figures.get(name)?;
         let interval = figure.low.zip(figure.high).filter(|_| row.finished > 1);
-        Some(Bar { value: figure.mean, interval })
+        Some(ChartBar { value: figure.mean, interval })
     };
     let group = |group: &String| BarGroup {
         name: group.clone(),
         bars: series.iter().map(|one| bar(group, one).unwrap_or_default()).collect(),
     };
-    let bars = Bars {
+    let bars = BarChart {
         title: title(name),
         y: Axis::linear(&title(name)),
         groups: groups.iter().map(group).collect(),
         series: series.clone(),
-        ..Bars::default()
+        ..BarChart::default()
     };
     Some(Picture { name: name.replace('_', "-"), title: bars.title.clone(), svg: bars.svg(), inline: bars.inline() })
 }
 
-impl Report {
+impl SweepReport {
     /// One line a row, means over the seeds.
     pub fn text(&self) -> String {
         let names = figure_names(&self.rows);
@@ -300,7 +301,7 @@ impl Report {
     }
 }
 
-impl Row {
+impl ReportRow {
     fn seeds(&self) -> String {
         if self.finished == self.total {
             self.total.to_string()

@@ -5,12 +5,12 @@ use std::time::Duration;
 use serde::Serialize;
 
 use crate::SweepError;
-use crate::manifest::{Manifest, TaskId};
+use crate::manifest::{Manifest, SweepTaskId};
 use crate::store::Store;
 
 /// How far a sweep is; `cachemate sweep status --json` prints it.
 #[derive(Clone, PartialEq, Debug, Serialize)]
-pub struct Status {
+pub struct SweepStatus {
     /// Name of the sweep.
     pub name: String,
     /// Version of the program that may run its tasks.
@@ -26,13 +26,15 @@ pub struct Status {
     /// Tasks that are none of these.
     pub waiting: usize,
     /// Results of tasks that the manifest does not have: of other versions or older sweep files.
-    pub stray: usize,
+    #[serde(rename = "stray")]
+    pub orphaned: usize,
     /// Results on which two workers did not agree.
     pub differing: Vec<String>,
     /// Rate of the newest results; `None` where nobody works on it, or too few are finished.
     pub finished_per_s: Option<f64>,
     /// Seconds until everything is finished at that rate; `None` where no rate is known.
-    pub left_s: Option<f64>,
+    #[serde(rename = "left_s")]
+    pub remaining_s: Option<f64>,
     /// Failures, at most ten.
     pub failures: Vec<Failure>,
 }
@@ -58,16 +60,16 @@ const FAILURES_AT_MOST: usize = 10;
 ///
 /// # Errors
 /// The manifest or the store cannot be read.
-pub fn status(store: &Store) -> Result<Status, SweepError> {
+pub fn status(store: &Store) -> Result<SweepStatus, SweepError> {
     let Manifest { header, tasks } = store.manifest()?;
-    let mut ids: Vec<TaskId> = tasks.iter().map(|task| task.id).collect();
+    let mut ids: Vec<SweepTaskId> = tasks.iter().map(|task| task.id).collect();
     ids.sort_unstable();
     ids.dedup();
     let finished = store.finished()?;
     let running = store.running()?;
-    let is_open = |id: &TaskId| ids.binary_search(id).is_ok() && !finished.contains(id);
-    let failed: Vec<TaskId> = store.failed()?.into_iter().filter(is_open).collect();
-    let running: Vec<TaskId> = running.into_iter().map(|(id, _)| id).filter(is_open).collect();
+    let is_open = |id: &SweepTaskId| ids.binary_search(id).is_ok() && !finished.contains(id);
+    let failed: Vec<SweepTaskId> = store.failed()?.into_iter().filter(is_open).collect();
+    let running: Vec<SweepTaskId> = running.into_iter().map(|(id, _)| id).filter(is_open).collect();
     let done = ids.iter().filter(|id| finished.contains(id)).count();
     let busy = running.iter().filter(|id| failed.binary_search(id).is_err()).count();
     let waiting = ids.len() - done - failed.len() - busy;
@@ -84,7 +86,7 @@ pub fn status(store: &Store) -> Result<Status, SweepError> {
             what: attempts.last().map_or(String::new(), |attempt| attempt.what.clone()),
         });
     }
-    Ok(Status {
+    Ok(SweepStatus {
         name: header.name,
         version: header.version,
         total: ids.len(),
@@ -92,16 +94,16 @@ pub fn status(store: &Store) -> Result<Status, SweepError> {
         running: running.len(),
         failed: failed.len(),
         waiting,
-        stray: finished.len() - done,
+        orphaned: finished.len() - done,
         differing: store.differing()?,
         finished_per_s,
-        left_s: finished_per_s.map(|rate| left as f64 / rate),
+        remaining_s: finished_per_s.map(|rate| left as f64 / rate),
         failures,
     })
 }
 
 /// Results a second, of the newest; `None` where they tell nothing.
-fn rate(store: &Store, finished: impl Iterator<Item = TaskId>) -> Option<f64> {
+fn rate(store: &Store, finished: impl Iterator<Item = SweepTaskId>) -> Option<f64> {
     let times = store.newest(finished, NEWEST);
     let (last, first) = (times.first()?, times.last()?);
     let took = last.duration_since(*first).unwrap_or(Duration::ZERO).as_secs_f64();

@@ -24,8 +24,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::manifest::TaskId;
-use crate::owner::{Heart, Owner};
+use crate::manifest::SweepTaskId;
+use crate::owner::{ClaimOwner, Heartbeat};
 use crate::{Manifest, SweepError};
 
 /// A claim whose owner has not stirred for so long is taken over.
@@ -34,8 +34,8 @@ pub const STALE_AFTER: Duration = Duration::from_secs(60);
 /// A sweep's folder, opened by this process.
 pub struct Store {
     folder: PathBuf,
-    pub(crate) owner: Owner,
-    pub(crate) heart: Heart,
+    pub(crate) owner: ClaimOwner,
+    pub(crate) heart: Heartbeat,
     pub(crate) stale_after: Duration,
     /// Tells the files under way of one process apart.
     next: AtomicU64,
@@ -58,7 +58,7 @@ pub struct RunNote {
 
 /// A result as it lies in the store.
 #[derive(Debug)]
-pub struct Found {
+pub struct StoredResult {
     /// The answer's JSON, byte by byte as the worker wrote it.
     pub result: Box<RawValue>,
     /// `None` where that line is missing.
@@ -67,7 +67,7 @@ pub struct Found {
 
 /// What publishing a result found in its place.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Published {
+pub enum PublishOutcome {
     /// Nothing: the result is the first.
     New,
     /// Another worker had published the same bytes.
@@ -115,7 +115,7 @@ impl Store {
         };
         let folder = folder.canonicalize().map_err(failed)?;
         let next = AtomicU64::new(0);
-        Ok(Store { folder, owner: Owner::me(), heart: Heart::default(), stale_after: STALE_AFTER, next })
+        Ok(Store { folder, owner: ClaimOwner::me(), heart: Heartbeat::default(), stale_after: STALE_AFTER, next })
     }
 
     /// The same store with another time without a beat after which a claim is taken over.
@@ -139,7 +139,7 @@ impl Store {
     }
 
     /// Writes a file beside its place and renames it there.
-    pub(crate) fn put(&self, name: &str, content: &str) -> Result<(), SweepError> {
+    pub(crate) fn write_atomic(&self, name: &str, content: &str) -> Result<(), SweepError> {
         let path = self.folder.join(name);
         let fresh = self.partial(name);
         let put = || fs::write(&fresh, content).and_then(|()| fs::rename(&fresh, &path));
@@ -156,7 +156,7 @@ impl Store {
         self.folder.join(format!("partial/{plain}.{host}.{pid}.{}", self.next.fetch_add(1, Ordering::Relaxed)))
     }
 
-    fn result_path(&self, id: TaskId) -> PathBuf {
+    fn result_path(&self, id: SweepTaskId) -> PathBuf {
         let name = id.to_string();
         self.folder.join(format!("results/{}/{name}.json", &name[..2]))
     }
@@ -165,14 +165,14 @@ impl Store {
     ///
     /// # Errors
     /// It cannot be written; a full disk is told apart.
-    pub fn publish(&self, id: TaskId, result: &RawValue, note: &RunNote) -> Result<Published, SweepError> {
+    pub fn publish(&self, id: SweepTaskId, result: &RawValue, note: &RunNote) -> Result<PublishOutcome, SweepError> {
         let path = self.result_path(id);
         let failed = SweepError::io(&path);
         let fresh = self.partial(&id.to_string());
         let text = file_text(id, result, note);
         let written = fs::write(&fresh, text).and_then(|()| link(&fresh, &path));
         let published = match written {
-            Ok(()) => Ok(Published::New),
+            Ok(()) => Ok(PublishOutcome::New),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => self.compare(id, result, &fresh),
             Err(error) => Err(failed(error)),
         };
@@ -180,20 +180,21 @@ impl Store {
         published
     }
 
-    fn compare(&self, id: TaskId, result: &RawValue, fresh: &Path) -> Result<Published, SweepError> {
+    fn compare(&self, id: SweepTaskId, result: &RawValue, fresh: &Path) -> Result<PublishOutcome, SweepError> {
         match self.read(id) {
-            Ok(Some(found)) if found.result.get() == result.get() => Ok(Published::Same),
+            Ok(Some(found)) if found.result.get() == result.get() => Ok(PublishOutcome::Same),
             Ok(Some(_)) => {
-                let kept = self.folder.join(format!("differing/{id}.{}.{}.json", self.owner.host, self.owner.pid));
-                fs::rename(fresh, &kept).map_err(SweepError::io(&kept))?;
-                Ok(Published::Differs)
+                let conflict_path =
+                    self.folder.join(format!("differing/{id}.{}.{}.json", self.owner.host, self.owner.pid));
+                fs::rename(fresh, &conflict_path).map_err(SweepError::io(&conflict_path))?;
+                Ok(PublishOutcome::Differs)
             }
             // What was there was not whole.
             Ok(None) | Err(_) => {
-                self.set_aside(id)?;
+                self.quarantine(id)?;
                 let path = self.result_path(id);
                 fs::rename(fresh, &path).map_err(SweepError::io(&path))?;
-                Ok(Published::New)
+                Ok(PublishOutcome::New)
             }
         }
     }
@@ -202,7 +203,7 @@ impl Store {
     ///
     /// # Errors
     /// Words for what is damaged about the file.
-    pub fn read(&self, id: TaskId) -> Result<Option<Found>, String> {
+    pub fn read(&self, id: SweepTaskId) -> Result<Option<StoredResult>, String> {
         let path = self.result_path(id);
         let bad = |what: String| format!("{}: damaged: {what}", path.display());
         let text = match fs::read_to_string(&path) {
@@ -219,14 +220,14 @@ impl Store {
         if line.checksum != sum {
             return Err(bad(format!("found checksum {}, expected {sum}", line.checksum)));
         }
-        Ok(Some(Found { result: line.result.to_owned(), note: serde_json::from_str(rest).ok() }))
+        Ok(Some(StoredResult { result: line.result.to_owned(), note: serde_json::from_str(rest).ok() }))
     }
 
     /// Moves a result that is not whole out of the way.
     ///
     /// # Errors
     /// It cannot be moved.
-    pub fn set_aside(&self, id: TaskId) -> Result<(), SweepError> {
+    pub fn quarantine(&self, id: SweepTaskId) -> Result<(), SweepError> {
         let path = self.result_path(id);
         let aside = self.folder.join(format!("damaged/{id}.{}", unix_ms()));
         match fs::rename(&path, aside) {
@@ -239,15 +240,15 @@ impl Store {
     ///
     /// # Errors
     /// The folder cannot be read.
-    pub fn finished(&self) -> Result<BTreeSet<TaskId>, SweepError> {
-        let mut found = BTreeSet::new();
+    pub fn finished(&self) -> Result<BTreeSet<SweepTaskId>, SweepError> {
+        let mut finished = BTreeSet::new();
         for folder in entries(&self.folder.join("results"))? {
-            found.extend(self.finished_in(&folder)?);
+            finished.extend(self.finished_in(&folder)?);
         }
-        Ok(found)
+        Ok(finished)
     }
 
-    pub(crate) fn finished_in(&self, folder: &Path) -> Result<Vec<TaskId>, SweepError> {
+    pub(crate) fn finished_in(&self, folder: &Path) -> Result<Vec<SweepTaskId>, SweepError> {
         Ok(names(folder)?.filter_map(|name| name.strip_suffix(".json")?.parse().ok()).collect())
     }
 
@@ -255,9 +256,9 @@ impl Store {
     ///
     /// # Errors
     /// The folder cannot be read.
-    pub fn failed(&self) -> Result<BTreeSet<TaskId>, SweepError> {
-        let found = names(&self.folder.join("failed"))?;
-        Ok(found.filter_map(|name| name.strip_suffix(".jsonl")?.parse().ok()).collect())
+    pub fn failed(&self) -> Result<BTreeSet<SweepTaskId>, SweepError> {
+        let failed = names(&self.folder.join("failed"))?;
+        Ok(failed.filter_map(|name| name.strip_suffix(".jsonl")?.parse().ok()).collect())
     }
 
     /// Names of the files in `differing`.
@@ -269,8 +270,8 @@ impl Store {
     }
 
     /// When results appeared, of at most so many of the newest; for how fast a sweep goes.
-    pub(crate) fn newest(&self, ids: impl Iterator<Item = TaskId>, most: usize) -> Vec<SystemTime> {
-        let time = |id: TaskId| fs::metadata(self.result_path(id)).ok()?.modified().ok();
+    pub(crate) fn newest(&self, ids: impl Iterator<Item = SweepTaskId>, most: usize) -> Vec<SystemTime> {
+        let time = |id: SweepTaskId| fs::metadata(self.result_path(id)).ok()?.modified().ok();
         let mut times: Vec<SystemTime> = ids.filter_map(time).collect();
         times.sort_unstable_by(|a, b| b.cmp(a));
         times.truncate(most);
@@ -298,7 +299,7 @@ fn checksum(id: &str, result: &RawValue) -> String {
     format!("{:016x}", xxh3_64(format!("{id} {}", result.get()).as_bytes()))
 }
 
-fn file_text(id: TaskId, result: &RawValue, note: &RunNote) -> String {
+fn file_text(id: SweepTaskId, result: &RawValue, note: &RunNote) -> String {
     let id = id.to_string();
     let line = ResultLine { id: &id, checksum: &checksum(&id, result), result };
     let text =
@@ -331,12 +332,12 @@ fn entries(folder: &Path) -> Result<Vec<PathBuf>, SweepError> {
 
 /// Names in a folder; none where there is no such folder.
 pub(crate) fn names(folder: &Path) -> Result<impl Iterator<Item = String> + use<>, SweepError> {
-    let found = match fs::read_dir(folder) {
+    let entries = match fs::read_dir(folder) {
         Ok(found) => Some(found),
         Err(error) if error.kind() == io::ErrorKind::NotFound => None,
         Err(error) => return Err(SweepError::file(folder, error)),
     };
-    Ok(found.into_iter().flatten().filter_map(|entry| entry.ok()?.file_name().into_string().ok()))
+    Ok(entries.into_iter().flatten().filter_map(|entry| entry.ok()?.file_name().into_string().ok()))
 }
 
 /// Milliseconds since 1970 by this host's clock.

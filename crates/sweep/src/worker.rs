@@ -8,17 +8,17 @@ use serde_json::Value;
 use serde_json::value::to_raw_value;
 
 use crate::SweepError;
-use crate::claims::{Claim, too_many_deaths};
-use crate::failures::{Attempted, Ending};
-use crate::job::{Inputs, RunError, Work};
-use crate::manifest::Task;
-use crate::store::{Published, RunNote, Store, unix_ms};
+use crate::claims::{ClaimOutcome, too_many_deaths};
+use crate::failures::{FailedAttempt, FailureKind};
+use crate::job::{Inputs, JobRunner, RunError};
+use crate::manifest::SweepTask;
+use crate::store::{PublishOutcome, RunNote, Store, unix_ms};
 
 /// How an attempt ended.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Attempt {
     /// The result is there now.
-    Finished(Published),
+    Finished(PublishOutcome),
     /// It was there before.
     Already,
     /// Somebody else runs it.
@@ -32,8 +32,8 @@ pub enum Attempt {
 }
 
 /// Whether a task that failed so often is tried no more.
-pub(crate) fn is_given_up(attempts: &[Attempted], retries: u32) -> bool {
-    let errors = attempts.iter().filter(|attempt| attempt.ending == Ending::Error).count();
+pub(crate) fn is_given_up(attempts: &[FailedAttempt], retries: u32) -> bool {
+    let errors = attempts.iter().filter(|attempt| attempt.ending == FailureKind::Error).count();
     errors > retries as usize || too_many_deaths(attempts)
 }
 
@@ -43,9 +43,9 @@ pub(crate) fn is_given_up(attempts: &[Attempted], retries: u32) -> bool {
 /// The store cannot be read or written; then no other task can be run either.
 pub fn attempt(
     store: &Store,
-    work: &dyn Work,
+    work: &dyn JobRunner,
     inputs: &Inputs,
-    task: &Task,
+    task: &SweepTask,
     retries: u32,
     stop: &AtomicBool,
 ) -> Result<Attempt, SweepError> {
@@ -53,8 +53,8 @@ pub fn attempt(
         return Ok(before);
     }
     let held = match store.claim(task.id)? {
-        Claim::Mine(held) => held,
-        Claim::Others(who) => return Ok(Attempt::Others(who)),
+        ClaimOutcome::Acquired(held) => held,
+        ClaimOutcome::HeldByOther(who) => return Ok(Attempt::Others(who)),
     };
     // Between the look and the claim another may have finished it, and a dead owner was noted.
     if let Some(before) = finished_before(store, task)? {
@@ -80,7 +80,7 @@ pub fn attempt(
         }
         Err(RunError::Stopped) => Attempt::Stopped,
         Err(RunError::Failed(what)) => {
-            store.note_attempt(task.id, &Attempted::now(Ending::Error, what.clone(), &store.owner))?;
+            store.record_attempt(task.id, &FailedAttempt::now(FailureKind::Error, what.clone(), &store.owner))?;
             Attempt::Failed(what)
         }
     };
@@ -89,17 +89,17 @@ pub fn attempt(
 }
 
 /// A damaged result is set aside, and the task run again.
-fn finished_before(store: &Store, task: &Task) -> Result<Option<Attempt>, SweepError> {
+fn finished_before(store: &Store, task: &SweepTask) -> Result<Option<Attempt>, SweepError> {
     match store.read(task.id) {
         Ok(found) => Ok(found.map(|_| Attempt::Already)),
-        Err(_) => store.set_aside(task.id).map(|()| None),
+        Err(_) => store.quarantine(task.id).map(|()| None),
     }
 }
 
 fn run(
-    work: &dyn Work,
+    work: &dyn JobRunner,
     inputs: &Inputs,
-    task: &Task,
+    task: &SweepTask,
     stop: &AtomicBool,
 ) -> Result<Box<serde_json::value::RawValue>, RunError> {
     let values = task.values().map_err(RunError::Failed)?;

@@ -6,10 +6,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, SystemTime};
 
-use cachemate_sweep::engines::local::Local;
+use cachemate_sweep::engines::local::LocalEngine;
 use cachemate_sweep::{
-    Answer, Attempt, Drive, Engine, EngineError, Header, Inputs, Job, Kind, Look, Manifest, Published, RunError, Store,
-    Summary, Task, TaskId, Work, attempt, drive, merge, report, status,
+    Attempt, DriveOptions, EngineError, EngineStatus, Inputs, JobResult, JobRunner, Manifest, ManifestHeader,
+    PublishOutcome, RunError, Store, SweepJob, SweepKind, SweepSummary, SweepTask, SweepTaskId, TaskEngine, attempt,
+    drive, merge, report, status,
 };
 use serde_json::Value;
 
@@ -22,36 +23,36 @@ struct Numbers {
     wavers: Option<&'static str>,
 }
 
-impl Work for Numbers {
+impl JobRunner for Numbers {
     fn version(&self) -> String {
         "1".to_string()
     }
     fn recording(&self, _: &str) -> Result<Option<PathBuf>, String> {
         Ok(None)
     }
-    fn check(&self, _: &Job) -> Result<(), String> {
+    fn check(&self, _: &SweepJob) -> Result<(), String> {
         Ok(())
     }
-    fn run(&self, job: &Job, _: &AtomicBool) -> Result<Answer, RunError> {
-        let Job::Repro { run, .. } = job else { return Err(RunError::Failed("another job".to_string())) };
+    fn run(&self, job: &SweepJob, _: &AtomicBool) -> Result<JobResult, RunError> {
+        let SweepJob::Repro { run, .. } = job else { return Err(RunError::Failed("another job".to_string())) };
         let nth = self.runs.fetch_add(1, Ordering::Relaxed);
         if self.fails == Some(run) {
             return Err(RunError::Failed("as asked".to_string()));
         }
         assert!(self.panics != Some(run), "as asked");
         let value = if self.wavers == Some(run) { nth as f64 } else { run.len() as f64 / 3.0 };
-        Ok(Answer { figures: BTreeMap::from([("value".to_string(), Some(value))]), ..Answer::default() })
+        Ok(JobResult { figures: BTreeMap::from([("value".to_string(), Some(value))]), ..JobResult::default() })
     }
 }
 
 fn manifest(count: usize) -> Manifest {
     let point = |at: usize| format!("{{\"run\":\"run-{at}\"}}").into_boxed_str();
-    let tasks = (0..count).map(|at| Task { id: TaskId::of(&point(at)), point: point(at) }).collect();
-    let header = Header {
+    let tasks = (0..count).map(|at| SweepTask { id: SweepTaskId::of(&point(at)), point: point(at) }).collect();
+    let header = ManifestHeader {
         format: 1,
         name: "numbers".to_string(),
         description: String::new(),
-        kind: Kind::Repro,
+        kind: SweepKind::Repro,
         version: "1".to_string(),
         detail: false,
         axes: vec!["run".to_string()],
@@ -72,16 +73,16 @@ fn store(folder: &Path, count: usize) -> (Arc<Store>, Manifest, Arc<Inputs>) {
     (Arc::new(store), manifest, Arc::new(inputs))
 }
 
-fn driven(store: &Arc<Store>, manifest: &Manifest, engine: &mut dyn Engine, retries: u32) -> Summary {
-    let options = Drive { retries, patience: Duration::from_secs(60) };
+fn driven(store: &Arc<Store>, manifest: &Manifest, engine: &mut dyn TaskEngine, retries: u32) -> SweepSummary {
+    let options = DriveOptions { retries, patience: Duration::from_secs(60) };
     drive(store, &manifest.tasks, engine, &options, &mut |_| (), &AtomicBool::new(false)).unwrap()
 }
 
-fn local(store: &Arc<Store>, inputs: &Arc<Inputs>, work: &Arc<Numbers>, retries: u32) -> Local {
-    Local::new(Arc::clone(store), Arc::clone(work) as Arc<dyn Work>, Arc::clone(inputs), 3, retries)
+fn local(store: &Arc<Store>, inputs: &Arc<Inputs>, work: &Arc<Numbers>, retries: u32) -> LocalEngine {
+    LocalEngine::new(Arc::clone(store), Arc::clone(work) as Arc<dyn JobRunner>, Arc::clone(inputs), 3, retries)
 }
 
-fn merged(store: &Arc<Store>) -> (cachemate_sweep::Merged, String) {
+fn merged(store: &Arc<Store>) -> (cachemate_sweep::MergeSummary, String) {
     let out = store.folder().join("merged.jsonl");
     let again = Store::open(store.folder()).unwrap();
     let merged = merge(&[again], &out).unwrap();
@@ -89,14 +90,14 @@ fn merged(store: &Arc<Store>) -> (cachemate_sweep::Merged, String) {
 }
 
 /// Loses some tasks, runs some twice at once, and forgets what it has in hand; seeded.
-struct Careless {
+struct CarelessEngine {
     store: Arc<Store>,
     work: Arc<Numbers>,
     inputs: Arc<Inputs>,
     state: u64,
 }
 
-impl Careless {
+impl CarelessEngine {
     fn draw(&mut self) -> u64 {
         self.state ^= self.state << 13;
         self.state ^= self.state >> 7;
@@ -105,13 +106,13 @@ impl Careless {
     }
 }
 
-impl Engine for Careless {
+impl TaskEngine for CarelessEngine {
     fn name(&self) -> &'static str {
         "careless"
     }
-    fn submit(&mut self, tasks: &[Task]) -> Result<(), EngineError> {
+    fn submit(&mut self, tasks: &[SweepTask]) -> Result<(), EngineError> {
         if self.draw().is_multiple_of(4) {
-            return Err(EngineError { engine: "careless", what: "not now".to_string(), for_ever: false });
+            return Err(EngineError { engine: "careless", what: "not now".to_string(), is_permanent: false });
         }
         for task in tasks {
             for _ in 0..self.draw() % 3 {
@@ -120,8 +121,8 @@ impl Engine for Careless {
         }
         Ok(())
     }
-    fn look(&mut self) -> Look {
-        Look::Done
+    fn poll(&mut self) -> EngineStatus {
+        EngineStatus::Done
     }
     fn stop(&mut self) {}
 }
@@ -141,7 +142,7 @@ fn engines_cost_time_and_nothing_else() {
         let folder = two.path().join(seed.to_string());
         let (store, manifest, inputs) = store(&folder, 60);
         let state = 0x9E37_79B9_7F4A_7C15_u64.wrapping_mul(seed);
-        let mut engine = Careless { store: Arc::clone(&store), work: Arc::clone(&work), inputs, state };
+        let mut engine = CarelessEngine { store: Arc::clone(&store), work: Arc::clone(&work), inputs, state };
         let summary = driven(&store, &manifest, &mut engine, 0);
         assert_eq!((summary.finished, summary.missing.len()), (60, 0), "seed {seed}");
         assert_eq!(merged(&store), want, "seed {seed}");
@@ -149,30 +150,30 @@ fn engines_cost_time_and_nothing_else() {
 }
 
 /// Has its first round in hand for four seconds and loses it; makes the second.
-struct LosesAfterLong {
-    careless: Careless,
+struct ForgetfulEngine {
+    careless: CarelessEngine,
     submitted: Option<std::time::Instant>,
     rounds: u32,
 }
 
-impl Engine for LosesAfterLong {
+impl TaskEngine for ForgetfulEngine {
     fn name(&self) -> &'static str {
         "loses after long"
     }
-    fn submit(&mut self, tasks: &[Task]) -> Result<(), EngineError> {
+    fn submit(&mut self, tasks: &[SweepTask]) -> Result<(), EngineError> {
         self.rounds += 1;
         self.submitted = (self.rounds == 1).then(std::time::Instant::now);
-        let Careless { store, work, inputs, .. } = &self.careless;
+        let CarelessEngine { store, work, inputs, .. } = &self.careless;
         for task in tasks.iter().filter(|_| self.rounds > 1) {
             attempt(store, &**work, inputs, task, 0, &AtomicBool::new(false)).unwrap();
         }
         Ok(())
     }
-    fn look(&mut self) -> Look {
+    fn poll(&mut self) -> EngineStatus {
         let waits = self.submitted.is_some_and(|at| at.elapsed() < Duration::from_secs(4));
-        if waits { Look::Working { waiting: None, running: Some(1) } } else { Look::Done }
+        if waits { EngineStatus::Working { waiting: None, running: Some(1) } } else { EngineStatus::Done }
     }
-    fn look_every(&self) -> Duration {
+    fn poll_interval(&self) -> Duration {
         Duration::from_millis(50)
     }
     fn stop(&mut self) {}
@@ -183,9 +184,9 @@ impl Engine for LosesAfterLong {
 fn patience_runs_only_while_the_engine_has_nothing_in_hand() {
     let folder = tempfile::tempdir().unwrap();
     let (store, manifest, inputs) = store(folder.path(), 3);
-    let careless = Careless { store: Arc::clone(&store), work: Arc::new(Numbers::default()), inputs, state: 1 };
-    let mut engine = LosesAfterLong { careless, submitted: None, rounds: 0 };
-    let options = Drive { retries: 0, patience: Duration::from_secs(3) };
+    let careless = CarelessEngine { store: Arc::clone(&store), work: Arc::new(Numbers::default()), inputs, state: 1 };
+    let mut engine = ForgetfulEngine { careless, submitted: None, rounds: 0 };
+    let options = DriveOptions { retries: 0, patience: Duration::from_secs(3) };
     let stop = AtomicBool::new(false);
     let summary = drive(&store, &manifest.tasks, &mut engine, &options, &mut |_| (), &stop).unwrap();
     assert_eq!((summary.finished, summary.missing.len(), summary.rounds), (3, 0, 2));
@@ -247,7 +248,7 @@ fn damage_at_any_byte_is_found() {
     assert!(merged(&store).0.is_complete());
 }
 
-fn claim_of(folder: &Path, id: TaskId, host: &str, place: &str, pid: u32, age: Duration) {
+fn claim_of(folder: &Path, id: SweepTaskId, host: &str, place: &str, pid: u32, age: Duration) {
     let text = format!("{{\"host\":\"{host}\",\"place\":\"{place}\",\"pid\":{pid},\"started_ticks\":1}}");
     let path = folder.join(format!("claims/{id}"));
     std::fs::write(&path, text).unwrap();
@@ -269,34 +270,34 @@ fn claims_of_the_dead_are_taken_over() {
     for deaths in 1..5 {
         claim_of(folder.path(), task.id, "far", "elsewhere", 1, Duration::from_secs(3600));
         let stop = AtomicBool::new(true);
-        let stopped = attempt(&store, &Stops, &inputs, task, 0, &stop).unwrap();
+        let stopped = attempt(&store, &InterruptedRunner, &inputs, task, 0, &stop).unwrap();
         assert_eq!((stopped, store.attempts(task.id).unwrap().len()), (Attempt::Stopped, deaths));
     }
     claim_of(folder.path(), task.id, "far", "elsewhere", 1, Duration::from_secs(3600));
     assert_eq!(tried(), Attempt::GivenUp, "its workers died five times");
     store.forget_attempts(task.id).unwrap();
-    assert_eq!(tried(), Attempt::Finished(Published::New));
+    assert_eq!(tried(), Attempt::Finished(PublishOutcome::New));
     assert_eq!(std::fs::read_dir(folder.path().join("claims")).unwrap().count(), 0);
     assert_eq!(std::fs::read_dir(folder.path().join("partial")).unwrap().count(), 0);
 }
 
 /// Its workers are killed between a result and the end of their claims.
-struct DiesAtTheEnd(Careless);
+struct DyingEngine(CarelessEngine);
 
-impl Engine for DiesAtTheEnd {
+impl TaskEngine for DyingEngine {
     fn name(&self) -> &'static str {
         "dies at the end"
     }
-    fn submit(&mut self, tasks: &[Task]) -> Result<(), EngineError> {
-        let Careless { store, work, inputs, .. } = &self.0;
+    fn submit(&mut self, tasks: &[SweepTask]) -> Result<(), EngineError> {
+        let CarelessEngine { store, work, inputs, .. } = &self.0;
         for task in tasks {
             attempt(store, &**work, inputs, task, 0, &AtomicBool::new(false)).unwrap();
             claim_of(store.folder(), task.id, "far", "elsewhere", 1, Duration::ZERO);
         }
         Ok(())
     }
-    fn look(&mut self) -> Look {
-        Look::Done
+    fn poll(&mut self) -> EngineStatus {
+        EngineStatus::Done
     }
     fn stop(&mut self) {}
 }
@@ -307,8 +308,8 @@ fn claims_on_finished_tasks_are_removed() {
     let folder = tempfile::tempdir().unwrap();
     let (store, manifest, inputs) = store(folder.path(), 3);
     let claims = || std::fs::read_dir(folder.path().join("claims")).unwrap().count();
-    let careless = Careless { store: Arc::clone(&store), work: Arc::new(Numbers::default()), inputs, state: 1 };
-    let mut engine = DiesAtTheEnd(careless);
+    let careless = CarelessEngine { store: Arc::clone(&store), work: Arc::new(Numbers::default()), inputs, state: 1 };
+    let mut engine = DyingEngine(careless);
     assert_eq!(driven(&store, &manifest, &mut engine, 0).finished, 3);
     assert_eq!(claims(), 0, "of the same sweep");
     claim_of(folder.path(), manifest.tasks[0].id, "far", "elsewhere", 1, Duration::ZERO);
@@ -317,18 +318,18 @@ fn claims_on_finished_tasks_are_removed() {
 }
 
 /// A task that is interrupted.
-struct Stops;
-impl Work for Stops {
+struct InterruptedRunner;
+impl JobRunner for InterruptedRunner {
     fn version(&self) -> String {
         "1".to_string()
     }
     fn recording(&self, _: &str) -> Result<Option<PathBuf>, String> {
         Ok(None)
     }
-    fn check(&self, _: &Job) -> Result<(), String> {
+    fn check(&self, _: &SweepJob) -> Result<(), String> {
         Ok(())
     }
-    fn run(&self, _: &Job, _: &AtomicBool) -> Result<Answer, RunError> {
+    fn run(&self, _: &SweepJob, _: &AtomicBool) -> Result<JobResult, RunError> {
         Err(RunError::Stopped)
     }
 }
@@ -344,14 +345,14 @@ fn duplicates_are_compared() {
     driven(&second, &manifest, &mut local(&second, &inputs, &work, 0), 0);
     let found = first.read(manifest.tasks[0].id).unwrap().unwrap();
     let note = found.note.clone().unwrap();
-    assert_eq!(first.publish(manifest.tasks[0].id, &found.result, &note).unwrap(), Published::Same);
+    assert_eq!(first.publish(manifest.tasks[0].id, &found.result, &note).unwrap(), PublishOutcome::Same);
     let other = second.read(manifest.tasks[1].id).unwrap().unwrap();
-    assert_eq!(first.publish(manifest.tasks[1].id, &other.result, &note).unwrap(), Published::Differs);
+    assert_eq!(first.publish(manifest.tasks[1].id, &other.result, &note).unwrap(), PublishOutcome::Differs);
     assert_eq!(status(&first).unwrap().differing.len(), 1);
     let out = one.path().join("both.jsonl");
     let both = [Store::open(one.path()).unwrap(), Store::open(two.path()).unwrap()];
     let merged = merge(&both, &out).unwrap();
-    assert_eq!((merged.duplicates, merged.differing.len(), merged.is_complete()), (2, 2, false));
+    assert_eq!((merged.duplicates, merged.conflicting.len(), merged.is_complete()), (2, 2, false));
 }
 
 /// Are manifests read back as they were written, and damaged ones refused with the line?
@@ -363,7 +364,9 @@ fn manifests_read_back_and_damage_is_named() {
     let wanted = [manifest.tasks[4].id, manifest.tasks[1].id];
     let found = Manifest::find(folder.path(), &wanted).unwrap();
     assert_eq!(found.tasks, [manifest.tasks[4].clone(), manifest.tasks[1].clone()]);
-    assert!(Manifest::find(folder.path(), &[TaskId(7)]).unwrap_err().to_string().contains("no task 0000000000000007"));
+    assert!(
+        Manifest::find(folder.path(), &[SweepTaskId(7)]).unwrap_err().to_string().contains("no task 0000000000000007")
+    );
     let path = folder.path().join("manifest.jsonl");
     let text = std::fs::read_to_string(&path).unwrap();
     let refused = |text: &str| {

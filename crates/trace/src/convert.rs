@@ -2,13 +2,13 @@
 
 use std::io::Write;
 
-use crate::{CmtWriter, Totals, TraceError, TraceReader};
+use crate::{CmtWriter, TraceError, TraceReader, TraceTotals};
 
 /// What a conversion did.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Converted {
+pub struct ConversionSummary {
     /// The reader's sums.
-    pub totals: Totals,
+    pub totals: TraceTotals,
     /// Bytes written.
     pub bytes: u64,
 }
@@ -24,8 +24,8 @@ pub fn convert(
     out_name: &str,
     level: i32,
     mut progress: impl FnMut(u64),
-) -> Result<Converted, TraceError> {
-    let mut out = Counted { out, bytes: 0 };
+) -> Result<ConversionSummary, TraceError> {
+    let mut out = CountingWriter { out, bytes: 0 };
     let mut writer = CmtWriter::new(&mut out, out_name, reader.header(), level)?;
     let mut batch = Vec::new();
     loop {
@@ -40,15 +40,15 @@ pub fn convert(
         progress(writer.records());
     }
     let (_, totals) = writer.finish(reader.totals().cloned().unwrap_or_default())?;
-    Ok(Converted { totals, bytes: out.bytes })
+    Ok(ConversionSummary { totals, bytes: out.bytes })
 }
 
-struct Counted<W> {
+struct CountingWriter<W> {
     out: W,
     bytes: u64,
 }
 
-impl<W: Write> Write for Counted<W> {
+impl<W: Write> Write for CountingWriter<W> {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
         let written = self.out.write(bytes)?;
         self.bytes += written as u64;

@@ -5,7 +5,7 @@ use std::io;
 
 /// Where in a file something was found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Place {
+pub enum FilePosition {
     /// The file as a whole.
     File,
     /// A line of a text format, counted from 1.
@@ -26,14 +26,14 @@ pub enum Place {
     },
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for FilePosition {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Place::File => write!(out, "the file"),
-            Place::Line(line) => write!(out, "line {line}"),
-            Place::Byte(offset) => write!(out, "byte {offset}"),
-            Place::Block { block, offset } => write!(out, "block {block} at byte {offset}"),
-            Place::Footer { offset } => write!(out, "footer at byte {offset}"),
+            FilePosition::File => write!(out, "the file"),
+            FilePosition::Line(line) => write!(out, "line {line}"),
+            FilePosition::Byte(offset) => write!(out, "byte {offset}"),
+            FilePosition::Block { block, offset } => write!(out, "block {block} at byte {offset}"),
+            FilePosition::Footer { offset } => write!(out, "footer at byte {offset}"),
         }
     }
 }
@@ -57,7 +57,7 @@ pub enum TraceError {
         /// The path, or what else the input is called.
         file: String,
         /// Where in the file.
-        place: Place,
+        place: FilePosition,
         /// What stands there, in words for people.
         found: String,
         /// What the format asks for there, in words for people.
@@ -112,7 +112,12 @@ impl TraceError {
         let file = file.to_string();
         move |source| TraceError::Io { file, what, source }
     }
-    pub(crate) fn bad(file: &str, place: Place, found: impl Into<String>, expected: impl Into<String>) -> TraceError {
+    pub(crate) fn bad(
+        file: &str,
+        place: FilePosition,
+        found: impl Into<String>,
+        expected: impl Into<String>,
+    ) -> TraceError {
         TraceError::Bad { file: file.to_string(), place, found: found.into(), expected: expected.into() }
     }
 }

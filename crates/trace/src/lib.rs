@@ -19,8 +19,8 @@ mod run_log;
 mod source;
 
 pub use cmt::{BLOCK_RECORDS, CMT_VERSION, CmtReader, CmtWriter};
-pub use convert::{Converted, convert};
-pub use error::{Place, TraceError};
+pub use convert::{ConversionSummary, convert};
+pub use error::{FilePosition, TraceError};
 pub use formats::{
     ChampSimReader, DinReader, Format, LackeyReader, OracleGeneralReader, RawU64Reader, open, open_input,
 };
@@ -28,18 +28,20 @@ pub use names::unknown_name;
 pub use output::create_output;
 pub use pack::{pack_in, pack_places, pack_program, pack_programs};
 pub use profile_file::{
-    ActivityVector, Curve, CurvePoint, Histogram, Interval, Intervals, PROFILE_VERSION, ProfileFile, ProfileSource,
-    StackPositions,
+    ActivityVector, PROFILE_VERSION, ProfileFile, ProfileSource, StackPositions, StoredCurve, StoredCurvePoint,
+    StoredHistogram, StoredInterval, StoredIntervals,
 };
-pub use record::{Children, Ended, Progress, Recorded, Recorder, Recording, find_recording};
-pub use record_type::{AccessRecord, Header, L1Filter, ProcessTotals, ThreadTotals, Totals};
+pub use record::{
+    ChildProcesses, Recorder, RecorderTool, RecordingEnd, RecordingProgress, RecordingSummary, find_recording,
+};
+pub use record_type::{AccessRecord, L1Filter, ProcessTotals, ThreadTotals, TraceHeader, TraceTotals};
 pub use run_log::{RUN_LOG_VERSION, RunLogReader, RunLogWriter};
 pub use source::CmtSource;
 
 /// A trace, read batch by batch in constant memory.
 pub trait TraceReader: Send {
     /// What the trace says of itself.
-    fn header(&self) -> &Header;
+    fn header(&self) -> &TraceHeader;
 
     /// Replaces `batch` by the next records (65 536 at most, and never none before the end); `false` = the end.
     ///
@@ -60,5 +62,5 @@ pub trait TraceReader: Send {
     }
 
     /// The sums, once they are known: after the end, or at once for a whole `.cmt` file that can be sought in.
-    fn totals(&self) -> Option<&Totals>;
+    fn totals(&self) -> Option<&TraceTotals>;
 }

@@ -55,15 +55,15 @@ fn find(programs: Vec<(String, PathBuf)>, name: &str) -> Result<PathBuf, TraceEr
 
 fn recordings(place: &Path) -> Vec<(String, PathBuf)> {
     let Ok(entries) = std::fs::read_dir(place) else { return Vec::new() };
-    let mut found: Vec<(String, PathBuf)> = entries
+    let mut programs: Vec<(String, PathBuf)> = entries
         .filter_map(|entry| {
             let path = entry.ok()?.path();
             let name = path.file_name()?.to_str()?.strip_suffix(".cmt")?.to_string();
             Some((name, path))
         })
         .collect();
-    found.sort();
-    found
+    programs.sort();
+    programs
 }
 
 #[cfg(test)]

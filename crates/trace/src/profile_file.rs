@@ -8,10 +8,10 @@
 
 use std::path::Path;
 
-use cachemate_core::{Estimate, Fact, Level, Profile, SuperSetCount};
+use cachemate_core::{CacheLevel, Estimate, Fact, Profile, SuperSetCount};
 use serde::{Deserialize, Serialize};
 
-use crate::{L1Filter, Place, TraceError};
+use crate::{FilePosition, L1Filter, TraceError};
 
 /// The version this library writes and reads.
 pub const PROFILE_VERSION: u32 = 2;
@@ -41,19 +41,19 @@ pub struct ProfileFile {
     pub instructions: Option<u64>,
     /// Miss-rate curves, by policy, method and thread; empty = none was made.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub curves: Vec<Curve>,
+    pub curves: Vec<StoredCurve>,
     /// One entry a cache shape; empty = none was simulated.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub stack_positions: Vec<StackPositions>,
     /// Distances and reuse times; empty = none was made.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub histograms: Vec<Histogram>,
+    pub histograms: Vec<StoredHistogram>,
     /// Activity vectors in order of time; empty = none was counted.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub activity: Vec<ActivityVector>,
     /// Misses over time; `None` = not measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub intervals: Option<Intervals>,
+    pub intervals: Option<StoredIntervals>,
     /// What policies and predictors read.
     pub profile: Profile,
 }
@@ -75,7 +75,7 @@ pub struct ProfileSource {
 
 /// One miss-rate curve.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub struct Curve {
+pub struct StoredCurve {
     /// `lru`, `random`, `plru`.
     pub policy: String,
     /// `exact`, `sampled`, `statstack`, `statcache`, `set-associative`, ...
@@ -86,12 +86,12 @@ pub struct Curve {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub thread: Option<u32>,
     /// Ascending sizes.
-    pub points: Vec<CurvePoint>,
+    pub points: Vec<StoredCurvePoint>,
 }
 
 /// Misses at one cache size.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
-pub struct CurvePoint {
+pub struct StoredCurvePoint {
     /// Size of the cache.
     pub size_bytes: u64,
     /// Misses per access that reached the cache.
@@ -116,7 +116,7 @@ pub struct StackPositions {
 
 /// A histogram of distances.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub struct Histogram {
+pub struct StoredHistogram {
     /// `stack-distance` (distinct lines between two touches) or `reuse-time` (accesses between them).
     pub kind: String,
     /// Bytes of a line: two touches of one line count, whatever bytes they touch.
@@ -131,7 +131,7 @@ pub struct Histogram {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct ActivityVector {
     /// The cache whose sets were counted.
-    pub level: Level,
+    pub level: CacheLevel,
     /// Where the sample begins, in instructions from the start of the run.
     pub start_instruction: u64,
     /// Counts of each super set, by its index.
@@ -140,18 +140,18 @@ pub struct ActivityVector {
 
 /// Miss counts over time (RM: phases).
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub struct Intervals {
+pub struct StoredIntervals {
     /// Size of the cache in which the misses were counted.
     pub size_bytes: u64,
     /// Bytes of a line of this cache.
     pub line_bytes: u32,
     /// The intervals, in order of time and without gap.
-    pub every: Vec<Interval>,
+    pub every: Vec<StoredInterval>,
 }
 
 /// One interval.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Interval {
+pub struct StoredInterval {
     /// Accesses that reached the cache.
     pub accesses: u64,
     /// Executed in the interval; `None` = not counted.
@@ -192,7 +192,7 @@ impl ProfileFile {
         let metadata = std::fs::metadata(path.as_ref()).map_err(TraceError::io(&name, "open"))?;
         if metadata.len() > PROFILE_BYTES_LIMIT {
             let found = format!("{} bytes", metadata.len());
-            return Err(TraceError::bad(&name, Place::File, found, "a profile of at most 256 MiB"));
+            return Err(TraceError::bad(&name, FilePosition::File, found, "a profile of at most 256 MiB"));
         }
         let bytes = std::fs::read(path.as_ref()).map_err(TraceError::io(&name, "read"))?;
         Self::parse(&bytes, &name)
@@ -204,18 +204,18 @@ impl ProfileFile {
     /// As [`ProfileFile::read`].
     pub fn parse(bytes: &[u8], file: &str) -> Result<Self, TraceError> {
         #[derive(Deserialize)]
-        struct Version {
+        struct ProfileVersion {
             format: u32,
         }
         let bad = |error: serde_json::Error| {
-            let place = Place::Line(error.line() as u64);
+            let place = FilePosition::Line(error.line() as u64);
             TraceError::bad(file, place, error.to_string(), "a cachemate profile in JSON (docs/profile-format.md)")
         };
         // The version first: another version's fields would only give a misleading error.
-        let version: Version = serde_json::from_slice(bytes).map_err(bad)?;
+        let version: ProfileVersion = serde_json::from_slice(bytes).map_err(bad)?;
         if version.format != PROFILE_VERSION {
             let found = format!("profile format {}", version.format);
-            return Err(TraceError::bad(file, Place::File, found, format!("format {PROFILE_VERSION}")));
+            return Err(TraceError::bad(file, FilePosition::File, found, format!("format {PROFILE_VERSION}")));
         }
         let profile: ProfileFile = serde_json::from_slice(bytes).map_err(bad)?;
         profile.check(file)?;
@@ -229,20 +229,21 @@ impl ProfileFile {
     pub fn write(&self, path: impl AsRef<Path>, force: bool) -> Result<(), TraceError> {
         let name = path.as_ref().display().to_string();
         self.check(&name)?;
-        let mut text = serde_json::to_vec_pretty(self)
-            .map_err(|error| TraceError::bad(&name, Place::File, error.to_string(), "values that JSON can hold"))?;
+        let mut text = serde_json::to_vec_pretty(self).map_err(|error| {
+            TraceError::bad(&name, FilePosition::File, error.to_string(), "values that JSON can hold")
+        })?;
         text.push(b'\n');
         let mut out = crate::create_output(path.as_ref(), force)?;
         std::io::Write::write_all(&mut out, &text).map_err(TraceError::io(&name, "write"))
     }
 
     fn check(&self, file: &str) -> Result<(), TraceError> {
-        self.check_fields().map_err(|Wrong { field, found, expected }| {
-            TraceError::bad(file, Place::File, format!("{field} = {found}"), expected)
+        self.check_fields().map_err(|FieldError { field, found, expected }| {
+            TraceError::bad(file, FilePosition::File, format!("{field} = {found}"), expected)
         })
     }
 
-    fn check_fields(&self) -> Result<(), Wrong> {
+    fn check_fields(&self) -> Result<(), FieldError> {
         for (at, curve) in self.curves.iter().enumerate() {
             let place = format!("curves[{at}].points");
             ascending(&place, "sizes", &curve.points, |point| point.size_bytes)?;
@@ -258,7 +259,7 @@ impl ProfileFile {
         self.check_profile()
     }
 
-    fn check_profile(&self) -> Result<(), Wrong> {
+    fn check_profile(&self) -> Result<(), FieldError> {
         let (locality, rates, contention) = (&self.profile.locality, &self.profile.rates, &self.profile.contention);
         for (name, curves) in [
             ("misses_per_kilo_instr", &locality.misses_per_kilo_instr),
@@ -313,34 +314,34 @@ const PER_CYCLE_AT_MOST: f64 = 1e3;
 const SLOWDOWN_AT_MOST: f64 = 1e6;
 
 /// A value that none can be: its field, what was found and what was expected.
-struct Wrong {
+struct FieldError {
     field: String,
     found: String,
     expected: String,
 }
 
-fn number(field: &str, found: f64, least: f64, most: f64) -> Result<(), Wrong> {
+fn number(field: &str, found: f64, least: f64, most: f64) -> Result<(), FieldError> {
     if (least..=most).contains(&found) {
         return Ok(());
     }
-    Err(Wrong { field: field.to_string(), found: format!("{found:e}"), expected: format!("{least} to {most}") })
+    Err(FieldError { field: field.to_string(), found: format!("{found:e}"), expected: format!("{least} to {most}") })
 }
 
 /// The value within its range, between the ends of its interval, which may lie outside of it and are finite.
-fn within(field: &str, estimate: Option<Estimate>, least: f64, most: f64) -> Result<(), Wrong> {
+fn within(field: &str, estimate: Option<Estimate>, least: f64, most: f64) -> Result<(), FieldError> {
     let Some(Estimate { value, low, high }) = estimate else { return Ok(()) };
     number(&format!("{field}.value"), value, least, most)?;
     if low.is_finite() && high.is_finite() && low <= value && value <= high {
         return Ok(());
     }
     let found = format!("{value:e} in {low:e} to {high:e}");
-    Err(Wrong { field: field.to_string(), found, expected: "a finite interval around the value".to_string() })
+    Err(FieldError { field: field.to_string(), found, expected: "a finite interval around the value".to_string() })
 }
 
-fn ascending<T>(field: &str, what: &str, items: &[T], key: impl Fn(&T) -> u64) -> Result<(), Wrong> {
+fn ascending<T>(field: &str, what: &str, items: &[T], key: impl Fn(&T) -> u64) -> Result<(), FieldError> {
     match items.windows(2).position(|pair| key(&pair[0]) >= key(&pair[1])) {
         None => Ok(()),
-        Some(at) => Err(Wrong {
+        Some(at) => Err(FieldError {
             field: format!("{field}[{}]", at + 1),
             found: format!("{what} out of order"),
             expected: format!("ascending {what}"),
@@ -358,27 +359,35 @@ mod tests {
         let mut file =
             ProfileFile::new("gzip", ProfileSource { tool: "t".into(), kind: "trace".into(), ..Default::default() });
         file.accesses = Some(u64::MAX);
-        file.curves.push(Curve {
+        file.curves.push(StoredCurve {
             policy: "lru".into(),
             method: "exact".into(),
             line_bytes: 64,
             thread: None,
-            points: vec![CurvePoint { size_bytes: 1 << 20, miss_ratio: third, misses_per_kilo_instr: Some(third) }],
+            points: vec![StoredCurvePoint {
+                size_bytes: 1 << 20,
+                miss_ratio: third,
+                misses_per_kilo_instr: Some(third),
+            }],
         });
         file.stack_positions.push(StackPositions { size_bytes: 1 << 20, line_bytes: 64, hits: vec![1, 2], misses: 3 });
-        file.histograms.push(Histogram {
+        file.histograms.push(StoredHistogram {
             kind: "reuse-time".into(),
             line_bytes: 64,
             cold: 1,
             buckets: vec![(0, 5), (9, 1)],
         });
         let super_sets = vec![SuperSetCount { accesses: 1, misses: 0 }];
-        file.activity.push(ActivityVector { level: Level::L2, start_instruction: 0, super_sets: super_sets.clone() });
-        let interval = Interval { accesses: 9, instructions: None, misses: 1, phase: 0 };
-        file.intervals = Some(Intervals { size_bytes: 1, line_bytes: 64, every: vec![interval] });
+        file.activity.push(ActivityVector {
+            level: CacheLevel::L2,
+            start_instruction: 0,
+            super_sets: super_sets.clone(),
+        });
+        let interval = StoredInterval { accesses: 9, instructions: None, misses: 1, phase: 0 };
+        file.intervals = Some(StoredIntervals { size_bytes: 1, line_bytes: 64, every: vec![interval] });
         let times = vec![(Some(1), 0.1), (None, 1e-300)];
         file.profile.locality.reuse_times = Some(Fact::new(times, FactSource::ExactTrace, 0));
-        file.profile.locality.activity.insert(Level::L1Data, Fact::new(super_sets, FactSource::SuperSets, 3));
+        file.profile.locality.activity.insert(CacheLevel::L1Data, Fact::new(super_sets, FactSource::SuperSets, 3));
         file.profile.rates.pcmr = Some(Fact::measured(third, FactSource::CoRunRows, 7));
         file
     }
@@ -426,7 +435,7 @@ mod tests {
                 "profile.locality.misses_per_kilo_instr.L3[0]",
                 |f, e| {
                     let curve = Fact::new(vec![(1, e)], FactSource::ExactTrace, 0);
-                    f.profile.locality.misses_per_kilo_instr.insert(Level::L3, curve);
+                    f.profile.locality.misses_per_kilo_instr.insert(CacheLevel::L3, curve);
                 },
                 crossed,
             ),

@@ -93,7 +93,7 @@ impl L1Filter {
 
 /// What a trace says of itself, known before the first record.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Header {
+pub struct TraceHeader {
     /// Name and version of what wrote the file.
     pub tool: String,
     /// What the records come from: `valgrind`, `lackey`, `din`, `u64`, `champsim`, `oracle-general`, ...
@@ -121,10 +121,10 @@ pub struct Header {
     pub instructions_known: bool,
 }
 
-impl Header {
+impl TraceHeader {
     /// A header for records from elsewhere, unfiltered, of one address space.
-    pub fn foreign(source: &str, instructions_known: bool) -> Header {
-        Header {
+    pub fn for_import(source: &str, instructions_known: bool) -> TraceHeader {
+        TraceHeader {
             tool: concat!("cachemate ", env!("CARGO_PKG_VERSION")).to_string(),
             source: source.to_string(),
             command: Vec::new(),
@@ -199,7 +199,7 @@ pub struct ProcessTotals {
 
 /// The sums of a trace, known at its end (or at once where the file can be sought in).
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
-pub struct Totals {
+pub struct TraceTotals {
     /// Records in the file, of all threads.
     pub records: u64,
     /// Data accesses of the program before the filter, all threads; `None` = not known.

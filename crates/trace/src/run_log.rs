@@ -10,10 +10,10 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, BufWriter, Read, Write};
 use std::path::Path;
 
-use cachemate_core::{PipelineConfig, PolicyConfig, PredictorConfig, RunHeader, Window, WindowRecord};
+use cachemate_core::{PipelineConfig, PolicyConfig, PredictorConfig, RunHeader, WindowLength, WindowRecord};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-use crate::{Place, TraceError, create_output};
+use crate::{FilePosition, TraceError, create_output};
 
 /// The version that this library writes ([`RunHeader::format`]).
 pub const RUN_LOG_VERSION: u32 = 4;
@@ -83,7 +83,7 @@ impl RunLogWriter {
     }
 
     fn line<T: Serialize + DeserializeOwned + PartialEq>(&mut self, value: &T) -> Result<(), TraceError> {
-        let place = Place::Line(self.records + 2);
+        let place = FilePosition::Line(self.records + 2);
         let refuse = || TraceError::bad(&self.file, place, "a value that JSON cannot hold", "finite numbers");
         let mut text = serde_json::to_vec(value).map_err(|_| refuse())?;
         // Infinite numbers become null without an error, and an optional one would be lost: read the line back.
@@ -144,7 +144,7 @@ impl RunLogReader {
             ended: false,
         };
         reader.advance()?;
-        let version: FormatOnly = reader.parse("a run log's header")?;
+        let version: FormatVersion = reader.parse("a run log's header")?;
         if !(OLDEST_VERSION..=RUN_LOG_VERSION).contains(&version.format) {
             let found = format!("run log format {}", version.format);
             return Err(reader.bad(found, &format!("format {OLDEST_VERSION} or {RUN_LOG_VERSION}")));
@@ -185,7 +185,7 @@ impl RunLogReader {
     }
 
     fn bad(&self, found: String, expected: &str) -> TraceError {
-        TraceError::bad(&self.file, Place::Line(self.number), found, expected)
+        TraceError::bad(&self.file, FilePosition::Line(self.number), found, expected)
     }
 
     fn parse<T: DeserializeOwned>(&self, expected: &str) -> Result<T, TraceError> {
@@ -221,7 +221,7 @@ impl RunLogReader {
 }
 
 #[derive(Deserialize)]
-struct FormatOnly {
+struct FormatVersion {
     format: u32,
 }
 
@@ -240,7 +240,7 @@ fn empty_header() -> RunHeader {
             guard: None,
             profilers: Vec::new(),
             predictor: PredictorConfig { miss_penalty_cycles: 0.0, miss_penalty_from: String::new() },
-            first_window: Window::Time { ns: 1 },
+            first_window: WindowLength::Time { ns: 1 },
         },
     }
 }

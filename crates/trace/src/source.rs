@@ -2,9 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use cachemate_core::{Access, AccessSource, Turn};
+use cachemate_core::{Access, AccessSource, BatchEnd};
 
-use crate::{AccessRecord, CmtReader, Place, TraceError, TraceReader};
+use crate::{AccessRecord, CmtReader, FilePosition, TraceError, TraceReader};
 
 /// Accesses handed out per turn.
 const TURN_ACCESSES: usize = 2048;
@@ -16,7 +16,7 @@ const TURN_ACCESSES: usize = 2048;
 /// are not known). A filtered recording gives the accesses that missed the filter.
 ///
 /// The file is read once whole when opened, so that damage is found before a simulation begins; should it change or
-/// vanish afterwards the source says [`Turn::Exit`] and [`CmtSource::failure`] tells why.
+/// vanish afterwards the source says [`BatchEnd::Exit`] and [`CmtSource::failure`] tells why.
 pub struct CmtSource {
     path: PathBuf,
     reader: CmtReader<std::io::BufReader<std::fs::File>>,
@@ -56,7 +56,12 @@ impl CmtSource {
             let totals = reader.totals();
             let threads = totals.map_or(0, |totals| totals.threads.iter().filter(|thread| thread.records > 0).count());
             let found = format!("no record of thread {thread}");
-            return Err(TraceError::bad(&name, Place::File, found, format!("a thread among the {threads} it has")));
+            return Err(TraceError::bad(
+                &name,
+                FilePosition::File,
+                found,
+                format!("a thread among the {threads} it has"),
+            ));
         }
         let of_thread = reader.totals().and_then(|totals| totals.threads.iter().find(|totals| totals.thread == thread));
         let instructions = of_thread.and_then(|totals| totals.instructions).unwrap_or(gaps);
@@ -109,7 +114,7 @@ impl CmtSource {
                 if wrapped > 1 {
                     let name = self.path.display().to_string();
                     let found = format!("no record of thread {} any more", self.thread);
-                    return Err(TraceError::bad(&name, Place::File, found, "the file as it was opened"));
+                    return Err(TraceError::bad(&name, FilePosition::File, found, "the file as it was opened"));
                 }
                 self.reader.rewind()?;
                 self.rounds += 1;
@@ -139,17 +144,17 @@ impl CmtSource {
 }
 
 impl AccessSource for CmtSource {
-    fn fill(&mut self, batch: &mut Vec<Access>) -> Turn {
+    fn next_batch(&mut self, batch: &mut Vec<Access>) -> BatchEnd {
         for _ in 0..TURN_ACCESSES {
             match self.next_record() {
                 Ok(record) => self.push(record, batch),
                 Err(error) => {
                     self.failure = Some(error);
-                    return Turn::Exit;
+                    return BatchEnd::Exit;
                 }
             }
         }
-        Turn::More
+        BatchEnd::More
     }
 
     /// Rounds through the recording.

@@ -5,13 +5,13 @@ use std::fs;
 use std::path::Path;
 
 /// The last-level cache of each CPU, as numbers from 0 on. CPUs that are offline belong to cache 0.
-pub struct Machine {
+pub struct HostCaches {
     pub cache_of_cpu: Vec<u32>,
     /// The CPUs of each cache, as the kernel lists them: "0-3".
     pub cpus_of_cache: Vec<String>,
 }
 
-impl Machine {
+impl HostCaches {
     /// # Errors
     /// The kernel tells no caches, or more than the scheduler has room for.
     pub fn read() -> Result<Self, String> {
@@ -19,10 +19,10 @@ impl Machine {
         if cpus > MAX_CPUS {
             return Err(format!("found {cpus} CPUs, expected at most {MAX_CPUS}"));
         }
-        let mut machine = Machine { cache_of_cpu: Vec::new(), cpus_of_cache: Vec::new() };
+        let mut machine = HostCaches { cache_of_cpu: Vec::new(), cpus_of_cache: Vec::new() };
         for cpu in 0..cpus {
-            let found = last_level(cpu);
-            let list = match found {
+            let cpu_list = last_level(cpu);
+            let list = match cpu_list {
                 Some(list) => list,
                 None if online(cpu) => {
                     return Err(format!("/sys/devices/system/cpu/cpu{cpu}/cache: no unified cache is told"));
@@ -52,15 +52,15 @@ impl Machine {
 /// `shared_cpu_list` of the largest level.
 fn last_level(cpu: usize) -> Option<String> {
     let caches = fs::read_dir(format!("/sys/devices/system/cpu/cpu{cpu}/cache")).ok()?;
-    let told = |path: &Path, name: &str| Some(fs::read_to_string(path.join(name)).ok()?.trim().to_owned());
+    let read = |path: &Path, name: &str| Some(fs::read_to_string(path.join(name)).ok()?.trim().to_owned());
     caches
         .flatten()
         .filter_map(|entry| {
             let path = entry.path();
-            let unified = told(&path, "type")? == "Unified";
-            let level: u32 = told(&path, "level")?.parse().ok()?;
+            let unified = read(&path, "type")? == "Unified";
+            let level: u32 = read(&path, "level")?.parse().ok()?;
             unified.then_some(())?;
-            Some((level, told(&path, "shared_cpu_list")?))
+            Some((level, read(&path, "shared_cpu_list")?))
         })
         .max()
         .map(|(_, list)| list)

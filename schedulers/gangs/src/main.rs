@@ -5,7 +5,7 @@ mod scheduler;
 mod service;
 mod tasks;
 
-use gangs::law::{Footprint, Refusal, Wish, access_ns, turn_ns};
+use gangs::quantum::{GangFootprint, QuantumRefusal, TurnRequirements, access_ns, turn_ns};
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -51,7 +51,7 @@ fn command(arguments: &[String]) -> Result<ExitCode, String> {
         "run" => run(&path("--socket", SOCKET), &path("--journal", JOURNAL), options.contains_key("--all")),
         "send" => send(&path("--socket", SOCKET)),
         "reset" => {
-            let (_, restored) = tasks::Tasks::open(&path("--journal", JOURNAL))?;
+            let (_, restored) = tasks::PolicyJournal::open(&path("--journal", JOURNAL))?;
             println!("{restored} threads put back");
             Ok(ExitCode::SUCCESS)
         }
@@ -108,12 +108,12 @@ fn turn(options: &HashMap<String, String>) -> Result<ExitCode, String> {
         let text = options.get(name).ok_or_else(|| format!("{name}: expected, not found"))?;
         text.parse().map_err(|_| format!("{name}: found '{text}', expected a number"))
     };
-    let footprint = Footprint {
+    let footprint = GangFootprint {
         lines: figure("--footprint-bytes")? / LINE_BYTES,
         hit_ns: figure("--hit-ns")?,
         miss_ns: figure("--miss-ns")?,
     };
-    let wish = Wish {
+    let wish = TurnRequirements {
         without_ns: figure("--without-ns")?,
         gangs: figure("--gangs")? as u32,
         longest_wait_ns: figure("--longest-wait-ms")? * 1e6,
@@ -123,9 +123,11 @@ fn turn(options: &HashMap<String, String>) -> Result<ExitCode, String> {
             println!("turn {:.1} ms, {:.1} ns an access", turn / 1e6, access_ns(&footprint, turn));
             return Ok(ExitCode::SUCCESS);
         }
-        Err(Refusal::NotMeasured) => println!("no gangs: a figure is not positive, or a miss is not dearer than a hit"),
-        Err(Refusal::NothingToGain) => println!("no gangs: there is nothing to gain"),
-        Err(Refusal::WaitTooLong { pays_ns, allowed_ns }) => println!(
+        Err(QuantumRefusal::NotMeasured) => {
+            println!("no gangs: a figure is not positive, or a miss is not dearer than a hit")
+        }
+        Err(QuantumRefusal::NothingToGain) => println!("no gangs: there is nothing to gain"),
+        Err(QuantumRefusal::WaitTooLong { pays_ns, allowed_ns }) => println!(
             "no gangs: a turn pays from {:.1} ms on, the longest wait allows {:.1} ms",
             pays_ns / 1e6,
             allowed_ns / 1e6

@@ -11,17 +11,17 @@ const ROTATION_BYTES: usize = 16 + MAX_GANGS * TURN_BYTES;
 
 /// Whose place: a thread's or a whole process'.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Who {
+pub enum TaskKey {
     Thread(u32),
     Process(u32),
 }
 
-impl Who {
+impl TaskKey {
     /// `struct place_key`
     pub fn to_bytes(self) -> [u8; 8] {
         let (kind, id) = match self {
-            Who::Thread(id) => (0, id),
-            Who::Process(id) => (1, id),
+            TaskKey::Thread(id) => (0, id),
+            TaskKey::Process(id) => (1, id),
         };
         words([kind, id])
     }
@@ -29,7 +29,7 @@ impl Who {
 
 /// `struct place`
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct TaskPlace {
     pub gang: u32,
     /// A bit for each last-level cache.
     pub caches: u32,
@@ -38,7 +38,7 @@ pub struct Place {
     pub children: bool,
 }
 
-impl Place {
+impl TaskPlace {
     pub fn to_bytes(self) -> [u8; 16] {
         words([self.gang, self.caches, self.weight, u32::from(self.children)])
     }
@@ -46,7 +46,7 @@ impl Place {
 
 /// `struct turn`
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Turn {
+pub struct MapTurn {
     pub length_ns: u64,
     pub gang: u32,
     /// A bit for each gang that may use what this one leaves idle.
@@ -54,7 +54,7 @@ pub struct Turn {
 }
 
 /// `struct rotation`. At most [`MAX_GANGS`] turns.
-pub fn rotation_to_bytes(turns: &[Turn]) -> Vec<u8> {
+pub fn rotation_to_bytes(turns: &[MapTurn]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(ROTATION_BYTES);
     bytes.extend(words::<2, 8>([turns.len() as u32, 0]));
     bytes.extend(turns.iter().map(|turn| turn.length_ns).sum::<u64>().to_ne_bytes());
@@ -67,7 +67,7 @@ pub fn rotation_to_bytes(turns: &[Turn]) -> Vec<u8> {
 }
 
 /// The turns in a `struct rotation`. `None`: it is none.
-pub fn rotation_from_bytes(bytes: &[u8]) -> Option<Vec<Turn>> {
+pub fn rotation_from_bytes(bytes: &[u8]) -> Option<Vec<MapTurn>> {
     let turns = u32_at(bytes, 0)? as usize;
     if bytes.len() != ROTATION_BYTES || turns > MAX_GANGS {
         return None;
@@ -75,7 +75,7 @@ pub fn rotation_from_bytes(bytes: &[u8]) -> Option<Vec<Turn>> {
     (0..turns)
         .map(|index| {
             let at = 16 + index * TURN_BYTES;
-            Some(Turn {
+            Some(MapTurn {
                 length_ns: u64_at(bytes, at)?,
                 gang: u32_at(bytes, at + 8)?,
                 may_fill: u32_at(bytes, at + 12)?,
@@ -112,7 +112,7 @@ pub fn exit_of(machine: &[u8]) -> Option<(u32, i64)> {
 
 /// What happened at one cache since the scheduler was attached: `struct cache`.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub struct Counts {
+pub struct CacheCounts {
     /// Whose turn it is. `None`: nobody's.
     pub gang: Option<u32>,
     pub turns: u64,
@@ -135,11 +135,11 @@ pub struct Counts {
     pub idle_ns: u64,
 }
 
-impl Counts {
+impl CacheCounts {
     /// `None`: the bytes are too few.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let at = |index: usize| u64_at(bytes, 48 + 8 * index);
-        Some(Counts {
+        Some(CacheCounts {
             gang: u32_at(bytes, 0).filter(|gang| (*gang as usize) < MAX_GANGS),
             turns: at(0)?,
             kicks: at(1)?,
@@ -192,8 +192,8 @@ mod tests {
     /// Does a rotation that was written come back, and is another size refused?
     #[test]
     fn a_rotation_comes_back() {
-        let turn = |gang| Turn { length_ns: 20_000_000 + u64::from(gang), gang, may_fill: 1 << (gang + 1) };
-        let turns: Vec<Turn> = (0..MAX_GANGS as u32).map(turn).collect();
+        let turn = |gang| MapTurn { length_ns: 20_000_000 + u64::from(gang), gang, may_fill: 1 << (gang + 1) };
+        let turns: Vec<MapTurn> = (0..MAX_GANGS as u32).map(turn).collect();
         for some in [&turns[..], &turns[..2], &[]] {
             let bytes = rotation_to_bytes(some);
             assert_eq!(rotation_from_bytes(&bytes).as_deref(), Some(some));

@@ -1,7 +1,7 @@
 //! The message of the socket: one JSON object a line, and one line as the answer. docs/sched-ext.md describes it.
 
-use crate::law::WAIT_BEYOND_ROTATIONS_NS;
-use crate::maps::{MAX_CACHES, MAX_GANGS, Place, Turn, Who};
+use crate::maps::{MAX_CACHES, MAX_GANGS, MapTurn, TaskKey, TaskPlace};
+use crate::quantum::WAIT_BEYOND_ROTATIONS_NS;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -16,9 +16,9 @@ const WEIGHT: (u32, u32) = (1, 10_000);
 /// What is asked.
 #[derive(Debug, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
-pub enum Request {
+pub enum SocketRequest {
     /// Take this plan in.
-    Plan(Message),
+    Plan(PlanMessage),
     /// What is in force?
     State {},
     /// Put all tasks back and end.
@@ -28,7 +28,7 @@ pub enum Request {
 /// A plan as it is sent.
 #[derive(Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
-pub struct Message {
+pub struct PlanMessage {
     pub version: u32,
     /// Larger than that of the plan in force.
     pub generation: u64,
@@ -71,30 +71,30 @@ fn standard_weight() -> u32 {
 
 /// A plan that was checked.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Plan {
+pub struct CheckedPlan {
     pub generation: u64,
     /// By cache.
-    pub rotations: Vec<Vec<Turn>>,
-    pub places: BTreeMap<Who, Place>,
+    pub rotations: Vec<Vec<MapTurn>>,
+    pub places: BTreeMap<TaskKey, TaskPlace>,
 }
 
 /// Reads one line.
 ///
 /// # Errors
 /// Where the line is no request.
-pub fn request(line: &str) -> Result<Request, String> {
+pub fn request(line: &str) -> Result<SocketRequest, String> {
     if line.len() > MAX_BYTES {
         return Err(format!("message: found {} bytes, expected at most {MAX_BYTES}", line.len()));
     }
     serde_json::from_str(line).map_err(|error| format!("message: {error}"))
 }
 
-impl Message {
+impl PlanMessage {
     /// Checks the plan against a machine with `caches` last-level caches and the generation in force.
     ///
     /// # Errors
     /// The first place that is wrong, what was found there, and what was expected.
-    pub fn check(&self, caches: usize, in_force: u64) -> Result<Plan, String> {
+    pub fn check(&self, caches: usize, in_force: u64) -> Result<CheckedPlan, String> {
         if self.version != VERSION {
             return Err(format!("plan.version: found {}, expected {VERSION}", self.version));
         }
@@ -108,11 +108,11 @@ impl Message {
         let rotations = self.rotations(caches.min(MAX_CACHES))?;
         self.check_waits(&rotations)?;
         let places = self.places(&rotations)?;
-        Ok(Plan { generation: self.generation, rotations, places })
+        Ok(CheckedPlan { generation: self.generation, rotations, places })
     }
 
-    fn rotations(&self, caches: usize) -> Result<Vec<Vec<Turn>>, String> {
-        let mut rotations: Vec<Vec<Turn>> = vec![Vec::new(); caches];
+    fn rotations(&self, caches: usize) -> Result<Vec<Vec<MapTurn>>, String> {
+        let mut rotations: Vec<Vec<MapTurn>> = vec![Vec::new(); caches];
         for (index, turn) in self.turns.iter().enumerate() {
             let place = format!("plan.turns[{index}]");
             let Some(rotation) = rotations.get_mut(turn.cache as usize) else {
@@ -135,13 +135,13 @@ impl Message {
                 }
                 may_fill |= 1 << filler;
             }
-            rotation.push(Turn { length_ns: turn.turn_us * 1000, gang: turn.gang, may_fill });
+            rotation.push(MapTurn { length_ns: turn.turn_us * 1000, gang: turn.gang, may_fill });
         }
         Ok(rotations)
     }
 
     /// Two rotations and 100 ms must not be longer than what is allowed.
-    fn check_waits(&self, rotations: &[Vec<Turn>]) -> Result<(), String> {
+    fn check_waits(&self, rotations: &[Vec<MapTurn>]) -> Result<(), String> {
         for (cache, rotation) in rotations.iter().enumerate().filter(|(_, rotation)| rotation.len() > 1) {
             let wait_ms = longest_wait_ns(rotation).div_ceil(1_000_000);
             if wait_ms > self.longest_wait_ms {
@@ -154,7 +154,7 @@ impl Message {
         Ok(())
     }
 
-    fn places(&self, rotations: &[Vec<Turn>]) -> Result<BTreeMap<Who, Place>, String> {
+    fn places(&self, rotations: &[Vec<MapTurn>]) -> Result<BTreeMap<TaskKey, TaskPlace>, String> {
         let mut places = BTreeMap::new();
         if self.tasks.len() > MAX_TASKS {
             return Err(format!("plan.tasks: found {}, expected at most {MAX_TASKS}", self.tasks.len()));
@@ -162,11 +162,11 @@ impl Message {
         for (index, task) in self.tasks.iter().enumerate() {
             let place = format!("plan.tasks[{index}]");
             let who = match (task.process, task.thread) {
-                (Some(id), None) => Who::Process(id),
-                (None, Some(id)) => Who::Thread(id),
+                (Some(id), None) => TaskKey::Process(id),
+                (None, Some(id)) => TaskKey::Thread(id),
                 _ => return Err(format!("{place}: expected either 'process' or 'thread'")),
             };
-            let (Who::Process(id) | Who::Thread(id)) = who;
+            let (TaskKey::Process(id) | TaskKey::Thread(id)) = who;
             // A number of the kernel's is positive and no longer than an int.
             within(
                 u64::from(id),
@@ -176,8 +176,8 @@ impl Message {
             gang(task.gang, &format!("{place}.gang"))?;
             within(u64::from(task.weight), (WEIGHT.0.into(), WEIGHT.1.into()), &format!("{place}.weight"))?;
             let caches = caches_of(task, rotations, &place)?;
-            let found = Place { gang: task.gang, caches, weight: task.weight, children: task.children };
-            if places.insert(who, found).is_some() {
+            let task_place = TaskPlace { gang: task.gang, caches, weight: task.weight, children: task.children };
+            if places.insert(who, task_place).is_some() {
                 return Err(format!("{place}: found {who:?} again, expected each task once"));
             }
         }
@@ -186,7 +186,7 @@ impl Message {
 }
 
 /// The caches of a task, a bit each: a task without a turn at its cache would never run.
-fn caches_of(task: &TaskMessage, rotations: &[Vec<Turn>], place: &str) -> Result<u32, String> {
+fn caches_of(task: &TaskMessage, rotations: &[Vec<MapTurn>], place: &str) -> Result<u32, String> {
     if task.caches.is_empty() {
         return Err(format!("{place}.caches: found none, expected at least one"));
     }
@@ -204,7 +204,7 @@ fn caches_of(task: &TaskMessage, rotations: &[Vec<Turn>], place: &str) -> Result
 }
 
 /// The longest wait of a task at a cache with these turns, ns.
-pub fn longest_wait_ns(rotation: &[Turn]) -> u64 {
+pub fn longest_wait_ns(rotation: &[MapTurn]) -> u64 {
     2 * rotation.iter().map(|turn| turn.length_ns).sum::<u64>() + WAIT_BEYOND_ROTATIONS_NS as u64
 }
 

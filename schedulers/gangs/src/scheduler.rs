@@ -1,9 +1,9 @@
 //! The BPF object: loaded, attached, fed with plans, read back. When this is dropped, or its process ends in any way, the
 //! kernel detaches it and all tasks run under the fair class.
 
-use crate::machine::Machine;
-use gangs::maps::{self, Counts, MAX_CACHES, Turn};
-use gangs::plan::Plan;
+use crate::machine::HostCaches;
+use gangs::maps::{self, CacheCounts, MAX_CACHES, MapTurn};
+use gangs::plan::CheckedPlan;
 use libbpf_rs::{Link, MapCore, MapFlags, MapHandle, Object, ObjectBuilder};
 use std::collections::HashMap;
 
@@ -11,7 +11,7 @@ static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/gangs.bpf.o"));
 /// An array's only key.
 const ONLY: u32 = 0;
 
-pub struct Scheduler {
+pub struct BpfScheduler {
     // Before the object: dropped first.
     _link: Link,
     _object: Object,
@@ -20,12 +20,12 @@ pub struct Scheduler {
     caches: usize,
 }
 
-impl Scheduler {
+impl BpfScheduler {
     /// `all`: every task of the host instead of those with policy 7.
     ///
     /// # Errors
     /// What the kernel refuses.
-    pub fn attach(machine: &Machine, all: bool) -> Result<Self, String> {
+    pub fn attach(machine: &HostCaches, all: bool) -> Result<Self, String> {
         let says = |what: &str, error: libbpf_rs::Error| format!("{what}: {error:#}");
         let aligned = OBJECT.to_vec();
         let mut builder = ObjectBuilder::default();
@@ -47,17 +47,17 @@ impl Scheduler {
         for (cpu, cache) in machine.cache_of_cpu.iter().enumerate() {
             write(&handles, "cpus", cpu as u32, &maps::cpu_to_bytes(*cache))?;
         }
-        let mut found = object.maps_mut().find(|map| map.name() == operations);
-        let map = found.as_mut().ok_or_else(|| format!("{operations}: not in the BPF object"))?;
+        let mut operations_map = object.maps_mut().find(|map| map.name() == operations);
+        let map = operations_map.as_mut().ok_or_else(|| format!("{operations}: not in the BPF object"))?;
         let link = map.attach_struct_ops().map_err(|error| says("the kernel refuses the scheduler", error))?;
-        Ok(Scheduler { _link: link, _object: object, maps: handles, cpus, caches })
+        Ok(BpfScheduler { _link: link, _object: object, maps: handles, cpus, caches })
     }
 
     /// Takes a plan in: the half that is not in force is filled, then one word makes it the one in force.
     ///
     /// # Errors
     /// A map that the kernel does not let write. The plan in force stays as it is.
-    pub fn take_in(&self, plan: &Plan) -> Result<(), String> {
+    pub fn load_plan(&self, plan: &CheckedPlan) -> Result<(), String> {
         // Counted here and not as the plan counts: the half in force is the one of the lowest bit.
         let generation = self.generation()? + 1;
         let half = generation & 1;
@@ -87,7 +87,7 @@ impl Scheduler {
     }
 
     /// The turns in force, by cache.
-    pub fn rotations(&self) -> Result<Vec<Vec<Turn>>, String> {
+    pub fn rotations(&self) -> Result<Vec<Vec<MapTurn>>, String> {
         let half = (self.generation()? & 1) as usize;
         (0..self.caches)
             .map(|cache| {
@@ -103,9 +103,9 @@ impl Scheduler {
         Ok(map(&self.maps, if odd { "places_odd" } else { "places_even" })?.keys().count())
     }
 
-    pub fn counts(&self) -> Result<Vec<Counts>, String> {
+    pub fn counts(&self) -> Result<Vec<CacheCounts>, String> {
         let one = |cache| {
-            Counts::from_bytes(&read(&self.maps, "caches", cache)?).ok_or_else(|| "caches: too short".to_owned())
+            CacheCounts::from_bytes(&read(&self.maps, "caches", cache)?).ok_or_else(|| "caches: too short".to_owned())
         };
         (0..self.caches as u32).map(one).collect()
     }
@@ -129,8 +129,8 @@ fn map<'a>(maps: &'a HashMap<String, MapHandle>, name: &str) -> Result<&'a MapHa
 }
 
 fn read(maps: &HashMap<String, MapHandle>, name: &str, key: u32) -> Result<Vec<u8>, String> {
-    let found = map(maps, name)?.lookup(&key.to_ne_bytes(), MapFlags::ANY);
-    found.map_err(|error| format!("{name}[{key}]: {error}"))?.ok_or_else(|| format!("{name}[{key}]: absent"))
+    let value = map(maps, name)?.lookup(&key.to_ne_bytes(), MapFlags::ANY);
+    value.map_err(|error| format!("{name}[{key}]: {error}"))?.ok_or_else(|| format!("{name}[{key}]: absent"))
 }
 
 fn write(maps: &HashMap<String, MapHandle>, name: &str, key: u32, value: &[u8]) -> Result<(), String> {

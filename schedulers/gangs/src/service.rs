@@ -1,12 +1,12 @@
 //! The loader's life: takes plans over the socket, makes the planned tasks ours, watches that nobody else needs the CPUs,
 //! and gives everything back.
 
-use crate::machine::{self, Machine};
-use crate::scheduler::Scheduler;
-use crate::tasks::Tasks;
-use gangs::guard::{BackOff, Guard, WINDOW_NS};
-use gangs::maps::{Counts, Turn, Who};
-use gangs::plan::{MAX_BYTES, Plan, Request, TurnMessage, request};
+use crate::machine::{self, HostCaches};
+use crate::scheduler::BpfScheduler;
+use crate::tasks::PolicyJournal;
+use gangs::maps::{CacheCounts, MapTurn, TaskKey};
+use gangs::plan::{CheckedPlan, MAX_BYTES, SocketRequest, TurnMessage, request};
+use gangs::starvation_guard::{BackOff, StarvationGuard, WINDOW_NS};
 use serde::Serialize;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::os::unix::fs::PermissionsExt;
@@ -25,29 +25,29 @@ const CLIENT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What is in force, as the maps and the kernel say.
 #[derive(Serialize)]
-struct State {
+struct ServiceState {
     generation: u64,
     kernel: String,
     guarded: Option<String>,
     places: usize,
     held: usize,
-    caches: Vec<CacheState>,
+    caches: Vec<ServiceCacheState>,
 }
 
 #[derive(Serialize)]
-struct CacheState {
+struct ServiceCacheState {
     cpus: String,
     turns: Vec<TurnMessage>,
-    counts: Counts,
+    counts: CacheCounts,
 }
 
 pub struct Service {
-    machine: Machine,
+    machine: HostCaches,
     all: bool,
-    tasks: Tasks,
-    plan: Option<Plan>,
-    scheduler: Option<Scheduler>,
-    guard: Guard,
+    tasks: PolicyJournal,
+    plan: Option<CheckedPlan>,
+    scheduler: Option<BpfScheduler>,
+    guard: StarvationGuard,
     looked: Instant,
     attached: Instant,
     back_off: BackOff,
@@ -63,19 +63,19 @@ impl Service {
         if !missing.is_empty() {
             return Err(format!("missing here: {}", missing.join("; ")));
         }
-        let (tasks, restored) = Tasks::open(journal)?;
+        let (tasks, restored) = PolicyJournal::open(journal)?;
         if restored > 0 {
             eprintln!("gangs: {restored} threads of an earlier run put back");
         }
-        let machine = Machine::read()?;
-        let scheduler = Scheduler::attach(&machine, all)?;
+        let machine = HostCaches::read()?;
+        let scheduler = BpfScheduler::attach(&machine, all)?;
         Ok(Service {
             machine,
             all,
             tasks,
             plan: None,
             scheduler: Some(scheduler),
-            guard: Guard::default(),
+            guard: StarvationGuard::default(),
             looked: Instant::now(),
             attached: Instant::now(),
             back_off: BackOff::default(),
@@ -90,7 +90,7 @@ impl Service {
     /// The socket cannot be had, or the kernel has ended the scheduler.
     pub fn run(&mut self, socket: &Path, stop: &Arc<AtomicBool>) -> Result<(), String> {
         let done = self.serve(socket, stop);
-        let restored = self.tasks.put_all_back();
+        let restored = self.tasks.restore_all();
         self.scheduler = None;
         let _ = std::fs::remove_file(socket);
         restored?;
@@ -129,20 +129,20 @@ impl Service {
         let _ = client.set_write_timeout(Some(CLIENT_TIMEOUT));
         let mut line = String::new();
         let read = BufReader::new(Read::take(&client, MAX_BYTES as u64 + 2)).read_line(&mut line);
-        let asked = match read {
+        let request = match read {
             Ok(_) => request(line.trim_end()),
             Err(error) => Err(format!("message: {error}")),
         };
-        let stop = matches!(asked, Ok(Request::Stop {}));
-        let said = asked.and_then(|asked| match asked {
-            Request::Plan(message) => {
+        let stop = matches!(request, Ok(SocketRequest::Stop {}));
+        let reply = request.and_then(|asked| match asked {
+            SocketRequest::Plan(message) => {
                 let plan = message.check(self.machine.cpus_of_cache.len(), self.generation())?;
-                self.take_in(plan)
+                self.submit_plan(plan)
             }
-            Request::State {} => self.state(),
-            Request::Stop {} => Ok(serde_json::json!({ "stopping": true })),
+            SocketRequest::State {} => self.state(),
+            SocketRequest::Stop {} => Ok(serde_json::json!({ "stopping": true })),
         });
-        let said = said.unwrap_or_else(|error| serde_json::json!({ "error": error }));
+        let said = reply.unwrap_or_else(|error| serde_json::json!({ "error": error }));
         let _ = (&client).write_all(format!("{said}\n").as_bytes());
         stop
     }
@@ -152,19 +152,19 @@ impl Service {
         self.plan.as_ref().map_or(0, |plan| plan.generation)
     }
 
-    fn take_in(&mut self, plan: Plan) -> Result<serde_json::Value, String> {
+    fn submit_plan(&mut self, plan: CheckedPlan) -> Result<serde_json::Value, String> {
         if let Some(scheduler) = &self.scheduler {
-            scheduler.take_in(&plan)?;
+            scheduler.load_plan(&plan)?;
         }
         let complaints = if self.scheduler.is_some() { self.take_tasks(&plan) } else { Vec::new() };
         let stays = |thread, process| {
             self.all
-                || plan.places.contains_key(&Who::Thread(thread))
-                || plan.places.contains_key(&Who::Process(process))
+                || plan.places.contains_key(&TaskKey::Thread(thread))
+                || plan.places.contains_key(&TaskKey::Process(process))
         };
         // Children of planned processes stand in no plan.
-        let heirs = |process| plan.places.get(&Who::Process(process)).is_some_and(|place| place.children);
-        self.tasks.put_back(stays, heirs)?;
+        let heirs = |process| plan.places.get(&TaskKey::Process(process)).is_some_and(|place| place.children);
+        self.tasks.restore(stays, heirs)?;
         let generation = plan.generation;
         self.plan = Some(plan);
         Ok(
@@ -172,17 +172,17 @@ impl Service {
         )
     }
 
-    fn take_tasks(&mut self, plan: &Plan) -> Vec<String> {
+    fn take_tasks(&mut self, plan: &CheckedPlan) -> Vec<String> {
         let mut complaints = Vec::new();
         for who in plan.places.keys().filter(|_| !self.all) {
             match who {
-                Who::Process(process) => complaints.extend(self.tasks.take_process(*process)),
-                Who::Thread(thread) => complaints.extend(self.tasks.take(*thread).err()),
+                TaskKey::Process(process) => complaints.extend(self.tasks.adopt_process(*process)),
+                TaskKey::Thread(thread) => complaints.extend(self.tasks.adopt_thread(*thread).err()),
             }
         }
-        let heirs = |process| plan.places.get(&Who::Process(process)).is_some_and(|place| place.children);
+        let heirs = |process| plan.places.get(&TaskKey::Process(process)).is_some_and(|place| place.children);
         if !self.all && plan.places.values().any(|place| place.children) {
-            self.tasks.take_heirs(heirs);
+            self.tasks.adopt_children(heirs);
         }
         let taken_ns = self.scheduler.as_ref().and_then(|scheduler| scheduler.taken_ns(now_ns()).ok());
         if self.tasks.newly_taken() > 0 && taken_ns.is_some_and(|taken_ns| self.guard.begin_anew(&taken_ns)) {
@@ -199,14 +199,14 @@ impl Service {
             let read = rotations.into_iter().zip(counts).zip(&self.machine.cpus_of_cache).enumerate();
             for (cache, ((turns, counts), cpus)) in read {
                 let turns = turns.iter().map(|turn| told(cache as u32, turn)).collect();
-                caches.push(CacheState { cpus: cpus.clone(), turns, counts });
+                caches.push(ServiceCacheState { cpus: cpus.clone(), turns, counts });
             }
         }
-        let state = State {
+        let state = ServiceState {
             generation: self.generation(),
             kernel: machine::state(),
             guarded: self.again.as_ref().map(|(_, why)| why.clone()),
-            places: self.scheduler.as_ref().map_or(Ok(0), Scheduler::places)?,
+            places: self.scheduler.as_ref().map_or(Ok(0), BpfScheduler::places)?,
             held: self.tasks.held(),
             caches,
         };
@@ -222,7 +222,7 @@ impl Service {
         if let Some((kind, code)) = scheduler.ended()? {
             if kind == EXIT_UNREG_KERN && self.restarts < RESTARTS {
                 self.restarts += 1;
-                return self.give_back("the kernel asks for a restart (hotplug)".to_owned(), 1);
+                return self.detach("the kernel asks for a restart (hotplug)".to_owned(), 1);
             }
             return Err(format!("the kernel has ended the scheduler: exit kind {kind}, code {code}"));
         }
@@ -232,10 +232,10 @@ impl Service {
         }
         self.looked = Instant::now();
         let taken_ns = scheduler.taken_ns(now_ns())?;
-        if let Some((cpu, share)) = self.guard.look(&taken_ns, window.as_nanos() as u64) {
+        if let Some((cpu, share)) = self.guard.observe(&taken_ns, window.as_nanos() as u64) {
             let seconds = self.back_off.next_s(self.attached.elapsed().as_secs());
             let percent = share * 100.0;
-            return self.give_back(
+            return self.detach(
                 format!("CPU {cpu}: unmanaged tasks had {percent:.0} % of {} ms", window.as_millis()),
                 seconds,
             );
@@ -243,8 +243,8 @@ impl Service {
         Ok(())
     }
 
-    fn give_back(&mut self, why: String, seconds: u64) -> Result<(), String> {
-        let restored = self.tasks.put_all_back()?;
+    fn detach(&mut self, why: String, seconds: u64) -> Result<(), String> {
+        let restored = self.tasks.restore_all()?;
         self.scheduler = None;
         eprintln!("gangs: {why}; {restored} threads back in the fair class, next attempt in {seconds} s");
         self.again = Some((Instant::now() + Duration::from_secs(seconds), why));
@@ -253,12 +253,12 @@ impl Service {
 
     fn attach_again(&mut self) -> Result<(), String> {
         self.again = None;
-        self.machine = Machine::read()?;
-        let scheduler = Scheduler::attach(&self.machine, self.all)?;
-        self.guard = Guard::default();
+        self.machine = HostCaches::read()?;
+        let scheduler = BpfScheduler::attach(&self.machine, self.all)?;
+        self.guard = StarvationGuard::default();
         (self.looked, self.attached) = (Instant::now(), Instant::now());
         if let Some(plan) = self.plan.take() {
-            scheduler.take_in(&plan)?;
+            scheduler.load_plan(&plan)?;
             self.scheduler = Some(scheduler);
             self.take_tasks(&plan).iter().for_each(|complaint| eprintln!("gangs: {complaint}"));
             self.plan = Some(plan);
@@ -270,7 +270,7 @@ impl Service {
     }
 }
 
-fn told(cache: u32, turn: &Turn) -> TurnMessage {
+fn told(cache: u32, turn: &MapTurn) -> TurnMessage {
     let may_fill = (0..u32::BITS).filter(|gang| turn.may_fill & (1 << gang) != 0).collect();
     TurnMessage { cache, gang: turn.gang, turn_us: turn.length_ns / 1000, may_fill }
 }

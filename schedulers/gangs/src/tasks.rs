@@ -13,13 +13,13 @@ const TAKEN_POLICIES: [i32; 3] = [libc::SCHED_OTHER, libc::SCHED_BATCH, libc::SC
 const ANCESTORS: usize = 64;
 
 /// The journal and its file.
-pub struct Tasks {
+pub struct PolicyJournal {
     path: PathBuf,
     entries: Vec<Entry>,
     taken: usize,
 }
 
-impl Tasks {
+impl PolicyJournal {
     /// Opens the journal; what an earlier run left in it is put back first. Returns how many threads that were.
     ///
     /// # Errors
@@ -31,28 +31,28 @@ impl Tasks {
             Err(error) => return Err(format!("{}: {error}", path.display())),
         };
         let entries = parse(&text).map_err(|error| format!("{}, {error}", path.display()))?;
-        let mut tasks = Tasks { path: path.to_owned(), entries, taken: 0 };
-        let restored = tasks.put_all_back()?;
+        let mut tasks = PolicyJournal { path: path.to_owned(), entries, taken: 0 };
+        let restored = tasks.restore_all()?;
         Ok((tasks, restored))
     }
 
     /// Makes the threads of a process ours. Returns what could not be changed, and why.
-    pub fn take_process(&mut self, process: u32) -> Vec<String> {
+    pub fn adopt_process(&mut self, process: u32) -> Vec<String> {
         let threads = threads_of(process);
         if threads.is_empty() {
             return vec![format!("process {process}: gone")];
         }
-        threads.into_iter().filter_map(|thread| self.take(thread).err()).collect()
+        threads.into_iter().filter_map(|thread| self.adopt_thread(thread).err()).collect()
     }
 
     /// Makes the threads of all processes ours that descend from one that `heirs` names: those that are born later inherit
     /// the policy, those that are there already do not. Who cannot be taken stays as he is, and so do his children.
-    pub fn take_heirs(&mut self, heirs: impl Fn(u32) -> bool) {
+    pub fn adopt_children(&mut self, heirs: impl Fn(u32) -> bool) {
         let all = Listing::read();
         let descends = |process: u32| all.line_of(process).skip(1).any(&heirs);
         let theirs = all.threads.iter().filter(|(_, seen)| seen.policy != POLICY_EXT && descends(seen.process));
         for thread in theirs.map(|(thread, _)| *thread).collect::<Vec<_>>() {
-            let _ = self.take(thread);
+            let _ = self.adopt_thread(thread);
         }
     }
 
@@ -65,7 +65,7 @@ impl Tasks {
     ///
     /// # Errors
     /// It is gone, is a real-time task, or the kernel refuses.
-    pub fn take(&mut self, thread: u32) -> Result<(), String> {
+    pub fn adopt_thread(&mut self, thread: u32) -> Result<(), String> {
         let Some((policy, start_ticks, _)) = stat_of(thread) else { return Err(format!("thread {thread}: gone")) };
         if policy == POLICY_EXT {
             return Ok(());
@@ -93,12 +93,13 @@ impl Tasks {
     ///
     /// # Errors
     /// The journal cannot be written.
-    pub fn put_back(&mut self, stays: impl Fn(u32, u32) -> bool, heirs: impl Fn(u32) -> bool) -> Result<usize, String> {
+    pub fn restore(&mut self, stays: impl Fn(u32, u32) -> bool, heirs: impl Fn(u32) -> bool) -> Result<usize, String> {
         let all = Listing::read();
-        let kept = |thread: u32, seen: &Seen| stays(thread, seen.process) || all.line_of(seen.process).any(&heirs);
+        let stays_adopted =
+            |thread: u32, seen: &ThreadInfo| stays(thread, seen.process) || all.line_of(seen.process).any(&heirs);
         let mut restored = 0;
         for (thread, seen) in &all.threads {
-            if seen.policy != POLICY_EXT || kept(*thread, seen) {
+            if seen.policy != POLICY_EXT || stays_adopted(*thread, seen) {
                 continue;
             }
             // A thread that began while its process was ours inherited the policy, and so did a child.
@@ -106,19 +107,20 @@ impl Tasks {
                 restored += usize::from(set_policy(*thread, policy).is_ok());
             }
         }
-        self.entries.retain(|entry| all.threads.get(&entry.thread).is_some_and(|seen| kept(entry.thread, seen)));
+        self.entries
+            .retain(|entry| all.threads.get(&entry.thread).is_some_and(|seen| stays_adopted(entry.thread, seen)));
         self.rewrite().map_err(|error| format!("{}: {error}", self.path.display()))?;
         Ok(restored)
     }
 
     /// # Errors
     /// The journal cannot be removed.
-    pub fn put_all_back(&mut self) -> Result<usize, String> {
-        self.put_back(|_, _| false, |_| false)
+    pub fn restore_all(&mut self) -> Result<usize, String> {
+        self.restore(|_, _| false, |_| false)
     }
 
     /// The policy of the thread in the journal, else of its process, else of an ancestor; `None`: none of ours.
-    fn policy_before(&self, thread: u32, seen: &Seen, all: &Listing) -> Option<i32> {
+    fn policy_before(&self, thread: u32, seen: &ThreadInfo, all: &Listing) -> Option<i32> {
         let known =
             |id: u32, start: u64| self.entries.iter().find(|entry| entry.thread == id && entry.start_ticks == start);
         if let Some(entry) = known(thread, seen.start_ticks) {
@@ -160,7 +162,7 @@ impl Tasks {
     }
 }
 
-struct Seen {
+struct ThreadInfo {
     process: u32,
     parent: u32,
     policy: i32,
@@ -168,7 +170,7 @@ struct Seen {
 }
 
 struct Listing {
-    threads: HashMap<u32, Seen>,
+    threads: HashMap<u32, ThreadInfo>,
 }
 
 impl Listing {
@@ -177,7 +179,7 @@ impl Listing {
         for process in numbers_in("/proc") {
             for thread in threads_of(process) {
                 if let Some((policy, start_ticks, parent)) = stat_of(thread) {
-                    threads.insert(thread, Seen { process, parent, policy, start_ticks });
+                    threads.insert(thread, ThreadInfo { process, parent, policy, start_ticks });
                 }
             }
         }

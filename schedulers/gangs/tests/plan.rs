@@ -1,6 +1,6 @@
 //! The message: what is taken in, and what is said of bad input.
-use gangs::maps::{Place, Turn, Who};
-use gangs::plan::{MAX_BYTES, Message, Request, request};
+use gangs::maps::{MapTurn, TaskKey, TaskPlace};
+use gangs::plan::{MAX_BYTES, PlanMessage, SocketRequest, request};
 use serde_json::{Value, json};
 
 fn good() -> Value {
@@ -14,9 +14,9 @@ fn good() -> Value {
     ] })
 }
 
-fn checked(plan: &Value) -> Result<gangs::plan::Plan, String> {
+fn checked(plan: &Value) -> Result<gangs::plan::CheckedPlan, String> {
     match request(&json!({ "plan": plan }).to_string())? {
-        Request::Plan(message) => message.check(2, 4),
+        SocketRequest::Plan(message) => message.check(2, 4),
         other => panic!("{other:?}"),
     }
 }
@@ -26,13 +26,13 @@ fn checked(plan: &Value) -> Result<gangs::plan::Plan, String> {
 fn a_good_message_is_taken_in() {
     let plan = checked(&good()).unwrap();
     assert_eq!(plan.generation, 5);
-    let first = Turn { length_ns: 20_000_000, gang: 0, may_fill: 4 };
-    assert_eq!(plan.rotations[0], [first, Turn { length_ns: 50_000_000, gang: 1, may_fill: 0 }]);
+    let first = MapTurn { length_ns: 20_000_000, gang: 0, may_fill: 4 };
+    assert_eq!(plan.rotations[0], [first, MapTurn { length_ns: 50_000_000, gang: 1, may_fill: 0 }]);
     assert_eq!(plan.rotations[1].len(), 1);
-    assert_eq!(plan.places[&Who::Process(100)], Place { gang: 0, caches: 1, weight: 100, children: false });
-    assert_eq!(plan.places[&Who::Thread(100)], Place { gang: 1, caches: 1, weight: 200, children: true });
-    assert!(matches!(request(r#"{"state":{}}"#), Ok(Request::State {})));
-    assert!(matches!(request(r#"{"stop":{}}"#), Ok(Request::Stop {})));
+    assert_eq!(plan.places[&TaskKey::Process(100)], TaskPlace { gang: 0, caches: 1, weight: 100, children: false });
+    assert_eq!(plan.places[&TaskKey::Thread(100)], TaskPlace { gang: 1, caches: 1, weight: 200, children: true });
+    assert!(matches!(request(r#"{"state":{}}"#), Ok(SocketRequest::State {})));
+    assert!(matches!(request(r#"{"stop":{}}"#), Ok(SocketRequest::Stop {})));
 }
 
 /// Is each bad field named with what was found and expected?
@@ -116,8 +116,8 @@ fn cut_and_changed_messages_never_panic() {
         for with in ['9', '-', '"', '}', ' '] {
             let mut changed = text.clone();
             changed.replace_range(at..at + 1, &with.to_string());
-            if let Ok(Request::Plan(message)) = request(&changed) {
-                let message: Message = message;
+            if let Ok(SocketRequest::Plan(message)) = request(&changed) {
+                let message: PlanMessage = message;
                 taken += usize::from(message.check(2, 4).is_ok());
             }
         }

@@ -1,22 +1,22 @@
 //! How long may a task wait? A model of the queues of one cache, after bpf/gangs.bpf.c and bpf/turns.h, in steps of 0.25 ms,
 //! with tasks that are always runnable: the worst case.
-use gangs::maps::Turn;
+use gangs::maps::MapTurn;
 use gangs::plan::longest_wait_ns;
 
 const STEP_NS: u64 = 250_000;
 const MS: u64 = 1_000_000;
 
 #[derive(Clone)]
-struct Task {
+struct ModelTask {
     gang: usize,
     weight: u64,
     vtime: u64,
     waits_since_ns: u64,
 }
 
-struct Model {
-    turns: Vec<Turn>,
-    tasks: Vec<Task>,
+struct QueueModel {
+    turns: Vec<MapTurn>,
+    tasks: Vec<ModelTask>,
     queues: Vec<Vec<usize>>,
     queue_vtime: Vec<u64>,
     rescue: Vec<usize>,
@@ -30,9 +30,9 @@ struct Model {
     rescues: bool,
 }
 
-impl Model {
-    fn new(turns: Vec<Turn>, tasks: Vec<Task>, cpus: usize, rescues: bool) -> Self {
-        let mut model = Model {
+impl QueueModel {
+    fn new(turns: Vec<MapTurn>, tasks: Vec<ModelTask>, cpus: usize, rescues: bool) -> Self {
+        let mut model = QueueModel {
             queues: vec![Vec::new(); turns.len()],
             queue_vtime: vec![0; turns.len()],
             rescue: Vec::new(),
@@ -96,7 +96,7 @@ impl Model {
         let wait_ns = now_ns - self.tasks[task].waits_since_ns;
         self.longest_ns = self.longest_ns.max(wait_ns);
         self.longest_by_task_ns[task] = self.longest_by_task_ns[task].max(wait_ns);
-        let Task { gang, vtime, .. } = self.tasks[task];
+        let ModelTask { gang, vtime, .. } = self.tasks[task];
         self.queue_vtime[gang] = self.queue_vtime[gang].max(vtime);
         self.running[cpu] = Some((task, slice_ns));
     }
@@ -137,15 +137,15 @@ fn random(state: &mut u64, below: u64) -> u64 {
 }
 
 /// A load of at most 40 tasks a CPU with weights from 1 to 10000.
-fn load(seed: u64) -> (Vec<Turn>, Vec<Task>, usize) {
+fn load(seed: u64) -> (Vec<MapTurn>, Vec<ModelTask>, usize) {
     let state = &mut (seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
     let gangs = 1 + random(state, 5);
     let cpus = 1 + random(state, 4);
     let turns = (0..gangs)
-        .map(|gang| Turn { length_ns: (5 + random(state, 46)) * MS, gang: gang as u32, may_fill: 0 })
+        .map(|gang| MapTurn { length_ns: (5 + random(state, 46)) * MS, gang: gang as u32, may_fill: 0 })
         .collect();
     let tasks = (0..1 + random(state, 40 * cpus))
-        .map(|_| Task {
+        .map(|_| ModelTask {
             gang: random(state, gangs) as usize,
             weight: [1, 10, 100, 1000, 10_000][random(state, 5) as usize],
             vtime: 0,
@@ -161,7 +161,7 @@ fn nobody_waits_longer_than_two_rotations_and_100_ms() {
     for seed in 0..300 {
         let (turns, tasks, cpus) = load(seed);
         let bound_ns = longest_wait_ns(&turns);
-        let mut model = Model::new(turns, tasks, cpus, true);
+        let mut model = QueueModel::new(turns, tasks, cpus, true);
         model.run(3_000 * MS);
         assert!(model.longest_ns <= bound_ns, "seed {seed}: {} ms, bound {} ms", model.longest_ns / MS, bound_ns / MS);
     }
@@ -170,12 +170,12 @@ fn nobody_waits_longer_than_two_rotations_and_100_ms() {
 /// Is it the rescue that keeps the bound? Without it a light task beside heavy ones waits longer.
 #[test]
 fn without_rescue_light_tasks_wait_too_long() {
-    let turns: Vec<Turn> = (0..2).map(|gang| Turn { length_ns: 20 * MS, gang, may_fill: 0 }).collect();
-    let task = |gang, weight| Task { gang, weight, vtime: 0, waits_since_ns: 0 };
-    let tasks: Vec<Task> = (0..12).map(|at| task(at % 2, if at == 0 { 1 } else { 10_000 })).collect();
+    let turns: Vec<MapTurn> = (0..2).map(|gang| MapTurn { length_ns: 20 * MS, gang, may_fill: 0 }).collect();
+    let task = |gang, weight| ModelTask { gang, weight, vtime: 0, waits_since_ns: 0 };
+    let tasks: Vec<ModelTask> = (0..12).map(|at| task(at % 2, if at == 0 { 1 } else { 10_000 })).collect();
     let bound_ns = longest_wait_ns(&turns);
     let longest_ns = |rescues| {
-        let mut model = Model::new(turns.clone(), tasks.clone(), 1, rescues);
+        let mut model = QueueModel::new(turns.clone(), tasks.clone(), 1, rescues);
         model.run(5_000 * MS);
         model.longest_ns
     };

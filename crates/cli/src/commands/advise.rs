@@ -2,18 +2,18 @@
 
 use anyhow::Context;
 use cachemate_core::Topology;
-use cachemate_linux::kernel::Host;
+use cachemate_linux::kernel::LinuxHost;
 use cachemate_linux::sense::sched_cache;
 use cachemate_policy::placement::{Placement, place};
 use cachemate_policy::schemes::{self, SharedCache};
 use cachemate_report::terminal::plan_boxes;
-use cachemate_study::{KernelFootprint, Target, USUAL_SCHEME, plan_picture};
+use cachemate_study::{KernelFootprint, ProfileTarget, USUAL_SCHEME, plan_picture};
 use clap::Args;
 use serde::Serialize;
 
 use super::status::SocketArg;
 use crate::args::JsonArg;
-use crate::programs::{Program, load_all};
+use crate::programs::{ProfiledInput, load_all};
 use crate::session::Session;
 use cachemate_daemon::status::thread_text;
 use cachemate_daemon::{host, socket};
@@ -47,22 +47,22 @@ struct AdviseJson<'a> {
     /// The kernel's cache-aware scheduling on this host, in words.
     kernel: String,
     /// Its footprint test against each program's own curve.
-    footprints: Vec<Footprint>,
+    footprints: Vec<FootprintJson>,
     /// Managed by a daemon now: program, cache, intensity.
-    running: Vec<Running>,
+    running: Vec<RunningJson>,
     #[serde(flatten)]
     placement: &'a Placement,
 }
 
 #[derive(Serialize)]
-struct Footprint {
+struct FootprintJson {
     program: String,
     #[serde(flatten)]
     judged: KernelFootprint,
 }
 
 #[derive(Serialize)]
-struct Running {
+struct RunningJson {
     name: String,
     pid: i32,
     cpu: Option<u32>,
@@ -80,8 +80,8 @@ const MISSES_AT_ONCE: f64 = 12.0;
 
 impl Advise {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
-        let found = host::find(false)?;
-        let (cache, target, mut assumed) = shared_cache(&found.topology)?;
+        let host = host::survey_host(false)?;
+        let (cache, target, mut assumed) = shared_cache(&host.topology)?;
         let programs = load_all(session, &self.programs, target)?;
         let names: Vec<String> = programs.iter().map(|program| program.name.clone()).collect();
         let profiles: Vec<_> = programs.iter().map(|program| &program.profile).collect();
@@ -94,16 +94,17 @@ impl Advise {
                 names.get(missing.program).map_or("?", String::as_str)
             )
         })?;
-        let placement = place(&names, &costs, &costs, &found.topology, 0)?;
-        assumed.extend(found.warnings);
-        let judged = |program: &Program| KernelFootprint::of(&program.file, cache.size_bytes);
-        let footprint = |program: &Program| Some(Footprint { program: program.name.clone(), judged: judged(program)? });
-        let kernel = sched_cache::read(&Host::new("/"));
+        let placement = place(&names, &costs, &costs, &host.topology, 0)?;
+        assumed.extend(host.warnings);
+        let judged = |program: &ProfiledInput| KernelFootprint::of(&program.file, cache.size_bytes);
+        let footprint =
+            |program: &ProfiledInput| Some(FootprintJson { program: program.name.clone(), judged: judged(program)? });
+        let kernel = sched_cache::read(&LinuxHost::new("/"));
         let result = AdviseJson {
             scheme: &self.scheme,
             cache_bytes: cache.size_bytes,
             assumed,
-            kernel: kernel.says.clone(),
+            kernel: kernel.detail.clone(),
             footprints: programs.iter().filter_map(footprint).collect(),
             running: self.running(),
             placement: &placement,
@@ -114,7 +115,7 @@ impl Advise {
             result.assumed.iter().for_each(|what| text.push_str(&format!("assumed: {what}\n")));
             text.push_str(&format!("the kernel's cache-aware scheduling: {}\n", result.kernel));
             for footprint in
-                result.footprints.iter().filter(|footprint| kernel.gathers() || footprint.judged.misjudged())
+                result.footprints.iter().filter(|footprint| kernel.aggregates() || footprint.judged.misjudged())
             {
                 text.push_str(&format!("{} {}\n", footprint.program, footprint.judged));
             }
@@ -128,10 +129,10 @@ impl Advise {
     }
 
     /// None where no daemon answers: advice needs none.
-    fn running(&self) -> Vec<Running> {
+    fn running(&self) -> Vec<RunningJson> {
         let Ok(status) = socket::status(&self.at.path()) else { return Vec::new() };
         let busy = status.tasks.into_iter().filter(|task| task.cpu_share.is_some_and(|share| share >= 0.05));
-        busy.map(|task| Running {
+        busy.map(|task| RunningJson {
             name: task.name,
             pid: task.pid,
             cpu: task.cpu,
@@ -143,7 +144,7 @@ impl Advise {
 }
 
 /// The host's contended cache, and what had to be assumed about it.
-fn shared_cache(topology: &Topology) -> anyhow::Result<(SharedCache, Target, Vec<String>)> {
+fn shared_cache(topology: &Topology) -> anyhow::Result<(SharedCache, ProfileTarget, Vec<String>)> {
     let cache = topology.last_level_caches().next().context("this host tells of no last-level cache")?;
     let mut assumed = vec![format!(
         "{MISS_CYCLES} cycles a miss, {HIT_CYCLES} a hit, {ISSUE_WIDTH} instructions a cycle, {WINDOW} in flight"
@@ -164,5 +165,5 @@ fn shared_cache(topology: &Topology) -> anyhow::Result<(SharedCache, Target, Vec
         misses_at_once: MISSES_AT_ONCE,
         ..SharedCache::new(size_bytes, ways, line_bytes, MISS_CYCLES)
     };
-    Ok((shared, Target { level: cache.level, size_bytes, ways, line_bytes, slices: 1 }, assumed))
+    Ok((shared, ProfileTarget { level: cache.level, size_bytes, ways, line_bytes, slices: 1 }, assumed))
 }

@@ -1,15 +1,15 @@
 //! `cachemate cachesim`: misses of one set-associative cache on a trace.
 
-use cachemate_locality::cachesim::{CacheShape, CacheSim, Replacement};
+use cachemate_locality::cachesim::{CacheGeometry, CacheSim, Replacement};
 use cachemate_report::CachesimResult;
 use cachemate_report::text::{count_text, number, percent_text, size_text};
 use cachemate_trace::TraceReader;
 use clap::{Args, ValueEnum};
 
-use crate::args::{JsonArg, Size};
-use crate::exit::Usage;
+use crate::args::{ByteSize, JsonArg};
+use crate::exit::UsageError;
 use crate::session::Session;
-use crate::traces::{Trace, TraceArgs};
+use crate::traces::{TraceArgs, TraceInput};
 
 /// Simulate one set-associative cache on a trace, exactly
 ///
@@ -24,7 +24,7 @@ pub struct Cachesim {
     trace: TraceArgs,
     /// Size of the cache
     #[arg(long, value_name = "SIZE")]
-    size: Size,
+    size: ByteSize,
     /// Lines in a set
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     ways: u32,
@@ -36,7 +36,7 @@ pub struct Cachesim {
     slices: u32,
     /// Which line leaves a full set; plru needs a power of two of ways
     #[arg(long, value_enum, default_value_t, value_name = "POLICY")]
-    policy: Policy,
+    policy: ReplacementArg,
     /// Seed of random replacement
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
@@ -48,49 +48,49 @@ pub struct Cachesim {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
-enum Policy {
+enum ReplacementArg {
     #[default]
     Lru,
     Plru,
     Random,
 }
 
-impl Policy {
+impl ReplacementArg {
     fn name(self) -> &'static str {
         match self {
-            Policy::Lru => "lru",
-            Policy::Plru => "plru",
-            Policy::Random => "random",
+            ReplacementArg::Lru => "lru",
+            ReplacementArg::Plru => "plru",
+            ReplacementArg::Random => "random",
         }
     }
 }
 
 impl Cachesim {
-    fn cache(&self) -> Result<CacheSim, Usage> {
+    fn cache(&self) -> Result<CacheSim, UsageError> {
         let replacement = match self.policy {
-            Policy::Lru => Replacement::Lru,
-            Policy::Plru => Replacement::TreePlru,
-            Policy::Random => Replacement::Random { seed: self.seed },
+            ReplacementArg::Lru => Replacement::Lru,
+            ReplacementArg::Plru => Replacement::TreePlru,
+            ReplacementArg::Random => Replacement::Random { seed: self.seed },
         };
-        let shape = CacheShape::from_bytes(self.size.0, u64::from(self.line_bytes), self.ways, self.slices);
-        shape.and_then(|shape| CacheSim::new(shape, replacement)).map_err(|error| Usage(error.to_string()))
+        let shape = CacheGeometry::from_bytes(self.size.0, u64::from(self.line_bytes), self.ways, self.slices);
+        shape.and_then(|shape| CacheSim::new(shape, replacement)).map_err(|error| UsageError(error.to_string()))
     }
 
-    fn front(&self) -> Result<Option<CacheSim>, Usage> {
+    fn front(&self) -> Result<Option<CacheSim>, UsageError> {
         let Some(text) = &self.l1 else { return Ok(None) };
-        let bad = || Usage(format!("--l1: found '{text}', expected SIZE:WAYS such as 32K:8"));
+        let bad = || UsageError(format!("--l1: found '{text}', expected SIZE:WAYS such as 32K:8"));
         let (size, ways) = text.split_once(':').ok_or_else(bad)?;
-        let size: Size = size.parse().map_err(|_| bad())?;
+        let size: ByteSize = size.parse().map_err(|_| bad())?;
         let ways: u32 = ways.parse().map_err(|_| bad())?;
-        let shape = CacheShape::from_bytes(size.0, u64::from(self.line_bytes), ways, 1);
+        let shape = CacheGeometry::from_bytes(size.0, u64::from(self.line_bytes), ways, 1);
         let cache = shape.and_then(|shape| CacheSim::new(shape, Replacement::Lru));
-        cache.map(Some).map_err(|error| Usage(format!("--l1: {error}")))
+        cache.map(Some).map_err(|error| UsageError(format!("--l1: {error}")))
     }
 
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         let (mut cache, mut front) = (self.cache()?, self.front()?);
         let shift = self.line_bytes.trailing_zeros();
-        let mut trace = Trace::open(session, &self.file, &self.trace, "simulating")?;
+        let mut trace = TraceInput::open(session, &self.file, &self.trace, "simulating")?;
         let (mut lines, mut missed) = (Vec::new(), Vec::new());
         while trace.addresses(&mut lines)? {
             lines.iter_mut().for_each(|address| *address >>= shift);

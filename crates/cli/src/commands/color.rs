@@ -13,26 +13,26 @@ mod verify;
 /// Frames that fall on the same sets of a cache have the same color; programs on frames of different colors cannot push
 /// each other out of it. docs/colors.md has the method, its costs and what it covers.
 #[derive(Args)]
-pub struct Color {
+pub struct ColorArgs {
     #[command(subcommand)]
-    what: What,
+    what: ColorCommand,
 }
 
 #[derive(Subcommand)]
-enum What {
+enum ColorCommand {
     Discover(discover::Discover),
-    Run(run::Run),
+    Run(run::ColorRunArgs),
     Verify(verify::Verify),
 }
 
-impl Color {
+impl ColorArgs {
     /// # Errors
     /// What went wrong, in words.
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         match &self.what {
-            What::Discover(command) => command.run(session),
-            What::Run(command) => command.run(session),
-            What::Verify(command) => command.run(session),
+            ColorCommand::Discover(command) => command.run(session),
+            ColorCommand::Run(command) => command.run(session),
+            ColorCommand::Verify(command) => command.run(session),
         }
     }
 }

@@ -4,9 +4,9 @@ use cachemate_report::text::{count_text, size_text};
 use clap::Args;
 
 use crate::args::OutputArgs;
-use crate::files::Output;
+use crate::files::OutputFile;
 use crate::session::Session;
-use crate::traces::{Trace, TraceArgs};
+use crate::traces::{TraceArgs, TraceInput};
 
 /// Convert a trace of another tool (lackey, Dinero din, raw u64, ChampSim, oracleGeneral) to .cmt
 ///
@@ -28,8 +28,8 @@ pub struct Convert {
 impl Convert {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         let path = &self.output.output;
-        let mut output = Output::create(path, self.output.force)?;
-        let mut trace = Trace::open(session, &self.file, &self.trace, "converting")?;
+        let mut output = OutputFile::create(path, self.output.force)?;
+        let mut trace = TraceInput::open(session, &self.file, &self.trace, "converting")?;
         let name = path.display().to_string();
         let converted = cachemate_trace::convert(&mut trace, output.file(), &name, self.level, |_| {})?;
         trace.finish(session);

@@ -3,17 +3,17 @@
 use cachemate_core::nearest;
 use cachemate_report::text::number;
 use cachemate_report::{Align, Table};
-use cachemate_repro::Context;
-use cachemate_repro::corun::Bench;
-use cachemate_repro::decompose::{Decomposition, Other, decompose};
-use cachemate_repro::setup::Job;
+use cachemate_repro::ExperimentContext;
+use cachemate_repro::corun::CoRunBench;
+use cachemate_repro::decompose::{CoRunnerPlace, Decomposition, decompose};
+use cachemate_repro::setup::WorkloadJob;
 use cachemate_sim::kernels;
 use cachemate_trace::{pack_program, pack_programs};
 use clap::Args;
 
 use crate::args::JsonArg;
-use crate::exit::Usage;
-use crate::run_cache::KeptArgs;
+use crate::exit::UsageError;
+use crate::run_cache::RunCacheArgs;
 use crate::session::Session;
 
 /// Tell where the slowdown beside another program comes from: cache space, bus, memory controller, prefetching
@@ -43,7 +43,7 @@ pub struct Decompose {
     #[arg(long, default_value_t = 15, value_name = "N", value_parser = clap::value_parser!(u64).range(1..1_000_000))]
     cycles: u64,
     #[command(flatten)]
-    kept: KeptArgs,
+    kept: RunCacheArgs,
     #[command(flatten)]
     json: JsonArg,
 }
@@ -55,33 +55,33 @@ impl Decompose {
         let stop = session.interrupt_flag();
         let bar = session.progress("decompose", None);
         bar.set_message("eight runs");
-        let context = Context::of_seed(self.seed, &stop);
-        let bench = Bench::on(&self.machine, self.seed, self.warm_up * 1_000_000, self.cycles * 1_000_000)?;
-        let found = decompose(&context, &bench, &program, &with)?;
+        let context = ExperimentContext::of_seed(self.seed, &stop);
+        let bench = CoRunBench::on(&self.machine, self.seed, self.warm_up * 1_000_000, self.cycles * 1_000_000)?;
+        let decomposition = decompose(&context, &bench, &program, &with)?;
         bar.finish_and_clear();
         self.kept.end(session);
-        session.answer(self.json.json, &found, || words(&found))
+        session.answer(self.json.json, &decomposition, || words(&decomposition))
     }
 }
 
 /// A simulated program by name, a recording's file, or a name in the pack.
-fn job(given: &str, seed: u64) -> anyhow::Result<Job> {
+fn job(given: &str, seed: u64) -> anyhow::Result<WorkloadJob> {
     let is_kernel = |name: &str| kernels::programs().any(|known| known.name == name);
     if is_kernel(given) {
-        return Ok(Job::new(given, seed));
+        return Ok(WorkloadJob::new(given, seed));
     }
     if given.ends_with(".cmt") || given.contains('/') {
-        return Ok(Job::recorded(given, given.into(), seed));
+        return Ok(WorkloadJob::recorded(given, given.into(), seed));
     }
     match pack_program(given) {
-        Ok(path) => Ok(Job::recorded(given, path, seed)),
+        Ok(path) => Ok(WorkloadJob::recorded(given, path, seed)),
         Err(_) => {
             let pack: Vec<String> = pack_programs().into_iter().map(|(name, _)| name).collect();
             let known: Vec<&str> =
                 kernels::programs().map(|known| known.name).chain(pack.iter().map(String::as_str)).collect();
             let meant = nearest(given, known.iter().copied());
             let meant = meant.map_or(String::new(), |meant| format!(" (did you mean '{meant}'?)"));
-            Err(Usage(format!("no program '{given}'; there are {}{meant}", known.join(", "))).into())
+            Err(UsageError(format!("no program '{given}'; there are {}{meant}", known.join(", "))).into())
         }
     }
 }
@@ -99,10 +99,10 @@ fn words(found: &Decomposition) -> String {
     ]);
     for run in &found.runs {
         let other = match run.other {
-            Other::None => "gone",
-            Other::OtherPackage => "in another package",
-            Other::OtherCache => "on another cache of the package",
-            Other::SameCache => "on the same cache",
+            CoRunnerPlace::None => "gone",
+            CoRunnerPlace::OtherPackage => "in another package",
+            CoRunnerPlace::OtherCache => "on another cache of the package",
+            CoRunnerPlace::SameCache => "on the same cache",
         };
         let prefetching = if run.prefetching { "on" } else { "off" };
         runs.row([other.to_string(), prefetching.to_string(), format!("{:.3}", run.cycles_per_instr)]);

@@ -1,9 +1,9 @@
 //! `cachemate doctor`: what this host can be measured with, and what would help.
 
-use cachemate_linux::kernel::Host;
-use cachemate_linux::sense::capability_survey::{Capability, CapabilitySurvey};
+use cachemate_linux::kernel::LinuxHost;
+use cachemate_linux::sense::capability_survey::{CapabilityCheck, CapabilitySurvey};
 use cachemate_linux::sense::pressure::{self, Pressure};
-use cachemate_linux::sense::sched_cache::{self, SchedCache};
+use cachemate_linux::sense::sched_cache::{self, SchedCacheStatus};
 use clap::Args;
 use serde::Serialize;
 
@@ -35,26 +35,26 @@ struct DoctorJson {
     topology_warnings: Vec<String>,
     pressure: Pressure,
     /// Linux's own, beside which this host is managed.
-    kernel_cache_scheduling: SchedCache,
+    kernel_cache_scheduling: SchedCacheStatus,
 }
 
 impl Doctor {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
-        let found = host::find(!self.quick)?;
-        let shared = found.topology.caches.iter().filter(|cache| cache.last_level && cache.cpus.count() > 1).count();
-        let means = match found.capability_survey.level {
+        let host = host::survey_host(!self.quick)?;
+        let shared = host.topology.caches.iter().filter(|cache| cache.last_level && cache.cpus.count() > 1).count();
+        let means = match host.capability_survey.level {
             1 => "programs are measured by counters",
             2 => "no counters: programs are probed from outside",
             _ => "neither counters nor probes: topology and pressure only, and nothing is made up",
         };
         let result = DoctorJson {
             means,
-            online_cpus: found.topology.online().count() as usize,
+            online_cpus: host.topology.online().count() as usize,
             shared_last_level_caches: shared,
-            topology_warnings: found.warnings,
-            pressure: pressure::read(&Host::new("/")),
-            kernel_cache_scheduling: sched_cache::read(&Host::new("/")),
-            capability_survey: found.capability_survey,
+            topology_warnings: host.warnings,
+            pressure: pressure::read(&LinuxHost::new("/")),
+            kernel_cache_scheduling: sched_cache::read(&LinuxHost::new("/")),
+            capability_survey: host.capability_survey,
         };
         session.answer(self.json.json, &result, || words(&result))
     }
@@ -65,7 +65,7 @@ fn words(result: &DoctorJson) -> String {
         "level {} of 3: {}\n{} CPUs online, {} last-level caches shared by two or more\n",
         result.capability_survey.level, result.means, result.online_cpus, result.shared_last_level_caches
     );
-    text.push_str(&format!("the kernel's own cache-aware scheduling: {}\n", result.kernel_cache_scheduling.says));
+    text.push_str(&format!("the kernel's own cache-aware scheduling: {}\n", result.kernel_cache_scheduling.detail));
     for warning in &result.topology_warnings {
         text.push_str(&format!("note: {warning}\n"));
     }
@@ -78,11 +78,11 @@ fn words(result: &DoctorJson) -> String {
     text
 }
 
-fn lines(capability: &Capability) -> String {
+fn lines(capability: &CapabilityCheck) -> String {
     let mark = if capability.works { "yes" } else { "no " };
-    let mut text = format!("  {mark}  {}: {}\n", capability.name, capability.says);
+    let mut text = format!("  {mark}  {}: {}\n", capability.name, capability.detail);
     if !capability.works {
-        text.push_str(&format!("       without it: {}\n", capability.without_it));
+        text.push_str(&format!("       without it: {}\n", capability.consequence));
         if let Some(remedy) = &capability.remedy {
             text.push_str(&format!("       remedy: {remedy}\n"));
         }

@@ -59,7 +59,7 @@ impl Explain {
         let result = ExplainJson {
             pid: self.pid,
             policy: status.policy.clone(),
-            acts: status.acts,
+            acts: status.acting,
             beside: others.map(|task| thread_text(&task.name, task.tid)).collect(),
             decisions: status.decisions.iter().filter(|decision| about(&decision.tasks)).cloned().collect(),
             refused: status.refused.iter().filter(|line| tokens.iter().any(|t| line.contains(t))).cloned().collect(),
@@ -67,7 +67,7 @@ impl Explain {
                 .kernel_conflicts
                 .iter()
                 .filter(|conflict| tasks.iter().any(|task| task.pid == conflict.pid))
-                .map(|conflict| conflict.said.clone())
+                .map(|conflict| conflict.detail.clone())
                 .collect(),
             tasks,
         };

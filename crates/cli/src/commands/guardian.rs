@@ -9,13 +9,13 @@ use crate::session::Session;
 
 /// Wait for the end of the process on standard input, and put the host back if it did not do so itself
 #[derive(Args)]
-pub struct Guardian {
+pub struct GuardianArgs {
     /// The folder with the restore journal
     #[arg(long, value_name = "FOLDER")]
     state_dir: PathBuf,
 }
 
-impl Guardian {
+impl GuardianArgs {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         guardian::run(&self.state_dir, &|words| session.warn(words))
     }

@@ -14,13 +14,13 @@ mod run;
 #[derive(Args)]
 pub struct Lab {
     #[command(subcommand)]
-    what: What,
+    what: LabCommand,
 }
 
 #[derive(Subcommand)]
-enum What {
-    Config(config::Config),
-    Run(run::Run),
+enum LabCommand {
+    Config(config::LabConfigArgs),
+    Run(run::LabRunArgs),
 }
 
 impl Lab {
@@ -28,8 +28,8 @@ impl Lab {
     /// What went wrong, in words.
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         match &self.what {
-            What::Config(command) => command.run(session),
-            What::Run(command) => command.run(session),
+            LabCommand::Config(command) => command.run(session),
+            LabCommand::Run(command) => command.run(session),
         }
     }
 }

@@ -6,9 +6,9 @@ use cachemate_page::serve::page::PageAddress;
 use clap::Args;
 
 use crate::session::Session;
-use cachemate_daemon::daemon::{Source, Switches, on_hangup, run};
+use cachemate_daemon::daemon::{ConfigSource, ControlFlags, on_hangup, run};
 use cachemate_daemon::dry_run;
-use cachemate_daemon::places;
+use cachemate_daemon::path_checks;
 
 /// Manage the programs of this host: measure them, and place them where the configuration says act
 ///
@@ -57,7 +57,7 @@ pub struct Manage {
 
 impl Manage {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
-        let source = Source {
+        let source = ConfigSource {
             file: self.config.clone(),
             named: self.config.is_some(),
             policy: self.policy.clone(),
@@ -67,11 +67,11 @@ impl Manage {
             page: self.page.clone().map(|address| PageAddress { address, token: !self.page_without_token }),
         };
         if self.check {
-            places::check(&source.read()?)?;
+            path_checks::check(&source.read()?)?;
             session.note("the configuration is fine");
             return Ok(());
         }
-        let switches = Switches { stop: session.interrupt_flag(), ..Switches::default() };
+        let switches = ControlFlags { stop: session.interrupt_flag(), ..ControlFlags::default() };
         if self.dry_run {
             let answer = dry_run::manage(&source, &switches, self.windows)?;
             return session.answer(self.json, &answer, || answer.words());

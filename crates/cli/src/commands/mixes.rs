@@ -2,8 +2,8 @@
 
 use cachemate_report::text::number;
 use cachemate_report::{Align, Table};
-use cachemate_repro::Context;
-use cachemate_repro::mixes::{Draw, Mix, Mixes, PolicyScore, run};
+use cachemate_repro::ExperimentContext;
+use cachemate_repro::mixes::{MixOptions, PolicyScore, RandomMix, RandomMixes, run};
 use cachemate_trace::pack_programs;
 
 use crate::session::Session;
@@ -16,14 +16,14 @@ pub fn mixes(session: &Session, quick: bool, seed: u64, count: u32, machine: &st
     let stop = session.interrupt_flag();
     let bar = session.progress("mixes", None);
     let progress = |what: &str| bar.set_message(what.to_string());
-    let context = Context { quick, progress: &progress, ..Context::of_seed(seed, &stop) };
-    let draw = Draw { machine, mixes: count, recordings: pack_programs() };
-    let found = run(&context, &draw)?;
+    let context = ExperimentContext { quick, progress: &progress, ..ExperimentContext::of_seed(seed, &stop) };
+    let draw = MixOptions { machine, mixes: count, recordings: pack_programs() };
+    let mixes = run(&context, &draw)?;
     bar.finish_and_clear();
-    session.answer(json, &found, || words(&found))
+    session.answer(json, &mixes, || words(&mixes))
 }
 
-fn words(found: &Mixes) -> String {
+fn words(found: &RandomMixes) -> String {
     let mut text = format!(
         "{} mixes on {}, seed {}, time scale {}\n\nmean over mixes\n{}",
         found.mixes.len(),
@@ -44,7 +44,7 @@ fn words(found: &Mixes) -> String {
 }
 
 /// Who did not finish, and which policies have no score.
-fn remarks(mix: &Mix) -> String {
+fn remarks(mix: &RandomMix) -> String {
     let mut text = String::new();
     for score in mix.policies.iter().filter(|score| !score.unfinished.is_empty()) {
         let who = score.unfinished.join(", ");

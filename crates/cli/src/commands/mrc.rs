@@ -3,20 +3,20 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use cachemate_locality::sampled::FixedRate;
+use cachemate_locality::sampled::FixedRateSampler;
 use cachemate_locality::stack::StackDistances;
 use cachemate_report::terminal::{CurveLine, curve_picture};
 use cachemate_report::text::{count_text, number, or_dash, percent_text, size_text};
-use cachemate_report::{Align, Counted, MrcPart, MrcResult, Sampled, Table};
-use cachemate_study::{Distances, TraceTotals, check_line_bytes, check_rate, counted, counted_from_sample};
+use cachemate_report::{Align, CurveCounts, MrcPart, MrcResult, SamplingSummary, Table};
+use cachemate_study::{DistanceEngine, PartTotals, check_line_bytes, check_rate, counted, counted_from_sample};
 use cachemate_trace::{AccessRecord, ThreadTotals, TraceReader};
 use clap::{Args, ValueEnum};
 
-use crate::args::{JsonArg, Sizes};
-use crate::exit::Usage;
+use crate::args::{JsonArg, SizeList};
+use crate::exit::UsageError;
 use crate::files::write_file;
 use crate::session::Session;
-use crate::traces::{Trace, TraceArgs};
+use crate::traces::{TraceArgs, TraceInput};
 
 /// Show how often a cache of each size would miss: the miss-rate curve of a trace
 ///
@@ -33,10 +33,10 @@ pub struct Mrc {
     line_bytes: u32,
     /// Sizes: 64K,1M,... or LO..HI:N for N sizes in equal ratios
     #[arg(long, value_name = "SIZES")]
-    sizes: Option<Sizes>,
+    sizes: Option<SizeList>,
     /// Curves for each process or thread on a cache of its own, beside the one for all together
     #[arg(long, value_enum, default_value_t, value_name = "WHAT")]
-    per: Per,
+    per: CurveScope,
     /// Follow this share of the lines only (0.01 = 1 %): much faster, with an error bar
     #[arg(long, value_name = "RATE", conflicts_with_all = ["histogram", "per"], value_parser = rate)]
     sample: Option<f64>,
@@ -57,7 +57,7 @@ pub struct Mrc {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
-enum Per {
+enum CurveScope {
     #[default]
     All,
     Process,
@@ -72,13 +72,13 @@ fn rate(text: &str) -> Result<f64, String> {
 /// Engines over one trace: everything together, and the parts asked for.
 struct Engines {
     shift: u32,
-    per: Per,
-    all: Distances,
+    per: CurveScope,
+    all: DistanceEngine,
     parts: BTreeMap<(u32, u32), StackDistances>,
 }
 
 impl Engines {
-    fn whole(&mut self, trace: &mut Trace) -> anyhow::Result<()> {
+    fn whole(&mut self, trace: &mut TraceInput) -> anyhow::Result<()> {
         let mut addresses = Vec::new();
         while trace.addresses(&mut addresses)? {
             addresses.iter_mut().for_each(|address| *address >>= self.shift);
@@ -87,7 +87,7 @@ impl Engines {
         Ok(())
     }
 
-    fn split(&mut self, trace: &mut Trace) -> anyhow::Result<()> {
+    fn split(&mut self, trace: &mut TraceInput) -> anyhow::Result<()> {
         let header = trace.header().clone();
         let mut records: Vec<AccessRecord> = Vec::new();
         let mut lines = Vec::new();
@@ -96,7 +96,7 @@ impl Engines {
             lines.extend(records.iter().map(|record| record.address >> self.shift));
             self.all.push(&lines)?;
             let key = |record: &AccessRecord| {
-                (header.process_of(record), if self.per == Per::Thread { record.thread } else { 0 })
+                (header.process_of(record), if self.per == CurveScope::Thread { record.thread } else { 0 })
             };
             // Threads run for a while: runs of one part go to its engine at once.
             for run in records.chunk_by(|a, b| key(a) == key(b)) {
@@ -116,13 +116,13 @@ impl Mrc {
     pub fn plain(
         file: &std::path::Path,
         line_bytes: u32,
-        sizes: Option<Sizes>,
+        sizes: Option<SizeList>,
         sample: Option<f64>,
         seed: u64,
     ) -> Result<Self, String> {
         check_line_bytes(line_bytes).map_err(|what| format!("line_bytes: {what}"))?;
         sample.map_or(Ok(()), check_rate).map_err(|what| format!("sample: {what}"))?;
-        let (trace, per, threads, json) = (TraceArgs::default(), Per::All, Some(1), JsonArg { json: true });
+        let (trace, per, threads, json) = (TraceArgs::default(), CurveScope::All, Some(1), JsonArg { json: true });
         let file = file.display().to_string();
         Ok(Mrc { file, trace, line_bytes, sizes, per, sample, seed, threads, histogram: None, force: false, json })
     }
@@ -132,8 +132,8 @@ impl Mrc {
     /// # Errors
     /// A trace that cannot be read or is damaged; the interruption.
     pub fn measure(&self, session: &Session) -> anyhow::Result<MrcResult> {
-        let sizes = self.sizes.clone().unwrap_or_else(Sizes::usual).0;
-        let mut trace = Trace::open(session, &self.file, &self.trace, "reading")?;
+        let sizes = self.sizes.clone().unwrap_or_else(SizeList::usual).0;
+        let mut trace = TraceInput::open(session, &self.file, &self.trace, "reading")?;
         let result = match self.sample {
             Some(rate) => self.sampled(session, &mut trace, rate, &sizes)?,
             None => self.exact(session, &mut trace, &sizes)?,
@@ -143,12 +143,12 @@ impl Mrc {
     }
 
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
-        check_line_bytes(self.line_bytes).map_err(|what| Usage(format!("--line-bytes: {what}")))?;
+        check_line_bytes(self.line_bytes).map_err(|what| UsageError(format!("--line-bytes: {what}")))?;
         if let Some(path) = &self.histogram {
             crate::files::refuse_existing(path, self.force)?;
         }
-        let sizes = self.sizes.clone().unwrap_or_else(Sizes::usual).0;
-        let mut trace = Trace::open(session, &self.file, &self.trace, "reading")?;
+        let sizes = self.sizes.clone().unwrap_or_else(SizeList::usual).0;
+        let mut trace = TraceInput::open(session, &self.file, &self.trace, "reading")?;
         let result = match self.sample {
             Some(rate) => self.sampled(session, &mut trace, rate, &sizes)?,
             None => self.exact(session, &mut trace, &sizes)?,
@@ -157,22 +157,32 @@ impl Mrc {
         trace.check_whole()
     }
 
-    fn sampled(&self, session: &Session, trace: &mut Trace, rate: f64, sizes: &[u64]) -> anyhow::Result<MrcResult> {
+    fn sampled(
+        &self,
+        session: &Session,
+        trace: &mut TraceInput,
+        rate: f64,
+        sizes: &[u64],
+    ) -> anyhow::Result<MrcResult> {
         let shift = self.line_bytes.trailing_zeros();
-        let mut sample = FixedRate::new(rate, self.seed)?;
+        let mut sample = FixedRateSampler::new(rate, self.seed)?;
         let mut addresses = Vec::new();
         while trace.addresses(&mut addresses)? {
             addresses.iter_mut().for_each(|address| *address >>= shift);
             sample.push(&addresses)?;
         }
         let totals = trace.finish(session);
-        let known = TraceTotals::of_all(totals.as_ref(), trace.header().instructions_known);
+        let known = PartTotals::of_all(totals.as_ref(), trace.header().instructions_known);
         let curve = sample.finish()?;
         let all = counted_from_sample(&curve, known, sizes, self.line_bytes);
         let errors = all.curve.iter().map(|point| point.miss_ratio_error);
         let error = errors.collect::<Option<Vec<f64>>>().map(|all| all.into_iter().fold(0.0, f64::max));
-        let sampled =
-            Sampled { rate: curve.rate(), accesses: curve.sampled_accesses(), lines: curve.sampled_lines(), error };
+        let sampled = SamplingSummary {
+            rate: curve.rate(),
+            accesses: curve.sampled_accesses(),
+            lines: curve.sampled_lines(),
+            error,
+        };
         Ok(MrcResult {
             file: self.file.clone(),
             line_bytes: self.line_bytes,
@@ -182,14 +192,14 @@ impl Mrc {
         })
     }
 
-    fn exact(&self, session: &Session, trace: &mut Trace, sizes: &[u64]) -> anyhow::Result<MrcResult> {
+    fn exact(&self, session: &Session, trace: &mut TraceInput, sizes: &[u64]) -> anyhow::Result<MrcResult> {
         let mut engines = Engines {
             shift: self.line_bytes.trailing_zeros(),
             per: self.per,
-            all: Distances::new(self.threads.map(usize::from), trace.expected_records()),
+            all: DistanceEngine::new(self.threads.map(usize::from), trace.expected_records()),
             parts: BTreeMap::new(),
         };
-        if self.per == Per::All {
+        if self.per == CurveScope::All {
             engines.whole(trace)?
         } else {
             engines.split(trace)?
@@ -202,13 +212,13 @@ impl Mrc {
         }
         let mut parts = Vec::new();
         for ((process, thread), engine) in engines.parts {
-            let thread = (self.per == Per::Thread).then_some(thread);
+            let thread = (self.per == CurveScope::Thread).then_some(thread);
             let mine = |t: &ThreadTotals| t.process == process && thread.is_none_or(|thread| t.thread == thread);
-            let known = TraceTotals::of_part(totals.as_ref(), known, mine);
+            let known = PartTotals::of_part(totals.as_ref(), known, mine);
             let counted = counted(&engine.finish()?, known, sizes, self.line_bytes);
             parts.push(MrcPart { process: Some(process), thread, counted });
         }
-        let known = TraceTotals::of_all(totals.as_ref(), known);
+        let known = PartTotals::of_all(totals.as_ref(), known);
         Ok(MrcResult {
             file: self.file.clone(),
             line_bytes: self.line_bytes,
@@ -232,7 +242,7 @@ fn words(result: &MrcResult, session: &Session) -> String {
         ));
     }
     let mpki = result.all.curve.iter().all(|point| point.mpki.is_some());
-    let line = |name: &str, counted: &Counted| CurveLine {
+    let line = |name: &str, counted: &CurveCounts| CurveLine {
         name: name.to_string(),
         points: counted.curve.iter().map(|p| (p.bytes, p.mpki.unwrap_or(p.miss_ratio * 100.0))).collect(),
     };
@@ -258,7 +268,7 @@ fn part_name(part: &MrcPart) -> String {
     }
 }
 
-fn summary(name: &str, counted: &Counted) -> String {
+fn summary(name: &str, counted: &CurveCounts) -> String {
     let program = counted.program_accesses.map(|n| format!(" of {} by the program", count_text(n)));
     let instructions = counted.instructions.map(|n| format!(", {} instructions", count_text(n)));
     let lines = counted.cold.map(|n| format!(", {} distinct lines", count_text(n)));
@@ -271,7 +281,7 @@ fn summary(name: &str, counted: &Counted) -> String {
     )
 }
 
-fn table(counted: &Counted) -> String {
+fn table(counted: &CurveCounts) -> String {
     let mut table = Table::new(&[
         ("size", Align::Right),
         ("miss ratio", Align::Right),

@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use anyhow::Context;
-use cachemate_core::Level;
-use cachemate_page::{Run, TrueProgram, Truth, html, recording};
+use cachemate_core::CacheLevel;
+use cachemate_page::{GroundTruth, ProgramTruth, RecordedRun, html, recording};
 use cachemate_sim::results::{RunResults, TaskResults};
 use cachemate_trace::RunLogReader;
 use clap::Args;
@@ -49,47 +49,48 @@ impl Page {
 
 /// The part of the answer of `sim --json` that is of the machine.
 #[derive(Deserialize)]
-struct SimAnswer {
+struct RecordedTruth {
     scenario: String,
     seed: u64,
     results: RunResults,
 }
 
-fn truth(path: &std::path::Path, run: &Run) -> anyhow::Result<Truth> {
+fn truth(path: &std::path::Path, run: &RecordedRun) -> anyhow::Result<GroundTruth> {
     let shown = path.display();
     let text = std::fs::read_to_string(path).with_context(|| format!("{shown}: cannot be read"))?;
-    let answer: SimAnswer = serde_json::from_str(&text)
+    let answer: RecordedTruth = serde_json::from_str(&text)
         .with_context(|| format!("{shown}: expected the answer of 'cachemate sim --json'"))?;
     let results = answer.results;
-    let contended =
-        |level: Level, cache: u32| run.head.caches.iter().any(|head| head.cache == cache) && level != Level::L1Data;
+    let contended = |level: CacheLevel, cache: u32| {
+        run.head.caches.iter().any(|head| head.cache == cache) && level != CacheLevel::L1Data
+    };
     let process = |task| results.tasks.iter().find(|other| other.task == task).map(|task| task.process.0);
     let evicted = results.caches.iter().filter(|cache| contended(cache.level, cache.cache.0));
     let evicted = evicted
-        .flat_map(|cache| &cache.who_evicted_whom)
+        .flat_map(|cache| &cache.evictions_by_pair)
         .filter_map(|(by, of, lines)| Some((process(*by)?, process(*of)?, *lines)))
         .collect();
-    let mut programs: Vec<TrueProgram> = Vec::new();
+    let mut programs: Vec<ProgramTruth> = Vec::new();
     for task in &results.tasks {
         if !programs.iter().any(|program| program.program == task.process.0) {
             let of = results.tasks.iter().filter(|other| other.process == task.process);
             programs.push(true_program(task.process.0, &of.collect::<Vec<_>>()));
         }
     }
-    Ok(Truth { source: format!("{}, seed {}", answer.scenario, answer.seed), programs, evicted })
+    Ok(GroundTruth { source: format!("{}, seed {}", answer.scenario, answer.seed), programs, evicted })
 }
 
 /// All threads of one program together.
-fn true_program(program: u32, threads: &[&TaskResults]) -> TrueProgram {
+fn true_program(program: u32, threads: &[&TaskResults]) -> ProgramTruth {
     let sum = |of: &dyn Fn(&TaskResults) -> u64| threads.iter().map(|task| of(task)).sum::<u64>() as f64;
     let instructions = sum(&|task| task.instructions);
     let cycles = sum(&|task| task.cycles);
-    let last = |of: fn(&cachemate_sim::results::MissesBy) -> u64| sum(&|task| task.levels.last().map_or(0, of));
+    let last = |of: fn(&cachemate_sim::results::MissBreakdown) -> u64| sum(&|task| task.levels.last().map_or(0, of));
     let misses = last(|level| level.misses);
-    TrueProgram {
+    ProgramTruth {
         program,
         instr_per_cycle: (cycles > 0.0).then(|| instructions / cycles),
         misses_per_kilo_instr: (instructions > 0.0).then(|| 1000.0 * misses / instructions),
-        by_others_share: (misses > 0.0).then(|| last(|level| level.inter_task) / misses),
+        evicted_by_others_share: (misses > 0.0).then(|| last(|level| level.inter_task) / misses),
     }
 }

@@ -4,21 +4,21 @@ use std::path::{Path, PathBuf};
 
 use cachemate_core::{CacheId, MachineSpec};
 use cachemate_policy::matrix::PairCosts;
-use cachemate_policy::measured::Measured;
+use cachemate_policy::measured_matrix::MeasuredMatrix;
 use cachemate_policy::placement::{Placement, place};
-use cachemate_report::Group;
+use cachemate_report::GroupForecast;
 use cachemate_report::terminal::plan_boxes;
 use cachemate_report::text::number;
-use cachemate_repro::Context;
-use cachemate_repro::interval::planned::{Planned, planned};
-use cachemate_repro::interval::whatif::Question;
+use cachemate_repro::ExperimentContext;
+use cachemate_repro::interval::plan::{PlannedRun, planned};
+use cachemate_repro::interval::whatif::WhatIfQuery;
 use cachemate_study::{USUAL_SCHEME, plan_picture};
 use clap::Args;
 use serde::Serialize;
 
 use crate::args::JsonArg;
-use crate::exit::Usage;
-use crate::nominal::jobs;
+use crate::exit::UsageError;
+use crate::interval_programs::jobs;
 use crate::prediction::{MachineArg, Prediction};
 use crate::session::Session;
 
@@ -29,7 +29,7 @@ use crate::session::Session;
 /// and the measured matrix judges. With --policy a policy decides, as it would for the programs at work: they run on
 /// the interval machine from their profiles (docs/interval.md). The answer names all mechanisms of the policy.
 #[derive(Args)]
-pub struct Plan {
+pub struct PlanArgs {
     /// Profile files, recordings, or names in the pack
     #[arg(value_name = "PROGRAM", required_unless_present = "measured")]
     programs: Vec<String>,
@@ -70,7 +70,7 @@ struct PlanJson<'a> {
 struct CacheGroup {
     cache: Option<CacheId>,
     #[serde(flatten)]
-    group: Group,
+    group: GroupForecast,
 }
 
 /// Forecasts of every cache with at least two programs, each on a CPU of its own. Programs that take turns are not
@@ -96,7 +96,7 @@ fn groups(found: &Prediction, placement: &Placement) -> anyhow::Result<Vec<Cache
 struct PolicyPlanJson<'a> {
     machine: &'a str,
     #[serde(flatten)]
-    planned: &'a Planned,
+    planned: &'a PlannedRun,
 }
 
 /// Nominal time in which a policy surveys, decides and tests.
@@ -104,7 +104,7 @@ const DECIDES_WITHIN_NS: u64 = 300_000_000_000;
 /// Phases of programs that are measured last so many times longer, as in `whatif`.
 const STRETCH: f64 = 1000.0;
 fn policy_words(result: &PolicyPlanJson<'_>) -> String {
-    let Planned { policy, seconds, changes, refused, told } = result.planned;
+    let PlannedRun { policy, seconds, changes, refused, told } = result.planned;
     let mut text = format!("{} under '{policy}', after {} nominal seconds:\n", result.machine, number(*seconds));
     if changes.is_empty() {
         text.push_str("  nothing is changed\n");
@@ -114,15 +114,15 @@ fn policy_words(result: &PolicyPlanJson<'_>) -> String {
     // The last change, and what was said last; all is in the JSON.
     let changed = told.iter().rposition(|told| told.changed && !told.why.is_empty());
     let last = told.len().checked_sub(1).filter(|last| Some(*last) != changed);
-    for told in changed.into_iter().chain(last).map(|at| &told[at]) {
-        let what = if told.changed { "the plan changed" } else { "the plan stayed" };
-        text.push_str(&format!("\nat {} s {what}:\n", number(told.seconds)));
-        told.why.iter().for_each(|why| text.push_str(&format!("  {why}\n")));
+    for report in changed.into_iter().chain(last).map(|at| &told[at]) {
+        let what = if report.changed { "the plan changed" } else { "the plan stayed" };
+        text.push_str(&format!("\nat {} s {what}:\n", number(report.seconds)));
+        report.why.iter().for_each(|why| text.push_str(&format!("  {why}\n")));
     }
     text
 }
 
-struct Costs {
+struct PlanCosts {
     names: Vec<String>,
     /// What decides.
     scheme: String,
@@ -132,13 +132,13 @@ struct Costs {
     found: Option<Prediction>,
 }
 
-impl Plan {
+impl PlanArgs {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         let machine = cachemate_spec::load_machine(&self.machine.machine)?;
         if let Some(policy) = &self.policy {
             return self.by_policy(session, machine, policy);
         }
-        let Costs { names, scheme, decide, judge, found } = self.costs(session)?;
+        let PlanCosts { names, scheme, decide, judge, found } = self.costs(session)?;
         let judged_by = if self.measured.is_some() { "measured" } else { scheme.as_str() };
         let placement = place(&names, &decide, &judge, &machine.topology(), self.seed)?;
         let groups = found.map(|found| groups(&found, &placement)).transpose()?.unwrap_or_default();
@@ -152,39 +152,52 @@ impl Plan {
         let name = machine.name.clone();
         let jobs = jobs(session, &self.programs, &machine, self.seed, STRETCH)?;
         let question =
-            Question { machine, jobs, length_ns: DECIDES_WITHIN_NS, seed: self.seed, explicit: false, guard: false };
+            WhatIfQuery { machine, jobs, length_ns: DECIDES_WITHIN_NS, seed: self.seed, explicit: false, guard: false };
         let stop = session.interrupt_flag();
         let seeds = vec![self.seed];
-        let context =
-            Context { quick: false, seeds, stop: &stop, mixes: None, machine: None, progress: &|_| (), split: None };
-        let found = planned(&context, &question, policy)?;
-        let result = PolicyPlanJson { machine: &name, planned: &found };
+        let context = ExperimentContext {
+            quick: false,
+            seeds,
+            stop: &stop,
+            mixes: None,
+            machine: None,
+            progress: &|_| (),
+            split: None,
+        };
+        let planned_run = planned(&context, &question, policy)?;
+        let result = PolicyPlanJson { machine: &name, planned: &planned_run };
         session.answer(self.json.json, &result, || policy_words(&result))
     }
 
-    fn costs(&self, session: &Session) -> anyhow::Result<Costs> {
+    fn costs(&self, session: &Session) -> anyhow::Result<PlanCosts> {
         let measured = self.measured.as_deref().map(read_measured).transpose()?;
         if let (Some(measured), None) = (&measured, &self.scheme) {
             let names = if self.programs.is_empty() { measured.names.clone() } else { self.programs.clone() };
             let costs = measured.of(&names)?;
             let scheme = "measured".to_string();
-            return Ok(Costs { names, scheme, decide: costs.clone(), judge: costs, found: None });
+            return Ok(PlanCosts { names, scheme, decide: costs.clone(), judge: costs, found: None });
         }
         if self.programs.is_empty() {
-            return Err(Usage("--scheme needs programs to look at; name them".to_string()).into());
+            return Err(UsageError("--scheme needs programs to look at; name them".to_string()).into());
         }
         let scheme = self.scheme.as_deref().unwrap_or(USUAL_SCHEME);
-        let found = Prediction::new(session, &self.programs, &self.machine.machine, scheme)?;
-        let names = found.names();
+        let prediction = Prediction::new(session, &self.programs, &self.machine.machine, scheme)?;
+        let names = prediction.names();
         let judge = match &measured {
             Some(measured) => measured.of(&names)?,
-            None => found.costs.clone(),
+            None => prediction.costs.clone(),
         };
-        Ok(Costs { names, scheme: scheme.to_string(), decide: found.costs.clone(), judge, found: Some(found) })
+        Ok(PlanCosts {
+            names,
+            scheme: scheme.to_string(),
+            decide: prediction.costs.clone(),
+            judge,
+            found: Some(prediction),
+        })
     }
 }
 
-fn read_measured(path: &Path) -> anyhow::Result<Measured> {
+fn read_measured(path: &Path) -> anyhow::Result<MeasuredMatrix> {
     let matrix = cachemate_spec::load_percent_matrix(&path.display().to_string())?;
-    Ok(Measured::try_from(&matrix)?)
+    Ok(MeasuredMatrix::try_from(&matrix)?)
 }

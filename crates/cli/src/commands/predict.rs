@@ -2,7 +2,7 @@
 
 use cachemate_report::terminal::{Paint, matrix_picture, sparkline};
 use cachemate_report::text::{number, or_dash, percent_text, size_text};
-use cachemate_report::{Align, Group, PredictResult, ProgramSummary, Table};
+use cachemate_report::{Align, GroupForecast, PredictResult, ProgramSummary, Table};
 use cachemate_study::{USUAL_SCHEME, matrix_of};
 use clap::Args;
 
@@ -29,15 +29,15 @@ pub struct Predict {
 
 impl Predict {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
-        let found = Prediction::new(session, &self.programs, &self.machine.machine, &self.scheme)?;
+        let prediction = Prediction::new(session, &self.programs, &self.machine.machine, &self.scheme)?;
         let result = PredictResult {
-            machine: found.machine.name.clone(),
-            cache: found.cache_summary(),
-            programs: found.programs.iter().map(|program| program.summary()).collect(),
-            matrix: matrix_of(&found.names(), &self.scheme, &found.costs),
-            group: found.group()?,
+            machine: prediction.machine.name.clone(),
+            cache: prediction.cache_summary(),
+            programs: prediction.programs.iter().map(|program| program.summary()).collect(),
+            matrix: matrix_of(&prediction.names(), &self.scheme, &prediction.costs),
+            group: prediction.group()?,
         };
-        session.answer(self.json.json, &result, || words(&result, &found, session.paint()))
+        session.answer(self.json.json, &result, || words(&result, &prediction, session.paint()))
     }
 }
 
@@ -91,7 +91,7 @@ pub fn class_table(programs: &[ProgramSummary], found: &Prediction) -> String {
     table.text()
 }
 
-fn group_table(group: &Group) -> String {
+fn group_table(group: &GroupForecast) -> String {
     let ratio = group.miss_ratio.map(|ratio| format!(", miss ratio {}", percent_text(ratio, 2))).unwrap_or_default();
     let mut table = Table::new(&[
         ("program", Align::Left),
@@ -106,7 +106,7 @@ fn group_table(group: &Group) -> String {
             or_dash(member.miss_ratio.map(|ratio| percent_text(ratio, 2))),
             or_dash(member.solo_mpki.map(number)),
             or_dash(member.mpki.map(number)),
-            or_dash(member.suffers_percent.map(|percent| format!("{percent:.1} %"))),
+            or_dash(member.slowdown_percent.map(|percent| format!("{percent:.1} %"))),
         ]);
     }
     format!("all of them on one cache ({}){ratio}\n{}", group.method, table.text())

@@ -5,15 +5,15 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use cachemate_report::terminal::{CurveLine, curve_picture};
 use cachemate_report::text::{count_text, counted_text, number, or_dash, percent_text, size_text};
-use cachemate_study::{KernelFootprint, Target};
-use cachemate_trace::Ended;
+use cachemate_study::{KernelFootprint, ProfileTarget};
+use cachemate_trace::RecordingEnd;
 use clap::Args;
 
 use super::record::RecordArgs;
 use crate::args::JsonArg;
-use crate::exit::Interrupted;
+use crate::exit::InterruptedError;
 use crate::files::{refuse_existing, write_file};
-use crate::programs::{Program, load_so_far};
+use crate::programs::{ProfiledInput, load_so_far};
 use crate::session::Session;
 
 /// Profile a recording, or a program as it runs: a profile file, and a picture of the miss-rate curve
@@ -21,7 +21,7 @@ use crate::session::Session;
 /// FILE is a recording, a profile file (to look at) or a name in the pack. The file is NAME.profile.json unless -o says
 /// otherwise; --json prints it instead.
 #[derive(Args)]
-pub struct Profile {
+pub struct ProfileArgs {
     /// A recording, a profile file or a name in the pack
     #[arg(value_name = "FILE", required_unless_present = "command", conflicts_with = "command")]
     file: Option<String>,
@@ -43,10 +43,10 @@ pub struct Profile {
     command: Vec<String>,
 }
 
-impl Profile {
+impl ProfileArgs {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         let machine = self.machine.as_deref().map(cachemate_spec::load_machine).transpose()?;
-        let target = machine.as_ref().map(Target::of).transpose()?;
+        let target = machine.as_ref().map(ProfileTarget::of).transpose()?;
         let (program, whole) = match &self.file {
             Some(file) => {
                 self.refuse(&name_of(file))?;
@@ -82,23 +82,23 @@ impl Profile {
     fn record_and_load(
         &self,
         session: &Session,
-        target: Option<Target>,
-    ) -> anyhow::Result<(Program, anyhow::Result<()>)> {
+        target: Option<ProfileTarget>,
+    ) -> anyhow::Result<(ProfiledInput, anyhow::Result<()>)> {
         let name = name_of(&self.command[0]);
         self.refuse(&name)?;
         let folder = tempfile::tempdir().context("cannot make a temporary folder")?;
         let recording = folder.path().join(format!("{name}.cmt"));
         let recorded = self.how.record(session, &self.command, &recording, false, self.json.json)?;
         session.note(&format!("{}: {}", self.command[0], recorded.ended));
-        let cut_short = recorded.ended == Ended::Interrupted;
+        let cut_short = recorded.ended == RecordingEnd::Interrupted;
         if cut_short {
             // That was to end the program; what was recorded of it is still to be profiled.
-            session.forget_interruption();
+            session.clear_interrupt();
         }
         let (mut program, whole) = load_so_far(session, &recording.display().to_string(), target)?;
         // The recording is gone with its folder; what was run says where the profile is from.
         program.file.source.from = Some(self.command.join(" "));
-        let recorded = || Err(Interrupted("the profile covers what was recorded".to_string()).into());
+        let recorded = || Err(InterruptedError("the profile covers what was recorded".to_string()).into());
         Ok((program, if cut_short { recorded() } else { whole }))
     }
 }
@@ -109,7 +109,7 @@ fn name_of(given: &str) -> String {
     last.split('.').next().filter(|name| !name.is_empty()).unwrap_or("program").to_string()
 }
 
-fn words(program: &Program, cache_bytes: Option<u64>, output: Option<&Path>, session: &Session) -> String {
+fn words(program: &ProfiledInput, cache_bytes: Option<u64>, output: Option<&Path>, session: &Session) -> String {
     let file = &program.file;
     let summary = program.summary();
     let mut text = format!(

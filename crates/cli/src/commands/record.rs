@@ -3,12 +3,12 @@
 use std::path::{Path, PathBuf};
 
 use cachemate_report::text::{count_text, counted_text, size_text};
-use cachemate_trace::{Children, Ended, L1Filter, Recorded, Recorder};
+use cachemate_trace::{ChildProcesses, L1Filter, Recorder, RecordingEnd, RecordingSummary};
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 
 use crate::args::{JsonArg, OutputArgs};
-use crate::exit::Interrupted;
+use crate::exit::InterruptedError;
 use crate::session::Session;
 
 /// Record the data accesses of a program as it runs (needs the valgrind package)
@@ -96,7 +96,7 @@ impl RecordArgs {
         output: &Path,
         force: bool,
         silent: bool,
-    ) -> anyhow::Result<Recorded> {
+    ) -> anyhow::Result<RecordingSummary> {
         let mut recorder = Recorder::new(command.to_vec(), output);
         recorder.force = force;
         recorder.skip = self.skip;
@@ -106,8 +106,8 @@ impl RecordArgs {
         recorder.level = self.level;
         recorder.silence = (silent, false);
         recorder.children = match self.children {
-            ChildrenArg::Follow => Children::Follow,
-            ChildrenArg::Leave => Children::Leave,
+            ChildrenArg::Follow => ChildProcesses::Follow,
+            ChildrenArg::Leave => ChildProcesses::Leave,
         };
         let bar = session.progress("recording", self.max);
         let recorded = recorder.run(&session.interrupt_flag(), |progress| {
@@ -130,7 +130,7 @@ impl Record {
             file: path.display().to_string(),
             command: self.command.clone(),
             ended: recorded.ended.to_string(),
-            exit_status: if let Ended::Exit(status) = recorded.ended { Some(status) } else { None },
+            exit_status: if let RecordingEnd::Exit(status) = recorded.ended { Some(status) } else { None },
             records: recorded.totals.records,
             program_accesses: recorded.totals.program_accesses,
             instructions: recorded.totals.instructions,
@@ -140,7 +140,9 @@ impl Record {
         };
         session.answer(self.json.json, &result, || words(&result))?;
         match recorded.ended {
-            Ended::Interrupted => Err(Interrupted(format!("{} keeps {} records", result.file, result.records)).into()),
+            RecordingEnd::Interrupted => {
+                Err(InterruptedError(format!("{} keeps {} records", result.file, result.records)).into())
+            }
             _ => Ok(()),
         }
     }

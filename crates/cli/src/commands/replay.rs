@@ -1,19 +1,19 @@
 //! `cachemate replay`: a recorded run, decided again.
 
 use cachemate_core::PolicyConfig;
-use cachemate_pipeline::{ReplayError, Replayed, replay};
+use cachemate_pipeline::{ReplayError, ReplayedWindow, replay};
 use cachemate_report::{Align, Table};
 use cachemate_trace::RunLogReader;
 use clap::Args;
 use serde::Serialize;
 
 use crate::args::JsonArg;
-use crate::exit::Usage;
+use crate::exit::UsageError;
 use crate::session::Session;
 
 /// Decide a run log again: the same policy must decide the same; another policy's forecasts are scored
 #[derive(Args)]
-pub struct ReplayRun {
+pub struct ReplayArgs {
     /// The run log
     #[arg(value_name = "LOG")]
     log: String,
@@ -25,7 +25,7 @@ pub struct ReplayRun {
 }
 
 #[derive(Serialize)]
-struct ReplayAnswer {
+struct ReplayJson {
     log: String,
     recorded_policy: String,
     policy: String,
@@ -39,7 +39,7 @@ struct ReplayAnswer {
     forecasts: u64,
 }
 
-impl ReplayRun {
+impl ReplayArgs {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         let log = RunLogReader::open(&self.log)?;
         let recorded = log.header().pipeline.policy.clone();
@@ -50,8 +50,8 @@ impl ReplayRun {
         });
         let name = other.as_ref().map_or(&recorded.name, |other| &other.name).clone();
         let (mut same_plans, mut first, mut errors) = (0, None, Vec::new());
-        let each = |replayed: Replayed| {
-            match replayed.differs {
+        let each = |replayed: ReplayedWindow| {
+            match replayed.plan_difference {
                 None => same_plans += 1,
                 Some(words) => first = first.take().or(Some((replayed.window, words))),
             }
@@ -59,11 +59,11 @@ impl ReplayRun {
             errors.extend(missed.filter(|miss| miss.2 > 0.0).map(|miss| (miss.1.value - miss.2).abs() / miss.2));
         };
         let windows = match replay(log, other, each) {
-            Err(ReplayError::Policy(error)) => return Err(Usage(error.to_string()).into()),
+            Err(ReplayError::Policy(error)) => return Err(UsageError(error.to_string()).into()),
             other => other?,
         };
         let forecasts = errors.len() as u64;
-        let answer = ReplayAnswer {
+        let answer = ReplayJson {
             log: self.log.clone(),
             recorded_policy: recorded.name,
             policy: name,
@@ -77,7 +77,7 @@ impl ReplayRun {
     }
 }
 
-fn words(answer: &ReplayAnswer) -> String {
+fn words(answer: &ReplayJson) -> String {
     let mut table = Table::new(&[("", Align::Left), ("", Align::Left)]);
     table.row(["recorded policy".to_string(), answer.recorded_policy.clone()]);
     table.row(["replayed policy".to_string(), answer.policy.clone()]);

@@ -15,7 +15,7 @@ use crate::session::Session;
 ///
 /// The page is one file that loads nothing. A program is a profile file, a recording, or a name in the pack.
 #[derive(Args)]
-pub struct Report {
+pub struct ReportArgs {
     /// Profile files, recordings, or names in the pack
     #[arg(value_name = "PROGRAM", required = true)]
     programs: Vec<String>,
@@ -31,23 +31,23 @@ pub struct Report {
     output: OutputArgs,
 }
 
-impl Report {
+impl ReportArgs {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         refuse_existing(&self.output.output, self.output.force)?;
-        let found = Prediction::new(session, &self.programs, &self.machine.machine, &self.scheme)?;
-        let names = found.names();
-        let placement = place(&names, &found.costs, &found.costs, &found.machine.topology(), 0)?;
-        let plan = plan_picture(&placement, &found.machine.name, &self.scheme, found.costs.kind);
+        let prediction = Prediction::new(session, &self.programs, &self.machine.machine, &self.scheme)?;
+        let names = prediction.names();
+        let placement = place(&names, &prediction.costs, &prediction.costs, &prediction.machine.topology(), 0)?;
+        let plan = plan_picture(&placement, &prediction.machine.name, &self.scheme, prediction.costs.kind);
         let page = StudyPage {
             title: self.title.clone(),
-            lead: lead(&found, &plan),
-            machine: found.machine.name.clone(),
-            cache: found.cache_summary(),
-            programs: found.programs.iter().map(|program| program.summary()).collect(),
-            curves: found.programs.iter().map(|program| program.curve()).collect(),
-            matrix: matrix_of(&names, &self.scheme, &found.costs),
+            lead: lead(&prediction, &plan),
+            machine: prediction.machine.name.clone(),
+            cache: prediction.cache_summary(),
+            programs: prediction.programs.iter().map(|program| program.summary()).collect(),
+            curves: prediction.programs.iter().map(|program| program.curve()).collect(),
+            matrix: matrix_of(&names, &self.scheme, &prediction.costs),
             plan: Some(plan),
-            method: method(&found),
+            method: method(&prediction),
         };
         write_file(&self.output.output, page.html().as_bytes(), self.output.force)?;
         session.print(&format!("wrote {}\n", self.output.output.display()))

@@ -8,8 +8,10 @@ use std::sync::atomic::Ordering;
 use anyhow::Context as _;
 use cachemate_report::text::counted_text;
 use cachemate_report::{Align, Table};
-use cachemate_repro::{Context, Experiment, Finding, Findings, ReproError, Verdict, index_html, select};
-use cachemate_sweep::{Store, Work};
+use cachemate_repro::{
+    Experiment, ExperimentContext, Finding, Findings, ReproError, ResultVerdict, index_html, select,
+};
+use cachemate_sweep::{JobRunner, Store};
 use clap::Args;
 use serde::Serialize;
 use time::OffsetDateTime;
@@ -17,13 +19,13 @@ use time::format_description::well_known::Rfc3339;
 
 use crate::args::JsonArg;
 use crate::engine_args::EngineArgs;
-use crate::exit::{Interrupted, Usage};
+use crate::exit::{InterruptedError, UsageError};
 use crate::files::refuse_full;
+use crate::job_runner::LocalJobRunner;
 use crate::repro_cost::{self, processor_hours};
-use crate::repro_sweep::{Asked, KEPT, Waves};
-use crate::run_cache::{KeptArgs, keep_runs_in, sources};
+use crate::repro_sweep::{KEPT, ReproRequest, Waves};
+use crate::run_cache::{RunCacheArgs, sources, use_cache_dir};
 use crate::session::Session;
-use crate::sweeping::Running;
 
 /// Reproduce the papers' results on the simulator, by their ids (docs/repro.md)
 #[derive(Args)]
@@ -61,7 +63,7 @@ pub struct Repro {
     #[command(flatten)]
     engines: EngineArgs,
     #[command(flatten)]
-    kept: KeptArgs,
+    kept: RunCacheArgs,
     #[command(flatten)]
     json: JsonArg,
 }
@@ -80,14 +82,14 @@ impl Repro {
             self.kept.end(session);
             return Ok(());
         }
-        let experiments = select(&self.ids).map_err(|unknown| Usage(unknown.to_string()))?;
+        let experiments = select(&self.ids).map_err(|unknown| UsageError(unknown.to_string()))?;
         if self.dry_run {
             return session.print(&self.cost(&experiments)?);
         }
         if let Some(folder) = self.output.as_deref().filter(|folder| !folder.join(SWEEP).exists()) {
             refuse_full(folder, self.force)?;
         }
-        self.say_cost(session, &experiments);
+        self.print_cost(session, &experiments);
         let (findings, failed, interrupted) = match self.engines.engine {
             None => self.run_all(session, &experiments)?,
             Some(_) => self.run_swept(session, &experiments)?,
@@ -100,8 +102,8 @@ impl Repro {
         }
         session.answer(self.json.json, &measured, || words(&measured.findings))?;
         if interrupted {
-            let kept = format!("{} results were measured before that", measured.findings.results.len());
-            return Err(Interrupted(kept).into());
+            let note = format!("{} results were measured before that", measured.findings.results.len());
+            return Err(InterruptedError(note).into());
         }
         anyhow::ensure!(failed.is_empty(), "experiments failed: {}", failed.join("; "));
         Ok(())
@@ -112,12 +114,12 @@ impl Repro {
         (self.seed..self.seed.saturating_add(count)).collect()
     }
 
-    fn measured(&self, findings: Findings) -> anyhow::Result<Measured> {
+    fn measured(&self, findings: Findings) -> anyhow::Result<ReproJson> {
         let date = OffsetDateTime::now_utc().replace_nanosecond(0)?.format(&Rfc3339)?;
-        Ok(Measured { command: self.command(), version: sources(), date, quick: self.quick, findings })
+        Ok(ReproJson { command: self.command(), version: sources(), date, quick: self.quick, findings })
     }
 
-    fn say_cost(&self, session: &Session, experiments: &[Experiment]) {
+    fn print_cost(&self, session: &Session, experiments: &[Experiment]) {
         if self.quick {
             return;
         }
@@ -140,28 +142,29 @@ impl Repro {
 
     /// # Errors
     /// The machine is a file, whose content would not be part of a run's id.
-    fn asked(&self) -> anyhow::Result<Asked> {
+    fn asked(&self) -> anyhow::Result<ReproRequest> {
         if let Some(file) = self.machine.as_deref().filter(|machine| Path::new(machine).exists()) {
             let found = format!("--machine: found the file {file}; with --engine expected a machine's name");
-            return Err(Usage(found).into());
+            return Err(UsageError(found).into());
         }
         let (mixes, machine) = (self.mixes, self.machine.clone());
-        Ok(Asked { quick: self.quick, seeds: self.seeds(), mixes, machine })
+        Ok(ReproRequest { quick: self.quick, seeds: self.seeds(), mixes, machine })
     }
 
     /// The same findings from runs that an engine makes; see [`crate::repro_sweep`].
     fn run_swept(&self, session: &Session, asked: &[Experiment]) -> anyhow::Result<(Findings, Vec<String>, bool)> {
-        let folder = self.output.as_deref().ok_or_else(|| Usage("--engine keeps its runs in -o DIR".to_string()))?;
+        let folder =
+            self.output.as_deref().ok_or_else(|| UsageError("--engine keeps its runs in -o DIR".to_string()))?;
         let what = self.asked()?;
         let store = Arc::new(Store::create(&folder.join(SWEEP))?);
-        keep_runs_in(&store.folder().join(KEPT));
-        let work: Arc<dyn Work> = Arc::new(Running::new(session, store.folder()));
+        use_cache_dir(&store.folder().join(KEPT));
+        let work: Arc<dyn JobRunner> = Arc::new(LocalJobRunner::new(session, store.folder()));
         let stop = session.interrupt_flag();
         let mut waves = Waves::new(what, asked, &store);
         loop {
             let tasks = waves.next(&store, &stop);
             if tasks.is_empty() || stop.load(Ordering::Relaxed) {
-                let (findings, failed) = waves.found();
+                let (findings, failed) = waves.into_findings();
                 return Ok((findings, failed, stop.load(Ordering::Relaxed)));
             }
             // What failed under an earlier command is tried again.
@@ -178,7 +181,9 @@ impl Repro {
 
     fn mixes(&self, session: &Session) -> anyhow::Result<()> {
         if self.ids.len() > 1 || self.output.is_some() || self.engines.engine.is_some() || self.dry_run {
-            return Err(Usage("mixes run by themselves and print a table; use --json for a file".to_string()).into());
+            return Err(
+                UsageError("mixes run by themselves and print a table; use --json for a file".to_string()).into()
+            );
         }
         let count = self.seeds.unwrap_or(if self.quick { 1 } else { 5 });
         let machine = self.machine.as_deref().unwrap_or("xeon-x5365-4");
@@ -195,7 +200,7 @@ impl Repro {
         for experiment in experiments {
             bar.set_message(experiment.ids.join(", "));
             let progress = |what: &str| bar.set_message(format!("{}: {what}", experiment.ids.join(", ")));
-            let context = Context {
+            let context = ExperimentContext {
                 quick: self.quick,
                 seeds: self.seeds(),
                 stop: &stop,
@@ -245,9 +250,9 @@ fn words(findings: &Findings) -> String {
     ]);
     for finding in &findings.results {
         let verdict = match finding.verdict {
-            Verdict::Met => "met",
-            Verdict::Beyond => "beyond",
-            Verdict::Short => "SHORT",
+            ResultVerdict::Met => "met",
+            ResultVerdict::Beyond => "beyond",
+            ResultVerdict::Short => "SHORT",
         };
         let cells = [&finding.id, &finding.what, &finding.paper, &finding.bar.words(), &value(finding)];
         table.row(cells.into_iter().cloned().chain([verdict.to_string()]));
@@ -272,7 +277,7 @@ fn value(finding: &Finding) -> String {
 
 /// Findings, and what they are of.
 #[derive(Serialize)]
-struct Measured {
+struct ReproJson {
     command: String,
     version: String,
     /// UTC, to the second.
@@ -282,7 +287,7 @@ struct Measured {
     findings: Findings,
 }
 
-fn write_all(folder: &Path, measured: &Measured) -> anyhow::Result<()> {
+fn write_all(folder: &Path, measured: &ReproJson) -> anyhow::Result<()> {
     let write = |name: &str, text: &str| {
         let path = folder.join(name);
         fs::write(&path, text).with_context(|| format!("{}: cannot write", path.display()))

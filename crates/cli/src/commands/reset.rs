@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use anyhow::bail;
 use cachemate_linux::act::resctrl;
-use cachemate_linux::kernel::{Host, is_gone};
-use cachemate_linux::safety::guardian::{LeftBehind, Lock, restore_left_behind};
+use cachemate_linux::kernel::{LinuxHost, is_gone};
+use cachemate_linux::safety::guardian::{Lock, RecoveryReport, restore_left_behind};
 use cachemate_linux::safety::journal;
-use cachemate_linux::safety::restore::{Outcome, Restored};
+use cachemate_linux::safety::restore::{RestoreOutcome, RestoredObject};
 use clap::Args;
 use serde::Serialize;
 
@@ -49,20 +49,20 @@ struct ResetJson {
 }
 
 impl ResetJson {
-    fn add_left(&mut self, left: &LeftBehind) {
+    fn add_left(&mut self, left: &RecoveryReport) {
         self.add(&left.account);
         self.stay.extend(left.stays.as_ref().map(ToString::to_string));
         self.damaged.extend(left.damage.as_ref().map(ToString::to_string));
     }
 
-    fn add(&mut self, account: &[Restored]) {
+    fn add(&mut self, account: &[RestoredObject]) {
         for line in account {
             match &line.outcome {
-                Outcome::PutBack => self.put_back += 1,
-                Outcome::Unchanged => self.unchanged += 1,
-                Outcome::Gone => self.gone += 1,
-                Outcome::Theirs(now) => self.theirs.push(format!("{:?} is {now}", line.object)),
-                Outcome::Failed(why) => self.failed.push(format!("{:?}: {why}", line.object)),
+                RestoreOutcome::Restored => self.put_back += 1,
+                RestoreOutcome::Unchanged => self.unchanged += 1,
+                RestoreOutcome::Gone => self.gone += 1,
+                RestoreOutcome::ChangedByOther(now) => self.theirs.push(format!("{:?} is {now}", line.object)),
+                RestoreOutcome::Failed(why) => self.failed.push(format!("{:?}: {why}", line.object)),
             }
         }
     }
@@ -93,7 +93,7 @@ impl Reset {
                 Err(error) => result.failed.push(error.to_string()),
             }
         }
-        result.orphans = resctrl::groups::sweep_mounted(&Host::new("/"));
+        result.orphans = resctrl::groups::sweep_mounted(&LinuxHost::new("/"));
         session.answer(self.json.json, &result, || result.words())?;
         match (result.failed.len(), result.damaged.len() + result.stay.len()) {
             (0, 0) => Ok(()),
@@ -106,14 +106,15 @@ impl Reset {
 impl ResetJson {
     /// One folder, which is locked. A journal that cannot be used stops nothing else.
     fn reset(&mut self, dir: &Path) {
-        match restore_left_behind(&Host::new("/"), dir) {
+        match restore_left_behind(&LinuxHost::new("/"), dir) {
             Ok(left) => self.add_left(&left),
             Err(error) => self.failed.push(error.to_string()),
         }
-        let told = |path: &PathBuf| self.damaged.iter().any(|line| line.starts_with(&path.display().to_string()));
-        match journal::aside(dir) {
+        let already_listed =
+            |path: &PathBuf| self.damaged.iter().any(|line| line.starts_with(&path.display().to_string()));
+        match journal::quarantined(dir) {
             Ok(aside) => {
-                let old: Vec<PathBuf> = aside.into_iter().filter(|path| !told(path)).collect();
+                let old: Vec<PathBuf> = aside.into_iter().filter(|path| !already_listed(path)).collect();
                 self.damaged.extend(old.iter().map(|path| format!("{}: put aside earlier", path.display())));
             }
             Err(error) => self.failed.push(format!("{}: {error}", dir.display())),

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::bail;
-use cachemate_core::LoopError;
-use cachemate_linux::act::rules::{Action, Rule};
+use cachemate_core::ControlLoopError;
+use cachemate_linux::act::rules::{ManageAction, ManageRule};
 use cachemate_linux::safety::guardian::Lock;
 use cachemate_linux::sense::progress::ProgressFiles;
 use cachemate_report::text::or_dash;
@@ -17,20 +17,20 @@ use clap::Args;
 use serde::Serialize;
 
 use crate::args::JsonArg;
-use crate::exit::{Interrupted, Usage};
+use crate::exit::{InterruptedError, UsageError};
 use crate::session::Session;
-use cachemate_daemon::daemon::complain;
+use cachemate_daemon::daemon::report_failures;
 use cachemate_daemon::dry_run::DryRun;
-use cachemate_daemon::host::{self, Found, Wish};
+use cachemate_daemon::host::{self, HostSurvey, LiveRunOptions};
 use cachemate_daemon::paths;
-use cachemate_daemon::programs::{Ended, Programs};
+use cachemate_daemon::programs::{ProgramExit, ProgramGroup};
 
 /// Start programs under management; with --compare against a run without
 ///
 /// Commands are separated by ':::'. A program that maps the file named in CACHEMATE_PROGRESS and counts its work in the first
 /// eight bytes is compared by work per second, others by their run time. Only these programs are managed; everything is put back.
 #[derive(Args)]
-pub struct Run {
+pub struct RunArgs {
     /// Decide by this policy
     #[arg(long, short, value_name = "POLICY", default_value = "intensity-gangs")]
     policy: String,
@@ -75,8 +75,8 @@ struct RunJson {
 #[derive(Serialize)]
 struct ProgramJson {
     command: String,
-    managed: Vec<Ended>,
-    unmanaged: Vec<Ended>,
+    managed: Vec<ProgramExit>,
+    unmanaged: Vec<ProgramExit>,
     /// `work_per_second` or `seconds`.
     compared_by: &'static str,
     managed_median: Option<f64>,
@@ -89,21 +89,21 @@ struct ProgramJson {
 }
 
 #[derive(Default)]
-struct Outcome {
-    ended: Vec<Ended>,
+struct RunOutcome {
+    ended: Vec<ProgramExit>,
     decisions: Vec<String>,
     refused: Vec<String>,
     dry_run: Option<DryRun>,
 }
 
-impl Run {
+impl RunArgs {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         let commands: Vec<Vec<String>> = self.commands.split(|word| word == ":::").map(<[String]>::to_vec).collect();
         if commands.iter().any(Vec::is_empty) {
-            return Err(Usage("found an empty command between ':::', expected CMD ::: CMD".into()).into());
+            return Err(UsageError("found an empty command between ':::', expected CMD ::: CMD".into()).into());
         }
         if self.seconds.is_some_and(|seconds| !(seconds > 0.0 && seconds < 1e6)) || self.window_ms == 0 {
-            return Err(Usage("--seconds and --window-ms must be above 0".into()).into());
+            return Err(UsageError("--seconds and --window-ms must be above 0".into()).into());
         }
         let config = ManageConfig {
             act: !self.observe && !self.dry_run,
@@ -112,8 +112,8 @@ impl Run {
             ..ManageConfig::default()
         };
         host::decider(&config)?;
-        let folder = Folder::new()?;
-        let found = host::find(false)?;
+        let folder = RunStateDir::new()?;
+        let host = host::survey_host(false)?;
         let (mut managed, mut unmanaged, mut last) = (Vec::new(), Vec::new(), None);
         for round in 0..self.compare.unwrap_or(1).max(1) {
             // Alternating, and first in turn: drifts of the host fall on both alike.
@@ -123,7 +123,7 @@ impl Run {
                 (true, false) => &[true, false],
             };
             for &under in order {
-                let outcome = self.once(session, &commands, under.then_some((&found, &config)), &folder.0)?;
+                let outcome = self.once(session, &commands, under.then_some((&host, &config)), &folder.0)?;
                 if under {
                     managed.push(outcome.ended.clone());
                     last = Some(outcome);
@@ -133,7 +133,7 @@ impl Run {
             }
         }
         let programs = commands.iter().enumerate().map(|(at, command)| {
-            let of = |runs: &[Vec<Ended>]| runs.iter().filter_map(|run| run.get(at).cloned()).collect();
+            let of = |runs: &[Vec<ProgramExit>]| runs.iter().filter_map(|run| run.get(at).cloned()).collect();
             program(command.join(" "), of(&managed), of(&unmanaged))
         });
         let last = last.unwrap_or_default();
@@ -152,18 +152,19 @@ impl Run {
         &self,
         session: &Session,
         commands: &[Vec<String>],
-        managed: Option<(&Found, &ManageConfig)>,
+        managed: Option<(&HostSurvey, &ManageConfig)>,
         folder: &Path,
-    ) -> anyhow::Result<Outcome> {
+    ) -> anyhow::Result<RunOutcome> {
         let (stop, over) = (session.interrupt_flag(), Arc::new(AtomicBool::new(false)));
         let progress = folder.join("progress");
         let deadline = self.seconds.map(Duration::from_secs_f64);
-        let programs = Programs::start(commands, &progress, deadline, stop.clone(), over.clone())?;
+        let programs = ProgramGroup::start(commands, &progress, deadline, stop.clone(), over.clone())?;
         let (mut decisions, mut refused): (Vec<String>, Vec<String>) = (Vec::new(), Vec::new());
         let mut dry_run = self.dry_run.then(|| DryRun::new(&self.policy));
-        if let Some((found, config)) = managed {
-            let rule = |&pid| Rule { pid: Some(pid), action: Action::Manage(None), ..Rule::default() };
-            let wish = Wish {
+        if let Some((host, config)) = managed {
+            let rule =
+                |&pid| ManageRule { pid: Some(pid), action: ManageAction::Manage(None), ..ManageRule::default() };
+            let wish = LiveRunOptions {
                 config: config.clone(),
                 rules: programs.pids.iter().map(rule).collect(),
                 state_dir: folder.to_path_buf(),
@@ -171,19 +172,19 @@ impl Run {
                 stop: over,
                 wake: Arc::default(),
             };
-            let host::Live { turns: mut live, missing, .. } = host::open(found, &wish)?;
+            let host::LiveRun { control_loop: mut live, missing, .. } = host::open(host, &wish)?;
             missing.iter().for_each(|missing| session.note(&missing.to_string()));
             let mut watcher = cachemate_daemon::status::Watcher::default();
             let ran = loop {
                 match live.step() {
                     Ok(Some(record)) => {
-                        watcher.see(&record, &live.machine, &found.topology, &live.profiles);
+                        watcher.observe(&record, &live.machine, &host.topology, &live.profiles);
                         if let Some(dry_run) = &mut dry_run {
-                            dry_run.see(&record, live.machine.planned());
+                            dry_run.observe(&record, live.machine.planned());
                         }
                     }
                     Ok(None) => break Ok(()),
-                    Err(LoopError::Plan { bad, window, .. }) => {
+                    Err(ControlLoopError::Plan { bad, window, .. }) => {
                         if watcher.refuse_plan(window, &bad) {
                             session
                                 .warn(&format!("the plan of window {window} is refused, the one before stays: {bad}"));
@@ -193,33 +194,33 @@ impl Run {
                 }
             };
             // First everything back, then complaints.
-            let account = live.machine.put_back()?;
+            let account = live.machine.restore_all()?;
             ran?;
-            complain(&account, &|words| session.warn(words))?;
+            report_failures(&account, &|words| session.warn(words))?;
             decisions = watcher.status.decisions.iter().map(|decision| decision.why.clone()).collect();
             refused = watcher.status.refused_plan.iter().chain(&watcher.status.refused).cloned().collect();
         }
         let ended = programs.ended();
         if stop.load(Ordering::Relaxed) {
-            return Err(Interrupted("the programs were ended and everything was put back".into()).into());
+            return Err(InterruptedError("the programs were ended and everything was put back".into()).into());
         }
-        Ok(Outcome { ended, decisions, refused, dry_run })
+        Ok(RunOutcome { ended, decisions, refused, dry_run })
     }
 }
 
 /// A state folder of this run's own; goes with it unless something in it is still needed.
-struct Folder(PathBuf, #[allow(dead_code)] Lock);
+struct RunStateDir(PathBuf, #[allow(dead_code)] Lock);
 
-impl Folder {
+impl RunStateDir {
     fn new() -> anyhow::Result<Self> {
         let path = paths::state_dir().join(format!("run-{}", std::process::id()));
         paths::make_private_dir(&path)?;
         let Some(lock) = Lock::daemon(&path)? else { bail!("{}: somebody holds it", path.display()) };
-        Ok(Folder(path, lock))
+        Ok(RunStateDir(path, lock))
     }
 }
 
-impl Drop for Folder {
+impl Drop for RunStateDir {
     fn drop(&mut self) {
         // A journal that is still there holds what could not be put back: reset needs it.
         if !self.0.join(cachemate_linux::safety::journal::Journal::FILE_NAME).exists() {
@@ -228,13 +229,13 @@ impl Drop for Folder {
     }
 }
 
-fn program(command: String, managed: Vec<Ended>, unmanaged: Vec<Ended>) -> ProgramJson {
+fn program(command: String, managed: Vec<ProgramExit>, unmanaged: Vec<ProgramExit>) -> ProgramJson {
     let by_work = managed.iter().chain(&unmanaged).all(|ended| ended.work.is_some());
-    let figure = |ended: &Ended| match ended.work {
+    let figure = |ended: &ProgramExit| match ended.work {
         Some(work) if by_work => work as f64 / ended.seconds,
         _ => ended.seconds,
     };
-    let sorted = |runs: &[Ended]| {
+    let sorted = |runs: &[ProgramExit]| {
         let mut figures: Vec<f64> = runs.iter().map(figure).collect();
         figures.sort_by(f64::total_cmp);
         figures
@@ -307,8 +308,8 @@ fn words(result: &RunJson, compared: bool) -> String {
 mod tests {
     use super::*;
 
-    fn ended(seconds: f64, work: Option<u64>) -> Ended {
-        Ended { seconds, work, code: Some(0) }
+    fn ended(seconds: f64, work: Option<u64>) -> ProgramExit {
+        ProgramExit { seconds, work, code: Some(0) }
     }
 
     /// Is the ratio that of speeds, whether programs report work or not, and absent without a comparison?

@@ -5,20 +5,20 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::Context;
-use cachemate_core::{Applied, Machine, MachineSpec, PipelineConfig, Window};
+use cachemate_core::{AppliedPlan, Machine, MachineSpec, PipelineConfig, WindowLength};
 use cachemate_pipeline::Pipeline;
 use cachemate_report::text::{count_text, number, or_dash, percent_text};
 use cachemate_report::{Align, Table};
 use cachemate_scenario::{build, pipeline};
 use cachemate_sim::machine::SimMachine;
 use cachemate_sim::results::RunResults;
-use cachemate_spec::{Model, Scenario, load_scenario};
+use cachemate_spec::{Scenario, SimModel, load_scenario};
 use cachemate_trace::RunLogWriter;
 use clap::Args;
 use serde::Serialize;
 
 use crate::args::JsonArg;
-use crate::exit::{Interrupted, Usage};
+use crate::exit::{InterruptedError, UsageError};
 use crate::session::Session;
 
 /// Run a scenario on the simulated machine (docs/scenarios.md)
@@ -44,7 +44,7 @@ pub struct Sim {
 
 /// The command's answer; `R` is what the machine counted.
 #[derive(Serialize)]
-pub(super) struct SimAnswer<R> {
+pub(super) struct SimJson<R> {
     pub(super) scenario: String,
     pub(super) seed: u64,
     pub(super) policy: String,
@@ -55,18 +55,18 @@ pub(super) struct SimAnswer<R> {
 }
 
 /// A simulated machine as the command runs it.
-pub(super) trait Simulated: Machine {
+pub(super) trait SimulatedMachine: Machine {
     type Results: Serialize;
     /// The window before the policy's first plan.
-    fn set_first_window(&mut self, window: Window);
+    fn set_first_window(&mut self, window: WindowLength);
     /// How far it is, for the progress bar.
     fn position(&self) -> u64;
     fn results(self) -> Self::Results;
 }
 
-impl Simulated for SimMachine {
+impl SimulatedMachine for SimMachine {
     type Results = RunResults;
-    fn set_first_window(&mut self, window: Window) {
+    fn set_first_window(&mut self, window: WindowLength) {
         SimMachine::set_first_window(self, window);
     }
     fn position(&self) -> u64 {
@@ -81,32 +81,32 @@ impl Sim {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         let (mut scenario, spec) = load_scenario(&self.scenario)?;
         scenario.seed = self.seed.unwrap_or(scenario.seed);
-        if scenario.model == Model::Interval {
+        if scenario.model == SimModel::Interval {
             return self.run_interval(session, &scenario, &spec);
         }
         let machine = build(&scenario, &spec).with_context(|| self.scenario.clone())?;
         let config = pipeline(&scenario, &spec, &machine);
         let total = end_cycles(&scenario, &spec);
-        let (asked, stop, done) = (session.interrupt_flag(), machine.stop_flag(), AtomicBool::new(false));
+        let (interrupt, stop, done) = (session.interrupt_flag(), machine.stop_flag(), AtomicBool::new(false));
         let answer = std::thread::scope(|scope| {
             // The flag of the process is not the machine's: the machine may end for reasons of its own.
             scope.spawn(|| {
                 while !done.load(Ordering::Relaxed) {
-                    if asked.load(Ordering::Relaxed) {
+                    if interrupt.load(Ordering::Relaxed) {
                         stop.store(true, Ordering::Relaxed);
                     }
                     std::thread::sleep(Duration::from_millis(50));
                 }
             });
-            let answer = self.follow(session, &scenario, config, machine, total, |_| ());
+            let answer = self.run_to_end(session, &scenario, config, machine, total, |_| ());
             done.store(true, Ordering::Relaxed);
             answer
         })?;
-        self.tell(session, &answer, words)
+        self.print_result(session, &answer, words)
     }
 
     /// Runs a machine to its end under the scenario's policy, and keeps the run log.
-    pub(super) fn follow<M: Simulated>(
+    pub(super) fn run_to_end<M: SimulatedMachine>(
         &self,
         session: &Session,
         scenario: &Scenario,
@@ -114,8 +114,8 @@ impl Sim {
         mut machine: M,
         total: Option<u64>,
         mut after_window: impl FnMut(&mut M),
-    ) -> anyhow::Result<SimAnswer<M::Results>> {
-        let pipeline = Pipeline::build(config).map_err(|error| Usage(error.to_string()))?;
+    ) -> anyhow::Result<SimJson<M::Results>> {
+        let pipeline = Pipeline::build(config).map_err(|error| UsageError(error.to_string()))?;
         for missing in pipeline.missing_evidence(&machine) {
             session.note(&missing.to_string());
         }
@@ -125,15 +125,15 @@ impl Sim {
         };
         machine.set_first_window(pipeline.config().first_window);
         let bar = session.progress("sim", total);
-        let asked = session.interrupt_flag();
+        let interrupt = session.interrupt_flag();
         let (mut windows, mut failure, mut changed) = (0, None, false);
         let machine = pipeline.run(machine, |machine, record| {
             windows += 1;
-            changed |= changes_something(&record.seen.in_force);
+            changed |= changes_something(&record.observation.applied);
             bar.set_position(machine.position());
             after_window(machine);
             failure = log.as_mut().and_then(|log| log.push(&record).err());
-            failure.is_none() && !asked.load(Ordering::Relaxed)
+            failure.is_none() && !interrupt.load(Ordering::Relaxed)
         })?;
         bar.finish_and_clear();
         if let Some(failure) = failure {
@@ -145,33 +145,33 @@ impl Sim {
         if !changed && scenario.policy.name != "default" && !self.json.json {
             session.warn(&nothing_changed(&scenario.policy.name, windows));
         }
-        Ok(SimAnswer {
+        Ok(SimJson {
             scenario: scenario.name.clone(),
             seed: scenario.seed,
             policy: scenario.policy.name.clone(),
             windows,
-            complete: !asked.load(Ordering::Relaxed),
+            complete: !interrupt.load(Ordering::Relaxed),
             results: machine.results(),
         })
     }
 
     /// Prints the answer; an interrupted run ends with the code of one.
-    pub(super) fn tell<R: Serialize>(
+    pub(super) fn print_result<R: Serialize>(
         &self,
         session: &Session,
-        answer: &SimAnswer<R>,
-        words: impl FnOnce(&SimAnswer<R>) -> String,
+        answer: &SimJson<R>,
+        words: impl FnOnce(&SimJson<R>) -> String,
     ) -> anyhow::Result<()> {
         session.answer(self.json.json, answer, || words(answer))?;
         if !answer.complete {
-            return Err(Interrupted(format!("{} windows were measured before that", answer.windows)).into());
+            return Err(InterruptedError(format!("{} windows were measured before that", answer.windows)).into());
         }
         Ok(())
     }
 }
 
 /// Was anybody placed, timed, weighted or divided off?
-fn changes_something(in_force: &Applied) -> bool {
+fn changes_something(in_force: &AppliedPlan) -> bool {
     !(in_force.affinity.is_empty()
         && in_force.weights.is_empty()
         && in_force.gangs.is_empty()
@@ -189,15 +189,15 @@ fn nothing_changed(policy: &str, windows: u64) -> String {
 }
 
 fn end_cycles(scenario: &Scenario, spec: &MachineSpec) -> Option<u64> {
-    let cycles = |length: cachemate_spec::Length| match length {
-        cachemate_spec::Length::Cycles(cycles) => Some(cycles),
-        cachemate_spec::Length::Ns(ns) => Some((u128::from(ns) * u128::from(spec.hertz) / 1_000_000_000) as u64),
+    let cycles = |length: cachemate_spec::RunLength| match length {
+        cachemate_spec::RunLength::Cycles(cycles) => Some(cycles),
+        cachemate_spec::RunLength::Ns(ns) => Some((u128::from(ns) * u128::from(spec.hertz) / 1_000_000_000) as u64),
         _ => None,
     };
     Some(cycles(scenario.length)? + scenario.warm_up.map_or(Some(0), cycles)?)
 }
 
-fn words(answer: &SimAnswer<RunResults>) -> String {
+fn words(answer: &SimJson<RunResults>) -> String {
     let results = &answer.results;
     let mut out = format!(
         "{}: {} under '{}', seed {}: {} cycles (time scale {}), {} windows, CPUs busy {}\n\n",
@@ -284,7 +284,7 @@ fn caches_table(results: &RunResults) -> String {
     ]);
     for cache in &results.caches {
         let others = (cache.demand.misses > 0).then(|| cache.demand.inter_task as f64 / cache.demand.misses as f64);
-        let worst = cache.who_evicted_whom.iter().filter(|(by, of, _)| by != of).max_by_key(|(_, _, lines)| *lines);
+        let worst = cache.evictions_by_pair.iter().filter(|(by, of, _)| by != of).max_by_key(|(_, _, lines)| *lines);
         table.row([
             format!("{:?} {}", cache.level, cache.cache.0),
             count_text(cache.demand.references),

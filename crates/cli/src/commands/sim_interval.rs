@@ -1,27 +1,27 @@
 //! `cachemate sim` of a scenario with `model = "interval"`: nominal time, from programs' profiles.
 
 use anyhow::Context;
-use cachemate_core::{MachineSpec, Window};
-use cachemate_interval::{IntervalMachine, Results};
+use cachemate_core::{MachineSpec, WindowLength};
+use cachemate_interval::{IntervalMachine, IntervalResults};
 use cachemate_report::text::{number, or_dash, percent_text};
 use cachemate_report::{Align, Table};
-use cachemate_repro::interval::scenario::{self, Programs};
+use cachemate_repro::interval::scenario::{self, ScenarioPrograms};
 use cachemate_scenario::pipeline;
 use cachemate_spec::{IntervalSpec, Scenario};
 
-use super::sim::{Sim, SimAnswer, Simulated};
-use crate::nominal::{Wanted, load};
+use super::sim::{Sim, SimJson, SimulatedMachine};
+use crate::interval_programs::{ProgramRequest, load};
 use crate::session::Session;
 
-impl Simulated for IntervalMachine {
-    type Results = Results;
-    fn set_first_window(&mut self, window: Window) {
+impl SimulatedMachine for IntervalMachine {
+    type Results = IntervalResults;
+    fn set_first_window(&mut self, window: WindowLength) {
         IntervalMachine::set_first_window(self, window);
     }
     fn position(&self) -> u64 {
         self.now_ns()
     }
-    fn results(self) -> Results {
+    fn results(self) -> IntervalResults {
         IntervalMachine::results(&self)
     }
 }
@@ -40,44 +40,44 @@ impl Sim {
         let warm_up_ns = scenario.warm_up.map_or(0, nominal);
         let total = Some(warm_up_ns + nominal(scenario.length));
         let mut measuring = warm_up_ns == 0;
-        let answer = self.follow(session, scenario, config, machine, total, |machine| {
+        let answer = self.run_to_end(session, scenario, config, machine, total, |machine| {
             if !measuring && machine.now_ns() >= warm_up_ns {
                 measuring = true;
                 machine.begin_measuring();
             }
         })?;
-        self.tell(session, &answer, |answer| words(answer, &spec.name))
+        self.print_result(session, &answer, |answer| words(answer, &spec.name))
     }
 }
 
 /// The scenario's programs, each distinct one loaded or measured once.
-fn programs(session: &Session, scenario: &Scenario, spec: &MachineSpec) -> anyhow::Result<Programs> {
+fn programs(session: &Session, scenario: &Scenario, spec: &MachineSpec) -> anyhow::Result<ScenarioPrograms> {
     let default = IntervalSpec::default();
     let table = scenario.interval.as_ref().unwrap_or(&default);
     let of_entries = scenario
         .programs
         .iter()
-        .map(|given| Wanted { program: given.program.clone(), parameters: given.parameters.clone() });
+        .map(|given| ProgramRequest { program: given.program.clone(), parameters: given.parameters.clone() });
     let of_mixes = table.mixes.iter().flat_map(|mix| &mix.of);
-    let plain = |program: &String| Wanted { program: program.clone(), parameters: toml::Table::new() };
-    let wanted: Vec<Wanted> = of_entries.chain(of_mixes.map(|part| plain(&part.program))).collect();
+    let plain = |program: &String| ProgramRequest { program: program.clone(), parameters: toml::Table::new() };
+    let wanted: Vec<ProgramRequest> = of_entries.chain(of_mixes.map(|part| plain(&part.program))).collect();
     let mut loaded = load(session, &wanted, spec, scenario.seed, table.stretch)?.into_iter();
-    let mut found = Programs::default();
+    let mut programs = ScenarioPrograms::default();
     for (given, program) in scenario.programs.iter().zip(loaded.by_ref()) {
-        found.of_entries.push(match given.cpu_share {
+        programs.of_entries.push(match given.cpu_share {
             None => program,
             Some(cpu_share) => {
-                let mut own = cachemate_interval::Program::clone(&program);
+                let mut own = cachemate_interval::PhasedProgram::clone(&program);
                 own.demand.cpu_share = cpu_share;
                 own.into()
             }
         });
     }
-    found.of_mixes = table.mixes.iter().map(|mix| loaded.by_ref().take(mix.of.len()).collect()).collect();
-    Ok(found)
+    programs.of_mixes = table.mixes.iter().map(|mix| loaded.by_ref().take(mix.of.len()).collect()).collect();
+    Ok(programs)
 }
 
-fn words(answer: &SimAnswer<Results>, machine: &str) -> String {
+fn words(answer: &SimJson<IntervalResults>, machine: &str) -> String {
     let results = &answer.results;
     let mut table = Table::new(&[
         ("job", Align::Right),

@@ -11,7 +11,7 @@ use cachemate_daemon::{paths, socket};
 
 /// Show what a running daemon sees, decides and does
 #[derive(Args)]
-pub struct Status {
+pub struct StatusArgs {
     #[command(flatten)]
     at: SocketArg,
     #[command(flatten)]
@@ -32,7 +32,7 @@ impl SocketArg {
     }
 }
 
-impl Status {
+impl StatusArgs {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         let status = socket::status(&self.at.path())?;
         session.answer(self.json.json, &status, || status_text(&status))

@@ -5,10 +5,10 @@ use std::path::PathBuf;
 use anyhow::ensure;
 use cachemate_report::text::count_text;
 use cachemate_report::{Align, Table};
-use cachemate_sweep::{Merged, Report, Status, Store};
+use cachemate_sweep::{MergeSummary, Store, SweepReport, SweepStatus};
 use clap::{Args, Subcommand};
 
-use super::sweep_run::SweepRun;
+use super::sweep_run::SweepRunArgs;
 use crate::args::JsonArg;
 use crate::engine_args::time_words;
 use crate::files::refuse_full;
@@ -16,22 +16,22 @@ use crate::session::Session;
 
 /// Run many scenarios or curves as tasks, on this machine or on a cluster's engine (docs/sweeps.md)
 #[derive(Args)]
-pub struct Sweep {
+pub struct SweepArgs {
     #[command(subcommand)]
-    what: What,
+    what: SweepCommand,
 }
 
 #[derive(Subcommand)]
-enum What {
-    Run(Box<SweepRun>),
-    Status(SweepStatus),
-    Merge(SweepMerge),
-    Report(SweepReport),
+enum SweepCommand {
+    Run(Box<SweepRunArgs>),
+    Status(SweepStatusArgs),
+    Merge(SweepMergeArgs),
+    Report(SweepReportArgs),
 }
 
 /// Say how far a sweep is
 #[derive(Args)]
-pub struct SweepStatus {
+pub struct SweepStatusArgs {
     /// The sweep's folder
     #[arg(value_name = "DIR")]
     folder: PathBuf,
@@ -41,7 +41,7 @@ pub struct SweepStatus {
 
 /// Put all results into one file, in the order of the manifest; says what is missing or does not agree
 #[derive(Args)]
-pub struct SweepMerge {
+pub struct SweepMergeArgs {
     /// The sweep's folder; several hold shards that were run on machines without a common disk
     #[arg(value_name = "DIR", required = true)]
     folders: Vec<PathBuf>,
@@ -57,7 +57,7 @@ pub struct SweepMerge {
 
 /// Write tables, pictures and an index page of a sweep's results
 #[derive(Args)]
-pub struct SweepReport {
+pub struct SweepReportArgs {
     /// The sweep's folder
     #[arg(value_name = "DIR")]
     folder: PathBuf,
@@ -71,39 +71,39 @@ pub struct SweepReport {
     json: JsonArg,
 }
 
-impl Sweep {
+impl SweepArgs {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         match &self.what {
-            What::Run(run) => run.run(session),
-            What::Status(status) => status.run(session),
-            What::Merge(merge) => merge.run(session),
-            What::Report(report) => report.run(session),
+            SweepCommand::Run(run) => run.run(session),
+            SweepCommand::Status(status) => status.run(session),
+            SweepCommand::Merge(merge) => merge.run(session),
+            SweepCommand::Report(report) => report.run(session),
         }
     }
 }
 
-impl SweepStatus {
+impl SweepStatusArgs {
     fn run(&self, session: &Session) -> anyhow::Result<()> {
         let status = cachemate_sweep::status(&Store::open(&self.folder)?)?;
         session.answer(self.json.json, &status, || words(&status))
     }
 }
 
-fn words(status: &Status) -> String {
+fn words(status: &SweepStatus) -> String {
     let count = |count: usize| count_text(count as u64);
     let mut text = format!("{}: {} of {} tasks finished", status.name, count(status.finished), count(status.total));
     let others = [(status.running, "running"), (status.failed, "failed"), (status.waiting, "waiting")];
     for (many, what) in others.iter().filter(|(many, _)| *many > 0) {
         text.push_str(&format!(", {} {what}", count(*many)));
     }
-    match status.left_s {
+    match status.remaining_s {
         Some(left) => text.push_str(&format!("; about {} left\n", time_words(left))),
         None if status.running > 0 => text.push_str("; too few are finished to tell how long\n"),
         None if status.waiting > 0 => text.push_str("; nobody works on it\n"),
         None => text.push('\n'),
     }
-    if status.stray > 0 {
-        let stray = count(status.stray);
+    if status.orphaned > 0 {
+        let stray = count(status.orphaned);
         text.push_str(&format!("{stray} results belong to no task: of another version, or of an older sweep file\n"));
     }
     for name in &status.differing {
@@ -121,26 +121,26 @@ fn words(status: &Status) -> String {
     text
 }
 
-impl SweepMerge {
+impl SweepMergeArgs {
     fn run(&self, session: &Session) -> anyhow::Result<()> {
         let stores = self.folders.iter().map(|folder| Store::open(folder)).collect::<Result<Vec<_>, _>>()?;
         let output = self.output.clone().unwrap_or_else(|| stores[0].folder().join("merged.jsonl"));
         let merged = cachemate_sweep::merge(&stores, &output)?;
         session.answer(self.json.json, &merged, || merge_words(&merged, &output.display().to_string()))?;
-        let sound = merged.differing.is_empty() && merged.damaged.is_empty();
-        ensure!(sound, "{} results do not agree, {} are damaged", merged.differing.len(), merged.damaged.len());
+        let sound = merged.conflicting.is_empty() && merged.damaged.is_empty();
+        ensure!(sound, "{} results do not agree, {} are damaged", merged.conflicting.len(), merged.damaged.len());
         ensure!(merged.is_complete() || self.partial, "{} tasks have no result", merged.missing.len());
         Ok(())
     }
 }
 
-fn merge_words(merged: &Merged, output: &str) -> String {
+fn merge_words(merged: &MergeSummary, output: &str) -> String {
     let mut text = format!("{output}: {} of {} results", merged.merged, merged.total);
     if merged.duplicates > 0 {
         text.push_str(&format!(", {} of them made twice and bit-equal", merged.duplicates));
     }
     text.push('\n');
-    let lists = [("no result", &merged.missing), ("does not agree", &merged.differing), ("damaged", &merged.damaged)];
+    let lists = [("no result", &merged.missing), ("does not agree", &merged.conflicting), ("damaged", &merged.damaged)];
     for (what, names) in lists {
         names.iter().take(20).for_each(|name| text.push_str(&format!("{what}: {name}\n")));
         if names.len() > 20 {
@@ -150,7 +150,7 @@ fn merge_words(merged: &Merged, output: &str) -> String {
     text
 }
 
-impl SweepReport {
+impl SweepReportArgs {
     fn run(&self, session: &Session) -> anyhow::Result<()> {
         if let Some(folder) = &self.output {
             refuse_full(folder, self.force)?;
@@ -164,7 +164,7 @@ impl SweepReport {
     }
 }
 
-fn write(folder: &std::path::Path, report: &Report) -> anyhow::Result<()> {
+fn write(folder: &std::path::Path, report: &SweepReport) -> anyhow::Result<()> {
     let json = serde_json::to_string_pretty(report)?;
     let pages = [("index.html".to_string(), report.html()), ("report.json".to_string(), json)];
     let pictures = report.pictures.iter().map(|picture| (format!("{}.svg", picture.name), picture.svg.clone()));

@@ -7,19 +7,21 @@ use std::time::Duration;
 
 use anyhow::ensure;
 use cachemate_report::text::{count_text, counted_text};
-use cachemate_sweep::{Attempt, Inputs, Manifest, Store, Summary, TaskId, Work, attempt, expand, load_sweep};
+use cachemate_sweep::{
+    Attempt, Inputs, JobRunner, Manifest, Store, SweepSummary, SweepTaskId, attempt, expand, load_sweep,
+};
 use cachemate_trace::pack_programs;
 use clap::Args;
 
 use crate::args::JsonArg;
 use crate::engine_args::EngineArgs;
-use crate::exit::Interrupted;
+use crate::exit::InterruptedError;
+use crate::job_runner::LocalJobRunner;
 use crate::session::Session;
-use crate::sweeping::Running;
 
 /// Run what a sweep is missing; what is finished is skipped
 #[derive(Args)]
-pub struct SweepRun {
+pub struct SweepRunArgs {
     /// The sweep file; without it, what the folder's manifest says
     #[arg(value_name = "FILE")]
     file: Option<PathBuf>,
@@ -31,7 +33,7 @@ pub struct SweepRun {
     shard: Option<Shard>,
     /// Only these tasks, in this process: what engines start
     #[arg(long, value_name = "ID", num_args = 1.., conflicts_with_all = ["file", "engine"])]
-    task: Vec<TaskId>,
+    task: Vec<SweepTaskId>,
     /// Try tasks again that were given up before
     #[arg(long, conflicts_with = "task")]
     again: bool,
@@ -58,9 +60,9 @@ impl FromStr for Shard {
     }
 }
 
-impl SweepRun {
+impl SweepRunArgs {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
-        let work: Arc<dyn Work> = Arc::new(Running::new(session, &self.output));
+        let work: Arc<dyn JobRunner> = Arc::new(LocalJobRunner::new(session, &self.output));
         if !self.task.is_empty() {
             return self.tasks(session, &*work);
         }
@@ -78,7 +80,7 @@ impl SweepRun {
     }
 
     /// The store with its manifest in it.
-    fn prepare(&self, session: &Session, work: &dyn Work) -> anyhow::Result<(Store, Manifest)> {
+    fn prepare(&self, session: &Session, work: &dyn JobRunner) -> anyhow::Result<(Store, Manifest)> {
         let stale = Duration::from_secs(self.engines.stale_seconds);
         let Some(file) = &self.file else {
             let store = Store::open(&self.output)?.stale_after(stale);
@@ -107,7 +109,7 @@ impl SweepRun {
     }
 
     /// What engines start: these tasks, one after the other, here.
-    fn tasks(&self, session: &Session, work: &dyn Work) -> anyhow::Result<()> {
+    fn tasks(&self, session: &Session, work: &dyn JobRunner) -> anyhow::Result<()> {
         let store = Store::open(&self.output)?.stale_after(Duration::from_secs(self.engines.stale_seconds));
         let manifest = Manifest::find(store.folder(), &self.task)?;
         check_version(&manifest, work, &self.output)?;
@@ -119,22 +121,24 @@ impl SweepRun {
                 Attempt::Finished(_) | Attempt::Already | Attempt::GivenUp => {}
                 Attempt::Others(who) => session.note(&format!("task {}: {who} runs it", task.id)),
                 Attempt::Failed(what) => failed.push(format!("task {}: {what}", task.id)),
-                Attempt::Stopped => return Err(Interrupted(format!("task {} goes on from its start", task.id)).into()),
+                Attempt::Stopped => {
+                    return Err(InterruptedError(format!("task {} goes on from its start", task.id)).into());
+                }
             }
         }
         ensure!(failed.is_empty(), "{}", failed.join("; "));
         Ok(())
     }
 
-    fn finish(&self, session: &Session, summary: &Summary) -> anyhow::Result<()> {
+    fn finish(&self, session: &Session, summary: &SweepSummary) -> anyhow::Result<()> {
         for what in &summary.damaged {
             session.warn(&format!("{what}; set aside and made again"));
         }
         let folder = self.output.display().to_string();
         session.answer(self.json.json, summary, || words(summary, &folder))?;
         if summary.interrupted {
-            let kept = format!("{} of {} tasks are finished and kept", summary.finished, summary.total);
-            return Err(Interrupted(format!("{kept}; the same command goes on")).into());
+            let note = format!("{} of {} tasks are finished and kept", summary.finished, summary.total);
+            return Err(InterruptedError(format!("{note}; the same command goes on")).into());
         }
         ensure!(summary.differing.is_empty(), "{} results do not agree between workers", summary.differing.len());
         let (failed, missing) = (summary.failed.len() as u64, summary.missing.len() as u64);
@@ -145,7 +149,7 @@ impl SweepRun {
     }
 }
 
-fn check_version(manifest: &Manifest, work: &dyn Work, folder: &Path) -> anyhow::Result<()> {
+fn check_version(manifest: &Manifest, work: &dyn JobRunner, folder: &Path) -> anyhow::Result<()> {
     let (found, expected) = (&manifest.header.version, work.version());
     ensure!(
         *found == expected,
@@ -155,7 +159,7 @@ fn check_version(manifest: &Manifest, work: &dyn Work, folder: &Path) -> anyhow:
     Ok(())
 }
 
-fn words(summary: &Summary, folder: &str) -> String {
+fn words(summary: &SweepSummary, folder: &str) -> String {
     let count = |count: usize| count_text(count as u64);
     let mut text = format!("{folder}: {} of {} tasks finished", count(summary.finished), count(summary.total));
     if summary.skipped > 0 {
@@ -168,7 +172,7 @@ fn words(summary: &Summary, folder: &str) -> String {
     if summary.failed.len() > 20 {
         text.push_str(&format!("failed: {} more\n", summary.failed.len() - 20));
     }
-    let tasks: &[TaskId] = &summary.missing;
+    let tasks: &[SweepTaskId] = &summary.missing;
     tasks.iter().take(20).for_each(|id| text.push_str(&format!("no result: {id}\n")));
     text
 }

@@ -8,9 +8,9 @@ use clap::Args;
 
 use super::status::SocketArg;
 use crate::args::JsonArg;
-use crate::exit::Usage;
+use crate::exit::UsageError;
 use crate::session::Session;
-use crate::status_screen::Watch;
+use crate::status_screen::ScreenOptions;
 use crate::status_text::top_text;
 use cachemate_daemon::socket;
 
@@ -36,14 +36,14 @@ pub struct Top {
 impl Top {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         if !(self.every >= 0.1 && self.every <= 3600.0) {
-            return Err(Usage(format!("--every: found {}, expected 0.1 to 3600 seconds", self.every)).into());
+            return Err(UsageError(format!("--every: found {}, expected 0.1 to 3600 seconds", self.every)).into());
         }
         let (stop, every) = (session.interrupt_flag(), Duration::from_secs_f64(self.every));
         let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
         let screen = !self.json.json && std::io::stdout().is_terminal() && !dumb;
         if screen {
             let socket = self.at.path();
-            let watch = Watch { socket: &socket, every, looks: self.looks, color: session.paint().color };
+            let watch = ScreenOptions { socket: &socket, every, looks: self.looks, color: session.paint().color };
             return watch.run(&stop);
         }
         let most = self.looks.or((!self.json.json).then_some(1));

@@ -16,7 +16,7 @@ mod probe;
 
 /// Show which CPUs share which cache, on this host or on a machine description
 #[derive(Args)]
-pub struct Topology {
+pub struct TopologyArgs {
     /// A machine that comes with cachemate, or a TOML file; without it this host
     #[arg(long, short, value_name = "MACHINE", conflicts_with = "root")]
     machine: Option<String>,
@@ -36,7 +36,7 @@ pub struct Topology {
     json: JsonArg,
 }
 
-impl Topology {
+impl TopologyArgs {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         if self.list {
             return session.print(&machines()?);
@@ -46,8 +46,8 @@ impl Topology {
             let (_, topology) = host(session, root)?;
             let name = std::fs::read_to_string(root.join("etc/hostname")).unwrap_or_default();
             let name = Some(name.trim()).filter(|name| !name.is_empty()).unwrap_or("host");
-            let told = as_machine::Told::read(root);
-            let text = as_machine::text(name, &topology, told).context("this host has no machine description")?;
+            let facts = as_machine::HostFacts::read(root);
+            let text = as_machine::text(name, &topology, facts).context("this host has no machine description")?;
             return session.print(&text);
         }
         if self.probe {

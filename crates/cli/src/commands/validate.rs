@@ -6,15 +6,15 @@ use std::path::PathBuf;
 use anyhow::Context as _;
 use cachemate_report::text::{number, or_dash};
 use cachemate_report::{Align, Table};
-use cachemate_repro::Context;
-use cachemate_repro::interval::score::{Score, Set, figure, score};
-use cachemate_repro::interval::{Truth, speed, truth};
+use cachemate_repro::ExperimentContext;
+use cachemate_repro::interval::score::{ErrorSummary, ValidationScore, figure, score};
+use cachemate_repro::interval::{ValidationTruth, speed, truth};
 use cachemate_repro::setup::failed;
 use clap::Args;
 use serde::Serialize;
 
 use crate::args::JsonArg;
-use crate::exit::Usage;
+use crate::exit::UsageError;
 use crate::files::{refuse_existing, write_file};
 use crate::session::Session;
 
@@ -48,14 +48,14 @@ pub struct Validate {
 struct Validation {
     seed: u64,
     quick: bool,
-    sets: BTreeMap<String, Set>,
+    sets: BTreeMap<String, ErrorSummary>,
     /// 64 CPUs, 200 tasks, a phase each ten seconds.
     times_real_time_averaged: f64,
     /// The same with turns of 10 ms one by one.
     times_real_time_explicit: f64,
     /// Averaged turns, a phase each second.
     times_real_time_phase_a_second: f64,
-    tasks: BTreeMap<String, Vec<cachemate_repro::interval::score::Compared>>,
+    tasks: BTreeMap<String, Vec<cachemate_repro::interval::score::TaskComparison>>,
 }
 
 impl Validate {
@@ -70,21 +70,25 @@ impl Validate {
         let stop = session.interrupt_flag();
         let bar = session.progress("validate", None);
         let progress = |what: &str| bar.set_message(what.to_string());
-        let context = Context { quick: self.quick, progress: &progress, ..Context::of_seed(self.seed, &stop) };
+        let context = ExperimentContext {
+            quick: self.quick,
+            progress: &progress,
+            ..ExperimentContext::of_seed(self.seed, &stop)
+        };
         let known = match self.truth.as_ref().filter(|path| path.exists()) {
             Some(path) => {
                 let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
-                let known: Truth = serde_json::from_str(&text)
+                let known: ValidationTruth = serde_json::from_str(&text)
                     .with_context(|| format!("{}: not a file of this command", path.display()))?;
                 if known.seed != self.seed {
                     let path = path.display();
-                    return Err(Usage(format!("{path}: found seed {}, expected {}", known.seed, self.seed)).into());
+                    return Err(UsageError(format!("{path}: found seed {}, expected {}", known.seed, self.seed)).into());
                 }
                 Some(known)
             }
             None => None,
         };
-        let keep = |measured: &Truth| {
+        let keep = |measured: &ValidationTruth| {
             let Some(path) = &self.truth else { return Ok(()) };
             let text = serde_json::to_string(measured).map_err(failed("the measured runs as JSON"))?;
             std::fs::write(path, text).map_err(failed(&path.display().to_string()))
@@ -94,7 +98,7 @@ impl Validate {
         if let Some(path) = &self.figure {
             write_file(path, figure(&scored).svg().as_bytes(), self.force)?;
         }
-        let Score { seed, sets, tasks } = scored;
+        let ValidationScore { seed, sets, tasks } = scored;
         let answer = Validation {
             seed,
             quick: measured.quick,
@@ -143,8 +147,8 @@ fn words(answer: &Validation) -> String {
             or(set.kendall_tau),
             or(set.runs_losing_10_percent),
         ]);
-        if let Some(found) = set.error_by_cause_points {
-            let parts = [found.profile, found.composition, found.bandwidth, found.overlap];
+        if let Some(by_cause) = set.error_by_cause_points {
+            let parts = [by_cause.profile, by_cause.composition, by_cause.bandwidth, by_cause.overlap];
             causes.row(std::iter::once(name.clone()).chain(parts.map(number)));
         }
     }

@@ -3,16 +3,16 @@
 use std::path::PathBuf;
 
 use cachemate_report::text::{number, or_dash};
-use cachemate_report::{Align, Table, WhatIf as Outcomes};
-use cachemate_repro::Context;
-use cachemate_repro::interval::whatif::{Question, outcome};
+use cachemate_report::{Align, Table, WhatIfResult as Outcomes};
+use cachemate_repro::ExperimentContext;
+use cachemate_repro::interval::whatif::{WhatIfQuery, outcome};
 use cachemate_study::cache_summary;
 use clap::Args;
 
 use crate::args::JsonArg;
-use crate::exit::{Interrupted, Usage};
+use crate::exit::{InterruptedError, UsageError};
 use crate::files::{refuse_existing, write_file};
-use crate::nominal::jobs;
+use crate::interval_programs::jobs;
 use crate::prediction::MachineArg;
 use crate::session::Session;
 
@@ -22,7 +22,7 @@ use crate::session::Session;
 /// name with a number runs as many copies (mcf-2006*3). They run on the interval machine; docs/interval.md says how
 /// true it is.
 #[derive(Args)]
-pub struct WhatIf {
+pub struct WhatIfArgs {
     /// Profiles, programs, recordings; NAME*N = N copies
     #[arg(value_name = "PROFILE", required = true)]
     programs: Vec<String>,
@@ -59,21 +59,21 @@ pub struct WhatIf {
 /// A week; more is a slip of the pen.
 const HOURS_AT_MOST: f64 = 168.0;
 
-impl WhatIf {
+impl WhatIfArgs {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         if !(self.hours > 0.0 && self.hours <= HOURS_AT_MOST) {
             let text = format!("--hours: found {}, expected more than 0, at most {HOURS_AT_MOST}", self.hours);
-            return Err(Usage(text).into());
+            return Err(UsageError(text).into());
         }
         if !(self.stretch.is_finite() && self.stretch >= 1.0) {
-            return Err(Usage(format!("--stretch: found {}, expected 1 or more", self.stretch)).into());
+            return Err(UsageError(format!("--stretch: found {}, expected 1 or more", self.stretch)).into());
         }
         if let Some(path) = &self.output {
             refuse_existing(path, self.force)?;
         }
         let machine = cachemate_spec::load_machine(&self.machine.machine)?;
         let jobs = jobs(session, &self.programs, &machine, self.seed, self.stretch)?;
-        let question = Question {
+        let question = WhatIfQuery {
             machine: machine.clone(),
             jobs,
             length_ns: (self.hours * 3.6e12) as u64,
@@ -83,13 +83,13 @@ impl WhatIf {
         };
         let stop = session.interrupt_flag();
         let bar = session.progress("whatif", Some(self.policies.len() as u64));
-        let context = Context::of_seed(self.seed, &stop);
+        let context = ExperimentContext::of_seed(self.seed, &stop);
         let mut outcomes = Vec::new();
         for policy in &self.policies {
             bar.set_message(policy.clone());
-            let found = outcome(&context, &question, policy)?;
-            let complete = found.complete;
-            outcomes.push(found);
+            let policy_outcome = outcome(&context, &question, policy)?;
+            let complete = policy_outcome.complete;
+            outcomes.push(policy_outcome);
             bar.inc(1);
             if !complete {
                 break;
@@ -110,7 +110,7 @@ impl WhatIf {
         }
         session.answer(self.json.json, &answer, || words(&answer, self.output.as_ref()))?;
         if !complete {
-            return Err(Interrupted("what was run until then was told".to_string()).into());
+            return Err(InterruptedError("what was run until then was told".to_string()).into());
         }
         Ok(())
     }

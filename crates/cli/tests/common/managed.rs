@@ -7,34 +7,39 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use cachemate_core::CpuSet;
-use cachemate_linux::kernel::scheduling::Scheduling;
-use cachemate_linux::kernel::{Host, Kernel};
+use cachemate_linux::kernel::scheduling::SchedParams;
+use cachemate_linux::kernel::{Kernel, LinuxHost};
 
 use super::common::{MANAGE, command};
 
 /// Everything that the daemon may change of one thread.
 #[derive(Clone, PartialEq, Debug)]
-pub struct State {
+pub struct ThreadState {
     pub cpus: CpuSet,
     pub nice: i32,
     /// The class with all that belongs to it.
-    pub scheduling: Scheduling,
+    pub scheduling: SchedParams,
     pub cpuset: String,
 }
 
-pub fn state(pid: i32) -> Option<State> {
-    let host = Host::new("/");
+pub fn state(pid: i32) -> Option<ThreadState> {
+    let host = LinuxHost::new("/");
     let stat = host.stat(pid).ok().filter(|stat| stat.state != 'Z')?;
     let cpuset = std::fs::read_to_string(format!("/proc/{pid}/cpuset")).unwrap_or_default();
-    Some(State { cpus: host.affinity(pid).ok()?, nice: stat.nice, scheduling: host.scheduling(pid).ok()?, cpuset })
+    Some(ThreadState {
+        cpus: host.affinity(pid).ok()?,
+        nice: stat.nice,
+        scheduling: host.scheduling(pid).ok()?,
+        cpuset,
+    })
 }
 
 /// A shell that starts children all the time, and programs with states of their own; all below one parent.
-pub struct Programs {
+pub struct TestPrograms {
     pub parent: Child,
 }
 
-impl Programs {
+impl TestPrograms {
     pub fn start() -> Self {
         let script = "sleep 1000 & sleep 1000 & nice -n 5 sleep 1000 & nice -n 3 sleep 1000 & \
                       chrt -f 1 sleep 1000 & chrt -r 2 sleep 1000 & \
@@ -42,14 +47,14 @@ impl Programs {
                       (while :; do sleep 0.02; done) & (while :; do sh -c 'sleep 0.01 & sleep 0.03'; done) & wait";
         let parent =
             Command::new("sh").args(["-c", script]).stdin(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-        let programs = Programs { parent };
+        let programs = TestPrograms { parent };
         let start = Instant::now();
         // Seven where the classes before all others are to be had; the shell says nothing of those that are not.
         let enough = |count: usize| count == 7 || count >= 4 && start.elapsed() > Duration::from_secs(5);
         while !enough(programs.lasting().len()) && start.elapsed() < Duration::from_secs(20) {
             std::thread::sleep(Duration::from_millis(10));
         }
-        let host = Host::new("/");
+        let host = LinuxHost::new("/");
         let lasting = programs.lasting();
         assert!(lasting.len() >= 4, "the programs to be managed did not start");
         let plain: Vec<i32> = lasting.iter().copied().filter(|&pid| host.stat(pid).unwrap().policy == 0).collect();
@@ -66,7 +71,7 @@ impl Programs {
 
     /// All descendants, by pid, with the name.
     pub fn family(&self) -> BTreeMap<i32, String> {
-        let host = Host::new("/");
+        let host = LinuxHost::new("/");
         let stats: Vec<_> = host.processes().unwrap().into_iter().filter_map(|pid| host.stat(pid).ok()).collect();
         let mut family = BTreeMap::from([(self.parent.id() as i32, "sh".to_string())]);
         loop {
@@ -90,13 +95,13 @@ impl Programs {
         self.family().into_keys().filter(long).collect()
     }
 
-    pub fn states(&self) -> BTreeMap<i32, State> {
+    pub fn states(&self) -> BTreeMap<i32, ThreadState> {
         let own = [self.parent.id() as i32];
         own.into_iter().chain(self.lasting()).filter_map(|pid| Some((pid, state(pid)?))).collect()
     }
 }
 
-impl Drop for Programs {
+impl Drop for TestPrograms {
     fn drop(&mut self) {
         let family = self.family();
         // The parent first, so that it starts nothing more.
@@ -121,19 +126,19 @@ pub fn kill(pid: i32, signal: &str) {
     let _ = Command::new("kill").args([signal, &pid.to_string()]).stderr(Stdio::null()).status();
 }
 
-pub struct Daemon {
+pub struct TestDaemon {
     pub child: Child,
     pub state: PathBuf,
 }
 
-impl Daemon {
+impl TestDaemon {
     pub fn start(folder: &Path, observe: bool) -> Self {
         let mut args = MANAGE.to_vec();
         if observe {
             args.push("--observe");
         }
         let child = command(folder, &args).stdout(Stdio::null()).spawn().unwrap();
-        Daemon { child, state: folder.join("state") }
+        TestDaemon { child, state: folder.join("state") }
     }
 
     pub fn until(&mut self, what: &str, mut reached: impl FnMut(&mut Self) -> bool) {
@@ -146,7 +151,7 @@ impl Daemon {
     }
 
     pub fn guardian(&self) -> Option<i32> {
-        let (host, own) = (Host::new("/"), self.child.id() as i32);
+        let (host, own) = (LinuxHost::new("/"), self.child.id() as i32);
         let guards = |pid: &i32| {
             let line = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
             host.stat(*pid).is_ok_and(|stat| stat.parent == own) && line.contains("guardian")
@@ -167,7 +172,7 @@ impl Daemon {
 }
 
 /// A test that fails leaves nobody behind, and nothing changed.
-impl Drop for Daemon {
+impl Drop for TestDaemon {
     fn drop(&mut self) {
         if matches!(self.child.try_wait(), Ok(None)) {
             kill(self.child.id() as i32, signals::CONT);

@@ -1,7 +1,7 @@
 //! Running the command as a script would.
 #![allow(dead_code)] // each test file uses its part
 
-#[path = "../../../linux/src/not_shown.rs"]
+#[path = "../../../linux/src/skip_test.rs"]
 pub mod not_shown;
 
 use std::path::{Path, PathBuf};
@@ -10,15 +10,15 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-pub struct Ran {
+pub struct CommandResult {
     pub code: Option<i32>,
     pub out: String,
     pub err: String,
 }
 
-impl Ran {
+impl CommandResult {
     #[track_caller]
-    pub fn ok(self) -> Ran {
+    pub fn ok(self) -> CommandResult {
         assert_eq!(self.code, Some(0), "stderr: {}", self.err);
         self
     }
@@ -40,10 +40,10 @@ pub fn command(folder: &Path, args: &[&str]) -> Command {
     command
 }
 
-pub fn run(folder: &Path, args: &[&str]) -> Ran {
+pub fn run(folder: &Path, args: &[&str]) -> CommandResult {
     let output = command(folder, args).output().expect("the command starts");
     let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
-    Ran { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
+    CommandResult { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
 }
 
 /// A raw trace of these addresses.
@@ -69,15 +69,15 @@ pub fn lackey(lines: u64, rounds: u64, gap: u64) -> String {
 }
 
 /// Ended when dropped, so that a failing test leaves nobody behind.
-pub struct Running(pub Child);
+pub struct ChildGuard(pub Child);
 
-impl Running {
+impl ChildGuard {
     pub fn pid(&self) -> i32 {
         self.0.id() as i32
     }
 }
 
-impl Drop for Running {
+impl Drop for ChildGuard {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -96,9 +96,9 @@ pub fn acting(policy: &str, window_ms: u32, pid: &str) -> String {
 pub const MANAGE: [&str; 8] = ["--quiet", "manage", "--config", "c.toml", "--state-dir", "state", "--socket", "s.sock"];
 
 /// A daemon with this configuration.
-pub fn daemon(folder: &Path, config: &str) -> Running {
+pub fn daemon(folder: &Path, config: &str) -> ChildGuard {
     std::fs::write(folder.join("c.toml"), config).unwrap();
-    Running(command(folder, &MANAGE).stdout(Stdio::null()).spawn().unwrap())
+    ChildGuard(command(folder, &MANAGE).stdout(Stdio::null()).spawn().unwrap())
 }
 
 /// The first status of that daemon that is as wanted, looked at this often and for so long.
@@ -125,26 +125,26 @@ pub fn status_when(
 }
 
 /// A cgroup of its own below one hierarchy's root, removed when dropped.
-pub struct Group(pub PathBuf);
+pub struct TestCgroup(pub PathBuf);
 
-impl Drop for Group {
+impl Drop for TestCgroup {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir(&self.0);
     }
 }
 
 /// A group of the host's cpuset hierarchy, with all CPUs; or why there is none.
-pub fn group() -> Result<(Group, String), String> {
+pub fn group() -> Result<(TestCgroup, String), String> {
     use cachemate_linux::act::cpusets::{Cpusets, find};
-    use cachemate_linux::kernel::Host;
-    let mount = match find(&Host::new("/")) {
+    use cachemate_linux::kernel::LinuxHost;
+    let mount = match find(&LinuxHost::new("/")) {
         Some(Cpusets::V1(mount) | Cpusets::V2(mount)) => mount,
         None => return Err("no cpuset controller".to_string()),
     };
     let name = format!("cachemate-test-{}", std::process::id());
     let dir = mount.join(&name);
     std::fs::create_dir(&dir).map_err(|error| format!("{}: {error}", dir.display()))?;
-    let group = Group(dir.clone());
+    let group = TestCgroup(dir.clone());
     for file in ["cpuset.cpus", "cpuset.mems"] {
         let whole = std::fs::read_to_string(mount.join(file))
             .or_else(|_| std::fs::read_to_string(mount.join(format!("{file}.effective"))));

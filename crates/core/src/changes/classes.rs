@@ -9,10 +9,10 @@
 
 use std::collections::BTreeMap;
 
-use super::{ClassId, Limits, Masks, State, TaskState, fit};
+use super::{MachineState, MaskConstraints, ServiceClassId, TaskState, WayMasks, nearest_mask};
 use crate::{
-    CacheId, CacheShare, Capabilities, GroupId, IndexSet, Item, Member, Partition, Plan, Refused, RefusedBecause,
-    TaskId, Units,
+    CacheId, CacheShare, Capabilities, GroupId, IndexSet, PartitionSupport, Plan, PlanItem, RefusalReason, RefusedItem,
+    ShareMember, TaskId, Units,
 };
 
 /// A share of the plan: its group and its cache.
@@ -20,71 +20,79 @@ pub type ShareKey = (GroupId, CacheId);
 
 /// Threads under the same masks.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Class {
+pub struct ServiceClass {
     /// Shares that make it up, ascending; more than one of a cache where groups have the same mask.
     pub shares: Vec<ShareKey>,
     /// What its members may use; a cache in which they have no share is missing.
-    pub masks: Masks,
+    pub masks: WayMasks,
     /// Members in order of arrival.
     pub members: Vec<TaskId>,
 }
 
-impl Class {
+impl ServiceClass {
     /// The one group whose share of this cache it is; `None` where several have the same mask and cannot be told apart.
     pub fn group_of(&self, cache: CacheId) -> Option<GroupId> {
         let mut groups = self.shares.iter().filter(|(_, of)| *of == cache).map(|(group, _)| *group);
         groups.next().filter(|_| groups.next().is_none())
     }
 
-    pub(super) fn items(&self) -> Vec<Item> {
-        self.shares.iter().map(|&(group, cache)| Item::Share(group, cache)).collect()
+    pub(super) fn items(&self) -> Vec<PlanItem> {
+        self.shares.iter().map(|&(group, cache)| PlanItem::Share(group, cache)).collect()
     }
 }
 
 fn is_member(share: &CacheShare, task: &TaskState) -> bool {
-    share.members.contains(&Member::Task(task.task)) || share.members.contains(&Member::Process(task.process))
+    share.members.contains(&ShareMember::Task(task.task)) || share.members.contains(&ShareMember::Process(task.process))
 }
 
-fn limits_of(cache: CacheId, state: &State, capabilities: &Capabilities) -> Option<Limits> {
+fn limits_of(cache: CacheId, state: &MachineState, capabilities: &Capabilities) -> Option<MaskConstraints> {
     let of_cache = capabilities.partitions.iter().filter(|(of, _)| *of == cache);
     of_cache.into_iter().find_map(|(_, partition)| match *partition {
-        Partition::Ways { ways, at_least, contiguous, .. } => {
-            let taken = state.taken_ways.get(&cache).cloned().unwrap_or_default();
-            Some(Limits { ways, at_least, contiguous, taken })
+        PartitionSupport::Ways { ways, min_ways: at_least, contiguous, .. } => {
+            let taken = state.reserved_ways.get(&cache).cloned().unwrap_or_default();
+            Some(MaskConstraints { ways, min_ways: at_least, contiguous, reserved_ways: taken })
         }
-        Partition::Colors { .. } => None,
+        PartitionSupport::Colors { .. } => None,
     })
 }
 
 /// The classes of a plan, in order of their first member's arrival, and what cannot be done as asked.
-pub(super) fn classes(plan: &Plan, state: &State, capabilities: &Capabilities) -> (Vec<Class>, Vec<Refused>) {
+pub(super) fn classes(
+    plan: &Plan,
+    state: &MachineState,
+    capabilities: &Capabilities,
+) -> (Vec<ServiceClass>, Vec<RefusedItem>) {
     let mut refused = Vec::new();
     let mut rows: Vec<(TaskId, BTreeMap<CacheId, (GroupId, IndexSet)>)> =
         state.tasks.iter().map(|task| (task.task, BTreeMap::new())).collect();
     for share in &plan.shares {
         let Units::Ways { mask } = &share.units else { continue };
         let mut refuse = |because, said: String| {
-            refused.push(Refused { item: Item::Share(share.group, share.cache), because, said });
+            refused.push(RefusedItem {
+                item: PlanItem::Share(share.group, share.cache),
+                reason: because,
+                message: said,
+            });
         };
         let Some(limits) = limits_of(share.cache, state, capabilities) else {
-            refuse(RefusedBecause::NotSupported, format!("cache {} cannot be divided by ways", share.cache.0));
+            refuse(RefusalReason::NotSupported, format!("cache {} cannot be divided by ways", share.cache.0));
             continue;
         };
-        let mask = match fit(mask, &limits) {
+        let mask = match nearest_mask(mask, &limits) {
             Err(none) => {
-                refuse(RefusedBecause::NotSupported, none.to_string());
+                refuse(RefusalReason::NotSupported, none.to_string());
                 continue;
             }
             Ok((mask, changed)) => {
-                changed.into_iter().for_each(|said| refuse(RefusedBecause::NotSupported, said));
+                changed.into_iter().for_each(|said| refuse(RefusalReason::NotSupported, said));
                 mask
             }
         };
         let mut twice = None;
         let members = state.tasks.iter().zip(&mut rows);
         for (task, (_, row)) in members.filter(|(task, _)| task.movable && is_member(share, task)) {
-            if let Some(said) = &task.class_owner {
-                refuse(RefusedBecause::OwnedByAnother, said.clone());
+            if let Some(owner) = &task.class_owner {
+                refuse(RefusalReason::OwnedByOther, owner.clone());
                 continue;
             }
             match row.get(&share.cache) {
@@ -95,27 +103,27 @@ pub(super) fn classes(plan: &Plan, state: &State, capabilities: &Capabilities) -
             }
         }
         if let Some((task, group)) = twice {
-            let said = format!("task {} keeps the ways of group {} in this cache", task.0, group.0);
-            refuse(RefusedBecause::Busy, said);
+            let message = format!("task {} keeps the ways of group {} in this cache", task.0, group.0);
+            refuse(RefusalReason::Busy, message);
         }
     }
     let mut classes = by_row(&rows);
-    if let Some(most) = state.manner.classes_at_most {
+    if let Some(most) = state.limits.max_classes {
         for class in classes.split_off((most as usize).min(classes.len())) {
-            let said = format!("more combinations of masks than the {most} classes of service");
-            let refuse = |item| Refused { item, because: RefusedBecause::NoRoom, said: said.clone() };
+            let message = format!("more combinations of masks than the {most} classes of service");
+            let refuse = |item| RefusedItem { item, reason: RefusalReason::NoCapacity, message: message.clone() };
             refused.extend(class.items().into_iter().map(refuse));
         }
     }
     (classes, refused)
 }
 
-fn by_row(rows: &[(TaskId, BTreeMap<CacheId, (GroupId, IndexSet)>)]) -> Vec<Class> {
-    let mut classes: Vec<Class> = Vec::new();
+fn by_row(rows: &[(TaskId, BTreeMap<CacheId, (GroupId, IndexSet)>)]) -> Vec<ServiceClass> {
+    let mut classes: Vec<ServiceClass> = Vec::new();
     for (task, row) in rows.iter().filter(|(_, row)| !row.is_empty()) {
-        let masks: Masks = row.iter().map(|(&cache, (_, mask))| (cache, mask.clone())).collect();
+        let masks: WayMasks = row.iter().map(|(&cache, (_, mask))| (cache, mask.clone())).collect();
         let at = classes.iter().position(|class| class.masks == masks).unwrap_or_else(|| {
-            classes.push(Class { masks, ..Class::default() });
+            classes.push(ServiceClass { masks, ..ServiceClass::default() });
             classes.len() - 1
         });
         let class = &mut classes[at];
@@ -128,17 +136,17 @@ fn by_row(rows: &[(TaskId, BTreeMap<CacheId, (GroupId, IndexSet)>)]) -> Vec<Clas
 }
 
 /// Which id each class gets: that of the place where most of its members are, one that is left, a new one.
-pub fn seats(classes: &[Class], state: &State) -> Vec<ClassId> {
-    let mut together: BTreeMap<(usize, ClassId), u32> = BTreeMap::new();
+pub fn seats(classes: &[ServiceClass], state: &MachineState) -> Vec<ServiceClassId> {
+    let mut together: BTreeMap<(usize, ServiceClassId), u32> = BTreeMap::new();
     for (at, class) in classes.iter().enumerate() {
         let places = class.members.iter().filter_map(|task| state.task(*task)?.class);
         let there = places.filter(|place| state.classes.contains_key(place));
         there.for_each(|place| *together.entry((at, place)).or_default() += 1);
     }
-    let mut wishes: Vec<((usize, ClassId), u32)> = together.into_iter().collect();
+    let mut wishes: Vec<((usize, ServiceClassId), u32)> = together.into_iter().collect();
     wishes.sort_by_key(|&(wish, members)| (std::cmp::Reverse(members), wish));
-    let mut seats: Vec<Option<ClassId>> = vec![None; classes.len()];
-    let mut left: Vec<ClassId> = state.classes.keys().copied().collect();
+    let mut seats: Vec<Option<ServiceClassId>> = vec![None; classes.len()];
+    let mut left: Vec<ServiceClassId> = state.classes.keys().copied().collect();
     for ((at, place), _) in wishes {
         if seats[at].is_none()
             && let Some(free) = left.iter().position(|other| *other == place)
@@ -147,7 +155,7 @@ pub fn seats(classes: &[Class], state: &State) -> Vec<ClassId> {
         }
     }
     let mut left = left.into_iter();
-    let mut new = (0..).map(ClassId).filter(|class| !state.classes.contains_key(class));
-    let seat = |seat: Option<ClassId>| seat.or_else(|| left.next()).or_else(|| new.next());
+    let mut new = (0..).map(ServiceClassId).filter(|class| !state.classes.contains_key(class));
+    let seat = |seat: Option<ServiceClassId>| seat.or_else(|| left.next()).or_else(|| new.next());
     seats.into_iter().filter_map(seat).collect()
 }

@@ -6,66 +6,66 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::classes::{Class, classes, seats};
+use super::classes::{ServiceClass, classes, seats};
 use super::state::{TaskState, is_below};
-use super::{Change, ChangeId, ChangeKind, ClassId, Colors, Confined, Masks, State};
+use super::{Change, ChangeId, ChangeKind, ColorAssignment, CpusetGroup, MachineState, ServiceClassId, WayMasks};
 use crate::{
-    Ability, CacheId, CacheShare, Capabilities, CpuSet, GangSchedule, Item, Member, PageMoving, Partition, Plan,
-    ProcessId, Refused, RefusedBecause, Support, TaskId, Topology, Units,
+    Ability, CacheId, CacheShare, Capabilities, CpuSet, GangSchedule, PageMigration, PartitionSupport, Plan, PlanItem,
+    ProcessId, RefusalReason, RefusedItem, ShareMember, Support, TaskId, Topology, Units,
 };
 
 /// What is to be done, and what cannot be.
 #[derive(Clone, PartialEq, Debug, Default)]
-pub struct Derived {
+pub struct ChangeList {
     /// Changes in the order in which they are made.
     pub changes: Vec<Change>,
     /// What the machine cannot do of the plan, or only in another form.
-    pub refused: Vec<Refused>,
+    pub refused: Vec<RefusedItem>,
     /// The classes of service that the changes lead to.
-    pub classes: BTreeMap<ClassId, Class>,
+    pub classes: BTreeMap<ServiceClassId, ServiceClass>,
 }
 
 /// The changes that lead from `state` to `plan` and the confined groups. What neither mentions gets its original back. Where
 /// everything holds already the list is empty.
-pub fn changes(
+pub fn derive_changes(
     plan: &Plan,
-    confined: &[Confined],
-    state: &State,
+    confined: &[CpusetGroup],
+    state: &MachineState,
     topology: &Topology,
     capabilities: &Capabilities,
-) -> Derived {
+) -> ChangeList {
     let online = topology.online();
-    let mut list = List { plan, confined, state, capabilities, online, done: Derived::default() };
+    let mut list = ChangeListBuilder { plan, confined, state, capabilities, online, list: ChangeList::default() };
     let schedules = list.schedules();
     let stops = list.stop_gangs(&schedules);
     let widened = list.confine_groups();
     let moved = list.move_tasks(&schedules, &widened);
-    list.weigh_tasks();
+    list.set_weights();
     list.divide_ways();
     list.color_pages();
     list.start_gangs(&schedules, &stops, &moved);
-    list.done
+    list.list
 }
 
-struct List<'a> {
+struct ChangeListBuilder<'a> {
     plan: &'a Plan,
-    confined: &'a [Confined],
-    state: &'a State,
+    confined: &'a [CpusetGroup],
+    state: &'a MachineState,
     capabilities: &'a Capabilities,
     online: CpuSet,
-    done: Derived,
+    list: ChangeList,
 }
 
-impl List<'_> {
-    fn push(&mut self, items: Vec<Item>, after: impl IntoIterator<Item = ChangeId>, kind: ChangeKind) -> ChangeId {
-        let id = ChangeId(self.done.changes.len() as u32);
+impl ChangeListBuilder<'_> {
+    fn push(&mut self, items: Vec<PlanItem>, after: impl IntoIterator<Item = ChangeId>, kind: ChangeKind) -> ChangeId {
+        let id = ChangeId(self.list.changes.len() as u32);
         let after: BTreeSet<ChangeId> = after.into_iter().collect();
-        self.done.changes.push(Change { id, items, after: after.into_iter().collect(), kind });
+        self.list.changes.push(Change { id, items, depends_on: after.into_iter().collect(), kind });
         id
     }
 
-    fn refuse(&mut self, item: Item, because: RefusedBecause, said: impl Into<String>) {
-        self.done.refused.push(Refused { item, because, said: said.into() });
+    fn refuse(&mut self, item: PlanItem, because: RefusalReason, said: impl Into<String>) {
+        self.list.refused.push(RefusedItem { item, reason: because, message: said.into() });
     }
 
     /// Why this machine cannot do it, where it says so.
@@ -82,16 +82,16 @@ impl List<'_> {
         let lacking = self.lacks(Ability::Gangs);
         for (at, schedule) in self.plan.gangs.iter().enumerate() {
             if let Some(why) = &lacking {
-                self.refuse(Item::Gangs(at), RefusedBecause::NoPermission, why);
+                self.refuse(PlanItem::Gangs(at), RefusalReason::NoPermission, why);
                 continue;
             }
             let mut here = schedule.clone();
-            let mut refused: BTreeMap<TaskId, (RefusedBecause, String)> = BTreeMap::new();
+            let mut refused: BTreeMap<TaskId, (RefusalReason, String)> = BTreeMap::new();
             for gang in &mut here.gangs {
                 gang.members.retain(|(task, _)| {
                     let why = match self.state.task(*task) {
-                        None => (RefusedBecause::Gone, "a member has ended; the others keep their turn".to_string()),
-                        Some(TaskState { cannot_wait: Some(why), .. }) => (RefusedBecause::NotSupported, why.clone()),
+                        None => (RefusalReason::NotFound, "a member has ended; the others keep their turn".to_string()),
+                        Some(TaskState { no_idle_turns: Some(why), .. }) => (RefusalReason::NotSupported, why.clone()),
                         Some(_) => return true,
                     };
                     refused.insert(*task, why);
@@ -99,7 +99,7 @@ impl List<'_> {
                 });
             }
             for (because, said) in refused.into_values() {
-                self.refuse(Item::Gangs(at), because, said);
+                self.refuse(PlanItem::Gangs(at), because, said);
             }
             here.gangs.retain(|gang| !gang.members.is_empty());
             if !here.gangs.is_empty() {
@@ -117,7 +117,7 @@ impl List<'_> {
             }
             // One on the same CPUs takes its place; else the plan has none there any more.
             let instead = wanted.iter().filter(|(_, schedule)| schedule.cpus.intersects(&running.cpus));
-            let items = or_plan(instead.map(|(at, _)| Item::Gangs(*at)).collect());
+            let items = or_whole_plan(instead.map(|(at, _)| PlanItem::Gangs(*at)).collect());
             let id = self.push(items, [], ChangeKind::StopGangs { schedule: running.clone() });
             stops.push((id, running.clone()));
         }
@@ -130,8 +130,8 @@ impl List<'_> {
         let wanted: BTreeMap<&str, &CpuSet> = self.confined.iter().map(|c| (c.cgroup.as_str(), &c.cpus)).collect();
         for (group, cpus) in &self.state.groups {
             let to = wanted.get(group.as_str()).copied().unwrap_or(&cpus.original);
-            if cpus.now != *to {
-                steps.push((group.clone(), cpus.now.clone(), CpuSet::default(), to.clone()));
+            if cpus.current != *to {
+                steps.push((group.clone(), cpus.current.clone(), CpuSet::default(), to.clone()));
             }
         }
         let depth = |group: &str| group.split('/').filter(|part| !part.is_empty()).count();
@@ -158,7 +158,7 @@ impl List<'_> {
             let above = widened.iter().filter(|(other, _)| is_below(group, other)).map(|(_, id)| *id);
             let after: Vec<ChangeId> = above.collect();
             let kind = ChangeKind::Cpuset { group: group.clone(), from: from.clone(), to: between.clone() };
-            let id = self.push(vec![Item::Plan], after, kind);
+            let id = self.push(vec![PlanItem::Plan], after, kind);
             widened.insert(group.clone(), id);
         }
         let mut narrowed: Vec<(String, ChangeId)> = Vec::new();
@@ -173,7 +173,7 @@ impl List<'_> {
             let own = widened.get(group).copied();
             let after: Vec<ChangeId> = below.chain(as_parent).chain(above).chain(own).collect();
             let kind = ChangeKind::Cpuset { group: group.clone(), from: between.clone(), to: to.clone() };
-            let id = self.push(vec![Item::Plan], after, kind);
+            let id = self.push(vec![PlanItem::Plan], after, kind);
             narrowed.push((group.clone(), id));
         }
         widened
@@ -185,30 +185,30 @@ impl List<'_> {
         widened: &BTreeMap<String, ChangeId>,
     ) -> BTreeMap<TaskId, ChangeId> {
         for &task in self.plan.affinity.keys().filter(|&&task| self.state.task(task).is_none()) {
-            self.refuse(Item::Affinity(task), RefusedBecause::Gone, "the task has ended");
+            self.refuse(PlanItem::Affinity(task), RefusalReason::NotFound, "the task has ended");
         }
-        let seats = match self.state.manner.seats_are_affinities {
+        let seats = match self.state.limits.seats_are_affinities {
             true => gang_seats(schedules),
             false => BTreeMap::new(),
         };
         let mut moved = BTreeMap::new();
         for task in self.state.tasks.iter().filter(|task| task.movable) {
             let Some(affinity) = &task.affinity else { continue };
-            let asked = seats.get(&task.task).or_else(|| self.plan.affinity.get(&task.task));
-            let mut to = asked.map_or_else(|| affinity.original.clone(), |cpus| cpus.intersection(&self.online));
+            let target = seats.get(&task.task).or_else(|| self.plan.affinity.get(&task.task));
+            let mut to = target.map_or_else(|| affinity.original.clone(), |cpus| cpus.intersection(&self.online));
             if to.is_empty() {
-                self.refuse(Item::Affinity(task.task), RefusedBecause::NotSupported, "none of the CPUs exists");
+                self.refuse(PlanItem::Affinity(task.task), RefusalReason::NotSupported, "none of the CPUs exists");
                 continue;
             }
             // Outside its group altogether: as it is asked for, and the machine says what it thinks of it.
             if let Some(cpus) = self.group_cpus(task).filter(|cpus| cpus.intersects(&to)) {
                 to = to.intersection(cpus);
             }
-            if to != affinity.now {
+            if to != affinity.current {
                 let after = task.group.as_ref().and_then(|group| widened.get(group)).copied();
-                let (from, name) = (affinity.now.clone(), task.name.clone());
+                let (from, name) = (affinity.current.clone(), task.name.clone());
                 let kind = ChangeKind::Affinity { task: task.task, name, from, to };
-                moved.insert(task.task, self.push(vec![Item::Affinity(task.task)], after, kind));
+                moved.insert(task.task, self.push(vec![PlanItem::Affinity(task.task)], after, kind));
             }
         }
         moved
@@ -219,35 +219,35 @@ impl List<'_> {
         self.confined.iter().find(|confined| confined.cgroup == *group).map(|confined| &confined.cpus)
     }
 
-    fn weigh_tasks(&mut self) {
+    fn set_weights(&mut self) {
         let lacking = self.lacks(Ability::Weights);
         for &task in self.plan.weights.keys() {
             if let Some(why) = &lacking {
-                self.refuse(Item::Weight(task), RefusedBecause::NoPermission, why);
+                self.refuse(PlanItem::Weight(task), RefusalReason::NoPermission, why);
             } else if self.state.task(task).is_none() {
-                self.refuse(Item::Weight(task), RefusedBecause::Gone, "the task has ended");
+                self.refuse(PlanItem::Weight(task), RefusalReason::NotFound, "the task has ended");
             }
         }
         for task in self.state.tasks.iter().filter(|task| task.movable) {
             let Some(weight) = &task.weight else { continue };
-            let asked = self.plan.weights.get(&task.task).filter(|_| lacking.is_none());
-            let to = *asked.unwrap_or(&weight.original);
-            if to != weight.now {
-                let (name, from) = (task.name.clone(), weight.now);
+            let requested_weight = self.plan.weights.get(&task.task).filter(|_| lacking.is_none());
+            let to = *requested_weight.unwrap_or(&weight.original);
+            if to != weight.current {
+                let (name, from) = (task.name.clone(), weight.current);
                 let kind = ChangeKind::Weight { task: task.task, name, from, to };
-                self.push(vec![Item::Weight(task.task)], [], kind);
+                self.push(vec![PlanItem::Weight(task.task)], [], kind);
             }
         }
     }
 
     fn divide_ways(&mut self) {
         let (classes, refused) = classes(self.plan, self.state, self.capabilities);
-        self.done.refused.extend(refused);
+        self.list.refused.extend(refused);
         let ids = seats(&classes, self.state);
-        let seated: BTreeMap<ClassId, Class> = ids.into_iter().zip(classes).collect();
-        let mut created: BTreeMap<ClassId, ChangeId> = BTreeMap::new();
+        let seated: BTreeMap<ServiceClassId, ServiceClass> = ids.into_iter().zip(classes).collect();
+        let mut created: BTreeMap<ServiceClassId, ChangeId> = BTreeMap::new();
         for (&class, content) in seated.iter().filter(|(class, _)| !self.state.classes.contains_key(class)) {
-            let kind = ChangeKind::CreateClass { class, masks: Masks::new() };
+            let kind = ChangeKind::CreateClass { class, masks: WayMasks::new() };
             created.insert(class, self.push(content.items(), [], kind));
         }
         let mut ready = created.clone();
@@ -258,15 +258,15 @@ impl List<'_> {
                 ready.insert(class, self.push(content.items(), created.get(&class).copied(), kind));
             }
         }
-        let of_task: BTreeMap<TaskId, ClassId> =
+        let of_task: BTreeMap<TaskId, ServiceClassId> =
             seated.iter().flat_map(|(class, content)| content.members.iter().map(|task| (*task, *class))).collect();
-        let mut leaving: BTreeMap<ClassId, Vec<ChangeId>> = BTreeMap::new();
+        let mut leaving: BTreeMap<ServiceClassId, Vec<ChangeId>> = BTreeMap::new();
         for task in self.state.tasks.iter().filter(|task| task.movable) {
             let to = of_task.get(&task.task).copied();
             if to == task.class {
                 continue;
             }
-            let items = to.and_then(|class| seated.get(&class)).map_or(vec![Item::Plan], Class::items);
+            let items = to.and_then(|class| seated.get(&class)).map_or(vec![PlanItem::Plan], ServiceClass::items);
             let after = to.and_then(|class| ready.get(&class)).copied();
             let (name, from) = (task.name.clone(), task.class);
             let id = self.push(items, after, ChangeKind::Member { task: task.task, name, from, to });
@@ -276,24 +276,24 @@ impl List<'_> {
         }
         for (&class, masks) in self.state.classes.iter().filter(|(class, _)| !seated.contains_key(class)) {
             let after = leaving.remove(&class).unwrap_or_default();
-            self.push(vec![Item::Plan], after, ChangeKind::RemoveClass { class, masks: masks.clone() });
+            self.push(vec![PlanItem::Plan], after, ChangeKind::RemoveClass { class, masks: masks.clone() });
         }
-        self.done.classes = seated;
+        self.list.classes = seated;
     }
 
     fn color_pages(&mut self) {
-        let mut wanted: BTreeMap<ProcessId, (Colors, Vec<Item>)> = BTreeMap::new();
+        let mut wanted: BTreeMap<ProcessId, (ColorAssignment, Vec<PlanItem>)> = BTreeMap::new();
         for share in &self.plan.shares {
             let Some(colors) = self.colors_of(share) else { continue };
-            let item = Item::Share(share.group, share.cache);
+            let item = PlanItem::Share(share.group, share.cache);
             for member in &share.members {
-                let Member::Process(process) = *member else { continue };
+                let ShareMember::Process(process) = *member else { continue };
                 if self.state.tasks.iter().all(|task| task.process != process) {
                     continue;
                 }
                 if !self.state.colors.contains_key(&process) {
-                    let said = format!("process {} was not started by cachemate color run", process.0);
-                    self.refuse(item.clone(), RefusedBecause::NotSupported, said);
+                    let message = format!("process {} was not started by cachemate color run", process.0);
+                    self.refuse(item.clone(), RefusalReason::NotSupported, message);
                     continue;
                 }
                 match wanted.get_mut(&process) {
@@ -303,8 +303,8 @@ impl List<'_> {
                     // The same colors in another cache of the level.
                     Some((other, items)) if other.allowed == colors.allowed => items.push(item.clone()),
                     Some(_) => {
-                        let said = "the process has other colors in another share; colors hold in every cache";
-                        self.refuse(item.clone(), RefusedBecause::Busy, said);
+                        let message = "the process has other colors in another share; colors hold in every cache";
+                        self.refuse(item.clone(), RefusalReason::Busy, message);
                     }
                 }
             }
@@ -312,27 +312,31 @@ impl List<'_> {
         for (&process, tracked) in &self.state.colors {
             let (to, items) = match wanted.remove(&process) {
                 Some((colors, items)) => (Some(colors), items),
-                None => (tracked.original.clone(), vec![Item::Plan]),
+                None => (tracked.original.clone(), vec![PlanItem::Plan]),
             };
-            if to != tracked.now {
-                self.push(items, [], ChangeKind::Colors { process, from: tracked.now.clone(), to });
+            if to != tracked.current {
+                self.push(items, [], ChangeKind::Colors { process, from: tracked.current.clone(), to });
             }
         }
     }
 
     /// The colors of a share as this machine can give them; `None` of shares in ways and of what it cannot give.
-    fn colors_of(&mut self, share: &CacheShare) -> Option<Colors> {
-        let Units::Colors { allowed, moving } = &share.units else { return None };
-        let manner = &self.state.manner;
-        let said = if allowed.is_empty() || allowed.iter().last() >= colors_of_cache(self.capabilities, share.cache) {
+    fn colors_of(&mut self, share: &CacheShare) -> Option<ColorAssignment> {
+        let Units::Colors { allowed, migration: moving } = &share.units else { return None };
+        let manner = &self.state.limits;
+        let message = if allowed.is_empty() || allowed.iter().last() >= colors_of_cache(self.capabilities, share.cache)
+        {
             format!("colors {allowed}: none, or more than this machine has")
-        } else if *moving == PageMoving::Lazy && manner.no_lazy_moving {
+        } else if *moving == PageMigration::Lazy && manner.no_lazy_moving {
             "pages cannot be moved when they are touched next; all of them can be".to_string()
         } else {
-            let all = *moving == PageMoving::HotFirst && manner.no_hot_first;
-            return Some(Colors { allowed: allowed.clone(), moving: if all { PageMoving::All } else { *moving } });
+            let all = *moving == PageMigration::HotFirst && manner.no_hot_first;
+            return Some(ColorAssignment {
+                allowed: allowed.clone(),
+                migration: if all { PageMigration::All } else { *moving },
+            });
         };
-        self.refuse(Item::Share(share.group, share.cache), RefusedBecause::NotSupported, said);
+        self.refuse(PlanItem::Share(share.group, share.cache), RefusalReason::NotSupported, message);
         None
     }
 
@@ -350,7 +354,7 @@ impl List<'_> {
             let stopped = stops.iter().filter(|(_, gone)| in_the_way(gone)).map(|(id, _)| *id);
             let seated = members.iter().filter_map(|task| moved.get(task)).copied();
             let after: Vec<ChangeId> = stopped.chain(seated).collect();
-            self.push(vec![Item::Gangs(*at)], after, ChangeKind::StartGangs { schedule: schedule.clone() });
+            self.push(vec![PlanItem::Gangs(*at)], after, ChangeKind::StartGangs { schedule: schedule.clone() });
         }
     }
 }
@@ -358,13 +362,13 @@ impl List<'_> {
 /// How many colors there are; `None` = it cannot be colored.
 fn colors_of_cache(capabilities: &Capabilities, cache: CacheId) -> Option<u32> {
     capabilities.partitions.iter().find_map(|(of, partition)| match partition {
-        Partition::Colors { colors, .. } if *of == cache => Some(*colors),
+        PartitionSupport::Colors { colors, .. } if *of == cache => Some(*colors),
         _ => None,
     })
 }
 
-fn or_plan(items: Vec<Item>) -> Vec<Item> {
-    if items.is_empty() { vec![Item::Plan] } else { items }
+fn or_whole_plan(items: Vec<PlanItem>) -> Vec<PlanItem> {
+    if items.is_empty() { vec![PlanItem::Plan] } else { items }
 }
 
 fn members(schedule: &GangSchedule) -> impl Iterator<Item = TaskId> + '_ {

@@ -1,7 +1,7 @@
 //! The nearest way mask that the hardware takes.
 //!
 //! Problem: a plan may ask for ways that somebody else holds for himself, for fewer than the hardware grants, or in
-//! several pieces where it takes one. Method: [`fit`] leaves out what cannot be had, keeps the longest run where masks
+//! several pieces where it takes one. Method: [`nearest_mask`] leaves out what cannot be had, keeps the longest run where masks
 //! must be in one piece, and widens to the least width, always within the ways that are free. Properties: a mask that
 //! the hardware takes is not changed; what is changed is told; nothing is given that is taken.
 //!
@@ -11,58 +11,62 @@ use crate::IndexSet;
 
 /// What the hardware takes as a mask of one cache.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Limits {
+pub struct MaskConstraints {
     /// Ways of the cache.
     pub ways: u32,
     /// Ways that a mask must have at least.
-    pub at_least: u32,
+    pub min_ways: u32,
     /// Masks must be in one piece.
     pub contiguous: bool,
     /// Held by others for themselves alone (exclusive or pseudo-locked groups).
-    pub taken: IndexSet,
+    pub reserved_ways: IndexSet,
 }
 
 /// No mask of these ways can be had.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("ways {asked}: {takes}")]
-pub struct NoSuchMask {
+#[error("ways {requested}: {supported}")]
+pub struct UnsupportedMask {
     /// The ways that were asked for, as they were.
-    pub asked: IndexSet,
+    pub requested: IndexSet,
     /// What the hardware takes, in words.
-    pub takes: String,
+    pub supported: String,
 }
 
 /// The nearest mask that can be had, and what had to be changed, in words.
 ///
 /// # Errors
 /// No mask at all can be had.
-pub fn fit(asked: &IndexSet, limits: &Limits) -> Result<(IndexSet, Option<String>), NoSuchMask> {
-    let free = |way: u32| way < limits.ways && !limits.taken.contains(way);
+pub fn nearest_mask(asked: &IndexSet, limits: &MaskConstraints) -> Result<(IndexSet, Option<String>), UnsupportedMask> {
+    let free = |way: u32| way < limits.ways && !limits.reserved_ways.contains(way);
     let had: IndexSet = asked.iter().filter(|&way| free(way)).collect();
-    let mut given = if limits.contiguous { longest_run(&had) } else { had.clone() };
-    if !given.is_empty() {
-        while given.count() < limits.at_least {
-            let beside = |way: u32| given.contains(way + 1) || (way > 0 && given.contains(way - 1));
-            let near = (0..limits.ways).filter(|&way| free(way) && !given.contains(way));
-            let next = near.clone().rev().find(|&way| beside(way) && way > given.first().unwrap_or(0));
+    let mut mask = if limits.contiguous { longest_run(&had) } else { had.clone() };
+    if !mask.is_empty() {
+        while mask.count() < limits.min_ways {
+            let beside = |way: u32| mask.contains(way + 1) || (way > 0 && mask.contains(way - 1));
+            let near = (0..limits.ways).filter(|&way| free(way) && !mask.contains(way));
+            let next = near.clone().rev().find(|&way| beside(way) && way > mask.first().unwrap_or(0));
             let next = next.or_else(|| near.clone().find(|&way| beside(way)));
             let next = next.or_else(|| near.clone().next().filter(|_| !limits.contiguous));
             let Some(way) = next else { break };
-            given.insert(way);
+            mask.insert(way);
         }
     }
-    if given.count() < limits.at_least.max(1) {
-        return Err(NoSuchMask { asked: asked.clone(), takes: limits.in_words() });
+    if mask.count() < limits.min_ways.max(1) {
+        return Err(UnsupportedMask { requested: asked.clone(), supported: limits.describe() });
     }
-    let changed = given != *asked;
-    Ok((given.clone(), changed.then(|| format!("ways {asked} became {given}: {}", limits.in_words()))))
+    let changed = mask != *asked;
+    Ok((mask.clone(), changed.then(|| format!("ways {asked} became {mask}: {}", limits.describe()))))
 }
 
-impl Limits {
-    fn in_words(&self) -> String {
+impl MaskConstraints {
+    fn describe(&self) -> String {
         let piece = if self.contiguous { ", in one piece" } else { "" };
-        let taken = if self.taken.is_empty() { String::new() } else { format!(", {} held by others", self.taken) };
-        format!("the hardware takes {} or more of ways 0-{}{piece}{taken}", self.at_least, self.ways.saturating_sub(1))
+        let taken = if self.reserved_ways.is_empty() {
+            String::new()
+        } else {
+            format!(", {} held by others", self.reserved_ways)
+        };
+        format!("the hardware takes {} or more of ways 0-{}{piece}{taken}", self.min_ways, self.ways.saturating_sub(1))
     }
 }
 
@@ -84,11 +88,11 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn limits(ways: u32, at_least: u32, contiguous: bool, taken: &str) -> Limits {
-        Limits { ways, at_least, contiguous, taken: taken.parse().unwrap() }
+    fn limits(ways: u32, at_least: u32, contiguous: bool, taken: &str) -> MaskConstraints {
+        MaskConstraints { ways, min_ways: at_least, contiguous, reserved_ways: taken.parse().unwrap() }
     }
-    fn fitted(asked: &str, limits: &Limits) -> String {
-        match fit(&asked.parse().unwrap(), limits) {
+    fn fitted(asked: &str, limits: &MaskConstraints) -> String {
+        match nearest_mask(&asked.parse().unwrap(), limits) {
             Ok((given, None)) => given.to_string(),
             Ok((given, Some(said))) => format!("{given}! {said}"),
             Err(none) => format!("refused! {none}"),
@@ -120,14 +124,14 @@ mod tests {
         ) {
             let set = |word: u32| (0..32).filter(|bit| word >> bit & 1 == 1).collect::<IndexSet>();
             let taken: IndexSet = set(taken).iter().filter(|&way| way < ways).collect();
-            let limits = Limits { ways, at_least, contiguous, taken };
+            let limits = MaskConstraints { ways, min_ways: at_least, contiguous, reserved_ways: taken };
             let asked = set(asked);
             let whole = |mask: &IndexSet| longest_run(mask) == *mask;
             let good = |mask: &IndexSet| {
-                let free = mask.iter().all(|way| way < ways && !limits.taken.contains(way));
+                let free = mask.iter().all(|way| way < ways && !limits.reserved_ways.contains(way));
                 free && mask.count() >= at_least && (!contiguous || whole(mask))
             };
-            match fit(&asked, &limits) {
+            match nearest_mask(&asked, &limits) {
                 Ok((given, said)) => {
                     prop_assert!(good(&given), "{} of {}", given, asked);
                     prop_assert_eq!(said.is_none(), given == asked);

@@ -1,15 +1,15 @@
-//! From what is wanted to the changes that bring it about: one pure function, [`changes`], for every machine.
+//! From what is wanted to the changes that bring it about: one pure function, [`derive_changes`], for every machine.
 //!
 //! A list of changes is ordered. Each change names what it depends on, prints as one plain line, and has an inverse, so that
-//! every prefix of a list can be undone. A machine reads its [`State`], asks for the list, and makes it with [`run`]:
+//! every prefix of a list can be undone. A machine reads its [`MachineState`], asks for the list, and makes it with [`run`]:
 //! a change that fails skips only what depends on it.
 
 mod classes;
 mod derive;
-mod make;
+mod describe;
+mod execute;
 mod masks;
 mod state;
-mod words;
 
 #[cfg(test)]
 mod tests;
@@ -18,13 +18,13 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{CacheId, CpuSet, GangSchedule, IndexSet, Item, PageMoving, ProcessId, TaskId};
+use crate::{CacheId, CpuSet, GangSchedule, IndexSet, PageMigration, PlanItem, ProcessId, TaskId};
 
-pub use classes::{Class, ShareKey, seats};
-pub use derive::{Derived, changes};
-pub use make::{NotAsSaid, Outcome, refused_lines, run, undo};
-pub use masks::{Limits, NoSuchMask, fit};
-pub use state::{Manner, State, TaskState, Tracked};
+pub use classes::{ServiceClass, ShareKey, seats};
+pub use derive::{ChangeList, derive_changes};
+pub use execute::{ChangeOutcome, StaleChange, refused_items, run, undo};
+pub use masks::{MaskConstraints, UnsupportedMask, nearest_mask};
+pub use state::{ActuationLimits, MachineState, TaskState, Tracked};
 
 /// Place of a change in its list, from 0.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
@@ -32,14 +32,14 @@ pub struct ChangeId(pub u32);
 
 /// A class of service of our own: threads under the same way masks.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
-pub struct ClassId(pub u32);
+pub struct ServiceClassId(pub u32);
 
 /// Way masks by cache. A cache that is missing has the mask that the class was created with.
-pub type Masks = BTreeMap<CacheId, IndexSet>;
+pub type WayMasks = BTreeMap<CacheId, IndexSet>;
 
 /// A group of processes (a cgroup) that the operator keeps on some CPUs, whatever the policy decides.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Confined {
+pub struct CpusetGroup {
     /// As `/proc/PID/cgroup` shows it.
     pub cgroup: String,
     /// Its tasks run on no other CPU, whatever their affinity says.
@@ -48,11 +48,12 @@ pub struct Confined {
 
 /// The page colors that a process may use, and which of its pages move there.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Colors {
+pub struct ColorAssignment {
     /// Colors that new pages may have.
     pub allowed: IndexSet,
     /// What becomes of pages that have other colors already.
-    pub moving: PageMoving,
+    #[serde(rename = "moving")]
+    pub migration: PageMigration,
 }
 
 /// What one change does, and how it was before.
@@ -93,18 +94,18 @@ pub enum ChangeKind {
     /// Makes a class of service of our own, with nobody in it.
     CreateClass {
         /// The class that is made.
-        class: ClassId,
+        class: ServiceClassId,
         /// What it has from the start; a cache that is missing has what the machine gives a new class.
-        masks: Masks,
+        masks: WayMasks,
     },
     /// Changes the masks of a class of our own.
     Schemata {
         /// The class; its members stay in it.
-        class: ClassId,
+        class: ServiceClassId,
         /// Masks before.
-        from: Masks,
+        from: WayMasks,
         /// Masks after.
-        to: Masks,
+        to: WayMasks,
     },
     /// `None` = in no class of ours.
     Member {
@@ -113,25 +114,25 @@ pub enum ChangeKind {
         /// Its command name, for people.
         name: String,
         /// Class before.
-        from: Option<ClassId>,
+        from: Option<ServiceClassId>,
         /// Class after.
-        to: Option<ClassId>,
+        to: Option<ServiceClassId>,
     },
     /// Removes a class of service of our own that nobody is in any more.
     RemoveClass {
         /// The class that goes.
-        class: ClassId,
+        class: ServiceClassId,
         /// What it had, so that it can be made again.
-        masks: Masks,
+        masks: WayMasks,
     },
     /// `None` = every color.
     Colors {
         /// The process whose pages are colored.
         process: ProcessId,
         /// Colors before.
-        from: Option<Colors>,
+        from: Option<ColorAssignment>,
         /// Colors after.
-        to: Option<Colors>,
+        to: Option<ColorAssignment>,
     },
     /// Ends the turns of gangs on some CPUs; the members then run as their affinity says.
     StopGangs {
@@ -150,10 +151,11 @@ pub enum ChangeKind {
 pub struct Change {
     /// Its place in the list.
     pub id: ChangeId,
-    /// The lines of the plan that ask for it; [`Item::Plan`] where none does (what is no longer asked for is put back).
-    pub items: Vec<Item>,
+    /// The lines of the plan that ask for it; [`PlanItem::Plan`] where none does (what is no longer asked for is put back).
+    pub items: Vec<PlanItem>,
     /// Changes of the same list without which this one makes no sense; all stand before it.
-    pub after: Vec<ChangeId>,
+    #[serde(rename = "after")]
+    pub depends_on: Vec<ChangeId>,
     /// What is done.
     pub kind: ChangeKind,
 }

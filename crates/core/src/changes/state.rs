@@ -4,14 +4,15 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{ChangeKind, ClassId, Colors, Masks, NotAsSaid};
+use super::{ChangeKind, ColorAssignment, ServiceClassId, StaleChange, WayMasks};
 use crate::{CacheId, CpuSet, GangSchedule, IndexSet, ProcessId, TaskId};
 
 /// Something that is changed and put back.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Tracked<T> {
     /// As it is in force.
-    pub now: T,
+    #[serde(rename = "now")]
+    pub current: T,
     /// Before anybody changed it.
     pub original: T,
 }
@@ -19,7 +20,7 @@ pub struct Tracked<T> {
 impl<T: Clone> Tracked<T> {
     /// Never changed.
     pub fn untouched(value: T) -> Self {
-        Tracked { now: value.clone(), original: value }
+        Tracked { current: value.clone(), original: value }
     }
 }
 
@@ -41,16 +42,17 @@ pub struct TaskState {
     /// As for the affinity.
     pub weight: Option<Tracked<f64>>,
     /// The class of our own that it is in; `None` = in none.
-    pub class: Option<ClassId>,
+    pub class: Option<ServiceClassId>,
     /// Why it cannot be put into a class, in words: it is in somebody else's.
     pub class_owner: Option<String>,
     /// Why it cannot take turns in a gang, in words: it may not be kept off a CPU.
-    pub cannot_wait: Option<String>,
+    #[serde(rename = "cannot_wait")]
+    pub no_idle_turns: Option<String>,
 }
 
 /// How a machine makes some of its changes.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
-pub struct Manner {
+pub struct ActuationLimits {
     /// Gang members keep to their seats by affinity.
     pub seats_are_affinities: bool,
     /// It cannot move a page when the page is next touched.
@@ -58,29 +60,32 @@ pub struct Manner {
     /// It cannot tell hot pages: all are moved alike.
     pub no_hot_first: bool,
     /// Classes of service of our own; `None` = the machine says when there are no more.
-    pub classes_at_most: Option<u32>,
+    #[serde(rename = "classes_at_most")]
+    pub max_classes: Option<u32>,
 }
 
 /// All of it.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
-pub struct State {
+pub struct MachineState {
     /// Tasks in order of arrival.
     pub tasks: Vec<TaskState>,
     /// CPUs by confined group; the empty set means those of the parent.
     pub groups: BTreeMap<String, Tracked<CpuSet>>,
     /// Classes of our own.
-    pub classes: BTreeMap<ClassId, Masks>,
+    pub classes: BTreeMap<ServiceClassId, WayMasks>,
     /// Ways that somebody else holds for himself alone.
-    pub taken_ways: BTreeMap<CacheId, IndexSet>,
+    #[serde(rename = "taken_ways")]
+    pub reserved_ways: BTreeMap<CacheId, IndexSet>,
     /// Colors by process whose pages can be colored.
-    pub colors: BTreeMap<ProcessId, Tracked<Option<Colors>>>,
+    pub colors: BTreeMap<ProcessId, Tracked<Option<ColorAssignment>>>,
     /// Ascending by their CPUs, which no two share.
     pub gangs: Vec<GangSchedule>,
     /// How changes are made where machines differ.
-    pub manner: Manner,
+    #[serde(rename = "manner")]
+    pub limits: ActuationLimits,
 }
 
-impl State {
+impl MachineState {
     /// The living task with this id.
     pub fn task(&self, task: TaskId) -> Option<&TaskState> {
         self.tasks.iter().find(|state| state.task == task)
@@ -90,23 +95,23 @@ impl State {
     ///
     /// # Errors
     /// The state is not the one that the change starts from, or the change would break a rule of every machine.
-    pub fn make(&mut self, kind: &ChangeKind) -> Result<(), NotAsSaid> {
-        let done = self.try_to(kind);
-        done.map_err(|why| NotAsSaid { change: kind.to_string(), why })
+    pub fn apply(&mut self, kind: &ChangeKind) -> Result<(), StaleChange> {
+        let done = self.try_apply(kind);
+        done.map_err(|why| StaleChange { change: kind.to_string(), mismatch: why })
     }
 
-    fn try_to(&mut self, kind: &ChangeKind) -> Result<(), &'static str> {
+    fn try_apply(&mut self, kind: &ChangeKind) -> Result<(), &'static str> {
         match kind {
             ChangeKind::Affinity { task, from, to, .. } => {
                 let tracked = self.movable(*task)?.affinity.as_mut().ok_or("the affinity is not known")?;
                 if to.is_empty() {
                     return Err("no CPU to run on");
                 }
-                swap(&mut tracked.now, from, to)
+                swap(&mut tracked.current, from, to)
             }
             ChangeKind::Weight { task, from, to, .. } => {
                 let tracked = self.movable(*task)?.weight.as_mut().ok_or("the weight is not known")?;
-                swap(&mut tracked.now, from, to)
+                swap(&mut tracked.current, from, to)
             }
             ChangeKind::Cpuset { group, from, to } => self.confine(group, from, to),
             ChangeKind::CreateClass { class, masks } => match self.classes.insert(*class, masks.clone()) {
@@ -133,7 +138,7 @@ impl State {
             }
             ChangeKind::Colors { process, from, to } => {
                 let tracked = self.colors.get_mut(process).ok_or("the process cannot be colored")?;
-                swap(&mut tracked.now, from, to)
+                swap(&mut tracked.current, from, to)
             }
             ChangeKind::StopGangs { schedule } => {
                 let at = self.gangs.iter().position(|running| running == schedule);
@@ -160,14 +165,14 @@ impl State {
     fn confine(&mut self, group: &str, from: &CpuSet, to: &CpuSet) -> Result<(), &'static str> {
         let fits = |inner: &CpuSet, outer: &CpuSet| inner.is_empty() || outer.is_empty() || inner.is_subset(outer);
         for (other, state) in &self.groups {
-            if is_below(other, group) && !fits(&state.now, to) {
+            if is_below(other, group) && !fits(&state.current, to) {
                 return Err("a group below has more CPUs");
             }
-            if is_below(group, other) && !fits(to, &state.now) {
+            if is_below(group, other) && !fits(to, &state.current) {
                 return Err("a group above has fewer CPUs");
             }
         }
-        swap(&mut self.groups.get_mut(group).ok_or("there is no such group")?.now, from, to)
+        swap(&mut self.groups.get_mut(group).ok_or("there is no such group")?.current, from, to)
     }
 }
 

@@ -4,7 +4,8 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::{
-    Capabilities, Cpu, CpuId, Gang, GroupId, Member, Partition, Plan, RefusedBecause, Topology, Units, Window,
+    Capabilities, Cpu, CpuId, Gang, GroupId, PartitionSupport, Plan, RefusalReason, ShareMember, Topology, Units,
+    WindowLength,
 };
 
 const CPUS: u32 = 6;
@@ -18,14 +19,14 @@ fn topology() -> Topology {
 }
 
 fn capabilities() -> Capabilities {
-    let ways = Partition::Ways { ways: WAYS, at_least: 1, contiguous: true, groups_at_most: 4 };
-    let colors = Partition::Colors { colors: COLORS, page_bytes: 4096, move_page_ns: 1.0 };
+    let ways = PartitionSupport::Ways { ways: WAYS, min_ways: 1, contiguous: true, max_groups: 4 };
+    let colors = PartitionSupport::Colors { colors: COLORS, page_bytes: 4096, page_migration_ns: 1.0 };
     let partitions = (0..2).flat_map(|at| [(CacheId(at), ways.clone()), (CacheId(at), colors.clone())]).collect();
     Capabilities { abilities: BTreeMap::new(), partitions, shortest_window_ns: 1, shortest_slice_ns: None }
 }
 
 /// Two tasks a process; task 5 is fixed, task 4 lives in the group `/a/b`.
-fn start() -> State {
+fn start() -> MachineState {
     let all: CpuSet = (0..CPUS).collect();
     let task = |at: u32| TaskState {
         task: TaskId(at),
@@ -37,15 +38,15 @@ fn start() -> State {
         weight: Some(Tracked::untouched(1.0)),
         class: None,
         class_owner: None,
-        cannot_wait: None,
+        no_idle_turns: None,
     };
     let group = |name: &str| (name.to_string(), Tracked::untouched(all.clone()));
-    State {
+    MachineState {
         tasks: (0..TASKS).map(task).collect(),
         groups: ["/a", "/a/b", "/c"].map(group).into(),
         colors: (0..TASKS / 2).map(|process| (ProcessId(process), Tracked::untouched(None))).collect(),
-        manner: Manner { seats_are_affinities: true, ..Manner::default() },
-        ..State::default()
+        limits: ActuationLimits { seats_are_affinities: true, ..ActuationLimits::default() },
+        ..MachineState::default()
     }
 }
 
@@ -57,19 +58,19 @@ fn run_of(first: u32, width: u32, limit: u32) -> IndexSet {
 
 /// What an operator and a policy may want at once.
 #[derive(Clone, Debug)]
-struct Wish {
+struct ChangeInputs {
     plan: Plan,
-    confined: Vec<Confined>,
+    confined: Vec<CpusetGroup>,
 }
 
-fn wishes() -> impl Strategy<Value = Wish> {
+fn wishes() -> impl Strategy<Value = ChangeInputs> {
     let pair = || (0..16u32, 0..16u32);
     let tasks = proptest::collection::vec((any::<bool>(), pair(), 0..3u32), TASKS as usize - 1);
     let shares = proptest::collection::vec((0..3u32, 0..2u32, any::<bool>(), pair()), 0..4);
     let gangs = (0..3u32, 1..3u64);
     let groups = (0..4u32, pair(), pair());
     (tasks, shares, gangs, groups).prop_map(|(tasks, shares, gangs, groups)| {
-        let mut plan = Plan::idle(Window::Time { ns: 1 });
+        let mut plan = Plan::idle(WindowLength::Time { ns: 1 });
         for (at, (placed, (first, width), weight)) in tasks.into_iter().enumerate() {
             let task = TaskId(at as u32);
             if placed {
@@ -82,9 +83,9 @@ fn wishes() -> impl Strategy<Value = Wish> {
         for (at, (process, cache, ways, (first, width))) in shares.into_iter().enumerate() {
             let units = match ways {
                 true => Units::Ways { mask: run_of(first, width, WAYS) },
-                false => Units::Colors { allowed: run_of(first, width, COLORS), moving: PageMoving::All },
+                false => Units::Colors { allowed: run_of(first, width, COLORS), migration: PageMigration::All },
             };
-            let members = vec![Member::Process(ProcessId(process))];
+            let members = vec![ShareMember::Process(ProcessId(process))];
             plan.shares.push(crate::CacheShare { group: GroupId(at as u32), members, cache: CacheId(cache), units });
         }
         let gang = |task: u32| Gang { members: vec![(TaskId(task), None)], slices: 1 };
@@ -101,34 +102,34 @@ fn wishes() -> impl Strategy<Value = Wish> {
         let inner = run_of(inner.0, inner.1, CPUS).intersection(&outer);
         let mut confined = Vec::new();
         if named > 0 {
-            confined.push(Confined { cgroup: "/a".to_string(), cpus: outer.clone() });
+            confined.push(CpusetGroup { cgroup: "/a".to_string(), cpus: outer.clone() });
             // As its parent where nothing is left of it; named in any case, as the original is wider.
-            confined.push(Confined { cgroup: "/a/b".to_string(), cpus: inner });
+            confined.push(CpusetGroup { cgroup: "/a/b".to_string(), cpus: inner });
         }
         if named > 1 {
-            confined.push(Confined { cgroup: "/c".to_string(), cpus: outer });
+            confined.push(CpusetGroup { cgroup: "/c".to_string(), cpus: outer });
         }
-        Wish { plan, confined }
+        ChangeInputs { plan, confined }
     })
 }
 
-fn derive(wish: &Wish, state: &State) -> Derived {
-    changes(&wish.plan, &wish.confined, state, &topology(), &capabilities())
+fn derive(wish: &ChangeInputs, state: &MachineState) -> ChangeList {
+    derive_changes(&wish.plan, &wish.confined, state, &topology(), &capabilities())
 }
 
-fn make_all(state: &mut State, list: &[Change]) {
+fn make_all(state: &mut MachineState, list: &[Change]) {
     for change in list {
-        state.make(&change.kind).unwrap_or_else(|error| panic!("{error}; in {list:#?}"));
+        state.apply(&change.kind).unwrap_or_else(|error| panic!("{error}; in {list:#?}"));
     }
 }
 
 /// Is what the plan says of each thing how the state has it?
-fn holds(wish: &Wish, state: &State, derived: &Derived) {
+fn holds(wish: &ChangeInputs, state: &MachineState, derived: &ChangeList) {
     for task in state.tasks.iter().filter(|task| task.movable) {
         let in_gang = wish.plan.gangs.iter().any(|schedule| {
             schedule.gangs.iter().any(|gang| gang.members.iter().any(|(member, _)| *member == task.task))
         });
-        let affinity = &task.affinity.as_ref().unwrap().now;
+        let affinity = &task.affinity.as_ref().unwrap().current;
         match wish.plan.affinity.get(&task.task) {
             _ if in_gang => assert_eq!(affinity.count(), 1, "a seat"),
             Some(cpus) if task.group.is_none() => assert_eq!(affinity, cpus),
@@ -137,11 +138,11 @@ fn holds(wish: &Wish, state: &State, derived: &Derived) {
             None => {}
         }
         let weight = wish.plan.weights.get(&task.task).copied().unwrap_or(1.0);
-        assert_eq!(task.weight.as_ref().unwrap().now, weight);
-        let mut masks = Masks::new();
+        assert_eq!(task.weight.as_ref().unwrap().current, weight);
+        let mut masks = WayMasks::new();
         for share in &wish.plan.shares {
             if let Units::Ways { mask } = &share.units
-                && share.members.contains(&Member::Process(task.process))
+                && share.members.contains(&ShareMember::Process(task.process))
             {
                 // A second share of one cache is refused; the first one stays.
                 masks.entry(share.cache).or_insert_with(|| mask.clone());
@@ -152,16 +153,19 @@ fn holds(wish: &Wish, state: &State, derived: &Derived) {
     }
     for (process, colors) in &state.colors {
         let theirs = |share: &&crate::CacheShare| {
-            matches!(share.units, Units::Colors { .. }) && share.members.contains(&Member::Process(*process))
+            matches!(share.units, Units::Colors { .. }) && share.members.contains(&ShareMember::Process(*process))
         };
         let first = wish.plan.shares.iter().find(theirs).map(|share| share.units.clone());
-        let now = colors.now.clone().map(|Colors { allowed, moving }| Units::Colors { allowed, moving });
+        let now = colors
+            .current
+            .clone()
+            .map(|ColorAssignment { allowed, migration: moving }| Units::Colors { allowed, migration: moving });
         assert_eq!(now, first);
     }
     assert_eq!(state.gangs, wish.plan.gangs);
     for (group, cpus) in &state.groups {
         let wanted = wish.confined.iter().find(|confined| confined.cgroup == *group);
-        assert_eq!(cpus.now, wanted.map_or_else(|| cpus.original.clone(), |confined| confined.cpus.clone()));
+        assert_eq!(cpus.current, wanted.map_or_else(|| cpus.original.clone(), |confined| confined.cpus.clone()));
     }
     assert_eq!(state.classes.keys().collect::<Vec<_>>(), derived.classes.keys().collect::<Vec<_>>());
 }
@@ -178,7 +182,7 @@ proptest! {
             prop_assert_eq!(derive(wish, &state).changes, Vec::new());
         }
         // Nothing wanted any more: everything as it was.
-        let idle = Wish { plan: Plan::idle(Window::Time { ns: 1 }), confined: Vec::new() };
+        let idle = ChangeInputs { plan: Plan::idle(WindowLength::Time { ns: 1 }), confined: Vec::new() };
         let list = derive(&idle, &state).changes;
         make_all(&mut state, &list);
         prop_assert_eq!(state, start());
@@ -198,7 +202,7 @@ proptest! {
             make_all(&mut there, &back);
             prop_assert_eq!(&there, &state);
             for change in list.iter().chain(&back) {
-                prop_assert!(change.after.iter().all(|needed| *needed < change.id));
+                prop_assert!(change.depends_on.iter().all(|needed| *needed < change.id));
             }
         }
     }
@@ -218,7 +222,7 @@ proptest! {
             if change.id == broken {
                 return Err("broken".to_string());
             }
-            there.make(&change.kind).map_err(|error| {
+            there.apply(&change.kind).map_err(|error| {
                 failed_else.push(error.to_string());
                 error.to_string()
             })
@@ -226,15 +230,15 @@ proptest! {
         prop_assert_eq!(failed_else, Vec::<String>::new());
         let mut needs = std::collections::BTreeSet::from([broken]);
         for (change, made) in list.iter().zip(&made) {
-            if change.after.iter().any(|needed| needs.contains(needed)) {
+            if change.depends_on.iter().any(|needed| needs.contains(needed)) {
                 needs.insert(change.id);
-                prop_assert_eq!(made, &Outcome::Skipped(broken));
+                prop_assert_eq!(made, &ChangeOutcome::Skipped(broken));
             } else if change.id != broken {
-                prop_assert_eq!(made, &Outcome::Done);
+                prop_assert_eq!(made, &ChangeOutcome::Done);
             }
         }
         let done: Vec<Change> =
-            list.iter().zip(&made).filter(|(_, made)| **made == Outcome::Done).map(|(change, _)| change.clone()).collect();
+            list.iter().zip(&made).filter(|(_, made)| **made == ChangeOutcome::Done).map(|(change, _)| change.clone()).collect();
         make_all(&mut there, &undo(&done));
         prop_assert_eq!(there, state);
     }
@@ -259,9 +263,9 @@ fn changes_are_plain_lines() {
     let gang = |tasks: [u32; 2], slices| Gang { members: tasks.map(|task| (TaskId(task), None)).to_vec(), slices };
     let schedule =
         || GangSchedule { cpus: set("0-1"), slice_ns: 20_000_000, gangs: vec![gang([1, 2], 1), gang([3, 4], 2)] };
-    let masks = || Masks::from([(CacheId(0), set("0-3")), (CacheId(1), set("4"))]);
-    let colors = || Some(Colors { allowed: set("0-7"), moving: PageMoving::All });
-    let (task, class) = (TaskId(3), ClassId(1));
+    let masks = || WayMasks::from([(CacheId(0), set("0-3")), (CacheId(1), set("4"))]);
+    let colors = || Some(ColorAssignment { allowed: set("0-7"), migration: PageMigration::All });
+    let (task, class) = (TaskId(3), ServiceClassId(1));
     let lines = [
         (
             ChangeKind::Affinity { task, name: name(), from: set("0-7"), to: set("0-3") },
@@ -272,9 +276,9 @@ fn changes_are_plain_lines() {
             ChangeKind::Cpuset { group: "/a".to_string(), from: CpuSet::default(), to: set("1") },
             "confine group '/a' to CPUs 1 (was the CPUs of its parent)",
         ),
-        (ChangeKind::CreateClass { class, masks: Masks::new() }, "create class of service 1"),
+        (ChangeKind::CreateClass { class, masks: WayMasks::new() }, "create class of service 1"),
         (
-            ChangeKind::Schemata { class, from: Masks::new(), to: masks() },
+            ChangeKind::Schemata { class, from: WayMasks::new(), to: masks() },
             "give class of service 1 ways 0-3 of cache 0, ways 4 of cache 1 (was all ways)",
         ),
         (
@@ -305,16 +309,16 @@ fn changes_are_plain_lines() {
 #[test]
 fn dependencies_are_those_of_the_machines() {
     let mut state = start();
-    let mut wish = Wish { plan: Plan::idle(Window::Time { ns: 1 }), confined: Vec::new() };
+    let mut wish = ChangeInputs { plan: Plan::idle(WindowLength::Time { ns: 1 }), confined: Vec::new() };
     let units = Units::Ways { mask: set("0-3") };
-    let members = vec![Member::Process(ProcessId(0))];
+    let members = vec![ShareMember::Process(ProcessId(0))];
     wish.plan.shares.push(crate::CacheShare { group: GroupId(0), members, cache: CacheId(0), units });
     let gang = |task| Gang { members: vec![(TaskId(task), None)], slices: 1 };
     wish.plan.gangs = vec![GangSchedule { cpus: set("0"), slice_ns: 1, gangs: vec![gang(2), gang(3)] }];
     let list = derive(&wish, &state).changes;
     let shown = |list: &[Change]| -> Vec<(String, Vec<u32>)> {
         let line = |change: &Change| change.to_string().split(" (").next().unwrap().to_string();
-        list.iter().map(|change| (line(change), change.after.iter().map(|id| id.0).collect())).collect()
+        list.iter().map(|change| (line(change), change.depends_on.iter().map(|id| id.0).collect())).collect()
     };
     let want = [
         ("move task 2 't2' to CPUs 0", vec![]),
@@ -327,7 +331,7 @@ fn dependencies_are_those_of_the_machines() {
     ];
     assert_eq!(shown(&list), want.map(|(line, after)| (line.to_string(), after)));
     make_all(&mut state, &list);
-    let idle = Wish { plan: Plan::idle(Window::Time { ns: 1 }), confined: Vec::new() };
+    let idle = ChangeInputs { plan: Plan::idle(WindowLength::Time { ns: 1 }), confined: Vec::new() };
     let list = derive(&idle, &state).changes;
     let last = shown(&list).pop().unwrap();
     assert_eq!(last, ("remove class of service 0".to_string(), vec![3, 4]));
@@ -337,11 +341,11 @@ fn dependencies_are_those_of_the_machines() {
 #[test]
 fn what_cannot_be_done_is_refused_and_the_rest_is_done() {
     let mut state = start();
-    state.manner = Manner { no_lazy_moving: true, classes_at_most: Some(1), ..Manner::default() };
+    state.limits = ActuationLimits { no_lazy_moving: true, max_classes: Some(1), ..ActuationLimits::default() };
     state.tasks[2].class_owner = Some("somebody else's".to_string());
     state.colors.remove(&ProcessId(1));
-    let mut plan = Plan::idle(Window::Time { ns: 1 });
-    state.tasks[3].cannot_wait = Some("real time".to_string());
+    let mut plan = Plan::idle(WindowLength::Time { ns: 1 });
+    state.tasks[3].no_idle_turns = Some("real time".to_string());
     let gangs = vec![Gang { members: vec![(TaskId(3), None)], slices: 1 }];
     plan.gangs = vec![GangSchedule { cpus: set("0"), slice_ns: 1, gangs }];
     plan.affinity = [(TaskId(9), set("0")), (TaskId(0), set("99")), (TaskId(1), set("1"))].into();
@@ -351,9 +355,9 @@ fn what_cannot_be_done_is_refused_and_the_rest_is_done() {
         cache: CacheId(cache),
         units,
     };
-    let (task, process) = (|id| Member::Task(TaskId(id)), |id| Member::Process(ProcessId(id)));
+    let (task, process) = (|id| ShareMember::Task(TaskId(id)), |id| ShareMember::Process(ProcessId(id)));
     let ways = |mask: &str| Units::Ways { mask: set(mask) };
-    let colors = |allowed: &str, moving| Units::Colors { allowed: set(allowed), moving };
+    let colors = |allowed: &str, moving| Units::Colors { allowed: set(allowed), migration: moving };
     plan.shares = vec![
         share(0, task(0), 9, ways("0")),
         share(1, task(1), 0, ways("12")),
@@ -361,26 +365,26 @@ fn what_cannot_be_done_is_refused_and_the_rest_is_done() {
         share(3, task(3), 0, ways("7")),
         share(4, task(2), 0, ways("0-1")),
         share(5, task(4), 0, ways("3")),
-        share(6, process(0), 0, colors("0-3", PageMoving::Lazy)),
-        share(7, process(0), 0, colors("9", PageMoving::All)),
-        share(8, process(1), 0, colors("0", PageMoving::All)),
+        share(6, process(0), 0, colors("0-3", PageMigration::Lazy)),
+        share(7, process(0), 0, colors("9", PageMigration::All)),
+        share(8, process(1), 0, colors("0", PageMigration::All)),
     ];
-    let derived = derive(&Wish { plan, confined: Vec::new() }, &state);
-    let said: Vec<(RefusedBecause, &str)> =
-        derived.refused.iter().map(|refused| (refused.because.clone(), refused.said.as_str())).collect();
-    use RefusedBecause::*;
+    let derived = derive(&ChangeInputs { plan, confined: Vec::new() }, &state);
+    let said: Vec<(RefusalReason, &str)> =
+        derived.refused.iter().map(|refused| (refused.reason.clone(), refused.message.as_str())).collect();
+    use RefusalReason::*;
     assert_eq!(
         said,
         [
             (NotSupported, "real time"),
-            (Gone, "the task has ended"),
+            (NotFound, "the task has ended"),
             (NotSupported, "none of the CPUs exists"),
             (NotSupported, "cache 9 cannot be divided by ways"),
             (NotSupported, "ways 12: the hardware takes 1 or more of ways 0-7, in one piece"),
             (NotSupported, "ways 0-1,4 became 0-1: the hardware takes 1 or more of ways 0-7, in one piece"),
             (Busy, "task 3 keeps the ways of group 2 in this cache"),
-            (OwnedByAnother, "somebody else's"),
-            (NoRoom, "more combinations of masks than the 1 classes of service"),
+            (OwnedByOther, "somebody else's"),
+            (NoCapacity, "more combinations of masks than the 1 classes of service"),
             (NotSupported, "pages cannot be moved when they are touched next; all of them can be"),
             (NotSupported, "colors 9: none, or more than this machine has"),
             (NotSupported, "process 1 was not started by cachemate color run"),
@@ -395,11 +399,14 @@ fn what_cannot_be_done_is_refused_and_the_rest_is_done() {
 fn classes_keep_their_places_then_take_over_then_are_new() {
     let mut state = start();
     for (at, class) in [(0, 4), (1, 4), (2, 1), (3, 4)] {
-        state.tasks[at].class = Some(ClassId(class));
+        state.tasks[at].class = Some(ServiceClassId(class));
     }
-    state.classes = [0, 1, 4].map(|class| (ClassId(class), Masks::new())).into();
-    let class = |members: &[u32]| Class { members: members.iter().map(|&id| TaskId(id)).collect(), ..Class::default() };
-    let ids = |classes: &[Class]| seats(classes, &state).into_iter().map(|class| class.0).collect::<Vec<_>>();
+    state.classes = [0, 1, 4].map(|class| (ServiceClassId(class), WayMasks::new())).into();
+    let class = |members: &[u32]| ServiceClass {
+        members: members.iter().map(|&id| TaskId(id)).collect(),
+        ..ServiceClass::default()
+    };
+    let ids = |classes: &[ServiceClass]| seats(classes, &state).into_iter().map(|class| class.0).collect::<Vec<_>>();
     assert_eq!(ids(&[class(&[3]), class(&[0, 1]), class(&[2]), class(&[4])]), [0, 4, 1, 2]);
     assert_eq!(ids(&[]), [0; 0]);
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use cachemate_core::{Ability, Capabilities, MachineSpec, Partition, Support, Topology};
+use cachemate_core::{Ability, Capabilities, MachineSpec, PartitionSupport, Support, Topology};
 
 fn yes(note: &str) -> Support {
     Support::Yes { note: (!note.is_empty()).then(|| note.to_string()) }
@@ -15,7 +15,7 @@ fn no(why: &str) -> Support {
 pub fn capabilities(spec: &MachineSpec, topology: &Topology) -> Capabilities {
     let ways = spec.caches.iter().any(|cache| cache.way_partitions.is_some());
     let only_if = |has: bool, why: &str| if has { yes("") } else { no(why) };
-    let counters = format!("{} at once", spec.counters.at_once);
+    let counters = format!("{} at once", spec.counters.counters);
     let abilities = BTreeMap::from([
         (Ability::CountPerTask, yes(&counters)),
         (Ability::CountPerCache, yes("")),
@@ -35,17 +35,18 @@ pub fn capabilities(spec: &MachineSpec, topology: &Topology) -> Capabilities {
     let mut partitions = Vec::new();
     for cache in &topology.caches {
         if let Some(colors) = spec.pages.colors.filter(|_| cache.last_level) {
-            let move_page_ns = spec.pages.move_page_cycles as f64 * 1e9 / spec.hertz as f64;
+            let move_page_ns = spec.pages.migration_cycles as f64 * 1e9 / spec.hertz as f64;
             let page_bytes = spec.pages.page_bytes;
-            partitions.push((cache.id, Partition::Colors { colors, page_bytes, move_page_ns }));
+            partitions
+                .push((cache.id, PartitionSupport::Colors { colors, page_bytes, page_migration_ns: move_page_ns }));
         }
         let of_level = spec.caches.iter().find(|described| described.level == cache.level && cache.last_level);
         if let Some((described, ways)) = of_level.and_then(|described| Some((described, described.way_partitions?))) {
-            let partition = Partition::Ways {
+            let partition = PartitionSupport::Ways {
                 ways: described.ways,
-                at_least: ways.ways_at_least,
+                min_ways: ways.min_ways,
                 contiguous: ways.contiguous,
-                groups_at_most: ways.groups,
+                max_groups: ways.groups,
             };
             partitions.push((cache.id, partition));
         }

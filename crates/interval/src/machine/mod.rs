@@ -3,11 +3,11 @@
 //! A window runs the engine until its time is over, a probe is answered, or tasks come or go. Then what a host could have
 //! read is read: counts as a limited unit gives them, and what is in force.
 
-mod act;
+mod apply;
+mod cache_parts;
 mod capabilities;
-mod counting;
+mod counter_noise;
 mod observe;
-mod parts;
 mod probes;
 mod results;
 
@@ -18,24 +18,25 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use cachemate_core::{
-    Applied, Capabilities, ClassId, Colors, CpuSet, GangSchedule, Goal, ImpossibleMachine, Machine, MachineError,
-    MachineSpec, Masks, Observation, Plan, ProbeId, ProcessId, TaskId, Topology, Window, WindowEnd,
+    AppliedPlan, Capabilities, ColorAssignment, CpuSet, GangSchedule, Goal, Machine, MachineError, MachineSpec,
+    MachineSpecError, Observation, Plan, ProbeId, ProcessId, ServiceClassId, TaskId, Topology, WayMasks, WindowEnd,
+    WindowLength,
 };
 
-pub use counting::Defects;
-pub use results::{JobResults, Results};
+pub use counter_noise::CounterNoise;
+pub use results::{IntervalResults, JobResults};
 
-use crate::engine::{Done, Engine};
-use crate::program::{BadProgram, Program};
-use counting::Noise;
+use crate::engine::{IntervalEngine, TaskTotals};
+use crate::program::{PhasedProgram, PhasedProgramError};
+use counter_noise::NoiseState;
 
 /// One program to run: a process with equal threads.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Job {
+pub struct IntervalJob {
     /// Name for results.
     pub name: String,
     /// Jobs may share one: it is kept once.
-    pub program: Arc<Program>,
+    pub program: Arc<PhasedProgram>,
     /// Equal threads, each a task.
     pub threads: u32,
     /// So many of them, all but one at most, come so many nanoseconds after the others; `None` = all come at once.
@@ -52,12 +53,12 @@ pub struct Job {
     pub goal: Option<Goal>,
 }
 
-impl Job {
+impl IntervalJob {
     /// One thread from the start on, anywhere.
-    pub fn new(program: impl Into<Arc<Program>>) -> Self {
+    pub fn new(program: impl Into<Arc<PhasedProgram>>) -> Self {
         let program = program.into();
         let name = program.name.clone();
-        Job {
+        IntervalJob {
             name,
             program,
             threads: 1,
@@ -73,7 +74,7 @@ impl Job {
 
 /// Something that happens to the machine.
 #[derive(Clone, PartialEq, Debug)]
-pub enum Event {
+pub enum MachineEvent {
     /// Somebody outside brings lines into a cache from now on; 0 a second = no more.
     Outside {
         /// The cache's place among the contended ones.
@@ -114,28 +115,28 @@ pub struct Options {
     /// Turns one by one, not averaged.
     pub explicit: bool,
     /// How its counters err.
-    pub defects: Defects,
+    pub defects: CounterNoise,
     /// Nominal time; `None` = until nothing is left to run.
     pub length_ns: Option<u64>,
     /// What happens to the machine, with its nominal time in nanoseconds; in any order.
-    pub events: Vec<(u64, Event)>,
+    pub events: Vec<(u64, MachineEvent)>,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Options { seed: 1, explicit: false, defects: Defects::default(), length_ns: None, events: Vec::new() }
+        Options { seed: 1, explicit: false, defects: CounterNoise::default(), length_ns: None, events: Vec::new() }
     }
 }
 
 /// A machine that cannot be built.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
-pub enum BadMachine {
+pub enum IntervalMachineError {
     /// A machine that cannot be.
     #[error(transparent)]
-    Machine(#[from] ImpossibleMachine),
+    Machine(#[from] MachineSpecError),
     /// A program that cannot be.
     #[error(transparent)]
-    Program(#[from] BadProgram),
+    Program(#[from] PhasedProgramError),
     /// Nothing to contend for, with the machine's name.
     #[error("machine '{0}' has no data cache to share")]
     NoCache(String),
@@ -153,7 +154,7 @@ pub enum BadMachine {
 
 /// A task as the outside knows it.
 #[derive(Clone, Debug)]
-struct TaskEntry {
+struct IntervalTask {
     task: TaskId,
     process: ProcessId,
     job: usize,
@@ -161,25 +162,25 @@ struct TaskEntry {
     arrived_ns: u64,
     fixed: bool,
     /// `None` = everybody's ways.
-    class: Option<ClassId>,
+    class: Option<ServiceClassId>,
     exited: bool,
     /// As of the last observation.
-    seen: Done,
+    seen: TaskTotals,
     /// As of the beginning of what counts.
-    measured_from: Done,
+    measured_from: TaskTotals,
     /// Wanted over alone, and on a processor over alone, in the last window.
     slowdown: Option<(f64, f64)>,
-    noise: Noise,
+    noise: NoiseState,
 }
 
-struct Running {
-    job: Job,
+struct RunningJob {
+    job: IntervalJob,
     program: u32,
     arrives_ns: Option<u64>,
     /// Threads of this process that are to come, and when.
     late: Option<(ProcessId, u32, u64)>,
     alive: u32,
-    book: results::Book,
+    book: results::JobTotals,
 }
 
 /// A simulated machine with programs on it.
@@ -187,32 +188,32 @@ pub struct IntervalMachine {
     spec: MachineSpec,
     topology: Topology,
     capabilities: Capabilities,
-    engine: Engine,
+    engine: IntervalEngine,
     options: Options,
-    jobs: Vec<Running>,
+    jobs: Vec<RunningJob>,
     /// Not yet reported gone, in order of arrival.
-    known: Vec<TaskEntry>,
+    known: Vec<IntervalTask>,
     next_task: u32,
     next_process: u32,
     /// Still to come, by time.
-    events: Vec<(u64, Event)>,
+    events: Vec<(u64, MachineEvent)>,
     outside: BTreeMap<u32, u32>,
     shrunk: BTreeMap<u32, f64>,
     plan: Plan,
     /// Ways by class of service.
-    classes: BTreeMap<ClassId, Masks>,
+    classes: BTreeMap<ServiceClassId, WayMasks>,
     /// Colors of processes that are held to some.
-    colors: BTreeMap<ProcessId, Colors>,
+    colors: BTreeMap<ProcessId, ColorAssignment>,
     /// Ascending by their CPUs.
     gangs: Vec<GangSchedule>,
-    refused: Vec<cachemate_core::Refused>,
-    moving: Vec<act::Moving>,
+    refused: Vec<cachemate_core::RefusedItem>,
+    moving: Vec<apply::PageMove>,
     cost_ns: f64,
-    probes: Vec<probes::Active>,
+    probes: Vec<probes::OngoingProbe>,
     answered: Vec<ProbeId>,
     windows: u64,
     now_ns: u64,
-    places: observe::Places,
+    places: observe::CounterPlaces,
     measured_from_ns: u64,
     /// By node, to and from memory since then.
     node_bytes: Vec<f64>,
@@ -224,28 +225,28 @@ impl IntervalMachine {
     ///
     /// # Errors
     /// A machine, program or event that cannot be.
-    pub fn new(spec: &MachineSpec, options: Options, jobs: Vec<Job>) -> Result<Self, BadMachine> {
+    pub fn new(spec: &MachineSpec, options: Options, jobs: Vec<IntervalJob>) -> Result<Self, IntervalMachineError> {
         spec.check()?;
-        let no_cache = || BadMachine::NoCache(spec.name.clone());
-        let spares = options.events.iter().filter(|(_, event)| matches!(event, Event::Separate { .. })).count();
-        let mut engine = Engine::with_spares(spec, options.explicit, spares).ok_or_else(no_cache)?;
+        let no_cache = || IntervalMachineError::NoCache(spec.name.clone());
+        let spares = options.events.iter().filter(|(_, event)| matches!(event, MachineEvent::Separate { .. })).count();
+        let mut engine = IntervalEngine::with_spares(spec, options.explicit, spares).ok_or_else(no_cache)?;
         check_events(&options.events, spec, engine.caches())?;
-        let mut running: Vec<Running> = Vec::new();
+        let mut running: Vec<RunningJob> = Vec::new();
         for job in jobs {
             let known = running.iter().find(|known| Arc::ptr_eq(&known.job.program, &job.program));
             let program = match known {
                 Some(known) => known.program,
                 None => {
                     job.program.check()?;
-                    engine.add_program(Program::clone(&job.program))
+                    engine.add_program(PhasedProgram::clone(&job.program))
                 }
             };
-            running.push(Running {
+            running.push(RunningJob {
                 arrives_ns: Some(job.start_ns),
                 late: None,
                 program,
                 alive: 0,
-                book: results::Book::default(),
+                book: results::JobTotals::default(),
                 job,
             });
         }
@@ -254,7 +255,7 @@ impl IntervalMachine {
         let topology = spec.topology();
         let mut machine = IntervalMachine {
             capabilities: capabilities::capabilities(spec, &topology),
-            places: observe::Places::new(&topology, spec.memory.nodes),
+            places: observe::CounterPlaces::new(&topology, spec.memory.nodes),
             spec: spec.clone(),
             topology,
             engine,
@@ -266,7 +267,7 @@ impl IntervalMachine {
             events,
             outside: BTreeMap::new(),
             shrunk: BTreeMap::new(),
-            plan: Plan::idle(Window::Time { ns: 1_000_000_000 }),
+            plan: Plan::idle(WindowLength::Time { ns: 1_000_000_000 }),
             classes: BTreeMap::new(),
             colors: BTreeMap::new(),
             gangs: Vec::new(),
@@ -286,7 +287,7 @@ impl IntervalMachine {
     }
 
     /// The next observation ends after this, unless a plan says otherwise.
-    pub fn set_first_window(&mut self, window: Window) {
+    pub fn set_first_window(&mut self, window: WindowLength) {
         self.plan.window = window;
     }
     /// Nominal time so far.
@@ -294,7 +295,7 @@ impl IntervalMachine {
         self.now_ns
     }
     /// What is inside, for books that no policy sees.
-    pub fn engine(&self) -> &Engine {
+    pub fn engine(&self) -> &IntervalEngine {
         &self.engine
     }
     /// The engine's slot of a task that has not been reported gone.
@@ -325,7 +326,7 @@ impl IntervalMachine {
     fn admit(&mut self) -> bool {
         while self.events.first().is_some_and(|(at, _)| *at <= self.now_ns) {
             let (_, event) = self.events.remove(0);
-            self.happen(&event);
+            self.apply_event(&event);
         }
         let due = |at: &usize| self.jobs[*at].arrives_ns.is_some_and(|arrives| arrives <= self.now_ns);
         let due: Vec<usize> = (0..self.jobs.len()).filter(due).collect();
@@ -368,7 +369,7 @@ impl IntervalMachine {
             }
             let task = TaskId(self.next_task);
             self.next_task += 1;
-            self.known.push(TaskEntry {
+            self.known.push(IntervalTask {
                 task,
                 process,
                 job: at,
@@ -377,40 +378,40 @@ impl IntervalMachine {
                 fixed: pinned.is_some(),
                 class: None,
                 exited: false,
-                seen: Done::default(),
-                measured_from: Done::default(),
+                seen: TaskTotals::default(),
+                measured_from: TaskTotals::default(),
                 slowdown: None,
-                noise: Noise::new(self.options.seed, task.0),
+                noise: NoiseState::new(self.options.seed, task.0),
             });
         }
     }
 
-    fn happen(&mut self, event: &Event) {
+    fn apply_event(&mut self, event: &MachineEvent) {
         match *event {
-            Event::Offline { cpu } | Event::Online { cpu } => {
-                let online = matches!(event, Event::Online { .. });
+            MachineEvent::Offline { cpu } | MachineEvent::Online { cpu } => {
+                let online = matches!(event, MachineEvent::Online { .. });
                 self.engine.turns.set_online(cpu, online);
-                if let Some(found) = self.topology.cpus.iter_mut().find(|found| found.id.0 == cpu) {
-                    found.online = online;
+                if let Some(cpu) = self.topology.cpus.iter_mut().find(|found| found.id.0 == cpu) {
+                    cpu.online = online;
                 }
             }
-            Event::Outside { cache, lines_per_second } => {
+            MachineEvent::Outside { cache, lines_per_second } => {
                 if let Some(slot) = self.outside.remove(&cache) {
                     self.engine.stop(slot);
                 }
                 if lines_per_second > 0.0 {
                     let (line, lines) = (self.engine.line_bytes(), f64::from(self.engine.capacity_lines()));
-                    let stream = crate::by_hand::stream(line, lines, 1.0);
-                    let program = self.engine.add_program(Program::steady("outside", stream));
+                    let stream = crate::closed_form::stream(line, lines, 1.0);
+                    let program = self.engine.add_program(PhasedProgram::steady("outside", stream));
                     let speed = lines_per_second / self.spec.hertz as f64;
                     let slot = self.engine.start_outside(program, cache as usize, speed);
                     self.outside.insert(cache, slot);
                 }
             }
-            Event::Separate { ref cpus } => {
+            MachineEvent::Separate { ref cpus } => {
                 self.engine.separate(cpus);
             }
-            Event::Shrink { cache, to_share } => {
+            MachineEvent::Shrink { cache, to_share } => {
                 self.shrunk.insert(cache, to_share);
                 self.divide_caches();
             }
@@ -419,8 +420,8 @@ impl IntervalMachine {
 
     fn window_ns(&self) -> u64 {
         match self.plan.window {
-            Window::Time { ns } => ns.max(1),
-            Window::Cycles { cycles } => (cycles as f64 * 1e9 / self.spec.hertz as f64) as u64 + 1,
+            WindowLength::Time { ns } => ns.max(1),
+            WindowLength::Cycles { cycles } => (cycles as f64 * 1e9 / self.spec.hertz as f64) as u64 + 1,
         }
     }
 
@@ -431,7 +432,7 @@ impl IntervalMachine {
             window_end = window_end.min(length.max(self.now_ns + 1));
         }
         loop {
-            let late = |running: &Running| running.late.map(|(_, _, at_ns)| at_ns);
+            let late = |running: &RunningJob| running.late.map(|(_, _, at_ns)| at_ns);
             let arrivals = self.jobs.iter().flat_map(|running| [running.arrives_ns, late(running)]);
             let arrival = arrivals.flatten().min().unwrap_or(u64::MAX);
             let event = self.events.first().map_or(u64::MAX, |(at, _)| *at);
@@ -442,7 +443,7 @@ impl IntervalMachine {
             let ended = std::mem::take(&mut self.engine.ended);
             let mut changed = !ended.is_empty();
             for slot in ended {
-                self.note_exit(slot);
+                self.record_exit(slot);
             }
             if !changed {
                 self.now_ns = due;
@@ -461,7 +462,7 @@ impl IntervalMachine {
         }
     }
 
-    fn note_exit(&mut self, slot: u32) {
+    fn record_exit(&mut self, slot: u32) {
         let now_ns = self.now_ns;
         let Some(known) = self.known.iter_mut().find(|known| known.slot == slot && !known.exited) else { return };
         known.exited = true;
@@ -482,23 +483,25 @@ impl IntervalMachine {
     }
 }
 
-fn check_events(events: &[(u64, Event)], spec: &MachineSpec, caches: usize) -> Result<(), BadMachine> {
+fn check_events(events: &[(u64, MachineEvent)], spec: &MachineSpec, caches: usize) -> Result<(), IntervalMachineError> {
     let per_cache = spec.last_level().map_or(1, |cache| cache.shared_by_cores) * spec.contexts_per_core;
     for (at, (_, event)) in events.iter().enumerate() {
         let (found, most, what) = match *event {
-            Event::Separate { ref cpus } => {
+            MachineEvent::Separate { ref cpus } => {
                 let one_cache = cpus.iter().all(|cpu| Some(cpu / per_cache) == cpus.first().map(|cpu| cpu / per_cache));
                 let last = cpus.iter().last().filter(|_| one_cache);
                 (last.unwrap_or(u32::MAX), spec.cpus(), "CPUs of one contended cache")
             }
-            Event::Offline { cpu } | Event::Online { cpu } => (cpu, spec.cpus(), "a CPU of the machine"),
-            Event::Outside { cache, .. } | Event::Shrink { cache, .. } => (cache, caches as u32, "a contended cache"),
+            MachineEvent::Offline { cpu } | MachineEvent::Online { cpu } => (cpu, spec.cpus(), "a CPU of the machine"),
+            MachineEvent::Outside { cache, .. } | MachineEvent::Shrink { cache, .. } => {
+                (cache, caches as u32, "a contended cache")
+            }
         };
-        let share = if let Event::Shrink { to_share, .. } = event { *to_share } else { 1.0 };
-        let lines = if let Event::Outside { lines_per_second, .. } = event { *lines_per_second } else { 1.0 };
+        let share = if let MachineEvent::Shrink { to_share, .. } = event { *to_share } else { 1.0 };
+        let lines = if let MachineEvent::Outside { lines_per_second, .. } = event { *lines_per_second } else { 1.0 };
         if found >= most || !(share > 0.0 && share <= 1.0) || !(lines.is_finite() && lines >= 0.0) {
             let expected = format!("{what} (0 to {}), a share above 0 up to 1, lines 0 or more", most.max(1) - 1);
-            return Err(BadMachine::Event { at, found: format!("{event:?}"), expected });
+            return Err(IntervalMachineError::Event { at, found: format!("{event:?}"), expected });
         }
     }
     Ok(())
@@ -527,7 +530,7 @@ impl Machine for IntervalMachine {
         Ok(Some(self.observation(start_ns, ended, window)))
     }
 
-    fn apply(&mut self, plan: &Plan) -> Result<Applied, MachineError> {
-        Ok(self.put_in_force(plan))
+    fn apply(&mut self, plan: &Plan) -> Result<AppliedPlan, MachineError> {
+        Ok(self.apply_plan(plan))
     }
 }

@@ -3,59 +3,60 @@
 use std::collections::BTreeMap;
 
 use cachemate_core::{
-    CacheId, Counts, CpuId, Event, Level, Observation, Place, Reading, Span, StallCause, TaskSample, Topology,
-    WindowEnd,
+    CacheId, CacheLevel, CounterEvent, CounterScope, CpuId, EventCount, EventCounts, Observation, StallCause,
+    TaskSample, TimeSpan, Topology, WindowEnd,
 };
 
-use super::counting::readings;
-use super::{IntervalMachine, TaskEntry};
+use super::counter_noise::readings;
+use super::{IntervalMachine, IntervalTask};
 use crate::engine::{
-    DEMAND, Done, FAR_CYCLES, FILLS, QUEUE_CYCLES, REFERENCES, REMOTE_CYCLES, REMOTE_HITS, STALL_CYCLES, WRITEBACKS,
+    DEMAND, FAR_CYCLES, FILLS, QUEUE_CYCLES, REFERENCES, REMOTE_CYCLES, REMOTE_HITS, STALL_CYCLES, TaskTotals,
+    WRITEBACKS,
 };
 
 /// Where shared counters stand.
 #[derive(Clone, Debug)]
-pub struct Places {
+pub struct CounterPlaces {
     /// Contended caches, in the topology's order.
     pub caches: Vec<CacheId>,
-    pub level: Level,
+    pub level: CacheLevel,
     nodes: u32,
 }
 
-impl Places {
+impl CounterPlaces {
     pub fn new(topology: &Topology, nodes: u32) -> Self {
         let contended = || topology.caches.iter().filter(|cache| cache.last_level);
-        Places {
+        CounterPlaces {
             caches: contended().map(|cache| cache.id).collect(),
-            level: contended().next().map_or(Level::L2, |cache| cache.level),
+            level: contended().next().map_or(CacheLevel::L2, |cache| cache.level),
             nodes,
         }
     }
 }
 
 /// What happened since.
-pub(super) fn since(now: &Done, before: &Done) -> Done {
-    let mut found = Done {
+pub(super) fn since(now: &TaskTotals, before: &TaskTotals) -> TaskTotals {
+    let mut totals = TaskTotals {
         instructions: now.instructions - before.instructions,
         cycles: now.cycles - before.cycles,
         wait_cycles: now.wait_cycles - before.wait_cycles,
         switches: now.switches - before.switches,
         counts: now.counts,
     };
-    found.counts.iter_mut().zip(&before.counts).for_each(|(count, before)| *count -= before);
-    found
+    totals.counts.iter_mut().zip(&before.counts).for_each(|(count, before)| *count -= before);
+    totals
 }
 
-fn is_node(place: &Place) -> bool {
-    matches!(place, Place::MemoryNode(_))
+fn is_node(place: &CounterScope) -> bool {
+    matches!(place, CounterScope::MemoryNode(_))
 }
 
 impl IntervalMachine {
     pub(super) fn observation(&mut self, start_ns: u64, ended: WindowEnd, window: u64) -> Observation {
         let elapsed_ns = self.now_ns - start_ns;
         let elapsed_cycles = Some(self.cycles_of(elapsed_ns) as u64);
-        let span = Span { start_ns, elapsed_ns, elapsed_cycles };
-        let truths: Vec<Done> =
+        let span = TimeSpan { start_ns, elapsed_ns, elapsed_cycles };
+        let truths: Vec<TaskTotals> =
             self.known.iter().map(|known| since(self.engine.done(known.slot), &known.seen)).collect();
         let places = self.places_seen(&truths);
         let skewed = self.skewed(&truths);
@@ -80,11 +81,19 @@ impl IntervalMachine {
         let known = &self.known;
         self.colors.retain(|process, _| known.iter().any(|known| known.process == *process));
         gone.into_iter().for_each(|slot| self.engine.stop(slot));
-        Observation { window, span, ended, tasks, places, answers, in_force }
+        Observation {
+            window,
+            span,
+            end_reason: ended,
+            tasks,
+            shared_counts: places,
+            probe_results: answers,
+            applied: in_force,
+        }
     }
 
     /// Events as they are booked: a share of each task's goes to the one that follows it on its CPU.
-    fn skewed(&self, truths: &[Done]) -> Vec<Done> {
+    fn skewed(&self, truths: &[TaskTotals]) -> Vec<TaskTotals> {
         let mut booked = truths.to_vec();
         let skew = self.options.defects.skew;
         if skew <= 0.0 {
@@ -107,37 +116,37 @@ impl IntervalMachine {
         booked
     }
 
-    fn truth(&self, known: &TaskEntry, done: &Done) -> Vec<(Event, f64)> {
+    fn truth(&self, known: &IntervalTask, done: &TaskTotals) -> Vec<(CounterEvent, f64)> {
         let (line, level) = (self.engine.line_bytes(), self.places.level);
         let counts = &done.counts;
         let mut truth = vec![
-            (Event::Instructions, done.instructions),
-            (Event::Cycles, done.cycles),
-            (Event::References(level), counts[REFERENCES]),
-            (Event::Misses(level), counts[DEMAND]),
-            (Event::MemoryReadBytes, counts[FILLS] * line),
-            (Event::MemoryWriteBytes, counts[WRITEBACKS] * line),
-            (Event::RemoteCacheHits, counts[REMOTE_HITS]),
-            (Event::StallCycles(StallCause::LocalMemory), counts[STALL_CYCLES] - counts[FAR_CYCLES]),
-            (Event::StallCycles(StallCause::BusQueue), counts[QUEUE_CYCLES]),
-            (Event::StallCycles(StallCause::RemoteCache), counts[REMOTE_CYCLES]),
-            (Event::ContextSwitches, done.switches),
+            (CounterEvent::Instructions, done.instructions),
+            (CounterEvent::Cycles, done.cycles),
+            (CounterEvent::References(level), counts[REFERENCES]),
+            (CounterEvent::Misses(level), counts[DEMAND]),
+            (CounterEvent::MemoryReadBytes, counts[FILLS] * line),
+            (CounterEvent::MemoryWriteBytes, counts[WRITEBACKS] * line),
+            (CounterEvent::RemoteCacheHits, counts[REMOTE_HITS]),
+            (CounterEvent::StallCycles(StallCause::LocalMemory), counts[STALL_CYCLES] - counts[FAR_CYCLES]),
+            (CounterEvent::StallCycles(StallCause::BusQueue), counts[QUEUE_CYCLES]),
+            (CounterEvent::StallCycles(StallCause::RemoteCache), counts[REMOTE_CYCLES]),
+            (CounterEvent::ContextSwitches, done.switches),
         ];
         if self.spec.memory.nodes > 1 {
-            truth.push((Event::StallCycles(StallCause::RemoteMemory), counts[FAR_CYCLES]));
+            truth.push((CounterEvent::StallCycles(StallCause::RemoteMemory), counts[FAR_CYCLES]));
         }
         let phase = &self.engine.program(known.slot).phases[self.engine.phase(known.slot) as usize];
         for private in phase.private_levels.iter().filter(|private| private.level != level) {
-            truth.push((Event::References(private.level), private.references_per_instr * done.instructions));
-            truth.push((Event::Misses(private.level), private.misses_per_instr * done.instructions));
+            truth.push((CounterEvent::References(private.level), private.references_per_instr * done.instructions));
+            truth.push((CounterEvent::Misses(private.level), private.misses_per_instr * done.instructions));
         }
         truth
     }
 
-    fn task_seen(&mut self, at: usize, done: &Done, booked: &Done, elapsed_ns: u64) -> TaskSample {
-        let booked = Done { counts: booked.counts, ..*done };
+    fn task_seen(&mut self, at: usize, done: &TaskTotals, booked: &TaskTotals, elapsed_ns: u64) -> TaskSample {
+        let booked = TaskTotals { counts: booked.counts, ..*done };
         let truth = self.truth(&self.known[at], &booked);
-        let (at_once, defects) = (self.spec.counters.at_once, self.options.defects);
+        let (at_once, defects) = (self.spec.counters.counters, self.options.defects);
         let known = &mut self.known[at];
         let counts = readings(&truth, at_once, elapsed_ns as f64, defects, &mut known.noise);
         let known = &self.known[at];
@@ -149,13 +158,13 @@ impl IntervalMachine {
         let pages_per_color = self.spec.pages.colors.map(|colors| self.pages_by_color(known, colors));
         TaskSample {
             name: job.name.clone(),
-            arrived_ns: known.arrived_ns,
+            arrival_ns: known.arrived_ns,
             exited: known.exited,
-            fixed: known.fixed,
+            unmovable: known.fixed,
             goal: job.goal,
             cpu: cpu.filter(|_| !known.exited && sched.share > 0.0),
             on_cpu_ns: cpu.filter(|_| ran_ns > 0).map(|cpu| (cpu, ran_ns)).into_iter().collect(),
-            runnable_wait_ns: Some((done.wait_cycles * to_ns) as u64),
+            run_queue_wait_ns: Some((done.wait_cycles * to_ns) as u64),
             counts,
             progress: job.program.progress_per_instr.map(|each| each * done.instructions),
             pages_per_color,
@@ -165,19 +174,19 @@ impl IntervalMachine {
     }
 
     /// Pages of a program in its present phase; where its profile does not tell, as many as fill the cache four times.
-    fn pages(&self, known: &TaskEntry) -> f64 {
+    fn pages(&self, known: &IntervalTask) -> f64 {
         let four_caches = 4.0 * f64::from(self.engine.capacity_lines()) * self.engine.line_bytes();
         let phase = &self.engine.program(known.slot).phases[self.engine.phase(known.slot) as usize];
         phase.footprint_bytes.unwrap_or(four_caches) / self.spec.pages.page_bytes as f64
     }
 
-    fn pages_by_node(&self, known: &TaskEntry) -> Option<Vec<u64>> {
+    fn pages_by_node(&self, known: &IntervalTask) -> Option<Vec<u64>> {
         let lies_on = self.engine.memory_node(known.slot)?;
         let on = |node: usize| if node == lies_on { self.pages(known) as u64 } else { 0 };
         Some((0..self.spec.memory.nodes as usize).map(on).collect())
     }
 
-    fn pages_by_color(&self, known: &TaskEntry, colors: u32) -> Vec<u64> {
+    fn pages_by_color(&self, known: &IntervalTask, colors: u32) -> Vec<u64> {
         let pages = self.pages(known);
         let share = self.colors.get(&known.process).map(|held| &held.allowed);
         let count = share.map_or(colors, |allowed| allowed.count()).max(1);
@@ -185,7 +194,7 @@ impl IntervalMachine {
         (0..colors).map(|color| if on(color) { (pages / f64::from(count)) as u64 } else { 0 }).collect()
     }
 
-    fn places_seen(&self, truths: &[Done]) -> Vec<(Place, Counts)> {
+    fn places_seen(&self, truths: &[TaskTotals]) -> Vec<(CounterScope, EventCounts)> {
         let line = self.engine.line_bytes();
         let mut cpus: BTreeMap<u32, f64> = BTreeMap::new();
         let mut caches = vec![(0.0, 0.0); self.places.caches.len()];
@@ -201,21 +210,24 @@ impl IntervalMachine {
             nodes[node].0 += done.counts[FILLS] * line;
             nodes[node].1 += done.counts[WRITEBACKS] * line;
         }
-        let exact = |of: &[(Event, f64)]| {
-            let reading = |&(event, count): &(Event, f64)| Reading { event, count: count as u64, counted_share: 1.0 };
-            Counts(of.iter().map(reading).collect())
+        let exact = |of: &[(CounterEvent, f64)]| {
+            let reading =
+                |&(event, count): &(CounterEvent, f64)| EventCount { event, count: count as u64, enabled_share: 1.0 };
+            EventCounts(of.iter().map(reading).collect())
         };
         let level = self.places.level;
-        let cpu = |cpu: u32| (Place::Cpu(CpuId(cpu)), exact(&[(Event::Instructions, *cpus.get(&cpu).unwrap_or(&0.0))]));
-        let mut found: Vec<(Place, Counts)> = (0..self.spec.cpus()).map(cpu).collect();
+        let cpu = |cpu: u32| {
+            (CounterScope::Cpu(CpuId(cpu)), exact(&[(CounterEvent::Instructions, *cpus.get(&cpu).unwrap_or(&0.0))]))
+        };
+        let mut shared_counts: Vec<(CounterScope, EventCounts)> = (0..self.spec.cpus()).map(cpu).collect();
         for (id, (references, misses)) in self.places.caches.iter().zip(caches) {
-            let counts = exact(&[(Event::References(level), references), (Event::Misses(level), misses)]);
-            found.push((Place::Cache(*id), counts));
+            let counts = exact(&[(CounterEvent::References(level), references), (CounterEvent::Misses(level), misses)]);
+            shared_counts.push((CounterScope::Cache(*id), counts));
         }
         for (node, (read, written)) in nodes.into_iter().enumerate() {
-            let counts = exact(&[(Event::MemoryReadBytes, read), (Event::MemoryWriteBytes, written)]);
-            found.push((Place::MemoryNode(node as u32), counts));
+            let counts = exact(&[(CounterEvent::MemoryReadBytes, read), (CounterEvent::MemoryWriteBytes, written)]);
+            shared_counts.push((CounterScope::MemoryNode(node as u32), counts));
         }
-        found
+        shared_counts
     }
 }

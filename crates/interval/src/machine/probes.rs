@@ -5,77 +5,78 @@
 //! analysis finds that curve again. Reuse times follow from the same curve.
 
 use cachemate_core::{
-    AccessSample, CacheId, Counts, Event, Evidence, Item, Plan, Probe, ProbeResult, ProbeWhat, Reading, Refused,
-    RefusedBecause, ReuseSample, RowInterval, Source, Space, Span, TaskId,
+    AccessSample, AddressKind, CacheId, CounterEvent, DataSource, EventCount, EventCounts, Plan, PlanItem,
+    ProbeEvidence, ProbeKind, ProbeRequest, ProbeResult, RefusalReason, RefusedItem, ReuseSample, RowInterval, TaskId,
+    TimeSpan,
 };
 
 use super::IntervalMachine;
-use super::counting::Noise;
-use crate::engine::{DEMAND, Done, REFERENCES};
-use crate::turns::Rotation;
+use super::counter_noise::NoiseState;
+use crate::engine::{DEMAND, REFERENCES, TaskTotals};
+use crate::run_queues::QueueRotation;
 
 /// A probe on its way.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Active {
-    pub probe: Probe,
-    state: State,
+pub struct OngoingProbe {
+    pub probe: ProbeRequest,
+    state: ProbeState,
     started_ns: u64,
     cost_ns: Vec<(Option<TaskId>, u64)>,
 }
 
-impl Active {
+impl OngoingProbe {
     /// Whose accesses are logged, if anybody's.
     fn logged(&self) -> Option<TaskId> {
-        match self.probe.what {
-            ProbeWhat::Trace { task, .. } => Some(task),
+        match self.probe.kind {
+            ProbeKind::MissTrace { task, .. } => Some(task),
             _ => None,
         }
     }
 
     /// Does it keep tasks off CPUs while it runs?
     fn holds_cpus(&self) -> bool {
-        matches!(self.probe.what, ProbeWhat::Rows { .. } | ProbeWhat::Beside { .. })
+        matches!(self.probe.kind, ProbeKind::CoRunRows { .. } | ProbeKind::PairedRows { .. })
     }
 }
 
 #[derive(Clone, Debug, PartialEq)]
-enum State {
+enum ProbeState {
     Waiting,
     /// Which row, whether it has settled, until when, and what its tasks had done when it had.
     Row {
         at: usize,
         settled: bool,
         until_ns: u64,
-        before: Vec<Done>,
+        before: Vec<TaskTotals>,
         found: Vec<RowInterval>,
     },
     /// Something is collected until then.
     Until {
         ns: u64,
-        before: Done,
+        before: TaskTotals,
         /// Share of the task's time that the interrupts of a log take meanwhile.
         taken_share: f64,
     },
-    Ready(Box<Evidence>),
+    Ready(Box<ProbeEvidence>),
     Answered,
 }
 
 /// A log is looked at about so often before it is full.
 const STEPS_OF_LOG: u64 = 16;
 
-fn refused(probe: &Probe, because: RefusedBecause, said: &str) -> Refused {
-    Refused { item: Item::Probe(probe.id), because, said: said.to_string() }
+fn refused(probe: &ProbeRequest, because: RefusalReason, said: &str) -> RefusedItem {
+    RefusedItem { item: PlanItem::Probe(probe.id), reason: because, message: said.to_string() }
 }
 
 impl IntervalMachine {
     /// Probes that are new start, those that the plan has dropped end.
-    pub(super) fn apply_probes(&mut self, plan: &Plan, refusals: &mut Vec<Refused>) {
-        let wanted = |active: &Active| plan.probes.contains(&active.probe);
-        let held = self.probes.iter().any(|active| matches!(active.state, State::Row { .. }) && !wanted(active));
-        let (kept, dropped): (Vec<Active>, Vec<Active>) =
+    pub(super) fn apply_probes(&mut self, plan: &Plan, refusals: &mut Vec<RefusedItem>) {
+        let wanted = |active: &OngoingProbe| plan.probes.contains(&active.probe);
+        let held = self.probes.iter().any(|active| matches!(active.state, ProbeState::Row { .. }) && !wanted(active));
+        let (continuing, dropped): (Vec<OngoingProbe>, Vec<OngoingProbe>) =
             std::mem::take(&mut self.probes).into_iter().partition(wanted);
-        self.probes = kept;
-        dropped.iter().filter_map(Active::logged).for_each(|task| self.take_time(task));
+        self.probes = continuing;
+        dropped.iter().filter_map(OngoingProbe::logged).for_each(|task| self.charge_overhead(task));
         self.answered.retain(|id| plan.probes.iter().any(|probe| probe.id == *id));
         if held {
             self.release();
@@ -85,17 +86,17 @@ impl IntervalMachine {
             if known || self.answered.contains(&probe.id) {
                 continue;
             }
-            match &probe.what {
-                ProbeWhat::Activity { .. } => {
-                    refusals.push(refused(probe, RefusedBecause::NotSupported, "the interval machine has no sets"));
+            match &probe.kind {
+                ProbeKind::SuperSets { .. } => {
+                    refusals.push(refused(probe, RefusalReason::NotSupported, "the interval machine has no sets"));
                 }
-                ProbeWhat::Neighbor { .. } | ProbeWhat::Evicted { .. } => {
-                    let said = "neighbors are told from profiles here: read counters or trace";
-                    refusals.push(refused(probe, RefusedBecause::NotSupported, said));
+                ProbeKind::Neighbor { .. } | ProbeKind::PrimeProbe { .. } => {
+                    let message = "neighbors are told from profiles here: read counters or trace";
+                    refusals.push(refused(probe, RefusalReason::NotSupported, message));
                 }
-                _ => self.probes.push(Active {
+                _ => self.probes.push(OngoingProbe {
                     probe: probe.clone(),
-                    state: State::Waiting,
+                    state: ProbeState::Waiting,
                     started_ns: self.now_ns,
                     cost_ns: Vec::new(),
                 }),
@@ -105,19 +106,19 @@ impl IntervalMachine {
 
     pub(super) fn probes_due(&self) -> u64 {
         let held = self.probe_holds_cpus();
-        let due = |active: &Active| match active.state {
+        let due = |active: &OngoingProbe| match active.state {
             // It begins when the one before it is over, which is an event of its own.
-            State::Waiting if held && active.holds_cpus() => u64::MAX,
-            State::Waiting | State::Ready(_) => self.now_ns,
-            State::Row { until_ns, .. } => until_ns,
-            State::Until { ns, .. } => ns,
-            State::Answered => u64::MAX,
+            ProbeState::Waiting if held && active.holds_cpus() => u64::MAX,
+            ProbeState::Waiting | ProbeState::Ready(_) => self.now_ns,
+            ProbeState::Row { until_ns, .. } => until_ns,
+            ProbeState::Until { ns, .. } => ns,
+            ProbeState::Answered => u64::MAX,
         };
         self.probes.iter().map(due).min().unwrap_or(u64::MAX)
     }
 
-    fn done_of(&self, task: TaskId) -> Done {
-        self.slot_of(task).map_or_else(Done::default, |slot| *self.engine.done(slot))
+    fn done_of(&self, task: TaskId) -> TaskTotals {
+        self.slot_of(task).map_or_else(TaskTotals::default, |slot| *self.engine.done(slot))
     }
 
     /// Takes every probe as far as it goes at this moment; true if one has its answer.
@@ -126,22 +127,22 @@ impl IntervalMachine {
         for at in 0..self.probes.len() {
             let active = self.probes[at].clone();
             let next = match active.state {
-                State::Waiting => self.begin(&active.probe),
-                State::Row { until_ns, .. } if until_ns <= self.now_ns => self.next_row(&active),
-                State::Until { ns, before, .. } if ns <= self.now_ns => match self.more_of(&active, &before) {
-                    Some((ns, taken_share)) => State::Until { ns, before, taken_share },
+                ProbeState::Waiting => self.begin(&active.probe),
+                ProbeState::Row { until_ns, .. } if until_ns <= self.now_ns => self.next_row(&active),
+                ProbeState::Until { ns, before, .. } if ns <= self.now_ns => match self.more_of(&active, &before) {
+                    Some((ns, taken_share)) => ProbeState::Until { ns, before, taken_share },
                     None => self.collected(&active.probe, &before),
                 },
                 other => other,
             };
-            any |= matches!(next, State::Ready(_));
-            if matches!(next, State::Ready(_)) && !matches!(self.probes[at].state, State::Ready(_)) {
+            any |= matches!(next, ProbeState::Ready(_));
+            if matches!(next, ProbeState::Ready(_)) && !matches!(self.probes[at].state, ProbeState::Ready(_)) {
                 let started = self.probes[at].started_ns;
                 self.probes[at].cost_ns = self.cost_of(&active.probe, self.now_ns - started);
             }
             self.probes[at].state = next;
             if let Some(task) = self.probes[at].logged() {
-                self.take_time(task);
+                self.charge_overhead(task);
             }
         }
         any
@@ -149,20 +150,20 @@ impl IntervalMachine {
 
     /// Share of a task's time that the interrupts of a log take.
     pub(super) fn logging_share(&self, task: TaskId) -> f64 {
-        let share = |active: &Active| match active.state {
-            State::Until { taken_share, .. } if active.logged() == Some(task) => Some(taken_share),
+        let share = |active: &OngoingProbe| match active.state {
+            ProbeState::Until { taken_share, .. } if active.logged() == Some(task) => Some(taken_share),
             _ => None,
         };
         self.probes.iter().find_map(share).unwrap_or(0.0)
     }
 
     /// Whose time a probe took: the traced task's for its interrupts, and of tasks kept off a cache the time held.
-    fn cost_of(&self, probe: &Probe, took_ns: u64) -> Vec<(Option<TaskId>, u64)> {
-        match &probe.what {
-            ProbeWhat::Trace { task, entries, .. } => {
+    fn cost_of(&self, probe: &ProbeRequest, took_ns: u64) -> Vec<(Option<TaskId>, u64)> {
+        match &probe.kind {
+            ProbeKind::MissTrace { task, entries, .. } => {
                 vec![(Some(*task), (self.interrupts_ns(f64::from(*entries)) as u64).min(took_ns))]
             }
-            ProbeWhat::Rows { rows, .. } => {
+            ProbeKind::CoRunRows { rows, .. } => {
                 let waits = |task: &TaskId| {
                     let off = rows.iter().filter(|row| !row.contains(task)).count() as u64;
                     took_ns * off / rows.len().max(1) as u64
@@ -178,40 +179,46 @@ impl IntervalMachine {
         entries * self.spec.counters.interrupt_cycles as f64 * 1e9 / self.spec.hertz as f64
     }
 
-    fn begin(&mut self, probe: &Probe) -> State {
-        match &probe.what {
-            ProbeWhat::Rows { cache, rows, settle_ns, .. } => {
+    fn begin(&mut self, probe: &ProbeRequest) -> ProbeState {
+        match &probe.kind {
+            ProbeKind::CoRunRows { cache, rows, settle_ns, .. } => {
                 // One probe at a time may hold CPUs.
                 if self.probe_holds_cpus() {
-                    return State::Waiting;
+                    return ProbeState::Waiting;
                 }
-                self.hold(*cache, rows.first().map_or(&[], Vec::as_slice));
+                self.reserve_cpus(*cache, rows.first().map_or(&[], Vec::as_slice));
                 let until_ns = self.now_ns + (*settle_ns).max(1);
-                State::Row { at: 0, settled: false, until_ns, before: Vec::new(), found: Vec::new() }
+                ProbeState::Row { at: 0, settled: false, until_ns, before: Vec::new(), found: Vec::new() }
             }
-            ProbeWhat::Beside { cache, task, peers, .. } => {
+            ProbeKind::PairedRows { cache, task, peers, .. } => {
                 if self.probe_holds_cpus() {
-                    return State::Waiting;
+                    return ProbeState::Waiting;
                 }
                 let row: Vec<TaskId> = std::iter::once(*task).chain(peers.iter().copied()).collect();
-                self.hold(*cache, &row);
-                State::Row { at: 0, settled: false, until_ns: self.now_ns + 1, before: Vec::new(), found: Vec::new() }
+                self.reserve_cpus(*cache, &row);
+                ProbeState::Row {
+                    at: 0,
+                    settled: false,
+                    until_ns: self.now_ns + 1,
+                    before: Vec::new(),
+                    found: Vec::new(),
+                }
             }
-            ProbeWhat::Trace { task, entries, .. } => {
+            ProbeKind::MissTrace { task, entries, .. } => {
                 let (pace_ns, taken_share) = self.log_pace(*task, f64::from(*entries));
                 let ns = self.now_ns + self.step_of_log(pace_ns, *entries).min(probe.budget_ns.max(1));
                 let before = self.done_of(*task);
-                State::Until { ns, before, taken_share }
+                ProbeState::Until { ns, before, taken_share }
             }
-            ProbeWhat::Reuses { task, .. } => {
+            ProbeKind::ReuseTimes { task, .. } => {
                 let ns = self.now_ns + probe.budget_ns.clamp(1, 100_000_000);
-                State::Until { ns, before: self.done_of(*task), taken_share: 0.0 }
+                ProbeState::Until { ns, before: self.done_of(*task), taken_share: 0.0 }
             }
-            ProbeWhat::Samples { .. } => {
+            ProbeKind::AccessSamples { .. } => {
                 let ns = self.now_ns + probe.budget_ns.clamp(1, 1_000_000_000);
-                State::Until { ns, before: Done::default(), taken_share: 0.0 }
+                ProbeState::Until { ns, before: TaskTotals::default(), taken_share: 0.0 }
             }
-            ProbeWhat::PingPong { cpus } => {
+            ProbeKind::PingPong { cpus } => {
                 let turns = &self.engine.turns;
                 let same = turns.cache_of(cpus.0.0) == turns.cache_of(cpus.1.0);
                 let package = |cpu: u32| cpu / (self.spec.cores_per_package * self.spec.contexts_per_core);
@@ -225,14 +232,16 @@ impl IntervalMachine {
                     coherence.other_package_cycles.unwrap_or(memory)
                 };
                 let round_trip_ns = 2.0 * f64::from(cycles) * 1e9 / self.spec.hertz as f64;
-                State::Ready(Box::new(Evidence::PingPong { cpus: *cpus, round_trip_ns }))
+                ProbeState::Ready(Box::new(ProbeEvidence::PingPong { cpus: *cpus, round_trip_ns }))
             }
-            ProbeWhat::Activity { .. } | ProbeWhat::Neighbor { .. } | ProbeWhat::Evicted { .. } => State::Answered,
+            ProbeKind::SuperSets { .. } | ProbeKind::Neighbor { .. } | ProbeKind::PrimeProbe { .. } => {
+                ProbeState::Answered
+            }
         }
     }
 
     /// These tasks have a cache's CPUs to themselves, one each, as far as they may run there.
-    fn hold(&mut self, cache: CacheId, row: &[TaskId]) {
+    fn reserve_cpus(&mut self, cache: CacheId, row: &[TaskId]) {
         let cpus = self.topology.caches.iter().find(|found| found.id == cache).map(|found| found.cpus.clone());
         let online = |cpu: &u32| self.engine.turns.is_online(*cpu);
         let cpus: cachemate_core::CpuSet = cpus.unwrap_or_default().iter().filter(online).collect();
@@ -240,12 +249,12 @@ impl IntervalMachine {
         let members: Vec<(u32, Option<u32>)> =
             slots.into_iter().take(cpus.count() as usize).map(|slot| (slot, None)).collect();
         let forever = self.cycles_of(1 << 50);
-        self.engine.turns.set_rotations(vec![Rotation::alone(cpus, forever, members)]);
+        self.engine.turns.set_rotations(vec![QueueRotation::alone(cpus, forever, members)]);
     }
 
     /// Does a probe keep tasks off CPUs?
     pub(super) fn probe_holds_cpus(&self) -> bool {
-        self.probes.iter().any(|active| matches!(active.state, State::Row { .. }))
+        self.probes.iter().any(|active| matches!(active.state, ProbeState::Row { .. }))
     }
 
     /// Gangs run again as they did before.
@@ -255,48 +264,53 @@ impl IntervalMachine {
     }
 
     /// A row has settled, or is over and the next one begins.
-    fn next_row(&mut self, active: &Active) -> State {
-        let State::Row { at, settled, before, mut found, .. } = active.state.clone() else { return State::Answered };
-        let (cache, rows, total_ns, settle_ns) = match &active.probe.what {
-            ProbeWhat::Rows { cache, rows, total_ns, settle_ns, .. } => (*cache, rows.clone(), *total_ns, *settle_ns),
-            ProbeWhat::Beside { cache, task, peers, total_ns } => {
+    fn next_row(&mut self, active: &OngoingProbe) -> ProbeState {
+        let ProbeState::Row { at, settled, before, mut found, .. } = active.state.clone() else {
+            return ProbeState::Answered;
+        };
+        let (cache, rows, total_ns, settle_ns) = match &active.probe.kind {
+            ProbeKind::CoRunRows { cache, rows, total_ns, settle_ns, .. } => {
+                (*cache, rows.clone(), *total_ns, *settle_ns)
+            }
+            ProbeKind::PairedRows { cache, task, peers, total_ns } => {
                 (*cache, vec![std::iter::once(*task).chain(peers.iter().copied()).collect()], *total_ns, 0)
             }
-            _ => return State::Answered,
+            _ => return ProbeState::Answered,
         };
         let Some(row) = rows.get(at) else {
             self.release();
-            return State::Ready(Box::new(Evidence::Rows(found)));
+            return ProbeState::Ready(Box::new(ProbeEvidence::Rows(found)));
         };
         if !settled {
             let before = row.iter().map(|task| self.done_of(*task)).collect();
-            return State::Row { at, settled: true, until_ns: self.now_ns + total_ns.max(1), before, found };
+            return ProbeState::Row { at, settled: true, until_ns: self.now_ns + total_ns.max(1), before, found };
         }
         found.push(self.interval(cache, row, &before, total_ns));
         match rows.get(at + 1) {
             Some(next) => {
-                self.hold(cache, next);
+                self.reserve_cpus(cache, next);
                 let until_ns = self.now_ns + settle_ns.max(1);
-                State::Row { at: at + 1, settled: false, until_ns, before: Vec::new(), found }
+                ProbeState::Row { at: at + 1, settled: false, until_ns, before: Vec::new(), found }
             }
             None => {
                 self.release();
-                State::Ready(Box::new(Evidence::Rows(found)))
+                ProbeState::Ready(Box::new(ProbeEvidence::Rows(found)))
             }
         }
     }
 
-    fn interval(&self, cache: CacheId, row: &[TaskId], before: &[Done], total_ns: u64) -> RowInterval {
+    fn interval(&self, cache: CacheId, row: &[TaskId], before: &[TaskTotals], total_ns: u64) -> RowInterval {
         let level = self.places.level;
         let counts = |instr: f64, cycles: f64, references: f64, misses: f64| {
             let of = [
-                (Event::Instructions, instr),
-                (Event::Cycles, cycles),
-                (Event::References(level), references),
-                (Event::Misses(level), misses),
+                (CounterEvent::Instructions, instr),
+                (CounterEvent::Cycles, cycles),
+                (CounterEvent::References(level), references),
+                (CounterEvent::Misses(level), misses),
             ];
-            let reading = |(event, count): (Event, f64)| Reading { event, count: count as u64, counted_share: 1.0 };
-            Counts(of.into_iter().map(reading).collect())
+            let reading =
+                |(event, count): (CounterEvent, f64)| EventCount { event, count: count as u64, enabled_share: 1.0 };
+            EventCounts(of.into_iter().map(reading).collect())
         };
         let mut sums = [0.0; 4];
         let mut task_counts = Vec::new();
@@ -314,8 +328,8 @@ impl IntervalMachine {
         RowInterval {
             tasks: row.to_vec(),
             cache,
-            span: Span { start_ns: self.now_ns - total_ns, elapsed_ns: total_ns, elapsed_cycles: None },
-            ended_by: None,
+            span: TimeSpan { start_ns: self.now_ns - total_ns, elapsed_ns: total_ns, elapsed_cycles: None },
+            ended_by_task: None,
             cache_counts: counts(sums[0], sums[1], sums[2], sums[3]),
             task_counts,
         }
@@ -325,14 +339,14 @@ impl IntervalMachine {
     fn misses_per_instr(&self, task: TaskId) -> f64 {
         let Some(slot) = self.slot_of(task) else { return 0.0 };
         let phase = &self.engine.program(slot).phases[self.engine.phase(slot) as usize];
-        let first = phase.private_levels.iter().find(|private| private.level == cachemate_core::Level::L1Data);
+        let first = phase.private_levels.iter().find(|private| private.level == cachemate_core::CacheLevel::L1Data);
         first.map_or(phase.references_per_instr, |private| private.misses_per_instr.max(phase.references_per_instr))
     }
 
     /// References of the first level, where the profile tells them.
     fn data_accesses_per_instr(&self, slot: u32) -> Option<f64> {
         let phase = &self.engine.program(slot).phases[self.engine.phase(slot) as usize];
-        let first = phase.private_levels.iter().find(|private| private.level == cachemate_core::Level::L1Data);
+        let first = phase.private_levels.iter().find(|private| private.level == cachemate_core::CacheLevel::L1Data);
         first.map(|private| private.references_per_instr.max(private.misses_per_instr))
     }
 
@@ -356,99 +370,102 @@ impl IntervalMachine {
     }
 
     /// Until when a log goes on that is not full yet, within its budget, and the share of time that it takes.
-    fn more_of(&self, active: &Active, before: &Done) -> Option<(u64, f64)> {
-        let ProbeWhat::Trace { task, entries, .. } = active.probe.what else { return None };
+    fn more_of(&self, active: &OngoingProbe, before: &TaskTotals) -> Option<(u64, f64)> {
+        let ProbeKind::MissTrace { task, entries, .. } = active.probe.kind else { return None };
         self.slot_of(task)?;
         let left_ns = active.probe.budget_ns.checked_sub(self.now_ns - active.started_ns).filter(|&ns| ns > 0)?;
         let instructions = self.done_of(task).instructions - before.instructions;
-        let made = instructions * self.misses_per_instr(task);
-        if made + 0.5 >= f64::from(entries) {
+        let misses = instructions * self.misses_per_instr(task);
+        if misses + 0.5 >= f64::from(entries) {
             return None;
         }
-        let (pace_ns, taken_share) = self.log_pace(task, f64::from(entries) - made.max(0.0));
+        let (pace_ns, taken_share) = self.log_pace(task, f64::from(entries) - misses.max(0.0));
         Some((self.now_ns + self.step_of_log(pace_ns, entries).min(left_ns), taken_share))
     }
 
-    fn collected(&mut self, probe: &Probe, before: &Done) -> State {
-        let evidence = match &probe.what {
-            ProbeWhat::Trace { task, entries, .. } => self.trace(*task, *entries, before),
-            ProbeWhat::Reuses { task, locations } => self.reuses(*task, *locations, before),
-            ProbeWhat::Samples { processes, one_in, at_most, .. } => {
+    fn collected(&mut self, probe: &ProbeRequest, before: &TaskTotals) -> ProbeState {
+        let evidence = match &probe.kind {
+            ProbeKind::MissTrace { task, entries, .. } => self.trace(*task, *entries, before),
+            ProbeKind::ReuseTimes { task, locations } => self.reuses(*task, *locations, before),
+            ProbeKind::AccessSamples { processes, one_in, at_most, .. } => {
                 let processes = processes.clone();
                 self.samples(&processes, *one_in, *at_most)
             }
-            _ => return State::Answered,
+            _ => return ProbeState::Answered,
         };
-        State::Ready(Box::new(evidence))
+        ProbeState::Ready(Box::new(evidence))
     }
 
     /// LRU stack distances drawn from the curve: at distance `d` with the probability that a cache of `d` lines hits and
     /// one of `d - 1` does not.
-    fn trace(&mut self, task: TaskId, entries: u32, before: &Done) -> Evidence {
+    fn trace(&mut self, task: TaskId, entries: u32, before: &TaskTotals) -> ProbeEvidence {
         let now = self.done_of(task);
-        let mut noise = Noise::new(self.options.seed ^ self.windows, task.0);
+        let mut noise = NoiseState::new(self.options.seed ^ self.windows, task.0);
         // A log is no longer than what the task did: beside others it is slower than when the log began.
-        let made = (now.instructions - before.instructions) * self.misses_per_instr(task);
-        let entries = entries.min((made + 0.5).max(1.0) as u32);
+        let misses = (now.instructions - before.instructions) * self.misses_per_instr(task);
+        let entries = entries.min((misses + 0.5).max(1.0) as u32);
         let lines = self.slot_of(task).map_or(Vec::new(), |slot| {
-            crate::stack::addresses(self.engine.hits_by_lines(slot), entries, self.engine.capacity_lines(), || {
-                noise.uniform()
-            })
+            crate::synthetic_trace::addresses(
+                self.engine.hits_by_lines(slot),
+                entries,
+                self.engine.capacity_lines(),
+                || noise.uniform(),
+            )
         });
-        let reading = |event, count: f64| Reading { event, count: count as u64, counted_share: 1.0 };
+        let reading = |event, count: f64| EventCount { event, count: count as u64, enabled_share: 1.0 };
         let level = self.places.level;
         let done = [
-            reading(Event::Instructions, now.instructions - before.instructions),
-            reading(Event::Cycles, now.cycles - before.cycles),
-            reading(Event::References(level), now.counts[REFERENCES] - before.counts[REFERENCES]),
-            reading(Event::Misses(level), now.counts[DEMAND] - before.counts[DEMAND]),
+            reading(CounterEvent::Instructions, now.instructions - before.instructions),
+            reading(CounterEvent::Cycles, now.cycles - before.cycles),
+            reading(CounterEvent::References(level), now.counts[REFERENCES] - before.counts[REFERENCES]),
+            reading(CounterEvent::Misses(level), now.counts[DEMAND] - before.counts[DEMAND]),
         ];
-        Evidence::Trace {
+        ProbeEvidence::Trace {
             task,
-            space: Space::Physical,
+            space: AddressKind::Physical,
             line_bytes: self.engine.line_bytes() as u32,
             lines,
             code: Vec::new(),
             lost: Some(0),
-            counts: Counts(done.to_vec()),
+            counts: EventCounts(done.to_vec()),
             elapsed_ns: ((now.cycles - before.cycles) * 1e9 / self.spec.hertz as f64) as u64,
         }
     }
 
     /// A line is used again after as many accesses as the program makes while its footprint grows to the line's distance.
     /// Watch points see all data accesses: where the profile tells how many hit the first level, those come again at once.
-    fn reuses(&mut self, task: TaskId, locations: u32, before: &Done) -> Evidence {
+    fn reuses(&mut self, task: TaskId, locations: u32, before: &TaskTotals) -> ProbeEvidence {
         let now = self.done_of(task);
-        let mut noise = Noise::new(self.options.seed ^ self.windows ^ 0x5eed, task.0);
+        let mut noise = NoiseState::new(self.options.seed ^ self.windows ^ 0x5eed, task.0);
         let (watched, speed) = (now.instructions - before.instructions, self.speed_of(task).max(1e-9));
-        let Some(slot) = self.slot_of(task) else { return Evidence::Reuses { task, samples: Vec::new() } };
+        let Some(slot) = self.slot_of(task) else { return ProbeEvidence::Reuses { task, samples: Vec::new() } };
         let per_instr = self.data_accesses_per_instr(slot).unwrap_or_else(|| self.misses_per_instr(task));
         let passing = self.misses_per_instr(task) / per_instr.max(1e-12);
         let sample = |_| {
             if noise.uniform() >= passing {
-                return ReuseSample { accesses: Some(0), elapsed_ns: 0, touched_again: true };
+                return ReuseSample { accesses: Some(0), elapsed_ns: 0, reused: true };
             }
             let (hit, lines) = self.engine.distance_at(slot, noise.uniform());
             let instr = self.engine.window_of_lines(slot, lines);
             let again = hit && instr <= watched;
             let elapsed_ns = (instr.min(watched) / speed * 1e9 / self.spec.hertz as f64) as u64;
-            ReuseSample { accesses: again.then_some((instr * per_instr) as u64), elapsed_ns, touched_again: again }
+            ReuseSample { accesses: again.then_some((instr * per_instr) as u64), elapsed_ns, reused: again }
         };
-        Evidence::Reuses { task, samples: (0..locations).map(sample).collect() }
+        ProbeEvidence::Reuses { task, samples: (0..locations).map(sample).collect() }
     }
 
     /// Accesses of shared regions that came from another cache, by the rates at which they do.
-    fn samples(&mut self, processes: &[cachemate_core::ProcessId], one_in: u32, at_most: u32) -> Evidence {
+    fn samples(&mut self, processes: &[cachemate_core::ProcessId], one_in: u32, at_most: u32) -> ProbeEvidence {
         let (line, now_ns) = (self.engine.line_bytes(), self.now_ns);
-        let mut noise = Noise::new(self.options.seed ^ self.windows ^ 0xacce, 1);
+        let mut noise = NoiseState::new(self.options.seed ^ self.windows ^ 0xacce, 1);
         let (mut samples, mut events) = (Vec::new(), 0u64);
-        let asked: Vec<(TaskId, u32)> = self
+        let candidates: Vec<(TaskId, u32)> = self
             .known
             .iter()
             .filter(|known| processes.contains(&known.process) && !known.exited)
             .map(|known| (known.task, known.slot))
             .collect();
-        for (task, slot) in asked {
+        for (task, slot) in candidates {
             let phase = self.engine.program(slot).phases[self.engine.phase(slot) as usize].clone();
             let remote = self.engine.remote_per_instr(slot) * self.engine.speed(slot) * self.spec.hertz as f64;
             let whole: f64 = phase.sharing.iter().map(|used| used.reads_per_instr + used.writes_per_instr).sum();
@@ -462,30 +479,30 @@ impl IntervalMachine {
                         task,
                         virtual_line: ((u64::from(used.region) + 1) << 32) + within,
                         physical_line: None,
-                        source: Source::RemoteCache,
+                        source: DataSource::RemoteCache,
                         latency_cycles: None,
                         at_ns: now_ns,
                     });
                 }
             }
         }
-        Evidence::Samples { one_in, events, line_bytes: line as u32, samples }
+        ProbeEvidence::Samples { one_in, events, line_bytes: line as u32, samples }
     }
 
     pub(super) fn answers(&mut self) -> Vec<ProbeResult> {
-        let mut found = Vec::new();
+        let mut intervals = Vec::new();
         for active in &mut self.probes {
-            if !matches!(active.state, State::Ready(_)) {
+            if !matches!(active.state, ProbeState::Ready(_)) {
                 continue;
             }
-            if let State::Ready(evidence) = std::mem::replace(&mut active.state, State::Answered) {
+            if let ProbeState::Ready(evidence) = std::mem::replace(&mut active.state, ProbeState::Answered) {
                 let cost_ns = std::mem::take(&mut active.cost_ns);
-                found.push(ProbeResult { probe: active.probe.id, evidence: *evidence, complete: true, cost_ns });
+                intervals.push(ProbeResult { probe: active.probe.id, evidence: *evidence, complete: true, cost_ns });
                 self.answered.push(active.probe.id);
             }
         }
         let answered = &self.answered;
         self.probes.retain(|active| !answered.contains(&active.probe.id));
-        found
+        intervals
     }
 }

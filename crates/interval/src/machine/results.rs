@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use super::IntervalMachine;
 use super::observe::since;
-use crate::engine::{ALONE_CYCLES, DEMAND, Done, FILLS, QUEUE_CYCLES, REFERENCES, REMOTE_HITS, WRITEBACKS};
+use crate::engine::{ALONE_CYCLES, DEMAND, FILLS, QUEUE_CYCLES, REFERENCES, REMOTE_HITS, TaskTotals, WRITEBACKS};
 
 /// What one job did since measuring began, all its threads and runs together.
 #[derive(Clone, PartialEq, Debug, Serialize)]
@@ -39,7 +39,7 @@ pub struct JobResults {
 
 /// The whole run.
 #[derive(Clone, PartialEq, Debug, Serialize)]
-pub struct Results {
+pub struct IntervalResults {
     /// Nominal time since measuring began.
     pub seconds: f64,
     /// Every job, in the order given.
@@ -52,16 +52,16 @@ pub struct Results {
 
 /// What is kept of a job.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Book {
-    done: Done,
+pub(super) struct JobTotals {
+    done: TaskTotals,
     /// Cycles that its tasks wanted to run.
     wanted_cycles: f64,
     pub tasks: u64,
     pub completions: u64,
 }
 
-impl Book {
-    pub fn add(&mut self, done: &Done) {
+impl JobTotals {
+    pub fn add(&mut self, done: &TaskTotals) {
         let own = &mut self.done;
         own.instructions += done.instructions;
         own.cycles += done.cycles;
@@ -71,7 +71,7 @@ impl Book {
     }
 
     fn results(&self, name: &str, hertz: f64, line_bytes: f64) -> JobResults {
-        let Done { instructions, cycles, counts, .. } = self.done;
+        let TaskTotals { instructions, cycles, counts, .. } = self.done;
         let per = |count: f64, scale: f64| (instructions > 0.0).then(|| scale * count / instructions);
         let alone = counts[ALONE_CYCLES];
         JobResults {
@@ -96,7 +96,7 @@ impl IntervalMachine {
     /// What happens from now on is what counts.
     pub fn begin_measuring(&mut self) {
         for running in &mut self.jobs {
-            running.book = Book { tasks: u64::from(running.alive), ..Book::default() };
+            running.book = JobTotals { tasks: u64::from(running.alive), ..JobTotals::default() };
         }
         for known in &mut self.known {
             known.measured_from = *self.engine.done(known.slot);
@@ -106,9 +106,9 @@ impl IntervalMachine {
     }
 
     /// The books up to the last window.
-    pub fn results(&self) -> Results {
+    pub fn results(&self) -> IntervalResults {
         let (hertz, line) = (self.spec.hertz as f64, self.engine.line_bytes());
-        let mut books: Vec<Book> = self.jobs.iter().map(|running| running.book).collect();
+        let mut books: Vec<JobTotals> = self.jobs.iter().map(|running| running.book).collect();
         for known in &self.known {
             books[known.job].add(&since(self.engine.done(known.slot), &known.measured_from));
         }
@@ -116,7 +116,7 @@ impl IntervalMachine {
         let rate = |bytes: &f64| if seconds > 0.0 { bytes / seconds } else { 0.0 };
         let memory: Vec<f64> = self.node_bytes.iter().map(rate).collect();
         let most = self.spec.memory.bytes_per_cycle * hertz;
-        Results {
+        IntervalResults {
             seconds,
             jobs: self.jobs.iter().zip(&books).map(|(job, book)| book.results(&job.job.name, hertz, line)).collect(),
             memory_busy_share: memory.iter().map(|bytes| bytes / most).collect(),
@@ -125,7 +125,7 @@ impl IntervalMachine {
     }
 
     /// Cycles wanted over cycles alone of a task since the last window, and the same on a processor: its slowdown now.
-    pub(super) fn slowdown_of(done: &Done) -> Option<(f64, f64)> {
+    pub(super) fn slowdown_of(done: &TaskTotals) -> Option<(f64, f64)> {
         let alone = done.counts[ALONE_CYCLES];
         (alone > 0.0).then(|| ((done.cycles + done.wait_cycles) / alone, done.cycles / alone))
     }

@@ -1,9 +1,9 @@
 use super::*;
-use crate::by_hand;
-use crate::program::Phase;
+use crate::closed_form;
+use crate::program::ProgramPhase;
 use cachemate_core::{
-    CacheId, CacheShare, Event as Counted, Evidence, GroupId, IndexSet, Item, Member, PageMoving, Probe, ProbeWhat,
-    Profiles, RefusedBecause, StallCause, Units, View, WayPartitions, check_plan,
+    CacheId, CacheShare, CounterEvent as Counted, GroupId, IndexSet, PageMigration, PlanItem, ProbeEvidence, ProbeKind,
+    ProbeRequest, Profiles, RefusalReason, ShareMember, StallCause, Units, View, WayPartitions, check_plan,
 };
 
 const LINES: f64 = 65_536.0;
@@ -11,21 +11,21 @@ const LINES: f64 = 65_536.0;
 fn spec() -> MachineSpec {
     let mut spec = crate::engine::tests::machine(1, 4, 2, 1);
     let last = spec.caches.len() - 1;
-    spec.caches[last].way_partitions = Some(WayPartitions { groups: 8, ways_at_least: 1, contiguous: false });
+    spec.caches[last].way_partitions = Some(WayPartitions { groups: 8, min_ways: 1, contiguous: false });
     spec.pages.colors = Some(16);
     spec
 }
 
-fn uniform(lines: f64, references: f64) -> Phase {
-    by_hand::uniform(64.0, LINES, lines, references)
+fn uniform(lines: f64, references: f64) -> ProgramPhase {
+    closed_form::uniform(64.0, LINES, lines, references)
 }
 
-fn job(name: &str, phase: Phase) -> Job {
-    Job::new(Program::steady(name, phase))
+fn job(name: &str, phase: ProgramPhase) -> IntervalJob {
+    IntervalJob::new(PhasedProgram::steady(name, phase))
 }
 
 fn exact() -> Options {
-    let defects = Defects { noise: 0.0, autocorrelation: 0.0, turn_noise: 0.0, skew: 0.0 };
+    let defects = CounterNoise { noise: 0.0, autocorrelation: 0.0, turn_noise: 0.0, skew: 0.0 };
     Options { defects, ..Options::default() }
 }
 
@@ -43,7 +43,7 @@ fn speed(seen: &Observation, at: usize) -> f64 {
 fn windows_tell_time_and_counts() {
     let jobs = vec![job("a", uniform(90_000.0, 0.02)), job("b", uniform(1000.0, 0.01))];
     let mut machine = IntervalMachine::new(&spec(), exact(), jobs).unwrap();
-    machine.set_first_window(Window::Time { ns: 500_000_000 });
+    machine.set_first_window(WindowLength::Time { ns: 500_000_000 });
     machine.observe().unwrap();
     let seen = machine.observe().unwrap().unwrap();
     assert_eq!((seen.span.start_ns, seen.span.elapsed_ns, seen.window), (500_000_000, 500_000_000, 1));
@@ -52,7 +52,7 @@ fn windows_tell_time_and_counts() {
         let on = task.ran_ns();
         assert!((on as f64 / 5e8 - 1.0).abs() < 1e-3, "{task:?}");
     }
-    let misses = seen.tasks[0].counts.get(Counted::Misses(cachemate_core::Level::L2)).unwrap();
+    let misses = seen.tasks[0].counts.get(Counted::Misses(cachemate_core::CacheLevel::L2)).unwrap();
     let read = seen.tasks[0].counts.get(Counted::MemoryReadBytes).unwrap();
     assert!((read / 64.0 / misses - 1.0).abs() < 0.01, "{read} {misses}");
 }
@@ -60,18 +60,18 @@ fn windows_tell_time_and_counts() {
 /// Does a partition that a plan asks for hold the neighbor off, and can it be read back?
 #[test]
 fn a_plan_s_ways_protect_and_are_read_back() {
-    let jobs = || vec![job("victim", uniform(30_000.0, 0.02)), job("stream", by_hand::stream(64.0, LINES, 0.02))];
+    let jobs = || vec![job("victim", uniform(30_000.0, 0.02)), job("stream", closed_form::stream(64.0, LINES, 0.02))];
     let run = |ways: bool| {
         let mut machine = IntervalMachine::new(&spec(), exact(), jobs()).unwrap();
         let seen = machine.observe().unwrap().unwrap();
         let cache = last_cache(&machine);
-        let mut plan = Plan::idle(Window::Time { ns: 1_000_000_000 });
+        let mut plan = Plan::idle(WindowLength::Time { ns: 1_000_000_000 });
         for task in &seen.tasks {
             plan.affinity.insert(task.task, [0, 1].into_iter().collect());
         }
         let share = |at: usize, mask: IndexSet| CacheShare {
             group: GroupId(at as u32),
-            members: vec![Member::Process(seen.tasks[at].process)],
+            members: vec![ShareMember::Process(seen.tasks[at].process)],
             cache,
             units: Units::Ways { mask },
         };
@@ -82,10 +82,10 @@ fn a_plan_s_ways_protect_and_are_read_back() {
         let view = View {
             topology: machine.topology(),
             capabilities: machine.capabilities(),
-            seen: &seen,
+            observation: &seen,
             profiles: &profiles,
             previous_plan: &before,
-            predictor: &cachemate_core::test_kit::NoForecast,
+            predictor: &cachemate_core::test_support::NullPredictor,
         };
         check_plan(&plan, &view).unwrap();
         let applied = machine.apply(&plan).unwrap();
@@ -93,7 +93,7 @@ fn a_plan_s_ways_protect_and_are_read_back() {
         assert_eq!(applied.shares.len(), if ways { 2 } else { 0 });
         (0..3).for_each(|_| drop(machine.observe().unwrap()));
         let seen = machine.observe().unwrap().unwrap();
-        (speed(&seen, 0), seen.in_force.shares.first().and_then(|held| held.occupancy_bytes))
+        (speed(&seen, 0), seen.applied.shares.first().and_then(|held| held.occupancy_bytes))
     };
     let (shared, held) = (run(false), run(true));
     let alone = {
@@ -113,9 +113,9 @@ fn moving_pages_takes_time_and_ends() {
     machine.observe().unwrap();
     let before = machine.observe().unwrap().unwrap();
     let cache = last_cache(&machine);
-    let mut plan = Plan::idle(Window::Time { ns: 1_000_000 });
-    let units = Units::Colors { allowed: (0..4).collect(), moving: PageMoving::All };
-    let members = vec![Member::Process(before.tasks[0].process)];
+    let mut plan = Plan::idle(WindowLength::Time { ns: 1_000_000 });
+    let units = Units::Colors { allowed: (0..4).collect(), migration: PageMigration::All };
+    let members = vec![ShareMember::Process(before.tasks[0].process)];
     plan.shares = vec![CacheShare { group: GroupId(1), members, cache, units }];
     let applied = machine.apply(&plan).unwrap();
     assert_eq!(applied.pending.len(), 1);
@@ -127,21 +127,21 @@ fn moving_pages_takes_time_and_ends() {
     assert!((applied.cost_ns as f64 / expected - 1.0).abs() < 0.01, "{} {expected}", applied.cost_ns);
     (0..30).for_each(|_| drop(machine.observe().unwrap()));
     let seen = machine.observe().unwrap().unwrap();
-    assert!(seen.in_force.pending.is_empty() && seen.in_force.shares[0].pages_inside == Some(1.0));
+    assert!(seen.applied.pending.is_empty() && seen.applied.shares[0].pages_in_share == Some(1.0));
     assert!(speed(&seen, 0) < 0.95 * speed(&before, 0));
 }
 
 /// Do arrivals, ends and restarts end their windows, with new ids each time?
 #[test]
 fn arrivals_and_ends_are_told() {
-    let phase = Phase { instructions: Some(1e9), ..by_hand::phase_of(64.0, LINES, 4, |_| 0.0) };
-    let program = Program { phases: vec![phase], ..Program::steady("short", uniform(1.0, 0.0)) };
-    let again = Job { restart: true, ..Job::new(program.clone()) };
-    let late = Job { start_ns: 1_200_000_000, threads: 2, ..Job::new(program) };
+    let phase = ProgramPhase { instructions: Some(1e9), ..closed_form::phase_of(64.0, LINES, 4, |_| 0.0) };
+    let program = PhasedProgram { phases: vec![phase], ..PhasedProgram::steady("short", uniform(1.0, 0.0)) };
+    let again = IntervalJob { restart: true, ..IntervalJob::new(program.clone()) };
+    let late = IntervalJob { start_ns: 1_200_000_000, threads: 2, ..IntervalJob::new(program) };
     let mut machine = IntervalMachine::new(&spec(), exact(), vec![again, late]).unwrap();
-    machine.set_first_window(Window::Time { ns: 10_000_000_000 });
+    machine.set_first_window(WindowLength::Time { ns: 10_000_000_000 });
     let seen = machine.observe().unwrap().unwrap();
-    assert_eq!(seen.ended, WindowEnd::TasksChanged);
+    assert_eq!(seen.end_reason, WindowEnd::TasksChanged);
     assert!(seen.tasks[0].exited && (seen.span.elapsed_ns as f64 / 5e8 - 1.0).abs() < 1e-3, "{seen:?}");
     let mut ids = std::collections::BTreeSet::new();
     for _ in 0..12 {
@@ -156,12 +156,12 @@ fn arrivals_and_ends_are_told() {
 #[test]
 fn events_change_the_machine() {
     let events = vec![
-        (2_000_000_000, Event::Outside { cache: 0, lines_per_second: 4e7 }),
-        (4_000_000_000, Event::Outside { cache: 0, lines_per_second: 0.0 }),
-        (6_000_000_000, Event::Shrink { cache: 0, to_share: 0.25 }),
-        (8_000_000_000, Event::Offline { cpu: 0 }),
+        (2_000_000_000, MachineEvent::Outside { cache: 0, lines_per_second: 4e7 }),
+        (4_000_000_000, MachineEvent::Outside { cache: 0, lines_per_second: 0.0 }),
+        (6_000_000_000, MachineEvent::Shrink { cache: 0, to_share: 0.25 }),
+        (8_000_000_000, MachineEvent::Offline { cpu: 0 }),
     ];
-    let pinned = Job { pinned: Some([0, 1].into_iter().collect()), ..job("a", uniform(50_000.0, 0.01)) };
+    let pinned = IntervalJob { pinned: Some([0, 1].into_iter().collect()), ..job("a", uniform(50_000.0, 0.01)) };
     let options = Options { events, length_ns: Some(10_000_000_000), ..exact() };
     let mut machine = IntervalMachine::new(&spec(), options, vec![pinned]).unwrap();
     let mut speeds = Vec::new();
@@ -176,7 +176,7 @@ fn events_change_the_machine() {
     assert!(speeds[5] > 0.98 * speeds[1] && speeds[7] < 0.8 * speeds[1], "{speeds:?}");
     assert_eq!((cpus[1], cpus[9]), (0, 1));
     assert!(!machine.topology().cpus[0].online);
-    let bad = Options { events: vec![(0, Event::Offline { cpu: 99 })], ..exact() };
+    let bad = Options { events: vec![(0, MachineEvent::Offline { cpu: 99 })], ..exact() };
     assert!(IntervalMachine::new(&spec(), bad, Vec::new()).is_err());
 }
 
@@ -188,26 +188,26 @@ fn rows_are_run_together_and_counted() {
     let mut machine = IntervalMachine::new(&spec(), exact(), jobs).unwrap();
     let seen = machine.observe().unwrap().unwrap();
     let ids: Vec<TaskId> = seen.tasks.iter().map(|task| task.task).collect();
-    let mut plan = Plan::idle(Window::Time { ns: 1_000_000_000 });
+    let mut plan = Plan::idle(WindowLength::Time { ns: 1_000_000_000 });
     let rows = vec![vec![ids[0], ids[1]], vec![ids[2]]];
-    let what = ProbeWhat::Rows {
+    let what = ProbeKind::CoRunRows {
         cache: last_cache(&machine),
         rows: rows.clone(),
         total_ns: 50_000_000,
         settle_ns: 20_000_000,
         boost: true,
     };
-    plan.probes = vec![Probe { id: ProbeId(5), what, budget_ns: 1_000_000_000 }];
+    plan.probes = vec![ProbeRequest { id: ProbeId(5), kind: what, budget_ns: 1_000_000_000 }];
     machine.apply(&plan).unwrap();
     let seen = machine.observe().unwrap().unwrap();
-    assert_eq!(seen.ended, WindowEnd::ProbeAnswered);
+    assert_eq!(seen.end_reason, WindowEnd::ProbeAnswered);
     assert!((140_000_000..150_000_000).contains(&seen.span.elapsed_ns), "{:?}", seen.span);
-    let Evidence::Rows(found) = &seen.answers[0].evidence else { panic!("{:?}", seen.answers) };
+    let ProbeEvidence::Rows(found) = &seen.probe_results[0].evidence else { panic!("{:?}", seen.probe_results) };
     assert_eq!(found.iter().map(|row| row.tasks.clone()).collect::<Vec<_>>(), rows);
     assert!(found.iter().all(|row| row.cache_counts.get(Counted::Instructions).unwrap() > 1e6));
     // The same probe is not answered twice, and everybody runs again.
     let seen = machine.observe().unwrap().unwrap();
-    assert!(seen.answers.is_empty() && seen.tasks.iter().all(|task| !task.on_cpu_ns.is_empty()));
+    assert!(seen.probe_results.is_empty() && seen.tasks.iter().all(|task| !task.on_cpu_ns.is_empty()));
 }
 
 /// Do two probes that hold CPUs run one after the other, and are both answered?
@@ -217,19 +217,19 @@ fn probes_that_hold_cpus_wait_for_each_other() {
     let mut machine = IntervalMachine::new(&spec(), exact(), jobs).unwrap();
     let seen = machine.observe().unwrap().unwrap();
     let ids: Vec<TaskId> = seen.tasks.iter().map(|task| task.task).collect();
-    let mut plan = Plan::idle(Window::Time { ns: 1_000_000_000 });
+    let mut plan = Plan::idle(WindowLength::Time { ns: 1_000_000_000 });
     let caches: Vec<CacheId> = machine.topology().last_level_caches().map(|cache| cache.id).collect();
     for (at, cache) in caches.into_iter().enumerate() {
         let rows = vec![vec![ids[2 * at], ids[2 * at + 1]]];
-        let what = ProbeWhat::Rows { cache, rows, total_ns: 50_000_000, settle_ns: 20_000_000, boost: true };
-        plan.probes.push(Probe { id: ProbeId(at as u32), what, budget_ns: 1_000_000_000 });
+        let what = ProbeKind::CoRunRows { cache, rows, total_ns: 50_000_000, settle_ns: 20_000_000, boost: true };
+        plan.probes.push(ProbeRequest { id: ProbeId(at as u32), kind: what, budget_ns: 1_000_000_000 });
     }
     assert_eq!(plan.probes.len(), 2);
     machine.apply(&plan).unwrap();
     let answered: Vec<(ProbeId, u64)> = (0..2)
         .map(|_| {
             let seen = machine.observe().unwrap().unwrap();
-            (seen.answers[0].probe, seen.span.elapsed_ns)
+            (seen.probe_results[0].probe, seen.span.elapsed_ns)
         })
         .collect();
     assert_eq!(answered.iter().map(|(probe, _)| *probe).collect::<Vec<_>>(), [ProbeId(0), ProbeId(1)]);
@@ -243,13 +243,13 @@ fn a_plan_applied_again_changes_nothing_and_an_idle_one_frees_all() {
     let mut machine = IntervalMachine::new(&spec(), exact(), jobs).unwrap();
     let seen = machine.observe().unwrap().unwrap();
     let cache = last_cache(&machine);
-    let idle = Plan::idle(Window::Time { ns: 100_000_000 });
+    let idle = Plan::idle(WindowLength::Time { ns: 100_000_000 });
     let mut plan = idle.clone();
     plan.affinity.insert(seen.tasks[0].task, [0].into_iter().collect());
     plan.weights.insert(seen.tasks[1].task, 2.0);
     let share = |at: usize, mask: IndexSet| CacheShare {
         group: GroupId(at as u32),
-        members: vec![Member::Process(seen.tasks[at].process)],
+        members: vec![ShareMember::Process(seen.tasks[at].process)],
         cache,
         units: Units::Ways { mask },
     };
@@ -262,16 +262,18 @@ fn a_plan_applied_again_changes_nothing_and_an_idle_one_frees_all() {
     // Unlike what no cache of the machine can do.
     plan.shares[0].cache = CacheId(99);
     let refused = machine.apply(&plan).unwrap().refused;
-    assert_eq!(refused.iter().map(|no| &no.item).collect::<Vec<_>>(), [&Item::Share(GroupId(0), CacheId(99))]);
+    assert_eq!(refused.iter().map(|no| &no.item).collect::<Vec<_>>(), [&PlanItem::Share(GroupId(0), CacheId(99))]);
 }
 
 /// The window in which a log of 160 000 entries is made under a plan, and its lines.
 fn logged(machine: &mut IntervalMachine, mut plan: Plan, task: TaskId) -> (Observation, Vec<u64>) {
-    let what = ProbeWhat::Trace { task, entries: 160_000, code: false };
-    plan.probes = vec![Probe { id: ProbeId(1), what, budget_ns: 10_000_000_000 }];
+    let what = ProbeKind::MissTrace { task, entries: 160_000, code: false };
+    plan.probes = vec![ProbeRequest { id: ProbeId(1), kind: what, budget_ns: 10_000_000_000 }];
     machine.apply(&plan).unwrap();
     let mut seen = machine.observe().unwrap().unwrap();
-    let Evidence::Trace { lines, .. } = &mut seen.answers[0].evidence else { panic!("{:?}", seen.answers) };
+    let ProbeEvidence::Trace { lines, .. } = &mut seen.probe_results[0].evidence else {
+        panic!("{:?}", seen.probe_results)
+    };
     let lines = std::mem::take(lines);
     assert_eq!(lines.len(), 160_000);
     (seen, lines)
@@ -282,7 +284,7 @@ fn logged(machine: &mut IntervalMachine, mut plan: Plan, task: TaskId) -> (Obser
 fn a_trace_holds_the_program_s_curve() {
     let mut machine = IntervalMachine::new(&spec(), exact(), vec![job("a", uniform(40_000.0, 0.02))]).unwrap();
     let seen = machine.observe().unwrap().unwrap();
-    let plan = Plan::idle(Window::Time { ns: 1_000_000_000 });
+    let plan = Plan::idle(WindowLength::Time { ns: 1_000_000_000 });
     let (seen, lines) = logged(&mut machine, plan, seen.tasks[0].task);
     // 160 000 interrupts of 3 000 cycles at 2 GHz are 240 ms.
     assert!((240_000_000..300_000_000).contains(&seen.span.elapsed_ns), "{:?}", seen.span);
@@ -300,10 +302,10 @@ fn a_trace_holds_the_program_s_curve() {
 /// cache to its neighbor meanwhile?
 #[test]
 fn a_log_takes_no_longer_than_its_entries() {
-    let jobs = vec![job("victim", uniform(60_000.0, 0.02)), job("stream", by_hand::stream(64.0, LINES, 0.02))];
+    let jobs = vec![job("victim", uniform(60_000.0, 0.02)), job("stream", closed_form::stream(64.0, LINES, 0.02))];
     let mut machine = IntervalMachine::new(&spec(), exact(), jobs).unwrap();
     let seen = machine.observe().unwrap().unwrap();
-    let mut plan = Plan::idle(Window::Time { ns: 10_000_000_000 });
+    let mut plan = Plan::idle(WindowLength::Time { ns: 10_000_000_000 });
     let beside = |task: &cachemate_core::TaskSample, cpu: u32| (task.task, [cpu].into_iter().collect());
     plan.affinity = [beside(&seen.tasks[0], 0), beside(&seen.tasks[1], 1)].into();
     machine.apply(&plan).unwrap();
@@ -324,10 +326,10 @@ fn a_log_that_is_called_off_costs_nothing_more() {
     };
     let before = done(&mut machine);
     let task = machine.observe().unwrap().unwrap().tasks[0].task;
-    let idle = Plan::idle(Window::Time { ns: 100_000_000 });
+    let idle = Plan::idle(WindowLength::Time { ns: 100_000_000 });
     let mut plan = idle.clone();
-    let what = ProbeWhat::Trace { task, entries: 16_000_000, code: false };
-    plan.probes = vec![Probe { id: ProbeId(1), what, budget_ns: 10_000_000_000 }];
+    let what = ProbeKind::MissTrace { task, entries: 16_000_000, code: false };
+    plan.probes = vec![ProbeRequest { id: ProbeId(1), kind: what, budget_ns: 10_000_000_000 }];
     machine.apply(&plan).unwrap();
     assert!(done(&mut machine) < 0.5 * before, "it is logged");
     machine.apply(&idle).unwrap();
@@ -339,15 +341,15 @@ fn a_log_that_is_called_off_costs_nothing_more() {
 fn what_cannot_be_is_refused_by_name() {
     let mut machine = IntervalMachine::new(&spec(), exact(), vec![job("a", uniform(40_000.0, 0.02))]).unwrap();
     let seen = machine.observe().unwrap().unwrap();
-    let mut plan = Plan::idle(Window::Time { ns: 1_000_000_000 });
-    let level = cachemate_core::Level::L2;
-    let what = ProbeWhat::Activity { tasks: vec![seen.tasks[0].task], level, super_sets: 32 };
-    plan.probes = vec![Probe { id: ProbeId(1), what, budget_ns: 1 }];
+    let mut plan = Plan::idle(WindowLength::Time { ns: 1_000_000_000 });
+    let level = cachemate_core::CacheLevel::L2;
+    let what = ProbeKind::SuperSets { tasks: vec![seen.tasks[0].task], level, super_sets: 32 };
+    plan.probes = vec![ProbeRequest { id: ProbeId(1), kind: what, budget_ns: 1 }];
     plan.weights.insert(TaskId(77), 2.0);
     let applied = machine.apply(&plan).unwrap();
-    let items: Vec<&Item> = applied.refused.iter().map(|refused| &refused.item).collect();
-    assert_eq!(items, [&Item::Weight(TaskId(77)), &Item::Probe(ProbeId(1))]);
-    assert_eq!(applied.refused[1].because, RefusedBecause::NotSupported);
+    let items: Vec<&PlanItem> = applied.refused.iter().map(|refused| &refused.item).collect();
+    assert_eq!(items, [&PlanItem::Weight(TaskId(77)), &PlanItem::Probe(ProbeId(1))]);
+    assert_eq!(applied.refused[1].reason, RefusalReason::NotSupported);
 }
 
 /// Same seed, same bits: observations with noise included?
@@ -368,14 +370,14 @@ fn the_same_seed_gives_the_same_observations() {
 #[test]
 fn who_moves_to_another_node_waits_for_far_memory() {
     let spec = crate::engine::tests::machine(2, 1, 1, 1);
-    let stream = by_hand::stream(64.0, LINES, 0.02);
+    let stream = closed_form::stream(64.0, LINES, 0.02);
     let mut machine = IntervalMachine::new(&spec, exact(), vec![job("stream", stream)]).unwrap();
     machine.observe().unwrap();
     let near = machine.observe().unwrap().unwrap();
     let lies_on = near.tasks[0].cpu.unwrap().0 as usize;
     let pages = near.tasks[0].pages_per_node.clone().unwrap();
     assert!(pages[lies_on] > 0 && pages[1 - lies_on] == 0, "{pages:?}");
-    let mut plan = Plan::idle(Window::Time { ns: 100_000_000 });
+    let mut plan = Plan::idle(WindowLength::Time { ns: 100_000_000 });
     plan.affinity.insert(near.tasks[0].task, [1 - lies_on as u32].into_iter().collect());
     assert_eq!(machine.apply(&plan).unwrap().refused, []);
     machine.observe().unwrap();
@@ -383,7 +385,7 @@ fn who_moves_to_another_node_waits_for_far_memory() {
     let each = |seen: &Observation, cause: StallCause| {
         let counts = &seen.tasks[0].counts;
         counts.get(Counted::StallCycles(cause)).unwrap()
-            / counts.get(Counted::Misses(cachemate_core::Level::L2)).unwrap()
+            / counts.get(Counted::Misses(cachemate_core::CacheLevel::L2)).unwrap()
     };
     let (local, remote) = (StallCause::LocalMemory, StallCause::RemoteMemory);
     assert_eq!((each(&near, remote), each(&far, local)), (0.0, 0.0));
@@ -400,7 +402,7 @@ fn who_moves_to_another_node_waits_for_far_memory() {
 /// Do threads of one process have their pages where its first one ran, and does a machine with one node tell of none?
 #[test]
 fn threads_share_the_pages_of_their_process() {
-    let two = Job { threads: 2, ..job("threads", uniform(1000.0, 0.01)) };
+    let two = IntervalJob { threads: 2, ..job("threads", uniform(1000.0, 0.01)) };
     let spec = crate::engine::tests::machine(2, 1, 1, 1);
     let mut machine = IntervalMachine::new(&spec, exact(), vec![two.clone()]).unwrap();
     machine.observe().unwrap();

@@ -10,26 +10,28 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use cachemate_core::{Item, Refused};
+use cachemate_core::{PlanItem, RefusedItem};
 
-use crate::act::desired::{DesiredState, refused};
+use crate::act::desired_state::{DesiredState, refused};
 use crate::kernel::{Kernel, ThreadKey, is_gone};
-use crate::safety::acting::Acting;
-use crate::safety::guardian::{Guard, Guardian};
-use crate::safety::journal::{Change, Held, Journal, JournalError, Object, State};
+use crate::safety::actuation_lock::ActuationLock;
+use crate::safety::guardian::{Guardian, GuardianStatus};
+use crate::safety::journal::{IntendedChange, Journal, JournalEntry, JournalError, JournalObject, ObjectState};
 use crate::safety::object_state::{check_thread, read_state, write_state};
-use crate::safety::restore::{Outcome, Restored, inheritor, is_whole, restore, write_original};
-use crate::sense::tasks::Managed;
+use crate::safety::restore::{
+    RestoreOutcome, RestoredObject, restore, restore_if_inherited, spans_cpuset, write_original,
+};
+use crate::sense::tasks::ManagedThread;
 
 /// What came of making changes.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct ApplyReport {
     /// Lines of the plan that could not be made so, and why.
-    pub refused: Vec<Refused>,
+    pub refused: Vec<RefusedItem>,
     /// Objects as they were read last.
-    pub held: BTreeMap<Object, State>,
+    pub in_force: BTreeMap<JournalObject, ObjectState>,
     /// Somebody else changed these since we last set them.
-    pub overridden: Vec<Item>,
+    pub overridden: Vec<PlanItem>,
     /// Writes.
     pub calls: u64,
 }
@@ -49,13 +51,13 @@ pub struct Actuator {
     state_dir: PathBuf,
     guardian_command: GuardianCommand,
     /// The right to act: the guardian keeps it until it has restored.
-    acting: Option<Arc<Acting>>,
+    acting: Option<Arc<ActuationLock>>,
     /// Both stand from the first change on; starting changes nothing.
     armed: Option<(Journal, Guardian)>,
     /// As we last read it back.
-    last: BTreeMap<Object, State>,
+    last: BTreeMap<JournalObject, ObjectState>,
     /// See [`Actuator::is_unread`].
-    unread: BTreeSet<ThreadKey>,
+    unread_threads: BTreeSet<ThreadKey>,
 }
 
 impl Actuator {
@@ -63,27 +65,27 @@ impl Actuator {
     /// here.
     pub fn new(state_dir: &Path, guardian_command: GuardianCommand) -> Self {
         let (state_dir, last) = (state_dir.to_path_buf(), BTreeMap::new());
-        Actuator { state_dir, guardian_command, acting: None, armed: None, last, unread: BTreeSet::new() }
+        Actuator { state_dir, guardian_command, acting: None, armed: None, last, unread_threads: BTreeSet::new() }
     }
 
     /// Acts with this right from now on; a guardian keeps it until it has restored.
-    pub fn let_act(&mut self, acting: Arc<Acting>) {
+    pub fn acquire(&mut self, acting: Arc<ActuationLock>) {
         self.acting = Some(acting);
     }
 
     /// Originals by object, as far as anything was changed.
-    pub fn originals(&self) -> BTreeMap<Object, State> {
+    pub fn originals(&self) -> BTreeMap<JournalObject, ObjectState> {
         let held = self.armed.iter().flat_map(|(journal, _)| journal.held());
         held.map(|(object, held)| (object.clone(), held.original.clone())).collect()
     }
 
     /// The object as we last read it back.
-    pub fn last(&self, object: &Object) -> Option<&State> {
+    pub fn last(&self, object: &JournalObject) -> Option<&ObjectState> {
         self.last.get(object)
     }
 
     /// Remembers how things were left, so that what others change is noticed.
-    pub(crate) fn set_last(&mut self, last: BTreeMap<Object, State>) {
+    pub(crate) fn set_last(&mut self, last: BTreeMap<JournalObject, ObjectState>) {
         self.last = last;
     }
 
@@ -91,7 +93,7 @@ impl Actuator {
     ///
     /// # Errors
     /// No journal or no guardian: nothing may be changed.
-    pub fn before(&mut self, kernel: &dyn Kernel, changes: &[Change]) -> Result<(), JournalError> {
+    pub fn before(&mut self, kernel: &dyn Kernel, changes: &[IntendedChange]) -> Result<(), JournalError> {
         if changes.is_empty() { Ok(()) } else { self.arm(kernel)?.before(changes) }
     }
 
@@ -111,9 +113,9 @@ impl Actuator {
         };
         match &mut self.armed {
             Some((_, guardian)) => match guardian.state() {
-                Guard::Stands => {}
-                Guard::Killed => *guardian = start().map_err(io)?,
-                Guard::Ended => return Err(JournalError::Fenced),
+                GuardianStatus::Alive => {}
+                GuardianStatus::Killed => *guardian = start().map_err(io)?,
+                GuardianStatus::Ended => return Err(JournalError::Fenced),
             },
             None => {
                 // Where the time is not to be had, everybody counts as born since.
@@ -140,10 +142,10 @@ impl Actuator {
     pub fn set(
         &self,
         kernel: &dyn Kernel,
-        item: &Item,
-        object: &Object,
-        wanted: &State,
-    ) -> Result<(State, bool), Refused> {
+        item: &PlanItem,
+        object: &JournalObject,
+        wanted: &ObjectState,
+    ) -> Result<(ObjectState, bool), RefusedItem> {
         match read_state(kernel, object) {
             Ok(now) if now == *wanted => return Ok((now, false)),
             _ => {}
@@ -153,7 +155,7 @@ impl Actuator {
     }
 
     /// Writes what stands in the journal, and reads it back.
-    fn write(&self, kernel: &dyn Kernel, object: &Object, wanted: &State) -> io::Result<State> {
+    fn write(&self, kernel: &dyn Kernel, object: &JournalObject, wanted: &ObjectState) -> io::Result<ObjectState> {
         // Since the original was read the thread's number may have become another's.
         check_thread(kernel, object)?;
         let held = self.armed.as_ref().and_then(|(journal, _)| journal.held().get(object));
@@ -163,7 +165,7 @@ impl Actuator {
         }
         let now = read_state(kernel, object)?;
         // One that follows its cpuset again is as it was, whatever that has become meanwhile.
-        let follows = |held: &Held| held.follows && held.original == *wanted;
+        let follows = |held: &JournalEntry| held.follows_cpuset && held.original == *wanted;
         Ok(if held.is_some_and(follows) { wanted.clone() } else { now })
     }
 
@@ -175,7 +177,7 @@ impl Actuator {
     pub fn journal_originals(&mut self, kernel: &dyn Kernel, wanted: &[DesiredState]) -> Result<(), JournalError> {
         let mut changes = Vec::new();
         for want in wanted {
-            match self.look_at(kernel, &want.object, &want.state) {
+            match self.read_current(kernel, &want.object, &want.state) {
                 Ok(change) => changes.push(change),
                 Err(error) if is_gone(&error) => {}
                 Err(source) => return Err(JournalError::Original { object: format!("{:?}", want.object), source }),
@@ -189,7 +191,7 @@ impl Actuator {
     ///
     /// # Errors
     /// It was gone and no other could be started.
-    pub fn keep_guarded(&mut self, kernel: &dyn Kernel, window: Duration) -> Result<(), JournalError> {
+    pub fn heartbeat(&mut self, kernel: &dyn Kernel, window: Duration) -> Result<(), JournalError> {
         if self.armed.is_some() {
             self.arm(kernel)?;
         }
@@ -207,7 +209,7 @@ impl Actuator {
     /// Has the guardian put everything back, as this process was silent? Then nothing can be changed before
     /// [`Actuator::rejoin`].
     pub fn is_fenced(&mut self) -> bool {
-        self.armed.as_mut().is_some_and(|(_, guardian)| guardian.state() == Guard::Ended)
+        self.armed.as_mut().is_some_and(|(_, guardian)| guardian.state() == GuardianStatus::Ended)
     }
 
     /// After a silence: waits for the guardian's end, and puts back what this process was just about to change when it was
@@ -225,8 +227,8 @@ impl Actuator {
         kernel.set_fence(None);
         self.last.clear();
         let account = restore(kernel, journal.held());
-        let failed = |line: &Restored| matches!(line.outcome, Outcome::Failed(_));
-        let left: Vec<&Object> = account.iter().filter(|line| failed(line)).map(|line| &line.object).collect();
+        let failed = |line: &RestoredObject| matches!(line.outcome, RestoreOutcome::Failed(_));
+        let left: Vec<&JournalObject> = account.iter().filter(|line| failed(line)).map(|line| &line.object).collect();
         if left.is_empty() {
             return journal.remove();
         }
@@ -244,17 +246,20 @@ impl Actuator {
         kernel: &dyn Kernel,
         threads: &[ThreadKey],
         files: &dyn Fn(&Path) -> bool,
-    ) -> Result<Vec<Restored>, JournalError> {
+    ) -> Result<Vec<RestoredObject>, JournalError> {
         let Some((journal, _)) = &mut self.armed else { return Ok(Vec::new()) };
-        let theirs = |object: &Object| match object {
-            Object::File { path } => files(path),
+        let theirs = |object: &JournalObject| match object {
+            JournalObject::File { path } => files(path),
             other => other.thread().is_some_and(|thread| threads.contains(&thread)),
         };
         let held: BTreeMap<_, _> =
             journal.held().iter().filter(|(object, _)| theirs(object)).map(|(o, h)| (o.clone(), h.clone())).collect();
         let account = restore(kernel, &held);
-        let failed: Vec<&Object> =
-            account.iter().filter(|line| matches!(line.outcome, Outcome::Failed(_))).map(|line| &line.object).collect();
+        let failed: Vec<&JournalObject> = account
+            .iter()
+            .filter(|line| matches!(line.outcome, RestoreOutcome::Failed(_)))
+            .map(|line| &line.object)
+            .collect();
         self.last.retain(|object, _| !theirs(object));
         journal.retain(|object| !theirs(object) || failed.contains(&object))?;
         Ok(account)
@@ -266,18 +271,18 @@ impl Actuator {
     ///
     /// # Errors
     /// The journal cannot be written; the threads keep what they inherited, and the next look tries again.
-    pub fn tend_heirs(
+    pub fn restore_inherited(
         &mut self,
         kernel: &dyn Kernel,
-        new: &[&Managed],
+        new: &[&ManagedThread],
         strangers: &[(i32, i32)],
     ) -> Result<(), JournalError> {
-        self.unread.retain(|thread| new.iter().all(|task| task.thread != *thread));
+        self.unread_threads.retain(|thread| new.iter().all(|task| task.thread != *thread));
         let Some((journal, _)) = &mut self.armed else { return Ok(()) };
         if new.is_empty() && strangers.is_empty() {
             return Ok(());
         }
-        let mut estates: BTreeMap<i32, Vec<(Object, Held)>> = BTreeMap::new();
+        let mut estates: BTreeMap<i32, Vec<(JournalObject, JournalEntry)>> = BTreeMap::new();
         for (ancestor, held) in journal.held() {
             if let Some(pid) = ancestor.inherited() {
                 estates.entry(pid).or_default().push((ancestor.clone(), held.clone()));
@@ -288,27 +293,27 @@ impl Actuator {
         };
         for task in new {
             for (of, held) in estate([task.pid, task.parent]) {
-                let object = of.same_of(task.pid, task.thread);
-                if journal.held().contains_key(&object) || !held.may_have_passed_to(task.thread) {
+                let object = of.for_thread(task.pid, task.thread);
+                if journal.held().contains_key(&object) || !held.may_be_inherited_by(task.thread) {
                     continue;
                 }
-                let inherited = |now: &State| held.ours.contains(now) && held.original != *now;
+                let inherited = |now: &ObjectState| held.our_values.contains(now) && held.original != *now;
                 let now = match read_state(kernel, &object) {
                     Ok(now) if inherited(&now) => now,
                     Err(error) if !is_gone(&error) => {
-                        self.unread.insert(task.thread);
+                        self.unread_threads.insert(task.thread);
                         continue;
                     }
                     _ => continue,
                 };
-                let (original, follows) = (held.original.clone(), held.follows);
-                let change = Change { object: object.clone(), now: original, wanted: now, follows };
+                let (original, follows) = (held.original.clone(), held.follows_cpuset);
+                let change = IntendedChange { object: object.clone(), now: original, wanted: now, follows };
                 if journal.before(&[change]).is_err() {
                     // A full disk: what cannot be written down is not touched, and asked again with the next look.
-                    self.unread.insert(task.thread);
+                    self.unread_threads.insert(task.thread);
                     continue;
                 }
-                if matches!(object, Object::Policy { .. }) {
+                if matches!(object, JournalObject::Policy { .. }) {
                     // A thread that is gone meanwhile needs nothing.
                     let _ = write_state(kernel, &object, &held.original);
                 }
@@ -318,7 +323,7 @@ impl Actuator {
             for tid in kernel.threads(pid).unwrap_or_default() {
                 let Ok(stat) = kernel.stat(tid) else { continue };
                 for (of, held) in estate([parent, pid]) {
-                    inheritor(kernel, of.same_of(pid, stat.key), held);
+                    restore_if_inherited(kernel, of.for_thread(pid, stat.key), held);
                 }
             }
         }
@@ -327,23 +332,28 @@ impl Actuator {
 
     /// New, and it could not be read what it inherited: to be tended by the next look, and not changed before.
     pub fn is_unread(&self, thread: ThreadKey) -> bool {
-        self.unread.contains(&thread)
+        self.unread_threads.contains(&thread)
     }
 
     /// How the object of a wanted change is now.
-    pub(crate) fn look_at(&self, kernel: &dyn Kernel, object: &Object, wanted: &State) -> io::Result<Change> {
+    pub(crate) fn read_current(
+        &self,
+        kernel: &dyn Kernel,
+        object: &JournalObject,
+        wanted: &ObjectState,
+    ) -> io::Result<IntendedChange> {
         if object.thread().is_some_and(|thread| self.is_unread(thread)) {
             return Err(io::Error::other("it cannot be read yet what it inherited"));
         }
         check_thread(kernel, object)?;
         let now = read_state(kernel, object)?;
         // Where the cpuset cannot be read the mask is put back by name.
-        let follows = is_whole(kernel, object, &now).unwrap_or(false);
-        Ok(Change { object: object.clone(), now, wanted: wanted.clone(), follows })
+        let follows = spans_cpuset(kernel, object, &now).unwrap_or(false);
+        Ok(IntendedChange { object: object.clone(), now, wanted: wanted.clone(), follows })
     }
 
     /// Drops what the journal holds about objects that are as they were: groups of ours that were removed.
-    pub fn forget(&mut self, gone: &[Object]) {
+    pub fn forget(&mut self, gone: &[JournalObject]) {
         if let Some((journal, _)) = &mut self.armed {
             // Where the file cannot be written anew the old one stands: a restore then finds them gone, which is no fault.
             let _ = journal.retain(|object| !gone.contains(object));
@@ -354,7 +364,11 @@ impl Actuator {
     ///
     /// # Errors
     /// The journal could not be written anew; nothing is lost.
-    pub fn forget_gone(&mut self, kernel: &dyn Kernel, seen: &dyn Fn(ThreadKey) -> bool) -> Result<(), JournalError> {
+    pub fn forget_dead_threads(
+        &mut self,
+        kernel: &dyn Kernel,
+        seen: &dyn Fn(ThreadKey) -> bool,
+    ) -> Result<(), JournalError> {
         let Some((journal, _)) = &mut self.armed else { return Ok(()) };
         // Of whom nobody can tell whether he lives, the original is kept.
         let there = |thread| seen(thread) || kernel.alive(thread).unwrap_or(true);
@@ -366,14 +380,14 @@ impl Actuator {
     ///
     /// # Errors
     /// The journal could not be removed.
-    pub fn put_back(&mut self, kernel: &dyn Kernel) -> Result<Vec<Restored>, JournalError> {
+    pub fn restore_all(&mut self, kernel: &dyn Kernel) -> Result<Vec<RestoredObject>, JournalError> {
         if self.is_fenced() {
             return self.rejoin(kernel).map(|()| Vec::new());
         }
         let Some((journal, guardian)) = self.armed.take() else { return Ok(Vec::new()) };
         let account = restore(kernel, journal.held());
         self.last.clear();
-        if account.iter().any(|restored| matches!(restored.outcome, Outcome::Failed(_))) {
+        if account.iter().any(|restored| matches!(restored.outcome, RestoreOutcome::Failed(_))) {
             self.armed = Some((journal, guardian));
             return Ok(account);
         }

@@ -13,42 +13,47 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
-pub use cachemate_core::Confined;
-use cachemate_core::{CpuSet, Item, Refused, RefusedBecause, Tracked};
+pub use cachemate_core::CpusetGroup;
+use cachemate_core::{CpuSet, PlanItem, RefusalReason, RefusedItem, Tracked};
 
-use crate::act::desired::{DesiredState, refused};
-use crate::kernel::group_folders::{CPUSET_FILE, all_members};
-use crate::kernel::{Kernel, if_there};
-use crate::safety::journal::{Object, State};
+use crate::act::desired_state::{DesiredState, refused};
+use crate::kernel::group_dirs::{CPUSET_FILE, all_members};
+use crate::kernel::{Kernel, if_exists};
+use crate::safety::journal::{JournalObject, ObjectState};
 use crate::safety::object_state::read_state;
 
 /// What there is of the groups that are confined, and of those that were.
 #[derive(Default, Debug)]
-pub struct Groups {
+pub struct CpusetGroups {
     /// CPUs of each group by its path below the root of the hierarchy, with a leading slash.
     pub cpus: BTreeMap<String, Tracked<CpuSet>>,
     /// The control file of each, by the same names.
     pub files: BTreeMap<String, PathBuf>,
     /// Groups that the operator wants confined, by the same names.
-    pub confined: Vec<Confined>,
+    pub confined: Vec<CpusetGroup>,
     /// The innermost of these groups that a thread is in: it cannot go anywhere else.
     pub threads: BTreeMap<i32, String>,
     /// For each group, affinities that narrowing it will change, and the states that the kernel may give them.
     pub states_to_come: BTreeMap<String, Vec<DesiredState>>,
     /// Groups that cannot be confined, or not be read, and why.
-    pub refused: Vec<Refused>,
+    pub refused: Vec<RefusedItem>,
 }
 
 /// Looks at the groups that are to be confined, and at those that were and are not named any more.
-pub fn look(kernel: &dyn Kernel, groups: &[Confined], originals: &BTreeMap<Object, State>) -> Groups {
-    let mut all = Groups::default();
-    let changed = |object: &&Object| matches!(object, Object::File { path } if path.ends_with(CPUSET_FILE));
-    let changed: Vec<&Object> = originals.keys().filter(changed).collect();
-    let found = if groups.is_empty() && changed.is_empty() { None } else { find(kernel) };
-    let mut outermost_first: Vec<&Confined> = groups.iter().collect();
+pub fn read_groups(
+    kernel: &dyn Kernel,
+    groups: &[CpusetGroup],
+    originals: &BTreeMap<JournalObject, ObjectState>,
+) -> CpusetGroups {
+    let mut all = CpusetGroups::default();
+    let changed =
+        |object: &&JournalObject| matches!(object, JournalObject::File { path } if path.ends_with(CPUSET_FILE));
+    let changed: Vec<&JournalObject> = originals.keys().filter(changed).collect();
+    let hierarchy = if groups.is_empty() && changed.is_empty() { None } else { find(kernel) };
+    let mut outermost_first: Vec<&CpusetGroup> = groups.iter().collect();
     outermost_first.sort_by_key(|group| group.cgroup.trim_matches('/').split('/').count());
     for group in outermost_first {
-        let file = match &found {
+        let file = match &hierarchy {
             None => Err("no cpuset controller, neither cgroup v1 nor v2".to_string()),
             Some(cpusets) => cpusets.file(&group.cgroup),
         };
@@ -57,15 +62,15 @@ pub fn look(kernel: &dyn Kernel, groups: &[Confined], originals: &BTreeMap<Objec
             all.add(kernel, group, file, originals).map_err(unseen)
         });
         if let Err(said) = added {
-            all.refused.push(Refused { item: Item::Plan, because: RefusedBecause::NotSupported, said });
+            all.refused.push(RefusedItem { item: PlanItem::Plan, reason: RefusalReason::NotSupported, message: said });
         }
     }
     for object in changed {
-        let Object::File { path } = object else { continue };
+        let JournalObject::File { path } = object else { continue };
         if all.files.values().any(|file| file == path) {
             continue;
         }
-        let mount = found.as_ref().map(|(Cpusets::V1(mount) | Cpusets::V2(mount))| mount.as_path());
+        let mount = hierarchy.as_ref().map(|(Cpusets::V1(mount) | Cpusets::V2(mount))| mount.as_path());
         let dir = path.parent().unwrap_or(Path::new("/"));
         let below = mount.and_then(|mount| dir.strip_prefix(mount).ok()).unwrap_or(dir);
         all.track(kernel, format!("/{}", below.display()), path.clone(), originals);
@@ -73,28 +78,34 @@ pub fn look(kernel: &dyn Kernel, groups: &[Confined], originals: &BTreeMap<Objec
     all
 }
 
-fn cpus_of(state: &State) -> Option<CpuSet> {
+fn cpus_of(state: &ObjectState) -> Option<CpuSet> {
     match state {
-        State::Text(text) => text.trim().parse().ok(),
+        ObjectState::Text(text) => text.trim().parse().ok(),
         _ => None,
     }
 }
 
-impl Groups {
+impl CpusetGroups {
     /// False = it cannot be read, and so is left alone.
-    fn track(&mut self, kernel: &dyn Kernel, name: String, file: PathBuf, originals: &BTreeMap<Object, State>) -> bool {
-        let object = Object::File { path: file.clone() };
+    fn track(
+        &mut self,
+        kernel: &dyn Kernel,
+        name: String,
+        file: PathBuf,
+        originals: &BTreeMap<JournalObject, ObjectState>,
+    ) -> bool {
+        let object = JournalObject::File { path: file.clone() };
         let read = read_state(kernel, &object);
         let now = match read.as_ref().map(cpus_of) {
             Ok(Some(now)) => now,
             Ok(None) => return false,
             Err(error) => {
-                self.refused.push(refused(kernel, &Item::Plan, &object, error));
+                self.refused.push(refused(kernel, &PlanItem::Plan, &object, error));
                 return false;
             }
         };
         let original = originals.get(&object).and_then(cpus_of).unwrap_or_else(|| now.clone());
-        self.cpus.insert(name.clone(), Tracked { now, original });
+        self.cpus.insert(name.clone(), Tracked { current: now, original });
         self.files.insert(name, file);
         true
     }
@@ -103,21 +114,21 @@ impl Groups {
     fn add(
         &mut self,
         kernel: &dyn Kernel,
-        group: &Confined,
+        group: &CpusetGroup,
         file: PathBuf,
-        originals: &BTreeMap<Object, State>,
+        originals: &BTreeMap<JournalObject, ObjectState>,
     ) -> io::Result<()> {
         let name = format!("/{}", group.cgroup.trim_matches('/'));
         let dir = file.parent().unwrap_or(Path::new("/")).to_path_buf();
         let cpus_in = |file: &Path| -> io::Result<Option<CpuSet>> {
-            let text = if_there(kernel.read(file))?;
+            let text = if_exists(kernel.read(file))?;
             Ok(text.and_then(|text| text.trim().parse().ok()).filter(|cpus: &CpuSet| !cpus.is_empty()))
         };
         let effective = match cpus_in(&file)? {
             Some(cpus) => Some(cpus),
             None => cpus_in(&dir.join("cpuset.cpus.effective"))?,
         };
-        let first = !originals.contains_key(&Object::File { path: file.clone() });
+        let first = !originals.contains_key(&JournalObject::File { path: file.clone() });
         let threads = all_members(kernel, &dir)?;
         let mut to_come = Vec::new();
         if let Some(effective) = effective.as_ref().filter(|_| first) {
@@ -126,7 +137,7 @@ impl Groups {
             }
         }
         if self.track(kernel, name.clone(), file, originals) {
-            self.confined.push(Confined { cgroup: name.clone(), cpus: group.cpus.clone() });
+            self.confined.push(CpusetGroup { cgroup: name.clone(), cpus: group.cpus.clone() });
             self.threads.extend(threads.into_iter().map(|tid| (tid, name.clone())));
             self.states_to_come.insert(name, to_come);
         }
@@ -137,14 +148,14 @@ impl Groups {
 /// A thread that is kept narrower than its group: the states that the kernel may give it.
 fn states_to_come(kernel: &dyn Kernel, tid: i32, may_become: [&CpuSet; 2]) -> io::Result<Vec<DesiredState>> {
     let read = || Ok((kernel.stat(tid)?.key, leader(kernel, tid)?, kernel.affinity(tid)?));
-    let Some((thread, pid, cpus)) = if_there(read())? else { return Ok(Vec::new()) };
+    let Some((thread, pid, cpus)) = if_exists(read())? else { return Ok(Vec::new()) };
     if cpus == *may_become[1] {
         return Ok(Vec::new());
     }
     let wanted = |cpus: &CpuSet| DesiredState {
-        item: Item::Plan,
-        object: Object::Affinity { pid, thread },
-        state: State::Cpus(cpus.clone()),
+        item: PlanItem::Plan,
+        object: JournalObject::Affinity { pid, thread },
+        state: ObjectState::Cpus(cpus.clone()),
     };
     // Between relatives of which both change, a group first gets what it had and what it is to have.
     let between = may_become[0].union(may_become[1]);
@@ -185,8 +196,8 @@ pub fn find(kernel: &dyn Kernel) -> Option<Cpusets> {
 ///
 /// # Errors
 /// Something of it is there and cannot be read.
-pub(crate) fn effective_of(kernel: &dyn Kernel, tid: i32) -> io::Result<Option<CpuSet>> {
-    let Some(group) = if_there(kernel.read(&PathBuf::from(format!("/proc/{tid}/cpuset"))))? else { return Ok(None) };
+pub(crate) fn effective_cpus(kernel: &dyn Kernel, tid: i32) -> io::Result<Option<CpuSet>> {
+    let Some(group) = if_exists(kernel.read(&PathBuf::from(format!("/proc/{tid}/cpuset"))))? else { return Ok(None) };
     let Some(cpusets) = try_find(kernel)? else { return Ok(None) };
     let (mount, file) = match &cpusets {
         Cpusets::V1(mount) => (mount, "cpuset.effective_cpus"),
@@ -196,12 +207,12 @@ pub(crate) fn effective_of(kernel: &dyn Kernel, tid: i32) -> io::Result<Option<C
     if inner.split('/').any(|part| part == "..") {
         return Ok(None); // beyond this namespace's root
     }
-    let text = if_there(kernel.read(&mount.join(inner).join(file)))?;
+    let text = if_exists(kernel.read(&mount.join(inner).join(file)))?;
     Ok(text.and_then(|text| text.trim().parse().ok()))
 }
 
 fn try_find(kernel: &dyn Kernel) -> io::Result<Option<Cpusets>> {
-    let Some(mounts) = if_there(kernel.read(Path::new("/proc/mounts")))? else { return Ok(None) };
+    let Some(mounts) = if_exists(kernel.read(Path::new("/proc/mounts")))? else { return Ok(None) };
     let mut old = None;
     for line in mounts.lines() {
         let fields: Vec<&str> = line.split_ascii_whitespace().collect();
@@ -210,7 +221,7 @@ fn try_find(kernel: &dyn Kernel) -> io::Result<Option<Cpusets>> {
         };
         let mount = PathBuf::from(mount);
         if kind == "cgroup2" {
-            let enabled = if_there(kernel.read(&mount.join("cgroup.subtree_control")))?.unwrap_or_default();
+            let enabled = if_exists(kernel.read(&mount.join("cgroup.subtree_control")))?.unwrap_or_default();
             if enabled.split_ascii_whitespace().any(|controller| controller == "cpuset") {
                 return Ok(Some(Cpusets::V2(mount)));
             }
@@ -240,12 +251,12 @@ impl Cpusets {
 mod tests {
     use super::*;
     use crate::act::actuator::{Actuator, GuardianCommand};
-    use crate::act::changes::bench::{self, Bench};
-    use crate::kernel::Host;
-    use crate::sense::tasks::Tasks;
-    use cachemate_core::{Plan, Window};
+    use crate::act::changes::fixture::{self, ApplyFixture};
+    use crate::kernel::LinuxHost;
+    use crate::sense::tasks::TaskTable;
+    use cachemate_core::{Plan, WindowLength};
 
-    fn tree(mounts: &str, files: &[(&str, &str)]) -> (tempfile::TempDir, Host) {
+    fn tree(mounts: &str, files: &[(&str, &str)]) -> (tempfile::TempDir, LinuxHost) {
         let dir = tempfile::tempdir().unwrap();
         let mut all = vec![("proc/mounts", mounts), ("proc/sys/kernel/random/boot_id", "boot\n")];
         all.extend(files);
@@ -254,7 +265,7 @@ mod tests {
             std::fs::create_dir_all(path.parent().unwrap()).unwrap();
             std::fs::write(path, text).unwrap();
         }
-        let host = Host::new(dir.path());
+        let host = LinuxHost::new(dir.path());
         (dir, host)
     }
 
@@ -286,9 +297,9 @@ mod tests {
         let narrow = host.thread(6, 6, 1, "3");
         host.thread(5, 5, 1, "0-7");
         host.thread(7, 7, 1, "0-7");
-        let group = |path: &str, cpus: &str| Confined { cgroup: path.into(), cpus: cpus.parse().unwrap() };
+        let group = |path: &str, cpus: &str| CpusetGroup { cgroup: path.into(), cpus: cpus.parse().unwrap() };
         let both = [group("/a/b/", "0-1"), group("a", "0-3")];
-        let found = look(&host, &both, &BTreeMap::new());
+        let found = read_groups(&host, &both, &BTreeMap::new());
         let all: CpuSet = (0..8).collect();
         assert_eq!(found.cpus, ["/a", "/a/b"].map(|name| (name.to_string(), Tracked::untouched(all.clone()))).into());
         let threads = [(5, "/a"), (6, "/a/b"), (7, "/a/b")].map(|(tid, name)| (tid, name.to_string()));
@@ -297,14 +308,14 @@ mod tests {
             let to_come = &found.states_to_come[name];
             assert!(to_come.len() == 3 && to_come.iter().all(|want| want.object.thread() == Some(narrow)), "{name}");
         }
-        let file = |path: &str| Object::File { path: format!("{base}/{path}").into() };
-        let originals = BTreeMap::from([(file("a/b/cpuset.cpus"), State::Text("0-5".into()))]);
-        let dropped = look(&host, &both[1..], &originals);
+        let file = |path: &str| JournalObject::File { path: format!("{base}/{path}").into() };
+        let originals = BTreeMap::from([(file("a/b/cpuset.cpus"), ObjectState::Text("0-5".into()))]);
+        let dropped = read_groups(&host, &both[1..], &originals);
         let original: CpuSet = (0..6).collect();
-        assert_eq!(dropped.cpus["/a/b"], Tracked { now: all, original });
+        assert_eq!(dropped.cpus["/a/b"], Tracked { current: all, original });
         assert_eq!(dropped.confined.len(), 1);
-        assert!(look(&host, &[], &BTreeMap::new()).cpus.is_empty());
-        let nowhere = look(&crate::fake_tests::FakeHost::default(), &both, &BTreeMap::new());
+        assert!(read_groups(&host, &[], &BTreeMap::new()).cpus.is_empty());
+        let nowhere = read_groups(&crate::fake_tests::FakeHost::default(), &both, &BTreeMap::new());
         assert_eq!((nowhere.refused.len(), nowhere.cpus.len()), (2, 0));
     }
 
@@ -317,9 +328,9 @@ mod tests {
         let state = tempfile::tempdir().unwrap();
         let args = ["-c", "echo ready; cat >/dev/null"].map(str::to_string).to_vec();
         let mut actuator = Actuator::new(state.path(), GuardianCommand { program: "/bin/sh".into(), args });
-        let groups = [Confined { cgroup: "/db".to_string(), cpus: "2-3".parse().unwrap() }];
-        let (tasks, capabilities) = (Tasks::default(), bench::capabilities());
-        let bench = Bench {
+        let groups = [CpusetGroup { cgroup: "/db".to_string(), cpus: "2-3".parse().unwrap() }];
+        let (tasks, capabilities) = (TaskTable::default(), fixture::capabilities());
+        let bench = ApplyFixture {
             host: &host,
             actuator: &mut actuator,
             ways: None,
@@ -327,13 +338,13 @@ mod tests {
             capabilities: &capabilities,
             groups: &groups,
         };
-        let (made, derived) = bench.carry_out(&Plan::idle(Window::Time { ns: 1 }));
+        let (made, derived) = bench.apply(&Plan::idle(WindowLength::Time { ns: 1 }));
         let lines: Vec<String> = derived.changes.iter().map(ToString::to_string).collect();
         assert_eq!(lines, ["confine group '/db' to CPUs 2-3 (was CPUs 0-7)"]);
         assert_eq!(made.calls, 1, "{made:?}");
         // A tree of plain files keeps what is longer than the write; the kernel's files do not.
         assert!(std::fs::read_to_string(&path).unwrap().starts_with("2-3"));
-        actuator.put_back(&host).unwrap();
+        actuator.restore_all(&host).unwrap();
         assert_eq!(std::fs::read_to_string(&path).unwrap().trim_end(), original);
         let cpusets = Cpusets::V1("/x".into());
         assert!(cpusets.file("/").is_err() && cpusets.file("/a/../..").is_err());

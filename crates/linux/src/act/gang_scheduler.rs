@@ -15,16 +15,16 @@ use std::time::Duration;
 
 use cachemate_core::GangSchedule;
 
-use crate::act::turns::Rotation;
-use crate::kernel::scheduling::{EXT, Scheduling};
+use crate::act::thread_rotation::ThreadRotation;
+use crate::kernel::scheduling::{EXT, SchedParams};
 use crate::kernel::{Kernel, ThreadKey};
 
-pub mod clashes;
+pub mod advisory_gangs;
 pub mod compose;
 pub mod message;
 
-use compose::{Advised, Part, message_of};
-use message::{Answer, Cache, Request, State};
+use compose::{AdvisoryGangs, CacheSchedule, message_of};
+use message::{NumberedCache, SchedulerReply, SchedulerRequest, SchedulerState};
 
 /// Where the scheduler listens unless it is told otherwise.
 pub const SOCKET: &str = "/run/gangs.sock";
@@ -35,49 +35,51 @@ const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The scheduler's socket.
 #[derive(Clone, Debug)]
-pub struct Client {
+pub struct SchedulerClient {
     socket: PathBuf,
 }
 
-impl Client {
+impl SchedulerClient {
     /// Nothing is asked yet.
     pub fn new(socket: &Path) -> Self {
-        Client { socket: socket.to_path_buf() }
+        SchedulerClient { socket: socket.to_path_buf() }
     }
 
     /// What is in force, as the scheduler reads it back from the kernel.
     ///
     /// # Errors
     /// Nobody answers, or the answer is none.
-    pub fn state(&self) -> io::Result<State> {
-        match self.ask(&Request::State {})? {
-            Answer::State(state) => Ok(*state),
+    pub fn state(&self) -> io::Result<SchedulerState> {
+        match self.ask(&SchedulerRequest::State {})? {
+            SchedulerReply::State(state) => Ok(*state),
             other => Err(io::Error::other(format!("{}: found {other:?}, expected its state", self.socket.display()))),
         }
     }
 
     /// Answers with the scheduler's complaints.
-    fn plan(&self, message: message::Plan) -> io::Result<Vec<String>> {
-        match self.ask(&Request::Plan(message))? {
-            Answer::Taken { complaints, attached: true, .. } => Ok(complaints),
-            Answer::Taken { .. } => Err(io::Error::other("the gang scheduler is not attached just now")),
-            Answer::Error { error } => Err(io::Error::other(format!("the gang scheduler refuses: {error}"))),
-            other @ Answer::State(_) => Err(io::Error::other(format!("found {other:?}, expected an answer to a plan"))),
+    fn plan(&self, message: message::SchedulerPlan) -> io::Result<Vec<String>> {
+        match self.ask(&SchedulerRequest::Plan(message))? {
+            SchedulerReply::Taken { complaints, attached: true, .. } => Ok(complaints),
+            SchedulerReply::Taken { .. } => Err(io::Error::other("the gang scheduler is not attached just now")),
+            SchedulerReply::Error { error } => Err(io::Error::other(format!("the gang scheduler refuses: {error}"))),
+            other @ SchedulerReply::State(_) => {
+                Err(io::Error::other(format!("found {other:?}, expected an answer to a plan")))
+            }
         }
     }
 
-    fn ask(&self, request: &Request) -> io::Result<Answer> {
-        let told = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", self.socket.display()));
-        let stream = UnixStream::connect(&self.socket).map_err(told)?;
+    fn ask(&self, request: &SchedulerRequest) -> io::Result<SchedulerReply> {
+        let with_path = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", self.socket.display()));
+        let stream = UnixStream::connect(&self.socket).map_err(with_path)?;
         stream
             .set_read_timeout(Some(PATIENCE))
             .and_then(|()| stream.set_write_timeout(Some(PATIENCE)))
-            .map_err(told)?;
+            .map_err(with_path)?;
         let mut line = serde_json::to_string(request).map_err(io::Error::other)?;
         line.push('\n');
-        (&stream).write_all(line.as_bytes()).map_err(told)?;
+        (&stream).write_all(line.as_bytes()).map_err(with_path)?;
         let mut answer = String::new();
-        BufReader::new((&stream).take(ANSWER_BYTES)).read_line(&mut answer).map_err(told)?;
+        BufReader::new((&stream).take(ANSWER_BYTES)).read_line(&mut answer).map_err(with_path)?;
         serde_json::from_str(&answer).map_err(|error| {
             let start: String = answer.chars().take(80).collect();
             io::Error::other(format!("{}: found '{start}', expected an answer: {error}", self.socket.display()))
@@ -87,35 +89,35 @@ impl Client {
 
 /// What the scheduler was told.
 #[derive(Debug)]
-struct Told {
+struct SubmittedPlan {
     generation: u64,
-    turns: Vec<message::Turn>,
+    turns: Vec<message::ScheduledTurn>,
     /// With how they were scheduled before.
-    threads: BTreeMap<ThreadKey, Scheduling>,
+    threads: BTreeMap<ThreadKey, SchedParams>,
 }
 
 /// The schedules and the advice that the scheduler keeps for us.
 #[derive(Debug)]
-pub(crate) struct Scheduler {
-    client: Client,
+pub(crate) struct KernelGangScheduler {
+    client: SchedulerClient,
     /// As it said at the last look; empty: it does not run.
-    caches: Vec<Cache>,
+    caches: Vec<NumberedCache>,
     generation: u64,
     /// Asked for; in force when `told` agrees.
-    wanted: Vec<(GangSchedule, Part)>,
-    advised: Option<Advised>,
+    wanted: Vec<(GangSchedule, CacheSchedule)>,
+    advised: Option<AdvisoryGangs>,
     /// By thread, for the members of any gang.
     weights: BTreeMap<ThreadKey, f64>,
     clashes: Vec<(ThreadKey, ThreadKey)>,
-    told: Option<Told>,
+    told: Option<SubmittedPlan>,
     dirty: bool,
     complaints: Vec<String>,
 }
 
-impl Scheduler {
+impl KernelGangScheduler {
     pub fn new(socket: &Path) -> Self {
-        Scheduler {
-            client: Client::new(socket),
+        KernelGangScheduler {
+            client: SchedulerClient::new(socket),
             caches: Vec::new(),
             generation: 0,
             wanted: Vec::new(),
@@ -129,10 +131,11 @@ impl Scheduler {
     }
 
     /// Is it there, and does it keep what it was told? A sentence where it no longer does: nothing of ours is with it then.
-    pub fn look(&mut self) -> Option<String> {
-        let found = self.client.state().map_err(|error| format!("the gang scheduler does not answer ({error})"));
-        let answers = found.as_ref().ok().map(|state| state.generation);
-        let found = found.and_then(|state| {
+    pub fn poll(&mut self) -> Option<String> {
+        let scheduler_state =
+            self.client.state().map_err(|error| format!("the gang scheduler does not answer ({error})"));
+        let answers = scheduler_state.as_ref().ok().map(|state| state.generation);
+        let found = scheduler_state.and_then(|state| {
             self.in_force(&state)?;
             let caches =
                 state.caches().map_err(|error| format!("the gang scheduler's state cannot be read: {error}"))?;
@@ -164,24 +167,27 @@ impl Scheduler {
     }
 
     /// Whether what was told is in force by what the scheduler reads back from the kernel.
-    fn in_force(&self, state: &State) -> Result<(), String> {
+    fn in_force(&self, state: &SchedulerState) -> Result<(), String> {
         if state.kernel != "enabled" {
             let guarded = state.guarded.as_ref().map(|why| format!(" ({why})")).unwrap_or_default();
             return Err(format!("the gang scheduler is detached{guarded}"));
         }
-        let Some(told) = &self.told else {
+        let Some(submitted) = &self.told else {
             return match state.held {
                 0 => Ok(()),
                 held => Err(format!("somebody else has given {held} threads to the gang scheduler")),
             };
         };
-        if state.generation != told.generation {
-            let said = "the gang scheduler was told another plan by somebody else";
-            return Err(format!("{said}: found generation {}, expected {}", state.generation, told.generation));
+        if state.generation != submitted.generation {
+            let message = "the gang scheduler was told another plan by somebody else";
+            return Err(format!("{message}: found generation {}, expected {}", state.generation, submitted.generation));
         }
         let turns = state.turns();
-        if turns != told.turns {
-            return Err(format!("the gang scheduler keeps other turns: found {turns:?}, expected {:?}", told.turns));
+        if turns != submitted.turns {
+            return Err(format!(
+                "the gang scheduler keeps other turns: found {turns:?}, expected {:?}",
+                submitted.turns
+            ));
         }
         Ok(())
     }
@@ -191,14 +197,14 @@ impl Scheduler {
         !self.caches.is_empty()
     }
 
-    /// Weights and clashes of the plan; they hold for the members of gangs, from the next [`Scheduler::settle`] on.
-    pub fn tell(&mut self, weights: BTreeMap<ThreadKey, f64>, clashes: Vec<(ThreadKey, ThreadKey)>) {
+    /// Weights and clashes of the plan; they hold for the members of gangs, from the next [`KernelGangScheduler::submit`] on.
+    pub fn set_advice(&mut self, weights: BTreeMap<ThreadKey, f64>, clashes: Vec<(ThreadKey, ThreadKey)>) {
         self.dirty |= self.weights != weights || self.clashes != clashes;
         (self.weights, self.clashes) = (weights, clashes);
     }
 
     /// Those who should rather not run together, as gangs without a schedule; `None`: no such advice.
-    pub fn advise(&mut self, advised: Option<Advised>) {
+    pub fn advise(&mut self, advised: Option<AdvisoryGangs>) {
         let advised = advised.filter(|_| self.runs());
         self.dirty |= self.advised != advised;
         self.advised = advised;
@@ -208,11 +214,11 @@ impl Scheduler {
         self.wanted.iter().map(|(schedule, _)| schedule)
     }
 
-    /// Takes a schedule on, if it can be kept: it is in force after [`Scheduler::settle`].
+    /// Takes a schedule on, if it can be kept: it is in force after [`KernelGangScheduler::submit`].
     ///
     /// # Errors
     /// Why idle turns must do it.
-    pub fn start(&mut self, schedule: &GangSchedule, rotation: &Rotation) -> Result<(), String> {
+    pub fn start(&mut self, schedule: &GangSchedule, rotation: &ThreadRotation) -> Result<(), String> {
         let taken: Vec<u32> = self.wanted.iter().map(|(_, part)| part.cache).collect();
         let part = compose::part(schedule, rotation, &self.caches, &taken)?;
         self.wanted.push((schedule.clone(), part));
@@ -232,19 +238,19 @@ impl Scheduler {
     ///
     /// # Errors
     /// The scheduler does not take it, or something else is in force: nothing of ours is with it then.
-    pub fn settle(&mut self) -> io::Result<()> {
+    pub fn submit(&mut self) -> io::Result<()> {
         if !self.runs() || !std::mem::take(&mut self.dirty) {
             return Ok(());
         }
-        let parts: Vec<&Part> = self.wanted.iter().map(|(_, part)| part).collect();
+        let parts: Vec<&CacheSchedule> = self.wanted.iter().map(|(_, part)| part).collect();
         let generation = self.generation + 1;
         let message = message_of(generation, &parts, self.advised.as_ref(), &self.weights, &self.clashes);
         let threads =
-            parts.iter().flat_map(|part| part.threads()).chain(self.advised.iter().flat_map(Advised::threads));
-        let mut threads: BTreeMap<ThreadKey, Scheduling> = threads.collect();
+            parts.iter().flat_map(|part| part.threads()).chain(self.advised.iter().flat_map(AdvisoryGangs::threads));
+        let mut threads: BTreeMap<ThreadKey, SchedParams> = threads.collect();
         // Those of the plan before are ours until they have been put back.
         threads.extend(self.told.iter().flat_map(|told| told.threads.iter().map(|(key, original)| (*key, *original))));
-        self.told = Some(Told { generation, turns: message.turns_by_cache(), threads });
+        self.told = Some(SubmittedPlan { generation, turns: message.turns_by_cache(), threads });
         let taken = self.client.plan(message).and_then(|complaints| {
             self.complaints = complaints;
             self.in_force(&self.client.state()?).map_err(io::Error::other)
@@ -261,7 +267,7 @@ impl Scheduler {
         (self.wanted, self.advised) = (Vec::new(), None);
         self.dirty = self.told.is_some();
         // Where it does not answer it is gone, or about to be: the policies are put back all the same.
-        let _ = self.settle();
+        let _ = self.submit();
         self.reclaim(kernel);
     }
 
@@ -271,23 +277,25 @@ impl Scheduler {
     }
 
     /// By the last look; empty where it does not run.
-    pub fn caches(&self) -> &[Cache] {
+    pub fn caches(&self) -> &[NumberedCache] {
         &self.caches
     }
 
     /// Are tasks that clash kept apart, as far as there is a choice?
-    pub fn keeps_clashes(&self) -> bool {
+    pub fn honors_penalties(&self) -> bool {
         self.runs() && !self.clashes.is_empty()
     }
 
     /// Puts threads back whose policy is still the scheduler's although it keeps them no longer: its loader does so, unless it
     /// was killed. A thread that chose another policy meanwhile keeps that.
     pub fn reclaim<K: Kernel>(&mut self, kernel: &K) {
-        let kept = self.wanted.iter().flat_map(|(_, part)| part.threads());
-        let kept: BTreeSet<ThreadKey> =
-            kept.chain(self.advised.iter().flat_map(Advised::threads)).map(|(thread, _)| thread).collect();
-        let Some(told) = &mut self.told else { return };
-        told.threads.retain(|thread, original| {
+        let scheduled_threads = self.wanted.iter().flat_map(|(_, part)| part.threads());
+        let kept: BTreeSet<ThreadKey> = scheduled_threads
+            .chain(self.advised.iter().flat_map(AdvisoryGangs::threads))
+            .map(|(thread, _)| thread)
+            .collect();
+        let Some(submitted) = &mut self.told else { return };
+        submitted.threads.retain(|thread, original| {
             if kept.contains(thread) {
                 return true;
             }
@@ -296,7 +304,7 @@ impl Scheduler {
             // What fails here is tried again at the next look, and stands in the journal.
             is_ours && kernel.set_scheduling(thread.tid, original).is_err()
         });
-        if kept.is_empty() && told.threads.is_empty() {
+        if kept.is_empty() && submitted.threads.is_empty() {
             self.told = None;
         }
     }

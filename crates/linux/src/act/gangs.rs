@@ -16,18 +16,18 @@ use std::time::{Duration, Instant};
 
 use cachemate_core::GangSchedule;
 
-use crate::act::changes::Gangs;
-use crate::act::gang_scheduler::Scheduler;
-use crate::act::gang_scheduler::compose::Advised;
-use crate::act::gang_scheduler::message::Cache;
-pub use crate::act::turns::Rotation;
-use crate::act::turns::set_turn;
-use crate::kernel::scheduling::Scheduling;
+use crate::act::changes::GangController;
+use crate::act::gang_scheduler::KernelGangScheduler;
+use crate::act::gang_scheduler::compose::AdvisoryGangs;
+use crate::act::gang_scheduler::message::NumberedCache;
+pub use crate::act::thread_rotation::ThreadRotation;
+use crate::act::thread_rotation::set_turn;
+use crate::kernel::scheduling::SchedParams;
 use crate::kernel::{Kernel, ThreadKey};
 
 /// What the rotation has done so far, for observations.
 #[derive(Debug, Default)]
-pub struct Turns {
+pub struct TurnCounters {
     /// Turns given so far, by all gangs.
     pub turns: AtomicU64,
     /// Calls that failed because a member was gone, may not be changed, or chose another class meanwhile.
@@ -38,59 +38,59 @@ pub struct Turns {
 
 /// A running rotation; stops, with everybody as before, when dropped.
 #[derive(Debug)]
-pub struct Runner {
+pub struct RotationRunner {
     stop: Arc<AtomicBool>,
     /// Counted on while it runs.
-    pub turns: Arc<Turns>,
+    pub turns: Arc<TurnCounters>,
     thread: Option<JoinHandle<()>>,
-    /// As [`Runner::start`] was given them.
-    pub rotations: Vec<Rotation>,
+    /// As [`RotationRunner::start`] was given them.
+    pub rotations: Vec<ThreadRotation>,
 }
 
-impl Runner {
+impl RotationRunner {
     /// Starts taking turns. The originals of all members must be in the journal already.
     ///
     /// # Errors
     /// The thread could not be started.
-    pub fn start<K>(kernel: Arc<Mutex<K>>, rotations: Vec<Rotation>) -> std::io::Result<Self>
+    pub fn start<K>(kernel: Arc<Mutex<K>>, rotations: Vec<ThreadRotation>) -> std::io::Result<Self>
     where
         K: Kernel + Send + 'static,
     {
-        let (stop, turns) = (Arc::new(AtomicBool::new(false)), Arc::new(Turns::default()));
+        let (stop, turns) = (Arc::new(AtomicBool::new(false)), Arc::new(TurnCounters::default()));
         let (stop_there, turns_there, rotations_there) = (stop.clone(), turns.clone(), rotations.clone());
         let thread = std::thread::Builder::new()
             .name("cachemate-gangs".to_string())
             .spawn(move || take_turns(&kernel, &rotations_there, &stop_there, &turns_there))?;
-        Ok(Runner { stop, turns, thread: Some(thread), rotations })
+        Ok(RotationRunner { stop, turns, thread: Some(thread), rotations })
     }
 }
 
 /// Runners by the schedule that they run; schedules that the gang scheduler in the kernel keeps, where it runs.
 #[derive(Debug)]
-pub(crate) struct Runners<K> {
+pub(crate) struct GangRunners<K> {
     kernel: Arc<Mutex<K>>,
-    running: Vec<(GangSchedule, Runner)>,
-    scheduler: Option<Scheduler>,
+    running: Vec<(GangSchedule, RotationRunner)>,
+    scheduler: Option<KernelGangScheduler>,
 }
 
-impl<K: Kernel + Send + 'static> Runners<K> {
+impl<K: Kernel + Send + 'static> GangRunners<K> {
     /// `scheduler`: the socket of the gang scheduler, which need not run.
     pub fn new(kernel: Arc<Mutex<K>>, scheduler: Option<&Path>) -> Self {
-        Runners { kernel, running: Vec::new(), scheduler: scheduler.map(Scheduler::new) }
+        GangRunners { kernel, running: Vec::new(), scheduler: scheduler.map(KernelGangScheduler::new) }
     }
 
     pub fn schedules(&self) -> Vec<GangSchedule> {
-        let kept = self.scheduler.iter().flat_map(Scheduler::schedules);
-        self.running.iter().map(|(schedule, _)| schedule).chain(kept).cloned().collect()
+        let schedules = self.scheduler.iter().flat_map(KernelGangScheduler::schedules);
+        self.running.iter().map(|(schedule, _)| schedule).chain(schedules).cloned().collect()
     }
 
     /// Asks the gang scheduler what is in force. A sentence where it no longer keeps what it was told: its threads are as
-    /// before then, and its schedules are not among [`Runners::schedules`]. Where it has come up meanwhile idle turns end, and
+    /// before then, and its schedules are not among [`GangRunners::schedules`]. Where it has come up meanwhile idle turns end, and
     /// the next plan gives them to it. Nobody may hold the kernel; so for the two below.
-    pub fn look(&mut self) -> Option<String> {
+    pub fn poll(&mut self) -> Option<String> {
         let scheduler = self.scheduler.as_mut()?;
         let ran = scheduler.runs();
-        let lost = scheduler.look();
+        let lost = scheduler.poll();
         if lost.is_some() {
             scheduler.reclaim(&*lock(&self.kernel));
         } else if !ran && scheduler.runs() {
@@ -101,32 +101,32 @@ impl<K: Kernel + Send + 'static> Runners<K> {
 
     /// By the last look.
     pub fn scheduler_runs(&self) -> bool {
-        self.scheduler.as_ref().is_some_and(Scheduler::runs)
+        self.scheduler.as_ref().is_some_and(KernelGangScheduler::runs)
     }
 
     /// Weights, and pairs that should rather not run together, for the gang scheduler; gangs of the advised, where the plan has
     /// no schedules.
-    pub fn tell(
+    pub fn set_advice(
         &mut self,
         weights: BTreeMap<ThreadKey, f64>,
         clashes: Vec<(ThreadKey, ThreadKey)>,
-        advised: impl FnOnce(&[Cache]) -> Option<Advised>,
+        advised: impl FnOnce(&[NumberedCache]) -> Option<AdvisoryGangs>,
     ) {
         if let Some(scheduler) = &mut self.scheduler {
             let advised = advised(scheduler.caches());
-            scheduler.tell(weights, clashes);
+            scheduler.set_advice(weights, clashes);
             scheduler.advise(advised);
         }
     }
 
     /// Does the gang scheduler keep clashing tasks apart, in gangs of a schedule or of its own?
     pub fn keeps_clashes(&self) -> bool {
-        self.scheduler.as_ref().is_some_and(Scheduler::keeps_clashes)
+        self.scheduler.as_ref().is_some_and(KernelGangScheduler::honors_penalties)
     }
 
     /// What the gang scheduler complained of since the last time.
     pub fn complaints(&mut self) -> Vec<String> {
-        self.scheduler.as_mut().map(Scheduler::complaints).unwrap_or_default()
+        self.scheduler.as_mut().map(KernelGangScheduler::complaints).unwrap_or_default()
     }
 
     /// Everybody as before.
@@ -142,16 +142,16 @@ fn lock<K>(kernel: &Mutex<K>) -> MutexGuard<'_, K> {
     kernel.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl<K: Kernel + Send + 'static> Gangs for Runners<K> {
-    fn start(&mut self, schedule: &GangSchedule, rotation: Rotation) -> std::io::Result<()> {
+impl<K: Kernel + Send + 'static> GangController for GangRunners<K> {
+    fn start(&mut self, schedule: &GangSchedule, rotation: ThreadRotation) -> std::io::Result<()> {
         if let Some(scheduler) = self.scheduler.as_mut().filter(|scheduler| scheduler.runs()) {
             if scheduler.start(schedule, &rotation).is_ok() {
                 return Ok(());
             }
             // Idle turns for this one: its members must be out of the scheduler first.
-            self.settle()?;
+            self.commit_gangs()?;
         }
-        let runner = Runner::start(self.kernel.clone(), vec![rotation])?;
+        let runner = RotationRunner::start(self.kernel.clone(), vec![rotation])?;
         self.running.push((schedule.clone(), runner));
         Ok(())
     }
@@ -162,15 +162,15 @@ impl<K: Kernel + Send + 'static> Gangs for Runners<K> {
         }
     }
 
-    fn settle(&mut self) -> std::io::Result<()> {
+    fn commit_gangs(&mut self) -> std::io::Result<()> {
         let Some(scheduler) = &mut self.scheduler else { return Ok(()) };
-        let settled = scheduler.settle();
+        let settled = scheduler.submit();
         scheduler.reclaim(&*lock(&self.kernel));
         settled
     }
 }
 
-impl Drop for Runner {
+impl Drop for RotationRunner {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
@@ -180,15 +180,16 @@ impl Drop for Runner {
     }
 }
 
-struct Hand {
+struct RotationCursor {
     gang: usize,
     slices_left: u32,
     due: Instant,
 }
 
-fn take_turns<K: Kernel>(kernel: &Mutex<K>, rotations: &[Rotation], stop: &AtomicBool, turns: &Turns) {
+fn take_turns<K: Kernel>(kernel: &Mutex<K>, rotations: &[ThreadRotation], stop: &AtomicBool, turns: &TurnCounters) {
     let now = Instant::now();
-    let mut hands: Vec<Hand> = rotations.iter().map(|_| Hand { gang: usize::MAX, slices_left: 0, due: now }).collect();
+    let mut hands: Vec<RotationCursor> =
+        rotations.iter().map(|_| RotationCursor { gang: usize::MAX, slices_left: 0, due: now }).collect();
     while !stop.load(Ordering::Relaxed) {
         let now = Instant::now();
         for (rotation, hand) in rotations.iter().zip(&mut hands).filter(|(_, hand)| hand.due <= now) {
@@ -196,7 +197,7 @@ fn take_turns<K: Kernel>(kernel: &Mutex<K>, rotations: &[Rotation], stop: &Atomi
             turns.latest_ns.fetch_max(late_ns, Ordering::Relaxed);
             if hand.slices_left == 0 {
                 let next = if hand.gang == usize::MAX { 0 } else { (hand.gang + 1) % rotation.gangs.len() };
-                give_turn(kernel, rotation, next, turns);
+                start_turn(kernel, rotation, next, turns);
                 hand.gang = next;
                 hand.slices_left = rotation.gangs[next].1;
             }
@@ -215,7 +216,7 @@ fn take_turns<K: Kernel>(kernel: &Mutex<K>, rotations: &[Rotation], stop: &Atomi
 }
 
 /// Those of the gang first up, then the others down: a CPU is never without a task that may use it fully.
-fn give_turn<K: Kernel>(kernel: &Mutex<K>, rotation: &Rotation, gang: usize, turns: &Turns) {
+fn start_turn<K: Kernel>(kernel: &Mutex<K>, rotation: &ThreadRotation, gang: usize, turns: &TurnCounters) {
     let (now, _) = &rotation.gangs[gang];
     now.iter().for_each(|(member, original)| set(kernel, *member, original, false, turns));
     let others = rotation.gangs.iter().flat_map(|(members, _)| members);
@@ -225,7 +226,7 @@ fn give_turn<K: Kernel>(kernel: &Mutex<K>, rotation: &Rotation, gang: usize, tur
     turns.turns.fetch_add(1, Ordering::Relaxed);
 }
 
-fn set<K: Kernel>(kernel: &Mutex<K>, member: ThreadKey, original: &Scheduling, waits: bool, turns: &Turns) {
+fn set<K: Kernel>(kernel: &Mutex<K>, member: ThreadKey, original: &SchedParams, waits: bool, turns: &TurnCounters) {
     let kernel = kernel.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     if set_turn(&*kernel, member, original, waits).is_err() {
         turns.failed.fetch_add(1, Ordering::Relaxed);
@@ -237,10 +238,10 @@ mod tests {
     use super::*;
     use crate::fake_tests::FakeHost;
 
-    fn rotation(host: &FakeHost, slices: [u32; 2]) -> Rotation {
-        let member = |tid| (host.thread(tid, tid, 1, "0-3"), Scheduling::default());
+    fn rotation(host: &FakeHost, slices: [u32; 2]) -> ThreadRotation {
+        let member = |tid| (host.thread(tid, tid, 1, "0-3"), SchedParams::default());
         let gangs = vec![(vec![member(5), member(6)], slices[0]), (vec![member(7), member(8)], slices[1])];
-        Rotation { slice: Duration::from_millis(2), gangs }
+        ThreadRotation { slice: Duration::from_millis(2), gangs }
     }
 
     /// Does exactly one gang have its turn at any time, and is everybody as before afterwards?
@@ -249,9 +250,9 @@ mod tests {
         let host = FakeHost::default();
         let rotation = rotation(&host, [1, 1]);
         let host = Arc::new(Mutex::new(host));
-        let runner = Runner::start(host.clone(), vec![rotation.clone()]).unwrap();
+        let runner = RotationRunner::start(host.clone(), vec![rotation.clone()]).unwrap();
         let mut seen = std::collections::BTreeSet::new();
-        let turns = Turns::default();
+        let turns = TurnCounters::default();
         while runner.turns.turns.load(Ordering::Relaxed) < 4 {
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -259,7 +260,7 @@ mod tests {
         let policies = || host.lock().unwrap().threads.borrow().values().map(|t| t.policy).collect::<Vec<_>>();
         assert_eq!(policies(), [0, 0, 0, 0]);
         for gang in 0..2 {
-            give_turn(&host, &rotation, gang, &turns);
+            start_turn(&host, &rotation, gang, &turns);
             seen.insert(policies());
         }
         assert_eq!(seen.into_iter().collect::<Vec<_>>(), [vec![0, 0, 5, 5], vec![5, 5, 0, 0]]);
@@ -271,8 +272,8 @@ mod tests {
         let host = FakeHost::default();
         let rotation = rotation(&host, [1, 1]);
         host.threads.borrow_mut().get_mut(&7).unwrap().start_ticks += 1;
-        let (host, turns) = (Mutex::new(host), Turns::default());
-        give_turn(&host, &rotation, 0, &turns);
+        let (host, turns) = (Mutex::new(host), TurnCounters::default());
+        start_turn(&host, &rotation, 0, &turns);
         assert_eq!(host.lock().unwrap().threads.borrow()[&7].policy, 0);
         assert_eq!(turns.failed.load(Ordering::Relaxed), 1);
     }

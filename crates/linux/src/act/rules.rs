@@ -7,7 +7,7 @@ use cachemate_core::Goal;
 
 /// One rule. All conditions that are given must hold; a rule without conditions matches everything.
 #[derive(Clone, PartialEq, Debug, Default)]
-pub struct Rule {
+pub struct ManageRule {
     /// Command name as the kernel keeps it (15 bytes), `*` and `?` allowed.
     pub command: Option<String>,
     /// Path of the cgroup, or of one above it.
@@ -17,12 +17,12 @@ pub struct Rule {
     /// Numeric user id of the process.
     pub user: Option<u32>,
     /// What happens with a program that meets all conditions.
-    pub action: Action,
+    pub action: ManageAction,
 }
 
 /// What happens with a program that a rule matches.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
-pub enum Action {
+pub enum ManageAction {
     /// Measured and placed, with what is asked for it.
     Manage(Option<Goal>),
     /// Measured, never moved.
@@ -34,7 +34,7 @@ pub enum Action {
 
 /// What rules go by.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Subject<'a> {
+pub struct RuleSubject<'a> {
     /// Command name as the kernel keeps it: 15 bytes at most.
     pub command: &'a str,
     /// Path of its control group; `None` = not known.
@@ -45,8 +45,8 @@ pub struct Subject<'a> {
     pub user: Option<u32>,
 }
 
-impl Rule {
-    fn matches(&self, subject: &Subject<'_>) -> bool {
+impl ManageRule {
+    fn matches(&self, subject: &RuleSubject<'_>) -> bool {
         let command = self.command.as_ref().is_none_or(|pattern| glob(pattern, subject.command));
         let cgroup = self.cgroup.as_ref().is_none_or(|above| subject.cgroup.is_some_and(|path| is_below(path, above)));
         let pid = self.pid.is_none_or(|pid| subject.lineage.contains(&pid));
@@ -55,9 +55,9 @@ impl Rule {
     }
 }
 
-/// The action of the first rule that matches; [`Action::Leave`] if none does.
-pub fn decide(rules: &[Rule], subject: &Subject<'_>) -> Action {
-    rules.iter().find(|rule| rule.matches(subject)).map_or(Action::Leave, |rule| rule.action)
+/// The action of the first rule that matches; [`ManageAction::Leave`] if none does.
+pub fn decide(rules: &[ManageRule], subject: &RuleSubject<'_>) -> ManageAction {
+    rules.iter().find(|rule| rule.matches(subject)).map_or(ManageAction::Leave, |rule| rule.action)
 }
 
 fn is_below(path: &str, above: &str) -> bool {
@@ -96,8 +96,8 @@ fn glob(pattern: &str, text: &str) -> bool {
 mod tests {
     use super::*;
 
-    fn subject(command: &'static str) -> Subject<'static> {
-        Subject { command, cgroup: Some("/system.slice/db.service"), lineage: &[7, 3, 1], user: Some(1000) }
+    fn subject(command: &'static str) -> RuleSubject<'static> {
+        RuleSubject { command, cgroup: Some("/system.slice/db.service"), lineage: &[7, 3, 1], user: Some(1000) }
     }
 
     /// Do stars and question marks match as in a shell?
@@ -120,16 +120,32 @@ mod tests {
     /// Does the first matching rule decide, must all its conditions hold, and is the unmatched left alone?
     #[test]
     fn the_first_matching_rule_decides() {
-        let leave = Rule { command: Some("mysql*".into()), action: Action::Leave, ..Rule::default() };
-        let group = Rule { cgroup: Some("/system.slice".into()), action: Action::Manage(None), ..Rule::default() };
-        let other = Rule { cgroup: Some("/system.slice/db".into()), action: Action::Observe, ..Rule::default() };
+        let leave = ManageRule { command: Some("mysql*".into()), action: ManageAction::Leave, ..ManageRule::default() };
+        let group = ManageRule {
+            cgroup: Some("/system.slice".into()),
+            action: ManageAction::Manage(None),
+            ..ManageRule::default()
+        };
+        let other = ManageRule {
+            cgroup: Some("/system.slice/db".into()),
+            action: ManageAction::Observe,
+            ..ManageRule::default()
+        };
         let rules = [leave, group.clone()];
-        assert_eq!(decide(&rules, &subject("mysqld")), Action::Leave);
-        assert_eq!(decide(&rules, &subject("redis")), Action::Manage(None));
-        assert_eq!(decide(&[other], &subject("redis")), Action::Leave, "a name that only begins alike is no parent");
-        let parent = Rule { pid: Some(3), action: Action::Observe, ..Rule::default() };
-        assert_eq!(decide(&[parent], &subject("redis")), Action::Observe, "children of a named process belong to it");
-        let both = Rule { user: Some(0), ..group };
-        assert_eq!(decide(&[both], &subject("redis")), Action::Leave);
+        assert_eq!(decide(&rules, &subject("mysqld")), ManageAction::Leave);
+        assert_eq!(decide(&rules, &subject("redis")), ManageAction::Manage(None));
+        assert_eq!(
+            decide(&[other], &subject("redis")),
+            ManageAction::Leave,
+            "a name that only begins alike is no parent"
+        );
+        let parent = ManageRule { pid: Some(3), action: ManageAction::Observe, ..ManageRule::default() };
+        assert_eq!(
+            decide(&[parent], &subject("redis")),
+            ManageAction::Observe,
+            "children of a named process belong to it"
+        );
+        let both = ManageRule { user: Some(0), ..group };
+        assert_eq!(decide(&[both], &subject("redis")), ManageAction::Leave);
     }
 }

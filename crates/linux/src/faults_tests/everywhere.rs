@@ -8,7 +8,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use cachemate_core::{
-    CacheId, CacheShare, CpuSet, GroupId, Machine, MachineError, Member, Observation, Plan, TaskId, Units, Window,
+    CacheId, CacheShare, CpuSet, GroupId, Machine, MachineError, Observation, Plan, ShareMember, TaskId, Units,
+    WindowLength,
 };
 
 use super::{machine_with, make, one_of_each, states, with_group};
@@ -16,13 +17,13 @@ use crate::act::actuator::{Actuator, GuardianCommand};
 use crate::act::resctrl;
 use crate::act::resctrl::fake_tests::{FakeCat, topology as cat_topology};
 use crate::fake_tests::FakeHost;
-use crate::kernel::scheduling::Scheduling;
+use crate::kernel::scheduling::SchedParams;
 use crate::kernel::{DirLock, Kernel};
 use crate::safety::fence::Fence;
 use crate::safety::guardian::restore_left_behind;
-use crate::safety::journal::{Journal, State};
+use crate::safety::journal::{Journal, ObjectState};
 use crate::safety::object_state::read_state;
-use crate::safety::restore::{Outcome, Restored};
+use crate::safety::restore::{RestoreOutcome, RestoredObject};
 
 /// What a call may come back with that says nothing of what it concerns.
 const ERRORS: [i32; 7] = [libc::EMFILE, libc::ENOMEM, libc::EIO, libc::EROFS, libc::ENOSPC, libc::EPERM, libc::EINTR];
@@ -36,15 +37,15 @@ struct Fault {
 }
 
 /// A host whose calls are counted, and some of them fail.
-struct Faulty<K> {
+struct FaultyKernel<K> {
     inner: K,
     calls: Cell<u32>,
     fault: Cell<Option<Fault>>,
 }
 
-impl<K> Faulty<K> {
+impl<K> FaultyKernel<K> {
     fn new(inner: K, fault: Option<Fault>) -> Self {
-        Faulty { inner, calls: Cell::new(0), fault: Cell::new(fault) }
+        FaultyKernel { inner, calls: Cell::new(0), fault: Cell::new(fault) }
     }
     fn call(&self) -> io::Result<&K> {
         let at = self.calls.replace(self.calls.get() + 1);
@@ -57,7 +58,7 @@ impl<K> Faulty<K> {
     }
 }
 
-impl<K: Kernel> Kernel for Faulty<K> {
+impl<K: Kernel> Kernel for FaultyKernel<K> {
     fn read(&self, path: &Path) -> io::Result<String> {
         self.call()?.read(path)
     }
@@ -82,10 +83,10 @@ impl<K: Kernel> Kernel for Faulty<K> {
     fn set_nice(&self, tid: i32, nice: i32) -> io::Result<()> {
         self.call()?.set_nice(tid, nice)
     }
-    fn scheduling(&self, tid: i32) -> io::Result<Scheduling> {
+    fn scheduling(&self, tid: i32) -> io::Result<SchedParams> {
         self.call()?.scheduling(tid)
     }
-    fn set_scheduling(&self, tid: i32, wanted: &Scheduling) -> io::Result<()> {
+    fn set_scheduling(&self, tid: i32, wanted: &SchedParams) -> io::Result<()> {
         self.call()?.set_scheduling(tid, wanted)
     }
     fn set_fence(&self, fence: Option<std::sync::Arc<Fence>>) {
@@ -95,16 +96,16 @@ impl<K: Kernel> Kernel for Faulty<K> {
 
 /// What came of a life: how many calls it took.
 fn end<K: Kernel, S: PartialEq + std::fmt::Debug>(
-    kernel: &Faulty<K>,
+    kernel: &FaultyKernel<K>,
     dir: &Path,
-    ended: &Result<Vec<Restored>, String>,
+    ended: &Result<Vec<RestoredObject>, String>,
     states: impl Fn(&K) -> S,
     before: &S,
 ) -> u32 {
     let (calls, case) = (kernel.calls.get(), format!("{:?}: {ended:?}", kernel.fault.get()));
     let journal = dir.join(Journal::FILE_NAME);
     let said = match ended {
-        Ok(account) => account.iter().any(|line| matches!(line.outcome, Outcome::Failed(_))),
+        Ok(account) => account.iter().any(|line| matches!(line.outcome, RestoreOutcome::Failed(_))),
         Err(_) => true,
     };
     if journal.exists() {
@@ -137,12 +138,12 @@ fn run<K: Kernel + Send + 'static>(
 }
 
 fn all_of<K: Kernel + Send + 'static>(
-    machine: &mut crate::machine::LiveMachine<Faulty<K>>,
+    machine: &mut crate::machine::LiveMachine<FaultyKernel<K>>,
     plan: impl Fn(u64, &[TaskId]) -> Plan,
     birth: impl Fn(&K),
-) -> Result<Vec<Restored>, String> {
+) -> Result<Vec<RestoredObject>, String> {
     let ran = run(machine, plan, |kernel| birth(&kernel.inner));
-    let ended = machine.put_back().map_err(|error| error.to_string());
+    let ended = machine.restore_all().map_err(|error| error.to_string());
     // A daemon whose step failed ends with that error, whatever came of putting back.
     ran.map_err(|error| error.to_string()).and(ended)
 }
@@ -203,9 +204,9 @@ fn a_fault_at_any_call_loses_no_original() {
             caches: Vec::new(),
             ..cachemate_core::Topology::default()
         };
-        let mut machine = machine_with(Faulty::new(host, fault), topology, None, dir.path());
+        let mut machine = machine_with(FaultyKernel::new(host, fault), topology, None, dir.path());
         let plan = |window: u64, tasks: &[TaskId]| {
-            let mut plan = Plan::idle(Window::Time { ns: 1 });
+            let mut plan = Plan::idle(WindowLength::Time { ns: 1 });
             let moved = tasks.iter().filter(|task| window != 2 || task.0 != 1);
             plan.affinity = moved.map(|task| (*task, [(window % 2) as u32].into_iter().collect())).collect();
             plan.weights = tasks.iter().take(1).map(|task| (*task, 2.0)).collect();
@@ -239,12 +240,12 @@ fn a_fault_at_any_call_leaves_no_group() {
         let resctrl = resctrl::find(&cat, &host).unwrap();
         let groups = |cat: &FakeCat| cat.groups.borrow().clone();
         let before = groups(&cat);
-        let mut machine = machine_with(Faulty::new(cat, fault), host.topology, Some(resctrl), dir.path());
+        let mut machine = machine_with(FaultyKernel::new(cat, fault), host.topology, Some(resctrl), dir.path());
         let plan = |window: u64, tasks: &[TaskId]| {
-            let mut plan = Plan::idle(Window::Time { ns: 1 });
+            let mut plan = Plan::idle(WindowLength::Time { ns: 1 });
             let share = |task: &TaskId| CacheShare {
                 group: GroupId(task.0),
-                members: vec![Member::Task(*task)],
+                members: vec![ShareMember::Task(*task)],
                 cache: CacheId(0),
                 units: Units::Ways { mask: (window as u32..window as u32 + 3).collect() },
             };
@@ -263,18 +264,18 @@ fn a_fault_at_any_call_loses_no_kind_of_object() {
     everywhere(|fault| {
         let dir = state_dir();
         let (host, wanted) = one_of_each();
-        let all = |host: &FakeHost| -> BTreeMap<String, Option<State>> {
-            let state = |want: &crate::act::desired::DesiredState| read_state(host, &want.object).ok();
+        let all = |host: &FakeHost| -> BTreeMap<String, Option<ObjectState>> {
+            let state = |want: &crate::act::desired_state::DesiredState| read_state(host, &want.object).ok();
             wanted.iter().map(|want| (format!("{:?}", want.object), state(want))).collect()
         };
         let before = all(&host);
-        let host = Faulty::new(host, fault);
+        let host = FaultyKernel::new(host, fault);
         let command = GuardianCommand { program: "/bin/sh".into(), args: args.clone() };
         let mut actuator = Actuator::new(dir.path(), command);
         for _ in 0..3 {
             make(&mut actuator, &host, &wanted);
         }
-        let ended = actuator.put_back(&host).map_err(|error| error.to_string());
+        let ended = actuator.restore_all(&host).map_err(|error| error.to_string());
         end(&host, dir.path(), &ended, all, &before)
     });
 }

@@ -16,7 +16,8 @@ fn four_threads(dir: &Path) -> (LiveMachine<FakeHost>, PathBuf) {
     let topology = Topology { cpus: (0..4).map(cpu).collect(), ..Topology::default() };
     let socket = dir.join("gangs.sock");
     let options = LiveOptions { gang_scheduler: Some(socket.clone()), groups: Vec::new(), ..options(dir) };
-    let machine = LiveMachine::new(host, topology, cachemate_core::test_kit::capabilities(&[]), Vec::new(), options);
+    let machine =
+        LiveMachine::new(host, topology, cachemate_core::test_support::capabilities(&[]), Vec::new(), options);
     (machine, socket)
 }
 
@@ -30,7 +31,7 @@ fn tasks(machine: &mut LiveMachine<FakeHost>) -> Vec<TaskId> {
 
 /// Gangs of two on the first cache, weighted.
 fn two_gangs(tasks: &[TaskId]) -> Plan {
-    let mut plan = Plan::idle(Window::Time { ns: 1_000_000 });
+    let mut plan = Plan::idle(WindowLength::Time { ns: 1_000_000 });
     let gang = |pair: &[TaskId]| Gang { members: pair.iter().map(|task| (*task, None)).collect(), slices: 1 };
     let gangs = tasks.chunks(2).map(gang).collect();
     plan.gangs = vec![GangSchedule { cpus: "0-1".parse().unwrap(), slice_ns: 20_000_000, gangs }];
@@ -51,7 +52,7 @@ fn a_plan_runs_by_the_scheduler_and_outlives_it() {
     assert_eq!((&applied.gangs, applied.refused), (&plan.gangs, Vec::new()));
     assert_eq!(policies(&machine), [EXT; 4]);
     let originals = machine.originals();
-    let kept = originals.values().filter(|state| **state == State::Policy(0)).count();
+    let kept = originals.values().filter(|state| **state == ObjectState::Policy(0)).count();
     assert_eq!(kept, 4, "{originals:?}");
     for _ in 0..3 {
         tasks(&mut machine);
@@ -66,9 +67,9 @@ fn a_plan_runs_by_the_scheduler_and_outlives_it() {
     let applied = machine.apply(&plan).unwrap();
     assert_eq!(applied.gangs, plan.gangs);
     let [lost] = &applied.refused[..] else { panic!("{applied:?}") };
-    assert!(lost.said.contains("gangs are idle turns"), "{}", lost.said);
+    assert!(lost.message.contains("gangs are idle turns"), "{}", lost.message);
     assert!(!policies(&machine).contains(&EXT));
-    machine.put_back().unwrap();
+    machine.restore_all().unwrap();
     assert_eq!(policies(&machine), [0; 4]);
 }
 
@@ -84,7 +85,7 @@ fn advice_is_kept_by_the_scheduler() {
     });
     let scheduler = FakeScheduler::start(machine.kernel(), &socket);
     let seen = tasks(&mut machine);
-    let mut plan = Plan::idle(Window::Time { ns: 1_000_000 });
+    let mut plan = Plan::idle(WindowLength::Time { ns: 1_000_000 });
     plan.penalties = vec![CoRunPenalty { tasks: (seen[0], seen[1]), penalty: 0.7 }];
     let applied = machine.apply(&plan).unwrap();
     assert_eq!((&applied.penalties, &applied.gangs, applied.refused), (&plan.penalties, &Vec::new(), Vec::new()));
@@ -97,7 +98,7 @@ fn advice_is_kept_by_the_scheduler() {
     let applied = machine.apply(&Plan::idle(plan.window)).unwrap();
     assert_eq!((applied.penalties, applied.refused), (Vec::new(), Vec::new()));
     assert_eq!(policies(&machine), [0; 8]);
-    machine.put_back().unwrap();
+    machine.restore_all().unwrap();
 }
 
 /// Whatever write fails, whenever the scheduler is killed, comes back, refuses or gives back: does the machine go on, and is
@@ -108,7 +109,7 @@ fn faults_around_the_scheduler_leave_everybody_as_before() {
         let dir = tempfile::tempdir().unwrap();
         let (mut machine, socket) = four_threads(dir.path());
         let before = machine.with_kernel(states);
-        let mut draw = Draw(seed);
+        let mut draw = FaultRng(seed);
         let mut scheduler = None;
         for window in 0..10 {
             let seen = tasks(&mut machine);
@@ -137,7 +138,7 @@ fn faults_around_the_scheduler_leave_everybody_as_before() {
             assert!(applied.gangs.iter().all(planned), "seed {seed}, window {window}: {applied:?}");
         }
         machine.with_kernel(|host| host.fault.set(None));
-        machine.put_back().unwrap();
+        machine.restore_all().unwrap();
         assert_eq!(machine.with_kernel(states), before, "seed {seed}");
     }
 }
@@ -152,9 +153,9 @@ fn the_kernels_tolerance_is_put_back() {
         host.file(&file, "1\n");
         let topology = Topology::default();
         let options = LiveOptions { kernel_tolerance: Some(3), groups: Vec::new(), ..options(dir.path()) };
-        let can = cachemate_core::test_kit::capabilities(&[]);
+        let can = cachemate_core::test_support::capabilities(&[]);
         let mut machine = LiveMachine::new(host, topology, can, Vec::new(), options);
-        let idle = Plan::idle(Window::Time { ns: 1_000_000 });
+        let idle = Plan::idle(WindowLength::Time { ns: 1_000_000 });
         assert_eq!(machine.apply(&idle).unwrap().refused, Vec::new());
         assert_eq!(machine.with_kernel(|host| host.text(&file)).trim(), "3");
         assert_eq!(machine.originals().len(), 1);
@@ -162,7 +163,7 @@ fn the_kernels_tolerance_is_put_back() {
             machine.with_kernel(|host| host.file(&file, "7\n"));
         }
         machine.apply(&idle).unwrap();
-        machine.put_back().unwrap();
+        machine.restore_all().unwrap();
         assert_eq!(machine.with_kernel(|host| host.text(&file)).trim(), if theirs { "7" } else { "1" });
     }
 }

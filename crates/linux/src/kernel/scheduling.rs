@@ -30,7 +30,7 @@ const FLAGS: u64 = 7;
 
 /// A class with its parameters; those that the class does not have are 0.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
-pub struct Scheduling {
+pub struct SchedParams {
     /// `SCHED_*`.
     pub policy: u32,
     /// `SCHED_FLAG_*`.
@@ -50,10 +50,10 @@ pub struct Scheduling {
     pub period_ns: u64,
 }
 
-impl Scheduling {
+impl SchedParams {
     /// A class without parameters or flags.
     pub fn plain(policy: u32) -> Self {
-        Scheduling { policy, ..Self::default() }
+        SchedParams { policy, ..Self::default() }
     }
 
     /// Can it be an idle task for a while? Not where somebody gave it a place before all others, or another scheduler.
@@ -64,11 +64,11 @@ impl Scheduling {
     /// The same thread while it waits.
     #[must_use]
     pub fn waiting(&self) -> Self {
-        Scheduling { policy: IDLE, ..*self }
+        SchedParams { policy: IDLE, ..*self }
     }
 }
 
-impl fmt::Display for Scheduling {
+impl fmt::Display for SchedParams {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.policy {
             NORMAL => f.write_str("SCHED_OTHER"),
@@ -86,7 +86,7 @@ impl fmt::Display for Scheduling {
 /// `struct sched_attr` of sched_getattr(2), in its first version.
 #[repr(C)]
 #[derive(Default)]
-struct Attributes {
+struct SchedAttr {
     size: u32,
     policy: u32,
     flags: u64,
@@ -98,35 +98,36 @@ struct Attributes {
 }
 
 /// Reads by sched_getattr(2).
-pub(crate) fn read(tid: i32) -> io::Result<Scheduling> {
-    let mut found = Attributes::default();
+pub(crate) fn read(tid: i32) -> io::Result<SchedParams> {
+    let mut attributes = SchedAttr::default();
     // SAFETY: the kernel writes at most the stated size into a structure of that size.
-    let answer =
-        unsafe { libc::syscall(libc::SYS_sched_getattr, tid, &raw mut found, size_of::<Attributes>() as u32, 0u32) };
+    let answer = unsafe {
+        libc::syscall(libc::SYS_sched_getattr, tid, &raw mut attributes, size_of::<SchedAttr>() as u32, 0u32)
+    };
     if answer < 0 {
         return Err(io::Error::last_os_error());
     }
-    let (flags, priority) = (found.flags & FLAGS, found.priority);
-    let plain = Scheduling { flags, priority, ..Scheduling::plain(found.policy) };
+    let (flags, priority) = (attributes.flags & FLAGS, attributes.priority);
+    let plain = SchedParams { flags, priority, ..SchedParams::plain(attributes.policy) };
     // Elsewhere the run time is the slice, which is kept by whoever changes the class.
-    if found.policy != DEADLINE {
+    if attributes.policy != DEADLINE {
         return Ok(plain);
     }
-    let (runtime_ns, deadline_ns, period_ns) = (found.runtime_ns, found.deadline_ns, found.period_ns);
-    Ok(Scheduling { runtime_ns, deadline_ns, period_ns, ..plain })
+    let (runtime_ns, deadline_ns, period_ns) = (attributes.runtime_ns, attributes.deadline_ns, attributes.period_ns);
+    Ok(SchedParams { runtime_ns, deadline_ns, period_ns, ..plain })
 }
 
 /// Writes by sched_setscheduler(2), which leaves the nice value as it is; by sched_setattr(2) what it cannot say.
-pub(crate) fn write(tid: i32, wanted: &Scheduling) -> io::Result<()> {
+pub(crate) fn write(tid: i32, wanted: &SchedParams) -> io::Result<()> {
     let answer = if wanted.policy == DEADLINE {
-        let attributes = Attributes {
-            size: size_of::<Attributes>() as u32,
+        let attributes = SchedAttr {
+            size: size_of::<SchedAttr>() as u32,
             policy: wanted.policy,
             flags: wanted.flags,
             runtime_ns: wanted.runtime_ns,
             deadline_ns: wanted.deadline_ns,
             period_ns: wanted.period_ns,
-            ..Attributes::default()
+            ..SchedAttr::default()
         };
         // SAFETY: the kernel reads a structure of the size that stands in it.
         unsafe { libc::syscall(libc::SYS_sched_setattr, tid, &raw const attributes, 0u32) }

@@ -5,7 +5,7 @@
 //! guardian leaves; when the pipe closes without that word, it restores from the journal. A daemon that is stopped or hangs
 //! closes nothing: it says how long its windows are once in each, and one that is silent for ten seconds and for five windows
 //! is fenced off ([`Fence`]), and then everything is restored. The guardian runs in a session of its
-//! own, in a control group of its own where there is one ([`apart`]), and ignores the signals that end a terminal's programs. If the guardian dies first, the daemon notices and starts
+//! own, in a control group of its own where there is one ([`cgroup`]), and ignores the signals that end a terminal's programs. If the guardian dies first, the daemon notices and starts
 //! another. If both die, the journal is still there for the next start and for `cachemate reset`.
 
 use std::io::{self, Read, Write};
@@ -18,13 +18,13 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-pub mod apart;
+pub mod cgroup;
 
 use crate::kernel::Kernel;
 use crate::safety::fence::{self, Fence};
-use crate::safety::journal::{self, Journal, JournalError, Recovered};
+use crate::safety::journal::{self, Journal, JournalError, RecoveredJournal};
 use crate::safety::limits;
-use crate::safety::restore::{Outcome, Restored, restore};
+use crate::safety::restore::{RestoreOutcome, RestoredObject, restore};
 
 /// What the daemon writes before it closes the pipe in good order.
 const ALL_RESTORED: &[u8] = b"restored\n";
@@ -45,9 +45,9 @@ pub struct Guardian {
 
 /// What has become of a guardian.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Guard {
+pub enum GuardianStatus {
     /// It runs, and has put nothing back.
-    Stands,
+    Alive,
     /// A signal ended it: it did nothing.
     Killed,
     /// It ended by itself: it took the daemon for gone or hung, and has put everything back.
@@ -65,11 +65,11 @@ impl Guardian {
         let mut command = Command::new(program);
         command.args(args).stdin(Stdio::piped()).stdout(Stdio::piped());
         command.env(fence::VARIABLE, fence.as_fd().as_raw_fd().to_string());
-        let kept: Vec<RawFd> = hold.iter().chain([&fence.as_fd()]).map(AsRawFd::as_raw_fd).collect();
+        let inherited_fds: Vec<RawFd> = hold.iter().chain([&fence.as_fd()]).map(AsRawFd::as_raw_fd).collect();
         // SAFETY: setsid(2) and fcntl(2) are async-signal-safe and touch no memory of ours; the descriptors are open.
         unsafe {
             command.pre_exec(move || {
-                for &fd in &kept {
+                for &fd in &inherited_fds {
                     rustix::io::fcntl_setfd(BorrowedFd::borrow_raw(fd), rustix::io::FdFlags::empty())?;
                 }
                 rustix::process::setsid().map(|_| ()).map_err(io::Error::from)
@@ -104,12 +104,12 @@ impl Guardian {
     }
 
     /// Is it still there? To be asked before every batch of changes.
-    pub fn state(&mut self) -> Guard {
+    pub fn state(&mut self) -> GuardianStatus {
         match self.child.try_wait() {
-            Ok(None) if self.fence.is_raised() => Guard::Ended,
-            Ok(None) => Guard::Stands,
-            Ok(Some(status)) if status.signal().is_some() && !self.fence.is_raised() => Guard::Killed,
-            _ => Guard::Ended,
+            Ok(None) if self.fence.is_raised() => GuardianStatus::Ended,
+            Ok(None) => GuardianStatus::Alive,
+            Ok(Some(status)) if status.signal().is_some() && !self.fence.is_raised() => GuardianStatus::Killed,
+            _ => GuardianStatus::Ended,
         }
     }
 
@@ -139,15 +139,15 @@ impl Guardian {
     /// The guardian was gone already, or does not go: it has nothing left to do.
     pub fn dismiss(mut self) -> io::Result<()> {
         let mut pipe = self.child.stdin.take().expect("standard input was piped, and is taken only here");
-        let told = pipe.write_all(ALL_RESTORED);
+        let goodbye = pipe.write_all(ALL_RESTORED);
         drop(pipe);
-        if self.ends_within(LEAVING) { told } else { Err(io::ErrorKind::TimedOut.into()) }
+        if self.ends_within(LEAVING) { goodbye } else { Err(io::ErrorKind::TimedOut.into()) }
     }
 }
 
 /// How the daemon's pipe ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Heard {
+enum PipeEnd {
     /// It has restored everything itself.
     Goodbye,
     /// It is gone.
@@ -157,28 +157,28 @@ enum Heard {
 }
 
 /// Reads signs of life until there are none.
-fn listen(pipe: impl AsFd, shortest_silence: Duration) -> Heard {
+fn listen(pipe: impl AsFd, shortest_silence: Duration) -> PipeEnd {
     let (mut limit, mut heard, mut line) = (shortest_silence, Instant::now(), Vec::new());
     loop {
-        let asked = Instant::now();
+        let waiting_since = Instant::now();
         let left = limit.saturating_sub(heard.elapsed()).min(Duration::from_secs(1));
         let timeout = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) };
         let mut polled = [PollFd::new(&pipe, PollFlags::IN)];
         let ready = match poll(&mut polled, Some(&timeout)) {
             Ok(ready) => ready,
             Err(rustix::io::Errno::INTR) => continue,
-            Err(_) => return Heard::End,
+            Err(_) => return PipeEnd::End,
         };
         if ready > 0 {
             let mut buffer = [0u8; 256];
             match rustix::io::read(&pipe, &mut buffer) {
-                Ok(0) => return Heard::End,
+                Ok(0) => return PipeEnd::End,
                 Ok(count) => {
                     heard = Instant::now();
                     line.extend_from_slice(&buffer[..count]);
-                    for said in lines(&mut line) {
-                        match said.parse::<u64>() {
-                            _ if said.as_bytes() == ALL_RESTORED.trim_ascii_end() => return Heard::Goodbye,
+                    for message in lines(&mut line) {
+                        match message.parse::<u64>() {
+                            _ if message.as_bytes() == ALL_RESTORED.trim_ascii_end() => return PipeEnd::Goodbye,
                             Ok(ms) => {
                                 limit = shortest_silence.max(SILENT_WINDOWS * Duration::from_millis(ms.min(HOUR_MS)))
                             }
@@ -187,13 +187,13 @@ fn listen(pipe: impl AsFd, shortest_silence: Duration) -> Heard {
                     }
                 }
                 Err(rustix::io::Errno::INTR) => {}
-                Err(_) => return Heard::End,
+                Err(_) => return PipeEnd::End,
             }
-        } else if asked.elapsed() > left + Duration::from_secs(1) {
+        } else if waiting_since.elapsed() > left + Duration::from_secs(1) {
             // We were stopped too: the daemon gets its time anew.
             heard = Instant::now();
         } else if heard.elapsed() >= limit {
-            return Heard::Silence(heard.elapsed());
+            return PipeEnd::Silence(heard.elapsed());
         }
     }
 }
@@ -212,32 +212,32 @@ fn lines(read: &mut Vec<u8>) -> Vec<String> {
 ///
 /// # Errors
 /// The journal could not be read, or the lock not taken. What could not be restored stands in the account.
-pub fn watch(kernel: &dyn Kernel, state_dir: &Path) -> Result<LeftBehind, JournalError> {
+pub fn watch(kernel: &dyn Kernel, state_dir: &Path) -> Result<RecoveryReport, JournalError> {
     ignore_terminal_signals();
     // Where there is no such group the guardian stands beside the daemon; `status` says so.
-    let apart = apart::Apart::go(kernel).ok().flatten();
-    let left = stand(kernel, state_dir);
+    let apart = cgroup::GuardianCgroup::enter(kernel).ok().flatten();
+    let left = watch_daemon(kernel, state_dir);
     if let Some(apart) = apart {
         apart.leave(kernel);
     }
     left
 }
 
-fn stand(kernel: &dyn Kernel, state_dir: &Path) -> Result<LeftBehind, JournalError> {
+fn watch_daemon(kernel: &dyn Kernel, state_dir: &Path) -> Result<RecoveryReport, JournalError> {
     let io = |source| JournalError::Io { path: state_dir.to_path_buf(), source };
     let fence = Fence::inherited().map_err(io)?;
     let mut stdout = io::stdout();
     let _ = stdout.write_all(b"ready\n").and_then(|()| stdout.flush());
     match listen(io::stdin(), SILENCE) {
-        Heard::Goodbye => return Ok(LeftBehind::default()),
-        Heard::Silence(silence) => {
+        PipeEnd::Goodbye => return Ok(RecoveryReport::default()),
+        PipeEnd::Silence(silence) => {
             // The daemon holds the lock, but the fence holds the daemon.
-            let Some(fence) = fence else { return Ok(LeftBehind::default()) };
+            let Some(fence) = fence else { return Ok(RecoveryReport::default()) };
             fence.raise().map_err(io)?;
             let left = restore_left_behind(kernel, state_dir)?;
-            return Ok(LeftBehind { silence: Some(silence), ..left });
+            return Ok(RecoveryReport { silence: Some(silence), ..left });
         }
-        Heard::End => {}
+        PipeEnd::End => {}
     }
     // A daemon that has started since restores before it does anything else; what stands in the journal then is its
     // own. The dead daemon's lock may outlive its pipe by a moment.
@@ -247,7 +247,7 @@ fn stand(kernel: &dyn Kernel, state_dir: &Path) -> Result<LeftBehind, JournalErr
         }
         std::thread::sleep(Duration::from_millis(50));
     }
-    Ok(LeftBehind::default())
+    Ok(RecoveryReport::default())
 }
 
 fn ignore_terminal_signals() {
@@ -313,9 +313,9 @@ impl Lock {
 
 /// What came of a journal that was left behind.
 #[derive(Debug, Default)]
-pub struct LeftBehind {
+pub struct RecoveryReport {
     /// What became of each object of the journal; empty = there was nothing to put back.
-    pub account: Vec<Restored>,
+    pub account: Vec<RestoredObject>,
     /// What some lines of the journal said is lost: objects that they named may still be changed.
     pub damage: Option<Damage>,
     /// Everything is put back, but the journal lies there still. The next look at it changes nothing.
@@ -351,11 +351,11 @@ impl std::fmt::Display for Damage {
 ///
 /// # Errors
 /// The journal cannot be read.
-pub fn restore_left_behind(kernel: &dyn Kernel, state_dir: &Path) -> Result<LeftBehind, JournalError> {
-    let Some(Recovered { boot_id, held, damaged_lines, .. }) = journal::recover(state_dir)? else {
-        return Ok(LeftBehind::default());
+pub fn restore_left_behind(kernel: &dyn Kernel, state_dir: &Path) -> Result<RecoveryReport, JournalError> {
+    let Some(RecoveredJournal { boot_id, held, damaged_lines, .. }) = journal::recover(state_dir)? else {
+        return Ok(RecoveryReport::default());
     };
-    let mut left = LeftBehind::default();
+    let mut left = RecoveryReport::default();
     if let (Some(then), Ok(now)) = (boot_id, kernel.boot_id())
         && then != now
     {
@@ -365,11 +365,11 @@ pub fn restore_left_behind(kernel: &dyn Kernel, state_dir: &Path) -> Result<Left
     let (held, refused) = limits::split(kernel, held);
     left.account = restore(kernel, &held);
     left.account.extend(refused);
-    let failed = left.account.iter().any(|restored| matches!(restored.outcome, Outcome::Failed(_)));
+    let failed = left.account.iter().any(|restored| matches!(restored.outcome, RestoreOutcome::Failed(_)));
     if !damaged_lines.is_empty() {
         let mut journal = state_dir.join(Journal::FILE_NAME);
         if !failed {
-            match journal::set_aside(state_dir) {
+            match journal::quarantine(state_dir) {
                 Ok(aside) => journal = aside,
                 Err(error) => left.stays = Some(error),
             }

@@ -20,12 +20,12 @@ use cachemate_core::CpuSet;
 use serde::{Deserialize, Serialize};
 
 use crate::kernel::ThreadKey;
-use crate::kernel::scheduling::Scheduling;
+use crate::kernel::scheduling::SchedParams;
 
 /// Something on the host that can be changed and put back.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Object {
+pub enum JournalObject {
     /// A thread's CPU affinity; `pid` is its process, whose later threads and children inherit it.
     Affinity {
         /// Process of the thread.
@@ -73,37 +73,41 @@ pub enum Object {
     },
 }
 
-impl Object {
+impl JournalObject {
     /// The thread it is a property of, if it is one.
     pub fn thread(&self) -> Option<ThreadKey> {
         match self {
-            Object::Affinity { thread, .. }
-            | Object::Nice { thread, .. }
-            | Object::Policy { thread, .. }
-            | Object::Membership { thread, .. } => Some(*thread),
-            Object::File { .. } | Object::Schemata { .. } | Object::Directory { .. } => None,
+            JournalObject::Affinity { thread, .. }
+            | JournalObject::Nice { thread, .. }
+            | JournalObject::Policy { thread, .. }
+            | JournalObject::Membership { thread, .. } => Some(*thread),
+            JournalObject::File { .. } | JournalObject::Schemata { .. } | JournalObject::Directory { .. } => None,
         }
     }
 
     /// The process whose threads and children inherit it when they are born; `None` of what is no thread's property.
     pub fn inherited(&self) -> Option<i32> {
         match self {
-            Object::Affinity { pid, .. }
-            | Object::Nice { pid, .. }
-            | Object::Policy { pid, .. }
-            | Object::Membership { pid, .. } => Some(*pid),
-            Object::File { .. } | Object::Schemata { .. } | Object::Directory { .. } => None,
+            JournalObject::Affinity { pid, .. }
+            | JournalObject::Nice { pid, .. }
+            | JournalObject::Policy { pid, .. }
+            | JournalObject::Membership { pid, .. } => Some(*pid),
+            JournalObject::File { .. } | JournalObject::Schemata { .. } | JournalObject::Directory { .. } => None,
         }
     }
 
     /// The same property of another thread; what is no thread's property stays what it is.
-    pub fn same_of(&self, pid: i32, thread: ThreadKey) -> Object {
+    pub fn for_thread(&self, pid: i32, thread: ThreadKey) -> JournalObject {
         match self {
-            Object::Affinity { .. } => Object::Affinity { pid, thread },
-            Object::Nice { .. } => Object::Nice { pid, thread },
-            Object::Policy { .. } => Object::Policy { pid, thread },
-            Object::Membership { hierarchy, .. } => Object::Membership { hierarchy: hierarchy.clone(), pid, thread },
-            Object::File { .. } | Object::Schemata { .. } | Object::Directory { .. } => self.clone(),
+            JournalObject::Affinity { .. } => JournalObject::Affinity { pid, thread },
+            JournalObject::Nice { .. } => JournalObject::Nice { pid, thread },
+            JournalObject::Policy { .. } => JournalObject::Policy { pid, thread },
+            JournalObject::Membership { hierarchy, .. } => {
+                JournalObject::Membership { hierarchy: hierarchy.clone(), pid, thread }
+            }
+            JournalObject::File { .. } | JournalObject::Schemata { .. } | JournalObject::Directory { .. } => {
+                self.clone()
+            }
         }
     }
 }
@@ -111,38 +115,38 @@ impl Object {
 /// The state of an object.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum State {
-    /// For [`Object::Affinity`]: the CPUs as set, offline ones included.
+pub enum ObjectState {
+    /// For [`JournalObject::Affinity`]: the CPUs as set, offline ones included.
     Cpus(CpuSet),
-    /// For [`Object::Nice`]: -20 to 19.
+    /// For [`JournalObject::Nice`]: -20 to 19.
     Nice(i32),
     /// `SCHED_*`, where nothing else belongs to it.
     Policy(u32),
     /// `SCHED_*` with its parameters.
-    Scheduling(Scheduling),
+    Scheduling(SchedParams),
     /// Path of the group, below the hierarchy's mount.
     Group(PathBuf),
-    /// For [`Object::File`] and [`Object::Schemata`]: content without the white space at its end.
+    /// For [`JournalObject::File`] and [`JournalObject::Schemata`]: content without the white space at its end.
     Text(String),
-    /// For [`Object::Directory`]: it is not there.
+    /// For [`JournalObject::Directory`]: it is not there.
     Absent,
-    /// For [`Object::Directory`]: it is there.
+    /// For [`JournalObject::Directory`]: it is there.
     Present,
 }
 
-impl From<Scheduling> for State {
-    fn from(scheduling: Scheduling) -> Self {
-        let plain = scheduling == Scheduling::plain(scheduling.policy);
-        if plain { State::Policy(scheduling.policy) } else { State::Scheduling(scheduling) }
+impl From<SchedParams> for ObjectState {
+    fn from(scheduling: SchedParams) -> Self {
+        let plain = scheduling == SchedParams::plain(scheduling.policy);
+        if plain { ObjectState::Policy(scheduling.policy) } else { ObjectState::Scheduling(scheduling) }
     }
 }
 
-impl State {
+impl ObjectState {
     /// The class of a thread, where it is that.
-    pub fn scheduling(&self) -> Option<Scheduling> {
+    pub fn scheduling(&self) -> Option<SchedParams> {
         match self {
-            State::Policy(policy) => Some(Scheduling::plain(*policy)),
-            State::Scheduling(scheduling) => Some(*scheduling),
+            ObjectState::Policy(policy) => Some(SchedParams::plain(*policy)),
+            ObjectState::Scheduling(scheduling) => Some(*scheduling),
             _ => None,
         }
     }
@@ -150,56 +154,58 @@ impl State {
 
 /// What is known of one object: how it was, and all that we ever set it to (distinct states, oldest first).
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Held {
+pub struct JournalEntry {
     /// How it was before the first change.
-    pub original: State,
+    pub original: ObjectState,
     /// All that it was set to.
-    pub ours: Vec<State>,
+    pub our_values: Vec<ObjectState>,
     /// When the journal was begun, in clock ticks since the boot.
     pub since_ticks: u64,
     /// The original mask was as wide as the thread's cpuset: it is put back so that it follows the cpuset again.
-    pub follows: bool,
+    pub follows_cpuset: bool,
 }
 
-impl Held {
+impl JournalEntry {
     /// Can a thread have inherited what we set, or does it only happen to have the same from elsewhere? Who lived
     /// before us has inherited nothing.
-    pub fn may_have_passed_to(&self, thread: ThreadKey) -> bool {
+    pub fn may_be_inherited_by(&self, thread: ThreadKey) -> bool {
         thread.start_ticks >= self.since_ticks
     }
 }
 
 /// One intended change: the object, how it is now, what it is to become.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Change {
+pub struct IntendedChange {
     /// What is changed.
-    pub object: Object,
+    pub object: JournalObject,
     /// How it is before.
-    pub now: State,
+    pub now: ObjectState,
     /// What it may become.
-    pub wanted: State,
-    /// See [`Held::follows`].
+    pub wanted: ObjectState,
+    /// See [`JournalEntry::follows_cpuset`].
     pub follows: bool,
 }
 
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-enum Line {
+enum JournalRecord {
     Header {
         format: u32,
         boot_id: String,
         since_ticks: u64,
     },
-    First {
-        object: Object,
-        original: State,
-        ours: Vec<State>,
+    #[serde(rename = "first")]
+    Original {
+        object: JournalObject,
+        original: ObjectState,
+        ours: Vec<ObjectState>,
         #[serde(default)]
         follows: bool,
     },
-    Again {
-        object: Object,
-        ours: State,
+    #[serde(rename = "again")]
+    Update {
+        object: JournalObject,
+        ours: ObjectState,
     },
     /// The line before is a piece of a batch that failed: none of its changes was made.
     Torn {},
@@ -264,11 +270,11 @@ pub enum JournalError {
 
 /// What a journal file said.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Recovered {
+pub struct RecoveredJournal {
     /// The boot in which it was written; `None` = the header is missing or cannot be read.
     pub boot_id: Option<String>,
     /// What is to be put back, by object.
-    pub held: BTreeMap<Object, Held>,
+    pub held: BTreeMap<JournalObject, JournalEntry>,
     /// Lines that could not be read, although their changes may have been made; all others were.
     pub damaged_lines: Vec<usize>,
     /// The last line was cut off: its change was never made.
@@ -277,15 +283,15 @@ pub struct Recovered {
 
 /// The file, open for appending. Tests make it fail as disks do.
 #[derive(Debug)]
-struct Disk {
+struct JournalFile {
     file: File,
     #[cfg(test)]
     fails: tests::Fails,
 }
 
-impl Disk {
+impl JournalFile {
     fn new(file: File) -> Self {
-        Disk {
+        JournalFile {
             file,
             #[cfg(test)]
             fails: tests::NEXT.take(),
@@ -326,14 +332,14 @@ impl Disk {
 #[derive(Debug)]
 pub struct Journal {
     path: PathBuf,
-    disk: Disk,
+    disk: JournalFile,
     good_bytes: u64,
     /// Behind the good bytes stands a piece of a batch that failed and could not be cut off.
     torn: bool,
     live_bytes_after_compaction: u64,
     boot_id: String,
     since_ticks: u64,
-    held: BTreeMap<Object, Held>,
+    held: BTreeMap<JournalObject, JournalEntry>,
 }
 
 impl Journal {
@@ -360,7 +366,7 @@ impl Journal {
         };
         let mut journal = Journal {
             path: path.clone(),
-            disk: Disk::new(file.map_err(io)?),
+            disk: JournalFile::new(file.map_err(io)?),
             good_bytes: 0,
             torn: false,
             live_bytes_after_compaction: 0,
@@ -377,8 +383,8 @@ impl Journal {
         Ok(journal)
     }
 
-    fn header(&self) -> Line {
-        Line::Header { format: FORMAT, boot_id: self.boot_id.clone(), since_ticks: self.since_ticks }
+    fn header(&self) -> JournalRecord {
+        JournalRecord::Header { format: FORMAT, boot_id: self.boot_id.clone(), since_ticks: self.since_ticks }
     }
 
     /// Must be called, and succeed, before any of `changes` is made. Originals of objects that are new are synced
@@ -386,30 +392,30 @@ impl Journal {
     ///
     /// # Errors
     /// The disk is full or failing: none of the changes may be made. The journal stays usable.
-    pub fn before(&mut self, changes: &[Change]) -> Result<(), JournalError> {
+    pub fn before(&mut self, changes: &[IntendedChange]) -> Result<(), JournalError> {
         let mut lines = Vec::new();
         let mut fresh = false;
-        let mut next: BTreeMap<Object, Held> = BTreeMap::new();
+        let mut next: BTreeMap<JournalObject, JournalEntry> = BTreeMap::new();
         for change in changes {
             let known = next.get(&change.object).or_else(|| self.held.get(&change.object)).cloned();
             let held = match known {
-                Some(held) if held.ours.contains(&change.wanted) => continue,
+                Some(held) if held.our_values.contains(&change.wanted) => continue,
                 Some(mut held) => {
-                    held.ours.push(change.wanted.clone());
-                    lines.push(Line::Again { object: change.object.clone(), ours: change.wanted.clone() });
+                    held.our_values.push(change.wanted.clone());
+                    lines.push(JournalRecord::Update { object: change.object.clone(), ours: change.wanted.clone() });
                     held
                 }
                 None => {
                     fresh = true;
                     let ours = vec![change.wanted.clone()];
                     let (original, follows) = (change.now.clone(), change.follows);
-                    lines.push(Line::First {
+                    lines.push(JournalRecord::Original {
                         object: change.object.clone(),
                         original: original.clone(),
                         ours: ours.clone(),
                         follows,
                     });
-                    Held { original, ours, since_ticks: self.since_ticks, follows }
+                    JournalEntry { original, our_values: ours, since_ticks: self.since_ticks, follows_cpuset: follows }
                 }
             };
             next.insert(change.object.clone(), held);
@@ -422,7 +428,7 @@ impl Journal {
     }
 
     /// What is to be put back, by object.
-    pub fn held(&self) -> &BTreeMap<Object, Held> {
+    pub fn held(&self) -> &BTreeMap<JournalObject, JournalEntry> {
         &self.held
     }
 
@@ -430,7 +436,7 @@ impl Journal {
     ///
     /// # Errors
     /// Rewriting failed; the old file is still whole and in use.
-    pub fn retain(&mut self, keep: impl Fn(&Object) -> bool) -> Result<(), JournalError> {
+    pub fn retain(&mut self, keep: impl Fn(&JournalObject) -> bool) -> Result<(), JournalError> {
         self.held.retain(|object, _| keep(object));
         let worth_it = self.good_bytes > COMPACT_FROM_BYTES.max(2 * self.live_bytes_after_compaction);
         if worth_it { self.compact() } else { Ok(()) }
@@ -441,14 +447,14 @@ impl Journal {
         let mut text = Vec::new();
         write_line(&mut text, &self.header());
         for (object, held) in &self.held {
-            let (object, original, ours) = (object.clone(), held.original.clone(), held.ours.clone());
-            write_line(&mut text, &Line::First { object, original, ours, follows: held.follows });
+            let (object, original, ours) = (object.clone(), held.original.clone(), held.our_values.clone());
+            write_line(&mut text, &JournalRecord::Original { object, original, ours, follows: held.follows_cpuset });
         }
         let beside = self.path.with_extension("journal.new");
         // What a crash left there is no journal. The file stays open under its new name: opened again it might fail to be.
         let _ = fs::remove_file(&beside);
         let file = OpenOptions::new().append(true).create_new(true).mode(0o600).open(&beside).map_err(io)?;
-        let mut disk = Disk::new(file);
+        let mut disk = JournalFile::new(file);
         disk.append(&text).and_then(|()| disk.sync()).map_err(io)?;
         fs::rename(&beside, &self.path).map_err(io)?;
         self.disk = disk;
@@ -457,11 +463,11 @@ impl Journal {
         sync_dir(self.path.parent().unwrap_or(Path::new("."))).map_err(io)
     }
 
-    fn append(&mut self, lines: &[Line], sync: bool) -> Result<(), JournalError> {
+    fn append(&mut self, lines: &[JournalRecord], sync: bool) -> Result<(), JournalError> {
         let mut text = Vec::new();
         if self.torn && self.disk.cut(self.good_bytes).is_err() {
             text.push(b'\n'); // ends the piece, which hides no line after it
-            write_line(&mut text, &Line::Torn {});
+            write_line(&mut text, &JournalRecord::Torn {});
         }
         self.torn = false;
         lines.iter().for_each(|line| write_line(&mut text, line));
@@ -482,7 +488,7 @@ impl Journal {
     ///
     /// # Errors
     /// As the disk says.
-    pub fn renew(&mut self, keep: impl Fn(&Object) -> bool) -> Result<(), JournalError> {
+    pub fn renew(&mut self, keep: impl Fn(&JournalObject) -> bool) -> Result<(), JournalError> {
         self.held.retain(|object, _| keep(object));
         self.compact()
     }
@@ -505,10 +511,10 @@ fn open_own(path: &Path) -> Result<Option<File>, JournalError> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(source) => return Err(io(source)),
     };
-    let found = file.metadata().map_err(io)?;
-    check_own(path, &found)?;
-    if !found.is_file() {
-        let (found, expected) = (format!("{:?}", found.file_type()), "a plain file".to_string());
+    let metadata = file.metadata().map_err(io)?;
+    check_own(path, &metadata)?;
+    if !metadata.is_file() {
+        let (found, expected) = (format!("{:?}", metadata.file_type()), "a plain file".to_string());
         return Err(JournalError::NotOurs { path: path.to_path_buf(), found, expected });
     }
     Ok(Some(file))
@@ -534,7 +540,7 @@ pub(crate) fn check_own(path: &Path, found: &fs::Metadata) -> Result<(), Journal
 ///
 /// # Errors
 /// The file cannot be read, is somebody else's, or is of a newer format.
-pub fn recover(state_dir: &Path) -> Result<Option<Recovered>, JournalError> {
+pub fn recover(state_dir: &Path) -> Result<Option<RecoveredJournal>, JournalError> {
     let path = state_dir.join(Journal::FILE_NAME);
     let bytes = match open_own(&path) {
         Ok(None) => return Ok(None),
@@ -552,37 +558,40 @@ pub fn recover(state_dir: &Path) -> Result<Option<Recovered>, JournalError> {
 ///
 /// # Errors
 /// It is of another format.
-pub fn read(path: &Path, bytes: &[u8]) -> Result<Recovered, JournalError> {
-    let mut found = Recovered::default();
+pub fn read(path: &Path, bytes: &[u8]) -> Result<RecoveredJournal, JournalError> {
+    let mut recovered = RecoveredJournal::default();
     let mut since = 0;
     for (at, line) in bytes.split_inclusive(|&byte| byte == b'\n').enumerate() {
         let whole = line.ends_with(b"\n");
         let read = if whole { read_line(line) } else { read_end(line) };
         match read {
-            None if whole => found.damaged_lines.push(at + 1),
-            None => found.torn = true,
-            Some(Line::Header { format, .. }) if format != FORMAT => {
+            None if whole => recovered.damaged_lines.push(at + 1),
+            None => recovered.torn = true,
+            Some(JournalRecord::Header { format, .. }) if format != FORMAT => {
                 let what = format!("found format {format}, expected {FORMAT}");
                 return Err(JournalError::Damaged { path: path.to_path_buf(), line: at + 1, what });
             }
-            Some(Line::Header { boot_id, since_ticks, .. }) => {
-                (found.boot_id, since) = (Some(boot_id), since_ticks);
+            Some(JournalRecord::Header { boot_id, since_ticks, .. }) => {
+                (recovered.boot_id, since) = (Some(boot_id), since_ticks);
             }
             // A second one: the first was of a batch that failed, or of an object that was dropped since.
-            Some(Line::First { object, original, ours, follows }) => {
-                found.held.insert(object, Held { original, ours, since_ticks: since, follows });
+            Some(JournalRecord::Original { object, original, ours, follows }) => {
+                recovered.held.insert(
+                    object,
+                    JournalEntry { original, our_values: ours, since_ticks: since, follows_cpuset: follows },
+                );
             }
-            Some(Line::Again { object, ours }) => {
-                if let Some(held) = found.held.get_mut(&object) {
-                    held.ours.push(ours);
+            Some(JournalRecord::Update { object, ours }) => {
+                if let Some(held) = recovered.held.get_mut(&object) {
+                    held.our_values.push(ours);
                 }
             }
-            Some(Line::Torn {}) => {
-                found.damaged_lines.pop_if(|line| *line == at);
+            Some(JournalRecord::Torn {}) => {
+                recovered.damaged_lines.pop_if(|line| *line == at);
             }
         }
     }
-    Ok(found)
+    Ok(recovered)
 }
 
 /// Was nothing ever changed after this journal was begun?
@@ -592,7 +601,7 @@ fn holds_nothing(state_dir: &Path) -> bool {
 }
 
 /// The last line where it does not end as lines do: it may be whole but for that, or the end itself is what was damaged.
-fn read_end(line: &[u8]) -> Option<Line> {
+fn read_end(line: &[u8]) -> Option<JournalRecord> {
     let ended = |text: &[u8]| read_line(&[text, b"\n"].concat());
     ended(line).or_else(|| ended(line.split_last()?.1))
 }
@@ -602,7 +611,7 @@ fn read_end(line: &[u8]) -> Option<Line> {
 ///
 /// # Errors
 /// As the file system says; the journal lies where it lay.
-pub fn set_aside(state_dir: &Path) -> Result<PathBuf, JournalError> {
+pub fn quarantine(state_dir: &Path) -> Result<PathBuf, JournalError> {
     let path = state_dir.join(Journal::FILE_NAME);
     let name = |at: u32| state_dir.join(format!("{}.{at}", Journal::ASIDE));
     let aside = (1..).map(name).find(|aside| !aside.exists()).expect("numbers do not end");
@@ -616,16 +625,16 @@ pub fn set_aside(state_dir: &Path) -> Result<PathBuf, JournalError> {
 ///
 /// # Errors
 /// The folder cannot be listed.
-pub fn aside(state_dir: &Path) -> io::Result<Vec<PathBuf>> {
-    let mut found = Vec::new();
+pub fn quarantined(state_dir: &Path) -> io::Result<Vec<PathBuf>> {
+    let mut quarantined = Vec::new();
     for entry in fs::read_dir(state_dir)? {
         let entry = entry?;
         if entry.file_name().to_string_lossy().starts_with(Journal::ASIDE) {
-            found.push(entry.path());
+            quarantined.push(entry.path());
         }
     }
-    found.sort();
-    Ok(found)
+    quarantined.sort();
+    Ok(quarantined)
 }
 
 /// Removes a journal that was left behind and has been restored.
@@ -648,13 +657,13 @@ fn sync_dir(dir: &Path) -> io::Result<()> {
     File::open(dir)?.sync_all()
 }
 
-fn write_line(out: &mut Vec<u8>, line: &Line) {
+fn write_line(out: &mut Vec<u8>, line: &JournalRecord) {
     let json = serde_json::to_string(line).expect("lines hold no maps with odd keys and no failing serialisers");
     let sum = xxhash_rust::xxh3::xxh3_64(json.as_bytes());
     out.extend_from_slice(format!("{sum:016x} {json}\n").as_bytes());
 }
 
-fn read_line(line: &[u8]) -> Option<Line> {
+fn read_line(line: &[u8]) -> Option<JournalRecord> {
     let text = std::str::from_utf8(line.strip_suffix(b"\n")?).ok()?;
     let (sum, json) = text.split_once(' ')?;
     (u64::from_str_radix(sum, 16).ok()? == xxhash_rust::xxh3::xxh3_64(json.as_bytes())).then_some(())?;

@@ -11,17 +11,20 @@ use std::path::{Component, Path, PathBuf};
 
 use cachemate_core::CpuSet;
 
-use crate::act::colors::kit;
+use crate::act::colors::reference_set;
 use crate::act::cpusets;
 use crate::act::resctrl::{Schemata, groups, mounted};
-use crate::kernel::group_folders::CPUSET_FILE;
+use crate::kernel::group_dirs::CPUSET_FILE;
 use crate::kernel::{Kernel, is_gone};
-use crate::safety::journal::{Held, Object, State};
-use crate::safety::restore::{Outcome, Restored};
+use crate::safety::journal::{JournalEntry, JournalObject, ObjectState};
+use crate::safety::restore::{RestoreOutcome, RestoredObject};
 use crate::sense::sched_cache::tolerance_file;
 
 /// Objects of a journal that may be restored, and what is said of the others.
-pub(crate) fn split(kernel: &dyn Kernel, held: BTreeMap<Object, Held>) -> (BTreeMap<Object, Held>, Vec<Restored>) {
+pub(crate) fn split(
+    kernel: &dyn Kernel,
+    held: BTreeMap<JournalObject, JournalEntry>,
+) -> (BTreeMap<JournalObject, JournalEntry>, Vec<RestoredObject>) {
     let mut refused = Vec::new();
     let mut allowed = BTreeMap::new();
     for (object, held) in held {
@@ -30,8 +33,9 @@ pub(crate) fn split(kernel: &dyn Kernel, held: BTreeMap<Object, Held>) -> (BTree
                 allowed.insert(object, held);
             }
             Err(why) => {
-                let outcome = if is_there(kernel, &object) { Outcome::Failed(why) } else { Outcome::Gone };
-                refused.push(Restored { object, outcome });
+                let outcome =
+                    if is_there(kernel, &object) { RestoreOutcome::Failed(why) } else { RestoreOutcome::Gone };
+                refused.push(RestoredObject { object, outcome });
             }
         }
     }
@@ -39,65 +43,67 @@ pub(crate) fn split(kernel: &dyn Kernel, held: BTreeMap<Object, Held>) -> (BTree
 }
 
 /// A mount that is gone took its files along.
-fn is_there(kernel: &dyn Kernel, object: &Object) -> bool {
+fn is_there(kernel: &dyn Kernel, object: &JournalObject) -> bool {
     let path = match object {
-        Object::File { path } | Object::Schemata { path } | Object::Directory { path } => path,
-        Object::Membership { hierarchy, .. } => hierarchy,
-        Object::Affinity { .. } | Object::Nice { .. } | Object::Policy { .. } => return true,
+        JournalObject::File { path } | JournalObject::Schemata { path } | JournalObject::Directory { path } => path,
+        JournalObject::Membership { hierarchy, .. } => hierarchy,
+        JournalObject::Affinity { .. } | JournalObject::Nice { .. } | JournalObject::Policy { .. } => return true,
     };
     let gone = |error: &std::io::Error| is_gone(error) || error.kind() == std::io::ErrorKind::NotADirectory;
     !(kernel.read(path).is_err_and(|error| is_gone(&error)) && kernel.list(path).is_err_and(|error| gone(&error)))
 }
 
 /// May cachemate ever have changed it, and was this how it stood?
-fn check(kernel: &dyn Kernel, object: &Object, original: &State) -> Result<(), String> {
+fn check(kernel: &dyn Kernel, object: &JournalObject, original: &ObjectState) -> Result<(), String> {
     let expected = |what: &str| Err(format!("found {original:?}, expected {what}"));
     match object {
-        Object::Affinity { .. } => match original {
-            State::Cpus(cpus) if !cpus.is_empty() => Ok(()),
+        JournalObject::Affinity { .. } => match original {
+            ObjectState::Cpus(cpus) if !cpus.is_empty() => Ok(()),
             _ => expected("CPUs"),
         },
-        Object::Nice { .. } => match original {
-            State::Nice(-20..=19) => Ok(()),
+        JournalObject::Nice { .. } => match original {
+            ObjectState::Nice(-20..=19) => Ok(()),
             _ => expected("a nice value"),
         },
-        Object::Policy { .. } => match original {
-            State::Policy(_) | State::Scheduling(_) => Ok(()),
+        JournalObject::Policy { .. } => match original {
+            ObjectState::Policy(_) | ObjectState::Scheduling(_) => Ok(()),
             _ => expected("a scheduling policy"),
         },
-        Object::Membership { hierarchy, .. } => {
+        JournalObject::Membership { hierarchy, .. } => {
             let known = [resctrl(kernel), cpuset(kernel)].into_iter().flatten().any(|mount| mount == *hierarchy);
             match original {
-                State::Group(group) if known && is_plain(group) => Ok(()),
+                ObjectState::Group(group) if known && is_plain(group) => Ok(()),
                 _ => expected("a group of resctrl or of the cpuset controller"),
             }
         }
-        Object::File { path } if path.starts_with(kit::BASE) => {
+        JournalObject::File { path } if path.starts_with(reference_set::BASE) => {
             let wanted = is_plain(path) && path.file_name().is_some_and(|name| name == "wanted");
             if wanted { Ok(()) } else { expected("a program's wanted colors") }
         }
-        Object::File { path } if *path == tolerance_file() => match original {
-            State::Text(text) if text.trim().parse::<u32>().is_ok() => Ok(()),
+        JournalObject::File { path } if *path == tolerance_file() => match original {
+            ObjectState::Text(text) if text.trim().parse::<u32>().is_ok() => Ok(()),
             _ => expected("a tolerance of the kernel's cache-aware scheduling"),
         },
-        Object::File { path } => {
+        JournalObject::File { path } => {
             let cpus = |text: &str| text.trim().is_empty() || text.trim().parse::<CpuSet>().is_ok();
             let inside = cpuset(kernel).is_some_and(|mount| is_below(path, &mount, 2));
             let named = path.file_name().is_some_and(|name| name == CPUSET_FILE);
             match original {
-                State::Text(text) if inside && named && cpus(text) => Ok(()),
+                ObjectState::Text(text) if inside && named && cpus(text) => Ok(()),
                 _ => expected("the CPUs of a group below the mount of the cpuset controller"),
             }
         }
-        Object::Schemata { path } => {
+        JournalObject::Schemata { path } => {
             let ours = path.parent().is_some_and(|group| is_our_group(kernel, group));
             match original {
-                State::Text(text) if ours && path.ends_with("schemata") && Schemata::parse(text).is_ok() => Ok(()),
+                ObjectState::Text(text) if ours && path.ends_with("schemata") && Schemata::parse(text).is_ok() => {
+                    Ok(())
+                }
                 _ => expected("the masks of a group of ours in resctrl"),
             }
         }
-        Object::Directory { path } => match original {
-            State::Absent if is_our_group(kernel, path) => Ok(()),
+        JournalObject::Directory { path } => match original {
+            ObjectState::Absent if is_our_group(kernel, path) => Ok(()),
             _ => expected("a group of ours in resctrl"),
         },
     }
@@ -142,21 +148,21 @@ mod tests {
         host.file("/proc/mounts", "cgroup /cg cgroup rw,cpuset 0 0\n");
         host.file("/proc/self/mountinfo", "28 26 0:24 / /rc rw,relatime - resctrl resctrl rw\n");
         let thread = ThreadKey { tid: 5, start_ticks: 50 };
-        let file = |path: &str| Object::File { path: path.into() };
-        let directory = |path: &str| Object::Directory { path: path.into() };
-        let schemata = |path: &str| Object::Schemata { path: path.into() };
-        let member = |path: &str| Object::Membership { hierarchy: path.into(), pid: 5, thread };
-        let text = |text: &str| State::Text(text.into());
+        let file = |path: &str| JournalObject::File { path: path.into() };
+        let directory = |path: &str| JournalObject::Directory { path: path.into() };
+        let schemata = |path: &str| JournalObject::Schemata { path: path.into() };
+        let member = |path: &str| JournalObject::Membership { hierarchy: path.into(), pid: 5, thread };
+        let text = |text: &str| ObjectState::Text(text.into());
         let masks = || text("L3:0=ff");
         let good = [
             (file("/cg/batch/cpuset.cpus"), text("0-3")),
             (file("/cg/batch/cpuset.cpus"), text("")),
-            (file(&format!("{}/s1-0/5/wanted", kit::BASE)), text("ff 1")),
-            (Object::File { path: tolerance_file() }, text("1")),
-            (directory("/rc/cachemate-5-50-0"), State::Absent),
+            (file(&format!("{}/s1-0/5/wanted", reference_set::BASE)), text("ff 1")),
+            (JournalObject::File { path: tolerance_file() }, text("1")),
+            (directory("/rc/cachemate-5-50-0"), ObjectState::Absent),
             (schemata("/rc/cachemate-5-50-0/schemata"), masks()),
-            (member("/rc"), State::Group("/".into())),
-            (Object::Nice { pid: 5, thread }, State::Nice(-20)),
+            (member("/rc"), ObjectState::Group("/".into())),
+            (JournalObject::Nice { pid: 5, thread }, ObjectState::Nice(-20)),
         ];
         let bad = [
             (file("/etc/shadow"), text("root::0:0:::::")),
@@ -165,20 +171,20 @@ mod tests {
             (file("/cg/batch/cpuset.cpus"), text("0-3; rm")),
             (file("/cg/batch/release_agent"), text("0-3")),
             (file("cg/batch/cpuset.cpus"), text("0-3")),
-            (file(&format!("{}/../../etc/wanted", kit::BASE)), text("")),
-            (file(&format!("{}/s1-0/5/status", kit::BASE)), text("")),
-            (Object::File { path: tolerance_file() }, text("1; rm")),
-            (Object::File { path: tolerance_file().with_file_name("enabled") }, text("1")),
-            (directory("/rc/db"), State::Absent),
-            (directory("/rc/cachemate-5-50-0"), State::Present),
-            (directory("/home/cachemate-x"), State::Absent),
+            (file(&format!("{}/../../etc/wanted", reference_set::BASE)), text("")),
+            (file(&format!("{}/s1-0/5/status", reference_set::BASE)), text("")),
+            (JournalObject::File { path: tolerance_file() }, text("1; rm")),
+            (JournalObject::File { path: tolerance_file().with_file_name("enabled") }, text("1")),
+            (directory("/rc/db"), ObjectState::Absent),
+            (directory("/rc/cachemate-5-50-0"), ObjectState::Present),
+            (directory("/home/cachemate-x"), ObjectState::Absent),
             (schemata("/rc/db/schemata"), masks()),
             (schemata("/rc/schemata"), masks()),
             (schemata("/rc/cachemate-5-50-0/tasks"), masks()),
-            (member("/home"), State::Group("/".into())),
-            (member("/rc"), State::Group("/../../home".into())),
-            (Object::Nice { pid: 5, thread }, State::Nice(99)),
-            (Object::Affinity { pid: 5, thread }, text("0")),
+            (member("/home"), ObjectState::Group("/".into())),
+            (member("/rc"), ObjectState::Group("/../../home".into())),
+            (JournalObject::Nice { pid: 5, thread }, ObjectState::Nice(99)),
+            (JournalObject::Affinity { pid: 5, thread }, text("0")),
         ];
         for (object, original) in good {
             assert_eq!(check(&host, &object, &original), Ok(()), "{object:?}");
@@ -194,11 +200,20 @@ mod tests {
         let host = FakeHost::default();
         host.file("/etc/shadow", "");
         let held = |path: &str| {
-            let held = Held { original: State::Text("0".into()), ours: Vec::new(), since_ticks: 0, follows: false };
-            (Object::File { path: path.into() }, held)
+            let held = JournalEntry {
+                original: ObjectState::Text("0".into()),
+                our_values: Vec::new(),
+                since_ticks: 0,
+                follows_cpuset: false,
+            };
+            (JournalObject::File { path: path.into() }, held)
         };
         let (allowed, refused) = split(&host, BTreeMap::from([held("/etc/shadow"), held("/cg/a/cpuset.cpus")]));
-        let outcomes: Vec<&Outcome> = refused.iter().map(|line| &line.outcome).collect();
-        assert!(allowed.is_empty() && *outcomes[0] == Outcome::Gone && matches!(outcomes[1], Outcome::Failed(_)));
+        let outcomes: Vec<&RestoreOutcome> = refused.iter().map(|line| &line.outcome).collect();
+        assert!(
+            allowed.is_empty()
+                && *outcomes[0] == RestoreOutcome::Gone
+                && matches!(outcomes[1], RestoreOutcome::Failed(_))
+        );
     }
 }

@@ -1,6 +1,6 @@
 //! What sees to it that everything comes back, and that nobody else is harmed.
 
-pub mod acting;
+pub mod actuation_lock;
 pub mod fence;
 pub mod guardian;
 pub mod journal;

@@ -4,29 +4,31 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::act::resctrl::{Schemata, groups};
-use crate::kernel::group_folders::{CPUSET_FILE, child_groups, member_file, members, remove_group};
+use crate::kernel::group_dirs::{CPUSET_FILE, child_groups, member_file, members, remove_group};
 use crate::kernel::{Kernel, ThreadKey};
-use crate::safety::journal::{Object, State};
+use crate::safety::journal::{JournalObject, ObjectState};
 
 /// Reads the present state of an object.
 ///
 /// # Errors
 /// As the kernel says; `NotFound` or `ESRCH` where it is gone.
-pub fn read_state(kernel: &dyn Kernel, object: &Object) -> io::Result<State> {
+pub fn read_state(kernel: &dyn Kernel, object: &JournalObject) -> io::Result<ObjectState> {
     Ok(match object {
-        Object::Affinity { thread, .. } => State::Cpus(kernel.affinity(thread.tid)?),
-        Object::Nice { thread, .. } => State::Nice(kernel.stat(thread.tid)?.nice),
-        Object::Policy { thread, .. } => kernel.scheduling(thread.tid)?.into(),
-        Object::Membership { hierarchy, thread, .. } => State::Group(group_of(kernel, hierarchy, *thread)?),
-        Object::File { path } => State::Text(kernel.read(path)?.trim_end().to_string()),
-        Object::Schemata { path } => {
+        JournalObject::Affinity { thread, .. } => ObjectState::Cpus(kernel.affinity(thread.tid)?),
+        JournalObject::Nice { thread, .. } => ObjectState::Nice(kernel.stat(thread.tid)?.nice),
+        JournalObject::Policy { thread, .. } => kernel.scheduling(thread.tid)?.into(),
+        JournalObject::Membership { hierarchy, thread, .. } => {
+            ObjectState::Group(group_of(kernel, hierarchy, *thread)?)
+        }
+        JournalObject::File { path } => ObjectState::Text(kernel.read(path)?.trim_end().to_string()),
+        JournalObject::Schemata { path } => {
             let masks = Schemata::parse(&kernel.read(path)?);
             let bad = |what| io::Error::new(io::ErrorKind::InvalidData, format!("{}: {what}", path.display()));
-            State::Text(masks.map_err(bad)?.to_string())
+            ObjectState::Text(masks.map_err(bad)?.to_string())
         }
-        Object::Directory { path } => match kernel.list(path) {
-            Ok(_) => State::Present,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => State::Absent,
+        JournalObject::Directory { path } => match kernel.list(path) {
+            Ok(_) => ObjectState::Present,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => ObjectState::Absent,
             Err(error) => return Err(error),
         },
     })
@@ -36,22 +38,24 @@ pub fn read_state(kernel: &dyn Kernel, object: &Object) -> io::Result<State> {
 ///
 /// # Errors
 /// As the kernel says; `InvalidInput` if the state is not of the object's kind.
-pub fn write_state(kernel: &dyn Kernel, object: &Object, state: &State) -> io::Result<()> {
+pub fn write_state(kernel: &dyn Kernel, object: &JournalObject, state: &ObjectState) -> io::Result<()> {
     match (object, state) {
-        (Object::Affinity { thread, .. }, State::Cpus(cpus)) => kernel.set_affinity(thread.tid, cpus),
-        (Object::Nice { thread, .. }, State::Nice(nice)) => kernel.set_nice(thread.tid, *nice),
-        (Object::Policy { thread, .. }, State::Policy(policy)) => kernel.set_policy(thread.tid, *policy),
-        (Object::Policy { thread, .. }, State::Scheduling(all)) => kernel.set_scheduling(thread.tid, all),
-        (Object::Membership { hierarchy, thread, .. }, State::Group(group)) => {
+        (JournalObject::Affinity { thread, .. }, ObjectState::Cpus(cpus)) => kernel.set_affinity(thread.tid, cpus),
+        (JournalObject::Nice { thread, .. }, ObjectState::Nice(nice)) => kernel.set_nice(thread.tid, *nice),
+        (JournalObject::Policy { thread, .. }, ObjectState::Policy(policy)) => kernel.set_policy(thread.tid, *policy),
+        (JournalObject::Policy { thread, .. }, ObjectState::Scheduling(all)) => kernel.set_scheduling(thread.tid, all),
+        (JournalObject::Membership { hierarchy, thread, .. }, ObjectState::Group(group)) => {
             let group = hierarchy.join(group.strip_prefix("/").unwrap_or(group));
             kernel.write(&member_file(kernel, &group)?, &thread.tid.to_string())
         }
-        (Object::File { path }, State::Text(text)) if is_cpuset(path) && text.is_empty() => as_parent(kernel, path),
-        (Object::File { path } | Object::Schemata { path }, State::Text(text)) => {
+        (JournalObject::File { path }, ObjectState::Text(text)) if is_cpuset(path) && text.is_empty() => {
+            as_parent(kernel, path)
+        }
+        (JournalObject::File { path } | JournalObject::Schemata { path }, ObjectState::Text(text)) => {
             kernel.write(path, &format!("{text}\n"))
         }
-        (Object::Directory { path }, State::Present) => kernel.make_dir(path),
-        (Object::Directory { path }, State::Absent) => remove_group(kernel, path).map(drop),
+        (JournalObject::Directory { path }, ObjectState::Present) => kernel.make_dir(path),
+        (JournalObject::Directory { path }, ObjectState::Absent) => remove_group(kernel, path).map(drop),
         _ => Err(io::Error::new(io::ErrorKind::InvalidInput, format!("{object:?} cannot be {state:?}"))),
     }
 }
@@ -71,7 +75,7 @@ fn as_parent(kernel: &dyn Kernel, path: &Path) -> io::Result<()> {
 /// Group of a thread in a hierarchy: resctrl tells it of each thread; otherwise found by looking through the groups, the
 /// one way that serves cgroup v1, v2 and old kernels' resctrl alike, and under an injected root.
 fn group_of(kernel: &dyn Kernel, hierarchy: &Path, thread: ThreadKey) -> io::Result<PathBuf> {
-    if let Some(group) = groups::told_of_thread(kernel, hierarchy, thread.tid)? {
+    if let Some(group) = groups::group_from_proc(kernel, hierarchy, thread.tid)? {
         return Ok(group);
     }
     let mut left = vec![hierarchy.to_path_buf()];
@@ -89,7 +93,7 @@ fn group_of(kernel: &dyn Kernel, hierarchy: &Path, thread: ThreadKey) -> io::Res
 ///
 /// # Errors
 /// It is gone (`ESRCH`), or cannot be asked.
-pub(crate) fn check_thread(kernel: &dyn Kernel, object: &Object) -> io::Result<()> {
+pub(crate) fn check_thread(kernel: &dyn Kernel, object: &JournalObject) -> io::Result<()> {
     match object.thread() {
         Some(thread) if !kernel.alive(thread)? => Err(io::Error::from_raw_os_error(libc::ESRCH)),
         _ => Ok(()),
@@ -97,11 +101,11 @@ pub(crate) fn check_thread(kernel: &dyn Kernel, object: &Object) -> io::Result<(
 }
 
 /// What went wrong, with resctrl's own words where it has any.
-pub(crate) fn in_words(kernel: &dyn Kernel, object: &Object, error: &io::Error) -> String {
+pub(crate) fn in_words(kernel: &dyn Kernel, object: &JournalObject, error: &io::Error) -> String {
     let near = match object {
-        Object::Schemata { path } => path.parent().and_then(Path::parent),
-        Object::Directory { path } => path.parent(),
-        Object::Membership { hierarchy, .. } => Some(hierarchy.as_path()),
+        JournalObject::Schemata { path } => path.parent().and_then(Path::parent),
+        JournalObject::Directory { path } => path.parent(),
+        JournalObject::Membership { hierarchy, .. } => Some(hierarchy.as_path()),
         _ => None,
     };
     match near.and_then(|mount| groups::last_status(kernel, mount)) {

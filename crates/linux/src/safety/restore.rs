@@ -14,10 +14,10 @@ use std::io;
 use std::path::Path;
 use std::time::Duration;
 
-use crate::act::cpusets::effective_of;
-use crate::kernel::group_folders::remove_group;
-use crate::kernel::{Kernel, ThreadKey, if_there, is_gone};
-use crate::safety::journal::{Held, Object, State};
+use crate::act::cpusets::effective_cpus;
+use crate::kernel::group_dirs::remove_group;
+use crate::kernel::{Kernel, ThreadKey, if_exists, is_gone};
+use crate::safety::journal::{JournalEntry, JournalObject, ObjectState};
 use crate::safety::object_state::{in_words, is_cpuset, read_state, write_state};
 
 /// The longest that a restore waits for resctrl's lock.
@@ -25,30 +25,30 @@ const RESCTRL_PATIENCE: Duration = Duration::from_secs(2);
 
 /// What became of one object.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Outcome {
+pub enum RestoreOutcome {
     /// It was as we had set it, and is now as it was before.
-    PutBack,
+    Restored,
     /// It already was as it was before.
     Unchanged,
     /// The thread or file no longer exists.
     Gone,
     /// Somebody else changed it since: left alone. What it is now, in words.
-    Theirs(String),
+    ChangedByOther(String),
     /// It could not be read or not be set: why, in words. It stays worth another try.
     Failed(String),
 }
 
 /// One line of the account.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Restored {
+pub struct RestoredObject {
     /// What the journal named, or what inherited from it.
-    pub object: Object,
+    pub object: JournalObject,
     /// What became of it.
-    pub outcome: Outcome,
+    pub outcome: RestoreOutcome,
 }
 
 /// Puts everything back. Objects that failed stay worth another try; all others are done with.
-pub fn restore(kernel: &dyn Kernel, held: &BTreeMap<Object, Held>) -> Vec<Restored> {
+pub fn restore(kernel: &dyn Kernel, held: &BTreeMap<JournalObject, JournalEntry>) -> Vec<RestoredObject> {
     let mut account = Vec::new();
     // Whoever keeps resctrl's lock for longer than this does not keep a host from being put back.
     let _lock = held.keys().find_map(resctrl_of).map(|mount| kernel.lock_dir(mount, RESCTRL_PATIENCE));
@@ -58,10 +58,10 @@ pub fn restore(kernel: &dyn Kernel, held: &BTreeMap<Object, Held>) -> Vec<Restor
             objects.reverse(); // deepest directories first: a parent's path sorts before its children's
         }
         for (object, held) in objects {
-            account.push(Restored { object: object.clone(), outcome: restore_object(kernel, object, held) });
+            account.push(RestoredObject { object: object.clone(), outcome: restore_object(kernel, object, held) });
         }
         if stage == 2 {
-            account.extend(restore_all_heirs(kernel, held));
+            account.extend(restore_inherited_until_stable(kernel, held));
         }
     }
     account
@@ -69,16 +69,19 @@ pub fn restore(kernel: &dyn Kernel, held: &BTreeMap<Object, Held>) -> Vec<Restor
 
 /// An inheritor that has not been put back yet may bear another one meanwhile, and one that is being born has its mask already
 /// but cannot be seen yet: until two passes, a while apart, find none.
-fn restore_all_heirs(kernel: &dyn Kernel, held: &BTreeMap<Object, Held>) -> Vec<Restored> {
+fn restore_inherited_until_stable(
+    kernel: &dyn Kernel,
+    held: &BTreeMap<JournalObject, JournalEntry>,
+) -> Vec<RestoredObject> {
     const PASSES_AT_MOST: u32 = 32;
     const BETWEEN_BIRTH_AND_SIGHT: Duration = Duration::from_millis(20);
     let mut account = Vec::new();
     let mut clean_passes = 0;
     for _ in 0..PASSES_AT_MOST {
-        let inheritors = restore_heirs(kernel, held);
+        let inheritors = restore_inherited(kernel, held);
         // What failed is tried again by every pass: the last one tells.
-        account.retain(|inheritor: &Restored| !matches!(inheritor.outcome, Outcome::Failed(_)));
-        let clean = inheritors.iter().all(|inheritor| inheritor.outcome != Outcome::PutBack);
+        account.retain(|inheritor: &RestoredObject| !matches!(inheritor.outcome, RestoreOutcome::Failed(_)));
+        let clean = inheritors.iter().all(|inheritor| inheritor.outcome != RestoreOutcome::Restored);
         account.extend(inheritors);
         clean_passes = if clean { clean_passes + 1 } else { 0 };
         if clean_passes == 2 || held.is_empty() {
@@ -92,15 +95,15 @@ fn restore_all_heirs(kernel: &dyn Kernel, held: &BTreeMap<Object, Held>) -> Vec<
 }
 
 /// Masks of a group of ours go with the group: they have no stage of their own.
-fn stage_of(object: &Object) -> u32 {
+fn stage_of(object: &JournalObject) -> u32 {
     match object {
-        Object::Schemata { .. } => u32::MAX,
-        Object::File { path } if is_freezer(path) => 0,
-        Object::File { path } if is_cpuset(path) => 1,
-        Object::Affinity { .. } | Object::Nice { .. } | Object::Policy { .. } => 2,
-        Object::Membership { .. } => 3,
-        Object::File { .. } => 4,
-        Object::Directory { .. } => 5,
+        JournalObject::Schemata { .. } => u32::MAX,
+        JournalObject::File { path } if is_freezer(path) => 0,
+        JournalObject::File { path } if is_cpuset(path) => 1,
+        JournalObject::Affinity { .. } | JournalObject::Nice { .. } | JournalObject::Policy { .. } => 2,
+        JournalObject::Membership { .. } => 3,
+        JournalObject::File { .. } => 4,
+        JournalObject::Directory { .. } => 5,
     }
 }
 
@@ -110,7 +113,7 @@ fn is_freezer(path: &Path) -> bool {
 
 /// A thread that is just ending, or just being moved, is "no such process" to a call although it still stands in `/proc`: it is
 /// asked again, and one that lives on has not been put back.
-fn restore_object(kernel: &dyn Kernel, object: &Object, held: &Held) -> Outcome {
+fn restore_object(kernel: &dyn Kernel, object: &JournalObject, held: &JournalEntry) -> RestoreOutcome {
     const TRIES: u32 = 5;
     const BETWEEN_TRIES: Duration = Duration::from_millis(4);
     let mut tries = 0;
@@ -118,64 +121,69 @@ fn restore_object(kernel: &dyn Kernel, object: &Object, held: &Held) -> Outcome 
         tries += 1;
         match restore_one(kernel, object, held) {
             Ok(outcome) => return outcome,
-            Err(error) if is_gone(&error) && !lives_on(kernel, object, &error) => return Outcome::Gone,
+            Err(error) if is_gone(&error) && !still_exists(kernel, object, &error) => return RestoreOutcome::Gone,
             Err(error) if is_gone(&error) && tries < TRIES => std::thread::sleep(BETWEEN_TRIES),
-            Err(error) => return Outcome::Failed(in_words(kernel, object, &error)),
+            Err(error) => return RestoreOutcome::Failed(in_words(kernel, object, &error)),
         }
     }
 }
 
 /// Did the kernel call a thread gone that is there, or of which nobody can tell? (A group or file that is not there is gone
 /// whoever lives.)
-fn lives_on(kernel: &dyn Kernel, object: &Object, error: &io::Error) -> bool {
+fn still_exists(kernel: &dyn Kernel, object: &JournalObject, error: &io::Error) -> bool {
     let lives = |thread| kernel.alive(thread).unwrap_or(true);
     error.raw_os_error() == Some(libc::ESRCH) && object.thread().is_none_or(lives)
 }
 
-fn restore_one(kernel: &dyn Kernel, object: &Object, held: &Held) -> io::Result<Outcome> {
+fn restore_one(kernel: &dyn Kernel, object: &JournalObject, held: &JournalEntry) -> io::Result<RestoreOutcome> {
     if let Some(thread) = object.thread()
         && !kernel.alive(thread)?
     {
-        return Ok(Outcome::Gone);
+        return Ok(RestoreOutcome::Gone);
     }
-    if let Object::Directory { path } = object {
+    if let JournalObject::Directory { path } = object {
         let was_there = remove_group(kernel, path)?;
-        return Ok(if was_there { Outcome::PutBack } else { Outcome::Unchanged });
+        return Ok(if was_there { RestoreOutcome::Restored } else { RestoreOutcome::Unchanged });
     }
     let now = read_state(kernel, object)?;
-    let as_before = now == held.original || held.follows && is_whole(kernel, object, &now)?;
-    if as_before && !held.follows {
-        return Ok(Outcome::Unchanged);
+    let as_before = now == held.original || held.follows_cpuset && spans_cpuset(kernel, object, &now)?;
+    if as_before && !held.follows_cpuset {
+        return Ok(RestoreOutcome::Unchanged);
     }
-    if !as_before && !is_ours(kernel, object, &now, &held.ours)? {
-        return Ok(Outcome::Theirs(format!("{now:?}")));
+    if !as_before && !is_our_value(kernel, object, &now, &held.our_values)? {
+        return Ok(RestoreOutcome::ChangedByOther(format!("{now:?}")));
     }
     write_original(kernel, object, held)?;
-    Ok(if as_before { Outcome::Unchanged } else { Outcome::PutBack })
+    Ok(if as_before { RestoreOutcome::Unchanged } else { RestoreOutcome::Restored })
 }
 
 /// Is it a mask as wide as the thread's cpuset?
 ///
 /// # Errors
 /// The cpuset is there and cannot be read.
-pub(crate) fn is_whole(kernel: &dyn Kernel, object: &Object, now: &State) -> io::Result<bool> {
-    let (Object::Affinity { thread, .. }, State::Cpus(now)) = (object, now) else { return Ok(false) };
-    Ok(effective_of(kernel, thread.tid)?.as_ref() == Some(now))
+pub(crate) fn spans_cpuset(kernel: &dyn Kernel, object: &JournalObject, now: &ObjectState) -> io::Result<bool> {
+    let (JournalObject::Affinity { thread, .. }, ObjectState::Cpus(now)) = (object, now) else { return Ok(false) };
+    Ok(effective_cpus(kernel, thread.tid)?.as_ref() == Some(now))
 }
 
 /// Is it as we set it? The kernel clips a mask to the thread's cpuset: what is left of ours within that is ours, and any other
 /// part of it is somebody else's choice.
-fn is_ours(kernel: &dyn Kernel, object: &Object, now: &State, ours: &[State]) -> io::Result<bool> {
-    let same = |state: &State| match (now, state) {
-        (State::Text(now), State::Text(ours)) => now.trim() == ours.trim(),
+fn is_our_value(
+    kernel: &dyn Kernel,
+    object: &JournalObject,
+    now: &ObjectState,
+    ours: &[ObjectState],
+) -> io::Result<bool> {
+    let same = |state: &ObjectState| match (now, state) {
+        (ObjectState::Text(now), ObjectState::Text(ours)) => now.trim() == ours.trim(),
         _ => now == state,
     };
     if ours.iter().any(same) {
         return Ok(true);
     }
-    let (Object::Affinity { thread, .. }, State::Cpus(now)) = (object, now) else { return Ok(false) };
-    let Some(cpuset) = effective_of(kernel, thread.tid)? else { return Ok(false) };
-    let clipped = |state: &State| matches!(state, State::Cpus(ours) if ours.intersection(&cpuset) == *now);
+    let (JournalObject::Affinity { thread, .. }, ObjectState::Cpus(now)) = (object, now) else { return Ok(false) };
+    let Some(cpuset) = effective_cpus(kernel, thread.tid)? else { return Ok(false) };
+    let clipped = |state: &ObjectState| matches!(state, ObjectState::Cpus(ours) if ours.intersection(&cpuset) == *now);
     Ok(ours.iter().any(clipped))
 }
 
@@ -184,9 +192,11 @@ fn is_ours(kernel: &dyn Kernel, object: &Object, now: &State, ours: &[State]) ->
 ///
 /// # Errors
 /// As for [`write_state`].
-pub(crate) fn write_original(kernel: &dyn Kernel, object: &Object, held: &Held) -> io::Result<()> {
+pub(crate) fn write_original(kernel: &dyn Kernel, object: &JournalObject, held: &JournalEntry) -> io::Result<()> {
     match object {
-        Object::Affinity { thread, .. } if held.follows => kernel.set_affinity(thread.tid, &(0..MOST_CPUS).collect()),
+        JournalObject::Affinity { thread, .. } if held.follows_cpuset => {
+            kernel.set_affinity(thread.tid, &(0..MOST_CPUS).collect())
+        }
         _ => write_state(kernel, object, &held.original),
     }
 }
@@ -195,20 +205,24 @@ pub(crate) fn write_original(kernel: &dyn Kernel, object: &Object, held: &Held) 
 const MOST_CPUS: u32 = 8192;
 
 /// The mount of resctrl, if the object lies in it.
-fn resctrl_of(object: &Object) -> Option<&Path> {
+fn resctrl_of(object: &JournalObject) -> Option<&Path> {
     match object {
-        Object::Schemata { path } => path.parent()?.parent(),
+        JournalObject::Schemata { path } => path.parent()?.parent(),
         _ => None,
     }
 }
 
 /// What was changed of a process that lives, of any of its threads: the object, and its first original with all that we set.
-type Estates<'a> = BTreeMap<i32, Vec<(&'a Object, Held)>>;
+type InheritedObjects<'a> = BTreeMap<i32, Vec<(&'a JournalObject, JournalEntry)>>;
 
 /// By process: every inherited property, with the process's first original of it and all that we set it to. Of whom nobody can
 /// tell whether he lives stands in the account.
-fn estates<'a>(kernel: &dyn Kernel, held: &'a BTreeMap<Object, Held>, account: &mut Vec<Restored>) -> Estates<'a> {
-    let mut estates: Estates<'a> = BTreeMap::new();
+fn inherited_by_process<'a>(
+    kernel: &dyn Kernel,
+    held: &'a BTreeMap<JournalObject, JournalEntry>,
+    account: &mut Vec<RestoredObject>,
+) -> InheritedObjects<'a> {
+    let mut estates: InheritedObjects<'a> = BTreeMap::new();
     for (object, held) in held {
         let (Some(pid), Some(thread)) = (object.inherited(), object.thread()) else { continue };
         // A process id may have been reused: it is still the journalled process only if a journalled thread lives.
@@ -216,15 +230,16 @@ fn estates<'a>(kernel: &dyn Kernel, held: &'a BTreeMap<Object, Held>, account: &
             Ok(true) => {}
             Ok(false) => continue,
             Err(error) => {
-                account.push(unseen_heirs(object, &error));
+                account.push(unknown_children(object, &error));
                 continue;
             }
         }
         let estate = estates.entry(pid).or_default();
-        let of_first = |thread| object.same_of(pid, thread);
-        let same = |other: &&mut (&Object, Held)| other.0.thread().map(of_first).as_ref() == Some(other.0);
+        let of_first = |thread| object.for_thread(pid, thread);
+        let same =
+            |other: &&mut (&JournalObject, JournalEntry)| other.0.thread().map(of_first).as_ref() == Some(other.0);
         match estate.iter_mut().find(same) {
-            Some((_, first)) => first.ours.extend(held.ours.iter().cloned()),
+            Some((_, first)) => first.our_values.extend(held.our_values.iter().cloned()),
             None => estate.push((object, held.clone())),
         }
     }
@@ -232,40 +247,41 @@ fn estates<'a>(kernel: &dyn Kernel, held: &'a BTreeMap<Object, Held>, account: &
 }
 
 /// Who inherited an object could not be looked up.
-fn unseen_heirs(of: &Object, error: &io::Error) -> Restored {
-    let outcome = Outcome::Failed(format!("threads and children that may have inherited it cannot be seen: {error}"));
-    Restored { object: of.clone(), outcome }
+fn unknown_children(of: &JournalObject, error: &io::Error) -> RestoredObject {
+    let outcome =
+        RestoreOutcome::Failed(format!("threads and children that may have inherited it cannot be seen: {error}"));
+    RestoredObject { object: of.clone(), outcome }
 }
 
 /// Threads born since, by a journalled process or its descendants, that inherited a mask, nice value or policy of ours.
-fn restore_heirs(kernel: &dyn Kernel, held: &BTreeMap<Object, Held>) -> Vec<Restored> {
+fn restore_inherited(kernel: &dyn Kernel, held: &BTreeMap<JournalObject, JournalEntry>) -> Vec<RestoredObject> {
     let mut account = Vec::new();
-    let estates = estates(kernel, held, &mut account);
+    let estates = inherited_by_process(kernel, held, &mut account);
     let Some((first, _)) = estates.values().flatten().next() else { return account };
     let parents = match parents(kernel) {
         Ok(parents) => parents,
         Err(error) => {
-            account.push(unseen_heirs(first, &error));
+            account.push(unknown_children(first, &error));
             return account;
         }
     };
     for &pid in parents.keys() {
         // From the nearest ancestor on: each may have passed on what the ones between were not journalled for.
-        let estates: Vec<&(&Object, Held)> =
+        let estates: Vec<&(&JournalObject, JournalEntry)> =
             ancestors(pid, &parents).iter().filter_map(|pid| estates.get(pid)).flatten().collect();
         let Some((first, _)) = estates.first() else { continue };
         match threads_of(kernel, pid) {
             Ok(threads) => {
                 for thread in threads {
                     for (of, held_by_ancestor) in &estates {
-                        let object = of.same_of(pid, thread);
+                        let object = of.for_thread(pid, thread);
                         if !held.contains_key(&object) {
-                            account.extend(inheritor(kernel, object, held_by_ancestor));
+                            account.extend(restore_if_inherited(kernel, object, held_by_ancestor));
                         }
                     }
                 }
             }
-            Err(error) => account.push(unseen_heirs(first, &error)),
+            Err(error) => account.push(unknown_children(first, &error)),
         }
     }
     account
@@ -277,7 +293,7 @@ fn parents(kernel: &dyn Kernel) -> io::Result<BTreeMap<i32, i32>> {
     let hidden = |error: &io::Error| error.raw_os_error() == Some(libc::EPERM) && !rustix::process::geteuid().is_root();
     let mut parents = BTreeMap::new();
     for pid in kernel.processes()? {
-        match if_there(kernel.stat(pid)) {
+        match if_exists(kernel.stat(pid)) {
             Ok(stat) => parents.extend(stat.map(|stat| (pid, stat.parent))),
             Err(error) if hidden(&error) => {}
             Err(error) => return Err(error),
@@ -289,26 +305,30 @@ fn parents(kernel: &dyn Kernel) -> io::Result<BTreeMap<i32, i32>> {
 /// The threads of a process that are there.
 fn threads_of(kernel: &dyn Kernel, pid: i32) -> io::Result<Vec<ThreadKey>> {
     let mut threads = Vec::new();
-    for tid in if_there(kernel.threads(pid))?.unwrap_or_default() {
-        threads.extend(if_there(kernel.stat(tid))?.map(|stat| stat.key));
+    for tid in if_exists(kernel.threads(pid))?.unwrap_or_default() {
+        threads.extend(if_exists(kernel.stat(tid))?.map(|stat| stat.key));
     }
     Ok(threads)
 }
 
 /// An inheritor is put back only if it was born since and carries exactly what we set: its own choice is left alone.
-pub(crate) fn inheritor(kernel: &dyn Kernel, object: Object, held: &Held) -> Option<Restored> {
-    object.thread().filter(|thread| held.may_have_passed_to(*thread))?;
+pub(crate) fn restore_if_inherited(
+    kernel: &dyn Kernel,
+    object: JournalObject,
+    held: &JournalEntry,
+) -> Option<RestoredObject> {
+    object.thread().filter(|thread| held.may_be_inherited_by(*thread))?;
     let outcome = match read_state(kernel, &object) {
-        Ok(now) if now == held.original || !held.ours.contains(&now) => return None,
+        Ok(now) if now == held.original || !held.our_values.contains(&now) => return None,
         Ok(_) => match write_original(kernel, &object, held) {
-            Ok(()) => Outcome::PutBack,
-            Err(error) if is_gone(&error) && !lives_on(kernel, &object, &error) => Outcome::Gone,
-            Err(error) => Outcome::Failed(error.to_string()),
+            Ok(()) => RestoreOutcome::Restored,
+            Err(error) if is_gone(&error) && !still_exists(kernel, &object, &error) => RestoreOutcome::Gone,
+            Err(error) => RestoreOutcome::Failed(error.to_string()),
         },
         Err(error) if is_gone(&error) => return None,
-        Err(error) => Outcome::Failed(error.to_string()),
+        Err(error) => RestoreOutcome::Failed(error.to_string()),
     };
-    Some(Restored { object, outcome })
+    Some(RestoredObject { object, outcome })
 }
 
 /// A process and its ancestors, nearest first.

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::io;
 use std::time::{Duration, Instant};
 
-use cachemate_core::{AccessSample, CpuId, CpuSet, Source, TaskId};
+use cachemate_core::{AccessSample, CpuId, CpuSet, DataSource, TaskId};
 
-use crate::sense::sampling::records::{Raw, Read, source};
-use crate::sense::sampling::{Facility, Sampler, Whose};
+use crate::sense::sampling::records::{Raw, RingContents, source};
+use crate::sense::sampling::{Facility, PerfSampler, SamplingTarget};
 
 /// One stretch of sampling.
 const STRETCH: Duration = Duration::from_millis(150);
@@ -17,7 +17,7 @@ const BETWEEN_LOOKS: Duration = Duration::from_millis(25);
 const THREADS_AT_MOST: usize = 64;
 
 /// Who is sampled, and how.
-pub(crate) struct Subjects<'a> {
+pub(crate) struct SampledThreads<'a> {
     pub(crate) threads: &'a BTreeMap<i32, TaskId>,
     pub(crate) online: &'a CpuSet,
     pub(crate) line_bytes: u32,
@@ -31,28 +31,29 @@ pub(crate) struct Subjects<'a> {
 /// The kernel gives no event, neither for the threads nor for the CPUs.
 pub(crate) fn stretch(
     facility: &Facility,
-    subjects: &Subjects<'_>,
+    subjects: &SampledThreads<'_>,
     period: u64,
     remote_only: bool,
 ) -> io::Result<(Vec<AccessSample>, u64)> {
     let mut samplers = open(facility, subjects, period)?;
-    let (start, mut read) = (Instant::now(), Read::default());
+    let (start, mut read) = (Instant::now(), RingContents::default());
     while start.elapsed() < STRETCH {
         std::thread::sleep(BETWEEN_LOOKS);
         samplers.iter_mut().for_each(|sampler| sampler.drain(&mut read));
     }
-    samplers.iter().for_each(Sampler::stop);
+    samplers.iter().for_each(PerfSampler::stop);
     samplers.iter_mut().for_each(|sampler| sampler.drain(&mut read));
     // By CPU everybody is sampled: events of others are not theirs.
     let theirs: Vec<Raw> = read.samples.into_iter().filter(|raw| subjects.threads.contains_key(&raw.tid)).collect();
     let events = theirs.iter().map(|raw| raw.period).sum();
     let samples = theirs.iter().filter_map(|raw| subjects.sample(raw));
-    Ok((samples.filter(|sample| !remote_only || sample.source == Source::RemoteCache).collect(), events))
+    Ok((samples.filter(|sample| !remote_only || sample.source == DataSource::RemoteCache).collect(), events))
 }
 
-fn open(facility: &Facility, subjects: &Subjects<'_>, period: u64) -> io::Result<Vec<Sampler>> {
+fn open(facility: &Facility, subjects: &SampledThreads<'_>, period: u64) -> io::Result<Vec<PerfSampler>> {
     if subjects.threads.len() <= THREADS_AT_MOST {
-        let opened = subjects.threads.keys().map(|&tid| Sampler::open(facility, Whose::Thread(tid), period));
+        let opened =
+            subjects.threads.keys().map(|&tid| PerfSampler::open(facility, SamplingTarget::Thread(tid), period));
         // Threads that are gone meanwhile make no accesses.
         let there = opened.filter(|sampler| !sampler.as_ref().is_err_and(|e| e.raw_os_error() == Some(libc::ESRCH)));
         match there.collect::<io::Result<Vec<_>>>() {
@@ -60,10 +61,10 @@ fn open(facility: &Facility, subjects: &Subjects<'_>, period: u64) -> io::Result
             other => return other,
         }
     }
-    subjects.online.iter().map(|cpu| Sampler::open(facility, Whose::Cpu(CpuId(cpu)), period)).collect()
+    subjects.online.iter().map(|cpu| PerfSampler::open(facility, SamplingTarget::Cpu(CpuId(cpu)), period)).collect()
 }
 
-impl Subjects<'_> {
+impl SampledThreads<'_> {
     fn sample(&self, raw: &Raw) -> Option<AccessSample> {
         Some(AccessSample {
             task: *self.threads.get(&raw.tid)?,
@@ -79,19 +80,19 @@ impl Subjects<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cachemate_core::Level;
+    use cachemate_core::CacheLevel;
 
     /// Does a sample go to the task whose thread made it, by lines, and an untold latency stay absent?
     #[test]
     fn samples_belong_to_tasks() {
         let threads = BTreeMap::from([(41, TaskId(3))]);
         let online = CpuSet::default();
-        let subjects = Subjects { threads: &threads, online: &online, line_bytes: 64, origin_ns: 400 };
+        let subjects = SampledThreads { threads: &threads, online: &online, line_bytes: 64, origin_ns: 400 };
         let raw =
             Raw { tid: 41, time_ns: 1_000, address: 0x1044, period: 7, latency_cycles: 0, data_source: 0x6810_0442 };
         let sample = subjects.sample(&raw).unwrap();
         assert_eq!((sample.task, sample.virtual_line, sample.at_ns), (TaskId(3), 0x41, 600));
-        assert_eq!((sample.source, sample.latency_cycles), (Source::Cache(Level::L2), None));
+        assert_eq!((sample.source, sample.latency_cycles), (DataSource::Cache(CacheLevel::L2), None));
         assert_eq!(subjects.sample(&Raw { tid: 5, ..raw }), None);
     }
 }

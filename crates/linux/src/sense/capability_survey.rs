@@ -7,46 +7,48 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 
-use cachemate_core::{Ability, CacheId, Capabilities, CpuSet, Partition, Support, Topology};
+use cachemate_core::{Ability, CacheId, Capabilities, CpuSet, PartitionSupport, Support, Topology};
 use serde::{Deserialize, Serialize};
 
-use crate::act::resctrl::{Counted, Missing, Resctrl};
+use crate::act::resctrl::{MonitoredEvents, Resctrl, ResctrlUnavailable};
 use crate::act::{colors, gang_scheduler};
 use crate::kernel::Kernel;
-use crate::sense::counters::{Absent, Surveyed};
+use crate::sense::counters::{EventSurvey, EventUnavailable};
 use crate::sense::probes::{intensity, watchpoint};
 
 /// One way to measure or to act.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub struct Capability {
+pub struct CapabilityCheck {
     /// What is measured or changed, for people.
     pub name: String,
     /// True = it was tried here and did what it should.
     pub works: bool,
     /// Limits where it works, the reason where it does not.
-    pub says: String,
+    #[serde(rename = "says")]
+    pub detail: String,
     /// What would make it work.
     pub remedy: Option<String>,
     /// What is lost without it.
-    pub without_it: String,
+    #[serde(rename = "without_it")]
+    pub consequence: String,
 }
 
 /// Everything that was tried.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct CapabilitySurvey {
     /// Ways to measure, best first.
-    pub measures: Vec<Capability>,
+    pub measures: Vec<CapabilityCheck>,
     /// Ways to act.
-    pub enforces: Vec<Capability>,
+    pub enforces: Vec<CapabilityCheck>,
     /// 1 = counters per task, 2 = probes from outside, 3 = topology and pressure only.
     pub level: u32,
 }
 
-fn capability(name: &str, tried: Result<String, (String, Option<String>)>, without_it: &str) -> Capability {
+fn capability(name: &str, tried: Result<String, (String, Option<String>)>, without_it: &str) -> CapabilityCheck {
     let (name, without_it) = (name.to_string(), without_it.to_string());
     match tried {
-        Ok(says) => Capability { name, works: true, says, remedy: None, without_it },
-        Err((says, remedy)) => Capability { name, works: false, says, remedy, without_it },
+        Ok(says) => CapabilityCheck { name, works: true, detail: says, remedy: None, consequence: without_it },
+        Err((says, remedy)) => CapabilityCheck { name, works: false, detail: says, remedy, consequence: without_it },
     }
 }
 
@@ -54,8 +56,8 @@ fn capability(name: &str, tried: Result<String, (String, Option<String>)>, witho
 pub fn survey_capabilities(
     kernel: &dyn Kernel,
     topology: &Topology,
-    resctrl: &Result<Resctrl, Missing>,
-    events: &[Surveyed],
+    resctrl: &Result<Resctrl, ResctrlUnavailable>,
+    events: &[EventSurvey],
     deep: bool,
 ) -> CapabilitySurvey {
     let measures = vec![
@@ -85,16 +87,18 @@ pub fn survey_capabilities(
     CapabilitySurvey { measures, enforces, level }
 }
 
-fn counters(events: &[Surveyed]) -> Capability {
+fn counters(events: &[EventSurvey]) -> CapabilityCheck {
     let (good, bad): (Vec<_>, Vec<_>) = events.iter().partition(|event| event.absent_because.is_none());
-    let names = |events: &[&Surveyed]| events.iter().map(|event| event.name).collect::<Vec<_>>().join(", ");
+    let names = |events: &[&EventSurvey]| events.iter().map(|event| event.name).collect::<Vec<_>>().join(", ");
     let tried = if good.is_empty() {
         let why = bad.first().and_then(|event| event.absent_because.as_ref());
         let remedy = match why {
-            Some(Absent::NotPermitted) => "run as root, give CAP_PERFMON, or lower kernel.perf_event_paranoid",
+            Some(EventUnavailable::NotPermitted) => {
+                "run as root, give CAP_PERFMON, or lower kernel.perf_event_paranoid"
+            }
             _ => "bare metal, or a hypervisor that exposes the PMU (vPMU)",
         };
-        Err((why.map(Absent::to_string).unwrap_or_default(), Some(remedy.to_string())))
+        Err((why.map(EventUnavailable::to_string).unwrap_or_default(), Some(remedy.to_string())))
     } else if bad.is_empty() {
         Ok(format!("all counted in a loop that must miss: {}", names(&good)))
     } else {
@@ -103,7 +107,7 @@ fn counters(events: &[Surveyed]) -> Capability {
     capability("counters per task", tried, "misses and speed per program are not seen; intensity comes from probes")
 }
 
-fn sampling(kernel: &dyn Kernel) -> Capability {
+fn sampling(kernel: &dyn Kernel) -> CapabilityCheck {
     let tried = crate::sense::sampling::find(kernel)
         .map_err(|why| (why, Some("bare metal, or a hypervisor that passes PEBS or IBS on".to_string())))
         .and_then(|facility| match facility.try_out() {
@@ -121,29 +125,29 @@ fn sampling(kernel: &dyn Kernel) -> Capability {
     capability("data-address sampling", tried, "who shares data with whom is not seen")
 }
 
-fn resctrl_monitoring(resctrl: &Result<Resctrl, Missing>) -> Capability {
+fn resctrl_monitoring(resctrl: &Result<Resctrl, ResctrlUnavailable>) -> CapabilityCheck {
     let tried = match resctrl {
         Err(missing) => Err((missing.why.clone(), missing.remedy.clone())),
-        Ok(Resctrl { mount, counted: Counted { occupancy, total_bytes, local_bytes }, monitored, .. }) => {
+        Ok(Resctrl { mount, counted: MonitoredEvents { occupancy, total_bytes, local_bytes }, monitored, .. }) => {
             let all = [("occupancy", occupancy), ("traffic", total_bytes), ("traffic of the own node", local_bytes)];
-            let found: Vec<&str> = all.into_iter().filter(|(_, is)| **is).map(|(name, _)| name).collect();
-            match found.is_empty() || monitored.is_empty() {
+            let offered: Vec<&str> = all.into_iter().filter(|(_, is)| **is).map(|(name, _)| name).collect();
+            match offered.is_empty() || monitored.is_empty() {
                 true => Err((format!("{}: nothing is counted", mount.display()), Some("Intel CMT and MBM".into()))),
-                false => Ok(format!("at {}: {} of {} caches", mount.display(), found.join(", "), monitored.len())),
+                false => Ok(format!("at {}: {} of {} caches", mount.display(), offered.join(", "), monitored.len())),
             }
         }
     };
     capability("cache occupancy and bandwidth (resctrl)", tried, "occupancy is inferred, not read")
 }
 
-fn ways(resctrl: &Result<Resctrl, Missing>) -> Capability {
-    let words = resctrl.as_ref().map_err(Missing::clone).and_then(Resctrl::ways_in_words);
+fn ways(resctrl: &Result<Resctrl, ResctrlUnavailable>) -> CapabilityCheck {
+    let words = resctrl.as_ref().map_err(ResctrlUnavailable::clone).and_then(Resctrl::ways_in_words);
     let tried = words.map_err(|missing| (missing.why, missing.remedy));
     capability("way masks (resctrl)", tried, "caches are divided by colors or not at all")
 }
 
 /// As a daemon would find them: by its own rights, which may be fewer than those of whoever asks.
-fn page_colors(topology: &Topology) -> Capability {
+fn page_colors(topology: &Topology) -> CapabilityCheck {
     let tried = match colors::partitions(topology) {
         Ok(divided) => Ok(colors::in_words(&divided)),
         Err(missing) => Err((missing.why, Some(missing.remedy))),
@@ -151,7 +155,7 @@ fn page_colors(topology: &Topology) -> Capability {
     capability("page colors", tried, "caches are divided by ways or not at all")
 }
 
-fn probe(topology: &Topology, deep: bool) -> Capability {
+fn probe(topology: &Topology, deep: bool) -> CapabilityCheck {
     let shared = topology.caches.iter().find(|cache| cache.last_level && cache.cpus.count() > 1);
     let tried = match shared {
         None => Err((
@@ -174,19 +178,19 @@ fn probe(topology: &Topology, deep: bool) -> Capability {
 }
 
 /// Busy neighbors blur one calibration; three in a row say something about the host.
-fn calibrated(cache_bytes: Option<u64>) -> std::io::Result<intensity::Reloader> {
-    let tried = |seed| intensity::Reloader::fitting(cache_bytes, seed);
+fn calibrated(cache_bytes: Option<u64>) -> std::io::Result<intensity::PrimeProber> {
+    let tried = |seed| intensity::PrimeProber::fitting(cache_bytes, seed);
     let blurred = |error: &std::io::Error| error.kind() != std::io::ErrorKind::TimedOut;
-    let mut found = tried(1);
+    let mut probe = tried(1);
     for seed in [2, 3] {
-        if found.as_ref().is_err_and(blurred) {
-            found = tried(seed);
+        if probe.as_ref().is_err_and(blurred) {
+            probe = tried(seed);
         }
     }
-    found
+    probe
 }
 
-fn watchpoints() -> Capability {
+fn watchpoints() -> CapabilityCheck {
     let tried = watchpoint::self_test().map_err(|error| {
         let remedy = "CAP_PERFMON, and a hypervisor that passes debug registers on";
         (error.to_string(), Some(remedy.to_string()))
@@ -194,9 +198,9 @@ fn watchpoints() -> Capability {
     capability("reuse times by hardware watchpoints", tried, "reuse times come from recordings only")
 }
 
-fn pressure(kernel: &dyn Kernel) -> Capability {
-    let found = crate::sense::pressure::read(kernel);
-    let tried = if found.cpu.is_some() {
+fn pressure(kernel: &dyn Kernel) -> CapabilityCheck {
+    let pressure = crate::sense::pressure::read(kernel);
+    let tried = if pressure.cpu.is_some() {
         Ok("cpu, memory, io".to_string())
     } else {
         Err(("no /proc/pressure".into(), Some("a kernel with CONFIG_PSI, booted without psi=0".to_string())))
@@ -204,7 +208,7 @@ fn pressure(kernel: &dyn Kernel) -> Capability {
     capability("pressure-stall information", tried, "waiting is seen per thread only")
 }
 
-fn affinity(kernel: &dyn Kernel) -> Capability {
+fn affinity(kernel: &dyn Kernel) -> CapabilityCheck {
     let own = std::process::id() as i32;
     let tried = kernel
         .affinity(own)
@@ -214,7 +218,7 @@ fn affinity(kernel: &dyn Kernel) -> Capability {
     capability("affinity per thread", tried, "nothing can be placed")
 }
 
-fn weights(kernel: &dyn Kernel) -> Capability {
+fn weights(kernel: &dyn Kernel) -> CapabilityCheck {
     // SAFETY: no memory is passed.
     let root = unsafe { libc::geteuid() } == 0;
     let limits = kernel.read(Path::new("/proc/self/limits")).unwrap_or_default();
@@ -232,7 +236,7 @@ fn weights(kernel: &dyn Kernel) -> Capability {
 }
 
 /// What is missing first: the kernel, its options, the scheduler's loader, a right.
-fn scheduler_in_kernel(kernel: &dyn Kernel, socket: &Path) -> Capability {
+fn scheduler_in_kernel(kernel: &dyn Kernel, socket: &Path) -> CapabilityCheck {
     const FIRST: (u32, u32) = (6, 12);
     let there = |path: &str| kernel.list(Path::new(path)).is_ok();
     let release = kernel.read(Path::new("/proc/sys/kernel/osrelease")).unwrap_or_default();
@@ -257,7 +261,7 @@ fn scheduler_in_kernel(kernel: &dyn Kernel, socket: &Path) -> Capability {
 
 /// Whether the scheduler's loader does what it should, by its own word.
 fn answers(socket: &Path) -> Result<String, (String, Option<String>)> {
-    match gang_scheduler::Client::new(socket).state() {
+    match gang_scheduler::SchedulerClient::new(socket).state() {
         Ok(state) if state.kernel == "enabled" => {
             Ok(format!("attached, {} last-level caches, {} threads", state.caches.len(), state.held))
         }
@@ -275,7 +279,7 @@ fn answers(socket: &Path) -> Result<String, (String, Option<String>)> {
     }
 }
 
-fn cpusets(kernel: &dyn Kernel) -> Capability {
+fn cpusets(kernel: &dyn Kernel) -> CapabilityCheck {
     let tried = match crate::act::cpusets::find(kernel) {
         Some(found) => Ok(found.to_string()),
         None => Err((
@@ -289,12 +293,12 @@ fn cpusets(kernel: &dyn Kernel) -> Capability {
 /// What policies are told. `partitions`: how caches can be divided ([`Resctrl::partitions`]).
 pub fn capabilities(
     survey: &CapabilitySurvey,
-    partitions: Vec<(CacheId, Partition)>,
+    partitions: Vec<(CacheId, PartitionSupport)>,
     shortest_window_ns: u64,
 ) -> Capabilities {
-    let say = |found: &Capability| match found.works {
-        true => Support::Yes { note: Some(found.says.clone()) },
-        false => Support::No { why: found.says.clone(), remedy: found.remedy.clone() },
+    let say = |found: &CapabilityCheck| match found.works {
+        true => Support::Yes { note: Some(found.detail.clone()) },
+        false => Support::No { why: found.detail.clone(), remedy: found.remedy.clone() },
     };
     let no = |why: &str| Support::No { why: why.to_string(), remedy: None };
     let abilities = BTreeMap::from([

@@ -12,28 +12,28 @@ use std::io::{self, Read};
 use std::os::fd::FromRawFd;
 use std::path::Path;
 
-use cachemate_core::{Event, Level, Reading};
+use cachemate_core::{CacheLevel, CounterEvent, EventCount};
 use perf_event_open_sys as perf;
 
 use crate::kernel::Kernel;
-use crate::sense::events::{Code, Named, Processor, events};
+use crate::sense::events::{EventCode, NamedEvent, Processor, events};
 
 /// Whether an event counts on this host, or why not.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Surveyed {
+pub struct EventSurvey {
     /// What a count of it means to policies.
-    pub event: Event,
+    pub event: CounterEvent,
     /// The vendor's or the kernel's name of it.
     pub name: &'static str,
     /// How it is asked for; `None` where no such event is known.
-    pub code: Option<Code>,
+    pub code: Option<EventCode>,
     /// `None` = it counts.
-    pub absent_because: Option<Absent>,
+    pub absent_because: Option<EventUnavailable>,
 }
 
 /// Why an event does not count on this host.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum Absent {
+pub enum EventUnavailable {
     /// The vendor's tables know no such event for this processor.
     #[error("{0}")]
     Unknown(String),
@@ -48,13 +48,13 @@ pub enum Absent {
     Refused(String),
     /// It was open, and never on a counter while the loop ran.
     #[error("it was given no time to count: all counters are taken")]
-    NoTime,
+    NeverScheduled,
     /// It was on a counter all the time, or part of it.
     #[error("it read a hard zero in a loop that must count")]
     HardZero,
     /// The count does not fit to the lines that the loop fetched.
     #[error("it read {scaled} while {fetched} lines were fetched from memory: it counts something else")]
-    SomethingElse {
+    WrongEvent {
         /// The count, divided by the share of the time that it was counted.
         scaled: u64,
         /// Lines that the loop flushed and loaded again.
@@ -67,52 +67,52 @@ pub enum Absent {
 const MISSES_AT_LEAST: f64 = 0.25;
 
 /// What the open call and the must-miss loop say of every event of this host's processor.
-pub fn survey(kernel: &dyn Kernel, last_level: Level) -> Vec<Surveyed> {
+pub fn survey(kernel: &dyn Kernel, last_level: CacheLevel) -> Vec<EventSurvey> {
     let cpuinfo = kernel.read(Path::new("/proc/cpuinfo")).unwrap_or_default();
-    let found = events(Processor::parse(&cpuinfo).as_ref(), last_level);
-    let say = |named: Named| {
+    let events = events(Processor::parse(&cpuinfo).as_ref(), last_level);
+    let say = |named: NamedEvent| {
         let absent_because = match named.code {
             Ok(code) => try_out(named.event, code),
-            Err(why) => Some(Absent::Unknown(why.to_string())),
+            Err(why) => Some(EventUnavailable::Unknown(why.to_string())),
         };
-        Surveyed { event: named.event, name: named.name, code: named.code.ok(), absent_because }
+        EventSurvey { event: named.event, name: named.name, code: named.code.ok(), absent_because }
     };
-    found.into_iter().map(say).collect()
+    events.into_iter().map(say).collect()
 }
 
 /// Why the event does not count; `None` = it does.
-fn try_out(event: Event, code: Code) -> Option<Absent> {
+fn try_out(event: CounterEvent, code: EventCode) -> Option<EventUnavailable> {
     let mut counter = match open(code, 0) {
         Ok(counter) => counter,
         Err(error) => {
             return Some(match error.raw_os_error() {
-                Some(libc::ENOENT) | Some(libc::EOPNOTSUPP) => Absent::NotOffered,
-                Some(libc::EACCES) | Some(libc::EPERM) => Absent::NotPermitted,
-                _ => Absent::Refused(error.to_string()),
+                Some(libc::ENOENT) | Some(libc::EOPNOTSUPP) => EventUnavailable::NotOffered,
+                Some(libc::EACCES) | Some(libc::EPERM) => EventUnavailable::NotPermitted,
+                _ => EventUnavailable::Refused(error.to_string()),
             });
         }
     };
     let fetched = must_miss();
     match counter.since_last() {
-        Err(error) => Some(Absent::Refused(error.to_string())),
+        Err(error) => Some(EventUnavailable::Refused(error.to_string())),
         Ok((count, share)) => implausible(event, count, share, fetched),
     }
 }
 
 /// What is wrong with a count over a loop that fetched so many lines from memory.
-fn implausible(event: Event, count: u64, counted_share: f64, fetched: u64) -> Option<Absent> {
+fn implausible(event: CounterEvent, count: u64, counted_share: f64, fetched: u64) -> Option<EventUnavailable> {
     if counted_share == 0.0 {
-        return Some(Absent::NoTime);
+        return Some(EventUnavailable::NeverScheduled);
     }
     // Nobody else has the loop's lines: none of them comes out of a remote cache.
-    let remote = event == Event::RemoteCacheHits;
+    let remote = event == CounterEvent::RemoteCacheHits;
     if count == 0 {
-        return (!remote).then_some(Absent::HardZero);
+        return (!remote).then_some(EventUnavailable::HardZero);
     }
     let scaled = count as f64 / counted_share;
     let as_misses = scaled >= MISSES_AT_LEAST * fetched as f64;
-    ((remote && as_misses) || (matches!(event, Event::Misses(_)) && !as_misses))
-        .then(|| Absent::SomethingElse { scaled: scaled.round() as u64, fetched })
+    ((remote && as_misses) || (matches!(event, CounterEvent::Misses(_)) && !as_misses))
+        .then(|| EventUnavailable::WrongEvent { scaled: scaled.round() as u64, fetched })
 }
 
 /// Executes, touches memory and misses in every cache there is: 16 384 lines, flushed before they are loaded one after
@@ -140,7 +140,7 @@ fn must_miss() -> u64 {
 /// The counters of one thread.
 #[derive(Debug)]
 pub struct ThreadCounters {
-    counters: Vec<(Event, Counter)>,
+    counters: Vec<(CounterEvent, PerfCounter)>,
 }
 
 impl ThreadCounters {
@@ -148,7 +148,7 @@ impl ThreadCounters {
     ///
     /// # Errors
     /// The thread is gone, or permission or file descriptors are lacking; nothing stays attached then.
-    pub fn attach(tid: i32, surveyed: &[Surveyed]) -> io::Result<Self> {
+    pub fn attach(tid: i32, surveyed: &[EventSurvey]) -> io::Result<Self> {
         let working = surveyed.iter().filter(|found| found.absent_because.is_none());
         let wanted = working.filter_map(|found| Some((found.event, found.code?)));
         let counters = wanted.map(|(event, code)| Ok((event, open(code, tid)?))).collect::<io::Result<_>>()?;
@@ -156,28 +156,28 @@ impl ThreadCounters {
     }
 
     /// What was counted since the last reading (or since attaching). A counter that fails is left out.
-    pub fn read(&mut self) -> Vec<Reading> {
-        let reading = |(event, counter): &mut (Event, Counter)| {
+    pub fn read(&mut self) -> Vec<EventCount> {
+        let reading = |(event, counter): &mut (CounterEvent, PerfCounter)| {
             let (count, counted_share) = counter.since_last().ok()?;
-            Some(Reading { event: *event, count, counted_share })
+            Some(EventCount { event: *event, count, enabled_share: counted_share })
         };
-        let mut readings: Vec<Reading> = self.counters.iter_mut().filter_map(reading).collect();
+        let mut readings: Vec<EventCount> = self.counters.iter_mut().filter_map(reading).collect();
         readings.sort_by_key(|reading| reading.event);
         readings
     }
 }
 
 /// How an event is asked for, where the survey found that it counts.
-pub(crate) fn working(surveyed: &[Surveyed], event: Event) -> Option<Code> {
+pub(crate) fn working(surveyed: &[EventSurvey], event: CounterEvent) -> Option<EventCode> {
     surveyed.iter().find(|found| found.event == event && found.absent_because.is_none())?.code
 }
 
 /// A running total of one event of one thread.
-pub(crate) struct RunningTotal(Counter);
+pub(crate) struct RunningTotal(PerfCounter);
 
 impl RunningTotal {
     /// Counts from now on; `None` where the thread is gone or the event cannot be opened for it.
-    pub(crate) fn start(tid: i32, code: Code) -> Option<Self> {
+    pub(crate) fn start(tid: i32, code: EventCode) -> Option<Self> {
         open(code, tid).ok().map(RunningTotal)
     }
 
@@ -195,24 +195,24 @@ impl RunningTotal {
 }
 
 #[derive(Debug)]
-struct Counter {
+struct PerfCounter {
     file: File,
-    last: Total,
+    last: PerfReading,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Total {
+struct PerfReading {
     count: u64,
     enabled_ns: u64,
     running_ns: u64,
 }
 
-impl Counter {
-    fn total(&mut self) -> io::Result<Total> {
+impl PerfCounter {
+    fn total(&mut self) -> io::Result<PerfReading> {
         let mut bytes = [0u8; 24];
         self.file.read_exact(&mut bytes)?;
         let word = |at: usize| u64::from_ne_bytes(bytes[8 * at..8 * at + 8].try_into().expect("eight bytes"));
-        Ok(Total { count: word(0), enabled_ns: word(1), running_ns: word(2) })
+        Ok(PerfReading { count: word(0), enabled_ns: word(1), running_ns: word(2) })
     }
 
     /// Count, and the share of the enabled time in which it counted. A thread that did not run at all was counted
@@ -227,7 +227,7 @@ impl Counter {
     }
 }
 
-fn open(code: Code, tid: i32) -> io::Result<Counter> {
+fn open(code: EventCode, tid: i32) -> io::Result<PerfCounter> {
     let mut attr = perf::bindings::perf_event_attr::default();
     attr.type_ = code.kind;
     attr.size = size_of::<perf::bindings::perf_event_attr>() as u32;
@@ -246,7 +246,7 @@ fn open(code: Code, tid: i32) -> io::Result<Counter> {
     if crate::kernel::scarce(&file) {
         return Err(io::Error::from_raw_os_error(libc::EMFILE));
     }
-    Ok(Counter { file, last: Total::default() })
+    Ok(PerfCounter { file, last: PerfReading::default() })
 }
 
 #[cfg(test)]
@@ -256,7 +256,7 @@ mod tests {
     /// Does every event either count or come with a reason, and does attaching use only those that count?
     #[test]
     fn every_event_counts_or_says_why_not() {
-        let surveyed = survey(&crate::kernel::Host::new("/"), Level::L3);
+        let surveyed = survey(&crate::kernel::LinuxHost::new("/"), CacheLevel::L3);
         assert_eq!(surveyed.len(), 6);
         assert!(surveyed.iter().all(|s| s.absent_because.as_ref().is_none_or(|why| !why.to_string().is_empty())));
         assert!(surveyed.iter().all(|s| s.code.is_some() || s.absent_because.is_some()));
@@ -266,22 +266,24 @@ mod tests {
         let working = surveyed.iter().filter(|s| s.absent_because.is_none()).count();
         assert_eq!(readings.len(), working);
         assert!(readings.is_sorted_by_key(|reading| reading.event));
-        assert!(readings.iter().all(|r| r.counted_share == 0.0 || r.event != Event::Instructions || r.count > 0));
+        assert!(
+            readings.iter().all(|r| r.enabled_share == 0.0 || r.event != CounterEvent::Instructions || r.count > 0)
+        );
     }
 
     /// Is a hard zero absent, and a miss event that sees almost none of the lines fetched; multiplexed ones scaled?
     #[test]
     fn the_must_miss_loop_decides() {
-        let misses = Event::Misses(Level::L3);
-        assert!(implausible(misses, 0, 1.0, 16_384) == Some(Absent::HardZero));
+        let misses = CounterEvent::Misses(CacheLevel::L3);
+        assert!(implausible(misses, 0, 1.0, 16_384) == Some(EventUnavailable::HardZero));
         assert!(
             implausible(misses, 300, 1.0, 16_384).unwrap().to_string().starts_with("it read 300 while 16384 lines")
         );
-        assert!(implausible(misses, 300, 0.0, 16_384) == Some(Absent::NoTime));
+        assert!(implausible(misses, 300, 0.0, 16_384) == Some(EventUnavailable::NeverScheduled));
         assert_eq!(implausible(misses, 16_000, 1.0, 16_384), None);
         assert_eq!(implausible(misses, 3_000, 0.25, 16_384), None, "a quarter of the time, and so scaled");
-        assert_eq!(implausible(Event::References(Level::L3), 300, 1.0, 16_384), None);
-        let remote = |count| implausible(Event::RemoteCacheHits, count, 1.0, 16_384);
+        assert_eq!(implausible(CounterEvent::References(CacheLevel::L3), 300, 1.0, 16_384), None);
+        let remote = |count| implausible(CounterEvent::RemoteCacheHits, count, 1.0, 16_384);
         assert_eq!((remote(0), remote(300)), (None, None), "no line of the loop is anybody else's");
         assert!(remote(16_000).is_some(), "it counts every miss");
     }
@@ -289,9 +291,9 @@ mod tests {
     /// Does a running total grow by what is executed, and is an event that the survey found absent not asked for?
     #[test]
     fn a_running_total_grows_with_the_work() {
-        let surveyed = survey(&crate::kernel::Host::new("/"), Level::L3);
-        let instructions = surveyed.iter().find(|found| found.event == Event::Instructions).unwrap();
-        let Some(code) = working(&surveyed, Event::Instructions) else {
+        let surveyed = survey(&crate::kernel::LinuxHost::new("/"), CacheLevel::L3);
+        let instructions = surveyed.iter().find(|found| found.event == CounterEvent::Instructions).unwrap();
+        let Some(code) = working(&surveyed, CounterEvent::Instructions) else {
             assert!(instructions.absent_because.is_some());
             eprintln!("not shown here: a running total, as instructions are not counted on this host");
             return;
@@ -305,9 +307,14 @@ mod tests {
     /// Is a counter of a thread that does not exist an error?
     #[test]
     fn a_thread_that_is_gone_cannot_be_counted() {
-        let all: Vec<Surveyed> = events(None, Level::L3)
+        let all: Vec<EventSurvey> = events(None, CacheLevel::L3)
             .into_iter()
-            .map(|named| Surveyed { event: named.event, name: named.name, code: named.code.ok(), absent_because: None })
+            .map(|named| EventSurvey {
+                event: named.event,
+                name: named.name,
+                code: named.code.ok(),
+                absent_because: None,
+            })
             .collect();
         assert!(ThreadCounters::attach(i32::MAX, &all).is_err());
     }

@@ -7,7 +7,7 @@
 //! with its caches, and is not used. Properties: pure; an event that no entry names is absent, with the reason; what is
 //! named still has to count in the must-miss loop ([`crate::sense::counters::survey`]).
 
-use cachemate_core::{Event, Level, StallCause};
+use cachemate_core::{CacheLevel, CounterEvent, StallCause};
 use perf_event_open_sys::bindings::{
     PERF_COUNT_HW_CACHE_MISSES, PERF_COUNT_HW_CACHE_REFERENCES, PERF_COUNT_HW_CPU_CYCLES, PERF_COUNT_HW_INSTRUCTIONS,
     PERF_TYPE_HARDWARE, PERF_TYPE_RAW,
@@ -42,7 +42,7 @@ impl Processor {
 
 /// How an event is asked for: type and configuration of perf_event_open(2).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Code {
+pub struct EventCode {
     /// `type` of the attributes.
     pub kind: u32,
     /// `config` of the attributes.
@@ -51,17 +51,17 @@ pub struct Code {
 
 /// An event to try, or why there is none.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Named {
+pub struct NamedEvent {
     /// What a count of it means to policies.
-    pub event: Event,
+    pub event: CounterEvent,
     /// The vendor's or the kernel's name.
     pub name: &'static str,
     /// The error says why no code is known.
-    pub code: Result<Code, &'static str>,
+    pub code: Result<EventCode, &'static str>,
 }
 
 /// What processors of one kind offer beyond the generic events. Raw codes as `event | unit mask << 8 | counter mask << 24`.
-struct Table {
+struct EventTable {
     references: (&'static str, u64),
     misses: (&'static str, u64),
     /// Cycles in which nothing executes while a load that missed the last level is outstanding.
@@ -75,35 +75,36 @@ const INTEL_REFERENCES: (&str, u64) = ("longest_lat_cache.reference", 0x4f2e);
 const INTEL_MISSES: (&str, u64) = ("longest_lat_cache.miss", 0x412e);
 const NO_INTEL_STALLS: &str = "no event is known of this model that counts waits for memory only";
 const NO_REMOTE_HITS: &str = "no event is known of this model that counts lines out of another last-level cache";
-const INTEL: Table = Table {
+const INTEL: EventTable = EventTable {
     references: INTEL_REFERENCES,
     misses: INTEL_MISSES,
     memory_stalls: Err(NO_INTEL_STALLS),
     remote_hits: Err(NO_REMOTE_HITS),
 };
 /// Servers of Haswell and Broadwell: changed lines out of another socket's caches, of retired loads.
-const INTEL_EP: Table = Table { remote_hits: Ok(("mem_load_uops_l3_miss_retired.remote_hitm", 0x10d3)), ..INTEL };
+const INTEL_EP: EventTable =
+    EventTable { remote_hits: Ok(("mem_load_uops_l3_miss_retired.remote_hitm", 0x10d3)), ..INTEL };
 /// Skylake and what came after it: the stalls of the L3's misses have an event of their own.
-const INTEL_SINCE_SKYLAKE: Table = Table {
+const INTEL_SINCE_SKYLAKE: EventTable = EventTable {
     references: INTEL_REFERENCES,
     misses: INTEL_MISSES,
     memory_stalls: Ok(("cycle_activity.stalls_l3_miss", 0x0600_06a3)),
     remote_hits: Err("this model has one last-level cache"),
 };
 /// Its servers, which have several sockets.
-const INTEL_SERVERS_SINCE_SKYLAKE: Table =
-    Table { remote_hits: Ok(("mem_load_l3_miss_retired.remote_hitm", 0x04d3)), ..INTEL_SINCE_SKYLAKE };
+const INTEL_SERVERS_SINCE_SKYLAKE: EventTable =
+    EventTable { remote_hits: Ok(("mem_load_l3_miss_retired.remote_hitm", 0x04d3)), ..INTEL_SINCE_SKYLAKE };
 const NO_AMD_STALLS: &str = "this family's events count waits for any load, not for memory only";
 /// Zen and Zen 2 (and Hygon's Dhyana): fills of the L1 on demand. From outside the cluster: memory of either node, and caches
 /// whose home is another die; those of another cluster on the same die are told together with hits and stay out.
-const ZEN: Table = Table {
+const ZEN: EventTable = EventTable {
     references: ("ls_refills_from_sys: beyond the L2", 0x5a43),
     misses: ("ls_refills_from_sys: memory and other dies", 0x5843),
     memory_stalls: Err(NO_AMD_STALLS),
     remote_hits: Ok(("ls_refills_from_sys: caches of other dies", 0x1043)),
 };
 /// Zen 3 and later: any fills of the L1, prefetches included; beyond the cluster = other clusters' caches and memory.
-const ZEN_3: Table = Table {
+const ZEN_3: EventTable = EventTable {
     references: ("ls_any_fills_from_sys: beyond the L2", 0x5e44),
     misses: ("ls_any_fills_from_sys: beyond the cluster", 0x5c44),
     memory_stalls: Err(NO_AMD_STALLS),
@@ -122,7 +123,7 @@ const SINCE_SKYLAKE: [u32; 19] = [
 const SERVERS_SINCE_SKYLAKE: [u32; 7] = [0x55, 0x6a, 0x6c, 0x8f, 0xcf, 0xad, 0xae];
 const EP: [u32; 2] = [0x3f, 0x4f];
 
-fn table(processor: &Processor) -> Option<&'static Table> {
+fn table(processor: &Processor) -> Option<&'static EventTable> {
     match (processor.vendor.as_str(), processor.family) {
         ("GenuineIntel", 6) if SERVERS_SINCE_SKYLAKE.contains(&processor.model) => Some(&INTEL_SERVERS_SINCE_SKYLAKE),
         ("GenuineIntel", 6) if EP.contains(&processor.model) => Some(&INTEL_EP),
@@ -135,26 +136,27 @@ fn table(processor: &Processor) -> Option<&'static Table> {
 }
 
 /// The events to try on a processor whose last level is `last_level`.
-pub fn events(processor: Option<&Processor>, last_level: Level) -> Vec<Named> {
-    let generic = |event, name, config: u32| Named {
+pub fn events(processor: Option<&Processor>, last_level: CacheLevel) -> Vec<NamedEvent> {
+    let generic = |event, name, config: u32| NamedEvent {
         event,
         name,
-        code: Ok(Code { kind: PERF_TYPE_HARDWARE, config: config.into() }),
+        code: Ok(EventCode { kind: PERF_TYPE_HARDWARE, config: config.into() }),
     };
-    let raw = |event, (name, config)| Named { event, name, code: Ok(Code { kind: PERF_TYPE_RAW, config }) };
-    let (references, misses) = (Event::References(last_level), Event::Misses(last_level));
-    let stalls = Event::StallCycles(StallCause::LocalMemory);
-    let absent = |event, name| move |why| Named { event, name, code: Err(why) };
-    let (no_stalls, no_hits) = (absent(stalls, "memory stalls"), absent(Event::RemoteCacheHits, "remote cache hits"));
+    let raw = |event, (name, config)| NamedEvent { event, name, code: Ok(EventCode { kind: PERF_TYPE_RAW, config }) };
+    let (references, misses) = (CounterEvent::References(last_level), CounterEvent::Misses(last_level));
+    let stalls = CounterEvent::StallCycles(StallCause::LocalMemory);
+    let absent = |event, name| move |why| NamedEvent { event, name, code: Err(why) };
+    let (no_stalls, no_hits) =
+        (absent(stalls, "memory stalls"), absent(CounterEvent::RemoteCacheHits, "remote cache hits"));
     let mut events = vec![
-        generic(Event::Instructions, "instructions", PERF_COUNT_HW_INSTRUCTIONS),
-        generic(Event::Cycles, "cycles", PERF_COUNT_HW_CPU_CYCLES),
+        generic(CounterEvent::Instructions, "instructions", PERF_COUNT_HW_INSTRUCTIONS),
+        generic(CounterEvent::Cycles, "cycles", PERF_COUNT_HW_CPU_CYCLES),
     ];
     match processor.and_then(table) {
         Some(table) => {
             events.extend([raw(references, table.references), raw(misses, table.misses)]);
             events.push(table.memory_stalls.map_or_else(no_stalls, |named| raw(stalls, named)));
-            events.push(table.remote_hits.map_or_else(no_hits, |named| raw(Event::RemoteCacheHits, named)));
+            events.push(table.remote_hits.map_or_else(no_hits, |named| raw(CounterEvent::RemoteCacheHits, named)));
         }
         None => {
             events.push(generic(references, "cache-references", PERF_COUNT_HW_CACHE_REFERENCES));
@@ -179,7 +181,7 @@ mod tests {
 
     fn codes(vendor: &str, family: u32, model: u32) -> Vec<Option<(u32, u64)>> {
         let processor = Processor::parse(&cpuinfo(vendor, family, model)).unwrap();
-        let found = events(Some(&processor), Level::L3);
+        let found = events(Some(&processor), CacheLevel::L3);
         found[2..].iter().map(|named| named.code.ok().map(|code| (code.kind, code.config))).collect()
     }
 
@@ -203,7 +205,7 @@ mod tests {
     #[test]
     fn other_architectures_are_unknown() {
         assert_eq!(Processor::parse("processor\t: 0\nBogoMIPS\t: 50.00\nCPU implementer\t: 0x41\n"), None);
-        let found = events(None, Level::L3);
+        let found = events(None, CacheLevel::L3);
         assert_eq!(found.iter().filter(|named| named.code.is_ok()).count(), 4);
     }
 }

@@ -47,9 +47,9 @@ impl MemoryNodes {
         }
         let last_read = |process: &ProcessId| self.pages.get(process).map_or(0, |(read, _)| *read);
         let Some((&process, pid)) = processes.iter().min_by_key(|(process, _)| last_read(process)) else { return };
-        let told = kernel.read(&PathBuf::from(format!("/proc/{pid}/numa_maps")));
+        let numa_maps = kernel.read(&PathBuf::from(format!("/proc/{pid}/numa_maps")));
         self.reads += 1;
-        self.pages.insert(process, (self.reads, told.ok().and_then(|text| pages_per_node(&text))));
+        self.pages.insert(process, (self.reads, numa_maps.ok().and_then(|text| pages_per_node(&text))));
         self.not_before = Some(now + now.elapsed().saturating_mul(ONE_IN).max(Duration::from_millis(1)));
     }
 
@@ -83,7 +83,7 @@ fn pages_per_node(text: &str) -> Option<Vec<u64>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernel::Host;
+    use crate::kernel::LinuxHost;
 
     const TEXT: &str = "\
 55d0c0000000 default file=/usr/bin/program mapped=3 N1=3 kernelpagesize_kB=4
@@ -109,7 +109,7 @@ mod tests {
             std::fs::create_dir_all(&folder).unwrap();
             std::fs::write(folder.join("numa_maps"), format!("7f00 default N0={pages} kernelpagesize_kB=4\n")).unwrap();
         }
-        let kernel = Host::new(root.path());
+        let kernel = LinuxHost::new(root.path());
         let processes: BTreeMap<ProcessId, i32> = [(ProcessId(0), 10), (ProcessId(1), 11), (ProcessId(2), 12)].into();
         let (one, two) =
             (Topology::default(), Topology { memory_latency: vec![vec![1.0, 2.0]; 2], ..Topology::default() });

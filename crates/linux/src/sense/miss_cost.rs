@@ -11,7 +11,7 @@
 
 use std::hint::black_box;
 
-use cachemate_core::{Level, PredictorConfig, Topology};
+use cachemate_core::{CacheLevel, PredictorConfig, Topology};
 
 use super::probes::thread_time_ns;
 
@@ -47,7 +47,7 @@ pub fn measure(topology: &Topology) -> PredictorConfig {
 fn measure_here(topology: &Topology) -> PredictorConfig {
     let size_bytes = topology.last_level_caches().find_map(|cache| cache.size_bytes).unwrap_or(UNKNOWN_CACHE_BYTES);
     let lines = (size_bytes.clamp(1 << 20, CACHE_BYTES_AT_MOST) / LINE_BYTES as u64) as usize;
-    let mut chase = Chase::new(lines, chased_lines(topology));
+    let mut chase = PointerChase::new(lines, chased_lines(topology));
     let (mut hits_ns, mut misses_ns): (Vec<f64>, Vec<f64>) = (Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
         chase.push_out();
@@ -55,8 +55,8 @@ fn measure_here(topology: &Topology) -> PredictorConfig {
         hits_ns.extend((0..HIT_ROUNDS).map(|_| chase.load_ns()));
     }
     let (hit_ns, miss_ns) = (least(hits_ns), middle(misses_ns));
-    let told = topology.cpus.iter().find_map(|cpu| cpu.hertz);
-    let cycle_ns = told.map_or_else(cycle_ns, |hertz| 1e9 / hertz as f64);
+    let cpu_hertz = topology.cpus.iter().find_map(|cpu| cpu.hertz);
+    let cycle_ns = cpu_hertz.map_or_else(cycle_ns, |hertz| 1e9 / hertz as f64);
     let penalty = ((miss_ns - hit_ns) / cycle_ns).max(1.0);
     PredictorConfig {
         miss_penalty_cycles: penalty,
@@ -66,14 +66,15 @@ fn measure_here(topology: &Topology) -> PredictorConfig {
 
 /// Twice as many as the largest cache before the last one holds: under LRU none of them is found there again.
 fn chased_lines(topology: &Topology) -> usize {
-    let before_last = topology.caches.iter().filter(|cache| !cache.last_level && cache.level != Level::L1Instruction);
+    let before_last =
+        topology.caches.iter().filter(|cache| !cache.last_level && cache.level != CacheLevel::L1Instruction);
     let largest = before_last.filter_map(|cache| cache.size_bytes).max();
     let twice = |bytes: u64| (2 * bytes.min(1 << 30)) as usize / LINE_BYTES;
     largest.map_or(CHASED_LINES, twice).clamp(LINES_AT_LEAST, LINES_AT_MOST)
 }
 
 /// A cycle of links through some lines of a buffer, and room enough to push them out of the cache.
-struct Chase {
+struct PointerChase {
     /// Three times the cache, in words; a link is the place of the next one.
     words: Vec<usize>,
     lines: usize,
@@ -83,7 +84,7 @@ struct Chase {
 
 const WORDS_A_LINE: usize = LINE_BYTES / std::mem::size_of::<usize>();
 
-impl Chase {
+impl PointerChase {
     /// So many links lie evenly in the first third, which is as large as the cache of so many lines.
     fn new(lines: usize, steps: usize) -> Self {
         let mut words = vec![0usize; 3 * lines * WORDS_A_LINE];
@@ -98,7 +99,7 @@ impl Chase {
         for pair in 0..order.len() {
             words[order[pair] * WORDS_A_LINE] = order[(pair + 1) % order.len()] * WORDS_A_LINE;
         }
-        Chase { words, lines, first: order[0] * WORDS_A_LINE, steps }
+        PointerChase { words, lines, first: order[0] * WORDS_A_LINE, steps }
     }
 
     fn push_out(&mut self) {
@@ -143,12 +144,12 @@ fn middle(mut values: Vec<f64>) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cachemate_core::test_kit::last_level_caches;
+    use cachemate_core::test_support::last_level_caches;
 
     /// Is every link of the chase visited once a round, so that no line is warm from the same round?
     #[test]
     fn a_round_visits_every_link_once() {
-        let chase = Chase::new(2 * CHASED_LINES, CHASED_LINES);
+        let chase = PointerChase::new(2 * CHASED_LINES, CHASED_LINES);
         let mut seen = std::collections::BTreeSet::new();
         let last = (0..chase.steps).fold(chase.first, |at, _| {
             assert!(seen.insert(at), "{at} twice");
@@ -161,9 +162,13 @@ mod tests {
     #[test]
     fn a_round_is_as_short_as_misses_of_the_inner_caches_allow() {
         let with_l2 = |size_bytes: Option<u64>| {
-            let mut topology = last_level_caches(1, 1, Level::L3, 8 << 20);
-            let inner =
-                cachemate_core::Cache { level: Level::L2, last_level: false, size_bytes, ..topology.caches[0].clone() };
+            let mut topology = last_level_caches(1, 1, CacheLevel::L3, 8 << 20);
+            let inner = cachemate_core::Cache {
+                level: CacheLevel::L2,
+                last_level: false,
+                size_bytes,
+                ..topology.caches[0].clone()
+            };
             topology.caches.push(inner);
             chased_lines(&topology)
         };
@@ -182,7 +187,7 @@ mod tests {
     /// Is the penalty a positive number with the figures that it comes from?
     #[test]
     fn the_penalty_says_where_it_comes_from() {
-        let measured = measure(&last_level_caches(1, 1, Level::L3, 1 << 20));
+        let measured = measure(&last_level_caches(1, 1, CacheLevel::L3, 1 << 20));
         assert!(measured.miss_penalty_cycles >= 1.0 && measured.miss_penalty_cycles.is_finite(), "{measured:?}");
         assert!(measured.miss_penalty_from.starts_with("measured: a miss "), "{measured:?}");
     }

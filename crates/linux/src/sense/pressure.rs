@@ -12,7 +12,7 @@ use crate::kernel::Kernel;
 
 /// One resource, in shares of the last ten seconds.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
-pub struct Stalled {
+pub struct PressureShares {
     /// Some task waited.
     pub some_share: f64,
     /// All tasks waited; absent where the kernel does not say (CPU on older kernels).
@@ -25,11 +25,11 @@ pub struct Stalled {
 #[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct Pressure {
     /// Work that waited for a processor.
-    pub cpu: Option<Stalled>,
+    pub cpu: Option<PressureShares>,
     /// Work that waited for memory to be freed or read back.
-    pub memory: Option<Stalled>,
+    pub memory: Option<PressureShares>,
     /// Work that waited for devices.
-    pub io: Option<Stalled>,
+    pub io: Option<PressureShares>,
 }
 
 /// Pressure on the whole host.
@@ -38,13 +38,13 @@ pub fn read(kernel: &dyn Kernel) -> Pressure {
     Pressure { cpu: one("cpu"), memory: one("memory"), io: one("io") }
 }
 
-fn parse(text: &str) -> Option<Stalled> {
+fn parse(text: &str) -> Option<PressureShares> {
     let line = |kind: &str| text.lines().find_map(|line| line.strip_prefix(kind)?.strip_prefix(' '));
     let field = |line: &str, name: &str| {
         line.split_ascii_whitespace().find_map(|word| word.strip_prefix(name)?.strip_prefix('=')?.parse::<f64>().ok())
     };
     let some = line("some")?;
-    Some(Stalled {
+    Some(PressureShares {
         some_share: field(some, "avg10")? / 100.0,
         full_share: line("full").and_then(|full| field(full, "avg10")).map(|percent| percent / 100.0),
         some_total_ns: (field(some, "total")? * 1000.0) as u64,
@@ -60,7 +60,7 @@ mod tests {
     fn pressure_lines_are_read() {
         let both =
             "some avg10=12.50 avg60=1.00 avg300=0.10 total=2000\nfull avg10=2.00 avg60=0.00 avg300=0.00 total=1\n";
-        let want = Stalled { some_share: 0.125, full_share: Some(0.02), some_total_ns: 2_000_000 };
+        let want = PressureShares { some_share: 0.125, full_share: Some(0.02), some_total_ns: 2_000_000 };
         assert_eq!(parse(both), Some(want));
         assert_eq!(parse("some avg10=0.00 avg60=0 avg300=0 total=5\n").unwrap().full_share, None);
         assert_eq!(parse("what"), None);

@@ -11,7 +11,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use cachemate_core::Event;
+use cachemate_core::CounterEvent;
 use rustix::fs::{Mode, OFlags};
 
 use crate::kernel::{Kernel, ThreadKey};
@@ -33,7 +33,7 @@ pub struct ProgressFiles {
 
 /// Where the last sweep of the folder stopped.
 #[derive(Debug, Default)]
-pub struct Sweep {
+pub struct ProgressSweep {
     going_on: Option<rustix::fs::Dir>,
 }
 
@@ -62,8 +62,8 @@ impl ProgressFiles {
         let folder = std::fs::File::from(rustix::fs::open(dir, flags, Mode::empty())?);
         let owner = folder.metadata()?.uid();
         if owner != rustix::process::geteuid().as_raw() {
-            let said = format!("found a folder of user {owner}, expected one of this user");
-            return Err(io::Error::new(io::ErrorKind::PermissionDenied, said));
+            let message = format!("found a folder of user {owner}, expected one of this user");
+            return Err(io::Error::new(io::ErrorKind::PermissionDenied, message));
         }
         folder.set_permissions(std::fs::Permissions::from_mode(0o1777))?;
         Ok(ProgressFiles::new(Some(dir.to_path_buf())))
@@ -75,7 +75,7 @@ impl ProgressFiles {
     }
 
     /// Removes files of processes that are gone, some each time.
-    pub fn sweep(&self, kernel: &dyn Kernel, sweep: &mut Sweep) {
+    pub fn sweep(&self, kernel: &dyn Kernel, sweep: &mut ProgressSweep) {
         let Some(dir) = self.dir.as_ref().filter(|_| !self.is_others) else { return };
         let open = || {
             let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -104,8 +104,13 @@ impl ProgressFiles {
 }
 
 /// What may say how far a program is, best first; `None` = its own report.
-const KINDS: [Option<Event>; 5] =
-    [None, Some(Event::Instructions), Some(Event::SystemCalls), Some(Event::ContextSwitches), Some(Event::PageFaults)];
+const KINDS: [Option<CounterEvent>; 5] = [
+    None,
+    Some(CounterEvent::Instructions),
+    Some(CounterEvent::SystemCalls),
+    Some(CounterEvent::ContextSwitches),
+    Some(CounterEvent::PageFaults),
+];
 /// Fewer events than this alone say nothing: the noise of 200 is 7 %.
 const EVENTS_AT_LEAST: f64 = 200.0;
 /// The phases alone must agree so far: their smaller rate over the larger one.
@@ -115,12 +120,12 @@ const BUSY_AT_LEAST: f64 = 0.5;
 
 /// All that may say how far a thread is, at one moment.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Total {
+pub(crate) struct ProgressTotals {
     counts: [Option<u64>; KINDS.len()],
     ran_ns: Option<u64>,
 }
 
-impl Total {
+impl ProgressTotals {
     /// `instructions` of the thread so far, where they are counted.
     pub(crate) fn of(
         kernel: &dyn Kernel,
@@ -137,42 +142,42 @@ impl Total {
             waits(kernel, pid, thread.tid),
             stat.as_ref().map(|stat| stat.minor_faults + stat.major_faults),
         ];
-        Total { counts, ran_ns: stat.map(|stat| ran_ns(kernel, pid, &stat)).unwrap_or_default() }
+        ProgressTotals { counts, ran_ns: stat.map(|stat| ran_ns(kernel, pid, &stat)).unwrap_or_default() }
     }
 }
 
 /// What was counted in the phases of a probe, alone and beside the neighbor.
 #[derive(Default, Debug)]
-pub(crate) struct Rates {
-    alone: Vec<Phase>,
-    beside: Vec<Phase>,
+pub(crate) struct BracketRates {
+    alone: Vec<BracketPhase>,
+    beside: Vec<BracketPhase>,
 }
 
 #[derive(Debug)]
-struct Phase {
+struct BracketPhase {
     counts: [Option<u64>; KINDS.len()],
     ran_share: Option<f64>,
     seconds: f64,
 }
 
-impl Rates {
-    pub(crate) fn add(&mut self, beside: bool, before: Total, after: Total, seconds: f64) {
+impl BracketRates {
+    pub(crate) fn add(&mut self, beside: bool, before: ProgressTotals, after: ProgressTotals, seconds: f64) {
         let since = |before: Option<u64>, after: Option<u64>| after?.checked_sub(before?);
         let counts = std::array::from_fn(|kind| since(before.counts[kind], after.counts[kind]));
         let ran_share = since(before.ran_ns, after.ran_ns).map(|ns| ns as f64 / 1e9 / seconds);
         let phases = if beside { &mut self.beside } else { &mut self.alone };
-        phases.push(Phase { counts, ran_share, seconds });
+        phases.push(BracketPhase { counts, ran_share, seconds });
     }
 
     /// The best measure that speaks, and its rates per second alone and beside.
-    pub(crate) fn best(&self) -> Option<(Option<Event>, (f64, f64))> {
+    pub(crate) fn best(&self) -> Option<(Option<CounterEvent>, (f64, f64))> {
         KINDS.iter().enumerate().find_map(|(at, kind)| {
             let (alone, beside) = (rate(&self.alone, at)?, rate(&self.beside, at)?);
-            (kind.is_none() || self.may_stand_in(at)).then_some((*kind, (alone, beside)))
+            (kind.is_none() || self.is_proxy(at)).then_some((*kind, (alone, beside)))
         })
     }
 
-    fn may_stand_in(&self, kind: usize) -> bool {
+    fn is_proxy(&self, kind: usize) -> bool {
         let events: u64 = self.alone.iter().filter_map(|phase| phase.counts[kind]).sum();
         let rates = || self.alone.iter().filter_map(|phase| Some(phase.counts[kind]? as f64 / phase.seconds));
         let (low, high) =
@@ -183,7 +188,7 @@ impl Rates {
 }
 
 /// Per second, over all phases; `None` where one of them was not counted, or nothing happened.
-fn rate(phases: &[Phase], kind: usize) -> Option<f64> {
+fn rate(phases: &[BracketPhase], kind: usize) -> Option<f64> {
     let count: u64 = phases.iter().map(|phase| phase.counts[kind]).sum::<Option<u64>>()?;
     let seconds: f64 = phases.iter().map(|phase| phase.seconds).sum();
     (count > 0 && seconds > 0.0).then(|| count as f64 / seconds)
@@ -195,10 +200,10 @@ fn read_counter(kernel: &dyn Kernel, path: &Path, pid: i32) -> Option<u64> {
     use std::os::unix::fs::{FileExt, MetadataExt};
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     let file = std::fs::File::from(rustix::fs::open(path, flags, Mode::empty()).ok()?);
-    let found = file.metadata().ok()?;
+    let metadata = file.metadata().ok()?;
     let status = kernel.read(Path::new(&format!("/proc/{pid}/status"))).unwrap_or_default();
     let user = status.lines().find_map(|line| line.strip_prefix("Uid:")?.split_ascii_whitespace().next()?.parse().ok());
-    (found.is_file() && (Some(found.uid()) == user || found.uid() == 0)).then_some(())?;
+    (metadata.is_file() && (Some(metadata.uid()) == user || metadata.uid() == 0)).then_some(())?;
     let mut bytes = [0u8; 8];
     file.read_exact_at(&mut bytes, 0).ok()?;
     Some(u64::from_ne_bytes(bytes))
@@ -213,17 +218,17 @@ mod tests {
     use rustix::fs::{CWD, FileType, RenameFlags};
 
     use super::*;
-    use crate::kernel::Host;
+    use crate::kernel::LinuxHost;
 
     /// Rates over four phases of instructions (0 = not counted), calls, waits and faults.
-    fn phases(counts: [[u64; 4]; 4], ran_share: f64) -> Rates {
-        let mut rates = Rates::default();
+    fn phases(counts: [[u64; 4]; 4], ran_share: f64) -> BracketRates {
+        let mut rates = BracketRates::default();
         for (at, [instructions, calls, waits, faults]) in counts.into_iter().enumerate() {
             let counted = |count: u64| (instructions > 0).then_some(count);
             let before = [None, counted(0), Some(0), Some(0), Some(0)];
             let after = [None, counted(instructions), Some(calls), Some(waits), Some(faults)];
-            let before = Total { counts: before, ran_ns: Some(0) };
-            let after = Total { counts: after, ran_ns: Some((ran_share * 1e9) as u64) };
+            let before = ProgressTotals { counts: before, ran_ns: Some(0) };
+            let after = ProgressTotals { counts: after, ran_ns: Some((ran_share * 1e9) as u64) };
             rates.add(at == 1 || at == 2, before, after, 1.0);
         }
         rates
@@ -233,16 +238,16 @@ mod tests {
     #[test]
     fn steady_events_of_the_busy_stand_in() {
         let calls = phases([[0, 400, 0, 0], [0, 200, 0, 0], [0, 210, 0, 0], [0, 410, 0, 0]], 1.0);
-        assert_eq!(calls.best(), Some((Some(Event::SystemCalls), (405.0, 205.0))));
+        assert_eq!(calls.best(), Some((Some(CounterEvent::SystemCalls), (405.0, 205.0))));
         let faults = phases([[0, 9, 0, 400], [0, 9, 0, 200], [0, 9, 0, 200], [0, 9, 0, 400]], 1.0);
-        assert_eq!(faults.best().unwrap().0, Some(Event::PageFaults), "too few calls say nothing");
+        assert_eq!(faults.best().unwrap().0, Some(CounterEvent::PageFaults), "too few calls say nothing");
         let unsteady = phases([[0, 400, 0, 0], [0, 200, 0, 0], [0, 200, 0, 0], [0, 100, 0, 0]], 1.0);
         assert_eq!(unsteady.best(), None);
         let sleepy = phases([[0, 400, 400, 0], [0, 400, 400, 0], [0, 400, 400, 0], [0, 400, 400, 0]], 0.2);
         assert_eq!(sleepy.best(), None, "who sleeps is paced by something else");
         // A program that only computes and touches its memory: no call, no wait, no fault.
         let counted = phases([[4000, 0, 0, 0], [1000, 0, 0, 0], [1000, 0, 0, 0], [4000, 0, 0, 0]], 1.0);
-        assert_eq!(counted.best(), Some((Some(Event::Instructions), (4000.0, 1000.0))));
+        assert_eq!(counted.best(), Some((Some(CounterEvent::Instructions), (4000.0, 1000.0))));
         let mut reported = phases([[0, 400, 0, 0], [0, 200, 0, 0], [0, 200, 0, 0], [0, 400, 0, 0]], 0.1);
         for phase in reported.alone.iter_mut().chain(&mut reported.beside) {
             phase.counts[0] = Some(7);
@@ -253,11 +258,11 @@ mod tests {
     /// Does this thread's own reading show among its calls?
     #[test]
     fn the_kernel_counts_calls() {
-        let (host, pid) = (Host::new("/"), std::process::id() as i32);
+        let (host, pid) = (LinuxHost::new("/"), std::process::id() as i32);
         let tid = rustix::thread::gettid().as_raw_nonzero().get();
         let Some(before) = calls(&host, pid, tid) else {
             assert!(!Path::new("/proc/self/io").exists(), "the kernel counts, and it was not read");
-            crate::not_shown::not_shown("calls of a thread", "no /proc/self/io");
+            crate::skip_test::not_shown("calls of a thread", "no /proc/self/io");
             return;
         };
         (0..50).for_each(|_| drop(std::fs::read("/proc/self/comm").unwrap()));
@@ -270,7 +275,7 @@ mod tests {
     fn a_report_is_eight_bytes_in_a_file_of_its_own() {
         let dir = tempfile::tempdir().unwrap();
         let files = ProgressFiles::new(Some(dir.path().to_path_buf()));
-        let (host, pid) = (Host::new("/"), std::process::id() as i32);
+        let (host, pid) = (LinuxHost::new("/"), std::process::id() as i32);
         assert_eq!(files.total(&host, pid), None);
         let path = files.path(pid).unwrap();
         std::fs::write(&path, 77u64.to_ne_bytes()).unwrap();
@@ -300,7 +305,7 @@ mod tests {
             }
             let (send, done) = std::sync::mpsc::channel();
             let (reader, stop) = (files.clone(), Arc::new(AtomicBool::new(false)));
-            let read = move || (0..20_000).map(|_| reader.total(&Host::new("/"), pid)).collect::<BTreeSet<_>>();
+            let read = move || (0..20_000).map(|_| reader.total(&LinuxHost::new("/"), pid)).collect::<BTreeSet<_>>();
             std::thread::spawn(move || send.send(read()));
             let (stop_there, report_there, at_there) = (stop.clone(), report.clone(), at.clone());
             let swapper = std::thread::spawn(move || {
@@ -356,14 +361,14 @@ mod tests {
     fn files_of_the_dead_go() {
         let root = tempfile::tempdir().unwrap();
         let files = ProgressFiles::new(Some(root.path().to_path_buf()));
-        let (host, own) = (Host::new("/"), std::process::id());
+        let (host, own) = (LinuxHost::new("/"), std::process::id());
         let most: u32 = std::fs::read_to_string("/proc/sys/kernel/pid_max").unwrap().trim().parse().unwrap();
         // Numbers that no process can have, one that lives, and names that are none.
         let kept = [own.to_string(), "0".into(), "-1".into(), "notes".into()];
         kept.iter().for_each(|name| std::fs::write(root.path().join(name), "").unwrap());
         (0..1_000).for_each(|at| std::fs::write(root.path().join((most + at).to_string()), "").unwrap());
         let left = || std::fs::read_dir(root.path()).unwrap().count();
-        let mut sweep = Sweep::default();
+        let mut sweep = ProgressSweep::default();
         files.sweep(&host, &mut sweep);
         assert!(left() >= 1_004 - SWEPT_AT_ONCE, "a bound on each look");
         (0..20).for_each(|_| files.sweep(&host, &mut sweep));

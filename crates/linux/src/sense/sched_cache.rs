@@ -16,14 +16,14 @@ use crate::kernel::Kernel;
 /// Where its knobs are.
 pub const KNOBS: &str = "/sys/kernel/debug/sched/llc_balancing";
 
-/// The knob that says how much larger than the cache a process may be; see [`SchedCache::aggr_tolerance`].
+/// The knob that says how much larger than the cache a process may be; see [`SchedCacheStatus::aggr_tolerance`].
 pub fn tolerance_file() -> PathBuf {
     Path::new(KNOBS).join("aggr_tolerance")
 }
 
 /// What it is set to. Whatever cannot be read is `None`.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
-pub struct SchedCache {
+pub struct SchedCacheStatus {
     /// `None`: this kernel has none, or does not tell.
     pub enabled: Option<bool>,
     /// 0 gathers nobody; 1: threads and footprint have to fit; 100: neither is looked at.
@@ -31,18 +31,19 @@ pub struct SchedCache {
     /// Are footprints counted, by NUMA balancing over two memory nodes or more?
     pub counts_footprints: Option<bool>,
     /// The same in words, or why nothing can be read.
-    pub says: String,
+    #[serde(rename = "says")]
+    pub detail: String,
 }
 
-impl SchedCache {
+impl SchedCacheStatus {
     /// Does the kernel gather processes here, as far as it tells?
-    pub fn gathers(&self) -> bool {
+    pub fn aggregates(&self) -> bool {
         self.enabled == Some(true) && self.aggr_tolerance != Some(0)
     }
 }
 
 /// Reads it.
-pub fn read(kernel: &dyn Kernel) -> SchedCache {
+pub fn read(kernel: &dyn Kernel) -> SchedCacheStatus {
     let number = |name: &str| -> Option<u32> { text(kernel, &Path::new(KNOBS).join(name))?.parse().ok() };
     let enabled = match text(kernel, &Path::new(KNOBS).join("enabled")).as_deref() {
         Some("Y" | "1") => Some(true),
@@ -50,7 +51,7 @@ pub fn read(kernel: &dyn Kernel) -> SchedCache {
         _ => None,
     };
     let Some(on) = enabled else {
-        return SchedCache { says: why_not(kernel), ..SchedCache::default() };
+        return SchedCacheStatus { detail: why_not(kernel), ..SchedCacheStatus::default() };
     };
     let aggr_tolerance = number("aggr_tolerance");
     let balancing = text(kernel, Path::new("/proc/sys/kernel/numa_balancing")).map(|text| text != "0");
@@ -71,7 +72,7 @@ pub fn read(kernel: &dyn Kernel) -> SchedCache {
         (true, Some(tolerance)) => format!("on, tolerance {tolerance}; {footprints}"),
         (true, None) => format!("on, its tolerance cannot be read; {footprints}"),
     };
-    SchedCache { enabled, aggr_tolerance, counts_footprints, says }
+    SchedCacheStatus { enabled, aggr_tolerance, counts_footprints, detail: says }
 }
 
 fn text(kernel: &dyn Kernel, path: &Path) -> Option<String> {
@@ -89,7 +90,7 @@ fn why_not(kernel: &dyn Kernel) -> String {
 
 /// A managed thread as far as it matters here.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Placed {
+pub struct PlacedThread {
     /// Its process.
     pub pid: i32,
     /// CPUs that it may run on by the plan in force; `None`: any.
@@ -97,9 +98,9 @@ pub struct Placed {
 }
 
 /// Where the plan's affinities and the kernel's preferred cache work against each other for one process: sentences.
-pub fn conflicts(state: &SchedCache, topology: &Topology, pid: i32, threads: &[Placed]) -> Vec<String> {
-    let own: Vec<&Placed> = threads.iter().filter(|thread| thread.pid == pid).collect();
-    if !state.gathers() || own.len() < 2 || topology.last_level_caches().count() < 2 {
+pub fn conflicts(state: &SchedCacheStatus, topology: &Topology, pid: i32, threads: &[PlacedThread]) -> Vec<String> {
+    let own: Vec<&PlacedThread> = threads.iter().filter(|thread| thread.pid == pid).collect();
+    if !state.aggregates() || own.len() < 2 || topology.last_level_caches().count() < 2 {
         return Vec::new(); // a process of one thread is never gathered
     }
     let at = |cpus: &CpuSet| -> Vec<u32> {
@@ -145,15 +146,15 @@ mod tests {
     fn the_state_is_what_the_files_say() {
         let on = read(&host("Y\n", "1\n", "1\n", "0-1\n"));
         assert_eq!((on.enabled, on.aggr_tolerance, on.counts_footprints), (Some(true), Some(1), Some(true)));
-        assert_eq!(on.says, "on, tolerance 1; footprints are counted by NUMA balancing");
-        assert!(on.gathers());
+        assert_eq!(on.detail, "on, tolerance 1; footprints are counted by NUMA balancing");
+        assert!(on.aggregates());
         let one_node = read(&host("Y\n", "3\n", "1\n", "0\n"));
-        assert_eq!((one_node.counts_footprints, one_node.gathers()), (Some(false), true));
-        assert!(!read(&host("N\n", "1\n", "0\n", "0\n")).gathers());
-        assert!(!read(&host("Y\n", "0\n", "0\n", "0\n")).gathers());
+        assert_eq!((one_node.counts_footprints, one_node.aggregates()), (Some(false), true));
+        assert!(!read(&host("N\n", "1\n", "0\n", "0\n")).aggregates());
+        assert!(!read(&host("Y\n", "0\n", "0\n", "0\n")).aggregates());
         let odd = read(&host("Y\n", "x\n", "0\n", "0\n"));
         assert_eq!(odd.aggr_tolerance, None);
-        assert!(odd.says.contains("its tolerance cannot be read"), "{}", odd.says);
+        assert!(odd.detail.contains("its tolerance cannot be read"), "{}", odd.detail);
     }
 
     /// Is a kernel without it told from one that does not say?
@@ -161,8 +162,8 @@ mod tests {
     fn what_cannot_be_read_says_why() {
         let none = FakeHost::default();
         none.file("/sys/kernel/debug/sched/features", "GENTLE_FAIR_SLEEPERS\n");
-        assert!(read(&none).says.contains("CONFIG_SCHED_CACHE"));
-        assert!(read(&FakeHost::default()).says.contains("debugfs"));
+        assert!(read(&none).detail.contains("CONFIG_SCHED_CACHE"));
+        assert!(read(&FakeHost::default()).detail.contains("debugfs"));
         none.reads_fail.set(Some(libc::EACCES));
         assert_eq!(read(&none).enabled, None);
     }
@@ -173,8 +174,9 @@ mod tests {
         let topology = topology().topology; // two caches of two CPUs
         let on = read(&host("Y\n", "1\n", "0\n", "0\n"));
         let thread =
-            |pid, allowed: &str| Placed { pid, allowed: (!allowed.is_empty()).then(|| allowed.parse().unwrap()) };
-        let told = |state: &SchedCache, threads: &[Placed]| conflicts(state, &topology, 7, threads).join("\n");
+            |pid, allowed: &str| PlacedThread { pid, allowed: (!allowed.is_empty()).then(|| allowed.parse().unwrap()) };
+        let told =
+            |state: &SchedCacheStatus, threads: &[PlacedThread]| conflicts(state, &topology, 7, threads).join("\n");
         assert!(told(&on, &[thread(7, "0"), thread(7, "2-3")]).contains("ties its threads to caches"));
         assert!(told(&on, &[thread(7, "0"), thread(7, "")]).contains("1 of its threads are free"));
         for quiet in [vec![thread(7, "0")], vec![thread(7, "0"), thread(7, "1")], vec![thread(7, ""), thread(7, "0-3")]]

@@ -13,9 +13,9 @@ use std::path::PathBuf;
 
 use cachemate_core::{CpuId, Goal, ProcessId, TaskId};
 
-use crate::act::rules::{Action, Rule, Subject, decide};
-use crate::kernel::if_there;
-use crate::kernel::{Kept, Kernel, ThreadKey, ThreadStat, is_gone};
+use crate::act::rules::{ManageAction, ManageRule, RuleSubject, decide};
+use crate::kernel::if_exists;
+use crate::kernel::{CachedFile, Kernel, ThreadKey, ThreadStat, is_gone};
 use crate::sense::thread_counts::{Times, calls, schedstat, schedstat_path, times_of};
 
 /// Processes that are not managed are asked in so many turns whether they are still the same.
@@ -27,7 +27,7 @@ const KERNEL_THREAD: u64 = 0x0020_0000;
 
 /// One managed (or observed) thread.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Managed {
+pub struct ManagedThread {
     /// Dense, in order of arrival; never used again.
     pub task: TaskId,
     /// The same for all threads of a process; dense as well.
@@ -49,7 +49,7 @@ pub struct Managed {
     /// Observed only.
     pub fixed: bool,
     /// Totals at the last look.
-    pub usage: Usage,
+    pub usage: ThreadUsage,
     /// CPU at the last look; `None` = not running.
     pub cpu: Option<CpuId>,
     /// Last CPU, running or not.
@@ -62,7 +62,7 @@ pub struct Managed {
 
 /// Totals since the thread's start.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Usage {
+pub struct ThreadUsage {
     /// Time on a processor; `None` = the kernel does not tell.
     pub ran_ns: Option<u64>,
     /// Time runnable without a processor; `None` as above.
@@ -77,40 +77,40 @@ pub struct Usage {
 
 /// All of them. Ids are never reused within a run.
 #[derive(Debug, Default)]
-pub struct Tasks {
-    by_thread: BTreeMap<ThreadKey, Managed>,
+pub struct TaskTable {
+    by_thread: BTreeMap<ThreadKey, ManagedThread>,
     /// Processes examined: leader's key and the rule's answer.
-    processes: BTreeMap<i32, Process>,
+    processes: BTreeMap<i32, ManagedProcess>,
     next_task: u32,
     next_process: u32,
     /// Managed processes that have not run since the look before.
     asleep: BTreeSet<i32>,
-    looks: u32,
+    refreshes: u32,
     /// Count calls too: one more small file of every thread that ran.
     calls: bool,
     /// `schedstat` of each thread, open: as many as [`KEPT_AT_MOST`].
-    kept: BTreeMap<ThreadKey, Kept>,
-    /// Read by [`Tasks::forget_reused`], for the look that follows.
+    kept: BTreeMap<ThreadKey, CachedFile>,
+    /// Read by [`TaskTable::forget_reused`], for the look that follows.
     times: BTreeMap<ThreadKey, Times>,
     leaders: BTreeMap<i32, ThreadStat>,
     /// Examined in the last look, not managed, but born by a process that is: pid and parent.
-    strangers: Vec<(i32, i32)>,
+    unmanaged_children: Vec<(i32, i32)>,
     /// Never managed, whatever the rules say.
     guardian: Option<i32>,
 }
 
 #[derive(Clone, Debug)]
-struct Process {
+struct ManagedProcess {
     leader: ThreadKey,
     id: Option<ProcessId>,
     user: Option<u32>,
-    action: Action,
+    action: ManageAction,
 }
 
-impl Tasks {
+impl TaskTable {
     /// `calls`: no better measure of speed than stand-ins is to be had for most threads.
     pub fn new(calls: bool) -> Self {
-        Tasks { calls, ..Tasks::default() }
+        TaskTable { calls, ..TaskTable::default() }
     }
 
     /// Who puts everything back must not be slowed down, whatever the rules say of it. To be told before each look.
@@ -122,17 +122,17 @@ impl Tasks {
     ///
     /// # Errors
     /// `/proc` itself cannot be listed. A thread that vanishes meanwhile is no error.
-    pub fn look(&mut self, kernel: &dyn Kernel, rules: &[Rule], now_ns: u64) -> io::Result<()> {
+    pub fn refresh(&mut self, kernel: &dyn Kernel, rules: &[ManageRule], now_ns: u64) -> io::Result<()> {
         let pids = kernel.processes()?;
         let own = [Some(std::process::id() as i32), self.guardian];
         self.processes.retain(|pid, _| pids.binary_search(pid).is_ok());
-        self.strangers.clear();
+        self.unmanaged_children.clear();
         for &pid in pids.iter().filter(|&&pid| !own.contains(&Some(pid))) {
             if !self.processes.contains_key(&pid) {
                 self.examine(kernel, rules, pid);
             }
         }
-        let managed: Vec<(i32, Process)> = self
+        let managed: Vec<(i32, ManagedProcess)> = self
             .processes
             .iter()
             .filter(|(_, process)| process.id.is_some())
@@ -156,7 +156,7 @@ impl Tasks {
                     Ok(stat) if matches!(stat.state, 'Z' | 'X') => {}
                     Ok(stat) => {
                         seen.insert(stat.key);
-                        self.note(kernel, pid, &process, &stat, now_ns);
+                        self.upsert(kernel, pid, &process, &stat, now_ns);
                     }
                     Err(error) if is_gone(&error) => {}
                     Err(_) => seen.extend(self.by_thread.keys().filter(|thread| thread.tid == tid)),
@@ -171,25 +171,25 @@ impl Tasks {
 
     /// Reads what rules go by, once per process. A pid that is reused has a new leader and is examined again. Where something
     /// cannot be read nothing is decided, and the next look tries again: a rule that says "leave" must not be missed.
-    fn examine(&mut self, kernel: &dyn Kernel, rules: &[Rule], pid: i32) {
+    fn examine(&mut self, kernel: &dyn Kernel, rules: &[ManageRule], pid: i32) {
         let Ok(stat) = kernel.stat(pid) else { return };
         let Ok((action, user)) = action(kernel, rules, &stat) else { return };
-        if action == Action::Leave && self.processes.get(&stat.parent).is_some_and(|parent| parent.id.is_some()) {
-            self.strangers.push((pid, stat.parent));
+        if action == ManageAction::Leave && self.processes.get(&stat.parent).is_some_and(|parent| parent.id.is_some()) {
+            self.unmanaged_children.push((pid, stat.parent));
         }
-        let id = (action != Action::Leave).then(|| {
+        let id = (action != ManageAction::Leave).then(|| {
             self.next_process += 1;
             ProcessId(self.next_process - 1)
         });
-        self.processes.insert(pid, Process { leader: stat.key, id, user, action });
+        self.processes.insert(pid, ManagedProcess { leader: stat.key, id, user, action });
     }
 
-    fn note(&mut self, kernel: &dyn Kernel, pid: i32, process: &Process, stat: &ThreadStat, now_ns: u64) {
+    fn upsert(&mut self, kernel: &dyn Kernel, pid: i32, process: &ManagedProcess, stat: &ThreadStat, now_ns: u64) {
         let Some(id) = process.id else { return };
         let next_task = &mut self.next_task;
         let task = self.by_thread.entry(stat.key).or_insert_with(|| {
             *next_task += 1;
-            Managed {
+            ManagedThread {
                 task: TaskId(*next_task - 1),
                 process: id,
                 user: process.user,
@@ -198,9 +198,9 @@ impl Tasks {
                 parent: stat.parent,
                 name: stat.name.clone(),
                 arrived_ns: now_ns,
-                goal: if let Action::Manage(goal) = process.action { goal } else { None },
-                fixed: process.action == Action::Observe,
-                usage: Usage::default(),
+                goal: if let ManageAction::Manage(goal) = process.action { goal } else { None },
+                fixed: process.action == ManageAction::Observe,
+                usage: ThreadUsage::default(),
                 cpu: None,
                 last_cpu: None,
                 nice: stat.nice,
@@ -213,7 +213,7 @@ impl Tasks {
         let times = self.times.remove(&stat.key);
         if times.is_none() && before.ran_ns.is_none() && self.kept.len() < KEPT_AT_MOST {
             // A thread that is gone, or descriptors that ran out: read by its path, if at all.
-            self.kept.extend(kernel.keep(&schedstat_path(pid, stat.key.tid)).ok().map(|kept| (stat.key, kept)));
+            self.kept.extend(kernel.open_cached(&schedstat_path(pid, stat.key.tid)).ok().map(|kept| (stat.key, kept)));
         }
         task.usage = usage(times.unwrap_or_else(|| schedstat(kernel, pid, stat.key.tid)), stat);
         if self.calls {
@@ -226,8 +226,8 @@ impl Tasks {
     /// To be called before each look: a process whose pid now belongs to another one (seen by its start time) must be
     /// examined anew, and who has not run since need not be looked at.
     pub fn forget_reused(&mut self, kernel: &dyn Kernel) {
-        self.looks = self.looks.wrapping_add(1);
-        let turn = self.looks % TURNS;
+        self.refreshes = self.refreshes.wrapping_add(1);
+        let turn = self.refreshes % TURNS;
         let mut awake = BTreeSet::new();
         let mut asleep = BTreeSet::new();
         self.times.clear();
@@ -236,7 +236,7 @@ impl Tasks {
             // Who was on a processor may be waiting for one since: that shows in its state only.
             let slept = task.cpu.is_none() && task.usage.ran_ns.is_some();
             let now = match self.kept.get(&task.thread) {
-                Some(kept) => kernel.read_kept(kept).map(|text| times_of(&text)).unwrap_or_default(),
+                Some(kept) => kernel.read_cached(kept).map(|text| times_of(&text)).unwrap_or_default(),
                 None => schedstat(kernel, task.pid, task.thread.tid),
             };
             let same = now == (task.usage.ran_ns, task.usage.waited_ns, task.usage.slices);
@@ -263,18 +263,18 @@ impl Tasks {
     }
 
     /// Seen alive at the last look.
-    pub fn is_there(&self, thread: ThreadKey) -> bool {
+    pub fn is_alive(&self, thread: ThreadKey) -> bool {
         self.by_thread.get(&thread).is_some_and(|task| !task.exited)
     }
 
     /// Processes that the last look found for the first time, that are not managed but were born by one that is, with
     /// their parent: whatever they inherited of ours is not theirs.
-    pub fn strangers(&self) -> &[(i32, i32)] {
-        &self.strangers
+    pub fn unmanaged_children(&self) -> &[(i32, i32)] {
+        &self.unmanaged_children
     }
 
     /// Decides anew about every process (the rules have changed). Answers with the threads that are managed no longer.
-    pub fn reexamine(&mut self, kernel: &dyn Kernel, rules: &[Rule]) -> Vec<Managed> {
+    pub fn reexamine(&mut self, kernel: &dyn Kernel, rules: &[ManageRule]) -> Vec<ManagedThread> {
         self.asleep.clear();
         let before = std::mem::take(&mut self.processes);
         for (pid, old) in before {
@@ -287,10 +287,10 @@ impl Tasks {
         }
         let mut released = Vec::new();
         self.by_thread.retain(|_, task| match self.processes.get(&task.pid) {
-            Some(Process { id: Some(_), action, user, .. }) => {
+            Some(ManagedProcess { id: Some(_), action, user, .. }) => {
                 task.user = *user;
-                task.goal = if let Action::Manage(goal) = action { *goal } else { None };
-                let fixed = *action == Action::Observe;
+                task.goal = if let ManageAction::Manage(goal) = action { *goal } else { None };
+                let fixed = *action == ManageAction::Observe;
                 if fixed && !task.fixed {
                     released.push(task.clone());
                 }
@@ -306,14 +306,14 @@ impl Tasks {
     }
 
     /// Managed tasks in order of arrival.
-    pub fn all(&self) -> Vec<&Managed> {
-        let mut all: Vec<&Managed> = self.by_thread.values().collect();
+    pub fn all(&self) -> Vec<&ManagedThread> {
+        let mut all: Vec<&ManagedThread> = self.by_thread.values().collect();
         all.sort_by_key(|task| task.task);
         all
     }
 
     /// `None` = no such task, or one that was dropped.
-    pub fn get(&self, task: TaskId) -> Option<&Managed> {
+    pub fn get(&self, task: TaskId) -> Option<&ManagedThread> {
         self.by_thread.values().find(|managed| managed.task == task)
     }
 
@@ -330,18 +330,18 @@ impl Tasks {
 }
 
 /// What the rules say of a process, and whose it is where that is known.
-fn action(kernel: &dyn Kernel, rules: &[Rule], stat: &ThreadStat) -> io::Result<(Action, Option<u32>)> {
+fn action(kernel: &dyn Kernel, rules: &[ManageRule], stat: &ThreadStat) -> io::Result<(ManageAction, Option<u32>)> {
     let pid = stat.key.tid;
     if stat.flags & KERNEL_THREAD != 0 {
-        return Ok((Action::Leave, None));
+        return Ok((ManageAction::Leave, None));
     }
-    let cgroup = if_there(kernel.read(&PathBuf::from(format!("/proc/{pid}/cgroup"))))?;
+    let cgroup = if_exists(kernel.read(&PathBuf::from(format!("/proc/{pid}/cgroup"))))?;
     let cgroup = cgroup.as_deref().and_then(cgroup_path);
-    let status = if_there(kernel.read(&PathBuf::from(format!("/proc/{pid}/status"))))?.unwrap_or_default();
+    let status = if_exists(kernel.read(&PathBuf::from(format!("/proc/{pid}/status"))))?.unwrap_or_default();
     let user = status.lines().find_map(|line| line.strip_prefix("Uid:"));
     let user = user.and_then(|ids| ids.split_ascii_whitespace().next()?.parse().ok());
     let lineage = if rules.iter().any(|rule| rule.pid.is_some()) { lineage(kernel, stat)? } else { vec![pid] };
-    Ok((decide(rules, &Subject { command: &stat.name, cgroup, lineage: &lineage, user }), user))
+    Ok((decide(rules, &RuleSubject { command: &stat.name, cgroup, lineage: &lineage, user }), user))
 }
 
 /// The process and those that it descends from.
@@ -351,7 +351,7 @@ fn lineage(kernel: &dyn Kernel, stat: &ThreadStat) -> io::Result<Vec<i32>> {
     // A chain of parents is short; the bound is against a tree that changes while it is read.
     while parent > 0 && line.len() < 1_000 && !line.contains(&parent) {
         line.push(parent);
-        parent = if_there(kernel.stat(parent))?.map_or(0, |stat| stat.parent);
+        parent = if_exists(kernel.stat(parent))?.map_or(0, |stat| stat.parent);
     }
     Ok(line)
 }
@@ -363,8 +363,8 @@ fn cgroup_path(text: &str) -> Option<&str> {
     unified.or_else(|| paths().find(|path| *path != "/")).or_else(|| paths().next())
 }
 
-fn usage((ran_ns, waited_ns, slices): Times, stat: &ThreadStat) -> Usage {
-    Usage { ran_ns, waited_ns, slices, faults: stat.minor_faults.saturating_add(stat.major_faults), calls: None }
+fn usage((ran_ns, waited_ns, slices): Times, stat: &ThreadStat) -> ThreadUsage {
+    ThreadUsage { ran_ns, waited_ns, slices, faults: stat.minor_faults.saturating_add(stat.major_faults), calls: None }
 }
 
 #[cfg(test)]
@@ -372,11 +372,11 @@ mod tests {
     use super::*;
     use crate::fake_tests::FakeHost;
 
-    fn everything() -> Vec<Rule> {
-        vec![Rule { action: Action::Manage(None), ..Rule::default() }]
+    fn everything() -> Vec<ManageRule> {
+        vec![ManageRule { action: ManageAction::Manage(None), ..ManageRule::default() }]
     }
 
-    fn ids(tasks: &Tasks) -> Vec<(u32, i32, bool)> {
+    fn ids(tasks: &TaskTable) -> Vec<(u32, i32, bool)> {
         tasks.all().iter().map(|task| (task.task.0, task.thread.tid, task.exited)).collect()
     }
 
@@ -384,15 +384,15 @@ mod tests {
     #[test]
     fn ids_are_dense_and_never_reused() {
         let host = FakeHost::default();
-        let mut tasks = Tasks::default();
+        let mut tasks = TaskTable::default();
         host.thread(5, 5, 1, "0");
         host.thread(5, 6, 1, "0");
-        tasks.look(&host, &everything(), 0).unwrap();
+        tasks.refresh(&host, &everything(), 0).unwrap();
         assert_eq!(ids(&tasks), [(0, 5, false), (1, 6, false)]);
         host.threads.borrow_mut().remove(&6);
         host.threads.borrow_mut().get_mut(&5).unwrap().start_ticks += 1; // another program under the same pid
         tasks.forget_reused(&host);
-        tasks.look(&host, &everything(), 1).unwrap();
+        tasks.refresh(&host, &everything(), 1).unwrap();
         assert_eq!(ids(&tasks), [(0, 5, true), (1, 6, true), (2, 5, false)]);
         tasks.drop_exited();
         assert_eq!(ids(&tasks), [(2, 5, false)]);
@@ -410,10 +410,10 @@ mod tests {
         };
         ran(10);
         host.thread(5, 5, 1, "0");
-        let mut tasks = Tasks::default();
-        let look = |tasks: &mut Tasks| {
+        let mut tasks = TaskTable::default();
+        let look = |tasks: &mut TaskTable| {
             tasks.forget_reused(&host);
-            tasks.look(&host, &everything(), 0).unwrap();
+            tasks.refresh(&host, &everything(), 0).unwrap();
             ids(tasks)
         };
         assert_eq!(look(&mut tasks), [(0, 5, false)]);
@@ -431,9 +431,10 @@ mod tests {
     fn unmatched_programs_do_not_appear() {
         let host = FakeHost::default();
         host.thread(5, 5, 1, "0");
-        let mut tasks = Tasks::default();
-        let rule = Rule { command: Some("other".into()), action: Action::Manage(None), ..Rule::default() };
-        tasks.look(&host, &[rule], 0).unwrap();
+        let mut tasks = TaskTable::default();
+        let rule =
+            ManageRule { command: Some("other".into()), action: ManageAction::Manage(None), ..ManageRule::default() };
+        tasks.refresh(&host, &[rule], 0).unwrap();
         assert!(tasks.all().is_empty());
     }
 
@@ -445,8 +446,8 @@ mod tests {
         for (pid, tid) in [(5, 5), (5, 6), (7, 7)] {
             host.thread(pid, tid, 1, "0");
         }
-        let mut tasks = Tasks::default();
-        tasks.look(&host, &everything(), 0).unwrap();
+        let mut tasks = TaskTable::default();
+        tasks.refresh(&host, &everything(), 0).unwrap();
         let users: Vec<_> = tasks.all().iter().map(|task| (task.thread.tid, task.user)).collect();
         assert_eq!(users, [(5, Some(1000)), (6, Some(1000)), (7, None)]);
     }
@@ -457,9 +458,9 @@ mod tests {
         let host = FakeHost::default();
         host.thread(5, 5, 1, "0");
         host.thread(6, 6, std::process::id() as i32, "0");
-        let mut tasks = Tasks::default();
+        let mut tasks = TaskTable::default();
         tasks.set_guardian(Some(6));
-        tasks.look(&host, &everything(), 0).unwrap();
+        tasks.refresh(&host, &everything(), 0).unwrap();
         assert_eq!(ids(&tasks), [(0, 5, false)]);
     }
 

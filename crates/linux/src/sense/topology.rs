@@ -15,7 +15,7 @@ use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use cachemate_core::{Cache, CacheId, Cpu, CpuId, CpuSet, Level, Topology};
+use cachemate_core::{Cache, CacheId, CacheLevel, Cpu, CpuId, CpuSet, Topology};
 
 /// What the host's kernel tells of its CPUs and caches.
 #[derive(Clone, PartialEq, Debug)]
@@ -45,7 +45,7 @@ pub struct TopologyError {
 /// # Errors
 /// No `sys/devices/system/cpu` below `root`, or a file there with contents that cannot be understood; names the file.
 pub fn read_topology(root: &Path) -> Result<HostTopology, TopologyError> {
-    let mut host = Reader { cpus: root.join("sys/devices/system/cpu"), warnings: Vec::new() };
+    let mut host = SysfsReader { cpus: root.join("sys/devices/system/cpu"), warnings: Vec::new() };
     let present = host.present()?;
     let online = host.online(&present)?;
     if online.is_empty() {
@@ -53,22 +53,22 @@ pub fn read_topology(root: &Path) -> Result<HostTopology, TopologyError> {
     }
     let cpus = host.cpu_entries(root, &present, &online)?;
     let memory_latency = host.memory_latency(root)?;
-    let found = host.caches(&online)?;
-    let (caches, kernel_cache_ids) = host.number(found, &online);
+    let unnumbered_caches = host.caches(&online)?;
+    let (caches, kernel_cache_ids) = host.number(unnumbered_caches, &online);
     Ok(HostTopology { topology: Topology { cpus, caches, memory_latency }, kernel_cache_ids, warnings: host.warnings })
 }
 
 /// More memory nodes no kernel has (`CONFIG_NODES_SHIFT` is 10 at most).
 pub(crate) const NODES_AT_MOST: u32 = 1024;
 
-struct Reader {
+struct SysfsReader {
     cpus: PathBuf,
     warnings: Vec<String>,
 }
 
 /// A cache as one or more of its CPUs describe it.
-struct Found {
-    level: Level,
+struct CacheDescription {
+    level: CacheLevel,
     cpus: CpuSet,
     size_bytes: Option<u64>,
     ways: Option<u32>,
@@ -76,7 +76,7 @@ struct Found {
     kernel_id: Option<u32>,
 }
 
-impl Reader {
+impl SysfsReader {
     /// CPUs with a folder, without those that the kernel only keeps room for.
     fn present(&self) -> Result<Vec<u32>, TopologyError> {
         let list = list_file(&self.cpus.join("present"))?;
@@ -172,16 +172,16 @@ impl Reader {
         let mut all = vec![Vec::new(); places];
         for (at, &node) in nodes.iter().enumerate() {
             let file = folder.join(format!("node{node}/distance"));
-            let Some(told) = text(&file)? else {
+            let Some(content) = text(&file)? else {
                 self.warnings.push(format!("{}: no such file; how far memory is, is not known", file.display()));
                 return Ok(Vec::new());
             };
-            let distances: Option<Vec<u32>> = told.split_whitespace().map(|word| word.parse().ok()).collect();
+            let distances: Option<Vec<u32>> = content.split_whitespace().map(|word| word.parse().ok()).collect();
             let expected = "a distance to each node, its own the shortest";
-            let distances = distances.ok_or_else(|| wrong(&file, &format!("'{told}'"), expected))?;
+            let distances = distances.ok_or_else(|| wrong(&file, &format!("'{content}'"), expected))?;
             let own = distances.get(at).copied().filter(|own| distances.iter().all(|far| far >= own && *own > 0));
             let Some(own) = own.filter(|_| distances.len() == nodes.len()) else {
-                self.warnings.push(format!("{}: '{told}' is not {expected}; left out", file.display()));
+                self.warnings.push(format!("{}: '{content}' is not {expected}; left out", file.display()));
                 return Ok(Vec::new());
             };
             let mut row = vec![0.0; places];
@@ -203,8 +203,8 @@ impl Reader {
         Ok(None)
     }
 
-    fn caches(&mut self, online: &CpuSet) -> Result<Vec<Found>, TopologyError> {
-        let mut found: Vec<Found> = Vec::new();
+    fn caches(&mut self, online: &CpuSet) -> Result<Vec<CacheDescription>, TopologyError> {
+        let mut caches: Vec<CacheDescription> = Vec::new();
         let mut without = CpuSet::default();
         for cpu in online.iter() {
             let folder = self.cpus.join(format!("cpu{cpu}/cache"));
@@ -216,7 +216,7 @@ impl Reader {
             }
             for index in indices {
                 if let Some(cache) = self.cache(&folder.join(index), cpu, online)? {
-                    self.merge(&mut found, cache);
+                    self.merge(&mut caches, cache);
                 }
             }
         }
@@ -224,22 +224,22 @@ impl Reader {
             let text = format!("CPUs {without}: no cache folder; which caches they share is not known");
             self.warnings.push(text);
         }
-        Ok(found)
+        Ok(caches)
     }
 
-    fn cache(&mut self, folder: &Path, cpu: u32, online: &CpuSet) -> Result<Option<Found>, TopologyError> {
+    fn cache(&mut self, folder: &Path, cpu: u32, online: &CpuSet) -> Result<Option<CacheDescription>, TopologyError> {
         let kind = text(&folder.join("type"))?.unwrap_or_else(|| "Unified".to_string());
         let Some(level) = number_file(&folder.join("level"))? else {
             self.warnings.push(format!("{}: no level; cache left out", folder.display()));
             return Ok(None);
         };
         let level = match (level, kind.as_str()) {
-            (1, "Instruction") => Level::L1Instruction,
-            (1, _) => Level::L1Data,
+            (1, "Instruction") => CacheLevel::L1Instruction,
+            (1, _) => CacheLevel::L1Data,
             (_, "Instruction") => return Ok(None),
-            (2, _) => Level::L2,
-            (3, _) => Level::L3,
-            (4, _) => Level::L4,
+            (2, _) => CacheLevel::L2,
+            (3, _) => CacheLevel::L3,
+            (4, _) => CacheLevel::L4,
             (other, _) => return Err(wrong(&folder.join("level"), &other.to_string(), "1 to 4")),
         };
         let shared = match list_file(&folder.join("shared_cpu_list"))? {
@@ -254,7 +254,7 @@ impl Reader {
         }
         // Zero stands for "not known" in all of these; a firmware that says so is not taken at its word.
         let count = |name: &str| number_file(&folder.join(name)).map(|n| n.and_then(|n| u32::try_from(n).ok()));
-        Ok(Some(Found {
+        Ok(Some(CacheDescription {
             level,
             cpus,
             size_bytes: size_file(&folder.join("size"))?.filter(|&size| size > 0),
@@ -265,7 +265,7 @@ impl Reader {
     }
 
     /// Two descriptions of one level that share a CPU are one cache.
-    fn merge(&mut self, found: &mut Vec<Found>, mut cache: Found) {
+    fn merge(&mut self, found: &mut Vec<CacheDescription>, mut cache: CacheDescription) {
         while let Some(at) =
             found.iter().position(|other| other.level == cache.level && other.cpus.intersects(&cache.cpus))
         {
@@ -285,10 +285,10 @@ impl Reader {
         found.push(cache);
     }
 
-    fn number(&mut self, mut found: Vec<Found>, online: &CpuSet) -> (Vec<Cache>, Vec<Option<u32>>) {
+    fn number(&mut self, mut found: Vec<CacheDescription>, online: &CpuSet) -> (Vec<Cache>, Vec<Option<u32>>) {
         found.sort_by_key(|cache| (cache.level, cache.cpus.first()));
         let last_of = |cpu: u32| {
-            let data = found.iter().enumerate().filter(|(_, cache)| cache.level != Level::L1Instruction);
+            let data = found.iter().enumerate().filter(|(_, cache)| cache.level != CacheLevel::L1Instruction);
             data.filter(|(_, cache)| cache.cpus.contains(cpu)).map(|(at, _)| at).next_back()
         };
         let last: BTreeSet<usize> = online.iter().filter_map(last_of).collect();

@@ -2,11 +2,11 @@
 
 use super::*;
 
-struct Tree(tempfile::TempDir);
+struct SysfsTree(tempfile::TempDir);
 
-impl Tree {
+impl SysfsTree {
     fn new() -> Self {
-        let tree = Tree(tempfile::tempdir().unwrap());
+        let tree = SysfsTree(tempfile::tempdir().unwrap());
         fs::create_dir_all(tree.0.path().join("sys/devices/system/cpu")).unwrap();
         tree
     }
@@ -49,8 +49,8 @@ impl Tree {
 
 /// The kernel's layout on one socket of eight 32 MB L3s, 8 cores each, 2 threads: threads are n and n + 64, cache ids
 /// come from the APIC id, so they have gaps after CPUs of L3 2 went offline.
-fn epyc(offline: &[u32]) -> Tree {
-    let tree = Tree::new();
+fn epyc(offline: &[u32]) -> SysfsTree {
+    let tree = SysfsTree::new();
     let online: CpuSet = (0..128).filter(|cpu| !offline.contains(cpu)).collect();
     tree.cpu("online", &online.to_string()).cpu("present", "0-127").cpu("possible", "0-255").node(0, "0-127");
     for cpu in 0..128 {
@@ -102,7 +102,7 @@ fn offline_cpus_are_listed_but_share_nothing() {
 /// Are two L2s a socket found where CPU numbers alternate between sockets, from an old kernel's maps alone?
 #[test]
 fn old_kernels_with_hexadecimal_maps_are_read() {
-    let tree = Tree::new();
+    let tree = SysfsTree::new();
     for cpu in 0..8u32 {
         tree.cpu(&format!("cpu{cpu}/topology/physical_package_id"), &(3 * (cpu % 2)).to_string());
         tree.cpu(&format!("cpu{cpu}/topology/core_id"), &(cpu / 2).to_string());
@@ -123,7 +123,7 @@ fn old_kernels_with_hexadecimal_maps_are_read() {
 /// Does a virtual machine without cache folders, packages or sizes still give a topology, with warnings?
 #[test]
 fn a_virtual_machine_that_tells_little_is_read_with_warnings() {
-    let tree = Tree::new();
+    let tree = SysfsTree::new();
     tree.cpu("online", "0-1").node(0, "0-1");
     tree.cpu("cpu0/topology/physical_package_id", "-1").cpu("cpu1/topology/core_id", "0");
     let host = tree.read().unwrap();
@@ -147,7 +147,7 @@ fn a_virtual_machine_that_tells_little_is_read_with_warnings() {
 /// Where CPUs differ in their last level (efficiency cores without an L3), is each CPU's own last level marked?
 #[test]
 fn the_last_level_is_each_cpus_own() {
-    let tree = Tree::new();
+    let tree = SysfsTree::new();
     tree.cpu("online", "0-3").node(7, "0-3");
     for cpu in 0..4 {
         tree.place(cpu, 0, cpu, &cpu.to_string());
@@ -155,9 +155,9 @@ fn the_last_level_is_each_cpus_own() {
     }
     tree.cache(0, 3, (3, "Unified", "8M"), 0, "0-1").cache(1, 3, (3, "Unified", "8M"), 0, "0-1");
     let host = tree.read().unwrap();
-    let last: Vec<(Level, String)> =
+    let last: Vec<(CacheLevel, String)> =
         host.topology.caches.iter().filter(|c| c.last_level).map(|c| (c.level, c.cpus.to_string())).collect();
-    assert_eq!(last, [(Level::L2, "2-3".to_string()), (Level::L3, "0-1".to_string())]);
+    assert_eq!(last, [(CacheLevel::L2, "2-3".to_string()), (CacheLevel::L3, "0-1".to_string())]);
     assert!(host.topology.cpus.iter().all(|cpu| cpu.memory_node == 7));
 }
 
@@ -165,7 +165,7 @@ fn the_last_level_is_each_cpus_own() {
 #[test]
 fn files_that_make_no_sense_are_named() {
     let error = |file: &str, contents: &str| {
-        let tree = Tree::new();
+        let tree = SysfsTree::new();
         tree.cpu("online", "0-1").place(0, 0, 0, "0").place(1, 0, 1, "1");
         tree.cache(1, 3, (3, "Unified", "8M"), 0, "0-1").cpu(file, contents);
         tree.read().unwrap_err().to_string()

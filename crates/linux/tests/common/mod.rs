@@ -2,7 +2,7 @@
 
 #![allow(dead_code, reason = "each test program uses its part")]
 
-#[path = "../../src/not_shown.rs"]
+#[path = "../../src/skip_test.rs"]
 pub mod not_shown;
 
 use std::collections::BTreeMap;
@@ -12,11 +12,11 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use cachemate_core::{
-    Ability, Cache, CacheId, Capabilities, Cpu, CpuId, CpuSet, Level, Plan, Support, Topology, Window,
+    Ability, Cache, CacheId, CacheLevel, Capabilities, Cpu, CpuId, CpuSet, Plan, Support, Topology, WindowLength,
 };
 use cachemate_linux::act::actuator::GuardianCommand;
-use cachemate_linux::act::rules::{Action, Rule};
-use cachemate_linux::kernel::{Host, Kernel};
+use cachemate_linux::act::rules::{ManageAction, ManageRule};
+use cachemate_linux::kernel::{Kernel, LinuxHost};
 use cachemate_linux::machine::{LiveMachine, LiveOptions};
 
 /// Ended when the test ends, whatever happens.
@@ -39,10 +39,10 @@ impl Drop for Program {
 }
 
 pub fn own_cpus() -> CpuSet {
-    Host::new("/").affinity(std::process::id() as i32).unwrap()
+    LinuxHost::new("/").affinity(std::process::id() as i32).unwrap()
 }
 
-pub fn machine(programs: &[Program], act: bool, state_dir: &std::path::Path) -> LiveMachine<Host> {
+pub fn machine(programs: &[Program], act: bool, state_dir: &std::path::Path) -> LiveMachine<LinuxHost> {
     machine_that_can(programs, act, state_dir, BTreeMap::new())
 }
 
@@ -51,11 +51,11 @@ pub fn machine_that_can(
     act: bool,
     state_dir: &std::path::Path,
     abilities: BTreeMap<Ability, Support>,
-) -> LiveMachine<Host> {
+) -> LiveMachine<LinuxHost> {
     let cpu = |id| Cpu { id: CpuId(id), core: id, package: 0, memory_node: 0, online: true, hertz: None };
     let shared = Cache {
         id: CacheId(0),
-        level: Level::L3,
+        level: CacheLevel::L3,
         cpus: own_cpus(),
         last_level: true,
         size_bytes: Some(16 << 20),
@@ -63,7 +63,11 @@ pub fn machine_that_can(
         line_bytes: Some(64),
     };
     let topology = Topology { cpus: own_cpus().iter().map(cpu).collect(), caches: vec![shared], ..Topology::default() };
-    let rule = |program: &Program| Rule { pid: Some(program.pid()), action: Action::Manage(None), ..Rule::default() };
+    let rule = |program: &Program| ManageRule {
+        pid: Some(program.pid()),
+        action: ManageAction::Manage(None),
+        ..ManageRule::default()
+    };
     let options = LiveOptions {
         rules: programs.iter().map(rule).collect(),
         groups: Vec::new(),
@@ -86,9 +90,9 @@ pub fn machine_that_can(
     };
     let capabilities =
         Capabilities { abilities, partitions: Vec::new(), shortest_window_ns: 1, shortest_slice_ns: None };
-    LiveMachine::new(Host::new("/"), topology, capabilities, Vec::new(), options)
+    LiveMachine::new(LinuxHost::new("/"), topology, capabilities, Vec::new(), options)
 }
 
 pub fn idle() -> Plan {
-    Plan::idle(Window::Time { ns: 1_000_000 })
+    Plan::idle(WindowLength::Time { ns: 1_000_000 })
 }

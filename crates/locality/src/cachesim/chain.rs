@@ -1,32 +1,32 @@
 //! Private L1 caches before one shared last-level cache.
 
-use super::{CacheShape, CacheSim, Replacement, ShapeError};
+use super::{CacheGeometry, CacheSim, GeometryError, Replacement};
 
 /// L1 -> LLC: the LLC sees exactly the L1s' misses, in order. Neither inclusive nor exclusive: an eviction from one
 /// level changes nothing in the other; stores in one L1 do not invalidate lines in another.
 #[derive(Debug)]
-pub struct Chain {
+pub struct CacheHierarchy {
     l1s: Vec<CacheSim>,
     llc: CacheSim,
     missed: Vec<u64>,
 }
 
-impl Chain {
+impl CacheHierarchy {
     /// `cores` equal L1s. Random replacement in the L1 of core i starts from seed + i.
     ///
     /// # Errors
     /// Either shape is impossible.
     pub fn new(
         cores: usize,
-        l1: (CacheShape, Replacement),
-        llc: (CacheShape, Replacement),
-    ) -> Result<Self, ShapeError> {
+        l1: (CacheGeometry, Replacement),
+        llc: (CacheGeometry, Replacement),
+    ) -> Result<Self, GeometryError> {
         let l1_of = |core: usize| match l1.1 {
             Replacement::Random { seed } => Replacement::Random { seed: seed.wrapping_add(core as u64) },
             other => other,
         };
         let l1s = (0..cores).map(|core| CacheSim::new(l1.0, l1_of(core))).collect::<Result<_, _>>()?;
-        Ok(Chain { l1s, llc: CacheSim::new(llc.0, llc.1)?, missed: Vec::new() })
+        Ok(CacheHierarchy { l1s, llc: CacheSim::new(llc.0, llc.1)?, missed: Vec::new() })
     }
 
     /// The next accesses of one core, as line addresses. Returns how many missed in both levels.

@@ -4,7 +4,7 @@ use crate::hash::scatter;
 
 /// Divides by the number of sets without a division where it can.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Index {
+pub(super) struct SetIndex {
     sets: u64,
     slices: u64,
     /// Sets are a power of two: its logarithm.
@@ -19,10 +19,10 @@ pub(super) struct Index {
 /// Lines that are looked up together.
 pub(super) const BATCH: usize = 128;
 
-impl Index {
+impl SetIndex {
     pub(super) fn new(sets: u32, slices: u32) -> Self {
         let sets = u64::from(sets);
-        Index {
+        SetIndex {
             sets,
             slices: slices.into(),
             shift: sets.is_power_of_two().then(|| sets.trailing_zeros()),
@@ -34,7 +34,7 @@ impl Index {
     /// Writes set and tag of each line; the bits that are set in any tag. Sets are numbered through all slices; a tag
     /// tells the lines of a set apart. The slice is the upper half of `scatter(line) * slices`.
     #[inline(always)]
-    pub(super) fn locate(&self, lines: &[u64], places: &mut Places) -> u64 {
+    pub(super) fn locate(&self, lines: &[u64], places: &mut SetTagBatch) -> u64 {
         let (sets, tags) = (&mut places.sets[..lines.len()], &mut places.tags[..lines.len()]);
         let places = sets.iter_mut().zip(tags.iter_mut()).zip(lines);
         if let Some(shift) = self.shift {
@@ -63,14 +63,14 @@ impl Index {
 
 /// Where the lines of a batch go.
 #[derive(Debug)]
-pub(super) struct Places {
+pub(super) struct SetTagBatch {
     /// Sets, below 2^32: a cache has at most so many lines.
     pub sets: [u32; BATCH],
     pub tags: [u64; BATCH],
 }
 
-impl Places {
+impl SetTagBatch {
     pub(super) fn new() -> Self {
-        Places { sets: [0; BATCH], tags: [0; BATCH] }
+        SetTagBatch { sets: [0; BATCH], tags: [0; BATCH] }
     }
 }

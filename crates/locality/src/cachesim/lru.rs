@@ -1,6 +1,6 @@
 //! Least recently used: each set is a list in order of last touch.
 
-use super::index::{BATCH, Index, Places};
+use super::index::{BATCH, SetIndex, SetTagBatch};
 use crate::simd::{Lanes, Simd, U32x16, dispatch, prefetch};
 
 /// Ways that fit into one vector.
@@ -40,7 +40,7 @@ impl Lru {
         self.hits[..self.ways].to_vec()
     }
 
-    pub(super) fn run(&mut self, index: &Index, lines: &[u64], on_miss: &mut impl FnMut(u64)) -> u64 {
+    pub(super) fn run(&mut self, index: &SetIndex, lines: &[u64], on_miss: &mut impl FnMut(u64)) -> u64 {
         let mut misses = 0;
         for batch in lines.chunks(BATCH) {
             let mut missed = [false; BATCH];
@@ -52,18 +52,18 @@ impl Lru {
     }
 
     /// Misses, or `None` if this batch needs the wide form.
-    fn narrow_batch(&mut self, index: &Index, batch: &[u64], missed: &mut [bool]) -> Option<u64> {
+    fn narrow_batch(&mut self, index: &SetIndex, batch: &[u64], missed: &mut [bool]) -> Option<u64> {
         let Lists::Narrow(sets) = &mut self.lists else { return None };
         let (simd, ways, hits) = (self.simd, ((1u32 << self.ways) - 1), &mut self.hits);
         dispatch!(simd, narrow(
-            sets: &mut [U32x16], ways: u32, hits: &mut [u64], index: &Index, batch: &[u64], missed: &mut [bool]
+            sets: &mut [U32x16], ways: u32, hits: &mut [u64], index: &SetIndex, batch: &[u64], missed: &mut [bool]
         ) -> Option<u64>)
     }
 
-    fn wide_batch(&mut self, index: &Index, batch: &[u64], missed: &mut [bool]) -> u64 {
+    fn wide_batch(&mut self, index: &SetIndex, batch: &[u64], missed: &mut [bool]) -> u64 {
         self.widen();
         let Lists::Wide { tags, filled } = &mut self.lists else { unreachable!("widened") };
-        let mut places = Places::new();
+        let mut places = SetTagBatch::new();
         index.locate(batch, &mut places);
         wide(tags, filled, self.ways, &mut self.hits, &places, missed)
     }
@@ -85,11 +85,11 @@ unsafe fn narrow<L: Lanes>(
     sets: &mut [U32x16],
     ways: u32,
     hits: &mut [u64],
-    index: &Index,
+    index: &SetIndex,
     lines: &[u64],
     missed: &mut [bool],
 ) -> Option<u64> {
-    let mut places = Places::new();
+    let mut places = SetTagBatch::new();
     if index.locate(lines, &mut places) >= u64::from(u32::MAX) {
         return None;
     }
@@ -119,7 +119,7 @@ fn wide(
     filled: &mut [u32],
     ways: usize,
     hits: &mut [u64],
-    places: &Places,
+    places: &SetTagBatch,
     missed: &mut [bool],
 ) -> u64 {
     let mut misses = 0;
@@ -127,12 +127,12 @@ fn wide(
         let set = set as usize;
         let list = &mut tags[set * ways..][..ways];
         let known = filled[set] as usize;
-        let found = list[..known].iter().position(|&way| way == tag);
-        let last = found.unwrap_or(known.min(ways - 1));
+        let hit_position = list[..known].iter().position(|&way| way == tag);
+        let last = hit_position.unwrap_or(known.min(ways - 1));
         list.copy_within(..last, 1);
         list[0] = tag;
-        *missed = found.is_none();
-        match found {
+        *missed = hit_position.is_none();
+        match hit_position {
             Some(position) => hits[position] += 1,
             None => {
                 misses += 1;

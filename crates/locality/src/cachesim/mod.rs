@@ -7,21 +7,21 @@
 //! A policy fills free ways first, the lowest first.
 
 mod chain;
+mod geometry;
 mod index;
 mod lru;
-mod other;
-mod shape;
+mod random_plru;
 #[cfg(test)]
 mod tests;
 
-pub use chain::Chain;
-pub use shape::{CacheShape, ShapeError};
+pub use chain::CacheHierarchy;
+pub use geometry::{CacheGeometry, GeometryError};
 
 use crate::simd::Simd;
-use cachemate_core::is_there_room;
-use index::Index;
+use cachemate_core::can_allocate;
+use index::SetIndex;
 use lru::Lru;
-use other::{Random, TreePlru};
+use random_plru::{RandomReplacement, TreePlru};
 
 /// Which line leaves a full set.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -62,7 +62,7 @@ impl PositionProfile {
 /// One cache, empty at first.
 #[derive(Debug)]
 pub struct CacheSim {
-    index: Index,
+    index: SetIndex,
     sets: Sets,
     accesses: u64,
     misses: u64,
@@ -71,14 +71,14 @@ pub struct CacheSim {
 #[derive(Debug)]
 enum Sets {
     Lru(Lru),
-    Random(Random),
+    Random(RandomReplacement),
     TreePlru(TreePlru),
 }
 
 impl CacheSim {
     /// # Errors
     /// The shape's own, or tree-PLRU with a number of ways that is no power of two or above 64.
-    pub fn new(shape: CacheShape, replacement: Replacement) -> Result<Self, ShapeError> {
+    pub fn new(shape: CacheGeometry, replacement: Replacement) -> Result<Self, GeometryError> {
         CacheSim::with_simd(shape, replacement, Simd::best())
     }
 
@@ -86,11 +86,11 @@ impl CacheSim {
     ///
     /// # Errors
     /// As [`Self::new`].
-    pub fn with_simd(shape: CacheShape, replacement: Replacement, simd: Simd) -> Result<Self, ShapeError> {
+    pub fn with_simd(shape: CacheGeometry, replacement: Replacement, simd: Simd) -> Result<Self, GeometryError> {
         shape.check()?;
         // Tags of eight bytes, or a line of the host's cache for up to sixteen.
-        if !is_there_room(shape.lines().saturating_mul(8).saturating_add(u64::from(shape.sets) * 64)) {
-            return Err(ShapeError {
+        if !can_allocate(shape.lines().saturating_mul(8).saturating_add(u64::from(shape.sets) * 64)) {
+            return Err(GeometryError {
                 field: "lines",
                 found: shape.lines(),
                 expected: "as many as this host has memory for",
@@ -99,16 +99,16 @@ impl CacheSim {
         let (sets, ways) = (shape.sets as usize * shape.slices as usize, shape.ways as usize);
         let sets = match replacement {
             Replacement::Lru => Sets::Lru(Lru::new(sets, ways, simd)),
-            Replacement::Random { seed } => Sets::Random(Random::new(sets, ways, seed)),
+            Replacement::Random { seed } => Sets::Random(RandomReplacement::new(sets, ways, seed)),
             Replacement::TreePlru => {
                 if !shape.ways.is_power_of_two() || shape.ways > 64 {
                     let expected = "a power of two up to 64 for tree-PLRU";
-                    return Err(ShapeError { field: "ways", found: shape.ways.into(), expected });
+                    return Err(GeometryError { field: "ways", found: shape.ways.into(), expected });
                 }
                 Sets::TreePlru(TreePlru::new(sets, ways))
             }
         };
-        Ok(CacheSim { index: Index::new(shape.sets, shape.slices), sets, accesses: 0, misses: 0 })
+        Ok(CacheSim { index: SetIndex::new(shape.sets, shape.slices), sets, accesses: 0, misses: 0 })
     }
 
     /// The next accesses, as line addresses. Returns how many missed.

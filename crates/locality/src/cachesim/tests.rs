@@ -8,14 +8,14 @@ use proptest::prelude::*;
 use std::collections::BTreeMap;
 
 /// Set of a line, by the definition.
-fn set_of(shape: CacheShape, line: u64) -> u64 {
+fn set_of(shape: CacheGeometry, line: u64) -> u64 {
     let slice = (u128::from(scatter(line)) * u128::from(shape.slices)) >> 64;
     let slice = if shape.slices == 1 { 0 } else { slice as u64 };
     slice * u64::from(shape.sets) + line % u64::from(shape.sets)
 }
 
 /// LRU with a list of whole lines per set, most recent first.
-fn lru_oracle(shape: CacheShape, lines: &[u64]) -> (PositionProfile, Vec<u64>) {
+fn lru_oracle(shape: CacheGeometry, lines: &[u64]) -> (PositionProfile, Vec<u64>) {
     let ways = shape.ways as usize;
     let mut sets: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
     let mut profile = PositionProfile { hits: vec![0; ways], misses: 0 };
@@ -39,30 +39,30 @@ fn lru_oracle(shape: CacheShape, lines: &[u64]) -> (PositionProfile, Vec<u64>) {
 }
 
 /// Tree-PLRU as nested halves: each half remembers which of its two was touched last.
-enum Tree {
+enum PlruTree {
     Way(Option<u64>),
-    Halves { low: Box<Tree>, high: Box<Tree>, low_is_older: bool },
+    Halves { low: Box<PlruTree>, high: Box<PlruTree>, low_is_older: bool },
 }
 
-impl Tree {
+impl PlruTree {
     fn new(ways: u32) -> Self {
         if ways == 1 {
-            return Tree::Way(None);
+            return PlruTree::Way(None);
         }
-        let half = || Box::new(Tree::new(ways / 2));
-        Tree::Halves { low: half(), high: half(), low_is_older: true }
+        let half = || Box::new(PlruTree::new(ways / 2));
+        PlruTree::Halves { low: half(), high: half(), low_is_older: true }
     }
     /// Touches whatever `wanted` accepts, lowest first; false if nothing is.
     fn touch(&mut self, line: u64, wanted: &dyn Fn(Option<u64>) -> bool) -> bool {
         match self {
-            Tree::Way(content) => {
+            PlruTree::Way(content) => {
                 let found = wanted(*content);
                 if found {
                     *content = Some(line);
                 }
                 found
             }
-            Tree::Halves { low, high, low_is_older } => {
+            PlruTree::Halves { low, high, low_is_older } => {
                 let in_low = low.touch(line, wanted);
                 let found = in_low || high.touch(line, wanted);
                 if found {
@@ -74,8 +74,8 @@ impl Tree {
     }
     fn replace_oldest(&mut self, line: u64) {
         match self {
-            Tree::Way(content) => *content = Some(line),
-            Tree::Halves { low, high, low_is_older } => {
+            PlruTree::Way(content) => *content = Some(line),
+            PlruTree::Halves { low, high, low_is_older } => {
                 if *low_is_older { low } else { high }.replace_oldest(line);
                 *low_is_older = !*low_is_older;
             }
@@ -83,11 +83,11 @@ impl Tree {
     }
 }
 
-fn plru_oracle(shape: CacheShape, lines: &[u64]) -> u64 {
-    let mut sets: BTreeMap<u64, Tree> = BTreeMap::new();
+fn plru_oracle(shape: CacheGeometry, lines: &[u64]) -> u64 {
+    let mut sets: BTreeMap<u64, PlruTree> = BTreeMap::new();
     let mut misses = 0;
     for &line in lines {
-        let tree = sets.entry(set_of(shape, line)).or_insert_with(|| Tree::new(shape.ways));
+        let tree = sets.entry(set_of(shape, line)).or_insert_with(|| PlruTree::new(shape.ways));
         if !tree.touch(line, &|content| content == Some(line)) {
             misses += 1;
             if !tree.touch(line, &|content| content.is_none()) {
@@ -98,8 +98,8 @@ fn plru_oracle(shape: CacheShape, lines: &[u64]) -> u64 {
     misses
 }
 
-fn any_shape() -> impl Strategy<Value = CacheShape> {
-    (1u32..40, 1u32..24, 1u32..4).prop_map(|(sets, ways, slices)| CacheShape { sets, ways, slices })
+fn any_shape() -> impl Strategy<Value = CacheGeometry> {
+    (1u32..40, 1u32..24, 1u32..4).prop_map(|(sets, ways, slices)| CacheGeometry { sets, ways, slices })
 }
 
 /// Lines with reuse; some traces turn to addresses of all 64 bits halfway.
@@ -144,7 +144,7 @@ proptest! {
     fn tree_plru_equals_nested_halves(
         sets in 1u32..9, log_ways in 0u32..7, lines in any_lines()
     ) {
-        let shape = CacheShape { sets, ways: 1 << log_ways, slices: 1 };
+        let shape = CacheGeometry { sets, ways: 1 << log_ways, slices: 1 };
         let mut cache = CacheSim::new(shape, Replacement::TreePlru).unwrap();
         in_two_pushes(&mut cache, &lines);
         prop_assert_eq!(cache.misses(), plru_oracle(shape, &lines));
@@ -157,7 +157,7 @@ proptest! {
         engine.push(&lines).unwrap();
         let histogram = engine.finish().unwrap();
         for size in sizes.into_iter().chain([1, 2, 15, 16, 17]) {
-            let mut cache = CacheSim::new(CacheShape::fully_associative(size), Replacement::Lru).unwrap();
+            let mut cache = CacheSim::new(CacheGeometry::fully_associative(size), Replacement::Lru).unwrap();
             prop_assert_eq!(cache.push(&lines), histogram.misses_at(u64::from(size)), "{} lines", size);
         }
     }
@@ -166,7 +166,7 @@ proptest! {
     #[test]
     fn positions_say_misses_with_fewer_ways(sets in 1u32..9, lines in any_lines(), ways in 1u32..16) {
         let positions = |ways| {
-            let mut cache = CacheSim::new(CacheShape { sets, ways, slices: 1 }, Replacement::Lru).unwrap();
+            let mut cache = CacheSim::new(CacheGeometry { sets, ways, slices: 1 }, Replacement::Lru).unwrap();
             cache.push(&lines);
             cache.positions().unwrap()
         };
@@ -178,7 +178,7 @@ proptest! {
     fn chain_passes_on_misses(
         l1 in any_shape(), llc in any_shape(), lines in any_lines(), portion in 1usize..90
     ) {
-        let mut chain = Chain::new(2, (l1, Replacement::Lru), (llc, Replacement::Lru)).unwrap();
+        let mut chain = CacheHierarchy::new(2, (l1, Replacement::Lru), (llc, Replacement::Lru)).unwrap();
         let mut expected = [CacheSim::new(l1, Replacement::Lru).unwrap(), CacheSim::new(l1, Replacement::Lru).unwrap()];
         let (mut passed_on, mut misses) = (Vec::new(), 0);
         for (at, part) in lines.chunks(portion).enumerate() {
@@ -196,7 +196,7 @@ proptest! {
 #[test]
 fn random_replacement_follows_theory() {
     let (ways, n) = (256u32, 300u64);
-    let mut cache = CacheSim::new(CacheShape::fully_associative(ways), Replacement::Random { seed: 5 }).unwrap();
+    let mut cache = CacheSim::new(CacheGeometry::fully_associative(ways), Replacement::Random { seed: 5 }).unwrap();
     let lines: Vec<u64> = (0..n * 1500).map(|at| at % n).collect();
     cache.push(&lines);
     let mut hits = 0.0;
@@ -212,7 +212,7 @@ fn random_replacement_follows_theory() {
 fn random_replacement_goes_by_its_seed() {
     let lines: Vec<u64> = (0..5000).map(|at| at * at % 97).collect();
     let missed = |seed| {
-        let shape = CacheShape { sets: 3, ways: 16, slices: 1 };
+        let shape = CacheGeometry { sets: 3, ways: 16, slices: 1 };
         in_two_pushes(&mut CacheSim::new(shape, Replacement::Random { seed }).unwrap(), &lines)
     };
     assert_eq!(missed(1), missed(1));
@@ -222,7 +222,7 @@ fn random_replacement_goes_by_its_seed() {
 /// Is LRU over a scan of one line more than it holds the worst case, and one line fewer the best?
 #[test]
 fn lru_falls_off_a_cliff() {
-    let shape = CacheShape::from_bytes(2 << 20, 64, 16, 1).unwrap();
+    let shape = CacheGeometry::from_bytes(2 << 20, 64, 16, 1).unwrap();
     for (lines, misses) in [(32_768u64, 32_768), (32_768 + 2048, 3 * (32_768 + 2048))] {
         let mut cache = CacheSim::new(shape, Replacement::Lru).unwrap();
         assert_eq!(cache.push(&(0..3 * lines).map(|at| at % lines).collect::<Vec<_>>()), misses);
@@ -233,7 +233,7 @@ fn lru_falls_off_a_cliff() {
 #[test]
 fn slices_share_evenly() {
     for stride in [1, 64, 640, 4096] {
-        let shape = CacheShape { sets: 1, ways: 1, slices: 3 };
+        let shape = CacheGeometry { sets: 1, ways: 1, slices: 3 };
         let mut shares = [0; 3];
         (0..30_000).for_each(|at| shares[set_of(shape, at * stride) as usize] += 1);
         assert!(shares.iter().all(|&share| (9_600..10_400).contains(&share)), "{stride}: {shares:?}");
@@ -243,17 +243,17 @@ fn slices_share_evenly() {
 /// Do shapes that cannot be name the field?
 #[test]
 fn impossible_shapes_name_the_field() {
-    let error = |shape: Result<CacheShape, ShapeError>| shape.unwrap_err().to_string();
+    let error = |shape: Result<CacheGeometry, GeometryError>| shape.unwrap_err().to_string();
     assert_eq!(
-        error(CacheShape::from_bytes(1 << 20, 48, 16, 1)),
+        error(CacheGeometry::from_bytes(1 << 20, 48, 16, 1)),
         "cache line_bytes: found 48, expected a power of two"
     );
-    assert_eq!(error(CacheShape::from_bytes(1 << 20, 64, 0, 1)), "cache ways: found 0, expected at least 1");
-    assert!(error(CacheShape::from_bytes(1000, 64, 4, 1)).starts_with("cache size_bytes: found 1000"));
-    let shape = CacheShape { sets: 4, ways: 12, slices: 1 };
+    assert_eq!(error(CacheGeometry::from_bytes(1 << 20, 64, 0, 1)), "cache ways: found 0, expected at least 1");
+    assert!(error(CacheGeometry::from_bytes(1000, 64, 4, 1)).starts_with("cache size_bytes: found 1000"));
+    let shape = CacheGeometry { sets: 4, ways: 12, slices: 1 };
     let plru = CacheSim::new(shape, Replacement::TreePlru).unwrap_err();
     assert_eq!(plru.to_string(), "cache ways: found 12, expected a power of two up to 64 for tree-PLRU");
     // POWER5's L2: three slices of 640 KB, 10 ways, 128-byte lines.
-    let power5 = CacheShape::from_bytes(1920 << 10, 128, 10, 3).unwrap();
-    assert_eq!(power5, CacheShape { sets: 512, ways: 10, slices: 3 });
+    let power5 = CacheGeometry::from_bytes(1920 << 10, 128, 10, 3).unwrap();
+    assert_eq!(power5, CacheGeometry { sets: 512, ways: 10, slices: 3 });
 }

@@ -2,10 +2,10 @@
 //! the bits). Thresholds and overlap are [`crate::activity`]'s; the profile keeps the raw counts.
 
 use cachemate_core::{
-    Evidence, EvidenceKind, Fact, FactSource, Level, Observation, Profiler, Profiles, SuperSetCount, TaskId,
+    CacheLevel, EvidenceKind, Fact, FactSource, Observation, ProbeEvidence, Profiler, Profiles, SuperSetCount, TaskId,
 };
 
-use super::{evidence, keep_present};
+use super::{evidence, retain_live};
 
 /// Fills `activity`, a level at a time.
 #[derive(Clone, Debug, Default)]
@@ -19,11 +19,11 @@ impl Profiler for ActivityProfiler {
         &[EvidenceKind::SuperSets]
     }
     fn update(&mut self, seen: &Observation, profiles: &mut Profiles) {
-        keep_present(seen, profiles);
+        retain_live(seen, profiles);
         // A task that ran on several CPUs has an answer for each context: together they are its sample.
-        let mut samples: Vec<(TaskId, Level, Vec<SuperSetCount>)> = Vec::new();
+        let mut samples: Vec<(TaskId, CacheLevel, Vec<SuperSetCount>)> = Vec::new();
         for evidence in evidence(seen) {
-            let Evidence::Activity { task, level, super_sets, .. } = evidence else { continue };
+            let ProbeEvidence::Activity { task, level, super_sets, .. } = evidence else { continue };
             match samples.iter_mut().find(|(other, at, _)| (other, at) == (task, level)) {
                 Some((_, _, sum)) if sum.len() == super_sets.len() => {
                     for (sum, more) in sum.iter_mut().zip(super_sets) {
@@ -49,9 +49,9 @@ mod tests {
     use super::*;
     use cachemate_core::CpuId;
 
-    fn activity(task: u32, cpu: u32, level: Level, accesses: [u64; 2]) -> Evidence {
+    fn activity(task: u32, cpu: u32, level: CacheLevel, accesses: [u64; 2]) -> ProbeEvidence {
         let super_sets = accesses.map(|accesses| SuperSetCount { accesses, misses: 1 }).to_vec();
-        Evidence::Activity { task: TaskId(task), cpu: CpuId(cpu), level, super_sets }
+        ProbeEvidence::Activity { task: TaskId(task), cpu: CpuId(cpu), level, super_sets }
     }
 
     /// Does the last sample replace the one before, summed over the contexts the task ran on, level by level?
@@ -59,16 +59,20 @@ mod tests {
     fn the_last_sample_is_what_is_expected_next() {
         let (mut profiler, mut profiles) = (ActivityProfiler, Profiles::new());
         let mut seen = window(0, &[0]);
-        seen.answers =
-            vec![answer(0, activity(0, 0, Level::L2, [9, 9])), answer(0, activity(0, 0, Level::L1Data, [5, 0]))];
+        seen.probe_results = vec![
+            answer(0, activity(0, 0, CacheLevel::L2, [9, 9])),
+            answer(0, activity(0, 0, CacheLevel::L1Data, [5, 0])),
+        ];
         profiler.update(&seen, &mut profiles);
         let mut next = window(1, &[0]);
-        next.answers =
-            vec![answer(0, activity(0, 0, Level::L2, [1, 2])), answer(0, activity(0, 1, Level::L2, [10, 20]))];
+        next.probe_results = vec![
+            answer(0, activity(0, 0, CacheLevel::L2, [1, 2])),
+            answer(0, activity(0, 1, CacheLevel::L2, [10, 20])),
+        ];
         profiler.update(&next, &mut profiles);
         let sample = |accesses: [u64; 2], misses| accesses.map(|accesses| SuperSetCount { accesses, misses }).to_vec();
         let activity = &profiles[&TaskId(0)].locality.activity;
         let found: Vec<_> = activity.iter().map(|(level, fact)| (*level, fact.value.clone(), fact.window)).collect();
-        assert_eq!(found, [(Level::L1Data, sample([5, 0], 1), 0), (Level::L2, sample([11, 22], 2), 1)]);
+        assert_eq!(found, [(CacheLevel::L1Data, sample([5, 0], 1), 0), (CacheLevel::L2, sample([11, 22], 2), 1)]);
     }
 }

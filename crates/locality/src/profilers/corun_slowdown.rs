@@ -4,15 +4,15 @@
 //! CA 2.2.4 derives both from stack distances, this measures them. The task's own rate is what it reports, or an event
 //! that the machine says stands in for that; without either the sensitivity stays absent.
 
-use cachemate_core::{Evidence, EvidenceKind, Fact, FactSource, Observation, Profiler, Profiles};
+use cachemate_core::{EvidenceKind, Fact, FactSource, Observation, ProbeEvidence, Profiler, Profiles};
 
-use super::{Mean, PerTask, evidence};
+use super::{PerTask, RunningStats, evidence};
 
 /// Fills `intensity` (the neighbor's run time over its run time alone, minus one) and `sensitivity` (the same of the
 /// task), each averaged over the answers of the present phase.
 #[derive(Clone, Debug, Default)]
 pub struct CoRunSlowdownProfiler {
-    tasks: PerTask<(Mean, Mean)>,
+    tasks: PerTask<(RunningStats, RunningStats)>,
 }
 
 impl Profiler for CoRunSlowdownProfiler {
@@ -23,10 +23,15 @@ impl Profiler for CoRunSlowdownProfiler {
         &[EvidenceKind::Neighbor]
     }
     fn update(&mut self, seen: &Observation, profiles: &mut Profiles) {
-        self.tasks.follow(seen, profiles);
+        self.tasks.retain_current(seen, profiles);
         for evidence in evidence(seen) {
-            let Evidence::Beside {
-                task, neighbor_alone_ns, neighbor_beside_ns, task_alone_rate, task_beside_rate, ..
+            let ProbeEvidence::NeighborSlowdown {
+                task,
+                neighbor_alone_ns,
+                neighbor_corun_ns: neighbor_beside_ns,
+                task_alone_rate,
+                task_corun_rate: task_beside_rate,
+                ..
             } = evidence
             else {
                 continue;
@@ -57,17 +62,17 @@ mod tests {
     #[test]
     fn both_slowdowns_are_kept_apart_from_intensity() {
         let (mut profiler, mut profiles) = (CoRunSlowdownProfiler::default(), Profiles::new());
-        let beside = |task, rates: Option<(f64, f64)>| Evidence::Beside {
+        let beside = |task, rates: Option<(f64, f64)>| ProbeEvidence::NeighborSlowdown {
             task: TaskId(task),
             neighbor: Neighbor::Stream,
             neighbor_alone_ns: 100.0,
-            neighbor_beside_ns: 150.0,
+            neighbor_corun_ns: 150.0,
             task_alone_rate: rates.map(|(alone, _)| alone),
-            task_beside_rate: rates.map(|(_, beside)| beside),
+            task_corun_rate: rates.map(|(_, beside)| beside),
             rate_of: None,
         };
         let mut seen = window(0, &[0, 1]);
-        seen.answers = vec![answer(0, beside(0, Some((10.0, 8.0)))), answer(1, beside(1, None))];
+        seen.probe_results = vec![answer(0, beside(0, Some((10.0, 8.0)))), answer(1, beside(1, None))];
         profiler.update(&seen, &mut profiles);
         assert!((profiles[&TaskId(0)].contention.neighbor_slowdown.unwrap().value - 0.5).abs() < 1e-12);
         assert!((profiles[&TaskId(0)].contention.sensitivity.unwrap().value - 0.25).abs() < 1e-12);

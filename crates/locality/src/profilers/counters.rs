@@ -5,34 +5,34 @@
 //! co-running (CA-5), so it serves for comparing tasks; it is not the task's rate alone on the cache.
 
 use cachemate_core::{
-    Event, EvidenceKind, Fact, FactSource, Level, Observation, Profiler, Profiles, StallCause, TaskSample,
+    CacheLevel, CounterEvent, EvidenceKind, Fact, FactSource, Observation, Profiler, Profiles, StallCause, TaskSample,
 };
 
-use super::{Mean, PerTask};
+use super::{PerTask, RunningStats};
 
 /// Fills `observed_misses_per_kilo_instr`, `observed_read_bytes_per_kilo_instr`, `observed_instr_per_cycle`,
 /// `llc_refs_per_mega_instr` and `remote_stall_share`.
 #[derive(Clone, Debug)]
 pub struct CountersProfiler {
-    level: Level,
+    level: CacheLevel,
     at_least_instructions: f64,
-    tasks: PerTask<State>,
+    tasks: PerTask<RateState>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct State {
-    open: Totals,
-    misses_per_kilo_instr: Mean,
-    read_bytes_per_kilo_instr: Mean,
-    refs_per_mega_instr: Mean,
-    instr_per_cycle: Mean,
-    remote_stall_share: Mean,
+struct RateState {
+    open: UnfoldedCounts,
+    misses_per_kilo_instr: RunningStats,
+    read_bytes_per_kilo_instr: RunningStats,
+    refs_per_mega_instr: RunningStats,
+    instr_per_cycle: RunningStats,
+    remote_stall_share: RunningStats,
 }
 
 /// Counts since the last reading that was folded in. An event is `None` once a window did not have it: a sum of some
 /// windows over the instructions of all would be too low.
 #[derive(Clone, Copy, Debug)]
-struct Totals {
+struct UnfoldedCounts {
     instructions: f64,
     cycles: Option<f64>,
     references: Option<f64>,
@@ -41,10 +41,10 @@ struct Totals {
     remote_stall_cycles: Option<f64>,
 }
 
-impl Default for Totals {
+impl Default for UnfoldedCounts {
     fn default() -> Self {
         let none_yet = Some(0.0);
-        Totals {
+        UnfoldedCounts {
             instructions: 0.0,
             cycles: none_yet,
             references: none_yet,
@@ -55,15 +55,15 @@ impl Default for Totals {
     }
 }
 
-impl Totals {
-    fn add(&mut self, task: &TaskSample, level: Level, instructions: f64) {
+impl UnfoldedCounts {
+    fn add(&mut self, task: &TaskSample, level: CacheLevel, instructions: f64) {
         let add = |sum: &mut Option<f64>, event| *sum = sum.zip(task.counts.get(event)).map(|(sum, more)| sum + more);
         self.instructions += instructions;
-        add(&mut self.cycles, Event::Cycles);
-        add(&mut self.references, Event::References(level));
-        add(&mut self.misses, Event::Misses(level));
-        add(&mut self.read_bytes, Event::MemoryReadBytes);
-        add(&mut self.remote_stall_cycles, Event::StallCycles(StallCause::RemoteCache));
+        add(&mut self.cycles, CounterEvent::Cycles);
+        add(&mut self.references, CounterEvent::References(level));
+        add(&mut self.misses, CounterEvent::Misses(level));
+        add(&mut self.read_bytes, CounterEvent::MemoryReadBytes);
+        add(&mut self.remote_stall_cycles, CounterEvent::StallCycles(StallCause::RemoteCache));
     }
 }
 
@@ -71,7 +71,7 @@ impl CountersProfiler {
     /// A profiler for the cache of this level. A reading is folded into the averages once it covers that many
     /// instructions of the task (DIO's 10^9 cycles, or what the run's scale makes of them), so that short windows do
     /// not weigh as much as long ones.
-    pub fn new(level: Level, at_least_instructions: f64) -> Self {
+    pub fn new(level: CacheLevel, at_least_instructions: f64) -> Self {
         CountersProfiler { level, at_least_instructions, tasks: PerTask::default() }
     }
 }
@@ -84,9 +84,9 @@ impl Profiler for CountersProfiler {
         &[EvidenceKind::TaskCounters]
     }
     fn update(&mut self, seen: &Observation, profiles: &mut Profiles) {
-        self.tasks.follow(seen, profiles);
+        self.tasks.retain_current(seen, profiles);
         for task in &seen.tasks {
-            let Some(instructions) = task.counts.get(Event::Instructions) else { continue };
+            let Some(instructions) = task.counts.get(CounterEvent::Instructions) else { continue };
             let Some((state, profile)) = self.tasks.of(task.task, profiles) else { continue };
             state.open.add(task, self.level, instructions);
             if state.open.instructions < self.at_least_instructions || state.open.instructions <= 0.0 {
@@ -94,7 +94,7 @@ impl Profiler for CountersProfiler {
             }
             let open = std::mem::take(&mut state.open);
             let cycles = open.cycles.filter(|&cycles| cycles > 0.0);
-            let fold = |mean: &mut Mean, reading: Option<f64>| {
+            let fold = |mean: &mut RunningStats, reading: Option<f64>| {
                 reading.iter().for_each(|&reading| mean.add(reading));
                 mean.estimate().map(|estimate| Fact::measured(estimate, FactSource::Counters, seen.window))
             };
@@ -122,16 +122,16 @@ mod tests {
     use super::*;
     use cachemate_core::TaskId;
 
-    const LLC: Level = Level::L2;
+    const LLC: CacheLevel = CacheLevel::L2;
 
     fn with_misses(number: u64, misses: u64) -> Observation {
         let mut seen = window(number, &[]);
         let readings = [
-            (Event::Instructions, 1000),
-            (Event::Cycles, 2000),
-            (Event::References(LLC), 50),
-            (Event::Misses(LLC), misses),
-            (Event::MemoryReadBytes, 128 * misses),
+            (CounterEvent::Instructions, 1000),
+            (CounterEvent::Cycles, 2000),
+            (CounterEvent::References(LLC), 50),
+            (CounterEvent::Misses(LLC), misses),
+            (CounterEvent::MemoryReadBytes, 128 * misses),
         ];
         seen.tasks = vec![task_seen(0, &readings)];
         seen
@@ -169,7 +169,7 @@ mod tests {
         let (mut profiler, mut profiles) = (CountersProfiler::new(LLC, 2000.0), Profiles::new());
         profiler.update(&with_misses(0, 4), &mut profiles);
         let mut without = window(1, &[]);
-        without.tasks = vec![task_seen(0, &[(Event::Instructions, 1000)])];
+        without.tasks = vec![task_seen(0, &[(CounterEvent::Instructions, 1000)])];
         profiler.update(&without, &mut profiles);
         assert_eq!(profiles[&TaskId(0)].rates.observed_misses_per_kilo_instr, None);
     }

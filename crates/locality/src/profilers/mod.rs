@@ -15,7 +15,7 @@ mod prime_probe;
 mod rapidmrc;
 mod reuses;
 mod sharing;
-mod sizes;
+mod size_sweep;
 mod stalls;
 mod stored_profile;
 
@@ -28,18 +28,19 @@ pub use prime_probe::{EVICTED_SAMPLES_AT_LEAST, PrimeProbeProfiler};
 pub use rapidmrc::{CurveForm, RapidMrcProfiler};
 pub use reuses::ReuseProfiler;
 pub use sharing::SharingProfiler;
-pub use sizes::SizeSweepProfiler;
+pub use size_sweep::SizeSweepProfiler;
 pub use stalls::StallProfiler;
 pub use stored_profile::StoredProfileProfiler;
 
 use std::collections::BTreeMap;
 
 use cachemate_core::{
-    CacheShare, Estimate, Evidence, Member, Observation, Profile, Profiles, TaskId, TaskSample, TracedCache, Units,
+    CacheShare, Estimate, Observation, ProbeEvidence, Profile, Profiles, ShareMember, TaskId, TaskSample, TracedCache,
+    Units,
 };
 
 /// Gives every task that is there a profile, and removes those of tasks that are gone.
-pub(crate) fn keep_present(seen: &Observation, profiles: &mut Profiles) {
+pub(crate) fn retain_live(seen: &Observation, profiles: &mut Profiles) {
     let present: Vec<TaskId> = seen.tasks.iter().filter(|task| !task.exited).map(|task| task.task).collect();
     profiles.retain(|task, _| present.contains(task));
     present.into_iter().for_each(|task| {
@@ -62,8 +63,8 @@ impl<S> Default for PerTask<S> {
 
 impl<S: Default> PerTask<S> {
     /// To be called first in every update: keeps profiles and memory to what is there and in its present phase.
-    pub(crate) fn follow(&mut self, seen: &Observation, profiles: &mut Profiles) {
-        keep_present(seen, profiles);
+    pub(crate) fn retain_current(&mut self, seen: &Observation, profiles: &mut Profiles) {
+        retain_live(seen, profiles);
         self.states.retain(|task, (phase, _)| profiles.get(task).is_some_and(|profile| profile.phase_number == *phase));
     }
 
@@ -80,23 +81,23 @@ impl<S: Default> PerTask<S> {
 }
 
 /// Evidence of the window, in order.
-pub(crate) fn evidence(seen: &Observation) -> impl Iterator<Item = &Evidence> {
-    seen.answers.iter().map(|answer| &answer.evidence)
+pub(crate) fn evidence(seen: &Observation) -> impl Iterator<Item = &ProbeEvidence> {
+    seen.probe_results.iter().map(|answer| &answer.evidence)
 }
 
-pub(crate) fn seen_task(seen: &Observation, task: TaskId) -> Option<&TaskSample> {
+pub(crate) fn task_sample(seen: &Observation, task: TaskId) -> Option<&TaskSample> {
     seen.tasks.iter().find(|other| other.task == task)
 }
 
 /// Mean and spread of readings, in one pass (Welford).
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Mean {
+pub(crate) struct RunningStats {
     count: f64,
     mean: f64,
     squares: f64,
 }
 
-impl Mean {
+impl RunningStats {
     pub(crate) fn add(&mut self, reading: f64) {
         self.count += 1.0;
         let off = reading - self.mean;
@@ -121,16 +122,16 @@ impl Mean {
 /// The shares in force that a task is in.
 pub(crate) fn shares_of<'a>(seen: &'a Observation, task: &TaskSample) -> impl Iterator<Item = &'a CacheShare> {
     let (process, task) = (task.process, task.task);
-    seen.in_force.shares.iter().map(|held| &held.share).filter(move |share| {
+    seen.applied.shares.iter().map(|held| &held.share).filter(move |share| {
         share.members.iter().any(|member| match member {
-            Member::Process(member) => *member == process,
-            Member::Task(member) => *member == task,
+            ShareMember::Process(member) => *member == process,
+            ShareMember::Task(member) => *member == task,
         })
     })
 }
 
 /// How much of a cache a task may use, by the shares in force; the whole cache where it is in none.
-pub(crate) fn allowed_bytes(seen: &Observation, task: &TaskSample, cache: &TracedCache) -> u64 {
+pub(crate) fn share_bytes(seen: &Observation, task: &TaskSample, cache: &TracedCache) -> u64 {
     let part = |units: u32, of: u32| cache.size_bytes * u64::from(units.min(of)) / u64::from(of.max(1));
     match shares_of(seen, task).next().map(|share| &share.units) {
         Some(Units::Colors { allowed, .. }) => part(allowed.count(), cache.colors),
@@ -141,13 +142,13 @@ pub(crate) fn allowed_bytes(seen: &Observation, task: &TaskSample, cache: &Trace
 
 /// Does nobody else fill the units that a task may use, as far as is known? Others that ran have to be in other shares
 /// than its own, or there are none.
-pub(crate) fn holds_alone(seen: &Observation, task: &TaskSample) -> bool {
+pub(crate) fn has_exclusive_units(seen: &Observation, task: &TaskSample) -> bool {
     let share_of = |task: &TaskSample| {
-        let is_member = |member: &Member| match member {
-            Member::Process(process) => *process == task.process,
-            Member::Task(member) => *member == task.task,
+        let is_member = |member: &ShareMember| match member {
+            ShareMember::Process(process) => *process == task.process,
+            ShareMember::Task(member) => *member == task.task,
         };
-        seen.in_force.shares.iter().position(|held| held.share.members.iter().any(is_member))
+        seen.applied.shares.iter().position(|held| held.share.members.iter().any(is_member))
     };
     let ran = |other: &&TaskSample| other.process != task.process && other.ran();
     let mine = share_of(task);

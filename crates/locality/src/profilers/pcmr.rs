@@ -16,8 +16,8 @@
 use std::collections::BTreeMap;
 
 use cachemate_core::{
-    Estimate, Event, Evidence, EvidenceKind, Fact, FactSource, Level, Observation, ProbeId, Profiler, Profiles,
-    RowInterval, RowParameters, TaskId,
+    CacheLevel, CoRunRowParameters, CounterEvent, Estimate, EvidenceKind, Fact, FactSource, Observation, ProbeEvidence,
+    ProbeId, Profiler, Profiles, RowInterval, TaskId,
 };
 
 use super::PerTask;
@@ -25,12 +25,12 @@ use super::PerTask;
 /// Fills `pcmr`: misses per 100 references.
 #[derive(Clone, Debug)]
 pub struct PcmrProfiler {
-    level: Level,
-    parameters: RowParameters,
+    level: CacheLevel,
+    parameters: CoRunRowParameters,
     /// Rows by members, in order of id, with the probe that measured them last.
-    rows: BTreeMap<Vec<TaskId>, (ProbeId, Weighted)>,
-    newcomers: PerTask<Weighted>,
-    own: PerTask<Own>,
+    rows: BTreeMap<Vec<TaskId>, (ProbeId, WeightedStats)>,
+    newcomers: PerTask<WeightedStats>,
+    own: PerTask<OwnCounts>,
     phases: BTreeMap<TaskId, u32>,
     /// The present one.
     window: u64,
@@ -38,7 +38,7 @@ pub struct PcmrProfiler {
 
 /// Mean and variance weighted by length.
 #[derive(Clone, Copy, Debug, Default)]
-struct Weighted {
+struct WeightedStats {
     ns: f64,
     sum: f64,
     squares: f64,
@@ -46,7 +46,7 @@ struct Weighted {
     ns_squares: f64,
 }
 
-impl Weighted {
+impl WeightedStats {
     fn add(&mut self, value: f64, ns: f64) {
         self.ns += ns;
         self.sum += ns * value;
@@ -72,16 +72,16 @@ fn rate_fact(value: f64, variance: f64, window: u64) -> Fact<f64> {
 
 /// A member's own counts.
 #[derive(Clone, Copy, Debug, Default)]
-struct Own {
+struct OwnCounts {
     probe: Option<ProbeId>,
     misses: f64,
     references: f64,
-    ratios: Weighted,
+    ratios: WeightedStats,
 }
 
 impl PcmrProfiler {
     /// A profiler for the shared cache of this level.
-    pub fn new(level: Level, parameters: RowParameters) -> Self {
+    pub fn new(level: CacheLevel, parameters: CoRunRowParameters) -> Self {
         PcmrProfiler {
             level,
             parameters,
@@ -96,8 +96,9 @@ impl PcmrProfiler {
     /// Misses per 100 references and weight; `None` for a cold start, or where the cache was not counted.
     fn rate(&self, interval: &RowInterval) -> Option<(f64, f64)> {
         let ns = interval.span.elapsed_ns as f64;
-        let misses = interval.cache_counts.get(Event::Misses(self.level))?;
-        let references = interval.cache_counts.get(Event::References(self.level)).filter(|&count| count > 0.0)?;
+        let misses = interval.cache_counts.get(CounterEvent::Misses(self.level))?;
+        let references =
+            interval.cache_counts.get(CounterEvent::References(self.level)).filter(|&count| count > 0.0)?;
         let long_enough = ns >= self.parameters.shortest_interval_ns * self.parameters.scale && ns > 0.0;
         long_enough.then_some((100.0 * misses / references, ns))
     }
@@ -115,8 +116,8 @@ impl PcmrProfiler {
 
     /// False where the machine did not count every member by itself.
     fn add_own(&mut self, interval: &RowInterval, probe: ProbeId, ns: f64, profiles: &mut Profiles) -> bool {
-        let counted = |counts: &cachemate_core::Counts| {
-            Some((counts.get(Event::Misses(self.level))?, counts.get(Event::References(self.level))?))
+        let counted = |counts: &cachemate_core::EventCounts| {
+            Some((counts.get(CounterEvent::Misses(self.level))?, counts.get(CounterEvent::References(self.level))?))
         };
         let all: Option<Vec<(f64, f64)>> = interval.task_counts.iter().map(counted).collect();
         let Some(all) = all.filter(|all| all.len() == interval.tasks.len()) else { return false };
@@ -124,7 +125,7 @@ impl PcmrProfiler {
         for (&task, (misses, references)) in interval.tasks.iter().zip(all) {
             let Some((own, profile)) = self.own.of(task, profiles) else { continue };
             if own.probe != Some(probe) {
-                *own = Own { probe: Some(probe), ..Own::default() };
+                *own = OwnCounts { probe: Some(probe), ..OwnCounts::default() };
             }
             if references > 0.0 {
                 own.misses += misses;
@@ -162,9 +163,9 @@ impl PcmrProfiler {
                 }
             }
             _ => {
-                let row = self.rows.entry(members).or_insert((probe, Weighted::default()));
+                let row = self.rows.entry(members).or_insert((probe, WeightedStats::default()));
                 if row.0 != probe {
-                    *row = (probe, Weighted::default());
+                    *row = (probe, WeightedStats::default());
                 }
                 row.1.add(rate, ns);
             }
@@ -185,12 +186,12 @@ impl PcmrProfiler {
                 let without = |left_out: &TaskId| -> Vec<TaskId> {
                     all.iter().filter(|task| *task != left_out).copied().collect()
                 };
-                let rows: Option<Vec<&(ProbeId, Weighted)>> = all.iter().map(|task| row(&without(task))).collect();
+                let rows: Option<Vec<&(ProbeId, WeightedStats)>> = all.iter().map(|task| row(&without(task))).collect();
                 let unknown =
                     all.iter().any(|task| profiles.get(task).is_some_and(|profile| profile.rates.pcmr.is_none()));
                 let Some(rows) = rows else { continue };
                 if unknown || rows.iter().all(|(probe, _)| Some(*probe) == last) {
-                    give_all(&all, &rows.iter().map(|(_, row)| row).collect::<Vec<_>>(), self.window, profiles);
+                    solve_members(&all, &rows.iter().map(|(_, row)| row).collect::<Vec<_>>(), self.window, profiles);
                 }
             }
         }
@@ -198,7 +199,7 @@ impl PcmrProfiler {
 }
 
 /// The closed form: `rows[i]` is the group without `all[i]`.
-fn give_all(all: &[TaskId], rows: &[&Weighted], window: u64, profiles: &mut Profiles) {
+fn solve_members(all: &[TaskId], rows: &[&WeightedStats], window: u64, profiles: &mut Profiles) {
     let n = (all.len() - 1) as f64;
     let rates: f64 = rows.iter().map(|row| row.mean()).sum();
     let variances: f64 = rows.iter().map(|row| row.variance()).sum();
@@ -219,12 +220,12 @@ impl Profiler for PcmrProfiler {
     }
     fn update(&mut self, seen: &Observation, profiles: &mut Profiles) {
         self.window = seen.window;
-        self.newcomers.follow(seen, profiles);
-        self.own.follow(seen, profiles);
+        self.newcomers.retain_current(seen, profiles);
+        self.own.retain_current(seen, profiles);
         self.forget_old_rows(profiles);
         let mut last = None;
-        for answer in &seen.answers {
-            if let Evidence::Rows(intervals) = &answer.evidence {
+        for answer in &seen.probe_results {
+            if let ProbeEvidence::Rows(intervals) = &answer.evidence {
                 intervals.iter().for_each(|interval| self.add(interval, answer.probe, profiles));
                 last = Some(answer.probe);
             }
@@ -237,23 +238,26 @@ impl Profiler for PcmrProfiler {
 mod tests {
     use super::super::synthetic::*;
     use super::*;
-    use cachemate_core::{CacheId, Profile, Rates};
+    use cachemate_core::{CacheId, Profile, RateFacts};
 
-    const LLC: Level = Level::L2;
+    const LLC: CacheLevel = CacheLevel::L2;
 
     fn interval(members: &[u32], elapsed_ns: u64, rate: f64) -> RowInterval {
         RowInterval {
             tasks: members.iter().map(|&task| TaskId(task)).collect(),
             cache: CacheId(0),
             span: span(elapsed_ns),
-            ended_by: None,
-            cache_counts: counts(&[(Event::References(LLC), 1_000_000), (Event::Misses(LLC), (rate * 1e4) as u64)]),
+            ended_by_task: None,
+            cache_counts: counts(&[
+                (CounterEvent::References(LLC), 1_000_000),
+                (CounterEvent::Misses(LLC), (rate * 1e4) as u64),
+            ]),
             task_counts: Vec::new(),
         }
     }
     fn seen(tasks: &[u32], intervals: Vec<RowInterval>) -> Observation {
         let mut seen = window(0, tasks);
-        seen.answers = vec![answer(0, Evidence::Rows(intervals))];
+        seen.probe_results = vec![answer(0, ProbeEvidence::Rows(intervals))];
         seen
     }
     const PCMR: [f64; 5] = [2.0, 4.0, 6.0, 28.0, 30.0];
@@ -270,7 +274,7 @@ mod tests {
     /// Does the initial measurement give back the true PCMRs, cold starts dropped?
     #[test]
     fn rows_that_leave_one_out_give_all_pcmrs() {
-        let (mut profiler, mut profiles) = (PcmrProfiler::new(LLC, RowParameters::default()), Profiles::new());
+        let (mut profiler, mut profiles) = (PcmrProfiler::new(LLC, CoRunRowParameters::default()), Profiles::new());
         profiler.update(&seen(&[0, 1, 2, 3, 4], initial(1_500_000)), &mut profiles);
         assert!(profiles.values().all(|profile| profile.rates.pcmr.is_none()), "1.5 ms of each row are not enough");
         profiler.update(&seen(&[0, 1, 2, 3, 4], initial(600_000)), &mut profiles);
@@ -282,7 +286,7 @@ mod tests {
     /// Does the scale shorten both times?
     #[test]
     fn the_scale_applies_to_both_times() {
-        let parameters = RowParameters { scale: 0.001, ..RowParameters::default() };
+        let parameters = CoRunRowParameters { scale: 0.001, ..CoRunRowParameters::default() };
         let (mut profiler, mut profiles) = (PcmrProfiler::new(LLC, parameters), Profiles::new());
         let mut rows = initial(2_100);
         rows.iter_mut().step_by(2).for_each(|cold| cold.span.elapsed_ns = 150);
@@ -293,11 +297,11 @@ mod tests {
     /// Does a newcomer get its PCMR from groups whose other members are known, weighted by length?
     #[test]
     fn a_newcomer_is_measured_beside_known_peers() {
-        let (mut profiler, mut profiles) = (PcmrProfiler::new(LLC, RowParameters::default()), Profiles::new());
+        let (mut profiler, mut profiles) = (PcmrProfiler::new(LLC, CoRunRowParameters::default()), Profiles::new());
         for (task, pcmr) in [(0, 4.0), (1, 10.0)] {
             profiles.insert(
                 TaskId(task),
-                Profile::default().with_rates(Rates { pcmr: Some(Fact::oracle(pcmr)), ..Rates::default() }),
+                Profile::default().with_rates(RateFacts { pcmr: Some(Fact::oracle(pcmr)), ..RateFacts::default() }),
             );
         }
         // True value 20: (4 + 20) / 2 = 12; (10 + 20) / 2 = 15, with 16 in the second half of the time.
@@ -311,7 +315,7 @@ mod tests {
     /// Is what was measured of a task in an older phase left out of the new one?
     #[test]
     fn rows_of_an_older_phase_are_forgotten() {
-        let (mut profiler, mut profiles) = (PcmrProfiler::new(LLC, RowParameters::default()), Profiles::new());
+        let (mut profiler, mut profiles) = (PcmrProfiler::new(LLC, CoRunRowParameters::default()), Profiles::new());
         profiler.update(&seen(&[0, 1, 2, 3, 4], initial(1_500_000)), &mut profiles);
         profiles.get_mut(&TaskId(3)).unwrap().phase_number = 1;
         profiler.update(&seen(&[0, 1, 2, 3, 4], initial(600_000)), &mut profiles);
@@ -321,14 +325,14 @@ mod tests {
     /// Does a later probe of the same rows replace what the earlier one found?
     #[test]
     fn measuring_again_replaces_the_estimate() {
-        let (mut profiler, mut profiles) = (PcmrProfiler::new(LLC, RowParameters::default()), Profiles::new());
+        let (mut profiler, mut profiles) = (PcmrProfiler::new(LLC, CoRunRowParameters::default()), Profiles::new());
         profiler.update(&seen(&[0, 1, 2, 3, 4], initial(2_100_000)), &mut profiles);
         let mut again = initial(2_100_000);
         for interval in &mut again {
-            interval.cache_counts = counts(&[(Event::References(LLC), 1_000), (Event::Misses(LLC), 500)]);
+            interval.cache_counts = counts(&[(CounterEvent::References(LLC), 1_000), (CounterEvent::Misses(LLC), 500)]);
         }
         let mut seen = seen(&[0, 1, 2, 3, 4], again);
-        seen.answers[0].probe = ProbeId(9);
+        seen.probe_results[0].probe = ProbeId(9);
         profiler.update(&seen, &mut profiles);
         assert!(
             profiles.values().all(|profile| (profile.rates.pcmr.unwrap().value - 50.0).abs() < 1e-9),
@@ -345,7 +349,7 @@ mod tests {
         let row = |members: [usize; 2]| {
             let of = |at: usize| (references[at], (references[at] as f64 * rates[at] / 100.0) as u64);
             let both = |(references, misses): (u64, u64)| {
-                counts(&[(Event::References(LLC), references), (Event::Misses(LLC), misses)])
+                counts(&[(CounterEvent::References(LLC), references), (CounterEvent::Misses(LLC), misses)])
             };
             let (a, b) = (of(members[0]), of(members[1]));
             RowInterval {
@@ -356,7 +360,7 @@ mod tests {
         };
         let rows = vec![row([1, 2]), row([0, 2]), row([0, 1])];
         let found = |own_counts: bool| {
-            let parameters = RowParameters { own_counts, ..RowParameters::default() };
+            let parameters = CoRunRowParameters { own_counts, ..CoRunRowParameters::default() };
             let (mut profiler, mut profiles) = (PcmrProfiler::new(LLC, parameters), Profiles::new());
             profiler.update(&seen(&[0, 1, 2], rows.clone()), &mut profiles);
             profiles[&TaskId(2)].rates.pcmr.unwrap().value
@@ -368,14 +372,14 @@ mod tests {
     #[test]
     fn the_interval_shows_the_amplified_noise() {
         let row = |spread: f64| {
-            let mut row = Weighted::default();
+            let mut row = WeightedStats::default();
             (0..100).for_each(|at| row.add(10.0 + if at % 2 == 1 { spread } else { -spread }, 1.0));
             row
         };
         let (n, noisy) = (8.0f64, row(1.0));
         let tasks: Vec<TaskId> = (0..9).map(TaskId).collect();
         let mut profiles: Profiles = tasks.iter().map(|&task| (task, Profile::default())).collect();
-        give_all(&tasks, &[&noisy; 9], 0, &mut profiles);
+        solve_members(&tasks, &[&noisy; 9], 0, &mut profiles);
         let pcmr = profiles[&TaskId(0)].rates.pcmr.unwrap();
         let amplified = 0.5 * (pcmr.estimate().high - pcmr.value) / noisy.variance().sqrt();
         assert!((amplified - ((n - 1.0) * (n - 1.0) + n).sqrt()).abs() < 1e-9, "{amplified}");

@@ -20,13 +20,13 @@ const FAR_SHARE: f64 = 0.25;
 
 /// One number of a kind.
 #[derive(Clone, Copy, Debug)]
-struct Usual {
+struct FeatureRange {
     mean: f64,
     /// How far the farthest interval was from the mean.
     farthest: f64,
 }
 
-impl Usual {
+impl FeatureRange {
     /// How far away so much is, over how far it may be.
     fn distance(&self, value: f64) -> f64 {
         let share = |share: f64| share * self.mean.abs();
@@ -36,12 +36,12 @@ impl Usual {
 }
 
 #[derive(Clone, Debug)]
-struct Kind {
+struct PhaseKind {
     intervals: f64,
-    usual: Vec<Usual>,
+    usual: Vec<FeatureRange>,
 }
 
-impl Kind {
+impl PhaseKind {
     fn distance(&self, signal: &[f64]) -> f64 {
         if self.usual.len() != signal.len() {
             return f64::INFINITY;
@@ -60,18 +60,18 @@ impl Kind {
 
 /// The kinds of one task.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Kinds(Vec<Kind>);
+pub(super) struct PhaseKinds(Vec<PhaseKind>);
 
-impl Kinds {
+impl PhaseKinds {
     /// The kind of a phase whose first steady interval was so; a new one where none is near. `None` = there are too many.
-    pub fn name(&mut self, signal: &[f64]) -> Option<u32> {
+    pub fn kind_of(&mut self, signal: &[f64]) -> Option<u32> {
         let distances = self.0.iter().map(|kind| kind.distance(signal)).enumerate();
         let nearest = distances.reduce(|a, b| if b.1 < a.1 { b } else { a });
         if let Some((at, _)) = nearest.filter(|(_, distance)| *distance <= 1.0) {
             return Some(at as u32);
         }
-        let usual = |&mean: &f64| Usual { mean, farthest: 0.0 };
-        let kind = Kind { intervals: 0.0, usual: signal.iter().map(usual).collect() };
+        let usual = |&mean: &f64| FeatureRange { mean, farthest: 0.0 };
+        let kind = PhaseKind { intervals: 0.0, usual: signal.iter().map(usual).collect() };
         (self.0.len() < KINDS_AT_MOST).then(|| {
             self.0.push(kind);
             self.0.len() as u32 - 1
@@ -79,10 +79,10 @@ impl Kinds {
     }
 
     /// Is one of these first numbers of a signal outside of what a kind's intervals have been, and by so much from their mean?
-    pub fn is_left(&self, kind: u32, first: &[f64], least: f64) -> bool {
+    pub fn is_outside(&self, kind: u32, first: &[f64], least: f64) -> bool {
         let Some(kind) = self.0.get(kind as usize) else { return false };
         let outside =
-            |(usual, &value): (&Usual, &f64)| usual.distance(value) > 1.0 && (value - usual.mean).abs() > least;
+            |(usual, &value): (&FeatureRange, &f64)| usual.distance(value) > 1.0 && (value - usual.mean).abs() > least;
         kind.usual.iter().zip(first).any(outside)
     }
 
@@ -101,22 +101,22 @@ mod tests {
     /// Are phases that ask equally often told apart by their other cycles, and one that comes back named again?
     #[test]
     fn phases_that_ask_equally_often_are_told_apart() {
-        let mut kinds = Kinds::default();
+        let mut kinds = PhaseKinds::default();
         let (keeps, streams) = ([8.5, 0.1, 8.5, 760.0], [8.1, 0.1, 8.1, 1520.0]);
-        assert_eq!(kinds.name(&keeps), Some(0));
-        assert_eq!(kinds.name(&streams), Some(1));
-        assert_eq!(kinds.name(&keeps.map(|value| 1.02 * value)), Some(0));
-        assert_eq!(kinds.name(&[8.5, 0.1, 8.5]), Some(2), "what is not counted is no number of a kind");
+        assert_eq!(kinds.kind_of(&keeps), Some(0));
+        assert_eq!(kinds.kind_of(&streams), Some(1));
+        assert_eq!(kinds.kind_of(&keeps.map(|value| 1.02 * value)), Some(0));
+        assert_eq!(kinds.kind_of(&[8.5, 0.1, 8.5]), Some(2), "what is not counted is no number of a kind");
     }
 
     /// Does a kind whose intervals spread take in what is within that spread, and no more?
     #[test]
     fn a_kind_is_as_wide_as_its_intervals() {
-        let mut kinds = Kinds::default();
-        let kind = kinds.name(&[10.0]).unwrap();
-        assert_eq!(kinds.clone().name(&[11.5]), Some(1));
+        let mut kinds = PhaseKinds::default();
+        let kind = kinds.kind_of(&[10.0]).unwrap();
+        assert_eq!(kinds.clone().kind_of(&[11.5]), Some(1));
         [9.0, 11.0, 10.0, 9.2, 10.8].into_iter().for_each(|value| kinds.add(kind, &[value]));
-        assert_eq!(kinds.name(&[11.5]), Some(kind));
-        assert_eq!(kinds.name(&[13.0]), Some(1));
+        assert_eq!(kinds.kind_of(&[11.5]), Some(kind));
+        assert_eq!(kinds.kind_of(&[13.0]), Some(1));
     }
 }

@@ -8,12 +8,12 @@
 //! intervals is told by the kind of the phase: what comes stays outside of all that this kind's intervals have been.
 
 use cachemate_core::{
-    Applied, Counts, Event, Evidence, EvidenceKind, Fact, FactSource, Level, Observation, PhaseParameters, Profile,
-    Profiler, Profiles, StallCause, TaskId,
+    AppliedPlan, CacheLevel, CounterEvent, EventCounts, EvidenceKind, Fact, FactSource, Observation, PhaseParameters,
+    ProbeEvidence, Profile, Profiler, Profiles, StallCause, TaskId,
 };
 
-use super::phase_kinds::Kinds;
-use super::{PerTask, evidence, keep_present};
+use super::phase_kinds::PhaseKinds;
+use super::{PerTask, evidence, retain_live};
 use crate::intervals::locality_signature;
 use crate::phases::{PhaseDetector, PhaseEvent};
 use crate::reuse::ReuseTimes;
@@ -28,41 +28,41 @@ const OUTSIDE_INTERVALS: usize = 2;
 /// two kinds.
 #[derive(Clone, Debug)]
 pub struct PhaseProfiler {
-    level: Level,
+    level: CacheLevel,
     parameters: PhaseParameters,
     interval_instructions: f64,
-    tasks: PerTask<State>,
+    tasks: PerTask<PhaseState>,
     /// What held in the window before; allocations are compared with it.
-    before: Option<Applied>,
+    before: Option<AppliedPlan>,
 }
 
 #[derive(Clone, Debug, Default)]
-struct State {
+struct PhaseState {
     instructions: f64,
     misses: f64,
     /// References of this cache, and misses of the first-level ones; each `None` = not counted all through the interval.
     before: [Option<f64>; 3],
     by_miss_rate: Option<PhaseDetector>,
-    by_what_comes: Option<PhaseDetector>,
+    by_incoming_rate: Option<PhaseDetector>,
     by_signature: Option<PhaseDetector>,
     /// Cycles that no memory is waited for; `None` = one of the counts was not there in the interval.
     own_cycles: Option<f64>,
-    kinds: Kinds,
+    kinds: PhaseKinds,
     kind: Option<u32>,
     /// Intervals in a row in which what comes was not of that kind.
     outside: usize,
     /// Who told the last change (the miss rate, what comes), and in how many more intervals the other's is the same one.
-    told: ([bool; 2], usize),
+    reported: ([bool; 2], usize),
 }
 
-impl State {
+impl PhaseState {
     /// Intervals go by one by one; is what these signals tell now a change that nobody has told yet?
-    fn is_news(&mut self, tell: [bool; 2], history: usize) -> bool {
-        let (by, left) = self.told;
+    fn is_new_change(&mut self, tell: [bool; 2], history: usize) -> bool {
+        let (by, left) = self.reported;
         let any = tell[0] || tell[1];
         let again = (tell[0] && by[0]) || (tell[1] && by[1]);
         let news = any && (left == 0 || again);
-        self.told = if news { (tell, history) } else { (by, left.saturating_sub(1)) };
+        self.reported = if news { (tell, history) } else { (by, left.saturating_sub(1)) };
         news
     }
 }
@@ -70,13 +70,13 @@ impl State {
 impl PhaseProfiler {
     /// By misses of this level, per interval of at least so many instructions of the task (the thesis: 10^9; windows
     /// are not split, so the machine's windows should not be much longer).
-    pub fn new(level: Level, parameters: PhaseParameters, interval_instructions: f64) -> Self {
+    pub fn new(level: CacheLevel, parameters: PhaseParameters, interval_instructions: f64) -> Self {
         PhaseProfiler { level, parameters, interval_instructions, tasks: PerTask::default(), before: None }
     }
 
     /// Did placements or shares change since the last window?
-    fn allocation_changed(&mut self, now: &Applied) -> bool {
-        let shares = |applied: &Applied| applied.shares.iter().map(|held| held.share.clone()).collect::<Vec<_>>();
+    fn allocation_changed(&mut self, now: &AppliedPlan) -> bool {
+        let shares = |applied: &AppliedPlan| applied.shares.iter().map(|held| held.share.clone()).collect::<Vec<_>>();
         let same = self.before.as_ref().is_none_or(|before| {
             before.affinity == now.affinity && before.gangs == now.gangs && shares(before) == shares(now)
         });
@@ -85,8 +85,8 @@ impl PhaseProfiler {
     }
 
     /// Takes a window in; did an interval end with it that differs?
-    fn interval_changed(&self, state: &mut State, counts: &Counts, allocation_changed: bool) -> bool {
-        let counted = counts.get(Event::Misses(self.level)).zip(counts.get(Event::Instructions));
+    fn interval_changed(&self, state: &mut PhaseState, counts: &EventCounts, allocation_changed: bool) -> bool {
+        let counted = counts.get(CounterEvent::Misses(self.level)).zip(counts.get(CounterEvent::Instructions));
         let Some((misses, instructions)) = counted else { return false };
         let by_miss_rate = state.by_miss_rate.get_or_insert_with(|| PhaseDetector::new(self.parameters));
         if allocation_changed {
@@ -98,32 +98,32 @@ impl PhaseProfiler {
         }
         state.instructions += instructions;
         state.misses += misses;
-        let comes = self.what_comes(counts);
+        let comes = self.incoming_rates(counts);
         state.before = [0, 1, 2].map(|at| state.before[at].zip(comes[at]).map(|(sum, more)| sum + more));
-        state.own_cycles = state.own_cycles.zip(own_cycles(counts)).map(|(sum, more)| sum + more);
+        state.own_cycles = state.own_cycles.zip(compute_cycles(counts)).map(|(sum, more)| sum + more);
         if state.instructions < self.interval_instructions || state.instructions <= 0.0 {
             return false;
         }
         let per_kilo = 1000.0 / state.instructions;
         let rate = [state.misses * per_kilo];
-        let by_rate = by_miss_rate.next(&rate);
+        let by_rate = by_miss_rate.push(&rate);
         // Without references nothing is told of what comes.
         let comes: Option<Vec<f64>> =
             state.before[0].map(|_| state.before.iter().flatten().map(|sum| sum * per_kilo).collect());
         let by_what_comes = comes.as_ref().map(|signal| {
-            let detector = state.by_what_comes.get_or_insert_with(|| PhaseDetector::new(self.parameters));
-            detector.next(signal)
+            let detector = state.by_incoming_rate.get_or_insert_with(|| PhaseDetector::new(self.parameters));
+            detector.push(signal)
         });
         (state.instructions, state.misses) = (0.0, 0.0);
         let settled = |event| matches!(event, PhaseEvent::Steady | PhaseEvent::Settled);
-        let told = |event| matches!(event, PhaseEvent::Changed { .. });
+        let is_change = |event| matches!(event, PhaseEvent::Changed { .. });
         let left = state.kind.zip(comes.as_ref()).is_some_and(|(kind, signal)| {
             let least = self.parameters.threshold * self.parameters.edge_share;
-            state.kinds.is_left(kind, signal, least)
+            state.kinds.is_outside(kind, signal, least)
         });
         state.outside = if left { state.outside + 1 } else { 0 };
-        let both = [told(by_rate), by_what_comes.is_some_and(told) || state.outside == OUTSIDE_INTERVALS];
-        let news = state.is_news(both, self.parameters.history);
+        let both = [is_change(by_rate), by_what_comes.is_some_and(is_change) || state.outside == OUTSIDE_INTERVALS];
+        let news = state.is_new_change(both, self.parameters.history);
         if news {
             state.kind = None;
         } else if by_what_comes.map_or(settled(by_rate), settled) {
@@ -132,25 +132,29 @@ impl PhaseProfiler {
             match state.kind {
                 Some(kind) if !left => state.kinds.add(kind, &signal),
                 Some(_) => {}
-                None => state.kind = state.kinds.name(&signal),
+                None => state.kind = state.kinds.kind_of(&signal),
             }
         }
         news
     }
 
     /// What no allocation of the cache changes.
-    fn what_comes(&self, counts: &Counts) -> [Option<f64>; 3] {
-        let misses = |level| counts.get(Event::Misses(level));
-        [counts.get(Event::References(self.level)), misses(Level::L1Data), misses(Level::L1Instruction)]
+    fn incoming_rates(&self, counts: &EventCounts) -> [Option<f64>; 3] {
+        let misses = |level| counts.get(CounterEvent::Misses(level));
+        [
+            counts.get(CounterEvent::References(self.level)),
+            misses(CacheLevel::L1Data),
+            misses(CacheLevel::L1Instruction),
+        ]
     }
 }
 
 /// Cycles less those that wait for memory or other caches.
-fn own_cycles(counts: &Counts) -> Option<f64> {
+fn compute_cycles(counts: &EventCounts) -> Option<f64> {
     let causes = [StallCause::LocalMemory, StallCause::RemoteMemory, StallCause::BusQueue, StallCause::RemoteCache];
-    let waits: Vec<f64> = causes.into_iter().filter_map(|cause| counts.get(Event::StallCycles(cause))).collect();
+    let waits: Vec<f64> = causes.into_iter().filter_map(|cause| counts.get(CounterEvent::StallCycles(cause))).collect();
     (!waits.is_empty()).then_some(())?;
-    Some((counts.get(Event::Cycles)? - waits.iter().sum::<f64>()).max(0.0))
+    Some((counts.get(CounterEvent::Cycles)? - waits.iter().sum::<f64>()).max(0.0))
 }
 
 impl Profiler for PhaseProfiler {
@@ -161,10 +165,10 @@ impl Profiler for PhaseProfiler {
         &[EvidenceKind::TaskCounters]
     }
     fn update(&mut self, seen: &Observation, profiles: &mut Profiles) {
-        keep_present(seen, profiles);
-        let allocation_changed = self.allocation_changed(&seen.in_force);
+        retain_live(seen, profiles);
+        let allocation_changed = self.allocation_changed(&seen.applied);
         let mut changed: Vec<TaskId> = Vec::new();
-        // Not `follow`: this memory outlives a phase, which it is there to end.
+        // Not `retain_current`: this memory outlives a phase, which it is there to end.
         let mut tasks = std::mem::take(&mut self.tasks);
         tasks.states.retain(|task, _| profiles.contains_key(task));
         for task in &seen.tasks {
@@ -174,13 +178,13 @@ impl Profiler for PhaseProfiler {
             }
         }
         for evidence in evidence(seen) {
-            let Evidence::Reuses { task, samples } = evidence else { continue };
+            let ProbeEvidence::Reuses { task, samples } = evidence else { continue };
             let Some((state, profile)) = tasks.of(*task, profiles) else { continue };
             let Some(refs) = profile.rates.llc_refs_per_mega_instr else { continue };
             let times = ReuseTimes::from_samples(samples, None);
             let Some(signature) = locality_signature(&times, refs.value / 1000.0) else { continue };
             let detector = state.by_signature.get_or_insert_with(|| PhaseDetector::new(self.parameters));
-            if matches!(detector.next(&signature), PhaseEvent::Changed { .. }) {
+            if matches!(detector.push(&signature), PhaseEvent::Changed { .. }) {
                 state.kind = None;
                 changed.push(*task);
             }
@@ -208,14 +212,14 @@ mod tests {
     use super::*;
     use cachemate_core::ReuseSample;
 
-    const LLC: Level = Level::L2;
+    const LLC: CacheLevel = CacheLevel::L2;
 
     fn profiler() -> PhaseProfiler {
         PhaseProfiler::new(LLC, PhaseParameters::default(), 1000.0)
     }
     fn with_rate(number: u64, misses: u64) -> Observation {
         let mut seen = window(number, &[]);
-        seen.tasks = vec![task_seen(0, &[(Event::Instructions, 1000), (Event::Misses(LLC), misses)])];
+        seen.tasks = vec![task_seen(0, &[(CounterEvent::Instructions, 1000), (CounterEvent::Misses(LLC), misses)])];
         seen
     }
 
@@ -261,7 +265,11 @@ mod tests {
         let windows = [7; 6].into_iter().chain([5; 6]).chain([7; 6]);
         for (number, references) in windows.enumerate() {
             let mut seen = window(number as u64, &[]);
-            let counts = [(Event::Instructions, 1000), (Event::Misses(LLC), 4), (Event::References(LLC), references)];
+            let counts = [
+                (CounterEvent::Instructions, 1000),
+                (CounterEvent::Misses(LLC), 4),
+                (CounterEvent::References(LLC), references),
+            ];
             seen.tasks = vec![task_seen(0, &counts)];
             profiler.update(&seen, &mut profiles);
             let profile = &profiles[&TaskId(0)];
@@ -291,8 +299,12 @@ mod tests {
         let windows = [(2, 20, 16), (2, 20, 16), (2, 20, 16), (2, 20, 16), (9, 60, 4), (14, 60, 4), (14, 60, 4)];
         for (number, (misses, first_level, colors)) in windows.into_iter().enumerate() {
             let mut seen = window(number as u64, &[]);
-            let first = [Event::Misses(Level::L1Data), Event::Misses(Level::L1Instruction), Event::References(LLC)];
-            let mut readings = vec![(Event::Instructions, 1000), (Event::Misses(LLC), misses)];
+            let first = [
+                CounterEvent::Misses(CacheLevel::L1Data),
+                CounterEvent::Misses(CacheLevel::L1Instruction),
+                CounterEvent::References(LLC),
+            ];
+            let mut readings = vec![(CounterEvent::Instructions, 1000), (CounterEvent::Misses(LLC), misses)];
             readings.extend(first.map(|event| (event, first_level)));
             seen.tasks = vec![task_seen(0, &readings)];
             profiler.update(&with_colors(seen, colors), &mut profiles);
@@ -307,9 +319,9 @@ mod tests {
         for number in 0..8 {
             let mut seen = window(number, &[0]);
             let accesses = Some(if number < 5 { 10 } else { 100_000 });
-            let samples = vec![ReuseSample { accesses, elapsed_ns: 1, touched_again: true }; 50];
-            seen.answers = vec![answer(0, Evidence::Reuses { task: TaskId(0), samples })];
-            keep_present(&seen, &mut profiles);
+            let samples = vec![ReuseSample { accesses, elapsed_ns: 1, reused: true }; 50];
+            seen.probe_results = vec![answer(0, ProbeEvidence::Reuses { task: TaskId(0), samples })];
+            retain_live(&seen, &mut profiles);
             profiles.get_mut(&TaskId(0)).unwrap().rates.llc_refs_per_mega_instr =
                 Some(Fact::new(20_000.0, FactSource::Counters, number));
             profiler.update(&seen, &mut profiles);

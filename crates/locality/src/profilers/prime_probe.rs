@@ -6,22 +6,22 @@
 //! what everybody else evicts cancels; its interval comes from the spread of both.
 
 use cachemate_core::{
-    Estimate, EvictedSample, Evidence, EvidenceKind, Fact, FactSource, Observation, Profiler, Profiles,
+    Estimate, EvidenceKind, Fact, FactSource, Observation, PrimeProbeSample, ProbeEvidence, Profiler, Profiles,
 };
 
-use super::{Mean, PerTask, evidence};
+use super::{PerTask, RunningStats, evidence};
 
 /// Fills `intensity`: the share of the probe's lines that the task evicts in one wait, 0 to 1.
 #[derive(Clone, Debug)]
 pub struct PrimeProbeProfiler {
     /// Round trips below this are within one cache.
     pub shared_below_ns: f64,
-    tasks: PerTask<Shares>,
+    tasks: PerTask<EvictedShares>,
 }
 
 /// Evicted shares beside the task, and without it.
 #[derive(Clone, Debug, Default)]
-struct Shares {
+struct EvictedShares {
     beside: Vec<f64>,
     away: Vec<f64>,
     intensity: Option<Fact<f64>>,
@@ -39,7 +39,7 @@ impl Default for PrimeProbeProfiler {
 }
 
 impl PrimeProbeProfiler {
-    fn counts(&self, sample: &EvictedSample) -> bool {
+    fn counts(&self, sample: &PrimeProbeSample) -> bool {
         let near = |(before, after): (f64, f64)| before < self.shared_below_ns && after < self.shared_below_ns;
         sample.reloads > 0 && sample.round_trips_ns.is_some_and(near)
     }
@@ -53,14 +53,14 @@ impl Profiler for PrimeProbeProfiler {
         &[EvidenceKind::PrimeProbe]
     }
     fn update(&mut self, seen: &Observation, profiles: &mut Profiles) {
-        self.tasks.follow(seen, profiles);
+        self.tasks.retain_current(seen, profiles);
         for evidence in evidence(seen) {
-            let Evidence::Evicted { task, samples, .. } = evidence else { continue };
-            let good: Vec<&EvictedSample> = samples.iter().filter(|sample| self.counts(sample)).collect();
+            let ProbeEvidence::PrimeProbe { task, samples, .. } = evidence else { continue };
+            let good: Vec<&PrimeProbeSample> = samples.iter().filter(|sample| self.counts(sample)).collect();
             let Some((shares, _)) = self.tasks.of(*task, profiles) else { continue };
             for sample in good {
                 let share = f64::from(sample.evicted) / f64::from(sample.reloads);
-                let side = if sample.beside { &mut shares.beside } else { &mut shares.away };
+                let side = if sample.target_running { &mut shares.beside } else { &mut shares.away };
                 side.push(share);
                 if side.len() > REMEMBERED {
                     side.remove(0);
@@ -92,7 +92,7 @@ fn trimmed(values: &[f64]) -> Option<Estimate> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
     let cut = sorted.len() / 5;
-    let mut mean = Mean::default();
+    let mut mean = RunningStats::default();
     sorted.get(cut..sorted.len() - cut)?.iter().for_each(|value| mean.add(*value));
     mean.estimate()
 }
@@ -103,16 +103,16 @@ mod tests {
     use super::*;
     use cachemate_core::TaskId;
 
-    fn evicted(samples: &[(bool, u32, f64)]) -> Evidence {
-        let sample = |&(beside, evicted, round_trip): &(bool, u32, f64)| EvictedSample {
-            beside,
+    fn evicted(samples: &[(bool, u32, f64)]) -> ProbeEvidence {
+        let sample = |&(beside, evicted, round_trip): &(bool, u32, f64)| PrimeProbeSample {
+            target_running: beside,
             evicted,
             reloads: 1000,
             elapsed_ns: 1,
             round_trips_ns: Some((round_trip, 60.0)),
         };
         let samples = samples.iter().map(sample).collect();
-        Evidence::Evicted { task: TaskId(0), buffer_bytes: 1, wait_ns: 1, samples }
+        ProbeEvidence::PrimeProbe { task: TaskId(0), buffer_bytes: 1, wait_ns: 1, samples }
     }
 
     /// Is the difference of the two sides the intensity, across answers, with split samples left out and wild ones trimmed?
@@ -120,17 +120,17 @@ mod tests {
     fn what_the_task_adds_is_its_intensity() {
         let (mut profiler, mut profiles) = (PrimeProbeProfiler::default(), Profiles::new());
         let mut seen = window(0, &[0]);
-        seen.answers =
+        seen.probe_results =
             vec![answer(0, evicted(&[(true, 400, 60.0), (true, 402, 60.0), (false, 100, 60.0), (false, 102, 60.0)]))];
         profiler.update(&seen, &mut profiles);
         assert_eq!(profiles[&TaskId(0)].contention.intensity, None, "too few");
         let more = [(true, 398, 60.0), (true, 400, 60.0), (true, 1000, 60.0), (true, 5, 350.0)];
         let away = [(false, 98, 60.0), (false, 100, 60.0), (false, 0, 60.0)];
-        seen.answers = vec![answer(1, evicted(&[&more[..], &away[..]].concat()))];
+        seen.probe_results = vec![answer(1, evicted(&[&more[..], &away[..]].concat()))];
         profiler.update(&seen, &mut profiles);
         let intensity = profiles[&TaskId(0)].contention.intensity.unwrap().estimate();
         assert!((intensity.value - 0.3).abs() < 0.003 && intensity.low < intensity.value, "{intensity:?}");
-        seen.answers.clear();
+        seen.probe_results.clear();
         seen.window += 1;
         profiler.update(&seen, &mut profiles);
         let kept = profiles[&TaskId(0)].contention.intensity.unwrap();
@@ -143,7 +143,7 @@ mod tests {
         let (mut profiler, mut profiles) = (PrimeProbeProfiler::default(), Profiles::new());
         let mut seen = window(0, &[0]);
         let split: Vec<(bool, u32, f64)> = (0..20).map(|at| (at % 2 == 0, 10, 330.0)).collect();
-        seen.answers = vec![answer(0, evicted(&split))];
+        seen.probe_results = vec![answer(0, evicted(&split))];
         profiler.update(&seen, &mut profiles);
         assert_eq!(profiles[&TaskId(0)].contention.intensity, None);
     }

@@ -1,12 +1,13 @@
 //! Traced addresses to miss-rate curves: RapidMRC as a profiler (thesis ch. 5; the computation is [`crate::rapidmrc`]).
 
 use cachemate_core::{
-    Counts, Event, Evidence, EvidenceKind, Fact, FactSource, Level, Observation, Profiler, Profiles, TracedCache,
+    CacheLevel, CounterEvent, EventCounts, EvidenceKind, Fact, FactSource, Observation, ProbeEvidence, Profiler,
+    Profiles, TracedCache,
 };
 
-use super::{allowed_bytes, evidence, holds_alone, keep_present, seen_task};
+use super::{evidence, has_exclusive_units, retain_live, share_bytes, task_sample};
 use crate::curve::MissRateCurve;
-use crate::rapidmrc::{Counted, Trace, Warmup, survival_curve_with_reach, trace_curve};
+use crate::rapidmrc::{LogCounts, MissLog, Warmup, survival_curve_with_reach, trace_curve};
 
 /// How a log becomes a curve.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -49,7 +50,7 @@ impl RapidMrcProfiler {
     }
 
     /// With the size up to which the log tells it.
-    fn curve(&self, trace: &Trace<'_>, counted: &Counted) -> Option<(MissRateCurve, u64)> {
+    fn curve(&self, trace: &MissLog<'_>, counted: &LogCounts) -> Option<(MissRateCurve, u64)> {
         let points = u64::from(self.cache.points.max(1));
         let sizes: Vec<u64> = (1..=points).map(|part| self.cache.size_bytes * part / points).collect();
         match self.form {
@@ -57,7 +58,7 @@ impl RapidMrcProfiler {
             CurveForm::Thesis { warmup, correct_repeats } => {
                 let lines = data_only(trace);
                 let curve =
-                    trace_curve(&Trace { lines: &lines, code: &[], ..*trace }, &sizes, warmup, correct_repeats)?;
+                    trace_curve(&MissLog { lines: &lines, code: &[], ..*trace }, &sizes, warmup, correct_repeats)?;
                 let shifted = counted.point.and_then(|(size, rate)| curve.shifted_through(size, rate));
                 Some((shifted.map_or(curve, |(shifted, _)| shifted), self.cache.size_bytes))
             }
@@ -66,16 +67,16 @@ impl RapidMrcProfiler {
 }
 
 /// What the thesis's log would hold.
-fn data_only(trace: &Trace<'_>) -> Vec<u64> {
+fn data_only(trace: &MissLog<'_>) -> Vec<u64> {
     let mut code = trace.code.iter().peekable();
     let data = |(at, _): &(usize, &u64)| code.next_if(|&&place| place as usize == *at).is_none();
     trace.lines.iter().enumerate().filter(data).map(|(_, &line)| line).collect()
 }
 
 /// Misses of the caches whose misses are in the log, as counted.
-fn logged_misses(counts: &Counts, code_too: bool) -> Option<f64> {
-    let data = counts.get(Event::Misses(Level::L1Data))?;
-    if code_too { Some(data + counts.get(Event::Misses(Level::L1Instruction))?) } else { Some(data) }
+fn logged_misses(counts: &EventCounts, code_too: bool) -> Option<f64> {
+    let data = counts.get(CounterEvent::Misses(CacheLevel::L1Data))?;
+    if code_too { Some(data + counts.get(CounterEvent::Misses(CacheLevel::L1Instruction))?) } else { Some(data) }
 }
 
 impl Profiler for RapidMrcProfiler {
@@ -86,21 +87,23 @@ impl Profiler for RapidMrcProfiler {
         &[EvidenceKind::MissTraces]
     }
     fn update(&mut self, seen: &Observation, profiles: &mut Profiles) {
-        keep_present(seen, profiles);
+        retain_live(seen, profiles);
         for evidence in evidence(seen) {
-            let Evidence::Trace { task, line_bytes, lines, code, lost, counts, .. } = evidence else { continue };
-            let (Some(profile), Some(instructions)) = (profiles.get_mut(task), counts.get(Event::Instructions)) else {
+            let ProbeEvidence::Trace { task, line_bytes, lines, code, lost, counts, .. } = evidence else { continue };
+            let (Some(profile), Some(instructions)) = (profiles.get_mut(task), counts.get(CounterEvent::Instructions))
+            else {
                 continue;
             };
-            let trace = Trace { lines, code, line_bytes: u64::from(*line_bytes), instructions, lost: *lost };
+            let trace = MissLog { lines, code, line_bytes: u64::from(*line_bytes), instructions, lost: *lost };
             // The point in use, measured in the same window; while tracing the program runs at a quarter of its speed
             // but executes the same instructions, so its rate per instruction holds. Where others fill the same units,
             // nobody knows how much of them it has: its rate is no point of the curve.
-            let measured = counts.get(Event::Misses(self.cache.level)).map(|misses| 1000.0 * misses / instructions);
+            let measured =
+                counts.get(CounterEvent::Misses(self.cache.level)).map(|misses| 1000.0 * misses / instructions);
             let TracedCache { size_bytes, points, .. } = self.cache;
-            let alone = seen_task(seen, *task).filter(|task| holds_alone(seen, task));
-            let in_use = alone.map(|task| allowed_bytes(seen, task, &self.cache));
-            let counted = Counted {
+            let alone = task_sample(seen, *task).filter(|task| has_exclusive_units(seen, task));
+            let in_use = alone.map(|task| share_bytes(seen, task, &self.cache));
+            let counted = LogCounts {
                 logged_level_misses: logged_misses(counts, !code.is_empty()),
                 // A share smaller than the curve's first point is no point of it.
                 point: in_use.filter(|&size| size >= size_bytes / u64::from(points.max(1))).zip(measured),
@@ -118,16 +121,16 @@ impl Profiler for RapidMrcProfiler {
 mod tests {
     use super::super::synthetic::*;
     use super::*;
-    use cachemate_core::{Member, ProcessId, Space, TaskId};
+    use cachemate_core::{AddressKind, ProcessId, ShareMember, TaskId};
 
     const CACHE: TracedCache =
-        TracedCache { level: Level::L2, size_bytes: 160 * 128, colors: 16, ways: 10, points: 16 };
+        TracedCache { level: CacheLevel::L2, size_bytes: 160 * 128, colors: 16, ways: 10, points: 16 };
 
-    fn traced(lines: Vec<u64>, counts: Counts) -> Observation {
+    fn traced(lines: Vec<u64>, counts: EventCounts) -> Observation {
         let mut seen = window(0, &[0]);
-        let evidence = Evidence::Trace {
+        let evidence = ProbeEvidence::Trace {
             task: TaskId(0),
-            space: Space::Virtual,
+            space: AddressKind::Virtual,
             line_bytes: 128,
             lines,
             code: Vec::new(),
@@ -135,7 +138,7 @@ mod tests {
             counts,
             elapsed_ns: 1,
         };
-        seen.answers = vec![answer(0, evidence)];
+        seen.probe_results = vec![answer(0, evidence)];
         seen
     }
     /// A loop through 75 lines: misses always with 7 of 16 colors (70 lines), never with 8 (80 lines).
@@ -161,14 +164,14 @@ mod tests {
     /// Does a loop have its step where it begins to fit, at its rate per thousand instructions?
     #[test]
     fn a_loop_steps_down_where_it_fits() {
-        let rates = curve_of(&traced(looped(), counts(&[(Event::Instructions, 60_000)]))).unwrap();
+        let rates = curve_of(&traced(looped(), counts(&[(CounterEvent::Instructions, 60_000)]))).unwrap();
         assert_close(&rates, &[vec![50.0; 7], vec![0.0; 9]].concat());
     }
 
     /// Is the curve shifted through the rate measured at the share in use?
     #[test]
     fn the_curve_passes_through_the_point_in_use() {
-        let counts = counts(&[(Event::Instructions, 60_000), (Event::Misses(Level::L2), 180)]);
+        let counts = counts(&[(CounterEvent::Instructions, 60_000), (CounterEvent::Misses(CacheLevel::L2), 180)]);
         let seen = with_colors(traced(looped(), counts), 10);
         assert_close(&curve_of(&seen).unwrap(), &[vec![53.0; 7], vec![3.0; 9]].concat());
     }
@@ -176,21 +179,21 @@ mod tests {
     /// Is the rate that a task has beside others in the same space no point of its curve, and one in a share of its own?
     #[test]
     fn a_rate_beside_others_is_no_point() {
-        let counts = counts(&[(Event::Instructions, 60_000), (Event::Misses(Level::L2), 180)]);
+        let counts = counts(&[(CounterEvent::Instructions, 60_000), (CounterEvent::Misses(CacheLevel::L2), 180)]);
         let mut seen = traced(looped(), counts);
         seen.tasks.push(task_seen(1, &[]));
         assert_close(&curve_of(&seen).unwrap(), &[vec![50.0; 7], vec![0.0; 9]].concat());
         let mut seen = with_colors(seen, 10);
-        let mut theirs = seen.in_force.shares[0].clone();
-        theirs.share.members = vec![Member::Process(ProcessId(1))];
-        seen.in_force.shares.push(theirs);
+        let mut theirs = seen.applied.shares[0].clone();
+        theirs.share.members = vec![ShareMember::Process(ProcessId(1))];
+        seen.applied.shares.push(theirs);
         assert_close(&curve_of(&seen).unwrap(), &[vec![53.0; 7], vec![3.0; 9]].concat());
     }
 
     /// Does the thesis's form give the same step here, exactly, with its own shift?
     #[test]
     fn the_thesis_form_steps_too() {
-        let counts = counts(&[(Event::Instructions, 60_000), (Event::Misses(Level::L2), 180)]);
+        let counts = counts(&[(CounterEvent::Instructions, 60_000), (CounterEvent::Misses(CacheLevel::L2), 180)]);
         let mut profiles = Profiles::new();
         RapidMrcProfiler::as_in_the_thesis(CACHE).update(&with_colors(traced(looped(), counts), 10), &mut profiles);
         let curve = profiles[&TaskId(0)].misses_per_kilo_instr().unwrap().clone();
@@ -205,9 +208,10 @@ mod tests {
         // Two lines of data in turn with a loop of 75 lines of code.
         let line = |at: u64| if at.is_multiple_of(2) { 7 + at % 4 } else { 1_000 + at / 2 % 75 };
         let lines: Vec<u64> = (0..6000).map(line).collect();
-        let misses = [Event::Misses(Level::L1Data), Event::Misses(Level::L1Instruction)].map(|event| (event, 3_000));
-        let mut seen = traced(lines, counts(&[(Event::Instructions, 60_000), misses[0], misses[1]]));
-        let Evidence::Trace { code, .. } = &mut seen.answers[0].evidence else { unreachable!() };
+        let misses = [CounterEvent::Misses(CacheLevel::L1Data), CounterEvent::Misses(CacheLevel::L1Instruction)]
+            .map(|event| (event, 3_000));
+        let mut seen = traced(lines, counts(&[(CounterEvent::Instructions, 60_000), misses[0], misses[1]]));
+        let ProbeEvidence::Trace { code, .. } = &mut seen.probe_results[0].evidence else { unreachable!() };
         *code = (0..3000).map(|at| 2 * at + 1).collect();
         assert_close(&curve_of(&seen).unwrap(), &[vec![50.0; 7], vec![0.0; 9]].concat());
         let mut profiles = Profiles::new();

@@ -8,48 +8,48 @@
 //! it takes and misses; where only data is watched, the code's references are left out of the count as hits.
 
 use cachemate_core::{
-    Estimate, Event, Evidence, EvidenceKind, Fact, FactSource, Level, Observation, Profiler, Profiles,
+    CacheLevel, CounterEvent, Estimate, EvidenceKind, Fact, FactSource, Observation, ProbeEvidence, Profiler, Profiles,
     ReplacementModel, TaskSample,
 };
 
-use super::{PerTask, evidence, seen_task};
+use super::{PerTask, evidence, task_sample};
 use crate::reuse::ReuseTimes;
 use crate::{statcache, statstack};
 
 /// Fills `reuse_times`; and `misses_per_kilo_instr` where the task's references per instruction are known.
 #[derive(Clone, Debug)]
 pub struct ReuseProfiler {
-    level: Level,
+    level: CacheLevel,
     model: ReplacementModel,
     line_bytes: u64,
     sizes_bytes: Vec<u64>,
     of_code_too: bool,
-    tasks: PerTask<Watched>,
+    tasks: PerTask<TaskReuses>,
 }
 
 /// What is remembered of a task.
 #[derive(Clone, Debug, Default)]
-struct Watched {
+struct TaskReuses {
     /// As the watch points counted.
     raw: ReuseTimes,
     /// Behind the L1.
     times: ReuseTimes,
-    data_accesses: PerInstr,
-    fetches: PerInstr,
-    references: PerInstr,
-    code_misses: PerInstr,
+    data_accesses: PerInstrRate,
+    fetches: PerInstrRate,
+    references: PerInstrRate,
+    code_misses: PerInstrRate,
 }
 
 /// Counted where the machine's counters had a turn for it.
 #[derive(Clone, Copy, Debug, Default)]
-struct PerInstr {
+struct PerInstrRate {
     count: f64,
     instructions: f64,
 }
 
-impl PerInstr {
-    fn add(&mut self, task: &TaskSample, event: Event) {
-        if let Some((count, instructions)) = task.counts.get(event).zip(task.counts.get(Event::Instructions)) {
+impl PerInstrRate {
+    fn add(&mut self, task: &TaskSample, event: CounterEvent) {
+        if let Some((count, instructions)) = task.counts.get(event).zip(task.counts.get(CounterEvent::Instructions)) {
             self.count += count;
             self.instructions += instructions;
         }
@@ -59,7 +59,7 @@ impl PerInstr {
     }
 }
 
-impl Watched {
+impl TaskReuses {
     /// References behind the L1 over the accesses that are watched, at most 1; 1 where it was not counted.
     fn passing_share(&self, of_code_too: bool) -> f64 {
         let share = || {
@@ -75,7 +75,7 @@ impl Watched {
 impl ReuseProfiler {
     /// Reuses among the references of a cache of this level, and a curve at these sizes by the model of its
     /// replacement. Sizes are sorted.
-    pub fn new(level: Level, model: ReplacementModel, line_bytes: u64, mut sizes_bytes: Vec<u64>) -> Self {
+    pub fn new(level: CacheLevel, model: ReplacementModel, line_bytes: u64, mut sizes_bytes: Vec<u64>) -> Self {
         sizes_bytes.sort_unstable();
         sizes_bytes.dedup();
         let line_bytes = line_bytes.max(1);
@@ -107,7 +107,7 @@ impl ReuseProfiler {
     fn references_per_ns(&self, task: Option<&TaskSample>) -> Option<f64> {
         let task = task?;
         let on_cpu = task.ran_ns();
-        (on_cpu > 0).then_some(task.counts.get(Event::References(self.level))? / on_cpu as f64)
+        (on_cpu > 0).then_some(task.counts.get(CounterEvent::References(self.level))? / on_cpu as f64)
     }
 }
 
@@ -119,17 +119,17 @@ impl Profiler for ReuseProfiler {
         &[EvidenceKind::ReuseSamples]
     }
     fn update(&mut self, seen: &Observation, profiles: &mut Profiles) {
-        self.tasks.follow(seen, profiles);
-        for task in seen.tasks.iter().filter(|_| self.level > Level::L1Data) {
+        self.tasks.retain_current(seen, profiles);
+        for task in seen.tasks.iter().filter(|_| self.level > CacheLevel::L1Data) {
             let Some((watched, _)) = self.tasks.of(task.task, profiles) else { continue };
-            watched.data_accesses.add(task, Event::References(Level::L1Data));
-            watched.fetches.add(task, Event::References(Level::L1Instruction));
-            watched.references.add(task, Event::References(self.level));
-            watched.code_misses.add(task, Event::Misses(Level::L1Instruction));
+            watched.data_accesses.add(task, CounterEvent::References(CacheLevel::L1Data));
+            watched.fetches.add(task, CounterEvent::References(CacheLevel::L1Instruction));
+            watched.references.add(task, CounterEvent::References(self.level));
+            watched.code_misses.add(task, CounterEvent::Misses(CacheLevel::L1Instruction));
         }
         for evidence in evidence(seen) {
-            let Evidence::Reuses { task, samples } = evidence else { continue };
-            let per_ns = self.references_per_ns(seen_task(seen, *task));
+            let ProbeEvidence::Reuses { task, samples } = evidence else { continue };
+            let per_ns = self.references_per_ns(task_sample(seen, *task));
             if let Some((watched, profile)) = self.tasks.of(*task, profiles) {
                 watched.raw.merge(&ReuseTimes::from_samples(samples, per_ns));
                 watched.times = watched.raw.behind(watched.passing_share(self.of_code_too));
@@ -153,25 +153,25 @@ impl Profiler for ReuseProfiler {
 mod tests {
     use super::super::synthetic::*;
     use super::*;
-    use cachemate_core::{Profile, Rates, ReuseSample, TaskId};
+    use cachemate_core::{Profile, RateFacts, ReuseSample, TaskId};
 
-    const LLC: Level = Level::L2;
+    const LLC: CacheLevel = CacheLevel::L2;
 
     fn sample(accesses: Option<u64>, elapsed_ns: u64, touched_again: bool) -> ReuseSample {
-        ReuseSample { accesses, elapsed_ns, touched_again }
+        ReuseSample { accesses, elapsed_ns, reused: touched_again }
     }
 
     /// Does a task that cycles through 64 lines, as an eighth of its references, get the curve of that?
     #[test]
     fn samples_over_several_windows_become_the_true_curve() {
         let mut profiler = ReuseProfiler::new(LLC, ReplacementModel::Lru, 64, vec![128 * 64, 4 * 64]);
-        let refs = Rates { llc_refs_per_mega_instr: Some(Fact::oracle(16_000.0)), ..Rates::default() };
+        let refs = RateFacts { llc_refs_per_mega_instr: Some(Fact::oracle(16_000.0)), ..RateFacts::default() };
         let mut profiles: Profiles = [(TaskId(0), Profile::default().with_rates(refs))].into_iter().collect();
         for number in 0..4 {
             let mut seen = window(number, &[0]);
             let mut samples = vec![sample(Some(0), 1, true); 140];
             samples.extend(vec![sample(Some(511), 1, true); 20]);
-            seen.answers = vec![answer(0, Evidence::Reuses { task: TaskId(0), samples })];
+            seen.probe_results = vec![answer(0, ProbeEvidence::Reuses { task: TaskId(0), samples })];
             profiler.update(&seen, &mut profiles);
         }
         let curve = profiles[&TaskId(0)].misses_per_kilo_instr().unwrap().clone();
@@ -186,13 +186,16 @@ mod tests {
         let mut profiler = ReuseProfiler::new(LLC, ReplacementModel::Lru, 64, vec![50 * 64, 200 * 64]);
         let mut profiles = Profiles::new();
         let mut seen = window(0, &[0]);
-        let counts =
-            [(Event::Instructions, 3000), (Event::References(Level::L1Data), 1000), (Event::References(LLC), 250)];
+        let counts = [
+            (CounterEvent::Instructions, 3000),
+            (CounterEvent::References(CacheLevel::L1Data), 1000),
+            (CounterEvent::References(LLC), 250),
+        ];
         seen.tasks = vec![task_seen(0, &counts)];
         // Every fourth access goes through 100 lines in turn, the others repeat.
         let mut samples = vec![sample(Some(0), 1, true); 300];
         samples.extend(vec![sample(Some(399), 1, true); 100]);
-        seen.answers = vec![answer(0, Evidence::Reuses { task: TaskId(0), samples })];
+        seen.probe_results = vec![answer(0, ProbeEvidence::Reuses { task: TaskId(0), samples })];
         profiler.update(&seen, &mut profiles);
         let times = ReuseTimes::from_profile(profiles[&TaskId(0)].reuse_times().unwrap()).unwrap();
         let ratio = |lines| statstack::miss_ratio(&times, lines).unwrap();
@@ -204,16 +207,16 @@ mod tests {
     fn watched_code_counts_among_the_accesses_that_pass() {
         let mut seen = window(0, &[0]);
         let counts = [
-            (Event::Instructions, 3000),
-            (Event::References(Level::L1Data), 600),
-            (Event::References(Level::L1Instruction), 400),
-            (Event::Misses(Level::L1Instruction), 130),
-            (Event::References(LLC), 250),
+            (CounterEvent::Instructions, 3000),
+            (CounterEvent::References(CacheLevel::L1Data), 600),
+            (CounterEvent::References(CacheLevel::L1Instruction), 400),
+            (CounterEvent::Misses(CacheLevel::L1Instruction), 130),
+            (CounterEvent::References(LLC), 250),
         ];
         seen.tasks = vec![task_seen(0, &counts)];
         let mut samples = vec![sample(Some(0), 1, true); 300];
         samples.extend(vec![sample(Some(400), 1, true); 100]);
-        seen.answers = vec![answer(0, Evidence::Reuses { task: TaskId(0), samples })];
+        seen.probe_results = vec![answer(0, ProbeEvidence::Reuses { task: TaskId(0), samples })];
         let longest = |profiler: ReuseProfiler| {
             let (mut profiler, mut profiles) = (profiler, Profiles::new());
             profiler.update(&seen, &mut profiles);
@@ -232,10 +235,10 @@ mod tests {
         let mut profiler = ReuseProfiler::new(LLC, ReplacementModel::Random, 64, vec![4096]);
         let mut profiles = Profiles::new();
         let mut seen = window(0, &[0]);
-        seen.tasks = vec![task_seen(0, &[(Event::References(LLC), 100_000_000)])];
-        seen.answers = vec![answer(
+        seen.tasks = vec![task_seen(0, &[(CounterEvent::References(LLC), 100_000_000)])];
+        seen.probe_results = vec![answer(
             0,
-            Evidence::Reuses { task: TaskId(0), samples: vec![sample(None, 100, true), sample(None, 7, false)] },
+            ProbeEvidence::Reuses { task: TaskId(0), samples: vec![sample(None, 100, true), sample(None, 7, false)] },
         )];
         profiler.update(&seen, &mut profiles);
         let profile = &profiles[&TaskId(0)];

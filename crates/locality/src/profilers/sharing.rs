@@ -7,11 +7,11 @@
 use std::collections::BTreeMap;
 
 use cachemate_core::{
-    Estimate, Evidence, EvidenceKind, Fact, FactSource, Observation, ProbeId, ProcessId, Profiler, Profiles,
-    ShMapParameters, Sharing, SharingMap, Source, TaskId,
+    DataSource, Estimate, EvidenceKind, Fact, FactSource, Observation, ProbeEvidence, ProbeId, ProcessId, Profiler,
+    Profiles, ShMapParameters, SharingFacts, SharingMap, TaskId,
 };
 
-use super::{keep_present, seen_task};
+use super::{retain_live, task_sample};
 use crate::shmap::ShMaps;
 
 /// Lines followed in a round; samples of further ones are counted and belong to nobody.
@@ -19,13 +19,13 @@ const LINES_AT_MOST: usize = 1 << 16;
 
 /// Who touched which sampled lines in a round.
 #[derive(Clone, Debug, Default)]
-struct Users {
+struct LineUsers {
     /// Remote accesses by line, of a process (virtual) or of the machine (physical), and task.
     of_line: BTreeMap<(Option<ProcessId>, u64), BTreeMap<TaskId, u32>>,
     of_task: BTreeMap<TaskId, u32>,
 }
 
-impl Users {
+impl LineUsers {
     fn touch(&mut self, filter: Option<ProcessId>, line: u64, task: TaskId) {
         *self.of_task.entry(task).or_default() += 1;
         let room = self.of_line.len() < LINES_AT_MOST;
@@ -69,7 +69,7 @@ pub struct SharingProfiler {
     across_processes: bool,
     /// Filters by process; `None` = the whole machine, by physical line.
     filters: BTreeMap<Option<ProcessId>, ShMaps>,
-    users: Users,
+    users: LineUsers,
     /// The probe that the maps are of, and whether it has had its last answer.
     round: Option<(ProbeId, bool)>,
 }
@@ -81,7 +81,7 @@ impl SharingProfiler {
             parameters,
             across_processes: false,
             filters: BTreeMap::new(),
-            users: Users::default(),
+            users: LineUsers::default(),
             round: None,
         }
     }
@@ -97,9 +97,9 @@ impl SharingProfiler {
     fn begin(&mut self, probe: ProbeId, complete: bool, profiles: &mut Profiles) {
         if self.round.is_none_or(|(other, done)| other != probe || done) {
             self.filters.clear();
-            self.users = Users::default();
+            self.users = LineUsers::default();
             for profile in profiles.values_mut() {
-                profile.sharing = Sharing::default();
+                profile.sharing = SharingFacts::default();
             }
         }
         self.round = Some((probe, complete));
@@ -114,7 +114,7 @@ impl Profiler for SharingProfiler {
         &[EvidenceKind::AccessSamples]
     }
     fn update(&mut self, seen: &Observation, profiles: &mut Profiles) {
-        keep_present(seen, profiles);
+        retain_live(seen, profiles);
         let alive = |process| seen.tasks.iter().filter(|task| task.process == process && !task.exited).count();
         let mut threads: BTreeMap<ProcessId, usize> = BTreeMap::new();
         for task in &seen.tasks {
@@ -122,14 +122,14 @@ impl Profiler for SharingProfiler {
         }
         let all = threads.values().sum();
         let mut began = None;
-        for answer in &seen.answers {
-            let Evidence::Samples { line_bytes, samples, .. } = &answer.evidence else { continue };
+        for answer in &seen.probe_results {
+            let ProbeEvidence::Samples { line_bytes, samples, .. } = &answer.evidence else { continue };
             if began != Some(answer.probe) {
                 self.begin(answer.probe, answer.complete, profiles);
                 began = Some(answer.probe);
             }
-            for sample in samples.iter().filter(|sample| sample.source == Source::RemoteCache) {
-                let Some(task) = seen_task(seen, sample.task) else { continue };
+            for sample in samples.iter().filter(|sample| sample.source == DataSource::RemoteCache) {
+                let Some(task) = task_sample(seen, sample.task) else { continue };
                 let of_process = threads.get(&task.process).copied().unwrap_or(1);
                 let (filter, line, sharers) = match sample.physical_line.filter(|_| self.across_processes) {
                     Some(line) => (None, line, all),
@@ -150,7 +150,10 @@ impl Profiler for SharingProfiler {
                 profile.sharing.map = Some(Fact::new(map, FactSource::AccessSamples, seen.window));
                 if began.is_some() {
                     profile.sharing.with = self.users.facts(task.task, seen.window);
-                    profile.sharing.with.retain(|other, _| seen_task(seen, *other).is_some_and(|other| !other.exited));
+                    profile
+                        .sharing
+                        .with
+                        .retain(|other, _| task_sample(seen, *other).is_some_and(|other| !other.exited));
                 }
             }
         }
@@ -164,22 +167,24 @@ mod tests {
     use crate::shmap::{self, global_entries, similarity};
     use cachemate_core::{AccessSample, ProbeResult};
 
-    fn sample(task: u32, virtual_line: u64, source: Source) -> AccessSample {
+    fn sample(task: u32, virtual_line: u64, source: DataSource) -> AccessSample {
         AccessSample { task: TaskId(task), virtual_line, physical_line: None, source, latency_cycles: None, at_ns: 0 }
     }
     fn round(probe: u32, complete: bool, samples: Vec<AccessSample>) -> Observation {
         let mut seen = window(0, &[0, 1, 2, 3]);
         seen.tasks.iter_mut().for_each(|task| task.process = ProcessId(0));
-        let evidence = Evidence::Samples { one_in: 10, events: 1000, line_bytes: 128, samples };
-        seen.answers = vec![ProbeResult { complete, ..answer(probe, evidence) }];
+        let evidence = ProbeEvidence::Samples { one_in: 10, events: 1000, line_bytes: 128, samples };
+        seen.probe_results = vec![ProbeResult { complete, ..answer(probe, evidence) }];
         seen
     }
     fn pairs() -> Vec<AccessSample> {
         // Threads 0 and 1 share lines 1000.., threads 2 and 3 share lines 9000..; one local access that must not count.
         let mut samples: Vec<AccessSample> = (0..400)
-            .map(|at| sample(at % 4, if at % 4 < 2 { 1000 } else { 9000 } + u64::from(at / 4 % 5), Source::RemoteCache))
+            .map(|at| {
+                sample(at % 4, if at % 4 < 2 { 1000 } else { 9000 } + u64::from(at / 4 % 5), DataSource::RemoteCache)
+            })
             .collect();
-        samples.push(sample(0, 9000, Source::Memory));
+        samples.push(sample(0, 9000, DataSource::Memory));
         samples
     }
 
@@ -193,7 +198,7 @@ mod tests {
             profiles.values().map(|profile| profile.sharing_map().unwrap().counters.clone()).collect();
         assert_eq!(maps[0].iter().map(|&count| u32::from(count)).sum::<u32>(), 200);
         let maps: Vec<&[u8]> = maps.iter().map(Vec::as_slice).collect();
-        let global = global_entries(&maps, &shmap::Sharing::default());
+        let global = global_entries(&maps, &shmap::SharingCriteria::default());
         assert_eq!(similarity(maps[0], maps[1], &global, 3), 5 * 40 * 40);
         assert_eq!(similarity(maps[0], maps[2], &global, 3), 0);
     }
@@ -211,7 +216,7 @@ mod tests {
             [vec![(1, 1.0)], vec![(0, 1.0)], vec![(3, 1.0)], vec![(2, 1.0)]]
         );
         // Line 7: task 0 four times, task 1 once, task 2 three times; line 8 is task 0's alone: a third of what it touches.
-        let remote = |task, line, times| vec![sample(task, line, Source::RemoteCache); times];
+        let remote = |task, line, times| vec![sample(task, line, DataSource::RemoteCache); times];
         let samples = [remote(0, 7, 4), remote(0, 8, 2), remote(1, 7, 1), remote(2, 7, 3)].concat();
         profiler.update(&round(2, true, samples), &mut profiles);
         let (of, third) = (with(&profiles, 0), 2.0 / 3.0);
@@ -258,7 +263,7 @@ mod tests {
     fn a_new_round_starts_anew() {
         let (mut profiler, mut profiles) = (SharingProfiler::new(ShMapParameters::default()), Profiles::new());
         profiler.update(&round(1, true, pairs()), &mut profiles);
-        profiler.update(&round(1, true, vec![sample(0, 77, Source::RemoteCache)]), &mut profiles);
+        profiler.update(&round(1, true, vec![sample(0, 77, DataSource::RemoteCache)]), &mut profiles);
         let counted: u32 =
             profiles[&TaskId(0)].sharing_map().unwrap().counters.iter().map(|&count| u32::from(count)).sum();
         assert_eq!(counted, 1);

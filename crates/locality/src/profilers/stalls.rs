@@ -7,23 +7,24 @@
 use std::collections::BTreeMap;
 
 use cachemate_core::{
-    Event, EvidenceKind, Fact, FactSource, Level, Observation, Profiler, Profiles, StallCause, TaskSample, TracedCache,
+    CacheLevel, CounterEvent, EvidenceKind, Fact, FactSource, Observation, Profiler, Profiles, StallCause, TaskSample,
+    TracedCache,
 };
 
-use super::{Mean, PerTask, allowed_bytes};
+use super::{PerTask, RunningStats, share_bytes};
 
 /// Fills `stalls_per_kilo_instr`.
 #[derive(Clone, Debug)]
 pub struct StallProfiler {
     cache: TracedCache,
-    tasks: PerTask<BTreeMap<u64, Mean>>,
+    tasks: PerTask<BTreeMap<u64, RunningStats>>,
 }
 
 /// Waiting for data beyond the first level: what a share of the cache can change.
 const DATA_STALLS: [StallCause; 7] = [
-    StallCause::Hit(Level::L2),
-    StallCause::Hit(Level::L3),
-    StallCause::Hit(Level::L4),
+    StallCause::Hit(CacheLevel::L2),
+    StallCause::Hit(CacheLevel::L3),
+    StallCause::Hit(CacheLevel::L4),
     StallCause::RemoteCache,
     StallCause::LocalMemory,
     StallCause::RemoteMemory,
@@ -39,8 +40,8 @@ impl StallProfiler {
 
 /// Stalled cycles per thousand instructions; `None` where no cause was counted, or no instruction.
 fn stall_rate(task: &TaskSample) -> Option<f64> {
-    let instructions = task.counts.get(Event::Instructions).filter(|&count| count > 0.0)?;
-    let causes = DATA_STALLS.iter().filter_map(|&cause| task.counts.get(Event::StallCycles(cause)));
+    let instructions = task.counts.get(CounterEvent::Instructions).filter(|&count| count > 0.0)?;
+    let causes = DATA_STALLS.iter().filter_map(|&cause| task.counts.get(CounterEvent::StallCycles(cause)));
     let stalled = causes.fold(None, |sum: Option<f64>, cycles| Some(sum.unwrap_or(0.0) + cycles))?;
     Some(1000.0 * stalled / instructions)
 }
@@ -53,10 +54,10 @@ impl Profiler for StallProfiler {
         &[EvidenceKind::StallCounters]
     }
     fn update(&mut self, seen: &Observation, profiles: &mut Profiles) {
-        self.tasks.follow(seen, profiles);
+        self.tasks.retain_current(seen, profiles);
         for task in &seen.tasks {
             let Some(rate) = stall_rate(task) else { continue };
-            let size_bytes = allowed_bytes(seen, task, &self.cache);
+            let size_bytes = share_bytes(seen, task, &self.cache);
             let Some((sizes, profile)) = self.tasks.of(task.task, profiles) else { continue };
             sizes.entry(size_bytes).or_default().add(rate);
             let curve = sizes.iter().filter_map(|(&size, mean)| Some((size, mean.estimate()?))).collect();
@@ -72,15 +73,16 @@ mod tests {
     use super::*;
     use cachemate_core::TaskId;
 
-    const CACHE: TracedCache = TracedCache { level: Level::L3, size_bytes: 16 << 20, colors: 16, ways: 10, points: 16 };
+    const CACHE: TracedCache =
+        TracedCache { level: CacheLevel::L3, size_bytes: 16 << 20, colors: 16, ways: 10, points: 16 };
 
     fn stalled(number: u64, cycles: u64) -> Observation {
         let mut seen = window(number, &[]);
         let readings = [
-            (Event::Instructions, 10_000),
-            (Event::StallCycles(StallCause::Issue), 999_999),
-            (Event::StallCycles(StallCause::Hit(Level::L3)), cycles),
-            (Event::StallCycles(StallCause::LocalMemory), cycles),
+            (CounterEvent::Instructions, 10_000),
+            (CounterEvent::StallCycles(StallCause::Issue), 999_999),
+            (CounterEvent::StallCycles(StallCause::Hit(CacheLevel::L3)), cycles),
+            (CounterEvent::StallCycles(StallCause::LocalMemory), cycles),
         ];
         seen.tasks = vec![task_seen(0, &readings)];
         seen
@@ -104,7 +106,7 @@ mod tests {
     fn without_stall_counters_there_is_no_curve() {
         let (mut profiler, mut profiles) = (StallProfiler::new(CACHE), Profiles::new());
         let mut seen = window(0, &[]);
-        seen.tasks = vec![task_seen(0, &[(Event::Instructions, 1000)])];
+        seen.tasks = vec![task_seen(0, &[(CounterEvent::Instructions, 1000)])];
         profiler.update(&seen, &mut profiles);
         assert_eq!(profiles[&TaskId(0)].stalls_per_kilo_instr(), None);
     }

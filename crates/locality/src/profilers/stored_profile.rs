@@ -5,9 +5,11 @@
 
 use std::collections::BTreeMap;
 
-use cachemate_core::{Evidence, EvidenceKind, FactSource, Facts, Observation, Profile, Profiler, Profiles, TaskId};
+use cachemate_core::{
+    EvidenceKind, FactSource, Facts, Observation, ProbeEvidence, Profile, Profiler, Profiles, TaskId,
+};
 
-use super::{evidence, keep_present};
+use super::{evidence, retain_live};
 
 /// Fills whatever nothing has measured.
 #[derive(Clone, Debug, Default)]
@@ -23,9 +25,9 @@ impl Profiler for StoredProfileProfiler {
         &[EvidenceKind::StoredProfiles]
     }
     fn update(&mut self, seen: &Observation, profiles: &mut Profiles) {
-        keep_present(seen, profiles);
+        retain_live(seen, profiles);
         for evidence in evidence(seen) {
-            if let Evidence::Known { task, profile } = evidence {
+            if let ProbeEvidence::StoredProfile { task, profile } = evidence {
                 let mut stored = profile.as_ref().clone();
                 stored.restamp(FactSource::StoredProfile, seen.window);
                 self.stored.insert(*task, stored);
@@ -34,7 +36,7 @@ impl Profiler for StoredProfileProfiler {
         self.stored.retain(|task, _| profiles.contains_key(task));
         for (task, stored) in &self.stored {
             if let Some(profile) = profiles.get_mut(task) {
-                profile.fill(stored);
+                profile.fill_missing(stored);
             }
         }
     }
@@ -44,19 +46,20 @@ impl Profiler for StoredProfileProfiler {
 mod tests {
     use super::super::synthetic::*;
     use super::*;
-    use cachemate_core::{Fact, Rates};
+    use cachemate_core::{Fact, RateFacts};
 
     /// Does a stored profile fill what nothing measured, again after a phase change, and no more than that?
     #[test]
     fn a_stored_profile_fills_only_what_nothing_measured() {
         let (mut profiler, mut profiles) = (StoredProfileProfiler::default(), Profiles::new());
         let fact = |value, source| Some(Fact::new(value, source, 0));
-        let rates = |pcmr| Rates { pcmr: fact(pcmr, FactSource::CoRunRows), ..Rates::default() };
+        let rates = |pcmr| RateFacts { pcmr: fact(pcmr, FactSource::CoRunRows), ..RateFacts::default() };
         let mut stored = Profile { phase_number: 9, ..Profile::default().with_rates(rates(7.0)) };
         stored.contention.intensity = fact(0.3, FactSource::PrimeProbe);
         profiles.insert(TaskId(0), Profile::default().with_rates(rates(1.0)));
         let mut seen = window(0, &[0, 1]);
-        seen.answers = vec![answer(0, Evidence::Known { task: TaskId(0), profile: Box::new(stored) })];
+        seen.probe_results =
+            vec![answer(0, ProbeEvidence::StoredProfile { task: TaskId(0), profile: Box::new(stored) })];
         profiler.update(&seen, &mut profiles);
         let profile = &profiles[&TaskId(0)];
         assert_eq!((profile.rates.pcmr.unwrap().value, profile.phase_number), (1.0, 0));

@@ -7,27 +7,27 @@ pub(crate) fn window(number: u64, tasks: &[u32]) -> Observation {
     Observation {
         window: number,
         span: span(1_000_000_000),
-        ended: WindowEnd::Elapsed,
+        end_reason: WindowEnd::Elapsed,
         tasks: tasks.iter().map(|&task| task_seen(task, &[])).collect(),
-        places: Vec::new(),
-        answers: Vec::new(),
-        in_force: Applied::default(),
+        shared_counts: Vec::new(),
+        probe_results: Vec::new(),
+        applied: AppliedPlan::default(),
     }
 }
 
-pub(crate) fn span(elapsed_ns: u64) -> Span {
-    Span { start_ns: 0, elapsed_ns, elapsed_cycles: None }
+pub(crate) fn span(elapsed_ns: u64) -> TimeSpan {
+    TimeSpan { start_ns: 0, elapsed_ns, elapsed_cycles: None }
 }
 
-pub(crate) fn counts(readings: &[(Event, u64)]) -> Counts {
-    let mut readings: Vec<Reading> =
-        readings.iter().map(|&(event, count)| Reading { event, count, counted_share: 1.0 }).collect();
+pub(crate) fn counts(readings: &[(CounterEvent, u64)]) -> EventCounts {
+    let mut readings: Vec<EventCount> =
+        readings.iter().map(|&(event, count)| EventCount { event, count, enabled_share: 1.0 }).collect();
     readings.sort_by_key(|reading| reading.event);
-    Counts(readings)
+    EventCounts(readings)
 }
 
 /// A task (of the process with the same number) with these counts, on CPU 0 for the whole second.
-pub(crate) fn task_seen(task: u32, readings: &[(Event, u64)]) -> TaskSample {
+pub(crate) fn task_seen(task: u32, readings: &[(CounterEvent, u64)]) -> TaskSample {
     TaskSample {
         name: format!("task{task}"),
         cpu: Some(CpuId(0)),
@@ -37,7 +37,7 @@ pub(crate) fn task_seen(task: u32, readings: &[(Event, u64)]) -> TaskSample {
     }
 }
 
-pub(crate) fn answer(probe: u32, evidence: Evidence) -> ProbeResult {
+pub(crate) fn answer(probe: u32, evidence: ProbeEvidence) -> ProbeResult {
     ProbeResult { probe: ProbeId(probe), evidence, complete: true, cost_ns: Vec::new() }
 }
 
@@ -45,10 +45,11 @@ pub(crate) fn answer(probe: u32, evidence: Evidence) -> ProbeResult {
 pub(crate) fn with_colors(mut seen: Observation, colors: u32) -> Observation {
     let share = CacheShare {
         group: GroupId(0),
-        members: vec![Member::Process(ProcessId(0))],
+        members: vec![ShareMember::Process(ProcessId(0))],
         cache: CacheId(0),
-        units: Units::Colors { allowed: (0..colors).collect(), moving: PageMoving::All },
+        units: Units::Colors { allowed: (0..colors).collect(), migration: PageMigration::All },
     };
-    seen.in_force.shares = vec![ShareHeld { share, pages_inside: None, fallback_pages: None, occupancy_bytes: None }];
+    seen.applied.shares =
+        vec![ActiveShare { share, pages_in_share: None, fallback_pages: None, occupancy_bytes: None }];
     seen
 }

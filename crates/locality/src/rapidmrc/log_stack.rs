@@ -9,7 +9,7 @@
 
 use crate::hash::mix;
 use crate::simd::{Lanes, Simd, dispatch, prefetch};
-use crate::stack::Counter;
+use crate::stack::DeadSlotCounter;
 
 /// Distance of an entry whose line is not in the log before it.
 pub const FIRST: u32 = u32::MAX;
@@ -22,18 +22,18 @@ const AHEAD: usize = 16;
 /// more are cut.
 pub fn log_distances(lines: &[u64]) -> Vec<u32> {
     let lines = &lines[..lines.len().min(u32::MAX as usize - 1)];
-    let mut found = Vec::with_capacity(lines.len());
-    let (simd, distances) = (Simd::best(), &mut found);
+    let mut stack_distances = Vec::with_capacity(lines.len());
+    let (simd, distances) = (Simd::best(), &mut stack_distances);
     dispatch!(simd, distances_of(lines: &[u64], distances: &mut Vec<u32>));
-    found
+    stack_distances
 }
 
 /// # Safety
 /// The processor has `L`.
 #[inline(always)]
 unsafe fn distances_of<L: Lanes>(lines: &[u64], distances: &mut Vec<u32>) {
-    let mut latest = Latest::new(lines);
-    let mut dead = Counter::new(lines.len());
+    let mut latest = LastUseTable::new(lines);
+    let mut dead = DeadSlotCounter::new(lines.len());
     // A loop: closures are not compiled for the instruction set.
     for at in 0..lines.len() {
         latest.prefetch_cell(at + AHEAD);
@@ -48,16 +48,16 @@ unsafe fn distances_of<L: Lanes>(lines: &[u64], distances: &mut Vec<u32>) {
 }
 
 /// Where each line was last seen: open addressing, at most four fifths full; entries plus one, 0 = free.
-struct Latest<'a> {
+struct LastUseTable<'a> {
     lines: &'a [u64],
     entries: Vec<u32>,
     shift: u32,
 }
 
-impl<'a> Latest<'a> {
+impl<'a> LastUseTable<'a> {
     fn new(lines: &'a [u64]) -> Self {
         let cells = (lines.len() + lines.len() / 4 + 2).next_power_of_two();
-        Latest { lines, entries: vec![0; cells], shift: 64 - cells.trailing_zeros() }
+        LastUseTable { lines, entries: vec![0; cells], shift: 64 - cells.trailing_zeros() }
     }
 
     #[inline(always)]

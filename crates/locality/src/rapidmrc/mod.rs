@@ -14,7 +14,7 @@ mod log_stack;
 mod survival;
 
 pub use log_stack::{FIRST, log_distances};
-pub use survival::{Counted, survival_curve, survival_curve_with_reach};
+pub use survival::{LogCounts, survival_curve, survival_curve_with_reach};
 
 use crate::curve::MissRateCurve;
 
@@ -31,7 +31,7 @@ pub enum Warmup {
 
 /// One log and what was counted while it was taken.
 #[derive(Clone, Copy, Debug)]
-pub struct Trace<'a> {
+pub struct MissLog<'a> {
     /// Line addresses, as the hardware gave them.
     pub lines: &'a [u64],
     /// Places of fetches of code among them, ascending; empty where only data was logged.
@@ -91,7 +91,7 @@ fn warmup_by_distance(distances: &[u32], cache_lines: u64, warmup: Warmup) -> us
 
 /// Misses per thousand instructions at each size (ascending), not yet shifted. `None` for an empty log, no sizes, or no
 /// instructions.
-pub fn trace_curve(trace: &Trace<'_>, sizes_bytes: &[u64], warmup: Warmup, correct: bool) -> Option<MissRateCurve> {
+pub fn trace_curve(trace: &MissLog<'_>, sizes_bytes: &[u64], warmup: Warmup, correct: bool) -> Option<MissRateCurve> {
     let entries = trace.lines.len();
     debug_assert!(trace.code.is_empty(), "the thesis's log holds data only");
     let largest_lines = sizes_bytes.last()? / trace.line_bytes.max(1);
@@ -165,7 +165,7 @@ mod tests {
             let sizes: Vec<u64> = (1..=largest).collect();
             for warmup in [Warmup::Automatic, Warmup::Half, Warmup::Nothing] {
                 let warm = warmup_entries(&lines, largest, warmup);
-                let trace = Trace { lines: &lines, code: &[], line_bytes: 1, instructions: 1000.0, lost: None };
+                let trace = MissLog { lines: &lines, code: &[], line_bytes: 1, instructions: 1000.0, lost: None };
                 let curve = trace_curve(&trace, &sizes, warmup, false).unwrap();
                 let scale = entries as f64 / (entries - warm) as f64;
                 for ((_, rate), misses) in curve.points().iter().zip(bounded_stack(&lines, warm, largest as usize)) {
@@ -189,7 +189,7 @@ mod tests {
     fn known_losses_scale_the_rates_up() {
         let lines: Vec<u64> = (0..100).collect();
         let at = |lost| {
-            let trace = Trace { lines: &lines, code: &[], line_bytes: 64, instructions: 10_000.0, lost };
+            let trace = MissLog { lines: &lines, code: &[], line_bytes: 64, instructions: 10_000.0, lost };
             trace_curve(&trace, &[640], Warmup::Nothing, false).unwrap().at(640).unwrap()
         };
         assert!((at(None) - 10.0).abs() < 1e-9);

@@ -21,7 +21,7 @@
 //! Properties: pure, linear in the log; passes through the measured point; never increasing, never negative; a log that
 //! holds everything and was taken cold gives the exact curve of an LRU stack.
 
-use super::{FIRST, Trace, corrected_and_demanded, log_distances};
+use super::{FIRST, MissLog, corrected_and_demanded, log_distances};
 use crate::curve::MissRateCurve;
 
 /// Depths are counted in so many steps, up to the largest size.
@@ -33,7 +33,7 @@ const LOST_AT_MOST: f64 = 0.5;
 
 /// What was counted while the log was taken.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
-pub struct Counted {
+pub struct LogCounts {
     /// Misses of the cache whose misses are logged, all of them; `None` = not counted.
     pub logged_level_misses: Option<f64>,
     /// Size in use, and misses per thousand instructions measured there.
@@ -42,14 +42,14 @@ pub struct Counted {
 
 /// Misses per thousand instructions at each size (ascending). `None` for a log without an access of the program, no sizes,
 /// or no instructions.
-pub fn survival_curve(trace: &Trace<'_>, counted: &Counted, sizes_bytes: &[u64]) -> Option<MissRateCurve> {
+pub fn survival_curve(trace: &MissLog<'_>, counted: &LogCounts, sizes_bytes: &[u64]) -> Option<MissRateCurve> {
     survival_curve_with_reach(trace, counted, sizes_bytes).map(|(curve, _)| curve)
 }
 
 /// The same with the size in bytes up to which the log tells it; beyond that its shape is only what it was before.
 pub fn survival_curve_with_reach(
-    trace: &Trace<'_>,
-    counted: &Counted,
+    trace: &MissLog<'_>,
+    counted: &LogCounts,
     sizes_bytes: &[u64],
 ) -> Option<(MissRateCurve, u64)> {
     let line_bytes = trace.line_bytes.max(1);
@@ -58,7 +58,7 @@ pub fn survival_curve_with_reach(
         return None;
     }
     let (lines, demanded) = corrected_and_demanded(trace.lines, trace.code);
-    let survival = Survival::new(&log_distances(&lines), &demanded, largest_lines)?;
+    let survival = SurvivalCurve::new(&log_distances(&lines), &demanded, largest_lines)?;
     let per_kilo = 1000.0 / trace.instructions;
     let logged = survival.accesses * per_kilo;
     let known = trace.lost.map(|lost| 1.0 + lost as f64 * per_kilo / logged);
@@ -84,7 +84,7 @@ struct Fit {
 }
 
 impl Fit {
-    fn through(survival: &Survival, logged: f64, least: f64, most: f64, lines: f64, measured: f64) -> Self {
+    fn through(survival: &SurvivalCurve, logged: f64, least: f64, most: f64, lines: f64, measured: f64) -> Self {
         let mut fit = Fit { rate: logged * least, stretch: 1.0, shift: 0.0 };
         let surviving = survival.at(lines);
         if surviving > 0.0 {
@@ -105,13 +105,13 @@ impl Fit {
         fit
     }
 
-    fn at(&self, survival: &Survival, lines: f64) -> f64 {
+    fn at(&self, survival: &SurvivalCurve, lines: f64) -> f64 {
         (self.rate * survival.at(lines / self.stretch) + self.shift).max(0.0)
     }
 }
 
 /// Share of the program's accesses with a stack distance of so many lines or more.
-struct Survival {
+struct SurvivalCurve {
     lines_per_step: f64,
     /// Survival at 0, 1, ... steps.
     at_step: Vec<f64>,
@@ -120,7 +120,7 @@ struct Survival {
     known_lines: f64,
 }
 
-impl Survival {
+impl SurvivalCurve {
     fn new(distances: &[u32], demanded: &[bool], largest_lines: u64) -> Option<Self> {
         let lines_per_step = (largest_lines.div_ceil(STEPS as u64)).max(1);
         let steps = largest_lines.div_ceil(lines_per_step) as usize;
@@ -161,7 +161,7 @@ impl Survival {
         let known_lines = (at_step.len() as u64 - 1) * lines_per_step;
         extend(&mut at_step, steps);
         let (lines_per_step, known_lines) = (lines_per_step as f64, known_lines as f64);
-        Some(Survival { lines_per_step, at_step, accesses, known_lines })
+        Some(SurvivalCurve { lines_per_step, at_step, accesses, known_lines })
     }
 
     fn at(&self, lines: f64) -> f64 {
@@ -193,8 +193,8 @@ mod tests {
 
     const SIZES: [u64; 8] = [100, 200, 300, 400, 500, 600, 700, 800];
 
-    fn trace(lines: &[u64]) -> Trace<'_> {
-        Trace { lines, code: &[], line_bytes: 1, instructions: lines.len() as f64 * 20.0, lost: None }
+    fn trace(lines: &[u64]) -> MissLog<'_> {
+        MissLog { lines, code: &[], line_bytes: 1, instructions: lines.len() as f64 * 20.0, lost: None }
     }
     fn rates(curve: &MissRateCurve) -> Vec<f64> {
         curve.points().iter().map(|&(_, rate)| rate).collect()
@@ -216,7 +216,7 @@ mod tests {
         let (mut ours, mut theirs) = (0.0, 0.0);
         for seed in 0..8 {
             let lines = uniform(1200, 900, seed);
-            let survival = survival_curve(&trace(&lines), &Counted::default(), &SIZES).unwrap();
+            let survival = survival_curve(&trace(&lines), &LogCounts::default(), &SIZES).unwrap();
             let thesis = trace_curve(&trace(&lines), &SIZES, Warmup::Automatic, true).unwrap();
             ours += truth.distance(&survival).unwrap() / 8.0;
             theirs += truth.distance(&thesis).unwrap() / 8.0;
@@ -228,7 +228,7 @@ mod tests {
     #[test]
     fn a_long_log_agrees_with_the_stack() {
         let lines = uniform(100_000, 900, 6);
-        let ours = survival_curve(&trace(&lines), &Counted::default(), &SIZES).unwrap();
+        let ours = survival_curve(&trace(&lines), &LogCounts::default(), &SIZES).unwrap();
         let theirs = trace_curve(&trace(&lines), &SIZES, Warmup::Automatic, false).unwrap();
         assert!(ours.distance(&theirs).unwrap() < 0.3, "{:?} {:?}", rates(&ours), rates(&theirs));
     }
@@ -238,7 +238,7 @@ mod tests {
     fn streams_miss_at_every_size_and_prefetched_lines_do_not() {
         // Every fourth line is a miss, the three after it come from the prefetcher.
         let lines: Vec<u64> = (0..4000u64).map(|at| at / 4 * 4).collect();
-        let curve = survival_curve(&trace(&lines), &Counted::default(), &SIZES).unwrap();
+        let curve = survival_curve(&trace(&lines), &LogCounts::default(), &SIZES).unwrap();
         assert!(worst(&curve, |_| 12.5) < 1e-9, "{:?}", rates(&curve));
     }
 
@@ -249,11 +249,11 @@ mod tests {
         let all = uniform(40_000, 900, 7);
         let mut random = SplitMix64::new(8);
         let kept: Vec<u64> = all.iter().copied().filter(|_| random.unit() < 0.7).collect();
-        let trace = Trace { instructions: 800_000.0, ..trace(&kept) };
-        let counted = Counted { logged_level_misses: Some(40_000.0), point: Some((400, truth(400.0))) };
+        let trace = MissLog { instructions: 800_000.0, ..trace(&kept) };
+        let counted = LogCounts { logged_level_misses: Some(40_000.0), point: Some((400, truth(400.0))) };
         let curve = survival_curve(&trace, &counted, &SIZES).unwrap();
         assert!(worst(&curve, truth) < 1.5, "{:?}", rates(&curve));
-        let shifted_only = survival_curve(&trace, &Counted { logged_level_misses: None, ..counted }, &SIZES).unwrap();
+        let shifted_only = survival_curve(&trace, &LogCounts { logged_level_misses: None, ..counted }, &SIZES).unwrap();
         assert!(worst(&shifted_only, truth) > 4.0, "{:?}", rates(&shifted_only));
     }
 
@@ -262,7 +262,7 @@ mod tests {
     fn the_curve_passes_through_the_point_and_never_rises() {
         let lines = uniform(3000, 500, 9);
         for (misses, rate) in [(None, 3.0), (Some(4000.0), 31.0), (Some(9000.0), 80.0), (Some(3000.0), 0.0)] {
-            let counted = Counted { logged_level_misses: misses, point: Some((300, rate)) };
+            let counted = LogCounts { logged_level_misses: misses, point: Some((300, rate)) };
             let curve = survival_curve(&trace(&lines), &counted, &SIZES).unwrap();
             assert!((curve.at(300).unwrap() - rate).abs() < 1e-6, "{:?}", rates(&curve));
             assert!(rates(&curve).windows(2).all(|pair| pair[0] >= pair[1] - 1e-12));
@@ -275,7 +275,7 @@ mod tests {
     fn a_log_tells_how_far_it_reaches() {
         let reach = |entries: usize, spread: u64| {
             let log = uniform(entries, spread, 5);
-            survival_curve_with_reach(&trace(&log), &Counted::default(), &SIZES).unwrap()
+            survival_curve_with_reach(&trace(&log), &LogCounts::default(), &SIZES).unwrap()
         };
         let (_, short) = reach(1_500, 900);
         assert!(short > 300 && short < 800, "{short}");
@@ -288,9 +288,9 @@ mod tests {
     /// Is there no curve without accesses or instructions?
     #[test]
     fn nothing_logged_is_no_curve() {
-        assert!(survival_curve(&trace(&[]), &Counted::default(), &SIZES).is_none());
-        let timeless = Trace { instructions: 0.0, ..trace(&[1, 2]) };
-        assert!(survival_curve(&timeless, &Counted::default(), &SIZES).is_none());
-        assert!(survival_curve(&trace(&[1, 2]), &Counted::default(), &[]).is_none());
+        assert!(survival_curve(&trace(&[]), &LogCounts::default(), &SIZES).is_none());
+        let timeless = MissLog { instructions: 0.0, ..trace(&[1, 2]) };
+        assert!(survival_curve(&timeless, &LogCounts::default(), &SIZES).is_none());
+        assert!(survival_curve(&trace(&[1, 2]), &LogCounts::default(), &[]).is_none());
     }
 }

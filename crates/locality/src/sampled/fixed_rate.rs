@@ -1,15 +1,15 @@
 //! SHARDS at a fixed rate: the exact engine on a share of the lines.
 
-use super::{Estimate, GROUPS, HASH_BITS, SampleError, SampledCurve, group_of, salt_of};
+use super::{CurveEstimate, GROUPS, HASH_BITS, SampleError, SampledCurve, group_of, salt_of};
 use crate::simd::{Lanes, Simd, dispatch};
-use crate::stack::{Histogram, StackDistances, StackError};
+use crate::stack::{DistanceHistogram, StackDistances, StackError};
 
 /// Accesses that are filtered together.
 const PORTION: usize = 4096;
 
 /// A sample of a fixed share of the lines. Memory goes with the sampled lines.
 #[derive(Debug)]
-pub struct FixedRate {
+pub struct FixedRateSampler {
     simd: Simd,
     salt: u64,
     threshold: u64,
@@ -20,13 +20,13 @@ pub struct FixedRate {
     by_group: [Vec<u64>; GROUPS],
 }
 
-impl FixedRate {
+impl FixedRateSampler {
     /// `rate`: the share of lines to look at, rounded to a multiple of 2^-24.
     ///
     /// # Errors
     /// A rate outside 2^-24 to 1.
     pub fn new(rate: f64, seed: u64) -> Result<Self, SampleError> {
-        FixedRate::with_simd(rate, seed, Simd::best())
+        FixedRateSampler::with_simd(rate, seed, Simd::best())
     }
 
     /// With chosen vector instructions; the result is the same.
@@ -38,7 +38,7 @@ impl FixedRate {
         if !(threshold >= 1.0 && rate <= 1.0) {
             return Err(SampleError { field: "rate", found: rate, expected: "a share above 2^-25 and up to 1" });
         }
-        Ok(FixedRate {
+        Ok(FixedRateSampler {
             simd,
             salt: salt_of(seed),
             threshold: threshold as u64,
@@ -101,9 +101,9 @@ impl FixedRate {
 }
 
 /// A sample's histogram, scaled up.
-fn scaled(histogram: &Histogram, rate: f64) -> Estimate {
+fn scaled(histogram: &DistanceHistogram, rate: f64) -> CurveEstimate {
     let counts = histogram.counts().iter().map(|&(distance, count)| (distance as f64 / rate, count as f64 / rate));
-    Estimate::new(histogram.cold() as f64 / rate, counts)
+    CurveEstimate::new(histogram.cold() as f64 / rate, counts)
 }
 
 #[inline(always)]

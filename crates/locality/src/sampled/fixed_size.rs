@@ -5,7 +5,7 @@
 //! of its time, which is the same relative to the end and costs nothing. Distances are kept in buckets, exact below
 //! 512 lines and within one part in 256 above, so memory is constant.
 
-use super::{Estimate, GROUPS, HASH_BITS, SampleError, SampledCurve, group_of, salt_of};
+use super::{CurveEstimate, GROUPS, HASH_BITS, SampleError, SampledCurve, group_of, salt_of};
 use crate::hash::scatter;
 use std::collections::{BTreeMap, BinaryHeap};
 
@@ -14,7 +14,7 @@ const BUCKET_BITS: u32 = 8;
 
 /// A sample of at most a fixed number of lines, in constant memory.
 #[derive(Debug)]
-pub struct FixedSize {
+pub struct FixedSizeSampler {
     lines_limit: usize,
     salt: u64,
     threshold: u64,
@@ -22,11 +22,11 @@ pub struct FixedSize {
     sampled_accesses: u64,
     /// (hash, line) of the lines in the sample, greatest hash on top.
     by_hash: BinaryHeap<(u64, u64)>,
-    whole: Part,
-    groups: Vec<Part>,
+    whole: SampleGroup,
+    groups: Vec<SampleGroup>,
 }
 
-impl FixedSize {
+impl FixedSizeSampler {
     /// `lines_limit`: lines to look at at most, at least 8.
     ///
     /// # Errors
@@ -36,15 +36,15 @@ impl FixedSize {
             let expected = "a number of lines from 8 to 2^24";
             return Err(SampleError { field: "lines_limit", found: lines_limit as f64, expected });
         }
-        Ok(FixedSize {
+        Ok(FixedSizeSampler {
             lines_limit,
             salt: salt_of(seed),
             threshold: 1 << HASH_BITS,
             accesses: 0,
             sampled_accesses: 0,
             by_hash: BinaryHeap::new(),
-            whole: Part::new(),
-            groups: (0..GROUPS).map(|_| Part::new()).collect(),
+            whole: SampleGroup::new(),
+            groups: (0..GROUPS).map(|_| SampleGroup::new()).collect(),
         })
     }
 
@@ -100,7 +100,7 @@ impl FixedSize {
             sampled_accesses: self.sampled_accesses,
             sampled_lines: self.by_hash.len() as u64,
             rate: self.rate(),
-            groups: self.groups.iter().map(Part::estimate).collect(),
+            groups: self.groups.iter().map(SampleGroup::estimate).collect(),
             whole: self.whole.estimate(),
         }
     }
@@ -108,16 +108,16 @@ impl FixedSize {
 
 /// The whole sample or one group of it.
 #[derive(Debug)]
-struct Part {
+struct SampleGroup {
     stack: SmallStack,
     cold: f64,
     /// Accesses by bucket of distance, scaled up.
     counts: Vec<f64>,
 }
 
-impl Part {
+impl SampleGroup {
     fn new() -> Self {
-        Part { stack: SmallStack::new(), cold: 0.0, counts: Vec::new() }
+        SampleGroup { stack: SmallStack::new(), cold: 0.0, counts: Vec::new() }
     }
 
     /// Counts one access; whether its line is new.
@@ -138,9 +138,9 @@ impl Part {
         }
     }
 
-    fn estimate(&self) -> Estimate {
+    fn estimate(&self) -> CurveEstimate {
         let counts = self.counts.iter().enumerate().filter(|(_, count)| **count > 0.0);
-        Estimate::new(self.cold, counts.map(|(bucket, &count)| (middle_of(bucket), count)))
+        CurveEstimate::new(self.cold, counts.map(|(bucket, &count)| (middle_of(bucket), count)))
     }
 }
 

@@ -2,8 +2,8 @@
 //!
 //! An access is looked at iff a hash of its line is below a threshold, so a line is followed for ever or not at all. Of a
 //! share R of the lines, a distance d among the sampled ones stands for d / R among all, and an access for 1 / R accesses
-//! (Waldspurger, Park, Garthwaite, Ahmad, "Efficient MRC construction with SHARDS", FAST 2015). [`FixedRate`] keeps R;
-//! [`FixedSize`] keeps the number of lines and lowers R as needed, so that memory is constant. Both apply the published
+//! (Waldspurger, Park, Garthwaite, Ahmad, "Efficient MRC construction with SHARDS", FAST 2015). [`FixedRateSampler`] keeps R;
+//! [`FixedSizeSampler`] keeps the number of lines and lowers R as needed, so that memory is constant. Both apply the published
 //! adjustment: the number of accesses is known exactly, so what the sample lacks or has too much of it (a hot line in
 //! it or not) is put to distance 0; in other words, misses are divided by the accesses there were, not by those sampled.
 //!
@@ -19,8 +19,8 @@ mod fixed_size;
 #[cfg(test)]
 mod tests;
 
-pub use fixed_rate::FixedRate;
-pub use fixed_size::FixedSize;
+pub use fixed_rate::FixedRateSampler;
+pub use fixed_size::FixedSizeSampler;
 
 use crate::hash::scatter;
 
@@ -55,7 +55,7 @@ fn salt_of(seed: u64) -> u64 {
 
 /// One estimate of a curve: all accesses are scaled up to the whole trace.
 #[derive(Clone, PartialEq, Debug)]
-struct Estimate {
+struct CurveEstimate {
     /// Distances in lines, ascending.
     distances_lines: Vec<f64>,
     /// Misses of a cache that misses the distance at the same index and all above, cold ones included; one more entry at
@@ -63,7 +63,7 @@ struct Estimate {
     misses: Vec<f64>,
 }
 
-impl Estimate {
+impl CurveEstimate {
     /// A curve from (distance in lines, accesses) in ascending order.
     fn new(cold: f64, counts: impl DoubleEndedIterator<Item = (f64, f64)>) -> Self {
         let (mut distances_lines, mut misses) = (Vec::new(), vec![cold]);
@@ -75,7 +75,7 @@ impl Estimate {
         }
         distances_lines.reverse();
         misses.reverse();
-        Estimate { distances_lines, misses }
+        CurveEstimate { distances_lines, misses }
     }
 
     fn miss_ratio(&self, lines: u64, accesses: u64) -> f64 {
@@ -100,9 +100,9 @@ pub struct SampledCurve {
     sampled_accesses: u64,
     sampled_lines: u64,
     rate: f64,
-    whole: Estimate,
+    whole: CurveEstimate,
     /// Empty if any group has no line.
-    groups: Vec<Estimate>,
+    groups: Vec<CurveEstimate>,
 }
 
 impl SampledCurve {

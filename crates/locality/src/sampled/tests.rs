@@ -3,11 +3,11 @@
 use super::fixed_size::{bucket_of, middle_of};
 use super::*;
 use crate::simd::Simd;
-use crate::stack::{Histogram, StackDistances};
+use crate::stack::{DistanceHistogram, StackDistances};
 use cachemate_core::SplitMix64;
 use proptest::prelude::*;
 
-fn exact(lines: &[u64]) -> Histogram {
+fn exact(lines: &[u64]) -> DistanceHistogram {
     let mut engine = StackDistances::new();
     engine.push(lines).unwrap();
     engine.finish().unwrap()
@@ -27,13 +27,13 @@ fn skewed(len: usize, lines: u64, seed: u64) -> Vec<u64> {
 }
 
 fn fixed_rate(rate: f64, seed: u64, lines: &[u64]) -> SampledCurve {
-    let mut sample = FixedRate::new(rate, seed).unwrap();
+    let mut sample = FixedRateSampler::new(rate, seed).unwrap();
     sample.push(lines).unwrap();
     sample.finish().unwrap()
 }
 
 fn fixed_size(limit: usize, seed: u64, lines: &[u64]) -> SampledCurve {
-    let mut sample = FixedSize::new(limit, seed).unwrap();
+    let mut sample = FixedSizeSampler::new(limit, seed).unwrap();
     sample.push(lines);
     sample.finish()
 }
@@ -41,7 +41,7 @@ fn fixed_size(limit: usize, seed: u64, lines: &[u64]) -> SampledCurve {
 const SIZES: [u64; 8] = [50, 200, 500, 1000, 2000, 5000, 10_000, 15_000];
 
 /// How often the interval covers the exact value, and its half-width over the error, both as root mean squares.
-fn coverage(exact: &Histogram, curves: impl Iterator<Item = SampledCurve>) -> (f64, f64) {
+fn coverage(exact: &DistanceHistogram, curves: impl Iterator<Item = SampledCurve>) -> (f64, f64) {
     let (mut covered, mut count, mut widths, mut squares) = (0.0, 0.0, 0.0, 0.0);
     for curve in curves {
         for size in SIZES {
@@ -108,9 +108,9 @@ fn absent_evidence_is_none() {
 #[test]
 fn impossible_samples_name_the_field() {
     for rate in [0.0, -1.0, 1.5, f64::NAN, 1e-9] {
-        assert!(FixedRate::new(rate, 0).unwrap_err().to_string().starts_with("sample rate: found"), "{rate}");
+        assert!(FixedRateSampler::new(rate, 0).unwrap_err().to_string().starts_with("sample rate: found"), "{rate}");
     }
-    assert!(FixedSize::new(7, 0).unwrap_err().to_string().starts_with("sample lines_limit: found 7"));
+    assert!(FixedSizeSampler::new(7, 0).unwrap_err().to_string().starts_with("sample lines_limit: found 7"));
 }
 
 /// Are buckets exact below 512 and within one part in 256 above?
@@ -144,7 +144,7 @@ proptest! {
             }
         }
         let curves = Simd::available().into_iter().map(|simd| {
-            let mut sample = FixedRate::with_simd(0.3, seed, simd).unwrap();
+            let mut sample = FixedRateSampler::with_simd(0.3, seed, simd).unwrap();
             sample.push(&trace).unwrap();
             sample.finish().unwrap()
         });

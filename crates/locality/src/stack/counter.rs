@@ -20,7 +20,7 @@ const PREFETCH_AHEAD: usize = 16;
 
 /// Dead bits and counters for a fixed number of slots.
 #[derive(Debug, Default)]
-pub(crate) struct Counter {
+pub(crate) struct DeadSlotCounter {
     dead: Vec<u64>,
     later_words: Vec<U16x32>,
     later_groups: Vec<U16x32>,
@@ -28,11 +28,11 @@ pub(crate) struct Counter {
     later_sections: Vec<U32x16>,
 }
 
-impl Counter {
+impl DeadSlotCounter {
     /// All slots alive; room for at least `slots`.
     pub(crate) fn new(slots: usize) -> Self {
         let sections = slots.div_ceil(SLOTS_PER_SECTION);
-        Counter {
+        DeadSlotCounter {
             dead: vec![0; slots.div_ceil(SLOTS_PER_GROUP) * 32],
             later_words: vec![U16x32([0; 32]); slots.div_ceil(SLOTS_PER_GROUP)],
             later_groups: vec![U16x32([0; 32]); slots.div_ceil(SLOTS_PER_BLOCK)],

@@ -13,7 +13,7 @@ const LINES_PER_PAGE: usize = 64;
 const _: () = assert!(LINE_BITS - LINES_PER_PAGE.trailing_zeros() + LEAF_BITS <= 64);
 
 #[derive(Debug)]
-pub(super) struct Dense {
+pub(super) struct DenseFinder {
     /// page << LEAF_BITS | leaf; 0 = free. A power of two long.
     pages: Vec<u64>,
     pages_used: usize,
@@ -21,9 +21,9 @@ pub(super) struct Dense {
     leaves: Vec<u32>,
 }
 
-impl Dense {
+impl DenseFinder {
     pub(super) fn new() -> Self {
-        Dense { pages: vec![0; 1024], pages_used: 0, leaves: vec![0; LINES_PER_PAGE] }
+        DenseFinder { pages: vec![0; 1024], pages_used: 0, leaves: vec![0; LINES_PER_PAGE] }
     }
 
     /// Bytes in use by the leaves and the table.

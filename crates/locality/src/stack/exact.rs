@@ -2,9 +2,9 @@
 
 use super::StackError;
 use super::batch::{BATCH, Pairs};
-use super::counter::Counter;
-use super::find_side::{FindSide, Sizes};
-use super::histogram::Histogram;
+use super::counter::DeadSlotCounter;
+use super::histogram::DistanceHistogram;
+use super::slot_allocator::{FinderLimits, SlotAllocator};
 use super::tally::Tally;
 use crate::simd::{Lanes, Simd, dispatch};
 
@@ -12,24 +12,24 @@ use crate::simd::{Lanes, Simd, dispatch};
 #[derive(Debug)]
 pub struct StackDistances {
     simd: Simd,
-    side: FindSide,
-    counter: Counter,
+    side: SlotAllocator,
+    counter: DeadSlotCounter,
     tally: Tally,
     pairs: Pairs,
-    waiting: Waiting,
+    waiting: PendingAccesses,
 }
 
 /// Accesses too few for a batch of their own.
 #[derive(Debug)]
-pub(super) struct Waiting {
+pub(super) struct PendingAccesses {
     space: u32,
     lines: [u64; BATCH],
     len: usize,
 }
 
-impl Waiting {
+impl PendingAccesses {
     pub(super) fn new() -> Self {
-        Waiting { space: 0, lines: [0; BATCH], len: 0 }
+        PendingAccesses { space: 0, lines: [0; BATCH], len: 0 }
     }
 
     /// Splits a stream of short and long pushes into full batches of one space, in order, and gives them to `run`.
@@ -82,13 +82,20 @@ impl StackDistances {
 
     /// An engine with chosen vector instructions; the result is the same.
     pub fn with_simd(simd: Simd) -> Self {
-        StackDistances::with_sizes(simd, Sizes::default())
+        StackDistances::with_sizes(simd, FinderLimits::default())
     }
 
-    pub(super) fn with_sizes(simd: Simd, sizes: Sizes) -> Self {
-        let side = FindSide::new(simd, sizes);
-        let counter = Counter::new(side.slots());
-        StackDistances { simd, side, counter, tally: Tally::new(), pairs: Pairs::new(), waiting: Waiting::new() }
+    pub(super) fn with_sizes(simd: Simd, sizes: FinderLimits) -> Self {
+        let side = SlotAllocator::new(simd, sizes);
+        let counter = DeadSlotCounter::new(side.slots());
+        StackDistances {
+            simd,
+            side,
+            counter,
+            tally: Tally::new(),
+            pairs: Pairs::new(),
+            waiting: PendingAccesses::new(),
+        }
     }
 
     /// The next accesses, as line addresses of one address space, in any portions.
@@ -117,7 +124,7 @@ impl StackDistances {
     ///
     /// # Errors
     /// As [`Self::push`].
-    pub fn finish(self) -> Result<Histogram, StackError> {
+    pub fn finish(self) -> Result<DistanceHistogram, StackError> {
         let StackDistances { simd, mut side, mut counter, mut tally, mut pairs, mut waiting } = self;
         waiting
             .flush(|space, lines| run_batches(simd, &mut side, &mut counter, &mut tally, &mut pairs, space, lines))?;
@@ -136,8 +143,8 @@ impl StackDistances {
 
 fn run_batches(
     simd: Simd,
-    side: &mut FindSide,
-    counter: &mut Counter,
+    side: &mut SlotAllocator,
+    counter: &mut DeadSlotCounter,
     tally: &mut Tally,
     pairs: &mut Pairs,
     space: u32,
@@ -145,23 +152,23 @@ fn run_batches(
 ) -> Result<(), StackError> {
     loop {
         let done = dispatch!(simd, run(
-            side: &mut FindSide, counter: &mut Counter, tally: &mut Tally, pairs: &mut Pairs, space: u32, lines: &[u64]
+            side: &mut SlotAllocator, counter: &mut DeadSlotCounter, tally: &mut Tally, pairs: &mut Pairs, space: u32, lines: &[u64]
         ) -> usize);
         lines = &lines[done..];
         if lines.is_empty() {
             return Ok(());
         }
         side.compact(Some(counter.dead()))?;
-        *counter = Counter::default();
-        *counter = Counter::new(side.slots());
+        *counter = DeadSlotCounter::default();
+        *counter = DeadSlotCounter::new(side.slots());
     }
 }
 
 /// Runs batches until all is done or the slots run out; how many accesses were done.
 #[inline(always)]
 unsafe fn run<L: Lanes>(
-    side: &mut FindSide,
-    counter: &mut Counter,
+    side: &mut SlotAllocator,
+    counter: &mut DeadSlotCounter,
     tally: &mut Tally,
     pairs: &mut Pairs,
     space: u32,
@@ -175,7 +182,7 @@ unsafe fn run<L: Lanes>(
         // SAFETY: the caller vouches for `L`.
         unsafe {
             side.find::<L>(space, batch, pairs);
-            tally.make_room(side.lines());
+            tally.reserve(side.lines());
             let (old, new) = pairs.get();
             counter.kill::<L>(old, new, tally);
         }

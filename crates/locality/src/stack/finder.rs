@@ -6,8 +6,8 @@
 //! two between going and coming back.
 
 use super::batch::Pairs;
-use super::dense::Dense;
-use super::sparse::Sparse;
+use super::dense::DenseFinder;
+use super::sparse::SparseFinder;
 use crate::simd::Lanes;
 
 /// No change of form below this: small tables are cheap in any form.
@@ -43,14 +43,14 @@ impl Default for FinderKind {
 }
 
 #[derive(Debug)]
-enum Table {
-    Dense(Dense),
-    Sparse(Sparse),
+enum FinderTable {
+    Dense(DenseFinder),
+    Sparse(SparseFinder),
 }
 
 #[derive(Debug)]
 pub(super) struct Finder {
-    table: Table,
+    table: FinderTable,
     form: FinderKind,
     lines: usize,
 }
@@ -59,9 +59,9 @@ impl Finder {
     pub(super) fn new(form: FinderKind) -> Self {
         #[cfg(test)]
         if form == FinderKind::Sparse {
-            return Finder { table: Table::Sparse(Sparse::with_room_for(0)), form, lines: 0 };
+            return Finder { table: FinderTable::Sparse(SparseFinder::with_room_for(0)), form, lines: 0 };
         }
-        Finder { table: Table::Dense(Dense::new()), form, lines: 0 }
+        Finder { table: FinderTable::Dense(DenseFinder::new()), form, lines: 0 }
     }
 
     /// Distinct lines so far.
@@ -75,9 +75,9 @@ impl Finder {
     pub(super) unsafe fn find<L: Lanes>(&mut self, lines: &[u64], first_slot: u32, pairs: &mut Pairs) {
         pairs.clear();
         match &mut self.table {
-            Table::Dense(dense) => dense.find(lines, first_slot, pairs),
+            FinderTable::Dense(dense) => dense.find(lines, first_slot, pairs),
             // SAFETY: the caller vouches for `L`.
-            Table::Sparse(sparse) => unsafe { sparse.find::<L>(lines, first_slot, pairs) },
+            FinderTable::Sparse(sparse) => unsafe { sparse.find::<L>(lines, first_slot, pairs) },
         }
         self.lines += lines.len() - pairs.len;
     }
@@ -87,41 +87,41 @@ impl Finder {
     #[inline(always)]
     pub(super) fn for_each_slot(&mut self, change: impl FnMut(&mut u32)) {
         match &mut self.table {
-            Table::Dense(dense) => dense.for_each_slot(change),
-            Table::Sparse(sparse) => sparse.for_each_slot(change),
+            FinderTable::Dense(dense) => dense.for_each_slot(change),
+            FinderTable::Sparse(sparse) => sparse.for_each_slot(change),
         }
     }
 
     /// After a batch: leaves the dense form when it has grown wasteful.
     #[inline(always)]
     pub(super) fn leave_dense_if_wasteful(&mut self) {
-        let Table::Dense(dense) = &self.table else { return };
+        let FinderTable::Dense(dense) = &self.table else { return };
         let Some(dense_free_bytes) = self.form.dense_free_bytes() else { return };
-        if dense.bytes() > dense_free_bytes && dense.bytes() > 2 * Sparse::bytes_for(self.lines) {
-            self.table = Table::Sparse(to_sparse(dense, self.lines));
+        if dense.bytes() > dense_free_bytes && dense.bytes() > 2 * SparseFinder::bytes_for(self.lines) {
+            self.table = FinderTable::Sparse(to_sparse(dense, self.lines));
         }
     }
 
     /// Goes back to the dense form at a compaction, where it would be smaller than the sparse one.
     pub(super) fn return_to_dense_if_fitting(&mut self) {
-        let Table::Sparse(sparse) = &self.table else { return };
+        let FinderTable::Sparse(sparse) = &self.table else { return };
         if self.form.dense_free_bytes().is_some()
-            && Dense::bytes_for(sparse.estimate_pages()) < Sparse::bytes_for(self.lines)
+            && DenseFinder::bytes_for(sparse.estimate_pages()) < SparseFinder::bytes_for(self.lines)
         {
-            self.table = Table::Dense(to_dense(sparse));
+            self.table = FinderTable::Dense(to_dense(sparse));
         }
     }
 
     /// Whether the sparse form is in use.
     #[cfg(test)]
     pub(super) fn is_sparse(&self) -> bool {
-        matches!(self.table, Table::Sparse(_))
+        matches!(self.table, FinderTable::Sparse(_))
     }
 }
 
 /// The same content in the sparse form.
-fn to_sparse(dense: &Dense, lines: usize) -> Sparse {
-    let mut sparse = Sparse::with_room_for(lines);
+fn to_sparse(dense: &DenseFinder, lines: usize) -> SparseFinder {
+    let mut sparse = SparseFinder::with_room_for(lines);
     for (line, slot) in dense.lines_and_slots() {
         sparse.set(line, slot);
     }
@@ -129,8 +129,8 @@ fn to_sparse(dense: &Dense, lines: usize) -> Sparse {
 }
 
 /// The same content in the dense form.
-fn to_dense(sparse: &Sparse) -> Dense {
-    let mut dense = Dense::new();
+fn to_dense(sparse: &SparseFinder) -> DenseFinder {
+    let mut dense = DenseFinder::new();
     for (line, slot) in sparse.lines_and_slots() {
         dense.set(line, slot);
     }

@@ -8,13 +8,13 @@ use std::str::FromStr;
 ///
 /// The text form is a line `cold N`, then `d count` for every distance that occurs, ascending.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Histogram {
+pub struct DistanceHistogram {
     cold: u64,
     /// (distance in lines, accesses), ascending, no zero counts.
     counts: Vec<(u64, u64)>,
 }
 
-impl Histogram {
+impl DistanceHistogram {
     /// A histogram from counts in any order; equal distances are added up, zero counts dropped.
     pub fn new(cold: u64, counts: impl IntoIterator<Item = (u64, u64)>) -> Self {
         let mut counts: Vec<(u64, u64)> = counts.into_iter().filter(|&(_, count)| count > 0).collect();
@@ -28,12 +28,12 @@ impl Histogram {
                 same
             });
         }
-        Histogram { cold, counts }
+        DistanceHistogram { cold, counts }
     }
 
     /// The same counts beside so many first touches.
     pub(super) fn with_cold(self, cold: u64) -> Self {
-        Histogram { cold, ..self }
+        DistanceHistogram { cold, ..self }
     }
 
     /// First touches: as many as there were distinct lines.
@@ -79,7 +79,7 @@ impl Histogram {
     }
 
     /// Adds another histogram's accesses to this one's: parts that did not share a cache (threads on private caches).
-    pub fn merge(&mut self, other: &Histogram) {
+    pub fn merge(&mut self, other: &DistanceHistogram) {
         let mut merged = Vec::with_capacity(self.counts.len().max(other.counts.len()));
         let (mut ours, mut theirs) = (self.counts.iter().copied().peekable(), other.counts.iter().copied().peekable());
         loop {
@@ -99,7 +99,7 @@ impl Histogram {
     }
 }
 
-impl fmt::Display for Histogram {
+impl fmt::Display for DistanceHistogram {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(out, "cold {}", self.cold)?;
         self.counts.iter().try_for_each(|(distance, count)| writeln!(out, "{distance} {count}"))
@@ -118,7 +118,7 @@ pub struct ParseHistogramError {
     pub expected: &'static str,
 }
 
-impl FromStr for Histogram {
+impl FromStr for DistanceHistogram {
     type Err = ParseHistogramError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
@@ -145,7 +145,7 @@ impl FromStr for Histogram {
             total = sum;
             counts.push((distance, count));
         }
-        Ok(Histogram { cold, counts })
+        Ok(DistanceHistogram { cold, counts })
     }
 }
 
@@ -154,22 +154,22 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn any_histogram() -> impl Strategy<Value = Histogram> {
+    fn any_histogram() -> impl Strategy<Value = DistanceHistogram> {
         (0u64..1000, prop::collection::vec((0u64..50, 0u64..9), 0..40))
-            .prop_map(|(cold, counts)| Histogram::new(cold, counts))
+            .prop_map(|(cold, counts)| DistanceHistogram::new(cold, counts))
     }
 
     /// Does the text form look as documented?
     #[test]
     fn text_form_is_cold_then_ascending_distances() {
-        let histogram = Histogram::new(3, [(7, 1), (0, 2), (7, 4), (9, 0)]);
+        let histogram = DistanceHistogram::new(3, [(7, 1), (0, 2), (7, 4), (9, 0)]);
         assert_eq!(histogram.to_string(), "cold 3\n0 2\n7 5\n");
     }
 
     /// Are damaged texts refused with the line, what was found and what was expected?
     #[test]
     fn damaged_text_names_the_line() {
-        let error = |text: &str| text.parse::<Histogram>().unwrap_err().to_string();
+        let error = |text: &str| text.parse::<DistanceHistogram>().unwrap_err().to_string();
         assert_eq!(error(""), "histogram line 1: found '', expected 'cold' and a count");
         assert_eq!(error("cold 1\n3 x\n"), "histogram line 2: found '3 x', expected a distance and a count above 0");
         assert_eq!(error("cold 1\n3 1\n3 2\n"), "histogram line 3: found '3 2', expected distances in ascending order");
@@ -180,13 +180,13 @@ mod tests {
         /// Does the text form read back to the same histogram?
         #[test]
         fn text_form_reads_back(histogram in any_histogram()) {
-            prop_assert_eq!(histogram.to_string().parse::<Histogram>().unwrap(), histogram);
+            prop_assert_eq!(histogram.to_string().parse::<DistanceHistogram>().unwrap(), histogram);
         }
 
         /// Is merging the same as counting everything into one histogram?
         #[test]
         fn merge_adds_up(a in any_histogram(), b in any_histogram()) {
-            let together = Histogram::new(a.cold + b.cold, a.counts.iter().chain(&b.counts).copied());
+            let together = DistanceHistogram::new(a.cold + b.cold, a.counts.iter().chain(&b.counts).copied());
             let mut merged = a.clone();
             merged.merge(&b);
             prop_assert_eq!(merged, together);

@@ -14,22 +14,22 @@ mod batch;
 mod counter;
 mod dense;
 mod exact;
-mod find_side;
 mod finder;
 mod histogram;
 mod parallel;
 mod rename;
+mod slot_allocator;
 mod sparse;
 mod split;
 mod tally;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use counter::Counter;
+pub(crate) use counter::DeadSlotCounter;
 pub use exact::StackDistances;
-pub use histogram::{Histogram, ParseHistogramError};
+pub use histogram::{DistanceHistogram, ParseHistogramError};
 pub use parallel::ParallelStackDistances;
-pub use split::{Part, Per, SplitStackDistances};
+pub use split::{SplitStackDistances, StackScope, StackUnit};
 
 /// More distinct lines than the engine can number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]

@@ -8,10 +8,10 @@
 
 use super::StackError;
 use super::batch::{BATCH, Pairs};
-use super::counter::Counter;
-use super::exact::Waiting;
-use super::find_side::{FindSide, Sizes};
-use super::histogram::Histogram;
+use super::counter::DeadSlotCounter;
+use super::exact::PendingAccesses;
+use super::histogram::DistanceHistogram;
+use super::slot_allocator::{FinderLimits, SlotAllocator};
 use super::tally::Tally;
 use crate::simd::{Lanes, Simd, dispatch};
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
@@ -27,29 +27,29 @@ const RING: usize = 32;
 #[derive(Debug)]
 pub struct ParallelStackDistances {
     simd: Simd,
-    side: FindSide,
+    side: SlotAllocator,
     pairs: Pairs,
-    waiting: Waiting,
-    owners: Vec<Owner>,
+    waiting: PendingAccesses,
+    owners: Vec<CountingWorker>,
     /// Slots of one owner, as a power of two; the last owner has the rest.
     range_bits: u32,
 }
 
 /// The finding thread's end of one counting thread.
 #[derive(Debug)]
-struct Owner {
+struct CountingWorker {
     /// `None` once finished.
-    to: Option<SyncSender<Message>>,
-    used: Receiver<Message>,
-    filling: Message,
+    to: Option<SyncSender<SlotBatch>>,
+    used: Receiver<SlotBatch>,
+    filling: SlotBatch,
     /// Dead slots in the ranges of all higher owners.
     dead_above: u32,
-    thread: Option<JoinHandle<Histogram>>,
+    thread: Option<JoinHandle<DistanceHistogram>>,
 }
 
 /// Accesses that were not cold, all with old slots in one range.
 #[derive(Debug, Default)]
-struct Message {
+struct SlotBatch {
     old: Vec<u32>,
     /// New slot, less the dead slots in higher ranges.
     new: Vec<u32>,
@@ -67,14 +67,20 @@ impl ParallelStackDistances {
 
     /// An engine with chosen vector instructions; the result is the same.
     pub fn with_simd(threads: usize, simd: Simd) -> Self {
-        ParallelStackDistances::with_sizes(threads, simd, Sizes::default())
+        ParallelStackDistances::with_sizes(threads, simd, FinderLimits::default())
     }
 
-    pub(super) fn with_sizes(threads: usize, simd: Simd, sizes: Sizes) -> Self {
-        let side = FindSide::new(simd, sizes);
-        let owners = (1..threads.max(2)).map(|_| Owner::start(simd)).collect();
-        let mut engine =
-            ParallelStackDistances { simd, side, pairs: Pairs::new(), waiting: Waiting::new(), owners, range_bits: 0 };
+    pub(super) fn with_sizes(threads: usize, simd: Simd, sizes: FinderLimits) -> Self {
+        let side = SlotAllocator::new(simd, sizes);
+        let owners = (1..threads.max(2)).map(|_| CountingWorker::start(simd)).collect();
+        let mut engine = ParallelStackDistances {
+            simd,
+            side,
+            pairs: Pairs::new(),
+            waiting: PendingAccesses::new(),
+            owners,
+            range_bits: 0,
+        };
         engine.restart();
         engine
     }
@@ -92,7 +98,7 @@ impl ParallelStackDistances {
     /// # Errors
     /// As [`Self::push`].
     pub fn push_in_space(&mut self, space: u32, lines: &[u64]) -> Result<(), StackError> {
-        let mut waiting = std::mem::replace(&mut self.waiting, Waiting::new());
+        let mut waiting = std::mem::replace(&mut self.waiting, PendingAccesses::new());
         let pushed = waiting.push(space, lines, |space, lines| self.run(space, lines));
         self.waiting = waiting;
         pushed
@@ -105,11 +111,11 @@ impl ParallelStackDistances {
     ///
     /// # Panics
     /// A counting thread panicked: goes on with that panic.
-    pub fn finish(mut self) -> Result<Histogram, StackError> {
-        let mut waiting = std::mem::replace(&mut self.waiting, Waiting::new());
+    pub fn finish(mut self) -> Result<DistanceHistogram, StackError> {
+        let mut waiting = std::mem::replace(&mut self.waiting, PendingAccesses::new());
         waiting.flush(|space, lines| self.run(space, lines))?;
         let lines = self.side.lines();
-        let mut histogram = Histogram::new(lines as u64, []);
+        let mut histogram = DistanceHistogram::new(lines as u64, []);
         for owner in &mut self.owners {
             owner.send(lines);
             owner.to = None;
@@ -194,49 +200,49 @@ unsafe fn find_all<L: Lanes>(this: &mut ParallelStackDistances, space: u32, line
     done
 }
 
-impl Owner {
+impl CountingWorker {
     fn start(simd: Simd) -> Self {
         let (to, from_finder) = sync_channel(RING);
         let (give_back, used) = channel();
         let thread = Some(std::thread::spawn(move || count_all(simd, &from_finder, &give_back)));
-        let filling = Message::with_room();
-        Owner { to: Some(to), used, filling, dead_above: 0, thread }
+        let filling = SlotBatch::with_room();
+        CountingWorker { to: Some(to), used, filling, dead_above: 0, thread }
     }
 
     /// Sends what there is, and takes an empty message to fill.
     fn send(&mut self, lines: usize) {
-        let empty = self.used.try_recv().unwrap_or_else(|_| Message::with_room());
+        let empty = self.used.try_recv().unwrap_or_else(|_| SlotBatch::with_room());
         let mut full = std::mem::replace(&mut self.filling, empty);
         full.lines = lines;
         // A thread that no longer listens has panicked; `finish` says so.
         let _ = self.to.as_ref().map(|to| to.send(full));
     }
 
-    fn join(&mut self) -> Histogram {
+    fn join(&mut self) -> DistanceHistogram {
         match self.thread.take().map(JoinHandle::join) {
             Some(Ok(histogram)) => histogram,
             Some(Err(panic)) => std::panic::resume_unwind(panic),
-            None => Histogram::default(),
+            None => DistanceHistogram::default(),
         }
     }
 }
 
-impl Message {
+impl SlotBatch {
     fn with_room() -> Self {
-        Message { old: Vec::with_capacity(MESSAGE), new: Vec::with_capacity(MESSAGE), lines: 0, restart: None }
+        SlotBatch { old: Vec::with_capacity(MESSAGE), new: Vec::with_capacity(MESSAGE), lines: 0, restart: None }
     }
 }
 
 /// A counting thread: until the finding thread hangs up.
-fn count_all(simd: Simd, from_finder: &Receiver<Message>, give_back: &Sender<Message>) -> Histogram {
-    let (mut counter, mut tally) = (Counter::default(), Tally::new());
+fn count_all(simd: Simd, from_finder: &Receiver<SlotBatch>, give_back: &Sender<SlotBatch>) -> DistanceHistogram {
+    let (mut counter, mut tally) = (DeadSlotCounter::default(), Tally::new());
     while let Ok(mut message) = from_finder.recv() {
         if let Some(slots) = message.restart.take() {
-            counter = Counter::default();
-            counter = if slots > 0 { Counter::new(slots) } else { counter };
+            counter = DeadSlotCounter::default();
+            counter = if slots > 0 { DeadSlotCounter::new(slots) } else { counter };
         }
         let (counter, tally, full) = (&mut counter, &mut tally, &message);
-        dispatch!(simd, count(counter: &mut Counter, tally: &mut Tally, full: &Message));
+        dispatch!(simd, count(counter: &mut DeadSlotCounter, tally: &mut Tally, full: &SlotBatch));
         message.old.clear();
         message.new.clear();
         // The finding thread may be gone.
@@ -247,9 +253,9 @@ fn count_all(simd: Simd, from_finder: &Receiver<Message>, give_back: &Sender<Mes
 }
 
 #[inline(always)]
-unsafe fn count<L: Lanes>(counter: &mut Counter, tally: &mut Tally, full: &Message) {
+unsafe fn count<L: Lanes>(counter: &mut DeadSlotCounter, tally: &mut Tally, full: &SlotBatch) {
     for (old, new) in full.old.chunks(BATCH).zip(full.new.chunks(BATCH)) {
-        tally.make_room(full.lines);
+        tally.reserve(full.lines);
         // SAFETY: the caller vouches for `L`.
         unsafe { counter.kill::<L>(old, new, tally) };
     }

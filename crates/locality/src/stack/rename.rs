@@ -17,12 +17,12 @@ pub(super) const NARROW_LIMIT: u64 = 1 << (LINE_BITS - 1);
 #[derive(Debug, Default)]
 pub(super) struct Renamer {
     /// A power of two long, or empty; at most half full.
-    table: Vec<Entry>,
+    table: Vec<RenamedPage>,
     pages: u32,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Entry {
+struct RenamedPage {
     page: u64,
     space: u32,
     /// New number of the page, from 1 on; 0 = free. Lines run out (`StackError`) long before 32 bits do: a page is
@@ -67,7 +67,7 @@ impl Renamer {
             let entry = &mut self.table[at & mask];
             if entry.number == 0 {
                 self.pages += 1;
-                *entry = Entry { page, space, number: self.pages };
+                *entry = RenamedPage { page, space, number: self.pages };
             }
             if (entry.page, entry.space) == (page, space) {
                 return entry.number;
@@ -79,7 +79,7 @@ impl Renamer {
     #[cold]
     fn grow(&mut self) {
         let len = (self.table.len() * 2).max(4 * BATCH);
-        let old = std::mem::replace(&mut self.table, vec![Entry::default(); len]);
+        let old = std::mem::replace(&mut self.table, vec![RenamedPage::default(); len]);
         for entry in old.into_iter().filter(|entry| entry.number != 0) {
             let mut at = self.home(entry.space, entry.page);
             while self.table[at & (len - 1)].number != 0 {

@@ -23,21 +23,21 @@ const _: () = assert!(LINE_BITS - MIN_BUCKET_BITS + PAST_BITS <= 32);
 const PREFETCH_AHEAD: usize = 24;
 
 #[derive(Debug)]
-pub(super) struct Sparse {
+pub(super) struct SparseFinder {
     bucket_bits: u32,
     lines: usize,
     /// Lanes 0..8 are tags, 8..16 slots; filled from the lowest lane on, tag 0 = free.
     buckets: Vec<U32x16>,
 }
 
-impl Sparse {
+impl SparseFinder {
     /// Room for a number of lines without growing, as far as the load decides.
     pub(super) fn with_room_for(lines: usize) -> Self {
         Self::with_bucket_bits(Self::bucket_bits_for(lines))
     }
 
     fn with_bucket_bits(bucket_bits: u32) -> Self {
-        Sparse { bucket_bits, lines: 0, buckets: vec![U32x16([0; 16]); 1 << bucket_bits] }
+        SparseFinder { bucket_bits, lines: 0, buckets: vec![U32x16([0; 16]); 1 << bucket_bits] }
     }
 
     fn bucket_bits_for(lines: usize) -> u32 {
@@ -96,9 +96,9 @@ impl Sparse {
         for past in 1..=PAST_LIMIT {
             let bucket = &mut self.buckets[(home + past as usize - 1) & mask];
             // SAFETY: the caller vouches for `L`.
-            let found = unsafe { L::equal_8(bucket, tag | past) };
-            if found != 0 {
-                let lane = (8 + found.trailing_zeros() as usize) & 15;
+            let hits = unsafe { L::equal_8(bucket, tag | past) };
+            if hits != 0 {
+                let lane = (8 + hits.trailing_zeros() as usize) & 15;
                 return Some(std::mem::replace(&mut bucket.0[lane], new));
             }
             if bucket.0[7] == 0 {
@@ -130,7 +130,7 @@ impl Sparse {
     fn grow(&mut self) {
         let mut bits = self.bucket_bits + 1;
         'larger: loop {
-            let mut larger = Sparse::with_bucket_bits(bits);
+            let mut larger = SparseFinder::with_bucket_bits(bits);
             let rest_bits = KEY_BITS - bits;
             for (key, low, slot) in self.entries() {
                 let rest = key & ((1 << rest_bits) - 1);

@@ -1,11 +1,11 @@
 //! One trace of several processes and threads, split by who shares a cache.
 
-use super::{Histogram, StackDistances, StackError};
+use super::{DistanceHistogram, StackDistances, StackError};
 use std::collections::BTreeMap;
 
 /// The unit whose accesses go to one LRU stack.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub enum Per {
+pub enum StackUnit {
     /// All together. Equal addresses of different processes are different lines.
     All,
     /// Each process for itself, its threads together.
@@ -16,7 +16,7 @@ pub enum Per {
 
 /// Who a histogram is about; `None` = all of them.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub struct Part {
+pub struct StackScope {
     /// Its number in the trace.
     pub process: Option<u32>,
     /// Its number in the trace.
@@ -26,15 +26,15 @@ pub struct Part {
 /// Exact stack distances of every part of a trace.
 #[derive(Debug)]
 pub struct SplitStackDistances {
-    per: Per,
-    engines: BTreeMap<Part, StackDistances>,
+    per: StackUnit,
+    engines: BTreeMap<StackScope, StackDistances>,
     /// Address space of each process, in order of arrival.
     spaces: BTreeMap<u32, u32>,
 }
 
 impl SplitStackDistances {
     /// Nothing pushed yet.
-    pub fn new(per: Per) -> Self {
+    pub fn new(per: StackUnit) -> Self {
         SplitStackDistances { per, engines: BTreeMap::new(), spaces: BTreeMap::new() }
     }
 
@@ -46,9 +46,9 @@ impl SplitStackDistances {
         let arrived = self.spaces.len() as u32;
         let space = *self.spaces.entry(process).or_insert(arrived);
         let (part, space) = match self.per {
-            Per::All => (Part { process: None, thread: None }, space),
-            Per::Process => (Part { process: Some(process), thread: None }, 0),
-            Per::Thread => (Part { process: Some(process), thread: Some(thread) }, 0),
+            StackUnit::All => (StackScope { process: None, thread: None }, space),
+            StackUnit::Process => (StackScope { process: Some(process), thread: None }, 0),
+            StackUnit::Thread => (StackScope { process: Some(process), thread: Some(thread) }, 0),
         };
         self.engines.entry(part).or_default().push_in_space(space, lines)
     }
@@ -57,7 +57,7 @@ impl SplitStackDistances {
     ///
     /// # Errors
     /// As [`StackDistances::push`].
-    pub fn finish(self) -> Result<BTreeMap<Part, Histogram>, StackError> {
+    pub fn finish(self) -> Result<BTreeMap<StackScope, DistanceHistogram>, StackError> {
         self.engines.into_iter().map(|(part, engine)| Ok((part, engine.finish()?))).collect()
     }
 }
@@ -76,18 +76,18 @@ mod tests {
             }
             split.finish().unwrap()
         };
-        let part = |process, thread| Part { process, thread };
-        let all = Histogram::new(4, [(0, 2), (1, 1), (2, 1)]);
-        assert_eq!(split(Per::All), BTreeMap::from([(part(None, None), all)]));
-        let of_5 = Histogram::new(2, [(0, 3), (1, 1)]);
-        let of_9 = Histogram::new(2, []);
+        let part = |process, thread| StackScope { process, thread };
+        let all = DistanceHistogram::new(4, [(0, 2), (1, 1), (2, 1)]);
+        assert_eq!(split(StackUnit::All), BTreeMap::from([(part(None, None), all)]));
+        let of_5 = DistanceHistogram::new(2, [(0, 3), (1, 1)]);
+        let of_9 = DistanceHistogram::new(2, []);
         let expected = BTreeMap::from([(part(Some(5), None), of_5), (part(Some(9), None), of_9.clone())]);
-        assert_eq!(split(Per::Process), expected);
+        assert_eq!(split(StackUnit::Process), expected);
         let expected = BTreeMap::from([
-            (part(Some(5), Some(1)), Histogram::new(2, [(0, 1), (1, 1)])),
+            (part(Some(5), Some(1)), DistanceHistogram::new(2, [(0, 1), (1, 1)])),
             (part(Some(5), Some(2)), of_9.clone()),
             (part(Some(9), Some(1)), of_9),
         ]);
-        assert_eq!(split(Per::Thread), expected);
+        assert_eq!(split(StackUnit::Thread), expected);
     }
 }

@@ -1,7 +1,7 @@
 //! Counts distances: 32-bit counters while the trace runs, folded into 64-bit ones before they could overflow.
 
 use super::batch::BATCH;
-use super::histogram::Histogram;
+use super::histogram::DistanceHistogram;
 use crate::simd::prefetch;
 
 #[derive(Debug)]
@@ -22,7 +22,7 @@ impl Tally {
 
     /// Makes room for distances below `lines`, and for [`BATCH`] more accesses.
     #[inline(always)]
-    pub(super) fn make_room(&mut self, lines: usize) {
+    pub(super) fn reserve(&mut self, lines: usize) {
         if self.counts.len() <= lines {
             self.grow(lines + 1);
         }
@@ -58,15 +58,15 @@ impl Tally {
         self.since_fold = BATCH as u64;
     }
 
-    pub(super) fn finish(mut self, cold: u64) -> Histogram {
+    pub(super) fn finish(mut self, cold: u64) -> DistanceHistogram {
         for place in self.waiting {
             self.counts[place as usize] += 1;
         }
         if !self.folded.is_empty() {
             self.fold();
-            return Histogram::new(cold, (0..).zip(self.folded.into_iter().skip(1)));
+            return DistanceHistogram::new(cold, (0..).zip(self.folded.into_iter().skip(1)));
         }
         let Tally { counts, .. } = self;
-        Histogram::new(cold, (0..).zip(counts.into_iter().skip(1).map(u64::from)))
+        DistanceHistogram::new(cold, (0..).zip(counts.into_iter().skip(1).map(u64::from)))
     }
 }

@@ -1,15 +1,15 @@
 //! The engine against an oracle that keeps the LRU stack as a list.
 
 use super::batch::BATCH;
-use super::find_side::Sizes;
 use super::finder::FinderKind;
-use super::{Histogram, ParallelStackDistances, StackDistances};
+use super::slot_allocator::FinderLimits;
+use super::{DistanceHistogram, ParallelStackDistances, StackDistances};
 use crate::simd::Simd;
 use cachemate_core::SplitMix64;
 use proptest::prelude::*;
 
 /// Mattson's stack, literally: the position of the line in a list, most recent first.
-fn oracle(lines: impl IntoIterator<Item = u64>) -> Histogram {
+fn oracle(lines: impl IntoIterator<Item = u64>) -> DistanceHistogram {
     let (mut stack, mut cold, mut counts) = (Vec::new(), 0, Vec::new());
     for line in lines {
         match stack.iter().rposition(|&other| other == line) {
@@ -21,11 +21,11 @@ fn oracle(lines: impl IntoIterator<Item = u64>) -> Histogram {
         }
         stack.push(line);
     }
-    Histogram::new(cold, counts)
+    DistanceHistogram::new(cold, counts)
 }
 
-fn small(form: FinderKind) -> Sizes {
-    Sizes { form, min_slots: 2 * BATCH, ..Sizes::default() }
+fn small(form: FinderKind) -> FinderLimits {
+    FinderLimits { form, min_slots: 2 * BATCH, ..FinderLimits::default() }
 }
 
 const FORMS: [FinderKind; 4] = [
@@ -36,7 +36,7 @@ const FORMS: [FinderKind; 4] = [
 ];
 
 /// The histogram by one engine, pushed in portions of changing length.
-fn by_engine(simd: Simd, sizes: Sizes, lines: &[u64]) -> Histogram {
+fn by_engine(simd: Simd, sizes: FinderLimits, lines: &[u64]) -> DistanceHistogram {
     let mut engine = StackDistances::with_sizes(simd, sizes);
     let (mut rest, mut portion) = (lines, 1);
     while !rest.is_empty() {
@@ -124,7 +124,11 @@ fn dropping_early_ends_the_threads() {
 /// Does the finder take the form that suits, and come back, without a wrong distance?
 #[test]
 fn form_follows_density() {
-    let sizes = Sizes { form: FinderKind::Fitting { dense_free_bytes: 0 }, min_slots: 1 << 12, ..Sizes::default() };
+    let sizes = FinderLimits {
+        form: FinderKind::Fitting { dense_free_bytes: 0 },
+        min_slots: 1 << 12,
+        ..FinderLimits::default()
+    };
     let mut engine = StackDistances::with_sizes(Simd::best(), sizes);
     // One line a page, twice: sparse. Then all lines of those pages: dense again at the next compaction.
     let scattered: Vec<u64> = (0..20_000).map(|at| at % 10_000 * 64).collect();
@@ -137,13 +141,13 @@ fn form_follows_density() {
     // lines, the 9 999 others came, and 63 new ones for each of the p before it.
     let mut expected = vec![(9_999, 10_000), (639_999, 640_000)];
     expected.extend((0..10_000).map(|place| (9_999 + 63 * place, 1)));
-    assert_eq!(engine.finish().unwrap(), Histogram::new(640_000, expected));
+    assert_eq!(engine.finish().unwrap(), DistanceHistogram::new(640_000, expected));
 }
 
 /// Are more lines than slots can number refused, with the limit?
 #[test]
 fn too_many_lines_are_refused() {
-    let sizes = Sizes { lines_limit: 1000, ..small(FinderKind::default()) };
+    let sizes = FinderLimits { lines_limit: 1000, ..small(FinderKind::default()) };
     let mut engine = StackDistances::with_sizes(Simd::best(), sizes);
     let lines: Vec<u64> = (0..5000).collect();
     let error = engine.push(&lines).unwrap_err();
@@ -174,6 +178,6 @@ fn deep_tree_equals_cyclic_theory() {
         let mut engine = StackDistances::with_simd(simd);
         engine.push(&cycle).unwrap();
         engine.push(&back).unwrap();
-        assert_eq!(engine.finish().unwrap(), Histogram::new(n, expected.clone()));
+        assert_eq!(engine.finish().unwrap(), DistanceHistogram::new(n, expected.clone()));
     }
 }

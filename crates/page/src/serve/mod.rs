@@ -1,6 +1,6 @@
 //! Servers on this host: few connections, none for long; and the page of a running daemon.
 
-pub mod crowd;
+pub mod connection_limit;
 pub mod page;
 
 use std::net::IpAddr;

@@ -28,9 +28,11 @@ use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{mpsc, watch};
 
-use super::crowd::{Crowd, accepted, in_own_thread};
+use super::connection_limit::{ConnectionLimit, accepted, in_own_thread};
 use super::{is_this_host, one_answer};
-use crate::{CurveSnapshot, Live, MatrixSnapshot, POLICY_HEADER, Snapshot, Teller, content_policy, html, slim};
+use crate::{
+    CurveSnapshot, DaemonState, MatrixSnapshot, POLICY_HEADER, Snapshot, SnapshotBuilder, content_policy, html, slim,
+};
 
 /// Who may look at the same time.
 const VIEWERS: usize = 8;
@@ -51,7 +53,7 @@ const TURNS_WAITING: usize = 4;
 /// Why the page cannot be served.
 #[derive(Debug, thiserror::Error)]
 #[error("{address}: cannot show the page: {what}")]
-pub struct CannotServe {
+pub struct ServeError {
     address: String,
     what: String,
 }
@@ -66,15 +68,15 @@ pub struct PageAddress {
 }
 
 /// The loop's end: takes turns, and never waits.
-pub struct Feed {
-    turns: SyncSender<(WindowRecord, Profiles, Live)>,
+pub struct PageFeed {
+    turns: SyncSender<(WindowRecord, Profiles, DaemonState)>,
     /// For people: where to look.
     pub at: String,
 }
 
-impl Feed {
+impl PageFeed {
     /// Hands over one turn; it is left out where the page is behind.
-    pub fn push(&self, record: &WindowRecord, profiles: &Profiles, live: impl FnOnce() -> Live) {
+    pub fn push(&self, record: &WindowRecord, profiles: &Profiles, live: impl FnOnce() -> DaemonState) {
         match self.turns.try_send((slim(record), profiles.clone(), live())) {
             // A page that is gone or behind is not the loop's business.
             Ok(()) | Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => {}
@@ -83,7 +85,7 @@ impl Feed {
 }
 
 /// One window as it is sent, and what holds on after it.
-struct Kept {
+struct BufferedWindow {
     window: u64,
     event: Bytes,
     curves: Vec<CurveSnapshot>,
@@ -93,22 +95,22 @@ struct Kept {
 
 /// What viewers are told.
 #[derive(Default)]
-struct Board {
+struct PageBuffer {
     run: String,
     head: Bytes,
-    windows: VecDeque<Kept>,
+    windows: VecDeque<BufferedWindow>,
     bytes: usize,
     /// Curves and matrix from before the first window that is kept.
     curves: BTreeMap<u32, CurveSnapshot>,
     matrix: Option<MatrixSnapshot>,
 }
 
-impl Board {
+impl PageBuffer {
     fn push(&mut self, snapshot: Snapshot) -> serde_json::Result<()> {
         let data = serde_json::to_string(&snapshot)?;
         let event = Bytes::from(format!("id: {}:{}\nevent: window\ndata: {data}\n\n", self.run, snapshot.window));
         self.bytes += event.len();
-        self.windows.push_back(Kept {
+        self.windows.push_back(BufferedWindow {
             window: snapshot.window,
             event,
             programs: snapshot.programs.iter().map(|program| program.program).collect(),
@@ -148,8 +150,8 @@ impl Board {
 }
 
 /// All that requests are answered from.
-struct Server {
-    board: Mutex<Board>,
+struct PageServer {
+    board: Mutex<PageBuffer>,
     /// Raised with every window.
     newest: watch::Sender<u64>,
     page: Bytes,
@@ -159,8 +161,8 @@ struct Server {
     viewers: AtomicUsize,
 }
 
-impl Server {
-    fn board(&self) -> MutexGuard<'_, Board> {
+impl PageServer {
+    fn board(&self) -> MutexGuard<'_, PageBuffer> {
         self.board.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -169,21 +171,21 @@ impl Server {
 ///
 /// # Errors
 /// The address is taken, not a loopback address, or the socket cannot be made.
-pub fn serve(at: &PageAddress, header: &RunHeader) -> Result<Feed, CannotServe> {
-    serve_at(at, header).map_err(|error| CannotServe { address: at.address.clone(), what: error.to_string() })
+pub fn serve(at: &PageAddress, header: &RunHeader) -> Result<PageFeed, ServeError> {
+    serve_at(at, header).map_err(|error| ServeError { address: at.address.clone(), what: error.to_string() })
 }
 
-fn serve_at(place: &PageAddress, header: &RunHeader) -> io::Result<Feed> {
+fn serve_at(place: &PageAddress, header: &RunHeader) -> io::Result<PageFeed> {
     let is_path = place.address.contains('/');
     let token = if place.token && !is_path { Some(random_text()?) } else { None };
-    let mut teller = Teller::new(header);
+    let mut teller = SnapshotBuilder::new(header);
     let run = random_text()?;
     let mut head = teller.head("live");
     head.run.clone_from(&run);
     let head = Bytes::from(format!("event: head\ndata: {}\n\n", serde_json::to_string(&head)?));
-    let bound = if is_path { Bound::path(&place.address)? } else { Bound::address(&place.address)? };
-    let server = Arc::new(Server {
-        board: Mutex::new(Board { run, head, ..Board::default() }),
+    let bound = if is_path { BoundListener::path(&place.address)? } else { BoundListener::address(&place.address)? };
+    let server = Arc::new(PageServer {
+        board: Mutex::new(PageBuffer { run, head, ..PageBuffer::default() }),
         newest: watch::Sender::new(0),
         page: Bytes::from(html(None)?),
         policy: HeaderValue::from_str(&content_policy()).map_err(io::Error::other)?,
@@ -193,24 +195,24 @@ fn serve_at(place: &PageAddress, header: &RunHeader) -> io::Result<Feed> {
         viewers: AtomicUsize::new(0),
     });
     let at = match (&bound, &token) {
-        (Bound::Path(_), _) => format!("socket {}", place.address),
-        (Bound::Tcp(_, at), Some(token)) => format!("http://{at}/#token={token}"),
-        (Bound::Tcp(_, at), None) => format!("http://{at}/"),
+        (BoundListener::Path(_), _) => format!("socket {}", place.address),
+        (BoundListener::Tcp(_, at), Some(token)) => format!("http://{at}/#token={token}"),
+        (BoundListener::Tcp(_, at), None) => format!("http://{at}/"),
     };
-    let (turns, waiting) = sync_channel::<(WindowRecord, Profiles, Live)>(TURNS_WAITING);
-    let told = Arc::clone(&server);
+    let (turns, waiting) = sync_channel::<(WindowRecord, Profiles, DaemonState)>(TURNS_WAITING);
+    let page_server = Arc::clone(&server);
     std::thread::Builder::new().name("cachemate-page".into()).spawn(move || {
         for (record, profiles, live) in waiting {
-            let window = record.seen.window;
-            let snapshot = teller.tell(&record, &profiles, Some(live));
+            let window = record.observation.window;
+            let snapshot = teller.snapshot(&record, &profiles, Some(live));
             // A number that JSON cannot hold: this window is left out.
-            if told.board().push(snapshot).is_ok() {
-                told.newest.send_replace(window + 1);
+            if page_server.board().push(snapshot).is_ok() {
+                page_server.newest.send_replace(window + 1);
             }
         }
     })?;
     in_own_thread("cachemate-http", || bound.listen(server))?;
-    Ok(Feed { turns, at })
+    Ok(PageFeed { turns, at })
 }
 
 /// 128 bits that nobody guesses.
@@ -223,12 +225,12 @@ fn random_text() -> io::Result<String> {
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
-enum Bound {
+enum BoundListener {
     Tcp(TcpListener, SocketAddr),
     Path(std::os::unix::net::UnixListener),
 }
 
-impl Bound {
+impl BoundListener {
     fn address(address: &str) -> io::Result<Self> {
         let listener = TcpListener::bind(address)?;
         let at = listener.local_addr()?;
@@ -237,7 +239,7 @@ impl Bound {
             return Err(io::Error::other(what));
         }
         listener.set_nonblocking(true)?;
-        Ok(Bound::Tcp(listener, at))
+        Ok(BoundListener::Tcp(listener, at))
     }
 
     /// A socket that only its owner may open; one that was left behind is replaced.
@@ -252,21 +254,21 @@ impl Bound {
         let listener = std::os::unix::net::UnixListener::bind(path)?;
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
         listener.set_nonblocking(true)?;
-        Ok(Bound::Path(listener))
+        Ok(BoundListener::Path(listener))
     }
 
     fn port(&self) -> u16 {
         match self {
-            Bound::Tcp(_, at) => at.port(),
-            Bound::Path(_) => 0,
+            BoundListener::Tcp(_, at) => at.port(),
+            BoundListener::Path(_) => 0,
         }
     }
 
     /// The service; called within a runtime.
-    fn listen(self, server: Arc<Server>) -> io::Result<Pin<Box<dyn Future<Output = ()> + Send>>> {
-        let mut crowd = Crowd::new(PLACES, PATIENCE);
+    fn listen(self, server: Arc<PageServer>) -> io::Result<Pin<Box<dyn Future<Output = ()> + Send>>> {
+        let mut crowd = ConnectionLimit::new(PLACES, PATIENCE);
         Ok(match self {
-            Bound::Tcp(listener, _) => {
+            BoundListener::Tcp(listener, _) => {
                 let listener = tokio::net::TcpListener::from_std(listener)?;
                 Box::pin(async move {
                     loop {
@@ -275,7 +277,7 @@ impl Bound {
                     }
                 })
             }
-            Bound::Path(listener) => {
+            BoundListener::Path(listener) => {
                 let listener = tokio::net::UnixListener::from_std(listener)?;
                 Box::pin(async move {
                     loop {
@@ -288,26 +290,26 @@ impl Bound {
     }
 }
 
-async fn connection(stream: impl AsyncRead + AsyncWrite + Unpin, server: Arc<Server>) {
+async fn connection(stream: impl AsyncRead + AsyncWrite + Unpin, server: Arc<PageServer>) {
     let service = service_fn(|request| std::future::ready(Ok::<_, Infallible>(answer(&request, &server))));
     // A peer that says nothing sensible, or goes away, needs no more.
     let _ = one_answer().serve_connection(TokioIo::new(stream), service).await;
 }
 
-type Answer = Response<Either<Full<Bytes>, Events>>;
+type PageResponse = Response<Either<Full<Bytes>, Events>>;
 
-fn say(status: StatusCode, kind: &'static str, text: impl Into<Bytes>) -> Answer {
+fn response(status: StatusCode, kind: &'static str, text: impl Into<Bytes>) -> PageResponse {
     let mut answer = Response::new(Either::Left(Full::new(text.into())));
     *answer.status_mut() = status;
     answer.headers_mut().insert(hyper::header::CONTENT_TYPE, HeaderValue::from_static(kind));
     answer
 }
 
-fn refuse(status: StatusCode, text: &str) -> Answer {
-    say(status, "text/plain; charset=utf-8", format!("{text}\n"))
+fn refuse(status: StatusCode, text: &str) -> PageResponse {
+    response(status, "text/plain; charset=utf-8", format!("{text}\n"))
 }
 
-fn answer(request: &Request<Incoming>, server: &Arc<Server>) -> Answer {
+fn answer(request: &Request<Incoming>, server: &Arc<PageServer>) -> PageResponse {
     let mut answer = routed(request, server);
     let fixed = [
         ("x-content-type-options", "nosniff"),
@@ -324,7 +326,7 @@ fn answer(request: &Request<Incoming>, server: &Arc<Server>) -> Answer {
     answer
 }
 
-fn routed(request: &Request<Incoming>, server: &Arc<Server>) -> Answer {
+fn routed(request: &Request<Incoming>, server: &Arc<PageServer>) -> PageResponse {
     let headers = request.headers();
     let text = |name| headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok());
     let Some(host) = text(HOST.as_str()).filter(|host| is_this_host(host)) else {
@@ -334,7 +336,7 @@ fn routed(request: &Request<Incoming>, server: &Arc<Server>) -> Answer {
         return refuse(StatusCode::METHOD_NOT_ALLOWED, "the page can be read, by GET and HEAD");
     }
     match request.uri().path() {
-        "/" => return say(StatusCode::OK, "text/html; charset=utf-8", server.page.clone()),
+        "/" => return response(StatusCode::OK, "text/html; charset=utf-8", server.page.clone()),
         "/events" | "/enter" => {}
         _ => return refuse(StatusCode::NOT_FOUND, "nothing is here; the page is at /"),
     }
@@ -343,14 +345,14 @@ fn routed(request: &Request<Incoming>, server: &Arc<Server>) -> Answer {
     if !own || !from_within {
         return refuse(StatusCode::FORBIDDEN, "asked from another page");
     }
-    if !may_look(headers, server) {
+    if !is_authorized(headers, server) {
         return refuse(StatusCode::UNAUTHORIZED, "expected the token that was printed at the start");
     }
     if request.uri().path() == "/events" {
         let id = text("last-event-id").map(str::to_string);
         return events(server, id.as_deref());
     }
-    let mut entered = say(StatusCode::OK, "text/plain; charset=utf-8", "look\n");
+    let mut entered = response(StatusCode::OK, "text/plain; charset=utf-8", "look\n");
     if let Some(token) = &server.token {
         let cookie = format!("{}={token}; Path=/; HttpOnly; SameSite=Strict", server.cookie);
         // Hexadecimal digits and a port: no sign that a header cannot hold.
@@ -360,24 +362,25 @@ fn routed(request: &Request<Incoming>, server: &Arc<Server>) -> Answer {
 }
 
 /// By the token itself, or by the cookie that was given for it.
-fn may_look(headers: &HeaderMap, server: &Server) -> bool {
+fn is_authorized(headers: &HeaderMap, server: &PageServer) -> bool {
     let Some(token) = &server.token else { return true };
-    let given = headers.get(AUTHORIZATION).and_then(|value| value.as_bytes().strip_prefix(b"Bearer "));
+    let bearer = headers.get(AUTHORIZATION).and_then(|value| value.as_bytes().strip_prefix(b"Bearer "));
     let cookies = headers.get_all(COOKIE).into_iter().flat_map(|value| value.as_bytes().split(|byte| *byte == b';'));
     let named = format!("{}=", server.cookie);
     let mut cookies = cookies.filter_map(|cookie| cookie.trim_ascii().strip_prefix(named.as_bytes()));
-    given.is_some_and(|given| same(given, token.as_bytes())) || cookies.any(|given| same(given, token.as_bytes()))
+    bearer.is_some_and(|given| constant_time_eq(given, token.as_bytes()))
+        || cookies.any(|given| constant_time_eq(given, token.as_bytes()))
 }
 
 /// Takes as long wherever they differ.
-fn same(given: &[u8], token: &[u8]) -> bool {
+fn constant_time_eq(given: &[u8], token: &[u8]) -> bool {
     given.len() == token.len() && given.iter().zip(token).fold(0, |differs, (a, b)| differs | (a ^ b)) == 0
 }
 
 /// A stream of events as an answer's body; who looks has a seat as long as it lasts.
 struct Events {
     events: mpsc::Receiver<Bytes>,
-    server: Arc<Server>,
+    server: Arc<PageServer>,
 }
 
 impl Drop for Events {
@@ -397,7 +400,7 @@ impl Body for Events {
     }
 }
 
-fn events(server: &Arc<Server>, last_id: Option<&str>) -> Answer {
+fn events(server: &Arc<PageServer>, last_id: Option<&str>) -> PageResponse {
     if server.viewers.fetch_add(1, Ordering::Relaxed) >= VIEWERS {
         server.viewers.fetch_sub(1, Ordering::Relaxed);
         return refuse(StatusCode::SERVICE_UNAVAILABLE, "as many look as may");
@@ -406,7 +409,7 @@ fn events(server: &Arc<Server>, last_id: Option<&str>) -> Answer {
     let seat = Events { events: receive, server: Arc::clone(server) };
     let seen = last_id.and_then(|id| id.split_once(':')).filter(|(run, _)| *run == server.board().run);
     let seen = seen.and_then(|(_, window)| window.parse().ok());
-    tokio::spawn(tell(Arc::clone(server), send, seen));
+    tokio::spawn(stream_to_viewer(Arc::clone(server), send, seen));
     let mut answer = Response::new(Either::Right(seat));
     let kind = HeaderValue::from_static("text/event-stream; charset=utf-8");
     answer.headers_mut().insert(hyper::header::CONTENT_TYPE, kind);
@@ -414,7 +417,7 @@ fn events(server: &Arc<Server>, last_id: Option<&str>) -> Answer {
 }
 
 /// Tells one viewer everything, until it is gone or too slow.
-async fn tell(server: Arc<Server>, send: mpsc::Sender<Bytes>, mut seen: Option<u64>) {
+async fn stream_to_viewer(server: Arc<PageServer>, send: mpsc::Sender<Bytes>, mut seen: Option<u64>) {
     let mut newest = server.newest.subscribe();
     newest.mark_unchanged();
     let (mut events, last) = {

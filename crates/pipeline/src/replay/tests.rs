@@ -1,4 +1,4 @@
-use cachemate_core::test_kit::alternating::{self, ByCpu, Turns, config};
+use cachemate_core::test_support::alternating::{self, AlternatingPolicy, CpuPredictor, config};
 use cachemate_core::*;
 use cachemate_trace::RunLogWriter;
 
@@ -13,11 +13,17 @@ fn recorded(path: &std::path::Path) -> Vec<WindowRecord> {
     records
 }
 
-fn over(path: &std::path::Path, stride: u64, must_match: bool, each: impl FnMut(Replayed)) -> Result<u64, ReplayError> {
+fn over(
+    path: &std::path::Path,
+    stride: u64,
+    must_match: bool,
+    each: impl FnMut(ReplayedWindow),
+) -> Result<u64, ReplayError> {
     let machine = Replay::new(RunLogReader::open(path).unwrap());
     let current = Rc::clone(&machine.current);
     let first = config().first_window;
-    let turns = Loop::new(machine, Vec::new(), Box::new(ByCpu), "turns", Turns { stride }, first);
+    let turns =
+        ControlLoop::new(machine, Vec::new(), Box::new(CpuPredictor), "turns", AlternatingPolicy { stride }, first);
     decide_again(turns, &current, must_match, each)
 }
 
@@ -35,8 +41,8 @@ fn the_same_policy_matches_and_a_changed_one_is_caught() {
     let (windows, told) = run(1, true);
     assert_eq!(windows.unwrap(), 6);
     for (replayed, record) in told.iter().zip(&records) {
-        assert_eq!((&replayed.decision, &replayed.differs), (&record.decision, &None));
-        assert_eq!(replayed.forecast_missed_instr_per_cycle, record.last_forecast_missed_instr_per_cycle);
+        assert_eq!((&replayed.decision, &replayed.plan_difference), (&record.decision, &None));
+        assert_eq!(replayed.forecast_missed_instr_per_cycle, record.forecast_errors_instr_per_cycle);
     }
     let (result, told) = run(2, true);
     assert_eq!(told.len(), 1);
@@ -55,10 +61,10 @@ fn another_policys_forecasts_are_made_under_the_recorded_plan() {
     let records = recorded(&path);
     let mut told = Vec::new();
     over(&path, 2, false, |replayed| told.push(replayed)).unwrap();
-    assert_eq!(told.iter().filter(|replayed| replayed.differs.is_some()).count(), 3);
+    assert_eq!(told.iter().filter(|replayed| replayed.plan_difference.is_some()).count(), 3);
     // The predictor and the plans in force are those of the recording, and so are the misses.
     for (replayed, record) in told.iter().zip(&records) {
-        assert_eq!(replayed.forecast_missed_instr_per_cycle, record.last_forecast_missed_instr_per_cycle);
+        assert_eq!(replayed.forecast_missed_instr_per_cycle, record.forecast_errors_instr_per_cycle);
     }
 }
 
@@ -71,13 +77,13 @@ fn a_plan_that_was_not_recorded_is_refused() {
     let mut machine = Replay::new(RunLogReader::open(&path).unwrap());
     machine.observe().unwrap();
     assert_eq!(machine.apply(&records[0].decision.plan).unwrap(), records[0].applied);
-    let applied = machine.apply(&Plan::idle(Window::Time { ns: 1_000 })).unwrap();
-    assert_eq!(applied.refused[0].because, RefusedBecause::NotRecorded);
+    let applied = machine.apply(&Plan::idle(WindowLength::Time { ns: 1_000 })).unwrap();
+    assert_eq!(applied.refused[0].reason, RefusalReason::NotRecorded);
     assert_eq!(applied.affinity, records[0].applied.affinity);
 }
 
 /// A host whose last CPU goes offline after two windows and comes back after two more.
-struct Hotplug(cachemate_core::test_kit::Scripted, u64);
+struct Hotplug(cachemate_core::test_support::ScriptedMachine, u64);
 
 impl Machine for Hotplug {
     fn topology(&self) -> &Topology {
@@ -93,20 +99,20 @@ impl Machine for Hotplug {
         self.1 += 1;
         Ok(seen)
     }
-    fn apply(&mut self, plan: &Plan) -> Result<Applied, MachineError> {
+    fn apply(&mut self, plan: &Plan) -> Result<AppliedPlan, MachineError> {
         self.0.apply(plan)
     }
 }
 
 /// Keeps everybody on the last CPU that is there.
-struct OnTheLast;
+struct LastCpuPolicy;
 
-impl Policy for OnTheLast {
+impl Policy for LastCpuPolicy {
     fn decide(&mut self, view: &View<'_>) -> Decision {
-        let mut plan = Plan::idle(Window::Time { ns: 1_000 });
+        let mut plan = Plan::idle(WindowLength::Time { ns: 1_000 });
         let last: CpuSet = view.topology.online().iter().last().into_iter().collect();
-        plan.affinity = view.seen.tasks.iter().map(|task| (task.task, last.clone())).collect();
-        Decision { plan, why: Vec::new() }
+        plan.affinity = view.observation.tasks.iter().map(|task| (task.task, last.clone())).collect();
+        Decision { plan, reasons: Vec::new() }
     }
 }
 
@@ -118,8 +124,8 @@ fn a_run_whose_cpus_went_offline_replays() {
     let path = dir.path().join("run.jsonl");
     let first = config().first_window;
     let host = alternating::host();
-    let header = cachemate_core::test_kit::run_header(host.topology.clone(), host.capabilities.clone(), config());
-    let mut run = Loop::new(Hotplug(host, 0), Vec::new(), Box::new(ByCpu), "last", OnTheLast, first);
+    let header = cachemate_core::test_support::run_header(host.topology.clone(), host.capabilities.clone(), config());
+    let mut run = ControlLoop::new(Hotplug(host, 0), Vec::new(), Box::new(CpuPredictor), "last", LastCpuPolicy, first);
     let mut log = RunLogWriter::create(&path, false, &header).unwrap();
     let mut online = Vec::new();
     while let Some(record) = run.step().unwrap() {
@@ -131,7 +137,7 @@ fn a_run_whose_cpus_went_offline_replays() {
     let again = |path: &std::path::Path| {
         let machine = Replay::new(RunLogReader::open(path).unwrap());
         let current = Rc::clone(&machine.current);
-        let turns = Loop::new(machine, Vec::new(), Box::new(ByCpu), "last", OnTheLast, first);
+        let turns = ControlLoop::new(machine, Vec::new(), Box::new(CpuPredictor), "last", LastCpuPolicy, first);
         decide_again(turns, &current, true, |_| {})
     };
     assert_eq!(again(&path).unwrap(), 6);

@@ -5,10 +5,10 @@ mod modelled_host;
 use std::path::Path;
 
 use cachemate_core::*;
-use cachemate_pipeline::{Pipeline, Standard, miss_penalty_of_machine, replay};
+use cachemate_pipeline::{Pipeline, StandardPipeline, miss_penalty_of_machine, replay};
 use cachemate_policy::policies;
 use cachemate_sim::kernels;
-use cachemate_sim::machine::{Length, Program, SimMachine, SimOptions};
+use cachemate_sim::machine::{RunLimit, SimMachine, SimOptions, SimProgram};
 use cachemate_trace::{RunLogReader, RunLogWriter};
 
 use modelled_host::ModelledHost;
@@ -24,14 +24,14 @@ fn parameters(policy: &str) -> &'static str {
     }
 }
 
-fn standard(policy: &str, predictor: PredictorConfig, simulated: bool) -> Standard {
-    Standard {
+fn standard(policy: &str, predictor: PredictorConfig, simulated: bool) -> StandardPipeline {
+    StandardPipeline {
         policy: PolicyConfig { name: policy.to_string(), parameters: parameters(policy).to_string(), seed: 11 },
         guard: Some(GuardConfig { windows: 3, ..GuardConfig::default() }),
         counted_instructions: if simulated { 10_000.0 } else { 1e8 },
         predictor,
         watches_code: simulated,
-        first_window: Window::Time { ns: 1_000_000 },
+        first_window: WindowLength::Time { ns: 1_000_000 },
     }
 }
 
@@ -53,7 +53,7 @@ fn record<M: Machine>(pipeline: Pipeline, machine: M, path: &Path) -> Vec<Window
 fn replays(policy: &str, path: &Path, records: &[WindowRecord]) {
     let log = RunLogReader::open(path).expect("the log can be read");
     let mut at = 0;
-    let each = |replayed: cachemate_pipeline::Replayed| {
+    let each = |replayed: cachemate_pipeline::ReplayedWindow| {
         assert_eq!(replayed.decision, records[at].decision, "'{policy}', window {}", replayed.window);
         at += 1;
     };
@@ -73,10 +73,10 @@ fn every_policy_recorded_on_a_host_replays() {
             let config = standard(entry.name, penalty, false).for_machine(host.topology(), host.capabilities());
             let path = dir.path().join(format!("{}-{counters}.jsonl.zst", entry.name));
             let records = record(Pipeline::build(config).unwrap(), host, &path);
-            let reasons = || records.iter().flat_map(|record| &record.decision.why);
+            let reasons = || records.iter().flat_map(|record| &record.decision.reasons);
             rolled_back += reasons().filter(|why| why.kind == ReasonKind::RolledBack).count();
-            let answers = records.iter().flat_map(|record| &record.seen.answers);
-            evicted += answers.filter(|answer| matches!(answer.evidence, Evidence::Evicted { .. })).count();
+            let answers = records.iter().flat_map(|record| &record.observation.probe_results);
+            evicted += answers.filter(|answer| matches!(answer.evidence, ProbeEvidence::PrimeProbe { .. })).count();
             replays(entry.name, &path, &records);
         }
     }
@@ -94,9 +94,9 @@ fn every_policy_recorded_on_the_simulator_replays() {
             let maker = move |run: u32| {
                 kernels::program(name, u64::from(run) + 3, &kernels::Options::default()).expect("a known kernel")
             };
-            Program::new(name.to_string(), Box::new(maker))
+            SimProgram::new(name.to_string(), Box::new(maker))
         };
-        let ends = Some(Length::Cycles(3_000_000));
+        let ends = Some(RunLimit::Cycles(3_000_000));
         let options = SimOptions { seed: 5, scale: 1000, ends, ..SimOptions::default() };
         let programs = ["mcf", "art", "gamess", "libquantum"].map(program).into_iter().collect();
         let mut machine = SimMachine::new(&spec, &options, programs).unwrap();
@@ -119,9 +119,9 @@ fn a_forged_log_is_caught() {
     let config = standard("dio", penalty, false).for_machine(host.topology(), host.capabilities());
     let path = dir.path().join("dio.jsonl");
     let records = record(Pipeline::build(config).unwrap(), host, &path);
-    let changed = (0..records.len()).find(|&at| !records[at].decision.why.is_empty()).expect("dio says why");
+    let changed = (0..records.len()).find(|&at| !records[at].decision.reasons.is_empty()).expect("dio says why");
     let mut forged = records.clone();
-    forged[changed].decision.why.clear();
+    forged[changed].decision.reasons.clear();
     let header = RunLogReader::open(&path).unwrap().header().clone();
     let mut log = RunLogWriter::create(&path, true, &header).unwrap();
     forged.iter().for_each(|record| log.push(record).unwrap());

@@ -22,19 +22,19 @@ pub struct ModelledHost {
 impl ModelledHost {
     /// With counters, or as a virtual machine without them.
     pub fn new(counters: bool, windows: u64) -> Self {
-        let topology = test_kit::last_level_caches(2, 2, Level::L3, 16 << 20);
+        let topology = test_support::last_level_caches(2, 2, CacheLevel::L3, 16 << 20);
         let mut can = vec![Ability::ProbeFromOutside, Ability::Affinity, Ability::Weights, Ability::Gangs];
         can.push(Ability::SampleReuses);
         if counters {
             can.extend([Ability::CountPerTask, Ability::SampleAccesses]);
         }
-        let mut capabilities = test_kit::capabilities(&can);
+        let mut capabilities = test_support::capabilities(&can);
         let absent = [Ability::CountPerTask, Ability::TraceAddresses, Ability::CountSuperSets, Ability::CountPerCache];
         for ability in absent.into_iter().filter(|ability| !can.contains(ability)) {
             let no = Support::No { why: "not on this host".to_string(), remedy: None };
             capabilities.abilities.insert(ability, no);
         }
-        let plan = Plan::idle(Window::Time { ns: WINDOW_NS });
+        let plan = Plan::idle(WindowLength::Time { ns: WINDOW_NS });
         ModelledHost { topology, capabilities, counters, window: 0, windows, plan }
     }
 
@@ -69,17 +69,18 @@ impl ModelledHost {
         let accesses = WINDOW_NS as f64 / self.access_ns(id) * self.noise(id);
         let cpu = CpuId(self.cpu_of(id));
         let readings = [
-            (Event::Instructions, 4.0 * accesses),
-            (Event::Cycles, 2e9),
-            (Event::References(Level::L3), accesses),
-            (Event::Misses(Level::L3), if self.access_ns(id) == 27.0 { 0.01 } else { 0.9 } * accesses),
+            (CounterEvent::Instructions, 4.0 * accesses),
+            (CounterEvent::Cycles, 2e9),
+            (CounterEvent::References(CacheLevel::L3), accesses),
+            (CounterEvent::Misses(CacheLevel::L3), if self.access_ns(id) == 27.0 { 0.01 } else { 0.9 } * accesses),
         ];
-        let reading = |&(event, count): &(Event, f64)| Reading { event, count: count as u64, counted_share: 1.0 };
+        let reading =
+            |&(event, count): &(CounterEvent, f64)| EventCount { event, count: count as u64, enabled_share: 1.0 };
         // Counters come late, as in the modelled lab, where programs start one after the other.
         let counts = if self.counters && self.window >= COUNTED_FROM {
-            Counts(readings.iter().map(reading).collect())
+            EventCounts(readings.iter().map(reading).collect())
         } else {
-            Counts::default()
+            EventCounts::default()
         };
         TaskSample {
             name: if Self::is_stream(id) { "stream" } else { "victim" }.to_string(),
@@ -91,41 +92,41 @@ impl ModelledHost {
         }
     }
 
-    fn evidence(&self, what: &ProbeWhat) -> Option<Evidence> {
+    fn evidence(&self, what: &ProbeKind) -> Option<ProbeEvidence> {
         let stream = |task: &TaskId| Self::is_stream(task.0);
         Some(match what {
-            ProbeWhat::Evicted { task, samples } => {
+            ProbeKind::PrimeProbe { task, samples } => {
                 let share = if stream(task) { 900 } else { 20 };
-                let sample = |at: u32| EvictedSample {
-                    beside: at.is_multiple_of(2),
+                let sample = |at: u32| PrimeProbeSample {
+                    target_running: at.is_multiple_of(2),
                     evicted: if at.is_multiple_of(2) { share + at } else { at },
                     reloads: 1000,
                     elapsed_ns: 1_000_000,
                     round_trips_ns: Some((60.0, 61.0)),
                 };
                 let samples = (0..(*samples).max(8)).map(sample).collect();
-                Evidence::Evicted { task: *task, buffer_bytes: 1 << 20, wait_ns: 1_000_000, samples }
+                ProbeEvidence::PrimeProbe { task: *task, buffer_bytes: 1 << 20, wait_ns: 1_000_000, samples }
             }
-            ProbeWhat::Neighbor { task, neighbor } => Evidence::Beside {
+            ProbeKind::Neighbor { task, neighbor } => ProbeEvidence::NeighborSlowdown {
                 task: *task,
                 neighbor: *neighbor,
                 neighbor_alone_ns: 10.0,
-                neighbor_beside_ns: if stream(task) { 40.0 } else { 11.0 },
+                neighbor_corun_ns: if stream(task) { 40.0 } else { 11.0 },
                 task_alone_rate: Some(100.0),
-                task_beside_rate: Some(if stream(task) { 99.0 } else { 25.0 }),
+                task_corun_rate: Some(if stream(task) { 99.0 } else { 25.0 }),
                 rate_of: None,
             },
-            ProbeWhat::PingPong { cpus } => {
+            ProbeKind::PingPong { cpus } => {
                 let same = cpus.0.0 / 2 == cpus.1.0 / 2;
-                Evidence::PingPong { cpus: *cpus, round_trip_ns: if same { 60.0 } else { 320.0 } }
+                ProbeEvidence::PingPong { cpus: *cpus, round_trip_ns: if same { 60.0 } else { 320.0 } }
             }
-            ProbeWhat::Reuses { task, locations } => {
+            ProbeKind::ReuseTimes { task, locations } => {
                 let reuse = |at: u32| ReuseSample {
                     accesses: Some(if stream(task) { 1 << 30 } else { 1 << (at % 12) }),
                     elapsed_ns: 1_000,
-                    touched_again: !stream(task),
+                    reused: !stream(task),
                 };
-                Evidence::Reuses { task: *task, samples: (0..*locations).map(reuse).collect() }
+                ProbeEvidence::Reuses { task: *task, samples: (0..*locations).map(reuse).collect() }
             }
             _ => return None,
         })
@@ -143,31 +144,31 @@ impl Machine for ModelledHost {
         if self.window == self.windows {
             return Ok(None);
         }
-        let answer = |probe: &Probe| {
-            let evidence = self.evidence(&probe.what)?;
+        let answer = |probe: &ProbeRequest| {
+            let evidence = self.evidence(&probe.kind)?;
             Some(ProbeResult { probe: probe.id, evidence, complete: true, cost_ns: vec![(None, 5)] })
         };
         let seen = Observation {
             window: self.window,
-            span: Span { start_ns: self.window * WINDOW_NS, elapsed_ns: WINDOW_NS, elapsed_cycles: None },
-            ended: WindowEnd::Elapsed,
+            span: TimeSpan { start_ns: self.window * WINDOW_NS, elapsed_ns: WINDOW_NS, elapsed_cycles: None },
+            end_reason: WindowEnd::Elapsed,
             tasks: (0..TASKS).map(|id| self.task(id)).collect(),
-            places: Vec::new(),
-            answers: self.plan.probes.iter().filter_map(answer).collect(),
-            in_force: self.in_force(),
+            shared_counts: Vec::new(),
+            probe_results: self.plan.probes.iter().filter_map(answer).collect(),
+            applied: self.in_force(),
         };
         self.window += 1;
         Ok(Some(seen))
     }
-    fn apply(&mut self, plan: &Plan) -> Result<Applied, MachineError> {
+    fn apply(&mut self, plan: &Plan) -> Result<AppliedPlan, MachineError> {
         self.plan = plan.clone();
         Ok(self.in_force())
     }
 }
 
 impl ModelledHost {
-    fn in_force(&self) -> Applied {
+    fn in_force(&self) -> AppliedPlan {
         let (allowed, gangs) = (self.plan.affinity.clone(), self.plan.gangs.clone());
-        Applied { affinity: allowed, gangs, weights: BTreeMap::new(), ..Applied::default() }
+        AppliedPlan { affinity: allowed, gangs, weights: BTreeMap::new(), ..AppliedPlan::default() }
     }
 }

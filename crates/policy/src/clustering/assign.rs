@@ -36,12 +36,12 @@ pub struct Assignment {
     pub chip_of_cluster: Vec<Option<usize>>,
 }
 
-struct Loads<'a> {
+struct ChipLoads<'a> {
     chips: &'a [Chip],
     threads: Vec<usize>,
 }
 
-impl Loads<'_> {
+impl ChipLoads<'_> {
     fn per_cpu(&self, chip: usize, more: usize) -> f64 {
         (self.threads[chip] + more) as f64 / f64::from(self.chips[chip].cpus.max(1))
     }
@@ -98,7 +98,7 @@ pub fn assign(
     let moving = |members: &[usize]| -> Vec<usize> {
         members.iter().copied().filter(|&thread| !threads[thread].stays).collect()
     };
-    let mut loads = Loads { chips, threads: chips.iter().map(|chip| chip.fixed).collect() };
+    let mut loads = ChipLoads { chips, threads: chips.iter().map(|chip| chip.fixed).collect() };
     let mut rest: usize = clusters.iter().map(|members| moving(members).len()).sum::<usize>() + unclustered.len();
     let mut order: Vec<usize> = (0..clusters.len()).collect();
     order.sort_by_key(|&cluster| std::cmp::Reverse(clusters[cluster].len()));
@@ -119,7 +119,7 @@ pub fn assign(
 fn chips_for(
     members: &[usize],
     threads: &[Movable],
-    loads: &Loads<'_>,
+    loads: &ChipLoads<'_>,
     size: usize,
     rest: usize,
     limit: f64,
@@ -142,7 +142,7 @@ fn to_least_loaded(
     members: &[usize],
     onto: &[usize],
     threads: &[Movable],
-    loads: &mut Loads<'_>,
+    loads: &mut ChipLoads<'_>,
     chip_of: &mut [Option<usize>],
 ) {
     for &thread in members {

@@ -19,7 +19,7 @@
 
 use std::collections::BTreeMap;
 
-use cachemate_locality::shmap::Sharing;
+use cachemate_locality::shmap::SharingCriteria;
 
 use super::{Clusters, ThreadMap, entries_and_columns, together_weight};
 
@@ -37,7 +37,7 @@ struct Edge {
 }
 
 /// One side of the graph: the edges of its nodes one after the other, as all are read again and again.
-struct Side {
+struct GraphSide {
     /// Where each node's edges begin, and the end.
     first: Vec<usize>,
     edges: Vec<Edge>,
@@ -45,7 +45,7 @@ struct Side {
     degrees: Vec<f64>,
 }
 
-impl Side {
+impl GraphSide {
     fn of(&self, node: usize) -> &[Edge] {
         &self.edges[self.first[node]..self.first[node + 1]]
     }
@@ -57,7 +57,7 @@ impl Side {
     fn new(first: Vec<usize>, edges: Vec<Edge>) -> Self {
         let degree = |ends: &[usize]| edges[ends[0]..ends[1]].iter().map(|edge| f64::from(edge.weight)).sum();
         let degrees = first.windows(2).map(degree).collect();
-        Side { first, edges, degrees }
+        GraphSide { first, edges, degrees }
     }
 }
 
@@ -65,18 +65,18 @@ impl Side {
 const BLOCK: usize = 32;
 
 /// What was seen: entries of the shMap as columns, and behind them one for each earlier cluster.
-struct Seen {
+struct SharingMatrix {
     entries: usize,
     columns: usize,
     /// Weight of an earlier cluster's column: its square is just enough.
     together: u32,
     /// Counters of each thread, from the floor on.
-    touched: Side,
+    touched: GraphSide,
     /// Sums of raw counters by column, noise included.
     sums: Vec<u64>,
 }
 
-impl Seen {
+impl SharingMatrix {
     fn of(threads: &[ThreadMap<'_>], floor: u8, threshold: u64) -> Self {
         let (entries, columns) = entries_and_columns(threads);
         let together = u32::from(together_weight(threshold));
@@ -97,7 +97,7 @@ impl Seen {
             }
             first.push(edges.len());
         }
-        Seen { entries, columns, together, touched: Side::new(first, edges), sums }
+        SharingMatrix { entries, columns, together, touched: GraphSide::new(first, edges), sums }
     }
 
     /// Raw counters, noise included.
@@ -112,13 +112,13 @@ impl Seen {
 
 /// Threads and columns with their edges.
 struct Graph {
-    threads: Side,
-    columns: Side,
+    threads: GraphSide,
+    columns: GraphSide,
 }
 
 impl Graph {
     /// Columns that one thread touches, or none, say nothing of sharing.
-    fn of(seen: &Seen, kept: &[bool]) -> Self {
+    fn of(seen: &SharingMatrix, kept: &[bool]) -> Self {
         let mut touching = vec![0usize; seen.columns];
         seen.touched.edges.iter().for_each(|edge| touching[edge.to as usize] += 1);
         let stays = |edge: &&Edge| kept[edge.to as usize] && touching[edge.to as usize] > 1;
@@ -127,8 +127,8 @@ impl Graph {
             edges.extend(of_thread.iter().filter(stays));
             first.push(edges.len());
         }
-        let threads = Side::new(first, edges);
-        let columns = turned(&threads, seen.columns);
+        let threads = GraphSide::new(first, edges);
+        let columns = transposed(&threads, seen.columns);
         Graph { threads, columns }
     }
 
@@ -139,7 +139,7 @@ impl Graph {
 }
 
 /// The same edges from the other side's nodes.
-fn turned(side: &Side, others: usize) -> Side {
+fn transposed(side: &GraphSide, others: usize) -> GraphSide {
     let mut first = vec![0usize; others + 1];
     side.edges.iter().for_each(|edge| first[edge.to as usize + 1] += 1);
     (0..others).for_each(|at| first[at + 1] += first[at]);
@@ -152,7 +152,7 @@ fn turned(side: &Side, others: usize) -> Side {
             *place += 1;
         }
     }
-    Side::new(first, edges)
+    GraphSide::new(first, edges)
 }
 
 /// Sum of the nodes' degrees by label.
@@ -170,7 +170,7 @@ struct Labels {
 }
 
 /// Every node of one side to the community of the other side that it is tied to most, beyond chance. True if any moved.
-fn join(own: &mut [usize], side: &Side, other: &[usize], expected: &[f64], all: f64) -> bool {
+fn join(own: &mut [usize], side: &GraphSide, other: &[usize], expected: &[f64], all: f64) -> bool {
     let mut tied = vec![0u64; expected.len()];
     let mut seen: Vec<usize> = Vec::new();
     let mut moved = false;
@@ -327,7 +327,7 @@ fn communities(graph: &Graph) -> Labels {
 }
 
 /// Which columns are their community's own, by raw counters.
-fn owned(threads: &[ThreadMap<'_>], seen: &Seen, labels: &Labels) -> Vec<bool> {
+fn owned(threads: &[ThreadMap<'_>], seen: &SharingMatrix, labels: &Labels) -> Vec<bool> {
     let mut sizes = vec![0usize; seen.columns + 1];
     let mut columns: Vec<Vec<usize>> = vec![Vec::new(); seen.columns + 1];
     labels.columns.iter().enumerate().filter(|(column, _)| seen.sums[*column] > 0).for_each(|(column, &label)| {
@@ -348,33 +348,33 @@ fn owned(threads: &[ThreadMap<'_>], seen: &Seen, labels: &Labels) -> Vec<bool> {
     (0..seen.columns).map(owns).collect()
 }
 
-pub(super) fn find(threads: &[ThreadMap<'_>], sharing: &Sharing, threshold: u64) -> Clusters {
-    let seen = Seen::of(threads, sharing.floor, threshold);
-    let mut kept = vec![true; seen.columns];
-    let (mut graph, mut labels) = (Graph::of(&seen, &kept), None);
+pub(super) fn find(threads: &[ThreadMap<'_>], sharing: &SharingCriteria, threshold: u64) -> Clusters {
+    let seen = SharingMatrix::of(threads, sharing.floor, threshold);
+    let mut selected = vec![true; seen.columns];
+    let (mut graph, mut labels) = (Graph::of(&seen, &selected), None);
     for _ in 0..ROUNDS_AT_MOST {
-        let mut found = communities(&graph);
-        unite(&graph, &mut found, threshold.max(1));
-        let own = owned(threads, &seen, &found);
+        let mut community_labels = communities(&graph);
+        unite(&graph, &mut community_labels, threshold.max(1));
+        let own = owned(threads, &seen, &community_labels);
         let dropped = |column: &usize| !graph.columns.of(*column).is_empty() && !own[*column];
         let dropped: Vec<usize> = (0..seen.columns).filter(dropped).collect();
-        labels = Some(found);
+        labels = Some(community_labels);
         if dropped.is_empty() {
             break;
         }
-        dropped.into_iter().for_each(|column| kept[column] = false);
-        graph = Graph::of(&seen, &kept);
+        dropped.into_iter().for_each(|column| selected[column] = false);
+        graph = Graph::of(&seen, &selected);
     }
-    let global = (0..seen.entries).map(|entry| !kept[entry]).collect();
+    let global = (0..seen.entries).map(|entry| !selected[entry]).collect();
     let Some(labels) = labels else { return Clusters::of_labels(&vec![None; threads.len()], global) };
-    let mut found = members(&graph, &labels, seen.entries, threshold);
-    keep_traceless(threads, sharing.floor, &mut found);
-    Clusters::of_labels(&found, global)
+    let mut cluster_of = members(&graph, &labels, seen.entries, threshold);
+    keep_silent_threads(threads, sharing.floor, &mut cluster_of);
+    Clusters::of_labels(&cluster_of, global)
 }
 
 /// Threads on one chip leave no trace of what they share: one that left none at all stays with most of those it was with
 /// (thesis 3.4.3 starts from the clusters there are).
-fn keep_traceless(threads: &[ThreadMap<'_>], floor: u8, found: &mut [Option<usize>]) {
+fn keep_silent_threads(threads: &[ThreadMap<'_>], floor: u8, found: &mut [Option<usize>]) {
     let mut votes: BTreeMap<usize, BTreeMap<usize, usize>> = BTreeMap::new();
     for (thread, label) in threads.iter().zip(found.iter()) {
         if let (Some(before), Some(label)) = (thread.together, *label) {

@@ -9,7 +9,7 @@
 //! Properties: pure; threads are told apart by their place in the list; a cluster has two threads or more; a cluster that
 //! holds every thread separates nobody from anybody and is not reported.
 
-use cachemate_locality::shmap::Sharing;
+use cachemate_locality::shmap::SharingCriteria;
 use serde::Deserialize;
 
 pub mod assign;
@@ -28,7 +28,7 @@ pub struct ThreadMap<'a> {
 /// How clusters are found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Method {
+pub enum ClusteringMethod {
     /// The thesis's: one scan, each cluster represented by its first thread, data of more than half the threads ignored.
     OnePass,
     /// Threads and regions grouped together by bipartite modularity; what is global is judged against the clusters.
@@ -93,10 +93,15 @@ pub fn scaled_threshold(threshold: f64, share: f64, floor: u8) -> u64 {
 
 /// Finds the clusters among threads. `threshold` is the least similarity (a dot product of counters) of two threads
 /// that belong together.
-pub fn find(method: Method, threads: &[ThreadMap<'_>], sharing: &Sharing, threshold: u64) -> Clusters {
+pub fn find(
+    method: ClusteringMethod,
+    threads: &[ThreadMap<'_>],
+    sharing: &SharingCriteria,
+    threshold: u64,
+) -> Clusters {
     match method {
-        Method::OnePass => one_pass::find(threads, sharing, threshold),
-        Method::CoClusters => co_clusters::find(threads, sharing, threshold),
+        ClusteringMethod::OnePass => one_pass::find(threads, sharing, threshold),
+        ClusteringMethod::CoClusters => co_clusters::find(threads, sharing, threshold),
     }
 }
 
@@ -114,12 +119,12 @@ fn entries_and_columns(threads: &[ThreadMap<'_>]) -> (usize, usize) {
 
 /// Counters as weights: below the floor 0, in rows of `columns`; after the `entries` of the shMap one column for each
 /// earlier cluster.
-struct Weights {
+struct CounterWeights {
     columns: usize,
     rows: Vec<i16>,
 }
 
-impl Weights {
+impl CounterWeights {
     fn of(threads: &[ThreadMap<'_>], floor: u8, threshold: u64) -> Self {
         let (entries, columns) = entries_and_columns(threads);
         let mut rows = vec![0; columns * threads.len()];
@@ -132,7 +137,7 @@ impl Weights {
                 row[entries + cluster] = together;
             }
         }
-        Weights { columns, rows }
+        CounterWeights { columns, rows }
     }
 
     fn row(&self, thread: usize) -> &[i16] {

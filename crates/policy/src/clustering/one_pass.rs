@@ -4,9 +4,9 @@
 //! cluster that holds more than half of the threads cannot be seen. Where a thread is similar to several representatives
 //! (the thesis leaves that open) it joins the most similar, the earlier one on a tie.
 
-use cachemate_locality::shmap::{Sharing, global_entries};
+use cachemate_locality::shmap::{SharingCriteria, global_entries};
 
-use super::{Clusters, ThreadMap, Weights};
+use super::{Clusters, CounterWeights, ThreadMap};
 
 /// Which columns of a row are not 0, 64 to a word: rows without a column in common need no dot product.
 fn mask(row: &[i16]) -> Vec<u64> {
@@ -19,10 +19,10 @@ fn dot(a: &[i16], b: &[i16]) -> u64 {
     sum as u64
 }
 
-pub(super) fn find(threads: &[ThreadMap<'_>], sharing: &Sharing, threshold: u64) -> Clusters {
+pub(super) fn find(threads: &[ThreadMap<'_>], sharing: &SharingCriteria, threshold: u64) -> Clusters {
     let maps: Vec<&[u8]> = threads.iter().map(|thread| thread.counters).collect();
     let global = global_entries(&maps, sharing);
-    let mut weights = Weights::of(threads, sharing.floor, threshold);
+    let mut weights = CounterWeights::of(threads, sharing.floor, threshold);
     (0..global.len()).filter(|&entry| global[entry]).for_each(|entry| weights.clear_column(entry));
     let masks: Vec<Vec<u64>> = (0..threads.len()).map(|thread| mask(weights.row(thread))).collect();
     let mut representatives: Vec<usize> = Vec::new();

@@ -2,16 +2,16 @@
 
 use cachemate_core::TaskId;
 use cachemate_core::{ShMapParameters, SplitMix64};
-use cachemate_locality::shmap::{ShMaps, Sharing};
+use cachemate_locality::shmap::{ShMaps, SharingCriteria};
 use proptest::prelude::*;
 
 use super::*;
 
-const BOTH: [Method; 2] = [Method::OnePass, Method::CoClusters];
+const BOTH: [ClusteringMethod; 2] = [ClusteringMethod::OnePass, ClusteringMethod::CoClusters];
 const THRESHOLD: u64 = 36;
 
 /// What threads do: accesses to regions of their group's own, of everybody's, and of nobody else's.
-struct Pattern<'a> {
+struct SharingPattern<'a> {
     groups: &'a [usize],
     regions: u64,
     global: u64,
@@ -19,7 +19,7 @@ struct Pattern<'a> {
 }
 
 /// shMaps of the pattern's threads, and the group of each; threads of the groups take turns, so order says nothing.
-fn sampled(pattern: &Pattern<'_>, seed: u64) -> (Vec<Vec<u8>>, Vec<usize>) {
+fn sampled(pattern: &SharingPattern<'_>, seed: u64) -> (Vec<Vec<u8>>, Vec<usize>) {
     let mut generator = SplitMix64::new(seed);
     let mut truth: Vec<usize> = pattern.groups.iter().enumerate().flat_map(|(g, &size)| vec![g; size]).collect();
     generator.shuffle(&mut truth);
@@ -38,9 +38,9 @@ fn sampled(pattern: &Pattern<'_>, seed: u64) -> (Vec<Vec<u8>>, Vec<usize>) {
     ((0..truth.len()).map(of).collect(), truth)
 }
 
-fn cluster(method: Method, maps: &[Vec<u8>]) -> Clusters {
+fn cluster(method: ClusteringMethod, maps: &[Vec<u8>]) -> Clusters {
     let threads: Vec<ThreadMap<'_>> = maps.iter().map(|map| ThreadMap { counters: map, together: None }).collect();
-    find(method, &threads, &Sharing::default(), THRESHOLD)
+    find(method, &threads, &SharingCriteria::default(), THRESHOLD)
 }
 
 /// The same partition, whatever the numbers?
@@ -55,7 +55,7 @@ fn is_partition(found: &Clusters, truth: &[usize]) -> bool {
 fn equal_groups_are_found_by_both() {
     for method in BOTH {
         for groups in [&[8, 8][..], &[4, 4, 4, 4], &[16, 16]] {
-            let (maps, truth) = sampled(&Pattern { groups, regions: 20, global: 8, accesses: 400 }, 7);
+            let (maps, truth) = sampled(&SharingPattern { groups, regions: 20, global: 8, accesses: 400 }, 7);
             let found = cluster(method, &maps);
             assert!(is_partition(&found, &truth), "{method:?} {groups:?}: {found:?} for {truth:?}");
         }
@@ -65,9 +65,9 @@ fn equal_groups_are_found_by_both() {
 /// Is a cluster of more than half of the threads found by the stronger method, and is it invisible to the thesis's?
 #[test]
 fn a_cluster_of_more_than_half_is_seen_by_the_stronger_method_only() {
-    let (maps, truth) = sampled(&Pattern { groups: &[11, 5], regions: 20, global: 8, accesses: 400 }, 3);
-    assert!(is_partition(&cluster(Method::CoClusters, &maps), &truth));
-    let by_scan = cluster(Method::OnePass, &maps);
+    let (maps, truth) = sampled(&SharingPattern { groups: &[11, 5], regions: 20, global: 8, accesses: 400 }, 3);
+    assert!(is_partition(&cluster(ClusteringMethod::CoClusters, &maps), &truth));
+    let by_scan = cluster(ClusteringMethod::OnePass, &maps);
     let big = (0..truth.len()).filter(|&thread| truth[thread] == 0);
     assert!(big.into_iter().all(|thread| by_scan.of[thread].is_none()), "{by_scan:?}");
 }
@@ -87,7 +87,7 @@ fn a_group_that_shares_by_parts_is_found_whole() {
             let touching = 2 + generator.below(4) as usize;
             members.iter().take(touching).for_each(|&thread| maps[thread][entry] = 3 + generator.below(4) as u8);
         });
-        let found = cluster(Method::CoClusters, &maps);
+        let found = cluster(ClusteringMethod::CoClusters, &maps);
         assert!(is_partition(&found, &truth), "seed {seed}: {found:?}");
     }
 }
@@ -97,7 +97,7 @@ fn a_group_that_shares_by_parts_is_found_whole() {
 fn no_clusters_where_all_or_none_share() {
     for method in BOTH {
         for (groups, regions) in [(&[16][..], 32), (&[1; 16][..], 32)] {
-            let (maps, _) = sampled(&Pattern { groups, regions, global: 0, accesses: 600 }, 11);
+            let (maps, _) = sampled(&SharingPattern { groups, regions, global: 0, accesses: 600 }, 11);
             let found = cluster(method, &maps);
             assert_eq!(found.count, 0, "{method:?} {groups:?}: {found:?}");
         }
@@ -114,7 +114,7 @@ fn earlier_clusters_are_kept_unless_a_thread_changed_sides() {
     for method in BOTH {
         let threads: Vec<ThreadMap<'_>> =
             (0..8).map(|t| ThreadMap { counters: &maps[t], together: Some(t / 4) }).collect();
-        let found = find(method, &threads, &Sharing::default(), THRESHOLD);
+        let found = find(method, &threads, &SharingCriteria::default(), THRESHOLD);
         assert_eq!(found.of, [0, 0, 0, 0, 1, 1, 1, 0].map(Some), "{method:?}");
     }
 }
@@ -123,7 +123,7 @@ fn earlier_clusters_are_kept_unless_a_thread_changed_sides() {
 #[test]
 fn nothing_in_nothing_out() {
     for method in BOTH {
-        assert_eq!(find(method, &[], &Sharing::default(), 0).count, 0);
+        assert_eq!(find(method, &[], &SharingCriteria::default(), 0).count, 0);
         assert_eq!(cluster(method, &[vec![], vec![]]).of, [None, None]);
     }
 }

@@ -1,27 +1,27 @@
 //! The centralized sort: all tasks in one list, dealt out from the heaviest down.
 
-use super::{Bin, Load, Loads, Rule, package_sums, unevenness};
+use super::{Bin, BinLoads, SeatQuota, TaskLoad, package_sums, unevenness};
 
 /// A place for every piece. What is there stays as it is, newcomers on the lightest places with a seat, unless dealing
 /// all anew lowers the [`unevenness`] by more than `worth_moving`, or loads per seat have become uneven.
-pub fn central(places: &[Bin], pieces: &[Load], worth_moving: f64) -> Vec<usize> {
+pub fn central(places: &[Bin], pieces: &[TaskLoad], worth_moving: f64) -> Vec<usize> {
     if places.is_empty() {
         return Vec::new();
     }
     let balanced = near(places, pieces, &heaviest_first(places, pieces, |piece| piece.stuck));
     let stays = heaviest_first(places, pieces, |piece| piece.at.is_some());
-    let rule = Rule::of(places, pieces.len());
-    let even = rule.is_kept(places, &Loads::of(places, pieces, &stays).counts);
+    let rule = SeatQuota::of(places, pieces.len());
+    let even = rule.is_within_quota(places, &BinLoads::of(places, pieces, &stays).counts);
     let better = unevenness(places, pieces, &stays) - unevenness(places, pieces, &balanced);
     if even && better <= worth_moving { stays } else { balanced }
 }
 
 /// Items that keep their place come first, then the others, heaviest first, each to the lightest place with room.
-fn heaviest_first(places: &[Bin], pieces: &[Load], keeps: impl Fn(&Load) -> bool) -> Vec<usize> {
-    let rule = Rule::of(places, pieces.len());
-    let mut loads = Loads::empty(places);
-    let kept = |piece: &Load| piece.at.filter(|_| keeps(piece));
-    let mut at: Vec<Option<usize>> = pieces.iter().map(kept).collect();
+fn heaviest_first(places: &[Bin], pieces: &[TaskLoad], keeps: impl Fn(&TaskLoad) -> bool) -> Vec<usize> {
+    let rule = SeatQuota::of(places, pieces.len());
+    let mut loads = BinLoads::empty(places);
+    let current_bin = |piece: &TaskLoad| piece.at.filter(|_| keeps(piece));
+    let mut at: Vec<Option<usize>> = pieces.iter().map(current_bin).collect();
     for (piece, place) in pieces.iter().zip(&at) {
         place.iter().for_each(|&place| loads.add(place, piece.weight));
     }
@@ -46,8 +46,8 @@ fn heaviest_first(places: &[Bin], pieces: &[Load], keeps: impl Fn(&Load) -> bool
 /// The same groups, on the places where most of their members are: heaviest group first, to the package with the least
 /// sum so far, there to the place that most members are on. Only places with as many seats change names, and groups
 /// with somebody stuck stay.
-fn near(places: &[Bin], pieces: &[Load], groups: &[usize]) -> Vec<usize> {
-    let loads = Loads::of(places, pieces, groups);
+fn near(places: &[Bin], pieces: &[TaskLoad], groups: &[usize]) -> Vec<usize> {
+    let loads = BinLoads::of(places, pieces, groups);
     let stuck = |group: usize| pieces.iter().zip(groups).any(|(piece, &of)| of == group && piece.stuck);
     let mut named: Vec<Option<usize>> = (0..places.len()).map(|group| stuck(group).then_some(group)).collect();
     let mut taken: Vec<bool> = named.iter().map(Option::is_some).collect();

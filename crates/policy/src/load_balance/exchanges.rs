@@ -5,7 +5,7 @@
 //! a margin m below which an exchange is not made: either a gap is below m / 2 for all pairs, d ≤ n m / 2, or d ≤ gap + m / 2.
 //! A free seat adds the moves of single tasks, and d is at most the lightest task of the heavier place, plus m.
 
-use super::{Bin, Load, Loads, Rule};
+use super::{Bin, BinLoads, SeatQuota, TaskLoad};
 
 /// Who meets whom in a round: everybody meets everybody once in `places - 1` rounds (`places` when odd, with one sitting
 /// out), by the circle method.
@@ -27,13 +27,13 @@ pub(super) fn tournament(places: usize, round: u64) -> Vec<(usize, usize)> {
 
 /// One round: a place for every piece. An exchange is made if it lowers the difference of the two sums by more than
 /// `worth_moving` times their mean. Newcomers go to the lightest place with a seat.
-pub fn exchange(places: &[Bin], pieces: &[Load], round: u64, worth_moving: f64) -> Vec<usize> {
+pub fn exchange(places: &[Bin], pieces: &[TaskLoad], round: u64, worth_moving: f64) -> Vec<usize> {
     let mut at = settle(places, pieces);
-    let rule = Rule::of(places, pieces.len());
-    let mut counts = Loads::of(places, pieces, &at).counts;
+    let rule = SeatQuota::of(places, pieces.len());
+    let mut counts = BinLoads::of(places, pieces, &at).counts;
     for (a, b) in tournament(places.len(), round) {
         let members = |place: usize| (0..pieces.len()).filter(|&nth| at[nth] == place).collect::<Vec<usize>>();
-        let mut meeting = Meeting { places, pieces, rule, sides: [(a, members(a)), (b, members(b))] };
+        let mut meeting = PairwiseExchange { places, pieces, rule, sides: [(a, members(a)), (b, members(b))] };
         // Every exchange makes at least one of the two nearer to its end; more than this many is rounding.
         for _ in 0..2 * pieces.len() {
             if !meeting.improve(&mut counts, worth_moving) {
@@ -50,16 +50,16 @@ pub fn exchange(places: &[Bin], pieces: &[Load], round: u64, worth_moving: f64) 
 /// At the end of all exchanges no two places with `tasks` tasks each differ by more than this; `mean_sum` is the greater
 /// of the pairs' mean sums.
 #[cfg(test)]
-pub(super) fn distance_at_most(pieces: &[Load], tasks: usize, mean_sum: f64, worth_moving: f64) -> f64 {
+pub(super) fn distance_at_most(pieces: &[TaskLoad], tasks: usize, mean_sum: f64, worth_moving: f64) -> f64 {
     let ends = pieces.iter().map(|piece| (piece.weight, piece.weight)).reduce(|a, b| (a.0.min(b.0), a.1.max(b.1)));
     let range = ends.map_or(0.0, |(lightest, heaviest)| heaviest - lightest);
     let margin = worth_moving * mean_sum;
     (range + margin / 2.0).max(tasks as f64 * margin / 2.0)
 }
 
-fn settle(places: &[Bin], pieces: &[Load]) -> Vec<usize> {
-    let rule = Rule::of(places, pieces.len());
-    let mut loads = Loads::empty(places);
+fn settle(places: &[Bin], pieces: &[TaskLoad]) -> Vec<usize> {
+    let rule = SeatQuota::of(places, pieces.len());
+    let mut loads = BinLoads::empty(places);
     for piece in pieces {
         piece.at.iter().for_each(|&place| loads.add(place, piece.weight));
     }
@@ -81,14 +81,14 @@ fn settle(places: &[Bin], pieces: &[Load]) -> Vec<usize> {
 }
 
 /// Two places and the items on them. It knows nothing of the others, but how many tasks fall on a seat.
-struct Meeting<'a> {
+struct PairwiseExchange<'a> {
     places: &'a [Bin],
-    pieces: &'a [Load],
-    rule: Rule,
+    pieces: &'a [TaskLoad],
+    rule: SeatQuota,
     sides: [(usize, Vec<usize>); 2],
 }
 
-impl Meeting<'_> {
+impl PairwiseExchange<'_> {
     /// Makes the one move or exchange that helps most; false where none is worth it.
     fn improve(&mut self, counts: &mut [usize], worth_moving: f64) -> bool {
         let sum = |side: usize| self.sides[side].1.iter().map(|&nth| self.pieces[nth].weight).sum::<f64>();

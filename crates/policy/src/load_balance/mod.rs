@@ -30,7 +30,7 @@ pub struct Bin {
 
 /// One task.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Load {
+pub struct TaskLoad {
     /// A weight that is finite and not negative.
     pub weight: f64,
     /// Where it is; `None` for a newcomer.
@@ -41,21 +41,21 @@ pub struct Load {
 
 /// Sum of weights and number of tasks of every place.
 #[derive(Clone, Debug)]
-struct Loads {
+struct BinLoads {
     sums: Vec<f64>,
     counts: Vec<usize>,
 }
 
-impl Loads {
+impl BinLoads {
     fn empty(places: &[Bin]) -> Self {
-        Loads { sums: vec![0.0; places.len()], counts: vec![0; places.len()] }
+        BinLoads { sums: vec![0.0; places.len()], counts: vec![0; places.len()] }
     }
     fn add(&mut self, place: usize, weight: f64) {
         self.sums[place] += weight;
         self.counts[place] += 1;
     }
-    fn of(places: &[Bin], pieces: &[Load], at: &[usize]) -> Self {
-        let mut loads = Loads::empty(places);
+    fn of(places: &[Bin], pieces: &[TaskLoad], at: &[usize]) -> Self {
+        let mut loads = BinLoads::empty(places);
         pieces.iter().zip(at).for_each(|(piece, &place)| loads.add(place, piece.weight));
         loads
     }
@@ -63,17 +63,17 @@ impl Loads {
 
 /// Places that may still take a task, so that loads per seat come out even.
 #[derive(Clone, Copy, Debug)]
-struct Rule {
+struct SeatQuota {
     /// Tasks on every seat at least.
     least: usize,
     /// Seats with one more.
     more: usize,
 }
 
-impl Rule {
+impl SeatQuota {
     fn of(places: &[Bin], tasks: usize) -> Self {
         let seats: usize = places.iter().map(|place| place.seats).sum();
-        Rule { least: tasks / seats.max(1), more: tasks % seats.max(1) }
+        SeatQuota { least: tasks / seats.max(1), more: tasks % seats.max(1) }
     }
     fn has_room(&self, place: &Bin, count: usize, more_taken: usize) -> bool {
         count < self.least * place.seats || (more_taken < self.more && count < (self.least + 1) * place.seats)
@@ -81,7 +81,7 @@ impl Rule {
     fn more_taken(&self, places: &[Bin], counts: &[usize]) -> usize {
         places.iter().zip(counts).map(|(place, &count)| count.saturating_sub(self.least * place.seats)).sum()
     }
-    fn is_kept(&self, places: &[Bin], counts: &[usize]) -> bool {
+    fn is_within_quota(&self, places: &[Bin], counts: &[usize]) -> bool {
         let fits = |(place, &count): (&Bin, &usize)| {
             (self.least * place.seats..=(self.least + 1) * place.seats).contains(&count)
         };
@@ -91,8 +91,8 @@ impl Rule {
 
 /// How uneven: standard deviation of the sums over their mean, of the places and of the packages where those are not
 /// the same thing. 0 where all sums are 0.
-pub fn unevenness(places: &[Bin], pieces: &[Load], at: &[usize]) -> f64 {
-    let sums = Loads::of(places, pieces, at).sums;
+pub fn unevenness(places: &[Bin], pieces: &[TaskLoad], at: &[usize]) -> f64 {
+    let sums = BinLoads::of(places, pieces, at).sums;
     variation(&sums) + package_sums(places, &sums).map_or(0.0, |sums| variation(&sums))
 }
 

@@ -8,21 +8,21 @@ use super::*;
 fn alike(places: usize, seats: usize) -> Vec<Bin> {
     vec![Bin { seats, package: 0 }; places]
 }
-fn newcomers(weights: &[f64]) -> Vec<Load> {
-    weights.iter().map(|&weight| Load { weight, at: None, stuck: false }).collect()
+fn newcomers(weights: &[f64]) -> Vec<TaskLoad> {
+    weights.iter().map(|&weight| TaskLoad { weight, at: None, stuck: false }).collect()
 }
-fn moved(pieces: &[Load], at: &[usize]) -> Vec<Load> {
-    pieces.iter().zip(at).map(|(piece, &at)| Load { at: Some(at), ..*piece }).collect()
+fn moved(pieces: &[TaskLoad], at: &[usize]) -> Vec<TaskLoad> {
+    pieces.iter().zip(at).map(|(piece, &at)| TaskLoad { at: Some(at), ..*piece }).collect()
 }
-fn sums(places: &[Bin], pieces: &[Load], at: &[usize]) -> Vec<f64> {
-    Loads::of(places, pieces, at).sums
+fn sums(places: &[Bin], pieces: &[TaskLoad], at: &[usize]) -> Vec<f64> {
+    BinLoads::of(places, pieces, at).sums
 }
 fn counts(places: &[Bin], at: &[usize]) -> Vec<usize> {
     (0..places.len()).map(|place| at.iter().filter(|&&other| other == place).count()).collect()
 }
 
 /// Rounds of exchanges until a whole tournament brings no more.
-fn exchanged_to_the_end(places: &[Bin], mut pieces: Vec<Load>, worth_moving: f64) -> (Vec<usize>, u64) {
+fn exchanged_to_the_end(places: &[Bin], mut pieces: Vec<TaskLoad>, worth_moving: f64) -> (Vec<usize>, u64) {
     let (mut at, mut quiet, mut round) = (Vec::new(), 0, 0);
     while quiet < places.len().max(2) {
         let next = exchange(places, &pieces, round, worth_moving);
@@ -78,7 +78,7 @@ fn small_gains_move_nobody() {
 fn the_stuck_stay() {
     let places = alike(2, 2);
     let mut pieces = newcomers(&[9.0, 8.0, 1.0, 0.5]);
-    pieces[0] = Load { weight: 9.0, at: Some(1), stuck: true };
+    pieces[0] = TaskLoad { weight: 9.0, at: Some(1), stuck: true };
     let at = central(&places, &pieces, 0.0);
     assert_eq!((at[0], at[1]), (1, 0));
     let (at, _) = exchanged_to_the_end(&places, pieces, 0.0);
@@ -142,10 +142,10 @@ proptest! {
         for piece in &mut pieces {
             piece.at = (generator.below(2) == 0).then(|| generator.below(places.len() as u64) as usize);
         }
-        let rule = Rule::of(&places, pieces.len());
+        let rule = SeatQuota::of(&places, pieces.len());
         for at in [central(&places, &pieces, 0.05), exchanged_to_the_end(&places, pieces.clone(), 0.05).0] {
             let counts = counts(&places, &at);
-            prop_assert!(rule.is_kept(&places, &counts), "{counts:?} on {places:?}");
+            prop_assert!(rule.is_within_quota(&places, &counts), "{counts:?} on {places:?}");
         }
     }
 
@@ -173,7 +173,7 @@ proptest! {
         extra in 0.0f64..500.0,
     ) {
         let places = alike(4, 2);
-        let neighbor = |pieces: &[Load]| {
+        let neighbor = |pieces: &[TaskLoad]| {
             let at = central(&places, pieces, 0.0);
             (0..8).find(|&other| other != chosen && at[other] == at[chosen]).map_or(0.0, |other| weights[other])
         };

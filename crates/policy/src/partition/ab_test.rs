@@ -3,10 +3,10 @@
 //! Problem: forecasts err, so a change of shares has to be judged by measured speeds; but programs have phases, and speeds
 //! before a change and after it compare phases as well. Nor do the first windows after a change say anything: the cache
 //! is still full of what the old shares kept. Method: old, new, new, old: each side's middle lies at the same time, so that
-//! a drift of the programs cancels, and like phases are compared ([`SpeedRecord::like`]); arms go on until both sides have
+//! a drift of the programs cancels, and like phases are compared ([`SpeedRecord::match_speeds`]); arms go on until both sides have
 //! seen enough of the same phases and the difference is larger than its noise ([`Ratio::is_sure`]), or no difference that
 //! matters is left. It is looked at four times an arm at most, each time with a quarter of the error allowed. An arm counts once the
-//! cache can have been filled anew ([`Settling`]). What is clearly slower after the first half of the new arm is not tried
+//! cache can have been filled anew ([`SettlingPeriod`]). What is clearly slower after the first half of the new arm is not tried
 //! any longer.
 //!
 //! Properties: the answer is the objective's sum of weighted speeds over that under the old shares; no answer where a
@@ -14,13 +14,13 @@
 
 use std::collections::BTreeMap;
 
-use cachemate_core::{Event, Level, Observation, Probe, ProcessId};
+use cachemate_core::{CacheLevel, CounterEvent, Observation, ProbeRequest, ProcessId};
 
 use super::speed_history::{Ratio, SpeedRecord};
 
 /// How long a trial takes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Lengths {
+pub struct AbTestLengths {
     /// After a change, at least, until anything counts.
     pub settle_windows: u32,
     /// Windows of one arm.
@@ -33,7 +33,7 @@ pub struct Lengths {
 
 /// Which shares are in force.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Arm {
+pub enum AbArm {
     Old,
     New,
     OldAgain,
@@ -41,7 +41,7 @@ pub enum Arm {
 
 /// What a window brought.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub enum Outcome {
+pub enum AbTestStatus {
     /// Apply the present arm's shares, which may have changed.
     GoesOn,
     /// Measured: speeds under the new shares over those under the old.
@@ -53,10 +53,10 @@ pub enum Outcome {
 /// One change that is being judged.
 #[derive(Clone, Debug)]
 pub struct AbTest {
-    lengths: Lengths,
+    lengths: AbTestLengths,
     /// Weight of each process, by which its speed counts.
     weights: Vec<(ProcessId, f64)>,
-    arm: Arm,
+    arm: AbArm,
     /// Speeds under the old shares, before and after the new ones.
     before: SpeedRecord,
     again: SpeedRecord,
@@ -65,7 +65,7 @@ pub struct AbTest {
     pub windows: u32,
     /// All windows since the old shares were left until the cache was full of them again.
     away: SpeedRecord,
-    settling: Option<Settling>,
+    settling: Option<SettlingPeriod>,
 }
 
 /// After a change of the shares: until every program has brought in its part of the cache's lines, since before that
@@ -74,22 +74,22 @@ pub struct AbTest {
 /// often as it has lines. An example is ammp beside applu on the thesis's machine: it loses a fifth of its speed over
 /// eighty windows after a split is given up, while its misses of the L2 stay as they were.
 #[derive(Clone, Debug, Default)]
-pub struct Settling {
+pub struct SettlingPeriod {
     /// Settled at the end of the last window taken in, which does not count either.
     pub over: bool,
     windows: u32,
     misses: BTreeMap<ProcessId, f64>,
 }
 
-impl Settling {
+impl SettlingPeriod {
     /// Takes a window in. Where misses are not counted, the fewest windows are enough; always within ten times as many
     /// (a hundred, where something lies behind) it is over: a program that hardly misses hardly needs what it would bring
     /// in.
-    pub fn take(&mut self, seen: &Observation, level: Level, lengths: Lengths) {
+    pub fn observe(&mut self, seen: &Observation, level: CacheLevel, lengths: AbTestLengths) {
         let least = lengths.settle_windows;
         self.windows += 1;
         for task in seen.tasks.iter().filter(|task| !task.exited) {
-            if let Some(misses) = task.counts.get(Event::Misses(level)) {
+            if let Some(misses) = task.counts.get(CounterEvent::Misses(level)) {
                 *self.misses.entry(task.process).or_insert(0.0) += misses;
             }
         }
@@ -101,11 +101,11 @@ impl Settling {
                 || self.misses.values().sum::<f64>() >= lines as f64
                 || self.windows >= lengths.settled_within()
         });
-        self.over = enough && turned_over && seen.in_force.pending.is_empty();
+        self.over = enough && turned_over && seen.applied.pending.is_empty();
     }
 }
 
-impl Lengths {
+impl AbTestLengths {
     /// Windows after which everything counts as settled.
     fn settled_within(&self) -> u32 {
         let times = if self.lines_behind.is_some() { BEHIND_SETTLED_WITHIN } else { SETTLED_WITHIN };
@@ -125,11 +125,11 @@ const LIKE_WITHIN: u32 = 6;
 
 impl AbTest {
     /// The old shares are in force.
-    pub fn new(lengths: Lengths, weights: Vec<(ProcessId, f64)>) -> Self {
+    pub fn new(lengths: AbTestLengths, weights: Vec<(ProcessId, f64)>) -> Self {
         AbTest {
             lengths,
             weights,
-            arm: Arm::Old,
+            arm: AbArm::Old,
             before: SpeedRecord::default(),
             again: SpeedRecord::default(),
             new: SpeedRecord::default(),
@@ -146,12 +146,12 @@ impl AbTest {
     }
 
     /// Speeds under the old shares, as long before the new ones as after them: so a drift cancels.
-    pub fn old(&self) -> SpeedRecord {
-        let after = if self.arm == Arm::OldAgain { &self.again } else { &self.new };
+    pub fn old_speeds(&self) -> SpeedRecord {
+        let after = if self.arm == AbArm::OldAgain { &self.again } else { &self.new };
         self.before.latest(after.windows.max(self.lengths.judge_windows).max(1)).plus(&self.again)
     }
 
-    pub fn arm(&self) -> Arm {
+    pub fn arm(&self) -> AbArm {
         self.arm
     }
     pub fn weights(&self) -> &[(ProcessId, f64)] {
@@ -159,63 +159,63 @@ impl AbTest {
     }
 
     /// Takes in a window under this arm's shares.
-    pub fn add(&mut self, seen: &Observation, level: Level, probes: &[Probe]) -> Outcome {
+    pub fn add(&mut self, seen: &Observation, level: CacheLevel, probes: &[ProbeRequest]) -> AbTestStatus {
         self.windows += 1;
-        if self.arm == Arm::New
-            || (self.arm == Arm::OldAgain && self.settling.as_ref().is_some_and(|settling| !settling.over))
+        if self.arm == AbArm::New
+            || (self.arm == AbArm::OldAgain && self.settling.as_ref().is_some_and(|settling| !settling.over))
         {
-            self.away.take(seen, level);
+            self.away.observe(seen, level);
         }
         if self.windows > VERDICT_WITHIN * self.unhindered() {
-            return Outcome::Nothing;
+            return AbTestStatus::Nothing;
         }
         if let Some(settling) = self.settling.as_mut().filter(|settling| !settling.over) {
-            settling.take(seen, level, self.lengths);
-            return Outcome::GoesOn;
+            settling.observe(seen, level, self.lengths);
+            return AbTestStatus::GoesOn;
         }
         self.settling = None;
         let side = match self.arm {
-            Arm::Old => &mut self.before,
-            Arm::New => &mut self.new,
-            Arm::OldAgain => &mut self.again,
+            AbArm::Old => &mut self.before,
+            AbArm::New => &mut self.new,
+            AbArm::OldAgain => &mut self.again,
         };
         if !side.add(seen, level, probes) {
-            return Outcome::GoesOn;
+            return AbTestStatus::GoesOn;
         }
         self.arm_windows += 1;
         self.judge()
     }
 
-    fn judge(&mut self) -> Outcome {
+    fn judge(&mut self) -> AbTestStatus {
         let judged = self.lengths.judge_windows.max(1);
         // The last arm is no longer than the first, or a drift would not cancel.
-        let longest = if self.arm == Arm::OldAgain { self.before.windows } else { u32::MAX };
+        let longest = if self.arm == AbArm::OldAgain { self.before.windows } else { u32::MAX };
         let waits = self.arm_windows < longest.min(LIKE_WITHIN * judged);
         // Who looks after every window finds something by chance: [`LOOKS`] times at most.
         let looks = !waits || [1, 2, 4].iter().any(|times| self.arm_windows == times * judged);
-        if self.arm != Arm::Old && !looks {
-            return Outcome::GoesOn;
+        if self.arm != AbArm::Old && !looks {
+            return AbTestStatus::GoesOn;
         }
         match self.arm {
-            Arm::Old if self.before.windows >= 2 * judged => self.turn(Arm::New),
-            Arm::New if self.arm_windows >= judged => {
-                let found = self.ratio();
-                if let Some(slower) = found.filter(|found| found.ratio < 1.0 - CLEARLY && found.is_sure()) {
-                    return Outcome::Ratio(slower);
+            AbArm::Old if self.before.windows >= 2 * judged => self.switch_to(AbArm::New),
+            AbArm::New if self.arm_windows >= judged => {
+                let ratio = self.ratio();
+                if let Some(slower) = ratio.filter(|found| found.ratio < 1.0 - CLEARLY && found.is_sure()) {
+                    return AbTestStatus::Ratio(slower);
                 }
                 // Not enough of the phases that ran on the other side yet, or too noisy: they may come back.
-                if self.arm_windows >= 2 * judged && (!waits || found.is_some_and(|found| found.is_told())) {
-                    self.turn(Arm::OldAgain);
+                if self.arm_windows >= 2 * judged && (!waits || ratio.is_some_and(|found| found.is_precise_enough())) {
+                    self.switch_to(AbArm::OldAgain);
                 }
             }
-            Arm::OldAgain if self.arm_windows >= judged => match self.ratio() {
-                Some(found) if !waits || found.is_told() => return Outcome::Ratio(found),
-                None if !waits => return Outcome::Nothing,
+            AbArm::OldAgain if self.arm_windows >= judged => match self.ratio() {
+                Some(found) if !waits || found.is_precise_enough() => return AbTestStatus::Ratio(found),
+                None if !waits => return AbTestStatus::Nothing,
                 _ => {}
             },
             _ => {}
         }
-        Outcome::GoesOn
+        AbTestStatus::GoesOn
     }
 
     /// Windows' worth of the old shares' speed that the trial has cost, in windows alike as far as there are any; what the
@@ -227,8 +227,8 @@ impl AbTest {
         if ratio.is_finite() { (f64::from(self.away.windows) * (1.0 - ratio)).max(0.0) } else { 0.0 }
     }
 
-    fn turn(&mut self, to: Arm) {
-        (self.arm, self.arm_windows, self.settling) = (to, 0, Some(Settling::default()));
+    fn switch_to(&mut self, to: AbArm) {
+        (self.arm, self.arm_windows, self.settling) = (to, 0, Some(SettlingPeriod::default()));
     }
 
     fn unhindered(&self) -> u32 {
@@ -236,7 +236,7 @@ impl AbTest {
     }
 
     fn ratio(&self) -> Option<Ratio> {
-        self.new.speed_over(&self.old(), &self.weights)
+        self.new.speed_over(&self.old_speeds(), &self.weights)
     }
 }
 
@@ -245,16 +245,17 @@ mod tests {
     use super::*;
     use crate::partition::speed_history::tests::{seen, window_in_phase, window_of};
 
-    const LENGTHS: Lengths = Lengths { settle_windows: 1, judge_windows: 2, lines: Some(25), lines_behind: None };
+    const LENGTHS: AbTestLengths =
+        AbTestLengths { settle_windows: 1, judge_windows: 2, lines: Some(25), lines_behind: None };
 
     /// Runs a trial to its end: cycles for 1000 instructions by window and arm, 10 misses in each window.
-    fn tried(cycles: impl Fn(u32, Arm) -> u64) -> (Outcome, Vec<Arm>) {
+    fn tried(cycles: impl Fn(u32, AbArm) -> u64) -> (AbTestStatus, Vec<AbArm>) {
         let mut trial = AbTest::new(LENGTHS, vec![(ProcessId(0), 1.0)]);
         let mut arms = Vec::new();
         for window in 0.. {
             arms.push(trial.arm());
-            let said = trial.add(&window_of(1000, cycles(window, trial.arm()), 10), Level::L2, &[]);
-            if said != Outcome::GoesOn {
+            let said = trial.add(&window_of(1000, cycles(window, trial.arm()), 10), CacheLevel::L2, &[]);
+            if said != AbTestStatus::GoesOn {
                 return (said, arms);
             }
         }
@@ -265,24 +266,24 @@ mod tests {
     #[test]
     fn a_drift_cancels() {
         let (said, arms) = tried(|window, _| 3_000 - 40 * u64::from(window));
-        let Outcome::Ratio(Ratio { ratio, .. }) = said else { panic!("{said:?}") };
+        let AbTestStatus::Ratio(Ratio { ratio, .. }) = said else { panic!("{said:?}") };
         assert!((ratio - 1.0).abs() < 0.01, "{ratio}");
         let of = |arm| arms.iter().filter(|&&one| one == arm).count();
         // Three windows of ten misses fill twenty-five lines. Windows of a drift resemble each other, so that nothing is sure
         // before the new arm is as long as it may be.
-        assert_eq!([Arm::Old, Arm::New, Arm::OldAgain].map(of), [4, 3 + 12, 3 + 4]);
+        assert_eq!([AbArm::Old, AbArm::New, AbArm::OldAgain].map(of), [4, 3 + 12, 3 + 4]);
     }
 
     /// Is a gain measured as what it is, through a drift, and a clear loss cut short?
     #[test]
     fn gains_are_measured_and_clear_losses_cut_short() {
-        let faster = |window: u32, arm| if arm == Arm::New { 1_800 } else { 2_000 } - 5 * u64::from(window);
+        let faster = |window: u32, arm| if arm == AbArm::New { 1_800 } else { 2_000 } - 5 * u64::from(window);
         let (said, _) = tried(faster);
-        let Outcome::Ratio(Ratio { ratio, .. }) = said else { panic!("{said:?}") };
+        let AbTestStatus::Ratio(Ratio { ratio, .. }) = said else { panic!("{said:?}") };
         assert!((ratio - 2_000.0 / 1_800.0).abs() < 0.01, "{ratio}");
-        let (said, arms) = tried(|_, arm| if arm == Arm::New { 2_200 } else { 2_000 });
+        let (said, arms) = tried(|_, arm| if arm == AbArm::New { 2_200 } else { 2_000 });
         assert!(
-            matches!(said, Outcome::Ratio(Ratio { ratio, error: 0.0, .. }) if ratio == 2_000.0 / 2_200.0),
+            matches!(said, AbTestStatus::Ratio(Ratio { ratio, error: 0.0, .. }) if ratio == 2_000.0 / 2_200.0),
             "{said:?}"
         );
         assert_eq!(arms.len(), 4 + 3 + 2);
@@ -297,13 +298,13 @@ mod tests {
             let verdict = (0..).find_map(|window| {
                 let slow = (window + offset) % 7 < 3;
                 let (cycles, comes) = if slow { (5_000.0, 60) } else { (1_500.0, 120) };
-                let cycles = if trial.arm() == Arm::New { cycles / faster } else { cycles };
-                match trial.add(&window_in_phase(1_000, cycles as u64, comes), Level::L2, &[]) {
-                    Outcome::GoesOn => None,
+                let cycles = if trial.arm() == AbArm::New { cycles / faster } else { cycles };
+                match trial.add(&window_in_phase(1_000, cycles as u64, comes), CacheLevel::L2, &[]) {
+                    AbTestStatus::GoesOn => None,
                     said => Some(said),
                 }
             });
-            let Some(Outcome::Ratio(Ratio { ratio, .. })) = verdict else { panic!("{verdict:?}") };
+            let Some(AbTestStatus::Ratio(Ratio { ratio, .. })) = verdict else { panic!("{verdict:?}") };
             assert!((ratio - faster).abs() < 0.001, "{faster} told as {ratio}");
         }
     }
@@ -314,8 +315,8 @@ mod tests {
         let mut trial = AbTest::new(LENGTHS, vec![(ProcessId(0), 1.0)]);
         for window in 0.. {
             let (cycles, comes) = if window % 7 < 2 { (8_000, 60) } else { (2_000, 120) };
-            let cycles = if trial.arm() == Arm::New { cycles * 5 / 4 } else { cycles };
-            if trial.add(&window_in_phase(1000, cycles, comes), Level::L2, &[]) != Outcome::GoesOn {
+            let cycles = if trial.arm() == AbArm::New { cycles * 5 / 4 } else { cycles };
+            if trial.add(&window_in_phase(1000, cycles, comes), CacheLevel::L2, &[]) != AbTestStatus::GoesOn {
                 break;
             }
         }
@@ -339,13 +340,13 @@ mod tests {
                     let normal = (0..12).map(|_| generator.unit()).sum::<f64>() - 6.0;
                     off = alike * off + 0.05 * libm::sqrt(1.0 - alike * alike) * normal;
                     let cycles = (2e6 * (1.0 + off)) as u64;
-                    match trial.add(&window_of(1_000_000, cycles, 1_000), Level::L2, &[]) {
-                        Outcome::GoesOn => None,
+                    match trial.add(&window_of(1_000_000, cycles, 1_000), CacheLevel::L2, &[]) {
+                        AbTestStatus::GoesOn => None,
                         said => Some(said),
                     }
                 });
                 let adopted = |found: &Ratio| found.ratio >= 1.0 && found.is_sure();
-                faster += u32::from(matches!(said, Some(Outcome::Ratio(found)) if adopted(&found)));
+                faster += u32::from(matches!(said, Some(AbTestStatus::Ratio(found)) if adopted(&found)));
             }
             let share = f64::from(faster) / f64::from(trials);
             // The sampling error of so many trials is four in a thousand.
@@ -357,10 +358,10 @@ mod tests {
     #[test]
     fn what_lies_behind_settles_too() {
         let settled_after = |lines_behind: Option<u64>, misses: u64| {
-            let lengths = Lengths { lines_behind, ..LENGTHS };
-            let mut settling = Settling::default();
+            let lengths = AbTestLengths { lines_behind, ..LENGTHS };
+            let mut settling = SettlingPeriod::default();
             (1..).find(|_| {
-                settling.take(&window_of(1000, 2000, misses), Level::L2, lengths);
+                settling.observe(&window_of(1000, 2000, misses), CacheLevel::L2, lengths);
                 settling.over
             })
         };
@@ -375,7 +376,8 @@ mod tests {
     #[test]
     fn a_trial_ends_where_nothing_runs() {
         let mut trial = AbTest::new(LENGTHS, vec![(ProcessId(0), 1.0)]);
-        let said = (0..10_000).map(|_| trial.add(&seen(&[]), Level::L2, &[])).find(|said| *said != Outcome::GoesOn);
-        assert_eq!(said, Some(Outcome::Nothing));
+        let said =
+            (0..10_000).map(|_| trial.add(&seen(&[]), CacheLevel::L2, &[])).find(|said| *said != AbTestStatus::GoesOn);
+        assert_eq!(said, Some(AbTestStatus::Nothing));
     }
 }

@@ -12,13 +12,13 @@
 
 use serde::Deserialize;
 
-use super::demand_curve::Space;
-use crate::solvers::sizing::{BadClaims, Claim, Total, exact, lookahead, pooled};
+use super::demand_curve::DemandCurve;
+use crate::solvers::sizing::{ClaimError, CostAggregate, UnitClaim, exact, lookahead, pooled};
 
 /// What sizing is for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Objective {
+pub enum SizingObjective {
     /// Fewest misses per instruction, summed (thesis equation 5.3).
     Misses,
     /// Fewest stalled cycles per instruction, summed (CP-4).
@@ -35,7 +35,7 @@ pub enum Objective {
 /// One process that claims space.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Claimant {
-    pub space: Space,
+    pub space: DemandCurve,
     pub priority: f64,
     pub degradation_at_most: Option<f64>,
     /// Fewer units were measured to break the promise, whatever the curve says; 1 = nothing was.
@@ -50,24 +50,26 @@ impl Claimant {
     pub fn is_broken(&self, cycles: f64, degradation_at_most: f64) -> bool {
         cycles / self.space.whole_cycles() - 1.0 > degradation_at_most + 1e-9
     }
-    fn cost(&self, objective: Objective, misses: f64, cycles: f64) -> f64 {
+    fn cost(&self, objective: SizingObjective, misses: f64, cycles: f64) -> f64 {
         match objective {
-            Objective::Misses => self.priority * misses,
-            Objective::Stalls => self.priority * (cycles - self.space.whole_cycles()),
-            Objective::WeightedSpeedup | Objective::LeastSpace => -self.priority * self.space.whole_cycles() / cycles,
+            SizingObjective::Misses => self.priority * misses,
+            SizingObjective::Stalls => self.priority * (cycles - self.space.whole_cycles()),
+            SizingObjective::WeightedSpeedup | SizingObjective::LeastSpace => {
+                -self.priority * self.space.whole_cycles() / cycles
+            }
             // Who matters twice as much is taken to suffer twice as much from the same slowdown.
-            Objective::Fairness => self.priority * (cycles / self.space.whole_cycles() - 1.0),
+            SizingObjective::Fairness => self.priority * (cycles / self.space.whole_cycles() - 1.0),
         }
     }
-    fn costs(&self, objective: Objective) -> Vec<f64> {
+    fn costs(&self, objective: SizingObjective) -> Vec<f64> {
         let both = self.space.misses_per_kilo_instr.iter().zip(&self.space.cycles_per_instr);
         both.map(|(&misses, &cycles)| self.cost(objective, misses, cycles)).collect()
     }
 }
 
-impl Objective {
-    pub fn total(self) -> Total {
-        if self == Objective::Fairness { Total::Worst } else { Total::Sum }
+impl SizingObjective {
+    pub fn total(self) -> CostAggregate {
+        if self == SizingObjective::Fairness { CostAggregate::Worst } else { CostAggregate::Sum }
     }
     /// Score of everybody's misses per thousand instructions and cycles per instruction, as a plan would have them;
     /// small = good.
@@ -79,7 +81,7 @@ impl Objective {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Kind {
+pub enum PartitionKind {
     /// One process with units of its own.
     Own,
     /// Programs that space does not matter to.
@@ -90,16 +92,16 @@ pub enum Kind {
 
 /// Claimants (by their place in the list) that share a partition.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Group {
-    pub kind: Kind,
+pub struct PartitionGroup {
+    pub kind: PartitionKind,
     pub members: Vec<usize>,
     pub units: u32,
 }
 
 /// The division of a cache, with the owners of its parts.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Terms {
-    pub objective: Objective,
+pub struct AllocationLimits {
+    pub objective: SizingObjective,
     pub units: u32,
     /// Smallest share and most groups that the machine allows.
     pub at_least: u32,
@@ -113,9 +115,9 @@ pub struct Terms {
 /// Groups with their sizes, and what was told on the way.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Allocation {
-    pub groups: Vec<Group>,
+    pub groups: Vec<PartitionGroup>,
     /// Claimants whose floor did not fit.
-    pub lowered: Vec<usize>,
+    pub lowered_floors: Vec<usize>,
     /// What the floors cost the others: the rise of the objective's total without the floors' owners, and before.
     pub floors_cost: Option<f64>,
 }
@@ -129,74 +131,83 @@ const SATED: f64 = 0.05;
 ///
 /// # Errors
 /// Nobody claims anything, or the machine allows no group.
-pub fn allocate(claimants: &[Claimant], terms: &Terms) -> Result<Allocation, BadClaims> {
+pub fn allocate(claimants: &[Claimant], terms: &AllocationLimits) -> Result<Allocation, ClaimError> {
     let mut groups = grouped(claimants, terms);
-    let mut claims: Vec<Claim> = groups.iter().map(|group| claim(claimants, group, terms)).collect();
+    let mut claims: Vec<UnitClaim> = groups.iter().map(|group| claim(claimants, group, terms)).collect();
     let lowered = fit_floors(claimants, &groups, &mut claims, terms);
     let sizes = solve(&claims, terms)?;
     let floors_cost = floors_cost(claimants, &groups, &claims, &sizes, terms);
     groups.iter_mut().zip(sizes).for_each(|(group, units)| group.units = units);
-    Ok(Allocation { groups, lowered, floors_cost })
+    Ok(Allocation { groups, lowered_floors: lowered, floors_cost })
 }
 
 /// Pool first, then lanes of the others, in order of arrival within each.
-fn grouped(claimants: &[Claimant], terms: &Terms) -> Vec<Group> {
-    let asked = |at: &usize| claimants[*at].degradation_at_most.is_some();
+fn grouped(claimants: &[Claimant], terms: &AllocationLimits) -> Vec<PartitionGroup> {
+    let has_floor = |at: &usize| claimants[*at].degradation_at_most.is_some();
     let all = || 0..claimants.len();
     let mut pool: Vec<usize> =
-        all().filter(|at| !asked(at) && claimants[*at].space.sensitivity() <= terms.insensitive).collect();
-    if terms.objective == Objective::LeastSpace {
-        pool = all().filter(|at| !asked(at)).collect();
+        all().filter(|at| !has_floor(at) && claimants[*at].space.sensitivity() <= terms.insensitive).collect();
+    if terms.objective == SizingObjective::LeastSpace {
+        pool = all().filter(|at| !has_floor(at)).collect();
     }
     let mut own: Vec<usize> = all().filter(|at| !pool.contains(at)).collect();
     let room = terms.groups_at_most.min(terms.units / terms.at_least.max(1)).max(1) as usize;
     // A pool of one is a program of its own that asks for little.
     let lanes = (terms.at_once.max(1) as usize).min(room - usize::from(!pool.is_empty() && room > 1));
-    let mut groups: Vec<Group> = Vec::new();
+    let mut groups: Vec<PartitionGroup> = Vec::new();
     if own.len() > lanes.max(1) {
         own.sort_by_key(|&at| std::cmp::Reverse(claimants[at].space.units_for(SATED)));
         let each = own.len().div_ceil(lanes.max(1));
         for group in own.chunks(each) {
             let mut members = group.to_vec();
             members.sort_unstable();
-            let kind = if members.len() > 1 { Kind::TimeShare } else { Kind::Own };
-            groups.push(Group { kind, members, units: 0 });
+            let kind = if members.len() > 1 { PartitionKind::TimeShare } else { PartitionKind::Own };
+            groups.push(PartitionGroup { kind, members, units: 0 });
         }
         groups.sort_by_key(|group| group.members[0]);
     } else {
-        groups.extend(own.into_iter().map(|at| Group { kind: Kind::Own, members: vec![at], units: 0 }));
+        groups.extend(own.into_iter().map(|at| PartitionGroup {
+            kind: PartitionKind::Own,
+            members: vec![at],
+            units: 0,
+        }));
     }
     if !pool.is_empty() {
         if groups.len() < room {
-            groups.push(Group { kind: Kind::Pool, members: pool, units: 0 });
+            groups.push(PartitionGroup { kind: PartitionKind::Pool, members: pool, units: 0 });
         } else if let Some(last) = groups.last_mut() {
             last.members.extend(pool);
-            last.kind = Kind::Pool;
+            last.kind = PartitionKind::Pool;
         }
     }
     groups
 }
 
-fn claim(claimants: &[Claimant], group: &Group, terms: &Terms) -> Claim {
+fn claim(claimants: &[Claimant], group: &PartitionGroup, terms: &AllocationLimits) -> UnitClaim {
     let costs: Vec<Vec<f64>> = group.members.iter().map(|&at| claimants[at].costs(terms.objective)).collect();
     let costs = match group.kind {
-        Kind::Own => costs.into_iter().next().unwrap_or_default(),
-        Kind::Pool => {
+        PartitionKind::Own => costs.into_iter().next().unwrap_or_default(),
+        PartitionKind::Pool => {
             let costs: Vec<&[f64]> = costs.iter().map(Vec::as_slice).collect();
             pooled(&costs, terms.units, terms.objective.total())
         }
         // Each has all of it in its turn.
-        Kind::TimeShare => {
+        PartitionKind::TimeShare => {
             let total = terms.objective.total();
             (0..terms.units as usize).map(|held| total.of(costs.iter().map(|costs| costs[held]))).collect()
         }
     };
     let floor = group.members.iter().map(|&at| claimants[at].floor()).max().unwrap_or(1);
-    Claim { costs, at_least: floor.max(terms.at_least) }
+    UnitClaim { costs, at_least: floor.max(terms.at_least) }
 }
 
 /// Floors that do not fit together give way, the largest first; whose did.
-fn fit_floors(claimants: &[Claimant], groups: &[Group], claims: &mut [Claim], terms: &Terms) -> Vec<usize> {
+fn fit_floors(
+    claimants: &[Claimant],
+    groups: &[PartitionGroup],
+    claims: &mut [UnitClaim],
+    terms: &AllocationLimits,
+) -> Vec<usize> {
     let mut lowered = Vec::new();
     let least = terms.at_least.max(1);
     while claims.iter().map(|claim| claim.at_least).sum::<u32>() > terms.units {
@@ -214,13 +225,13 @@ fn fit_floors(claimants: &[Claimant], groups: &[Group], claims: &mut [Claim], te
     lowered
 }
 
-fn solve(claims: &[Claim], terms: &Terms) -> Result<Vec<u32>, BadClaims> {
-    if terms.objective == Objective::LeastSpace {
+fn solve(claims: &[UnitClaim], terms: &AllocationLimits) -> Result<Vec<u32>, ClaimError> {
+    if terms.objective == SizingObjective::LeastSpace {
         return least_space(claims, terms);
     }
     let steps = claims.len() as u64 * u64::from(terms.units) * u64::from(terms.units);
     // The greedy rule adds up savings: the worst-off objective is for the exact solver only.
-    if steps <= EXACT_STEPS_AT_MOST || terms.objective.total() == Total::Worst {
+    if steps <= EXACT_STEPS_AT_MOST || terms.objective.total() == CostAggregate::Worst {
         exact(claims, terms.units, terms.objective.total())
     } else {
         lookahead(claims, terms.units)
@@ -228,14 +239,14 @@ fn solve(claims: &[Claim], terms: &Terms) -> Result<Vec<u32>, BadClaims> {
 }
 
 /// Floors and no more; claimants that asked for nothing have the rest.
-fn least_space(claims: &[Claim], terms: &Terms) -> Result<Vec<u32>, BadClaims> {
+fn least_space(claims: &[UnitClaim], terms: &AllocationLimits) -> Result<Vec<u32>, ClaimError> {
     if claims.is_empty() {
-        return Err(BadClaims::Nobody);
+        return Err(ClaimError::Nobody);
     }
     let mut sizes: Vec<u32> = claims.iter().map(|claim| claim.at_least).collect();
     let floors: u32 = sizes.iter().sum();
     if floors > terms.units {
-        return Err(BadClaims::Floors { floors, units: terms.units });
+        return Err(ClaimError::Floors { floors, units: terms.units });
     }
     let free = claims.iter().position(|claim| claim.at_least <= terms.at_least.max(1));
     if let Some(pool) = free.filter(|_| claims.len() > 1) {
@@ -247,20 +258,21 @@ fn least_space(claims: &[Claim], terms: &Terms) -> Result<Vec<u32>, BadClaims> {
 /// The total of those without a floor, with the floors and without: what the promises cost the others.
 fn floors_cost(
     claimants: &[Claimant],
-    groups: &[Group],
-    claims: &[Claim],
+    groups: &[PartitionGroup],
+    claims: &[UnitClaim],
     sizes: &[u32],
-    terms: &Terms,
+    terms: &AllocationLimits,
 ) -> Option<f64> {
-    let asked = |group: &Group| group.members.iter().any(|&at| claimants[at].degradation_at_most.is_some());
-    if terms.objective == Objective::LeastSpace || !groups.iter().any(asked) || groups.iter().all(asked) {
+    let has_floor =
+        |group: &PartitionGroup| group.members.iter().any(|&at| claimants[at].degradation_at_most.is_some());
+    if terms.objective == SizingObjective::LeastSpace || !groups.iter().any(has_floor) || groups.iter().all(has_floor) {
         return None;
     }
-    let free: Vec<Claim> =
-        claims.iter().map(|claim| Claim { at_least: terms.at_least.max(1), ..claim.clone() }).collect();
+    let free: Vec<UnitClaim> =
+        claims.iter().map(|claim| UnitClaim { at_least: terms.at_least.max(1), ..claim.clone() }).collect();
     let without = solve(&free, terms).ok()?;
     let others = |sizes: &[u32]| -> f64 {
-        let each = groups.iter().zip(claims).zip(sizes).filter(|((group, _), _)| !asked(group));
+        let each = groups.iter().zip(claims).zip(sizes).filter(|((group, _), _)| !has_floor(group));
         each.map(|((_, claim), &units)| claim.costs[units as usize - 1]).sum()
     };
     Some(others(sizes) - others(&without))
@@ -273,7 +285,7 @@ mod tests {
     /// Cycles per instruction by units; misses as many as cycles above one, per instruction.
     fn claimant(cycles: &[f64]) -> Claimant {
         let misses = cycles.iter().map(|cycles| (cycles - 1.0) * 10.0).collect();
-        let space = Space { misses_per_kilo_instr: misses, cycles_per_instr: cycles.to_vec() };
+        let space = DemandCurve { misses_per_kilo_instr: misses, cycles_per_instr: cycles.to_vec() };
         Claimant { space, priority: 1.0, degradation_at_most: None, at_least: 1 }
     }
     fn sensitive(steps: u32) -> Claimant {
@@ -282,8 +294,8 @@ mod tests {
     fn flat() -> Claimant {
         claimant(&[1.5; 16])
     }
-    fn terms(objective: Objective) -> Terms {
-        Terms { objective, units: 16, at_least: 1, groups_at_most: 16, insensitive: 0.02, at_once: 4 }
+    fn terms(objective: SizingObjective) -> AllocationLimits {
+        AllocationLimits { objective, units: 16, at_least: 1, groups_at_most: 16, insensitive: 0.02, at_once: 4 }
     }
     fn sizes(allocation: &Allocation) -> Vec<(Vec<usize>, u32)> {
         allocation.groups.iter().map(|group| (group.members.clone(), group.units)).collect()
@@ -293,8 +305,8 @@ mod tests {
     #[test]
     fn the_insensitive_are_pooled() {
         let claimants = [flat(), sensitive(14), flat(), flat()];
-        let allocation = allocate(&claimants, &terms(Objective::WeightedSpeedup)).unwrap();
-        assert_eq!(allocation.groups[1].kind, Kind::Pool);
+        let allocation = allocate(&claimants, &terms(SizingObjective::WeightedSpeedup)).unwrap();
+        assert_eq!(allocation.groups[1].kind, PartitionKind::Pool);
         let (own, pool) = (&sizes(&allocation)[0], &sizes(&allocation)[1]);
         assert!(own.0 == [1] && own.1 >= 14 && pool.0 == [0, 2, 3], "{allocation:?}");
     }
@@ -303,8 +315,9 @@ mod tests {
     #[test]
     fn programs_of_like_appetite_share_a_lane() {
         let claimants = [sensitive(12), sensitive(4), sensitive(12), sensitive(4)];
-        let allocation = allocate(&claimants, &Terms { at_once: 2, ..terms(Objective::WeightedSpeedup) }).unwrap();
-        assert!(allocation.groups.iter().all(|group| group.kind == Kind::TimeShare));
+        let allocation =
+            allocate(&claimants, &AllocationLimits { at_once: 2, ..terms(SizingObjective::WeightedSpeedup) }).unwrap();
+        assert!(allocation.groups.iter().all(|group| group.kind == PartitionKind::TimeShare));
         assert_eq!(sizes(&allocation), [(vec![0, 2], 12), (vec![1, 3], 4)]);
     }
 
@@ -313,10 +326,10 @@ mod tests {
     fn a_floor_is_kept_and_its_cost_told() {
         let mut promised = claimant(&(0..16).map(|held| 2.0 - f64::from(held) * 0.05).collect::<Vec<_>>());
         let greedy = sensitive(12);
-        let free = allocate(&[promised.clone(), greedy.clone()], &terms(Objective::WeightedSpeedup)).unwrap();
+        let free = allocate(&[promised.clone(), greedy.clone()], &terms(SizingObjective::WeightedSpeedup)).unwrap();
         assert_eq!(sizes(&free), [(vec![0], 4), (vec![1], 12)]);
         promised.degradation_at_most = Some(0.2);
-        let kept = allocate(&[promised.clone(), greedy.clone()], &terms(Objective::WeightedSpeedup)).unwrap();
+        let kept = allocate(&[promised.clone(), greedy.clone()], &terms(SizingObjective::WeightedSpeedup)).unwrap();
         let units = kept.groups[0].units;
         let slowed = promised.space.cycles_per_instr[units as usize - 1] / promised.space.whole_cycles() - 1.0;
         assert!(slowed <= 0.2 + 1e-9 && units >= 11, "{units} units, slowed by {slowed}");
@@ -328,8 +341,8 @@ mod tests {
     #[test]
     fn promises_that_do_not_fit_are_lowered() {
         let promised = Claimant { degradation_at_most: Some(0.0), ..sensitive(12) };
-        let allocation = allocate(&[promised.clone(), promised], &terms(Objective::WeightedSpeedup)).unwrap();
-        assert_eq!(allocation.lowered.len(), 2);
+        let allocation = allocate(&[promised.clone(), promised], &terms(SizingObjective::WeightedSpeedup)).unwrap();
+        assert_eq!(allocation.lowered_floors.len(), 2);
         assert_eq!(allocation.groups.iter().map(|group| group.units).sum::<u32>(), 16);
     }
 
@@ -337,9 +350,9 @@ mod tests {
     #[test]
     fn least_space_gives_what_serves_and_no_more() {
         let promised = Claimant { degradation_at_most: Some(0.05), ..sensitive(5) };
-        let alone = allocate(std::slice::from_ref(&promised), &terms(Objective::LeastSpace)).unwrap();
+        let alone = allocate(std::slice::from_ref(&promised), &terms(SizingObjective::LeastSpace)).unwrap();
         assert_eq!(sizes(&alone), [(vec![0], 5)]);
-        let both = allocate(&[promised, sensitive(9)], &terms(Objective::LeastSpace)).unwrap();
+        let both = allocate(&[promised, sensitive(9)], &terms(SizingObjective::LeastSpace)).unwrap();
         assert_eq!(sizes(&both), [(vec![0], 5), (vec![1], 11)]);
     }
 
@@ -352,10 +365,10 @@ mod tests {
         let chases = claimant(&(1..=16).map(|held| 4.0 - f64::from(held) * 0.15).collect::<Vec<_>>());
         let first =
             |objective| allocate(&[streams.clone(), chases.clone()], &terms(objective)).unwrap().groups[0].units;
-        assert_eq!(first(Objective::Misses), 15);
-        assert_eq!(first(Objective::Stalls), 1);
-        assert_eq!(first(Objective::WeightedSpeedup), 1);
-        assert_eq!(first(Objective::Fairness), 1);
+        assert_eq!(first(SizingObjective::Misses), 15);
+        assert_eq!(first(SizingObjective::Stalls), 1);
+        assert_eq!(first(SizingObjective::WeightedSpeedup), 1);
+        assert_eq!(first(SizingObjective::Fairness), 1);
     }
 
     /// Are as many groups made as the machine allows, and no more?
@@ -363,8 +376,11 @@ mod tests {
     fn groups_stay_within_what_the_machine_allows() {
         let claimants: Vec<Claimant> = (0..6).map(|at| if at < 2 { flat() } else { sensitive(2 * at) }).collect();
         for groups_at_most in 1..8 {
-            let allocation =
-                allocate(&claimants, &Terms { groups_at_most, at_once: 8, ..terms(Objective::Stalls) }).unwrap();
+            let allocation = allocate(
+                &claimants,
+                &AllocationLimits { groups_at_most, at_once: 8, ..terms(SizingObjective::Stalls) },
+            )
+            .unwrap();
             assert!(allocation.groups.len() <= groups_at_most as usize);
             let mut all: Vec<usize> = allocation.groups.iter().flat_map(|group| group.members.clone()).collect();
             all.sort_unstable();

@@ -6,14 +6,14 @@
 //! memory-level parallelism and a cache behind are in it (thesis 4.6.3). Where a measured stall curve spans the sizes,
 //! cycles move along that. A log does not hold everything (stores that write through, for one): a rate that is measured
 //! to be higher or lower than any size explains moves the whole curve, and what was measured under a share bounds it
-//! ([`Space::bounded`]). Properties: more space never costs more (what rises in a curve of an LRU cache is noise);
+//! ([`DemandCurve::bounded`]). Properties: more space never costs more (what rises in a curve of an LRU cache is noise);
 //! nothing is said without a curve and a speed.
 
-use cachemate_core::{Curve, Estimate, Fact, FactSource, Level, Profile, Rates};
+use cachemate_core::{CacheLevel, Estimate, Fact, FactSource, Profile, RateFacts, SizeCurve};
 
 /// Measured together: how fast, at which miss rate.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Speed {
+pub struct MeasuredSpeed {
     /// Cycles per instruction.
     pub cycles_per_instr: f64,
     /// `None` = misses were not counted.
@@ -24,25 +24,25 @@ pub struct Speed {
 
 /// Costs by units held, 1 first.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Space {
+pub struct DemandCurve {
     /// Misses per thousand instructions by units held, 1 first.
     pub misses_per_kilo_instr: Vec<f64>,
     /// Cycles per instruction by units held, 1 first.
     pub cycles_per_instr: Vec<f64>,
 }
 
-impl Space {
+impl DemandCurve {
     /// The space of a profile; `speed` serves where the profile has no speed alone on the whole cache.
     pub fn of(
         profile: &Profile,
-        speed: Option<Speed>,
+        speed: Option<MeasuredSpeed>,
         miss_penalty_cycles: f64,
         cache_bytes: u64,
         units: u32,
     ) -> Option<Self> {
         let size = |held: u32| cache_bytes as f64 * f64::from(held) / f64::from(units);
         let curve = profile.misses_per_kilo_instr().filter(|curve| !curve.is_empty())?;
-        let mut misses = falling((1..=units).map(|held| at(curve, size(held))).collect());
+        let mut misses = isotonic_decreasing((1..=units).map(|held| at(curve, size(held))).collect());
         let measured = speed.and_then(|speed| speed.misses_per_kilo_instr);
         let (most, least) = (misses[0], misses[units as usize - 1]);
         let unexplained = measured.map_or(0.0, |rate| (rate - most).max(0.0) - (least - rate).max(0.0));
@@ -66,7 +66,7 @@ impl Space {
                 from_misses(speed.cycles_per_instr, speed.misses_per_kilo_instr.unwrap_or(whole))
             }
         };
-        let space = Space { misses_per_kilo_instr: misses, cycles_per_instr: cycles };
+        let space = DemandCurve { misses_per_kilo_instr: misses, cycles_per_instr: cycles };
         let numbers = space.misses_per_kilo_instr.iter().chain(&space.cycles_per_instr);
         numbers.into_iter().all(|number| number.is_finite()).then_some(space)
     }
@@ -74,7 +74,7 @@ impl Space {
     /// With what was measured with so many units: as many or more of its own cost at most as much, whoever else was in
     /// them, and fewer at least as much, where nobody else was.
     #[must_use]
-    pub fn bounded(mut self, units: u32, measured: Speed, own: bool) -> Self {
+    pub fn bounded(mut self, units: u32, measured: MeasuredSpeed, own: bool) -> Self {
         let bound = |values: &mut [f64], measured: f64| {
             for (at, value) in values.iter_mut().enumerate() {
                 let held = at as u32 + 1;
@@ -90,14 +90,14 @@ impl Space {
     }
 
     /// The mean of several threads of one process.
-    pub fn mean(of: &[Space]) -> Option<Self> {
+    pub fn mean(of: &[DemandCurve]) -> Option<Self> {
         let first = of.first()?;
-        let over = |values: fn(&Space) -> &[f64]| -> Vec<f64> {
+        let over = |values: fn(&DemandCurve) -> &[f64]| -> Vec<f64> {
             let at = |held: usize| of.iter().map(|space| values(space)[held]).sum::<f64>() / of.len() as f64;
             (0..values(first).len()).map(at).collect()
         };
         let misses = over(|space| &space.misses_per_kilo_instr);
-        Some(Space { misses_per_kilo_instr: misses, cycles_per_instr: over(|space| &space.cycles_per_instr) })
+        Some(DemandCurve { misses_per_kilo_instr: misses, cycles_per_instr: over(|space| &space.cycles_per_instr) })
     }
 
     /// Units that the whole cache has.
@@ -119,19 +119,19 @@ impl Space {
     }
 
     /// As a profile, for a predictor: the curve, the stalls that make these cycles, the speed alone.
-    pub fn to_profile(&self, level: Level, cache_bytes: u64) -> Profile {
+    pub fn to_profile(&self, level: CacheLevel, cache_bytes: u64) -> Profile {
         let units = u64::from(self.units());
         let points = |values: &[f64], less: f64, scale: f64| {
             let point = |(held, value): (usize, &f64)| {
                 (cache_bytes * (held as u64 + 1) / units, Estimate::exact((value - less) * scale))
             };
-            values.iter().enumerate().map(point).collect::<Curve>()
+            values.iter().enumerate().map(point).collect::<SizeCurve>()
         };
         let solo = Some(Fact::oracle(1.0 / self.whole_cycles()));
         Profile::default()
             .with_misses(level, points(&self.misses_per_kilo_instr, 0.0, 1.0), FactSource::Oracle)
             .with_stalls(level, points(&self.cycles_per_instr, self.whole_cycles(), 1000.0), FactSource::Oracle)
-            .with_rates(Rates { solo_instr_per_cycle: solo, ..Rates::default() })
+            .with_rates(RateFacts { solo_instr_per_cycle: solo, ..RateFacts::default() })
     }
 }
 
@@ -140,7 +140,7 @@ fn stalls_by_units(profile: &Profile, size: &impl Fn(u32) -> f64, units: u32) ->
     let curve = profile.stalls_per_kilo_instr()?;
     let (first, last) = (curve.first()?.0 as f64, curve.last()?.0 as f64);
     let spans = curve.len() >= 3 && first <= size(2.min(units)) && last >= size(units) * 0.99;
-    spans.then(|| falling((1..=units).map(|held| at(curve, size(held))).collect()))
+    spans.then(|| isotonic_decreasing((1..=units).map(|held| at(curve, size(held))).collect()))
 }
 
 /// Linear between points, flat beyond the ends.
@@ -156,7 +156,7 @@ fn at(curve: &[(u64, Estimate)], bytes: f64) -> f64 {
 
 /// The closest falling curve (least squares, pool adjacent violators): rises are levelled out, not cut off, so that one
 /// low reading does not pull down all that follow.
-fn falling(values: Vec<f64>) -> Vec<f64> {
+fn isotonic_decreasing(values: Vec<f64>) -> Vec<f64> {
     let mut blocks: Vec<(f64, usize)> = Vec::with_capacity(values.len());
     for value in values {
         blocks.push((value, 1));
@@ -178,20 +178,23 @@ mod tests {
 
     const CACHE: u64 = 4 << 20;
 
-    fn curve(rates: &[f64]) -> Curve {
+    fn curve(rates: &[f64]) -> SizeCurve {
         let point = |(at, &rate): (usize, &f64)| (CACHE * (at as u64 + 1) / rates.len() as u64, Estimate::exact(rate));
         rates.iter().enumerate().map(point).collect()
     }
     fn profile(rates: &[f64]) -> Profile {
-        Profile::default().with_misses(Level::L2, curve(rates), FactSource::Oracle)
+        Profile::default().with_misses(CacheLevel::L2, curve(rates), FactSource::Oracle)
     }
 
     /// Do cycles follow the curve from the measured speed, by what a miss was measured to stall?
     #[test]
     fn cycles_follow_the_curve_from_the_measured_speed() {
-        let speed =
-            Speed { cycles_per_instr: 2.0, misses_per_kilo_instr: Some(20.0), stall_cycles_per_miss: Some(50.0) };
-        let space = Space::of(&profile(&[40.0, 20.0, 10.0, 10.0]), Some(speed), 300.0, CACHE, 4).unwrap();
+        let speed = MeasuredSpeed {
+            cycles_per_instr: 2.0,
+            misses_per_kilo_instr: Some(20.0),
+            stall_cycles_per_miss: Some(50.0),
+        };
+        let space = DemandCurve::of(&profile(&[40.0, 20.0, 10.0, 10.0]), Some(speed), 300.0, CACHE, 4).unwrap();
         assert_eq!(space.cycles_per_instr, [3.0, 2.0, 1.5, 1.5]);
         assert_eq!((space.sensitivity(), space.units_for(0.0), space.units_for(0.4)), (1.0, 3, 2));
     }
@@ -199,15 +202,15 @@ mod tests {
     /// Does a rate that no size explains move the curve, and one that a size explains leave it?
     #[test]
     fn what_no_size_explains_is_the_level() {
-        let speed = |rate| Speed {
+        let speed = |rate| MeasuredSpeed {
             cycles_per_instr: 2.0,
             misses_per_kilo_instr: Some(rate),
             stall_cycles_per_miss: Some(100.0),
         };
-        let of = |rate| Space::of(&profile(&[4.0, 1.0, 0.0, 0.0]), Some(speed(rate)), 300.0, CACHE, 4).unwrap();
+        let of = |rate| DemandCurve::of(&profile(&[4.0, 1.0, 0.0, 0.0]), Some(speed(rate)), 300.0, CACHE, 4).unwrap();
         assert_eq!(of(3.0).misses_per_kilo_instr, [4.0, 1.0, 0.0, 0.0]);
         assert_eq!(of(7.0).misses_per_kilo_instr, [7.0, 4.0, 3.0, 3.0]);
-        let high = Space::of(&profile(&[4.0, 3.0, 3.0, 2.0]), Some(speed(1.5)), 300.0, CACHE, 4).unwrap();
+        let high = DemandCurve::of(&profile(&[4.0, 3.0, 3.0, 2.0]), Some(speed(1.5)), 300.0, CACHE, 4).unwrap();
         assert_eq!(high.misses_per_kilo_instr, [3.5, 2.5, 2.5, 1.5]);
         assert_eq!(of(7.0).cycles_per_instr[0], 2.0, "it is as fast as with the least space, at best");
     }
@@ -215,9 +218,12 @@ mod tests {
     /// Does a measured share bound the curve: more units from above, fewer from below if they were its own?
     #[test]
     fn measured_shares_bound_the_curve() {
-        let flat = Space { misses_per_kilo_instr: vec![1.0; 4], cycles_per_instr: vec![2.0, 1.5, 1.2, 1.1] };
-        let measured =
-            |cycles| Speed { cycles_per_instr: cycles, misses_per_kilo_instr: None, stall_cycles_per_miss: None };
+        let flat = DemandCurve { misses_per_kilo_instr: vec![1.0; 4], cycles_per_instr: vec![2.0, 1.5, 1.2, 1.1] };
+        let measured = |cycles| MeasuredSpeed {
+            cycles_per_instr: cycles,
+            misses_per_kilo_instr: None,
+            stall_cycles_per_miss: None,
+        };
         assert_eq!(flat.clone().bounded(2, measured(3.0), true).cycles_per_instr, [3.0, 3.0, 1.2, 1.1]);
         assert_eq!(flat.clone().bounded(2, measured(1.15), true).cycles_per_instr, [2.0, 1.15, 1.15, 1.1]);
         let shared = |cycles| flat.clone().bounded(2, measured(cycles), false).cycles_per_instr;
@@ -228,27 +234,27 @@ mod tests {
     /// Is a curve of stalls preferred where it spans the sizes, and left alone where it does not?
     #[test]
     fn stall_curves_count_where_they_span_the_sizes() {
-        let solo = Rates { solo_instr_per_cycle: Some(Fact::oracle(1.0)), ..Rates::default() };
+        let solo = RateFacts { solo_instr_per_cycle: Some(Fact::oracle(1.0)), ..RateFacts::default() };
         let known = profile(&[40.0, 20.0, 10.0, 10.0]).with_rates(solo);
         let stalls = curve(&[500.0, 100.0, 100.0, 100.0]);
-        let known = known.with_stalls(Level::L2, stalls.clone(), FactSource::StallCounters);
-        let cycles = |profile: &Profile| Space::of(profile, None, 100.0, CACHE, 4).unwrap().cycles_per_instr;
+        let known = known.with_stalls(CacheLevel::L2, stalls.clone(), FactSource::StallCounters);
+        let cycles = |profile: &Profile| DemandCurve::of(profile, None, 100.0, CACHE, 4).unwrap().cycles_per_instr;
         assert_eq!(cycles(&known), [1.4, 1.0, 1.0, 1.0]);
-        let short = known.with_stalls(Level::L2, stalls[2..].to_vec(), FactSource::StallCounters);
+        let short = known.with_stalls(CacheLevel::L2, stalls[2..].to_vec(), FactSource::StallCounters);
         assert_eq!(cycles(&short), [4.0, 2.0, 1.0, 1.0]);
     }
 
     /// Is nothing said without a curve or a speed?
     #[test]
     fn without_evidence_nothing_is_said() {
-        assert_eq!(Space::of(&profile(&[1.0]), None, 100.0, CACHE, 4), None);
-        let speed = Speed { cycles_per_instr: 2.0, misses_per_kilo_instr: None, stall_cycles_per_miss: None };
-        assert_eq!(Space::of(&Profile::default(), Some(speed), 100.0, CACHE, 4), None);
+        assert_eq!(DemandCurve::of(&profile(&[1.0]), None, 100.0, CACHE, 4), None);
+        let speed = MeasuredSpeed { cycles_per_instr: 2.0, misses_per_kilo_instr: None, stall_cycles_per_miss: None };
+        assert_eq!(DemandCurve::of(&Profile::default(), Some(speed), 100.0, CACHE, 4), None);
     }
 
     /// Are rises of a noisy curve levelled out?
     #[test]
     fn rises_are_levelled_out() {
-        assert_eq!(falling(vec![5.0, 1.0, 3.0, 2.0, 0.0]), [5.0, 2.0, 2.0, 2.0, 0.0]);
+        assert_eq!(isotonic_decreasing(vec![5.0, 1.0, 3.0, 2.0, 0.0]), [5.0, 2.0, 2.0, 2.0, 0.0]);
     }
 }

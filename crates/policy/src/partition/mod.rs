@@ -4,7 +4,7 @@
 pub(crate) mod ab_test;
 pub(crate) mod allocate;
 pub mod demand_curve;
-pub(crate) mod divided_cache;
+pub(crate) mod partitioned_cache;
 pub(crate) mod share_controller;
 pub(crate) mod speed_history;
 pub mod units;

@@ -9,25 +9,25 @@
 //!   since, and, after one that changed nothing, until another one like it is paid for as well. Every further one that
 //!   changes nothing doubles the wait; a change, another phase or a fall of speed ends that.
 //! - Hysteresis: shares are adopted where they are faster by the least gain and not by chance, and given up where sharing is as fast.
-//! - What a process was measured to do with its units bounds its curve from then on ([`Space::bounded`]), so that what
+//! - What a process was measured to do with its units bounds its curve from then on ([`DemandCurve::bounded`]), so that what
 //!   failed is not proposed again.
 //!
 //! Properties: trials cost at most the stated share of the time, but for the first with new co-runners; other co-runners forget all.
 
 use std::collections::BTreeMap;
 
-use cachemate_core::{CacheShare, Member, ProcessId, View};
+use cachemate_core::{CacheShare, ProcessId, ShareMember, View};
 
-use super::ab_test::{AbTest, Arm, CLEARLY, Lengths, Outcome, Settling};
-use super::demand_curve::{Space, Speed};
-use super::divided_cache::{DividedCache, units_of};
+use super::ab_test::{AbArm, AbTest, AbTestLengths, AbTestStatus, CLEARLY, SettlingPeriod};
+use super::demand_curve::{DemandCurve, MeasuredSpeed};
+use super::partitioned_cache::{PartitionedCache, units_of};
 use super::speed_history::{Ratio, SpeedRecord};
 
 /// The processes on a cache with their phases, for which a judgment holds.
-type Present = Vec<(ProcessId, u32)>;
+type ProcessPhases = Vec<(ProcessId, u32)>;
 
 /// A change that is being judged.
-struct Tried {
+struct ShareTrial {
     old: Vec<CacheShare>,
     new: Vec<CacheShare>,
     /// Shares that lead back to the old ones: undivided, where there were none.
@@ -37,34 +37,34 @@ struct Tried {
     proof: bool,
 }
 
-impl Tried {
+impl ShareTrial {
     /// Shares of the present arm.
     fn shares(&self) -> &Vec<CacheShare> {
         match self.trial.arm() {
-            Arm::Old => &self.old,
-            Arm::New => &self.new,
-            Arm::OldAgain => &self.back,
+            AbArm::Old => &self.old,
+            AbArm::New => &self.new,
+            AbArm::OldAgain => &self.back,
         }
     }
 }
 
 /// What a process was measured to do with so many units, in which it was alone or not.
-struct Bound {
+struct MeasuredBound {
     process: ProcessId,
     units: u32,
     own: bool,
-    speed: Speed,
+    speed: MeasuredSpeed,
 }
 
 /// How the shares held did when they were judged; by which each speed counts.
-struct Proof {
+struct AcceptedSpeeds {
     record: SpeedRecord,
     weights: Vec<(ProcessId, f64)>,
 }
 
 /// Time since the last trial.
 #[derive(Clone, Copy, Debug, Default)]
-struct Rest {
+struct TrialCooldown {
     windows: u32,
     /// Windows after which the trial's cost is within the stated share.
     paid_after: u32,
@@ -77,11 +77,11 @@ struct Rest {
 /// Doublings of the wait at most.
 const DOUBLED_AT_MOST: u32 = 6;
 
-impl Rest {
+impl TrialCooldown {
     /// Begins when a trial has ended, one of so many in a row that changed nothing.
-    fn after(trial: &AbTest, terms: Terms, unchanged: u32, proof: bool) -> Self {
+    fn after(trial: &AbTest, terms: TrialTerms, unchanged: u32, proof: bool) -> Self {
         let paid = libm::ceil(trial.lost_windows() / terms.trial_share).min(f64::from(u32::MAX)) as u32;
-        Rest { windows: 0, paid_after: paid.max(trial.windows), unchanged, proof_next: !proof }
+        TrialCooldown { windows: 0, paid_after: paid.max(trial.windows), unchanged, proof_next: !proof }
     }
 
     fn is_over(&self) -> bool {
@@ -93,13 +93,13 @@ impl Rest {
 
 /// How long the same programs stay in the same phases.
 #[derive(Clone, Copy, Debug, Default)]
-struct Lasting {
+struct PhaseStability {
     windows: u32,
     /// Mean of the times before, the latest a quarter of it; `None` = nothing has changed yet.
     mean: Option<f64>,
 }
 
-impl Lasting {
+impl PhaseStability {
     fn changed(&mut self) {
         let last = f64::from(std::mem::replace(&mut self.windows, 0));
         self.mean = Some(self.mean.map_or(last, |mean| mean + 0.25 * (last - mean)));
@@ -108,8 +108,8 @@ impl Lasting {
 
 /// Terms by which shares are judged.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Terms {
-    pub lengths: Lengths,
+pub struct TrialTerms {
+    pub lengths: AbTestLengths,
     /// Shares are adopted where they are faster by this share.
     pub least_gain: f64,
     /// Share of the time that trials may cost.
@@ -117,7 +117,7 @@ pub struct Terms {
 }
 
 /// Verdict of a trial, with the shares from now on.
-pub struct Verdict {
+pub struct ShareVerdict {
     pub shares: Vec<CacheShare>,
     /// Speed under the new shares over that under the old ones; `None` = they could not be compared.
     pub ratio: Option<Ratio>,
@@ -128,56 +128,56 @@ pub struct Verdict {
 }
 
 /// What a trial says of the next window.
-pub enum Judged {
+pub enum TrialStatus {
     GoesOn(Vec<CacheShare>),
-    Over(Verdict),
+    Over(ShareVerdict),
 }
 
 /// What is remembered of one cache.
 #[derive(Default)]
-pub struct Judging {
+pub struct ShareController {
     /// Speeds under the shares held.
     pub speeds: SpeedRecord,
     /// The shares or the co-runners changed, and the cache is not full of what they keep.
-    settling: Option<Settling>,
-    tried: Option<Tried>,
+    settling: Option<SettlingPeriod>,
+    trial: Option<ShareTrial>,
     /// Somebody above took a trial back with these co-runners.
-    left: Option<Present>,
-    co_runners: Present,
+    rolled_back_with: Option<ProcessPhases>,
+    co_runners: ProcessPhases,
     /// Units with which a promise was measured to be broken, the most of each process; with these co-runners.
-    pub too_few: BTreeMap<ProcessId, u32>,
-    bounds: Vec<Bound>,
-    proof: Option<Proof>,
+    pub insufficient_units: BTreeMap<ProcessId, u32>,
+    bounds: Vec<MeasuredBound>,
+    proof: Option<AcceptedSpeeds>,
     /// `None` = nothing was tried with these co-runners.
-    rest: Option<Rest>,
-    lasting: Lasting,
+    rest: Option<TrialCooldown>,
+    lasting: PhaseStability,
 }
 
-impl Judging {
+impl ShareController {
     /// Takes a window in; the shares that are held on to.
-    pub fn follow(&mut self, view: &View<'_>, domain: &DividedCache<'_>, terms: Terms) -> Vec<CacheShare> {
-        let mut held = domain.kept(&view.previous_plan.shares);
+    pub fn observe(&mut self, view: &View<'_>, domain: &PartitionedCache<'_>, terms: TrialTerms) -> Vec<CacheShare> {
+        let mut held = domain.surviving_shares(&view.previous_plan.shares);
         self.lasting.windows += 1;
-        let co_runners: Present = domain.present.iter().map(|present| (present.process, present.phase)).collect();
+        let co_runners: ProcessPhases = domain.present.iter().map(|present| (present.process, present.phase)).collect();
         if co_runners != self.co_runners {
             let judged = terms.lengths.judge_windows > 0 && !domain.promised();
             self.lasting.changed();
             let unchanged = self.rest.map_or(0, |rest| rest.unchanged);
             self.forget(co_runners, judged);
             // What was not judged to the end does not stay, and is paid for all the same.
-            if let Some(tried) = self.tried.take() {
-                self.rest = Some(Rest::after(&tried.trial, terms, unchanged + 1, tried.proof));
-                if tried.trial.arm() == Arm::New {
-                    held = domain.kept(&tried.back);
-                    self.settling = Some(Settling::default());
+            if let Some(tried) = self.trial.take() {
+                self.rest = Some(TrialCooldown::after(&tried.trial, terms, unchanged + 1, tried.proof));
+                if tried.trial.arm() == AbArm::New {
+                    held = domain.surviving_shares(&tried.back);
+                    self.settling = Some(SettlingPeriod::default());
                 }
             }
         }
         match &mut self.settling {
-            Some(settling) if !settling.over => settling.take(view.seen, domain.cache.level, terms.lengths),
+            Some(settling) if !settling.over => settling.observe(view.observation, domain.cache.level, terms.lengths),
             _ => {
                 self.settling = None;
-                self.speeds.add(view.seen, domain.cache.level, &view.previous_plan.probes);
+                self.speeds.add(view.observation, domain.cache.level, &view.previous_plan.probes);
             }
         }
         if let Some(rest) = &mut self.rest {
@@ -189,27 +189,27 @@ impl Judging {
 
     /// Speeds of an old phase or of other co-runners are no evidence for this one. What trials cost stays owed by those
     /// who are still there.
-    fn forget(&mut self, co_runners: Present, judged: bool) {
-        let processes = |co_runners: &Present| co_runners.iter().map(|&(process, _)| process).collect::<Vec<_>>();
+    fn forget(&mut self, co_runners: ProcessPhases, judged: bool) {
+        let processes = |co_runners: &ProcessPhases| co_runners.iter().map(|&(process, _)| process).collect::<Vec<_>>();
         if processes(&co_runners) != processes(&self.co_runners) {
             self.rest = None;
             // Newcomers find nothing of theirs in the cache, and the others' leavings are still there.
-            self.settling = judged.then(Settling::default).or(self.settling.take());
+            self.settling = judged.then(SettlingPeriod::default).or(self.settling.take());
         }
         if let Some(rest) = &mut self.rest {
             rest.unchanged = 0;
         }
         self.speeds.forget();
-        self.too_few.clear();
+        self.insufficient_units.clear();
         self.bounds.clear();
         self.proof = None;
         self.co_runners = co_runners;
     }
 
-    fn notice_a_fall(&mut self, lengths: Lengths) {
+    fn notice_a_fall(&mut self, lengths: AbTestLengths) {
         let windows = 2 * lengths.judge_windows.max(1);
         let (Some(proof), Some(rest)) = (&self.proof, &mut self.rest) else { return };
-        if self.tried.is_some() || self.speeds.windows < windows {
+        if self.trial.is_some() || self.speeds.windows < windows {
             return;
         }
         let now = self.speeds.latest(windows).speed_over(&proof.record, &proof.weights);
@@ -226,17 +226,17 @@ impl Judging {
     /// The shares are changed now, untried.
     pub fn changed(&mut self) {
         self.speeds.forget();
-        self.settling = Some(Settling::default());
+        self.settling = Some(SettlingPeriod::default());
         self.proof = None;
     }
 
     /// May something be tried? Not where somebody above took it back: it is not for a policy to insist.
-    pub fn may_try(&self) -> bool {
-        self.left.as_ref() != Some(&self.co_runners) && self.rest.is_none_or(|rest| rest.is_over())
+    pub fn can_start_trial(&self) -> bool {
+        self.rolled_back_with.as_ref() != Some(&self.co_runners) && self.rest.is_none_or(|rest| rest.is_over())
     }
 
     /// Time for which what is known now is likely to hold; infinite where nothing has changed yet.
-    pub fn lasts_ns(&self, window_ns: u64) -> f64 {
+    pub fn expected_lifetime_ns(&self, window_ns: u64) -> f64 {
         let windows = self.lasting.mean.map(|mean| mean.max(f64::from(self.lasting.windows)));
         windows.map_or(f64::INFINITY, |windows| windows * window_ns as f64)
     }
@@ -255,11 +255,11 @@ impl Judging {
         trial: AbTest,
         proof: bool,
     ) {
-        self.tried = Some(Tried { old, new, back, trial: trial.after(&self.speeds), proof });
+        self.trial = Some(ShareTrial { old, new, back, trial: trial.after(&self.speeds), proof });
     }
 
     /// What is known of a process bounds its curve.
-    pub fn bounded(&self, process: ProcessId, space: Space) -> Space {
+    pub fn bounded(&self, process: ProcessId, space: DemandCurve) -> DemandCurve {
         let mine = self.bounds.iter().filter(|bound| bound.process == process);
         mine.fold(space, |space, bound| space.bounded(bound.units, bound.speed, bound.own))
     }
@@ -268,63 +268,63 @@ impl Judging {
     pub fn judge(
         &mut self,
         view: &View<'_>,
-        domain: &DividedCache<'_>,
+        domain: &PartitionedCache<'_>,
         held: &[CacheShare],
-        terms: Terms,
-    ) -> Option<Judged> {
-        let tried = self.tried.as_mut()?;
+        terms: TrialTerms,
+    ) -> Option<TrialStatus> {
+        let tried = self.trial.as_mut()?;
         if tried.shares() != held {
-            (self.tried, self.left) = (None, Some(self.co_runners.clone()));
+            (self.trial, self.rolled_back_with) = (None, Some(self.co_runners.clone()));
             self.changed();
-            return Some(Judged::GoesOn(held.to_vec()));
+            return Some(TrialStatus::GoesOn(held.to_vec()));
         }
-        let said = tried.trial.add(view.seen, domain.cache.level, &view.previous_plan.probes);
-        if said == Outcome::GoesOn {
-            return Some(Judged::GoesOn(tried.shares().clone()));
+        let status = tried.trial.add(view.observation, domain.cache.level, &view.previous_plan.probes);
+        if status == AbTestStatus::GoesOn {
+            return Some(TrialStatus::GoesOn(tried.shares().clone()));
         }
-        let tried = self.tried.take()?;
-        let found = if let Outcome::Ratio(found) = said { Some(found) } else { None };
+        let tried = self.trial.take()?;
+        let ratio = if let AbTestStatus::Ratio(found) = status { Some(found) } else { None };
         // New shares have to be faster, and not by chance; held ones lose to sharing where they are not.
         let faster = |found: Ratio| found.ratio >= 1.0 + terms.least_gain && found.is_sure();
-        let adopted = found.is_some_and(|found| if tried.proof { found.ratio >= 1.0 } else { faster(found) });
-        Some(Judged::Over(self.over(tried, domain, terms, found, adopted)))
+        let adopted = ratio.is_some_and(|found| if tried.proof { found.ratio >= 1.0 } else { faster(found) });
+        Some(TrialStatus::Over(self.finish_trial(tried, domain, terms, ratio, adopted)))
     }
 
-    fn over(
+    fn finish_trial(
         &mut self,
-        tried: Tried,
-        domain: &DividedCache<'_>,
-        terms: Terms,
+        tried: ShareTrial,
+        domain: &PartitionedCache<'_>,
+        terms: TrialTerms,
         ratio: Option<Ratio>,
         adopted: bool,
-    ) -> Verdict {
-        let Tried { back, new, trial, proof, .. } = tried;
+    ) -> ShareVerdict {
+        let ShareTrial { back, new, trial, proof, .. } = tried;
         let lost_windows = trial.lost_windows();
         let unchanged = if adopted { 0 } else { self.rest.map_or(0, |rest| rest.unchanged) + 1 };
-        self.rest = Some(Rest::after(&trial, terms, unchanged, proof));
+        self.rest = Some(TrialCooldown::after(&trial, terms, unchanged, proof));
         if ratio.is_some() {
             self.learn(domain, &new, &trial);
         }
         let weights = trial.weights().to_vec();
-        let (shares, speeds) = if adopted { (new, trial.new) } else { (back, trial.old()) };
+        let (shares, speeds) = if adopted { (new, trial.new) } else { (back, trial.old_speeds()) };
         let divided = !domain.is_undivided(&shares);
-        self.proof = (divided && ratio.is_some()).then(|| Proof { record: speeds.clone(), weights });
+        self.proof = (divided && ratio.is_some()).then(|| AcceptedSpeeds { record: speeds.clone(), weights });
         self.speeds = speeds;
-        Verdict { shares, ratio, lost_windows, adopted, proof }
+        ShareVerdict { shares, ratio, lost_windows, adopted, proof }
     }
 
-    fn learn(&mut self, domain: &DividedCache<'_>, shares: &[CacheShare], trial: &AbTest) {
-        let old = trial.old();
+    fn learn(&mut self, domain: &PartitionedCache<'_>, shares: &[CacheShare], trial: &AbTest) {
+        let old = trial.old_speeds();
         for share in shares.iter().filter(|share| units_of(share).count() < domain.divided.units()) {
             let (units, own) = (units_of(share).count(), share.members.len() == 1);
             for member in &share.members {
-                let Member::Process(process) = *member else { continue };
-                let Some((speed, like)) = trial.new.speed(process).zip(trial.new.like(&old, process)) else {
+                let ShareMember::Process(process) = *member else { continue };
+                let Some((speed, like)) = trial.new.speed(process).zip(trial.new.match_speeds(&old, process)) else {
                     continue;
                 };
                 self.bounds.retain(|bound| (bound.process, bound.units) != (process, units));
-                let speed = Speed { cycles_per_instr: like.cycles_per_instr[0], ..speed };
-                self.bounds.push(Bound { process, units, own, speed });
+                let speed = MeasuredSpeed { cycles_per_instr: like.cycles_per_instr[0], ..speed };
+                self.bounds.push(MeasuredBound { process, units, own, speed });
             }
         }
     }

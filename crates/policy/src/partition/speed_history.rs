@@ -9,20 +9,22 @@
 //! Properties: rates are sums over windows, so that short windows weigh less; bounded memory; no answer where less than
 //! half of a program's work has its like in the other record.
 
-use cachemate_core::{Counts, Event, Level, Observation, ProbeWhat, ProcessId, StallCause, TaskSample};
+use cachemate_core::{
+    CacheLevel, CounterEvent, EventCounts, Observation, ProbeKind, ProcessId, StallCause, TaskSample,
+};
 use std::collections::BTreeMap;
 
-use super::demand_curve::Speed;
+use super::demand_curve::MeasuredSpeed;
 use crate::rollback_guard::noise::student_bound;
 
 /// Does the probe stop, hold or press upon programs? Watch points and hardware contexts' own counters do not.
-fn disturbs(what: &ProbeWhat) -> bool {
-    !matches!(what, ProbeWhat::Reuses { .. } | ProbeWhat::Activity { .. })
+fn disturbs(what: &ProbeKind) -> bool {
+    !matches!(what, ProbeKind::ReuseTimes { .. } | ProbeKind::SuperSets { .. })
 }
 
 /// One process in one window.
 #[derive(Clone, Copy, PartialEq, Debug)]
-struct Sample {
+struct SpeedSample {
     instructions: f64,
     cycles: f64,
     /// `None` = not counted, here and below.
@@ -35,7 +37,7 @@ struct Sample {
 /// The latest windows since the shares were last changed.
 #[derive(Clone, Debug, Default)]
 pub struct SpeedRecord {
-    samples: BTreeMap<ProcessId, Vec<Sample>>,
+    samples: BTreeMap<ProcessId, Vec<SpeedSample>>,
     pub windows: u32,
 }
 
@@ -49,34 +51,41 @@ const ALIKE_SHARE: f64 = 0.1;
 const IN_COMMON: f64 = 0.5;
 
 /// Waiting for what lies behind a cache of this level.
-fn beyond(level: Level) -> impl Iterator<Item = StallCause> {
-    let hits = [Level::L2, Level::L3, Level::L4].into_iter().filter(move |&other| other > level).map(StallCause::Hit);
+fn stalls_beyond(level: CacheLevel) -> impl Iterator<Item = StallCause> {
+    let hits = [CacheLevel::L2, CacheLevel::L3, CacheLevel::L4]
+        .into_iter()
+        .filter(move |&other| other > level)
+        .map(StallCause::Hit);
     hits.chain([StallCause::LocalMemory, StallCause::RemoteMemory, StallCause::BusQueue])
 }
 
-fn what_comes(counts: &Counts, level: Level) -> Option<[f64; 3]> {
-    let misses = |level| counts.get(Event::Misses(level));
-    Some([misses(Level::L1Data)?, misses(Level::L1Instruction)?, counts.get(Event::References(level))?])
+fn incoming_rates(counts: &EventCounts, level: CacheLevel) -> Option<[f64; 3]> {
+    let misses = |level| counts.get(CounterEvent::Misses(level));
+    Some([
+        misses(CacheLevel::L1Data)?,
+        misses(CacheLevel::L1Instruction)?,
+        counts.get(CounterEvent::References(level))?,
+    ])
 }
 
-impl Sample {
-    fn of(task: &TaskSample, level: Level) -> Option<Self> {
-        let counted = task.counts.get(Event::Instructions).zip(task.counts.get(Event::Cycles));
+impl SpeedSample {
+    fn of(task: &TaskSample, level: CacheLevel) -> Option<Self> {
+        let counted = task.counts.get(CounterEvent::Instructions).zip(task.counts.get(CounterEvent::Cycles));
         let (instructions, cycles) = counted.filter(|(_, cycles)| *cycles > 0.0)?;
-        let stalls = beyond(level).filter_map(|cause| task.counts.get(Event::StallCycles(cause)));
-        Some(Sample {
+        let stalls = stalls_beyond(level).filter_map(|cause| task.counts.get(CounterEvent::StallCycles(cause)));
+        Some(SpeedSample {
             instructions,
             cycles,
-            misses: task.counts.get(Event::Misses(level)),
+            misses: task.counts.get(CounterEvent::Misses(level)),
             stall_cycles: stalls.fold(None, |sum: Option<f64>, cycles| Some(sum.unwrap_or(0.0) + cycles)),
-            comes: what_comes(&task.counts, level),
+            comes: incoming_rates(&task.counts, level),
         })
     }
 
-    fn plus(self, more: Sample) -> Self {
+    fn plus(self, more: SpeedSample) -> Self {
         let both = |a: Option<f64>, b: Option<f64>| a.zip(b).map(|(a, b)| a + b);
         let comes = self.comes.zip(more.comes);
-        Sample {
+        SpeedSample {
             instructions: self.instructions + more.instructions,
             cycles: self.cycles + more.cycles,
             misses: both(self.misses, more.misses),
@@ -86,9 +95,9 @@ impl Sample {
     }
 
     /// Do as many accesses reach the cache?
-    fn is_like(&self, other: &Sample) -> bool {
+    fn matches(&self, other: &SpeedSample) -> bool {
         let Some((mine, theirs)) = self.comes.zip(other.comes) else { return true };
-        let rate = |sums: f64, of: &Sample| 1000.0 * sums / of.instructions.max(1.0);
+        let rate = |sums: f64, of: &SpeedSample| 1000.0 * sums / of.instructions.max(1.0);
         (0..3).all(|at| {
             let (a, b) = (rate(mine[at], self), rate(theirs[at], other));
             (a - b).abs() <= ALIKE_PER_KILO_INSTR + ALIKE_SHARE * a.max(b)
@@ -98,16 +107,16 @@ impl Sample {
 
 impl SpeedRecord {
     /// Adds a window, if it is a clean one in which something ran; was it?
-    pub fn add(&mut self, seen: &Observation, level: Level, probes: &[cachemate_core::Probe]) -> bool {
-        let disturbed = probes.iter().any(|probe| disturbs(&probe.what));
-        !disturbed && seen.in_force.pending.is_empty() && self.take(seen, level)
+    pub fn add(&mut self, seen: &Observation, level: CacheLevel, probes: &[cachemate_core::ProbeRequest]) -> bool {
+        let disturbed = probes.iter().any(|probe| disturbs(&probe.kind));
+        !disturbed && seen.applied.pending.is_empty() && self.observe(seen, level)
     }
 
     /// Adds a window, whatever it is; did something run?
-    pub fn take(&mut self, seen: &Observation, level: Level) -> bool {
-        let mut window: BTreeMap<ProcessId, Sample> = BTreeMap::new();
+    pub fn observe(&mut self, seen: &Observation, level: CacheLevel) -> bool {
+        let mut window: BTreeMap<ProcessId, SpeedSample> = BTreeMap::new();
         for task in &seen.tasks {
-            if let Some(sample) = Sample::of(task, level) {
+            if let Some(sample) = SpeedSample::of(task, level) {
                 let all = window.get(&task.process).map_or(sample, |before| before.plus(sample));
                 window.insert(task.process, all);
             }
@@ -131,7 +140,7 @@ impl SpeedRecord {
 
     /// The last so many windows of each process.
     pub fn latest(&self, windows: u32) -> SpeedRecord {
-        let latest = |samples: &[Sample]| samples[samples.len().saturating_sub(windows as usize)..].to_vec();
+        let latest = |samples: &[SpeedSample]| samples[samples.len().saturating_sub(windows as usize)..].to_vec();
         let samples = self.samples.iter().map(|(&process, samples)| (process, latest(samples))).collect();
         SpeedRecord { samples, windows: self.windows.min(windows) }
     }
@@ -147,11 +156,11 @@ impl SpeedRecord {
     }
 
     /// `None` until it ran in a clean window.
-    pub fn speed(&self, process: ProcessId) -> Option<Speed> {
-        let all = self.samples.get(&process)?.iter().copied().reduce(Sample::plus)?;
+    pub fn speed(&self, process: ProcessId) -> Option<MeasuredSpeed> {
+        let all = self.samples.get(&process)?.iter().copied().reduce(SpeedSample::plus)?;
         let sums = Some(all).filter(|sums| sums.instructions > 0.0)?;
         let per_miss = sums.stall_cycles.zip(sums.misses.filter(|&misses| misses > 0.0));
-        Some(Speed {
+        Some(MeasuredSpeed {
             cycles_per_instr: sums.cycles / sums.instructions,
             misses_per_kilo_instr: sums.misses.map(|misses| 1000.0 * misses / sums.instructions),
             stall_cycles_per_miss: per_miss.map(|(stalls, misses)| stalls / misses),
@@ -166,13 +175,13 @@ impl SpeedRecord {
 
     /// A process in this record and in another one, over the same work: what this record has of each kind of windows that
     /// both have; `None` where that is too little of it.
-    pub fn like(&self, other: &SpeedRecord, process: ProcessId) -> Option<Alike> {
+    pub fn match_speeds(&self, other: &SpeedRecord, process: ProcessId) -> Option<MatchedSpeeds> {
         let (mine, theirs) = (self.samples.get(&process)?, other.samples.get(&process)?);
-        let mut kinds: Vec<Kind<'_>> = Vec::new();
+        let mut kinds: Vec<MatchedWindows<'_>> = Vec::new();
         for (side, sample) in mine.iter().map(|sample| (0, sample)).chain(theirs.iter().map(|sample| (1, sample))) {
             match kinds
                 .iter_mut()
-                .find(|kind| kind[0].iter().chain(&kind[1]).next().is_some_and(|one| one.is_like(sample)))
+                .find(|kind| kind[0].iter().chain(&kind[1]).next().is_some_and(|one| one.matches(sample)))
             {
                 Some(kind) => kind[side].push(sample),
                 None => {
@@ -188,7 +197,7 @@ impl SpeedRecord {
             return None;
         }
         let (noise, degrees_of_freedom) = noise(&kinds);
-        let mut alike = Alike { cycles_per_instr: [0.0; 2], variance: [0.0; 2], degrees_of_freedom };
+        let mut alike = MatchedSpeeds { cycles_per_instr: [0.0; 2], variance: [0.0; 2], degrees_of_freedom };
         for kind in &kinds {
             let part = instructions(&kind[0]) / in_common;
             for (side, samples) in kind.iter().enumerate() {
@@ -205,7 +214,7 @@ impl SpeedRecord {
     pub fn speed_over(&self, other: &SpeedRecord, weights: &[(ProcessId, f64)]) -> Option<Ratio> {
         let (mut sums, mut variances, mut degrees_of_freedom) = ([0.0; 2], [0.0; 2], f64::INFINITY);
         for &(process, weight) in weights {
-            let alike = self.like(other, process)?;
+            let alike = self.match_speeds(other, process)?;
             degrees_of_freedom = degrees_of_freedom.min(alike.degrees_of_freedom);
             for side in 0..2 {
                 let speed = weight / alike.cycles_per_instr[side];
@@ -221,7 +230,7 @@ impl SpeedRecord {
 
 /// One process over the same work in two records.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Alike {
+pub struct MatchedSpeeds {
     pub cycles_per_instr: [f64; 2],
     /// Variances of these two.
     variance: [f64; 2],
@@ -256,25 +265,25 @@ impl Ratio {
     }
 
     /// Would measuring longer say nothing that matters?
-    pub fn is_told(&self) -> bool {
+    pub fn is_precise_enough(&self) -> bool {
         self.error <= FINE || self.is_sure()
     }
 }
 
 /// Windows that are alike, of either record.
-type Kind<'a> = [Vec<&'a Sample>; 2];
+type MatchedWindows<'a> = [Vec<&'a SpeedSample>; 2];
 
-fn instructions(samples: &[&Sample]) -> f64 {
+fn instructions(samples: &[&SpeedSample]) -> f64 {
     samples.iter().map(|sample| sample.instructions).sum()
 }
 
-fn cycles_per_instr(samples: &[&Sample]) -> f64 {
+fn cycles_per_instr(samples: &[&SpeedSample]) -> f64 {
     samples.iter().map(|sample| sample.cycles).sum::<f64>() / instructions(samples)
 }
 
 /// Variance of a window's cycles per instruction about those of its kind and record, as a share of them squared, as much
 /// larger as windows that resemble their predecessor say less (Bartlett 1946), and its degrees of freedom.
-fn noise(kinds: &[Kind<'_>]) -> (f64, f64) {
+fn noise(kinds: &[MatchedWindows<'_>]) -> (f64, f64) {
     let (mut squares, mut products, mut free, mut windows, mut series) = (0.0, 0.0, 0, 0, 0);
     for samples in kinds.iter().flatten() {
         let middle = cycles_per_instr(samples);
@@ -290,8 +299,8 @@ fn noise(kinds: &[Kind<'_>]) -> (f64, f64) {
         UNTOLD
     } else {
         // Corrected for the means that were taken off (Kendall 1954).
-        let found = products / squares;
-        let corrected = found + (1.0 + 3.0 * found) * f64::from(series) / windows as f64;
+        let correlation = products / squares;
+        let corrected = correlation + (1.0 + 3.0 * correlation) * f64::from(series) / windows as f64;
         corrected.clamp(0.0, AUTOCORRELATION_AT_MOST)
     };
     let counts_less = (1.0 + alike) / (1.0 - alike);
@@ -301,59 +310,79 @@ fn noise(kinds: &[Kind<'_>]) -> (f64, f64) {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use cachemate_core::{Applied, CacheId, Item, Pending, Probe, ProbeId, Reading, Span, TaskId, WindowEnd};
+    use cachemate_core::{
+        AppliedPlan, CacheId, EventCount, PendingItem, PlanItem, ProbeId, ProbeRequest, TaskId, TimeSpan, WindowEnd,
+    };
 
-    pub fn seen(readings: &[(Event, u64)]) -> Observation {
-        let reading = |&(event, count): &(Event, u64)| Reading { event, count, counted_share: 1.0 };
+    pub fn seen(readings: &[(CounterEvent, u64)]) -> Observation {
+        let reading = |&(event, count): &(CounterEvent, u64)| EventCount { event, count, enabled_share: 1.0 };
         let task = TaskSample {
             name: "p".to_string(),
-            counts: Counts(readings.iter().map(reading).collect()),
+            counts: EventCounts(readings.iter().map(reading).collect()),
             ..TaskSample::new(TaskId(0), ProcessId(0))
         };
         Observation {
             window: 0,
-            span: Span { start_ns: 0, elapsed_ns: 1, elapsed_cycles: None },
-            ended: WindowEnd::Elapsed,
+            span: TimeSpan { start_ns: 0, elapsed_ns: 1, elapsed_cycles: None },
+            end_reason: WindowEnd::Elapsed,
             tasks: vec![task],
-            places: Vec::new(),
-            answers: Vec::new(),
-            in_force: Applied::default(),
+            shared_counts: Vec::new(),
+            probe_results: Vec::new(),
+            applied: AppliedPlan::default(),
         }
     }
 
     /// One process with these counts.
     pub fn window_of(instructions: u64, cycles: u64, misses: u64) -> Observation {
-        seen(&[(Event::Instructions, instructions), (Event::Cycles, cycles), (Event::Misses(Level::L2), misses)])
+        seen(&[
+            (CounterEvent::Instructions, instructions),
+            (CounterEvent::Cycles, cycles),
+            (CounterEvent::Misses(CacheLevel::L2), misses),
+        ])
     }
 
     /// One process in a phase in which so many accesses reach the cache.
     pub fn window_in_phase(instructions: u64, cycles: u64, comes: u64) -> Observation {
-        let [data, code] = [Level::L1Data, Level::L1Instruction].map(Event::Misses);
-        let counts = [(Event::Instructions, instructions), (Event::Cycles, cycles), (data, comes), (code, 0)];
-        seen(&[&counts[..], &[(Event::References(Level::L2), comes), (Event::Misses(Level::L2), 10)]].concat())
+        let [data, code] = [CacheLevel::L1Data, CacheLevel::L1Instruction].map(CounterEvent::Misses);
+        let counts =
+            [(CounterEvent::Instructions, instructions), (CounterEvent::Cycles, cycles), (data, comes), (code, 0)];
+        seen(
+            &[
+                &counts[..],
+                &[(CounterEvent::References(CacheLevel::L2), comes), (CounterEvent::Misses(CacheLevel::L2), 10)],
+            ]
+            .concat(),
+        )
     }
 
     /// Are windows with probes that disturb, or with moving pages, left out?
     #[test]
     fn only_clean_windows_count() {
         let mut record = SpeedRecord::default();
-        let stall = Event::StallCycles(StallCause::LocalMemory);
-        let mut window =
-            seen(&[(Event::Instructions, 1000), (Event::Cycles, 3000), (Event::Misses(Level::L2), 10), (stall, 1500)]);
-        let trace =
-            Probe { id: ProbeId(1), what: ProbeWhat::Trace { task: TaskId(0), entries: 9, code: false }, budget_ns: 1 };
-        record.add(&window, Level::L2, &[trace]);
-        let stream = ProbeWhat::Neighbor { task: TaskId(0), neighbor: cachemate_core::Neighbor::Stream };
-        record.add(&window, Level::L2, &[Probe { id: ProbeId(2), what: stream, budget_ns: 1 }]);
-        let rows = ProbeWhat::Beside { cache: CacheId(0), task: TaskId(0), peers: Vec::new(), total_ns: 1 };
-        record.add(&window, Level::L2, &[Probe { id: ProbeId(3), what: rows, budget_ns: 1 }]);
+        let stall = CounterEvent::StallCycles(StallCause::LocalMemory);
+        let mut window = seen(&[
+            (CounterEvent::Instructions, 1000),
+            (CounterEvent::Cycles, 3000),
+            (CounterEvent::Misses(CacheLevel::L2), 10),
+            (stall, 1500),
+        ]);
+        let trace = ProbeRequest {
+            id: ProbeId(1),
+            kind: ProbeKind::MissTrace { task: TaskId(0), entries: 9, code: false },
+            budget_ns: 1,
+        };
+        record.add(&window, CacheLevel::L2, &[trace]);
+        let stream = ProbeKind::Neighbor { task: TaskId(0), neighbor: cachemate_core::Neighbor::Stream };
+        record.add(&window, CacheLevel::L2, &[ProbeRequest { id: ProbeId(2), kind: stream, budget_ns: 1 }]);
+        let rows = ProbeKind::PairedRows { cache: CacheId(0), task: TaskId(0), peers: Vec::new(), total_ns: 1 };
+        record.add(&window, CacheLevel::L2, &[ProbeRequest { id: ProbeId(3), kind: rows, budget_ns: 1 }]);
         assert_eq!(record.speed(ProcessId(0)), None, "a trace, a stream and rows");
-        record.add(&window, Level::L2, &[]);
+        record.add(&window, CacheLevel::L2, &[]);
         let speed = record.speed(ProcessId(0)).unwrap();
         assert_eq!((speed.cycles_per_instr, speed.misses_per_kilo_instr), (3.0, Some(10.0)));
         assert_eq!(speed.stall_cycles_per_miss, Some(150.0));
-        window.in_force.pending.push(Pending { item: Item::Plan, done: 1, total: Some(2) });
-        record.add(&window, Level::L2, &[]);
+        window.applied.pending.push(PendingItem { item: PlanItem::Plan, done: 1, total: Some(2) });
+        record.add(&window, CacheLevel::L2, &[]);
         assert_eq!(record.windows, 1);
     }
 
@@ -361,8 +390,8 @@ pub(super) mod tests {
     #[test]
     fn records_compare_by_sums_of_speeds() {
         let (mut slow, mut fast) = (SpeedRecord::default(), SpeedRecord::default());
-        slow.add(&window_of(1000, 3000, 0), Level::L2, &[]);
-        fast.add(&window_of(1000, 2000, 0), Level::L2, &[]);
+        slow.add(&window_of(1000, 3000, 0), CacheLevel::L2, &[]);
+        fast.add(&window_of(1000, 2000, 0), CacheLevel::L2, &[]);
         let ratio = |record: &SpeedRecord| record.speed_over(&slow, &[(ProcessId(0), 2.0)]).map(|found| found.ratio);
         assert_eq!(ratio(&fast), Some(1.5));
         assert_eq!(fast.speed_over(&slow, &[(ProcessId(0), 1.0), (ProcessId(1), 1.0)]), None);
@@ -375,7 +404,7 @@ pub(super) mod tests {
         let record = |windows: &[(u64, u64)]| {
             let mut record = SpeedRecord::default();
             for &(cycles, comes) in windows {
-                record.add(&window_in_phase(10_000, cycles, comes), Level::L2, &[]);
+                record.add(&window_in_phase(10_000, cycles, comes), CacheLevel::L2, &[]);
             }
             record
         };
@@ -400,7 +429,7 @@ pub(super) mod tests {
         let mut record = |windows: u32| {
             let mut record = SpeedRecord::default();
             for _ in 0..windows {
-                record.add(&window_of(1000, 2000 + generator.below(1000), 10), Level::L2, &[]);
+                record.add(&window_of(1000, 2000 + generator.below(1000), 10), CacheLevel::L2, &[]);
             }
             record
         };

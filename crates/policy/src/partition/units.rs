@@ -6,11 +6,11 @@
 //! takes more next to it first; contiguous masks are laid out side by side in the order in which the groups stand now.
 //! Properties: every group gets its number, no unit is given twice, and where sizes stay nothing moves.
 
-use cachemate_core::{CacheId, IndexSet, Partition, View};
+use cachemate_core::{CacheId, IndexSet, PartitionSupport, View};
 
 /// Units that a cache divides into, and what a change costs.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub enum Divided {
+pub enum PartitionUnits {
     /// Page colors: sets of the cache that a page can lie in.
     Colors {
         /// Colors of the cache.
@@ -33,47 +33,47 @@ pub enum Divided {
     },
 }
 
-impl Divided {
+impl PartitionUnits {
     /// Ways before colors: nothing has to be copied.
-    pub fn of<'a>(partitions: impl Iterator<Item = &'a Partition>) -> Option<Self> {
+    pub fn of<'a>(partitions: impl Iterator<Item = &'a PartitionSupport>) -> Option<Self> {
         let divided = partitions.map(|partition| match *partition {
-            Partition::Colors { colors, page_bytes, move_page_ns } => {
-                Divided::Colors { units: colors, page_bytes, move_page_ns }
+            PartitionSupport::Colors { colors, page_bytes, page_migration_ns: move_page_ns } => {
+                PartitionUnits::Colors { units: colors, page_bytes, move_page_ns }
             }
-            Partition::Ways { ways, at_least, contiguous, groups_at_most } => {
-                Divided::Ways { units: ways, at_least, contiguous, groups_at_most }
+            PartitionSupport::Ways { ways, min_ways: at_least, contiguous, max_groups: groups_at_most } => {
+                PartitionUnits::Ways { units: ways, at_least, contiguous, groups_at_most }
             }
         });
-        divided.reduce(|a, b| if matches!(a, Divided::Ways { .. }) { a } else { b })
+        divided.reduce(|a, b| if matches!(a, PartitionUnits::Ways { .. }) { a } else { b })
     }
     /// Units that the whole cache has.
     pub fn units(&self) -> u32 {
         match *self {
-            Divided::Colors { units, .. } | Divided::Ways { units, .. } => units,
+            PartitionUnits::Colors { units, .. } | PartitionUnits::Ways { units, .. } => units,
         }
     }
     /// Smallest share of a group.
     pub fn at_least(&self) -> u32 {
         match *self {
-            Divided::Colors { .. } => 1,
-            Divided::Ways { at_least, .. } => at_least.max(1),
+            PartitionUnits::Colors { .. } => 1,
+            PartitionUnits::Ways { at_least, .. } => at_least.max(1),
         }
     }
     /// Groups at most, besides the one class of service of the ungrouped processes.
     pub fn groups_at_most(&self) -> u32 {
         match *self {
-            Divided::Colors { units, .. } => units,
-            Divided::Ways { units, groups_at_most, .. } => groups_at_most.saturating_sub(1).min(units),
+            PartitionUnits::Colors { units, .. } => units,
+            PartitionUnits::Ways { units, groups_at_most, .. } => groups_at_most.saturating_sub(1).min(units),
         }
     }
     fn contiguous(&self) -> bool {
-        matches!(self, Divided::Ways { contiguous: true, .. })
+        matches!(self, PartitionUnits::Ways { contiguous: true, .. })
     }
 }
 
 /// Which units each group gets. `held` is what it has now (empty: nothing yet), `wanted` how many it shall have; their
 /// sum is at most the cache's units.
-pub fn assign(held: &[IndexSet], wanted: &[u32], divided: &Divided) -> Vec<IndexSet> {
+pub fn assign(held: &[IndexSet], wanted: &[u32], divided: &PartitionUnits) -> Vec<IndexSet> {
     debug_assert!(held.len() == wanted.len() && wanted.iter().sum::<u32>() <= divided.units());
     if divided.contiguous() { side_by_side(held, wanted) } else { keeping(held, wanted, divided.units()) }
 }
@@ -82,24 +82,24 @@ fn side_by_side(held: &[IndexSet], wanted: &[u32]) -> Vec<IndexSet> {
     let mut order: Vec<usize> = (0..held.len()).collect();
     // Newcomers after the others.
     order.sort_by_key(|&group| held[group].first().unwrap_or(u32::MAX));
-    let mut given = vec![IndexSet::default(); held.len()];
+    let mut assigned = vec![IndexSet::default(); held.len()];
     let mut next = 0;
     for group in order {
-        given[group] = (next..next + wanted[group]).collect();
+        assigned[group] = (next..next + wanted[group]).collect();
         next += wanted[group];
     }
-    given
+    assigned
 }
 
 fn keeping(held: &[IndexSet], wanted: &[u32], units: u32) -> Vec<IndexSet> {
     let mut free: IndexSet = (0..units).collect();
-    let mut given: Vec<IndexSet> = Vec::with_capacity(held.len());
+    let mut assigned: Vec<IndexSet> = Vec::with_capacity(held.len());
     for (held, &wanted) in held.iter().zip(wanted) {
-        let kept: IndexSet = held.iter().filter(|&unit| free.contains(unit)).take(wanted as usize).collect();
-        kept.iter().for_each(|unit| free.remove(unit));
-        given.push(kept);
+        let retained: IndexSet = held.iter().filter(|&unit| free.contains(unit)).take(wanted as usize).collect();
+        retained.iter().for_each(|unit| free.remove(unit));
+        assigned.push(retained);
     }
-    for (given, &wanted) in given.iter_mut().zip(wanted) {
+    for (given, &wanted) in assigned.iter_mut().zip(wanted) {
         while given.count() < wanted {
             let beside = |unit: u32| given.contains(unit + 1) || (unit > 0 && given.contains(unit - 1));
             let Some(unit) = free.iter().find(|&unit| beside(unit)).or_else(|| free.first()) else { break };
@@ -107,7 +107,7 @@ fn keeping(held: &[IndexSet], wanted: &[u32], units: u32) -> Vec<IndexSet> {
             given.insert(unit);
         }
     }
-    given
+    assigned
 }
 
 /// Pages that a process must copy when its colors become `allowed`: all outside them, and those that overfill a color
@@ -122,17 +122,18 @@ pub fn pages_to_move(pages_per_color: &[u64], allowed: &IndexSet) -> u64 {
 }
 
 /// Last-level caches that can be divided, and how; for colors, which hold in every cache of the level, the first one.
-pub fn dividable(view: &View<'_>) -> Vec<(CacheId, Divided)> {
-    let mut found: Vec<(CacheId, Divided)> = Vec::new();
+pub fn dividable(view: &View<'_>) -> Vec<(CacheId, PartitionUnits)> {
+    let mut caches: Vec<(CacheId, PartitionUnits)> = Vec::new();
     for cache in view.topology.last_level_caches() {
         let partitions = view.capabilities.partitions.iter().filter(|(id, _)| *id == cache.id);
-        let Some(divided) = Divided::of(partitions.map(|(_, partition)| partition)) else { continue };
-        if !found.iter().any(|(_, other)| matches!((other, divided), (Divided::Colors { .. }, Divided::Colors { .. })))
-        {
-            found.push((cache.id, divided));
+        let Some(divided) = PartitionUnits::of(partitions.map(|(_, partition)| partition)) else { continue };
+        if !caches.iter().any(|(_, other)| {
+            matches!((other, divided), (PartitionUnits::Colors { .. }, PartitionUnits::Colors { .. }))
+        }) {
+            caches.push((cache.id, divided));
         }
     }
-    found
+    caches
 }
 
 #[cfg(test)]
@@ -140,8 +141,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const COLORS: Divided = Divided::Colors { units: 16, page_bytes: 4096, move_page_ns: 7368.0 };
-    const WAYS: Divided = Divided::Ways { units: 16, at_least: 1, contiguous: true, groups_at_most: 8 };
+    const COLORS: PartitionUnits = PartitionUnits::Colors { units: 16, page_bytes: 4096, move_page_ns: 7368.0 };
+    const WAYS: PartitionUnits = PartitionUnits::Ways { units: 16, at_least: 1, contiguous: true, groups_at_most: 8 };
 
     fn sets(of: &[&str]) -> Vec<IndexSet> {
         of.iter().map(|set| set.parse().unwrap()).collect()

@@ -15,20 +15,20 @@
 use std::collections::BTreeMap;
 
 use cachemate_core::{
-    Ability, Decision, Evidence, IndexSet, Level, Policy, Probe, ProbeId, ProbeWhat, SuperSetCount, Support, TaskId,
-    View,
+    Ability, CacheLevel, Decision, IndexSet, Policy, ProbeEvidence, ProbeId, ProbeKind, ProbeRequest, SuperSetCount,
+    Support, TaskId, View,
 };
 use serde::Deserialize;
 
-use super::BadParameters;
+use super::ParameterError;
 use crate::cache_reload_cost::ReloadCosts;
-use crate::coschedule::{BEHIND_AT_MOST_SAMPLES, CoRunCost, Form, Scheduler};
+use crate::coschedule::{BEHIND_AT_MOST_SAMPLES, CoRunCost, CoScheduleForm, CoScheduler};
 
 /// Out of TOML.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Parameters {
-    pub form: Form,
+    pub form: CoScheduleForm,
     /// Length of a sample.
     pub window_ns: u64,
     pub super_sets: u32,
@@ -36,13 +36,13 @@ pub struct Parameters {
     pub busy_above: f64,
     /// Advice is silent about a task that has run so many samples less than the mean task below its cache.
     pub behind_at_most_samples: f64,
-    pub weights: Weights,
+    pub weights: FactorWeights,
 }
 
 /// The factors' weights: bits shared, by level and kind, and what counts against a task by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct Weights {
+pub struct FactorWeights {
     pub data_use: f64,
     pub data_miss: f64,
     pub code_use: f64,
@@ -61,21 +61,21 @@ pub struct Weights {
 
 impl Default for Parameters {
     fn default() -> Self {
-        let (form, window_ns) = (Form::Replacement, 100_000_000);
+        let (form, window_ns) = (CoScheduleForm::Replacement, 100_000_000);
         Parameters {
             form,
             window_ns,
             super_sets: 32,
             busy_above: 1.0,
             behind_at_most_samples: BEHIND_AT_MOST_SAMPLES,
-            weights: Weights::default(),
+            weights: FactorWeights::default(),
         }
     }
 }
 
-impl Default for Weights {
+impl Default for FactorWeights {
     fn default() -> Self {
-        Weights {
+        FactorWeights {
             data_use: 0.0,
             data_miss: 0.0,
             code_use: 0.0,
@@ -95,11 +95,11 @@ impl Parameters {
     ///
     /// # Errors
     /// In words: an unknown or ill-typed parameter, or one out of its range.
-    pub fn parse(text: &str) -> Result<Self, BadParameters> {
+    pub fn parse(text: &str) -> Result<Self, ParameterError> {
         let parsed: Parameters = super::parameters(text)?;
         let weights = &parsed.weights;
         let all = [weights.cells().as_slice(), &[weights.miss_per_kilo_instr, weights.instr_per_cycle]].concat();
-        let fail = |what: &str, found: String, expected: &str| Err(BadParameters::value(what, found, expected));
+        let fail = |what: &str, found: String, expected: &str| Err(ParameterError::value(what, found, expected));
         if parsed.window_ns == 0 {
             fail("window_ns", "0".to_string(), "1 or more")
         } else if !(1..=4096).contains(&parsed.super_sets) {
@@ -121,11 +121,11 @@ impl Parameters {
 
     /// Does whoever is brought in pay for it?
     fn pays(&self) -> bool {
-        self.form == Form::Set && self.weights.newcomer > 0.0
+        self.form == CoScheduleForm::Set && self.weights.newcomer > 0.0
     }
 }
 
-impl Weights {
+impl FactorWeights {
     /// Weights by level (data, code, last) and kind (use, miss).
     fn cells(&self) -> [f64; 6] {
         [self.data_use, self.data_miss, self.code_use, self.code_miss, self.last_level_use, self.last_level_miss]
@@ -133,19 +133,19 @@ impl Weights {
 }
 
 /// Counts of one task as for a whole window: (accesses, misses) per super set of each of the three levels.
-type Rates = [Vec<(f64, f64)>; 3];
+type SuperSetRates = [Vec<(f64, f64)>; 3];
 
 /// Raw counts of one task, by level.
-type RawCounts = Vec<(Level, Vec<SuperSetCount>)>;
+type RawCounts = Vec<(CacheLevel, Vec<SuperSetCount>)>;
 
 /// Place of the contended level's misses among the six vectors.
 const LAST_LEVEL_MISS: usize = 5;
 
 struct ActivityVectors {
     parameters: Parameters,
-    scheduler: Scheduler,
+    scheduler: CoScheduler,
     /// The last sample of each task, and its raw counts.
-    rates: BTreeMap<TaskId, (RawCounts, Rates)>,
+    rates: BTreeMap<TaskId, (RawCounts, SuperSetRates)>,
     refills: ReloadCosts,
 }
 
@@ -162,15 +162,15 @@ impl Policy for ActivityVectors {
 }
 
 /// The first data level, the first code level, and the contended one.
-fn levels(view: &View<'_>) -> [Option<Level>; 3] {
-    let has = |level: Level| view.topology.caches.iter().any(|cache| cache.level == level).then_some(level);
-    [has(Level::L1Data), has(Level::L1Instruction), view.topology.last_level()]
+fn levels(view: &View<'_>) -> [Option<CacheLevel>; 3] {
+    let has = |level: CacheLevel| view.topology.caches.iter().any(|cache| cache.level == level).then_some(level);
+    [has(CacheLevel::L1Data), has(CacheLevel::L1Instruction), view.topology.last_level()]
 }
 
 impl ActivityVectors {
-    fn follow(&mut self, view: &View<'_>, levels: &[Option<Level>; 3]) {
+    fn follow(&mut self, view: &View<'_>, levels: &[Option<CacheLevel>; 3]) {
         self.rates.retain(|task, _| view.profiles.contains_key(task));
-        for task in view.seen.tasks.iter().filter(|task| !task.exited) {
+        for task in view.observation.tasks.iter().filter(|task| !task.exited) {
             let Some(profile) = view.profiles.get(&task.task).filter(|profile| !profile.locality.activity.is_empty())
             else {
                 self.rates.remove(&task.task);
@@ -181,13 +181,13 @@ impl ActivityVectors {
             if self.rates.get(&task.task).is_some_and(|(before, _)| *before == raw) {
                 continue;
             }
-            let counted =
-                |evidence: &Evidence| matches!(evidence, Evidence::Activity { task: of, .. } if *of == task.task);
-            let measured = view.seen.answers.iter().any(|answer| counted(&answer.evidence));
+            let counted = |evidence: &ProbeEvidence| matches!(evidence, ProbeEvidence::Activity { task: of, .. } if *of == task.task);
+            let measured = view.observation.probe_results.iter().any(|answer| counted(&answer.evidence));
             let ran_ns = task.ran_ns();
             // A recorded profile is a whole sample; so is what ran all the time.
-            let times = if measured && ran_ns > 0 { view.seen.span.elapsed_ns as f64 / ran_ns as f64 } else { 1.0 };
-            let of_level = |level: Option<Level>| -> Vec<(f64, f64)> {
+            let times =
+                if measured && ran_ns > 0 { view.observation.span.elapsed_ns as f64 / ran_ns as f64 } else { 1.0 };
+            let of_level = |level: Option<CacheLevel>| -> Vec<(f64, f64)> {
                 let counts = raw.iter().find(|(other, _)| Some(*other) == level);
                 let counts = counts.map_or(&[][..], |(_, counts)| counts);
                 counts.iter().map(|count| (count.accesses as f64 * times, count.misses as f64 * times)).collect()
@@ -197,26 +197,27 @@ impl ActivityVectors {
     }
 
     /// What was counted in this very window of the last level.
-    fn follow_refills(&mut self, view: &View<'_>, last: Option<Level>) {
+    fn follow_refills(&mut self, view: &View<'_>, last: Option<CacheLevel>) {
         if !self.parameters.pays() {
             return;
         }
         let mut counted: BTreeMap<TaskId, f64> = BTreeMap::new();
-        for answer in &view.seen.answers {
-            if let Evidence::Activity { task, level, super_sets, .. } = &answer.evidence
+        for answer in &view.observation.probe_results {
+            if let ProbeEvidence::Activity { task, level, super_sets, .. } = &answer.evidence
                 && Some(*level) == last
             {
                 let misses: u64 = super_sets.iter().map(|count| count.misses).sum();
                 *counted.entry(*task).or_default() += misses as f64;
             }
         }
-        self.refills.follow(&view.seen.tasks, view.seen.span.elapsed_ns, &counted);
+        self.refills.observe(&view.observation.tasks, view.observation.span.elapsed_ns, &counted);
     }
 
     fn vectors(&self, view: &View<'_>) -> Vectors {
         let kind = |cell: usize, count: &(f64, f64)| if cell.is_multiple_of(2) { count.0 } else { count.1 };
         // In order of arrival: sums of fractions depend on the order, which renaming must not change.
-        let present = || view.seen.tasks.iter().filter_map(|task| Some((task.task, &self.rates.get(&task.task)?.1)));
+        let present =
+            || view.observation.tasks.iter().filter_map(|task| Some((task.task, &self.rates.get(&task.task)?.1)));
         let threshold = |cell: usize| {
             let (mut sum, mut super_sets) = (0.0, 0);
             for (_, rates) in present() {
@@ -233,8 +234,8 @@ impl ActivityVectors {
             Some(misses) if busy_misses > 0.0 => newcomer * misses / busy_misses,
             _ => 0.0,
         };
-        let stays = |task: TaskId| self.refills.to_be_known(task);
-        let bits = |rates: &Rates| -> [IndexSet; 6] {
+        let stays = |task: TaskId| self.refills.needs_second_sample(task);
+        let bits = |rates: &SuperSetRates| -> [IndexSet; 6] {
             std::array::from_fn(|cell| {
                 let busy = rates[cell / 2].iter().enumerate();
                 let busy = busy.filter(|(_, count)| kind(cell, count) > thresholds[cell]);
@@ -261,24 +262,29 @@ impl ActivityVectors {
     }
 
     /// Every level that has a weight, of every task, all the time: a cache of the machine that can count.
-    fn probes(&self, view: &View<'_>, levels: &[Option<Level>; 3]) -> Vec<Probe> {
+    fn probes(&self, view: &View<'_>, levels: &[Option<CacheLevel>; 3]) -> Vec<ProbeRequest> {
         let counts = view.capabilities.abilities.get(&Ability::CountSuperSets);
-        let tasks: Vec<TaskId> = view.seen.tasks.iter().filter(|task| !task.exited).map(|task| task.task).collect();
+        let tasks: Vec<TaskId> =
+            view.observation.tasks.iter().filter(|task| !task.exited).map(|task| task.task).collect();
         if tasks.is_empty() || !matches!(counts, Some(Support::Yes { .. })) {
             return Vec::new();
         }
         let weights = self.parameters.weights.cells();
         let pays = self.parameters.pays();
-        let mut asked: Vec<Level> = Vec::new();
+        let mut counted_levels: Vec<CacheLevel> = Vec::new();
         for (at, level) in levels.iter().enumerate() {
             if weights[2 * at] != 0.0 || weights[2 * at + 1] != 0.0 || (pays && 2 * at + 1 == LAST_LEVEL_MISS) {
-                asked.extend(level.filter(|level| !asked.contains(level)));
+                counted_levels.extend(level.filter(|level| !counted_levels.contains(level)));
             }
         }
-        let what = |level| ProbeWhat::Activity { tasks: tasks.clone(), level, super_sets: self.parameters.super_sets };
+        let what = |level| ProbeKind::SuperSets { tasks: tasks.clone(), level, super_sets: self.parameters.super_sets };
         // Counting costs no time; the budget is a bound that is never reached.
-        let probe = |(id, level): (u32, Level)| Probe { id: ProbeId(id), what: what(level), budget_ns: u64::MAX / 4 };
-        (0u32..).zip(asked).map(probe).collect()
+        let probe = |(id, level): (u32, CacheLevel)| ProbeRequest {
+            id: ProbeId(id),
+            kind: what(level),
+            budget_ns: u64::MAX / 4,
+        };
+        (0u32..).zip(counted_levels).map(probe).collect()
     }
 }
 
@@ -299,7 +305,7 @@ struct Vectors {
 }
 
 impl CoRunCost for Vectors {
-    fn knows(&self, task: TaskId) -> bool {
+    fn has_evidence(&self, task: TaskId) -> bool {
         !self.looks || self.tasks.contains_key(&task)
     }
     fn penalty(&self, one: TaskId, other: TaskId) -> f64 {
@@ -307,21 +313,21 @@ impl CoRunCost for Vectors {
         let cells = self.cells.iter().enumerate().filter(|(_, weight)| **weight != 0.0);
         cells.map(|(cell, weight)| weight * f64::from(one.bits[cell].common_count(&other.bits[cell]))).sum()
     }
-    fn burden(&self, task: TaskId) -> f64 {
+    fn solo_cost(&self, task: TaskId) -> f64 {
         self.tasks.get(&task).map_or(0.0, |known| known.burden)
     }
     fn reload_cost(&self, task: TaskId) -> f64 {
         self.tasks.get(&task).map_or(0.0, |known| known.reload_cost)
     }
-    fn stays(&self, task: TaskId) -> bool {
+    fn must_stay(&self, task: TaskId) -> bool {
         self.tasks.get(&task).is_some_and(|known| known.stays)
     }
 }
 
 /// See the registry.
-pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, BadParameters> {
+pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, ParameterError> {
     let parameters = Parameters::parse(parameters)?;
     let Parameters { form, window_ns, behind_at_most_samples, weights, .. } = parameters;
-    let scheduler = Scheduler::new(form, window_ns, weights.sample, behind_at_most_samples);
+    let scheduler = CoScheduler::new(form, window_ns, weights.sample, behind_at_most_samples);
     Ok(Box::new(ActivityVectors { parameters, scheduler, rates: BTreeMap::new(), refills: ReloadCosts::default() }))
 }

@@ -15,23 +15,23 @@ use std::collections::BTreeMap;
 
 use cachemate_core::ReplacementModel;
 use cachemate_core::{
-    Ability, CacheId, Decision, Gang, GangSchedule, Plan, Policy, Probe, ProbeId, ProbeWhat, Profile, Reason,
-    ReasonKind, Support, TaskId, View, Window,
+    Ability, CacheId, Decision, Gang, GangSchedule, Plan, Policy, ProbeId, ProbeKind, ProbeRequest, Profile, Reason,
+    ReasonKind, Support, TaskId, View, WindowLength,
 };
 use cachemate_locality::curve::MissRateCurve;
 use cachemate_locality::reuse::ReuseTimes;
 use cachemate_locality::{statcache, statstack};
 use serde::Deserialize;
 
-use super::BadParameters;
+use super::ParameterError;
+use crate::gang_quantum::{self, GangCandidate, QuantumTooLong};
 use crate::llc_placement::{LlcTasks, StickyPlacement};
-use crate::solvers::balance::{Composed, GroupModel, Turns, best_groups, rotation};
-use crate::turn_length::{self, Ganged, TooLong};
+use crate::solvers::balance::{ComposedModel, GroupModel, RotationRule, best_groups, rotation};
 
 /// How a group's miss ratio is expected.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Extension {
+pub enum GroupRatioModel {
     /// Mean of the members alone on their part of the cache.
     Average,
     /// Members share the whole cache by their access rates.
@@ -41,7 +41,7 @@ pub enum Extension {
 /// The cache's replacement, and so the model: StatCache or StatStack.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Replacement {
+pub enum ReplacementKind {
     Random,
     Lru,
 }
@@ -49,7 +49,7 @@ pub enum Replacement {
 /// How often each group runs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum HowOften {
+pub enum TurnFrequency {
     /// Threads' turns are as even as the threshold allows.
     Fair,
     /// Every qualifying group equally.
@@ -61,14 +61,14 @@ pub enum HowOften {
 #[serde(deny_unknown_fields, default)]
 pub struct Parameters {
     pub window_ns: u64,
-    /// A group's turn. Absent: four times the longest refill of a footprint within 20 to 100 ms ([`crate::turn_length`]), or
+    /// A group's turn. Absent: four times the longest refill of a footprint within 20 to 100 ms ([`crate::gang_quantum`]), or
     /// 10 ms where nobody's footprint is known.
     pub slice_ns: Option<u64>,
     /// Groups are refused where turns of two refills make a task wait longer than this.
     pub longest_wait_ns: u64,
-    pub extension: Extension,
-    pub replacement: Replacement,
-    pub turns: HowOften,
+    pub extension: GroupRatioModel,
+    pub replacement: ReplacementKind,
+    pub turns: TurnFrequency,
     /// Watched of each thread.
     pub locations: u32,
     /// The most processor time one thread's watching may take.
@@ -80,10 +80,10 @@ impl Default for Parameters {
         Parameters {
             window_ns: 10_000_000,
             slice_ns: None,
-            longest_wait_ns: turn_length::LONGEST_WAIT_NS,
-            extension: Extension::Average,
-            replacement: Replacement::Random,
-            turns: HowOften::Fair,
+            longest_wait_ns: gang_quantum::LONGEST_WAIT_NS,
+            extension: GroupRatioModel::Average,
+            replacement: ReplacementKind::Random,
+            turns: TurnFrequency::Fair,
             locations: 2_000,
             budget_ns: 1_000_000_000,
         }
@@ -91,7 +91,7 @@ impl Default for Parameters {
 }
 
 impl Parameters {
-    fn parse(text: &str) -> Result<Self, BadParameters> {
+    fn parse(text: &str) -> Result<Self, ParameterError> {
         let parsed: Parameters = super::parameters(text)?;
         let positive = [
             ("window_ns", parsed.window_ns),
@@ -99,15 +99,15 @@ impl Parameters {
             ("locations", u64::from(parsed.locations)),
         ];
         match positive.iter().find(|(_, value)| *value == 0) {
-            Some((name, _)) => Err(BadParameters::value(name, "0", "1 or more")),
+            Some((name, _)) => Err(ParameterError::value(name, "0", "1 or more")),
             None => Ok(parsed),
         }
     }
 
     fn composition(&self) -> ReplacementModel {
         match self.replacement {
-            Replacement::Random => ReplacementModel::Random,
-            Replacement::Lru => ReplacementModel::Lru,
+            ReplacementKind::Random => ReplacementModel::Random,
+            ReplacementKind::Lru => ReplacementModel::Lru,
         }
     }
 }
@@ -121,20 +121,20 @@ struct BalanceSet {
     parameters: Parameters,
     seed: u64,
     placement: StickyPlacement,
-    caches: BTreeMap<CacheId, OfCache>,
-    asked: BTreeMap<TaskId, Probe>,
+    caches: BTreeMap<CacheId, CacheRotation>,
+    asked: BTreeMap<TaskId, ProbeRequest>,
     next_probe: u32,
 }
 
 /// What is remembered of one cache.
 #[derive(Default)]
-struct OfCache {
+struct CacheRotation {
     known: BTreeMap<TaskId, TaskModel>,
     /// Tasks and what was known of each when the gangs were made.
     made_from: Vec<(TaskId, Option<TaskModel>)>,
     gangs: Vec<Vec<TaskId>>,
     /// How long a group runs, by what was known last.
-    turn: Option<Result<u64, TooLong>>,
+    turn: Option<Result<u64, QuantumTooLong>>,
 }
 
 #[derive(Clone, PartialEq, Debug)]
@@ -143,19 +143,19 @@ struct TaskModel {
     /// Alone on an n-th of the cache.
     ratio: f64,
     /// Where the composition is asked for.
-    shared: Option<Shared>,
+    shared: Option<SharedReuse>,
 }
 
 /// Reuse times in the form of profiles, and references per cycle.
 #[derive(Clone, PartialEq, Debug)]
-struct Shared {
+struct SharedReuse {
     times: Vec<(Option<u64>, f64)>,
     rate: f64,
 }
 
 impl Policy for BalanceSet {
     fn decide(&mut self, view: &View<'_>) -> Decision {
-        let mut plan = Plan::idle(Window::Time { ns: self.parameters.window_ns });
+        let mut plan = Plan::idle(WindowLength::Time { ns: self.parameters.window_ns });
         let mut why = Vec::new();
         let gangs_run = supports(view, Ability::Gangs);
         let mut placement = std::mem::take(&mut self.placement);
@@ -179,7 +179,7 @@ impl Policy for BalanceSet {
                         gangs: state.gangs.iter().map(|gang| as_gang(gang)).collect(),
                     }),
                     Err(long) => why.push(Reason {
-                        kind: ReasonKind::Plain,
+                        kind: ReasonKind::Explanation,
                         tasks: Vec::new(),
                         text: long.to_string(),
                         numbers: Vec::new(),
@@ -190,7 +190,7 @@ impl Policy for BalanceSet {
         }
         self.placement = placement;
         self.asked.retain(|_, probe| plan.probes.contains(probe));
-        Decision { plan, why }
+        Decision { plan, reasons: why }
     }
 }
 
@@ -217,39 +217,40 @@ impl BalanceSet {
             return;
         }
         for task in domain.tasks.iter().map(|seen| seen.task) {
-            let told = view.profiles.get(&task).is_some_and(|profile| profile.reuse_times().is_some());
-            let complete = |probe: &Probe| view.seen.answers.iter().any(|a| a.probe == probe.id && a.complete);
+            let has_reuse_times = view.profiles.get(&task).is_some_and(|profile| profile.reuse_times().is_some());
+            let complete =
+                |probe: &ProbeRequest| view.observation.probe_results.iter().any(|a| a.probe == probe.id && a.complete);
             let over = match self.asked.get(&task) {
                 Some(probe) => complete(probe),
-                None => told,
+                None => has_reuse_times,
             };
             if over {
                 continue;
             }
             let probe = self.asked.entry(task).or_insert_with(|| {
-                let what = ProbeWhat::Reuses { task, locations: self.parameters.locations };
+                let what = ProbeKind::ReuseTimes { task, locations: self.parameters.locations };
                 self.next_probe += 1;
-                Probe { id: ProbeId(self.next_probe - 1), what, budget_ns: self.parameters.budget_ns }
+                ProbeRequest { id: ProbeId(self.next_probe - 1), kind: what, budget_ns: self.parameters.budget_ns }
             });
             plan.probes.push(probe.clone());
         }
     }
 }
 
-impl OfCache {
+impl CacheRotation {
     /// How long a group runs: as stated, else by the law of turns, else as where nothing is known. Evidence that is gone
     /// changes nothing.
-    fn turn(&mut self, view: &View<'_>, domain: &LlcTasks<'_>, parameters: &Parameters) -> Result<u64, TooLong> {
+    fn turn(&mut self, view: &View<'_>, domain: &LlcTasks<'_>, parameters: &Parameters) -> Result<u64, QuantumTooLong> {
         if let Some(stated) = parameters.slice_ns {
             return Ok(stated);
         }
         let cache = view.topology.last_level_caches().find(|cache| cache.id == domain.cache);
-        let refill_ns = |task: TaskId| turn_length::refill_ns(view.profiles.get(&task)?, cache?, view);
+        let refill_ns = |task: TaskId| gang_quantum::refill_ns(view.profiles.get(&task)?, cache?, view);
         let tasks = || domain.tasks.iter().map(|seen| seen.task);
-        let members: Vec<Ganged> =
-            tasks().map(|task| Ganged { refill_ns: refill_ns(task), degradation: 0.0 }).collect();
+        let members: Vec<GangCandidate> =
+            tasks().map(|task| GangCandidate { refill_ns: refill_ns(task), degradation: 0.0 }).collect();
         let longest_gap = tasks().map(|task| turns_until_next(&self.gangs, task)).max().unwrap_or(1);
-        let law = turn_length::turn_ns(&members, SLOWDOWN_AT_MOST, longest_gap, parameters.longest_wait_ns);
+        let law = gang_quantum::quantum_ns(&members, SLOWDOWN_AT_MOST, longest_gap, parameters.longest_wait_ns);
         match law.transpose() {
             Some(told) => *self.turn.insert(told),
             None => *self.turn.get_or_insert(Ok(USUAL_SLICE_NS)),
@@ -262,21 +263,24 @@ impl OfCache {
         view: &View<'_>,
         domain: &LlcTasks<'_>,
         parameters: &Parameters,
-        asked: &BTreeMap<TaskId, Probe>,
+        asked: &BTreeMap<TaskId, ProbeRequest>,
     ) {
         self.known.retain(|task, _| domain.tasks.iter().any(|seen| seen.task == *task));
         for task in domain.tasks.iter().map(|seen| seen.task) {
             let Some(profile) = view.profiles.get(&task) else { continue };
-            let told = |probe: &Probe| view.seen.answers.iter().any(|a| a.probe == probe.id && a.complete);
+            let is_answered =
+                |probe: &ProbeRequest| view.observation.probe_results.iter().any(|a| a.probe == probe.id && a.complete);
             let news = match (self.known.get(&task), asked.get(&task)) {
-                (_, Some(probe)) => told(probe),
+                (_, Some(probe)) => is_answered(probe),
                 (None, None) => true,
                 (Some(known), None) => {
                     known.phase != profile.phase_number
-                        || (parameters.extension == Extension::Composed && known.shared.is_none())
+                        || (parameters.extension == GroupRatioModel::Composed && known.shared.is_none())
                 }
             };
-            if let Some(known) = Some(profile).filter(|_| news).and_then(|profile| know(profile, domain, parameters)) {
+            if let Some(known) =
+                Some(profile).filter(|_| news).and_then(|profile| model_of(profile, domain, parameters))
+            {
                 self.known.insert(task, known);
             }
         }
@@ -299,13 +303,13 @@ impl OfCache {
         };
         let best = best_groups(&model, size);
         let turns = match parameters.turns {
-            HowOften::Fair => Turns::Fair,
-            HowOften::Uniform => Turns::Uniform { seed },
+            TurnFrequency::Fair => RotationRule::Fair,
+            TurnFrequency::Uniform => RotationRule::Uniform { seed },
         };
         let groups = rotation(&model, &best, turns);
         let mean = groups.iter().map(|group| model.ratio(group)).sum::<f64>() / groups.len() as f64;
         why.push(Reason {
-            kind: ReasonKind::Plain,
+            kind: ReasonKind::Explanation,
             tasks: Vec::new(),
             text: "groups take turns, at or below the lowest miss ratio that leaves no thread out".to_string(),
             numbers: vec![
@@ -319,7 +323,7 @@ impl OfCache {
             let turns = groups.iter().filter(|group| group.contains(&at)).count();
             let Some(known) = &known[at] else { continue };
             why.push(Reason {
-                kind: ReasonKind::Plain,
+                kind: ReasonKind::Explanation,
                 tasks: vec![task],
                 text: format!("{{0}} is in {turns} of {} groups", groups.len()),
                 numbers: vec![("partial_cache_misses_per_100_refs".to_string(), 100.0 * known.ratio)],
@@ -330,14 +334,14 @@ impl OfCache {
 }
 
 /// What a profile says of a thread on this cache; `None` where it does not say enough.
-fn know(profile: &Profile, domain: &LlcTasks<'_>, parameters: &Parameters) -> Option<TaskModel> {
+fn model_of(profile: &Profile, domain: &LlcTasks<'_>, parameters: &Parameters) -> Option<TaskModel> {
     let (size_bytes, line_bytes) = (domain.size_bytes?, u64::from(domain.line_bytes?));
     let part_bytes = size_bytes / u64::from(domain.cpus.count().max(1));
     let reuse = profile.reuse_times().and_then(|times| ReuseTimes::from_profile(times));
     let lines = (part_bytes / line_bytes.max(1)).max(1);
     let by_reuse = reuse.as_ref().and_then(|reuse| match parameters.replacement {
-        Replacement::Random => statcache::miss_ratio(reuse, lines),
-        Replacement::Lru => statstack::miss_ratio(reuse, lines),
+        ReplacementKind::Random => statcache::miss_ratio(reuse, lines),
+        ReplacementKind::Lru => statstack::miss_ratio(reuse, lines),
     });
     let by_curve = || {
         let curve = MissRateCurve::from_profile(profile.misses_per_kilo_instr()?).ok()?;
@@ -345,11 +349,11 @@ fn know(profile: &Profile, domain: &LlcTasks<'_>, parameters: &Parameters) -> Op
         Some((curve.at(part_bytes)? / refs).clamp(0.0, 1.0))
     };
     let ratio = by_reuse.or_else(by_curve).filter(|ratio| ratio.is_finite())?;
-    let shared = (parameters.extension == Extension::Composed).then(|| {
+    let shared = (parameters.extension == GroupRatioModel::Composed).then(|| {
         let speed = profile.rates.observed_instr_per_cycle.or(profile.rates.solo_instr_per_cycle)?.value;
         let rate = profile.rates.llc_refs_per_mega_instr?.value * 1e-6 * speed;
         let times = profile.reuse_times().cloned()?;
-        (rate.is_finite() && rate > 0.0).then_some(Shared { times, rate })
+        (rate.is_finite() && rate > 0.0).then_some(SharedReuse { times, rate })
     });
     Some(TaskModel { phase: profile.phase_number, ratio, shared: shared.flatten() })
 }
@@ -357,10 +361,10 @@ fn know(profile: &Profile, domain: &LlcTasks<'_>, parameters: &Parameters) -> Op
 /// The group model of all threads of the cache. An unknown thread counts as the worst known one. `None` where nobody
 /// is known.
 fn model(known: &[Option<TaskModel>], domain: &LlcTasks<'_>, parameters: &Parameters) -> Option<GroupModel> {
-    let usable = |known: &&TaskModel| parameters.extension == Extension::Average || known.shared.is_some();
+    let usable = |known: &&TaskModel| parameters.extension == GroupRatioModel::Average || known.shared.is_some();
     let worst = known.iter().flatten().filter(usable).max_by(|a, b| a.ratio.total_cmp(&b.ratio))?;
     let threads = || known.iter().map(|known| known.as_ref().filter(usable).unwrap_or(worst));
-    if parameters.extension == Extension::Average {
+    if parameters.extension == GroupRatioModel::Average {
         return Some(GroupModel::Average(threads().map(|known| known.ratio).collect()));
     }
     let shared: Vec<(ReuseTimes, f64)> = threads()
@@ -371,11 +375,11 @@ fn model(known: &[Option<TaskModel>], domain: &LlcTasks<'_>, parameters: &Parame
         .collect::<Option<_>>()?;
     let shared: Vec<(&ReuseTimes, f64)> = shared.iter().map(|(times, rate)| (times, *rate)).collect();
     let lines = domain.size_bytes? / u64::from(domain.line_bytes?).max(1);
-    Composed::new(&shared, domain.cpus.count() as usize, lines, parameters.composition()).map(GroupModel::Composed)
+    ComposedModel::new(&shared, domain.cpus.count() as usize, lines, parameters.composition()).map(GroupModel::Composed)
 }
 
 /// See the registry.
-pub(super) fn build(parameters: &str, seed: u64) -> Result<Box<dyn Policy>, BadParameters> {
+pub(super) fn build(parameters: &str, seed: u64) -> Result<Box<dyn Policy>, ParameterError> {
     Ok(Box::new(BalanceSet {
         parameters: Parameters::parse(parameters)?,
         seed,

@@ -12,12 +12,12 @@
 
 use std::collections::BTreeMap;
 
-use cachemate_core::{CpuId, CpuSet, Decision, Plan, Policy, Reason, ReasonKind, TaskId, View, Window};
+use cachemate_core::{CpuId, CpuSet, Decision, Plan, Policy, Reason, ReasonKind, TaskId, View, WindowLength};
 use serde::Deserialize;
 
-use super::BadParameters;
+use super::ParameterError;
 use crate::placement;
-use crate::solvers::{self, Seating, Seats, Solved};
+use crate::solvers::{self, Seating, Seats, Solution};
 
 /// Parameters of `best-by-matrix` and `worst-by-matrix`.
 #[derive(Clone, PartialEq, Debug, Deserialize)]
@@ -35,20 +35,20 @@ impl Default for Parameters {
 }
 
 impl Parameters {
-    fn parse(text: &str) -> Result<Self, BadParameters> {
+    fn parse(text: &str) -> Result<Self, ParameterError> {
         let parsed: Parameters = super::parameters(text)?;
         if parsed.window_ns == 0 {
-            return Err(BadParameters::value("window_ns", "0", "1 or more"));
+            return Err(ParameterError::value("window_ns", "0", "1 or more"));
         }
         let rows = parsed.degradation.len();
         for (row, values) in parsed.degradation.iter().enumerate() {
             if values.len() != rows {
                 let found = format!("{} values in row {row}", values.len());
-                return Err(BadParameters::value("degradation", found, rows));
+                return Err(ParameterError::value("degradation", found, rows));
             }
             if let Some(column) = values.iter().position(|value| !value.is_finite()) {
                 let found = format!("{} in row {row}, column {column}", values[column]);
-                return Err(BadParameters::value("degradation", found, "a number"));
+                return Err(ParameterError::value("degradation", found, "a number"));
             }
         }
         Ok(parsed)
@@ -56,18 +56,18 @@ impl Parameters {
 }
 
 /// A policy by a matrix, one way or the other.
-pub(super) struct ByMatrix {
+pub(super) struct MatrixPolicy {
     parameters: Parameters,
-    solve: fn(&solvers::Costs, &Seats) -> Solved,
+    solve: fn(&solvers::CostMatrix, &Seats) -> Solution,
     /// Row of every task that was ever there, in order of arrival.
     rows: BTreeMap<TaskId, usize>,
     placed: BTreeMap<TaskId, CpuSet>,
 }
 
-impl Policy for ByMatrix {
+impl Policy for MatrixPolicy {
     fn decide(&mut self, view: &View<'_>) -> Decision {
-        let mut plan = Plan::idle(Window::Time { ns: self.parameters.window_ns });
-        for task in &view.seen.tasks {
+        let mut plan = Plan::idle(WindowLength::Time { ns: self.parameters.window_ns });
+        for task in &view.observation.tasks {
             let next = self.rows.len();
             self.rows.entry(task.task).or_insert(next);
         }
@@ -81,11 +81,11 @@ impl Policy for ByMatrix {
             self.place(view, &tasks, &mut why);
         }
         plan.affinity = self.placed.clone();
-        Decision { plan, why }
+        Decision { plan, reasons: why }
     }
 }
 
-impl ByMatrix {
+impl MatrixPolicy {
     fn place(&mut self, view: &View<'_>, tasks: &[TaskId], why: &mut Vec<Reason>) {
         self.placed.clear();
         let Ok(seats) = placement::seats(view.topology, tasks.len()) else { return };
@@ -98,12 +98,12 @@ impl ByMatrix {
         let shape = Seats { cpus_per_cache: seats.iter().map(|cache| cache.cpus.len() as u32).collect() };
         let mut solved = (self.solve)(&costs, &shape);
         stay(view, tasks, &seats, &mut solved.seating);
-        let suffered = solved.seating.suffered(&costs);
+        let suffered = solved.seating.costs_by_program(&costs);
         let takes_turns = solved.seating.by_cache.iter().flatten().any(|cpu| cpu.len() > 1);
         for (nth, cpus) in cpus_of(&solved.seating, &seats, takes_turns) {
             let text = format!("{{0}} is seated on the CPUs {cpus}");
             let numbers = vec![("degradation_percent".to_string(), 100.0 * suffered[nth])];
-            why.push(Reason { kind: ReasonKind::Plain, tasks: vec![tasks[nth]], text, numbers });
+            why.push(Reason { kind: ReasonKind::Explanation, tasks: vec![tasks[nth]], text, numbers });
             self.placed.insert(tasks[nth], cpus);
         }
     }
@@ -113,7 +113,7 @@ impl ByMatrix {
 fn stay(view: &View<'_>, tasks: &[TaskId], seats: &[placement::CacheSeats], seating: &mut Seating) {
     let node = |cpu: CpuId| view.topology.cpus.iter().find(|other| other.id == cpu).map(|cpu| cpu.memory_node);
     let now: Vec<Option<CpuId>> =
-        tasks.iter().map(|task| view.seen.tasks.iter().find(|seen| seen.task == *task)?.cpu).collect();
+        tasks.iter().map(|task| view.observation.tasks.iter().find(|seen| seen.task == *task)?.cpu).collect();
     // A node is worth more than any cache on it.
     let worth = |group: &[Vec<usize>], cache: &placement::CacheSeats| -> u32 {
         let one = |&member: &usize| {
@@ -153,14 +153,14 @@ fn cpus_of(seating: &Seating, seats: &[placement::CacheSeats], one_cpu: bool) ->
 
 pub(super) fn by_matrix(
     parameters: &str,
-    solve: fn(&solvers::Costs, &Seats) -> Solved,
-) -> Result<Box<dyn Policy>, BadParameters> {
+    solve: fn(&solvers::CostMatrix, &Seats) -> Solution,
+) -> Result<Box<dyn Policy>, ParameterError> {
     let parameters = Parameters::parse(parameters)?;
-    Ok(Box::new(ByMatrix { parameters, solve, rows: BTreeMap::new(), placed: BTreeMap::new() }))
+    Ok(Box::new(MatrixPolicy { parameters, solve, rows: BTreeMap::new(), placed: BTreeMap::new() }))
 }
 
 /// See the registry.
-pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, BadParameters> {
+pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, ParameterError> {
     by_matrix(parameters, solvers::best)
 }
 
@@ -177,7 +177,7 @@ mod tests {
             |id: u32| Cpu { id: CpuId(id), core: id, package: id / 2, memory_node: id / 2, online: true, hertz: None };
         let cache = |id: u32| Cache {
             id: CacheId(id),
-            level: Level::L2,
+            level: CacheLevel::L2,
             cpus: [2 * id, 2 * id + 1].into_iter().collect(),
             last_level: true,
             size_bytes: None,
@@ -197,19 +197,19 @@ mod tests {
             };
             let seen = Observation {
                 window: 0,
-                span: Span { start_ns: 0, elapsed_ns: 1, elapsed_cycles: None },
-                ended: WindowEnd::Elapsed,
+                span: TimeSpan { start_ns: 0, elapsed_ns: 1, elapsed_cycles: None },
+                end_reason: WindowEnd::Elapsed,
                 tasks: (0..).zip(on).map(task).collect(),
-                places: Vec::new(),
-                answers: Vec::new(),
-                in_force: Applied::default(),
+                shared_counts: Vec::new(),
+                probe_results: Vec::new(),
+                applied: AppliedPlan::default(),
             };
             let view = View {
                 topology: &topology,
-                capabilities: &cachemate_core::test_kit::capabilities(&[]),
-                seen: &seen,
+                capabilities: &cachemate_core::test_support::capabilities(&[]),
+                observation: &seen,
                 profiles: &Profiles::new(),
-                previous_plan: &Plan::idle(Window::Time { ns: 1 }),
+                previous_plan: &Plan::idle(WindowLength::Time { ns: 1 }),
                 predictor: &ReferencePredictor { miss_penalty_cycles: 150.0 },
             };
             let mut policy = build(&format!("degradation = [{}]", degradation.join(", ")), 1).unwrap();

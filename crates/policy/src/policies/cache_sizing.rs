@@ -17,29 +17,30 @@
 use std::collections::BTreeMap;
 
 use cachemate_core::{
-    Ability, Cache, CacheId, CacheShare, CoRunPenalty, Decision, Evidence, GroupId, IndexSet, Member, PageMoving, Plan,
-    Policy, Probe, ProbeId, ProbeWhat, ProcessId, Profiles, Reason, ReasonKind, TaskId, TaskSample, View, Window,
+    Ability, Cache, CacheId, CacheShare, CoRunPenalty, Decision, GroupId, IndexSet, PageMigration, Plan, Policy,
+    ProbeEvidence, ProbeId, ProbeKind, ProbeRequest, ProcessId, Profiles, Reason, ReasonKind, ShareMember, TaskId,
+    TaskSample, View, WindowLength,
 };
 use serde::Deserialize;
 
-use super::static_partition::{Moving, in_units};
-use super::{BadParameters, parameters};
+use super::static_partition::{MigrationMode, in_units};
+use super::{ParameterError, parameters};
 use crate::partition::ab_test::AbTest;
-use crate::partition::allocate::{Allocation, Claimant, Kind, Objective, Terms, allocate};
-use crate::partition::demand_curve::Space;
-use crate::partition::divided_cache::{DividedCache, Present, units_of};
-use crate::partition::share_controller::{self, Judged, Judging, Verdict};
+use crate::partition::allocate::{Allocation, AllocationLimits, Claimant, PartitionKind, SizingObjective, allocate};
+use crate::partition::demand_curve::DemandCurve;
+use crate::partition::partitioned_cache::{CacheProcess, PartitionedCache, units_of};
+use crate::partition::share_controller::{self, ShareController, ShareVerdict, TrialStatus};
 use crate::partition::speed_history::SpeedRecord;
-use crate::partition::units::{Divided, assign, pages_to_move};
-use crate::recall::Recall;
+use crate::partition::units::{PartitionUnits, assign, pages_to_move};
+use crate::phase_curves::PhaseCurveCache;
 
 /// See the page.
 #[derive(Clone, PartialEq, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Parameters {
     pub window_ns: u64,
-    pub objective: Objective,
-    pub moving: Moving,
+    pub objective: SizingObjective,
+    pub moving: MigrationMode,
     /// Entries of a trace; 0 = curves come from elsewhere.
     pub trace_entries: u32,
     /// Fetches of code too: a program with much code needs space that its data does not tell of.
@@ -65,8 +66,8 @@ impl Default for Parameters {
     fn default() -> Self {
         Parameters {
             window_ns: 100_000_000,
-            objective: Objective::default(),
-            moving: Moving::All,
+            objective: SizingObjective::default(),
+            moving: MigrationMode::All,
             trace_entries: 163_840,
             trace_code: true,
             trace_budget_ns: 1_000_000_000,
@@ -82,24 +83,24 @@ impl Default for Parameters {
 }
 
 impl Parameters {
-    fn judged_by(&self, domain: &DividedCache<'_>) -> share_controller::Terms {
+    fn judged_by(&self, domain: &PartitionedCache<'_>) -> share_controller::TrialTerms {
         let lengths = domain.lengths(self.settle_windows, self.judge_windows);
-        share_controller::Terms { lengths, least_gain: self.least_gain, trial_share: self.trial_share }
+        share_controller::TrialTerms { lengths, least_gain: self.least_gain, trial_share: self.trial_share }
     }
 
-    fn parse(text: &str) -> Result<Self, BadParameters> {
+    fn parse(text: &str) -> Result<Self, ParameterError> {
         let parsed: Parameters = parameters(text)?;
         if parsed.window_ns == 0 {
-            return Err(BadParameters::value("window_ns", "0", "1 or more"));
+            return Err(ParameterError::value("window_ns", "0", "1 or more"));
         }
         if !(parsed.trial_share.is_finite() && parsed.trial_share > 0.0) {
-            return Err(BadParameters::value("trial_share", parsed.trial_share, "a number above 0"));
+            return Err(ParameterError::value("trial_share", parsed.trial_share, "a number above 0"));
         }
         let shares = [("insensitive", parsed.insensitive), ("least_gain", parsed.least_gain)];
         let numbers = shares.into_iter().chain([("miss_penalty_cycles", parsed.miss_penalty_cycles.unwrap_or(1.0))]);
         for (name, value) in numbers {
             if !(value.is_finite() && value >= 0.0) {
-                return Err(BadParameters::value(name, value, "a number from 0 up"));
+                return Err(ParameterError::value(name, value, "a number from 0 up"));
             }
         }
         Ok(parsed)
@@ -113,11 +114,11 @@ const TRACED_AT_ONCE: usize = 4;
 
 struct CacheSizing {
     parameters: Parameters,
-    caches: BTreeMap<CacheId, Judging>,
+    caches: BTreeMap<CacheId, ShareController>,
     home: BTreeMap<ProcessId, CacheId>,
     probes: BTreeMap<TaskId, (u32, ProbeId)>,
     next_probe: u32,
-    recall: Recall,
+    recall: PhaseCurveCache,
     /// The kind of some phase was told: those of others will be, too.
     kinds_are_told: bool,
 }
@@ -125,60 +126,60 @@ struct CacheSizing {
 impl Policy for CacheSizing {
     fn decide(&mut self, view: &View<'_>) -> Decision {
         self.kinds_are_told |= view.profiles.values().any(|profile| profile.phase.kind.is_some());
-        match self.recall.follow(view) {
-            Some(profiles) => self.decided_on(&View { profiles: &profiles, ..*view }),
-            None => self.decided_on(view),
+        match self.recall.observe(view) {
+            Some(profiles) => self.decide_with_profiles(&View { profiles: &profiles, ..*view }),
+            None => self.decide_with_profiles(view),
         }
     }
 }
 
 impl CacheSizing {
-    fn decided_on(&mut self, view: &View<'_>) -> Decision {
-        let mut plan = Plan::idle(Window::Time { ns: self.parameters.window_ns });
+    fn decide_with_profiles(&mut self, view: &View<'_>) -> Decision {
+        let mut plan = Plan::idle(WindowLength::Time { ns: self.parameters.window_ns });
         let mut why = Vec::new();
         for domain in self.domains(view) {
             let remembered = self.caches.entry(domain.cache.id).or_default();
-            let held = remembered.follow(view, &domain, self.parameters.judged_by(&domain));
+            let held = remembered.observe(view, &domain, self.parameters.judged_by(&domain));
             let shares = self.sized(view, &domain, held, &mut why);
             plan.penalties.extend(penalties(view, &domain, &shares));
             plan.shares.extend(shares);
             plan.probes.extend(self.probes_of(view, &domain));
         }
-        self.probes.retain(|task, _| view.seen.tasks.iter().any(|seen| seen.task == *task));
-        Decision { plan, why }
+        self.probes.retain(|task, _| view.observation.tasks.iter().any(|seen| seen.task == *task));
+        Decision { plan, reasons: why }
     }
 
     /// Every last-level cache that can be divided, with the processes that live on it.
-    fn domains<'a>(&mut self, view: &'a View<'a>) -> Vec<DividedCache<'a>> {
-        let mut processes: Vec<Present<'a>> = Vec::new();
+    fn domains<'a>(&mut self, view: &'a View<'a>) -> Vec<PartitionedCache<'a>> {
+        let mut processes: Vec<CacheProcess<'a>> = Vec::new();
         for task in view.movable() {
             // A process with a thread that nothing may be changed of is left alone as a whole.
-            let fixed = view.seen.tasks.iter().any(|other| other.process == task.process && other.fixed);
+            let fixed = view.observation.tasks.iter().any(|other| other.process == task.process && other.unmovable);
             let phase = view.profiles.get(&task.task).map_or(0, |profile| profile.phase_number);
             match processes.iter_mut().find(|present| present.process == task.process) {
                 Some(present) => {
                     present.tasks.push(task);
                     present.phase = present.phase.max(phase);
                 }
-                None if !fixed => processes.push(Present { process: task.process, tasks: vec![task], phase }),
+                None if !fixed => processes.push(CacheProcess { process: task.process, tasks: vec![task], phase }),
                 None => {}
             }
         }
-        let caches: Vec<(&Cache, Divided)> = view
+        let caches: Vec<(&Cache, PartitionUnits)> = view
             .topology
             .caches
             .iter()
             .filter(|cache| cache.last_level && cache.size_bytes.is_some())
             .filter_map(|cache| {
                 let partitions = view.capabilities.partitions.iter().filter(|(id, _)| *id == cache.id);
-                Some((cache, Divided::of(partitions.map(|(_, partition)| partition))?))
+                Some((cache, PartitionUnits::of(partitions.map(|(_, partition)| partition))?))
             })
             .collect();
         self.home.retain(|process, _| processes.iter().any(|present| present.process == *process));
-        let mut domains: Vec<DividedCache<'a>> =
-            caches.iter().map(|&(cache, divided)| DividedCache::of(cache, divided, view.topology)).collect();
+        let mut domains: Vec<PartitionedCache<'a>> =
+            caches.iter().map(|&(cache, divided)| PartitionedCache::of(cache, divided, view.topology)).collect();
         for present in processes {
-            if let Some(cache) = present.lives_on(&caches) {
+            if let Some(cache) = present.home_cache(&caches) {
                 self.home.insert(present.process, cache);
             }
             let home = self.home.get(&present.process);
@@ -193,7 +194,7 @@ impl CacheSizing {
     fn sized(
         &mut self,
         view: &View<'_>,
-        domain: &DividedCache<'_>,
+        domain: &PartitionedCache<'_>,
         held: Vec<CacheShare>,
         why: &mut Vec<Reason>,
     ) -> Vec<CacheShare> {
@@ -204,8 +205,8 @@ impl CacheSizing {
             return if held.is_empty() { held } else { undivided() };
         }
         match remembered.judge(view, domain, &held, parameters.judged_by(domain)) {
-            Some(Judged::GoesOn(shares)) => return shares,
-            Some(Judged::Over(verdict)) => {
+            Some(TrialStatus::GoesOn(shares)) => return shares,
+            Some(TrialStatus::Over(verdict)) => {
                 why.push(reason(domain, &verdict));
                 return verdict.shares;
             }
@@ -216,29 +217,31 @@ impl CacheSizing {
         }
         let claimants: Option<Vec<Claimant>> =
             domain.present.iter().map(|present| claimant(view, domain, present, remembered, parameters)).collect();
-        let Some(mut claimants) = claimants.filter(|_| domain.promised() || remembered.may_try()) else { return held };
-        learn_from_broken_promises(remembered, domain, &mut claimants, &held, parameters, why);
-        let horizon_ns = remembered.lasts_ns(parameters.window_ns).min(parameters.horizon_ns as f64);
-        let outlook = Outlook { view, domain, claimants: &claimants, speeds: &remembered.speeds, horizon_ns };
+        let Some(mut claimants) = claimants.filter(|_| domain.promised() || remembered.can_start_trial()) else {
+            return held;
+        };
+        raise_floors_of_unmet_goals(remembered, domain, &mut claimants, &held, parameters, why);
+        let horizon_ns = remembered.expected_lifetime_ns(parameters.window_ns).min(parameters.horizon_ns as f64);
+        let outlook = SizingForecast { view, domain, claimants: &claimants, speeds: &remembered.speeds, horizon_ns };
         let trial = outlook.trial(parameters);
         let unproven = trial.clone().filter(|_| !domain.is_undivided(&held));
         if let Some(trial) = unproven.clone().filter(|_| remembered.proof_next()) {
             remembered.try_out(held.clone(), undivided(), held.clone(), trial, true);
             return held;
         }
-        let mut said = Vec::new();
-        let wanted = wanted_shares(view, domain, &claimants, &held, parameters, &mut said);
+        let mut explained = Vec::new();
+        let wanted = wanted_shares(view, domain, &claimants, &held, parameters, &mut explained);
         let chosen = wanted.and_then(|wanted| outlook.choose(parameters, &held, wanted, why));
         match (chosen, trial, unproven) {
             (Some(chosen), Some(trial), _) => {
-                why.extend(said);
+                why.extend(explained);
                 let back = if held.is_empty() { undivided() } else { held.clone() };
                 let proof = domain.is_undivided(&chosen);
                 remembered.try_out(held.clone(), chosen, back, trial, proof);
                 held
             }
             (Some(chosen), None, _) => {
-                why.extend(said);
+                why.extend(explained);
                 remembered.changed();
                 chosen
             }
@@ -252,10 +255,11 @@ impl CacheSizing {
 
     /// The processes to learn the curves of, a few at once on each cache: one that hardly misses takes long to fill its
     /// log, and holds nobody up.
-    fn probes_of(&mut self, view: &View<'_>, domain: &DividedCache<'_>) -> Vec<Probe> {
+    fn probes_of(&mut self, view: &View<'_>, domain: &PartitionedCache<'_>) -> Vec<ProbeRequest> {
         let able = view.capabilities.can(Ability::TraceAddresses);
         // Where nothing may be tried yet, no curve is needed.
-        let rests = !domain.promised() && self.caches.get(&domain.cache.id).is_some_and(|cache| !cache.may_try());
+        let rests =
+            !domain.promised() && self.caches.get(&domain.cache.id).is_some_and(|cache| !cache.can_start_trial());
         if !able || self.parameters.trace_entries == 0 || rests || !domain.has_something_to_divide() {
             return Vec::new();
         }
@@ -274,36 +278,36 @@ impl CacheSizing {
     }
 
     /// The trace of one process; the same probe as before until it is answered.
-    fn probe(&mut self, view: &View<'_>, unknown: &Present<'_>) -> Probe {
+    fn probe(&mut self, view: &View<'_>, unknown: &CacheProcess<'_>) -> ProbeRequest {
         // The thread that ran most stands for its process.
         let ran = |task: &TaskSample| task.ran_ns();
         let most = unknown.tasks.iter().copied().reduce(|a, b| if ran(b) > ran(a) { b } else { a });
         let busiest = most.unwrap_or(unknown.tasks[0]);
-        let asked = unknown.tasks.iter().find_map(|task| {
+        let probe = unknown.tasks.iter().find_map(|task| {
             let (phase, probe) = *self.probes.get(&task.task)?;
-            let answered = view.seen.answers.iter().any(|answer| {
-                let traced = matches!(&answer.evidence, Evidence::Trace { .. });
+            let answered = view.observation.probe_results.iter().any(|answer| {
+                let traced = matches!(&answer.evidence, ProbeEvidence::Trace { .. });
                 answer.probe == probe && answer.complete && traced
             });
             (phase == unknown.phase && !answered).then_some((task.task, probe))
         });
-        let (task, id) = asked.unwrap_or_else(|| {
+        let (task, id) = probe.unwrap_or_else(|| {
             let id = ProbeId(self.next_probe);
             self.next_probe += 1;
             self.probes.insert(busiest.task, (unknown.phase, id));
             (busiest.task, id)
         });
         let Parameters { trace_entries: entries, trace_code: code, .. } = self.parameters;
-        let what = ProbeWhat::Trace { task, entries, code };
-        Probe { id, what, budget_ns: self.parameters.trace_budget_ns }
+        let what = ProbeKind::MissTrace { task, entries, code };
+        ProbeRequest { id, kind: what, budget_ns: self.parameters.trace_budget_ns }
     }
 }
 
 fn claimant(
     view: &View<'_>,
-    domain: &DividedCache<'_>,
-    present: &Present<'_>,
-    remembered: &Judging,
+    domain: &PartitionedCache<'_>,
+    present: &CacheProcess<'_>,
+    remembered: &ShareController,
     parameters: &Parameters,
 ) -> Option<Claimant> {
     let speed = remembered.speeds.speed(present.process);
@@ -311,24 +315,24 @@ fn claimant(
     let of = |task: &&TaskSample| {
         let profile = view.profiles.get(&task.task)?;
         let penalty = parameters.miss_penalty_cycles.or(view.predictor.miss_penalty_cycles())?;
-        Space::of(profile, speed, penalty, bytes, domain.divided.units())
+        DemandCurve::of(profile, speed, penalty, bytes, domain.divided.units())
     };
-    let threads: Vec<Space> = present.tasks.iter().filter_map(of).collect();
+    let threads: Vec<DemandCurve> = present.tasks.iter().filter_map(of).collect();
     let goal = present.goal();
     let priority = if goal.priority.is_finite() && goal.priority > 0.0 { goal.priority } else { 1.0 };
-    let at_least = remembered.too_few.get(&present.process).map_or(1, |units| units + 1);
-    let space = remembered.bounded(present.process, Space::mean(&threads)?);
-    Some(Claimant { space, priority, degradation_at_most: goal.degradation_at_most, at_least })
+    let at_least = remembered.insufficient_units.get(&present.process).map_or(1, |units| units + 1);
+    let space = remembered.bounded(present.process, DemandCurve::mean(&threads)?);
+    Some(Claimant { space, priority, degradation_at_most: goal.max_slowdown, at_least })
 }
 
 /// The pool is group 0 of its cache, and every other group is named after its first process.
-fn group_id(kind: Kind, first: ProcessId) -> GroupId {
-    GroupId(if kind == Kind::Pool { 0 } else { first.0 + 1 })
+fn group_id(kind: PartitionKind, first: ProcessId) -> GroupId {
+    GroupId(if kind == PartitionKind::Pool { 0 } else { first.0 + 1 })
 }
 
 fn wanted_shares(
     view: &View<'_>,
-    domain: &DividedCache<'_>,
+    domain: &PartitionedCache<'_>,
     claimants: &[Claimant],
     held: &[CacheShare],
     parameters: &Parameters,
@@ -336,7 +340,7 @@ fn wanted_shares(
 ) -> Option<Vec<CacheShare>> {
     let online = view.topology.cpus.iter().filter(|cpu| cpu.online && domain.cache.cpus.contains(cpu.id.0)).count();
     let threads = domain.present.iter().map(|present| present.tasks.len()).sum::<usize>();
-    let terms = Terms {
+    let terms = AllocationLimits {
         objective: parameters.objective,
         units: domain.divided.units(),
         at_least: domain.divided.at_least(),
@@ -351,29 +355,36 @@ fn wanted_shares(
         },
     };
     let allocation = allocate(claimants, &terms).ok()?;
-    say_allocation(domain, claimants, &allocation, why);
-    let id = |group: &crate::partition::allocate::Group| group_id(group.kind, domain.present[group.members[0]].process);
+    explain_allocation(domain, claimants, &allocation, why);
+    let id = |group: &crate::partition::allocate::PartitionGroup| {
+        group_id(group.kind, domain.present[group.members[0]].process)
+    };
     let now = |group: GroupId| held.iter().find(|share| share.group == group).map(|share| units_of(share).clone());
     let held_units: Vec<IndexSet> = allocation.groups.iter().map(|group| now(id(group)).unwrap_or_default()).collect();
     let sizes: Vec<u32> = allocation.groups.iter().map(|group| group.units).collect();
     let units = assign(&held_units, &sizes, &domain.divided);
-    let moving: PageMoving = parameters.moving.into();
-    let share = |(group, units): (&crate::partition::allocate::Group, IndexSet)| CacheShare {
+    let moving: PageMigration = parameters.moving.into();
+    let share = |(group, units): (&crate::partition::allocate::PartitionGroup, IndexSet)| CacheShare {
         group: id(group),
-        members: group.members.iter().map(|&at| Member::Process(domain.present[at].process)).collect(),
+        members: group.members.iter().map(|&at| ShareMember::Process(domain.present[at].process)).collect(),
         cache: domain.cache.id,
         units: in_units(units, &domain.divided, moving),
     };
     Some(allocation.groups.iter().zip(units).map(share).collect())
 }
 
-fn say_allocation(domain: &DividedCache<'_>, claimants: &[Claimant], allocation: &Allocation, why: &mut Vec<Reason>) {
+fn explain_allocation(
+    domain: &PartitionedCache<'_>,
+    claimants: &[Claimant],
+    allocation: &Allocation,
+    why: &mut Vec<Reason>,
+) {
     let task = |at: usize| domain.present[at].tasks[0].task;
-    for &at in &allocation.lowered {
+    for &at in &allocation.lowered_floors {
         let limit = claimants[at].degradation_at_most.unwrap_or(0.0);
         let text = "{0} cannot be kept as fast as promised: the promises do not fit in one cache".to_string();
         why.push(Reason {
-            kind: ReasonKind::Plain,
+            kind: ReasonKind::Explanation,
             tasks: vec![task(at)],
             text,
             numbers: vec![("degradation_at_most".to_string(), limit)],
@@ -382,14 +393,19 @@ fn say_allocation(domain: &DividedCache<'_>, claimants: &[Claimant], allocation:
     if let Some(cost) = allocation.floors_cost {
         let tasks = (0..claimants.len()).filter(|&at| claimants[at].degradation_at_most.is_some()).map(task).collect();
         let text = "the promises cost the others on this cache, by the objective".to_string();
-        why.push(Reason { kind: ReasonKind::Plain, tasks, text, numbers: vec![("objective_lost".to_string(), cost)] });
+        why.push(Reason {
+            kind: ReasonKind::Explanation,
+            tasks,
+            text,
+            numbers: vec![("objective_lost".to_string(), cost)],
+        });
     }
 }
 
 /// The outlook of all processes on a cache.
-struct Outlook<'a> {
+struct SizingForecast<'a> {
     view: &'a View<'a>,
-    domain: &'a DividedCache<'a>,
+    domain: &'a PartitionedCache<'a>,
     claimants: &'a [Claimant],
     /// Speeds under the shares held.
     speeds: &'a SpeedRecord,
@@ -397,11 +413,11 @@ struct Outlook<'a> {
     horizon_ns: f64,
 }
 
-impl Outlook<'_> {
+impl SizingForecast<'_> {
     /// Outlook under the shares held, as measured where it was.
-    fn now(&self, held: &[CacheShare]) -> Option<Vec<(f64, f64)>> {
+    fn current(&self, held: &[CacheShare]) -> Option<Vec<(f64, f64)>> {
         let forecast = self.under(held)?;
-        let measured = |(present, said): (&Present<'_>, (f64, f64))| match self.speeds.speed(present.process) {
+        let measured = |(present, said): (&CacheProcess<'_>, (f64, f64))| match self.speeds.speed(present.process) {
             Some(speed) => (speed.misses_per_kilo_instr.unwrap_or(said.0), speed.cycles_per_instr),
             None => said,
         };
@@ -422,11 +438,11 @@ impl Outlook<'_> {
             plan.affinity.insert(TaskId(at as u32), self.domain.cache.cpus.clone());
         }
         let forecast = self.view.predictor.forecast(&View { profiles: &profiles, ..*self.view }, &plan);
-        let said = |at: usize| {
-            let said = forecast.tasks.get(&TaskId(at as u32))?;
-            Some((said.misses_per_kilo_instr?.value, 1.0 / said.instr_per_cycle?.value))
+        let forecast_of = |at: usize| {
+            let task_forecast = forecast.tasks.get(&TaskId(at as u32))?;
+            Some((task_forecast.misses_per_kilo_instr?.value, 1.0 / task_forecast.instr_per_cycle?.value))
         };
-        let outlook: Option<Vec<(f64, f64)>> = (0..self.claimants.len()).map(said).collect();
+        let outlook: Option<Vec<(f64, f64)>> = (0..self.claimants.len()).map(forecast_of).collect();
         outlook.filter(|all| all.iter().all(|(misses, cycles)| misses.is_finite() && cycles.is_finite()))
     }
 
@@ -446,10 +462,10 @@ impl Outlook<'_> {
         why: &mut Vec<Reason>,
     ) -> Option<Vec<CacheShare>> {
         let objective = parameters.objective;
-        let now = self.now(held)?;
+        let now = self.current(held)?;
         let score = |outlook: &[(f64, f64)]| objective.score(self.claimants, outlook);
         let mut candidates = vec![wanted];
-        if objective != Objective::LeastSpace && !self.domain.is_undivided(held) {
+        if objective != SizingObjective::LeastSpace && !self.domain.is_undivided(held) {
             candidates.push(self.domain.undivided(parameters.moving.into()));
         }
         let outlooks: Option<Vec<_>> = candidates.iter().map(|shares| self.under(shares)).collect();
@@ -472,8 +488,8 @@ impl Outlook<'_> {
         let earned_ns = saved * self.horizon_ns;
         let worth = match objective {
             // Less space for the same promise: only the copying speaks against it.
-            Objective::LeastSpace => !breaks && cost_ns <= parameters.least_gain * self.horizon_ns,
-            Objective::Fairness => !breaks && gain >= parameters.least_gain && cost_ns <= self.horizon_ns,
+            SizingObjective::LeastSpace => !breaks && cost_ns <= parameters.least_gain * self.horizon_ns,
+            SizingObjective::Fairness => !breaks && gain >= parameters.least_gain && cost_ns <= self.horizon_ns,
             _ => !breaks && gain >= parameters.least_gain && earned_ns > cost_ns,
         };
         if !(mends || worth) {
@@ -488,17 +504,19 @@ impl Outlook<'_> {
         };
         let numbers = [("gain_share", gain), ("cost_ns", cost_ns), ("earned_within_horizon_ns", earned_ns)];
         let numbers = numbers.map(|(name, value)| (name.to_string(), value)).to_vec();
-        why.push(Reason { kind: ReasonKind::Plain, tasks, text, numbers });
+        why.push(Reason { kind: ReasonKind::Explanation, tasks, text, numbers });
         Some(chosen)
     }
 
     /// Only sums of speeds can be judged by measured speeds, and only where there are any.
     fn trial(&self, parameters: &Parameters) -> Option<AbTest> {
-        let by_speed =
-            matches!(parameters.objective, Objective::WeightedSpeedup | Objective::Stalls | Objective::Misses);
+        let by_speed = matches!(
+            parameters.objective,
+            SizingObjective::WeightedSpeedup | SizingObjective::Stalls | SizingObjective::Misses
+        );
         let known = self.domain.present.iter().all(|present| self.speeds.speed(present.process).is_some());
         let judged = by_speed && known && !self.domain.promised() && parameters.judge_windows > 0;
-        let weight = |(present, claimant): (&Present<'_>, &Claimant)| {
+        let weight = |(present, claimant): (&CacheProcess<'_>, &Claimant)| {
             (present.process, claimant.priority * claimant.space.whole_cycles())
         };
         let weights = || self.domain.present.iter().zip(self.claimants).map(weight).collect();
@@ -507,10 +525,10 @@ impl Outlook<'_> {
 
     /// Copying pages into these shares; nothing where units are ways, or where frames are not known.
     fn cost_ns(&self, shares: &[CacheShare]) -> f64 {
-        let Divided::Colors { move_page_ns, .. } = self.domain.divided else { return 0.0 };
+        let PartitionUnits::Colors { move_page_ns, .. } = self.domain.divided else { return 0.0 };
         let mut pages = 0;
         for present in &self.domain.present {
-            let share = shares.iter().find(|share| share.members.contains(&Member::Process(present.process)));
+            let share = shares.iter().find(|share| share.members.contains(&ShareMember::Process(present.process)));
             let known = present.tasks.iter().find_map(|task| task.pages_per_color.as_ref());
             if let Some((share, known)) = share.zip(known) {
                 pages += pages_to_move(known, units_of(share));
@@ -524,9 +542,9 @@ impl Outlook<'_> {
 const BROKEN_WINDOWS: u32 = 3;
 
 /// A promise that is measured to be broken needs more than what it has now, whatever the curve says.
-fn learn_from_broken_promises(
-    remembered: &mut Judging,
-    domain: &DividedCache<'_>,
+fn raise_floors_of_unmet_goals(
+    remembered: &mut ShareController,
+    domain: &PartitionedCache<'_>,
     claimants: &mut [Claimant],
     held: &[CacheShare],
     parameters: &Parameters,
@@ -537,7 +555,7 @@ fn learn_from_broken_promises(
     }
     for (claimant, present) in claimants.iter_mut().zip(&domain.present) {
         let measured = remembered.speeds.speed(present.process).map(|speed| speed.cycles_per_instr);
-        let share = held.iter().find(|share| share.members.contains(&Member::Process(present.process)));
+        let share = held.iter().find(|share| share.members.contains(&ShareMember::Process(present.process)));
         let (Some(limit), Some(cycles), Some(share)) = (claimant.degradation_at_most, measured, share) else {
             continue;
         };
@@ -546,20 +564,20 @@ fn learn_from_broken_promises(
         }
         let units = units_of(share).count();
         claimant.at_least = claimant.at_least.max(units + 1);
-        let news = remembered.too_few.insert(present.process, units) != Some(units);
+        let news = remembered.insufficient_units.insert(present.process, units) != Some(units);
         if news && units + (held.len() as u32 - 1) * domain.divided.at_least() >= domain.divided.units() {
             let text =
                 "{0} is slower than promised with all the space that it can have: space does not keep this promise";
             let slower = cycles / claimant.space.whole_cycles() - 1.0;
             let numbers = vec![("slower_than_alone_share".to_string(), slower)];
             let tasks = vec![present.tasks[0].task];
-            why.push(Reason { kind: ReasonKind::Plain, tasks, text: text.to_string(), numbers });
+            why.push(Reason { kind: ReasonKind::Explanation, tasks, text: text.to_string(), numbers });
         }
     }
 }
 
 /// The verdict of a trial, for readers of the decisions.
-fn reason(domain: &DividedCache<'_>, verdict: &Verdict) -> Reason {
+fn reason(domain: &PartitionedCache<'_>, verdict: &ShareVerdict) -> Reason {
     let text = match (verdict.proof, verdict.adopted, verdict.ratio) {
         (false, true, _) => "the new shares of cache {} were tried and made its programs faster: they stay",
         (false, false, Some(_)) => {
@@ -573,8 +591,9 @@ fn reason(domain: &DividedCache<'_>, verdict: &Verdict) -> Reason {
     };
     let text = text.replace("{}", &domain.cache.id.0.to_string());
     let tasks = domain.present.iter().map(|present| present.tasks[0].task).collect();
-    let found = verdict.ratio.map(|found| [("speed_over_before", found.ratio), ("standard_error", found.error)]);
-    let numbers = found.into_iter().flatten().chain([("lost_windows", verdict.lost_windows)]);
+    let ratio_numbers =
+        verdict.ratio.map(|found| [("speed_over_before", found.ratio), ("standard_error", found.error)]);
+    let numbers = ratio_numbers.into_iter().flatten().chain([("lost_windows", verdict.lost_windows)]);
     let numbers = numbers.map(|(name, value)| (name.to_string(), value)).collect();
     Reason { kind: ReasonKind::TrialVerdict, tasks, text, numbers }
 }
@@ -584,14 +603,17 @@ fn keeps_penalties(view: &View<'_>) -> bool {
 }
 
 /// Programs of one time-share group are not to run together, none of their threads.
-fn penalties(view: &View<'_>, domain: &DividedCache<'_>, shares: &[CacheShare]) -> Vec<CoRunPenalty> {
+fn penalties(view: &View<'_>, domain: &PartitionedCache<'_>, shares: &[CacheShare]) -> Vec<CoRunPenalty> {
     if !keeps_penalties(view) {
         return Vec::new();
     }
     let mut penalties = Vec::new();
     for share in shares.iter().filter(|share| share.group != GroupId(0) && share.members.len() > 1) {
-        let inside: Vec<&Present<'_>> =
-            domain.present.iter().filter(|present| share.members.contains(&Member::Process(present.process))).collect();
+        let inside: Vec<&CacheProcess<'_>> = domain
+            .present
+            .iter()
+            .filter(|present| share.members.contains(&ShareMember::Process(present.process)))
+            .collect();
         for (at, a) in inside.iter().enumerate() {
             for b in &inside[at + 1..] {
                 for (one, other) in a.tasks.iter().flat_map(|one| b.tasks.iter().map(move |other| (one, other))) {
@@ -604,14 +626,14 @@ fn penalties(view: &View<'_>, domain: &DividedCache<'_>, shares: &[CacheShare]) 
 }
 
 /// See the registry.
-pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, BadParameters> {
+pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, ParameterError> {
     Ok(Box::new(CacheSizing {
         parameters: Parameters::parse(parameters)?,
         caches: BTreeMap::new(),
         home: BTreeMap::new(),
         probes: BTreeMap::new(),
         next_probe: 0,
-        recall: Recall::default(),
+        recall: PhaseCurveCache::default(),
         kinds_are_told: false,
     }))
 }

@@ -6,8 +6,8 @@ use crate::reference_predictor::ReferencePredictor;
 use cachemate_core::*;
 
 const BYTES: u64 = 16 << 16;
-const COLORS: Partition = Partition::Colors { colors: 16, page_bytes: 4096, move_page_ns: 7_000.0 };
-const WAYS: Partition = Partition::Ways { ways: 16, at_least: 1, contiguous: true, groups_at_most: 4 };
+const COLORS: PartitionSupport = PartitionSupport::Colors { colors: 16, page_bytes: 4096, page_migration_ns: 7_000.0 };
+const WAYS: PartitionSupport = PartitionSupport::Ways { ways: 16, min_ways: 1, contiguous: true, max_groups: 4 };
 
 /// Changes are not judged first.
 const AT_ONCE: &str = "judge_windows = 0";
@@ -26,15 +26,15 @@ struct World {
 fn cliff(units: u64, from: f64, to: f64) -> Profile {
     let rate = |held: u64| Estimate::exact(if held >= units { to } else { from });
     let curve = (1..=16).map(|held| (BYTES * held / 16, rate(held))).collect();
-    Profile::default().with_misses(Level::L2, curve, FactSource::MissTrace)
+    Profile::default().with_misses(CacheLevel::L2, curve, FactSource::MissTrace)
 }
 
 impl World {
-    fn new(partition: Partition, parameters: &str) -> Self {
+    fn new(partition: PartitionSupport, parameters: &str) -> Self {
         let cpu = |id| Cpu { id: CpuId(id), core: id, package: 0, memory_node: 0, online: true, hertz: None };
         let cache = Cache {
             id: CacheId(0),
-            level: Level::L2,
+            level: CacheLevel::L2,
             cpus: [0, 1].into_iter().collect(),
             last_level: true,
             size_bytes: Some(BYTES),
@@ -52,7 +52,7 @@ impl World {
             },
             tasks: Vec::new(),
             profiles: Profiles::new(),
-            before: Plan::idle(Window::Time { ns: 1 }),
+            before: Plan::idle(WindowLength::Time { ns: 1 }),
             policy: build(parameters, 1).unwrap(),
             window: 0,
         }
@@ -73,29 +73,32 @@ impl World {
     /// Instructions, cycles and misses of everybody in every window from now on.
     fn runs_at(&mut self, each: &[(u64, u64, u64)]) {
         for (task, &(instructions, cycles, misses)) in self.tasks.iter_mut().zip(each) {
-            let readings =
-                [(Event::Instructions, instructions), (Event::Cycles, cycles), (Event::Misses(Level::L2), misses)];
-            let reading = |(event, count)| Reading { event, count, counted_share: 1.0 };
-            task.counts = Counts(readings.map(reading).to_vec());
+            let readings = [
+                (CounterEvent::Instructions, instructions),
+                (CounterEvent::Cycles, cycles),
+                (CounterEvent::Misses(CacheLevel::L2), misses),
+            ];
+            let reading = |(event, count)| EventCount { event, count, enabled_share: 1.0 };
+            task.counts = EventCounts(readings.map(reading).to_vec());
         }
     }
 
     fn window(&mut self) -> Decision {
-        let span = Span { start_ns: self.window * 1000, elapsed_ns: 1000, elapsed_cycles: None };
+        let span = TimeSpan { start_ns: self.window * 1000, elapsed_ns: 1000, elapsed_cycles: None };
         let seen = Observation {
             window: self.window,
             span,
-            ended: WindowEnd::Elapsed,
+            end_reason: WindowEnd::Elapsed,
             tasks: self.tasks.clone(),
-            places: Vec::new(),
-            answers: Vec::new(),
-            in_force: Applied::default(),
+            shared_counts: Vec::new(),
+            probe_results: Vec::new(),
+            applied: AppliedPlan::default(),
         };
         self.window += 1;
         let view = View {
             topology: &self.topology,
             capabilities: &self.capabilities,
-            seen: &seen,
+            observation: &seen,
             profiles: &self.profiles,
             previous_plan: &self.before,
             predictor: &ReferencePredictor { miss_penalty_cycles: 150.0 },
@@ -107,7 +110,7 @@ impl World {
     }
 
     /// A program that needs twelve units beside one that streams.
-    fn needy_beside_stream(partition: Partition, parameters: &str) -> Self {
+    fn needy_beside_stream(partition: PartitionSupport, parameters: &str) -> Self {
         let mut world = World::new(partition, parameters);
         let (needy, stream) = (world.arrive(), world.arrive());
         world.profiles.insert(needy, cliff(12, 20.0, 1.0));
@@ -132,8 +135,8 @@ fn curves_are_asked_for_before_anything_is_divided() {
     let (a, b) = (world.arrive(), world.arrive());
     world.runs_at(&[(1_000_000, 3_000_000, 15_000), (1_000_000, 5_000_000, 30_000)]);
     let asked = |decision: &Decision| -> Vec<TaskId> {
-        let traced = |probe: &Probe| match probe.what {
-            ProbeWhat::Trace { task, .. } => Some(task),
+        let traced = |probe: &ProbeRequest| match probe.kind {
+            ProbeKind::MissTrace { task, .. } => Some(task),
             _ => None,
         };
         decision.plan.probes.iter().filter_map(traced).collect()
@@ -157,9 +160,9 @@ fn space_goes_where_it_helps() {
     for partition in [COLORS, WAYS] {
         let mut world = World::needy_beside_stream(partition, AT_ONCE);
         let decision = world.window();
-        assert!(world.before.shares[0].members == [Member::Process(ProcessId(0))]);
+        assert!(world.before.shares[0].members == [ShareMember::Process(ProcessId(0))]);
         assert!(units_of(&world.before.shares[0]).count() >= 12, "{:?}", world.units());
-        assert!(decision.why.iter().any(|reason| reason.text.contains("divided")), "{:?}", decision.why);
+        assert!(decision.reasons.iter().any(|reason| reason.text.contains("divided")), "{:?}", decision.reasons);
     }
 }
 
@@ -171,7 +174,7 @@ fn tried(world: &mut World, windows: u32, shared: [u64; 2], divided: [u64; 2]) -
         let [a, b] = if world.divided() { divided } else { shared };
         world.runs_at(&[(1_000_000, a, 15_000), (1_000_000, b, 30_000)]);
         windows_divided += usize::from(world.divided());
-        said.extend(world.window().why);
+        said.extend(world.window().reasons);
     }
     (windows_divided, said)
 }
@@ -211,22 +214,22 @@ fn what_measures_faster_stays() {
 type Cycles = fn(u64, bool) -> [u64; 2];
 
 /// A run of the needy program beside the stream under the policy's own parameters.
-struct Run {
+struct SizingRun {
     /// Window by window: was the cache divided, and how fast were both, in the sum of their speeds.
     windows: Vec<(bool, f64)>,
     said: Vec<Reason>,
 }
 
-impl Run {
+impl SizingRun {
     fn of(windows: u64, cycles: Cycles) -> Self {
         let mut world = World::needy_beside_stream(COLORS, "");
-        let mut run = Run { windows: Vec::new(), said: Vec::new() };
+        let mut run = SizingRun { windows: Vec::new(), said: Vec::new() };
         for window in 0..windows {
             let divided = world.divided();
             let [a, b] = cycles(window, divided);
             world.runs_at(&[(1_000_000, a, if divided { 1_000 } else { 15_000 }), (1_000_000, b, 30_000)]);
             run.windows.push((divided, 1e6 / a as f64 + 1e6 / b as f64));
-            run.said.extend(world.window().why);
+            run.said.extend(world.window().reasons);
         }
         run
     }
@@ -258,7 +261,7 @@ impl Run {
 #[test]
 fn a_split_that_helps_stays_and_its_proofs_are_cheap() {
     let helps: Cycles = |_, divided| if divided { [2_000_000, 5_100_000] } else { [3_000_000, 5_000_000] };
-    let run = Run::of(4_000, helps);
+    let run = SizingRun::of(4_000, helps);
     assert!(run.divided_from(40) > 0.95, "{}", run.divided_from(40));
     assert!(run.lost_from(40, helps) < 0.01, "{}", run.lost_from(40, helps));
     assert!(run.trials() > 2, "it was tried again: {:?}", run.said);
@@ -268,7 +271,7 @@ fn a_split_that_helps_stays_and_its_proofs_are_cheap() {
 #[test]
 fn what_never_helps_is_tried_ever_more_rarely() {
     let hurts: Cycles = |_, divided| if divided { [3_300_000, 5_200_000] } else { [3_000_000, 5_000_000] };
-    let run = Run::of(4_000, hurts);
+    let run = SizingRun::of(4_000, hurts);
     assert!(run.lost_from(40, hurts) < 0.01, "{}", run.lost_from(40, hurts));
     let tries =
         |part: std::ops::Range<usize>| run.windows[part].windows(2).filter(|pair| !pair[0].0 && pair[1].0).count();
@@ -286,7 +289,7 @@ fn a_split_that_helps_no_longer_is_given_up() {
         (false, true) => [3_500_000, 8_000_000],
         (false, false) => [3_000_000, 5_000_000],
     };
-    let run = Run::of(GOES_ON + 1_400, turns);
+    let run = SizingRun::of(GOES_ON + 1_400, turns);
     assert!(run.windows[GOES_ON as usize - 1].0, "held while it helps");
     let given_up = run.windows[GOES_ON as usize..].iter().position(|(divided, _)| !divided);
     assert!(given_up.is_some_and(|windows| windows < 40), "{given_up:?}");
@@ -303,7 +306,7 @@ fn a_split_has_to_prove_itself_from_time_to_time() {
         (_, true) => [2_000_000, 5_000_000],
         (false, false) => [1_800_000, 4_800_000],
     };
-    let run = Run::of(GOES_ON + 2_400, fades);
+    let run = SizingRun::of(GOES_ON + 2_400, fades);
     assert!(run.windows[GOES_ON as usize - 1].0 && !run.windows.last().unwrap().0, "{:?}", run.said);
 }
 
@@ -345,7 +348,7 @@ fn copying_must_be_earned_back() {
 #[test]
 fn a_promise_is_reason_enough() {
     let mut world = World::needy_beside_stream(COLORS, "horizon_ns = 1000000");
-    world.tasks[0].goal = Some(Goal { degradation_at_most: Some(0.05), ..Goal::default() });
+    world.tasks[0].goal = Some(Goal { max_slowdown: Some(0.05), ..Goal::default() });
     world.window();
     assert!(world.before.shares.iter().any(|share| units_of(share).count() >= 12), "{:?}", world.units());
 }
@@ -409,14 +412,14 @@ fn every_objective_conforms() {
 fn a_promise_is_kept_by_what_is_measured() {
     let run = |cycles: fn(u32) -> u64| {
         let mut world = World::needy_beside_stream(COLORS, "");
-        world.tasks[0].goal = Some(Goal { degradation_at_most: Some(0.05), ..Goal::default() });
+        world.tasks[0].goal = Some(Goal { max_slowdown: Some(0.05), ..Goal::default() });
         let mut said = Vec::new();
         for _ in 0..200 {
             let held = world.before.shares.first().map_or(8, |share| units_of(share).count());
             // By its curve one miss in a thousand instructions from 12 units on.
             let misses = if held >= 12 { 1_000 } else { 15_000 } + (cycles(held) - cycles(16)) / 150;
             world.runs_at(&[(1_000_000, cycles(held), misses), (1_000_000, 5_000_000, 30_000)]);
-            said.extend(world.window().why);
+            said.extend(world.window().reasons);
         }
         (units_of(&world.before.shares[0]).count(), said)
     };

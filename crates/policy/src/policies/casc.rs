@@ -2,7 +2,7 @@
 //!
 //! Problem: low miss rates of a shared cache without enumerating groups and without CPUs that wait for each other.
 //! Method: measure every thread's partial-cache miss rate (PCMR) from rows of co-running threads, give every CPU the
-//! highest PCMR that it takes ([`crate::solvers::buckets`]), and allow a thread the CPUs that take it.
+//! highest PCMR that it takes ([`crate::solvers::bucketization`]), and allow a thread the CPUs that take it.
 //! 1. *Initial measurement*: n + 1 rows of n of the first n + 1 threads, each without one of them, brought together.
 //! 2. *Newcomers*. Literal form: on the cache's first CPU, beside whoever is known (secondary measurement). Better
 //!    form: in rows like the first ones, several newcomers at a time and filled up with known threads, so that nothing
@@ -20,19 +20,19 @@
 use std::collections::BTreeMap;
 
 use cachemate_core::{
-    CacheId, Decision, Event, Place, Plan, Policy, Probe, ProbeId, ProbeWhat, Reason, ReasonKind, TaskId, TaskSample,
-    View, Window,
+    CacheId, CounterEvent, CounterScope, Decision, Plan, Policy, ProbeId, ProbeKind, ProbeRequest, Reason, ReasonKind,
+    TaskId, TaskSample, View, WindowLength,
 };
 use serde::Deserialize;
 
-use super::BadParameters;
+use super::ParameterError;
 use crate::llc_placement::{LlcTasks, StickyPlacement};
-use crate::solvers::buckets::{Buckets, Rules, Thread, bucketize};
+use crate::solvers::bucketization::{BucketThread, Buckets, Rules, bucketize};
 
 /// Which of the two algorithms.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Form {
+pub enum CascForm {
     /// As the paper has it.
     Literal,
     /// Idle check inside the loop, rates weighted by references, newcomers measured in rows.
@@ -44,7 +44,7 @@ pub enum Form {
 #[serde(deny_unknown_fields, default)]
 pub struct Parameters {
     pub window_ns: u64,
-    pub form: Form,
+    pub form: CascForm,
     pub threshold: f64,
     pub relax: f64,
     pub runnable_per_cpu: u32,
@@ -68,7 +68,7 @@ impl Default for Parameters {
     fn default() -> Self {
         Parameters {
             window_ns: 10_000_000,
-            form: Form::Better,
+            form: CascForm::Better,
             threshold: 15.0,
             relax: 1.25,
             runnable_per_cpu: 1,
@@ -85,7 +85,7 @@ impl Default for Parameters {
 }
 
 impl Parameters {
-    fn parse(text: &str) -> Result<Self, BadParameters> {
+    fn parse(text: &str) -> Result<Self, ParameterError> {
         let parsed: Parameters = super::parameters(text)?;
         let positive = [
             ("window_ns", parsed.window_ns as f64),
@@ -96,30 +96,30 @@ impl Parameters {
             ("threshold", parsed.threshold),
         ];
         if let Some((name, value)) = positive.into_iter().find(|(_, value)| !(value.is_finite() && *value > 0.0)) {
-            return Err(BadParameters::value(name, value, "a number above 0"));
+            return Err(ParameterError::value(name, value, "a number above 0"));
         }
         if !(parsed.relax.is_finite() && parsed.relax > 1.0) {
-            return Err(BadParameters::value("relax", parsed.relax, "a number above 1"));
+            return Err(ParameterError::value("relax", parsed.relax, "a number above 1"));
         }
         match parsed.run_time_variation_at_most {
             Some(bound) if bound.is_nan() || bound < 0.0 => {
-                Err(BadParameters::value("run_time_variation_at_most", bound, "0 or more"))
+                Err(ParameterError::value("run_time_variation_at_most", bound, "0 or more"))
             }
             _ => Ok(parsed),
         }
     }
 
-    fn better(&self) -> bool {
-        self.form == Form::Better
+    fn is_better_form(&self) -> bool {
+        self.form == CascForm::Better
     }
 
     fn rules(&self) -> Rules {
         Rules {
-            better: self.better(),
+            better: self.is_better_form(),
             threshold: self.threshold,
             relax: self.relax,
             runnable_per_cpu: self.runnable_per_cpu,
-            run_time_variation_at_most: self.run_time_variation_at_most.filter(|_| self.better()),
+            run_time_variation_at_most: self.run_time_variation_at_most.filter(|_| self.is_better_form()),
         }
     }
 }
@@ -130,25 +130,25 @@ const RETRY_WINDOWS: u32 = 64;
 struct Casc {
     parameters: Parameters,
     placement: StickyPlacement,
-    caches: BTreeMap<CacheId, OfCache>,
+    caches: BTreeMap<CacheId, CascCache>,
     next_probe: u32,
 }
 
 impl Policy for Casc {
     fn decide(&mut self, view: &View<'_>) -> Decision {
-        let mut plan = Plan::idle(Window::Time { ns: self.parameters.window_ns });
+        let mut plan = Plan::idle(WindowLength::Time { ns: self.parameters.window_ns });
         let mut why = Vec::new();
         let cores: BTreeMap<u32, u32> = view.topology.cpus.iter().map(|cpu| (cpu.id.0, cpu.core)).collect();
         for domain in self.placement.domains(view) {
             let state = self.caches.entry(domain.cache).or_default();
             state.learn(view, &domain, &self.parameters);
-            state.follow_measurement(view, &domain, &self.parameters, &mut self.next_probe);
+            state.advance_probes(view, &domain, &self.parameters, &mut self.next_probe);
             let cpus = spread_over_cores(&cores, &domain, &self.parameters);
             state.assign(&domain, &cpus, &self.parameters, &mut why);
             state.watch(view, &domain, &self.parameters);
-            state.say(&domain, &cpus, &self.parameters, &mut plan);
+            state.write_plan(&domain, &cpus, &self.parameters, &mut plan);
         }
-        Decision { plan, why }
+        Decision { plan, reasons: why }
     }
 }
 
@@ -159,7 +159,7 @@ fn spread_over_cores(cores: &BTreeMap<u32, u32>, domain: &LlcTasks<'_>, paramete
     let cpus: Vec<(u32, u32)> = domain.cpus.iter().map(|cpu| (cpu, cores.get(&cpu).copied().unwrap_or(cpu))).collect();
     let sibling = |at: usize| cpus[..at].iter().filter(|(_, core)| *core == cpus[at].1).count();
     let mut order: Vec<usize> = (0..cpus.len()).collect();
-    if parameters.better() {
+    if parameters.is_better_form() {
         order.sort_by_key(|&at| sibling(at));
     }
     order.into_iter().map(|at| cpus[at].0).collect()
@@ -167,15 +167,15 @@ fn spread_over_cores(cores: &BTreeMap<u32, u32>, domain: &LlcTasks<'_>, paramete
 
 /// What is remembered of one cache and its tasks.
 #[derive(Default)]
-struct OfCache {
+struct CascCache {
     known: BTreeMap<TaskId, TaskRate>,
     /// Tasks to be measured although something is known.
     stale: Vec<TaskId>,
-    asked: Vec<Asked>,
+    open_probes: Vec<OpenProbe>,
     rows_ns: u64,
     wait_windows: u32,
-    assigned: Option<Assigned>,
-    watched: Watched,
+    assigned: Option<BucketAssignment>,
+    rate_monitor: MissRateMonitor,
     last_in_turn_ns: u64,
     turn: usize,
 }
@@ -191,26 +191,26 @@ struct TaskRate {
 }
 
 /// A probe that is out.
-struct Asked {
-    probe: Probe,
+struct OpenProbe {
+    probe: ProbeRequest,
     tasks: Vec<TaskId>,
 }
 
 /// What the CPUs took when they were assigned last, and from what.
-struct Assigned {
-    from: Vec<(TaskId, Option<Thread>)>,
+struct BucketAssignment {
+    from: Vec<(TaskId, Option<BucketThread>)>,
     buckets: Buckets,
 }
 
 /// How far the observed miss rate is from the expected one, as a logarithm.
 #[derive(Default)]
-struct Watched {
+struct MissRateMonitor {
     /// Miss rates of the first windows after an assignment.
     usual: Vec<f64>,
     off_windows: u32,
 }
 
-impl OfCache {
+impl CascCache {
     /// Takes over what the profiles say; forgets tasks that are gone.
     fn learn(&mut self, view: &View<'_>, domain: &LlcTasks<'_>, parameters: &Parameters) {
         let here = |task: &TaskId| domain.tasks.iter().any(|seen| seen.task == *task);
@@ -240,10 +240,10 @@ impl OfCache {
 
     /// One thread after the other, where the operator asked for it.
     fn take_turns(&mut self, view: &View<'_>, domain: &LlcTasks<'_>, parameters: &Parameters) {
-        let now_ns = view.seen.span.start_ns + view.seen.span.elapsed_ns;
+        let now_ns = view.observation.span.start_ns + view.observation.span.elapsed_ns;
         let due =
             parameters.remeasure_every_ns.is_some_and(|every| now_ns >= self.last_in_turn_ns.saturating_add(every));
-        if due && self.asked.is_empty() && self.unmeasured(domain).is_empty() && !domain.tasks.is_empty() {
+        if due && self.open_probes.is_empty() && self.unmeasured(domain).is_empty() && !domain.tasks.is_empty() {
             self.stale.push(domain.tasks[self.turn % domain.tasks.len()].task);
             (self.turn, self.last_in_turn_ns) = (self.turn + 1, now_ns);
         }
@@ -258,62 +258,65 @@ impl OfCache {
     }
 
     /// Ends measurements that are over, and asks for the next.
-    fn follow_measurement(&mut self, view: &View<'_>, domain: &LlcTasks<'_>, parameters: &Parameters, next: &mut u32) {
+    fn advance_probes(&mut self, view: &View<'_>, domain: &LlcTasks<'_>, parameters: &Parameters, next: &mut u32) {
         let here = |task: &TaskId| domain.tasks.iter().any(|seen| seen.task == *task);
         let refused = |id: ProbeId| {
-            let item = cachemate_core::Item::Probe(id);
-            view.seen.in_force.refused.iter().any(|refused| refused.item == item)
+            let item = cachemate_core::PlanItem::Probe(id);
+            view.observation.applied.refused.iter().any(|refused| refused.item == item)
         };
-        let complete = |id: ProbeId| view.seen.answers.iter().any(|answer| answer.probe == id && answer.complete);
-        let (over, open): (Vec<Asked>, Vec<Asked>) = std::mem::take(&mut self.asked).into_iter().partition(|asked| {
-            let id = asked.probe.id;
-            complete(id) || refused(id) || !asked.tasks.iter().all(here)
-        });
-        self.asked = open;
-        for asked in over {
-            self.judge(&asked, complete(asked.probe.id), parameters);
+        let complete =
+            |id: ProbeId| view.observation.probe_results.iter().any(|answer| answer.probe == id && answer.complete);
+        let (over, open): (Vec<OpenProbe>, Vec<OpenProbe>) =
+            std::mem::take(&mut self.open_probes).into_iter().partition(|asked| {
+                let id = asked.probe.id;
+                complete(id) || refused(id) || !asked.tasks.iter().all(here)
+            });
+        self.open_probes = open;
+        for probe in over {
+            self.judge(&probe, complete(probe.probe.id), parameters);
         }
         self.wait_windows = self.wait_windows.saturating_sub(1);
         let crowded = domain.tasks.len() > domain.cpus.count() as usize;
         if self.wait_windows > 0 || !crowded {
             return;
         }
-        if parameters.better() || self.known.len() + 1 < domain.cpus.count() as usize || !self.stale.is_empty() {
-            self.ask_rows(domain, parameters, next);
+        if parameters.is_better_form() || self.known.len() + 1 < domain.cpus.count() as usize || !self.stale.is_empty()
+        {
+            self.request_rows(domain, parameters, next);
         } else {
-            self.ask_beside(domain, parameters, next);
+            self.request_newcomer_rows(domain, parameters, next);
         }
     }
 
     /// Was it measured well enough? If not, it is done again for longer.
-    fn judge(&mut self, asked: &Asked, complete: bool, parameters: &Parameters) {
+    fn judge(&mut self, asked: &OpenProbe, complete: bool, parameters: &Parameters) {
         let sure = |task: &TaskId| {
             self.known.get(task).is_some_and(|known| known.current && known.error <= parameters.error_at_most)
         };
-        let found = asked.tasks.iter().all(|task| self.known.get(task).is_some_and(|known| known.current));
+        let all_current = asked.tasks.iter().all(|task| self.known.get(task).is_some_and(|known| known.current));
         self.stale.retain(|task| !asked.tasks.contains(task));
-        let longest = if parameters.better() { parameters.row_at_most_ns } else { parameters.row_ns };
+        let longest = if parameters.is_better_form() { parameters.row_at_most_ns } else { parameters.row_ns };
         let longer = (2 * self.rows_ns).min(longest.max(parameters.row_ns));
         if !complete {
             // Refused, or a member is gone.
-            self.wait_windows = if found { 0 } else { 2 };
+            self.wait_windows = if all_current { 0 } else { 2 };
         } else if !asked.tasks.iter().all(sure) && longer > self.rows_ns {
             self.rows_ns = longer;
             self.stale.extend(asked.tasks.iter().copied());
         } else {
             self.rows_ns = 0;
-            self.wait_windows = if found { 0 } else { RETRY_WINDOWS };
+            self.wait_windows = if all_current { 0 } else { RETRY_WINDOWS };
         }
     }
 
     /// Rows that each leave one of n + 1 threads out: of those that nothing is known of, filled up with others.
-    fn ask_rows(&mut self, domain: &LlcTasks<'_>, parameters: &Parameters, next: &mut u32) {
+    fn request_rows(&mut self, domain: &LlcTasks<'_>, parameters: &Parameters, next: &mut u32) {
         let mut block = self.unmeasured(domain);
-        if block.is_empty() || !self.asked.is_empty() {
+        if block.is_empty() || !self.open_probes.is_empty() {
             return;
         }
         let all = domain.cpus.count() as usize + 1;
-        if !parameters.better() && self.known.is_empty() {
+        if !parameters.is_better_form() && self.known.is_empty() {
             block = domain.tasks.iter().map(|seen| seen.task).collect();
         }
         let others: Vec<TaskId> =
@@ -323,7 +326,7 @@ impl OfCache {
         self.rows_ns = self.rows_ns.max(parameters.row_ns);
         let without = |out: &TaskId| block.iter().copied().filter(|task| task != out).collect::<Vec<TaskId>>();
         let rows: Vec<Vec<TaskId>> = block.iter().map(without).collect();
-        let what = ProbeWhat::Rows {
+        let what = ProbeKind::CoRunRows {
             cache: domain.cache,
             total_ns: self.rows_ns,
             settle_ns: parameters.settle_ns,
@@ -331,41 +334,47 @@ impl OfCache {
             rows,
         };
         let budget_ns = (self.rows_ns + parameters.settle_ns).saturating_mul((all * all) as u64).saturating_mul(4);
-        let probe = Probe { id: ProbeId(*next), what, budget_ns };
+        let probe = ProbeRequest { id: ProbeId(*next), kind: what, budget_ns };
         *next += 1;
-        self.asked.push(Asked { probe, tasks: block });
+        self.open_probes.push(OpenProbe { probe, tasks: block });
     }
 
     /// Every newcomer beside all that are known by now; asked anew whenever more are known.
-    fn ask_beside(&mut self, domain: &LlcTasks<'_>, parameters: &Parameters, next: &mut u32) {
+    fn request_newcomer_rows(&mut self, domain: &LlcTasks<'_>, parameters: &Parameters, next: &mut u32) {
         let current: Vec<TaskId> =
             domain.tasks.iter().map(|seen| seen.task).filter(|&task| self.is_current(task)).collect();
-        let of = |asked: &Asked| match &asked.probe.what {
-            ProbeWhat::Beside { task, peers, .. } => Some((*task, peers.clone())),
+        let of = |asked: &OpenProbe| match &asked.probe.kind {
+            ProbeKind::PairedRows { task, peers, .. } => Some((*task, peers.clone())),
             _ => None,
         };
         let newcomers = self.unmeasured(domain);
-        self.asked.retain(|asked| of(asked).is_some_and(|(task, peers)| newcomers.contains(&task) && peers == current));
+        self.open_probes
+            .retain(|asked| of(asked).is_some_and(|(task, peers)| newcomers.contains(&task) && peers == current));
         if current.len() + 1 < domain.cpus.count() as usize {
             return;
         }
         for &task in &newcomers {
-            if self.asked.iter().any(|asked| asked.tasks == [task]) {
+            if self.open_probes.iter().any(|asked| asked.tasks == [task]) {
                 continue;
             }
-            let what =
-                ProbeWhat::Beside { cache: domain.cache, task, peers: current.clone(), total_ns: parameters.row_ns };
-            let probe = Probe { id: ProbeId(*next), what, budget_ns: parameters.row_ns.saturating_mul(1_000) };
+            let what = ProbeKind::PairedRows {
+                cache: domain.cache,
+                task,
+                peers: current.clone(),
+                total_ns: parameters.row_ns,
+            };
+            let probe =
+                ProbeRequest { id: ProbeId(*next), kind: what, budget_ns: parameters.row_ns.saturating_mul(1_000) };
             *next += 1;
-            self.asked.push(Asked { probe, tasks: vec![task] });
+            self.open_probes.push(OpenProbe { probe, tasks: vec![task] });
         }
         self.rows_ns = parameters.row_ns;
     }
 
-    fn threads(&self, domain: &LlcTasks<'_>) -> Vec<(TaskId, Option<Thread>)> {
+    fn threads(&self, domain: &LlcTasks<'_>) -> Vec<(TaskId, Option<BucketThread>)> {
         let thread = |seen: &&TaskSample| {
             let known = self.known.get(&seen.task);
-            (seen.task, known.map(|known| Thread { pcmr: known.pcmr, refs_rate: known.refs_rate }))
+            (seen.task, known.map(|known| BucketThread { pcmr: known.pcmr, refs_rate: known.refs_rate }))
         };
         domain.tasks.iter().map(thread).collect()
     }
@@ -373,7 +382,7 @@ impl OfCache {
     /// Bucketization, when it is due.
     fn assign(&mut self, domain: &LlcTasks<'_>, order: &[u32], parameters: &Parameters, why: &mut Vec<Reason>) {
         let threads = self.threads(domain);
-        let known: Vec<Thread> = threads.iter().filter_map(|(_, thread)| *thread).collect();
+        let known: Vec<BucketThread> = threads.iter().filter_map(|(_, thread)| *thread).collect();
         let cpus = domain.cpus.count() as usize;
         if known.len() < cpus || threads.len() <= cpus {
             self.assigned = None;
@@ -391,32 +400,37 @@ impl OfCache {
         numbers.extend(max.map(|(cpu, &max)| (format!("cpu_{cpu}_max_pcmr_per_100_refs"), f64::from(max))));
         let text =
             "every CPU takes threads up to its highest miss rate; together they are expected at this rate".to_string();
-        why.push(Reason { kind: ReasonKind::Plain, tasks: Vec::new(), text, numbers });
+        why.push(Reason { kind: ReasonKind::Explanation, tasks: Vec::new(), text, numbers });
         for (at, thread) in threads.iter().enumerate() {
             let Some(of) = thread.1 else { continue };
-            let taken = (0..cpus).filter(|&cpu| buckets.takes(cpu, of.pcmr)).count();
+            let taken = (0..cpus).filter(|&cpu| buckets.admits(cpu, of.pcmr)).count();
             let before =
-                self.assigned.as_ref().map(|old| (0..cpus).filter(|&cpu| old.buckets.takes(cpu, of.pcmr)).count());
+                self.assigned.as_ref().map(|old| (0..cpus).filter(|&cpu| old.buckets.admits(cpu, of.pcmr)).count());
             if taken < cpus && before != Some(taken) {
                 let text = format!("{{0}} is kept to {taken} of {cpus} CPUs: it misses much on a part of the cache");
                 let numbers = vec![("pcmr_misses_per_100_refs".to_string(), of.pcmr)];
-                why.push(Reason { kind: ReasonKind::Plain, tasks: vec![threads[at].0], text, numbers });
+                why.push(Reason { kind: ReasonKind::Explanation, tasks: vec![threads[at].0], text, numbers });
             }
         }
-        self.watched = Watched::default();
-        self.assigned = Some(Assigned { from: threads, buckets });
+        self.rate_monitor = MissRateMonitor::default();
+        self.assigned = Some(BucketAssignment { from: threads, buckets });
     }
 
     /// Literal form: after a newcomer's measurement only if it is the largest PCMR or the threshold is not met (4.3.1).
-    fn is_due(&self, assigned: &Assigned, threads: &[(TaskId, Option<Thread>)], parameters: &Parameters) -> bool {
+    fn is_due(
+        &self,
+        assigned: &BucketAssignment,
+        threads: &[(TaskId, Option<BucketThread>)],
+        parameters: &Parameters,
+    ) -> bool {
         if assigned.from == threads {
             return false;
         }
         let same_tasks = threads.iter().map(|(task, _)| task).eq(assigned.from.iter().map(|(task, _)| task));
-        if parameters.better() || !same_tasks {
+        if parameters.is_better_form() || !same_tasks {
             return true;
         }
-        let largest = |threads: &[(TaskId, Option<Thread>)]| {
+        let largest = |threads: &[(TaskId, Option<BucketThread>)]| {
             threads.iter().filter_map(|(_, thread)| Some(thread.as_ref()?.pcmr)).fold(f64::NEG_INFINITY, f64::max)
         };
         largest(threads) > largest(&assigned.from) || assigned.buckets.rate > parameters.threshold
@@ -424,8 +438,8 @@ impl OfCache {
 
     /// Compares the cache's miss rate with the expected one, while nothing is measured.
     fn watch(&mut self, view: &View<'_>, domain: &LlcTasks<'_>, parameters: &Parameters) {
-        if self.assigned.is_none() || !self.asked.is_empty() {
-            self.watched = Watched::default();
+        if self.assigned.is_none() || !self.open_probes.is_empty() {
+            self.rate_monitor = MissRateMonitor::default();
             return;
         }
         let Some((observed, expected)) = self.observed(view, domain).zip(self.expected(domain, parameters)) else {
@@ -433,24 +447,25 @@ impl OfCache {
         };
         let off = libm::log((observed + 1.0) / (expected.max(0.0) + 1.0));
         let wanted = parameters.departs_windows as usize;
-        if self.watched.usual.len() < wanted {
-            self.watched.usual.push(off);
+        if self.rate_monitor.usual.len() < wanted {
+            self.rate_monitor.usual.push(off);
             return;
         }
-        let usual = self.watched.usual.iter().sum::<f64>() / wanted as f64;
+        let usual = self.rate_monitor.usual.iter().sum::<f64>() / wanted as f64;
         let departs = (off - usual).abs() > libm::log(1.0 + parameters.departs_by);
-        self.watched.off_windows = if departs { self.watched.off_windows + 1 } else { 0 };
-        if self.watched.off_windows >= parameters.departs_windows {
-            self.watched = Watched::default();
+        self.rate_monitor.off_windows = if departs { self.rate_monitor.off_windows + 1 } else { 0 };
+        if self.rate_monitor.off_windows >= parameters.departs_windows {
+            self.rate_monitor = MissRateMonitor::default();
             self.stale = domain.tasks.iter().map(|seen| seen.task).collect();
         }
     }
 
     fn observed(&self, view: &View<'_>, domain: &LlcTasks<'_>) -> Option<f64> {
         let level = view.topology.caches.iter().find(|cache| cache.id == domain.cache)?.level;
-        let (_, counts) = view.seen.places.iter().find(|(place, _)| *place == Place::Cache(domain.cache))?;
-        let references = counts.get(Event::References(level)).filter(|&references| references > 0.0)?;
-        Some(100.0 * counts.get(Event::Misses(level))? / references)
+        let (_, counts) =
+            view.observation.shared_counts.iter().find(|(place, _)| *place == CounterScope::Cache(domain.cache))?;
+        let references = counts.get(CounterEvent::References(level)).filter(|&references| references > 0.0)?;
+        Some(100.0 * counts.get(CounterEvent::Misses(level))? / references)
     }
 
     /// The expected miss rate from the tasks' run times in this window.
@@ -462,7 +477,7 @@ impl OfCache {
                 continue;
             }
             let known = self.known.get(&seen.task)?;
-            let rate = known.refs_rate.filter(|_| parameters.better()).unwrap_or(1.0);
+            let rate = known.refs_rate.filter(|_| parameters.is_better_form()).unwrap_or(1.0);
             sum += ran as f64 * rate * known.pcmr;
             weights += ran as f64 * rate;
         }
@@ -470,14 +485,15 @@ impl OfCache {
     }
 
     /// The plan's lines for this cache.
-    fn say(&self, domain: &LlcTasks<'_>, cpus: &[u32], parameters: &Parameters, plan: &mut Plan) {
+    fn write_plan(&self, domain: &LlcTasks<'_>, cpus: &[u32], parameters: &Parameters, plan: &mut Plan) {
         let first: cachemate_core::CpuSet = cpus.first().copied().into_iter().collect();
         // Newcomers wait on the first CPU once enough are known to be measured beside (CASC 4.2.2.2).
-        let secondary = !parameters.better() && self.known.len() + 1 >= cpus.len() && domain.tasks.len() > cpus.len();
+        let secondary =
+            !parameters.is_better_form() && self.known.len() + 1 >= cpus.len() && domain.tasks.len() > cpus.len();
         for seen in &domain.tasks {
             let allowed = match (self.known.get(&seen.task), &self.assigned) {
                 (Some(known), Some(assigned)) => {
-                    let takes = |cpu: &usize| assigned.buckets.takes(*cpu, known.pcmr);
+                    let takes = |cpu: &usize| assigned.buckets.admits(*cpu, known.pcmr);
                     (0..cpus.len()).filter(takes).map(|cpu| cpus[cpu]).collect()
                 }
                 (None, _) if secondary => first.clone(),
@@ -487,7 +503,7 @@ impl OfCache {
             let allowed = if allowed.is_empty() { self.most_taking(cpus) } else { allowed };
             plan.affinity.insert(seen.task, allowed);
         }
-        plan.probes.extend(self.asked.iter().map(|asked| asked.probe.clone()));
+        plan.probes.extend(self.open_probes.iter().map(|asked| asked.probe.clone()));
     }
 
     fn most_taking(&self, cpus: &[u32]) -> cachemate_core::CpuSet {
@@ -502,7 +518,7 @@ impl OfCache {
 }
 
 /// See the registry.
-pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, BadParameters> {
+pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, ParameterError> {
     let parameters = Parameters::parse(parameters)?;
     Ok(Box::new(Casc { parameters, placement: StickyPlacement::default(), caches: BTreeMap::new(), next_probe: 0 }))
 }

@@ -1,13 +1,13 @@
 use super::*;
 use cachemate_core::{
-    Applied, Cache, Counts, Cpu, CpuId, Estimate, Evidence, Fact, FactSource, Level, Observation, ProbeResult,
-    ProcessId, Profile, Profiles, Rates, Reading, Span, Topology, WindowEnd,
+    AppliedPlan, Cache, CacheLevel, Cpu, CpuId, Estimate, EventCount, EventCounts, Fact, FactSource, Observation,
+    ProbeEvidence, ProbeResult, ProcessId, Profile, Profiles, RateFacts, TimeSpan, Topology, WindowEnd,
 };
 
 const CPUS: u32 = 4;
 
 /// Four CPUs on one cache, tasks by their PCMRs, window after window.
-struct Bench {
+struct CascFixture {
     policy: Box<dyn Policy>,
     topology: Topology,
     profiles: Profiles,
@@ -17,12 +17,12 @@ struct Bench {
     before: Plan,
 }
 
-impl Bench {
+impl CascFixture {
     fn new(parameters: &str, pcmrs: &[Option<f64>]) -> Self {
         let cpu = |id| Cpu { id: CpuId(id), core: id, package: 0, memory_node: 0, online: true, hertz: None };
         let cache = Cache {
             id: CacheId(0),
-            level: Level::L2,
+            level: CacheLevel::L2,
             cpus: (0..CPUS).collect(),
             last_level: true,
             size_bytes: Some(1 << 20),
@@ -30,16 +30,16 @@ impl Bench {
             line_bytes: Some(64),
         };
         let profile = |pcmr: &Option<f64>| {
-            Profile::default().with_rates(Rates { pcmr: pcmr.map(Fact::oracle), ..Rates::default() })
+            Profile::default().with_rates(RateFacts { pcmr: pcmr.map(Fact::oracle), ..RateFacts::default() })
         };
-        Bench {
+        CascFixture {
             policy: build(parameters, 1).unwrap(),
             topology: Topology { cpus: (0..CPUS).map(cpu).collect(), caches: vec![cache], ..Topology::default() },
             profiles: pcmrs.iter().enumerate().map(|(at, pcmr)| (TaskId(at as u32), profile(pcmr))).collect(),
             window: 0,
             observed: 12.0,
             answer: None,
-            before: Plan::idle(Window::Time { ns: 1 }),
+            before: Plan::idle(WindowLength::Time { ns: 1 }),
         }
     }
 
@@ -48,30 +48,34 @@ impl Bench {
             on_cpu_ns: vec![(CpuId(0), 1_000_000)],
             ..TaskSample::new(task, ProcessId(task.0))
         };
-        let reading = |event, count| Reading { event, count, counted_share: 1.0 };
-        let counts = Counts(vec![
-            reading(Event::References(Level::L2), 100_000),
-            reading(Event::Misses(Level::L2), (self.observed * 1_000.0) as u64),
+        let reading = |event, count| EventCount { event, count, enabled_share: 1.0 };
+        let counts = EventCounts(vec![
+            reading(CounterEvent::References(CacheLevel::L2), 100_000),
+            reading(CounterEvent::Misses(CacheLevel::L2), (self.observed * 1_000.0) as u64),
         ]);
-        let answer =
-            |probe| ProbeResult { probe, evidence: Evidence::Rows(Vec::new()), complete: true, cost_ns: Vec::new() };
+        let answer = |probe| ProbeResult {
+            probe,
+            evidence: ProbeEvidence::Rows(Vec::new()),
+            complete: true,
+            cost_ns: Vec::new(),
+        };
         let seen = Observation {
             window: self.window,
-            span: Span { start_ns: self.window * 10_000_000, elapsed_ns: 10_000_000, elapsed_cycles: None },
-            ended: WindowEnd::Elapsed,
+            span: TimeSpan { start_ns: self.window * 10_000_000, elapsed_ns: 10_000_000, elapsed_cycles: None },
+            end_reason: WindowEnd::Elapsed,
             tasks: self.profiles.keys().map(task).collect(),
-            places: vec![(Place::Cache(CacheId(0)), counts)],
-            answers: self.answer.take().map(answer).into_iter().collect(),
-            in_force: Applied::default(),
+            shared_counts: vec![(CounterScope::Cache(CacheId(0)), counts)],
+            probe_results: self.answer.take().map(answer).into_iter().collect(),
+            applied: AppliedPlan::default(),
         };
-        let capabilities = cachemate_core::test_kit::capabilities(&[]);
+        let capabilities = cachemate_core::test_support::capabilities(&[]);
         let view = View {
             topology: &self.topology,
             capabilities: &capabilities,
-            seen: &seen,
+            observation: &seen,
             profiles: &self.profiles,
             previous_plan: &self.before,
-            predictor: &cachemate_core::test_kit::NoForecast,
+            predictor: &cachemate_core::test_support::NullPredictor,
         };
         self.before = self.policy.decide(&view).plan;
         self.window += 1;
@@ -80,8 +84,8 @@ impl Bench {
 }
 
 fn rows_of(plan: &Plan) -> Vec<Vec<TaskId>> {
-    let rows = plan.probes.iter().filter_map(|probe| match &probe.what {
-        ProbeWhat::Rows { rows, .. } => Some(rows.clone()),
+    let rows = plan.probes.iter().filter_map(|probe| match &probe.kind {
+        ProbeKind::CoRunRows { rows, .. } => Some(rows.clone()),
         _ => None,
     });
     rows.flatten().collect()
@@ -93,7 +97,7 @@ const KNOWN: [Option<f64>; 6] = [Some(2.0), Some(3.0), Some(4.0), Some(5.0), Som
 #[test]
 fn the_first_threads_are_measured_in_rows() {
     for form in ["literal", "better"] {
-        let rows = rows_of(&Bench::new(&format!("form = \"{form}\""), &[None; 7]).step());
+        let rows = rows_of(&CascFixture::new(&format!("form = \"{form}\""), &[None; 7]).step());
         assert_eq!(rows.len(), 5);
         for left_out in 0..5 {
             assert!(rows.iter().any(|row| row.len() == 4 && !row.contains(&TaskId(left_out))), "{rows:?}");
@@ -104,7 +108,7 @@ fn the_first_threads_are_measured_in_rows() {
 /// Are greedy threads kept to few CPUs, and frugal ones nowhere barred from all?
 #[test]
 fn greedy_threads_are_kept_to_few_cpus() {
-    let plan = Bench::new("", &KNOWN).step();
+    let plan = CascFixture::new("", &KNOWN).step();
     let cpus = |task: u32| plan.affinity[&TaskId(task)].count();
     assert!(cpus(5) < CPUS && cpus(5) >= 1 && cpus(0) == CPUS, "{:?}", plan.affinity);
     assert!(plan.probes.is_empty());
@@ -115,7 +119,7 @@ fn greedy_threads_are_kept_to_few_cpus() {
 fn greedy_threads_are_spread_over_cores() {
     let pcmrs = [2.0, 2.0, 2.0, 2.0, 40.0, 40.0, 40.0, 40.0].map(Some);
     let cores = |form: &str| {
-        let mut bench = Bench::new(&format!("form = \"{form}\"\nthreshold = 21.0"), &pcmrs);
+        let mut bench = CascFixture::new(&format!("form = \"{form}\"\nthreshold = 21.0"), &pcmrs);
         bench.topology.cpus.iter_mut().for_each(|cpu| cpu.core = cpu.id.0 / 2);
         let plan = bench.step();
         plan.affinity[&TaskId(7)].iter().map(|cpu| cpu / 2).collect::<Vec<u32>>()
@@ -128,19 +132,18 @@ fn greedy_threads_are_spread_over_cores() {
 fn newcomers_are_measured_as_the_form_says() {
     let mut pcmrs = KNOWN.to_vec();
     pcmrs.push(None);
-    let literal = Bench::new("form = \"literal\"", &pcmrs).step();
+    let literal = CascFixture::new("form = \"literal\"", &pcmrs).step();
     assert_eq!(literal.affinity[&TaskId(6)].to_string(), "0");
-    let beside =
-        |probe: &Probe| matches!(&probe.what, ProbeWhat::Beside { task, peers, .. } if task.0 == 6 && peers.len() == 6);
+    let beside = |probe: &ProbeRequest| matches!(&probe.kind, ProbeKind::PairedRows { task, peers, .. } if task.0 == 6 && peers.len() == 6);
     assert!(literal.probes.len() == 1 && beside(&literal.probes[0]), "{:?}", literal.probes);
-    let better = rows_of(&Bench::new("", &pcmrs).step());
+    let better = rows_of(&CascFixture::new("", &pcmrs).step());
     assert!(better.len() == 5 && better.iter().filter(|row| row.contains(&TaskId(6))).count() == 4, "{better:?}");
 }
 
 /// Is a thread measured again when its phase changed, and does it keep its CPUs meanwhile?
 #[test]
 fn a_phase_change_is_measured_and_changes_nothing_before() {
-    let mut bench = Bench::new("", &KNOWN);
+    let mut bench = CascFixture::new("", &KNOWN);
     let before = bench.step();
     bench.profiles.insert(TaskId(5), Profile { phase_number: 1, ..Profile::default() });
     let after = bench.step();
@@ -151,7 +154,7 @@ fn a_phase_change_is_measured_and_changes_nothing_before() {
 /// Is everybody measured again when the cache's miss rate moves away, and not when it was off all along?
 #[test]
 fn a_departing_miss_rate_is_measured_again() {
-    let mut bench = Bench::new("departs_windows = 3", &KNOWN);
+    let mut bench = CascFixture::new("departs_windows = 3", &KNOWN);
     bench.observed = 60.0;
     assert!((0..20).all(|_| bench.step().probes.is_empty()));
     bench.observed = 20.0;
@@ -162,9 +165,9 @@ fn a_departing_miss_rate_is_measured_again() {
 /// Are rows asked for again, for twice as long, while estimates are unsure, and no longer than allowed?
 #[test]
 fn unsure_estimates_are_measured_for_longer() {
-    let mut bench = Bench::new("row_at_most_ns = 10000000", &[None; 5]);
+    let mut bench = CascFixture::new("row_at_most_ns = 10000000", &[None; 5]);
     let asked = |plan: &Plan| match &plan.probes[..] {
-        [Probe { id, what: ProbeWhat::Rows { total_ns, .. }, .. }] => Some((*id, *total_ns)),
+        [ProbeRequest { id, kind: ProbeKind::CoRunRows { total_ns, .. }, .. }] => Some((*id, *total_ns)),
         _ => None,
     };
     let mut lengths = Vec::new();

@@ -10,18 +10,18 @@
 
 use std::collections::BTreeMap;
 
-use cachemate_core::{Decision, Event, Policy, Profile, TaskId, TaskSample, View};
+use cachemate_core::{CounterEvent, Decision, Policy, Profile, TaskId, TaskSample, View};
 use serde::Deserialize;
 
-use super::BadParameters;
+use super::ParameterError;
 use crate::cache_reload_cost::ReloadCosts;
-use crate::coschedule::{BEHIND_AT_MOST_SAMPLES, CoRunCost, Form, Scheduler};
+use crate::coschedule::{BEHIND_AT_MOST_SAMPLES, CoRunCost, CoScheduleForm, CoScheduler};
 
 /// Out of TOML.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Parameters {
-    pub form: Form,
+    pub form: CoScheduleForm,
     /// Length of a sample.
     pub window_ns: u64,
     /// The penalty of two tasks of the mean miss rate.
@@ -36,7 +36,7 @@ impl Default for Parameters {
     fn default() -> Self {
         // As activity vectors where half of the 32 super sets are shared.
         Parameters {
-            form: Form::Replacement,
+            form: CoScheduleForm::Replacement,
             window_ns: 100_000_000,
             penalty_weight: 16.0,
             sample_weight: 4.0,
@@ -47,7 +47,7 @@ impl Default for Parameters {
 
 struct CounterDriven {
     penalty_weight: f64,
-    scheduler: Scheduler,
+    scheduler: CoScheduler,
     refills: ReloadCosts,
 }
 
@@ -67,7 +67,7 @@ fn misses_per_kilo_instr(profile: &Profile) -> Option<f64> {
 
 impl Policy for CounterDriven {
     fn decide(&mut self, view: &View<'_>) -> Decision {
-        let present = view.seen.tasks.iter().filter(|task| !task.exited).map(|task| task.task);
+        let present = view.observation.tasks.iter().filter(|task| !task.exited).map(|task| task.task);
         let rate = |task: TaskId| Some((task, misses_per_kilo_instr(view.profiles.get(&task)?)?));
         let rates: Vec<(TaskId, f64)> = present.filter_map(rate).collect();
         let mean = rates.iter().map(|(_, rate)| rate).sum::<f64>() / rates.len().max(1) as f64;
@@ -76,7 +76,7 @@ impl Policy for CounterDriven {
         self.follow_refills(view);
         let (penalty_weight, refills) = (self.penalty_weight, &self.refills);
         // In order of arrival, as above.
-        let samples = view.seen.tasks.iter().filter_map(|task| refills.misses_per_sample(task.task));
+        let samples = view.observation.tasks.iter().filter_map(|task| refills.misses_per_sample(task.task));
         let (sum, count) = samples.fold((0.0, 0.0), |(sum, count), misses| (sum + misses, count + 1.0));
         let misses_per_sample = if count > 0.0 { sum / count } else { 0.0 };
         self.scheduler.decide(view, &Misses { penalty_weight, tasks, refills, misses_per_sample })
@@ -85,22 +85,24 @@ impl Policy for CounterDriven {
 
 impl CounterDriven {
     fn follow_refills(&mut self, view: &View<'_>) {
-        let Some(last) = view.topology.last_level().filter(|_| self.scheduler.form == Form::Set) else { return };
-        let counted = |task: &TaskSample| Some((task.task, task.counts.get(Event::Misses(last))?));
-        let counted = view.seen.tasks.iter().filter_map(counted).collect();
-        self.refills.follow(&view.seen.tasks, view.seen.span.elapsed_ns, &counted);
+        let Some(last) = view.topology.last_level().filter(|_| self.scheduler.form == CoScheduleForm::Set) else {
+            return;
+        };
+        let counted = |task: &TaskSample| Some((task.task, task.counts.get(CounterEvent::Misses(last))?));
+        let counted = view.observation.tasks.iter().filter_map(counted).collect();
+        self.refills.observe(&view.observation.tasks, view.observation.span.elapsed_ns, &counted);
     }
 }
 
 impl CoRunCost for Misses<'_> {
-    fn knows(&self, task: TaskId) -> bool {
+    fn has_evidence(&self, task: TaskId) -> bool {
         self.tasks.contains_key(&task)
     }
     fn penalty(&self, one: TaskId, other: TaskId) -> f64 {
         let of = |task| self.tasks.get(&task).copied();
         of(one).zip(of(other)).map_or(0.0, |(one, other)| self.penalty_weight * one * other)
     }
-    fn burden(&self, _: TaskId) -> f64 {
+    fn solo_cost(&self, _: TaskId) -> f64 {
         0.0
     }
     fn reload_cost(&self, task: TaskId) -> f64 {
@@ -109,26 +111,26 @@ impl CoRunCost for Misses<'_> {
             _ => 0.0,
         }
     }
-    fn stays(&self, task: TaskId) -> bool {
-        self.refills.to_be_known(task)
+    fn must_stay(&self, task: TaskId) -> bool {
+        self.refills.needs_second_sample(task)
     }
 }
 
 /// See the registry.
-pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, BadParameters> {
+pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, ParameterError> {
     let parsed: Parameters = super::parameters(parameters)?;
     let positive = |name: &str, value: f64| match value.is_finite() && value > 0.0 {
         true => Ok(value),
-        false => Err(BadParameters::value(name, value, "a number above 0")),
+        false => Err(ParameterError::value(name, value, "a number above 0")),
     };
     if parsed.window_ns == 0 {
-        return Err(BadParameters::value("window_ns", "0", "1 or more"));
+        return Err(ParameterError::value("window_ns", "0", "1 or more"));
     }
     if parsed.behind_at_most_samples.is_nan() || parsed.behind_at_most_samples < 0.0 {
-        return Err(BadParameters::value("behind_at_most_samples", parsed.behind_at_most_samples, "0 or more"));
+        return Err(ParameterError::value("behind_at_most_samples", parsed.behind_at_most_samples, "0 or more"));
     }
     let penalty_weight = positive("penalty_weight", parsed.penalty_weight)?;
     let sample_weight = positive("sample_weight", parsed.sample_weight)?;
-    let scheduler = Scheduler::new(parsed.form, parsed.window_ns, sample_weight, parsed.behind_at_most_samples);
+    let scheduler = CoScheduler::new(parsed.form, parsed.window_ns, sample_weight, parsed.behind_at_most_samples);
     Ok(Box::new(CounterDriven { penalty_weight, scheduler, refills: ReloadCosts::default() }))
 }

@@ -1,8 +1,8 @@
 //! The baseline of all comparisons: changes nothing. Problem: every gain is a gain over something. Method: an idle plan,
 //! every window. Properties: asks for nothing, moves nothing, needs no evidence.
 
-use super::BadParameters;
-use cachemate_core::{Decision, Plan, Policy, View, Window};
+use super::ParameterError;
+use cachemate_core::{Decision, Plan, Policy, View, WindowLength};
 use serde::Deserialize;
 
 /// Parameters shared by the policies that only place.
@@ -24,28 +24,28 @@ impl Parameters {
     ///
     /// # Errors
     /// In words: an unknown or ill-typed parameter, a window of no length.
-    pub fn parse(text: &str) -> Result<Self, BadParameters> {
+    pub fn parse(text: &str) -> Result<Self, ParameterError> {
         let parsed: Parameters = super::parameters(text)?;
         match parsed.window_ns {
-            0 => Err(BadParameters::value("window_ns", "0", "1 or more")),
+            0 => Err(ParameterError::value("window_ns", "0", "1 or more")),
             _ => Ok(parsed),
         }
     }
     /// An idle plan for the next window.
     pub fn idle(&self) -> Plan {
-        Plan::idle(Window::Time { ns: self.window_ns })
+        Plan::idle(WindowLength::Time { ns: self.window_ns })
     }
 }
 
-struct Unchanged(Parameters);
+struct DefaultPolicy(Parameters);
 
-impl Policy for Unchanged {
+impl Policy for DefaultPolicy {
     fn decide(&mut self, _: &View<'_>) -> Decision {
-        Decision { plan: self.0.idle(), why: Vec::new() }
+        Decision { plan: self.0.idle(), reasons: Vec::new() }
     }
 }
 
 /// See the registry.
-pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, BadParameters> {
-    Ok(Box::new(Unchanged(Parameters::parse(parameters)?)))
+pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, ParameterError> {
+    Ok(Box::new(DefaultPolicy(Parameters::parse(parameters)?)))
 }

@@ -2,7 +2,7 @@
 //!
 //! Problem: bus, controller, prefetchers and space are all strained most where misses come together. Method: the miss
 //! rate of each task alone, from its profile (its stack-distance profile or its miss-rate curve); sort, deal out so that
-//! the sums per cache are even; or the same by exchanges between pairs of caches ([`crate::intensity`], [`crate::load_balance`]).
+//! the sums per cache are even; or the same by exchanges between pairs of caches ([`crate::intensity_balancing`], [`crate::load_balance`]).
 //!
 //! The paper takes the rate alone on the whole cache. A program that just fits the cache then counts as quiet, although
 //! it misses most and suffers most as soon as anybody shares it. By default the rate is the one on the part that each
@@ -15,11 +15,11 @@ use std::collections::BTreeMap;
 
 use cachemate_core::{CpuSet, Decision, Policy, TaskId, Topology, View};
 
-use super::BadParameters;
-use crate::intensity::{Intensity, Parameters, RecordedOn};
+use super::ParameterError;
+use crate::intensity_balancing::{IntensityBalancer, Parameters, RecordedCache};
 use crate::schemes::{SharedCache, misses_on_part_per_mega_instr};
 
-struct Di(Intensity);
+struct Di(IntensityBalancer);
 
 impl Policy for Di {
     fn decide(&mut self, view: &View<'_>) -> Decision {
@@ -29,15 +29,15 @@ impl Policy for Di {
 }
 
 /// Misses per thousand instructions of the tasks alone, from their profiles, all on as large a part of the cache.
-pub(super) fn recorded_rates(view: &View<'_>, on: RecordedOn) -> BTreeMap<TaskId, f64> {
+pub(super) fn recorded_rates(view: &View<'_>, on: RecordedCache) -> BTreeMap<TaskId, f64> {
     let Some(cache) = contended(view.topology) else { return BTreeMap::new() };
     let of = |parts: u32| -> BTreeMap<TaskId, f64> {
         let one = |task: TaskId| misses_on_part_per_mega_instr(view.profiles.get(&task)?, &cache, parts);
-        let tasks = view.seen.tasks.iter().filter(|task| !task.exited).map(|task| task.task);
+        let tasks = view.observation.tasks.iter().filter(|task| !task.exited).map(|task| task.task);
         tasks.filter_map(|task| Some((task, one(task)? / 1000.0))).collect()
     };
     let whole = of(1);
-    let parts = if on == RecordedOn::Share { sharers(view) } else { 1 };
+    let parts = if on == RecordedCache::Share { sharers(view) } else { 1 };
     let part = if parts > 1 { of(parts) } else { BTreeMap::new() };
     if part.len() == whole.len() { part } else { whole }
 }
@@ -47,7 +47,7 @@ fn sharers(view: &View<'_>) -> u32 {
     let online = |cpus: &CpuSet| view.topology.cpus.iter().filter(|cpu| cpu.online && cpus.contains(cpu.id.0)).count();
     let caches = || view.topology.last_level_caches();
     let cpus = caches().map(|cache| online(&cache.cpus)).max().unwrap_or(1);
-    let tasks = view.seen.tasks.iter().filter(|task| !task.exited).count();
+    let tasks = view.observation.tasks.iter().filter(|task| !task.exited).count();
     tasks.div_ceil(caches().count().max(1)).min(cpus) as u32
 }
 
@@ -59,6 +59,6 @@ fn contended(topology: &Topology) -> Option<SharedCache> {
 }
 
 /// See the registry.
-pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, BadParameters> {
-    Ok(Box::new(Di(Intensity::new(Parameters::parse(parameters)?))))
+pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, ParameterError> {
+    Ok(Box::new(Di(IntensityBalancer::new(Parameters::parse(parameters)?))))
 }

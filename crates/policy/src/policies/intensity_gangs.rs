@@ -19,23 +19,23 @@ mod gangs;
 use std::collections::{BTreeMap, VecDeque};
 
 use cachemate_core::{
-    CpuId, CpuSet, Decision, Evidence, Fact, Neighbor, Plan, Policy, Probe, ProbeId, ProbeWhat, Reason, ReasonKind,
-    TaskId, TaskSample, View, Window,
+    CpuId, CpuSet, Decision, Fact, Neighbor, Plan, Policy, ProbeEvidence, ProbeId, ProbeKind, ProbeRequest, Reason,
+    ReasonKind, TaskId, TaskSample, View, WindowLength,
 };
 use cachemate_locality::profilers::EVICTED_SAMPLES_AT_LEAST;
 use serde::Deserialize;
 
-use self::gangs::Crowd;
-use super::BadParameters;
+use self::gangs::OvercommittedCache;
+use super::ParameterError;
+use crate::gang_quantum::LONGEST_WAIT_NS;
 use crate::solvers::{Seats, best};
-use crate::turn_length::LONGEST_WAIT_NS;
 
 /// Parameters, with what they were chosen for.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Parameters {
     pub window_ns: u64,
-    /// A gang's turn. Absent: by the law of turns ([`crate::turn_length`]), or 50 ms where nobody's footprint is known.
+    /// A gang's turn. Absent: by the law of turns ([`crate::gang_quantum`]), or 50 ms where nobody's footprint is known.
     pub slice_ns: Option<u64>,
     /// Gangs are refused where turns that pay make a task wait longer than this.
     pub longest_wait_ns: u64,
@@ -98,24 +98,24 @@ struct IntensityGangs {
     sensitivity_asked: BTreeMap<TaskId, u64>,
     intensity_asked: BTreeMap<TaskId, u64>,
     /// The task's probe under way.
-    asked: Option<Probe>,
+    asked: Option<ProbeRequest>,
     /// Ping-pongs under way, and when they were asked for.
-    pinging: Vec<Probe>,
+    pinging: Vec<ProbeRequest>,
     pinged_ns: Option<u64>,
-    ledger: Ledger,
+    ledger: ProbeBudget,
 }
 
 /// Processor time that probing has taken, and when it began.
 #[derive(Clone, Copy, Debug, Default)]
-struct Ledger {
+struct ProbeBudget {
     started_ns: Option<u64>,
     spent_ns: u64,
 }
 
-impl Ledger {
-    fn note(&mut self, view: &View<'_>) {
-        self.started_ns.get_or_insert(view.seen.span.start_ns);
-        let costs = view.seen.answers.iter().flat_map(|answer| &answer.cost_ns);
+impl ProbeBudget {
+    fn charge_probes(&mut self, view: &View<'_>) {
+        self.started_ns.get_or_insert(view.observation.span.start_ns);
+        let costs = view.observation.probe_results.iter().flat_map(|answer| &answer.cost_ns);
         self.spent_ns += costs.map(|(_, ns)| ns).sum::<u64>();
     }
 
@@ -131,15 +131,15 @@ impl Ledger {
 }
 
 fn now_ns(view: &View<'_>) -> u64 {
-    view.seen.span.start_ns + view.seen.span.elapsed_ns
+    view.observation.span.start_ns + view.observation.span.elapsed_ns
 }
 
 impl Policy for IntensityGangs {
     fn decide(&mut self, view: &View<'_>) -> Decision {
         let mut plan = view.previous_plan.clone();
-        plan.window = Window::Time { ns: self.parameters.window_ns };
-        self.keep_to(view, &mut plan);
-        self.ledger.note(view);
+        plan.window = WindowLength::Time { ns: self.parameters.window_ns };
+        self.carry_over(view, &mut plan);
+        self.ledger.charge_probes(view);
         self.learn(view);
         self.ping(view);
         plan.probes.clone_from(&self.pinging);
@@ -149,7 +149,7 @@ impl Policy for IntensityGangs {
             None => why.push(reason(&[], "who shares a cache is being measured".to_string(), Vec::new())),
         }
         plan.probes.extend(self.asked.clone());
-        Decision { plan, why }
+        Decision { plan, reasons: why }
     }
 }
 
@@ -162,12 +162,12 @@ fn nothing_to_choose(domains: &[CpuSet], shared: &[&CpuSet], active: &[TaskId]) 
 }
 
 fn reason(tasks: &[TaskId], text: String, numbers: Vec<(String, f64)>) -> Reason {
-    Reason { kind: ReasonKind::Plain, tasks: tasks.to_vec(), text, numbers }
+    Reason { kind: ReasonKind::Explanation, tasks: tasks.to_vec(), text, numbers }
 }
 
 impl IntensityGangs {
     /// What is in force, as far as it may still stand: tasks that are gone leave, and gangs that lack somebody end.
-    fn keep_to(&self, view: &View<'_>, plan: &mut Plan) {
+    fn carry_over(&self, view: &View<'_>, plan: &mut Plan) {
         let there: Vec<TaskId> = view.movable().map(|task| task.task).collect();
         plan.affinity.retain(|task, _| there.contains(task));
         plan.weights.clear();
@@ -184,48 +184,48 @@ impl IntensityGangs {
 
     /// Takes the window's answers in.
     fn learn(&mut self, view: &View<'_>) {
-        for answer in &view.seen.answers {
+        for answer in &view.observation.probe_results {
             match &answer.evidence {
-                Evidence::PingPong { cpus, round_trip_ns } => {
+                ProbeEvidence::PingPong { cpus, round_trip_ns } => {
                     let near = *round_trip_ns < self.parameters.shared_below_ns;
                     if near || *round_trip_ns >= self.parameters.split_from_ns {
-                        let told = self.pairs.entry((cpus.0.0, cpus.1.0)).or_default();
-                        told.push_back(near);
-                        if told.len() > REMEMBERED {
-                            told.pop_front();
+                        let history = self.pairs.entry((cpus.0.0, cpus.1.0)).or_default();
+                        history.push_back(near);
+                        if history.len() > REMEMBERED {
+                            history.pop_front();
                         }
                     }
                 }
-                Evidence::Evicted { task, .. } => {
-                    self.intensity_asked.insert(*task, view.seen.window);
+                ProbeEvidence::PrimeProbe { task, .. } => {
+                    self.intensity_asked.insert(*task, view.observation.window);
                 }
-                Evidence::Beside { task, .. } => {
-                    self.sensitivity_asked.insert(*task, view.seen.window);
+                ProbeEvidence::NeighborSlowdown { task, .. } => {
+                    self.sensitivity_asked.insert(*task, view.observation.window);
                 }
                 _ => {}
             }
-            let answered = |probe: &mut Probe| answer.complete && probe.id == answer.probe;
+            let answered = |probe: &mut ProbeRequest| answer.complete && probe.id == answer.probe;
             self.asked.take_if(answered);
             self.pinging.retain(|probe| !answer.complete || probe.id != answer.probe);
         }
         let there = |task: &TaskId| view.movable().any(|seen| seen.task == *task);
         self.sensitivity_asked.retain(|task, _| there(task));
         self.intensity_asked.retain(|task, _| there(task));
-        let refused = |probe: &mut Probe| {
-            let items = view.seen.in_force.refused.iter().map(|refused| &refused.item);
-            items.into_iter().any(|item| *item == cachemate_core::Item::Probe(probe.id))
+        let refused = |probe: &mut ProbeRequest| {
+            let items = view.observation.applied.refused.iter().map(|refused| &refused.item);
+            items.into_iter().any(|item| *item == cachemate_core::PlanItem::Probe(probe.id))
         };
         self.pinging.retain_mut(|probe| !refused(probe));
         if let Some(refused) = self.asked.take_if(refused) {
             // It will not be answered: not asked again before its time.
-            match refused.what {
-                ProbeWhat::Evicted { task, .. } => self.intensity_asked.insert(task, view.seen.window),
-                ProbeWhat::Neighbor { task, .. } => self.sensitivity_asked.insert(task, view.seen.window),
+            match refused.kind {
+                ProbeKind::PrimeProbe { task, .. } => self.intensity_asked.insert(task, view.observation.window),
+                ProbeKind::Neighbor { task, .. } => self.sensitivity_asked.insert(task, view.observation.window),
                 _ => None,
             };
         }
-        self.asked.take_if(|probe| match probe.what {
-            ProbeWhat::Evicted { task, .. } | ProbeWhat::Neighbor { task, .. } => !there(&task),
+        self.asked.take_if(|probe| match probe.kind {
+            ProbeKind::PrimeProbe { task, .. } | ProbeKind::Neighbor { task, .. } => !there(&task),
             _ => true,
         });
     }
@@ -247,7 +247,7 @@ impl IntensityGangs {
         self.pinging = self.ping_pongs(view);
     }
 
-    fn ping_pongs(&mut self, view: &View<'_>) -> Vec<Probe> {
+    fn ping_pongs(&mut self, view: &View<'_>) -> Vec<ProbeRequest> {
         let mut wanted = Vec::new();
         for domain in view.last_level_domains() {
             let first = domain.first().unwrap_or(0);
@@ -257,7 +257,10 @@ impl IntensityGangs {
         wanted.sort_by_key(|(a, b)| self.pairs.get(&(a.0, b.0)).map_or(0, VecDeque::len));
         wanted.truncate(PAIRS_AT_MOST);
         let budget_ns = 100_000_000;
-        wanted.into_iter().map(|cpus| Probe { id: self.id(), what: ProbeWhat::PingPong { cpus }, budget_ns }).collect()
+        wanted
+            .into_iter()
+            .map(|cpus| ProbeRequest { id: self.id(), kind: ProbeKind::PingPong { cpus }, budget_ns })
+            .collect()
     }
 
     /// CPUs that share a cache by measurement; `None` while it is not known.
@@ -268,9 +271,9 @@ impl IntensityGangs {
             let mut together: CpuSet = [first].into_iter().collect();
             let mut apart = Vec::new();
             for cpu in domain.iter().filter(|cpu| *cpu != first) {
-                let told = self.pairs.get(&(first, cpu)).filter(|told| told.len() >= 2)?;
-                let near = told.iter().filter(|near| **near).count();
-                if 2 * near > told.len() {
+                let history = self.pairs.get(&(first, cpu)).filter(|told| told.len() >= 2)?;
+                let near = history.iter().filter(|near| **near).count();
+                if 2 * near > history.len() {
                     together.insert(cpu);
                 } else {
                     apart.push([cpu].into_iter().collect());
@@ -304,7 +307,7 @@ impl IntensityGangs {
             self.asked = None;
             return;
         }
-        if self.ask_next(view, &active, why) {
+        if self.request_next_probe(view, &active, why) {
             return; // evidence first; what is in force stays
         }
         let Some(costs) = costs(view, &active) else {
@@ -315,31 +318,31 @@ impl IntensityGangs {
         if domains.len() > 1 {
             self.spread(view, domains, &active, &costs, plan, why);
         } else if let [cpus] = shared[..] {
-            let crowd = Crowd { view, cpus, tasks: &tasks, active: &active, costs: &costs };
+            let crowd = OvercommittedCache { view, cpus, tasks: &tasks, active: &active, costs: &costs };
             crowd.gang(&self.parameters, plan, why);
         }
     }
 
     fn is_active(&self, view: &View<'_>, task: &TaskSample) -> bool {
         let ran = task.ran_ns();
-        let waited = task.runnable_wait_ns.unwrap_or(0);
+        let waited = task.run_queue_wait_ns.unwrap_or(0);
         let known = self.intensity_asked.contains_key(&task.task);
-        known || (ran + waited) as f64 >= self.parameters.active_from * view.seen.span.elapsed_ns as f64
+        known || (ran + waited) as f64 >= self.parameters.active_from * view.observation.span.elapsed_ns as f64
     }
 
     /// Asks for the next thing that is not known of the active tasks; false = everything was asked.
-    fn ask_next(&mut self, view: &View<'_>, active: &[TaskId], why: &mut Vec<Reason>) -> bool {
+    fn request_next_probe(&mut self, view: &View<'_>, active: &[TaskId], why: &mut Vec<Reason>) -> bool {
         let again = self.parameters.probe_again_windows;
         // What came to nothing (the CPUs were apart, the task could not tell) is tried again, but seldom.
         let period = if again > 0 { again } else { RETRY_WINDOWS };
-        let due = |asked: Option<&u64>| asked.is_none_or(|at| view.seen.window >= at + period);
+        let due = |asked: Option<&u64>| asked.is_none_or(|at| view.observation.window >= at + period);
         let first = active
             .iter()
             .any(|task| !self.intensity_asked.contains_key(task) || !self.sensitivity_asked.contains_key(task));
         if self.asked.is_none() && self.ledger.allows(first, view, &self.parameters) {
-            let evicted = |task| ProbeWhat::Evicted { task, samples: self.parameters.samples };
+            let evicted = |task| ProbeKind::PrimeProbe { task, samples: self.parameters.samples };
             // Beside the hardest aggressor there is; scaled by the intensity that the others really have.
-            let stream = |task| ProbeWhat::Neighbor { task, neighbor: Neighbor::Stream };
+            let stream = |task| ProbeKind::Neighbor { task, neighbor: Neighbor::Stream };
             let has = |task: &TaskId, of: fn(&cachemate_core::Profile) -> bool| view.profiles.get(task).is_some_and(of);
             let without_intensity = active.iter().find(|task| {
                 due(self.intensity_asked.get(task))
@@ -355,13 +358,13 @@ impl IntensityGangs {
                 without_intensity.map(|task| evicted(*task)).or_else(|| without_sensitivity.map(|task| stream(*task)));
             let budget_ns = self.parameters.probe_ns;
             if let Some(what) = what {
-                self.asked = Some(Probe { id: self.id(), what, budget_ns });
+                self.asked = Some(ProbeRequest { id: self.id(), kind: what, budget_ns });
             }
         }
-        let Some(asked) = &self.asked else { return false };
-        let (task, what) = match asked.what {
-            ProbeWhat::Evicted { task, .. } => (task, "intensity"),
-            ProbeWhat::Neighbor { task, .. } => (task, "sensitivity"),
+        let Some(open_probe) = &self.asked else { return false };
+        let (task, what) = match open_probe.kind {
+            ProbeKind::PrimeProbe { task, .. } => (task, "intensity"),
+            ProbeKind::Neighbor { task, .. } => (task, "sensitivity"),
             _ => return true,
         };
         why.push(reason(&[task], format!("the {what} of {{0}} is being probed"), Vec::new()));
@@ -386,7 +389,7 @@ impl IntensityGangs {
                 plan.affinity.insert(active[member], cpus.clone());
             }
         }
-        let suffered = solved.seating.suffered(costs);
+        let suffered = solved.seating.costs_by_program(costs);
         for (at, task) in active.iter().enumerate() {
             let cpus = &plan.affinity[task];
             let numbers = vec![("expected_degradation".to_string(), suffered[at])];
@@ -431,21 +434,21 @@ fn costs(view: &View<'_>, active: &[TaskId]) -> Option<Vec<Vec<f64>>> {
 }
 
 /// See the registry.
-pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, BadParameters> {
+pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, ParameterError> {
     let parameters: Parameters = super::parameters(parameters)?;
     let slice_ns = parameters.slice_ns.unwrap_or(1);
     for (name, value) in [("window_ns", parameters.window_ns), ("slice_ns", slice_ns)] {
         if value == 0 {
-            return Err(BadParameters::value(name, "0", "1 or more"));
+            return Err(ParameterError::value(name, "0", "1 or more"));
         }
     }
     // With fewer no intensity would ever be known.
     if (parameters.samples as usize) < EVICTED_SAMPLES_AT_LEAST {
         let expected = format!("{EVICTED_SAMPLES_AT_LEAST} or more");
-        return Err(BadParameters::value("samples", parameters.samples, expected));
+        return Err(ParameterError::value("samples", parameters.samples, expected));
     }
     if !(0.0..=1.0).contains(&parameters.probing_at_most) {
-        return Err(BadParameters::value("probing_at_most", parameters.probing_at_most, "a share from 0 to 1"));
+        return Err(ParameterError::value("probing_at_most", parameters.probing_at_most, "a share from 0 to 1"));
     }
     Ok(Box::new(IntensityGangs {
         parameters,
@@ -456,7 +459,7 @@ pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, Bad
         asked: None,
         pinging: Vec::new(),
         pinged_ns: None,
-        ledger: Ledger::default(),
+        ledger: ProbeBudget::default(),
     }))
 }
 

@@ -13,11 +13,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use cachemate_core::{
-    Cache, CacheId, CpuSet, Decision, Plan, Policy, ProcessId, Reason, ReasonKind, TaskSample, Topology, View, Window,
+    Cache, CacheId, CpuSet, Decision, Plan, Policy, ProcessId, Reason, ReasonKind, TaskSample, Topology, View,
+    WindowLength,
 };
 use serde::Deserialize;
 
-use super::BadParameters;
+use super::ParameterError;
 
 const PAGE_BYTES: u64 = 4096;
 
@@ -74,7 +75,7 @@ struct ProcessUse {
     ran_until_ns: u64,
 }
 
-struct SchedCache {
+struct SchedCachePolicy {
     parameters: Parameters,
     processes: BTreeMap<ProcessId, ProcessUse>,
     /// End of the last window that was taken in.
@@ -82,55 +83,55 @@ struct SchedCache {
 }
 
 /// The threads of one process in this window.
-struct Process<'a> {
+struct ProcessThreads<'a> {
     id: ProcessId,
     tasks: Vec<&'a TaskSample>,
 }
 
-impl Policy for SchedCache {
+impl Policy for SchedCachePolicy {
     fn decide(&mut self, view: &View<'_>) -> Decision {
-        let mut plan = Plan::idle(Window::Time { ns: self.parameters.window_ns });
+        let mut plan = Plan::idle(WindowLength::Time { ns: self.parameters.window_ns });
         let mut why = Vec::new();
         let caches: Vec<&Cache> = view.topology.last_level_caches().collect();
         let processes = processes(view);
-        self.take_in(view, &processes, &caches);
+        self.observe(view, &processes, &caches);
         if caches.len() < 2 {
-            return Decision { plan, why };
+            return Decision { plan, reasons: why };
         }
-        let mut load = Load::of(view, &caches);
+        let mut load = CacheLoads::of(view, &caches);
         for process in &processes {
-            let Some(cache) = self.gathers(process, view.topology, &caches) else { continue };
+            let Some(cache) = self.target_cache(process, view.topology, &caches) else { continue };
             let here = online(view.topology, cache);
             for task in &process.tasks {
-                if load.lets_in(&self.parameters, task, cache.id) {
+                if load.try_admit(&self.parameters, task, cache.id) {
                     plan.affinity.insert(task.task, here.clone());
                 }
             }
             why.extend(reason(process, cache, &plan, view.previous_plan));
         }
-        Decision { plan, why }
+        Decision { plan, reasons: why }
     }
 }
 
 /// One line for a process whose threads are gathered anew.
-fn reason(process: &Process<'_>, cache: &Cache, plan: &Plan, before: &Plan) -> Option<Reason> {
+fn reason(process: &ProcessThreads<'_>, cache: &Cache, plan: &Plan, before: &Plan) -> Option<Reason> {
     let changed = |task: &&&TaskSample| plan.affinity.get(&task.task) != before.affinity.get(&task.task);
     let tasks: Vec<_> = process.tasks.iter().filter(changed).map(|task| task.task).collect();
     let text = format!("{{}} gathered on cache {}, where the process ran most", cache.id.0);
-    (!tasks.is_empty()).then_some(Reason { kind: ReasonKind::Plain, tasks, text, numbers: Vec::new() })
+    (!tasks.is_empty()).then_some(Reason { kind: ReasonKind::Explanation, tasks, text, numbers: Vec::new() })
 }
 
-impl SchedCache {
+impl SchedCachePolicy {
     /// Run times of the window, and what each process prefers now. A window that is shown twice counts once.
-    fn take_in(&mut self, view: &View<'_>, processes: &[Process<'_>], caches: &[&Cache]) {
-        let span = &view.seen.span;
+    fn observe(&mut self, view: &View<'_>, processes: &[ProcessThreads<'_>], caches: &[&Cache]) {
+        let span = &view.observation.span;
         let now_ns = span.start_ns + span.elapsed_ns;
         if span.elapsed_ns == 0 || self.known_until_ns.is_some_and(|known| now_ns <= known) {
             return;
         }
         self.known_until_ns = Some(now_ns);
         let epochs = span.elapsed_ns as f64 / self.parameters.epoch_period_ns as f64;
-        let kept = libm::exp2(-epochs);
+        let decay = libm::exp2(-epochs);
         let present: BTreeSet<ProcessId> = processes.iter().map(|process| process.id).collect();
         self.processes.retain(|id, _| present.contains(id));
         for process in processes {
@@ -139,17 +140,22 @@ impl SchedCache {
             for cache in caches {
                 let ran: u64 = process.tasks.iter().map(|task| task.ran_on_ns(&cache.cpus)).sum();
                 let occupancy = known.occupancy.entry(cache.id).or_default();
-                *occupancy = *occupancy * kept + share(ran) * (1.0 - kept);
+                *occupancy = *occupancy * decay + share(ran) * (1.0 - decay);
             }
             let ran: u64 = process.tasks.iter().map(|task| task.ran_ns()).sum();
-            let waited: u64 = process.tasks.iter().filter_map(|task| task.runnable_wait_ns).sum();
-            known.running = known.running * kept + share(ran + waited) * (1.0 - kept);
+            let waited: u64 = process.tasks.iter().filter_map(|task| task.run_queue_wait_ns).sum();
+            known.running = known.running * decay + share(ran + waited) * (1.0 - decay);
             known.prefer(ran > 0, now_ns, self.parameters.epoch_affinity_timeout * self.parameters.epoch_period_ns);
         }
     }
 
     /// The cache onto which a process is gathered, unless it is to be left alone.
-    fn gathers<'a>(&self, process: &Process<'_>, topology: &Topology, caches: &[&'a Cache]) -> Option<&'a Cache> {
+    fn target_cache<'a>(
+        &self,
+        process: &ProcessThreads<'_>,
+        topology: &Topology,
+        caches: &[&'a Cache],
+    ) -> Option<&'a Cache> {
         let known = self.processes.get(&process.id)?;
         let cache = caches.iter().copied().find(|cache| Some(cache.id) == known.preferred)?;
         let fits =
@@ -185,7 +191,7 @@ impl ProcessUse {
 }
 
 /// Share of each cache's CPU time that is used, as threads are let in one by one.
-struct Load {
+struct CacheLoads {
     used: BTreeMap<CacheId, f64>,
     cpus: BTreeMap<CacheId, f64>,
     /// Length of the window.
@@ -193,17 +199,18 @@ struct Load {
     caches: Vec<Cache>,
 }
 
-impl Load {
+impl CacheLoads {
     fn of(view: &View<'_>, caches: &[&Cache]) -> Self {
-        let elapsed_ns = view.seen.span.elapsed_ns.max(1) as f64;
-        let ran = |cache: &Cache| view.seen.tasks.iter().map(|task| task.ran_on_ns(&cache.cpus)).sum::<u64>() as f64;
+        let elapsed_ns = view.observation.span.elapsed_ns.max(1) as f64;
+        let ran =
+            |cache: &Cache| view.observation.tasks.iter().map(|task| task.ran_on_ns(&cache.cpus)).sum::<u64>() as f64;
         let used = caches.iter().map(|cache| (cache.id, ran(cache) / elapsed_ns)).collect();
         let cpus = caches.iter().map(|cache| (cache.id, online(view.topology, cache).count() as f64)).collect();
-        Load { used, cpus, elapsed_ns, caches: caches.iter().map(|&cache| cache.clone()).collect() }
+        CacheLoads { used, cpus, elapsed_ns, caches: caches.iter().map(|&cache| cache.clone()).collect() }
     }
 
     /// May the thread go there? If so it counts there from now on. (`can_migrate_llc` of kernel/sched/fair.c)
-    fn lets_in(&mut self, parameters: &Parameters, task: &TaskSample, to: CacheId) -> bool {
+    fn try_admit(&mut self, parameters: &Parameters, task: &TaskSample, to: CacheId) -> bool {
         let ran = |cache: &Cache| task.ran_on_ns(&cache.cpus);
         let Some(from) = self.caches.iter().max_by_key(|cache| (ran(cache), cache.id == to)).map(|cache| cache.id)
         else {
@@ -232,12 +239,12 @@ impl Load {
 }
 
 /// Threads that may be moved, by process, in order of arrival.
-fn processes<'a>(view: &'a View<'_>) -> Vec<Process<'a>> {
-    let mut processes: Vec<Process<'a>> = Vec::new();
+fn processes<'a>(view: &'a View<'_>) -> Vec<ProcessThreads<'a>> {
+    let mut processes: Vec<ProcessThreads<'a>> = Vec::new();
     for task in view.movable() {
         match processes.iter_mut().find(|process| process.id == task.process) {
             Some(process) => process.tasks.push(task),
-            None => processes.push(Process { id: task.process, tasks: vec![task] }),
+            None => processes.push(ProcessThreads { id: task.process, tasks: vec![task] }),
         }
     }
     processes
@@ -255,7 +262,7 @@ fn smt(topology: &Topology) -> f64 {
 }
 
 /// Resident memory; `None` where nobody knows it, or where one memory node needs no NUMA balancing.
-fn footprint_bytes(process: &Process<'_>, topology: &Topology) -> Option<u64> {
+fn footprint_bytes(process: &ProcessThreads<'_>, topology: &Topology) -> Option<u64> {
     let nodes: BTreeSet<u32> = topology.cpus.iter().map(|cpu| cpu.memory_node).collect();
     let pages =
         process.tasks.iter().filter_map(|task| task.pages_per_color.as_ref()).map(|pages| pages.iter().sum::<u64>());
@@ -263,17 +270,17 @@ fn footprint_bytes(process: &Process<'_>, topology: &Topology) -> Option<u64> {
 }
 
 /// See the registry.
-pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, BadParameters> {
+pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, ParameterError> {
     let parsed: Parameters = super::parameters(parameters)?;
     for (name, value) in [("window_ns", parsed.window_ns), ("epoch_period_ns", parsed.epoch_period_ns)] {
         if value == 0 {
-            return Err(BadParameters::value(name, "0", "1 or more"));
+            return Err(ParameterError::value(name, "0", "1 or more"));
         }
     }
     if parsed.aggr_tolerance > 100 {
-        return Err(BadParameters::value("aggr_tolerance", parsed.aggr_tolerance, "0 to 100"));
+        return Err(ParameterError::value("aggr_tolerance", parsed.aggr_tolerance, "0 to 100"));
     }
-    Ok(Box::new(SchedCache { parameters: parsed, processes: BTreeMap::new(), known_until_ns: None }))
+    Ok(Box::new(SchedCachePolicy { parameters: parsed, processes: BTreeMap::new(), known_until_ns: None }))
 }
 
 #[cfg(test)]

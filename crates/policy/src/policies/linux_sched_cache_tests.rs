@@ -1,24 +1,24 @@
 //! Each rule of the kernel's, by itself, on two caches of four CPUs.
 
-use cachemate_core::test_kit::{NoForecast, capabilities, last_level_caches, observation};
-use cachemate_core::{Ability, CpuId, Level, Observation, Profiles, TaskId};
+use cachemate_core::test_support::{NullPredictor, capabilities, last_level_caches, observation};
+use cachemate_core::{Ability, CacheLevel, CpuId, Observation, Profiles, TaskId};
 
 use super::*;
 
 const WINDOW_NS: u64 = 100_000_000;
 
-struct Bench {
+struct SchedCacheFixture {
     policy: Box<dyn Policy>,
     topology: Topology,
     window: u64,
     before: Plan,
 }
 
-impl Bench {
+impl SchedCacheFixture {
     fn new(parameters: &str) -> Self {
-        let before = Plan::idle(Window::Time { ns: WINDOW_NS });
+        let before = Plan::idle(WindowLength::Time { ns: WINDOW_NS });
         let policy = build(parameters, 0).unwrap();
-        Bench { policy, topology: last_level_caches(2, 4, Level::L3, 8 << 20), window: 0, before }
+        SchedCacheFixture { policy, topology: last_level_caches(2, 4, CacheLevel::L3, 8 << 20), window: 0, before }
     }
 
     /// One window in which threads ran so: (process, CPU, percent of the window). Their affinities, by cache.
@@ -38,10 +38,10 @@ impl Bench {
         let view = View {
             topology: &self.topology,
             capabilities: &capabilities,
-            seen: &seen,
+            observation: &seen,
             profiles: &Profiles::new(),
             previous_plan: &self.before,
-            predictor: &NoForecast,
+            predictor: &NullPredictor,
         };
         self.before = self.policy.decide(&view).plan;
         let cache_of =
@@ -54,13 +54,13 @@ impl Bench {
 #[test]
 fn threads_go_where_their_process_ran_most() {
     let threads = [(1, 0, 40), (1, 1, 40), (1, 4, 30), (2, 5, 40), (2, 6, 40), (2, 2, 30)];
-    assert_eq!(Bench::new("").step(&threads), [0, 0, 0, 1, 1, 1].map(Some));
+    assert_eq!(SchedCacheFixture::new("").step(&threads), [0, 0, 0, 1, 1, 1].map(Some));
 }
 
 /// Does another cache replace the preferred one only with more than twice its run time?
 #[test]
 fn twice_the_run_time_moves_a_process() {
-    let mut bench = Bench::new("");
+    let mut bench = SchedCacheFixture::new("");
     assert_eq!(bench.step(&[(1, 0, 30), (1, 4, 20)]), [Some(0); 2]);
     assert_eq!(bench.step(&[(1, 0, 20), (1, 4, 38)]), [Some(0); 2]);
     assert_eq!(bench.step(&[(1, 0, 10), (1, 4, 40)]), [Some(1); 2]);
@@ -69,11 +69,11 @@ fn twice_the_run_time_moves_a_process() {
 /// Is a process left alone that has one thread, or more running ones than the cache has CPUs?
 #[test]
 fn one_thread_or_too_many_are_left_alone() {
-    assert_eq!(Bench::new("").step(&[(1, 0, 50), (2, 4, 50)]), [None; 2]);
+    assert_eq!(SchedCacheFixture::new("").step(&[(1, 0, 50), (2, 4, 50)]), [None; 2]);
     let many: Vec<(u32, u32, u64)> = (0..5).map(|cpu| (1, cpu, 100)).collect();
-    assert_eq!(Bench::new("").step(&many), [None; 5]);
-    assert!(Bench::new("aggr_tolerance = 100").step(&many)[..4].iter().all(|at| *at == Some(0)));
-    assert_eq!(Bench::new("aggr_tolerance = 0").step(&[(1, 0, 40), (1, 4, 30)]), [None; 2]);
+    assert_eq!(SchedCacheFixture::new("").step(&many), [None; 5]);
+    assert!(SchedCacheFixture::new("aggr_tolerance = 100").step(&many)[..4].iter().all(|at| *at == Some(0)));
+    assert_eq!(SchedCacheFixture::new("aggr_tolerance = 0").step(&[(1, 0, 40), (1, 4, 30)]), [None; 2]);
 }
 
 /// Does a footprint beyond the cache count with two memory nodes, and not with one?
@@ -87,7 +87,7 @@ fn a_large_footprint_counts_where_numa_balancing_sees_it() {
         };
         vec![task(0, 0), task(1, 1)]
     };
-    let mut bench = Bench::new("");
+    let mut bench = SchedCacheFixture::new("");
     assert_eq!(bench.decide(tasks()), [Some(0); 2]);
     bench.topology.cpus.iter_mut().skip(4).for_each(|cpu| cpu.memory_node = 1);
     assert_eq!(bench.decide(tasks()), [None; 2]);
@@ -98,17 +98,17 @@ fn a_large_footprint_counts_where_numa_balancing_sees_it() {
 fn a_full_cache_lets_nobody_in() {
     // Process 1 ran most on cache 0, whose other CPUs process 2's threads use fully.
     let threads = [(1, 0, 60), (1, 4, 40), (2, 1, 100), (2, 2, 100), (2, 3, 60)];
-    assert_eq!(Bench::new("").step(&threads)[..2], [Some(0), None]);
+    assert_eq!(SchedCacheFixture::new("").step(&threads)[..2], [Some(0), None]);
     let both_full = [(1, 0, 60), (1, 4, 50), (2, 1, 100), (2, 2, 100), (3, 5, 100), (3, 6, 100)];
-    assert_eq!(Bench::new("").step(&both_full)[..2], [Some(0), None]);
+    assert_eq!(SchedCacheFixture::new("").step(&both_full)[..2], [Some(0), None]);
     let half_empty = [(1, 0, 60), (1, 4, 40), (2, 1, 60)];
-    assert_eq!(Bench::new("").step(&half_empty)[..2], [Some(0), Some(0)]);
+    assert_eq!(SchedCacheFixture::new("").step(&half_empty)[..2], [Some(0), Some(0)]);
 }
 
 /// Is the preference forgotten after five epochs without running, and not within them?
 #[test]
 fn who_does_not_run_prefers_nothing() {
-    let mut bench = Bench::new("epoch_period_ns = 30_000_000");
+    let mut bench = SchedCacheFixture::new("epoch_period_ns = 30_000_000");
     assert_eq!(bench.step(&[(1, 0, 30), (1, 1, 30)]), [Some(0); 2]);
     assert_eq!(bench.step(&[(1, 0, 0), (1, 1, 0)]), [Some(0); 2]);
     assert_eq!(bench.step(&[(1, 0, 0), (1, 1, 0)]), [None; 2]);

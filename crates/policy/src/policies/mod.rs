@@ -28,13 +28,13 @@ mod thread_clustering;
 mod worst_by_matrix;
 
 /// Builds a policy from its parameters (TOML) and a seed.
-type Build = fn(&str, u64) -> Result<Box<dyn Policy>, BadParameters>;
+type PolicyBuilder = fn(&str, u64) -> Result<Box<dyn Policy>, ParameterError>;
 
 /// What a policy rests on: of each inner list one kind of evidence is enough.
 pub type Needs = &'static [&'static [EvidenceKind]];
 
 /// One policy of the registry.
-pub struct Entry {
+pub struct PolicyEntry {
     /// Name by which it is asked for.
     pub name: &'static str,
     /// One line for people.
@@ -43,7 +43,7 @@ pub struct Entry {
     pub needs: Needs,
     /// It exists to do harm, as a control: no promise is made of it.
     pub harms_by_design: bool,
-    build: Build,
+    build: PolicyBuilder,
 }
 
 use EvidenceKind::{
@@ -51,127 +51,127 @@ use EvidenceKind::{
 };
 
 /// Every policy there is, by name.
-pub const ENTRIES: &[Entry] = &[
-    Entry {
+pub const ENTRIES: &[PolicyEntry] = &[
+    PolicyEntry {
         name: "activity-vector",
         about: "co-runs programs that use different parts of the cache (AV)",
         needs: &[&[SuperSets, StoredProfiles]],
         harms_by_design: false,
         build: activity_vector::build,
     },
-    Entry {
+    PolicyEntry {
         name: "auto",
         about: "chooses among placement, sharing clusters, gangs and shares of caches by one forecast, and measures",
         needs: &[&[ReuseSamples, MissTraces, StoredProfiles], &[TaskCounters]],
         harms_by_design: false,
         build: auto::build,
     },
-    Entry {
+    PolicyEntry {
         name: "balance-set",
         about: "groups that get along on the cache take turns as gangs (BS)",
         needs: &[&[ReuseSamples, StoredProfiles]],
         harms_by_design: false,
         build: balance_set::build,
     },
-    Entry {
+    PolicyEntry {
         name: "best-by-matrix",
         about: "the assignment with the least sum of measured degradations of pairs",
         needs: &[],
         harms_by_design: false,
         build: best_by_matrix::build,
     },
-    Entry {
+    PolicyEntry {
         name: "cache-sizing",
         about: "shares of each cache sized online from curves, judged by measured speeds",
         needs: &[&[MissTraces, ReuseSamples, StoredProfiles], &[TaskCounters, StoredProfiles]],
         harms_by_design: false,
         build: cache_sizing::build,
     },
-    Entry {
+    PolicyEntry {
         name: "casc",
         about: "threads that miss much are kept to a few CPUs of each cache (CASC)",
         needs: &[&[CoRunRows]],
         harms_by_design: false,
         build: casc::build,
     },
-    Entry {
+    PolicyEntry {
         name: "counter-driven",
         about: "co-runs programs that miss much with programs that miss little (AV)",
         needs: &[&[TaskCounters, StoredProfiles]],
         harms_by_design: false,
         build: counter_driven::build,
     },
-    Entry {
+    PolicyEntry {
         name: "default",
         about: "changes nothing: the machine's own scheduler decides",
         needs: &[],
         harms_by_design: false,
         build: default::build,
     },
-    Entry {
+    PolicyEntry {
         name: "di",
         about: "evens out the miss rates of profiles over the caches (CA)",
         needs: &[&[StoredProfiles]],
         harms_by_design: false,
         build: di::build,
     },
-    Entry {
+    PolicyEntry {
         name: "dio",
         about: "evens out the miss rates that counters show over the caches (CA)",
         needs: &[&[TaskCounters, PrimeProbe, Neighbor, StoredProfiles]],
         harms_by_design: false,
         build: dio::build,
     },
-    Entry {
+    PolicyEntry {
         name: "intensity-gangs",
         about: "without a PMU: probes harm, then spreads programs over caches or gangs them in time",
         needs: &[&[PrimeProbe], &[Neighbor]],
         harms_by_design: false,
         build: intensity_gangs::build,
     },
-    Entry {
+    PolicyEntry {
         name: "linux-sched-cache",
         about: "threads of a process onto one cache, by the rules of Linux 7.2's own balancer",
         needs: &[],
         harms_by_design: false,
         build: linux_sched_cache::build,
     },
-    Entry {
+    PolicyEntry {
         name: "random",
         about: "each task to a random one of the emptiest caches",
         needs: &[],
         harms_by_design: false,
         build: random::build,
     },
-    Entry {
+    PolicyEntry {
         name: "round-robin",
         about: "tasks dealt out to the caches in order of arrival",
         needs: &[],
         harms_by_design: false,
         build: round_robin::build,
     },
-    Entry {
+    PolicyEntry {
         name: "service-level",
         about: "the smallest share with which a program does so much work a second for each client",
         needs: &[],
         harms_by_design: false,
         build: service_level::build,
     },
-    Entry {
+    PolicyEntry {
         name: "static-partition",
         about: "colors or ways of each process as told, at the times told",
         needs: &[],
         harms_by_design: false,
         build: static_partition::build,
     },
-    Entry {
+    PolicyEntry {
         name: "thread-clustering",
         about: "threads that share data onto one chip, from sampled remote accesses (TC)",
         needs: &[&[AccessSamples]],
         harms_by_design: false,
         build: thread_clustering::build,
     },
-    Entry {
+    PolicyEntry {
         name: "worst-by-matrix",
         about: "the assignment with the greatest sum of measured degradations of pairs",
         needs: &[],
@@ -187,7 +187,7 @@ pub fn needs(name: &str) -> Needs {
 
 /// A policy that cannot be built.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum BadPolicy {
+pub enum PolicyError {
     /// No policy of that name.
     #[error("no policy '{name}'; there are {known}{meant}")]
     Unknown {
@@ -204,13 +204,13 @@ pub enum BadPolicy {
         /// The policy.
         name: String,
         /// What is wrong with its parameters.
-        why: BadParameters,
+        why: ParameterError,
     },
 }
 
 /// Parameters that a policy does not take.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum BadParameters {
+pub enum ParameterError {
     /// No TOML, an unknown name, or a value of another type: in TOML's words, with line and column.
     #[error("{}", .0.to_string().trim_end())]
     Toml(Box<toml::de::Error>),
@@ -226,10 +226,10 @@ pub enum BadParameters {
     },
 }
 
-impl BadParameters {
+impl ParameterError {
     /// A value out of its range.
     pub fn value(name: impl Display, found: impl Display, expected: impl Display) -> Self {
-        BadParameters::Value { name: name.to_string(), found: found.to_string(), expected: expected.to_string() }
+        ParameterError::Value { name: name.to_string(), found: found.to_string(), expected: expected.to_string() }
     }
 }
 
@@ -237,19 +237,19 @@ impl BadParameters {
 ///
 /// # Errors
 /// An unknown name (with the known ones and the nearest), or parameters that it does not take.
-pub fn build(name: &str, parameters: &str, seed: u64) -> Result<Box<dyn Policy>, BadPolicy> {
+pub fn build(name: &str, parameters: &str, seed: u64) -> Result<Box<dyn Policy>, PolicyError> {
     let Some(entry) = ENTRIES.iter().find(|entry| entry.name == name) else {
         let names: Vec<&str> = ENTRIES.iter().map(|entry| entry.name).collect();
         let meant = nearest(name, names.iter().copied());
         let meant = meant.map_or(String::new(), |meant| format!(" (did you mean '{meant}'?)"));
-        return Err(BadPolicy::Unknown { name: name.to_string(), known: names.join(", "), meant });
+        return Err(PolicyError::Unknown { name: name.to_string(), known: names.join(", "), meant });
     };
-    (entry.build)(parameters, seed).map_err(|why| BadPolicy::Parameters { name: name.to_string(), why })
+    (entry.build)(parameters, seed).map_err(|why| PolicyError::Parameters { name: name.to_string(), why })
 }
 
 /// A policy's parameters out of TOML; say `#[serde(deny_unknown_fields, default)]` on the type.
-pub fn parameters<T: DeserializeOwned>(text: &str) -> Result<T, BadParameters> {
-    toml::from_str(text).map_err(|error| BadParameters::Toml(Box::new(error)))
+pub fn parameters<T: DeserializeOwned>(text: &str) -> Result<T, ParameterError> {
+    toml::from_str(text).map_err(|error| ParameterError::Toml(Box::new(error)))
 }
 
 #[cfg(test)]

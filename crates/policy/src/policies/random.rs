@@ -6,22 +6,22 @@ use std::collections::BTreeMap;
 
 use cachemate_core::{Decision, Policy, Reason, ReasonKind, SplitMix64, TaskId, View};
 
-use super::BadParameters;
+use super::ParameterError;
 use super::default::Parameters;
 
-struct Random {
+struct RandomPolicy {
     parameters: Parameters,
     generator: SplitMix64,
     drawn: BTreeMap<TaskId, usize>,
 }
 
-impl Policy for Random {
+impl Policy for RandomPolicy {
     fn decide(&mut self, view: &View<'_>) -> Decision {
         let mut plan = self.parameters.idle();
         let mut why = Vec::new();
         let domains = view.last_level_domains();
         if domains.is_empty() {
-            return Decision { plan, why };
+            return Decision { plan, reasons: why };
         }
         let old = |task: TaskId| self.drawn.get(&task).copied().filter(|&domain| domain < domains.len());
         let mut drawn: BTreeMap<TaskId, usize> =
@@ -41,16 +41,16 @@ impl Policy for Random {
             drawn.insert(task.task, domain);
             let text =
                 format!("{{0}} drew the CPUs {} among {} equally loaded caches", domains[domain], emptiest.len());
-            why.push(Reason { kind: ReasonKind::Plain, tasks: vec![task.task], text, numbers: Vec::new() });
+            why.push(Reason { kind: ReasonKind::Explanation, tasks: vec![task.task], text, numbers: Vec::new() });
         }
         plan.affinity.extend(drawn.iter().map(|(&task, &domain)| (task, domains[domain].clone())));
         self.drawn = drawn;
-        Decision { plan, why }
+        Decision { plan, reasons: why }
     }
 }
 
 /// See the registry.
-pub(super) fn build(parameters: &str, seed: u64) -> Result<Box<dyn Policy>, BadParameters> {
+pub(super) fn build(parameters: &str, seed: u64) -> Result<Box<dyn Policy>, ParameterError> {
     let parameters = Parameters::parse(parameters)?;
-    Ok(Box::new(Random { parameters, generator: SplitMix64::new(seed), drawn: BTreeMap::new() }))
+    Ok(Box::new(RandomPolicy { parameters, generator: SplitMix64::new(seed), drawn: BTreeMap::new() }))
 }

@@ -6,22 +6,22 @@ use std::collections::BTreeMap;
 
 use cachemate_core::{Decision, Policy, Reason, ReasonKind, TaskId, View};
 
-use super::BadParameters;
+use super::ParameterError;
 use super::default::Parameters;
 
-struct RoundRobin {
+struct RoundRobinPolicy {
     parameters: Parameters,
     dealt: BTreeMap<TaskId, usize>,
     next: usize,
 }
 
-impl Policy for RoundRobin {
+impl Policy for RoundRobinPolicy {
     fn decide(&mut self, view: &View<'_>) -> Decision {
         let mut plan = self.parameters.idle();
         let mut why = Vec::new();
         let domains = view.last_level_domains();
         if domains.is_empty() {
-            return Decision { plan, why };
+            return Decision { plan, reasons: why };
         }
         let mut dealt = BTreeMap::new();
         for task in view.movable() {
@@ -30,18 +30,18 @@ impl Policy for RoundRobin {
                 let domain = self.next % domains.len();
                 self.next = domain + 1;
                 let text = format!("{{0}} is dealt to the CPUs {}, next in turn", domains[domain]);
-                why.push(Reason { kind: ReasonKind::Plain, tasks: vec![task.task], text, numbers: Vec::new() });
+                why.push(Reason { kind: ReasonKind::Explanation, tasks: vec![task.task], text, numbers: Vec::new() });
                 domain
             });
             dealt.insert(task.task, domain);
             plan.affinity.insert(task.task, domains[domain].clone());
         }
         self.dealt = dealt;
-        Decision { plan, why }
+        Decision { plan, reasons: why }
     }
 }
 
 /// See the registry.
-pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, BadParameters> {
-    Ok(Box::new(RoundRobin { parameters: Parameters::parse(parameters)?, dealt: BTreeMap::new(), next: 0 }))
+pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, ParameterError> {
+    Ok(Box::new(RoundRobinPolicy { parameters: Parameters::parse(parameters)?, dealt: BTreeMap::new(), next: 0 }))
 }

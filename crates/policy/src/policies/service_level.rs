@@ -12,16 +12,16 @@
 use std::collections::BTreeMap;
 
 use cachemate_core::{
-    CacheId, CacheShare, Decision, Event, GroupId, IndexSet, Item, Member, Plan, Policy, ProcessId, Reason, ReasonKind,
-    TaskId, TaskSample, View, Window,
+    CacheId, CacheShare, CounterEvent, Decision, GroupId, IndexSet, Plan, PlanItem, Policy, ProcessId, Reason,
+    ReasonKind, ShareMember, TaskId, TaskSample, View, WindowLength,
 };
 use serde::Deserialize;
 
-use super::static_partition::{Moving, in_units};
-use super::{BadParameters, parameters};
+use super::static_partition::{MigrationMode, in_units};
+use super::{ParameterError, parameters};
 use crate::partition::units::dividable;
-use crate::partition::units::{Divided, assign};
-use crate::work::{Work, promised_work};
+use crate::partition::units::{PartitionUnits, assign};
+use crate::work_metric::{WorkMetric, promised_work};
 
 /// See the page.
 #[derive(Clone, PartialEq, Debug, Deserialize)]
@@ -36,7 +36,7 @@ pub struct Parameters {
     pub shrink_after: u32,
     /// Units at the start.
     pub units: u32,
-    pub moving: Moving,
+    pub moving: MigrationMode,
 }
 
 impl Default for Parameters {
@@ -47,7 +47,7 @@ impl Default for Parameters {
             rate_per_s: 0.0,
             shrink_after: 3,
             units: 1,
-            moving: Moving::All,
+            moving: MigrationMode::All,
         }
     }
 }
@@ -62,44 +62,44 @@ struct ServiceLevel {
 }
 
 /// What the program did in a window.
-struct Served {
+struct ServiceRate {
     clients: usize,
     rate_per_s: f64,
 }
 
 impl Policy for ServiceLevel {
     fn decide(&mut self, view: &View<'_>) -> Decision {
-        for task in &view.seen.tasks {
+        for task in &view.observation.tasks {
             if !self.processes.contains(&task.process) {
                 self.processes.push(task.process);
             }
         }
-        let mut plan = Plan::idle(Window::Time { ns: self.parameters.window_ns });
+        let mut plan = Plan::idle(WindowLength::Time { ns: self.parameters.window_ns });
         let mut why = Vec::new();
         let caches = dividable(view);
         let (Some(&(cache, divided)), Some((process, level))) = (caches.first(), self.floor(view)) else {
-            return Decision { plan, why };
+            return Decision { plan, reasons: why };
         };
         let tasks: Vec<&TaskSample> = view.movable().filter(|task| task.process == process).collect();
         if tasks.is_empty() {
-            return Decision { plan, why };
+            return Decision { plan, reasons: why };
         }
         self.resize(view, &tasks, level, &divided, &mut why);
         plan.shares = self.shares(view, process, cache, &divided);
-        Decision { plan, why }
+        Decision { plan, reasons: why }
     }
 }
 
-fn served(view: &View<'_>, tasks: &[&TaskSample]) -> Option<Served> {
-    let done = |task: &&&TaskSample| match promised_work(task, &view.seen.tasks)? {
-        Work::Reported => task.progress,
-        _ => task.counts.get(Event::Instructions),
+fn served(view: &View<'_>, tasks: &[&TaskSample]) -> Option<ServiceRate> {
+    let done = |task: &&&TaskSample| match promised_work(task, &view.observation.tasks)? {
+        WorkMetric::Reported => task.progress,
+        _ => task.counts.get(CounterEvent::Instructions),
     };
     let work: Vec<f64> = tasks.iter().filter(|task| task.ran()).filter_map(|task| done(&task)).collect();
-    let seconds = view.seen.span.elapsed_ns as f64 / 1e9;
+    let seconds = view.observation.span.elapsed_ns as f64 / 1e9;
     let clients = work.len();
     let rate_per_s = work.iter().sum::<f64>() / clients as f64 / seconds;
-    rate_per_s.is_finite().then_some(Served { clients, rate_per_s })
+    rate_per_s.is_finite().then_some(ServiceRate { clients, rate_per_s })
 }
 
 impl ServiceLevel {
@@ -108,14 +108,21 @@ impl ServiceLevel {
         if self.parameters.rate_per_s > 0.0 {
             return Some((*self.processes.get(self.parameters.process as usize)?, self.parameters.rate_per_s));
         }
-        view.movable().find_map(|task| Some((task.process, task.goal?.rate_at_least?)))
+        view.movable().find_map(|task| Some((task.process, task.goal?.min_rate?)))
     }
 
-    fn resize(&mut self, view: &View<'_>, tasks: &[&TaskSample], level: f64, divided: &Divided, why: &mut Vec<Reason>) {
+    fn resize(
+        &mut self,
+        view: &View<'_>,
+        tasks: &[&TaskSample],
+        level: f64,
+        divided: &PartitionUnits,
+        why: &mut Vec<Reason>,
+    ) {
         let least = divided.at_least();
         self.units = self.units.clamp(least, divided.units());
-        let moving = |item: &Item| matches!(item, Item::Share(..));
-        let unsettled = view.seen.in_force.pending.iter().any(|pending| moving(&pending.item));
+        let moving = |item: &PlanItem| matches!(item, PlanItem::Share(..));
+        let unsettled = view.observation.applied.pending.iter().any(|pending| moving(&pending.item));
         // The share must have been in force for the window to say anything about it.
         let in_force = view.previous_plan.shares.iter().any(|share| share.group == OWN);
         let measured = tasks.iter().all(|task| !task.counts.0.is_empty());
@@ -140,26 +147,27 @@ impl ServiceLevel {
             let ids: Vec<TaskId> = tasks.iter().map(|task| task.task).collect();
             let text = format!("{{0}} and its {} clients get {} units instead of {before}", served.clients, self.units);
             let numbers = vec![("rate_per_s".to_string(), served.rate_per_s), ("level_per_s".to_string(), level)];
-            why.push(Reason { kind: ReasonKind::Plain, tasks: ids, text, numbers });
+            why.push(Reason { kind: ReasonKind::Explanation, tasks: ids, text, numbers });
         }
     }
 
-    fn shares(&self, view: &View<'_>, process: ProcessId, cache: CacheId, divided: &Divided) -> Vec<CacheShare> {
-        let fixed = |process: ProcessId| view.seen.tasks.iter().any(|task| task.process == process && task.fixed);
-        let mut others: Vec<Member> = Vec::new();
+    fn shares(&self, view: &View<'_>, process: ProcessId, cache: CacheId, divided: &PartitionUnits) -> Vec<CacheShare> {
+        let fixed =
+            |process: ProcessId| view.observation.tasks.iter().any(|task| task.process == process && task.unmovable);
+        let mut others: Vec<ShareMember> = Vec::new();
         for task in view.movable().filter(|task| task.process != process && !fixed(task.process)) {
-            if !others.contains(&Member::Process(task.process)) {
-                others.push(Member::Process(task.process));
+            if !others.contains(&ShareMember::Process(task.process)) {
+                others.push(ShareMember::Process(task.process));
             }
         }
-        let mut groups = vec![(OWN, vec![Member::Process(process)], self.units)];
+        let mut groups = vec![(OWN, vec![ShareMember::Process(process)], self.units)];
         let rest = divided.units() - self.units;
         if !others.is_empty() && rest >= divided.at_least() && divided.groups_at_most() > 1 {
             groups.push((OTHERS, others, rest));
         }
         let held = |group: GroupId| {
             let share = view.previous_plan.shares.iter().find(|share| share.group == group);
-            share.map(crate::partition::divided_cache::units_of).cloned().unwrap_or_default()
+            share.map(crate::partition::partitioned_cache::units_of).cloned().unwrap_or_default()
         };
         let now: Vec<IndexSet> = groups.iter().map(|(group, ..)| held(*group)).collect();
         let sizes: Vec<u32> = groups.iter().map(|(.., units)| *units).collect();
@@ -178,13 +186,13 @@ const OWN: GroupId = GroupId(1);
 const OTHERS: GroupId = GroupId(0);
 
 /// See the registry.
-pub(super) fn build(text: &str, _seed: u64) -> Result<Box<dyn Policy>, BadParameters> {
+pub(super) fn build(text: &str, _seed: u64) -> Result<Box<dyn Policy>, ParameterError> {
     let parsed: Parameters = parameters(text)?;
     if parsed.window_ns == 0 {
-        return Err(BadParameters::value("window_ns", "0", "1 or more"));
+        return Err(ParameterError::value("window_ns", "0", "1 or more"));
     }
     if !(parsed.rate_per_s.is_finite() && parsed.rate_per_s >= 0.0) {
-        return Err(BadParameters::value("rate_per_s", parsed.rate_per_s, "a number from 0 up"));
+        return Err(ParameterError::value("rate_per_s", parsed.rate_per_s, "a number from 0 up"));
     }
     let units = parsed.units;
     let (processes, serves) = (Vec::new(), BTreeMap::new());
@@ -205,7 +213,7 @@ mod tests {
         let mut policy = build(&format!("window_ns = 1000000000\n{level}units = 4"), 1).unwrap();
         let cache = Cache {
             id: CacheId(0),
-            level: Level::L2,
+            level: CacheLevel::L2,
             cpus: (0..4).collect(),
             last_level: true,
             size_bytes: Some(1 << 20),
@@ -213,47 +221,47 @@ mod tests {
             line_bytes: None,
         };
         let topology = Topology { cpus: Vec::new(), caches: vec![cache], ..Topology::default() };
-        let colors = Partition::Colors { colors: 16, page_bytes: 4096, move_page_ns: 7_000.0 };
+        let colors = PartitionSupport::Colors { colors: 16, page_bytes: 4096, page_migration_ns: 7_000.0 };
         let capabilities = Capabilities {
             abilities: Default::default(),
             partitions: vec![(CacheId(0), colors)],
             shortest_window_ns: 1,
             shortest_slice_ns: None,
         };
-        let mut before = Plan::idle(Window::Time { ns: 1 });
+        let mut before = Plan::idle(WindowLength::Time { ns: 1 });
         let mut units = 4;
         let mut all = Vec::new();
         for (window, &clients) in windows.iter().enumerate() {
             let count = if reports { 1 } else { rate(units, clients) as u64 };
-            let ran = Reading { event: Event::Instructions, count, counted_share: 1.0 };
+            let ran = EventCount { event: CounterEvent::Instructions, count, enabled_share: 1.0 };
             let task = |at: usize| TaskSample {
                 name: "served".to_string(),
                 on_cpu_ns: if at < clients { vec![(CpuId(at as u32), 9)] } else { Vec::new() },
-                counts: Counts(vec![ran]),
+                counts: EventCounts(vec![ran]),
                 progress: reports.then(|| if at < clients { rate(units, clients) } else { 0.0 }),
-                goal: promised.map(|rate| Goal { rate_at_least: Some(rate), ..Goal::default() }),
+                goal: promised.map(|rate| Goal { min_rate: Some(rate), ..Goal::default() }),
                 ..TaskSample::new(TaskId(at as u32), ProcessId(0))
             };
             let seen = Observation {
                 window: window as u64,
-                span: Span { start_ns: 0, elapsed_ns: 1_000_000_000, elapsed_cycles: None },
-                ended: WindowEnd::Elapsed,
+                span: TimeSpan { start_ns: 0, elapsed_ns: 1_000_000_000, elapsed_cycles: None },
+                end_reason: WindowEnd::Elapsed,
                 tasks: (0..4).map(task).collect(),
-                places: Vec::new(),
-                answers: Vec::new(),
-                in_force: Applied::default(),
+                shared_counts: Vec::new(),
+                probe_results: Vec::new(),
+                applied: AppliedPlan::default(),
             };
             let predictor = ReferencePredictor { miss_penalty_cycles: 100.0 };
             let view = View {
                 topology: &topology,
                 capabilities: &capabilities,
-                seen: &seen,
+                observation: &seen,
                 profiles: &Profiles::new(),
                 previous_plan: &before,
                 predictor: &predictor,
             };
             before = policy.decide(&view).plan;
-            units = crate::partition::divided_cache::units_of(&before.shares[0]).count();
+            units = crate::partition::partitioned_cache::units_of(&before.shares[0]).count();
             all.push(units);
         }
         all

@@ -4,20 +4,20 @@
 //! unrestricted; the same arrivals and times give the same plan.
 
 use cachemate_core::{
-    CacheId, CacheShare, Decision, GroupId, IndexSet, Member, PageMoving, Partition, Policy, ProcessId, Reason,
-    ReasonKind, TaskId, Units, View,
+    CacheId, CacheShare, Decision, GroupId, IndexSet, PageMigration, PartitionSupport, Policy, ProcessId, Reason,
+    ReasonKind, ShareMember, TaskId, Units, View,
 };
 use serde::Deserialize;
 
-use super::BadParameters;
+use super::ParameterError;
 use super::default::Parameters as Common;
-use crate::partition::units::Divided;
+use crate::partition::units::PartitionUnits;
 use crate::partition::units::dividable;
 
-/// How pages come into their colors; as [`PageMoving`].
+/// How pages come into their colors; as [`PageMigration`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Moving {
+pub enum MigrationMode {
     Never,
     Lazy,
     HotFirst,
@@ -25,13 +25,13 @@ pub enum Moving {
     All,
 }
 
-impl From<Moving> for PageMoving {
-    fn from(moving: Moving) -> Self {
+impl From<MigrationMode> for PageMigration {
+    fn from(moving: MigrationMode) -> Self {
         match moving {
-            Moving::Never => PageMoving::Never,
-            Moving::Lazy => PageMoving::Lazy,
-            Moving::HotFirst => PageMoving::HotFirst,
-            Moving::All => PageMoving::All,
+            MigrationMode::Never => PageMigration::Never,
+            MigrationMode::Lazy => PageMigration::Lazy,
+            MigrationMode::HotFirst => PageMigration::HotFirst,
+            MigrationMode::All => PageMigration::All,
         }
     }
 }
@@ -39,7 +39,7 @@ impl From<Moving> for PageMoving {
 /// Units of the first process, the second, ..., from a time on; empty = unrestricted.
 #[derive(Clone, PartialEq, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Step {
+pub struct PartitionStep {
     #[serde(default)]
     pub from_ns: u64,
     pub shares: Vec<IndexSet>,
@@ -51,35 +51,35 @@ pub struct Step {
 pub struct Parameters {
     pub window_ns: u64,
     /// Steps in ascending order of time.
-    pub steps: Vec<Step>,
+    pub steps: Vec<PartitionStep>,
     /// The steps begin anew after so long; 0 = the last one stays.
     pub repeat_ns: u64,
-    pub moving: Moving,
+    pub moving: MigrationMode,
 }
 
 impl Default for Parameters {
     fn default() -> Self {
         let window_ns = Common::default().window_ns;
-        Parameters { window_ns, steps: Vec::new(), repeat_ns: 0, moving: Moving::All }
+        Parameters { window_ns, steps: Vec::new(), repeat_ns: 0, moving: MigrationMode::All }
     }
 }
 
 impl Parameters {
-    fn parse(text: &str) -> Result<Self, BadParameters> {
+    fn parse(text: &str) -> Result<Self, ParameterError> {
         let parsed: Parameters = super::parameters(text)?;
         if parsed.window_ns == 0 {
-            return Err(BadParameters::value("window_ns", "0", "1 or more"));
+            return Err(ParameterError::value("window_ns", "0", "1 or more"));
         }
         if let Some(at) = parsed.steps.windows(2).position(|pair| pair[0].from_ns >= pair[1].from_ns) {
             let (before, found) = (parsed.steps[at].from_ns, parsed.steps[at + 1].from_ns);
             let name = format!("steps[{}].from_ns", at + 1);
-            return Err(BadParameters::value(name, found, format!("more than {before}")));
+            return Err(ParameterError::value(name, found, format!("more than {before}")));
         }
         Ok(parsed)
     }
 
     /// The step that holds at a time.
-    fn at(&self, now_ns: u64) -> Option<&Step> {
+    fn at(&self, now_ns: u64) -> Option<&PartitionStep> {
         let within = if self.repeat_ns > 0 { now_ns % self.repeat_ns } else { now_ns };
         self.steps.iter().rev().find(|step| step.from_ns <= within)
     }
@@ -94,14 +94,14 @@ struct StaticPartition {
 impl Policy for StaticPartition {
     fn decide(&mut self, view: &View<'_>) -> Decision {
         let mut plan = Common { window_ns: self.parameters.window_ns }.idle();
-        for task in &view.seen.tasks {
+        for task in &view.observation.tasks {
             if !self.processes.contains(&task.process) {
                 self.processes.push(task.process);
             }
         }
-        let now_ns = view.seen.span.start_ns + view.seen.span.elapsed_ns;
+        let now_ns = view.observation.span.start_ns + view.observation.span.elapsed_ns;
         let mut why = Vec::new();
-        let Some(step) = self.parameters.at(now_ns) else { return Decision { plan, why } };
+        let Some(step) = self.parameters.at(now_ns) else { return Decision { plan, reasons: why } };
         for (cache, divided) in divided_as_told(view) {
             for (number, units) in step.shares.iter().enumerate() {
                 let Some(&process) = self.processes.get(number) else { break };
@@ -113,44 +113,44 @@ impl Policy for StaticPartition {
                     continue;
                 }
                 let text = format!("units {units} of cache {} as told", cache.0);
-                why.push(Reason { kind: ReasonKind::Plain, tasks: members, text, numbers: Vec::new() });
+                why.push(Reason { kind: ReasonKind::Explanation, tasks: members, text, numbers: Vec::new() });
                 plan.shares.push(CacheShare {
                     group: GroupId(number as u32),
-                    members: vec![Member::Process(process)],
+                    members: vec![ShareMember::Process(process)],
                     cache,
                     units: in_units(units, &divided, self.parameters.moving.into()),
                 });
             }
         }
-        Decision { plan, why }
+        Decision { plan, reasons: why }
     }
 }
 
 /// The last-level caches that can be divided; where there are none, the private ones that colors divide: what is told needs
 /// no forecast of what it does there. Colors hold in every cache of the level, so the first stands for all.
-fn divided_as_told(view: &View<'_>) -> Vec<(CacheId, Divided)> {
+fn divided_as_told(view: &View<'_>) -> Vec<(CacheId, PartitionUnits)> {
     let last = dividable(view);
     if !last.is_empty() {
         return last;
     }
-    let colors = |(_, partition): &&(CacheId, Partition)| matches!(partition, Partition::Colors { .. });
+    let colors = |(_, partition): &&(CacheId, PartitionSupport)| matches!(partition, PartitionSupport::Colors { .. });
     let private = view.capabilities.partitions.iter().find(colors);
     private
-        .and_then(|(cache, partition)| Some((*cache, Divided::of(std::iter::once(partition))?)))
+        .and_then(|(cache, partition)| Some((*cache, PartitionUnits::of(std::iter::once(partition))?)))
         .into_iter()
         .collect()
 }
 
 /// A set of units as the machine counts them.
-pub(super) fn in_units(units: IndexSet, divided: &Divided, moving: PageMoving) -> Units {
+pub(super) fn in_units(units: IndexSet, divided: &PartitionUnits, moving: PageMigration) -> Units {
     match divided {
-        Divided::Colors { .. } => Units::Colors { allowed: units, moving },
-        Divided::Ways { .. } => Units::Ways { mask: units },
+        PartitionUnits::Colors { .. } => Units::Colors { allowed: units, migration: moving },
+        PartitionUnits::Ways { .. } => Units::Ways { mask: units },
     }
 }
 
 /// See the registry.
-pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, BadParameters> {
+pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, ParameterError> {
     Ok(Box::new(StaticPartition { parameters: Parameters::parse(parameters)?, processes: Vec::new() }))
 }
 

@@ -15,15 +15,15 @@
 use std::collections::BTreeMap;
 
 use cachemate_core::{
-    Ability, Applied, CpuSet, Decision, Event, Evidence, Item, Plan, Policy, Probe, ProbeId, ProbeWhat, ProcessId,
-    Reason, ReasonKind, StallCause, Support, TaskId, TaskSample, View, Window,
+    Ability, AppliedPlan, CounterEvent, CpuSet, Decision, Plan, PlanItem, Policy, ProbeEvidence, ProbeId, ProbeKind,
+    ProbeRequest, ProcessId, Reason, ReasonKind, StallCause, Support, TaskId, TaskSample, View, WindowLength,
 };
-use cachemate_locality::shmap::Sharing;
+use cachemate_locality::shmap::SharingCriteria;
 use serde::Deserialize;
 
-use super::BadParameters;
+use super::ParameterError;
 use crate::clustering::assign::{Assignment, Chip, Movable, assign};
-use crate::clustering::{Method, THRESHOLD, THRESHOLD_SAMPLES_PER_THREAD, ThreadMap, find, scaled_threshold};
+use crate::clustering::{ClusteringMethod, THRESHOLD, THRESHOLD_SAMPLES_PER_THREAD, ThreadMap, find, scaled_threshold};
 
 /// The thesis's figures where it gives any.
 #[derive(Clone, Copy, PartialEq, Debug, Deserialize)]
@@ -56,18 +56,18 @@ pub struct Parameters {
     pub floor: u8,
     /// The floor applies before the test for global data.
     pub floor_first: bool,
-    pub method: Method,
+    pub method: ClusteringMethod,
     /// Largest difference between chips, as a share of the fuller one.
     pub imbalance_limit: f64,
     /// A thread that ran less than this share of the window is neither counted nor moved.
     pub idle_below_share: f64,
-    pub inside: Inside,
+    pub inside: ChipPlacement,
 }
 
 /// Within a chip.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Inside {
+pub enum ChipPlacement {
     /// The machine's scheduler balances among the chip's CPUs.
     Free,
     /// A CPU for every thread, one per core before their second contexts.
@@ -90,20 +90,20 @@ impl Default for Parameters {
             samples_per_thread: THRESHOLD_SAMPLES_PER_THREAD,
             floor: 3,
             floor_first: true,
-            method: Method::CoClusters,
+            method: ClusteringMethod::CoClusters,
             imbalance_limit: 0.25,
             idle_below_share: 0.02,
-            inside: Inside::Free,
+            inside: ChipPlacement::Free,
         }
     }
 }
 
 impl Parameters {
-    fn parse(text: &str) -> Result<Self, BadParameters> {
+    fn parse(text: &str) -> Result<Self, ParameterError> {
         let parsed: Parameters = super::parameters(text)?;
         let share = |name: &str, value: f64| match (0.0..=1.0).contains(&value) {
             true => Ok(()),
-            false => Err(BadParameters::value(name, value, "0 to 1")),
+            false => Err(ParameterError::value(name, value, "0 to 1")),
         };
         share("activation_share", parsed.activation_share)?;
         share("overhead_share", parsed.overhead_share)?;
@@ -120,12 +120,12 @@ impl Parameters {
             ("samples_per_thread", parsed.samples_per_thread),
         ];
         if let Some((name, value)) = positive.iter().find(|(_, value)| !(value.is_finite() && *value > 0.0)) {
-            return Err(BadParameters::value(name, value, "more than 0"));
+            return Err(ParameterError::value(name, value, "more than 0"));
         }
         if !(0.0..parsed.overhead_share).contains(&parsed.breakdown_share) {
             let (found, most) = (parsed.breakdown_share, parsed.overhead_share);
             let expected = format!("0 to less than overhead_share, {most}");
-            return Err(BadParameters::value("breakdown_share", found, expected));
+            return Err(ParameterError::value("breakdown_share", found, expected));
         }
         Ok(parsed)
     }
@@ -139,8 +139,8 @@ impl Parameters {
 
 /// A round of sampling.
 #[derive(Clone, Debug)]
-struct Round {
-    probe: Probe,
+struct SamplingRound {
+    probe: ProbeRequest,
     processes: Vec<ProcessId>,
     began_ns: u64,
     taken: u64,
@@ -153,7 +153,7 @@ struct Round {
 
 struct ThreadClustering {
     parameters: Parameters,
-    round: Option<Round>,
+    round: Option<SamplingRound>,
     rounds: u32,
     /// CPUs of every thread that was placed.
     placed: BTreeMap<TaskId, CpuSet>,
@@ -184,26 +184,31 @@ impl Policy for ThreadClustering {
         let mut why = Vec::new();
         let here: Vec<TaskId> = view.movable().map(|task| task.task).collect();
         self.placed.retain(|task, _| here.contains(task));
-        self.clusters.retain(|task, _| view.seen.tasks.iter().any(|seen| seen.task == *task && !seen.exited));
+        self.clusters.retain(|task, _| view.observation.tasks.iter().any(|seen| seen.task == *task && !seen.exited));
         if let Some(round) = self.round.take() {
-            self.go_on(round, view, &mut why);
+            self.continue_round(round, view, &mut why);
         } else if self.wait > 0 {
             self.wait -= 1;
         }
         if self.round.is_none() {
-            self.look(view, &mut why);
+            self.start_round(view, &mut why);
         }
-        let mut plan = Plan::idle(Window::Cycles { cycles: self.parameters.window_cycles });
+        let mut plan = Plan::idle(WindowLength::Cycles { cycles: self.parameters.window_cycles });
         plan.affinity = self.placed.clone();
         plan.probes = self.round.iter().map(|round| round.probe.clone()).collect();
-        Decision { plan, why }
+        Decision { plan, reasons: why }
     }
 }
 
 /// An event of a process per something that its threads have, summed over its live threads. Counters that take turns
 /// leave some threads without a reading: those count on neither side, or the ratio would be too small.
-fn ratio(view: &View<'_>, process: ProcessId, event: Event, per: impl Fn(&TaskSample) -> Option<f64>) -> Option<f64> {
-    let threads = view.seen.tasks.iter().filter(|task| task.process == process && !task.exited);
+fn ratio(
+    view: &View<'_>,
+    process: ProcessId,
+    event: CounterEvent,
+    per: impl Fn(&TaskSample) -> Option<f64>,
+) -> Option<f64> {
+    let threads = view.observation.tasks.iter().filter(|task| task.process == process && !task.exited);
     let pairs = threads.filter_map(|task| Some((task.counts.get(event)?, per(task)?)));
     let (events, base) = pairs.reduce(|a, b| (a.0 + b.0, a.1 + b.1))?;
     (base > 0.0).then(|| events / base)
@@ -215,9 +220,9 @@ fn busy_ns(task: &TaskSample) -> f64 {
 
 /// Share of the process's cycles that stalls on remote caches; by what each line costs where stalls are not counted.
 fn remote_share(view: &View<'_>, process: ProcessId, hit_cycles: f64) -> Option<f64> {
-    let of_cycles = |event| ratio(view, process, event, |task| task.counts.get(Event::Cycles));
-    of_cycles(Event::StallCycles(StallCause::RemoteCache))
-        .or_else(|| Some((of_cycles(Event::RemoteCacheHits)? * hit_cycles).min(1.0)))
+    let of_cycles = |event| ratio(view, process, event, |task| task.counts.get(CounterEvent::Cycles));
+    of_cycles(CounterEvent::StallCycles(StallCause::RemoteCache))
+        .or_else(|| Some((of_cycles(CounterEvent::RemoteCacheHits)? * hit_cycles).min(1.0)))
 }
 
 /// Why the machine cannot sample accesses; `None` = it can.
@@ -231,14 +236,14 @@ fn lacks_samples<'a>(view: &View<'a>) -> Option<&'a str> {
 
 impl ThreadClustering {
     /// Phase 1: is there a process that waits for remote caches enough to be sampled?
-    fn look(&mut self, view: &View<'_>, why: &mut Vec<Reason>) {
+    fn start_round(&mut self, view: &View<'_>, why: &mut Vec<Reason>) {
         if view.last_level_domains().len() < 2 {
             return;
         }
         if let Some(why_not) = lacks_samples(view) {
             let text = format!("no threads are clustered: accesses cannot be sampled, {why_not}");
             let tasks = view.movable().map(|task| task.task).collect();
-            why.push(Reason { kind: ReasonKind::Plain, tasks, text, numbers: Vec::new() });
+            why.push(Reason { kind: ReasonKind::Explanation, tasks, text, numbers: Vec::new() });
             return;
         }
         let mut shares: Vec<(ProcessId, f64, TaskId)> = Vec::new();
@@ -263,21 +268,23 @@ impl ThreadClustering {
         let processes: Vec<ProcessId> = shares.iter().map(|(process, _, _)| *process).collect();
         let one_in = self.one_in(view, &processes);
         why.extend(shares.iter().map(|&(_, share, task)| Reason {
-            kind: ReasonKind::Plain,
+            kind: ReasonKind::Explanation,
             tasks: vec![task],
             text: format!("the process of {{0}} waits for remote caches: 1 in {one_in} of these accesses is sampled"),
             numbers: vec![("remote_stall_percent".to_string(), 100.0 * share)],
         }));
-        let what = ProbeWhat::Samples {
+        let what = ProbeKind::AccessSamples {
             processes: processes.clone(),
             one_in,
             remote_only: true,
             at_most: self.parameters.samples,
         };
-        let probe = Probe { id: ProbeId(self.rounds), what, budget_ns: self.parameters.detection_ns_at_most };
+        let probe =
+            ProbeRequest { id: ProbeId(self.rounds), kind: what, budget_ns: self.parameters.detection_ns_at_most };
         self.rounds += 1;
-        let began_ns = view.seen.span.start_ns + view.seen.span.elapsed_ns;
-        self.round = Some(Round { probe, processes, began_ns, taken: 0, cost_ns: 0, busy_ns: 0.0, remote_share: most });
+        let began_ns = view.observation.span.start_ns + view.observation.span.elapsed_ns;
+        self.round =
+            Some(SamplingRound { probe, processes, began_ns, taken: 0, cost_ns: 0, busy_ns: 0.0, remote_share: most });
     }
 
     /// Temporal sampling (3.4.2): as dense as the overhead allows at the rate of remote accesses.
@@ -287,29 +294,30 @@ impl ThreadClustering {
         }
         // The process with the highest rate has the smallest part of its time left.
         let per_ns =
-            processes.iter().filter_map(|&p| ratio(view, p, Event::RemoteCacheHits, |task| Some(busy_ns(task))));
+            processes.iter().filter_map(|&p| ratio(view, p, CounterEvent::RemoteCacheHits, |task| Some(busy_ns(task))));
         let share = FIRST_WINDOW * self.parameters.sampling_share();
         let all = per_ns.fold(0.0, f64::max) * self.sample_cost_ns / share;
         libm::ceil(all).clamp(1.0, 1e6) as u32
     }
 
     /// Phase 2: more samples, and on to phase 3 once there are enough.
-    fn go_on(&mut self, mut round: Round, view: &View<'_>, why: &mut Vec<Reason>) {
+    fn continue_round(&mut self, mut round: SamplingRound, view: &View<'_>, why: &mut Vec<Reason>) {
         let (mut complete, mut window_cost_ns) = (false, 0);
-        for answer in view.seen.answers.iter().filter(|answer| answer.probe == round.probe.id) {
-            if let Evidence::Samples { samples, .. } = &answer.evidence {
+        for answer in view.observation.probe_results.iter().filter(|answer| answer.probe == round.probe.id) {
+            if let ProbeEvidence::Samples { samples, .. } = &answer.evidence {
                 round.taken += samples.len() as u64;
             }
             window_cost_ns += answer.cost_ns.iter().map(|(_, ns)| ns).sum::<u64>();
             complete |= answer.complete;
         }
         round.cost_ns += window_cost_ns;
-        let refused = |applied: &Applied| applied.refused.iter().any(|no| no.item == Item::Probe(round.probe.id));
-        if refused(&view.seen.in_force) {
+        let refused =
+            |applied: &AppliedPlan| applied.refused.iter().any(|no| no.item == PlanItem::Probe(round.probe.id));
+        if refused(&view.observation.applied) {
             self.back_off(view, round.remote_share);
             return;
         }
-        let now_ns = view.seen.span.start_ns + view.seen.span.elapsed_ns;
+        let now_ns = view.observation.span.start_ns + view.observation.span.elapsed_ns;
         if !complete && now_ns.saturating_sub(round.began_ns) < self.parameters.detection_ns_at_most {
             let hit_cycles = self.parameters.remote_hit_cycles;
             let shares = round.processes.iter().filter_map(|&process| remote_share(view, process, hit_cycles));
@@ -330,11 +338,11 @@ impl ThreadClustering {
 
     /// N follows the overhead while a round lasts (3.4.2): what was taken too much is given back in as long a time. The
     /// probe keeps its number, so the shMaps go on.
-    fn readjust(&self, round: &mut Round, window_cost_ns: u64, view: &View<'_>) {
-        let of = view.seen.tasks.iter().filter(|task| round.processes.contains(&task.process));
+    fn readjust(&self, round: &mut SamplingRound, window_cost_ns: u64, view: &View<'_>) {
+        let of = view.observation.tasks.iter().filter(|task| round.processes.contains(&task.process));
         let window_busy_ns: f64 = of.map(busy_ns).sum();
         round.busy_ns += window_busy_ns;
-        let ProbeWhat::Samples { one_in, at_most, .. } = &mut round.probe.what else { return };
+        let ProbeKind::AccessSamples { one_in, at_most, .. } = &mut round.probe.kind else { return };
         if self.parameters.one_in > 0 || window_cost_ns == 0 || window_busy_ns <= 0.0 {
             return;
         }
@@ -361,11 +369,11 @@ impl ThreadClustering {
     }
 
     /// Phases 3 and 4. True if anything changed.
-    fn place(&mut self, round: &Round, view: &View<'_>, why: &mut Vec<Reason>) -> bool {
+    fn place(&mut self, round: &SamplingRound, view: &View<'_>, why: &mut Vec<Reason>) -> bool {
         let threads = self.sampled(round, view);
         let clusters = self.cluster(&threads, round.taken, view);
         let domains = view.last_level_domains();
-        let placing = Placing::of(&threads, &clusters, &domains, &self.placed, view);
+        let placing = ClusterAssignmentInput::of(&threads, &clusters, &domains, &self.placed, view);
         let assignment = placing.assign(self.parameters.imbalance_limit);
         if assignment.chip_of_cluster.iter().all(Option::is_none) {
             // Nobody is moved, so unclustered threads level nothing out.
@@ -374,7 +382,7 @@ impl ThreadClustering {
         }
         let mut placed: BTreeMap<TaskId, CpuSet> = self.placed.clone();
         let cpus = placing.cpus(&assignment, &domains, self.parameters.inside, view);
-        let moves = threads.iter().zip(cpus).filter(|(task, _)| !task.fixed);
+        let moves = threads.iter().zip(cpus).filter(|(task, _)| !task.unmovable);
         placed.extend(moves.filter_map(|(task, cpus)| Some((task.task, cpus?))));
         if placed == self.placed {
             return false;
@@ -382,7 +390,7 @@ impl ThreadClustering {
         let removed = placing.removed_share(&assignment, view, self.parameters.remote_hit_cycles);
         if let Some(harm) = self.loses_space(&placed, view).filter(|&harm| harm > removed) {
             why.push(Reason {
-                kind: ReasonKind::Plain,
+                kind: ReasonKind::Explanation,
                 tasks: Vec::new(),
                 text:
                     "clusters are left apart: together they lose more to each other's cache use than to remote caches"
@@ -404,20 +412,23 @@ impl ThreadClustering {
     }
 
     /// Threads of the sampled processes that ran, in order of arrival; fixed ones too.
-    fn sampled<'a>(&self, round: &Round, view: &View<'a>) -> Vec<&'a TaskSample> {
+    fn sampled<'a>(&self, round: &SamplingRound, view: &View<'a>) -> Vec<&'a TaskSample> {
         let busy = |task: &&TaskSample| {
             let ran = task.ran_ns();
-            let wanted = ran + task.runnable_wait_ns.unwrap_or(0);
-            wanted as f64 >= self.parameters.idle_below_share * view.seen.span.elapsed_ns as f64
+            let wanted = ran + task.run_queue_wait_ns.unwrap_or(0);
+            wanted as f64 >= self.parameters.idle_below_share * view.observation.span.elapsed_ns as f64
         };
-        let of = view.seen.tasks.iter().filter(|task| !task.exited && round.processes.contains(&task.process));
+        let of = view.observation.tasks.iter().filter(|task| !task.exited && round.processes.contains(&task.process));
         of.filter(busy).collect()
     }
 
     /// Cluster of each thread; each filter's threads among themselves.
     fn cluster(&self, threads: &[&TaskSample], taken: u64, view: &View<'_>) -> Vec<Option<usize>> {
-        let sharing =
-            Sharing { floor: self.parameters.floor, floor_first: self.parameters.floor_first, ..Sharing::default() };
+        let sharing = SharingCriteria {
+            floor: self.parameters.floor,
+            floor_first: self.parameters.floor_first,
+            ..SharingCriteria::default()
+        };
         let threshold = self.threshold(taken, threads.len());
         let filter = |task: &TaskSample| {
             let whole = view
@@ -443,11 +454,11 @@ impl ThreadClustering {
                 ThreadMap { counters: counters.unwrap_or(&[]), together: self.clusters.get(&task).copied() }
             };
             let maps: Vec<ThreadMap<'_>> = members.iter().map(map).collect();
-            let found = find(self.parameters.method, &maps, &sharing, threshold);
-            for (&at, cluster) in members.iter().zip(&found.of) {
+            let clusters = find(self.parameters.method, &maps, &sharing, threshold);
+            for (&at, cluster) in members.iter().zip(&clusters.of) {
                 of[at] = cluster.map(|cluster| count + cluster);
             }
-            count += found.count;
+            count += clusters.count;
         }
         of
     }
@@ -455,11 +466,11 @@ impl ThreadClustering {
     /// Mean forecast degradation that the placement adds (thesis 3.7.1); `None` where nothing can be said.
     fn loses_space(&self, placed: &BTreeMap<TaskId, CpuSet>, view: &View<'_>) -> Option<f64> {
         let mean = |allowed: &BTreeMap<TaskId, CpuSet>| {
-            let mut plan = Plan::idle(Window::Cycles { cycles: self.parameters.window_cycles });
+            let mut plan = Plan::idle(WindowLength::Cycles { cycles: self.parameters.window_cycles });
             plan.affinity = allowed.clone();
             let forecast = view.predictor.forecast(view, &plan);
-            let said = |task: &TaskId| Some(forecast.tasks.get(task)?.degradation?.value);
-            let all: Option<Vec<f64>> = placed.keys().map(said).collect();
+            let forecast_of = |task: &TaskId| Some(forecast.tasks.get(task)?.degradation?.value);
+            let all: Option<Vec<f64>> = placed.keys().map(forecast_of).collect();
             all.filter(|all| !all.is_empty()).map(|all| all.iter().sum::<f64>() / all.len() as f64)
         };
         Some(mean(placed)? - mean(&self.placed)?)
@@ -467,7 +478,7 @@ impl ThreadClustering {
 }
 
 /// Threads, clusters and chips by number, for [`assign`].
-struct Placing {
+struct ClusterAssignmentInput {
     tasks: Vec<TaskId>,
     threads: Vec<Movable>,
     clusters: Vec<Vec<usize>>,
@@ -475,7 +486,7 @@ struct Placing {
     chips: Vec<Chip>,
 }
 
-impl Placing {
+impl ClusterAssignmentInput {
     fn of(
         threads: &[&TaskSample],
         clusters: &[Option<usize>],
@@ -492,9 +503,9 @@ impl Placing {
         let fixed = |chip: usize| {
             let stays = |task: &&TaskSample| match placed.get(&task.task) {
                 Some(cpus) => cpus.is_subset(&domains[chip]) && threads.iter().all(|moves| moves.task != task.task),
-                None => task.fixed && !task.exited && on(task) == Some(chip),
+                None => task.unmovable && !task.exited && on(task) == Some(chip),
             };
-            view.seen.tasks.iter().filter(stays).count()
+            view.observation.tasks.iter().filter(stays).count()
         };
         let count = clusters.iter().flatten().max().map_or(0, |last| last + 1);
         let mut members = vec![Vec::new(); count];
@@ -503,9 +514,9 @@ impl Placing {
                 members[cluster].push(at);
             }
         }
-        Placing {
+        ClusterAssignmentInput {
             tasks: threads.iter().map(|task| task.task).collect(),
-            threads: threads.iter().map(|task| Movable { on: on(task), stays: task.fixed }).collect(),
+            threads: threads.iter().map(|task| Movable { on: on(task), stays: task.unmovable }).collect(),
             clusters: members,
             unclustered: (0..threads.len()).filter(|&at| clusters[at].is_none()).collect(),
             chips: (0..domains.len()).map(|at| Chip { cpus: domains[at].count(), fixed: fixed(at) }).collect(),
@@ -521,15 +532,15 @@ impl Placing {
         &self,
         assignment: &Assignment,
         domains: &[CpuSet],
-        inside: Inside,
+        inside: ChipPlacement,
         view: &View<'_>,
     ) -> Vec<Option<CpuSet>> {
         let mut dealt = vec![0; domains.len()];
         // One CPU of every core first: contexts of a core share its pipeline and its first-level caches.
         let seats: Vec<Vec<u32>> = domains.iter().map(|domain| by_core(domain, view)).collect();
         let cpus = |chip: usize, dealt: &mut Vec<usize>| match inside {
-            Inside::Free => domains[chip].clone(),
-            Inside::Spread => {
+            ChipPlacement::Free => domains[chip].clone(),
+            ChipPlacement::Spread => {
                 dealt[chip] += 1;
                 [seats[chip][(dealt[chip] - 1) % seats[chip].len()]].into_iter().collect()
             }
@@ -541,7 +552,7 @@ impl Placing {
     /// stalls, by the share of its partners that were elsewhere and are not any longer.
     fn removed_share(&self, assignment: &Assignment, view: &View<'_>, hit_cycles: f64) -> f64 {
         let stalls = |at: usize| {
-            let seen = view.seen.tasks.iter().find(|seen| seen.task == self.tasks[at])?;
+            let seen = view.observation.tasks.iter().find(|seen| seen.task == self.tasks[at])?;
             remote_share(view, seen.process, hit_cycles)
         };
         let mut removed = 0.0;
@@ -567,7 +578,7 @@ impl Placing {
         members.map(|(thread, number)| (self.tasks[thread], first + number)).collect()
     }
 
-    fn reasons(&self, assignment: &Assignment, domains: &[CpuSet], round: &Round) -> Vec<Reason> {
+    fn reasons(&self, assignment: &Assignment, domains: &[CpuSet], round: &SamplingRound) -> Vec<Reason> {
         let numbers = vec![
             ("samples_count".to_string(), round.taken as f64),
             ("sampling_cost_ns".to_string(), round.cost_ns as f64),
@@ -587,7 +598,7 @@ impl Placing {
         if !self.unclustered.is_empty() {
             let tasks = names(&self.unclustered);
             let text = format!("{} share with no cluster: level out the chips", list(tasks.len()));
-            reasons.push(Reason { kind: ReasonKind::Plain, tasks, text, numbers });
+            reasons.push(Reason { kind: ReasonKind::Explanation, tasks, text, numbers });
         }
         reasons
     }
@@ -604,7 +615,7 @@ fn by_core(domain: &CpuSet, view: &View<'_>) -> Vec<u32> {
 }
 
 /// See the registry.
-pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, BadParameters> {
+pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, ParameterError> {
     let parameters = Parameters::parse(parameters)?;
     Ok(Box::new(ThreadClustering {
         parameters,

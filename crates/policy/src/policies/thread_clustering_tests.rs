@@ -18,7 +18,7 @@ fn topology() -> Topology {
     };
     let cache = |id: u32| Cache {
         id: CacheId(id),
-        level: Level::L2,
+        level: CacheLevel::L2,
         cpus: (4 * id..4 * id + 4).collect(),
         last_level: true,
         size_bytes: Some(2 << 20),
@@ -42,7 +42,7 @@ fn capabilities(samples: bool) -> Capabilities {
 }
 
 /// A policy, the machine it sees, and what it decided last.
-struct Bench {
+struct ClusteringFixture {
     policy: Box<dyn Policy>,
     can_sample: bool,
     /// Comes with the next window, once.
@@ -55,17 +55,17 @@ struct Bench {
     before: Plan,
 }
 
-impl Bench {
+impl ClusteringFixture {
     fn new(parameters: &str) -> Self {
         let policy = build("thread-clustering", parameters, 1).unwrap();
-        Bench {
+        ClusteringFixture {
             policy,
             can_sample: true,
             answer: None,
             without_stalls: 0,
             group: |id| id / 2 % 2,
             window: 0,
-            before: Plan::idle(Window::Time { ns: 1 }),
+            before: Plan::idle(WindowLength::Time { ns: 1 }),
         }
     }
 
@@ -75,12 +75,20 @@ impl Bench {
         self.window += 1;
         let mut tasks: Vec<TaskSample> = (0..8).map(|id| task(id, remote_percent)).collect();
         for task in tasks.iter_mut().take(self.without_stalls as usize) {
-            task.counts.0.retain(|reading| !matches!(reading.event, Event::StallCycles(_)));
+            task.counts.0.retain(|reading| !matches!(reading.event, CounterEvent::StallCycles(_)));
         }
         let answers = sampled.iter().map(|&probe| samples(probe)).chain(self.answer.take()).collect();
-        let span = Span { start_ns: self.window * 1_000_000_000, elapsed_ns: 1_000_000_000, elapsed_cycles: None };
-        let (ended, in_force) = (WindowEnd::Elapsed, Applied::default());
-        let seen = Observation { window: self.window, span, ended, tasks, places: Vec::new(), answers, in_force };
+        let span = TimeSpan { start_ns: self.window * 1_000_000_000, elapsed_ns: 1_000_000_000, elapsed_cycles: None };
+        let (ended, in_force) = (WindowEnd::Elapsed, AppliedPlan::default());
+        let seen = Observation {
+            window: self.window,
+            span,
+            end_reason: ended,
+            tasks,
+            shared_counts: Vec::new(),
+            probe_results: answers,
+            applied: in_force,
+        };
         let counter = |entry: u32, id: u32| if entry % 2 == (self.group)(id) { 9 } else { 0 };
         let map = |id: u32| {
             sampled.map(|_| SharingMap {
@@ -89,14 +97,14 @@ impl Bench {
             })
         };
         let fact = |id| map(id).map(|map| Fact::new(map, FactSource::AccessSamples, 0));
-        let sharing = |id| Sharing { map: fact(id), ..Sharing::default() };
+        let sharing = |id| SharingFacts { map: fact(id), ..SharingFacts::default() };
         let profile = |id| (TaskId(id), Profile { sharing: sharing(id), ..Profile::default() });
         let profiles: Profiles = (0..8).map(profile).collect();
         let (topology, capabilities) = (topology(), capabilities(self.can_sample));
         let view = View {
             topology: &topology,
             capabilities: &capabilities,
-            seen: &seen,
+            observation: &seen,
             profiles: &profiles,
             previous_plan: &self.before,
             predictor: &ReferencePredictor { miss_penalty_cycles: 200.0 },
@@ -110,16 +118,16 @@ impl Bench {
 
 fn task(id: u32, remote_percent: u64) -> TaskSample {
     let counted = [
-        (Event::Cycles, 1_000_000),
-        (Event::RemoteCacheHits, 1_000 * remote_percent),
-        (Event::StallCycles(StallCause::RemoteCache), 10_000 * remote_percent),
+        (CounterEvent::Cycles, 1_000_000),
+        (CounterEvent::RemoteCacheHits, 1_000 * remote_percent),
+        (CounterEvent::StallCycles(StallCause::RemoteCache), 10_000 * remote_percent),
     ];
-    let readings = counted.map(|(event, count)| Reading { event, count, counted_share: 1.0 });
+    let readings = counted.map(|(event, count)| EventCount { event, count, enabled_share: 1.0 });
     TaskSample {
         name: "server".to_string(),
         cpu: Some(CpuId(id % 2 * 4)),
         on_cpu_ns: vec![(CpuId(id % 2 * 4), 1_000_000_000)],
-        counts: Counts(readings.to_vec()),
+        counts: EventCounts(readings.to_vec()),
         ..TaskSample::new(TaskId(id), ProcessId(0))
     }
 }
@@ -129,37 +137,37 @@ fn samples(probe: u32) -> ProbeResult {
         task: TaskId(id % 8),
         virtual_line: 1,
         physical_line: None,
-        source: Source::RemoteCache,
+        source: DataSource::RemoteCache,
         latency_cycles: None,
         at_ns: 0,
     };
     let samples = (0..4000).map(sample).collect();
-    let evidence = Evidence::Samples { one_in: 10, events: 40_000, line_bytes: 128, samples };
+    let evidence = ProbeEvidence::Samples { one_in: 10, events: 40_000, line_bytes: 128, samples };
     ProbeResult { probe: ProbeId(probe), evidence, complete: true, cost_ns: vec![(None, 8_000_000)] }
 }
 
 /// Does nothing happen below the activation threshold, or where nothing can be sampled?
 #[test]
 fn below_the_threshold_nothing_is_sampled() {
-    let mut bench = Bench::new("");
+    let mut bench = ClusteringFixture::new("");
     (0..5).for_each(|_| assert!(bench.step(19, None).plan.probes.is_empty()));
-    let mut lower = Bench::new("activation_share = 0.05");
+    let mut lower = ClusteringFixture::new("activation_share = 0.05");
     assert_eq!(lower.step(6, None).plan.probes.len(), 1);
-    let mut blind = Bench::new("");
+    let mut blind = ClusteringFixture::new("");
     blind.can_sample = false;
     let decision = blind.step(50, None);
     assert!(decision.plan.probes.is_empty());
-    assert_eq!(decision.why[0].text, "no threads are clustered: accesses cannot be sampled, no sampling here");
-    assert_eq!(decision.why[0].tasks.len(), 8, "each task's status says it");
+    assert_eq!(decision.reasons[0].text, "no threads are clustered: accesses cannot be sampled, no sampling here");
+    assert_eq!(decision.reasons[0].tasks.len(), 8, "each task's status says it");
 }
 
 /// Are threads whose counters had no turn left out of the stall breakdown, instead of counting as if they never waited?
 #[test]
 fn threads_without_a_reading_do_not_dilute_the_breakdown() {
-    let mut bench = Bench::new("");
+    let mut bench = ClusteringFixture::new("");
     bench.without_stalls = 4;
     assert_eq!(bench.step(21, None).plan.probes.len(), 1);
-    let mut bench = Bench::new("");
+    let mut bench = ClusteringFixture::new("");
     bench.without_stalls = 4;
     assert!(bench.step(19, None).plan.probes.is_empty());
 }
@@ -168,7 +176,7 @@ fn threads_without_a_reading_do_not_dilute_the_breakdown() {
 #[test]
 fn without_stalls_remote_hits_begin_a_round() {
     let begins = |parameters: &str, percent: u64| {
-        let mut bench = Bench::new(parameters);
+        let mut bench = ClusteringFixture::new(parameters);
         bench.without_stalls = 8;
         bench.step(percent, None).plan.probes.len() == 1
     };
@@ -181,7 +189,7 @@ fn without_stalls_remote_hits_begin_a_round() {
 #[test]
 fn sharing_threads_end_up_on_one_chip() {
     for method in ["one-pass", "co-clusters"] {
-        let mut bench = Bench::new(&format!("method = \"{method}\""));
+        let mut bench = ClusteringFixture::new(&format!("method = \"{method}\""));
         assert_eq!(bench.step(30, None).plan.probes.len(), 1);
         let decision = bench.step(30, Some(0));
         let allowed = &decision.plan.affinity;
@@ -189,7 +197,7 @@ fn sharing_threads_end_up_on_one_chip() {
         assert_eq!(allowed.len(), 8, "{method}");
         assert!([1, 4, 5].into_iter().all(|id| chip(id) == chip(0)), "{method}: {allowed:?}");
         assert!([3, 6, 7].into_iter().all(|id| chip(id) == chip(2)) && chip(0) != chip(2), "{method}: {allowed:?}");
-        assert_eq!(decision.why.len(), 2, "{:?}", decision.why);
+        assert_eq!(decision.reasons.len(), 2, "{:?}", decision.reasons);
         assert_eq!(bench.step(1, None).plan.affinity, *allowed);
     }
 }
@@ -197,7 +205,7 @@ fn sharing_threads_end_up_on_one_chip() {
 /// Does every thread get a context of its own, cores first, when asked to spread?
 #[test]
 fn spread_gives_every_thread_a_context() {
-    let mut bench = Bench::new("inside = \"spread\"");
+    let mut bench = ClusteringFixture::new("inside = \"spread\"");
     bench.step(30, None);
     let allowed = bench.step(30, Some(0)).plan.affinity;
     let mut cpus: Vec<String> = allowed.values().map(ToString::to_string).collect();
@@ -211,8 +219,8 @@ fn spread_gives_every_thread_a_context() {
 #[test]
 fn the_rate_follows_from_the_overhead() {
     // 8 threads x 30 000 remote accesses of 2 µs in 8 CPU-seconds: 6 % of the time if all were sampled.
-    let one_in = |parameters: &str| match Bench::new(parameters).step(30, None).plan.probes[0].what {
-        ProbeWhat::Samples { one_in, .. } => one_in,
+    let one_in = |parameters: &str| match ClusteringFixture::new(parameters).step(30, None).plan.probes[0].kind {
+        ProbeKind::AccessSamples { one_in, .. } => one_in,
         _ => 0,
     };
     assert_eq!((one_in(""), one_in("overhead_share = 0.01"), one_in("one_in = 17")), (3, 10, 17));
@@ -221,7 +229,7 @@ fn the_rate_follows_from_the_overhead() {
 /// Does the rate follow the overhead while a round lasts, under the same probe and for the samples that are left?
 #[test]
 fn the_rate_follows_the_overhead_while_a_round_lasts() {
-    let mut bench = Bench::new("samples = 10000");
+    let mut bench = ClusteringFixture::new("samples = 10000");
     let first = bench.step(30, None).plan.probes[0].clone();
     assert_eq!(bench.step(30, None).plan.probes[0], first, "nothing sampled yet, nothing to go by");
     // 1 in 3 took 7.5 % of this window and 3.75 % of both; it aims at 3.56 % and gives back: 3.36 % from now on.
@@ -229,8 +237,8 @@ fn the_rate_follows_the_overhead_while_a_round_lasts() {
     bench.answer = Some(ProbeResult { complete: false, cost_ns: vec![(None, 600_000_000)], ..answer });
     let later = bench.step(30, None).plan.probes[0].clone();
     assert_eq!(later.id, first.id);
-    match later.what {
-        ProbeWhat::Samples { one_in, at_most, .. } => assert_eq!((one_in, at_most), (7, 6000)),
+    match later.kind {
+        ProbeKind::AccessSamples { one_in, at_most, .. } => assert_eq!((one_in, at_most), (7, 6000)),
         other => panic!("{other:?}"),
     }
 }
@@ -238,7 +246,7 @@ fn the_rate_follows_the_overhead_while_a_round_lasts() {
 /// Is a round given up once the stalls that called for it are gone, so that the next one has a filter of its own?
 #[test]
 fn a_round_is_given_up_where_the_stalls_are_gone() {
-    let mut bench = Bench::new("");
+    let mut bench = ClusteringFixture::new("");
     let first = bench.step(30, None).plan.probes[0].id;
     assert_eq!(bench.step(11, None).plan.probes[0].id, first, "above half of the activation share it goes on");
     assert!(bench.step(9, None).plan.probes.is_empty());
@@ -248,7 +256,7 @@ fn a_round_is_given_up_where_the_stalls_are_gone() {
 /// Does the window in which moved threads fetch what is theirs start no round?
 #[test]
 fn the_window_after_a_move_is_not_judged() {
-    let mut bench = Bench::new("");
+    let mut bench = ClusteringFixture::new("");
     bench.step(30, None);
     assert_eq!(bench.step(30, Some(0)).plan.affinity.len(), 8);
     assert!(bench.step(90, None).plan.probes.is_empty());
@@ -258,20 +266,20 @@ fn the_window_after_a_move_is_not_judged() {
 /// Are clusters that no balanced placement can hold reported, and nobody moved?
 #[test]
 fn clusters_that_unbalance_the_chips_are_said_and_left() {
-    let mut bench = Bench::new("");
+    let mut bench = ClusteringFixture::new("");
     bench.group = |id| id / 6;
     bench.step(30, None);
     let decision = bench.step(30, Some(0));
     assert!(decision.plan.affinity.is_empty());
-    let said: Vec<usize> = decision.why.iter().map(|why| why.tasks.len()).collect();
-    assert_eq!(said, [6, 2], "{:?}", decision.why);
-    assert!(decision.why.iter().all(|why| why.text.contains("not kept together")));
+    let said: Vec<usize> = decision.reasons.iter().map(|why| why.tasks.len()).collect();
+    assert_eq!(said, [6, 2], "{:?}", decision.reasons);
+    assert!(decision.reasons.iter().all(|why| why.text.contains("not kept together")));
 }
 
 /// Do rounds without result come ever more seldom, until the stalls grow?
 #[test]
 fn rounds_without_result_back_off() {
-    let mut bench = Bench::new("");
+    let mut bench = ClusteringFixture::new("");
     let mut began = Vec::new();
     let mut probe = None;
     for window in 0..40 {
@@ -305,22 +313,22 @@ fn wrong_parameters_are_refused() {
 /// Is the stall that a placement removes that of partners who were elsewhere and come together, over all threads?
 #[test]
 fn the_removed_stall_is_that_of_partners_brought_together() {
-    let placing = super::Placing {
+    let placing = super::ClusterAssignmentInput {
         tasks: (0..4).map(TaskId).collect(),
         threads: (0..4).map(|id| Movable { on: Some(id % 2), stays: false }).collect(),
         clusters: vec![vec![0, 1]],
         unclustered: vec![2, 3],
         chips: vec![Chip { cpus: 4, fixed: 0 }; 2],
     };
-    let mut seen = test_kit::observation(0, 0);
+    let mut seen = test_support::observation(0, 0);
     seen.tasks = (0..4).map(|id| task(id, 20)).collect();
     let (topology, capabilities) = (topology(), capabilities(true));
     let view = View {
         topology: &topology,
         capabilities: &capabilities,
-        seen: &seen,
+        observation: &seen,
         profiles: &Profiles::new(),
-        previous_plan: &Plan::idle(Window::Time { ns: 1 }),
+        previous_plan: &Plan::idle(WindowLength::Time { ns: 1 }),
         predictor: &ReferencePredictor { miss_penalty_cycles: 200.0 },
     };
     // Two of four threads lose a fifth of their cycles to each other's chip.

@@ -5,10 +5,10 @@
 
 use cachemate_core::Policy;
 
-use super::BadParameters;
+use super::ParameterError;
 use crate::solvers;
 
 /// See the registry.
-pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, BadParameters> {
+pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, ParameterError> {
     super::best_by_matrix::by_matrix(parameters, solvers::worst)
 }

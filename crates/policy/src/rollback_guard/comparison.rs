@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 
 use cachemate_core::{ProcessId, TaskSample, View};
 
-use super::judgement::{Floor, ProcessChange, goal_of};
 use super::noise::{difference, spread, student_bound};
-use super::speeds::{Speed, WindowSpeeds, processes_there};
-use crate::work::{Work, promised_work};
+use super::speeds::{ProcessSpeed, WindowSpeeds, processes_there};
+use super::verdict::{Floor, ProcessChange, goal_of};
+use crate::work_metric::{WorkMetric, promised_work};
 
 /// A stand-in that varies more than this from window to window says nothing (standard deviation of its logarithm).
 const STEADY: f64 = 0.25;
@@ -16,7 +16,7 @@ const BROKEN_BY_CHANCE: f64 = 0.01;
 
 /// Speed of a process over that in the baseline: sums of logarithms and of their variances over accepted changes.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
-pub struct Total {
+pub struct CumulativeSpeedup {
     pub log_ratio: f64,
     pub variance: f64,
 }
@@ -30,52 +30,52 @@ pub fn changes<'a>(
     compared: usize,
 ) -> Vec<ProcessChange> {
     let change = |process: ProcessId| {
-        let of = |windows: &mut dyn Iterator<Item = &'a WindowSpeeds>| -> Vec<&'a Speed> {
+        let of = |windows: &mut dyn Iterator<Item = &'a WindowSpeeds>| -> Vec<&'a ProcessSpeed> {
             windows.filter_map(|window| window.get(&process)).collect()
         };
         let sides = [of(&mut before.clone()), of(&mut after.iter())];
-        let (work, before, after) = Work::BEST_FIRST.iter().find_map(|&work| in_common(&sides, work))?;
-        let found = difference(&before, &after, compared)?;
-        let goal = goal_of(process, &view.seen.tasks);
+        let (work, before, after) = WorkMetric::BEST_FIRST.iter().find_map(|&work| common_metric(&sides, work))?;
+        let difference = difference(&before, &after, compared)?;
+        let goal = goal_of(process, &view.observation.tasks);
         let change = ProcessChange {
             process,
-            user: view.seen.tasks.iter().find(|task| task.process == process)?.user,
+            user: view.observation.tasks.iter().find(|task| task.process == process)?.user,
             work,
             priority: if goal.priority.is_finite() && goal.priority > 0.0 { goal.priority } else { 1.0 },
-            log_ratio: found.value,
-            standard_error: found.standard_error,
-            degrees_of_freedom: found.degrees_of_freedom,
+            log_ratio: difference.value,
+            standard_error: difference.standard_error,
+            degrees_of_freedom: difference.degrees_of_freedom,
             floor: Floor::default(),
         };
-        let limit = goal.degradation_at_most.filter(|limit| limit.is_finite() && *limit >= 0.0);
+        let limit = goal.max_slowdown.filter(|limit| limit.is_finite() && *limit >= 0.0);
         let slower = limit.map_or(Floor::default(), |limit| floor(&sides, &change, libm::log1p(limit)));
-        let rate = log_rate_promised(process, &view.seen.tasks);
+        let rate = log_rate_promised(process, &view.observation.tasks);
         let too_little = rate.map_or(Floor::default(), |(work, log_rate)| rate_floor(&sides, work, log_rate));
         Some(ProcessChange { floor: slower.or(too_little), ..change })
     };
-    processes_there(&view.seen.tasks).into_iter().filter_map(change).collect()
+    processes_there(&view.observation.tasks).into_iter().filter_map(change).collect()
 }
 
 /// Logarithms of one kind of work on both sides, if it is a measure of speed on both. One that shows now and then only is
 /// none, and one that only stands in has to be steady before.
-fn in_common(sides: &[Vec<&Speed>; 2], work: Work) -> Option<(Work, Vec<f64>, Vec<f64>)> {
-    let of = |side: &Vec<&Speed>| {
+fn common_metric(sides: &[Vec<&ProcessSpeed>; 2], work: WorkMetric) -> Option<(WorkMetric, Vec<f64>, Vec<f64>)> {
+    let of = |side: &Vec<&ProcessSpeed>| {
         let logs: Vec<f64> = side.iter().filter_map(|speed| speed.log_rates.get(&work).copied()).collect();
         (logs.len() >= 2 && 2 * logs.len() > side.len()).then_some(logs)
     };
     let (before, after) = (of(&sides[0])?, of(&sides[1])?);
-    (!matches!(work, Work::StandIn(_)) || spread(&before) <= STEADY).then_some((work, before, after))
+    (!matches!(work, WorkMetric::Proxy(_)) || spread(&before) <= STEADY).then_some((work, before, after))
 }
 
 /// Was a promise kept on either side? Speeds alone tell it where they are known; else being slower than before by more than
 /// was promised breaks it for sure, as nobody was faster before than alone.
-fn floor(sides: &[Vec<&Speed>; 2], change: &ProcessChange, log_limit: f64) -> Floor {
-    let broken = |side: &Vec<&Speed>| {
+fn floor(sides: &[Vec<&ProcessSpeed>; 2], change: &ProcessChange, log_limit: f64) -> Floor {
+    let broken = |side: &Vec<&ProcessSpeed>| {
         let logs: Vec<f64> = side.iter().filter_map(|speed| speed.log_over_solo).collect();
         // Compared with a series that is alone, without any noise.
-        let found = difference(&vec![0.0; logs.len()], &logs, logs.len())?;
-        let bound = student_bound(BROKEN_BY_CHANCE, found.degrees_of_freedom);
-        Some(found.value + bound * found.standard_error < -log_limit)
+        let difference = difference(&vec![0.0; logs.len()], &logs, logs.len())?;
+        let bound = student_bound(BROKEN_BY_CHANCE, difference.degrees_of_freedom);
+        Some(difference.value + bound * difference.standard_error < -log_limit)
     };
     match (broken(&sides[0]), broken(&sides[1])) {
         (Some(broken_before), Some(broken_after)) => Floor { broken_before, broken_after },
@@ -88,10 +88,10 @@ fn floor(sides: &[Vec<&Speed>; 2], change: &ProcessChange, log_limit: f64) -> Fl
 }
 
 /// The rates that a process' threads were promised, summed, as a logarithm, and what they count.
-fn log_rate_promised(process: ProcessId, seen: &[TaskSample]) -> Option<(Work, f64)> {
+fn log_rate_promised(process: ProcessId, seen: &[TaskSample]) -> Option<(WorkMetric, f64)> {
     let (mut sum, mut counted) = (0.0, None);
     for task in seen.iter().filter(|task| task.process == process && !task.exited && task.ran()) {
-        let Some(least) = task.goal.and_then(|goal| goal.rate_at_least) else { continue };
+        let Some(least) = task.goal.and_then(|goal| goal.min_rate) else { continue };
         let Some(work) = promised_work(task, seen) else { continue };
         sum += least;
         counted = Some(work);
@@ -100,19 +100,19 @@ fn log_rate_promised(process: ProcessId, seen: &[TaskSample]) -> Option<(Work, f
 }
 
 /// Was a rate surely below what was promised on either side? Where it was not counted nobody can say so.
-fn rate_floor(sides: &[Vec<&Speed>; 2], work: Work, log_rate: f64) -> Floor {
-    let broken = |side: &Vec<&Speed>| {
+fn rate_floor(sides: &[Vec<&ProcessSpeed>; 2], work: WorkMetric, log_rate: f64) -> Floor {
+    let broken = |side: &Vec<&ProcessSpeed>| {
         let logs: Vec<f64> = side.iter().filter_map(|speed| speed.log_rates.get(&work).copied()).collect();
-        let found = difference(&vec![log_rate; logs.len()], &logs, logs.len())?;
-        let bound = student_bound(BROKEN_BY_CHANCE, found.degrees_of_freedom);
-        Some(found.value + bound * found.standard_error < 0.0)
+        let difference = difference(&vec![log_rate; logs.len()], &logs, logs.len())?;
+        let bound = student_bound(BROKEN_BY_CHANCE, difference.degrees_of_freedom);
+        Some(difference.value + bound * difference.standard_error < 0.0)
     };
-    let sure = |side: &Vec<&Speed>| broken(side).unwrap_or(false);
+    let sure = |side: &Vec<&ProcessSpeed>| broken(side).unwrap_or(false);
     Floor { broken_before: sure(&sides[0]), broken_after: sure(&sides[1]) }
 }
 
 /// The same changes counted from the baseline.
-pub fn in_total(changes: &[ProcessChange], totals: &BTreeMap<ProcessId, Total>) -> Vec<ProcessChange> {
+pub fn in_total(changes: &[ProcessChange], totals: &BTreeMap<ProcessId, CumulativeSpeedup>) -> Vec<ProcessChange> {
     let summed = |change: &ProcessChange| {
         let total = totals.get(&change.process).copied().unwrap_or_default();
         let variance = change.standard_error * change.standard_error + total.variance;

@@ -10,12 +10,12 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use cachemate_core::{Item, Observation, Plan, ProcessId, View};
+use cachemate_core::{Observation, Plan, PlanItem, ProcessId, View};
 
-use super::comparison::Total;
-use super::placement::{Present, same_placement};
+use super::comparison::CumulativeSpeedup;
+use super::home_restore::{HomeCpus, record_homes};
+use super::live_tasks::{LiveTasks, same_placement};
 use super::speeds::{WindowSpeeds, speeds_of};
-use super::way_home::{Homes, note};
 
 /// Windows of the reference that are remembered, to tell its noise, in times of the windows compared.
 const REMEMBERED: usize = 4;
@@ -28,17 +28,17 @@ const REFERENCE_AT_LEAST: usize = 2;
 
 /// A plan that was in force, the processes that it knew, and their speeds.
 #[derive(Clone, Debug)]
-pub struct State {
+pub struct PlanRecord {
     pub plan: Plan,
-    pub knew: Present,
+    pub tasks: LiveTasks,
     pub windows: VecDeque<WindowSpeeds>,
     /// Where its tasks ran in the last of them.
-    pub homes: Homes,
+    pub homes: HomeCpus,
 }
 
 /// What is in force since the reference was left.
 #[derive(Clone, Debug)]
-struct SinceReference {
+struct TrialPlanRecord {
     /// The latest plan.
     plan: Plan,
     /// Settled windows under that plan.
@@ -55,18 +55,18 @@ struct SinceReference {
 /// What a guard remembers.
 #[derive(Clone, Debug)]
 pub struct History {
-    pub reference: State,
+    pub reference: PlanRecord,
     /// The reference before the first loss, while there is any.
-    pub baseline: Option<State>,
+    pub baseline: Option<PlanRecord>,
     /// Totals of the reference over the baseline.
-    pub totals: BTreeMap<ProcessId, Total>,
-    trial: Option<SinceReference>,
+    pub totals: BTreeMap<ProcessId, CumulativeSpeedup>,
+    trial: Option<TrialPlanRecord>,
     in_force: Plan,
     /// Where tasks ran last, whatever is in force.
-    homes: Homes,
+    homes: HomeCpus,
     /// Processes for which it was decided. Later arrivals are placed by the next plan, and that is no change.
-    decided_for: Present,
-    present: Present,
+    decided_for: LiveTasks,
+    present: LiveTasks,
     /// Windows since the placement was changed; `None` = settled.
     settling: Option<usize>,
     /// Windows seen.
@@ -76,17 +76,17 @@ pub struct History {
 impl History {
     /// Begins with the first window that is seen; nothing of it counts, as all processes may have arrived in it.
     pub fn new(view: &View<'_>) -> Self {
-        let reference = State {
+        let reference = PlanRecord {
             plan: view.previous_plan.clone(),
-            knew: Present::of(&view.seen.tasks),
+            tasks: LiveTasks::of(&view.observation.tasks),
             windows: VecDeque::new(),
-            homes: Homes::new(),
+            homes: HomeCpus::new(),
         };
         History {
             in_force: reference.plan.clone(),
-            homes: Homes::new(),
-            decided_for: Present::default(),
-            present: Present::default(),
+            homes: HomeCpus::new(),
+            decided_for: LiveTasks::default(),
+            present: LiveTasks::default(),
             reference,
             baseline: None,
             totals: BTreeMap::new(),
@@ -97,23 +97,23 @@ impl History {
     }
 
     /// Takes in a window, under the plan that was decided before it.
-    pub fn follow(&mut self, view: &View<'_>, compared: usize) {
+    pub fn observe(&mut self, view: &View<'_>, compared: usize) {
         self.followed += 1;
-        note(&mut self.homes, view);
-        let present = Present::of(&view.seen.tasks);
+        record_homes(&mut self.homes, view);
+        let present = LiveTasks::of(&view.observation.tasks);
         let stayed = present.common(&self.present);
         if !same_placement(view.previous_plan, &self.in_force, &stayed.common(&self.decided_for)) {
             self.settling = Some(0);
         }
-        let settled = self.settle(view.seen, compared);
+        let settled = self.settle(view.observation, compared);
         let mut speeds = speeds_of(view);
         speeds.retain(|process, _| stayed.processes.contains(process));
         let measured = speeds.values().any(|speed| !speed.log_rates.is_empty());
-        let known = stayed.common(&self.reference.knew);
+        let known = stayed.common(&self.reference.tasks);
         let no_reference = self.trial.is_none() && self.reference.windows.len() < REFERENCE_AT_LEAST;
         if no_reference || same_placement(view.previous_plan, &self.reference.plan, &known) {
             // Where the plan changes all the time from the start, that is what is normal.
-            self.stay(view, speeds, measured && (settled || no_reference), compared);
+            self.extend_trial(view, speeds, measured && (settled || no_reference), compared);
         } else {
             self.try_out(view.previous_plan, &stayed.common(&self.decided_for), speeds, settled, measured);
         }
@@ -125,17 +125,17 @@ impl History {
     fn settle(&mut self, seen: &Observation, compared: usize) -> bool {
         let Some(windows) = &mut self.settling else { return true };
         *windows += 1;
-        let acts = |item: &Item| !matches!(item, Item::Probe(_) | Item::Window);
-        let pending = seen.in_force.pending.iter().any(|pending| acts(&pending.item));
+        let acts = |item: &PlanItem| !matches!(item, PlanItem::Probe(_) | PlanItem::Window);
+        let pending = seen.applied.pending.iter().any(|pending| acts(&pending.item));
         if *windows > 1 && (!pending || *windows > PENDING_AT_MOST * compared) {
             self.settling = None;
         }
         self.settling.is_none()
     }
 
-    fn stay(&mut self, view: &View<'_>, speeds: WindowSpeeds, counts: bool, compared: usize) {
+    fn extend_trial(&mut self, view: &View<'_>, speeds: WindowSpeeds, counts: bool, compared: usize) {
         self.reference.plan = view.previous_plan.clone();
-        self.reference.knew = self.present.clone();
+        self.reference.tasks = self.present.clone();
         self.reference.homes = self.homes.clone();
         if counts {
             self.reference.windows.push_back(speeds);
@@ -150,8 +150,8 @@ impl History {
         self.trial.take_if(|trial| trial.paused > REMEMBERED * compared);
     }
 
-    fn try_out(&mut self, plan: &Plan, stayed: &Present, speeds: WindowSpeeds, settled: bool, measured: bool) {
-        let trial = self.trial.get_or_insert_with(|| SinceReference {
+    fn try_out(&mut self, plan: &Plan, stayed: &LiveTasks, speeds: WindowSpeeds, settled: bool, measured: bool) {
+        let trial = self.trial.get_or_insert_with(|| TrialPlanRecord {
             plan: plan.clone(),
             under_plan: VecDeque::new(),
             settled: Vec::new(),
@@ -174,7 +174,7 @@ impl History {
     }
 
     /// The windows by which the plan on trial is to be judged now; `None` = not yet, or nothing is on trial.
-    pub fn to_judge(&self, compared: usize) -> Option<Vec<WindowSpeeds>> {
+    pub fn windows_to_compare(&self, compared: usize) -> Option<Vec<WindowSpeeds>> {
         let trial = self.trial.as_ref().filter(|trial| trial.paused == 0)?;
         if trial.under_plan.len() >= compared {
             return Some(trial.under_plan.iter().cloned().collect());
@@ -186,9 +186,9 @@ impl History {
 
     /// What is in force is settled from now on. `totals` are those of all processes that were compared; without them the
     /// state is no worse than the baseline, and is the next one.
-    pub fn accept(&mut self, windows: Vec<WindowSpeeds>, totals: Option<BTreeMap<ProcessId, Total>>) {
+    pub fn accept(&mut self, windows: Vec<WindowSpeeds>, totals: Option<BTreeMap<ProcessId, CumulativeSpeedup>>) {
         let (plan, knew, homes) = (self.in_force.clone(), self.decided_for.clone(), self.homes.clone());
-        let state = State { plan, knew, windows: windows.into(), homes };
+        let state = PlanRecord { plan, tasks: knew, windows: windows.into(), homes };
         let left = std::mem::replace(&mut self.reference, state);
         match totals {
             Some(totals) => {
@@ -204,7 +204,7 @@ impl History {
     }
 
     /// The reference is to be in force again, or the baseline, which is the reference from now on.
-    pub fn go_back(&mut self, to_baseline: bool) {
+    pub fn revert(&mut self, to_baseline: bool) {
         self.trial = None;
         if let Some(baseline) = self.baseline.take_if(|_| to_baseline) {
             self.reference = baseline;
@@ -222,12 +222,12 @@ impl History {
     }
 
     /// The tasks for which the plan in force was decided.
-    pub fn decided_for(&self) -> &Present {
+    pub fn decided_for(&self) -> &LiveTasks {
         &self.decided_for
     }
 
     /// Tasks that the reference knew and that are still there.
-    pub fn known(&self) -> Present {
-        self.reference.knew.common(&self.present)
+    pub fn known(&self) -> LiveTasks {
+        self.reference.tasks.common(&self.present)
     }
 }

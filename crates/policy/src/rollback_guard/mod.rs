@@ -2,12 +2,12 @@
 //!
 //! Problem: forecasts err, evidence grows old, and programs lie; an operator wants no decision to stay that made things
 //! worse. Method: every process' speed is noted window by window: work reported, else instructions, else an event that
-//! stands in for work ([`crate::work`]). When the plan changes, the windows before are the reference, and the windows
-//! after are compared with it, process by process ([`comparison`]), once the machine has settled. [`judgement`] says what
+//! stands in for work ([`crate::work_metric`]). When the plan changes, the windows before are the reference, and the windows
+//! after are compared with it, process by process ([`comparison`]), once the machine has settled. [`verdict`] says what
 //! is worse; [`history`] what is compared with what when changes follow each other closely or tasks come and go. What is
 //! worse is taken back: the reference plan holds again for the tasks that are there, and those that it leaves free go back
-//! to where they ran ([`way_home`]). The plan that failed stays out, longer each time, and so do its mirror images on like
-//! caches ([`keep_out`]).
+//! to where they ran ([`home_restore`]). The plan that failed stays out, longer each time, and so do its mirror images on like
+//! caches ([`cooldown`]).
 //!
 //! Properties: pure; without speeds nothing is judged, and so nothing is taken back; of changes that change nothing, about
 //! one in a hundred is taken back by chance; tasks that come or go neither end nor hide a comparison of those that stay; a
@@ -15,30 +15,30 @@
 //! reference, unless nobody's speed can be measured; probes and the window are the inner policy's and pass through.
 
 mod comparison;
+mod cooldown;
 mod history;
-mod judgement;
-mod keep_out;
-pub(crate) mod mirror;
+mod home_restore;
+pub(crate) mod live_tasks;
 pub(crate) mod noise;
-pub(crate) mod placement;
 mod speeds;
+pub(crate) mod symmetry;
 #[cfg(test)]
 mod tests;
-mod way_home;
+mod verdict;
 
 use std::collections::BTreeMap;
 
 use cachemate_core::{Decision, GuardConfig, Policy, ProcessId, Reason, ReasonKind, TaskId, View};
 
-use judgement::Judgement;
+use verdict::GuardVerdict;
 
-use crate::work::Work;
-use comparison::{Total, changes, in_total};
-use history::{History, State};
-use judgement::ProcessChange;
-use keep_out::{KeepOut, Refusal};
-use placement::{Present, put_placement, same_placement};
-use way_home::WayHome;
+use crate::work_metric::WorkMetric;
+use comparison::{CumulativeSpeedup, changes, in_total};
+use cooldown::{CooldownReason, PlanCooldown};
+use history::{History, PlanRecord};
+use home_restore::HomeRestorer;
+use live_tasks::{LiveTasks, put_placement, same_placement};
+use verdict::ProcessChange;
 
 /// Begins the reason of every roll-back.
 const ROLLED_BACK: &str = "rolled back:";
@@ -48,13 +48,13 @@ pub struct RollbackGuard<P> {
     inner: P,
     config: Option<GuardConfig>,
     history: Option<History>,
-    keep_out: KeepOut,
-    way_home: Option<WayHome>,
+    keep_out: PlanCooldown,
+    way_home: Option<HomeRestorer>,
 }
 
 /// A change that made things worse.
-struct Worse {
-    judgement: Judgement,
+struct Regression {
+    judgement: GuardVerdict,
     /// Compared with the state before the first small loss, not with the last settled one.
     in_total: bool,
 }
@@ -63,7 +63,7 @@ impl<P: Policy> RollbackGuard<P> {
     /// `None` = the policy's decisions pass through.
     pub fn new(inner: P, config: impl Into<Option<GuardConfig>>) -> Self {
         let config = config.into().map(|config| GuardConfig { windows: config.windows.max(2), ..config });
-        RollbackGuard { inner, config, history: None, keep_out: KeepOut::default(), way_home: None }
+        RollbackGuard { inner, config, history: None, keep_out: PlanCooldown::default(), way_home: None }
     }
 
     /// Another policy, from the next window on; what failed before says nothing about it.
@@ -76,12 +76,12 @@ impl<P: Policy> Policy for RollbackGuard<P> {
     fn decide(&mut self, view: &View<'_>) -> Decision {
         let decision = self.inner.decide(view);
         let Some(config) = self.config else { return decision };
-        let Some(way_home) = self.way_home.take() else { return self.guarded(decision, config, view) };
+        let Some(way_home) = self.way_home.take() else { return self.guard_decision(decision, config, view) };
         // What is only the way home is no plan to be judged.
         let in_force = way_home.without(view.previous_plan);
-        let mut decision = self.guarded(decision, config, &View { previous_plan: &in_force, ..*view });
-        if self.way_home.is_none() && way_home.goes_on(view.seen.window) {
-            way_home.keep(&mut decision.plan, view);
+        let mut decision = self.guard_decision(decision, config, &View { previous_plan: &in_force, ..*view });
+        if self.way_home.is_none() && way_home.is_active(view.observation.window) {
+            way_home.pin_tasks(&mut decision.plan, view);
             self.way_home = Some(way_home);
         }
         decision
@@ -90,29 +90,29 @@ impl<P: Policy> Policy for RollbackGuard<P> {
 
 impl<P> RollbackGuard<P> {
     /// The decision, unless it or an earlier one is to be taken back.
-    fn guarded(&mut self, mut decision: Decision, config: GuardConfig, view: &View<'_>) -> Decision {
+    fn guard_decision(&mut self, mut decision: Decision, config: GuardConfig, view: &View<'_>) -> Decision {
         let history = self.history.get_or_insert_with(|| History::new(view));
-        history.follow(view, config.windows as usize);
-        let window = view.seen.window;
+        history.observe(view, config.windows as usize);
+        let window = view.observation.window;
         if let Some(worse) = judge(history, &mut self.keep_out, config, view) {
-            let (known, windows) = (history.decided_for(), config.keep_out_windows.into());
-            let out = self.keep_out.note(view.previous_plan, known, view.topology, window, windows);
-            decision.why.insert(0, taken_back(&worse, out, view));
-            history.go_back(worse.in_total);
-            let State { plan, knew, homes, .. } = &history.reference;
+            let (known, windows) = (history.decided_for(), config.cooldown_windows.into());
+            let out = self.keep_out.record_failure(view.previous_plan, known, view.topology, window, windows);
+            decision.reasons.insert(0, rollback_reason(&worse, out, view));
+            history.revert(worse.in_total);
+            let PlanRecord { plan, tasks: knew, homes, .. } = &history.reference;
             put_placement(&mut decision.plan, plan, knew, view);
-            self.way_home = WayHome::after(view.previous_plan, &decision.plan, homes, view);
+            self.way_home = HomeRestorer::after(view.previous_plan, &decision.plan, homes, view);
             if let Some(way_home) = &self.way_home {
-                decision.why[0].text += "; tasks go back to the caches where they ran";
-                way_home.keep(&mut decision.plan, view);
+                decision.reasons[0].text += "; tasks go back to the caches where they ran";
+                way_home.pin_tasks(&mut decision.plan, view);
             }
             return decision;
         }
         let missing = if config.wait_for_reference { history.missing(config.windows as usize) } else { None };
-        let present = Present::of(&view.seen.tasks);
+        let present = LiveTasks::of(&view.observation.tasks);
         if let Some(missing) = missing.filter(|_| !same_placement(&decision.plan, view.previous_plan, &present)) {
-            decision.why = vec![Reason {
-                kind: ReasonKind::KeptOut,
+            decision.reasons = vec![Reason {
+                kind: ReasonKind::CoolingDown,
                 tasks: Vec::new(),
                 text: format!("no change yet: {missing} measured windows are missing, with which it could be compared"),
                 numbers: Vec::new(),
@@ -120,11 +120,11 @@ impl<P> RollbackGuard<P> {
             put_placement(&mut decision.plan, view.previous_plan, &present, view);
             return decision;
         }
-        let State { plan: reference, knew, .. } = &history.reference;
+        let PlanRecord { plan: reference, tasks: knew, .. } = &history.reference;
         let refusal = self.keep_out.refuses(&decision.plan, reference, &history.known(), view.topology, window);
         if let Some(refusal) = refusal {
-            decision.why = vec![Reason {
-                kind: ReasonKind::KeptOut,
+            decision.reasons = vec![Reason {
+                kind: ReasonKind::CoolingDown,
                 tasks: Vec::new(),
                 text: refusal.in_words(),
                 numbers: Vec::new(),
@@ -136,32 +136,37 @@ impl<P> RollbackGuard<P> {
 }
 
 /// Says whether what is on trial is worse; accepts it where it is not.
-fn judge(history: &mut History, keep_out: &mut KeepOut, config: GuardConfig, view: &View<'_>) -> Option<Worse> {
-    let after = history.to_judge(config.windows as usize)?;
+fn judge(
+    history: &mut History,
+    keep_out: &mut PlanCooldown,
+    config: GuardConfig,
+    view: &View<'_>,
+) -> Option<Regression> {
+    let after = history.windows_to_compare(config.windows as usize)?;
     let of_reference = changes(view, history.reference.windows.iter(), &after, config.windows as usize);
     let of_baseline = in_total(&of_reference, &history.totals);
-    let judged = |changes: &[ProcessChange]| Judgement::of(changes, config.objective, config.loss_at_least);
+    let judged = |changes: &[ProcessChange]| GuardVerdict::of(changes, config.objective, config.min_loss);
     let (local, total) = (judged(&of_reference), judged(&of_baseline));
     let in_total = !local.worse && total.worse && history.baseline.is_some();
     let back_to = if in_total { history.baseline.as_ref() } else { Some(&history.reference) };
-    if (local.worse || in_total) && back_to.is_some_and(|state| can_go_back(state, view)) {
-        return Some(Worse { judgement: if in_total { total } else { local }, in_total });
+    if (local.worse || in_total) && back_to.is_some_and(|state| can_revert(state, view)) {
+        return Some(Regression { judgement: if in_total { total } else { local }, in_total });
     }
     let lost = total.mean_log_ratio < 0.0 || total.somebody_lost;
     history.accept(after, lost.then(|| totals_of(&of_baseline)));
-    keep_out.kept();
+    keep_out.record_success();
     None
 }
 
 /// Would going back change anything for those who are left?
-fn can_go_back(state: &State, view: &View<'_>) -> bool {
+fn can_revert(state: &PlanRecord, view: &View<'_>) -> bool {
     let mut plan = view.previous_plan.clone();
-    put_placement(&mut plan, &state.plan, &state.knew, view);
-    !same_placement(&plan, view.previous_plan, &Present::of(&view.seen.tasks))
+    put_placement(&mut plan, &state.plan, &state.tasks, view);
+    !same_placement(&plan, view.previous_plan, &LiveTasks::of(&view.observation.tasks))
 }
 
-fn totals_of(changes: &[ProcessChange]) -> BTreeMap<ProcessId, Total> {
-    let total = |change: &ProcessChange| Total {
+fn totals_of(changes: &[ProcessChange]) -> BTreeMap<ProcessId, CumulativeSpeedup> {
+    let total = |change: &ProcessChange| CumulativeSpeedup {
         log_ratio: change.log_ratio,
         variance: change.standard_error * change.standard_error,
     };
@@ -172,8 +177,8 @@ fn percent(log_ratio: f64) -> f64 {
     100.0 * libm::expm1(log_ratio)
 }
 
-fn taken_back(worse: &Worse, out_windows: u64, view: &View<'_>) -> Reason {
-    let Judgement { mean_log_ratio, standard_error, harmed, floors_broken, .. } = &worse.judgement;
+fn rollback_reason(worse: &Regression, out_windows: u64, view: &View<'_>) -> Reason {
+    let GuardVerdict { mean_log_ratio, standard_error, harmed, floors_broken, .. } = &worse.judgement;
     let since = if worse.in_total { "over the last decisions together" } else { "since the last decision" };
     let mut tasks: Vec<TaskId> = Vec::new();
     let mut numbers = vec![
@@ -182,7 +187,7 @@ fn taken_back(worse: &Worse, out_windows: u64, view: &View<'_>) -> Reason {
     ];
     let mut text =
         format!("{ROLLED_BACK} the programs run {:+.1} % {since}{}", percent(*mean_log_ratio), stand_ins(worse));
-    let first_task = |process| view.seen.tasks.iter().find(|task| task.process == process && !task.exited);
+    let first_task = |process| view.observation.tasks.iter().find(|task| task.process == process && !task.exited);
     if let Some((log_ratio, task)) = harmed.and_then(|(process, log_ratio)| Some((log_ratio, first_task(process)?))) {
         tasks.push(task.task);
         text += &format!(", {{0}} {:+.1} %", percent(log_ratio));
@@ -193,7 +198,7 @@ fn taken_back(worse: &Worse, out_windows: u64, view: &View<'_>) -> Reason {
         numbers.push(("promises_broken".to_string(), *floors_broken as f64));
     }
     text += &format!("; what was decided stays out for {out_windows} windows");
-    let moved = view.seen.tasks.iter().map(|task| task.task);
+    let moved = view.observation.tasks.iter().map(|task| task.task);
     let others: Vec<TaskId> =
         moved.filter(|task| view.previous_plan.affinity.contains_key(task) && !tasks.contains(task)).collect();
     tasks.extend(others);
@@ -201,9 +206,9 @@ fn taken_back(worse: &Worse, out_windows: u64, view: &View<'_>) -> Reason {
 }
 
 /// The events that stood in for work, in words.
-fn stand_ins(worse: &Worse) -> String {
-    let (count, events) = &worse.judgement.stood_in;
-    let mut names: Vec<&str> = events.iter().map(|event| Work::StandIn(*event).words()).collect();
+fn stand_ins(worse: &Regression) -> String {
+    let (count, events) = &worse.judgement.proxies;
+    let mut names: Vec<&str> = events.iter().map(|event| WorkMetric::Proxy(*event).words()).collect();
     names.sort_unstable();
     match count {
         0 => String::new(),
@@ -211,13 +216,13 @@ fn stand_ins(worse: &Worse) -> String {
     }
 }
 
-impl Refusal {
+impl CooldownReason {
     fn in_words(self) -> String {
         match self {
-            Refusal::Failed { until } => {
+            CooldownReason::Failed { until } => {
                 format!("{ROLLED_BACK} the plan that made things worse stays out until window {until}")
             }
-            Refusal::FailuresInARow { until } => {
+            CooldownReason::FailuresInARow { until } => {
                 format!("{ROLLED_BACK} several plans in a row made things worse; none is tried until window {until}")
             }
         }

@@ -74,8 +74,8 @@ fn autocorrelation(before: &[f64], after: &[f64]) -> f64 {
         let mean = mean(values);
         values.windows(2).map(|pair| (pair[0] - mean) * (pair[1] - mean)).sum::<f64>()
     };
-    let found = (products(before) + products(after)) / (squares(before) + squares(after));
-    let corrected = found + (1.0 + 3.0 * found) / count;
+    let autocorrelation = (products(before) + products(after)) / (squares(before) + squares(after));
+    let corrected = autocorrelation + (1.0 + 3.0 * autocorrelation) / count;
     if corrected.is_finite() { corrected.clamp(0.0, AUTOCORRELATION_AT_MOST) } else { 0.0 }
 }
 

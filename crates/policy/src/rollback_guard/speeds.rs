@@ -1,25 +1,25 @@
 //! How fast each process went in one window.
 //!
 //! A process' threads count as one process: threads come and go, and a program with many of them must not weigh more than
-//! one with few. What a process did is the sum over its threads, per second ([`crate::work`] says what counts as work).
+//! one with few. What a process did is the sum over its threads, per second ([`crate::work_metric`] says what counts as work).
 
 use std::collections::BTreeMap;
 
-use cachemate_core::{Event, ProcessId, TaskSample, View};
+use cachemate_core::{CounterEvent, ProcessId, TaskSample, View};
 
-use crate::work::{Work, works};
+use crate::work_metric::{WorkMetric, metrics_of};
 
 /// What one process did in one window.
 #[derive(Clone, PartialEq, Debug, Default)]
-pub struct Speed {
+pub struct ProcessSpeed {
     /// Natural logarithms of work per second, by what is counted.
-    pub log_rates: BTreeMap<Work, f64>,
+    pub log_rates: BTreeMap<WorkMetric, f64>,
     /// Natural logarithm of its instructions per cycle over those that it does alone, where both are known.
     pub log_over_solo: Option<f64>,
 }
 
 /// Speeds of one window. A process that was there without any work that can be counted has an empty entry.
-pub type WindowSpeeds = BTreeMap<ProcessId, Speed>;
+pub type WindowSpeeds = BTreeMap<ProcessId, ProcessSpeed>;
 
 /// Processes with at least one thread that is still there, in order of arrival.
 pub fn processes_there(tasks: &[TaskSample]) -> Vec<ProcessId> {
@@ -34,36 +34,36 @@ pub fn processes_there(tasks: &[TaskSample]) -> Vec<ProcessId> {
 
 /// Speeds in the window of a view, of all processes that are still there.
 pub fn speeds_of(view: &View<'_>) -> WindowSpeeds {
-    let elapsed_ns = view.seen.span.elapsed_ns;
+    let elapsed_ns = view.observation.span.elapsed_ns;
     let mut threads: BTreeMap<ProcessId, Vec<&TaskSample>> = BTreeMap::new();
-    for task in &view.seen.tasks {
+    for task in &view.observation.tasks {
         threads.entry(task.process).or_default().push(task);
     }
     threads.retain(|_, threads| threads.iter().any(|thread| !thread.exited));
     if elapsed_ns == 0 {
         return WindowSpeeds::new();
     }
-    let speed = |threads: Vec<&TaskSample>| Speed {
+    let speed = |threads: Vec<&TaskSample>| ProcessSpeed {
         log_rates: log_rates(&threads, elapsed_ns),
         log_over_solo: log_over_solo(&threads, view),
     };
     threads.into_iter().map(|(process, threads)| (process, speed(threads))).collect()
 }
 
-fn log_rates(threads: &[&TaskSample], elapsed_ns: u64) -> BTreeMap<Work, f64> {
-    let mut sums: BTreeMap<Work, f64> = BTreeMap::new();
+fn log_rates(threads: &[&TaskSample], elapsed_ns: u64) -> BTreeMap<WorkMetric, f64> {
+    let mut sums: BTreeMap<WorkMetric, f64> = BTreeMap::new();
     for thread in threads {
-        for (work, count) in works(thread, elapsed_ns) {
+        for (work, count) in metrics_of(thread, elapsed_ns) {
             *sums.entry(work).or_insert(0.0) += count;
         }
     }
     // A thread that ran uncounted makes the sum a part of the process' work, and a part says nothing about speed.
     let uncounted = |thread: &&&TaskSample| {
         let ran = thread.ran();
-        ran && !thread.exited && thread.counts.get(Event::Instructions).is_none()
+        ran && !thread.exited && thread.counts.get(CounterEvent::Instructions).is_none()
     };
     if threads.iter().any(|thread| uncounted(&thread)) {
-        sums.remove(&Work::Instructions);
+        sums.remove(&WorkMetric::Instructions);
     }
     let seconds = elapsed_ns as f64 / 1e9;
     let rates = sums.into_iter().map(|(work, sum)| (work, sum / seconds));
@@ -74,7 +74,7 @@ fn log_over_solo(threads: &[&TaskSample], view: &View<'_>) -> Option<f64> {
     let solo = threads.iter().find_map(|thread| view.profiles.get(&thread.task)?.rates.solo_instr_per_cycle)?;
     let (mut instructions, mut cycles) = (0.0, 0.0);
     for thread in threads {
-        let counted = thread.counts.get(Event::Instructions).zip(thread.counts.get(Event::Cycles));
+        let counted = thread.counts.get(CounterEvent::Instructions).zip(thread.counts.get(CounterEvent::Cycles));
         let (some_instructions, some_cycles) = counted.unwrap_or((0.0, 0.0));
         instructions += some_instructions;
         cycles += some_cycles;

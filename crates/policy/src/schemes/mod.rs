@@ -14,10 +14,11 @@ mod testing;
 
 pub use animal::{AnimalClasses, SYMBIOSIS, symbiosis};
 pub use pain::{Pain, sensitivity};
-pub use rates::{ByRate, Rate, miss_rate};
+pub use rates::{RateKind, RateScheme, miss_rate};
 pub use sdc::{Sdc, effective_ways};
 pub use shared_cache::{
-    SharedCache, Solo, misses_on_part_per_mega_instr, positions_of, refs_per_mega_instr, solo_misses_per_mega_instr,
+    SharedCache, SoloRates, misses_on_part_per_mega_instr, positions_of, refs_per_mega_instr,
+    solo_misses_per_mega_instr,
 };
 pub use statcc::StatCc;
 
@@ -43,7 +44,7 @@ pub struct GroupCosts {
     /// The unit of `suffers`.
     pub kind: CostKind,
     /// Slowdown of each member, in the order given.
-    pub suffers: Vec<f64>,
+    pub costs: Vec<f64>,
     /// Misses per access of each member (0 to 1); `None` where the scheme does not say.
     pub miss_ratios: Option<Vec<f64>>,
     /// Miss ratio of all accesses of the group together.
@@ -54,7 +55,7 @@ impl GroupCosts {
     /// Costs for schemes that know pairs only: each member suffers the sum over the others.
     pub(crate) fn sum_of_pairs(kind: CostKind, members: usize, suffers: impl Fn(usize, usize) -> f64) -> Self {
         let of_one = |i: usize| (0..members).filter(|&j| j != i).map(|j| suffers(i, j)).sum();
-        GroupCosts { kind, suffers: (0..members).map(of_one).collect(), miss_ratios: None, group_miss_ratio: None }
+        GroupCosts { kind, costs: (0..members).map(of_one).collect(), miss_ratios: None, group_miss_ratio: None }
     }
 }
 
@@ -81,7 +82,7 @@ pub trait Scheme {
                 let of_all = |missing: MissingEvidence| MissingEvidence { program: [i, j][missing.program], ..missing };
                 let pair = self.group_costs(&[profiles[i], profiles[j]], cache).map_err(of_all)?;
                 kind = pair.kind;
-                (cost[i][j], cost[j][i]) = (pair.suffers[0], pair.suffers[1]);
+                (cost[i][j], cost[j][i]) = (pair.costs[0], pair.costs[1]);
             }
         }
         Ok(PairCosts { kind, cost })
@@ -101,16 +102,16 @@ pub(crate) fn gather<'a, T>(
 
 /// Every scheme there is, in the order of their names.
 pub fn all() -> Vec<Box<dyn Scheme>> {
-    let by_rate = |rate, sum| Box::new(ByRate { rate, sum });
+    let by_rate = |rate, sum| Box::new(RateScheme { rate, sum });
     vec![
-        by_rate(Rate::Access, false),
+        by_rate(RateKind::Access, false),
         Box::new(AnimalClasses::default()),
         Box::new(StatCc { jointly: false }),
-        by_rate(Rate::Cpi, false),
-        by_rate(Rate::Miss, false),
-        by_rate(Rate::Miss, true),
+        by_rate(RateKind::Cpi, false),
+        by_rate(RateKind::Miss, false),
+        by_rate(RateKind::Miss, true),
         Box::new(Pain),
-        by_rate(Rate::Pcmr, false),
+        by_rate(RateKind::Pcmr, false),
         Box::new(Sdc { in_run_time: true }),
         Box::new(Sdc { in_run_time: false }),
         Box::new(StatCc { jointly: true }),
@@ -196,7 +197,7 @@ mod tests {
                     }
                 }
                 let pair = scheme.group_costs(&there[..2], &cache).unwrap();
-                prop_assert_eq!(pair.suffers, vec![a.cost[0][1], a.cost[1][0]]);
+                prop_assert_eq!(pair.costs, vec![a.cost[0][1], a.cost[1][0]]);
             }
         }
 
@@ -206,8 +207,8 @@ mod tests {
             let cache = SharedCache::new(CACHE_LINES * 64, 4, 64, 100.0);
             let members: Vec<&Profile> = profiles.iter().collect();
             for scheme in all() {
-                let two = scheme.group_costs(&members[..2], &cache).unwrap().suffers;
-                let three = scheme.group_costs(&members, &cache).unwrap().suffers;
+                let two = scheme.group_costs(&members[..2], &cache).unwrap().costs;
+                let three = scheme.group_costs(&members, &cache).unwrap().costs;
                 prop_assert!(three[0] >= two[0] - 1e-6 * (1.0 + two[0].abs()), "{} {two:?} {three:?}", scheme.name());
             }
         }

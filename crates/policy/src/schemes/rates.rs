@@ -18,7 +18,7 @@ use crate::matrix::CostKind;
 
 /// Which rate.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Rate {
+pub enum RateKind {
     /// Misses per thousand instructions.
     Miss,
     /// References per thousand instructions.
@@ -30,32 +30,32 @@ pub enum Rate {
 }
 
 /// A scheme by one rate; each of two programs bears half of the weight.
-pub struct ByRate {
+pub struct RateScheme {
     /// The rate.
-    pub rate: Rate,
+    pub rate: RateKind,
     /// The plain sum instead of the product.
     pub sum: bool,
 }
 
-impl ByRate {
+impl RateScheme {
     fn needs(&self) -> &'static str {
         match self.rate {
-            Rate::Miss => "a miss rate at the cache's size, or an observed one",
-            Rate::Access => "references per instruction",
-            Rate::Cpi => "instructions per cycle",
-            Rate::Pcmr => "a partial-cache miss rate",
+            RateKind::Miss => "a miss rate at the cache's size, or an observed one",
+            RateKind::Access => "references per instruction",
+            RateKind::Cpi => "instructions per cycle",
+            RateKind::Pcmr => "a partial-cache miss rate",
         }
     }
 
     fn of(&self, profile: &Profile, cache: &SharedCache) -> Option<f64> {
         match self.rate {
-            Rate::Miss => miss_rate(profile, cache),
-            Rate::Access => refs_per_mega_instr(profile).map(|refs| refs / 1000.0),
-            Rate::Cpi => {
+            RateKind::Miss => miss_rate(profile, cache),
+            RateKind::Access => refs_per_mega_instr(profile).map(|refs| refs / 1000.0),
+            RateKind::Cpi => {
                 let ipc = profile.rates.solo_instr_per_cycle.or(profile.rates.observed_instr_per_cycle)?.value;
                 (ipc > 0.0).then_some(1.0 / ipc)
             }
-            Rate::Pcmr => profile.rates.pcmr.map(|pcmr| pcmr.value),
+            RateKind::Pcmr => profile.rates.pcmr.map(|pcmr| pcmr.value),
         }
     }
 }
@@ -66,14 +66,14 @@ pub fn miss_rate(profile: &Profile, cache: &SharedCache) -> Option<f64> {
     solo.or(profile.rates.observed_misses_per_kilo_instr.map(|observed| observed.value))
 }
 
-impl Scheme for ByRate {
+impl Scheme for RateScheme {
     fn name(&self) -> &'static str {
         match (self.rate, self.sum) {
-            (Rate::Miss, false) => "miss-rate",
-            (Rate::Miss, true) => "miss-rate-sum",
-            (Rate::Access, _) => "access-rate",
-            (Rate::Cpi, _) => "ipc",
-            (Rate::Pcmr, _) => "pcmr",
+            (RateKind::Miss, false) => "miss-rate",
+            (RateKind::Miss, true) => "miss-rate-sum",
+            (RateKind::Access, _) => "access-rate",
+            (RateKind::Cpi, _) => "ipc",
+            (RateKind::Pcmr, _) => "pcmr",
         }
     }
 
@@ -81,7 +81,7 @@ impl Scheme for ByRate {
         let rates = gather(self, members, self.needs(), |profile| self.of(profile, cache))?;
         let suffers = |i: usize, j: usize| if self.sum { rates[j] } else { 0.5 * rates[i] * rates[j] };
         let mut costs = GroupCosts::sum_of_pairs(CostKind::Weight, members.len(), suffers);
-        if self.rate == Rate::Pcmr && !rates.is_empty() {
+        if self.rate == RateKind::Pcmr && !rates.is_empty() {
             // CASC 4.1: the group's miss rate is the mean of its members' PCMRs, per 100 references.
             costs.group_miss_ratio = Some(rates.iter().sum::<f64>() / rates.len() as f64 / 100.0);
         }
@@ -92,14 +92,14 @@ impl Scheme for ByRate {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cachemate_core::{Estimate, Fact, FactSource, Level, Rates};
+    use cachemate_core::{CacheLevel, Estimate, Fact, FactSource, RateFacts};
     use proptest::prelude::*;
 
     const CACHE: SharedCache = SharedCache {
         size_bytes: 1 << 20,
         ways: 16,
         line_bytes: 64,
-        replacement: cachemate_core::Replacement::Lru,
+        replacement: cachemate_core::ReplacementPolicy::Lru,
         miss_penalty_cycles: 100.0,
         hit_latency_cycles: 0.0,
         issue_width: 1.0,
@@ -108,7 +108,7 @@ mod tests {
     };
 
     fn with_pcmr(value: f64) -> Profile {
-        Profile::default().with_rates(Rates { pcmr: Some(Fact::oracle(value)), ..Rates::default() })
+        Profile::default().with_rates(RateFacts { pcmr: Some(Fact::oracle(value)), ..RateFacts::default() })
     }
 
     /// Is a solo rate preferred to an observed one, and neither made up?
@@ -119,9 +119,9 @@ mod tests {
         profile.rates.observed_misses_per_kilo_instr = Some(Fact::oracle(7.0));
         assert_eq!(miss_rate(&profile, &CACHE), Some(7.0));
         let curve = vec![(1 << 20, Estimate::exact(3.0))];
-        let profile = profile.with_misses(Level::L2, curve, FactSource::Oracle);
+        let profile = profile.with_misses(CacheLevel::L2, curve, FactSource::Oracle);
         assert_eq!(miss_rate(&profile, &CACHE), Some(3.0));
-        let missing = ByRate { rate: Rate::Cpi, sum: false }.pair_costs(&[&profile], &CACHE).unwrap_err();
+        let missing = RateScheme { rate: RateKind::Cpi, sum: false }.pair_costs(&[&profile], &CACHE).unwrap_err();
         assert_eq!((missing.scheme, missing.program), ("ipc", 0));
     }
 
@@ -130,7 +130,7 @@ mod tests {
     fn a_groups_miss_rate_is_the_mean_of_its_pcmrs() {
         let profiles = [with_pcmr(2.0), with_pcmr(28.0), with_pcmr(30.0)];
         let members: Vec<&Profile> = profiles.iter().collect();
-        let costs = ByRate { rate: Rate::Pcmr, sum: false }.group_costs(&members, &CACHE).unwrap();
+        let costs = RateScheme { rate: RateKind::Pcmr, sum: false }.group_costs(&members, &CACHE).unwrap();
         assert!((costs.group_miss_ratio.unwrap() - 0.2).abs() < 1e-12);
     }
 
@@ -140,7 +140,7 @@ mod tests {
         fn the_product_ranks_matchings_by_evenness(rates in prop::collection::vec(0.0f64..100.0, 4)) {
             let profiles: Vec<Profile> = rates.iter().map(|&rate| with_pcmr(rate)).collect();
             let members: Vec<&Profile> = profiles.iter().collect();
-            let costs = |sum| ByRate { rate: Rate::Pcmr, sum }.pair_costs(&members, &CACHE).unwrap();
+            let costs = |sum| RateScheme { rate: RateKind::Pcmr, sum }.pair_costs(&members, &CACHE).unwrap();
             let matchings = [[(0, 1), (2, 3)], [(0, 2), (1, 3)], [(0, 3), (1, 2)]];
             let (products, sums) = (costs(false), costs(true));
             let weigh = |costs: &crate::matrix::PairCosts, m: &[(usize, usize); 2]| costs.mutual(m[0].0, m[0].1) + costs.mutual(m[1].0, m[1].1);

@@ -11,7 +11,7 @@
 
 use cachemate_core::Profile;
 
-use super::shared_cache::{SharedCache, Solo, positions_of};
+use super::shared_cache::{SharedCache, SoloRates, positions_of};
 use super::{GroupCosts, MissingEvidence, Scheme, gather};
 use crate::matrix::CostKind;
 
@@ -25,7 +25,7 @@ pub struct Sdc {
 /// follow); the sum is `ways`.
 pub fn effective_ways(profiles: &[&[f64]], ways: u32) -> Vec<f64> {
     let mut won = vec![0usize; profiles.len()];
-    let mut kept = vec![0.0; profiles.len()];
+    let mut ways_by_program = vec![0.0; profiles.len()];
     let mut left = ways as usize;
     while left > 0 && !profiles.is_empty() {
         let hits: Vec<f64> =
@@ -33,16 +33,16 @@ pub fn effective_ways(profiles: &[&[f64]], ways: u32) -> Vec<f64> {
         let most = hits.iter().copied().fold(f64::MIN, f64::max);
         let winners: Vec<usize> = (0..hits.len()).filter(|&at| hits[at] == most).collect();
         if winners.len() > left {
-            winners.iter().for_each(|&at| kept[at] += left as f64 / winners.len() as f64);
+            winners.iter().for_each(|&at| ways_by_program[at] += left as f64 / winners.len() as f64);
             break;
         }
         for at in winners {
             won[at] += 1;
-            kept[at] += 1.0;
+            ways_by_program[at] += 1.0;
             left -= 1;
         }
     }
-    kept
+    ways_by_program
 }
 
 /// Hits beyond the ways kept; part of a way keeps that part of its hits.
@@ -59,10 +59,10 @@ impl Scheme for Sdc {
         let what = "stack positions of a cache with as many ways";
         let positions = gather(self, members, what, |profile| positions_of(profile, cache))?;
         let what = "references per instruction";
-        let solos = gather(self, members, what, |profile| Solo::of(profile, cache))?;
+        let solos = gather(self, members, what, |profile| SoloRates::of(profile, cache))?;
         let ways = cache.ways as usize;
-        let kept = effective_ways(&positions, cache.ways);
-        let lost = positions.iter().zip(&kept).map(|(positions, &kept)| lost_hits(&positions[..ways], kept));
+        let effective = effective_ways(&positions, cache.ways);
+        let lost = positions.iter().zip(&effective).map(|(positions, &kept)| lost_hits(&positions[..ways], kept));
         let (mut suffers, mut miss_ratios) = (Vec::new(), Vec::new());
         for ((lost, positions), solo) in lost.zip(&positions).zip(&solos) {
             suffers.push(if self.in_run_time { solo.degradation(lost * 1e-6) } else { lost });
@@ -70,7 +70,7 @@ impl Scheme for Sdc {
         }
         let kind = if self.in_run_time { CostKind::Degradation } else { CostKind::Weight };
         let known = miss_ratios.iter().all(|ratio| ratio.is_finite());
-        Ok(GroupCosts { kind, suffers, miss_ratios: known.then_some(miss_ratios), group_miss_ratio: None })
+        Ok(GroupCosts { kind, costs: suffers, miss_ratios: known.then_some(miss_ratios), group_miss_ratio: None })
     }
 }
 

@@ -7,7 +7,7 @@
 //! IPC, that is taken instead of the model's. Queueing for memory is left out, so that slowdowns by bandwidth are
 //! underestimated (CA-2 finds them to be more than half).
 
-use cachemate_core::{MachineSpec, Pipeline, Profile, Replacement};
+use cachemate_core::{CoreModel, MachineSpec, Profile, ReplacementPolicy};
 use cachemate_locality::curve::MissRateCurve;
 
 /// The shared cache that the programs would meet on, and what it costs to use and to miss it.
@@ -20,7 +20,7 @@ pub struct SharedCache {
     /// Size of a line.
     pub line_bytes: u32,
     /// Which line a new one replaces.
-    pub replacement: Replacement,
+    pub replacement: ReplacementPolicy,
     /// Cycles from the miss to the data, beyond a hit.
     pub miss_penalty_cycles: f64,
     /// Cycles from the core's request to the data, on a hit.
@@ -40,7 +40,7 @@ impl SharedCache {
             size_bytes,
             ways,
             line_bytes,
-            replacement: Replacement::Lru,
+            replacement: ReplacementPolicy::Lru,
             miss_penalty_cycles,
             hit_latency_cycles: 0.0,
             issue_width: 1.0,
@@ -54,8 +54,8 @@ impl SharedCache {
         let cache = machine.last_level()?;
         let contexts = f64::from(machine.contexts_per_core.max(1));
         let (width, window, at_once) = match machine.pipeline {
-            Pipeline::InOrder { issue_width } => (issue_width, 1.0, 1.0),
-            Pipeline::OutOfOrder { issue_width, window, mshrs, .. } => {
+            CoreModel::InOrder { issue_width } => (issue_width, 1.0, 1.0),
+            CoreModel::OutOfOrder { issue_width, window, mshrs, .. } => {
                 (issue_width, f64::from(window) / contexts, f64::from(mshrs) / contexts)
             }
         };
@@ -95,7 +95,7 @@ impl SharedCache {
 
 /// How fast a program is on a shared cache that it has for itself.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Solo {
+pub struct SoloRates {
     /// References of this cache per instruction.
     pub refs_per_instr: f64,
     /// Misses of this cache per instruction.
@@ -106,7 +106,7 @@ pub struct Solo {
     pub miss_cycles: f64,
 }
 
-impl Solo {
+impl SoloRates {
     /// `None` where the profile has no references per instruction, or no misses at this cache.
     pub fn of(profile: &Profile, cache: &SharedCache) -> Option<Self> {
         let refs_per_instr = refs_per_mega_instr(profile)? * 1e-6;
@@ -120,7 +120,7 @@ impl Solo {
         let modelled = cache.hitting_cycles_per_instr(refs_per_instr) + misses_per_instr * miss_cycles;
         let measured =
             profile.rates.solo_instr_per_cycle.map(|ipc| 1.0 / ipc.value).filter(|cpi| cpi.is_finite() && *cpi > 0.0);
-        Solo { refs_per_instr, misses_per_instr, cycles_per_instr: measured.unwrap_or(modelled), miss_cycles }
+        SoloRates { refs_per_instr, misses_per_instr, cycles_per_instr: measured.unwrap_or(modelled), miss_cycles }
     }
 
     /// Cycles per instruction if every access hit; a measured CPI bounds it from below by issuing alone.
@@ -166,19 +166,19 @@ pub fn misses_on_part_per_mega_instr(profile: &Profile, cache: &SharedCache, par
 mod tests {
     use super::*;
     use crate::schemes::testing::with_positions;
-    use cachemate_core::{Estimate, Fact, FactSource, Level, Rates};
+    use cachemate_core::{CacheLevel, Estimate, Fact, FactSource, RateFacts};
 
     fn profile(refs: f64, curve: &[(u64, f64)]) -> Profile {
         let curve = curve.iter().map(|&(size, rate)| (size, Estimate::exact(rate))).collect();
-        let rates = Rates { llc_refs_per_mega_instr: Some(Fact::oracle(refs)), ..Rates::default() };
-        Profile::default().with_rates(rates).with_misses(Level::L2, curve, FactSource::Oracle)
+        let rates = RateFacts { llc_refs_per_mega_instr: Some(Fact::oracle(refs)), ..RateFacts::default() };
+        Profile::default().with_rates(rates).with_misses(CacheLevel::L2, curve, FactSource::Oracle)
     }
 
     /// Is the in-order model the textbook sum, and the degradation extra misses at full latency?
     #[test]
     fn in_order_nothing_is_hidden() {
         let cache = SharedCache { hit_latency_cycles: 20.0, ..SharedCache::new(1 << 20, 16, 64, 100.0) };
-        let solo = Solo::of(&profile(10_000.0, &[(1 << 20, 2.0)]), &cache).unwrap();
+        let solo = SoloRates::of(&profile(10_000.0, &[(1 << 20, 2.0)]), &cache).unwrap();
         assert!((solo.cycles_per_instr - (1.0 + 0.01 * 20.0 + 0.002 * 100.0)).abs() < 1e-12);
         assert!((solo.degradation(0.001) - 0.1 / 1.4).abs() < 1e-12);
         assert!((solo.base_cycles_per_instr(&cache) - 1.2).abs() < 1e-12);
@@ -206,8 +206,8 @@ mod tests {
         let cache = SharedCache::new(1 << 20, 16, 64, 100.0);
         let mut known = profile(10_000.0, &[(1 << 20, 2.0)]);
         known.rates.solo_instr_per_cycle = Some(Fact::oracle(0.5));
-        assert_eq!(Solo::of(&known, &cache).unwrap().cycles_per_instr, 2.0);
-        assert_eq!(Solo::of(&profile(10_000.0, &[(1 << 19, 2.0)]), &cache), None);
+        assert_eq!(SoloRates::of(&known, &cache).unwrap().cycles_per_instr, 2.0);
+        assert_eq!(SoloRates::of(&profile(10_000.0, &[(1 << 19, 2.0)]), &cache), None);
     }
 
     /// On a part of the cache, do hits beyond it miss, and is a curve read at the part's size and not below its end?

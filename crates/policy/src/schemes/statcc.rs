@@ -1,19 +1,19 @@
 //! Composition of programs on one cache from their reuse times (StatCC; papers BS 2b).
 //!
 //! Problem: expect run times and miss ratios of any group before it has ever run together. Method:
-//! [`cachemate_locality::statcc::jointly`]: StatStack (LRU and its approximations) or StatCache (random replacement),
+//! [`cachemate_locality::statcc::solve_co_run`]: StatStack (LRU and its approximations) or StatCache (random replacement),
 //! by the cache's own replacement, solved together with the speeds. Where the profile has a measured curve, misses are
 //! read off it at the part of the cache that the program holds. `statcc` is that; `balance-set` is the older
 //! composition at the programs' solo rates (BS 2b), as balance-set scheduling used it. Properties: gives run time, miss
 //! ratios per program and of the group, for any number of programs; a group is not the sum of its pairs.
 
 use cachemate_core::ReplacementModel;
-use cachemate_core::{Profile, Replacement};
+use cachemate_core::{Profile, ReplacementPolicy};
 use cachemate_locality::curve::MissRateCurve;
 use cachemate_locality::reuse::ReuseTimes;
-use cachemate_locality::statcc::{Shared, Sharer, jointly, lru_at_rates, random_at_rates};
+use cachemate_locality::statcc::{CoRunner, SharedMissRatios, lru_at_rates, random_at_rates, solve_co_run};
 
-use super::shared_cache::{SharedCache, Solo, refs_per_mega_instr};
+use super::shared_cache::{SharedCache, SoloRates, refs_per_mega_instr};
 use super::{GroupCosts, MissingEvidence, Scheme, gather};
 use crate::matrix::CostKind;
 
@@ -28,18 +28,18 @@ struct MemberModel {
     reuse: ReuseTimes,
     /// Miss ratio by lines, where the profile has a curve that reaches the cache's size.
     measured: Vec<(f64, f64)>,
-    solo: Solo,
+    solo: SoloRates,
     base_cycles_per_instr: f64,
 }
 
 fn composition(cache: &SharedCache) -> ReplacementModel {
     match cache.replacement {
-        Replacement::Random => ReplacementModel::Random,
-        Replacement::Lru | Replacement::TreePlru => ReplacementModel::Lru,
+        ReplacementPolicy::Random => ReplacementModel::Random,
+        ReplacementPolicy::Lru | ReplacementPolicy::TreePlru => ReplacementModel::Lru,
     }
 }
 
-fn ratios_at(programs: &[(&ReuseTimes, f64)], cache: &SharedCache) -> Option<Shared> {
+fn ratios_at(programs: &[(&ReuseTimes, f64)], cache: &SharedCache) -> Option<SharedMissRatios> {
     match composition(cache) {
         ReplacementModel::Random => random_at_rates(programs, cache.lines()),
         ReplacementModel::Lru => lru_at_rates(programs, cache.lines()),
@@ -72,12 +72,12 @@ impl MemberModel {
             Some(ratio) => ratio,
             None => ratios_at(&[(&reuse, 1.0)], cache)?.group_miss_ratio,
         };
-        let solo = Solo::from_rates(profile, cache, refs_per_instr, refs_per_instr * alone);
+        let solo = SoloRates::from_rates(profile, cache, refs_per_instr, refs_per_instr * alone);
         Some(MemberModel { reuse, measured, solo, base_cycles_per_instr: solo.base_cycles_per_instr(cache) })
     }
 
-    fn sharer(&self) -> Sharer<'_> {
-        Sharer {
+    fn sharer(&self) -> CoRunner<'_> {
+        CoRunner {
             reuse: &self.reuse,
             measured: &self.measured,
             refs_per_instr: self.solo.refs_per_instr,
@@ -98,10 +98,10 @@ impl MemberModel {
 
 impl StatCc {
     /// Degradations and miss ratios of one or more programs; `None` where the cache holds no line.
-    fn compose(&self, known: &[MemberModel], cache: &SharedCache) -> Option<(Vec<f64>, Shared)> {
+    fn compose(&self, known: &[MemberModel], cache: &SharedCache) -> Option<(Vec<f64>, SharedMissRatios)> {
         if self.jointly {
-            let sharers: Vec<Sharer<'_>> = known.iter().map(MemberModel::sharer).collect();
-            let joint = jointly(&sharers, cache.lines(), composition(cache))?;
+            let sharers: Vec<CoRunner<'_>> = known.iter().map(MemberModel::sharer).collect();
+            let joint = solve_co_run(&sharers, cache.lines(), composition(cache))?;
             return Some((joint.degradation, joint.shared));
         }
         let rates: Vec<(&ReuseTimes, f64)> = known.iter().map(MemberModel::at_solo_rate).collect();
@@ -127,7 +127,7 @@ impl Scheme for StatCc {
         let (suffers, shared) = self.compose(&known, cache).ok_or(missing)?;
         Ok(GroupCosts {
             kind: CostKind::Degradation,
-            suffers,
+            costs: suffers,
             miss_ratios: Some(shared.miss_ratios),
             group_miss_ratio: Some(shared.group_miss_ratio),
         })

@@ -28,7 +28,7 @@ pub enum GroupModel {
     /// Miss ratio of each thread on its part of the cache.
     Average(Vec<f64>),
     /// Members share the whole cache by their access rates.
-    Composed(Composed),
+    Composed(ComposedModel),
 }
 
 impl GroupModel {
@@ -54,22 +54,22 @@ const POINTS: usize = 116;
 
 /// What each thread does to a shared cache, by the number that all members of a group have in common.
 #[derive(Clone, Debug)]
-pub struct Composed {
-    members: Vec<Member>,
+pub struct ComposedModel {
+    members: Vec<ComposedMember>,
     grid: Vec<f64>,
     /// Lines of the cache; `None` under random replacement, where the sum of the misses is the common number itself.
     lines: Option<f64>,
 }
 
 #[derive(Clone, Debug)]
-struct Member {
+struct ComposedMember {
     rate: f64,
     /// Lines touched (LRU) or misses per time (random), at the points of the grid.
     takes: Vec<f64>,
     misses: Vec<f64>,
 }
 
-impl Composed {
+impl ComposedModel {
     /// Threads as reuse times (in references to the cache) and references per unit of time, for groups of so many.
     /// `None` without lines, samples or rates.
     pub fn new(threads: &[(&ReuseTimes, f64)], group: usize, lines: u64, by: ReplacementModel) -> Option<Self> {
@@ -102,14 +102,14 @@ impl Composed {
                 ReplacementModel::Random => misses.clone(),
                 ReplacementModel::Lru => grid.iter().map(|&common| model.lines_in(common * rate)).collect(),
             };
-            Some(Member { rate, takes, misses })
+            Some(ComposedMember { rate, takes, misses })
         };
         let members = models.iter().zip(threads).map(member).collect::<Option<_>>()?;
-        Some(Composed { members, grid, lines: (by == ReplacementModel::Lru).then_some(lines as f64) })
+        Some(ComposedModel { members, grid, lines: (by == ReplacementModel::Lru).then_some(lines as f64) })
     }
 
     fn ratio(&self, group: &[usize]) -> f64 {
-        let sum = |of: fn(&Member) -> &Vec<f64>, point: usize| {
+        let sum = |of: fn(&ComposedMember) -> &Vec<f64>, point: usize| {
             group.iter().map(|&at| of(&self.members[at])[point]).sum::<f64>()
         };
         // Positive below the answer, negative above.
@@ -132,7 +132,7 @@ impl Composed {
 
 /// How often each qualifying group runs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Turns {
+pub enum RotationRule {
     /// Every turn starts from the thread with the fewest turns so far.
     Fair,
     /// Every qualifying group equally often, drawn at random.
@@ -144,7 +144,7 @@ pub enum Turns {
 
 /// Best group of each thread, and the threshold that follows: the largest ratio among them.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Best {
+pub struct BestGroups {
     /// By thread, the members of its best group, itself among them.
     pub groups: Vec<Vec<usize>>,
     /// The largest ratio among these groups, in misses per access.
@@ -152,10 +152,10 @@ pub struct Best {
 }
 
 /// The best groups of `size`, at most the number of threads; `size` of at least 1.
-pub fn best_groups(model: &GroupModel, size: usize) -> Best {
+pub fn best_groups(model: &GroupModel, size: usize) -> BestGroups {
     let groups: Vec<Vec<usize>> = (0..model.threads()).map(|thread| best_group(model, thread, size)).collect();
     let threshold = groups.iter().map(|group| model.ratio(group)).fold(0.0, f64::max);
-    Best { groups, threshold }
+    BestGroups { groups, threshold }
 }
 
 fn best_group(model: &GroupModel, thread: usize, size: usize) -> Vec<usize> {
@@ -200,9 +200,9 @@ fn exchanged(model: &GroupModel, mut group: Vec<usize>) -> (f64, Vec<usize>) {
             let old = group[seat];
             for other in (0..model.threads()).filter(|other| !group.contains(other)).collect::<Vec<_>>() {
                 group[seat] = other;
-                let found = model.ratio(&group);
-                if found < best.map_or(ratio * (1.0 - 1e-12), |best| best.0) {
-                    best = Some((found, seat, other));
+                let new_ratio = model.ratio(&group);
+                if new_ratio < best.map_or(ratio * (1.0 - 1e-12), |best| best.0) {
+                    best = Some((new_ratio, seat, other));
                 }
             }
             group[seat] = old;
@@ -214,15 +214,15 @@ fn exchanged(model: &GroupModel, mut group: Vec<usize>) -> (f64, Vec<usize>) {
 }
 
 /// The groups that take turns, at or below the threshold; every thread is in one at least.
-pub fn rotation(model: &GroupModel, best: &Best, turns: Turns) -> Vec<Vec<usize>> {
+pub fn rotation(model: &GroupModel, best: &BestGroups, turns: RotationRule) -> Vec<Vec<usize>> {
     let threads = model.threads();
     let mut taken = vec![0u32; threads];
     let mut groups = match turns {
-        Turns::Fair => {
+        RotationRule::Fair => {
             let turn = |_| fair_turn(model, best, &mut taken);
             (0..threads).map(turn).collect::<Vec<_>>()
         }
-        Turns::Uniform { seed } => walk(model, best, seed),
+        RotationRule::Uniform { seed } => walk(model, best, seed),
     };
     for thread in 0..threads {
         if !groups.iter().any(|group| group.contains(&thread)) {
@@ -232,11 +232,11 @@ pub fn rotation(model: &GroupModel, best: &Best, turns: Turns) -> Vec<Vec<usize>
     groups
 }
 
-fn qualifies(model: &GroupModel, best: &Best, group: &[usize]) -> bool {
+fn qualifies(model: &GroupModel, best: &BestGroups, group: &[usize]) -> bool {
     model.ratio(group) <= best.threshold * (1.0 + 1e-9)
 }
 
-fn fair_turn(model: &GroupModel, best: &Best, taken: &mut [u32]) -> Vec<usize> {
+fn fair_turn(model: &GroupModel, best: &BestGroups, taken: &mut [u32]) -> Vec<usize> {
     let mut by_need: Vec<usize> = (0..taken.len()).collect();
     by_need.sort_by_key(|&thread| taken[thread]);
     let mut group = best.groups[by_need[0]].clone();
@@ -259,7 +259,7 @@ fn fair_turn(model: &GroupModel, best: &Best, taken: &mut [u32]) -> Vec<usize> {
 }
 
 /// A walk over the qualifying groups whose steps are as likely forth as back visits all of them equally often.
-fn walk(model: &GroupModel, best: &Best, seed: u64) -> Vec<Vec<usize>> {
+fn walk(model: &GroupModel, best: &BestGroups, seed: u64) -> Vec<Vec<usize>> {
     let mut generator = SplitMix64::new(seed);
     let threads = model.threads();
     let mut group = best.groups[0].clone();
@@ -315,12 +315,12 @@ mod tests {
 
     fn composed(threads: &[(ReuseTimes, f64)], size: usize, lines: u64, by: ReplacementModel) -> GroupModel {
         let threads: Vec<(&ReuseTimes, f64)> = threads.iter().map(|(reuse, rate)| (reuse, *rate)).collect();
-        GroupModel::Composed(Composed::new(&threads, size, lines, by).unwrap())
+        GroupModel::Composed(ComposedModel::new(&threads, size, lines, by).unwrap())
     }
 
     fn check_rotation(model: &GroupModel, size: usize) -> Result<(), TestCaseError> {
         let best = best_groups(model, size);
-        for turns in [Turns::Fair, Turns::Uniform { seed: 3 }] {
+        for turns in [RotationRule::Fair, RotationRule::Uniform { seed: 3 }] {
             let groups = rotation(model, &best, turns);
             for group in &groups {
                 let mut members = group.clone();
@@ -391,7 +391,7 @@ mod tests {
     fn fair_turns_are_even_where_they_can_be() {
         let turns = |ratios: &[f64], size: usize| {
             let model = GroupModel::Average(ratios.to_vec());
-            let groups = rotation(&model, &best_groups(&model, size), Turns::Fair);
+            let groups = rotation(&model, &best_groups(&model, size), RotationRule::Fair);
             let of = |thread: usize| groups.iter().filter(|group| group.contains(&thread)).count();
             (0..ratios.len()).map(of).collect::<Vec<usize>>()
         };

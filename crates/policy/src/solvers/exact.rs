@@ -15,7 +15,7 @@
 //!
 //! Inside a cache with more programs than CPUs, the CPUs are filled the same way, smallest program first.
 
-use super::{Costs, Seating, Seats};
+use super::{CostMatrix, Seating, Seats};
 
 /// Sets of more programs than this do not fit the tables.
 pub const PROGRAMS_AT_MOST: usize = 16;
@@ -23,7 +23,7 @@ pub const PROGRAMS_AT_MOST: usize = 16;
 /// Steps that take one or two seconds; sixteen programs on as many caches of different sizes are 7e8.
 const STEPS_AT_MOST: f64 = 8e8;
 
-type Set = u32;
+type ProgramSet = u32;
 
 /// Is this small enough to be solved exactly?
 pub fn fits(programs: usize, seats: &Seats) -> bool {
@@ -59,15 +59,15 @@ fn fillings(size: usize, least: usize, cpus: usize, extra: usize) -> f64 {
 }
 
 /// An optimal seating; needs [`fits`].
-pub fn solve(costs: &Costs, seats: &Seats) -> Seating {
-    let search = Search::new(costs, seats);
+pub fn solve(costs: &CostMatrix, seats: &Seats) -> Seating {
+    let search = SubsetSearch::new(costs, seats);
     let shapes = &seats.cpus_per_cache;
-    let everybody: Set = (1 << costs.len()) - 1;
+    let everybody: ProgramSet = (1 << costs.len()) - 1;
     let alike = shapes.iter().all(|cpus| cpus == &shapes[0]);
     // best[k][set]: least total when the first k caches hold exactly the set; took[k][set]: what cache k holds then.
     let mut best = vec![vec![f64::INFINITY; everybody as usize + 1]];
     best[0][0] = 0.0;
-    let mut took: Vec<Vec<Set>> = vec![Vec::new()];
+    let mut took: Vec<Vec<ProgramSet>> = vec![Vec::new()];
     let mut costs_of_shape: Vec<(u32, Vec<f64>)> = Vec::new();
     for (at, &cpus) in shapes.iter().enumerate() {
         if !costs_of_shape.iter().any(|(shape, _)| *shape == cpus) {
@@ -91,7 +91,7 @@ pub fn solve(costs: &Costs, seats: &Seats) -> Seating {
 }
 
 /// One cache more: for every set, the best split into what this cache takes and what the caches before it hold.
-fn layer(before: &[f64], table: &[f64], everybody: Set, alike: bool) -> (Vec<f64>, Vec<Set>) {
+fn layer(before: &[f64], table: &[f64], everybody: ProgramSet, alike: bool) -> (Vec<f64>, Vec<ProgramSet>) {
     let mut best = before.iter().map(|&rest| rest + table[0]).collect::<Vec<f64>>();
     let mut took = vec![0; before.len()];
     for set in 1..=everybody {
@@ -114,8 +114,8 @@ fn layer(before: &[f64], table: &[f64], everybody: Set, alike: bool) -> (Vec<f64
     (best, took)
 }
 
-struct Search<'a> {
-    costs: &'a Costs,
+struct SubsetSearch<'a> {
+    costs: &'a CostMatrix,
     /// Programs on every CPU at least.
     least: usize,
     /// Whether CPUs may have one more.
@@ -124,21 +124,21 @@ struct Search<'a> {
     within: Vec<f64>,
 }
 
-impl<'a> Search<'a> {
-    fn new(costs: &'a Costs, seats: &Seats) -> Self {
+impl<'a> SubsetSearch<'a> {
+    fn new(costs: &'a CostMatrix, seats: &Seats) -> Self {
         let (least, more) = seats.loads(costs.len());
         let mut within = vec![0.0; 1 << costs.len()];
         for set in 1..within.len() {
             let first = set.trailing_zeros() as usize;
             let rest = set & (set - 1);
             within[set] = within[rest] + costs[first][first];
-            within[set] += members(rest as Set).map(|j| costs[first][j] + costs[j][first]).sum::<f64>();
+            within[set] += members(rest as ProgramSet).map(|j| costs[first][j] + costs[j][first]).sum::<f64>();
         }
-        Search { costs, least, uneven: more > 0, within }
+        SubsetSearch { costs, least, uneven: more > 0, within }
     }
 
     /// Infinite where the set does not fit the cache's even loads.
-    fn cache_cost(&self, set: Set, cpus: u32) -> f64 {
+    fn cache_cost(&self, set: ProgramSet, cpus: u32) -> f64 {
         let (size, cpus) = (set.count_ones() as usize, cpus as usize);
         let most = self.least + usize::from(self.uneven);
         if size < self.least * cpus || size > most * cpus {
@@ -152,9 +152,9 @@ impl<'a> Search<'a> {
     }
 
     /// The best way to put a set on the CPUs of one cache, and its total.
-    fn fill(&self, set: Set, cpus: u32) -> (f64, Vec<Vec<usize>>) {
+    fn fill(&self, set: ProgramSet, cpus: u32) -> (f64, Vec<Vec<usize>>) {
         let most = self.least + usize::from(self.uneven);
-        let mut filled: Vec<Set> = Vec::new();
+        let mut filled: Vec<ProgramSet> = Vec::new();
         if most <= 1 {
             filled.extend(members(set).map(|program| 1 << program));
         } else {
@@ -174,12 +174,12 @@ impl<'a> Search<'a> {
     /// fill with the least load and with one more.
     fn branch(
         &self,
-        left: Set,
+        left: ProgramSet,
         open: (usize, usize),
         so_far: f64,
         felt: &[f64],
-        filled: &mut Vec<Set>,
-        best: &mut (f64, Vec<Set>),
+        filled: &mut Vec<ProgramSet>,
+        best: &mut (f64, Vec<ProgramSet>),
     ) {
         if left == 0 {
             if so_far < best.0 {
@@ -205,13 +205,13 @@ impl<'a> Search<'a> {
     }
 }
 
-fn members(set: Set) -> impl Iterator<Item = usize> {
-    (0..Set::BITS as usize).filter(move |&program| set >> program & 1 == 1)
+fn members(set: ProgramSet) -> impl Iterator<Item = usize> {
+    (0..ProgramSet::BITS as usize).filter(move |&program| set >> program & 1 == 1)
 }
 
 /// Every subset of `of` with `size` members, in a fixed order.
-fn for_each_subset(of: Set, size: usize, visit: &mut impl FnMut(Set)) {
-    fn go(of: Set, size: usize, chosen: Set, visit: &mut impl FnMut(Set)) {
+fn for_each_subset(of: ProgramSet, size: usize, visit: &mut impl FnMut(ProgramSet)) {
+    fn go(of: ProgramSet, size: usize, chosen: ProgramSet, visit: &mut impl FnMut(ProgramSet)) {
         if size == 0 {
             return visit(chosen);
         }

@@ -6,7 +6,7 @@
 
 use integer_blossom::min_weight_perfect_matching;
 
-use super::{Costs, Seating, Seats};
+use super::{CostMatrix, Seating, Seats};
 
 /// Distinct weights told apart over the range of all weights.
 const RESOLUTION: f64 = (1u64 << 40) as f64;
@@ -21,7 +21,7 @@ pub fn fits(programs: usize, seats: &Seats) -> bool {
 }
 
 /// An optimal seating; needs [`fits`].
-pub fn solve(costs: &Costs, seats: &Seats) -> Seating {
+pub fn solve(costs: &CostMatrix, seats: &Seats) -> Seating {
     let programs = costs.len();
     let weight = |a: usize, b: usize| match a.max(b) < programs {
         true => costs[a][b] + costs[b][a],

@@ -13,9 +13,9 @@
 //!
 //! Method, by what is proven: two CPUs to every cache and one program at most to each = minimum-weight perfect
 //! matching ([`matching`], exact for any number); else up to [`exact::PROGRAMS_AT_MOST`] programs = dynamic programming
-//! over sets ([`exact`]); beyond that a local search with a lower bound ([`bounded`]), and the gap is told.
+//! over sets ([`exact`]); beyond that a local search with a lower bound ([`local_search`]), and the gap is told.
 //!
-//! Properties: deterministic; every program is seated once; loads are even; [`Solved::lower_bound`] never lies above
+//! Properties: deterministic; every program is seated once; loads are even; [`Solution::lower_bound`] never lies above
 //! the optimum; negative costs and idle CPUs are fine.
 
 use serde::{Deserialize, Serialize};
@@ -23,16 +23,16 @@ use serde::{Deserialize, Serialize};
 use cachemate_core::SplitMix64;
 
 pub mod balance;
-pub mod bounded;
-pub mod buckets;
+pub mod bucketization;
 pub mod exact;
+pub mod local_search;
 pub mod matching;
 pub mod sizing;
 #[cfg(test)]
 mod tests;
 
 /// Square: `cost[i][j]` is what `i` suffers beside `j`; the diagonal is not used.
-pub type Costs = [Vec<f64>];
+pub type CostMatrix = [Vec<f64>];
 
 /// CPUs of each cache that programs can be put on.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -61,7 +61,7 @@ pub struct Seating {
 
 impl Seating {
     /// What each program suffers, in the costs' unit.
-    pub fn suffered(&self, costs: &Costs) -> Vec<f64> {
+    pub fn costs_by_program(&self, costs: &CostMatrix) -> Vec<f64> {
         let mut suffered = vec![0.0; costs.len()];
         for cache in &self.by_cache {
             for (at, cpu) in cache.iter().enumerate() {
@@ -77,8 +77,8 @@ impl Seating {
         suffered
     }
     /// What all programs suffer together, in the costs' unit.
-    pub fn total(&self, costs: &Costs) -> f64 {
-        self.suffered(costs).iter().sum()
+    pub fn total(&self, costs: &CostMatrix) -> f64 {
+        self.costs_by_program(costs).iter().sum()
     }
     /// The canonical form: members ascending, CPUs and caches of equal shape by their first member, idle ones last.
     fn sorted(mut self) -> Self {
@@ -104,7 +104,7 @@ impl Seating {
 /// How an assignment was found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Method {
+pub enum SolverMethod {
     /// Minimum-weight perfect matching: optimal.
     Matching,
     /// Dynamic programming over sets of programs: optimal.
@@ -115,7 +115,7 @@ pub enum Method {
 
 /// An assignment and how good it is known to be.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub struct Solved {
+pub struct Solution {
     /// Who sits where.
     pub seating: Seating,
     /// Sum over all programs of what they suffer.
@@ -123,37 +123,37 @@ pub struct Solved {
     /// No assignment has a smaller total. Equal to `total` where the method is exact.
     pub lower_bound: f64,
     /// How it was found.
-    pub method: Method,
+    pub method: SolverMethod,
 }
 
 /// The assignment with the smallest total. Without programs or without seats, an empty one.
-pub fn best(costs: &Costs, seats: &Seats) -> Solved {
+pub fn best(costs: &CostMatrix, seats: &Seats) -> Solution {
     let solved = if costs.is_empty() || seats.cpus() == 0 {
         let by_cache = seats.cpus_per_cache.iter().map(|&cpus| vec![Vec::new(); cpus as usize]).collect();
-        (Seating { by_cache }, Method::Matching)
+        (Seating { by_cache }, SolverMethod::Matching)
     } else if matching::fits(costs.len(), seats) {
-        (matching::solve(costs, seats), Method::Matching)
+        (matching::solve(costs, seats), SolverMethod::Matching)
     } else if exact::fits(costs.len(), seats) {
-        (exact::solve(costs, seats), Method::DynamicProgramming)
+        (exact::solve(costs, seats), SolverMethod::DynamicProgramming)
     } else {
-        (bounded::solve(costs, seats), Method::LocalSearch)
+        (local_search::solve(costs, seats), SolverMethod::LocalSearch)
     };
     let seating = solved.0.sorted();
     let total = seating.total(costs);
     let lower_bound = match solved.1 {
-        Method::LocalSearch => bounded::lower_bound(costs, seats).min(total),
+        SolverMethod::LocalSearch => local_search::lower_bound(costs, seats).min(total),
         _ => total,
     };
-    Solved { seating, total, lower_bound, method: solved.1 }
+    Solution { seating, total, lower_bound, method: solved.1 }
 }
 
-/// The assignment with the largest total; [`Solved::lower_bound`] is then an *upper* bound of it.
-pub fn worst(costs: &Costs, seats: &Seats) -> Solved {
+/// The assignment with the largest total; [`Solution::lower_bound`] is then an *upper* bound of it.
+pub fn worst(costs: &CostMatrix, seats: &Seats) -> Solution {
     let negated: Vec<Vec<f64>> = costs.iter().map(|row| row.iter().map(|cost| -cost).collect()).collect();
     let solved = best(&negated, seats);
     let total = solved.seating.total(costs);
-    let bound = if solved.method == Method::LocalSearch { -solved.lower_bound } else { total };
-    Solved { total, lower_bound: bound, ..solved }
+    let bound = if solved.method == SolverMethod::LocalSearch { -solved.lower_bound } else { total };
+    Solution { total, lower_bound: bound, ..solved }
 }
 
 /// What a scheduler that does not look would get.
@@ -178,7 +178,7 @@ const SAMPLES: u32 = 1000;
 /// costs times the expected share of time that one program of a pair sees the other on its cache. With c CPUs on a
 /// cache that share is the sum over caches of c (c - 1) over CPUs (n - 1) when every CPU is busy; when some are idle it
 /// is over CPUs (CPUs - 1).
-pub fn random(costs: &Costs, seats: &Seats, seed: u64) -> RandomTotals {
+pub fn random(costs: &CostMatrix, seats: &Seats, seed: u64) -> RandomTotals {
     let (programs, cpus) = (costs.len(), seats.cpus());
     if programs < 2 || cpus < 2 {
         return RandomTotals { mean: 0.0, low_5_percent: 0.0, high_5_percent: 0.0, sampled: 0 };

@@ -17,14 +17,14 @@
 
 /// A claimant of units: a program, or several in one partition.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Claim {
+pub struct UnitClaim {
     /// Cost with 1, 2, ... units; as many entries as the cache has units.
     pub costs: Vec<f64>,
     /// Never fewer units than this; at least 1.
     pub at_least: u32,
 }
 
-impl Claim {
+impl UnitClaim {
     fn cost(&self, units: u32) -> f64 {
         self.costs[units as usize - 1]
     }
@@ -35,7 +35,7 @@ impl Claim {
 
 /// What is to be small.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Total {
+pub enum CostAggregate {
     /// The sum of the costs.
     Sum,
     /// The largest cost; among equals the smaller sum.
@@ -44,7 +44,7 @@ pub enum Total {
 
 /// Why units cannot be dealt out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum BadClaims {
+pub enum ClaimError {
     /// There is no claim.
     #[error("nobody claims anything")]
     Nobody,
@@ -74,25 +74,25 @@ pub enum BadClaims {
     },
 }
 
-fn check(claims: &[Claim], units: u32) -> Result<(), BadClaims> {
+fn check(claims: &[UnitClaim], units: u32) -> Result<(), ClaimError> {
     if claims.is_empty() {
-        return Err(BadClaims::Nobody);
+        return Err(ClaimError::Nobody);
     }
-    for (claim, Claim { costs, .. }) in claims.iter().enumerate() {
+    for (claim, UnitClaim { costs, .. }) in claims.iter().enumerate() {
         if costs.len() != units as usize {
-            return Err(BadClaims::Costs { claim, found: costs.len(), expected: units });
+            return Err(ClaimError::Costs { claim, found: costs.len(), expected: units });
         }
         if !costs.iter().all(|cost| cost.is_finite()) {
-            return Err(BadClaims::NoNumber { claim });
+            return Err(ClaimError::NoNumber { claim });
         }
     }
-    let floors = claims.iter().map(Claim::floor).fold(0u32, u32::saturating_add);
-    if floors > units { Err(BadClaims::Floors { floors, units }) } else { Ok(()) }
+    let floors = claims.iter().map(UnitClaim::floor).fold(0u32, u32::saturating_add);
+    if floors > units { Err(ClaimError::Floors { floors, units }) } else { Ok(()) }
 }
 
 /// A partial deal: its total, and what decides between equal totals.
 #[derive(Clone, Copy)]
-struct Best {
+struct PartialDeal {
     worst: f64,
     sum: f64,
     /// Sum of squared units: small = even.
@@ -101,11 +101,11 @@ struct Best {
     given: u32,
 }
 
-impl Best {
-    fn better(&self, than: &Best, total: Total, slack: f64) -> bool {
+impl PartialDeal {
+    fn better(&self, than: &PartialDeal, total: CostAggregate, slack: f64) -> bool {
         let worse_by = self.worst - than.worst;
         let more_by = self.sum - than.sum;
-        if total == Total::Worst && worse_by.abs() > slack {
+        if total == CostAggregate::Worst && worse_by.abs() > slack {
             worse_by < 0.0
         } else if more_by.abs() > slack {
             more_by < 0.0
@@ -119,33 +119,33 @@ impl Best {
 ///
 /// # Errors
 /// Claims that cannot be, or floors that do not fit.
-pub fn exact(claims: &[Claim], units: u32, total: Total) -> Result<Vec<u32>, BadClaims> {
+pub fn exact(claims: &[UnitClaim], units: u32, total: CostAggregate) -> Result<Vec<u32>, ClaimError> {
     check(claims, units)?;
     let all = units as usize;
     // Costs that differ by rounding only are equal, so that evenness decides and not the order of additions.
     let scale = claims.iter().flat_map(|claim| &claim.costs).fold(0.0f64, |most, cost| most.max(cost.abs()));
     let slack = scale * claims.len() as f64 * 1e-12;
-    let mut rows: Vec<Vec<Option<Best>>> = Vec::with_capacity(claims.len());
-    let nothing = Best { worst: f64::NEG_INFINITY, sum: 0.0, squares: 0, given: 0 };
-    let mut before: Vec<Option<Best>> = vec![None; all + 1];
+    let mut rows: Vec<Vec<Option<PartialDeal>>> = Vec::with_capacity(claims.len());
+    let nothing = PartialDeal { worst: f64::NEG_INFINITY, sum: 0.0, squares: 0, given: 0 };
+    let mut before: Vec<Option<PartialDeal>> = vec![None; all + 1];
     before[0] = Some(nothing);
-    let mut floors_after: u32 = claims.iter().map(Claim::floor).sum();
+    let mut floors_after: u32 = claims.iter().map(UnitClaim::floor).sum();
     for (at, claim) in claims.iter().enumerate() {
         floors_after -= claim.floor();
         let last = at + 1 == claims.len();
-        let mut row: Vec<Option<Best>> = vec![None; all + 1];
+        let mut row: Vec<Option<PartialDeal>> = vec![None; all + 1];
         let most = units - floors_after;
         // The last claimant takes whatever is left: only the full deal matters there.
         for used in if last { most..=most } else { 0..=most } {
-            let mut best: Option<Best> = None;
-            for given in claim.floor()..=used {
-                let Some(rest) = before[(used - given) as usize] else { continue };
-                let cost = claim.cost(given);
-                let candidate = Best {
+            let mut best: Option<PartialDeal> = None;
+            for share in claim.floor()..=used {
+                let Some(rest) = before[(used - share) as usize] else { continue };
+                let cost = claim.cost(share);
+                let candidate = PartialDeal {
                     worst: rest.worst.max(cost),
                     sum: rest.sum + cost,
-                    squares: rest.squares + u64::from(given) * u64::from(given),
-                    given,
+                    squares: rest.squares + u64::from(share) * u64::from(share),
+                    given: share,
                 };
                 if best.as_ref().is_none_or(|best| candidate.better(best, total, slack)) {
                     best = Some(candidate);
@@ -167,7 +167,7 @@ pub fn exact(claims: &[Claim], units: u32, total: Total) -> Result<Vec<u32>, Bad
 }
 
 /// The largest saving per unit that a claimant can have within `most` further units: how many, and how much each saves.
-fn best_offer(claim: &Claim, held: u32, most: u32) -> (u32, f64) {
+fn best_offer(claim: &UnitClaim, held: u32, most: u32) -> (u32, f64) {
     let now = claim.cost(held);
     let mut best = (most, f64::NEG_INFINITY);
     for more in 1..=most {
@@ -183,9 +183,9 @@ fn best_offer(claim: &Claim, held: u32, most: u32) -> (u32, f64) {
 ///
 /// # Errors
 /// As [`exact`].
-pub fn lookahead(claims: &[Claim], units: u32) -> Result<Vec<u32>, BadClaims> {
+pub fn lookahead(claims: &[UnitClaim], units: u32) -> Result<Vec<u32>, ClaimError> {
     check(claims, units)?;
-    let mut deal: Vec<u32> = claims.iter().map(Claim::floor).collect();
+    let mut deal: Vec<u32> = claims.iter().map(UnitClaim::floor).collect();
     let mut left = units - deal.iter().sum::<u32>();
     let mut offers: Vec<(u32, f64)> = claims.iter().zip(&deal).map(|(c, &held)| best_offer(c, held, left)).collect();
     while left > 0 {
@@ -201,25 +201,25 @@ pub fn lookahead(claims: &[Claim], units: u32) -> Result<Vec<u32>, BadClaims> {
             }
         }
         // Where nothing is saved any more, one unit at a time goes round.
-        let given = if offers[winner].1 > 0.0 { offers[winner].0 } else { 1 };
-        deal[winner] += given;
-        left -= given;
+        let share = if offers[winner].1 > 0.0 { offers[winner].0 } else { 1 };
+        deal[winner] += share;
+        left -= share;
         offers[winner] = best_offer(&claims[winner], deal[winner], left);
     }
     Ok(deal)
 }
 
 /// What a deal costs.
-pub fn total_cost(claims: &[Claim], deal: &[u32], total: Total) -> f64 {
+pub fn total_cost(claims: &[UnitClaim], deal: &[u32], total: CostAggregate) -> f64 {
     total.of(claims.iter().zip(deal).map(|(claim, &units)| claim.cost(units)))
 }
 
-impl Total {
+impl CostAggregate {
     /// The aim's value over several costs.
     pub fn of(self, costs: impl Iterator<Item = f64>) -> f64 {
         match self {
-            Total::Sum => costs.sum(),
-            Total::Worst => costs.fold(f64::NEG_INFINITY, f64::max),
+            CostAggregate::Sum => costs.sum(),
+            CostAggregate::Worst => costs.fold(f64::NEG_INFINITY, f64::max),
         }
     }
 }
@@ -230,7 +230,7 @@ pub fn fewest_units(costs: &[f64], at_most: f64) -> Option<u32> {
 }
 
 /// Several claimants in one partition: each is taken to fill an equal part of it. Costs are summed, or the worst counts.
-pub fn pooled(costs: &[&[f64]], units: u32, total: Total) -> Vec<f64> {
+pub fn pooled(costs: &[&[f64]], units: u32, total: CostAggregate) -> Vec<f64> {
     let members = costs.len().max(1) as f64;
     let at = |costs: &[f64], held: f64| {
         // Below one unit as with one: what a program does with less is not known.
@@ -246,12 +246,12 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn claims(costs: &[&[f64]]) -> Vec<Claim> {
-        costs.iter().map(|costs| Claim { costs: costs.to_vec(), at_least: 1 }).collect()
+    fn claims(costs: &[&[f64]]) -> Vec<UnitClaim> {
+        costs.iter().map(|costs| UnitClaim { costs: costs.to_vec(), at_least: 1 }).collect()
     }
 
     /// Every deal of all units, floors kept.
-    fn all_deals(claims: &[Claim], units: u32) -> Vec<Vec<u32>> {
+    fn all_deals(claims: &[UnitClaim], units: u32) -> Vec<Vec<u32>> {
         let Some((first, rest)) = claims.split_first() else {
             return if units == 0 { vec![Vec::new()] } else { Vec::new() };
         };
@@ -272,7 +272,7 @@ mod tests {
         let cliff = [10.0, 10.0, 10.0, 10.0, 1.0, 1.0, 1.0, 1.0];
         let slope = [8.0, 7.5, 7.0, 6.5, 6.0, 5.5, 5.0, 4.5];
         let both = claims(&[&cliff, &slope]);
-        assert_eq!(exact(&both, 8, Total::Sum), Ok(vec![5, 3]));
+        assert_eq!(exact(&both, 8, CostAggregate::Sum), Ok(vec![5, 3]));
         assert_eq!(lookahead(&both, 8), Ok(vec![5, 3]));
     }
 
@@ -281,8 +281,8 @@ mod tests {
     fn the_indifferent_share_alike() {
         let flat = [3.0; 16];
         let all = claims(&[&flat, &flat, &flat, &flat]);
-        assert_eq!(exact(&all, 16, Total::Sum), Ok(vec![4; 4]));
-        assert_eq!(exact(&all, 16, Total::Worst), Ok(vec![4; 4]));
+        assert_eq!(exact(&all, 16, CostAggregate::Sum), Ok(vec![4; 4]));
+        assert_eq!(exact(&all, 16, CostAggregate::Worst), Ok(vec![4; 4]));
         assert_eq!(lookahead(&all, 16), Ok(vec![4; 4]));
     }
 
@@ -292,8 +292,8 @@ mod tests {
         let needy = [9.0, 8.0, 7.0, 6.0];
         let greedy = [5.0, 2.0, 1.0, 0.5];
         let both = claims(&[&needy, &greedy]);
-        assert_eq!(exact(&both, 4, Total::Sum), Ok(vec![2, 2]));
-        assert_eq!(exact(&both, 4, Total::Worst), Ok(vec![3, 1]));
+        assert_eq!(exact(&both, 4, CostAggregate::Sum), Ok(vec![2, 2]));
+        assert_eq!(exact(&both, 4, CostAggregate::Worst), Ok(vec![3, 1]));
     }
 
     /// Are claims that cannot be dealt out refused by name?
@@ -301,29 +301,29 @@ mod tests {
     fn impossible_claims_are_refused() {
         let mut both = claims(&[&[1.0; 4], &[1.0; 4]]);
         both[1].at_least = 4;
-        assert_eq!(exact(&both, 4, Total::Sum), Err(BadClaims::Floors { floors: 5, units: 4 }));
+        assert_eq!(exact(&both, 4, CostAggregate::Sum), Err(ClaimError::Floors { floors: 5, units: 4 }));
         both[1].costs[2] = f64::NAN;
-        assert_eq!(lookahead(&both, 4), Err(BadClaims::NoNumber { claim: 1 }));
+        assert_eq!(lookahead(&both, 4), Err(ClaimError::NoNumber { claim: 1 }));
         both[0].costs.pop();
-        assert_eq!(exact(&both, 4, Total::Sum), Err(BadClaims::Costs { claim: 0, found: 3, expected: 4 }));
-        assert_eq!(lookahead(&[], 4), Err(BadClaims::Nobody));
+        assert_eq!(exact(&both, 4, CostAggregate::Sum), Err(ClaimError::Costs { claim: 0, found: 3, expected: 4 }));
+        assert_eq!(lookahead(&[], 4), Err(ClaimError::Nobody));
     }
 
     /// Is a pool's cost that of equal parts, and a pool of one the program itself?
     #[test]
     fn a_pool_costs_what_equal_parts_cost() {
         let curve = [8.0, 6.0, 4.0, 2.0];
-        assert_eq!(pooled(&[&curve], 4, Total::Sum), curve);
-        assert_eq!(pooled(&[&curve, &curve], 4, Total::Sum), [16.0, 16.0, 14.0, 12.0]);
-        assert_eq!(pooled(&[&curve, &[1.0; 4]], 4, Total::Worst), [8.0, 8.0, 7.0, 6.0], "the worst off counts");
+        assert_eq!(pooled(&[&curve], 4, CostAggregate::Sum), curve);
+        assert_eq!(pooled(&[&curve, &curve], 4, CostAggregate::Sum), [16.0, 16.0, 14.0, 12.0]);
+        assert_eq!(pooled(&[&curve, &[1.0; 4]], 4, CostAggregate::Worst), [8.0, 8.0, 7.0, 6.0], "the worst off counts");
         assert_eq!(fewest_units(&curve, 4.5), Some(3));
         assert_eq!(fewest_units(&curve, 1.0), None);
     }
 
-    fn any_claims() -> impl Strategy<Value = (Vec<Claim>, u32)> {
+    fn any_claims() -> impl Strategy<Value = (Vec<UnitClaim>, u32)> {
         (1usize..5, 5u32..13).prop_flat_map(|(count, units)| {
             let claim = (prop::collection::vec(0.0f64..100.0, units as usize), 0u32..3)
-                .prop_map(|(costs, at_least)| Claim { costs, at_least });
+                .prop_map(|(costs, at_least)| UnitClaim { costs, at_least });
             (prop::collection::vec(claim, count), Just(units))
         })
     }
@@ -333,9 +333,9 @@ mod tests {
         /// Is there no deal better than the exact one, and does every deal keep the floors and give all?
         #[test]
         fn no_deal_is_better_than_the_exact_one((claims, units) in any_claims()) {
-            let floors: u32 = claims.iter().map(Claim::floor).sum();
+            let floors: u32 = claims.iter().map(UnitClaim::floor).sum();
             prop_assume!(floors <= units);
-            for total in [Total::Sum, Total::Worst] {
+            for total in [CostAggregate::Sum, CostAggregate::Worst] {
                 let deal = exact(&claims, units, total).unwrap();
                 let best = all_deals(&claims, units).iter().map(|deal| total_cost(&claims, deal, total))
                     .fold(f64::INFINITY, f64::min);
@@ -344,10 +344,10 @@ mod tests {
                 prop_assert!(deal.iter().zip(&claims).all(|(&given, claim)| given >= claim.floor()));
             }
             if let [a, b] = claims.as_slice() {
-                let deal = exact(&claims, units, Total::Sum).unwrap();
+                let deal = exact(&claims, units, CostAggregate::Sum).unwrap();
                 if a.floor() == 1 && b.floor() == 1 {
                     let paper = size_selection(&a.costs, &b.costs, units as usize);
-                    prop_assert!((total_cost(&claims, &deal, Total::Sum) - paper).abs() < 1e-9);
+                    prop_assert!((total_cost(&claims, &deal, CostAggregate::Sum) - paper).abs() < 1e-9);
                 }
             }
         }
@@ -355,22 +355,22 @@ mod tests {
         /// Is lookahead exact on convex curves, and never outside the rules on others?
         #[test]
         fn lookahead_is_exact_on_convex_curves((claims, units) in any_claims()) {
-            let floors: u32 = claims.iter().map(Claim::floor).sum();
+            let floors: u32 = claims.iter().map(UnitClaim::floor).sum();
             prop_assume!(floors <= units);
             let deal = lookahead(&claims, units).unwrap();
             prop_assert_eq!(deal.iter().sum::<u32>(), units);
             prop_assert!(deal.iter().zip(&claims).all(|(&given, claim)| given >= claim.floor()));
-            let convex: Vec<Claim> = claims.iter().map(|claim| {
+            let convex: Vec<UnitClaim> = claims.iter().map(|claim| {
                 let mut savings = claim.costs.clone();
                 savings.sort_by(f64::total_cmp);
                 // Descending savings, summed from the right: convex and falling.
                 let mut costs: Vec<f64> = Vec::new();
                 savings.iter().for_each(|saving| costs.push(costs.last().unwrap_or(&0.0) + saving));
                 costs.reverse();
-                Claim { costs, at_least: claim.at_least }
+                UnitClaim { costs, at_least: claim.at_least }
             }).collect();
-            let fast = total_cost(&convex, &lookahead(&convex, units).unwrap(), Total::Sum);
-            let best = total_cost(&convex, &exact(&convex, units, Total::Sum).unwrap(), Total::Sum);
+            let fast = total_cost(&convex, &lookahead(&convex, units).unwrap(), CostAggregate::Sum);
+            let best = total_cost(&convex, &exact(&convex, units, CostAggregate::Sum).unwrap(), CostAggregate::Sum);
             prop_assert!((fast - best).abs() < 1e-9, "lookahead {fast}, exact {best}");
         }
     }

@@ -89,9 +89,9 @@ proptest! {
         let seats = seats(SHAPES[shape]);
         let matrix: Vec<Vec<f64>> = matrix[..programs].iter().map(|row| row[..programs].to_vec()).collect();
         let optimum = best(&matrix, &seats).total;
-        let found = bounded::solve(&matrix, &seats);
+        let found = local_search::solve(&matrix, &seats);
         check_seating(&found, programs, &seats);
-        prop_assert!(bounded::lower_bound(&matrix, &seats) <= optimum + 1e-9);
+        prop_assert!(local_search::lower_bound(&matrix, &seats) <= optimum + 1e-9);
         prop_assert!(found.total(&matrix) >= optimum - 1e-9);
     }
 
@@ -109,7 +109,7 @@ proptest! {
         let matrix: Vec<Vec<f64>> = matrix[..programs].iter().map(|row| row[..programs].to_vec()).collect();
         let pairs = programs.div_ceil(2);
         let solved = best(&matrix, &seats(&vec![2; pairs]));
-        prop_assert_eq!(solved.method, Method::Matching);
+        prop_assert_eq!(solved.method, SolverMethod::Matching);
         fn least(left: u32, programs: usize, matrix: &[Vec<f64>], idle: usize) -> f64 {
             if left == 0 {
                 return 0.0;
@@ -166,9 +166,9 @@ fn sixteen_programs_are_exact_and_the_local_search_agrees_within_its_gap() {
     for shape in [vec![4; 4], vec![8; 2], vec![8; 8]] {
         let seats = Seats { cpus_per_cache: shape };
         let exact = best(&matrix, &seats);
-        assert_eq!(exact.method, Method::DynamicProgramming);
-        let searched = bounded::solve(&matrix, &seats).total(&matrix);
-        let bound = bounded::lower_bound(&matrix, &seats);
+        assert_eq!(exact.method, SolverMethod::DynamicProgramming);
+        let searched = local_search::solve(&matrix, &seats).total(&matrix);
+        let bound = local_search::lower_bound(&matrix, &seats);
         assert!(bound <= exact.total && exact.total <= searched + 1e-9, "{bound} {} {searched}", exact.total);
         assert!(searched <= 1.1 * exact.total + 1e-9, "{} {searched}", exact.total);
     }
@@ -183,7 +183,7 @@ fn forty_eight_programs_on_eight_caches_are_bounded() {
     let seats = Seats { cpus_per_cache: vec![8; 8] };
     let solved = best(&matrix, &seats);
     check_seating(&solved.seating, 48, &seats);
-    assert_eq!(solved.method, Method::LocalSearch);
+    assert_eq!(solved.method, SolverMethod::LocalSearch);
     assert!(solved.lower_bound > 0.0 && solved.lower_bound <= solved.total, "{solved:?}");
     assert!(solved.total < random(&matrix, &seats, 1).low_5_percent);
     let worst = worst(&matrix, &seats);

@@ -4,7 +4,7 @@ use crate::text::{number, size_text};
 
 /// How values spread along an axis.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Scale {
+pub enum AxisScale {
     /// Equal differences are equally far apart.
     #[default]
     Linear,
@@ -20,7 +20,7 @@ pub struct Axis {
     /// Label with the unit: "cache size", "misses per 1000 instructions".
     pub label: String,
     /// How the values spread.
-    pub scale: Scale,
+    pub scale: AxisScale,
     /// Lowest and highest value shown; `None` = what the data needs.
     pub range: Option<(f64, f64)>,
     /// Ticks at these places with these words instead of numbers (names along an axis).
@@ -34,11 +34,11 @@ impl Axis {
     }
     /// An axis of decades that shows what the data needs.
     pub fn log(label: &str) -> Self {
-        Axis { label: label.to_string(), scale: Scale::Log, ..Axis::default() }
+        Axis { label: label.to_string(), scale: AxisScale::Log, ..Axis::default() }
     }
     /// An axis of sizes in bytes, by doublings, that shows what the data needs.
     pub fn bytes(label: &str) -> Self {
-        Axis { label: label.to_string(), scale: Scale::LogBytes, ..Axis::default() }
+        Axis { label: label.to_string(), scale: AxisScale::LogBytes, ..Axis::default() }
     }
     /// The same axis, showing the values from `low` to `high`.
     pub fn within(mut self, low: f64, high: f64) -> Self {
@@ -48,17 +48,17 @@ impl Axis {
 }
 
 /// An axis with its range settled and laid out between two pixels.
-pub(super) struct Laid<'a> {
+pub(super) struct AxisLayout<'a> {
     axis: &'a Axis,
     low: f64,
     high: f64,
     pixels: (f64, f64),
 }
 
-impl<'a> Laid<'a> {
+impl<'a> AxisLayout<'a> {
     /// `zero` = a linear axis without a given range begins at zero when nothing lies below.
     pub fn new(axis: &'a Axis, values: impl Iterator<Item = f64>, pixels: (f64, f64), zero: bool) -> Self {
-        let logarithmic = axis.scale != Scale::Linear;
+        let logarithmic = axis.scale != AxisScale::Linear;
         // Beyond this, differences and quotients of ends would not be finite.
         let usable = |value: &f64| value.abs() < 1e150 && (!logarithmic || *value > 1e-150);
         let (mut low, mut high) = axis.range.unwrap_or_else(|| {
@@ -76,13 +76,13 @@ impl<'a> Laid<'a> {
         } else if high <= low {
             (low, high) = if logarithmic { (low / 2.0, low * 2.0) } else { (low - 0.5, low + 0.5) };
         }
-        Laid { axis, low, high, pixels }
+        AxisLayout { axis, low, high, pixels }
     }
 
     /// Where a value stands, kept inside the axis; what is no number stands at its low end.
     pub fn at(&self, value: f64) -> f64 {
         let share = match self.axis.scale {
-            Scale::Linear => (value - self.low) / (self.high - self.low),
+            AxisScale::Linear => (value - self.low) / (self.high - self.low),
             _ if value <= 0.0 => 0.0,
             _ => libm::log2(value / self.low) / libm::log2(self.high / self.low),
         };
@@ -102,9 +102,9 @@ impl<'a> Laid<'a> {
             return self.axis.names.iter().filter(|(at, _)| self.holds(*at)).cloned().collect();
         }
         match self.axis.scale {
-            Scale::Linear => self.linear_ticks(),
-            Scale::Log => self.log_ticks(),
-            Scale::LogBytes => self.byte_ticks(),
+            AxisScale::Linear => self.linear_ticks(),
+            AxisScale::Log => self.log_ticks(),
+            AxisScale::LogBytes => self.byte_ticks(),
         }
     }
 
@@ -173,7 +173,7 @@ mod tests {
     use super::*;
 
     fn labels(axis: &Axis, values: &[f64]) -> Vec<String> {
-        let laid = Laid::new(axis, values.iter().copied(), (0.0, 100.0), true);
+        let laid = AxisLayout::new(axis, values.iter().copied(), (0.0, 100.0), true);
         laid.ticks().into_iter().map(|(_, label)| label).collect()
     }
 
@@ -190,10 +190,10 @@ mod tests {
     /// Does every input, empty, constant, zero or not finite, still give an axis?
     #[test]
     fn odd_data_still_gives_an_axis() {
-        for scale in [Scale::Linear, Scale::Log, Scale::LogBytes] {
+        for scale in [AxisScale::Linear, AxisScale::Log, AxisScale::LogBytes] {
             for values in [&[][..], &[0.0], &[5.0, 5.0], &[f64::NAN, -3.0], &[f64::INFINITY, 1e-300, 1e300]] {
                 let axis = Axis { scale, ..Axis::default() };
-                let laid = Laid::new(&axis, values.iter().copied(), (0.0, 100.0), true);
+                let laid = AxisLayout::new(&axis, values.iter().copied(), (0.0, 100.0), true);
                 assert!(laid.ticks().len() < 80, "{scale:?} {values:?}");
                 for value in [0.0, -1.0, 1.0, 1e9] {
                     assert!((0.0..=100.0).contains(&laid.at(value)), "{scale:?} {values:?} {value}");

@@ -1,23 +1,23 @@
 //! Bars in groups, side by side or stacked, with whiskers and reference levels.
 
 use super::COLORS;
-use super::axis::{Axis, Laid};
+use super::axis::{Axis, AxisLayout};
 use super::chart::legend;
 use super::svg::{Anchor, Svg, text_width};
 use crate::text::number;
 
 /// One value; `None` leaves its place empty.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
-pub struct Bar {
+pub struct ChartBar {
     /// How high it is, in the unit of the y axis.
     pub value: Option<f64>,
     /// Low and high end of the interval it is believed to lie in.
     pub interval: Option<(f64, f64)>,
 }
 
-impl From<f64> for Bar {
+impl From<f64> for ChartBar {
     fn from(value: f64) -> Self {
-        Bar { value: Some(value), interval: None }
+        ChartBar { value: Some(value), interval: None }
     }
 }
 
@@ -26,13 +26,13 @@ impl From<f64> for Bar {
 pub struct BarGroup {
     /// Stands under the bars.
     pub name: String,
-    /// In the order of [`Bars::series`].
-    pub bars: Vec<Bar>,
+    /// In the order of [`BarChart::series`].
+    pub bars: Vec<ChartBar>,
 }
 
 /// A bar chart.
 #[derive(Clone, PartialEq, Debug, Default)]
-pub struct Bars {
+pub struct BarChart {
     /// Stands above the figure.
     pub title: String,
     /// The axis of the values.
@@ -49,7 +49,7 @@ pub struct Bars {
     pub size: Option<(f64, f64)>,
 }
 
-impl Bars {
+impl BarChart {
     /// A file of its own.
     pub fn svg(&self) -> String {
         self.draw().standalone()
@@ -94,7 +94,7 @@ impl Bars {
         }
         let label_room = if self.y.label.is_empty() { 0.0 } else { 20.0 };
         let bottom = height - below;
-        let y = Laid::new(&self.y, self.levels().into_iter(), (bottom, top + 8.0), true);
+        let y = AxisLayout::new(&self.y, self.levels().into_iter(), (bottom, top + 8.0), true);
         let widest = y.ticks().iter().map(|(_, label)| text_width(label)).fold(0.0, f64::max);
         let (left, right) = (14.0 + label_room + widest, width - 16.0);
         for (value, label) in y.ticks() {
@@ -122,7 +122,7 @@ impl Bars {
         svg
     }
 
-    fn group(&self, svg: &mut Svg, y: &Laid<'_>, group: &BarGroup, from: f64, each: f64) {
+    fn group(&self, svg: &mut Svg, y: &AxisLayout<'_>, group: &BarGroup, from: f64, each: f64) {
         let inner = (each * 0.78).min(90.0);
         let start = from + (each - inner) / 2.0;
         let wide = if self.stacked { inner } else { inner / group.bars.len().max(1) as f64 };

@@ -1,13 +1,13 @@
 //! Lines and points over two axes: curves with error bands, scatter plots, bars of error, reference values.
 
 use super::COLORS;
-use super::axis::{Axis, Laid};
+use super::axis::{Axis, AxisLayout};
 use super::svg::{Anchor, Svg, text_width};
 use crate::text::number;
 
 /// One value, with the interval it is believed to lie in, and words for the pointer that rests on it.
 #[derive(Clone, PartialEq, Debug, Default)]
-pub struct Point {
+pub struct ChartPoint {
     /// In the unit of the x axis.
     pub x: f64,
     /// In the unit of the y axis.
@@ -18,10 +18,10 @@ pub struct Point {
     pub title: Option<String>,
 }
 
-impl Point {
+impl ChartPoint {
     /// A point without an interval, with its values for a title.
     pub fn new(x: f64, y: f64) -> Self {
-        Point { x, y, ..Point::default() }
+        ChartPoint { x, y, ..ChartPoint::default() }
     }
 }
 
@@ -39,7 +39,7 @@ pub enum Mark {
 
 /// How intervals are drawn.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Spread {
+pub enum IntervalStyle {
     /// An area behind the line.
     #[default]
     Band,
@@ -53,11 +53,11 @@ pub struct Series {
     /// Stands in the legend.
     pub name: String,
     /// Points in order of drawing; those that are not finite interrupt the line.
-    pub points: Vec<Point>,
+    pub points: Vec<ChartPoint>,
     /// What is drawn for the points.
     pub mark: Mark,
     /// What is drawn for their intervals.
-    pub spread: Spread,
+    pub spread: IntervalStyle,
     /// The line is broken; points are drawn as they are otherwise.
     pub dashed: bool,
     /// Index of its color; `None` = the next one. The same index in two figures gives the same color.
@@ -66,7 +66,7 @@ pub struct Series {
 
 /// Something to compare with, drawn behind the data.
 #[derive(Clone, PartialEq, Debug)]
-pub enum Reference {
+pub enum ReferenceLine {
     /// A level across the figure.
     Y {
         /// Stands beside the line.
@@ -113,7 +113,7 @@ pub struct Chart {
     /// In the order of drawing, and of the legend.
     pub series: Vec<Series>,
     /// What to compare with.
-    pub references: Vec<Reference>,
+    pub references: Vec<ReferenceLine>,
     /// Pixels; `None` = 680 x 360.
     pub size: Option<(f64, f64)>,
 }
@@ -121,10 +121,10 @@ pub struct Chart {
 /// Dots are drawn, and shown to the pointer, up to this many points in a series.
 const DOTS_AT_MOST: usize = 200;
 
-struct Plot<'a> {
+struct ChartLayout<'a> {
     svg: Svg,
-    x: Laid<'a>,
-    y: Laid<'a>,
+    x: AxisLayout<'a>,
+    y: AxisLayout<'a>,
     left: f64,
     right: f64,
     top: f64,
@@ -155,7 +155,7 @@ impl Chart {
         plot.svg
     }
 
-    fn lay_out(&self) -> Plot<'_> {
+    fn lay_out(&self) -> ChartLayout<'_> {
         let (width, height) = self.size.unwrap_or((680.0, 360.0));
         let mut svg = Svg::new(width, height, &self.title);
         let mut top = 10.0;
@@ -177,15 +177,15 @@ impl Chart {
             [p.y, low, high]
         });
         let levels = self.references.iter().flat_map(|reference| match reference {
-            Reference::Y { at, .. } => vec![*at],
-            Reference::YBand { from, to, .. } => vec![*from, *to],
+            ReferenceLine::Y { at, .. } => vec![*at],
+            ReferenceLine::YBand { from, to, .. } => vec![*from, *to],
             _ => vec![],
         });
-        let y = Laid::new(&self.y, extents.chain(levels), (bottom, top + 8.0), true);
+        let y = AxisLayout::new(&self.y, extents.chain(levels), (bottom, top + 8.0), true);
         let widest = y.ticks().iter().map(|(_, label)| text_width(label)).fold(0.0, f64::max);
         let left = 14.0 + y_label_room + widest;
-        let x = Laid::new(&self.x, points().map(|p| p.x), (left, right), false);
-        Plot { svg, x, y, left, right, top: top + 8.0, bottom }
+        let x = AxisLayout::new(&self.x, points().map(|p| p.x), (left, right), false);
+        ChartLayout { svg, x, y, left, right, top: top + 8.0, bottom }
     }
 }
 
@@ -205,7 +205,7 @@ pub(super) fn legend(svg: &mut Svg, entries: &[(&str, usize, bool)], top: f64, w
     y + 10.0
 }
 
-impl Plot<'_> {
+impl ChartLayout<'_> {
     fn grid(&mut self, x_label: &str, y_label: &str) {
         for (value, label) in self.y.ticks() {
             let y = self.y.at(value);
@@ -234,26 +234,26 @@ impl Plot<'_> {
         }
     }
 
-    fn reference(&mut self, reference: &Reference) {
+    fn reference(&mut self, reference: &ReferenceLine) {
         match reference {
-            Reference::Y { label, at } => {
+            ReferenceLine::Y { label, at } => {
                 let y = self.y.at(*at);
                 self.svg.line("r", (self.left, y), (self.right, y));
                 self.svg.text("n m", (self.right - 4.0, y - 5.0), Anchor::End, label);
             }
-            Reference::X { label, at } => {
+            ReferenceLine::X { label, at } => {
                 if self.x.holds(*at) {
                     let x = self.x.at(*at);
                     self.svg.line("r", (x, self.top), (x, self.bottom));
                     self.beside(x, label);
                 }
             }
-            Reference::YBand { label, from, to } => {
+            ReferenceLine::YBand { label, from, to } => {
                 let (high, low) = (self.y.at(from.max(*to)), self.y.at(from.min(*to)));
                 self.svg.rect("rb", (self.left, high), (self.right - self.left, low - high), None, label);
                 self.svg.text("n m", (self.right - 4.0, high + 14.0), Anchor::End, label);
             }
-            Reference::XBand { label, from, to } => {
+            ReferenceLine::XBand { label, from, to } => {
                 let (left, right) = (self.x.at(from.min(*to)), self.x.at(from.max(*to)));
                 self.svg.rect("rb", (left, self.top), (right - left, self.bottom - self.top), None, label);
                 self.beside(left, label);
@@ -276,7 +276,7 @@ impl Plot<'_> {
             .filter_map(|p| p.interval.map(|(low, high)| (self.x.at(p.x), self.y.at(low), self.y.at(high))))
             .collect();
         let slot = color % COLORS;
-        if series.spread == Spread::Whiskers || series.mark == Mark::Points {
+        if series.spread == IntervalStyle::Whiskers || series.mark == Mark::Points {
             for (x, low, high) in with {
                 let class = format!("l s{slot}");
                 self.svg.line(&class, (x, low), (x, high));
@@ -317,7 +317,7 @@ impl Plot<'_> {
         }
     }
 
-    fn polyline(&self, run: &[Point], mark: Mark) -> Vec<(f64, f64)> {
+    fn polyline(&self, run: &[ChartPoint], mark: Mark) -> Vec<(f64, f64)> {
         let mut line = Vec::with_capacity(run.len());
         for point in run {
             let at = (self.x.at(point.x), self.y.at(point.y));
@@ -330,7 +330,7 @@ impl Plot<'_> {
     }
 }
 
-fn title_of(name: &str, point: &Point) -> String {
+fn title_of(name: &str, point: &ChartPoint) -> String {
     let interval = point.interval.map(|(low, high)| format!(" ({} to {})", number(low), number(high)));
     format!("{name}: {} at {}{}", number(point.y), number(point.x), interval.unwrap_or_default())
 }

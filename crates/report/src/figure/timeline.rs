@@ -1,19 +1,19 @@
 //! Lanes over time: where tasks ran, phases, turns of gangs.
 
 use super::COLORS;
-use super::axis::{Axis, Laid};
+use super::axis::{Axis, AxisLayout};
 use super::chart::legend;
 use super::svg::{Anchor, Svg, text_width};
 use crate::text::number;
 
 /// Something that lasts.
 #[derive(Clone, PartialEq, Debug, Default)]
-pub struct Span {
+pub struct TimelineSpan {
     /// Where it begins, in the unit of the x axis.
     pub from: f64,
     /// Where it ends, in the unit of the x axis.
     pub to: f64,
-    /// Index into [`Timeline::kinds`].
+    /// Index into [`TimelineChart::kinds`].
     pub kind: usize,
     /// Title for the pointer that rests on it; the kind's name where empty.
     pub title: String,
@@ -25,12 +25,12 @@ pub struct Lane {
     /// Stands at the left of the lane.
     pub name: String,
     /// What happened in it.
-    pub spans: Vec<Span>,
+    pub spans: Vec<TimelineSpan>,
 }
 
 /// Lanes over a common time axis.
 #[derive(Clone, PartialEq, Debug, Default)]
-pub struct Timeline {
+pub struct TimelineChart {
     /// Stands above the figure.
     pub title: String,
     /// The time axis.
@@ -46,7 +46,7 @@ pub struct Timeline {
 const LANE: f64 = 24.0;
 const WIDTH: f64 = 680.0;
 
-impl Timeline {
+impl TimelineChart {
     /// A file of its own.
     pub fn svg(&self) -> String {
         self.draw().standalone()
@@ -71,7 +71,7 @@ impl Timeline {
         let names = self.lanes.iter().map(|lane| text_width(&lane.name)).fold(0.0, f64::max);
         let (left, right) = (22.0 + names, WIDTH - 18.0);
         let ends = self.lanes.iter().flat_map(|lane| &lane.spans).flat_map(|span| [span.from, span.to]);
-        let x = Laid::new(&self.x, ends.chain(self.marks.iter().map(|(_, at)| *at)), (left, right), false);
+        let x = AxisLayout::new(&self.x, ends.chain(self.marks.iter().map(|(_, at)| *at)), (left, right), false);
         for (value, label) in x.ticks() {
             svg.line("g", (x.at(value), top), (x.at(value), bottom));
             svg.text("n m", (x.at(value), bottom + 17.0), Anchor::Middle, &label);

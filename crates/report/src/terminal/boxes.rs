@@ -1,7 +1,7 @@
 //! A plan as one box per cache, reasons below.
 
 use super::Paint;
-use crate::results::{CacheAssigned, PlanResult};
+use crate::results::{CacheAssignment, PlanResult};
 use crate::table::{Align, pad, width};
 use crate::text::{fixed, number};
 
@@ -32,12 +32,12 @@ fn shown(value: f64, unit: &str) -> String {
     if unit == "percent" { format!("{} % slower", fixed(value, 1)) } else { format!("weight {}", number(value)) }
 }
 
-fn one_box(cache: &CacheAssigned, unit: &str, paint: Paint) -> Vec<String> {
+fn one_box(cache: &CacheAssignment, unit: &str, paint: Paint) -> Vec<String> {
     let head = format!("{} · CPUs {}", cache.cache, cache.cpus);
     let names = cache.programs.iter().map(|p| width(&p.name)).max().unwrap_or(0);
     let mut rows: Vec<(String, String)> = Vec::new();
     for program in &cache.programs {
-        let cost = program.suffers.map_or("not known".to_string(), |value| shown(value, unit));
+        let cost = program.slowdown.map_or("not known".to_string(), |value| shown(value, unit));
         rows.push((pad(&program.name, names, Align::Left), cost));
     }
     if rows.is_empty() {
@@ -112,19 +112,19 @@ fn expectation(plan: &PlanResult, paint: Paint) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::results::{Alternatives, Placed};
+    use crate::results::{Alternatives, PlacementRow};
     use expect_test::expect;
 
     /// Does a reader see at a glance who shares what, and why?
     #[test]
     fn a_plan_is_boxes_and_reasons() {
-        let placed = |name: &str, suffers: Option<f64>, why: &str| Placed {
+        let placed = |name: &str, suffers: Option<f64>, why: &str| PlacementRow {
             name: name.into(),
             cpu: None,
-            suffers,
+            slowdown: suffers,
             why: why.into(),
         };
-        let cache = |at: u32, programs| CacheAssigned {
+        let cache = |at: u32, programs| CacheAssignment {
             cache: format!("L2 #{at}"),
             cpus: format!("{}-{}", 2 * at, 2 * at + 1),
             programs,

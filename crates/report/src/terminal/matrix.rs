@@ -1,7 +1,7 @@
 //! Who hurts whom, as a matrix in colors, or in shades where there are none.
 
 use super::Paint;
-use crate::results::Matrix;
+use crate::results::CostTable;
 use crate::table::{Align, pad, width};
 use crate::text::number;
 
@@ -11,7 +11,7 @@ const HEAT: [u8; 6] = [0, 58, 94, 130, 166, 160];
 const SHADES: [&str; 6] = [" ", "·", "░", "▒", "▓", "█"];
 
 /// The matrix under its names, row suffers from column, and a line that says so.
-pub fn matrix_picture(matrix: &Matrix, paint: Paint) -> String {
+pub fn matrix_picture(matrix: &CostTable, paint: Paint) -> String {
     let percent = matrix.unit == "percent";
     let shown = |value: f64| if percent { format!("{value:.1}") } else { number(value) };
     let values = || matrix.values.iter().flatten().flatten().copied().filter(|value| value.is_finite());
@@ -69,10 +69,10 @@ mod tests {
     use super::*;
     use expect_test::expect;
 
-    fn matrix() -> Matrix {
+    fn matrix() -> CostTable {
         let values = vec![vec![Some(0.0), Some(48.0)], vec![Some(2.31), None]];
         let names = vec!["mcf".to_string(), "milc".to_string()];
-        Matrix { scheme: "sdc".into(), unit: "percent".into(), names, values }
+        CostTable { scheme: "sdc".into(), unit: "percent".into(), names, values }
     }
 
     /// Does the matrix say who suffers from whom without any color?

@@ -3,8 +3,8 @@
 //! A draw knows the machine's caches, CPUs and latencies, and nothing of any policy. Sizes are shares of the contended
 //! cache, so that a family says the same on every machine.
 
-use cachemate_core::{Goal, Level, MachineSpec, SplitMix64};
-use cachemate_interval::{Demand, Job, Phase, Point, PrivateLevel, Program, RegionUse};
+use cachemate_core::{CacheLevel, Goal, MachineSpec, SplitMix64};
+use cachemate_interval::{Demand, IntervalJob, PhasedProgram, PrivateLevel, ProgramPhase, RegionUse, SizePoint};
 use serde::Serialize;
 
 /// What a mix is about.
@@ -90,7 +90,7 @@ impl Measures {
     }
 }
 
-struct Draw<'a> {
+struct MixGenerator<'a> {
     on: &'a Measures,
     generator: SplitMix64,
 }
@@ -100,32 +100,35 @@ const SIZES: u32 = 64;
 /// Tasks at most: larger machines stay partly idle.
 const TASKS_AT_MOST: usize = 16;
 
-impl Draw<'_> {
+impl MixGenerator<'_> {
     fn between(&mut self, low: f64, high: f64) -> f64 {
         low + (high - low) * self.generator.unit()
     }
 
     /// Fills per instruction by bytes held; each waits for so much of memory's latency.
-    fn phase(&mut self, fills: impl Fn(f64) -> f64, overlap: f64, base_cycles: f64) -> Phase {
+    fn phase(&mut self, fills: impl Fn(f64) -> f64, overlap: f64, base_cycles: f64) -> ProgramPhase {
         let on = self.on;
         let point = |at: u32| {
             let size_bytes = on.cache_bytes * f64::from(at) / f64::from(SIZES);
             let fills = fills(size_bytes);
             let stall = fills * on.latency_cycles * overlap;
-            Point {
+            SizePoint {
                 size_bytes,
                 cycles_per_instr: base_cycles + stall,
                 demand_fills_per_instr: fills,
                 prefetch_fills_per_instr: 0.0,
                 writebacks_per_instr: 0.2 * fills,
                 memory_stall_cycles_per_instr: stall,
-                unaided: None,
+                without_prefetch: None,
             }
         };
         let references_per_instr = fills(0.0).max(1e-4);
-        let first =
-            PrivateLevel { level: Level::L1Data, references_per_instr: 0.3, misses_per_instr: references_per_instr };
-        Phase {
+        let first = PrivateLevel {
+            level: CacheLevel::L1Data,
+            references_per_instr: 0.3,
+            misses_per_instr: references_per_instr,
+        };
+        ProgramPhase {
             instructions: None,
             references_per_instr,
             points: (1..=SIZES).map(point).collect(),
@@ -137,7 +140,7 @@ impl Draw<'_> {
     }
 
     /// Keeps this share of the cache, and loses by what is taken of it: one working set or two.
-    fn keeper(&mut self, share: f64) -> Phase {
+    fn keeper(&mut self, share: f64) -> ProgramPhase {
         let bytes = share * self.on.cache_bytes;
         let (rate, hot) = (self.between(0.004, 0.02), self.between(0.1, 0.5));
         let (part, base) = (self.between(0.0, 0.6), self.between(0.5, 1.2));
@@ -151,35 +154,35 @@ impl Draw<'_> {
     }
 
     /// Brings in and keeps nothing.
-    fn stream(&mut self) -> Phase {
+    fn stream(&mut self) -> ProgramPhase {
         let (rate, base, overlap) = (self.between(0.004, 0.012), self.between(0.4, 1.0), self.between(0.15, 0.4));
         self.phase(move |_| rate, overlap, base)
     }
 
     /// Hardly uses the cache.
-    fn quiet(&mut self) -> Phase {
+    fn quiet(&mut self) -> ProgramPhase {
         let (rate, base) = (self.between(1e-5, 2e-4), self.between(0.4, 1.5));
         let bytes = 0.02 * self.on.cache_bytes;
         self.phase(move |held| rate * (1.0 - held / bytes).max(0.0) + 1e-7, 0.7, base)
     }
 
     /// So many threads over one region that they read and write.
-    fn sharers(&mut self, number: u32, threads: u32) -> Job {
+    fn sharers(&mut self, number: u32, threads: u32) -> IntervalJob {
         let share = self.between(0.05, 0.2);
         let mut phase = self.keeper(share);
         let (reads, writes) = (self.between(0.002, 0.006), self.between(0.0005, 0.002));
         let bytes = self.between(0.02, 0.1) * self.on.cache_bytes;
         phase.sharing = vec![RegionUse { region: number, bytes, reads_per_instr: reads, writes_per_instr: writes }];
-        Job { threads, ..job(&format!("sharers-{number}"), phase) }
+        IntervalJob { threads, ..job(&format!("sharers-{number}"), phase) }
     }
 
-    fn shuffled(&mut self, mut jobs: Vec<Job>) -> Vec<Job> {
+    fn shuffled(&mut self, mut jobs: Vec<IntervalJob>) -> Vec<IntervalJob> {
         self.generator.shuffle(&mut jobs);
         jobs
     }
 
     /// So many that keep data, so many streams.
-    fn of_both(&mut self, keepers: usize, share: (f64, f64), streams: usize) -> Vec<Job> {
+    fn of_both(&mut self, keepers: usize, share: (f64, f64), streams: usize) -> Vec<IntervalJob> {
         let mut jobs = Vec::new();
         for at in 0..keepers {
             let share = self.between(share.0, share.1);
@@ -193,7 +196,7 @@ impl Draw<'_> {
         self.shuffled(jobs)
     }
 
-    fn mix(&mut self, family: Family, length_ns: u64) -> Vec<Job> {
+    fn mix(&mut self, family: Family, length_ns: u64) -> Vec<IntervalJob> {
         let on = self.on;
         let tasks = on.cores().min(TASKS_AT_MOST);
         let each = on.cores_per_cache as f64;
@@ -221,7 +224,7 @@ impl Draw<'_> {
             }
             Family::Floors => {
                 let mut jobs = self.of_both(tasks - tasks / 2, (0.3 / each, 1.2 / each), tasks / 2);
-                let goal = Goal { degradation_at_most: Some(0.15), ..Goal::default() };
+                let goal = Goal { max_slowdown: Some(0.15), ..Goal::default() };
                 if let Some(first) = jobs.iter_mut().find(|job| job.name.starts_with("keeper")) {
                     first.goal = Some(goal);
                 }
@@ -232,7 +235,8 @@ impl Draw<'_> {
                 let threads = on.cores_per_cache.min(4);
                 let first = 1 + self.generator.below(on.cores_per_cache as u64 - 1) as usize;
                 let processes = (tasks.saturating_sub(first) / threads).max(1);
-                let mut jobs: Vec<Job> = (0..first).map(|at| job(&format!("quiet-{at}"), self.quiet())).collect();
+                let mut jobs: Vec<IntervalJob> =
+                    (0..first).map(|at| job(&format!("quiet-{at}"), self.quiet())).collect();
                 for number in 0..processes {
                     jobs.push(self.sharers(number as u32, threads as u32));
                 }
@@ -245,7 +249,7 @@ impl Draw<'_> {
                 let threads = on.cores_per_cache.clamp(2, 3) as u32;
                 let clusters = (tasks / 2 / threads as usize).max(1) as u32;
                 let rest = tasks.saturating_sub((clusters * threads) as usize);
-                let mut jobs: Vec<Job> = (0..clusters).map(|number| self.sharers(number, threads)).collect();
+                let mut jobs: Vec<IntervalJob> = (0..clusters).map(|number| self.sharers(number, threads)).collect();
                 jobs.extend(self.of_both(rest - rest / 2, (0.3 / each, 1.2 / each), rest / 2));
                 self.shuffled(jobs)
             }
@@ -267,14 +271,14 @@ impl Draw<'_> {
     }
 
     /// Every other stretch it does something else.
-    fn phased(&mut self, job: &mut Job, length_ns: u64) {
+    fn phased(&mut self, job: &mut IntervalJob, length_ns: u64) {
         let other = if job.name.starts_with("stream") { self.quiet() } else { self.stream() };
         let instr_per_s = self.on.hertz;
         let first = job.program.phases[0].clone();
-        let mut stretch = |phase: Phase| {
+        let mut stretch = |phase: ProgramPhase| {
             let seconds = self.between(0.1, 0.3) * length_ns as f64 / 1e9;
             let cycles = phase.points.last().map_or(1.0, |point| point.cycles_per_instr);
-            Phase { instructions: Some(seconds * instr_per_s / cycles), ..phase }
+            ProgramPhase { instructions: Some(seconds * instr_per_s / cycles), ..phase }
         };
         let program = std::sync::Arc::make_mut(&mut job.program);
         program.phases = vec![stretch(first), stretch(other)];
@@ -282,8 +286,8 @@ impl Draw<'_> {
     }
 }
 
-fn job(name: &str, phase: Phase) -> Job {
-    let program = Program {
+fn job(name: &str, phase: ProgramPhase) -> IntervalJob {
+    let program = PhasedProgram {
         name: name.to_string(),
         phases: vec![phase],
         repeats_from: None,
@@ -291,11 +295,11 @@ fn job(name: &str, phase: Phase) -> Job {
         progress_per_instr: None,
         from_empty_cache: false,
     };
-    Job { name: name.to_string(), ..Job::new(program) }
+    IntervalJob { name: name.to_string(), ..IntervalJob::new(program) }
 }
 
 /// The programs of one mix; `None` where the machine has no data cache, or has no use for the family.
-pub fn mix(machine: &MachineSpec, family: Family, seed: u64, length_ns: u64) -> Option<Vec<Job>> {
+pub fn mix(machine: &MachineSpec, family: Family, seed: u64, length_ns: u64) -> Option<Vec<IntervalJob>> {
     let on = Measures::of(machine)?;
     let divides = machine.pages.colors.is_some() || machine.caches.iter().any(|cache| cache.way_partitions.is_some());
     let useless = match family {
@@ -305,7 +309,8 @@ pub fn mix(machine: &MachineSpec, family: Family, seed: u64, length_ns: u64) -> 
         Family::Overcommitted => on.cores_per_cache < 2,
         Family::Floors | Family::Null => false,
     };
-    let mut draw = Draw { on: &on, generator: SplitMix64::new(seed ^ (family as u64 + 1).wrapping_mul(0x9e37_79b9)) };
+    let mut draw =
+        MixGenerator { on: &on, generator: SplitMix64::new(seed ^ (family as u64 + 1).wrapping_mul(0x9e37_79b9)) };
     (!useless).then(|| draw.mix(family, length_ns))
 }
 

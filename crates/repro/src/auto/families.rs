@@ -1,31 +1,31 @@
 //! Every mix under every contender, on several machine seeds.
 
 use cachemate_core::MachineSpec;
-use cachemate_interval::Job;
+use cachemate_interval::IntervalJob;
 use serde::{Deserialize, Serialize};
 
 use super::draw::{FAMILIES, Family, mix};
-use super::run::{Contender, Outcome, run};
-use crate::{Context, ReproError};
+use super::run::{AutoContender, ContenderRun, run};
+use crate::{ExperimentContext, ReproError};
 
 /// Machine seeds: the first chooses the best single mechanism, the others score.
 const MACHINE_SEEDS: u64 = 3;
 
 /// What is compared, the default first and `auto` last.
-pub fn contenders() -> Vec<Contender> {
+pub fn contenders() -> Vec<AutoContender> {
     let only =
-        |what: &'static str, mechanisms: &str| Contender::new(what, "auto", &format!("without = [{mechanisms}]"));
+        |what: &'static str, mechanisms: &str| AutoContender::new(what, "auto", &format!("without = [{mechanisms}]"));
     vec![
-        Contender::new("default", "default", "window_ns = 1000000000"),
+        AutoContender::new("default", "default", "window_ns = 1000000000"),
         only("only placement", "\"sharing\", \"space\", \"gangs\""),
         only("only sharing", "\"placement\", \"space\", \"gangs\""),
         only("only space", "\"placement\", \"sharing\", \"gangs\""),
         only("only gangs", "\"placement\", \"sharing\", \"space\""),
-        Contender::new("dio", "dio", ""),
-        Contender::new("thread-clustering", "thread-clustering", ""),
-        Contender::new("cache-sizing", "cache-sizing", "window_ns = 1000000000"),
-        Contender::new("linux-sched-cache", "linux-sched-cache", ""),
-        Contender::new("auto", "auto", ""),
+        AutoContender::new("dio", "dio", ""),
+        AutoContender::new("thread-clustering", "thread-clustering", ""),
+        AutoContender::new("cache-sizing", "cache-sizing", "window_ns = 1000000000"),
+        AutoContender::new("linux-sched-cache", "linux-sched-cache", ""),
+        AutoContender::new("auto", "auto", ""),
     ]
 }
 
@@ -36,7 +36,7 @@ pub fn singles() -> std::ops::Range<usize> {
 
 /// How one contender did on one machine seed.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Did {
+pub struct ContenderScore {
     /// Mean over jobs of speed over that alone, from arrival on.
     pub weighted_speedup: f64,
     /// Harmonic mean of the same: throughput and fairness in one number.
@@ -51,7 +51,7 @@ pub struct Did {
 
 /// By what a contender is judged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Kind {
+pub enum ScoreKind {
     WeightedSpeedup,
     HarmonicMean,
     Throughput,
@@ -60,30 +60,30 @@ pub enum Kind {
 
 /// One mix with all that was measured.
 #[derive(Clone, Debug)]
-pub struct Mix {
+pub struct AutoMix {
     pub family: Family,
     pub machine: String,
     pub seed: u64,
     /// By machine seed, then contender.
-    pub did: Vec<Vec<Did>>,
+    pub did: Vec<Vec<ContenderScore>>,
 }
 
-impl Mix {
+impl AutoMix {
     /// Gain of a contender over another, in per cent, for the machine seeds that score.
     pub fn gains(&self, of: usize, over: usize) -> Vec<f64> {
-        self.gains_by(Kind::WeightedSpeedup, of, over)
+        self.gains_by(ScoreKind::WeightedSpeedup, of, over)
     }
 
     /// The same by another kind of verdict; points for the worst slowdown, of which less is better.
-    pub fn gains_by(&self, kind: Kind, of: usize, over: usize) -> Vec<f64> {
+    pub fn gains_by(&self, kind: ScoreKind, of: usize, over: usize) -> Vec<f64> {
         let percent = |a: f64, b: f64| 100.0 * (a / b - 1.0);
-        let gain = |did: &Vec<Did>| {
+        let gain = |did: &Vec<ContenderScore>| {
             let (of, over) = (&did[of], &did[over]);
             match kind {
-                Kind::WeightedSpeedup => percent(of.weighted_speedup, over.weighted_speedup),
-                Kind::HarmonicMean => percent(of.harmonic_mean, over.harmonic_mean),
-                Kind::Throughput => percent(of.instr_per_s, over.instr_per_s),
-                Kind::WorstSlowdown => 100.0 * (of.worst_slowdown - over.worst_slowdown),
+                ScoreKind::WeightedSpeedup => percent(of.weighted_speedup, over.weighted_speedup),
+                ScoreKind::HarmonicMean => percent(of.harmonic_mean, over.harmonic_mean),
+                ScoreKind::Throughput => percent(of.instr_per_s, over.instr_per_s),
+                ScoreKind::WorstSlowdown => 100.0 * (of.worst_slowdown - over.worst_slowdown),
             }
         };
         self.did.iter().skip(1).map(gain).collect()
@@ -101,13 +101,13 @@ const ALONE_NS: u64 = 60_000_000_000;
 
 /// What a job does alone.
 #[derive(Serialize, Deserialize)]
-struct Alone {
+struct SoloCourse {
     instr_per_s: f64,
     /// Seconds and instructions until then, of a program with phases: its instructions are not all of the same work.
     course: Vec<(f64, f64)>,
 }
 
-impl Alone {
+impl SoloCourse {
     /// Speed over that alone, at equal work: the time that so many instructions take alone, over the time that they took.
     fn speed(&self, instr_per_s: f64, seconds: f64) -> f64 {
         let done = instr_per_s * seconds;
@@ -119,26 +119,26 @@ impl Alone {
     }
 }
 
-fn alone(machine: &MachineSpec, job: &Job, length_ns: u64) -> Result<Alone, ReproError> {
+fn alone(machine: &MachineSpec, job: &IntervalJob, length_ns: u64) -> Result<SoloCourse, ReproError> {
     let phased = job.program.phases.len() > 1;
     let length_ns = if phased { length_ns } else { ALONE_NS };
-    let job = Job { start_ns: 0, ..job.clone() };
+    let job = IntervalJob { start_ns: 0, ..job.clone() };
     let default = &contenders()[0];
     let outcome = run(machine, &[job], default, 1, length_ns, |_| ())?;
     let course = if phased { outcome.course } else { Vec::new() };
-    Ok(Alone { instr_per_s: outcome.instr_per_s[0], course })
+    Ok(SoloCourse { instr_per_s: outcome.instr_per_s[0], course })
 }
 
-fn judged(jobs: &[Job], alone: &[Alone], outcome: &Outcome, length_ns: u64) -> Did {
-    let seconds = |job: &Job| length_ns.saturating_sub(job.start_ns).max(1) as f64 / 1e9;
+fn judged(jobs: &[IntervalJob], alone: &[SoloCourse], outcome: &ContenderRun, length_ns: u64) -> ContenderScore {
+    let seconds = |job: &IntervalJob| length_ns.saturating_sub(job.start_ns).max(1) as f64 / 1e9;
     let rates = outcome.instr_per_s.iter().zip(jobs);
     let over_alone: Vec<f64> = rates.zip(alone).map(|((rate, job), alone)| alone.speed(*rate, seconds(job))).collect();
     let promised: Vec<(usize, f64)> =
-        jobs.iter().enumerate().filter_map(|(at, job)| Some((at, job.goal?.degradation_at_most?))).collect();
+        jobs.iter().enumerate().filter_map(|(at, job)| Some((at, job.goal?.max_slowdown?))).collect();
     let kept =
         |window: &&Vec<f64>| promised.iter().all(|&(at, limit)| window[at] * (1.0 + limit) >= alone[at].instr_per_s);
     let windows = outcome.windows.len().max(1) as f64;
-    Did {
+    ContenderScore {
         weighted_speedup: over_alone.iter().sum::<f64>() / over_alone.len() as f64,
         harmonic_mean: over_alone.len() as f64 / over_alone.iter().map(|speed| 1.0 / speed).sum::<f64>(),
         instr_per_s: outcome.instr_per_s.iter().sum(),
@@ -152,11 +152,11 @@ fn judged(jobs: &[Job], alone: &[Alone], outcome: &Outcome, length_ns: u64) -> D
 /// # Errors
 /// A run that fails, or the interruption.
 pub fn run_all(
-    context: &Context<'_>,
+    context: &ExperimentContext<'_>,
     machines: &[MachineSpec],
     mixes: u32,
     length_ns: u64,
-) -> Result<Vec<Mix>, ReproError> {
+) -> Result<Vec<AutoMix>, ReproError> {
     let contenders = contenders();
     let mut all = Vec::new();
     for machine in machines {
@@ -166,14 +166,14 @@ pub fn run_all(
                 let Some(jobs) = mix(machine, family, seed, length_ns) else { continue };
                 context.tell(&format!("{}, {} {seed}", machine.name, family.name()));
                 let alone = context.run_all(&jobs, |job| alone(machine, job, length_ns))?;
-                let runs: Vec<(u64, &Contender)> =
+                let runs: Vec<(u64, &AutoContender)> =
                     (1..=MACHINE_SEEDS).flat_map(|seed| contenders.iter().map(move |one| (seed, one))).collect();
                 let did = context.run_all(&runs, |(machine_seed, contender)| {
                     let outcome = run(machine, &jobs, contender, seed ^ machine_seed, length_ns, |_| ())?;
                     Ok(judged(&jobs, &alone, &outcome, length_ns))
                 })?;
-                let did = did.chunks(contenders.len()).map(<[Did]>::to_vec).collect();
-                all.push(Mix { family, machine: machine.name.clone(), seed, did });
+                let did = did.chunks(contenders.len()).map(<[ContenderScore]>::to_vec).collect();
+                all.push(AutoMix { family, machine: machine.name.clone(), seed, did });
             }
         }
     }
@@ -189,12 +189,12 @@ mod tests {
     #[test]
     fn speeds_are_told_at_equal_work() {
         // Slow for a hundred seconds, then five times as fast.
-        let alone = Alone { instr_per_s: 300.0, course: vec![(100.0, 1e4), (200.0, 6e4)] };
+        let alone = SoloCourse { instr_per_s: 300.0, course: vec![(100.0, 1e4), (200.0, 6e4)] };
         assert_eq!(alone.speed(300.0, 200.0), 1.0);
         // Half as fast all the time: it has done in two hundred seconds what takes a hundred.
         assert_eq!(alone.speed(50.0, 200.0), 0.5);
         assert_eq!(alone.speed(175.0, 200.0), 0.75);
-        let steady = Alone { instr_per_s: 300.0, course: Vec::new() };
+        let steady = SoloCourse { instr_per_s: 300.0, course: Vec::new() };
         assert_eq!(steady.speed(150.0, 200.0), 0.5);
     }
 }

@@ -9,13 +9,13 @@
 mod bounds;
 pub mod draw;
 mod families;
-mod judged;
+mod results;
 mod run;
 
 use crate::Experiment;
 
 pub use draw::{FAMILIES, Family};
-pub use run::{Contender, Outcome, run};
+pub use run::{AutoContender, ContenderRun, run};
 
 /// The development mixes' machines: no ways and few caches, many small caches behind one bus, ways and large caches.
 pub const MACHINES: [&str; 3] = ["opteron-2350", "xeon-x5365", "epyc-7742?cores_per_package=8&contexts_per_core=1"];
@@ -26,6 +26,6 @@ pub(crate) fn experiments() -> Vec<Experiment> {
         ids: &["AUTO"],
         what: "the integrated policy against the default and every single mechanism, by families of mixes",
         full_minutes: 30.0,
-        run: judged::run,
+        run: results::run,
     }]
 }

@@ -2,16 +2,18 @@
 
 use std::collections::BTreeMap;
 
-use cachemate_core::{Event, Machine, MachineSpec, Observation, PolicyConfig, ProcessId, TaskId, Window, WindowRecord};
-use cachemate_interval::{IntervalMachine, Job, Options};
-use cachemate_pipeline::{Pipeline, Standard, miss_penalty_of_machine};
+use cachemate_core::{
+    CounterEvent, Machine, MachineSpec, Observation, PolicyConfig, ProcessId, TaskId, WindowLength, WindowRecord,
+};
+use cachemate_interval::{IntervalJob, IntervalMachine, Options};
+use cachemate_pipeline::{Pipeline, StandardPipeline, miss_penalty_of_machine};
 
 use crate::ReproError;
 use crate::setup::failed;
 
 /// A policy with its parameters.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub struct Contender {
+pub struct AutoContender {
     /// In tables.
     pub what: &'static str,
     /// Name in the registry.
@@ -20,16 +22,16 @@ pub struct Contender {
     pub parameters: String,
 }
 
-impl Contender {
+impl AutoContender {
     /// `parameters` as TOML.
     pub fn new(what: &'static str, policy: &'static str, parameters: &str) -> Self {
-        Contender { what, policy, parameters: parameters.to_string() }
+        AutoContender { what, policy, parameters: parameters.to_string() }
     }
 }
 
 /// What a run came to.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Outcome {
+pub struct ContenderRun {
     /// Instructions a second of each job from its arrival to the end, all threads.
     pub instr_per_s: Vec<f64>,
     /// Seconds at the end of each window, and instructions of all jobs until then.
@@ -49,18 +51,18 @@ const COUNTED_INSTRUCTIONS: f64 = 1e8;
 /// A machine or programs that cannot be, or a policy that fails.
 pub fn run(
     machine: &MachineSpec,
-    jobs: &[Job],
-    contender: &Contender,
+    jobs: &[IntervalJob],
+    contender: &AutoContender,
     seed: u64,
     length_ns: u64,
     mut each: impl FnMut(&WindowRecord),
-) -> Result<Outcome, ReproError> {
+) -> Result<ContenderRun, ReproError> {
     let options = Options { seed, length_ns: Some(length_ns), ..Options::default() };
     let wrong = failed(contender.what);
     let mut simulated = IntervalMachine::new(machine, options, jobs.to_vec()).map_err(failed(contender.what))?;
-    let first_window = Window::Time { ns: 1_000_000_000 };
+    let first_window = WindowLength::Time { ns: 1_000_000_000 };
     simulated.set_first_window(first_window);
-    let standard = Standard {
+    let standard = StandardPipeline {
         policy: PolicyConfig { name: contender.policy.to_string(), parameters: contender.parameters.clone(), seed },
         guard: None,
         counted_instructions: COUNTED_INSTRUCTIONS,
@@ -70,10 +72,10 @@ pub fn run(
     };
     let config = standard.for_machine(simulated.topology(), simulated.capabilities());
     let pipeline = Pipeline::build(config).map_err(wrong)?;
-    let mut books = Books::new(jobs);
+    let mut books = InstructionTotals::new(jobs);
     pipeline
         .run(simulated, |_, record| {
-            books.add(&record.seen, length_ns);
+            books.add(&record.observation, length_ns);
             each(&record);
             true
         })
@@ -82,7 +84,7 @@ pub fn run(
 }
 
 /// Instructions by job: observations count them exactly.
-struct Books {
+struct InstructionTotals {
     job_of: BTreeMap<ProcessId, usize>,
     names: Vec<String>,
     instructions: Vec<f64>,
@@ -92,9 +94,9 @@ struct Books {
     records: u64,
 }
 
-impl Books {
-    fn new(jobs: &[Job]) -> Self {
-        Books {
+impl InstructionTotals {
+    fn new(jobs: &[IntervalJob]) -> Self {
+        InstructionTotals {
             job_of: BTreeMap::new(),
             names: jobs.iter().map(|job| job.name.clone()).collect(),
             instructions: vec![0.0; jobs.len()],
@@ -116,7 +118,7 @@ impl Books {
             let named = || self.names.iter().position(|name| *name == task.name);
             let Some(job) = known.or_else(named) else { continue };
             self.job_of.insert(task.process, job);
-            here[job] += task.counts.get(Event::Instructions).unwrap_or(0.0);
+            here[job] += task.counts.get(CounterEvent::Instructions).unwrap_or(0.0);
         }
         self.instructions.iter_mut().zip(&here).for_each(|(sum, more)| *sum += more);
         let end_ns = seen.span.start_ns + seen.span.elapsed_ns;
@@ -127,10 +129,10 @@ impl Books {
         }
     }
 
-    fn outcome(self, jobs: &[Job], length_ns: u64) -> Outcome {
-        let seconds = |job: &Job| length_ns.saturating_sub(job.start_ns).max(1) as f64 / 1e9;
-        let rate = |(instructions, job): (&f64, &Job)| instructions / seconds(job);
-        Outcome {
+    fn outcome(self, jobs: &[IntervalJob], length_ns: u64) -> ContenderRun {
+        let seconds = |job: &IntervalJob| length_ns.saturating_sub(job.start_ns).max(1) as f64 / 1e9;
+        let rate = |(instructions, job): (&f64, &IntervalJob)| instructions / seconds(job);
+        ContenderRun {
             instr_per_s: self.instructions.iter().zip(jobs).map(rate).collect(),
             course: self.course,
             windows: self.windows,

@@ -5,17 +5,17 @@
 //! the program's own mean would set about as many bits in a quiet program as in a busy one.
 
 use cachemate_core::{IndexSet, SuperSetCount};
-use cachemate_locality::activity::{self, ActiveAbove, activity_vector};
+use cachemate_locality::activity::{self, ActivityThreshold, activity_vector};
 use serde::{Deserialize, Serialize};
 
-use super::samples::{Activity, LEVELS};
+use super::samples::{LEVELS, TaskActivity};
 
 /// Names of the six, in the order of Table 1.
 pub(super) const CELLS: [&str; 6] =
     ["D-cache use", "D-cache miss", "I-cache use", "I-cache miss", "L2-cache use", "L2-cache miss"];
 
-fn of(cell: usize) -> activity::Activity {
-    if cell.is_multiple_of(2) { activity::Activity::Use } else { activity::Activity::Miss }
+fn of(cell: usize) -> activity::ActivityKind {
+    if cell.is_multiple_of(2) { activity::ActivityKind::Use } else { activity::ActivityKind::Miss }
 }
 
 /// Events per super set and sample above which a bit is set, one for each of [`CELLS`].
@@ -24,7 +24,7 @@ pub(super) struct Thresholds([f64; 6]);
 
 impl Thresholds {
     /// Means over all super sets of all samples.
-    pub fn mean_of<'a>(samples: impl Iterator<Item = &'a Activity>) -> Self {
+    pub fn mean_of<'a>(samples: impl Iterator<Item = &'a TaskActivity>) -> Self {
         let (mut sums, mut count) = ([0.0; 6], [0.0; 6]);
         for activity in samples {
             for (cell, (sum, count)) in sums.iter_mut().zip(&mut count).enumerate() {
@@ -43,30 +43,30 @@ impl Thresholds {
     }
 
     /// The six vectors of one task's sample.
-    pub fn vectors(&self, activity: &Activity) -> [IndexSet; 6] {
+    pub fn vectors(&self, activity: &TaskActivity) -> [IndexSet; 6] {
         // "More than 4.2" and "more than 4" are the same for counts.
-        vectors(activity, |cell| ActiveAbove::Count(self.0[cell] as u64))
+        vectors(activity, |cell| ActivityThreshold::Count(self.0[cell] as u64))
     }
 }
 
 /// The six vectors by thresholds relative to the task's own mean: the other reading of the paper.
-pub(super) fn own_vectors(activity: &Activity) -> [IndexSet; 6] {
-    vectors(activity, |_| ActiveAbove::MeanTimes(1.0))
+pub(super) fn own_vectors(activity: &TaskActivity) -> [IndexSet; 6] {
+    vectors(activity, |_| ActivityThreshold::MeanTimes(1.0))
 }
 
-fn vectors(activity: &Activity, above: impl Fn(usize) -> ActiveAbove) -> [IndexSet; 6] {
+fn vectors(activity: &TaskActivity, above: impl Fn(usize) -> ActivityThreshold) -> [IndexSet; 6] {
     std::array::from_fn(|cell| activity_vector(&activity[cell / 2], of(cell), above(cell)))
 }
 
-fn events(count: &SuperSetCount, of: activity::Activity) -> u64 {
+fn events(count: &SuperSetCount, of: activity::ActivityKind) -> u64 {
     match of {
-        activity::Activity::Use => count.accesses,
-        activity::Activity::Miss => count.misses,
+        activity::ActivityKind::Use => count.accesses,
+        activity::ActivityKind::Miss => count.misses,
     }
 }
 
 /// Several samples in a row as one.
-pub(super) fn together<'a>(samples: impl IntoIterator<Item = &'a Activity>) -> Option<Activity> {
+pub(super) fn together<'a>(samples: impl IntoIterator<Item = &'a TaskActivity>) -> Option<TaskActivity> {
     samples.into_iter().cloned().reduce(|mut sum, more| {
         for level in 0..LEVELS.len() {
             for (sum, more) in sum[level].iter_mut().zip(&more[level]) {
@@ -80,12 +80,12 @@ pub(super) fn together<'a>(samples: impl IntoIterator<Item = &'a Activity>) -> O
 
 /// A line fitted by least squares.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
-pub(super) struct Line {
+pub(super) struct FittedLine {
     pub slope: f64,
     pub r_squared: f64,
 }
 
-impl Line {
+impl FittedLine {
     /// `None` where all x are alike, so that there is no slope. Points that are all alike in y lie on a line of slope 0
     /// that explains nothing (r² = 0).
     pub fn fit(points: &[(f64, f64)]) -> Option<Self> {
@@ -95,7 +95,7 @@ impl Line {
         let sum = |of: &dyn Fn(f64, f64) -> f64| points.iter().map(|point| of(point.0 - x, point.1 - y)).sum::<f64>();
         let (xx, xy, yy) = (sum(&|dx, _| dx * dx), sum(&|dx, dy| dx * dy), sum(&|_, dy| dy * dy));
         let r_squared = if yy > 0.0 { xy * xy / (xx * yy) } else { 0.0 };
-        (xx > 0.0).then_some(Line { slope: xy / xx, r_squared })
+        (xx > 0.0).then_some(FittedLine { slope: xy / xx, r_squared })
     }
 }
 
@@ -103,7 +103,7 @@ impl Line {
 mod tests {
     use super::*;
 
-    fn activity(accesses: u64) -> Activity {
+    fn activity(accesses: u64) -> TaskActivity {
         let level = |times: u64| -> Vec<SuperSetCount> {
             (0..4).map(|at| SuperSetCount { accesses: times * accesses * at, misses: at }).collect()
         };
@@ -127,12 +127,12 @@ mod tests {
     /// Does the fit give back a line, and r² the share that it explains?
     #[test]
     fn a_fitted_line_is_the_line() {
-        let line = Line::fit(&[(0.0, 1.0), (1.0, 3.0), (3.0, 7.0)]).unwrap();
+        let line = FittedLine::fit(&[(0.0, 1.0), (1.0, 3.0), (3.0, 7.0)]).unwrap();
         assert!((line.slope - 2.0).abs() < 1e-12 && (line.r_squared - 1.0).abs() < 1e-12);
         // y = x, plus and minus 1 where x repeats: half of the variance is explained.
-        let line = Line::fit(&[(0.0, 1.0), (0.0, -1.0), (2.0, 3.0), (2.0, 1.0)]).unwrap();
+        let line = FittedLine::fit(&[(0.0, 1.0), (0.0, -1.0), (2.0, 3.0), (2.0, 1.0)]).unwrap();
         assert!((line.slope - 1.0).abs() < 1e-12 && (line.r_squared - 0.5).abs() < 1e-12);
-        assert_eq!(Line::fit(&[(2.0, 1.0), (2.0, 3.0)]), None);
-        assert_eq!(Line::fit(&[]), None);
+        assert_eq!(FittedLine::fit(&[(2.0, 1.0), (2.0, 3.0)]), None);
+        assert_eq!(FittedLine::fit(&[]), None);
     }
 }

@@ -9,18 +9,20 @@
 //! samples (10^9 instructions). Jobs are timed each over its own work; in a run of a few turns, who runs when would
 //! count as a gain (a mix of +4 to +12 % where there is none).
 
-use cachemate_core::{Decision, Gang, GangSchedule, Level, Plan, Policy, ProfilerConfig, TaskId, View, Window};
+use cachemate_core::{
+    CacheLevel, Decision, Gang, GangSchedule, Plan, Policy, ProfilerConfig, TaskId, View, WindowLength,
+};
 use cachemate_pipeline::Pipeline;
 use cachemate_policy::policies;
-use cachemate_report::figure::{Axis, Bar as FigureBar, BarGroup, Bars};
+use cachemate_report::figure::{Axis, BarChart, BarGroup, ChartBar as FigureBar};
 use cachemate_sim::results::RunResults;
 use serde::{Deserialize, Serialize};
 
 use super::{MACHINE, SAMPLE_CYCLES, SUPER_SETS};
-use crate::rates::Rates;
-use crate::setup::{Comparison, Job, Scores, Workload, failed};
-use crate::work::{self, Work, Worked};
-use crate::{Bar, Context, DataPoint, Figure, Finding, ReproError, mean};
+use crate::rates::ProgramRates;
+use crate::setup::{Comparison, Scores, Workload, WorkloadJob, failed};
+use crate::work::{self, InstructionRange, WorkRun};
+use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget, mean};
 
 /// Table 4: the mix, kick-outs saved and IPC gained in the paper, %.
 const MIXES: [([&str; 4], f64, f64); 15] = [
@@ -60,7 +62,7 @@ const PAIR_PARTS: u64 = 3;
 const PAIR_TURN: u32 = 8;
 
 /// Samples of a job alone: before its work, and of its work. Beside others it takes three to four times as many.
-struct Length {
+struct SampleLength {
     scale: u64,
     warm_up: u64,
     kept: u64,
@@ -70,7 +72,7 @@ struct Length {
 
 /// One run against round robin, in per cent.
 #[derive(Clone, Copy, Serialize, Deserialize)]
-struct Against {
+struct RoundRobinGains {
     ipc_gain: f64,
     kick_outs_saved: f64,
     mix: f64,
@@ -83,23 +85,23 @@ struct Against {
 }
 
 #[derive(Serialize, Deserialize)]
-struct Mix {
+struct FourJobMix {
     seed: u64,
     nth: usize,
     /// One for each of [`SCHEDULERS`].
-    by: Vec<Against>,
-    oracle: Against,
+    by: Vec<RoundRobinGains>,
+    oracle: RoundRobinGains,
     worst_pairing_gain: f64,
 }
 
-pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
-    let quick = Length { scale: 20, warm_up: 2, kept: 30, every: 5 };
-    let length = context.pick(quick, Length { scale: 5, warm_up: 2, kept: 40, every: 1 });
+pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
+    let quick = SampleLength { scale: 20, warm_up: 2, kept: 30, every: 5 };
+    let length = context.pick(quick, SampleLength { scale: 5, warm_up: 2, kept: 40, every: 1 });
     let mixes = all_mixes(context, &context.seeds, &length)?;
     let mut findings = findings(context, &mixes);
     if !context.quick {
         // Does the result hang on the scale?
-        let second = Length { scale: 20, ..length };
+        let second = SampleLength { scale: 20, ..length };
         let again = all_mixes(context, &context.seeds[..1], &second)?;
         let over = format!("mean of {} mixes, first seed", again.len());
         for (at, (name, _, _)) in SCHEDULERS.iter().enumerate() {
@@ -114,7 +116,11 @@ pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
     Ok(findings.into_iter().map(|finding| finding.time_scale(length.scale as f64)).collect())
 }
 
-fn all_mixes(context: &Context<'_>, seeds: &[u64], length: &Length) -> Result<Vec<Mix>, ReproError> {
+fn all_mixes(
+    context: &ExperimentContext<'_>,
+    seeds: &[u64],
+    length: &SampleLength,
+) -> Result<Vec<FourJobMix>, ReproError> {
     let mut mixes = Vec::new();
     for &seed in seeds {
         let items: Vec<usize> = (0..MIXES.len()).step_by(length.every).collect();
@@ -130,18 +136,18 @@ fn all_mixes(context: &Context<'_>, seeds: &[u64], length: &Length) -> Result<Ve
         let of =
             |(at, program): (usize, &&str)| jobs.iter().position(|other| *other == (*program, at)).map(|n| alone[n]);
         mixes.extend(context.run_all(&items, |&nth| {
-            let alone: Vec<(Work, Rates)> = MIXES[nth].0.iter().enumerate().filter_map(of).collect();
+            let alone: Vec<(InstructionRange, ProgramRates)> = MIXES[nth].0.iter().enumerate().filter_map(of).collect();
             mix(nth, seed, length, &alone)
         })?);
     }
     Ok(mixes)
 }
 
-fn job(program: &str, at: usize, seed: u64) -> Job {
-    Job::new(program, 10 * seed + at as u64)
+fn job(program: &str, at: usize, seed: u64) -> WorkloadJob {
+    WorkloadJob::new(program, 10 * seed + at as u64)
 }
 
-fn workload(programs: &[&str], seed: u64, length: &Length) -> Result<Workload, ReproError> {
+fn workload(programs: &[&str], seed: u64, length: &SampleLength) -> Result<Workload, ReproError> {
     let jobs = programs.iter().enumerate().map(|(at, program)| job(program, at, seed)).collect();
     let mut workload = Workload::on(MACHINE, jobs, seed)?;
     workload.options.scale = length.scale;
@@ -153,16 +159,26 @@ fn window_ns(workload: &Workload) -> u64 {
     (u128::from(SAMPLE_CYCLES) * 1_000_000_000 / u128::from(workload.machine.hertz)) as u64
 }
 
-fn managed(workload: &Workload, work: &[Work], name: &str, policy: Box<dyn Policy>) -> Result<Worked, ReproError> {
+fn managed(
+    workload: &Workload,
+    work: &[InstructionRange],
+    name: &str,
+    policy: Box<dyn Policy>,
+) -> Result<WorkRun, ReproError> {
     // A reading of counters counts once it covers a part of a sample.
     let counted_instructions = SAMPLE_CYCLES as f64 / workload.options.scale as f64 / 10.0;
-    let counters = ProfilerConfig::Counters { level: Level::L2, at_least_instructions: counted_instructions };
+    let counters = ProfilerConfig::Counters { level: CacheLevel::L2, at_least_instructions: counted_instructions };
     let profilers = vec![counters, ProfilerConfig::Activity];
-    let config = workload.pipeline(name, "", profilers, Window::Time { ns: window_ns(workload) });
+    let config = workload.pipeline(name, "", profilers, WindowLength::Time { ns: window_ns(workload) });
     work::together(workload, work, Some(Pipeline::with_policy(config, policy)))
 }
 
-fn scheduled(workload: &Workload, work: &[Work], policy: &str, parameters: &str) -> Result<Worked, ReproError> {
+fn scheduled(
+    workload: &Workload,
+    work: &[InstructionRange],
+    policy: &str,
+    parameters: &str,
+) -> Result<WorkRun, ReproError> {
     let sets = if policy == "activity-vector" { format!("super_sets = {SUPER_SETS}\n") } else { String::new() };
     let parameters = format!("window_ns = {}\n{sets}{parameters}\n", window_ns(workload));
     let built = policies::build(policy, &parameters, workload.options.seed).map_err(failed(policy))?;
@@ -170,14 +186,14 @@ fn scheduled(workload: &Workload, work: &[Work], policy: &str, parameters: &str)
 }
 
 /// Two pairs in turn, for ever.
-struct InPairs {
+struct PairRotation {
     pairs: [[u32; 2]; 2],
     window_ns: u64,
 }
 
-impl Policy for InPairs {
+impl Policy for PairRotation {
     fn decide(&mut self, view: &View<'_>) -> Decision {
-        let mut plan = Plan::idle(Window::Time { ns: self.window_ns });
+        let mut plan = Plan::idle(WindowLength::Time { ns: self.window_ns });
         let gang = |pair: &[u32; 2]| Gang {
             members: pair.iter().map(|&task| (TaskId(task), None)).collect(),
             slices: PAIR_TURN,
@@ -185,47 +201,52 @@ impl Policy for InPairs {
         let cpus = view.topology.cpus.iter().map(|cpu| cpu.id.0).collect();
         let gangs = self.pairs.iter().map(gang).collect();
         plan.gangs.push(GangSchedule { cpus, slice_ns: self.window_ns / PAIR_PARTS, gangs });
-        Decision { plan, why: Vec::new() }
+        Decision { plan, reasons: Vec::new() }
     }
 }
 
-fn mix(nth: usize, seed: u64, length: &Length, alone: &[(Work, Rates)]) -> Result<Mix, ReproError> {
+fn mix(
+    nth: usize,
+    seed: u64,
+    length: &SampleLength,
+    alone: &[(InstructionRange, ProgramRates)],
+) -> Result<FourJobMix, ReproError> {
     let workload = workload(&MIXES[nth].0, seed, length)?;
-    let work: Vec<Work> = alone.iter().map(|(work, _)| *work).collect();
+    let work: Vec<InstructionRange> = alone.iter().map(|(work, _)| *work).collect();
     let solo: Vec<f64> = alone.iter().map(|(_, rates)| rates.instr_per_cycle).collect();
     let base = scheduled(&workload, &work, ROUND_ROBIN.0, ROUND_ROBIN.1)?;
     let by = SCHEDULERS
         .iter()
         .map(|(_, policy, parameters)| against(&scheduled(&workload, &work, policy, parameters)?, &base, &solo))
-        .collect::<Result<Vec<Against>, ReproError>>()?;
+        .collect::<Result<Vec<RoundRobinGains>, ReproError>>()?;
     let pairing = |pairs: [[u32; 2]; 2]| {
-        let policy = Box::new(InPairs { pairs, window_ns: window_ns(&workload) });
+        let policy = Box::new(PairRotation { pairs, window_ns: window_ns(&workload) });
         let run = against(&managed(&workload, &work, "pairs", policy)?, &base, &solo)?;
-        Ok(Against { brought_in: 2.0 * PAIR_PARTS as f64 / f64::from(PAIR_TURN), ..run })
+        Ok(RoundRobinGains { brought_in: 2.0 * PAIR_PARTS as f64 / f64::from(PAIR_TURN), ..run })
     };
-    let pairings = PAIRINGS.into_iter().map(pairing).collect::<Result<Vec<Against>, ReproError>>()?;
-    let by_gain = |a: &&Against, b: &&Against| a.ipc_gain.total_cmp(&b.ipc_gain);
+    let pairings = PAIRINGS.into_iter().map(pairing).collect::<Result<Vec<RoundRobinGains>, ReproError>>()?;
+    let by_gain = |a: &&RoundRobinGains, b: &&RoundRobinGains| a.ipc_gain.total_cmp(&b.ipc_gain);
     let (best, worst) = (pairings.iter().max_by(by_gain), pairings.iter().min_by(by_gain));
     let nothing = || ReproError::Failed("AV-3".to_string(), "no pairing".to_string());
     let (oracle, worst) = (*best.ok_or_else(nothing)?, *worst.ok_or_else(nothing)?);
-    Ok(Mix { seed, nth, by, oracle, worst_pairing_gain: worst.ipc_gain })
+    Ok(FourJobMix { seed, nth, by, oracle, worst_pairing_gain: worst.ipc_gain })
 }
 
-fn against(run: &Worked, base: &Worked, solo: &[f64]) -> Result<Against, ReproError> {
+fn against(run: &WorkRun, base: &WorkRun, solo: &[f64]) -> Result<RoundRobinGains, ReproError> {
     let starved = || ReproError::Failed("AV-3".to_string(), "a job did not finish its work".to_string());
     if run.rates.iter().chain(&base.rates).any(|rates| !rates.finished) {
         return Err(starved());
     }
-    let speeds = |worked: &Worked| worked.rates.iter().map(|rates| rates.instr_per_cycle).collect::<Vec<f64>>();
+    let speeds = |worked: &WorkRun| worked.rates.iter().map(|rates| rates.instr_per_cycle).collect::<Vec<f64>>();
     let gain = Comparison::of_rates(&run.rates, &base.rates).ok_or_else(starved)?;
-    let scored = |worked: &Worked| Scores::of(&speeds(worked), solo).ok_or_else(starved);
+    let scored = |worked: &WorkRun| Scores::of(&speeds(worked), solo).ok_or_else(starved);
     let (new, old): (Scores, Scores) = (scored(run)?, scored(base)?);
     let kick_outs = |results: &RunResults| {
         let instructions: u64 = results.tasks.iter().map(|task| task.instructions).sum();
-        results.level(Level::L2).map_or(0.0, |l2| l2.inter_task as f64 / instructions.max(1) as f64)
+        results.level(CacheLevel::L2).map_or(0.0, |l2| l2.inter_task as f64 / instructions.max(1) as f64)
     };
     let percent = |share: f64| 100.0 * share;
-    Ok(Against {
+    Ok(RoundRobinGains {
         ipc_gain: percent(gain.throughput_gain),
         kick_outs_saved: percent(1.0 - kick_outs(&run.results) / kick_outs(&base.results)),
         mix: percent(gain.mix_gain),
@@ -248,8 +269,8 @@ fn brought_in(decisions: &[Decision]) -> f64 {
     sets.windows(2).map(new).sum::<usize>() as f64 / sets.len().max(1) as f64
 }
 
-fn findings(context: &Context<'_>, mixes: &[Mix]) -> Vec<Finding> {
-    let over_mixes = |seed: u64, of: &dyn Fn(&Mix) -> f64| {
+fn findings(context: &ExperimentContext<'_>, mixes: &[FourJobMix]) -> Vec<Finding> {
+    let over_mixes = |seed: u64, of: &dyn Fn(&FourJobMix) -> f64| {
         mean(
             &mixes
                 .iter()
@@ -259,16 +280,18 @@ fn findings(context: &Context<'_>, mixes: &[Mix]) -> Vec<Finding> {
                 .collect::<Vec<f64>>(),
         )
     };
-    let per_seed = |of: &dyn Fn(&Mix) -> f64| context.per_seed(|seed| over_mixes(seed, of));
+    let per_seed = |of: &dyn Fn(&FourJobMix) -> f64| context.per_seed(|seed| over_mixes(seed, of));
     let oracle = mean(&per_seed(&|mix| mix.oracle.ipc_gain).iter().map(|(_, gain)| *gain).collect::<Vec<f64>>());
     let worst = mean(&per_seed(&|mix| mix.worst_pairing_gain).iter().map(|(_, gain)| *gain).collect::<Vec<f64>>());
     // Where the best pairing has less to give than the paper's mean, 70 % of what it gives. One that loses is no oracle,
     // and lowers no bar.
-    let bar =
-        Bar::AtLeast { bar: if (0.0..4.4).contains(&oracle) { 0.7 * oracle } else { 4.4 }, paper_best: Some(12.1) };
+    let bar = ResultTarget::AtLeast {
+        bar: if (0.0..4.4).contains(&oracle) { 0.7 * oracle } else { 4.4 },
+        paper_best: Some(12.1),
+    };
     let mut found = Vec::new();
     for (at, (name, _, _)) in SCHEDULERS.iter().enumerate() {
-        let mean_of = |of: fn(&Against) -> f64| {
+        let mean_of = |of: fn(&RoundRobinGains) -> f64| {
             mean(&per_seed(&|mix| of(&mix.by[at])).iter().map(|(_, value)| *value).collect::<Vec<f64>>())
         };
         let note = format!(
@@ -286,7 +309,7 @@ fn findings(context: &Context<'_>, mixes: &[Mix]) -> Vec<Finding> {
         let what =
             format!("mean IPC gain over round robin, {} mixes: {name}", mixes.len() / context.seeds.len().max(1));
         let shown = at == REFERENCE;
-        let (paper, bar) = if shown { ("", Bar::Shown) } else { ("+4.4 % (1.4 to 12.1)", bar) };
+        let (paper, bar) = if shown { ("", ResultTarget::Shown) } else { ("+4.4 % (1.4 to 12.1)", bar) };
         let finding = Finding::new("AV-3", &what, paper, "%", bar, &per_seed(&|mix| mix.by[at].ipc_gain)).note(note);
         found.push(finding.points(points(mixes, name, |mix| mix.by[at])));
         if shown {
@@ -296,7 +319,7 @@ fn findings(context: &Context<'_>, mixes: &[Mix]) -> Vec<Finding> {
         let lowest = measured(mixes).map(|nth| of_mix(mixes, nth, |mix| mix.by[at].ipc_gain));
         let lowest = lowest.map(|gains| mean(&gains)).fold(f64::INFINITY, f64::min);
         let what = format!("lowest IPC gain of any mix, mean over seeds: {name}");
-        let bar = Bar::AtLeast { bar: -1.0, paper_best: Some(1.4) };
+        let bar = ResultTarget::AtLeast { bar: -1.0, paper_best: Some(1.4) };
         let mut low = Finding::new("AV-3", &what, "+1.4 %", "%", bar, &[(context.seeds[0], lowest)]);
         low.seeds.clone_from(&context.seeds);
         found.push(low);
@@ -312,11 +335,11 @@ fn findings(context: &Context<'_>, mixes: &[Mix]) -> Vec<Finding> {
 }
 
 /// The mixes there are, in Table 4's order.
-fn measured(mixes: &[Mix]) -> impl Iterator<Item = usize> + '_ {
+fn measured(mixes: &[FourJobMix]) -> impl Iterator<Item = usize> + '_ {
     (0..MIXES.len()).filter(|nth| mixes.iter().any(|mix| mix.nth == *nth))
 }
 
-fn of_mix(mixes: &[Mix], nth: usize, of: impl Fn(&Mix) -> f64) -> Vec<f64> {
+fn of_mix(mixes: &[FourJobMix], nth: usize, of: impl Fn(&FourJobMix) -> f64) -> Vec<f64> {
     mixes.iter().filter(|mix| mix.nth == nth).map(of).collect()
 }
 
@@ -324,8 +347,8 @@ fn name_of(nth: usize) -> String {
     format!("{}: {}", nth + 1, MIXES[nth].0.join("."))
 }
 
-fn points(mixes: &[Mix], name: &str, of: impl Fn(&Mix) -> Against) -> Vec<DataPoint> {
-    let series: [(&str, fn(&Against) -> f64); 8] = [
+fn points(mixes: &[FourJobMix], name: &str, of: impl Fn(&FourJobMix) -> RoundRobinGains) -> Vec<DataPoint> {
+    let series: [(&str, fn(&RoundRobinGains) -> f64); 8] = [
         ("IPC gain, %", |run| run.ipc_gain),
         ("kick-outs saved, %", |run| run.kick_outs_saved),
         ("mix, %", |run| run.mix),
@@ -345,7 +368,7 @@ fn points(mixes: &[Mix], name: &str, of: impl Fn(&Mix) -> Against) -> Vec<DataPo
     points
 }
 
-fn figure(mixes: &[Mix]) -> Figure {
+fn figure(mixes: &[FourJobMix]) -> ResultFigure {
     let bar = |values: Vec<f64>| {
         let point = DataPoint::over("", "", &values);
         FigureBar { value: point.value, interval: point.low.zip(point.high) }
@@ -357,13 +380,13 @@ fn figure(mixes: &[Mix]) -> Figure {
         BarGroup { name: MIXES[nth].0.join("."), bars }
     };
     let series = SCHEDULERS.iter().map(|(name, _, _)| *name).chain(["best pairing", "paper"]);
-    let bars = Bars {
+    let bars = BarChart {
         title: "IPC gain over round robin, mixes of four jobs".to_string(),
         y: Axis::linear("%"),
         series: series.map(str::to_string).collect(),
         groups: measured(mixes).map(group).collect(),
         size: Some((1180.0, 460.0)),
-        ..Bars::default()
+        ..BarChart::default()
     };
-    Figure::bars("av-3-mixes", &bars)
+    ResultFigure::bars("av-3-mixes", &bars)
 }

@@ -4,17 +4,17 @@
 //! All 45 pairs of nine programs, each also with itself, on the two contexts of the simulated SMT core. Sample by sample
 //! the bits that both vectors share stand against the IPC of both together; a line is fitted for each pair.
 
-use cachemate_core::{IndexSet, Level};
+use cachemate_core::{CacheLevel, IndexSet};
 use cachemate_locality::activity::overlap;
-use cachemate_report::figure::{Axis, Bar as FigureBar, BarGroup, Bars, Chart, Mark, Point, Series};
-use cachemate_sim::results::MissesBy;
+use cachemate_report::figure::{Axis, BarChart, BarGroup, Chart, ChartBar as FigureBar, ChartPoint, Mark, Series};
+use cachemate_sim::results::MissBreakdown;
 use serde::{Deserialize, Serialize};
 
-use super::bits::{CELLS, Line, Thresholds, own_vectors};
-use super::samples::{Activity, Sample, SuperSets, sampled_by_set};
+use super::bits::{CELLS, FittedLine, Thresholds, own_vectors};
+use super::samples::{ActivitySample, SuperSets, TaskActivity, sampled_by_set};
 use super::{MACHINE, PROGRAMS};
-use crate::setup::{Job, Workload};
-use crate::{Bar, Context, DataPoint, Figure, Finding, ReproError, mean};
+use crate::setup::{Workload, WorkloadJob};
+use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget, mean};
 
 /// Table 1, average slope and r².
 const PAPER: [(f64, f64); 6] =
@@ -22,7 +22,7 @@ const PAPER: [(f64, f64); 6] =
 const L2_MISS: usize = 5;
 
 /// Samples not kept and kept, and the time scale.
-struct Length {
+struct PairLength {
     scale: u64,
     warm_up: u64,
     kept: u64,
@@ -32,7 +32,7 @@ struct Length {
 }
 
 #[derive(Serialize, Deserialize)]
-struct Pair {
+struct PairRun {
     seed: u64,
     name: String,
     instr_per_cycle: f64,
@@ -42,10 +42,10 @@ struct Pair {
     moved: [f64; 6],
     /// The same as `cells` under each of [`other_readings`].
     otherwise: Vec<Cells>,
-    l2: MissesBy,
+    l2: MissBreakdown,
 }
 
-type Cells = [(f64, Option<Line>); 6];
+type Cells = [(f64, Option<FittedLine>); 6];
 
 /// What the thresholds might have been instead; shown, and held against no bar.
 const OTHER_THRESHOLDS: [(&str, Option<f64>); 3] =
@@ -62,25 +62,25 @@ const FORMS: [(&str, SuperSets); 6] = [
     ("contiguous, 128 super sets", SuperSets { contiguous: true, super_sets: 128 }),
 ];
 
-/// Names of [`Pair::otherwise`].
+/// Names of [`PairRun::otherwise`].
 fn other_readings() -> impl Iterator<Item = &'static str> {
     let thresholds = OTHER_THRESHOLDS.iter().map(|(name, _)| *name);
     thresholds.chain(FORMS[1..].iter().map(|(name, _)| *name))
 }
 
 /// Samples as one form of super sets shows them.
-fn formed(samples: &[Sample], form: SuperSets) -> Vec<Sample> {
-    let one = |sample: &Sample| Sample {
+fn formed(samples: &[ActivitySample], form: SuperSets) -> Vec<ActivitySample> {
+    let one = |sample: &ActivitySample| ActivitySample {
         instr_per_cycle: sample.instr_per_cycle,
         tasks: sample.tasks.iter().map(|task| form.of(task)).collect(),
     };
     samples.iter().map(one).collect()
 }
 
-pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let length = context.pick(
-        Length { scale: 200, warm_up: 40, kept: 30, causes: None },
-        Length { scale: 20, warm_up: 8, kept: 60, causes: Some((40_000_000, 240_000_000)) },
+        PairLength { scale: 200, warm_up: 40, kept: 30, causes: None },
+        PairLength { scale: 20, warm_up: 8, kept: 60, causes: Some((40_000_000, 240_000_000)) },
     );
     let mut pairs = Vec::new();
     for &seed in &context.seeds {
@@ -96,31 +96,32 @@ pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
     Ok(findings.into_iter().map(|finding| finding.time_scale(scale)).collect())
 }
 
-fn job(program: usize, seed: u64, copy: u64) -> Job {
-    Job::new(PROGRAMS[program], 10 * seed + copy)
+fn job(program: usize, seed: u64, copy: u64) -> WorkloadJob {
+    WorkloadJob::new(PROGRAMS[program], 10 * seed + copy)
 }
 
-fn workload(jobs: Vec<Job>, seed: u64, scale: u64) -> Result<Workload, ReproError> {
+fn workload(jobs: Vec<WorkloadJob>, seed: u64, scale: u64) -> Result<Workload, ReproError> {
     let mut workload = Workload::on(MACHINE, jobs, seed)?;
     workload.options.scale = scale;
     Ok(workload)
 }
 
 /// From the nine programs alone, for each of [`FORMS`].
-fn thresholds(context: &Context<'_>, length: &Length, seed: u64) -> Result<Vec<Thresholds>, ReproError> {
+fn thresholds(context: &ExperimentContext<'_>, length: &PairLength, seed: u64) -> Result<Vec<Thresholds>, ReproError> {
     let alone: Vec<usize> = (0..PROGRAMS.len()).collect();
     let runs = context.run_all(&alone, |&program| {
         let workload = workload(vec![job(program, seed, 0)], seed, length.scale)?;
         Ok(sampled_by_set(workload, length.warm_up, length.kept)?.0)
     })?;
     let of_form = |(_, form): &(&str, SuperSets)| {
-        let alone: Vec<Activity> = runs.iter().flatten().map(|sample: &Sample| form.of(&sample.tasks[0])).collect();
+        let alone: Vec<TaskActivity> =
+            runs.iter().flatten().map(|sample: &ActivitySample| form.of(&sample.tasks[0])).collect();
         Thresholds::mean_of(alone.iter())
     };
     Ok(FORMS.iter().map(of_form).collect())
 }
 
-fn pair(length: &Length, seed: u64, a: usize, b: usize, of_forms: &[Thresholds]) -> Result<Pair, ReproError> {
+fn pair(length: &PairLength, seed: u64, a: usize, b: usize, of_forms: &[Thresholds]) -> Result<PairRun, ReproError> {
     let name = format!("{}+{}", PROGRAMS[a], PROGRAMS[b]);
     let workload = workload(vec![job(a, seed, 0), job(b, seed, 1)], seed, length.scale)?;
     let (by_set, results) = sampled_by_set(workload.clone(), length.warm_up, length.kept)?;
@@ -129,7 +130,7 @@ fn pair(length: &Length, seed: u64, a: usize, b: usize, of_forms: &[Thresholds])
         None => results,
         Some((warm_up, measured)) => workload.lasting(warm_up, measured).unmanaged()?,
     };
-    let l2 = results.level(Level::L2).ok_or_else(|| ReproError::Failed(name.clone(), "no L2".to_string()))?;
+    let l2 = results.level(CacheLevel::L2).ok_or_else(|| ReproError::Failed(name.clone(), "no L2".to_string()))?;
     let instr_per_cycle = mean(&samples.iter().map(|sample| sample.instr_per_cycle).collect::<Vec<f64>>());
     let otherwise = |(_, times): &(&str, Option<f64>)| match times {
         Some(times) => cells(&samples, |activity| thresholds.times(*times).vectors(activity)),
@@ -146,50 +147,55 @@ fn pair(length: &Length, seed: u64, a: usize, b: usize, of_forms: &[Thresholds])
         mean(&bits.iter().map(|bits| (bits - middle) * (bits - middle)).collect::<Vec<f64>>()).sqrt()
     });
     let cells = cells(&samples, |activity| thresholds.vectors(activity));
-    Ok(Pair { seed, name, instr_per_cycle, cells, moved, otherwise, l2 })
+    Ok(PairRun { seed, name, instr_per_cycle, cells, moved, otherwise, l2 })
 }
 
 /// Bits that both tasks have set.
-fn shared(sample: &Sample, vectors: &dyn Fn(&Activity) -> [IndexSet; 6]) -> [f64; 6] {
+fn shared(sample: &ActivitySample, vectors: &dyn Fn(&TaskActivity) -> [IndexSet; 6]) -> [f64; 6] {
     let (one, other) = (vectors(&sample.tasks[0]), vectors(&sample.tasks[1]));
     std::array::from_fn(|cell| f64::from(overlap(&one[cell], &other[cell])))
 }
 
-fn cells(samples: &[Sample], vectors: impl Fn(&Activity) -> [IndexSet; 6]) -> Cells {
+fn cells(samples: &[ActivitySample], vectors: impl Fn(&TaskActivity) -> [IndexSet; 6]) -> Cells {
     let points: Vec<([f64; 6], f64)> =
         samples.iter().map(|sample| (shared(sample, &vectors), sample.instr_per_cycle)).collect();
     std::array::from_fn(|cell| {
         let of_cell: Vec<(f64, f64)> = points.iter().map(|(bits, ipc)| (bits[cell], *ipc)).collect();
-        (mean(&of_cell.iter().map(|point| point.0).collect::<Vec<f64>>()), Line::fit(&of_cell))
+        (mean(&of_cell.iter().map(|point| point.0).collect::<Vec<f64>>()), FittedLine::fit(&of_cell))
     })
 }
 
-fn of_seed(pairs: &[Pair], seed: u64) -> impl Iterator<Item = &Pair> {
+fn of_seed(pairs: &[PairRun], seed: u64) -> impl Iterator<Item = &PairRun> {
     pairs.iter().filter(move |pair| pair.seed == seed)
 }
 
 /// Averages over the pairs that have a line, seed by seed.
 fn averaged(
-    context: &Context<'_>,
-    pairs: &[Pair],
-    line: impl Fn(&Pair) -> Option<Line>,
-    of: fn(&Line) -> f64,
+    context: &ExperimentContext<'_>,
+    pairs: &[PairRun],
+    line: impl Fn(&PairRun) -> Option<FittedLine>,
+    of: fn(&FittedLine) -> f64,
 ) -> Vec<f64> {
-    let lines = |seed| of_seed(pairs, seed).filter_map(&line).collect::<Vec<Line>>();
+    let lines = |seed| of_seed(pairs, seed).filter_map(&line).collect::<Vec<FittedLine>>();
     context.seeds.iter().map(|&seed| mean(&lines(seed).iter().map(of).collect::<Vec<f64>>())).collect()
 }
 
 /// Mean slope of all pairs, seed by seed; an overlap that never changed counted as slope 0: another reading, shown only.
-fn over_all(context: &Context<'_>, pairs: &[Pair], cell: usize) -> Vec<f64> {
-    let slope = |pair: &Pair| pair.cells[cell].1.map_or(0.0, |line| line.slope);
+fn over_all(context: &ExperimentContext<'_>, pairs: &[PairRun], cell: usize) -> Vec<f64> {
+    let slope = |pair: &PairRun| pair.cells[cell].1.map_or(0.0, |line| line.slope);
     context.seeds.iter().map(|&seed| mean(&of_seed(pairs, seed).map(slope).collect::<Vec<f64>>())).collect()
 }
 
 /// The line of IPC over shared bits through the means of the pairs, seed by seed.
-fn through_means(context: &Context<'_>, pairs: &[Pair], of: impl Fn(&Pair) -> f64, get: fn(&Line) -> f64) -> Vec<f64> {
+fn through_means(
+    context: &ExperimentContext<'_>,
+    pairs: &[PairRun],
+    of: impl Fn(&PairRun) -> f64,
+    get: fn(&FittedLine) -> f64,
+) -> Vec<f64> {
     let line = |&seed: &u64| {
         let means: Vec<(f64, f64)> = of_seed(pairs, seed).map(|pair| (of(pair), pair.instr_per_cycle)).collect();
-        Line::fit(&means).as_ref().map_or(f64::NAN, get)
+        FittedLine::fit(&means).as_ref().map_or(f64::NAN, get)
     };
     context.seeds.iter().map(line).collect()
 }
@@ -205,14 +211,14 @@ fn steepness(slopes: &[Vec<f64>]) -> Vec<f64> {
 }
 
 /// Within pairs, as the paper describes it and as it was chosen before the first run; other readings are points.
-fn correlation(context: &Context<'_>, pairs: &[Pair]) -> Vec<Finding> {
-    let slope = |line: &Line| line.slope;
+fn correlation(context: &ExperimentContext<'_>, pairs: &[PairRun]) -> Vec<Finding> {
+    let slope = |line: &FittedLine| line.slope;
     let within: Vec<Vec<f64>> = (0..6).map(|cell| averaged(context, pairs, |pair| pair.cells[cell].1, slope)).collect();
     let over_all: Vec<Vec<f64>> = (0..6).map(|cell| over_all(context, pairs, cell)).collect();
     let between: Vec<Vec<f64>> =
         (0..6).map(|cell| through_means(context, pairs, |pair| pair.cells[cell].0, slope)).collect();
-    let down = Bar::AtMost { bar: 0.0, paper_best: Some(-0.151) };
-    let steep = Bar::AtLeast { bar: 1.0, paper_best: Some(1.39) };
+    let down = ResultTarget::AtMost { bar: 0.0, paper_best: Some(-0.151) };
+    let steep = ResultTarget::AtLeast { bar: 1.0, paper_best: Some(1.39) };
     let with_seed =
         |values: &[f64]| -> Vec<(u64, f64)> { context.seeds.iter().copied().zip(values.to_vec()).collect() };
     let what = "slope of IPC over shared bits of the L2 miss vectors, within a pair, mean of the pairs that have one";
@@ -231,7 +237,7 @@ fn correlation(context: &Context<'_>, pairs: &[Pair]) -> Vec<Finding> {
     vec![first, second]
 }
 
-fn what_was_fitted(context: &Context<'_>, pairs: &[Pair]) -> String {
+fn what_was_fitted(context: &ExperimentContext<'_>, pairs: &[PairRun]) -> String {
     let with_line = |cell: usize| pairs.iter().filter(|pair| pair.cells[cell].1.is_some()).count();
     let lines: Vec<String> =
         (0..6).map(|cell| format!("{} {}", CELLS[cell], with_line(cell) / context.seeds.len().max(1))).collect();
@@ -246,7 +252,7 @@ fn what_was_fitted(context: &Context<'_>, pairs: &[Pair]) -> String {
 }
 
 /// How far the overlap moves within a pair and between pairs, per level: where a slope can come from.
-fn why_not_steepest(context: &Context<'_>, pairs: &[Pair]) -> String {
+fn why_not_steepest(context: &ExperimentContext<'_>, pairs: &[PairRun]) -> String {
     let spread = |cell: usize| {
         let within = mean(&pairs.iter().map(|pair| pair.moved[cell]).collect::<Vec<f64>>());
         let means: Vec<f64> = of_seed(pairs, context.seeds[0]).map(|pair| pair.cells[cell].0).collect();
@@ -263,8 +269,14 @@ fn why_not_steepest(context: &Context<'_>, pairs: &[Pair]) -> String {
     )
 }
 
-fn table_points(context: &Context<'_>, pairs: &[Pair], within: &[Vec<f64>], between: &[Vec<f64>]) -> Vec<DataPoint> {
-    let (slope, r_squared): (fn(&Line) -> f64, fn(&Line) -> f64) = (|line| line.slope, |line| line.r_squared);
+fn table_points(
+    context: &ExperimentContext<'_>,
+    pairs: &[PairRun],
+    within: &[Vec<f64>],
+    between: &[Vec<f64>],
+) -> Vec<DataPoint> {
+    let (slope, r_squared): (fn(&FittedLine) -> f64, fn(&FittedLine) -> f64) =
+        (|line| line.slope, |line| line.r_squared);
     let mut points = Vec::new();
     for (cell, name) in CELLS.iter().enumerate() {
         let mut put = |series: &str, values: &[f64]| points.push(DataPoint::over(series, *name, values));
@@ -296,7 +308,7 @@ fn table_points(context: &Context<'_>, pairs: &[Pair], within: &[Vec<f64>], betw
     points
 }
 
-fn slopes_figure(within: &[Vec<f64>], between: &[Vec<f64>]) -> Figure {
+fn slopes_figure(within: &[Vec<f64>], between: &[Vec<f64>]) -> ResultFigure {
     let bar = |slopes: &[f64]| {
         let ends = DataPoint::over("", "", slopes);
         FigureBar { value: ends.value, interval: ends.low.zip(ends.high) }
@@ -305,20 +317,20 @@ fn slopes_figure(within: &[Vec<f64>], between: &[Vec<f64>]) -> Figure {
         let bars = vec![bar(&within[cell]), bar(&between[cell]), FigureBar::from(PAPER[cell].0)];
         BarGroup { name: name.to_string(), bars }
     };
-    let bars = Bars {
+    let bars = BarChart {
         title: "Slope of IPC over shared bits".to_string(),
         y: Axis::linear("IPC per shared bit"),
         series: ["within pairs", "between pairs", "paper"].map(str::to_string).to_vec(),
         groups: CELLS.iter().enumerate().map(group).collect(),
-        ..Bars::default()
+        ..BarChart::default()
     };
-    Figure::bars("av-1-slopes", &bars)
+    ResultFigure::bars("av-1-slopes", &bars)
 }
 
-fn scatter(context: &Context<'_>, pairs: &[Pair]) -> Figure {
-    let point = |pair: &Pair| Point {
+fn scatter(context: &ExperimentContext<'_>, pairs: &[PairRun]) -> ResultFigure {
+    let point = |pair: &PairRun| ChartPoint {
         title: Some(format!("{}: {:.1} bits, IPC {:.2}", pair.name, pair.cells[L2_MISS].0, pair.instr_per_cycle)),
-        ..Point::new(pair.cells[L2_MISS].0, pair.instr_per_cycle)
+        ..ChartPoint::new(pair.cells[L2_MISS].0, pair.instr_per_cycle)
     };
     let points = of_seed(pairs, context.seeds[0]).map(point).collect();
     let chart = Chart {
@@ -328,12 +340,12 @@ fn scatter(context: &Context<'_>, pairs: &[Pair]) -> Figure {
         series: vec![Series { points, mark: Mark::Points, ..Series::default() }],
         ..Chart::default()
     };
-    Figure::chart("av-1-pairs", &chart)
+    ResultFigure::chart("av-1-pairs", &chart)
 }
 
-fn inter_thread(context: &Context<'_>, pairs: &[Pair]) -> [Finding; 2] {
-    let share = |pair: &Pair| 100.0 * pair.l2.inter_task as f64 / pair.l2.misses.max(1) as f64;
-    let not_cold = |pair: &Pair| {
+fn inter_thread(context: &ExperimentContext<'_>, pairs: &[PairRun]) -> [Finding; 2] {
+    let share = |pair: &PairRun| 100.0 * pair.l2.inter_task as f64 / pair.l2.misses.max(1) as f64;
+    let not_cold = |pair: &PairRun| {
         let again = pair.l2.misses - pair.l2.cold;
         if again > 0 { 100.0 * pair.l2.inter_task as f64 / again as f64 } else { f64::NAN }
     };
@@ -347,11 +359,11 @@ fn inter_thread(context: &Context<'_>, pairs: &[Pair]) -> [Finding; 2] {
     let again: Vec<(u64, f64)> = context.seeds.iter().map(again_per_seed).collect();
     let per_seed = |&seed: &u64| (seed, mean(&of_seed(pairs, seed).map(share).collect::<Vec<f64>>()));
     let per_seed: Vec<(u64, f64)> = context.seeds.iter().map(per_seed).collect();
-    let percent = |count: u64, pair: &Pair| 100.0 * count as f64 / pair.l2.references.max(1) as f64;
+    let percent = |count: u64, pair: &PairRun| 100.0 * count as f64 / pair.l2.references.max(1) as f64;
     let (mut points, mut groups) = (Vec::new(), Vec::new());
     for pair in of_seed(pairs, context.seeds[0]) {
         let of_name = || pairs.iter().filter(|other| other.name == pair.name);
-        let over = |of: &dyn Fn(&Pair) -> f64| of_name().map(of).collect::<Vec<f64>>();
+        let over = |of: &dyn Fn(&PairRun) -> f64| of_name().map(of).collect::<Vec<f64>>();
         points.push(DataPoint::over("L2 miss ratio, %", &pair.name, &over(&|pair| percent(pair.l2.misses, pair))));
         points.push(DataPoint::over("inter-thread share of misses, %", &pair.name, &over(&share)));
         points.push(DataPoint::over("inter-thread share without cold misses, %", &pair.name, &over(&not_cold)));
@@ -359,22 +371,22 @@ fn inter_thread(context: &Context<'_>, pairs: &[Pair]) -> [Finding; 2] {
         let bars = parts.map(|count| FigureBar::from(percent(count, pair))).to_vec();
         groups.push(BarGroup { name: pair.name.clone(), bars });
     }
-    let bars = Bars {
+    let bars = BarChart {
         title: "L2 misses by cause, 45 pairs".to_string(),
         y: Axis::linear("misses, % of L2 references"),
         series: ["inter-thread", "the thread's own", "cold"].map(str::to_string).to_vec(),
         groups,
         stacked: true,
         size: Some((1180.0, 430.0)),
-        ..Bars::default()
+        ..BarChart::default()
     };
-    let figure = Figure::bars("av-7-causes", &bars);
+    let figure = ResultFigure::bars("av-7-causes", &bars);
     let first = Finding::new(
         "AV-7",
         "share of L2 misses on lines that the other thread evicted, mean of 45 pairs",
         "more than 30 %",
         "%",
-        Bar::AtLeast { bar: 30.0, paper_best: None },
+        ResultTarget::AtLeast { bar: 30.0, paper_best: None },
         &per_seed,
     )
     .points(points)
@@ -390,7 +402,7 @@ fn inter_thread(context: &Context<'_>, pairs: &[Pair]) -> [Finding; 2] {
         "share of inter-thread misses of those that are not cold, mean of 45 pairs",
         "more than 30 % of all",
         "%",
-        Bar::Shown,
+        ResultTarget::Shown,
         &again,
     );
     [first, second]

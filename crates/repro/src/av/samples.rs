@@ -1,7 +1,9 @@
 //! Runs cut into samples: what every task did in every super set, and how fast the machine was meanwhile.
 
-use cachemate_core::{Event, Evidence, Level, Machine, Observation, Place, Plan, Probe, ProbeId, ProbeWhat};
-use cachemate_core::{SuperSetCount, TaskId, Window};
+use cachemate_core::{
+    CacheLevel, CounterEvent, CounterScope, Machine, Observation, Plan, ProbeEvidence, ProbeId, ProbeKind, ProbeRequest,
+};
+use cachemate_core::{SuperSetCount, TaskId, WindowLength};
 use cachemate_sim::results::RunResults;
 use serde::{Deserialize, Serialize};
 
@@ -9,17 +11,17 @@ use super::{MACHINE, SAMPLE_CYCLES, SUPER_SETS};
 use crate::ReproError;
 use crate::setup::{Workload, failed};
 
-pub(super) const LEVELS: [Level; 3] = [Level::L1Data, Level::L1Instruction, Level::L2];
+pub(super) const LEVELS: [CacheLevel; 3] = [CacheLevel::L1Data, CacheLevel::L1Instruction, CacheLevel::L2];
 
 /// Counts of one task in one sample, in the order of [`LEVELS`].
-pub(super) type Activity = [Vec<SuperSetCount>; 3];
+pub(super) type TaskActivity = [Vec<SuperSetCount>; 3];
 
 #[derive(Serialize, Deserialize)]
-pub(super) struct Sample {
+pub(super) struct ActivitySample {
     /// Instructions of all contexts per cycle.
     pub instr_per_cycle: f64,
     /// In the order of the jobs.
-    pub tasks: Vec<Activity>,
+    pub tasks: Vec<TaskActivity>,
 }
 
 /// How sets make up super sets: runs of neighbors (AV 2.2, Figure 2) or those with equal low bits (AV 4.1).
@@ -31,7 +33,7 @@ pub(super) struct SuperSets {
 
 impl SuperSets {
     /// Super sets out of counts by set.
-    pub fn of(self, sets: &Activity) -> Activity {
+    pub fn of(self, sets: &TaskActivity) -> TaskActivity {
         sets.each_ref().map(|sets| {
             let mut counts = vec![SuperSetCount { accesses: 0, misses: 0 }; self.super_sets];
             for (at, set) in sets.iter().enumerate() {
@@ -49,8 +51,8 @@ pub(super) fn sampled_by_set(
     workload: Workload,
     warm_up: u64,
     kept: u64,
-) -> Result<(Vec<Sample>, RunResults), ReproError> {
-    let sets = |level: Level| {
+) -> Result<(Vec<ActivitySample>, RunResults), ReproError> {
+    let sets = |level: CacheLevel| {
         workload
             .machine
             .caches
@@ -68,7 +70,11 @@ pub(super) fn sampled_by_set(
 
 /// Runs a workload of as many single-threaded jobs as contexts for `warm_up` samples that are not kept and `kept` that
 /// are. Every level is watched all the time.
-pub(super) fn sampled(workload: Workload, warm_up: u64, kept: u64) -> Result<(Vec<Sample>, RunResults), ReproError> {
+pub(super) fn sampled(
+    workload: Workload,
+    warm_up: u64,
+    kept: u64,
+) -> Result<(Vec<ActivitySample>, RunResults), ReproError> {
     sampled_in(workload, warm_up, kept, [SUPER_SETS; 3])
 }
 
@@ -77,18 +83,18 @@ fn sampled_in(
     warm_up: u64,
     kept: u64,
     super_sets: [u32; 3],
-) -> Result<(Vec<Sample>, RunResults), ReproError> {
+) -> Result<(Vec<ActivitySample>, RunResults), ReproError> {
     let cycles = SAMPLE_CYCLES / workload.options.scale;
     let jobs = workload.jobs.len();
     let workload = workload.lasting(warm_up * cycles, kept * cycles);
     let mut machine = workload.simulated()?;
     let tasks: Vec<TaskId> = (0..jobs as u32).map(TaskId).collect();
-    let mut plan = Plan::idle(Window::Cycles { cycles: SAMPLE_CYCLES });
+    let mut plan = Plan::idle(WindowLength::Cycles { cycles: SAMPLE_CYCLES });
     plan.probes =
         (0u32..).zip(LEVELS).zip(super_sets).map(|((id, level), sets)| probe(id, level, &tasks, sets)).collect();
     let applied = machine.apply(&plan).map_err(failed("activity probes"))?;
     if let Some(refused) = applied.refused.first() {
-        return Err(ReproError::Failed("activity probes".to_string(), refused.said.clone()));
+        return Err(ReproError::Failed("activity probes".to_string(), refused.message.clone()));
     }
     let mut samples = Vec::new();
     let mut nth = 0;
@@ -102,23 +108,23 @@ fn sampled_in(
     Ok((samples, machine.results()))
 }
 
-fn probe(id: u32, level: Level, tasks: &[TaskId], super_sets: u32) -> Probe {
-    let what = ProbeWhat::Activity { tasks: tasks.to_vec(), level, super_sets };
-    Probe { id: ProbeId(id), what, budget_ns: u64::MAX / 4 }
+fn probe(id: u32, level: CacheLevel, tasks: &[TaskId], super_sets: u32) -> ProbeRequest {
+    let what = ProbeKind::SuperSets { tasks: tasks.to_vec(), level, super_sets };
+    ProbeRequest { id: ProbeId(id), kind: what, budget_ns: u64::MAX / 4 }
 }
 
-fn sample(seen: &Observation, jobs: usize, super_sets: [u32; 3]) -> Sample {
+fn sample(seen: &Observation, jobs: usize, super_sets: [u32; 3]) -> ActivitySample {
     // A watched task of which nothing is told made no access at that level: it ran on its context all the time.
     let none = || super_sets.map(|count| vec![SuperSetCount { accesses: 0, misses: 0 }; count as usize]);
-    let mut tasks: Vec<Activity> = (0..jobs).map(|_| none()).collect();
-    for answer in &seen.answers {
-        if let Evidence::Activity { task, level, super_sets, .. } = &answer.evidence
+    let mut tasks: Vec<TaskActivity> = (0..jobs).map(|_| none()).collect();
+    for answer in &seen.probe_results {
+        if let ProbeEvidence::Activity { task, level, super_sets, .. } = &answer.evidence
             && let Some(at) = LEVELS.iter().position(|other| other == level)
         {
             tasks[task.0 as usize][at].clone_from(super_sets);
         }
     }
-    let on_cpus = seen.places.iter().filter(|(place, _)| matches!(place, Place::Cpu(_)));
-    let instructions: f64 = on_cpus.filter_map(|(_, counts)| counts.get(Event::Instructions)).sum();
-    Sample { instr_per_cycle: instructions / seen.span.elapsed_cycles.unwrap_or(1).max(1) as f64, tasks }
+    let on_cpus = seen.shared_counts.iter().filter(|(place, _)| matches!(place, CounterScope::Cpu(_)));
+    let instructions: f64 = on_cpus.filter_map(|(_, counts)| counts.get(CounterEvent::Instructions)).sum();
+    ActivitySample { instr_per_cycle: instructions / seen.span.elapsed_cycles.unwrap_or(1).max(1) as f64, tasks }
 }

@@ -3,15 +3,15 @@
 
 use cachemate_core::SuperSetCount;
 use cachemate_locality::activity::LastValue;
-use cachemate_report::figure::{Axis, Bar as FigureBar, BarGroup, Bars, HeatMap, Shade};
+use cachemate_report::figure::{Axis, BarChart, BarGroup, ChartBar as FigureBar, HeatMap, Shade};
 use serde::{Deserialize, Serialize};
 
 use super::bits::{CELLS, Thresholds, together};
-use super::samples::{Sample, sampled};
+use super::samples::{ActivitySample, sampled};
 use super::{MACHINE, PROGRAMS, SUPER_SETS};
-use crate::setup::{Job, Workload};
-use crate::split::Name;
-use crate::{Bar, Context, DataPoint, Figure, Finding, ReproError, mean};
+use crate::setup::{Workload, WorkloadJob};
+use crate::split_runs::Name;
+use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget, mean};
 
 /// Table 2, in the order of the six cells.
 const PAPER: [f64; 6] = [82.3, 93.6, 94.9, 90.3, 93.8, 94.6];
@@ -24,34 +24,34 @@ const PICTURED: [&str; 4] = ["gzip", "perl", "mcf", "equake"];
 const PICTURED_SAMPLES: usize = 160;
 
 #[derive(Serialize, Deserialize)]
-struct Solo {
+struct SoloSamples {
     seed: u64,
     program: Name,
-    samples: Vec<Sample>,
+    samples: Vec<ActivitySample>,
 }
 
-pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let (scale, long_samples) = context.pick((200, 10), (50, 16));
     let items: Vec<(u64, &'static str)> =
         context.seeds.iter().flat_map(|&seed| PROGRAMS.map(|program| (seed, program))).collect();
     context.tell("9 programs alone");
     let runs = context.run_all(&items, |&(seed, program)| {
-        let mut workload = Workload::on(MACHINE, vec![Job::new(program, 10 * seed)], seed)?;
+        let mut workload = Workload::on(MACHINE, vec![WorkloadJob::new(program, 10 * seed)], seed)?;
         workload.options.scale = scale;
         let (samples, _) = sampled(workload, SAMPLES_TOGETHER as u64, SAMPLES_TOGETHER as u64 * long_samples)?;
-        Ok(Solo { seed, program: Name(program), samples })
+        Ok(SoloSamples { seed, program: Name(program), samples })
     })?;
     let findings = [predictability(context, &runs), activity_over_time(context, &runs)];
     Ok(findings.into_iter().map(|finding| finding.time_scale(scale as f64)).collect())
 }
 
 /// Percent of bits, for one program: predicted by the last value, and zero.
-struct Predicted {
+struct PredictionRates {
     by_last_value: [Option<f64>; 6],
     zero: [Option<f64>; 6],
 }
 
-fn predicted(samples: &[Sample], thresholds: Thresholds) -> Predicted {
+fn predicted(samples: &[ActivitySample], thresholds: Thresholds) -> PredictionRates {
     let thresholds = thresholds.times(SAMPLES_TOGETHER as f64);
     let mut last: [LastValue; 6] = Default::default();
     let (mut zeros, mut bits) = ([0u32; 6], 0u32);
@@ -60,17 +60,17 @@ fn predicted(samples: &[Sample], thresholds: Thresholds) -> Predicted {
         for (cell, vector) in thresholds.vectors(&activity).into_iter().enumerate() {
             // The first is not predicted by anybody, and so not counted for either.
             zeros[cell] += if nth > 0 { SUPER_SETS - vector.count() } else { 0 };
-            last[cell].see(vector, SUPER_SETS);
+            last[cell].push(vector, SUPER_SETS);
         }
         bits += if nth > 0 { SUPER_SETS } else { 0 };
     }
-    Predicted {
+    PredictionRates {
         by_last_value: std::array::from_fn(|cell| last[cell].predictability().map(|share| 100.0 * share)),
         zero: zeros.map(|zeros| (bits > 0).then(|| 100.0 * f64::from(zeros) / f64::from(bits))),
     }
 }
 
-fn predictability(context: &Context<'_>, runs: &[Solo]) -> Finding {
+fn predictability(context: &ExperimentContext<'_>, runs: &[SoloSamples]) -> Finding {
     // By seed, by cell: mean over programs of (last value, zero).
     let mut by_seed: Vec<[(f64, f64); 6]> = Vec::new();
     let mut points = Vec::new();
@@ -78,10 +78,10 @@ fn predictability(context: &Context<'_>, runs: &[Solo]) -> Finding {
         let of_seed = || runs.iter().filter(|run| run.seed == seed);
         let all = of_seed().flat_map(|run| &run.samples).map(|sample| &sample.tasks[0]);
         let thresholds = Thresholds::mean_of(all);
-        let programs: Vec<(&str, Predicted)> =
+        let programs: Vec<(&str, PredictionRates)> =
             of_seed().map(|run| (run.program.0, predicted(&run.samples, thresholds))).collect();
         by_seed.push(std::array::from_fn(|cell| {
-            let over = |of: &dyn Fn(&Predicted) -> Option<f64>| {
+            let over = |of: &dyn Fn(&PredictionRates) -> Option<f64>| {
                 mean(&programs.iter().filter_map(|(_, predicted)| of(predicted)).collect::<Vec<f64>>())
             };
             (over(&|predicted| predicted.by_last_value[cell]), over(&|predicted| predicted.zero[cell]))
@@ -104,14 +104,14 @@ fn predictability(context: &Context<'_>, runs: &[Solo]) -> Finding {
         let bars = [mean(&last), mean(&zero), PAPER[cell]].map(FigureBar::from).to_vec();
         groups.push(BarGroup { name: name.to_string(), bars });
     }
-    let bars = Bars {
+    let bars = BarChart {
         title: "Bits of the next vector predicted".to_string(),
         y: Axis::linear("% of bits").within(0.0, 100.0),
         series: ["last value", "always zero", "paper"].map(str::to_string).to_vec(),
         groups,
-        ..Bars::default()
+        ..BarChart::default()
     };
-    let figure = Figure::bars("av-2-predictability", &bars);
+    let figure = ResultFigure::bars("av-2-predictability", &bars);
     let mean_of = |cells: &[(f64, f64); 6]| mean(&cells.map(|both| both.0));
     let per_seed: Vec<(u64, f64)> = context.seeds.iter().copied().zip(by_seed.iter().map(mean_of)).collect();
     let zero = mean(&by_seed.iter().map(|cells| mean(&cells.map(|both| both.1))).collect::<Vec<f64>>());
@@ -120,7 +120,7 @@ fn predictability(context: &Context<'_>, runs: &[Solo]) -> Finding {
         "bits of the next 100 M-cycle vector that the last one predicts, mean of the six cells",
         "82.3 to 94.9 % by cell, 91.6 % in the mean",
         "%",
-        Bar::Shown,
+        ResultTarget::Shown,
         &per_seed,
     )
     .points(points)
@@ -131,9 +131,9 @@ fn predictability(context: &Context<'_>, runs: &[Solo]) -> Finding {
     .figure(figure)
 }
 
-fn activity_over_time(context: &Context<'_>, runs: &[Solo]) -> Finding {
+fn activity_over_time(context: &ExperimentContext<'_>, runs: &[SoloSamples]) -> Finding {
     let pictured = || runs.iter().filter(|run| PICTURED.contains(&run.program.0));
-    let concentration = |run: &Solo| concentration(run.samples.iter().map(|sample| &sample.tasks[0][0]));
+    let concentration = |run: &SoloSamples| concentration(run.samples.iter().map(|sample| &sample.tasks[0][0]));
     let per_seed = |&seed: &u64| {
         let shares: Vec<f64> = pictured().filter(|run| run.seed == seed).filter_map(concentration).collect();
         (seed, mean(&shares))
@@ -144,7 +144,7 @@ fn activity_over_time(context: &Context<'_>, runs: &[Solo]) -> Finding {
         "heat maps of the L1 data cache; the busiest quarter of super sets has so much of all accesses",
         "Figure 2: bands of very high activity in gzip and perlbmk (pictures)",
         "% (25 % = spread evenly)",
-        Bar::Shown,
+        ResultTarget::Shown,
         &per_seed,
     );
     for program in PROGRAMS {
@@ -171,10 +171,11 @@ fn concentration<'a>(samples: impl Iterator<Item = &'a Vec<SuperSetCount>>) -> O
     (!shares.is_empty()).then(|| mean(&shares))
 }
 
-fn figure(run: &Solo) -> Figure {
+fn figure(run: &SoloSamples) -> ResultFigure {
     let samples = &run.samples[..run.samples.len().min(PICTURED_SAMPLES)];
     let accesses = |super_set: u32| -> Vec<Option<f64>> {
-        let count = |sample: &Sample| sample.tasks[0][0].get(super_set as usize).map(|count| count.accesses as f64);
+        let count =
+            |sample: &ActivitySample| sample.tasks[0][0].get(super_set as usize).map(|count| count.accesses as f64);
         samples.iter().map(count).collect()
     };
     let map = HeatMap {
@@ -189,5 +190,5 @@ fn figure(run: &Solo) -> Figure {
         bare: true,
         ..HeatMap::default()
     };
-    Figure::heat_map(format!("av-6-{}", run.program), &map)
+    ResultFigure::heat_map(format!("av-6-{}", run.program), &map)
 }

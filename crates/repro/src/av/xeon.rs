@@ -6,16 +6,16 @@
 //! training inputs are of different lengths, which it does not state); one mean vector for a program instead of one for
 //! each 50 million instructions, as our programs have no phases as long as that at this scale.
 
-use cachemate_core::{Estimate, Fact, FactSource, Level, Profile, ProfilerConfig, TaskId, Window};
+use cachemate_core::{CacheLevel, Estimate, Fact, FactSource, Profile, ProfilerConfig, TaskId, WindowLength};
 use cachemate_locality::activity::overlap;
-use cachemate_report::figure::{Axis, Bar as FigureBar, BarGroup, Bars};
+use cachemate_report::figure::{Axis, BarChart, BarGroup, ChartBar as FigureBar};
 use serde::{Deserialize, Serialize};
 
 use super::bits::{Thresholds, together};
-use super::samples::{Activity, LEVELS, sampled};
-use crate::setup::{Job, ManagedRun, Workload, built};
-use crate::split::Name;
-use crate::{Bar, Context, DataPoint, Figure, Finding, ReproError, mean};
+use super::samples::{LEVELS, TaskActivity, sampled};
+use crate::setup::{ManagedRun, Workload, WorkloadJob, built};
+use crate::split_runs::Name;
+use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget, mean};
 
 const MACHINE: &str = "p4-xeon-ht";
 const CANNOT_COUNT: &str = "p4-xeon-ht?counters.sampler=tagged";
@@ -39,7 +39,7 @@ const L2_MISS: usize = 5;
 /// Bounds on falling behind other than the default, in samples; the full form shows what they cost and bring.
 const BOUNDS: [&str; 2] = ["0.25", "inf"];
 
-struct Length {
+struct WorkloadLength {
     scale: u64,
     /// Slices of each job, alone.
     slices: u64,
@@ -48,16 +48,16 @@ struct Length {
 
 /// What is recorded of a program beforehand.
 #[derive(Serialize, Deserialize)]
-struct Recorded {
+struct ProgramRecord {
     program: Name,
-    activity: Activity,
+    activity: TaskActivity,
     instr_per_cycle: f64,
     misses_per_kilo_instr: f64,
 }
 
 /// One run of a workload to its end.
 #[derive(Serialize, Deserialize)]
-struct Finished {
+struct WorkloadRun {
     /// When each job ended, in cycles.
     ends: Vec<f64>,
     /// Cycle at which the last job ended.
@@ -67,20 +67,20 @@ struct Finished {
 }
 
 #[derive(Serialize, Deserialize)]
-struct Ran {
+struct XeonRun {
     seed: u64,
     workload: usize,
-    by_default: Finished,
-    vectors: Finished,
-    counters: Finished,
+    by_default: WorkloadRun,
+    vectors: WorkloadRun,
+    counters: WorkloadRun,
     /// The vectors' advice under each of the other bounds.
-    bounded: Vec<(Name, Finished)>,
-    choices: Choices,
+    bounded: Vec<(Name, WorkloadRun)>,
+    choices: PairingCounts,
 }
 
 /// Who ran beside whom under the default scheduler, looked at once a slice, from either side.
 #[derive(Default, Serialize, Deserialize)]
-struct Choices {
+struct PairingCounts {
     good: u32,
     moderate: u32,
     bad: u32,
@@ -88,9 +88,11 @@ struct Choices {
     better_at_bad: u32,
 }
 
-pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
-    let length =
-        context.pick(Length { scale: 200, slices: 6, bounds: &[] }, Length { scale: 50, slices: 12, bounds: &BOUNDS });
+pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
+    let length = context.pick(
+        WorkloadLength { scale: 200, slices: 6, bounds: &[] },
+        WorkloadLength { scale: 50, slices: 12, bounds: &BOUNDS },
+    );
     let mut programs: Vec<&'static str> = WORKLOADS.iter().flatten().copied().collect();
     programs.sort_unstable();
     programs.dedup();
@@ -112,8 +114,8 @@ fn slice_cycles(workload: &Workload) -> u64 {
     (ns * u128::from(workload.machine.hertz) / 1_000_000_000) as u64 / workload.options.scale
 }
 
-fn record(program: &'static str, seed: u64, length: &Length) -> Result<Recorded, ReproError> {
-    let mut workload = Workload::on(MACHINE, vec![Job::new(program, 10 * seed)], seed)?;
+fn record(program: &'static str, seed: u64, length: &WorkloadLength) -> Result<ProgramRecord, ReproError> {
+    let mut workload = Workload::on(MACHINE, vec![WorkloadJob::new(program, 10 * seed)], seed)?;
     workload.options.scale = length.scale;
     // Two slices to warm up, the rest is the profile, in samples of 5 M cycles at the papers' scale.
     let samples = slice_cycles(&workload) * length.scale / super::SAMPLE_CYCLES;
@@ -123,23 +125,23 @@ fn record(program: &'static str, seed: u64, length: &Length) -> Result<Recorded,
     let misses = results.level(LEVELS[2]).map_or(0.0, |l2| l2.misses as f64);
     let instructions = results.tasks.first().map_or(0, |task| task.instructions).max(1) as f64;
     let (instr_per_cycle, misses_per_kilo_instr) = (results.instructions_per_cycle(), 1000.0 * misses / instructions);
-    Ok(Recorded { program: Name(program), activity, instr_per_cycle, misses_per_kilo_instr })
+    Ok(ProgramRecord { program: Name(program), activity, instr_per_cycle, misses_per_kilo_instr })
 }
 
 fn compare(
     at: usize,
     seed: u64,
-    length: &Length,
-    recorded: &[Recorded],
+    length: &WorkloadLength,
+    recorded: &[ProgramRecord],
     thresholds: Thresholds,
-) -> Result<Ran, ReproError> {
-    let of: Vec<&Recorded> =
+) -> Result<XeonRun, ReproError> {
+    let of: Vec<&ProgramRecord> =
         WORKLOADS[at].iter().filter_map(|name| recorded.iter().find(|recorded| recorded.program.0 == *name)).collect();
     let mut workload = Workload::on(CANNOT_COUNT, Vec::new(), seed)?;
     workload.options.scale = length.scale;
     let alone = (length.slices * slice_cycles(&workload)) as f64;
-    let job = |(nth, recorded): (usize, &&Recorded)| {
-        let mut job = Job::new(recorded.program.0, 10 * seed + nth as u64);
+    let job = |(nth, recorded): (usize, &&ProgramRecord)| {
+        let mut job = WorkloadJob::new(recorded.program.0, 10 * seed + nth as u64);
         job.instructions = Some((alone * recorded.instr_per_cycle) as u64);
         job
     };
@@ -157,7 +159,7 @@ fn compare(
     let counters = managed(&workload, "counter-driven", "form = \"advice\"\n", profiles.clone())?;
     let bits: Vec<_> = of.iter().map(|recorded| thresholds.vectors(&recorded.activity)[L2_MISS].clone()).collect();
     let choices = choices(&by_default, |a, b| overlap(&bits[a], &bits[b]));
-    Ok(Ran {
+    Ok(XeonRun {
         seed,
         workload: at,
         by_default: finished(&by_default)?,
@@ -168,9 +170,9 @@ fn compare(
     })
 }
 
-fn profile(recorded: &Recorded) -> Profile {
+fn profile(recorded: &ProgramRecord) -> Profile {
     let misses = vec![(512 << 10, Estimate::exact(recorded.misses_per_kilo_instr))];
-    let mut profile = Profile::default().with_misses(Level::L2, misses, FactSource::ExactTrace);
+    let mut profile = Profile::default().with_misses(CacheLevel::L2, misses, FactSource::ExactTrace);
     let samples = LEVELS.iter().copied().zip(recorded.activity.iter().cloned());
     profile.locality.activity =
         samples.map(|(level, counts)| (level, Fact::new(counts, FactSource::ExactTrace, 0))).collect();
@@ -180,34 +182,35 @@ fn profile(recorded: &Recorded) -> Profile {
 fn managed(workload: &Workload, policy: &str, own: &str, profiles: Vec<Profile>) -> Result<ManagedRun, ReproError> {
     let ns = workload.machine.os.time_slice_ns;
     let oracle = ProfilerConfig::Oracle { profiles };
-    let config = workload.pipeline(policy, &format!("window_ns = {ns}\n{own}"), vec![oracle], Window::Time { ns });
+    let config =
+        workload.pipeline(policy, &format!("window_ns = {ns}\n{own}"), vec![oracle], WindowLength::Time { ns });
     workload.managed(built(config)?)
 }
 
-fn finished(run: &ManagedRun) -> Result<Finished, ReproError> {
+fn finished(run: &ManagedRun) -> Result<WorkloadRun, ReproError> {
     let mut ends = vec![None; run.results.tasks.len()];
     let mut now = 0;
     for record in &run.records {
-        now += record.seen.span.elapsed_cycles.unwrap_or(0);
-        for task in record.seen.tasks.iter().filter(|task| task.exited) {
+        now += record.observation.span.elapsed_cycles.unwrap_or(0);
+        for task in record.observation.tasks.iter().filter(|task| task.exited) {
             ends[task.task.0 as usize] = Some(now as f64);
         }
     }
     let ends: Option<Vec<f64>> = ends.into_iter().collect();
     let ends = ends.ok_or_else(|| ReproError::Failed(MACHINE.to_string(), "a job did not end".to_string()))?;
     let dispatcher = run.results.dispatcher;
-    Ok(Finished {
+    Ok(WorkloadRun {
         cycles: ends.iter().copied().fold(0.0, f64::max),
         ends,
         l2_misses: run.results.level(LEVELS[2]).map_or(f64::NAN, |l2| l2.misses as f64),
-        choice_share: dispatcher.picks_with_a_choice as f64 / dispatcher.picks.max(1) as f64,
+        choice_share: dispatcher.contested_picks as f64 / dispatcher.picks.max(1) as f64,
     })
 }
 
-fn choices(run: &ManagedRun, shared: impl Fn(usize, usize) -> u32) -> Choices {
-    let mut found = Choices::default();
+fn choices(run: &ManagedRun, shared: impl Fn(usize, usize) -> u32) -> PairingCounts {
+    let mut found = PairingCounts::default();
     for record in &run.records {
-        let alive = || record.seen.tasks.iter().filter(|task| !task.exited);
+        let alive = || record.observation.tasks.iter().filter(|task| !task.exited);
         let index = |task: TaskId| task.0 as usize;
         let running: Vec<usize> = alive().filter(|task| task.cpu.is_some()).map(|task| index(task.task)).collect();
         let waiting: Vec<usize> = alive().filter(|task| task.cpu.is_none()).map(|task| index(task.task)).collect();
@@ -228,7 +231,7 @@ fn choices(run: &ManagedRun, shared: impl Fn(usize, usize) -> u32) -> Choices {
     found
 }
 
-fn per_seed(context: &Context<'_>, ran: &[Ran], of: impl Fn(&Ran) -> f64) -> Vec<(u64, f64)> {
+fn per_seed(context: &ExperimentContext<'_>, ran: &[XeonRun], of: impl Fn(&XeonRun) -> f64) -> Vec<(u64, f64)> {
     let of_seed = |seed: u64| {
         let values = ran.iter().filter(|ran| ran.seed == seed).map(&of).filter(|value| value.is_finite());
         mean(&values.collect::<Vec<f64>>())
@@ -236,7 +239,7 @@ fn per_seed(context: &Context<'_>, ran: &[Ran], of: impl Fn(&Ran) -> f64) -> Vec
     context.per_seed(of_seed)
 }
 
-fn over_workloads(ran: &[Ran], series: &str, of: impl Fn(&Ran) -> f64) -> Vec<DataPoint> {
+fn over_workloads(ran: &[XeonRun], series: &str, of: impl Fn(&XeonRun) -> f64) -> Vec<DataPoint> {
     let point = |at: usize| {
         let values: Vec<f64> = ran.iter().filter(|ran| ran.workload == at).map(&of).collect();
         DataPoint::over(series, format!("WL{at}"), &values)
@@ -244,19 +247,19 @@ fn over_workloads(ran: &[Ran], series: &str, of: impl Fn(&Ran) -> f64) -> Vec<Da
     (0..WORKLOADS.len()).map(point).collect()
 }
 
-fn opportunities(context: &Context<'_>, ran: &[Ran]) -> Vec<Finding> {
-    let all = |choices: &Choices| f64::from(choices.good + choices.moderate + choices.bad);
-    let bad = move |ran: &Ran| 100.0 * f64::from(ran.choices.bad) / all(&ran.choices);
-    let good = move |ran: &Ran| 100.0 * f64::from(ran.choices.good) / all(&ran.choices);
-    let with_better = |ran: &Ran| 100.0 * f64::from(ran.choices.bad_with_better) / f64::from(ran.choices.bad);
-    let how_many = |ran: &Ran| f64::from(ran.choices.better_at_bad) / f64::from(ran.choices.bad);
-    let choice = |ran: &Ran| 100.0 * ran.by_default.choice_share;
+fn opportunities(context: &ExperimentContext<'_>, ran: &[XeonRun]) -> Vec<Finding> {
+    let all = |choices: &PairingCounts| f64::from(choices.good + choices.moderate + choices.bad);
+    let bad = move |ran: &XeonRun| 100.0 * f64::from(ran.choices.bad) / all(&ran.choices);
+    let good = move |ran: &XeonRun| 100.0 * f64::from(ran.choices.good) / all(&ran.choices);
+    let with_better = |ran: &XeonRun| 100.0 * f64::from(ran.choices.bad_with_better) / f64::from(ran.choices.bad);
+    let how_many = |ran: &XeonRun| f64::from(ran.choices.better_at_bad) / f64::from(ran.choices.bad);
+    let choice = |ran: &XeonRun| 100.0 * ran.by_default.choice_share;
     let bad_picks = Finding::new(
         "AV-4",
         "default picks that share more than half of the L2 miss bits (bad)",
         "30 to 40 %",
         "%",
-        Bar::Shown,
+        ResultTarget::Shown,
         &per_seed(context, ran, bad),
     );
     let better = Finding::new(
@@ -264,7 +267,7 @@ fn opportunities(context: &Context<'_>, ran: &[Ran]) -> Vec<Finding> {
         "of the bad picks: a waiting job would have shared fewer bits",
         "about 85 %",
         "%",
-        Bar::Shown,
+        ResultTarget::Shown,
         &per_seed(context, ran, with_better),
     );
     let calls = Finding::new(
@@ -272,7 +275,7 @@ fn opportunities(context: &Context<'_>, ran: &[Ran]) -> Vec<Finding> {
         "calls of the scheduler with more than one job to choose from",
         "more than 45 %",
         "%",
-        Bar::AtLeast { bar: 45.0, paper_best: None },
+        ResultTarget::AtLeast { bar: 45.0, paper_best: None },
         &per_seed(context, ran, choice),
     );
     let points = [over_workloads(ran, "bad, %", bad), over_workloads(ran, "good, %", good)].concat();
@@ -290,7 +293,7 @@ fn opportunities(context: &Context<'_>, ran: &[Ran]) -> Vec<Finding> {
 }
 
 /// Per cent of change of each job's finish time, ascending.
-fn delays(new: &Finished, old: &Finished) -> Vec<f64> {
+fn delays(new: &WorkloadRun, old: &WorkloadRun) -> Vec<f64> {
     let mut delays: Vec<f64> = new.ends.iter().zip(&old.ends).map(|(new, old)| 100.0 * (new / old - 1.0)).collect();
     delays.sort_by(f64::total_cmp);
     delays
@@ -306,24 +309,24 @@ fn late(delays: &[f64]) -> f64 {
     delays[delays.len() - 1]
 }
 
-fn finish_times(context: &Context<'_>, ran: &[Ran]) -> Vec<Finding> {
-    let of = |ran: &Ran, get: fn(&[f64]) -> f64| get(&delays(&ran.vectors, &ran.by_default));
+fn finish_times(context: &ExperimentContext<'_>, ran: &[XeonRun]) -> Vec<Finding> {
+    let of = |ran: &XeonRun, get: fn(&[f64]) -> f64| get(&delays(&ran.vectors, &ran.by_default));
     let worst = Finding::new(
         "AV-5",
         "worst delay of a job's finish time by the vectors' advice, mean of 6 workloads",
         "12 %",
         "%",
-        Bar::AtMost { bar: 12.0, paper_best: None },
+        ResultTarget::AtMost { bar: 12.0, paper_best: None },
         &per_seed(context, ran, |ran| of(ran, late)),
     );
-    let speed = |ran: &Ran| 100.0 * (ran.by_default.cycles / ran.vectors.cycles - 1.0);
-    let misses = |ran: &Ran| 100.0 * (1.0 - ran.vectors.l2_misses / ran.by_default.l2_misses);
+    let speed = |ran: &XeonRun| 100.0 * (ran.by_default.cycles / ran.vectors.cycles - 1.0);
+    let misses = |ran: &XeonRun| 100.0 * (1.0 - ran.vectors.l2_misses / ran.by_default.l2_misses);
     let gain = Finding::new(
         "AV-4",
         "IPC of the whole workload by the vectors' advice over the default scheduler",
         "2 to 6 % better, L2 misses too",
         "%",
-        Bar::Shown,
+        ResultTarget::Shown,
         &per_seed(context, ran, speed),
     );
     let series: [(&str, fn(&[f64]) -> f64); 3] = [("early", early), ("median", median), ("late", late)];
@@ -339,14 +342,14 @@ fn finish_times(context: &Context<'_>, ran: &[Ran]) -> Vec<Finding> {
     };
     let group =
         |at: usize| BarGroup { name: format!("WL{at}"), bars: series.iter().map(|(_, get)| bar(at, *get)).collect() };
-    let bars = Bars {
+    let bars = BarChart {
         title: "Finish times by the vectors' advice, change against the default scheduler".to_string(),
         y: Axis::linear("% later"),
         series: series.iter().map(|(name, _)| name.to_string()).collect(),
         groups: (0..WORKLOADS.len()).map(group).collect(),
-        ..Bars::default()
+        ..BarChart::default()
     };
-    let figure = Figure::bars("av-5-finish-times", &bars);
+    let figure = ResultFigure::bars("av-5-finish-times", &bars);
     let more = [over_workloads(ran, "IPC gain, %", speed), over_workloads(ran, "L2 misses saved, %", misses)];
     let note = "Advice changes the order of turns and nobody's share of time: a job may be taken before another as long as it is \
                 at most a slice ahead of it, and nobody that is a sample behind the others is passed over.";
@@ -354,11 +357,11 @@ fn finish_times(context: &Context<'_>, ran: &[Ran]) -> Vec<Finding> {
 }
 
 /// Late finish times and IPC gains under other bounds, over all workloads and seeds.
-fn other_bounds(ran: &[Ran]) -> Vec<DataPoint> {
+fn other_bounds(ran: &[XeonRun]) -> Vec<DataPoint> {
     let bounds = ran.first().map_or(&[][..], |ran| &ran.bounded);
-    let of = |(nth, (bound, _)): (usize, &(Name, Finished))| {
-        let over = |of: &dyn Fn(&Ran, &Finished) -> f64| {
-            let value = |ran: &Ran| of(ran, &ran.bounded[nth].1);
+    let of = |(nth, (bound, _)): (usize, &(Name, WorkloadRun))| {
+        let over = |of: &dyn Fn(&XeonRun, &WorkloadRun) -> f64| {
+            let value = |ran: &XeonRun| of(ran, &ran.bounded[nth].1);
             mean(&ran.iter().map(value).collect::<Vec<f64>>())
         };
         let delay = over(&|ran, finished| late(&delays(finished, &ran.by_default)));
@@ -370,15 +373,15 @@ fn other_bounds(ran: &[Ran]) -> Vec<DataPoint> {
     bounds.iter().enumerate().flat_map(of).collect()
 }
 
-fn counters(context: &Context<'_>, ran: &[Ran]) -> Vec<Finding> {
-    let of = |ran: &Ran| 100.0 * (ran.counters.cycles / ran.vectors.cycles - 1.0);
-    let against_default = |ran: &Ran| 100.0 * (ran.by_default.cycles / ran.counters.cycles - 1.0);
+fn counters(context: &ExperimentContext<'_>, ran: &[XeonRun]) -> Vec<Finding> {
+    let of = |ran: &XeonRun| 100.0 * (ran.counters.cycles / ran.vectors.cycles - 1.0);
+    let against_default = |ran: &XeonRun| 100.0 * (ran.by_default.cycles / ran.counters.cycles - 1.0);
     let finding = Finding::new(
         "AV-8",
         "completion time of the workload by miss counters over that by vectors",
         "mapped closely",
         "%",
-        Bar::Shown,
+        ResultTarget::Shown,
         &per_seed(context, ran, of),
     );
     let points = [

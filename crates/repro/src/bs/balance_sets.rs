@@ -3,28 +3,28 @@
 use crate::niagara::cells::{
     Cell, METRICS, cells, means, over_bandwidth, points, shortfall, size_chart, splits, worst_per_seed,
 };
-use crate::niagara::{Mix, SCALE, Setting, Who, hangs, ratio, run as run_mix};
+use crate::niagara::{NiagaraPolicy, NiagaraSetting, SCALE, ThreadMix, ratio, run as run_mix, sensitivity};
 use crate::setup::failed;
-use crate::{Bar, Context, DataPoint, Finding, ReproError, mean};
+use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultTarget, mean};
 
 /// One group per time slice, as the paper has it (BS 3): the machine's own slice, not the policy's law of turns.
 const BALANCE_SET: &str = "locations = 500\nreplacement = \"lru\"\nslice_ns = 10_000_000\n";
 
-pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let sizes: &[u64] = context.pick(&[192], &[48, 96, 192, 384]);
     let who = papers();
-    let of = cells(context, Mix::Spec2000, &who, sizes)?;
+    let of = cells(context, ThreadMix::Spec2000, &who, sizes)?;
     let mut all = points(NAME, &of, sizes);
-    let fair = cells(context, Mix::Spec2000, &Who::BalanceSet(BALANCE_SET.to_string()), sizes)?;
+    let fair = cells(context, ThreadMix::Spec2000, &NiagaraPolicy::BalanceSet(BALANCE_SET.to_string()), sizes)?;
     all.extend(points(FAIR, &fair, sizes));
     if !context.quick {
-        all.extend(hangs::variations(context, Mix::Spec2000, &who, &[])?);
-        let composed = Who::BalanceSet(format!("{BALANCE_SET}extension = \"composed\""));
-        all.extend(points("composed", &cells(context, Mix::Spec2000, &composed, &[192])?, &[192]));
-        let other = cells(context, Mix::Casc, &who, sizes)?;
+        all.extend(sensitivity::variations(context, ThreadMix::Spec2000, &who, &[])?);
+        let composed = NiagaraPolicy::BalanceSet(format!("{BALANCE_SET}extension = \"composed\""));
+        all.extend(points("composed", &cells(context, ThreadMix::Spec2000, &composed, &[192])?, &[192]));
+        let other = cells(context, ThreadMix::Casc, &who, sizes)?;
         all.extend(points("balance sets on CASC's 18 threads", &other, sizes));
     }
-    let (swept, sweep) = over_bandwidth(context, Mix::Spec2000, &who, "bs-3-bandwidth", NAME)?;
+    let (swept, sweep) = over_bandwidth(context, ThreadMix::Spec2000, &who, "bs-3-bandwidth", NAME)?;
     all.extend(swept);
     let scale = SCALE as f64;
     let defaults: Vec<u64> = context.pick(&[96, 384][..], &[48, 96, 192, 384, 768][..]).to_vec();
@@ -32,8 +32,8 @@ pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
     let mut falls = Vec::new();
     for &seed in &context.seeds {
         let ipc = context.run_all(&defaults, |&kb| {
-            let setting = Setting { mix: Mix::Spec2000, ..Setting::new(kb, seed, context) };
-            let default = run_mix(&setting, &Who::Default)?;
+            let setting = NiagaraSetting { mix: ThreadMix::Spec2000, ..NiagaraSetting::new(kb, seed, context) };
+            let default = run_mix(&setting, &NiagaraPolicy::Default)?;
             let misses = ratio(&default).ok_or_else(|| failed("default")("no references"))?;
             Ok((kb, default.instructions_per_cycle(), misses))
         })?;
@@ -54,7 +54,7 @@ pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
         "IPC of the mix with the smallest L2 against the largest, default scheduler",
         "falls with the L2",
         "%",
-        Bar::AtMost { bar: 0.0, paper_best: None },
+        ResultTarget::AtMost { bar: 0.0, paper_best: None },
         &falls,
     )
     .figure(size_chart(
@@ -80,8 +80,8 @@ const NAME: &str = "balance sets";
 /// Ours: turns such that threads get time as evenly as the threshold allows.
 const FAIR: &str = "balance sets with fair turns";
 
-fn papers() -> Who {
-    Who::BalanceSet(format!("{BALANCE_SET}turns = \"uniform\"\n"))
+fn papers() -> NiagaraPolicy {
+    NiagaraPolicy::BalanceSet(format!("{BALANCE_SET}turns = \"uniform\"\n"))
 }
 
 /// BS-3 and BS-4 of one form.
@@ -95,7 +95,7 @@ fn throughput_and_misses(form: &str, of: &[Cell], sizes: &[u64], all: &[DataPoin
         &format!("{form}: instructions per cycle against the default scheduler, at the size where they grow least"),
         "+27 % (384 KB) to +45 % (48 KB)",
         "%",
-        Bar::AtLeast { bar: 27.0, paper_best: Some(45.0) },
+        ResultTarget::AtLeast { bar: 27.0, paper_best: Some(45.0) },
         &worst_per_seed(of, gain, f64::min),
     )
     .every_seed()
@@ -108,7 +108,7 @@ fn throughput_and_misses(form: &str, of: &[Cell], sizes: &[u64], all: &[DataPoin
         &format!("{form}: L2 miss ratio against the default scheduler, at the size where it falls least"),
         "-25 to -37 %",
         "%",
-        Bar::AtMost { bar: -25.0, paper_best: Some(-37.0) },
+        ResultTarget::AtMost { bar: -25.0, paper_best: Some(-37.0) },
         &worst_per_seed(of, misses, f64::max),
     )
     .every_seed()
@@ -119,13 +119,13 @@ fn throughput_and_misses(form: &str, of: &[Cell], sizes: &[u64], all: &[DataPoin
 }
 
 /// BS-6: against the default on twice the cache.
-fn doubled(context: &Context<'_>, sizes: &[u64], who: &Who) -> Result<Finding, ReproError> {
+fn doubled(context: &ExperimentContext<'_>, sizes: &[u64], who: &NiagaraPolicy) -> Result<Finding, ReproError> {
     let mut per_seed = Vec::new();
     let mut ahead: Vec<(u64, f64)> = Vec::new();
     for &seed in &context.seeds {
-        let setting = |kb: u64| Setting { mix: Mix::Spec2000, ..Setting::new(kb, seed, context) };
+        let setting = |kb: u64| NiagaraSetting { mix: ThreadMix::Spec2000, ..NiagaraSetting::new(kb, seed, context) };
         let gains = context.run_all(sizes, |&kb| {
-            let (new, twice) = (run_mix(&setting(kb), who)?, run_mix(&setting(2 * kb), &Who::Default)?);
+            let (new, twice) = (run_mix(&setting(kb), who)?, run_mix(&setting(2 * kb), &NiagaraPolicy::Default)?);
             Ok(100.0 * (new.instructions_per_cycle() / twice.instructions_per_cycle() - 1.0))
         })?;
         per_seed.push((seed, gains.iter().copied().fold(f64::INFINITY, f64::min)));
@@ -144,7 +144,7 @@ fn doubled(context: &Context<'_>, sizes: &[u64], who: &Who) -> Result<Finding, R
         "IPC with balance sets against the default scheduler's on twice the cache, worst size",
         "the gain equals doubling the L2",
         "%",
-        Bar::AtLeast { bar: 0.0, paper_best: None },
+        ResultTarget::AtLeast { bar: 0.0, paper_best: None },
         &per_seed,
     )
     .every_seed()

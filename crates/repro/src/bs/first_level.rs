@@ -1,14 +1,14 @@
 //! BS-1: throughput of four copies of one program over the size of the L1.
 
-use cachemate_core::Level;
+use cachemate_core::CacheLevel;
 use cachemate_sim::results::RunResults;
 
 use crate::niagara::cells::size_chart;
-use crate::niagara::{SCALE, SPEC_2000, Setting};
-use crate::setup::{Job, failed};
-use crate::{Bar, Context, DataPoint, Finding, ReproError, mean};
+use crate::niagara::{NiagaraSetting, SCALE, SPEC_2000};
+use crate::setup::{WorkloadJob, failed};
+use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultTarget, mean};
 
-pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let programs: &[&str] = context.pick(&["gzip", "mcf", "twolf"], &SPEC_2000);
     let sizes: &[u64] = context.pick(&[8, 128], &[8, 16, 32, 64, 128]);
     let settings: Vec<(u64, u64, &str)> = sizes
@@ -18,11 +18,11 @@ pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
         .collect();
     let runs = context.run_all(&settings, |&(kb, seed, program)| {
         context.tell(&format!("four copies of {program}, {kb} KB L1D"));
-        let setting = Setting { l2_kb: 3072, ..Setting::new(768, seed, context) };
-        let mut workload = setting.workload(Job::copies(program, 4, seed))?.lasting(2_000_000, 4_000_000);
+        let setting = NiagaraSetting { l2_kb: 3072, ..NiagaraSetting::new(768, seed, context) };
+        let mut workload = setting.workload(WorkloadJob::copies(program, 4, seed))?.lasting(2_000_000, 4_000_000);
         workload.machine.cores_per_package = 1;
         workload.machine.caches.iter_mut().for_each(|cache| cache.shared_by_cores = 1);
-        let l1 = workload.machine.caches.iter_mut().find(|cache| cache.level == Level::L1Data);
+        let l1 = workload.machine.caches.iter_mut().find(|cache| cache.level == CacheLevel::L1Data);
         l1.ok_or_else(|| failed("BS-1")("no L1 data cache"))?.size_bytes = kb << 10;
         workload.unmanaged()
     })?;
@@ -32,7 +32,7 @@ pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
     };
     let ipc: fn(&RunResults) -> Option<f64> = |run| Some(run.instructions_per_cycle());
     let misses: fn(&RunResults) -> Option<f64> =
-        |run| run.level(Level::L1Data)?.miss_ratio().map(|ratio| 100.0 * ratio);
+        |run| run.level(CacheLevel::L1Data)?.miss_ratio().map(|ratio| 100.0 * ratio);
     let mut points = Vec::new();
     for &kb in sizes {
         points.push(DataPoint::over("IPC", format!("{kb} KB"), &values(ipc, kb, None)));
@@ -58,7 +58,7 @@ pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
             "mean IPC with 8 KB of L1D against 128 KB, four copies on one core",
             "nearly flat while misses go from 8 to 25 %",
             "%",
-            Bar::Shown,
+            ResultTarget::Shown,
             &per_seed,
         )
         .points(points)

@@ -9,21 +9,23 @@
 
 use std::collections::BTreeMap;
 
-use cachemate_core::{Level, ProfilerConfig, Replacement, ReplacementModel, SplitMix64, TaskId, WindowRecord};
+use cachemate_core::{
+    CacheLevel, ProfilerConfig, ReplacementModel, ReplacementPolicy, SplitMix64, TaskId, WindowRecord,
+};
 use cachemate_locality::reuse::ReuseTimes;
-use cachemate_locality::statcc::{AtRate, lru_at_rates, random_at_rates};
+use cachemate_locality::statcc::{ReuseAtRate, lru_at_rates, random_at_rates};
 use cachemate_locality::{statcache, statstack};
 use cachemate_pipeline::OfflineProfiler;
-use cachemate_report::figure::{Axis, Chart, Mark, Point, Series};
+use cachemate_report::figure::{Axis, Chart, ChartPoint, Mark, Series};
 use cachemate_sim::results::RunResults;
 use serde::{Deserialize, Serialize};
 
-use super::stretch::{Span, Stretch, read};
-use crate::niagara::groups::{Asked, GROUPS, Sum, by_group, by_task, measure_groups};
-use crate::niagara::{CONTEXTS, SCALE, Setting, jobs, ratio};
-use crate::setup::{Job, Workload, failed};
-use crate::split::Name;
-use crate::{Bar, Context, DataPoint, Figure, Finding, ReproError, mean};
+use super::stretch::{InstructionSpan, Stretch, read};
+use crate::niagara::groups::{GROUPS, GroupRequest, MissSums, by_group, by_task, measure_groups};
+use crate::niagara::{CONTEXTS, NiagaraSetting, SCALE, jobs, ratio};
+use crate::setup::{Workload, WorkloadJob, failed};
+use crate::split_runs::Name;
+use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget, mean};
 
 const LOCATIONS: u32 = 1_000;
 const LINE_BYTES: u64 = 64;
@@ -44,7 +46,7 @@ const FORMS: [&str; 8] = [WATCHED, EXACT, AVERAGE, DATA, BEHIND, AS_FAST, COLD, 
 
 /// Measured and expected miss ratios of a group, in misses per 100 references.
 #[derive(Serialize, Deserialize)]
-struct Pair {
+struct RatioPair {
     form: Name,
     measured: f64,
     expected: f64,
@@ -52,20 +54,21 @@ struct Pair {
 
 /// One machine and seed.
 #[derive(Clone, Copy, PartialEq)]
-struct Case {
-    replacement: Replacement,
+struct ModelCase {
+    replacement: ReplacementPolicy,
     by: ReplacementModel,
     kb: u64,
     seed: u64,
 }
 
-pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let sizes: &[u64] = context.pick(&[192], &[48, 192, 768]);
-    let replacements = [(Replacement::Random, ReplacementModel::Random), (Replacement::Lru, ReplacementModel::Lru)];
+    let replacements =
+        [(ReplacementPolicy::Random, ReplacementModel::Random), (ReplacementPolicy::Lru, ReplacementModel::Lru)];
     let mut cases = Vec::new();
     for (replacement, by) in replacements {
         for &kb in sizes {
-            cases.extend(context.seeds.iter().map(|&seed| Case { replacement, by, kb, seed }));
+            cases.extend(context.seeds.iter().map(|&seed| ModelCase { replacement, by, kb, seed }));
         }
     }
     let pairs = context.run_all(&cases, |case| {
@@ -76,20 +79,20 @@ pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
         }
         Ok(pairs)
     })?;
-    let told: Vec<(Case, Vec<Pair>)> = cases.into_iter().zip(pairs).collect();
+    let told: Vec<(ModelCase, Vec<RatioPair>)> = cases.into_iter().zip(pairs).collect();
     let names = ["StatCache on random replacement", "StatStack on LRU"];
     Ok(replacements.iter().zip(names).map(|(&(_, by), name)| finding(context, &told, sizes, by, name)).collect())
 }
 
 fn finding(
-    context: &Context<'_>,
-    told: &[(Case, Vec<Pair>)],
+    context: &ExperimentContext<'_>,
+    told: &[(ModelCase, Vec<RatioPair>)],
     sizes: &[u64],
     by: ReplacementModel,
     name: &str,
 ) -> Finding {
-    let of = |form: &'static str, seed: Option<u64>, kb: Option<u64>| -> Vec<&Pair> {
-        let wanted = |case: &Case| {
+    let of = |form: &'static str, seed: Option<u64>, kb: Option<u64>| -> Vec<&RatioPair> {
+        let wanted = |case: &ModelCase| {
             case.by == by && seed.is_none_or(|seed| seed == case.seed) && kb.is_none_or(|kb| kb == case.kb)
         };
         let all = told.iter().filter(|(case, _)| wanted(case)).flat_map(|(_, pairs)| pairs);
@@ -98,7 +101,7 @@ fn finding(
     let mut points = Vec::new();
     for form in FORMS {
         for &kb in sizes.iter().filter(|&&kb| !of(form, None, Some(kb)).is_empty()) {
-            let per_seed = |of_pairs: fn(&[&Pair]) -> f64| {
+            let per_seed = |of_pairs: fn(&[&RatioPair]) -> f64| {
                 context.seeds.iter().map(|&seed| of_pairs(&of(form, Some(seed), Some(kb)))).collect::<Vec<f64>>()
             };
             points.push(DataPoint::over(format!("{form}: mean error %"), format!("{kb} KB"), &per_seed(error)));
@@ -120,7 +123,7 @@ fn finding(
         &format!("{name}: mean error of the composed miss ratio of random groups of eight, {LOCATIONS} locations each"),
         "17 % in the mean (average of C/n)",
         "%",
-        Bar::AtMost { bar: 8.0, paper_best: None },
+        ResultTarget::AtMost { bar: 8.0, paper_best: None },
         &per_seed,
     )
     .points(points)
@@ -133,15 +136,15 @@ fn finding(
     .note(note)
 }
 
-fn error(pairs: &[&Pair]) -> f64 {
+fn error(pairs: &[&RatioPair]) -> f64 {
     mean(&pairs.iter().map(|pair| 100.0 * (pair.expected / pair.measured - 1.0).abs()).collect::<Vec<f64>>())
 }
 
-fn bias(pairs: &[&Pair]) -> f64 {
+fn bias(pairs: &[&RatioPair]) -> f64 {
     mean(&pairs.iter().map(|pair| 100.0 * (pair.expected / pair.measured - 1.0)).collect::<Vec<f64>>())
 }
 
-fn shared(at_rates: &[AtRate<'_>], lines: u64, by: ReplacementModel) -> Result<Vec<f64>, ReproError> {
+fn shared(at_rates: &[ReuseAtRate<'_>], lines: u64, by: ReplacementModel) -> Result<Vec<f64>, ReproError> {
     let shared = match by {
         ReplacementModel::Random => random_at_rates(at_rates, lines),
         ReplacementModel::Lru => lru_at_rates(at_rates, lines),
@@ -158,7 +161,7 @@ fn alone_on(times: &ReuseTimes, lines: u64, by: ReplacementModel) -> Result<f64,
 }
 
 /// Random groups that run for themselves.
-fn alone(context: &Context<'_>, case: &Case) -> Result<Vec<Pair>, ReproError> {
+fn alone(context: &ExperimentContext<'_>, case: &ModelCase) -> Result<Vec<RatioPair>, ReproError> {
     let mut generator = SplitMix64::new(case.seed);
     let mut pairs = Vec::new();
     for _ in 0..context.pick(4, 12) {
@@ -171,8 +174,12 @@ fn alone(context: &Context<'_>, case: &Case) -> Result<Vec<Pair>, ReproError> {
     Ok(pairs)
 }
 
-fn group(context: &Context<'_>, case: &Case, members: Vec<Job>) -> Result<Vec<Pair>, ReproError> {
-    let mut workload = Setting::new(case.kb, case.seed, context).workload(members)?;
+fn group(
+    context: &ExperimentContext<'_>,
+    case: &ModelCase,
+    members: Vec<WorkloadJob>,
+) -> Result<Vec<RatioPair>, ReproError> {
+    let mut workload = NiagaraSetting::new(case.kb, case.seed, context).workload(members)?;
     workload.machine.caches.last_mut().ok_or_else(|| failed("BS-5")("no cache"))?.replacement = case.replacement;
     let warm = workload.clone().lasting(WARM_UP_CYCLES, MEASURED_CYCLES).unmanaged()?;
     let mut pairs = judge(case, &workload, &warm, (WARM_UP_CYCLES, MEASURED_CYCLES))?;
@@ -180,17 +187,24 @@ fn group(context: &Context<'_>, case: &Case, members: Vec<Job>) -> Result<Vec<Pa
     let short = (100_000, 2_000_000);
     let cold = workload.clone().lasting(short.0, short.1).unmanaged()?;
     let of_cold = judge(case, &workload, &cold, short)?;
-    pairs.extend(of_cold.into_iter().filter(|pair| pair.form.0 == EXACT).map(|pair| Pair { form: Name(COLD), ..pair }));
+    pairs.extend(
+        of_cold.into_iter().filter(|pair| pair.form.0 == EXACT).map(|pair| RatioPair { form: Name(COLD), ..pair }),
+    );
     Ok(pairs)
 }
 
 /// Every form's expectation of one group that ran.
-fn judge(case: &Case, workload: &Workload, ran: &RunResults, cycles: (u64, u64)) -> Result<Vec<Pair>, ReproError> {
+fn judge(
+    case: &ModelCase,
+    workload: &Workload,
+    ran: &RunResults,
+    cycles: (u64, u64),
+) -> Result<Vec<RatioPair>, ReproError> {
     let lines = (case.kb << 10) / LINE_BYTES;
-    let stretch = |(job, task): (&Job, &cachemate_sim::results::TaskResults)| {
+    let stretch = |(job, task): (&WorkloadJob, &cachemate_sim::results::TaskResults)| {
         // The speed was the same before.
         let history_instr = (u128::from(task.instructions) * u128::from(cycles.0) / u128::from(cycles.1)) as u64;
-        read(job, Span { history_instr, instr: task.instructions }, LOCATIONS)
+        read(job, InstructionSpan { history_instr, instr: task.instructions }, LOCATIONS)
     };
     let did: Vec<Stretch> = workload.jobs.iter().zip(&ran.tasks).map(stretch).collect::<Result<_, _>>()?;
     let refs: Vec<f64> =
@@ -201,7 +215,8 @@ fn judge(case: &Case, workload: &Workload, ran: &RunResults, cycles: (u64, u64))
     let composed = |of: &dyn Fn(&Stretch) -> (&ReuseTimes, f64), as_fast: bool| -> Result<f64, ReproError> {
         let accesses: Vec<f64> = did.iter().map(|stretch| of(stretch).1).collect();
         let rate = |at: usize| if as_fast { mean(&accesses) } else { accesses[at] };
-        let at_rates: Vec<AtRate<'_>> = did.iter().enumerate().map(|(at, stretch)| (of(stretch).0, rate(at))).collect();
+        let at_rates: Vec<ReuseAtRate<'_>> =
+            did.iter().enumerate().map(|(at, stretch)| (of(stretch).0, rate(at))).collect();
         let ratios = shared(&at_rates, lines, case.by)?;
         Ok(100.0 * ratios.iter().zip(&accesses).map(|(ratio, accesses)| ratio * accesses).sum::<f64>() / all_refs)
     };
@@ -210,7 +225,7 @@ fn judge(case: &Case, workload: &Workload, ran: &RunResults, cycles: (u64, u64))
         Ok(100.0 * alone_on(&stretch.watched, part, case.by)? * stretch.all.accesses / refs)
     };
     let average = did.iter().zip(&refs).map(on_part).collect::<Result<Vec<f64>, ReproError>>()?;
-    let pair = |form, expected| Pair { form: Name(form), measured, expected };
+    let pair = |form, expected| RatioPair { form: Name(form), measured, expected };
     Ok(vec![
         pair(WATCHED, composed(&|s| (&s.watched, s.all.accesses), false)?),
         pair(EXACT, composed(&|s| (&s.all.times, s.all.accesses), false)?),
@@ -222,33 +237,33 @@ fn judge(case: &Case, workload: &Workload, ran: &RunResults, cycles: (u64, u64))
 }
 
 fn references(task: &cachemate_sim::results::TaskResults) -> Option<f64> {
-    let level = task.levels.iter().find(|level| level.level == Level::L2)?;
+    let level = task.levels.iter().find(|level| level.level == CacheLevel::L2)?;
     Some(level.references as f64).filter(|&references| references > 0.0)
 }
 
 /// As the policy does it: all threads watched under time sharing, groups brought together afterwards.
-fn beforehand(context: &Context<'_>, case: &Case) -> Result<Vec<Pair>, ReproError> {
-    let mut workload = Setting::new(case.kb, case.seed, context).workload(jobs(case.seed))?;
+fn beforehand(context: &ExperimentContext<'_>, case: &ModelCase) -> Result<Vec<RatioPair>, ReproError> {
+    let mut workload = NiagaraSetting::new(case.kb, case.seed, context).workload(jobs(case.seed))?;
     workload.machine.caches.last_mut().ok_or_else(|| failed("BS-5")("no cache"))?.replacement = case.replacement;
-    let asked = Asked { rows_ns: None, locations: Some(LOCATIONS), groups: 12, group_ns: 10_000_000 };
+    let asked = GroupRequest { rows_ns: None, locations: Some(LOCATIONS), groups: 12, group_ns: 10_000_000 };
     let records = measure_groups(workload, asked)?;
     let reuse = reuse_times(&records, case)?;
     let did = by_task(&records, true);
     let missing = || failed("BS-5")("a member was not measured");
-    let pair = |(members, sum): (&Vec<TaskId>, &Sum)| {
+    let pair = |(members, sum): (&Vec<TaskId>, &MissSums)| {
         let one = |task: &TaskId| Some((reuse.get(task)?, did.get(task).map(|sum| sum.references / sum.ns)?));
-        let at_rates: Vec<AtRate<'_>> = members.iter().map(one).collect::<Option<_>>().ok_or_else(missing)?;
+        let at_rates: Vec<ReuseAtRate<'_>> = members.iter().map(one).collect::<Option<_>>().ok_or_else(missing)?;
         let ratios = shared(&at_rates, (case.kb << 10) / LINE_BYTES, case.by)?;
         let misses: f64 = ratios.iter().zip(&at_rates).map(|(ratio, (_, rate))| ratio * rate).sum();
         let expected = 100.0 * misses / at_rates.iter().map(|(_, rate)| rate).sum::<f64>();
-        Ok(Pair { form: Name(BEFORE), measured: sum.rate(), expected })
+        Ok(RatioPair { form: Name(BEFORE), measured: sum.rate(), expected })
     };
     by_group(&records).iter().map(pair).collect()
 }
 
-fn reuse_times(records: &[WindowRecord], case: &Case) -> Result<BTreeMap<TaskId, ReuseTimes>, ReproError> {
+fn reuse_times(records: &[WindowRecord], case: &ModelCase) -> Result<BTreeMap<TaskId, ReuseTimes>, ReproError> {
     let mut profiler = OfflineProfiler::new(&[ProfilerConfig::Reuse {
-        level: Level::L2,
+        level: CacheLevel::L2,
         replacement: case.by,
         line_bytes: LINE_BYTES,
         sizes_bytes: vec![case.kb << 10],
@@ -256,10 +271,10 @@ fn reuse_times(records: &[WindowRecord], case: &Case) -> Result<BTreeMap<TaskId,
     }]);
     for record in records {
         // What happens while the groups are brought together says nothing new of single threads.
-        if record.seen.answers.iter().any(|answer| answer.probe == GROUPS) {
+        if record.observation.probe_results.iter().any(|answer| answer.probe == GROUPS) {
             break;
         }
-        profiler.update(&record.seen);
+        profiler.update(&record.observation);
     }
     let of = |(task, profile): (&TaskId, &cachemate_core::Profile)| {
         let times = profile.reuse_times().and_then(|times| ReuseTimes::from_profile(times));
@@ -269,10 +284,10 @@ fn reuse_times(records: &[WindowRecord], case: &Case) -> Result<BTreeMap<TaskId,
 }
 
 /// Points over points: expected against what was.
-fn scatter(name: &str, title: &str, series: Vec<(String, Vec<(f64, f64)>)>) -> Figure {
+fn scatter(name: &str, title: &str, series: Vec<(String, Vec<(f64, f64)>)>) -> ResultFigure {
     let one = |(name, points): (String, Vec<(f64, f64)>)| Series {
         name,
-        points: points.into_iter().map(|(x, y)| Point::new(x, y)).collect(),
+        points: points.into_iter().map(|(x, y)| ChartPoint::new(x, y)).collect(),
         mark: Mark::Points,
         ..Series::default()
     };
@@ -283,5 +298,5 @@ fn scatter(name: &str, title: &str, series: Vec<(String, Vec<(f64, f64)>)>) -> F
         series: series.into_iter().map(one).collect(),
         ..Chart::default()
     };
-    Figure::chart(name, &chart)
+    ResultFigure::chart(name, &chart)
 }

@@ -11,7 +11,7 @@ use cachemate_core::{Access, AccessKind, SplitMix64};
 use cachemate_locality::reuse::{ReuseSampler, ReuseTimes};
 
 use crate::ReproError;
-use crate::setup::{Job, failed};
+use crate::setup::{WorkloadJob, failed};
 
 const LINE_BYTES: u64 = 64;
 /// Line of the machine's instruction cache, and size of an instruction.
@@ -20,30 +20,30 @@ const INSTRUCTION_BYTES: u64 = 4;
 
 /// Which instructions of a job.
 #[derive(Clone, Copy, Debug)]
-pub struct Span {
+pub struct InstructionSpan {
     pub history_instr: u64,
     pub instr: u64,
 }
 
 /// Reuse times, each with the number of accesses that they are of.
 pub struct Stretch {
-    pub all: Counted,
+    pub all: CountedReuse,
     /// Without code.
-    pub data: Counted,
+    pub data: CountedReuse,
     /// What passes a quarter of the first-level caches: behind them.
-    pub behind: Counted,
+    pub behind: CountedReuse,
     /// As watch points would have told: some locations in the stretch, until it ends.
     pub watched: ReuseTimes,
 }
 
 #[derive(Default)]
-pub struct Counted {
+pub struct CountedReuse {
     pub times: ReuseTimes,
     pub accesses: f64,
     now: u64,
 }
 
-impl Counted {
+impl CountedReuse {
     /// A touch of a line that was touched last at that time.
     fn touch(&mut self, last: &mut Option<u64>, measured: bool) {
         if measured {
@@ -78,23 +78,23 @@ impl Quarter {
 
 /// Touched last, by the clocks of all accesses, of data and of those that pass.
 #[derive(Default)]
-struct Last {
+struct LastTouch {
     all: Option<u64>,
     data: Option<u64>,
     behind: Option<u64>,
 }
 
-struct Reader {
+struct StretchReader {
     stretch: Stretch,
     sampler: ReuseSampler,
-    last: HashMap<u64, Last>,
+    last: HashMap<u64, LastTouch>,
     l1_data: Quarter,
     l1_code: Quarter,
     next_code: u64,
     fetched: u64,
 }
 
-impl Reader {
+impl StretchReader {
     fn touch(&mut self, line: u64, data: bool, passes: bool, measured: bool) {
         let last = self.last.entry(line).or_default();
         self.stretch.all.touch(&mut last.all, measured);
@@ -137,13 +137,13 @@ impl Reader {
 }
 
 /// # Errors
-/// As [`Job::threads`]; a program that ends before.
-pub fn read(job: &Job, span: Span, locations: u32) -> Result<Stretch, ReproError> {
+/// As [`WorkloadJob::threads`]; a program that ends before.
+pub fn read(job: &WorkloadJob, span: InstructionSpan, locations: u32) -> Result<Stretch, ReproError> {
     let mut source = job.threads(0)?.into_iter().next().ok_or_else(|| failed(&job.name)("no thread"))?;
     // About three instructions an access, of which every location stands for as many.
     let one_in = (span.instr / 3 / u64::from(locations)).max(1) as u32;
-    let none = || Counted::default();
-    let mut reader = Reader {
+    let none = || CountedReuse::default();
+    let mut reader = StretchReader {
         stretch: Stretch { all: none(), data: none(), behind: none(), watched: ReuseTimes::new() },
         sampler: ReuseSampler::new(one_in, job.seed),
         last: HashMap::new(),
@@ -155,7 +155,7 @@ pub fn read(job: &Job, span: Span, locations: u32) -> Result<Stretch, ReproError
     let (mut past, mut batch) = (0, Vec::new());
     while past < span.history_instr + span.instr {
         batch.clear();
-        source.fill(&mut batch);
+        source.next_batch(&mut batch);
         if batch.is_empty() {
             return Err(failed(&job.name)("the program ended within the stretch"));
         }
@@ -176,8 +176,8 @@ mod tests {
     /// Are exact reuse times those of the stream, code and data together, and does a sampler agree with them on average?
     #[test]
     fn a_stretch_knows_every_reuse() {
-        let span = Span { history_instr: 600_000, instr: 600_000 };
-        let stretch = read(&Job::new("twolf", 3), span, 20_000).unwrap();
+        let span = InstructionSpan { history_instr: 600_000, instr: 600_000 };
+        let stretch = read(&WorkloadJob::new("twolf", 3), span, 20_000).unwrap();
         assert!(stretch.all.accesses > stretch.data.accesses && stretch.data.accesses > stretch.behind.accesses * 0.5);
         assert_eq!(stretch.all.times.samples(), stretch.all.accesses);
         let short = |times: &ReuseTimes| {

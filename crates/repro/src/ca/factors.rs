@@ -1,13 +1,13 @@
 //! CA-2: the slowdown of the programs that suffer most, taken apart in eight runs.
 
 use cachemate_core::MemorySpec;
-use cachemate_report::figure::{Axis, BarGroup, Bars};
+use cachemate_report::figure::{Axis, BarChart, BarGroup};
 use cachemate_sim::machine::SimOptions;
 
-use crate::corun::{Bench, caches};
+use crate::corun::{CoRunBench, caches};
 use crate::decompose::{Decomposition, decompose};
-use crate::setup::Job;
-use crate::{Bar, Context, DataPoint, Figure, Finding, ReproError};
+use crate::setup::WorkloadJob;
+use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget};
 
 /// CA 3: programs that lose at least this are shown.
 const LOSES_PERCENT: f64 = 45.0;
@@ -31,20 +31,20 @@ fn narrowed(memory: &MemorySpec, part: f64) -> String {
     format!("{MACHINE}?memory.bytes_per_cycle={}{bus}", memory.bytes_per_cycle * part)
 }
 
-fn lengths(context: &Context<'_>) -> (u64, u64) {
+fn lengths(context: &ExperimentContext<'_>) -> (u64, u64) {
     context.pick((12_000_000, 6_000_000), (30_000_000, 20_000_000))
 }
 
 /// Which resource is it? The slowdown on one cache with less bandwidth behind it, first seed.
-fn sweep(context: &Context<'_>, memory: &MemorySpec, names: &[&str]) -> Result<Vec<DataPoint>, ReproError> {
+fn sweep(context: &ExperimentContext<'_>, memory: &MemorySpec, names: &[&str]) -> Result<Vec<DataPoint>, ReproError> {
     let (seed, (warm_up, measured)) = (context.seeds[0], lengths(context));
     let mut points = Vec::new();
     for (what, part) in SWEEP {
         context.tell(&format!("{what}, seed {seed}"));
-        let bench = Bench::on(&narrowed(memory, part), seed, warm_up, measured)?;
+        let bench = CoRunBench::on(&narrowed(memory, part), seed, warm_up, measured)?;
         let cpus = caches(&bench.machine.topology())?[0].clone();
         let suffers = context.run_all(names, |name| {
-            let (program, other) = (Job::new(name, seed), Job::new(interfering(name), seed + 50));
+            let (program, other) = (WorkloadJob::new(name, seed), WorkloadJob::new(interfering(name), seed + 50));
             let beside = bench.run(&[(program.clone(), cpus[0]), (other, cpus[1])])?[0].instr_per_cycle;
             Ok(100.0 * (bench.alone(&program)?.instr_per_cycle / beside - 1.0))
         })?;
@@ -57,37 +57,42 @@ fn sweep(context: &Context<'_>, memory: &MemorySpec, names: &[&str]) -> Result<V
 }
 
 /// Bytes a cycle that each program and the interfering one miss for on one cache without prefetching, first seed.
-fn demand_traffic(context: &Context<'_>, names: &[&str]) -> Result<Vec<f64>, ReproError> {
+fn demand_traffic(context: &ExperimentContext<'_>, names: &[&str]) -> Result<Vec<f64>, ReproError> {
     let (seed, (warm_up, measured)) = (context.seeds[0], lengths(context));
-    let bench = Bench::on(MACHINE, seed, warm_up, measured)?;
+    let bench = CoRunBench::on(MACHINE, seed, warm_up, measured)?;
     let cpus = caches(&bench.machine.topology())?[0].clone();
     let line_bytes = bench.machine.last_level().map_or(0.0, |cache| f64::from(cache.line_bytes));
     let options = SimOptions { prefetch: false, ..bench.options.clone() };
     context.run_all(names, |name| {
-        let jobs = [(Job::new(name, seed), cpus[0]), (Job::new(interfering(name), seed + 50), cpus[1])];
+        let jobs = [(WorkloadJob::new(name, seed), cpus[0]), (WorkloadJob::new(interfering(name), seed + 50), cpus[1])];
         let rates = bench.run_with(options.clone(), &jobs)?;
         let lines = rates.iter().map(|rates| rates.misses_per_kilo_instr / 1000.0 * rates.instr_per_cycle);
         Ok(line_bytes * lines.sum::<f64>())
     })
 }
 
-pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let names: &[&str] = context.pick(&["mcf-2006", "gcc"], &super::TEN);
     let mut found: Vec<Vec<Decomposition>> = Vec::new();
     for &seed in &context.seeds {
         let (warm_up, measured) = lengths(context);
-        let bench = Bench::on(MACHINE, seed, warm_up, measured)?;
+        let bench = CoRunBench::on(MACHINE, seed, warm_up, measured)?;
         let mut of_seed = Vec::new();
         for name in names {
             context.tell(&format!("{name}, seed {seed}"));
-            of_seed.push(decompose(context, &bench, &Job::new(name, seed), &Job::new(interfering(name), seed + 50))?);
+            of_seed.push(decompose(
+                context,
+                &bench,
+                &WorkloadJob::new(name, seed),
+                &WorkloadJob::new(interfering(name), seed + 50),
+            )?);
         }
         found.push(of_seed);
     }
     let mut points = parts_of(names, &found);
     let mut note = losers(names, &found);
     if !context.quick {
-        let memory = Bench::on(MACHINE, 1, 0, 1)?.machine.memory;
+        let memory = CoRunBench::on(MACHINE, 1, 0, 1)?.machine.memory;
         points.extend(sweep(context, &memory, names)?);
         let pairs = demand_traffic(context, names)?;
         let point =
@@ -107,13 +112,13 @@ pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
         let of_seed = found.iter().map(|seed| seed.iter().filter(loses).count() as f64);
         context.seeds.iter().copied().zip(of_seed).collect()
     };
-    let figure = Figure::bars("ca-2-factors", &drawn(names, &found));
-    let bar = Bar::AtLeast { bar: 6.0, paper_best: None };
+    let figure = ResultFigure::bars("ca-2-factors", &drawn(names, &found));
+    let bar = ResultTarget::AtLeast { bar: 6.0, paper_best: None };
     let what = "programs that lose 45 % or more beside milc (milc beside sphinx) and are taken apart";
     let first = Finding::new("CA-2", what, "6 of 10", "programs", bar, &counted(&|_| true));
     let what = "of those, programs where factors other than cache space make up more than half";
     let not_cache = |d: &Decomposition| d.not_cache_percent().is_some_and(|share| share > 50.0);
-    let second = Finding::new("CA-2", what, "5 of 6", "programs", Bar::Shown, &counted(&not_cache));
+    let second = Finding::new("CA-2", what, "5 of 6", "programs", ResultTarget::Shown, &counted(&not_cache));
     Ok(vec![first.points(points).note(note).figure(figure), second])
 }
 
@@ -148,7 +153,7 @@ fn losers(names: &[&str], found: &[Vec<Decomposition>]) -> String {
     )
 }
 
-fn drawn(names: &[&str], found: &[Vec<Decomposition>]) -> Bars {
+fn drawn(names: &[&str], found: &[Vec<Decomposition>]) -> BarChart {
     let part = |program: usize, at: usize| {
         let values = found.iter().filter_map(|seed| seed[program].parts.get(at).map(|part| part.degradation_percent));
         values.sum::<f64>() / found.len() as f64
@@ -158,12 +163,12 @@ fn drawn(names: &[&str], found: &[Vec<Decomposition>]) -> Bars {
         name: names[program].to_string(),
         bars: (0..series.len()).map(|at| part(program, at).into()).collect(),
     };
-    Bars {
+    BarChart {
         title: "Where the slowdown beside milc comes from".into(),
         y: Axis::linear("per cent of the run time alone"),
         groups: (0..names.len()).map(group).collect(),
         series,
         stacked: true,
-        ..Bars::default()
+        ..BarChart::default()
     }
 }

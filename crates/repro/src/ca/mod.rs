@@ -9,8 +9,8 @@ mod factors;
 mod online;
 mod schemes;
 
-use crate::setup::Job;
-use crate::{Context, Experiment};
+use crate::setup::WorkloadJob;
+use crate::{Experiment, ExperimentContext};
 
 /// See the module's documentation.
 const TEN: [&str; 10] =
@@ -22,18 +22,18 @@ const TEN: [&str; 10] =
 /// On the paper's machine that was 2 % of a window of 10^9 cycles. At 1/200 a refill took four windows, and what was
 /// measured was refilling (swaps that would have paid cost more than they brought). At 1/50 it is about one window, and
 /// what is measured begins a refill after the first decision; the second scale shows that the result does not hang on it.
-struct Scale {
+struct TimeScale {
     quick: u64,
     full: u64,
 }
 
-impl Scale {
-    fn of(&self, context: &Context<'_>) -> u64 {
+impl TimeScale {
+    fn of(&self, context: &ExperimentContext<'_>) -> u64 {
         context.pick(self.quick, self.full)
     }
 }
 
-const SCALE: Scale = Scale { quick: 100, full: 50 };
+const SCALE: TimeScale = TimeScale { quick: 100, full: 50 };
 const SECOND_SCALE: u64 = 20;
 
 /// All experiments of the paper.
@@ -74,7 +74,7 @@ pub(crate) fn experiments() -> Vec<Experiment> {
 }
 
 /// The programs of a run: all ten, or four of different kinds.
-fn programs(context: &Context<'_>, seed: u64) -> Vec<Job> {
+fn programs(context: &ExperimentContext<'_>, seed: u64) -> Vec<WorkloadJob> {
     let names = context.pick(vec!["mcf-2006", "milc", "gamess", "gcc"], TEN.to_vec());
-    names.into_iter().map(|name| Job::new(name, seed)).collect()
+    names.into_iter().map(|name| WorkloadJob::new(name, seed)).collect()
 }

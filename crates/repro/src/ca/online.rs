@@ -5,19 +5,19 @@
 
 use std::collections::BTreeMap;
 
-use cachemate_core::{CpuId, ProfilerConfig, SplitMix64, Window};
+use cachemate_core::{CpuId, ProfilerConfig, SplitMix64, WindowLength};
 use cachemate_pipeline::Pipeline;
-use cachemate_report::figure::{Axis, BarGroup, Bars};
+use cachemate_report::figure::{Axis, BarChart, BarGroup};
 use cachemate_sim::machine::SimOptions;
 use cachemate_sim::results::TaskResults;
 use serde::{Deserialize, Serialize};
 
 use super::{SCALE, SECOND_SCALE};
-use crate::corun::{Bench, Matrix, caches};
-use crate::setup::{Job, Workload, built, failed};
+use crate::corun::{CoRunBench, CoRunMatrix, caches};
+use crate::setup::{Workload, WorkloadJob, built, failed};
 use crate::solo;
 use crate::work;
-use crate::{Bar, Context, DataPoint, Figure, Finding, ReproError, mean};
+use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget, mean};
 
 /// CA Table 2.
 const WORKLOADS: [[&str; 4]; 8] = [
@@ -42,7 +42,7 @@ const REFILL_CYCLES: u64 = 25_000_000;
 
 /// Who decides.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(super) enum By {
+pub(super) enum PlacementSource {
     Default,
     Di,
     /// DI with the paper's rates: of the programs alone on the whole cache.
@@ -54,13 +54,13 @@ pub(super) enum By {
     Optimal,
 }
 
-impl By {
+impl PlacementSource {
     fn name(self) -> &'static str {
         match self {
-            By::Default => "default",
-            By::Di | By::DiWhole => "di",
-            By::Dio | By::DioReads => "dio",
-            By::Optimal => "best-by-matrix",
+            PlacementSource::Default => "default",
+            PlacementSource::Di | PlacementSource::DiWhole => "di",
+            PlacementSource::Dio | PlacementSource::DioReads => "dio",
+            PlacementSource::Optimal => "best-by-matrix",
         }
     }
 }
@@ -75,26 +75,32 @@ struct Slowdowns {
 }
 
 /// A machine and how long it runs.
-struct Room {
-    bench: Bench,
+struct Testbed {
+    bench: CoRunBench,
     /// Data accesses that profiles of programs alone rest on.
     profile_accesses: u64,
 }
 
-impl Room {
-    fn on(context: &Context<'_>, machine: &str, scale: u64) -> Result<Self, ReproError> {
+impl Testbed {
+    fn on(context: &ExperimentContext<'_>, machine: &str, scale: u64) -> Result<Self, ReproError> {
         let (refill, measured) = context.pick((10_000_000, 5_000_000), (REFILL_CYCLES, 25_000_000));
-        let mut bench = Bench::on(machine, 1, WINDOW_CYCLES / scale + refill, measured)?;
+        let mut bench = CoRunBench::on(machine, 1, WINDOW_CYCLES / scale + refill, measured)?;
         bench.options.scale = scale;
-        Ok(Room { bench, profile_accesses: context.pick(2_000_000, 6_000_000) })
+        Ok(Testbed { bench, profile_accesses: context.pick(2_000_000, 6_000_000) })
     }
 
     /// Cycles per instruction of every job over those alone, in the jobs' order.
-    fn slowdowns(&self, by: By, jobs: &[Job], matrix: Option<&[Vec<f64>]>, seed: u64) -> Result<Slowdowns, ReproError> {
+    fn slowdowns(
+        &self,
+        by: PlacementSource,
+        jobs: &[WorkloadJob],
+        matrix: Option<&[Vec<f64>]>,
+        seed: u64,
+    ) -> Result<Slowdowns, ReproError> {
         let options = SimOptions { seed, ..self.bench.options.clone() };
         let workload = self.bench.workload(options, jobs.to_vec());
         let deciding = match by {
-            By::Default => None,
+            PlacementSource::Default => None,
             _ => Some(self.deciding(by, &workload, matrix)?),
         };
         let done = work::together(&workload, &self.bench.work(jobs)?, deciding)?;
@@ -112,38 +118,43 @@ impl Room {
         Ok(Slowdowns { times, moves, coscheduled: coscheduled(jobs, &cpus, &done.results.tasks) })
     }
 
-    fn over_alone(&self, jobs: &[Job], together: impl Iterator<Item = f64>) -> Result<Vec<f64>, ReproError> {
-        let one = |(job, speed): (&Job, f64)| Ok(self.bench.alone(job)?.instr_per_cycle / speed);
+    fn over_alone(&self, jobs: &[WorkloadJob], together: impl Iterator<Item = f64>) -> Result<Vec<f64>, ReproError> {
+        let one = |(job, speed): (&WorkloadJob, f64)| Ok(self.bench.alone(job)?.instr_per_cycle / speed);
         jobs.iter().zip(together).map(one).collect()
     }
 
-    fn deciding(&self, by: By, workload: &Workload, matrix: Option<&[Vec<f64>]>) -> Result<Pipeline, ReproError> {
+    fn deciding(
+        &self,
+        by: PlacementSource,
+        workload: &Workload,
+        matrix: Option<&[Vec<f64>]>,
+    ) -> Result<Pipeline, ReproError> {
         let last = workload.machine.last_level().ok_or_else(|| failed("machine")("no cache to share"))?.level;
         let profilers = match by {
-            By::Di | By::DiWhole => {
-                let profile = |job: &Job| solo::profile(job, &workload.machine, self.profile_accesses);
+            PlacementSource::Di | PlacementSource::DiWhole => {
+                let profile = |job: &WorkloadJob| solo::profile(job, &workload.machine, self.profile_accesses);
                 let profiles = workload.jobs.iter().map(profile).collect::<Result<_, _>>()?;
                 vec![ProfilerConfig::Oracle { profiles }]
             }
-            By::Dio | By::DioReads => {
+            PlacementSource::Dio | PlacementSource::DioReads => {
                 let reading = READING_INSTRUCTIONS / workload.options.scale;
                 vec![ProfilerConfig::Counters { level: last, at_least_instructions: reading as f64 }]
             }
             _ => Vec::new(),
         };
         let parameters = match (by, matrix) {
-            (By::DiWhole, _) => "recorded_on = \"whole\"".to_string(),
-            (By::DioReads, _) => "counted = \"memory-reads\"".to_string(),
+            (PlacementSource::DiWhole, _) => "recorded_on = \"whole\"".to_string(),
+            (PlacementSource::DioReads, _) => "counted = \"memory-reads\"".to_string(),
             (_, Some(matrix)) => format!("degradation = {matrix:?}"),
             _ => String::new(),
         };
-        let first = Window::Cycles { cycles: WINDOW_CYCLES };
+        let first = WindowLength::Cycles { cycles: WINDOW_CYCLES };
         built(workload.pipeline(by.name(), &parameters, profilers, first))
     }
 }
 
 /// Programs by the cache below which each ran longest.
-fn coscheduled(jobs: &[Job], caches: &[Vec<CpuId>], tasks: &[TaskResults]) -> String {
+fn coscheduled(jobs: &[WorkloadJob], caches: &[Vec<CpuId>], tasks: &[TaskResults]) -> String {
     let ran = |task: &TaskResults, cpus: &[CpuId]| -> u64 {
         task.on_cpu_cycles.iter().filter(|(cpu, _)| cpus.contains(cpu)).map(|(_, cycles)| cycles).sum()
     };
@@ -156,21 +167,24 @@ fn coscheduled(jobs: &[Job], caches: &[Vec<CpuId>], tasks: &[TaskResults]) -> St
 }
 
 /// The programs of a workload, `copies` of each with inputs of their own.
-fn jobs(workload: usize, copies: u64, inputs: u64) -> Vec<Job> {
-    let copy = |copy: u64, name: &&str| Job { name: format!("{name}-{copy}"), ..Job::new(name, inputs * 100 + copy) };
+fn jobs(workload: usize, copies: u64, inputs: u64) -> Vec<WorkloadJob> {
+    let copy = |copy: u64, name: &&str| WorkloadJob {
+        name: format!("{name}-{copy}"),
+        ..WorkloadJob::new(name, inputs * 100 + copy)
+    };
     (0..copies).flat_map(|nth| WORKLOADS[workload].iter().map(move |name| copy(nth, name))).collect()
 }
 
 /// In another order.
-fn arriving(jobs: &[Job], seed: u64) -> Vec<Job> {
+fn arriving(jobs: &[WorkloadJob], seed: u64) -> Vec<WorkloadJob> {
     let mut jobs = jobs.to_vec();
     SplitMix64::new(seed).shuffle(&mut jobs);
     jobs
 }
 
 /// The degradations of the jobs' programs, in the order of the jobs.
-fn in_order(matrix: &Matrix, workload: usize, jobs: &[Job]) -> Vec<Vec<f64>> {
-    let place = |job: &Job| WORKLOADS[workload].iter().position(|name| *name == job.kernel).unwrap_or(0);
+fn in_order(matrix: &CoRunMatrix, workload: usize, jobs: &[WorkloadJob]) -> Vec<Vec<f64>> {
+    let place = |job: &WorkloadJob| WORKLOADS[workload].iter().position(|name| *name == job.kernel).unwrap_or(0);
     let of = jobs.iter().map(place).collect::<Vec<usize>>();
     matrix.costs_of(&of).cost
 }
@@ -184,7 +198,7 @@ fn number(workload: usize) -> String {
 }
 
 /// CA-6: four programs on two caches. The optimum is the best of the three schedules, each run.
-pub(super) fn four_cores(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(super) fn four_cores(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     // A quick run of all eight takes three minutes, more than half of what all quick runs together may take.
     let workloads: Vec<usize> = context.pick(vec![0, 1], (0..8).collect());
     context.tell(&format!("{} workloads, every schedule and two policies", workloads.len()));
@@ -205,9 +219,9 @@ pub(super) fn four_cores(context: &Context<'_>) -> Result<Vec<Finding>, ReproErr
 }
 
 /// One value of a workload's runs.
-type Pick = fn(&Four) -> f64;
+type FigureGetter = fn(&WorkloadFigures) -> f64;
 
-const SERIES: [(&str, Pick); 8] = [
+const SERIES: [(&str, FigureGetter); 8] = [
     ("di", |four| four.di_whole),
     ("dio", |four| four.dio),
     ("random", |four| four.random),
@@ -221,22 +235,26 @@ const SERIES: [(&str, Pick); 8] = [
 const DRAWN: usize = 6;
 
 fn at_scale(
-    context: &Context<'_>,
+    context: &ExperimentContext<'_>,
     scale: u64,
     workloads: &[usize],
     seeds: &[u64],
-) -> Result<Vec<(usize, Four)>, ReproError> {
-    let room = Room::on(context, "xeon-x5365-4", scale)?;
+) -> Result<Vec<(usize, WorkloadFigures)>, ReproError> {
+    let room = Testbed::on(context, "xeon-x5365-4", scale)?;
     let asked: Vec<(usize, u64)> =
         workloads.iter().flat_map(|&workload| seeds.iter().map(move |&seed| (workload, seed))).collect();
     context.run_all(&asked, |&(workload, seed)| Ok((workload, one_of_four(&room, workload, seed)?)))
 }
 
-fn of_workload(found: &[(usize, Four)], workload: usize, pick: Pick) -> Vec<f64> {
+fn of_workload(found: &[(usize, WorkloadFigures)], workload: usize, pick: FigureGetter) -> Vec<f64> {
     found.iter().filter(|(other, _)| *other == workload).map(|(_, four)| pick(four)).collect()
 }
 
-fn on_four_cores(context: &Context<'_>, workloads: &[usize], found: &[(usize, Four)]) -> Vec<Finding> {
+fn on_four_cores(
+    context: &ExperimentContext<'_>,
+    workloads: &[usize],
+    found: &[(usize, WorkloadFigures)],
+) -> Vec<Finding> {
     let (mut points, mut groups) = (Vec::new(), Vec::new());
     for &workload in workloads {
         let values = SERIES.map(|(name, pick)| (name, of_workload(found, workload, pick)));
@@ -244,12 +262,12 @@ fn on_four_cores(context: &Context<'_>, workloads: &[usize], found: &[(usize, Fo
         groups.push(BarGroup { name: number(workload), bars });
         points.extend(values.iter().map(|(name, values)| DataPoint::over(*name, number(workload), values)));
     }
-    let figure = Bars {
+    let figure = BarChart {
         title: "Mean run time above the best schedule's, four cores".into(),
         y: Axis::linear("per cent"),
         series: SERIES[..DRAWN].iter().map(|(name, _)| name.to_string()).collect(),
         groups,
-        ..Bars::default()
+        ..BarChart::default()
     };
     let note = "Optimal = best of the three schedules, each run with its programs fixed; random = their mean. All runs time the \
                 same instructions of each program, after the policy's first window and a refill of the caches. \
@@ -262,19 +280,20 @@ fn on_four_cores(context: &Context<'_>, workloads: &[usize], found: &[(usize, Fo
         false => format!("{note} More than 2 % above: {}.", missed.join("; ")),
     };
     // Over workloads the worst, seed by seed.
-    let worst = |pick: Pick| -> Vec<(u64, f64)> {
+    let worst = |pick: FigureGetter| -> Vec<(u64, f64)> {
         let of_seed = |seed: usize| {
             let values = workloads.iter().map(|&workload| of_workload(found, workload, pick)[seed]);
             values.fold(f64::NEG_INFINITY, f64::max)
         };
         context.seeds.iter().enumerate().map(|(at, &seed)| (seed, of_seed(at))).collect()
     };
-    let finding = |name: &str, pick: Pick| {
+    let finding = |name: &str, pick: FigureGetter| {
         let what = format!("{name} above optimal on four cores, on the workload where it is farthest");
-        let bar = Bar::AtMost { bar: 2.0, paper_best: None };
+        let bar = ResultTarget::AtMost { bar: 2.0, paper_best: None };
         Finding::new("CA-6", &what, "within 2 %", "%", bar, &worst(pick)).every_seed()
     };
-    let first = finding("DI", SERIES[0].1).points(points).note(note).figure(Figure::bars("ca-6-four-cores", &figure));
+    let first =
+        finding("DI", SERIES[0].1).points(points).note(note).figure(ResultFigure::bars("ca-6-four-cores", &figure));
     vec![
         first,
         finding("DI by rates on a share of the cache", |four| four.di),
@@ -285,7 +304,7 @@ fn on_four_cores(context: &Context<'_>, workloads: &[usize], found: &[(usize, Fo
 
 /// Mean run times above the best schedule's, in per cent.
 #[derive(Serialize, Deserialize)]
-struct Four {
+struct WorkloadFigures {
     di: f64,
     di_whole: f64,
     dio: f64,
@@ -298,7 +317,7 @@ struct Four {
     words: String,
 }
 
-fn one_of_four(room: &Room, workload: usize, seed: u64) -> Result<Four, ReproError> {
+fn one_of_four(room: &Testbed, workload: usize, seed: u64) -> Result<WorkloadFigures, ReproError> {
     let jobs = arriving(&jobs(workload, 1, seed), seed);
     let cpus: Vec<CpuId> = caches(&room.bench.machine.topology())?.into_iter().flatten().collect();
     let options = SimOptions { seed, ..room.bench.options.clone() };
@@ -306,8 +325,9 @@ fn one_of_four(room: &Room, workload: usize, seed: u64) -> Result<Four, ReproErr
     for partner in 1..4 {
         let others: Vec<usize> = (1..4).filter(|&other| other != partner).collect();
         let order = [0, partner, others[0], others[1]];
-        let pinned: Vec<(Job, CpuId)> = order.iter().zip(&cpus).map(|(&job, &cpu)| (jobs[job].clone(), cpu)).collect();
-        let in_this_order: Vec<Job> = pinned.iter().map(|(job, _)| job.clone()).collect();
+        let pinned: Vec<(WorkloadJob, CpuId)> =
+            order.iter().zip(&cpus).map(|(&job, &cpu)| (jobs[job].clone(), cpu)).collect();
+        let in_this_order: Vec<WorkloadJob> = pinned.iter().map(|(job, _)| job.clone()).collect();
         let speeds = room.bench.run_with(options.clone(), &pinned)?;
         let names: Vec<&str> = in_this_order.iter().map(|job| job.kernel.as_str()).collect();
         let pairs = format!("{} + {}, {} + {}", names[0], names[1], names[2], names[3]);
@@ -318,14 +338,19 @@ fn one_of_four(room: &Room, workload: usize, seed: u64) -> Result<Four, ReproErr
     let best_pairs = &schedules[0].1;
     let schedules: Vec<f64> = schedules.iter().map(|(time, _)| *time).collect();
     let (best, worst) = (schedules[0], schedules[2]);
-    let by = |by: By| room.slowdowns(by, &jobs, None, seed);
-    let (di, whole, dio, reads) = (by(By::Di)?, by(By::DiWhole)?, by(By::Dio)?, by(By::DioReads)?);
+    let by = |by: PlacementSource| room.slowdowns(by, &jobs, None, seed);
+    let (di, whole, dio, reads) = (
+        by(PlacementSource::Di)?,
+        by(PlacementSource::DiWhole)?,
+        by(PlacementSource::Dio)?,
+        by(PlacementSource::DioReads)?,
+    );
     let of = |name: &str, found: &Slowdowns| {
         let above = percent_above(mean(&found.times), best);
         format!("{name} {above:.1} % above with {} after {} moves", found.coscheduled, found.moves)
     };
     let next = percent_above(schedules[1], best);
-    Ok(Four {
+    Ok(WorkloadFigures {
         words: format!(
             "seed {seed}, best {best_pairs} (the next {next:.1} % above), {}, {}, {}",
             of("DI", &di),
@@ -346,22 +371,23 @@ fn one_of_four(room: &Room, workload: usize, seed: u64) -> Result<Four, ReproErr
 const EIGHT_CORES: [&str; 2] = ["xeon-x5365", "opteron-2350"];
 
 /// CA-7: each workload doubled, on both machines.
-pub(super) fn eight_cores(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(super) fn eight_cores(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let machines = &EIGHT_CORES[..context.pick(1, 2)];
     let workloads: Vec<usize> = context.pick(vec![1], (0..8).collect());
-    let policies = [By::Default, By::DiWhole, By::Dio, By::Optimal];
-    let mut gains: BTreeMap<(usize, usize, By), Vec<f64>> = BTreeMap::new();
+    let policies = [PlacementSource::Default, PlacementSource::DiWhole, PlacementSource::Dio, PlacementSource::Optimal];
+    let mut gains: BTreeMap<(usize, usize, PlacementSource), Vec<f64>> = BTreeMap::new();
     for (at, machine) in machines.iter().enumerate() {
-        let room = Room::on(context, machine, SCALE.of(context))?;
+        let room = Testbed::on(context, machine, SCALE.of(context))?;
         for &workload in &workloads {
             context.tell(&format!("{machine}, {}", number(workload)));
             let programs = jobs(workload, 2, 1);
             // Both copies of a program stand in one row; beside each other they are what a copy is beside a copy.
-            let matrix = Matrix::measure(context, &room.bench, &jobs(workload, 1, 1), true)?;
-            let asked: Vec<(u64, By)> = context.seeds.iter().flat_map(|&seed| policies.map(|by| (seed, by))).collect();
+            let matrix = CoRunMatrix::measure(context, &room.bench, &jobs(workload, 1, 1), true)?;
+            let asked: Vec<(u64, PlacementSource)> =
+                context.seeds.iter().flat_map(|&seed| policies.map(|by| (seed, by))).collect();
             let times = context.run_all(&asked, |&(seed, by)| {
                 let jobs = arriving(&programs, seed);
-                let known = (by == By::Optimal).then(|| in_order(&matrix, workload, &jobs));
+                let known = (by == PlacementSource::Optimal).then(|| in_order(&matrix, workload, &jobs));
                 Ok(mean(&room.slowdowns(by, &jobs, known.as_deref(), seed)?.times))
             })?;
             for of_seed in times.chunks(policies.len()) {
@@ -375,15 +401,15 @@ pub(super) fn eight_cores(context: &Context<'_>) -> Result<Vec<Finding>, ReproEr
 }
 
 fn on_eight_cores(
-    context: &Context<'_>,
+    context: &ExperimentContext<'_>,
     machines: &[&str],
     workloads: &[usize],
-    gains: &BTreeMap<(usize, usize, By), Vec<f64>>,
+    gains: &BTreeMap<(usize, usize, PlacementSource), Vec<f64>>,
 ) -> Vec<Finding> {
     let mut points = Vec::new();
     let mut figures = Vec::new();
     for (at, machine) in machines.iter().enumerate() {
-        let policies = [By::DiWhole, By::Dio, By::Optimal];
+        let policies = [PlacementSource::DiWhole, PlacementSource::Dio, PlacementSource::Optimal];
         let mut groups = Vec::new();
         for &workload in workloads {
             let values = policies.map(|by| gains[&(at, workload, by)].clone());
@@ -392,52 +418,56 @@ fn on_eight_cores(
             let place = format!("{machine}, {}", number(workload));
             points.extend(named.map(|(by, values)| DataPoint::over(by.name(), place.clone(), values)));
         }
-        let figure = Bars {
+        let figure = BarChart {
             title: format!("Mean speed-up over the default scheduler, {machine}"),
             y: Axis::linear("per cent"),
             series: policies.map(|by| by.name().to_string()).to_vec(),
             groups,
-            ..Bars::default()
+            ..BarChart::default()
         };
-        figures.push(Figure::bars(format!("ca-7-{machine}"), &figure));
+        figures.push(ResultFigure::bars(format!("ca-7-{machine}"), &figure));
     }
     // Of one seed, machine and policy: the gains of all workloads.
-    let of = |seed: usize, at: usize, by: By| -> Vec<f64> {
+    let of = |seed: usize, at: usize, by: PlacementSource| -> Vec<f64> {
         workloads.iter().map(|&workload| gains[&(at, workload, by)][seed]).collect()
     };
-    let mean_of = |at: usize, by: By, workload: usize| mean(&gains[&(at, workload, by)]);
-    let online = [By::DiWhole, By::Dio];
+    let mean_of = |at: usize, by: PlacementSource, workload: usize| mean(&gains[&(at, workload, by)]);
+    let online = [PlacementSource::DiWhole, PlacementSource::Dio];
     let all = 0..machines.len();
-    let each = |by: By| all.clone().flat_map(move |at| workloads.iter().map(move |&workload| (at, by, workload)));
+    let each =
+        |by: PlacementSource| all.clone().flat_map(move |at| workloads.iter().map(move |&workload| (at, by, workload)));
     let means: Vec<f64> = online.iter().flat_map(|&by| each(by)).map(|(at, by, w)| mean_of(at, by, w)).collect();
     let best = means.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     let least = means.iter().copied().fold(f64::INFINITY, f64::min);
     let ratios: Vec<f64> = all
         .clone()
         .map(|at| {
-            let over_seeds =
-                |by: By| mean(&(0..context.seeds.len()).map(|seed| mean(&of(seed, at, by))).collect::<Vec<f64>>());
-            100.0 * over_seeds(By::Dio).min(over_seeds(By::DiWhole)) / over_seeds(By::Optimal)
+            let over_seeds = |by: PlacementSource| {
+                mean(&(0..context.seeds.len()).map(|seed| mean(&of(seed, at, by))).collect::<Vec<f64>>())
+            };
+            100.0 * over_seeds(PlacementSource::Dio).min(over_seeds(PlacementSource::DiWhole))
+                / over_seeds(PlacementSource::Optimal)
         })
         .collect();
     points.extend(machines.iter().zip(&ratios).map(|(machine, &ratio)| {
         DataPoint::over("the lesser of DI's and DIO's mean gain over the optimal's, %", *machine, &[ratio])
     }));
     points.extend(machines.iter().enumerate().map(|(at, machine)| {
-        let of_seed: Vec<f64> = (0..context.seeds.len()).map(|seed| mean(&of(seed, at, By::Optimal))).collect();
+        let of_seed: Vec<f64> =
+            (0..context.seeds.len()).map(|seed| mean(&of(seed, at, PlacementSource::Optimal))).collect();
         DataPoint::over("the optimal's mean gain over workloads, %", *machine, &of_seed)
     }));
     let ratio = ratios.into_iter().fold(f64::INFINITY, f64::min);
     let note = "Means over seeds (orders of arrival and frames) first, then the best and the least over workloads and \
                 both policies. Optimal = the assignment with the least sum of measured pair degradations, run.";
     let seeds: Vec<u64> = context.seeds.clone();
-    let finding = |what: &str, paper: &str, unit: &str, bar: Bar, value: f64| {
+    let finding = |what: &str, paper: &str, unit: &str, bar: ResultTarget, value: f64| {
         let mut finding = Finding::new("CA-7", what, paper, unit, bar, &[(seeds[0], value)]);
         finding.time_scale = SCALE.of(context) as f64;
         finding.seeds = seeds.clone();
         finding
     };
-    let at_least = |bar: f64| Bar::AtLeast { bar, paper_best: None };
+    let at_least = |bar: f64| ResultTarget::AtLeast { bar, paper_best: None };
     let mut first =
         finding("best workload over the default scheduler, eight cores", "up to 13 %", "%", at_least(10.0), best)
             .points(points)
@@ -457,17 +487,21 @@ fn on_eight_cores(
 }
 
 /// CA-8: the same programs with the same inputs, arriving in ever other orders.
-pub(super) fn run_to_run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(super) fn run_to_run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let orders = context.pick(3, 20.max(context.seeds.len() as u64));
     let seeds: Vec<u64> = (0..orders).map(|nth| context.seeds[0] + nth).collect();
     let workloads: Vec<usize> = context.pick(vec![1], (0..8).collect());
-    let room = Room::on(context, EIGHT_CORES[0], SCALE.of(context))?;
-    let policies = context.pick(vec![By::Default, By::Dio], vec![By::Default, By::DiWhole, By::Dio]);
-    let mut times: BTreeMap<(usize, String, By), Vec<f64>> = BTreeMap::new();
+    let room = Testbed::on(context, EIGHT_CORES[0], SCALE.of(context))?;
+    let policies = context.pick(
+        vec![PlacementSource::Default, PlacementSource::Dio],
+        vec![PlacementSource::Default, PlacementSource::DiWhole, PlacementSource::Dio],
+    );
+    let mut times: BTreeMap<(usize, String, PlacementSource), Vec<f64>> = BTreeMap::new();
     for &workload in &workloads {
         context.tell(&format!("{}, {orders} orders of arrival", number(workload)));
         let programs = jobs(workload, 2, 1);
-        let asked: Vec<(u64, By)> = seeds.iter().flat_map(|&seed| policies.iter().map(move |&by| (seed, by))).collect();
+        let asked: Vec<(u64, PlacementSource)> =
+            seeds.iter().flat_map(|&seed| policies.iter().map(move |&by| (seed, by))).collect();
         let found = context.run_all(&asked, |&(seed, by)| {
             let jobs = arriving(&programs, seed);
             let slowdowns = room.slowdowns(by, &jobs, None, seed)?.times;
@@ -488,10 +522,14 @@ fn deviation_percent(values: &[f64]) -> f64 {
     100.0 * (values.iter().map(|v| (v - mean) * (v - mean)).sum::<f64>() / values.len() as f64).sqrt() / mean
 }
 
-fn by_program(seeds: &[u64], policies: &[By], times: &BTreeMap<(usize, String, By), Vec<f64>>) -> Vec<Finding> {
+fn by_program(
+    seeds: &[u64],
+    policies: &[PlacementSource],
+    times: &BTreeMap<(usize, String, PlacementSource), Vec<f64>>,
+) -> Vec<Finding> {
     let mut points = Vec::new();
-    let mut deviations: BTreeMap<By, Vec<f64>> = BTreeMap::new();
-    let mut better: BTreeMap<By, f64> = BTreeMap::new();
+    let mut deviations: BTreeMap<PlacementSource, Vec<f64>> = BTreeMap::new();
+    let mut better: BTreeMap<PlacementSource, f64> = BTreeMap::new();
     let most = |values: &[f64]| values.iter().copied().fold(0.0, f64::max);
     for ((workload, name, by), values) in times {
         let place = format!("{}, {name}", number(*workload));
@@ -499,21 +537,21 @@ fn by_program(seeds: &[u64], policies: &[By], times: &BTreeMap<(usize, String, B
         deviations.entry(*by).or_default().push(deviation);
         points.push(DataPoint::over(format!("run time over alone, {}", by.name()), place.clone(), values));
         points.push(DataPoint::over(format!("deviation, {}, %", by.name()), place.clone(), &[deviation]));
-        if *by != By::Default {
-            let default = &times[&(*workload, name.clone(), By::Default)];
+        if *by != PlacementSource::Default {
+            let default = &times[&(*workload, name.clone(), PlacementSource::Default)];
             let gain = percent_above(most(default), most(values));
             let best = better.entry(*by).or_insert(f64::NEG_INFINITY);
             *best = best.max(gain);
             points.push(DataPoint::over(format!("worst case over the default's, {}, %", by.name()), place, &[gain]));
         }
     }
-    let ratio = |by: By| 100.0 * mean(&deviations[&by]) / mean(&deviations[&By::Default]);
-    let finding = |what: String, paper: &str, bar: Bar, value: f64| {
+    let ratio = |by: PlacementSource| 100.0 * mean(&deviations[&by]) / mean(&deviations[&PlacementSource::Default]);
+    let finding = |what: String, paper: &str, bar: ResultTarget, value: f64| {
         let mut finding = Finding::new("CA-8", &what, paper, "%", bar, &[(seeds[0], value)]);
         finding.seeds = seeds.to_vec();
         finding
     };
-    let bar = Bar::AtMost { bar: 50.0, paper_best: None };
+    let bar = ResultTarget::AtMost { bar: 50.0, paper_best: None };
     let mut findings = Vec::new();
     for &by in policies {
         let name = by.name().to_uppercase();
@@ -521,7 +559,7 @@ fn by_program(seeds: &[u64], policies: &[By], times: &BTreeMap<(usize, String, B
             format!("{name}'s deviation of single programs' run times over the default's, {} orders", seeds.len());
         findings.push(finding(what, "far lower", bar, ratio(by)));
         let what = format!("{name}: a single program's worst case over the default's, greatest gain");
-        findings.push(finding(what, "up to 2x", Bar::Shown, better[&by]));
+        findings.push(finding(what, "up to 2x", ResultTarget::Shown, better[&by]));
     }
     findings[0].points = points;
     findings[0].note =
@@ -539,7 +577,7 @@ mod tests {
     #[test]
     fn orders_of_arrival_hold_everybody_once() {
         let programs = jobs(1, 2, 1);
-        let names = |jobs: &[Job]| jobs.iter().map(|job| job.name.clone()).collect::<Vec<String>>();
+        let names = |jobs: &[WorkloadJob]| jobs.iter().map(|job| job.name.clone()).collect::<Vec<String>>();
         let (one, other) = (names(&arriving(&programs, 1)), names(&arriving(&programs, 2)));
         assert_ne!(one, other);
         let sorted = |mut names: Vec<String>| {

@@ -2,37 +2,37 @@
 
 use cachemate_core::{Fact, Profile};
 use cachemate_policy::matrix::PairCosts;
-use cachemate_policy::measured::Measured;
+use cachemate_policy::measured_matrix::MeasuredMatrix;
 use cachemate_policy::schemes::{self, SharedCache};
 use cachemate_policy::solvers::{self, Seats};
-use cachemate_report::figure::{Axis, BarGroup, Bars, Chart, HeatMap, Point, Series, Spread};
+use cachemate_report::figure::{Axis, BarChart, BarGroup, Chart, ChartPoint, HeatMap, IntervalStyle, Series};
 use cachemate_spec::parse_percent_matrix;
 
 use super::programs;
-use crate::corun::{Bench, Matrix};
-use crate::setup::{Job, failed};
-use crate::{Bar, Context, DataPoint, Figure, Finding, ReproError, mean, solo};
+use crate::corun::{CoRunBench, CoRunMatrix};
+use crate::setup::{WorkloadJob, failed};
+use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget, mean, solo};
 
 /// Two cores to a cache, as many caches as the cores need.
 const CORES: [usize; 4] = [4, 6, 8, 10];
 
 /// One seed's matrix and the profiles that the schemes go by.
-struct Evidence {
-    matrix: Matrix,
+struct SchemeInputs {
+    matrix: CoRunMatrix,
     profiles: Vec<Profile>,
     cache: SharedCache,
 }
 
-fn gather(context: &Context<'_>) -> Result<Vec<Evidence>, ReproError> {
+fn gather(context: &ExperimentContext<'_>) -> Result<Vec<SchemeInputs>, ReproError> {
     let mut all = Vec::new();
     for &seed in &context.seeds {
         let (warm_up, measured) = context.pick((12_000_000, 6_000_000), (25_000_000, 15_000_000));
-        let bench = Bench::on("pairs-04", seed, warm_up, measured)?;
+        let bench = CoRunBench::on("pairs-04", seed, warm_up, measured)?;
         let jobs = programs(context, seed);
         context.tell(&format!("pairs of {} programs, seed {seed}", jobs.len()));
-        let matrix = Matrix::measure(context, &bench, &jobs, true)?;
+        let matrix = CoRunMatrix::measure(context, &bench, &jobs, true)?;
         let accesses = context.pick(2_000_000, 6_000_000);
-        let found = context.run_all(&jobs, |job: &Job| solo::profile(job, &bench.machine, accesses))?;
+        let found = context.run_all(&jobs, |job: &WorkloadJob| solo::profile(job, &bench.machine, accesses))?;
         let alone = matrix.alone.iter().map(|rates| rates.instr_per_cycle);
         let profiles = found.into_iter().zip(alone);
         let with_speed = |(mut profile, instr_per_cycle): (Profile, f64)| {
@@ -41,13 +41,13 @@ fn gather(context: &Context<'_>) -> Result<Vec<Evidence>, ReproError> {
         };
         let profiles = profiles.map(with_speed).collect();
         let cache = SharedCache::of_machine(&bench.machine).ok_or_else(|| failed("pairs-04")("no shared cache"))?;
-        all.push(Evidence { matrix, profiles, cache });
+        all.push(SchemeInputs { matrix, profiles, cache });
     }
     Ok(all)
 }
 
 /// CA-1, CA-4 and CA-5.
-pub(super) fn compare(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(super) fn compare(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let evidence = gather(context)?;
     let mut findings = vec![against_optimal(context, &evidence)?];
     findings.extend(gain_by_make_up(context, &evidence));
@@ -67,7 +67,7 @@ fn part(costs: &PairCosts, of: &[usize]) -> Vec<Vec<f64>> {
 
 /// Mean degradation in per cent of every scheme's best schedule above the optimal one's, over all workloads of so many
 /// programs; the last two rows are the random mean and the worst.
-fn above_optimal(evidence: &Evidence, cores: usize) -> Result<Vec<(String, f64)>, ReproError> {
+fn above_optimal(evidence: &SchemeInputs, cores: usize) -> Result<Vec<(String, f64)>, ReproError> {
     let profiles: Vec<&Profile> = evidence.profiles.iter().collect();
     let mut by_scheme = Vec::new();
     for scheme in schemes::all() {
@@ -94,7 +94,7 @@ fn above_optimal(evidence: &Evidence, cores: usize) -> Result<Vec<(String, f64)>
     Ok(names.zip(above).map(|(name, values)| (name, mean(&values))).collect())
 }
 
-fn against_optimal(context: &Context<'_>, evidence: &[Evidence]) -> Result<Finding, ReproError> {
+fn against_optimal(context: &ExperimentContext<'_>, evidence: &[SchemeInputs]) -> Result<Finding, ReproError> {
     let sizes: Vec<usize> = CORES.into_iter().filter(|&cores| cores <= evidence[0].profiles.len()).collect();
     let mut points = Vec::new();
     let mut worst_pain = vec![f64::NEG_INFINITY; evidence.len()];
@@ -109,9 +109,10 @@ fn against_optimal(context: &Context<'_>, evidence: &[Evidence]) -> Result<Findi
             }
             let point = DataPoint::over(name, cores.to_string(), &values);
             if series.iter().all(|series| series.name != *name) {
-                series.push(Series { name: name.clone(), spread: Spread::Whiskers, ..Series::default() });
+                series.push(Series { name: name.clone(), spread: IntervalStyle::Whiskers, ..Series::default() });
             }
-            let drawn = Point { interval: point.low.zip(point.high), ..Point::new(cores as f64, mean(&values)) };
+            let drawn =
+                ChartPoint { interval: point.low.zip(point.high), ..ChartPoint::new(cores as f64, mean(&values)) };
             series.iter_mut().filter(|series| series.name == *name).for_each(|s| s.points.push(drawn.clone()));
             points.push(point);
         }
@@ -124,7 +125,7 @@ fn against_optimal(context: &Context<'_>, evidence: &[Evidence]) -> Result<Findi
         ..Chart::default()
     };
     let per_seed: Vec<(u64, f64)> = context.seeds.iter().copied().zip(worst_pain).collect();
-    let bar = Bar::AtMost { bar: 1.0, paper_best: None };
+    let bar = ResultTarget::AtMost { bar: 1.0, paper_best: None };
     let what = "Pain's schedule above the optimal one, greatest mean over all workloads of 4, 6, 8 or 10 cores";
     let workloads: Vec<String> =
         sizes.iter().map(|&cores| choices(evidence[0].profiles.len(), cores).len().to_string()).collect();
@@ -138,17 +139,17 @@ fn against_optimal(context: &Context<'_>, evidence: &[Evidence]) -> Result<Findi
     Ok(Finding::new("CA-1", what, "within 1 % on every size", "percentage points", bar, &per_seed)
         .points(points)
         .note(note)
-        .figure(Figure::chart("ca-1-schemes", &figure)))
+        .figure(ResultFigure::chart("ca-1-schemes", &figure)))
 }
 
 /// How many of the programs miss more than the mean of all.
-fn intensive(evidence: &Evidence) -> Vec<bool> {
+fn intensive(evidence: &SchemeInputs) -> Vec<bool> {
     let rates: Vec<f64> = evidence.matrix.alone.iter().map(|rates| rates.misses_per_kilo_instr).collect();
     let mean = mean(&rates);
     rates.iter().map(|&rate| rate > mean).collect()
 }
 
-fn gain_by_make_up(context: &Context<'_>, evidence: &[Evidence]) -> Vec<Finding> {
+fn gain_by_make_up(context: &ExperimentContext<'_>, evidence: &[SchemeInputs]) -> Vec<Finding> {
     let seats = Seats { cpus_per_cache: vec![2; 2] };
     // Gains by number of intensive programs, one list per seed.
     let mut gains: Vec<Vec<Vec<f64>>> = vec![vec![Vec::new(); 5]; evidence.len()];
@@ -175,36 +176,36 @@ fn gain_by_make_up(context: &Context<'_>, evidence: &[Evidence]) -> Vec<Finding>
     let ratios: Vec<(u64, f64)> = context.seeds.iter().copied().zip(gains.iter().map(ratio)).collect();
     let groups = points.iter().map(|point| BarGroup {
         name: point.at.clone(),
-        bars: vec![cachemate_report::figure::Bar { value: point.value, interval: point.low.zip(point.high) }],
+        bars: vec![cachemate_report::figure::ChartBar { value: point.value, interval: point.low.zip(point.high) }],
     });
-    let figure = Bars {
+    let figure = BarChart {
         title: "Gain of the best over the worst schedule, by make-up of the workload".into(),
         y: Axis::linear("per cent"),
         series: vec!["gain".into()],
         groups: groups.collect(),
-        ..Bars::default()
+        ..BarChart::default()
     };
     let greatest = |seed: &Vec<Vec<f64>>| seed.iter().flatten().copied().fold(f64::NEG_INFINITY, f64::max);
     let most: Vec<(u64, f64)> = context.seeds.iter().copied().zip(gains.iter().map(greatest)).collect();
     let what = "mean gain of workloads with two intensive and two quiet programs over that of the next make-up";
-    let bar = Bar::AtLeast { bar: 1.0, paper_best: None };
+    let bar = ResultTarget::AtLeast { bar: 1.0, paper_best: None };
     let first = Finding::new("CA-4", what, "two and two gain most", "ratio", bar, &ratios)
         .points(points)
         .note("Intensive = misses more than the mean of all programs, as in the paper.")
-        .figure(Figure::bars("ca-4-make-up", &figure));
+        .figure(ResultFigure::bars("ca-4-make-up", &figure));
     let what = "greatest gain of the optimal over the worst schedule of four programs";
-    vec![first, Finding::new("CA-4", what, "25 %; least below 1 %", "%", Bar::Shown, &most)]
+    vec![first, Finding::new("CA-4", what, "25 %; least below 1 %", "%", ResultTarget::Shown, &most)]
 }
 
-fn order(context: &Context<'_>, evidence: &[Evidence]) -> Finding {
+fn order(context: &ExperimentContext<'_>, evidence: &[SchemeInputs]) -> Finding {
     let mut points = Vec::new();
     let mut changed = Vec::new();
     let names = &evidence[0].matrix.names;
-    let rows = |pick: &dyn Fn(&Matrix, usize) -> f64, at: usize| -> Vec<f64> {
+    let rows = |pick: &dyn Fn(&CoRunMatrix, usize) -> f64, at: usize| -> Vec<f64> {
         evidence.iter().map(|evidence| pick(&evidence.matrix, at)).collect()
     };
-    let alone = |matrix: &Matrix, at: usize| matrix.alone[at].misses_per_kilo_instr;
-    let most = |matrix: &Matrix, at: usize| {
+    let alone = |matrix: &CoRunMatrix, at: usize| matrix.alone[at].misses_per_kilo_instr;
+    let most = |matrix: &CoRunMatrix, at: usize| {
         matrix.beside[at].iter().map(|rates| rates.misses_per_kilo_instr).fold(alone(matrix, at), f64::max)
     };
     for (at, name) in names.iter().enumerate() {
@@ -227,7 +228,7 @@ fn order(context: &Context<'_>, evidence: &[Evidence]) -> Finding {
     }
     pairs.sort();
     pairs.dedup();
-    let figure = Bars {
+    let figure = BarChart {
         title: "Misses per 1000 instructions, alone and at most beside another".into(),
         y: Axis::linear("misses per 1000 instructions"),
         series: vec!["alone".into(), "most".into()],
@@ -238,7 +239,7 @@ fn order(context: &Context<'_>, evidence: &[Evidence]) -> Finding {
                 bars: both.iter().map(|point| point.value.unwrap_or(f64::NAN).into()).collect(),
             })
             .collect(),
-        ..Bars::default()
+        ..BarChart::default()
     };
     let heat = HeatMap {
         title: "Degradation (row suffers beside column), first seed".into(),
@@ -258,12 +259,12 @@ fn order(context: &Context<'_>, evidence: &[Evidence]) -> Finding {
         true => format!("None of {all} pairs changes."),
         false => format!("Of {all} pairs: {}.", pairs.join(", ")),
     };
-    let bar = Bar::AtMost { bar: 2.0, paper_best: None };
+    let bar = ResultTarget::AtMost { bar: 2.0, paper_best: None };
     Finding::new("CA-5", what, "two pairs of 45 may exchange places", "pairs", bar, &per_seed)
         .points(points)
         .note(note)
-        .figure(Figure::bars("ca-5-order", &figure))
-        .figure(Figure::heat_map("ca-1-degradations", &heat))
+        .figure(ResultFigure::bars("ca-5-order", &figure))
+        .figure(ResultFigure::heat_map("ca-1-degradations", &heat))
 }
 
 /// CA Table 1: measured on the paper's Xeon.
@@ -278,9 +279,9 @@ namd,1.48%,3.45%,-1.19%,-0.93%
 const SCHEDULES: [(&str, f64); 3] = [("milc", 21.995), ("gamess", 2.3075), ("namd", 2.325)];
 
 /// CA-3: is the published best schedule found, at the published mean?
-pub(super) fn published(_context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(super) fn published(_context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let table = parse_percent_matrix("CA Table 1", TABLE_1).map_err(failed("CA-3"))?;
-    let table = Measured::try_from(&table).map_err(failed("CA-3"))?;
+    let table = MeasuredMatrix::try_from(&table).map_err(failed("CA-3"))?;
     let cost = &table.costs.cost;
     let seats = Seats { cpus_per_cache: vec![2; 2] };
     let percent = |total: f64| 100.0 * total / 4.0;
@@ -298,7 +299,7 @@ pub(super) fn published(_context: &Context<'_>) -> Result<Vec<Finding>, ReproErr
         points.push(DataPoint::over("mean degradation", format!("mcf beside {beside}"), &[mean]));
     }
     let pairs: Vec<String> = best.seating.by_cache.iter().map(|cache| named(cache, &table.names)).collect();
-    let bar = Bar::AtMost { bar: 1e-9, paper_best: None };
+    let bar = ResultTarget::AtMost { bar: 1e-9, paper_best: None };
     let what = "greatest difference between the published means of the three schedules and the solver's";
     let paper = "2.3075, 2.325 and 21.995 %; best mcf + gamess and milc + namd";
     let finding = Finding::new("CA-3", what, paper, "percentage points", bar, &[(0, off)]);
@@ -324,9 +325,9 @@ mod tests {
     #[test]
     fn the_published_table_gives_the_published_schedules() {
         let stop = AtomicBool::new(false);
-        let context = Context { quick: true, ..Context::of_seed(1, &stop) };
+        let context = ExperimentContext { quick: true, ..ExperimentContext::of_seed(1, &stop) };
         let found = published(&context).unwrap();
-        assert_eq!(found[0].verdict, crate::Verdict::Met, "{found:?}");
+        assert_eq!(found[0].verdict, crate::ResultVerdict::Met, "{found:?}");
         assert_eq!(found[0].note, "Best: mcf + gamess and milc + namd.");
     }
 }

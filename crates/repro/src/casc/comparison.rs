@@ -1,30 +1,37 @@
 //! CASC-1, -2, -3, -6: misses, throughput and fairness against the default scheduler, from 48 to 768 KB of L2.
 
-use cachemate_report::figure::{Axis, Chart, Mark, Point, Series};
+use cachemate_report::figure::{Axis, Chart, ChartPoint, Mark, Series};
 
 use crate::niagara::SIZES_KB;
 use crate::niagara::cells::{
     Cell, METRICS, cells, means, over_bandwidth, points, shortfall, size_chart, splits, worst_per_seed,
 };
-use crate::niagara::{Measured, Mix, SCALE, Setting, Who, hangs, measure, ratio, run as run_mix};
+use crate::niagara::{
+    NiagaraPolicy, NiagaraResult, NiagaraSetting, SCALE, ThreadMix, measure, ratio, run as run_mix, sensitivity,
+};
 use crate::setup::failed;
-use crate::{Bar, Context, DataPoint, Figure, Finding, ReproError};
+use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget};
 
-pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let sizes: &[u64] = context.pick(&[192], &SIZES_KB);
-    let better = cells(context, Mix::Casc, &Who::better(""), sizes)?;
-    let literal = cells(context, Mix::Casc, &Who::literal(), sizes)?;
+    let better = cells(context, ThreadMix::Casc, &NiagaraPolicy::better(""), sizes)?;
+    let literal = cells(context, ThreadMix::Casc, &NiagaraPolicy::literal(), sizes)?;
     let mut all = points("casc", &better, sizes);
     all.extend(points(LITERAL, &literal, sizes));
-    let (bound, bound_words) = hangs::bound(context, sizes)?;
+    let (bound, bound_words) = sensitivity::bound(context, sizes)?;
     all.extend(bound);
     if !context.quick {
-        let phases = [("following phases", Who::following_phases())];
-        all.extend(hangs::variations(context, Mix::Casc, &Who::better(""), &phases)?);
-        all.extend(points("one greedy thread at a time", &cells(context, Mix::Casc, &Who::OneGreedy, sizes)?, sizes));
+        let phases = [("following phases", NiagaraPolicy::following_phases())];
+        all.extend(sensitivity::variations(context, ThreadMix::Casc, &NiagaraPolicy::better(""), &phases)?);
+        all.extend(points(
+            "one greedy thread at a time",
+            &cells(context, ThreadMix::Casc, &NiagaraPolicy::OneGreedy, sizes)?,
+            sizes,
+        ));
         all.extend(sweep(context)?);
     }
-    let (swept, figure) = over_bandwidth(context, Mix::Casc, &Who::better(""), "casc-2-bandwidth", "casc")?;
+    let (swept, figure) =
+        over_bandwidth(context, ThreadMix::Casc, &NiagaraPolicy::better(""), "casc-2-bandwidth", "casc")?;
     all.extend(swept);
     let mut findings = misses_and_throughput("casc", &better, sizes, &all, &bound_words).to_vec();
     findings[1].figures.push(figure);
@@ -51,7 +58,7 @@ fn misses_and_throughput(form: &str, of: &[Cell], sizes: &[u64], all: &[DataPoin
         &format!("{form}: L2 miss ratio against the default scheduler, at the size where it falls least"),
         "-15 to -46 %",
         "%",
-        Bar::AtMost { bar: -15.0, paper_best: Some(-46.0) },
+        ResultTarget::AtMost { bar: -15.0, paper_best: Some(-46.0) },
         &worst_per_seed(of, misses, f64::max),
     )
     .every_seed()
@@ -70,7 +77,7 @@ fn misses_and_throughput(form: &str, of: &[Cell], sizes: &[u64], all: &[DataPoin
         &format!("{form}: instructions per second against the default scheduler, at the size where they grow least"),
         "+28 to +50 %",
         "%",
-        Bar::AtLeast { bar: 28.0, paper_best: Some(50.0) },
+        ResultTarget::AtLeast { bar: 28.0, paper_best: Some(50.0) },
         &worst_per_seed(of, gain, f64::min),
     )
     .every_seed()
@@ -87,13 +94,13 @@ fn misses_and_throughput(form: &str, of: &[Cell], sizes: &[u64], all: &[DataPoin
 }
 
 /// CASC-1 and -2 over memory latency, which the paper does not state, at 192 KB.
-fn sweep(context: &Context<'_>) -> Result<Vec<DataPoint>, ReproError> {
-    let base = Setting::new(192, context.seeds[0], context);
+fn sweep(context: &ExperimentContext<'_>) -> Result<Vec<DataPoint>, ReproError> {
+    let base = NiagaraSetting::new(192, context.seeds[0], context);
     let settings = [112, 200, 300]
-        .map(|cycles| (format!("memory {cycles} cycles"), Setting { memory_cycles: Some(cycles), ..base }));
+        .map(|cycles| (format!("memory {cycles} cycles"), NiagaraSetting { memory_cycles: Some(cycles), ..base }));
     let measured = context.run_all(&settings, |(name, setting)| {
         context.tell(&format!("sweep, {name}"));
-        measure(setting, &Who::better(""))
+        measure(setting, &NiagaraPolicy::better(""))
     })?;
     let mut points = Vec::new();
     for ((name, _), measured) in settings.iter().zip(&measured) {
@@ -105,10 +112,10 @@ fn sweep(context: &Context<'_>) -> Result<Vec<DataPoint>, ReproError> {
 }
 
 /// CASC-3: hit rate against the default's on twice the cache.
-fn twice_the_cache(context: &Context<'_>, sizes: &[u64], better: &[Cell]) -> Result<Finding, ReproError> {
+fn twice_the_cache(context: &ExperimentContext<'_>, sizes: &[u64], better: &[Cell]) -> Result<Finding, ReproError> {
     let on_twice = context.run_all(better, |cell| {
         context.tell(&format!("default at {} KB, seed {}", 2 * cell.l2_kb, cell.seed));
-        let default = run_mix(&Setting::new(2 * cell.l2_kb, cell.seed, context), &Who::Default)?;
+        let default = run_mix(&NiagaraSetting::new(2 * cell.l2_kb, cell.seed, context), &NiagaraPolicy::Default)?;
         ratio(&default).ok_or_else(|| failed("default")("no references"))
     })?;
     let ahead: Vec<(u64, u64, f64)> = better
@@ -136,7 +143,7 @@ fn twice_the_cache(context: &Context<'_>, sizes: &[u64], better: &[Cell]) -> Res
         "hit rate with CASC minus the default's on twice the cache, at the worst size (768 KB against 1536 too)",
         "at least equal at every size",
         "points",
-        Bar::AtLeast { bar: 0.0, paper_best: None },
+        ResultTarget::AtLeast { bar: 0.0, paper_best: None },
         &per_seed,
     )
     .every_seed()
@@ -146,20 +153,20 @@ fn twice_the_cache(context: &Context<'_>, sizes: &[u64], better: &[Cell]) -> Res
 }
 
 /// Every size with the spread of run times bound to the default scheduler's.
-fn bounded_at(context: &Context<'_>, sizes: &[u64]) -> Result<Vec<Cell>, ReproError> {
+fn bounded_at(context: &ExperimentContext<'_>, sizes: &[u64]) -> Result<Vec<Cell>, ReproError> {
     let all: Vec<(u64, u64)> =
         sizes.iter().flat_map(|&l2_kb| context.seeds.iter().map(move |&seed| (l2_kb, seed))).collect();
     context.run_all(&all, |&(l2_kb, seed)| {
         context.tell(&format!("spread bound to the default's at {l2_kb} KB, seed {seed}"));
-        let setting = Setting::new(l2_kb, seed, context);
-        let default = measure(&setting, &Who::Default)?.default_variation;
-        let who = Who::better(&format!("run_time_variation_at_most = {default}"));
+        let setting = NiagaraSetting::new(l2_kb, seed, context);
+        let default = measure(&setting, &NiagaraPolicy::Default)?.default_variation;
+        let who = NiagaraPolicy::better(&format!("run_time_variation_at_most = {default}"));
         Ok(Cell { l2_kb, seed, measured: measure(&setting, &who)? })
     })
 }
 
 /// CASC-6: the spread of run times, and gain against fairness.
-fn fairness(context: &Context<'_>, sizes: &[u64], better: &[Cell]) -> Result<Vec<Finding>, ReproError> {
+fn fairness(context: &ExperimentContext<'_>, sizes: &[u64], better: &[Cell]) -> Result<Vec<Finding>, ReproError> {
     let variation = METRICS[12].1;
     let least = better.iter().map(|cell| cell.measured.least_share).fold(f64::INFINITY, f64::min);
     let spread = Finding::new(
@@ -167,7 +174,7 @@ fn fairness(context: &Context<'_>, sizes: &[u64], better: &[Cell]) -> Result<Vec
         "standard deviation of run times over their mean, at the worst size",
         "90 % with CASC, 43 % with the default scheduler; nobody starved",
         "%",
-        Bar::AtMost { bar: 90.0, paper_best: None },
+        ResultTarget::AtMost { bar: 90.0, paper_best: None },
         &worst_per_seed(better, variation, f64::max),
     )
     .every_seed()
@@ -179,8 +186,8 @@ fn fairness(context: &Context<'_>, sizes: &[u64], better: &[Cell]) -> Result<Vec
     let bounds: &[f64] = context.pick(&[], &[0.1, 0.3, 0.5, 0.7, 0.9, 1.1]);
     let mut curve = Vec::new();
     for &bound in bounds {
-        let who = Who::better(&format!("run_time_variation_at_most = {bound}"));
-        for cell in cells(context, Mix::Casc, &who, &[size])? {
+        let who = NiagaraPolicy::better(&format!("run_time_variation_at_most = {bound}"));
+        for cell in cells(context, ThreadMix::Casc, &who, &[size])? {
             curve.push((format!("{bound}"), cell.measured));
         }
     }
@@ -197,11 +204,11 @@ fn fairness(context: &Context<'_>, sizes: &[u64], better: &[Cell]) -> Result<Vec
             points.push(DataPoint::over(format!("bound on the spread: {metric}"), name.clone(), &values));
         }
     }
-    let chart_point = |(_, measured): &(String, Measured)| {
-        Point::new(100.0 * measured.variation, 100.0 * measured.gain.throughput_gain)
+    let chart_point = |(_, measured): &(String, NiagaraResult)| {
+        ChartPoint::new(100.0 * measured.variation, 100.0 * measured.gain.throughput_gain)
     };
     let speedup_point =
-        |(_, measured): &(String, Measured)| Point::new(100.0 * measured.variation, METRICS[8].1(measured));
+        |(_, measured): &(String, NiagaraResult)| ChartPoint::new(100.0 * measured.variation, METRICS[8].1(measured));
     let mark = Mark::Points;
     let chart = Chart {
         title: format!("Gain against fairness at {size} KB"),
@@ -223,13 +230,13 @@ fn fairness(context: &Context<'_>, sizes: &[u64], better: &[Cell]) -> Result<Vec
         ],
         ..Chart::default()
     };
-    let figure = Figure::chart("casc-6-fairness", &chart);
+    let figure = ResultFigure::chart("casc-6-fairness", &chart);
     let bounded = Finding::new(
         "CASC-6",
         "weighted speed-up against the default's, with the spread of run times bound to the default's, worst size",
         "not given",
         "%",
-        Bar::AtLeast { bar: 0.0, paper_best: None },
+        ResultTarget::AtLeast { bar: 0.0, paper_best: None },
         &at_defaults,
     )
     .every_seed()

@@ -8,34 +8,34 @@
 
 use std::collections::BTreeMap;
 
-use cachemate_core::{Level, ProfilerConfig, RowParameters, TaskId, WindowRecord};
+use cachemate_core::{CacheLevel, CoRunRowParameters, ProfilerConfig, TaskId, WindowRecord};
 use cachemate_pipeline::OfflineProfiler;
 use serde::{Deserialize, Serialize};
 
-use crate::niagara::groups::{Asked, GROUPS, Sum, by_group, by_task, measure_groups};
-use crate::niagara::{CONTEXTS, LONGEST_ROW_NS, SCALE, SIZES_KB, Setting, jobs, ratio};
+use crate::niagara::groups::{GROUPS, GroupRequest, MissSums, by_group, by_task, measure_groups};
+use crate::niagara::{CONTEXTS, LONGEST_ROW_NS, NiagaraSetting, SCALE, SIZES_KB, jobs, ratio};
 use crate::setup::failed;
-use crate::split::Name;
-use crate::{Bar, Context, DataPoint, Finding, ReproError, mean};
+use crate::split_runs::Name;
+use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultTarget, mean};
 
 /// Besides those of the policy's runs.
 const OTHER_ROWS: [(&str, u64); 2] = [("better, rows of 2.5 ms", 2_500_000), ("better, rows of 20 ms", 20_000_000)];
 
 /// What one run says.
 #[derive(Serialize, Deserialize)]
-struct Told {
+struct EstimateErrors {
     /// Largest and mean relative error of the expected group rates, in per cent, by form.
     errors: Vec<(Name, f64, f64)>,
     right: [u32; 2],
 }
 
-pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let sizes: &[u64] = context.pick(&[192], &SIZES_KB);
     let settings: Vec<(u64, u64)> =
         sizes.iter().flat_map(|&size| context.seeds.iter().map(move |&seed| (size, seed))).collect();
     let told = context.run_all(&settings, |&(size, seed)| {
         context.tell(&format!("rows and groups at {size} KB, seed {seed}"));
-        tell(context, &Setting::new(size, seed, context))
+        tell(context, &NiagaraSetting::new(size, seed, context))
     })?;
     let at = |size: u64| settings.iter().zip(&told).filter(move |((of, _), _)| *of == size).map(|(_, told)| told);
     let mut points = Vec::new();
@@ -45,7 +45,7 @@ pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
             points.push(DataPoint::over(format!("threads on the right side, {name}"), format!("{size} KB"), &values));
         }
     }
-    let per_seed = |of: &dyn Fn(&Told) -> f64, worse: fn(f64, f64) -> f64| {
+    let per_seed = |of: &dyn Fn(&EstimateErrors) -> f64, worse: fn(f64, f64) -> f64| {
         let value = |seed: u64| {
             let of_seed = settings.iter().zip(&told).filter(|((_, of), _)| *of == seed).map(|(_, told)| of(told));
             of_seed.reduce(worse).unwrap_or(f64::NAN)
@@ -58,7 +58,7 @@ pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
             &format!("{name}: threads of 18 whose measured rate is on the same side of the mean as their solo miss ratio on an eighth of the cache, worst size"),
             "12 to 16",
             "threads",
-            Bar::AtLeast { bar: [17.0, 12.0][form], paper_best: Some(16.0) },
+            ResultTarget::AtLeast { bar: [17.0, 12.0][form], paper_best: Some(16.0) },
             &per_seed(&|told| f64::from(told.right[form]), f64::min),
         )
         .every_seed()
@@ -79,7 +79,7 @@ pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
             errors.push(DataPoint::over(format!("{name}: mean error %"), format!("{size} KB"), &means));
         }
     }
-    let casc_5 = |form: usize, what: &str, bar: Bar, of: &dyn Fn(&Told, usize) -> f64| {
+    let casc_5 = |form: usize, what: &str, bar: ResultTarget, of: &dyn Fn(&EstimateErrors, usize) -> f64| {
         Finding::new(
             "CASC-5",
             what,
@@ -101,9 +101,10 @@ pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
         let mean_of = format!("{name}: mean error of the expected miss rate of random groups of eight, worst size");
         let most_of = format!("{name}: largest error of the expected miss rate of random groups of eight, worst size");
         // The paper gives no mean; ours is held to 8 %.
-        let bar_of_mean = if form == LITERAL { Bar::Shown } else { Bar::AtMost { bar: 8.0, paper_best: None } };
+        let bar_of_mean =
+            if form == LITERAL { ResultTarget::Shown } else { ResultTarget::AtMost { bar: 8.0, paper_best: None } };
         found.push(casc_5(form, &mean_of, bar_of_mean, &|told, form| told.errors[form].2));
-        let bar_of_most = Bar::AtMost { bar: 30.0, paper_best: None };
+        let bar_of_most = ResultTarget::AtMost { bar: 30.0, paper_best: None };
         found.push(casc_5(form, &most_of, bar_of_most, &|told, form| told.errors[form].1));
     }
     Ok(found)
@@ -112,7 +113,7 @@ pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
 /// Place of the literal form among the forms.
 const LITERAL: usize = 4;
 
-fn tell(context: &Context<'_>, setting: &Setting) -> Result<Told, ReproError> {
+fn tell(context: &ExperimentContext<'_>, setting: &NiagaraSetting) -> Result<EstimateErrors, ReproError> {
     let records = of_rows(context, setting, LONGEST_ROW_NS)?;
     let (own, solved) = (measured(&records, true)?, measured(&records, false)?);
     let truth = solo_ratios(setting)?;
@@ -126,11 +127,15 @@ fn tell(context: &Context<'_>, setting: &Setting) -> Result<Told, ReproError> {
         let better = errors(&records, &own, &solved)?.into_iter().next();
         told.extend(better.map(|(_, worst, mean)| (Name(name), worst, mean)));
     }
-    Ok(Told { errors: told, right })
+    Ok(EstimateErrors { errors: told, right })
 }
 
-fn of_rows(context: &Context<'_>, setting: &Setting, rows_ns: u64) -> Result<Vec<WindowRecord>, ReproError> {
-    let asked = Asked {
+fn of_rows(
+    context: &ExperimentContext<'_>,
+    setting: &NiagaraSetting,
+    rows_ns: u64,
+) -> Result<Vec<WindowRecord>, ReproError> {
+    let asked = GroupRequest {
         rows_ns: Some(rows_ns),
         locations: None,
         groups: context.pick(6, 24),
@@ -146,11 +151,11 @@ fn same_side(found: &[f64], truth: &[f64]) -> u32 {
 
 /// PCMRs from the rows alone.
 fn measured(records: &[WindowRecord], own_counts: bool) -> Result<BTreeMap<TaskId, f64>, ReproError> {
-    let parameters = RowParameters { own_counts, ..RowParameters::default() };
-    let mut profiler = OfflineProfiler::new(&[ProfilerConfig::CoRunRows { level: Level::L2, parameters }]);
+    let parameters = CoRunRowParameters { own_counts, ..CoRunRowParameters::default() };
+    let mut profiler = OfflineProfiler::new(&[ProfilerConfig::CoRunRows { level: CacheLevel::L2, parameters }]);
     for record in records {
-        let mut seen = record.seen.clone();
-        seen.answers.retain(|answer| answer.probe != GROUPS);
+        let mut seen = record.observation.clone();
+        seen.probe_results.retain(|answer| answer.probe != GROUPS);
         profiler.update(&seen);
     }
     let unknown = |task: &TaskId| failed("rows")(format!("the rate of {task:?} was not measured"));
@@ -168,8 +173,9 @@ fn errors(
     if groups.is_empty() {
         return Err(failed("groups")("none was measured"));
     }
-    let refs = |sums: &BTreeMap<TaskId, Sum>, task: &TaskId| sums.get(task).map_or(0.0, |sum| sum.references / sum.ns);
-    let weighted = |sums: &BTreeMap<TaskId, Sum>, rate: &dyn Fn(&TaskId) -> f64, members: &[TaskId]| {
+    let refs =
+        |sums: &BTreeMap<TaskId, MissSums>, task: &TaskId| sums.get(task).map_or(0.0, |sum| sum.references / sum.ns);
+    let weighted = |sums: &BTreeMap<TaskId, MissSums>, rate: &dyn Fn(&TaskId) -> f64, members: &[TaskId]| {
         let all: f64 = members.iter().map(|task| refs(sums, task)).sum();
         members.iter().map(|task| refs(sums, task) * rate(task)).sum::<f64>() / all
     };
@@ -177,9 +183,9 @@ fn errors(
         members.iter().map(rate).sum::<f64>() / members.len() as f64
     };
     let of = |rates: &BTreeMap<TaskId, f64>, task: &TaskId| rates.get(task).copied().unwrap_or(f64::NAN);
-    let long = |task: &TaskId| in_groups.get(task).map_or(f64::NAN, Sum::rate);
-    type Expect<'a> = Box<dyn Fn(&[TaskId]) -> f64 + 'a>;
-    let forms: [(&'static str, Expect<'_>); 6] = [
+    let long = |task: &TaskId| in_groups.get(task).map_or(f64::NAN, MissSums::rate);
+    type RateModel<'a> = Box<dyn Fn(&[TaskId]) -> f64 + 'a>;
+    let forms: [(&'static str, RateModel<'_>); 6] = [
         ("better", Box::new(|members| weighted(&in_rows, &|task| of(own, task), members))),
         ("better, rates measured in groups", Box::new(|members| weighted(&in_rows, &long, members))),
         (
@@ -190,10 +196,10 @@ fn errors(
         ("literal", Box::new(|members| plain(&|task| of(solved, task), members))),
         ("literal, linearity alone", Box::new(|members| plain(&long, members))),
     ];
-    let error = |expect: &Expect<'_>| -> Vec<f64> {
+    let error = |expect: &RateModel<'_>| -> Vec<f64> {
         groups.iter().map(|(members, sum)| 100.0 * (expect(members) / sum.rate() - 1.0).abs()).collect()
     };
-    let summary = |(name, expect): &(&'static str, Expect<'_>)| {
+    let summary = |(name, expect): &(&'static str, RateModel<'_>)| {
         let errors = error(expect);
         (Name(name), errors.iter().copied().fold(0.0, f64::max), mean(&errors))
     };
@@ -201,9 +207,9 @@ fn errors(
 }
 
 /// Every thread alone on an eighth of the cache: misses over references.
-fn solo_ratios(setting: &Setting) -> Result<Vec<f64>, ReproError> {
-    let eighth = Setting { quick: true, ..*setting };
-    let one = |(at, job): (usize, crate::setup::Job)| {
+fn solo_ratios(setting: &NiagaraSetting) -> Result<Vec<f64>, ReproError> {
+    let eighth = NiagaraSetting { quick: true, ..*setting };
+    let one = |(at, job): (usize, crate::setup::WorkloadJob)| {
         let mut workload = eighth.workload(vec![job])?.lasting(4_000_000, 8_000_000);
         let cache = workload.machine.caches.last_mut().ok_or_else(|| failed("eighth")("no cache"))?;
         cache.size_bytes /= CONTEXTS as u64;

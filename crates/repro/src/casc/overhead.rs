@@ -1,25 +1,26 @@
 //! CASC-7 and CASC-8: what measuring costs, and what identical threads get.
 
-use crate::niagara::{CONTEXTS, SCALE, Setting, Who, jobs, run_jobs};
-use crate::setup::{Comparison, Job, failed};
-use crate::{Bar, Context, DataPoint, Finding, ReproError};
+use crate::niagara::{CONTEXTS, NiagaraPolicy, NiagaraSetting, SCALE, jobs, run_jobs};
+use crate::setup::{Comparison, WorkloadJob, failed};
+use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultTarget};
 
-pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let size = 192;
-    let compare = |setting: &Setting, who: &Who, name: &str, jobs: &[Job]| {
-        let (new, old) = (run_jobs(setting, who, name, jobs)?, run_jobs(setting, &Who::Default, name, jobs)?);
+    let compare = |setting: &NiagaraSetting, who: &NiagaraPolicy, name: &str, jobs: &[WorkloadJob]| {
+        let (new, old) = (run_jobs(setting, who, name, jobs)?, run_jobs(setting, &NiagaraPolicy::Default, name, jobs)?);
         Comparison::of(&new, &old).ok_or_else(|| failed(name)("a thread never ran"))
     };
     // A threshold of 100 is always met, so nobody is restricted (CASC 5.3.4).
-    let measuring = Who::better("threshold = 1000.0\nremeasure_every_ns = 250000000");
+    let measuring = NiagaraPolicy::better("threshold = 1000.0\nremeasure_every_ns = 250000000");
     let (mut costs, mut same) = (Vec::new(), Vec::new());
     for &seed in &context.seeds {
-        let setting = Setting::new(size, seed, context);
+        let setting = NiagaraSetting::new(size, seed, context);
         let cost = compare(&setting, &measuring, "all", &jobs(seed))?;
         costs.push((seed, cost));
-        let identical: Vec<Job> =
-            (0..18).map(|at| Job { name: format!("twolf-{at}"), ..Job::new("twolf", 1_000 * seed) }).collect();
-        same.push((seed, compare(&setting, &Who::better(""), "identical", &identical)?));
+        let identical: Vec<WorkloadJob> = (0..18)
+            .map(|at| WorkloadJob { name: format!("twolf-{at}"), ..WorkloadJob::new("twolf", 1_000 * seed) })
+            .collect();
+        same.push((seed, compare(&setting, &NiagaraPolicy::better(""), "identical", &identical)?));
     }
     context.go_on()?;
     let values = |of: fn(&Comparison) -> f64, from: &[(u64, Comparison)]| {
@@ -43,7 +44,7 @@ pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
         "slowdown of the threads at their shares of time, measured again every 250 ms without restricting anybody",
         "not measurable",
         "%",
-        Bar::AtMost { bar: 0.5, paper_best: None },
+        ResultTarget::AtMost { bar: 0.5, paper_best: None },
         &values(|gain| -gain.contention_gain, &costs),
     )
     .points(split("measuring", &costs))
@@ -57,7 +58,7 @@ pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
         "throughput of 18 identical threads against the default scheduler",
         "no gain, no penalty",
         "%",
-        Bar::Within { low: -0.5, high: 0.5 },
+        ResultTarget::Within { low: -0.5, high: 0.5 },
         &values(|gain| gain.throughput_gain, &same),
     )
     .points(split("identical", &same))

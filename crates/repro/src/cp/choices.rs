@@ -4,39 +4,41 @@
 use std::collections::BTreeSet;
 
 use cachemate_core::{
-    Level, Member, PipelineConfig, ProcessId, ProfilerConfig, ReasonKind, TracedCache, Units, Window,
+    CacheLevel, PipelineConfig, ProcessId, ProfilerConfig, ReasonKind, ShareMember, TracedCache, Units, WindowLength,
 };
-use cachemate_policy::solvers::sizing::{Claim, Total, exact};
-use cachemate_report::figure::{Axis, BarGroup, Bars};
+use cachemate_policy::solvers::sizing::{CostAggregate, UnitClaim, exact};
+use cachemate_report::figure::{Axis, BarChart, BarGroup};
 
 use super::isolation::{best_sum, chosen_sum, controls_unaffected, forecast_finding, name, percent, recovered};
 use super::pairs::{
-    Alone, Asked, CONTROLS, Expected, Measured, PAIRS, Pair, Solo, alone_by_colors, expected, inputs, measure_pairs,
-    pair_on_chip, solos,
+    CONTROLS, ColorCurves, MeasuredPair, PAIRS, PairForecast, PairRequest, ProgramPair, SoloWork, alone_by_colors,
+    expected, inputs, measure_pairs, pair_on_chip, solos,
 };
-use super::{COLORS, Pace, decided_by, nominal_ns};
+use super::{COLORS, RunScale, decided_by, nominal_ns};
 use crate::setup::{Workload, built, failed, run_under};
-use crate::{Bar, Context, DataPoint, Figure, Finding, ReproError, mean};
+use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget, mean};
 
 /// Pairs on one machine, with or without its L3.
-struct Study {
-    by_seed: Vec<Vec<Measured>>,
+struct SplitStudy {
+    by_seed: Vec<Vec<MeasuredPair>>,
     /// Both programs of each pair alone, under the first seed.
-    alone: Vec<[Alone; 2]>,
+    alone: Vec<[ColorCurves; 2]>,
     /// From them; `None` = the predictor cannot say.
-    expected: Vec<Option<Expected>>,
+    expected: Vec<Option<PairForecast>>,
     /// Chosen for weighted speed-up; `None` = left shared.
     offline: Vec<Option<u32>>,
     /// Chosen by the policy from curves that it measured while the pair ran, by seed.
     online: Vec<Vec<Option<u32>>>,
 }
 
-pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     // In full: until the L3 is full and every program has once passed over its data (ammp's speed changes for the last
     // time after 45 million cycles), and then as long as the programs' own phases, which no time scale shortens.
-    let pace = context
-        .pick(Pace { scale: 30_000, warm_up_cycles: 6_000_000 }, Pace { scale: 2_500, warm_up_cycles: 50_000_000 });
-    let controls: &[Pair] = context.pick(&CONTROLS[..1], &CONTROLS);
+    let pace = context.pick(
+        RunScale { scale: 30_000, warm_up_cycles: 6_000_000 },
+        RunScale { scale: 2_500, warm_up_cycles: 50_000_000 },
+    );
+    let controls: &[ProgramPair] = context.pick(&CONTROLS[..1], &CONTROLS);
     let with = study(context, true, pace)?;
     let without = study(context, false, pace)?;
     let [once, again] = controls_twice(context, controls, pace)?;
@@ -56,43 +58,47 @@ pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
 
 /// Solo runs of both programs of each pair.
 fn solos_of_pairs(
-    context: &Context<'_>,
-    pairs: &[Pair],
+    context: &ExperimentContext<'_>,
+    pairs: &[ProgramPair],
     l3: bool,
-    pace: Pace,
+    pace: RunScale,
     seed: u64,
-) -> Result<Vec<[Solo; 2]>, ReproError> {
+) -> Result<Vec<[SoloWork; 2]>, ReproError> {
     let programs: Vec<_> = pairs.iter().flat_map(|&pair| inputs(pair, seed)).collect();
     let solos = solos(context, &programs, l3, pace, seed)?;
     Ok(solos.chunks(2).map(|both| [both[0], both[1]]).collect())
 }
 
 /// Pairs sharing the cache, seed by seed, and once more with other frames and nothing else changed.
-fn controls_twice(context: &Context<'_>, pairs: &[Pair], pace: Pace) -> Result<[Vec<Vec<Measured>>; 2], ReproError> {
+fn controls_twice(
+    context: &ExperimentContext<'_>,
+    pairs: &[ProgramPair],
+    pace: RunScale,
+) -> Result<[Vec<Vec<MeasuredPair>>; 2], ReproError> {
     let mut twice = [Vec::new(), Vec::new()];
     for &seed in &context.seeds {
         let alone = solos_of_pairs(context, pairs, true, pace, seed)?;
         for (other_frames, into) in [0, 500].into_iter().zip(&mut twice) {
-            let asked = |(&pair, &alone): (&Pair, &[Solo; 2])| Asked {
+            let asked = |(&pair, &alone): (&ProgramPair, &[SoloWork; 2])| PairRequest {
                 pair,
                 seed,
                 other_frames,
                 alone,
                 splits: BTreeSet::new(),
             };
-            let asked: Vec<Asked> = pairs.iter().zip(&alone).map(asked).collect();
+            let asked: Vec<PairRequest> = pairs.iter().zip(&alone).map(asked).collect();
             into.push(measure_pairs(context, &asked, true, pace)?);
         }
     }
     Ok(twice)
 }
 
-fn study(context: &Context<'_>, l3: bool, pace: Pace) -> Result<Study, ReproError> {
+fn study(context: &ExperimentContext<'_>, l3: bool, pace: RunScale) -> Result<SplitStudy, ReproError> {
     let splits: Vec<u32> = context.pick(vec![4, 12], (1..COLORS).collect());
-    let few: &[Pair] = if l3 { &PAIRS[2..3] } else { &PAIRS[4..5] };
-    let pairs: &[Pair] = context.pick(few, &PAIRS);
+    let few: &[ProgramPair] = if l3 { &PAIRS[2..3] } else { &PAIRS[4..5] };
+    let pairs: &[ProgramPair] = context.pick(few, &PAIRS);
     let colors: Vec<u32> = context.pick(vec![1, 4, 8, 12, 14, COLORS], (1..=COLORS).collect());
-    let solos: Vec<Vec<[Solo; 2]>> = context
+    let solos: Vec<Vec<[SoloWork; 2]>> = context
         .seeds
         .iter()
         .map(|&seed| solos_of_pairs(context, pairs, l3, pace, seed))
@@ -101,20 +107,21 @@ fn study(context: &Context<'_>, l3: bool, pace: Pace) -> Result<Study, ReproErro
     let programs: Vec<_> =
         pairs.iter().zip(&solos[0]).flat_map(|(&pair, &alone)| inputs(pair, seed).into_iter().zip(alone)).collect();
     let mut alone = alone_by_colors(context, &programs, &colors, l3, pace, seed)?.into_iter();
-    let alone: Vec<[Alone; 2]> = std::iter::from_fn(|| Some([alone.next()?, alone.next()?])).collect();
-    let expect = |(&pair, alone): (&Pair, &[Alone; 2])| -> Result<Option<Expected>, ReproError> {
+    let alone: Vec<[ColorCurves; 2]> = std::iter::from_fn(|| Some([alone.next()?, alone.next()?])).collect();
+    let expect = |(&pair, alone): (&ProgramPair, &[ColorCurves; 2])| -> Result<Option<PairForecast>, ReproError> {
         Ok(expected(&pair_on_chip(pair, l3, pace, seed, 0)?, [&alone[0].space, &alone[1].space]))
     };
-    let expected: Vec<Option<Expected>> = pairs.iter().zip(&alone).map(expect).collect::<Result<_, _>>()?;
-    let now: Vec<Asked> = pairs
+    let expected: Vec<Option<PairForecast>> = pairs.iter().zip(&alone).map(expect).collect::<Result<_, _>>()?;
+    let now: Vec<PairRequest> = pairs
         .iter()
         .zip(&solos[0])
-        .map(|(&pair, &alone)| Asked { pair, seed, other_frames: 0, alone, splits: BTreeSet::new() })
+        .map(|(&pair, &alone)| PairRequest { pair, seed, other_frames: 0, alone, splits: BTreeSet::new() })
         .collect();
     let now = measure_pairs(context, &now, l3, pace)?;
-    let chosen = |(said, now): (&Option<Expected>, &Measured)| said.and_then(|said| said.chosen(now.shared_speedup()));
+    let chosen =
+        |(said, now): (&Option<PairForecast>, &MeasuredPair)| said.and_then(|said| said.chosen(now.shared_speedup()));
     let offline: Vec<Option<u32>> = expected.iter().zip(&now).map(chosen).collect();
-    let runs: Vec<(u64, Pair)> =
+    let runs: Vec<(u64, ProgramPair)> =
         context.seeds.iter().flat_map(|&seed| pairs.iter().map(move |&pair| (seed, pair))).collect();
     let entries = context.pick(40_000, 163_840);
     // A trial with an L3 behind takes up to 250 windows.
@@ -131,22 +138,22 @@ fn study(context: &Context<'_>, l3: bool, pace: Pace) -> Result<Study, ReproErro
             let mut all: BTreeSet<u32> = splits.iter().copied().collect();
             all.extend(KINDS.iter().map(|(_, curve)| least_sum([curve(&alone[at][0]), curve(&alone[at][1])])));
             all.extend(offline[at].iter().chain(online.iter().filter_map(|chosen| chosen[at].as_ref())));
-            asked.push(Asked { pair, seed, other_frames: 0, alone: both, splits: all });
+            asked.push(PairRequest { pair, seed, other_frames: 0, alone: both, splits: all });
         }
     }
     let measured = measure_pairs(context, &asked, l3, pace)?;
-    let by_seed = measured.chunks(pairs.len()).map(<[Measured]>::to_vec).collect();
-    Ok(Study { by_seed, alone, expected, offline, online })
+    let by_seed = measured.chunks(pairs.len()).map(<[MeasuredPair]>::to_vec).collect();
+    Ok(SplitStudy { by_seed, alone, expected, offline, online })
 }
 
 /// Colors of the first program after so many windows, or `None` = left shared. What was on trial when the run ended does
 /// not count: the shares are those of the last verdict, or of the end where there was none.
-fn chosen_online(workload: &Workload, entries: u64, pace: Pace, windows: u64) -> Result<Option<u32>, ReproError> {
+fn chosen_online(workload: &Workload, entries: u64, pace: RunScale, windows: u64) -> Result<Option<u32>, ReproError> {
     let by = sizing(workload, entries, pace.warm_up_cycles, WINDOW_CYCLES, "");
     let lasting = workload.clone().lasting(0, pace.warm_up_cycles + windows * WINDOW_CYCLES);
     let (mut judged, mut shares) = (false, Vec::new());
     run_under(lasting.simulated()?, built(by)?, |_, record| {
-        let verdict = record.decision.why.iter().any(|reason| reason.kind == ReasonKind::TrialVerdict);
+        let verdict = record.decision.reasons.iter().any(|reason| reason.kind == ReasonKind::TrialVerdict);
         if verdict || !judged {
             shares = record.decision.plan.shares;
         }
@@ -154,7 +161,8 @@ fn chosen_online(workload: &Workload, entries: u64, pace: Pace, windows: u64) ->
         true
     })
     .map_err(failed("cache-sizing"))?;
-    let of = |process: u32| shares.iter().find(|share| share.members.contains(&Member::Process(ProcessId(process))));
+    let of =
+        |process: u32| shares.iter().find(|share| share.members.contains(&ShareMember::Process(ProcessId(process))));
     let (Some(first), Some(second)) = (of(0), of(1)) else { return Ok(None) };
     Ok(match &first.units {
         // One partition for both is the shared cache.
@@ -178,42 +186,42 @@ pub(crate) fn sizing(
     let budget_ns = i64::MAX;
     let parameters =
         format!("window_ns = {window_ns}\ntrace_entries = {entries}\ntrace_budget_ns = {budget_ns}\n{parameters}");
-    let window = Window::Cycles { cycles: from_cycle.max(window_cycles) * workload.options.scale };
+    let window = WindowLength::Cycles { cycles: from_cycle.max(window_cycles) * workload.options.scale };
     let mut by = decided_by(workload, "cache-sizing", &parameters, window);
-    let l2 = workload.machine.caches.iter().find(|cache| cache.level == Level::L2);
+    let l2 = workload.machine.caches.iter().find(|cache| cache.level == CacheLevel::L2);
     let (size_bytes, ways) = l2.map_or((0, 0), |cache| (cache.size_bytes, cache.ways));
-    let cache = TracedCache { level: Level::L2, size_bytes, colors: COLORS, ways, points: COLORS };
+    let cache = TracedCache { level: CacheLevel::L2, size_bytes, colors: COLORS, ways, points: COLORS };
     by.profilers.push(ProfilerConfig::MissTrace { cache, as_in_the_thesis: false });
     by
 }
 
 /// The split with the least sum of two curves (thesis equation 5.3).
 fn least_sum(curves: [Vec<f64>; 2]) -> u32 {
-    let claims = curves.map(|costs| Claim { costs, at_least: 1 });
-    exact(&claims, COLORS, Total::Sum).expect("sixteen colors for two, and measured costs")[0]
+    let claims = curves.map(|costs| UnitClaim { costs, at_least: 1 });
+    exact(&claims, COLORS, CostAggregate::Sum).expect("sixteen colors for two, and measured costs")[0]
 }
 
-fn per_cycle(per_kilo_instr: &[f64], alone: &Alone) -> Vec<f64> {
+fn per_cycle(per_kilo_instr: &[f64], alone: &ColorCurves) -> Vec<f64> {
     per_kilo_instr.iter().zip(&alone.space.cycles_per_instr).map(|(rate, cycles)| rate / cycles).collect()
 }
 
 /// Weighted speed-up over that of sharing, minus one, in per cent.
-fn gain(pair: &Measured, first: Option<u32>) -> f64 {
+fn gain(pair: &MeasuredPair, first: Option<u32>) -> f64 {
     let rates = pair.rates_at(first).unwrap_or([f64::NAN; 2]);
     percent(pair.weighted_speedup(&rates) / pair.weighted_speedup(&pair.shared) - 1.0)
 }
 
 /// What curves may tell.
-type Curve = fn(&Alone) -> Vec<f64>;
+type CurveGetter = fn(&ColorCurves) -> Vec<f64>;
 
-const KINDS: [(&str, Curve); 4] = [
+const KINDS: [(&str, CurveGetter); 4] = [
     ("stalls per instruction", |alone| alone.stalls_per_kilo_instr.clone()),
     ("misses per instruction", |alone| alone.space.misses_per_kilo_instr.clone()),
     ("stalls per cycle", |alone| per_cycle(&alone.stalls_per_kilo_instr, alone)),
     ("misses per cycle", |alone| per_cycle(&alone.space.misses_per_kilo_instr, alone)),
 ];
 
-fn stalls_against_misses(context: &Context<'_>, study: &Study, pace: Pace) -> Finding {
+fn stalls_against_misses(context: &ExperimentContext<'_>, study: &SplitStudy, pace: RunScale) -> Finding {
     let mut points = Vec::new();
     let mut by_kind: Vec<Vec<f64>> = Vec::new();
     for (kind, curve) in KINDS {
@@ -243,7 +251,7 @@ fn stalls_against_misses(context: &Context<'_>, study: &Study, pace: Pace) -> Fi
         "weighted speed-up of the split by stalls over that of the split by misses, points",
         "stall-rate curves predict better than miss-rate curves (Figs. 4.8 to 4.10)",
         "%",
-        Bar::AtLeast { bar: 0.0, paper_best: None },
+        ResultTarget::AtLeast { bar: 0.0, paper_best: None },
         &per_seed,
     )
     .points(points)
@@ -252,15 +260,20 @@ fn stalls_against_misses(context: &Context<'_>, study: &Study, pace: Pace) -> Fi
 }
 
 /// RM-4: how near the online choice is to the best one, and what of the offline gain it has.
-fn online_against_best(context: &Context<'_>, study: &Study, where_: &str, pace: Pace) -> Vec<Finding> {
-    let best = |pair: &Measured| {
+fn online_against_best(
+    context: &ExperimentContext<'_>,
+    study: &SplitStudy,
+    where_: &str,
+    pace: RunScale,
+) -> Vec<Finding> {
+    let best = |pair: &MeasuredPair| {
         let splits = pair.splits.iter().map(|(first, _)| gain(pair, Some(*first)));
         // Left shared is a choice too: it gains nothing and loses nothing.
         splits.fold(0.0, f64::max)
     };
     let near = |at: usize| {
         let pairs = &study.by_seed[at];
-        let within = |(pair, &first): (&Measured, &Option<u32>)| {
+        let within = |(pair, &first): (&MeasuredPair, &Option<u32>)| {
             (1.0 + best(pair) / 100.0) / (1.0 + gain(pair, first) / 100.0) - 1.0 <= 0.01
         };
         pairs.iter().zip(&study.online[at]).filter(|both| within(*both)).count() as f64
@@ -286,7 +299,7 @@ fn online_against_best(context: &Context<'_>, study: &Study, where_: &str, pace:
             &format!("pairs whose online split is within 1 % of the best, {where_}"),
             "splits 9:7, 9:7, 14:2 online against 14:2, 15:1, 13:3 offline",
             "pairs",
-            Bar::AtLeast { bar: asked, paper_best: None },
+            ResultTarget::AtLeast { bar: asked, paper_best: None },
             &per_seed(&near),
         )
         .points(points)
@@ -302,7 +315,7 @@ fn online_against_best(context: &Context<'_>, study: &Study, where_: &str, pace:
             &format!("online gain over offline gain, in the mean, {where_}"),
             "9 of 17 %, 4 of 10 %, 6 of 6 %",
             "%",
-            Bar::AtLeast { bar: 90.0, paper_best: Some(100.0) },
+            ResultTarget::AtLeast { bar: 90.0, paper_best: Some(100.0) },
             &per_seed(&share),
         )
         .time_scale(pace.scale as f64)
@@ -310,7 +323,11 @@ fn online_against_best(context: &Context<'_>, study: &Study, where_: &str, pace:
     ]
 }
 
-fn choice_points(study: &Study, where_: &str, best: &dyn Fn(&Measured) -> f64) -> (Vec<DataPoint>, Figure) {
+fn choice_points(
+    study: &SplitStudy,
+    where_: &str,
+    best: &dyn Fn(&MeasuredPair) -> f64,
+) -> (Vec<DataPoint>, ResultFigure) {
     let split = |first: Option<u32>| first.map_or("shared".to_string(), |first| format!("{first}:{}", COLORS - first));
     let mut points = Vec::new();
     let mut groups = Vec::new();
@@ -325,15 +342,15 @@ fn choice_points(study: &Study, where_: &str, best: &dyn Fn(&Measured) -> f64) -
         points.push(DataPoint::over("best of all", name.clone(), &all));
         groups.push(BarGroup { name, bars: vec![mean(&online).into(), mean(&offline).into(), mean(&all).into()] });
     }
-    let bars = Bars {
+    let bars = BarChart {
         title: format!("Weighted speed-up over sharing, {where_}"),
         y: Axis::linear("gain, %"),
         series: vec!["online".to_string(), "offline".to_string(), "best of all splits".to_string()],
         groups,
-        ..Bars::default()
+        ..BarChart::default()
     };
     let file = format!("rm-4-{}", where_.to_lowercase().replace(' ', "-"));
-    (points, Figure::bars(file, &bars))
+    (points, ResultFigure::bars(file, &bars))
 }
 
 #[cfg(test)]
@@ -343,7 +360,8 @@ mod tests {
     /// Is a gain that of weighted speed-up, and none where the cache stays shared?
     #[test]
     fn gains_are_of_weighted_speedup() {
-        let pair = Measured { pair: ("a", "b"), alone: [1.0, 2.0], shared: [0.5, 1.0], splits: vec![(12, [0.9, 1.0])] };
+        let pair =
+            MeasuredPair { pair: ("a", "b"), alone: [1.0, 2.0], shared: [0.5, 1.0], splits: vec![(12, [0.9, 1.0])] };
         assert!((gain(&pair, Some(12)) - 40.0).abs() < 1e-9);
         assert_eq!(gain(&pair, None), 0.0);
         assert!(gain(&pair, Some(3)).is_nan(), "not measured");

@@ -1,12 +1,12 @@
 //! CP-1: what a program's run time makes of 1 to 16 colors (thesis Figure 4.5).
 
-use cachemate_report::figure::{Axis, Chart, Point, Series};
+use cachemate_report::figure::{Axis, Chart, ChartPoint, Series};
 use cachemate_sim::kernels;
-use cachemate_sim::machine::{Length, SimOptions};
+use cachemate_sim::machine::{RunLimit, SimOptions};
 
-use super::{COLORS, Pace, job, on_chip, told};
+use super::{COLORS, RunScale, job, on_chip, told};
 use crate::setup::{failed, run_under};
-use crate::{Bar, Context, DataPoint, Figure, Finding, ReproError, mean};
+use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget, mean};
 
 /// A rise of the run time with more colors counts from here on, where the seeds' ranges do not overlap either.
 const NOISE: f64 = 0.01;
@@ -15,13 +15,13 @@ const INSTRUCTIONS: u64 = 20_000_000_000;
 const WARM_UP_INSTRUCTIONS: u64 = 3_000_000;
 
 /// Run time of a program with each number of colors, over that with all of them; one row of it per seed.
-struct Curve {
+struct ColorCurve {
     program: &'static str,
     colors: Vec<u32>,
     by_seed: Vec<Vec<f64>>,
 }
 
-impl Curve {
+impl ColorCurve {
     fn over_seeds(&self, at: usize) -> Vec<f64> {
         self.by_seed.iter().map(|row| row[at]).collect()
     }
@@ -47,10 +47,10 @@ pub(super) fn cycles_for(
     seed: u64,
 ) -> Result<f64, ReproError> {
     // The program is the same for all seeds; only its frames differ.
-    let workload = on_chip(vec![job(program, 1)], 2, true, Pace { scale, warm_up_cycles: 0 }, seed)?;
+    let workload = on_chip(vec![job(program, 1)], 2, true, RunScale { scale, warm_up_cycles: 0 }, seed)?;
     let lengths = SimOptions {
-        warm_up: Some(Length::Instructions(WARM_UP_INSTRUCTIONS)),
-        ends: Some(Length::Instructions(instructions)),
+        warm_up: Some(RunLimit::Instructions(WARM_UP_INSTRUCTIONS)),
+        ends: Some(RunLimit::Instructions(instructions)),
         ..workload.options.clone()
     };
     let by = told(&workload, &[format!("0-{}", colors - 1)])?;
@@ -60,7 +60,7 @@ pub(super) fn cycles_for(
     Ok(results.elapsed_cycles as f64 * instructions as f64 / done.max(1) as f64)
 }
 
-pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let scale = context.pick(20_000, 10_000);
     let colors: Vec<u32> = context.pick(vec![1, 2, 4, 8, 12, 16], (1..=COLORS).collect());
     let quick = ["mcf", "art", "twolf", "swim", "ammp", "vortex"];
@@ -85,13 +85,13 @@ pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
     });
     let curve = |&program: &&'static str| {
         let by_seed = rows.by_ref().take(context.seeds.len()).collect();
-        Curve { program, colors: colors.clone(), by_seed }
+        ColorCurve { program, colors: colors.clone(), by_seed }
     };
-    let curves: Vec<Curve> = programs.iter().map(curve).collect();
+    let curves: Vec<ColorCurve> = programs.iter().map(curve).collect();
     Ok(vec![finding(context, scale, &curves)])
 }
 
-fn finding(context: &Context<'_>, scale: u64, curves: &[Curve]) -> Finding {
+fn finding(context: &ExperimentContext<'_>, scale: u64, curves: &[ColorCurve]) -> Finding {
     let rises: Vec<String> = curves
         .iter()
         .flat_map(|curve| curve.rises().into_iter().map(|(colors, by)| (curve.program, colors, by)))
@@ -115,7 +115,7 @@ fn finding(context: &Context<'_>, scale: u64, curves: &[Curve]) -> Finding {
         "steps to more colors that make a program slower, beyond noise",
         "falls with colors but for swim, twolf, apsi, ammp (Fig. 4.5)",
         "steps",
-        Bar::AtMost { bar: 0.0, paper_best: None },
+        ResultTarget::AtMost { bar: 0.0, paper_best: None },
         &per_seed,
     )
     .points(points.collect())
@@ -124,17 +124,17 @@ fn finding(context: &Context<'_>, scale: u64, curves: &[Curve]) -> Finding {
     .figure(figure(curves))
 }
 
-fn figure(curves: &[Curve]) -> Figure {
+fn figure(curves: &[ColorCurve]) -> ResultFigure {
     // The programs that colors matter to; the others would draw one flat line.
-    let mut sensitive: Vec<&Curve> = curves.iter().collect();
-    let top = |curve: &Curve| mean(&curve.over_seeds(0));
+    let mut sensitive: Vec<&ColorCurve> = curves.iter().collect();
+    let top = |curve: &ColorCurve| mean(&curve.over_seeds(0));
     sensitive.sort_by(|a, b| top(b).total_cmp(&top(a)));
     let series = sensitive.iter().take(8).map(|curve| {
         let point = |(at, &colors): (usize, &u32)| {
             let values = curve.over_seeds(at);
             let low = values.iter().copied().fold(f64::INFINITY, f64::min);
             let high = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-            Point { interval: Some((low, high)), ..Point::new(f64::from(colors), mean(&values)) }
+            ChartPoint { interval: Some((low, high)), ..ChartPoint::new(f64::from(colors), mean(&values)) }
         };
         let points = curve.colors.iter().enumerate().map(point).collect();
         Series { name: curve.program.to_string(), points, ..Series::default() }
@@ -146,15 +146,15 @@ fn figure(curves: &[Curve]) -> Figure {
         series: series.collect(),
         ..Chart::default()
     };
-    Figure::chart("cp-1-colors", &chart)
+    ResultFigure::chart("cp-1-colors", &chart)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn curve(by_seed: Vec<Vec<f64>>) -> Curve {
-        Curve { program: "p", colors: vec![1, 2, 3], by_seed }
+    fn curve(by_seed: Vec<Vec<f64>>) -> ColorCurve {
+        ColorCurve { program: "p", colors: vec![1, 2, 3], by_seed }
     }
 
     /// Is a rise counted only where it is larger than noise and than what reseeded frames change?

@@ -5,18 +5,18 @@
 //! stretch of its work. With a floor, the first program is never to be more than 5 % slower than alone; what that costs the
 //! other stands beside it.
 
-use cachemate_core::{Goal, Level, WayPartitions};
-use cachemate_report::figure::{Axis, BarGroup, Bars};
+use cachemate_core::{CacheLevel, Goal, WayPartitions};
+use cachemate_report::figure::{Axis, BarChart, BarGroup};
 
-use super::Pace;
+use super::RunScale;
 use super::choices::sizing;
-use super::pairs::{Pair, Solo, inputs, pair_on_chip, solos};
+use super::pairs::{ProgramPair, SoloWork, inputs, pair_on_chip, solos};
 use crate::setup::{Workload, built};
 use crate::work;
-use crate::{Bar, Context, DataPoint, Figure, Finding, ReproError, mean};
+use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget, mean};
 
 /// The first has the floor.
-pub(crate) const PAIRS: [Pair; 3] = [("vortex", "art"), ("twolf", "mcf"), ("parser", "gap")];
+pub(crate) const PAIRS: [ProgramPair; 3] = [("vortex", "art"), ("twolf", "mcf"), ("parser", "gap")];
 pub(crate) const FLOOR: f64 = 0.05;
 /// The policy measures from here on and has decided before the stretches begin.
 const DECIDES_FROM: u64 = 1_000_000;
@@ -25,7 +25,7 @@ const DECISION_CYCLES: u64 = 200_000;
 
 /// How the cache is run.
 #[derive(Clone, Copy, PartialEq, Debug)]
-enum Way {
+enum CacheMode {
     Shared,
     /// By the sizing policy, for an objective; with the floor or without, in colors or in ways.
     Sized {
@@ -35,22 +35,28 @@ enum Way {
     },
 }
 
-const WAYS: [(&str, Way); 5] = [
-    ("shared", Way::Shared),
-    ("weighted speed-up", Way::Sized { objective: "weighted-speedup", floor: false, ways: false }),
-    ("fairness", Way::Sized { objective: "fairness", floor: false, ways: false }),
-    ("floor", Way::Sized { objective: "weighted-speedup", floor: true, ways: false }),
-    ("floor, in ways", Way::Sized { objective: "weighted-speedup", floor: true, ways: true }),
+const WAYS: [(&str, CacheMode); 5] = [
+    ("shared", CacheMode::Shared),
+    ("weighted speed-up", CacheMode::Sized { objective: "weighted-speedup", floor: false, ways: false }),
+    ("fairness", CacheMode::Sized { objective: "fairness", floor: false, ways: false }),
+    ("floor", CacheMode::Sized { objective: "weighted-speedup", floor: true, ways: false }),
+    ("floor, in ways", CacheMode::Sized { objective: "weighted-speedup", floor: true, ways: true }),
 ];
 
 /// Slowdowns of both programs over alone, in per cent.
-fn slowed(pair: Pair, alone: [Solo; 2], way: Way, pace: Pace, seed: u64) -> Result<[f64; 2], ReproError> {
+fn slowed(
+    pair: ProgramPair,
+    alone: [SoloWork; 2],
+    way: CacheMode,
+    pace: RunScale,
+    seed: u64,
+) -> Result<[f64; 2], ReproError> {
     let mut workload = pair_on_chip(pair, true, pace, seed, 0)?;
     let by = match way {
-        Way::Shared => None,
-        Way::Sized { objective, floor, ways } => {
+        CacheMode::Shared => None,
+        CacheMode::Sized { objective, floor, ways } => {
             if floor {
-                workload.jobs[0].goal = Some(Goal { degradation_at_most: Some(FLOOR), ..Goal::default() });
+                workload.jobs[0].goal = Some(Goal { max_slowdown: Some(FLOOR), ..Goal::default() });
             }
             if ways {
                 in_ways(&mut workload);
@@ -66,21 +72,23 @@ fn slowed(pair: Pair, alone: [Solo; 2], way: Way, pace: Pace, seed: u64) -> Resu
 /// The same machine with cache allocation in the L2 instead of a kernel that colors.
 fn in_ways(workload: &mut Workload) {
     workload.machine.pages.colors = None;
-    let l2 = workload.machine.caches.iter_mut().filter(|cache| cache.level == Level::L2);
+    let l2 = workload.machine.caches.iter_mut().filter(|cache| cache.level == CacheLevel::L2);
     l2.for_each(|cache| {
-        cache.way_partitions = Some(WayPartitions { groups: 4, ways_at_least: 1, contiguous: true });
+        cache.way_partitions = Some(WayPartitions { groups: 4, min_ways: 1, contiguous: true });
     });
 }
 
-pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
-    let pace = context
-        .pick(Pace { scale: 30_000, warm_up_cycles: 12_000_000 }, Pace { scale: 15_000, warm_up_cycles: 12_000_000 });
+pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
+    let pace = context.pick(
+        RunScale { scale: 30_000, warm_up_cycles: 12_000_000 },
+        RunScale { scale: 15_000, warm_up_cycles: 12_000_000 },
+    );
     let pairs = context.pick(&PAIRS[..1], &PAIRS);
     let mut by_seed = Vec::new();
     for &seed in &context.seeds {
         let programs: Vec<_> = pairs.iter().flat_map(|&pair| inputs(pair, seed)).collect();
         let solos = solos(context, &programs, true, pace, seed)?;
-        let runs: Vec<(usize, Way)> =
+        let runs: Vec<(usize, CacheMode)> =
             (0..pairs.len()).flat_map(|at| WAYS.iter().map(move |&(_, way)| (at, way))).collect();
         by_seed.push(context.run_all(&runs, |&(at, way)| {
             context.tell(&format!("{}+{}, {way:?}, seed {seed}", pairs[at].0, pairs[at].1));
@@ -90,9 +98,14 @@ pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
     Ok(vec![finding(context, pairs, &by_seed, pace)])
 }
 
-fn finding(context: &Context<'_>, pairs: &[Pair], by_seed: &[Vec<[f64; 2]>], pace: Pace) -> Finding {
+fn finding(
+    context: &ExperimentContext<'_>,
+    pairs: &[ProgramPair],
+    by_seed: &[Vec<[f64; 2]>],
+    pace: RunScale,
+) -> Finding {
     let of = |seed: &[[f64; 2]], at: usize, way: usize| seed[at * WAYS.len() + way];
-    let floors = || WAYS.iter().enumerate().filter(|(_, (_, way))| matches!(way, Way::Sized { floor: true, .. }));
+    let floors = || WAYS.iter().enumerate().filter(|(_, (_, way))| matches!(way, CacheMode::Sized { floor: true, .. }));
     let worst = |seed: &[[f64; 2]]| {
         let all = floors().flat_map(|(way, _)| (0..pairs.len()).map(move |at| of(seed, at, way)[0]));
         all.fold(f64::NEG_INFINITY, f64::max)
@@ -112,20 +125,20 @@ fn finding(context: &Context<'_>, pairs: &[Pair], by_seed: &[Vec<[f64; 2]>], pac
             costs.push(format!("{} {:+.1} points ({name})", pair.1, beside(way) - beside(0)));
         }
     }
-    let bars = Bars {
+    let bars = BarChart {
         title: "Slower than alone: shared, and under what operators ask for".to_string(),
         y: Axis::linear("slower than alone, %"),
         series: vec!["first".to_string(), "second".to_string()],
         groups,
         references: vec![("floor".to_string(), 100.0 * FLOOR)],
-        ..Bars::default()
+        ..BarChart::default()
     };
     Finding::new(
         "GOALS",
         "slowdown of a program that is never to be more than 5 % slower than alone, worst",
         "not in the papers",
         "%",
-        Bar::AtMost { bar: 100.0 * FLOOR, paper_best: None },
+        ResultTarget::AtMost { bar: 100.0 * FLOOR, paper_best: None },
         &per_seed,
     )
     .points(points)
@@ -135,7 +148,7 @@ fn finding(context: &Context<'_>, pairs: &[Pair], by_seed: &[Vec<[f64; 2]>], pac
          hardly asks for space, its code does (alone: 19 % slower with 4 of 16 colors, 4 % with 8).",
         costs.join(", "),
     ))
-    .figure(Figure::bars("goals", &bars))
+    .figure(ResultFigure::bars("goals", &bars))
 }
 
 #[cfg(test)]
@@ -145,7 +158,7 @@ mod tests {
     /// Is the machine with ways one that could be built, and one that takes ways for its shares?
     #[test]
     fn the_machine_with_ways_can_be_built() {
-        let pace = Pace { scale: 60_000, warm_up_cycles: 0 };
+        let pace = RunScale { scale: 60_000, warm_up_cycles: 0 };
         let mut workload = pair_on_chip(("vortex", "art"), true, pace, 1, 0).unwrap();
         in_ways(&mut workload);
         workload.machine.check().unwrap();
@@ -153,8 +166,9 @@ mod tests {
         let machine = workload.lasting(0, 1_000).simulated().unwrap();
         let capabilities = cachemate_core::Machine::capabilities(&machine);
         let last = topology.last_level_caches().next().unwrap().id;
-        let ways =
-            |(cache, partition): &(_, _)| *cache == last && matches!(partition, cachemate_core::Partition::Ways { .. });
+        let ways = |(cache, partition): &(_, _)| {
+            *cache == last && matches!(partition, cachemate_core::PartitionSupport::Ways { .. })
+        };
         assert!(capabilities.partitions.iter().any(ways));
     }
 }

@@ -1,21 +1,21 @@
 //! CP-2 and CP-3: what dividing the cache gains over sharing it, and what of the slowdown it takes back (thesis Figures
 //! 4.6 and 4.7).
 
-use cachemate_report::figure::{Axis, BarGroup, Bars, Chart, Point, Reference, Series};
+use cachemate_report::figure::{Axis, BarChart, BarGroup, Chart, ChartPoint, ReferenceLine, Series};
 
-use super::pairs::{Expected, Measured, Pair};
-use super::{COLORS, Pace};
-use crate::{Bar, Context, DataPoint, Figure, Finding, mean};
+use super::pairs::{MeasuredPair, PairForecast, ProgramPair};
+use super::{COLORS, RunScale};
+use crate::{DataPoint, ExperimentContext, Finding, ResultFigure, ResultTarget, mean};
 
 pub(super) fn percent(share: f64) -> f64 {
     100.0 * share
 }
 
-pub(super) fn name(pair: Pair) -> String {
+pub(super) fn name(pair: ProgramPair) -> String {
     format!("{}+{}", pair.0, pair.1)
 }
 
-fn gain_points(by_seed: &[Vec<Measured>]) -> Vec<DataPoint> {
+fn gain_points(by_seed: &[Vec<MeasuredPair>]) -> Vec<DataPoint> {
     let mut points = Vec::new();
     for (at, pair) in by_seed[0].iter().enumerate() {
         for (place, (first, _)) in pair.splits.iter().enumerate() {
@@ -31,9 +31,9 @@ fn gain_points(by_seed: &[Vec<Measured>]) -> Vec<DataPoint> {
     points
 }
 
-pub(super) fn best_sum(context: &Context<'_>, by_seed: &[Vec<Measured>], pace: Pace) -> Finding {
+pub(super) fn best_sum(context: &ExperimentContext<'_>, by_seed: &[Vec<MeasuredPair>], pace: RunScale) -> Finding {
     // One split per pair for all seeds: the mean over seeds, not the best of each.
-    let sum = |seed: &[Measured], at: usize, place: usize| percent(seed[at].sum(&seed[at].splits[place].1));
+    let sum = |seed: &[MeasuredPair], at: usize, place: usize| percent(seed[at].sum(&seed[at].splits[place].1));
     let mut best = (0, 0, f64::NEG_INFINITY);
     for (at, pair) in by_seed[0].iter().enumerate() {
         for place in 0..pair.splits.len() {
@@ -61,7 +61,7 @@ pub(super) fn best_sum(context: &Context<'_>, by_seed: &[Vec<Measured>], pace: P
         "best sum of the two programs' gains over all pairs and splits",
         "17 % (vpr +11, swim +6), from a partition that leaked",
         "%",
-        Bar::Shown,
+        ResultTarget::Shown,
         &per_seed,
     )
     .points(gain_points(by_seed))
@@ -73,7 +73,7 @@ pub(super) fn best_sum(context: &Context<'_>, by_seed: &[Vec<Measured>], pace: P
     finding
 }
 
-fn pair_figure(by_seed: &[Vec<Measured>], at: usize) -> Figure {
+fn pair_figure(by_seed: &[Vec<MeasuredPair>], at: usize) -> ResultFigure {
     let pair = &by_seed[0][at];
     let series = |which: usize| {
         let point = |(place, (first, _)): (usize, &(u32, [f64; 2]))| {
@@ -81,7 +81,7 @@ fn pair_figure(by_seed: &[Vec<Measured>], at: usize) -> Figure {
                 by_seed.iter().map(|seed| percent(seed[at].gains(&seed[at].splits[place].1)[which])).collect();
             let low = values.iter().copied().fold(f64::INFINITY, f64::min);
             let high = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-            Point { interval: Some((low, high)), ..Point::new(f64::from(*first), mean(&values)) }
+            ChartPoint { interval: Some((low, high)), ..ChartPoint::new(f64::from(*first), mean(&values)) }
         };
         let name = [pair.pair.0, pair.pair.1][which].to_string();
         Series { name, points: pair.splits.iter().enumerate().map(point).collect(), ..Series::default() }
@@ -91,22 +91,22 @@ fn pair_figure(by_seed: &[Vec<Measured>], at: usize) -> Figure {
         x: Axis::linear(&format!("colors of {}; the rest of 16 is {}'s", pair.pair.0, pair.pair.1)),
         y: Axis::linear("instructions per cycle against sharing, %"),
         series: vec![series(0), series(1)],
-        references: vec![Reference::Y { label: "shared".to_string(), at: 0.0 }],
+        references: vec![ReferenceLine::Y { label: "shared".to_string(), at: 0.0 }],
         ..Chart::default()
     };
     let file = format!("cp-2-{}-{}", pair.pair.0, pair.pair.1);
-    Figure::chart(file, &chart)
+    ResultFigure::chart(file, &chart)
 }
 
 pub(super) fn chosen_sum(
-    context: &Context<'_>,
-    by_seed: &[Vec<Measured>],
+    context: &ExperimentContext<'_>,
+    by_seed: &[Vec<MeasuredPair>],
     chosen: &[Vec<Option<u32>>],
     by: &str,
-    pace: Pace,
+    pace: RunScale,
 ) -> Finding {
-    let sum = |pair: &Measured, first| pair.rates_at(first).map_or(f64::NAN, |rates| percent(pair.sum(&rates)));
-    let worst = |(pairs, chosen): (&Vec<Measured>, &Vec<Option<u32>>)| {
+    let sum = |pair: &MeasuredPair, first| pair.rates_at(first).map_or(f64::NAN, |rates| percent(pair.sum(&rates)));
+    let worst = |(pairs, chosen): (&Vec<MeasuredPair>, &Vec<Option<u32>>)| {
         pairs.iter().zip(chosen).map(|(pair, &first)| sum(pair, first)).fold(f64::INFINITY, f64::min)
     };
     let per_seed: Vec<(u64, f64)> =
@@ -121,7 +121,7 @@ pub(super) fn chosen_sum(
         &format!("worst sum of gains of the chosen splits, {by}"),
         "not given; the best splits were found by trying all",
         "%",
-        Bar::AtLeast { bar: -1.0, paper_best: None },
+        ResultTarget::AtLeast { bar: -1.0, paper_best: None },
         &per_seed,
     )
     .points(points.collect())
@@ -135,20 +135,20 @@ pub(super) fn chosen_sum(
     )
 }
 
-pub(super) fn recovered(context: &Context<'_>, by_seed: &[Vec<Measured>], pace: Pace) -> Finding {
-    let best = |pairs: &[Measured]| {
-        let all = pairs.iter().flat_map(Measured::recovered);
+pub(super) fn recovered(context: &ExperimentContext<'_>, by_seed: &[Vec<MeasuredPair>], pace: RunScale) -> Finding {
+    let best = |pairs: &[MeasuredPair]| {
+        let all = pairs.iter().flat_map(MeasuredPair::recovered);
         all.map(|(_, _, share)| percent(share)).fold(f64::NEG_INFINITY, f64::max)
     };
     let per_seed: Vec<(u64, f64)> =
         context.seeds.iter().zip(by_seed).map(|(&seed, pairs)| (seed, best(pairs))).collect();
-    let all: Vec<f64> = by_seed.iter().flatten().flat_map(Measured::recovered).map(|(_, _, share)| share).collect();
+    let all: Vec<f64> = by_seed.iter().flatten().flat_map(MeasuredPair::recovered).map(|(_, _, share)| share).collect();
     let mut points = Vec::new();
     let mut groups = Vec::new();
     for (at, pair) in by_seed[0].iter().enumerate() {
         for which in 0..2 {
             let of = [pair.pair.0, pair.pair.1][which];
-            let over = |rates: fn(&Measured) -> [f64; 2]| -> Vec<f64> {
+            let over = |rates: fn(&MeasuredPair) -> [f64; 2]| -> Vec<f64> {
                 by_seed.iter().map(|seed| rates(&seed[at])[which] / seed[at].alone[which]).collect()
             };
             let (shared, best) = (over(|pair| pair.shared), over(|pair| pair.best().1));
@@ -160,15 +160,15 @@ pub(super) fn recovered(context: &Context<'_>, by_seed: &[Vec<Measured>], pace: 
             points.push(DataPoint::over("best split, over alone", format!("{}: {of}", name(pair.pair)), &best));
         }
     }
-    let bars = Bars {
+    let bars = BarChart {
         title: "Instructions per cycle over those alone: sharing, and the best split".to_string(),
         y: Axis::linear("over alone"),
         series: vec!["shared".to_string(), "best split".to_string()],
         groups,
         references: vec![("alone".to_string(), 1.0)],
-        ..Bars::default()
+        ..BarChart::default()
     };
-    let figure = Figure::bars("cp-3-isolation", &bars);
+    let figure = ResultFigure::bars("cp-3-isolation", &bars);
     let note = format!(
         "Of {} programs (over seeds) that sharing slows by 5 % or more, the best split by sum of gains recovers {:.0} % in the \
          mean; a program that pays for its partner counts with less than nothing.",
@@ -180,7 +180,7 @@ pub(super) fn recovered(context: &Context<'_>, by_seed: &[Vec<Measured>], pace: 
         "slowdown from sharing recovered, best case",
         "up to 70 % (twolf beside gzip)",
         "%",
-        Bar::AtLeast { bar: 70.0, paper_best: Some(70.0) },
+        ResultTarget::AtLeast { bar: 70.0, paper_best: Some(70.0) },
         &per_seed,
     )
     .points(points)
@@ -191,14 +191,14 @@ pub(super) fn recovered(context: &Context<'_>, by_seed: &[Vec<Measured>], pace: 
 
 /// Is "leave it shared" right where it is said, and dividing where that is said?
 pub(super) fn forecast_finding(
-    context: &Context<'_>,
-    by_seed: &[Vec<Measured>],
-    expected: &[Option<Expected>],
-    pace: Pace,
+    context: &ExperimentContext<'_>,
+    by_seed: &[Vec<MeasuredPair>],
+    expected: &[Option<PairForecast>],
+    pace: RunScale,
 ) -> Finding {
     let sum = |speeds: [f64; 2]| speeds.iter().sum::<f64>();
     // Of weighted speed-up: shared, and at the best split by curves.
-    let off = |pair: &Measured, said: &Expected| {
+    let off = |pair: &MeasuredPair, said: &PairForecast| {
         let shared = percent(sum(said.shared) / pair.weighted_speedup(&pair.shared) - 1.0);
         let split =
             pair.rates_at(Some(said.first)).map(|rates| percent(sum(said.split) / pair.weighted_speedup(&rates) - 1.0));
@@ -218,7 +218,7 @@ pub(super) fn forecast_finding(
             }
         }
         // Wrong: what was not chosen would have been better by more than 1 %.
-        let gain_of = |seed: &Vec<Measured>| {
+        let gain_of = |seed: &Vec<MeasuredPair>| {
             let pair = &seed[at];
             let best =
                 pair.splits.iter().map(|(_, rates)| pair.weighted_speedup(rates)).fold(f64::NEG_INFINITY, f64::max);
@@ -242,7 +242,7 @@ pub(super) fn forecast_finding(
         "forecast of sharing off the measured weighted speed-up, mean over pairs",
         "not forecast",
         "%",
-        Bar::Shown,
+        ResultTarget::Shown,
         &per_seed,
     )
     .points(points)
@@ -255,13 +255,13 @@ pub(super) fn forecast_finding(
 }
 
 pub(super) fn controls_unaffected(
-    context: &Context<'_>,
-    by_seed: &[Vec<Measured>],
-    other_frames: &[Vec<Measured>],
-    pace: Pace,
+    context: &ExperimentContext<'_>,
+    by_seed: &[Vec<MeasuredPair>],
+    other_frames: &[Vec<MeasuredPair>],
+    pace: RunScale,
 ) -> Finding {
-    let slowed = |pair: &Measured, which: usize| percent(1.0 - pair.shared[which] / pair.alone[which]);
-    let worst = |pairs: &[Measured]| {
+    let slowed = |pair: &MeasuredPair, which: usize| percent(1.0 - pair.shared[which] / pair.alone[which]);
+    let worst = |pairs: &[MeasuredPair]| {
         let all = pairs.iter().flat_map(|pair| [slowed(pair, 0), slowed(pair, 1)]);
         all.map(f64::abs).fold(0.0, f64::max)
     };
@@ -271,7 +271,8 @@ pub(super) fn controls_unaffected(
     for (at, pair) in by_seed[0].iter().enumerate() {
         for which in 0..2 {
             let of = [pair.pair.0, pair.pair.1][which];
-            let over = |runs: &[Vec<Measured>]| runs.iter().map(|seed| slowed(&seed[at], which)).collect::<Vec<f64>>();
+            let over =
+                |runs: &[Vec<MeasuredPair>]| runs.iter().map(|seed| slowed(&seed[at], which)).collect::<Vec<f64>>();
             let (values, again) = (over(by_seed), over(other_frames));
             noise = values.iter().zip(&again).map(|(a, b)| (a - b).abs()).fold(noise, f64::max);
             let label = format!("{}: {of}", name(pair.pair));
@@ -288,7 +289,7 @@ pub(super) fn controls_unaffected(
         "largest change by sharing in the control pairs",
         "gap+parser, apsi+crafty, vortex+mesa unaffected",
         "%",
-        Bar::AtMost { bar: 1.0, paper_best: None },
+        ResultTarget::AtMost { bar: 1.0, paper_best: None },
         &per_seed,
     )
     .points(points)

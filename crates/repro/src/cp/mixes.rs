@@ -5,17 +5,17 @@ use std::collections::BTreeMap;
 
 use cachemate_core::{SplitMix64, Units};
 use cachemate_pipeline::Pipeline;
-use cachemate_policy::solvers::sizing::{Claim, Total, exact};
-use cachemate_report::figure::{Axis, Chart, Mark, Point, Reference, Series};
+use cachemate_policy::solvers::sizing::{CostAggregate, UnitClaim, exact};
+use cachemate_report::figure::{Axis, Chart, ChartPoint, Mark, ReferenceLine, Series};
 use cachemate_sim::metrics::weighted_speedup;
 use serde::{Deserialize, Serialize};
 
 use super::choices::{WINDOW_CYCLES, sizing};
-use super::pairs::{Alone, Input, Solo, alone_by_colors, solos};
-use super::{COLORS, Pace, job, on_chip, told};
+use super::pairs::{ColorCurves, ProgramInput, SoloWork, alone_by_colors, solos};
+use super::{COLORS, RunScale, job, on_chip, told};
 use crate::setup::built;
-use crate::work::{self, Work, Worked};
-use crate::{Bar, Context, DataPoint, Figure, Finding, ReproError, mean};
+use crate::work::{self, InstructionRange, WorkRun};
+use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget, mean};
 
 /// Mixes are drawn from these: the thesis's programs of chapter 4.
 pub(crate) const PROGRAMS: [&str; 12] =
@@ -27,7 +27,7 @@ const TRACE_ENTRIES: u64 = 40_000;
 
 /// Weighted speed-ups of one mix.
 #[derive(Serialize, Deserialize)]
-struct Mix {
+struct SizedMix {
     programs: Vec<usize>,
     shared: f64,
     offline: f64,
@@ -35,7 +35,7 @@ struct Mix {
     online_shares: String,
 }
 
-impl Mix {
+impl SizedMix {
     fn gain(&self) -> f64 {
         100.0 * (self.online / self.shared - 1.0)
     }
@@ -58,13 +58,13 @@ pub(crate) fn draw(generator: &mut SplitMix64, count: usize) -> Vec<usize> {
 }
 
 /// The best deal of all colors for weighted speed-up, as index lists side by side.
-fn best_shares(alone: &[&Alone]) -> Vec<String> {
-    let claim = |alone: &&Alone| {
+fn best_shares(alone: &[&ColorCurves]) -> Vec<String> {
+    let claim = |alone: &&ColorCurves| {
         let all = alone.space.whole_cycles();
-        Claim { costs: alone.space.cycles_per_instr.iter().map(|cycles| -all / cycles).collect(), at_least: 1 }
+        UnitClaim { costs: alone.space.cycles_per_instr.iter().map(|cycles| -all / cycles).collect(), at_least: 1 }
     };
-    let claims: Vec<Claim> = alone.iter().map(claim).collect();
-    let deal = exact(&claims, COLORS, Total::Sum).expect("at most eight programs on sixteen colors");
+    let claims: Vec<UnitClaim> = alone.iter().map(claim).collect();
+    let deal = exact(&claims, COLORS, CostAggregate::Sum).expect("at most eight programs on sixteen colors");
     let mut next = 0;
     let share = |units: u32| {
         next += units;
@@ -75,18 +75,18 @@ fn best_shares(alone: &[&Alone]) -> Vec<String> {
 
 fn run_mix(
     programs: &[usize],
-    alone: &BTreeMap<usize, (Solo, Alone)>,
-    pace: Pace,
+    alone: &BTreeMap<usize, (SoloWork, ColorCurves)>,
+    pace: RunScale,
     seed: u64,
-) -> Result<Mix, ReproError> {
+) -> Result<SizedMix, ReproError> {
     let jobs = programs.iter().map(|&at| job(PROGRAMS[at], 1)).collect();
     let workload = on_chip(jobs, programs.len() as u32, true, pace, seed)?;
-    let of: Vec<&(Solo, Alone)> = programs.iter().map(|at| &alone[at]).collect();
+    let of: Vec<&(SoloWork, ColorCurves)> = programs.iter().map(|at| &alone[at]).collect();
     let solo: Vec<f64> = of.iter().map(|(solo, _)| solo.rate).collect();
-    let work: Vec<Work> = of.iter().map(|(solo, _)| solo.work).collect();
-    let curves: Vec<&Alone> = of.iter().map(|(_, alone)| alone).collect();
+    let work: Vec<InstructionRange> = of.iter().map(|(solo, _)| solo.work).collect();
+    let curves: Vec<&ColorCurves> = of.iter().map(|(_, alone)| alone).collect();
     let run = |by: Option<Pipeline>| work::together(&workload, &work, by);
-    let speedup = |worked: &Worked| {
+    let speedup = |worked: &WorkRun| {
         let rates: Vec<f64> = worked.rates.iter().map(|rates| rates.instr_per_cycle).collect();
         weighted_speedup(&rates, &solo).unwrap_or(f64::NAN)
     };
@@ -98,7 +98,7 @@ fn run_mix(
             Units::Colors { allowed, .. } => format!("{} for {}", allowed.count(), share.members.len()),
             Units::Ways { mask } => format!("{} ways", mask.count()),
         });
-    Ok(Mix {
+    Ok(SizedMix {
         programs: programs.to_vec(),
         shared: speedup(&shared),
         offline: speedup(&offline),
@@ -107,10 +107,12 @@ fn run_mix(
     })
 }
 
-pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     // In full: a trial is through before the programs' work begins, and the work is as long as their phases.
-    let pace = context
-        .pick(Pace { scale: 30_000, warm_up_cycles: 24_000_000 }, Pace { scale: 5_000, warm_up_cycles: 48_000_000 });
+    let pace = context.pick(
+        RunScale { scale: 30_000, warm_up_cycles: 24_000_000 },
+        RunScale { scale: 5_000, warm_up_cycles: 48_000_000 },
+    );
     let colors: Vec<u32> = context.pick(vec![1, 3, 6, 12, COLORS], (1..=COLORS).collect());
     // Mixes of four and of eight: in full seventeen a seed, so that three seeds make fifty; a quick run has one of four a
     // seed, and one of eight for every fourth.
@@ -126,12 +128,13 @@ pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
     }
     let needed: Vec<usize> =
         (0..PROGRAMS.len()).filter(|at| mixes.iter().any(|(_, programs)| programs.contains(at))).collect();
-    let programs: Vec<Input> = needed.iter().map(|&at| (PROGRAMS[at], 1)).collect();
+    let programs: Vec<ProgramInput> = needed.iter().map(|&at| (PROGRAMS[at], 1)).collect();
     let seed = context.seeds[0];
     let solos = solos(context, &programs, true, pace, seed)?;
-    let both: Vec<(Input, Solo)> = programs.iter().copied().zip(solos.iter().copied()).collect();
+    let both: Vec<(ProgramInput, SoloWork)> = programs.iter().copied().zip(solos.iter().copied()).collect();
     let curves = alone_by_colors(context, &both, &colors, true, pace, seed)?;
-    let alone: BTreeMap<usize, (Solo, Alone)> = needed.into_iter().zip(solos.into_iter().zip(curves)).collect();
+    let alone: BTreeMap<usize, (SoloWork, ColorCurves)> =
+        needed.into_iter().zip(solos.into_iter().zip(curves)).collect();
     let all = context.run_all(&mixes, |(seed, programs)| {
         context.tell(&format!("{} programs, seed {}", programs.len(), *seed));
         run_mix(programs, &alone, pace, *seed)
@@ -139,17 +142,24 @@ pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
     Ok(findings(context, &mixes, &all, pace))
 }
 
-fn findings(context: &Context<'_>, mixes: &[(u64, Vec<usize>)], all: &[Mix], pace: Pace) -> Vec<Finding> {
-    let per_seed = |of: &dyn Fn(&[&Mix]) -> f64| -> Vec<(u64, f64)> {
+fn findings(
+    context: &ExperimentContext<'_>,
+    mixes: &[(u64, Vec<usize>)],
+    all: &[SizedMix],
+    pace: RunScale,
+) -> Vec<Finding> {
+    let per_seed = |of: &dyn Fn(&[&SizedMix]) -> f64| -> Vec<(u64, f64)> {
         let seeds = context.seeds.iter().map(|&seed| {
-            let own: Vec<&Mix> = mixes.iter().zip(all).filter(|((at, _), _)| *at == seed).map(|(_, mix)| mix).collect();
+            let own: Vec<&SizedMix> =
+                mixes.iter().zip(all).filter(|((at, _), _)| *at == seed).map(|(_, mix)| mix).collect();
             (seed, own)
         });
         seeds.filter(|(_, own)| !own.is_empty()).map(|(seed, own)| (seed, of(&own))).collect()
     };
-    let mean_of = |mixes: &[&Mix], of: fn(&Mix) -> f64| mean(&mixes.iter().map(|mix| of(mix)).collect::<Vec<_>>());
-    let worst = all.iter().map(Mix::gain).fold(f64::INFINITY, f64::min);
-    let worst_short = all.iter().map(Mix::short_of_best).fold(f64::NEG_INFINITY, f64::max);
+    let mean_of =
+        |mixes: &[&SizedMix], of: fn(&SizedMix) -> f64| mean(&mixes.iter().map(|mix| of(mix)).collect::<Vec<_>>());
+    let worst = all.iter().map(SizedMix::gain).fold(f64::INFINITY, f64::min);
+    let worst_short = all.iter().map(SizedMix::short_of_best).fold(f64::NEG_INFINITY, f64::max);
     let worse = all.iter().filter(|mix| mix.gain() < -1.0).map(|mix| format!("{} ({:+.1} %)", mix.name(), mix.gain()));
     let worse: Vec<String> = worse.collect();
     let points = all.iter().flat_map(|mix| {
@@ -175,8 +185,8 @@ fn findings(context: &Context<'_>, mixes: &[(u64, Vec<usize>)], all: &[Mix], pac
                 "short of the best sizes known, mean over mixes",
                 "not in the papers",
                 "%",
-                Bar::AtMost { bar: 2.0, paper_best: None },
-                &per_seed(&|own| mean_of(own, Mix::short_of_best)),
+                ResultTarget::AtMost { bar: 2.0, paper_best: None },
+                &per_seed(&|own| mean_of(own, SizedMix::short_of_best)),
             )
             .points(points)
             .note(note)
@@ -187,27 +197,27 @@ fn findings(context: &Context<'_>, mixes: &[(u64, Vec<usize>)], all: &[Mix], pac
             "gain over the shared cache, mean over mixes",
             "not in the papers",
             "%",
-            Bar::AtLeast { bar: 0.0, paper_best: None },
-            &per_seed(&|own| mean_of(own, Mix::gain)),
+            ResultTarget::AtLeast { bar: 0.0, paper_best: None },
+            &per_seed(&|own| mean_of(own, SizedMix::gain)),
         )),
         scaled(Finding::new(
             "MULTI",
             "gain over the shared cache, worst mix",
             "not in the papers",
             "%",
-            Bar::AtLeast { bar: -1.0, paper_best: None },
+            ResultTarget::AtLeast { bar: -1.0, paper_best: None },
             // The worst of all mixes, not the mean of the seeds' worst.
             &[(context.seeds[0], worst)],
         )),
     ]
 }
 
-fn figure(all: &[Mix]) -> Figure {
+fn figure(all: &[SizedMix]) -> ResultFigure {
     let series = |count: usize| {
         let of = all.iter().filter(|mix| mix.programs.len() == count);
-        let point = |mix: &Mix| Point {
+        let point = |mix: &SizedMix| ChartPoint {
             title: Some(mix.name()),
-            ..Point::new(100.0 * (mix.offline / mix.shared - 1.0), mix.gain())
+            ..ChartPoint::new(100.0 * (mix.offline / mix.shared - 1.0), mix.gain())
         };
         let name = format!("{count} programs");
         Series { name, points: of.map(point).collect(), mark: Mark::Points, ..Series::default() }
@@ -217,10 +227,10 @@ fn figure(all: &[Mix]) -> Figure {
         x: Axis::linear("gain of the sizes known offline, %"),
         y: Axis::linear("gain of the sizes found online, %"),
         series: vec![series(4), series(8)],
-        references: vec![Reference::Y { label: "shared".to_string(), at: 0.0 }],
+        references: vec![ReferenceLine::Y { label: "shared".to_string(), at: 0.0 }],
         ..Chart::default()
     };
-    Figure::chart("multi-mixes", &chart)
+    ResultFigure::chart("multi-mixes", &chart)
 }
 
 #[cfg(test)]
@@ -240,8 +250,13 @@ mod tests {
     /// Is a mix compared with the better of sharing and of what is known offline?
     #[test]
     fn the_best_known_is_the_better_of_two() {
-        let mix =
-            |shared, offline, online| Mix { programs: vec![0], shared, offline, online, online_shares: String::new() };
+        let mix = |shared, offline, online| SizedMix {
+            programs: vec![0],
+            shared,
+            offline,
+            online,
+            online_shares: String::new(),
+        };
         assert!((mix(2.0, 2.5, 2.0).short_of_best() - 20.0).abs() < 1e-9);
         assert_eq!(mix(2.0, 1.5, 2.0).short_of_best(), 0.0);
         assert!((mix(2.0, 1.5, 2.2).gain() - 10.0).abs() < 1e-9);

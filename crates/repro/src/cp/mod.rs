@@ -15,11 +15,11 @@ pub(crate) mod serve;
 
 pub(crate) use choices::sizing;
 
-use cachemate_core::{Level, PipelineConfig, Window};
+use cachemate_core::{CacheLevel, PipelineConfig, WindowLength};
 use cachemate_pipeline::Pipeline;
 use cachemate_sim::machine::SimOptions;
 
-use crate::setup::{Job, Workload, built};
+use crate::setup::{Workload, WorkloadJob, built};
 use crate::{Experiment, ReproError};
 
 /// Page colors of the machine.
@@ -33,13 +33,13 @@ pub(crate) const WAREHOUSE_BYTES: u64 = 25_300_000;
 
 /// How long runs are.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub(crate) struct Pace {
+pub(crate) struct RunScale {
     /// Divides the measured part.
     pub scale: u64,
     pub warm_up_cycles: u64,
 }
 
-impl Pace {
+impl RunScale {
     pub fn measured_cycles(self) -> u64 {
         MEASURED_CYCLES / self.scale
     }
@@ -88,21 +88,30 @@ pub(crate) fn experiments() -> Vec<Experiment> {
 }
 
 /// Programs on the chip. `cores` beyond the thesis's two are for more programs on the same cache.
-pub(crate) fn on_chip(jobs: Vec<Job>, cores: u32, l3: bool, pace: Pace, seed: u64) -> Result<Workload, ReproError> {
+pub(crate) fn on_chip(
+    jobs: Vec<WorkloadJob>,
+    cores: u32,
+    l3: bool,
+    pace: RunScale,
+    seed: u64,
+) -> Result<Workload, ReproError> {
     let mut workload = Workload::on(CHIP, jobs, seed)?.lasting(pace.warm_up_cycles, pace.measured_cycles());
     workload.options = SimOptions { scale: pace.scale, ..workload.options };
     let spec = &mut workload.machine;
     spec.cores_per_package = cores;
-    spec.caches.iter_mut().filter(|cache| cache.level >= Level::L2).for_each(|cache| cache.shared_by_cores = cores);
+    spec.caches
+        .iter_mut()
+        .filter(|cache| cache.level >= CacheLevel::L2)
+        .for_each(|cache| cache.shared_by_cores = cores);
     if !l3 {
-        spec.caches.retain(|cache| cache.level != Level::L3);
+        spec.caches.retain(|cache| cache.level != CacheLevel::L3);
     }
     Ok(workload)
 }
 
 /// The thesis's SPECjbb2000: one warehouse, one client (4.5).
-pub(crate) fn job(name: &str, seed: u64) -> Job {
-    let mut job = Job::new(name, seed);
+pub(crate) fn job(name: &str, seed: u64) -> WorkloadJob {
+    let mut job = WorkloadJob::new(name, seed);
     if name == "warehouses" {
         (job.options.threads, job.options.groups) = (Some(1), Some(1));
         job.options.footprint_bytes = Some(WAREHOUSE_BYTES);
@@ -119,7 +128,7 @@ pub(crate) fn told(workload: &Workload, shares: &[String]) -> Result<Pipeline, R
     let window_ns = nominal_ns(workload, TOLD_CYCLES);
     let parameters = format!("window_ns = {window_ns}\nsteps = [{{ shares = [{}] }}]", shares.join(", "));
     // Before the first plan nothing but the first few pages are touched.
-    let first = Window::Cycles { cycles: 1_000 * workload.options.scale };
+    let first = WindowLength::Cycles { cycles: 1_000 * workload.options.scale };
     built(decided_by(workload, "static-partition", &parameters, first))
 }
 
@@ -129,7 +138,12 @@ pub(crate) fn nominal_ns(workload: &Workload, cycles: u64) -> u64 {
 }
 
 /// A policy by name, told by itself only.
-pub(crate) fn decided_by(workload: &Workload, name: &str, parameters: &str, first_window: Window) -> PipelineConfig {
+pub(crate) fn decided_by(
+    workload: &Workload,
+    name: &str,
+    parameters: &str,
+    first_window: WindowLength,
+) -> PipelineConfig {
     workload.pipeline(name, parameters, Vec::new(), first_window)
 }
 

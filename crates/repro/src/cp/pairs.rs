@@ -3,22 +3,22 @@
 
 use std::collections::BTreeSet;
 
-use cachemate_core::{Plan, Profiles, TaskId, Window};
+use cachemate_core::{Plan, Profiles, TaskId, WindowLength};
 use cachemate_pipeline::{forecast_of, miss_penalty_of_machine};
-use cachemate_policy::partition::demand_curve::Space;
-use cachemate_policy::solvers::sizing::{Claim, Total, exact};
+use cachemate_policy::partition::demand_curve::DemandCurve;
+use cachemate_policy::solvers::sizing::{CostAggregate, UnitClaim, exact};
 use serde::{Deserialize, Serialize};
 
-use super::{COLORS, Pace, job, on_chip, split, told};
+use super::{COLORS, RunScale, job, on_chip, split, told};
 use crate::setup::Workload;
-use crate::work::{self, Work};
-use crate::{Context, ReproError};
+use crate::work::{self, InstructionRange};
+use crate::{ExperimentContext, ReproError};
 
-pub(crate) type Pair = (&'static str, &'static str);
+pub(crate) type ProgramPair = (&'static str, &'static str);
 
 /// Thesis Figure 4.6; `warehouses` stands for SPECjbb. Its seventh pair is not named in the text, only that swim is in
 /// it: taken is twolf, the other program whose curve the text calls unusual.
-pub(crate) const PAIRS: [Pair; 7] = [
+pub(crate) const PAIRS: [ProgramPair; 7] = [
     ("warehouses", "equake"),
     ("mcf", "art"),
     ("vortex", "art"),
@@ -28,21 +28,21 @@ pub(crate) const PAIRS: [Pair; 7] = [
     ("twolf", "swim"),
 ];
 /// Pairs that sharing does not hurt (4.6.2).
-pub(super) const CONTROLS: [Pair; 3] = [("gap", "parser"), ("apsi", "crafty"), ("vortex", "mesa")];
+pub(super) const CONTROLS: [ProgramPair; 3] = [("gap", "parser"), ("apsi", "crafty"), ("vortex", "mesa")];
 /// A program counts as slowed by sharing from here on (a share): less is noise of frames and phases.
 const SLOWED: f64 = 0.05;
 
 /// One pair under one seed; all rates in instructions per cycle, of the first and the second program.
 #[derive(Clone, PartialEq, Debug)]
-pub(crate) struct Measured {
-    pub pair: Pair,
+pub(crate) struct MeasuredPair {
+    pub pair: ProgramPair,
     pub alone: [f64; 2],
     pub shared: [f64; 2],
     /// By colors of the first.
     pub splits: Vec<(u32, [f64; 2])>,
 }
 
-impl Measured {
+impl MeasuredPair {
     /// Rates over those under sharing, minus one.
     pub fn gains(&self, rates: &[f64; 2]) -> [f64; 2] {
         [rates[0] / self.shared[0] - 1.0, rates[1] / self.shared[1] - 1.0]
@@ -82,45 +82,45 @@ impl Measured {
 
 /// A program alone on the whole cache.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
-pub(crate) struct Solo {
+pub(crate) struct SoloWork {
     pub rate: f64,
-    pub work: Work,
+    pub work: InstructionRange,
 }
 
 /// A program's name and the seed of its input.
-pub(crate) type Input = (&'static str, u64);
+pub(crate) type ProgramInput = (&'static str, u64);
 
 /// Inputs of a pair: two copies of one program would not be the same.
-pub(crate) fn inputs(pair: Pair, seed: u64) -> [Input; 2] {
+pub(crate) fn inputs(pair: ProgramPair, seed: u64) -> [ProgramInput; 2] {
     [(pair.0, seed), (pair.1, seed + 1_000)]
 }
 
 /// What programs do alone, and the work that all runs time them over.
 pub(crate) fn solos(
-    context: &Context<'_>,
-    programs: &[Input],
+    context: &ExperimentContext<'_>,
+    programs: &[ProgramInput],
     l3: bool,
-    pace: Pace,
+    pace: RunScale,
     seed: u64,
-) -> Result<Vec<Solo>, ReproError> {
+) -> Result<Vec<SoloWork>, ReproError> {
     context.run_all(programs, |&(program, input)| {
         context.tell(&format!("{program} alone, seed {seed}"));
         let (work, rates) = work::alone(&on_chip(vec![job(program, input)], 2, l3, pace, seed)?)?;
-        Ok(Solo { rate: rates.instr_per_cycle, work })
+        Ok(SoloWork { rate: rates.instr_per_cycle, work })
     })
 }
 
 /// What is run for a pair.
 #[derive(Clone, Copy, PartialEq, Debug)]
-enum Run {
+enum PairMode {
     Shared,
     Split(u32),
 }
 
-fn run_one(workload: &Workload, run: Run, solos: [Solo; 2]) -> Result<[f64; 2], ReproError> {
+fn run_one(workload: &Workload, run: PairMode, solos: [SoloWork; 2]) -> Result<[f64; 2], ReproError> {
     let by = match run {
-        Run::Shared => None,
-        Run::Split(first) => Some(told(workload, &split(first))?),
+        PairMode::Shared => None,
+        PairMode::Split(first) => Some(told(workload, &split(first))?),
     };
     let rates = work::together(workload, &solos.map(|solo| solo.work), by)?.rates;
     Ok([rates[0].instr_per_cycle, rates[1].instr_per_cycle])
@@ -128,26 +128,26 @@ fn run_one(workload: &Workload, run: Run, solos: [Solo; 2]) -> Result<[f64; 2], 
 
 /// One pair with its inputs' seed, and where it is to be measured.
 #[derive(Clone, Debug)]
-pub(crate) struct Asked {
-    pub pair: Pair,
+pub(crate) struct PairRequest {
+    pub pair: ProgramPair,
     pub seed: u64,
     /// Added to the seed of the machine, which gives the frames.
     pub other_frames: u64,
-    pub alone: [Solo; 2],
+    pub alone: [SoloWork; 2],
     pub splits: BTreeSet<u32>,
 }
 
 /// Pairs sharing, and at their splits; in the order asked.
 pub(crate) fn measure_pairs(
-    context: &Context<'_>,
-    asked: &[Asked],
+    context: &ExperimentContext<'_>,
+    asked: &[PairRequest],
     l3: bool,
-    pace: Pace,
-) -> Result<Vec<Measured>, ReproError> {
-    let of = |asked: &Asked| -> Vec<Run> {
-        std::iter::once(Run::Shared).chain(asked.splits.iter().map(|&first| Run::Split(first))).collect()
+    pace: RunScale,
+) -> Result<Vec<MeasuredPair>, ReproError> {
+    let of = |asked: &PairRequest| -> Vec<PairMode> {
+        std::iter::once(PairMode::Shared).chain(asked.splits.iter().map(|&first| PairMode::Split(first))).collect()
     };
-    let runs: Vec<(&Asked, Run)> =
+    let runs: Vec<(&PairRequest, PairMode)> =
         asked.iter().flat_map(|asked| of(asked).into_iter().map(move |run| (asked, run))).collect();
     let answers = context.run_all(&runs, |&(asked, run)| {
         context.tell(&format!("{}+{} {run:?}, seed {}", asked.pair.0, asked.pair.1, asked.seed));
@@ -155,7 +155,7 @@ pub(crate) fn measure_pairs(
     })?;
     let mut answers = answers.into_iter();
     let mut next = || answers.next().expect("one answer to each run, in their order");
-    let measured = asked.iter().map(|asked| Measured {
+    let measured = asked.iter().map(|asked| MeasuredPair {
         pair: asked.pair,
         alone: asked.alone.map(|solo| solo.rate),
         shared: next(),
@@ -165,9 +165,9 @@ pub(crate) fn measure_pairs(
 }
 
 pub(crate) fn pair_on_chip(
-    pair: Pair,
+    pair: ProgramPair,
     l3: bool,
-    pace: Pace,
+    pace: RunScale,
     seed: u64,
     other_frames: u64,
 ) -> Result<Workload, ReproError> {
@@ -176,22 +176,22 @@ pub(crate) fn pair_on_chip(
 }
 
 /// A program alone with each number of colors.
-pub(crate) struct Alone {
-    pub space: Space,
+pub(crate) struct ColorCurves {
+    pub space: DemandCurve,
     /// Cycles stalled on data beyond the first level.
     pub stalls_per_kilo_instr: Vec<f64>,
 }
 
 /// What each program alone does with each number of colors, measured by running it with them.
 pub(crate) fn alone_by_colors(
-    context: &Context<'_>,
-    programs: &[(Input, Solo)],
+    context: &ExperimentContext<'_>,
+    programs: &[(ProgramInput, SoloWork)],
     colors: &[u32],
     l3: bool,
-    pace: Pace,
+    pace: RunScale,
     seed: u64,
-) -> Result<Vec<Alone>, ReproError> {
-    let runs: Vec<((Input, Solo), u32)> =
+) -> Result<Vec<ColorCurves>, ReproError> {
+    let runs: Vec<((ProgramInput, SoloWork), u32)> =
         programs.iter().flat_map(|&program| colors.iter().map(move |&colors| (program, colors))).collect();
     let answers = context.run_all(&runs, |&(((program, input), solo), colors)| {
         context.tell(&format!("{program} alone with {colors} colors, seed {seed}"));
@@ -204,7 +204,7 @@ pub(crate) fn alone_by_colors(
 }
 
 /// For every number of colors, on straight lines between those that were measured.
-fn filled_in(colors: &[u32], row: &[[f64; 3]]) -> Alone {
+fn filled_in(colors: &[u32], row: &[[f64; 3]]) -> ColorCurves {
     let at = |held: u32, which: usize| {
         let next = colors.partition_point(|&measured| measured < held).min(colors.len() - 1);
         let before = next.saturating_sub(usize::from(colors[next] > held));
@@ -212,20 +212,20 @@ fn filled_in(colors: &[u32], row: &[[f64; 3]]) -> Alone {
         row[before][which] + along.min(1.0) * (row[next][which] - row[before][which])
     };
     let all = |which: usize| (1..=COLORS).map(|held| at(held, which)).collect::<Vec<f64>>();
-    let space = Space { misses_per_kilo_instr: all(0), cycles_per_instr: all(1) };
-    Alone { space, stalls_per_kilo_instr: all(2) }
+    let space = DemandCurve { misses_per_kilo_instr: all(0), cycles_per_instr: all(1) };
+    ColorCurves { space, stalls_per_kilo_instr: all(2) }
 }
 
 /// What is expected of a pair from curves of each program alone; speeds over those alone on the whole cache.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub(super) struct Expected {
+pub(super) struct PairForecast {
     pub shared: [f64; 2],
     /// Colors of the first at the best split, and the speeds there.
     pub first: u32,
     pub split: [f64; 2],
 }
 
-impl Expected {
+impl PairForecast {
     /// What an operator would choose for weighted speed-up: colors of the first, or `None` = leave the cache shared,
     /// where less than 1 % is expected of dividing. Sharing is the present, which is measured and not forecast: a run of
     /// the pair says what it is worth, in the sum of speeds over those alone.
@@ -236,30 +236,30 @@ impl Expected {
 }
 
 /// By the exact solver and the predictor; `None` where the predictor cannot say.
-pub(super) fn expected(workload: &Workload, spaces: [&Space; 2]) -> Option<Expected> {
-    let claims = spaces.map(|space| Claim {
+pub(super) fn expected(workload: &Workload, spaces: [&DemandCurve; 2]) -> Option<PairForecast> {
+    let claims = spaces.map(|space| UnitClaim {
         costs: space.cycles_per_instr.iter().map(|cycles| -space.whole_cycles() / cycles).collect(),
         at_least: 1,
     });
-    let deal = exact(&claims, COLORS, Total::Sum).expect("sixteen colors for two, and measured costs");
+    let deal = exact(&claims, COLORS, CostAggregate::Sum).expect("sixteen colors for two, and measured costs");
     let topology = workload.machine.topology();
     let cache = topology.last_level_caches().next()?;
     let (level, bytes) = (cache.level, cache.size_bytes?);
-    let profile = |(at, space): (usize, &&Space)| (TaskId(at as u32), space.to_profile(level, bytes));
+    let profile = |(at, space): (usize, &&DemandCurve)| (TaskId(at as u32), space.to_profile(level, bytes));
     let profiles: Profiles = spaces.iter().enumerate().map(profile).collect();
     let predictor = miss_penalty_of_machine(&workload.machine);
-    let shared = forecast_of(&topology, &profiles, &predictor, &Plan::idle(Window::Time { ns: 1 }));
+    let shared = forecast_of(&topology, &profiles, &predictor, &Plan::idle(WindowLength::Time { ns: 1 }));
     let speed = |at: u32| Some(1.0 / (1.0 + shared.tasks.get(&TaskId(at))?.degradation?.value));
     let at = |which: usize| -claims[which].costs[deal[which] as usize - 1];
-    Some(Expected { shared: [speed(0)?, speed(1)?], first: deal[0], split: [at(0), at(1)] })
+    Some(PairForecast { shared: [speed(0)?, speed(1)?], first: deal[0], split: [at(0), at(1)] })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn measured() -> Measured {
-        Measured {
+    fn measured() -> MeasuredPair {
+        MeasuredPair {
             pair: ("a", "b"),
             alone: [1.0, 0.5],
             shared: [0.8, 0.5],
@@ -282,11 +282,12 @@ mod tests {
     /// Does the chosen split give space to whom it speeds up, and leave alone what it would not help?
     #[test]
     fn space_goes_to_whom_it_speeds_up() {
-        let workload = on_chip(Vec::new(), 2, true, Pace { scale: 1_000, warm_up_cycles: 0 }, 1).unwrap();
+        let workload = on_chip(Vec::new(), 2, true, RunScale { scale: 1_000, warm_up_cycles: 0 }, 1).unwrap();
         let flat = filled_in(&[1, 16], &[[10.0, 2.0, 0.0]; 2]);
         let steep = filled_in(&[1, 8, 16], &[[40.0, 6.0, 0.0], [2.0, 1.1, 0.0], [0.0, 1.0, 0.0]]);
-        let chosen =
-            |a: &Alone, b: &Alone, shared: f64| expected(&workload, [&a.space, &b.space]).unwrap().chosen(shared);
+        let chosen = |a: &ColorCurves, b: &ColorCurves, shared: f64| {
+            expected(&workload, [&a.space, &b.space]).unwrap().chosen(shared)
+        };
         assert_eq!(chosen(&steep, &flat, 1.6), Some(15));
         assert_eq!(chosen(&flat, &steep, 1.6), Some(1));
         assert_eq!(chosen(&flat, &flat, 2.0), None);

@@ -6,14 +6,14 @@
 //! cost a page would vanish beside the cache misses that follow a copy, which do not scale. Instead the program is smaller
 //! than the thesis's (117 MB), and the interval is that much shorter.
 
-use cachemate_core::{Member, Units, Window, WindowRecord};
-use cachemate_report::figure::{Axis, Chart, Point, Series};
+use cachemate_core::{ShareMember, Units, WindowLength, WindowRecord};
+use cachemate_report::figure::{Axis, Chart, ChartPoint, Series};
 use cachemate_sim::results::RunResults;
 use serde::{Deserialize, Serialize};
 
-use super::{Pace, decided_by, job, on_chip};
+use super::{RunScale, decided_by, job, on_chip};
 use crate::setup::{Workload, built};
-use crate::{Bar, Context, DataPoint, Figure, Finding, ReproError, mean};
+use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget, mean};
 
 /// Swaps in the measured part.
 const SWAPS: u64 = 4;
@@ -24,7 +24,7 @@ const MOVE_PAGE_CYCLES: f64 = 11_051.0;
 
 /// One interval: what was lost, and what the cost per page says should be lost, as shares of the throughput.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-struct Lost {
+struct ResizeCost {
     measured: f64,
     computed: f64,
 }
@@ -33,7 +33,7 @@ fn workload(footprint_bytes: u64, interval_cycles: u64, seed: u64) -> Result<Wor
     let mut program = job("warehouses", seed);
     program.options.footprint_bytes = Some(footprint_bytes);
     // Two intervals to touch all pages.
-    Ok(on_chip(vec![program], 2, true, Pace { scale: 1, warm_up_cycles: 0 }, seed)?
+    Ok(on_chip(vec![program], 2, true, RunScale { scale: 1, warm_up_cycles: 0 }, seed)?
         .lasting(2 * interval_cycles, SWAPS * interval_cycles))
 }
 
@@ -57,7 +57,7 @@ fn swapped(
         ),
         None => format!("window_ns = {window_ns}\nsteps = [{{ shares = ['0-7'] }}]"),
     };
-    let by = built(decided_by(workload, "static-partition", &parameters, Window::Cycles { cycles: 1_000 }))?;
+    let by = built(decided_by(workload, "static-partition", &parameters, WindowLength::Cycles { cycles: 1_000 }))?;
     let run = workload.managed(by)?;
     Ok((run.results, run.records))
 }
@@ -74,30 +74,33 @@ fn pages_copied(records: &[WindowRecord], from_ns: u64) -> f64 {
         let allowed = |record: &WindowRecord| {
             let share = record.decision.plan.shares.first()?;
             let Units::Colors { allowed, .. } = &share.units else { return None };
-            let Some(Member::Process(process)) = share.members.first() else { return None };
+            let Some(ShareMember::Process(process)) = share.members.first() else { return None };
             Some((allowed.clone(), *process))
         };
         let (Some((before, _)), Some((after, process))) = (allowed(&pair[0]), allowed(&pair[1])) else { continue };
-        let decided_ns = pair[1].seen.span.start_ns + pair[1].seen.span.elapsed_ns;
+        let decided_ns = pair[1].observation.span.start_ns + pair[1].observation.span.elapsed_ns;
         if before == after || decided_ns < from_ns {
             continue;
         }
-        let task = pair[1].seen.tasks.iter().find(|task| task.process == process);
+        let task = pair[1].observation.tasks.iter().find(|task| task.process == process);
         let known = task.and_then(|task| task.pages_per_color.as_ref());
         pages += known.map_or(0, |known| cachemate_policy::partition::units::pages_to_move(known, &after));
     }
     pages as f64
 }
 
-fn lost(workload: &Workload, interval_cycles: u64) -> Result<Lost, ReproError> {
+fn lost(workload: &Workload, interval_cycles: u64) -> Result<ResizeCost, ReproError> {
     let (still, _) = swapped(workload, interval_cycles, None)?;
     let (swapping, records) = swapped(workload, interval_cycles, Some("all"))?;
     let pages = pages_copied(&records, ns(workload, workload.warm_up_cycles));
-    let copying = pages * workload.machine.pages.move_page_cycles as f64;
-    Ok(Lost { measured: 1.0 - work(&swapping) / work(&still), computed: copying / swapping.elapsed_cycles as f64 })
+    let copying = pages * workload.machine.pages.migration_cycles as f64;
+    Ok(ResizeCost {
+        measured: 1.0 - work(&swapping) / work(&still),
+        computed: copying / swapping.elapsed_cycles as f64,
+    })
 }
 
-pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let footprint_bytes: u64 = context.pick(512 << 10, 2 << 20);
     // What moving all pages takes, times these.
     let once = footprint_bytes / PAGE_BYTES as u64 * MOVE_PAGE_CYCLES as u64;
@@ -108,20 +111,21 @@ pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
         context.tell(&format!("swapping every {interval} cycles, seed {seed}"));
         lost(&workload(footprint_bytes, interval, seed)?, interval)
     })?;
-    let by_seed: Vec<&[Lost]> = all.chunks(intervals.len()).collect();
+    let by_seed: Vec<&[ResizeCost]> = all.chunks(intervals.len()).collect();
     let ways = context.run_all(&context.seeds, |&seed| ways_of_moving(footprint_bytes, intervals[0], seed))?;
     Ok(vec![against_computed(context, &intervals, &by_seed), ways_finding(context, &ways)])
 }
 
-fn against_computed(context: &Context<'_>, intervals: &[u64], by_seed: &[&[Lost]]) -> Finding {
-    let off = |lost: &Lost| 100.0 * (lost.measured / lost.computed - 1.0).abs();
+fn against_computed(context: &ExperimentContext<'_>, intervals: &[u64], by_seed: &[&[ResizeCost]]) -> Finding {
+    let off = |lost: &ResizeCost| 100.0 * (lost.measured / lost.computed - 1.0).abs();
     let per_seed: Vec<(u64, f64)> = context
         .seeds
         .iter()
         .zip(by_seed)
         .map(|(&seed, all)| (seed, mean(&all.iter().map(off).collect::<Vec<_>>())))
         .collect();
-    let values = |at: usize, of: fn(&Lost) -> f64| by_seed.iter().map(|all| 100.0 * of(&all[at])).collect::<Vec<f64>>();
+    let values =
+        |at: usize, of: fn(&ResizeCost) -> f64| by_seed.iter().map(|all| 100.0 * of(&all[at])).collect::<Vec<f64>>();
     let mut points = Vec::new();
     let mut series = vec![
         Series { name: "measured".to_string(), ..Series::default() },
@@ -132,7 +136,7 @@ fn against_computed(context: &Context<'_>, intervals: &[u64], by_seed: &[&[Lost]
         let both = [values(at, |lost| lost.measured), values(at, |lost| lost.computed)];
         for (series, values) in series.iter_mut().zip(&both) {
             points.push(DataPoint::over(series.name.clone(), format!("{ms:.0} ms"), values));
-            series.points.push(Point::new(ms, mean(values)));
+            series.points.push(ChartPoint::new(ms, mean(values)));
         }
     }
     // Loss is inversely proportional to the interval: from the longest one measured, and to the thesis's size.
@@ -156,13 +160,13 @@ fn against_computed(context: &Context<'_>, intervals: &[u64], by_seed: &[&[Lost]
         one_percent_ms / 1000.0,
         one_percent_ms / 1000.0 * THESIS_MB / megabytes,
     );
-    let figure = Figure::chart("cp-6-resizing", &chart);
+    let figure = ResultFigure::chart("cp-6-resizing", &chart);
     Finding::new(
         "CP-6",
         "measured loss off the computed one, mean over intervals",
         "measured = computed; 2.2 % at 10 s for 117 MB",
         "%",
-        Bar::AtMost { bar: 10.0, paper_best: None },
+        ResultTarget::AtMost { bar: 10.0, paper_best: None },
         &per_seed,
     )
     .points(points)
@@ -179,7 +183,7 @@ fn ways_of_moving(footprint_bytes: u64, interval_cycles: u64, seed: u64) -> Resu
     WAYS.iter().map(|way| Ok(1.0 - work(&swapped(&workload, interval_cycles, Some(way))?.0) / still)).collect()
 }
 
-fn ways_finding(context: &Context<'_>, ways: &[Vec<f64>]) -> Finding {
+fn ways_finding(context: &ExperimentContext<'_>, ways: &[Vec<f64>]) -> Finding {
     let points = WAYS.iter().enumerate().map(|(at, way)| {
         let values: Vec<f64> = ways.iter().map(|lost| 100.0 * lost[at]).collect();
         DataPoint::over("throughput lost, %", *way, &values)
@@ -191,7 +195,7 @@ fn ways_finding(context: &Context<'_>, ways: &[Vec<f64>]) -> Finding {
         "throughput that moving pages lazily saves over moving all, at the shortest interval",
         "not built there; named as an improvement (4.6.5)",
         "points",
-        Bar::Shown,
+        ResultTarget::Shown,
         &per_seed,
     )
     .points(points.collect())

@@ -6,15 +6,15 @@
 //! color, static large the fewest with which four clients reach the level. One core to a client, so that what changes
 //! is the cache.
 
-use cachemate_core::{AccessSource, CpuId, PipelineConfig, Turn, Window, WindowRecord};
-use cachemate_report::figure::{Axis, Chart, Mark, Point, Reference, Series};
+use cachemate_core::{AccessSource, BatchEnd, CpuId, PipelineConfig, WindowLength, WindowRecord};
+use cachemate_report::figure::{Axis, Chart, ChartPoint, Mark, ReferenceLine, Series};
 use cachemate_sim::kernels;
-use cachemate_sim::machine::{Program, SimMachine, SimOptions};
+use cachemate_sim::machine::{SimMachine, SimOptions, SimProgram};
 use serde::{Deserialize, Serialize};
 
-use super::{COLORS, Pace, WAREHOUSE_BYTES, decided_by, job, on_chip};
+use super::{COLORS, RunScale, WAREHOUSE_BYTES, decided_by, job, on_chip};
 use crate::setup::{Workload, built, failed, run_under};
-use crate::{Bar, Context, DataPoint, Figure, Finding, ReproError, mean};
+use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget, mean};
 
 /// Against four minutes.
 const SCALE: u64 = 2_000;
@@ -24,7 +24,7 @@ pub(crate) const FIRST_CLIENTS: usize = 2;
 
 /// Lengths in windows.
 #[derive(Clone, Copy)]
-struct Lengths {
+struct ServiceLengths {
     window_cycles: u64,
     warm_up: u64,
     /// With two clients, then as many with four.
@@ -32,16 +32,16 @@ struct Lengths {
 }
 
 /// A client that comes late.
-struct Late {
+struct DelayedClient {
     source: Box<dyn AccessSource>,
     sleeps_ns: Option<u64>,
 }
 
-impl AccessSource for Late {
-    fn fill(&mut self, batch: &mut Vec<cachemate_core::Access>) -> Turn {
+impl AccessSource for DelayedClient {
+    fn next_batch(&mut self, batch: &mut Vec<cachemate_core::Access>) -> BatchEnd {
         match self.sleeps_ns.take() {
-            Some(ns) => Turn::Sleep { ns },
-            None => self.source.fill(batch),
+            Some(ns) => BatchEnd::Sleep { ns },
+            None => self.source.next_batch(batch),
         }
     }
     fn progress(&self) -> Option<f64> {
@@ -49,11 +49,11 @@ impl AccessSource for Late {
     }
 }
 
-fn workload(seed: u64, lengths: Lengths) -> Result<Workload, ReproError> {
+fn workload(seed: u64, lengths: ServiceLengths) -> Result<Workload, ReproError> {
     let mut served = job("warehouses", seed);
     (served.options.threads, served.options.groups) = (Some(1), Some(CLIENTS as u32));
     served.options.footprint_bytes = Some(CLIENTS as u64 * WAREHOUSE_BYTES);
-    let mut workload = on_chip(vec![served], CLIENTS as u32, true, Pace { scale: SCALE, warm_up_cycles: 0 }, seed)?;
+    let mut workload = on_chip(vec![served], CLIENTS as u32, true, RunScale { scale: SCALE, warm_up_cycles: 0 }, seed)?;
     workload.warm_up_cycles = lengths.warm_up * lengths.window_cycles;
     workload.measured_cycles = 2 * lengths.each * lengths.window_cycles;
     Ok(workload)
@@ -67,47 +67,47 @@ fn machine(workload: &Workload, late_cycle: u64) -> Result<SimMachine, ReproErro
         let threads = kernels::program(&job.kernel, job.seed, &job.options).expect("a program of the table");
         let late = |(at, source): (usize, Box<dyn AccessSource>)| -> Box<dyn AccessSource> {
             let sleeps_ns = (at >= FIRST_CLIENTS && late_ns > 0).then_some(late_ns);
-            Box::new(Late { source, sleeps_ns })
+            Box::new(DelayedClient { source, sleeps_ns })
         };
         threads.into_iter().enumerate().map(late).collect()
     };
-    let length = |cycles| Some(cachemate_sim::machine::Length::Cycles(cycles));
+    let length = |cycles| Some(cachemate_sim::machine::RunLimit::Cycles(cycles));
     let options = SimOptions {
         warm_up: length(workload.warm_up_cycles),
         ends: length(workload.measured_cycles),
         ..workload.options.clone()
     };
-    let programs = vec![Program::new("warehouses", Box::new(maker))];
+    let programs = vec![SimProgram::new("warehouses", Box::new(maker))];
     SimMachine::new(&workload.machine, &options, programs).map_err(failed("machine"))
 }
 
 /// One window of the measured part: clients that ran, work a nominal second for each, colors held, pages moving.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Seen {
+pub(crate) struct ServiceWindow {
     pub clients: usize,
     pub rate_per_s: f64,
     pub colors: u32,
     pub moving: bool,
 }
 
-pub(crate) fn seen(record: &WindowRecord) -> Option<Seen> {
+pub(crate) fn seen(record: &WindowRecord) -> Option<ServiceWindow> {
     let ran = |cpus: &[(CpuId, u64)]| cpus.iter().any(|(_, ns)| *ns > 0);
     let work: Vec<f64> =
-        record.seen.tasks.iter().filter(|task| ran(&task.on_cpu_ns)).filter_map(|task| task.progress).collect();
-    let held = record.seen.in_force.shares.first();
+        record.observation.tasks.iter().filter(|task| ran(&task.on_cpu_ns)).filter_map(|task| task.progress).collect();
+    let held = record.observation.applied.shares.first();
     let colors = held.map_or(COLORS, |held| match &held.share.units {
         cachemate_core::Units::Colors { allowed, .. } => allowed.count(),
         cachemate_core::Units::Ways { mask } => mask.count(),
     });
-    (!work.is_empty()).then(|| Seen {
+    (!work.is_empty()).then(|| ServiceWindow {
         clients: work.len(),
-        rate_per_s: work.iter().sum::<f64>() / work.len() as f64 / (record.seen.span.elapsed_ns as f64 / 1e9),
+        rate_per_s: work.iter().sum::<f64>() / work.len() as f64 / (record.observation.span.elapsed_ns as f64 / 1e9),
         colors,
-        moving: !record.seen.in_force.pending.is_empty(),
+        moving: !record.observation.applied.pending.is_empty(),
     })
 }
 
-fn windows(machine: SimMachine, by: PipelineConfig, from_window: u64) -> Result<Vec<Seen>, ReproError> {
+fn windows(machine: SimMachine, by: PipelineConfig, from_window: u64) -> Result<Vec<ServiceWindow>, ReproError> {
     let mut all = Vec::new();
     run_under(machine, built(by)?, |_, record| {
         all.push(record);
@@ -118,16 +118,16 @@ fn windows(machine: SimMachine, by: PipelineConfig, from_window: u64) -> Result<
     Ok(all.iter().skip(1 + from_window as usize).filter_map(seen).collect())
 }
 
-fn window_ns(workload: &Workload, lengths: Lengths) -> u64 {
+fn window_ns(workload: &Workload, lengths: ServiceLengths) -> u64 {
     lengths.window_cycles * workload.options.scale * 1_000 / (workload.machine.hertz / 1_000_000)
 }
 
-fn first_window() -> Window {
-    Window::Cycles { cycles: 1_000 * SCALE }
+fn first_window() -> WindowLength {
+    WindowLength::Cycles { cycles: 1_000 * SCALE }
 }
 
 /// Work a second for each client with a static share, after the warm-up.
-fn static_rate(seed: u64, lengths: Lengths, colors: u32, clients: usize) -> Result<f64, ReproError> {
+fn static_rate(seed: u64, lengths: ServiceLengths, colors: u32, clients: usize) -> Result<f64, ReproError> {
     let workload = workload(seed, lengths)?;
     let late = if clients == CLIENTS { 0 } else { u64::MAX >> 20 };
     let parameters =
@@ -139,18 +139,18 @@ fn static_rate(seed: u64, lengths: Lengths, colors: u32, clients: usize) -> Resu
 
 /// What the managed run and both static ones did, window by window.
 #[derive(Serialize, Deserialize)]
-pub(crate) struct Story {
+pub(crate) struct ServiceRun {
     pub level: f64,
     /// Four clients reach it with some share.
     pub reachable: bool,
     pub small: u32,
     pub large: u32,
-    pub managed: Vec<Seen>,
-    pub static_small: Vec<Seen>,
-    pub static_large: Vec<Seen>,
+    pub managed: Vec<ServiceWindow>,
+    pub static_small: Vec<ServiceWindow>,
+    pub static_large: Vec<ServiceWindow>,
 }
 
-fn story(seed: u64, lengths: Lengths, sizes: &[u32]) -> Result<Story, ReproError> {
+fn story(seed: u64, lengths: ServiceLengths, sizes: &[u32]) -> Result<ServiceRun, ReproError> {
     let small = sizes[0];
     let level = LEVEL * static_rate(seed, lengths, small, FIRST_CLIENTS)?;
     let mut large = None;
@@ -172,7 +172,7 @@ fn story(seed: u64, lengths: Lengths, sizes: &[u32]) -> Result<Story, ReproError
         follow("static-partition", &format!("window_ns = {window_ns}\nsteps = [{{ shares = ['0-{}'] }}]", colors - 1))
     };
     let managed = format!("window_ns = {window_ns}\nrate_per_s = {level:?}\nunits = {small}\nshrink_after = 4");
-    Ok(Story {
+    Ok(ServiceRun {
         level,
         reachable,
         small,
@@ -183,8 +183,8 @@ fn story(seed: u64, lengths: Lengths, sizes: &[u32]) -> Result<Story, ReproError
     })
 }
 
-impl Story {
-    pub fn missed(&self, windows: &[Seen]) -> Vec<bool> {
+impl ServiceRun {
+    pub fn missed(&self, windows: &[ServiceWindow]) -> Vec<bool> {
         windows.iter().map(|seen| seen.rate_per_s < self.level).collect()
     }
     /// Windows that miss the level and are neither one that found it out (the share grew right after it) nor one in
@@ -198,16 +198,16 @@ impl Story {
         (0..missed.len()).filter(|&at| missed[at] && !excused(at)).count()
     }
     /// Mean rate with four clients over the level, minus one, in per cent.
-    pub fn off_level(&self, windows: &[Seen]) -> f64 {
+    pub fn off_level(&self, windows: &[ServiceWindow]) -> f64 {
         let four = windows.iter().filter(|seen| seen.clients == CLIENTS).map(|seen| seen.rate_per_s);
         100.0 * (mean(&four.collect::<Vec<_>>()) / self.level - 1.0)
     }
 }
 
-pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let lengths = context.pick(
-        Lengths { window_cycles: 400_000, warm_up: 10, each: 8 },
-        Lengths { window_cycles: 1_000_000, warm_up: 20, each: 20 },
+        ServiceLengths { window_cycles: 400_000, warm_up: 10, each: 8 },
+        ServiceLengths { window_cycles: 1_000_000, warm_up: 20, each: 20 },
     );
     let sizes: Vec<u32> = context.pick(vec![1, 2, 4, 16], vec![1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16]);
     let stories = context.run_all(&context.seeds, |&seed| {
@@ -216,8 +216,8 @@ pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
     })?;
     let per_seed: Vec<(u64, f64)> =
         context.seeds.iter().zip(&stories).map(|(&seed, story)| (seed, story.unexcused() as f64)).collect();
-    let over = |of: fn(&Story) -> f64| stories.iter().map(of).collect::<Vec<f64>>();
-    let count = |story: &Story| story.missed(&story.managed).iter().filter(|missed| **missed).count() as f64;
+    let over = |of: fn(&ServiceRun) -> f64| stories.iter().map(of).collect::<Vec<f64>>();
+    let count = |story: &ServiceRun| story.missed(&story.managed).iter().filter(|missed| **missed).count() as f64;
     let first = &stories[0];
     let points = vec![
         DataPoint::over(
@@ -260,7 +260,7 @@ pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
             "windows below the level, detection and copying apart",
             "9400 a second held; static 1 color falls 15 % short, static 2 wastes",
             "windows",
-            Bar::AtMost { bar: 0.0, paper_best: None },
+            ResultTarget::AtMost { bar: 0.0, paper_best: None },
             &per_seed,
         )
         .points(points)
@@ -270,11 +270,11 @@ pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
     ])
 }
 
-pub(crate) fn figure(story: &Story, name: &str) -> Figure {
-    let series = |name: &str, windows: &[Seen]| {
-        let point = |(at, seen): (usize, &Seen)| Point {
+pub(crate) fn figure(story: &ServiceRun, name: &str) -> ResultFigure {
+    let series = |name: &str, windows: &[ServiceWindow]| {
+        let point = |(at, seen): (usize, &ServiceWindow)| ChartPoint {
             title: Some(format!("{} colors, {} clients", seen.colors, seen.clients)),
-            ..Point::new(at as f64, seen.rate_per_s / story.level)
+            ..ChartPoint::new(at as f64, seen.rate_per_s / story.level)
         };
         let points = windows.iter().enumerate().map(point).collect();
         Series { name: name.to_string(), points, mark: Mark::Steps, ..Series::default() }
@@ -288,10 +288,10 @@ pub(crate) fn figure(story: &Story, name: &str) -> Figure {
             series("resized", &story.managed),
             series(&format!("static, {} colors", story.large), &story.static_large),
         ],
-        references: vec![Reference::Y { label: "level".to_string(), at: 1.0 }],
+        references: vec![ReferenceLine::Y { label: "level".to_string(), at: 1.0 }],
         ..Chart::default()
     };
-    Figure::chart(name, &chart)
+    ResultFigure::chart(name, &chart)
 }
 
 #[cfg(test)]
@@ -301,7 +301,8 @@ mod tests {
     /// Are only those windows excused that found the miss out or were still copying?
     #[test]
     fn detection_and_copying_are_excused_and_nothing_else() {
-        let seen = |rate_per_s: f64, colors: u32, moving: bool| Seen { clients: 4, rate_per_s, colors, moving };
+        let seen =
+            |rate_per_s: f64, colors: u32, moving: bool| ServiceWindow { clients: 4, rate_per_s, colors, moving };
         let managed = vec![
             seen(1.1, 1, false),
             seen(0.9, 1, false),
@@ -309,7 +310,7 @@ mod tests {
             seen(0.9, 2, false),
             seen(1.0, 2, false),
         ];
-        let story = Story {
+        let story = ServiceRun {
             level: 1.0,
             reachable: true,
             small: 1,
@@ -324,7 +325,7 @@ mod tests {
     /// Do the late clients come halfway, and not before?
     #[test]
     fn late_clients_come_halfway() {
-        let lengths = Lengths { window_cycles: 100_000, warm_up: 1, each: 2 };
+        let lengths = ServiceLengths { window_cycles: 100_000, warm_up: 1, each: 2 };
         let workload = workload(1, lengths).unwrap();
         let by = decided_by(
             &workload,

@@ -7,13 +7,13 @@
 use std::collections::BTreeMap;
 
 use cachemate_core::{MachineSpec, PolicyConfig, SplitMix64, TaskId};
-use cachemate_interval::{IntervalMachine, Job, Options, Program, by_hand};
+use cachemate_interval::{IntervalJob, IntervalMachine, Options, PhasedProgram, closed_form};
 use cachemate_policy::policies;
 
 use super::speed::on_cpu_seconds;
 use super::whatif::{differs, pipeline};
 use crate::setup::failed;
-use crate::{Bar, Context, DataPoint, Finding, ReproError};
+use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultTarget};
 
 /// The longest that anybody may be kept from running.
 const STARVES_NS: u64 = 10_000_000_000;
@@ -21,7 +21,7 @@ const MACHINE: &str = "xeon-x5365-4";
 
 /// What one policy did.
 #[derive(Clone, Debug)]
-struct Behaved {
+struct PolicyBehavior {
     policy: &'static str,
     windows: u64,
     hours: f64,
@@ -40,7 +40,7 @@ struct Behaved {
 ///
 /// # Errors
 /// A plan that the loop refuses, or the interruption.
-pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let windows = context.pick(500, 10_000);
     let seed = context.seeds.first().copied().unwrap_or(1);
     // One after the other: memory is told of the whole process.
@@ -54,20 +54,20 @@ pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
     Ok(findings(&all, seed))
 }
 
-fn findings(all: &[Behaved], seed: u64) -> Vec<Finding> {
-    let most = |of: &dyn Fn(&Behaved) -> f64| all.iter().map(of).fold(0.0, f64::max);
-    let points = |series: &str, of: &dyn Fn(&Behaved) -> f64| -> Vec<DataPoint> {
+fn findings(all: &[PolicyBehavior], seed: u64) -> Vec<Finding> {
+    let most = |of: &dyn Fn(&PolicyBehavior) -> f64| all.iter().map(of).fold(0.0, f64::max);
+    let points = |series: &str, of: &dyn Fn(&PolicyBehavior) -> f64| -> Vec<DataPoint> {
         all.iter().map(|one| DataPoint::over(series, one.policy, &[of(one)])).collect()
     };
-    let waits = |one: &Behaved| one.longest_wait_seconds;
-    let changes = |one: &Behaved| one.changes as f64 / one.hours;
-    let per_window = |one: &Behaved| 100.0 * one.changes as f64 / one.windows as f64;
-    let cost = |one: &Behaved| one.ms_per_window.unwrap_or(f64::NAN);
-    let grown = |one: &Behaved| one.grown_bytes.unwrap_or(f64::NAN) / 1048576.0;
-    let told = |what: &str, unit: &str, bar: Bar, value: f64| {
+    let waits = |one: &PolicyBehavior| one.longest_wait_seconds;
+    let changes = |one: &PolicyBehavior| one.changes as f64 / one.hours;
+    let per_window = |one: &PolicyBehavior| 100.0 * one.changes as f64 / one.windows as f64;
+    let cost = |one: &PolicyBehavior| one.ms_per_window.unwrap_or(f64::NAN);
+    let grown = |one: &PolicyBehavior| one.grown_bytes.unwrap_or(f64::NAN) / 1048576.0;
+    let told = |what: &str, unit: &str, bar: ResultTarget, value: f64| {
         Finding::new("INTERVAL-1", what, "none: ours", unit, bar, &[(seed, value)])
     };
-    let at_most = |bar: f64| Bar::AtMost { bar, paper_best: None };
+    let at_most = |bar: f64| ResultTarget::AtMost { bar, paper_best: None };
     let windows = all.iter().map(|one| one.windows).min().unwrap_or(0);
     let note = format!("{} policies, {windows} windows each, on the interval machine at nominal time", all.len());
     vec![
@@ -79,7 +79,7 @@ fn findings(all: &[Behaved], seed: u64) -> Vec<Finding> {
         )
         .points([points("longest wait", &waits), points("least share", &|one| one.least_share)].concat())
         .note(note.clone()),
-        told("plans that change something, of all windows, worst policy", "%", Bar::Shown, most(&per_window))
+        told("plans that change something, of all windows, worst policy", "%", ResultTarget::Shown, most(&per_window))
             .points([points("changes an hour", &changes), points("changes, % of windows", &per_window)].concat())
             .note(note.clone()),
         told(
@@ -90,26 +90,31 @@ fn findings(all: &[Behaved], seed: u64) -> Vec<Finding> {
         )
         .points(points("gained", &grown))
         .note(note.clone()),
-        told("processor time of a window, machine included, worst policy", "ms", Bar::Shown, most(&cost))
+        told("processor time of a window, machine included, worst policy", "ms", ResultTarget::Shown, most(&cost))
             .points(points("a window", &cost))
             .note(note),
     ]
 }
 
-fn behaved(policy: &'static str, windows: u64, seed: u64, go_on: &dyn Fn() -> bool) -> Result<Behaved, ReproError> {
+fn behaved(
+    policy: &'static str,
+    windows: u64,
+    seed: u64,
+    go_on: &dyn Fn() -> bool,
+) -> Result<PolicyBehavior, ReproError> {
     let spec = cachemate_spec::load_machine(MACHINE).map_err(failed(MACHINE))?;
     let options = Options { seed, ..Options::default() };
     let mut machine = IntervalMachine::new(&spec, options, jobs(&spec, seed)).map_err(failed("machine"))?;
     let config = PolicyConfig { name: policy.to_string(), parameters: String::new(), seed };
     let by = pipeline(&machine, &spec, config, false)?;
     machine.set_first_window(by.config().first_window);
-    let mut watch = Watch::default();
+    let mut watch = WaitMonitor::default();
     let (mut count, mut changes, mut before, mut resident) = (0, 0, None, None);
     let began = on_cpu_seconds();
     let machine = by
         .run(machine, |_, record| {
             count += 1;
-            watch.see(&record.seen, spec.cpus());
+            watch.see(&record.observation, spec.cpus());
             changes += u64::from(before.as_ref().is_some_and(|before| differs(before, &record.decision.plan)));
             before = Some(record.decision.plan);
             if count == windows / 5 {
@@ -118,7 +123,7 @@ fn behaved(policy: &'static str, windows: u64, seed: u64, go_on: &dyn Fn() -> bo
             count < windows && go_on()
         })
         .map_err(failed(policy))?;
-    Ok(Behaved {
+    Ok(PolicyBehavior {
         policy,
         windows: count,
         hours: machine.now_ns() as f64 / 3.6e12,
@@ -132,14 +137,14 @@ fn behaved(policy: &'static str, windows: u64, seed: u64, go_on: &dyn Fn() -> bo
 
 /// Who waited for how long.
 #[derive(Default)]
-struct Watch {
+struct WaitMonitor {
     /// Waiting in a row, and life, time on a processor, fair time.
     tasks: BTreeMap<TaskId, (u64, f64, f64, f64)>,
     longest_ns: u64,
     least: Option<f64>,
 }
 
-impl Watch {
+impl WaitMonitor {
     fn see(&mut self, seen: &cachemate_core::Observation, cpus: u32) {
         let elapsed = seen.span.elapsed_ns;
         let fair = (f64::from(cpus) / seen.tasks.len().max(1) as f64).min(1.0);
@@ -180,35 +185,39 @@ fn resident_bytes() -> Option<f64> {
 }
 
 /// Streams, sets that fit and sets that do not, with phases of one to four minutes; three jobs end and begin again.
-fn jobs(spec: &MachineSpec, seed: u64) -> Vec<Job> {
+fn jobs(spec: &MachineSpec, seed: u64) -> Vec<IntervalJob> {
     let cache = spec.last_level().map_or(0.0, |cache| cache.size_bytes as f64 / f64::from(cache.line_bytes));
     let line = spec.last_level().map_or(64.0, |cache| f64::from(cache.line_bytes));
     let mut draws = SplitMix64::new(seed);
     let mut job = |at: usize| {
         let phases = (0..4).map(|_| {
             let mut phase = match draws.below(4) {
-                0 => by_hand::stream(line, cache, 0.002 + 0.02 * draws.unit()),
-                1 => by_hand::uniform(line, cache, cache * (0.05 + 0.2 * draws.unit()), 0.02),
-                _ => by_hand::uniform(line, cache, cache * (0.4 + draws.unit()), 0.01 + 0.01 * draws.unit()),
+                0 => closed_form::stream(line, cache, 0.002 + 0.02 * draws.unit()),
+                1 => closed_form::uniform(line, cache, cache * (0.05 + 0.2 * draws.unit()), 0.02),
+                _ => closed_form::uniform(line, cache, cache * (0.4 + draws.unit()), 0.01 + 0.01 * draws.unit()),
             };
             phase.instructions = Some(spec.hertz as f64 * (60.0 + 180.0 * draws.unit()));
             phase
         });
         let phases = phases.collect();
-        let program = Program { phases, repeats_from: Some(0), ..Program::steady(format!("p{at}"), one(line, cache)) };
+        let program = PhasedProgram {
+            phases,
+            repeats_from: Some(0),
+            ..PhasedProgram::steady(format!("p{at}"), one(line, cache))
+        };
         let ends = at % 3 == 2;
-        Job {
+        IntervalJob {
             instructions: ends.then(|| spec.hertz as f64 * (20.0 + 100.0 * draws.unit())),
             restart: ends,
-            ..Job::new(program)
+            ..IntervalJob::new(program)
         }
     };
     (0..10).map(&mut job).collect()
 }
 
-/// What [`Program::steady`] is given where its phases are replaced at once.
-fn one(line: f64, cache: f64) -> cachemate_interval::Phase {
-    by_hand::stream(line, cache, 0.01)
+/// What [`PhasedProgram::steady`] is given where its phases are replaced at once.
+fn one(line: f64, cache: f64) -> cachemate_interval::ProgramPhase {
+    closed_form::stream(line, cache, 0.01)
 }
 
 #[cfg(test)]
@@ -225,7 +234,7 @@ mod tests {
             jobs.iter_mut().for_each(|job| job.pinned = Some([0].into_iter().collect()));
             IntervalMachine::new(&spec, Options::default(), jobs).unwrap()
         };
-        let mut watch = Watch::default();
+        let mut watch = WaitMonitor::default();
         for _ in 0..40 {
             let mut seen = cachemate_core::Machine::observe(&mut machine).unwrap().unwrap();
             seen.tasks[0].on_cpu_ns.clear();

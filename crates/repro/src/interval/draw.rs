@@ -2,23 +2,23 @@
 
 use cachemate_core::SplitMix64;
 use cachemate_core::{
-    CacheId, CacheShare, Decision, GroupId, MachineSpec, Member, Plan, Policy, TaskId, Units, View, Window,
+    CacheId, CacheShare, Decision, GroupId, MachineSpec, Plan, Policy, ShareMember, TaskId, Units, View, WindowLength,
 };
-use cachemate_interval::Program;
+use cachemate_interval::PhasedProgram;
 use cachemate_pipeline::Pipeline;
 use cachemate_sim::machine::SimOptions;
 use cachemate_sim::results::TaskResults;
 use serde::{Deserialize, Serialize};
 
-use super::measure::{self, Lengths};
-use crate::rates::Rates;
-use crate::setup::{Job, Workload, failed};
-use crate::work::{self, Work};
-use crate::{Context, ReproError};
+use super::measure::{self, ProfilingLengths};
+use crate::rates::ProgramRates;
+use crate::setup::{Workload, WorkloadJob, failed};
+use crate::work::{self, InstructionRange};
+use crate::{ExperimentContext, ReproError};
 
 /// A machine and how much is drawn on it.
 #[derive(Clone, Copy, Debug)]
-pub struct Setup {
+pub struct MachineSetup {
     /// Name of a specification; overrides are allowed.
     pub machine: &'static str,
     /// Programs drawn from [`POOL`].
@@ -59,10 +59,10 @@ pub const POOL: [&str; 16] = [
 
 /// The machines of the draw: the smaller ones whole, and of the largest one a complex with a quarter of its cache. Its
 /// own cache is out of reach of these programs within the lengths that can be simulated.
-pub fn setups(quick: bool) -> Vec<Setup> {
+pub fn setups(quick: bool) -> Vec<MachineSetup> {
     let (warm_up_cycles, measured_cycles) = if quick { (4_000_000, 6_000_000) } else { (15_000_000, 15_000_000) };
     let few = |many: usize, few: usize| if quick { few } else { many };
-    let common = Setup {
+    let common = MachineSetup {
         machine: "opteron-2350",
         programs: few(9, 5),
         pairs: few(14, 4),
@@ -74,36 +74,43 @@ pub fn setups(quick: bool) -> Vec<Setup> {
     };
     vec![
         common,
-        Setup { machine: "xeon-x5365-4", fours: 0, pairings: few(5, 1), ..common },
-        Setup {
+        MachineSetup { machine: "xeon-x5365-4", fours: 0, pairings: few(5, 1), ..common },
+        MachineSetup {
             machine: "epyc-7742?caches.l3.size_bytes=4194304",
             fours: few(5, 1),
             pairs: few(10, 2),
             partitions: few(4, 1),
             ..common
         },
-        Setup { machine: "pairs-04", programs: few(8, 4), fours: 0, pairs: few(8, 2), pairings: few(3, 1), ..common },
+        MachineSetup {
+            machine: "pairs-04",
+            programs: few(8, 4),
+            fours: 0,
+            pairs: few(8, 2),
+            pairings: few(3, 1),
+            ..common
+        },
     ]
 }
 
 /// One program of a machine's draw.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub struct Profiled {
+pub struct ProfiledProgram {
     /// Name of its kernel.
     pub name: String,
     /// Seed of its input and layout.
     pub seed: u64,
     /// Measured alone, phase by phase.
-    pub profile: Program,
+    pub profile: PhasedProgram,
     /// What it does alone in the measured cycles.
-    pub work: Work,
+    pub work: InstructionRange,
     /// Over `work`.
-    pub alone: Rate,
+    pub alone: ProgramRate,
 }
 
 /// What a program did on the cycle-level machine.
 #[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
-pub struct Rate {
+pub struct ProgramRate {
     /// Over its work.
     pub instr_per_cycle: f64,
     /// Demand misses of the contended cache over its work.
@@ -115,7 +122,7 @@ pub struct Rate {
 /// What a run belongs to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Kind {
+pub enum CoRunKind {
     /// Two programs in one cache.
     Pair,
     /// Four programs in one cache.
@@ -126,9 +133,9 @@ pub enum Kind {
 
 /// One co-run on the cycle-level machine.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub struct Run {
+pub struct CoRun {
     /// The set that it is scored in.
-    pub kind: Kind,
+    pub kind: CoRunKind,
     /// Program (its place in the draw) and CPU.
     pub jobs: Vec<(usize, u32)>,
     /// Ways of the first cache of each job, from the lowest on; empty = not divided.
@@ -136,59 +143,60 @@ pub struct Run {
     /// Bytes to and from memory, of what its narrowest part passes.
     pub busy_share: f64,
     /// By job.
-    pub rates: Vec<Rate>,
+    pub rates: Vec<ProgramRate>,
     /// Everybody did its work. Other runs are not scored.
     pub finished: bool,
 }
 
 /// All that was measured on one machine.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub struct Measured {
-    /// As [`Setup::machine`] names it.
+pub struct MachineTruth {
+    /// As [`MachineSetup::machine`] names it.
     pub machine: String,
     /// In the order of the draw.
-    pub programs: Vec<Profiled>,
+    pub programs: Vec<ProfiledProgram>,
     /// Pairs, fours, then plans.
-    pub runs: Vec<Run>,
+    pub runs: Vec<CoRun>,
 }
 
 /// Draws and runs.
 ///
 /// # Errors
 /// No such machine, a run that fails, or the interruption.
-pub fn measured(context: &Context<'_>, setup: &Setup, seed: u64) -> Result<Measured, ReproError> {
+pub fn measured(context: &ExperimentContext<'_>, setup: &MachineSetup, seed: u64) -> Result<MachineTruth, ReproError> {
     let machine = cachemate_spec::load_machine(setup.machine).map_err(failed(setup.machine))?;
     let mut generator = SplitMix64::new(seed ^ u64::from(machine.cores()) << 32 ^ machine.hertz);
     let mut names = POOL.to_vec();
     generator.shuffle(&mut names);
     names.truncate(setup.programs);
-    let jobs: Vec<Job> = names.iter().enumerate().map(|(at, name)| Job::new(name, seed * 1_000 + at as u64)).collect();
+    let jobs: Vec<WorkloadJob> =
+        names.iter().enumerate().map(|(at, name)| WorkloadJob::new(name, seed * 1_000 + at as u64)).collect();
     context.tell(&format!("{}: {} programs alone", setup.machine, jobs.len()));
     let programs = context.run_all(&jobs, |job| profiled(job, &machine, setup))?;
-    let run = |wanted: &[Run]| {
+    let run = |wanted: &[CoRun]| {
         context.tell(&format!("{}: {} co-runs", setup.machine, wanted.len()));
         context.run_all(wanted, |run| together(run, &jobs, &programs, &machine, setup))
     };
     let mut runs = half_losing(pairs(&mut generator, setup, &machine), setup.pairs, run, |run| loses(run, &programs))?;
     let losing = runs.iter().filter(|run| loses(run, &programs)).map(|run| run.jobs.clone()).collect();
     runs.extend(run(&larger(&mut generator, setup, &machine, losing))?);
-    Ok(Measured { machine: setup.machine.to_string(), programs, runs })
+    Ok(MachineTruth { machine: setup.machine.to_string(), programs, runs })
 }
 
 /// So many of the runs, taken in their order, and at most half of them without a loss (one, where nobody loses). Where
 /// little is lost, saying that nothing is lost is always nearly right.
 fn half_losing(
-    candidates: Vec<Run>,
+    candidates: Vec<CoRun>,
     count: usize,
-    mut measured: impl FnMut(&[Run]) -> Result<Vec<Run>, ReproError>,
-    loses: impl Fn(&Run) -> bool,
-) -> Result<Vec<Run>, ReproError> {
+    mut measured: impl FnMut(&[CoRun]) -> Result<Vec<CoRun>, ReproError>,
+    loses: impl Fn(&CoRun) -> bool,
+) -> Result<Vec<CoRun>, ReproError> {
     let (mut losing, mut others) = (Vec::new(), Vec::new());
     for some in candidates.chunks(count.max(1)) {
         if losing.len() + others.len().min(count / 2) >= count {
             break;
         }
-        let (lost, kept): (Vec<Run>, Vec<Run>) = measured(some)?.into_iter().partition(|run| loses(run));
+        let (lost, kept): (Vec<CoRun>, Vec<CoRun>) = measured(some)?.into_iter().partition(|run| loses(run));
         losing.extend(lost);
         others.extend(kept);
     }
@@ -201,14 +209,14 @@ fn half_losing(
 /// A program takes longer than alone by this share at least.
 const LOSS: f64 = 0.1;
 
-fn loses(run: &Run, programs: &[Profiled]) -> bool {
-    let slower = |(&(program, _), rate): (&(usize, u32), &Rate)| {
+fn loses(run: &CoRun, programs: &[ProfiledProgram]) -> bool {
+    let slower = |(&(program, _), rate): (&(usize, u32), &ProgramRate)| {
         programs[program].alone.instr_per_cycle >= (1.0 + LOSS) * rate.instr_per_cycle
     };
     run.jobs.iter().zip(&run.rates).any(slower)
 }
 
-fn profiled(job: &Job, machine: &MachineSpec, setup: &Setup) -> Result<Profiled, ReproError> {
+fn profiled(job: &WorkloadJob, machine: &MachineSpec, setup: &MachineSetup) -> Result<ProfiledProgram, ReproError> {
     let mut workload = Workload {
         machine: machine.clone(),
         options: SimOptions::default(),
@@ -219,26 +227,27 @@ fn profiled(job: &Job, machine: &MachineSpec, setup: &Setup) -> Result<Profiled,
     workload.options.seed = job.seed;
     let (work, rates) = work::alone(&workload)?;
     let found = work::together(&workload, &[work], None)?;
-    let alone = Rate { instr_per_cycle: rates.instr_per_cycle, ..rate(&found.rates[0], &found.results.tasks[0]) };
+    let alone =
+        ProgramRate { instr_per_cycle: rates.instr_per_cycle, ..rate(&found.rates[0], &found.results.tasks[0]) };
     // A neighbor may take twice as long, and this program then goes on for as long.
     let until_instr = (work.to_instr + 0.5 * (work.to_instr - work.from_instr)) as u64;
     let phase_instr = (until_instr / 48).max(200_000);
-    let lengths = Lengths { until_instr, phase_instr, reading_cycles: 100_000 };
+    let lengths = ProfilingLengths { until_instr, phase_instr, reading_cycles: 100_000 };
     let profile = measure::profile(job, machine, &workload.options, lengths)?;
     let (name, seed) = (job.name.clone(), job.seed);
-    Ok(Profiled { name, seed, profile, work, alone })
+    Ok(ProfiledProgram { name, seed, profile, work, alone })
 }
 
-fn rate(over_work: &Rates, whole: &TaskResults) -> Rate {
-    Rate {
+fn rate(over_work: &ProgramRates, whole: &TaskResults) -> ProgramRate {
+    ProgramRate {
         instr_per_cycle: over_work.instr_per_cycle,
         misses_per_instr: over_work.misses_per_kilo_instr / 1000.0,
         queue_cycles_per_instr: whole.stall_cycles.queue / whole.instructions.max(1) as f64,
     }
 }
 
-fn to_run(kind: Kind, jobs: Vec<(usize, u32)>, ways: Vec<u32>) -> Run {
-    Run { kind, jobs, ways, busy_share: 0.0, rates: Vec::new(), finished: false }
+fn to_run(kind: CoRunKind, jobs: Vec<(usize, u32)>, ways: Vec<u32>) -> CoRun {
+    CoRun { kind, jobs, ways, busy_share: 0.0, rates: Vec::new(), finished: false }
 }
 
 /// On the first cores of one cache.
@@ -247,21 +256,21 @@ fn beside(programs: &[usize], machine: &MachineSpec) -> Vec<(usize, u32)> {
 }
 
 /// All pairs, in the order of the draw.
-fn pairs(generator: &mut SplitMix64, setup: &Setup, machine: &MachineSpec) -> Vec<Run> {
+fn pairs(generator: &mut SplitMix64, setup: &MachineSetup, machine: &MachineSpec) -> Vec<CoRun> {
     let both = |a: usize| (a + 1..setup.programs).map(move |b| [a, b]);
     let mut all: Vec<[usize; 2]> = (0..setup.programs).flat_map(both).collect();
     generator.shuffle(&mut all);
     all.iter_mut().for_each(|pair| generator.shuffle(pair));
-    all.iter().map(|pair| to_run(Kind::Pair, beside(pair, machine), Vec::new())).collect()
+    all.iter().map(|pair| to_run(CoRunKind::Pair, beside(pair, machine), Vec::new())).collect()
 }
 
 /// Groups, pairings and partitions. The cache is divided among pairs that lose by sharing it, as far as there are some.
 fn larger(
     generator: &mut SplitMix64,
-    setup: &Setup,
+    setup: &MachineSetup,
     machine: &MachineSpec,
     losing: Vec<Vec<(usize, u32)>>,
-) -> Vec<Run> {
+) -> Vec<CoRun> {
     let mut runs = Vec::new();
     let per_cache = machine.last_level().map_or(1, |cache| cache.shared_by_cores);
     let contexts = machine.contexts_per_core;
@@ -273,7 +282,7 @@ fn larger(
         order
     };
     for _ in 0..setup.fours {
-        runs.push(to_run(Kind::Four, beside(&some(4), machine), Vec::new()));
+        runs.push(to_run(CoRunKind::Four, beside(&some(4), machine), Vec::new()));
     }
     for mix in 0..setup.pairings {
         let four = some(4);
@@ -281,40 +290,40 @@ fn larger(
         for pairing in [[0, 1, 2, 3], [0, 2, 1, 3], [0, 3, 1, 2]] {
             let cpus = [0, contexts, second, second + contexts];
             let jobs = pairing.iter().zip(cpus).map(|(&at, cpu)| (four[at], cpu)).collect();
-            runs.push(to_run(Kind::Plan(mix as u32), jobs, Vec::new()));
+            runs.push(to_run(CoRunKind::Plan(mix as u32), jobs, Vec::new()));
         }
     }
     let mut losing = losing.into_iter();
     for mix in 0..setup.partitions {
         let jobs = losing.next().unwrap_or_else(|| beside(&some(2), machine));
         let number = (setup.pairings + mix) as u32;
-        runs.push(to_run(Kind::Plan(number), jobs.clone(), Vec::new()));
+        runs.push(to_run(CoRunKind::Plan(number), jobs.clone(), Vec::new()));
         for first in [ways / 8, ways / 2, ways - ways / 8] {
-            runs.push(to_run(Kind::Plan(number), jobs.clone(), vec![first, ways - first]));
+            runs.push(to_run(CoRunKind::Plan(number), jobs.clone(), vec![first, ways - first]));
         }
     }
     runs
 }
 
 /// One plan from the first window on.
-struct Always(Plan);
+struct FixedPlanPolicy(Plan);
 
-impl Policy for Always {
+impl Policy for FixedPlanPolicy {
     fn decide(&mut self, _view: &View<'_>) -> Decision {
-        Decision { plan: self.0.clone(), why: Vec::new() }
+        Decision { plan: self.0.clone(), reasons: Vec::new() }
     }
 }
 
 /// Each task its ways of the first contended cache, from the lowest on, and its CPU.
-fn divided(machine: &MachineSpec, run: &Run) -> Plan {
+fn divided(machine: &MachineSpec, run: &CoRun) -> Plan {
     let cache = machine.topology().caches.iter().find(|cache| cache.last_level).map_or(CacheId(0), |cache| cache.id);
-    let mut plan = Plan::idle(Window::Time { ns: 1_000_000_000 });
+    let mut plan = Plan::idle(WindowLength::Time { ns: 1_000_000_000 });
     let mut first = 0;
     for (at, (&count, &(_, cpu))) in run.ways.iter().zip(&run.jobs).enumerate() {
         plan.affinity.insert(TaskId(at as u32), [cpu].into_iter().collect());
         plan.shares.push(CacheShare {
             group: GroupId(at as u32),
-            members: vec![Member::Task(TaskId(at as u32))],
+            members: vec![ShareMember::Task(TaskId(at as u32))],
             cache,
             units: Units::Ways { mask: (first..first + count).collect() },
         });
@@ -324,17 +333,17 @@ fn divided(machine: &MachineSpec, run: &Run) -> Plan {
 }
 
 fn together(
-    run: &Run,
-    jobs: &[Job],
-    programs: &[Profiled],
+    run: &CoRun,
+    jobs: &[WorkloadJob],
+    programs: &[ProfiledProgram],
     machine: &MachineSpec,
-    setup: &Setup,
-) -> Result<Run, ReproError> {
+    setup: &MachineSetup,
+) -> Result<CoRun, ReproError> {
     let divides = !run.ways.is_empty();
     // Nobody gives a share to a program that is held to a CPU. There the plan puts it on its CPU.
     let job = |&(program, cpu): &(usize, u32)| {
         let pinned = (!divides).then(|| [cpu].into_iter().collect());
-        Job { pinned, ..jobs[program].clone() }
+        WorkloadJob { pinned, ..jobs[program].clone() }
     };
     let workload = Workload {
         machine: machine.clone(),
@@ -343,10 +352,10 @@ fn together(
         warm_up_cycles: setup.warm_up_cycles,
         measured_cycles: setup.measured_cycles,
     };
-    let work: Vec<Work> = run.jobs.iter().map(|&(program, _)| programs[program].work).collect();
+    let work: Vec<InstructionRange> = run.jobs.iter().map(|&(program, _)| programs[program].work).collect();
     let by = divides.then(|| {
-        let config = workload.pipeline("always", "", Vec::new(), Window::Cycles { cycles: 10_000 });
-        Pipeline::with_policy(config, Box::new(Always(divided(machine, run))))
+        let config = workload.pipeline("always", "", Vec::new(), WindowLength::Cycles { cycles: 10_000 });
+        Pipeline::with_policy(config, Box::new(FixedPlanPolicy(divided(machine, run))))
     });
     let found = work::together(&workload, &work, by)?;
     let narrowest = |node: f64| match machine.memory.package_bus_bytes_per_cycle {
@@ -355,7 +364,7 @@ fn together(
     };
     let most = narrowest(machine.memory.bytes_per_cycle);
     let busy = found.results.memory.iter().map(|node| node.bytes_per_cycle / most).fold(0.0, f64::max);
-    Ok(Run {
+    Ok(CoRun {
         busy_share: busy,
         rates: found.rates.iter().zip(&found.results.tasks).map(|(rates, task)| rate(rates, task)).collect(),
         finished: found.rates.iter().all(|rates| rates.finished),
@@ -370,8 +379,8 @@ mod tests {
     /// Do half of the runs lose, whatever comes first, and is nothing measured that is not needed?
     #[test]
     fn at_least_half_of_the_runs_lose() {
-        let run = |number: u32| to_run(Kind::Plan(number), Vec::new(), Vec::new());
-        let number = |run: &Run| if let Kind::Plan(number) = run.kind { number } else { u32::MAX };
+        let run = |number: u32| to_run(CoRunKind::Plan(number), Vec::new(), Vec::new());
+        let number = |run: &CoRun| if let CoRunKind::Plan(number) = run.kind { number } else { u32::MAX };
         let drawn = |losing: fn(u32) -> bool| {
             let mut measured = 0;
             let found = half_losing(

@@ -5,17 +5,17 @@
 //! many instructions, so the same phase is told at all sizes. Three sizes are run again without prefetchers. Properties:
 //! no co-runner; the same job, machine and lengths give the same profile.
 
-use cachemate_core::{CpuSet, Level, Machine, MachineSpec, Window};
-use cachemate_interval::{Phase, Point, PrivateLevel, Program, Unaided};
-use cachemate_sim::machine::{Length, SimOptions};
+use cachemate_core::{CacheLevel, CpuSet, Machine, MachineSpec, WindowLength};
+use cachemate_interval::{PhasedProgram, PrivateLevel, ProgramPhase, SizePoint, UnprefetchedRates};
+use cachemate_sim::machine::{RunLimit, SimOptions};
 use cachemate_sim::results::TaskResults;
 
 use crate::ReproError;
-use crate::setup::{Job, Workload, failed};
+use crate::setup::{Workload, WorkloadJob, failed};
 
 /// How a program is profiled.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Lengths {
+pub struct ProfilingLengths {
     /// Instructions from the start to the profile's end.
     pub until_instr: u64,
     /// Instructions of one phase.
@@ -29,7 +29,7 @@ const CYCLES_PER_INSTR_AT_MOST: u64 = 60;
 
 /// What a program had done at one moment; sums since its start.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-struct Books {
+struct RunningSums {
     instructions: f64,
     /// Cycles, references, demand misses, read lines, written lines, stall cycles; then misses of the levels before.
     sums: [f64; SUMS],
@@ -48,7 +48,12 @@ const L1_MISSES: usize = 7;
 ///
 /// # Errors
 /// A job that cannot run, or that does nothing.
-pub fn instructions_in(job: &Job, machine: &MachineSpec, options: &SimOptions, cycles: u64) -> Result<u64, ReproError> {
+pub fn instructions_in(
+    job: &WorkloadJob,
+    machine: &MachineSpec,
+    options: &SimOptions,
+    cycles: u64,
+) -> Result<u64, ReproError> {
     let pinned: CpuSet = [0].into_iter().collect();
     let jobs = vec![job.clone().on_cpus(pinned)];
     let (machine, options) = (machine.clone(), options.clone());
@@ -74,11 +79,11 @@ pub fn ways(all: u32) -> Vec<u32> {
 /// # Errors
 /// A machine without a data cache, a job that cannot run or ends before the profile does.
 pub fn profile(
-    job: &Job,
+    job: &WorkloadJob,
     machine: &MachineSpec,
     options: &SimOptions,
-    lengths: Lengths,
-) -> Result<Program, ReproError> {
+    lengths: ProfilingLengths,
+) -> Result<PhasedProgram, ReproError> {
     let last = machine.last_level().ok_or_else(|| failed(&machine.name)("no data cache to share"))?;
     let sizes = ways(last.ways);
     let way_bytes = last.size_bytes / u64::from(last.ways);
@@ -86,11 +91,11 @@ pub fn profile(
         let options = SimOptions { prefetch, ..options.clone() };
         Ok::<_, ReproError>(stretches(&books(job, &narrowed(machine, ways), &options, lengths)?, lengths))
     };
-    let aided: Vec<Vec<Books>> = sizes.iter().map(|&ways| run(ways, true)).collect::<Result<_, _>>()?;
+    let aided: Vec<Vec<RunningSums>> = sizes.iter().map(|&ways| run(ways, true)).collect::<Result<_, _>>()?;
     // Without prefetchers at the smallest size, a quarter and the whole.
     let quarter = sizes.partition_point(|&ways| ways < last.ways / 4);
     let bare_at = [0, quarter, sizes.len() - 1];
-    let bare: Vec<Vec<Books>> = match machine.prefetchers.is_empty() {
+    let bare: Vec<Vec<RunningSums>> = match machine.prefetchers.is_empty() {
         true => Vec::new(),
         false => bare_at.iter().map(|&at| run(sizes[at], false)).collect::<Result<_, _>>()?,
     };
@@ -111,13 +116,13 @@ pub fn profile(
     let phase = |number: usize| {
         let whole = &aided[aided.len() - 1][number];
         let per_instr = |sum: usize| whole.sums[sum] / whole.instructions;
-        Phase {
+        ProgramPhase {
             instructions: Some(whole.instructions),
             references_per_instr: per_instr(REFERENCES),
             points: (0..sizes.len()).map(|at| point(number, at)).collect(),
             footprint_bytes: None,
             private_levels: vec![PrivateLevel {
-                level: Level::L1Data,
+                level: CacheLevel::L1Data,
                 references_per_instr: per_instr(L1_REFERENCES),
                 misses_per_instr: per_instr(L1_MISSES),
             }],
@@ -125,7 +130,7 @@ pub fn profile(
             half_private_extra_cycles_per_instr: 0.0,
         }
     };
-    Ok(Program {
+    Ok(PhasedProgram {
         name: job.name.clone(),
         phases: (0..phases).map(phase).collect(),
         // Beyond what was measured: as in its last third, which the start-up is not part of.
@@ -136,25 +141,25 @@ pub fn profile(
     })
 }
 
-fn between(small: &Books, large: &Books, share: f64) -> Books {
-    let mut found = Books { instructions: 1.0, ..Books::default() };
+fn between(small: &RunningSums, large: &RunningSums, share: f64) -> RunningSums {
+    let mut found = RunningSums { instructions: 1.0, ..RunningSums::default() };
     for (sum, (low, high)) in found.sums.iter_mut().zip(small.sums.iter().zip(&large.sums)) {
         *sum = low / small.instructions + share * (high / large.instructions - low / small.instructions);
     }
     found
 }
 
-fn point_of(size_bytes: f64, aided: &Books, unaided: Option<Books>) -> Point {
-    let per_instr = |books: &Books, sum: usize| books.sums[sum] / books.instructions;
+fn point_of(size_bytes: f64, aided: &RunningSums, unaided: Option<RunningSums>) -> SizePoint {
+    let per_instr = |books: &RunningSums, sum: usize| books.sums[sum] / books.instructions;
     let demand = per_instr(aided, MISSES).min(per_instr(aided, READ));
-    Point {
+    SizePoint {
         size_bytes,
         cycles_per_instr: per_instr(aided, CYCLES),
         demand_fills_per_instr: demand,
         prefetch_fills_per_instr: per_instr(aided, READ) - demand,
         writebacks_per_instr: per_instr(aided, WRITTEN),
         memory_stall_cycles_per_instr: per_instr(aided, STALL),
-        unaided: unaided.map(|bare| Unaided {
+        without_prefetch: unaided.map(|bare| UnprefetchedRates {
             cycles_per_instr: per_instr(&bare, CYCLES),
             demand_fills_per_instr: per_instr(&bare, READ),
             writebacks_per_instr: per_instr(&bare, WRITTEN),
@@ -170,8 +175,8 @@ fn narrowed(machine: &MachineSpec, ways: u32) -> MachineSpec {
     for cache in machine.caches.iter_mut().filter(|cache| Some(cache.level) == level) {
         cache.size_bytes = cache.size_bytes / u64::from(cache.ways) * u64::from(ways);
         cache.ways = ways;
-        if cache.replacement == cachemate_core::Replacement::TreePlru {
-            cache.replacement = cachemate_core::Replacement::Lru;
+        if cache.replacement == cachemate_core::ReplacementPolicy::TreePlru {
+            cache.replacement = cachemate_core::ReplacementPolicy::Lru;
         }
         cache.way_partitions = None;
     }
@@ -180,7 +185,12 @@ fn narrowed(machine: &MachineSpec, ways: u32) -> MachineSpec {
 }
 
 /// The books at every reading, from the start on.
-fn books(job: &Job, machine: &MachineSpec, options: &SimOptions, lengths: Lengths) -> Result<Vec<Books>, ReproError> {
+fn books(
+    job: &WorkloadJob,
+    machine: &MachineSpec,
+    options: &SimOptions,
+    lengths: ProfilingLengths,
+) -> Result<Vec<RunningSums>, ReproError> {
     let pinned: CpuSet = [0].into_iter().collect();
     let workload = Workload {
         machine: machine.clone(),
@@ -189,13 +199,13 @@ fn books(job: &Job, machine: &MachineSpec, options: &SimOptions, lengths: Length
         warm_up_cycles: 0,
         measured_cycles: lengths.until_instr * CYCLES_PER_INSTR_AT_MOST,
     };
-    let ends = Some(Length::Cycles(workload.measured_cycles));
+    let ends = Some(RunLimit::Cycles(workload.measured_cycles));
     let mut simulated = workload.simulated_with(SimOptions { ends, warm_up: None, ..options.clone() })?;
     let window = lengths.reading_cycles * options.scale;
-    simulated.set_first_window(Window::Cycles { cycles: window });
+    simulated.set_first_window(WindowLength::Cycles { cycles: window });
     let line_bytes = machine.last_level().map_or(64, |cache| cache.line_bytes);
     let level = machine.last_level().map(|cache| cache.level);
-    let mut found = vec![Books::default()];
+    let mut found = vec![RunningSums::default()];
     while simulated.observe().map_err(failed(&job.name))?.is_some() {
         let results = simulated.results();
         let Some(task) = results.tasks.first() else { continue };
@@ -207,15 +217,15 @@ fn books(job: &Job, machine: &MachineSpec, options: &SimOptions, lengths: Length
     Ok(found)
 }
 
-fn read(task: &TaskResults, last: Option<Level>, line_bytes: f64) -> Books {
-    let of = |level: Option<Level>| task.levels.iter().find(|found| Some(found.level) == level);
-    let mut books = Books { instructions: task.instructions as f64, ..Books::default() };
+fn read(task: &TaskResults, last: Option<CacheLevel>, line_bytes: f64) -> RunningSums {
+    let of = |level: Option<CacheLevel>| task.levels.iter().find(|found| Some(found.level) == level);
+    let mut books = RunningSums { instructions: task.instructions as f64, ..RunningSums::default() };
     let sums = &mut books.sums;
     sums[CYCLES] = task.cycles as f64;
     if let Some(level) = of(last) {
         (sums[REFERENCES], sums[MISSES]) = (level.references as f64, level.misses as f64);
     }
-    if let Some(level) = of(Some(Level::L1Data)) {
+    if let Some(level) = of(Some(CacheLevel::L1Data)) {
         (sums[L1_REFERENCES], sums[L1_MISSES]) = (level.references as f64, level.misses as f64);
     }
     sums[READ] = task.memory_read_bytes as f64 / line_bytes;
@@ -226,9 +236,9 @@ fn read(task: &TaskResults, last: Option<Level>, line_bytes: f64) -> Books {
 }
 
 /// What was done in each stretch of equally many instructions, by lines between readings.
-fn stretches(books: &[Books], lengths: Lengths) -> Vec<Books> {
+fn stretches(books: &[RunningSums], lengths: ProfilingLengths) -> Vec<RunningSums> {
     let mut found = Vec::new();
-    let (mut at, mut before) = (1, Books::default());
+    let (mut at, mut before) = (1, RunningSums::default());
     let mut border = lengths.phase_instr as f64;
     while at < books.len() {
         let (low, high) = (&books[at - 1], &books[at]);
@@ -237,11 +247,11 @@ fn stretches(books: &[Books], lengths: Lengths) -> Vec<Books> {
             continue;
         }
         let share = (border - low.instructions) / (high.instructions - low.instructions);
-        let mut here = Books { instructions: border, ..Books::default() };
+        let mut here = RunningSums { instructions: border, ..RunningSums::default() };
         for (sum, (low, high)) in here.sums.iter_mut().zip(low.sums.iter().zip(&high.sums)) {
             *sum = low + share * (high - low);
         }
-        let mut done = Books { instructions: border - before.instructions, ..Books::default() };
+        let mut done = RunningSums { instructions: border - before.instructions, ..RunningSums::default() };
         for (sum, (now, before)) in done.sums.iter_mut().zip(here.sums.iter().zip(&before.sums)) {
             *sum = now - before;
         }
@@ -260,12 +270,12 @@ mod tests {
     #[test]
     fn stretches_are_cut_at_their_instructions() {
         let book = |instructions: f64, cycles: f64| {
-            let mut books = Books { instructions, ..Books::default() };
+            let mut books = RunningSums { instructions, ..RunningSums::default() };
             books.sums[CYCLES] = cycles;
             books
         };
         let books = [book(0.0, 0.0), book(150.0, 300.0), book(350.0, 400.0)];
-        let lengths = Lengths { until_instr: 350, phase_instr: 100, reading_cycles: 1 };
+        let lengths = ProfilingLengths { until_instr: 350, phase_instr: 100, reading_cycles: 1 };
         let found: Vec<f64> = stretches(&books, lengths).iter().map(|done| done.sums[CYCLES]).collect();
         assert_eq!(found, [200.0, 125.0, 50.0]);
     }

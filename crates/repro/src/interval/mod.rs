@@ -9,7 +9,7 @@ pub mod draw;
 pub mod measure;
 pub mod nominal;
 mod online;
-pub mod planned;
+pub mod plan;
 pub mod predict;
 pub mod scenario;
 pub mod score;
@@ -18,7 +18,7 @@ pub mod whatif;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Context, Experiment, ReproError};
+use crate::{Experiment, ExperimentContext, ReproError};
 
 /// Experiments of our own, beside the papers'.
 pub(crate) fn experiments() -> Vec<Experiment> {
@@ -70,13 +70,13 @@ pub(crate) fn experiments() -> Vec<Experiment> {
 
 /// All that was measured: what predictions start from, and what they are held against.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub struct Truth {
+pub struct ValidationTruth {
     /// Seed of the draw.
     pub seed: u64,
     /// Few programs and short runs.
     pub quick: bool,
     /// One for each machine.
-    pub benches: Vec<draw::Measured>,
+    pub benches: Vec<draw::MachineTruth>,
 }
 
 /// Measures programs and co-runs on all machines that `known` has not; `each` keeps what there is after every machine.
@@ -84,12 +84,12 @@ pub struct Truth {
 /// # Errors
 /// A run that fails, what `each` says, or the interruption.
 pub fn truth(
-    context: &Context<'_>,
-    known: Option<Truth>,
-    mut each: impl FnMut(&Truth) -> Result<(), ReproError>,
-) -> Result<Truth, ReproError> {
+    context: &ExperimentContext<'_>,
+    known: Option<ValidationTruth>,
+    mut each: impl FnMut(&ValidationTruth) -> Result<(), ReproError>,
+) -> Result<ValidationTruth, ReproError> {
     let seed = context.seeds[0];
-    let mut found = known.unwrap_or(Truth { seed, quick: context.quick, benches: Vec::new() });
+    let mut found = known.unwrap_or(ValidationTruth { seed, quick: context.quick, benches: Vec::new() });
     for setup in draw::setups(found.quick) {
         if found.benches.iter().all(|bench| bench.machine != setup.machine) {
             found.benches.push(draw::measured(context, &setup, found.seed)?);

@@ -1,13 +1,13 @@
 //! Programs for hours of nominal time: from the cycle-level machine's, measured alone, and from profile files.
 
-use cachemate_core::{MachineSpec, Pipeline};
-use cachemate_interval::{Demand, Phase, Point, Program};
+use cachemate_core::{CoreModel, MachineSpec};
+use cachemate_interval::{Demand, PhasedProgram, ProgramPhase, SizePoint};
 use cachemate_sim::machine::SimOptions;
 use cachemate_trace::ProfileFile;
 
-use super::measure::{self, Lengths};
+use super::measure::{self, ProfilingLengths};
 use crate::ReproError;
-use crate::setup::{Job, failed};
+use crate::setup::{WorkloadJob, failed};
 
 /// Cycles of a program's run at full size. The first quarter is start-up, which hours of nominal time do not repeat.
 const MEASURED_CYCLES: u64 = 16_000_000;
@@ -19,11 +19,11 @@ const READING_CYCLES: u64 = 100_000;
 ///
 /// # Errors
 /// As [`measure::profile`].
-pub fn measured(job: &Job, machine: &MachineSpec, stretch: f64) -> Result<Program, ReproError> {
+pub fn measured(job: &WorkloadJob, machine: &MachineSpec, stretch: f64) -> Result<PhasedProgram, ReproError> {
     let options = SimOptions { seed: job.seed, ..SimOptions::default() };
     let until_instr = measure::instructions_in(job, machine, &options, MEASURED_CYCLES)?;
     let phase_instr = (until_instr * 3 / 4 / PHASES).max(1);
-    let lengths = Lengths { until_instr, phase_instr, reading_cycles: READING_CYCLES };
+    let lengths = ProfilingLengths { until_instr, phase_instr, reading_cycles: READING_CYCLES };
     let mut program = measure::profile(job, machine, &options, lengths)?;
     let start_up = program.phases.len().saturating_sub(PHASES as usize);
     program.phases.drain(..start_up);
@@ -46,7 +46,7 @@ const WRITTEN_BACK_SHARE: f64 = 0.3;
 ///
 /// # Errors
 /// A file without a curve of misses per instruction, or without references.
-pub fn from_file(file: &ProfileFile, machine: &MachineSpec) -> Result<Program, ReproError> {
+pub fn from_file(file: &ProfileFile, machine: &MachineSpec) -> Result<PhasedProgram, ReproError> {
     let what = failed(&file.program);
     let curve = file.curves.iter().find(|curve| curve.thread.is_none() && curve.policy == "lru");
     let curve = curve.ok_or_else(|| what("no LRU curve of all threads in its profile"))?;
@@ -63,8 +63,8 @@ pub fn from_file(file: &ProfileFile, machine: &MachineSpec) -> Result<Program, R
     let of_file = file.records.zip(file.instructions).map(|(records, instr)| records as f64 / instr.max(1) as f64);
     let references = of_profile.or(of_file).ok_or_else(|| what("no references in its profile"))?;
     let (width, overlap) = match machine.pipeline {
-        Pipeline::InOrder { issue_width } => (issue_width, 1.0),
-        Pipeline::OutOfOrder { issue_width, .. } => (issue_width, OVERLAPPING_MISSES),
+        CoreModel::InOrder { issue_width } => (issue_width, 1.0),
+        CoreModel::OutOfOrder { issue_width, .. } => (issue_width, OVERLAPPING_MISSES),
     };
     let (hit, latency) = (f64::from(cache.latency_cycles), f64::from(machine.memory.local_latency_cycles));
     let cycles = |misses: f64| {
@@ -75,16 +75,16 @@ pub fn from_file(file: &ProfileFile, machine: &MachineSpec) -> Result<Program, R
     let modelled = cycles(at_full_size.map_or(0.0, |(_, misses)| *misses));
     let alone = file.profile.rates.solo_instr_per_cycle.as_ref().map(|speed| 1.0 / speed.value);
     let more = alone.map_or(0.0, |alone| (alone - modelled).max(0.0));
-    let point = |&(size_bytes, misses): &(f64, f64)| Point {
+    let point = |&(size_bytes, misses): &(f64, f64)| SizePoint {
         size_bytes,
         cycles_per_instr: cycles(misses) + more,
         demand_fills_per_instr: misses,
         prefetch_fills_per_instr: 0.0,
         writebacks_per_instr: WRITTEN_BACK_SHARE * misses,
         memory_stall_cycles_per_instr: misses * latency / overlap,
-        unaided: None,
+        without_prefetch: None,
     };
-    let phase = Phase {
+    let phase = ProgramPhase {
         instructions: None,
         references_per_instr: references,
         points: known.iter().map(point).collect(),
@@ -93,7 +93,7 @@ pub fn from_file(file: &ProfileFile, machine: &MachineSpec) -> Result<Program, R
         sharing: Vec::new(),
         half_private_extra_cycles_per_instr: 0.0,
     };
-    let program = Program { demand: Demand::default(), ..Program::steady(file.program.clone(), phase) };
+    let program = PhasedProgram { demand: Demand::default(), ..PhasedProgram::steady(file.program.clone(), phase) };
     program.check().map_err(failed(&file.program))?;
     Ok(program)
 }

@@ -1,9 +1,9 @@
 //! What the interval machine says of a co-run, from profiles taken alone.
 
 use cachemate_core::MachineSpec;
-use cachemate_interval::engine::{DEMAND, Done, Engine, QUEUE_CYCLES};
+use cachemate_interval::engine::{DEMAND, IntervalEngine, QUEUE_CYCLES, TaskTotals};
 
-use super::draw::{Profiled, Rate, Run};
+use super::draw::{CoRun, ProfiledProgram, ProgramRate};
 use crate::ReproError;
 use crate::setup::failed;
 
@@ -16,9 +16,9 @@ const GIVES_UP_AFTER_TIMES: f64 = 40.0;
 ///
 /// # Errors
 /// A machine without a data cache, or work that is never done.
-pub fn rates(machine: &MachineSpec, programs: &[Profiled], run: &Run) -> Result<Vec<Rate>, ReproError> {
+pub fn rates(machine: &MachineSpec, programs: &[ProfiledProgram], run: &CoRun) -> Result<Vec<ProgramRate>, ReproError> {
     let what = || failed(&machine.name);
-    let mut engine = Engine::new(machine, false).ok_or_else(|| what()("no data cache to share"))?;
+    let mut engine = IntervalEngine::new(machine, false).ok_or_else(|| what()("no data cache to share"))?;
     let mut slots = Vec::new();
     for &(program, cpu) in &run.jobs {
         let program = engine.add_program(programs[program].profile.clone());
@@ -29,8 +29,8 @@ pub fn rates(machine: &MachineSpec, programs: &[Profiled], run: &Run) -> Result<
     let alone =
         |&(program, _): &(usize, u32)| programs[program].work.to_instr / programs[program].alone.instr_per_cycle;
     let longest = run.jobs.iter().map(alone).fold(0.0, f64::max) * GIVES_UP_AFTER_TIMES;
-    let mut moments: Vec<(Option<Moment>, Option<Moment>)> = vec![(None, None); slots.len()];
-    let mut before = vec![Done::default(); slots.len()];
+    let mut moments: Vec<(Option<JobMoment>, Option<JobMoment>)> = vec![(None, None); slots.len()];
+    let mut before = vec![TaskTotals::default(); slots.len()];
     let mut now = 0.0;
     while moments.iter().any(|(_, end)| end.is_none()) && now < longest {
         engine.run(now + LOOK_CYCLES);
@@ -43,39 +43,39 @@ pub fn rates(machine: &MachineSpec, programs: &[Profiled], run: &Run) -> Result<
         }
         now += LOOK_CYCLES;
     }
-    let rate = |(work, moments): (&crate::work::Work, &(Option<Moment>, Option<Moment>))| {
+    let rate = |(work, moments): (&crate::work::InstructionRange, &(Option<JobMoment>, Option<JobMoment>))| {
         let (from, to) = moments.0.zip(moments.1)?;
         let instructions = work.to_instr - work.from_instr;
-        Some(Rate {
+        Some(ProgramRate {
             instr_per_cycle: instructions / (to.cycle - from.cycle),
             misses_per_instr: (to.misses - from.misses) / instructions,
             queue_cycles_per_instr: (to.queue_cycles - from.queue_cycles) / instructions,
         })
     };
-    let found: Option<Vec<Rate>> = works.iter().zip(&moments).map(rate).collect();
+    let found: Option<Vec<ProgramRate>> = works.iter().zip(&moments).map(rate).collect();
     found.ok_or_else(|| what()("a predicted program never did its work"))
 }
 
 /// A job's books when it has done some instruction.
 #[derive(Clone, Copy, PartialEq, Debug)]
-struct Moment {
+struct JobMoment {
     cycle: f64,
     misses: f64,
     queue_cycles: f64,
 }
 
 /// Between two looks, by a line; `None` = not there yet, or before.
-fn moment(now: f64, before: &Done, after: &Done, instr: f64) -> Option<Moment> {
+fn moment(now: f64, before: &TaskTotals, after: &TaskTotals, instr: f64) -> Option<JobMoment> {
     let done = after.instructions - before.instructions;
     if instr > after.instructions || done <= 0.0 {
         return None;
     }
     let share = ((instr - before.instructions) / done).max(0.0);
     let between = |count: usize| before.counts[count] + share * (after.counts[count] - before.counts[count]);
-    Some(Moment { cycle: now + LOOK_CYCLES * share, misses: between(DEMAND), queue_cycles: between(QUEUE_CYCLES) })
+    Some(JobMoment { cycle: now + LOOK_CYCLES * share, misses: between(DEMAND), queue_cycles: between(QUEUE_CYCLES) })
 }
 
-fn divide(engine: &mut Engine, machine: &MachineSpec, run: &Run, slots: &[u32]) {
+fn divide(engine: &mut IntervalEngine, machine: &MachineSpec, run: &CoRun, slots: &[u32]) {
     if run.ways.is_empty() {
         return;
     }

@@ -3,32 +3,38 @@
 use std::sync::Arc;
 
 use cachemate_core::{MachineSpec, SplitMix64};
-use cachemate_interval::{BadMachine, Defects, Event, IntervalMachine, Job, Options, Program};
-use cachemate_spec::{Distribution, EventSpec, IntervalSpec, Length, Scenario, Turns};
+use cachemate_interval::{
+    CounterNoise, IntervalJob, IntervalMachine, IntervalMachineError, MachineEvent, Options, PhasedProgram,
+};
+use cachemate_spec::{Distribution, EventSpec, IntervalSpec, RunLength, Scenario, TimeSharingModel};
 
 /// The programs of a scenario: one per entry of `programs`, and one per part of each mix.
 #[derive(Clone, Debug, Default)]
-pub struct Programs {
+pub struct ScenarioPrograms {
     /// In the order of the scenario's `programs`.
-    pub of_entries: Vec<Arc<Program>>,
+    pub of_entries: Vec<Arc<PhasedProgram>>,
     /// By mix, in the order of its parts.
-    pub of_mixes: Vec<Vec<Arc<Program>>>,
+    pub of_mixes: Vec<Vec<Arc<PhasedProgram>>>,
 }
 
 /// The scenario's machine with its jobs on it. The same scenario and programs give the same bits.
 ///
 /// # Errors
 /// A machine or program that cannot be.
-pub fn machine(scenario: &Scenario, spec: &MachineSpec, programs: &Programs) -> Result<IntervalMachine, BadMachine> {
+pub fn machine(
+    scenario: &Scenario,
+    spec: &MachineSpec,
+    programs: &ScenarioPrograms,
+) -> Result<IntervalMachine, IntervalMachineError> {
     IntervalMachine::new(spec, options(scenario, spec), jobs(scenario, programs))
 }
 
 /// Nominal length of a checked scenario's part; scenarios of the interval machine have times alone.
-pub fn length_ns(length: Length, spec: &MachineSpec) -> Option<u64> {
+pub fn length_ns(length: RunLength, spec: &MachineSpec) -> Option<u64> {
     match length {
-        Length::Ns(ns) => Some(ns),
-        Length::Cycles(cycles) => Some((u128::from(cycles) * 1_000_000_000 / u128::from(spec.hertz)) as u64),
-        Length::Instructions(_) | Length::Completions(_) => None,
+        RunLength::Ns(ns) => Some(ns),
+        RunLength::Cycles(cycles) => Some((u128::from(cycles) * 1_000_000_000 / u128::from(spec.hertz)) as u64),
+        RunLength::Instructions(_) | RunLength::Completions(_) => None,
     }
 }
 
@@ -39,8 +45,8 @@ fn options(scenario: &Scenario, spec: &MachineSpec) -> Options {
     let warm_up = scenario.warm_up.and_then(|length| length_ns(length, spec)).unwrap_or(0);
     Options {
         seed: scenario.seed,
-        explicit: table.turns == Turns::Explicit,
-        defects: Defects {
+        explicit: table.turns == TimeSharingModel::Explicit,
+        defects: CounterNoise {
             noise: counters.noise,
             autocorrelation: counters.autocorrelation,
             turn_noise: counters.turn_noise,
@@ -52,20 +58,20 @@ fn options(scenario: &Scenario, spec: &MachineSpec) -> Options {
 }
 
 /// `None` for one without a kind, which no checked scenario has.
-fn event(given: &EventSpec) -> Option<(u64, Event)> {
+fn event(given: &EventSpec) -> Option<(u64, MachineEvent)> {
     let outside = given
-        .outside
-        .map(|outside| Event::Outside { cache: outside.cache, lines_per_second: outside.lines_per_second });
-    let shrink = given.shrink.map(|shrink| Event::Shrink { cache: shrink.cache, to_share: shrink.to_share });
-    let separate = given.separate.clone().map(|cpus| Event::Separate { cpus });
-    let offline = given.offline.map(|cpu| Event::Offline { cpu });
-    let online = given.online.map(|cpu| Event::Online { cpu });
+        .external_traffic
+        .map(|outside| MachineEvent::Outside { cache: outside.cache, lines_per_second: outside.lines_per_second });
+    let shrink = given.shrink.map(|shrink| MachineEvent::Shrink { cache: shrink.cache, to_share: shrink.size_share });
+    let separate = given.split_cpus.clone().map(|cpus| MachineEvent::Separate { cpus });
+    let offline = given.offline.map(|cpu| MachineEvent::Offline { cpu });
+    let online = given.online.map(|cpu| MachineEvent::Online { cpu });
     Some((given.at_ns, outside.or(shrink).or(separate).or(offline).or(online)?))
 }
 
 /// All jobs, in order of mention. Every entry draws from a generator of its own, so that a change of one does not change
 /// the others.
-pub fn jobs(scenario: &Scenario, programs: &Programs) -> Vec<Job> {
+pub fn jobs(scenario: &Scenario, programs: &ScenarioPrograms) -> Vec<IntervalJob> {
     let mut jobs = Vec::new();
     let generator = |at: usize| SplitMix64::new(scenario.seed.wrapping_add((at as u64 + 1) << 32));
     for (at, (given, program)) in scenario.programs.iter().zip(&programs.of_entries).enumerate() {
@@ -75,14 +81,14 @@ pub fn jobs(scenario: &Scenario, programs: &Programs) -> Vec<Job> {
             if copy > 0 {
                 start_ns = start_ns.saturating_add(gap_ns(given.gap_ns, &mut draws));
             }
-            jobs.push(Job {
+            jobs.push(IntervalJob {
                 threads: given.threads.unwrap_or(1),
                 instructions: given.instructions.map(|length| drawn(length, &mut draws).max(1.0)),
                 start_ns,
                 restart: given.restart,
                 pinned: given.cpus.clone(),
                 goal: given.goal,
-                ..Job::new(Arc::clone(program))
+                ..IntervalJob::new(Arc::clone(program))
             });
         }
     }
@@ -96,10 +102,10 @@ pub fn jobs(scenario: &Scenario, programs: &Programs) -> Vec<Job> {
                 start_ns = start_ns.saturating_add(gap_ns(mix.gap_ns, &mut draws));
             }
             let program = &programs[by_weight(&weights, &mut draws)];
-            jobs.push(Job {
+            jobs.push(IntervalJob {
                 instructions: mix.instructions.map(|length| drawn(length, &mut draws).max(1.0)),
                 start_ns,
-                ..Job::new(Arc::clone(program))
+                ..IntervalJob::new(Arc::clone(program))
             });
         }
     }
@@ -142,7 +148,7 @@ fn by_weight(weights: &[f64], draws: &mut SplitMix64) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cachemate_interval::by_hand;
+    use cachemate_interval::closed_form;
 
     fn scenario(text: &str) -> (Scenario, MachineSpec) {
         let head = "name = \"t\"\ndescription = \"t\"\nmachine = \"xeon-x5365-4\"\nmodel = \"interval\"\nseed = 3\n";
@@ -150,9 +156,9 @@ mod tests {
         cachemate_spec::parse_scenario("t.toml", &format!("{head}{length}{text}")).unwrap()
     }
 
-    fn programs(count: usize) -> Vec<Arc<Program>> {
-        let phase = |at: usize| by_hand::uniform(64.0, 65_536.0, 30_000.0 + 9_000.0 * at as f64, 0.02);
-        (0..count).map(|at| Arc::new(Program::steady(format!("p{at}"), phase(at)))).collect()
+    fn programs(count: usize) -> Vec<Arc<PhasedProgram>> {
+        let phase = |at: usize| closed_form::uniform(64.0, 65_536.0, 30_000.0 + 9_000.0 * at as f64, 0.02);
+        (0..count).map(|at| Arc::new(PhasedProgram::steady(format!("p{at}"), phase(at)))).collect()
     }
 
     /// Do arrivals, lengths and mixes have the mean and the weights that were asked for?
@@ -162,7 +168,7 @@ mod tests {
             "[[interval.mixes]]\ncount = 8000\ngap_ns = { exponential = 1e6 }\ninstructions = { log_normal = [1e9, 0.5] }\n\
              of = [{ program = \"a\" }, { program = \"b\", weight = 3.0 }]\n",
         );
-        let found = jobs(&scenario, &Programs { of_entries: Vec::new(), of_mixes: vec![programs(2)] });
+        let found = jobs(&scenario, &ScenarioPrograms { of_entries: Vec::new(), of_mixes: vec![programs(2)] });
         assert_eq!(found.len(), 8000);
         let gap = found.last().unwrap().start_ns as f64 / 7999.0;
         assert!((gap / 1e6 - 1.0).abs() < 0.05, "{gap}");
@@ -185,7 +191,8 @@ mod tests {
             )
         };
         let starts = |count: u32| {
-            let found = jobs(&scenario(&text(count)).0, &Programs { of_entries: programs(2), of_mixes: Vec::new() });
+            let found =
+                jobs(&scenario(&text(count)).0, &ScenarioPrograms { of_entries: programs(2), of_mixes: Vec::new() });
             found.into_iter().filter(|job| job.name == "p1").map(|job| job.start_ns).collect::<Vec<_>>()
         };
         assert_eq!(starts(2), starts(5));
@@ -199,7 +206,7 @@ mod tests {
                     [[programs]]\nprogram = \"b\"\ncpus = \"1\"\n";
         let run = || {
             let (scenario, spec) = scenario(text);
-            let programs = Programs { of_entries: programs(2), of_mixes: Vec::new() };
+            let programs = ScenarioPrograms { of_entries: programs(2), of_mixes: Vec::new() };
             let mut machine = machine(&scenario, &spec, &programs).unwrap();
             let mut slowdowns = Vec::new();
             while let Some(seen) = cachemate_core::Machine::observe(&mut machine).unwrap() {

@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 
 use cachemate_core::MachineSpec;
-use cachemate_report::figure::{Axis, Chart, Mark, Point, Series};
+use cachemate_report::figure::{Axis, Chart, ChartPoint, Mark, Series};
 use serde::Serialize;
 
-use super::Truth;
-use super::draw::{Kind, Measured, Profiled, Rate, Run};
+use super::ValidationTruth;
+use super::draw::{CoRun, CoRunKind, MachineTruth, ProfiledProgram, ProgramRate};
 use super::predict;
 use crate::ReproError;
 use crate::setup::failed;
@@ -19,8 +19,8 @@ const RANKED_POINTS: f64 = 2.0;
 
 /// One task of one run.
 #[derive(Clone, PartialEq, Debug, Serialize)]
-pub struct Compared {
-    /// As [`super::draw::Setup::machine`] names it.
+pub struct TaskComparison {
+    /// As [`super::draw::MachineSetup::machine`] names it.
     pub machine: String,
     /// Name of its program.
     pub task: String,
@@ -32,15 +32,15 @@ pub struct Compared {
     pub predicted_slowdown_percent: f64,
     /// Predicted cycles per instruction over measured, minus one.
     pub cycles_per_instr_error_percent: f64,
-    /// See [`Run::busy_share`].
+    /// See [`CoRun::busy_share`].
     pub busy_share: f64,
     /// Where the error comes from.
-    pub causes: Causes,
+    pub causes: ErrorCauses,
 }
 
 /// A task's error in parts that add up, each in points of its slowdown, predicted minus measured.
 #[derive(Clone, Copy, PartialEq, Debug, Default, Serialize)]
-pub struct Causes {
+pub struct ErrorCauses {
     /// The profile does not tell the program's own speed alone over this work.
     pub profile: f64,
     /// Other misses than measured, at the price that a miss has between the profile's smallest and largest size.
@@ -53,7 +53,7 @@ pub struct Causes {
 
 /// One set of co-runs. `None` = no run is in it.
 #[derive(Clone, PartialEq, Debug, Default, Serialize)]
-pub struct Set {
+pub struct ErrorSummary {
     /// Runs, not tasks.
     pub count: usize,
     /// Mean absolute error of predicted slowdowns, over all tasks.
@@ -73,18 +73,18 @@ pub struct Set {
     /// Share of the runs in which a program loses 10 % or more.
     pub runs_losing_10_percent: Option<f64>,
     /// Means of absolute parts.
-    pub error_by_cause_points: Option<Causes>,
+    pub error_by_cause_points: Option<ErrorCauses>,
 }
 
 /// How predictions compare with what was measured.
 #[derive(Clone, PartialEq, Debug, Serialize)]
-pub struct Score {
+pub struct ValidationScore {
     /// Seed of the draw.
     pub seed: u64,
     /// By the names of [`SETS`].
-    pub sets: BTreeMap<String, Set>,
+    pub sets: BTreeMap<String, ErrorSummary>,
     /// The tasks of each set.
-    pub tasks: BTreeMap<String, Vec<Compared>>,
+    pub tasks: BTreeMap<String, Vec<TaskComparison>>,
 }
 
 /// The names of all sets.
@@ -94,8 +94,8 @@ pub const SETS: [&str; 4] = ["pairs", "groups", "bandwidth-bound", "plans"];
 ///
 /// # Errors
 /// No such machine, or a prediction that fails.
-pub fn score(truth: &Truth) -> Result<Score, ReproError> {
-    let mut tasks: BTreeMap<String, Vec<Vec<Compared>>> =
+pub fn score(truth: &ValidationTruth) -> Result<ValidationScore, ReproError> {
+    let mut tasks: BTreeMap<String, Vec<Vec<TaskComparison>>> =
         SETS.iter().map(|name| (name.to_string(), Vec::new())).collect();
     let mut mixes: Vec<Vec<(f64, f64)>> = Vec::new();
     for bench in &truth.benches {
@@ -105,8 +105,8 @@ pub fn score(truth: &Truth) -> Result<Score, ReproError> {
         for run in bench.runs.iter().filter(|run| run.finished) {
             let rates = predict::rates(&machine, &bench.programs, run)?;
             let found = compare(bench, run, &rates, &alone);
-            if let Kind::Plan(mix) = run.kind {
-                let mean = |of: fn(&Compared) -> f64| found.iter().map(of).sum::<f64>() / found.len() as f64;
+            if let CoRunKind::Plan(mix) = run.kind {
+                let mean = |of: fn(&TaskComparison) -> f64| found.iter().map(of).sum::<f64>() / found.len() as f64;
                 let both = (mean(|task| task.measured_slowdown_percent), mean(|task| task.predicted_slowdown_percent));
                 plans.entry(mix).or_default().push(both);
             }
@@ -114,18 +114,18 @@ pub fn score(truth: &Truth) -> Result<Score, ReproError> {
         }
         mixes.extend(plans.into_values());
     }
-    let mut sets: BTreeMap<String, Set> = tasks.iter().map(|(name, runs)| (name.clone(), set(runs))).collect();
+    let mut sets: BTreeMap<String, ErrorSummary> = tasks.iter().map(|(name, runs)| (name.clone(), set(runs))).collect();
     if let Some(plans) = sets.get_mut("plans") {
         plans.kendall_tau = tau_within(&mixes);
     }
     let tasks = tasks.into_iter().map(|(name, runs)| (name, runs.into_iter().flatten().collect())).collect();
-    Ok(Score { seed: truth.seed, sets, tasks })
+    Ok(ValidationScore { seed: truth.seed, sets, tasks })
 }
 
 /// What the interval machine says of each program alone over its work.
-fn alone(machine: &MachineSpec, bench: &Measured) -> Result<Vec<Rate>, ReproError> {
-    let run = |program: usize| Run {
-        kind: Kind::Pair,
+fn alone(machine: &MachineSpec, bench: &MachineTruth) -> Result<Vec<ProgramRate>, ReproError> {
+    let run = |program: usize| CoRun {
+        kind: CoRunKind::Pair,
         jobs: vec![(program, 0)],
         ways: Vec::new(),
         busy_share: 0.0,
@@ -137,24 +137,24 @@ fn alone(machine: &MachineSpec, bench: &Measured) -> Result<Vec<Rate>, ReproErro
 }
 
 /// Plans stay together, so that each can be ranked; of the others, those that fill memory are a set of their own.
-fn set_of(run: &Run) -> &'static str {
+fn set_of(run: &CoRun) -> &'static str {
     match run.kind {
-        Kind::Plan(_) => "plans",
+        CoRunKind::Plan(_) => "plans",
         _ if run.busy_share >= BANDWIDTH_BOUND => "bandwidth-bound",
-        Kind::Pair => "pairs",
-        Kind::Four => "groups",
+        CoRunKind::Pair => "pairs",
+        CoRunKind::Four => "groups",
     }
 }
 
-fn compare(bench: &Measured, run: &Run, predicted: &[Rate], alone: &[Rate]) -> Vec<Compared> {
+fn compare(bench: &MachineTruth, run: &CoRun, predicted: &[ProgramRate], alone: &[ProgramRate]) -> Vec<TaskComparison> {
     let name = |&(program, _): &(usize, u32)| bench.programs[program].name.clone();
     let task = |at: usize| {
         let program = run.jobs[at].0;
         let (measured, predicted) = (&run.rates[at], &predicted[at]);
         let own = &bench.programs[program];
-        let percent = |rate: &Rate| 100.0 * (own.alone.instr_per_cycle / rate.instr_per_cycle - 1.0);
+        let percent = |rate: &ProgramRate| 100.0 * (own.alone.instr_per_cycle / rate.instr_per_cycle - 1.0);
         let others = run.jobs.iter().enumerate().filter(|(other, _)| *other != at);
-        Compared {
+        TaskComparison {
             machine: bench.machine.clone(),
             task: name(&run.jobs[at]),
             beside: others.map(|(_, job)| name(job)).collect(),
@@ -169,15 +169,15 @@ fn compare(bench: &Measured, run: &Run, predicted: &[Rate], alone: &[Rate]) -> V
 }
 
 /// The parts of one error, in cycles per instruction first and then over the cycles alone.
-fn causes(own: &Profiled, alone: &Rate, measured: &Rate, predicted: &Rate) -> Causes {
-    let cycles = |rate: &Rate| 1.0 / rate.instr_per_cycle;
+fn causes(own: &ProfiledProgram, alone: &ProgramRate, measured: &ProgramRate, predicted: &ProgramRate) -> ErrorCauses {
+    let cycles = |rate: &ProgramRate| 1.0 / rate.instr_per_cycle;
     let profile = cycles(alone) - cycles(&own.alone);
     let composition = (predicted.misses_per_instr - measured.misses_per_instr) * miss_price(own);
     let measured_queue = measured.queue_cycles_per_instr - own.alone.queue_cycles_per_instr;
     let bandwidth = predicted.queue_cycles_per_instr - alone.queue_cycles_per_instr - measured_queue;
     let all = cycles(predicted) - cycles(measured);
     let points = 100.0 * own.alone.instr_per_cycle;
-    Causes {
+    ErrorCauses {
         profile: points * profile,
         composition: points * composition,
         bandwidth: points * bandwidth,
@@ -186,7 +186,7 @@ fn causes(own: &Profiled, alone: &Rate, measured: &Rate, predicted: &Rate) -> Ca
 }
 
 /// Cycles that a miss more costs, between the smallest and the largest size of the profile's phases.
-fn miss_price(own: &Profiled) -> f64 {
+fn miss_price(own: &ProfiledProgram) -> f64 {
     let (mut cycles, mut misses) = (0.0, 0.0);
     for phase in &own.profile.phases {
         if let (Some(small), Some(large)) = (phase.points.first(), phase.points.last()) {
@@ -197,20 +197,21 @@ fn miss_price(own: &Profiled) -> f64 {
     if misses > 1e-9 { (cycles / misses).max(0.0) } else { 0.0 }
 }
 
-fn set(runs: &[Vec<Compared>]) -> Set {
-    let tasks: Vec<&Compared> = runs.iter().flatten().collect();
+fn set(runs: &[Vec<TaskComparison>]) -> ErrorSummary {
+    let tasks: Vec<&TaskComparison> = runs.iter().flatten().collect();
     if tasks.is_empty() {
-        return Set::default();
+        return ErrorSummary::default();
     }
-    let signed = |task: &&Compared| task.predicted_slowdown_percent - task.measured_slowdown_percent;
+    let signed = |task: &&TaskComparison| task.predicted_slowdown_percent - task.measured_slowdown_percent;
     let errors: Vec<f64> = tasks.iter().map(|task| signed(task).abs()).collect();
     let relative: Vec<f64> = tasks.iter().map(|task| task.cycles_per_instr_error_percent.abs()).collect();
     let mean = |values: &[f64]| values.iter().sum::<f64>() / values.len() as f64;
-    let mean_of = |of: &dyn Fn(&Compared) -> f64| tasks.iter().map(|task| of(task)).sum::<f64>() / tasks.len() as f64;
+    let mean_of =
+        |of: &dyn Fn(&TaskComparison) -> f64| tasks.iter().map(|task| of(task)).sum::<f64>() / tasks.len() as f64;
     let pairs: Vec<(f64, f64)> =
         tasks.iter().map(|task| (task.measured_slowdown_percent, task.predicted_slowdown_percent)).collect();
     let losing = runs.iter().filter(|run| run.iter().any(|task| task.measured_slowdown_percent >= 10.0));
-    Set {
+    ErrorSummary {
         count: runs.len(),
         mean_absolute_error_points: Some(mean(&errors)),
         p90_error_points: Some(percentile(&errors, 0.9)),
@@ -220,7 +221,7 @@ fn set(runs: &[Vec<Compared>]) -> Set {
         p90_error_percent: Some(percentile(&relative, 0.9)),
         mean_signed_error_points: Some(mean(&tasks.iter().map(signed).collect::<Vec<f64>>())),
         runs_losing_10_percent: Some(losing.count() as f64 / runs.len() as f64),
-        error_by_cause_points: Some(Causes {
+        error_by_cause_points: Some(ErrorCauses {
             profile: mean_of(&|task| task.causes.profile.abs()),
             composition: mean_of(&|task| task.causes.composition.abs()),
             bandwidth: mean_of(&|task| task.causes.bandwidth.abs()),
@@ -230,17 +231,17 @@ fn set(runs: &[Vec<Compared>]) -> Set {
 }
 
 /// Predicted against measured slowdowns, a color per set, with the line of no error.
-pub fn figure(score: &Score) -> Chart {
+pub fn figure(score: &ValidationScore) -> Chart {
     let tasks = || score.tasks.values().flatten();
     let ends = tasks().flat_map(|task| [task.measured_slowdown_percent, task.predicted_slowdown_percent]);
     let (low, high) = ends.fold((0.0f64, 1.0f64), |(low, high), value| (low.min(value), high.max(value)));
-    let point = |task: &Compared| Point {
+    let point = |task: &TaskComparison| ChartPoint {
         title: Some(format!("{} beside {} on {}", task.task, task.beside.join(", "), task.machine)),
-        ..Point::new(task.measured_slowdown_percent, task.predicted_slowdown_percent)
+        ..ChartPoint::new(task.measured_slowdown_percent, task.predicted_slowdown_percent)
     };
     let mut series = vec![Series {
         name: "no error".to_string(),
-        points: vec![Point::new(low, low), Point::new(high, high)],
+        points: vec![ChartPoint::new(low, low), ChartPoint::new(high, high)],
         dashed: true,
         ..Series::default()
     }];

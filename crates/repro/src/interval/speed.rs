@@ -3,8 +3,8 @@
 use std::time::Instant;
 
 use cachemate_core::SplitMix64;
-use cachemate_interval::engine::Engine;
-use cachemate_interval::{Demand, Phase, Point, Program};
+use cachemate_interval::engine::IntervalEngine;
+use cachemate_interval::{Demand, PhasedProgram, ProgramPhase, SizePoint};
 
 use crate::ReproError;
 use crate::setup::failed;
@@ -39,17 +39,18 @@ pub fn on_cpu_seconds() -> Option<f64> {
 ///
 /// # Errors
 /// The machine is not there.
-pub fn host(explicit: bool, phase_seconds: f64) -> Result<Engine, ReproError> {
+pub fn host(explicit: bool, phase_seconds: f64) -> Result<IntervalEngine, ReproError> {
     let mut machine = cachemate_spec::load_machine("epyc-7763").map_err(failed("epyc-7763"))?;
     machine.contexts_per_core = 1;
     machine.packages = 1;
-    let mut engine = Engine::new(&machine, explicit).ok_or_else(|| failed("epyc-7763")("no data cache to share"))?;
+    let mut engine =
+        IntervalEngine::new(&machine, explicit).ok_or_else(|| failed("epyc-7763")("no data cache to share"))?;
     let lines = f64::from(engine.capacity_lines());
     let mut generator = SplitMix64::new(1);
     let mut uniform = || generator.below(1 << 20) as f64 / f64::from(1u32 << 20);
     for task in 0..TASKS {
         let phases = (0..4).map(|_| phase(lines, engine.hertz, phase_seconds, &mut uniform)).collect();
-        let program = Program {
+        let program = PhasedProgram {
             name: format!("task-{task}"),
             phases,
             repeats_from: Some(0),
@@ -64,23 +65,23 @@ pub fn host(explicit: bool, phase_seconds: f64) -> Result<Engine, ReproError> {
 }
 
 /// A phase whose fills fall to a floor at a working set of its own.
-fn phase(lines: f64, hertz: f64, seconds: f64, uniform: &mut impl FnMut() -> f64) -> Phase {
+fn phase(lines: f64, hertz: f64, seconds: f64, uniform: &mut impl FnMut() -> f64) -> ProgramPhase {
     let (set, most, floor) = (lines * (0.02 + 0.6 * uniform()), 0.001 + 0.01 * uniform(), 0.0002 * uniform());
     let point = |share: f64| {
         let fills = floor + most * (1.0 - share * lines / set).max(0.0);
-        Point {
+        SizePoint {
             size_bytes: share * lines * 64.0,
             cycles_per_instr: 0.7 + 90.0 * fills,
             demand_fills_per_instr: 0.7 * fills,
             prefetch_fills_per_instr: 0.3 * fills,
             writebacks_per_instr: 0.2 * fills,
             memory_stall_cycles_per_instr: 90.0 * fills,
-            unaided: None,
+            without_prefetch: None,
         }
     };
     // A third of a CPU is what each of 200 tasks has of 64.
     let instructions = hertz * seconds * (0.5 + uniform()) / 3.0;
-    Phase {
+    ProgramPhase {
         instructions: Some(instructions),
         references_per_instr: 0.02,
         points: [1.0 / 16.0, 0.125, 0.25, 0.5, 1.0].into_iter().map(point).collect(),

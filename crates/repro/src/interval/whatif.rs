@@ -3,20 +3,20 @@
 use std::sync::atomic::Ordering;
 
 use cachemate_core::{Machine, MachineSpec, Plan, PolicyConfig, Reason, TaskId, WindowRecord};
-use cachemate_interval::{IntervalMachine, Job, Options};
-use cachemate_pipeline::{INTERVAL_COUNTED_INSTRUCTIONS, Pipeline, Standard};
-use cachemate_report::{DecisionTold, PolicyOutcome, ProgramOutcome, TimeLines};
+use cachemate_interval::{IntervalJob, IntervalMachine, Options};
+use cachemate_pipeline::{INTERVAL_COUNTED_INSTRUCTIONS, Pipeline, StandardPipeline};
+use cachemate_report::{PolicyOutcome, ProgramOutcome, ReportedDecision, TimeSeries};
 
 use crate::setup::failed;
-use crate::{Context, ReproError};
+use crate::{ExperimentContext, ReproError};
 
 /// What is asked.
 #[derive(Clone, Debug)]
-pub struct Question {
+pub struct WhatIfQuery {
     /// What they run on.
     pub machine: MachineSpec,
     /// In the order of the time lines.
-    pub jobs: Vec<Job>,
+    pub jobs: Vec<IntervalJob>,
     /// Nominal time.
     pub length_ns: u64,
     /// Seed of the machine and the policy.
@@ -40,7 +40,7 @@ pub fn pipeline(
     policy: PolicyConfig,
     guard: bool,
 ) -> Result<Pipeline, ReproError> {
-    let standard = Standard::simulated(policy, guard, spec, INTERVAL_COUNTED_INSTRUCTIONS);
+    let standard = StandardPipeline::simulated(policy, guard, spec, INTERVAL_COUNTED_INSTRUCTIONS);
     crate::setup::built(standard.for_machine(machine.topology(), machine.capabilities()))
 }
 
@@ -48,7 +48,7 @@ pub fn pipeline(
 ///
 /// # Errors
 /// A machine, program or policy that cannot be.
-pub fn started(question: &Question, name: &str) -> Result<(IntervalMachine, Pipeline), ReproError> {
+pub fn started(question: &WhatIfQuery, name: &str) -> Result<(IntervalMachine, Pipeline), ReproError> {
     let (policy, parameters) = name.split_once(':').unwrap_or((name, ""));
     let config = PolicyConfig { name: policy.to_string(), parameters: parameters.to_string(), seed: question.seed };
     let options = Options {
@@ -68,9 +68,13 @@ pub fn started(question: &Question, name: &str) -> Result<(IntervalMachine, Pipe
 ///
 /// # Errors
 /// A machine, program or policy that cannot be.
-pub fn outcome(context: &Context<'_>, question: &Question, name: &str) -> Result<PolicyOutcome, ReproError> {
+pub fn outcome(
+    context: &ExperimentContext<'_>,
+    question: &WhatIfQuery,
+    name: &str,
+) -> Result<PolicyOutcome, ReproError> {
     let (machine, by) = started(question, name)?;
-    let mut lines = Lines::new(question);
+    let mut lines = TimeSeriesRecorder::new(question);
     let mut complete = true;
     let machine = by
         .run(machine, |machine, record| {
@@ -84,7 +88,7 @@ pub fn outcome(context: &Context<'_>, question: &Question, name: &str) -> Result
 
 /// Sums within one stretch of time, by job.
 #[derive(Clone, Copy, Default)]
-struct Sums {
+struct StretchSums {
     /// What its work in `ns` would have taken alone.
     alone_ns: f64,
     ns: f64,
@@ -92,17 +96,17 @@ struct Sums {
     seen: u32,
 }
 
-struct Lines {
+struct TimeSeriesRecorder {
     stretch_ns: u64,
     ends_ns: u64,
     line_bytes_at_most: Vec<f64>,
-    now: Vec<Sums>,
+    now: Vec<StretchSums>,
     /// By job and cache: time there.
     caches_ns: Vec<Vec<f64>>,
     memory_bytes: Vec<f64>,
     from_ns: u64,
-    lines: TimeLines,
-    decisions: Vec<DecisionTold>,
+    lines: TimeSeries,
+    decisions: Vec<ReportedDecision>,
     before: Option<Plan>,
     windows: u64,
     /// Time of programs that page moves have taken so far, and probes.
@@ -111,23 +115,23 @@ struct Lines {
     names: Vec<String>,
 }
 
-impl Lines {
-    fn new(question: &Question) -> Self {
+impl TimeSeriesRecorder {
+    fn new(question: &WhatIfQuery) -> Self {
         let jobs = question.jobs.len();
         let spec = &question.machine;
         let caches = spec.last_level().map_or(0, |cache| spec.instances(cache)) as usize;
         let nodes = spec.memory.nodes as usize;
         let stretch_ns = (question.length_ns / STRETCHES).max(1);
         let per_second = spec.memory.bytes_per_cycle * spec.hertz as f64;
-        Lines {
+        TimeSeriesRecorder {
             stretch_ns,
             ends_ns: stretch_ns,
             line_bytes_at_most: vec![per_second; nodes],
-            now: vec![Sums::default(); jobs],
+            now: vec![StretchSums::default(); jobs],
             caches_ns: vec![vec![0.0; caches]; jobs],
             memory_bytes: vec![0.0; nodes],
             from_ns: 0,
-            lines: TimeLines {
+            lines: TimeSeries {
                 seconds: Vec::new(),
                 slowdown: vec![Vec::new(); jobs],
                 occupancy_bytes: vec![Vec::new(); jobs],
@@ -146,10 +150,10 @@ impl Lines {
     fn add(&mut self, machine: &IntervalMachine, record: &WindowRecord) {
         self.windows += 1;
         self.moves_ns = record.applied.cost_ns;
-        let answers = record.seen.answers.iter();
+        let answers = record.observation.probe_results.iter();
         self.probes_ns += answers.flat_map(|answer| &answer.cost_ns).map(|(_, ns)| ns).sum::<u64>();
-        let elapsed = record.seen.span.elapsed_ns as f64;
-        for seen in &record.seen.tasks {
+        let elapsed = record.observation.span.elapsed_ns as f64;
+        for seen in &record.observation.tasks {
             let Some(job) = machine.job_of(seen.task) else { continue };
             let sums = &mut self.now[job];
             if let Some((slowdown, _)) = machine.slowdown(seen.task) {
@@ -169,7 +173,7 @@ impl Lines {
         let changed = self.before.as_ref().is_some_and(|before| differs(before, &record.decision.plan));
         if changed {
             let seconds = machine.now_ns() as f64 / 1e9;
-            self.decisions.push(DecisionTold { seconds, why: why(record, &self.names, machine) });
+            self.decisions.push(ReportedDecision { seconds, why: why(record, &self.names, machine) });
         }
         self.before = Some(record.decision.plan.clone());
         if machine.now_ns() >= self.ends_ns {
@@ -241,7 +245,11 @@ fn unique(names: Vec<String>) -> Vec<String> {
 }
 
 fn node_bytes(record: &WindowRecord) -> impl Iterator<Item = f64> {
-    let nodes = record.seen.places.iter().filter(|(place, _)| matches!(place, cachemate_core::Place::MemoryNode(_)));
+    let nodes = record
+        .observation
+        .shared_counts
+        .iter()
+        .filter(|(place, _)| matches!(place, cachemate_core::CounterScope::MemoryNode(_)));
     nodes.map(|(_, counts)| counts.0.iter().map(|reading| reading.count as f64).sum())
 }
 
@@ -253,7 +261,7 @@ pub fn differs(a: &Plan, b: &Plan) -> bool {
 /// The first reasons, with the programs that they are of.
 fn why(record: &WindowRecord, names: &[String], machine: &IntervalMachine) -> String {
     let name = |task: &TaskId| machine.job_of(*task).map(|job| names[job].clone());
-    let told: Vec<String> = record.decision.why.iter().take(3).map(|reason| in_words(reason, name)).collect();
+    let told: Vec<String> = record.decision.reasons.iter().take(3).map(|reason| in_words(reason, name)).collect();
     if told.is_empty() { "no reason given".to_string() } else { told.join("; ") }
 }
 
@@ -285,24 +293,24 @@ mod tests {
     use std::sync::atomic::AtomicBool;
 
     use super::*;
-    use cachemate_interval::{Program, by_hand};
+    use cachemate_interval::{PhasedProgram, closed_form};
 
-    fn question() -> Question {
+    fn question() -> WhatIfQuery {
         let machine = cachemate_spec::load_machine("xeon-x5365-4").unwrap();
         let lines = machine.last_level().map_or(0.0, |cache| cache.size_bytes as f64 / 64.0);
-        let steady = |name: &str, phase| Job::new(Program::steady(name, phase));
+        let steady = |name: &str, phase| IntervalJob::new(PhasedProgram::steady(name, phase));
         let jobs = vec![
-            steady("stream", by_hand::stream(64.0, lines, 0.02)),
-            steady("reuser", by_hand::uniform(64.0, lines, 0.8 * lines, 0.02)),
-            steady("stream", by_hand::stream(64.0, lines, 0.02)),
-            steady("reuser", by_hand::uniform(64.0, lines, 0.8 * lines, 0.02)),
+            steady("stream", closed_form::stream(64.0, lines, 0.02)),
+            steady("reuser", closed_form::uniform(64.0, lines, 0.8 * lines, 0.02)),
+            steady("stream", closed_form::stream(64.0, lines, 0.02)),
+            steady("reuser", closed_form::uniform(64.0, lines, 0.8 * lines, 0.02)),
         ];
-        Question { machine, jobs, length_ns: 120_000_000_000, seed: 1, explicit: false, guard: true }
+        WhatIfQuery { machine, jobs, length_ns: 120_000_000_000, seed: 1, explicit: false, guard: true }
     }
 
     fn ran(policy: &str) -> PolicyOutcome {
         let stop = AtomicBool::new(false);
-        let context = Context { quick: true, ..Context::of_seed(1, &stop) };
+        let context = ExperimentContext { quick: true, ..ExperimentContext::of_seed(1, &stop) };
         outcome(&context, &question(), policy).unwrap()
     }
 
@@ -327,7 +335,7 @@ mod tests {
     fn reasons_name_their_programs() {
         let name = |task: &TaskId| Some(format!("p{}", task.0));
         let reason = |text: &str, tasks: u32| Reason {
-            kind: cachemate_core::ReasonKind::Plain,
+            kind: cachemate_core::ReasonKind::Explanation,
             tasks: (0..tasks).map(TaskId).collect(),
             text: text.to_string(),
             numbers: Vec::new(),
@@ -341,7 +349,7 @@ mod tests {
     #[test]
     fn an_unknown_policy_is_named() {
         let stop = AtomicBool::new(false);
-        let context = Context { quick: true, ..Context::of_seed(1, &stop) };
+        let context = ExperimentContext { quick: true, ..ExperimentContext::of_seed(1, &stop) };
         let error = outcome(&context, &question(), "dioo").unwrap_err().to_string();
         assert!(error.contains("dioo"), "{error}");
     }

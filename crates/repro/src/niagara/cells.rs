@@ -1,34 +1,43 @@
 //! Comparisons over L2 sizes and seeds: every figure that a comparison reports, as points, charts and words.
 
-use cachemate_report::figure::{Axis, Chart, Point, Series};
+use cachemate_report::figure::{Axis, Chart, ChartPoint, Series};
 use serde::{Deserialize, Serialize};
 
-use super::{Measured, Mix, Setting, Who, measure};
-use crate::{Context, DataPoint, Figure, ReproError, mean};
+use super::{NiagaraPolicy, NiagaraResult, NiagaraSetting, ThreadMix, measure};
+use crate::{DataPoint, ExperimentContext, ReproError, ResultFigure, mean};
 
 /// One setting's outcome under one policy.
 #[derive(Serialize, Deserialize)]
 pub struct Cell {
     pub l2_kb: u64,
     pub seed: u64,
-    pub measured: Measured,
+    pub measured: NiagaraResult,
 }
 
 /// Every size and seed under one policy.
 ///
 /// # Errors
 /// As [`measure`].
-pub fn cells(context: &Context<'_>, mix: Mix, who: &Who, sizes: &[u64]) -> Result<Vec<Cell>, ReproError> {
+pub fn cells(
+    context: &ExperimentContext<'_>,
+    mix: ThreadMix,
+    who: &NiagaraPolicy,
+    sizes: &[u64],
+) -> Result<Vec<Cell>, ReproError> {
     let settings: Vec<(u64, u64)> =
         sizes.iter().flat_map(|&l2_kb| context.seeds.iter().map(move |&seed| (l2_kb, seed))).collect();
     context.run_all(&settings, |&(l2_kb, seed)| {
         context.tell(&format!("{who:?} at {l2_kb} KB, seed {seed}"));
-        Ok(Cell { l2_kb, seed, measured: measure(&Setting { mix, ..Setting::new(l2_kb, seed, context) }, who)? })
+        Ok(Cell {
+            l2_kb,
+            seed,
+            measured: measure(&NiagaraSetting { mix, ..NiagaraSetting::new(l2_kb, seed, context) }, who)?,
+        })
     })
 }
 
 /// A figure out of a comparison.
-pub type Metric = fn(&Measured) -> f64;
+pub type Metric = fn(&NiagaraResult) -> f64;
 
 /// What every comparison reports.
 pub const METRICS: [(&str, Metric); 21] = [
@@ -76,17 +85,17 @@ pub const BANDWIDTHS: [f64; 3] = [6.4, 3.2, 1.3];
 /// # Errors
 /// As [`measure`].
 pub fn over_bandwidth(
-    context: &Context<'_>,
-    mix: Mix,
-    who: &Who,
+    context: &ExperimentContext<'_>,
+    mix: ThreadMix,
+    who: &NiagaraPolicy,
     figure: &str,
     name: &str,
-) -> Result<(Vec<DataPoint>, Figure), ReproError> {
+) -> Result<(Vec<DataPoint>, ResultFigure), ReproError> {
     let all: Vec<(f64, u64)> =
         BANDWIDTHS.iter().flat_map(|&bytes| context.seeds.iter().map(move |&seed| (bytes, seed))).collect();
     let measured = context.run_all(&all, |&(bytes, seed)| {
         context.tell(&format!("{name}, memory {bytes} bytes a cycle, seed {seed}"));
-        measure(&Setting { mix, bytes_per_cycle: Some(bytes), ..Setting::new(192, seed, context) }, who)
+        measure(&NiagaraSetting { mix, bytes_per_cycle: Some(bytes), ..NiagaraSetting::new(192, seed, context) }, who)
     })?;
     let mut points = Vec::new();
     for (metric, of) in METRICS {
@@ -100,7 +109,10 @@ pub fn over_bandwidth(
         let series = format!("{name} over bandwidth: {metric}");
         let of = points.iter().filter(|point| point.series == series);
         let at = |point: &DataPoint| {
-            Some(Point { interval: point.low.zip(point.high), ..Point::new(point.at.parse().ok()?, point.value?) })
+            Some(ChartPoint {
+                interval: point.low.zip(point.high),
+                ..ChartPoint::new(point.at.parse().ok()?, point.value?)
+            })
         };
         Series { name: metric.to_string(), points: of.filter_map(at).collect(), ..Series::default() }
     };
@@ -111,7 +123,7 @@ pub fn over_bandwidth(
         series: ["throughput gain %", "of which contention %", "L2 miss ratio change %"].map(line).into(),
         ..Chart::default()
     };
-    Ok((points, Figure::chart(figure, &chart)))
+    Ok((points, ResultFigure::chart(figure, &chart)))
 }
 
 /// One value per seed: the worst over the sizes.
@@ -129,12 +141,12 @@ pub fn worst_per_seed(cells: &[Cell], of: Metric, worse: fn(f64, f64) -> f64) ->
 }
 
 /// A chart over L2 sizes, one line per series.
-pub fn size_chart(name: &str, title: &str, y: &str, points: &[DataPoint], series: &[&str]) -> Figure {
+pub fn size_chart(name: &str, title: &str, y: &str, points: &[DataPoint], series: &[&str]) -> ResultFigure {
     let line = |name: &&str| {
         let of = points.iter().filter(|point| point.series == **name);
         let at = |point: &DataPoint| {
             let size = point.at.trim_end_matches(" KB").parse().ok()?;
-            Some(Point { interval: point.low.zip(point.high), ..Point::new(size, point.value?) })
+            Some(ChartPoint { interval: point.low.zip(point.high), ..ChartPoint::new(size, point.value?) })
         };
         Series { name: (*name).to_string(), points: of.filter_map(at).collect(), ..Series::default() }
     };
@@ -145,7 +157,7 @@ pub fn size_chart(name: &str, title: &str, y: &str, points: &[DataPoint], series
         series: series.iter().map(line).collect(),
         ..Chart::default()
     };
-    Figure::chart(name, &chart)
+    ResultFigure::chart(name, &chart)
 }
 
 /// In words: at which sizes a bar is missed, and by what the gain is made.

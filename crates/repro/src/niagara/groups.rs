@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use cachemate_core::{
-    Counts, Decision, Event, Evidence, Level, Plan, Policy, Probe, ProbeId, ProbeWhat, RowInterval, SplitMix64, TaskId,
-    View, Window, WindowRecord,
+    CacheLevel, CounterEvent, Decision, EventCounts, Plan, Policy, ProbeEvidence, ProbeId, ProbeKind, ProbeRequest,
+    RowInterval, SplitMix64, TaskId, View, WindowLength, WindowRecord,
 };
 use cachemate_pipeline::Pipeline;
 
@@ -17,7 +17,7 @@ pub const GROUPS: ProbeId = ProbeId(1_000);
 
 /// What to measure; times are nominal.
 #[derive(Clone, Copy, Debug)]
-pub struct Asked {
+pub struct GroupRequest {
     /// CASC's rows first, nine threads at a time, so long each.
     pub rows_ns: Option<u64>,
     /// Reuse times first, of so many locations of each thread.
@@ -30,17 +30,17 @@ pub struct Asked {
 ///
 /// # Errors
 /// As [`Workload::managed`].
-pub fn measure_groups(mut workload: Workload, asked: Asked) -> Result<Vec<WindowRecord>, ReproError> {
+pub fn measure_groups(mut workload: Workload, asked: GroupRequest) -> Result<Vec<WindowRecord>, ReproError> {
     workload.warm_up_cycles = 0;
     workload.measured_cycles = 4_000_000_000;
     let cache = l2(&workload).ok_or_else(|| failed("groups")("no shared cache"))?;
     let policy =
-        FirstThenGroups { asked, cache, seed: workload.options.seed, first: Vec::new(), open: Vec::new(), then: None };
-    let config = workload.pipeline("first-then-groups", "", Vec::new(), Window::Time { ns: 100_000_000 });
+        GroupProbePolicy { asked, cache, seed: workload.options.seed, first: Vec::new(), open: Vec::new(), then: None };
+    let config = workload.pipeline("first-then-groups", "", Vec::new(), WindowLength::Time { ns: 100_000_000 });
     let by = Pipeline::with_policy(config, Box::new(policy));
     let mut records = Vec::new();
     let each = |_: &mut _, record: WindowRecord| {
-        let over = record.seen.answers.iter().any(|answer| answer.probe == GROUPS && answer.complete);
+        let over = record.observation.probe_results.iter().any(|answer| answer.probe == GROUPS && answer.complete);
         records.push(record);
         !over
     };
@@ -48,34 +48,35 @@ pub fn measure_groups(mut workload: Workload, asked: Asked) -> Result<Vec<Window
     Ok(records)
 }
 
-struct FirstThenGroups {
-    asked: Asked,
+struct GroupProbePolicy {
+    asked: GroupRequest,
     cache: cachemate_core::CacheId,
     seed: u64,
-    first: Vec<Probe>,
+    first: Vec<ProbeRequest>,
     /// The first probes that are not answered yet.
     open: Vec<ProbeId>,
-    then: Option<Probe>,
+    then: Option<ProbeRequest>,
 }
 
-impl Policy for FirstThenGroups {
+impl Policy for GroupProbePolicy {
     fn decide(&mut self, view: &View<'_>) -> Decision {
-        let mut plan = Plan::idle(Window::Time { ns: 10_000_000 });
-        let tasks: Vec<TaskId> = view.seen.tasks.iter().map(|task| task.task).collect();
+        let mut plan = Plan::idle(WindowLength::Time { ns: 10_000_000 });
+        let tasks: Vec<TaskId> = view.observation.tasks.iter().map(|task| task.task).collect();
         if self.first.is_empty() {
             self.ask_first(&tasks);
         }
-        let over = |id: &ProbeId| view.seen.answers.iter().any(|answer| answer.probe == *id && answer.complete);
+        let over =
+            |id: &ProbeId| view.observation.probe_results.iter().any(|answer| answer.probe == *id && answer.complete);
         self.open.retain(|id| !over(id));
         if self.open.is_empty() && self.then.is_none() {
             self.then = Some(self.groups(&tasks));
         }
         plan.probes = self.then.clone().map_or_else(|| self.first.clone(), |then| vec![then]);
-        Decision { plan, why: Vec::new() }
+        Decision { plan, reasons: Vec::new() }
     }
 }
 
-impl FirstThenGroups {
+impl GroupProbePolicy {
     fn ask_first(&mut self, tasks: &[TaskId]) {
         let mut what = Vec::new();
         if let Some(rows_ns) = self.asked.rows_ns {
@@ -85,14 +86,15 @@ impl FirstThenGroups {
             }
         }
         if let Some(locations) = self.asked.locations {
-            what.extend(tasks.iter().map(|&task| ProbeWhat::Reuses { task, locations }));
+            what.extend(tasks.iter().map(|&task| ProbeKind::ReuseTimes { task, locations }));
         }
-        let probe = |(at, what)| Probe { id: ProbeId(at as u32), what, budget_ns: u64::MAX / 1_000_000_000 };
+        let probe =
+            |(at, what)| ProbeRequest { id: ProbeId(at as u32), kind: what, budget_ns: u64::MAX / 1_000_000_000 };
         self.first = what.into_iter().enumerate().map(probe).collect();
         self.open = self.first.iter().map(|probe| probe.id).collect();
     }
 
-    fn groups(&self, tasks: &[TaskId]) -> Probe {
+    fn groups(&self, tasks: &[TaskId]) -> ProbeRequest {
         let mut generator = SplitMix64::new(self.seed);
         let mut group = || {
             let mut shuffled = tasks.to_vec();
@@ -101,17 +103,17 @@ impl FirstThenGroups {
             shuffled
         };
         let groups = (0..self.asked.groups).map(|_| group()).collect();
-        Probe { id: GROUPS, what: self.rows(groups, self.asked.group_ns), budget_ns: u64::MAX / 1_000_000_000 }
+        ProbeRequest { id: GROUPS, kind: self.rows(groups, self.asked.group_ns), budget_ns: u64::MAX / 1_000_000_000 }
     }
 
-    fn rows(&self, rows: Vec<Vec<TaskId>>, total_ns: u64) -> ProbeWhat {
-        ProbeWhat::Rows { cache: self.cache, rows, total_ns, settle_ns: 500_000, boost: true }
+    fn rows(&self, rows: Vec<Vec<TaskId>>, total_ns: u64) -> ProbeKind {
+        ProbeKind::CoRunRows { cache: self.cache, rows, total_ns, settle_ns: 500_000, boost: true }
     }
 }
 
 /// Misses and references.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Sum {
+pub struct MissSums {
     pub misses: f64,
     pub references: f64,
     /// Misses of the L1 instruction cache, which are references too.
@@ -119,11 +121,11 @@ pub struct Sum {
     pub ns: f64,
 }
 
-impl Sum {
-    fn add(&mut self, counts: &Counts, ns: u64) {
-        self.misses += counts.get(Event::Misses(Level::L2)).unwrap_or(f64::NAN);
-        self.references += counts.get(Event::References(Level::L2)).unwrap_or(f64::NAN);
-        self.code += counts.get(Event::Misses(Level::L1Instruction)).unwrap_or(0.0);
+impl MissSums {
+    fn add(&mut self, counts: &EventCounts, ns: u64) {
+        self.misses += counts.get(CounterEvent::Misses(CacheLevel::L2)).unwrap_or(f64::NAN);
+        self.references += counts.get(CounterEvent::References(CacheLevel::L2)).unwrap_or(f64::NAN);
+        self.code += counts.get(CounterEvent::Misses(CacheLevel::L1Instruction)).unwrap_or(0.0);
         self.ns += ns as f64;
     }
     /// Misses per 100 references.
@@ -134,18 +136,18 @@ impl Sum {
 
 /// Intervals of the groups, or of the rows before them, cold starts dropped.
 fn intervals(records: &[WindowRecord], groups: bool) -> impl Iterator<Item = &RowInterval> {
-    let answers = records.iter().flat_map(|record| &record.seen.answers);
+    let answers = records.iter().flat_map(|record| &record.observation.probe_results);
     let rows =
         answers.filter(move |answer| (answer.probe == GROUPS) == groups).filter_map(|answer| match &answer.evidence {
-            Evidence::Rows(rows) => Some(rows),
+            ProbeEvidence::Rows(rows) => Some(rows),
             _ => None,
         });
     rows.flatten().filter(|interval| interval.span.elapsed_ns >= 200_000)
 }
 
 /// What every group did to the cache.
-pub fn by_group(records: &[WindowRecord]) -> BTreeMap<Vec<TaskId>, Sum> {
-    let mut groups: BTreeMap<Vec<TaskId>, Sum> = BTreeMap::new();
+pub fn by_group(records: &[WindowRecord]) -> BTreeMap<Vec<TaskId>, MissSums> {
+    let mut groups: BTreeMap<Vec<TaskId>, MissSums> = BTreeMap::new();
     for interval in intervals(records, true) {
         groups.entry(interval.tasks.clone()).or_default().add(&interval.cache_counts, interval.span.elapsed_ns);
     }
@@ -153,8 +155,8 @@ pub fn by_group(records: &[WindowRecord]) -> BTreeMap<Vec<TaskId>, Sum> {
 }
 
 /// What every thread did, in the groups or in the rows.
-pub fn by_task(records: &[WindowRecord], groups: bool) -> BTreeMap<TaskId, Sum> {
-    let mut tasks: BTreeMap<TaskId, Sum> = BTreeMap::new();
+pub fn by_task(records: &[WindowRecord], groups: bool) -> BTreeMap<TaskId, MissSums> {
+    let mut tasks: BTreeMap<TaskId, MissSums> = BTreeMap::new();
     for interval in intervals(records, groups) {
         for (task, counts) in interval.tasks.iter().zip(&interval.task_counts) {
             tasks.entry(*task).or_default().add(counts, interval.span.elapsed_ns);

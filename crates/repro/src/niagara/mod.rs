@@ -9,26 +9,26 @@
 
 pub mod cells;
 pub mod groups;
-pub mod hangs;
+pub mod sensitivity;
 pub mod stalls;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use cachemate_core::{
-    CacheId, CpuSet, Decision, Gang, GangSchedule, Level, PhaseParameters, Plan, Policy, ProfilerConfig,
-    ReplacementModel, RowParameters, SplitMix64, TaskId, View, Window,
+    CacheId, CacheLevel, CoRunRowParameters, CpuSet, Decision, Gang, GangSchedule, PhaseParameters, Plan, Policy,
+    ProfilerConfig, ReplacementModel, SplitMix64, TaskId, View, WindowLength,
 };
 use cachemate_pipeline::Pipeline;
-use cachemate_policy::solvers::balance::{GroupModel, Turns, best_groups, rotation};
+use cachemate_policy::solvers::balance::{GroupModel, RotationRule, best_groups, rotation};
 use cachemate_sim::metrics;
 use cachemate_sim::os::schedulers::SchedulerKind;
 use cachemate_sim::results::RunResults;
 use serde::{Deserialize, Serialize};
 
-use self::stalls::{ContentionAt, contention_at};
-use crate::setup::{Comparison, Job, Scores, Workload, built, failed, scores};
-use crate::{Context, ReproError, mean};
+use self::stalls::{ContentionBreakdown, contention_at};
+use crate::setup::{Comparison, Scores, Workload, WorkloadJob, built, failed, scores};
+use crate::{ExperimentContext, ReproError, mean};
 
 /// The papers' L2 sizes.
 pub const SIZES_KB: [u64; 5] = [48, 96, 192, 384, 768];
@@ -48,14 +48,16 @@ pub const CONTEXTS: usize = 8;
 /// and relax afterwards.
 const UNDER_WAY_INSTR_AT_MOST: u64 = 8_000_000;
 
-fn under_way(job: Job) -> Job {
+fn under_way(job: WorkloadJob) -> WorkloadJob {
     let under_way_instructions = SplitMix64::new(job.seed).below(UNDER_WAY_INSTR_AT_MOST);
-    Job { under_way_instructions, ..job }
+    WorkloadJob { under_way_instructions, ..job }
 }
 
 /// CASC's 18 threads, in the order in which copies were started: one of each program after the other.
-pub fn jobs(seed: u64) -> Vec<Job> {
-    let of = KERNELS.map(|kernel| Job::copies(kernel, COPIES, seed).into_iter().map(under_way).collect::<Vec<Job>>());
+pub fn jobs(seed: u64) -> Vec<WorkloadJob> {
+    let of = KERNELS.map(|kernel| {
+        WorkloadJob::copies(kernel, COPIES, seed).into_iter().map(under_way).collect::<Vec<WorkloadJob>>()
+    });
     (0..COPIES as usize).flat_map(|copy| of.iter().map(move |jobs| jobs[copy].clone())).collect()
 }
 
@@ -67,24 +69,24 @@ pub const SPEC_2000: [&str; 19] = [
 
 /// Which threads.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Mix {
+pub enum ThreadMix {
     Casc,
     Spec2000,
 }
 
-impl Mix {
-    pub fn jobs(self, seed: u64) -> Vec<Job> {
+impl ThreadMix {
+    pub fn jobs(self, seed: u64) -> Vec<WorkloadJob> {
         match self {
-            Mix::Casc => jobs(seed),
-            Mix::Spec2000 => SPEC_2000.iter().map(|kernel| under_way(Job::new(kernel, seed))).collect(),
+            ThreadMix::Casc => jobs(seed),
+            ThreadMix::Spec2000 => SPEC_2000.iter().map(|kernel| under_way(WorkloadJob::new(kernel, seed))).collect(),
         }
     }
 }
 
 /// What a run is made of, besides its policy.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Setting {
-    pub mix: Mix,
+pub struct NiagaraSetting {
+    pub mix: ThreadMix,
     pub l2_kb: u64,
     pub seed: u64,
     pub memory_cycles: Option<u32>,
@@ -94,10 +96,10 @@ pub struct Setting {
     pub quick: bool,
 }
 
-impl Setting {
-    pub fn new(l2_kb: u64, seed: u64, context: &Context<'_>) -> Self {
-        Setting {
-            mix: Mix::Casc,
+impl NiagaraSetting {
+    pub fn new(l2_kb: u64, seed: u64, context: &ExperimentContext<'_>) -> Self {
+        NiagaraSetting {
+            mix: ThreadMix::Casc,
             l2_kb,
             seed,
             memory_cycles: None,
@@ -111,17 +113,17 @@ impl Setting {
     /// The paper's baseline. A round of 18 threads with quanta of 200 ms and the lift once a second would not fit into
     /// a run at the scale of the others; what a time slice does to the caches is over long before either ends.
     pub fn under_solaris(self) -> Self {
-        Setting { scheduler: SchedulerKind::Solaris, scale: SOLARIS_SCALE, ..self }
+        NiagaraSetting { scheduler: SchedulerKind::Solaris, scale: SOLARIS_SCALE, ..self }
     }
 
     /// # Errors
     /// No such machine.
-    pub fn workload(&self, jobs: Vec<Job>) -> Result<Workload, ReproError> {
+    pub fn workload(&self, jobs: Vec<WorkloadJob>) -> Result<Workload, ReproError> {
         let (warm_up, measured) = match (self.quick, self.mix) {
             (true, _) => (36_000_000, 36_000_000),
-            (false, Mix::Casc) => (60_000_000, 72_000_000),
+            (false, ThreadMix::Casc) => (60_000_000, 72_000_000),
             // Every qualifying group has its turn: 76 of them, 10 ms each, are 151 M cycles at this scale.
-            (false, Mix::Spec2000) => (60_000_000, 160_000_000),
+            (false, ThreadMix::Spec2000) => (60_000_000, 160_000_000),
         };
         let mut workload = Workload::on("niagara-2core", jobs, self.seed)?.lasting(warm_up, measured);
         workload.options.scale = self.scale;
@@ -146,7 +148,7 @@ const PHASE_INTERVAL_INSTR: f64 = 200_000.0;
 
 /// Who decides.
 #[derive(Clone, PartialEq, Debug)]
-pub enum Who {
+pub enum NiagaraPolicy {
     /// The machine's time sharing alone.
     Default,
     /// One thread of the greedy program at a time, the rest fair: what is to be had without measuring anything.
@@ -161,34 +163,36 @@ pub enum Who {
     BalanceSet(String),
 }
 
-impl Who {
+impl NiagaraPolicy {
     pub fn literal() -> Self {
-        Who::Casc { parameters: "form = \"literal\"\n".to_string(), own_counts: false, phases: false }
+        NiagaraPolicy::Casc { parameters: "form = \"literal\"\n".to_string(), own_counts: false, phases: false }
     }
     pub fn better(more: &str) -> Self {
         let parameters = format!("form = \"better\"\nrow_at_most_ns = {LONGEST_ROW_NS}\n{more}");
-        Who::Casc { parameters, own_counts: true, phases: false }
+        NiagaraPolicy::Casc { parameters, own_counts: true, phases: false }
     }
     pub fn following_phases() -> Self {
-        match Who::better("") {
-            Who::Casc { parameters, own_counts, .. } => Who::Casc { parameters, own_counts, phases: true },
+        match NiagaraPolicy::better("") {
+            NiagaraPolicy::Casc { parameters, own_counts, .. } => {
+                NiagaraPolicy::Casc { parameters, own_counts, phases: true }
+            }
             other => other,
         }
     }
 
     fn profilers(&self, l2_kb: u64) -> Vec<ProfilerConfig> {
-        let level = Level::L2;
+        let level = CacheLevel::L2;
         let counters = ProfilerConfig::Counters { level, at_least_instructions: 100_000.0 };
         match self {
-            Who::Default | Who::OneGreedy => Vec::new(),
-            Who::Casc { own_counts, phases, .. } => {
-                let parameters = RowParameters { own_counts: *own_counts, ..RowParameters::default() };
+            NiagaraPolicy::Default | NiagaraPolicy::OneGreedy => Vec::new(),
+            NiagaraPolicy::Casc { own_counts, phases, .. } => {
+                let parameters = CoRunRowParameters { own_counts: *own_counts, ..CoRunRowParameters::default() };
                 let rows = ProfilerConfig::CoRunRows { level, parameters };
                 let detector =
                     ProfilerConfig::Phases { level, parameters: PHASES, interval_instructions: PHASE_INTERVAL_INSTR };
                 phases.then_some(detector).into_iter().chain([counters, rows]).collect()
             }
-            Who::BalanceSet(_) => {
+            NiagaraPolicy::BalanceSet(_) => {
                 let reuse = ProfilerConfig::Reuse {
                     level,
                     replacement: ReplacementModel::Lru,
@@ -203,16 +207,16 @@ impl Who {
 
     fn pipeline(&self, workload: &Workload, l2_kb: u64) -> Result<Pipeline, ReproError> {
         let config = |name: &str, parameters: &str| {
-            workload.pipeline(name, parameters, self.profilers(l2_kb), Window::Time { ns: WINDOW_NS })
+            workload.pipeline(name, parameters, self.profilers(l2_kb), WindowLength::Time { ns: WINDOW_NS })
         };
         match self {
-            Who::Default => built(config("default", "")),
-            Who::OneGreedy => {
-                let policy = Box::new(OneGreedy { gangs: Vec::new() });
+            NiagaraPolicy::Default => built(config("default", "")),
+            NiagaraPolicy::OneGreedy => {
+                let policy = Box::new(OneArtPerGang { gangs: Vec::new() });
                 Ok(Pipeline::with_policy(config("one-greedy", ""), policy))
             }
-            Who::Casc { parameters, .. } => built(config("casc", parameters)),
-            Who::BalanceSet(parameters) => built(config("balance-set", parameters)),
+            NiagaraPolicy::Casc { parameters, .. } => built(config("casc", parameters)),
+            NiagaraPolicy::BalanceSet(parameters) => built(config("balance-set", parameters)),
         }
     }
 }
@@ -224,7 +228,7 @@ static RUNS: Mutex<BTreeMap<String, Arc<RunResults>>> = Mutex::new(BTreeMap::new
 ///
 /// # Errors
 /// As [`Workload::managed`].
-pub fn run(setting: &Setting, who: &Who) -> Result<Arc<RunResults>, ReproError> {
+pub fn run(setting: &NiagaraSetting, who: &NiagaraPolicy) -> Result<Arc<RunResults>, ReproError> {
     run_jobs(setting, who, "all", &setting.mix.jobs(setting.seed))
 }
 
@@ -232,7 +236,12 @@ pub fn run(setting: &Setting, who: &Who) -> Result<Arc<RunResults>, ReproError> 
 ///
 /// # Errors
 /// As [`run`].
-pub fn run_jobs(setting: &Setting, who: &Who, name: &str, jobs: &[Job]) -> Result<Arc<RunResults>, ReproError> {
+pub fn run_jobs(
+    setting: &NiagaraSetting,
+    who: &NiagaraPolicy,
+    name: &str,
+    jobs: &[WorkloadJob],
+) -> Result<Arc<RunResults>, ReproError> {
     let key = format!("{setting:?} {who:?} {name}");
     let runs = || RUNS.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(found) = runs().get(&key) {
@@ -244,7 +253,7 @@ pub fn run_jobs(setting: &Setting, who: &Who, name: &str, jobs: &[Job]) -> Resul
         workload = workload.lasting(4_000_000, 40_000_000);
     }
     let results = match who {
-        Who::Default => workload.unmanaged()?,
+        NiagaraPolicy::Default => workload.unmanaged()?,
         _ => workload.managed(who.pipeline(&workload, setting.l2_kb)?)?.results,
     };
     Ok(Arc::clone(runs().entry(key).or_insert(Arc::new(results))))
@@ -255,14 +264,18 @@ pub fn run_jobs(setting: &Setting, who: &Who, name: &str, jobs: &[Job]) -> Resul
 ///
 /// # Errors
 /// As [`run`].
-pub fn solo_speeds(setting: &Setting) -> Result<Vec<f64>, ReproError> {
+pub fn solo_speeds(setting: &NiagaraSetting) -> Result<Vec<f64>, ReproError> {
     let jobs = setting.mix.jobs(setting.seed);
     let mut of_kernel: BTreeMap<&str, f64> = BTreeMap::new();
     for job in &jobs {
         if !of_kernel.contains_key(job.kernel.as_str()) {
             let name = format!("{} alone", job.kernel);
-            let alone =
-                run_jobs(&Setting { quick: true, ..*setting }, &Who::Default, &name, std::slice::from_ref(job))?;
+            let alone = run_jobs(
+                &NiagaraSetting { quick: true, ..*setting },
+                &NiagaraPolicy::Default,
+                &name,
+                std::slice::from_ref(job),
+            )?;
             of_kernel.insert(&job.kernel, alone.instructions_per_cycle());
         }
     }
@@ -271,7 +284,7 @@ pub fn solo_speeds(setting: &Setting) -> Result<Vec<f64>, ReproError> {
 
 /// One policy against the default scheduler.
 #[derive(Serialize, Deserialize)]
-pub struct Measured {
+pub struct NiagaraResult {
     pub gain: Comparison,
     pub scores: Scores,
     pub default_scores: Scores,
@@ -291,12 +304,12 @@ pub struct Measured {
     /// Share of all run time that the copies of art get.
     pub art_share: f64,
     /// Where the contention in `gain` lies; NaN where that is.
-    pub contention_at: ContentionAt,
+    pub contention_at: ContentionBreakdown,
 }
 
 /// # Errors
 /// As [`run`]; a cache without references.
-pub fn measure(setting: &Setting, who: &Who) -> Result<Measured, ReproError> {
+pub fn measure(setting: &NiagaraSetting, who: &NiagaraPolicy) -> Result<NiagaraResult, ReproError> {
     measure_against(setting, who, setting)
 }
 
@@ -304,8 +317,12 @@ pub fn measure(setting: &Setting, who: &Who) -> Result<Measured, ReproError> {
 ///
 /// # Errors
 /// As [`measure`].
-pub fn measure_against(setting: &Setting, who: &Who, other: &Setting) -> Result<Measured, ReproError> {
-    let (run, default) = (run(setting, who)?, run(other, &Who::Default)?);
+pub fn measure_against(
+    setting: &NiagaraSetting,
+    who: &NiagaraPolicy,
+    other: &NiagaraSetting,
+) -> Result<NiagaraResult, ReproError> {
+    let (run, default) = (run(setting, who)?, run(other, &NiagaraPolicy::Default)?);
     let solo = solo_speeds(setting)?;
     let (new, old): (&RunResults, &RunResults) = (&run, &default);
     let none = || failed("comparison")("the cache had no references");
@@ -328,14 +345,14 @@ pub fn measure_against(setting: &Setting, who: &Who, other: &Setting) -> Result<
         mean_degradation: not_measured,
     };
     let nowhere =
-        ContentionAt { issue: not_measured, misses: not_measured, queues: not_measured, system: not_measured };
+        ContentionBreakdown { issue: not_measured, misses: not_measured, queues: not_measured, system: not_measured };
     let shares = |results: &RunResults| results.tasks.iter().map(|task| task.run_time_share).collect::<Vec<f64>>();
     let times = shares(new);
     let all: f64 = times.iter().sum();
     let least = |times: &[f64]| times.iter().copied().fold(f64::INFINITY, f64::min) / mean(times);
     let art = new.tasks.iter().filter(|task| task.name.starts_with(GREEDY));
     let (miss_ratio, default_miss_ratio) = (ratio(new).ok_or_else(none)?, ratio(old).ok_or_else(none)?);
-    Ok(Measured {
+    Ok(NiagaraResult {
         gain: Comparison::of(new, old).unwrap_or(no_gain),
         scores: scores(new, &solo).unwrap_or(no_scores),
         default_scores: scores(old, &solo).unwrap_or(no_scores),
@@ -357,37 +374,38 @@ pub fn measure_against(setting: &Setting, who: &Who, other: &Setting) -> Result<
 ///
 /// # Errors
 /// As [`run`].
-pub fn without_greedy(setting: &Setting) -> Result<f64, ReproError> {
-    let others: Vec<Job> = setting.mix.jobs(setting.seed).into_iter().filter(|job| job.kernel != GREEDY).collect();
-    let without = run_jobs(setting, &Who::Default, "without the greedy", &others)?;
-    Ok(without.instructions_per_cycle() / run(setting, &Who::Default)?.instructions_per_cycle() - 1.0)
+pub fn without_greedy(setting: &NiagaraSetting) -> Result<f64, ReproError> {
+    let others: Vec<WorkloadJob> =
+        setting.mix.jobs(setting.seed).into_iter().filter(|job| job.kernel != GREEDY).collect();
+    let without = run_jobs(setting, &NiagaraPolicy::Default, "without the greedy", &others)?;
+    Ok(without.instructions_per_cycle() / run(setting, &NiagaraPolicy::Default)?.instructions_per_cycle() - 1.0)
 }
 
 /// Miss ratio of the L2.
 pub fn ratio(results: &RunResults) -> Option<f64> {
-    results.level(Level::L2)?.miss_ratio()
+    results.level(CacheLevel::L2)?.miss_ratio()
 }
 
 /// Gangs with one copy of art each, turns as even as that allows.
-struct OneGreedy {
+struct OneArtPerGang {
     gangs: Vec<Gang>,
 }
 
-impl Policy for OneGreedy {
+impl Policy for OneArtPerGang {
     fn decide(&mut self, view: &View<'_>) -> Decision {
-        let mut plan = Plan::idle(Window::Time { ns: WINDOW_NS });
+        let mut plan = Plan::idle(WindowLength::Time { ns: WINDOW_NS });
         if self.gangs.is_empty() {
-            let tasks: Vec<TaskId> = view.seen.tasks.iter().map(|task| task.task).collect();
-            let greedy = view.seen.tasks.iter().map(|task| f64::from(u8::from(task.name.starts_with(GREEDY))));
+            let tasks: Vec<TaskId> = view.observation.tasks.iter().map(|task| task.task).collect();
+            let greedy = view.observation.tasks.iter().map(|task| f64::from(u8::from(task.name.starts_with(GREEDY))));
             let model = GroupModel::Average(greedy.collect());
-            let groups = rotation(&model, &best_groups(&model, CONTEXTS), Turns::Fair);
+            let groups = rotation(&model, &best_groups(&model, CONTEXTS), RotationRule::Fair);
             let gang =
                 |group: &Vec<usize>| Gang { members: group.iter().map(|&at| (tasks[at], None)).collect(), slices: 1 };
             self.gangs = groups.iter().map(gang).collect();
         }
         let cpus: CpuSet = (0..CONTEXTS as u32).collect();
         plan.gangs.push(GangSchedule { cpus, slice_ns: WINDOW_NS, gangs: self.gangs.clone() });
-        Decision { plan, why: Vec::new() }
+        Decision { plan, reasons: Vec::new() }
     }
 }
 

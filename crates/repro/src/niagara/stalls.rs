@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 /// Parts of [`crate::setup::Comparison::contention_gain`]; together they are all of it.
 #[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
-pub struct ContentionAt {
+pub struct ContentionBreakdown {
     /// The core's one issue slot, taken by the other contexts.
     pub issue: f64,
     /// Latency of caches and memory: other misses.
@@ -21,7 +21,7 @@ pub struct ContentionAt {
 }
 
 /// `None` where a thread never ran in the old run; in the new one it adds nothing then.
-pub fn contention_at(new: &RunResults, old: &RunResults) -> Option<ContentionAt> {
+pub fn contention_at(new: &RunResults, old: &RunResults) -> Option<ContentionBreakdown> {
     let (mut parts, mut at_old_speeds) = ([0.0; 4], 0.0);
     for (now, before) in new.tasks.iter().zip(&old.tasks) {
         let (was_speed, waited) = per_instruction(before)?;
@@ -33,10 +33,10 @@ pub fn contention_at(new: &RunResults, old: &RunResults) -> Option<ContentionAt>
         }
     }
     let [issue, misses, queues, system] = parts.map(|part| part / at_old_speeds);
-    Some(ContentionAt { issue, misses, queues, system })
+    Some(ContentionBreakdown { issue, misses, queues, system })
 }
 
-/// Instructions per cycle on a context, and cycles per instruction that are none of its own, in the order of [`ContentionAt`].
+/// Instructions per cycle on a context, and cycles per instruction that are none of its own, in the order of [`ContentionBreakdown`].
 fn per_instruction(task: &TaskResults) -> Option<(f64, [f64; 4])> {
     let cycles = task.on_cpu_cycles.iter().map(|(_, cycles)| cycles).sum::<u64>() as f64;
     let instructions = task.instructions as f64;
@@ -50,13 +50,13 @@ fn per_instruction(task: &TaskResults) -> Option<(f64, [f64; 4])> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::setup::{Comparison, Job, Workload};
+    use crate::setup::{Comparison, Workload, WorkloadJob};
 
     /// Do the parts add up to the contention that the comparison finds, where six threads share the contexts of one core?
     #[test]
     fn the_parts_are_the_whole() {
         let run = |seed: u64, kernels: [&str; 6]| {
-            let jobs = kernels.iter().map(|kernel| Job::new(kernel, seed)).collect();
+            let jobs = kernels.iter().map(|kernel| WorkloadJob::new(kernel, seed)).collect();
             let mut workload = Workload::on("niagara-2core", jobs, seed).unwrap().lasting(400_000, 2_000_000);
             workload.machine.cores_per_package = 1;
             workload.machine.caches.iter_mut().for_each(|cache| cache.shared_by_cores = 1);
@@ -68,11 +68,11 @@ mod tests {
         let (at, whole) = (contention_at(&new, &old).unwrap(), Comparison::of(&new, &old).unwrap().contention_gain);
         let sum = at.issue + at.misses + at.queues + at.system;
         assert!((sum - whole).abs() < 0.002, "{at:?} {whole}");
-        assert_eq!(contention_at(&old, &old), Some(ContentionAt::default()));
+        assert_eq!(contention_at(&old, &old), Some(ContentionBreakdown::default()));
         // Who never ran in the new run takes no part; who never ran in the old one leaves nothing to compare with.
         let mut starved = old.clone();
         (starved.tasks[5].instructions, starved.tasks[5].run_time_share) = (0, 0.0);
-        assert_eq!(contention_at(&starved, &old), Some(ContentionAt::default()));
+        assert_eq!(contention_at(&starved, &old), Some(ContentionBreakdown::default()));
         assert_eq!(contention_at(&old, &starved), None);
     }
 }

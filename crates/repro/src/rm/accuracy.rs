@@ -6,17 +6,17 @@
 
 use std::collections::BTreeMap;
 
-use cachemate_core::{Level, ProfilerConfig, TaskId, TracedCache};
+use cachemate_core::{CacheLevel, ProfilerConfig, TaskId, TracedCache};
 use cachemate_locality::curve::MissRateCurve;
 use cachemate_pipeline::OfflineProfiler;
-use cachemate_report::figure::{Axis, Chart, Point, Series};
+use cachemate_report::figure::{Axis, Chart, ChartPoint, Series};
 use cachemate_sim::kernels;
 use serde::{Deserialize, Serialize};
 
-use super::alone::{Alone, COLORS, MACHINE, Traced};
-use crate::setup::{Job, Workload};
-use crate::split::{self, Name};
-use crate::{Bar, Context, DataPoint, Figure, Finding, ReproError, mean};
+use super::solo::{COLORS, MACHINE, SoloMachine, TraceCapture};
+use crate::setup::{Workload, WorkloadJob};
+use crate::split_runs::{self, Name};
+use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget, mean};
 
 /// The log's length at most (thesis Table 5.4).
 pub const LOG_ENTRIES: f64 = 163_840.0;
@@ -28,20 +28,20 @@ const WINDOW_CYCLES: u64 = 100_000;
 
 /// How long everything runs, in instructions of the program.
 #[derive(Clone, Copy)]
-pub struct Lengths {
+pub struct LogLengths {
     pub warm_up: f64,
     pub logged: f64,
 }
 
 /// One program with one seed.
 #[derive(Serialize, Deserialize)]
-pub struct Study {
+pub struct CurveStudy {
     pub program: Name,
     pub seed: u64,
-    #[serde(with = "split::curve")]
+    #[serde(with = "split_runs::curve")]
     pub real: MissRateCurve,
-    pub traced: Traced,
-    pub short: Traced,
+    pub traced: TraceCapture,
+    pub short: TraceCapture,
 }
 
 /// The programs: all with one thread.
@@ -52,7 +52,7 @@ pub fn programs(quick: bool) -> Vec<&'static str> {
 }
 
 pub fn traced_cache() -> TracedCache {
-    TracedCache { level: Level::L2, size_bytes: size_bytes(COLORS), colors: COLORS, ways: 10, points: COLORS }
+    TracedCache { level: CacheLevel::L2, size_bytes: size_bytes(COLORS), colors: COLORS, ways: 10, points: COLORS }
 }
 
 /// Size of the L2 that so many colors leave.
@@ -61,21 +61,21 @@ pub fn size_bytes(colors: u32) -> u64 {
 }
 
 pub fn workload(program: &str, seed: u64) -> Result<Workload, ReproError> {
-    let mut workload = Workload::on(MACHINE, vec![Job::new(program, seed)], seed)?;
+    let mut workload = Workload::on(MACHINE, vec![WorkloadJob::new(program, seed)], seed)?;
     workload.measured_cycles = u64::MAX / 8;
     Ok(workload)
 }
 
 /// Logs so many entries after the warm-up.
-pub fn log_of(workload: &Workload, warm_up: f64, entries: u32) -> Result<Traced, ReproError> {
-    let mut program = Alone::start(workload, LOGGED_AT, WINDOW_CYCLES)?;
+pub fn log_of(workload: &Workload, warm_up: f64, entries: u32) -> Result<TraceCapture, ReproError> {
+    let mut program = SoloMachine::start(workload, LOGGED_AT, WINDOW_CYCLES)?;
     program.run_to(warm_up)?;
     program.trace(entries)
 }
 
 /// Logs so many instructions of the program, or `LOG_ENTRIES`: a first short log says how many entries that takes.
-pub fn log(workload: &Workload, lengths: Lengths, share: f64) -> Result<Traced, ReproError> {
-    let mut program = Alone::start(workload, LOGGED_AT, WINDOW_CYCLES)?;
+pub fn log(workload: &Workload, lengths: LogLengths, share: f64) -> Result<TraceCapture, ReproError> {
+    let mut program = SoloMachine::start(workload, LOGGED_AT, WINDOW_CYCLES)?;
     program.run_to(lengths.warm_up)?;
     let misses = program.timeline.end().first_level_misses / program.timeline.end().instructions;
     let first = program.trace((misses * lengths.logged * 0.05).clamp(200.0, 4_000.0) as u32)?;
@@ -87,7 +87,7 @@ pub fn log(workload: &Workload, lengths: Lengths, share: f64) -> Result<Traced, 
 pub fn real_curve(workload: &Workload, from: f64, to: f64, colors: &[u32]) -> Result<MissRateCurve, ReproError> {
     let mut points = Vec::new();
     for &colors in colors {
-        let mut program = Alone::start(workload, colors, WINDOW_CYCLES)?;
+        let mut program = SoloMachine::start(workload, colors, WINDOW_CYCLES)?;
         program.run_to(to)?;
         let rate = program.timeline.misses_per_kilo_instr(from, to).unwrap_or(f64::NAN);
         points.push((size_bytes(colors), rate));
@@ -96,23 +96,23 @@ pub fn real_curve(workload: &Workload, from: f64, to: f64, colors: &[u32]) -> Re
 }
 
 /// What a profiler makes of a log, at all colors.
-pub fn profiled(as_in_the_thesis: bool, traced: &Traced) -> Option<MissRateCurve> {
+pub fn profiled(as_in_the_thesis: bool, traced: &TraceCapture) -> Option<MissRateCurve> {
     let mut profiler = OfflineProfiler::new(&[ProfilerConfig::MissTrace { cache: traced_cache(), as_in_the_thesis }]);
     MissRateCurve::from_profile(profiler.update(&traced.seen).get(&TaskId(0))?.misses_per_kilo_instr()?).ok()
 }
 
-fn study(program: &'static str, seed: u64, lengths: Lengths, colors: &[u32]) -> Result<Study, ReproError> {
+fn study(program: &'static str, seed: u64, lengths: LogLengths, colors: &[u32]) -> Result<CurveStudy, ReproError> {
     let workload = workload(program, seed)?;
     let traced = log(&workload, lengths, 1.0)?;
     let short = log(&workload, lengths, SHORT)?;
     let real = real_curve(&workload, traced.from, traced.to, colors)?;
-    Ok(Study { program: Name(program), seed, real, traced, short })
+    Ok(CurveStudy { program: Name(program), seed, real, traced, short })
 }
 
 /// The forms compared, each as a profiler of its own over the same kind of evidence.
 const FORMS: [&str; 3] = ["survival", "survival, a quarter of the log", "thesis"];
 
-impl Study {
+impl CurveStudy {
     fn curve(&self, form: &str) -> Option<MissRateCurve> {
         match form {
             "survival" => profiled(false, &self.traced),
@@ -130,8 +130,8 @@ impl Study {
     }
 }
 
-pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
-    let lengths = context.pick(Lengths { warm_up: 5e5, logged: 5e5 }, Lengths { warm_up: 2e6, logged: 2e6 });
+pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
+    let lengths = context.pick(LogLengths { warm_up: 5e5, logged: 5e5 }, LogLengths { warm_up: 2e6, logged: 2e6 });
     let colors: Vec<u32> = context.pick((1..=4).map(|at| 4 * at).collect(), (1..=COLORS).collect());
     let items: Vec<(&'static str, u64)> = context
         .seeds
@@ -142,7 +142,7 @@ pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
         context.tell(&format!("RM-1: {program}, seed {seed}"));
         study(program, seed, lengths, &colors)
     })?;
-    let over_seeds = |measure: &dyn Fn(&[&Study]) -> f64| -> Vec<(u64, f64)> {
+    let over_seeds = |measure: &dyn Fn(&[&CurveStudy]) -> f64| -> Vec<(u64, f64)> {
         let of = |seed: u64| studies.iter().filter(|study| study.seed == seed).collect::<Vec<_>>();
         context.per_seed(|seed| measure(&of(seed)))
     };
@@ -154,9 +154,9 @@ pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
     let what = |form: &str| format!("mean distance of curves from logs to real ones, {form}");
     let shown = |form: &'static str| {
         let paper = "mean 1.02, 0.87 with a ten times longer log";
-        Finding::new("RM-1", &what(form), paper, "misses/1000 instructions", Bar::Shown, &distance(form))
+        Finding::new("RM-1", &what(form), paper, "misses/1000 instructions", ResultTarget::Shown, &distance(form))
     };
-    let bar = Bar::AtMost { bar: 0.5, paper_best: Some(0.87) };
+    let bar = ResultTarget::AtMost { bar: 0.5, paper_best: Some(0.87) };
     let first = Finding::new("RM-1", &what("survival"), "1.02", "misses/1000 instructions", bar, &distance("survival"))
         .points(points(&studies))
         .note(note(&studies, lengths));
@@ -166,13 +166,13 @@ pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
         "farthest program, over what is allowed it (2, or 5 % of its curve's top)",
         "omnetpp 6.57, swim 6.12, art 4.54, mcf 2.57",
         "of the allowance",
-        Bar::AtMost { bar: 1.0, paper_best: None },
+        ResultTarget::AtMost { bar: 1.0, paper_best: None },
         &beyond,
     );
     Ok(vec![first, worst, shown("survival, a quarter of the log"), shown("thesis")])
 }
 
-fn points(studies: &[Study]) -> Vec<DataPoint> {
+fn points(studies: &[CurveStudy]) -> Vec<DataPoint> {
     let mut distances: BTreeMap<(&str, &str), Vec<f64>> = BTreeMap::new();
     for study in studies {
         for form in FORMS {
@@ -182,10 +182,10 @@ fn points(studies: &[Study]) -> Vec<DataPoint> {
     distances.into_iter().map(|((form, program), values)| DataPoint::over(form, program, &values)).collect()
 }
 
-fn note(studies: &[Study], lengths: Lengths) -> String {
-    let mut farthest: Vec<&Study> = studies.iter().collect();
+fn note(studies: &[CurveStudy], lengths: LogLengths) -> String {
+    let mut farthest: Vec<&CurveStudy> = studies.iter().collect();
     farthest.sort_by(|a, b| b.distance("survival").total_cmp(&a.distance("survival")));
-    let name = |study: &&Study| format!("{} {:.2}", study.program, study.distance("survival"));
+    let name = |study: &&CurveStudy| format!("{} {:.2}", study.program, study.distance("survival"));
     let entries: Vec<f64> = studies.iter().map(|study| study.traced.entries() as f64).collect();
     format!(
         "All programs with one thread. Warm-up {:.1} M instructions, log and real curve over the {:.1} M after it or \
@@ -199,14 +199,14 @@ fn note(studies: &[Study], lengths: Lengths) -> String {
 }
 
 /// One figure a program, as in the thesis's Fig. 5.8.
-fn figures(studies: &[Study], seed: u64) -> Vec<Figure> {
+fn figures(studies: &[CurveStudy], seed: u64) -> Vec<ResultFigure> {
     studies.iter().filter(|study| study.seed == seed).map(figure).collect()
 }
 
-fn figure(study: &Study) -> Figure {
+fn figure(study: &CurveStudy) -> ResultFigure {
     let line = |name: &str, curve: &MissRateCurve, dashed| Series {
         name: name.to_string(),
-        points: curve.points().iter().map(|&(size, rate)| Point::new(colors_of(size), rate)).collect(),
+        points: curve.points().iter().map(|&(size, rate)| ChartPoint::new(colors_of(size), rate)).collect(),
         dashed,
         ..Series::default()
     };
@@ -221,7 +221,7 @@ fn figure(study: &Study) -> Figure {
         ..Chart::default()
     };
     let name = format!("rm-1-{}", study.program);
-    Figure::chart(name, &chart)
+    ResultFigure::chart(name, &chart)
 }
 
 pub fn colors_of(size: u64) -> f64 {

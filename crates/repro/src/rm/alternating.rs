@@ -2,9 +2,9 @@
 
 use std::collections::VecDeque;
 
-use cachemate_core::{Access, AccessKind, AccessSource, Turn};
+use cachemate_core::{Access, AccessKind, AccessSource, BatchEnd};
 use cachemate_sim::kernels;
-use cachemate_sim::machine::Program;
+use cachemate_sim::machine::SimProgram;
 
 use crate::ReproError;
 use crate::setup::failed;
@@ -26,12 +26,12 @@ struct Alternating {
 }
 
 impl AccessSource for Alternating {
-    fn fill(&mut self, batch: &mut Vec<Access>) -> Turn {
+    fn next_batch(&mut self, batch: &mut Vec<Access>) -> BatchEnd {
         let offset = APART * self.present as u64;
         let (source, held) = &mut self.programs[self.present];
         if held.is_empty() {
             let mut fresh = Vec::new();
-            let turn = source.fill(&mut fresh);
+            let turn = source.next_batch(&mut fresh);
             held.extend(fresh);
             if held.is_empty() {
                 return turn;
@@ -46,7 +46,7 @@ impl AccessSource for Alternating {
                 break;
             }
         }
-        Turn::More
+        BatchEnd::More
     }
 }
 
@@ -61,7 +61,7 @@ fn moved(access: Access, offset: u64) -> Access {
 ///
 /// # Errors
 /// No such program.
-pub fn alternating(names: [&'static str; 2], seed: u64, phase_instructions: u64) -> Result<Program, ReproError> {
+pub fn alternating(names: [&'static str; 2], seed: u64, phase_instructions: u64) -> Result<SimProgram, ReproError> {
     for name in names {
         kernels::program(name, seed, &kernels::Options::default()).map_err(failed(name))?;
     }
@@ -72,7 +72,7 @@ pub fn alternating(names: [&'static str; 2], seed: u64, phase_instructions: u64)
         let programs = threads.map(|thread| (thread, VecDeque::new())).collect();
         vec![Box::new(Alternating { programs, phase_instructions, present: 0, left: phase_instructions })]
     };
-    Ok(Program::new(names.join("+"), Box::new(make)))
+    Ok(SimProgram::new(names.join("+"), Box::new(make)))
 }
 
 #[cfg(test)]
@@ -86,7 +86,7 @@ mod tests {
         let mut source = (program.maker)(0).remove(0);
         let (mut accesses, mut sums) = (Vec::new(), [0, 0, 0]);
         while accesses.len() < 40_000 {
-            source.fill(&mut accesses);
+            source.next_batch(&mut accesses);
         }
         let mut phase = 0;
         for access in accesses.iter().filter(|access| access.kind() != AccessKind::Compute) {

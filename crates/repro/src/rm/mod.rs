@@ -2,12 +2,12 @@
 //! partitions (`cp`).
 
 mod accuracy;
-mod alone;
 mod alternating;
 mod overhead;
 mod phases;
 mod remeasure;
 mod sensitivity;
+mod solo;
 
 use crate::Experiment;
 

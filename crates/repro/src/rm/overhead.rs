@@ -5,10 +5,10 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::accuracy::{LOG_ENTRIES, LOGGED_AT, Lengths, log, log_of, profiled, real_curve, workload};
-use super::alone::COLORS;
-use crate::split::Name;
-use crate::{Bar, Context, DataPoint, Finding, ReproError};
+use super::accuracy::{LOG_ENTRIES, LOGGED_AT, LogLengths, log, log_of, profiled, real_curve, workload};
+use super::solo::COLORS;
+use crate::split_runs::Name;
+use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultTarget};
 
 /// Average phase lengths that the thesis measured (Table 5.5 d), 10^9 cycles, of the programs that are in our table.
 const PHASES: [(&str, f64); 19] = [
@@ -61,7 +61,7 @@ impl Cost {
 
 fn cost(program: &'static str, giga_cycles: f64, seed: u64) -> Result<Cost, ReproError> {
     let workload = workload(program, seed)?;
-    let traced = log(&workload, Lengths { warm_up: 3e5, logged: 1e5 }, 1.0)?;
+    let traced = log(&workload, LogLengths { warm_up: 3e5, logged: 1e5 }, 1.0)?;
     let tracing = traced.cost_ns * 1e-9 * workload.machine.hertz as f64 / traced.entries() as f64;
     let cycles_per_entry = tracing + COMPUTING_CYCLES_PER_ENTRY;
     Ok(Cost { program: Name(program), phase_cycles: giga_cycles * 1e9, cycles_per_entry })
@@ -78,7 +78,7 @@ fn distance_of_cut(cost: &Cost, seed: u64, warm_up: f64, colors: &[u32]) -> Resu
     Ok([distance, distance / (0.05 * top).max(2.0)])
 }
 
-pub(super) fn findings(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(super) fn findings(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let programs: &[(&'static str, f64)] = context.pick(&PHASES[2..3], &PHASES);
     let seed = context.seeds[0];
     let costs = context.run_all(programs, |&(program, phase)| cost(program, phase, seed))?;
@@ -110,7 +110,7 @@ fn costs_finding(costs: &[Cost], seed: u64) -> Finding {
         "tracing and computing, of the time of a phase, worst program; logs as long as 2 % of the phase allow",
         "full logs: under 2 % for all but apsi (8.7) and mcf (3.1)",
         "%",
-        Bar::AtMost { bar: 100.0 * SHARE_AT_MOST, paper_best: None },
+        ResultTarget::AtMost { bar: 100.0 * SHARE_AT_MOST, paper_best: None },
         &[(seed, worst)],
     )
     .points(points)
@@ -121,7 +121,7 @@ fn costs_finding(costs: &[Cost], seed: u64) -> Finding {
     ))
 }
 
-fn cut_finding(context: &Context<'_>, cut: &[&Cost], distances: &[[f64; 2]]) -> Finding {
+fn cut_finding(context: &ExperimentContext<'_>, cut: &[&Cost], distances: &[[f64; 2]]) -> Finding {
     let by_seed: Vec<&[[f64; 2]]> = distances.chunks(cut.len().max(1)).collect();
     let farthest = |of: &[[f64; 2]]| of.iter().map(|distance| distance[1]).fold(0.0, f64::max);
     let per_seed: Vec<(u64, f64)> =
@@ -135,7 +135,7 @@ fn cut_finding(context: &Context<'_>, cut: &[&Cost], distances: &[[f64; 2]]) -> 
         "curves from the logs that were cut: farthest program, over what is allowed it (2, or 5 % of its curve's top)",
         "not tried",
         "of the allowance",
-        Bar::AtMost { bar: 1.0, paper_best: None },
+        ResultTarget::AtMost { bar: 1.0, paper_best: None },
         &per_seed,
     )
     .points(cut.iter().enumerate().map(point).collect())

@@ -7,15 +7,15 @@
 
 use cachemate_core::PhaseParameters;
 use cachemate_locality::phases::{PhaseDetector, PhaseEvent};
-use cachemate_report::figure::{Axis, Chart, Mark, Point, Reference, Series};
-use cachemate_sim::machine::{Length, SimMachine, SimOptions};
+use cachemate_report::figure::{Axis, Chart, ChartPoint, Mark, ReferenceLine, Series};
+use cachemate_sim::machine::{RunLimit, SimMachine, SimOptions};
 use serde::{Deserialize, Serialize};
 
-use super::alone::{Alone, MACHINE, Timeline};
 use super::alternating::{INTERVAL_INSTRUCTIONS, INTERVALS_A_PHASE, SCALE, alternating};
+use super::solo::{MACHINE, MissTimeline, SoloMachine};
 use crate::setup::{Workload, failed};
-use crate::split::Name;
-use crate::{Bar, Context, DataPoint, Figure, Finding, ReproError, mean};
+use crate::split_runs::Name;
+use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget, mean};
 
 /// Pairs of phases: streams, chases, sets that fit at some sizes and not at others.
 const PAIRS: [[&str; 2]; 6] =
@@ -24,7 +24,7 @@ const WINDOW_CYCLES: u64 = 50_000;
 
 /// One pair at one size, interval by interval.
 #[derive(Serialize, Deserialize)]
-struct Run {
+struct PhaseRun {
     pair: [Name; 2],
     seed: u64,
     colors: u32,
@@ -32,19 +32,19 @@ struct Run {
     first_level: Vec<[f64; 3]>,
 }
 
-fn run_pair(pair: [&'static str; 2], seed: u64, colors: u32, phases: usize) -> Result<Run, ReproError> {
+fn run_pair(pair: [&'static str; 2], seed: u64, colors: u32, phases: usize) -> Result<PhaseRun, ReproError> {
     let phase_instructions = INTERVAL_INSTRUCTIONS * INTERVALS_A_PHASE as f64;
     let workload = Workload::on(MACHINE, Vec::new(), seed)?;
-    let options = SimOptions { seed, ends: Some(Length::Cycles(u64::MAX / 8)), ..SimOptions::default() };
+    let options = SimOptions { seed, ends: Some(RunLimit::Cycles(u64::MAX / 8)), ..SimOptions::default() };
     let program = alternating(pair, seed, phase_instructions as u64)?;
     let machine = SimMachine::new(&workload.machine, &options, vec![program]).map_err(failed("machine"))?;
-    let mut alone = Alone::of(machine, colors, WINDOW_CYCLES)?;
+    let mut alone = SoloMachine::of(machine, colors, WINDOW_CYCLES)?;
     alone.run_to(phase_instructions * phases as f64 + INTERVAL_INSTRUCTIONS)?;
     let (misses, first_level) = by_interval(&alone.timeline, phases * INTERVALS_A_PHASE);
-    Ok(Run { pair: pair.map(Name), seed, colors, misses, first_level })
+    Ok(PhaseRun { pair: pair.map(Name), seed, colors, misses, first_level })
 }
 
-fn by_interval(timeline: &Timeline, intervals: usize) -> (Vec<f64>, Vec<[f64; 3]>) {
+fn by_interval(timeline: &MissTimeline, intervals: usize) -> (Vec<f64>, Vec<[f64; 3]>) {
     let edge = |at: usize| at as f64 * INTERVAL_INSTRUCTIONS;
     let misses = (0..intervals).filter_map(|at| timeline.misses_per_kilo_instr(edge(at), edge(at + 1)));
     let first_level = (0..intervals).filter_map(|at| timeline.first_level_per_kilo_instr(edge(at), edge(at + 1)));
@@ -54,14 +54,14 @@ fn by_interval(timeline: &Timeline, intervals: usize) -> (Vec<f64>, Vec<[f64; 3]
 /// Intervals in which a change was told.
 fn told<S: AsRef<[f64]>>(signals: &[S]) -> Vec<usize> {
     let mut detector = PhaseDetector::new(PhaseParameters::default());
-    let changed = |(at, signal): (usize, &S)| match detector.next(signal.as_ref()) {
+    let changed = |(at, signal): (usize, &S)| match detector.push(signal.as_ref()) {
         PhaseEvent::Changed { .. } => Some(at),
         _ => None,
     };
     signals.iter().enumerate().filter_map(changed).collect()
 }
 
-impl Run {
+impl PhaseRun {
     fn boundaries(&self) -> impl Iterator<Item = usize> + '_ {
         (INTERVALS_A_PHASE..self.misses.len()).step_by(INTERVALS_A_PHASE)
     }
@@ -95,12 +95,12 @@ impl Run {
     }
 }
 
-fn share(runs: &[&Run], found: impl Fn(&Run) -> (usize, usize)) -> f64 {
+fn share(runs: &[&PhaseRun], found: impl Fn(&PhaseRun) -> (usize, usize)) -> f64 {
     let (found, all) = runs.iter().map(|run| found(run)).fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
     100.0 * found as f64 / all as f64
 }
 
-pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let colors: &[u32] = context.pick(&[2, 8, 16], &[1, 2, 4, 6, 8, 10, 12, 16]);
     let pairs: &[[&'static str; 2]] = context.pick(&PAIRS[..2], &PAIRS);
     let phases = context.pick(3, 5);
@@ -113,16 +113,17 @@ pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
         run_pair(pair, seed, colors, phases)
     })?;
     let of = |seed: u64| runs.iter().filter(|run| run.seed == seed).collect::<Vec<_>>();
-    let per_seed =
-        |found: fn(&Run) -> (usize, usize)| -> Vec<(u64, f64)> { context.per_seed(|seed| share(&of(seed), found)) };
+    let per_seed = |found: fn(&PhaseRun) -> (usize, usize)| -> Vec<(u64, f64)> {
+        context.per_seed(|seed| share(&of(seed), found))
+    };
     let paper = "boundaries mostly the same at every size (Fig. 5.2)";
     let rates = Finding::new(
         "RM-5",
         "boundaries found within one interval by the miss rate, where phases differ by more than 3",
         paper,
         "%",
-        Bar::AtLeast { bar: 90.0, paper_best: None },
-        &per_seed(Run::by_miss_rate),
+        ResultTarget::AtLeast { bar: 90.0, paper_best: None },
+        &per_seed(PhaseRun::by_miss_rate),
     )
     .points(points(&runs, colors))
     .time_scale(SCALE)
@@ -133,8 +134,8 @@ pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
         "boundaries found within one interval by first-level signals, at every size",
         "not tried",
         "%",
-        Bar::AtLeast { bar: 100.0, paper_best: None },
-        &per_seed(Run::by_first_level),
+        ResultTarget::AtLeast { bar: 100.0, paper_best: None },
+        &per_seed(PhaseRun::by_first_level),
     )
     .time_scale(SCALE)
     .note("Misses of both first-level caches and references of the L2, per 1000 instructions: no allocation of the L2 changes them.");
@@ -143,18 +144,18 @@ pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
     Ok(findings)
 }
 
-fn points(runs: &[Run], colors: &[u32]) -> Vec<DataPoint> {
+fn points(runs: &[PhaseRun], colors: &[u32]) -> Vec<DataPoint> {
     let mut points = Vec::new();
     for &colors in colors {
-        let at: Vec<&Run> = runs.iter().filter(|run| run.colors == colors).collect();
+        let at: Vec<&PhaseRun> = runs.iter().filter(|run| run.colors == colors).collect();
         let label = format!("{colors} colors");
-        points.push(DataPoint::over("by miss rate, %", label.clone(), &[share(&at, Run::by_miss_rate)]));
-        points.push(DataPoint::over("by first level, %", label, &[share(&at, Run::by_first_level)]));
+        points.push(DataPoint::over("by miss rate, %", label.clone(), &[share(&at, PhaseRun::by_miss_rate)]));
+        points.push(DataPoint::over("by first level, %", label, &[share(&at, PhaseRun::by_first_level)]));
     }
     points
 }
 
-fn note(runs: &[Run]) -> String {
+fn note(runs: &[PhaseRun]) -> String {
     let rates: Vec<f64> = runs
         .iter()
         .map(|run| run.false_alarms(&told(&run.misses.iter().map(|&rate| [rate]).collect::<Vec<_>>())))
@@ -173,15 +174,15 @@ fn note(runs: &[Run]) -> String {
     )
 }
 
-fn figure(runs: &[Run], colors: &[u32]) -> Figure {
+fn figure(runs: &[PhaseRun], colors: &[u32]) -> ResultFigure {
     let shown = runs.iter().filter(|run| run.pair == runs[0].pair && run.seed == runs[0].seed);
     let series = shown.filter(|run| colors.contains(&run.colors)).map(|run| Series {
         name: format!("{} colors", run.colors),
-        points: run.misses.iter().enumerate().map(|(at, &rate)| Point::new(at as f64, rate)).collect(),
+        points: run.misses.iter().enumerate().map(|(at, &rate)| ChartPoint::new(at as f64, rate)).collect(),
         mark: Mark::Steps,
         ..Series::default()
     });
-    let boundaries = runs[0].boundaries().map(|at| Reference::X { label: String::new(), at: at as f64 });
+    let boundaries = runs[0].boundaries().map(|at| ReferenceLine::X { label: String::new(), at: at as f64 });
     let chart = Chart {
         title: format!("Miss rate over time, {} and {} in turn", runs[0].pair[0], runs[0].pair[1]),
         x: Axis::linear("intervals"),
@@ -190,5 +191,5 @@ fn figure(runs: &[Run], colors: &[u32]) -> Figure {
         references: boundaries.collect(),
         ..Chart::default()
     };
-    Figure::chart("rm-5-phases", &chart)
+    ResultFigure::chart("rm-5-phases", &chart)
 }

@@ -3,15 +3,15 @@
 //! A program whose phases are known shares the cache with another one, under the sizing policy with the phase detector
 //! before it. Counted are the boundaries after which a new trace was asked for in time, and traces without a boundary.
 
-use cachemate_core::{Event, Level, ProbeWhat, TaskId, WindowRecord};
+use cachemate_core::{CacheLevel, CounterEvent, ProbeKind, TaskId, WindowRecord};
 use cachemate_core::{PhaseParameters, ProfilerConfig};
-use cachemate_sim::machine::{Length, SimMachine, SimOptions};
+use cachemate_sim::machine::{RunLimit, SimMachine, SimOptions};
 use serde::{Deserialize, Serialize};
 
 use super::alternating::{INTERVAL_INSTRUCTIONS, INTERVALS_A_PHASE, SCALE, alternating};
-use crate::cp::{Pace, job, on_chip, sizing};
+use crate::cp::{RunScale, job, on_chip, sizing};
 use crate::setup::{built, failed, run_under};
-use crate::{Bar, Context, DataPoint, Finding, ReproError, mean};
+use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultTarget, mean};
 
 /// The program that changes, and the one beside it.
 const RUNS: [([&str; 2], &str); 3] =
@@ -25,7 +25,7 @@ const DECISION_CYCLES: u64 = 50_000;
 
 /// One managed run: boundaries noticed and all, traces too many a boundary, and changes of the shares.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
-struct Noticed {
+struct BoundaryCounts {
     noticed: usize,
     boundaries: usize,
     without_boundary: usize,
@@ -36,10 +36,10 @@ struct Noticed {
 fn traces_asked(records: &[WindowRecord]) -> Vec<f64> {
     let (mut instructions, mut last, mut asked) = (0.0, None, Vec::new());
     for record in records {
-        let task = record.seen.tasks.iter().find(|task| task.task == TaskId(0));
-        instructions += task.and_then(|task| task.counts.get(Event::Instructions)).unwrap_or(0.0);
+        let task = record.observation.tasks.iter().find(|task| task.task == TaskId(0));
+        instructions += task.and_then(|task| task.counts.get(CounterEvent::Instructions)).unwrap_or(0.0);
         for probe in &record.decision.plan.probes {
-            let of_it = matches!(probe.what, ProbeWhat::Trace { task: TaskId(0), .. });
+            let of_it = matches!(probe.kind, ProbeKind::MissTrace { task: TaskId(0), .. });
             if of_it && last != Some(probe.id) {
                 asked.push(instructions);
                 last = Some(probe.id);
@@ -49,7 +49,7 @@ fn traces_asked(records: &[WindowRecord]) -> Vec<f64> {
     asked
 }
 
-fn noticed(asked: &[f64], resized: usize, phases: usize) -> Noticed {
+fn noticed(asked: &[f64], resized: usize, phases: usize) -> BoundaryCounts {
     let phase = INTERVAL_INSTRUCTIONS * INTERVALS_A_PHASE as f64;
     let after = |at: f64, boundary: usize| (at - boundary as f64 * phase) / INTERVAL_INSTRUCTIONS;
     // An interval that began before the boundary ends after it; one before is as near.
@@ -57,26 +57,30 @@ fn noticed(asked: &[f64], resized: usize, phases: usize) -> Noticed {
     let found = (1..phases).filter(|&boundary| asked.iter().any(|&at| near(at, boundary))).count();
     // The first trace is no notice.
     let lonely = asked.iter().skip(1).filter(|&&at| !(1..phases).any(|boundary| near(at, boundary))).count();
-    Noticed { noticed: found, boundaries: phases - 1, without_boundary: lonely, resized }
+    BoundaryCounts { noticed: found, boundaries: phases - 1, without_boundary: lonely, resized }
 }
 
-fn managed(programs: ([&'static str; 2], &'static str), seed: u64, phases: usize) -> Result<Noticed, ReproError> {
+fn managed(
+    programs: ([&'static str; 2], &'static str),
+    seed: u64,
+    phases: usize,
+) -> Result<BoundaryCounts, ReproError> {
     let phase = INTERVAL_INSTRUCTIONS * INTERVALS_A_PHASE as f64;
     let workload =
-        on_chip(vec![job(programs.1, seed)], 2, true, Pace { scale: SCALE as u64, warm_up_cycles: 0 }, seed)?;
+        on_chip(vec![job(programs.1, seed)], 2, true, RunScale { scale: SCALE as u64, warm_up_cycles: 0 }, seed)?;
     let changing = alternating(programs.0, seed, phase as u64)?;
-    let options = SimOptions { ends: Some(Length::Cycles(u64::MAX / 8)), warm_up: None, ..workload.options.clone() };
+    let options = SimOptions { ends: Some(RunLimit::Cycles(u64::MAX / 8)), warm_up: None, ..workload.options.clone() };
     let beside = workload.jobs[0].program()?;
     let machine = SimMachine::new(&workload.machine, &options, vec![changing, beside]).map_err(failed("machine"))?;
     let mut by = sizing(&workload, ENTRIES, 0, DECISION_CYCLES, "judge_windows = 0");
     let parameters = PhaseParameters::default();
     let detector =
-        ProfilerConfig::Phases { level: Level::L2, parameters, interval_instructions: INTERVAL_INSTRUCTIONS };
+        ProfilerConfig::Phases { level: CacheLevel::L2, parameters, interval_instructions: INTERVAL_INSTRUCTIONS };
     by.profilers.insert(0, detector);
     let (mut records, mut done): (Vec<WindowRecord>, f64) = (Vec::new(), 0.0);
     run_under(machine, built(by)?, |_, record| {
-        let task = record.seen.tasks.iter().find(|task| task.task == TaskId(0));
-        done += task.and_then(|task| task.counts.get(Event::Instructions)).unwrap_or(0.0);
+        let task = record.observation.tasks.iter().find(|task| task.task == TaskId(0));
+        done += task.and_then(|task| task.counts.get(CounterEvent::Instructions)).unwrap_or(0.0);
         records.push(record);
         done < phase * phases as f64
     })
@@ -86,7 +90,7 @@ fn managed(programs: ([&'static str; 2], &'static str), seed: u64, phases: usize
     Ok(noticed(&traces_asked(&records), resized, phases))
 }
 
-pub(super) fn finding(context: &Context<'_>) -> Result<Finding, ReproError> {
+pub(super) fn finding(context: &ExperimentContext<'_>) -> Result<Finding, ReproError> {
     let phases = context.pick(3, 6);
     let runs = context.pick(&RUNS[..1], &RUNS);
     let items: Vec<(u64, usize)> =
@@ -98,8 +102,8 @@ pub(super) fn finding(context: &Context<'_>) -> Result<Finding, ReproError> {
         ));
         managed(runs[at], seed, phases)
     })?;
-    let by_seed: Vec<&[Noticed]> = all.chunks(runs.len()).collect();
-    let share = |found: &[Noticed]| {
+    let by_seed: Vec<&[BoundaryCounts]> = all.chunks(runs.len()).collect();
+    let share = |found: &[BoundaryCounts]| {
         let (noticed, boundaries) =
             found.iter().fold((0, 0), |sums, one| (sums.0 + one.noticed, sums.1 + one.boundaries));
         100.0 * noticed as f64 / boundaries.max(1) as f64
@@ -108,7 +112,7 @@ pub(super) fn finding(context: &Context<'_>) -> Result<Finding, ReproError> {
         context.seeds.iter().zip(&by_seed).map(|(&seed, found)| (seed, share(found))).collect();
     let mut points = Vec::new();
     for (at, (changing, beside)) in runs.iter().enumerate() {
-        let over = |of: fn(&Noticed) -> f64| by_seed.iter().map(|found| of(&found[at])).collect::<Vec<f64>>();
+        let over = |of: fn(&BoundaryCounts) -> f64| by_seed.iter().map(|found| of(&found[at])).collect::<Vec<f64>>();
         let label = format!("{} then {}, beside {beside}", changing[0], changing[1]);
         let noticed = over(|one| 100.0 * one.noticed as f64 / one.boundaries as f64);
         points.push(DataPoint::over("boundaries noticed, %", label.clone(), &noticed));
@@ -122,7 +126,7 @@ pub(super) fn finding(context: &Context<'_>) -> Result<Finding, ReproError> {
         "boundaries after which a managed run measured anew, within two intervals",
         "not run online",
         "%",
-        Bar::AtLeast { bar: 90.0, paper_best: None },
+        ResultTarget::AtLeast { bar: 90.0, paper_best: None },
         &per_seed,
     )
     .points(points)
@@ -143,7 +147,7 @@ mod tests {
     fn a_boundary_is_noticed_by_a_trace_in_time() {
         let phase = INTERVAL_INSTRUCTIONS * INTERVALS_A_PHASE as f64;
         let asked = [0.0, phase + INTERVAL_INSTRUCTIONS, 2.5 * phase];
-        let expected = Noticed { noticed: 1, boundaries: 2, without_boundary: 1, resized: 4 };
+        let expected = BoundaryCounts { noticed: 1, boundaries: 2, without_boundary: 1, resized: 4 };
         assert_eq!(noticed(&asked, 4, 3), expected);
     }
 }

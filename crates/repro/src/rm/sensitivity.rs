@@ -4,36 +4,36 @@
 //! offsets stay visible. RM-2 works on one log: parts of it, warm-ups, entries dropped, a set-associative model.
 //! RM-3 runs the program anew without prefetching, or in order, for its real and its calculated curve.
 
-use cachemate_core::{Event, Evidence, Pipeline};
+use cachemate_core::{CoreModel, CounterEvent, ProbeEvidence};
 use cachemate_locality::curve::{Folding, MissRateCurve, fold_to_ways};
-use cachemate_locality::rapidmrc::{Counted, Trace, Warmup, correct_repeats, survival_curve, trace_curve};
-use cachemate_locality::stack::{Histogram, StackDistances};
-use cachemate_report::figure::{Axis, Chart, Point, Series};
+use cachemate_locality::rapidmrc::{LogCounts, MissLog, Warmup, correct_repeats, survival_curve, trace_curve};
+use cachemate_locality::stack::{DistanceHistogram, StackDistances};
+use cachemate_report::figure::{Axis, Chart, ChartPoint, Series};
 use serde::{Deserialize, Serialize};
 
-use super::accuracy::{Lengths, colors_of, log, real_curve, size_bytes, workload};
-use super::alone::{COLORS, Traced};
+use super::accuracy::{LogLengths, colors_of, log, real_curve, size_bytes, workload};
+use super::solo::{COLORS, TraceCapture};
 use crate::setup::{Workload, failed};
-use crate::split::{self, Name};
-use crate::{Bar, Context, DataPoint, Figure, Finding, ReproError, mean};
+use crate::split_runs::{self, Name};
+use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget, mean};
 
 const WAYS: u32 = 10;
 const LINE_BYTES: u64 = 128;
 
 /// A curve and what was done to get it.
 #[derive(Serialize, Deserialize)]
-struct Named {
+struct NamedCurve {
     name: String,
-    #[serde(with = "split::curve")]
+    #[serde(with = "split_runs::curve")]
     curve: MissRateCurve,
 }
 
 /// All curves of one program and seed: of each study, the real one first.
 #[derive(Serialize, Deserialize)]
-struct Curves {
+struct SensitivityCurves {
     program: Name,
     seed: u64,
-    studies: Vec<(Name, Vec<Named>)>,
+    studies: Vec<(Name, Vec<NamedCurve>)>,
 }
 
 fn sizes() -> Vec<u64> {
@@ -41,14 +41,14 @@ fn sizes() -> Vec<u64> {
 }
 
 /// The log as the forms take it: lines, and instructions it covers.
-fn parts(traced: &Traced) -> Option<(&[u64], f64)> {
-    let Some(Evidence::Trace { lines, counts, .. }) = traced.evidence() else { return None };
-    Some((lines, counts.get(Event::Instructions)?))
+fn parts(traced: &TraceCapture) -> Option<(&[u64], f64)> {
+    let Some(ProbeEvidence::Trace { lines, counts, .. }) = traced.evidence() else { return None };
+    Some((lines, counts.get(CounterEvent::Instructions)?))
 }
 
 fn thesis(lines: &[u64], instructions: f64, warmup: Warmup, correct: bool) -> Option<MissRateCurve> {
     trace_curve(
-        &Trace { lines, code: &[], line_bytes: LINE_BYTES, instructions, lost: None },
+        &MissLog { lines, code: &[], line_bytes: LINE_BYTES, instructions, lost: None },
         &sizes(),
         warmup,
         correct,
@@ -56,15 +56,15 @@ fn thesis(lines: &[u64], instructions: f64, warmup: Warmup, correct: bool) -> Op
 }
 
 fn survival(lines: &[u64], instructions: f64) -> Option<MissRateCurve> {
-    let trace = Trace { lines, code: &[], line_bytes: LINE_BYTES, instructions, lost: None };
-    survival_curve(&trace, &Counted::default(), &sizes())
+    let trace = MissLog { lines, code: &[], line_bytes: LINE_BYTES, instructions, lost: None };
+    survival_curve(&trace, &LogCounts::default(), &sizes())
 }
 
 /// As 10-way sets would have it, filled at random (Hill and Smith 1989), from the whole log without warm-up.
 fn in_sets(lines: &[u64], instructions: f64, folded: bool) -> Option<MissRateCurve> {
     let mut stack = StackDistances::new();
     stack.push(&correct_repeats(lines).0).ok()?;
-    let histogram: Histogram = stack.finish().ok()?;
+    let histogram: DistanceHistogram = stack.finish().ok()?;
     let rate = |size: &u64| {
         let in_lines = size / LINE_BYTES;
         let misses = if folded {
@@ -77,11 +77,11 @@ fn in_sets(lines: &[u64], instructions: f64, folded: bool) -> Option<MissRateCur
     MissRateCurve::new(sizes().iter().map(rate).collect::<Option<Vec<_>>>()?).ok()
 }
 
-fn rm_2(real: &MissRateCurve, traced: &Traced) -> Option<Vec<(&'static str, Vec<Named>)>> {
+fn rm_2(real: &MissRateCurve, traced: &TraceCapture) -> Option<Vec<(&'static str, Vec<NamedCurve>)>> {
     let (lines, instructions) = parts(traced)?;
-    let named = |name: String, curve: Option<MissRateCurve>| Some(Named { name, curve: curve? });
-    let with_real = |rest: Vec<Option<Named>>| {
-        let real = Named { name: "real".to_string(), curve: real.clone() };
+    let named = |name: String, curve: Option<MissRateCurve>| Some(NamedCurve { name, curve: curve? });
+    let with_real = |rest: Vec<Option<NamedCurve>>| {
+        let real = NamedCurve { name: "real".to_string(), curve: real.clone() };
         std::iter::once(Some(real)).chain(rest).collect::<Option<Vec<_>>>()
     };
     let part = |by: usize| (&lines[..lines.len() / by], instructions / by as f64);
@@ -112,18 +112,23 @@ fn rm_2(real: &MissRateCurve, traced: &Traced) -> Option<Vec<(&'static str, Vec<
 }
 
 /// The program once more on a machine or with options of its own.
-fn rm_3(on: &Workload, name: &str, lengths: Lengths, colors: &[u32]) -> Result<[Named; 2], ReproError> {
+fn rm_3(on: &Workload, name: &str, lengths: LogLengths, colors: &[u32]) -> Result<[NamedCurve; 2], ReproError> {
     let traced = log(on, lengths, 1.0)?;
     let real = real_curve(on, traced.from, traced.to, colors)?;
     let calculated = parts(&traced).and_then(|(lines, instr)| thesis(lines, instr, Warmup::Automatic, true));
     let calculated = calculated.ok_or_else(|| ReproError::Failed(name.to_string(), "an empty log".to_string()))?;
     Ok([
-        Named { name: format!("real, {name}"), curve: real },
-        Named { name: format!("calculated, {name}"), curve: calculated },
+        NamedCurve { name: format!("real, {name}"), curve: real },
+        NamedCurve { name: format!("calculated, {name}"), curve: calculated },
     ])
 }
 
-fn curves(program: &'static str, seed: u64, lengths: Lengths, colors: &[u32]) -> Result<Curves, ReproError> {
+fn curves(
+    program: &'static str,
+    seed: u64,
+    lengths: LogLengths,
+    colors: &[u32],
+) -> Result<SensitivityCurves, ReproError> {
     let usual = workload(program, seed)?;
     let traced = log(&usual, lengths, 1.0)?;
     let real = real_curve(&usual, traced.from, traced.to, colors)?;
@@ -132,7 +137,7 @@ fn curves(program: &'static str, seed: u64, lengths: Lengths, colors: &[u32]) ->
     let mut calm = usual.clone();
     calm.options.prefetch = false;
     let mut in_order = usual.clone();
-    in_order.machine.pipeline = Pipeline::InOrder { issue_width: 1 };
+    in_order.machine.pipeline = CoreModel::InOrder { issue_width: 1 };
     let with = rm_3(&usual, "as it is", lengths, colors)?;
     let without = rm_3(&calm, "without prefetching", lengths, colors)?;
     let again = rm_3(&usual, "out of order", lengths, colors)?;
@@ -140,11 +145,11 @@ fn curves(program: &'static str, seed: u64, lengths: Lengths, colors: &[u32]) ->
     studies.push(("prefetching", with.into_iter().chain(without).collect()));
     studies.push(("issue order", again.into_iter().chain(one_at_a_time).collect()));
     let studies = studies.into_iter().map(|(study, named)| (Name(study), named)).collect();
-    Ok(Curves { program: Name(program), seed, studies })
+    Ok(SensitivityCurves { program: Name(program), seed, studies })
 }
 
-pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
-    let lengths = context.pick(Lengths { warm_up: 3e5, logged: 3e5 }, Lengths { warm_up: 2e6, logged: 2e6 });
+pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
+    let lengths = context.pick(LogLengths { warm_up: 3e5, logged: 3e5 }, LogLengths { warm_up: 2e6, logged: 2e6 });
     let colors: Vec<u32> = context.pick(vec![1, 8, 16], (1..=COLORS).collect());
     let programs: &[&'static str] = context.pick(&["twolf"], &["mcf", "swim", "art", "twolf"]);
     let items: Vec<(&'static str, u64)> =
@@ -158,7 +163,7 @@ pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
 }
 
 /// Mean over programs of the farthest that one setting moves the calculated curve from another.
-fn finding(all: &[Curves], study: &str, context: &Context<'_>) -> Finding {
+fn finding(all: &[SensitivityCurves], study: &str, context: &ExperimentContext<'_>) -> Finding {
     let (id, paper) = match study {
         "log size" => ("RM-2", "160 k entries are adequate (Fig. 5.10 a)"),
         "warm-up" => ("RM-2", "until the stack is full is adequate (Fig. 5.10 b)"),
@@ -167,10 +172,10 @@ fn finding(all: &[Curves], study: &str, context: &Context<'_>) -> Finding {
         "prefetching" => ("RM-3", "lowers real and calculated curves (Fig. 5.14)"),
         _ => ("RM-3", "one instruction at a time brings art's curve nearer (Fig. 5.15)"),
     };
-    let of = |curves: &&Curves| -> Option<f64> {
+    let of = |curves: &&SensitivityCurves| -> Option<f64> {
         let named = &curves.studies.iter().find(|(name, _)| name.0 == study)?.1;
-        let calculated: Vec<&Named> = named.iter().filter(|named| !named.name.starts_with("real")).collect();
-        let apart = |a: &&Named| calculated.iter().filter_map(|b| a.curve.distance(&b.curve)).fold(0.0, f64::max);
+        let calculated: Vec<&NamedCurve> = named.iter().filter(|named| !named.name.starts_with("real")).collect();
+        let apart = |a: &&NamedCurve| calculated.iter().filter_map(|b| a.curve.distance(&b.curve)).fold(0.0, f64::max);
         Some(calculated.iter().map(apart).fold(0.0, f64::max))
     };
     let per_seed: Vec<(u64, f64)> = context
@@ -181,14 +186,14 @@ fn finding(all: &[Curves], study: &str, context: &Context<'_>) -> Finding {
         })
         .collect();
     let what = format!("{study}: mean distance of the calculated curves that lie farthest apart");
-    let finding = Finding::new(id, &what, paper, "misses/1000 instructions", Bar::Shown, &per_seed)
+    let finding = Finding::new(id, &what, paper, "misses/1000 instructions", ResultTarget::Shown, &per_seed)
         .points(points(all, study))
         .note("Curves are not shifted; of the real curve only the sizes that were run. Programs: as in the points.");
     let shown = all.iter().filter(|curves| curves.seed == context.seeds[0]);
     shown.filter_map(|curves| picture(curves, study, id)).fold(finding, Finding::figure)
 }
 
-fn points(all: &[Curves], study: &str) -> Vec<DataPoint> {
+fn points(all: &[SensitivityCurves], study: &str) -> Vec<DataPoint> {
     let mut points = Vec::new();
     for curves in all {
         for (_, named) in curves.studies.iter().filter(|(name, _)| name.0 == study) {
@@ -203,11 +208,11 @@ fn points(all: &[Curves], study: &str) -> Vec<DataPoint> {
     points
 }
 
-fn picture(curves: &Curves, study: &str, id: &str) -> Option<Figure> {
+fn picture(curves: &SensitivityCurves, study: &str, id: &str) -> Option<ResultFigure> {
     let (_, named) = curves.studies.iter().find(|(name, _)| name.0 == study)?;
     let series = named.iter().map(|named| Series {
         name: named.name.clone(),
-        points: named.curve.points().iter().map(|&(size, rate)| Point::new(colors_of(size), rate)).collect(),
+        points: named.curve.points().iter().map(|&(size, rate)| ChartPoint::new(colors_of(size), rate)).collect(),
         dashed: !named.name.starts_with("real"),
         ..Series::default()
     });
@@ -220,5 +225,5 @@ fn picture(curves: &Curves, study: &str, id: &str) -> Option<Figure> {
         ..Chart::default()
     };
     let name = format!("{}-{}-{}", id.to_lowercase(), study.replace(' ', "-"), curves.program);
-    Some(Figure::chart(name, &chart))
+    Some(ResultFigure::chart(name, &chart))
 }

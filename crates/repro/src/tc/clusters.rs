@@ -1,47 +1,49 @@
 //! TC-2: are the clusters the program's own? With the picture of Figure 3.5, before and after.
 
-use cachemate_locality::shmap::Sharing;
+use cachemate_locality::shmap::SharingCriteria;
 use cachemate_policy::clustering::{
-    Method, THRESHOLD, THRESHOLD_SAMPLES_PER_THREAD, ThreadMap, find, scaled_threshold,
+    ClusteringMethod, THRESHOLD, THRESHOLD_SAMPLES_PER_THREAD, ThreadMap, find, scaled_threshold,
 };
 use cachemate_sim::kernels::Options;
 use serde::{Deserialize, Serialize};
 
 use super::figures::figures as shmap_figures;
 use super::insight::{Insight, insights};
-use super::setup::{Case, Placement, Round, SAMPLES_PER_THREAD, SCALE, SMALL, Setting, four, rounds};
-use crate::{Bar, Context, DataPoint, Finding, ReproError};
+use super::setup::{
+    ClusterCase, ClusterSetting, PlacementRound, SAMPLES_PER_THREAD, SCALE, SMALL, ThreadPlacement, four, rounds,
+};
+use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultTarget};
 
 /// Below every program's share of remote stalls, so that all four are looked at.
 const LOW: &str = "activation_share = 0.02";
 
 /// What one run found.
 #[derive(Serialize, Deserialize)]
-struct Outcome {
+struct ClusterRun {
     agreement: f64,
     unclustered: usize,
     clusters: usize,
     rounds: usize,
-    first: Option<Round>,
-    last: Option<Round>,
+    first: Option<PlacementRound>,
+    last: Option<PlacementRound>,
     /// Insight of the first round of sampling.
     insight: Option<Insight>,
 }
 
-fn outcome(context: &Context<'_>, case: &Case, seed: u64) -> Result<Outcome, ReproError> {
+fn outcome(context: &ExperimentContext<'_>, case: &ClusterCase, seed: u64) -> Result<ClusterRun, ReproError> {
     // A change of phase needs as long again: the clusters of before, then those of after.
     let changes = case.options.regroup_after.is_some();
-    let short = Setting::new(context, SMALL, case, seed);
+    let short = ClusterSetting::new(context, SMALL, case, seed);
     let warm_up_windows = short.warm_up_windows * if changes { 2 } else { 1 };
-    let setting = Setting { warm_up_windows, measured_windows: 1, ..short };
+    let setting = ClusterSetting { warm_up_windows, measured_windows: 1, ..short };
     let truth = case.truth_later(seed)?;
-    let run = setting.run(&Placement::Automatic(LOW.to_string()))?;
+    let run = setting.run(&ThreadPlacement::Automatic(LOW.to_string()))?;
     let mut found = rounds(&run.records, truth.len(), setting.entries);
     let insight = insights(&run.records, &case.truth(seed)?, setting.entries).into_iter().next();
     let workers = truth.iter().flatten().count();
     let count = found.len();
     let last = found.pop();
-    Ok(Outcome {
+    Ok(ClusterRun {
         agreement: last.as_ref().map_or(0.0, |round| round.agreement(&truth)),
         unclustered: last.as_ref().map_or(workers, |round| round.unclustered_workers(&truth)),
         clusters: last.as_ref().map_or(0, |round| round.clusters),
@@ -53,7 +55,7 @@ fn outcome(context: &Context<'_>, case: &Case, seed: u64) -> Result<Outcome, Rep
 }
 
 /// What the first round of sampling brought, and how far apart its shMaps put the program's own groups.
-fn insight_points<'a>(case: &Case, found: impl Iterator<Item = &'a Outcome>) -> Vec<DataPoint> {
+fn insight_points<'a>(case: &ClusterCase, found: impl Iterator<Item = &'a ClusterRun>) -> Vec<DataPoint> {
     let all: Vec<&Insight> = found.filter_map(|found| found.insight.as_ref()).collect();
     let point = |what: &str, value: &dyn Fn(&Insight) -> f64| {
         DataPoint::over(what, case.name, &all.iter().map(|insight| value(insight)).collect::<Vec<f64>>())
@@ -70,11 +72,11 @@ fn insight_points<'a>(case: &Case, found: impl Iterator<Item = &'a Outcome>) -> 
 }
 
 /// The chapter's programs with what makes them harder: background threads, uneven clusters, a change midway.
-fn harder_cases(context: &Context<'_>) -> Vec<Case> {
+fn harder_cases(context: &ExperimentContext<'_>) -> Vec<ClusterCase> {
     let with = |name, kernel, change: fn(&mut Options)| {
         let mut options = Options::default();
         change(&mut options);
-        Case::new(name, kernel, options)
+        ClusterCase::new(name, kernel, options)
     };
     // The change: of each thread's own operations, about half of the run.
     let mut cases = vec![
@@ -106,7 +108,7 @@ fn harder_cases(context: &Context<'_>) -> Vec<Case> {
     cases
 }
 
-pub(super) fn four_programs(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(super) fn four_programs(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let what = "worst agreement of workers' clusters with the programs' own partition, four programs";
     let finding = agreement(context, &four(), what)?;
     Ok(vec![finding.note(format!(
@@ -117,7 +119,7 @@ pub(super) fn four_programs(context: &Context<'_>) -> Result<Vec<Finding>, Repro
     ))])
 }
 
-pub(super) fn harder(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(super) fn harder(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let what = "worst agreement with background threads, uneven clusters, another partition midway, 4 x 16 warehouses \
                 (quick: two of thirteen)";
     let finding = agreement(context, &harder_cases(context), what)?;
@@ -130,7 +132,7 @@ pub(super) fn harder(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> 
 }
 
 /// The worst case's agreement, with all of them and their shMaps.
-fn agreement(context: &Context<'_>, cases: &[Case], what: &str) -> Result<Finding, ReproError> {
+fn agreement(context: &ExperimentContext<'_>, cases: &[ClusterCase], what: &str) -> Result<Finding, ReproError> {
     let items: Vec<(usize, u64)> =
         (0..cases.len()).flat_map(|case| context.seeds.iter().map(move |&seed| (case, seed))).collect();
     let outcomes = context.run_all(&items, |&(case, seed)| {
@@ -141,7 +143,7 @@ fn agreement(context: &Context<'_>, cases: &[Case], what: &str) -> Result<Findin
     let mut points = Vec::new();
     let mut figures = Vec::new();
     for (at, case) in cases.iter().enumerate() {
-        let values = |value: fn(&Outcome) -> f64| of(at).map(value).collect::<Vec<f64>>();
+        let values = |value: fn(&ClusterRun) -> f64| of(at).map(value).collect::<Vec<f64>>();
         points.push(DataPoint::over("adjusted Rand index", case.name, &values(|found| found.agreement)));
         points.push(DataPoint::over("clusters", case.name, &values(|found| found.clusters as f64)));
         points.push(DataPoint::over("unclustered workers", case.name, &values(|found| found.unclustered as f64)));
@@ -164,7 +166,7 @@ fn agreement(context: &Context<'_>, cases: &[Case], what: &str) -> Result<Findin
     };
     let per_seed = context.per_seed(worst);
     let paper = "clusters equal the partition for the microbenchmark and SPECjbb; RUBiS two and some unclustered; VolanoMark five instead of two";
-    let bar = Bar::AtLeast { bar: 1.0, paper_best: None };
+    let bar = ResultTarget::AtLeast { bar: 1.0, paper_best: None };
     let mut finding = Finding::new("TC-2", what, paper, "adjusted Rand index", bar, &per_seed)
         .points(points)
         .time_scale(SCALE as f64);
@@ -173,15 +175,16 @@ fn agreement(context: &Context<'_>, cases: &[Case], what: &str) -> Result<Findin
 }
 
 /// The thesis's scan on the same maps, at the threshold that the policy's default gives for these samples.
-fn one_pass_agreement(found: &Outcome, truth: &[Option<u32>]) -> f64 {
+fn one_pass_agreement(found: &ClusterRun, truth: &[Option<u32>]) -> f64 {
     let Some(round) = found.first.as_ref().or(found.last.as_ref()) else { return 0.0 };
     let threads: Vec<ThreadMap<'_>> =
         round.maps.iter().map(|map| ThreadMap { counters: map, together: None }).collect();
     let share = SAMPLES_PER_THREAD as f64 / THRESHOLD_SAMPLES_PER_THREAD;
-    let sharing = Sharing::default();
-    let clusters = find(Method::OnePass, &threads, &sharing, scaled_threshold(THRESHOLD, share, sharing.floor));
+    let sharing = SharingCriteria::default();
+    let clusters =
+        find(ClusteringMethod::OnePass, &threads, &sharing, scaled_threshold(THRESHOLD, share, sharing.floor));
     let alone = |at: usize| clusters.count + at;
     let cluster_of = clusters.of.iter().enumerate().map(|(at, of)| of.unwrap_or(alone(at))).collect();
     let clustered = clusters.of.iter().map(Option::is_some).collect();
-    Round { cluster_of, clusters: clusters.count, clustered, maps: Vec::new() }.agreement(truth)
+    PlacementRound { cluster_of, clusters: clusters.count, clustered, maps: Vec::new() }.agreement(truth)
 }

@@ -3,8 +3,8 @@
 use cachemate_sim::kernels::Options;
 use serde::{Deserialize, Serialize};
 
-use super::setup::{Case, Placement, SCALE, SMALL, Setting, remote_share, work_rate};
-use crate::{Bar, Context, DataPoint, Finding, ReproError};
+use super::setup::{ClusterCase, ClusterSetting, SCALE, SMALL, ThreadPlacement, remote_share, work_rate};
+use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultTarget};
 
 #[derive(Serialize, Deserialize)]
 struct Control {
@@ -13,19 +13,19 @@ struct Control {
     remote: f64,
 }
 
-fn control(context: &Context<'_>, case: &Case, seed: u64) -> Result<Control, ReproError> {
-    let short = Setting::new(context, SMALL, case, seed);
-    let setting = Setting { warm_up_windows: context.pick(3, 12), ..short };
+fn control(context: &ExperimentContext<'_>, case: &ClusterCase, seed: u64) -> Result<Control, ReproError> {
+    let short = ClusterSetting::new(context, SMALL, case, seed);
+    let setting = ClusterSetting { warm_up_windows: context.pick(3, 12), ..short };
     let truth = case.truth(seed)?;
-    let alone = setting.run(&Placement::Default)?.results;
-    let with = setting.run(&Placement::Automatic("activation_share = 0.02".to_string()))?;
+    let alone = setting.run(&ThreadPlacement::Default)?.results;
+    let with = setting.run(&ThreadPlacement::Automatic("activation_share = 0.02".to_string()))?;
     let moved = with.records.iter().map(|record| record.decision.plan.affinity.len()).max().unwrap_or(0);
     let loss = 1.0 - work_rate(&with.results, &truth) / work_rate(&alone, &truth);
     Ok(Control { moved: moved as f64, loss: 100.0 * loss, remote: 100.0 * remote_share(&alone) })
 }
 
-pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
-    let plain = |name| Case::new(name, name, Options::default());
+pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
+    let plain = |name| ClusterCase::new(name, name, Options::default());
     let cases = [plain("share-nothing"), plain("share-everything")];
     let items: Vec<(usize, u64)> =
         (0..cases.len()).flat_map(|case| context.seeds.iter().map(move |&seed| (case, seed))).collect();
@@ -53,8 +53,8 @@ pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
     let moved = "threads placed among programs that share nothing or everything, activation at 2 %";
     let loss = "largest loss against the default scheduler";
     Ok(vec![
-        finding(moved, "threads", Bar::AtMost { bar: 0.0, paper_best: None }, per_seed(|found| found.moved))
+        finding(moved, "threads", ResultTarget::AtMost { bar: 0.0, paper_best: None }, per_seed(|found| found.moved))
             .points(points),
-        finding(loss, "%", Bar::AtMost { bar: 0.5, paper_best: None }, per_seed(|found| found.loss)),
+        finding(loss, "%", ResultTarget::AtMost { bar: 0.5, paper_best: None }, per_seed(|found| found.loss)),
     ])
 }

@@ -1,17 +1,17 @@
 //! The figures of the thesis's Figure 3.5: shMaps before and after clustering.
 
-use cachemate_locality::shmap::Sharing;
-use cachemate_policy::clustering::{Method, ThreadMap, find};
+use cachemate_locality::shmap::SharingCriteria;
+use cachemate_policy::clustering::{ClusteringMethod, ThreadMap, find};
 use cachemate_report::figure::{HeatMap, Shade};
 
-use super::setup::Round;
-use crate::Figure;
+use super::setup::PlacementRound;
+use crate::ResultFigure;
 
 /// shMaps as they came, and by cluster; data that more than one cluster touches left out, as in the thesis.
-pub(super) fn figures(name: &str, round: &Round) -> [Figure; 2] {
+pub(super) fn figures(name: &str, round: &PlacementRound) -> [ResultFigure; 2] {
     let threads: Vec<ThreadMap<'_>> =
         round.maps.iter().map(|map| ThreadMap { counters: map, together: None }).collect();
-    let global = find(Method::CoClusters, &threads, &Sharing::default(), 36).global;
+    let global = find(ClusteringMethod::CoClusters, &threads, &SharingCriteria::default(), 36).global;
     // A shuffled order is what an observer without the clusters has.
     let mut before: Vec<usize> = (0..round.maps.len()).collect();
     cachemate_core::SplitMix64::new(1).shuffle(&mut before);
@@ -37,7 +37,7 @@ pub(super) fn figures(name: &str, round: &Round) -> [Figure; 2] {
         let words: Vec<&str> = name.split(|c: char| !c.is_alphanumeric()).filter(|word| !word.is_empty()).collect();
         let slug = words.join("-");
         let name = format!("tc-2-{slug}-{}", if when.starts_with("before") { "before" } else { "after" });
-        Figure::heat_map(name, &map)
+        ResultFigure::heat_map(name, &map)
     };
     [draw(&before, "before clustering"), draw(&after, "by cluster")]
 }

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use cachemate_core::{Evidence, ProbeId, ShMapParameters, TaskId, WindowRecord};
-use cachemate_locality::shmap::{ShMaps, Sharing, global_entries, similarity};
+use cachemate_core::{ProbeEvidence, ProbeId, ShMapParameters, TaskId, WindowRecord};
+use cachemate_locality::shmap::{ShMaps, SharingCriteria, global_entries, similarity};
 use serde::{Deserialize, Serialize};
 
 /// One round of sampling, its shMaps judged by the program's own groups.
@@ -30,10 +30,10 @@ pub(super) struct Insight {
 pub(super) fn insights(records: &[WindowRecord], truth: &[Option<u32>], entries: usize) -> Vec<Insight> {
     let mut rounds: BTreeMap<ProbeId, (u64, u64, Vec<(TaskId, u64)>)> = BTreeMap::new();
     for record in records {
-        for answer in &record.seen.answers {
-            let Evidence::Samples { samples, events, line_bytes, .. } = &answer.evidence else { continue };
+        for answer in &record.observation.probe_results {
+            let ProbeEvidence::Samples { samples, events, line_bytes, .. } = &answer.evidence else { continue };
             let round = rounds.entry(answer.probe).or_insert((0, 0, Vec::new()));
-            round.0 = record.seen.window;
+            round.0 = record.observation.window;
             round.1 += events;
             round.2.extend(samples.iter().map(|s| (s.task, s.virtual_line * u64::from(*line_bytes))));
         }
@@ -46,7 +46,7 @@ fn insight(window: u64, events: u64, samples: &[(TaskId, u64)], truth: &[Option<
     let passed = samples.iter().filter(|&&(task, address)| maps.touch(task, address, truth.len())).count();
     let none = vec![0u8; entries];
     let rows: Vec<&[u8]> = (0..truth.len()).map(|at| maps.of(TaskId(at as u32)).unwrap_or(&none)).collect();
-    let sharing = Sharing::default();
+    let sharing = SharingCriteria::default();
     let global = global_entries(&rows, &sharing);
     let by_entry = |least: u8, threads: usize| {
         let touching = |entry: &usize| rows.iter().filter(|row| row[*entry] >= least).count() >= threads;

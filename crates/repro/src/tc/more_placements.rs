@@ -2,23 +2,23 @@
 
 use cachemate_sim::kernels::Options;
 
-use super::placements::{AUTOMATIC, GAIN_LABEL, HAND, Runs, gain, per_seed, placements, reduction};
-use super::setup::{Case, LARGE, Placement, SCALE, SMALL, four};
-use crate::{Bar, Context, Finding, ReproError};
+use super::placements::{AUTOMATIC, GAIN_LABEL, HAND, PlacementRuns, gain, per_seed, placements, reduction};
+use super::setup::{ClusterCase, LARGE, SCALE, SMALL, ThreadPlacement, four};
+use crate::{ExperimentContext, Finding, ReproError, ResultTarget};
 
 /// Eight clusters of the same size as the small machine's.
-fn eight() -> Vec<Case> {
+fn eight() -> Vec<ClusterCase> {
     let of = |name, kernel, threads| {
         let options = Options { groups: Some(8), threads: Some(threads), ..Options::default() };
-        Case::new(name, kernel, options)
+        ClusterCase::new(name, kernel, options)
     };
     vec![of("8 scoreboards x 8", "scoreboards", 8), of("8 warehouses x 8", "warehouses", 8)]
 }
 
 /// Clusters that no placement can keep whole and level the chips at once, or only just.
-fn uneven() -> Vec<Case> {
+fn uneven() -> Vec<ClusterCase> {
     let of = |name, kernel, sizes: &[u32]| {
-        Case::new(name, kernel, Options { group_sizes: sizes.to_vec(), ..Options::default() })
+        ClusterCase::new(name, kernel, Options { group_sizes: sizes.to_vec(), ..Options::default() })
     };
     vec![
         of("scoreboards 6 + 4 + 4 + 2", "scoreboards", &[6, 4, 4, 2]),
@@ -28,21 +28,21 @@ fn uneven() -> Vec<Case> {
 }
 
 /// Without round robin and the threshold of 20 %, which two chips show.
-fn three(context: &Context<'_>) -> Vec<Placement> {
+fn three(context: &ExperimentContext<'_>) -> Vec<ThreadPlacement> {
     let mut three = placements(context);
     three.truncate(AUTOMATIC + 1);
     three
 }
 
-pub(super) fn eight_chips(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(super) fn eight_chips(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let programs = context.pick(1, 2);
-    let first = |mut cases: Vec<Case>| {
+    let first = |mut cases: Vec<ClusterCase>| {
         cases.truncate(programs);
         cases
     };
     let scale = SCALE * context.pick(2, 1);
-    let small = Runs::make(context, SMALL, first(four()), three(context), scale)?;
-    let large = Runs::make(context, LARGE, first(eight()), three(context), scale)?;
+    let small = PlacementRuns::make(context, SMALL, first(four()), three(context), scale)?;
+    let large = PlacementRuns::make(context, LARGE, first(eight()), three(context), scale)?;
     // The same program on both machines: scoreboards, warehouses.
     let more = |seed: usize| {
         let pair = |case: usize| gain(&large, case, AUTOMATIC, seed) - gain(&small, case, AUTOMATIC, seed);
@@ -57,7 +57,7 @@ pub(super) fn eight_chips(context: &Context<'_>) -> Result<Vec<Finding>, ReproEr
             "eight chips with eight clusters, worst of two programs (quick: one): the policy's gain, of the hand placement's",
             "hand placement of SPECjbb gains 14 % on eight chips; the policy was not run",
             "% of hand's",
-            Bar::AtLeast { bar: 95.0, paper_best: None },
+            ResultTarget::AtLeast { bar: 95.0, paper_best: None },
             &per_seed(context, |seed| large.worst_gain_of_hand(seed)),
         )
         .points(points)
@@ -69,23 +69,23 @@ pub(super) fn eight_chips(context: &Context<'_>) -> Result<Vec<Finding>, ReproEr
             "eight chips with eight clusters: the policy's gain less its gain on two chips, worst of two programs (quick: one)",
             "hand placement of SPECjbb gains 14 % on eight chips; the policy was not run",
             "percentage points",
-            Bar::AtLeast { bar: 0.0, paper_best: None },
+            ResultTarget::AtLeast { bar: 0.0, paper_best: None },
             &per_seed(context, more),
         )
         .time_scale(scale as f64),
     ])
 }
 
-pub(super) fn uneven_clusters(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(super) fn uneven_clusters(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let mut cases = uneven();
     if context.quick {
         cases.truncate(1);
     }
-    Ok(vec![unevenly(context, &Runs::make(context, SMALL, cases, three(context), SCALE)?)])
+    Ok(vec![unevenly(context, &PlacementRuns::make(context, SMALL, cases, three(context), SCALE)?)])
 }
 
 /// Uneven clusters, against the program's own ones under the same balance limit.
-fn unevenly(context: &Context<'_>, runs: &Runs) -> Finding {
+fn unevenly(context: &ExperimentContext<'_>, runs: &PlacementRuns) -> Finding {
     let behind = |case: usize, seed: usize| gain(runs, case, HAND, seed) - gain(runs, case, AUTOMATIC, seed);
     let worst = |seed: usize| (0..runs.cases.len()).map(|case| behind(case, seed)).fold(f64::NEG_INFINITY, f64::max);
     let mut points = runs.points("gain, %", gain);
@@ -95,7 +95,7 @@ fn unevenly(context: &Context<'_>, runs: &Runs) -> Finding {
         "uneven clusters: the hand placement's gain less the policy's, worst of three programs, one balance limit for both",
         "a cluster that would leave chips more than 25 % apart is spread (section 3.4.4)",
         "percentage points",
-        Bar::Shown,
+        ResultTarget::Shown,
         &per_seed(context, worst),
     )
     .points(points)

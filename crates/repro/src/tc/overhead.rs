@@ -6,45 +6,47 @@
 //! each busy CPU whenever the counters take turns, is charged to the policy's runs at the run's scale, as turns are scaled
 //! with it, and belongs to every figure of the policy's.
 
-use cachemate_core::{Decision, Plan, Policy, Probe, ProbeId, ProbeWhat, ProcessId, View, Window, WindowRecord};
-use cachemate_report::figure::{Axis, Chart, Point, Series};
-use cachemate_sim::machine::{COUNTER_TURN_NS, Clock};
+use cachemate_core::{
+    Decision, Plan, Policy, ProbeId, ProbeKind, ProbeRequest, ProcessId, View, WindowLength, WindowRecord,
+};
+use cachemate_report::figure::{Axis, Chart, ChartPoint, Series};
+use cachemate_sim::machine::{COUNTER_TURN_NS, NominalClock};
 use serde::{Deserialize, Serialize};
 
-use super::setup::{Case, Placement, SCALE, SMALL, Setting, TURN_CYCLES, four, work_rate};
+use super::setup::{ClusterCase, ClusterSetting, SCALE, SMALL, TURN_CYCLES, ThreadPlacement, four, work_rate};
 use crate::setup::failed;
-use crate::{Bar, Context, DataPoint, Figure, Finding, ReproError, mean};
+use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget, mean};
 
 const INTERRUPT_CYCLES: u64 = 3_000;
 
 /// Samples one remote access in so many, for ever, and does nothing else.
-struct Sampling(u32);
+struct SamplingPolicy(u32);
 
-impl Policy for Sampling {
+impl Policy for SamplingPolicy {
     fn decide(&mut self, view: &View<'_>) -> Decision {
-        let mut plan = Plan::idle(Window::Cycles { cycles: 1_000_000_000 });
-        if self.0 > 0 && !view.seen.tasks.is_empty() {
-            let what = ProbeWhat::Samples {
+        let mut plan = Plan::idle(WindowLength::Cycles { cycles: 1_000_000_000 });
+        if self.0 > 0 && !view.observation.tasks.is_empty() {
+            let what = ProbeKind::AccessSamples {
                 processes: vec![ProcessId(0)],
                 one_in: self.0,
                 remote_only: true,
                 at_most: u32::MAX,
             };
-            plan.probes.push(Probe { id: ProbeId(0), what, budget_ns: u64::MAX });
+            plan.probes.push(ProbeRequest { id: ProbeId(0), kind: what, budget_ns: u64::MAX });
         }
-        Decision { plan, why: Vec::new() }
+        Decision { plan, reasons: Vec::new() }
     }
 }
 
 /// What sampling took of the processor time in the windows that had a probe, and how many samples a second it brought.
 fn charged(records: &[WindowRecord]) -> (f64, f64) {
     let (mut cost_ns, mut busy_ns, mut samples, mut elapsed_ns) = (0u64, 0u64, 0usize, 0u64);
-    for record in records.iter().filter(|record| !record.seen.answers.is_empty()) {
-        busy_ns += record.seen.tasks.iter().flat_map(|task| &task.on_cpu_ns).map(|(_, ns)| ns).sum::<u64>();
-        elapsed_ns += record.seen.span.elapsed_ns;
-        for answer in &record.seen.answers {
+    for record in records.iter().filter(|record| !record.observation.probe_results.is_empty()) {
+        busy_ns += record.observation.tasks.iter().flat_map(|task| &task.on_cpu_ns).map(|(_, ns)| ns).sum::<u64>();
+        elapsed_ns += record.observation.span.elapsed_ns;
+        for answer in &record.observation.probe_results {
             cost_ns += answer.cost_ns.iter().map(|(_, ns)| ns).sum::<u64>();
-            if let cachemate_core::Evidence::Samples { samples: taken, .. } = &answer.evidence {
+            if let cachemate_core::ProbeEvidence::Samples { samples: taken, .. } = &answer.evidence {
                 samples += taken.len();
             }
         }
@@ -54,38 +56,38 @@ fn charged(records: &[WindowRecord]) -> (f64, f64) {
     (cost_ns as f64 / busy_ns.max(1) as f64, samples as f64 / seconds.max(1e-12))
 }
 
-fn setting(context: &Context<'_>, case: &Case, seed: u64) -> Setting {
+fn setting(context: &ExperimentContext<'_>, case: &ClusterCase, seed: u64) -> ClusterSetting {
     let machine = format!("{SMALL}?counters.interrupt_cycles={}", INTERRUPT_CYCLES * SCALE);
-    Setting {
+    ClusterSetting {
         warm_up_windows: context.pick(2, 12),
         measured_windows: context.pick(1, 2),
-        ..Setting::new(context, &machine, case, seed)
+        ..ClusterSetting::new(context, &machine, case, seed)
     }
 }
 
 /// The paper's program for this figure.
-fn warehouses() -> Case {
+fn warehouses() -> ClusterCase {
     four().swap_remove(1)
 }
 
 #[derive(Serialize, Deserialize)]
-struct Rate {
+struct SamplingCost {
     slowdown: f64,
     charged: f64,
     per_second: f64,
 }
 
-fn at_rate(context: &Context<'_>, seed: u64, one_in: u32) -> Result<Rate, ReproError> {
+fn at_rate(context: &ExperimentContext<'_>, seed: u64, one_in: u32) -> Result<SamplingCost, ReproError> {
     let (case, setting) = (warehouses(), setting(context, &warehouses(), seed));
     let truth = case.truth(seed)?;
-    let without = setting.run_by(Box::new(Sampling(0)))?;
-    let with = setting.run_by(Box::new(Sampling(one_in)))?;
+    let without = setting.run_by(Box::new(SamplingPolicy(0)))?;
+    let with = setting.run_by(Box::new(SamplingPolicy(one_in)))?;
     let (charged, per_second) = charged(&with.records);
     let slowdown = 1.0 - work_rate(&with.results, &truth) / work_rate(&without.results, &truth);
-    Ok(Rate { slowdown, charged, per_second })
+    Ok(SamplingCost { slowdown, charged, per_second })
 }
 
-pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let rates: &[u32] = context.pick(&[100], &[1, 2, 5, 10, 20, 50, 100]);
     let items: Vec<(u32, u64)> =
         rates.iter().flat_map(|&rate| context.seeds.iter().map(move |&seed| (rate, seed))).collect();
@@ -93,7 +95,7 @@ pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
         context.tell(&format!("TC-5 one in {rate} seed {seed}"));
         at_rate(context, seed, rate)
     })?;
-    let of = |rate: u32, value: fn(&Rate) -> f64| -> Vec<f64> {
+    let of = |rate: u32, value: fn(&SamplingCost) -> f64| -> Vec<f64> {
         items.iter().zip(&measured).filter(|((at, _), _)| *at == rate).map(|(_, found)| value(found)).collect()
     };
     let mut points = Vec::new();
@@ -106,13 +108,13 @@ pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
     let turns = 100.0 * breakdown_share()?;
     points.push(DataPoint::over("stall breakdown's own cost, % (one interrupt a turn)", "always", &[turns]));
     let own = context.run_all(&context.seeds, |&seed| own_rate(context, seed))?;
-    let own_points = |what: &str, value: fn(&Own) -> f64| {
+    let own_points = |what: &str, value: fn(&ChosenRateCost) -> f64| {
         DataPoint::over(what, "the policy's own rate", &own.iter().map(value).collect::<Vec<f64>>())
     };
     points.push(own_points("charged while detecting, first window of sampling, %", |own| 100.0 * own.first));
     points.push(own_points("charged while detecting, costliest window, %", |own| 100.0 * own.most));
     points.push(own_points("windows of sampling", |own| own.windows));
-    let per_seed = |value: fn(&Own) -> f64| -> Vec<(u64, f64)> {
+    let per_seed = |value: fn(&ChosenRateCost) -> f64| -> Vec<(u64, f64)> {
         context.seeds.iter().zip(&own).map(|(&seed, own)| (seed, value(own))).collect()
     };
     let while_detecting: Vec<(u64, f64)> =
@@ -126,7 +128,7 @@ pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
             "overhead while detecting, at the policy's own sampling rate, with the stall breakdown's",
             what,
             "% of processor time",
-            Bar::AtMost { bar: 4.0, paper_best: None },
+            ResultTarget::AtMost { bar: 4.0, paper_best: None },
             &while_detecting,
         )
         .points(points)
@@ -141,7 +143,7 @@ pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
             "overhead over a whole run, detection and stall breakdown",
             what,
             "% of processor time",
-            Bar::AtMost { bar: 1.0, paper_best: None },
+            ResultTarget::AtMost { bar: 1.0, paper_best: None },
             &over_run,
         )
         .time_scale(SCALE as f64)
@@ -155,7 +157,7 @@ pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
 }
 
 #[derive(Serialize, Deserialize)]
-struct Own {
+struct ChosenRateCost {
     /// Sampling, of the processor time of all windows that had it, of the first of them, and of the costliest.
     detecting: f64,
     first: f64,
@@ -168,23 +170,23 @@ struct Own {
 /// What the counters' turns take of a busy CPU.
 fn breakdown_share() -> Result<f64, ReproError> {
     let spec = cachemate_spec::load_machine(SMALL).map_err(failed(SMALL))?;
-    let clock = Clock::new(&spec, SCALE);
+    let clock = NominalClock::new(&spec, SCALE);
     Ok(clock.scaled(TURN_CYCLES) as f64 / clock.cycles(COUNTER_TURN_NS) as f64)
 }
 
-fn own_rate(context: &Context<'_>, seed: u64) -> Result<Own, ReproError> {
+fn own_rate(context: &ExperimentContext<'_>, seed: u64) -> Result<ChosenRateCost, ReproError> {
     let unscaled = setting(context, &warehouses(), seed);
     // A sample costs so many nominal nanoseconds as its cycles take on a clock slower by the scale.
     let cost = format!("activation_share = 0.02\nsample_cost_ns = {}.0", 2_000 * SCALE);
-    let sampled = unscaled.run(&Placement::Automatic(cost))?.records;
+    let sampled = unscaled.run(&ThreadPlacement::Automatic(cost))?.records;
     let by_window = |record: &WindowRecord| charged(std::slice::from_ref(record)).0;
-    let windows: Vec<f64> = sampled.iter().filter(|r| !r.seen.answers.is_empty()).map(by_window).collect();
-    let scaled = Setting::new(context, SMALL, &warehouses(), seed);
-    let run = scaled.run(&Placement::Automatic("activation_share = 0.02".to_string()))?;
+    let windows: Vec<f64> = sampled.iter().filter(|r| !r.observation.probe_results.is_empty()).map(by_window).collect();
+    let scaled = ClusterSetting::new(context, SMALL, &warehouses(), seed);
+    let run = scaled.run(&ThreadPlacement::Automatic("activation_share = 0.02".to_string()))?;
     let all = |of: fn(&WindowRecord) -> u64| run.records.iter().map(of).sum::<u64>() as f64;
-    let cost = all(|r| r.seen.answers.iter().flat_map(|answer| &answer.cost_ns).map(|(_, ns)| ns).sum());
-    let busy = all(|r| r.seen.tasks.iter().flat_map(|task| &task.on_cpu_ns).map(|(_, ns)| ns).sum());
-    Ok(Own {
+    let cost = all(|r| r.observation.probe_results.iter().flat_map(|answer| &answer.cost_ns).map(|(_, ns)| ns).sum());
+    let busy = all(|r| r.observation.tasks.iter().flat_map(|task| &task.on_cpu_ns).map(|(_, ns)| ns).sum());
+    Ok(ChosenRateCost {
         detecting: charged(&sampled).0,
         first: windows.first().copied().unwrap_or(0.0),
         most: windows.iter().copied().fold(0.0, f64::max),
@@ -193,9 +195,10 @@ fn own_rate(context: &Context<'_>, seed: u64) -> Result<Own, ReproError> {
     })
 }
 
-fn figure(rates: &[u32], of: &dyn Fn(u32, fn(&Rate) -> f64) -> Vec<f64>) -> Figure {
-    let point = |rate: u32, value: fn(&Rate) -> f64| Point::new(100.0 / f64::from(rate), mean(&of(rate, value)));
-    let line = |name: &str, value: fn(&Rate) -> f64| Series {
+fn figure(rates: &[u32], of: &dyn Fn(u32, fn(&SamplingCost) -> f64) -> Vec<f64>) -> ResultFigure {
+    let point =
+        |rate: u32, value: fn(&SamplingCost) -> f64| ChartPoint::new(100.0 / f64::from(rate), mean(&of(rate, value)));
+    let line = |name: &str, value: fn(&SamplingCost) -> f64| Series {
         name: name.to_string(),
         points: rates.iter().rev().map(|&rate| point(rate, value)).collect(),
         ..Series::default()
@@ -210,5 +213,5 @@ fn figure(rates: &[u32], of: &dyn Fn(u32, fn(&Rate) -> f64) -> Vec<f64>) -> Figu
         ],
         ..Chart::default()
     };
-    Figure::chart("tc-5-overhead", &chart)
+    ResultFigure::chart("tc-5-overhead", &chart)
 }

@@ -1,22 +1,26 @@
 //! TC-1, TC-3, TC-4: where cycles go, remote-cache stalls, and performance under the four placements on two chips.
 
-use cachemate_report::figure::{Axis, BarGroup, Bars};
+use cachemate_report::figure::{Axis, BarChart, BarGroup};
 use cachemate_sim::results::RunResults;
 use serde::{Deserialize, Serialize};
 
 use super::setup::{
-    Case, Placement, SAMPLES_PER_THREAD, SCALE, SMALL, Setting, four, remote_per_instr, remote_share, work_rate,
+    ClusterCase, ClusterSetting, SAMPLES_PER_THREAD, SCALE, SMALL, ThreadPlacement, four, remote_per_instr,
+    remote_share, work_rate,
 };
-use crate::{Bar, Context, DataPoint, Figure, Finding, ReproError, mean};
+use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget, mean};
 
 /// The first is what the others are compared with, the second and third what the bars speak of; quick runs have no more.
 /// Activation at the paper's threshold, and at one that VolanoMark's 6 % of remote stalls passes.
-pub(super) fn placements(context: &Context<'_>) -> Vec<Placement> {
-    let mut placements =
-        vec![Placement::Default, Placement::Hand, Placement::Automatic("activation_share = 0.02".to_string())];
+pub(super) fn placements(context: &ExperimentContext<'_>) -> Vec<ThreadPlacement> {
+    let mut placements = vec![
+        ThreadPlacement::Default,
+        ThreadPlacement::Hand,
+        ThreadPlacement::Automatic("activation_share = 0.02".to_string()),
+    ];
     if !context.quick {
-        placements.push(Placement::Automatic("activation_share = 0.2".to_string()));
-        placements.push(Placement::RoundRobin);
+        placements.push(ThreadPlacement::Automatic("activation_share = 0.2".to_string()));
+        placements.push(ThreadPlacement::RoundRobin);
     }
     placements
 }
@@ -25,7 +29,7 @@ pub(super) const HAND: usize = 1;
 pub(super) const AUTOMATIC: usize = 2;
 
 #[derive(Serialize, Deserialize)]
-struct Measured {
+struct PlacementResult {
     remote_per_instr: f64,
     remote_share: f64,
     work_rate: f64,
@@ -33,16 +37,16 @@ struct Measured {
 }
 
 fn measure(
-    context: &Context<'_>,
+    context: &ExperimentContext<'_>,
     machine: &str,
-    case: &Case,
+    case: &ClusterCase,
     seed: u64,
-    by: &Placement,
+    by: &ThreadPlacement,
     scale: u64,
-) -> Result<Measured, ReproError> {
-    let results = Setting { scale, ..Setting::new(context, machine, case, seed) }.run(by)?.results;
+) -> Result<PlacementResult, ReproError> {
+    let results = ClusterSetting { scale, ..ClusterSetting::new(context, machine, case, seed) }.run(by)?.results;
     let truth = case.truth(seed)?;
-    Ok(Measured {
+    Ok(PlacementResult {
         remote_per_instr: remote_per_instr(&results),
         remote_share: remote_share(&results),
         work_rate: work_rate(&results, &truth),
@@ -71,19 +75,19 @@ fn breakdown(results: &RunResults) -> Vec<(String, f64)> {
 }
 
 /// All runs of some cases on one machine: by case, placement and seed.
-pub(super) struct Runs {
-    pub cases: Vec<Case>,
+pub(super) struct PlacementRuns {
+    pub cases: Vec<ClusterCase>,
     machine: &'static str,
     /// `[case][placement][seed]`.
-    measured: Vec<Vec<Vec<Measured>>>,
+    measured: Vec<Vec<Vec<PlacementResult>>>,
 }
 
-impl Runs {
+impl PlacementRuns {
     pub fn make(
-        context: &Context<'_>,
+        context: &ExperimentContext<'_>,
         machine: &'static str,
-        cases: Vec<Case>,
-        placements: Vec<Placement>,
+        cases: Vec<ClusterCase>,
+        placements: Vec<ThreadPlacement>,
         scale: u64,
     ) -> Result<Self, ReproError> {
         let mut items = Vec::new();
@@ -101,7 +105,7 @@ impl Runs {
         let seeds = context.seeds.len();
         let measured =
             cases.iter().map(|_| placements.iter().map(|_| all.by_ref().take(seeds).collect()).collect()).collect();
-        Ok(Runs { cases, machine, measured })
+        Ok(PlacementRuns { cases, machine, measured })
     }
 
     /// Remote stalls per instruction that a placement takes away, against the default.
@@ -152,30 +156,30 @@ impl Runs {
         title: &str,
         label: &str,
         value: impl Fn(&Self, usize, usize, usize) -> f64,
-    ) -> Figure {
+    ) -> ResultFigure {
         let group = |case: usize| BarGroup {
             name: self.cases[case].name.to_string(),
             bars: (1..self.measured[case].len())
                 .map(|by| mean(&self.over(|seed| value(self, case, by, seed))).into())
                 .collect(),
         };
-        let bars = Bars {
+        let bars = BarChart {
             title: title.to_string(),
             y: Axis::linear(label),
             series: SHOWN[1..self.measured[0].len()].iter().map(|name| name.to_string()).collect(),
             groups: (0..self.cases.len()).map(group).collect(),
-            ..Bars::default()
+            ..BarChart::default()
         };
-        Figure::bars(name, &bars)
+        ResultFigure::bars(name, &bars)
     }
 }
 
-pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let mut cases = four();
     if context.quick {
         cases.truncate(2);
     }
-    let runs = Runs::make(context, SMALL, cases, placements(context), SCALE)?;
+    let runs = PlacementRuns::make(context, SMALL, cases, placements(context), SCALE)?;
     let mut findings = vec![stalls(context, &runs)];
     findings.extend(remote(context, &runs));
     findings.push(performance(context, &runs));
@@ -185,20 +189,20 @@ pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
 pub(super) const GAIN_LABEL: &str = "% more work than by default";
 
 /// Work over the default's, %.
-pub(super) fn gain(runs: &Runs, case: usize, by: usize, seed: usize) -> f64 {
+pub(super) fn gain(runs: &PlacementRuns, case: usize, by: usize, seed: usize) -> f64 {
     100.0 * runs.gain(case, by, seed)
 }
 
 /// Share of the default's remote stalls that is gone, in per cent.
-pub(super) fn reduction(runs: &Runs, case: usize, by: usize, seed: usize) -> f64 {
+pub(super) fn reduction(runs: &PlacementRuns, case: usize, by: usize, seed: usize) -> f64 {
     100.0 * runs.reduction(case, by, seed)
 }
 
-pub(super) fn per_seed(context: &Context<'_>, value: impl Fn(usize) -> f64) -> Vec<(u64, f64)> {
+pub(super) fn per_seed(context: &ExperimentContext<'_>, value: impl Fn(usize) -> f64) -> Vec<(u64, f64)> {
     context.seeds.iter().enumerate().map(|(at, &seed)| (seed, value(at))).collect()
 }
 
-fn stalls(context: &Context<'_>, runs: &Runs) -> Finding {
+fn stalls(context: &ExperimentContext<'_>, runs: &PlacementRuns) -> Finding {
     let cases = || 0..runs.cases.len();
     let parts: Vec<String> = runs.measured[0][0][0].breakdown.iter().map(|(part, _)| part.clone()).collect();
     let share = |case: usize, part: usize| runs.over(|seed| runs.measured[case][0][seed].breakdown[part].1);
@@ -210,22 +214,22 @@ fn stalls(context: &Context<'_>, runs: &Runs) -> Finding {
         name: runs.cases[case].name.to_string(),
         bars: (0..parts.len()).map(|part| (100.0 * mean(&share(case, part))).into()).collect(),
     };
-    let bars = Bars {
+    let bars = BarChart {
         title: "Where cycles go under the default scheduler".to_string(),
         y: Axis::linear("% of cycles"),
         series: parts.clone(),
         groups: cases().map(group).collect(),
         stacked: true,
-        ..Bars::default()
+        ..BarChart::default()
     };
-    let figure = Figure::bars("tc-1-stall-breakdown", &bars);
+    let figure = ResultFigure::bars("tc-1-stall-breakdown", &bars);
     let most = |seed: usize| cases().map(|case| 100.0 * runs.measured[case][0][seed].remote_share).fold(0.0, f64::max);
     Finding::new(
         "TC-1",
         "stall breakdown: largest share of cycles stalled on remote caches among the programs (quick: two of four)",
         "Figure 3.3: VolanoMark's cycles by cause, 6 % on remote caches",
         "% of cycles",
-        Bar::Shown,
+        ResultTarget::Shown,
         &per_seed(context, most),
     )
     .points(points.collect())
@@ -233,7 +237,7 @@ fn stalls(context: &Context<'_>, runs: &Runs) -> Finding {
     .figure(figure)
 }
 
-fn remote(context: &Context<'_>, runs: &Runs) -> Vec<Finding> {
+fn remote(context: &ExperimentContext<'_>, runs: &PlacementRuns) -> Vec<Finding> {
     let cases = || 0..runs.cases.len();
     let ratio = |case: usize, seed: usize| reduction(runs, case, AUTOMATIC, seed) / runs.reduction(case, HAND, seed);
     let worst = |seed: usize| cases().map(|case| ratio(case, seed)).fold(f64::INFINITY, f64::min);
@@ -256,7 +260,7 @@ fn remote(context: &Context<'_>, runs: &Runs) -> Vec<Finding> {
             "worst program (of four; quick: of two): the policy's reduction of remote-cache stalls, of the hand placement's",
             "Figure 3.6: SPECjbb nearly as hand-placed, room for improvement for the others",
             "% of hand's",
-            Bar::AtLeast { bar: 90.0, paper_best: None },
+            ResultTarget::AtLeast { bar: 90.0, paper_best: None },
             &per_seed(context, worst),
         )
         .points(points)
@@ -268,20 +272,20 @@ fn remote(context: &Context<'_>, runs: &Runs) -> Vec<Finding> {
             "best program: remote-cache stalls taken away by the policy",
             "up to 70 % (Figure 3.6)",
             "%",
-            Bar::AtLeast { bar: 70.0, paper_best: Some(70.0) },
+            ResultTarget::AtLeast { bar: 70.0, paper_best: Some(70.0) },
             &per_seed(context, best),
         )
         .time_scale(SCALE as f64),
     ]
 }
 
-fn performance(context: &Context<'_>, runs: &Runs) -> Finding {
+fn performance(context: &ExperimentContext<'_>, runs: &PlacementRuns) -> Finding {
     Finding::new(
         "TC-4",
         "worst program (of four; quick: of two) where hand placement gains 2 % or more: the policy's gain, of the hand placement's",
         "up to +7 % (Figure 3.7), less than by hand",
         "% of hand's",
-        Bar::AtLeast { bar: 95.0, paper_best: None },
+        ResultTarget::AtLeast { bar: 95.0, paper_best: None },
         &per_seed(context, |seed| runs.worst_gain_of_hand(seed)),
     )
     .points(runs.points("gain, %", gain))

@@ -10,19 +10,19 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use cachemate_core::{
-    Access, AccessKind, AccessSource, Event, PipelineConfig, PolicyConfig, ProfilerConfig, ShMapParameters, StallCause,
-    Turn, Window, WindowRecord,
+    Access, AccessKind, AccessSource, BatchEnd, CounterEvent, PipelineConfig, PolicyConfig, ProfilerConfig,
+    ShMapParameters, StallCause, WindowLength, WindowRecord,
 };
 use cachemate_pipeline::miss_penalty_of_machine;
-use cachemate_sim::machine::{Length, Program, SimMachine, SimOptions};
+use cachemate_sim::machine::{RunLimit, SimMachine, SimOptions, SimProgram};
 use cachemate_trace::{CmtReader, CmtSource, ThreadTotals, TraceReader, pack_places};
 use serde::{Deserialize, Serialize};
 
 use super::figures::figures as shmap_figures;
 use super::insight::{Insight, insights};
-use super::setup::{Round, SCALE, SMALL, TURN_CYCLES, WINDOW_CYCLES, rounds};
+use super::setup::{PlacementRound, SCALE, SMALL, TURN_CYCLES, WINDOW_CYCLES, rounds};
 use crate::setup::{built, failed, run_under};
-use crate::{Bar, Context, DataPoint, Finding, ReproError};
+use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultTarget};
 
 /// Samples of one round.
 const SAMPLES: u64 = 50_000;
@@ -32,7 +32,7 @@ const METHODS: [&str; 2] = ["co-clusters", "one-pass"];
 
 /// A thread of the recording.
 #[derive(Clone, Copy, PartialEq, Debug)]
-struct Recorded {
+struct RecordedThread {
     thread: u32,
     /// `None` = one of the server's own.
     database: Option<u32>,
@@ -77,7 +77,11 @@ fn databases(text: &str, name: &str) -> Result<BTreeMap<u32, u32>, ReproError> {
 }
 
 /// Threads that made records, each with its database; every thread of the list must be among them.
-fn matched(totals: &[ThreadTotals], served: &BTreeMap<u32, u32>, hertz: u64) -> Result<Vec<Recorded>, ReproError> {
+fn matched(
+    totals: &[ThreadTotals],
+    served: &BTreeMap<u32, u32>,
+    hertz: u64,
+) -> Result<Vec<RecordedThread>, ReproError> {
     let recorded: Vec<&ThreadTotals> = totals.iter().filter(|of| of.records > 0).collect();
     let database = |of: &ThreadTotals| of.os_thread.and_then(|id| served.get(&id).copied());
     let has = |id: &u32| recorded.iter().any(|of| of.os_thread == Some(*id));
@@ -94,13 +98,13 @@ fn matched(totals: &[ThreadTotals], served: &BTreeMap<u32, u32>, hertz: u64) -> 
         let cycles = if database(of).is_some() { 0 } else { round.saturating_sub(instructions(of)) };
         (u128::from(cycles) * 1_000_000_000 / u128::from(hertz)) as u64
     };
-    let each = |of: &&ThreadTotals| Recorded { thread: of.thread, database: database(of), idle_ns: idle_ns(of) };
-    let mut found: Vec<Recorded> = recorded.iter().map(each).collect();
+    let each = |of: &&ThreadTotals| RecordedThread { thread: of.thread, database: database(of), idle_ns: idle_ns(of) };
+    let mut found: Vec<RecordedThread> = recorded.iter().map(each).collect();
     found.sort_unstable_by_key(|of| of.thread);
     Ok(found)
 }
 
-fn threads(path: &Path, hertz: u64) -> Result<Vec<Recorded>, ReproError> {
+fn threads(path: &Path, hertz: u64) -> Result<Vec<RecordedThread>, ReproError> {
     let list = path.with_extension("threads");
     let name = list.display().to_string();
     let served = databases(&std::fs::read_to_string(&list).map_err(failed(&name))?, &name)?;
@@ -112,7 +116,7 @@ fn threads(path: &Path, hertz: u64) -> Result<Vec<Recorded>, ReproError> {
 }
 
 /// One round of a thread's records, again and again, with a pause between.
-struct Paced {
+struct PacedSource {
     round: Vec<Access>,
     at: usize,
     rounds: u64,
@@ -122,11 +126,11 @@ struct Paced {
 /// Accesses handed out per turn.
 const TURN_ACCESSES: usize = 2048;
 
-impl Paced {
+impl PacedSource {
     fn of(mut source: CmtSource, idle_ns: u64) -> Self {
         let (mut round, mut records) = (Vec::new(), 0);
         let (mut batch, whole) = (Vec::new(), source.records_per_round());
-        while records < whole && source.fill(&mut batch) == Turn::More {
+        while records < whole && source.next_batch(&mut batch) == BatchEnd::More {
             for access in batch.drain(..) {
                 if records < whole {
                     records += u64::from(access.kind() != AccessKind::Compute);
@@ -134,20 +138,20 @@ impl Paced {
                 }
             }
         }
-        Paced { round, at: 0, rounds: 0, idle_ns }
+        PacedSource { round, at: 0, rounds: 0, idle_ns }
     }
 }
 
-impl AccessSource for Paced {
-    fn fill(&mut self, batch: &mut Vec<Access>) -> Turn {
+impl AccessSource for PacedSource {
+    fn next_batch(&mut self, batch: &mut Vec<Access>) -> BatchEnd {
         if self.at == self.round.len() {
             (self.at, self.rounds) = (0, self.rounds + 1);
-            return Turn::Sleep { ns: self.idle_ns };
+            return BatchEnd::Sleep { ns: self.idle_ns };
         }
         let end = self.round.len().min(self.at + TURN_ACCESSES);
         batch.extend_from_slice(&self.round[self.at..end]);
         self.at = end;
-        Turn::More
+        BatchEnd::More
     }
 
     fn progress(&self) -> Option<f64> {
@@ -155,32 +159,32 @@ impl AccessSource for Paced {
     }
 }
 
-fn program(path: &Path, threads: &[Recorded]) -> Result<Program, ReproError> {
+fn program(path: &Path, threads: &[RecordedThread]) -> Result<SimProgram, ReproError> {
     // Opened once to have errors now; the maker opens them anew.
     for of in threads {
         CmtSource::open(path, of.thread, 0, 0).map_err(failed(NAME))?;
     }
     let (path, threads) = (path.to_path_buf(), threads.to_vec());
     let maker = move |_| {
-        let open = |of: &Recorded| -> Box<dyn AccessSource> {
+        let open = |of: &RecordedThread| -> Box<dyn AccessSource> {
             let source = CmtSource::open(&path, of.thread, 0, 0).expect("opened before");
-            if of.idle_ns == 0 { Box::new(source) } else { Box::new(Paced::of(source, of.idle_ns)) }
+            if of.idle_ns == 0 { Box::new(source) } else { Box::new(PacedSource::of(source, of.idle_ns)) }
         };
         threads.iter().map(open).collect()
     };
-    Ok(Program::new(NAME, Box::new(maker)))
+    Ok(SimProgram::new(NAME, Box::new(maker)))
 }
 
 /// What one run found: the last round that placed threads, the first round of sampling, and the databases.
 #[derive(Serialize, Deserialize)]
-struct Outcome {
-    last: Option<Round>,
+struct RecordedRunResult {
+    last: Option<PlacementRound>,
     insight: Option<Insight>,
     truth: Vec<Option<u32>>,
     remote_percent: f64,
 }
 
-impl Outcome {
+impl RecordedRunResult {
     fn agreement(&self) -> f64 {
         self.last.as_ref().map_or(0.0, |round| round.agreement(&self.truth))
     }
@@ -188,15 +192,17 @@ impl Outcome {
 
 /// Share of all cycles of the run that stall on remote caches, in per cent.
 fn remote_percent(records: &[WindowRecord]) -> f64 {
-    let sum = |event| records.iter().flat_map(|r| &r.seen.tasks).filter_map(|task| task.counts.get(event)).sum::<f64>();
-    100.0 * sum(Event::StallCycles(StallCause::RemoteCache)) / sum(Event::Cycles).max(1.0)
+    let sum = |event| {
+        records.iter().flat_map(|r| &r.observation.tasks).filter_map(|task| task.counts.get(event)).sum::<f64>()
+    };
+    100.0 * sum(CounterEvent::StallCycles(StallCause::RemoteCache)) / sum(CounterEvent::Cycles).max(1.0)
 }
 
-fn outcome(context: &Context<'_>, seed: u64, method: &str) -> Result<Outcome, ReproError> {
+fn outcome(context: &ExperimentContext<'_>, seed: u64, method: &str) -> Result<RecordedRunResult, ReproError> {
     let path = recording()?;
     let spec = cachemate_spec::load_machine(SMALL).map_err(failed(SMALL))?;
     let threads = threads(&path, spec.hertz)?;
-    let ends = Some(Length::Cycles(context.pick(6, 12) * WINDOW_CYCLES / SCALE));
+    let ends = Some(RunLimit::Cycles(context.pick(6, 12) * WINDOW_CYCLES / SCALE));
     let options = SimOptions { seed, scale: SCALE, ends, counter_turn_cycles: TURN_CYCLES, ..SimOptions::default() };
     let machine = SimMachine::new(&spec, &options, vec![program(&path, &threads)?]).map_err(failed(NAME))?;
     let parameters =
@@ -207,7 +213,7 @@ fn outcome(context: &Context<'_>, seed: u64, method: &str) -> Result<Outcome, Re
         guard: None,
         profilers,
         predictor: miss_penalty_of_machine(&spec),
-        first_window: Window::Cycles { cycles: WINDOW_CYCLES },
+        first_window: WindowLength::Cycles { cycles: WINDOW_CYCLES },
     };
     let mut records: Vec<WindowRecord> = Vec::new();
     let each = |_: &mut SimMachine, record| {
@@ -219,22 +225,22 @@ fn outcome(context: &Context<'_>, seed: u64, method: &str) -> Result<Outcome, Re
     let entries = ShMapParameters::default().entries;
     let insight = insights(&records, &truth, entries).into_iter().next();
     let last = rounds(&records, truth.len(), entries).pop();
-    Ok(Outcome { last, insight, truth, remote_percent: remote_percent(&records) })
+    Ok(RecordedRunResult { last, insight, truth, remote_percent: remote_percent(&records) })
 }
 
-pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let items: Vec<(&str, u64)> =
         METHODS.iter().flat_map(|&method| context.seeds.iter().map(move |&seed| (method, seed))).collect();
     let found = context.run_all(&items, |&(method, seed)| {
         context.tell(&format!("TC-2 recorded server, {method}, seed {seed}"));
         outcome(context, seed, method)
     })?;
-    let of = |method: &str| -> Vec<&Outcome> {
+    let of = |method: &str| -> Vec<&RecordedRunResult> {
         items.iter().zip(&found).filter(|((by, _), _)| *by == method).map(|(_, found)| found).collect()
     };
     let mut points = Vec::new();
     for method in METHODS {
-        let mut point = |what: &str, value: &dyn Fn(&Outcome) -> Option<f64>| {
+        let mut point = |what: &str, value: &dyn Fn(&RecordedRunResult) -> Option<f64>| {
             let values: Vec<f64> = of(method).into_iter().filter_map(value).collect();
             points.push(DataPoint::over(what, method, &values));
         };
@@ -249,14 +255,14 @@ pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
         point("first round: mean similarity within a database", &|found| Some(found.insight.as_ref()?.inside));
         point("first round: mean similarity across databases", &|found| Some(found.insight.as_ref()?.across));
     }
-    let agreements = of(METHODS[0]).into_iter().map(Outcome::agreement);
+    let agreements = of(METHODS[0]).into_iter().map(RecordedRunResult::agreement);
     let per_seed: Vec<(u64, f64)> = context.seeds.iter().copied().zip(agreements).collect();
     let mut finding = Finding::new(
         "TC-2",
         "recorded MariaDB server with two databases: agreement of the connections' clusters with the databases",
         "RUBiS on MySQL: two clusters and some unclustered threads",
         "adjusted Rand index",
-        Bar::AtLeast { bar: 0.95, paper_best: None },
+        ResultTarget::AtLeast { bar: 0.95, paper_best: None },
         &per_seed,
     )
     .points(points)
@@ -297,8 +303,8 @@ mod tests {
         };
         let totals = [of(0, 50, 400), of(1, 52, 3_000), of(2, 51, 1_000)];
         let found = matched(&totals, &[(51, 1), (52, 0)].into(), 1_000_000_000).unwrap();
-        let own = Recorded { thread: 0, database: None, idle_ns: 1_600 };
-        let connection = |thread, database| Recorded { thread, database: Some(database), idle_ns: 0 };
+        let own = RecordedThread { thread: 0, database: None, idle_ns: 1_600 };
+        let connection = |thread, database| RecordedThread { thread, database: Some(database), idle_ns: 0 };
         assert_eq!(found, [own, connection(1, 0), connection(2, 1)]);
         let error = matched(&totals, &[(53, 1)].into(), 1).unwrap_err().to_string();
         assert!(error.contains("expected 53 of the list among them"), "{error}");

@@ -1,18 +1,19 @@
 //! TC-6 and TC-7: does the clustering hang on the shMaps' size or on the sampling rate, and how long must sharing last?
 
-use cachemate_core::{Evidence, Observation, ProbeResult, ShMapParameters, TaskId, WindowRecord};
-use cachemate_locality::shmap::Sharing;
+use cachemate_core::{Observation, ProbeEvidence, ProbeResult, ShMapParameters, TaskId, WindowRecord};
+use cachemate_locality::shmap::SharingCriteria;
 use cachemate_pipeline::OfflineProfiler;
 use cachemate_policy::clustering::{
-    Clusters, Method, THRESHOLD, THRESHOLD_SAMPLES_PER_THREAD, ThreadMap, find, scaled_threshold,
+    ClusteringMethod, Clusters, THRESHOLD, THRESHOLD_SAMPLES_PER_THREAD, ThreadMap, find, scaled_threshold,
 };
-use cachemate_report::figure::{Axis, Chart, Point, Series};
+use cachemate_report::figure::{Axis, Chart, ChartPoint, Series};
 use serde::{Deserialize, Serialize};
 
 use super::setup::{
-    Case, Placement, SAMPLES_PER_THREAD, SCALE, SMALL, Setting, adjusted_rand_index, four, shared_regions,
+    ClusterCase, ClusterSetting, SAMPLES_PER_THREAD, SCALE, SMALL, ThreadPlacement, adjusted_rand_index, four,
+    shared_regions,
 };
-use crate::{Bar, Context, DataPoint, Figure, Finding, ReproError};
+use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget};
 
 const SIZES: [usize; 3] = [128, 256, 512];
 const RATES: [usize; 5] = [1, 2, 10, 50, 100];
@@ -21,27 +22,37 @@ const LOW: &str = "activation_share = 0.02\none_in = 1";
 /// The observations of a run's first round of sampling.
 fn first_round(records: &[WindowRecord]) -> Vec<Observation> {
     let sampled = |record: &&WindowRecord| {
-        record.seen.answers.iter().any(|answer| matches!(answer.evidence, Evidence::Samples { .. }))
+        record.observation.probe_results.iter().any(|answer| matches!(answer.evidence, ProbeEvidence::Samples { .. }))
     };
-    let probe = records.iter().find(sampled).and_then(|record| record.seen.answers.first()).map(|answer| answer.probe);
-    let of = records.iter().filter(sampled).filter(|record| record.seen.answers.first().map(|a| a.probe) == probe);
-    of.map(|record| record.seen.clone()).collect()
+    let probe = records
+        .iter()
+        .find(sampled)
+        .and_then(|record| record.observation.probe_results.first())
+        .map(|answer| answer.probe);
+    let of = records
+        .iter()
+        .filter(sampled)
+        .filter(|record| record.observation.probe_results.first().map(|a| a.probe) == probe);
+    of.map(|record| record.observation.clone()).collect()
 }
 
 /// The same observations with every `one_in`th sample of each window.
 fn thinned(round: &[Observation], one_in: usize) -> Vec<Observation> {
     let thin = |answer: &ProbeResult| {
         let mut answer = answer.clone();
-        if let Evidence::Samples { samples, .. } = &mut answer.evidence {
+        if let ProbeEvidence::Samples { samples, .. } = &mut answer.evidence {
             *samples = samples.iter().step_by(one_in).copied().collect();
         }
         answer
     };
-    let each = |seen: &Observation| Observation { answers: seen.answers.iter().map(thin).collect(), ..seen.clone() };
+    let each = |seen: &Observation| Observation {
+        probe_results: seen.probe_results.iter().map(thin).collect(),
+        ..seen.clone()
+    };
     round.iter().map(each).collect()
 }
 
-fn clusters(round: &[Observation], threads: usize, entries: usize, method: Method) -> Clusters {
+fn clusters(round: &[Observation], threads: usize, entries: usize, method: ClusteringMethod) -> Clusters {
     let mut profiler = OfflineProfiler::new(&[shared_regions(entries)]);
     for seen in round {
         profiler.update(seen);
@@ -52,12 +63,12 @@ fn clusters(round: &[Observation], threads: usize, entries: usize, method: Metho
     let maps: Vec<ThreadMap<'_>> =
         (0..threads).map(|thread| ThreadMap { counters: map(thread).unwrap_or(&[]), together: None }).collect();
     let samples = |answer: &ProbeResult| match &answer.evidence {
-        Evidence::Samples { samples, .. } => samples.len(),
+        ProbeEvidence::Samples { samples, .. } => samples.len(),
         _ => 0,
     };
-    let taken: usize = round.iter().flat_map(|seen| &seen.answers).map(samples).sum();
+    let taken: usize = round.iter().flat_map(|seen| &seen.probe_results).map(samples).sum();
     let share = taken as f64 / threads.max(1) as f64 / THRESHOLD_SAMPLES_PER_THREAD;
-    let sharing = Sharing::default();
+    let sharing = SharingCriteria::default();
     find(method, &maps, &sharing, scaled_threshold(THRESHOLD, share, sharing.floor))
 }
 
@@ -76,17 +87,22 @@ struct Sensitivity {
     own_one_pass: f64,
 }
 
-fn sensitivity(context: &Context<'_>, case: &Case, seed: u64) -> Result<Sensitivity, ReproError> {
+fn sensitivity(context: &ExperimentContext<'_>, case: &ClusterCase, seed: u64) -> Result<Sensitivity, ReproError> {
     // Twice the samples, so that half the entries have as many; a first round that does not end within six windows has fewer.
-    let short = Setting::new(context, SMALL, case, seed);
+    let short = ClusterSetting::new(context, SMALL, case, seed);
     let setting =
-        Setting { samples_per_thread: 2 * SAMPLES_PER_THREAD, warm_up_windows: 6, measured_windows: 1, ..short };
-    let round = first_round(&setting.run(&Placement::Automatic(LOW.to_string()))?.records);
+        ClusterSetting { samples_per_thread: 2 * SAMPLES_PER_THREAD, warm_up_windows: 6, measured_windows: 1, ..short };
+    let round = first_round(&setting.run(&ThreadPlacement::Automatic(LOW.to_string()))?.records);
     let truth: Vec<usize> =
         case.truth(seed)?.into_iter().map(|group| group.map_or(usize::MAX, |g| g as usize)).collect();
-    let found = |entries| labels(&clusters(&round, truth.len(), entries, Method::CoClusters));
+    let found = |entries| labels(&clusters(&round, truth.len(), entries, ClusteringMethod::CoClusters));
     let of_rate = |one_in| {
-        labels(&clusters(&thinned(&round, one_in), truth.len(), ShMapParameters::default().entries, Method::CoClusters))
+        labels(&clusters(
+            &thinned(&round, one_in),
+            truth.len(),
+            ShMapParameters::default().entries,
+            ClusteringMethod::CoClusters,
+        ))
     };
     let reference = found(ShMapParameters::default().entries);
     Ok(Sensitivity {
@@ -94,13 +110,13 @@ fn sensitivity(context: &Context<'_>, case: &Case, seed: u64) -> Result<Sensitiv
         own_by_size: SIZES.iter().map(|&entries| adjusted_rand_index(&found(entries), &truth)).collect(),
         own_by_rate: RATES.iter().map(|&rate| adjusted_rand_index(&of_rate(rate), &truth)).collect(),
         own_one_pass: adjusted_rand_index(
-            &labels(&clusters(&round, truth.len(), ShMapParameters::default().entries, Method::OnePass)),
+            &labels(&clusters(&round, truth.len(), ShMapParameters::default().entries, ClusteringMethod::OnePass)),
             &truth,
         ),
     })
 }
 
-pub(super) fn sizes(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(super) fn sizes(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let mut cases = four();
     if context.quick {
         cases.truncate(2);
@@ -139,7 +155,7 @@ pub(super) fn sizes(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
             "worst agreement of the clusters at 128 and 512 entries with those at 256 (four programs; quick: two), same samples",
             "largely the same clusters with 128, 256 and 512 entries",
             "adjusted Rand index",
-            Bar::AtLeast { bar: 1.0, paper_best: None },
+            ResultTarget::AtLeast { bar: 1.0, paper_best: None },
             &per_seed,
         )
         .points(points)
@@ -162,11 +178,12 @@ const QUIET_WINDOWS: u64 = 2;
 /// Work of all threads by nominal second, cumulative, from the end of the quiet windows on.
 fn cumulative(records: &[WindowRecord]) -> Vec<(f64, f64)> {
     let (mut work, mut curve) = (0.0, vec![(0.0, 0.0)]);
-    let quiet = records.iter().find(|record| record.seen.window >= QUIET_WINDOWS).map(|r| r.seen.span.start_ns);
+    let quiet =
+        records.iter().find(|record| record.observation.window >= QUIET_WINDOWS).map(|r| r.observation.span.start_ns);
     let Some(start) = quiet else { return curve };
-    for record in records.iter().filter(|record| record.seen.span.start_ns >= start) {
-        work += record.seen.tasks.iter().filter_map(|task| task.progress).sum::<f64>();
-        let span = record.seen.span;
+    for record in records.iter().filter(|record| record.observation.span.start_ns >= start) {
+        work += record.observation.tasks.iter().filter_map(|task| task.progress).sum::<f64>();
+        let span = record.observation.span;
         curve.push(((span.start_ns + span.elapsed_ns - start) as f64 / 1e9, work));
     }
     curve
@@ -180,15 +197,15 @@ fn at(curve: &[(f64, f64)], time: f64) -> Option<f64> {
 }
 
 /// Automatic less default work, in seconds of the default's work, by time since the policy began.
-fn advantage(context: &Context<'_>, case: &Case, seed: u64) -> Result<Vec<(f64, f64)>, ReproError> {
-    let setting = Setting {
+fn advantage(context: &ExperimentContext<'_>, case: &ClusterCase, seed: u64) -> Result<Vec<(f64, f64)>, ReproError> {
+    let setting = ClusterSetting {
         warm_up_windows: QUIET_WINDOWS,
         measured_windows: context.pick(4, 16),
-        ..Setting::new(context, SMALL, case, seed)
+        ..ClusterSetting::new(context, SMALL, case, seed)
     };
-    let automatic = Placement::Automatic("activation_share = 0.02".to_string());
+    let automatic = ThreadPlacement::Automatic("activation_share = 0.02".to_string());
     let with = cumulative(&setting.run_after(QUIET_WINDOWS, &automatic)?.records);
-    let without = cumulative(&setting.run_after(QUIET_WINDOWS, &Placement::Default)?.records);
+    let without = cumulative(&setting.run_after(QUIET_WINDOWS, &ThreadPlacement::Default)?.records);
     let Some(&(end, work)) = without.last().filter(|(_, work)| *work > 0.0) else { return Ok(Vec::new()) };
     let lead = |&(time, done): &(f64, f64)| Some((time, (done - at(&without, time)?) / work * end));
     Ok(with.iter().filter_map(lead).collect())
@@ -200,7 +217,7 @@ fn break_even(lead: &[(f64, f64)]) -> Option<f64> {
     lead.get(last_behind + 1).map(|&(time, _)| time)
 }
 
-pub(super) fn phases(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(super) fn phases(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let mut cases = four();
     if context.quick {
         cases.truncate(1);
@@ -219,7 +236,7 @@ pub(super) fn phases(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> 
         points.push(DataPoint::over("break-even, nominal seconds", case.name, &seconds));
         points.push(DataPoint::over("runs that broke even", case.name, &[seconds.len() as f64]));
         if let Some(lead) = of(number).next() {
-            let points = lead.iter().map(|&(time, lead)| Point::new(time, lead)).collect();
+            let points = lead.iter().map(|&(time, lead)| ChartPoint::new(time, lead)).collect();
             series.push(Series { name: case.name.to_string(), points, ..Series::default() });
         }
     }
@@ -230,7 +247,7 @@ pub(super) fn phases(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> 
         series,
         ..Chart::default()
     };
-    let figure = Figure::chart("tc-7-break-even", &chart);
+    let figure = ResultFigure::chart("tc-7-break-even", &chart);
     let shortest = |seed: u64| {
         let of_seed = items.iter().zip(&leads).filter(|((_, at), _)| *at == seed);
         of_seed.filter_map(|(_, lead)| break_even(lead)).fold(f64::INFINITY, f64::min)
@@ -242,7 +259,7 @@ pub(super) fn phases(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> 
             "break-even: how long a phase of sharing must last for the policy to pay, soonest of the programs (four; quick: one)",
             "phases must outlast detection (6.7 s at 1 in 10)",
             "nominal s",
-            Bar::Shown,
+            ResultTarget::Shown,
             &per_seed,
         )
         .points(points)

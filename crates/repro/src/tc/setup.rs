@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use cachemate_core::{
-    CpuSet, Decision, Machine, Plan, Policy, ProfilerConfig, Reason, ReasonKind, ShMapParameters, TaskId, View, Window,
-    WindowRecord,
+    CpuSet, Decision, Machine, Plan, Policy, ProfilerConfig, Reason, ReasonKind, ShMapParameters, TaskId, View,
+    WindowLength, WindowRecord,
 };
 use cachemate_pipeline::{OfflineProfiler, Pipeline};
 use cachemate_policy::clustering::assign::{Chip, Movable, assign};
@@ -14,8 +14,8 @@ use cachemate_sim::machine::SimOptions;
 use cachemate_sim::results::RunResults;
 use serde::{Deserialize, Serialize};
 
-use crate::setup::{Job, ManagedRun, Workload, failed};
-use crate::{Context, ReproError};
+use crate::setup::{ManagedRun, Workload, WorkloadJob, failed};
+use crate::{ExperimentContext, ReproError};
 
 pub(super) const SMALL: &str = "power5-2x2x2";
 pub(super) const LARGE: &str = "power5-8x2x2";
@@ -36,15 +36,15 @@ const BALANCE_LIMIT: f64 = 0.25;
 
 /// A program of the chapter with the threads' own partition.
 #[derive(Clone, Debug)]
-pub(super) struct Case {
+pub(super) struct ClusterCase {
     pub name: &'static str,
     pub kernel: &'static str,
     pub options: Options,
 }
 
-impl Case {
+impl ClusterCase {
     pub fn new(name: &'static str, kernel: &'static str, options: Options) -> Self {
-        Case { name, kernel, options }
+        ClusterCase { name, kernel, options }
     }
 
     /// Group of each thread; `None` = a background thread.
@@ -59,8 +59,8 @@ impl Case {
 }
 
 /// The four programs as the chapter ran them.
-pub(super) fn four() -> Vec<Case> {
-    let plain = |name, kernel| Case::new(name, kernel, Options::default());
+pub(super) fn four() -> Vec<ClusterCase> {
+    let plain = |name, kernel| ClusterCase::new(name, kernel, Options::default());
     vec![
         plain("scoreboards", "scoreboards"),
         plain("warehouses", "warehouses"),
@@ -71,7 +71,7 @@ pub(super) fn four() -> Vec<Case> {
 
 /// Who places the threads.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Placement {
+pub(super) enum ThreadPlacement {
     /// The machine's own scheduler.
     Default,
     RoundRobin,
@@ -81,22 +81,22 @@ pub(super) enum Placement {
     Automatic(String),
 }
 
-impl Placement {
+impl ThreadPlacement {
     pub fn name(&self) -> &'static str {
         match self {
-            Placement::Default => "default",
-            Placement::RoundRobin => "round robin",
-            Placement::Hand => "hand",
-            Placement::Automatic(_) => "automatic",
+            ThreadPlacement::Default => "default",
+            ThreadPlacement::RoundRobin => "round robin",
+            ThreadPlacement::Hand => "hand",
+            ThreadPlacement::Automatic(_) => "automatic",
         }
     }
 }
 
 /// One run.
 #[derive(Clone, Debug)]
-pub(super) struct Setting {
+pub(super) struct ClusterSetting {
     pub machine: String,
-    pub case: Case,
+    pub case: ClusterCase,
     pub seed: u64,
     pub scale: u64,
     pub entries: usize,
@@ -109,9 +109,9 @@ pub(super) struct Setting {
     pub counter_turn_cycles: u64,
 }
 
-impl Setting {
-    pub fn new(context: &Context<'_>, machine: &str, case: &Case, seed: u64) -> Self {
-        Setting {
+impl ClusterSetting {
+    pub fn new(context: &ExperimentContext<'_>, machine: &str, case: &ClusterCase, seed: u64) -> Self {
+        ClusterSetting {
             machine: machine.to_string(),
             case: case.clone(),
             seed,
@@ -129,7 +129,7 @@ impl Setting {
     }
 
     fn workload(&self) -> Result<Workload, ReproError> {
-        let job = Job { options: self.case.options.clone(), ..Job::new(self.case.kernel, self.seed) };
+        let job = WorkloadJob { options: self.case.options.clone(), ..WorkloadJob::new(self.case.kernel, self.seed) };
         let mut workload = Workload::on(&self.machine, vec![job], self.seed)?;
         let counter_turn_cycles = self.counter_turn_cycles;
         workload.options = SimOptions { scale: self.scale, counter_turn_cycles, ..workload.options };
@@ -143,41 +143,41 @@ impl Setting {
         Ok(format!("window_cycles = {WINDOW_CYCLES}\nsamples = {samples}\n{more}"))
     }
 
-    pub fn run(&self, placement: &Placement) -> Result<ManagedRun, ReproError> {
+    pub fn run(&self, placement: &ThreadPlacement) -> Result<ManagedRun, ReproError> {
         self.paying(placement).run_by(self.policy(placement)?)
     }
 
     /// Who decides by counters pays for them.
-    fn paying(&self, placement: &Placement) -> Self {
-        let reads = matches!(placement, Placement::Automatic(_));
-        Setting { counter_turn_cycles: if reads { TURN_CYCLES } else { 0 }, ..self.clone() }
+    fn paying(&self, placement: &ThreadPlacement) -> Self {
+        let reads = matches!(placement, ThreadPlacement::Automatic(_));
+        ClusterSetting { counter_turn_cycles: if reads { TURN_CYCLES } else { 0 }, ..self.clone() }
     }
 
-    pub fn policy(&self, placement: &Placement) -> Result<Box<dyn Policy>, ReproError> {
+    pub fn policy(&self, placement: &ThreadPlacement) -> Result<Box<dyn Policy>, ReproError> {
         let built = |name: &str, parameters: &str| policies::build(name, parameters, self.seed).map_err(failed(name));
         match placement {
-            Placement::Default => built("default", ""),
-            Placement::RoundRobin => built("round-robin", ""),
-            Placement::Hand => Ok(Box::new(self.by_hand(&self.workload()?)?)),
-            Placement::Automatic(more) => built("thread-clustering", &self.parameters(more)?),
+            ThreadPlacement::Default => built("default", ""),
+            ThreadPlacement::RoundRobin => built("round-robin", ""),
+            ThreadPlacement::Hand => Ok(Box::new(self.by_hand(&self.workload()?)?)),
+            ThreadPlacement::Automatic(more) => built("thread-clustering", &self.parameters(more)?),
         }
     }
 
     /// With nobody deciding in the first windows.
-    pub fn run_after(&self, windows: u64, placement: &Placement) -> Result<ManagedRun, ReproError> {
-        self.paying(placement).run_by(Box::new(Later { windows, policy: self.policy(placement)? }))
+    pub fn run_after(&self, windows: u64, placement: &ThreadPlacement) -> Result<ManagedRun, ReproError> {
+        self.paying(placement).run_by(Box::new(DelayedPolicy { windows, policy: self.policy(placement)? }))
     }
 
     pub fn run_by(&self, policy: Box<dyn Policy>) -> Result<ManagedRun, ReproError> {
         let workload = self.workload()?;
         let profilers = vec![shared_regions(self.entries)];
-        let first = Window::Cycles { cycles: WINDOW_CYCLES };
+        let first = WindowLength::Cycles { cycles: WINDOW_CYCLES };
         let config = workload.pipeline("thread placement", "", profilers, first);
         workload.managed(Pipeline::with_policy(config, policy))
     }
 
     /// The program's own groups onto chips, as the policy would place them if it had found exactly these.
-    fn by_hand(&self, workload: &Workload) -> Result<ByHand, ReproError> {
+    fn by_hand(&self, workload: &Workload) -> Result<HandPlacement, ReproError> {
         let truth = self.case.truth(self.seed)?;
         let machine = workload.simulated()?;
         let domains = machine.topology().last_level_domains();
@@ -188,7 +188,7 @@ impl Setting {
         let placed = assign(&vec![Movable::default(); truth.len()], &clusters, &[], &chips, BALANCE_LIMIT);
         let cpus = placed.chip_of.iter().enumerate();
         let allowed = cpus.filter_map(|(thread, chip)| Some((TaskId(thread as u32), domains[(*chip)?].clone())));
-        Ok(ByHand(allowed.collect()))
+        Ok(HandPlacement(allowed.collect()))
     }
 }
 
@@ -199,25 +199,25 @@ pub(super) fn shared_regions(entries: usize) -> ProfilerConfig {
 }
 
 /// A placement known beforehand.
-struct ByHand(BTreeMap<TaskId, CpuSet>);
+struct HandPlacement(BTreeMap<TaskId, CpuSet>);
 
-impl Policy for ByHand {
+impl Policy for HandPlacement {
     fn decide(&mut self, _: &View<'_>) -> Decision {
-        let plan = Plan { affinity: self.0.clone(), ..Plan::idle(Window::Cycles { cycles: WINDOW_CYCLES }) };
-        Decision { plan, why: Vec::new() }
+        let plan = Plan { affinity: self.0.clone(), ..Plan::idle(WindowLength::Cycles { cycles: WINDOW_CYCLES }) };
+        Decision { plan, reasons: Vec::new() }
     }
 }
 
 /// Nobody decides at first, then the policy does.
-struct Later {
+struct DelayedPolicy {
     windows: u64,
     policy: Box<dyn Policy>,
 }
 
-impl Policy for Later {
+impl Policy for DelayedPolicy {
     fn decide(&mut self, view: &View<'_>) -> Decision {
-        if view.seen.window + 1 < self.windows {
-            return Decision { plan: Plan::idle(Window::Cycles { cycles: WINDOW_CYCLES }), why: Vec::new() };
+        if view.observation.window + 1 < self.windows {
+            return Decision { plan: Plan::idle(WindowLength::Cycles { cycles: WINDOW_CYCLES }), reasons: Vec::new() };
         }
         self.policy.decide(view)
     }
@@ -259,7 +259,7 @@ pub(super) fn adjusted_rand_index(a: &[usize], b: &[usize]) -> f64 {
 
 /// One round that placed threads: the clusters in its reasons, and the shMaps that they came from.
 #[derive(Serialize, Deserialize)]
-pub(super) struct Round {
+pub(super) struct PlacementRound {
     /// Cluster of each thread; unclustered ones have a number of their own.
     pub cluster_of: Vec<usize>,
     pub clusters: usize,
@@ -267,7 +267,7 @@ pub(super) struct Round {
     pub maps: Vec<Vec<u8>>,
 }
 
-impl Round {
+impl PlacementRound {
     /// Adjusted Rand index against the program's own partition, over its workers.
     pub fn agreement(&self, truth: &[Option<u32>]) -> f64 {
         let workers = || truth.iter().zip(&self.cluster_of).filter_map(|(group, &of)| Some(((*group)? as usize, of)));
@@ -281,13 +281,13 @@ impl Round {
 }
 
 /// All rounds of a run that placed threads. The profiler is pure, so the recorded observations give its maps again.
-pub(super) fn rounds(records: &[WindowRecord], threads: usize, entries: usize) -> Vec<Round> {
+pub(super) fn rounds(records: &[WindowRecord], threads: usize, entries: usize) -> Vec<PlacementRound> {
     let mut profiler = OfflineProfiler::new(&[shared_regions(entries)]);
     let mut rounds = Vec::new();
     for record in records {
-        let profiles = profiler.update(&record.seen);
+        let profiles = profiler.update(&record.observation);
         let found = |why: &&Reason| why.kind == ReasonKind::ClusterFound;
-        let clusters: Vec<&Reason> = record.decision.why.iter().filter(found).collect();
+        let clusters: Vec<&Reason> = record.decision.reasons.iter().filter(found).collect();
         if clusters.is_empty() {
             continue;
         }
@@ -296,7 +296,7 @@ pub(super) fn rounds(records: &[WindowRecord], threads: usize, entries: usize) -
             cluster.tasks.iter().for_each(|task| cluster_of[task.0 as usize] = number);
         }
         let map = |thread: usize| profiles.get(&TaskId(thread as u32)).and_then(|profile| profile.sharing_map());
-        rounds.push(Round {
+        rounds.push(PlacementRound {
             clusters: clusters.len(),
             clustered: cluster_of.iter().map(|&of| of < clusters.len()).collect(),
             cluster_of,

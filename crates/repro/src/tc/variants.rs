@@ -5,15 +5,18 @@
 //! shares. Only samples with physical lines (PEBS, IBS) can show it, by one filter for the whole machine.
 
 use cachemate_core::{
-    AccessSource, PipelineConfig, PolicyConfig, ProfilerConfig, ShMapParameters, Window, WindowRecord,
+    AccessSource, PipelineConfig, PolicyConfig, ProfilerConfig, ShMapParameters, WindowLength, WindowRecord,
 };
 use cachemate_pipeline::miss_penalty_of_machine;
-use cachemate_sim::kernels::{self, Users};
-use cachemate_sim::machine::{Length, Program, SharedMemory, SimMachine, SimOptions};
+use cachemate_sim::kernels::{self, RegionUsers};
+use cachemate_sim::machine::{RunLimit, SharedMemory, SimMachine, SimOptions, SimProgram};
 
-use super::setup::{Case, Placement, Round, SCALE, SMALL, Setting, TURN_CYCLES, WINDOW_CYCLES, four, rounds};
+use super::setup::{
+    ClusterCase, ClusterSetting, PlacementRound, SCALE, SMALL, TURN_CYCLES, ThreadPlacement, WINDOW_CYCLES, four,
+    rounds,
+};
 use crate::setup::{built, failed, run_under};
-use crate::{Bar, Context, DataPoint, Finding, ReproError};
+use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultTarget};
 
 const LOW: &str = "activation_share = 0.02";
 const TAGGED: &str = "power5-2x2x2?counters.sampler=tagged";
@@ -33,18 +36,26 @@ const VARIANTS: [Variant; 3] = [
 ];
 
 /// Agreement of the last round that placed threads; 0 where none did.
-fn agreement(context: &Context<'_>, variant: &Variant, case: &Case, seed: u64) -> Result<f64, ReproError> {
-    let setting =
-        Setting { scale: variant.scale, measured_windows: 1, ..Setting::new(context, variant.machine, case, seed) };
+fn agreement(
+    context: &ExperimentContext<'_>,
+    variant: &Variant,
+    case: &ClusterCase,
+    seed: u64,
+) -> Result<f64, ReproError> {
+    let setting = ClusterSetting {
+        scale: variant.scale,
+        measured_windows: 1,
+        ..ClusterSetting::new(context, variant.machine, case, seed)
+    };
     let truth = case.truth(seed)?;
-    let run = setting.run(&Placement::Automatic(LOW.to_string()))?;
+    let run = setting.run(&ThreadPlacement::Automatic(LOW.to_string()))?;
     Ok(rounds(&run.records, truth.len(), setting.entries).last().map_or(0.0, |round| round.agreement(&truth)))
 }
 
 /// Threads `process`, `process + 2`, ... of the case's program, in a process of their own.
-fn part(case: &Case, seed: u64, process: usize) -> Result<Program, ReproError> {
+fn part(case: &ClusterCase, seed: u64, process: usize) -> Result<SimProgram, ReproError> {
     let built = kernels::build(case.kernel, seed, &case.options).map_err(failed(case.name))?;
-    let shared = built.regions.iter().filter(|region| !matches!(region.users, Users::Thread(_))).enumerate();
+    let shared = built.regions.iter().filter(|region| !matches!(region.users, RegionUsers::Thread(_))).enumerate();
     let shared = shared.map(|(number, region)| SharedMemory {
         number: number as u32,
         first_byte: region.base,
@@ -57,17 +68,21 @@ fn part(case: &Case, seed: u64, process: usize) -> Result<Program, ReproError> {
         let own = threads.into_iter().skip(process).step_by(PROCESSES);
         own.collect::<Vec<Box<dyn AccessSource>>>()
     };
-    Ok(Program { shared, ..Program::new(format!("{}-{process}", case.kernel), Box::new(maker)) })
+    Ok(SimProgram { shared, ..SimProgram::new(format!("{}-{process}", case.kernel), Box::new(maker)) })
 }
 
 /// All records of one run over two processes, and the group of each thread in the order of arrival.
-fn across(context: &Context<'_>, case: &Case, seed: u64) -> Result<(Vec<WindowRecord>, Vec<Option<u32>>), ReproError> {
-    let setting = Setting { measured_windows: 1, ..Setting::new(context, TAGGED, case, seed) };
+fn across(
+    context: &ExperimentContext<'_>,
+    case: &ClusterCase,
+    seed: u64,
+) -> Result<(Vec<WindowRecord>, Vec<Option<u32>>), ReproError> {
+    let setting = ClusterSetting { measured_windows: 1, ..ClusterSetting::new(context, TAGGED, case, seed) };
     let groups = case.truth(seed)?;
     let truth = (0..PROCESSES).flat_map(|process| groups.iter().skip(process).step_by(PROCESSES)).copied().collect();
     let spec = cachemate_spec::load_machine(TAGGED).map_err(failed(TAGGED))?;
     let windows = setting.warm_up_windows + setting.measured_windows;
-    let ends = Some(Length::Cycles(windows * WINDOW_CYCLES / SCALE));
+    let ends = Some(RunLimit::Cycles(windows * WINDOW_CYCLES / SCALE));
     let options = SimOptions { seed, scale: SCALE, ends, counter_turn_cycles: TURN_CYCLES, ..SimOptions::default() };
     let programs = (0..PROCESSES).map(|process| part(case, seed, process)).collect::<Result<Vec<_>, _>>()?;
     let machine = SimMachine::new(&spec, &options, programs).map_err(failed(case.name))?;
@@ -77,7 +92,7 @@ fn across(context: &Context<'_>, case: &Case, seed: u64) -> Result<(Vec<WindowRe
         guard: None,
         profilers,
         predictor: miss_penalty_of_machine(&spec),
-        first_window: Window::Cycles { cycles: WINDOW_CYCLES },
+        first_window: WindowLength::Cycles { cycles: WINDOW_CYCLES },
     };
     let mut records = Vec::new();
     let each = |_: &mut SimMachine, record| {
@@ -88,13 +103,13 @@ fn across(context: &Context<'_>, case: &Case, seed: u64) -> Result<(Vec<WindowRe
     Ok((records, truth))
 }
 
-fn across_agreement(context: &Context<'_>, case: &Case, seed: u64) -> Result<f64, ReproError> {
+fn across_agreement(context: &ExperimentContext<'_>, case: &ClusterCase, seed: u64) -> Result<f64, ReproError> {
     let (records, truth) = across(context, case, seed)?;
-    let found: Vec<Round> = rounds(&records, truth.len(), ShMapParameters::default().entries);
+    let found: Vec<PlacementRound> = rounds(&records, truth.len(), ShMapParameters::default().entries);
     Ok(found.last().map_or(0.0, |round| round.agreement(&truth)))
 }
 
-pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let mut cases = four();
     // TC-2 itself has the register pair at this scale; quick runs have neither it nor the longer scale again.
     let quick = |variant: usize| variant == 1 || variant == VARIANTS.len();
@@ -136,7 +151,7 @@ pub(super) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
     };
     let per_seed = |wanted: &dyn Fn(usize) -> bool| -> Vec<(u64, f64)> { context.per_seed(|seed| worst(seed, wanted)) };
     let finding = |what, paper, per_seed: &[(u64, f64)]| {
-        let bar = Bar::AtLeast { bar: 1.0, paper_best: None };
+        let bar = ResultTarget::AtLeast { bar: 1.0, paper_best: None };
         Finding::new("TC-2", what, paper, "adjusted Rand index", bar, per_seed).time_scale(SCALE as f64)
     };
     Ok(vec![

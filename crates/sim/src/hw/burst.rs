@@ -1,31 +1,31 @@
 //! One run of a context: quickly through what nobody else sees, then whatever ended that.
 //!
 //! `quick` is the loop that nearly all accesses pass through: L1 hits and fetches of code that is there. It ends with an
-//! `Event`, which is dealt with at its tick; then it is entered again, until the run has an `Outcome`.
+//! `SlowPathCause`, which is dealt with at its tick; then it is entered again, until the run has a `BurstOutcome`.
 
-use cachemate_core::{Access, AccessKind, Level, Turn};
+use cachemate_core::{Access, AccessKind, BatchEnd, CacheLevel};
 
-use super::caches::{Ask, Caches};
-use super::context::{Context, Outstanding, Spent, Wait};
-use super::pipeline::{Around, Front, Run};
-use super::quick::quick_fetch;
-use super::shape::ANY;
-use super::thread::Thread;
+use super::caches::{CacheRequest, Caches};
+use super::context::{HwContext, OutstandingMiss, StallSource, UnattributedTicks};
+use super::fast_path::quick_fetch;
+use super::l1_variant::ANY;
+use super::pipeline::{ContextRun, CoreEnvironment, CoreFrontEnd};
+use super::thread::HwThread;
 
 /// How a run ended.
-pub(crate) enum Outcome {
+pub(crate) enum BurstOutcome {
     /// Its time is up, or the turn is.
     Yield,
     /// Something that others see is due and must wait for the cores behind.
     Held,
     Blocked,
-    Turn(Turn),
+    Turn(BatchEnd),
     Interrupt,
 }
 
 /// Why the quick way ended. At all but `BatchEnd`, `Jump` and `Compute` the instructions before have been issued.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Event {
+pub(crate) enum SlowPathCause {
     BatchEnd,
     /// Time or window is used up.
     Budget,
@@ -48,9 +48,9 @@ pub(crate) enum Event {
 /// A run under way. It can be put aside whenever the quick way has ended, and taken up again there.
 #[derive(Default)]
 pub(crate) struct Burst {
-    pub run: Run,
+    pub run: ContextRun,
     /// `None` = there is no run.
-    pub thread: Option<Box<Thread>>,
+    pub thread: Option<Box<HwThread>>,
     /// Does every single access matter to its probes?
     pub watched: bool,
     /// Are there any?
@@ -74,17 +74,17 @@ pub(crate) struct Burst {
     /// L1 hits of data and of code that are not yet in the counters.
     pub hits: u64,
     pub fetches: u64,
-    pub spent: Spent,
+    pub spent: UnattributedTicks,
 }
 
 impl Burst {
     #[inline]
-    pub fn begin(&mut self, run: Run, thread: Box<Thread>, window: u64, room: usize) {
+    pub fn begin(&mut self, run: ContextRun, thread: Box<HwThread>, window: u64, room: usize) {
         (self.run, self.t, self.window, self.room) = (run, run.start, window, room);
         (self.skip, self.probed) = (thread.skip, !thread.probes.is_empty());
         self.watched = self.probed && thread.probes.watches_all();
         (self.page, self.hits, self.fetches, self.was_early) = (u64::MAX, 0, 0, false);
-        self.spent = Spent::default();
+        self.spent = UnattributedTicks::default();
         self.thread = Some(thread);
     }
 
@@ -96,7 +96,7 @@ impl Burst {
 
     /// Issues `count` instructions of the next record.
     #[inline]
-    pub fn pass(&mut self, count: u64, thread: &mut Thread, context: &mut Context) {
+    pub fn issue(&mut self, count: u64, thread: &mut HwThread, context: &mut HwContext) {
         self.t += count;
         self.skip += count;
         context.issued += count;
@@ -105,15 +105,15 @@ impl Burst {
 
     /// The access itself is issued: the next record comes.
     #[inline]
-    pub fn skip_one(&mut self, thread: &mut Thread, context: &mut Context) {
+    pub fn skip_one(&mut self, thread: &mut HwThread, context: &mut HwContext) {
         thread.position += 1;
-        self.pass(1, thread, context);
+        self.issue(1, thread, context);
         self.skip = 0;
     }
 
     /// The tick until which time and window allow to issue.
     #[inline]
-    pub fn bound(&self, in_order: bool, t: u64, context: &mut Context) -> u64 {
+    pub fn bound(&self, in_order: bool, t: u64, context: &mut HwContext) -> u64 {
         if in_order {
             return self.run.limit;
         }
@@ -123,16 +123,16 @@ impl Burst {
 
     /// Must what is due at this tick wait for cores behind?
     #[inline]
-    pub fn is_held(&self, context: &mut Context) -> bool {
+    pub fn is_held(&self, context: &mut HwContext) -> bool {
         context.ready = self.t;
         self.t > self.run.shared
     }
 
     /// The time is up, or the window is full (then the oldest load is waited for). `None` = neither.
-    fn out_of_budget(&self, context: &mut Context) -> Option<Outcome> {
+    fn out_of_budget(&self, context: &mut HwContext) -> Option<BurstOutcome> {
         context.ready = self.t;
         if self.t >= self.run.limit {
-            return Some(Outcome::Yield);
+            return Some(BurstOutcome::Yield);
         }
         // The bound was that of a load which is back by now.
         if context.window_left(self.window, self.t) > 0 && context.next_parked > self.t {
@@ -145,29 +145,33 @@ impl Burst {
             return None;
         }
         (context.ready, context.wait) = (until, Some(wait));
-        Some(Outcome::Blocked)
+        Some(BurstOutcome::Blocked)
     }
 }
 
-impl Front {
+impl CoreFrontEnd {
     /// Runs one context. On return `ready` and `wait` of the context say what is next.
     #[inline(never)]
-    pub fn execute<const WATCHED: bool>(&mut self, burst: &mut Burst, around: &mut Around<'_>) -> Outcome {
-        let Some(mut thread) = burst.thread.take() else { return Outcome::Yield };
+    pub fn execute<const WATCHED: bool>(
+        &mut self,
+        burst: &mut Burst,
+        around: &mut CoreEnvironment<'_>,
+    ) -> BurstOutcome {
+        let Some(mut thread) = burst.thread.take() else { return BurstOutcome::Yield };
         let outcome = loop {
             let event = self.quick::<WATCHED>(burst, &mut thread, around);
-            if event == Event::Waits {
-                break Outcome::Blocked;
+            if event == SlowPathCause::Waits {
+                break BurstOutcome::Blocked;
             }
-            if event == Event::Early {
+            if event == SlowPathCause::Early {
                 self.contexts[burst.run.nth].ready = burst.t;
-                break Outcome::Held;
+                break BurstOutcome::Held;
             }
-            if let Some(outcome) = self.slow::<WATCHED>(event, burst, &mut thread, around) {
+            if let Some(outcome) = self.run_slow_path::<WATCHED>(event, burst, &mut thread, around) {
                 break outcome;
             }
         };
-        if matches!(outcome, Outcome::Held) {
+        if matches!(outcome, BurstOutcome::Held) {
             // Translations are looked up anew.
             burst.page = u64::MAX;
         }
@@ -177,12 +181,12 @@ impl Front {
 
     /// Puts the counts of a run where they belong; gives its thread back.
     #[inline]
-    pub fn close(&mut self, burst: &Burst, mut thread: Box<Thread>, caches: &mut Caches) -> Box<Thread> {
+    pub fn close(&mut self, burst: &Burst, mut thread: Box<HwThread>, caches: &mut Caches) -> Box<HwThread> {
         thread.skip = burst.skip;
-        thread.counters.levels[Level::L1Data as usize].references += burst.hits;
+        thread.counters.levels[CacheLevel::L1Data as usize].references += burst.hits;
         caches.units[self.l1d].counters.demand.references += burst.hits;
         if let Some(l1i) = self.l1i.filter(|_| burst.fetches > 0) {
-            thread.counters.levels[Level::L1Instruction as usize].references += burst.fetches;
+            thread.counters.levels[CacheLevel::L1Instruction as usize].references += burst.fetches;
             caches.units[l1i].counters.demand.references += burst.fetches;
         }
         let start = burst.run.start;
@@ -192,43 +196,43 @@ impl Front {
 
     /// Deals with what ended the quick way. `Some` = the run ends, too.
     #[inline(never)]
-    fn slow<const WATCHED: bool>(
+    fn run_slow_path<const WATCHED: bool>(
         &mut self,
-        event: Event,
+        event: SlowPathCause,
         burst: &mut Burst,
-        thread: &mut Thread,
-        around: &mut Around<'_>,
-    ) -> Option<Outcome> {
+        thread: &mut HwThread,
+        around: &mut CoreEnvironment<'_>,
+    ) -> Option<BurstOutcome> {
         let context = &mut self.contexts[burst.run.nth];
         let access = thread.batch.get(thread.position).copied();
         let (event, access) = match access {
             Some(access) => (event, access),
-            None => (Event::BatchEnd, Access::compute(0)),
+            None => (SlowPathCause::BatchEnd, Access::compute(0)),
         };
         match event {
-            Event::Memory => self.memory::<WATCHED>(access, burst, thread, around),
-            Event::Waits => Some(Outcome::Blocked),
-            Event::Early => Some(Outcome::Held),
-            Event::Beyond => None,
-            Event::Budget => self.wait_or_unpark::<WATCHED>(burst, thread, around),
-            Event::Fetch => self.fetch::<WATCHED>(burst, thread, around),
-            Event::Jump => self.jump::<WATCHED>(access, burst, thread, around),
-            Event::Compute => self.compute::<WATCHED>(access, burst, thread, around),
-            Event::BatchEnd if thread.turn != Turn::More && !context.parked.is_empty() => {
+            SlowPathCause::Memory => self.memory::<WATCHED>(access, burst, thread, around),
+            SlowPathCause::Waits => Some(BurstOutcome::Blocked),
+            SlowPathCause::Early => Some(BurstOutcome::Held),
+            SlowPathCause::Beyond => None,
+            SlowPathCause::Budget => self.wait_or_unpark::<WATCHED>(burst, thread, around),
+            SlowPathCause::Fetch => self.fetch::<WATCHED>(burst, thread, around),
+            SlowPathCause::Jump => self.jump::<WATCHED>(access, burst, thread, around),
+            SlowPathCause::Compute => self.compute::<WATCHED>(access, burst, thread, around),
+            SlowPathCause::BatchEnd if thread.turn != BatchEnd::More && !context.parked.is_empty() => {
                 self.drain::<WATCHED>(burst, thread, around)
             }
-            Event::BatchEnd => batch_end(burst, thread, context),
-            Event::Depends => self.depend::<WATCHED>(access, burst, thread, around),
-            Event::Translate => {
+            SlowPathCause::BatchEnd => batch_end(burst, thread, context),
+            SlowPathCause::Depends => self.depend::<WATCHED>(access, burst, thread, around),
+            SlowPathCause::Translate => {
                 if burst.is_held(context) {
-                    return Some(Outcome::Held);
+                    return Some(BurstOutcome::Held);
                 }
                 let store = access.kind() == AccessKind::Store;
                 let cost =
                     translate(thread, access.address() >> around.page_shift, context, store, around, self.l1d, burst.t);
                 burst.spent.faults += cost;
                 context.ready = burst.t + cost;
-                (cost > 0).then_some(Outcome::Blocked)
+                (cost > 0).then_some(BurstOutcome::Blocked)
             }
         }
     }
@@ -237,13 +241,13 @@ impl Front {
         &mut self,
         access: Access,
         burst: &mut Burst,
-        thread: &mut Thread,
-        around: &mut Around<'_>,
-    ) -> Option<Outcome> {
+        thread: &mut HwThread,
+        around: &mut CoreEnvironment<'_>,
+    ) -> Option<BurstOutcome> {
         let context = &mut self.contexts[burst.run.nth];
         let left = access.instructions() - burst.skip;
         let done = left.min(burst.stop - burst.t).min(thread.fetch_left);
-        burst.pass(done, thread, context);
+        burst.issue(done, thread, context);
         if done == left {
             burst.skip = 0;
             thread.position += 1;
@@ -262,9 +266,9 @@ impl Front {
     fn wait_or_unpark<const WATCHED: bool>(
         &mut self,
         burst: &mut Burst,
-        thread: &mut Thread,
-        around: &mut Around<'_>,
-    ) -> Option<Outcome> {
+        thread: &mut HwThread,
+        around: &mut CoreEnvironment<'_>,
+    ) -> Option<BurstOutcome> {
         let context = &mut self.contexts[burst.run.nth];
         if context.next_parked <= burst.t && burst.t < burst.run.limit {
             return self.unpark::<WATCHED>(burst, thread, around);
@@ -276,9 +280,9 @@ impl Front {
         &mut self,
         access: Access,
         burst: &mut Burst,
-        thread: &mut Thread,
-        around: &mut Around<'_>,
-    ) -> Option<Outcome> {
+        thread: &mut HwThread,
+        around: &mut CoreEnvironment<'_>,
+    ) -> Option<BurstOutcome> {
         let context = &mut self.contexts[burst.run.nth];
         let room = burst.bound(self.in_order, burst.t, context) - burst.t;
         let left = access.instructions() - burst.skip;
@@ -298,9 +302,9 @@ impl Front {
     fn fetch<const WATCHED: bool>(
         &mut self,
         burst: &mut Burst,
-        thread: &mut Thread,
-        around: &mut Around<'_>,
-    ) -> Option<Outcome> {
+        thread: &mut HwThread,
+        around: &mut CoreEnvironment<'_>,
+    ) -> Option<BurstOutcome> {
         let context = &mut self.contexts[burst.run.nth];
         let l1i = self.l1i?;
         let address = thread.next_code;
@@ -314,15 +318,15 @@ impl Front {
             return None;
         }
         if burst.is_held(context) {
-            return Some(Outcome::Held);
+            return Some(BurstOutcome::Held);
         }
         let Some(frame) = thread.tlb.find(address >> page_shift) else {
             // Comes here again with the translation at hand.
             burst.spent.faults += translate(thread, address >> page_shift, context, false, around, self.l1d, t);
             context.ready = t + burst.spent.faults;
-            return Some(Outcome::Blocked);
+            return Some(BurstOutcome::Blocked);
         };
-        let ask = Ask {
+        let ask = CacheRequest {
             address: frame << page_shift | address & ((1 << page_shift) - 1),
             at: t,
             store: false,
@@ -337,7 +341,7 @@ impl Front {
         let probed = !(thread.probes.activity.is_empty() && thread.probes.trace.is_none());
         let before = probed.then_some(thread.counters.levels);
         let answer = around.caches.first_level(l1i, place, &ask, &mut thread.counters);
-        let mut traced = super::sampling::SetOff { ticks: 0, full: false };
+        let mut traced = super::sampling::SampleEffect { ticks: 0, full: false };
         if let Some(before) = &before {
             thread.probes.on_path(l1i, ask.address, before, &thread.counters.levels, around.caches);
             if thread.counters.levels[0].all_misses() > before[0].all_misses() {
@@ -350,21 +354,29 @@ impl Front {
         if WATCHED {
             thread.watch_code(line_bytes.ilog2(), t, around.sampling);
         }
-        if answer.done <= late {
+        if answer.ready_tick <= late {
             return None;
         }
         thread.probes.cost_ticks += traced.ticks;
         burst.spent.interrupts += traced.ticks;
-        context.ready = answer.done + traced.ticks;
-        context.wait = Some(Wait { served: answer.served, queue: answer.queue, joined: false });
-        Some(if traced.full { Outcome::Interrupt } else { Outcome::Blocked })
+        context.ready = answer.ready_tick + traced.ticks;
+        context.wait = Some(StallSource { served: answer.served, queue: answer.queue, joined: false });
+        Some(if traced.full { BurstOutcome::Interrupt } else { BurstOutcome::Blocked })
     }
 }
 
-impl Context {
+impl HwContext {
     /// An access has been issued in the tick before `t`; its data is there at `done`. Does the context have to wait?
     #[inline(always)]
-    pub fn issued_miss(&mut self, done: u64, wait: Wait, nearest: u64, t: u64, store: bool, in_order: bool) -> bool {
+    pub fn issued_miss(
+        &mut self,
+        done: u64,
+        wait: StallSource,
+        nearest: u64,
+        t: u64,
+        store: bool,
+        in_order: bool,
+    ) -> bool {
         let late = done > nearest;
         (self.ready, self.wait) = (t, None);
         let mut blocked = false;
@@ -376,54 +388,54 @@ impl Context {
         }
         if late && !blocked {
             let instruction = (!store).then_some(self.issued - 1);
-            self.send(Outstanding { done, instruction, wait });
+            self.send(OutstandingMiss { done, instruction, wait });
         }
         blocked
     }
 }
 
 /// All accesses of the batch are made: more of them, or what the thread said at its end.
-fn batch_end(burst: &mut Burst, thread: &mut Thread, context: &mut Context) -> Option<Outcome> {
+fn batch_end(burst: &mut Burst, thread: &mut HwThread, context: &mut HwContext) -> Option<BurstOutcome> {
     burst.skip = 0;
     context.ready = burst.t;
-    if thread.turn != Turn::More {
+    if thread.turn != BatchEnd::More {
         if burst.t > burst.run.shared {
-            return Some(Outcome::Held);
+            return Some(BurstOutcome::Held);
         }
-        return Some(Outcome::Turn(std::mem::replace(&mut thread.turn, Turn::More)));
+        return Some(BurstOutcome::Turn(std::mem::replace(&mut thread.turn, BatchEnd::More)));
     }
     if burst.t >= burst.run.limit {
-        return Some(Outcome::Yield);
+        return Some(BurstOutcome::Yield);
     }
     thread.refill();
-    if thread.batch.is_empty() && thread.turn == Turn::More {
+    if thread.batch.is_empty() && thread.turn == BatchEnd::More {
         // A source that says "more" and gives nothing must not stop time.
-        Context::wait_in_place(&mut thread.counters, 1, context.value_wait());
+        HwContext::wait_in_place(&mut thread.counters, 1, context.value_wait());
         (burst.spent.in_place, burst.t) = (burst.spent.in_place + 1, burst.t + 1);
     }
     None
 }
 
 /// The value of the load before is needed: waits in place where nobody else could use the time.
-pub(super) fn depends(burst: &mut Burst, thread: &mut Thread, context: &mut Context) -> Option<Outcome> {
+pub(super) fn depends(burst: &mut Burst, thread: &mut HwThread, context: &mut HwContext) -> Option<BurstOutcome> {
     let until = context.value_at;
     if until < burst.run.other && until <= burst.run.limit {
-        Context::wait_in_place(&mut thread.counters, until - burst.t, context.value_wait());
+        HwContext::wait_in_place(&mut thread.counters, until - burst.t, context.value_wait());
         (burst.spent.in_place, burst.t) = (burst.spent.in_place + until - burst.t, until);
         return None;
     }
     context.wait = Some(context.value_wait());
     context.ready = until;
-    Some(Outcome::Blocked)
+    Some(BurstOutcome::Blocked)
 }
 
 /// Asks the operating system; ticks it took.
 pub(super) fn translate(
-    thread: &mut Thread,
+    thread: &mut HwThread,
     page: u64,
-    context: &Context,
+    context: &HwContext,
     store: bool,
-    around: &mut Around<'_>,
+    around: &mut CoreEnvironment<'_>,
     l1d: usize,
     t: u64,
 ) -> u64 {

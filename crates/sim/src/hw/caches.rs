@@ -2,22 +2,22 @@
 //!
 //! The leaves are the L1s, the roots the caches with memory behind them. A request walks from a leaf outwards until
 //! somebody has the line. Every cache on the way takes its part in one go: the state is exact at the tick of the
-//! request, and only the data is late (`Pending`). MESI: a cache in E or M means that no cache off its path to memory
+//! request, and only the data is late (`PendingFills`). MESI: a cache in E or M means that no cache off its path to memory
 //! has the line; a parent's sharer bits say which children may hold it, a directory per line of memory which roots may.
 //! Both are supersets: a copy that left quietly is found missing when it is asked for.
 
-use cachemate_core::{ImpossibleMachine, Level, MachineSpec, SplitMix64, WritePolicy};
+use cachemate_core::{CacheLevel, MachineSpec, MachineSpecError, SplitMix64, WritePolicy};
 
+use super::cache_unit::{CacheUnit, ROOT, ServedBy};
 use super::counters::TaskCounters;
 use super::dram::Dram;
+use super::line_table::LineTable;
 use super::page_index::{PageIndex, SetBits};
-use super::store::{EXCLUSIVE, Evicted, MODIFIED, Meta, SHARED, SHARER_BITS, TagStore};
-use super::table::LineTable;
-use super::unit::{ROOT, Served, Unit};
+use super::store::{EXCLUSIVE, EvictedLine, LineMeta, MODIFIED, SHARED, SHARER_BITS, TagStore};
 
 /// One request on its way.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Ask {
+pub(crate) struct CacheRequest {
     pub address: u64,
     pub at: u64,
     /// Ownership is wanted.
@@ -32,12 +32,12 @@ pub(crate) struct Ask {
 
 /// What came of it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Answer {
+pub(crate) struct CacheResponse {
     /// Tick at which the data is there.
-    pub done: u64,
+    pub ready_tick: u64,
     /// The part of the time until then that is spent queueing.
     pub queue: u64,
-    pub served: Served,
+    pub served: ServedBy,
     /// No other cache off the path holds the line.
     pub exclusive: bool,
     /// The data differs from memory and the asker takes over responsibility.
@@ -46,7 +46,7 @@ pub(crate) struct Answer {
 
 /// What a look into other caches found.
 #[derive(Clone, Copy, Default, Debug)]
-pub(crate) struct Held {
+pub(crate) struct SnoopResult {
     pub any: bool,
     pub exclusive: bool,
     pub dirty: bool,
@@ -55,7 +55,7 @@ pub(crate) struct Held {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Action {
+pub(crate) enum SnoopAction {
     /// Others keep a shared copy.
     Share,
     /// A store elsewhere takes all copies.
@@ -65,7 +65,7 @@ pub(crate) enum Action {
 }
 
 pub(crate) struct Caches {
-    pub units: Vec<Unit>,
+    pub units: Vec<CacheUnit>,
     pub pages: PageIndex,
     pub dram: Dram,
     pub same_package: Option<u64>,
@@ -96,7 +96,7 @@ pub(crate) struct Caches {
 const DIRECTORY_BITS: usize = 16;
 
 impl Caches {
-    pub fn new(spec: &MachineSpec, prefetch: bool, ticks_per_cycle: u64, seed: u64) -> Result<Self, ImpossibleMachine> {
+    pub fn new(spec: &MachineSpec, prefetch: bool, ticks_per_cycle: u64, seed: u64) -> Result<Self, MachineSpecError> {
         let mut machine = spec.clone();
         if !prefetch {
             machine.prefetchers.clear();
@@ -108,11 +108,11 @@ impl Caches {
             first.push(units.len());
             for instance in 0..machine.instances(cache) {
                 let seed = SplitMix64::scatter(seed ^ (at as u64) << 32 ^ u64::from(instance));
-                units.push(Unit::new(&machine, cache, instance, ticks_per_cycle, seed));
+                units.push(CacheUnit::new(&machine, cache, instance, ticks_per_cycle, seed));
             }
         }
         for (at, cache) in machine.caches.iter().enumerate() {
-            let outer = (at + 1..machine.caches.len()).find(|&outer| machine.caches[outer].level > Level::L1Data);
+            let outer = (at + 1..machine.caches.len()).find(|&outer| machine.caches[outer].level > CacheLevel::L1Data);
             let Some(outer) = outer else { continue };
             for instance in 0..machine.instances(cache) {
                 let child = first[at] + instance as usize;
@@ -120,7 +120,7 @@ impl Caches {
                 let parent = first[outer] + (instance / ratio) as usize;
                 units[child].parent = parent;
                 units[child].bit = 1 << (units[parent].children.len() as u32 % SHARER_BITS);
-                let owns = cache.level != Level::L1Instruction && cache.write == WritePolicy::Back;
+                let owns = cache.level != CacheLevel::L1Instruction && cache.write == WritePolicy::Back;
                 units[parent].children_own |= owns || units[child].children_own;
                 units[parent].children.push(child);
             }
@@ -128,9 +128,9 @@ impl Caches {
         // Known before the first request: whose second level is its own, and predictable in what it drops.
         for at in 0..units.len() {
             let Some(behind) = units.get(units[at].parent) else { continue };
-            let alone = behind.level == Level::L2 && behind.cores == 1 && behind.write == WritePolicy::Back;
+            let alone = behind.level == CacheLevel::L2 && behind.cores == 1 && behind.write == WritePolicy::Back;
             let plain = !behind.is_victim() && units[at].prefetcher.is_none() && units[at].write == WritePolicy::Back;
-            units[at].owns_next = units[at].level == Level::L1Data && alone && plain && units[at].store.is_lru();
+            units[at].owns_next = units[at].level == CacheLevel::L1Data && alone && plain && units[at].store.is_lru();
         }
         let roots: Vec<usize> = (0..units.len()).filter(|&at| units[at].parent == ROOT).collect();
         let mut root_number = vec![0; units.len()];
@@ -162,14 +162,14 @@ impl Caches {
     }
 
     /// Ticks to a copy of the line in another cache.
-    pub fn remote_latency(&self, ask: &Ask, held: Held) -> u64 {
+    pub fn remote_latency(&self, ask: &CacheRequest, held: SnoopResult) -> u64 {
         let of = if held.package == Some(ask.package) { self.same_package } else { self.other_package };
         of.unwrap_or_else(|| self.dram.latency(ask.address, ask.package))
     }
 
     /// Looks for copies of the bytes `address` .. + 2^span in a cache and all before it, and acts on them.
-    pub fn snoop(&mut self, at: usize, address: u64, asked: u32, action: Action) -> Held {
-        let mut held = Held::default();
+    pub fn snoop(&mut self, at: usize, address: u64, asked: u32, action: SnoopAction) -> SnoopResult {
+        let mut held = SnoopResult::default();
         let mut sharers = 0;
         let unit = &mut self.units[at];
         let span = asked.max(unit.line_shift);
@@ -190,15 +190,15 @@ impl Caches {
             held.dirty |= meta.state() == MODIFIED;
             sharers |= meta.sharers();
             match action {
-                Action::Share if meta.state() > SHARED => unit.store.set_meta(place, meta.with_state(SHARED)),
-                Action::Share => {}
-                Action::Take | Action::Drop(_) if victim && meta.sharers() & !wanted != 0 => {
+                SnoopAction::Share if meta.state() > SHARED => unit.store.set_meta(place, meta.with_state(SHARED)),
+                SnoopAction::Share => {}
+                SnoopAction::Take | SnoopAction::Drop(_) if victim && meta.sharers() & !wanted != 0 => {
                     unit.store.set_meta(place, meta.with_sharers(meta.sharers() & !wanted));
                 }
-                Action::Take | Action::Drop(_) => {
+                SnoopAction::Take | SnoopAction::Drop(_) => {
                     unit.store.remove(place);
-                    let by = if let Action::Drop(task) = action { Some(task) } else { None };
-                    unit.left(line, meta, by);
+                    let by = if let SnoopAction::Drop(task) = action { Some(task) } else { None };
+                    unit.record_eviction(line, meta, by);
                 }
             }
         }
@@ -227,8 +227,16 @@ impl Caches {
     }
 
     /// The other children of `at` than `asking`, those with a bit in `sharers`.
-    pub fn siblings(&mut self, at: usize, asking: usize, sharers: u32, ask: &Ask, span: u32, action: Action) -> Held {
-        let mut held = Held::default();
+    pub fn siblings(
+        &mut self,
+        at: usize,
+        asking: usize,
+        sharers: u32,
+        ask: &CacheRequest,
+        span: u32,
+        action: SnoopAction,
+    ) -> SnoopResult {
+        let mut held = SnoopResult::default();
         for nth in 0..self.units[at].children.len() {
             let child = self.units[at].children[nth];
             if child != asking && sharers & self.units[child].bit != 0 {
@@ -239,8 +247,8 @@ impl Caches {
     }
 
     /// The other roots that may hold the line; `asking` is noted as a holder.
-    pub fn other_roots(&mut self, asking: usize, ask: &Ask, action: Action) -> Held {
-        let mut held = Held::default();
+    pub fn other_roots(&mut self, asking: usize, ask: &CacheRequest, action: SnoopAction) -> SnoopResult {
+        let mut held = SnoopResult::default();
         let Some(directory) = &mut self.directory else { return held };
         let number = self.root_number[asking];
         let own = 1u16 << (number % DIRECTORY_BITS);
@@ -256,9 +264,9 @@ impl Caches {
             let bit = may.trailing_zeros() as usize;
             may &= may - 1;
             for nth in (bit..self.roots.len()).step_by(DIRECTORY_BITS).filter(|&nth| nth != number) {
-                let found = self.snoop(self.roots[nth], ask.address, self.directory_shift, action);
-                held = held.and(found, Some(ask.package));
-                if found.any && action == Action::Share {
+                let snoop = self.snoop(self.roots[nth], ask.address, self.directory_shift, action);
+                held = held.and(snoop, Some(ask.package));
+                if snoop.any && action == SnoopAction::Share {
                     keep |= 1 << bit;
                 }
             }
@@ -270,12 +278,12 @@ impl Caches {
     }
 
     /// `from` has the line shared and wants to write: all copies off its path go. Ticks it takes.
-    pub fn upgrade(&mut self, from: usize, ask: &Ask) -> u64 {
+    pub fn upgrade(&mut self, from: usize, ask: &CacheRequest) -> u64 {
         let (mut latency, mut at) = (self.units[from].latency, from);
         loop {
             let parent = self.units[at].parent;
             if parent == ROOT {
-                let held = self.other_roots(at, ask, Action::Take);
+                let held = self.other_roots(at, ask, SnoopAction::Take);
                 return if held.any { latency.max(self.remote_latency(ask, held)) } else { latency };
             }
             let (span, bit) = (self.units[at].line_shift, self.units[at].bit);
@@ -285,7 +293,7 @@ impl Caches {
             if let Some(place) = place {
                 let meta = unit.store.meta(place);
                 let alone = meta.state() >= EXCLUSIVE;
-                self.siblings(parent, at, meta.sharers(), ask, span, Action::Take);
+                self.siblings(parent, at, meta.sharers(), ask, span, SnoopAction::Take);
                 let unit = &mut self.units[parent];
                 let sharers = if span == unit.line_shift { bit } else { meta.sharers() };
                 unit.store.set_meta(place, meta.with_sharers(sharers).with_state(meta.state().max(EXCLUSIVE)));
@@ -293,14 +301,14 @@ impl Caches {
                     return latency;
                 }
             } else if self.units[parent].inclusion != cachemate_core::Inclusion::Inclusive {
-                self.siblings(parent, at, !0, ask, span, Action::Take);
+                self.siblings(parent, at, !0, ask, span, SnoopAction::Take);
             }
             at = parent;
         }
     }
 
     /// Puts a line into a cache; what has to leave goes its way.
-    pub fn fill(&mut self, at: usize, meta: Meta, ask: &Ask, counters: &mut TaskCounters) {
+    pub fn fill(&mut self, at: usize, meta: LineMeta, ask: &CacheRequest, counters: &mut TaskCounters) {
         let unit = &mut self.units[at];
         let mask = unit.mask_of(ask.class);
         let evicted = unit.store.insert(ask.address >> unit.line_shift, meta, mask);
@@ -310,19 +318,19 @@ impl Caches {
         }
     }
 
-    pub fn evict(&mut self, at: usize, evicted: Evicted, ask: &Ask, counters: &mut TaskCounters) {
+    pub fn evict(&mut self, at: usize, evicted: EvictedLine, ask: &CacheRequest, counters: &mut TaskCounters) {
         let unit = &mut self.units[at];
-        unit.left(evicted.line, evicted.meta, Some(ask.task));
+        unit.record_eviction(evicted.line, evicted.meta, Some(ask.task));
         let (address, span, parent) = (evicted.line << unit.line_shift, unit.line_shift, unit.parent);
         let mut state = evicted.meta.state();
         if unit.inclusion == cachemate_core::Inclusion::Inclusive && evicted.meta.sharers() != 0 {
-            let gone = Ask { address, ..*ask };
-            let held = self.siblings(at, ROOT, evicted.meta.sharers(), &gone, span, Action::Drop(ask.task));
+            let gone = CacheRequest { address, ..*ask };
+            let held = self.siblings(at, ROOT, evicted.meta.sharers(), &gone, span, SnoopAction::Drop(ask.task));
             state = if held.dirty { MODIFIED } else { state };
         }
-        let leaving = Ask { address, ..*ask };
+        let leaving = CacheRequest { address, ..*ask };
         if parent != ROOT && self.units[parent].is_victim() {
-            let meta = Meta::new(state, 0, evicted.meta.owner());
+            let meta = LineMeta::new(state, 0, evicted.meta.owner());
             self.insert_victim(parent, span, meta, &leaving, counters);
         } else if state == MODIFIED {
             self.units[at].counters.writebacks += 1;
@@ -342,7 +350,7 @@ impl Caches {
     }
 
     /// A dirty line goes outwards, to the first cache that has it, or to memory.
-    pub fn write_back(&mut self, mut at: usize, bytes: u64, ask: &Ask, counters: &mut TaskCounters) {
+    pub fn write_back(&mut self, mut at: usize, bytes: u64, ask: &CacheRequest, counters: &mut TaskCounters) {
         while at != ROOT {
             let unit = &mut self.units[at];
             let line = ask.address >> unit.line_shift;
@@ -359,7 +367,14 @@ impl Caches {
     }
 
     /// What the level before evicted. `meta` without sharers; `below` is that level's line.
-    fn insert_victim(&mut self, at: usize, below: u32, meta: Meta, ask: &Ask, counters: &mut TaskCounters) {
+    fn insert_victim(
+        &mut self,
+        at: usize,
+        below: u32,
+        meta: LineMeta,
+        ask: &CacheRequest,
+        counters: &mut TaskCounters,
+    ) {
         let unit = &mut self.units[at];
         let line = ask.address >> unit.line_shift;
         let sector = unit.sector(ask.address, below);
@@ -393,9 +408,10 @@ impl Caches {
                 continue;
             }
             let address = line << shift;
-            let ask = Ask { address, at: now, store: true, through: false, prefetch: true, task, class: 0, package };
-            self.other_roots(root, &ask, Action::Take);
-            self.fill(into, Meta::new(EXCLUSIVE, 0, task), &ask, &mut counters);
+            let ask =
+                CacheRequest { address, at: now, store: true, through: false, prefetch: true, task, class: 0, package };
+            self.other_roots(root, &ask, SnoopAction::Take);
+            self.fill(into, LineMeta::new(EXCLUSIVE, 0, task), &ask, &mut counters);
         }
     }
 
@@ -407,7 +423,7 @@ impl Caches {
                 if let Some(place) = unit.store.find(line) {
                     let meta = unit.store.meta(place);
                     unit.store.remove(place);
-                    unit.taken(line, meta, None);
+                    unit.record_removal(line, meta, None);
                 }
                 unit.forget(line);
             }
@@ -415,13 +431,13 @@ impl Caches {
     }
 }
 
-impl Held {
-    fn and(self, other: Held, prefer: Option<u32>) -> Held {
+impl SnoopResult {
+    fn and(self, other: SnoopResult, prefer: Option<u32>) -> SnoopResult {
         let package = match (self.package, other.package) {
             (Some(mine), Some(others)) => Some(if prefer == Some(others) { others } else { mine }),
             (mine, others) => mine.or(others),
         };
-        Held {
+        SnoopResult {
             any: self.any | other.any,
             exclusive: self.exclusive | other.exclusive,
             dirty: self.dirty | other.dirty,
@@ -431,11 +447,11 @@ impl Held {
 }
 
 /// What only this engine asks of a machine.
-fn check(machine: &MachineSpec) -> Result<(), ImpossibleMachine> {
+fn check(machine: &MachineSpec) -> Result<(), MachineSpecError> {
     let fail = |field: String, found: String, expected: &str| {
-        Err(ImpossibleMachine { machine: machine.name.clone(), field, found, expected: expected.to_string() })
+        Err(MachineSpecError { machine: machine.name.clone(), field, found, expected: expected.to_string() })
     };
-    let Some(data) = machine.caches.iter().find(|cache| cache.level == Level::L1Data) else {
+    let Some(data) = machine.caches.iter().find(|cache| cache.level == CacheLevel::L1Data) else {
         return fail("caches".to_string(), "no l1-data".to_string(), "an L1 data cache");
     };
     if data.shared_by_cores != 1 {
@@ -459,7 +475,7 @@ fn check(machine: &MachineSpec) -> Result<(), ImpossibleMachine> {
             let found = machine.memory.size_bytes.to_string();
             return fail("memory.size_bytes".to_string(), found, "fewer than 2^32 lines per set and 2^32 pages");
         }
-        if cache.level <= Level::L1Data && (cache.shared_by_cores != 1 || cache.inclusion != Default::default()) {
+        if cache.level <= CacheLevel::L1Data && (cache.shared_by_cores != 1 || cache.inclusion != Default::default()) {
             return fail(
                 field("inclusion"),
                 format!("{:?}", cache.inclusion),
@@ -467,7 +483,7 @@ fn check(machine: &MachineSpec) -> Result<(), ImpossibleMachine> {
             );
         }
         if cache.inclusion == cachemate_core::Inclusion::Victim {
-            let before = machine.caches[..at].iter().rfind(|before| before.level != Level::L1Instruction);
+            let before = machine.caches[..at].iter().rfind(|before| before.level != CacheLevel::L1Instruction);
             let sectors = before.map_or(1, |before| cache.line_bytes / before.line_bytes);
             if sectors > SHARER_BITS {
                 return fail(field("line_bytes"), cache.line_bytes.to_string(), "at most 8 lines of the level before");

@@ -3,15 +3,15 @@
 use cachemate_core::{CpuId, TaskId};
 
 use super::Charge;
+use super::cache_unit::ServedBy;
 use super::counters::{CpuCounters, Stalls, TaskCounters};
-use super::parked::Parked;
-use super::thread::Thread;
-use super::unit::Served;
+use super::deferred::DeferredAccess;
+use super::thread::HwThread;
 
 /// What a context waits for until it is ready again, and how much of the wait is queueing.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Wait {
-    pub served: Served,
+pub(crate) struct StallSource {
+    pub served: ServedBy,
     pub queue: u64,
     /// Another miss of the context brings the line: no miss register of its own is taken.
     pub joined: bool,
@@ -19,16 +19,16 @@ pub(crate) struct Wait {
 
 /// A miss that the context did not wait for.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Outstanding {
+pub(crate) struct OutstandingMiss {
     pub done: u64,
     /// Instruction number; `None` for stores, which hold no place in the window once issued.
     pub instruction: Option<u64>,
-    pub wait: Wait,
+    pub wait: StallSource,
 }
 
 /// Ticks of one run of a context that went to no instruction and no wait.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct Spent {
+pub(crate) struct UnattributedTicks {
     /// Waited with the issue slot kept; owned already.
     pub in_place: u64,
     /// The operating system's, at the end of the run.
@@ -39,27 +39,27 @@ pub(crate) struct Spent {
 /// No load in flight.
 const NONE: (u64, u64) = (u64::MAX, u64::MAX);
 
-pub(crate) struct Context {
+pub(crate) struct HwContext {
     pub cpu: CpuId,
-    pub thread: Option<Box<Thread>>,
+    pub thread: Option<Box<HwThread>>,
     /// Tick from which it could issue.
     pub ready: u64,
     /// Its ticks before this have an owner.
     pub accounted: u64,
-    pub wait: Option<Wait>,
+    pub wait: Option<StallSource>,
     /// Oldest first. Those that are back stay until their places are needed.
-    pub outstanding: Vec<Outstanding>,
+    pub outstanding: Vec<OutstandingMiss>,
     /// Miss registers (in order: places in the store buffer) that they hold.
-    pub held: usize,
+    pub mshrs_in_use: usize,
     /// When the first of them is back; `u64::MAX` without any.
     pub soonest: u64,
     /// The oldest load that may still be out: when it is back, its instruction; both `u64::MAX` = none.
     oldest: (u64, u64),
     /// When the value of the last load is there, and from where.
     pub value_at: u64,
-    pub value_from: Served,
+    pub value_from: ServedBy,
     /// Accesses put aside, by instruction, and the first tick at which one of them is due (`u64::MAX` = none).
-    pub parked: Vec<Parked>,
+    pub parked: Vec<DeferredAccess>,
     pub next_parked: u64,
     /// The one whose value is the last load's, where `value_at` is `u64::MAX`.
     pub parked_value: u64,
@@ -68,16 +68,16 @@ pub(crate) struct Context {
     pub counters: CpuCounters,
 }
 
-impl Context {
-    pub fn new(cpu: CpuId, nearest: Served) -> Self {
-        Context {
+impl HwContext {
+    pub fn new(cpu: CpuId, nearest: ServedBy) -> Self {
+        HwContext {
             cpu,
             thread: None,
             ready: 0,
             accounted: 0,
             wait: None,
             outstanding: Vec::new(),
-            held: 0,
+            mshrs_in_use: 0,
             soonest: u64::MAX,
             oldest: NONE,
             value_at: 0,
@@ -101,7 +101,7 @@ impl Context {
     }
 
     /// Gives every tick before `until` an owner: first what the context waited for, then the issue slot it did not get.
-    pub fn settle(&mut self, until: u64) {
+    pub fn account(&mut self, until: u64) {
         let Some(thread) = &mut self.thread else { return };
         if until <= self.accounted {
             return;
@@ -131,7 +131,7 @@ impl Context {
     /// `ticks` of the operating system, from now on; everything else is put off by as much.
     pub fn charge(&mut self, now: u64, ticks: u64, what: Charge) {
         self.counters.charged_ticks[what as usize] += ticks;
-        self.settle(now);
+        self.account(now);
         if let Some(thread) = &mut self.thread {
             thread.counters.stalls.system += ticks;
             thread.counters.ticks += ticks;
@@ -144,7 +144,7 @@ impl Context {
     }
 
     /// A run of `ticks` ended at `now`: all but what was `spent` otherwise were instructions.
-    pub fn spent(&mut self, counters: &mut TaskCounters, ticks: u64, now: u64, spent: Spent) {
+    pub fn spent(&mut self, counters: &mut TaskCounters, ticks: u64, now: u64, spent: UnattributedTicks) {
         let instructions = ticks - spent.in_place;
         let system = spent.faults + spent.interrupts;
         counters.instructions += instructions;
@@ -159,12 +159,12 @@ impl Context {
     }
 
     /// What waiting for the last load's value is put down to.
-    pub fn value_wait(&self) -> Wait {
-        Wait { served: self.value_from, queue: 0, joined: false }
+    pub fn value_wait(&self) -> StallSource {
+        StallSource { served: self.value_from, queue: 0, joined: false }
     }
 
     /// `ticks` spent waiting without giving up the issue slot.
-    pub fn wait_in_place(counters: &mut TaskCounters, ticks: u64, wait: Wait) {
+    pub fn wait_in_place(counters: &mut TaskCounters, ticks: u64, wait: StallSource) {
         let queued = ticks.min(wait.queue);
         counters.stalls.queue += queued;
         *owner(&mut counters.stalls, wait.served) += ticks - queued;
@@ -173,31 +173,31 @@ impl Context {
 
     /// A miss goes out that is not waited for.
     #[inline(always)]
-    pub fn send(&mut self, miss: Outstanding) {
+    pub fn send(&mut self, miss: OutstandingMiss) {
         if let (NONE, Some(instruction)) = (self.oldest, miss.instruction) {
             self.oldest = (miss.done, instruction);
         }
         self.soonest = self.soonest.min(miss.done);
-        self.held += usize::from(!miss.wait.joined);
+        self.mshrs_in_use += usize::from(!miss.wait.joined);
         self.outstanding.push(miss);
     }
 
-    /// As [`Context::send`], for a load older than others in flight.
-    pub fn send_in_order(&mut self, miss: Outstanding) {
+    /// As [`HwContext::send`], for a load older than others in flight.
+    pub fn send_in_order(&mut self, miss: OutstandingMiss) {
         let Some(instruction) = miss.instruction else { return self.send(miss) };
-        let younger = |other: &Outstanding| other.instruction.is_some_and(|other| other > instruction);
+        let younger = |other: &OutstandingMiss| other.instruction.is_some_and(|other| other > instruction);
         let at = self.outstanding.iter().position(younger).unwrap_or(self.outstanding.len());
         if instruction < self.oldest.1 {
             self.oldest = (miss.done, instruction);
         }
         self.soonest = self.soonest.min(miss.done);
-        self.held += usize::from(!miss.wait.joined);
+        self.mshrs_in_use += usize::from(!miss.wait.joined);
         self.outstanding.insert(at, miss);
     }
 
     /// Does a miss of this context bring a line that comes at this tick?
     #[inline]
-    pub fn brings(&self, done: u64) -> bool {
+    pub fn has_miss_for(&self, done: u64) -> bool {
         self.outstanding.iter().rev().any(|miss| miss.done == done && !miss.wait.joined)
     }
 
@@ -215,7 +215,7 @@ impl Context {
     /// The thread is gone, and its misses with it.
     pub fn forget(&mut self) {
         self.outstanding.clear();
-        self.held = 0;
+        self.mshrs_in_use = 0;
         self.parked.clear();
         self.next_parked = u64::MAX;
         self.soonest = u64::MAX;
@@ -234,15 +234,15 @@ impl Context {
             soonest = soonest.min(if stays { miss.done } else { u64::MAX });
             stays
         });
-        (self.soonest, self.held) = (soonest, held);
+        (self.soonest, self.mshrs_in_use) = (soonest, held);
     }
 }
 
-fn owner(stalls: &mut Stalls, served: Served) -> &mut u64 {
+fn owner(stalls: &mut Stalls, served: ServedBy) -> &mut u64 {
     match served {
-        Served::Hit(level) => &mut stalls.hit[level as usize],
-        Served::RemoteCache => &mut stalls.remote_cache,
-        Served::LocalMemory => &mut stalls.local_memory,
-        Served::RemoteMemory => &mut stalls.remote_memory,
+        ServedBy::Hit(level) => &mut stalls.hit[level as usize],
+        ServedBy::RemoteCache => &mut stalls.remote_cache,
+        ServedBy::LocalMemory => &mut stalls.local_memory,
+        ServedBy::RemoteMemory => &mut stalls.remote_memory,
     }
 }

@@ -4,13 +4,14 @@
 //! that a task is on processor has exactly one owner (an instruction, a stall cause, or the system), and every miss
 //! exactly one cause; the tests hold the sums to that.
 
-use cachemate_core::{Counts, Event, Level, Reading, StallCause};
+use cachemate_core::{CacheLevel, CounterEvent, EventCount, EventCounts, StallCause};
 
-/// Number of [`Level`]s; arrays by level are indexed with `level as usize`.
+/// Number of [`CacheLevel`]s; arrays by level are indexed with `level as usize`.
 pub const LEVELS: usize = 5;
 
 /// All levels, in the order of the arrays.
-pub const ALL_LEVELS: [Level; LEVELS] = [Level::L1Instruction, Level::L1Data, Level::L2, Level::L3, Level::L4];
+pub const ALL_LEVELS: [CacheLevel; LEVELS] =
+    [CacheLevel::L1Instruction, CacheLevel::L1Data, CacheLevel::L2, CacheLevel::L3, CacheLevel::L4];
 
 /// Why a line that was asked for was not there.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -76,7 +77,7 @@ pub struct Stalls {
 impl Stalls {
     /// Stalls for data from beyond the first level, queues included.
     pub fn data(&self) -> u64 {
-        let hits: u64 = self.hit[Level::L2 as usize..].iter().sum();
+        let hits: u64 = self.hit[CacheLevel::L2 as usize..].iter().sum();
         hits + self.remote_cache + self.local_memory + self.remote_memory + self.queue
     }
     /// All causes together; with the issue slots of instructions these are the ticks on processor.
@@ -127,37 +128,37 @@ impl TaskCounters {
     }
 
     /// One event's raw count; `None` where tasks have none: whose node memory is on is not told apart.
-    pub fn count(&self, event: Event) -> Option<u64> {
+    pub fn count(&self, event: CounterEvent) -> Option<u64> {
         let cycles = |ticks: u64| ticks / self.ticks_per_cycle.max(1);
         Some(match event {
-            Event::Instructions => self.instructions,
-            Event::Cycles => self.cycles(),
-            Event::References(level) => self.levels[level as usize].references,
-            Event::Misses(level) => self.levels[level as usize].all_misses(),
-            Event::InterTaskMisses(level) => self.levels[level as usize].caused(MissCause::InterTask),
-            Event::RemoteCacheHits => self.remote_cache_hits,
-            Event::MemoryReadBytes => self.memory_read_bytes,
-            Event::MemoryWriteBytes => self.memory_write_bytes,
-            Event::StallCycles(StallCause::Issue) => cycles(self.stalls.issue),
-            Event::StallCycles(StallCause::Hit(level)) => cycles(self.stalls.hit[level as usize]),
-            Event::StallCycles(StallCause::RemoteCache) => cycles(self.stalls.remote_cache),
-            Event::StallCycles(StallCause::LocalMemory) => cycles(self.stalls.local_memory),
-            Event::StallCycles(StallCause::RemoteMemory) => cycles(self.stalls.remote_memory),
-            Event::StallCycles(StallCause::BusQueue) => cycles(self.stalls.queue),
-            Event::ContextSwitches => self.context_switches,
-            Event::PageFaults => self.page_faults,
-            Event::SystemCalls => self.system_calls,
-            Event::MemoryBytes => self.memory_read_bytes + self.memory_write_bytes,
-            Event::LocalMemoryBytes => return None,
+            CounterEvent::Instructions => self.instructions,
+            CounterEvent::Cycles => self.cycles(),
+            CounterEvent::References(level) => self.levels[level as usize].references,
+            CounterEvent::Misses(level) => self.levels[level as usize].all_misses(),
+            CounterEvent::InterTaskMisses(level) => self.levels[level as usize].caused(MissCause::InterTask),
+            CounterEvent::RemoteCacheHits => self.remote_cache_hits,
+            CounterEvent::MemoryReadBytes => self.memory_read_bytes,
+            CounterEvent::MemoryWriteBytes => self.memory_write_bytes,
+            CounterEvent::StallCycles(StallCause::Issue) => cycles(self.stalls.issue),
+            CounterEvent::StallCycles(StallCause::Hit(level)) => cycles(self.stalls.hit[level as usize]),
+            CounterEvent::StallCycles(StallCause::RemoteCache) => cycles(self.stalls.remote_cache),
+            CounterEvent::StallCycles(StallCause::LocalMemory) => cycles(self.stalls.local_memory),
+            CounterEvent::StallCycles(StallCause::RemoteMemory) => cycles(self.stalls.remote_memory),
+            CounterEvent::StallCycles(StallCause::BusQueue) => cycles(self.stalls.queue),
+            CounterEvent::ContextSwitches => self.context_switches,
+            CounterEvent::PageFaults => self.page_faults,
+            CounterEvent::SystemCalls => self.system_calls,
+            CounterEvent::MemoryBytes => self.memory_read_bytes + self.memory_write_bytes,
+            CounterEvent::LocalMemoryBytes => return None,
         })
     }
 
     /// Every event, as an ideal counter unit reads them: sorted, nothing multiplexed. `levels` are those that the
     /// machine has; events of others would be absent evidence, not zeros.
-    pub fn counts(&self, levels: &[Level]) -> Counts {
+    pub fn counts(&self, levels: &[CacheLevel]) -> EventCounts {
         let events = events(levels);
-        let reading = |event| Some(Reading { event, count: self.count(event)?, counted_share: 1.0 });
-        Counts(events.into_iter().filter_map(reading).collect())
+        let reading = |event| Some(EventCount { event, count: self.count(event)?, enabled_share: 1.0 });
+        EventCounts(events.into_iter().filter_map(reading).collect())
     }
 
     /// What was counted since `earlier`, an older copy of these counters.
@@ -190,13 +191,17 @@ impl TaskCounters {
 }
 
 /// Every event that a machine with these cache levels counts, ascending.
-pub fn events(levels: &[Level]) -> Vec<Event> {
-    let mut events = vec![Event::Instructions, Event::Cycles, Event::RemoteCacheHits];
-    events.extend([Event::MemoryReadBytes, Event::MemoryWriteBytes]);
-    events.extend([Event::ContextSwitches, Event::PageFaults, Event::SystemCalls]);
+pub fn events(levels: &[CacheLevel]) -> Vec<CounterEvent> {
+    let mut events = vec![CounterEvent::Instructions, CounterEvent::Cycles, CounterEvent::RemoteCacheHits];
+    events.extend([CounterEvent::MemoryReadBytes, CounterEvent::MemoryWriteBytes]);
+    events.extend([CounterEvent::ContextSwitches, CounterEvent::PageFaults, CounterEvent::SystemCalls]);
     for &level in levels {
-        events.extend([Event::References(level), Event::Misses(level), Event::InterTaskMisses(level)]);
-        events.push(Event::StallCycles(StallCause::Hit(level)));
+        events.extend([
+            CounterEvent::References(level),
+            CounterEvent::Misses(level),
+            CounterEvent::InterTaskMisses(level),
+        ]);
+        events.push(CounterEvent::StallCycles(StallCause::Hit(level)));
     }
     let causes = [
         StallCause::Issue,
@@ -205,7 +210,7 @@ pub fn events(levels: &[Level]) -> Vec<Event> {
         StallCause::RemoteMemory,
         StallCause::BusQueue,
     ];
-    events.extend(causes.map(Event::StallCycles));
+    events.extend(causes.map(CounterEvent::StallCycles));
     events.sort();
     events
 }

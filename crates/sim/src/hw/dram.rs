@@ -1,11 +1,11 @@
 //! Memory controllers and package buses: local and remote latency, bandwidth, queueing.
 
-use cachemate_core::{MachineSpec, SchedulingSpec};
+use cachemate_core::{MachineSpec, MemorySchedulingSpec};
 
+use super::cache_unit::ServedBy;
 use super::counters::{BusCounters, MemoryCounters};
 use super::page_index::PageIndex;
-use super::server::Server;
-use super::unit::Served;
+use super::server::BandwidthServer;
 
 /// Lines that a controller writes in a row before it turns back to reads.
 const WRITE_BATCH: u64 = 16;
@@ -20,11 +20,11 @@ pub(crate) enum Purpose {
 
 /// Requests on their way at once: when each is back. A request takes the place of the one that is back first.
 #[derive(Clone)]
-struct Window {
+struct InFlightWindow {
     back_at: Vec<u64>,
 }
 
-impl Window {
+impl InFlightWindow {
     /// The place to take, and ticks until it is free.
     fn first_free(&self, at: u64) -> (usize, u64) {
         let first = self.back_at.iter().enumerate().min_by_key(|&(_, &back)| back);
@@ -46,14 +46,14 @@ pub(crate) struct Dram {
     /// Bits of an address that are the memory's.
     physical: u64,
     packages_per_node: u32,
-    controllers: Vec<(Server, MemoryCounters)>,
+    controllers: Vec<(BandwidthServer, MemoryCounters)>,
     /// Per package, where packages have a bus.
-    buses: Vec<(Server, BusCounters)>,
-    scheduling: SchedulingSpec,
+    buses: Vec<(BandwidthServer, BusCounters)>,
+    scheduling: MemorySchedulingSpec,
     /// Ticks from reads to writes and back.
     turnaround: u64,
     /// Windows by package, or by node where packages have no bus; empty = any number.
-    windows: Vec<Window>,
+    windows: Vec<InFlightWindow>,
     /// Lines of each node that were written since the last turn.
     written: Vec<u64>,
 }
@@ -61,10 +61,11 @@ pub(crate) struct Dram {
 impl Dram {
     pub fn new(spec: &MachineSpec, ticks_per_cycle: u64) -> Self {
         let memory = &spec.memory;
-        let controller = Server::new(memory.bytes_per_cycle, ticks_per_cycle);
-        let bus = memory.package_bus_bytes_per_cycle.map(|bytes| Server::new(bytes, ticks_per_cycle));
+        let controller = BandwidthServer::new(memory.bytes_per_cycle, ticks_per_cycle);
+        let bus = memory.package_bus_bytes_per_cycle.map(|bytes| BandwidthServer::new(bytes, ticks_per_cycle));
         let buses = bus.map_or(Vec::new(), |bus| vec![(bus, BusCounters::default()); spec.packages as usize]);
-        let window = memory.scheduling.requests_in_flight.map(|depth| Window { back_at: vec![0; depth as usize] });
+        let window =
+            memory.scheduling.requests_in_flight.map(|depth| InFlightWindow { back_at: vec![0; depth as usize] });
         let places = if buses.is_empty() { memory.nodes } else { spec.packages };
         Dram {
             windows: window.map_or(Vec::new(), |window| vec![window; places as usize]),
@@ -99,11 +100,11 @@ impl Dram {
 
     /// Passes `bytes` between a package and the address' node; ticks queued at the bus and at the controller.
     fn pass(&mut self, address: u64, package: u32, bytes: u64, at: u64, purpose: Purpose) -> u64 {
-        let first_come = !self.scheduling.demand_first;
-        let queue = |server: &mut Server, at| match purpose {
-            _ if first_come => server.pass(at, bytes),
-            Purpose::Demand => server.pass_first(at, bytes),
-            Purpose::Prefetch | Purpose::Write => server.pass_last(at, bytes),
+        let first_come = !self.scheduling.demand_priority;
+        let queue = |server: &mut BandwidthServer, at| match purpose {
+            _ if first_come => server.transfer(at, bytes),
+            Purpose::Demand => server.transfer_priority(at, bytes),
+            Purpose::Prefetch | Purpose::Write => server.transfer_background(at, bytes),
         };
         let mut queued = 0;
         if let Some((bus, counters)) = self.buses.get_mut(package as usize) {
@@ -135,14 +136,14 @@ impl Dram {
     }
 
     /// Latency without and with queueing apart, and whether it was local.
-    pub fn read(&mut self, address: u64, package: u32, bytes: u64, at: u64, prefetch: bool) -> (u64, u64, Served) {
+    pub fn read(&mut self, address: u64, package: u32, bytes: u64, at: u64, prefetch: bool) -> (u64, u64, ServedBy) {
         let window = self.window_of(address, package);
         let (place, held) = self.windows.get(window).map_or((0, 0), |window| window.first_free(at));
         let purpose = if prefetch { Purpose::Prefetch } else { Purpose::Demand };
         let queued = held + self.pass(address, package, bytes, at + held, purpose);
         let (latency, served) = match self.is_local(address, package) {
-            true => (self.local, Served::LocalMemory),
-            false => (self.remote, Served::RemoteMemory),
+            true => (self.local, ServedBy::LocalMemory),
+            false => (self.remote, ServedBy::RemoteMemory),
         };
         if let Some(window) = self.windows.get_mut(window) {
             window.back_at[place] = at + queued + latency;
@@ -173,7 +174,7 @@ impl Dram {
         let (controller, _) = &self.controllers[self.node_of(address)];
         let bus = self.buses.get(package as usize).map_or(0, |(bus, _)| bus.backlog(at));
         let backlog = controller.backlog(at).max(bus);
-        if !self.scheduling.demand_first {
+        if !self.scheduling.demand_priority {
             return if backlog > self.local { 0 } else { 1000 };
         }
         let waiting = (backlog * 1000 / self.local.max(1)).min(1000);

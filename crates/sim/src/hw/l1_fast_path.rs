@@ -3,17 +3,17 @@
 //! With small L1s, short lines or stores that go through, most requests end there, without a word to any other cache.
 //! All of it happens in one go here, and in the same order as on the long way (`walk`): a test runs machines both ways.
 
-use cachemate_core::{Level, WritePolicy};
+use cachemate_core::{CacheLevel, WritePolicy};
 
-use super::caches::{Answer, Ask, Caches};
+use super::cache_unit::{CacheUnit, ROOT, ServedBy};
+use super::caches::{CacheRequest, CacheResponse, Caches};
 use super::counters::TaskCounters;
-use super::store::{EXCLUSIVE, MODIFIED, Meta, PENDING, SHARED, SHARER_BITS, SPECIAL};
-use super::unit::{ROOT, Served, Unit};
+use super::store::{EXCLUSIVE, LineMeta, MODIFIED, PENDING, SHARED, SHARER_BITS, SPECIAL};
 
-impl Unit {
+impl CacheUnit {
     /// Does a hit here by this child concern the child and nobody else?
     #[inline]
-    pub fn is_plain(&self, meta: Meta, bit: u32, store: bool) -> bool {
+    pub fn is_plain(&self, meta: LineMeta, bit: u32, store: bool) -> bool {
         // Without branches: whether it is a store cannot be foreseen.
         let others = (meta.sharers() & !bit != 0) | (self.children.len() > SHARER_BITS as usize);
         let asks_others = others & (store | self.children_own);
@@ -53,7 +53,7 @@ impl Caches {
         if !second.is_plain(second.store.meta(at), first.bit, store) {
             return false;
         }
-        let leaving = first.store.next_out(address >> first.line_shift);
+        let leaving = first.store.next_victim(address >> first.line_shift);
         leaving.is_none_or(|out| {
             let behind = out.line << first.line_shift >> second.line_shift;
             out.meta.state() != MODIFIED || second.store.find(behind).is_some()
@@ -63,7 +63,13 @@ impl Caches {
     /// The part of [`Caches::first_level`] that the next cache serves. `None` = the request has to go the long way;
     /// nothing was done.
     #[inline(always)]
-    pub fn near(&mut self, l1: usize, place: Option<usize>, ask: &Ask, counters: &mut TaskCounters) -> Option<Answer> {
+    pub fn access_next_level(
+        &mut self,
+        l1: usize,
+        place: Option<usize>,
+        ask: &CacheRequest,
+        counters: &mut TaskCounters,
+    ) -> Option<CacheResponse> {
         #[cfg(test)]
         if self.long_way_only {
             return None;
@@ -87,10 +93,10 @@ impl Caches {
         second.counters.demand.references += 1;
         second.store.touch(far, at);
         let exclusive = meta.state() >= EXCLUSIVE;
-        let mut answer = Answer {
-            done: ask.at + second.latency,
+        let mut answer = CacheResponse {
+            ready_tick: ask.at + second.latency,
             queue: 0,
-            served: Served::Hit(second.level),
+            served: ServedBy::Hit(second.level),
             exclusive,
             dirty: false,
         };
@@ -98,30 +104,30 @@ impl Caches {
             second.store.set_meta(at, meta.stored(true));
             if let Some(place) = place {
                 first.store.touch(line, place);
-                answer.done = answer.done.max(ask.at + first.latency);
+                answer.ready_tick = answer.ready_tick.max(ask.at + first.latency);
                 return Some(answer);
             }
             first.miss(line, ask.task, counters);
         } else {
             first.miss(line, ask.task, counters);
             answer.queue = second.pass_out(ask.at, 1 << first.line_shift);
-            answer.done += answer.queue;
+            answer.ready_tick += answer.queue;
             second.store.set_meta(at, meta.with_sharers(meta.sharers() | first.bit));
             let state = match () {
                 () if ask.store => MODIFIED,
-                () if first.level == Level::L1Instruction || first.write == WritePolicy::Through => SHARED,
+                () if first.level == CacheLevel::L1Instruction || first.write == WritePolicy::Through => SHARED,
                 () if exclusive => EXCLUSIVE,
                 () => SHARED,
             };
-            let filled = Meta(Meta::new(state, 0, ask.task).0 | PENDING);
+            let filled = LineMeta(LineMeta::new(state, 0, ask.task).0 | PENDING);
             let evicted = first.store.insert(line, filled, first.mask_of(ask.class));
             first.arrived(ask.task);
-            first.pending.add(line, answer.done, answer.served, ask.at);
+            first.pending.add(line, answer.ready_tick, answer.served, ask.at);
             if let Some(evicted) = evicted {
                 if evicted.meta.state() == MODIFIED {
                     self.evict(l1, evicted, ask, counters);
                 } else {
-                    first.left(evicted.line, evicted.meta, Some(ask.task));
+                    first.record_eviction(evicted.line, evicted.meta, Some(ask.task));
                 }
             }
         }

@@ -1,47 +1,47 @@
 //! The machine's hardware: cores, caches, coherence, prefetchers, buses, memory, counters.
 //!
 //! The operating system loads threads onto contexts, lets time pass with [`Hardware::run`], and is told when a thread
-//! wants something of it. It answers translations through [`Frames`]. Nothing here decides who runs where.
+//! wants something of it. It answers translations through [`FrameProvider`]. Nothing here decides who runs where.
 
-mod ahead;
 mod burst;
+mod cache_unit;
 mod caches;
 mod context;
 mod counters;
+mod deferred;
 mod dram;
+mod fast_path;
+mod host_prefetch;
 mod l1_fast_path;
+mod l1_variant;
+mod line_table;
 mod page_index;
-mod parked;
 mod pipeline;
 mod prefetch;
 mod probe;
 mod queue;
-mod quick;
-mod reach;
+mod request;
 mod sampling;
 mod scan;
 mod server;
-mod shape;
+mod slow_path;
 mod store;
-mod table;
 mod thread;
-mod unit;
-mod walk;
 
 use cachemate_core::{
-    CacheId, CpuId, ImpossibleMachine, IndexSet, Level, MachineSpec, Pipeline, ProcessId, TaskId, Turn,
+    BatchEnd, CacheId, CacheLevel, CoreModel, CpuId, IndexSet, MachineSpec, MachineSpecError, ProcessId, TaskId,
 };
 
+use cache_unit::CacheUnit;
 use caches::Caches;
-use context::Context;
-use pipeline::{Around, Bounds, Core, RUN_AHEAD_CYCLES};
-use queue::Queue;
-use sampling::Sampling;
-use unit::Unit;
+use context::HwContext;
+use pipeline::{Core, CoreEnvironment, RUN_AHEAD_CYCLES, RunBounds};
+use queue::CoreQueue;
+use sampling::SamplingUnit;
 
 pub use counters::*;
 pub(crate) use probe::*;
-pub use thread::Thread;
+pub use thread::HwThread;
 
 /// Choices that are not the machine's.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -60,7 +60,7 @@ impl Default for HwOptions {
 
 /// A translation, and what the operating system took for it (a fault, a page moved lazily).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Framed {
+pub struct FrameLookup {
     /// Physical page number, below memory size / page size.
     pub frame: u64,
     /// Time that it took of the CPU; 0 = it was known.
@@ -70,23 +70,23 @@ pub struct Framed {
 }
 
 /// Asked when a thread's translation is not at hand; the operating system allocates, colors and charges.
-pub trait Frames {
+pub trait FrameProvider {
     /// `page` is a virtual page number; code pages are asked for like data pages, as loads.
-    fn frame(&mut self, process: ProcessId, page: u64, cpu: CpuId, store: bool) -> Framed;
+    fn frame(&mut self, process: ProcessId, page: u64, cpu: CpuId, store: bool) -> FrameLookup;
 }
 
 /// Why [`Hardware::run`] came back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Stop {
+pub enum StopReason {
     /// The time asked for is reached on every CPU.
     Time,
-    /// The thread on `cpu` ended a batch with something other than [`Turn::More`]. It stays loaded, and goes on with
+    /// The thread on `cpu` ended a batch with something other than [`BatchEnd::More`]. It stays loaded, and goes on with
     /// its next batch if the operating system just runs the machine again.
     Turn {
         /// Where the thread is.
         cpu: CpuId,
         /// What it asks for.
-        turn: Turn,
+        turn: BatchEnd,
         /// When the batch ended.
         at_cycle: u64,
     },
@@ -120,7 +120,7 @@ pub enum Charge {
 /// The request cannot be met by this hardware.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{what}: found {found}, expected {expected}")]
-pub struct BadRequest {
+pub struct RequestError {
     /// What was asked for.
     pub what: String,
     /// Its value.
@@ -134,9 +134,9 @@ pub struct Hardware {
     spec: MachineSpec,
     cores: Vec<Core>,
     /// Tick of the next event of each core.
-    next: Queue,
+    next: CoreQueue,
     caches: Caches,
-    sampling: Sampling,
+    sampling: SamplingUnit,
     ticks_per_cycle: u64,
     page_shift: u32,
     now: u64,
@@ -146,14 +146,14 @@ pub struct Hardware {
 const LINE_STATE_BYTES: u64 = 12;
 
 /// A machine whose caches this host has no memory for is an error, not the end of the process.
-fn check_room(spec: &MachineSpec) -> Result<(), ImpossibleMachine> {
+fn check_room(spec: &MachineSpec) -> Result<(), MachineSpecError> {
     let mut all = 0u64;
     for (at, cache) in spec.caches.iter().enumerate() {
         let lines = cache.size_bytes / u64::from(cache.line_bytes);
         let state = lines.saturating_mul(LINE_STATE_BYTES).saturating_mul(u64::from(spec.instances(cache)));
         all = all.saturating_add(state);
-        if !cachemate_core::is_there_room(all) {
-            return Err(ImpossibleMachine {
+        if !cachemate_core::can_allocate(all) {
+            return Err(MachineSpecError {
                 machine: spec.name.clone(),
                 field: format!("caches[{at}].size_bytes"),
                 found: cache.size_bytes.to_string(),
@@ -167,11 +167,11 @@ fn check_room(spec: &MachineSpec) -> Result<(), ImpossibleMachine> {
 impl Hardware {
     /// # Errors
     /// The first field that makes the machine impossible, or beyond what is modelled.
-    pub fn new(spec: &MachineSpec, options: HwOptions) -> Result<Self, ImpossibleMachine> {
+    pub fn new(spec: &MachineSpec, options: HwOptions) -> Result<Self, MachineSpecError> {
         spec.check()?;
         check_room(spec)?;
         let issue_width = match spec.pipeline {
-            Pipeline::InOrder { issue_width } | Pipeline::OutOfOrder { issue_width, .. } => issue_width,
+            CoreModel::InOrder { issue_width } | CoreModel::OutOfOrder { issue_width, .. } => issue_width,
         };
         let ticks_per_cycle = u64::from(issue_width);
         let caches = Caches::new(spec, options.prefetch, ticks_per_cycle, options.seed)?;
@@ -181,8 +181,8 @@ impl Hardware {
             found.then(|| before.map(|cache| spec.instances(cache) as usize).sum::<usize>())
         };
         // The caches checked that there is one.
-        let l1d = first(Level::L1Data).unwrap_or_default();
-        let l1i = first(Level::L1Instruction);
+        let l1d = first(CacheLevel::L1Data).unwrap_or_default();
+        let l1i = first(CacheLevel::L1Instruction);
         let core = |at: u32| {
             let mut core = Core::new(spec, at, l1d + at as usize, l1i.map(|l1i| l1i + at as usize));
             core.front.owns_next = caches.units[core.front.l1d].owns_next;
@@ -190,10 +190,10 @@ impl Hardware {
         };
         let cores: Vec<Core> = (0..spec.cores()).map(core).collect();
         Ok(Hardware {
-            next: Queue::new(cores.len()),
+            next: CoreQueue::new(cores.len()),
             cores,
             caches,
-            sampling: Sampling::new(&spec.counters, spec.pipeline, spec.hertz, ticks_per_cycle),
+            sampling: SamplingUnit::new(&spec.counters, spec.pipeline, spec.hertz, ticks_per_cycle),
             ticks_per_cycle,
             page_shift: spec.pages.page_bytes.trailing_zeros(),
             now: 0,
@@ -221,7 +221,7 @@ impl Hardware {
         (cpu.0 as usize / per_core, cpu.0 as usize % per_core)
     }
 
-    fn context_mut(&mut self, cpu: CpuId) -> &mut Context {
+    fn context_mut(&mut self, cpu: CpuId) -> &mut HwContext {
         let (core, at) = self.context(cpu);
         &mut self.cores[core].front.contexts[at]
     }
@@ -233,7 +233,7 @@ impl Hardware {
     }
 
     /// Puts a thread on an idle context from `at_cycle` on. A thread that is there already is given back.
-    pub fn load(&mut self, cpu: CpuId, mut thread: Thread, at_cycle: u64) -> Option<Thread> {
+    pub fn load(&mut self, cpu: CpuId, mut thread: HwThread, at_cycle: u64) -> Option<HwThread> {
         let before = self.unload(cpu);
         thread.counters.ticks_per_cycle = self.ticks_per_cycle;
         let at = at_cycle * self.ticks_per_cycle;
@@ -246,10 +246,10 @@ impl Hardware {
     }
 
     /// Takes the thread off, in the middle of whatever it does.
-    pub fn unload(&mut self, cpu: CpuId) -> Option<Thread> {
+    pub fn unload(&mut self, cpu: CpuId) -> Option<HwThread> {
         let now = self.now;
         let context = self.context_mut(cpu);
-        context.settle(now);
+        context.account(now);
         let thread = context.thread.take();
         if thread.is_some() {
             context.ready = context.accounted.max(now);
@@ -262,13 +262,13 @@ impl Hardware {
     }
 
     /// Its counters are complete up to the last stop of [`Hardware::run`] for time, or for this CPU.
-    pub fn thread(&self, cpu: CpuId) -> Option<&Thread> {
+    pub fn thread(&self, cpu: CpuId) -> Option<&HwThread> {
         let (core, at) = self.context(cpu);
         self.cores[core].front.contexts[at].thread.as_deref()
     }
 
     /// The thread on a CPU; `None` = there is none.
-    pub fn thread_mut(&mut self, cpu: CpuId) -> Option<&mut Thread> {
+    pub fn thread_mut(&mut self, cpu: CpuId) -> Option<&mut HwThread> {
         self.context_mut(cpu).thread.as_deref_mut()
     }
 
@@ -281,21 +281,21 @@ impl Hardware {
     }
 
     /// Runs until every CPU has reached `until_cycle` or a thread wants the operating system. Idle CPUs just wait.
-    pub fn run(&mut self, until_cycle: u64, frames: &mut dyn Frames) -> Stop {
+    pub fn run(&mut self, until_cycle: u64, frames: &mut dyn FrameProvider) -> StopReason {
         let end = until_cycle * self.ticks_per_cycle;
         let stop = self.run_cores(end, frames);
-        self.cores.iter_mut().for_each(|core| core.put_back(&mut self.caches));
-        if stop == Stop::Time {
+        self.cores.iter_mut().for_each(|core| core.end_run(&mut self.caches));
+        if stop == StopReason::Time {
             self.now = self.now.max(end);
             let contexts = self.cores.iter_mut().flat_map(|core| &mut core.front.contexts);
-            contexts.for_each(|context| context.settle(end));
+            contexts.for_each(|context| context.account(end));
         }
         stop
     }
 
-    fn run_cores(&mut self, end: u64, frames: &mut dyn Frames) -> Stop {
+    fn run_cores(&mut self, end: u64, frames: &mut dyn FrameProvider) -> StopReason {
         let ahead = RUN_AHEAD_CYCLES * self.ticks_per_cycle;
-        let mut around = Around {
+        let mut around = CoreEnvironment {
             caches: &mut self.caches,
             frames,
             page_shift: self.page_shift,
@@ -305,13 +305,13 @@ impl Hardware {
         loop {
             let ((key, at), next) = self.next.first_two();
             if key >= end {
-                return Stop::Time;
+                return StopReason::Time;
             }
             self.now = self.now.max(key);
             // Of equal ticks the lower core's comes first.
             let shared = next.0.saturating_sub(u64::from(at > next.1));
             let core = &mut self.cores[at];
-            let stop = core.advance(Bounds { shared, end: end.min(next.0.saturating_add(ahead)) }, &mut around);
+            let stop = core.advance(RunBounds { shared, end: end.min(next.0.saturating_add(ahead)) }, &mut around);
             self.next.set(at, core.next);
             if let Some(stop) = stop {
                 return stop;
@@ -320,7 +320,7 @@ impl Hardware {
     }
 
     /// The page's frame changes: its translation is dropped among loaded threads. Threads that are off drop theirs
-    /// with [`Thread::shoot_down`]; lines of the old frame stay until they are evicted or flushed.
+    /// with [`HwThread::shoot_down`]; lines of the old frame stay until they are evicted or flushed.
     pub fn shoot_down(&mut self, process: ProcessId, page: u64) {
         let contexts = self.cores.iter_mut().flat_map(|core| &mut core.front.contexts);
         for thread in contexts.filter_map(|context| context.thread.as_mut()) {
@@ -345,9 +345,9 @@ impl Hardware {
         self.caches.copied_in(l1d, address, 1 << self.page_shift, task, self.now);
     }
 
-    fn unit(&self, cache: CacheId) -> Result<&Unit, BadRequest> {
+    fn unit(&self, cache: CacheId) -> Result<&CacheUnit, RequestError> {
         let caches = self.caches.units.len();
-        self.caches.units.get(cache.0 as usize).ok_or_else(|| BadRequest {
+        self.caches.units.get(cache.0 as usize).ok_or_else(|| RequestError {
             what: "cache".to_string(),
             found: cache.0.to_string(),
             expected: format!("below {caches}"),
@@ -358,8 +358,9 @@ impl Hardware {
     ///
     /// # Errors
     /// The cache cannot be partitioned, or the mask or class is outside its limits.
-    pub fn set_way_mask(&mut self, cache: CacheId, class: u8, mask: &IndexSet) -> Result<(), BadRequest> {
-        let bad = |what: &str, found: String, expected: String| BadRequest { what: what.to_string(), found, expected };
+    pub fn set_way_mask(&mut self, cache: CacheId, class: u8, mask: &IndexSet) -> Result<(), RequestError> {
+        let bad =
+            |what: &str, found: String, expected: String| RequestError { what: what.to_string(), found, expected };
         let level = self.unit(cache)?.level;
         let spec = self.spec.caches.iter().find(|spec| spec.level == level);
         let Some((ways, parts)) = spec.and_then(|spec| Some((spec.ways, spec.way_partitions?))) else {
@@ -369,8 +370,8 @@ impl Hardware {
             return Err(bad("class of service", class.to_string(), format!("below {}", parts.groups)));
         }
         let (low, high) = (mask.first().unwrap_or(0), mask.iter().last().unwrap_or(0));
-        if mask.count() < parts.ways_at_least || high >= ways {
-            let expected = format!("{} ways or more, below {ways}", parts.ways_at_least);
+        if mask.count() < parts.min_ways || high >= ways {
+            let expected = format!("{} ways or more, below {ways}", parts.min_ways);
             return Err(bad("way mask", mask.to_string(), expected));
         }
         if parts.contiguous && high - low + 1 != mask.count() {

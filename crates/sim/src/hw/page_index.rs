@@ -11,7 +11,7 @@
 //! Properties: one name for a frame at any time, so that coherence works on names as it does on frames; without such
 //! a cache a name is the frame.
 
-use cachemate_core::{CacheSpec, Index, MachineSpec};
+use cachemate_core::{CacheSpec, MachineSpec, SetIndexing};
 
 pub(crate) struct PageIndex {
     /// Bits of a frame.
@@ -40,7 +40,7 @@ impl SetBits {
     /// `None` where the set lies within a page, or goes by physical addresses.
     pub fn of(machine: &MachineSpec, cache: &CacheSpec) -> Option<Self> {
         let within_page = (machine.pages.page_bytes / u64::from(cache.line_bytes)).max(1).trailing_zeros();
-        let wider = cache.index == Index::Virtual && cache.sets_per_slice() > 1 << within_page;
+        let wider = cache.index == SetIndexing::Virtual && cache.sets_per_slice() > 1 << within_page;
         wider.then(|| SetBits { within_page, shift: frame_bits(machine) })
     }
 }
@@ -79,7 +79,7 @@ impl PageIndex {
 
     /// The name that a frame has had until now.
     pub fn forget(&mut self, frame: u64) -> u64 {
-        let given = self.given.get_mut(frame as usize).map_or(0, std::mem::take);
-        u64::from(given.saturating_sub(1)) << self.frame_bits | frame
+        let name = self.given.get_mut(frame as usize).map_or(0, std::mem::take);
+        u64::from(name.saturating_sub(1)) << self.frame_bits | frame
     }
 }

@@ -5,15 +5,15 @@
 //! runs ahead with them, at most [`RUN_AHEAD_CYCLES`] past the core that is furthest behind; whatever others can see
 //! (misses, stores to shared lines, translations, the operating system) happens in order of time over all cores.
 
-use cachemate_core::{CpuId, Level, MachineSpec, Pipeline};
+use cachemate_core::{CacheLevel, CoreModel, CpuId, MachineSpec};
 
-use super::burst::{Burst, Outcome};
+use super::burst::{Burst, BurstOutcome};
+use super::cache_unit::ServedBy;
 use super::caches::Caches;
-use super::context::{Context, Outstanding};
-use super::sampling::Sampling;
-use super::shape;
-use super::unit::Served;
-use super::{Charge, Frames, Stop};
+use super::context::{HwContext, OutstandingMiss};
+use super::l1_variant;
+use super::sampling::SamplingUnit;
+use super::{Charge, FrameProvider, StopReason};
 
 /// How far a core may run ahead with what nobody else sees. A line that another core takes away is still hit for so
 /// long at most.
@@ -26,17 +26,17 @@ const CORES_WITHOUT_HINTS: u32 = 8;
 const STORE_BUFFER: usize = 8;
 
 /// What a core needs around it.
-pub(crate) struct Around<'a> {
+pub(crate) struct CoreEnvironment<'a> {
     pub caches: &'a mut Caches,
-    pub frames: &'a mut dyn Frames,
+    pub frames: &'a mut dyn FrameProvider,
     pub page_shift: u32,
     pub ticks_per_cycle: u64,
-    pub sampling: Sampling,
+    pub sampling: SamplingUnit,
 }
 
 /// How far a core may go.
 #[derive(Clone, Copy)]
-pub(crate) struct Bounds {
+pub(crate) struct RunBounds {
     /// Last tick at which it may do what others see.
     pub shared: u64,
     /// First tick that it must not run into.
@@ -45,7 +45,7 @@ pub(crate) struct Bounds {
 
 /// One run of a context: from `start` to `limit` at most.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct Run {
+pub(crate) struct ContextRun {
     pub nth: usize,
     pub start: u64,
     pub limit: u64,
@@ -55,8 +55,8 @@ pub(crate) struct Run {
 }
 
 /// What a core's runs work on.
-pub(crate) struct Front {
-    pub contexts: Vec<Context>,
+pub(crate) struct CoreFrontEnd {
+    pub contexts: Vec<HwContext>,
     pub l1d: usize,
     pub l1i: Option<usize>,
     pub package: u32,
@@ -77,8 +77,8 @@ pub(crate) struct Front {
 }
 
 pub(crate) struct Core {
-    pub front: Front,
-    /// [`Context::ready_tick`] of each, side by side: every turn begins with a look at all. Of no meaning for the context
+    pub front: CoreFrontEnd,
+    /// [`HwContext::ready_tick`] of each, side by side: every turn begins with a look at all. Of no meaning for the context
     /// whose run is under way.
     ready: Vec<u64>,
     /// Tick up to which its issue slots are used.
@@ -96,28 +96,28 @@ impl Core {
         let first = number * machine.contexts_per_core;
         let cpus = first..first + machine.contexts_per_core;
         let (in_order, window, mshrs, loads_pass) = match machine.pipeline {
-            Pipeline::InOrder { .. } => (true, u64::MAX, STORE_BUFFER, false),
-            Pipeline::OutOfOrder { window, mshrs, loads_pass, .. } => {
+            CoreModel::InOrder { .. } => (true, u64::MAX, STORE_BUFFER, false),
+            CoreModel::OutOfOrder { window, mshrs, loads_pass, .. } => {
                 (false, u64::from(window), mshrs as usize, loads_pass)
             }
         };
-        let nearest = Served::Hit(Level::L1Data);
-        let contexts: Vec<Context> = cpus.map(|cpu| Context::new(CpuId(cpu), nearest)).collect();
+        let nearest = ServedBy::Hit(CacheLevel::L1Data);
+        let contexts: Vec<HwContext> = cpus.map(|cpu| HwContext::new(CpuId(cpu), nearest)).collect();
         let ready = vec![u64::MAX; contexts.len()];
         let package = number / machine.cores_per_package;
         let shape = |level| {
             let cache = machine.caches.iter().find(|cache| cache.level == level);
-            cache.map_or(shape::ANY, |cache| shape::of(machine, cache))
+            cache.map_or(l1_variant::ANY, |cache| l1_variant::of(machine, cache))
         };
-        let front = Front {
+        let front = CoreFrontEnd {
             contexts,
             l1d,
             l1i,
             package,
             in_order,
             loads_pass,
-            shape: shape(Level::L1Data),
-            code_shape: shape(Level::L1Instruction),
+            shape: shape(CacheLevel::L1Data),
+            code_shape: shape(CacheLevel::L1Instruction),
             owns_next: false,
             hints: machine.cores() > CORES_WITHOUT_HINTS,
             window,
@@ -166,11 +166,11 @@ impl Core {
     }
 
     /// Runs until its bounds; `Some` = a thread wants the operating system.
-    pub fn advance(&mut self, bounds: Bounds, around: &mut Around<'_>) -> Option<Stop> {
+    pub fn advance(&mut self, bounds: RunBounds, around: &mut CoreEnvironment<'_>) -> Option<StopReason> {
         loop {
             // Its turn may be over, and somebody else ready.
             if self.burst.thread.is_some() && self.burst.t >= self.turn.1.max(self.burst.run.other) {
-                self.put_back(around.caches);
+                self.end_run(around.caches);
             }
             if self.burst.thread.is_some() {
                 if self.burst.t >= bounds.end {
@@ -187,7 +187,7 @@ impl Core {
                 false => self.front.execute::<false>(&mut self.burst, around),
             };
             self.now = self.burst.t;
-            let held = matches!(outcome, Outcome::Held);
+            let held = matches!(outcome, BurstOutcome::Held);
             if held && !self.burst.counts_overflows() {
                 self.next = self.now;
                 return None;
@@ -202,7 +202,7 @@ impl Core {
 
     /// Begins the run of the context that is next. False = none is ready in time.
     #[inline]
-    fn begin(&mut self, bounds: Bounds, ticks_per_cycle: u64) -> bool {
+    fn begin(&mut self, bounds: RunBounds, ticks_per_cycle: u64) -> bool {
         debug_assert!(
             self.ready.iter().zip(&self.front.contexts).all(|(&ready, context)| ready == context.ready_tick())
         );
@@ -218,32 +218,32 @@ impl Core {
             self.turn = (nth, start + TURN_CYCLES * ticks_per_cycle);
         }
         let front = &mut self.front;
-        let room = front.room(nth);
+        let room = front.free_mshrs(nth);
         let window = front.window_share;
         let context = &mut front.contexts[nth];
-        context.settle(start);
+        context.account(start);
         let Some(thread) = context.thread.take() else { return false };
-        self.burst.begin(Run { nth, start, limit: start, other, shared: 0 }, thread, window, room);
+        self.burst.begin(ContextRun { nth, start, limit: start, other, shared: 0 }, thread, window, room);
         true
     }
 
     /// The run is over. `Some` = the operating system is wanted.
     #[inline]
-    fn end(&mut self, outcome: Outcome, around: &mut Around<'_>) -> Option<Stop> {
+    fn end(&mut self, outcome: BurstOutcome, around: &mut CoreEnvironment<'_>) -> Option<StopReason> {
         let (nth, now) = (self.burst.run.nth, self.burst.t);
         let overflows = self.burst.counts_overflows();
-        self.put_back(around.caches);
+        self.end_run(around.caches);
         let context = &mut self.front.contexts[nth];
         let (cpu, at_cycle) = (context.cpu, || now / around.ticks_per_cycle);
         let overflowed =
             overflows && context.thread.as_mut().is_some_and(|thread| thread.probes.overflowed(&thread.counters));
         match outcome {
-            Outcome::Turn(turn) => Some(Stop::Turn { cpu, turn, at_cycle: at_cycle() }),
-            Outcome::Interrupt => Some(Stop::Interrupt { cpu, task: context.task()?, at_cycle: at_cycle() }),
+            BurstOutcome::Turn(turn) => Some(StopReason::Turn { cpu, turn, at_cycle: at_cycle() }),
+            BurstOutcome::Interrupt => Some(StopReason::Interrupt { cpu, task: context.task()?, at_cycle: at_cycle() }),
             _ if overflowed => {
                 context.charge(now, around.sampling.interrupt_ticks, Charge::Interrupt);
                 self.ready[nth] = context.ready_tick();
-                Some(Stop::Interrupt { cpu, task: context.task()?, at_cycle: at_cycle() })
+                Some(StopReason::Interrupt { cpu, task: context.task()?, at_cycle: at_cycle() })
             }
             _ => None,
         }
@@ -251,7 +251,7 @@ impl Core {
 
     /// Ends the run, if there is one: its counts go where they belong, and its thread can be seen and taken off.
     #[inline]
-    pub fn put_back(&mut self, caches: &mut Caches) {
+    pub fn end_run(&mut self, caches: &mut Caches) {
         if let Some(thread) = self.burst.thread.take() {
             let nth = self.burst.run.nth;
             let thread = self.front.close(&self.burst, thread, caches);
@@ -262,10 +262,10 @@ impl Core {
     }
 }
 
-impl Front {
+impl CoreFrontEnd {
     /// Is there a miss register (or a place in the store buffer) for another miss? If not, the first to be back.
-    pub fn no_room(&mut self, nth: usize, t: u64) -> Option<Outstanding> {
-        if self.makes_room(nth, t) {
+    pub fn no_room(&mut self, nth: usize, t: u64) -> Option<OutstandingMiss> {
+        if self.reclaim_mshrs(nth, t) {
             return None;
         }
         let contexts = if self.in_order { &self.contexts[nth..nth + 1] } else { &self.contexts[..] };
@@ -274,16 +274,16 @@ impl Front {
     }
 
     /// Those that are back give their registers back. They are only looked for when it matters: is there room now?
-    pub fn makes_room(&mut self, nth: usize, t: u64) -> bool {
+    pub fn reclaim_mshrs(&mut self, nth: usize, t: u64) -> bool {
         self.contexts.iter_mut().for_each(|context| context.retire(t));
-        self.contexts[nth].held < self.room(nth)
+        self.contexts[nth].mshrs_in_use < self.free_mshrs(nth)
     }
 
     /// Misses that the context may have out: out of order it shares the registers, in order it has a store buffer.
     #[inline(always)]
-    pub fn room(&self, nth: usize) -> usize {
+    pub fn free_mshrs(&self, nth: usize) -> usize {
         let contexts = if self.in_order { &[] } else { &self.contexts[..] };
         let others = contexts.iter().zip(0..).filter(|&(_, at)| at != nth);
-        self.mshrs.saturating_sub(others.map(|(context, _)| context.held).sum())
+        self.mshrs.saturating_sub(others.map(|(context, _)| context.mshrs_in_use).sum())
     }
 }

@@ -13,7 +13,7 @@
 use cachemate_core::PrefetcherSpec;
 
 #[derive(Clone, Copy, Default)]
-struct Stream {
+struct StrideStream {
     /// Page + 1; 0 = free.
     page: u64,
     last: u64,
@@ -24,7 +24,7 @@ struct Stream {
 
 /// A page walked in one direction.
 #[derive(Clone, Copy, Default)]
-struct Walk {
+struct PageStream {
     /// Page + 1; 0 = free.
     page: u64,
     last: u64,
@@ -40,15 +40,15 @@ const LINES_AT_ONCE: u64 = 2;
 
 #[derive(Default)]
 struct Streamer {
-    up: Vec<Walk>,
-    down: Vec<Walk>,
+    up: Vec<PageStream>,
+    down: Vec<PageStream>,
     ahead_lines: u64,
 }
 
 pub(crate) struct Prefetcher {
     lines_per_page_shift: u32,
     adjacent: bool,
-    streams: Vec<Stream>,
+    streams: Vec<StrideStream>,
     degree: u32,
     streamer: Option<Streamer>,
     clock: u64,
@@ -58,24 +58,25 @@ impl Prefetcher {
     /// `None` where there is none at this cache.
     pub fn new(specs: impl Iterator<Item = PrefetcherSpec>, lines_per_page_shift: u32) -> Option<Self> {
         let (streams, streamer) = (Vec::new(), None);
-        let mut made = Prefetcher { lines_per_page_shift, adjacent: false, streams, degree: 0, streamer, clock: 0 };
+        let mut prefetcher =
+            Prefetcher { lines_per_page_shift, adjacent: false, streams, degree: 0, streamer, clock: 0 };
         let mut any = false;
         for spec in specs {
             any = true;
             match spec {
-                PrefetcherSpec::AdjacentLine { .. } => made.adjacent = true,
+                PrefetcherSpec::AdjacentLine { .. } => prefetcher.adjacent = true,
                 PrefetcherSpec::Stride { streams, degree, .. } => {
-                    made.streams = vec![Stream::default(); streams as usize];
-                    made.degree = degree;
+                    prefetcher.streams = vec![StrideStream::default(); streams as usize];
+                    prefetcher.degree = degree;
                 }
                 PrefetcherSpec::Streamer { up_streams, down_streams, ahead_lines, .. } => {
-                    let walks = |count: u32| vec![Walk::default(); count as usize];
+                    let walks = |count: u32| vec![PageStream::default(); count as usize];
                     let (up, down) = (walks(up_streams), walks(down_streams));
-                    made.streamer = Some(Streamer { up, down, ahead_lines: u64::from(ahead_lines) });
+                    prefetcher.streamer = Some(Streamer { up, down, ahead_lines: u64::from(ahead_lines) });
                 }
             }
         }
-        any.then_some(made)
+        any.then_some(prefetcher)
     }
 
     /// Does what it asks for depend on the room there is?
@@ -85,19 +86,19 @@ impl Prefetcher {
 
     /// Told of a demand miss, or of the first hit on a prefetched line, and of the room that bus and memory have in
     /// thousandths; names the lines to ask for.
-    pub fn wants(&mut self, line: u64, room: u64, mut wanted: impl FnMut(u64)) {
+    pub fn on_demand(&mut self, line: u64, room: u64, mut wanted: impl FnMut(u64)) {
         if self.adjacent {
             wanted(line ^ 1);
         }
         self.clock += 1;
         if let Some(streamer) = &mut self.streamer {
-            streamer.wants(line, self.lines_per_page_shift, self.clock, room, &mut wanted);
+            streamer.on_demand(line, self.lines_per_page_shift, self.clock, room, &mut wanted);
         }
         let page = (line >> self.lines_per_page_shift) + 1;
         let Some(at) = self.streams.iter().position(|stream| stream.page == page) else {
             let idle = self.streams.iter_mut().min_by_key(|stream| stream.used_at);
             if let Some(idle) = idle {
-                *idle = Stream { page, last: line, stride: 0, confirmed: false, used_at: self.clock };
+                *idle = StrideStream { page, last: line, stride: 0, confirmed: false, used_at: self.clock };
             }
             return;
         };
@@ -116,14 +117,14 @@ impl Prefetcher {
 }
 
 /// A page's first access, or the second that turned its direction.
-fn begin(walks: &mut [Walk], walk: Walk) {
+fn begin(walks: &mut [PageStream], walk: PageStream) {
     if let Some(idle) = walks.iter_mut().min_by_key(|walk| walk.used_at) {
         *idle = walk;
     }
 }
 
 impl Streamer {
-    fn wants(&mut self, line: u64, page_shift: u32, clock: u64, room: u64, wanted: &mut impl FnMut(u64)) {
+    fn on_demand(&mut self, line: u64, page_shift: u32, clock: u64, room: u64, wanted: &mut impl FnMut(u64)) {
         let page = (line >> page_shift) + 1;
         // At full room all the way, at none not a line.
         let ahead = (self.ahead_lines * room).div_ceil(1000);
@@ -132,11 +133,11 @@ impl Streamer {
             return walk.descend(line, page_shift, ahead, wanted);
         }
         let Some(at) = self.up.iter().position(|walk| walk.page == page) else {
-            return begin(&mut self.up, Walk { page, last: line, sent: line, confirmed: false, used_at: clock });
+            return begin(&mut self.up, PageStream { page, last: line, sent: line, confirmed: false, used_at: clock });
         };
         let walk = &mut self.up[at];
         if line < walk.last && !walk.confirmed {
-            let mut turned = Walk { confirmed: true, used_at: clock, ..std::mem::take(walk) };
+            let mut turned = PageStream { confirmed: true, used_at: clock, ..std::mem::take(walk) };
             turned.descend(line, page_shift, ahead, wanted);
             return begin(&mut self.down, turned);
         }
@@ -145,14 +146,14 @@ impl Streamer {
     }
 }
 
-impl Walk {
+impl PageStream {
     fn climb(&mut self, line: u64, page_shift: u32, ahead: u64, wanted: &mut impl FnMut(u64)) {
         if line > self.last {
             (self.last, self.sent, self.confirmed) = (line, self.sent.max(line), true);
             let until = (line + ahead).min((self.page << page_shift) - 1);
-            let asked = until.saturating_sub(self.sent).min(LINES_AT_ONCE);
-            (1..=asked).for_each(|nth| wanted(self.sent + nth));
-            self.sent += asked;
+            let lines = until.saturating_sub(self.sent).min(LINES_AT_ONCE);
+            (1..=lines).for_each(|nth| wanted(self.sent + nth));
+            self.sent += lines;
         }
     }
 
@@ -160,9 +161,9 @@ impl Walk {
         if line < self.last {
             (self.last, self.sent) = (line, self.sent.min(line));
             let until = line.saturating_sub(ahead).max((self.page - 1) << page_shift);
-            let asked = self.sent.saturating_sub(until).min(LINES_AT_ONCE);
-            (1..=asked).for_each(|nth| wanted(self.sent - nth));
-            self.sent -= asked;
+            let lines = self.sent.saturating_sub(until).min(LINES_AT_ONCE);
+            (1..=lines).for_each(|nth| wanted(self.sent - nth));
+            self.sent -= lines;
         }
     }
 }
@@ -172,14 +173,14 @@ mod tests {
     use super::*;
 
     fn streamer(up_streams: u32, down_streams: u32) -> Prefetcher {
-        let level = cachemate_core::Level::L2;
+        let level = cachemate_core::CacheLevel::L2;
         let spec = PrefetcherSpec::Streamer { level, up_streams, down_streams, ahead_lines: 8 };
         Prefetcher::new([spec].into_iter(), 6).expect("there is one")
     }
 
     fn asked(prefetcher: &mut Prefetcher, line: u64, room: u64) -> Vec<u64> {
         let mut lines = Vec::new();
-        prefetcher.wants(line, room, |line| lines.push(line));
+        prefetcher.on_demand(line, room, |line| lines.push(line));
         lines
     }
 

@@ -3,7 +3,7 @@
 //! Probes belong to a thread and travel with it. They are off the hot path unless on: a thread with a watch or
 //! super-set counts on the L1 runs a variant of the engine compiled for that.
 
-use cachemate_core::{AccessSample, Event, Level, ReuseSample, SplitMix64, SuperSetCount};
+use cachemate_core::{AccessSample, CacheLevel, CounterEvent, ReuseSample, SplitMix64, SuperSetCount};
 
 /// All probes of one thread. The operating system attaches them and takes the results.
 #[derive(Clone, Debug, Default)]
@@ -29,7 +29,7 @@ impl Probes {
 }
 
 /// Logs the line of every L1 data miss, as the machine's sampler can (RM), and of fetches of code that missed where asked. Each entry costs an interrupt. When full,
-/// [`super::Stop::Interrupt`] is raised once.
+/// [`super::StopReason::Interrupt`] is raised once.
 #[derive(Clone, Debug, Default)]
 pub struct TraceProbe {
     pub entries_at_most: u32,
@@ -85,7 +85,7 @@ pub struct WatchProbe {
 /// Accesses and misses of groups of cache sets (AV 2.1) by this thread.
 #[derive(Clone, Debug)]
 pub struct ActivityProbe {
-    pub level: Level,
+    pub level: CacheLevel,
     /// Super sets go by low set bits; `true`: contiguous ranges of sets.
     pub contiguous: bool,
     pub super_sets: Vec<SuperSetCount>,
@@ -97,7 +97,7 @@ impl WatchProbe {
         if let Some(found) = self.open.iter().position(|open| open.0 == line) {
             let (_, accesses, begun) = self.open.swap_remove(found);
             let accesses = Some(self.accesses - accesses - 1);
-            self.samples.push(ReuseSample { accesses, elapsed_ns: elapsed_ns(at - begun), touched_again: true });
+            self.samples.push(ReuseSample { accesses, elapsed_ns: elapsed_ns(at - begun), reused: true });
         }
         if self.accesses >= self.next_at && self.begun < self.locations {
             self.open.push((line, self.accesses, at));
@@ -134,10 +134,10 @@ impl ActivityProbe {
     }
 }
 
-/// Raises [`super::Stop::Interrupt`] each time the task's count passes another `period`, late by a burst at most (skid).
+/// Raises [`super::StopReason::Interrupt`] each time the task's count passes another `period`, late by a burst at most (skid).
 #[derive(Clone, Debug)]
 pub struct Overflow {
-    pub event: Event,
+    pub event: CounterEvent,
     pub period: u64,
     pub next_at: u64,
     /// Interrupts so far.

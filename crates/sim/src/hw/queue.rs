@@ -1,16 +1,16 @@
 //! Which core is next: a tournament of ticks, so that the cost hardly grows with the cores.
 
 /// The least ticks of a fixed number of cores; of equal ones the lower core's.
-pub(crate) struct Queue {
+pub(crate) struct CoreQueue {
     /// By node, root at 1: (tick, core) of the winner below; leaves in the second half.
     winners: Vec<(u64, usize)>,
 }
 
-impl Queue {
+impl CoreQueue {
     pub fn new(cores: usize) -> Self {
         let leaves = cores.next_power_of_two();
         let leaf = |node: usize| (u64::MAX, node.saturating_sub(leaves));
-        let mut queue = Queue { winners: (0..2 * leaves).map(leaf).collect() };
+        let mut queue = CoreQueue { winners: (0..2 * leaves).map(leaf).collect() };
         (0..cores).for_each(|core| queue.set(core, u64::MAX));
         queue
     }

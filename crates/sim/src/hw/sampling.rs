@@ -5,16 +5,16 @@
 //! without writing the register, so that the last value is logged again. *Tagged* (PEBS, IBS) follows one access
 //! through the machine and knows source, latency and physical line.
 
-use cachemate_core::{AccessSample, CounterSpec, Level, Pipeline, Sampler, Source, TaskId};
+use cachemate_core::{AccessSample, CacheLevel, CoreModel, DataSource, PmuSpec, SamplerModel, TaskId};
 
+use super::cache_unit::{ROOT, ServedBy};
 use super::caches::Caches;
 use super::counters::{LevelCounts, TaskCounters};
 use super::probe::{ActivityProbe, Overflow, Probes, jitter};
-use super::unit::{ROOT, Served};
 
 #[derive(Clone, Copy)]
-pub(crate) struct Sampling {
-    pub sampler: Sampler,
+pub(crate) struct SamplingUnit {
+    pub sampler: SamplerModel,
     pub interrupt_ticks: u64,
     /// Misses within so many instructions of one that raised an exception are flushed with it; 0 in order.
     pub shadow: u64,
@@ -22,14 +22,14 @@ pub(crate) struct Sampling {
     pub ticks_per_cycle: u64,
 }
 
-impl Sampling {
-    pub fn new(counters: &CounterSpec, pipeline: Pipeline, hertz: u64, ticks_per_cycle: u64) -> Self {
+impl SamplingUnit {
+    pub fn new(counters: &PmuSpec, pipeline: CoreModel, hertz: u64, ticks_per_cycle: u64) -> Self {
         let shadow = match pipeline {
-            Pipeline::InOrder { .. } => 0,
-            Pipeline::OutOfOrder { issue_width, .. } => u64::from(issue_width),
+            CoreModel::InOrder { .. } => 0,
+            CoreModel::OutOfOrder { issue_width, .. } => u64::from(issue_width),
         };
         let interrupt_ticks = counters.interrupt_cycles * ticks_per_cycle;
-        Sampling { sampler: counters.sampler, interrupt_ticks, shadow, hertz, ticks_per_cycle }
+        SamplingUnit { sampler: counters.sampler, interrupt_ticks, shadow, hertz, ticks_per_cycle }
     }
 
     fn ns(&self, ticks: u64) -> u64 {
@@ -45,7 +45,7 @@ pub(crate) struct Miss {
     pub line_shift: u32,
     pub at: u64,
     pub latency: u64,
-    pub served: Served,
+    pub served: ServedBy,
     /// Number of the instruction on its context.
     pub instruction: u64,
     /// False for stores that write through.
@@ -56,7 +56,7 @@ pub(crate) struct Miss {
 }
 
 /// What a miss set off.
-pub(crate) struct SetOff {
+pub(crate) struct SampleEffect {
     pub ticks: u64,
     pub full: bool,
 }
@@ -64,13 +64,13 @@ pub(crate) struct SetOff {
 impl Probes {
     /// Does every single access or fetched line matter?
     pub(crate) fn watches_all(&self) -> bool {
-        let first_level = |level: Level| level == Level::L1Data || level == Level::L1Instruction;
+        let first_level = |level: CacheLevel| level == CacheLevel::L1Data || level == CacheLevel::L1Instruction;
         self.watch.is_some() || self.activity.iter().any(|activity| first_level(activity.level))
     }
 
     /// Any data access, by virtual line.
-    pub(crate) fn on_access(&mut self, line: u64, at: u64, set: u64, sets: u64, sampling: Sampling) {
-        if let Some(activity) = self.activity_at(Level::L1Data) {
+    pub(crate) fn on_access(&mut self, line: u64, at: u64, set: u64, sets: u64, sampling: SamplingUnit) {
+        if let Some(activity) = self.activity_at(CacheLevel::L1Data) {
             activity.count(set, sets, false);
         }
         if let Some(watch) = &mut self.watch {
@@ -79,19 +79,19 @@ impl Probes {
     }
 
     /// Any line of code that is fetched, by virtual line.
-    pub(crate) fn on_code(&mut self, line: u64, at: u64, sampling: Sampling) {
+    pub(crate) fn on_code(&mut self, line: u64, at: u64, sampling: SamplingUnit) {
         if let Some(watch) = &mut self.watch {
             watch.touch(line >> watch.coarser_code, at, |ticks| sampling.ns(ticks));
         }
     }
 
-    fn activity_at(&mut self, level: Level) -> Option<&mut ActivityProbe> {
+    fn activity_at(&mut self, level: CacheLevel) -> Option<&mut ActivityProbe> {
         self.activity.iter_mut().find(|activity| activity.level == level)
     }
 
     /// A line of code that the L1 had.
     pub(crate) fn on_fetch(&mut self, set: u64, sets: u64) {
-        if let Some(activity) = self.activity_at(Level::L1Instruction) {
+        if let Some(activity) = self.activity_at(CacheLevel::L1Instruction) {
             activity.count(set, sets, false);
         }
     }
@@ -113,7 +113,7 @@ impl Probes {
             let missed = after.all_misses() > before.all_misses();
             let (set, sets) = (unit.store.set_of(address >> unit.line_shift), unit.store.all_sets());
             if let Some(activity) = self.activity_at(unit.level) {
-                if unit.level == Level::L1Data {
+                if unit.level == CacheLevel::L1Data {
                     if missed {
                         activity.missed(set, sets);
                     }
@@ -125,8 +125,8 @@ impl Probes {
         }
     }
 
-    pub(crate) fn on_miss(&mut self, miss: &Miss, task: TaskId, sampling: Sampling) -> SetOff {
-        let mut off = SetOff { ticks: 0, full: false };
+    pub(crate) fn on_miss(&mut self, miss: &Miss, task: TaskId, sampling: SamplingUnit) -> SampleEffect {
+        let mut off = SampleEffect { ticks: 0, full: false };
         if miss.traced {
             self.trace_miss(miss, sampling, &mut off);
         }
@@ -134,14 +134,14 @@ impl Probes {
         off
     }
 
-    fn trace_miss(&mut self, miss: &Miss, sampling: Sampling, off: &mut SetOff) {
+    fn trace_miss(&mut self, miss: &Miss, sampling: SamplingUnit, off: &mut SampleEffect) {
         let Some(trace) = &mut self.trace else { return };
         let room = |trace: &super::probe::TraceProbe| trace.lines.len() < trace.entries_at_most as usize;
         if !room(trace) {
             return;
         }
         let line = miss.physical_address >> miss.line_shift;
-        let last_address = sampling.sampler == Sampler::LastAddress;
+        let last_address = sampling.sampler == SamplerModel::LastAddress;
         let near = trace.register.is_some() && follows(miss.instruction, trace.last_instruction, sampling.shadow);
         if last_address && near && !miss.dependent {
             trace.lose();
@@ -155,8 +155,8 @@ impl Probes {
     }
 
     /// A fetch of code that missed the L1, by physical line of the data cache's size.
-    pub(crate) fn on_code_miss(&mut self, line: u64, sampling: Sampling) -> SetOff {
-        let mut off = SetOff { ticks: 0, full: false };
+    pub(crate) fn on_code_miss(&mut self, line: u64, sampling: SamplingUnit) -> SampleEffect {
+        let mut off = SampleEffect { ticks: 0, full: false };
         let Some(trace) = self.trace.as_mut().filter(|trace| trace.code_too) else { return off };
         if trace.lines.len() < trace.entries_at_most as usize {
             trace.code.push(trace.lines.len() as u32);
@@ -168,15 +168,15 @@ impl Probes {
     }
 
     /// Prefetches into the L1 that a first hit on a prefetched line gave rise to: a stream runs on without a miss.
-    pub(crate) fn on_prefetches(&mut self, prefetches: u32, sampling: Sampling) -> SetOff {
-        let mut off = SetOff { ticks: 0, full: false };
+    pub(crate) fn on_prefetches(&mut self, prefetches: u32, sampling: SamplingUnit) -> SampleEffect {
+        let mut off = SampleEffect { ticks: 0, full: false };
         self.trace_prefetches(prefetches, sampling, &mut off);
         off
     }
 
     /// Each counts as a miss and raises an exception, with the register as it was (RM 5.3.1: up to 96 % of a log).
-    fn trace_prefetches(&mut self, prefetches: u32, sampling: Sampling, off: &mut SetOff) {
-        let Some(trace) = self.trace.as_mut().filter(|_| sampling.sampler == Sampler::LastAddress) else { return };
+    fn trace_prefetches(&mut self, prefetches: u32, sampling: SamplingUnit, off: &mut SampleEffect) {
+        let Some(trace) = self.trace.as_mut().filter(|_| sampling.sampler == SamplerModel::LastAddress) else { return };
         let Some(register) = trace.register else { return };
         for _ in 0..prefetches {
             if trace.lines.len() < trace.entries_at_most as usize {
@@ -188,10 +188,10 @@ impl Probes {
         }
     }
 
-    fn sample_miss(&mut self, miss: &Miss, task: TaskId, sampling: Sampling, off: &mut SetOff) {
+    fn sample_miss(&mut self, miss: &Miss, task: TaskId, sampling: SamplingUnit, off: &mut SampleEffect) {
         let Some(sample) = &mut self.samples else { return };
         let virtual_line = miss.virtual_address >> miss.line_shift;
-        let last_address = sampling.sampler == Sampler::LastAddress;
+        let last_address = sampling.sampler == SamplerModel::LastAddress;
         // The register goes on being written until the exception is taken.
         if let Some(armed) = sample.armed_at.take().filter(|_| last_address)
             && follows(miss.instruction, armed, sampling.shadow)
@@ -199,7 +199,7 @@ impl Probes {
         {
             last.virtual_line = virtual_line;
         }
-        if (sample.remote_only && miss.served != Served::RemoteCache) || sample.is_full() {
+        if (sample.remote_only && miss.served != ServedBy::RemoteCache) || sample.is_full() {
             return;
         }
         sample.events += 1;
@@ -211,9 +211,9 @@ impl Probes {
             return;
         }
         let source = match miss.served {
-            Served::Hit(level) => Source::Cache(level),
-            Served::RemoteCache => Source::RemoteCache,
-            Served::LocalMemory | Served::RemoteMemory => Source::Memory,
+            ServedBy::Hit(level) => DataSource::Cache(level),
+            ServedBy::RemoteCache => DataSource::RemoteCache,
+            ServedBy::LocalMemory | ServedBy::RemoteMemory => DataSource::Memory,
         };
         // The register holds an address and nothing else; what overflowed says what it was.
         let told = !last_address || sample.remote_only;
@@ -222,7 +222,7 @@ impl Probes {
             task,
             virtual_line,
             physical_line: (!last_address).then(|| miss.physical_address >> miss.line_shift),
-            source: if told { source } else { Source::Unknown },
+            source: if told { source } else { DataSource::Unknown },
             latency_cycles: (!last_address).then_some(latency),
             at_ns: sampling.ns(miss.at),
         });

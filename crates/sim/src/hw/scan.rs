@@ -25,8 +25,8 @@ pub(crate) fn equal_4(words: &[u32; 4], tag: u32) -> u32 {
 #[inline(always)]
 pub(crate) fn equal(words: &[u32], tag: u32) -> u32 {
     let (fours, rest) = words.as_chunks::<4>();
-    let found = fours.iter().zip(0..).fold(0, |found, (four, nth)| found | equal_4(four, tag) << (4 * nth));
-    rest.iter().zip(4 * fours.len()..).fold(found, |found, (&word, way)| found | u32::from(word == tag) << way)
+    let mask = fours.iter().zip(0..).fold(0, |found, (four, nth)| found | equal_4(four, tag) << (4 * nth));
+    rest.iter().zip(4 * fours.len()..).fold(mask, |found, (&word, way)| found | u32::from(word == tag) << way)
 }
 
 /// First of the words that equals `tag`, without a branch per way.
@@ -97,7 +97,7 @@ fn least_of_8(ages: &[[u32; 8]]) -> usize {
 
 /// How the least age of a set is looked for.
 #[derive(Clone, Copy)]
-pub(crate) struct Least {
+pub(crate) struct MinAgeScan {
     #[cfg(target_arch = "x86_64")]
     avx2: bool,
 }
@@ -106,11 +106,11 @@ pub(crate) struct Least {
 #[cfg(target_arch = "x86_64")]
 const WAYS_FOR_AVX2: usize = 8;
 
-impl Least {
+impl MinAgeScan {
     /// The faster way for sets of so many ways.
     #[cfg_attr(not(target_arch = "x86_64"), expect(unused_variables))]
     pub fn of(ways: usize) -> Self {
-        Least {
+        MinAgeScan {
             #[cfg(target_arch = "x86_64")]
             avx2: ways >= WAYS_FOR_AVX2 && is_x86_feature_detected!("avx2") && is_x86_feature_detected!("bmi1"),
         }
@@ -135,13 +135,13 @@ mod tests {
     /// Do all forms find the way that a plain loop finds, whatever the number of ways and wherever equal ages stand?
     #[test]
     fn every_form_finds_the_first_of_the_least() {
-        let mut dice = crate::hw::tests::Dice::new(3);
+        let mut dice = crate::hw::tests::TestRng::new(3);
         for ways in 1..=48 {
             for range in [2, 5, 1 << 32] {
                 let ages: Vec<u32> = (0..ways).map(|_| dice.below(range) as u32).collect();
                 let plain = (0..ages.len()).min_by_key(|&way| ages[way]).unwrap();
                 assert_eq!(least(&ages), plain, "{ages:?}");
-                assert_eq!(Least::of(ages.len()).way(&ages), plain, "{ages:?}");
+                assert_eq!(MinAgeScan::of(ages.len()).way(&ages), plain, "{ages:?}");
                 let found = ages.iter().position(|&age| age == ages[plain]);
                 assert_eq!(position(&ages, ages[plain]), found);
                 assert_eq!(position(&ages, ages[plain].wrapping_sub(1)), None);

@@ -1,7 +1,7 @@
 //! Something that passes so many bytes a tick: a bus, a controller, a cache's port.
 //!
-//! First come, first served ([`Server::pass`]); or in two classes, where what is waited for goes before what can wait
-//! ([`Server::pass_first`], [`Server::pass_last`]). The second class fills the gaps of the first: its backlog shrinks
+//! First come, first served ([`BandwidthServer::transfer`]); or in two classes, where what is waited for goes before what can wait
+//! ([`BandwidthServer::transfer_priority`], [`BandwidthServer::transfer_background`]). The second class fills the gaps of the first: its backlog shrinks
 //! while the first is idle, and work is neither lost nor done twice. A line in service is not interrupted.
 
 /// Fixed point: ticks in 1/65536.
@@ -12,7 +12,7 @@ const POINT: u32 = 16;
 const STANDING_BACK: u64 = 32;
 
 #[derive(Clone, Debug)]
-pub(crate) struct Server {
+pub(crate) struct BandwidthServer {
     /// When it is free again but for the second class, fixed point.
     free_at: u64,
     /// Work of the second class that is left, as of `settled`; fixed point both.
@@ -22,15 +22,15 @@ pub(crate) struct Server {
     ticks_per_byte: u64,
 }
 
-impl Server {
+impl BandwidthServer {
     pub fn new(bytes_per_cycle: f64, ticks_per_cycle: u64) -> Self {
         let ticks_per_byte = ticks_per_cycle as f64 / bytes_per_cycle * f64::from(1u32 << POINT);
-        Server { free_at: 0, backlog: 0, settled: 0, ticks_per_byte: (ticks_per_byte + 0.5) as u64 }
+        BandwidthServer { free_at: 0, backlog: 0, settled: 0, ticks_per_byte: (ticks_per_byte + 0.5) as u64 }
     }
 
     /// Passes `bytes` that arrive at tick `at`; ticks they wait before their turn.
     #[inline]
-    pub fn pass(&mut self, at: u64, bytes: u64) -> u64 {
+    pub fn transfer(&mut self, at: u64, bytes: u64) -> u64 {
         let arrives = at << POINT;
         let starts = self.free_at.max(arrives);
         self.free_at = starts + bytes * self.ticks_per_byte;
@@ -44,8 +44,8 @@ impl Server {
         self.settled = self.settled.max(now);
     }
 
-    /// As [`Server::pass`], before everything of the second class that is not in service.
-    pub fn pass_first(&mut self, at: u64, bytes: u64) -> u64 {
+    /// As [`BandwidthServer::transfer`], before everything of the second class that is not in service.
+    pub fn transfer_priority(&mut self, at: u64, bytes: u64) -> u64 {
         let (arrives, work) = (at << POINT, bytes * self.ticks_per_byte);
         self.settle(arrives);
         let idle = self.free_at <= arrives;
@@ -58,9 +58,9 @@ impl Server {
         (starts - arrives) >> POINT
     }
 
-    /// As [`Server::pass`], behind everything. What arrives later in the first class still overtakes it; the ticks given
+    /// As [`BandwidthServer::transfer`], behind everything. What arrives later in the first class still overtakes it; the ticks given
     /// are without that.
-    pub fn pass_last(&mut self, at: u64, bytes: u64) -> u64 {
+    pub fn transfer_background(&mut self, at: u64, bytes: u64) -> u64 {
         let arrives = at << POINT;
         self.settle(arrives);
         let starts = self.free_at.max(arrives) + self.backlog;
@@ -94,26 +94,26 @@ mod tests {
     #[test]
     fn the_second_class_fills_the_gaps_of_the_first() {
         // A byte a tick, requests of ten.
-        let mut server = Server::new(1.0, 1);
-        assert_eq!((server.pass_last(0, 10), server.pass_last(0, 10)), (0, 10));
+        let mut server = BandwidthServer::new(1.0, 1);
+        assert_eq!((server.transfer_background(0, 10), server.transfer_background(0, 10)), (0, 10));
         // The one in service is waited for, the other overtaken.
-        assert_eq!(server.pass_first(4, 10), 6);
+        assert_eq!(server.transfer_priority(4, 10), 6);
         assert_eq!(server.backlog(4), 26);
-        assert_eq!(server.pass_first(5, 10), 15, "behind the first class only");
+        assert_eq!(server.transfer_priority(5, 10), 15, "behind the first class only");
         assert_eq!(server.backlog(30), 10, "all that is left when the first class is done");
-        assert_eq!(server.pass_last(35, 10), 5);
+        assert_eq!(server.transfer_background(35, 10), 5);
         assert_eq!(server.backlog(60), 0);
     }
 
     /// Is the second class served too, however busy the first is?
     #[test]
     fn what_stands_back_is_served_in_the_end() {
-        let mut server = Server::new(1.0, 1);
+        let mut server = BandwidthServer::new(1.0, 1);
         for _ in 0..STANDING_BACK + 5 {
-            server.pass_last(0, 10);
+            server.transfer_background(0, 10);
         }
-        assert_eq!(server.pass_first(0, 10), 50, "five too many go first");
-        assert_eq!(server.pass_first(1, 10), 59);
+        assert_eq!(server.transfer_priority(0, 10), 50, "five too many go first");
+        assert_eq!(server.transfer_priority(1, 10), 59);
     }
 
     /// Does arrival at random wait as long as theory says (M/D/1, non-preemptive priorities)?
@@ -121,13 +121,17 @@ mod tests {
     fn two_classes_wait_as_cobham_says() {
         // Cobham 1954: W1 = R / (1 - r1), W2 = R / ((1 - r1) (1 - r1 - r2)), R = (r1 + r2) s / 2.
         let (service, loads) = (1000_u64, [0.4, 0.3]);
-        let mut server = Server::new(1.0, 1);
-        let mut dice = crate::hw::tests::Dice::new(11);
+        let mut server = BandwidthServer::new(1.0, 1);
+        let mut dice = crate::hw::tests::TestRng::new(11);
         let (mut next, mut waits, mut counts) = ([0.0; 2], [0.0; 2], [0.0; 2]);
         for _ in 0..400_000 {
             let class = usize::from(next[1] < next[0]);
             let at = next[class] as u64;
-            let waited = if class == 0 { server.pass_first(at, service) } else { server.pass_last(at, service) };
+            let waited = if class == 0 {
+                server.transfer_priority(at, service)
+            } else {
+                server.transfer_background(at, service)
+            };
             (waits[class], counts[class]) = (waits[class] + waited as f64, counts[class] + 1.0);
             next[class] -= libm::log(dice.unit()) * service as f64 / loads[class];
         }

@@ -9,12 +9,12 @@
 //! Properties: a tag is the line number without its set bits (where sets are a power of two), plus one; set and tag
 //! give the line back when it leaves.
 
-use cachemate_core::{CacheSpec, Replacement, SplitMix64};
+use cachemate_core::{CacheSpec, ReplacementPolicy, SplitMix64};
 
-use super::ahead::{HOST_LINE_WORDS, bring};
+use super::host_prefetch::{HOST_LINE_WORDS, prefetch};
+use super::l1_variant;
 use super::page_index::SetBits;
-use super::scan::{Least, equal, equal_4, position};
-use super::shape;
+use super::scan::{MinAgeScan, equal, equal_4, position};
 
 /// MESI. Invalid lines are absent.
 pub(crate) const SHARED: u32 = 1;
@@ -35,23 +35,23 @@ const OWNER_SHIFT: u32 = 16;
 
 /// What stands beside a line's tag.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Meta(pub u32);
+pub(crate) struct LineMeta(pub u32);
 
-impl Meta {
+impl LineMeta {
     pub fn new(state: u32, sharers: u32, owner: u16) -> Self {
-        Meta(state | sharers << SHARERS_SHIFT | u32::from(owner) << OWNER_SHIFT)
+        LineMeta(state | sharers << SHARERS_SHIFT | u32::from(owner) << OWNER_SHIFT)
     }
     #[inline]
     pub fn state(self) -> u32 {
         self.0 & STATE
     }
     pub fn with_state(self, state: u32) -> Self {
-        Meta(self.0 & !STATE | state)
+        LineMeta(self.0 & !STATE | state)
     }
     /// After a hit by a store or a load, without a branch: modified is all bits of the state.
     #[inline]
     pub fn stored(self, store: bool) -> Self {
-        Meta(self.0 | (MODIFIED * u32::from(store)))
+        LineMeta(self.0 | (MODIFIED * u32::from(store)))
     }
     /// Is an access here more than the cache's own affair: a fill to wait for, a prefetch's first use, or a store to a
     /// line that others may have?
@@ -63,7 +63,7 @@ impl Meta {
         self.0 >> SHARERS_SHIFT & ALL_SHARERS
     }
     pub fn with_sharers(self, sharers: u32) -> Self {
-        Meta(self.0 & !(ALL_SHARERS << SHARERS_SHIFT) | sharers << SHARERS_SHIFT)
+        LineMeta(self.0 & !(ALL_SHARERS << SHARERS_SHIFT) | sharers << SHARERS_SHIFT)
     }
     pub fn owner(self) -> u16 {
         (self.0 >> OWNER_SHIFT) as u16
@@ -72,14 +72,14 @@ impl Meta {
 
 /// A line that had to leave.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Evicted {
+pub(crate) struct EvictedLine {
     pub line: u64,
-    pub meta: Meta,
+    pub meta: LineMeta,
 }
 
 /// Where a line stands, and what its tag is.
 #[derive(Clone, Copy)]
-pub(crate) struct Layout {
+pub(crate) struct TagLayout {
     ways: usize,
     words_per_set: usize,
     /// Where a line of the host's caches begins: sets straddle fewer of them.
@@ -96,14 +96,14 @@ pub(crate) struct Layout {
     slices: u64,
 }
 
-impl Layout {
+impl TagLayout {
     fn new(spec: &CacheSpec, set_bits: Option<SetBits>) -> Self {
         let (sets, slices, ways) = (spec.sets_per_slice(), u64::from(spec.slices), spec.ways as usize);
         let mask = if sets.is_power_of_two() { sets - 1 } else { 0 };
         let within = set_bits.map_or(mask, |bits| (1 << bits.within_page) - 1);
-        Layout {
+        TagLayout {
             ways,
-            words_per_set: if spec.replacement == Replacement::Random { 2 * ways } else { 3 * ways },
+            words_per_set: if spec.replacement == ReplacementPolicy::Random { 2 * ways } else { 3 * ways },
             first: 0,
             tag_shift: TagStore::tag_shift(spec, set_bits),
             low: within,
@@ -141,8 +141,8 @@ impl Layout {
     fn way_of(&self, words: &[u32], base: usize, tag: u32) -> Option<usize> {
         let words = &words[base..base + self.ways];
         if let Ok(four) = words.try_into() {
-            let found = equal_4(four, tag);
-            return (found != 0).then(|| found.trailing_zeros() as usize);
+            let mask = equal_4(four, tag);
+            return (mask != 0).then(|| mask.trailing_zeros() as usize);
         }
         match *words {
             [first, second] if first == tag || second == tag => Some(usize::from(first != tag)),
@@ -170,26 +170,26 @@ impl Layout {
 }
 
 pub(crate) struct TagStore {
-    layout: Layout,
-    replacement: Replacement,
+    layout: TagLayout,
+    replacement: ReplacementPolicy,
     /// From the layout's `first` on, `words_per_set` each: tags, metas, ages (or tree bits); `ways` of each.
     words: Vec<u32>,
-    least: Least,
+    least: MinAgeScan,
     clock: u32,
     random: SplitMix64,
 }
 
 impl TagStore {
     pub fn new(spec: &CacheSpec, set_bits: Option<SetBits>, seed: u64) -> Self {
-        let layout = Layout::new(spec, set_bits);
+        let layout = TagLayout::new(spec, set_bits);
         let all = (layout.sets * layout.slices) as usize;
         let words = vec![0; all * layout.words_per_set + HOST_LINE_WORDS];
         let first = words.as_ptr().align_offset(4 * HOST_LINE_WORDS).min(HOST_LINE_WORDS);
         TagStore {
-            layout: Layout { first, ..layout },
+            layout: TagLayout { first, ..layout },
             replacement: spec.replacement,
             words,
-            least: Least::of(layout.ways),
+            least: MinAgeScan::of(layout.ways),
             clock: 0,
             random: SplitMix64::new(seed),
         }
@@ -209,21 +209,21 @@ impl TagStore {
     /// the cache's.
     #[inline(always)]
     pub fn hit<const SHAPE: usize>(&mut self, line: u64, store: bool, through: bool) -> Result<(), Option<usize>> {
-        let lru = !shape::is_random(SHAPE);
-        if SHAPE == shape::ANY || (lru && self.clock == u32::MAX) {
+        let lru = !l1_variant::is_random(SHAPE);
+        if SHAPE == l1_variant::ANY || (lru && self.clock == u32::MAX) {
             return self.any_hit(line, store, through);
         }
-        let (layout, ways) = (&self.layout, shape::ways(SHAPE));
+        let (layout, ways) = (&self.layout, l1_variant::ways(SHAPE));
         let words_per_set = if lru { 3 * ways } else { 2 * ways };
         let set = (line & layout.low | line >> layout.shift & layout.high) as usize;
         let base = layout.first + set * words_per_set;
         let words = &mut self.words[base..base + words_per_set];
-        let found = equal(&words[..ways], layout.tag(line));
-        if found == 0 {
+        let mask = equal(&words[..ways], layout.tag(line));
+        if mask == 0 {
             return Err(None);
         }
-        let way = found.trailing_zeros() as usize % ways;
-        let meta = Meta(words[ways + way]);
+        let way = mask.trailing_zeros() as usize % ways;
+        let meta = LineMeta(words[ways + way]);
         if meta.refuses(store, through) {
             return Err(Some(base + way));
         }
@@ -257,7 +257,7 @@ impl TagStore {
         self.layout.sets * self.layout.slices
     }
 
-    /// See [`Layout::set_of`].
+    /// See [`TagLayout::set_of`].
     #[inline(always)]
     pub fn set_of(&self, line: u64) -> u64 {
         self.layout.set_of(line)
@@ -273,16 +273,16 @@ impl TagStore {
     #[inline(always)]
     pub fn bring(&self, line: u64) {
         let base = self.layout.base(line);
-        bring(&self.words[base..base + self.layout.words_per_set]);
+        prefetch(&self.words[base..base + self.layout.words_per_set]);
     }
 
     #[inline(always)]
-    pub fn meta(&self, place: usize) -> Meta {
-        Meta(self.words[place + self.layout.ways])
+    pub fn meta(&self, place: usize) -> LineMeta {
+        LineMeta(self.words[place + self.layout.ways])
     }
 
     #[inline(always)]
-    pub fn set_meta(&mut self, place: usize, meta: Meta) {
+    pub fn set_meta(&mut self, place: usize, meta: LineMeta) {
         self.words[place + self.layout.ways] = meta.0;
     }
 
@@ -290,15 +290,15 @@ impl TagStore {
     #[inline(always)]
     pub fn touch(&mut self, line: u64, place: usize) {
         match self.replacement {
-            Replacement::Lru => {
+            ReplacementPolicy::Lru => {
                 if self.clock == u32::MAX {
                     self.renumber();
                 }
                 self.clock += 1;
                 self.words[place + 2 * self.layout.ways] = self.clock;
             }
-            Replacement::TreePlru => self.layout.point_tree_away(&mut self.words, line, place),
-            Replacement::Random => {}
+            ReplacementPolicy::TreePlru => self.layout.point_tree_away(&mut self.words, line, place),
+            ReplacementPolicy::Random => {}
         }
     }
 
@@ -342,7 +342,7 @@ impl TagStore {
         if let Some(mask) = mask {
             return self.masked_victim(base, mask);
         }
-        if self.replacement == Replacement::Lru {
+        if self.replacement == ReplacementPolicy::Lru {
             // Absent lines have age 0, so they go first.
             return self.oldest(base);
         }
@@ -350,7 +350,7 @@ impl TagStore {
             return empty;
         }
         match self.replacement {
-            Replacement::Random => self.throw(self.layout.ways as u64),
+            ReplacementPolicy::Random => self.throw(self.layout.ways as u64),
             _ => self.tree_victim(base, |_| true),
         }
     }
@@ -358,7 +358,7 @@ impl TagStore {
     fn masked_victim(&mut self, base: usize, mask: u64) -> usize {
         let allowed = |way: &usize| mask >> way & 1 == 1;
         let words = &self.words[base..base + self.layout.words_per_set];
-        if self.replacement == Replacement::Lru {
+        if self.replacement == ReplacementPolicy::Lru {
             return (0..self.layout.ways)
                 .filter(allowed)
                 .min_by_key(|way| words[2 * self.layout.ways + way])
@@ -368,7 +368,7 @@ impl TagStore {
             return empty;
         }
         match self.replacement {
-            Replacement::Random => {
+            ReplacementPolicy::Random => {
                 let nth = self.throw((0..self.layout.ways).filter(allowed).count() as u64);
                 (0..self.layout.ways).filter(allowed).nth(nth).unwrap_or(0)
             }
@@ -383,12 +383,12 @@ impl TagStore {
 
     /// Puts a line in that is not there, as the most recent. What had to leave is given back.
     #[inline]
-    pub fn insert(&mut self, line: u64, meta: Meta, mask: Option<u64>) -> Option<Evicted> {
+    pub fn insert(&mut self, line: u64, meta: LineMeta, mask: Option<u64>) -> Option<EvictedLine> {
         let base = self.layout.base(line);
         let way = self.victim(base, mask);
         let place = base + way;
         let old = self.words[place];
-        let evicted = (old != 0).then(|| Evicted { line: self.line_of(old, line), meta: self.meta(place) });
+        let evicted = (old != 0).then(|| EvictedLine { line: self.line_of(old, line), meta: self.meta(place) });
         self.words[place] = self.layout.tag(line);
         self.set_meta(place, meta);
         self.touch(line, place);
@@ -397,35 +397,35 @@ impl TagStore {
 
     /// Oldest lines go first.
     pub fn is_lru(&self) -> bool {
-        self.replacement == Replacement::Lru
+        self.replacement == ReplacementPolicy::Lru
     }
 
     /// The line that would leave for this one, under LRU and without masks. `None` = nothing.
-    pub fn next_out(&self, line: u64) -> Option<Evicted> {
+    pub fn next_victim(&self, line: u64) -> Option<EvictedLine> {
         let base = self.layout.base(line);
         let place = base + self.oldest(base);
         let tag = self.words[place];
-        (tag != 0).then(|| Evicted { line: self.line_of(tag, line), meta: self.meta(place) })
+        (tag != 0).then(|| EvictedLine { line: self.line_of(tag, line), meta: self.meta(place) })
     }
 
     /// Takes the line at `place` out.
     pub fn remove(&mut self, place: usize) {
         self.words[place] = 0;
-        self.set_meta(place, Meta(0));
-        if self.replacement == Replacement::Lru {
+        self.set_meta(place, LineMeta(0));
+        if self.replacement == ReplacementPolicy::Lru {
             self.words[place + 2 * self.layout.ways] = 0;
         }
     }
 
     /// All lines present, set by set.
     #[cfg(test)]
-    pub fn lines(&self) -> impl Iterator<Item = (u64, Meta)> + '_ {
+    pub fn lines(&self) -> impl Iterator<Item = (u64, LineMeta)> + '_ {
         let all = self.all_sets() as usize;
         let sets = self.words[self.layout.first..].chunks_exact(self.layout.words_per_set).take(all).enumerate();
         sets.flat_map(move |(at, set)| {
             let present = (0..self.layout.ways).filter(move |&way| set[way] != 0);
             present.map(move |way| {
-                (self.line_of(set[way], at as u64 % self.layout.sets), Meta(set[way + self.layout.ways]))
+                (self.line_of(set[way], at as u64 % self.layout.sets), LineMeta(set[way + self.layout.ways]))
             })
         })
     }

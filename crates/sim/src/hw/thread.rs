@@ -1,16 +1,16 @@
 //! A thread as the hardware holds it: its stream of accesses, its place in it, its translations, its counters.
 
-use cachemate_core::{Access, AccessSource, ProcessId, TaskId, Turn};
+use cachemate_core::{Access, AccessSource, BatchEnd, ProcessId, TaskId};
 
 use super::counters::TaskCounters;
 use super::probe::Probes;
-use super::sampling::Sampling;
+use super::sampling::SamplingUnit;
 
 /// Bytes of an instruction, for fetching.
 const INSTRUCTION_BYTES: u64 = 4;
 
 /// A software thread, on a context or put aside.
-pub struct Thread {
+pub struct HwThread {
     /// Its number in the caches' books, too.
     pub task: TaskId,
     /// Whose pages it touches.
@@ -26,7 +26,7 @@ pub struct Thread {
     /// Instructions of `batch[position]` already issued.
     pub(crate) skip: u64,
     /// What the source said at the end of the batch.
-    pub(crate) turn: Turn,
+    pub(crate) turn: BatchEnd,
     pub(crate) tlb: Tlb,
     /// Virtual address of the code to fetch when `fetch_left` is used up.
     pub(crate) next_code: u64,
@@ -34,10 +34,10 @@ pub struct Thread {
     pub(crate) fetch_left: u64,
 }
 
-impl Thread {
+impl HwThread {
     /// A thread at the start of its source, with nothing counted. Class 0 has all ways unless it was given fewer.
     pub fn new(task: TaskId, process: ProcessId, class: u8, source: Box<dyn AccessSource>) -> Self {
-        Thread {
+        HwThread {
             task,
             process,
             class,
@@ -47,7 +47,7 @@ impl Thread {
             batch: Vec::new(),
             position: 0,
             skip: 0,
-            turn: Turn::More,
+            turn: BatchEnd::More,
             tlb: Tlb::default(),
             next_code: 0,
             fetch_left: u64::MAX,
@@ -63,7 +63,7 @@ impl Thread {
     pub(crate) fn refill(&mut self) {
         self.batch.clear();
         self.position = 0;
-        self.turn = self.source.fill(&mut self.batch);
+        self.turn = self.source.next_batch(&mut self.batch);
     }
 
     /// Control goes to `target`. Within the line that is being fetched no new fetch is needed (a loop buffer).
@@ -84,7 +84,7 @@ impl Thread {
     }
 
     /// Shows the line that was fetched last to whoever watches locations.
-    pub(crate) fn watch_code(&mut self, line_shift: u32, at: u64, sampling: Sampling) {
+    pub(crate) fn watch_code(&mut self, line_shift: u32, at: u64, sampling: SamplingUnit) {
         self.probes.on_code((self.next_code - 1) >> line_shift, at, sampling);
     }
 

@@ -33,7 +33,7 @@ const DAY_MINUTES: u64 = 18 * 60;
 
 /// A node of the spanning tree and its basic arc.
 #[derive(Clone, Copy)]
-pub(super) struct Node {
+pub(super) struct BasisNode {
     pub parent: u32,
     pub child: u32,
     pub next: u32,
@@ -73,7 +73,7 @@ impl Pivot {
 
 /// Node 0 is the root, 1 the depot; then come the trips' start nodes and their end nodes.
 pub(super) struct Basis {
-    pub nodes: Vec<Node>,
+    pub nodes: Vec<BasisNode>,
     trips: u64,
     pub arcs: u64,
     salt: u64,
@@ -98,7 +98,7 @@ impl Basis {
     /// A feasible basis: each trip is followed by the first of its given dead-head trips whose end is still free.
     pub fn new(arcs: u64, salt: u64) -> Self {
         let trips = Self::trips_of(arcs);
-        let blank = Node {
+        let blank = BasisNode {
             parent: NONE,
             child: NONE,
             next: NONE,
@@ -300,7 +300,7 @@ impl Basis {
         });
     }
 
-    fn up_to(&mut self, mut at: u32, apex: u32, mut change: impl FnMut(&mut Node, u32)) {
+    fn up_to(&mut self, mut at: u32, apex: u32, mut change: impl FnMut(&mut BasisNode, u32)) {
         while at != apex {
             let record = &mut self.nodes[at as usize];
             change(record, at);
@@ -340,7 +340,7 @@ impl Basis {
     }
 
     fn unlink(&mut self, node: u32) {
-        let Node { parent, next, previous, .. } = self.nodes[node as usize];
+        let BasisNode { parent, next, previous, .. } = self.nodes[node as usize];
         if previous != NONE {
             self.nodes[previous as usize].next = next;
         } else {
@@ -363,7 +363,7 @@ impl Basis {
 
     /// A node's potential from its parent's.
     pub fn set_potential(&mut self, node: u32) {
-        let Node { parent, arc, up, .. } = self.nodes[node as usize];
+        let BasisNode { parent, arc, up, .. } = self.nodes[node as usize];
         let cost = if arc == ARTIFICIAL { ARTIFICIAL_COST } else { self.arc(arc).2 };
         let above = self.nodes[parent as usize].potential;
         self.nodes[node as usize].potential = if up { above + cost } else { above - cost };
@@ -469,7 +469,7 @@ mod tests {
         assert_eq!(order.len(), basis.nodes.len());
         for &node in order[1..].iter().rev() {
             sizes[basis.nodes[node as usize].parent as usize] += sizes[node as usize];
-            let Node { arc, .. } = basis.nodes[node as usize];
+            let BasisNode { arc, .. } = basis.nodes[node as usize];
             if arc != ARTIFICIAL {
                 let (tail, head, cost) = basis.arc(arc);
                 assert_eq!(basis.reduced_cost(tail, head, cost), 0);

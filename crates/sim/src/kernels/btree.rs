@@ -4,23 +4,23 @@
 //! search over each page's slot array with a look at the key behind each probed slot. The papers' database has 100 MB and
 //! sends 80 % of the accesses to 30 % of it (papers CASC, section 5.2).
 
-use cachemate_core::Turn;
+use cachemate_core::BatchEnd;
 
-use super::emitter::Out;
+use super::emitter::AccessEmitter;
 use super::random::{Rng, mix};
-use super::setup::ProgramSpec;
-use super::setup::{Kernel, Region, Setup, Users};
-use super::{Code, Pace};
+use super::setup::KernelSpec;
+use super::setup::{KernelSetup, Region, RegionUsers, WorkloadKernel};
+use super::{AccessPace, CodeLayout};
 
-pub(super) const PROGRAMS: &[ProgramSpec] = &[ProgramSpec {
+pub(super) const PROGRAMS: &[KernelSpec] = &[KernelSpec {
     name: "berkeleydb",
     stands_for: "BerkeleyDB, 100 MB private database, hot-set workload (papers CASC)",
     algorithm: "B-tree look-ups and updates in a page cache: 80 % of accesses to 30 % of the pages",
     footprint_bytes: 100_000_000,
     footprint_source: "papers CASC, section 5.2: 100 MB database",
-    pace: Pace { instructions_per_access: 2.8, stack_per_access: 4.0 },
+    pace: AccessPace { instructions_per_access: 2.8, stack_per_access: 4.0 },
     pace_source: "estimate: integer mix; about 2500 instructions of locking, pinning and copying per operation",
-    code: Code { functions: 256, function_instr: 96 },
+    code: CodeLayout { functions: 256, function_instr: 96 },
     code_source: "estimate: 100 KB of access method, lock and cache manager",
     phases: "none",
     unit: "operations",
@@ -36,12 +36,12 @@ const FANOUT: u64 = 256;
 
 /// A tree of pages: the root first, then each level in turn, leaves last.
 #[derive(Clone, Copy)]
-pub(super) struct Tree {
+pub(super) struct BTree {
     pages: Region,
     leaves: u64,
 }
 
-impl Tree {
+impl BTree {
     pub fn new(pages: Region) -> Self {
         let total = pages.bytes / PAGE_BYTES;
         // Internal pages: leaves / FANOUT, and so on up to one root.
@@ -49,7 +49,7 @@ impl Tree {
         while Self::internal_pages(leaves) + leaves > total && leaves > 1 {
             leaves -= 1;
         }
-        Tree { pages, leaves }
+        BTree { pages, leaves }
     }
 
     fn internal_pages(leaves: u64) -> u64 {
@@ -71,7 +71,7 @@ impl Tree {
     }
 
     /// Binary search among a page's slots: the slot array sits behind the header, keys where they were inserted.
-    fn search(page: u64, slots: u64, wanted: u64, out: &mut Out) {
+    fn search(page: u64, slots: u64, wanted: u64, out: &mut AccessEmitter) {
         out.load(page);
         out.load(page + 16);
         let (mut low, mut high) = (0, slots);
@@ -84,7 +84,7 @@ impl Tree {
     }
 
     /// Goes from the root to the leaf that holds record `slot` of leaf `index`; returns the record's address.
-    pub fn descend(&self, index: u64, slot: u64, out: &mut Out) -> u64 {
+    pub fn descend(&self, index: u64, slot: u64, out: &mut AccessEmitter) -> u64 {
         let mut levels = [0; 8];
         let (mut width, mut depth) = (self.leaves, 0);
         while width > 1 {
@@ -106,7 +106,7 @@ impl Tree {
 }
 
 /// Copies a record out, or writes it.
-pub(super) fn copy_record(record: u64, write: bool, out: &mut Out) {
+pub(super) fn copy_record(record: u64, write: bool, out: &mut AccessEmitter) {
     for word in 0..RECORD_BYTES / 8 {
         if write { out.store(record + word * 8) } else { out.load(record + word * 8) }
     }
@@ -119,7 +119,7 @@ pub(super) fn hot_draw(rng: &mut Rng, limit: u64) -> u64 {
 }
 
 struct Database {
-    tree: Tree,
+    tree: BTree,
     /// Lock table, buffer headers, cursors: touched at every operation.
     environment: Region,
     log: Region,
@@ -129,18 +129,18 @@ struct Database {
 }
 
 impl Database {
-    fn new(setup: &mut Setup) -> Self {
+    fn new(setup: &mut KernelSetup) -> Self {
         let bytes = setup.data_bytes();
-        let environment = setup.region("environment", (256 << 10).min(bytes / 16), Users::All);
-        let log = setup.region("log buffer", (128 << 10).min(bytes / 16), Users::All);
+        let environment = setup.region("environment", (256 << 10).min(bytes / 16), RegionUsers::All);
+        let log = setup.region("log buffer", (128 << 10).min(bytes / 16), RegionUsers::All);
         let pages = (bytes - environment.bytes - log.bytes) / PAGE_BYTES;
-        let tree = Tree::new(setup.region("database", pages.max(1) * PAGE_BYTES, Users::All));
+        let tree = BTree::new(setup.region("database", pages.max(1) * PAGE_BYTES, RegionUsers::All));
         let rng = setup.rng.clone();
         Database { tree, environment, log, logged: 0, operations: 0, rng }
     }
 
     /// Finds and pins a page: buffer-hash bucket, header, lock.
-    fn pin(&mut self, page: u64, out: &mut Out) {
+    fn pin(&mut self, page: u64, out: &mut AccessEmitter) {
         let lines = self.environment.bytes / 64;
         let header = self.environment.at(mix(page) % lines, 64);
         out.load(header);
@@ -152,8 +152,8 @@ impl Database {
     }
 }
 
-impl Kernel for Database {
-    fn step(&mut self, out: &mut Out) -> Turn {
+impl WorkloadKernel for Database {
+    fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
         let functions = u64::from(out.functions());
         let leaf = hot_draw(&mut self.rng, self.tree.leaves());
         let slot = self.rng.bits();
@@ -173,7 +173,7 @@ impl Kernel for Database {
             }
         }
         self.operations += 1;
-        Turn::More
+        BatchEnd::More
     }
 
     fn progress(&self) -> f64 {

@@ -6,24 +6,24 @@
 //! and sends it. Clients answer at once, so that a writer's delivery of a client's own message is what lets its reader
 //! go on: readers wait for their own writer. Every wait is paired with one post.
 
-use cachemate_core::Turn;
+use cachemate_core::BatchEnd;
 
-use super::emitter::Out;
+use super::emitter::AccessEmitter;
 use super::random::Rng;
 use super::servers::{Membership, add_collectors, group_users, members};
-use super::setup::ProgramSpec;
-use super::setup::{Kernel, Region, Setup, Users};
-use super::{Code, Pace};
+use super::setup::KernelSpec;
+use super::setup::{KernelSetup, Region, RegionUsers, WorkloadKernel};
+use super::{AccessPace, CodeLayout};
 
-pub(super) const PROGRAMS: &[ProgramSpec] = &[ProgramSpec {
+pub(super) const PROGRAMS: &[KernelSpec] = &[KernelSpec {
     name: "chatrooms",
     stands_for: "VolanoMark: 2 rooms x 8 clients, two threads a connection",
     algorithm: "readers append to their room's messages and wake its writers; writers copy and send",
     footprint_bytes: 12 << 20,
     footprint_source: "estimate: heap of a chat server; the papers give none",
-    pace: Pace { instructions_per_access: 2.8, stack_per_access: 2.0 },
+    pace: AccessPace { instructions_per_access: 2.8, stack_per_access: 2.0 },
     pace_source: "estimate: integer mix (commercial servers are near SPEC integer programs)",
-    code: Code { functions: 800, function_instr: 80 },
+    code: CodeLayout { functions: 800, function_instr: 80 },
     code_source: "estimate: 250 KB of compiled methods and socket code",
     phases: "optional change of rooms midway; collector threads",
     unit: "messages",
@@ -35,7 +35,7 @@ const MESSAGE_BYTES: u64 = 256;
 
 /// A room: its members and message ring, shared by its connections.
 #[derive(Clone, Copy)]
-struct Room {
+struct ChatRoom {
     messages: Region,
     /// Lock, member list, counters.
     state: Region,
@@ -44,7 +44,7 @@ struct Room {
     first_channel: u32,
 }
 
-impl Room {
+impl ChatRoom {
     fn writer_channel(&self, place: u32) -> u32 {
         self.first_channel + 2 * place
     }
@@ -58,12 +58,12 @@ impl Room {
     }
 }
 
-fn rooms(setup: &mut Setup) {
+fn rooms(setup: &mut KernelSetup) {
     let members = members(setup);
     let groups = setup.sizes.len() as u64;
     let data = setup.data_bytes();
     // A quarter of the heap holds the rooms, an eighth the server's own data, the rest the connections' buffers.
-    let process = setup.region("server", data / 8, Users::All);
+    let process = setup.region("server", data / 8, RegionUsers::All);
     let mut all = Vec::new();
     let mut heap = vec![process];
     let mut channel = 0;
@@ -73,7 +73,7 @@ fn rooms(setup: &mut Setup) {
         let state = setup.region("room", 4096.min(data / 64 / groups), users);
         let messages = setup.region("messages", (data / 4 / groups).saturating_sub(state.bytes).max(512), users);
         heap.push(messages);
-        all.push(Room { messages, state, clients, first_channel: channel });
+        all.push(ChatRoom { messages, state, clients, first_channel: channel });
         channel += 2 * clients;
     }
     let used: u64 = setup_bytes(&all) + process.bytes;
@@ -81,8 +81,8 @@ fn rooms(setup: &mut Setup) {
     for &(group, place) in &members {
         for role in [Role::Reader, Role::Writer] {
             let thread = setup.thread_count();
-            let buffer = setup.region("connection buffer", each, Users::Thread(thread));
-            let connection = Connection {
+            let buffer = setup.region("connection buffer", each, RegionUsers::Thread(thread));
+            let connection = ChatConnection {
                 rooms: all.clone(),
                 own: all[group as usize],
                 membership: Membership::new(group, place, setup),
@@ -90,7 +90,7 @@ fn rooms(setup: &mut Setup) {
                 buffer,
                 place,
                 role,
-                stage: Stage::Work,
+                stage: ChatStage::Work,
                 messages: 0,
                 at: 0,
                 rng: Rng::new(setup.rng.bits()),
@@ -101,7 +101,7 @@ fn rooms(setup: &mut Setup) {
     add_collectors(setup, &heap, process);
 }
 
-fn setup_bytes(rooms: &[Room]) -> u64 {
+fn setup_bytes(rooms: &[ChatRoom]) -> u64 {
     rooms.iter().map(|room| room.messages.bytes + room.state.bytes).sum()
 }
 
@@ -113,31 +113,31 @@ enum Role {
 
 /// Where a thread stands between two turns.
 #[derive(Clone, Copy)]
-enum Stage {
+enum ChatStage {
     Work,
     /// Reader: has woken the first so many writers.
     Post(u32),
     Wait,
 }
 
-struct Connection {
-    rooms: Vec<Room>,
+struct ChatConnection {
+    rooms: Vec<ChatRoom>,
     /// The room whose members it wakes; never changes, so that waits and posts stay paired.
-    own: Room,
+    own: ChatRoom,
     /// Group whose messages it works on.
     membership: Membership,
     process: Region,
     buffer: Region,
     place: u32,
     role: Role,
-    stage: Stage,
+    stage: ChatStage,
     messages: u64,
     at: u64,
     rng: Rng,
 }
 
-impl Connection {
-    fn room(&self) -> Room {
+impl ChatConnection {
+    fn room(&self) -> ChatRoom {
         // A change of phase comes after as many messages of the room for both roles; a reader appends one in `clients`.
         let messages = match self.role {
             Role::Reader => self.messages * u64::from(self.own.clients),
@@ -152,7 +152,7 @@ impl Connection {
     }
 
     /// Looks at the server's own data: sessions, character tables, buffers of the socket layer.
-    fn serve(&mut self, out: &mut Out) {
+    fn serve(&mut self, out: &mut AccessEmitter) {
         let functions = u64::from(out.functions());
         for _ in 0..3 {
             out.enter(self.rng.function(functions));
@@ -172,7 +172,7 @@ impl Connection {
     }
 
     /// Takes the room's lock and reads or appends the newest message.
-    fn work(&mut self, out: &mut Out) {
+    fn work(&mut self, out: &mut AccessEmitter) {
         let room = self.room();
         self.serve(out);
         out.load(room.state.base);
@@ -201,37 +201,37 @@ impl Connection {
     }
 }
 
-impl Kernel for Connection {
-    fn step(&mut self, out: &mut Out) -> Turn {
+impl WorkloadKernel for ChatConnection {
+    fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
         match (self.role, self.stage) {
-            (Role::Reader, Stage::Work) => {
+            (Role::Reader, ChatStage::Work) => {
                 self.work(out);
-                self.stage = Stage::Post(0);
-                Turn::More
+                self.stage = ChatStage::Post(0);
+                BatchEnd::More
             }
-            (Role::Reader, Stage::Post(place)) => {
-                self.stage = if place + 1 < self.own.clients { Stage::Post(place + 1) } else { Stage::Wait };
-                Turn::Post { channel: self.own.writer_channel(place) }
+            (Role::Reader, ChatStage::Post(place)) => {
+                self.stage = if place + 1 < self.own.clients { ChatStage::Post(place + 1) } else { ChatStage::Wait };
+                BatchEnd::Post { channel: self.own.writer_channel(place) }
             }
-            (Role::Reader, Stage::Wait) => {
+            (Role::Reader, ChatStage::Wait) => {
                 // The client answers when its own message comes back.
-                self.stage = Stage::Work;
-                Turn::Wait { channel: self.own.reader_channel(self.place) }
+                self.stage = ChatStage::Work;
+                BatchEnd::Wait { channel: self.own.reader_channel(self.place) }
             }
-            (Role::Writer, Stage::Work) => {
-                self.stage = Stage::Wait;
-                Turn::Wait { channel: self.own.writer_channel(self.place) }
+            (Role::Writer, ChatStage::Work) => {
+                self.stage = ChatStage::Wait;
+                BatchEnd::Wait { channel: self.own.writer_channel(self.place) }
             }
-            (Role::Writer, Stage::Wait) => {
+            (Role::Writer, ChatStage::Wait) => {
                 self.work(out);
-                self.stage = Stage::Work;
+                self.stage = ChatStage::Work;
                 // One in as many messages as there are clients is the client's own.
                 if self.messages.is_multiple_of(u64::from(self.own.clients)) {
-                    return Turn::Post { channel: self.own.reader_channel(self.place) };
+                    return BatchEnd::Post { channel: self.own.reader_channel(self.place) };
                 }
-                Turn::More
+                BatchEnd::More
             }
-            (Role::Writer, Stage::Post(_)) => unreachable!("writers post in one turn"),
+            (Role::Writer, ChatStage::Post(_)) => unreachable!("writers post in one turn"),
         }
     }
 

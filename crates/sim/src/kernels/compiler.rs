@@ -8,39 +8,39 @@
 //! of words; then all spans of the sentence are matched through a hash table of partial results, whose chains are
 //! followed.
 
-use cachemate_core::Turn;
+use cachemate_core::BatchEnd;
 
-use super::emitter::Out;
+use super::emitter::AccessEmitter;
 use super::random::{Rng, mix, scale, scatter};
-use super::setup::ProgramSpec;
-use super::setup::{Kernel, Region, Setup, Users};
-use super::{Code, Pace};
+use super::setup::KernelSpec;
+use super::setup::{KernelSetup, Region, RegionUsers, WorkloadKernel};
+use super::{AccessPace, CodeLayout};
 
-pub(super) const PROGRAMS: &[ProgramSpec] = &[
-    ProgramSpec {
+pub(super) const PROGRAMS: &[KernelSpec] = &[
+    KernelSpec {
         name: "gcc",
         stands_for: "SPEC CPU2000 176.gcc",
         algorithm: "compiler: small nodes allocated per function, two dozen passes over them, symbol table",
         footprint_bytes: 155_000_000,
         footprint_source: "Henning 2000: 155 MB resident",
-        pace: Pace { instructions_per_access: 2.6, stack_per_access: 0.9 },
+        pace: AccessPace { instructions_per_access: 2.6, stack_per_access: 0.9 },
         pace_source: "Hennessy & Patterson 3rd ed., Fig. 2.32 (gcc: 25.1 % loads, 13.2 % stores)",
-        code: Code { functions: 1600, function_instr: 96 },
+        code: CodeLayout { functions: 1600, function_instr: 96 },
         code_source: "estimate: 600 KB of passes in use (largest code of the suite)",
         phases: "passes over one function, then the next; large functions now and then (sizes as in real programs)",
         unit: "functions compiled",
         threads: (1, 1),
         make: |setup| setup.single(Compiler::new),
     },
-    ProgramSpec {
+    KernelSpec {
         name: "parser",
         stands_for: "SPEC CPU2000 197.parser",
         algorithm: "link grammar: dictionary tree, memoized matching of all spans of a sentence",
         footprint_bytes: 37_000_000,
         footprint_source: "Henning 2000: 37 MB resident",
-        pace: Pace { instructions_per_access: 2.8, stack_per_access: 1.2 },
+        pace: AccessPace { instructions_per_access: 2.8, stack_per_access: 1.2 },
         pace_source: "Hennessy & Patterson 3rd ed., Fig. 2.32 (integer: about 36 % loads and stores)",
-        code: Code { functions: 64, function_instr: 56 },
+        code: CodeLayout { functions: 64, function_instr: 56 },
         code_source: "estimate: count, prune and dictionary routines",
         phases: "dictionary look-ups, then matching, sentence by sentence",
         unit: "sentences",
@@ -116,12 +116,12 @@ struct Compiler {
 }
 
 impl Compiler {
-    fn new(setup: &mut Setup) -> Self {
+    fn new(setup: &mut KernelSetup) -> Self {
         let bytes = setup.data_bytes();
-        let symbols = setup.region("symbol table", (2 << 20).min(bytes / 8), Users::All);
+        let symbols = setup.region("symbol table", (2 << 20).min(bytes / 8), RegionUsers::All);
         // Room for the largest function of the table and its register sets.
-        let obstack = setup.region("function obstack", bytes / 6 * 5, Users::All);
-        let kept = setup.region("kept for inlining", bytes - symbols.bytes - obstack.bytes, Users::All);
+        let obstack = setup.region("function obstack", bytes / 6 * 5, RegionUsers::All);
+        let kept = setup.region("kept for inlining", bytes - symbols.bytes - obstack.bytes, RegionUsers::All);
         let mut rng = setup.rng.clone();
         let salt = rng.bits();
         let (nodes, pass, next, blocks_left, kept_bytes, functions) = (0, 0, 0, 0, 0, 0);
@@ -146,7 +146,7 @@ impl Compiler {
     }
 
     /// Registers alive at the end of a block are those at the start of its successors; some more or less are at its own.
-    fn live(&mut self, out: &mut Out) {
+    fn live(&mut self, out: &mut AccessEmitter) {
         let (bytes, blocks) = self.register_sets();
         let sets = self.obstack.base + self.nodes * NODE_BYTES;
         let block = (self.blocks_left - 1) % blocks;
@@ -161,7 +161,7 @@ impl Compiler {
         self.blocks_left -= 1;
     }
 
-    fn end_pass(&mut self, out: &mut Out) {
+    fn end_pass(&mut self, out: &mut AccessEmitter) {
         self.next = 0;
         self.pass += 1;
         if self.pass == LIFE_PASS {
@@ -173,7 +173,7 @@ impl Compiler {
     }
 
     /// The end of a function: a short one is copied to where it stays.
-    fn end_function(&mut self, out: &mut Out) {
+    fn end_function(&mut self, out: &mut AccessEmitter) {
         if self.nodes <= INLINE_NODES {
             for offset in (0..self.nodes * NODE_BYTES).step_by(8) {
                 if self.kept_bytes + 8 > self.kept.bytes {
@@ -193,7 +193,7 @@ impl Compiler {
     }
 
     /// Reading: the node is allocated and filled, its name looked up.
-    fn build(&mut self, index: u64, out: &mut Out) {
+    fn build(&mut self, index: u64, out: &mut AccessEmitter) {
         let node = self.node(index);
         for word in 0..NODE_BYTES / 8 {
             out.store(node + word * 8);
@@ -207,7 +207,7 @@ impl Compiler {
         }
     }
 
-    fn visit(&self, index: u64, out: &mut Out) {
+    fn visit(&self, index: u64, out: &mut AccessEmitter) {
         let node = self.node(index);
         out.load(node + 8);
         let hash = mix(index ^ self.salt ^ u64::from(self.pass) << 40);
@@ -223,13 +223,13 @@ impl Compiler {
     }
 }
 
-impl Kernel for Compiler {
-    fn step(&mut self, out: &mut Out) -> Turn {
+impl WorkloadKernel for Compiler {
+    fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
         let own = out.functions() / PASSES;
         if self.blocks_left > 0 {
             out.enter(self.pass * own);
             self.live(out);
-            return Turn::More;
+            return BatchEnd::More;
         }
         let end = (self.next + 32).min(self.nodes);
         for index in self.next..end {
@@ -243,7 +243,7 @@ impl Kernel for Compiler {
         if end == self.nodes {
             self.end_pass(out);
         }
-        Turn::More
+        BatchEnd::More
     }
 
     fn progress(&self) -> f64 {
@@ -267,12 +267,12 @@ struct LinkParser {
 }
 
 impl LinkParser {
-    fn new(setup: &mut Setup) -> Self {
+    fn new(setup: &mut KernelSetup) -> Self {
         let bytes = setup.data_bytes();
         // 60 000 words in trees; their connector expressions; the memo table of one sentence.
-        let dictionary = setup.region("word trees", bytes / 8, Users::All);
-        let table = setup.region("memo table", (1 << 20).min(bytes / 8), Users::All);
-        let expressions = setup.region("expressions", bytes - dictionary.bytes - table.bytes, Users::All);
+        let dictionary = setup.region("word trees", bytes / 8, RegionUsers::All);
+        let table = setup.region("memo table", (1 << 20).min(bytes / 8), RegionUsers::All);
+        let expressions = setup.region("expressions", bytes - dictionary.bytes - table.bytes, RegionUsers::All);
         let words = dictionary.bytes / WORD_BYTES;
         let rng = setup.rng.clone();
         LinkParser {
@@ -290,7 +290,7 @@ impl LinkParser {
     }
 
     /// Searches a word in the balanced tree, then copies its expression into the sentence's pool.
-    fn look_up(&mut self, out: &mut Out) {
+    fn look_up(&mut self, out: &mut AccessEmitter) {
         // Few words make most of a text; one in sixteen is any word.
         let rank = if self.rng.below(16) == 0 { self.rng.below(self.words) } else { self.rng.skewed(self.words) };
         let word = scatter(rank, self.words);
@@ -316,7 +316,7 @@ impl LinkParser {
     }
 
     /// Matches the pieces of one span: probes the memo table and follows the chain.
-    fn span(&mut self, out: &mut Out) {
+    fn span(&mut self, out: &mut AccessEmitter) {
         // Short spans recur within the sentence; a sentence uses a part of the table in proportion to its length.
         let used = (self.table.bytes / 32) * self.length / 40;
         let slot = self.rng.skewed(used.max(1));
@@ -336,8 +336,8 @@ impl LinkParser {
     }
 }
 
-impl Kernel for LinkParser {
-    fn step(&mut self, out: &mut Out) -> Turn {
+impl WorkloadKernel for LinkParser {
+    fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
         if self.spans == 0 {
             self.length = 4 + self.rng.below(37);
             self.looked_up = self.length;
@@ -348,14 +348,14 @@ impl Kernel for LinkParser {
             out.enter(self.looked_up as u32 % 16);
             self.look_up(out);
             self.looked_up -= 1;
-            return Turn::More;
+            return BatchEnd::More;
         }
         for _ in 0..self.spans.min(8) {
             out.enter(16 + self.rng.function(48));
             self.span(out);
         }
         self.spans -= self.spans.min(8);
-        Turn::More
+        BatchEnd::More
     }
 
     fn progress(&self) -> f64 {

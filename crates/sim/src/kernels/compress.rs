@@ -5,39 +5,39 @@
 //! 900 kB is read, its suffix pointers are bucket-counted and sorted by comparing at random places of the block, then
 //! moved to front and Huffman coded in sequence.
 
-use cachemate_core::Turn;
+use cachemate_core::BatchEnd;
 
-use super::emitter::Out;
+use super::emitter::AccessEmitter;
 use super::random::{Rng, mix, scale};
-use super::setup::ProgramSpec;
-use super::setup::{Kernel, Region, Setup, Users};
-use super::{Code, Pace};
+use super::setup::KernelSpec;
+use super::setup::{KernelSetup, Region, RegionUsers, WorkloadKernel};
+use super::{AccessPace, CodeLayout};
 
-pub(super) const PROGRAMS: &[ProgramSpec] = &[
-    ProgramSpec {
+pub(super) const PROGRAMS: &[KernelSpec] = &[
+    KernelSpec {
         name: "gzip",
         stands_for: "SPEC CPU2000 164.gzip",
         algorithm: "LZ77: hash chains over a sliding window, input and output streamed",
         footprint_bytes: 181_000_000,
         footprint_source: "Henning 2000: 181 MB resident (input, output and copy kept in memory)",
-        pace: Pace { instructions_per_access: 3.9, stack_per_access: 0.5 },
+        pace: AccessPace { instructions_per_access: 3.9, stack_per_access: 0.5 },
         pace_source: "Hennessy & Patterson 3rd ed., Fig. 2.32 (gzip: 20.1 % loads, 5.1 % stores)",
-        code: Code { functions: 10, function_instr: 128 },
+        code: CodeLayout { functions: 10, function_instr: 128 },
         code_source: "estimate: match, hash and bit output loops",
         phases: "none beyond the input's own",
         unit: "bytes compressed",
         threads: (1, 1),
         make: |setup| setup.single(Deflate::new),
     },
-    ProgramSpec {
+    KernelSpec {
         name: "bzip2",
         stands_for: "SPEC CPU2000 256.bzip2",
         algorithm: "block sorting of 900 kB blocks: bucket counts, pointer sort, move to front, Huffman",
         footprint_bytes: 185_000_000,
         footprint_source: "Henning 2000: 185 MB resident (input and output kept in memory; 8 MB work on one block)",
-        pace: Pace { instructions_per_access: 2.8, stack_per_access: 1.5 },
+        pace: AccessPace { instructions_per_access: 2.8, stack_per_access: 1.5 },
         pace_source: "Phansalkar et al. 2007 (401.bzip2): 26.4 % loads, 8.9 % stores",
-        code: Code { functions: 12, function_instr: 160 },
+        code: CodeLayout { functions: 12, function_instr: 160 },
         code_source: "estimate: sorting, coding, decoding loops",
         phases: "reading, sorting, coding of each block",
         unit: "bytes compressed",
@@ -65,17 +65,17 @@ struct Deflate {
 }
 
 impl Deflate {
-    fn new(setup: &mut Setup) -> Self {
+    fn new(setup: &mut KernelSetup) -> Self {
         let bytes = setup.data_bytes();
         // The tables are fixed by the format; a footprint smaller than they need shrinks them (as memory level 1 does).
         let window_bytes = WINDOW_BYTES.min((bytes / 16).next_power_of_two() / 2);
         let hashes = HASHES.min(window_bytes / 2);
-        let window = setup.region("window", window_bytes, Users::All);
-        let head = setup.region("hash heads", hashes * 2, Users::All);
-        let chain = setup.region("hash chains", window_bytes, Users::All);
+        let window = setup.region("window", window_bytes, RegionUsers::All);
+        let head = setup.region("hash heads", hashes * 2, RegionUsers::All);
+        let chain = setup.region("hash chains", window_bytes, RegionUsers::All);
         let rest = bytes - 2 * window_bytes - hashes * 2;
-        let input = setup.region("input", rest * 2 / 3, Users::All);
-        let output = setup.region("output", rest - rest * 2 / 3, Users::All);
+        let input = setup.region("input", rest * 2 / 3, RegionUsers::All);
+        let output = setup.region("output", rest - rest * 2 / 3, RegionUsers::All);
         let salt = setup.rng.bits();
         let first = window_bytes + setup.rng.below(1 << 24);
         Deflate { input, output, window, head, chain, position: first, first, written: 0, salt, hashes, window_bytes }
@@ -86,8 +86,8 @@ impl Deflate {
     }
 }
 
-impl Kernel for Deflate {
-    fn step(&mut self, out: &mut Out) -> Turn {
+impl WorkloadKernel for Deflate {
+    fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
         let start = self.position;
         let hash = mix(start ^ self.salt);
         out.enter(scale(hash, u64::from(out.functions())) as u32);
@@ -122,7 +122,7 @@ impl Kernel for Deflate {
             out.store(self.output.base + self.written % self.output.bytes / 8 * 8);
         }
         self.position += length;
-        Turn::More
+        BatchEnd::More
     }
 
     fn progress(&self) -> f64 {
@@ -133,7 +133,7 @@ impl Kernel for Deflate {
 const BLOCK_BYTES: u64 = 900_000;
 
 #[derive(Clone, Copy)]
-enum Stage {
+enum BlockSortStage {
     Read,
     Sort,
     Code,
@@ -146,7 +146,7 @@ struct BlockSort {
     pointers: Region,
     quadrants: Region,
     buckets: Region,
-    stage: Stage,
+    stage: BlockSortStage,
     /// Position within the stage, and the block's place in the input.
     at: u64,
     start: u64,
@@ -156,17 +156,17 @@ struct BlockSort {
 }
 
 impl BlockSort {
-    fn new(setup: &mut Setup) -> Self {
+    fn new(setup: &mut KernelSetup) -> Self {
         let bytes = setup.data_bytes();
         let block_bytes = BLOCK_BYTES.min(bytes / 12) / 64 * 64;
-        let block = setup.region("block", block_bytes, Users::All);
-        let pointers = setup.region("pointers", block_bytes * 4, Users::All);
-        let quadrants = setup.region("quadrants", block_bytes * 2, Users::All);
+        let block = setup.region("block", block_bytes, RegionUsers::All);
+        let pointers = setup.region("pointers", block_bytes * 4, RegionUsers::All);
+        let quadrants = setup.region("quadrants", block_bytes * 2, RegionUsers::All);
         // 65 537 counters of two-byte buckets.
-        let buckets = setup.region("buckets", (256 << 10).min(bytes / 16), Users::All);
+        let buckets = setup.region("buckets", (256 << 10).min(bytes / 16), RegionUsers::All);
         let rest = bytes - 7 * block.bytes - buckets.bytes;
-        let input = setup.region("input", rest * 3 / 4, Users::All);
-        let output = setup.region("output", rest - rest * 3 / 4, Users::All);
+        let input = setup.region("input", rest * 3 / 4, RegionUsers::All);
+        let output = setup.region("output", rest - rest * 3 / 4, RegionUsers::All);
         let rng = setup.rng.clone();
         BlockSort {
             input,
@@ -175,7 +175,7 @@ impl BlockSort {
             pointers,
             quadrants,
             buckets,
-            stage: Stage::Read,
+            stage: BlockSortStage::Read,
             at: 0,
             start: 0,
             written: 0,
@@ -190,7 +190,7 @@ impl BlockSort {
         self.buckets.at(self.rng.skewed(count), 4)
     }
 
-    fn read(&mut self, out: &mut Out) {
+    fn read(&mut self, out: &mut AccessEmitter) {
         for byte in self.at..self.at + 32 {
             if byte.is_multiple_of(8) {
                 out.load(self.input.base + (self.start + byte) % self.input.bytes);
@@ -204,7 +204,7 @@ impl BlockSort {
 
     /// One partition step of the pointer sort within a bucket: compares suffixes at random places of the block. A
     /// stretch of pointers has the same suffixes in every pass, in another order.
-    fn sort(&mut self, stretch: u64, pass: u64, out: &mut Out) {
+    fn sort(&mut self, stretch: u64, pass: u64, out: &mut AccessEmitter) {
         let moved = scale(mix(pass ^ self.start), stretch);
         for pointer in self.at..self.at + 32 {
             let word = self.pointers.at(pointer, 4);
@@ -225,7 +225,7 @@ impl BlockSort {
         }
     }
 
-    fn code(&mut self, out: &mut Out) {
+    fn code(&mut self, out: &mut AccessEmitter) {
         for pointer in self.at..self.at + 32 {
             out.load(self.pointers.at(pointer, 4));
             let suffix = self.rng.below(self.block.bytes);
@@ -245,18 +245,18 @@ impl BlockSort {
 /// Times each pointer is moved in sorting: log2 of the usual bucket's size.
 const SORT_PASSES: u64 = 6;
 
-impl Kernel for BlockSort {
-    fn step(&mut self, out: &mut Out) -> Turn {
+impl WorkloadKernel for BlockSort {
+    fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
         let block = self.block.bytes;
         let end = match self.stage {
-            Stage::Read => block,
-            Stage::Sort => block * SORT_PASSES,
-            Stage::Code => block,
+            BlockSortStage::Read => block,
+            BlockSortStage::Sort => block * SORT_PASSES,
+            BlockSortStage::Code => block,
         };
         let at = self.at;
         match self.stage {
-            Stage::Read => self.read(out),
-            Stage::Sort => {
+            BlockSortStage::Read => self.read(out),
+            BlockSortStage::Sort => {
                 // Quicksort works bucket by bucket: all passes over one stretch before the next.
                 let stretch = 1024.min(block);
                 let (part, within) = (at / (stretch * SORT_PASSES), at % stretch);
@@ -264,18 +264,18 @@ impl Kernel for BlockSort {
                 self.sort(stretch, at / stretch % SORT_PASSES, out);
                 self.at = at;
             }
-            Stage::Code => self.code(out),
+            BlockSortStage::Code => self.code(out),
         }
         self.at += 32;
         if self.at >= end {
             self.at = 0;
             self.stage = match self.stage {
-                Stage::Read => Stage::Sort,
-                Stage::Sort => Stage::Code,
-                Stage::Code => {
+                BlockSortStage::Read => BlockSortStage::Sort,
+                BlockSortStage::Sort => BlockSortStage::Code,
+                BlockSortStage::Code => {
                     self.start += block;
                     self.done += block;
-                    Stage::Read
+                    BlockSortStage::Read
                 }
             };
         }
@@ -283,10 +283,10 @@ impl Kernel for BlockSort {
             let base = [0, 4, 8][self.stage as usize];
             out.enter(base + (self.at / 512) as u32 % 4);
         }
-        Turn::More
+        BatchEnd::More
     }
 
     fn progress(&self) -> f64 {
-        (self.done + if matches!(self.stage, Stage::Code) { self.at } else { 0 }) as f64
+        (self.done + if matches!(self.stage, BlockSortStage::Code) { self.at } else { 0 }) as f64
     }
 }

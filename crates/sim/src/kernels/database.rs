@@ -5,21 +5,21 @@
 //! private allocation buffer. Method, rubis: one server, two databases, a thread per connection; transactions pin pages in
 //! a buffer pool whose headers belong to the database, write its log, and pass locks and statistics of the whole server.
 
-use cachemate_core::Turn;
+use cachemate_core::BatchEnd;
 
-use super::btree::{PAGE_BYTES, Tree, copy_record, hot_draw};
-use super::emitter::Out;
+use super::btree::{BTree, PAGE_BYTES, copy_record, hot_draw};
+use super::emitter::AccessEmitter;
 use super::random::{Rng, mix};
 use super::servers::{Membership, add_collectors, group_users, members};
-use super::setup::ProgramSpec;
-use super::setup::{Kernel, Region, Setup, Users};
-use super::{Code, Pace};
+use super::setup::KernelSpec;
+use super::setup::{KernelSetup, Region, RegionUsers, WorkloadKernel};
+use super::{AccessPace, CodeLayout};
 
-const SERVER_PACE: Pace = Pace { instructions_per_access: 2.8, stack_per_access: 2.0 };
+const SERVER_PACE: AccessPace = AccessPace { instructions_per_access: 2.8, stack_per_access: 2.0 };
 const PACE_SOURCE: &str = "estimate: integer mix (commercial servers are near SPEC integer programs)";
 
-pub(super) const PROGRAMS: &[ProgramSpec] = &[
-    ProgramSpec {
+pub(super) const PROGRAMS: &[KernelSpec] = &[
+    KernelSpec {
         name: "warehouses",
         stands_for: "SPECjbb2000, 2 warehouses x 8 threads",
         algorithm: "orders on B-trees of 25 MB, shared by the threads of a warehouse",
@@ -27,14 +27,14 @@ pub(super) const PROGRAMS: &[ProgramSpec] = &[
         footprint_source: "papers TC, section 3.5.2: 25 MB a warehouse; 300 kB allocation buffer a thread is an estimate",
         pace: SERVER_PACE,
         pace_source: PACE_SOURCE,
-        code: Code { functions: 1600, function_instr: 80 },
+        code: CodeLayout { functions: 1600, function_instr: 80 },
         code_source: "estimate: 500 KB of compiled methods (papers CP: instruction stalls grow in small partitions)",
         phases: "optional change of warehouses midway; collector threads",
         unit: "orders",
         threads: (8, 2),
         make: |setup| databases(setup, &WAREHOUSE),
     },
-    ProgramSpec {
+    KernelSpec {
         name: "rubis",
         stands_for: "RUBiS on MySQL: 2 databases x 16 clients in one server",
         algorithm: "transactions on B-trees behind buffer-pool headers; log, locks and statistics of the server",
@@ -42,7 +42,7 @@ pub(super) const PROGRAMS: &[ProgramSpec] = &[
         footprint_source: "estimate: 32 MB buffer pool in use a database; 100 kB a connection",
         pace: SERVER_PACE,
         pace_source: PACE_SOURCE,
-        code: Code { functions: 3200, function_instr: 80 },
+        code: CodeLayout { functions: 3200, function_instr: 80 },
         code_source: "estimate: 1 MB of server code in use",
         phases: "optional change of databases midway; background threads",
         unit: "transactions",
@@ -52,7 +52,7 @@ pub(super) const PROGRAMS: &[ProgramSpec] = &[
 ];
 
 /// What tells the two servers apart.
-struct Shape {
+struct ServerShape {
     tree: &'static str,
     /// Share of the footprint that is private to threads: `private_bytes` of `footprint` each by default.
     private_part: fn(threads: u64, groups: u64) -> (u64, u64),
@@ -64,7 +64,7 @@ struct Shape {
     writes: u64,
 }
 
-const WAREHOUSE: Shape = Shape {
+const WAREHOUSE: ServerShape = ServerShape {
     tree: "warehouse",
     private_part: |threads, groups| (threads * 300_000, threads * 300_000 + groups * 25_000_000),
     group_touches: 12,
@@ -73,7 +73,7 @@ const WAREHOUSE: Shape = Shape {
     writes: 5,
 };
 
-const RUBIS: Shape = Shape {
+const RUBIS: ServerShape = ServerShape {
     tree: "database",
     private_part: |threads, groups| (threads * 100_000, threads * 100_000 + groups * 32_000_000),
     group_touches: 24,
@@ -84,26 +84,26 @@ const RUBIS: Shape = Shape {
 
 /// The data of one group.
 #[derive(Clone, Copy)]
-struct Group {
-    tree: Tree,
+struct ServerGroup {
+    tree: BTree,
     /// Counters, page headers, latches, log tail: what every operation of the group changes.
     hot: Region,
 }
 
-struct Connection {
-    groups: Vec<Group>,
+struct ServerConnection {
+    groups: Vec<ServerGroup>,
     membership: Membership,
     process: Region,
     private: Region,
     allocated: u64,
-    shape: &'static Shape,
+    shape: &'static ServerShape,
     operations: u64,
     rng: Rng,
 }
 
 const HOT_BYTES: u64 = 64 << 10;
 
-fn databases(setup: &mut Setup, shape: &'static Shape) {
+fn databases(setup: &mut KernelSetup, shape: &'static ServerShape) {
     let members = members(setup);
     let groups = setup.sizes.len() as u64;
     let (part, whole) = (shape.private_part)(members.len() as u64, groups);
@@ -120,22 +120,23 @@ fn databases(setup: &mut Setup, shape: &'static Shape) {
         let tree = setup.region(shape.tree, pages * PAGE_BYTES, users);
         let hot = setup.region("counters and headers", hot_bytes, users);
         heap.push(tree);
-        shared.push(Group { tree: Tree::new(tree), hot });
+        shared.push(ServerGroup { tree: BTree::new(tree), hot });
     }
-    let process = setup.region("process-wide", process_bytes, Users::All);
+    let process = setup.region("process-wide", process_bytes, RegionUsers::All);
     for (thread, &(group, place)) in members.iter().enumerate() {
-        let private = setup.region("allocation buffer", private_bytes, Users::Thread(thread as u32));
+        let private = setup.region("allocation buffer", private_bytes, RegionUsers::Thread(thread as u32));
         let membership = Membership::new(group, place, setup);
         let rng = Rng::new(setup.rng.bits());
         let groups = shared.clone();
-        let connection = Connection { groups, membership, process, private, allocated: 0, shape, operations: 0, rng };
+        let connection =
+            ServerConnection { groups, membership, process, private, allocated: 0, shape, operations: 0, rng };
         setup.member(group, place, connection);
     }
     add_collectors(setup, &heap, process);
 }
 
 /// Reads a word of shared bookkeeping and, two times in three, changes it.
-fn touch(region: Region, rng: &mut Rng, out: &mut Out) {
+fn touch(region: Region, rng: &mut Rng, out: &mut AccessEmitter) {
     let word = region.at(rng.skewed(region.bytes / 8), 8);
     out.load(word);
     if rng.below(3) > 0 {
@@ -143,8 +144,8 @@ fn touch(region: Region, rng: &mut Rng, out: &mut Out) {
     }
 }
 
-impl Kernel for Connection {
-    fn step(&mut self, out: &mut Out) -> Turn {
+impl WorkloadKernel for ServerConnection {
+    fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
         let functions = u64::from(out.functions());
         let group = self.groups[self.membership.at(self.operations)];
         for descent in 0..self.shape.descents {
@@ -170,7 +171,7 @@ impl Kernel for Connection {
             touch(self.process, &mut self.rng, out);
         }
         self.operations += 1;
-        Turn::More
+        BatchEnd::More
     }
 
     fn progress(&self) -> f64 {

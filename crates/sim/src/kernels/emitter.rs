@@ -4,7 +4,7 @@
 //! fetches them from somewhere, and spends many of its loads and stores on spills, locals and constants that stay in
 //! the first-level cache.
 //!
-//! Method: [`Out`] adds these at fixed published ratios ([`Pace`]), by Bresenham's line: exact in the long run, no
+//! Method: [`AccessEmitter`] adds these at fixed published ratios ([`AccessPace`]), by Bresenham's line: exact in the long run, no
 //! random numbers, a few additions per access. Code is a row of equal functions; each runs as a loop of its own length
 //! until the kernel enters another, so that the instruction pointer never leaves the declared code.
 //!
@@ -37,7 +37,7 @@ fn stack_offset(turn: u64) -> u64 {
 
 /// The ratios that an algorithm does not give by itself.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Pace {
+pub struct AccessPace {
     /// Instructions per data access, the access included.
     pub instructions_per_access: f64,
     /// Accesses to the thread's stack window per access that the algorithm makes.
@@ -46,14 +46,14 @@ pub struct Pace {
 
 /// A program's code: equal functions in a row.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Code {
+pub struct CodeLayout {
     /// At least one.
     pub functions: u32,
     /// Length of each function, which is also the length of its loop.
     pub function_instr: u32,
 }
 
-impl Code {
+impl CodeLayout {
     /// Size of all functions together.
     pub const fn bytes(self) -> u64 {
         self.functions as u64 * self.function_instr as u64 * INSTRUCTION_BYTES
@@ -61,7 +61,7 @@ impl Code {
 }
 
 /// Where a kernel writes its accesses.
-pub(crate) struct Out {
+pub(crate) struct AccessEmitter {
     pub(super) batch: Vec<Access>,
     gap_step: u32,
     gap_debt: u32,
@@ -69,14 +69,14 @@ pub(crate) struct Out {
     stack_debt: u32,
     stack_base: u64,
     stack_turn: u64,
-    code: Code,
+    code: CodeLayout,
     block_start: u64,
     left_instr: i32,
 }
 
-impl Out {
-    pub(super) fn new(pace: Pace, code: Code, stack_base: u64) -> Self {
-        let mut out = Out {
+impl AccessEmitter {
+    pub(super) fn new(pace: AccessPace, code: CodeLayout, stack_base: u64) -> Self {
+        let mut out = AccessEmitter {
             batch: Vec::new(),
             gap_step: 0,
             gap_debt: 0,

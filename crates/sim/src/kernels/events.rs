@@ -4,23 +4,23 @@
 //! earliest message, visits the module it is for and that module's gates, and sends a message on, later, to a
 //! neighboring module. Comparisons read the messages through the heap's pointers.
 
-use cachemate_core::Turn;
+use cachemate_core::BatchEnd;
 
-use super::emitter::Out;
+use super::emitter::AccessEmitter;
 use super::random::Rng;
-use super::setup::ProgramSpec;
-use super::setup::{Kernel, Region, Setup, Users};
-use super::{Code, Pace};
+use super::setup::KernelSpec;
+use super::setup::{KernelSetup, Region, RegionUsers, WorkloadKernel};
+use super::{AccessPace, CodeLayout};
 
-pub(super) const PROGRAMS: &[ProgramSpec] = &[ProgramSpec {
+pub(super) const PROGRAMS: &[KernelSpec] = &[KernelSpec {
     name: "omnetpp",
     stands_for: "SPEC CPU2006 471.omnetpp",
     algorithm: "discrete-event simulation: binary heap of pointers to messages, modules and gates",
     footprint_bytes: 175_000_000,
     footprint_source: "Henning 2007 (CPU2006 memory footprint): about 175 MB",
-    pace: Pace { instructions_per_access: 1.93, stack_per_access: 2.5 },
+    pace: AccessPace { instructions_per_access: 1.93, stack_per_access: 2.5 },
     pace_source: "Phansalkar et al. 2007: 34.2 % loads, 17.7 % stores",
-    code: Code { functions: 400, function_instr: 80 },
+    code: CodeLayout { functions: 400, function_instr: 80 },
     code_source: "estimate: 128 KB of kernel and module code",
     phases: "none after start",
     unit: "events",
@@ -46,14 +46,14 @@ struct Network {
 }
 
 impl Network {
-    fn new(setup: &mut Setup) -> Self {
+    fn new(setup: &mut KernelSetup) -> Self {
         let bytes = setup.data_bytes();
         let message_count = (bytes / 4 / MESSAGE_BYTES).max(8);
-        let messages = setup.region("messages", message_count * MESSAGE_BYTES, Users::All);
+        let messages = setup.region("messages", message_count * MESSAGE_BYTES, RegionUsers::All);
         // A quarter of the messages is scheduled at a time, the others wait in the free list.
         let scheduled = message_count / 4;
-        let heap = setup.region("event heap", (scheduled + 1) * 8, Users::All);
-        let modules = setup.region("modules", bytes - messages.bytes - heap.bytes, Users::All);
+        let heap = setup.region("event heap", (scheduled + 1) * 8, RegionUsers::All);
+        let modules = setup.region("modules", bytes - messages.bytes - heap.bytes, RegionUsers::All);
         let module_count = modules.bytes / MODULE_BYTES;
         let mut rng = setup.rng.clone();
         let mut queue: Vec<(u64, u32)> = (0..scheduled as u32).map(|message| (rng.below(1 << 20), message)).collect();
@@ -68,13 +68,13 @@ impl Network {
         self.messages.at(u64::from(message), MESSAGE_BYTES)
     }
 
-    fn read_entry(&self, place: usize, out: &mut Out) {
+    fn read_entry(&self, place: usize, out: &mut AccessEmitter) {
         out.load(self.heap.at(place as u64, 8));
         out.chase(self.message(self.queue[place].1) + 24);
     }
 
     /// Takes the earliest event off the heap, leaving its place to `last`.
-    fn pop(&mut self, out: &mut Out) -> (u64, u32) {
+    fn pop(&mut self, out: &mut AccessEmitter) -> (u64, u32) {
         self.read_entry(0, out);
         let top = self.queue[0];
         let last = self.queue.pop().expect("as many events are scheduled as taken, and one is always there");
@@ -106,7 +106,7 @@ impl Network {
         top
     }
 
-    fn push(&mut self, event: (u64, u32), out: &mut Out) {
+    fn push(&mut self, event: (u64, u32), out: &mut AccessEmitter) {
         self.queue.push(event);
         let mut place = self.queue.len() - 1;
         while place > 0 {
@@ -124,7 +124,7 @@ impl Network {
     }
 
     /// The module handles the message: its state, one of its gates, a queue or statistic further on in its object.
-    fn handle(&mut self, module: u64, out: &mut Out) {
+    fn handle(&mut self, module: u64, out: &mut AccessEmitter) {
         let base = self.modules.at(module, MODULE_BYTES);
         out.chase(base);
         out.load(base + 16);
@@ -137,8 +137,8 @@ impl Network {
     }
 }
 
-impl Kernel for Network {
-    fn step(&mut self, out: &mut Out) -> Turn {
+impl WorkloadKernel for Network {
+    fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
         let functions = u64::from(out.functions());
         out.enter(0);
         let (time, message) = self.pop(out);
@@ -163,7 +163,7 @@ impl Kernel for Network {
         let later = time + 1 + self.rng.skewed(1 << 20);
         self.push((later, fresh), out);
         self.events += 1;
-        Turn::More
+        BatchEnd::More
     }
 
     fn progress(&self) -> f64 {

@@ -10,22 +10,22 @@
 //! lattice before the next, gigabytes later; here each loop has a place of its own in the lattice and does one time
 //! slice when its turn comes. Nothing that a loop leaves in a cache is thus found by the next, as in the program.
 
-use cachemate_core::Turn;
+use cachemate_core::BatchEnd;
 
-use super::emitter::Out;
-use super::setup::ProgramSpec;
-use super::setup::{Kernel, Region, Setup, Users};
-use super::{Code, Pace};
+use super::emitter::AccessEmitter;
+use super::setup::KernelSpec;
+use super::setup::{KernelSetup, Region, RegionUsers, WorkloadKernel};
+use super::{AccessPace, CodeLayout};
 
-pub(super) const PROGRAMS: &[ProgramSpec] = &[ProgramSpec {
+pub(super) const PROGRAMS: &[KernelSpec] = &[KernelSpec {
     name: "milc",
     stands_for: "SPEC CPU2006 433.milc",
     algorithm: "lattice quantum chromodynamics: conjugate gradient over fat and long links, forces and link products over whole sites",
     footprint_bytes: 700_000_000,
     footprint_source: "Henning 2007 (CPU2006 memory footprint): about 700 MB; 20^4 sites at 4208 bytes are 673 MB",
-    pace: Pace { instructions_per_access: 2.08, stack_per_access: 0.75 },
+    pace: AccessPace { instructions_per_access: 2.08, stack_per_access: 0.75 },
     pace_source: "Phansalkar et al. 2007: 37.3 % loads, 10.7 % stores; 66 flops to 30 words of a matrix times a vector",
-    code: Code { functions: FUNCTIONS, function_instr: 256 },
+    code: CodeLayout { functions: FUNCTIONS, function_instr: 256 },
     code_source: "estimate: one unrolled matrix routine a loop",
     phases: "each a time slice, by share of the accesses: conjugate gradient 58 %, fermion force 22, gauge force 10, fat \
              links 9. The source tells shares of the time: Shi, Gottlieb, Kindratenko, \"MILC on GPUs\"",
@@ -64,7 +64,7 @@ const INDEX: u64 = 4;
 
 /// One loop of the program over a part of the lattice. Directions: 0 to 3 forwards, 4 to 7 backwards.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Body {
+enum LoopBody {
     /// A gather's pointers are set from the neighbor table.
     Point(u64),
     /// `dslash`: adjoint links times the vector here, to be fetched from the other side.
@@ -100,37 +100,37 @@ enum Body {
 /// Functions of the program that the bodies stand for.
 const FUNCTIONS: u32 = 12;
 
-impl Body {
+impl LoopBody {
     fn function(self) -> u32 {
         match self {
-            Body::Point(_) | Body::Fetch(_) => 0,
-            Body::Back { .. } => 1,
-            Body::Forward { .. } => 2,
-            Body::Subtract => 3,
-            Body::Axpy(_) | Body::ForceAxpy => 4,
-            Body::ShiftForward(_) => 5,
-            Body::ShiftBack(_) => 6,
-            Body::AddForce(_) | Body::PathForce(_) => 7,
-            Body::PathCopy(_) | Body::PathMultiply(_) => 8,
-            Body::StapleUp(..) | Body::StapleDown(..) => 9,
-            Body::StapleAdd(..) | Body::Fatten(_) => 10,
-            Body::Refresh | Body::CopyIn | Body::Rephase | Body::Update => 11,
+            LoopBody::Point(_) | LoopBody::Fetch(_) => 0,
+            LoopBody::Back { .. } => 1,
+            LoopBody::Forward { .. } => 2,
+            LoopBody::Subtract => 3,
+            LoopBody::Axpy(_) | LoopBody::ForceAxpy => 4,
+            LoopBody::ShiftForward(_) => 5,
+            LoopBody::ShiftBack(_) => 6,
+            LoopBody::AddForce(_) | LoopBody::PathForce(_) => 7,
+            LoopBody::PathCopy(_) | LoopBody::PathMultiply(_) => 8,
+            LoopBody::StapleUp(..) | LoopBody::StapleDown(..) => 9,
+            LoopBody::StapleAdd(..) | LoopBody::Fatten(_) => 10,
+            LoopBody::Refresh | LoopBody::CopyIn | LoopBody::Rephase | LoopBody::Update => 11,
         }
     }
 
     /// Sites that give some hundred accesses.
     fn sites_a_step(self) -> u64 {
         match self {
-            Body::Point(_) => 64,
-            Body::Axpy(_) | Body::ForceAxpy | Body::Fetch(_) => 16,
+            LoopBody::Point(_) => 64,
+            LoopBody::Axpy(_) | LoopBody::ForceAxpy | LoopBody::Fetch(_) => 16,
             _ => 4,
         }
     }
 }
 
 /// A loop, and how far it is.
-struct Sweep {
-    body: Body,
+struct LatticeSweep {
+    body: LoopBody,
     first: u64,
     count: u64,
     place: u64,
@@ -138,7 +138,7 @@ struct Sweep {
 
 /// Routines that are done in turn, and how much of them has been.
 struct Routine {
-    sweeps: Vec<Sweep>,
+    sweeps: Vec<LatticeSweep>,
     next: usize,
     /// How many of a hundred accesses.
     share: u64,
@@ -166,14 +166,14 @@ struct Gauge {
 }
 
 impl Gauge {
-    fn new(setup: &mut Setup) -> Self {
+    fn new(setup: &mut KernelSetup) -> Self {
         // Lines of a region are whole: up to 64 bytes of each are lost.
         let regions = (5 + SOLVER + TEMPORARIES + FORCE) as u64;
         let fitting = (setup.data_bytes() - regions * 64) / BYTES_PER_SITE;
         let side = (libm::sqrt(libm::sqrt(fitting as f64)) as u64 & !1).max(2);
         let times = (fitting / side.pow(3)).max(1);
         let sites = side.pow(3) * times;
-        let mut region = |name, bytes| setup.region(name, sites * bytes, Users::All);
+        let mut region = |name, bytes| setup.region(name, sites * bytes, RegionUsers::All);
         let lattice = region("sites", SITE);
         let [fat, long] = ["fat links", "long links"].map(|name| region(name, 4 * MATRIX));
         let solver = (0..SOLVER).map(|_| region("solver's vector", VECTOR)).collect();
@@ -241,49 +241,49 @@ impl Gauge {
     }
 
     /// Reads `words` words through a gathered pointer.
-    fn gathered(&self, gather: u64, site: u64, target: u64, words: u64, out: &mut Out) {
+    fn gathered(&self, gather: u64, site: u64, target: u64, words: u64, out: &mut AccessEmitter) {
         out.load(self.pointer(gather, site));
         out.chase(target);
         load(out, target + WORD, words - 1);
     }
 
-    fn visit(&self, body: Body, site: u64, out: &mut Out) {
+    fn visit(&self, body: LoopBody, site: u64, out: &mut AccessEmitter) {
         match body {
-            Body::Point(gather) => {
+            LoopBody::Point(gather) => {
                 out.load(self.neighbors.at(gather * self.sites + site, INDEX));
                 out.store(self.pointer(gather, site));
             }
-            Body::Back { source } => self.back(site, source, out),
-            Body::Forward { source } => self.forward(site, source, out),
-            Body::Subtract => self.subtract(site, out),
-            Body::Axpy(vectors) => {
+            LoopBody::Back { source } => self.back(site, source, out),
+            LoopBody::Forward { source } => self.forward(site, source, out),
+            LoopBody::Subtract => self.subtract(site, out),
+            LoopBody::Axpy(vectors) => {
                 vectors.iter().for_each(|&vector| load(out, self.solver[vector].at(site, VECTOR), VECTOR_WORDS));
                 let last = vectors.last().map_or(0, |&last| last);
                 store(out, self.solver[last].at(site, VECTOR), VECTOR_WORDS);
             }
-            Body::ShiftForward(direction) => {
+            LoopBody::ShiftForward(direction) => {
                 load(out, self.link(site, direction), MATRIX_WORDS);
                 let from = self.force[0].at(self.neighbor(site, direction, 1), VECTOR);
                 self.gathered(0, site, from, VECTOR_WORDS, out);
                 store(out, self.force[1].at(site, VECTOR), VECTOR_WORDS);
             }
-            Body::ShiftBack(direction) => {
+            LoopBody::ShiftBack(direction) => {
                 load(out, self.link(site, direction), MATRIX_WORDS);
                 load(out, self.force[2].at(site, VECTOR), VECTOR_WORDS);
                 store(out, self.force[3].at(site, VECTOR), VECTOR_WORDS);
             }
-            Body::Fetch(direction) => {
+            LoopBody::Fetch(direction) => {
                 let from = self.force[3].at(self.neighbor(site, direction + 4, 1), VECTOR);
                 self.gathered(0, site, from, VECTOR_WORDS, out);
                 store(out, self.force[4].at(site, VECTOR), VECTOR_WORDS);
             }
-            Body::AddForce(direction) => {
+            LoopBody::AddForce(direction) => {
                 load(out, self.force[5].at(site, VECTOR), VECTOR_WORDS);
                 load(out, self.force[6].at(site, VECTOR), VECTOR_WORDS);
                 load(out, self.momentum(site, direction), MOMENTUM_WORDS);
                 store(out, self.momentum(site, direction), MOMENTUM_WORDS);
             }
-            Body::ForceAxpy => {
+            LoopBody::ForceAxpy => {
                 load(out, self.force[7].at(site, VECTOR), VECTOR_WORDS);
                 load(out, self.force[1].at(site, VECTOR), VECTOR_WORDS);
                 store(out, self.force[7].at(site, VECTOR), VECTOR_WORDS);
@@ -293,58 +293,58 @@ impl Gauge {
     }
 
     /// Products of links, and what is done once a trajectory.
-    fn visit_whole_site(&self, body: Body, site: u64, out: &mut Out) {
+    fn visit_whole_site(&self, body: LoopBody, site: u64, out: &mut AccessEmitter) {
         match body {
-            Body::PathCopy(direction) => {
+            LoopBody::PathCopy(direction) => {
                 let from = self.part(self.neighbor(site, direction, 1), WORK);
                 self.gathered(0, site, from, MATRIX_WORDS, out);
                 store(out, self.part(site, STAPLE), MATRIX_WORDS);
             }
-            Body::PathMultiply(direction) => {
+            LoopBody::PathMultiply(direction) => {
                 load(out, self.part(site, STAPLE), MATRIX_WORDS);
                 load(out, self.link(site, direction), MATRIX_WORDS);
                 store(out, self.part(site, WORK), MATRIX_WORDS);
             }
-            Body::PathForce(direction) => {
+            LoopBody::PathForce(direction) => {
                 load(out, self.part(site, WORK), MATRIX_WORDS);
                 load(out, self.link(site, direction), MATRIX_WORDS);
                 load(out, self.momentum(site, direction), MOMENTUM_WORDS);
                 store(out, self.momentum(site, direction), MOMENTUM_WORDS);
             }
-            Body::StapleUp(mu, nu) => {
+            LoopBody::StapleUp(mu, nu) => {
                 load(out, self.link(site, nu), MATRIX_WORDS);
                 self.gathered(0, site, self.link(self.neighbor(site, nu, 1), mu), MATRIX_WORDS, out);
                 self.gathered(1, site, self.link(self.neighbor(site, mu, 1), nu), MATRIX_WORDS, out);
                 store(out, self.part(site, STAPLE), MATRIX_WORDS);
             }
-            Body::StapleDown(mu, nu) => {
+            LoopBody::StapleDown(mu, nu) => {
                 load(out, self.link(site, nu), MATRIX_WORDS);
                 load(out, self.link(site, mu), MATRIX_WORDS);
                 self.gathered(1, site, self.link(self.neighbor(site, mu, 1), nu), MATRIX_WORDS, out);
                 store(out, self.part(site, WORK), MATRIX_WORDS);
             }
-            Body::StapleAdd(mu, nu) => {
+            LoopBody::StapleAdd(mu, nu) => {
                 let from = self.part(self.neighbor(site, nu + 4, 1), WORK);
                 self.gathered(2, site, from, MATRIX_WORDS, out);
                 load(out, self.part(site, STAPLE), MATRIX_WORDS);
                 store(out, self.part(site, STAPLE), MATRIX_WORDS);
                 debug_assert!(mu != nu);
             }
-            Body::Fatten(mu) => {
+            LoopBody::Fatten(mu) => {
                 load(out, self.part(site, STAPLE), MATRIX_WORDS);
                 load(out, self.fat.at(4 * site + mu, MATRIX), MATRIX_WORDS);
                 store(out, self.fat.at(4 * site + mu, MATRIX), MATRIX_WORDS);
             }
-            Body::Refresh => {
+            LoopBody::Refresh => {
                 load(out, self.part(site, PRNG), 11);
                 store(out, self.part(site, PRNG), 11);
                 store(out, self.part(site, MOMENTUM), 4 * MOMENTUM_WORDS);
             }
-            Body::CopyIn => {
+            LoopBody::CopyIn => {
                 load(out, self.part(site, FIELDS), FIELD_VECTORS * VECTOR_WORDS);
                 store(out, self.force[8].at(site, VECTOR), VECTOR_WORDS);
             }
-            Body::Rephase => {
+            LoopBody::Rephase => {
                 load(out, self.part(site, PHASE), 4);
                 load(out, self.part(site, LINK), 4 * MATRIX_WORDS);
                 store(out, self.part(site, LINK), 4 * MATRIX_WORDS);
@@ -357,7 +357,7 @@ impl Gauge {
         }
     }
 
-    fn back(&self, site: u64, source: usize, out: &mut Out) {
+    fn back(&self, site: u64, source: usize, out: &mut AccessEmitter) {
         for (links, first) in [(self.fat, 0), (self.long, 4)] {
             for direction in 0..4 {
                 load(out, links.at(4 * site + direction, MATRIX), MATRIX_WORDS);
@@ -367,7 +367,7 @@ impl Gauge {
         }
     }
 
-    fn forward(&self, site: u64, source: usize, out: &mut Out) {
+    fn forward(&self, site: u64, source: usize, out: &mut AccessEmitter) {
         let sums = [self.solver[0], self.temporaries[8]];
         for ((links, hops, first), sum) in [(self.fat, 1, 0), (self.long, 3, 4)].into_iter().zip(sums) {
             for direction in 0..4 {
@@ -379,7 +379,7 @@ impl Gauge {
         }
     }
 
-    fn subtract(&self, site: u64, out: &mut Out) {
+    fn subtract(&self, site: u64, out: &mut AccessEmitter) {
         let sums = [self.solver[0], self.temporaries[8]];
         for ((hops, first), sum) in [(1, 0), (3, 4)].into_iter().zip(sums) {
             for direction in 0..4 {
@@ -395,7 +395,7 @@ impl Gauge {
     }
 
     /// The slice under way is done: its routine's next loop comes when its share is the least used.
-    fn turn_over(&mut self, out: &mut Out) {
+    fn turn_over(&mut self, out: &mut AccessEmitter) {
         let routine = &mut self.routines[self.running];
         routine.next = (routine.next + 1) % routine.sweeps.len();
         let used = |routine: &Routine| routine.accesses * 100 / routine.share;
@@ -409,8 +409,8 @@ impl Gauge {
     }
 }
 
-impl Kernel for Gauge {
-    fn step(&mut self, out: &mut Out) -> Turn {
+impl WorkloadKernel for Gauge {
+    fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
         if self.left == 0 {
             self.turn_over(out);
         }
@@ -426,7 +426,7 @@ impl Kernel for Gauge {
         routine.accesses += (out.len() - before) as u64;
         self.left -= sites;
         self.visited += sites;
-        Turn::More
+        BatchEnd::More
     }
 
     fn progress(&self) -> f64 {
@@ -434,53 +434,56 @@ impl Kernel for Gauge {
     }
 }
 
-fn load(out: &mut Out, from: u64, words: u64) {
+fn load(out: &mut AccessEmitter, from: u64, words: u64) {
     (0..words).for_each(|word| out.load(from + word * WORD));
 }
 
-fn store(out: &mut Out, to: u64, words: u64) {
+fn store(out: &mut AccessEmitter, to: u64, words: u64) {
     (0..words).for_each(|word| out.store(to + word * WORD));
 }
 
 /// All loops, in the program's order, with the published shares of its four routines and of the rest.
 fn routines(sites: u64) -> Vec<Routine> {
     let half = sites / 2;
-    let over = |first, count| move |body| Sweep { body, first, count, place: 0 };
+    let over = |first, count| move |body| LatticeSweep { body, first, count, place: 0 };
     let (even, odd, all) = (over(0, half), over(half, sites - half), over(0, sites));
     let mut solver = Vec::new();
     // `dslash` of odd sites from even ones, then the other way round (`d_congrad5_fn.c`).
     for (source, onto_odd) in [(1, true), (0, false)] {
         let sweep = |here: bool, body| if here == onto_odd { odd(body) } else { even(body) };
-        solver.extend((0..8).map(|gather| sweep(true, Body::Point(gather))));
-        solver.push(sweep(false, Body::Back { source }));
-        solver.extend((8..16).map(|gather| sweep(true, Body::Point(gather))));
-        solver.push(sweep(true, Body::Forward { source }));
-        solver.push(sweep(true, Body::Subtract));
+        solver.extend((0..8).map(|gather| sweep(true, LoopBody::Point(gather))));
+        solver.push(sweep(false, LoopBody::Back { source }));
+        solver.extend((8..16).map(|gather| sweep(true, LoopBody::Point(gather))));
+        solver.push(sweep(true, LoopBody::Forward { source }));
+        solver.push(sweep(true, LoopBody::Subtract));
     }
-    solver.extend([&[1, 0][..], &[1, 3], &[0, 2], &[2, 1]].map(|vectors| even(Body::Axpy(vectors))));
+    solver.extend([&[1, 0][..], &[1, 3], &[0, 2], &[2, 1]].map(|vectors| even(LoopBody::Axpy(vectors))));
     // Shifts, sums and forces as often as `fermion_force_asqtad.c` makes them: 2000, 624 and 1032 a time.
     let mut fermions = Vec::new();
     for round in 0..8 {
         let direction = round % 4;
-        fermions.extend([Body::Point(0), Body::ShiftForward(direction), Body::AddForce(direction)].map(all));
-        fermions.extend([Body::ShiftBack(direction), Body::Point(0), Body::Fetch(direction)].map(all));
-        fermions.extend((round < 5).then(|| all(Body::ForceAxpy)));
+        fermions
+            .extend([LoopBody::Point(0), LoopBody::ShiftForward(direction), LoopBody::AddForce(direction)].map(all));
+        fermions.extend([LoopBody::ShiftBack(direction), LoopBody::Point(0), LoopBody::Fetch(direction)].map(all));
+        fermions.extend((round < 5).then(|| all(LoopBody::ForceAxpy)));
     }
     // Paths of three and five links, 4.75 in the mean.
     let (mut gauge, mut fat) = (Vec::new(), Vec::new());
     for direction in 0..4 {
         for step in 1..5 {
             let along = (direction + step) % 4;
-            gauge.extend([Body::Point(0), Body::PathCopy(along), Body::PathMultiply(along)].map(all));
+            gauge.extend([LoopBody::Point(0), LoopBody::PathCopy(along), LoopBody::PathMultiply(along)].map(all));
         }
-        gauge.push(all(Body::PathForce(direction)));
+        gauge.push(all(LoopBody::PathForce(direction)));
         for nu in (0..4).filter(|&nu| nu != direction) {
-            fat.extend([Body::Point(0), Body::Point(1), Body::StapleUp(direction, nu)].map(all));
-            fat.extend([Body::StapleDown(direction, nu), Body::Point(2), Body::StapleAdd(direction, nu)].map(all));
-            fat.push(all(Body::Fatten(direction)));
+            fat.extend([LoopBody::Point(0), LoopBody::Point(1), LoopBody::StapleUp(direction, nu)].map(all));
+            fat.extend(
+                [LoopBody::StapleDown(direction, nu), LoopBody::Point(2), LoopBody::StapleAdd(direction, nu)].map(all),
+            );
+            fat.push(all(LoopBody::Fatten(direction)));
         }
     }
-    let rest = [Body::Refresh, Body::CopyIn, Body::Rephase, Body::Update].map(all).into();
+    let rest = [LoopBody::Refresh, LoopBody::CopyIn, LoopBody::Rephase, LoopBody::Update].map(all).into();
     let routine = |(sweeps, share)| Routine { sweeps, next: 0, share, accesses: 0 };
     [(solver, 58), (fermions, 22), (gauge, 10), (fat, 9), (rest, 1)].map(routine).into()
 }

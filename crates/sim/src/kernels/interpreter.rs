@@ -5,54 +5,54 @@
 //! integers; products are allocated one after the other until the workspace is full, then live bags are marked and moved
 //! together. Method, vortex: handles lead over chunk tables to objects of several lines; an index tree finds them.
 
-use cachemate_core::Turn;
+use cachemate_core::BatchEnd;
 
-use super::emitter::Out;
+use super::emitter::AccessEmitter;
 use super::random::{Rng, mix, scatter};
-use super::setup::ProgramSpec;
-use super::setup::{Kernel, Region, Setup, Users};
-use super::{Code, Pace};
+use super::setup::KernelSpec;
+use super::setup::{KernelSetup, Region, RegionUsers, WorkloadKernel};
+use super::{AccessPace, CodeLayout};
 
-pub(super) const PROGRAMS: &[ProgramSpec] = &[
-    ProgramSpec {
+pub(super) const PROGRAMS: &[KernelSpec] = &[
+    KernelSpec {
         name: "perl",
         stands_for: "SPEC CPU2000 253.perlbmk, CPU2006 400.perlbench",
         algorithm: "interpreter: op tree, pads, hashes with chains, strings",
         footprint_bytes: 146_000_000,
         footprint_source: "Henning 2000: 146 MB resident",
-        pace: Pace { instructions_per_access: 2.5, stack_per_access: 2.0 },
+        pace: AccessPace { instructions_per_access: 2.5, stack_per_access: 2.0 },
         pace_source: "Phansalkar et al. 2007: 23.9 % loads, 11.5 % stores; Hennessy & Patterson: 28.7, 16.2 %",
-        code: Code { functions: 400, function_instr: 80 },
+        code: CodeLayout { functions: 400, function_instr: 80 },
         code_source: "estimate: 128 KB of op bodies and string routines",
         phases: "none",
         unit: "ops",
         threads: (1, 1),
         make: |setup| setup.single(Interpreter::new),
     },
-    ProgramSpec {
+    KernelSpec {
         name: "gap",
         stands_for: "SPEC CPU2000 254.gap",
         algorithm: "big integers in bags behind master pointers; allocation in a row, compacting collection",
         footprint_bytes: 193_000_000,
         footprint_source: "Henning 2000: 193 MB resident",
-        pace: Pace { instructions_per_access: 2.7, stack_per_access: 4.0 },
+        pace: AccessPace { instructions_per_access: 2.7, stack_per_access: 4.0 },
         pace_source: "Hennessy & Patterson 3rd ed., Fig. 2.32 (gap: 26.5 % loads, 10.3 % stores)",
-        code: Code { functions: 240, function_instr: 80 },
+        code: CodeLayout { functions: 240, function_instr: 80 },
         code_source: "estimate: 75 KB of evaluator and arithmetic",
         phases: "arithmetic, then a collection when the workspace is full",
         unit: "operations",
         threads: (1, 1),
-        make: |setup| setup.single(Bags::new),
+        make: |setup| setup.single(GapWorkspace::new),
     },
-    ProgramSpec {
+    KernelSpec {
         name: "vortex",
         stands_for: "SPEC CPU2000 255.vortex",
         algorithm: "object store: index tree, handle to chunk to object; look-ups, inserts, deletes",
         footprint_bytes: 72_000_000,
         footprint_source: "Henning 2000: 72 MB resident",
-        pace: Pace { instructions_per_access: 2.5, stack_per_access: 2.5 },
+        pace: AccessPace { instructions_per_access: 2.5, stack_per_access: 2.5 },
         pace_source: "Hennessy & Patterson 3rd ed., Fig. 2.32 (integer: about 36 %; vortex above it)",
-        code: Code { functions: 1200, function_instr: 80 },
+        code: CodeLayout { functions: 1200, function_instr: 80 },
         code_source: "estimate: 375 KB in use (large, flat profile)",
         phases: "transactions of one kind after the other",
         unit: "transactions",
@@ -74,20 +74,20 @@ struct Interpreter {
 }
 
 impl Interpreter {
-    fn new(setup: &mut Setup) -> Self {
+    fn new(setup: &mut KernelSetup) -> Self {
         let bytes = setup.data_bytes();
-        let ops = setup.region("op tree", (128 << 10).min(bytes / 8), Users::All);
-        let pads = setup.region("pads", (16 << 10).min(bytes / 16), Users::All);
+        let ops = setup.region("op tree", (128 << 10).min(bytes / 8), RegionUsers::All);
+        let pads = setup.region("pads", (16 << 10).min(bytes / 16), RegionUsers::All);
         let rest = bytes - ops.bytes - pads.bytes;
-        let buckets = setup.region("hash buckets", rest / 16, Users::All);
-        let entries = setup.region("hash entries and values", rest / 2, Users::All);
-        let strings = setup.region("strings", rest - buckets.bytes - entries.bytes, Users::All);
+        let buckets = setup.region("hash buckets", rest / 16, RegionUsers::All);
+        let entries = setup.region("hash entries and values", rest / 2, RegionUsers::All);
+        let strings = setup.region("strings", rest - buckets.bytes - entries.bytes, RegionUsers::All);
         let rng = setup.rng.clone();
         Interpreter { ops, pads, buckets, entries, strings, op: 0, appended: 0, done: 0, rng }
     }
 
     /// Fetches a value by key: bucket, chain, key comparison, value.
-    fn hash(&mut self, out: &mut Out) {
+    fn hash(&mut self, out: &mut AccessEmitter) {
         let records = self.entries.bytes / 128;
         // Programs' keys repeat: mostly drawn from a distribution skewed twice, one in eight from all.
         let popular = self.rng.skewed(records);
@@ -106,7 +106,7 @@ impl Interpreter {
         }
     }
 
-    fn append(&mut self, out: &mut Out) {
+    fn append(&mut self, out: &mut AccessEmitter) {
         for _ in 0..4 {
             out.store(self.strings.base + self.appended);
             self.appended = (self.appended + 8) % self.strings.bytes;
@@ -114,8 +114,8 @@ impl Interpreter {
     }
 }
 
-impl Kernel for Interpreter {
-    fn step(&mut self, out: &mut Out) -> Turn {
+impl WorkloadKernel for Interpreter {
+    fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
         let ops = self.ops.bytes / 64;
         for _ in 0..8 {
             // Straight runs of ops, loops back to hot ones.
@@ -140,7 +140,7 @@ impl Kernel for Interpreter {
             }
         }
         self.done += 8;
-        Turn::More
+        BatchEnd::More
     }
 
     fn progress(&self) -> f64 {
@@ -148,7 +148,7 @@ impl Kernel for Interpreter {
     }
 }
 
-struct Bags {
+struct GapWorkspace {
     masters: Region,
     workspace: Region,
     /// Address offset of each live bag, and its length in words.
@@ -159,12 +159,12 @@ struct Bags {
     rng: Rng,
 }
 
-impl Bags {
-    fn new(setup: &mut Setup) -> Self {
+impl GapWorkspace {
+    fn new(setup: &mut KernelSetup) -> Self {
         let bytes = setup.data_bytes();
         let count = (bytes / 2048).clamp(16, 16_384);
-        let masters = setup.region("master pointers", count * 8, Users::All);
-        let workspace = setup.region("workspace", bytes - masters.bytes, Users::All);
+        let masters = setup.region("master pointers", count * 8, RegionUsers::All);
+        let workspace = setup.region("workspace", bytes - masters.bytes, RegionUsers::All);
         let mut rng = setup.rng.clone();
         let mut used = 0;
         let live = (0..count)
@@ -175,11 +175,11 @@ impl Bags {
                 bag
             })
             .collect();
-        Bags { masters, workspace, live, used, collecting: None, operations: 0, rng }
+        GapWorkspace { masters, workspace, live, used, collecting: None, operations: 0, rng }
     }
 
     /// Reads the words of a live bag; which are used most is skewed.
-    fn operand(&mut self, out: &mut Out) -> u32 {
+    fn operand(&mut self, out: &mut AccessEmitter) -> u32 {
         let popular = self.rng.skewed(self.live.len() as u64);
         let bag = self.rng.skewed(popular + 1);
         let (offset, words) = self.live[bag as usize];
@@ -191,7 +191,7 @@ impl Bags {
         words
     }
 
-    fn operate(&mut self, out: &mut Out) {
+    fn operate(&mut self, out: &mut AccessEmitter) {
         let functions = u64::from(out.functions());
         out.enter(self.rng.function(functions));
         let words = self.operand(out) + if self.rng.below(2) == 0 { self.operand(out) } else { 1 };
@@ -217,7 +217,7 @@ impl Bags {
     }
 
     /// Moves one live bag down; bags are in the order of their masters afterwards.
-    fn collect(&mut self, bag: usize, out: &mut Out) {
+    fn collect(&mut self, bag: usize, out: &mut AccessEmitter) {
         let (offset, words) = self.live[bag];
         out.load(self.masters.at(bag as u64, 8));
         for word in 0..u64::from(words) {
@@ -231,13 +231,13 @@ impl Bags {
     }
 }
 
-impl Kernel for Bags {
-    fn step(&mut self, out: &mut Out) -> Turn {
+impl WorkloadKernel for GapWorkspace {
+    fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
         match self.collecting {
             Some(bag) => self.collect(bag, out),
             None => self.operate(out),
         }
-        Turn::More
+        BatchEnd::More
     }
 
     fn progress(&self) -> f64 {
@@ -259,18 +259,18 @@ struct ObjectStore {
 }
 
 impl ObjectStore {
-    fn new(setup: &mut Setup) -> Self {
+    fn new(setup: &mut KernelSetup) -> Self {
         let bytes = setup.data_bytes();
-        let index = setup.region("index", bytes / 8, Users::All);
-        let chunks = setup.region("chunk tables", bytes / 32, Users::All);
-        let objects = setup.region("objects", bytes - index.bytes - chunks.bytes, Users::All);
+        let index = setup.region("index", bytes / 8, RegionUsers::All);
+        let chunks = setup.region("chunk tables", bytes / 32, RegionUsers::All);
+        let objects = setup.region("objects", bytes - index.bytes - chunks.bytes, RegionUsers::All);
         let count = objects.bytes / OBJECT_BYTES;
         let rng = setup.rng.clone();
         ObjectStore { objects, chunks, index, count, transactions: 0, kind: 0, rng }
     }
 
     /// Descends the index: the first levels are small and stay cached.
-    fn find(&mut self, object: u64, out: &mut Out) {
+    fn find(&mut self, object: u64, out: &mut AccessEmitter) {
         let nodes = self.index.bytes / 128;
         let mut level = 1;
         while level < nodes {
@@ -286,7 +286,7 @@ impl ObjectStore {
         out.load(leaf + 8 * (object % INDEX_FANOUT));
     }
 
-    fn fetch(&mut self, object: u64, out: &mut Out) -> u64 {
+    fn fetch(&mut self, object: u64, out: &mut AccessEmitter) -> u64 {
         let entries = self.chunks.bytes / 8;
         out.chase(self.chunks.at(object * entries / self.count, 8));
         let record = self.objects.at(object, OBJECT_BYTES);
@@ -294,7 +294,7 @@ impl ObjectStore {
         record
     }
 
-    fn transaction(&mut self, out: &mut Out) {
+    fn transaction(&mut self, out: &mut AccessEmitter) {
         let functions = u64::from(out.functions());
         // Most transactions stay with recently created and often used objects.
         let recent = self.transactions / 4 % self.count;
@@ -333,14 +333,14 @@ impl ObjectStore {
     }
 }
 
-impl Kernel for ObjectStore {
-    fn step(&mut self, out: &mut Out) -> Turn {
+impl WorkloadKernel for ObjectStore {
+    fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
         self.transaction(out);
         self.transactions += 1;
         if self.transactions.is_multiple_of(4096) {
             self.kind = (self.kind + 1) % 3;
         }
-        Turn::More
+        BatchEnd::More
     }
 
     fn progress(&self) -> f64 {

@@ -3,39 +3,39 @@
 //! Method: lbm streams 19 distributions of each cell from one grid to the neighbors' cells of the other. libquantum
 //! applies gate after gate to every basis state of the register.
 
-use cachemate_core::Turn;
+use cachemate_core::BatchEnd;
 
-use super::emitter::Out;
+use super::emitter::AccessEmitter;
 use super::random::Rng;
-use super::setup::ProgramSpec;
-use super::setup::{Kernel, Region, Setup, Users};
-use super::{Code, Pace};
+use super::setup::KernelSpec;
+use super::setup::{KernelSetup, Region, RegionUsers, WorkloadKernel};
+use super::{AccessPace, CodeLayout};
 
-pub(super) const PROGRAMS: &[ProgramSpec] = &[
-    ProgramSpec {
+pub(super) const PROGRAMS: &[KernelSpec] = &[
+    KernelSpec {
         name: "lbm",
         stands_for: "SPEC CPU2006 470.lbm",
         algorithm: "lattice Boltzmann D3Q19: cells streamed from one grid to the other",
         footprint_bytes: 420_000_000,
         footprint_source: "Henning 2007 (CPU2006 memory footprint): about 420 MB",
-        pace: Pace { instructions_per_access: 2.87, stack_per_access: 2.1 },
+        pace: AccessPace { instructions_per_access: 2.87, stack_per_access: 2.1 },
         pace_source: "Phansalkar et al. 2007: 26.3 % loads, 8.5 % stores, 1375e9 instructions (352 a cell and step)",
-        code: Code { functions: 1, function_instr: 320 },
+        code: CodeLayout { functions: 1, function_instr: 320 },
         code_source: "estimate: one unrolled cell update",
         phases: "none",
         unit: "time steps",
         threads: (1, 1),
         make: |setup| setup.single(Boltzmann::new),
     },
-    ProgramSpec {
+    KernelSpec {
         name: "libquantum",
         stands_for: "SPEC CPU2006 462.libquantum",
         algorithm: "quantum register: gates swept over all basis states",
         footprint_bytes: 64 << 20,
         footprint_source: "register of 2^22 states of 16 bytes; Henning 2007: about 100 MB resident",
-        pace: Pace { instructions_per_access: 5.15, stack_per_access: 0.3 },
+        pace: AccessPace { instructions_per_access: 5.15, stack_per_access: 0.3 },
         pace_source: "Phansalkar et al. 2007: 14.4 % loads, 5.0 % stores",
-        code: Code { functions: 3, function_instr: 48 },
+        code: CodeLayout { functions: 3, function_instr: 48 },
         code_source: "estimate: one loop per gate kind",
         phases: "one gate after the other, all alike to a cache",
         unit: "gates",
@@ -80,17 +80,17 @@ struct Boltzmann {
 }
 
 impl Boltzmann {
-    fn new(setup: &mut Setup) -> Self {
+    fn new(setup: &mut KernelSetup) -> Self {
         let cells = setup.data_bytes() / (2 * CELL_BYTES);
-        let grids = ["grid", "other grid"].map(|name| setup.region(name, cells * CELL_BYTES, Users::All));
+        let grids = ["grid", "other grid"].map(|name| setup.region(name, cells * CELL_BYTES, RegionUsers::All));
         let cells = grids[0].bytes / CELL_BYTES;
         // 100 x 100 x 130 cells in the reference input: rows of a hundred.
         Boltzmann { grids, cells, row: 100.min(cells / 64).max(1), cell: setup.rng.below(cells), steps: 0 }
     }
 }
 
-impl Kernel for Boltzmann {
-    fn step(&mut self, out: &mut Out) -> Turn {
+impl WorkloadKernel for Boltzmann {
+    fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
         let (source, target) = (self.grids[(self.steps & 1) as usize], self.grids[(self.steps & 1) as usize ^ 1]);
         let plane = (self.row * self.row).min(self.cells / 4);
         let end = (self.cell + 8).min(self.cells);
@@ -111,7 +111,7 @@ impl Kernel for Boltzmann {
             self.cell = 0;
             self.steps += 1;
         }
-        Turn::More
+        BatchEnd::More
     }
 
     fn progress(&self) -> f64 {
@@ -130,15 +130,15 @@ struct Register {
 }
 
 impl Register {
-    fn new(setup: &mut Setup) -> Self {
-        let states = setup.region("register", setup.data_bytes(), Users::All);
+    fn new(setup: &mut KernelSetup) -> Self {
+        let states = setup.region("register", setup.data_bytes(), RegionUsers::All);
         let mut rng = setup.rng.clone();
         Register { states, count: states.bytes / 16, next: 0, kind: 0, gates: 0, salt: rng.bits(), rng }
     }
 }
 
-impl Kernel for Register {
-    fn step(&mut self, out: &mut Out) -> Turn {
+impl WorkloadKernel for Register {
+    fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
         // Bits that must be set for the gate to act: two controls of a Toffoli gate, one of a CNOT, none of a NOT.
         let one = 1 << (self.salt % 16);
         let mask = [one | one << (1 + self.salt / 16 % 5), one, 0][self.kind as usize];
@@ -159,7 +159,7 @@ impl Kernel for Register {
             self.kind = [0, 0, 0, 0, 1, 1, 1, 2][self.rng.below(8) as usize];
             out.enter(self.kind);
         }
-        Turn::More
+        BatchEnd::More
     }
 
     fn progress(&self) -> f64 {

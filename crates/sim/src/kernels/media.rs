@@ -5,54 +5,54 @@
 //! mesh are filled span by span with depth test and texture. Method, sphinx: each frame scores the active senones, whose
 //! means and variances are streamed, and steps the active states of the lexical tree.
 
-use cachemate_core::Turn;
+use cachemate_core::BatchEnd;
 
-use super::emitter::Out;
+use super::emitter::AccessEmitter;
 use super::random::{Rng, mix};
-use super::setup::ProgramSpec;
-use super::setup::{Kernel, Region, Setup, Users};
-use super::{Code, Pace};
+use super::setup::KernelSpec;
+use super::setup::{KernelSetup, Region, RegionUsers, WorkloadKernel};
+use super::{AccessPace, CodeLayout};
 
-pub(super) const PROGRAMS: &[ProgramSpec] = &[
-    ProgramSpec {
+pub(super) const PROGRAMS: &[KernelSpec] = &[
+    KernelSpec {
         name: "h264",
         stands_for: "SPEC CPU2006 464.h264ref",
         algorithm: "motion search in upsampled reference pictures, residual coding",
         footprint_bytes: 64_000_000,
         footprint_source: "Henning 2007 (CPU2006 memory footprint): about 64 MB",
-        pace: Pace { instructions_per_access: 2.12, stack_per_access: 0.5 },
+        pace: AccessPace { instructions_per_access: 2.12, stack_per_access: 0.5 },
         pace_source: "Phansalkar et al. 2007: 35.0 % loads, 12.1 % stores",
-        code: Code { functions: 96, function_instr: 112 },
+        code: CodeLayout { functions: 96, function_instr: 112 },
         code_source: "estimate: 43 KB of search and coding routines",
         phases: "search and coding of each macroblock; pictures rotate through the buffers",
         unit: "macroblocks",
         threads: (1, 1),
         make: |setup| setup.single(MotionSearch::new),
     },
-    ProgramSpec {
+    KernelSpec {
         name: "mesa",
         stands_for: "SPEC CPU2000 177.mesa",
         algorithm: "software rasterizer: spans with depth test and texture",
         footprint_bytes: 9_500_000,
         footprint_source: "Henning 2000: 9.5 MB resident",
-        pace: Pace { instructions_per_access: 2.9, stack_per_access: 6.0 },
+        pace: AccessPace { instructions_per_access: 2.9, stack_per_access: 6.0 },
         pace_source: "Hennessy & Patterson 3rd ed., Fig. 2.33 (floating point, about 35 % loads and stores)",
-        code: Code { functions: 96, function_instr: 128 },
+        code: CodeLayout { functions: 96, function_instr: 128 },
         code_source: "estimate: 48 KB of vertex and span routines",
         phases: "vertices of a strip, then its spans",
         unit: "triangles",
         threads: (1, 1),
         make: |setup| setup.single(Rasteriser::new),
     },
-    ProgramSpec {
+    KernelSpec {
         name: "sphinx",
         stands_for: "SPEC CPU2006 482.sphinx3",
         algorithm: "Gaussian mixture scan per frame, lexical-tree search",
         footprint_bytes: 45_000_000,
         footprint_source: "Henning 2007 (CPU2006 memory footprint): about 45 MB",
-        pace: Pace { instructions_per_access: 2.99, stack_per_access: 0.6 },
+        pace: AccessPace { instructions_per_access: 2.99, stack_per_access: 0.6 },
         pace_source: "Phansalkar et al. 2007: 30.4 % loads, 3.0 % stores",
-        code: Code { functions: 32, function_instr: 96 },
+        code: CodeLayout { functions: 32, function_instr: 96 },
         code_source: "estimate: scoring and search loops",
         phases: "scoring (stream) and search (chase) alternate each frame",
         unit: "frames",
@@ -77,22 +77,22 @@ struct MotionSearch {
 }
 
 impl MotionSearch {
-    fn new(setup: &mut Setup) -> Self {
+    fn new(setup: &mut KernelSetup) -> Self {
         // Five pictures of 16 bytes a pixel, the current one, and as much again for coded data and side information.
         let pixels = setup.data_bytes() / (REFERENCES * 16 + 2);
         let width = (libm::sqrt(pixels as f64 * 5.0 / 4.0) as u64 / 16 * 16).max(16);
         let height = (pixels / width / 16 * 16).max(16);
         let picture = width * height;
-        let references = (0..REFERENCES).map(|_| setup.region("reference", picture * 16, Users::All)).collect();
-        let current = setup.region("picture", picture, Users::All);
+        let references = (0..REFERENCES).map(|_| setup.region("reference", picture * 16, RegionUsers::All)).collect();
+        let current = setup.region("picture", picture, RegionUsers::All);
         let rest = setup.data_bytes() - picture * (REFERENCES * 16 + 1);
-        let coded = setup.region("coded data", rest, Users::All);
+        let coded = setup.region("coded data", rest, RegionUsers::All);
         let rng = setup.rng.clone();
         MotionSearch { references, current, coded, width, height, at: 0, written: 0, macroblocks: 0, rng }
     }
 
     /// Sum of absolute differences at one candidate: rows until it is worse than the best (on average half of them).
-    fn compare(&mut self, reference: usize, x: u64, y: u64, out: &mut Out) {
+    fn compare(&mut self, reference: usize, x: u64, y: u64, out: &mut AccessEmitter) {
         let (columns, picture) = (self.width / 16, self.references[reference]);
         let (left, top) = (self.at % columns * 16, self.at / columns * 16);
         let rows = 4 + self.rng.below(13);
@@ -107,7 +107,7 @@ impl MotionSearch {
         }
     }
 
-    fn search(&mut self, reference: usize, out: &mut Out) {
+    fn search(&mut self, reference: usize, out: &mut AccessEmitter) {
         let columns = self.width / 16;
         let (left, top) = (self.at % columns * 64, self.at / columns * 64);
         let (right_most, lowest) = ((self.width - 16) * 4, (self.height - 16) * 4);
@@ -122,7 +122,7 @@ impl MotionSearch {
     }
 
     /// Transforms and writes the residual, and this macroblock's part of the next reference picture.
-    fn code(&mut self, out: &mut Out) {
+    fn code(&mut self, out: &mut AccessEmitter) {
         let columns = self.width / 16;
         let target = self.references[(self.macroblocks / (columns * (self.height / 16)) % REFERENCES) as usize];
         let (left, top) = (self.at % columns * 64, self.at / columns * 64);
@@ -139,15 +139,15 @@ impl MotionSearch {
     }
 }
 
-impl Kernel for MotionSearch {
-    fn step(&mut self, out: &mut Out) -> Turn {
+impl WorkloadKernel for MotionSearch {
+    fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
         for reference in 0..REFERENCES as usize {
             self.search(reference, out);
         }
         self.code(out);
         self.at = (self.at + 1) % (self.width / 16 * (self.height / 16));
         self.macroblocks += 1;
-        Turn::More
+        BatchEnd::More
     }
 
     fn progress(&self) -> f64 {
@@ -167,20 +167,20 @@ struct Rasteriser {
 }
 
 impl Rasteriser {
-    fn new(setup: &mut Setup) -> Self {
+    fn new(setup: &mut KernelSetup) -> Self {
         let bytes = setup.data_bytes();
         let side = libm::sqrt((bytes * 3 / 4 / 8) as f64) as u64;
-        let color = setup.region("color buffer", side * side * 4, Users::All);
-        let depth = setup.region("depth buffer", side * side * 4, Users::All);
+        let color = setup.region("color buffer", side * side * 4, RegionUsers::All);
+        let depth = setup.region("depth buffer", side * side * 4, RegionUsers::All);
         let texture_bytes = (1 << 20).min(bytes / 8);
-        let texture = setup.region("texture", texture_bytes, Users::All);
-        let vertices = setup.region("vertices", bytes - color.bytes - depth.bytes - texture.bytes, Users::All);
+        let texture = setup.region("texture", texture_bytes, RegionUsers::All);
+        let vertices = setup.region("vertices", bytes - color.bytes - depth.bytes - texture.bytes, RegionUsers::All);
         let texels = libm::sqrt((texture.bytes / 4) as f64) as u64;
         let rng = setup.rng.clone();
         Rasteriser { color, depth, texture, vertices, side, texels, triangles: 0, rng }
     }
 
-    fn span(&self, x: u64, y: u64, width: u64, texel: u64, out: &mut Out) {
+    fn span(&self, x: u64, y: u64, width: u64, texel: u64, out: &mut AccessEmitter) {
         for pixel in (0..width).filter(|pixel| x + pixel < self.side) {
             let place = (y * self.side + x + pixel) * 4;
             out.load(self.depth.base + place);
@@ -200,8 +200,8 @@ impl Rasteriser {
     }
 }
 
-impl Kernel for Rasteriser {
-    fn step(&mut self, out: &mut Out) -> Turn {
+impl WorkloadKernel for Rasteriser {
+    fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
         // The mesh covers the screen strip by strip; vertices stream by, transformed by code of their own.
         let vertex = self.vertices.at(self.triangles % (self.vertices.bytes / 64), 64);
         out.enter(self.triangles as u32 % 48);
@@ -220,7 +220,7 @@ impl Kernel for Rasteriser {
             }
         }
         self.triangles += 1;
-        Turn::More
+        BatchEnd::More
     }
 
     fn progress(&self) -> f64 {
@@ -245,18 +245,18 @@ struct Recogniser {
 }
 
 impl Recogniser {
-    fn new(setup: &mut Setup) -> Self {
+    fn new(setup: &mut KernelSetup) -> Self {
         let bytes = setup.data_bytes();
         // 6000 senones in the reference model: a third of the memory; the tree and the language model take the rest.
         let senone_count = (bytes / 3 / SENONE_BYTES).max(4);
-        let senones = setup.region("senones", senone_count * SENONE_BYTES, Users::All);
-        let tree = setup.region("lexical tree", bytes - senones.bytes, Users::All);
+        let senones = setup.region("senones", senone_count * SENONE_BYTES, RegionUsers::All);
+        let tree = setup.region("lexical tree", bytes - senones.bytes, RegionUsers::All);
         let mut rng = setup.rng.clone();
         let (at, salt) = (rng.bits(), rng.bits());
         Recogniser { senones, tree, senone_count, next: 0, states_left: 0, at, frames: 0, salt, rng }
     }
 
-    fn score(&self, senone: u64, out: &mut Out) {
+    fn score(&self, senone: u64, out: &mut AccessEmitter) {
         let base = self.senones.at(senone, SENONE_BYTES);
         for offset in (0..SENONE_BYTES).step_by(8) {
             out.load(base + offset);
@@ -265,7 +265,7 @@ impl Recogniser {
     }
 
     /// Follows successors of one active state.
-    fn search(&mut self, out: &mut Out) {
+    fn search(&mut self, out: &mut AccessEmitter) {
         let states = self.tree.bytes / STATE_BYTES;
         // Paths move to nearby states, now and then a word ends and another begins.
         let jump = if self.at & 15 == 0 { self.rng.below(states) } else { self.rng.below(64) };
@@ -280,8 +280,8 @@ impl Recogniser {
     }
 }
 
-impl Kernel for Recogniser {
-    fn step(&mut self, out: &mut Out) -> Turn {
+impl WorkloadKernel for Recogniser {
+    fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
         if self.states_left > 0 {
             out.enter(16 + (self.states_left / 16) as u32 % 16);
             let batch = self.states_left.min(16);
@@ -289,7 +289,7 @@ impl Kernel for Recogniser {
                 self.search(out);
             }
             self.states_left -= batch;
-            return Turn::More;
+            return BatchEnd::More;
         }
         // Two of five senones are active in a frame; which changes slowly, every sixteenth frame.
         let epoch = self.frames / 16;
@@ -306,7 +306,7 @@ impl Kernel for Recogniser {
             self.states_left = (self.tree.bytes / STATE_BYTES / 16).next_multiple_of(16);
             out.enter(self.frames as u32 % 16);
         }
-        Turn::More
+        BatchEnd::More
     }
 
     fn progress(&self) -> f64 {

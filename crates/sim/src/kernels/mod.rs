@@ -39,7 +39,7 @@ mod servers;
 mod sparse;
 mod stencil;
 
-pub use emitter::{CODE_BASE, Code, INSTRUCTION_BYTES, Pace, STACK_BYTES};
+pub use emitter::{AccessPace, CODE_BASE, CodeLayout, INSTRUCTION_BYTES, STACK_BYTES};
 pub use page::programs_page;
 pub use registry::{ProgramError, build, program, programs};
-pub use setup::{Options, Program, ProgramSpec, Region, Users};
+pub use setup::{KernelProgram, KernelSpec, Options, Region, RegionUsers};

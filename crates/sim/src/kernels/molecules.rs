@@ -4,39 +4,39 @@
 //! its own and adjoining cells. ammp keeps each atom in a large record and reaches neighbors by pointer; namd works on
 //! small compact coordinate arrays of one pair of patches at a time, with many instructions per access.
 
-use cachemate_core::Turn;
+use cachemate_core::BatchEnd;
 
-use super::emitter::Out;
+use super::emitter::AccessEmitter;
 use super::random::{Rng, mix, scale};
-use super::setup::ProgramSpec;
-use super::setup::{Kernel, Region, Setup, Users};
-use super::{Code, Pace};
+use super::setup::KernelSpec;
+use super::setup::{KernelSetup, Region, RegionUsers, WorkloadKernel};
+use super::{AccessPace, CodeLayout};
 
-pub(super) const PROGRAMS: &[ProgramSpec] = &[
-    ProgramSpec {
+pub(super) const PROGRAMS: &[KernelSpec] = &[
+    KernelSpec {
         name: "ammp",
         stands_for: "SPEC CPU2000 188.ammp",
         algorithm: "molecular mechanics: neighbor lists of pointers to large atom records",
         footprint_bytes: 26_000_000,
         footprint_source: "Henning 2000: 26 MB resident",
-        pace: Pace { instructions_per_access: 2.9, stack_per_access: 0.7 },
+        pace: AccessPace { instructions_per_access: 2.9, stack_per_access: 0.7 },
         pace_source: "Hennessy & Patterson 3rd ed., Fig. 2.33 (floating point, about 35 % loads and stores)",
-        code: Code { functions: 12, function_instr: 160 },
+        code: CodeLayout { functions: 12, function_instr: 160 },
         code_source: "estimate: force routines",
         phases: "forces over neighbor lists; every 20 steps all lists are rebuilt",
         unit: "time steps",
         threads: (1, 1),
         make: |setup| setup.single(|setup| Molecules::new(setup, 2048, 120)),
     },
-    ProgramSpec {
+    KernelSpec {
         name: "namd",
         stands_for: "SPEC CPU2006 444.namd",
         algorithm: "molecular dynamics: pairs of patches with compact coordinates",
         footprint_bytes: 46_000_000,
         footprint_source: "Henning 2007 (CPU2006 memory footprint): about 46 MB",
-        pace: Pace { instructions_per_access: 3.4, stack_per_access: 2.0 },
+        pace: AccessPace { instructions_per_access: 3.4, stack_per_access: 2.0 },
         pace_source: "Phansalkar et al. 2007: 23.3 % loads, 6.0 % stores",
-        code: Code { functions: 12, function_instr: 384 },
+        code: CodeLayout { functions: 12, function_instr: 384 },
         code_source: "estimate: unrolled pair-computation variants",
         phases: "pair forces; every 20 steps all lists are rebuilt",
         unit: "time steps",
@@ -62,10 +62,10 @@ struct Molecules {
 }
 
 impl Molecules {
-    fn new(setup: &mut Setup, atom_bytes: u64, neighbors: u64) -> Self {
+    fn new(setup: &mut KernelSetup, atom_bytes: u64, neighbors: u64) -> Self {
         let count = setup.data_bytes() / (atom_bytes + neighbors * 4);
-        let atoms = setup.region("atoms", count * atom_bytes, Users::All);
-        let lists = setup.region("neighbor lists", count * neighbors * 4, Users::All);
+        let atoms = setup.region("atoms", count * atom_bytes, RegionUsers::All);
+        let lists = setup.region("neighbor lists", count * neighbors * 4, RegionUsers::All);
         let mut rng = setup.rng.clone();
         let salt = rng.bits();
         Molecules { atoms, lists, atom_bytes, neighbors, count, next: 0, steps: 0, rebuilding: false, salt, rng }
@@ -80,7 +80,7 @@ impl Molecules {
         (atom + shift + scale(hash, 2 * row + 1)) % self.count
     }
 
-    fn forces(&self, atom: u64, out: &mut Out) {
+    fn forces(&self, atom: u64, out: &mut AccessEmitter) {
         let own = self.atoms.at(atom, self.atom_bytes);
         for word in 0..4 {
             out.load(own + word * 8);
@@ -105,7 +105,7 @@ impl Molecules {
         out.store(own + 72);
     }
 
-    fn rebuild(&self, atom: u64, out: &mut Out) {
+    fn rebuild(&self, atom: u64, out: &mut AccessEmitter) {
         // Multipoles, bonds and old coordinates, further on in the record, are only used here.
         for offset in (0..self.atom_bytes).step_by(64) {
             out.load(self.atoms.at(atom, self.atom_bytes) + offset);
@@ -117,8 +117,8 @@ impl Molecules {
     }
 }
 
-impl Kernel for Molecules {
-    fn step(&mut self, out: &mut Out) -> Turn {
+impl WorkloadKernel for Molecules {
+    fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
         if self.next.is_multiple_of(16) {
             out.enter((self.next / 16) as u32);
         }
@@ -138,7 +138,7 @@ impl Kernel for Molecules {
                 self.rebuilding = self.steps.is_multiple_of(STEPS_PER_REBUILD);
             }
         }
-        Turn::More
+        BatchEnd::More
     }
 
     fn progress(&self) -> f64 {

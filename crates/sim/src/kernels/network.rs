@@ -13,39 +13,39 @@
 //! Properties: at the optimum the given arcs' costs change, so that the problem never ends. The generation of arcs, which
 //! runs between some ten thousand pivots, is left out.
 
-use cachemate_core::Turn;
+use cachemate_core::BatchEnd;
 
 use super::basis::{ARTIFICIAL, Basis, NONE, Pivot};
-use super::emitter::Out;
-use super::setup::ProgramSpec;
-use super::setup::{Kernel, Region, Setup, Users};
-use super::{Code, Pace};
+use super::emitter::AccessEmitter;
+use super::setup::KernelSpec;
+use super::setup::{KernelSetup, Region, RegionUsers, WorkloadKernel};
+use super::{AccessPace, CodeLayout};
 
-pub(super) const PROGRAMS: &[ProgramSpec] = &[
-    ProgramSpec {
+pub(super) const PROGRAMS: &[KernelSpec] = &[
+    KernelSpec {
         name: "mcf",
         stands_for: "SPEC CPU2000 181.mcf",
         algorithm: "network simplex: arcs priced in groups, a basket of candidates sorted, tree walks, potential refresh",
         footprint_bytes: 190_000_000,
         footprint_source: "Henning 2000: 190 MB resident",
-        pace: Pace { instructions_per_access: 2.9, stack_per_access: 0.1 },
+        pace: AccessPace { instructions_per_access: 2.9, stack_per_access: 0.1 },
         pace_source: "Hennessy & Patterson 3rd ed., Fig. 2.32 (mcf: about 35 % loads and stores)",
-        code: Code { functions: 4, function_instr: 96 },
+        code: CodeLayout { functions: 4, function_instr: 96 },
         code_source: "estimate: pricing, sorting, tree update, refresh",
         phases: "pricing (stream and gather) and refresh (pointer chase) alternate; papers RM Fig. 5.2 shows two levels",
         unit: "pivots",
         threads: (1, 1),
         make: |setup| setup.single(|setup| Simplex::new(setup, &MCF_2000)),
     },
-    ProgramSpec {
+    KernelSpec {
         name: "mcf-2006",
         stands_for: "SPEC CPU2006 429.mcf",
         algorithm: "as mcf, on the larger network, with smaller nodes and rarer refreshes",
         footprint_bytes: 1_755_000_000,
         footprint_source: "SPEC's description: about 1700 MB as a 64-bit program; 27 328 512 arcs of 64 bytes",
-        pace: Pace { instructions_per_access: 2.55, stack_per_access: 0.1 },
+        pace: AccessPace { instructions_per_access: 2.55, stack_per_access: 0.1 },
         pace_source: "Phansalkar et al. 2007: 30.6 % loads, 8.6 % stores",
-        code: Code { functions: 4, function_instr: 96 },
+        code: CodeLayout { functions: 4, function_instr: 96 },
         code_source: "estimate: pricing, sorting, tree update, refresh",
         phases: "as mcf",
         unit: "pivots",
@@ -59,7 +59,7 @@ const GROUP_ARCS: u64 = 300;
 const BASKET_ENTRY_BYTES: u64 = 24;
 
 /// Where a version of the program keeps what, in bytes from the record's start (64-bit), and its constants.
-struct Version {
+struct McfVersion {
     node_bytes: u64,
     potential: u64,
     orientation: u64,
@@ -80,7 +80,7 @@ struct Version {
     pivots_per_refresh: u64,
 }
 
-const MCF_2000: Version = Version {
+const MCF_2000: McfVersion = McfVersion {
     node_bytes: 120,
     potential: 88,
     orientation: 56,
@@ -100,7 +100,7 @@ const MCF_2000: Version = Version {
     pivots_per_refresh: 20,
 };
 
-const MCF_2006: Version = Version {
+const MCF_2006: McfVersion = McfVersion {
     node_bytes: 104,
     potential: 0,
     orientation: 8,
@@ -121,7 +121,7 @@ const MCF_2006: Version = Version {
 };
 
 #[derive(Clone, Copy)]
-enum Stage {
+enum SimplexStage {
     Price { arc: u64 },
     Sort,
     Update { pivot: Pivot, at: u32, change: i64 },
@@ -131,38 +131,38 @@ enum Stage {
 
 /// An arc in the basket, and where its entry lies.
 #[derive(Clone, Copy)]
-struct Candidate {
+struct BasketArc {
     arc: u64,
     reduced_cost: i64,
     slot: u64,
 }
 
 struct Simplex {
-    version: &'static Version,
+    version: &'static McfVersion,
     nodes: Region,
     arcs: Region,
     pointers: Region,
     entries: Region,
     basis: Basis,
-    basket: Vec<Candidate>,
-    stage: Stage,
+    basket: Vec<BasketArc>,
+    stage: SimplexStage,
     group: u64,
     first_group: u64,
     pivots: u64,
 }
 
 impl Simplex {
-    fn new(setup: &mut Setup, version: &'static Version) -> Self {
+    fn new(setup: &mut KernelSetup, version: &'static McfVersion) -> Self {
         let slots = version.basket as u64 + GROUP_ARCS;
-        let pointers = setup.region("basket order", slots * 8, Users::All);
-        let entries = setup.region("basket", slots * BASKET_ENTRY_BYTES, Users::All);
+        let pointers = setup.region("basket order", slots * 8, RegionUsers::All);
+        let entries = setup.region("basket", slots * BASKET_ENTRY_BYTES, RegionUsers::All);
         let bytes = setup.data_bytes() - pointers.bytes - entries.bytes;
         let most = Basis::nodes_of(bytes / ARC_BYTES);
         let arc_count = (bytes - most * version.node_bytes) / ARC_BYTES;
-        let nodes = setup.region("nodes", Basis::nodes_of(arc_count) * version.node_bytes, Users::All);
-        let arcs = setup.region("arcs", arc_count * ARC_BYTES, Users::All);
+        let nodes = setup.region("nodes", Basis::nodes_of(arc_count) * version.node_bytes, RegionUsers::All);
+        let arcs = setup.region("arcs", arc_count * ARC_BYTES, RegionUsers::All);
         let basis = Basis::new(arc_count, setup.rng.clone().bits());
-        let (basket, stage) = (Vec::new(), Stage::Price { arc: 0 });
+        let (basket, stage) = (Vec::new(), SimplexStage::Price { arc: 0 });
         Simplex { version, nodes, arcs, pointers, entries, basis, basket, stage, group: 0, first_group: 0, pivots: 0 }
     }
 
@@ -185,7 +185,7 @@ impl Simplex {
 
     /// Prices one arc: its reduced cost if it violates optimality.
     #[inline]
-    fn price_arc(&self, arc: u64, out: &mut Out) -> Option<i64> {
+    fn price_arc(&self, arc: u64, out: &mut AccessEmitter) -> Option<i64> {
         let version = self.version;
         let record = self.arcs.at(arc, ARC_BYTES);
         let (tail, head, cost) = self.basis.arc(arc);
@@ -203,16 +203,16 @@ impl Simplex {
     }
 
     /// Puts a candidate into the next entry.
-    fn keep(&mut self, arc: u64, reduced_cost: i64, out: &mut Out) {
+    fn keep(&mut self, arc: u64, reduced_cost: i64, out: &mut AccessEmitter) {
         let at = self.basket.len();
         let slot = at as u64;
         out.load(self.pointer(at));
         [0, 8, 16].into_iter().for_each(|field| out.store(self.entry(slot) + field));
-        self.basket.push(Candidate { arc, reduced_cost, slot });
+        self.basket.push(BasketArc { arc, reduced_cost, slot });
     }
 
     /// Prices the best of the last basket again, except the one that entered; then the next group follows.
-    fn start_pricing(&mut self, out: &mut Out) {
+    fn start_pricing(&mut self, out: &mut AccessEmitter) {
         out.enter(0);
         let last = std::mem::take(&mut self.basket);
         for (at, candidate) in last.iter().enumerate().take(self.version.basket).skip(1) {
@@ -223,10 +223,10 @@ impl Simplex {
             }
         }
         self.first_group = self.group;
-        self.stage = Stage::Price { arc: self.group };
+        self.stage = SimplexStage::Price { arc: self.group };
     }
 
-    fn price(&mut self, mut arc: u64, out: &mut Out) {
+    fn price(&mut self, mut arc: u64, out: &mut AccessEmitter) {
         let groups = self.groups();
         for _ in 0..64 {
             if arc >= self.basis.arcs {
@@ -237,26 +237,26 @@ impl Simplex {
             }
             arc += groups;
         }
-        self.stage = Stage::Price { arc };
+        self.stage = SimplexStage::Price { arc };
     }
 
-    fn end_group(&mut self, out: &mut Out) {
+    fn end_group(&mut self, out: &mut AccessEmitter) {
         self.group = (self.group + 1) % self.groups();
         self.stage = if self.basket.len() < self.version.basket && self.group != self.first_group {
-            Stage::Price { arc: self.group }
+            SimplexStage::Price { arc: self.group }
         } else if self.basket.is_empty() {
             self.basis.next_problem();
             self.start_refresh(out)
         } else {
             out.enter(3);
-            Stage::Sort
+            SimplexStage::Sort
         };
     }
 
     /// Sorts the basket by the size of the reduced costs as far as the entries that are kept: quicksort that leaves
     /// out what lies behind them.
-    fn sort(&mut self, low: isize, high: isize, out: &mut Out) {
-        let cost = |simplex: &Self, at: isize, out: &mut Out| {
+    fn sort(&mut self, low: isize, high: isize, out: &mut AccessEmitter) {
+        let cost = |simplex: &Self, at: isize, out: &mut AccessEmitter| {
             out.load(simplex.pointer(at as usize));
             let candidate = simplex.basket[at as usize];
             out.chase(simplex.entry(candidate.slot) + 16);
@@ -290,7 +290,7 @@ impl Simplex {
     }
 
     /// The first of the basket enters: the cycle that it closes, and the subtree that is cut off.
-    fn pivot(&mut self, out: &mut Out) {
+    fn pivot(&mut self, out: &mut AccessEmitter) {
         self.sort(0, self.basket.len() as isize - 1, out);
         out.enter(1);
         let version = self.version;
@@ -305,12 +305,12 @@ impl Simplex {
             return self.exchange(&pivot, out);
         }
         let change = self.basis.potential_change(&pivot);
-        self.stage = Stage::Update { pivot, at: pivot.cut, change };
+        self.stage = SimplexStage::Update { pivot, at: pivot.cut, change };
     }
 
     /// Follows the tree's links from one node to the next in depth-first order.
     #[inline]
-    fn follow(&self, node: u32, root: u32, out: &mut Out) -> Option<u32> {
+    fn follow(&self, node: u32, root: u32, out: &mut AccessEmitter) -> Option<u32> {
         let version = self.version;
         self.basis.follow(node, root, |node, upwards| {
             let record = self.node(node);
@@ -323,7 +323,7 @@ impl Simplex {
         })
     }
 
-    fn update(&mut self, pivot: Pivot, mut at: u32, change: i64, out: &mut Out) {
+    fn update(&mut self, pivot: Pivot, mut at: u32, change: i64, out: &mut AccessEmitter) {
         for _ in 0..64 {
             let record = self.node(at);
             out.chase(record + self.version.potential);
@@ -334,12 +334,12 @@ impl Simplex {
                 None => return self.exchange(&pivot, out),
             }
         }
-        self.stage = Stage::Update { pivot, at, change };
+        self.stage = SimplexStage::Update { pivot, at, change };
     }
 
-    fn exchange(&mut self, pivot: &Pivot, out: &mut Out) {
-        let Version { node_bytes, sibling, sibling_before, parent, flow, size, .. } = *self.version;
-        let Version { child, orientation, basic_arc, .. } = *self.version;
+    fn exchange(&mut self, pivot: &Pivot, out: &mut AccessEmitter) {
+        let McfVersion { node_bytes, sibling, sibling_before, parent, flow, size, .. } = *self.version;
+        let McfVersion { child, orientation, basic_arc, .. } = *self.version;
         let nodes = self.nodes;
         self.basis.exchange(pivot, |node, turned| {
             let record = nodes.at(u64::from(node), node_bytes);
@@ -363,19 +363,19 @@ impl Simplex {
         }
     }
 
-    fn start_refresh(&mut self, out: &mut Out) -> Stage {
+    fn start_refresh(&mut self, out: &mut AccessEmitter) -> SimplexStage {
         out.enter(2);
-        if self.version.mark.is_some() { Stage::ClearMarks { at: 0 } } else { Stage::Refresh { at: 0 } }
+        if self.version.mark.is_some() { SimplexStage::ClearMarks { at: 0 } } else { SimplexStage::Refresh { at: 0 } }
     }
 
-    fn clear_marks(&mut self, first: u64, mark: u64, out: &mut Out) {
+    fn clear_marks(&mut self, first: u64, mark: u64, out: &mut AccessEmitter) {
         let nodes = self.basis.nodes.len() as u64;
         let end = (first + 256).min(nodes);
         (first..end).for_each(|node| out.store(self.nodes.at(node, self.version.node_bytes) + mark));
-        self.stage = if end == nodes { Stage::Refresh { at: 0 } } else { Stage::ClearMarks { at: end } };
+        self.stage = if end == nodes { SimplexStage::Refresh { at: 0 } } else { SimplexStage::ClearMarks { at: end } };
     }
 
-    fn refresh(&mut self, mut at: u32, out: &mut Out) {
+    fn refresh(&mut self, mut at: u32, out: &mut AccessEmitter) {
         let version = self.version;
         for _ in 0..64 {
             let Some(next) = self.follow(at, 0, out) else { return self.start_pricing(out) };
@@ -391,20 +391,20 @@ impl Simplex {
             out.store(record + version.potential);
             at = next;
         }
-        self.stage = Stage::Refresh { at };
+        self.stage = SimplexStage::Refresh { at };
     }
 }
 
-impl Kernel for Simplex {
-    fn step(&mut self, out: &mut Out) -> Turn {
+impl WorkloadKernel for Simplex {
+    fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
         match self.stage {
-            Stage::Price { arc } => self.price(arc, out),
-            Stage::Sort => self.pivot(out),
-            Stage::Update { pivot, at, change } => self.update(pivot, at, change, out),
-            Stage::ClearMarks { at } => self.clear_marks(at, self.version.mark.unwrap_or(0), out),
-            Stage::Refresh { at } => self.refresh(at, out),
+            SimplexStage::Price { arc } => self.price(arc, out),
+            SimplexStage::Sort => self.pivot(out),
+            SimplexStage::Update { pivot, at, change } => self.update(pivot, at, change, out),
+            SimplexStage::ClearMarks { at } => self.clear_marks(at, self.version.mark.unwrap_or(0), out),
+            SimplexStage::Refresh { at } => self.refresh(at, out),
         }
-        Turn::More
+        BatchEnd::More
     }
 
     fn progress(&self) -> f64 {

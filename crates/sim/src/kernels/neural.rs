@@ -5,23 +5,23 @@
 //! that each load is on another line; then the winner's weights are learnt. Published as the classic cache-thrashing
 //! program: the column scans miss until all weights fit.
 
-use cachemate_core::Turn;
+use cachemate_core::BatchEnd;
 
-use super::emitter::Out;
+use super::emitter::AccessEmitter;
 use super::random::Rng;
-use super::setup::ProgramSpec;
-use super::setup::{Kernel, Region, Setup, Users};
-use super::{Code, Pace};
+use super::setup::KernelSpec;
+use super::setup::{KernelSetup, Region, RegionUsers, WorkloadKernel};
+use super::{AccessPace, CodeLayout};
 
-pub(super) const PROGRAMS: &[ProgramSpec] = &[ProgramSpec {
+pub(super) const PROGRAMS: &[KernelSpec] = &[KernelSpec {
     name: "art",
     stands_for: "SPEC CPU2000 179.art",
     algorithm: "adaptive-resonance network: F1 relaxation passes, column scans of row-major weights",
     footprint_bytes: 3_700_000,
     footprint_source: "Henning 2000: 3.7 MB resident",
-    pace: Pace { instructions_per_access: 2.9, stack_per_access: 0.5 },
+    pace: AccessPace { instructions_per_access: 2.9, stack_per_access: 0.5 },
     pace_source: "Hennessy & Patterson 3rd ed., Fig. 2.33 (floating point, about 35 % loads and stores)",
-    code: Code { functions: 10, function_instr: 96 },
+    code: CodeLayout { functions: 10, function_instr: 96 },
     code_source: "estimate: ten inner loops",
     phases: "relaxation passes (F1 only) and column scans (all weights) alternate",
     unit: "windows matched",
@@ -48,14 +48,14 @@ struct Art {
     images: Region,
     neurons: u64,
     rng: Rng,
-    stage: Stage,
+    stage: ArtStage,
     next: u64,
     winner: u64,
     windows: u64,
 }
 
 #[derive(Clone, Copy)]
-enum Stage {
+enum ArtStage {
     Read,
     Relax { pass: u32 },
     Column { j: u64 },
@@ -63,20 +63,20 @@ enum Stage {
 }
 
 impl Art {
-    fn new(setup: &mut Setup) -> Self {
+    fn new(setup: &mut KernelSetup) -> Self {
         let neurons = setup.data_bytes() / (NEURON_BYTES + 2 * ROW_BYTES + IMAGE_BYTES);
-        let f1 = setup.region("f1 layer", neurons * NEURON_BYTES, Users::All);
-        let bottom_up = setup.region("bottom-up weights", neurons * ROW_BYTES, Users::All);
-        let top_down = setup.region("top-down weights", neurons * ROW_BYTES, Users::All);
-        let images = setup.region("images", neurons * IMAGE_BYTES, Users::All);
+        let f1 = setup.region("f1 layer", neurons * NEURON_BYTES, RegionUsers::All);
+        let bottom_up = setup.region("bottom-up weights", neurons * ROW_BYTES, RegionUsers::All);
+        let top_down = setup.region("top-down weights", neurons * ROW_BYTES, RegionUsers::All);
+        let images = setup.region("images", neurons * IMAGE_BYTES, RegionUsers::All);
         let mut rng = setup.rng.clone();
         // Copies are scanning different windows: each starts at another column.
-        let stage = Stage::Column { j: rng.below(F2_NEURONS) };
+        let stage = ArtStage::Column { j: rng.below(F2_NEURONS) };
         Art { f1, bottom_up, top_down, images, neurons, rng, stage, next: 0, winner: 0, windows: 0 }
     }
 
     /// One neuron in one of the loops of a pass: which fields are read and written.
-    fn relax(&self, i: u64, pass: u32, out: &mut Out) {
+    fn relax(&self, i: u64, pass: u32, out: &mut AccessEmitter) {
         let neuron = self.f1.at(i, NEURON_BYTES);
         let (read, also, written) = match pass % LOOPS {
             0 => (0, 32, 8),
@@ -95,20 +95,20 @@ impl Art {
         out.store(neuron + written);
     }
 
-    fn row(&self, i: u64, out: &mut Out) {
+    fn row(&self, i: u64, out: &mut AccessEmitter) {
         match self.stage {
-            Stage::Read => {
+            ArtStage::Read => {
                 let words = self.images.bytes / 8;
                 out.load(self.images.at((i + self.windows * 617) % words, 8));
                 out.store(self.f1.at(i, NEURON_BYTES));
             }
-            Stage::Relax { pass } => self.relax(i, pass, out),
-            Stage::Column { j } => {
+            ArtStage::Relax { pass } => self.relax(i, pass, out),
+            ArtStage::Column { j } => {
                 // The row's pointer is part of the row here; the sum is kept in memory, on the stack's lines.
                 out.load(self.f1.at(i, NEURON_BYTES) + 40);
                 out.load(self.bottom_up.at(i, ROW_BYTES) + j * 8);
             }
-            Stage::Learn => {
+            ArtStage::Learn => {
                 out.load(self.f1.at(i, NEURON_BYTES) + 32);
                 out.store(self.bottom_up.at(i, ROW_BYTES) + self.winner * 8);
                 out.store(self.top_down.at(i, ROW_BYTES) + self.winner * 8);
@@ -116,31 +116,31 @@ impl Art {
         }
     }
 
-    fn advance(&mut self, out: &mut Out) {
+    fn advance(&mut self, out: &mut AccessEmitter) {
         self.next = 0;
         self.stage = match self.stage {
-            Stage::Read => Stage::Relax { pass: 0 },
-            Stage::Relax { pass } if pass + 1 < PASSES * LOOPS => Stage::Relax { pass: pass + 1 },
-            Stage::Relax { .. } => Stage::Column { j: 0 },
-            Stage::Column { j } if j + 1 < F2_NEURONS => Stage::Column { j: j + 1 },
-            Stage::Column { .. } => Stage::Learn,
-            Stage::Learn => {
+            ArtStage::Read => ArtStage::Relax { pass: 0 },
+            ArtStage::Relax { pass } if pass + 1 < PASSES * LOOPS => ArtStage::Relax { pass: pass + 1 },
+            ArtStage::Relax { .. } => ArtStage::Column { j: 0 },
+            ArtStage::Column { j } if j + 1 < F2_NEURONS => ArtStage::Column { j: j + 1 },
+            ArtStage::Column { .. } => ArtStage::Learn,
+            ArtStage::Learn => {
                 self.winner = self.rng.below(F2_NEURONS);
                 self.windows += 1;
-                Stage::Read
+                ArtStage::Read
             }
         };
         out.enter(match self.stage {
-            Stage::Relax { pass } => pass % LOOPS,
-            Stage::Column { .. } => 7,
-            Stage::Read => 8,
-            Stage::Learn => 9,
+            ArtStage::Relax { pass } => pass % LOOPS,
+            ArtStage::Column { .. } => 7,
+            ArtStage::Read => 8,
+            ArtStage::Learn => 9,
         });
     }
 }
 
-impl Kernel for Art {
-    fn step(&mut self, out: &mut Out) -> Turn {
+impl WorkloadKernel for Art {
+    fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
         let end = (self.next + CHUNK).min(self.neurons);
         for i in self.next..end {
             self.row(i, out);
@@ -149,7 +149,7 @@ impl Kernel for Art {
         if end == self.neurons {
             self.advance(out);
         }
-        Turn::More
+        BatchEnd::More
     }
 
     fn progress(&self) -> f64 {

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use super::registry::programs;
-use super::setup::ProgramSpec;
+use super::setup::KernelSpec;
 
 const HEAD: &str = "\
 # Programs that run on the simulated machine
@@ -70,7 +70,7 @@ pub fn programs_page() -> String {
     page
 }
 
-fn row(page: &mut String, spec: &ProgramSpec) -> std::fmt::Result {
+fn row(page: &mut String, spec: &KernelSpec) -> std::fmt::Result {
     let threads = match spec.threads {
         (1, 1) => "1".to_string(),
         (each, 1) => each.to_string(),
@@ -88,7 +88,7 @@ fn row(page: &mut String, spec: &ProgramSpec) -> std::fmt::Result {
     )
 }
 
-fn sources(page: &mut String, spec: &ProgramSpec) -> std::fmt::Result {
+fn sources(page: &mut String, spec: &KernelSpec) -> std::fmt::Result {
     writeln!(page, "\n### {}\n{}. Progress counts {}.\n", spec.name, capital(spec.algorithm), spec.unit)?;
     writeln!(page, "- Footprint: {}.", spec.footprint_source)?;
     writeln!(page, "- Instruction mix: {}.", spec.pace_source)?;

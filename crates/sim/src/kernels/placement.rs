@@ -6,41 +6,41 @@
 //! host, so that the cost and the acceptance are real. Between temperatures twolf rebuilds its global-routing tables;
 //! vpr routes: wavefronts with a heap over the routing graph, inside the net's bounding box.
 
-use cachemate_core::Turn;
+use cachemate_core::BatchEnd;
 
-use super::emitter::Out;
+use super::emitter::AccessEmitter;
 use super::random::{Rng, mix};
-use super::setup::ProgramSpec;
-use super::setup::{Kernel, Region, Setup, Users};
-use super::{Code, Pace};
+use super::setup::KernelSpec;
+use super::setup::{KernelSetup, Region, RegionUsers, WorkloadKernel};
+use super::{AccessPace, CodeLayout};
 
 const INT_MIX: &str = "Hennessy & Patterson 3rd ed., Fig. 2.32 (integer: about 36 % loads and stores)";
 
-pub(super) const PROGRAMS: &[ProgramSpec] = &[
-    ProgramSpec {
+pub(super) const PROGRAMS: &[KernelSpec] = &[
+    KernelSpec {
         name: "twolf",
         stands_for: "SPEC CPU2000 300.twolf",
         algorithm: "standard-cell placement by annealing; net lists walked for every move",
         footprint_bytes: 1_900_000,
         footprint_source: "Henning 2000: 1.9 MB resident",
-        pace: Pace { instructions_per_access: 2.8, stack_per_access: 0.8 },
+        pace: AccessPace { instructions_per_access: 2.8, stack_per_access: 0.8 },
         pace_source: INT_MIX,
-        code: Code { functions: 24, function_instr: 128 },
+        code: CodeLayout { functions: 24, function_instr: 128 },
         code_source: "estimate: move generation, cost and update routines",
         phases: "moves at one temperature, then a sweep over the routing tables",
         unit: "moves tried",
         threads: (1, 1),
         make: |setup| setup.single(|setup| Annealer::new(setup, 55, false)),
     },
-    ProgramSpec {
+    KernelSpec {
         name: "vpr",
         stands_for: "SPEC CPU2000 175.vpr",
         algorithm: "placement of a gate array by annealing, then maze routing with a heap over the routing graph",
         footprint_bytes: 50_000_000,
         footprint_source: "Henning 2000: 50 MB resident",
-        pace: Pace { instructions_per_access: 2.8, stack_per_access: 0.8 },
+        pace: AccessPace { instructions_per_access: 2.8, stack_per_access: 0.8 },
         pace_source: INT_MIX,
-        code: Code { functions: 32, function_instr: 80 },
+        code: CodeLayout { functions: 32, function_instr: 80 },
         code_source: "estimate: placer and router routines",
         phases: "placement at one temperature, then routing of as many nets",
         unit: "moves tried and nets routed",
@@ -81,15 +81,15 @@ struct Annealer {
 }
 
 impl Annealer {
-    fn new(setup: &mut Setup, netlist_percent: u64, routes: bool) -> Self {
+    fn new(setup: &mut KernelSetup, netlist_percent: u64, routes: bool) -> Self {
         let netlist = setup.data_bytes() / 100 * netlist_percent;
         let count = (netlist / BYTES_PER_CELL).max(64);
-        let cells = setup.region("cells", count * CELL_BYTES, Users::All);
-        let pins = setup.region("pins", count * PINS as u64 * PIN_BYTES, Users::All);
-        let nets = setup.region("nets", count * NET_BYTES, Users::All);
-        let terminals = setup.region("net terminals", count * PINS as u64 * TERMINAL_BYTES, Users::All);
+        let cells = setup.region("cells", count * CELL_BYTES, RegionUsers::All);
+        let pins = setup.region("pins", count * PINS as u64 * PIN_BYTES, RegionUsers::All);
+        let nets = setup.region("nets", count * NET_BYTES, RegionUsers::All);
+        let terminals = setup.region("net terminals", count * PINS as u64 * TERMINAL_BYTES, RegionUsers::All);
         let rest = setup.data_bytes() - count * BYTES_PER_CELL;
-        let tables = setup.region(if routes { "routing graph" } else { "routing tables" }, rest, Users::All);
+        let tables = setup.region(if routes { "routing graph" } else { "routing tables" }, rest, RegionUsers::All);
         let mut rng = setup.rng.clone();
         let (net_cells, cell_nets) = netlist_of(count as u32, &mut rng);
         let side = libm::ceil(libm::sqrt(count as f64)) as u32;
@@ -121,7 +121,7 @@ impl Annealer {
     }
 
     /// Walks one net as the cost function does; returns its half perimeter.
-    fn net_cost(&self, cell: u32, pin: usize, out: &mut Out) -> u32 {
+    fn net_cost(&self, cell: u32, pin: usize, out: &mut AccessEmitter) -> u32 {
         let index = cell as usize * PINS + pin;
         out.load(self.pins.at(index as u64, PIN_BYTES));
         let net = self.cell_nets[index];
@@ -142,7 +142,7 @@ impl Annealer {
         high.0 - low.0 + high.1 - low.1
     }
 
-    fn cost(&self, cell: u32, out: &mut Out) -> u32 {
+    fn cost(&self, cell: u32, out: &mut AccessEmitter) -> u32 {
         out.load(self.cells.at(u64::from(cell), CELL_BYTES) + 64);
         (0..PINS).map(|pin| self.net_cost(cell, pin, out)).sum()
     }
@@ -164,7 +164,7 @@ impl Annealer {
         self.cell_at[slot_two as usize] = one;
     }
 
-    fn attempt(&mut self, out: &mut Out) {
+    fn attempt(&mut self, out: &mut AccessEmitter) {
         let cell = self.rng.below(self.slot_of.len() as u64) as u32;
         out.enter(mix(u64::from(cell)) as u32);
         out.load(self.cells.at(u64::from(cell), CELL_BYTES));
@@ -209,7 +209,7 @@ impl Annealer {
     }
 
     /// Part of the sweep over the tables; ends it at their end.
-    fn sweep(&mut self, from: u64, out: &mut Out) {
+    fn sweep(&mut self, from: u64, out: &mut AccessEmitter) {
         let end = (from + 64 * 64).min(self.tables.bytes);
         for offset in (from..end).step_by(32) {
             out.load(self.tables.base + offset);
@@ -221,18 +221,18 @@ impl Annealer {
     }
 }
 
-impl Kernel for Annealer {
-    fn step(&mut self, out: &mut Out) -> Turn {
+impl WorkloadKernel for Annealer {
+    fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
         if let Some(from) = self.sweep_at {
             self.sweep(from, out);
-            return Turn::More;
+            return BatchEnd::More;
         }
         if let Some(router) = &mut self.router
             && router.nets_left > 0
         {
             router.step(&mut self.rng, out);
             self.work += u64::from(router.wave == 0);
-            return Turn::More;
+            return BatchEnd::More;
         }
         self.attempt(out);
         self.work += 1;
@@ -244,7 +244,7 @@ impl Kernel for Annealer {
                 None => self.sweep_at = Some(0),
             }
         }
-        Turn::More
+        BatchEnd::More
     }
 
     fn progress(&self) -> f64 {
@@ -295,7 +295,7 @@ impl Router {
         Router { graph, side, nets_left: 0, wave: 0, corner: (0, 0), extent: 1 }
     }
 
-    fn step(&mut self, rng: &mut Rng, out: &mut Out) {
+    fn step(&mut self, rng: &mut Rng, out: &mut AccessEmitter) {
         if self.wave == 0 {
             self.extent = 4 + rng.skewed(self.side / 8);
             self.extent = self.extent.min(self.side);

@@ -2,7 +2,7 @@
 
 use cachemate_core::{AccessSource, nearest};
 
-use super::setup::{Options, Program, ProgramSpec, Setup, group_sizes};
+use super::setup::{KernelProgram, KernelSetup, KernelSpec, Options, group_sizes};
 
 /// Why a program could not be built.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -31,7 +31,7 @@ pub enum ProgramError {
     },
 }
 
-const FAMILIES: &[&[ProgramSpec]] = &[
+const FAMILIES: &[&[KernelSpec]] = &[
     super::neural::PROGRAMS,
     super::stencil::PROGRAMS,
     super::chat::PROGRAMS,
@@ -53,7 +53,7 @@ const FAMILIES: &[&[ProgramSpec]] = &[
 ];
 
 /// Every program, in the order of the table.
-pub fn programs() -> impl Iterator<Item = &'static ProgramSpec> {
+pub fn programs() -> impl Iterator<Item = &'static KernelSpec> {
     FAMILIES.iter().flat_map(|family| family.iter())
 }
 
@@ -69,7 +69,7 @@ pub fn program(name: &str, seed: u64, options: &Options) -> Result<Vec<Box<dyn A
 ///
 /// # Errors
 /// As [`program`].
-pub fn build(name: &str, seed: u64, options: &Options) -> Result<Program, ProgramError> {
+pub fn build(name: &str, seed: u64, options: &Options) -> Result<KernelProgram, ProgramError> {
     let Some(spec) = programs().find(|spec| spec.name == name) else {
         let known: Vec<&'static str> = programs().map(|spec| spec.name).collect();
         let meant =
@@ -77,12 +77,12 @@ pub fn build(name: &str, seed: u64, options: &Options) -> Result<Program, Progra
         return Err(ProgramError::Unknown { name: name.into(), known: known.join(", "), meant });
     };
     check(spec, options)?;
-    let mut setup = Setup::new(spec, seed, options);
+    let mut setup = KernelSetup::new(spec, seed, options);
     (spec.make)(&mut setup);
     Ok(setup.finish())
 }
 
-fn check(spec: &'static ProgramSpec, options: &Options) -> Result<(), ProgramError> {
+fn check(spec: &'static KernelSpec, options: &Options) -> Result<(), ProgramError> {
     let refuse = |option, found: String, expected: String| {
         Err(ProgramError::Refused { program: spec.name, option, found, expected })
     };

@@ -3,24 +3,24 @@
 //! Method (papers TC, section 3.5.2): each thread reads and modifies the scoreboard of its group, and works on a private
 //! region that is large enough to miss often. With one thread to a board nothing is shared; with one board everything is.
 
-use cachemate_core::Turn;
+use cachemate_core::BatchEnd;
 
-use super::emitter::Out;
+use super::emitter::AccessEmitter;
 use super::random::Rng;
 use super::servers::{Membership, add_collectors, group_users, members};
-use super::setup::ProgramSpec;
-use super::setup::{Kernel, Region, Setup, Users};
-use super::{Code, Pace};
+use super::setup::KernelSpec;
+use super::setup::{KernelSetup, Region, RegionUsers, WorkloadKernel};
+use super::{AccessPace, CodeLayout};
 
-const PACE: Pace = Pace { instructions_per_access: 2.8, stack_per_access: 0.5 };
+const PACE: AccessPace = AccessPace { instructions_per_access: 2.8, stack_per_access: 0.5 };
 const PACE_SOURCE: &str = "estimate: integer mix";
-const CODE: Code = Code { functions: 2, function_instr: 96 };
+const CODE: CodeLayout = CodeLayout { functions: 2, function_instr: 96 };
 const CODE_SOURCE: &str = "estimate: a loop and its helpers";
 const FOOTPRINT: u64 = 16 << 20;
 const FOOTPRINT_SOURCE: &str = "papers TC, section 3.5.2: private regions \"fairly large\"; chosen: 1 MB a thread";
 
-pub(super) const PROGRAMS: &[ProgramSpec] = &[
-    ProgramSpec {
+pub(super) const PROGRAMS: &[KernelSpec] = &[
+    KernelSpec {
         name: "scoreboards",
         stands_for: "the synthetic microbenchmark of papers TC",
         algorithm: "threads of a group read and modify one scoreboard beside private data",
@@ -33,9 +33,9 @@ pub(super) const PROGRAMS: &[ProgramSpec] = &[
         phases: "optional change of boards midway",
         unit: "rounds",
         threads: (4, 4),
-        make: |setup| boards(setup, Sharing::Groups),
+        make: |setup| boards(setup, SharingMode::Groups),
     },
-    ProgramSpec {
+    KernelSpec {
         name: "share-nothing",
         stands_for: "negative control: no clusters to find",
         algorithm: "as scoreboards, every thread with a board of its own",
@@ -48,9 +48,9 @@ pub(super) const PROGRAMS: &[ProgramSpec] = &[
         phases: "none",
         unit: "rounds",
         threads: (16, 1),
-        make: |setup| boards(setup, Sharing::Nothing),
+        make: |setup| boards(setup, SharingMode::Nothing),
     },
-    ProgramSpec {
+    KernelSpec {
         name: "share-everything",
         stands_for: "negative control: one cluster of all",
         algorithm: "as scoreboards, one board for all threads",
@@ -63,12 +63,12 @@ pub(super) const PROGRAMS: &[ProgramSpec] = &[
         phases: "none",
         unit: "rounds",
         threads: (16, 1),
-        make: |setup| boards(setup, Sharing::Everything),
+        make: |setup| boards(setup, SharingMode::Everything),
     },
 ];
 
 #[derive(Clone, Copy, PartialEq)]
-enum Sharing {
+enum SharingMode {
     Groups,
     Nothing,
     Everything,
@@ -87,31 +87,31 @@ struct Worker {
     rng: Rng,
 }
 
-fn boards(setup: &mut Setup, sharing: Sharing) {
+fn boards(setup: &mut KernelSetup, sharing: SharingMode) {
     let members = members(setup);
-    let count = if sharing == Sharing::Groups { setup.sizes.len() } else { 1 };
-    let board_users = |setup: &Setup, group| {
-        if sharing == Sharing::Everything { Users::All } else { group_users(setup, group) }
+    let count = if sharing == SharingMode::Groups { setup.sizes.len() } else { 1 };
+    let board_users = |setup: &KernelSetup, group| {
+        if sharing == SharingMode::Everything { RegionUsers::All } else { group_users(setup, group) }
     };
     let mut shared = Vec::new();
-    if sharing != Sharing::Nothing {
+    if sharing != SharingMode::Nothing {
         for group in 0..count as u32 {
             let users = board_users(setup, group);
             shared.push(setup.region("scoreboard", BOARD_BYTES, users));
         }
     }
-    let each = |setup: &Setup| {
-        let boards = if sharing == Sharing::Nothing { members.len() } else { count } as u64;
+    let each = |setup: &KernelSetup| {
+        let boards = if sharing == SharingMode::Nothing { members.len() } else { count } as u64;
         let marks = if setup.options.background_threads.unwrap_or(0) > 0 { 4096 } else { 0 };
         (setup.data_bytes() - boards * BOARD_BYTES - marks) / members.len() as u64
     };
     let bytes = each(setup);
     let mut heap = shared.clone();
     for (thread, &(group, place)) in members.iter().enumerate() {
-        let private = setup.region("private data", bytes, Users::Thread(thread as u32));
+        let private = setup.region("private data", bytes, RegionUsers::Thread(thread as u32));
         let mut boards = shared.clone();
-        if sharing == Sharing::Nothing {
-            boards.push(setup.region("scoreboard", BOARD_BYTES, Users::Thread(thread as u32)));
+        if sharing == SharingMode::Nothing {
+            boards.push(setup.region("scoreboard", BOARD_BYTES, RegionUsers::Thread(thread as u32)));
         }
         let mut membership = Membership::new(group, place, setup);
         if boards.len() == 1 {
@@ -121,7 +121,7 @@ fn boards(setup: &mut Setup, sharing: Sharing) {
         setup.member(group, place, Worker { boards, membership, private, rounds: 0, rng });
     }
     if setup.options.background_threads.unwrap_or(0) > 0 {
-        let marks = setup.region("marks", 4096, Users::All);
+        let marks = setup.region("marks", 4096, RegionUsers::All);
         heap.truncate(shared.len());
         if heap.is_empty() {
             heap.push(marks);
@@ -130,8 +130,8 @@ fn boards(setup: &mut Setup, sharing: Sharing) {
     }
 }
 
-impl Kernel for Worker {
-    fn step(&mut self, out: &mut Out) -> Turn {
+impl WorkloadKernel for Worker {
+    fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
         let board = self.boards[self.membership.at(self.rounds)];
         out.enter(0);
         for touch in 0..BOARD_TOUCHES {
@@ -150,7 +150,7 @@ impl Kernel for Worker {
             }
         }
         self.rounds += 1;
-        Turn::More
+        BatchEnd::More
     }
 
     fn progress(&self) -> f64 {

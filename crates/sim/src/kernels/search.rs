@@ -6,69 +6,69 @@
 //! their canonical order. povray follows rays through a bounding hierarchy: its top levels at every ray, its
 //! leaves and textures seldom.
 
-use cachemate_core::Turn;
+use cachemate_core::BatchEnd;
 
-use super::emitter::Out;
+use super::emitter::AccessEmitter;
 use super::random::Rng;
-use super::setup::ProgramSpec;
-use super::setup::{Kernel, Region, Setup, Users};
-use super::{Code, Pace};
+use super::setup::KernelSpec;
+use super::setup::{KernelSetup, Region, RegionUsers, WorkloadKernel};
+use super::{AccessPace, CodeLayout};
 
-pub(super) const PROGRAMS: &[ProgramSpec] = &[
-    ProgramSpec {
+pub(super) const PROGRAMS: &[KernelSpec] = &[
+    KernelSpec {
         name: "crafty",
         stands_for: "SPEC CPU2000 186.crafty",
         algorithm: "alpha-beta search: bit boards, attack tables, transposition table",
         footprint_bytes: 2_100_000,
         footprint_source: "Henning 2000: 2.1 MB resident",
-        pace: Pace { instructions_per_access: 2.8, stack_per_access: 1.0 },
+        pace: AccessPace { instructions_per_access: 2.8, stack_per_access: 1.0 },
         pace_source: "Hennessy & Patterson 3rd ed., Fig. 2.32 (integer: about 36 % loads and stores)",
-        code: Code { functions: 400, function_instr: 96 },
+        code: CodeLayout { functions: 400, function_instr: 96 },
         code_source: "estimate: 150 KB of generator and evaluator",
         phases: "none",
         unit: "positions",
         threads: (1, 1),
         make: |setup| setup.single(|setup| GameSearch::new(setup, 120, 12, 48)),
     },
-    ProgramSpec {
+    KernelSpec {
         name: "gobmk",
         stands_for: "SPEC CPU2006 445.gobmk",
         algorithm: "go reading and pattern matching: boards, pattern database, reading cache",
         footprint_bytes: 28_000_000,
         footprint_source: "Henning 2007 (CPU2006 memory footprint): about 28 MB",
-        pace: Pace { instructions_per_access: 2.38, stack_per_access: 1.4 },
+        pace: AccessPace { instructions_per_access: 2.38, stack_per_access: 1.4 },
         pace_source: "Phansalkar et al. 2007: 27.9 % loads, 14.2 % stores",
-        code: Code { functions: 1200, function_instr: 80 },
+        code: CodeLayout { functions: 1200, function_instr: 80 },
         code_source: "estimate: 375 KB in use (pattern matchers)",
         phases: "none",
         unit: "positions",
         threads: (1, 1),
         make: |setup| setup.single(|setup| GameSearch::new(setup, 240, 48, 240)),
     },
-    ProgramSpec {
+    KernelSpec {
         name: "gamess",
         stands_for: "SPEC CPU2006 416.gamess",
         algorithm: "integrals in small buffers contracted into density and Fock matrices",
         footprint_bytes: 1_130_000,
         footprint_source: "estimate: two packed triangles of 350 functions and buffers; the 670 MB of Henning 2007 are mostly untouched",
-        pace: Pace { instructions_per_access: 2.28, stack_per_access: 3.0 },
+        pace: AccessPace { instructions_per_access: 2.28, stack_per_access: 3.0 },
         pace_source: "Phansalkar et al. 2007: 34.6 % loads, 9.2 % stores",
-        code: Code { functions: 64, function_instr: 320 },
+        code: CodeLayout { functions: 64, function_instr: 320 },
         code_source: "estimate: 80 KB of integral routines",
         phases: "none",
         unit: "shell quartets",
         threads: (1, 1),
         make: |setup| setup.single(Integrals::new),
     },
-    ProgramSpec {
+    KernelSpec {
         name: "povray",
         stands_for: "SPEC CPU2006 453.povray",
         algorithm: "ray tracer: bounding hierarchy, shapes, textures",
         footprint_bytes: 6_700_000,
         footprint_source: "Henning 2007 (CPU2006 memory footprint): about 7 MB",
-        pace: Pace { instructions_per_access: 2.58, stack_per_access: 2.5 },
+        pace: AccessPace { instructions_per_access: 2.58, stack_per_access: 2.5 },
         pace_source: "Phansalkar et al. 2007: 30.0 % loads, 8.8 % stores",
-        code: Code { functions: 400, function_instr: 96 },
+        code: CodeLayout { functions: 400, function_instr: 96 },
         code_source: "estimate: 150 KB of shapes, noise and texture routines",
         phases: "none",
         unit: "rays",
@@ -98,19 +98,19 @@ struct GameSearch {
 const BOARD_BYTES: u64 = 512;
 
 impl GameSearch {
-    fn new(setup: &mut Setup, reads: u64, reads_per_call: u64, seldom: u64) -> Self {
+    fn new(setup: &mut KernelSetup, reads: u64, reads_per_call: u64, seldom: u64) -> Self {
         let bytes = setup.data_bytes();
-        let boards = setup.region("position stack", (16 * BOARD_BYTES).min(bytes / 8), Users::All);
-        let tables = setup.region("tables", bytes / 4, Users::All);
-        let cache = setup.region("transposition table", bytes - boards.bytes - tables.bytes, Users::All);
+        let boards = setup.region("position stack", (16 * BOARD_BYTES).min(bytes / 8), RegionUsers::All);
+        let tables = setup.region("tables", bytes / 4, RegionUsers::All);
+        let cache = setup.region("transposition table", bytes - boards.bytes - tables.bytes, RegionUsers::All);
         let hot_divisor = (tables.bytes / (32 << 10)).max(1);
         let rng = setup.rng.clone();
         GameSearch { boards, tables, cache, reads, reads_per_call, seldom, hot_divisor, depth: 0, positions: 0, rng }
     }
 }
 
-impl Kernel for GameSearch {
-    fn step(&mut self, out: &mut Out) -> Turn {
+impl WorkloadKernel for GameSearch {
+    fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
         let functions = u64::from(out.functions());
         let levels = self.boards.bytes / BOARD_BYTES;
         // Depth-first: down until a cut-off or the horizon, then back.
@@ -142,7 +142,7 @@ impl Kernel for GameSearch {
             out.store(slot + 8);
         }
         self.positions += 1;
-        Turn::More
+        BatchEnd::More
     }
 
     fn progress(&self) -> f64 {
@@ -177,16 +177,16 @@ struct Integrals {
 }
 
 impl Integrals {
-    fn new(setup: &mut Setup) -> Self {
+    fn new(setup: &mut KernelSetup) -> Self {
         let bytes = setup.data_bytes();
-        let buffers = setup.region("integral buffers", (16 << 10).min(bytes / 8), Users::All);
-        let intermediates = setup.region("intermediates", (128 << 10).min(bytes / 8), Users::All);
+        let buffers = setup.region("integral buffers", (16 << 10).min(bytes / 8), RegionUsers::All);
+        let intermediates = setup.region("intermediates", (128 << 10).min(bytes / 8), RegionUsers::All);
         // A packed triangle of n functions has n (n + 1) / 2 words.
         let words = (bytes - buffers.bytes - intermediates.bytes) / 16;
         let functions = (libm::sqrt(8.0 * words as f64 + 1.0) - 1.0) as u64 / 2;
         let triangle_bytes = functions * (functions + 1) / 2 * 8;
-        let density = setup.region("density", triangle_bytes, Users::All);
-        let fock = setup.region("Fock matrix", triangle_bytes, Users::All);
+        let density = setup.region("density", triangle_bytes, RegionUsers::All);
+        let fock = setup.region("Fock matrix", triangle_bytes, RegionUsers::All);
         let mut rng = setup.rng.clone();
         let shells = (functions / SHELL).max(1);
         // The last shell's quartets are half of all, and each pair's go over the whole triangle.
@@ -195,7 +195,7 @@ impl Integrals {
     }
 
     /// Recursions over the primitives of one quartet of shells.
-    fn recur(&mut self, out: &mut Out) {
+    fn recur(&mut self, out: &mut AccessEmitter) {
         let (words, intermediates) = (self.buffers.bytes / 8, self.intermediates.bytes / 8);
         // The types of the shells choose the routines: three kinds, of which the outer two shells' stay for long.
         let [i, j, k, l] = self.quartet;
@@ -217,7 +217,7 @@ impl Integrals {
     }
 
     /// The block of two shells: what it holds of the density goes into the block of the others, and theirs into its.
-    fn contract(&self, first: u64, second: u64, out: &mut Out) {
+    fn contract(&self, first: u64, second: u64, out: &mut AccessEmitter) {
         let (high, low) = (first.max(second), first.min(second));
         for row in high * SHELL..(high + 1) * SHELL {
             for column in (low * SHELL..(low + 1) * SHELL).filter(|column| *column <= row) {
@@ -242,8 +242,8 @@ impl Integrals {
     }
 }
 
-impl Kernel for Integrals {
-    fn step(&mut self, out: &mut Out) -> Turn {
+impl WorkloadKernel for Integrals {
+    fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
         self.recur(out);
         self.terms += TERMS_PER_STEP;
         if self.terms == TERMS_PER_QUARTET {
@@ -255,7 +255,7 @@ impl Kernel for Integrals {
             self.next();
             self.quartets += 1;
         }
-        Turn::More
+        BatchEnd::More
     }
 
     fn progress(&self) -> f64 {
@@ -275,18 +275,18 @@ const BOX_BYTES: u64 = 64;
 const SHAPE_BYTES: u64 = 256;
 
 impl RayTracer {
-    fn new(setup: &mut Setup) -> Self {
+    fn new(setup: &mut KernelSetup) -> Self {
         let bytes = setup.data_bytes();
-        let hierarchy = setup.region("bounding boxes", bytes / 8, Users::All);
-        let image = setup.region("image", bytes / 8, Users::All);
-        let shapes = setup.region("shapes and textures", bytes - hierarchy.bytes - image.bytes, Users::All);
+        let hierarchy = setup.region("bounding boxes", bytes / 8, RegionUsers::All);
+        let image = setup.region("image", bytes / 8, RegionUsers::All);
+        let shapes = setup.region("shapes and textures", bytes - hierarchy.bytes - image.bytes, RegionUsers::All);
         let rng = setup.rng.clone();
         RayTracer { hierarchy, shapes, image, rays: 0, rng }
     }
 }
 
-impl Kernel for RayTracer {
-    fn step(&mut self, out: &mut Out) -> Turn {
+impl WorkloadKernel for RayTracer {
+    fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
         let functions = u64::from(out.functions());
         let boxes = self.hierarchy.bytes / BOX_BYTES;
         // Neighboring pixels hit neighboring shapes: the leaf drifts, secondary rays leave it.
@@ -322,7 +322,7 @@ impl Kernel for RayTracer {
         }
         out.store(self.image.at(self.rays / 4 % (self.image.bytes / 8), 8));
         self.rays += 1;
-        Turn::More
+        BatchEnd::More
     }
 
     fn progress(&self) -> f64 {

@@ -7,11 +7,11 @@
 //! Method: every program declares its regions with their users; a thread's group decides which of them it works on, and
 //! may change midway ([`Membership`]). Background threads behave like a collector: they sleep, then walk everything.
 
-use cachemate_core::Turn;
+use cachemate_core::BatchEnd;
 
-use super::emitter::Out;
+use super::emitter::AccessEmitter;
 use super::random::Rng;
-use super::setup::{Kernel, Region, Setup, Users, group_later};
+use super::setup::{KernelSetup, Region, RegionUsers, WorkloadKernel, group_later};
 
 /// Which group's data a thread works on, now.
 #[derive(Clone, Copy)]
@@ -22,7 +22,7 @@ pub(super) struct Membership {
 }
 
 impl Membership {
-    pub fn new(group: u32, place: u32, setup: &Setup) -> Self {
+    pub fn new(group: u32, place: u32, setup: &KernelSetup) -> Self {
         let later = group_later(group, place, setup.sizes.len() as u32);
         Membership { group, later, regroup_after: setup.options.regroup_after }
     }
@@ -40,12 +40,12 @@ impl Membership {
 }
 
 /// Users of a group's region: the group, or everybody where threads change groups.
-pub(super) fn group_users(setup: &Setup, group: u32) -> Users {
-    if setup.options.regroup_after.is_some() { Users::All } else { Users::Group(group) }
+pub(super) fn group_users(setup: &KernelSetup, group: u32) -> RegionUsers {
+    if setup.options.regroup_after.is_some() { RegionUsers::All } else { RegionUsers::Group(group) }
 }
 
 /// The threads to be: (group, place within the group).
-pub(super) fn members(setup: &Setup) -> Vec<(u32, u32)> {
+pub(super) fn members(setup: &KernelSetup) -> Vec<(u32, u32)> {
     let sizes = setup.sizes.iter().enumerate();
     sizes.flat_map(|(group, &size)| (0..size).map(move |place| (group as u32, place))).collect()
 }
@@ -67,20 +67,20 @@ const WALK_LINES: u64 = 4096;
 const SLEEP_NS: u64 = 1_500_000;
 
 /// Adds the background threads that the options ask for, walking `heap`.
-pub(super) fn add_collectors(setup: &mut Setup, heap: &[Region], marks: Region) {
+pub(super) fn add_collectors(setup: &mut KernelSetup, heap: &[Region], marks: Region) {
     for _ in 0..setup.options.background_threads.unwrap_or(0) {
         let rng = Rng::new(setup.rng.bits());
         setup.background(Collector { heap: heap.to_vec(), marks, left: 0, at: 0, rounds: 0, rng });
     }
 }
 
-impl Kernel for Collector {
-    fn step(&mut self, out: &mut Out) -> Turn {
+impl WorkloadKernel for Collector {
+    fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
         if self.left == 0 {
             self.left = WALK_LINES;
             self.at = self.rng.bits();
             self.rounds += 1;
-            return Turn::Sleep { ns: SLEEP_NS };
+            return BatchEnd::Sleep { ns: SLEEP_NS };
         }
         out.enter(out.functions() - 1);
         for _ in 0..64 {
@@ -92,7 +92,7 @@ impl Kernel for Collector {
             self.at = self.at.wrapping_add(1);
         }
         self.left -= 64;
-        Turn::More
+        BatchEnd::More
     }
 
     fn progress(&self) -> f64 {

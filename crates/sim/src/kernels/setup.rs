@@ -1,11 +1,11 @@
 //! Building a program: its address space, and the wrapper that turns a kernel into an endless source.
 
-use cachemate_core::{Access, AccessSource, Turn};
+use cachemate_core::{Access, AccessSource, BatchEnd};
 use serde::{Deserialize, Serialize};
 
-use super::emitter::{Out, STACK_BYTES};
+use super::emitter::{AccessEmitter, STACK_BYTES};
 use super::random::{Rng, mix};
-use super::{Code, Pace};
+use super::{AccessPace, CodeLayout};
 
 /// What a scenario may change of a program. Everything left out keeps the table's value.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -28,7 +28,7 @@ pub struct Options {
 
 /// One row of the table of programs.
 #[derive(Clone, Copy, Debug)]
-pub struct ProgramSpec {
+pub struct KernelSpec {
     /// Name in scenarios.
     pub name: &'static str,
     /// What it stands for.
@@ -40,11 +40,11 @@ pub struct ProgramSpec {
     /// The publication that the footprint is from, or `estimate`.
     pub footprint_source: &'static str,
     /// Instructions and stack accesses beside the algorithm's own.
-    pub pace: Pace,
+    pub pace: AccessPace,
     /// The publication that the pace is from, or `estimate`.
     pub pace_source: &'static str,
     /// Size of the code and of its loops.
-    pub code: Code,
+    pub code: CodeLayout,
     /// The publication that the code's size is from, or `estimate`.
     pub code_source: &'static str,
     /// What the program's behaviour alternates between, if anything.
@@ -53,11 +53,11 @@ pub struct ProgramSpec {
     pub unit: &'static str,
     /// Threads of each group and groups; (1, 1) where single-threaded.
     pub threads: (u32, u32),
-    pub(crate) make: fn(&mut Setup),
+    pub(crate) make: fn(&mut KernelSetup),
 }
 
 /// A program ready to run.
-pub struct Program {
+pub struct KernelProgram {
     /// Its threads, in one address space, in the order of their groups.
     pub threads: Vec<Box<dyn AccessSource>>,
     /// Group of each thread; `None` for background threads.
@@ -69,7 +69,7 @@ pub struct Program {
 }
 
 /// Threads of each group under these options.
-pub(super) fn group_sizes(spec: &ProgramSpec, options: &Options) -> Vec<u32> {
+pub(super) fn group_sizes(spec: &KernelSpec, options: &Options) -> Vec<u32> {
     if !options.group_sizes.is_empty() {
         return options.group_sizes.clone();
     }
@@ -85,7 +85,7 @@ pub(super) fn group_later(group: u32, place: u32, groups: u32) -> u32 {
 
 /// Who touches a region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Users {
+pub enum RegionUsers {
     /// Every thread of the program.
     All,
     /// The threads of one group, and background threads.
@@ -104,7 +104,7 @@ pub struct Region {
     /// Whole lines of 64 bytes.
     pub bytes: u64,
     /// The threads that may touch it.
-    pub users: Users,
+    pub users: RegionUsers,
 }
 
 impl Region {
@@ -122,29 +122,29 @@ impl Region {
 }
 
 /// One operation after the other of a program's algorithm.
-pub(crate) trait Kernel: Send {
+pub(crate) trait WorkloadKernel: Send {
     /// Emits the accesses of the next operation (up to about a thousand); says how it ends.
-    fn step(&mut self, out: &mut Out) -> Turn;
+    fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd;
 
     /// Work done, in the unit of the program's table row.
     fn progress(&self) -> f64;
 }
 
 /// A kernel as a source: operations until a batch is full or the kernel leaves the processor.
-struct Endless<K> {
+struct EndlessSource<K> {
     kernel: K,
-    out: Out,
+    out: AccessEmitter,
 }
 
 const BATCH_ACCESSES: usize = 1024;
 
-impl<K: Kernel> AccessSource for Endless<K> {
-    fn fill(&mut self, batch: &mut Vec<Access>) -> Turn {
+impl<K: WorkloadKernel> AccessSource for EndlessSource<K> {
+    fn next_batch(&mut self, batch: &mut Vec<Access>) -> BatchEnd {
         std::mem::swap(batch, &mut self.out.batch);
         let full = self.out.len() + BATCH_ACCESSES;
         self.out.batch.reserve(2 * BATCH_ACCESSES);
-        let mut turn = Turn::More;
-        while turn == Turn::More && self.out.len() < full {
+        let mut turn = BatchEnd::More;
+        while turn == BatchEnd::More && self.out.len() < full {
             turn = self.kernel.step(&mut self.out);
         }
         std::mem::swap(batch, &mut self.out.batch);
@@ -157,34 +157,34 @@ impl<K: Kernel> AccessSource for Endless<K> {
 }
 
 /// What a family builds its threads with.
-pub(crate) struct Setup<'a> {
-    pub spec: &'static ProgramSpec,
+pub(crate) struct KernelSetup<'a> {
+    pub spec: &'static KernelSpec,
     pub options: &'a Options,
     pub rng: Rng,
     /// Threads of each group.
     pub sizes: Vec<u32>,
     footprint_bytes: u64,
     next_base: u64,
-    program: Program,
+    program: KernelProgram,
 }
 
 /// Data starts within 64 GiB above this; regions go up from there.
 const DATA_BASE: u64 = 0x10_0000_0000;
 const PAGE_BYTES: u64 = 4096;
 
-impl<'a> Setup<'a> {
-    pub(super) fn new(spec: &'static ProgramSpec, seed: u64, options: &'a Options) -> Self {
+impl<'a> KernelSetup<'a> {
+    pub(super) fn new(spec: &'static KernelSpec, seed: u64, options: &'a Options) -> Self {
         let salt = spec.name.bytes().fold(0, |hash, byte| mix(hash ^ u64::from(byte)));
         let mut rng = Rng::new(seed ^ salt);
         let next_base = DATA_BASE + rng.below(1 << 24) * PAGE_BYTES;
         let footprint_bytes = options.footprint_bytes.unwrap_or(spec.footprint_bytes);
         let sizes = group_sizes(spec, options);
         let program =
-            Program { threads: Vec::new(), groups: Vec::new(), groups_later: Vec::new(), regions: Vec::new() };
-        Setup { spec, options, rng, sizes, footprint_bytes, next_base, program }
+            KernelProgram { threads: Vec::new(), groups: Vec::new(), groups_later: Vec::new(), regions: Vec::new() };
+        KernelSetup { spec, options, rng, sizes, footprint_bytes, next_base, program }
     }
 
-    pub(super) fn finish(self) -> Program {
+    pub(super) fn finish(self) -> KernelProgram {
         self.program
     }
 
@@ -200,7 +200,7 @@ impl<'a> Setup<'a> {
     }
 
     /// Declares a region of whole lines, on a page of its own, some unused pages after the one before.
-    pub fn region(&mut self, name: &'static str, bytes: u64, users: Users) -> Region {
+    pub fn region(&mut self, name: &'static str, bytes: u64, users: RegionUsers) -> Region {
         let bytes = bytes.max(64).next_multiple_of(64);
         let base = self.next_base;
         let gap_pages = 1 + self.rng.below(61);
@@ -216,13 +216,13 @@ impl<'a> Setup<'a> {
     }
 
     /// A program of one thread.
-    pub fn single<K: Kernel + 'static>(&mut self, new: fn(&mut Self) -> K) {
+    pub fn single<K: WorkloadKernel + 'static>(&mut self, new: fn(&mut Self) -> K) {
         let kernel = new(self);
         self.member(0, 0, kernel);
     }
 
     /// Adds a thread of a group, at its place within it.
-    pub fn member(&mut self, group: u32, place: u32, kernel: impl Kernel + 'static) {
+    pub fn member(&mut self, group: u32, place: u32, kernel: impl WorkloadKernel + 'static) {
         let later = match self.options.regroup_after {
             Some(_) => group_later(group, place, self.sizes.len() as u32),
             None => group,
@@ -231,15 +231,15 @@ impl<'a> Setup<'a> {
     }
 
     /// Adds a thread that belongs to no group.
-    pub fn background(&mut self, kernel: impl Kernel + 'static) {
+    pub fn background(&mut self, kernel: impl WorkloadKernel + 'static) {
         self.thread((None, None), kernel);
     }
 
-    fn thread(&mut self, (group, later): (Option<u32>, Option<u32>), kernel: impl Kernel + 'static) {
+    fn thread(&mut self, (group, later): (Option<u32>, Option<u32>), kernel: impl WorkloadKernel + 'static) {
         let index = self.program.threads.len() as u32;
-        let stack = self.region("stack", STACK_BYTES, Users::Thread(index));
-        let out = Out::new(self.spec.pace, self.spec.code, stack.base);
-        self.program.threads.push(Box::new(Endless { kernel, out }));
+        let stack = self.region("stack", STACK_BYTES, RegionUsers::Thread(index));
+        let out = AccessEmitter::new(self.spec.pace, self.spec.code, stack.base);
+        self.program.threads.push(Box::new(EndlessSource { kernel, out }));
         self.program.groups.push(group);
         self.program.groups_later.push(later);
     }

@@ -5,39 +5,39 @@
 //! against the dual vector (column headers, then the nonzeros' index and value, gathering from the dense dual), and now
 //! and then solves with the factorised basis.
 
-use cachemate_core::Turn;
+use cachemate_core::BatchEnd;
 
-use super::emitter::Out;
+use super::emitter::AccessEmitter;
 use super::random::{Rng, mix, scale};
-use super::setup::ProgramSpec;
-use super::setup::{Kernel, Region, Setup, Users};
-use super::{Code, Pace};
+use super::setup::KernelSpec;
+use super::setup::{KernelSetup, Region, RegionUsers, WorkloadKernel};
+use super::{AccessPace, CodeLayout};
 
-pub(super) const PROGRAMS: &[ProgramSpec] = &[
-    ProgramSpec {
+pub(super) const PROGRAMS: &[KernelSpec] = &[
+    KernelSpec {
         name: "equake",
         stands_for: "SPEC CPU2000 183.equake",
         algorithm: "sparse symmetric matrix-vector product of 3x3 blocks, then time integration",
         footprint_bytes: 49_500_000,
         footprint_source: "Henning 2000: 49.5 MB resident",
-        pace: Pace { instructions_per_access: 2.4, stack_per_access: 0.6 },
+        pace: AccessPace { instructions_per_access: 2.4, stack_per_access: 0.6 },
         pace_source: "Hennessy & Patterson 3rd ed., Fig. 2.33 (equake: above 40 % loads and stores)",
-        code: Code { functions: 2, function_instr: 160 },
+        code: CodeLayout { functions: 2, function_instr: 160 },
         code_source: "estimate: product and integration loops",
         phases: "product and integration alternate within each time step",
         unit: "time steps",
         threads: (1, 1),
         make: |setup| setup.single(Earthquake::new),
     },
-    ProgramSpec {
+    KernelSpec {
         name: "soplex",
         stands_for: "SPEC CPU2006 450.soplex",
         algorithm: "simplex for linear programs: pricing of sparse columns, triangular solves",
         footprint_bytes: 435_000_000,
         footprint_source: "Henning 2007 (CPU2006 memory footprint): about 435 MB (pds-50)",
-        pace: Pace { instructions_per_access: 2.16, stack_per_access: 0.6 },
+        pace: AccessPace { instructions_per_access: 2.16, stack_per_access: 0.6 },
         pace_source: "Phansalkar et al. 2007: 38.9 % loads, 7.5 % stores",
-        code: Code { functions: 24, function_instr: 96 },
+        code: CodeLayout { functions: 24, function_instr: 96 },
         code_source: "estimate: pricing, ratio test and solves",
         phases: "pricing (stream and gather) and solves (short chases) alternate",
         unit: "simplex iterations",
@@ -63,17 +63,17 @@ struct Earthquake {
 }
 
 impl Earthquake {
-    fn new(setup: &mut Setup) -> Self {
+    fn new(setup: &mut KernelSetup) -> Self {
         let nodes = setup.data_bytes() / (ROW_BLOCKS * (BLOCK_BYTES + 4) + 6 * 24);
-        let matrix = setup.region("matrix", nodes * ROW_BLOCKS * BLOCK_BYTES, Users::All);
-        let columns = setup.region("column indices", nodes * ROW_BLOCKS * 4, Users::All);
-        let vectors = (0..6).map(|_| setup.region("vector", nodes * 24, Users::All)).collect();
+        let matrix = setup.region("matrix", nodes * ROW_BLOCKS * BLOCK_BYTES, RegionUsers::All);
+        let columns = setup.region("column indices", nodes * ROW_BLOCKS * 4, RegionUsers::All);
+        let vectors = (0..6).map(|_| setup.region("vector", nodes * 24, RegionUsers::All)).collect();
         let (salt, row) = (setup.rng.bits(), setup.rng.below(nodes));
         Earthquake { matrix, columns, vectors, nodes, row, integrating: false, salt, steps: 0 }
     }
 
     /// Multiplies with one row, its transpose scattered as it goes.
-    fn product(&self, row: u64, out: &mut Out) {
+    fn product(&self, row: u64, out: &mut AccessEmitter) {
         let (source, target) = (self.vectors[0], self.vectors[1]);
         for word in 0..3 {
             out.load(source.at(row, 24) + word * 8);
@@ -101,7 +101,7 @@ impl Earthquake {
         }
     }
 
-    fn integrate(&self, row: u64, out: &mut Out) {
+    fn integrate(&self, row: u64, out: &mut AccessEmitter) {
         for vector in &self.vectors[..5] {
             for word in 0..3 {
                 out.load(vector.at(row, 24) + word * 8);
@@ -114,8 +114,8 @@ impl Earthquake {
     }
 }
 
-impl Kernel for Earthquake {
-    fn step(&mut self, out: &mut Out) -> Turn {
+impl WorkloadKernel for Earthquake {
+    fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
         let rows = if self.integrating { 24 } else { 4 };
         let end = (self.row + rows).min(self.nodes);
         for row in self.row..end {
@@ -128,7 +128,7 @@ impl Kernel for Earthquake {
             self.integrating = !self.integrating;
             out.enter(u32::from(self.integrating));
         }
-        Turn::More
+        BatchEnd::More
     }
 
     fn progress(&self) -> f64 {
@@ -155,22 +155,22 @@ struct LinearProgram {
 }
 
 impl LinearProgram {
-    fn new(setup: &mut Setup) -> Self {
+    fn new(setup: &mut KernelSetup) -> Self {
         let bytes = setup.data_bytes();
         // pds-50: 83 060 rows, 275 814 columns: about three columns to a row; factors take a tenth.
-        let factors = setup.region("basis factors", bytes / 10, Users::All);
+        let factors = setup.region("basis factors", bytes / 10, RegionUsers::All);
         let count = (bytes - bytes / 10) / (COLUMN_BYTES + 32 + 3);
         let rows = (count * 3 / 8).max(8);
-        let columns = setup.region("columns", count * COLUMN_BYTES, Users::All);
-        let headers = setup.region("column headers", count * 32, Users::All);
-        let dual = setup.region("dual vector", rows * 8, Users::All);
+        let columns = setup.region("columns", count * COLUMN_BYTES, RegionUsers::All);
+        let headers = setup.region("column headers", count * 32, RegionUsers::All);
+        let dual = setup.region("dual vector", rows * 8, RegionUsers::All);
         let mut rng = setup.rng.clone();
         let (next, salt) = (rng.below(count), rng.bits());
         let rows = dual.bytes / 8;
         LinearProgram { columns, headers, dual, factors, count, rows, next, solve_left: 0, rng, salt, iterations: 0 }
     }
 
-    fn price(&self, column: u64, out: &mut Out) {
+    fn price(&self, column: u64, out: &mut AccessEmitter) {
         let header = self.headers.at(column, 32);
         out.load(header);
         out.load(header + 8);
@@ -187,7 +187,7 @@ impl LinearProgram {
         out.store(header + 16);
     }
 
-    fn solve(&mut self, out: &mut Out) {
+    fn solve(&mut self, out: &mut AccessEmitter) {
         let vectors = self.factors.bytes / 64 - 2;
         let at = self.factors.at(self.rng.below(vectors), 64);
         out.chase(at);
@@ -204,15 +204,15 @@ impl LinearProgram {
 const PRICED: u64 = 4096;
 const SOLVED: u64 = 1024;
 
-impl Kernel for LinearProgram {
-    fn step(&mut self, out: &mut Out) -> Turn {
+impl WorkloadKernel for LinearProgram {
+    fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
         if self.solve_left > 0 {
             out.enter(12 + (self.solve_left / 16) as u32 % 12);
             for _ in 0..16 {
                 self.solve(out);
             }
             self.solve_left -= 16;
-            return Turn::More;
+            return BatchEnd::More;
         }
         out.enter((self.next / 8) as u32 % 12);
         for _ in 0..8 {
@@ -223,7 +223,7 @@ impl Kernel for LinearProgram {
             self.solve_left = SOLVED;
             self.iterations += 1;
         }
-        Turn::More
+        BatchEnd::More
     }
 
     fn progress(&self) -> f64 {

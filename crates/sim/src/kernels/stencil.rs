@@ -5,71 +5,71 @@
 //! and a point may hold a vector or a 5x5 block. Nests may repeat each plane, as solvers that iterate plane by plane
 //! do. The lists follow the programs' loops.
 
-use cachemate_core::Turn;
+use cachemate_core::BatchEnd;
 
-use super::emitter::Out;
-use super::setup::ProgramSpec;
-use super::setup::{Kernel, Region, Setup, Users};
-use super::{Code, Pace};
+use super::emitter::AccessEmitter;
+use super::setup::KernelSpec;
+use super::setup::{KernelSetup, Region, RegionUsers, WorkloadKernel};
+use super::{AccessPace, CodeLayout};
 
 const FP_MIX: &str = "Hennessy & Patterson 3rd ed., Fig. 2.33 (floating point: 35-40 % loads and stores)";
 const LOOPS: &str = "estimate: one unrolled inner loop per nest";
 
-pub(super) const PROGRAMS: &[ProgramSpec] = &[
-    ProgramSpec {
+pub(super) const PROGRAMS: &[KernelSpec] = &[
+    KernelSpec {
         name: "swim",
         stands_for: "SPEC CPU2000 171.swim",
         algorithm: "shallow-water model: three loop nests over 13 square arrays",
         footprint_bytes: 191_000_000,
         footprint_source: "Henning 2000: 191 MB resident",
-        pace: Pace { instructions_per_access: 2.6, stack_per_access: 0.1 },
+        pace: AccessPace { instructions_per_access: 2.6, stack_per_access: 0.1 },
         pace_source: FP_MIX,
-        code: Code { functions: 3, function_instr: 192 },
+        code: CodeLayout { functions: 3, function_instr: 192 },
         code_source: LOOPS,
         phases: "three nests per time step",
         unit: "time steps",
         threads: (1, 1),
         make: |setup| setup.single(swim),
     },
-    ProgramSpec {
+    KernelSpec {
         name: "mgrid",
         stands_for: "SPEC CPU2000 172.mgrid",
         algorithm: "multigrid V cycle, 27-point stencils on grids halved per level",
         footprint_bytes: 56_000_000,
         footprint_source: "Henning 2000: 56 MB resident",
-        pace: Pace { instructions_per_access: 2.6, stack_per_access: 0.1 },
+        pace: AccessPace { instructions_per_access: 2.6, stack_per_access: 0.1 },
         pace_source: FP_MIX,
-        code: Code { functions: 4, function_instr: 224 },
+        code: CodeLayout { functions: 4, function_instr: 224 },
         code_source: LOOPS,
         phases: "levels of the V cycle, coarse ones cached",
         unit: "V cycles",
         threads: (1, 1),
         make: |setup| setup.single(mgrid),
     },
-    ProgramSpec {
+    KernelSpec {
         name: "applu",
         stands_for: "SPEC CPU2000 173.applu",
         algorithm: "successive over-relaxation on 5x5 blocks: fluxes in three directions, Jacobians, lower and upper sweeps",
         footprint_bytes: 181_000_000,
         footprint_source: "Henning 2000: 181 MB resident",
-        pace: Pace { instructions_per_access: 2.6, stack_per_access: 1.8 },
+        pace: AccessPace { instructions_per_access: 2.6, stack_per_access: 1.8 },
         pace_source: FP_MIX,
-        code: Code { functions: 7, function_instr: 640 },
+        code: CodeLayout { functions: 7, function_instr: 640 },
         code_source: LOOPS,
         phases: "flux computation and block sweeps alternate",
         unit: "iterations",
         threads: (1, 1),
         make: |setup| setup.single(applu),
     },
-    ProgramSpec {
+    KernelSpec {
         name: "apsi",
         stands_for: "SPEC CPU2000 301.apsi",
         algorithm: "pollutant transport: plane-by-plane solvers that iterate on one vertical slice of three fields",
         footprint_bytes: 191_000_000,
         footprint_source: "Henning 2000: 191 MB resident",
-        pace: Pace { instructions_per_access: 2.6, stack_per_access: 0.4 },
+        pace: AccessPace { instructions_per_access: 2.6, stack_per_access: 0.4 },
         pace_source: FP_MIX,
-        code: Code { functions: 6, function_instr: 320 },
+        code: CodeLayout { functions: 6, function_instr: 320 },
         code_source: LOOPS,
         phases: "one solver after the other, short (papers RM: the shortest phases of 30 programs)",
         unit: "time steps",
@@ -104,9 +104,9 @@ struct Grid {
 }
 
 impl Grid {
-    fn new(setup: &mut Setup, name: &'static str, side: [u64; 3], point_bytes: u64) -> Self {
+    fn new(setup: &mut KernelSetup, name: &'static str, side: [u64; 3], point_bytes: u64) -> Self {
         let bytes = side.iter().product::<u64>() * point_bytes;
-        Grid { region: setup.region(name, bytes, Users::All), side, point_bytes }
+        Grid { region: setup.region(name, bytes, RegionUsers::All), side, point_bytes }
     }
 
     fn strides(&self) -> [u64; 3] {
@@ -167,13 +167,13 @@ struct Stencil {
 
 impl Stencil {
     /// Starts at a place in the first nest that the seed chooses: copies of a program are not in step.
-    fn new(setup: &mut Setup, nests: Vec<Nest>) -> Self {
+    fn new(setup: &mut KernelSetup, nests: Vec<Nest>) -> Self {
         let at = nests[0].extent.map(|points| setup.rng.below(points));
         Stencil { nests, nest: 0, at, pass: 0, row: Vec::new(), cycles: 0 }
     }
 
     /// Moves to the row after the one just ended.
-    fn next_row(&mut self, out: &mut Out) {
+    fn next_row(&mut self, out: &mut AccessEmitter) {
         let nest = &self.nests[self.nest];
         self.at[0] = 0;
         self.at[1] += 1;
@@ -200,8 +200,8 @@ impl Stencil {
     }
 }
 
-impl Kernel for Stencil {
-    fn step(&mut self, out: &mut Out) -> Turn {
+impl WorkloadKernel for Stencil {
+    fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
         let nest = &self.nests[self.nest];
         let points = (512 / nest.touches.len() as u64).max(1);
         let end = (self.at[0] + points).min(nest.extent[0]);
@@ -218,7 +218,7 @@ impl Kernel for Stencil {
         if end == nest.extent[0] {
             self.next_row(out);
         }
-        Turn::More
+        BatchEnd::More
     }
 
     fn progress(&self) -> f64 {
@@ -239,7 +239,7 @@ fn cube_root(value: u64) -> u64 {
     libm::cbrt(value as f64) as u64
 }
 
-fn swim(setup: &mut Setup) -> Stencil {
+fn swim(setup: &mut KernelSetup) -> Stencil {
     let side = square_root(setup.data_bytes() / (13 * 8));
     let names = ["u", "v", "p", "unew", "vnew", "pnew", "uold", "vold", "pold", "cu", "cv", "z", "h"];
     let [u, v, p, unew, vnew, pnew, uold, vold, pold, cu, cv, z, h] =
@@ -297,7 +297,7 @@ fn twenty_seven(grid: &Grid, step: u64) -> Vec<Touch> {
     touches
 }
 
-fn mgrid(setup: &mut Setup) -> Stencil {
+fn mgrid(setup: &mut KernelSetup) -> Stencil {
     // u and r on all levels (8/7 of the finest), v on the finest only.
     let finest = cube_root(setup.data_bytes() * 7 / (23 * 8));
     let mut levels = Vec::new();
@@ -345,7 +345,7 @@ fn mgrid(setup: &mut Setup) -> Stencil {
     Stencil::new(setup, nests)
 }
 
-fn applu(setup: &mut Setup) -> Stencil {
+fn applu(setup: &mut KernelSetup) -> Stencil {
     // Per point: u, rsd and frct of five words, four 5x5 blocks.
     let side = cube_root(setup.data_bytes() / (3 * 40 + 4 * 200));
     let [u, rsd, frct] = ["u", "rsd", "frct"].map(|name| Grid::new(setup, name, [side; 3], 40));
@@ -398,7 +398,7 @@ fn applu(setup: &mut Setup) -> Stencil {
     Stencil::new(setup, nests)
 }
 
-fn apsi(setup: &mut Setup) -> Stencil {
+fn apsi(setup: &mut KernelSetup) -> Stencil {
     const FIELDS: u64 = 16;
     let side = cube_root(setup.data_bytes() / (FIELDS * 8));
     let fields: Vec<Grid> = (0..FIELDS).map(|_| Grid::new(setup, "field", [side; 3], 8)).collect();

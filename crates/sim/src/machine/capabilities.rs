@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use cachemate_core::{Ability, Cache, Capabilities, MachineSpec, Partition, Sampler, Support, Topology};
+use cachemate_core::{Ability, Cache, Capabilities, MachineSpec, PartitionSupport, SamplerModel, Support, Topology};
 
-use super::setup::Clock;
+use super::setup::NominalClock;
 
 /// Shorter windows and slices than this many cycles are all overhead.
 const SHORTEST_WINDOW_CYCLES: u64 = 10_000;
@@ -19,16 +19,18 @@ fn no(why: &str) -> Support {
 }
 
 /// Truthful capabilities of a machine.
-pub fn capabilities(spec: &MachineSpec, topology: &Topology, clock: Clock) -> Capabilities {
+pub fn capabilities(spec: &MachineSpec, topology: &Topology, clock: NominalClock) -> Capabilities {
     let sampler = spec.counters.sampler;
     let ways = spec.caches.iter().any(|cache| cache.way_partitions.is_some());
     let (sampling, tracing) = match sampler {
-        Sampler::Ideal => ("every event, exactly", "every miss, exactly"),
-        Sampler::LastAddress => ("the last address only; stale after prefetches", "events between two traps are lost"),
-        Sampler::Tagged => ("tagged accesses with source and latency", "accesses in flight together are lost"),
+        SamplerModel::Ideal => ("every event, exactly", "every miss, exactly"),
+        SamplerModel::LastAddress => {
+            ("the last address only; stale after prefetches", "events between two traps are lost")
+        }
+        SamplerModel::Tagged => ("tagged accesses with source and latency", "accesses in flight together are lost"),
     };
     let abilities = BTreeMap::from([
-        (Ability::CountPerTask, yes(format!("{} at once", spec.counters.at_once))),
+        (Ability::CountPerTask, yes(format!("{} at once", spec.counters.counters))),
         (Ability::CountPerCache, yes("")),
         (Ability::CacheOccupancy, if ways { yes("") } else { no("no cache of this machine has monitoring") }),
         (Ability::TraceAddresses, yes(tracing)),
@@ -36,7 +38,11 @@ pub fn capabilities(spec: &MachineSpec, topology: &Topology, clock: Clock) -> Ca
         (Ability::SampleReuses, yes("")),
         (
             Ability::CountSuperSets,
-            if sampler == Sampler::Ideal { yes("") } else { no("this machine's counters do not count super sets") },
+            if sampler == SamplerModel::Ideal {
+                yes("")
+            } else {
+                no("this machine's counters do not count super sets")
+            },
         ),
         (Ability::ProbeFromOutside, yes("")),
         (Ability::Affinity, yes("")),
@@ -58,19 +64,22 @@ pub fn capabilities(spec: &MachineSpec, topology: &Topology, clock: Clock) -> Ca
     }
 }
 
-fn partitions_of(spec: &MachineSpec, cache: &Cache) -> Vec<(cachemate_core::CacheId, Partition)> {
+fn partitions_of(spec: &MachineSpec, cache: &Cache) -> Vec<(cachemate_core::CacheId, PartitionSupport)> {
     let mut partitions = Vec::new();
     if let Some(colors) = spec.pages.colors.filter(|_| cache.last_level) {
-        let move_page_ns = spec.pages.move_page_cycles as f64 * 1e9 / spec.hertz as f64;
-        partitions.push((cache.id, Partition::Colors { colors, page_bytes: spec.pages.page_bytes, move_page_ns }));
+        let move_page_ns = spec.pages.migration_cycles as f64 * 1e9 / spec.hertz as f64;
+        partitions.push((
+            cache.id,
+            PartitionSupport::Colors { colors, page_bytes: spec.pages.page_bytes, page_migration_ns: move_page_ns },
+        ));
     }
     let of_level = spec.caches.iter().find(|described| described.level == cache.level);
     if let Some((described, ways)) = of_level.and_then(|described| Some((described, described.way_partitions?))) {
-        let partition = Partition::Ways {
+        let partition = PartitionSupport::Ways {
             ways: described.ways,
-            at_least: ways.ways_at_least,
+            min_ways: ways.min_ways,
             contiguous: ways.contiguous,
-            groups_at_most: ways.groups,
+            max_groups: ways.groups,
         };
         partitions.push((cache.id, partition));
     }

@@ -4,13 +4,13 @@
 //! that a host could have read is read. Times in nanoseconds are nominal (the run's one time scale is taken out of
 //! them), counts and cycles are those of the simulated machine.
 
-mod act;
+mod apply;
 mod capabilities;
-mod counting;
+mod counter_multiplexing;
 mod observe;
 mod probes;
+mod progress_log;
 mod setup;
-mod trail;
 
 #[cfg(test)]
 mod probe_tests;
@@ -24,23 +24,24 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use cachemate_core::{
-    Applied, CacheId, Capabilities, ClassId, CoRunPenalty, CpuId, CpuSet, GangSchedule, Goal, ImpossibleMachine, Level,
-    Machine, MachineError, MachineSpec, Masks, Observation, Plan, ProbeId, TaskId, Topology, Window, WindowEnd,
+    AppliedPlan, CacheId, CacheLevel, Capabilities, CoRunPenalty, CpuId, CpuSet, GangSchedule, Goal, Machine,
+    MachineError, MachineSpec, MachineSpecError, Observation, Plan, ProbeId, ServiceClassId, TaskId, Topology,
+    WayMasks, WindowEnd, WindowLength,
 };
 
-use counting::Counting;
-pub use setup::{Clock, Length, Maker, Program, SharedMemory, SimOptions};
-pub use trail::{Step, TaskStep};
+use counter_multiplexing::CounterMultiplexer;
+pub use progress_log::{ProgressSample, TaskProgress};
+pub use setup::{Maker, NominalClock, RunLimit, SharedMemory, SimOptions, SimProgram};
 
 use crate::baseline::Baseline;
 use crate::hw::{CacheCounters, Charge, Hardware, HwOptions};
 use crate::os::dispatch::Dispatcher;
 use crate::os::domains::Domains;
-use crate::os::frames::{Frames, FramesSpec};
-use crate::os::memory::Memory;
+use crate::os::frames::{FrameAllocator, FrameAllocatorSpec};
+use crate::os::memory::VirtualMemory;
 use crate::os::queues::Slot;
 use crate::os::schedulers::{Times, scheduler};
-use crate::os::system::{Costs, Happened, System};
+use crate::os::system::{OsCosts, System, SystemEvent};
 
 /// Counters that take turns are switched at this nominal interval, as a kernel's timer does.
 pub const COUNTER_TURN_NS: u64 = 4_000_000;
@@ -50,7 +51,7 @@ const TOUCH_WATCH_NS: u64 = 10_000_000;
 const PROBE_PROCESS: usize = 0;
 
 /// A task as the outside knows it.
-pub(crate) struct TaskEntry {
+pub(crate) struct SimTask {
     pub slot: Slot,
     pub program: usize,
     pub name: String,
@@ -64,8 +65,8 @@ pub(crate) struct TaskEntry {
     pub reported_exit: bool,
 }
 
-pub(crate) struct Running {
-    pub program: Program,
+pub(crate) struct RunningProgram {
+    pub program: SimProgram,
     pub arrives_cycle: Option<u64>,
     pub runs: u32,
     /// Threads of the present run that have not ended.
@@ -78,46 +79,46 @@ pub(crate) struct Running {
 /// A simulated machine with programs on it.
 pub struct SimMachine {
     pub(crate) spec: MachineSpec,
-    pub(crate) clock: Clock,
+    pub(crate) clock: NominalClock,
     pub(crate) topology: Topology,
     pub(crate) capabilities: Capabilities,
-    pub(crate) levels: Vec<Level>,
+    pub(crate) levels: Vec<CacheLevel>,
     pub(crate) system: System,
-    pub(crate) counting: Counting,
+    pub(crate) counting: CounterMultiplexer,
     /// Tasks by their id.
-    pub(crate) known: Vec<TaskEntry>,
+    pub(crate) known: Vec<SimTask>,
     pub(crate) task_of_slot: BTreeMap<Slot, TaskId>,
-    pub(crate) programs: Vec<Running>,
+    pub(crate) programs: Vec<RunningProgram>,
     segments: BTreeMap<u32, usize>,
     pub(crate) plan: Plan,
     pub(crate) penalties: Vec<CoRunPenalty>,
     /// Ascending by their CPUs.
     pub(crate) gangs: Vec<GangSchedule>,
     /// Way masks of classes of service; everybody else is in the hardware's class 0, which has all ways.
-    pub(crate) classes: BTreeMap<ClassId, Masks>,
-    ends: Option<Length>,
+    pub(crate) classes: BTreeMap<ServiceClassId, WayMasks>,
+    ends: Option<RunLimit>,
     /// Ends the warm-up; `None` once that is over.
-    warms_up: Option<Length>,
+    warms_up: Option<RunLimit>,
     pub(crate) baseline: Baseline,
     over: bool,
     next_counter_turn: u64,
     /// Scaled.
     counter_turn_cycles: u64,
     windows: u64,
-    pub(crate) places: observe::PlacesSeen,
-    probes: Vec<probes::Active>,
+    pub(crate) places: observe::LastSharedCounts,
+    probes: Vec<probes::ActiveProbe>,
     /// The probe that holds CPUs for itself.
     holder: Option<ProbeId>,
     stop: Arc<AtomicBool>,
-    trail: Option<trail::Trail>,
+    trail: Option<progress_log::ProgressLog>,
 }
 
 impl SimMachine {
     /// # Errors
     /// The first field that makes the machine impossible.
-    pub fn new(spec: &MachineSpec, options: &SimOptions, programs: Vec<Program>) -> Result<Self, ImpossibleMachine> {
+    pub fn new(spec: &MachineSpec, options: &SimOptions, programs: Vec<SimProgram>) -> Result<Self, MachineSpecError> {
         spec.check()?;
-        let clock = Clock::new(spec, options.scale);
+        let clock = NominalClock::new(spec, options.scale);
         let topology = spec.topology();
         let mut scaled = spec.clone();
         scaled.counters.interrupt_cycles = clock.scaled(spec.counters.interrupt_cycles);
@@ -126,7 +127,7 @@ impl SimMachine {
             Times { slice_cycles: clock.cycles(spec.os.time_slice_ns), millisecond_cycles: clock.cycles(1_000_000) };
         let dispatcher = Dispatcher::new(scheduler(options.scheduler, times), Domains::new(&topology));
         let node_of_cpu: Vec<u32> = topology.cpus.iter().map(|cpu| cpu.memory_node).collect();
-        let frames = Frames::new(FramesSpec {
+        let frames = FrameAllocator::new(FrameAllocatorSpec {
             frames: spec.memory.size_bytes / spec.pages.page_bytes,
             nodes: spec.memory.nodes,
             colors: spec.pages.colors.unwrap_or(1),
@@ -134,20 +135,20 @@ impl SimMachine {
             piece_order_at_most: options.piece_order_at_most,
             seed: options.seed,
         });
-        let costs = Costs {
+        let costs = OsCosts {
             context_switch_cycles: clock.scaled(spec.os.context_switch_cycles),
             migration_cycles: clock.scaled(spec.os.migration_cycles),
             fault_cycles: clock.scaled(spec.pages.fault_cycles),
-            move_page_cycles: clock.scaled(spec.pages.move_page_cycles),
+            move_page_cycles: clock.scaled(spec.pages.migration_cycles),
             hertz: spec.hertz,
             move_burst_cycles: clock.cycles(PAGE_MOVE_BURST_NS),
             touch_watch_cycles: clock.cycles(TOUCH_WATCH_NS),
         };
-        let mut system = System::new(hw, dispatcher, Memory::new(frames), costs);
+        let mut system = System::new(hw, dispatcher, VirtualMemory::new(frames), costs);
         let probe_process = system.add_process();
         debug_assert_eq!(probe_process, PROBE_PROCESS);
-        let levels: Vec<Level> = spec.caches.iter().map(|cache| cache.level).collect();
-        let running = |program: Program| Running {
+        let levels: Vec<CacheLevel> = spec.caches.iter().map(|cache| cache.level).collect();
+        let running = |program: SimProgram| RunningProgram {
             arrives_cycle: Some(clock.unscaled_cycles(program.start_ns)),
             program,
             runs: 0,
@@ -157,8 +158,8 @@ impl SimMachine {
         };
         let mut machine = SimMachine {
             capabilities: capabilities::capabilities(spec, &topology, clock),
-            counting: Counting::new(&levels, spec.counters.at_once, spec.counters.sampler),
-            places: observe::PlacesSeen::default(),
+            counting: CounterMultiplexer::new(&levels, spec.counters.counters, spec.counters.sampler),
+            places: observe::LastSharedCounts::default(),
             spec: spec.clone(),
             clock,
             topology,
@@ -168,7 +169,7 @@ impl SimMachine {
             task_of_slot: BTreeMap::new(),
             programs: programs.into_iter().map(running).collect(),
             segments: BTreeMap::new(),
-            plan: Plan::idle(Window::Time { ns: 1_000_000_000 }),
+            plan: Plan::idle(WindowLength::Time { ns: 1_000_000_000 }),
             penalties: Vec::new(),
             gangs: Vec::new(),
             classes: BTreeMap::new(),
@@ -197,12 +198,12 @@ impl SimMachine {
         self.system.now()
     }
     /// How this run's cycles and nominal times convert.
-    pub fn clock(&self) -> Clock {
+    pub fn clock(&self) -> NominalClock {
         self.clock
     }
 
     /// The next observation ends after this, unless a plan says otherwise.
-    pub fn set_first_window(&mut self, window: Window) {
+    pub fn set_first_window(&mut self, window: WindowLength) {
         self.plan.window = window;
     }
 
@@ -241,7 +242,7 @@ impl SimMachine {
             let slot = self.system.add_task(process, source, allowed, 1.0, false);
             let task = TaskId(self.known.len() as u32);
             self.task_of_slot.insert(slot, task);
-            self.known.push(TaskEntry {
+            self.known.push(SimTask {
                 slot,
                 program: at,
                 name: name.clone(),
@@ -256,7 +257,7 @@ impl SimMachine {
     }
 
     /// A thread of a program ended: when it was the last one, the program may start again.
-    fn note_exit(&mut self, slot: Slot) {
+    fn record_exit(&mut self, slot: Slot) {
         let Some(task) = self.task_of_slot.get(&slot) else { return };
         let running = &mut self.programs[self.known[task.0 as usize].program];
         running.alive -= 1;
@@ -270,8 +271,8 @@ impl SimMachine {
 
     fn window_cycles(&self) -> u64 {
         match self.plan.window {
-            Window::Time { ns } => self.clock.cycles(ns),
-            Window::Cycles { cycles } => (cycles / self.clock.scale).max(1),
+            WindowLength::Time { ns } => self.clock.cycles(ns),
+            WindowLength::Cycles { cycles } => (cycles / self.clock.scale).max(1),
         }
     }
 
@@ -283,21 +284,21 @@ impl SimMachine {
     }
 
     /// Whether the length has passed since the start of the measured part, or of the run while it warms up.
-    fn has_reached(&self, length: Length) -> bool {
+    fn has_reached(&self, length: RunLimit) -> bool {
         match length {
-            Length::Cycles(_) | Length::Ns(_) => self.system.now() >= self.cycle_of(length),
-            Length::Instructions(count) => self.instructions() - self.baseline.instructions() >= count,
-            Length::Completions(count) => {
+            RunLimit::Cycles(_) | RunLimit::Ns(_) => self.system.now() >= self.cycle_of(length),
+            RunLimit::Instructions(count) => self.instructions() - self.baseline.instructions() >= count,
+            RunLimit::Completions(count) => {
                 self.programs.iter().all(|program| program.completions - program.completions_before >= count)
             }
         }
     }
 
     /// When a length is reached for certain; never, where it is not a time.
-    fn cycle_of(&self, length: Length) -> u64 {
+    fn cycle_of(&self, length: RunLimit) -> u64 {
         match length {
-            Length::Cycles(cycles) => self.baseline.cycle + cycles,
-            Length::Ns(ns) => self.baseline.cycle + self.clock.unscaled_cycles(ns),
+            RunLimit::Cycles(cycles) => self.baseline.cycle + cycles,
+            RunLimit::Ns(ns) => self.baseline.cycle + self.clock.unscaled_cycles(ns),
             _ => u64::MAX,
         }
     }
@@ -334,11 +335,11 @@ impl SimMachine {
             let mut changed = false;
             match self.system.run(due, self.probes_watch_switches()) {
                 None => return Err(self.out_of_memory()),
-                Some(Happened::Exited(slot)) => {
-                    self.note_exit(slot);
+                Some(SystemEvent::Exited(slot)) => {
+                    self.record_exit(slot);
                     changed = true;
                 }
-                Some(Happened::Time | Happened::Switched(_) | Happened::Interrupt(_)) => {}
+                Some(SystemEvent::Time | SystemEvent::Switched(_) | SystemEvent::Interrupt(_)) => {}
             }
             let now = self.system.now();
             if now >= self.next_counter_turn {
@@ -349,7 +350,7 @@ impl SimMachine {
                 self.take_step();
             }
             changed |= self.admit_arrivals();
-            let answered = self.tend_probes();
+            let answered = self.poll_probes();
             let over = self.is_over();
             if now >= end {
                 return Ok(WindowEnd::Elapsed);
@@ -367,7 +368,7 @@ impl SimMachine {
     fn turn_counters(&mut self) {
         if self.counting.takes_turns() {
             self.read_counters();
-            self.counting.turn();
+            self.counting.rotate_group();
             for cpu in (0..self.spec.cpus()).map(CpuId) {
                 if self.counter_turn_cycles > 0 && self.system.hw.thread(cpu).is_some() {
                     self.system.hw.charge(cpu, self.counter_turn_cycles, Charge::Interrupt);
@@ -432,7 +433,7 @@ impl Machine for SimMachine {
         Ok(Some(self.observation(start, ended, self.windows - 1)))
     }
 
-    fn apply(&mut self, plan: &Plan) -> Result<Applied, MachineError> {
-        Ok(self.put_in_force(plan))
+    fn apply(&mut self, plan: &Plan) -> Result<AppliedPlan, MachineError> {
+        Ok(self.apply_plan(plan))
     }
 }

@@ -1,35 +1,38 @@
 //! Reading everything at the end of a window.
 
-use cachemate_core::{CacheId, Counts, CpuId, Event, Observation, Place, Reading, Span, TaskId, TaskSample, WindowEnd};
+use cachemate_core::{
+    CacheId, CounterEvent, CounterScope, CpuId, EventCount, EventCounts, Observation, TaskId, TaskSample, TimeSpan,
+    WindowEnd,
+};
 
 use super::SimMachine;
 use crate::hw::{CacheCounters, CpuCounters, MemoryCounters};
-use crate::os::queues::State;
+use crate::os::queues::RunState;
 
 /// Shared counters as of the last observation.
 #[derive(Default)]
-pub struct PlacesSeen {
+pub struct LastSharedCounts {
     caches: Vec<CacheCounters>,
     nodes: Vec<MemoryCounters>,
     cpus: Vec<CpuCounters>,
 }
 
-pub(crate) fn counted(readings: &[(Event, u64)]) -> Counts {
-    let mut readings: Vec<Reading> =
-        readings.iter().map(|&(event, count)| Reading { event, count, counted_share: 1.0 }).collect();
+pub(crate) fn counted(readings: &[(CounterEvent, u64)]) -> EventCounts {
+    let mut readings: Vec<EventCount> =
+        readings.iter().map(|&(event, count)| EventCount { event, count, enabled_share: 1.0 }).collect();
     readings.sort_by_key(|reading| reading.event);
-    Counts(readings)
+    EventCounts(readings)
 }
 
 impl SimMachine {
     pub(crate) fn observation(&mut self, start: u64, ended: WindowEnd, window: u64) -> Observation {
         let elapsed = self.system.now() - start;
-        let span = Span {
+        let span = TimeSpan {
             start_ns: self.clock.nominal_ns(start),
             elapsed_ns: self.clock.nominal_ns(elapsed),
             elapsed_cycles: Some(elapsed),
         };
-        self.system.dispatcher.bring_up_to_date(self.system.now());
+        self.system.dispatcher.account_to(self.system.now());
         self.read_counters();
         let unreported: Vec<usize> = (0..self.known.len()).filter(|&at| !self.known[at].reported_exit).collect();
         let tasks = unreported.into_iter().map(|at| self.task_seen(at)).collect();
@@ -37,14 +40,22 @@ impl SimMachine {
         let (answers, stopped) = self.answers();
         let mut in_force = self.read_back();
         in_force.refused.extend(stopped);
-        Observation { window, span, ended, tasks, places, answers, in_force }
+        Observation {
+            window,
+            span,
+            end_reason: ended,
+            tasks,
+            shared_counts: places,
+            probe_results: answers,
+            applied: in_force,
+        }
     }
 
     fn task_seen(&mut self, at: usize) -> TaskSample {
         let slot = self.known[at].slot;
         let state = self.system.dispatcher.task(slot);
         let cpu = match state.state {
-            State::Running(cpu) => Some(CpuId(cpu)),
+            RunState::Running(cpu) => Some(CpuId(cpu)),
             _ => None,
         };
         let (on_cpu, waited) = (state.on_cpu_cycles.clone(), state.wait_cycles);
@@ -71,13 +82,13 @@ impl SimMachine {
             process: process_id,
             user: None,
             name: known.name.clone(),
-            arrived_ns: self.clock.nominal_ns(arrived),
+            arrival_ns: self.clock.nominal_ns(arrived),
             exited,
-            fixed: known.fixed,
+            unmovable: known.fixed,
             goal: known.goal,
             cpu,
             on_cpu_ns,
-            runnable_wait_ns: Some(wait_ns),
+            run_queue_wait_ns: Some(wait_ns),
             counts,
             progress: done,
             pages_per_color,
@@ -86,8 +97,8 @@ impl SimMachine {
     }
 
     /// What the counters of caches, memory controllers and CPUs say of the window.
-    fn places_seen(&mut self) -> Vec<(Place, Counts)> {
-        let now = PlacesSeen {
+    fn places_seen(&mut self) -> Vec<(CounterScope, EventCounts)> {
+        let now = LastSharedCounts {
             caches: self.topology.caches.iter().map(|cache| self.cache_counters(cache.id)).collect(),
             nodes: (0..self.spec.memory.nodes).map(|node| self.system.hw.memory_counters(node)).collect(),
             cpus: self.topology.cpus.iter().map(|cpu| self.system.hw.cpu_counters(cpu.id)).collect(),
@@ -96,25 +107,25 @@ impl SimMachine {
         let mut places = Vec::new();
         for (at, cpu) in now.cpus.iter().enumerate() {
             let seen = before.cpus.get(at).copied().unwrap_or_default();
-            let counts = counted(&[(Event::Instructions, cpu.instructions - seen.instructions)]);
-            places.push((Place::Cpu(CpuId(at as u32)), counts));
+            let counts = counted(&[(CounterEvent::Instructions, cpu.instructions - seen.instructions)]);
+            places.push((CounterScope::Cpu(CpuId(at as u32)), counts));
         }
         for (at, cache) in now.caches.iter().enumerate() {
             let seen = before.caches.get(at).copied().unwrap_or_default();
             let level = self.topology.caches[at].level;
             let counts = counted(&[
-                (Event::References(level), cache.demand.references - seen.demand.references),
-                (Event::Misses(level), cache.demand.all_misses() - seen.demand.all_misses()),
+                (CounterEvent::References(level), cache.demand.references - seen.demand.references),
+                (CounterEvent::Misses(level), cache.demand.all_misses() - seen.demand.all_misses()),
             ]);
-            places.push((Place::Cache(CacheId(at as u32)), counts));
+            places.push((CounterScope::Cache(CacheId(at as u32)), counts));
         }
         for (at, node) in now.nodes.iter().enumerate() {
             let seen = before.nodes.get(at).copied().unwrap_or_default();
             let counts = counted(&[
-                (Event::MemoryReadBytes, node.read_bytes - seen.read_bytes),
-                (Event::MemoryWriteBytes, node.write_bytes - seen.write_bytes),
+                (CounterEvent::MemoryReadBytes, node.read_bytes - seen.read_bytes),
+                (CounterEvent::MemoryWriteBytes, node.write_bytes - seen.write_bytes),
             ]);
-            places.push((Place::MemoryNode(at as u32), counts));
+            places.push((CounterScope::MemoryNode(at as u32), counts));
         }
         self.places = now;
         places

@@ -1,19 +1,19 @@
 //! Is every kind of probe answered rightly, on programs whose behaviour is known?
 
 use cachemate_core::{
-    Access, AccessSample, AccessSource, CacheId, CacheSpec, CpuId, Event, Evidence, Level, Machine, Neighbor,
-    Observation, Plan, Probe, ProbeId, ProbeResult, ProbeWhat, ProcessId, ReuseSample, RowInterval, Sampler, Source,
-    TaskId, Turn, WindowEnd,
+    Access, AccessSample, AccessSource, BatchEnd, CacheId, CacheLevel, CacheSpec, CounterEvent, CpuId, DataSource,
+    Machine, Neighbor, Observation, Plan, ProbeEvidence, ProbeId, ProbeKind, ProbeRequest, ProbeResult, ProcessId,
+    ReuseSample, RowInterval, SamplerModel, TaskId, WindowEnd,
 };
 
-use super::tests::{MS, Sweep, machine, plan, program, spec};
-use super::{Program, SimMachine, SimOptions};
+use super::tests::{FootprintSweep, MS, machine, plan, program, spec};
+use super::{SimMachine, SimOptions, SimProgram};
 
 const L2: CacheId = CacheId(4);
 
-fn ask(what: ProbeWhat) -> Plan {
+fn ask(what: ProbeKind) -> Plan {
     let mut plan = plan(20);
-    plan.probes = vec![Probe { id: ProbeId(7), what, budget_ns: 10_000 * MS }];
+    plan.probes = vec![ProbeRequest { id: ProbeId(7), kind: what, budget_ns: 10_000 * MS }];
     plan
 }
 
@@ -24,7 +24,7 @@ fn answers(machine: &mut SimMachine, plan: &Plan, most: usize) -> (Vec<ProbeResu
     let (mut found, mut windows) = (Vec::new(), Vec::new());
     for _ in 0..most {
         let seen = machine.observe().unwrap().unwrap();
-        found.extend(seen.answers.clone());
+        found.extend(seen.probe_results.clone());
         windows.push(seen);
         if found.iter().any(|answer: &ProbeResult| answer.complete) {
             break;
@@ -35,7 +35,7 @@ fn answers(machine: &mut SimMachine, plan: &Plan, most: usize) -> (Vec<ProbeResu
 
 fn rows(answers: &[ProbeResult]) -> Vec<RowInterval> {
     let of = |answer: &ProbeResult| match &answer.evidence {
-        Evidence::Rows(rows) => rows.clone(),
+        ProbeEvidence::Rows(rows) => rows.clone(),
         _ => Vec::new(),
     };
     answers.iter().flat_map(of).collect()
@@ -49,22 +49,23 @@ fn rows_are_brought_together_and_counted_for_as_long_as_asked() {
     machine.observe().unwrap();
     let (total_ns, settle_ns) = (3 * MS, MS / 2);
     let wanted = vec![vec![TaskId(0), TaskId(1)], vec![TaskId(0), TaskId(2)], vec![TaskId(1)]];
-    let what = ProbeWhat::Rows { cache: L2, rows: wanted.clone(), total_ns, settle_ns, boost: true };
+    let what = ProbeKind::CoRunRows { cache: L2, rows: wanted.clone(), total_ns, settle_ns, boost: true };
     let (answers, windows) = answers(&mut machine, &ask(what), 10);
-    assert_eq!(windows.last().unwrap().ended, WindowEnd::ProbeAnswered);
+    assert_eq!(windows.last().unwrap().end_reason, WindowEnd::ProbeAnswered);
     for row in wanted {
         let of_row: Vec<RowInterval> = rows(&answers).into_iter().filter(|interval| interval.tasks == row).collect();
         let ns: u64 = of_row.iter().map(|interval| interval.span.elapsed_ns).sum();
         assert!((total_ns..total_ns + MS / 10).contains(&ns), "{row:?}: {ns}");
         for interval in of_row {
-            let misses = |counts: &cachemate_core::Counts| counts.get(Event::References(Level::L2)).unwrap();
+            let misses =
+                |counts: &cachemate_core::EventCounts| counts.get(CounterEvent::References(CacheLevel::L2)).unwrap();
             let own: f64 = interval.task_counts.iter().map(misses).sum();
             assert_eq!(misses(&interval.cache_counts), own, "nobody else used the cache");
         }
     }
     // Answered, it stays answered while the plan keeps it, and the CPUs are everybody's again.
     let next = machine.observe().unwrap().unwrap();
-    assert!(next.answers.is_empty() && next.tasks.iter().filter(|task| task.cpu.is_some()).count() == 4);
+    assert!(next.probe_results.is_empty() && next.tasks.iter().filter(|task| task.cpu.is_some()).count() == 4);
 }
 
 /// Is a row brought together though a plan keeps all its members to one CPU, and are they back there afterwards?
@@ -74,14 +75,15 @@ fn rows_find_seats_wherever_a_plan_keeps_their_members() {
     machine.apply(&plan(20)).unwrap();
     machine.observe().unwrap();
     let row = vec![TaskId(0), TaskId(1)];
-    let what = ProbeWhat::Rows { cache: L2, rows: vec![row.clone()], total_ns: 3 * MS, settle_ns: MS / 2, boost: true };
+    let what =
+        ProbeKind::CoRunRows { cache: L2, rows: vec![row.clone()], total_ns: 3 * MS, settle_ns: MS / 2, boost: true };
     let mut kept = ask(what);
     kept.affinity = row.iter().map(|&task| (task, [1].into_iter().collect())).collect();
     let (answers, _) = answers(&mut machine, &kept, 10);
     assert!(answers.iter().any(|answer| answer.complete), "a row that is never on would hold its CPUs for ever");
     assert!(rows(&answers).iter().all(|interval| interval.tasks == row));
     let next = machine.observe().unwrap().unwrap();
-    assert_eq!(next.in_force.affinity[&TaskId(0)], [1].into_iter().collect());
+    assert_eq!(next.applied.affinity[&TaskId(0)], [1].into_iter().collect());
     let elsewhere = |task: usize| next.tasks[task].on_cpu_ns.iter().any(|&(cpu, _)| cpu != CpuId(1));
     assert!(!elsewhere(0) && !elsewhere(1));
 }
@@ -89,21 +91,24 @@ fn rows_find_seats_wherever_a_plan_keeps_their_members() {
 /// Without a boost, are rows found as they come about, with who left?
 #[test]
 fn rows_that_come_about_are_seen_with_who_ended_them() {
-    let sleeper = || Box::new(Sweep { sleep_after: Some((5000, MS)), ..Sweep::endless(4096) }) as Box<dyn AccessSource>;
-    let mut programs = vec![Program::new("sleeper", Box::new(move |_| vec![sleeper()])), program("sweep", 4096)];
+    let sleeper = || {
+        Box::new(FootprintSweep { sleep_after: Some((5000, MS)), ..FootprintSweep::endless(4096) })
+            as Box<dyn AccessSource>
+    };
+    let mut programs = vec![SimProgram::new("sleeper", Box::new(move |_| vec![sleeper()])), program("sweep", 4096)];
     programs[0].pinned = Some([0].into_iter().collect());
     programs[1].pinned = Some([1].into_iter().collect());
     let mut machine = machine(programs);
     let (a, b) = (TaskId(0), TaskId(1));
-    let beside = ProbeWhat::Beside { cache: L2, task: b, peers: vec![a], total_ns: 5 * MS };
-    let alone = ProbeWhat::Rows { cache: L2, rows: vec![vec![b]], total_ns: 5 * MS, settle_ns: 0, boost: false };
+    let beside = ProbeKind::PairedRows { cache: L2, task: b, peers: vec![a], total_ns: 5 * MS };
+    let alone = ProbeKind::CoRunRows { cache: L2, rows: vec![vec![b]], total_ns: 5 * MS, settle_ns: 0, boost: false };
     for (what, ended_by) in [(beside, Some(a)), (alone, None)] {
         let (answers, _) = answers(&mut machine, &ask(what), 20);
         let rows = rows(&answers);
         let ns: u64 = rows.iter().map(|interval| interval.span.elapsed_ns).sum();
         assert!((5 * MS..6 * MS).contains(&ns), "{ns}");
         assert!(rows.len() >= 5, "{}", rows.len());
-        let ended = rows.iter().filter(|interval| interval.ended_by == ended_by).count();
+        let ended = rows.iter().filter(|interval| interval.ended_by_task == ended_by).count();
         assert!(ended + 3 > rows.len(), "{ended} of {} ended by {ended_by:?}", rows.len());
         assert!(answers.iter().all(|answer| answer.cost_ns.is_empty()));
     }
@@ -114,11 +119,11 @@ fn rows_that_come_about_are_seen_with_who_ended_them() {
 fn a_trace_is_the_misses_in_order() {
     let mut machine = machine(vec![program("sweep", 64 << 10)]);
     let (answers, _) =
-        answers(&mut machine, &ask(ProbeWhat::Trace { task: TaskId(0), entries: 3000, code: false }), 50);
-    let Evidence::Trace { lines, lost, counts, line_bytes, .. } = &answers[0].evidence else { panic!() };
+        answers(&mut machine, &ask(ProbeKind::MissTrace { task: TaskId(0), entries: 3000, code: false }), 50);
+    let ProbeEvidence::Trace { lines, lost, counts, line_bytes, .. } = &answers[0].evidence else { panic!() };
     assert_eq!((lines.len(), *lost, *line_bytes, answers.len()), (3000, Some(0), 64, 1));
     // 64 KB swept in order through 8 KB: every line misses, in the order of the sweep, page by page.
-    assert_eq!(counts.get(Event::Misses(Level::L1Data)), Some(3000.0));
+    assert_eq!(counts.get(CounterEvent::Misses(CacheLevel::L1Data)), Some(3000.0));
     assert!((0..3000 - 1024).all(|at| lines[at] == lines[at + 1024]));
     let runs = lines.windows(2).filter(|pair| pair[1] == pair[0] + 1).count();
     assert!(runs > 2900, "{runs}");
@@ -132,16 +137,16 @@ fn a_trace_is_the_misses_in_order() {
 fn a_trace_holds_code_where_asked() {
     let maker = |_| crate::kernels::program("crafty", 1, &crate::kernels::Options::default()).unwrap();
     let mut spec = spec();
-    let code = CacheSpec { level: Level::L1Instruction, ..spec.caches[0].clone() };
+    let code = CacheSpec { level: CacheLevel::L1Instruction, ..spec.caches[0].clone() };
     spec.caches.insert(0, code);
-    let programs = vec![Program::new("crafty", Box::new(maker))];
+    let programs = vec![SimProgram::new("crafty", Box::new(maker))];
     let mut machine = SimMachine::new(&spec, &SimOptions::default(), programs).unwrap();
-    let what = ProbeWhat::Trace { task: TaskId(0), entries: 3000, code: true };
+    let what = ProbeKind::MissTrace { task: TaskId(0), entries: 3000, code: true };
     let (answers, _) = answers(&mut machine, &ask(what), 50);
-    let Evidence::Trace { lines, code, counts, .. } = &answers[0].evidence else { panic!() };
-    let misses = |level| counts.get(Event::Misses(level)).unwrap();
-    assert_eq!((lines.len(), code.len() as f64), (3000, misses(Level::L1Instruction)));
-    assert_eq!((lines.len() - code.len()) as f64, misses(Level::L1Data));
+    let ProbeEvidence::Trace { lines, code, counts, .. } = &answers[0].evidence else { panic!() };
+    let misses = |level| counts.get(CounterEvent::Misses(level)).unwrap();
+    assert_eq!((lines.len(), code.len() as f64), (3000, misses(CacheLevel::L1Instruction)));
+    assert_eq!((lines.len() - code.len()) as f64, misses(CacheLevel::L1Data));
     assert!(code.len() > 300 && code.windows(2).all(|pair| pair[0] < pair[1]), "{}", code.len());
     let (mut of_code, mut of_data): (Vec<u64>, Vec<u64>) = (Vec::new(), Vec::new());
     for (at, &line) in lines.iter().enumerate() {
@@ -157,12 +162,12 @@ fn a_trace_holds_code_where_asked() {
 #[test]
 fn a_probe_is_stopped_at_its_budget() {
     let mut machine = machine(vec![program("sweep", 64 << 10)]);
-    let mut plan = ask(ProbeWhat::Trace { task: TaskId(0), entries: 1_000_000, code: false });
+    let mut plan = ask(ProbeKind::MissTrace { task: TaskId(0), entries: 1_000_000, code: false });
     plan.probes[0].budget_ns = 3 * MS;
     let (answers, windows) = answers(&mut machine, &plan, 50);
-    let Evidence::Trace { lines, .. } = &answers[0].evidence else { panic!() };
+    let ProbeEvidence::Trace { lines, .. } = &answers[0].evidence else { panic!() };
     assert!((90..2000).contains(&lines.len()), "{}", lines.len());
-    assert!(windows.last().unwrap().in_force.refused[0].said.contains("budget"));
+    assert!(windows.last().unwrap().applied.refused[0].message.contains("budget"));
 }
 
 /// Do samples come from the processes asked for, at about the rate asked for, and from memory where they do?
@@ -170,11 +175,11 @@ fn a_probe_is_stopped_at_its_budget() {
 fn samples_keep_their_rate_and_say_where_from() {
     let mut machine = machine(vec![program("big", 4 << 20), program("other", 4 << 20)]);
     let processes = vec![ProcessId(0)];
-    let what = ProbeWhat::Samples { processes, one_in: 20, remote_only: false, at_most: 400 };
+    let what = ProbeKind::AccessSamples { processes, one_in: 20, remote_only: false, at_most: 400 };
     let (answers, _) = answers(&mut machine, &ask(what), 50);
     let (mut events, mut samples): (u64, Vec<AccessSample>) = (0, Vec::new());
     for answer in &answers {
-        let Evidence::Samples { events: passed, samples: some, line_bytes: 64, .. } = &answer.evidence else {
+        let ProbeEvidence::Samples { events: passed, samples: some, line_bytes: 64, .. } = &answer.evidence else {
             panic!()
         };
         events += passed;
@@ -182,25 +187,25 @@ fn samples_keep_their_rate_and_say_where_from() {
     }
     assert_eq!(samples.len(), 400);
     assert!((events as f64 / 400.0 / 20.0 - 1.0).abs() < 0.15, "{events}");
-    assert!(samples.iter().all(|sample| sample.task == TaskId(0) && sample.source == Source::Memory));
+    assert!(samples.iter().all(|sample| sample.task == TaskId(0) && sample.source == DataSource::Memory));
     assert!(samples.iter().all(|sample| (1 << 20 >> 6..5 << 20 >> 6).contains(&sample.virtual_line)));
     assert!(samples.is_sorted_by_key(|sample| sample.at_ns));
 }
 
 /// Two threads of one process that store to the same lines.
-fn sharers() -> Program {
+fn sharers() -> SimProgram {
     let one = || Box::new(Stores(0)) as Box<dyn AccessSource>;
-    Program::new("sharers", Box::new(move |_| vec![one(), one()]))
+    SimProgram::new("sharers", Box::new(move |_| vec![one(), one()]))
 }
 struct Stores(u64);
 impl AccessSource for Stores {
-    fn fill(&mut self, batch: &mut Vec<Access>) -> Turn {
+    fn next_batch(&mut self, batch: &mut Vec<Access>) -> BatchEnd {
         for _ in 0..200 {
             self.0 += 1;
             batch.push(Access::load((1 << 20) + self.0 % 64 * 64, 10));
             batch.push(Access::store((1 << 20) + self.0 % 64 * 64, 10));
         }
-        Turn::More
+        BatchEnd::More
     }
 }
 
@@ -208,7 +213,7 @@ impl AccessSource for Stores {
 #[test]
 fn remote_samples_name_shared_lines_only() {
     let mut machine = machine(vec![sharers(), program("alone", 1 << 20)]);
-    let mut apart = ask(ProbeWhat::Samples {
+    let mut apart = ask(ProbeKind::AccessSamples {
         processes: vec![ProcessId(0), ProcessId(1)],
         one_in: 5,
         remote_only: true,
@@ -216,39 +221,39 @@ fn remote_samples_name_shared_lines_only() {
     });
     apart.affinity = [(TaskId(0), [0].into_iter().collect()), (TaskId(1), [2].into_iter().collect())].into();
     let (answers, _) = answers(&mut machine, &apart, 50);
-    let Evidence::Samples { samples, .. } = &answers.last().unwrap().evidence else { panic!() };
+    let ProbeEvidence::Samples { samples, .. } = &answers.last().unwrap().evidence else { panic!() };
     assert!(!samples.is_empty());
-    assert!(samples.iter().all(|sample| sample.source == Source::RemoteCache && sample.task != TaskId(2)));
+    assert!(samples.iter().all(|sample| sample.source == DataSource::RemoteCache && sample.task != TaskId(2)));
 }
 
 /// Is the reuse time of a cyclic sweep the number of its lines less one?
 #[test]
 fn reuses_of_a_sweep_are_its_length() {
     let mut machine = machine(vec![program("sweep", 500 * 64)]);
-    let (answers, _) = answers(&mut machine, &ask(ProbeWhat::Reuses { task: TaskId(0), locations: 20 }), 200);
+    let (answers, _) = answers(&mut machine, &ask(ProbeKind::ReuseTimes { task: TaskId(0), locations: 20 }), 200);
     let reuses = |answer: &ProbeResult| match &answer.evidence {
-        Evidence::Reuses { samples, .. } => samples.clone(),
+        ProbeEvidence::Reuses { samples, .. } => samples.clone(),
         _ => Vec::new(),
     };
     let samples: Vec<ReuseSample> = answers.iter().flat_map(reuses).collect();
     assert_eq!(samples.len(), 20);
-    assert!(samples.iter().all(|sample| sample.touched_again && sample.accesses == Some(499)), "{samples:?}");
+    assert!(samples.iter().all(|sample| sample.reused && sample.accesses == Some(499)), "{samples:?}");
 }
 
 /// Does a program that uses a quarter of the sets light a quarter of the super sets?
 #[test]
 fn activity_shows_the_sets_in_use() {
     let mut machine = machine(vec![program("quarter", 2048)]);
-    let what = ProbeWhat::Activity { tasks: vec![TaskId(0)], level: Level::L1Data, super_sets: 8 };
+    let what = ProbeKind::SuperSets { tasks: vec![TaskId(0)], level: CacheLevel::L1Data, super_sets: 8 };
     let (answers, _) = answers(&mut machine, &ask(what), 2);
-    let Evidence::Activity { super_sets, level: Level::L1Data, .. } = &answers[1].evidence else { panic!() };
+    let ProbeEvidence::Activity { super_sets, level: CacheLevel::L1Data, .. } = &answers[1].evidence else { panic!() };
     // 32 lines over 32 sets: every set is used alike, and after the first window nothing misses.
     assert!(super_sets.iter().all(|set| set.accesses > 0 && set.misses == 0), "{super_sets:?}");
     assert!(!answers[1].complete);
     let mut spec = spec();
-    spec.counters.sampler = Sampler::LastAddress;
+    spec.counters.sampler = SamplerModel::LastAddress;
     let mut real = SimMachine::new(&spec, &SimOptions::default(), vec![program("quarter", 2048)]).unwrap();
-    let what = ProbeWhat::Activity { tasks: vec![TaskId(0)], level: Level::L1Data, super_sets: 8 };
+    let what = ProbeKind::SuperSets { tasks: vec![TaskId(0)], level: CacheLevel::L1Data, super_sets: 8 };
     assert_eq!(real.apply(&ask(what)).unwrap().refused.len(), 1);
 }
 
@@ -259,9 +264,14 @@ fn a_neighbor_feels_what_a_program_takes() {
         let mut machine = machine(vec![program("one", bytes)]);
         machine.apply(&plan(50)).unwrap();
         machine.observe().unwrap();
-        let (answers, _) = answers(&mut machine, &ask(ProbeWhat::Neighbor { task: TaskId(0), neighbor }), 50);
-        let Evidence::Beside { neighbor_alone_ns, neighbor_beside_ns, task_alone_rate, task_beside_rate, .. } =
-            &answers[0].evidence
+        let (answers, _) = answers(&mut machine, &ask(ProbeKind::Neighbor { task: TaskId(0), neighbor }), 50);
+        let ProbeEvidence::NeighborSlowdown {
+            neighbor_alone_ns,
+            neighbor_corun_ns: neighbor_beside_ns,
+            task_alone_rate,
+            task_corun_rate: task_beside_rate,
+            ..
+        } = &answers[0].evidence
         else {
             panic!()
         };
@@ -281,8 +291,8 @@ fn a_neighbor_feels_what_a_program_takes() {
 fn ping_pong_tells_who_shares_a_cache() {
     let round_trip = |a, b| {
         let mut machine = machine(vec![program("idle", 4096)]);
-        let (answers, windows) = answers(&mut machine, &ask(ProbeWhat::PingPong { cpus: (CpuId(a), CpuId(b)) }), 5);
-        let Evidence::PingPong { round_trip_ns, .. } = answers[0].evidence else { panic!() };
+        let (answers, windows) = answers(&mut machine, &ask(ProbeKind::PingPong { cpus: (CpuId(a), CpuId(b)) }), 5);
+        let ProbeEvidence::PingPong { round_trip_ns, .. } = answers[0].evidence else { panic!() };
         assert_eq!(windows[0].tasks.len(), 1, "the probe's own threads are nobody's business");
         round_trip_ns
     };

@@ -1,18 +1,18 @@
 //! What must hold of whole runs: sums, independence, determinism, and that recordings carry everything.
 
 use cachemate_core::{
-    CacheShare, CpuSet, GroupId, IndexSet, Level, Machine, Member, PageMoving, Partition, Plan, ProcessId, TaskId,
-    Units, Window,
+    CacheLevel, CacheShare, CpuSet, GroupId, IndexSet, Machine, PageMigration, PartitionSupport, Plan, ProcessId,
+    ShareMember, TaskId, Units, WindowLength,
 };
 
 use super::tests::{MS, cache, machine, plan, program, spec};
-use super::{Length, SimMachine, SimOptions};
+use super::{RunLimit, SimMachine, SimOptions};
 use crate::os::schedulers::SchedulerKind;
 use crate::results::RunResults;
 use crate::run::{in_parallel, run_alone};
 
 fn run_for(ms: u64, scheduler: SchedulerKind, tasks: u64, seed: u64) -> RunResults {
-    let options = SimOptions { seed, scheduler, ends: Some(Length::Ns(ms * MS)), ..SimOptions::default() };
+    let options = SimOptions { seed, scheduler, ends: Some(RunLimit::Ns(ms * MS)), ..SimOptions::default() };
     let programs = (0..tasks).map(|at| program("sweep", 20_000 + 60_000 * at)).collect();
     run_alone(&mut SimMachine::new(&spec(), &options, programs).unwrap()).unwrap()
 }
@@ -22,7 +22,7 @@ fn run_for(ms: u64, scheduler: SchedulerKind, tasks: u64, seed: u64) -> RunResul
 fn counters_add_up_under_every_scheduler() {
     for scheduler in [SchedulerKind::Linux, SchedulerKind::Solaris, SchedulerKind::RoundRobin] {
         // Solaris' slices are up to 200 ms: the scale keeps the run short.
-        let options = SimOptions { scheduler, scale: 20, ends: Some(Length::Ns(60 * MS)), ..SimOptions::default() };
+        let options = SimOptions { scheduler, scale: 20, ends: Some(RunLimit::Ns(60 * MS)), ..SimOptions::default() };
         let programs = (0..7).map(|at| program("sweep", 20_000 + 60_000 * at)).collect();
         let results = run_alone(&mut SimMachine::new(&spec(), &options, programs).unwrap()).unwrap();
         for task in &results.tasks {
@@ -39,7 +39,7 @@ fn counters_add_up_under_every_scheduler() {
             assert_eq!(on_cpu + task.wait_cycles, results.elapsed_cycles, "runs or waits, as it never sleeps");
             assert!(task.run_time_share > 0.1, "{scheduler:?}: {}", task.run_time_share);
         }
-        for level in [Level::L1Data, Level::L2] {
+        for level in [CacheLevel::L1Data, CacheLevel::L2] {
             let of_tasks = results.tasks.iter().flat_map(|task| &task.levels).filter(|of| of.level == level);
             let (references, misses) = of_tasks.fold((0, 0), |(r, m), of| (r + of.references, m + of.misses));
             let of_caches = results.level(level).unwrap();
@@ -59,18 +59,23 @@ fn runs_on_many_host_threads_are_the_same_bits() {
 }
 
 fn colored(machine: &SimMachine, colors: [&[u32]; 2]) -> Plan {
-    let cache =
-        machine.capabilities().partitions.iter().find(|(_, of)| matches!(of, Partition::Colors { .. })).unwrap().0;
+    let cache = machine
+        .capabilities()
+        .partitions
+        .iter()
+        .find(|(_, of)| matches!(of, PartitionSupport::Colors { .. }))
+        .unwrap()
+        .0;
     let mut plan = plan(30);
     plan.affinity = [(TaskId(0), [0].into_iter().collect()), (TaskId(1), [1].into_iter().collect())].into();
     plan.shares = (0..2)
         .map(|at| CacheShare {
             group: GroupId(at),
-            members: vec![Member::Process(ProcessId(at))],
+            members: vec![ShareMember::Process(ProcessId(at))],
             cache,
             units: Units::Colors {
                 allowed: colors[at as usize].iter().copied().collect::<IndexSet>(),
-                moving: PageMoving::Never,
+                migration: PageMigration::Never,
             },
         })
         .collect();
@@ -86,7 +91,7 @@ fn exclusive_colors_make_the_victim_independent_of_its_neighbor() {
         machine.apply(&colored(&machine, colors)).unwrap();
         machine.observe().unwrap();
         let results = machine.results();
-        let level = results.tasks[0].levels.iter().find(|level| level.level == Level::L2).unwrap();
+        let level = results.tasks[0].levels.iter().find(|level| level.level == CacheLevel::L2).unwrap();
         (level.misses, level.inter_task)
     };
     let (own, others): (&[u32], &[u32]) = (&[0, 1], &[2, 3]);
@@ -121,9 +126,8 @@ fn colored_programs_fill_the_sets_of_their_colors_and_no_others() {
 #[test]
 fn exclusive_ways_keep_the_neighbor_out() {
     let mut spec = spec();
-    spec.caches[1] = cache(Level::L2, 256 << 10, 16, 10, 2);
-    spec.caches[1].way_partitions =
-        Some(cachemate_core::WayPartitions { groups: 4, ways_at_least: 1, contiguous: true });
+    spec.caches[1] = cache(CacheLevel::L2, 256 << 10, 16, 10, 2);
+    spec.caches[1].way_partitions = Some(cachemate_core::WayPartitions { groups: 4, min_ways: 1, contiguous: true });
     let inter_task = |victim_bytes: u64, masks: Option<[CpuSet; 2]>| {
         let programs = vec![program("victim", victim_bytes), program("neighbor", 2 << 20)];
         let mut machine = SimMachine::new(&spec, &SimOptions::default(), programs).unwrap();
@@ -131,13 +135,13 @@ fn exclusive_ways_keep_the_neighbor_out() {
         plan.affinity = [(TaskId(0), [0].into_iter().collect()), (TaskId(1), [1].into_iter().collect())].into();
         let cache = machine.topology().last_level_caches().next().unwrap().id;
         for (at, mask) in masks.into_iter().flatten().enumerate() {
-            let members = vec![Member::Task(TaskId(at as u32))];
+            let members = vec![ShareMember::Task(TaskId(at as u32))];
             plan.shares.push(CacheShare { group: GroupId(at as u32), members, cache, units: Units::Ways { mask } });
         }
         let applied = machine.apply(&plan).unwrap();
         assert_eq!((applied.refused.len(), applied.shares.len()), (0, plan.shares.len()));
         let seen = machine.observe().unwrap().unwrap();
-        if let Some(held) = seen.in_force.shares.get(1) {
+        if let Some(held) = seen.applied.shares.get(1) {
             assert!(held.occupancy_bytes.unwrap() <= 128 << 10);
         }
         machine.results().tasks[0].levels.last().unwrap().inter_task
@@ -165,14 +169,14 @@ fn applying_a_plan_again_changes_nothing() {
 #[test]
 fn a_warm_up_is_not_measured() {
     let options = SimOptions {
-        warm_up: Some(Length::Ns(10 * MS)),
-        ends: Some(Length::Instructions(500_000)),
+        warm_up: Some(RunLimit::Ns(10 * MS)),
+        ends: Some(RunLimit::Instructions(500_000)),
         ..SimOptions::default()
     };
     let mut machine = SimMachine::new(&spec(), &options, vec![program("sweep", 4096)]).unwrap();
-    machine.set_first_window(Window::Time { ns: 5 * MS });
+    machine.set_first_window(WindowLength::Time { ns: 5 * MS });
     let results = run_alone(&mut machine).unwrap();
-    let level = results.level(Level::L2).unwrap();
+    let level = results.level(CacheLevel::L2).unwrap();
     assert_eq!(level.misses, 0, "its 64 lines were in the cache before");
     assert!((500_000..1_100_000).contains(&results.tasks[0].instructions), "{}", results.tasks[0].instructions);
 }
@@ -181,10 +185,10 @@ fn a_warm_up_is_not_measured() {
 #[test]
 fn turns_of_the_counters_are_charged_to_who_is_on_the_cpu() {
     let system = |counter_turn_cycles| {
-        let ends = Some(Length::Ns(98 * MS));
+        let ends = Some(RunLimit::Ns(98 * MS));
         let options = SimOptions { counter_turn_cycles, ends, ..SimOptions::default() };
         let mut machine = SimMachine::new(&spec(), &options, vec![program("sweep", 4096)]).unwrap();
-        machine.set_first_window(Window::Time { ns: 10 * MS });
+        machine.set_first_window(WindowLength::Time { ns: 10 * MS });
         run_alone(&mut machine).unwrap().tasks[0].stall_cycles.system
     };
     // One every 4 ms.

@@ -25,9 +25,9 @@ pub struct SimOptions {
     /// Published cost of a turn of the counters on a CPU, where events take turns; 0 = nobody reads them.
     pub counter_turn_cycles: u64,
     /// Before the measured part.
-    pub warm_up: Option<Length>,
+    pub warm_up: Option<RunLimit>,
     /// Length of the measured part; `None` = until nothing is left to run.
-    pub ends: Option<Length>,
+    pub ends: Option<RunLimit>,
 }
 
 impl Default for SimOptions {
@@ -48,7 +48,7 @@ impl Default for SimOptions {
 /// When a run is over; not scaled.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Length {
+pub enum RunLimit {
     /// Simulated cycles.
     Cycles(u64),
     /// Simulated nanoseconds.
@@ -74,7 +74,7 @@ pub struct SharedMemory {
 }
 
 /// One process and its threads.
-pub struct Program {
+pub struct SimProgram {
     /// Name of its tasks; several programs may have the same.
     pub name: String,
     /// Called for every run of the program.
@@ -91,27 +91,27 @@ pub struct Program {
     pub shared: Vec<SharedMemory>,
 }
 
-impl Program {
+impl SimProgram {
     /// Starts at once, runs anywhere.
     pub fn new(name: impl Into<String>, maker: Maker) -> Self {
         let name = name.into();
-        Program { name, maker, start_ns: 0, restart: false, pinned: None, goal: None, shared: Vec::new() }
+        SimProgram { name, maker, start_ns: 0, restart: false, pinned: None, goal: None, shared: Vec::new() }
     }
 }
 
 /// Conversions between nominal time, which plans and observations use, and cycles of the simulated machine.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Clock {
+pub struct NominalClock {
     /// Clock of the cores.
     pub hertz: u64,
     /// [`SimOptions::scale`], 1 or more.
     pub scale: u64,
 }
 
-impl Clock {
+impl NominalClock {
     /// A scale of 0 counts as 1.
     pub fn new(spec: &MachineSpec, scale: u64) -> Self {
-        Clock { hertz: spec.hertz, scale: scale.max(1) }
+        NominalClock { hertz: spec.hertz, scale: scale.max(1) }
     }
     /// Nominal nanoseconds of so many simulated cycles.
     pub fn nominal_ns(&self, cycles: u64) -> u64 {

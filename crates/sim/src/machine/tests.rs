@@ -1,14 +1,14 @@
 //! The machine through its trait, with programs whose behaviour is known.
 
 use cachemate_core::{
-    Access, AccessSource, CoherenceSpec, CounterSpec, CpuId, CpuSet, Event, Gang, GangSchedule, IndexSet, Level,
-    Machine, MachineSpec, MemorySpec, Observation, OsSpec, PageSpec, Pipeline, Plan, SchedulingSpec, TaskId, Turn,
-    Window, WindowEnd,
+    Access, AccessSource, BatchEnd, CacheLevel, CoherenceSpec, CoreModel, CounterEvent, CpuId, CpuSet, Gang,
+    GangSchedule, IndexSet, Machine, MachineSpec, MemorySchedulingSpec, MemorySpec, Observation, OsSpec, PageSpec,
+    Plan, PmuSpec, TaskId, WindowEnd, WindowLength,
 };
 
 pub(crate) use crate::hw::tests::cache;
 
-use super::{Length, Program, SimMachine, SimOptions};
+use super::{RunLimit, SimMachine, SimOptions, SimProgram};
 
 pub(crate) const MS: u64 = 1_000_000;
 
@@ -22,8 +22,8 @@ pub(crate) fn spec() -> MachineSpec {
         packages: 2,
         cores_per_package: 2,
         contexts_per_core: 1,
-        pipeline: Pipeline::InOrder { issue_width: 1 },
-        caches: vec![cache(Level::L1Data, 8 << 10, 4, 1, 1), cache(Level::L2, 256 << 10, 16, 10, 2)],
+        pipeline: CoreModel::InOrder { issue_width: 1 },
+        caches: vec![cache(CacheLevel::L1Data, 8 << 10, 4, 1, 1), cache(CacheLevel::L2, 256 << 10, 16, 10, 2)],
         coherence: CoherenceSpec { same_package_cycles: Some(30), other_package_cycles: Some(60) },
         prefetchers: Vec::new(),
         memory: MemorySpec {
@@ -33,16 +33,16 @@ pub(crate) fn spec() -> MachineSpec {
             remote_latency_cycles: 100,
             bytes_per_cycle: 8.0,
             package_bus_bytes_per_cycle: None,
-            scheduling: SchedulingSpec::default(),
+            scheduling: MemorySchedulingSpec::default(),
         },
         pages: PageSpec { colors: Some(4), ..PageSpec::default() },
         os: OsSpec { context_switch_cycles: 300, migration_cycles: 300, time_slice_ns: MS },
-        counters: CounterSpec::default(),
+        counters: PmuSpec::default(),
     }
 }
 
 /// Loads over a footprint, line by line; sleeps, ends or posts where it is told to.
-pub(crate) struct Sweep {
+pub(crate) struct FootprintSweep {
     pub base: u64,
     pub lines: u64,
     pub at: u64,
@@ -51,26 +51,26 @@ pub(crate) struct Sweep {
     pub sleep_after: Option<(u64, u64)>,
 }
 
-impl Sweep {
+impl FootprintSweep {
     pub(crate) fn endless(bytes: u64) -> Self {
-        Sweep { base: 1 << 20, lines: bytes / 64, at: 0, total: None, done: 0, sleep_after: None }
+        FootprintSweep { base: 1 << 20, lines: bytes / 64, at: 0, total: None, done: 0, sleep_after: None }
     }
 }
 
-impl AccessSource for Sweep {
-    fn fill(&mut self, batch: &mut Vec<Access>) -> Turn {
+impl AccessSource for FootprintSweep {
+    fn next_batch(&mut self, batch: &mut Vec<Access>) -> BatchEnd {
         let before = self.done;
         for _ in 0..500 {
             if self.total.is_some_and(|total| self.done >= total) {
-                return Turn::Exit;
+                return BatchEnd::Exit;
             }
             batch.push(Access::load(self.base + self.at % self.lines * 64, 3));
             self.at += 1;
             self.done += 1;
         }
         match self.sleep_after {
-            Some((every, ns)) if before / every != self.done / every => Turn::Sleep { ns },
-            _ => Turn::More,
+            Some((every, ns)) if before / every != self.done / every => BatchEnd::Sleep { ns },
+            _ => BatchEnd::More,
         }
     }
     fn progress(&self) -> Option<f64> {
@@ -78,16 +78,16 @@ impl AccessSource for Sweep {
     }
 }
 
-pub(crate) fn program(name: &str, bytes: u64) -> Program {
-    Program::new(name, Box::new(move |_| vec![Box::new(Sweep::endless(bytes)) as Box<dyn AccessSource>]))
+pub(crate) fn program(name: &str, bytes: u64) -> SimProgram {
+    SimProgram::new(name, Box::new(move |_| vec![Box::new(FootprintSweep::endless(bytes)) as Box<dyn AccessSource>]))
 }
 
-pub(crate) fn machine(programs: Vec<Program>) -> SimMachine {
+pub(crate) fn machine(programs: Vec<SimProgram>) -> SimMachine {
     SimMachine::new(&spec(), &SimOptions::default(), programs).unwrap()
 }
 
 pub(crate) fn plan(ms: u64) -> Plan {
-    Plan::idle(Window::Time { ns: ms * MS })
+    Plan::idle(WindowLength::Time { ns: ms * MS })
 }
 
 fn on_cpu(seen: &Observation, task: usize) -> Vec<(u32, u64)> {
@@ -107,13 +107,13 @@ fn affinity_is_obeyed_exactly_and_windows_have_their_length() {
     let only = |cpu: u32| -> CpuSet { [cpu].into_iter().collect() };
     plan.affinity = [(TaskId(0), only(2)), (TaskId(1), only(2)), (TaskId(2), only(3))].into_iter().collect();
     let seen = window(&mut machine, &plan);
-    assert_eq!((seen.span.elapsed_ns, seen.ended), (20 * MS, WindowEnd::Elapsed));
+    assert_eq!((seen.span.elapsed_ns, seen.end_reason), (20 * MS, WindowEnd::Elapsed));
     assert_eq!(on_cpu(&seen, 2), [(3, 20 * MS)]);
     let shares: Vec<u64> = (0..2).map(|task| on_cpu(&seen, task)[0].1).collect();
     assert_eq!(shares.iter().sum::<u64>(), 20 * MS);
     assert!(shares.iter().all(|&ns| ns.abs_diff(10 * MS) <= MS), "{shares:?}");
-    assert_eq!(seen.tasks[0].runnable_wait_ns, Some(20 * MS - shares[0]));
-    assert_eq!(seen.in_force.affinity, plan.affinity);
+    assert_eq!(seen.tasks[0].run_queue_wait_ns, Some(20 * MS - shares[0]));
+    assert_eq!(seen.applied.affinity, plan.affinity);
 }
 
 /// Do gangs take unequal turns on their CPUs, together and alone, as the schedule says?
@@ -130,7 +130,7 @@ fn gangs_take_their_turns_to_the_cycle() {
     assert_eq!((total(3), total(4)), (60 * MS, 60 * MS));
     assert!((0..3).all(|task| on_cpu(&seen, task).iter().all(|(cpu, _)| *cpu < 2)));
     assert!((3..5).all(|task| on_cpu(&seen, task).iter().all(|(cpu, _)| *cpu >= 2)));
-    assert_eq!(seen.in_force.gangs, plan.gangs);
+    assert_eq!(seen.applied.gangs, plan.gangs);
     // Idempotent: the same plan again does not restart the turn.
     let next = window(&mut machine, &plan);
     let total = |task| on_cpu(&next, task).iter().map(|(_, ns)| ns).sum::<u64>();
@@ -142,19 +142,20 @@ fn gangs_take_their_turns_to_the_cycle() {
 fn arrivals_and_exits_end_the_window_and_are_told_once() {
     let mut late = program("late", 4096);
     late.start_ns = 5 * MS;
-    let short = || Box::new(Sweep { total: Some(20_000), ..Sweep::endless(4096) }) as Box<dyn AccessSource>;
-    let ends = Program::new("short", Box::new(move |_| vec![short()]));
-    let options = SimOptions { ends: Some(Length::Ns(40 * MS)), ..SimOptions::default() };
+    let short =
+        || Box::new(FootprintSweep { total: Some(20_000), ..FootprintSweep::endless(4096) }) as Box<dyn AccessSource>;
+    let ends = SimProgram::new("short", Box::new(move |_| vec![short()]));
+    let options = SimOptions { ends: Some(RunLimit::Ns(40 * MS)), ..SimOptions::default() };
     let mut machine = SimMachine::new(&spec(), &options, vec![ends, late]).unwrap();
     machine.apply(&plan(30)).unwrap();
     let first = machine.observe().unwrap().unwrap();
     let ended = std::iter::successors(Some(first), |_| machine.observe().unwrap()).collect::<Vec<_>>();
     assert_eq!(ended.iter().map(|seen| seen.tasks.iter().filter(|t| t.exited).count()).sum::<usize>(), 1);
-    assert_eq!(ended.iter().filter(|seen| seen.ended == WindowEnd::TasksChanged).count(), 2);
+    assert_eq!(ended.iter().filter(|seen| seen.end_reason == WindowEnd::TasksChanged).count(), 2);
     let last = ended.last().unwrap();
     assert_eq!((last.tasks.len(), last.tasks[0].name.as_str()), (1, "late"));
     assert_eq!(last.span.start_ns + last.span.elapsed_ns, 40 * MS);
-    assert_eq!(last.tasks[0].arrived_ns, 5 * MS);
+    assert_eq!(last.tasks[0].arrival_ns, 5 * MS);
 }
 
 /// Is the one time scale taken out of what a policy sees: a tenth of the cycles, the same nominal times?
@@ -187,9 +188,9 @@ fn colors_hold_and_move_under_a_running_program() {
     let cache = machine.topology().last_level_caches().next().unwrap().id;
     colored.shares = vec![cachemate_core::CacheShare {
         group: cachemate_core::GroupId(0),
-        members: vec![cachemate_core::Member::Process(cachemate_core::ProcessId(0))],
+        members: vec![cachemate_core::ShareMember::Process(cachemate_core::ProcessId(0))],
         cache,
-        units: cachemate_core::Units::Colors { allowed: color(&[1]), moving: cachemate_core::PageMoving::All },
+        units: cachemate_core::Units::Colors { allowed: color(&[1]), migration: cachemate_core::PageMigration::All },
     }];
     let applied = machine.apply(&colored).unwrap();
     assert_eq!(applied.pending.len(), 1);
@@ -199,28 +200,31 @@ fn colors_hold_and_move_under_a_running_program() {
     }
     assert_eq!(pages(&seen, 0), [0, 100, 0, 0]);
     assert_eq!(pages(&seen, 1).iter().sum::<u64>(), 100);
-    assert_eq!(seen.in_force.pending, []);
-    assert_eq!(seen.in_force.shares[0].pages_inside, Some(1.0));
+    assert_eq!(seen.applied.pending, []);
+    assert_eq!(seen.applied.shares[0].pages_in_share, Some(1.0));
     // About 75 pages of 11 051 cycles at 100 MHz each, and nobody else pays for copying.
-    let moved_ns = seen.in_force.cost_ns as f64 / 110_510.0;
+    let moved_ns = seen.applied.cost_ns as f64 / 110_510.0;
     assert!((60.0..90.0).contains(&moved_ns), "{moved_ns}");
 }
 
 /// Do sleepers and waiters leave their CPU to others, and is their progress their own?
 #[test]
 fn sleepers_leave_the_processor_and_progress_is_reported_per_window() {
-    let sleeper = || Box::new(Sweep { sleep_after: Some((1000, MS)), ..Sweep::endless(4096) }) as Box<dyn AccessSource>;
-    let mut pinned = Program::new("sleeper", Box::new(move |_| vec![sleeper()]));
+    let sleeper = || {
+        Box::new(FootprintSweep { sleep_after: Some((1000, MS)), ..FootprintSweep::endless(4096) })
+            as Box<dyn AccessSource>
+    };
+    let mut pinned = SimProgram::new("sleeper", Box::new(move |_| vec![sleeper()]));
     pinned.pinned = Some([0].into_iter().collect());
     let mut machine = machine(vec![pinned]);
     let seen = window(&mut machine, &plan(50));
-    assert!(seen.tasks[0].fixed);
+    assert!(seen.tasks[0].unmovable);
     let ran: u64 = on_cpu(&seen, 0).iter().map(|(_, ns)| ns).sum();
     assert!(ran > 0 && ran < 10 * MS, "{ran}");
     let first = seen.tasks[0].progress.unwrap();
     let second = window(&mut machine, &plan(50)).tasks[0].progress.unwrap();
     assert!(first > 10_000.0 && (second / first - 1.0).abs() < 0.1, "{first} {second}");
-    assert!(seen.tasks[0].counts.get(Event::SystemCalls).unwrap() > 40.0);
+    assert!(seen.tasks[0].counts.get(CounterEvent::SystemCalls).unwrap() > 40.0);
 }
 
 /// Do the same seed and programs give the same bits, run after run?

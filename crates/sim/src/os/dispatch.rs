@@ -14,12 +14,12 @@
 use cachemate_core::{CoRunPenalty, CpuSet};
 
 use super::domains::{Domains, SHARED_CACHE};
-use super::queues::{CpuState, Seat, Sight, Slot, State, TaskState};
-use super::schedulers::{Scheduler, Why};
+use super::queues::{CpuState, DispatchTask, RunState, SchedulerView, Seat, Slot};
+use super::schedulers::{CpuScheduler, EnqueueReason};
 
 /// One change for the hardware. All `out`s come before all `into`s: tasks may swap CPUs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Switch {
+pub struct ContextSwitch {
     pub cpu: u32,
     pub out: Option<Slot>,
     pub into: Option<Slot>,
@@ -31,9 +31,9 @@ pub struct Switch {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Picks {
     pub all: u64,
-    pub with_a_choice: u64,
+    pub contested: u64,
     /// Penalties changed the choice.
-    pub swayed: u64,
+    pub overridden_by_penalty: u64,
 }
 
 /// Candidates looked at for better company, and how often in a row the first of them may be passed over.
@@ -42,10 +42,10 @@ const PASSED_OVER_AT_MOST: u8 = 4;
 
 /// All CPUs and all tasks.
 pub struct Dispatcher {
-    scheduler: Box<dyn Scheduler>,
+    scheduler: Box<dyn CpuScheduler>,
     domains: Domains,
     cpus: Vec<CpuState>,
-    tasks: Vec<TaskState>,
+    tasks: Vec<DispatchTask>,
     /// Penalties by pairs of slots, in both orders.
     penalties: Vec<(Slot, Slot, f64)>,
     now: u64,
@@ -53,15 +53,15 @@ pub struct Dispatcher {
     pub picks: Picks,
 }
 
-/// A [`Sight`] that borrows only what the scheduler does not.
+/// A [`SchedulerView`] that borrows only what the scheduler does not.
 macro_rules! sight {
     ($self:ident) => {
-        Sight { now: $self.now, cpus: &$self.cpus, tasks: &$self.tasks, domains: &$self.domains }
+        SchedulerView { now: $self.now, cpus: &$self.cpus, tasks: &$self.tasks, domains: &$self.domains }
     };
 }
 
 impl Dispatcher {
-    pub fn new(scheduler: Box<dyn Scheduler>, domains: Domains) -> Self {
+    pub fn new(scheduler: Box<dyn CpuScheduler>, domains: Domains) -> Self {
         let cpus = vec![CpuState::default(); domains.cpus() as usize];
         let (tasks, penalties) = (Vec::new(), Vec::new());
         Dispatcher { scheduler, domains, cpus, tasks, penalties, now: 0, arrivals: 0, picks: Picks::default() }
@@ -70,7 +70,7 @@ impl Dispatcher {
     pub fn cpus(&self) -> u32 {
         self.cpus.len() as u32
     }
-    pub fn task(&self, slot: Slot) -> &TaskState {
+    pub fn task(&self, slot: Slot) -> &DispatchTask {
         &self.tasks[slot]
     }
     pub fn running(&self, cpu: u32) -> Option<Slot> {
@@ -81,11 +81,11 @@ impl Dispatcher {
         self.cpus[cpu as usize].seat
     }
     pub fn is_runnable(&self, slot: Slot) -> bool {
-        !matches!(self.tasks[slot].state, State::Blocked | State::Gone)
+        !matches!(self.tasks[slot].state, RunState::Blocked | RunState::Gone)
     }
 
     /// Time on each CPU and waiting, up to `now`, of one task.
-    pub fn bring_up_to_date(&mut self, now: u64) {
+    pub fn account_to(&mut self, now: u64) {
         self.now = self.now.max(now);
         for slot in 0..self.tasks.len() {
             self.account(slot);
@@ -96,8 +96,8 @@ impl Dispatcher {
     pub fn arrive(&mut self, now: u64, allowed: CpuSet, weight: f64, seated: bool) -> Slot {
         self.now = self.now.max(now);
         let slot = self.tasks.len();
-        self.tasks.push(TaskState {
-            state: State::Blocked,
+        self.tasks.push(DispatchTask {
+            state: RunState::Blocked,
             allowed,
             weight,
             seated,
@@ -108,30 +108,30 @@ impl Dispatcher {
             migrations: 0,
             since: self.now,
             queued_at: 0,
-            passed_over: 0,
+            times_passed_over: 0,
         });
-        self.make_runnable(slot, Why::New);
+        self.make_runnable(slot, EnqueueReason::New);
         slot
     }
 
     pub fn wake(&mut self, now: u64, slot: Slot) {
         self.now = self.now.max(now);
-        if self.tasks[slot].state == State::Blocked {
+        if self.tasks[slot].state == RunState::Blocked {
             self.tasks[slot].since = self.now;
-            self.make_runnable(slot, Why::Woken);
+            self.make_runnable(slot, EnqueueReason::Woken);
         }
     }
 
     pub fn block(&mut self, now: u64, slot: Slot) {
-        self.leave(now, slot, State::Blocked);
+        self.leave(now, slot, RunState::Blocked);
     }
     pub fn exit(&mut self, now: u64, slot: Slot) {
-        self.leave(now, slot, State::Gone);
+        self.leave(now, slot, RunState::Gone);
     }
 
-    fn leave(&mut self, now: u64, slot: Slot, to: State) {
+    fn leave(&mut self, now: u64, slot: Slot, to: RunState) {
         self.now = self.now.max(now);
-        self.take_off(slot);
+        self.deschedule(slot);
         self.tasks[slot].state = to;
     }
 
@@ -164,12 +164,12 @@ impl Dispatcher {
     /// After its rights changed: off its queue or CPU if it may not be there, and to where it may.
     fn requeue(&mut self, slot: Slot) {
         match self.tasks[slot].state {
-            State::Running(cpu) => self.flag(cpu),
-            State::Queued(_) | State::Parked => {
-                self.take_off(slot);
-                self.make_runnable(slot, Why::Displaced);
+            RunState::Running(cpu) => self.flag(cpu),
+            RunState::Queued(_) | RunState::Parked => {
+                self.deschedule(slot);
+                self.make_runnable(slot, EnqueueReason::Displaced);
             }
-            State::Blocked | State::Gone => {}
+            RunState::Blocked | RunState::Gone => {}
         }
         let idle = (0..self.cpus()).filter(|&cpu| self.cpus[cpu as usize].running.is_none());
         idle.collect::<Vec<_>>().into_iter().for_each(|cpu| self.flag(cpu));
@@ -186,8 +186,8 @@ impl Dispatcher {
         }
         // Tasks that wait for held CPUs, or waited for a seat that is gone, may find an open CPU now.
         let misplaced = |slot: &Slot| match self.tasks[*slot].state {
-            State::Queued(cpu) => self.cpus[cpu as usize].seat != Seat::Open,
-            State::Parked => !self.tasks[*slot].seated,
+            RunState::Queued(cpu) => self.cpus[cpu as usize].seat != Seat::Open,
+            RunState::Parked => !self.tasks[*slot].seated,
             _ => false,
         };
         let waiting: Vec<Slot> = (0..self.tasks.len()).filter(misplaced).collect();
@@ -224,16 +224,16 @@ impl Dispatcher {
         }
         if self.scheduler.next_balance_cycle() <= self.now {
             for (slot, to) in self.scheduler.balance(&sight!(self)) {
-                if let State::Queued(from) = self.tasks[slot].state {
+                if let RunState::Queued(from) = self.tasks[slot].state {
                     self.cpus[from as usize].queue.retain(|&other| other != slot);
-                    self.put(slot, to, Why::Balanced);
+                    self.enqueue(slot, to, EnqueueReason::Balanced);
                 }
             }
         }
     }
 
     /// Fills the flagged CPUs and returns what the hardware has to change, ascending CPUs.
-    pub fn settle(&mut self, now: u64) -> Vec<Switch> {
+    pub fn settle(&mut self, now: u64) -> Vec<ContextSwitch> {
         self.now = self.now.max(now);
         loop {
             let flagged: Vec<u32> = (0..self.cpus()).filter(|&cpu| self.cpus[cpu as usize].flagged).collect();
@@ -264,13 +264,13 @@ impl Dispatcher {
         state.seat == Seat::Open && state.running.is_none()
     }
 
-    fn difference(&mut self) -> Vec<Switch> {
+    fn difference(&mut self) -> Vec<ContextSwitch> {
         let mut switches = Vec::new();
         for (cpu, state) in self.cpus.iter_mut().enumerate() {
             if state.loaded != state.running {
                 let (cpu, into) = (cpu as u32, state.running);
                 let migrated = into.is_some_and(|slot| self.tasks[slot].last_cpu.is_some_and(|last| last != cpu));
-                switches.push(Switch { cpu, out: state.loaded, into, migrated });
+                switches.push(ContextSwitch { cpu, out: state.loaded, into, migrated });
                 state.loaded = into;
                 if let Some(slot) = into {
                     let task = &mut self.tasks[slot];
@@ -292,44 +292,44 @@ impl Dispatcher {
         let task = &mut self.tasks[slot];
         let passed = now.saturating_sub(task.since);
         match task.state {
-            State::Running(cpu) => {
+            RunState::Running(cpu) => {
                 task.on_cpu_cycles[cpu as usize] += passed;
                 self.scheduler.ran(slot, passed, task.weight);
             }
-            State::Queued(_) | State::Parked => task.wait_cycles += passed,
-            State::Blocked | State::Gone => {}
+            RunState::Queued(_) | RunState::Parked => task.wait_cycles += passed,
+            RunState::Blocked | RunState::Gone => {}
         }
         task.since = task.since.max(now);
     }
 
     /// Off its CPU or queue, accounted; the state is the caller's to set.
-    fn take_off(&mut self, slot: Slot) {
+    fn deschedule(&mut self, slot: Slot) {
         self.account(slot);
         match self.tasks[slot].state {
-            State::Running(cpu) => {
+            RunState::Running(cpu) => {
                 self.cpus[cpu as usize].running = None;
                 self.cpus[cpu as usize].expired = false;
                 self.flag(cpu);
             }
-            State::Queued(cpu) => self.cpus[cpu as usize].queue.retain(|&other| other != slot),
-            State::Parked | State::Blocked | State::Gone => {}
+            RunState::Queued(cpu) => self.cpus[cpu as usize].queue.retain(|&other| other != slot),
+            RunState::Parked | RunState::Blocked | RunState::Gone => {}
         }
     }
 
-    fn make_runnable(&mut self, slot: Slot, why: Why) {
+    fn make_runnable(&mut self, slot: Slot, why: EnqueueReason) {
         let seat = (0..self.cpus()).find(|&cpu| self.cpus[cpu as usize].seat == Seat::Held(Some(slot)));
         if self.tasks[slot].seated || seat.is_some() {
-            self.tasks[slot].state = State::Parked;
+            self.tasks[slot].state = RunState::Parked;
             seat.into_iter().for_each(|cpu| self.flag(cpu));
             return;
         }
         let cpu = self.scheduler.place(slot, why, &sight!(self));
-        self.put(slot, cpu, why);
+        self.enqueue(slot, cpu, why);
     }
 
-    fn put(&mut self, slot: Slot, cpu: u32, why: Why) {
+    fn enqueue(&mut self, slot: Slot, cpu: u32, why: EnqueueReason) {
         self.account(slot);
-        self.tasks[slot].state = State::Queued(cpu);
+        self.tasks[slot].state = RunState::Queued(cpu);
         self.tasks[slot].queued_at = self.arrivals;
         self.arrivals += 1;
         self.scheduler.queued(slot, cpu, why, &sight!(self));
@@ -353,11 +353,11 @@ impl Dispatcher {
         if state.seat == Seat::Held(Some(slot)) {
             return;
         }
-        let why = if std::mem::take(&mut state.expired) { Why::Expired } else { Why::Displaced };
-        self.take_off(slot);
+        let why = if std::mem::take(&mut state.expired) { EnqueueReason::Expired } else { EnqueueReason::Displaced };
+        self.deschedule(slot);
         let stays = self.cpus[cpu as usize].seat == Seat::Open && self.tasks[slot].allowed.contains(cpu);
-        if stays && why == Why::Displaced && !self.tasks[slot].seated {
-            self.put(slot, cpu, why);
+        if stays && why == EnqueueReason::Displaced && !self.tasks[slot].seated {
+            self.enqueue(slot, cpu, why);
         } else {
             self.make_runnable(slot, why);
         }
@@ -365,16 +365,16 @@ impl Dispatcher {
 
     fn seat_task(&mut self, cpu: u32) {
         let Seat::Held(Some(slot)) = self.cpus[cpu as usize].seat else { return };
-        if !self.is_runnable(slot) || self.tasks[slot].state == State::Running(cpu) {
+        if !self.is_runnable(slot) || self.tasks[slot].state == RunState::Running(cpu) {
             return;
         }
-        self.take_off(slot);
+        self.deschedule(slot);
         self.start(slot, cpu, u64::MAX);
     }
 
     fn start(&mut self, slot: Slot, cpu: u32, slice_end: u64) {
-        self.tasks[slot].state = State::Running(cpu);
-        self.tasks[slot].passed_over = 0;
+        self.tasks[slot].state = RunState::Running(cpu);
+        self.tasks[slot].times_passed_over = 0;
         let state = &mut self.cpus[cpu as usize];
         (state.running, state.slice_end, state.expired) = (Some(slot), slice_end, false);
     }
@@ -387,18 +387,18 @@ impl Dispatcher {
         };
         choices.retain(|&slot| self.tasks[slot].allowed.contains(cpu));
         choices.sort_by_key(|&slot| (self.scheduler.key(slot), self.tasks[slot].queued_at));
-        let found = match choices.first() {
+        let choice = match choices.first() {
             None => self.scheduler.steal(cpu, &sight!(self)),
-            Some(&first) => Some(self.in_better_company(first, &choices, cpu)),
+            Some(&first) => Some(self.least_penalized(first, &choices, cpu)),
         };
-        let Some(slot) = found else { return };
+        let Some(slot) = choice else { return };
         self.picks.all += 1;
-        self.picks.with_a_choice += u64::from(choices.len() > 1);
-        let State::Queued(from) = self.tasks[slot].state else { return };
-        self.take_off(slot);
+        self.picks.contested += u64::from(choices.len() > 1);
+        let RunState::Queued(from) = self.tasks[slot].state else { return };
+        self.deschedule(slot);
         if from != cpu {
             // It changes queues: its virtual time is put right for the new one.
-            self.scheduler.queued(slot, cpu, Why::Balanced, &sight!(self));
+            self.scheduler.queued(slot, cpu, EnqueueReason::Balanced, &sight!(self));
         }
         let slice = self.scheduler.slice_cycles(slot, cpu, &sight!(self));
         self.start(slot, cpu, self.now.saturating_add(slice));
@@ -406,8 +406,8 @@ impl Dispatcher {
 
     /// AV's Linux form: the scheduler's choice, unless another waiting task has a lower penalty with those that run
     /// below the same cache, may overtake it, and the first has not been passed over too often.
-    fn in_better_company(&mut self, first: Slot, choices: &[Slot], cpu: u32) -> Slot {
-        if self.penalties.is_empty() || self.tasks[first].passed_over >= PASSED_OVER_AT_MOST {
+    fn least_penalized(&mut self, first: Slot, choices: &[Slot], cpu: u32) -> Slot {
+        if self.penalties.is_empty() || self.tasks[first].times_passed_over >= PASSED_OVER_AT_MOST {
             return first;
         }
         let beside: Vec<Slot> = self.domains.members(SHARED_CACHE, cpu).filter_map(|cpu| self.running(cpu)).collect();
@@ -418,11 +418,11 @@ impl Dispatcher {
         let open =
             choices.iter().take(CHOICES_AT_MOST).copied().filter(|&slot| self.scheduler.may_overtake(slot, first));
         let least = open.min_by(|&a, &b| penalty(a).total_cmp(&penalty(b)));
-        let found = least.filter(|&slot| penalty(slot) < penalty(first)).unwrap_or(first);
-        if found != first {
-            self.picks.swayed += 1;
-            self.tasks[first].passed_over += 1;
+        let choice = least.filter(|&slot| penalty(slot) < penalty(first)).unwrap_or(first);
+        if choice != first {
+            self.picks.overridden_by_penalty += 1;
+            self.tasks[first].times_passed_over += 1;
         }
-        found
+        choice
     }
 }

@@ -1,11 +1,11 @@
 //! The dispatcher under every default scheduler, on a time line of its own.
 
-use cachemate_core::{Cache, CacheId, CoRunPenalty, Cpu, CpuId, CpuSet, Level, SplitMix64, TaskId, Topology};
+use cachemate_core::{Cache, CacheId, CacheLevel, CoRunPenalty, Cpu, CpuId, CpuSet, SplitMix64, TaskId, Topology};
 use proptest::prelude::*;
 
 use super::dispatch::Dispatcher;
 use super::domains::Domains;
-use super::queues::{Seat, Slot, State};
+use super::queues::{RunState, Seat, Slot};
 use super::schedulers::{SchedulerKind, Times, scheduler};
 
 const MS: u64 = 1_000;
@@ -16,7 +16,7 @@ fn topology(cpus: u32) -> Topology {
     let cpu = |id: u32| Cpu { id: CpuId(id), core: id / 2, package: id / 4, memory_node: 0, online: true, hertz: None };
     let cache = |at: u32| Cache {
         id: CacheId(at),
-        level: Level::L2,
+        level: CacheLevel::L2,
         cpus: (4 * at..(4 * at + 4).min(cpus)).collect(),
         last_level: true,
         size_bytes: None,
@@ -50,17 +50,17 @@ fn check(dispatcher: &Dispatcher, slots: usize) {
     for slot in 0..slots {
         let task = dispatcher.task(slot);
         match task.state {
-            State::Running(cpu) => {
+            RunState::Running(cpu) => {
                 assert_eq!(dispatcher.running(cpu), Some(slot));
                 assert!(task.allowed.contains(cpu), "{slot} on {cpu}, allowed {}", task.allowed);
             }
-            State::Queued(_) => {
+            RunState::Queued(_) => {
                 let idle = (0..cpus).filter(|&cpu| dispatcher.seat(cpu) == Seat::Open);
                 let idle = idle.filter(|&cpu| dispatcher.running(cpu).is_none() && task.allowed.contains(cpu));
                 assert_eq!(idle.count(), 0, "an allowed CPU idles while {slot} waits");
             }
-            State::Parked => assert!(task.seated || (0..cpus).any(|c| dispatcher.seat(c) == Seat::Held(Some(slot)))),
-            State::Blocked | State::Gone => {}
+            RunState::Parked => assert!(task.seated || (0..cpus).any(|c| dispatcher.seat(c) == Seat::Held(Some(slot)))),
+            RunState::Blocked | RunState::Gone => {}
         }
     }
 }
@@ -77,7 +77,7 @@ fn run(dispatcher: &mut Dispatcher, slots: usize, end: u64) {
             break;
         }
     }
-    dispatcher.bring_up_to_date(end);
+    dispatcher.account_to(end);
 }
 
 fn ran(dispatcher: &Dispatcher, slot: Slot) -> u64 {
@@ -176,7 +176,7 @@ fn nobody_starves_beside_sleepers_and_no_cpu_idles_while_tasks_wait() {
                 break;
             }
         }
-        dispatcher.bring_up_to_date(end);
+        dispatcher.account_to(end);
         for slot in 0..tasks {
             let task = dispatcher.task(slot);
             assert!(ran(&dispatcher, slot) > end / 100, "{kind:?}: {slot} ran {}", ran(&dispatcher, slot));
@@ -254,13 +254,13 @@ fn penalties_steer_the_choice_and_starve_nobody() {
             dispatcher.settle(0);
             while at < end {
                 let next = dispatcher.next_event_cycle().min(end);
-                let on = |slot| matches!(dispatcher.task(slot).state, State::Running(_));
+                let on = |slot| matches!(dispatcher.task(slot).state, RunState::Running(_));
                 beside += if on(0) && on(1) { next - at } else { 0 };
                 dispatcher.advance(next);
                 dispatcher.settle(next);
                 at = next;
             }
-            dispatcher.bring_up_to_date(end);
+            dispatcher.account_to(end);
             let least = (0..6).map(|slot| ran(&dispatcher, slot)).min().unwrap();
             assert!(least > end / 6, "{kind:?}: {least} of {end}");
             (beside as f64 / end as f64, dispatcher.picks)
@@ -268,7 +268,7 @@ fn penalties_steer_the_choice_and_starve_nobody() {
         let (free, picks) = together(false);
         let (kept_apart, swayed) = together(true);
         assert!(kept_apart <= free / 2.0 || free < 0.01, "{kind:?}: {kept_apart} against {free}");
-        assert!(picks.swayed == 0 && picks.with_a_choice > 0 && swayed.all >= swayed.swayed);
+        assert!(picks.overridden_by_penalty == 0 && picks.contested > 0 && swayed.all >= swayed.overridden_by_penalty);
     }
 }
 

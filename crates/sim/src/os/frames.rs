@@ -26,7 +26,7 @@ const BATCH_FRAMES: usize = 31;
 
 /// What the pool is built from.
 #[derive(Clone, Copy, Debug)]
-pub struct FramesSpec<'a> {
+pub struct FrameAllocatorSpec<'a> {
     pub frames: u64,
     /// Memory nodes: equal consecutive parts of the frames.
     pub nodes: u32,
@@ -39,7 +39,7 @@ pub struct FramesSpec<'a> {
     pub seed: u64,
 }
 
-struct Node {
+struct NodeFrames {
     /// Whole blocks not yet cut, in the order they will be.
     blocks: Vec<u32>,
     /// First frame and length; taken from the back.
@@ -55,10 +55,10 @@ struct CpuLists {
 }
 
 /// All frames of the machine.
-pub struct Frames {
+pub struct FrameAllocator {
     colors: u32,
     frames_per_node: u32,
-    nodes: Vec<Node>,
+    nodes: Vec<NodeFrames>,
     cpus: Vec<CpuLists>,
     node_of_cpu: Vec<u32>,
     order_at_most: u32,
@@ -66,8 +66,8 @@ pub struct Frames {
     free: u64,
 }
 
-impl Frames {
-    pub fn new(spec: FramesSpec<'_>) -> Self {
+impl FrameAllocator {
+    pub fn new(spec: FrameAllocatorSpec<'_>) -> Self {
         let mut random = SplitMix64::new(spec.seed ^ 0x6672_616d_6573);
         let per_node = (spec.frames / u64::from(spec.nodes)) as u32;
         let nodes = (0..spec.nodes)
@@ -76,11 +76,11 @@ impl Frames {
                 let mut blocks: Vec<u32> =
                     (0..per_node.div_ceil(BLOCK_FRAMES)).map(|at| first + at * BLOCK_FRAMES).collect();
                 random.shuffle(&mut blocks);
-                Node { blocks, pieces: Vec::new() }
+                NodeFrames { blocks, pieces: Vec::new() }
             })
             .collect();
         let lists = || CpuLists { batch: Vec::new(), by_color: vec![Vec::new(); (spec.colors * spec.nodes) as usize] };
-        Frames {
+        FrameAllocator {
             colors: spec.colors,
             frames_per_node: per_node,
             nodes,
@@ -120,9 +120,9 @@ impl Frames {
             self.cpus[cpu as usize].batch = drawn.unwrap_or_default();
             self.cpus[cpu as usize].batch.reverse();
         }
-        let found = self.cpus[cpu as usize].batch.pop().or_else(|| self.take_listed(home));
-        self.free -= u64::from(found.is_some());
-        found
+        let frame = self.cpus[cpu as usize].batch.pop().or_else(|| self.take_listed(home));
+        self.free -= u64::from(frame.is_some());
+        frame
     }
 
     /// A frame of one of the allowed colors, tried from `first_color` on in turn: on the local node, then on the
@@ -134,10 +134,10 @@ impl Frames {
             .filter(|&color| color >= first_color)
             .chain(allowed.iter().filter(|&color| color < first_color))
             .collect();
-        let found =
+        let frame =
             self.nodes_from(home).find_map(|node| in_turn.iter().find_map(|&color| self.take_of(cpu, node, color)));
-        self.free -= u64::from(found.is_some());
-        found
+        self.free -= u64::from(frame.is_some());
+        frame
     }
 
     /// `pages` (a power of two, at most 1024) contiguous frames, aligned to their number, all of allowed colors,
@@ -145,9 +145,9 @@ impl Frames {
     pub fn take_run(&mut self, cpu: u32, pages: u32, allowed: Option<&IndexSet>) -> Option<u32> {
         debug_assert!(pages.is_power_of_two() && pages <= BLOCK_FRAMES);
         let home = self.node_of_cpu[cpu as usize];
-        let found = self.nodes_from(home).find_map(|node| self.run_of(node, pages, allowed));
-        self.free -= u64::from(if found.is_some() { pages } else { 0 });
-        found
+        let run = self.nodes_from(home).find_map(|node| self.run_of(node, pages, allowed));
+        self.free -= u64::from(if run.is_some() { pages } else { 0 });
+        run
     }
 
     /// Back to the lists of the CPU that frees it.
@@ -227,12 +227,12 @@ impl Frames {
             }
         }
         let in_batch = |frame: &u32| *frame / self.frames_per_node == node && *frame % self.colors == color;
-        let found = self
+        let frame = self
             .cpus
             .iter()
             .enumerate()
             .find_map(|(at_cpu, lists)| lists.batch.iter().position(in_batch).map(|index| (at_cpu, index)));
-        match found {
+        match frame {
             Some((at_cpu, index)) => Some(self.cpus[at_cpu].batch.remove(index)),
             None => self.cpus.iter_mut().find_map(|lists| lists.by_color[at].pop()),
         }
@@ -272,9 +272,9 @@ impl Frames {
             }
             // Cut further blocks, and keep what has been looked at for other requests.
             looked_at += 1;
-            let kept = std::mem::take(&mut self.nodes[node as usize].pieces);
+            let scanned_pieces = std::mem::take(&mut self.nodes[node as usize].pieces);
             let more = self.refill(node);
-            self.nodes[node as usize].pieces.extend(kept);
+            self.nodes[node as usize].pieces.extend(scanned_pieces);
             if !more || looked_at > 64 {
                 return None;
             }
@@ -291,10 +291,11 @@ mod tests {
 
     use super::*;
 
-    fn pool(frames: u64, nodes: u32, colors: u32) -> Frames {
+    fn pool(frames: u64, nodes: u32, colors: u32) -> FrameAllocator {
         let node_of_cpu: Vec<u32> = (0..4).map(|cpu| cpu % nodes).collect();
-        let spec = FramesSpec { frames, nodes, colors, node_of_cpu: &node_of_cpu, piece_order_at_most: 10, seed: 1 };
-        Frames::new(spec)
+        let spec =
+            FrameAllocatorSpec { frames, nodes, colors, node_of_cpu: &node_of_cpu, piece_order_at_most: 10, seed: 1 };
+        FrameAllocator::new(spec)
     }
 
     /// Does a colored request get an allowed color while one is free anywhere, and nothing afterwards?

@@ -18,7 +18,7 @@ pub struct SlotGang {
 
 /// One schedule, running.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Rotation {
+pub struct SlotRotation {
     pub cpus: CpuSet,
     pub slice_cycles: u64,
     pub gangs: Vec<SlotGang>,
@@ -26,10 +26,10 @@ pub struct Rotation {
     turn_ends: u64,
 }
 
-impl Rotation {
+impl SlotRotation {
     pub fn new(cpus: CpuSet, slice_cycles: u64, gangs: Vec<SlotGang>, now: u64) -> Self {
         let first = gangs.first().map_or(1, |gang| u64::from(gang.slices));
-        Rotation {
+        SlotRotation {
             cpus,
             slice_cycles: slice_cycles.max(1),
             gangs,

@@ -5,14 +5,14 @@
 //! process moves its pages one at a time, each at the machine's measured cost: all at once, hottest first, when next
 //! touched, or never. Pages that several address spaces share stay where they are.
 
-use cachemate_core::{IndexSet, PageMoving};
+use cachemate_core::{IndexSet, PageMigration};
 
-use super::frames::Frames;
+use super::frames::FrameAllocator;
 use super::page_table::PageTable;
 
 /// Pages that several address spaces map at the same virtual place.
 #[derive(Clone, Debug)]
-struct Segment {
+struct SharedSegment {
     first_page: u64,
     pages: u64,
     table: PageTable,
@@ -25,11 +25,11 @@ const SEGMENT_RUN_PAGES: u32 = 8;
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Coloring {
     pub allowed: IndexSet,
-    pub moving: PageMoving,
+    pub moving: PageMigration,
     /// Pages taken from a color that was not allowed, since the coloring began.
     pub fallback_pages: u64,
     pub moved_pages: u64,
-    /// Pages still to be moved, next at the back; for [`PageMoving::All`] and [`PageMoving::HotFirst`].
+    /// Pages still to be moved, next at the back; for [`PageMigration::All`] and [`PageMigration::HotFirst`].
     to_move: Vec<u64>,
     /// All that were to be moved at the start.
     pub total_pages: u64,
@@ -65,7 +65,7 @@ pub struct MovedPage {
 
 /// What a look-up found or did.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Found {
+pub enum PageLookup {
     Resident(u32),
     /// Allocated now.
     Fault(u32),
@@ -74,19 +74,19 @@ pub enum Found {
 }
 
 /// All memory of the machine.
-pub struct Memory {
-    pub frames: Frames,
+pub struct VirtualMemory {
+    pub frames: FrameAllocator,
     spaces: Vec<AddressSpace>,
-    segments: Vec<Segment>,
+    segments: Vec<SharedSegment>,
     /// Pages that moved, with the frames they left: those are free again once nobody can reach them any more.
     left: Vec<MovedPage>,
     /// A page was needed and no frame was free.
     pub exhausted: bool,
 }
 
-impl Memory {
-    pub fn new(frames: Frames) -> Self {
-        Memory { frames, spaces: Vec::new(), segments: Vec::new(), left: Vec::new(), exhausted: false }
+impl VirtualMemory {
+    pub fn new(frames: FrameAllocator) -> Self {
+        VirtualMemory { frames, spaces: Vec::new(), segments: Vec::new(), left: Vec::new(), exhausted: false }
     }
 
     /// A new, empty address space; its index.
@@ -105,7 +105,7 @@ impl Memory {
 
     /// A segment of `pages` from virtual `first_page` on, for several address spaces; its index.
     pub fn add_segment(&mut self, first_page: u64, pages: u64) -> usize {
-        self.segments.push(Segment { first_page, pages, table: PageTable::default() });
+        self.segments.push(SharedSegment { first_page, pages, table: PageTable::default() });
         self.segments.len() - 1
     }
 
@@ -114,32 +114,32 @@ impl Memory {
     }
 
     fn segment_of(&self, process: usize, page: u64) -> Option<usize> {
-        let within = |segment: &Segment| (segment.first_page..segment.first_page + segment.pages).contains(&page);
+        let within = |segment: &SharedSegment| (segment.first_page..segment.first_page + segment.pages).contains(&page);
         self.spaces[process].segments.iter().copied().find(|&segment| within(&self.segments[segment]))
     }
 
     /// The frame of a page that is touched on `cpu`, allocated or moved where needed. When memory is exhausted the
-    /// answer is a frame in use and [`Memory::exhausted`] is set: the run must end.
-    pub fn look_up(&mut self, process: usize, page: u64, cpu: u32) -> Found {
+    /// answer is a frame in use and [`VirtualMemory::exhausted`] is set: the run must end.
+    pub fn look_up(&mut self, process: usize, page: u64, cpu: u32) -> PageLookup {
         if let Some(segment) = self.segment_of(process, page) {
             return self.look_up_shared(process, segment, page, cpu);
         }
         if let Some(frame) = self.spaces[process].table.touch(page) {
             return match self.lazy_move(process, page, frame, cpu) {
-                Some(fresh) => Found::Moved(fresh, frame),
-                None => Found::Resident(frame),
+                Some(fresh) => PageLookup::Moved(fresh, frame),
+                None => PageLookup::Resident(frame),
             };
         }
         let frame = self.allocate(process, cpu);
         self.spaces[process].table.map(page, frame);
         self.spaces[process].table.touch(page);
         self.count(process, frame);
-        Found::Fault(frame)
+        PageLookup::Fault(frame)
     }
 
-    fn look_up_shared(&mut self, process: usize, segment: usize, page: u64, cpu: u32) -> Found {
+    fn look_up_shared(&mut self, process: usize, segment: usize, page: u64, cpu: u32) -> PageLookup {
         if let Some(frame) = self.segments[segment].table.touch(page) {
-            return Found::Resident(frame);
+            return PageLookup::Resident(frame);
         }
         // A group of pages at once, in adjacent frames, as bulk requests of shared memory are.
         let run_pages = u64::from(SEGMENT_RUN_PAGES);
@@ -159,7 +159,7 @@ impl Memory {
             let frame = self.allocate(process, cpu);
             self.segments[segment].table.map(page, frame);
         }
-        Found::Fault(self.segments[segment].table.touch(page).unwrap_or(0))
+        PageLookup::Fault(self.segments[segment].table.touch(page).unwrap_or(0))
     }
 
     fn allocate(&mut self, process: usize, cpu: u32) -> u32 {
@@ -167,8 +167,8 @@ impl Memory {
         let frame = match &mut space.coloring {
             None => self.frames.take_any(cpu),
             Some(coloring) => {
-                let found = self.frames.take_colored(cpu, &coloring.allowed, space.next_color);
-                found.inspect(|&frame| space.next_color = self.frames.color_of(frame) + 1).or_else(|| {
+                let colored_frame = self.frames.take_colored(cpu, &coloring.allowed, space.next_color);
+                colored_frame.inspect(|&frame| space.next_color = self.frames.color_of(frame) + 1).or_else(|| {
                     coloring.fallback_pages += 1;
                     self.frames.take_any(cpu)
                 })
@@ -183,7 +183,7 @@ impl Memory {
     fn lazy_move(&mut self, process: usize, page: u64, frame: u32, cpu: u32) -> Option<u32> {
         let coloring = self.spaces[process].coloring.as_ref()?;
         let wrong = !coloring.allowed.contains(self.frames.color_of(frame));
-        if coloring.moving != PageMoving::Lazy || !wrong {
+        if coloring.moving != PageMigration::Lazy || !wrong {
             return None;
         }
         let fresh = self.take_allowed(process, cpu)?;
@@ -227,7 +227,7 @@ impl Memory {
 
     /// Gives a process its colors. The same colors and way of moving again change nothing. `true`: translations of
     /// all its pages must be dropped, so that touches are seen (lazy moving, hottest first).
-    pub fn set_colors(&mut self, process: usize, allowed: &IndexSet, moving: PageMoving) -> bool {
+    pub fn set_colors(&mut self, process: usize, allowed: &IndexSet, moving: PageMigration) -> bool {
         let earlier = self.spaces[process].coloring.take();
         if let Some(same) = earlier.as_ref().filter(|same| same.allowed == *allowed && same.moving == moving) {
             self.spaces[process].coloring = Some(same.clone());
@@ -242,13 +242,13 @@ impl Memory {
             total_pages: 0,
             sampling: false,
         };
-        if matches!(moving, PageMoving::All | PageMoving::HotFirst) {
+        if matches!(moving, PageMigration::All | PageMigration::HotFirst) {
             coloring.to_move = self.misplaced(process, allowed);
             coloring.to_move.reverse();
             coloring.total_pages = coloring.to_move.len() as u64;
-            coloring.sampling = moving == PageMoving::HotFirst && !coloring.to_move.is_empty();
+            coloring.sampling = moving == PageMigration::HotFirst && !coloring.to_move.is_empty();
         }
-        let drop_translations = moving == PageMoving::Lazy || coloring.sampling;
+        let drop_translations = moving == PageMigration::Lazy || coloring.sampling;
         if coloring.sampling {
             self.spaces[process].table.clear_touched();
         }
@@ -372,21 +372,22 @@ mod tests {
 
     use proptest::prelude::*;
 
-    use super::super::frames::FramesSpec;
+    use super::super::frames::FrameAllocatorSpec;
     use super::*;
 
-    fn memory(frames: u64, colors: u32) -> Memory {
+    fn memory(frames: u64, colors: u32) -> VirtualMemory {
         memory_on(1, frames, colors)
     }
-    fn memory_on(nodes: u32, frames: u64, colors: u32) -> Memory {
+    fn memory_on(nodes: u32, frames: u64, colors: u32) -> VirtualMemory {
         let node_of_cpu = [0, nodes - 1];
-        let spec = FramesSpec { frames, nodes, colors, node_of_cpu: &node_of_cpu, piece_order_at_most: 10, seed: 7 };
-        Memory::new(Frames::new(spec))
+        let spec =
+            FrameAllocatorSpec { frames, nodes, colors, node_of_cpu: &node_of_cpu, piece_order_at_most: 10, seed: 7 };
+        VirtualMemory::new(FrameAllocator::new(spec))
     }
     fn set(colors: &[u32]) -> IndexSet {
         colors.iter().copied().collect()
     }
-    fn drain(memory: &mut Memory, process: usize) -> u64 {
+    fn drain(memory: &mut VirtualMemory, process: usize) -> u64 {
         std::iter::from_fn(|| memory.move_next(process, 0)).count() as u64
     }
 
@@ -395,13 +396,13 @@ mod tests {
     fn shrinking_empties_revoked_colors_and_growing_evens_out() {
         let mut memory = memory(4096, 16);
         let process = memory.add_process();
-        memory.set_colors(process, &set(&[0, 1, 2, 3]), PageMoving::All);
+        memory.set_colors(process, &set(&[0, 1, 2, 3]), PageMigration::All);
         (0..400).for_each(|page| _ = memory.look_up(process, page, 0));
         assert_eq!(memory.pages_per_color(process)[..5], [100, 100, 100, 100, 0]);
-        memory.set_colors(process, &set(&[0, 1]), PageMoving::All);
+        memory.set_colors(process, &set(&[0, 1]), PageMigration::All);
         assert_eq!(drain(&mut memory, process), 200);
         assert_eq!(memory.pages_per_color(process)[..5], [200, 200, 0, 0, 0]);
-        memory.set_colors(process, &set(&[0, 1, 8, 9]), PageMoving::All);
+        memory.set_colors(process, &set(&[0, 1, 8, 9]), PageMigration::All);
         assert_eq!(drain(&mut memory, process), 200);
         assert_eq!(memory.pages_per_color(process)[8..10], [100, 100]);
         assert_eq!(memory.pages_inside(process), (400, 400));
@@ -414,9 +415,9 @@ mod tests {
     fn growing_spreads_neighbors() {
         let mut memory = memory(4096, 16);
         let process = memory.add_process();
-        memory.set_colors(process, &(0..8).collect(), PageMoving::All);
+        memory.set_colors(process, &(0..8).collect(), PageMigration::All);
         (0..512).for_each(|page| _ = memory.look_up(process, page, 0));
-        memory.set_colors(process, &(0..16).collect(), PageMoving::All);
+        memory.set_colors(process, &(0..16).collect(), PageMigration::All);
         assert_eq!(drain(&mut memory, process), 256);
         for first in (0..512).step_by(64) {
             let mut by_color = [0; 16];
@@ -435,7 +436,7 @@ mod tests {
     fn exhausted_colors_fall_back_and_are_counted() {
         let mut memory = memory(256, 16);
         let process = memory.add_process();
-        memory.set_colors(process, &set(&[5]), PageMoving::Never);
+        memory.set_colors(process, &set(&[5]), PageMigration::Never);
         (0..40).for_each(|page| _ = memory.look_up(process, page, 0));
         assert_eq!(memory.pages_per_color(process)[5], 16);
         assert_eq!(memory.coloring(process).unwrap().fallback_pages, 24);
@@ -450,14 +451,14 @@ mod tests {
         let mut memory = memory(4096, 4);
         let process = memory.add_process();
         (0..100).for_each(|page| _ = memory.look_up(process, page, 0));
-        assert!(!memory.set_colors(process, &set(&[1]), PageMoving::Never));
+        assert!(!memory.set_colors(process, &set(&[1]), PageMigration::Never));
         assert_eq!(drain(&mut memory, process), 0);
-        assert!(memory.set_colors(process, &set(&[1]), PageMoving::Lazy));
+        assert!(memory.set_colors(process, &set(&[1]), PageMigration::Lazy));
         let wrong = memory.pages(process).filter(|(_, frame)| frame % 4 != 1).map(|(page, _)| page);
         let wrong: Vec<u64> = wrong.collect();
-        assert!(matches!(memory.look_up(process, wrong[0], 0), Found::Moved(fresh, _) if fresh % 4 == 1));
-        assert!(matches!(memory.look_up(process, wrong[0], 0), Found::Resident(_)));
-        assert!(memory.set_colors(process, &set(&[1]), PageMoving::HotFirst));
+        assert!(matches!(memory.look_up(process, wrong[0], 0), PageLookup::Moved(fresh, _) if fresh % 4 == 1));
+        assert!(matches!(memory.look_up(process, wrong[0], 0), PageLookup::Resident(_)));
+        assert!(memory.set_colors(process, &set(&[1]), PageMigration::HotFirst));
         let hot = [wrong[9], wrong[30]];
         hot.iter().for_each(|&page| _ = memory.look_up(process, page, 0));
         assert_eq!(memory.move_next(process, 0), None, "moving waits for the touches");
@@ -475,12 +476,12 @@ mod tests {
         let segment = memory.add_segment(1000, 64);
         memory.map_segment(a, segment);
         memory.map_segment(b, segment);
-        let Found::Fault(frame) = memory.look_up(a, 1010, 0) else { panic!("first touch") };
-        assert_eq!(memory.look_up(b, 1010, 1), Found::Resident(frame));
+        let PageLookup::Fault(frame) = memory.look_up(a, 1010, 0) else { panic!("first touch") };
+        assert_eq!(memory.look_up(b, 1010, 1), PageLookup::Resident(frame));
         let color = (frame % 16 + 1) % 16;
-        memory.set_colors(a, &set(&[color]), PageMoving::All);
+        memory.set_colors(a, &set(&[color]), PageMigration::All);
         assert_eq!(drain(&mut memory, a), 0);
-        assert_eq!(memory.look_up(a, 1010, 0), Found::Resident(frame));
+        assert_eq!(memory.look_up(a, 1010, 0), PageLookup::Resident(frame));
     }
 
     proptest! {
@@ -503,7 +504,7 @@ mod tests {
                     },
                     3 => {
                         let moving =
-                            [PageMoving::All, PageMoving::HotFirst, PageMoving::Lazy, PageMoving::Never][way as usize];
+                            [PageMigration::All, PageMigration::HotFirst, PageMigration::Lazy, PageMigration::Never][way as usize];
                         memory.set_colors(process, &set(&[color, (color + 2) % 8]), moving);
                     }
                     4 => memory.end_sampling(process),

@@ -18,7 +18,7 @@ pub enum Seat {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum State {
+pub enum RunState {
     Running(u32),
     Queued(u32),
     /// Runnable, but only in a seat that it does not have now.
@@ -29,8 +29,8 @@ pub enum State {
 
 /// The dispatcher's view of one task.
 #[derive(Clone, Debug)]
-pub struct TaskState {
-    pub state: State,
+pub struct DispatchTask {
+    pub state: RunState,
     pub allowed: CpuSet,
     pub weight: f64,
     /// Runs in seats only.
@@ -42,7 +42,7 @@ pub struct TaskState {
     pub migrations: u64,
     pub(super) since: u64,
     pub(super) queued_at: u64,
-    pub(super) passed_over: u8,
+    pub(super) times_passed_over: u8,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -58,14 +58,14 @@ pub(super) struct CpuState {
 }
 
 /// What schedulers may look at.
-pub struct Sight<'a> {
+pub struct SchedulerView<'a> {
     pub(super) now: u64,
     pub(super) cpus: &'a [CpuState],
-    pub(super) tasks: &'a [TaskState],
+    pub(super) tasks: &'a [DispatchTask],
     pub(super) domains: &'a Domains,
 }
 
-impl Sight<'_> {
+impl SchedulerView<'_> {
     pub fn now_cycles(&self) -> u64 {
         self.now
     }

@@ -2,22 +2,22 @@
 //!
 //! Method: the hardware runs until the next thing the operating system has to do (a slice ends, a task wakes, a gang's
 //! turn is over, a page is to be moved) or until a thread wants something. All times are cycles of the simulated
-//! machine; all costs come scaled from [`Costs`].
+//! machine; all costs come scaled from [`OsCosts`].
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 
-use cachemate_core::{AccessSource, CpuId, CpuSet, IndexSet, PageMoving, ProcessId, TaskId, Turn};
+use cachemate_core::{AccessSource, BatchEnd, CpuId, CpuSet, IndexSet, PageMigration, ProcessId, TaskId};
 
-use super::dispatch::{Dispatcher, Switch};
-use super::gangs::Rotation;
-use super::memory::{Found, Memory};
+use super::dispatch::{ContextSwitch, Dispatcher};
+use super::gangs::SlotRotation;
+use super::memory::{PageLookup, VirtualMemory};
 use super::queues::{Seat, Slot};
-use crate::hw::{Charge, Framed, Frames, Hardware, Stop, TaskCounters, Thread};
+use crate::hw::{Charge, FrameLookup, FrameProvider, Hardware, HwThread, StopReason, TaskCounters};
 
 /// What the operating system's own work costs, scaled, in cycles.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Costs {
+pub struct OsCosts {
     pub context_switch_cycles: u64,
     pub migration_cycles: u64,
     pub fault_cycles: u64,
@@ -31,19 +31,19 @@ pub struct Costs {
 }
 
 /// A thread of a program.
-pub struct Task {
+pub struct OsTask {
     /// Index of its process; the hardware's process id.
     pub process: usize,
     pub arrived_cycle: u64,
     pub exited_cycle: Option<u64>,
     /// While it is on no CPU.
-    aside: Option<Thread>,
+    aside: Option<HwThread>,
     page_faults: u64,
     system_calls: u64,
 }
 
 #[derive(Default)]
-struct Process {
+struct OsProcess {
     tasks: Vec<Slot>,
     /// Posts not yet waited for, by channel.
     posted: BTreeMap<u32, u64>,
@@ -60,11 +60,11 @@ enum Timer {
 
 /// Something the caller may want to look at before time goes on.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Happened {
+pub enum SystemEvent {
     /// The time asked for.
     Time,
     /// Who is on which CPU has changed.
-    Switched(Vec<Switch>),
+    Switched(Vec<ContextSwitch>),
     /// A task ended.
     Exited(Slot),
     /// A probe of the task has something.
@@ -73,7 +73,7 @@ pub enum Happened {
 
 /// A seat map that stands above gangs and queues, for a measurement.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Hold {
+pub struct SeatHold {
     pub cpus: CpuSet,
     pub seats: Vec<(u32, Slot)>,
 }
@@ -82,12 +82,12 @@ pub struct Hold {
 pub struct System {
     pub hw: Hardware,
     pub dispatcher: Dispatcher,
-    pub memory: Memory,
-    costs: Costs,
-    tasks: Vec<Task>,
-    processes: Vec<Process>,
-    rotations: Vec<Rotation>,
-    hold: Option<Hold>,
+    pub memory: VirtualMemory,
+    costs: OsCosts,
+    tasks: Vec<OsTask>,
+    processes: Vec<OsProcess>,
+    rotations: Vec<SlotRotation>,
+    hold: Option<SeatHold>,
     seats_changed: bool,
     timers: BinaryHeap<Reverse<(u64, u64, Timer)>>,
     timers_set: u64,
@@ -97,28 +97,28 @@ pub struct System {
 }
 
 /// Memory as the hardware asks it.
-struct Paging<'a> {
-    memory: &'a mut Memory,
-    costs: &'a Costs,
+struct PageFaultHandler<'a> {
+    memory: &'a mut VirtualMemory,
+    costs: &'a OsCosts,
     faults: Vec<u32>,
 }
 
-impl Frames for Paging<'_> {
-    fn frame(&mut self, process: ProcessId, page: u64, cpu: CpuId, _store: bool) -> Framed {
+impl FrameProvider for PageFaultHandler<'_> {
+    fn frame(&mut self, process: ProcessId, page: u64, cpu: CpuId, _store: bool) -> FrameLookup {
         let (frame, cost_cycles, copied) = match self.memory.look_up(process.0 as usize, page, cpu.0) {
-            Found::Resident(frame) => (frame, 0, false),
-            Found::Fault(frame) => {
+            PageLookup::Resident(frame) => (frame, 0, false),
+            PageLookup::Fault(frame) => {
                 self.faults.push(cpu.0);
                 (frame, self.costs.fault_cycles, false)
             }
-            Found::Moved(frame, _) => (frame, self.costs.move_page_cycles, true),
+            PageLookup::Moved(frame, _) => (frame, self.costs.move_page_cycles, true),
         };
-        Framed { frame: u64::from(frame), cost_cycles, copied }
+        FrameLookup { frame: u64::from(frame), cost_cycles, copied }
     }
 }
 
 impl System {
-    pub fn new(hw: Hardware, dispatcher: Dispatcher, memory: Memory, costs: Costs) -> Self {
+    pub fn new(hw: Hardware, dispatcher: Dispatcher, memory: VirtualMemory, costs: OsCosts) -> Self {
         System {
             hw,
             dispatcher,
@@ -139,13 +139,13 @@ impl System {
     pub fn now(&self) -> u64 {
         self.now
     }
-    pub fn task(&self, slot: Slot) -> &Task {
+    pub fn task(&self, slot: Slot) -> &OsTask {
         &self.tasks[slot]
     }
 
     /// A new, empty process; its index.
     pub fn add_process(&mut self) -> usize {
-        self.processes.push(Process::default());
+        self.processes.push(OsProcess::default());
         self.memory.add_process()
     }
 
@@ -159,8 +159,8 @@ impl System {
         seated: bool,
     ) -> Slot {
         let slot = self.tasks.len();
-        let thread = Thread::new(TaskId(slot as u32), ProcessId(process as u32), 0, source);
-        self.tasks.push(Task {
+        let thread = HwThread::new(TaskId(slot as u32), ProcessId(process as u32), 0, source);
+        self.tasks.push(OsTask {
             process,
             arrived_cycle: self.now,
             exited_cycle: None,
@@ -169,17 +169,17 @@ impl System {
             system_calls: 0,
         });
         self.processes[process].tasks.push(slot);
-        let given = self.dispatcher.arrive(self.now, allowed, weight, seated);
-        debug_assert_eq!(given, slot);
+        let dispatcher_slot = self.dispatcher.arrive(self.now, allowed, weight, seated);
+        debug_assert_eq!(dispatcher_slot, slot);
         slot
     }
 
     /// The thread, on a CPU or not; `None` once it is gone.
-    pub fn thread(&self, slot: Slot) -> Option<&Thread> {
+    pub fn thread(&self, slot: Slot) -> Option<&HwThread> {
         let aside = self.tasks[slot].aside.as_ref();
         aside.or_else(|| self.loaded_on(slot).and_then(|cpu| self.hw.thread(CpuId(cpu))))
     }
-    pub fn thread_mut(&mut self, slot: Slot) -> Option<&mut Thread> {
+    pub fn thread_mut(&mut self, slot: Slot) -> Option<&mut HwThread> {
         match self.loaded_on(slot) {
             Some(cpu) => self.hw.thread_mut(CpuId(cpu)),
             None => self.tasks[slot].aside.as_mut(),
@@ -201,7 +201,7 @@ impl System {
     }
 
     /// Other gang schedules from now on; one that stays keeps its turn.
-    pub fn set_rotations(&mut self, mut rotations: Vec<Rotation>) {
+    pub fn set_rotations(&mut self, mut rotations: Vec<SlotRotation>) {
         for fresh in &mut rotations {
             if let Some(same) = self.rotations.iter().find(|running| running.same_as(fresh)) {
                 *fresh = same.clone();
@@ -220,7 +220,7 @@ impl System {
     }
 
     /// A measurement's seats, above all else; `None` gives the CPUs back.
-    pub fn set_hold(&mut self, hold: Option<Hold>) {
+    pub fn set_hold(&mut self, hold: Option<SeatHold>) {
         self.seats_changed |= self.hold != hold;
         self.hold = hold;
     }
@@ -240,7 +240,7 @@ impl System {
     }
 
     /// New colors for a process; moving its pages begins.
-    pub fn set_colors(&mut self, process: usize, allowed: &IndexSet, moving: PageMoving) {
+    pub fn set_colors(&mut self, process: usize, allowed: &IndexSet, moving: PageMigration) {
         if self.memory.set_colors(process, allowed, moving) {
             let pages: Vec<u64> = self.memory.pages(process).map(|(page, _)| page).collect();
             pages.into_iter().for_each(|page| self.drop_translation(process, page));
@@ -261,33 +261,33 @@ impl System {
 
     /// Runs to `end` or until something happens that the caller may care for; `watch_switches` adds switches to that.
     /// `None` = memory is exhausted.
-    pub fn run(&mut self, end: u64, watch_switches: bool) -> Option<Happened> {
+    pub fn run(&mut self, end: u64, watch_switches: bool) -> Option<SystemEvent> {
         loop {
             let switches = self.settle();
             if watch_switches && !switches.is_empty() {
-                return Some(Happened::Switched(switches));
+                return Some(SystemEvent::Switched(switches));
             }
             let due = self.next_due().min(end);
             if due > self.now {
-                let mut paging = Paging { memory: &mut self.memory, costs: &self.costs, faults: Vec::new() };
+                let mut paging = PageFaultHandler { memory: &mut self.memory, costs: &self.costs, faults: Vec::new() };
                 let stop = self.hw.run(due, &mut paging);
                 let faults = paging.faults;
                 self.count_faults(&faults);
-                self.follow_moves();
+                self.flush_moved_pages();
                 if self.memory.exhausted {
                     return None;
                 }
                 match stop {
-                    Stop::Time => self.now = due,
-                    Stop::Turn { cpu, turn, at_cycle } => {
+                    StopReason::Time => self.now = due,
+                    StopReason::Turn { cpu, turn, at_cycle } => {
                         if let Some(slot) = self.turn(cpu, turn, at_cycle) {
-                            return Some(Happened::Exited(slot));
+                            return Some(SystemEvent::Exited(slot));
                         }
                         continue;
                     }
-                    Stop::Interrupt { task, at_cycle, .. } => {
+                    StopReason::Interrupt { task, at_cycle, .. } => {
                         self.now = self.now.max(at_cycle.min(due));
-                        return Some(Happened::Interrupt(task.0 as usize));
+                        return Some(SystemEvent::Interrupt(task.0 as usize));
                     }
                 }
             }
@@ -296,17 +296,17 @@ impl System {
             if self.now >= end {
                 let switches = self.settle();
                 if watch_switches && !switches.is_empty() {
-                    return Some(Happened::Switched(switches));
+                    return Some(SystemEvent::Switched(switches));
                 }
-                self.dispatcher.bring_up_to_date(self.now);
-                return Some(Happened::Time);
+                self.dispatcher.account_to(self.now);
+                return Some(SystemEvent::Time);
             }
         }
     }
 
     fn next_due(&self) -> u64 {
         let timer = self.timers.peek().map_or(u64::MAX, |Reverse((cycle, _, _))| *cycle);
-        let turns = self.rotations.iter().map(Rotation::turn_ends).min().unwrap_or(u64::MAX);
+        let turns = self.rotations.iter().map(SlotRotation::turn_ends).min().unwrap_or(u64::MAX);
         timer.min(turns).min(self.dispatcher.next_event_cycle())
     }
 
@@ -333,7 +333,7 @@ impl System {
     }
 
     /// Turns of gangs, then seats, then whatever the dispatcher makes of it; the hardware follows.
-    fn settle(&mut self) -> Vec<Switch> {
+    fn settle(&mut self) -> Vec<ContextSwitch> {
         for rotation in &mut self.rotations {
             let before = rotation.turn();
             rotation.advance(self.now, &self.dispatcher);
@@ -381,19 +381,19 @@ impl System {
     }
 
     /// What a thread wants at the end of a batch; an exit is told to the caller.
-    fn turn(&mut self, cpu: CpuId, turn: Turn, at_cycle: u64) -> Option<Slot> {
+    fn turn(&mut self, cpu: CpuId, turn: BatchEnd, at_cycle: u64) -> Option<Slot> {
         self.now = self.now.max(at_cycle);
         let slot = self.hw.thread(cpu)?.task.0 as usize;
         let process = self.tasks[slot].process;
-        self.tasks[slot].system_calls += u64::from(turn != Turn::More);
+        self.tasks[slot].system_calls += u64::from(turn != BatchEnd::More);
         match turn {
-            Turn::More => {}
-            Turn::Sleep { ns } => {
+            BatchEnd::More => {}
+            BatchEnd::Sleep { ns } => {
                 let cycles = self.sleep_cycles(ns);
                 self.dispatcher.block(self.now, slot);
                 self.set_timer(self.now + cycles, Timer::Wake(slot));
             }
-            Turn::Wait { channel } => {
+            BatchEnd::Wait { channel } => {
                 let posted = self.processes[process].posted.entry(channel).or_default();
                 if *posted > 0 {
                     *posted -= 1;
@@ -402,14 +402,14 @@ impl System {
                     self.dispatcher.block(self.now, slot);
                 }
             }
-            Turn::Post { channel } => {
+            BatchEnd::Post { channel } => {
                 let first = self.processes[process].waiting.get_mut(&channel).and_then(VecDeque::pop_front);
                 match first {
                     Some(woken) => self.dispatcher.wake(self.now, woken),
                     None => *self.processes[process].posted.entry(channel).or_default() += 1,
                 }
             }
-            Turn::Exit => {
+            BatchEnd::Exit => {
                 self.exit(slot, self.now);
                 return Some(slot);
             }
@@ -424,7 +424,7 @@ impl System {
         let process = self.tasks[slot].process;
         let all_gone = self.processes[process].tasks.iter().all(|&slot| self.tasks[slot].exited_cycle.is_some());
         if all_gone {
-            self.follow_moves();
+            self.flush_moved_pages();
             let freed = self.memory.release(process, 0);
             freed.into_iter().for_each(|frame| self.hw.flush_frame(u64::from(frame)));
         }
@@ -454,7 +454,7 @@ impl System {
     }
 
     /// Drops what still points at frames that pages have left.
-    fn follow_moves(&mut self) {
+    fn flush_moved_pages(&mut self) {
         for moved in self.memory.take_moved(0) {
             self.drop_translation(moved.process, moved.page);
             self.hw.flush_frame(u64::from(moved.old_frame));
@@ -476,7 +476,7 @@ impl System {
             .map(|moved| (moved.page, moved.frame))
             .collect();
         let moved = pages.len() as u64;
-        self.follow_moves();
+        self.flush_moved_pages();
         if let Some(slot) = self.dispatcher.running(cpu) {
             let task = TaskId(slot as u32);
             for (page, frame) in pages {

@@ -14,8 +14,8 @@ use serde_json::Value;
 
 use super::write_ids;
 use crate::client::kill_group;
-use crate::engine::{Engine, EngineError, Look, WorkerCommand};
-use crate::manifest::Task;
+use crate::engine::{EngineError, EngineStatus, TaskEngine, WorkerCommand};
+use crate::manifest::SweepTask;
 
 const NAME: &str = "dask";
 const CLIENT: &str = include_str!("../../client/dask_client.py");
@@ -41,17 +41,17 @@ pub struct DaskOptions {
 pub struct Dask {
     command: WorkerCommand,
     options: DaskOptions,
-    client: Option<Client>,
+    client: Option<DaskClient>,
     rounds: u32,
 }
 
-struct Client {
+struct DaskClient {
     child: Child,
-    heard: Arc<Mutex<Heard>>,
+    heard: Arc<Mutex<DaskReport>>,
 }
 
 /// What the client said so far.
-struct Heard {
+struct DaskReport {
     at: Instant,
     /// Handed over and not ended.
     left: usize,
@@ -65,7 +65,7 @@ impl Dask {
         Dask { command, options, client: None, rounds: 0 }
     }
 
-    fn start(&mut self, tasks: &[Task]) -> Result<Client, String> {
+    fn start(&mut self, tasks: &[SweepTask]) -> Result<DaskClient, String> {
         let folder = self.command.folder.join("engine/dask");
         self.rounds += 1;
         let name = format!("{}-{}", std::process::id(), self.rounds);
@@ -87,7 +87,7 @@ impl Dask {
         let mut child = command
             .spawn()
             .map_err(|error| format!("{}: {error}; --python names a Python that has Dask", options.python.display()))?;
-        let heard = Heard { at: Instant::now(), left: tasks.len(), workers: None, broken: None };
+        let heard = DaskReport { at: Instant::now(), left: tasks.len(), workers: None, broken: None };
         let heard = Arc::new(Mutex::new(heard));
         if let Some(out) = child.stdout.take() {
             let heard = Arc::clone(&heard);
@@ -95,26 +95,26 @@ impl Dask {
                 for line in BufReader::new(out).lines().map_while(Result::ok) {
                     let mut heard = heard.lock().unwrap_or_else(PoisonError::into_inner);
                     heard.at = Instant::now();
-                    heard.hear(&line);
+                    heard.on_message(&line);
                 }
             });
         }
-        Ok(Client { child, heard })
+        Ok(DaskClient { child, heard })
     }
 }
 
-impl Heard {
-    fn hear(&mut self, line: &str) {
-        let Ok(said) = serde_json::from_str::<Value>(line) else { return };
-        let text = |name: &str| said.get(name).and_then(Value::as_str).unwrap_or_default().to_string();
-        match said.get("event").and_then(Value::as_str) {
-            Some("alive") => self.workers = said.get("workers").and_then(Value::as_u64),
+impl DaskReport {
+    fn on_message(&mut self, line: &str) {
+        let Ok(message) = serde_json::from_str::<Value>(line) else { return };
+        let text = |name: &str| message.get(name).and_then(Value::as_str).unwrap_or_default().to_string();
+        match message.get("event").and_then(Value::as_str) {
+            Some("alive") => self.workers = message.get("workers").and_then(Value::as_u64),
             Some("ended" | "lost") => {
-                let ids = said.get("ids").and_then(Value::as_array).map_or(0, Vec::len);
+                let ids = message.get("ids").and_then(Value::as_array).map_or(0, Vec::len);
                 self.left = self.left.saturating_sub(ids);
             }
             Some("broken") => {
-                let for_ever = said.get("for_ever").and_then(Value::as_bool) == Some(true);
+                let for_ever = message.get("for_ever").and_then(Value::as_bool) == Some(true);
                 self.broken = Some((text("why"), for_ever));
             }
             _ => {}
@@ -122,38 +122,40 @@ impl Heard {
     }
 }
 
-impl Engine for Dask {
+impl TaskEngine for Dask {
     fn name(&self) -> &'static str {
         NAME
     }
 
-    fn submit(&mut self, tasks: &[Task]) -> Result<(), EngineError> {
+    fn submit(&mut self, tasks: &[SweepTask]) -> Result<(), EngineError> {
         self.stop();
         let client = self.start(tasks);
         let python = self.options.python.clone();
         // A Python that is not there will not be there later.
-        let client = client.map_err(|what| EngineError { engine: NAME, what, for_ever: !python.exists() })?;
+        let client = client.map_err(|what| EngineError { engine: NAME, what, is_permanent: !python.exists() })?;
         self.client = Some(client);
         Ok(())
     }
 
-    fn look(&mut self) -> Look {
-        let Some(client) = &mut self.client else { return Look::Done };
+    fn poll(&mut self) -> EngineStatus {
+        let Some(client) = &mut self.client else { return EngineStatus::Done };
         let ended = client.child.try_wait();
         let heard = client.heard.lock().unwrap_or_else(PoisonError::into_inner);
         match ended {
             Ok(None) if heard.at.elapsed() > SILENCE => {}
-            Ok(None) if heard.workers == Some(0) => return Look::Stuck("dask has no worker: tasks wait".to_string()),
-            Ok(None) => return Look::Working { waiting: None, running: Some(heard.left) },
+            Ok(None) if heard.workers == Some(0) => {
+                return EngineStatus::Stuck("dask has no worker: tasks wait".to_string());
+            }
+            Ok(None) => return EngineStatus::Working { waiting: None, running: Some(heard.left) },
             Ok(Some(_)) | Err(_) => {
                 if let Some((why, true)) = &heard.broken {
-                    return Look::Broken(why.clone());
+                    return EngineStatus::Broken(why.clone());
                 }
             }
         }
         drop(heard);
         self.stop();
-        Look::Done
+        EngineStatus::Done
     }
 
     fn stop(&mut self) {

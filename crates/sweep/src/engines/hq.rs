@@ -14,8 +14,8 @@ use serde_json::Value;
 
 use super::{ids_of_job, write_ids};
 use crate::client::{CallError, call_ok, kill_group};
-use crate::engine::{Engine, EngineError, Look, WorkerCommand};
-use crate::manifest::{Task, TaskId};
+use crate::engine::{EngineError, EngineStatus, TaskEngine, WorkerCommand};
+use crate::manifest::{SweepTask, SweepTaskId};
 
 const NAME: &str = "hq";
 const DEADLINE: Duration = Duration::from_secs(10);
@@ -50,7 +50,7 @@ pub struct Hq {
 impl Hq {
     /// An engine that has started nothing yet.
     pub fn new(command: WorkerCommand, options: HqOptions) -> Self {
-        let name = format!("cachemate-{}", TaskId::of(&command.folder.to_string_lossy()));
+        let name = format!("cachemate-{}", SweepTaskId::of(&command.folder.to_string_lossy()));
         Hq { command, options, name, own: Vec::new(), rounds: 0 }
     }
 
@@ -69,9 +69,9 @@ impl Hq {
     }
 
     fn ask(&self, args: &[&str]) -> Result<Value, CallError> {
-        let said = call_ok(self.client().args(args), DEADLINE)?;
+        let output = call_ok(self.client().args(args), DEADLINE)?;
         let bad = |error: serde_json::Error| CallError::Failed(NAME.to_string(), format!("{error} in its JSON"));
-        if said.trim().is_empty() { Ok(Value::Null) } else { serde_json::from_str(&said).map_err(bad) }
+        if output.trim().is_empty() { Ok(Value::Null) } else { serde_json::from_str(&output).map_err(bad) }
     }
 
     /// Starts a server and a worker unless they run.
@@ -81,7 +81,7 @@ impl Hq {
             return Ok(());
         }
         self.end_own();
-        let failed = |what: String| EngineError { engine: NAME, what, for_ever: false };
+        let failed = |what: String| EngineError { engine: NAME, what, is_permanent: false };
         let folder = self.folder();
         std::fs::create_dir_all(self.server_dir()).map_err(|error| failed(error.to_string()))?;
         self.rounds += 1;
@@ -109,7 +109,7 @@ impl Hq {
     fn spawn(&mut self, mut command: Command, what: &str) -> Result<(), EngineError> {
         let failed = |error: std::io::Error| EngineError {
             engine: NAME,
-            for_ever: error.kind() == std::io::ErrorKind::NotFound,
+            is_permanent: error.kind() == std::io::ErrorKind::NotFound,
             what: format!("{}: {error}; --hq names HyperQueue's command", self.options.program.display()),
         };
         let log = std::fs::File::create(self.folder().join(format!("{what}.log"))).map_err(failed)?;
@@ -142,13 +142,13 @@ impl Hq {
     }
 }
 
-impl Engine for Hq {
+impl TaskEngine for Hq {
     fn name(&self) -> &'static str {
         NAME
     }
 
-    fn submit(&mut self, tasks: &[Task]) -> Result<(), EngineError> {
-        let failed = |what: String| EngineError { engine: NAME, what, for_ever: false };
+    fn submit(&mut self, tasks: &[SweepTask]) -> Result<(), EngineError> {
+        let failed = |what: String| EngineError { engine: NAME, what, is_permanent: false };
         std::fs::create_dir_all(self.folder()).map_err(|error| failed(error.to_string()))?;
         if self.options.server_dir.is_none() {
             self.start_own()?;
@@ -166,13 +166,13 @@ impl Engine for Hq {
         call_ok(&mut command, DEADLINE).map(|_| ()).map_err(|error| EngineError::of(NAME, error))
     }
 
-    fn look(&mut self) -> Look {
+    fn poll(&mut self) -> EngineStatus {
         match self.queue() {
-            Ok((0, 0)) => Look::Done,
-            Ok((waiting, running)) => Look::Working { waiting: Some(waiting), running: Some(running) },
+            Ok((0, 0)) => EngineStatus::Done,
+            Ok((waiting, running)) => EngineStatus::Working { waiting: Some(waiting), running: Some(running) },
             // A server of our own that died took its workers along; what it had in hand is handed over again.
-            Err(_) if self.options.server_dir.is_none() && !self.own_server_lives() => Look::Done,
-            Err(error) => Look::Silent(format!("hq does not answer ({error}); running tasks go on")),
+            Err(_) if self.options.server_dir.is_none() && !self.own_server_lives() => EngineStatus::Done,
+            Err(error) => EngineStatus::Unresponsive(format!("hq does not answer ({error}); running tasks go on")),
         }
     }
 

@@ -5,16 +5,16 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use crate::engine::{Engine, EngineError, Look};
-use crate::job::{Inputs, Work};
-use crate::manifest::Task;
+use crate::engine::{EngineError, EngineStatus, TaskEngine};
+use crate::job::{Inputs, JobRunner};
+use crate::manifest::SweepTask;
 use crate::store::Store;
 use crate::worker::attempt;
 
 /// What workers share.
-struct Shared {
+struct WorkerState {
     store: Arc<Store>,
-    work: Arc<dyn Work>,
+    work: Arc<dyn JobRunner>,
     inputs: Arc<Inputs>,
     retries: u32,
     stop: AtomicBool,
@@ -25,23 +25,23 @@ struct Shared {
 }
 
 /// The engine, with the threads that it started.
-pub struct Local {
+pub struct LocalEngine {
     workers: usize,
-    shared: Arc<Shared>,
+    shared: Arc<WorkerState>,
     threads: Vec<JoinHandle<()>>,
 }
 
-impl Local {
+impl LocalEngine {
     /// An engine of so many threads, at least one; nothing is started yet.
-    pub fn new(store: Arc<Store>, work: Arc<dyn Work>, inputs: Arc<Inputs>, workers: usize, retries: u32) -> Self {
+    pub fn new(store: Arc<Store>, work: Arc<dyn JobRunner>, inputs: Arc<Inputs>, workers: usize, retries: u32) -> Self {
         let (broken, live, ended) = (Mutex::new(None), Mutex::new(0), Condvar::new());
-        let shared = Shared { store, work, inputs, retries, stop: AtomicBool::new(false), broken, live, ended };
-        Local { workers: workers.max(1), shared: Arc::new(shared), threads: Vec::new() }
+        let shared = WorkerState { store, work, inputs, retries, stop: AtomicBool::new(false), broken, live, ended };
+        LocalEngine { workers: workers.max(1), shared: Arc::new(shared), threads: Vec::new() }
     }
 }
 
-impl Shared {
-    fn work_through(&self, tasks: &[Task], next: &AtomicUsize) {
+impl WorkerState {
+    fn work_through(&self, tasks: &[SweepTask], next: &AtomicUsize) {
         while let Some(task) = tasks.get(next.fetch_add(1, Ordering::Relaxed)) {
             if self.stop.load(Ordering::Relaxed) {
                 break;
@@ -60,12 +60,12 @@ impl Shared {
     }
 }
 
-impl Engine for Local {
+impl TaskEngine for LocalEngine {
     fn name(&self) -> &'static str {
         "local"
     }
 
-    fn submit(&mut self, tasks: &[Task]) -> Result<(), EngineError> {
+    fn submit(&mut self, tasks: &[SweepTask]) -> Result<(), EngineError> {
         let (tasks, next) = (Arc::new(tasks.to_vec()), Arc::new(AtomicUsize::new(0)));
         for _ in 0..self.workers.min(tasks.len()) {
             let (shared, tasks, next) = (Arc::clone(&self.shared), Arc::clone(&tasks), Arc::clone(&next));
@@ -75,14 +75,14 @@ impl Engine for Local {
         Ok(())
     }
 
-    fn look(&mut self) -> Look {
+    fn poll(&mut self) -> EngineStatus {
         let broken = self.shared.broken.lock().unwrap_or_else(PoisonError::into_inner).clone();
         if let Some(why) = broken {
-            return Look::Broken(why);
+            return EngineStatus::Broken(why);
         }
         match self.shared.live() {
-            0 => Look::Done,
-            live => Look::Working { waiting: None, running: Some(live) },
+            0 => EngineStatus::Done,
+            live => EngineStatus::Working { waiting: None, running: Some(live) },
         }
     }
 
@@ -103,7 +103,7 @@ impl Engine for Local {
     }
 }
 
-impl Drop for Local {
+impl Drop for LocalEngine {
     fn drop(&mut self) {
         self.stop();
     }

@@ -7,10 +7,10 @@ pub mod slurm;
 
 use std::path::{Path, PathBuf};
 
-use crate::manifest::Task;
+use crate::manifest::SweepTask;
 
 /// Writes the ids of a round's tasks, one line each, for workers that know no more than a number.
-fn write_ids(folder: &Path, name: &str, tasks: &[Task]) -> std::io::Result<PathBuf> {
+fn write_ids(folder: &Path, name: &str, tasks: &[SweepTask]) -> std::io::Result<PathBuf> {
     std::fs::create_dir_all(folder)?;
     let path = folder.join(format!("{name}.ids"));
     let text: String = tasks.iter().map(|task| format!("{}\n", task.id)).collect();

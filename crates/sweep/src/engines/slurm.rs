@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use super::{ids_of_job, write_ids};
 use crate::client::{call, call_ok};
-use crate::engine::{Engine, EngineError, Look, WorkerCommand};
-use crate::manifest::{Task, TaskId};
+use crate::engine::{EngineError, EngineStatus, TaskEngine, WorkerCommand};
+use crate::manifest::{SweepTask, SweepTaskId};
 
 const NAME: &str = "slurm";
 /// `squeue` hangs with the controller dead.
@@ -35,7 +35,7 @@ pub struct Slurm {
 impl Slurm {
     /// An engine that has submitted nothing yet. `group` tasks go to a job; `submit_args` go to `sbatch` as they are.
     pub fn new(command: WorkerCommand, group: usize, submit_args: Vec<String>) -> Self {
-        let name = format!("cachemate-{}", TaskId::of(&command.folder.to_string_lossy()));
+        let name = format!("cachemate-{}", SweepTaskId::of(&command.folder.to_string_lossy()));
         Slurm { command, group: group.max(1), submit_args, name, rounds: 0 }
     }
 
@@ -53,8 +53,8 @@ impl Slurm {
     }
 
     fn array_at_most(&self) -> Result<usize, EngineError> {
-        let said = call_ok(self.client("scontrol").args(["show", "config"]), DEADLINE);
-        let said = said.map_err(|error| EngineError::of(NAME, error))?;
+        let output = call_ok(self.client("scontrol").args(["show", "config"]), DEADLINE);
+        let said = output.map_err(|error| EngineError::of(NAME, error))?;
         let line = said.lines().find_map(|line| line.trim().strip_prefix("MaxArraySize"));
         Ok(line.and_then(|rest| rest.split('=').nth(1)?.trim().parse().ok()).unwrap_or(ARRAY_AT_MOST).max(2))
     }
@@ -68,8 +68,8 @@ impl Slurm {
         )
     }
 
-    fn submit_chunk(&self, at: usize, tasks: &[Task]) -> Result<(), EngineError> {
-        let failed = |what: String| EngineError { engine: NAME, what, for_ever: false };
+    fn submit_chunk(&self, at: usize, tasks: &[SweepTask]) -> Result<(), EngineError> {
+        let failed = |what: String| EngineError { engine: NAME, what, is_permanent: false };
         let folder = self.folder();
         let chunk = format!("{}-{}-{at}", std::process::id(), self.rounds);
         let ids = write_ids(&folder, &chunk, tasks).map_err(|error| failed(error.to_string()))?;
@@ -98,8 +98,8 @@ impl Slurm {
 
     /// Whether no node can take a job, in words.
     fn no_node(&self) -> Option<String> {
-        let said = call_ok(self.client("sinfo").args(["-h", "-N", "-o", "%T"]), DEADLINE).ok()?;
-        let states: Vec<&str> = said.split_whitespace().collect();
+        let output = call_ok(self.client("sinfo").args(["-h", "-N", "-o", "%T"]), DEADLINE).ok()?;
+        let states: Vec<&str> = output.split_whitespace().collect();
         let away = |state: &&str| ["drain", "down", "fail", "maint"].iter().any(|bad| state.starts_with(bad));
         let all = !states.is_empty() && states.iter().all(away);
         all.then(|| {
@@ -111,12 +111,12 @@ impl Slurm {
     }
 }
 
-impl Engine for Slurm {
+impl TaskEngine for Slurm {
     fn name(&self) -> &'static str {
         NAME
     }
 
-    fn submit(&mut self, tasks: &[Task]) -> Result<(), EngineError> {
+    fn submit(&mut self, tasks: &[SweepTask]) -> Result<(), EngineError> {
         // What an earlier run of this sweep left in the queue is waited for, not doubled.
         match self.queue() {
             Ok(left) if !left.is_empty() => return Ok(()),
@@ -124,7 +124,7 @@ impl Engine for Slurm {
             Err(what) => {
                 let missing = call(self.client("squeue").arg("--version"), DEADLINE);
                 let for_ever = matches!(missing, Err(crate::CallError::Missing(_)));
-                return Err(EngineError { engine: NAME, what, for_ever });
+                return Err(EngineError { engine: NAME, what, is_permanent: for_ever });
             }
         }
         self.rounds += 1;
@@ -132,27 +132,29 @@ impl Engine for Slurm {
         std::fs::create_dir_all(&logs).map_err(|error| EngineError {
             engine: NAME,
             what: format!("{}: {error}", logs.display()),
-            for_ever: false,
+            is_permanent: false,
         })?;
         let at_most = self.array_at_most()? * self.group;
         tasks.chunks(at_most).enumerate().try_for_each(|(at, chunk)| self.submit_chunk(at, chunk))
     }
 
-    fn look(&mut self) -> Look {
+    fn poll(&mut self) -> EngineStatus {
         let queue = match self.queue() {
             Ok(queue) => queue,
-            Err(what) => return Look::Silent(format!("slurm does not answer ({what}); running tasks go on")),
+            Err(what) => {
+                return EngineStatus::Unresponsive(format!("slurm does not answer ({what}); running tasks go on"));
+            }
         };
         if queue.is_empty() {
-            return Look::Done;
+            return EngineStatus::Done;
         }
         let waiting = queue.iter().filter(|(state, _)| state == "PENDING").count();
         if waiting == queue.len()
             && let Some(why) = self.no_node()
         {
-            return Look::Stuck(why);
+            return EngineStatus::Stuck(why);
         }
-        Look::Working { waiting: Some(waiting), running: Some(queue.len() - waiting) }
+        EngineStatus::Working { waiting: Some(waiting), running: Some(queue.len() - waiting) }
     }
 
     fn stop(&mut self) {
@@ -169,7 +171,7 @@ mod tests {
     fn a_job_runs_its_own_ids() {
         let folder = tempfile::tempdir().unwrap();
         let folder = folder.path().join("it's a folder");
-        let tasks: Vec<Task> = (1..=5).map(|id| Task { id: TaskId(id), point: "{}".into() }).collect();
+        let tasks: Vec<SweepTask> = (1..=5).map(|id| SweepTask { id: SweepTaskId(id), point: "{}".into() }).collect();
         let ids = write_ids(&folder, "x", &tasks).unwrap();
         let command = WorkerCommand { program: "echo".into(), folder, retries: 0, stale_seconds: 60 };
         let script = Slurm::new(command, 2, Vec::new()).script(&ids);

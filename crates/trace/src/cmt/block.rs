@@ -60,8 +60,8 @@ impl Columns {
         {
             return index as usize;
         }
-        let found = self.threads.iter().position(|&(id, _)| id == thread);
-        let index = found.unwrap_or_else(|| {
+        let known_index = self.threads.iter().position(|&(id, _)| id == thread);
+        let index = known_index.unwrap_or_else(|| {
             self.threads.push((thread, 0));
             self.threads.len() - 1
         });

@@ -11,7 +11,7 @@ use super::{
     BLOCK_HEADER_BYTES, BLOCK_MAGIC, BLOCK_RECORDS, CMT_VERSION, END_MAGIC, FILE_MAGIC, FOOTER_HEADER_BYTES,
     FOOTER_LIMIT, FOOTER_MAGIC, HEADER_JSON_LIMIT, INDEX_ENTRIES_LIMIT, IndexEntry, TRAILER_BYTES, u32_at, u64_at,
 };
-use crate::{AccessRecord, Header, Place, Totals, TraceError, TraceReader};
+use crate::{AccessRecord, FilePosition, TraceError, TraceHeader, TraceReader, TraceTotals};
 
 /// Reads a `.cmt` block by block.
 ///
@@ -20,7 +20,7 @@ use crate::{AccessRecord, Header, Place, Totals, TraceError, TraceReader};
 pub struct CmtReader<R> {
     input: R,
     file: String,
-    header: Header,
+    header: TraceHeader,
     data_start: u64,
     offset: u64,
     block: u64,
@@ -28,7 +28,7 @@ pub struct CmtReader<R> {
     packed: Vec<u8>,
     raw: Vec<u8>,
     decompressor: zstd::bulk::Decompressor<'static>,
-    totals: Option<Totals>,
+    totals: Option<TraceTotals>,
     index: Vec<IndexEntry>,
     salvage: bool,
     damage: Option<TraceError>,
@@ -52,7 +52,7 @@ impl CmtReader<BufReader<File>> {
 }
 
 /// What stands at the front of a block or of the footer.
-enum Part {
+enum SectionKind {
     Block { records: usize },
     Footer,
 }
@@ -65,29 +65,35 @@ impl<R: Read> CmtReader<R> {
     pub fn new(mut input: R, file: impl Into<String>) -> Result<Self, TraceError> {
         let file = file.into();
         let mut bytes = vec![0; 16];
-        read_whole(&mut input, &mut bytes, &file, Place::Byte(0), "the 16 bytes a .cmt file begins with")?;
+        read_whole(&mut input, &mut bytes, &file, FilePosition::Byte(0), "the 16 bytes a .cmt file begins with")?;
         if bytes[..8] != FILE_MAGIC {
             let found = format!("'{}'", bytes[..8].escape_ascii());
-            return Err(TraceError::bad(&file, Place::Byte(0), found, "'CMTRACE\\x00', the start of a .cmt file"));
+            return Err(TraceError::bad(
+                &file,
+                FilePosition::Byte(0),
+                found,
+                "'CMTRACE\\x00', the start of a .cmt file",
+            ));
         }
         let version = u32_at(&bytes, 8);
         if version != CMT_VERSION {
             let (found, expected) = (format!("format version {version}"), format!("version {CMT_VERSION}"));
-            return Err(TraceError::bad(&file, Place::Byte(8), found, expected));
+            return Err(TraceError::bad(&file, FilePosition::Byte(8), found, expected));
         }
         let json_bytes = u32_at(&bytes, 12) as usize;
         if json_bytes > HEADER_JSON_LIMIT {
             let found = format!("a header of {json_bytes} bytes");
-            return Err(TraceError::bad(&file, Place::Byte(12), found, format!("at most {HEADER_JSON_LIMIT}")));
+            return Err(TraceError::bad(&file, FilePosition::Byte(12), found, format!("at most {HEADER_JSON_LIMIT}")));
         }
         bytes.resize(16 + json_bytes + 8, 0);
-        read_whole(&mut input, &mut bytes[16..], &file, Place::Byte(16), "the header")?;
+        read_whole(&mut input, &mut bytes[16..], &file, FilePosition::Byte(16), "the header")?;
         let checksum_at = 16 + json_bytes;
-        let place = Place::Byte(checksum_at as u64);
+        let place = FilePosition::Byte(checksum_at as u64);
         check_sum(&file, place, u64_at(&bytes, checksum_at), xxhash_rust::xxh3::xxh3_64(&bytes[..checksum_at]))?;
-        let header: Header = serde_json::from_slice(&bytes[16..checksum_at])
-            .map_err(|error| TraceError::bad(&file, Place::Byte(16), error.to_string(), "a trace header in JSON"))?;
-        header.check().map_err(|(found, expected)| TraceError::bad(&file, Place::Byte(16), found, expected))?;
+        let header: TraceHeader = serde_json::from_slice(&bytes[16..checksum_at]).map_err(|error| {
+            TraceError::bad(&file, FilePosition::Byte(16), error.to_string(), "a trace header in JSON")
+        })?;
+        header.check().map_err(|(found, expected)| TraceError::bad(&file, FilePosition::Byte(16), found, expected))?;
         let decompressor = zstd::bulk::Decompressor::new().map_err(TraceError::io(&file, "start zstd for"))?;
         Ok(CmtReader {
             input,
@@ -121,13 +127,18 @@ impl<R: Read> CmtReader<R> {
         self.next_record
     }
 
-    fn bad<T>(&self, place: Place, found: impl Into<String>, expected: impl Into<String>) -> Result<T, TraceError> {
+    fn bad<T>(
+        &self,
+        place: FilePosition,
+        found: impl Into<String>,
+        expected: impl Into<String>,
+    ) -> Result<T, TraceError> {
         Err(TraceError::bad(&self.file, place, found, expected))
     }
 
     /// The next part's first four bytes and the rest of its header; checks what can be checked before allocating.
-    fn read_part(&mut self) -> Result<(Part, Place), TraceError> {
-        let block_place = Place::Block { block: self.block, offset: self.offset };
+    fn read_part(&mut self) -> Result<(SectionKind, FilePosition), TraceError> {
+        let block_place = FilePosition::Block { block: self.block, offset: self.offset };
         let mut head = [0u8; BLOCK_HEADER_BYTES];
         let expected = "a further block or the footer (is the file truncated?)";
         read_whole(&mut self.input, &mut head[..FOOTER_HEADER_BYTES], &self.file, block_place, expected)?;
@@ -140,7 +151,7 @@ impl<R: Read> CmtReader<R> {
             read_whole(&mut self.input, &mut head[24..], &self.file, block_place, "the rest of its header")?;
             (block_place, RAW_LIMIT, BLOCK_HEADER_BYTES, 24)
         } else {
-            (Place::Footer { offset: self.offset }, FOOTER_LIMIT, FOOTER_HEADER_BYTES, 16)
+            (FilePosition::Footer { offset: self.offset }, FOOTER_LIMIT, FOOTER_HEADER_BYTES, 16)
         };
         if raw_bytes > limit || packed_bytes > zstd::zstd_safe::compress_bound(limit) {
             let found = format!("lengths of {packed_bytes} packed and {raw_bytes} unpacked bytes");
@@ -160,18 +171,18 @@ impl<R: Read> CmtReader<R> {
         self.unpack(raw_bytes, place)?;
         self.offset += (head_bytes + packed_bytes) as u64;
         if !is_block {
-            return Ok((Part::Footer, place));
+            return Ok((SectionKind::Footer, place));
         }
         let (records, first) = (u32_at(&head, 4) as usize, u64_at(&head, 16));
         if !(1..=BLOCK_RECORDS).contains(&records) || first != self.next_record {
             let found = format!("{records} records from number {first}");
             return self.bad(place, found, format!("1-{BLOCK_RECORDS} from number {}", self.next_record));
         }
-        Ok((Part::Block { records }, place))
+        Ok((SectionKind::Block { records }, place))
     }
 
     /// Unpacks `packed` into `raw`, followed by zeros.
-    fn unpack(&mut self, raw_bytes: usize, place: Place) -> Result<(), TraceError> {
+    fn unpack(&mut self, raw_bytes: usize, place: FilePosition) -> Result<(), TraceError> {
         self.raw.resize(raw_bytes, 0);
         let unpacked = self.decompressor.decompress_to_buffer(&self.packed, &mut self.raw[..]);
         match unpacked {
@@ -184,7 +195,7 @@ impl<R: Read> CmtReader<R> {
         }
     }
 
-    fn take_footer(&mut self, place: Place) -> Result<(), TraceError> {
+    fn take_footer(&mut self, place: FilePosition) -> Result<(), TraceError> {
         let raw = &self.raw[..self.raw.len() - PADDING_BYTES];
         let json_bytes = if raw.len() >= 4 { u32_at(raw, 0) as usize } else { usize::MAX };
         let Some((json, index)) = raw.get(4..).and_then(|rest| rest.split_at_checked(json_bytes)) else {
@@ -193,7 +204,7 @@ impl<R: Read> CmtReader<R> {
         if !index.len().is_multiple_of(24) || index.len() / 24 > INDEX_ENTRIES_LIMIT {
             return self.bad(place, format!("an index of {} bytes", index.len()), "entries of 24 bytes, 2^20 at most");
         }
-        let totals: Totals = serde_json::from_slice(json)
+        let totals: TraceTotals = serde_json::from_slice(json)
             .map_err(|error| TraceError::bad(&self.file, place, error.to_string(), "totals in JSON"))?;
         self.index = index
             .chunks_exact(24)
@@ -211,12 +222,12 @@ impl<R: Read> CmtReader<R> {
     fn next_block(&mut self) -> Result<Option<usize>, TraceError> {
         let (part, place) = self.read_part()?;
         match part {
-            Part::Block { records } => {
+            SectionKind::Block { records } => {
                 self.block += 1;
                 self.next_record += records as u64;
                 Ok(Some(records))
             }
-            Part::Footer => {
+            SectionKind::Footer => {
                 self.take_footer(place)?;
                 let records = self.totals.as_ref().map(|totals| totals.records);
                 if records != Some(self.next_record) {
@@ -238,7 +249,7 @@ impl<R: Read> CmtReader<R> {
         if self.ended {
             return Ok(false);
         }
-        let place = Place::Block { block: self.block, offset: self.offset };
+        let place = FilePosition::Block { block: self.block, offset: self.offset };
         let result = match self.next_block() {
             Ok(None) => {
                 self.ended = true;
@@ -266,7 +277,7 @@ impl<R: Read + Seek> CmtReader<R> {
         let io = || TraceError::io(&file, "seek in");
         let end = self.input.seek(SeekFrom::End(-(TRAILER_BYTES as i64))).map_err(io())?;
         let mut trailer = [0u8; TRAILER_BYTES];
-        let place = Place::Byte(end);
+        let place = FilePosition::Byte(end);
         read_whole(&mut self.input, &mut trailer, &file, place, "the trailer")?;
         let offset = u64_at(&trailer, 0);
         if trailer[8..] != END_MAGIC || offset < self.data_start || offset >= end {
@@ -275,8 +286,8 @@ impl<R: Read + Seek> CmtReader<R> {
         self.input.seek(SeekFrom::Start(offset)).map_err(io())?;
         self.offset = offset;
         match self.read_part()? {
-            (Part::Footer, place) => self.take_footer(place),
-            (Part::Block { .. }, place) => self.bad(place, "a block", "the footer"),
+            (SectionKind::Footer, place) => self.take_footer(place),
+            (SectionKind::Block { .. }, place) => self.bad(place, "a block", "the footer"),
         }
     }
 
@@ -310,7 +321,7 @@ impl<R: Read + Seek> CmtReader<R> {
 }
 
 impl<R: Read + Send> TraceReader for CmtReader<R> {
-    fn header(&self) -> &Header {
+    fn header(&self) -> &TraceHeader {
         &self.header
     }
     fn read_batch(&mut self, batch: &mut Vec<AccessRecord>) -> Result<bool, TraceError> {
@@ -321,7 +332,7 @@ impl<R: Read + Send> TraceReader for CmtReader<R> {
         batch.clear();
         self.batch(|block| block.decode_addresses(batch))
     }
-    fn totals(&self) -> Option<&Totals> {
+    fn totals(&self) -> Option<&TraceTotals> {
         self.totals.as_ref()
     }
 }
@@ -330,7 +341,7 @@ fn read_whole(
     input: &mut impl Read,
     into: &mut [u8],
     file: &str,
-    place: Place,
+    place: FilePosition,
     expected: &str,
 ) -> Result<(), TraceError> {
     let wanted = into.len();
@@ -349,7 +360,7 @@ fn read_whole(
     Ok(())
 }
 
-fn check_sum(file: &str, place: Place, stored: u64, computed: u64) -> Result<(), TraceError> {
+fn check_sum(file: &str, place: FilePosition, stored: u64, computed: u64) -> Result<(), TraceError> {
     if stored == computed {
         return Ok(());
     }

@@ -3,13 +3,15 @@ use std::io::Cursor;
 use proptest::prelude::*;
 
 use super::*;
-use crate::{AccessRecord, Header, Place, ProcessTotals, ThreadTotals, Totals, TraceError, TraceReader};
+use crate::{
+    AccessRecord, FilePosition, ProcessTotals, ThreadTotals, TraceError, TraceHeader, TraceReader, TraceTotals,
+};
 
-fn header() -> Header {
-    Header { command: vec!["gzip".into(), "-9".into()], ..Header::foreign("valgrind", true) }
+fn header() -> TraceHeader {
+    TraceHeader { command: vec!["gzip".into(), "-9".into()], ..TraceHeader::for_import("valgrind", true) }
 }
 
-fn written(records: &[AccessRecord], totals: Totals) -> Vec<u8> {
+fn written(records: &[AccessRecord], totals: TraceTotals) -> Vec<u8> {
     let mut writer = CmtWriter::new(Vec::new(), "test.cmt", &header(), 1).unwrap();
     writer.push_all(records).unwrap();
     writer.finish(totals).unwrap().0
@@ -56,7 +58,7 @@ proptest! {
     /// Does every record, at any value of any field, come back as it was written, through both ways of reading?
     #[test]
     fn any_records_read_back_equal(records in prop::collection::vec(any_record(), 0..300)) {
-        let bytes = written(&records, Totals::default());
+        let bytes = written(&records, TraceTotals::default());
         let mut reader = CmtReader::new(&bytes[..], "test.cmt").unwrap();
         prop_assert_eq!(reader.header(), &header());
         let (back, error) = read_all(&mut reader);
@@ -74,7 +76,7 @@ proptest! {
     #[test]
     fn one_changed_byte_never_gives_other_records(at in any::<prop::sample::Index>(), bit in 0u8..8) {
         let records = records(3000);
-        let mut bytes = written(&records, Totals::default());
+        let mut bytes = written(&records, TraceTotals::default());
         let at = at.index(bytes.len());
         bytes[at] ^= 1 << bit;
         if let Ok(mut reader) = CmtReader::new(&bytes[..], "test.cmt") {
@@ -88,13 +90,13 @@ proptest! {
 #[test]
 fn a_long_trace_keeps_its_totals_and_can_be_sought_in() {
     let records = records(3 * BLOCK_RECORDS + 17);
-    let given = Totals {
+    let given = TraceTotals {
         program_accesses: Some(1 << 40),
         instructions: Some(1 << 41),
         threads: vec![ThreadTotals { thread: 1, accesses: Some(5), instructions: Some(6), ..Default::default() }],
         processes: vec![ProcessTotals { process: 0, pid: Some(77), command: vec!["gzip".into()] }],
         ended: Some("exit 0".into()),
-        ..Totals::default()
+        ..TraceTotals::default()
     };
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), written(&records, given.clone())).unwrap();
@@ -129,7 +131,7 @@ fn older_totals_have_no_order_of_creation() {
 #[test]
 fn a_truncated_file_gives_its_whole_blocks_and_names_the_broken_one() {
     let records = records(2 * BLOCK_RECORDS + 100);
-    let bytes = written(&records, Totals::default());
+    let bytes = written(&records, TraceTotals::default());
     let starts: Vec<usize> =
         bytes.windows(4).enumerate().filter(|(_, four)| *four == b"CMTB").map(|(at, _)| at).collect();
     assert_eq!(starts.len(), 3);
@@ -152,13 +154,15 @@ fn a_truncated_file_gives_its_whole_blocks_and_names_the_broken_one() {
 #[test]
 fn a_damaged_block_is_named_and_those_before_it_are_read() {
     let records = records(2 * BLOCK_RECORDS);
-    let mut bytes = written(&records, Totals::default());
+    let mut bytes = written(&records, TraceTotals::default());
     let second = bytes.windows(4).rposition(|four| four == b"CMTB").unwrap();
     bytes[second + 100] ^= 0x10;
     let (back, error) = read_all(&mut CmtReader::new(Cursor::new(&bytes), "x.cmt").unwrap());
     assert_eq!(back, records[..BLOCK_RECORDS]);
     match error {
-        Some(TraceError::Bad { place: Place::Block { block: 1, offset }, .. }) => assert_eq!(offset, second as u64),
+        Some(TraceError::Bad { place: FilePosition::Block { block: 1, offset }, .. }) => {
+            assert_eq!(offset, second as u64)
+        }
         other => panic!("{other:?}"),
     }
 }
@@ -166,7 +170,7 @@ fn a_damaged_block_is_named_and_those_before_it_are_read() {
 /// Is a forged length refused before anything of that size is allocated?
 #[test]
 fn lengths_that_no_writer_makes_are_refused() {
-    let bytes = written(&records(10), Totals::default());
+    let bytes = written(&records(10), TraceTotals::default());
     let block = bytes.windows(4).position(|four| four == b"CMTB").unwrap();
     for field in [8, 12] {
         let mut forged = bytes.clone();
@@ -183,7 +187,7 @@ fn lengths_that_no_writer_makes_are_refused() {
 /// Is a header with a page, a line or a shift that no machine has refused, with the field?
 #[test]
 fn headers_that_no_machine_has_are_refused() {
-    let cases: [(&str, fn(&mut Header)); 6] = [
+    let cases: [(&str, fn(&mut TraceHeader)); 6] = [
         ("page_bytes = 0", |header| header.page_bytes = 0),
         ("page_bytes = 4095", |header| header.page_bytes = 4095),
         ("line_bytes = 0", |header| header.line_bytes = 0),
@@ -195,7 +199,7 @@ fn headers_that_no_machine_has_are_refused() {
         let mut header = header();
         spoil(&mut header);
         let writer = CmtWriter::new(Vec::new(), "x.cmt", &header, 1).unwrap();
-        let bytes = writer.finish(Totals::default()).unwrap().0;
+        let bytes = writer.finish(TraceTotals::default()).unwrap().0;
         let said = CmtReader::new(&bytes[..], "x.cmt").err().unwrap().to_string();
         assert!(said.contains(found) && said.contains("byte 16"), "{said}");
     }

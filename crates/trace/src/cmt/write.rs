@@ -9,8 +9,8 @@ use super::{
     BLOCK_HEADER_BYTES, BLOCK_MAGIC, BLOCK_RECORDS, CMT_VERSION, END_MAGIC, FILE_MAGIC, FOOTER_HEADER_BYTES,
     FOOTER_LIMIT, FOOTER_MAGIC, HEADER_JSON_LIMIT, INDEX_ENTRIES_LIMIT, IndexEntry,
 };
-use crate::Place;
-use crate::{AccessRecord, Header, ThreadTotals, Totals, TraceError};
+use crate::FilePosition;
+use crate::{AccessRecord, ThreadTotals, TraceError, TraceHeader, TraceTotals};
 
 /// Writes records into blocks; [`CmtWriter::finish`] closes the file with totals and index.
 ///
@@ -35,13 +35,14 @@ impl<W: Write> CmtWriter<W> {
     ///
     /// # Errors
     /// [`TraceError::Io`] where the header cannot be written, [`TraceError::Bad`] where it is over 4 MiB.
-    pub fn new(mut out: W, file: impl Into<String>, header: &Header, level: i32) -> Result<Self, TraceError> {
+    pub fn new(mut out: W, file: impl Into<String>, header: &TraceHeader, level: i32) -> Result<Self, TraceError> {
         let file = file.into();
-        let json = serde_json::to_vec(header)
-            .map_err(|error| TraceError::bad(&file, Place::File, error.to_string(), "a header that JSON can hold"))?;
+        let json = serde_json::to_vec(header).map_err(|error| {
+            TraceError::bad(&file, FilePosition::File, error.to_string(), "a header that JSON can hold")
+        })?;
         if json.len() > HEADER_JSON_LIMIT {
             let found = format!("a header of {} bytes", json.len());
-            return Err(TraceError::bad(&file, Place::File, found, format!("at most {HEADER_JSON_LIMIT}")));
+            return Err(TraceError::bad(&file, FilePosition::File, found, format!("at most {HEADER_JSON_LIMIT}")));
         }
         let mut bytes = FILE_MAGIC.to_vec();
         bytes.extend_from_slice(&CMT_VERSION.to_le_bytes());
@@ -120,20 +121,20 @@ impl<W: Write> CmtWriter<W> {
         hash.update(&head[..24]);
         hash.update(&self.packed);
         head[24..].copy_from_slice(&hash.digest().to_le_bytes());
-        self.note_in_index(first_record);
+        self.push_index_entry(first_record);
         self.blocks += 1;
         self.write_out(&head)
     }
 
-    fn note_in_index(&mut self, first_record: u64) {
+    fn push_index_entry(&mut self, first_record: u64) {
         if !self.blocks.is_multiple_of(self.index_stride) {
             return;
         }
         if self.index.len() == INDEX_ENTRIES_LIMIT {
-            let mut kept = 0u64;
+            let mut retained = 0u64;
             self.index.retain(|_| {
-                kept += 1;
-                kept % 2 == 1
+                retained += 1;
+                retained % 2 == 1
             });
             self.index_stride *= 2;
         }
@@ -159,7 +160,7 @@ impl<W: Write> CmtWriter<W> {
     ///
     /// # Errors
     /// [`TraceError::Io`] where it cannot be written.
-    pub fn finish(mut self, mut totals: Totals) -> Result<(W, Totals), TraceError> {
+    pub fn finish(mut self, mut totals: TraceTotals) -> Result<(W, TraceTotals), TraceError> {
         self.flush_block()?;
         totals.records = self.records;
         for (&thread, &records) in &self.per_thread_records {
@@ -170,7 +171,7 @@ impl<W: Write> CmtWriter<W> {
         }
         totals.threads.sort_by_key(|totals| totals.thread);
         let json = serde_json::to_vec(&totals).map_err(|error| {
-            TraceError::bad(&self.file, Place::File, error.to_string(), "totals that JSON can hold")
+            TraceError::bad(&self.file, FilePosition::File, error.to_string(), "totals that JSON can hold")
         })?;
         self.raw.clear();
         self.raw.extend_from_slice(&(json.len() as u32).to_le_bytes());
@@ -182,7 +183,7 @@ impl<W: Write> CmtWriter<W> {
         }
         if self.raw.len() > FOOTER_LIMIT {
             let found = format!("totals and index of {} bytes", self.raw.len());
-            return Err(TraceError::bad(&self.file, Place::File, found, format!("at most {FOOTER_LIMIT}")));
+            return Err(TraceError::bad(&self.file, FilePosition::File, found, format!("at most {FOOTER_LIMIT}")));
         }
         self.pack()?;
         let footer_offset = self.offset;

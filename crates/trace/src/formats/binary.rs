@@ -3,7 +3,7 @@
 use std::io::Read;
 
 use super::text::BATCH_RECORDS;
-use crate::{AccessRecord, Header, Place, Totals, TraceError, TraceReader};
+use crate::{AccessRecord, FilePosition, TraceError, TraceHeader, TraceReader, TraceTotals};
 
 /// Reads whole entries of `N` bytes.
 struct Entries<R, const N: usize> {
@@ -29,7 +29,7 @@ impl<R: Read, const N: usize> Entries<R, N> {
         }
         let (entries, rest) = self.buffer.as_chunks();
         if !rest.is_empty() {
-            let place = Place::Byte(self.offset + (N * entries.len()) as u64);
+            let place = FilePosition::Byte(self.offset + (N * entries.len()) as u64);
             let found = format!("{} bytes before the end", rest.len());
             return Err(TraceError::bad(&self.file, place, found, format!("entries of {N} bytes")));
         }
@@ -47,19 +47,19 @@ macro_rules! binary_reader {
         $(#[$doc])*
         pub struct $name<R> {
             entries: Entries<R, $bytes>,
-            header: Header,
+            header: TraceHeader,
             records: u64,
             /// Up to the last record, and since then.
             instructions: u64,
             gap: u64,
-            totals: Option<Totals>,
+            totals: Option<TraceTotals>,
         }
         impl<R: Read> $name<R> {
             /// `file` names the input in errors.
             pub fn new(input: R, file: impl Into<String>) -> Self {
                 $name {
                     entries: Entries::new(input, file.into()),
-                    header: Header::foreign($source, $instructions),
+                    header: TraceHeader::for_import($source, $instructions),
                     records: 0,
                     instructions: 0,
                     gap: 0,
@@ -67,11 +67,11 @@ macro_rules! binary_reader {
                 }
             }
             fn ended(&mut self) {
-                self.totals = Some(Totals {
+                self.totals = Some(TraceTotals {
                     records: self.records,
                     program_accesses: Some(self.records),
                     instructions: $instructions.then_some(self.instructions + self.gap),
-                    ..Totals::default()
+                    ..TraceTotals::default()
                 });
             }
         }
@@ -94,7 +94,7 @@ binary_reader!(
 );
 
 impl<R: Read + Send> TraceReader for RawU64Reader<R> {
-    fn header(&self) -> &Header {
+    fn header(&self) -> &TraceHeader {
         &self.header
     }
     fn read_batch(&mut self, batch: &mut Vec<AccessRecord>) -> Result<bool, TraceError> {
@@ -118,13 +118,13 @@ impl<R: Read + Send> TraceReader for RawU64Reader<R> {
         }
         Ok(!batch.is_empty())
     }
-    fn totals(&self) -> Option<&Totals> {
+    fn totals(&self) -> Option<&TraceTotals> {
         self.totals.as_ref()
     }
 }
 
 impl<R: Read + Send> TraceReader for ChampSimReader<R> {
-    fn header(&self) -> &Header {
+    fn header(&self) -> &TraceHeader {
         &self.header
     }
     fn read_batch(&mut self, batch: &mut Vec<AccessRecord>) -> Result<bool, TraceError> {
@@ -152,13 +152,13 @@ impl<R: Read + Send> TraceReader for ChampSimReader<R> {
         self.records += batch.len() as u64;
         Ok(true)
     }
-    fn totals(&self) -> Option<&Totals> {
+    fn totals(&self) -> Option<&TraceTotals> {
         self.totals.as_ref()
     }
 }
 
 impl<R: Read + Send> TraceReader for OracleGeneralReader<R> {
-    fn header(&self) -> &Header {
+    fn header(&self) -> &TraceHeader {
         &self.header
     }
     fn read_batch(&mut self, batch: &mut Vec<AccessRecord>) -> Result<bool, TraceError> {
@@ -173,7 +173,7 @@ impl<R: Read + Send> TraceReader for OracleGeneralReader<R> {
         }
         Ok(!batch.is_empty())
     }
-    fn totals(&self) -> Option<&Totals> {
+    fn totals(&self) -> Option<&TraceTotals> {
         self.totals.as_ref()
     }
 }

@@ -2,21 +2,21 @@
 
 use std::io::{BufRead, BufReader, Read};
 
-use crate::{Place, TraceError};
+use crate::{FilePosition, TraceError};
 
 /// Longer lines are refused, so that a wrong file cannot ask for unbounded memory.
 pub(super) const LINE_BYTES_LIMIT: usize = 4096;
 
-pub(super) struct Lines<R> {
+pub(super) struct LineReader<R> {
     input: BufReader<R>,
     pub(super) file: String,
     line: Vec<u8>,
     number: u64,
 }
 
-impl<R: Read> Lines<R> {
+impl<R: Read> LineReader<R> {
     pub(super) fn new(input: R, file: String) -> Self {
-        Lines { input: BufReader::with_capacity(1 << 16, input), file, line: Vec::new(), number: 0 }
+        LineReader { input: BufReader::with_capacity(1 << 16, input), file, line: Vec::new(), number: 0 }
     }
 
     /// Reads the next line, without its end; `false` at the end of the input.
@@ -47,11 +47,16 @@ impl<R: Read> Lines<R> {
     pub(super) fn bad(&self, expected: impl Into<String>) -> TraceError {
         let shown = &self.line[..self.line.len().min(60)];
         let dots = if self.line.len() > shown.len() { "..." } else { "" };
-        TraceError::bad(&self.file, Place::Line(self.number), format!("'{}{dots}'", shown.escape_ascii()), expected)
+        TraceError::bad(
+            &self.file,
+            FilePosition::Line(self.number),
+            format!("'{}{dots}'", shown.escape_ascii()),
+            expected,
+        )
     }
 }
 
-impl<R> Lines<R> {
+impl<R> LineReader<R> {
     pub(super) fn input_mut(&mut self) -> &mut R {
         self.input.get_mut()
     }

@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use super::{ChampSimReader, DinReader, LackeyReader, OracleGeneralReader, RawU64Reader};
 use crate::cmt::FILE_MAGIC;
-use crate::{CmtReader, Place, TraceError, TraceReader};
+use crate::{CmtReader, FilePosition, TraceError, TraceReader};
 
 /// The formats that can be read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -81,8 +81,9 @@ impl FromStr for Format {
     fn from_str(name: &str) -> Result<Format, TraceError> {
         let lower = name.to_ascii_lowercase().replace('_', "-");
         let lower = if lower == "oraclegeneral" { "oracle-general".to_string() } else { lower };
-        let found = Format::ALL.into_iter().find(|format| format.name() == lower);
-        found.ok_or_else(|| crate::unknown_name("format", name, Format::ALL.map(|format| format.name().to_string())))
+        let named_format = Format::ALL.into_iter().find(|format| format.name() == lower);
+        named_format
+            .ok_or_else(|| crate::unknown_name("format", name, Format::ALL.map(|format| format.name().to_string())))
     }
 }
 
@@ -126,12 +127,17 @@ pub fn open_input(
         input = Box::new(unpacked);
         start = read_start(&mut input, file)?;
     }
-    let told = format.or_else(|| Format::by_content(&start)).or_else(|| Format::by_extension(file));
-    let Some(format) = told else {
+    let chosen_format = format.or_else(|| Format::by_content(&start)).or_else(|| Format::by_extension(file));
+    let Some(format) = chosen_format else {
         let shown = &start[..start.len().min(16)];
         let found = if shown.is_empty() { "nothing".to_string() } else { format!("'{}'", shown.escape_ascii()) };
         let names = Format::ALL.map(Format::name).join(", ");
-        return Err(TraceError::bad(file, Place::Byte(0), found, format!("a known format; name one of {names}")));
+        return Err(TraceError::bad(
+            file,
+            FilePosition::Byte(0),
+            found,
+            format!("a known format; name one of {names}"),
+        ));
     };
     let input = std::io::Cursor::new(start).chain(input);
     let file = file.to_string();

@@ -17,7 +17,11 @@ fn input(bytes: &[u8]) -> Box<dyn Read + Send> {
     Box::new(std::io::Cursor::new(bytes.to_vec()))
 }
 
-fn read(bytes: &[u8], name: &str, format: Option<Format>) -> Result<(Vec<AccessRecord>, Option<Totals>), TraceError> {
+fn read(
+    bytes: &[u8],
+    name: &str,
+    format: Option<Format>,
+) -> Result<(Vec<AccessRecord>, Option<TraceTotals>), TraceError> {
     let mut reader = open_input(input(bytes), name, format)?;
     let records = read_all(reader.as_mut())?;
     Ok((records, reader.totals().cloned()))

@@ -2,8 +2,8 @@
 
 use std::io::Read;
 
-use super::lines::{Lines, hex, size};
-use crate::{AccessRecord, Header, Totals, TraceError, TraceReader};
+use super::lines::{LineReader, hex, size};
+use crate::{AccessRecord, TraceError, TraceHeader, TraceReader, TraceTotals};
 
 /// Records per batch of a text or foreign binary format.
 pub(super) const BATCH_RECORDS: usize = 1 << 14;
@@ -17,14 +17,14 @@ enum LineOutcome {
 
 /// Counts that every text reader keeps.
 #[derive(Default)]
-struct Counts {
+struct TextCounts {
     gap: u64,
     instructions: u64,
     records: u64,
     ended: bool,
 }
 
-impl Counts {
+impl TextCounts {
     fn take(&mut self, said: LineOutcome, batch: &mut Vec<AccessRecord>) {
         match said {
             LineOutcome::Nothing => {}
@@ -40,20 +40,20 @@ impl Counts {
         }
     }
 
-    fn totals(&self) -> Totals {
-        Totals {
+    fn totals(&self) -> TraceTotals {
+        TraceTotals {
             records: self.records,
             program_accesses: Some(self.records),
             // A trace without one instruction line does not tell them.
             instructions: (self.instructions > 0).then_some(self.instructions),
-            ..Totals::default()
+            ..TraceTotals::default()
         }
     }
 }
 
 fn fill<R: Read>(
-    lines: &mut Lines<R>,
-    counts: &mut Counts,
+    lines: &mut LineReader<R>,
+    counts: &mut TextCounts,
     batch: &mut Vec<AccessRecord>,
     parse: impl Fn(&[u8]) -> Result<LineOutcome, &'static str>,
 ) -> Result<bool, TraceError> {
@@ -78,24 +78,24 @@ macro_rules! text_reader {
     ($(#[$doc:meta])* $name:ident, $source:literal, $parse:path) => {
         $(#[$doc])*
         pub struct $name<R> {
-            lines: Lines<R>,
-            header: Header,
-            counts: Counts,
-            totals: Option<Totals>,
+            lines: LineReader<R>,
+            header: TraceHeader,
+            counts: TextCounts,
+            totals: Option<TraceTotals>,
         }
         impl<R: Read> $name<R> {
             /// `file` names the input in errors.
             pub fn new(input: R, file: impl Into<String>) -> Self {
                 $name {
-                    lines: Lines::new(input, file.into()),
-                    header: Header::foreign($source, true),
-                    counts: Counts::default(),
+                    lines: LineReader::new(input, file.into()),
+                    header: TraceHeader::for_import($source, true),
+                    counts: TextCounts::default(),
                     totals: None,
                 }
             }
         }
         impl<R: Read + Send> TraceReader for $name<R> {
-            fn header(&self) -> &Header {
+            fn header(&self) -> &TraceHeader {
                 &self.header
             }
             fn read_batch(&mut self, batch: &mut Vec<AccessRecord>) -> Result<bool, TraceError> {
@@ -105,7 +105,7 @@ macro_rules! text_reader {
                 }
                 Ok(more)
             }
-            fn totals(&self) -> Option<&Totals> {
+            fn totals(&self) -> Option<&TraceTotals> {
                 self.totals.as_ref()
             }
         }

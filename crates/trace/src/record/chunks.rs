@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::{AccessRecord, Place, ProcessTotals, ThreadTotals, Totals, TraceError};
+use crate::{AccessRecord, FilePosition, ProcessTotals, ThreadTotals, TraceError, TraceTotals};
 
 const MAGIC: u32 = 0x314b_4d43;
 pub(super) const HEAD_BYTES: usize = 48;
@@ -34,7 +34,7 @@ pub(super) struct ChunkDecoder {
     several: bool,
 }
 
-struct Head {
+struct ChunkHeader {
     payload_bytes: usize,
     pid: u32,
     thread: u32,
@@ -59,7 +59,7 @@ impl ChunkDecoder {
     }
 
     fn bad<T>(&self, found: String, expected: &str) -> Result<T, TraceError> {
-        Err(TraceError::bad("the recorder's stream", Place::Byte(self.offset), found, expected))
+        Err(TraceError::bad("the recorder's stream", FilePosition::Byte(self.offset), found, expected))
     }
 
     /// Appends the records of every whole chunk in `bytes` and what was left before.
@@ -80,11 +80,11 @@ impl ChunkDecoder {
         Ok(())
     }
 
-    fn head(&self, bytes: &[u8]) -> Result<Head, TraceError> {
+    fn head(&self, bytes: &[u8]) -> Result<ChunkHeader, TraceError> {
         if u32_of(bytes, 0) != MAGIC {
             return self.bad(format!("'{}'", bytes[..4].escape_ascii()), "'CMK1', a chunk");
         }
-        let head = Head {
+        let head = ChunkHeader {
             payload_bytes: u32_of(bytes, 4) as usize,
             pid: u32_of(bytes, 8),
             thread: u32_of(bytes, 12),
@@ -101,7 +101,7 @@ impl ChunkDecoder {
         Ok(head)
     }
 
-    fn chunk(&mut self, head: &Head, payload: &[u8], into: &mut Vec<AccessRecord>) -> Result<(), TraceError> {
+    fn chunk(&mut self, head: &ChunkHeader, payload: &[u8], into: &mut Vec<AccessRecord>) -> Result<(), TraceError> {
         if head.flags & FLAG_START != 0 {
             return self.start(head.pid, payload);
         }
@@ -183,16 +183,16 @@ impl ChunkDecoder {
     }
 
     /// The sums so far; what has not arrived whole is not in them.
-    pub(super) fn totals(&self) -> Totals {
+    pub(super) fn totals(&self) -> TraceTotals {
         let sum = |of: fn(&ThreadTotals) -> Option<u64>| {
             Some(self.threads.iter().filter_map(of).fold(0u64, u64::saturating_add))
         };
-        Totals {
+        TraceTotals {
             program_accesses: sum(|thread| thread.accesses),
             instructions: sum(|thread| thread.instructions),
             threads: self.threads.clone(),
             processes: self.processes.clone(),
-            ..Totals::default()
+            ..TraceTotals::default()
         }
     }
 }

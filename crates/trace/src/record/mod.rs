@@ -18,14 +18,16 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::AtomicBool;
 
-use crate::{AccessRecord, CmtWriter, Header, L1Filter, LackeyReader, Totals, TraceError, TraceReader, create_output};
+use crate::{
+    AccessRecord, CmtWriter, L1Filter, LackeyReader, TraceError, TraceHeader, TraceReader, TraceTotals, create_output,
+};
 use chunks::{ChunkDecoder, PROCESS_SHIFT};
 use fifo::Fifo;
-pub use valgrind::{Recording, find_recording};
+pub use valgrind::{RecorderTool, find_recording};
 
 /// What becomes of processes that the program starts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Children {
+pub enum ChildProcesses {
     /// Recorded into the same file; the address bits from 48 on say the process.
     Follow,
     /// Left to run unrecorded; so is a program by which the recorded one replaces itself (exec).
@@ -51,7 +53,7 @@ pub struct Recorder {
     /// The L1 cache whose misses are recorded; `None` = every access is.
     pub filter: Option<L1Filter>,
     /// Whether processes that the program starts are recorded, too.
-    pub children: Children,
+    pub children: ChildProcesses,
     /// zstd's; 3 keeps up with recording.
     pub level: i32,
     /// Send the program's standard output (and error, as the second says) to nowhere.
@@ -60,7 +62,7 @@ pub struct Recorder {
 
 /// How far a recording is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Progress {
+pub struct RecordingProgress {
     /// Data accesses of the program in the window, before the filter.
     pub program_accesses: u64,
     /// Records written: the accesses that passed the filter.
@@ -71,7 +73,7 @@ pub struct Progress {
 
 /// How the program ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Ended {
+pub enum RecordingEnd {
     /// The program ended by itself, with this status.
     Exit(i32),
     /// This signal ended it, by its number.
@@ -82,26 +84,26 @@ pub enum Ended {
     Interrupted,
 }
 
-impl std::fmt::Display for Ended {
+impl std::fmt::Display for RecordingEnd {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Ended::Exit(status) => write!(out, "exit {status}"),
-            Ended::Signal(signal) => write!(out, "signal {signal}"),
-            Ended::AtMax => write!(out, "stopped at the maximum"),
-            Ended::Interrupted => write!(out, "interrupted"),
+            RecordingEnd::Exit(status) => write!(out, "exit {status}"),
+            RecordingEnd::Signal(signal) => write!(out, "signal {signal}"),
+            RecordingEnd::AtMax => write!(out, "stopped at the maximum"),
+            RecordingEnd::Interrupted => write!(out, "interrupted"),
         }
     }
 }
 
 /// A finished recording.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Recorded {
+pub struct RecordingSummary {
     /// As it stands in the file.
-    pub header: Header,
+    pub header: TraceHeader,
     /// The sums, as they stand in the file.
-    pub totals: Totals,
+    pub totals: TraceTotals,
     /// How the program ended; an error of the program's own is not one of ours.
-    pub ended: Ended,
+    pub ended: RecordingEnd,
     /// Size of the file.
     pub bytes: u64,
     /// What the user should know: the fallback and what it lacks.
@@ -119,7 +121,7 @@ impl Recorder {
             max: None,
             stop_at_max: false,
             filter: Some(L1Filter::default()),
-            children: Children::Leave,
+            children: ChildProcesses::Leave,
             level: 3,
             silence: (false, false),
         }
@@ -131,7 +133,11 @@ impl Recorder {
     /// # Errors
     /// [`TraceError::Recorder`] where Valgrind or the program cannot be run, [`TraceError::Exists`],
     /// [`TraceError::Io`].
-    pub fn run(&self, interrupt: &AtomicBool, progress: impl FnMut(Progress)) -> Result<Recorded, TraceError> {
+    pub fn run(
+        &self,
+        interrupt: &AtomicBool,
+        progress: impl FnMut(RecordingProgress),
+    ) -> Result<RecordingSummary, TraceError> {
         self.run_with(&find_recording()?, interrupt, progress)
     }
 
@@ -141,15 +147,15 @@ impl Recorder {
     /// As [`Recorder::run`].
     pub fn run_with(
         &self,
-        recording: &Recording,
+        recording: &RecorderTool,
         interrupt: &AtomicBool,
-        mut progress: impl FnMut(Progress),
-    ) -> Result<Recorded, TraceError> {
+        mut progress: impl FnMut(RecordingProgress),
+    ) -> Result<RecordingSummary, TraceError> {
         if let Some(filter) = &self.filter {
             filter.check().map_err(|why| TraceError::Recorder { why: format!("L1 filter: {why}"), remedy: None })?;
         }
         check_program(self.command.first().map(String::as_str).unwrap_or(""))?;
-        let output = Output::begin(&self.output, self.force)?;
+        let output = RecordingFile::begin(&self.output, self.force)?;
         let work = tempfile::Builder::new().prefix("cachemate-record-").tempdir();
         let work = work.map_err(TraceError::io("the temporary directory", "write in"))?;
         let fifo_path = work.path().join("accesses");
@@ -157,62 +163,65 @@ impl Recorder {
         let input = Fifo::make(&fifo_path)?;
         let child = self.command_line(recording, &fifo_path, &log_path).spawn();
         let child = child.map_err(TraceError::io("valgrind", "start"))?;
-        let mut fifo = Fifo::new(input, child, interrupt, self.children == Children::Follow);
+        let mut fifo = Fifo::new(input, child, interrupt, self.children == ChildProcesses::Follow);
         let header = self.header(recording);
         let mut writer =
             CmtWriter::new(BufWriter::new(output.file()?), self.output.display().to_string(), &header, self.level)?;
         let taken = match recording {
-            Recording::Tool { .. } => self.take_chunks(&mut fifo, &mut writer, &mut progress),
-            Recording::Lackey { .. } => self.take_lackey(&mut fifo, &mut writer, &mut progress),
+            RecorderTool::Tool { .. } => self.take_chunks(&mut fifo, &mut writer, &mut progress),
+            RecorderTool::Lackey { .. } => self.take_lackey(&mut fifo, &mut writer, &mut progress),
         };
         let stopped = fifo.stopped();
         let status = fifo.wait().map_err(TraceError::io("valgrind", "wait for"))?;
         let ended = match (stopped, fifo.enough, status.code()) {
-            (true, true, _) => Ended::AtMax,
-            (true, false, _) => Ended::Interrupted,
-            (false, _, Some(code)) => Ended::Exit(code),
-            (false, _, None) => Ended::Signal(status.signal().unwrap_or(0)),
+            (true, true, _) => RecordingEnd::AtMax,
+            (true, false, _) => RecordingEnd::Interrupted,
+            (false, _, Some(code)) => RecordingEnd::Exit(code),
+            (false, _, None) => RecordingEnd::Signal(status.signal().unwrap_or(0)),
         };
-        let Taken { mut totals, started, max_reached, end_seen } = taken?;
+        let CaptureSummary { mut totals, started, max_reached, end_seen } = taken?;
         if !started && !stopped {
             return Err(valgrind_failed(&self.command[0], &log_path));
         }
-        let ended = if self.stop_at_max && max_reached { Ended::AtMax } else { ended };
+        let ended = if self.stop_at_max && max_reached { RecordingEnd::AtMax } else { ended };
         totals.ended = Some(ended.to_string());
-        let replaced = self.children == Children::Leave && !end_seen && !max_reached && matches!(ended, Ended::Exit(_));
+        let replaced = self.children == ChildProcesses::Leave
+            && !end_seen
+            && !max_reached
+            && matches!(ended, RecordingEnd::Exit(_));
         let note = match recording {
-            Recording::Lackey { because, .. } => Some(lackey_note(because, self.filter.is_some())),
-            Recording::Tool { .. } => replaced.then(|| REPLACED_NOTE.to_string()),
+            RecorderTool::Lackey { because, .. } => Some(lackey_note(because, self.filter.is_some())),
+            RecorderTool::Tool { .. } => replaced.then(|| REPLACED_NOTE.to_string()),
         };
         let (out, totals) = writer.finish(totals)?;
         out.into_inner().map_err(|error| TraceError::io(&output.name(), "write")(error.into_error()))?;
         let bytes = output.finish()?;
-        Ok(Recorded { header, totals, ended, bytes, note })
+        Ok(RecordingSummary { header, totals, ended, bytes, note })
     }
 
-    fn header(&self, recording: &Recording) -> Header {
+    fn header(&self, recording: &RecorderTool) -> TraceHeader {
         let (source, ours) = match recording {
-            Recording::Tool { valgrind, .. } => (valgrind.clone(), true),
-            Recording::Lackey { valgrind, .. } => (format!("lackey of {valgrind}"), false),
+            RecorderTool::Tool { valgrind, .. } => (valgrind.clone(), true),
+            RecorderTool::Lackey { valgrind, .. } => (format!("lackey of {valgrind}"), false),
         };
-        Header {
+        TraceHeader {
             command: self.command.clone(),
             filter: self.filter.filter(|_| ours),
             line_bytes: self.filter.map_or(64, |filter| filter.line_bytes),
             page_bytes: rustix::param::page_size() as u32,
             skip_accesses: self.skip,
             max_accesses: self.max,
-            process_shift: (ours && self.children == Children::Follow).then_some(PROCESS_SHIFT),
-            ..Header::foreign(&source, true)
+            process_shift: (ours && self.children == ChildProcesses::Follow).then_some(PROCESS_SHIFT),
+            ..TraceHeader::for_import(&source, true)
         }
     }
 
-    fn command_line(&self, recording: &Recording, fifo: &Path, log: &Path) -> Command {
-        let follow = if self.children == Children::Follow { "yes" } else { "no" };
+    fn command_line(&self, recording: &RecorderTool, fifo: &Path, log: &Path) -> Command {
+        let follow = if self.children == ChildProcesses::Follow { "yes" } else { "no" };
         let mut line = Command::new("valgrind");
         line.args(["-q", "--vgdb=no", &format!("--trace-children={follow}")]);
         match recording {
-            Recording::Tool { library, .. } => {
+            RecorderTool::Tool { library, .. } => {
                 line.env("VALGRIND_LIB", library);
                 line.arg("--tool=cachemate").arg(format!("--log-file={}", log.display()));
                 line.arg(format!("--cm-fifo={}", fifo.display())).arg(format!("--cm-follow={follow}"));
@@ -229,7 +238,7 @@ impl Recorder {
                     line.arg(format!("--cm-l1-line={}", filter.line_bytes));
                 }
             }
-            Recording::Lackey { .. } => {
+            RecorderTool::Lackey { .. } => {
                 line.args(["--tool=lackey", "--trace-mem=yes", "--child-silent-after-fork=yes"]);
                 line.arg(format!("--log-file={}", fifo.display()));
             }
@@ -249,9 +258,9 @@ impl Recorder {
         &self,
         fifo: &mut Fifo<'_>,
         writer: &mut CmtWriter<BufWriter<File>>,
-        progress: &mut impl FnMut(Progress),
-    ) -> Result<Taken, TraceError> {
-        let mut decoder = ChunkDecoder::new(self.children == Children::Follow);
+        progress: &mut impl FnMut(RecordingProgress),
+    ) -> Result<CaptureSummary, TraceError> {
+        let mut decoder = ChunkDecoder::new(self.children == ChildProcesses::Follow);
         let mut buffer = vec![0; 1 << 18];
         let mut records: Vec<AccessRecord> = Vec::new();
         loop {
@@ -264,9 +273,9 @@ impl Recorder {
             writer.push_all(&records)?;
             fifo.writers = decoder.processes.iter().skip(1).filter_map(|process| process.pid).collect();
             let program_accesses = decoder.accesses();
-            progress(Progress { program_accesses, records: writer.records(), bytes: writer.bytes() });
+            progress(RecordingProgress { program_accesses, records: writer.records(), bytes: writer.bytes() });
         }
-        Ok(Taken {
+        Ok(CaptureSummary {
             totals: decoder.totals(),
             started: !decoder.processes.is_empty(),
             max_reached: decoder.max_reached,
@@ -279,8 +288,8 @@ impl Recorder {
         &self,
         fifo: &mut Fifo<'_>,
         writer: &mut CmtWriter<BufWriter<File>>,
-        progress: &mut impl FnMut(Progress),
-    ) -> Result<Taken, TraceError> {
+        progress: &mut impl FnMut(RecordingProgress),
+    ) -> Result<CaptureSummary, TraceError> {
         let mut reader = LackeyReader::new(fifo, "lackey's output");
         let (mut seen, mut instructions) = (0u64, 0u64);
         let end = self.skip.saturating_add(self.max.unwrap_or(u64::MAX));
@@ -294,7 +303,7 @@ impl Recorder {
                 seen += 1;
             }
             let (program_accesses, records) = (writer.records(), writer.records());
-            progress(Progress { program_accesses, records, bytes: writer.bytes() });
+            progress(RecordingProgress { program_accesses, records, bytes: writer.bytes() });
             if self.stop_at_max && seen >= end {
                 reader.input_mut().enough = true;
             }
@@ -304,8 +313,8 @@ impl Recorder {
         let read_all = seen <= end && self.skip == 0;
         let instructions = if read_all { all } else { Some(instructions) };
         let records = writer.records();
-        let totals = Totals { program_accesses: Some(records), instructions, ..Totals::default() };
-        Ok(Taken { totals, started: seen > 0, max_reached: self.max.is_some() && seen >= end, end_seen: true })
+        let totals = TraceTotals { program_accesses: Some(records), instructions, ..TraceTotals::default() };
+        Ok(CaptureSummary { totals, started: seen > 0, max_reached: self.max.is_some() && seen >= end, end_seen: true })
     }
 }
 
@@ -313,8 +322,8 @@ const REPLACED_NOTE: &str = "the program replaced itself by another (exec), whic
      name that program itself, or follow children";
 
 /// What a recording gave.
-struct Taken {
-    totals: Totals,
+struct CaptureSummary {
+    totals: TraceTotals,
     /// The program was started at all.
     started: bool,
     max_reached: bool,
@@ -336,13 +345,13 @@ fn check_program(program: &str) -> Result<(), TraceError> {
     if program.is_empty() {
         return refuse("no program to record was named".into());
     }
-    let found = if program.contains('/') {
+    let program_path = if program.contains('/') {
         Some(PathBuf::from(program))
     } else {
         let path = std::env::var_os("PATH").unwrap_or_default();
         std::env::split_paths(&path).map(|dir| dir.join(program)).find(|file| runnable(file))
     };
-    let Some(file) = found else { return refuse(format!("{program}: no such program in PATH")) };
+    let Some(file) = program_path else { return refuse(format!("{program}: no such program in PATH")) };
     if !runnable(&file) {
         let why = if file.exists() { "it cannot be executed" } else { "there is no such file" };
         return refuse(format!("{program}: {why}"));
@@ -360,25 +369,25 @@ fn runnable(file: &Path) -> bool {
 }
 
 fn valgrind_failed(program: &str, log: &Path) -> TraceError {
-    let said = std::fs::read_to_string(log).unwrap_or_default();
-    let lines: Vec<&str> = said.lines().filter(|line| !line.trim().is_empty()).take(6).collect();
+    let log_text = std::fs::read_to_string(log).unwrap_or_default();
+    let lines: Vec<&str> = log_text.lines().filter(|line| !line.trim().is_empty()).take(6).collect();
     let said = if lines.is_empty() { "it said nothing".to_string() } else { lines.join(" / ") };
     TraceError::Recorder { why: format!("valgrind could not run '{program}': {said}"), remedy: None }
 }
 
 /// The file being written: `FILE.part` until it is complete, or the thing itself where it is no regular file
 /// (`/dev/null`, a pipe).
-struct Output {
+struct RecordingFile {
     path: PathBuf,
     part: Option<PathBuf>,
     file: File,
 }
 
-impl Output {
-    fn begin(path: &Path, force: bool) -> Result<Output, TraceError> {
+impl RecordingFile {
+    fn begin(path: &Path, force: bool) -> Result<RecordingFile, TraceError> {
         let path = path.to_path_buf();
         if path.exists() && !path.is_file() {
-            return Ok(Output { file: create_output(&path, true)?, path, part: None });
+            return Ok(RecordingFile { file: create_output(&path, true)?, path, part: None });
         }
         if path.exists() && !force {
             return Err(TraceError::Exists { file: path.display().to_string() });
@@ -386,7 +395,7 @@ impl Output {
         let mut name = path.as_os_str().to_owned();
         name.push(".part");
         let part = PathBuf::from(name);
-        Ok(Output { file: create_output(&part, true)?, path, part: Some(part) })
+        Ok(RecordingFile { file: create_output(&part, true)?, path, part: Some(part) })
     }
 
     fn name(&self) -> String {
@@ -406,7 +415,7 @@ impl Output {
     }
 }
 
-impl Drop for Output {
+impl Drop for RecordingFile {
     /// An unfinished file without one block is of no use to anybody.
     fn drop(&mut self) {
         if let Some(part) = &self.part

@@ -4,9 +4,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::*;
 use crate::CmtReader;
 
-fn run(recorder: &Recorder) -> Recorded {
+fn run(recorder: &Recorder) -> RecordingSummary {
     let tool = find_recording().expect("these tests record real programs: install the package 'valgrind'");
-    assert!(matches!(tool, Recording::Tool { .. }), "the recorder must build here: {tool:?}");
+    assert!(matches!(tool, RecorderTool::Tool { .. }), "the recorder must build here: {tool:?}");
     recorder.run_with(&tool, &AtomicBool::new(false), |_| {}).unwrap()
 }
 
@@ -18,7 +18,7 @@ fn quiet(command: Vec<String>, output: &Path) -> Recorder {
     Recorder { silence: (true, true), ..Recorder::new(command, output) }
 }
 
-fn read(path: &Path) -> (Vec<AccessRecord>, Totals) {
+fn read(path: &Path) -> (Vec<AccessRecord>, TraceTotals) {
     let mut reader = CmtReader::open(path).unwrap();
     let (mut all, mut batch) = (Vec::new(), Vec::new());
     while reader.read_batch(&mut batch).unwrap() {
@@ -48,7 +48,7 @@ fn l1_misses_of_gzip_agree_with_cachegrind() {
     let recorded = run(&quiet(command.clone(), &out));
     let (records, totals) = read(&out);
     assert_eq!(records.len() as u64, totals.records);
-    assert_eq!(recorded.ended, Ended::Exit(0));
+    assert_eq!(recorded.ended, RecordingEnd::Exit(0));
 
     let numbers = dir.path().join("cachegrind");
     let status = Command::new("valgrind")
@@ -83,7 +83,7 @@ fn a_window_is_a_slice_of_the_whole() {
     run(&all);
     let part = Recorder { output: window.clone(), skip: 5_000, max: Some(7_000), ..all };
     let recorded = run(&part);
-    assert_eq!(recorded.ended, Ended::Exit(0));
+    assert_eq!(recorded.ended, RecordingEnd::Exit(0));
     let ((whole, totals), (part, part_totals)) = (read(&whole), read(&window));
     assert_eq!(totals.program_accesses, Some(totals.records));
     assert_eq!(totals.instructions.map(|sum| sum >= whole.iter().map(|record| record.gap).sum()), Some(true));
@@ -100,9 +100,9 @@ fn the_childs_status_is_part_of_the_result() {
     let out = dir.path().join("x.cmt");
     let script = |text: &str| vec!["sh".to_string(), "-c".to_string(), text.to_string()];
     let forced = |command| Recorder { force: true, ..quiet(command, &out) };
-    assert_eq!(run(&forced(script("exit 3"))).ended, Ended::Exit(3));
+    assert_eq!(run(&forced(script("exit 3"))).ended, RecordingEnd::Exit(3));
     let killed = run(&forced(script("kill -TERM $$")));
-    assert_eq!((killed.ended, killed.totals.ended), (Ended::Signal(15), Some("signal 15".into())));
+    assert_eq!((killed.ended, killed.totals.ended), (RecordingEnd::Signal(15), Some("signal 15".into())));
     let kept = quiet(words("true"), &out).run(&AtomicBool::new(false), |_| {}).unwrap_err();
     assert!(matches!(kept, TraceError::Exists { .. }), "{kept}");
     let missing = forced(words("no-such-program-xyz")).run(&AtomicBool::new(false), |_| {}).unwrap_err();
@@ -124,7 +124,7 @@ fn an_interrupt_keeps_what_was_recorded() {
         }
     });
     let recorded = recorded.unwrap();
-    assert_eq!(recorded.ended, Ended::Interrupted);
+    assert_eq!(recorded.ended, RecordingEnd::Interrupted);
     let (records, totals) = read(&out);
     assert!(records.len() > 200_000 && totals.ended.as_deref() == Some("interrupted"));
 }
@@ -149,7 +149,7 @@ fn threads_are_told_apart_and_stores_invalidate_the_others_lines() {
            return sum != 4950; }\n",
     );
     let out = dir.path().join("x.cmt");
-    assert_eq!(run(&quiet(vec![program], &out)).ended, Ended::Exit(0));
+    assert_eq!(run(&quiet(vec![program], &out)).ended, RecordingEnd::Exit(0));
     let (records, totals) = read(&out);
     assert_eq!(totals.threads.len(), 5, "main, the writer, and three that had one id after another");
     // The busiest line shared by both threads is `shared`: the main thread misses it once a round.
@@ -181,7 +181,7 @@ fn threads_keep_the_order_of_their_creation_and_their_kernel_ids() {
            FILE *f = fopen(a[1], \"w\"); for (int i = 0; i < 4; i++) fprintf(f, \"%ld\\n\", id[i]); return fclose(f); }\n",
     );
     let recorder = quiet(vec![program, ids.display().to_string()], &out);
-    assert_eq!(run(&recorder).ended, Ended::Exit(0));
+    assert_eq!(run(&recorder).ended, RecordingEnd::Exit(0));
     let totals = read(&out).1;
     let told: Vec<u32> = std::fs::read_to_string(&ids).unwrap().lines().map(|line| line.parse().unwrap()).collect();
     let mut found: Vec<_> = totals.threads.iter().map(|of| (of.created.unwrap(), of.os_thread.unwrap())).collect();
@@ -197,13 +197,13 @@ fn children_are_left_or_followed_as_processes_of_their_own() {
     let command = vec!["sh".to_string(), "-c".to_string(), "ls / >/dev/null; (true); exit 2".to_string()];
     let left = Recorder { force: true, ..quiet(command, &out) };
     let recorded = run(&left);
-    assert_eq!((recorded.ended, recorded.totals.processes.len()), (Ended::Exit(2), 1));
+    assert_eq!((recorded.ended, recorded.totals.processes.len()), (RecordingEnd::Exit(2), 1));
     assert_eq!(recorded.note, None);
     let replaced = vec!["sh".to_string(), "-c".to_string(), "exec true".to_string()];
     let note = run(&Recorder { command: replaced, ..left.clone() }).note.unwrap();
     assert!(note.contains("replaced itself"), "{note}");
-    let recorded = run(&Recorder { children: Children::Follow, ..left });
-    assert_eq!(recorded.ended, Ended::Exit(2));
+    let recorded = run(&Recorder { children: ChildProcesses::Follow, ..left });
+    assert_eq!(recorded.ended, RecordingEnd::Exit(2));
     let (records, totals) = read(&out);
     let commands: Vec<&str> = totals.processes.iter().map(|process| process.command[0].as_str()).collect();
     assert!(commands.len() >= 3 && commands.iter().any(|name| name.ends_with("ls")), "{commands:?}");
@@ -219,11 +219,11 @@ fn lackey_records_the_same_accesses() {
     let dir = tempfile::tempdir().unwrap();
     let (ours, lackeys) = (dir.path().join("ours.cmt"), dir.path().join("lackeys.cmt"));
     run(&Recorder { filter: None, ..quiet(words("true"), &ours) });
-    let lackey = Recording::Lackey { valgrind: "valgrind".into(), because: "a test".into() };
+    let lackey = RecorderTool::Lackey { valgrind: "valgrind".into(), because: "a test".into() };
     let recorder = quiet(words("true"), &lackeys);
     let recorded = recorder.run_with(&lackey, &AtomicBool::new(false), |_| {}).unwrap();
     assert!(recorded.note.is_some_and(|note| note.contains("without the L1 filter")));
-    assert_eq!((recorded.ended, recorded.header.filter), (Ended::Exit(0), None));
+    assert_eq!((recorded.ended, recorded.header.filter), (RecordingEnd::Exit(0), None));
     let ((ours, totals), (lackeys, lackey_totals)) = (read(&ours), read(&lackeys));
     let near = |a: u64, b: u64| (a as f64 / b as f64 - 1.0).abs() < 0.02;
     assert!(near(ours.len() as u64, lackeys.len() as u64), "{} {}", ours.len(), lackeys.len());

@@ -11,7 +11,7 @@ const LICENSE: &str = include_str!("../../../../recorders/valgrind/LICENSE");
 
 /// How a program can be recorded here.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Recording {
+pub enum RecorderTool {
     /// Our own tool records; `library` is what Valgrind gets as `VALGRIND_LIB`.
     Tool {
         /// What `valgrind --version` prints, such as `valgrind-3.24.0`.
@@ -39,7 +39,7 @@ fn recorder(why: impl Into<String>, remedy: &str) -> TraceError {
 ///
 /// # Errors
 /// [`TraceError::Recorder`] with the package to install.
-pub fn find_recording() -> Result<Recording, TraceError> {
+pub fn find_recording() -> Result<RecorderTool, TraceError> {
     if !cfg!(target_arch = "x86_64") {
         return Err(recorder("programs can be recorded on x86-64 only", "use the shipped recordings"));
     }
@@ -60,11 +60,11 @@ pub fn find_recording() -> Result<Recording, TraceError> {
             let why = format!("CACHEMATE_RECORDER: no cachemate-amd64-linux in {}", library.display());
             return Err(recorder(why, "build it with make -C recorders/valgrind"));
         }
-        return Ok(Recording::Tool { valgrind, library });
+        return Ok(RecorderTool::Tool { valgrind, library });
     }
     match built(&valgrind) {
-        Ok(library) => Ok(Recording::Tool { valgrind, library }),
-        Err(because) => Ok(Recording::Lackey { valgrind, because: because.to_string() }),
+        Ok(library) => Ok(RecorderTool::Tool { valgrind, library }),
+        Err(because) => Ok(RecorderTool::Lackey { valgrind, because: because.to_string() }),
     }
 }
 
@@ -105,8 +105,8 @@ fn built(valgrind: &str) -> Result<PathBuf, TraceError> {
     let remedy = "install the packages 'valgrind', 'gcc', 'libc6-dev' and 'make'";
     let output = make.map_err(|error| recorder(format!("the recorder cannot be built: make: {error}"), remedy))?;
     if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr);
-        let lines: Vec<&str> = said.lines().take(6).collect();
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        let lines: Vec<&str> = stderr.lines().take(6).collect();
         return Err(recorder(format!("the recorder cannot be built: {}", lines.join(" / ")), remedy));
     }
     let fresh = work.path().join("build");

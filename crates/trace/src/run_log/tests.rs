@@ -1,4 +1,4 @@
-use cachemate_core::test_kit::alternating::{self, config};
+use cachemate_core::test_support::alternating::{self, config};
 use cachemate_core::*;
 
 use super::*;
@@ -59,7 +59,7 @@ fn a_truncated_log_gives_what_was_before_and_the_line() {
     let log = RunLogReader::new(Box::new(std::io::Cursor::new(damaged)), "run.jsonl").unwrap();
     let (back, error) = read_all(log);
     assert_eq!(back, records[..1]);
-    assert!(matches!(error, Some(TraceError::Bad { place: crate::Place::Line(3), .. })));
+    assert!(matches!(error, Some(TraceError::Bad { place: crate::FilePosition::Line(3), .. })));
     let packed = dir.path().join("run.jsonl.zst");
     recorded(&packed);
     let bytes = std::fs::read(&packed).unwrap();
@@ -77,7 +77,7 @@ fn an_infinite_number_is_refused_when_it_is_written() {
     record.forecast.cache_miss_ratio.insert(CacheId(0), Estimate::exact(f64::NAN));
     let mut optional = record.clone();
     optional.forecast = Forecast::default();
-    optional.seen.tasks[0].progress = Some(f64::INFINITY);
+    optional.observation.tasks[0].progress = Some(f64::INFINITY);
     let header = RunLogReader::open(dir.path().join("a")).unwrap().header().clone();
     let mut log = RunLogWriter::create(dir.path().join("b"), false, &header).unwrap();
     for record in [record, optional] {

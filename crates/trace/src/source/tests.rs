@@ -1,6 +1,6 @@
-use cachemate_core::{Access, AccessKind, AccessSource, Turn};
+use cachemate_core::{Access, AccessKind, AccessSource, BatchEnd};
 
-use crate::{AccessRecord, CmtSource, CmtWriter, Header, ThreadTotals, Totals};
+use crate::{AccessRecord, CmtSource, CmtWriter, ThreadTotals, TraceHeader, TraceTotals};
 
 /// A file of two threads: thread 1 has three records in 21 instructions, two of them after its last record.
 fn file(instructions_known: bool) -> tempfile::NamedTempFile {
@@ -12,17 +12,17 @@ fn file(instructions_known: bool) -> tempfile::NamedTempFile {
         record(1, 0x2000, 0, true),
         record(1, 0x3000, 14, false),
     ];
-    let header = Header::foreign("test", instructions_known);
+    let header = TraceHeader::for_import("test", instructions_known);
     let mut writer = CmtWriter::new(file.reopen().unwrap(), "x", &header, 1).unwrap();
     writer.push_all(&records).unwrap();
     let threads = vec![ThreadTotals { thread: 1, instructions: Some(21), ..Default::default() }];
-    writer.finish(Totals { threads, ..Default::default() }).unwrap();
+    writer.finish(TraceTotals { threads, ..Default::default() }).unwrap();
     file
 }
 
 fn first(source: &mut CmtSource, accesses: usize) -> Vec<Access> {
     let mut batch = Vec::new();
-    assert_eq!(source.fill(&mut batch), Turn::More);
+    assert_eq!(source.next_batch(&mut batch), BatchEnd::More);
     batch.truncate(accesses);
     batch
 }

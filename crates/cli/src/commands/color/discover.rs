@@ -6,17 +6,17 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use cachemate_core::CpuId;
-use cachemate_daemon::colored::available_bytes;
-use cachemate_linux::act::colors::discover::{Wish, discover};
-use cachemate_linux::act::colors::kit::BASE;
-use cachemate_linux::act::colors::map::{Covers, Map};
-use cachemate_linux::kernel::{Host, Kernel};
+use cachemate_daemon::colored_program::available_bytes;
+use cachemate_linux::act::colors::discover::{DiscoveryOptions, discover};
+use cachemate_linux::act::colors::map::{ColorCoverage, ColorMap};
+use cachemate_linux::act::colors::reference_set::BASE;
+use cachemate_linux::kernel::{Kernel, LinuxHost};
 use cachemate_linux::sense::topology::read_topology;
 use cachemate_report::text::size_text;
 use cachemate_report::{Align, Table};
 use clap::Args;
 
-use crate::args::{JsonArg, Size};
+use crate::args::{ByteSize, JsonArg};
 use crate::session::Session;
 
 /// Find this host's page colors by time, prove them by a chase, and say what they cover
@@ -33,7 +33,7 @@ pub struct Discover {
     force: bool,
     /// Memory whose frames are told apart
     #[arg(long, value_name = "SIZE", default_value = "512M")]
-    bytes: Size,
+    bytes: ByteSize,
     /// End after this time at the latest
     #[arg(long, value_name = "SECONDS", default_value_t = 60.0)]
     seconds: f64,
@@ -47,16 +47,16 @@ pub struct Discover {
 impl Discover {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         if !(1.0..=3600.0).contains(&self.seconds) {
-            bail!(crate::exit::Usage("--seconds must be from 1 to 3600".into()));
+            bail!(crate::exit::UsageError("--seconds must be from 1 to 3600".into()));
         }
         if let Some(path) = self.output.as_ref().filter(|path| path.exists() && !self.force) {
             bail!("{}: is there already (--force overwrites it)", path.display());
         }
-        let found = find(session, self.bytes.0, Duration::from_secs_f64(self.seconds), self.seed)?;
+        let map = discover_colors(session, self.bytes.0, Duration::from_secs_f64(self.seconds), self.seed)?;
         if let Some(path) = &self.output {
-            std::fs::write(path, found.to_text()).with_context(|| format!("{}: cannot be written", path.display()))?;
+            std::fs::write(path, map.to_text()).with_context(|| format!("{}: cannot be written", path.display()))?;
         }
-        session.answer(self.json.json, &Summary(&found), || words(&found))
+        session.answer(self.json.json, &MapSummary(&map), || words(&map))
     }
 }
 
@@ -64,9 +64,9 @@ impl Discover {
 ///
 /// # Errors
 /// None were found: why.
-pub fn find(session: &Session, bytes: u64, at_most: Duration, seed: u64) -> anyhow::Result<Map> {
+pub fn discover_colors(session: &Session, bytes: u64, at_most: Duration, seed: u64) -> anyhow::Result<ColorMap> {
     let topology = read_topology(Path::new("/")).context("cannot read the caches of this host")?.topology;
-    let allowed = Host::new("/").affinity(std::process::id() as i32).context("cannot read this process's CPUs")?;
+    let allowed = LinuxHost::new("/").affinity(std::process::id() as i32).context("cannot read this process's CPUs")?;
     // The last one: what interrupts a machine mostly happens on the first.
     let cpu = allowed.iter().last().map(CpuId).context("this process may run on no CPU")?;
     let available = available_bytes().unwrap_or(u64::MAX);
@@ -84,7 +84,7 @@ pub fn find(session: &Session, bytes: u64, at_most: Duration, seed: u64) -> anyh
         bar.set_position(done);
         bar.set_message(what);
     };
-    let mut wish = Wish {
+    let mut wish = DiscoveryOptions {
         base: Path::new(BASE),
         pool_bytes: bytes,
         at_most,
@@ -92,20 +92,20 @@ pub fn find(session: &Session, bytes: u64, at_most: Duration, seed: u64) -> anyh
         progress: &mut progress,
         stop: &|| stop.load(Ordering::Relaxed),
     };
-    let found = discover(&topology, cpu, &mut wish);
+    let discovery = discover(&topology, cpu, &mut wish);
     bar.finish_and_clear();
     if stop.load(Ordering::Relaxed) {
-        bail!(crate::exit::Interrupted("no colors were kept".into()));
+        bail!(crate::exit::InterruptedError("no colors were kept".into()));
     }
-    Ok(found?)
+    Ok(discovery?)
 }
 
 /// The map without its frames, which the file has.
-struct Summary<'a>(&'a Map);
+struct MapSummary<'a>(&'a ColorMap);
 
-impl serde::Serialize for Summary<'_> {
+impl serde::Serialize for MapSummary<'_> {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let without = Map { frames: Vec::new(), ..self.0.clone() };
+        let without = ColorMap { frames: Vec::new(), ..self.0.clone() };
         let mut value = serde_json::to_value(without).map_err(serde::ser::Error::custom)?;
         if let Some(object) = value.as_object_mut() {
             object.remove("frames");
@@ -114,7 +114,7 @@ impl serde::Serialize for Summary<'_> {
     }
 }
 
-fn words(map: &Map) -> String {
+fn words(map: &ColorMap) -> String {
     let mut text = format!(
         "{} colors of {} ({:?} cache, {}, {}-way), found in {:.1} s and {} earlier tries\n",
         map.colors,
@@ -123,14 +123,14 @@ fn words(map: &Map) -> String {
         size_text(map.cache_bytes),
         map.ways,
         map.seconds,
-        map.refused_tries.len()
+        map.failed_attempts.len()
     );
     text.push_str(&format!(
         "{} frames told, {:.1} us each; {} ({:.2} %) fit no color\n",
         map.pages,
         map.classify_ns / 1000.0,
-        map.pages_none,
-        100.0 * map.pages_none as f64 / map.pages.max(1) as f64
+        map.pages_unclassified,
+        100.0 * map.pages_unclassified as f64 / map.pages.max(1) as f64
     ));
     text.push_str(&format!("frame numbers: {}\n", map.frame_numbers));
     text.push_str(&covers("private cache", &map.private));
@@ -141,8 +141,8 @@ fn words(map: &Map) -> String {
     text
 }
 
-fn covers(name: &str, found: &Covers) -> String {
-    let says = match found.confines {
+fn covers(name: &str, found: &ColorCoverage) -> String {
+    let says = match found.is_partitioned {
         Some(true) => "confined",
         Some(false) => "NOT confined",
         None => "not told: too few frames of one color (--bytes), or held by nobody now",

@@ -5,18 +5,18 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use cachemate_core::IndexSet;
-use cachemate_linux::act::colors::agents::{Agent, Resident, mask_of};
-use cachemate_linux::act::colors::map::Map;
-use cachemate_linux::act::colors::{ColorError, kit, moving};
+use cachemate_linux::act::colors::agents::{AgentReport, ResidentPages, mask_of};
+use cachemate_linux::act::colors::map::ColorMap;
+use cachemate_linux::act::colors::{ColorError, migration, reference_set};
 use cachemate_report::text::{count_text, size_text};
 use clap::Args;
 use serde::Serialize;
 
 use super::discover;
-use crate::args::Size;
-use crate::exit::{ProgramEnded, Usage};
+use crate::args::ByteSize;
+use crate::exit::{ProgramExitCode, UsageError};
 use crate::session::Session;
-use cachemate_daemon::colored::{Colored, Start, available_bytes};
+use cachemate_daemon::colored_program::{ColoredCommand, ColoredProgram, available_bytes};
 
 /// Run an unmodified program on frames of some colors only
 ///
@@ -24,7 +24,7 @@ use cachemate_daemon::colored::{Colored, Start, available_bytes};
 /// with are moved. Programs that it starts are colored too; a fork that starts none gets its frames from the kernel.
 /// Needs root. Static and set-user-id programs are refused. Ends with the program's own exit code.
 #[derive(Args)]
-pub struct Run {
+pub struct ColorRunArgs {
     /// Colors such as 0-7,12
     #[arg(long, value_name = "LIST")]
     colors: IndexSet,
@@ -34,7 +34,7 @@ pub struct Run {
     /// The most memory that a program's agent may hold, frames of other colors included; an eighth of what is available
     /// unless said
     #[arg(long, value_name = "SIZE")]
-    hold: Option<Size>,
+    hold: Option<ByteSize>,
     /// Write what was done as JSON to this file
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
@@ -45,43 +45,50 @@ pub struct Run {
 
 /// What `--report` writes.
 #[derive(Serialize)]
-struct Report {
+struct ColorRunReport {
     colors: IndexSet,
     exit_code: i32,
     seconds: f64,
     hold_at_most_bytes: u64,
     /// The program and those that it started, each as the kernel's page map showed it last, counted from outside.
-    resident: Option<Resident>,
+    resident: Option<ResidentPages>,
     processes: Vec<ProcessReport>,
 }
 
 #[derive(Serialize)]
 struct ProcessReport {
     pid: i32,
-    agent: Agent,
+    agent: AgentReport,
 }
 
-impl Run {
+impl ColorRunArgs {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
-        let mask = mask_of(&self.colors).ok_or_else(|| Usage("--colors: found no color, or one above 63".into()))?;
-        moving::page_ns_with_frames()
+        let mask =
+            mask_of(&self.colors).ok_or_else(|| UsageError("--colors: found no color, or one above 63".into()))?;
+        migration::page_ns_with_frames()
             .map_err(|unusable| anyhow::anyhow!("{} (remedy: {})", unusable.why, unusable.remedy))?;
         let colors = known_colors(session)?;
         if self.colors.iter().any(|color| color >= colors) {
-            bail!(Usage(format!("--colors {}: this host has colors 0-{}", self.colors, colors - 1)));
+            bail!(UsageError(format!("--colors {}: this host has colors 0-{}", self.colors, colors - 1)));
         }
         let available = available_bytes().unwrap_or(1 << 30);
         let hold_bytes = self.hold.map_or(available / 8, |size| size.0);
-        let start =
-            Start { command: &self.command, mask, hold_bytes, variables: &[], output: None, ends_with_us: false };
-        let mut program = Colored::start(&start)?;
+        let start = ColoredCommand {
+            command: &self.command,
+            mask,
+            hold_bytes,
+            variables: &[],
+            output: None,
+            ends_with_us: false,
+        };
+        let mut program = ColoredProgram::start(&start)?;
         if let Some(path) = &self.map {
-            believe(path, &program)?;
+            import_map(path, &program)?;
         }
         let began = std::time::Instant::now();
         let stop = session.interrupt_flag();
         let status = program.wait(&stop, Duration::from_millis(500))?;
-        let report = Report {
+        let report = ColorRunReport {
             colors: self.colors.clone(),
             exit_code: status,
             seconds: began.elapsed().as_secs_f64(),
@@ -93,8 +100,8 @@ impl Run {
             let text = serde_json::to_string_pretty(&report).context("cannot write the report as JSON")?;
             std::fs::write(path, text + "\n").with_context(|| format!("{}: cannot be written", path.display()))?;
         }
-        say(session, &report);
-        if status == 0 { Ok(()) } else { bail!(ProgramEnded(status)) }
+        print_report(session, &report);
+        if status == 0 { Ok(()) } else { bail!(ProgramExitCode(status)) }
     }
 }
 
@@ -103,34 +110,34 @@ impl Run {
 /// # Errors
 /// They cannot be discovered.
 fn known_colors(session: &Session) -> anyhow::Result<u32> {
-    match kit::open(Path::new(kit::BASE)) {
+    match reference_set::open(Path::new(reference_set::BASE)) {
         Ok(open) => Ok(open.kit.colors()),
         Err(error @ (ColorError::NoKit(_) | ColorError::BadKit(..))) => {
             session.note(&format!("{error}: discovering"));
-            Ok(discover::find(session, 64 << 20, Duration::from_secs(60), 1)?.colors)
+            Ok(discover::discover_colors(session, 64 << 20, Duration::from_secs(60), 1)?.colors)
         }
         Err(error) => Err(error.into()),
     }
 }
 
 /// Takes a map's frames into the ledger; each is still proven by a timing before it is used.
-fn believe(path: &Path, program: &Colored) -> anyhow::Result<()> {
-    let map = Map::read(path)?;
+fn import_map(path: &Path, program: &ColoredProgram) -> anyhow::Result<()> {
+    let map = ColorMap::read(path)?;
     if map.boot_id != cachemate_linux::act::colors::boot_id() {
         bail!("{}: of another boot: its frames are other frames now (cachemate color discover)", path.display());
     }
-    if map.kit != program.kit_id() {
+    if map.reference_set != program.kit_id() {
         bail!("{}: of another discovery: its labels are not this host's any more", path.display());
     }
     for (frame, color) in map.known() {
-        program.ledger().note(frame, Some(color));
+        program.ledger().record(frame, Some(color));
     }
     Ok(())
 }
 
-fn say(session: &Session, report: &Report) {
+fn print_report(session: &Session, report: &ColorRunReport) {
     for ProcessReport { pid, agent } in &report.processes {
-        let figure = |name: &str| agent.figure(name).unwrap_or(0);
+        let figure = |name: &str| agent.counter(name).unwrap_or(0);
         let words = match &agent.account {
             Err(why) => format!("process {pid} ran on any colors: {why}"),
             Ok(_) => format!(

@@ -5,8 +5,8 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use anyhow::bail;
-use cachemate_linux::act::colors::kit::{self, BASE};
-use cachemate_linux::act::colors::proof::{Watched, watch};
+use cachemate_linux::act::colors::reference_set::{self, BASE};
+use cachemate_linux::act::colors::verification::{ColorVerification, watch};
 use clap::Args;
 use serde::Serialize;
 
@@ -40,21 +40,21 @@ struct VerifyJson {
     answers: u64,
     answers_disturbed: u64,
     /// In order of the colors.
-    colors: Vec<Watched>,
+    colors: Vec<ColorVerification>,
 }
 
 impl Verify {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         if !(0.1..=86_400.0).contains(&self.seconds) {
-            bail!(crate::exit::Usage("--seconds must be from 0.1 to 86400".into()));
+            bail!(crate::exit::UsageError("--seconds must be from 0.1 to 86400".into()));
         }
         let (stop, start) = (session.interrupt_flag(), Instant::now());
-        let mut kit = kit::open_unproven(Path::new(BASE))?;
+        let mut kit = reference_set::open_unverified(Path::new(BASE))?;
         let at_most = Duration::from_secs_f64(self.seconds);
         let colors = watch(&mut kit.kit, at_most, &|| stop.load(Ordering::Relaxed));
-        let sum = |of: fn(&Watched) -> u64| colors.iter().map(of).sum::<u64>();
+        let sum = |of: fn(&ColorVerification) -> u64| colors.iter().map(of).sum::<u64>();
         let calibration = kit.kit.calibrate();
-        let told = VerifyJson {
+        let result = VerifyJson {
             hit_cycles: calibration.hit_cycles,
             miss_cycles: calibration.miss_cycles,
             seconds: start.elapsed().as_secs_f64(),
@@ -65,10 +65,10 @@ impl Verify {
             answers_disturbed: sum(|color| color.answers_disturbed),
             colors,
         };
-        session.answer(self.json.json, &told, || words(&told))?;
-        match told.colors.iter().filter(|color| !color.still_tells()).count() {
+        session.answer(self.json.json, &result, || words(&result))?;
+        match result.colors.iter().filter(|color| !color.is_usable()).count() {
             0 => Ok(()),
-            lost => bail!("{lost} of {} colors can no longer be told by their frames", told.colors.len()),
+            lost => bail!("{lost} of {} colors can no longer be told by their frames", result.colors.len()),
         }
     }
 }

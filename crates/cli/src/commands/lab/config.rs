@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use anyhow::bail;
-use cachemate_core::{CacheSpec, Inclusion, Level, MachineSpec, PrefetcherSpec, Replacement};
+use cachemate_core::{CacheLevel, CacheSpec, Inclusion, MachineSpec, PrefetcherSpec, ReplacementPolicy};
 use clap::Args;
 
 use crate::session::Session;
@@ -21,7 +21,7 @@ const LINE_BYTES: u32 = 64;
 ///
 /// Lines of a name and a value, as lab/machine reads them; what the machine does not model is named in a comment.
 #[derive(Args)]
-pub struct Config {
+pub struct LabConfigArgs {
     /// A machine that comes with cachemate (lab-2x16M, lab-vm, ...), or a TOML file
     #[arg(long, short, value_name = "MACHINE", default_value = "lab-2x16M")]
     machine: String,
@@ -33,7 +33,7 @@ pub struct Config {
     no_rdt: bool,
 }
 
-impl Config {
+impl LabConfigArgs {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         let machine = cachemate_spec::load_machine(&self.machine)?;
         session.print(&text(&machine, self.no_counters, self.no_rdt)?)
@@ -48,7 +48,8 @@ struct Levels<'a> {
 }
 
 fn levels(machine: &MachineSpec) -> anyhow::Result<Levels<'_>> {
-    let data: Vec<&CacheSpec> = machine.caches.iter().filter(|cache| cache.level != Level::L1Instruction).collect();
+    let data: Vec<&CacheSpec> =
+        machine.caches.iter().filter(|cache| cache.level != CacheLevel::L1Instruction).collect();
     let (l1, l2, shared) = match data[..] {
         [l1, shared] => (l1, None, shared),
         [l1, l2, shared] => (l1, Some(l2), shared),
@@ -88,7 +89,7 @@ fn check(machine: &MachineSpec, levels: &Levels<'_>) -> anyhow::Result<()> {
                 "{name}, {level:?}: found {ways} ways of {line} bytes, expected up to {WAYS_AT_MOST} of {LINE_BYTES}"
             );
         }
-        if cache.replacement != Replacement::Lru || cache.inclusion != Inclusion::Neither {
+        if cache.replacement != ReplacementPolicy::Lru || cache.inclusion != Inclusion::NonInclusive {
             let (replaced, inclusion) = (cache.replacement, cache.inclusion);
             bail!("{name}, {level:?}: found {replaced:?} and {inclusion:?}, expected Lru and Neither");
         }
@@ -114,7 +115,7 @@ pub fn text(machine: &MachineSpec, no_counters: bool, no_rdt: bool) -> anyhow::R
     });
     let (streams, degree) = streamer.unwrap_or((0, 0));
     let classes = shared.way_partitions.filter(|_| !no_rdt).map_or(0, |parts| parts.groups.min(CLASSES_AT_MOST));
-    let counters = if no_counters { 0 } else { machine.counters.at_once.min(COUNTERS_AT_MOST) };
+    let counters = if no_counters { 0 } else { machine.counters.counters.min(COUNTERS_AT_MOST) };
     let same = machine.coherence.same_package_cycles.unwrap_or(memory);
     let other = machine.coherence.other_package_cycles.unwrap_or(memory);
     let per_line = (f64::from(LINE_BYTES) / machine.memory.bytes_per_cycle).round().max(1.0) as u64;
@@ -160,7 +161,7 @@ fn own_memories(machine: &MachineSpec) -> bool {
 
 fn not_modelled(machine: &MachineSpec, streamer: bool) -> Vec<String> {
     let mut missing = vec!["instruction fetches and page walks".to_string()];
-    if !matches!(machine.pipeline, cachemate_core::Pipeline::InOrder { issue_width: 1 }) {
+    if !matches!(machine.pipeline, cachemate_core::CoreModel::InOrder { issue_width: 1 }) {
         missing.push("the pipeline: one instruction a cycle, and every miss is waited for".to_string());
     }
     let prefetchers = machine.prefetchers.len() - usize::from(streamer);

@@ -29,7 +29,7 @@ const SCRIPT: &str = "programs.sh";
 /// to be compared by their run time must end earlier. Needs the lab's scripts, QEMU and a kernel from Debian packages
 /// (docs/lab.md).
 #[derive(Args)]
-pub struct Run {
+pub struct LabRunArgs {
     /// The machine (lab-2x16M, lab-vm, ...), or a TOML file
     #[arg(long, short, value_name = "MACHINE", default_value = "lab-2x16M")]
     machine: String,
@@ -54,7 +54,7 @@ pub struct Run {
 
 /// One program in one phase.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-struct Ran {
+struct PhaseResult {
     phase: String,
     program: String,
     seconds: f64,
@@ -72,15 +72,15 @@ struct Ran {
 }
 
 #[derive(Serialize)]
-struct Programs {
+struct LabRunJson {
     /// Always "modelled": no figure here was measured on hardware.
     machine_is: &'static str,
     machine: String,
     policy: Option<String>,
-    programs: Vec<Ran>,
+    programs: Vec<PhaseResult>,
 }
 
-impl Run {
+impl LabRunArgs {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         let script = script()?;
         let machine = cachemate_spec::load_machine(&self.machine)?;
@@ -93,12 +93,13 @@ impl Run {
         let ran = ran.with_context(|| format!("{}: cannot be started", script.display()))?;
         let results = job.path().join("results.tsv");
         let Ok(text) = std::fs::read_to_string(&results) else {
-            let said = String::from_utf8_lossy(&ran.stderr);
-            let kept = job.keep(); // the guest's console is there
-            bail!("{}: {} ({} is kept)", script.display(), said.trim(), kept.display());
+            let stderr = String::from_utf8_lossy(&ran.stderr);
+            let console_dir = job.keep(); // the guest's console is there
+            bail!("{}: {} ({} is kept)", script.display(), stderr.trim(), console_dir.display());
         };
         let programs = read(&text, &self.programs)?;
-        let result = Programs { machine_is: "modelled", machine: machine.name, policy: self.policy.clone(), programs };
+        let result =
+            LabRunJson { machine_is: "modelled", machine: machine.name, policy: self.policy.clone(), programs };
         session.answer(self.json.json, &result, || words(&result))
     }
 
@@ -107,7 +108,7 @@ impl Run {
             std::fs::write(job.join(name), text).with_context(|| format!("{}: cannot be written", job.display()))
         };
         if let Some(odd) = self.programs.iter().find(|line| line.contains(['\n', '\t']) || line.trim().is_empty()) {
-            bail!(crate::exit::Usage(format!("PROGRAM: found {odd:?}, expected one command line")));
+            bail!(crate::exit::UsageError(format!("PROGRAM: found {odd:?}, expected one command line")));
         }
         write("machine", config)?;
         write("programs", &format!("{}\n", self.programs.join("\n")))?;
@@ -142,9 +143,9 @@ fn script() -> anyhow::Result<PathBuf> {
 }
 
 /// The script's table; phases in the order in which they were run.
-fn read(text: &str, programs: &[String]) -> anyhow::Result<Vec<Ran>> {
+fn read(text: &str, programs: &[String]) -> anyhow::Result<Vec<PhaseResult>> {
     let mut all = Vec::new();
-    let mut alone: BTreeMap<usize, Ran> = BTreeMap::new();
+    let mut alone: BTreeMap<usize, PhaseResult> = BTreeMap::new();
     for (at, line) in text.lines().enumerate() {
         let fields: Vec<&str> = line.split('\t').collect();
         let bad = || format!("results.tsv, line {}: found {line:?}, expected 10 fields of the lab's script", at + 1);
@@ -152,7 +153,7 @@ fn read(text: &str, programs: &[String]) -> anyhow::Result<Vec<Ran>> {
         let counts: Vec<f64> = counts.iter().map(|count| count.parse()).collect::<Result<_, _>>()?;
         let [instructions, l3_misses, displaced, memory_bytes, held_bytes] = counts[..] else { bail!(bad()) };
         let number: usize = number.parse().with_context(bad)?;
-        let mut ran = Ran {
+        let mut ran = PhaseResult {
             phase: (*phase).to_string(),
             program: programs.get(number).with_context(bad)?.clone(),
             seconds: seconds.parse().with_context(bad)?,
@@ -173,8 +174,8 @@ fn read(text: &str, programs: &[String]) -> anyhow::Result<Vec<Ran>> {
     Ok(all)
 }
 
-fn slowdown(alone: &Ran, now: &Ran) -> Option<f64> {
-    let rate = |ran: &Ran| ran.instructions as f64 / ran.seconds;
+fn slowdown(alone: &PhaseResult, now: &PhaseResult) -> Option<f64> {
+    let rate = |ran: &PhaseResult| ran.instructions as f64 / ran.seconds;
     let ratio = match alone.ended && now.ended {
         true => now.seconds / alone.seconds,
         false => rate(alone) / rate(now),
@@ -182,7 +183,7 @@ fn slowdown(alone: &Ran, now: &Ran) -> Option<f64> {
     ratio.is_finite().then_some(ratio - 1.0)
 }
 
-fn words(result: &Programs) -> String {
+fn words(result: &LabRunJson) -> String {
     let mut table = Table::new(&[
         ("phase", Align::Left),
         ("program", Align::Left),
@@ -226,7 +227,7 @@ mod tests {
         assert_eq!(slower, [None, None, Some(0.5), Some(1.0)]);
         assert_eq!((ran[2].displaced_by_others, ran[3].program.as_str()), (80, "./b -n 5"));
         assert!(
-            words(&Programs { machine_is: "modelled", machine: "m".into(), policy: None, programs: ran })
+            words(&LabRunJson { machine_is: "modelled", machine: "m".into(), policy: None, programs: ran })
                 .contains("modelled machine")
         );
     }

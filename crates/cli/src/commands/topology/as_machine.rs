@@ -11,8 +11,9 @@ use std::path::Path;
 
 use anyhow::{Context, bail};
 use cachemate_core::{
-    Cache, CacheSpec, CoherenceSpec, CounterSpec, Cpu, Inclusion, Index, Level, MachineSpec, MemorySpec, OsSpec,
-    PageSpec, Pipeline, PrefetcherSpec, Replacement, Sampler, SchedulingSpec, Topology, WayPartitions, WritePolicy,
+    Cache, CacheLevel, CacheSpec, CoherenceSpec, CoreModel, Cpu, Inclusion, MachineSpec, MemorySchedulingSpec,
+    MemorySpec, OsSpec, PageSpec, PmuSpec, PrefetcherSpec, ReplacementPolicy, SamplerModel, SetIndexing, Topology,
+    WayPartitions, WritePolicy,
 };
 
 /// Where nothing says how fast the clock runs.
@@ -25,14 +26,14 @@ const MEMORY_BYTES_PER_S_PER_CORE: f64 = 4e9;
 
 /// What the host tells besides its topology; `None` = it does not say.
 #[derive(Clone, Copy, Default)]
-pub struct Told {
+pub struct HostFacts {
     pub hertz: Option<u64>,
     pub memory_bytes: Option<u64>,
     /// Classes of the last level.
     pub classes: Option<WayPartitions>,
 }
 
-impl Told {
+impl HostFacts {
     /// From the kernel's files below `root`.
     pub fn read(root: &Path) -> Self {
         let text = |file: &str| std::fs::read_to_string(root.join(file)).ok();
@@ -44,12 +45,12 @@ impl Told {
         let info = "sys/fs/resctrl/info/L3";
         let classes = number(&format!("{info}/num_closids")).map(|groups| WayPartitions {
             groups,
-            ways_at_least: number(&format!("{info}/min_cbm_bits")).unwrap_or(1),
+            min_ways: number(&format!("{info}/min_cbm_bits")).unwrap_or(1),
             contiguous: number(&format!("{info}/sparse_masks")) != Some(1),
         });
         let megahertz = text("proc/cpuinfo").and_then(|text| line(&text, "cpu MHz"));
         let kibibytes = text("proc/meminfo").and_then(|text| line(&text, "MemTotal"));
-        Told {
+        HostFacts {
             hertz: megahertz.filter(|mhz| *mhz >= 1.0).map(|mhz| (mhz * 1e6).round() as u64),
             memory_bytes: kibibytes.map(|kib| kib as u64 * 1024),
             classes,
@@ -59,7 +60,7 @@ impl Told {
 
 /// # Errors
 /// Cores or caches that differ among each other, or a cache whose size the kernel does not tell: with the place.
-pub fn text(name: &str, topology: &Topology, told: Told) -> anyhow::Result<String> {
+pub fn text(name: &str, topology: &Topology, told: HostFacts) -> anyhow::Result<String> {
     let machine = machine(name, topology, told)?;
     let text = toml::to_string(&machine).context("the machine cannot be written as TOML")?;
     // What is printed reads back, or is an error here and not at the next command.
@@ -69,7 +70,7 @@ pub fn text(name: &str, topology: &Topology, told: Told) -> anyhow::Result<Strin
     ))
 }
 
-fn machine(name: &str, topology: &Topology, told: Told) -> anyhow::Result<MachineSpec> {
+fn machine(name: &str, topology: &Topology, told: HostFacts) -> anyhow::Result<MachineSpec> {
     let cpus: Vec<&Cpu> = topology.cpus.iter().filter(|cpu| cpu.online).collect();
     let contexts = same(&cpus, "CPUs of a core", |cpu| (cpu.package, cpu.core))?;
     let cores: BTreeSet<(u32, u32)> = cpus.iter().map(|cpu| (cpu.package, cpu.core)).collect();
@@ -81,12 +82,12 @@ fn machine(name: &str, topology: &Topology, told: Told) -> anyhow::Result<Machin
     let hertz = cpus.iter().find_map(|cpu| cpu.hertz).or(told.hertz);
     let clock = hertz.unwrap_or(USUAL_HERTZ);
     let cycles = |ns: u64| u32::try_from(ns * clock / 1_000_000_000).unwrap_or(u32::MAX);
-    let levels: BTreeSet<Level> = topology.caches.iter().map(|cache| cache.level).collect();
+    let levels: BTreeSet<CacheLevel> = topology.caches.iter().map(|cache| cache.level).collect();
     let mut caches = Vec::new();
     for level in levels {
         caches.push(cache(topology, level, contexts, per_package as u32)?);
     }
-    let last = caches.last_mut().filter(|cache: &&mut CacheSpec| cache.level == Level::L3);
+    let last = caches.last_mut().filter(|cache: &&mut CacheSpec| cache.level == CacheLevel::L3);
     let last = last.map(|cache| cache.way_partitions = told.classes);
     let nodes = cpus.iter().map(|cpu| cpu.memory_node).collect::<BTreeSet<u32>>().len().max(1);
     let nodes = if packages.len().is_multiple_of(nodes) { nodes } else { 1 };
@@ -115,13 +116,13 @@ fn machine(name: &str, topology: &Topology, told: Told) -> anyhow::Result<Machin
         packages: packages.len() as u32,
         cores_per_package: per_package as u32,
         contexts_per_core: contexts,
-        pipeline: Pipeline::OutOfOrder { issue_width: 6, window: 320, mshrs: 24, loads_pass: true },
+        pipeline: CoreModel::OutOfOrder { issue_width: 6, window: 320, mshrs: 24, loads_pass: true },
         caches,
         coherence: CoherenceSpec {
             same_package_cycles: Some(cycles(MEMORY_NS * 3 / 4)),
             other_package_cycles: (packages.len() > 1).then(|| cycles(OTHER_PACKAGE_NS * 3 / 4)),
         },
-        prefetchers: vec![PrefetcherSpec::Stride { level: Level::L2, streams: 32, degree: 2 }],
+        prefetchers: vec![PrefetcherSpec::Stride { level: CacheLevel::L2, streams: 32, degree: 2 }],
         memory: MemorySpec {
             size_bytes: memory_bytes,
             nodes: nodes as u32,
@@ -129,11 +130,11 @@ fn machine(name: &str, topology: &Topology, told: Told) -> anyhow::Result<Machin
             remote_latency_cycles: cycles(if nodes > 1 { OTHER_PACKAGE_NS } else { MEMORY_NS }),
             bytes_per_cycle: (cores.len() / nodes) as f64 * MEMORY_BYTES_PER_S_PER_CORE / clock as f64,
             package_bus_bytes_per_cycle: None,
-            scheduling: SchedulingSpec { demand_first: true, ..SchedulingSpec::default() },
+            scheduling: MemorySchedulingSpec { demand_priority: true, ..MemorySchedulingSpec::default() },
         },
         pages: PageSpec::default(),
         os: OsSpec::default(),
-        counters: CounterSpec { sampler: Sampler::Tagged, ..CounterSpec::default() },
+        counters: PmuSpec { sampler: SamplerModel::Tagged, ..PmuSpec::default() },
     })
 }
 
@@ -151,7 +152,7 @@ fn same<K: Ord + std::fmt::Debug>(cpus: &[&Cpu], what: &str, key: impl Fn(&Cpu) 
 }
 
 /// The level's caches as one entry.
-fn cache(topology: &Topology, level: Level, contexts: u32, cores_per_package: u32) -> anyhow::Result<CacheSpec> {
+fn cache(topology: &Topology, level: CacheLevel, contexts: u32, cores_per_package: u32) -> anyhow::Result<CacheSpec> {
     let online = topology.online();
     let name = cachemate_report::level_text(level);
     let of_level: Vec<&Cache> = topology.caches.iter().filter(|cache| cache.level == level).collect();
@@ -171,11 +172,11 @@ fn cache(topology: &Topology, level: Level, contexts: u32, cores_per_package: u3
         );
     }
     let latency_cycles = match level {
-        Level::L1Instruction => 1,
-        Level::L1Data => 4,
-        Level::L2 => 14,
-        Level::L3 => 60,
-        Level::L4 => 120,
+        CacheLevel::L1Instruction => 1,
+        CacheLevel::L1Data => 4,
+        CacheLevel::L2 => 14,
+        CacheLevel::L3 => 60,
+        CacheLevel::L4 => 120,
     };
     Ok(CacheSpec {
         level,
@@ -183,10 +184,10 @@ fn cache(topology: &Topology, level: Level, contexts: u32, cores_per_package: u3
         ways: one("ways", &|cache| cache.ways.map(u64::from))? as u32,
         line_bytes: one("line", &|cache| cache.line_bytes.map(u64::from))? as u32,
         latency_cycles,
-        replacement: Replacement::Lru,
+        replacement: ReplacementPolicy::Lru,
         write: WritePolicy::Back,
-        inclusion: Inclusion::Neither,
-        index: Index::Physical,
+        inclusion: Inclusion::NonInclusive,
+        index: SetIndexing::Physical,
         shared_by_cores: cores,
         slices: 1,
         bandwidth_bytes_per_cycle: None,
@@ -204,7 +205,7 @@ mod tests {
         for name in ["epyc-7763", "epyc-9755", "xeon-8490h", "altra-max", "xeon-x5365", "opteron-2350", "niagara-2core"]
         {
             let topology = cachemate_spec::load_topology(name).unwrap();
-            let text = text(name, &topology, Told::default()).unwrap();
+            let text = text(name, &topology, HostFacts::default()).unwrap();
             let again = cachemate_spec::parse_machine(name, &text).unwrap();
             assert_eq!(again.topology().caches, topology.caches, "{name}");
             let plain = |topology: &Topology| {
@@ -225,9 +226,9 @@ mod tests {
         let refused = |change: &dyn Fn(&mut Topology)| {
             let mut topology = whole.clone();
             change(&mut topology);
-            text("x", &topology, Told::default()).unwrap_err().to_string()
+            text("x", &topology, HostFacts::default()).unwrap_err().to_string()
         };
-        let l3 = whole.caches.iter().position(|cache| cache.level == Level::L3).unwrap();
+        let l3 = whole.caches.iter().position(|cache| cache.level == CacheLevel::L3).unwrap();
         assert!(refused(&|t| t.caches[l3].size_bytes = Some(16 << 20)).starts_with("L3.size: found {"), "sizes differ");
         assert!(
             refused(&|t| t.caches.iter_mut().for_each(|cache| cache.ways = None))
@@ -252,9 +253,9 @@ mod tests {
         write("sys/fs/resctrl/info/L3/sparse_masks", "1\n");
         let mut topology = cachemate_spec::load_topology("epyc-7763").unwrap();
         topology.cpus.iter_mut().for_each(|cpu| cpu.hertz = None);
-        let machine = machine("x", &topology, Told::read(root.path())).unwrap();
+        let machine = machine("x", &topology, HostFacts::read(root.path())).unwrap();
         assert_eq!((machine.hertz, machine.memory.size_bytes), (2_600_031_000, 16_384_000 * 1024));
-        let classes = WayPartitions { groups: 16, ways_at_least: 1, contiguous: false };
+        let classes = WayPartitions { groups: 16, min_ways: 1, contiguous: false };
         assert_eq!(machine.caches.last().unwrap().way_partitions, Some(classes));
         assert!(
             !machine.sources[1].contains("clock") && !machine.sources[1].contains("classes"),

@@ -1,7 +1,7 @@
 //! Which CPUs share a cache by measurement: `cachemate topology --probe`.
 
 use cachemate_core::{CpuId, CpuSet};
-use cachemate_linux::sense::probes::ping_pong::{Bounds, Sharing, round_trip};
+use cachemate_linux::sense::probes::ping_pong::{RoundTripBounds, SharingVerdict, round_trip};
 use cachemate_report::{Align, Table};
 use serde::Serialize;
 
@@ -15,10 +15,10 @@ const ALL_PAIRS_UP_TO: usize = 24;
 
 /// `cachemate topology --probe --json`.
 #[derive(Serialize)]
-pub struct Measured {
+pub struct ProbedTopology {
     pub shared_below_ns: f64,
     pub split_from_ns: f64,
-    pub pairs: Vec<Pair>,
+    pub pairs: Vec<CpuPair>,
     /// CPUs that share a cache by measurement.
     pub groups: Vec<String>,
     /// What the kernel says of the last level.
@@ -27,7 +27,7 @@ pub struct Measured {
 }
 
 #[derive(Serialize)]
-pub struct Pair {
+pub struct CpuPair {
     pub cpus: (u32, u32),
     /// Fastest of the tries; absent where the CPUs were never free together.
     pub round_trip_ns: Option<f64>,
@@ -36,9 +36,9 @@ pub struct Pair {
 
 /// # Errors
 /// The kernel's description of the CPUs cannot be read.
-pub fn measure(session: &Session) -> anyhow::Result<Measured> {
-    let topology = host::find(false)?.topology;
-    let bounds = Bounds::default();
+pub fn measure(session: &Session) -> anyhow::Result<ProbedTopology> {
+    let topology = host::survey_host(false)?.topology;
+    let bounds = RoundTripBounds::default();
     let online: Vec<u32> = topology.online().iter().collect();
     let mut groups: Vec<CpuSet> = Vec::new();
     let mut pairs = Vec::new();
@@ -67,7 +67,7 @@ pub fn measure(session: &Session) -> anyhow::Result<Measured> {
     let mut agree = (groups.clone(), declared.clone());
     agree.0.sort();
     agree.1.sort();
-    Ok(Measured {
+    Ok(ProbedTopology {
         shared_below_ns: bounds.shared_below_ns,
         split_from_ns: bounds.split_from_ns,
         pairs,
@@ -77,26 +77,26 @@ pub fn measure(session: &Session) -> anyhow::Result<Measured> {
     })
 }
 
-fn pair(a: u32, b: u32, bounds: &Bounds) -> Pair {
+fn pair(a: u32, b: u32, bounds: &RoundTripBounds) -> CpuPair {
     let mut best: Option<f64> = None;
     for _ in 0..TRIES {
-        if let Ok(found) = round_trip((CpuId(a), CpuId(b))) {
-            best = Some(best.map_or(found.round_trip_ns, |best: f64| best.min(found.round_trip_ns)));
-            if bounds.say(found.round_trip_ns) != Sharing::Unclear {
+        if let Ok(round_trip) = round_trip((CpuId(a), CpuId(b))) {
+            best = Some(best.map_or(round_trip.round_trip_ns, |best: f64| best.min(round_trip.round_trip_ns)));
+            if bounds.classify(round_trip.round_trip_ns) != SharingVerdict::Unclear {
                 break;
             }
         }
     }
-    let says = match best.map(|ns| bounds.say(ns)) {
-        Some(Sharing::Shared) => "shared",
-        Some(Sharing::Split) => "split",
-        Some(Sharing::Unclear) => "unclear",
+    let says = match best.map(|ns| bounds.classify(ns)) {
+        Some(SharingVerdict::Shared) => "shared",
+        Some(SharingVerdict::Split) => "split",
+        Some(SharingVerdict::Unclear) => "unclear",
         None => "busy",
     };
-    Pair { cpus: (a, b), round_trip_ns: best, says }
+    CpuPair { cpus: (a, b), round_trip_ns: best, says }
 }
 
-pub fn words(measured: &Measured) -> String {
+pub fn words(measured: &ProbedTopology) -> String {
     let mut table = Table::new(&[("CPUs", Align::Left), ("round trip ns", Align::Right), ("", Align::Left)]);
     for pair in &measured.pairs {
         let time = pair.round_trip_ns.map_or("-".to_string(), |ns| format!("{ns:.0}"));

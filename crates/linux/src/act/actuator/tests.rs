@@ -1,9 +1,9 @@
 use super::*;
-use crate::act::changes::bench::{self, Bench};
-use crate::act::rules::{Action, Rule};
+use crate::act::changes::fixture::{self, ApplyFixture};
+use crate::act::rules::{ManageAction, ManageRule};
 use crate::fake_tests::FakeHost;
-use crate::sense::tasks::Tasks;
-use cachemate_core::{CpuSet, Plan, RefusedBecause, TaskId, Window};
+use crate::sense::tasks::TaskTable;
+use cachemate_core::{CpuSet, Plan, RefusalReason, TaskId, WindowLength};
 
 /// A guardian that only waits, so that the daemon's side can be tested alone.
 fn waiting_guardian() -> GuardianCommand {
@@ -11,26 +11,26 @@ fn waiting_guardian() -> GuardianCommand {
     GuardianCommand { program: "/bin/sh".into(), args }
 }
 
-fn host_with(tids: &[i32]) -> (FakeHost, Tasks) {
+fn host_with(tids: &[i32]) -> (FakeHost, TaskTable) {
     let host = FakeHost::default();
     for &tid in tids {
         host.thread(tid, tid, 1, "0-3");
     }
-    let mut tasks = Tasks::default();
-    tasks.look(&host, &[Rule { action: Action::Manage(None), ..Rule::default() }], 0).unwrap();
+    let mut tasks = TaskTable::default();
+    tasks.refresh(&host, &[ManageRule { action: ManageAction::Manage(None), ..ManageRule::default() }], 0).unwrap();
     (host, tasks)
 }
 
 fn plan_to(cpus: &[(u32, &str)]) -> Plan {
-    let mut plan = Plan::idle(Window::Time { ns: 1 });
+    let mut plan = Plan::idle(WindowLength::Time { ns: 1 });
     plan.affinity.extend(cpus.iter().map(|(task, list)| (TaskId(*task), list.parse::<CpuSet>().unwrap())));
     plan
 }
 
-fn step(actuator: &mut Actuator, host: &FakeHost, tasks: &Tasks, plan: &Plan) -> ApplyReport {
-    let capabilities = bench::capabilities();
-    let bench = Bench { host, actuator, ways: None, tasks, capabilities: &capabilities, groups: &[] };
-    bench.carry_out(plan).0
+fn step(actuator: &mut Actuator, host: &FakeHost, tasks: &TaskTable, plan: &Plan) -> ApplyReport {
+    let capabilities = fixture::capabilities();
+    let bench = ApplyFixture { host, actuator, ways: None, tasks, capabilities: &capabilities, groups: &[] };
+    bench.apply(plan).0
 }
 
 fn masks(host: &FakeHost) -> Vec<String> {
@@ -50,7 +50,7 @@ fn a_plan_is_the_whole_state() {
     assert_eq!(masks(&host), ["1", "2"]);
     step(&mut actuator, &host, &tasks, &plan_to(&[(1, "3")]));
     assert_eq!(masks(&host), ["0-3", "3"]);
-    actuator.put_back(&host).unwrap();
+    actuator.restore_all(&host).unwrap();
     assert_eq!(masks(&host), ["0-3", "0-3"]);
     assert!(!dir.path().join(Journal::FILE_NAME).exists());
 }
@@ -65,8 +65,8 @@ fn a_failing_change_is_reported_and_the_rest_is_done() {
             let mut actuator = Actuator::new(dir.path(), waiting_guardian());
             host.fault.set(Some((nth, errno)));
             let made = step(&mut actuator, &host, &tasks, &plan_to(&[(0, "1"), (1, "2")]));
-            assert_eq!((made.refused.len(), made.held.len()), (1, 1), "{made:?}");
-            actuator.put_back(&host).unwrap();
+            assert_eq!((made.refused.len(), made.in_force.len()), (1, 1), "{made:?}");
+            actuator.restore_all(&host).unwrap();
             assert_eq!(masks(&host), ["0-3", "0-3"]);
         }
     }
@@ -96,8 +96,8 @@ fn others_changes_are_noticed() {
     step(&mut actuator, &host, &tasks, &plan_to(&[(0, "1")]));
     host.threads.borrow_mut().get_mut(&5).unwrap().cpus = "3".parse().unwrap();
     let made = step(&mut actuator, &host, &tasks, &plan_to(&[(0, "1")]));
-    assert_eq!(made.overridden, [Item::Affinity(TaskId(0))]);
-    actuator.put_back(&host).unwrap();
+    assert_eq!(made.overridden, [PlanItem::Affinity(TaskId(0))]);
+    actuator.restore_all(&host).unwrap();
 }
 
 /// Is a thread that was born under our mask given its parent's original when the plan no longer speaks of it?
@@ -108,11 +108,11 @@ fn heirs_get_their_ancestors_original() {
     let mut actuator = Actuator::new(dir.path(), waiting_guardian());
     step(&mut actuator, &host, &tasks, &plan_to(&[(0, "1")]));
     host.thread(8, 8, 5, "1");
-    tasks.look(&host, &[Rule { action: Action::Manage(None), ..Rule::default() }], 1).unwrap();
-    actuator.tend_heirs(&host, &tasks.all(), &[]).unwrap();
+    tasks.refresh(&host, &[ManageRule { action: ManageAction::Manage(None), ..ManageRule::default() }], 1).unwrap();
+    actuator.restore_inherited(&host, &tasks.all(), &[]).unwrap();
     step(&mut actuator, &host, &tasks, &plan_to(&[(0, "1")]));
     assert_eq!(masks(&host), ["1", "0-3"]);
-    actuator.put_back(&host).unwrap();
+    actuator.restore_all(&host).unwrap();
     assert_eq!(masks(&host), ["0-3", "0-3"]);
 }
 
@@ -124,24 +124,29 @@ fn children_do_not_keep_what_is_not_theirs() {
     let mut actuator = Actuator::new(dir.path(), waiting_guardian());
     step(&mut actuator, &host, &tasks, &plan_to(&[(0, "1")]));
     let key = tasks.all()[0].thread;
-    let idle =
-        DesiredState { item: Item::Gangs(0), object: Object::Policy { pid: 5, thread: key }, state: State::Policy(5) };
+    let idle = DesiredState {
+        item: PlanItem::Gangs(0),
+        object: JournalObject::Policy { pid: 5, thread: key },
+        state: ObjectState::Policy(5),
+    };
     actuator.journal_originals(&host, &[idle]).unwrap();
     assert_eq!(host.threads.borrow()[&5].policy, 0, "writing originals down changes nothing");
     for tid in [8, 9] {
         host.thread(tid, tid, 5, "1");
         host.threads.borrow_mut().get_mut(&tid).unwrap().policy = 5;
     }
-    tasks.look(&host, &[Rule { pid: Some(8), action: Action::Manage(None), ..Rule::default() }], 1).unwrap();
-    let new: Vec<&Managed> = tasks.all().into_iter().filter(|task| task.pid == 8).collect();
-    assert_eq!((new.len(), tasks.strangers()), (1, &[(9, 5)][..]));
-    actuator.tend_heirs(&host, &new, tasks.strangers()).unwrap();
+    tasks
+        .refresh(&host, &[ManageRule { pid: Some(8), action: ManageAction::Manage(None), ..ManageRule::default() }], 1)
+        .unwrap();
+    let new: Vec<&ManagedThread> = tasks.all().into_iter().filter(|task| task.pid == 8).collect();
+    assert_eq!((new.len(), tasks.unmanaged_children()), (1, &[(9, 5)][..]));
+    actuator.restore_inherited(&host, &new, tasks.unmanaged_children()).unwrap();
     let seen: Vec<(u32, String)> = [8, 9]
         .iter()
         .map(|tid| (host.threads.borrow()[tid].policy, host.threads.borrow()[tid].cpus.to_string()))
         .collect();
     assert_eq!(seen, [(0, "1".to_string()), (0, "0-3".to_string())]);
-    actuator.put_back(&host).unwrap();
+    actuator.restore_all(&host).unwrap();
     assert_eq!(masks(&host), ["0-3", "0-3", "0-3"]);
 }
 
@@ -156,7 +161,7 @@ fn a_fenced_actuator_changes_nothing_before_it_has_armed_again() {
     let mut actuator = Actuator::new(dir.path(), command);
     step(&mut actuator, &host, &tasks, &plan_to(&[(0, "1")]));
     let first = actuator.guardian_pid();
-    actuator.keep_guarded(&host, Duration::from_secs(1)).unwrap();
+    actuator.heartbeat(&host, Duration::from_secs(1)).unwrap();
     while !actuator.is_fenced() {
         std::thread::sleep(Duration::from_millis(2));
     }
@@ -169,7 +174,7 @@ fn a_fenced_actuator_changes_nothing_before_it_has_armed_again() {
     assert!(!dir.path().join(Journal::FILE_NAME).exists());
     step(&mut actuator, &host, &tasks, &plan_to(&[(0, "1")]));
     assert!(dir.path().join(Journal::FILE_NAME).exists() && actuator.guardian_pid() != first);
-    actuator.put_back(&host).unwrap();
+    actuator.restore_all(&host).unwrap();
     assert_eq!(masks(&host), ["0-3", "0-3"]);
 }
 
@@ -182,14 +187,14 @@ fn a_reused_number_is_not_touched() {
     let mut actuator = Actuator::new(dir.path(), waiting_guardian());
     let made = step(&mut actuator, &host, &tasks, &plan_to(&[(0, "1"), (1, "2")]));
     assert_eq!((masks(&host), made.refused.len()), (vec!["0-3".to_string(), "2".to_string()], 1));
-    assert_eq!(made.refused[0].because, RefusedBecause::Gone);
+    assert_eq!(made.refused[0].reason, RefusalReason::NotFound);
     assert_eq!(actuator.originals().len(), 1);
     let key = tasks.all()[0].thread;
-    let object = Object::Affinity { pid: 5, thread: key };
-    let wanted = DesiredState { item: Item::Plan, object, state: State::Cpus("1".parse().unwrap()) };
+    let object = JournalObject::Affinity { pid: 5, thread: key };
+    let wanted = DesiredState { item: PlanItem::Plan, object, state: ObjectState::Cpus("1".parse().unwrap()) };
     actuator.journal_originals(&host, &[wanted]).unwrap();
     assert_eq!(actuator.originals().len(), 1);
-    actuator.put_back(&host).unwrap();
+    actuator.restore_all(&host).unwrap();
 }
 
 /// A thread that the plan no longer speaks of: does it follow its cpuset again, before anything ends?
@@ -203,7 +208,7 @@ fn what_the_plan_drops_follows_its_cpuset_again() {
     assert!(step(&mut actuator, &host, &tasks, &plan_to(&[])).refused.is_empty());
     host.set_cpuset("0-7");
     assert_eq!(masks(&host), ["0-7"]);
-    actuator.put_back(&host).unwrap();
+    actuator.restore_all(&host).unwrap();
     assert_eq!(masks(&host), ["0-7"]);
 }
 
@@ -214,11 +219,11 @@ fn released_threads_are_put_back_alone() {
     let (host, mut tasks) = host_with(&[5, 6]);
     let mut actuator = Actuator::new(dir.path(), waiting_guardian());
     step(&mut actuator, &host, &tasks, &plan_to(&[(0, "1"), (1, "2")]));
-    let only_six = [Rule { pid: Some(6), action: Action::Manage(None), ..Rule::default() }];
+    let only_six = [ManageRule { pid: Some(6), action: ManageAction::Manage(None), ..ManageRule::default() }];
     let gone: Vec<ThreadKey> = tasks.reexamine(&host, &only_six).iter().map(|task| task.thread).collect();
     actuator.release(&host, &gone, &|_| false).unwrap();
     assert_eq!(masks(&host), ["0-3", "2"]);
     assert_eq!(tasks.all().len(), 1);
-    actuator.put_back(&host).unwrap();
+    actuator.restore_all(&host).unwrap();
     assert_eq!(masks(&host), ["0-3", "0-3"]);
 }

@@ -6,86 +6,87 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use cachemate_core::{
-    Change, ChangeId, ChangeKind, GangSchedule, Item, Outcome as Done, Refused, RefusedBecause, TaskId, refused_lines,
-    run,
+    Change, ChangeId, ChangeKind, ChangeOutcome as Done, GangSchedule, PlanItem, RefusalReason, RefusedItem, TaskId,
+    refused_items, run,
 };
 
-use super::reading::Reading;
-use super::steps::{Step, steps};
+use super::object_changes::{ObjectChange, steps};
+use super::snapshot::HostSnapshot;
 use crate::act::actuator::{Actuator, ApplyReport};
-use crate::act::desired::refused;
-use crate::act::resctrl::Ways;
-use crate::act::turns::Rotation;
+use crate::act::desired_state::refused;
+use crate::act::resctrl::WayController;
+use crate::act::thread_rotation::ThreadRotation;
 use crate::kernel::{Kernel, ThreadKey, is_gone};
-use crate::safety::journal::{self, Object, State};
+use crate::safety::journal::{self, JournalObject, ObjectState};
 
 /// Lends the kernel for a few calls at a time: runners of gangs need it in between.
-pub(crate) trait Lend {
-    fn lend<T>(&self, with: impl FnOnce(&dyn Kernel) -> T) -> T;
+pub(crate) trait KernelLender {
+    fn with_kernel<T>(&self, with: impl FnOnce(&dyn Kernel) -> T) -> T;
 }
 
-impl<K: Kernel> Lend for Arc<Mutex<K>> {
-    fn lend<T>(&self, with: impl FnOnce(&dyn Kernel) -> T) -> T {
+impl<K: Kernel> KernelLender for Arc<Mutex<K>> {
+    fn with_kernel<T>(&self, with: impl FnOnce(&dyn Kernel) -> T) -> T {
         // A poisoned lock only means that another thread panicked; the kernel behind it has no state of ours to be broken.
         with(&*self.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
 /// Who lets gangs take turns.
-pub(crate) trait Gangs {
-    fn start(&mut self, schedule: &GangSchedule, rotation: Rotation) -> io::Result<()>;
+pub(crate) trait GangController {
+    fn start(&mut self, schedule: &GangSchedule, rotation: ThreadRotation) -> io::Result<()>;
     /// Returns when everybody has the policy that he had.
     fn stop(&mut self, schedule: &GangSchedule);
     /// What was started and stopped since the last time is in force at once when this returns, where it was not before.
-    fn settle(&mut self) -> io::Result<()> {
+    fn commit_gangs(&mut self) -> io::Result<()> {
         Ok(())
     }
 }
 
 /// What a list is made with.
-pub(crate) struct Host<'a, L> {
+pub(crate) struct ApplyContext<'a, L> {
     pub kernel: &'a L,
     pub actuator: &'a mut Actuator,
-    pub ways: Option<&'a mut Ways>,
-    pub gangs: &'a mut dyn Gangs,
+    pub ways: Option<&'a mut WayController>,
+    pub gangs: &'a mut dyn GangController,
 }
 
 /// A list under way.
 pub(crate) struct Execution<'a, L> {
-    host: Host<'a, L>,
-    reading: &'a Reading,
+    host: ApplyContext<'a, L>,
+    reading: &'a HostSnapshot,
     list: &'a [Change],
     /// Steps of changes that stand in the journal, by change.
-    journalled: BTreeMap<ChangeId, Vec<Step>>,
+    journalled: BTreeMap<ChangeId, Vec<ObjectChange>>,
     made: ApplyReport,
 }
 
-impl<'a, L: Lend> Execution<'a, L> {
+impl<'a, L: KernelLender> Execution<'a, L> {
     /// Makes the list. Refusals are told line by line of the plan; what does not depend on them goes on.
-    pub fn run(host: Host<'a, L>, reading: &'a Reading, list: &'a [Change]) -> ApplyReport {
-        let held = reading.found.iter().map(|(object, (_, state))| (object.clone(), state.clone())).collect();
+    pub fn run(host: ApplyContext<'a, L>, reading: &'a HostSnapshot, list: &'a [Change]) -> ApplyReport {
+        let held = reading.objects.iter().map(|(object, (_, state))| (object.clone(), state.clone())).collect();
         let overridden = reading.overridden(host.actuator);
-        let made = ApplyReport { held, overridden, refused: reading.refused.clone(), ..ApplyReport::default() };
-        let mut execution = Execution { host, reading, list, journalled: BTreeMap::new(), made };
+        let report =
+            ApplyReport { in_force: held, overridden, refused: reading.refused.clone(), ..ApplyReport::default() };
+        let mut execution = Execution { host, reading, list, journalled: BTreeMap::new(), made: report };
         let mut partly = Vec::new();
         let done = run(list, |change| {
-            partly.extend(execution.make(change)?);
+            partly.extend(execution.apply(change)?);
             Ok(())
         });
-        execution.settle();
-        execution.tell(&done, partly);
+        execution.commit_gangs();
+        execution.record_refusals(&done, partly);
         let Execution { host, made, .. } = execution;
-        host.actuator.set_last(made.held.clone());
+        host.actuator.set_last(made.in_force.clone());
         made
     }
 
     /// Refusals of every line that a change was for, each line once.
-    fn tell(&mut self, done: &[Done<Refused>], partly: Vec<(ChangeId, Refused)>) {
-        let mut lines = refused_lines(self.list, done);
+    fn record_refusals(&mut self, done: &[Done<RefusedItem>], partly: Vec<(ChangeId, RefusedItem)>) {
+        let mut lines = refused_items(self.list, done);
         for (id, why) in partly {
             for item in &self.list[id.0 as usize].items {
                 if lines.iter().all(|line| line.item != *item) {
-                    lines.push(Refused { item: item.clone(), ..why.clone() });
+                    lines.push(RefusedItem { item: item.clone(), ..why.clone() });
                 }
             }
         }
@@ -93,17 +94,17 @@ impl<'a, L: Lend> Execution<'a, L> {
     }
 
     /// Gangs of this list go into force; where they do not, the lines that ask for them are told so.
-    fn settle(&mut self) {
-        let Err(error) = self.host.gangs.settle() else { return };
+    fn commit_gangs(&mut self) {
+        let Err(error) = self.host.gangs.commit_gangs() else { return };
         let started = self.list.iter().filter(|change| matches!(change.kind, ChangeKind::StartGangs { .. }));
-        let items: Vec<Item> = started.flat_map(|change| change.items.iter().cloned()).collect();
-        let items = if items.is_empty() { vec![Item::Plan] } else { items };
-        let refuse = |item| Refused { item, because: RefusedBecause::Failed, said: error.to_string() };
+        let items: Vec<PlanItem> = started.flat_map(|change| change.items.iter().cloned()).collect();
+        let items = if items.is_empty() { vec![PlanItem::Plan] } else { items };
+        let refuse = |item| RefusedItem { item, reason: RefusalReason::Failed, message: error.to_string() };
         self.made.refused.extend(items.into_iter().map(refuse));
     }
 
     /// Makes one change; answers with a refusal where the kernel made something else of it.
-    fn make(&mut self, change: &Change) -> Result<Option<(ChangeId, Refused)>, Refused> {
+    fn apply(&mut self, change: &Change) -> Result<Option<(ChangeId, RefusedItem)>, RefusedItem> {
         if let ChangeKind::StopGangs { schedule } = &change.kind {
             self.host.gangs.stop(schedule);
             return Ok(None);
@@ -114,22 +115,22 @@ impl<'a, L: Lend> Execution<'a, L> {
         let steps = self.journalled.get(&change.id).cloned().unwrap_or_default();
         let mut otherwise = None;
         for step in steps.into_iter().filter(|step| step.write) {
-            let item = change.items.first().cloned().unwrap_or(Item::Plan);
+            let item = change.items.first().cloned().unwrap_or(PlanItem::Plan);
             if let Some(now) = self.write(&item, &step)? {
-                let said = format!("{:?}: asked for {:?}, the kernel made it {now:?}", step.object, step.state);
-                otherwise = Some((change.id, Refused { item, because: RefusedBecause::OwnedByAnother, said }));
+                let message = format!("{:?}: asked for {:?}, the kernel made it {now:?}", step.object, step.state);
+                otherwise = Some((change.id, RefusedItem { item, reason: RefusalReason::OwnedByOther, message }));
             }
         }
         match &change.kind {
             ChangeKind::CreateClass { class, .. } => {
                 if let Some(ways) = &mut self.host.ways {
-                    self.host.kernel.lend(|kernel| ways.created(kernel, *class));
+                    self.host.kernel.with_kernel(|kernel| ways.created(kernel, *class));
                 }
             }
             ChangeKind::RemoveClass { class, .. } => {
                 if let Some(ways) = &mut self.host.ways {
                     let forgotten = ways.removed(*class);
-                    self.made.held.retain(|object, _| !forgotten.contains(object));
+                    self.made.in_force.retain(|object, _| !forgotten.contains(object));
                     self.host.actuator.forget(&forgotten);
                 }
             }
@@ -141,59 +142,60 @@ impl<'a, L: Lend> Execution<'a, L> {
 
     /// Writes down the originals of this change, and with them those of all later ones that can be read by now: one wait for
     /// the disk, not one for each.
-    fn write_down(&mut self, change: &Change) -> Result<(), Refused> {
-        let item = change.items.first().cloned().unwrap_or(Item::Plan);
+    fn write_down(&mut self, change: &Change) -> Result<(), RefusedItem> {
+        let item = change.items.first().cloned().unwrap_or(PlanItem::Plan);
         let (reading, host) = (self.reading, &mut self.host);
         let mut batch = Vec::new();
         for later in self.list.iter().skip(change.id.0 as usize) {
             if self.journalled.contains_key(&later.id) {
                 continue;
             }
-            let found = host.kernel.lend(|kernel| entries(kernel, host.actuator, later, reading, host.ways.as_deref()));
-            match found {
+            let prepared_change =
+                host.kernel.with_kernel(|kernel| entries(kernel, host.actuator, later, reading, host.ways.as_deref()));
+            match prepared_change {
                 Ok((steps, entries)) => {
                     batch.extend(entries);
                     self.journalled.insert(later.id, steps);
                 }
                 Err(error) if later.id == change.id => {
                     let object = object_of(change, reading);
-                    return Err(host.kernel.lend(|kernel| refused(kernel, &item, &object, &error)));
+                    return Err(host.kernel.with_kernel(|kernel| refused(kernel, &item, &object, &error)));
                 }
                 Err(_) => {} // its turn comes
             }
         }
-        let written = host.kernel.lend(|kernel| host.actuator.before(kernel, &batch));
+        let written = host.kernel.with_kernel(|kernel| host.actuator.before(kernel, &batch));
         written.map_err(|error| {
             self.journalled.clear();
-            Refused { item, because: RefusedBecause::NoRoom, said: error.to_string() }
+            RefusedItem { item, reason: RefusalReason::NoCapacity, message: error.to_string() }
         })
     }
 
     /// Writes one object; answers with what it is where that is not what was asked for.
-    fn write(&mut self, item: &Item, step: &Step) -> Result<Option<State>, Refused> {
+    fn write(&mut self, item: &PlanItem, step: &ObjectChange) -> Result<Option<ObjectState>, RefusedItem> {
         let actuator = &self.host.actuator;
-        let set = self.host.kernel.lend(|kernel| actuator.set(kernel, item, &step.object, &step.state));
+        let set = self.host.kernel.with_kernel(|kernel| actuator.set(kernel, item, &step.object, &step.state));
         match set {
             Ok((now, written)) => {
                 self.made.calls += u64::from(written);
-                self.made.held.insert(step.object.clone(), now.clone());
+                self.made.in_force.insert(step.object.clone(), now.clone());
                 Ok((now != step.state).then_some(now))
             }
             Err(refused) => {
                 self.made.calls += 1;
-                self.made.held.remove(&step.object);
+                self.made.in_force.remove(&step.object);
                 Err(refused)
             }
         }
     }
 
-    fn start(&mut self, change: &Change, schedule: &GangSchedule) -> Result<(), Refused> {
+    fn start(&mut self, change: &Change, schedule: &GangSchedule) -> Result<(), RefusedItem> {
         let originals = self.host.actuator.originals();
         let threads = self.reading.threads.iter().map(|(task, thread)| (*task, (thread.pid, thread.key))).collect();
         let rotation = rotation(schedule, &threads, &originals);
         self.host.gangs.start(schedule, rotation).map_err(|error| {
-            let item = change.items.first().cloned().unwrap_or(Item::Plan);
-            Refused { item, because: RefusedBecause::Failed, said: error.to_string() }
+            let item = change.items.first().cloned().unwrap_or(PlanItem::Plan);
+            RefusedItem { item, reason: RefusalReason::Failed, message: error.to_string() }
         })
     }
 }
@@ -203,13 +205,13 @@ fn entries(
     kernel: &dyn Kernel,
     actuator: &Actuator,
     change: &Change,
-    reading: &Reading,
-    ways: Option<&Ways>,
-) -> io::Result<(Vec<Step>, Vec<journal::Change>)> {
+    reading: &HostSnapshot,
+    ways: Option<&WayController>,
+) -> io::Result<(Vec<ObjectChange>, Vec<journal::IntendedChange>)> {
     let steps = steps(kernel, change, reading, ways)?;
     let mut entries = Vec::new();
     for step in &steps {
-        match actuator.look_at(kernel, &step.object, &step.state) {
+        match actuator.read_current(kernel, &step.object, &step.state) {
             // Who is gone meanwhile cannot be changed by others: by a gang's turn, or with his group.
             Err(error) if !step.write && is_gone(&error) => {}
             entry => entries.push(entry?),
@@ -219,35 +221,35 @@ fn entries(
 }
 
 /// An object to name where a change has not come as far as its steps.
-fn object_of(change: &Change, reading: &Reading) -> Object {
-    let found = match &change.kind {
+fn object_of(change: &Change, reading: &HostSnapshot) -> JournalObject {
+    let thread = match &change.kind {
         ChangeKind::Affinity { task, .. } | ChangeKind::Member { task, .. } | ChangeKind::Weight { task, .. } => {
-            reading.threads.get(task).map(|thread| Object::Affinity { pid: thread.pid, thread: thread.key })
+            reading.threads.get(task).map(|thread| JournalObject::Affinity { pid: thread.pid, thread: thread.key })
         }
         ChangeKind::Cpuset { group, .. } => {
-            reading.group_files.get(group).map(|path| Object::File { path: path.clone() })
+            reading.group_files.get(group).map(|path| JournalObject::File { path: path.clone() })
         }
         ChangeKind::Colors { process, .. } => {
-            reading.color_files.get(process).map(|path| Object::File { path: path.clone() })
+            reading.color_files.get(process).map(|path| JournalObject::File { path: path.clone() })
         }
         _ => None,
     };
-    found.unwrap_or_else(|| Object::File { path: change.to_string().into() })
+    thread.unwrap_or_else(|| JournalObject::File { path: change.to_string().into() })
 }
 
 /// Members as threads with the classes that they had before; `threads` are processes and threads by task.
 pub(crate) fn rotation(
     schedule: &GangSchedule,
     threads: &BTreeMap<TaskId, (i32, ThreadKey)>,
-    originals: &BTreeMap<Object, State>,
-) -> Rotation {
+    originals: &BTreeMap<JournalObject, ObjectState>,
+) -> ThreadRotation {
     // Whose original is not written down may not be changed.
     let member = |task: &TaskId| {
         let (pid, thread) = *threads.get(task)?;
-        let original = originals.get(&Object::Policy { pid, thread })?;
+        let original = originals.get(&JournalObject::Policy { pid, thread })?;
         Some((thread, original.scheduling()?))
     };
     let gangs = schedule.gangs.iter();
     let gangs = gangs.map(|gang| (gang.members.iter().filter_map(|(task, _)| member(task)).collect(), gang.slices));
-    Rotation { slice: Duration::from_nanos(schedule.slice_ns), gangs: gangs.collect() }
+    ThreadRotation { slice: Duration::from_nanos(schedule.slice_ns), gangs: gangs.collect() }
 }

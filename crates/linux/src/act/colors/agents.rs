@@ -5,15 +5,15 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use cachemate_agent::layout::{COLORS_AT_MOST, PAGE_BYTES, wanted_text};
-use cachemate_agent::maps::Picker;
+use cachemate_agent::layout::{COLORS_AT_MOST, PAGE_BYTES, format_target};
+use cachemate_agent::maps::MappingFilter;
 use cachemate_core::IndexSet;
 use serde::{Deserialize, Serialize};
 
 use super::ColorError;
-use super::folder::Folder;
-use super::kit::{BASE, Ledger};
 use super::pool::present_at;
+use super::reference_set::{BASE, FrameLedger};
+use super::trusted_dir::TrustedDir;
 use crate::kernel::Kernel;
 
 /// One session's folder: the kit and the ledger it began with, and a folder for each process.
@@ -29,16 +29,16 @@ pub fn make_session(base: &Path, launcher: u32, session: u32, library: &[u8]) ->
     let folder = session_folder(base, launcher, session);
     let make = || {
         // The library is preloaded by its path: nobody else may have a hand in any part of it.
-        let trusted = Folder::open(base)?;
+        let trusted = TrustedDir::open(base)?;
         if folder.symlink_metadata().is_ok() {
             fs::remove_dir_all(&folder)?; // of a process that had this number before
         }
         let name = folder.file_name().unwrap_or_default().to_string_lossy();
-        let made = trusted.make_inside(&name)?;
+        let session = trusted.make_inside(&name)?;
         for name in ["kit", "ledger"] {
-            trusted.link_into(name, &made)?;
+            trusted.link_into(name, &session)?;
         }
-        made.file_to_write(LIBRARY)?.write_all(library)
+        session.file_to_write(LIBRARY)?.write_all(library)
     };
     make().map_err(|source| ColorError::io(&folder, source))?;
     Ok(folder)
@@ -79,7 +79,7 @@ pub fn folder_of(kernel: &dyn Kernel, pid: i32) -> Option<PathBuf> {
         .filter(|session| kernel.list(session).is_ok_and(|names| names.contains(&own)));
     let folder = folders.next()?.join(&own);
     // The number may be another program's by now.
-    Agent::read(kernel, &folder).ok()?.account.is_ok().then_some(folder)
+    AgentReport::read(kernel, &folder).ok()?.account.is_ok().then_some(folder)
 }
 
 /// The mask of a set of colors; `None` = none, or one that does not fit.
@@ -90,18 +90,18 @@ pub fn mask_of(colors: &IndexSet) -> Option<u64> {
 }
 
 /// The content of a `wanted` file, without its newline.
-pub fn wanted(mask: u64, all: bool) -> String {
-    String::from_utf8_lossy(&wanted_text(mask, all)).trim_end().to_string()
+pub fn target_text(mask: u64, all: bool) -> String {
+    String::from_utf8_lossy(&format_target(mask, all)).trim_end().to_string()
 }
 
 /// What an agent says of itself.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Agent {
+pub struct AgentReport {
     /// Its figures by name (docs/colors.md), or why it could not start.
     pub account: Result<BTreeMap<String, u64>, String>,
 }
 
-impl Agent {
+impl AgentReport {
     /// Reads a process's status.
     ///
     /// # Errors
@@ -120,7 +120,7 @@ impl Agent {
     /// `None` = torn: the turn at the end is not the one at the beginning.
     fn parse(text: &str) -> Option<Self> {
         if let Some(why) = text.strip_prefix("refused ") {
-            return Some(Agent { account: Err(why.trim_end().to_string()) });
+            return Some(AgentReport { account: Err(why.trim_end().to_string()) });
         }
         let mut account = BTreeMap::new();
         let mut turns = Vec::new();
@@ -132,18 +132,18 @@ impl Agent {
             }
             account.insert(name.to_string(), number);
         }
-        (turns.len() == 2 && turns[0] == turns[1]).then_some(Agent { account: Ok(account) })
+        (turns.len() == 2 && turns[0] == turns[1]).then_some(AgentReport { account: Ok(account) })
     }
 
     /// A figure; 0 only where the agent counted none.
-    pub fn figure(&self, name: &str) -> Option<u64> {
+    pub fn counter(&self, name: &str) -> Option<u64> {
         self.account.as_ref().ok()?.get(name).copied()
     }
 
     /// Share of the resident pages that the agent looks after and that have allowed colors.
     pub fn inside(&self) -> Option<f64> {
-        let (inside, outside) = (self.figure("inside_pages")?, self.figure("outside_pages")?);
-        let all = inside + outside + self.figure("unknown_pages")?;
+        let (inside, outside) = (self.counter("inside_pages")?, self.counter("outside_pages")?);
+        let all = inside + outside + self.counter("unknown_pages")?;
         (all > 0).then(|| inside as f64 / all as f64)
     }
 }
@@ -151,15 +151,18 @@ impl Agent {
 /// Resident frames of a process by the kernel's page map and the ledger: seen from outside, the agent asked only for its own
 /// memory: where it lies, and how many frames it holds there.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
-pub struct Resident {
+pub struct ResidentPages {
     /// Heap, anonymous mappings and stacks in frames of allowed colors.
-    pub inside_pages: u64,
+    #[serde(rename = "inside_pages")]
+    pub allowed_pages: u64,
     /// The same, in frames of colors that are not allowed.
-    pub outside_pages: u64,
+    #[serde(rename = "outside_pages")]
+    pub other_pages: u64,
     /// Pages of no known color.
     pub unknown_pages: u64,
     /// Anonymous memory that nobody colors: zeroed data of libraries, what the dynamic linker made.
-    pub left_out_pages: u64,
+    #[serde(rename = "left_out_pages")]
+    pub excluded_pages: u64,
     /// The process's own copies of files' pages: data that was relocated or written. The kernel moves frames between
     /// anonymous mappings only.
     pub copied_pages: u64,
@@ -169,32 +172,32 @@ pub struct Resident {
     pub file_pages: u64,
 }
 
-impl Resident {
+impl ResidentPages {
     /// Pages of anonymous mappings, those that nobody colors included.
     pub fn anonymous_pages(&self) -> u64 {
-        self.inside_pages + self.outside_pages + self.unknown_pages + self.left_out_pages
+        self.allowed_pages + self.other_pages + self.unknown_pages + self.excluded_pages
     }
 
     /// Share of the anonymous mappings' pages in allowed colors.
     pub fn inside(&self) -> Option<f64> {
         let all = self.anonymous_pages();
-        (all > 0).then(|| self.inside_pages as f64 / all as f64)
+        (all > 0).then(|| self.allowed_pages as f64 / all as f64)
     }
 
     /// Share of all the process's own pages in allowed colors, its copies of files' pages included.
     pub fn inside_of_own(&self) -> Option<f64> {
         let all = self.anonymous_pages() + self.copied_pages;
-        (all > 0).then(|| self.inside_pages as f64 / all as f64)
+        (all > 0).then(|| self.allowed_pages as f64 / all as f64)
     }
 
     /// The sum over several processes.
     #[must_use]
-    pub fn plus(&self, other: &Resident) -> Resident {
-        Resident {
-            inside_pages: self.inside_pages + other.inside_pages,
-            outside_pages: self.outside_pages + other.outside_pages,
+    pub fn plus(&self, other: &ResidentPages) -> ResidentPages {
+        ResidentPages {
+            allowed_pages: self.allowed_pages + other.allowed_pages,
+            other_pages: self.other_pages + other.other_pages,
             unknown_pages: self.unknown_pages + other.unknown_pages,
-            left_out_pages: self.left_out_pages + other.left_out_pages,
+            excluded_pages: self.excluded_pages + other.excluded_pages,
             copied_pages: self.copied_pages + other.copied_pages,
             held_pages: self.held_pages + other.held_pages,
             file_pages: self.file_pages + other.file_pages,
@@ -206,13 +209,13 @@ impl Resident {
 ///
 /// # Errors
 /// The process is gone, or its page map may not be read.
-pub fn resident(pid: i32, ledger: &Ledger, mask: u64, agent: Option<&Agent>) -> io::Result<Resident> {
+pub fn resident(pid: i32, ledger: &FrameLedger, mask: u64, agent: Option<&AgentReport>) -> io::Result<ResidentPages> {
     let maps = fs::read_to_string(format!("/proc/{pid}/maps"))?;
     let program = fs::read_link(format!("/proc/{pid}/exe"))?;
     let pagemap = Ok(File::open(format!("/proc/{pid}/pagemap"))?);
-    let figure = |name: &str| agent.and_then(|agent| agent.figure(name)).unwrap_or(0) as usize;
+    let figure = |name: &str| agent.and_then(|agent| agent.counter(name)).unwrap_or(0) as usize;
     let own = figure("own_start")..figure("own_start") + figure("own_bytes");
-    let (mut found, mut picker) = (Resident::default(), Picker::default());
+    let (mut found, mut picker) = (ResidentPages::default(), MappingFilter::default());
     found.held_pages = figure("held_frames") as u64;
     for line in maps.lines() {
         let colored = picker.pick(line.as_bytes(), program.as_os_str().as_encoded_bytes()).is_some();
@@ -233,9 +236,9 @@ pub fn resident(pid: i32, ledger: &Ledger, mask: u64, agent: Option<&Agent>) -> 
                 let count = match ledger.color(page.frame) {
                     _ if page.of_file => &mut found.file_pages,
                     _ if !anonymous => &mut found.copied_pages,
-                    _ if !colored => &mut found.left_out_pages,
-                    Some(color) if mask >> color & 1 == 1 => &mut found.inside_pages,
-                    Some(_) => &mut found.outside_pages,
+                    _ if !colored => &mut found.excluded_pages,
+                    Some(color) if mask >> color & 1 == 1 => &mut found.allowed_pages,
+                    Some(_) => &mut found.other_pages,
                     None => &mut found.unknown_pages,
                 };
                 *count += 1;
@@ -254,12 +257,12 @@ mod tests {
     #[test]
     fn a_torn_status_is_not_believed() {
         let whole = "turn 00000000000000000007\ninside_pages 30\noutside_pages 9\nunknown_pages 1\nturn 7\n";
-        let agent = Agent::parse(whole).unwrap();
-        assert_eq!((agent.figure("outside_pages"), agent.figure("faults")), (Some(9), None));
+        let agent = AgentReport::parse(whole).unwrap();
+        assert_eq!((agent.counter("outside_pages"), agent.counter("faults")), (Some(9), None));
         assert_eq!(agent.inside(), Some(0.75));
-        assert_eq!(Agent::parse(&whole.replace("turn 7", "turn 8")), None);
-        assert_eq!(Agent::parse(&whole[..40]), None);
-        assert_eq!(Agent::parse("refused no kit\n").unwrap().account, Err("no kit".to_string()));
+        assert_eq!(AgentReport::parse(&whole.replace("turn 7", "turn 8")), None);
+        assert_eq!(AgentReport::parse(&whole[..40]), None);
+        assert_eq!(AgentReport::parse("refused no kit\n").unwrap().account, Err("no kit".to_string()));
     }
 
     /// Do sets and masks agree, and is what does not fit refused?
@@ -269,6 +272,6 @@ mod tests {
         assert_eq!(mask_of(&"63".parse().unwrap()), Some(1 << 63));
         assert_eq!(mask_of(&"64".parse().unwrap()), None);
         assert_eq!(mask_of(&IndexSet::default()), None);
-        assert_eq!(wanted(0x10f, false), "000000000000010fn");
+        assert_eq!(target_text(0x10f, false), "000000000000010fn");
     }
 }

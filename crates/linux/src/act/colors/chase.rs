@@ -9,7 +9,7 @@ use std::time::Instant;
 use cachemate_agent::layout::PAGE_BYTES;
 use cachemate_agent::timing::LINE_BYTES;
 
-use super::pool::Draw;
+use super::pool::DiscoveryRng;
 
 /// Median of this many rounds: interruptions only ever add, but a neighbor may leave and come.
 const ROUNDS: usize = 5;
@@ -19,7 +19,7 @@ const STEPS_AT_LEAST: usize = 20_000;
 ///
 /// # Safety
 /// The pages are mapped, writable and nobody else's.
-pub unsafe fn load_ns(pages: &[*mut u8], draw: &mut Draw) -> f64 {
+pub unsafe fn load_ns(pages: &[*mut u8], draw: &mut DiscoveryRng) -> f64 {
     let mut lines: Vec<*mut u8> = Vec::with_capacity(pages.len() * PAGE_BYTES / LINE_BYTES);
     for &page in pages {
         // SAFETY: inside the page.
@@ -58,7 +58,7 @@ unsafe fn follow(from: *mut u8, steps: usize) -> *mut u8 {
 
 /// One size of a comparison: the same number of frames, of some colors and of all.
 #[derive(Clone, Copy, PartialEq, Debug, serde::Serialize, serde::Deserialize)]
-pub struct Compared {
+pub struct ChaseComparison {
     /// Memory of the frames of each chase.
     pub size_bytes: u64,
     /// Time of a load in the chase over frames of one color.
@@ -72,14 +72,14 @@ const SLOWER: f64 = 1.3;
 
 /// The size from which on the colored frames are slower than ordinary ones; `None` = nowhere. Sizes ascend; one outlier in
 /// the middle does not make a knee.
-pub fn knee_bytes(curve: &[Compared]) -> Option<u64> {
-    let slower = |point: &Compared| point.colored_ns > SLOWER * point.ordinary_ns;
+pub fn knee_bytes(curve: &[ChaseComparison]) -> Option<u64> {
+    let slower = |point: &ChaseComparison| point.colored_ns > SLOWER * point.ordinary_ns;
     let at = (0..curve.len()).find(|&at| slower(&curve[at]) && curve.get(at + 1).is_none_or(slower))?;
     Some(curve[at].size_bytes)
 }
 
 /// Do frames of `share_bytes` worth of a cache behave so: as fast as ordinary ones below half of it, slower beyond it?
-pub fn confines(curve: &[Compared], share_bytes: u64) -> bool {
+pub fn confines(curve: &[ChaseComparison], share_bytes: u64) -> bool {
     let fits = curve.iter().filter(|point| 2 * point.size_bytes <= share_bytes);
     let fast = fits.clone().all(|point| point.colored_ns <= SLOWER * point.ordinary_ns);
     fast && knee_bytes(curve).is_some_and(|knee| knee <= 2 * share_bytes)
@@ -89,8 +89,8 @@ pub fn confines(curve: &[Compared], share_bytes: u64) -> bool {
 mod tests {
     use super::*;
 
-    fn curve(points: &[(u64, f64, f64)]) -> Vec<Compared> {
-        let point = |&(size_bytes, colored_ns, ordinary_ns)| Compared { size_bytes, colored_ns, ordinary_ns };
+    fn curve(points: &[(u64, f64, f64)]) -> Vec<ChaseComparison> {
+        let point = |&(size_bytes, colored_ns, ordinary_ns)| ChaseComparison { size_bytes, colored_ns, ordinary_ns };
         points.iter().map(point).collect()
     }
 
@@ -123,8 +123,8 @@ mod tests {
         // SAFETY: eight whole pages inside the vector.
         let pages: Vec<*mut u8> = (0..8).map(|page| unsafe { start.add(first + page * PAGE_BYTES) }).collect();
         // SAFETY: pages of a vector that is ours.
-        assert!(unsafe { load_ns(&pages, &mut Draw::new(1)) } > 0.0);
+        assert!(unsafe { load_ns(&pages, &mut DiscoveryRng::new(1)) } > 0.0);
         // SAFETY: no page at all.
-        assert_eq!(unsafe { load_ns(&[], &mut Draw::new(1)) }, 0.0);
+        assert_eq!(unsafe { load_ns(&[], &mut DiscoveryRng::new(1)) }, 0.0);
     }
 }

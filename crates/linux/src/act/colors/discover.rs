@@ -3,7 +3,7 @@
 //! Problem: a virtual machine's frame numbers say nothing about the sets that a frame falls on, and on a shared host every
 //! timing may be disturbed. Method: calibrate a hit (a line that was pushed out of the first level only) against a miss;
 //! group pages by eviction ([`super::grouping`]); accept exactly as many classes as the cache's geometry allows; keep frames
-//! of each ([`super::kit`]); classify more pages against them; and believe nothing before a chase over one color's frames
+//! of each ([`super::reference_set`]); classify more pages against them; and believe nothing before a chase over one color's frames
 //! was slow where one color's share of the cache ends. Frame numbers are tried as well, and it is said what came of it.
 //! Properties: bounded in time, retried, and refused with the reason of every try.
 
@@ -12,15 +12,15 @@ use std::time::{Duration, Instant};
 
 use cachemate_agent::layout::{COLORS_AT_MOST, PAGE_BYTES};
 use cachemate_agent::timing::{Calibration, SUPPORTED, reload_cycles};
-use cachemate_core::{Cache, CpuId, Level, Topology};
+use cachemate_core::{Cache, CacheLevel, CpuId, Topology};
 
 use super::ColorError;
-use super::chase::{Compared, confines, knee_bytes, load_ns};
-use super::grouping::{Evicts, Search, group};
-use super::kit::{self, Classes, Ledger, OpenKit, per_color};
-use super::map::{Covers, Map, PFN_BITS_ARE_REAL, PFN_BITS_ARE_SHAM, PFN_UNKNOWN};
-use super::pool::{Draw, Pool, Timed};
-use crate::sense::probes::Pinned;
+use super::chase::{ChaseComparison, confines, knee_bytes, load_ns};
+use super::grouping::{EvictionOracle, GroupingParameters, group};
+use super::map::{ColorCoverage, ColorMap, PFN_BITS_ARE_REAL, PFN_BITS_ARE_SHAM, PFN_UNKNOWN};
+use super::pool::{DiscoveryRng, Pool, TimedOracle};
+use super::reference_set::{self, Classes, FrameLedger, LoadedReferenceSet, per_color};
+use crate::sense::probes::PinnedThread;
 
 /// Pages among which the classes are sought: about 128 of each of 32 colors.
 const SEED_PAGES_PER_COLOR: usize = 128;
@@ -37,8 +37,8 @@ const AT_ONCE: usize = 1024;
 const BETWEEN_TRIES: Duration = Duration::from_millis(500);
 
 /// What a discovery is told.
-pub struct Wish<'a> {
-    /// The folder of colors: [`kit::BASE`] on a live host.
+pub struct DiscoveryOptions<'a> {
+    /// The folder of colors: [`reference_set::BASE`] on a live host.
     pub base: &'a Path,
     /// Memory whose frames are classified.
     pub pool_bytes: u64,
@@ -54,9 +54,9 @@ pub struct Wish<'a> {
 
 /// The cache whose sets are told apart, by the kernel's word.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Target {
+pub struct TargetCache {
     /// L2: the first level is too small to tell pages apart.
-    pub level: Level,
+    pub level: CacheLevel,
     /// Size of the whole cache.
     pub size_bytes: u64,
     /// More than one.
@@ -71,9 +71,9 @@ pub struct Target {
 ///
 /// # Errors
 /// There is none, or it has one color, or more than a mask holds.
-pub fn target(topology: &Topology, cpu: CpuId) -> Result<Target, ColorError> {
+pub fn target(topology: &Topology, cpu: CpuId) -> Result<TargetCache, ColorError> {
     let mine = |cache: &&Cache| cache.cpus.contains(cpu.0);
-    let second = topology.caches.iter().filter(mine).find(|cache| cache.level == Level::L2);
+    let second = topology.caches.iter().filter(mine).find(|cache| cache.level == CacheLevel::L2);
     let none = |why: &str| ColorError::NoColors(why.to_string());
     let cache = second.ok_or_else(|| none("the kernel describes no second-level cache"))?;
     let (Some(size_bytes), Some(ways)) = (cache.size_bytes, cache.ways.filter(|ways| *ways > 1)) else {
@@ -85,8 +85,8 @@ pub fn target(topology: &Topology, cpu: CpuId) -> Result<Target, ColorError> {
             "a second-level cache of {size_bytes} bytes and {ways} ways has {colors} colors of {PAGE_BYTES} bytes; 2 to {COLORS_AT_MOST} can be told"
         )));
     }
-    let last = topology.caches.iter().filter(mine).find(|cache| cache.last_level && cache.level != Level::L2);
-    Ok(Target {
+    let last = topology.caches.iter().filter(mine).find(|cache| cache.last_level && cache.level != CacheLevel::L2);
+    Ok(TargetCache {
         level: cache.level,
         size_bytes,
         ways,
@@ -99,22 +99,23 @@ pub fn target(topology: &Topology, cpu: CpuId) -> Result<Target, ColorError> {
 ///
 /// # Errors
 /// The host's cache has none, timing is unusable, or every try was too noisy: with the reasons.
-pub fn discover(topology: &Topology, cpu: CpuId, wish: &mut Wish<'_>) -> Result<Map, ColorError> {
+pub fn discover(topology: &Topology, cpu: CpuId, wish: &mut DiscoveryOptions<'_>) -> Result<ColorMap, ColorError> {
     if !SUPPORTED {
         return Err(ColorError::NoColors("loads can be timed on x86-64 only".to_string()));
     }
     let target = target(topology, cpu)?;
     let start = Instant::now();
-    let _pinned = Pinned::to(cpu).map_err(|source| ColorError::io(&PathBuf::from(format!("CPU {}", cpu.0)), source))?;
+    let _pinned =
+        PinnedThread::to(cpu).map_err(|source| ColorError::io(&PathBuf::from(format!("CPU {}", cpu.0)), source))?;
     let mut reasons: Vec<String> = Vec::new();
-    let mut draw = Draw::new(wish.seed);
+    let mut draw = DiscoveryRng::new(wish.seed);
     while start.elapsed() < wish.at_most && !(wish.stop)() {
         match attempt(&target, wish, &mut draw, start) {
             Ok(mut map) => {
                 map.seconds = start.elapsed().as_secs_f64();
-                map.refused_tries = reasons;
-                kit::accept(wish.base)?;
-                kit::write_whole(wish.base, Map::FILE_NAME, map.to_text().as_bytes())?;
+                map.failed_attempts = reasons;
+                reference_set::accept(wish.base)?;
+                reference_set::write_whole(wish.base, ColorMap::FILE_NAME, map.to_text().as_bytes())?;
                 return Ok(map);
             }
             Err(ColorError::Noisy(why)) => {
@@ -135,7 +136,12 @@ fn refusal(reasons: &[String], spent: Duration) -> String {
     format!("{} tries in {:.0} s, all refused: {which}{last}", reasons.len(), spent.as_secs_f64())
 }
 
-fn attempt(target: &Target, wish: &mut Wish<'_>, draw: &mut Draw, start: Instant) -> Result<Map, ColorError> {
+fn attempt(
+    target: &TargetCache,
+    wish: &mut DiscoveryOptions<'_>,
+    draw: &mut DiscoveryRng,
+    start: Instant,
+) -> Result<ColorMap, ColorError> {
     let (colors, ways) = (target.colors as usize, target.ways as usize);
     let memory = |source| ColorError::io(Path::new("memory for frames"), source);
     (wish.progress)("calibrating", 0, 1);
@@ -152,34 +158,34 @@ fn attempt(target: &Target, wish: &mut Wish<'_>, draw: &mut Draw, start: Instant
     draw.shuffle(&mut items);
     let page = |at: usize| seed.page(at).cast_const();
     let until = start + wish.at_most;
-    let mut timed = Timed { page: &page, threshold_cycles, turn: 0, until };
+    let mut timed = TimedOracle { page: &page, threshold_cycles, turn: 0, until };
     let per_class = per_color(ways);
-    let found = group(&mut timed, &items, &Search { ways, classes_at_most: 2 * colors, per_class });
-    if timed.gives_up() {
-        let (found, classes) = (found.classes.len(), colors);
+    let groups = group(&mut timed, &items, &GroupingParameters { ways, classes_at_most: 2 * colors, per_class });
+    if timed.is_exhausted() {
+        let (found, classes) = (groups.classes.len(), colors);
         return Err(ColorError::Noisy(format!("the time was over at {found} classes of {classes}")));
     }
-    if found.classes.len() != colors {
+    if groups.classes.len() != colors {
         return Err(ColorError::Noisy(format!(
             "{} classes instead of {colors}, {} of {} pages in none, {} in the largest",
-            found.classes.len(),
-            found.left_over.len(),
+            groups.classes.len(),
+            groups.left_over.len(),
             seed.pages(),
-            found.classes.iter().map(Vec::len).max().unwrap_or(0)
+            groups.classes.iter().map(Vec::len).max().unwrap_or(0)
         )));
     }
     (wish.progress)("keeping frames of each color", 0, 1);
     let id = draw.below(usize::MAX) as u64;
-    let mut classes = Classes { page: &page, threshold_cycles, classes: &found.classes, per_class, until };
-    kit::make(wish.base, ways, id, &mut classes)?;
+    let mut classes = Classes { page: &page, threshold_cycles, classes: &groups.classes, per_class, until };
+    reference_set::make(wish.base, ways, id, &mut classes)?;
     drop(seed);
-    let kit = kit::open_new(wish.base)?;
+    let kit = reference_set::open_new(wish.base)?;
     classified(target, wish, draw, kit, start)
 }
 
 /// Pushed out of the first level by a few pages, or of the second by all of them.
-fn calibrate(pool: &Pool, draw: &mut Draw) -> Calibration {
-    let middle = |pages: usize, draw: &mut Draw| {
+fn calibrate(pool: &Pool, draw: &mut DiscoveryRng) -> Calibration {
+    let middle = |pages: usize, draw: &mut DiscoveryRng| {
         let mut taken: Vec<u64> = (0..CALIBRATIONS)
             .map(|line| {
                 let target = draw.below(pool.pages());
@@ -200,18 +206,18 @@ fn calibrate(pool: &Pool, draw: &mut Draw) -> Calibration {
 
 /// The colors of a pool's pages, in the order of its pages.
 fn classified(
-    target: &Target,
-    wish: &mut Wish<'_>,
-    draw: &mut Draw,
-    mut kit: OpenKit,
+    target: &TargetCache,
+    wish: &mut DiscoveryOptions<'_>,
+    draw: &mut DiscoveryRng,
+    mut kit: LoadedReferenceSet,
     start: Instant,
-) -> Result<Map, ColorError> {
+) -> Result<ColorMap, ColorError> {
     let memory = |source| ColorError::io(Path::new("memory for frames"), source);
     let pool = Pool::new((wish.pool_bytes / PAGE_BYTES as u64) as usize).map_err(memory)?;
-    let ledger = Ledger::open(wish.base)?;
+    let ledger = FrameLedger::open(wish.base)?;
     let frames = pool.frames();
     let mut by_color: Vec<Vec<usize>> = vec![Vec::new(); target.colors as usize];
-    let mut told = Vec::with_capacity(pool.pages());
+    let mut page_colors = Vec::with_capacity(pool.pages());
     let begun = Instant::now();
     for (chunk, frames) in frames.chunks(AT_ONCE).enumerate() {
         let first = chunk * AT_ONCE;
@@ -225,18 +231,18 @@ fn classified(
         unsafe { kit.kit.classify_all(&pages, &mut colors) };
         for ((at, frame), color) in (first..).zip(frames).zip(&colors) {
             if let Some(frame) = frame {
-                ledger.note(*frame, *color);
+                ledger.record(*frame, *color);
             }
             if let Some(color) = color {
                 by_color[*color as usize].push(at);
             }
         }
-        told.append(&mut colors);
+        page_colors.append(&mut colors);
     }
-    let none = told.iter().filter(|color| color.is_none()).count();
-    let classify_ns = begun.elapsed().as_nanos() as f64 / told.len().max(1) as f64;
-    if told.is_empty() || none as f64 > NONE_AT_MOST * told.len() as f64 {
-        return Err(ColorError::Noisy(format!("{none} of {} pages fit no color", told.len())));
+    let none = page_colors.iter().filter(|color| color.is_none()).count();
+    let classify_ns = begun.elapsed().as_nanos() as f64 / page_colors.len().max(1) as f64;
+    if page_colors.is_empty() || none as f64 > NONE_AT_MOST * page_colors.len() as f64 {
+        return Err(ColorError::Noisy(format!("{none} of {} pages fit no color", page_colors.len())));
     }
     (wish.progress)("chasing over one color's frames", 0, 1);
     let share = target.size_bytes / u64::from(target.colors);
@@ -249,10 +255,10 @@ fn classified(
         )));
     }
     let last = target.last_level_bytes.map(|bytes| last_level(target, bytes, &pool, &by_color, draw, &private));
-    Ok(Map {
-        format: Map::FORMAT,
+    Ok(ColorMap {
+        format: ColorMap::FORMAT,
         boot_id: super::boot_id(),
-        kit: format!("{:016x}", kit.id),
+        reference_set: format!("{:016x}", kit.id),
         colors: target.colors,
         page_bytes: PAGE_BYTES as u32,
         level: target.level,
@@ -261,14 +267,14 @@ fn classified(
         hit_cycles: kit.calibration.hit_cycles,
         miss_cycles: kit.calibration.miss_cycles,
         classify_ns,
-        pages: told.len() as u64,
-        pages_none: none as u64,
-        private: Covers::of_share(share, &private, true),
+        pages: page_colors.len() as u64,
+        pages_unclassified: none as u64,
+        private: ColorCoverage::of_share(share, &private, true),
         last_level: last,
-        frame_numbers: frame_numbers(&frames, &told, target.colors).to_string(),
+        frame_numbers: frame_numbers(&frames, &page_colors, target.colors).to_string(),
         seconds: 0.0,
-        refused_tries: Vec::new(),
-        frames: Map::runs(&frames, &told),
+        failed_attempts: Vec::new(),
+        frames: ColorMap::runs(&frames, &page_colors),
     })
 }
 
@@ -277,10 +283,10 @@ fn classified(
 fn compare(
     pool: &Pool,
     by_color: &[Vec<usize>],
-    draw: &mut Draw,
+    draw: &mut DiscoveryRng,
     sizes: &[u64],
     behind: Option<(u64, f64)>,
-) -> Vec<Compared> {
+) -> Vec<ChaseComparison> {
     let most = by_color.iter().max_by_key(|class| class.len());
     let mut points = Vec::new();
     for &size_bytes in sizes {
@@ -303,7 +309,7 @@ fn compare(
             let hits = (cache_bytes as f64 / size_bytes as f64).min(0.9);
             ordinary_ns = (ordinary_ns - hits * hit_ns) / (1.0 - hits);
         }
-        points.push(Compared { size_bytes, colored_ns, ordinary_ns });
+        points.push(ChaseComparison { size_bytes, colored_ns, ordinary_ns });
     }
     points
 }
@@ -311,28 +317,28 @@ fn compare(
 /// Does one color also confine a program in the last level? Only sizes that the last level holds now, shared with whoever
 /// else is on it, tell: there a program confined to one color's share would be slow, and one that is not would not.
 fn last_level(
-    target: &Target,
+    target: &TargetCache,
     bytes: u64,
     pool: &Pool,
     by_color: &[Vec<usize>],
-    draw: &mut Draw,
-    private: &[Compared],
-) -> Covers {
+    draw: &mut DiscoveryRng,
+    private: &[ChaseComparison],
+) -> ColorCoverage {
     let share_bytes = bytes / u64::from(target.colors);
     let sizes: Vec<u64> = (1..=5).map(|power| target.size_bytes << power).collect();
     let hit_ns = private.first().map_or(0.0, |point| point.ordinary_ns);
     let curve = compare(pool, by_color, draw, &sizes, Some((target.size_bytes, hit_ns)));
     // A load that finds its line in the last level, by the chase that was too large for its color of the private cache.
     let found_ns = private.iter().map(|point| point.colored_ns).fold(0.0, f64::max);
-    let (confines, knee_bytes) = told_by_last_level(&curve, found_ns);
-    Covers { share_bytes, confines, knee_bytes, curve }
+    let (confines, knee_bytes) = last_level_verdict(&curve, found_ns);
+    ColorCoverage { share_bytes, is_partitioned: confines, knee_bytes, curve }
 }
 
 /// Whether the last level is divided too, and from which size on that is seen; `None` = it held nothing of any size.
-fn told_by_last_level(curve: &[Compared], found_ns: f64) -> (Option<bool>, Option<u64>) {
+fn last_level_verdict(curve: &[ChaseComparison], found_ns: f64) -> (Option<bool>, Option<u64>) {
     const STILL_FOUND: f64 = 2.0;
     let held = curve.iter().filter(|point| point.ordinary_ns <= STILL_FOUND * found_ns);
-    let held: Vec<Compared> = held.copied().collect();
+    let held: Vec<ChaseComparison> = held.copied().collect();
     let knee = knee_bytes(&held);
     ((!held.is_empty()).then_some(knee.is_some()), knee)
 }
@@ -364,13 +370,16 @@ mod tests {
     #[test]
     fn a_last_level_that_holds_nothing_tells_nothing() {
         let curve = |ordinary: [f64; 3], colored: [f64; 3]| {
-            let point =
-                |at: usize| Compared { size_bytes: 4 << (20 + at), colored_ns: colored[at], ordinary_ns: ordinary[at] };
+            let point = |at: usize| ChaseComparison {
+                size_bytes: 4 << (20 + at),
+                colored_ns: colored[at],
+                ordinary_ns: ordinary[at],
+            };
             (0..3).map(point).collect::<Vec<_>>()
         };
-        assert_eq!(told_by_last_level(&curve([30.0; 3], [90.0; 3]), 32.0), (Some(true), Some(4 << 20)));
-        assert_eq!(told_by_last_level(&curve([30.0; 3], [31.0; 3]), 32.0), (Some(false), None));
-        assert_eq!(told_by_last_level(&curve([400.0; 3], [420.0; 3]), 32.0), (None, None));
+        assert_eq!(last_level_verdict(&curve([30.0; 3], [90.0; 3]), 32.0), (Some(true), Some(4 << 20)));
+        assert_eq!(last_level_verdict(&curve([30.0; 3], [31.0; 3]), 32.0), (Some(false), None));
+        assert_eq!(last_level_verdict(&curve([400.0; 3], [420.0; 3]), 32.0), (None, None));
     }
 
     /// Does a refusal say how often and how long it was tried, and the last reasons only?
@@ -388,7 +397,7 @@ mod tests {
         let frames: Vec<Option<u64>> = (0..320).map(Some).collect();
         let real: Vec<Option<u32>> = (0..320).map(|frame| Some((frame * 5 + 3) % 32)).collect();
         assert_eq!(frame_numbers(&frames, &real, 32), PFN_BITS_ARE_REAL);
-        let mut draw = Draw::new(1);
+        let mut draw = DiscoveryRng::new(1);
         let sham: Vec<Option<u32>> = (0..320).map(|_| Some(draw.below(32) as u32)).collect();
         assert_eq!(frame_numbers(&frames, &sham, 32), PFN_BITS_ARE_SHAM);
         assert_eq!(frame_numbers(&vec![None; 320], &sham, 32), PFN_UNKNOWN);

@@ -9,22 +9,22 @@
 //! what fits nowhere is counted, not forced.
 
 /// Answers whether one line of each of `set` pushes `target`'s out. May be wrong at times.
-pub trait Evicts {
+pub trait EvictionOracle {
     /// `target` may not stand in `set`.
     fn evicts(&mut self, target: usize, set: &[usize]) -> bool;
     /// Yes only if there is hardly any doubt; a doubtful no costs little where this is asked.
-    fn surely_evicts(&mut self, target: usize, set: &[usize]) -> bool {
+    fn evicts_reliably(&mut self, target: usize, set: &[usize]) -> bool {
         (0..3).all(|_| self.evicts(target, set))
     }
     /// No more answers are worth waiting for.
-    fn gives_up(&self) -> bool {
+    fn is_exhausted(&self) -> bool {
         false
     }
 }
 
 /// Classes of items, and those that fit none.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Grouped {
+pub struct EvictionClasses {
     /// Each with its members in order of their number.
     pub classes: Vec<Vec<usize>>,
     /// Items that fit no class, in order of their number.
@@ -35,7 +35,7 @@ pub struct Grouped {
 
 /// What the search must know.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Search {
+pub struct GroupingParameters {
     /// Ways of the cache: a class needs more members than this.
     pub ways: usize,
     /// It ends there: more classes than this are a sign of noise, found by the caller's check.
@@ -48,14 +48,14 @@ pub struct Search {
 const FRUITLESS_AT_MOST: u32 = 24;
 
 /// Groups `items`.
-pub fn group(test: &mut impl Evicts, items: &[usize], search: &Search) -> Grouped {
+pub fn group(test: &mut impl EvictionOracle, items: &[usize], search: &GroupingParameters) -> EvictionClasses {
     let mut left: Vec<usize> = items.to_vec();
-    let mut grouped = Grouped::default();
+    let mut grouped = EvictionClasses::default();
     let mut fruitless = 0;
     while grouped.classes.len() < search.classes_at_most
         && fruitless < FRUITLESS_AT_MOST
         && left.len() > search.ways
-        && !test.gives_up()
+        && !test.is_exhausted()
     {
         let target = left.remove(0);
         // From all, not from those that are left: what is left over from a few colors only would keep a set's worth of each.
@@ -66,10 +66,10 @@ pub fn group(test: &mut impl Evicts, items: &[usize], search: &Search) -> Groupe
         };
         // The core also holds strangers; those whom it pushes out are nearly all of one kind, and tell better than it. The
         // target goes with it: the core may have no more than a set's worth, and a member of it is asked without itself.
-        let mut told = vec![target];
+        let mut class_seed = vec![target];
         let around: Vec<usize> = core.into_iter().chain([target]).collect();
-        told.extend(belonging(test, &left, &around).into_iter().take(search.per_class));
-        let class = belonging(test, &left, &told);
+        class_seed.extend(belonging(test, &left, &around).into_iter().take(search.per_class));
+        let class = belonging(test, &left, &class_seed);
         if class.len() > search.ways {
             left.retain(|item| !class.contains(item));
             grouped.classes.push(class.into_iter().chain([target]).collect());
@@ -80,7 +80,7 @@ pub fn group(test: &mut impl Evicts, items: &[usize], search: &Search) -> Groupe
         }
     }
     grouped.left_over.append(&mut left);
-    rest(test, &mut grouped, search);
+    group_remaining(test, &mut grouped, search);
     split_large(test, &mut grouped, search);
     merge(test, &mut grouped, search);
     grouped.classes.iter_mut().for_each(|class| class.sort_unstable());
@@ -90,23 +90,23 @@ pub fn group(test: &mut impl Evicts, items: &[usize], search: &Search) -> Groupe
 
 /// Where replacement is far from LRU no small set may push a class's lines out surely, and then it is found by what is left when
 /// all others are: if that is of one kind, it pushes itself out. If it is of several, [`split_large`] tells them apart.
-fn rest(test: &mut impl Evicts, grouped: &mut Grouped, search: &Search) {
+fn group_remaining(test: &mut impl EvictionOracle, grouped: &mut EvictionClasses, search: &GroupingParameters) {
     let class = belonging(test, &grouped.left_over, &grouped.left_over);
-    if class.len() > search.ways + 1 && !test.gives_up() {
+    if class.len() > search.ways + 1 && !test.is_exhausted() {
         grouped.left_over.retain(|item| !class.contains(item));
         grouped.classes.push(class);
     }
 }
 
 /// A subset of `from` of hardly more than `ways` items that pushes `target` out; `None` where all of them do not.
-fn minimal(test: &mut impl Evicts, target: usize, from: &[usize], ways: usize) -> Option<Vec<usize>> {
+fn minimal(test: &mut impl EvictionOracle, target: usize, from: &[usize], ways: usize) -> Option<Vec<usize>> {
     let mut set: Vec<usize> = from.iter().copied().filter(|&item| item != target).collect();
     if !test.evicts(target, &set) {
         return None;
     }
     // So few that no second class can be in it whole.
     let enough = 2 * ways - 1;
-    while set.len() > enough && !test.gives_up() {
+    while set.len() > enough && !test.is_exhausted() {
         // Rounded down: there must be more groups than the set needs members, or each might hold one of them.
         let group = (set.len() / (ways + 1)).max(1);
         let without = |at: usize| {
@@ -114,7 +114,7 @@ fn minimal(test: &mut impl Evicts, target: usize, from: &[usize], ways: usize) -
             set[..at].iter().chain(&set[end..]).copied().collect::<Vec<_>>()
         };
         // One wrong answer here would spoil the whole class.
-        let mut still = |rest: &Vec<usize>| test.surely_evicts(target, rest);
+        let mut still = |rest: &Vec<usize>| test.evicts_reliably(target, rest);
         let smaller = (0..set.len()).step_by(group).map(without).find(|rest| still(rest));
         match smaller {
             Some(rest) => set = rest,
@@ -125,7 +125,7 @@ fn minimal(test: &mut impl Evicts, target: usize, from: &[usize], ways: usize) -
 }
 
 /// Those of `items` whom the others of `set` push out.
-fn belonging(test: &mut impl Evicts, items: &[usize], set: &[usize]) -> Vec<usize> {
+fn belonging(test: &mut impl EvictionOracle, items: &[usize], set: &[usize]) -> Vec<usize> {
     let mut others = Vec::with_capacity(set.len());
     let mut belongs = |item: usize| {
         others.clear();
@@ -138,7 +138,7 @@ fn belonging(test: &mut impl Evicts, items: &[usize], set: &[usize]) -> Vec<usiz
 
 /// A class half as large again as most is likely of several kinds, which together push each other's members out. A part of it
 /// that holds enough of one kind and too few of the other pushes out those of the one only.
-fn split_large(test: &mut impl Evicts, grouped: &mut Grouped, search: &Search) {
+fn split_large(test: &mut impl EvictionOracle, grouped: &mut EvictionClasses, search: &GroupingParameters) {
     let mut sizes: Vec<usize> = grouped.classes.iter().map(Vec::len).collect();
     sizes.sort_unstable();
     let Some(&usual) = sizes.get(sizes.len() / 2) else { return };
@@ -148,8 +148,8 @@ fn split_large(test: &mut impl Evicts, grouped: &mut Grouped, search: &Search) {
         match large.then(|| split(test, &grouped.classes[at], search)).flatten() {
             Some((one, other)) => {
                 let before = std::mem::replace(&mut grouped.classes[at], one);
-                let told = |item: &usize| grouped.classes[at].contains(item) || other.contains(item);
-                grouped.left_over.extend(before.into_iter().filter(|item| !told(item)));
+                let is_classified = |item: &usize| grouped.classes[at].contains(item) || other.contains(item);
+                grouped.left_over.extend(before.into_iter().filter(|item| !is_classified(item)));
                 grouped.classes.push(other); // looked at again: it may be of two kinds itself, as may be what is left here
             }
             None => at += 1,
@@ -158,11 +158,15 @@ fn split_large(test: &mut impl Evicts, grouped: &mut Grouped, search: &Search) {
 }
 
 /// Two classes out of one; `None` where no part of it tells its members apart.
-fn split(test: &mut impl Evicts, class: &[usize], search: &Search) -> Option<(Vec<usize>, Vec<usize>)> {
+fn split(
+    test: &mut impl EvictionOracle,
+    class: &[usize],
+    search: &GroupingParameters,
+) -> Option<(Vec<usize>, Vec<usize>)> {
     // From hardly a set's worth of one kind up to several kinds' worth.
     const PARTS: usize = 24;
     for at in 0..PARTS {
-        if test.gives_up() {
+        if test.is_exhausted() {
             return None;
         }
         let size = search.ways + search.ways / 2 + at % 8 * search.ways / 2;
@@ -192,7 +196,7 @@ fn split(test: &mut impl Evicts, class: &[usize], search: &Search) -> Option<(Ve
 }
 
 /// Two classes of which each pushes the other's members out are one.
-fn merge(test: &mut impl Evicts, grouped: &mut Grouped, search: &Search) {
+fn merge(test: &mut impl EvictionOracle, grouped: &mut EvictionClasses, search: &GroupingParameters) {
     let mut at = 0;
     while at < grouped.classes.len() {
         let mut other = at + 1;
@@ -223,14 +227,14 @@ mod tests {
     use proptest::prelude::*;
 
     /// A cache of `colors` x `ways` lines with true LRU; one answer in `lies_one_in` is wrong.
-    struct MadeUp {
+    struct FakeCache {
         color_of: Vec<usize>,
         ways: usize,
         lies_one_in: u64,
         state: u64,
         asked: usize,
     }
-    impl Evicts for MadeUp {
+    impl EvictionOracle for FakeCache {
         fn evicts(&mut self, target: usize, set: &[usize]) -> bool {
             self.asked += 1;
             self.state = self.state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -239,17 +243,17 @@ mod tests {
         }
     }
 
-    fn made_up(colors: usize, ways: usize, items: usize, lies_one_in: u64, seed: u64) -> MadeUp {
+    fn made_up(colors: usize, ways: usize, items: usize, lies_one_in: u64, seed: u64) -> FakeCache {
         let mut state = seed | 1;
         let mut draw = || {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             (state >> 33) as usize % colors
         };
-        MadeUp { color_of: (0..items).map(|_| draw()).collect(), ways, lies_one_in, state: seed, asked: 0 }
+        FakeCache { color_of: (0..items).map(|_| draw()).collect(), ways, lies_one_in, state: seed, asked: 0 }
     }
 
-    fn search(colors: usize, ways: usize) -> Search {
-        Search { ways, classes_at_most: 2 * colors, per_class: ways + ways / 2 }
+    fn search(colors: usize, ways: usize) -> GroupingParameters {
+        GroupingParameters { ways, classes_at_most: 2 * colors, per_class: ways + ways / 2 }
     }
 
     proptest! {
@@ -276,12 +280,12 @@ mod tests {
     fn a_class_of_several_colors_is_split() {
         for seed in 1..6 {
             let mut cache = made_up(8, 16, 8 * 120, 0, seed);
-            let of = |colors: &[usize], cache: &MadeUp| -> Vec<usize> {
+            let of = |colors: &[usize], cache: &FakeCache| -> Vec<usize> {
                 (0..cache.color_of.len()).filter(|&item| colors.contains(&cache.color_of[item])).collect()
             };
             let mut classes = vec![of(&[0, 1, 2], &cache), of(&[3, 4], &cache)];
             classes.extend((5..8).map(|color| of(&[color], &cache)));
-            let mut grouped = Grouped { classes, ..Grouped::default() };
+            let mut grouped = EvictionClasses { classes, ..EvictionClasses::default() };
             split_large(&mut cache, &mut grouped, &search(8, 16));
             assert_eq!(grouped.classes.len(), 8, "seed {seed}");
             for class in &grouped.classes {

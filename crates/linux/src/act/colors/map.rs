@@ -2,46 +2,47 @@
 
 use std::path::Path;
 
-use cachemate_core::Level;
+use cachemate_core::CacheLevel;
 use serde::{Deserialize, Serialize};
 
 use super::ColorError;
-use super::chase::{Compared, confines, knee_bytes};
-use super::folder::Folder;
+use super::chase::{ChaseComparison, confines, knee_bytes};
+use super::trusted_dir::TrustedDir;
 
-/// [`Map::frame_numbers`] where 9 of 10 frames of known color follow their numbers.
+/// [`ColorMap::frame_numbers`] where 9 of 10 frames of known color follow their numbers.
 pub const PFN_BITS_ARE_REAL: &str = "the low bits of the frame number give the color";
-/// [`Map::frame_numbers`] where they do not.
+/// [`ColorMap::frame_numbers`] where they do not.
 pub const PFN_BITS_ARE_SHAM: &str =
     "the low bits of the frame number do not give the color (the host backs this machine with scattered pages)";
-/// [`Map::frame_numbers`] where frame numbers cannot be seen.
+/// [`ColorMap::frame_numbers`] where frame numbers cannot be seen.
 pub const PFN_UNKNOWN: &str = "not visible to this user (needs CAP_SYS_ADMIN)";
 
 /// What colors confine in one cache, and how that was seen.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub struct Covers {
+pub struct ColorCoverage {
     /// One color's share, were the cache divided evenly.
     pub share_bytes: u64,
     /// True = a chase over one color's frames is slow beyond its share of what the cache holds. `None` = not told: too few
     /// frames of one color, or the cache holds nothing of that size for anybody now.
-    pub confines: Option<bool>,
+    #[serde(rename = "confines")]
+    pub is_partitioned: Option<bool>,
     /// The smallest size from which on the color's frames are slower; `None` = no size that was tried.
     pub knee_bytes: Option<u64>,
     /// The chases, by size.
-    pub curve: Vec<Compared>,
+    pub curve: Vec<ChaseComparison>,
 }
 
-impl Covers {
+impl ColorCoverage {
     /// `told` = the curve reaches far enough beyond the share.
-    pub fn of_share(share_bytes: u64, curve: &[Compared], told: bool) -> Self {
-        let confines = told.then(|| confines(curve, share_bytes));
-        Covers { share_bytes, confines, knee_bytes: knee_bytes(curve), curve: curve.to_vec() }
+    pub fn of_share(share_bytes: u64, curve: &[ChaseComparison], told: bool) -> Self {
+        let is_partitioned = told.then(|| confines(curve, share_bytes));
+        ColorCoverage { share_bytes, is_partitioned, knee_bytes: knee_bytes(curve), curve: curve.to_vec() }
     }
 }
 
 /// Neighboring frames and their colors.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Run {
+pub struct FrameRun {
     /// Frame number of the first two digits.
     pub first_frame: u64,
     /// Two hexadecimal digits a frame; `--` = fits none.
@@ -50,19 +51,20 @@ pub struct Run {
 
 /// What a discovery has found.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub struct Map {
-    /// [`Map::FORMAT`].
+pub struct ColorMap {
+    /// [`ColorMap::FORMAT`].
     pub format: u32,
     /// Frames of another boot are other frames.
     pub boot_id: String,
     /// The kit that the labels belong to.
-    pub kit: String,
+    #[serde(rename = "kit")]
+    pub reference_set: String,
     /// How many this host has, 2 to 64.
     pub colors: u32,
     /// Bytes of one frame.
     pub page_bytes: u32,
     /// Level of the private cache whose sets are told apart.
-    pub level: Level,
+    pub level: CacheLevel,
     /// Size of that cache, as the kernel tells it.
     pub cache_bytes: u64,
     /// Ways of that cache, as the kernel tells them.
@@ -76,38 +78,40 @@ pub struct Map {
     /// Pages whose color was asked.
     pub pages: u64,
     /// Pages among them that fit no color.
-    pub pages_none: u64,
+    #[serde(rename = "pages_none")]
+    pub pages_unclassified: u64,
     /// What colors confine in the private cache.
-    pub private: Covers,
+    pub private: ColorCoverage,
     /// `None` = the kernel describes no last level of known size behind the private cache.
-    pub last_level: Option<Covers>,
+    pub last_level: Option<ColorCoverage>,
     /// Whether frame numbers tell colors here.
     pub frame_numbers: String,
     /// Time of the whole discovery, refused tries included.
     pub seconds: f64,
     /// Why earlier tries were not accepted.
-    pub refused_tries: Vec<String>,
+    #[serde(rename = "refused_tries")]
+    pub failed_attempts: Vec<String>,
     /// Colors by frame number; empty where frame numbers cannot be seen.
-    pub frames: Vec<Run>,
+    pub frames: Vec<FrameRun>,
 }
 
-impl Map {
+impl ColorMap {
     /// Version of the file; another one is refused.
     pub const FORMAT: u32 = 1;
     /// File of the last discovery, in the folder of colors.
     pub const FILE_NAME: &str = "map.json";
 
     /// Runs of neighboring frames, ascending; frames without a number are left out.
-    pub fn runs(frames: &[Option<u64>], told: &[Option<u32>]) -> Vec<Run> {
+    pub fn runs(frames: &[Option<u64>], told: &[Option<u32>]) -> Vec<FrameRun> {
         let mut known: Vec<(u64, Option<u32>)> =
             frames.iter().zip(told).filter_map(|(frame, color)| Some(((*frame)?, *color))).collect();
         known.sort_unstable();
         known.dedup_by_key(|(frame, _)| *frame);
-        let mut runs: Vec<Run> = Vec::new();
+        let mut runs: Vec<FrameRun> = Vec::new();
         let mut next = 0;
         for (frame, color) in known {
             if runs.is_empty() || frame != next {
-                runs.push(Run { first_frame: frame, colors: String::new() });
+                runs.push(FrameRun { first_frame: frame, colors: String::new() });
             }
             next = frame + 1;
             let text = color.map_or("--".to_string(), |color| format!("{color:02x}"));
@@ -127,7 +131,7 @@ impl Map {
         })
     }
 
-    /// As [`Map::parse`] reads it.
+    /// As [`ColorMap::parse`] reads it.
     pub fn to_text(&self) -> String {
         let mut text = serde_json::to_string_pretty(self).expect("a map has no odd keys and no failing serialisers");
         text.push('\n');
@@ -137,10 +141,10 @@ impl Map {
     /// The map of the last discovery on this host.
     ///
     /// # Errors
-    /// As [`Map::read`], or the folder is not to be trusted.
+    /// As [`ColorMap::read`], or the folder is not to be trusted.
     pub fn of_host(base: &Path) -> Result<Self, ColorError> {
         let path = base.join(Self::FILE_NAME);
-        let text = Folder::open(base).and_then(|folder| folder.text(Self::FILE_NAME));
+        let text = TrustedDir::open(base).and_then(|folder| folder.text(Self::FILE_NAME));
         let text = text.map_err(|source| ColorError::io(&path, source))?;
         Self::parse(&text).map_err(|what| ColorError::BadMap(path, what))
     }
@@ -160,14 +164,14 @@ impl Map {
     /// It is no map, of another version, or says things that cannot be.
     pub fn parse(text: &str) -> Result<Self, String> {
         #[derive(Deserialize)]
-        struct Version {
+        struct MapVersion {
             format: u32,
         }
-        let Version { format } = serde_json::from_str(text).map_err(|error| error.to_string())?;
+        let MapVersion { format } = serde_json::from_str(text).map_err(|error| error.to_string())?;
         if format != Self::FORMAT {
             return Err(format!("found format {format}, expected {}", Self::FORMAT));
         }
-        let map: Map = serde_json::from_str(text).map_err(|error| error.to_string())?;
+        let map: ColorMap = serde_json::from_str(text).map_err(|error| error.to_string())?;
         let most = cachemate_agent::layout::COLORS_AT_MOST;
         if !(2..=most).contains(&map.colors) {
             return Err(format!("colors: found {}, expected 2 to {most}", map.colors));
@@ -200,27 +204,27 @@ pub(crate) mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    pub(crate) fn map(frames: Vec<Run>) -> Map {
-        let curve = vec![Compared { size_bytes: 65536, colored_ns: 5.25, ordinary_ns: 5.0 }];
-        Map {
-            format: Map::FORMAT,
+    pub(crate) fn map(frames: Vec<FrameRun>) -> ColorMap {
+        let curve = vec![ChaseComparison { size_bytes: 65536, colored_ns: 5.25, ordinary_ns: 5.0 }];
+        ColorMap {
+            format: ColorMap::FORMAT,
             boot_id: "boot".into(),
-            kit: "00000000000000ff".into(),
+            reference_set: "00000000000000ff".into(),
             colors: 32,
             page_bytes: 4096,
-            level: Level::L2,
+            level: CacheLevel::L2,
             cache_bytes: 2 << 20,
             ways: 16,
             hit_cycles: 60,
             miss_cycles: 180,
             classify_ns: 15_000.0,
             pages: 4,
-            pages_none: 1,
-            private: Covers::of_share(65536, &curve, true),
+            pages_unclassified: 1,
+            private: ColorCoverage::of_share(65536, &curve, true),
             last_level: None,
             frame_numbers: PFN_BITS_ARE_SHAM.into(),
             seconds: 2.5,
-            refused_tries: vec!["31 classes instead of 32".into()],
+            failed_attempts: vec!["31 classes instead of 32".into()],
             frames,
         }
     }
@@ -235,7 +239,7 @@ pub(crate) mod tests {
             told.reverse();
             frames.push(None);
             told.push(Some(1));
-            let back = Map::parse(&map(Map::runs(&frames, &told)).to_text()).unwrap();
+            let back = ColorMap::parse(&map(ColorMap::runs(&frames, &told)).to_text()).unwrap();
             let expected: Vec<(u64, u32)> = found.iter().filter_map(|(frame, color)| Some((*frame, (*color)?))).collect();
             prop_assert_eq!(back.known().collect::<Vec<_>>(), expected);
             let gaps = found.keys().zip(found.keys().skip(1)).filter(|(one, two)| **one + 1 != **two).count();
@@ -246,14 +250,14 @@ pub(crate) mod tests {
     /// Is a damaged file refused with the place, and never read as something else?
     #[test]
     fn damaged_maps_are_refused_with_the_place() {
-        let good = map(vec![Run { first_frame: 7, colors: "001f--".into() }]).to_text();
-        assert!(Map::parse(&good).is_ok());
-        let said = |from: &str, to: &str| Map::parse(&good.replace(from, to)).unwrap_err();
+        let good = map(vec![FrameRun { first_frame: 7, colors: "001f--".into() }]).to_text();
+        assert!(ColorMap::parse(&good).is_ok());
+        let said = |from: &str, to: &str| ColorMap::parse(&good.replace(from, to)).unwrap_err();
         assert_eq!(said("\"format\": 1", "\"format\": 2"), "found format 2, expected 1");
         assert!(said("001f--", "0020--").starts_with("frames[0].colors: found '20'"));
         assert!(said("001f--", "001f-").starts_with("frames[0].colors"));
         assert!(said("001f--", "00+f--").starts_with("frames[0].colors"));
         assert_eq!(said("\"colors\": 32", "\"colors\": 65"), "colors: found 65, expected 2 to 64");
-        assert!(Map::parse("").is_err());
+        assert!(ColorMap::parse("").is_err());
     }
 }

@@ -1,24 +1,24 @@
 //! Page colors: which frames fall on the same sets of a cache, what that covers, and programs that are kept to some.
 //!
-//! [`discover`] finds and proves them by time; [`kit`] keeps the frames that define them; [`map`] is the file about them.
+//! [`discover`] finds and proves them by time; [`reference_set`] keeps the frames that define them; [`map`] is the file about them.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
-use cachemate_core::{Cache, CacheId, Partition, Topology};
+use cachemate_core::{Cache, CacheId, PartitionSupport, Topology};
 
 pub mod agents;
 pub mod chase;
 pub mod discover;
-pub mod folder;
 pub mod grouping;
-pub mod kit;
 pub mod map;
-pub mod moving;
+pub mod migration;
 pub mod pool;
-pub mod program;
-pub mod proof;
+pub mod preloadable;
+pub mod reference_set;
 pub mod shares;
+pub mod trusted_dir;
+pub mod verification;
 
 /// Why there are no colors, or none now.
 #[derive(Debug, thiserror::Error)]
@@ -63,15 +63,15 @@ pub fn boot_id() -> String {
 ///
 /// # Errors
 /// In words, with what would help.
-pub fn partitions(topology: &Topology) -> Result<Vec<(CacheId, Partition)>, moving::Unusable> {
-    let unusable = |why: String, remedy: &str| moving::Unusable { why, remedy: remedy.to_string() };
+pub fn partitions(topology: &Topology) -> Result<Vec<(CacheId, PartitionSupport)>, migration::MigrationUnavailable> {
+    let unusable = |why: String, remedy: &str| migration::MigrationUnavailable { why, remedy: remedy.to_string() };
     let discover = "cachemate color discover";
-    let map = match map::Map::of_host(Path::new(kit::BASE)) {
+    let map = match map::ColorMap::of_host(Path::new(reference_set::BASE)) {
         Err(ColorError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
             return Err(unusable("no colors are known on this host yet".into(), discover));
         }
         Err(ColorError::Io { source, .. }) if source.kind() == io::ErrorKind::PermissionDenied => {
-            let remedy = format!("root; where {} is another user's: remove it, then {discover}", kit::BASE);
+            let remedy = format!("root; where {} is another user's: remove it, then {discover}", reference_set::BASE);
             return Err(unusable(source.to_string(), &remedy));
         }
         other => other.map_err(|error| unusable(error.to_string(), discover))?,
@@ -79,21 +79,23 @@ pub fn partitions(topology: &Topology) -> Result<Vec<(CacheId, Partition)>, movi
     if map.boot_id != boot_id() {
         return Err(unusable("colors were discovered before the last boot".into(), discover));
     }
-    let move_page_ns = moving::page_ns()?;
+    let move_page_ns = migration::page_ns()?;
     let confines = |cache: &Cache| match &map.last_level {
-        _ if cache.level == map.level => map.private.confines == Some(true),
-        Some(last) if cache.last_level => last.confines == Some(true),
+        _ if cache.level == map.level => map.private.is_partitioned == Some(true),
+        Some(last) if cache.last_level => last.is_partitioned == Some(true),
         _ => false,
     };
     let (colors, page_bytes) = (map.colors, u64::from(map.page_bytes));
     let divided = topology.caches.iter().filter(|cache| confines(cache));
-    Ok(divided.map(|cache| (cache.id, Partition::Colors { colors, page_bytes, move_page_ns })).collect())
+    Ok(divided
+        .map(|cache| (cache.id, PartitionSupport::Colors { colors, page_bytes, page_migration_ns: move_page_ns }))
+        .collect())
 }
 
 /// What [`partitions`] found, for people.
-pub fn in_words(divided: &[(CacheId, Partition)]) -> String {
-    let of = |(_, partition): &(CacheId, Partition)| match partition {
-        Partition::Colors { colors, move_page_ns, .. } => Some((*colors, *move_page_ns)),
+pub fn in_words(divided: &[(CacheId, PartitionSupport)]) -> String {
+    let of = |(_, partition): &(CacheId, PartitionSupport)| match partition {
+        PartitionSupport::Colors { colors, page_migration_ns: move_page_ns, .. } => Some((*colors, *move_page_ns)),
         _ => None,
     };
     match divided.iter().find_map(of) {

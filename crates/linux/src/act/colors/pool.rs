@@ -6,10 +6,10 @@ use std::os::unix::fs::FileExt;
 use std::time::Instant;
 
 use cachemate_agent::layout::PAGE_BYTES;
-use cachemate_agent::timing::{decided, reload_cycles};
+use cachemate_agent::timing::{is_slow, reload_cycles};
 use cachemate_core::SplitMix64;
 
-use super::grouping::Evicts;
+use super::grouping::EvictionOracle;
 
 /// Pages of anonymous memory, each with a frame of its own, never a huge one.
 #[derive(Debug)]
@@ -75,7 +75,7 @@ pub fn frames_at(pagemap: &io::Result<File>, address: usize, pages: usize) -> Ve
 
 /// A page that is in memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Present {
+pub struct PresentPage {
     /// Frame number; never 0.
     pub frame: u64,
     /// The page cache's; false = the process's own copy, or never of a file.
@@ -83,7 +83,7 @@ pub struct Present {
 }
 
 /// As [`frames_at`], with what kind of page each is.
-pub fn present_at(pagemap: &io::Result<File>, address: usize, pages: usize) -> Vec<Option<Present>> {
+pub fn present_at(pagemap: &io::Result<File>, address: usize, pages: usize) -> Vec<Option<PresentPage>> {
     let mut bytes = vec![0u8; pages * 8];
     let read =
         pagemap.as_ref().map_or(0, |file| file.read_at(&mut bytes, (address / PAGE_BYTES * 8) as u64).unwrap_or(0));
@@ -91,13 +91,13 @@ pub fn present_at(pagemap: &io::Result<File>, address: usize, pages: usize) -> V
         let word = u64::from_le_bytes(bytes.get(at * 8..at * 8 + 8)?.try_into().ok()?);
         // Bit 63 = present, 61 = of a file or shared, 0-54 = frame number (Documentation/admin-guide/mm/pagemap.rst).
         let (frame, of_file) = (word & ((1 << 55) - 1), word >> 61 & 1 == 1);
-        (at * 8 < read && word >> 63 == 1 && frame != 0).then_some(Present { frame, of_file })
+        (at * 8 < read && word >> 63 == 1 && frame != 0).then_some(PresentPage { frame, of_file })
     };
     (0..pages).map(entry).collect()
 }
 
 /// Asks the cache itself.
-pub struct Timed<'a> {
+pub struct TimedOracle<'a> {
     /// Address of the page of an item.
     pub page: &'a dyn Fn(usize) -> *const u8,
     /// A load that takes longer has left the private cache.
@@ -108,7 +108,7 @@ pub struct Timed<'a> {
     pub until: Instant,
 }
 
-impl Timed<'_> {
+impl TimedOracle<'_> {
     fn slow(&mut self, target: usize, set: &[usize]) -> bool {
         self.turn += 13;
         let pages = set.iter().map(|&item| (self.page)(item));
@@ -117,26 +117,26 @@ impl Timed<'_> {
     }
 }
 
-impl Evicts for Timed<'_> {
+impl EvictionOracle for TimedOracle<'_> {
     fn evicts(&mut self, target: usize, set: &[usize]) -> bool {
-        decided(|| self.slow(target, set))
+        is_slow(|| self.slow(target, set))
     }
-    fn surely_evicts(&mut self, target: usize, set: &[usize]) -> bool {
+    fn evicts_reliably(&mut self, target: usize, set: &[usize]) -> bool {
         (0..6).all(|_| self.slow(target, set))
     }
-    fn gives_up(&self) -> bool {
+    fn is_exhausted(&self) -> bool {
         Instant::now() > self.until
     }
 }
 
 /// Orders and samples of a discovery; seeded, so that a discovery can be told by its seed.
 #[derive(Clone, Debug)]
-pub struct Draw(SplitMix64);
+pub struct DiscoveryRng(SplitMix64);
 
-impl Draw {
+impl DiscoveryRng {
     /// The same seed gives the same orders and samples.
     pub fn new(seed: u64) -> Self {
-        Draw(SplitMix64::new(seed))
+        DiscoveryRng(SplitMix64::new(seed))
     }
 
     /// A number below `bound` by remainder: what a seed has given stays as it is.
@@ -144,7 +144,7 @@ impl Draw {
         (self.0.next_u64() % bound.max(1) as u64) as usize
     }
 
-    /// By Fisher and Yates, with [`Draw::below`].
+    /// By Fisher and Yates, with [`DiscoveryRng::below`].
     pub fn shuffle<T>(&mut self, items: &mut [T]) {
         for at in (1..items.len()).rev() {
             items.swap(at, self.below(at + 1));

@@ -7,18 +7,18 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use cachemate_core::{CacheShare, IndexSet, Item, Member, Pending, ShareHeld, Units};
+use cachemate_core::{ActiveShare, CacheShare, IndexSet, PendingItem, PlanItem, ShareMember, Units};
 
-use super::agents::{Agent, folder_of, mask_of};
+use super::agents::{AgentReport, folder_of, mask_of};
 use crate::kernel::Kernel;
-use crate::sense::tasks::Managed;
+use crate::sense::tasks::ManagedThread;
 
 /// Share of the pages that may be elsewhere when recoloring counts as done: some belong to the kernel for a while.
 const DONE_BUT: f64 = 0.01;
 
 /// What agents had fallen back on when their share began.
 #[derive(Debug, Default)]
-pub struct Colors {
+pub struct ColorShares {
     fallen_before: BTreeMap<PathBuf, (u64, u64)>,
 }
 
@@ -30,30 +30,30 @@ fn asked(share: &CacheShare) -> Option<&IndexSet> {
     }
 }
 
-fn members(kernel: &dyn Kernel, share: &CacheShare, tasks: &[&Managed]) -> Vec<(i32, Option<PathBuf>)> {
-    let pid_of = |member: &Member| match member {
-        Member::Process(process) => tasks.iter().find(|task| task.process == *process).map(|task| task.pid),
-        Member::Task(_) => None, // refused by the check of every plan
+fn members(kernel: &dyn Kernel, share: &CacheShare, tasks: &[&ManagedThread]) -> Vec<(i32, Option<PathBuf>)> {
+    let pid_of = |member: &ShareMember| match member {
+        ShareMember::Process(process) => tasks.iter().find(|task| task.process == *process).map(|task| task.pid),
+        ShareMember::Task(_) => None, // refused by the check of every plan
     };
     share.members.iter().filter_map(pid_of).map(|pid| (pid, folder_of(kernel, pid))).collect()
 }
 
-impl Colors {
+impl ColorShares {
     /// What holds of the plan's shares in colors, and what is still under way.
     pub fn read_back(
         &mut self,
         kernel: &dyn Kernel,
         shares: &[CacheShare],
-        tasks: &[&Managed],
-    ) -> (Vec<ShareHeld>, Vec<Pending>) {
+        tasks: &[&ManagedThread],
+    ) -> (Vec<ActiveShare>, Vec<PendingItem>) {
         let (mut held, mut pending) = (Vec::new(), Vec::new());
         for share in shares {
             let Some(mask) = asked(share).and_then(mask_of) else { continue };
             let (mut inside, mut all, mut fallen, mut done, mut total) = (0, 0, 0, 0, 0);
             let (mut agents, mut taken_up) = (0, true);
             for folder in members(kernel, share, tasks).into_iter().filter_map(|(_, folder)| folder) {
-                let Ok(agent) = Agent::read(kernel, &folder) else { continue };
-                let figure = |name: &str| agent.figure(name).unwrap_or(0);
+                let Ok(agent) = AgentReport::read(kernel, &folder) else { continue };
+                let figure = |name: &str| agent.counter(name).unwrap_or(0);
                 agents += 1;
                 taken_up &= figure("mask") == mask;
                 inside += figure("inside_pages");
@@ -72,12 +72,12 @@ impl Colors {
             }
             let pages_inside = (all > 0).then(|| inside as f64 / all as f64);
             if !taken_up || pages_inside.is_some_and(|share| share < 1.0 - DONE_BUT) {
-                let item = Item::Share(share.group, share.cache);
+                let item = PlanItem::Share(share.group, share.cache);
                 let total = (taken_up && total > 0).then_some(total);
-                pending.push(Pending { item, done: if taken_up { done } else { 0 }, total });
+                pending.push(PendingItem { item, done: if taken_up { done } else { 0 }, total });
             }
             let (share, fallback_pages) = (share.clone(), Some(fallen));
-            held.push(ShareHeld { share, pages_inside, fallback_pages, occupancy_bytes: None });
+            held.push(ActiveShare { share, pages_in_share: pages_inside, fallback_pages, occupancy_bytes: None });
         }
         (held, pending)
     }
@@ -85,18 +85,20 @@ impl Colors {
 
 #[cfg(test)]
 mod tests {
-    use super::super::kit::BASE;
+    use super::super::reference_set::BASE;
     use super::*;
     use crate::act::actuator::{Actuator, GuardianCommand};
-    use crate::act::changes::bench::{self, Bench};
-    use crate::act::rules::{Action, Rule};
+    use crate::act::changes::fixture::{self, ApplyFixture};
+    use crate::act::rules::{ManageAction, ManageRule};
     use crate::fake_tests::FakeHost;
-    use crate::kernel::Host;
-    use crate::sense::tasks::Tasks;
-    use cachemate_core::{CacheId, Capabilities, GroupId, PageMoving, Partition, Plan, ProcessId, Window};
+    use crate::kernel::LinuxHost;
+    use crate::sense::tasks::TaskTable;
+    use cachemate_core::{
+        CacheId, Capabilities, GroupId, PageMigration, PartitionSupport, Plan, ProcessId, WindowLength,
+    };
 
     /// One managed process, 5, with an agent below a root of its own.
-    fn setting(status: &str) -> (tempfile::TempDir, Host, Tasks) {
+    fn setting(status: &str) -> (tempfile::TempDir, LinuxHost, TaskTable) {
         let root = tempfile::tempdir().unwrap();
         let folder = root.path().join(format!("{}/s1-0/5", &BASE[1..]));
         std::fs::create_dir_all(&folder).unwrap();
@@ -109,16 +111,16 @@ mod tests {
         std::fs::write(folder.join("status"), status).unwrap();
         let fake = FakeHost::default();
         fake.thread(5, 5, 1, "0-3");
-        let mut tasks = Tasks::default();
-        tasks.look(&fake, &[Rule { action: Action::Manage(None), ..Rule::default() }], 0).unwrap();
-        let host = Host::new(root.path());
+        let mut tasks = TaskTable::default();
+        tasks.refresh(&fake, &[ManageRule { action: ManageAction::Manage(None), ..ManageRule::default() }], 0).unwrap();
+        let host = LinuxHost::new(root.path());
         (root, host, tasks)
     }
 
-    fn plan(colors: &str, moving: PageMoving) -> Plan {
-        let mut plan = Plan::idle(Window::Time { ns: 1 });
-        let units = Units::Colors { allowed: colors.parse().unwrap(), moving };
-        let members = vec![Member::Process(ProcessId(0))];
+    fn plan(colors: &str, moving: PageMigration) -> Plan {
+        let mut plan = Plan::idle(WindowLength::Time { ns: 1 });
+        let units = Units::Colors { allowed: colors.parse().unwrap(), migration: moving };
+        let members = vec![ShareMember::Process(ProcessId(0))];
         plan.shares.push(CacheShare { group: GroupId(0), members, cache: CacheId(0), units });
         plan
     }
@@ -140,12 +142,13 @@ mod tests {
         let state = tempfile::tempdir().unwrap();
         let args = ["-c", "echo ready; cat >/dev/null"].map(str::to_string).to_vec();
         let mut actuator = Actuator::new(state.path(), GuardianCommand { program: "/bin/sh".into(), args });
-        let colors = Partition::Colors { colors: 16, page_bytes: 4096, move_page_ns: 1.0 };
-        let capabilities = Capabilities { partitions: vec![(CacheId(0), colors)], ..bench::capabilities() };
+        let colors = PartitionSupport::Colors { colors: 16, page_bytes: 4096, page_migration_ns: 1.0 };
+        let capabilities = Capabilities { partitions: vec![(CacheId(0), colors)], ..fixture::capabilities() };
         let mut carry_out = |plan: &Plan| {
             let (actuator, groups) = (&mut actuator, [].as_slice());
-            let bench = Bench { host: &host, actuator, ways: None, tasks: &tasks, capabilities: &capabilities, groups };
-            let (made, derived) = bench.carry_out(plan);
+            let bench =
+                ApplyFixture { host: &host, actuator, ways: None, tasks: &tasks, capabilities: &capabilities, groups };
+            let (made, derived) = bench.apply(plan);
             let wanted = std::fs::read_to_string(root.path().join(format!("{}/s1-0/5/wanted", &BASE[1..]))).unwrap();
             let lines: Vec<String> = derived.changes.iter().map(ToString::to_string).collect();
             (made.calls, lines.join("\n"), wanted)
@@ -153,9 +156,9 @@ mod tests {
         let moves = "and moves all its pages";
         let line = format!("give process 0 colors 8-15 {moves} (was colors 0-7 {moves})");
         let asked = (1, line, "000000000000ff00a\n".to_string());
-        assert_eq!(carry_out(&plan("8-15", PageMoving::All)), asked);
-        assert_eq!(carry_out(&plan("8-15", PageMoving::HotFirst)).0, 0, "hot pages cannot be told: it is the same");
-        let (calls, _, wanted) = carry_out(&Plan::idle(Window::Time { ns: 1 }));
+        assert_eq!(carry_out(&plan("8-15", PageMigration::All)), asked);
+        assert_eq!(carry_out(&plan("8-15", PageMigration::HotFirst)).0, 0, "hot pages cannot be told: it is the same");
+        let (calls, _, wanted) = carry_out(&Plan::idle(WindowLength::Time { ns: 1 }));
         assert_eq!((calls, wanted.as_str()), (1, "00000000000000ffa\n"));
     }
 
@@ -163,8 +166,8 @@ mod tests {
     #[test]
     fn a_share_is_pending_until_its_pages_are_inside() {
         let (root, host, tasks) = setting(&status(0xff, 100, 0, 0));
-        let (all, plan) = (tasks.all(), plan("8-15", PageMoving::All));
-        let mut colors = Colors::default();
+        let (all, plan) = (tasks.all(), plan("8-15", PageMigration::All));
+        let mut colors = ColorShares::default();
         let mut look = |text: String| {
             std::fs::write(root.path().join(format!("{}/s1-0/5/status", &BASE[1..])), text).unwrap();
             colors.read_back(&host, &plan.shares, &all)
@@ -173,9 +176,9 @@ mod tests {
         assert_eq!((pending[0].done, pending[0].total), (0, None), "not taken up yet");
         let (held, pending) = look(status(0xff00, 40, 60, 40));
         assert_eq!((pending[0].done, pending[0].total), (40, Some(100)));
-        assert_eq!((held[0].pages_inside, held[0].fallback_pages), (Some(0.4), Some(0)));
+        assert_eq!((held[0].pages_in_share, held[0].fallback_pages), (Some(0.4), Some(0)));
         let (held, pending) = look(status(0xff00, 100, 0, 100).replace("fallback_frames 2", "fallback_frames 5"));
         assert!(pending.is_empty());
-        assert_eq!((held[0].pages_inside, held[0].fallback_pages), (Some(1.0), Some(3)));
+        assert_eq!((held[0].pages_in_share, held[0].fallback_pages), (Some(1.0), Some(3)));
     }
 }

@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use cachemate_core::GangSchedule;
 
-use super::message::{Cache, Plan, Task, Turn, VERSION};
-use crate::act::turns::Rotation;
+use super::message::{NumberedCache, ScheduledTask, ScheduledTurn, SchedulerPlan, VERSION};
+use crate::act::thread_rotation::ThreadRotation;
 use crate::kernel::ThreadKey;
-use crate::kernel::scheduling::Scheduling;
+use crate::kernel::scheduling::SchedParams;
 
 /// Gangs of one cache at most.
 pub const GANGS_AT_MOST: usize = 30;
@@ -19,32 +19,32 @@ const USUAL_WEIGHT: f64 = 100.0;
 const WAIT_BEYOND_ROTATIONS_MS: u64 = 100;
 
 /// A thread, and how it was scheduled before.
-pub(crate) type Member = (ThreadKey, Scheduling);
+pub(crate) type GangMember = (ThreadKey, SchedParams);
 
 /// One schedule, at the cache whose turns it is.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Part {
+pub(crate) struct CacheSchedule {
     pub cache: u32,
     /// Length of its turn and its members, gang by gang.
-    pub gangs: Vec<(u64, Vec<Member>)>,
+    pub gangs: Vec<(u64, Vec<GangMember>)>,
 }
 
-impl Part {
-    pub fn threads(&self) -> impl Iterator<Item = Member> + '_ {
+impl CacheSchedule {
+    pub fn threads(&self) -> impl Iterator<Item = GangMember> + '_ {
         self.gangs.iter().flat_map(|(_, members)| members.iter().copied())
     }
 }
 
 /// Gangs by advice alone, the same at every cache.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Advised {
+pub(crate) struct AdvisoryGangs {
     pub turn_us: u64,
     pub caches: Vec<u32>,
-    pub gangs: Vec<Vec<Member>>,
+    pub gangs: Vec<Vec<GangMember>>,
 }
 
-impl Advised {
-    pub fn threads(&self) -> impl Iterator<Item = Member> + '_ {
+impl AdvisoryGangs {
+    pub fn threads(&self) -> impl Iterator<Item = GangMember> + '_ {
         self.gangs.iter().flatten().copied()
     }
 }
@@ -55,10 +55,10 @@ impl Advised {
 /// Why the scheduler cannot keep it.
 pub(crate) fn part(
     schedule: &GangSchedule,
-    rotation: &Rotation,
-    caches: &[Cache],
+    rotation: &ThreadRotation,
+    caches: &[NumberedCache],
     taken: &[u32],
-) -> Result<Part, String> {
+) -> Result<CacheSchedule, String> {
     let cache = caches.iter().find(|cache| schedule.cpus.is_subset(&cache.cpus));
     let cache = cache.ok_or_else(|| format!("CPUs {} are not within one last-level cache", schedule.cpus))?.number;
     if taken.contains(&cache) {
@@ -74,8 +74,8 @@ pub(crate) fn part(
             return Err(format!("thread {} is in several gangs", twice.tid));
         }
         if let Some((flagged, _)) = members.iter().find(|(_, original)| original.flags != 0) {
-            let said = "resets its policy on fork, which the scheduler would not put back";
-            return Err(format!("thread {} {said}", flagged.tid));
+            let message = "resets its policy on fork, which the scheduler would not put back";
+            return Err(format!("thread {} {message}", flagged.tid));
         }
         let turn_us = schedule.slice_ns / 1000 * u64::from(*slices);
         if !TURN_US.contains(&turn_us) {
@@ -83,35 +83,36 @@ pub(crate) fn part(
         }
         gangs.push((turn_us, members.clone()));
     }
-    Ok(Part { cache, gangs })
+    Ok(CacheSchedule { cache, gangs })
 }
 
 /// The whole plan. A turn may be filled by gangs of which nobody clashes with its members, where the plan speaks of clashes
 /// at all; else it is strict.
 pub(crate) fn message_of(
     generation: u64,
-    parts: &[&Part],
-    advised: Option<&Advised>,
+    parts: &[&CacheSchedule],
+    advised: Option<&AdvisoryGangs>,
     weights: &BTreeMap<ThreadKey, f64>,
     clashes: &[(ThreadKey, ThreadKey)],
-) -> Plan {
-    let mut plan = Plan { version: VERSION, generation, longest_wait_ms: 0, turns: Vec::new(), tasks: Vec::new() };
+) -> SchedulerPlan {
+    let mut plan =
+        SchedulerPlan { version: VERSION, generation, longest_wait_ms: 0, turns: Vec::new(), tasks: Vec::new() };
     let taken: Vec<u32> = parts.iter().map(|part| part.cache).collect();
     for part in parts {
-        let gangs: Vec<&[Member]> = part.gangs.iter().map(|(_, members)| members.as_slice()).collect();
+        let gangs: Vec<&[GangMember]> = part.gangs.iter().map(|(_, members)| members.as_slice()).collect();
         for (gang, (turn_us, members)) in part.gangs.iter().enumerate() {
             let may_fill = fillers(gang, &gangs, clashes);
-            plan.turns.push(Turn { cache: part.cache, gang: gang as u32, turn_us: *turn_us, may_fill });
+            plan.turns.push(ScheduledTurn { cache: part.cache, gang: gang as u32, turn_us: *turn_us, may_fill });
             plan.tasks.extend(members.iter().map(|member| task(member, gang, vec![part.cache], weights)));
         }
     }
     if let Some(advised) = advised {
-        let gangs: Vec<&[Member]> = advised.gangs.iter().map(Vec::as_slice).collect();
+        let gangs: Vec<&[GangMember]> = advised.gangs.iter().map(Vec::as_slice).collect();
         let caches: Vec<u32> = advised.caches.iter().copied().filter(|cache| !taken.contains(cache)).collect();
         for &cache in &caches {
             for gang in 0..gangs.len() {
                 let may_fill = fillers(gang, &gangs, clashes);
-                plan.turns.push(Turn { cache, gang: gang as u32, turn_us: advised.turn_us, may_fill });
+                plan.turns.push(ScheduledTurn { cache, gang: gang as u32, turn_us: advised.turn_us, may_fill });
             }
         }
         if !caches.is_empty() {
@@ -124,19 +125,19 @@ pub(crate) fn message_of(
     plan
 }
 
-fn task(member: &Member, gang: usize, caches: Vec<u32>, weights: &BTreeMap<ThreadKey, f64>) -> Task {
+fn task(member: &GangMember, gang: usize, caches: Vec<u32>, weights: &BTreeMap<ThreadKey, f64>) -> ScheduledTask {
     let weight = weights.get(&member.0).copied().unwrap_or(1.0);
     let weight = (weight * USUAL_WEIGHT).round().clamp(1.0, 10_000.0) as u32;
-    Task { thread: member.0.tid as u32, gang: gang as u32, caches, weight }
+    ScheduledTask { thread: member.0.tid as u32, gang: gang as u32, caches, weight }
 }
 
-fn fillers(gang: usize, gangs: &[&[Member]], clashes: &[(ThreadKey, ThreadKey)]) -> Vec<u32> {
+fn fillers(gang: usize, gangs: &[&[GangMember]], clashes: &[(ThreadKey, ThreadKey)]) -> Vec<u32> {
     if clashes.is_empty() {
         return Vec::new();
     }
-    let clash = |other: &[Member]| {
+    let clash = |other: &[GangMember]| {
         let pair = |(a, b): &(ThreadKey, ThreadKey)| {
-            let is_in = |thread: &ThreadKey, members: &[Member]| members.iter().any(|(member, _)| member == thread);
+            let is_in = |thread: &ThreadKey, members: &[GangMember]| members.iter().any(|(member, _)| member == thread);
             (is_in(a, gangs[gang]) && is_in(b, other)) || (is_in(b, gangs[gang]) && is_in(a, other))
         };
         clashes.iter().any(pair)
@@ -145,7 +146,7 @@ fn fillers(gang: usize, gangs: &[&[Member]], clashes: &[(ThreadKey, ThreadKey)])
 }
 
 /// Two rotations of the longest one, and 100 ms: what the scheduler promises.
-fn longest_wait_ms(turns: &[Turn]) -> u64 {
+fn longest_wait_ms(turns: &[ScheduledTurn]) -> u64 {
     let mut rotations: BTreeMap<u32, u64> = BTreeMap::new();
     turns.iter().for_each(|turn| *rotations.entry(turn.cache).or_default() += turn.turn_us);
     (2 * rotations.into_values().max().unwrap_or(0)).div_ceil(1000) + WAIT_BEYOND_ROTATIONS_MS

@@ -9,28 +9,28 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use super::message::{CacheState, Plan, Request, State};
+use super::message::{CacheTurns, SchedulerPlan, SchedulerRequest, SchedulerState};
 use crate::fake_tests::FakeHost;
 use crate::kernel::scheduling::EXT;
 
 /// What it keeps, and what it is made to do.
 #[derive(Default)]
-pub(crate) struct Inside {
+pub(crate) struct FakeState {
     /// Plans that were taken in, oldest first.
-    pub plans: Vec<Plan>,
+    pub plans: Vec<SchedulerPlan>,
     /// Why the next plans are refused.
     pub refuses: Option<String>,
     /// Why the CPUs were given back.
     pub guarded: Option<String>,
     /// Turns that are read back in place of the plan's.
-    pub other_turns: Option<Vec<super::message::Turn>>,
+    pub other_turns: Option<Vec<super::message::ScheduledTurn>>,
     /// Policies before, by thread.
     held: BTreeMap<i32, u32>,
 }
 
 /// Ends, as by `kill -9`, when dropped: threads keep policy 7, the socket's file stays.
 pub(crate) struct FakeScheduler {
-    pub inside: Arc<Mutex<Inside>>,
+    pub inside: Arc<Mutex<FakeState>>,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
@@ -40,7 +40,7 @@ impl FakeScheduler {
         let _ = std::fs::remove_file(socket);
         let listener = UnixListener::bind(socket).unwrap();
         listener.set_nonblocking(true).unwrap();
-        let (inside, stop) = (Arc::new(Mutex::new(Inside::default())), Arc::new(AtomicBool::new(false)));
+        let (inside, stop) = (Arc::new(Mutex::new(FakeState::default())), Arc::new(AtomicBool::new(false)));
         let (there, ends) = (inside.clone(), stop.clone());
         let serve = move || {
             while !ends.load(Ordering::Relaxed) {
@@ -52,8 +52,8 @@ impl FakeScheduler {
                 let mut line = String::new();
                 BufReader::new(&client).read_line(&mut line).unwrap();
                 let answer = match serde_json::from_str(&line).unwrap() {
-                    Request::Plan(plan) => there.lock().unwrap().take_in(plan, &host),
-                    Request::State {} => serde_json::to_value(there.lock().unwrap().state(&host)).unwrap(),
+                    SchedulerRequest::Plan(plan) => there.lock().unwrap().take_in(plan, &host),
+                    SchedulerRequest::State {} => serde_json::to_value(there.lock().unwrap().state(&host)).unwrap(),
                 };
                 let _ = (&client).write_all(format!("{answer}\n").as_bytes());
             }
@@ -69,12 +69,12 @@ impl Drop for FakeScheduler {
     }
 }
 
-impl Inside {
+impl FakeState {
     fn generation(&self) -> u64 {
         self.plans.last().map_or(0, |plan| plan.generation)
     }
 
-    fn take_in(&mut self, plan: Plan, host: &Mutex<FakeHost>) -> serde_json::Value {
+    fn take_in(&mut self, plan: SchedulerPlan, host: &Mutex<FakeHost>) -> serde_json::Value {
         if let Some(error) = &self.refuses {
             return serde_json::json!({ "error": error });
         }
@@ -108,18 +108,18 @@ impl Inside {
         serde_json::json!({ "generation": generation, "complaints": complaints, "attached": self.guarded.is_none() })
     }
 
-    fn state(&self, host: &Mutex<FakeHost>) -> State {
+    fn state(&self, host: &Mutex<FakeHost>) -> SchedulerState {
         let host = host.lock().unwrap();
         let threads = host.threads.borrow();
         let is_held = |tid: &&i32| threads.get(tid).is_some_and(|thread| thread.policy == EXT);
-        let turns = self.plans.last().map(Plan::turns_by_cache).unwrap_or_default();
+        let turns = self.plans.last().map(SchedulerPlan::turns_by_cache).unwrap_or_default();
         let turns = self.other_turns.clone().unwrap_or(turns);
-        let cache = |(number, cpus): (u32, &str)| CacheState {
+        let cache = |(number, cpus): (u32, &str)| CacheTurns {
             cpus: cpus.to_string(),
             turns: turns.iter().filter(|turn| turn.cache == number).cloned().collect(),
-            ..CacheState::default()
+            ..CacheTurns::default()
         };
-        State {
+        SchedulerState {
             generation: self.generation(),
             kernel: if self.guarded.is_none() { "enabled" } else { "disabled" }.to_string(),
             guarded: self.guarded.clone(),

@@ -9,9 +9,9 @@ pub const VERSION: u32 = 1;
 /// What is asked.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
-pub enum Request {
+pub enum SchedulerRequest {
     /// Take this plan in.
-    Plan(Plan),
+    Plan(SchedulerPlan),
     /// What is in force?
     State {},
 }
@@ -19,7 +19,7 @@ pub enum Request {
 /// A whole plan: what it does not name is not scheduled by gangs.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Plan {
+pub struct SchedulerPlan {
     /// [`VERSION`].
     pub version: u32,
     /// Larger than that of the plan in force.
@@ -27,14 +27,14 @@ pub struct Plan {
     /// The longest wait of a task that is accepted.
     pub longest_wait_ms: u64,
     /// In the order of each cache's rotation.
-    pub turns: Vec<Turn>,
+    pub turns: Vec<ScheduledTurn>,
     /// Everybody who is in a gang.
-    pub tasks: Vec<Task>,
+    pub tasks: Vec<ScheduledTask>,
 }
 
-impl Plan {
+impl SchedulerPlan {
     /// The turns as `state` tells them: cache by cache.
-    pub fn turns_by_cache(&self) -> Vec<Turn> {
+    pub fn turns_by_cache(&self) -> Vec<ScheduledTurn> {
         let mut turns = self.turns.clone();
         turns.sort_by_key(|turn| turn.cache);
         turns
@@ -43,8 +43,8 @@ impl Plan {
 
 /// One gang's turn at one cache.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Turn {
-    /// Number of the cache, by [`State`].
+pub struct ScheduledTurn {
+    /// Number of the cache, by [`SchedulerState`].
     pub cache: u32,
     /// 0 to 29.
     pub gang: u32,
@@ -58,7 +58,7 @@ pub struct Turn {
 /// One thread's place.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Task {
+pub struct ScheduledTask {
     /// As gettid(2) says.
     pub thread: u32,
     /// Its gang has a turn at each of its caches.
@@ -72,7 +72,7 @@ pub struct Task {
 /// What is answered.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(untagged)]
-pub enum Answer {
+pub enum SchedulerReply {
     /// The request was refused: the place, what was found and what was expected.
     Error {
         /// In the scheduler's words.
@@ -88,12 +88,12 @@ pub enum Answer {
         complaints: Vec<String>,
     },
     /// What is in force.
-    State(Box<State>),
+    State(Box<SchedulerState>),
 }
 
 /// What is in force, as the scheduler reads it back from the kernel.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
-pub struct State {
+pub struct SchedulerState {
     /// That of the plan in force; 0: none yet.
     pub generation: u64,
     /// `enabled` while it schedules.
@@ -105,23 +105,23 @@ pub struct State {
     /// Threads that it schedules.
     pub held: u64,
     /// By number.
-    pub caches: Vec<CacheState>,
+    pub caches: Vec<CacheTurns>,
 }
 
 /// One last-level cache.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
-pub struct CacheState {
+pub struct CacheTurns {
     /// As the kernel lists them: `0-3`.
     pub cpus: String,
     /// In the order of the rotation.
-    pub turns: Vec<Turn>,
+    pub turns: Vec<ScheduledTurn>,
     /// Since it was attached.
-    pub counts: Counts,
+    pub counts: CacheTurnCounts,
 }
 
 /// What the CPUs of a cache did, of many counts those that are shown.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
-pub struct Counts {
+pub struct CacheTurnCounts {
     /// Turns that began.
     pub turns: u64,
     /// Longest wait of a planned task.
@@ -140,29 +140,29 @@ pub struct Counts {
 
 /// A last-level cache as the scheduler numbers it.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Cache {
+pub struct NumberedCache {
     /// Its place in the scheduler's list.
     pub number: u32,
     /// CPUs that share it.
     pub cpus: CpuSet,
 }
 
-impl State {
+impl SchedulerState {
     /// The caches with their CPUs.
     ///
     /// # Errors
     /// A list of CPUs that is none, and which.
-    pub fn caches(&self) -> Result<Vec<Cache>, String> {
-        let cache = |(number, state): (usize, &CacheState)| {
+    pub fn caches(&self) -> Result<Vec<NumberedCache>, String> {
+        let cache = |(number, state): (usize, &CacheTurns)| {
             let cpus: Result<CpuSet, _> = state.cpus.parse();
             let cpus = cpus.map_err(|error| format!("caches[{number}].cpus: found '{}': {error}", state.cpus))?;
-            Ok(Cache { number: number as u32, cpus })
+            Ok(NumberedCache { number: number as u32, cpus })
         };
         self.caches.iter().enumerate().map(cache).collect()
     }
 
     /// All turns in force, cache by cache.
-    pub fn turns(&self) -> Vec<Turn> {
+    pub fn turns(&self) -> Vec<ScheduledTurn> {
         self.caches.iter().flat_map(|cache| cache.turns.iter().cloned()).collect()
     }
 }

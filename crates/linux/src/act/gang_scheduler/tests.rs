@@ -5,47 +5,47 @@ use std::time::Duration;
 
 use cachemate_core::{Gang, GangSchedule, TaskId};
 
-use super::clashes::advised;
-use super::compose::{Member, message_of, part};
+use super::advisory_gangs::advised;
+use super::compose::{GangMember, message_of, part};
 use super::fake_tests::FakeScheduler;
-use super::message::{Answer, Cache, Turn};
-use crate::act::changes::Gangs;
-use crate::act::gangs::Runners;
-use crate::act::turns::Rotation;
+use super::message::{NumberedCache, ScheduledTurn, SchedulerReply};
+use crate::act::changes::GangController;
+use crate::act::gangs::GangRunners;
+use crate::act::thread_rotation::ThreadRotation;
 use crate::fake_tests::FakeHost;
 use crate::kernel::ThreadKey;
-use crate::kernel::scheduling::{EXT, Scheduling};
+use crate::kernel::scheduling::{EXT, SchedParams};
 
 fn key(tid: i32) -> ThreadKey {
     ThreadKey { tid, start_ticks: tid as u64 * 10 }
 }
 
-fn member(tid: i32) -> Member {
-    (key(tid), Scheduling::default())
+fn member(tid: i32) -> GangMember {
+    (key(tid), SchedParams::default())
 }
 
 /// Gangs of one thread each; task numbers are those of the threads.
-fn schedule(cpus: &str, threads: &[i32]) -> (GangSchedule, Rotation) {
+fn schedule(cpus: &str, threads: &[i32]) -> (GangSchedule, ThreadRotation) {
     let gang = |tid: &i32| Gang { members: vec![(TaskId(*tid as u32), None)], slices: 2 };
     let schedule =
         GangSchedule { cpus: cpus.parse().unwrap(), slice_ns: 10_000_000, gangs: threads.iter().map(gang).collect() };
     let gangs = threads.iter().map(|tid| (vec![member(*tid)], 2)).collect();
-    (schedule, Rotation { slice: Duration::from_millis(10), gangs })
+    (schedule, ThreadRotation { slice: Duration::from_millis(10), gangs })
 }
 
-fn two_caches() -> Vec<Cache> {
-    let cache = |(number, cpus): (u32, &str)| Cache { number, cpus: cpus.parse().unwrap() };
+fn two_caches() -> Vec<NumberedCache> {
+    let cache = |(number, cpus): (u32, &str)| NumberedCache { number, cpus: cpus.parse().unwrap() };
     [(0, "0-1"), (1, "2-3")].map(cache).to_vec()
 }
 
-struct Stage {
+struct SchedulerFixture {
     host: Arc<Mutex<FakeHost>>,
     socket: PathBuf,
-    gangs: Runners<FakeHost>,
+    gangs: GangRunners<FakeHost>,
     _dir: tempfile::TempDir,
 }
 
-impl Stage {
+impl SchedulerFixture {
     fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("gangs.sock");
@@ -54,8 +54,8 @@ impl Stage {
             host.thread(tid, tid, 1, "0-3");
         });
         let host = Arc::new(Mutex::new(host));
-        let gangs = Runners::new(host.clone(), Some(&socket));
-        Stage { host, socket, gangs, _dir: dir }
+        let gangs = GangRunners::new(host.clone(), Some(&socket));
+        SchedulerFixture { host, socket, gangs, _dir: dir }
     }
     fn policies(&self) -> Vec<u32> {
         self.host.lock().unwrap().threads.borrow().values().map(|thread| thread.policy).collect()
@@ -63,7 +63,7 @@ impl Stage {
     fn scheduler(&self) -> FakeScheduler {
         FakeScheduler::start(self.host.clone(), &self.socket)
     }
-    fn start(&mut self, (schedule, rotation): &(GangSchedule, Rotation)) {
+    fn start(&mut self, (schedule, rotation): &(GangSchedule, ThreadRotation)) {
         self.gangs.start(schedule, rotation.clone()).unwrap();
     }
 }
@@ -71,26 +71,26 @@ impl Stage {
 /// Does everything that is started and stopped in one list go into force by one plan, and is it put back with the last one?
 #[test]
 fn a_list_is_one_generation() {
-    let mut stage = Stage::new();
+    let mut stage = SchedulerFixture::new();
     let scheduler = stage.scheduler();
-    assert_eq!(stage.gangs.look(), None);
+    assert_eq!(stage.gangs.poll(), None);
     let (left, right) = (schedule("0-1", &[5, 6]), schedule("2-3", &[7, 8]));
     stage.start(&left);
     stage.start(&right);
     assert_eq!(stage.policies(), [0; 4]);
-    stage.gangs.settle().unwrap();
+    stage.gangs.commit_gangs().unwrap();
     assert_eq!(stage.policies(), [EXT; 4]);
     assert_eq!(stage.gangs.schedules(), [left.0.clone(), right.0.clone()]);
-    stage.gangs.settle().unwrap();
+    stage.gangs.commit_gangs().unwrap();
     stage.gangs.stop(&right.0);
-    stage.gangs.settle().unwrap();
+    stage.gangs.commit_gangs().unwrap();
     assert_eq!(stage.policies(), [EXT, EXT, 0, 0]);
-    assert_eq!(stage.gangs.look(), None);
+    assert_eq!(stage.gangs.poll(), None);
     stage.gangs.stop_all();
     assert_eq!(stage.policies(), [0; 4]);
     let inside = scheduler.inside.lock().unwrap();
     assert_eq!(inside.plans.iter().map(|plan| plan.generation).collect::<Vec<_>>(), [1, 2, 3]);
-    let turn = |cache, gang| Turn { cache, gang, turn_us: 20_000, may_fill: Vec::new() };
+    let turn = |cache, gang| ScheduledTurn { cache, gang, turn_us: 20_000, may_fill: Vec::new() };
     assert_eq!(inside.plans[0].turns, [turn(0, 0), turn(0, 1), turn(1, 0), turn(1, 1)]);
     assert_eq!(inside.plans[0].longest_wait_ms, 180);
     assert!(inside.plans[2].turns.is_empty() && inside.plans[2].tasks.is_empty());
@@ -100,27 +100,27 @@ fn a_list_is_one_generation() {
 /// the policies as before, when it was killed?
 #[test]
 fn gangs_go_on_whether_the_scheduler_lives_or_not() {
-    let mut stage = Stage::new();
+    let mut stage = SchedulerFixture::new();
     let gangs = schedule("0-1", &[5, 6]);
-    assert_eq!(stage.gangs.look(), None);
+    assert_eq!(stage.gangs.poll(), None);
     stage.start(&gangs);
-    stage.gangs.settle().unwrap();
+    stage.gangs.commit_gangs().unwrap();
     assert_eq!(stage.gangs.schedules(), std::slice::from_ref(&gangs.0));
     let scheduler = stage.scheduler();
     // Idle turns end, so that the next list starts the schedule again.
-    assert_eq!((stage.gangs.look(), stage.gangs.schedules()), (None, Vec::new()));
+    assert_eq!((stage.gangs.poll(), stage.gangs.schedules()), (None, Vec::new()));
     assert_eq!(stage.policies(), [0; 4]);
     stage.start(&gangs);
-    stage.gangs.settle().unwrap();
+    stage.gangs.commit_gangs().unwrap();
     assert_eq!(stage.policies(), [EXT, EXT, 0, 0]);
     drop(scheduler);
     assert_eq!(stage.policies(), [EXT, EXT, 0, 0]);
-    let said = stage.gangs.look().unwrap();
+    let said = stage.gangs.poll().unwrap();
     assert!(said.contains("does not answer"), "{said}");
     assert_eq!((stage.policies(), stage.gangs.schedules()), (vec![0; 4], Vec::new()));
-    assert_eq!(stage.gangs.look(), None);
+    assert_eq!(stage.gangs.poll(), None);
     stage.start(&gangs);
-    stage.gangs.settle().unwrap();
+    stage.gangs.commit_gangs().unwrap();
     assert_eq!(stage.gangs.schedules(), std::slice::from_ref(&gangs.0));
     assert!(!stage.policies().contains(&EXT));
     stage.gangs.stop_all();
@@ -131,12 +131,12 @@ fn gangs_go_on_whether_the_scheduler_lives_or_not() {
 #[test]
 fn what_is_in_force_is_read_back() {
     for (fault, word) in [(0, "other turns"), (1, "detached (CPU 1"), (2, "somebody else")] {
-        let mut stage = Stage::new();
+        let mut stage = SchedulerFixture::new();
         let scheduler = stage.scheduler();
-        assert_eq!(stage.gangs.look(), None);
+        assert_eq!(stage.gangs.poll(), None);
         let gangs = schedule("0-1", &[5, 6]);
         stage.start(&gangs);
-        stage.gangs.settle().unwrap();
+        stage.gangs.commit_gangs().unwrap();
         {
             let mut inside = scheduler.inside.lock().unwrap();
             match fault {
@@ -149,7 +149,7 @@ fn what_is_in_force_is_read_back() {
                 }
             }
         }
-        let said = stage.gangs.look().unwrap();
+        let said = stage.gangs.poll().unwrap();
         assert!(said.contains(word), "{said}");
         assert_eq!((stage.policies(), stage.gangs.schedules()), (vec![0; 4], Vec::new()), "{word}");
         // It was told that nothing is wanted, so that it takes nobody back when it attaches again. Somebody else's plan stays.
@@ -161,31 +161,31 @@ fn what_is_in_force_is_read_back() {
 /// Is somebody else's use of the scheduler left alone?
 #[test]
 fn a_scheduler_in_use_is_not_taken() {
-    let mut stage = Stage::new();
+    let mut stage = SchedulerFixture::new();
     let _scheduler = stage.scheduler();
-    let mut theirs = Runners::new(stage.host.clone(), Some(&stage.socket));
-    assert_eq!(theirs.look(), None);
+    let mut theirs = GangRunners::new(stage.host.clone(), Some(&stage.socket));
+    assert_eq!(theirs.poll(), None);
     let (gangs, rotation) = schedule("2-3", &[7, 8]);
     theirs.start(&gangs, rotation).unwrap();
-    theirs.settle().unwrap();
-    assert_eq!((stage.gangs.look(), stage.gangs.scheduler_runs()), (None, false));
+    theirs.commit_gangs().unwrap();
+    assert_eq!((stage.gangs.poll(), stage.gangs.scheduler_runs()), (None, false));
     stage.gangs.stop_all();
     assert_eq!(stage.policies(), [0, 0, EXT, EXT]);
-    assert_eq!(theirs.look(), None);
+    assert_eq!(theirs.poll(), None);
 }
 
 /// Is a plan that the scheduler refuses told, with nobody left in between?
 #[test]
 fn a_refused_plan_leaves_everybody_as_before() {
-    let mut stage = Stage::new();
+    let mut stage = SchedulerFixture::new();
     let scheduler = stage.scheduler();
-    assert_eq!(stage.gangs.look(), None);
+    assert_eq!(stage.gangs.poll(), None);
     let (left, right) = (schedule("0-1", &[5, 6]), schedule("2-3", &[7, 8]));
     stage.start(&left);
-    stage.gangs.settle().unwrap();
+    stage.gangs.commit_gangs().unwrap();
     scheduler.inside.lock().unwrap().refuses = Some("plan.turns[0].gang: found 40, expected below 30".to_string());
     stage.start(&right);
-    let error = stage.gangs.settle().unwrap_err();
+    let error = stage.gangs.commit_gangs().unwrap_err();
     assert_eq!(error.to_string(), "the gang scheduler refuses: plan.turns[0].gang: found 40, expected below 30");
     assert_eq!((stage.policies(), stage.gangs.schedules()), (vec![0; 4], Vec::new()));
 }
@@ -194,7 +194,7 @@ fn a_refused_plan_leaves_everybody_as_before() {
 #[test]
 fn what_cannot_be_kept_says_why() {
     let (caches, fits) = (two_caches(), schedule("0-1", &[5, 6]));
-    let why = |cpus: &str, change: &dyn Fn(&mut GangSchedule, &mut Rotation), taken: &[u32]| {
+    let why = |cpus: &str, change: &dyn Fn(&mut GangSchedule, &mut ThreadRotation), taken: &[u32]| {
         let (mut schedule, mut rotation) = schedule(cpus, &[5, 6]);
         change(&mut schedule, &mut rotation);
         part(&schedule, &rotation, &caches, taken).unwrap_err()
@@ -205,9 +205,9 @@ fn what_cannot_be_kept_says_why() {
     assert_eq!(why("0", &|_, rotation| rotation.gangs[1].0.push(member(5)), &[]), "thread 5 is in several gangs");
     let long = "found a turn of 2000000 us, expected 1000 to 1000000";
     assert_eq!(why("0", &|schedule, _| schedule.slice_ns = 1_000_000_000, &[]), long);
-    let many = |_: &mut GangSchedule, rotation: &mut Rotation| rotation.gangs = vec![(Vec::new(), 1); 31];
+    let many = |_: &mut GangSchedule, rotation: &mut ThreadRotation| rotation.gangs = vec![(Vec::new(), 1); 31];
     assert_eq!(why("0", &many, &[]), "found 31 gangs, expected at most 30");
-    let flagged = |_: &mut GangSchedule, rotation: &mut Rotation| rotation.gangs[0].0[0].1.flags = 1;
+    let flagged = |_: &mut GangSchedule, rotation: &mut ThreadRotation| rotation.gangs[0].0[0].1.flags = 1;
     assert_eq!(why("0", &flagged, &[]), "thread 5 resets its policy on fork, which the scheduler would not put back");
 }
 
@@ -229,7 +229,7 @@ fn weights_and_clashes_reach_the_message() {
 /// everybody fits?
 #[test]
 fn advice_becomes_gangs() {
-    let members: Vec<Member> = (0..8).map(member).collect();
+    let members: Vec<GangMember> = (0..8).map(member).collect();
     let pair = |a, b| ((key(a), key(b)), 1.0);
     // Two times four streams that disturb four chases, in any order.
     let penalties: BTreeMap<_, _> = (0..4).flat_map(|a| (4..8).map(move |b| pair(a, b))).collect();
@@ -249,16 +249,16 @@ fn advice_becomes_gangs() {
 /// Are the answers of the documented message told apart?
 #[test]
 fn answers_are_told_apart() {
-    let answer = |text: &str| serde_json::from_str::<Answer>(text).unwrap();
-    assert_eq!(answer(r#"{"error":"no"}"#), Answer::Error { error: "no".to_string() });
+    let answer = |text: &str| serde_json::from_str::<SchedulerReply>(text).unwrap();
+    assert_eq!(answer(r#"{"error":"no"}"#), SchedulerReply::Error { error: "no".to_string() });
     let taken = answer(r#"{"generation":7,"attached":true,"complaints":[]}"#);
-    assert_eq!(taken, Answer::Taken { generation: 7, attached: true, complaints: Vec::new() });
+    assert_eq!(taken, SchedulerReply::Taken { generation: 7, attached: true, complaints: Vec::new() });
     let counts = r#"{"gang":0,"turns":9,"kicks":1,"rescued":0,"fills":0,"latest_ns":3,"longest_wait_ns":5,"turn_ns":1,
         "mixed_ns":0,"off_turn_ns":0,"partly_idle_ns":0,"idle_ns":0}"#;
     let turn = r#"{"cache":0,"gang":0,"turn_us":20000,"may_fill":[]}"#;
     let state = format!(
         r#"{{"generation":7,"kernel":"enabled","guarded":null,"places":4,"held":4,"caches":[{{"cpus":"0-1","turns":[{turn}],"counts":{counts}}}]}}"#
     );
-    let Answer::State(state) = answer(&state) else { panic!("{state}") };
+    let SchedulerReply::State(state) = answer(&state) else { panic!("{state}") };
     assert_eq!((state.held, state.turns().len(), state.caches[0].counts.turns), (4, 1, 9));
 }

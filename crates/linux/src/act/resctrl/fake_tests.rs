@@ -7,11 +7,11 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use cachemate_core::{Cache, CacheId, CpuSet, IndexSet, Level, Topology};
+use cachemate_core::{Cache, CacheId, CacheLevel, CpuSet, IndexSet, Topology};
 
 use crate::act::resctrl::masks::{mask_text, parse_mask};
 use crate::fake_tests::FakeHost;
-use crate::kernel::scheduling::Scheduling;
+use crate::kernel::scheduling::SchedParams;
 use crate::kernel::{DirLock, Kernel};
 use crate::sense::topology::HostTopology;
 
@@ -47,7 +47,7 @@ pub(crate) fn topology() -> HostTopology {
     };
     let cache = |id: u32| Cache {
         id: CacheId(id),
-        level: Level::L3,
+        level: CacheLevel::L3,
         cpus: (2 * id..2 * id + 2).collect(),
         last_level: true,
         size_bytes: Some(8 << 20),
@@ -260,7 +260,7 @@ impl Kernel for FakeCat {
     fn set_nice(&self, tid: i32, nice: i32) -> io::Result<()> {
         self.host.set_nice(tid, nice)
     }
-    fn set_scheduling(&self, tid: i32, wanted: &Scheduling) -> io::Result<()> {
+    fn set_scheduling(&self, tid: i32, wanted: &SchedParams) -> io::Result<()> {
         self.host.set_scheduling(tid, wanted)
     }
 }

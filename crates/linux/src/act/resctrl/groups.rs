@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::mount::mounted;
-use crate::kernel::group_folders::remove_group;
+use crate::kernel::group_dirs::remove_group;
 use crate::kernel::{Kernel, ThreadKey, is_gone};
 
 /// How every group of ours begins.
@@ -46,7 +46,7 @@ pub fn members(kernel: &dyn Kernel, group: &Path) -> io::Result<Vec<i32>> {
 ///
 /// # Errors
 /// The thread is gone, or cannot be asked.
-pub fn told_of_thread(kernel: &dyn Kernel, mount: &Path, tid: i32) -> io::Result<Option<PathBuf>> {
+pub fn group_from_proc(kernel: &dyn Kernel, mount: &Path, tid: i32) -> io::Result<Option<PathBuf>> {
     match kernel.read(&mount.join("schemata")) {
         Ok(_) => {}
         Err(error) if is_gone(&error) => return Ok(None),
@@ -68,8 +68,8 @@ pub fn told_of_thread(kernel: &dyn Kernel, mount: &Path, tid: i32) -> io::Result
 
 /// What resctrl says of the last command, if that failed.
 pub fn last_status(kernel: &dyn Kernel, mount: &Path) -> Option<String> {
-    let said = kernel.read(&mount.join("info/last_cmd_status")).ok()?;
-    let said = said.trim();
+    let status = kernel.read(&mount.join("info/last_cmd_status")).ok()?;
+    let said = status.trim();
     (!said.is_empty() && said != "ok").then(|| said.to_string())
 }
 
@@ -85,16 +85,16 @@ pub fn sweep_mounted(kernel: &dyn Kernel) -> Vec<String> {
 /// Removes groups of ours that nobody holds; their threads go to the root group. Needs resctrl's lock. Answers with what
 /// was removed, or could not be, in words.
 pub fn sweep(kernel: &dyn Kernel, mount: &Path, own: &str) -> Vec<String> {
-    let mut said = Vec::new();
+    let mut reasons = Vec::new();
     let ours = |name: &String| name.starts_with(PREFIX) && !name.starts_with(own);
     for name in names(kernel, mount).unwrap_or_default().iter().filter(|name| ours(name)) {
         let group = mount.join(name);
         // Held: its owner lives, or a guardian is just about to remove it.
         let Ok(_orphan) = kernel.lock_dir(&group, Duration::ZERO) else { continue };
-        said.push(match remove_group(kernel, &group) {
+        reasons.push(match remove_group(kernel, &group) {
             Ok(_) => format!("{}: an orphan of an earlier run, removed", group.display()),
             Err(error) => format!("{}: an orphan of an earlier run, not removed: {error}", group.display()),
         });
     }
-    said
+    reasons
 }

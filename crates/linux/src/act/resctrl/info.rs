@@ -11,21 +11,21 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use cachemate_core::{CacheId, IndexSet, Level, Limits, Partition};
+use cachemate_core::{CacheId, CacheLevel, IndexSet, MaskConstraints, PartitionSupport};
 
 use super::groups;
 use super::masks::{Schemata, level_of, parse_mask};
-use super::mount::{Missing, missing, mounted};
+use super::mount::{ResctrlUnavailable, missing, mounted};
 use crate::kernel::Kernel;
 use crate::sense::topology::HostTopology;
 
 /// A cache that can be divided.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Divided {
+pub struct ResctrlCache {
     /// As the topology numbers it.
     pub cache: CacheId,
     /// L2 or L3.
-    pub level: Level,
+    pub level: CacheLevel,
     /// The kernel's id of it, as schemata name it.
     pub domain: u32,
     /// Bits of a full mask.
@@ -42,7 +42,7 @@ pub struct Divided {
 
 /// What is counted per group and cache of the last level.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Counted {
+pub struct MonitoredEvents {
     /// Bytes that lines of a group take (CMT, `llc_occupancy`).
     pub occupancy: bool,
     /// Memory traffic (MBM, `mbm_total_bytes`).
@@ -57,13 +57,13 @@ pub struct Resctrl {
     /// The folder of the root group.
     pub mount: PathBuf,
     /// Ascending caches.
-    pub divided: Vec<Divided>,
+    pub divided: Vec<ResctrlCache>,
     /// Classes of service, the root group's and others' among them; 0 where nothing can be divided.
     pub classes: u32,
     /// How many of them others held when this was read.
     pub others: u32,
     /// Counters that the monitors have.
-    pub counted: Counted,
+    pub counted: MonitoredEvents,
     /// Caches of the topology by domain of the monitors.
     pub monitored: BTreeMap<u32, CacheId>,
 }
@@ -72,7 +72,7 @@ pub struct Resctrl {
 ///
 /// # Errors
 /// Not there, not mounted, mounted read-only, or a file that makes no sense: in words, with what would help.
-pub fn find(kernel: &dyn Kernel, host: &HostTopology) -> Result<Resctrl, Missing> {
+pub fn find(kernel: &dyn Kernel, host: &HostTopology) -> Result<Resctrl, ResctrlUnavailable> {
     let mount = mounted(kernel)?;
     let mut divided = Vec::new();
     let mut classes = None;
@@ -86,13 +86,13 @@ pub fn find(kernel: &dyn Kernel, host: &HostTopology) -> Result<Resctrl, Missing
         let shared_with_io = mask_file(kernel, &folder.join("shareable_bits")).unwrap_or_default();
         for &domain in domains.keys() {
             let Some(cache) = cache_of(host, level, domain) else { continue };
-            if divided.iter().any(|other: &Divided| other.cache == cache) {
+            if divided.iter().any(|other: &ResctrlCache| other.cache == cache) {
                 continue; // code and data apart: two resources, one cache
             }
             let size_bytes = host.topology.caches.iter().find(|c| c.id == cache).and_then(|c| c.size_bytes);
-            let Limits { ways, at_least, contiguous, .. } = limits;
+            let MaskConstraints { ways, min_ways: at_least, contiguous, .. } = limits;
             let shared_with_io = shared_with_io.clone();
-            divided.push(Divided { cache, level, domain, ways, at_least, contiguous, shared_with_io, size_bytes });
+            divided.push(ResctrlCache { cache, level, domain, ways, at_least, contiguous, shared_with_io, size_bytes });
         }
     }
     divided.sort_by_key(|divided| divided.cache);
@@ -107,7 +107,7 @@ pub fn find(kernel: &dyn Kernel, host: &HostTopology) -> Result<Resctrl, Missing
     Ok(Resctrl { mount, divided, classes, others, counted, monitored })
 }
 
-fn control(kernel: &dyn Kernel, folder: &Path) -> Result<(Limits, u32), Missing> {
+fn control(kernel: &dyn Kernel, folder: &Path) -> Result<(MaskConstraints, u32), ResctrlUnavailable> {
     let file = |name: &str| folder.join(name);
     let mask = mask_file(kernel, &file("cbm_mask"));
     let needed = |name: &str, what: &str| missing(format!("{}: expected {what}", file(name).display()), None);
@@ -116,14 +116,15 @@ fn control(kernel: &dyn Kernel, folder: &Path) -> Result<(Limits, u32), Missing>
     let ways = mask.iter().last().map_or(0, |last| last + 1);
     // Before Linux 6.6 nothing tells whether gaps are taken; masks in one piece are taken everywhere.
     let contiguous = number_file(kernel, &file("sparse_masks")) != Some(1);
-    let limits = Limits { ways, at_least: number("min_cbm_bits")?, contiguous, taken: IndexSet::default() };
+    let limits =
+        MaskConstraints { ways, min_ways: number("min_cbm_bits")?, contiguous, reserved_ways: IndexSet::default() };
     Ok((limits, number("num_closids")?))
 }
 
-fn counted(kernel: &dyn Kernel, mount: &Path) -> Counted {
+fn counted(kernel: &dyn Kernel, mount: &Path) -> MonitoredEvents {
     let features = kernel.read(&mount.join("info/L3_MON/mon_features")).unwrap_or_default();
     let has = |name: &str| features.lines().any(|line| line.trim() == name);
-    Counted {
+    MonitoredEvents {
         occupancy: has("llc_occupancy"),
         total_bytes: has("mbm_total_bytes"),
         local_bytes: has("mbm_local_bytes"),
@@ -134,10 +135,10 @@ fn counted(kernel: &dyn Kernel, mount: &Path) -> Counted {
 fn monitored(kernel: &dyn Kernel, mount: &Path, host: &HostTopology) -> BTreeMap<u32, CacheId> {
     let names = kernel.list(&mount.join("mon_data")).unwrap_or_default();
     let domains = names.iter().filter_map(|name| name.strip_prefix("mon_L3_")?.parse().ok());
-    domains.filter_map(|domain: u32| Some((domain, cache_of(host, Level::L3, domain)?))).collect()
+    domains.filter_map(|domain: u32| Some((domain, cache_of(host, CacheLevel::L3, domain)?))).collect()
 }
 
-fn cache_of(host: &HostTopology, level: Level, domain: u32) -> Option<CacheId> {
+fn cache_of(host: &HostTopology, level: CacheLevel, domain: u32) -> Option<CacheId> {
     let same = |cache: &&cachemate_core::Cache| {
         let id = host.kernel_cache_ids.get(cache.id.0 as usize).copied().flatten();
         cache.level == level && id == Some(domain)
@@ -145,7 +146,7 @@ fn cache_of(host: &HostTopology, level: Level, domain: u32) -> Option<CacheId> {
     host.topology.caches.iter().find(same).map(|cache| cache.id)
 }
 
-fn read(kernel: &dyn Kernel, path: &Path) -> Result<String, Missing> {
+fn read(kernel: &dyn Kernel, path: &Path) -> Result<String, ResctrlUnavailable> {
     kernel.read(path).map_err(|error| missing(format!("{}: {error}", path.display()), None))
 }
 
@@ -159,17 +160,17 @@ fn mask_file(kernel: &dyn Kernel, path: &Path) -> Option<IndexSet> {
 
 impl Resctrl {
     /// What policies may divide: nothing where there is no class besides the root group's.
-    pub fn partitions(&self) -> Vec<(CacheId, Partition)> {
+    pub fn partitions(&self) -> Vec<(CacheId, PartitionSupport)> {
         let groups_at_most = self.classes.saturating_sub(self.others);
-        let ways = |divided: &Divided| {
-            let Divided { cache, ways, at_least, contiguous, .. } = *divided;
-            (cache, Partition::Ways { ways, at_least, contiguous, groups_at_most })
+        let ways = |divided: &ResctrlCache| {
+            let ResctrlCache { cache, ways, at_least, contiguous, .. } = *divided;
+            (cache, PartitionSupport::Ways { ways, min_ways: at_least, contiguous, max_groups: groups_at_most })
         };
         if groups_at_most > 1 { self.divided.iter().map(ways).collect() } else { Vec::new() }
     }
 
     /// The division of a cache.
-    pub fn of(&self, cache: CacheId) -> Option<&Divided> {
+    pub fn of(&self, cache: CacheId) -> Option<&ResctrlCache> {
         self.divided.iter().find(|divided| divided.cache == cache)
     }
 
@@ -177,12 +178,12 @@ impl Resctrl {
     ///
     /// # Errors
     /// Nothing can be divided.
-    pub fn ways_in_words(&self) -> Result<String, Missing> {
+    pub fn ways_in_words(&self) -> Result<String, ResctrlUnavailable> {
         let Some(first) = self.divided.first() else {
             let remedy = "a processor with Intel CAT, AMD QoS or Arm MPAM";
             return Err(missing(format!("{}: no cache can be divided", self.mount.display()), Some(remedy)));
         };
-        let Divided { ways, at_least, contiguous, .. } = first;
+        let ResctrlCache { ways, at_least, contiguous, .. } = first;
         let (caches, mount) = (self.divided.len(), self.mount.display());
         let piece = if *contiguous { " in one piece" } else { "" };
         let (classes, others) = (self.classes, self.others);

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use cachemate_core::{IndexSet, Level};
+use cachemate_core::{CacheLevel, IndexSet};
 
 /// Bits of a mask at most: the hardware's registers are this wide.
 const BITS: u32 = 64;
@@ -49,13 +49,13 @@ impl Schemata {
     }
 
     /// The mask of a cache; of one that is divided for code and data apart, the ways that either may fill.
-    pub fn mask(&self, level: Level, domain: u32) -> Option<IndexSet> {
+    pub fn mask(&self, level: CacheLevel, domain: u32) -> Option<IndexSet> {
         let of_level = self.0.iter().filter(|(resource, _)| level_of(resource) == Some(level));
         of_level.filter_map(|(_, domains)| domains.get(&domain)).cloned().reduce(|a, b| a.union(&b))
     }
 
     /// Gives a cache's mask to all resources that divide it. False = nothing divides it.
-    pub fn set(&mut self, level: Level, domain: u32, mask: &IndexSet) -> bool {
+    pub fn set(&mut self, level: CacheLevel, domain: u32, mask: &IndexSet) -> bool {
         let mut found = false;
         for (_, domains) in self.0.iter_mut().filter(|(resource, _)| level_of(resource) == Some(level)) {
             if let Some(entry) = domains.get_mut(&domain) {
@@ -79,10 +79,10 @@ impl fmt::Display for Schemata {
 }
 
 /// The level that a resource's name stands for, if it is a cache.
-pub fn level_of(resource: &str) -> Option<Level> {
+pub fn level_of(resource: &str) -> Option<CacheLevel> {
     match resource {
-        "L2" | "L2CODE" | "L2DATA" => Some(Level::L2),
-        "L3" | "L3CODE" | "L3DATA" => Some(Level::L3),
+        "L2" | "L2CODE" | "L2DATA" => Some(CacheLevel::L2),
+        "L3" | "L3CODE" | "L3DATA" => Some(CacheLevel::L3),
         _ => None,
     }
 }
@@ -98,11 +98,11 @@ mod tests {
         let text = "    MB:0=  100;1=  100\nL3CODE:0=000ff;1=fffff\nL3DATA:0=00f00;1=fffff\n    L2:0=ff;3=0f\n";
         let mut schemata = Schemata::parse(text).unwrap();
         assert_eq!(schemata.to_string(), "L2:0=ff;3=f\nL3CODE:0=ff;1=fffff\nL3DATA:0=f00;1=fffff");
-        assert_eq!(schemata.mask(Level::L3, 0).unwrap().to_string(), "0-11");
-        assert_eq!(schemata.mask(Level::L2, 1), None);
-        assert!(schemata.set(Level::L3, 1, &"0-1".parse().unwrap()));
+        assert_eq!(schemata.mask(CacheLevel::L3, 0).unwrap().to_string(), "0-11");
+        assert_eq!(schemata.mask(CacheLevel::L2, 1), None);
+        assert!(schemata.set(CacheLevel::L3, 1, &"0-1".parse().unwrap()));
         assert_eq!(schemata.to_string(), "L2:0=ff;3=f\nL3CODE:0=ff;1=3\nL3DATA:0=f00;1=3");
-        assert!(!schemata.set(Level::L4, 0, &"0".parse().unwrap()));
+        assert!(!schemata.set(CacheLevel::L4, 0, &"0".parse().unwrap()));
         let wrong = Schemata::parse("L3:0=xyz").unwrap_err();
         assert_eq!(wrong, "schemata: found 'L3:0=xyz', expected a line such as L3:0=ff;1=ff");
     }

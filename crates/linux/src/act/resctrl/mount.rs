@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 use crate::kernel::Kernel;
 
 /// The mount of the whole file system (a bind mount may show one group only), writable ones first.
-pub(crate) fn mounted(kernel: &dyn Kernel) -> Result<PathBuf, Missing> {
+pub(crate) fn mounted(kernel: &dyn Kernel) -> Result<PathBuf, ResctrlUnavailable> {
     let mounts = kernel.read(Path::new("/proc/self/mountinfo")).unwrap_or_default();
-    let mut found: Vec<(bool, PathBuf)> = mounts.lines().filter_map(mount_of_line).collect();
-    found.sort_by_key(|(read_only, _)| *read_only);
-    match found.into_iter().next() {
+    let mut mounts: Vec<(bool, PathBuf)> = mounts.lines().filter_map(mount_of_line).collect();
+    mounts.sort_by_key(|(read_only, _)| *read_only);
+    match mounts.into_iter().next() {
         Some((false, mount)) => Ok(mount),
         Some((true, mount)) => Err(missing(format!("{}: mounted read-only", mount.display()), Some("remount it rw"))),
         None => {
@@ -44,13 +44,13 @@ fn unescaped(path: &str) -> String {
     escapes.iter().fold(path.to_string(), |path, (escape, plain)| path.replace(escape, plain))
 }
 
-pub(super) fn missing(why: impl Into<String>, remedy: Option<&str>) -> Missing {
-    Missing { why: why.into(), remedy: remedy.map(str::to_string) }
+pub(super) fn missing(why: impl Into<String>, remedy: Option<&str>) -> ResctrlUnavailable {
+    ResctrlUnavailable { why: why.into(), remedy: remedy.map(str::to_string) }
 }
 
 /// Why there is none, and what would help.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Missing {
+pub struct ResctrlUnavailable {
     /// The reason, in words.
     pub why: String,
     /// `None` = nothing is known to help.

@@ -11,9 +11,9 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use cachemate_core::{CacheShare, Counts, Event, IndexSet, Level, Reading, Units};
+use cachemate_core::{CacheLevel, CacheShare, CounterEvent, EventCount, EventCounts, IndexSet, Units};
 
-use super::info::{Counted, Divided};
+use super::info::{MonitoredEvents, ResctrlCache};
 use crate::kernel::Kernel;
 
 fn monitor(group: &Path, domain: u32, name: &str) -> PathBuf {
@@ -38,7 +38,7 @@ pub struct Traffic {
 }
 
 impl Traffic {
-    pub fn read(kernel: &dyn Kernel, group: &Path, domain: u32, counted: Counted) -> Self {
+    pub fn read(kernel: &dyn Kernel, group: &Path, domain: u32, counted: MonitoredEvents) -> Self {
         let of = |is, name| if is { number(kernel, &monitor(group, domain, name)) } else { None };
         Traffic {
             total_bytes: of(counted.total_bytes, "mbm_total_bytes"),
@@ -64,19 +64,21 @@ impl Traffic {
         }
     }
 
-    pub fn counts(self) -> Counts {
-        let reading = |event, count: Option<u64>| Some(Reading { event, count: count?, counted_share: 1.0 });
-        let readings =
-            [reading(Event::MemoryBytes, self.total_bytes), reading(Event::LocalMemoryBytes, self.local_bytes)];
-        Counts(readings.into_iter().flatten().collect())
+    pub fn counts(self) -> EventCounts {
+        let reading = |event, count: Option<u64>| Some(EventCount { event, count: count?, enabled_share: 1.0 });
+        let readings = [
+            reading(CounterEvent::MemoryBytes, self.total_bytes),
+            reading(CounterEvent::LocalMemoryBytes, self.local_bytes),
+        ];
+        EventCounts(readings.into_iter().flatten().collect())
     }
 }
 
 /// Ways per domain that groups hold for themselves alone (`E`) or that are pseudo-locked (`P`), from `bit_usage`: one
 /// letter a way, the highest first.
-pub fn taken(kernel: &dyn Kernel, mount: &Path, level: Level) -> BTreeMap<u32, IndexSet> {
+pub fn exclusive_ways(kernel: &dyn Kernel, mount: &Path, level: CacheLevel) -> BTreeMap<u32, IndexSet> {
     let mut all: BTreeMap<u32, IndexSet> = BTreeMap::new();
-    let resources = if level == Level::L2 { ["L2", "L2CODE", "L2DATA"] } else { ["L3", "L3CODE", "L3DATA"] };
+    let resources = if level == CacheLevel::L2 { ["L2", "L2CODE", "L2DATA"] } else { ["L3", "L3CODE", "L3DATA"] };
     for resource in resources {
         let text = kernel.read(&mount.join("info").join(resource).join("bit_usage")).unwrap_or_default();
         for (domain, letters) in text.trim().split(';').filter_map(|part| part.split_once('=')) {
@@ -89,10 +91,15 @@ pub fn taken(kernel: &dyn Kernel, mount: &Path, level: Level) -> BTreeMap<u32, I
 }
 
 /// Masks of the other groups in one cache, by name; the root group is `/`.
-pub type Others = BTreeMap<String, IndexSet>;
+pub type OtherGroupMasks = BTreeMap<String, IndexSet>;
 
 /// Why the group's lines are not exactly what its mask says: everything that applies, in words.
-pub fn explain(share: &CacheShare, occupancy_bytes: Option<u64>, divided: &Divided, others: &Others) -> Vec<String> {
+pub fn explain(
+    share: &CacheShare,
+    occupancy_bytes: Option<u64>,
+    divided: &ResctrlCache,
+    others: &OtherGroupMasks,
+) -> Vec<String> {
     let Units::Ways { mask } = &share.units else { return Vec::new() };
     let mut why = Vec::new();
     let room_bytes = divided.size_bytes.map(|size| size / u64::from(divided.ways.max(1)) * u64::from(mask.count()));
@@ -128,13 +135,13 @@ mod tests {
         host.file("/r/g/mon_data/mon_L3_01/mbm_total_bytes", "500\n");
         host.file("/r/g/mon_data/mon_L3_01/mbm_local_bytes", "Error\n");
         let group = Path::new("/r/g");
-        let all = Counted { occupancy: true, total_bytes: true, local_bytes: true };
+        let all = MonitoredEvents { occupancy: true, total_bytes: true, local_bytes: true };
         assert_eq!(occupancy_bytes(&host, group, 1), None);
         let now = Traffic::read(&host, group, 1, all);
         assert_eq!(now, Traffic { total_bytes: Some(500), local_bytes: None });
         let then = Traffic { total_bytes: Some(200), local_bytes: Some(100) };
-        assert_eq!(now.since(then).counts().get(Event::MemoryBytes), Some(300.0));
-        assert_eq!(now.since(then).counts().get(Event::LocalMemoryBytes), None);
+        assert_eq!(now.since(then).counts().get(CounterEvent::MemoryBytes), Some(300.0));
+        assert_eq!(now.since(then).counts().get(CounterEvent::LocalMemoryBytes), None);
         assert_eq!(then.since(now), Traffic::default(), "a counter that began anew says nothing");
     }
 
@@ -144,9 +151,9 @@ mod tests {
         let host = FakeHost::default();
         host.file("/r/info/L3CODE/bit_usage", "0=XXSSSSSE;1=HH0000PP\n");
         host.file("/r/info/L3DATA/bit_usage", "0=XXSSESSS;1=HH000000\n");
-        let taken = taken(&host, Path::new("/r"), Level::L3);
+        let taken = exclusive_ways(&host, Path::new("/r"), CacheLevel::L3);
         assert_eq!((taken[&0].to_string(), taken[&1].to_string()), ("0,3".into(), "0-1".into()));
-        assert!(super::taken(&host, Path::new("/r"), Level::L2).is_empty());
+        assert!(super::exclusive_ways(&host, Path::new("/r"), CacheLevel::L2).is_empty());
     }
 
     /// Is every reason told that applies, and none that does not?
@@ -158,9 +165,9 @@ mod tests {
             cache: CacheId(0),
             units: Units::Ways { mask: mask.parse().unwrap() },
         };
-        let divided = Divided {
+        let divided = ResctrlCache {
             cache: CacheId(0),
-            level: Level::L3,
+            level: CacheLevel::L3,
             domain: 0,
             ways: 16,
             at_least: 1,

@@ -4,22 +4,22 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use cachemate_core::{
-    CacheId, CacheShare, Capabilities, Event, GroupId, Item, Member, Partition, Place, Plan, ProcessId, RefusedBecause,
-    TaskId, Units, Window,
+    CacheId, CacheShare, Capabilities, CounterEvent, CounterScope, GroupId, PartitionSupport, Plan, PlanItem,
+    ProcessId, RefusalReason, ShareMember, TaskId, Units, WindowLength,
 };
 
 use super::fake_tests::{FakeCat, FakeGroup, MOUNT, topology};
-use super::{Missing, Resctrl, Ways, find, groups};
+use super::{Resctrl, ResctrlUnavailable, WayController, find, groups};
 use crate::act::actuator::{Actuator, ApplyReport, GuardianCommand};
 use crate::act::changes;
-use crate::act::rules::{Action, Rule};
-use crate::kernel::{Host, Kernel, ThreadKey};
+use crate::act::rules::{ManageAction, ManageRule};
+use crate::kernel::{Kernel, LinuxHost, ThreadKey};
 use crate::safety::journal::Journal;
-use crate::sense::tasks::Tasks;
+use crate::sense::tasks::TaskTable;
 use crate::sense::topology::read_topology;
 
 /// A file per `==> PATH <==` of a recorded tree.
-fn unpacked(tree: &str) -> (tempfile::TempDir, Host) {
+fn unpacked(tree: &str) -> (tempfile::TempDir, LinuxHost) {
     let dir = tempfile::tempdir().unwrap();
     for part in tree.split("==> ").skip(1) {
         let (path, text) = part.split_once(" <==\n").unwrap();
@@ -27,11 +27,11 @@ fn unpacked(tree: &str) -> (tempfile::TempDir, Host) {
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(path, text).unwrap();
     }
-    let host = Host::new(dir.path());
+    let host = LinuxHost::new(dir.path());
     (dir, host)
 }
 
-fn found(tree: &str) -> Result<Resctrl, Missing> {
+fn found(tree: &str) -> Result<Resctrl, ResctrlUnavailable> {
     let (dir, host) = unpacked(tree);
     find(&host, &read_topology(dir.path()).unwrap())
 }
@@ -70,7 +70,7 @@ fn files(of: &[(&str, &str)]) -> String {
 fn the_guests_trees_are_read() {
     let guest = found(GUEST).unwrap();
     assert_eq!(guest.mount, Path::new("/mnt/rdt"));
-    let ways = Partition::Ways { ways: 3, at_least: 1, contiguous: true, groups_at_most: 8 };
+    let ways = PartitionSupport::Ways { ways: 3, min_ways: 1, contiguous: true, max_groups: 8 };
     let caches: Vec<_> = guest.divided.iter().map(|divided| (divided.cache, divided.domain)).collect();
     assert_eq!(guest.partitions(), [(caches[0].0, ways.clone()), (caches[1].0, ways)]);
     assert_eq!(caches.iter().map(|(_, domain)| *domain).collect::<Vec<_>>(), [0, 1]);
@@ -82,7 +82,7 @@ fn the_guests_trees_are_read() {
     let owned = found(GUEST_WITH_OWNER).unwrap();
     assert_eq!((owned.others, owned.classes), (1, 8));
     let (_dir, host) = unpacked(GUEST_WITH_OWNER);
-    let taken = super::occupancy::taken(&host, Path::new("/mnt/rdt"), cachemate_core::Level::L3);
+    let taken = super::occupancy::exclusive_ways(&host, Path::new("/mnt/rdt"), cachemate_core::CacheLevel::L3);
     assert_eq!(taken[&1].to_string(), "0");
     let status = groups::last_status(&host, Path::new("/mnt/rdt"));
     assert_eq!(status.as_deref(), Some("No task 999\nError while processing task 999"));
@@ -119,7 +119,7 @@ fn an_intel_host_with_code_and_data_apart_is_read() {
             ("mon_groups/perf/schemata-is-not-here", ""),
         ]);
     let intel = found(&tree).unwrap();
-    let ways = Partition::Ways { ways: 11, at_least: 2, contiguous: true, groups_at_most: 4 };
+    let ways = PartitionSupport::Ways { ways: 11, min_ways: 2, contiguous: true, max_groups: 4 };
     assert_eq!(intel.partitions(), [(CacheId(0), ways.clone()), (CacheId(1), ways)]);
     assert_eq!(intel.monitored, BTreeMap::from([(0, CacheId(0)), (1, CacheId(1))]));
     assert!(intel.counted.occupancy && intel.counted.total_bytes && intel.counted.local_bytes);
@@ -141,11 +141,11 @@ fn an_epyc_with_sparse_ids_and_other_owners_is_read() {
             ("kube.burst/schemata", "L3:0=ff;1=f;8=f;9=f"),
         ]);
     let epyc = found(&tree).unwrap();
-    let ways = Partition::Ways { ways: 16, at_least: 1, contiguous: false, groups_at_most: 14 };
+    let ways = PartitionSupport::Ways { ways: 16, min_ways: 1, contiguous: false, max_groups: 14 };
     assert_eq!(epyc.partitions().len(), 4);
     assert_eq!(epyc.partitions()[2], (CacheId(2), ways));
     assert_eq!(epyc.of(CacheId(2)).unwrap().domain, 8);
-    assert_eq!(epyc.counted, super::Counted::default());
+    assert_eq!(epyc.counted, super::MonitoredEvents::default());
 }
 
 /// Not mounted, mounted read-only, one group bound elsewhere, a file that makes no sense: is each told, and no panic?
@@ -169,14 +169,14 @@ fn what_is_missing_is_told_with_a_remedy() {
 }
 
 /// Everything that a plan needs, on the made-up host.
-pub(super) struct Bench {
+pub(super) struct ResctrlFixture {
     pub cat: FakeCat,
-    tasks: Tasks,
+    tasks: TaskTable,
     actuator: Actuator,
-    ways: Ways,
+    ways: WayController,
     dir: tempfile::TempDir,
     /// As they were found, when nobody had a group yet.
-    partitions: Vec<(CacheId, Partition)>,
+    partitions: Vec<(CacheId, PartitionSupport)>,
 }
 
 pub(super) fn waiting_guardian() -> GuardianCommand {
@@ -186,7 +186,7 @@ pub(super) fn waiting_guardian() -> GuardianCommand {
 
 const OWNER: ThreadKey = ThreadKey { tid: 77, start_ticks: 5 };
 
-impl Bench {
+impl ResctrlFixture {
     fn new() -> Self {
         Self::on(FakeCat::new())
     }
@@ -195,30 +195,32 @@ impl Bench {
         let actuator = Actuator::new(dir.path(), waiting_guardian());
         let resctrl = find(&cat, &topology()).unwrap();
         let partitions = resctrl.partitions();
-        let ways = Ways::new(resctrl, OWNER);
-        let mut bench = Bench { cat, tasks: Tasks::default(), actuator, ways, dir, partitions };
+        let ways = WayController::new(resctrl, OWNER);
+        let mut bench = ResctrlFixture { cat, tasks: TaskTable::default(), actuator, ways, dir, partitions };
         bench.look();
         bench
     }
     fn look(&mut self) {
-        self.tasks.look(&self.cat, &[Rule { action: Action::Manage(None), ..Rule::default() }], 0).unwrap();
+        self.tasks
+            .refresh(&self.cat, &[ManageRule { action: ManageAction::Manage(None), ..ManageRule::default() }], 0)
+            .unwrap();
     }
     fn apply(&mut self, shares: &[CacheShare]) -> ApplyReport {
-        let plan = Plan { shares: shares.to_vec(), ..Plan::idle(Window::Time { ns: 1 }) };
+        let plan = Plan { shares: shares.to_vec(), ..Plan::idle(WindowLength::Time { ns: 1 }) };
         let partitions = self.partitions.clone();
-        let bench = changes::bench::Bench {
+        let bench = changes::fixture::ApplyFixture {
             host: &self.cat,
             actuator: &mut self.actuator,
             ways: Some(&mut self.ways),
             tasks: &self.tasks,
-            capabilities: &Capabilities { partitions, ..changes::bench::capabilities() },
+            capabilities: &Capabilities { partitions, ..changes::fixture::capabilities() },
             groups: &[],
         };
-        bench.carry_out(&plan).0
+        bench.apply(&plan).0
     }
     fn holds(&self, shares: &[CacheShare]) -> Vec<String> {
         let held = self.ways.read_back(&self.cat, shares, &self.tasks.all());
-        let text = |held: &cachemate_core::ShareHeld| {
+        let text = |held: &cachemate_core::ActiveShare| {
             let Units::Ways { mask } = &held.share.units else { panic!("not ways") };
             let share = &held.share;
             format!("{}@{}={mask}x{}", share.group.0, share.cache.0, share.members.len())
@@ -226,7 +228,7 @@ impl Bench {
         held.iter().map(text).collect()
     }
     fn put_back(&mut self) {
-        self.actuator.put_back(&self.cat).unwrap();
+        self.actuator.restore_all(&self.cat).unwrap();
         self.ways.forget();
         assert!(self.cat.groups.borrow().keys().all(|name| !name.starts_with(groups::PREFIX)));
         assert!(self.cat.placed().values().all(|name| !name.starts_with(groups::PREFIX)));
@@ -235,7 +237,7 @@ impl Bench {
 }
 
 pub(super) fn share(group: u32, process: u32, cache: u32, mask: &str) -> CacheShare {
-    let members = vec![Member::Process(ProcessId(process))];
+    let members = vec![ShareMember::Process(ProcessId(process))];
     let units = Units::Ways { mask: mask.parse().unwrap() };
     CacheShare { group: GroupId(group), members, cache: CacheId(cache), units }
 }
@@ -243,7 +245,7 @@ pub(super) fn share(group: u32, process: u32, cache: u32, mask: &str) -> CacheSh
 /// Is a plan the whole state: groups made, kept when only a mask changes, taken over, removed; and nothing when repeated?
 #[test]
 fn a_plan_is_the_whole_state_of_the_groups() {
-    let mut bench = Bench::new();
+    let mut bench = ResctrlFixture::new();
     assert_eq!(bench.apply(&[]).calls, 0);
     assert!(!bench.dir.path().join(Journal::FILE_NAME).exists(), "starting changes nothing");
     let first = [share(1, 0, 0, "0-3"), share(2, 1, 0, "4-7"), share(2, 1, 1, "0-1")];
@@ -269,15 +271,15 @@ fn a_plan_is_the_whole_state_of_the_groups() {
 /// When classes run out: is as much done as can be, with the kernel's words, and the rest unrestricted?
 #[test]
 fn out_of_classes_the_rest_of_the_plan_stands() {
-    let mut bench = Bench::new();
+    let mut bench = ResctrlFixture::new();
     bench.cat.groups.borrow_mut().insert("db".into(), FakeGroup { masks: BTreeMap::new(), tasks: [9].into() });
     let plan = [share(1, 0, 0, "0-1"), share(2, 1, 0, "2-3"), share(3, 2, 0, "4-5"), share(3, 2, 1, "4-5")];
     let made = bench.apply(&plan);
     assert_eq!(bench.holds(&plan), ["1@0=0-1x1", "2@0=2-3x1"]);
-    let items: Vec<&Item> = made.refused.iter().map(|refused| &refused.item).collect();
-    assert_eq!(items, [&Item::Share(GroupId(3), CacheId(0)), &Item::Share(GroupId(3), CacheId(1))]);
-    assert!(made.refused.iter().all(|refused| refused.because == RefusedBecause::NoRoom));
-    assert!(made.refused[0].said.ends_with("resctrl says: Out of CLOSIDs"), "{}", made.refused[0].said);
+    let items: Vec<&PlanItem> = made.refused.iter().map(|refused| &refused.item).collect();
+    assert_eq!(items, [&PlanItem::Share(GroupId(3), CacheId(0)), &PlanItem::Share(GroupId(3), CacheId(1))]);
+    assert!(made.refused.iter().all(|refused| refused.reason == RefusalReason::NoCapacity));
+    assert!(made.refused[0].message.ends_with("resctrl says: Out of CLOSIDs"), "{}", made.refused[0].message);
     assert!(!bench.cat.placed().contains_key(&7));
     bench.put_back();
     assert!(bench.cat.groups.borrow().contains_key("db"), "others' groups stay");
@@ -286,11 +288,11 @@ fn out_of_classes_the_rest_of_the_plan_stands() {
 /// Is a mask that the hardware does not take made one that it takes, or refused, and what holds told?
 #[test]
 fn masks_that_the_hardware_does_not_take_are_fitted_and_told() {
-    let mut bench = Bench::new();
+    let mut bench = ResctrlFixture::new();
     let plan = [share(1, 0, 0, "3"), share(2, 1, 0, "0,5-6"), share(3, 2, 0, "9")];
     let made = bench.apply(&plan);
     assert_eq!(bench.holds(&plan), ["1@0=3-4x1", "2@0=5-6x1"]);
-    let said: Vec<&str> = made.refused.iter().map(|refused| refused.said.split(':').next().unwrap()).collect();
+    let said: Vec<&str> = made.refused.iter().map(|refused| refused.message.split(':').next().unwrap()).collect();
     assert_eq!(said, ["ways 3 became 3-4", "ways 0,5-6 became 5-6", "ways 9"]);
     bench.put_back();
 }
@@ -298,14 +300,14 @@ fn masks_that_the_hardware_does_not_take_are_fitted_and_told() {
 /// Is a thread in somebody else's group, or in somebody's monitoring group, left there?
 #[test]
 fn threads_in_others_groups_are_left_there() {
-    let mut bench = Bench::new();
+    let mut bench = ResctrlFixture::new();
     bench.cat.groups.borrow_mut().insert("db".into(), FakeGroup { masks: BTreeMap::new(), tasks: [5].into() });
     let plan = [share(1, 0, 0, "0-1"), share(2, 1, 0, "2-3")];
     let made = bench.apply(&plan);
     assert_eq!(bench.cat.placed()[&5], "db");
     assert_eq!(bench.holds(&plan), ["2@0=2-3x1"]);
-    assert_eq!(made.refused[0].because, RefusedBecause::OwnedByAnother);
-    assert_eq!(made.refused[0].said, "thread 5 is in resctrl group /db, which is somebody else's");
+    assert_eq!(made.refused[0].reason, RefusalReason::OwnedByOther);
+    assert_eq!(made.refused[0].message, "thread 5 is in resctrl group /db, which is somebody else's");
     bench.put_back();
     assert_eq!(bench.cat.placed(), BTreeMap::from([(5, "db".to_string())]));
 }
@@ -313,15 +315,15 @@ fn threads_in_others_groups_are_left_there() {
 /// Do children born into a group go where the plan says, or back, managed or not, and at the end too?
 #[test]
 fn children_born_into_a_group_do_not_stay_there() {
-    let mut bench = Bench::new();
+    let mut bench = ResctrlFixture::new();
     bench.apply(&[share(1, 0, 0, "0-1")]);
     bench.cat.born(5, 20);
     bench.look();
-    bench.actuator.tend_heirs(&bench.cat, &bench.tasks.all(), &[]).unwrap();
+    bench.actuator.restore_inherited(&bench.cat, &bench.tasks.all(), &[]).unwrap();
     bench.apply(&[share(1, 0, 0, "0-1")]);
     assert_eq!(bench.cat.placed().keys().copied().collect::<Vec<_>>(), [5]);
     bench.cat.born(5, 21);
-    bench.actuator.tend_heirs(&bench.cat, &[], &[(21, 5)]).unwrap();
+    bench.actuator.restore_inherited(&bench.cat, &[], &[(21, 5)]).unwrap();
     assert_eq!(bench.cat.placed().keys().copied().collect::<Vec<_>>(), [5]);
     bench.cat.born(5, 22);
     bench.put_back();
@@ -331,7 +333,7 @@ fn children_born_into_a_group_do_not_stay_there() {
 #[test]
 fn what_others_change_is_told_and_set_anew() {
     let plan = [share(1, 0, 0, "0-1")];
-    let item = Item::Share(GroupId(1), CacheId(0));
+    let item = PlanItem::Share(GroupId(1), CacheId(0));
     let changes: [fn(&FakeCat); 3] = [
         |cat| drop(cat.write(&Path::new(MOUNT).join("tasks"), "5")),
         |cat| {
@@ -341,7 +343,7 @@ fn what_others_change_is_told_and_set_anew() {
         |cat| cat.groups.borrow_mut().clear(),
     ];
     for change in changes {
-        let mut bench = Bench::new();
+        let mut bench = ResctrlFixture::new();
         bench.apply(&plan);
         change(&bench.cat);
         let made = bench.apply(&plan);
@@ -355,7 +357,7 @@ fn what_others_change_is_told_and_set_anew() {
 /// Is another owner's lock respected, and are orphans, and only they, swept?
 #[test]
 fn locks_are_respected_and_orphans_swept() {
-    let mut bench = Bench::new();
+    let mut bench = ResctrlFixture::new();
     let empty = || FakeGroup { masks: BTreeMap::new(), tasks: [6].into() };
     for name in ["cachemate-3-9-0", "cachemate-4-9-0", "db"] {
         bench.cat.groups.borrow_mut().insert(name.into(), empty());
@@ -364,12 +366,12 @@ fn locks_are_respected_and_orphans_swept() {
     let living = Path::new(MOUNT).join("cachemate-4-9-0");
     bench.cat.locked.borrow_mut().extend([living, MOUNT.into()]);
     let made = bench.apply(&[share(1, 0, 0, "0-1")]);
-    assert_eq!((made.calls, made.refused[0].because.clone()), (0, RefusedBecause::Busy));
+    assert_eq!((made.calls, made.refused[0].reason.clone()), (0, RefusalReason::Busy));
     bench.cat.locked.borrow_mut().remove(Path::new(MOUNT));
     bench.apply(&[share(1, 0, 0, "0-1")]);
     let names: Vec<String> = bench.cat.groups.borrow().keys().cloned().collect();
     assert_eq!(names, ["cachemate-4-9-0", "cachemate-77-5-0", "db"]);
-    bench.actuator.put_back(&bench.cat).unwrap();
+    bench.actuator.restore_all(&bench.cat).unwrap();
     let removed = groups::sweep_mounted(&bench.cat);
     assert_eq!(removed, Vec::<String>::new(), "the living one stays");
     bench.cat.locked.borrow_mut().clear();
@@ -379,7 +381,7 @@ fn locks_are_respected_and_orphans_swept() {
 /// Are occupancy and traffic read where they are counted, as differences, and absent where a group is new?
 #[test]
 fn occupancy_and_traffic_are_read() {
-    let mut bench = Bench::new();
+    let mut bench = ResctrlFixture::new();
     let plan = [share(1, 0, 0, "0-3")];
     let counted = |name: &str, domain: u32, occupancy: u64, traffic: u64, cat: &FakeCat| {
         cat.counted.borrow_mut().insert((name.to_string(), domain), (occupancy, traffic));
@@ -396,9 +398,9 @@ fn occupancy_and_traffic_are_read() {
     counted("", 0, 0, 1600, &bench.cat);
     counted("cachemate-77-5-0", 0, 5 << 20, 140, &bench.cat);
     let places = bench.ways.places(&bench.cat);
-    let group = Place::Group(GroupId(1), CacheId(0));
-    let of = |place: Place| places.iter().find(|(at, _)| *at == place).unwrap().1.get(Event::MemoryBytes);
-    assert_eq!((of(group), of(Place::Cache(CacheId(0)))), (Some(40.0), Some(140.0)));
+    let group = CounterScope::Group(GroupId(1), CacheId(0));
+    let of = |place: CounterScope| places.iter().find(|(at, _)| *at == place).unwrap().1.get(CounterEvent::MemoryBytes);
+    assert_eq!((of(group), of(CounterScope::Cache(CacheId(0)))), (Some(40.0), Some(140.0)));
     let held = bench.ways.read_back(&bench.cat, &plan, &bench.tasks.all());
     assert_eq!(held[0].occupancy_bytes, Some(5 << 20));
     let why = bench.ways.explain(&bench.cat, &held[0]);
@@ -419,7 +421,7 @@ fn a_fault_at_any_step_leaves_a_true_account() {
     let plan = [share(1, 0, 0, "0-3"), share(2, 1, 0, "4-7"), share(2, 1, 1, "0-1")];
     for error in [libc::EPERM, libc::ENOSPC, libc::EINVAL, libc::EIO, libc::EBUSY] {
         for nth in 0..6 {
-            let mut bench = Bench::new();
+            let mut bench = ResctrlFixture::new();
             bench.cat.host.fault.set(Some((nth, error)));
             let made = bench.apply(&plan);
             assert!(!made.refused.is_empty(), "{error} at {nth}");
@@ -446,12 +448,12 @@ fn the_journal_alone_puts_everything_back() {
         let cat = FakeCat::new();
         cat.groups.borrow_mut().insert("db".into(), FakeGroup { masks: BTreeMap::new(), tasks: [8].into() });
         let before = cat.groups.borrow().clone();
-        let mut bench = Bench::on(cat);
+        let mut bench = ResctrlFixture::on(cat);
         // Every write from then on fails: as if the process were gone.
         bench.cat.host.broken_from.set(Some(killed_after));
         bench.apply(&plan);
         bench.cat.host.broken_from.set(None);
-        let Bench { cat, dir, .. } = bench;
+        let ResctrlFixture { cat, dir, .. } = bench;
         crate::safety::guardian::restore_left_behind(&cat, dir.path()).unwrap();
         assert_eq!(*cat.groups.borrow(), before, "killed after {killed_after} writes");
         assert!(!dir.path().join(Journal::FILE_NAME).exists());
@@ -461,8 +463,8 @@ fn the_journal_alone_puts_everything_back() {
 /// Does a share of a task that is unknown here do no harm?
 #[test]
 fn a_share_of_nobody_is_no_group() {
-    let mut bench = Bench::new();
-    let nobody = CacheShare { members: vec![Member::Task(TaskId(99))], ..share(1, 0, 0, "0-1") };
+    let mut bench = ResctrlFixture::new();
+    let nobody = CacheShare { members: vec![ShareMember::Task(TaskId(99))], ..share(1, 0, 0, "0-1") };
     assert_eq!(bench.apply(&[nobody]).calls, 0);
     bench.put_back();
 }

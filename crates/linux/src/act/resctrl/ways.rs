@@ -6,20 +6,20 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use cachemate_core::{
-    CacheShare, Class, ClassId, Counts, IndexSet, Item, Masks, Member, Place, Plan, Refused, RefusedBecause, ShareHeld,
-    ShareKey, Units,
+    ActiveShare, CacheShare, CounterScope, EventCounts, IndexSet, Plan, PlanItem, RefusalReason, RefusedItem,
+    ServiceClass, ServiceClassId, ShareKey, ShareMember, Units, WayMasks,
 };
 
 use super::groups;
-use super::info::{Divided, Resctrl};
+use super::info::{Resctrl, ResctrlCache};
 use super::masks::Schemata;
-use super::occupancy::{Others, Traffic, explain, occupancy_bytes, taken};
-use crate::act::changes::{Reading, item_of};
-use crate::act::desired::refused;
+use super::occupancy::{OtherGroupMasks, Traffic, exclusive_ways, explain, occupancy_bytes};
+use crate::act::changes::{HostSnapshot, item_of};
+use crate::act::desired_state::refused;
 use crate::kernel::{DirLock, Kernel, ThreadKey};
-use crate::safety::journal::{Object, State};
+use crate::safety::journal::{JournalObject, ObjectState};
 use crate::safety::object_state::read_state;
-use crate::sense::tasks::Managed;
+use crate::sense::tasks::ManagedThread;
 
 /// How long we wait for somebody else's lock on resctrl before the plan's shares are refused for this window.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -29,7 +29,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 struct OwnGroup {
     path: PathBuf,
     /// What it is for; the empty class where nothing is left of it but the folder.
-    class: Class,
+    class: ServiceClass,
     /// Tells others that its owner lives.
     _alive: DirLock,
 }
@@ -42,20 +42,20 @@ impl OwnGroup {
 
 /// The way masks of this host, as far as they are ours.
 #[derive(Debug)]
-pub struct Ways {
+pub struct WayController {
     resctrl: Resctrl,
     /// How our groups are called.
     prefix: String,
-    groups: BTreeMap<ClassId, OwnGroup>,
+    groups: BTreeMap<ServiceClassId, OwnGroup>,
     swept: bool,
     /// Traffic by group and domain at the last look.
     traffic: BTreeMap<(String, u32), Traffic>,
 }
 
-impl Ways {
+impl WayController {
     /// Nothing is changed by starting. `owner` is the process whose groups these will be.
     pub fn new(resctrl: Resctrl, owner: ThreadKey) -> Self {
-        Ways {
+        WayController {
             resctrl,
             prefix: groups::own_prefix(owner),
             groups: BTreeMap::new(),
@@ -76,8 +76,8 @@ impl Ways {
         &mut self,
         kernel: &dyn Kernel,
         plan: &mut Plan,
-        tasks: &[&Managed],
-        reading: &mut Reading,
+        tasks: &[&ManagedThread],
+        reading: &mut HostSnapshot,
         act: bool,
     ) -> Option<DirLock> {
         let of_ways = |share: &CacheShare| matches!(share.units, Units::Ways { .. });
@@ -87,17 +87,17 @@ impl Ways {
         let lock = match act.then(|| kernel.lock_dir(&self.resctrl.mount, PATIENCE)).transpose() {
             Ok(lock) => lock,
             Err(error) => {
-                let said = format!("{}: its lock is held by somebody else: {error}", self.resctrl.mount.display());
+                let message = format!("{}: its lock is held by somebody else: {error}", self.resctrl.mount.display());
                 let items = plan.shares.iter().filter(|share| of_ways(share));
-                let items = items.map(|share| Item::Share(share.group, share.cache));
-                reading.refused.extend(refuse_all(items, &RefusedBecause::Busy, &said));
+                let items = items.map(|share| PlanItem::Share(share.group, share.cache));
+                reading.refused.extend(refuse_all(items, &RefusalReason::Busy, &message));
                 plan.shares.retain(|share| !of_ways(share));
                 return None;
             }
         };
         if act && !self.swept {
             self.swept = true;
-            let items = |said: String| refuse_all([Item::Plan], &RefusedBecause::Failed, &said);
+            let items = |said: String| refuse_all([PlanItem::Plan], &RefusalReason::Failed, &said);
             let swept = groups::sweep(kernel, &self.resctrl.mount, &self.prefix).into_iter();
             reading.refused.extend(swept.filter(|said| said.contains("not removed")).flat_map(items));
         }
@@ -107,44 +107,45 @@ impl Ways {
         lock
     }
 
-    fn read_taken(&self, kernel: &dyn Kernel, reading: &mut Reading) {
+    fn read_taken(&self, kernel: &dyn Kernel, reading: &mut HostSnapshot) {
         let mut taken_of = BTreeMap::new();
-        for Divided { cache, level, domain, .. } in &self.resctrl.divided {
-            let of_level = taken_of.entry(*level).or_insert_with(|| taken(kernel, &self.resctrl.mount, *level));
+        for ResctrlCache { cache, level, domain, .. } in &self.resctrl.divided {
+            let of_level =
+                taken_of.entry(*level).or_insert_with(|| exclusive_ways(kernel, &self.resctrl.mount, *level));
             let taken: IndexSet = of_level.get(domain).cloned().unwrap_or_default();
-            reading.state.taken_ways.insert(*cache, taken);
+            reading.state.reserved_ways.insert(*cache, taken);
         }
     }
 
     /// A group that somebody has removed is none any more.
-    fn read_classes(&mut self, kernel: &dyn Kernel, reading: &mut Reading) {
+    fn read_classes(&mut self, kernel: &dyn Kernel, reading: &mut HostSnapshot) {
         let mut gone = Vec::new();
         for (&id, group) in &self.groups {
             let item = item_of(&group.class);
-            let directory = Object::Directory { path: group.path.clone() };
+            let directory = JournalObject::Directory { path: group.path.clone() };
             let there = read_state(kernel, &directory);
-            if matches!(there, Ok(State::Absent)) {
+            if matches!(there, Ok(ObjectState::Absent)) {
                 gone.push(id);
             }
             let Ok(there) = there else { continue };
-            reading.found.insert(directory, (item.clone(), there));
+            reading.objects.insert(directory, (item.clone(), there));
             let object = self.schemata(id);
-            let Ok(State::Text(now)) = read_state(kernel, &object) else {
-                reading.add_class(id, Masks::new());
+            let Ok(ObjectState::Text(now)) = read_state(kernel, &object) else {
+                reading.add_class(id, WayMasks::new());
                 continue;
             };
             let plain = match reading.originals.get(&object) {
-                Some(State::Text(plain)) => Schemata::parse(plain).unwrap_or_default(),
+                Some(ObjectState::Text(plain)) => Schemata::parse(plain).unwrap_or_default(),
                 _ => Schemata::default(),
             };
             let text = Schemata::parse(&now).unwrap_or_default();
-            let mut masks = Masks::new();
-            for Divided { cache, level, domain, .. } in &self.resctrl.divided {
+            let mut masks = WayMasks::new();
+            for ResctrlCache { cache, level, domain, .. } in &self.resctrl.divided {
                 let (now, plain) = (text.mask(*level, *domain), plain.mask(*level, *domain));
                 let ours = group.class.masks.contains_key(cache) || plain.is_some_and(|plain| now != Some(plain));
                 masks.extend(now.filter(|_| ours).map(|now| (*cache, now)));
             }
-            reading.found.insert(object, (item, State::Text(now)));
+            reading.objects.insert(object, (item, ObjectState::Text(now)));
             reading.add_class(id, masks);
         }
         for id in gone {
@@ -154,21 +155,21 @@ impl Ways {
     }
 
     /// Where the threads are that the plan speaks of, or that we have moved.
-    fn read_members(&self, kernel: &dyn Kernel, plan: &Plan, tasks: &[&Managed], reading: &mut Reading) {
+    fn read_members(&self, kernel: &dyn Kernel, plan: &Plan, tasks: &[&ManagedThread], reading: &mut HostSnapshot) {
         for task in tasks.iter().filter(|task| !task.exited && !task.fixed) {
             let member = |share: &&CacheShare| {
                 matches!(share.units, Units::Ways { .. })
-                    && (share.members.contains(&Member::Task(task.task))
-                        || share.members.contains(&Member::Process(task.process)))
+                    && (share.members.contains(&ShareMember::Task(task.task))
+                        || share.members.contains(&ShareMember::Process(task.process)))
             };
             let object = self.membership(task.pid, task.thread);
-            let asked = plan.shares.iter().find(member);
-            if asked.is_none() && !reading.originals.contains_key(&object) {
+            let requested_share = plan.shares.iter().find(member);
+            if requested_share.is_none() && !reading.originals.contains_key(&object) {
                 continue;
             }
-            let item = asked.map_or(Item::Plan, |share| Item::Share(share.group, share.cache));
+            let item = requested_share.map_or(PlanItem::Plan, |share| PlanItem::Share(share.group, share.cache));
             let group = match read_state(kernel, &object) {
-                Ok(State::Group(group)) => group,
+                Ok(ObjectState::Group(group)) => group,
                 Ok(_) => continue,
                 Err(error) => {
                     reading.refused.push(refused(kernel, &item, &object, &error));
@@ -184,7 +185,7 @@ impl Ways {
                     format!("thread {tid} is in resctrl group {group}, which is somebody else's")
                 });
             }
-            reading.found.insert(object, (item, State::Group(group)));
+            reading.objects.insert(object, (item, ObjectState::Group(group)));
         }
     }
 
@@ -198,21 +199,21 @@ impl Ways {
         }
     }
 
-    pub(crate) fn path(&self, class: ClassId) -> PathBuf {
+    pub(crate) fn path(&self, class: ServiceClassId) -> PathBuf {
         self.resctrl.mount.join(format!("{}{}", self.prefix, class.0))
     }
 
-    pub(crate) fn schemata(&self, class: ClassId) -> Object {
-        Object::Schemata { path: self.path(class).join("schemata") }
+    pub(crate) fn schemata(&self, class: ServiceClassId) -> JournalObject {
+        JournalObject::Schemata { path: self.path(class).join("schemata") }
     }
 
-    pub(crate) fn membership(&self, pid: i32, thread: ThreadKey) -> Object {
-        Object::Membership { hierarchy: self.resctrl.mount.clone(), pid, thread }
+    pub(crate) fn membership(&self, pid: i32, thread: ThreadKey) -> JournalObject {
+        JournalObject::Membership { hierarchy: self.resctrl.mount.clone(), pid, thread }
     }
 
     /// The group of a class, as a thread's membership names it.
-    pub(crate) fn group(&self, class: ClassId) -> State {
-        State::Group(Path::new("/").join(format!("{}{}", self.prefix, class.0)))
+    pub(crate) fn group(&self, class: ServiceClassId) -> ObjectState {
+        ObjectState::Group(Path::new("/").join(format!("{}{}", self.prefix, class.0)))
     }
 
     /// A group's schemata with these masks. What they say nothing of is as the kernel made it: all ways that nobody holds
@@ -223,46 +224,46 @@ impl Ways {
     pub(crate) fn masks_text(
         &self,
         kernel: &dyn Kernel,
-        reading: &Reading,
-        class: ClassId,
-        masks: &Masks,
-    ) -> io::Result<State> {
+        reading: &HostSnapshot,
+        class: ServiceClassId,
+        masks: &WayMasks,
+    ) -> io::Result<ObjectState> {
         let object = self.schemata(class);
         let plain = reading.originals.get(&object).cloned();
         let plain = plain.map_or_else(|| read_state(kernel, &object), Ok)?;
-        let State::Text(plain) = plain else { return Err(io::ErrorKind::InvalidData.into()) };
+        let ObjectState::Text(plain) = plain else { return Err(io::ErrorKind::InvalidData.into()) };
         let mut schemata = Schemata::parse(&plain).map_err(|what| io::Error::new(io::ErrorKind::InvalidData, what))?;
         for (cache, mask) in masks {
             if let Some(divided) = self.resctrl.of(*cache) {
                 schemata.set(divided.level, divided.domain, mask);
             }
         }
-        Ok(State::Text(schemata.to_string()))
+        Ok(ObjectState::Text(schemata.to_string()))
     }
 
     /// A group of ours stands since a moment ago.
-    pub(crate) fn created(&mut self, kernel: &dyn Kernel, class: ClassId) {
+    pub(crate) fn created(&mut self, kernel: &dyn Kernel, class: ServiceClassId) {
         let path = self.path(class);
         // Nobody else can hold what was made a moment ago under resctrl's lock.
         let alive = kernel.lock_dir(&path, Duration::ZERO).unwrap_or_default();
-        self.groups.insert(class, OwnGroup { path, class: Class::default(), _alive: alive });
+        self.groups.insert(class, OwnGroup { path, class: ServiceClass::default(), _alive: alive });
     }
 
     /// A group of ours is gone; what the journal need not remember any more.
-    pub(crate) fn removed(&mut self, class: ClassId) -> [Object; 2] {
+    pub(crate) fn removed(&mut self, class: ServiceClassId) -> [JournalObject; 2] {
         self.groups.remove(&class);
-        [Object::Directory { path: self.path(class) }, self.schemata(class)]
+        [JournalObject::Directory { path: self.path(class) }, self.schemata(class)]
     }
 
     /// What each group is for, from now on; nothing where no class is meant to have it.
-    pub(crate) fn assign(&mut self, classes: &BTreeMap<ClassId, Class>) {
+    pub(crate) fn assign(&mut self, classes: &BTreeMap<ServiceClassId, ServiceClass>) {
         for (id, group) in &mut self.groups {
             group.class = classes.get(id).cloned().unwrap_or_default();
         }
     }
 
     /// The shares that hold, from what the groups say now: masks, members, occupancy.
-    pub fn read_back(&self, kernel: &dyn Kernel, shares: &[CacheShare], tasks: &[&Managed]) -> Vec<ShareHeld> {
+    pub fn read_back(&self, kernel: &dyn Kernel, shares: &[CacheShare], tasks: &[&ManagedThread]) -> Vec<ActiveShare> {
         let mut held = Vec::new();
         for group in self.groups.values().filter(|group| !group.class.shares.is_empty()) {
             let Ok(text) = kernel.read(&group.path.join("schemata")) else { continue };
@@ -278,24 +279,29 @@ impl Ways {
                 let occupancy = self.counts_occupancy(divided).filter(|_| group.class.group_of(share.cache).is_some());
                 let occupancy = occupancy.and_then(|domain| occupancy_bytes(kernel, &group.path, domain));
                 let share = CacheShare { members, units: Units::Ways { mask }, ..share.clone() };
-                held.push(ShareHeld { share, pages_inside: None, fallback_pages: None, occupancy_bytes: occupancy });
+                held.push(ActiveShare {
+                    share,
+                    pages_in_share: None,
+                    fallback_pages: None,
+                    occupancy_bytes: occupancy,
+                });
             }
         }
         held.sort_by_key(|held| (held.share.cache, held.share.group));
         held
     }
 
-    fn counts_occupancy(&self, divided: &Divided) -> Option<u32> {
+    fn counts_occupancy(&self, divided: &ResctrlCache) -> Option<u32> {
         let counted = self.resctrl.counted.occupancy && self.resctrl.monitored.contains_key(&divided.domain);
-        (counted && divided.level == cachemate_core::Level::L3).then_some(divided.domain)
+        (counted && divided.level == cachemate_core::CacheLevel::L3).then_some(divided.domain)
     }
 
     /// Why a share's lines are not exactly what its mask says.
-    pub fn explain(&self, kernel: &dyn Kernel, held: &ShareHeld) -> Vec<String> {
+    pub fn explain(&self, kernel: &dyn Kernel, held: &ActiveShare) -> Vec<String> {
         let Some(divided) = self.resctrl.of(held.share.cache) else { return Vec::new() };
         let key: ShareKey = (held.share.group, held.share.cache);
         let own = self.groups.values().find(|group| group.class.shares.contains(&key));
-        let mut others = Others::new();
+        let mut others = OtherGroupMasks::new();
         let names = groups::names(kernel, &self.resctrl.mount).unwrap_or_default();
         for name in std::iter::once("").chain(names.iter().map(String::as_str)) {
             let path = if name.is_empty() { self.resctrl.mount.clone() } else { self.resctrl.mount.join(name) };
@@ -310,7 +316,7 @@ impl Ways {
     }
 
     /// Memory traffic since the last look: of our groups, and of every monitored cache as the sum of all groups. Read-only.
-    pub fn places(&mut self, kernel: &dyn Kernel) -> Vec<(Place, Counts)> {
+    pub fn places(&mut self, kernel: &dyn Kernel) -> Vec<(CounterScope, EventCounts)> {
         let counted = self.resctrl.counted;
         if !(counted.total_bytes || counted.local_bytes) {
             return Vec::new();
@@ -329,10 +335,10 @@ impl Ways {
                 whole = Some(whole.map_or(since, |sum| sum.and(since)));
                 let own = self.groups.values().find(|group| group.path.ends_with(name) && !name.is_empty());
                 if let Some(group) = own.and_then(|own| own.class.group_of(cache)) {
-                    places.push((Place::Group(group, cache), since.counts()));
+                    places.push((CounterScope::Group(group, cache), since.counts()));
                 }
             }
-            places.extend(whole.map(|sum| (Place::Cache(cache), sum.counts())));
+            places.extend(whole.map(|sum| (CounterScope::Cache(cache), sum.counts())));
         }
         self.traffic = now;
         places.retain(|(_, counts)| !counts.0.is_empty());
@@ -342,12 +348,17 @@ impl Ways {
 }
 
 /// The members of a share that are in its group: tasks by themselves, a process if all its threads are.
-fn members_inside(share: &CacheShare, class: &Class, tasks: &[&Managed], inside: &BTreeSet<i32>) -> Vec<Member> {
-    let is_in = |task: &&&Managed| inside.contains(&task.thread.tid) && class.members.contains(&task.task);
+fn members_inside(
+    share: &CacheShare,
+    class: &ServiceClass,
+    tasks: &[&ManagedThread],
+    inside: &BTreeSet<i32>,
+) -> Vec<ShareMember> {
+    let is_in = |task: &&&ManagedThread| inside.contains(&task.thread.tid) && class.members.contains(&task.task);
     let live = || tasks.iter().filter(|task| !task.exited && !task.fixed);
-    let holds = |member: &&Member| match member {
-        Member::Task(id) => live().filter(|task| task.task == *id).any(|task| is_in(&task)),
-        Member::Process(id) => {
+    let holds = |member: &&ShareMember| match member {
+        ShareMember::Task(id) => live().filter(|task| task.task == *id).any(|task| is_in(&task)),
+        ShareMember::Process(id) => {
             let mut threads = live().filter(|task| task.process == *id).peekable();
             threads.peek().is_some() && threads.all(|task| is_in(&task))
         }
@@ -355,7 +366,7 @@ fn members_inside(share: &CacheShare, class: &Class, tasks: &[&Managed], inside:
     share.members.iter().filter(holds).copied().collect()
 }
 
-fn refuse_all(items: impl IntoIterator<Item = Item>, because: &RefusedBecause, said: &str) -> Vec<Refused> {
-    let refuse = |item| Refused { item, because: because.clone(), said: said.to_string() };
+fn refuse_all(items: impl IntoIterator<Item = PlanItem>, because: &RefusalReason, said: &str) -> Vec<RefusedItem> {
+    let refuse = |item| RefusedItem { item, reason: because.clone(), message: said.to_string() };
     items.into_iter().map(refuse).collect()
 }

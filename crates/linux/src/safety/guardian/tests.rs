@@ -1,9 +1,9 @@
 use super::*;
 use crate::fake_tests::FakeHost;
-use crate::safety::journal::{Change, Object, State};
+use crate::safety::journal::{IntendedChange, JournalObject, ObjectState};
 
-fn cpus(list: &str) -> State {
-    State::Cpus(list.parse().unwrap())
+fn cpus(list: &str) -> ObjectState {
+    ObjectState::Cpus(list.parse().unwrap())
 }
 
 /// Threads 5 to 8 were moved to CPU 1, as the journal says; then everybody died.
@@ -11,8 +11,8 @@ fn left_behind(dir: &Path) -> FakeHost {
     let host = FakeHost::default();
     let mut journal = Journal::create(dir, "boot", 0).unwrap();
     for tid in 5..9 {
-        let object = Object::Affinity { pid: tid, thread: host.thread(tid, tid, 1, "0-3") };
-        journal.before(&[Change { object, now: cpus("0-3"), wanted: cpus("1"), follows: false }]).unwrap();
+        let object = JournalObject::Affinity { pid: tid, thread: host.thread(tid, tid, 1, "0-3") };
+        journal.before(&[IntendedChange { object, now: cpus("0-3"), wanted: cpus("1"), follows: false }]).unwrap();
         host.threads.borrow_mut().get_mut(&tid).unwrap().cpus = "1".parse().unwrap();
     }
     host
@@ -39,7 +39,7 @@ fn damage_is_told_and_the_journal_put_aside() {
         assert!(damage.to_string().contains("line 3, 4"), "{damage}");
         assert!(left.stays.is_none() && !path.exists());
         assert_eq!(std::fs::read(&damage.journal).unwrap(), bytes, "as it was");
-        assert_eq!(journal::aside(dir.path()).unwrap().len(), round);
+        assert_eq!(journal::quarantined(dir.path()).unwrap().len(), round);
     }
 }
 
@@ -70,7 +70,7 @@ fn a_read_only_state_folder_keeps_nobody_from_being_put_back() {
     let host = left_behind(dir.path());
     drop(Lock::daemon(dir.path()).unwrap().unwrap());
     let Some(_mounted) = ReadOnly::mount(dir.path()) else {
-        crate::not_shown::not_shown("a read-only state folder", "no right to mount");
+        crate::skip_test::not_shown("a read-only state folder", "no right to mount");
         return;
     };
     assert!(std::fs::write(dir.path().join("x"), "x").is_err(), "read-only");
@@ -86,7 +86,7 @@ fn a_read_only_state_folder_keeps_nobody_from_being_put_back() {
 fn without_a_lock_file_the_folder_is_locked() {
     let dir = tempfile::tempdir().unwrap();
     let Some(_mounted) = ReadOnly::mount(dir.path()) else {
-        crate::not_shown::not_shown("a read-only state folder", "no right to mount");
+        crate::skip_test::not_shown("a read-only state folder", "no right to mount");
         return;
     };
     let lock = Lock::daemon(dir.path()).unwrap();
@@ -130,14 +130,14 @@ fn pipe_with(text: &str) -> (OwnedFd, OwnedFd) {
 #[test]
 fn ends_and_silences_are_told_apart() {
     let short = Duration::from_millis(60);
-    for (text, heard) in [("", Heard::End), ("100\n", Heard::End), ("5\n7\nrestored\n", Heard::Goodbye)] {
+    for (text, heard) in [("", PipeEnd::End), ("100\n", PipeEnd::End), ("5\n7\nrestored\n", PipeEnd::Goodbye)] {
         let (read, write) = pipe_with(text);
         drop(write);
         assert_eq!(listen(read, short), heard, "{text:?}");
     }
     for (text, least) in [("", 60), ("1\n", 60), ("junk\n40\n", 200)] {
         let (read, _write) = pipe_with(text);
-        let Heard::Silence(silence) = listen(read, short) else { panic!("no silence") };
+        let PipeEnd::Silence(silence) = listen(read, short) else { panic!("no silence") };
         assert!(silence >= Duration::from_millis(least), "{text:?}: {silence:?}");
     }
 }

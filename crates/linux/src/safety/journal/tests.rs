@@ -1,13 +1,13 @@
 use super::*;
 
-fn affinity(tid: i32) -> Object {
-    Object::Affinity { pid: tid, thread: ThreadKey { tid, start_ticks: 7 } }
+fn affinity(tid: i32) -> JournalObject {
+    JournalObject::Affinity { pid: tid, thread: ThreadKey { tid, start_ticks: 7 } }
 }
-fn cpus(cpu: u32) -> State {
-    State::Cpus([cpu].into_iter().collect())
+fn cpus(cpu: u32) -> ObjectState {
+    ObjectState::Cpus([cpu].into_iter().collect())
 }
-fn change(tid: i32, now: u32, wanted: u32) -> Change {
-    Change { object: affinity(tid), now: cpus(now), wanted: cpus(wanted), follows: false }
+fn change(tid: i32, now: u32, wanted: u32) -> IntendedChange {
+    IntendedChange { object: affinity(tid), now: cpus(now), wanted: cpus(wanted), follows: false }
 }
 
 /// Is the original kept, and never an intermediate state?
@@ -20,7 +20,7 @@ fn only_the_original_is_an_original() {
     let found = recover(dir.path()).unwrap().unwrap();
     assert_eq!(
         found.held[&affinity(1)],
-        Held { original: cpus(0), ours: vec![cpus(1), cpus(3)], since_ticks: 70, follows: false }
+        JournalEntry { original: cpus(0), our_values: vec![cpus(1), cpus(3)], since_ticks: 70, follows_cpuset: false }
     );
     assert_eq!(&found.held, journal.held());
     assert_eq!((found.boot_id.as_deref(), found.torn), (Some("boot"), false));
@@ -41,7 +41,8 @@ fn a_journal_of_the_version_before_is_read() {
     let sum = |line: &str| format!("{:016x} {line}\n", xxhash_rust::xxh3::xxh3_64(line.as_bytes()));
     fs::write(dir.path().join(Journal::FILE_NAME), lines.map(sum).concat()).unwrap();
     let found = recover(dir.path()).unwrap().unwrap();
-    let held = Held { original: cpus(0), ours: vec![cpus(1), cpus(3)], since_ticks: 70, follows: false };
+    let held =
+        JournalEntry { original: cpus(0), our_values: vec![cpus(1), cpus(3)], since_ticks: 70, follows_cpuset: false };
     assert_eq!((found.held, found.damaged_lines), (BTreeMap::from([(affinity(1), held)]), Vec::new()));
 }
 
@@ -106,7 +107,7 @@ fn short_lived_threads_leave_no_trace() {
     let mut journal = Journal::create(dir.path(), "boot", 70).unwrap();
     journal.before(&[change(1, 0, 1)]).unwrap();
     for batch in 0..100 {
-        let changes: Vec<Change> = (0..100).map(|at| change(1_000 + batch * 100 + at, 0, 1)).collect();
+        let changes: Vec<IntendedChange> = (0..100).map(|at| change(1_000 + batch * 100 + at, 0, 1)).collect();
         journal.before(&changes).unwrap();
         journal.retain(|object| *object == affinity(1)).unwrap();
     }
@@ -173,8 +174,8 @@ fn lines_after_a_compaction_are_found() {
 fn a_short_write_refuses_the_batch_and_hides_nothing() {
     let batch = [change(2, 0, 1), change(1, 1, 3), change(3, 0, 1)];
     let mut text = Vec::new();
-    for Change { object, now, wanted, follows } in batch.clone() {
-        write_line(&mut text, &Line::First { object, original: now, ours: vec![wanted], follows });
+    for IntendedChange { object, now, wanted, follows } in batch.clone() {
+        write_line(&mut text, &JournalRecord::Original { object, original: now, ours: vec![wanted], follows });
     }
     for room in (0..=text.len() + 1).step_by(3).chain([text.len()]) {
         for cut in [false, true] {
@@ -193,7 +194,7 @@ fn a_short_write_refuses_the_batch_and_hides_nothing() {
             let found = recover(dir.path()).unwrap().unwrap();
             for (object, held) in journal.held() {
                 assert_eq!(found.held[object].original, held.original, "{room} bytes taken, cut fails: {cut}");
-                assert!(held.ours.iter().all(|state| found.held[object].ours.contains(state)));
+                assert!(held.our_values.iter().all(|state| found.held[object].our_values.contains(state)));
             }
             // An object of the failed batch may stand there, as it was: putting that back changes nothing.
             let extra = found.held.keys().filter(|object| !journal.held().contains_key(object));

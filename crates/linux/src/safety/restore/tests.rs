@@ -1,28 +1,28 @@
 use super::*;
 use crate::fake_tests::FakeHost;
-use crate::safety::journal::Change;
+use crate::safety::journal::IntendedChange;
 
-fn cpus(list: &str) -> State {
-    State::Cpus(list.parse().unwrap())
+fn cpus(list: &str) -> ObjectState {
+    ObjectState::Cpus(list.parse().unwrap())
 }
 
 /// Writes the change down as the journal would, and makes it.
-fn make(host: &FakeHost, held: &mut BTreeMap<Object, Held>, object: Object, wanted: State) {
+fn make(host: &FakeHost, held: &mut BTreeMap<JournalObject, JournalEntry>, object: JournalObject, wanted: ObjectState) {
     let now = read_state(host, &object).unwrap();
-    let follows = host.cpuset.borrow().clone().is_some_and(|cpuset| now == State::Cpus(cpuset));
-    let change = Change { now, object, wanted, follows };
-    let entry = held.entry(change.object.clone()).or_insert(Held {
+    let follows = host.cpuset.borrow().clone().is_some_and(|cpuset| now == ObjectState::Cpus(cpuset));
+    let change = IntendedChange { now, object, wanted, follows };
+    let entry = held.entry(change.object.clone()).or_insert(JournalEntry {
         original: change.now,
-        ours: Vec::new(),
+        our_values: Vec::new(),
         since_ticks: 65,
-        follows: change.follows,
+        follows_cpuset: change.follows,
     });
-    entry.ours.push(change.wanted.clone());
+    entry.our_values.push(change.wanted.clone());
     write_state(host, &change.object, &change.wanted).unwrap();
 }
 
-fn affinity(pid: i32, thread: ThreadKey) -> Object {
-    Object::Affinity { pid, thread }
+fn affinity(pid: i32, thread: ThreadKey) -> JournalObject {
+    JournalObject::Affinity { pid, thread }
 }
 
 /// Does everything come back, in every kind of object, threads in our own group included?
@@ -34,28 +34,33 @@ fn every_kind_of_object_is_put_back() {
     host.file("/cg/cpuset.cpus", "0-3");
     host.file("/cg/freezer.state", "THAWED");
     let mut held = BTreeMap::new();
-    let group = Object::Directory { path: "/cg/ours".into() };
-    make(&host, &mut held, group, State::Present);
-    let membership = Object::Membership { hierarchy: "/cg".into(), pid: 5, thread };
-    make(&host, &mut held, membership, State::Group("/ours".into()));
+    let group = JournalObject::Directory { path: "/cg/ours".into() };
+    make(&host, &mut held, group, ObjectState::Present);
+    let membership = JournalObject::Membership { hierarchy: "/cg".into(), pid: 5, thread };
+    make(&host, &mut held, membership, ObjectState::Group("/ours".into()));
     make(&host, &mut held, affinity(5, thread), cpus("1"));
-    make(&host, &mut held, Object::Nice { pid: 5, thread }, State::Nice(7));
-    make(&host, &mut held, Object::Policy { pid: 5, thread }, State::Policy(5));
-    make(&host, &mut held, Object::File { path: "/cg/cpuset.cpus".into() }, State::Text("1".into()));
-    make(&host, &mut held, Object::File { path: "/cg/freezer.state".into() }, State::Text("FROZEN".into()));
+    make(&host, &mut held, JournalObject::Nice { pid: 5, thread }, ObjectState::Nice(7));
+    make(&host, &mut held, JournalObject::Policy { pid: 5, thread }, ObjectState::Policy(5));
+    make(&host, &mut held, JournalObject::File { path: "/cg/cpuset.cpus".into() }, ObjectState::Text("1".into()));
+    make(
+        &host,
+        &mut held,
+        JournalObject::File { path: "/cg/freezer.state".into() },
+        ObjectState::Text("FROZEN".into()),
+    );
     host.file("/cg/ours/tasks", "5\n6\n"); // a child was born into our group
 
     let account = restore(&host, &held);
     assert_eq!(account.len(), 7);
-    assert!(account.iter().all(|restored| restored.outcome == Outcome::PutBack), "{account:#?}");
-    assert_eq!(account[0].object, Object::File { path: "/cg/freezer.state".into() }, "thaw first");
+    assert!(account.iter().all(|restored| restored.outcome == RestoreOutcome::Restored), "{account:#?}");
+    assert_eq!(account[0].object, JournalObject::File { path: "/cg/freezer.state".into() }, "thaw first");
     assert_eq!((host.threads.borrow()[&5].cpus.to_string(), host.threads.borrow()[&5].nice), ("0-3".into(), 0));
     assert_eq!(host.threads.borrow()[&5].policy, 0);
     assert_eq!(host.text("/cg/tasks"), "9\n5\n6\n");
     assert_eq!((host.text("/cg/cpuset.cpus").trim(), host.text("/cg/freezer.state").trim()), ("0-3", "THAWED"));
     assert!(!host.files.borrow().contains_key(Path::new("/cg/ours")));
     let again = restore(&host, &held);
-    assert!(again.iter().all(|restored| restored.outcome == Outcome::Unchanged), "{again:#?}");
+    assert!(again.iter().all(|restored| restored.outcome == RestoreOutcome::Unchanged), "{again:#?}");
 }
 
 /// Is another's later wish respected, a reused thread id left alone, and an exit no failure?
@@ -71,9 +76,9 @@ fn what_is_not_ours_is_left_alone() {
     host.threads.borrow_mut().get_mut(&5).unwrap().cpus = "2-3".parse().unwrap();
     host.threads.borrow_mut().get_mut(&6).unwrap().start_ticks += 1;
     host.threads.borrow_mut().remove(&7);
-    let outcomes: Vec<Outcome> = restore(&host, &held).into_iter().map(|restored| restored.outcome).collect();
-    assert!(matches!(outcomes[0], Outcome::Theirs(_)));
-    assert_eq!(outcomes[1..], [Outcome::Gone, Outcome::Gone]);
+    let outcomes: Vec<RestoreOutcome> = restore(&host, &held).into_iter().map(|restored| restored.outcome).collect();
+    assert!(matches!(outcomes[0], RestoreOutcome::ChangedByOther(_)));
+    assert_eq!(outcomes[1..], [RestoreOutcome::Gone, RestoreOutcome::Gone]);
     assert_eq!(host.threads.borrow()[&6].cpus.to_string(), "1");
 }
 
@@ -107,7 +112,8 @@ fn one_failure_stops_nothing_else() {
                 make(&host, &mut held, affinity(tid, thread), cpus("1"));
             }
             host.fault.set(Some((nth, errno)));
-            let failed = restore(&host, &held).iter().filter(|r| matches!(r.outcome, Outcome::Failed(_))).count();
+            let failed =
+                restore(&host, &held).iter().filter(|r| matches!(r.outcome, RestoreOutcome::Failed(_))).count();
             assert_eq!(failed, 1);
             let left = host.threads.borrow().values().filter(|thread| thread.cpus.to_string() == "1").count();
             assert_eq!(left, 1);
@@ -120,7 +126,7 @@ fn one_failure_stops_nothing_else() {
 /// "No such process" of a thread that is there: is it asked again, never taken for gone, and told where that does not end?
 #[test]
 fn who_lives_is_not_gone() {
-    for (errno_for, outcome) in [(2, Outcome::PutBack), (u32::MAX, Outcome::Failed(String::new()))] {
+    for (errno_for, outcome) in [(2, RestoreOutcome::Restored), (u32::MAX, RestoreOutcome::Failed(String::new()))] {
         let host = FakeHost::default();
         let thread = host.thread(5, 5, 1, "0-3");
         let mut held = BTreeMap::new();
@@ -128,8 +134,8 @@ fn who_lives_is_not_gone() {
         host.no_such_process_for.set(errno_for);
         let account = restore(&host, &held);
         match outcome {
-            Outcome::PutBack => assert_eq!(account[0].outcome, Outcome::PutBack),
-            _ => assert!(matches!(account[0].outcome, Outcome::Failed(_)), "{account:?}"),
+            RestoreOutcome::Restored => assert_eq!(account[0].outcome, RestoreOutcome::Restored),
+            _ => assert!(matches!(account[0].outcome, RestoreOutcome::Failed(_)), "{account:?}"),
         }
         host.no_such_process_for.set(0);
         restore(&host, &held);
@@ -145,13 +151,13 @@ fn a_group_that_was_as_its_parent_is_so_again() {
         host.file("/cg/cpuset.cpus.effective", "0-7\n");
         host.file("/cg/batch/cpuset.cpus", "\n");
         let mut held = BTreeMap::new();
-        let object = Object::File { path: "/cg/batch/cpuset.cpus".into() };
-        make(&host, &mut held, object, State::Text("4-5".into()));
+        let object = JournalObject::File { path: "/cg/batch/cpuset.cpus".into() };
+        make(&host, &mut held, object, ObjectState::Text("4-5".into()));
         if populated {
             host.fault.set(Some((0, libc::ENOSPC)));
         }
         let account = restore(&host, &held);
-        assert_eq!(account[0].outcome, Outcome::PutBack, "{account:?}");
+        assert_eq!(account[0].outcome, RestoreOutcome::Restored, "{account:?}");
         assert_eq!(host.text("/cg/batch/cpuset.cpus").trim(), if populated { "0-7" } else { "" });
     }
 }
@@ -169,7 +175,7 @@ fn who_cannot_be_asked_is_not_gone() {
         host.reads_fail.set(Some(errno));
         let account = restore(&host, &held);
         assert!(
-            !account.is_empty() && account.iter().all(|line| matches!(line.outcome, Outcome::Failed(_))),
+            !account.is_empty() && account.iter().all(|line| matches!(line.outcome, RestoreOutcome::Failed(_))),
             "{account:?}"
         );
         host.reads_fail.set(None);
@@ -181,7 +187,9 @@ fn who_cannot_be_asked_is_not_gone() {
 /// Somebody takes one CPU from a mask of ours: is that left alone; and is what the cpuset takes from it no choice of anybody's?
 #[test]
 fn a_narrower_mask_is_theirs_unless_the_cpuset_made_it_so() {
-    for (by_cpuset, outcome) in [(false, Outcome::Theirs(String::new())), (true, Outcome::PutBack)] {
+    for (by_cpuset, outcome) in
+        [(false, RestoreOutcome::ChangedByOther(String::new())), (true, RestoreOutcome::Restored)]
+    {
         let host = FakeHost::default();
         let thread = host.thread(5, 5, 1, "0-3");
         host.set_cpuset("0-3");

@@ -13,7 +13,7 @@ fn what_the_gang_scheduler_lacks_is_named() {
     let found = |host: &FakeHost| scheduler_in_kernel(host, &socket);
     let says = |host: &FakeHost, word: &str, remedy: &str| {
         let found = found(host);
-        assert!(!found.works && found.says.contains(word), "{found:?}");
+        assert!(!found.works && found.detail.contains(word), "{found:?}");
         assert!(found.remedy.as_ref().is_some_and(|told| told.contains(remedy)), "{found:?}");
     };
     host.file("/proc/sys/kernel/osrelease", "6.1.0-50-amd64\n");
@@ -26,7 +26,7 @@ fn what_the_gang_scheduler_lacks_is_named() {
     says(&host, "does not answer", "gangs run");
     let scheduler = FakeScheduler::start(Arc::new(Mutex::new(FakeHost::default())), &socket);
     let works = found(&host);
-    assert!(works.works && works.says == "attached, 2 last-level caches, 0 threads", "{works:?}");
+    assert!(works.works && works.detail == "attached, 2 last-level caches, 0 threads", "{works:?}");
     scheduler.inside.lock().unwrap().guarded = Some("CPU 1: busy".to_string());
-    assert!(found(&host).says.contains("detached: CPU 1: busy"));
+    assert!(found(&host).detail.contains("detached: CPU 1: busy"));
 }

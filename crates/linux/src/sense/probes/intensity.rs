@@ -14,9 +14,9 @@ use std::time::{Duration, Instant};
 
 use super::cycles_now;
 
-/// A calibrated prober with its buffer. Belongs on one CPU (see [`super::Pinned`]); holds the buffer for as long as it
+/// A calibrated prober with its buffer. Belongs on one CPU (see [`super::PinnedThread`]); holds the buffer for as long as it
 /// lives.
-pub struct Reloader {
+pub struct PrimeProber {
     buffer: Vec<u64>,
     /// Line numbers in the order in which they are reloaded.
     order: Vec<u32>,
@@ -54,7 +54,7 @@ pub fn wait(cache_bytes: Option<u64>) -> Duration {
 
 /// One sample.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Sample {
+pub struct ReloadSample {
     /// Reloads that memory answered.
     pub missed: u32,
     /// Lines whose load was timed.
@@ -63,7 +63,7 @@ pub struct Sample {
     pub elapsed_ns: u64,
 }
 
-impl Reloader {
+impl PrimeProber {
     /// Allocates `buffer_bytes` (a quarter to a half of the cache serves well) and calibrates what a miss is.
     ///
     /// # Errors
@@ -81,7 +81,7 @@ impl Reloader {
         buffer.iter_mut().step_by(512).for_each(|word| *word = 1); // touch every page: frames of its own
         let mut order: Vec<u32> = (0..lines as u32).collect();
         shuffle(&mut order, seed);
-        let mut prober = Reloader { buffer, order, next: 0, miss_from_cycles: u64::MAX };
+        let mut prober = PrimeProber { buffer, order, next: 0, miss_from_cycles: u64::MAX };
         prober.miss_from_cycles = prober.calibrate()?;
         Ok(prober)
     }
@@ -90,11 +90,11 @@ impl Reloader {
     /// it was brought in. Virtual machines are shown their host's whole cache, of which they have a part.
     ///
     /// # Errors
-    /// As [`Reloader::new`]; or it takes so long that nobody is served by it, as under emulation.
+    /// As [`PrimeProber::new`]; or it takes so long that nobody is served by it, as under emulation.
     pub fn fitting(cache_bytes: Option<u64>, seed: u64) -> io::Result<Self> {
         let (start, mut bytes) = (Instant::now(), buffer_bytes(cache_bytes));
         loop {
-            let mut prober = Reloader::new(bytes, seed)?;
+            let mut prober = PrimeProber::new(bytes, seed)?;
             if start.elapsed() > FITTED_AT_MOST {
                 let (seconds, mib) = (start.elapsed().as_secs_f64(), bytes >> 20);
                 let what =
@@ -146,7 +146,7 @@ impl Reloader {
 
     /// Prime, wait, reload once. The wait is spent on the processor: on a full machine somebody else would run here
     /// otherwise, and it is his lines that were missed then.
-    pub fn sample(&mut self, wait: Duration) -> Sample {
+    pub fn sample(&mut self, wait: Duration) -> ReloadSample {
         let start = Instant::now();
         self.prime();
         let primed = Instant::now();
@@ -154,10 +154,10 @@ impl Reloader {
             std::hint::spin_loop();
         }
         let missed = self.reload() as u32;
-        Sample { missed, reloads: RELOADS as u32, elapsed_ns: start.elapsed().as_nanos() as u64 }
+        ReloadSample { missed, reloads: RELOADS as u32, elapsed_ns: start.elapsed().as_nanos() as u64 }
     }
 
-    /// Size of the buffer that [`Reloader::new`] took.
+    /// Size of the buffer that [`PrimeProber::new`] took.
     pub fn buffer_bytes(&self) -> u64 {
         size_of_val(self.buffer.as_slice()) as u64
     }
@@ -231,13 +231,13 @@ mod tests {
     /// Is no more missed than was reloaded, and a small buffer refused?
     #[test]
     fn a_sample_is_a_share() {
-        assert!(Reloader::new(1000, 1).is_err());
+        assert!(PrimeProber::new(1000, 1).is_err());
         // Whatever the kernel claims, the buffer that fits is no larger than half of it.
-        if let Ok(prober) = Reloader::fitting(Some(16 << 20), 1) {
+        if let Ok(prober) = PrimeProber::fitting(Some(16 << 20), 1) {
             assert!((4 << 20..=8 << 20).contains(&prober.buffer_bytes()));
             assert_eq!(prober.cache_bytes(), 2 * prober.buffer_bytes());
         }
-        match Reloader::new(2 << 20, 1) {
+        match PrimeProber::new(2 << 20, 1) {
             Ok(mut prober) => {
                 let sample = prober.sample(Duration::from_millis(1));
                 assert!(sample.missed <= sample.reloads && sample.elapsed_ns >= 1_000_000, "{sample:?}");

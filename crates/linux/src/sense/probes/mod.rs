@@ -6,8 +6,8 @@ pub mod intensity;
 pub mod neighbor;
 pub mod ping_pong;
 mod pinned;
+pub mod watch_candidates;
 pub mod watchpoint;
-pub mod words;
 
 pub(crate) use pinned::thread_time_ns;
-pub use pinned::{Pinned, cycles_now};
+pub use pinned::{PinnedThread, cycles_now};

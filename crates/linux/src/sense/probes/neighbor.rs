@@ -14,13 +14,13 @@ const LARGEST_BYTES: u64 = 1 << 30;
 const LINES_AT_ONCE: usize = 4096;
 
 /// A neighbor with its memory.
-pub struct Runner {
+pub struct NeighborLoad {
     memory: Vec<u64>,
     at: usize,
     chase: bool,
 }
 
-impl Runner {
+impl NeighborLoad {
     /// Allocates and touches the footprint; a stream's is twice the cache, and 64 MiB at least.
     pub fn new(neighbor: Neighbor, cache_bytes: Option<u64>) -> Self {
         let (bytes, chase) = match neighbor {
@@ -35,7 +35,7 @@ impl Runner {
         } else {
             memory.iter_mut().step_by(WORDS_PER_LINE).for_each(|word| *word = 1);
         }
-        Runner { memory, at: 0, chase }
+        NeighborLoad { memory, at: 0, chase }
     }
 
     /// Runs for about that long; lines touched.
@@ -94,7 +94,7 @@ mod tests {
     fn neighbors_run_and_count() {
         let footprint_bytes = 1 << 20;
         for neighbor in [Neighbor::Chase { footprint_bytes }, Neighbor::Pirate { footprint_bytes }, Neighbor::Stream] {
-            assert!(Runner::new(neighbor, Some(1 << 20)).run(Duration::from_millis(2)) >= LINES_AT_ONCE as u64);
+            assert!(NeighborLoad::new(neighbor, Some(1 << 20)).run(Duration::from_millis(2)) >= LINES_AT_ONCE as u64);
         }
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Two threads, one on each CPU, hand one cache line to and fro. The fastest of several short rounds is the machine's
 //! own latency: interruptions only ever add. Two CPUs of one last-level cache answer several times faster than two of
-//! different ones; what counts as near and far is the caller's to say ([`Sharing`]), because it depends on the host.
+//! different ones; what counts as near and far is the caller's to say ([`SharingVerdict`]), because it depends on the host.
 
 use std::io;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use cachemate_core::CpuId;
 
-use super::Pinned;
+use super::PinnedThread;
 
 /// Rounds, and round trips in each. The minimum over the rounds is reported.
 const ROUNDS: u32 = 8;
@@ -20,7 +20,7 @@ const PATIENCE: Duration = Duration::from_millis(200);
 
 /// What a round-trip time says, given the host's bounds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Sharing {
+pub enum SharingVerdict {
     /// One last-level cache.
     Shared,
     /// Two last-level caches.
@@ -31,7 +31,7 @@ pub enum Sharing {
 
 /// Bounds that tell sharing from splitting, in nanoseconds for one round trip.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Bounds {
+pub struct RoundTripBounds {
     /// Faster round trips are within one last-level cache.
     pub shared_below_ns: f64,
     /// From here on they are between two of them.
@@ -40,23 +40,23 @@ pub struct Bounds {
     pub split_to_ns: f64,
 }
 
-impl Default for Bounds {
+impl Default for RoundTripBounds {
     /// Measured on current server processors: within one last-level cache 55-65 ns on small complexes of cores and 100-140 on
     /// large meshes, 310-360 ns across.
     fn default() -> Self {
-        Bounds { shared_below_ns: 160.0, split_from_ns: 200.0, split_to_ns: 900.0 }
+        RoundTripBounds { shared_below_ns: 160.0, split_from_ns: 200.0, split_to_ns: 900.0 }
     }
 }
 
-impl Bounds {
+impl RoundTripBounds {
     /// What one round trip means within these bounds.
-    pub fn say(&self, round_trip_ns: f64) -> Sharing {
+    pub fn classify(&self, round_trip_ns: f64) -> SharingVerdict {
         if round_trip_ns < self.shared_below_ns {
-            Sharing::Shared
+            SharingVerdict::Shared
         } else if (self.split_from_ns..=self.split_to_ns).contains(&round_trip_ns) {
-            Sharing::Split
+            SharingVerdict::Split
         } else {
-            Sharing::Unclear
+            SharingVerdict::Unclear
         }
     }
 }
@@ -71,18 +71,18 @@ pub struct PingPong {
 }
 
 #[repr(align(128))] // a line of its own, and not half of a prefetched pair
-struct Line(AtomicU32);
+struct SharedLine(AtomicU32);
 
 /// Measures the round trip between two CPUs; takes well under a millisecond of each when both are free.
 ///
 /// # Errors
 /// A CPU cannot be used, or one of the threads did not get its CPU within the probe's patience (`TimedOut`).
 pub fn round_trip(cpus: (CpuId, CpuId)) -> io::Result<PingPong> {
-    let line = Line(AtomicU32::new(0));
+    let line = SharedLine(AtomicU32::new(0));
     let deadline = Instant::now() + PATIENCE;
     std::thread::scope(|scope| {
         let pong = scope.spawn(|| {
-            let pinned = Pinned::to(cpus.1)?;
+            let pinned = PinnedThread::to(cpus.1)?;
             for turn in 0..ROUNDS * TRIPS {
                 wait_for(&line, 2 * turn + 1, deadline)?;
                 line.0.store(2 * turn + 2, Ordering::Release);
@@ -90,7 +90,7 @@ pub fn round_trip(cpus: (CpuId, CpuId)) -> io::Result<PingPong> {
             Ok::<u64, io::Error>(pinned.cost_ns())
         });
         let ping = || {
-            let pinned = Pinned::to(cpus.0)?;
+            let pinned = PinnedThread::to(cpus.0)?;
             let mut fastest = Duration::MAX;
             for round in 0..ROUNDS {
                 let start = Instant::now();
@@ -110,7 +110,7 @@ pub fn round_trip(cpus: (CpuId, CpuId)) -> io::Result<PingPong> {
     })
 }
 
-fn wait_for(line: &Line, value: u32, deadline: Instant) -> io::Result<()> {
+fn wait_for(line: &SharedLine, value: u32, deadline: Instant) -> io::Result<()> {
     let mut spins = 0u32;
     while line.0.load(Ordering::Acquire) != value {
         std::hint::spin_loop();
@@ -130,7 +130,7 @@ mod tests {
     #[test]
     fn the_probe_always_ends() {
         let start = Instant::now();
-        let cpu = CpuId(Host::new("/").affinity(tid()).unwrap().first().unwrap());
+        let cpu = CpuId(LinuxHost::new("/").affinity(tid()).unwrap().first().unwrap());
         let same = round_trip((cpu, cpu));
         assert!(start.elapsed() < Duration::from_secs(20), "{same:?}");
     }
@@ -138,7 +138,7 @@ mod tests {
     /// Do two CPUs give a plausible time, and is a CPU that does not exist an error and not a hang?
     #[test]
     fn two_cpus_answer_and_a_missing_one_is_an_error() {
-        let mut cpus = Host::new("/").affinity(tid()).unwrap().iter().map(CpuId).collect::<Vec<_>>();
+        let mut cpus = LinuxHost::new("/").affinity(tid()).unwrap().iter().map(CpuId).collect::<Vec<_>>();
         assert!(round_trip((cpus[0], CpuId(100_000))).is_err());
         cpus.truncate(2);
         if let [a, b] = cpus[..] {
@@ -153,12 +153,15 @@ mod tests {
     /// Are times between near and far left undecided?
     #[test]
     fn what_is_unclear_is_not_guessed() {
-        let bounds = Bounds::default();
-        let said = [60.0, 180.0, 330.0, 5_000.0].map(|ns| bounds.say(ns));
-        assert_eq!(said, [Sharing::Shared, Sharing::Unclear, Sharing::Split, Sharing::Unclear]);
+        let bounds = RoundTripBounds::default();
+        let said = [60.0, 180.0, 330.0, 5_000.0].map(|ns| bounds.classify(ns));
+        assert_eq!(
+            said,
+            [SharingVerdict::Shared, SharingVerdict::Unclear, SharingVerdict::Split, SharingVerdict::Unclear]
+        );
     }
 
-    use crate::kernel::{Host, Kernel};
+    use crate::kernel::{Kernel, LinuxHost};
 
     fn tid() -> i32 {
         rustix::thread::gettid().as_raw_nonzero().get()

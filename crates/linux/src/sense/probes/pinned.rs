@@ -4,28 +4,28 @@ use std::io;
 
 use cachemate_core::{CpuId, CpuSet};
 
-use crate::kernel::{Host, Kernel};
+use crate::kernel::{Kernel, LinuxHost};
 
 /// Proof that the calling thread is on one CPU; the affinity before is put back when it is dropped. Probe threads are
 /// our own, so nothing of this needs the journal.
 #[derive(Debug)]
-pub struct Pinned {
+pub struct PinnedThread {
     tid: i32,
     before: CpuSet,
     cpu_time_at_start_ns: u64,
 }
 
-impl Pinned {
+impl PinnedThread {
     /// Moves the calling thread to `cpu`.
     ///
     /// # Errors
     /// The CPU is offline, or outside the thread's cpuset.
     pub fn to(cpu: CpuId) -> io::Result<Self> {
-        let host = Host::new("/");
+        let host = LinuxHost::new("/");
         let tid = rustix::thread::gettid().as_raw_nonzero().get();
         let before = host.affinity(tid)?;
         host.set_affinity(tid, &[cpu.0].into_iter().collect())?;
-        Ok(Pinned { tid, before, cpu_time_at_start_ns: thread_time_ns() })
+        Ok(PinnedThread { tid, before, cpu_time_at_start_ns: thread_time_ns() })
     }
 
     /// Processor time of this thread since it was pinned.
@@ -34,10 +34,10 @@ impl Pinned {
     }
 }
 
-impl Drop for Pinned {
+impl Drop for PinnedThread {
     fn drop(&mut self) {
         // The thread is ours and about to end or to go on as before: a failure harms nobody.
-        let _ = Host::new("/").set_affinity(self.tid, &self.before);
+        let _ = LinuxHost::new("/").set_affinity(self.tid, &self.before);
     }
 }
 

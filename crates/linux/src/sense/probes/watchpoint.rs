@@ -4,7 +4,7 @@
 //! it mostly does offer. Method: a random word of the program's writable memory is watched; the first touch starts the
 //! clock, the second ends it, and the event disarms itself after the two (`PERF_EVENT_IOC_REFRESH`), so that a hot word
 //! costs two traps and not a million. Four at once, as the hardware has it.
-//! Properties: words are drawn from resident memory ([`super::words`]) and not from accesses, so a sample stands for a
+//! Properties: words are drawn from resident memory ([`super::watch_candidates`]) and not from accesses, so a sample stands for a
 //! touched location; a word that is not touched again while it is watched is censored, not dropped; reuses under a trap's own
 //! length (some 15 us) read as that length; the accesses in between are not counted, but the clock runs only while the
 //! thread does. Cost: two traps and one arming per sample.
@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use cachemate_core::{ReuseSample, SplitMix64};
 use perf_event_open_sys as perf;
 
-use super::words::{PageMap, Words};
+use super::watch_candidates::{PageMap, WatchCandidates};
 use crate::kernel::Kernel;
 
 const PAGE: usize = 4096;
@@ -31,12 +31,12 @@ const RECORD: usize = 24;
 pub const AT_ONCE: usize = 4;
 
 /// One watched word of one thread.
-struct Watch {
+struct Watchpoint {
     file: File,
     ring: *mut u8,
 }
 
-impl Watch {
+impl Watchpoint {
     fn set(tid: i32, address: u64) -> io::Result<Self> {
         let mut attr = perf::bindings::perf_event_attr::default();
         attr.type_ = perf::bindings::PERF_TYPE_BREAKPOINT;
@@ -65,7 +65,7 @@ impl Watch {
         if ring == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        let watch = Watch { file, ring: ring.cast() };
+        let watch = Watchpoint { file, ring: ring.cast() };
         // SAFETY: the call takes an integer and touches no memory of ours.
         if unsafe { perf::ioctls::REFRESH(watch.file.as_raw_fd(), TOUCHES) } < 0 {
             return Err(io::Error::last_os_error());
@@ -107,7 +107,7 @@ impl Watch {
     }
 }
 
-impl Drop for Watch {
+impl Drop for Watchpoint {
     fn drop(&mut self) {
         // SAFETY: the mapping was made in `set` with this length and is not used after this.
         unsafe { libc::munmap(self.ring.cast(), 2 * PAGE) };
@@ -120,7 +120,7 @@ impl Drop for Watch {
 /// No watchpoint can be set, or it does not fire.
 pub fn self_test() -> io::Result<String> {
     let word = Box::new(std::hint::black_box(1u64));
-    let watch = Watch::set(0, ptr::from_ref(word.as_ref()) as u64)?;
+    let watch = Watchpoint::set(0, ptr::from_ref(word.as_ref()) as u64)?;
     for _ in 0..3 {
         // SAFETY: a volatile read of a live value; the compiler may not leave it out.
         unsafe { ptr::read_volatile(word.as_ref()) };
@@ -134,13 +134,13 @@ pub fn self_test() -> io::Result<String> {
 }
 
 /// Whom to watch, where, and for how long.
-pub struct Subject<'a> {
+pub struct WatchTarget<'a> {
     /// Its process.
     pub pid: i32,
     /// The thread.
     pub tid: i32,
     /// Where its process has memory.
-    pub words: &'a mut Words,
+    pub words: &'a mut WatchCandidates,
     /// Words to be watched.
     pub locations: usize,
     /// One word is watched for so long.
@@ -156,8 +156,8 @@ pub struct Subject<'a> {
 ///
 /// # Errors
 /// The process is gone, has no writable memory, or may not be watched.
-pub fn reuses(kernel: &dyn Kernel, subject: Subject<'_>) -> io::Result<Vec<ReuseSample>> {
-    let Subject { pid, tid, words, locations, patience, deadline, seed } = subject;
+pub fn reuses(kernel: &dyn Kernel, subject: WatchTarget<'_>) -> io::Result<Vec<ReuseSample>> {
+    let WatchTarget { pid, tid, words, locations, patience, deadline, seed } = subject;
     words.refresh(kernel, pid)?;
     let pages = PageMap::of(pid);
     let mut generator = SplitMix64::new(seed);
@@ -166,7 +166,7 @@ pub fn reuses(kernel: &dyn Kernel, subject: Subject<'_>) -> io::Result<Vec<Reuse
         let mut watches = Vec::new();
         for _ in 0..AT_ONCE.min(locations - samples.len()) {
             let Some(address) = words.draw(&mut generator, |address| pages.has(address)) else { break };
-            watches.push((address, Watch::set(tid, address)?));
+            watches.push((address, Watchpoint::set(tid, address)?));
         }
         if watches.is_empty() {
             break;
@@ -195,13 +195,13 @@ fn sample(touches_ns: &[u64], ran_ns: Option<u64>) -> Option<ReuseSample> {
     let first = *touches_ns.first()?;
     let second = touches_ns.get(1).copied();
     let elapsed_ns = second.or(ran_ns)?.saturating_sub(first);
-    Some(ReuseSample { accesses: None, elapsed_ns, touched_again: second.is_some() })
+    Some(ReuseSample { accesses: None, elapsed_ns, reused: second.is_some() })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernel::Host;
+    use crate::kernel::LinuxHost;
 
     /// Does a watched word tell both touches, or the host why it cannot be watched?
     #[test]
@@ -222,7 +222,7 @@ mod tests {
         // Tests beside this one may hold the watch points for a moment.
         let give_up = Instant::now() + Duration::from_secs(20);
         let watch = loop {
-            match Watch::set(0, ptr::from_ref(word.as_ref()) as u64) {
+            match Watchpoint::set(0, ptr::from_ref(word.as_ref()) as u64) {
                 Ok(watch) => break watch,
                 Err(error) => assert!(Instant::now() < give_up, "{error}"),
             }
@@ -244,21 +244,21 @@ mod tests {
     #[test]
     fn what_was_not_seen_again_is_censored() {
         assert_eq!(sample(&[], Some(9)), None);
-        let once = ReuseSample { accesses: None, elapsed_ns: 5, touched_again: false };
+        let once = ReuseSample { accesses: None, elapsed_ns: 5, reused: false };
         assert_eq!(sample(&[4], Some(9)), Some(once));
         assert_eq!(sample(&[4], None), None);
-        assert_eq!(sample(&[4, 6], None), Some(ReuseSample { elapsed_ns: 2, touched_again: true, ..once }));
+        assert_eq!(sample(&[4, 6], None), Some(ReuseSample { elapsed_ns: 2, reused: true, ..once }));
     }
 
     /// Is a process that is gone an error, and is sampling over by its deadline?
     #[test]
     fn sampling_ends_in_time() {
-        let host = Host::new("/");
+        let host = LinuxHost::new("/");
         let soon = || Instant::now() + Duration::from_millis(20);
         let of = |pid: i32, locations: usize| {
             let (patience, deadline) = (Duration::from_millis(2), soon());
-            let words = &mut Words::default();
-            reuses(&host, Subject { pid, tid: pid, words, locations, patience, deadline, seed: 1 })
+            let words = &mut WatchCandidates::default();
+            reuses(&host, WatchTarget { pid, tid: pid, words, locations, patience, deadline, seed: 1 })
         };
         assert!(of(i32::MAX, 4).is_err());
         let pid = std::process::id() as i32;

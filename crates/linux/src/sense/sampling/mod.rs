@@ -20,7 +20,7 @@ use cachemate_core::CpuId;
 use perf_event_open_sys as perf;
 
 use crate::kernel::Kernel;
-use records::{FIELDS, Read, parse, unrolled};
+use records::{FIELDS, RingContents, parse, unrolled};
 
 const DEVICES: &str = "/sys/bus/event_source/devices";
 const PAGE: usize = 4096;
@@ -140,7 +140,7 @@ impl Config {
 
 /// The threads whose accesses an event samples.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Whose {
+pub enum SamplingTarget {
     /// One thread's; 0 = the calling one's.
     Thread(i32),
     /// Everybody's on that CPU.
@@ -159,13 +159,14 @@ impl Facility {
     /// The kernel does not open the event, neither for a thread nor for a CPU.
     pub fn try_out(&self) -> io::Result<()> {
         let period = self.period(100_000);
-        Sampler::open(self, Whose::Thread(0), period).or_else(|_| Sampler::open(self, Whose::Cpu(CpuId(0)), period))?;
+        PerfSampler::open(self, SamplingTarget::Thread(0), period)
+            .or_else(|_| PerfSampler::open(self, SamplingTarget::Cpu(CpuId(0)), period))?;
         Ok(())
     }
 }
 
 /// One running event with its ring.
-pub struct Sampler {
+pub struct PerfSampler {
     /// Held open: closing it ends the group.
     _leader: Option<File>,
     file: File,
@@ -174,14 +175,14 @@ pub struct Sampler {
 
 // SAFETY: the mapping belongs to this value alone and is only read through `&mut self`; the kernel does not care which
 // thread does so.
-unsafe impl Send for Sampler {}
+unsafe impl Send for PerfSampler {}
 
-impl Sampler {
+impl PerfSampler {
     /// Starts to sample one event in `period`.
     ///
     /// # Errors
     /// As the kernel says: `EINVAL` where the facility samples whole CPUs only, `EACCES` without the right to.
-    pub fn open(facility: &Facility, whose: Whose, period: u64) -> io::Result<Self> {
+    pub fn open(facility: &Facility, whose: SamplingTarget, period: u64) -> io::Result<Self> {
         let leader = facility.leader.map(|config| event(facility, config, None, whose, None)).transpose()?;
         let group = leader.as_ref().map(AsRawFd::as_raw_fd);
         let file = event(facility, facility.config, Some(period), whose, group)?;
@@ -191,11 +192,11 @@ impl Sampler {
         if ring == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        Ok(Sampler { _leader: leader, file, ring: ring.cast() })
+        Ok(PerfSampler { _leader: leader, file, ring: ring.cast() })
     }
 
     /// Takes what has come in since the last time.
-    pub fn drain(&mut self, into: &mut Read) {
+    pub fn drain(&mut self, into: &mut RingContents) {
         let control = self.ring.cast::<perf::bindings::perf_event_mmap_page>();
         // SAFETY: the control page lives as long as the mapping. The head is written by the kernel and read with acquire
         // order, so that the records before it are whole; the tail is ours, and the kernel reads it.
@@ -219,7 +220,7 @@ impl Sampler {
     }
 }
 
-impl Drop for Sampler {
+impl Drop for PerfSampler {
     fn drop(&mut self) {
         // SAFETY: the mapping was made in `open` with this length and is not used after this.
         unsafe { libc::munmap(self.ring.cast(), PAGE * (1 + DATA_PAGES)) };
@@ -231,7 +232,7 @@ fn event(
     facility: &Facility,
     config: Config,
     period: Option<u64>,
-    whose: Whose,
+    whose: SamplingTarget,
     group: Option<i32>,
 ) -> io::Result<File> {
     let mut attr = perf::bindings::perf_event_attr::default();
@@ -250,8 +251,8 @@ fn event(
     attr.set_exclude_kernel(u64::from(!facility.kernel_too));
     attr.set_exclude_hv(u64::from(!facility.kernel_too));
     let (pid, cpu) = match whose {
-        Whose::Thread(tid) => (tid, -1),
-        Whose::Cpu(cpu) => (-1, cpu.0 as i32),
+        SamplingTarget::Thread(tid) => (tid, -1),
+        SamplingTarget::Cpu(cpu) => (-1, cpu.0 as i32),
     };
     let flags = u64::from(perf::bindings::PERF_FLAG_FD_CLOEXEC);
     // SAFETY: `attr` is a whole perf_event_attr of the stated size; the call returns a descriptor.
@@ -267,7 +268,7 @@ fn event(
 mod tests {
     use super::*;
     use crate::fake_tests::FakeHost;
-    use cachemate_core::Source;
+    use cachemate_core::DataSource;
 
     fn device(host: &FakeHost, name: &str, files: &[(&str, &str)]) {
         files.iter().for_each(|(file, text)| host.file(&format!("{DEVICES}/{name}/{file}"), text));
@@ -342,8 +343,8 @@ mod tests {
             least: 1,
         };
         let period = clock.period(200_000);
-        let mut sampler = Sampler::open(&clock, Whose::Thread(0), period).unwrap();
-        let (mut read, mut word) = (Read::default(), 1u64);
+        let mut sampler = PerfSampler::open(&clock, SamplingTarget::Thread(0), period).unwrap();
+        let (mut read, mut word) = (RingContents::default(), 1u64);
         // The clock counts this thread's own time: however busy the host is, the samples come.
         while read.unusable < 20 && read.samples.len() < 20 {
             (0..100_000).for_each(|_| word = std::hint::black_box(word.wrapping_mul(3)));
@@ -353,7 +354,7 @@ mod tests {
         // The clock's samples carry no address: all of them are counted, none is used.
         assert!(read.samples.is_empty(), "{read:?}");
         assert!(read.events >= 20 * period, "{} events by {} samples", read.events, read.unusable);
-        assert_eq!(records::source(0x0508_0021), Source::Unknown);
-        assert!(Sampler::open(&clock, Whose::Thread(i32::MAX), period).is_err());
+        assert_eq!(records::source(0x0508_0021), DataSource::Unknown);
+        assert!(PerfSampler::open(&clock, SamplingTarget::Thread(i32::MAX), period).is_err());
     }
 }

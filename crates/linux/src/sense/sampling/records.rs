@@ -3,7 +3,7 @@
 //! perf_event_open(2) is the source of the layout: a record is a header of eight bytes (type, misc, size) and, of a sample,
 //! the fields that were asked for in the order of their bits. Here those of [`FIELDS`].
 
-use cachemate_core::{Level, Source};
+use cachemate_core::{CacheLevel, DataSource};
 use perf_event_open_sys::bindings as perf;
 
 /// What every sample is asked for: thread, time, address, period, latency, and where the data came from.
@@ -38,7 +38,7 @@ pub struct Raw {
 
 /// What a stretch of ring held.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Read {
+pub struct RingContents {
     /// Accesses of programs that have an address.
     pub samples: Vec<Raw>,
     /// Records that the kernel had no room for.
@@ -63,7 +63,7 @@ pub fn unrolled(ring: &[u8], tail: u64, head: u64) -> Vec<u8> {
 }
 
 /// Reads records until the bytes end; a record that is cut or has an impossible size ends the reading.
-pub fn parse(bytes: &[u8], into: &mut Read) {
+pub fn parse(bytes: &[u8], into: &mut RingContents) {
     let mut left = bytes;
     while let Some((kind, misc, record)) = next_record(left) {
         left = &left[record.len()..];
@@ -88,7 +88,7 @@ fn word(record: &[u8], at: usize) -> u64 {
     u64::from_ne_bytes(record[at..at + 8].try_into().expect("checked: the record is that long"))
 }
 
-fn sample(misc: u16, record: &[u8], into: &mut Read) {
+fn sample(misc: u16, record: &[u8], into: &mut RingContents) {
     let field = |at: usize| word(record, 8 + 8 * at);
     let tid = (field(0).to_ne_bytes()[4..].try_into()).map_or(0, i32::from_ne_bytes);
     let raw = Raw {
@@ -123,32 +123,32 @@ mod bits {
 
 /// Where the data came from. A line that another core had modified comes from a remote cache, whatever level passed it on
 /// (that is what shared writes look like, TC 4.2); fill buffers, and what is not told, are unknown.
-pub fn source(data_source: u64) -> Source {
+pub fn source(data_source: u64) -> DataSource {
     let field = |shift: u32, width: u32| data_source >> shift & ((1 << width) - 1);
     let (level, snoop, number, remote) = (field(5, 14), field(19, 5), field(33, 4), field(37, 1) == 1);
     if snoop & bits::SNOOP_HITM != 0 || field(38, 2) & bits::SNOOP_PEER != 0 || level & bits::REMOTE_CACHE != 0 {
-        return Source::RemoteCache;
+        return DataSource::RemoteCache;
     }
     match number {
         // PERF_MEM_LVLNUM_*: newer kernels tell the level by its number.
-        1 => return Source::Cache(Level::L1Data),
-        2 => return Source::Cache(Level::L2),
-        3 if remote => return Source::RemoteCache,
-        3 => return Source::Cache(Level::L3),
-        4 => return Source::Cache(Level::L4),
-        0x0b if remote => return Source::RemoteCache,
-        0x0d | 0x0e => return Source::Memory,
+        1 => return DataSource::Cache(CacheLevel::L1Data),
+        2 => return DataSource::Cache(CacheLevel::L2),
+        3 if remote => return DataSource::RemoteCache,
+        3 => return DataSource::Cache(CacheLevel::L3),
+        4 => return DataSource::Cache(CacheLevel::L4),
+        0x0b if remote => return DataSource::RemoteCache,
+        0x0d | 0x0e => return DataSource::Memory,
         _ => {}
     }
     if level & bits::LEVEL_HIT == 0 {
-        return Source::Unknown;
+        return DataSource::Unknown;
     }
     match level {
-        level if level & (bits::LOCAL_RAM | bits::REMOTE_RAM) != 0 => Source::Memory,
-        level if level & bits::L1 != 0 => Source::Cache(Level::L1Data),
-        level if level & bits::L2 != 0 => Source::Cache(Level::L2),
-        level if level & bits::L3 != 0 => Source::Cache(Level::L3),
-        _ => Source::Unknown,
+        level if level & (bits::LOCAL_RAM | bits::REMOTE_RAM) != 0 => DataSource::Memory,
+        level if level & bits::L1 != 0 => DataSource::Cache(CacheLevel::L1Data),
+        level if level & bits::L2 != 0 => DataSource::Cache(CacheLevel::L2),
+        level if level & bits::L3 != 0 => DataSource::Cache(CacheLevel::L3),
+        _ => DataSource::Unknown,
     }
 }
 
@@ -190,7 +190,7 @@ mod tests {
     /// Are samples read with every field in its place, the kernel's and addressless ones counted but not used, losses told?
     #[test]
     fn a_ring_becomes_samples() {
-        let mut read = Read::default();
+        let mut read = RingContents::default();
         parse(&ring(), &mut read);
         let want = Raw {
             tid: 41,
@@ -209,22 +209,22 @@ mod tests {
     #[test]
     fn wrapping_and_cutting_are_harmless() {
         let straight = ring();
-        let mut whole = Read::default();
+        let mut whole = RingContents::default();
         parse(&straight, &mut whole);
         let size = 512usize;
         for turn in (0..size).step_by(8) {
             let mut ring = vec![0xAAu8; size];
             straight.iter().enumerate().for_each(|(at, byte)| ring[(turn + at) % size] = *byte);
             let tail = (3 * size + turn) as u64;
-            let mut read = Read::default();
+            let mut read = RingContents::default();
             parse(&unrolled(&ring, tail, tail + straight.len() as u64), &mut read);
             assert_eq!(read, whole, "{turn}");
         }
         for end in 0..straight.len() {
-            parse(&straight[..end], &mut Read::default());
+            parse(&straight[..end], &mut RingContents::default());
         }
-        parse(&[0xFF; 64], &mut Read::default());
-        parse(&[0; 64], &mut Read::default());
+        parse(&[0xFF; 64], &mut RingContents::default());
+        parse(&[0; 64], &mut RingContents::default());
         assert!(unrolled(&[], 0, 8).is_empty());
         assert!(unrolled(&[1, 2], 5, 4).is_empty());
     }
@@ -233,18 +233,18 @@ mod tests {
     #[test]
     fn the_source_is_what_perf_prints() {
         for (encoded, want) in [
-            (0x6810_0142, Source::Cache(Level::L1Data)),      // L1 hit
-            (0x6810_0242, Source::Unknown),                   // line fill buffer
-            (0x6810_0442, Source::Cache(Level::L2)),          // L2 hit
-            (0x6810_0842, Source::Cache(Level::L3)),          // L3 hit, snoop none
-            (0x6880_0842, Source::RemoteCache),               // L3 hit, snoop hit modified
-            (0x6810_1042, Source::Memory),                    // local memory
-            (0x6a10_2042 | 1 << 37, Source::Memory),          // remote memory, one hop
-            (0x6810_8042, Source::RemoteCache),               // remote cache, one hop
-            (0x2 | 0x3 << 33, Source::Cache(Level::L3)),      // by number only
-            (0x2 | 0xd << 33, Source::Memory),                // by number only
-            (0x2 | 0xb << 33 | 1 << 37, Source::RemoteCache), // any cache, remote
-            (0x0508_0021, Source::Unknown),                   // PERF_MEM_NA
+            (0x6810_0142, DataSource::Cache(CacheLevel::L1Data)), // L1 hit
+            (0x6810_0242, DataSource::Unknown),                   // line fill buffer
+            (0x6810_0442, DataSource::Cache(CacheLevel::L2)),     // L2 hit
+            (0x6810_0842, DataSource::Cache(CacheLevel::L3)),     // L3 hit, snoop none
+            (0x6880_0842, DataSource::RemoteCache),               // L3 hit, snoop hit modified
+            (0x6810_1042, DataSource::Memory),                    // local memory
+            (0x6a10_2042 | 1 << 37, DataSource::Memory),          // remote memory, one hop
+            (0x6810_8042, DataSource::RemoteCache),               // remote cache, one hop
+            (0x2 | 0x3 << 33, DataSource::Cache(CacheLevel::L3)), // by number only
+            (0x2 | 0xd << 33, DataSource::Memory),                // by number only
+            (0x2 | 0xb << 33 | 1 << 37, DataSource::RemoteCache), // any cache, remote
+            (0x0508_0021, DataSource::Unknown),                   // PERF_MEM_NA
         ] {
             assert_eq!(source(encoded), want, "{encoded:#x}");
         }

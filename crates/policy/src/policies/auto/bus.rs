@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 
 use cachemate_core::TaskId;
 
-use super::scene::{SceneTask, Site};
-use super::speeds::Speed;
+use super::problem::{CacheSite, ProblemTask};
+use super::speeds::ObservedSpeed;
 
 /// See the module's documentation.
 #[derive(Clone, PartialEq, Debug)]
@@ -31,11 +31,15 @@ fn wait(line_cycles: f64, lines_per_cycle: f64) -> f64 {
 
 impl Bus {
     /// `None` where the queue was not counted or hardly anybody waits.
-    pub fn of(sites: &[Site], tasks: &[SceneTask], speed: impl Fn(TaskId) -> Option<Speed>) -> Option<Self> {
+    pub fn of(
+        sites: &[CacheSite],
+        tasks: &[ProblemTask],
+        speed: impl Fn(TaskId) -> Option<ObservedSpeed>,
+    ) -> Option<Self> {
         // By package: traffic in lines per cycle, misses per cycle, cycles waited per cycle.
         let mut sums: BTreeMap<u32, [f64; 3]> = BTreeMap::new();
         for scene_task in tasks {
-            let Some((site, speed)) = scene_task.seen_on.zip(speed(scene_task.task)) else { continue };
+            let Some((site, speed)) = scene_task.last_site.zip(speed(scene_task.task)) else { continue };
             let Some((misses, lines)) = speed.misses_per_instr.zip(speed.lines_per_miss) else { continue };
             let per_cycle = misses / speed.elapsed_cycles_per_instr.max(1e-9);
             let sum = sums.entry(sites[site].package).or_default();

@@ -4,29 +4,29 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use cachemate_core::{Reason, ReasonKind, TaskId, View};
 
-use super::asks::Asks;
-use super::layout::Layout;
-use super::scene::Scene;
-use super::score::{Speed, speeds};
-use super::search::{Candidate, Judge};
+use super::layout::SiteLayout;
+use super::probe_planner::ProbePlanner;
+use super::problem::PlanningProblem;
+use super::score::{ForecastSpeed, speeds};
+use super::search::{CandidatePlan, PlanComparator};
 
 /// A look for a better plan, and what it found.
-pub struct Chosen<'a> {
-    pub scene: &'a Scene,
-    pub candidates: &'a [Candidate],
-    pub best: &'a Candidate,
-    pub held: &'a Layout,
-    pub judge: Judge,
+pub struct SearchReport<'a> {
+    pub scene: &'a PlanningProblem,
+    pub candidates: &'a [CandidatePlan],
+    pub best: &'a CandidatePlan,
+    pub held: &'a SiteLayout,
+    pub judge: PlanComparator,
     /// Over what holds, as a share, and how likely it is worth it.
     pub gain: f64,
     pub likely: f64,
     /// Who was placed among all others, where only newcomers were.
     pub newcomers: Option<&'a [usize]>,
-    pub singles: &'a [Single],
+    pub singles: &'a [MechanismGain],
 }
 
 /// The best plan of one mechanism.
-pub struct Single {
+pub struct MechanismGain {
     pub mechanism: &'static str,
     /// Over what holds, as a share, with one standard deviation where it was drawn.
     pub gain: f64,
@@ -35,7 +35,7 @@ pub struct Single {
 
 /// What was told last: said again where it has changed, or a log would grow for as long as nothing happens.
 #[derive(Default)]
-pub struct Told {
+pub struct ReportedForecasts {
     stays: Option<(String, Vec<TaskId>)>,
     tasks: BTreeMap<TaskId, (f64, String)>,
 }
@@ -43,18 +43,18 @@ pub struct Told {
 /// A forecast that has moved by less, as a share of the speed alone, is not told again.
 const NEWS_FROM: f64 = 0.05;
 
-impl Told {
+impl ReportedForecasts {
     /// Has something to be told of a task that was not?
-    fn is_news(&mut self, task: TaskId, over_alone: f64, place: &str) -> bool {
+    fn has_changed(&mut self, task: TaskId, over_alone: f64, place: &str) -> bool {
         let known = self.tasks.get(&task);
-        let told = known.is_some_and(|(speed, at)| at == place && (speed - over_alone).abs() < NEWS_FROM);
-        if !told {
+        let is_unchanged = known.is_some_and(|(speed, at)| at == place && (speed - over_alone).abs() < NEWS_FROM);
+        if !is_unchanged {
             self.tasks.insert(task, (over_alone, place.to_string()));
         }
-        !told
+        !is_unchanged
     }
 
-    fn retain(&mut self, scene: &Scene) {
+    fn retain(&mut self, scene: &PlanningProblem) {
         let here: BTreeSet<TaskId> = scene.tasks.iter().map(|scene_task| scene_task.task).collect();
         self.tasks.retain(|task, _| here.contains(task));
     }
@@ -64,26 +64,26 @@ fn number(name: impl Into<String>, value: f64) -> (String, f64) {
     (name.into(), value)
 }
 
-impl Chosen<'_> {
-    fn weighed(&self, asks: &Asks, text: String) -> Reason {
-        let score_of = |one: &Candidate| {
+impl SearchReport<'_> {
+    fn score_reason(&self, asks: &ProbePlanner, text: String) -> Reason {
+        let score_of = |one: &CandidatePlan| {
             let name = one.what.replace(", ", "_").replace(' ', "_");
             number(format!("score_of_{name}"), one.score.value(self.judge.objective))
         };
         let mut numbers: Vec<(String, f64)> = self.candidates.iter().map(score_of).collect();
         numbers.push(number("gain_percent", 100.0 * self.gain));
         numbers.push(number("likely_percent", 100.0 * self.likely));
-        for Single { mechanism, gain, error } in self.singles {
+        for MechanismGain { mechanism, gain, error } in self.singles {
             numbers.push(number(format!("gain_of_{mechanism}_percent"), 100.0 * gain));
             numbers.extend(error.map(|error| number(format!("error_of_{mechanism}_percent"), 100.0 * error)));
         }
         numbers.push(number("probing_percent_of_processor_time", 100.0 * asks.spent_share()));
         let tasks: Vec<TaskId> = self.scene.known().map(|at| self.scene.tasks[at].task).collect();
-        Reason { kind: ReasonKind::Plain, tasks, text, numbers }
+        Reason { kind: ReasonKind::Explanation, tasks, text, numbers }
     }
 
     /// What holds stays.
-    pub fn stays(&self, asks: &Asks, told: &mut Told, why: &mut Vec<Reason>) {
+    pub fn explain_unchanged(&self, asks: &ProbePlanner, told: &mut ReportedForecasts, why: &mut Vec<Reason>) {
         let text = format!(
             "what holds stays: of {} plans weighed, '{}' promises {:+.1} %, worth it with {:.0} %{}{}",
             self.candidates.len(),
@@ -91,54 +91,54 @@ impl Chosen<'_> {
             100.0 * self.gain,
             100.0 * self.likely,
             self.by_mechanism(),
-            self.who_was_placed()
+            self.placed_names()
         );
         told.retain(self.scene);
-        let reason = self.weighed(asks, text);
-        let said = (reason.text.clone(), reason.tasks.clone());
+        let reason = self.score_reason(asks, text);
+        let reported = (reason.text.clone(), reason.tasks.clone());
         let mut news = Vec::new();
-        let now = speeds(self.scene, &self.told_of());
+        let now = speeds(self.scene, &self.reported_layout());
         for at in self.scene.known() {
             let Some(now) = now[at] else { continue };
             let (task, place) = (self.scene.tasks[at].task, self.place(self.held, at));
-            if !told.is_news(task, now.over_alone, &place) {
+            if !told.has_changed(task, now.over_alone, &place) {
                 continue;
             }
             let text = format!("{{0}} stays: {:.0} % of its speed alone{place}", 100.0 * now.over_alone);
             let mut numbers = vec![number("speed_over_alone", now.over_alone), number("held_bytes", now.held_bytes)];
             numbers.extend(self.known(at));
-            news.push(Reason { kind: ReasonKind::Plain, tasks: vec![task], text, numbers });
+            news.push(Reason { kind: ReasonKind::Explanation, tasks: vec![task], text, numbers });
         }
         // What was weighed stands before what follows from it, though it be the same as before.
-        if !news.is_empty() || told.stays.as_ref() != Some(&said) {
-            told.stays = Some(said);
+        if !news.is_empty() || told.stays.as_ref() != Some(&reported) {
+            told.stays = Some(reported);
             why.push(reason);
             why.append(&mut news);
         }
     }
 
     /// What holds, on the caches that something is said of: those of newcomers where only they were looked at.
-    fn told_of(&self) -> Layout {
+    fn reported_layout(&self) -> SiteLayout {
         let mut layout = self.held.clone();
         if let Some(newcomers) = self.newcomers.filter(|_| self.scene.bus.is_none()) {
-            let sites: BTreeSet<usize> = newcomers.iter().filter_map(|&at| layout.home[at]).collect();
-            layout.home.iter_mut().for_each(|home| *home = home.filter(|site| sites.contains(site)));
+            let sites: BTreeSet<usize> = newcomers.iter().filter_map(|&at| layout.site_of[at]).collect();
+            layout.site_of.iter_mut().for_each(|home| *home = home.filter(|site| sites.contains(site)));
         }
         layout
     }
 
     /// The best plan is made, or tried.
-    pub fn changes(&self, how: &str, asks: &Asks, told: &mut Told, why: &mut Vec<Reason>) {
+    pub fn changes(&self, how: &str, asks: &ProbePlanner, told: &mut ReportedForecasts, why: &mut Vec<Reason>) {
         let text = format!(
             "'{}' is {how}: of {} plans weighed it promises most, {:+.1} %, worth it with {:.0} %{}",
             self.best.what,
             self.candidates.len(),
             100.0 * self.gain,
             100.0 * self.likely,
-            self.who_was_placed()
+            self.placed_names()
         );
-        *told = Told::default();
-        why.push(self.weighed(asks, text));
+        *told = ReportedForecasts::default();
+        why.push(self.score_reason(asks, text));
         let (before, after) = (speeds(self.scene, self.held), speeds(self.scene, &self.best.layout));
         for at in self.scene.known() {
             if let (Some(old), Some(new)) = (before[at], after[at]) {
@@ -147,7 +147,7 @@ impl Chosen<'_> {
         }
     }
 
-    fn changed(&self, at: usize, old: Speed, new: Speed) -> Reason {
+    fn changed(&self, at: usize, old: ForecastSpeed, new: ForecastSpeed) -> Reason {
         let mut text = format!(
             "{{0}}: {:.0} % of its speed alone, {:.0} % before",
             100.0 * new.over_alone,
@@ -161,19 +161,19 @@ impl Chosen<'_> {
             number("held_bytes_before", old.held_bytes),
         ];
         numbers.extend(self.known(at));
-        Reason { kind: ReasonKind::Plain, tasks: vec![self.scene.tasks[at].task], text, numbers }
+        Reason { kind: ReasonKind::Explanation, tasks: vec![self.scene.tasks[at].task], text, numbers }
     }
 
     /// The best plan of every mechanism by itself.
     fn by_mechanism(&self) -> String {
-        let one = |single: &Single| {
+        let one = |single: &MechanismGain| {
             let error = single.error.map_or_else(String::new, |error| format!(" ± {:.1}", 100.0 * error));
             format!("; {} {:+.1}{error} %", single.mechanism, 100.0 * single.gain)
         };
         self.singles.iter().map(one).collect()
     }
 
-    fn who_was_placed(&self) -> String {
+    fn placed_names(&self) -> String {
         let of = |newcomers: &[usize]| match newcomers.len() {
             1 => "; one newcomer was placed, all others follow at the next look".to_string(),
             count => format!("; {count} newcomers were placed, all others follow at the next look"),
@@ -186,7 +186,7 @@ impl Chosen<'_> {
         let Some(program) = &self.scene.tasks[at].program else { return Vec::new() };
         let bytes = self.scene.sites.iter().map(|site| site.bytes).fold(0.0, f64::max);
         let misses = |share: f64| 1000.0 * program.misses(share * bytes);
-        let site = self.scene.tasks[at].seen_on.map(|site| self.scene.sites[site].memory_node);
+        let site = self.scene.tasks[at].last_site.map(|site| self.scene.sites[site].memory_node);
         let farther = site.map_or(0.0, |node| program.far_cycles(node));
         let farther = (farther > 0.0).then(|| number("cycles_per_miss_for_far_memory", farther));
         let mut known = vec![
@@ -195,26 +195,26 @@ impl Chosen<'_> {
             number("misses_per_kilo_instr_on_an_eighth", misses(0.125)),
             number("cycles_per_miss", program.cycles_per_miss),
             number("cycles_per_instr_without_misses", program.base_cycles),
-            number("holds_over_composed", program.holds),
+            number("holds_over_composed", program.occupancy_odds),
         ];
         known.extend(farther);
         known
     }
 
-    fn place(&self, layout: &Layout, at: usize) -> String {
-        let Some(site) = layout.home[at] else { return String::new() };
+    fn place(&self, layout: &SiteLayout, at: usize) -> String {
+        let Some(site) = layout.site_of[at] else { return String::new() };
         let mut text = String::new();
-        if layout.held[at] {
+        if layout.pinned[at] {
             text += &format!(", on cache {}", self.scene.sites[site].cache.0);
         }
-        if let Some(group) = layout.cuts[site].iter().find(|group| group.members.contains(&at)) {
+        if let Some(group) = layout.partitions[site].iter().find(|group| group.members.contains(&at)) {
             let units = self.scene.sites[site].divided.map_or(0, |divided| divided.units());
             text += &format!(", with {} of {units} parts of it", group.units);
             if group.members.len() > 1 {
                 text += &format!(" together with {} more", group.members.len() - 1);
             }
         }
-        if let Some(turns) = &layout.turns[site]
+        if let Some(turns) = &layout.rotations[site]
             && let Some(gang) = turns.gangs.iter().find(|gang| gang.contains(&at))
         {
             let ms = turns.slice_ns / 1_000_000;
@@ -238,7 +238,7 @@ pub fn verdict(view: &View<'_>, kept: bool, found: (f64, f64), forecast: f64, wi
         number("standard_error_percent", 100.0 * found.1.min(1e6)),
         number("forecast_percent", 100.0 * forecast),
     ];
-    let tasks = view.present().map(|task| task.task).collect();
+    let tasks = view.live_tasks().map(|task| task.task).collect();
     Reason { kind: ReasonKind::TrialVerdict, tasks, text, numbers }
 }
 
@@ -246,49 +246,51 @@ pub fn verdict(view: &View<'_>, kept: bool, found: (f64, f64), forecast: f64, wi
 mod tests {
     use std::collections::BTreeMap;
 
-    use super::super::memo::Memo;
-    use super::super::memo::tests::{site, task};
-    use super::super::score::{Objective, score};
+    use super::super::score::{PlanObjective, score};
+    use super::super::score_cache::ScoreCache;
+    use super::super::score_cache::tests::{site, task};
     use super::*;
 
-    fn scene(parts: &[f64]) -> Scene {
+    fn scene(parts: &[f64]) -> PlanningProblem {
         let tasks = parts.iter().enumerate().map(|(id, &part)| task(id as u32, 0, part)).collect();
-        Scene {
+        PlanningProblem {
             sites: vec![site(0, 4)],
             tasks,
             cycles_per_ns: 2.0,
             bus: None,
             shortest_slice_ns: None,
-            closed: Vec::new(),
+            frozen_sites: Vec::new(),
         }
     }
 
-    fn stays(scene: &Scene, told: &mut Told) -> Vec<Reason> {
-        let held = Layout::default_of(scene, &BTreeMap::new());
-        let best = Candidate { what: "space", layout: held.clone(), score: score(scene, &held, &Memo::default()) };
-        let judge = Judge { objective: Objective::WeightedSpeedup, worst_at_least: 0.0 };
-        let singles = [Single { mechanism: "space", gain: 0.002, error: Some(0.021) }];
+    fn explain_unchanged(scene: &PlanningProblem, told: &mut ReportedForecasts) -> Vec<Reason> {
+        let held = SiteLayout::default_of(scene, &BTreeMap::new());
+        let best =
+            CandidatePlan { what: "space", layout: held.clone(), score: score(scene, &held, &ScoreCache::default()) };
+        let judge = PlanComparator { objective: PlanObjective::WeightedSpeedup, worst_at_least: 0.0 };
+        let singles = [MechanismGain { mechanism: "space", gain: 0.002, error: Some(0.021) }];
         let candidates = [best.clone()];
         let (best, held, newcomers) = (&best, &held, None);
         let (gain, likely, singles) = (0.002, 0.3, &singles);
-        let chosen = Chosen { scene, candidates: &candidates, best, held, judge, gain, likely, newcomers, singles };
+        let chosen =
+            SearchReport { scene, candidates: &candidates, best, held, judge, gain, likely, newcomers, singles };
         let mut why = Vec::new();
-        chosen.stays(&Asks::default(), told, &mut why);
+        chosen.explain_unchanged(&ProbePlanner::default(), told, &mut why);
         why
     }
 
     /// Is it said why what holds stays, mechanism by mechanism and task by task; once, and again of those who changed?
     #[test]
     fn what_stays_is_explained_once() {
-        let mut told = Told::default();
-        let why = stays(&scene(&[0.5, 1.2, 0.4]), &mut told);
+        let mut told = ReportedForecasts::default();
+        let why = explain_unchanged(&scene(&[0.5, 1.2, 0.4]), &mut told);
         assert_eq!(why.len(), 4);
         assert!(why[0].text.contains("promises +0.2 %, worth it with 30 %; space +0.2 ± 2.1 %"), "{}", why[0].text);
         assert!(why[1].text.starts_with("{0} stays: ") && why[1].tasks == [TaskId(0)], "{}", why[1].text);
         let of = |name: &str| why[1].numbers.iter().any(|(number, _)| number == name);
         assert!(of("speed_over_alone") && of("cycles_per_miss") && of("misses_per_kilo_instr_on_half"));
-        assert_eq!(stays(&scene(&[0.5, 1.2, 0.4]), &mut told), [], "nothing is new");
-        let why = stays(&scene(&[0.5, 1.2, 0.4, 1.4]), &mut told);
+        assert_eq!(explain_unchanged(&scene(&[0.5, 1.2, 0.4]), &mut told), [], "nothing is new");
+        let why = explain_unchanged(&scene(&[0.5, 1.2, 0.4, 1.4]), &mut told);
         assert!(why.iter().any(|reason| reason.tasks == [TaskId(3)]), "a newcomer is told of");
     }
 }

@@ -3,120 +3,129 @@
 use std::collections::BTreeMap;
 
 use cachemate_core::{
-    CacheShare, CpuSet, Gang, GangSchedule, GroupId, IndexSet, Member, PageMoving, Plan, ProcessId, TaskId, Units,
+    CacheShare, CpuSet, Gang, GangSchedule, GroupId, IndexSet, PageMigration, Plan, ProcessId, ShareMember, TaskId,
+    Units,
 };
 
-use super::holding::let_everybody_run;
-use super::scene::{Scene, SceneTask, Seats};
-use crate::partition::units::{Divided, assign};
+use super::decided_plan::drop_starving_schedules;
+use super::problem::{CpuSites, PlanningProblem, ProblemTask};
+use crate::partition::units::{PartitionUnits, assign};
 
 /// Tasks that share a part of a cache.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Group {
+pub struct PartitionMembers {
     pub members: Vec<usize>,
     pub units: u32,
 }
 
 /// Gangs that take turns on a site.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Turns {
+pub struct GangRotation {
     pub slice_ns: u64,
     pub gangs: Vec<Vec<usize>>,
 }
 
 /// See the module's documentation.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Layout {
+pub struct SiteLayout {
     /// Site of each task; `None` = nobody knows.
-    pub home: Vec<Option<usize>>,
+    pub site_of: Vec<Option<usize>>,
     /// Held there by the plan; else it is only seen there.
-    pub held: Vec<bool>,
+    pub pinned: Vec<bool>,
     /// By site; empty = undivided.
-    pub cuts: Vec<Vec<Group>>,
-    pub turns: Vec<Option<Turns>>,
+    pub partitions: Vec<Vec<PartitionMembers>>,
+    pub rotations: Vec<Option<GangRotation>>,
 }
 
-impl Layout {
+impl SiteLayout {
     /// Everybody where the machine's own scheduler has put them, nothing divided.
-    pub fn default_of(scene: &Scene, lived_on: &BTreeMap<TaskId, usize>) -> Self {
+    pub fn default_of(scene: &PlanningProblem, lived_on: &BTreeMap<TaskId, usize>) -> Self {
         let home = scene
             .tasks
             .iter()
-            .map(|scene_task| lived_on.get(&scene_task.task).copied().or(scene_task.seen_on))
+            .map(|scene_task| lived_on.get(&scene_task.task).copied().or(scene_task.last_site))
             .collect();
-        Layout::at(scene, home, false)
+        SiteLayout::at(scene, home, false)
     }
 
     /// Nothing divided, these homes.
-    pub fn at(scene: &Scene, home: Vec<Option<usize>>, held: bool) -> Self {
-        let held =
+    pub fn at(scene: &PlanningProblem, site_of: Vec<Option<usize>>, held: bool) -> Self {
+        let pinned =
             scene.tasks.iter().map(|scene_task| held && scene_task.movable && scene_task.program.is_some()).collect();
-        Layout { home, held, cuts: vec![Vec::new(); scene.sites.len()], turns: vec![None; scene.sites.len()] }
+        SiteLayout {
+            site_of,
+            pinned,
+            partitions: vec![Vec::new(); scene.sites.len()],
+            rotations: vec![None; scene.sites.len()],
+        }
     }
 
     /// What a plan holds, with tasks that it does not mention where they are seen.
-    pub fn of(plan: &Plan, scene: &Scene) -> Self {
-        let seats = Seats::of(&scene.sites);
+    pub fn of(plan: &Plan, scene: &PlanningProblem) -> Self {
+        let seats = CpuSites::of(&scene.sites);
         let held_on = |task: &TaskId| {
             let cpus = plan.affinity.get(task)?;
             seats.of_cpu(cpus.iter().next()?).filter(|&site| cpus.is_subset(&scene.sites[site].cpus))
         };
         let place = scene.places();
-        let mut layout = Layout::at(scene, Vec::new(), false);
+        let mut layout = SiteLayout::at(scene, Vec::new(), false);
         let on: Vec<Option<usize>> = scene.tasks.iter().map(|scene_task| held_on(&scene_task.task)).collect();
-        layout.home = scene.tasks.iter().zip(&on).map(|(scene_task, on)| on.or(scene_task.seen_on)).collect();
-        layout.held = on.iter().map(Option::is_some).collect();
+        layout.site_of = scene.tasks.iter().zip(&on).map(|(scene_task, on)| on.or(scene_task.last_site)).collect();
+        layout.pinned = on.iter().map(Option::is_some).collect();
         for schedule in &plan.gangs {
             let Some(site) = scene.sites.iter().position(|site| schedule.cpus.is_subset(&site.cpus)) else { continue };
             let members = |gang: &Gang| gang.members.iter().filter_map(|(task, _)| place.get(task).copied()).collect();
             let gangs = schedule.gangs.iter().map(members).collect();
-            layout.turns[site] = Some(Turns { slice_ns: schedule.slice_ns, gangs });
+            layout.rotations[site] = Some(GangRotation { slice_ns: schedule.slice_ns, gangs });
         }
         for share in &plan.shares {
             let Some(site) = scene.sites.iter().position(|site| site.cache == share.cache) else { continue };
             let is_member = |at: &usize| {
                 let scene_task = &scene.tasks[*at];
-                let named = share.members.contains(&Member::Task(scene_task.task))
-                    || share.members.contains(&Member::Process(scene_task.process));
-                named && layout.home[*at] == Some(site)
+                let named = share.members.contains(&ShareMember::Task(scene_task.task))
+                    || share.members.contains(&ShareMember::Process(scene_task.process));
+                named && layout.site_of[*at] == Some(site)
             };
             let members = (0..scene.tasks.len()).filter(is_member).collect();
             let units = match &share.units {
                 Units::Colors { allowed, .. } => allowed.count(),
                 Units::Ways { mask } => mask.count(),
             };
-            layout.cuts[site].push(Group { members, units });
+            layout.partitions[site].push(PartitionMembers { members, units });
         }
         layout
     }
 
     /// Known tasks of a site.
-    pub fn on(&self, scene: &Scene, site: usize) -> Vec<usize> {
-        scene.known().filter(|&at| self.home[at] == Some(site)).collect()
+    pub fn on(&self, scene: &PlanningProblem, site: usize) -> Vec<usize> {
+        scene.known().filter(|&at| self.site_of[at] == Some(site)).collect()
     }
 
     /// Writes what it wants into a plan; `before` keeps units where they are.
-    pub fn put(&self, scene: &Scene, before: &Plan, moving: PageMoving, plan: &mut Plan) {
-        for (at, scene_task) in scene.tasks.iter().enumerate().filter(|(at, _)| self.held[*at]) {
-            if let Some(site) = self.home[at].filter(|_| scene_task.movable) {
+    pub fn write_to(&self, scene: &PlanningProblem, before: &Plan, moving: PageMigration, plan: &mut Plan) {
+        for (at, scene_task) in scene.tasks.iter().enumerate().filter(|(at, _)| self.pinned[*at]) {
+            if let Some(site) = self.site_of[at].filter(|_| scene_task.movable) {
                 plan.affinity.insert(scene_task.task, scene.sites[site].cpus.clone());
             }
         }
         let online: CpuSet = scene.sites.iter().flat_map(|site| site.cpus.iter()).collect();
-        let may = |scene_task: &SceneTask| match (scene_task.movable, scene_task.seen_on) {
+        let may = |scene_task: &ProblemTask| match (scene_task.movable, scene_task.last_site) {
             (true, _) => plan.affinity.get(&scene_task.task).unwrap_or(&online).intersection(&online),
             (false, Some(site)) => scene.sites[site].cpus.clone(),
             (false, None) => CpuSet::default(),
         };
         plan.gangs.extend((0..scene.sites.len()).filter_map(|site| self.schedule(scene, site)));
-        let_everybody_run(&mut plan.gangs, scene.tasks.iter().map(|scene_task| (scene_task.task, may(scene_task))));
+        drop_starving_schedules(
+            &mut plan.gangs,
+            scene.tasks.iter().map(|scene_task| (scene_task.task, may(scene_task))),
+        );
         for site in 0..scene.sites.len() {
             self.share(scene, site, before, moving, plan);
         }
     }
 
-    fn schedule(&self, scene: &Scene, site: usize) -> Option<GangSchedule> {
-        let turns = self.turns[site].as_ref()?;
+    fn schedule(&self, scene: &PlanningProblem, site: usize) -> Option<GangSchedule> {
+        let turns = self.rotations[site].as_ref()?;
         let cpus = &scene.sites[site].cpus;
         let gang = |members: &Vec<usize>| Gang {
             members: members.iter().map(|&at| (scene.tasks[at].task, None)).collect(),
@@ -130,11 +139,11 @@ impl Layout {
         Some(GangSchedule { cpus: cpus.clone(), slice_ns: turns.slice_ns, gangs })
     }
 
-    fn share(&self, scene: &Scene, site: usize, before: &Plan, moving: PageMoving, plan: &mut Plan) {
-        let (cut, found) = (&self.cuts[site], &scene.sites[site]);
+    fn share(&self, scene: &PlanningProblem, site: usize, before: &Plan, moving: PageMigration, plan: &mut Plan) {
+        let (cut, found) = (&self.partitions[site], &scene.sites[site]);
         let Some(divided) = found.divided.filter(|_| !cut.is_empty()) else { return };
-        let colors = matches!(divided, Divided::Colors { .. });
-        let mut shares: Vec<(GroupId, Vec<Member>, u32)> = Vec::new();
+        let colors = matches!(divided, PartitionUnits::Colors { .. });
+        let mut shares: Vec<(GroupId, Vec<ShareMember>, u32)> = Vec::new();
         for group in cut.iter().filter(|group| !group.members.is_empty()) {
             let members = self.members(scene, group, colors);
             let id = GroupId(scene.tasks[group.members[0]].process.0.wrapping_mul(64) + group.members[0] as u32 % 64);
@@ -155,8 +164,8 @@ impl Layout {
         }
         for ((group, members, _), units) in shares.into_iter().zip(assign(&now, &sizes, &divided)) {
             let units = match divided {
-                Divided::Colors { .. } => Units::Colors { allowed: units, moving },
-                Divided::Ways { .. } => Units::Ways { mask: units },
+                PartitionUnits::Colors { .. } => Units::Colors { allowed: units, migration: moving },
+                PartitionUnits::Ways { .. } => Units::Ways { mask: units },
             };
             plan.shares.push(CacheShare { group, members, cache: found.cache, units });
         }
@@ -164,37 +173,37 @@ impl Layout {
 
     /// Does a plan that it was put into carry all of it? A task that may not be moved, or one of a process that is in two
     /// groups, leaves a part or a turn out.
-    pub fn is_carried_by(&self, plan: &Plan, scene: &Scene) -> bool {
-        let carries = |(at, site): (usize, &super::scene::Site)| {
-            let groups = self.cuts[at].iter().filter(|group| !group.members.is_empty()).count();
+    pub fn is_expressed_by(&self, plan: &Plan, scene: &PlanningProblem) -> bool {
+        let carries = |(at, site): (usize, &super::problem::CacheSite)| {
+            let groups = self.partitions[at].iter().filter(|group| !group.members.is_empty()).count();
             let shares = plan.shares.iter().filter(|share| share.cache == site.cache).count();
             let has_turns = plan.gangs.iter().any(|schedule| schedule.cpus == site.cpus);
-            groups == shares && self.turns[at].is_some() == has_turns
+            groups == shares && self.rotations[at].is_some() == has_turns
         };
         scene.sites.iter().enumerate().all(carries)
     }
 
     /// Is nothing of it divided, and does nobody take turns?
-    pub fn is_whole(&self) -> bool {
-        self.cuts.iter().all(Vec::is_empty) && self.turns.iter().all(Option::is_none)
+    pub fn is_undivided(&self) -> bool {
+        self.partitions.iter().all(Vec::is_empty) && self.rotations.iter().all(Option::is_none)
     }
 
     /// Processes as a whole where all their tasks are in the group; single tasks only where units are ways. Memory is a
     /// process's: where units are colors, threads of which nothing is known go with the others.
-    fn members(&self, scene: &Scene, group: &Group, colors: bool) -> Vec<Member> {
-        let mut members: Vec<Member> = Vec::new();
+    fn members(&self, scene: &PlanningProblem, group: &PartitionMembers, colors: bool) -> Vec<ShareMember> {
+        let mut members: Vec<ShareMember> = Vec::new();
         for &at in &group.members {
             let process = scene.tasks[at].process;
-            let whole = |(other, scene_task): (usize, &SceneTask)| {
+            let whole = |(other, scene_task): (usize, &ProblemTask)| {
                 let goes_along = group.members.contains(&other) || colors && scene_task.program.is_none();
                 scene_task.process != process || scene_task.movable && goes_along
             };
             let member = if scene.tasks.iter().enumerate().all(whole) {
-                Member::Process(process)
+                ShareMember::Process(process)
             } else if colors || !scene.tasks[at].movable {
                 continue;
             } else {
-                Member::Task(scene.tasks[at].task)
+                ShareMember::Task(scene.tasks[at].task)
             };
             if !members.contains(&member) {
                 members.push(member);
@@ -205,43 +214,50 @@ impl Layout {
 }
 
 /// Tasks of one process stand together, for partitions by color.
-pub fn processes(scene: &Scene, members: &[usize]) -> Vec<(ProcessId, Vec<usize>)> {
-    let mut found: Vec<(ProcessId, Vec<usize>)> = Vec::new();
+pub fn processes(scene: &PlanningProblem, members: &[usize]) -> Vec<(ProcessId, Vec<usize>)> {
+    let mut by_process: Vec<(ProcessId, Vec<usize>)> = Vec::new();
     for &at in members {
         let process = scene.tasks[at].process;
-        match found.iter_mut().find(|(other, _)| *other == process) {
+        match by_process.iter_mut().find(|(other, _)| *other == process) {
             Some((_, tasks)) => tasks.push(at),
-            None => found.push((process, vec![at])),
+            None => by_process.push((process, vec![at])),
         }
     }
-    found
+    by_process
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::memo::tests::{site, task};
+    use super::super::score_cache::tests::{site, task};
     use super::*;
-    use cachemate_core::Window;
+    use cachemate_core::WindowLength;
 
     /// Two programs on one cache of eight colors, a thread of the first one's process beside them.
-    fn scene(knows_thread: bool) -> Scene {
-        let divided = Some(Divided::Colors { units: 8, page_bytes: 4096, move_page_ns: 1.0 });
+    fn scene(knows_thread: bool) -> PlanningProblem {
+        let divided = Some(PartitionUnits::Colors { units: 8, page_bytes: 4096, move_page_ns: 1.0 });
         let mut tasks = vec![task(0, 0, 0.5), task(1, 0, 1.2), task(2, 0, 0.1)];
         tasks[2].process = ProcessId(0);
         if !knows_thread {
             tasks[2].program = None;
         }
-        let sites = vec![super::super::scene::Site { divided, ..site(0, 4) }];
-        Scene { sites, tasks, cycles_per_ns: 2.0, bus: None, shortest_slice_ns: None, closed: Vec::new() }
+        let sites = vec![super::super::problem::CacheSite { divided, ..site(0, 4) }];
+        PlanningProblem {
+            sites,
+            tasks,
+            cycles_per_ns: 2.0,
+            bus: None,
+            shortest_slice_ns: None,
+            frozen_sites: Vec::new(),
+        }
     }
 
-    fn put(scene: &Scene, cut: &[(&[usize], u32)]) -> (Layout, Plan) {
-        let mut layout = Layout::at(scene, vec![Some(0); 3], true);
-        let group = |&(members, units): &(&[usize], u32)| Group { members: members.to_vec(), units };
-        layout.cuts[0] = cut.iter().map(group).collect();
-        let idle = Plan::idle(Window::Time { ns: 1 });
+    fn write_to(scene: &PlanningProblem, cut: &[(&[usize], u32)]) -> (SiteLayout, Plan) {
+        let mut layout = SiteLayout::at(scene, vec![Some(0); 3], true);
+        let group = |&(members, units): &(&[usize], u32)| PartitionMembers { members: members.to_vec(), units };
+        layout.partitions[0] = cut.iter().map(group).collect();
+        let idle = Plan::idle(WindowLength::Time { ns: 1 });
         let mut plan = idle.clone();
-        layout.put(scene, &idle, PageMoving::All, &mut plan);
+        layout.write_to(scene, &idle, PageMigration::All, &mut plan);
         (layout, plan)
     }
 
@@ -249,14 +265,14 @@ mod tests {
     #[test]
     fn colors_are_of_a_process_whatever_its_idle_threads_do() {
         let scene = scene(false);
-        let (layout, plan) = put(&scene, &[(&[0], 6), (&[1], 2)]);
+        let (layout, plan) = write_to(&scene, &[(&[0], 6), (&[1], 2)]);
         let members: Vec<_> = plan.shares.iter().flat_map(|share| share.members.clone()).collect();
-        assert_eq!(members, [Member::Process(ProcessId(0)), Member::Process(ProcessId(1))]);
-        assert!(layout.is_carried_by(&plan, &scene) && !layout.is_whole());
+        assert_eq!(members, [ShareMember::Process(ProcessId(0)), ShareMember::Process(ProcessId(1))]);
+        assert!(layout.is_expressed_by(&plan, &scene) && !layout.is_undivided());
         // As far as something is known of the tasks, it is read back as it was.
-        let mut read = Layout::of(&plan, &scene);
-        read.cuts[0].iter_mut().for_each(|group| group.members.retain(|&at| scene.tasks[at].program.is_some()));
-        assert_eq!(read.cuts, layout.cuts);
+        let mut read = SiteLayout::of(&plan, &scene);
+        read.partitions[0].iter_mut().for_each(|group| group.members.retain(|&at| scene.tasks[at].program.is_some()));
+        assert_eq!(read.partitions, layout.partitions);
     }
 
     /// Is a plan that cannot say what is wanted told from one that does?
@@ -264,10 +280,10 @@ mod tests {
     fn what_a_plan_cannot_say_is_noticed() {
         // The thread is known, and in the other's group: colors cannot part a process.
         let parted = scene(true);
-        let (layout, plan) = put(&parted, &[(&[0], 6), (&[1, 2], 2)]);
-        assert!(!layout.is_carried_by(&plan, &parted), "{plan:?}");
-        let mut layout = Layout::at(&parted, vec![Some(0); 3], true);
-        layout.turns[0] = Some(Turns { slice_ns: 1, gangs: vec![vec![0], Vec::new()] });
-        assert!(!layout.is_carried_by(&Plan::idle(Window::Time { ns: 1 }), &parted), "a gang of nobody");
+        let (layout, plan) = write_to(&parted, &[(&[0], 6), (&[1, 2], 2)]);
+        assert!(!layout.is_expressed_by(&plan, &parted), "{plan:?}");
+        let mut layout = SiteLayout::at(&parted, vec![Some(0); 3], true);
+        layout.rotations[0] = Some(GangRotation { slice_ns: 1, gangs: vec![vec![0], Vec::new()] });
+        assert!(!layout.is_expressed_by(&Plan::idle(WindowLength::Time { ns: 1 }), &parted), "a gang of nobody");
     }
 }

@@ -1,54 +1,54 @@
 //! The integrated runtime: says what matters is the operator's part, choosing the mechanism is this policy's.
 //!
 //! Problem: sharing clusters, placement, gangs, shares of caches each help some mixes and hurt others, and pull against
-//! each other (thesis 7.3). Method: one model of every task ([`program`]), one forecast for whole plans ([`compose`],
+//! each other (thesis 7.3). Method: one model of every task ([`program_model`]), one forecast for whole plans ([`composition`],
 //! [`score`]), and a search over all mechanisms together ([`search`]); every single mechanism's best plan and the default
 //! are always among the candidates. What is most likely better by far is made and watched, what may be better is tried in
-//! blocks against what holds ([`verify`]), everything else is left. What failed stays out, longer each time.
+//! blocks against what holds ([`trial`]), everything else is left. What failed stays out, longer each time.
 //!
 //! Properties: without evidence the plan stays as it is, from the start on idle; probes cost no more than a share of
-//! processor time after a first survey ([`asks`]); the same observations give the same decisions.
+//! processor time after a first survey ([`probe_planner`]); the same observations give the same decisions.
 
-mod asks;
-mod brief;
+mod arrival_search;
 mod bus;
-mod compose;
-mod cut;
+mod composition;
+mod decided_plan;
 mod explain;
-mod holding;
-mod last;
 mod layout;
-mod look;
-mod memo;
-mod nodes;
+mod memory_nodes;
 mod phases;
-mod program;
-mod promises;
-mod scene;
+mod probe_planner;
+mod problem;
+mod problem_cache;
+mod program_model;
+mod replan;
 mod score;
+mod score_cache;
 mod search;
+mod site_search;
 mod speeds;
-mod verify;
+mod trial;
+mod unmet_goals;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use cachemate_core::{Ability, Decision, Plan, Policy, Reason, TaskId, View, Window};
+use cachemate_core::{Ability, Decision, Plan, Policy, Reason, TaskId, View, WindowLength};
 use serde::Deserialize;
 
-use self::asks::Asks;
-use self::explain::Told;
-use self::holding::Holding;
-use self::last::{Last, Stamp};
-use self::phases::Changes;
-use self::scene::{Seats, note_apart, sites};
-pub use self::score::Objective;
-use self::search::Allowed;
-use self::speeds::Speeds;
-use self::verify::{Measured, Trial, Watch, Weight};
-use super::BadParameters;
-use super::static_partition::Moving;
-use crate::recall::Recall;
-use crate::sequential::Outcome;
+use self::decided_plan::DecidedPlan;
+use self::explain::ReportedForecasts;
+use self::phases::ArrivalRate;
+use self::probe_planner::ProbePlanner;
+use self::problem::{CpuSites, record_split_processes, sites};
+use self::problem_cache::{ProblemCache, TaskStamp};
+pub use self::score::PlanObjective;
+use self::search::AllowedMechanisms;
+use self::speeds::SpeedTracker;
+use self::trial::{MeasuredLogRatio, SpeedMonitor, Trial, Weight};
+use super::ParameterError;
+use super::static_partition::MigrationMode;
+use crate::phase_curves::PhaseCurveCache;
+use crate::sequential_test::SequentialVerdict;
 
 /// A mechanism that may be switched off.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
@@ -67,11 +67,13 @@ pub enum Mechanism {
 #[serde(deny_unknown_fields, default)]
 pub struct Parameters {
     pub window_ns: u64,
-    pub objective: Objective,
+    pub objective: PlanObjective,
     /// Not used.
-    pub without: Vec<Mechanism>,
+    #[serde(rename = "without")]
+    pub disabled: Vec<Mechanism>,
     /// A change must promise to be better by this share.
-    pub least_gain: f64,
+    #[serde(rename = "least_gain")]
+    pub min_gain: f64,
     /// Share of processor time that probes may cost after the survey.
     pub probe_share: f64,
     /// Watched of each task, or logged where nothing can be watched.
@@ -82,19 +84,21 @@ pub struct Parameters {
     pub settle_windows: u32,
     pub leg_windows: u32,
     /// Site scores that one decision may make.
-    pub effort: u32,
+    #[serde(rename = "effort")]
+    pub max_score_evaluations: u32,
     /// Copied pages must be earned back within this.
     pub horizon_ns: u64,
-    pub moving: Moving,
+    #[serde(rename = "moving")]
+    pub page_migration: MigrationMode,
 }
 
 impl Default for Parameters {
     fn default() -> Self {
         Parameters {
             window_ns: 1_000_000_000,
-            objective: Objective::default(),
-            without: Vec::new(),
-            least_gain: 0.01,
+            objective: PlanObjective::default(),
+            disabled: Vec::new(),
+            min_gain: 0.01,
             probe_share: 0.01,
             locations: 2_000,
             trace_entries: 81_920,
@@ -102,15 +106,15 @@ impl Default for Parameters {
             samples_per_thread: 16_000,
             settle_windows: 1,
             leg_windows: 3,
-            effort: 2_000,
+            max_score_evaluations: 2_000,
             horizon_ns: 60_000_000_000,
-            moving: Moving::All,
+            page_migration: MigrationMode::All,
         }
     }
 }
 
 impl Parameters {
-    fn parse(text: &str) -> Result<Self, BadParameters> {
+    fn parse(text: &str) -> Result<Self, ParameterError> {
         let parsed: Parameters = super::parameters(text)?;
         let positive = [
             ("window_ns", parsed.window_ns),
@@ -118,23 +122,23 @@ impl Parameters {
             ("trace_entries", parsed.trace_entries.into()),
             ("probe_budget_ns", parsed.probe_budget_ns),
             ("leg_windows", parsed.leg_windows.into()),
-            ("effort", parsed.effort.into()),
+            ("effort", parsed.max_score_evaluations.into()),
         ];
         if let Some((name, _)) = positive.iter().find(|(_, value)| *value == 0) {
-            return Err(BadParameters::value(name, 0, "1 or more"));
+            return Err(ParameterError::value(name, 0, "1 or more"));
         }
-        for (name, value) in [("least_gain", parsed.least_gain), ("probe_share", parsed.probe_share)] {
+        for (name, value) in [("least_gain", parsed.min_gain), ("probe_share", parsed.probe_share)] {
             if !(value > 0.0 && value <= 1.0) {
-                return Err(BadParameters::value(name, value, "more than 0, at most 1"));
+                return Err(ParameterError::value(name, value, "more than 0, at most 1"));
             }
         }
         Ok(parsed)
     }
 
-    fn may(&self, view: &View<'_>) -> Allowed {
-        let on = |mechanism: Mechanism| !self.without.contains(&mechanism);
+    fn allowed_mechanisms(&self, view: &View<'_>) -> AllowedMechanisms {
+        let on = |mechanism: Mechanism| !self.disabled.contains(&mechanism);
         let can = |ability: Ability| view.capabilities.can(ability);
-        Allowed {
+        AllowedMechanisms {
             placement: on(Mechanism::Placement) && can(Ability::Affinity),
             sharing: on(Mechanism::Sharing) && can(Ability::Affinity),
             space: on(Mechanism::Space) && (can(Ability::Ways) || can(Ability::Colors)),
@@ -146,15 +150,15 @@ impl Parameters {
 
 /// A change that is tried, watched, or taken back. `old` tells where everybody was: tasks stay where a plan has put them,
 /// so that a plan without homes would compare the new ones with themselves.
-enum Doubt {
-    TakenBack { windows: u32, kept: Holding },
-    Tried { kept: Holding, old: Holding, new: Holding, trial: Box<Trial>, forecast: f64 },
-    Watched { kept: Holding, old: Holding, before: Watch, weights: Vec<Weight>, forecast: f64 },
+enum ProvisionalChange {
+    RollingBack { windows: u32, kept: DecidedPlan },
+    OnTrial { kept: DecidedPlan, old: DecidedPlan, new: DecidedPlan, trial: Box<Trial>, forecast: f64 },
+    UnderWatch { kept: DecidedPlan, old: DecidedPlan, before: SpeedMonitor, weights: Vec<Weight>, forecast: f64 },
 }
 
 /// Plans that measured no better stay out until a window, for twice as long each time.
 #[derive(Default)]
-struct Failures {
+struct FailedPlans {
     plans: Vec<(Plan, u64, u32)>,
     wait_until: u64,
     in_a_row: u32,
@@ -179,32 +183,32 @@ const FORECAST_ERROR: f64 = 0.02;
 struct Auto {
     parameters: Parameters,
     seed: u64,
-    speeds: Speeds,
-    asks: Asks,
-    recall: Recall,
+    speeds: SpeedTracker,
+    asks: ProbePlanner,
+    recall: PhaseCurveCache,
     /// Where the machine's own scheduler had each task.
-    lived_on: BTreeMap<TaskId, usize>,
+    default_site: BTreeMap<TaskId, usize>,
     /// Tasks that have run on another cache than a thread of their process, while what they wait for there was counted.
-    seen_apart: BTreeSet<TaskId>,
-    doubt: Option<Doubt>,
-    watch: Watch,
-    failures: Failures,
+    split_processes: BTreeSet<TaskId>,
+    provisional: Option<ProvisionalChange>,
+    watch: SpeedMonitor,
+    failures: FailedPlans,
     /// Tasks, their phases and clusters at the last look, and when.
-    looked_at: Option<(Stamp, u64)>,
+    looked_at: Option<(TaskStamp, u64)>,
     /// What the last look knew.
-    last: Option<Last>,
-    told: Told,
+    last: Option<ProblemCache>,
+    reported: ReportedForecasts,
     /// Window since which the same tasks have been there.
     since: (Vec<TaskId>, u64),
-    changes: Changes,
+    changes: ArrivalRate,
     /// A phase has turned since the last look.
-    turned: bool,
+    phase_changed: bool,
     /// What holds was not decided: parts and turns were given up at the last turn of a phase.
-    gave_up: bool,
+    released: bool,
     /// Whose phase has turned, or whose curve was dropped, and when: they are waited for.
-    turned_at: BTreeMap<TaskId, u64>,
+    phase_changed_at: BTreeMap<TaskId, u64>,
     /// What was decided last.
-    decided: Option<Holding>,
+    decided: Option<DecidedPlan>,
     /// Forecast and measured gains so far.
     verdicts: Vec<(f64, f64)>,
     trials: u64,
@@ -212,7 +216,7 @@ struct Auto {
 
 impl Policy for Auto {
     fn decide(&mut self, view: &View<'_>) -> Decision {
-        match self.recall.follow(view) {
+        match self.recall.observe(view) {
             Some(profiles) => self.decided_on(&View { profiles: &profiles, ..*view }),
             None => self.decided_on(view),
         }
@@ -221,112 +225,112 @@ impl Policy for Auto {
 
 impl Auto {
     fn decided_on(&mut self, view: &View<'_>) -> Decision {
-        let window = Window::Time { ns: self.parameters.window_ns.max(view.capabilities.shortest_window_ns) };
+        let window = WindowLength::Time { ns: self.parameters.window_ns.max(view.capabilities.shortest_window_ns) };
         let mut why = Vec::new();
-        let holding = Holding::kept(view.previous_plan, view);
-        let counted = view.present().any(|task| !task.counts.0.is_empty());
-        let holding = if counted { self.go_on(view, holding, &mut why) } else { holding };
+        let holding = DecidedPlan::from_previous(view.previous_plan, view);
+        let counted = view.live_tasks().any(|task| !task.counts.0.is_empty());
+        let holding = if counted { self.continue_window(view, holding, &mut why) } else { holding };
         let mut plan = holding.0.clone();
         plan.window = window;
         plan.penalties.clear();
         if counted {
-            let terms = asks::Terms {
+            let terms = probe_planner::ProbeLimits {
                 share: self.parameters.probe_share,
-                least_gain: self.parameters.least_gain,
+                least_gain: self.parameters.min_gain,
                 locations: self.parameters.locations,
                 trace_entries: self.parameters.trace_entries,
                 budget_ns: self.parameters.probe_budget_ns,
                 samples_per_thread: self.parameters.samples_per_thread,
             };
-            let shares = self.parameters.may(view).sharing;
+            let shares = self.parameters.allowed_mechanisms(view).sharing;
             // Nobody is probed while a test goes on.
-            if self.doubt.is_none() {
+            if self.provisional.is_none() {
                 plan.probes = self.asks.next(view, &sites(view), &self.speeds, &terms, shares);
             }
         }
-        self.decided = Some(Holding(plan.clone()));
-        Decision { plan, why }
+        self.decided = Some(DecidedPlan(plan.clone()));
+        Decision { plan, reasons: why }
     }
 
     /// A window in which something was counted.
-    fn go_on(&mut self, view: &View<'_>, kept: Holding, why: &mut Vec<Reason>) -> Holding {
+    fn continue_window(&mut self, view: &View<'_>, kept: DecidedPlan, why: &mut Vec<Reason>) -> DecidedPlan {
         let Some(level) = view.topology.last_level() else { return kept };
-        self.speeds.follow(view.seen, view.previous_plan, level, |task| phases::now(view, task));
-        self.note_homes(view);
-        note_apart(view, &mut self.seen_apart);
-        let here: Vec<TaskId> = view.present().map(|task| task.task).collect();
+        self.speeds.observe(view.observation, view.previous_plan, level, |task| phases::current_phase(view, task));
+        self.record_homes(view);
+        record_split_processes(view, &mut self.split_processes);
+        let here: Vec<TaskId> = view.live_tasks().map(|task| task.task).collect();
         if self.since.0 != here {
             match self.changes.first_window {
-                None => self.changes.first_window = Some(view.seen.window),
-                Some(_) => self.changes.note(),
+                None => self.changes.first_window = Some(view.observation.window),
+                Some(_) => self.changes.record_change(),
             }
-            self.since = (here, view.seen.window);
-            self.watch = Watch::default();
-            if let Some(doubt) = self.doubt.take() {
-                return self.called_off(doubt, view, kept);
+            self.since = (here, view.observation.window);
+            self.watch = SpeedMonitor::default();
+            if let Some(doubt) = self.provisional.take() {
+                return self.cancel_trial(doubt, view, kept);
             }
         }
         // Somebody above took it back: it is not for a policy to insist.
         let overruled = self.decided.as_ref().is_some_and(|decided| {
-            let expected = Holding::kept(&decided.0, view);
+            let expected = DecidedPlan::from_previous(&decided.0, view);
             !expected.is_same(&kept.0)
         });
         if overruled {
-            self.doubt = None;
+            self.provisional = None;
             // That a task gave up its part is no plan that failed: whoever took that back has kept one.
-            if let Some(decided) = self.decided.take().filter(|_| !self.gave_up) {
-                self.failed(&decided.0, view.seen.window);
+            if let Some(decided) = self.decided.take().filter(|_| !self.released) {
+                self.failed(&decided.0, view.observation.window);
             }
-            self.gave_up = false;
-            self.watch = Watch::default();
+            self.released = false;
+            self.watch = SpeedMonitor::default();
             return kept;
         }
-        if view.seen.in_force.pending.is_empty() && asks::disturb_nobody(view) {
-            self.watch.add(view.seen);
+        if view.observation.applied.pending.is_empty() && probe_planner::probes_leave_speeds_unchanged(view) {
+            self.watch.add(view.observation);
         }
         if self.phase_turned(view) {
             // A trial, too, was of a plan for other phases: it would go on for as long as they turn.
-            self.changes.note();
-            self.watch = Watch::default();
-            let kept = match self.doubt.take() {
-                Some(doubt) => self.called_off(doubt, view, kept),
+            self.changes.record_change();
+            self.watch = SpeedMonitor::default();
+            let decided = match self.provisional.take() {
+                Some(doubt) => self.cancel_trial(doubt, view, kept),
                 None => kept,
             };
-            return self.without_turned(view, kept);
+            return self.without_turned(view, decided);
         }
-        match self.doubt.take() {
-            Some(doubt) => self.judge(doubt, view, kept, why),
-            None if self.is_due(view) => self.look(view, kept, why),
+        match self.provisional.take() {
+            Some(doubt) => self.advance_trial(doubt, view, kept, why),
+            None if self.is_due(view) => self.search(view, kept, why),
             None => kept,
         }
     }
 
     /// Where tasks run that no plan holds anywhere.
-    fn note_homes(&mut self, view: &View<'_>) {
-        let seats = Seats::of(&sites(view));
-        let present: BTreeSet<TaskId> = view.present().map(|seen| seen.task).collect();
-        self.lived_on.retain(|task, _| present.contains(task));
-        for seen in view.present().filter(|seen| !view.previous_plan.affinity.contains_key(&seen.task)) {
+    fn record_homes(&mut self, view: &View<'_>) {
+        let seats = CpuSites::of(&sites(view));
+        let present: BTreeSet<TaskId> = view.live_tasks().map(|seen| seen.task).collect();
+        self.default_site.retain(|task, _| present.contains(task));
+        for seen in view.live_tasks().filter(|seen| !view.previous_plan.affinity.contains_key(&seen.task)) {
             if let Some(site) = seats.of_task(seen) {
-                self.lived_on.insert(seen.task, site);
+                self.default_site.insert(seen.task, site);
             }
         }
     }
 
     /// Tasks came or went, or phases turned, in the middle of a test: back to what held before, for those who are left.
-    fn called_off(&mut self, doubt: Doubt, view: &View<'_>, kept: Holding) -> Holding {
+    fn cancel_trial(&mut self, doubt: ProvisionalChange, view: &View<'_>, kept: DecidedPlan) -> DecidedPlan {
         match doubt {
-            Doubt::Tried { old, .. } => Holding::kept(&old.0, view),
-            Doubt::TakenBack { kept: before, .. } => Holding::kept(&before.0, view),
-            Doubt::Watched { .. } => kept,
+            ProvisionalChange::OnTrial { old, .. } => DecidedPlan::from_previous(&old.0, view),
+            ProvisionalChange::RollingBack { kept: before, .. } => DecidedPlan::from_previous(&before.0, view),
+            ProvisionalChange::UnderWatch { .. } => kept,
         }
     }
 
     fn is_due(&mut self, view: &View<'_>) -> bool {
-        let window = view.seen.window;
+        let window = view.observation.window;
         let steady = window.saturating_sub(self.since.1);
-        let stamp: Stamp = view
-            .present()
+        let stamp: TaskStamp = view
+            .live_tasks()
             .map(|seen| {
                 let profile = view.profiles.get(&seen.task);
                 let known = profile.is_some_and(|profile| profile.misses_per_kilo_instr().is_some());
@@ -334,7 +338,7 @@ impl Auto {
             })
             .collect();
         let ready = steady >= KNOWN_WINDOWS
-            && (self.watch.is_enough() || self.turned && phases::are_told(view))
+            && (self.watch.is_enough() || self.phase_changed && phases::are_told(view))
             && (self.asks.surveyed(view) || steady >= PATIENCE_WINDOWS);
         let news = match &self.looked_at {
             None => true,
@@ -343,13 +347,14 @@ impl Auto {
         let due = ready && news && window >= self.failures.wait_until;
         if due {
             self.looked_at = Some((stamp, window));
-            self.turned = false;
+            self.phase_changed = false;
         }
         due
     }
 
     fn failed(&mut self, plan: &Plan, window: u64) {
-        let times = match self.failures.plans.iter_mut().find(|(failed, ..)| Holding(failed.clone()).is_same(plan)) {
+        let times = match self.failures.plans.iter_mut().find(|(failed, ..)| DecidedPlan(failed.clone()).is_same(plan))
+        {
             Some((_, until, times)) => {
                 *times += 1;
                 *until = window + (OUT_WINDOWS << (*times).min(6));
@@ -368,52 +373,74 @@ impl Auto {
     }
 
     /// A window of a test.
-    fn judge(&mut self, doubt: Doubt, view: &View<'_>, kept: Holding, why: &mut Vec<Reason>) -> Holding {
-        let least = self.parameters.least_gain;
+    fn advance_trial(
+        &mut self,
+        doubt: ProvisionalChange,
+        view: &View<'_>,
+        kept: DecidedPlan,
+        why: &mut Vec<Reason>,
+    ) -> DecidedPlan {
+        let least = self.parameters.min_gain;
         match doubt {
-            Doubt::TakenBack { windows, kept: before } => {
-                self.watch = Watch::default();
+            ProvisionalChange::RollingBack { windows, kept: before } => {
+                self.watch = SpeedMonitor::default();
                 if windows == 0 {
                     return before;
                 }
-                self.doubt = Some(Doubt::TakenBack { windows: windows - 1, kept: before });
+                self.provisional = Some(ProvisionalChange::RollingBack { windows: windows - 1, kept: before });
                 kept
             }
-            Doubt::Tried { kept, old, new, mut trial, forecast } => {
+            ProvisionalChange::OnTrial { kept, old, new, mut trial, forecast } => {
                 let phase = |task: &cachemate_core::TaskSample| {
                     view.profiles.get(&task.task).map_or(0, |profile| profile.phase_number)
                 };
-                let phases: Vec<u32> = view.present().map(phase).collect();
-                let Some(said) = trial.add(view.seen, &phases, least) else {
+                let phases: Vec<u32> = view.live_tasks().map(phase).collect();
+                let Some(verdict) = trial.add(view.observation, &phases, least) else {
                     let holding = if trial.is_new() { new.clone() } else { old.clone() };
-                    self.doubt = Some(Doubt::Tried { kept, old, new, trial, forecast });
+                    self.provisional = Some(ProvisionalChange::OnTrial { kept, old, new, trial, forecast });
                     return holding;
                 };
-                let found = trial.found().unwrap_or((0.0, f64::INFINITY));
-                self.note(forecast, Measured { log_ratio: found.0, error: found.1 });
-                why.push(explain::verdict(view, said == Outcome::Faster, found, forecast, trial.windows));
-                self.watch = Watch::default();
-                if said == Outcome::Faster {
+                let estimate = trial.estimate().unwrap_or((0.0, f64::INFINITY));
+                self.record_verdict(forecast, MeasuredLogRatio { log_ratio: estimate.0, error: estimate.1 });
+                why.push(explain::verdict(
+                    view,
+                    verdict == SequentialVerdict::Faster,
+                    estimate,
+                    forecast,
+                    trial.windows,
+                ));
+                self.watch = SpeedMonitor::default();
+                if verdict == SequentialVerdict::Faster {
                     self.failures.in_a_row = 0;
                     return new;
                 }
-                self.failed(&new.0, view.seen.window);
-                self.doubt = Some(Doubt::TakenBack { windows: self.parameters.settle_windows, kept });
+                self.failed(&new.0, view.observation.window);
+                self.provisional =
+                    Some(ProvisionalChange::RollingBack { windows: self.parameters.settle_windows, kept });
                 old
             }
-            Doubt::Watched { kept: before_it, old, before, weights, forecast } => {
-                let Some(found) = self.watch.over(&before, &weights, self.parameters.objective) else {
+            ProvisionalChange::UnderWatch { kept: before_it, old, before, weights, forecast } => {
+                let Some(measured) = self.watch.relative_to(&before, &weights, self.parameters.objective) else {
                     // Who does not run on both sides for so long is not waited for.
                     let waits = !self.watch.is_full();
-                    self.doubt = waits.then_some(Doubt::Watched { kept: before_it, old, before, weights, forecast });
+                    self.provisional = waits.then_some(ProvisionalChange::UnderWatch {
+                        kept: before_it,
+                        old,
+                        before,
+                        weights,
+                        forecast,
+                    });
                     return kept;
                 };
-                let worse = found.log_ratio < -2.0 * found.error && found.log_ratio < -0.5 * least;
-                self.note(forecast, found);
-                why.push(explain::verdict(view, !worse, (found.log_ratio, found.error), forecast, 0));
+                let worse = measured.log_ratio < -2.0 * measured.error && measured.log_ratio < -0.5 * least;
+                self.record_verdict(forecast, measured);
+                why.push(explain::verdict(view, !worse, (measured.log_ratio, measured.error), forecast, 0));
                 if worse {
-                    self.failed(&kept.0, view.seen.window);
-                    self.doubt = Some(Doubt::TakenBack { windows: self.parameters.settle_windows, kept: before_it });
+                    self.failed(&kept.0, view.observation.window);
+                    self.provisional = Some(ProvisionalChange::RollingBack {
+                        windows: self.parameters.settle_windows,
+                        kept: before_it,
+                    });
                     return old;
                 }
                 self.failures.in_a_row = 0;
@@ -422,7 +449,7 @@ impl Auto {
         }
     }
 
-    fn note(&mut self, forecast: f64, found: Measured) {
+    fn record_verdict(&mut self, forecast: f64, found: MeasuredLogRatio) {
         if self.verdicts.len() == 16 {
             self.verdicts.remove(0);
         }
@@ -435,22 +462,22 @@ impl Auto {
         Auto {
             parameters,
             seed,
-            speeds: Speeds::default(),
-            asks: Asks::default(),
-            recall: Recall::of_wholes_too(),
-            lived_on: BTreeMap::new(),
-            seen_apart: BTreeSet::new(),
-            doubt: None,
-            watch: Watch::default(),
-            failures: Failures::default(),
+            speeds: SpeedTracker::default(),
+            asks: ProbePlanner::default(),
+            recall: PhaseCurveCache::averaging_fast_phases(),
+            default_site: BTreeMap::new(),
+            split_processes: BTreeSet::new(),
+            provisional: None,
+            watch: SpeedMonitor::default(),
+            failures: FailedPlans::default(),
             looked_at: None,
             last: None,
-            told: Told::default(),
+            reported: ReportedForecasts::default(),
             since: (Vec::new(), 0),
-            changes: Changes::default(),
-            turned: false,
-            gave_up: false,
-            turned_at: BTreeMap::new(),
+            changes: ArrivalRate::default(),
+            phase_changed: false,
+            released: false,
+            phase_changed_at: BTreeMap::new(),
             decided: None,
             verdicts: Vec::new(),
             trials: 0,
@@ -459,6 +486,6 @@ impl Auto {
 }
 
 /// See the registry.
-pub(super) fn build(parameters: &str, seed: u64) -> Result<Box<dyn Policy>, BadParameters> {
+pub(super) fn build(parameters: &str, seed: u64) -> Result<Box<dyn Policy>, ParameterError> {
     Ok(Box::new(Auto::new(Parameters::parse(parameters)?, seed)))
 }

@@ -4,15 +4,15 @@
 //! phase's kind was there before, its curve and its speed are recalled, so that the next look is due at once. Properties: where
 //! no phase turns nothing changes here.
 
-use cachemate_core::{Member, Plan, ProcessId, TaskId, View};
+use cachemate_core::{Plan, ProcessId, ShareMember, TaskId, View};
 
 use super::Auto;
-use super::holding::Holding;
-use super::speeds::PhaseNow;
+use super::decided_plan::DecidedPlan;
+use super::speeds::CurrentPhase;
 
 /// How often tasks come, go or turn to other phases: a trial has to come to its end in between.
 #[derive(Clone, Copy, Default)]
-pub struct Changes {
+pub struct ArrivalRate {
     pub first_window: Option<u64>,
     count: u64,
 }
@@ -20,8 +20,8 @@ pub struct Changes {
 /// Fewer say nothing of how often there are any.
 const CHANGES_AT_LEAST: u64 = 2;
 
-impl Changes {
-    pub fn note(&mut self) {
+impl ArrivalRate {
+    pub fn record_change(&mut self) {
         self.count += 1;
     }
 
@@ -33,14 +33,14 @@ impl Changes {
 }
 
 /// The phase that a task is in.
-pub fn now(view: &View<'_>, task: TaskId) -> PhaseNow {
+pub fn current_phase(view: &View<'_>, task: TaskId) -> CurrentPhase {
     let profile = view.profiles.get(&task);
     (profile.map_or(0, |profile| profile.phase_number), profile.and_then(|one| Some(one.phase.kind.as_ref()?.value)))
 }
 
 /// Are the kinds of all phases told? Until then a window may be of two phases.
 pub fn are_told(view: &View<'_>) -> bool {
-    view.present().all(|seen| now(view, seen.task).1.is_some())
+    view.live_tasks().all(|seen| current_phase(view, seen.task).1.is_some())
 }
 
 impl Auto {
@@ -48,70 +48,77 @@ impl Auto {
     pub(super) fn phase_turned(&self, view: &View<'_>) -> bool {
         let Some((last, _)) = &self.looked_at else { return false };
         let turned = |(task, then, _): &(TaskId, u32, bool)| {
-            now(view, *task).0 != *then && view.present().any(|seen| seen.task == *task)
+            current_phase(view, *task).0 != *then && view.live_tasks().any(|seen| seen.task == *task)
         };
         last.iter().any(turned)
     }
 
     /// What holds without the parts and turns of those whose phases have turned.
-    pub(super) fn without_turned(&mut self, view: &View<'_>, mut kept: Holding) -> Holding {
-        self.turned = true;
+    pub(super) fn without_turned(&mut self, view: &View<'_>, mut kept: DecidedPlan) -> DecidedPlan {
+        self.phase_changed = true;
         let mut turned: Vec<(TaskId, ProcessId)> = Vec::new();
         if let Some((last, _)) = &mut self.looked_at {
             for (task, then, known) in last {
-                let phase = now(view, *task).0;
+                let phase = current_phase(view, *task).0;
                 if *then != phase {
-                    self.turned_at.insert(*task, view.seen.window);
+                    self.phase_changed_at.insert(*task, view.observation.window);
                     // The next look is due as soon as the task is known again, or given up.
                     (*then, *known) = (phase, false);
-                    let process = view.present().find(|seen| seen.task == *task).map(|seen| seen.process);
+                    let process = view.live_tasks().find(|seen| seen.task == *task).map(|seen| seen.process);
                     turned.extend(process.map(|process| (*task, process)));
                 }
             }
         }
         let before = kept.clone();
         free(&mut kept.0, &turned);
-        self.gave_up |= !before.is_same(&kept.0);
+        self.released |= !before.is_same(&kept.0);
         kept
     }
 }
 
 /// Takes tasks out of their parts of caches, and gives up turns that they have a part in. Their CPUs stay.
 fn free(plan: &mut Plan, turned: &[(TaskId, ProcessId)]) {
-    let is_of = |member: &Member| match member {
-        Member::Task(task) => turned.iter().any(|(one, _)| one == task),
-        Member::Process(process) => turned.iter().any(|(_, one)| one == process),
+    let is_of = |member: &ShareMember| match member {
+        ShareMember::Task(task) => turned.iter().any(|(one, _)| one == task),
+        ShareMember::Process(process) => turned.iter().any(|(_, one)| one == process),
     };
     plan.shares.iter_mut().for_each(|share| share.members.retain(|member| !is_of(member)));
     plan.shares.retain(|share| !share.members.is_empty());
     plan.gangs.retain(|schedule| {
         let mut members = schedule.gangs.iter().flat_map(|gang| &gang.members);
-        !members.any(|(task, _)| is_of(&Member::Task(*task)))
+        !members.any(|(task, _)| is_of(&ShareMember::Task(*task)))
     });
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cachemate_core::test_kit::{NoForecast, capabilities, last_level_caches, observation};
+    use cachemate_core::test_support::{NullPredictor, capabilities, last_level_caches, observation};
     use cachemate_core::{
-        Ability, CacheId, CacheShare, Counts, CpuId, CpuSet, Event, Gang, GangSchedule, GroupId, IndexSet, Level,
-        Policy, Profile, Profiles, Reading, Units, Window,
+        Ability, CacheId, CacheLevel, CacheShare, CounterEvent, CpuId, CpuSet, EventCount, EventCounts, Gang,
+        GangSchedule, GroupId, IndexSet, Policy, Profile, Profiles, Units, WindowLength,
     };
 
     /// Two tasks in parts of a cache, the first in its second phase: what is decided if this is in force.
     fn decided(policy: &mut Auto, window: u64, before: &Plan) -> Plan {
-        let (topology, can) = (last_level_caches(1, 2, Level::L3, 1 << 20), capabilities(&[Ability::Ways]));
+        let (topology, can) = (last_level_caches(1, 2, CacheLevel::L3, 1 << 20), capabilities(&[Ability::Ways]));
         let mut seen = observation(window, 2);
-        let reading = |event| Reading { event, count: 1_000_000, counted_share: 1.0 };
+        let reading = |event| EventCount { event, count: 1_000_000, enabled_share: 1.0 };
         for task in &mut seen.tasks {
-            task.counts = Counts([Event::Instructions, Event::Cycles].map(reading).to_vec());
+            task.counts = EventCounts([CounterEvent::Instructions, CounterEvent::Cycles].map(reading).to_vec());
             task.on_cpu_ns = vec![(CpuId(task.task.0), 1_000_000_000)];
         }
         let profile = |id: u32| Profile { phase_number: 1 - id, ..Profile::default() };
         let profiles: Profiles = (0..2).map(|id| (TaskId(id), profile(id))).collect();
         let (topology, capabilities, seen, profiles) = (&topology, &can, &seen, &profiles);
-        let view = View { topology, capabilities, seen, profiles, previous_plan: before, predictor: &NoForecast };
+        let view = View {
+            topology,
+            capabilities,
+            observation: seen,
+            profiles,
+            previous_plan: before,
+            predictor: &NullPredictor,
+        };
         policy.decide(&view).plan
     }
 
@@ -121,10 +128,10 @@ mod tests {
         let share = |id: u32| CacheShare {
             group: GroupId(id),
             cache: CacheId(0),
-            members: vec![Member::Process(ProcessId(id))],
+            members: vec![ShareMember::Process(ProcessId(id))],
             units: Units::Ways { mask: IndexSet::default() },
         };
-        let mut parts = Plan::idle(Window::Time { ns: 1 });
+        let mut parts = Plan::idle(WindowLength::Time { ns: 1 });
         parts.shares = vec![share(0), share(1)];
         let mut policy = Auto::new(super::super::Parameters::default(), 1);
         policy.looked_at = Some((vec![(TaskId(0), 0, true), (TaskId(1), 0, true)], 1));
@@ -133,7 +140,7 @@ mod tests {
         let kept = decided(&mut policy, 3, &parts);
         assert_eq!((kept.shares.len(), policy.failures.plans.len()), (2, 0));
         // The same after a decision.
-        let undivided = Plan::idle(Window::Time { ns: 1 });
+        let undivided = Plan::idle(WindowLength::Time { ns: 1 });
         decided(&mut policy, 4, &undivided);
         assert_eq!(policy.failures.plans.len(), 1);
     }
@@ -144,7 +151,7 @@ mod tests {
         let share = |id: u32, members: &[u32]| CacheShare {
             group: GroupId(id),
             cache: CacheId(0),
-            members: members.iter().map(|&task| Member::Task(TaskId(task))).collect(),
+            members: members.iter().map(|&task| ShareMember::Task(TaskId(task))).collect(),
             units: Units::Ways { mask: IndexSet::default() },
         };
         let schedule = |cpu: &str, tasks: [u32; 2]| GangSchedule {
@@ -152,7 +159,7 @@ mod tests {
             slice_ns: 1,
             gangs: tasks.map(|task| Gang { members: vec![(TaskId(task), None)], slices: 1 }).to_vec(),
         };
-        let mut plan = Plan::idle(Window::Time { ns: 1 });
+        let mut plan = Plan::idle(WindowLength::Time { ns: 1 });
         plan.shares = vec![share(1, &[0]), share(2, &[1, 2])];
         plan.gangs = vec![schedule("0", [0, 3]), schedule("1", [1, 2])];
         plan.affinity.insert(TaskId(0), "0".parse().unwrap());

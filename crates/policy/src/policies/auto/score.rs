@@ -8,16 +8,16 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
-use super::compose::{Fare, Present, compose};
-use super::layout::{Group, Layout, Turns};
-use super::memo::{Draw, Memo};
-use super::program::Program;
-use super::scene::{Scene, Site};
+use super::composition::{CacheOccupant, TaskPerformance, compose};
+use super::layout::{GangRotation, PartitionMembers, SiteLayout};
+use super::problem::{CacheSite, PlanningProblem};
+use super::program_model::ProgramModel;
+use super::score_cache::{ErrorDraw, ScoreCache};
 
 /// What a plan is for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Objective {
+pub enum PlanObjective {
     /// The largest mean of speeds over those alone, by priority.
     #[default]
     WeightedSpeedup,
@@ -31,7 +31,7 @@ pub enum Objective {
 
 /// How one task fares.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Speed {
+pub struct ForecastSpeed {
     /// Over that alone.
     pub over_alone: f64,
     /// In instructions per cycle of elapsed time.
@@ -41,26 +41,26 @@ pub struct Speed {
     /// As composed.
     pub held_bytes: f64,
     /// Share of the time that it wants a CPU for in which it has one.
-    pub of_wanted: f64,
+    pub share_of_demand: f64,
     /// Instructions per cycle alone, if its curve lies as low as its error allows; only where a rate was promised.
     pub alone_at_best: Option<f64>,
 }
 
-impl Speed {
+impl ForecastSpeed {
     /// How much is missing to what a task was promised, as a share, summed over its promises. A rate that it surely would
     /// not have alone, no plan can give: that is for nobody to pay.
-    pub fn missing(&self, program: &Program) -> f64 {
+    pub fn missing(&self, program: &ProgramModel) -> f64 {
         let goal = program.goal;
-        let slower = goal.degradation_at_most.map_or(0.0, |limit| 1.0 / self.over_alone - 1.0 - limit);
+        let slower = goal.max_slowdown.map_or(0.0, |limit| 1.0 / self.over_alone - 1.0 - limit);
         let below = goal
-            .rate_at_least
+            .min_rate
             .zip(self.rates(program))
             .map_or(0.0, |(least, (rate, alone))| if alone < least { 0.0 } else { least / rate.max(1e-12) - 1.0 });
         slower.clamp(0.0, 10.0) + below.clamp(0.0, 10.0)
     }
 
     /// Work a second, and alone on the machine at best; `None` = no rate was promised, or it was not measured.
-    pub fn rates(&self, program: &Program) -> Option<(f64, f64)> {
+    pub fn rates(&self, program: &ProgramModel) -> Option<(f64, f64)> {
         let per_s = program.rate?.per_instr_per_cycle;
         Some((per_s * self.instr_per_cycle, per_s * self.alone_at_best?))
     }
@@ -68,35 +68,35 @@ impl Speed {
 
 /// Sums over tasks; of one site or of all.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Score {
+pub struct LayoutScore {
     weighted: f64,
     weights: f64,
     instr_per_cycle: f64,
     worst: f64,
     /// How far below what was promised, summed.
-    pub broken: f64,
+    pub unmet_goals: f64,
     units_share: f64,
 }
 
-impl Score {
+impl LayoutScore {
     /// Score of an empty set of tasks.
-    pub const NOBODY: Score = Score {
+    pub const NOBODY: LayoutScore = LayoutScore {
         weighted: 0.0,
         weights: 0.0,
         instr_per_cycle: 0.0,
         worst: f64::INFINITY,
-        broken: 0.0,
+        unmet_goals: 0.0,
         units_share: 0.0,
     };
 
     #[must_use]
-    pub fn plus(self, more: Score) -> Self {
-        Score {
+    pub fn plus(self, more: LayoutScore) -> Self {
+        LayoutScore {
             weighted: self.weighted + more.weighted,
             weights: self.weights + more.weights,
             instr_per_cycle: self.instr_per_cycle + more.instr_per_cycle,
             worst: self.worst.min(more.worst),
-            broken: self.broken + more.broken,
+            unmet_goals: self.unmet_goals + more.unmet_goals,
             units_share: self.units_share + more.units_share,
         }
     }
@@ -104,7 +104,7 @@ impl Score {
     /// All of it, to be compared to the bit.
     #[cfg(test)]
     pub fn bits(self) -> [u64; 6] {
-        let all = [self.weighted, self.weights, self.instr_per_cycle, self.worst, self.broken, self.units_share];
+        let all = [self.weighted, self.weights, self.instr_per_cycle, self.worst, self.unmet_goals, self.units_share];
         all.map(f64::to_bits)
     }
 
@@ -114,14 +114,14 @@ impl Score {
     }
 
     /// Larger is better; ratios of two are gains.
-    pub fn value(self, objective: Objective) -> f64 {
+    pub fn value(self, objective: PlanObjective) -> f64 {
         let mean = self.weighted / self.weights.max(1e-9);
         match objective {
-            Objective::WeightedSpeedup => mean,
+            PlanObjective::WeightedSpeedup => mean,
             // Among plans that are as good for the worst off, the better one for all.
-            Objective::WorstSlowdown => self.worst.min(1e9) + 0.01 * mean,
-            Objective::Throughput => self.instr_per_cycle,
-            Objective::LeastSpace => 2.0 - self.units_share + 0.01 * mean,
+            PlanObjective::WorstSlowdown => self.worst.min(1e9) + 0.01 * mean,
+            PlanObjective::Throughput => self.instr_per_cycle,
+            PlanObjective::LeastSpace => 2.0 - self.units_share + 0.01 * mean,
         }
     }
 }
@@ -140,7 +140,7 @@ fn cpu_shares(wants: &[f64], cpus: f64) -> Vec<f64> {
 }
 
 /// Share of each task's partners on other sites than this.
-fn apart(scene: &Scene, home: &[Option<usize>], at: usize, site: usize) -> f64 {
+fn split_share(scene: &PlanningProblem, home: &[Option<usize>], at: usize, site: usize) -> f64 {
     let Some(cluster) = scene.tasks[at].cluster else { return 1.0 };
     let (mut all, mut elsewhere) = (0.0, 0.0);
     for (other, scene_task) in scene.tasks.iter().enumerate() {
@@ -153,35 +153,35 @@ fn apart(scene: &Scene, home: &[Option<usize>], at: usize, site: usize) -> f64 {
 }
 
 /// The same of every member of a site.
-pub fn aparts(scene: &Scene, home: &[Option<usize>], members: &[usize], site: usize) -> Vec<f64> {
-    members.iter().map(|&at| apart(scene, home, at, site)).collect()
+pub fn split_shares(scene: &PlanningProblem, home: &[Option<usize>], members: &[usize], site: usize) -> Vec<f64> {
+    members.iter().map(|&at| split_share(scene, home, at, site)).collect()
 }
 
 /// What one site is like under a layout.
-pub struct Here<'a> {
-    pub site: &'a Site,
+pub struct SiteState<'a> {
+    pub site: &'a CacheSite,
     pub members: &'a [usize],
     /// The members' programs, in their order.
-    pub programs: &'a [&'a Program],
+    pub programs: &'a [&'a ProgramModel],
     pub cycles_per_ns: f64,
     /// Share of each member's partners that are on other caches.
     pub apart: &'a [f64],
     /// Cycles that a miss of each member waits longer than nearest to its memory, in the queue that was measured.
     pub waits: &'a [f64],
-    pub cut: &'a [Group],
-    pub turns: Option<&'a Turns>,
+    pub cut: &'a [PartitionMembers],
+    pub turns: Option<&'a GangRotation>,
 }
 
-impl Here<'_> {
+impl SiteState<'_> {
     /// Speeds of the members, in their order.
-    pub fn speeds(&self) -> Vec<Speed> {
+    pub fn speeds(&self) -> Vec<ForecastSpeed> {
         let programs = self.programs;
         let gang_of = |at: usize| {
             self.turns.map_or(0, |turns| turns.gangs.iter().position(|gang| gang.contains(&at)).unwrap_or(0))
         };
         let gangs: Vec<usize> = self.members.iter().map(|&at| gang_of(at)).collect();
         let count = self.turns.map_or(1, |turns| turns.gangs.len().max(1));
-        let wants: Vec<f64> = programs.iter().map(|program| program.wants).collect();
+        let wants: Vec<f64> = programs.iter().map(|program| program.cpu_demand).collect();
         let cpus = self.site.cpus.count() as f64;
         // In its turn a gang has the CPUs to itself.
         let shares = if count > 1 { wants.iter().map(|_| 1.0).collect() } else { cpu_shares(&wants, cpus) };
@@ -189,20 +189,21 @@ impl Here<'_> {
             Some(turns) => vec![turns.slice_ns as f64 * self.cycles_per_ns; count],
             None => vec![1.0],
         };
-        let present: Vec<Present<'_>> = (0..programs.len())
-            .map(|at| Present {
+        let present: Vec<CacheOccupant<'_>> = (0..programs.len())
+            .map(|at| CacheOccupant {
                 program: programs[at],
                 share: shares[at],
                 gang: gangs[at],
-                apart: self.apart[at],
+                split_share: self.apart[at],
                 wait_cycles: self.waits[at],
-                inside: 1.0,
+                in_part_share: 1.0,
             })
             .collect();
         // Who is in several parts fares in each as if all were alike: the mean, by the lines that it has there.
-        let mut fares = vec![Fare::NONE; present.len()];
+        let mut fares = vec![TaskPerformance::NONE; present.len()];
         for (part, bytes) in self.parts() {
-            let inside: Vec<Present<'_>> = part.iter().map(|&(at, inside)| Present { inside, ..present[at] }).collect();
+            let inside: Vec<CacheOccupant<'_>> =
+                part.iter().map(|&(at, inside)| CacheOccupant { in_part_share: inside, ..present[at] }).collect();
             for (&(at, inside), fare) in part.iter().zip(compose(&inside, bytes, &lengths)) {
                 fares[at].add(fare, inside);
             }
@@ -219,7 +220,14 @@ impl Here<'_> {
             let of_wanted = of_time / wants[at].max(1e-12);
             let is_asked = programs[at].rate.is_some();
             let alone_at_best = is_asked.then(|| wants[at] / programs[at].alone_at_best(self.site.bytes));
-            Speed { over_alone, instr_per_cycle, lines_per_cycle, held_bytes, of_wanted, alone_at_best }
+            ForecastSpeed {
+                over_alone,
+                instr_per_cycle,
+                lines_per_cycle,
+                held_bytes,
+                share_of_demand: of_wanted,
+                alone_at_best,
+            }
         };
         (0..programs.len()).map(speed).collect()
     }
@@ -231,14 +239,15 @@ impl Here<'_> {
         let Some(divided) = self.site.divided.filter(|_| !self.cut.is_empty()) else {
             return vec![(everybody.map(|at| (at, 1.0)).collect(), self.site.bytes)];
         };
-        let is_in = |group: &Group, at: usize| group.members.contains(&self.members[at]);
+        let is_in = |group: &PartitionMembers, at: usize| group.members.contains(&self.members[at]);
         let free: Vec<usize> = everybody.clone().filter(|&at| self.cut.iter().all(|group| !is_in(group, at))).collect();
         let part = |inside: Vec<usize>, units: u32| {
             let share = f64::from(units) / f64::from(divided.units());
             let inside = inside.into_iter().map(|at| (at, 1.0));
             (inside.chain(free.iter().map(|&at| (at, share))).collect::<Vec<_>>(), share * self.site.bytes)
         };
-        let of_group = |group: &Group| part(everybody.clone().filter(|&at| is_in(group, at)).collect(), group.units);
+        let of_group =
+            |group: &PartitionMembers| part(everybody.clone().filter(|&at| is_in(group, at)).collect(), group.units);
         let mut parts: Vec<(Vec<(usize, f64)>, f64)> = self.cut.iter().map(of_group).collect();
         let taken: u32 = self.cut.iter().map(|group| group.units).sum();
         if taken < divided.units() {
@@ -249,12 +258,12 @@ impl Here<'_> {
     }
 
     /// Sums over the members.
-    pub fn score(&self) -> Score {
+    pub fn score(&self) -> LayoutScore {
         self.score_of(&self.speeds())
     }
 
-    fn score_of(&self, speeds: &[Speed]) -> Score {
-        let mut score = Score::NOBODY;
+    fn score_of(&self, speeds: &[ForecastSpeed]) -> LayoutScore {
+        let mut score = LayoutScore::NOBODY;
         for (program, speed) in self.programs.iter().zip(speeds) {
             let goal = program.goal;
             let priority = if goal.priority.is_finite() && goal.priority > 0.0 { goal.priority } else { 1.0 };
@@ -262,11 +271,11 @@ impl Here<'_> {
             score.weights += priority;
             score.instr_per_cycle += speed.instr_per_cycle;
             score.worst = score.worst.min(1.0 - (1.0 - speed.over_alone) * priority);
-            score.broken += speed.missing(program);
+            score.unmet_goals += speed.missing(program);
         }
-        let promised = |group: &&Group| {
-            let asked = |(at, one): (&usize, &&Program)| group.members.contains(at) && one.goal.is_promised();
-            self.members.iter().zip(self.programs).any(asked)
+        let promised = |group: &&PartitionMembers| {
+            let has_goal = |(at, one): (&usize, &&ProgramModel)| group.members.contains(at) && one.goal.is_promised();
+            self.members.iter().zip(self.programs).any(has_goal)
         };
         let units = self.site.divided.map_or(1, |divided| divided.units());
         let taken: u32 = self.cut.iter().filter(promised).map(|group| group.units).sum();
@@ -276,80 +285,86 @@ impl Here<'_> {
 }
 
 /// One layout scored many times, each time with other programs.
-pub struct Sites<'a> {
-    scene: &'a Scene,
-    layout: &'a Layout,
+pub struct LayoutScorer<'a> {
+    scene: &'a PlanningProblem,
+    layout: &'a SiteLayout,
     /// Known tasks by site.
     pub members: Vec<Vec<usize>>,
-    aparts: Vec<Vec<f64>>,
+    split_shares: Vec<Vec<f64>>,
 }
 
-impl<'a> Sites<'a> {
-    pub fn of(scene: &'a Scene, layout: &'a Layout) -> Self {
+impl<'a> LayoutScorer<'a> {
+    pub fn of(scene: &'a PlanningProblem, layout: &'a SiteLayout) -> Self {
         let members = on_sites(scene, layout);
-        let aparts = aparts_by_site(scene, layout, &members);
-        Sites { scene, layout, members, aparts }
+        let split_shares = split_shares_by_site(scene, layout, &members);
+        LayoutScorer { scene, layout, members, split_shares }
     }
 
     /// By site, each by itself.
-    pub fn scores(&self, draw: &Draw, memo: &Memo) -> Vec<Score> {
+    pub fn scores(&self, draw: &ErrorDraw, memo: &ScoreCache) -> Vec<LayoutScore> {
         (0..self.members.len()).map(|site| self.score(site, draw, memo)).collect()
     }
 
     /// The same where those of another layout are known: what is alike in both is scored once.
-    pub fn scores_beside(&self, other: &Sites<'_>, scores: &[Score], draw: &Draw, memo: &Memo) -> Vec<Score> {
+    pub fn scores_beside(
+        &self,
+        other: &LayoutScorer<'_>,
+        scores: &[LayoutScore],
+        draw: &ErrorDraw,
+        memo: &ScoreCache,
+    ) -> Vec<LayoutScore> {
         let score = |site: usize| {
             if self.is_alike(other, site) { scores[site] } else { self.score(site, draw, memo) }
         };
         (0..self.members.len()).map(score).collect()
     }
 
-    fn is_alike(&self, other: &Sites<'_>, site: usize) -> bool {
+    fn is_alike(&self, other: &LayoutScorer<'_>, site: usize) -> bool {
         let (own, others) = (self.layout, other.layout);
         self.members[site] == other.members[site]
-            && self.aparts[site] == other.aparts[site]
-            && own.cuts[site] == others.cuts[site]
-            && own.turns[site] == others.turns[site]
+            && self.split_shares[site] == other.split_shares[site]
+            && own.partitions[site] == others.partitions[site]
+            && own.rotations[site] == others.rotations[site]
     }
 
-    fn score(&self, site: usize, draw: &Draw, memo: &Memo) -> Score {
-        let (scene, members, apart) = (self.scene, &self.members[site], &self.aparts[site]);
+    fn score(&self, site: usize, draw: &ErrorDraw, memo: &ScoreCache) -> LayoutScore {
+        let (scene, members, apart) = (self.scene, &self.members[site], &self.split_shares[site]);
         if members.is_empty() {
-            return Score::NOBODY;
+            return LayoutScore::NOBODY;
         }
-        let (cut, turns) = (&self.layout.cuts[site], self.layout.turns[site].as_ref());
-        OfSite { scene, site, members, apart, cut, turns }.score(draw, memo)
+        let (cut, turns) = (&self.layout.partitions[site], self.layout.rotations[site].as_ref());
+        SiteScorer { scene, site, members, apart, cut, turns }.score(draw, memo)
     }
 }
 
-fn aparts_by_site(scene: &Scene, layout: &Layout, members: &[Vec<usize>]) -> Vec<Vec<f64>> {
-    let of = |(site, members): (usize, &Vec<usize>)| aparts(scene, &layout.home, members, site);
+fn split_shares_by_site(scene: &PlanningProblem, layout: &SiteLayout, members: &[Vec<usize>]) -> Vec<Vec<f64>> {
+    let of = |(site, members): (usize, &Vec<usize>)| split_shares(scene, &layout.site_of, members, site);
     members.iter().enumerate().map(of).collect()
 }
 
 /// All sites, with what their packages wait for memory.
-pub fn score(scene: &Scene, layout: &Layout, memo: &Memo) -> Score {
-    score_drawn(scene, layout, &Draw::default(), memo)
+pub fn score(scene: &PlanningProblem, layout: &SiteLayout, memo: &ScoreCache) -> LayoutScore {
+    score_drawn(scene, layout, &ErrorDraw::default(), memo)
 }
 
 /// The same with programs as drawn, where no site feels another's traffic.
-pub fn score_drawn(scene: &Scene, layout: &Layout, draw: &Draw, memo: &Memo) -> Score {
+pub fn score_drawn(scene: &PlanningProblem, layout: &SiteLayout, draw: &ErrorDraw, memo: &ScoreCache) -> LayoutScore {
     if scene.bus.is_some() {
-        return whole(scene, layout).into_iter().map(|(score, ..)| score).fold(Score::NOBODY, Score::plus);
+        return whole(scene, layout).into_iter().map(|(score, ..)| score).fold(LayoutScore::NOBODY, LayoutScore::plus);
     }
-    sum(&Sites::of(scene, layout).scores(draw, memo))
+    sum(&LayoutScorer::of(scene, layout).scores(draw, memo))
 }
 
 /// All sites together.
-pub fn sum(scores: &[Score]) -> Score {
-    scores.iter().copied().fold(Score::NOBODY, Score::plus)
+pub fn sum(scores: &[LayoutScore]) -> LayoutScore {
+    scores.iter().copied().fold(LayoutScore::NOBODY, LayoutScore::plus)
 }
 
 /// Known tasks by site.
-pub fn on_sites(scene: &Scene, layout: &Layout) -> Vec<Vec<usize>> {
+pub fn on_sites(scene: &PlanningProblem, layout: &SiteLayout) -> Vec<Vec<usize>> {
     let mut members: Vec<Vec<usize>> = vec![Vec::new(); scene.sites.len()];
     for at in scene.known() {
-        if let Some(site) = layout.home[at] {
+        if let Some(site) = layout.site_of[at] {
             members[site].push(at);
         }
     }
@@ -357,26 +372,26 @@ pub fn on_sites(scene: &Scene, layout: &Layout) -> Vec<Vec<usize>> {
 }
 
 /// Everything that the score of one site follows from where nobody waits longer for memory than measured.
-pub struct OfSite<'a> {
-    pub scene: &'a Scene,
+pub struct SiteScorer<'a> {
+    pub scene: &'a PlanningProblem,
     pub site: usize,
     pub members: &'a [usize],
     pub apart: &'a [f64],
-    pub cut: &'a [Group],
-    pub turns: Option<&'a Turns>,
+    pub cut: &'a [PartitionMembers],
+    pub turns: Option<&'a GangRotation>,
 }
 
-impl OfSite<'_> {
+impl SiteScorer<'_> {
     /// As remembered, or made.
-    pub fn score(&self, draw: &Draw, memo: &Memo) -> Score {
-        memo.score(self, draw, || self.made(draw))
+    pub fn score(&self, draw: &ErrorDraw, memo: &ScoreCache) -> LayoutScore {
+        memo.score(self, draw, || self.compute(draw))
     }
 
-    fn made(&self, draw: &Draw) -> Score {
-        let mut programs: Vec<&Program> = Vec::with_capacity(self.members.len());
+    fn compute(&self, draw: &ErrorDraw) -> LayoutScore {
+        let mut programs: Vec<&ProgramModel> = Vec::with_capacity(self.members.len());
         programs.extend(self.members.iter().filter_map(|&at| self.scene.tasks[at].program.as_ref()));
-        let mut drawn: Vec<Program> = Vec::with_capacity(if draw.0.is_empty() { 0 } else { programs.len() });
-        let scaled = |(&at, program): (&usize, &&Program)| {
+        let mut drawn: Vec<ProgramModel> = Vec::with_capacity(if draw.0.is_empty() { 0 } else { programs.len() });
+        let scaled = |(&at, program): (&usize, &&ProgramModel)| {
             let (misses, cost) = draw.of(at)?;
             Some(program.scaled(misses, cost))
         };
@@ -385,13 +400,13 @@ impl OfSite<'_> {
             programs = drawn.iter().collect();
         }
         let (site, programs) = (&self.scene.sites[self.site], &programs);
-        let here = Here {
+        let here = SiteState {
             site,
             members: self.members,
             programs,
             cycles_per_ns: self.scene.cycles_per_ns,
             apart: self.apart,
-            waits: &far(site, programs),
+            waits: &remote_cycles(site, programs),
             cut: self.cut,
             turns: self.turns,
         };
@@ -400,12 +415,12 @@ impl OfSite<'_> {
 }
 
 /// Cycles that a miss of each program waits longer here than where its memory is nearest.
-fn far(site: &Site, programs: &[&Program]) -> Vec<f64> {
+fn remote_cycles(site: &CacheSite, programs: &[&ProgramModel]) -> Vec<f64> {
     programs.iter().map(|program| program.far_cycles(site.memory_node)).collect()
 }
 
 /// Every known task's speed.
-pub fn speeds(scene: &Scene, layout: &Layout) -> Vec<Option<Speed>> {
+pub fn speeds(scene: &PlanningProblem, layout: &SiteLayout) -> Vec<Option<ForecastSpeed>> {
     let mut all = vec![None; scene.tasks.len()];
     for (_, members, speeds) in whole(scene, layout) {
         for (at, speed) in members.into_iter().zip(speeds) {
@@ -419,38 +434,40 @@ pub fn speeds(scene: &Scene, layout: &Layout) -> Vec<Option<Speed>> {
 const BUS_ROUNDS: usize = 4;
 
 /// By site: score, members, their speeds.
-fn whole(scene: &Scene, layout: &Layout) -> Vec<(Score, Vec<usize>, Vec<Speed>)> {
+fn whole(scene: &PlanningProblem, layout: &SiteLayout) -> Vec<(LayoutScore, Vec<usize>, Vec<ForecastSpeed>)> {
     let members = on_sites(scene, layout);
-    let aparts = aparts_by_site(scene, layout, &members);
+    let aparts = split_shares_by_site(scene, layout, &members);
     let mut queues: Vec<Vec<f64>> = members.iter().map(|members| vec![0.0; members.len()]).collect();
     let rounds = if scene.bus.is_some() { BUS_ROUNDS } else { 1 };
-    let mut found = Vec::new();
+    let mut site_scores = Vec::new();
     for _ in 0..rounds {
-        found.clear();
+        site_scores.clear();
         let mut traffic: BTreeMap<u32, f64> = BTreeMap::new();
         for (site, members) in members.iter().enumerate().filter(|(_, members)| !members.is_empty()) {
-            let (cut, turns) = (&layout.cuts[site], layout.turns[site].as_ref());
+            let (cut, turns) = (&layout.partitions[site], layout.rotations[site].as_ref());
             let apart = &aparts[site];
-            let programs: Vec<&Program> = members.iter().filter_map(|&at| scene.tasks[at].program.as_ref()).collect();
+            let programs: Vec<&ProgramModel> =
+                members.iter().filter_map(|&at| scene.tasks[at].program.as_ref()).collect();
             let (site_here, cycles_per_ns) = (&scene.sites[site], scene.cycles_per_ns);
-            let far = far(site_here, &programs);
+            let far = remote_cycles(site_here, &programs);
             let waits = &far.iter().zip(&queues[site]).map(|(far, queue)| far + queue).collect::<Vec<f64>>();
-            let here = Here { site: site_here, members, programs: &programs, cycles_per_ns, apart, waits, cut, turns };
+            let here =
+                SiteState { site: site_here, members, programs: &programs, cycles_per_ns, apart, waits, cut, turns };
             let speeds = here.speeds();
             let sum: f64 = speeds.iter().map(|speed| speed.lines_per_cycle).sum();
             *traffic.entry(scene.sites[site].package).or_insert(0.0) += sum;
-            found.push((here.score_of(&speeds), members.clone(), speeds));
+            site_scores.push((here.score_of(&speeds), members.clone(), speeds));
         }
         let Some(bus) = &scene.bus else { break };
         for (site, members) in members.iter().enumerate() {
             let here = traffic.get(&scene.sites[site].package).copied().unwrap_or(0.0);
             for (queue, &at) in queues[site].iter_mut().zip(members) {
-                let measured_on = scene.tasks[at].seen_on.map_or(0, |on| scene.sites[on].package);
+                let measured_on = scene.tasks[at].last_site.map_or(0, |on| scene.sites[on].package);
                 *queue = 0.5 * (*queue + bus.longer(here, measured_on));
             }
         }
     }
-    found
+    site_scores
 }
 
 #[cfg(test)]

@@ -11,15 +11,15 @@ use std::collections::BTreeMap;
 
 use cachemate_core::{SplitMix64, TaskId};
 
-use super::cut::Members;
-use super::layout::Layout;
-use super::memo::Memo;
-use super::scene::Scene;
-use super::score::{Objective, Score, aparts, score};
+use super::layout::SiteLayout;
+use super::problem::PlanningProblem;
+use super::score::{LayoutScore, PlanObjective, score, split_shares};
+use super::score_cache::ScoreCache;
+use super::site_search::SiteTasks;
 
 /// Mechanisms that may be used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Allowed {
+pub struct AllowedMechanisms {
     pub placement: bool,
     pub sharing: bool,
     pub space: bool,
@@ -30,26 +30,26 @@ pub struct Allowed {
 
 /// What is better.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Judge {
-    pub objective: Objective,
+pub struct PlanComparator {
+    pub objective: PlanObjective,
     /// Nobody's speed over that alone may fall below, other objectives than for the worst off.
     pub worst_at_least: f64,
 }
 
-impl Judge {
+impl PlanComparator {
     /// Larger is better: promises first, then nobody left far behind, then the objective.
-    pub fn key(&self, score: Score) -> f64 {
+    pub fn key(&self, score: LayoutScore) -> f64 {
         let behind = (self.worst_at_least - score.worst()).clamp(0.0, 10.0);
-        score.value(self.objective) - 100.0 * score.broken - 10.0 * behind
+        score.value(self.objective) - 100.0 * score.unmet_goals - 10.0 * behind
     }
 }
 
 /// A plan with its score.
 #[derive(Clone, Debug)]
-pub struct Candidate {
+pub struct CandidatePlan {
     pub what: &'static str,
-    pub layout: Layout,
-    pub score: Score,
+    pub layout: SiteLayout,
+    pub score: LayoutScore,
 }
 
 /// Points of worst slowdown that a plan may cost under another objective.
@@ -58,41 +58,41 @@ const BEHIND_AT_MOST: f64 = 0.02;
 const JOINT_TASKS: usize = 24;
 
 /// A search with its remaining effort.
-pub struct Search<'a> {
-    pub scene: &'a Scene,
-    pub memo: &'a Memo,
-    pub allowed: Allowed,
-    pub judge: Judge,
+pub struct PlanSearch<'a> {
+    pub scene: &'a PlanningProblem,
+    pub memo: &'a ScoreCache,
+    pub allowed: AllowedMechanisms,
+    pub judge: PlanComparator,
     /// Site scores that may still be made; one of gangs counts for several.
     pub effort: Cell<usize>,
     pub generator: SplitMix64,
 }
 
-impl Search<'_> {
+impl PlanSearch<'_> {
     /// The default, against which nobody may be left far behind: tasks stay where they were put, so that its homes have to be
     /// told once something else holds.
-    pub(super) fn default(&mut self, lived_on: &BTreeMap<TaskId, usize>, held: Option<&Layout>) -> Candidate {
-        let mut layout = Layout::default_of(self.scene, lived_on);
+    pub(super) fn default(&mut self, lived_on: &BTreeMap<TaskId, usize>, held: Option<&SiteLayout>) -> CandidatePlan {
+        let mut layout = SiteLayout::default_of(self.scene, lived_on);
         if let Some(held) = held {
-            if held.held.contains(&true) {
-                layout = Layout::at(self.scene, layout.home, true);
+            if held.pinned.contains(&true) {
+                layout = SiteLayout::at(self.scene, layout.site_of, true);
             }
             layout = self.scene.with_closed(layout, held);
         }
         let score = score(self.scene, &layout, self.memo);
-        if self.judge.objective != Objective::WorstSlowdown {
+        if self.judge.objective != PlanObjective::WorstSlowdown {
             self.judge.worst_at_least = score.worst() - BEHIND_AT_MOST;
         }
-        Candidate { what: "default", layout, score }
+        CandidatePlan { what: "default", layout, score }
     }
 
     /// All candidates, the default first.
-    pub fn candidates(&mut self, lived_on: &BTreeMap<TaskId, usize>, held: Option<Layout>) -> Vec<Candidate> {
+    pub fn candidates(&mut self, lived_on: &BTreeMap<TaskId, usize>, held: Option<SiteLayout>) -> Vec<CandidatePlan> {
         let (scene, memo) = (self.scene, self.memo);
         let first = self.default(lived_on, held.as_ref());
         let default = first.layout.clone();
         let mut all = vec![first];
-        let mut add = |what: &'static str, layout: Layout| {
+        let mut add = |what: &'static str, layout: SiteLayout| {
             let layout = match &held {
                 Some(held) => scene.with_closed(layout, held),
                 None => layout,
@@ -102,7 +102,7 @@ impl Search<'_> {
         let mut homes = vec![("joint from the default", default.clone())];
         if let Some(held) = &held {
             add("held", held.clone());
-            homes.push(("joint from what holds", Layout::at(scene, held.home.clone(), true)));
+            homes.push(("joint from what holds", SiteLayout::at(scene, held.site_of.clone(), true)));
         }
         let shares_data = self.allowed.sharing && scene.tasks.iter().any(|scene_task| scene_task.cluster.is_some());
         if self.allowed.space {
@@ -117,13 +117,13 @@ impl Search<'_> {
             homes.push(("joint from sharing", layout));
         }
         if self.allowed.memory_nodes
-            && let Some(layout) = self.near_memory(&default)
+            && let Some(layout) = self.layout_near_memory(&default)
         {
             add("memory nodes", layout);
         }
         if self.allowed.placement && scene.sites.len() > 1 {
-            let (even, separated) = (self.evened(&default), self.separated(&default));
-            let mut placed_from = |from: Layout| self.with_part(8, |search| search.placed(from, false));
+            let (even, separated) = (self.balanced(&default), self.separated(&default));
+            let mut placed_from = |from: SiteLayout| self.with_part(8, |search| search.placed(from, false));
             let apart = placed_from(separated);
             add("placement from separated misses", apart.clone());
             homes.push(("joint from separated misses", apart));
@@ -150,9 +150,9 @@ impl Search<'_> {
     fn with_part<T>(&mut self, one_in: usize, find: impl FnOnce(&mut Self) -> T) -> T {
         let all = self.effort.get();
         self.effort.set(all / one_in.max(1));
-        let found = find(self);
+        let layout = find(self);
         self.effort.set(all - all / one_in.max(1) + self.effort.get());
-        found
+        layout
     }
 
     pub(super) fn movable(&self) -> Vec<usize> {
@@ -160,12 +160,12 @@ impl Search<'_> {
     }
 
     /// So many known tasks fit on each site that is not closed: by cores while those are enough, else by CPUs and in proportion.
-    pub(super) fn room(&self) -> Vec<usize> {
+    pub(super) fn free_seats(&self) -> Vec<usize> {
         let tasks = self.scene.known().count();
         let cores: usize = self.scene.sites.iter().map(|site| site.cores).sum();
         let cpus: u32 = self.scene.sites.iter().map(|site| site.cpus.count()).sum();
         let fair = |cpus_here: u32| (tasks * cpus_here as usize).div_ceil(cpus.max(1) as usize);
-        let room = |(at, site): (usize, &super::scene::Site)| match self.scene.is_closed(at) {
+        let room = |(at, site): (usize, &super::problem::CacheSite)| match self.scene.is_closed(at) {
             true => 0,
             false if tasks <= cores => site.cores,
             false => fair(site.cpus.count()).max(site.cores),
@@ -174,12 +174,12 @@ impl Search<'_> {
     }
 
     /// One site with these members, undivided or with its best parts and turns.
-    fn site_key(&self, home: &[Option<usize>], site: usize, members: &[usize], joint: bool) -> Score {
+    fn site_key(&self, home: &[Option<usize>], site: usize, members: &[usize], joint: bool) -> LayoutScore {
         if members.is_empty() {
-            return Score::NOBODY;
+            return LayoutScore::NOBODY;
         }
-        let apart = aparts(self.scene, home, members, site);
-        let here = Members { scene: self.scene, site, members, apart: &apart, effort: &self.effort, memo: self.memo };
+        let apart = split_shares(self.scene, home, members, site);
+        let here = SiteTasks { scene: self.scene, site, members, apart: &apart, effort: &self.effort, memo: self.memo };
         let (cut, turns) = if joint { self.best_of(&here, true) } else { (Vec::new(), None) };
         here.score(&cut, turns.as_ref())
     }
@@ -187,9 +187,9 @@ impl Search<'_> {
     /// Parts and turns of one site, the better of either first.
     pub(super) fn best_of(
         &self,
-        here: &Members<'_>,
+        here: &SiteTasks<'_>,
         hurry: bool,
-    ) -> (Vec<super::layout::Group>, Option<super::layout::Turns>) {
+    ) -> (Vec<super::layout::PartitionMembers>, Option<super::layout::GangRotation>) {
         if here.members.len() < 2 {
             return (Vec::new(), None);
         }
@@ -204,22 +204,22 @@ impl Search<'_> {
         if self.judge.key(without) >= self.judge.key(with) - 1e-3 { (alone, None) } else { (cut, turns) }
     }
 
-    fn each_site(&self, layout: &Layout, change: impl Fn(&Self, &Members<'_>, &mut Layout)) -> Layout {
+    fn each_site(&self, layout: &SiteLayout, change: impl Fn(&Self, &SiteTasks<'_>, &mut SiteLayout)) -> SiteLayout {
         self.on_each(layout, 0..self.scene.sites.len(), change)
     }
 
     /// A layout with these sites changed one by one.
     pub(super) fn on_each(
         &self,
-        layout: &Layout,
+        layout: &SiteLayout,
         sites: impl IntoIterator<Item = usize>,
-        change: impl Fn(&Self, &Members<'_>, &mut Layout),
-    ) -> Layout {
+        change: impl Fn(&Self, &SiteTasks<'_>, &mut SiteLayout),
+    ) -> SiteLayout {
         let mut changed = layout.clone();
         for site in sites.into_iter().filter(|&site| !self.scene.is_closed(site)) {
             let members = layout.on(self.scene, site);
-            let apart = aparts(self.scene, &layout.home, &members, site);
-            let here = Members {
+            let apart = split_shares(self.scene, &layout.site_of, &members, site);
+            let here = SiteTasks {
                 scene: self.scene,
                 site,
                 members: &members,
@@ -229,35 +229,35 @@ impl Search<'_> {
             };
             change(self, &here, &mut changed);
             // Parts and turns are of tasks that stay there.
-            if !changed.cuts[site].is_empty() || changed.turns[site].is_some() {
+            if !changed.partitions[site].is_empty() || changed.rotations[site].is_some() {
                 for &at in members.iter().filter(|&&at| self.scene.tasks[at].movable) {
-                    changed.held[at] = true;
+                    changed.pinned[at] = true;
                 }
             }
         }
         changed
     }
 
-    fn with_cuts(&self, layout: &Layout) -> Layout {
+    fn with_cuts(&self, layout: &SiteLayout) -> SiteLayout {
         self.each_site(layout, |search, here, changed| {
-            changed.cuts[here.site] = here.best_cut(&search.judge, None);
+            changed.partitions[here.site] = here.best_cut(&search.judge, None);
         })
     }
 
-    fn with_turns(&self, layout: &Layout) -> Layout {
+    fn with_turns(&self, layout: &SiteLayout) -> SiteLayout {
         self.each_site(layout, |search, here, changed| {
-            changed.turns[here.site] = here.best_turns(&search.judge, &[], false);
+            changed.rotations[here.site] = here.best_turns(&search.judge, &[], false);
         })
     }
 
-    fn refined(&self, layout: &Layout) -> Layout {
+    fn refined(&self, layout: &SiteLayout) -> SiteLayout {
         self.each_site(layout, |search, here, changed| {
-            (changed.cuts[here.site], changed.turns[here.site]) = search.best_of(here, false);
+            (changed.partitions[here.site], changed.rotations[here.site]) = search.best_of(here, false);
         })
     }
 
     /// Each cluster onto one site as far as there is room; everybody else where there is room left.
-    fn clustered(&self, default: &Layout) -> Layout {
+    fn clustered(&self, default: &SiteLayout) -> SiteLayout {
         let movable = self.movable();
         let mut clusters: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
         for &at in &movable {
@@ -267,15 +267,15 @@ impl Search<'_> {
         }
         let mut order: Vec<Vec<usize>> = clusters.into_values().collect();
         order.sort_by_key(|members| std::cmp::Reverse(members.len()));
-        let mut free = self.room();
-        let mut home = default.home.clone();
+        let mut free = self.free_seats();
+        let mut home = default.site_of.clone();
         for at in self.scene.known().filter(|at| !movable.contains(at)) {
             if let Some(site) = home[at] {
                 free[site] = free[site].saturating_sub(1);
             }
         }
         for members in &order {
-            let near = |site: usize| members.iter().filter(|&&at| default.home[at] == Some(site)).count();
+            let near = |site: usize| members.iter().filter(|&&at| default.site_of[at] == Some(site)).count();
             let fits = |site: usize| free[site].min(members.len());
             let best = (0..free.len()).reduce(|a, b| if (fits(b), near(b)) > (fits(a), near(a)) { b } else { a });
             let Some(site) = best else { continue };
@@ -295,28 +295,28 @@ impl Search<'_> {
                 home[at] = Some(site);
             }
         }
-        Layout::at(self.scene, home, true)
+        SiteLayout::at(self.scene, home, true)
     }
 
     /// Those who miss whatever they hold together, one site after the other: what they take they take from each other.
-    fn separated(&self, default: &Layout) -> Layout {
+    fn separated(&self, default: &SiteLayout) -> SiteLayout {
         let mut movable = self.movable();
         let bytes = self.scene.sites.iter().map(|site| site.bytes).fold(0.0, f64::max);
         let weight = |at: usize| {
             let program = self.scene.tasks[at].program.as_ref();
-            program.map_or(0.0, |one| one.wants * one.misses(bytes) / one.alone(bytes))
+            program.map_or(0.0, |one| one.cpu_demand * one.misses(bytes) / one.alone(bytes))
         };
         movable.sort_by(|&a, &b| weight(b).total_cmp(&weight(a)).then(a.cmp(&b)));
         // As many on each site as there are now.
         let mut room = vec![0; self.scene.sites.len()];
         for &at in &movable {
-            if let Some(site) = default.home[at] {
+            if let Some(site) = default.site_of[at] {
                 room[site] += 1;
             }
         }
-        let mut home = default.home.clone();
+        let mut home = default.site_of.clone();
         let mut site = 0;
-        for at in movable.into_iter().filter(|&at| default.home[at].is_some()) {
+        for at in movable.into_iter().filter(|&at| default.site_of[at].is_some()) {
             while site < room.len() && room[site] == 0 {
                 site += 1;
             }
@@ -326,27 +326,27 @@ impl Search<'_> {
             room[site] -= 1;
             home[at] = Some(site);
         }
-        Layout::at(self.scene, home, true)
+        SiteLayout::at(self.scene, home, true)
     }
 
     /// Misses evened out over the sites (DI), the heaviest first to the lightest site.
-    fn evened(&self, default: &Layout) -> Layout {
+    fn balanced(&self, default: &SiteLayout) -> SiteLayout {
         let mut movable = self.movable();
         let weight = |at: usize| {
             let scene_task = &self.scene.tasks[at];
             let bytes = self.scene.sites[0].bytes;
-            scene_task.program.as_ref().map_or(0.0, |one| one.wants * one.misses(0.5 * bytes) / one.alone(bytes))
+            scene_task.program.as_ref().map_or(0.0, |one| one.cpu_demand * one.misses(0.5 * bytes) / one.alone(bytes))
         };
         movable.sort_by(|&a, &b| weight(b).total_cmp(&weight(a)).then(a.cmp(&b)));
-        let mut free = self.room();
+        let mut free = self.free_seats();
         let mut load = vec![0.0; free.len()];
         for at in self.scene.known().filter(|&at| !self.scene.can_move(at)) {
-            if let Some(site) = default.home[at] {
+            if let Some(site) = default.site_of[at] {
                 free[site] = free[site].saturating_sub(1);
                 load[site] += weight(at);
             }
         }
-        let mut home = default.home.clone();
+        let mut home = default.site_of.clone();
         for at in movable {
             let open = (0..free.len()).filter(|&site| free[site] > 0);
             let per_cpu = |site: usize| load[site] / f64::from(self.scene.sites[site].cpus.count().max(1));
@@ -356,15 +356,15 @@ impl Search<'_> {
                 home[at] = Some(site);
             }
         }
-        Layout::at(self.scene, home, true)
+        SiteLayout::at(self.scene, home, true)
     }
 
     /// Homes by local search: moves and exchanges of tasks.
-    fn placed(&mut self, from: Layout, joint: bool) -> Layout {
+    fn placed(&mut self, from: SiteLayout, joint: bool) -> SiteLayout {
         let movable = self.movable();
-        let room = self.room();
+        let room = self.free_seats();
         let sites = self.scene.sites.len();
-        let mut homes = Homes { home: from.home, on: vec![Vec::new(); sites], scores: Vec::new() };
+        let mut homes = HomeAssignment { home: from.site_of, on: vec![Vec::new(); sites], scores: Vec::new() };
         for at in self.scene.known() {
             if let Some(site) = homes.home[at] {
                 homes.on[site].push(at);
@@ -383,13 +383,13 @@ impl Search<'_> {
                 improved |= self.improve(at, &room, &mut homes, joint);
             }
         }
-        Layout::at(self.scene, homes.home, true)
+        SiteLayout::at(self.scene, homes.home, true)
     }
 
     /// The first move or exchange of one task that is better; was there one?
-    fn improve(&self, at: usize, room: &[usize], homes: &mut Homes, joint: bool) -> bool {
+    fn improve(&self, at: usize, room: &[usize], homes: &mut HomeAssignment, joint: bool) -> bool {
         let Some(here) = homes.home[at] else { return false };
-        let total = |scores: &[Score]| scores.iter().copied().fold(Score::NOBODY, Score::plus);
+        let total = |scores: &[LayoutScore]| scores.iter().copied().fold(LayoutScore::NOBODY, LayoutScore::plus);
         let before = self.judge.key(total(&homes.scores));
         for site in (0..homes.scores.len()).filter(|&site| site != here) {
             let mut partners: Vec<Option<usize>> = Vec::new();
@@ -429,22 +429,28 @@ impl Search<'_> {
 }
 
 /// Scores a layout that is none of those before.
-pub(super) fn add(all: &mut Vec<Candidate>, scene: &Scene, memo: &Memo, what: &'static str, layout: Layout) {
+pub(super) fn add(
+    all: &mut Vec<CandidatePlan>,
+    scene: &PlanningProblem,
+    memo: &ScoreCache,
+    what: &'static str,
+    layout: SiteLayout,
+) {
     if all.iter().all(|other| other.layout != layout) {
         let score = score(scene, &layout, memo);
-        all.push(Candidate { what, layout, score });
+        all.push(CandidatePlan { what, layout, score });
     }
 }
 
 /// Homes while they are sought.
-struct Homes {
+struct HomeAssignment {
     home: Vec<Option<usize>>,
     /// Known tasks by site, ascending.
     on: Vec<Vec<usize>>,
-    scores: Vec<Score>,
+    scores: Vec<LayoutScore>,
 }
 
-impl Homes {
+impl HomeAssignment {
     fn set(&mut self, at: usize, from: usize, to: usize) {
         if let Ok(place) = self.on[from].binary_search(&at) {
             self.on[from].remove(place);
@@ -473,13 +479,13 @@ pub const LEAST_STEP: f64 = 1e-4;
 
 #[cfg(test)]
 mod tests {
-    use super::super::program::tests::{CACHE, program, uniform};
-    use super::super::scene::{Scene, SceneTask, Site};
+    use super::super::problem::{CacheSite, PlanningProblem, ProblemTask};
+    use super::super::program_model::tests::{CACHE, program, uniform};
     use super::*;
     use cachemate_core::{CacheId, ProcessId};
 
-    fn scene(sites: u32, cpus: u32, tasks: u32) -> Scene {
-        let site = |id: u32| Site {
+    fn scene(sites: u32, cpus: u32, tasks: u32) -> PlanningProblem {
+        let site = |id: u32| CacheSite {
             cache: CacheId(id),
             cpus: (id * cpus..(id + 1) * cpus).collect(),
             cores: cpus as usize,
@@ -489,41 +495,50 @@ mod tests {
             divided: None,
         };
         let (keeps, stream) = (uniform(0.22 * CACHE, 0.002), program(|_| 0.01));
-        let scene_task = |id: u32| SceneTask {
+        let scene_task = |id: u32| ProblemTask {
             task: TaskId(id),
             process: ProcessId(id),
             movable: true,
             program: Some(if id.is_multiple_of(2) { keeps.clone() } else { stream.clone() }),
             cluster: None,
-            seen_on: Some((id % sites) as usize),
-            untold: false,
+            last_site: Some((id % sites) as usize),
+            keep_in_place: false,
         };
         let (sites, tasks) = ((0..sites).map(site).collect(), (0..tasks).map(scene_task).collect());
-        Scene { sites, tasks, cycles_per_ns: 2.0, bus: None, shortest_slice_ns: None, closed: Vec::new() }
+        PlanningProblem {
+            sites,
+            tasks,
+            cycles_per_ns: 2.0,
+            bus: None,
+            shortest_slice_ns: None,
+            frozen_sites: Vec::new(),
+        }
     }
 
-    fn best(scene: &Scene, allowed: Allowed, effort: usize) -> (Score, Score, usize) {
-        let judge = Judge { objective: Objective::WeightedSpeedup, worst_at_least: 0.0 };
+    fn best(scene: &PlanningProblem, allowed: AllowedMechanisms, effort: usize) -> (LayoutScore, LayoutScore, usize) {
+        let judge = PlanComparator { objective: PlanObjective::WeightedSpeedup, worst_at_least: 0.0 };
         let (effort, generator) = (Cell::new(effort), SplitMix64::new(1));
-        let memo = Memo::of(scene);
-        let mut search = Search { scene, memo: &memo, allowed, judge, effort, generator };
+        let memo = ScoreCache::of(scene);
+        let mut search = PlanSearch { scene, memo: &memo, allowed, judge, effort, generator };
         let all = search.candidates(&BTreeMap::new(), None);
         let judge = search.judge;
         let best = all.iter().map(|one| one.score).reduce(|a, b| if judge.key(b) > judge.key(a) { b } else { a });
         (all[0].score, best.unwrap(), search.effort.get())
     }
 
-    const ALL: Allowed = Allowed { placement: true, sharing: true, space: true, gangs: true, memory_nodes: true };
+    const ALL: AllowedMechanisms =
+        AllowedMechanisms { placement: true, sharing: true, space: true, gangs: true, memory_nodes: true };
 
     /// Are streams and programs that keep data parted where the machine's own scheduler has mixed them?
     #[test]
     fn streams_are_parted_from_who_keeps() {
         let mut scene = scene(2, 4, 8);
-        scene.tasks.iter_mut().enumerate().for_each(|(at, scene_task)| scene_task.seen_on = Some(at / 4));
+        scene.tasks.iter_mut().enumerate().for_each(|(at, scene_task)| scene_task.last_site = Some(at / 4));
         let (default, found, _) = best(&scene, ALL, 2_000);
-        let value = |score: Score| score.value(Objective::WeightedSpeedup);
+        let value = |score: LayoutScore| score.value(PlanObjective::WeightedSpeedup);
         assert!(value(found) > 1.01 * value(default) && value(found) > 0.98, "{default:?} {found:?}");
-        let nothing = Allowed { placement: false, sharing: false, space: false, gangs: false, memory_nodes: false };
+        let nothing =
+            AllowedMechanisms { placement: false, sharing: false, space: false, gangs: false, memory_nodes: false };
         let (default, found, _) = best(&scene, nothing, 2_000);
         assert_eq!(value(default), value(found), "nothing is switched on");
     }
@@ -534,19 +549,19 @@ mod tests {
         let mut scene = scene(2, 4, 8);
         // Two that keep data are of one process, on the cache where streams are.
         for (at, scene_task) in scene.tasks.iter_mut().enumerate() {
-            scene_task.seen_on = Some(at / 4);
+            scene_task.last_site = Some(at / 4);
         }
         let pair = [0, 2];
-        let parted = |scene: &Scene| {
-            let judge = Judge { objective: Objective::WeightedSpeedup, worst_at_least: 0.0 };
+        let parted = |scene: &PlanningProblem| {
+            let judge = PlanComparator { objective: PlanObjective::WeightedSpeedup, worst_at_least: 0.0 };
             let (effort, generator) = (Cell::new(2_000), SplitMix64::new(1));
-            let memo = Memo::of(scene);
-            let mut search = Search { scene, memo: &memo, allowed: ALL, judge, effort, generator };
+            let memo = ScoreCache::of(scene);
+            let mut search = PlanSearch { scene, memo: &memo, allowed: ALL, judge, effort, generator };
             let all = search.candidates(&BTreeMap::new(), None);
-            all.iter().filter(|one| pair.iter().any(|&at| one.layout.home[at] != Some(0))).count()
+            all.iter().filter(|one| pair.iter().any(|&at| one.layout.site_of[at] != Some(0))).count()
         };
         assert!(parted(&scene) > 0, "some plan moves them");
-        pair.iter().for_each(|&at| scene.tasks[at].untold = true);
+        pair.iter().for_each(|&at| scene.tasks[at].keep_in_place = true);
         assert_eq!(parted(&scene), 0);
     }
 
@@ -554,18 +569,19 @@ mod tests {
     #[test]
     fn nothing_is_decided_where_somebody_is_not_known() {
         let mut scene = scene(2, 4, 8);
-        scene.tasks.iter_mut().enumerate().for_each(|(at, scene_task)| scene_task.seen_on = Some(at / 4));
+        scene.tasks.iter_mut().enumerate().for_each(|(at, scene_task)| scene_task.last_site = Some(at / 4));
         scene.tasks[1].program = None;
-        let found = |scene: &Scene| {
-            let mut held = Layout::at(scene, scene.tasks.iter().map(|one| one.seen_on).collect(), false);
-            held.cuts[0] = vec![super::super::layout::Group { members: vec![0], units: 5 }];
-            let judge = Judge { objective: Objective::WeightedSpeedup, worst_at_least: 0.0 };
-            let (effort, generator, memo) = (Cell::new(2_000), SplitMix64::new(1), Memo::of(scene));
-            let mut search = Search { scene, memo: &memo, allowed: ALL, judge, effort, generator };
+        let found = |scene: &PlanningProblem| {
+            let mut held = SiteLayout::at(scene, scene.tasks.iter().map(|one| one.last_site).collect(), false);
+            held.partitions[0] = vec![super::super::layout::PartitionMembers { members: vec![0], units: 5 }];
+            let judge = PlanComparator { objective: PlanObjective::WeightedSpeedup, worst_at_least: 0.0 };
+            let (effort, generator, memo) = (Cell::new(2_000), SplitMix64::new(1), ScoreCache::of(scene));
+            let mut search = PlanSearch { scene, memo: &memo, allowed: ALL, judge, effort, generator };
             let all = search.candidates(&BTreeMap::new(), Some(held.clone()));
-            let on_first = |layout: &Layout| layout.home.iter().map(|home| *home == Some(0)).collect::<Vec<_>>();
-            let same =
-                |one: &&Candidate| one.layout.cuts[0] == held.cuts[0] && on_first(&one.layout) == on_first(&held);
+            let on_first = |layout: &SiteLayout| layout.site_of.iter().map(|home| *home == Some(0)).collect::<Vec<_>>();
+            let same = |one: &&CandidatePlan| {
+                one.layout.partitions[0] == held.partitions[0] && on_first(&one.layout) == on_first(&held)
+            };
             (all.iter().filter(same).count(), all.len())
         };
         let (same, all) = found(&scene);
@@ -574,7 +590,7 @@ mod tests {
         assert!(scene.is_closed(0) && !scene.is_closed(1));
         let (same, all) = found(&scene);
         assert_eq!(same, all);
-        scene.closed.clear();
+        scene.frozen_sites.clear();
         scene.close(|_| false);
         assert!(!scene.is_closed(0), "nobody waits for it any more");
     }
@@ -584,7 +600,7 @@ mod tests {
     fn large_machines_are_searched_within_the_effort() {
         let scene = scene(64, 16, 1_000);
         let (default, found, left) = best(&scene, ALL, 400);
-        let value = |score: Score| score.value(Objective::WeightedSpeedup);
+        let value = |score: LayoutScore| score.value(PlanObjective::WeightedSpeedup);
         assert!(value(found) >= value(default) && left <= 400, "{default:?} {found:?}");
     }
 }

@@ -6,14 +6,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use cachemate_core::{Event, Level, Observation, Plan, ProbeWhat, StallCause, TaskId, TaskSample};
+use cachemate_core::{CacheLevel, CounterEvent, Observation, Plan, ProbeKind, StallCause, TaskId, TaskSample};
 
-use crate::recall::unsteady::WHOLE;
-use crate::work::Work;
+use crate::phase_curves::fast_phases::WHOLE;
+use crate::work_metric::WorkMetric;
 
 /// Speed of a task; `None` = not counted.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
-pub struct Speed {
+pub struct ObservedSpeed {
     pub cycles_per_instr: f64,
     pub misses_per_instr: Option<f64>,
     pub stall_cycles_per_miss: Option<f64>,
@@ -26,20 +26,20 @@ pub struct Speed {
     pub elapsed_cycles_per_instr: f64,
     pub remote_cycles_per_instr: Option<f64>,
     /// Share of one CPU that it runs or waits for.
-    pub wants: f64,
+    pub cpu_demand: f64,
     /// Counted since the phase began, not only when its kind was there before: it is of what holds now.
-    pub is_of_now: bool,
+    pub is_current_phase: bool,
 }
 
 /// Sums that fade; each event has the instructions during which it was counted.
 #[derive(Clone, Copy, Default, Debug)]
-struct Sum {
+struct DecayingSum {
     events: f64,
     instructions: f64,
 }
 
 #[derive(Clone, Default, Debug)]
-struct Sums {
+struct DecayingSums {
     phase: u32,
     /// Kind of the phase, once it is told.
     kind: Option<u32>,
@@ -49,13 +49,13 @@ struct Sums {
     cycles: f64,
     wanted_ns: f64,
     elapsed_ns: f64,
-    misses: Sum,
-    references: Sum,
-    stalls: Sum,
-    remote: Sum,
-    queue: Sum,
-    read_bytes: Sum,
-    written_bytes: Sum,
+    misses: DecayingSum,
+    references: DecayingSum,
+    stalls: DecayingSum,
+    remote: DecayingSum,
+    queue: DecayingSum,
+    read_bytes: DecayingSum,
+    written_bytes: DecayingSum,
     ran_ns: f64,
     reported: f64,
     reported_ns: f64,
@@ -71,23 +71,23 @@ const OF_NOW_WINDOWS: u32 = 3;
 
 /// Speeds of all tasks.
 #[derive(Clone, Default, Debug)]
-pub struct Speeds {
-    now: BTreeMap<TaskId, Sums>,
+pub struct SpeedTracker {
+    now: BTreeMap<TaskId, DecayingSums>,
     /// As counted last in each kind of phase.
-    of_kinds: BTreeMap<(TaskId, u32), Sums>,
+    of_kinds: BTreeMap<(TaskId, u32), DecayingSums>,
 }
 
 /// The phase that a task is in, and its kind once that is told.
-pub type PhaseNow = (u32, Option<u32>);
+pub type CurrentPhase = (u32, Option<u32>);
 
 /// Cycles that wait for what lies behind the last level.
 fn stalls(task: &TaskSample) -> Option<f64> {
     let causes = [StallCause::LocalMemory, StallCause::RemoteMemory, StallCause::BusQueue];
-    let counted = causes.into_iter().filter_map(|cause| task.counts.get(Event::StallCycles(cause)));
+    let counted = causes.into_iter().filter_map(|cause| task.counts.get(CounterEvent::StallCycles(cause)));
     counted.fold(None, |sum: Option<f64>, cycles| Some(sum.unwrap_or(0.0) + cycles))
 }
 
-impl Sum {
+impl DecayingSum {
     fn add(&mut self, events: Option<f64>, instructions: f64, fades_to: f64) {
         self.events *= fades_to;
         self.instructions *= fades_to;
@@ -101,33 +101,42 @@ impl Sum {
     }
 }
 
-impl Speeds {
+impl SpeedTracker {
     /// Takes a window in; tasks that are gone are forgotten, and what a phase's change made untrue.
-    pub fn follow(&mut self, seen: &Observation, before: &Plan, level: Level, phase: impl Fn(TaskId) -> PhaseNow) {
+    pub fn observe(
+        &mut self,
+        seen: &Observation,
+        before: &Plan,
+        level: CacheLevel,
+        phase: impl Fn(TaskId) -> CurrentPhase,
+    ) {
         let present: BTreeSet<TaskId> = seen.tasks.iter().filter(|task| !task.exited).map(|task| task.task).collect();
         self.now.retain(|task, _| present.contains(task));
         self.of_kinds.retain(|(task, _), _| present.contains(task));
         let traced = |task: TaskId| {
-            before.probes.iter().any(|probe| matches!(probe.what, ProbeWhat::Trace { task: one, .. } if one == task))
+            before
+                .probes
+                .iter()
+                .any(|probe| matches!(probe.kind, ProbeKind::MissTrace { task: one, .. } if one == task))
         };
         for task in seen.tasks.iter().filter(|task| !task.exited && !traced(task.task)) {
-            let counted = task.counts.get(Event::Instructions).zip(task.counts.get(Event::Cycles));
+            let counted = task.counts.get(CounterEvent::Instructions).zip(task.counts.get(CounterEvent::Cycles));
             let Some((instructions, cycles)) = counted.filter(|(i, c)| *i > 0.0 && *c > 0.0) else { continue };
             let sums = self.now.entry(task.task).or_default();
             let (number, kind) = phase(task.task);
             if sums.phase != number {
-                *sums = Sums { phase: number, ..Sums::default() };
+                *sums = DecayingSums { phase: number, ..DecayingSums::default() };
             }
             if sums.kind != kind {
                 // Windows until then may be of two phases.
                 if let Some(known) = kind.and_then(|kind| self.of_kinds.get(&(task.task, kind))) {
-                    *sums = Sums { phase: number, windows: 0, ..known.clone() };
+                    *sums = DecayingSums { phase: number, windows: 0, ..known.clone() };
                 }
                 sums.kind = kind;
             }
             sums.windows += 1;
             let ran_ns = task.ran_ns();
-            let wanted_ns = ran_ns as f64 + task.runnable_wait_ns.unwrap_or(0) as f64;
+            let wanted_ns = ran_ns as f64 + task.run_queue_wait_ns.unwrap_or(0) as f64;
             let fades_to = if kind == Some(WHOLE) { WHOLE_FADES_TO } else { FADES_TO };
             let fade = |sum: &mut f64, more: f64| *sum = fades_to * *sum + more;
             fade(&mut sums.instructions, instructions);
@@ -137,13 +146,17 @@ impl Speeds {
             fade(&mut sums.elapsed_ns, seen.span.elapsed_ns as f64);
             fade(&mut sums.reported, task.progress.unwrap_or(0.0));
             fade(&mut sums.reported_ns, task.progress.map_or(0.0, |_| seen.span.elapsed_ns as f64));
-            sums.misses.add(task.counts.get(Event::Misses(level)), instructions, fades_to);
-            sums.references.add(task.counts.get(Event::References(level)), instructions, fades_to);
+            sums.misses.add(task.counts.get(CounterEvent::Misses(level)), instructions, fades_to);
+            sums.references.add(task.counts.get(CounterEvent::References(level)), instructions, fades_to);
             sums.stalls.add(stalls(task), instructions, fades_to);
-            sums.remote.add(task.counts.get(Event::StallCycles(StallCause::RemoteCache)), instructions, fades_to);
-            sums.queue.add(task.counts.get(Event::StallCycles(StallCause::BusQueue)), instructions, fades_to);
-            sums.read_bytes.add(task.counts.get(Event::MemoryReadBytes), instructions, fades_to);
-            sums.written_bytes.add(task.counts.get(Event::MemoryWriteBytes), instructions, fades_to);
+            sums.remote.add(
+                task.counts.get(CounterEvent::StallCycles(StallCause::RemoteCache)),
+                instructions,
+                fades_to,
+            );
+            sums.queue.add(task.counts.get(CounterEvent::StallCycles(StallCause::BusQueue)), instructions, fades_to);
+            sums.read_bytes.add(task.counts.get(CounterEvent::MemoryReadBytes), instructions, fades_to);
+            sums.written_bytes.add(task.counts.get(CounterEvent::MemoryWriteBytes), instructions, fades_to);
             if let Some(kind) = sums.kind {
                 self.of_kinds.insert((task.task, kind), sums.clone());
             }
@@ -151,22 +164,22 @@ impl Speeds {
     }
 
     /// Work a second; `None` until it was counted.
-    pub fn rate(&self, task: TaskId, work: Work) -> Option<f64> {
+    pub fn rate(&self, task: TaskId, work: WorkMetric) -> Option<f64> {
         let sums = self.now.get(&task)?;
         let (done, ns) = match work {
-            Work::Reported => (sums.reported, sums.reported_ns),
-            Work::Instructions => (sums.instructions, sums.elapsed_ns),
-            Work::StandIn(_) => return None,
+            WorkMetric::Reported => (sums.reported, sums.reported_ns),
+            WorkMetric::Instructions => (sums.instructions, sums.elapsed_ns),
+            WorkMetric::Proxy(_) => return None,
         };
         (ns > 0.0).then(|| done * 1e9 / ns)
     }
 
     /// `None` until it ran in a window in which it was counted.
-    pub fn of(&self, task: TaskId, line_bytes: f64) -> Option<Speed> {
+    pub fn of(&self, task: TaskId, line_bytes: f64) -> Option<ObservedSpeed> {
         let sums = self.now.get(&task).filter(|sums| sums.instructions > 0.0)?;
         let misses = sums.misses.per_instr();
-        let per_miss = |of: Sum| of.per_instr().zip(misses.filter(|&rate| rate > 1e-7)).map(|(a, b)| a / b);
-        Some(Speed {
+        let per_miss = |of: DecayingSum| of.per_instr().zip(misses.filter(|&rate| rate > 1e-7)).map(|(a, b)| a / b);
+        Some(ObservedSpeed {
             cycles_per_instr: sums.cycles / sums.instructions,
             misses_per_instr: misses,
             stall_cycles_per_miss: per_miss(sums.stalls),
@@ -176,8 +189,8 @@ impl Speeds {
             queue_cycles_per_miss: per_miss(sums.queue),
             elapsed_cycles_per_instr: sums.cycles / sums.instructions * sums.elapsed_ns / sums.ran_ns.max(1.0),
             remote_cycles_per_instr: sums.remote.per_instr(),
-            wants: (sums.wanted_ns / sums.elapsed_ns.max(1.0)).clamp(0.02, 1.0),
-            is_of_now: sums.windows >= OF_NOW_WINDOWS,
+            cpu_demand: (sums.wanted_ns / sums.elapsed_ns.max(1.0)).clamp(0.02, 1.0),
+            is_current_phase: sums.windows >= OF_NOW_WINDOWS,
         })
     }
 }
@@ -185,30 +198,30 @@ impl Speeds {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cachemate_core::test_kit::observation;
-    use cachemate_core::{Counts, Reading, Window};
+    use cachemate_core::test_support::observation;
+    use cachemate_core::{EventCount, EventCounts, WindowLength};
 
     /// Are rates ratios of what was counted, forgotten at a change of phase, and absent where nothing was counted?
     #[test]
     fn rates_are_of_what_was_counted() {
         let mut seen = observation(0, 2);
         let counts = [
-            (Event::Instructions, 1000),
-            (Event::Cycles, 3000),
-            (Event::Misses(Level::L3), 10),
-            (Event::StallCycles(StallCause::LocalMemory), 1000),
+            (CounterEvent::Instructions, 1000),
+            (CounterEvent::Cycles, 3000),
+            (CounterEvent::Misses(CacheLevel::L3), 10),
+            (CounterEvent::StallCycles(StallCause::LocalMemory), 1000),
         ];
-        let reading = |(event, count): (Event, u64)| Reading { event, count, counted_share: 1.0 };
-        seen.tasks[0].counts = Counts(counts.map(reading).to_vec());
-        let (mut speeds, plan) = (Speeds::default(), Plan::idle(Window::Time { ns: 1 }));
-        speeds.follow(&seen, &plan, Level::L3, |_| (0, None));
+        let reading = |(event, count): (CounterEvent, u64)| EventCount { event, count, enabled_share: 1.0 };
+        seen.tasks[0].counts = EventCounts(counts.map(reading).to_vec());
+        let (mut speeds, plan) = (SpeedTracker::default(), Plan::idle(WindowLength::Time { ns: 1 }));
+        speeds.observe(&seen, &plan, CacheLevel::L3, |_| (0, None));
         let (known, unknown) = (seen.tasks[0].task, seen.tasks[1].task);
         let speed = speeds.of(known, 64.0).unwrap();
         assert_eq!((speed.cycles_per_instr, speed.misses_per_instr), (3.0, Some(0.01)));
         assert_eq!((speed.stall_cycles_per_miss, speed.remote_cycles_per_instr), (Some(100.0), None));
         assert_eq!(speeds.of(unknown, 64.0), None);
         seen.tasks[0].counts.0[1].count = 9000;
-        speeds.follow(&seen, &plan, Level::L3, |_| (1, None));
+        speeds.observe(&seen, &plan, CacheLevel::L3, |_| (1, None));
         assert_eq!(speeds.of(known, 64.0).unwrap().cycles_per_instr, 9.0);
     }
 
@@ -217,14 +230,14 @@ mod tests {
     fn a_phase_that_comes_back_has_its_speed_at_once() {
         let mut seen = observation(0, 1);
         let task = seen.tasks[0].task;
-        let (mut speeds, plan) = (Speeds::default(), Plan::idle(Window::Time { ns: 1 }));
-        let mut window = |cycles: u64, phase: PhaseNow| {
-            let counts = [(Event::Instructions, 1000), (Event::Cycles, cycles)];
-            let reading = |(event, count): (Event, u64)| Reading { event, count, counted_share: 1.0 };
-            seen.tasks[0].counts = Counts(counts.map(reading).to_vec());
-            speeds.follow(&seen, &plan, Level::L3, |_| phase);
+        let (mut speeds, plan) = (SpeedTracker::default(), Plan::idle(WindowLength::Time { ns: 1 }));
+        let mut window = |cycles: u64, phase: CurrentPhase| {
+            let counts = [(CounterEvent::Instructions, 1000), (CounterEvent::Cycles, cycles)];
+            let reading = |(event, count): (CounterEvent, u64)| EventCount { event, count, enabled_share: 1.0 };
+            seen.tasks[0].counts = EventCounts(counts.map(reading).to_vec());
+            speeds.observe(&seen, &plan, CacheLevel::L3, |_| phase);
             let speed = speeds.of(task, 64.0).unwrap();
-            (speed.cycles_per_instr, speed.is_of_now)
+            (speed.cycles_per_instr, speed.is_current_phase)
         };
         (0..5).for_each(|_| assert_eq!(window(3000, (0, Some(0))).0, 3.0));
         assert_eq!(window(5000, (1, None)).0, 5.0, "of no kind yet");

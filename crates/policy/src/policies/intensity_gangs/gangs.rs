@@ -3,29 +3,29 @@
 use cachemate_core::{CpuSet, Gang, GangSchedule, Plan, Reason, TaskId, TaskSample, View};
 
 use super::{Parameters, known, reason};
-use crate::solvers::{Costs, Seats, Solved, best};
-use crate::turn_length::{self, Ganged};
+use crate::gang_quantum::{self, GangCandidate};
+use crate::solvers::{CostMatrix, Seats, Solution, best};
 
 /// A gang's turn where nobody's footprint is known: one of a few MiB is fetched again in a tenth of it.
 const USUAL_SLICE_NS: u64 = 50_000_000;
 
 /// More active tasks than CPUs on one cache, with what each suffers beside each.
-pub(super) struct Crowd<'a> {
+pub(super) struct OvercommittedCache<'a> {
     pub view: &'a View<'a>,
     pub cpus: &'a CpuSet,
     pub tasks: &'a [&'a TaskSample],
     pub active: &'a [TaskId],
-    pub costs: &'a Costs,
+    pub costs: &'a CostMatrix,
 }
 
 /// Mean degradations, left alone and in gangs.
 #[derive(Clone, Copy)]
-struct Means {
+struct MeanDegradations {
     left_alone: f64,
     ganged: f64,
 }
 
-impl Means {
+impl MeanDegradations {
     fn numbers(self) -> Vec<(String, f64)> {
         vec![
             ("left_alone_mean_degradation".to_string(), self.left_alone),
@@ -38,7 +38,7 @@ impl Means {
     }
 }
 
-impl Crowd<'_> {
+impl OvercommittedCache<'_> {
     /// Writes the gangs into the plan, or none where they do not pay.
     pub fn gang(&self, parameters: &Parameters, plan: &mut Plan, why: &mut Vec<Reason>) {
         plan.affinity.clear();
@@ -55,7 +55,7 @@ impl Crowd<'_> {
         let turns = self.active.len().div_ceil(seats);
         let solved = best(self.costs, &Seats { cpus_per_cache: vec![self.cpus.count(); turns] });
         let left_alone = self.left_alone();
-        let means = |ganged| Means { left_alone, ganged };
+        let means = |ganged| MeanDegradations { left_alone, ganged };
         let without_refills = means(solved.total / self.active.len() as f64);
         if left_alone - without_refills.ganged < parameters.gain_at_least {
             let text = format!("gangs would not pay: on average {}, by the probes", without_refills.text());
@@ -67,7 +67,7 @@ impl Crowd<'_> {
         let at_most = left_alone - parameters.gain_at_least;
         let slice_ns = match parameters.slice_ns {
             Some(stated) => stated,
-            None => match turn_length::turn_ns(&members, at_most, gangs.len(), parameters.longest_wait_ns) {
+            None => match gang_quantum::quantum_ns(&members, at_most, gangs.len(), parameters.longest_wait_ns) {
                 Ok(law) => law.unwrap_or(USUAL_SLICE_NS),
                 Err(long) => {
                     why.push(reason(&[], long.to_string(), without_refills.numbers()));
@@ -76,7 +76,7 @@ impl Crowd<'_> {
             },
         };
         let slice_ns = slice_ns.max(self.view.capabilities.shortest_slice_ns.unwrap_or(0));
-        let means = means(turn_length::mean_degradation(&members, slice_ns as f64));
+        let means = means(gang_quantum::mean_degradation(&members, slice_ns as f64));
         for gang in &gangs {
             let who: Vec<String> =
                 (0..gang.len()).map(|at| format!("{{{at}}}{}", known(self.view, gang[at]))).collect();
@@ -103,7 +103,7 @@ impl Crowd<'_> {
     }
 
     /// The solver's gangs. Quiet tasks fill seats that are free; then they have turns of their own.
-    fn gangs(&self, solved: &Solved) -> Vec<Vec<TaskId>> {
+    fn gangs(&self, solved: &Solution) -> Vec<Vec<TaskId>> {
         let seats = self.cpus.count() as usize;
         let mut gangs: Vec<Vec<TaskId>> =
             solved.seating.by_cache.iter().map(|gang| members(gang, self.active)).collect();
@@ -119,14 +119,14 @@ impl Crowd<'_> {
     }
 
     /// What each of the active suffers in its gang, and how long it fetches its footprint again.
-    fn refills(&self, solved: &Solved) -> Vec<Ganged> {
+    fn refills(&self, solved: &Solution) -> Vec<GangCandidate> {
         let cache = self.view.topology.last_level_caches().find(|cache| self.cpus.is_subset(&cache.cpus));
         let refill_ns = |task: &TaskId| {
             let profile = self.view.profiles.get(task)?;
-            turn_length::refill_ns(profile, cache?, self.view)
+            gang_quantum::refill_ns(profile, cache?, self.view)
         };
-        let suffered = solved.seating.suffered(self.costs);
-        let ganged = |(task, degradation): (&TaskId, f64)| Ganged { refill_ns: refill_ns(task), degradation };
+        let suffered = solved.seating.costs_by_program(self.costs);
+        let ganged = |(task, degradation): (&TaskId, f64)| GangCandidate { refill_ns: refill_ns(task), degradation };
         self.active.iter().zip(suffered).map(ganged).collect()
     }
 }

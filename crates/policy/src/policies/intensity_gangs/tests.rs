@@ -7,7 +7,7 @@ fn topology() -> Topology {
     let cpu = |id| Cpu { id: CpuId(id), core: id, package: 0, memory_node: 0, online: true, hertz };
     let cache = Cache {
         id: CacheId(0),
-        level: Level::L3,
+        level: CacheLevel::L3,
         cpus: [0, 1].into_iter().collect(),
         last_level: true,
         size_bytes: Some(32 << 20),
@@ -22,7 +22,7 @@ fn task(id: u32) -> TaskSample {
 }
 
 /// A host on which every probe is answered in the next window: intensity and sensitivity by task, and the round trip.
-struct Host {
+struct ProbedHost {
     policy: Box<dyn Policy>,
     truth: Vec<(f64, Option<f64>)>,
     round_trip_ns: f64,
@@ -34,11 +34,11 @@ struct Host {
     costs_ns: [(u64, u64); 2],
 }
 
-impl Host {
+impl ProbedHost {
     fn new(truth: &[(f64, Option<f64>)], round_trip_ns: f64) -> Self {
-        let before = Plan::idle(Window::Time { ns: 1 });
+        let before = Plan::idle(WindowLength::Time { ns: 1 });
         let policy = build("", 1).unwrap();
-        Host {
+        ProbedHost {
             policy,
             truth: truth.to_vec(),
             round_trip_ns,
@@ -50,32 +50,32 @@ impl Host {
         }
     }
 
-    fn answer(&mut self, probe: &Probe) -> ProbeResult {
+    fn answer(&mut self, probe: &ProbeRequest) -> ProbeResult {
         let exact = |value| Some(Fact::oracle(value));
-        let evidence = match probe.what {
-            ProbeWhat::PingPong { cpus } => Evidence::PingPong { cpus, round_trip_ns: self.round_trip_ns },
-            ProbeWhat::Evicted { task, .. } => {
+        let evidence = match probe.kind {
+            ProbeKind::PingPong { cpus } => ProbeEvidence::PingPong { cpus, round_trip_ns: self.round_trip_ns },
+            ProbeKind::PrimeProbe { task, .. } => {
                 self.profiles.entry(task).or_default().contention.intensity = exact(self.truth[task.0 as usize].0);
-                Evidence::Evicted { task, buffer_bytes: 1, wait_ns: 1, samples: Vec::new() }
+                ProbeEvidence::PrimeProbe { task, buffer_bytes: 1, wait_ns: 1, samples: Vec::new() }
             }
-            ProbeWhat::Neighbor { task, neighbor } => {
+            ProbeKind::Neighbor { task, neighbor } => {
                 let sensitivity = self.truth[task.0 as usize].1;
                 self.profiles.entry(task).or_default().contention.sensitivity = sensitivity.map(Fact::oracle);
-                Evidence::Beside {
+                ProbeEvidence::NeighborSlowdown {
                     task,
                     neighbor,
                     neighbor_alone_ns: 1.0,
-                    neighbor_beside_ns: 1.0,
+                    neighbor_corun_ns: 1.0,
                     task_alone_rate: None,
-                    task_beside_rate: None,
+                    task_corun_rate: None,
                     rate_of: None,
                 }
             }
             _ => panic!("{probe:?} was not to be asked"),
         };
-        let cost_ns = match probe.what {
-            ProbeWhat::Evicted { task, .. } => vec![(None, self.costs_ns[0].0), (Some(task), self.costs_ns[0].1)],
-            ProbeWhat::Neighbor { task, .. } => vec![(None, self.costs_ns[1].0), (Some(task), self.costs_ns[1].1)],
+        let cost_ns = match probe.kind {
+            ProbeKind::PrimeProbe { task, .. } => vec![(None, self.costs_ns[0].0), (Some(task), self.costs_ns[0].1)],
+            ProbeKind::Neighbor { task, .. } => vec![(None, self.costs_ns[1].0), (Some(task), self.costs_ns[1].1)],
             _ => Vec::new(),
         };
         ProbeResult { probe: probe.id, evidence, complete: true, cost_ns }
@@ -86,12 +86,12 @@ impl Host {
         let answers = probes.iter().map(|probe| self.answer(probe)).collect();
         let seen = Observation {
             window: self.window,
-            span: Span { start_ns: self.window * 1_000_000_000, elapsed_ns: 1_000_000_000, elapsed_cycles: None },
-            ended: WindowEnd::Elapsed,
+            span: TimeSpan { start_ns: self.window * 1_000_000_000, elapsed_ns: 1_000_000_000, elapsed_cycles: None },
+            end_reason: WindowEnd::Elapsed,
             tasks: (0..self.truth.len() as u32).map(task).collect(),
-            places: Vec::new(),
-            answers,
-            in_force: Applied::default(),
+            shared_counts: Vec::new(),
+            probe_results: answers,
+            applied: AppliedPlan::default(),
         };
         let abilities = BTreeMap::new();
         let capabilities =
@@ -100,7 +100,7 @@ impl Host {
         let view = View {
             topology: &topology,
             capabilities: &capabilities,
-            seen: &seen,
+            observation: &seen,
             profiles: &profiles,
             previous_plan: &self.before,
             predictor: &ReferencePredictor { miss_penalty_cycles: self.penalty_cycles },
@@ -117,7 +117,7 @@ impl Host {
         for &(task, bytes) in footprints {
             let curve = vec![(bytes / 2, Estimate::exact(40.0)), (bytes, Estimate::exact(0.0))];
             let profile = self.profiles.entry(TaskId(task)).or_default();
-            *profile = std::mem::take(profile).with_misses(Level::L3, curve, FactSource::Oracle);
+            *profile = std::mem::take(profile).with_misses(CacheLevel::L3, curve, FactSource::Oracle);
         }
     }
 
@@ -137,7 +137,7 @@ const MIX: [(f64, Option<f64>); 4] = [(0.05, Some(2.0)), (0.7, Some(0.1)), (0.05
 /// Do victims and aggressors end up in different gangs, once everybody was probed?
 #[test]
 fn victims_and_aggressors_are_kept_apart_in_time() {
-    let mut host = Host::new(&MIX, 60.0);
+    let mut host = ProbedHost::new(&MIX, 60.0);
     assert_eq!(host.gangs(3), Vec::<Vec<u32>>::new(), "not before everything is known");
     assert_eq!(host.gangs(20), [vec![0, 2], vec![1, 3]]);
 }
@@ -145,17 +145,17 @@ fn victims_and_aggressors_are_kept_apart_in_time() {
 /// Are turns as long as the law has it where footprints are known, 50 ms where they are not, and as stated if stated?
 #[test]
 fn turns_follow_the_law_where_footprints_are_known() {
-    let slice_ns = |host: &mut Host| {
+    let slice_ns = |host: &mut ProbedHost| {
         assert_eq!(host.gangs(20).len(), 2);
         host.before.gangs[0].slice_ns
     };
-    assert_eq!(slice_ns(&mut Host::new(&MIX, 60.0)), 50_000_000);
-    let mut known = Host::new(&MIX, 60.0);
+    assert_eq!(slice_ns(&mut ProbedHost::new(&MIX, 60.0)), 50_000_000);
+    let mut known = ProbedHost::new(&MIX, 60.0);
     // 24 MiB, 100 ns a line: 39 ms to fetch it again, and 4 times that is beyond the longest wait but not beyond what pays.
     known.knows_footprints(&[(0, 24 << 20), (2, 1 << 20)]);
     let by_law = slice_ns(&mut known);
     assert!((100_000_000..=225_000_000).contains(&by_law), "{by_law}");
-    let mut stated = Host::new(&MIX, 60.0);
+    let mut stated = ProbedHost::new(&MIX, 60.0);
     stated.policy = build("slice_ns = 20_000_000", 1).unwrap();
     stated.knows_footprints(&[(0, 24 << 20)]);
     assert_eq!(slice_ns(&mut stated), 20_000_000);
@@ -164,11 +164,11 @@ fn turns_follow_the_law_where_footprints_are_known() {
 /// Are gangs refused, with the reason, where turns that pay would make somebody wait too long?
 #[test]
 fn turns_that_pay_too_late_are_refused() {
-    let mut host = Host::new(&MIX, 60.0);
+    let mut host = ProbedHost::new(&MIX, 60.0);
     host.policy = build("longest_wait_ns = 120_000_000", 1).unwrap();
     host.knows_footprints(&[(0, 24 << 20), (2, 24 << 20)]);
     assert!(host.gangs(20).is_empty());
-    let why = host.step().why;
+    let why = host.step().reasons;
     assert!(why.iter().any(|reason| reason.text.contains("turns pay from") && reason.text.contains("5 ms")), "{why:?}");
 }
 
@@ -176,7 +176,7 @@ fn turns_that_pay_too_late_are_refused() {
 /// tens of milliseconds; five phases of 150 ms, in one of which the task is kept off)?
 #[test]
 fn a_first_survey_ends_at_a_hosts_prices() {
-    let mut host = Host::new(&MIX, 60.0);
+    let mut host = ProbedHost::new(&MIX, 60.0);
     host.costs_ns = [(1_100_000_000, 120_000_000), (900_000_000, 150_000_000)];
     assert_eq!(host.gangs(20), [vec![0, 2], vec![1, 3]]);
 }
@@ -184,9 +184,9 @@ fn a_first_survey_ends_at_a_hosts_prices() {
 /// Where the CPUs do not share, is nothing done; and are gangs given up when they stop sharing?
 #[test]
 fn where_nothing_is_shared_nothing_is_done() {
-    let mut host = Host::new(&MIX, 330.0);
+    let mut host = ProbedHost::new(&MIX, 330.0);
     assert!(host.gangs(20).is_empty() && host.before.affinity.is_empty());
-    let mut host = Host::new(&MIX, 60.0);
+    let mut host = ProbedHost::new(&MIX, 60.0);
     assert_eq!(host.gangs(25).len(), 2);
     host.round_trip_ns = 330.0;
     assert_eq!(host.gangs(1).len(), 2, "a single far answer decides nothing");
@@ -198,9 +198,9 @@ fn where_nothing_is_shared_nothing_is_done() {
 /// Are quiet programs left alone, and those of unknown sensitivity not judged?
 #[test]
 fn without_harm_or_without_evidence_nothing_is_done() {
-    assert!(Host::new(&[(0.02, Some(0.1)); 4], 60.0).gangs(30).is_empty());
-    assert!(Host::new(&[(0.7, None); 4], 60.0).gangs(30).is_empty());
-    assert!(Host::new(&MIX[..2], 60.0).gangs(30).is_empty(), "a CPU for each");
+    assert!(ProbedHost::new(&[(0.02, Some(0.1)); 4], 60.0).gangs(30).is_empty());
+    assert!(ProbedHost::new(&[(0.7, None); 4], 60.0).gangs(30).is_empty());
+    assert!(ProbedHost::new(&MIX[..2], 60.0).gangs(30).is_empty(), "a CPU for each");
 }
 
 /// Are fewer samples refused than an intensity is known from? Probes would be made, and nothing ever known.

@@ -1,20 +1,20 @@
 use super::*;
 use crate::conformance::check_policy;
 use crate::policies;
-use crate::work::Work;
+use crate::work_metric::WorkMetric;
 use cachemate_core::SplitMix64;
 
 const CONFIG: GuardConfig = GuardConfig {
     windows: 5,
-    loss_at_least: 0.03,
-    keep_out_windows: 20,
-    objective: cachemate_core::Objective::MeanLogSpeed,
+    min_loss: 0.03,
+    cooldown_windows: 20,
+    objective: cachemate_core::GuardObjective::MeanLogSpeed,
     wait_for_reference: false,
 };
 
 /// Wants task 0 on CPU 1 from window 7 on, for ever.
 fn insists() -> impl Policy {
-    Scripted(|view: &View<'_>| if view.seen.window >= 7 { pinned(&[(0, 1)]) } else { idle() })
+    ScriptedPolicy(|view: &View<'_>| if view.observation.window >= 7 { pinned(&[(0, 1)]) } else { idle() })
 }
 
 /// Windows in which the decision held, when its speed is `factor` times that before, with some noise.
@@ -58,17 +58,17 @@ fn stand_ins_judge_where_they_are_steady() {
                 (true, _) => 10_000,
                 (false, _) => 5_000,
             };
-            let reading = Reading { event: Event::SystemCalls, count: calls, counted_share: 1.0 };
-            let counts = Counts(vec![reading]);
+            let reading = EventCount { event: CounterEvent::SystemCalls, count: calls, enabled_share: 1.0 };
+            let counts = EventCounts(vec![reading]);
             vec![TaskSample { counts, on_cpu_ns: vec![(CpuId(0), SECOND_NS)], ..program(0, None, 0.0) }]
         };
         let decisions = run(insists(), CONFIG, 30, machine);
-        verdicts(&decisions).first().map(|&window| decisions[window].why[0].text.clone())
+        verdicts(&decisions).first().map(|&window| decisions[window].reasons[0].text.clone())
     };
     let told = reason(true).expect("a halving is seen");
     assert!(told.contains("-50.0 %") && told.contains("1 of them judged by system calls"), "{told}");
     assert_eq!(reason(false), None);
-    assert_eq!(Work::StandIn(Event::SystemCalls).words(), "system calls");
+    assert_eq!(WorkMetric::Proxy(CounterEvent::SystemCalls).words(), "system calls");
 }
 
 /// Does a process with many threads count as one, and is its speed the sum over them?
@@ -97,12 +97,12 @@ fn promises_come_before_the_mean() {
             let moved = !plan.affinity.is_empty();
             let factor = |factor: f64| if moved { factor } else { 1.0 };
             let counts = |rate: f64| {
-                let reading = |event, count: f64| Reading { event, count: count as u64, counted_share: 1.0 };
-                Counts(vec![reading(Event::Instructions, 1e9 * rate), reading(Event::Cycles, 1e9)])
+                let reading = |event, count: f64| EventCount { event, count: count as u64, enabled_share: 1.0 };
+                EventCounts(vec![reading(CounterEvent::Instructions, 1e9 * rate), reading(CounterEvent::Cycles, 1e9)])
             };
-            let goal = Some(Goal { degradation_at_most: Some(0.05), ..Goal::default() });
+            let goal = Some(Goal { max_slowdown: Some(0.05), ..Goal::default() });
             let promised = TaskSample { goal, counts: counts(factor(own)), ..program(0, None, 0.0) };
-            let rates = Rates { solo_instr_per_cycle: solo.map(Fact::oracle), ..Rates::default() };
+            let rates = RateFacts { solo_instr_per_cycle: solo.map(Fact::oracle), ..RateFacts::default() };
             let profile = Profile::default().with_rates(rates);
             let other = |id| TaskSample { counts: counts(factor(others)), ..program(id, None, 0.0) };
             (vec![promised, other(1), other(2)], Profiles::from([(TaskId(0), profile)]))
@@ -125,9 +125,13 @@ fn a_promised_rate_comes_before_the_mean() {
             let moved = !plan.affinity.is_empty();
             let factor = |factor: f64| if moved { factor } else { 1.0 };
             let count = |rate: f64| {
-                Counts(vec![Reading { event: Event::Instructions, count: (1e9 * rate) as u64, counted_share: 1.0 }])
+                EventCounts(vec![EventCount {
+                    event: CounterEvent::Instructions,
+                    count: (1e9 * rate) as u64,
+                    enabled_share: 1.0,
+                }])
             };
-            let goal = Some(Goal { rate_at_least: Some(at_least), ..Goal::default() });
+            let goal = Some(Goal { min_rate: Some(at_least), ..Goal::default() });
             let promised = |id: u32| TaskSample {
                 goal,
                 process: ProcessId(0),
@@ -170,7 +174,7 @@ fn guarded_policies_conform() {
 fn nothing_is_changed_before_it_could_be_judged() {
     let config = GuardConfig { wait_for_reference: true, ..CONFIG };
     let decisions = |measured: bool, factor: f64| {
-        let policy = Scripted(|_: &View<'_>| pinned(&[(0, 1)]));
+        let policy = ScriptedPolicy(|_: &View<'_>| pinned(&[(0, 1)]));
         let machine = |_, plan: &Plan| {
             let speed = if plan.affinity.is_empty() { 100.0 } else { 100.0 * factor };
             let work = if measured { speed } else { 0.0 };
@@ -183,9 +187,9 @@ fn nothing_is_changed_before_it_could_be_judged() {
     // Nothing of window 0 counts, as everybody arrived in it; windows 1 and 2 are the reference.
     assert_eq!(held[0], 2, "{held:?}");
     assert!(
-        judged[..2].iter().all(|decision| decision.why[0].text.starts_with("no change yet")),
+        judged[..2].iter().all(|decision| decision.reasons[0].text.starts_with("no change yet")),
         "{:?}",
-        judged[1].why
+        judged[1].reasons
     );
     assert!(
         verdicts(&judged).first().is_some_and(|&window| window <= 10),

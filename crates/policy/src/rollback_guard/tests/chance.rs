@@ -5,7 +5,8 @@ use cachemate_core::SplitMix64;
 /// standard deviation of their own, and their windows resemble their predecessor as told.
 fn taken_back(factors: [f64; 4], noise: f64, alike: f64) -> usize {
     let one = |seed: u64| {
-        let policy = Scripted(|view: &View<'_>| if view.seen.window >= 30 { pinned(&[(0, 0)]) } else { idle() });
+        let policy =
+            ScriptedPolicy(|view: &View<'_>| if view.observation.window >= 30 { pinned(&[(0, 0)]) } else { idle() });
         let mut generator = SplitMix64::new(seed);
         let mut deviations = [0.0; 4];
         let machine = |_, plan: &Plan| {

@@ -10,7 +10,7 @@ fn short_processes(window: u64, every_ns: u64, lives_ns: u64) -> Vec<TaskSample>
         let known = dies.div_ceil(SECOND_NS) > born.div_ceil(SECOND_NS);
         if known && born < end && dies >= start {
             let arrived =
-                TaskSample { arrived_ns: born, exited: dies < end, ..program(1000 + at as u32, Some(1), 50.0) };
+                TaskSample { arrival_ns: born, exited: dies < end, ..program(1000 + at as u32, Some(1), 50.0) };
             seen.push(arrived);
         }
     }
@@ -19,9 +19,9 @@ fn short_processes(window: u64, every_ns: u64, lives_ns: u64) -> Vec<TaskSample>
 
 /// From window 40 on everybody stays squeezed onto one CPU, newcomers included.
 fn squeezes() -> impl Policy {
-    Scripted(|view: &View<'_>| {
-        let there = view.seen.tasks.iter().filter(|task| !task.exited);
-        let cpu = if view.seen.window >= 40 { 0 } else { 1 };
+    ScriptedPolicy(|view: &View<'_>| {
+        let there = view.observation.tasks.iter().filter(|task| !task.exited);
+        let cpu = if view.observation.window >= 40 { 0 } else { 1 };
         pinned(&there.map(|task| (task.task.0, cpu)).collect::<Vec<_>>())
     })
 }
@@ -55,7 +55,8 @@ fn arrivals_and_exits_do_not_switch_the_guard_off() {
 #[test]
 fn newcomers_are_judged_by_their_own_reference() {
     let verdicts = |arrives: u64| {
-        let policy = Scripted(|view: &View<'_>| if view.seen.window >= 40 { pinned(&[(0, 0)]) } else { idle() });
+        let policy =
+            ScriptedPolicy(|view: &View<'_>| if view.observation.window >= 40 { pinned(&[(0, 0)]) } else { idle() });
         let machine = |window: u64, plan: &Plan| {
             let moved = !plan.affinity.is_empty();
             let newcomer = (window >= arrives).then(|| program(7, None, if moved { 50.0 } else { 100.0 }));
@@ -76,9 +77,10 @@ fn only_those_who_are_left_are_put_back() {
         slice_ns: 1,
         gangs: members.iter().map(|&task| Gang { members: vec![(TaskId(task), None)], slices: 1 }).collect(),
     };
-    let policy = Scripted(|view: &View<'_>| {
-        let there: Vec<u32> = view.seen.tasks.iter().filter(|task| !task.exited).map(|task| task.task.0).collect();
-        if view.seen.window >= 40 { idle() } else { Plan { gangs: vec![gangs(&there)], ..idle() } }
+    let policy = ScriptedPolicy(|view: &View<'_>| {
+        let there: Vec<u32> =
+            view.observation.tasks.iter().filter(|task| !task.exited).map(|task| task.task.0).collect();
+        if view.observation.window >= 40 { idle() } else { Plan { gangs: vec![gangs(&there)], ..idle() } }
     });
     // Task 2 leaves while the change is on trial.
     let machine = |window: u64, plan: &Plan| {

@@ -4,7 +4,8 @@ use cachemate_core::SplitMix64;
 /// One change in window 20; its verdicts, by the speeds under it of honest programs and of liars. The honest ones belong
 /// to user 1 if the liars do, else to a user each.
 fn verdicts_of(honest: &[f64], mut lies: impl FnMut() -> Vec<f64>, liar_user: u32) -> usize {
-    let policy = Scripted(|view: &View<'_>| if view.seen.window >= 20 { pinned(&[(0, 0)]) } else { idle() });
+    let policy =
+        ScriptedPolicy(|view: &View<'_>| if view.observation.window >= 20 { pinned(&[(0, 0)]) } else { idle() });
     let machine = |_, plan: &Plan| {
         let moved = !plan.affinity.is_empty();
         let factor = |factor: f64| 100.0 * if moved { factor } else { 1.0 };

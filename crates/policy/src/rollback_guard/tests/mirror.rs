@@ -1,8 +1,8 @@
 //! Mirror images, compared with what trying every exchange of like places finds.
 
-use super::super::keep_out::{KeepOut, Refusal};
-use super::super::mirror::is_mirror;
-use super::super::placement::{Present, same_placement};
+use super::super::cooldown::{CooldownReason, PlanCooldown};
+use super::super::live_tasks::{LiveTasks, same_placement};
+use super::super::symmetry::is_mirror;
 use super::*;
 use cachemate_core::SplitMix64;
 use proptest::prelude::*;
@@ -23,7 +23,7 @@ fn machine(generator: &mut SplitMix64) -> Topology {
             topology.cpus.extend(cpus.clone().map(cpu));
             topology.caches.push(Cache {
                 id: CacheId(topology.caches.len() as u32),
-                level: Level::L3,
+                level: CacheLevel::L3,
                 cpus: cpus.collect(),
                 size_bytes: Some(sizes[generator.below(2) as usize]),
                 line_bytes: Some(64),
@@ -65,9 +65,9 @@ fn plan(topology: &Topology, generator: &mut SplitMix64) -> Plan {
         if !inside.is_empty() && generator.below(2) == 0 {
             let units = match generator.below(2) {
                 0 => Units::Ways { mask: set(0..1 + generator.below(2) as u32) },
-                _ => Units::Colors { allowed: set([3]), moving: PageMoving::All },
+                _ => Units::Colors { allowed: set([3]), migration: PageMigration::All },
             };
-            let members = inside.iter().map(|task| Member::Task(*task)).collect();
+            let members = inside.iter().map(|task| ShareMember::Task(*task)).collect();
             let group = GroupId(plan.shares.len() as u32);
             plan.shares.push(CacheShare { group, members, cache: cache.id, units });
         }
@@ -142,9 +142,9 @@ fn colors_anywhere(plan: &Plan, topology: &Topology) -> Plan {
     plan
 }
 
-fn everybody() -> Present {
+fn everybody() -> LiveTasks {
     let tasks: Vec<TaskSample> = (0..TASKS).map(|task| program(task, None, 1.0)).collect();
-    Present::of(&tasks)
+    LiveTasks::of(&tasks)
 }
 
 proptest! {
@@ -156,11 +156,11 @@ proptest! {
         let topology = machine(generator);
         let exchanges = exchanges(&topology);
         let failed = plan(&topology, generator);
-        let mut keep_out = KeepOut::default();
+        let mut keep_out = PlanCooldown::default();
         let present = everybody();
-        keep_out.note(&failed, &present, &topology, 100, 60);
+        keep_out.record_failure(&failed, &present, &topology, 100, 60);
         let refused = |plan: &Plan| {
-            matches!(keep_out.refuses(plan, &idle(), &present, &topology, 110), Some(Refusal::Failed { until: 160 }))
+            matches!(keep_out.refuses(plan, &idle(), &present, &topology, 110), Some(CooldownReason::Failed { until: 160 }))
         };
         let says_nothing = same_placement(&failed, &idle(), &present);
         for (caches, cpus) in &exchanges {
@@ -190,8 +190,8 @@ proptest! {
 fn a_mirror_image_that_holds_keeps_out_only_the_plan_itself() {
     let (topology, present) = (topology(), everybody());
     let [failed, image] = [[(0, 0), (1, 2)], [(0, 2), (1, 0)]].map(|places| pinned(&places));
-    let mut keep_out = KeepOut::default();
-    keep_out.note(&failed, &present, &topology, 0, 60);
+    let mut keep_out = PlanCooldown::default();
+    keep_out.record_failure(&failed, &present, &topology, 0, 60);
     let refused = |plan: &Plan, instead: &Plan| keep_out.refuses(plan, instead, &present, &topology, 1).is_some();
     assert!(refused(&failed, &image) && !refused(&image, &image) && !refused(&image, &failed));
     assert!(refused(&failed, &idle()) && refused(&image, &idle()));
@@ -202,9 +202,9 @@ fn a_mirror_image_that_holds_keeps_out_only_the_plan_itself() {
 fn the_wait_of_a_plan_and_its_image_doubles() {
     let (topology, present) = (topology(), everybody());
     let image = |nth: u32| pinned(&[(0, 2 * (nth % 2)), (1, 2 - 2 * (nth % 2))]);
-    let mut keep_out = KeepOut::default();
-    let waits =
-        [0, 70, 200].map(|window: u64| keep_out.note(&image(window as u32 / 70), &present, &topology, window, 60));
+    let mut keep_out = PlanCooldown::default();
+    let waits = [0, 70, 200]
+        .map(|window: u64| keep_out.record_failure(&image(window as u32 / 70), &present, &topology, window, 60));
     assert_eq!(waits, [60, 120, 240]);
 }
 
@@ -212,7 +212,7 @@ fn the_wait_of_a_plan_and_its_image_doubles() {
 #[test]
 fn the_mirror_of_what_was_taken_back_is_kept_out() {
     let [bad, mirror] = [[(0, 0), (2, 1), (1, 2), (3, 3)], [(1, 0), (3, 1), (0, 2), (2, 3)]].map(|at| pinned(&at));
-    let policy = Scripted(|view: &View<'_>| match view.seen.window {
+    let policy = ScriptedPolicy(|view: &View<'_>| match view.observation.window {
         0..8 => idle(),
         8..16 => bad.clone(),
         _ => mirror.clone(),
@@ -226,5 +226,9 @@ fn the_mirror_of_what_was_taken_back_is_kept_out() {
     let decisions = run(policy, config, 60, machine);
     assert!(!windows_with(&decisions, &bad).is_empty(), "it was tried");
     assert_eq!(windows_with(&decisions, &mirror), Vec::<usize>::new());
-    assert!(decisions[30].why.iter().any(|reason| reason.kind == ReasonKind::KeptOut), "{:?}", decisions[30].why);
+    assert!(
+        decisions[30].reasons.iter().any(|reason| reason.kind == ReasonKind::CoolingDown),
+        "{:?}",
+        decisions[30].reasons
+    );
 }

@@ -14,23 +14,23 @@ use super::RollbackGuard;
 
 pub const SECOND_NS: u64 = 1_000_000_000;
 
-struct Silent;
-impl Predictor for Silent {
+struct SilentPolicy;
+impl Predictor for SilentPolicy {
     fn forecast(&self, _: &View<'_>, _: &Plan) -> Forecast {
         Forecast::default()
     }
 }
 
 /// A policy that decides by window, tasks and the plan in force.
-pub struct Scripted<F>(pub F);
-impl<F: FnMut(&View<'_>) -> Plan> Policy for Scripted<F> {
+pub struct ScriptedPolicy<F>(pub F);
+impl<F: FnMut(&View<'_>) -> Plan> Policy for ScriptedPolicy<F> {
     fn decide(&mut self, view: &View<'_>) -> Decision {
-        Decision { plan: (self.0)(view), why: Vec::new() }
+        Decision { plan: (self.0)(view), reasons: Vec::new() }
     }
 }
 
 pub fn idle() -> Plan {
-    Plan::idle(Window::Time { ns: SECOND_NS })
+    Plan::idle(WindowLength::Time { ns: SECOND_NS })
 }
 
 /// Tasks on one CPU each.
@@ -49,7 +49,7 @@ pub fn topology() -> Topology {
     let cpu = |id| Cpu { id: CpuId(id), core: id, package: 0, memory_node: 0, online: true, hertz: None };
     let cache = |id: u32| Cache {
         id: CacheId(id),
-        level: Level::L3,
+        level: CacheLevel::L3,
         cpus: (2 * id..2 * id + 2).collect(),
         size_bytes: Some(2 << 20),
         line_bytes: Some(64),
@@ -67,22 +67,30 @@ pub fn run_with_profiles(
     mut machine: impl FnMut(u64, &Plan) -> (Vec<TaskSample>, Profiles),
 ) -> Vec<Decision> {
     let topology = topology();
-    let capabilities = cachemate_core::test_kit::capabilities(&[]);
+    let capabilities = cachemate_core::test_support::capabilities(&[]);
     let mut guard = RollbackGuard::new(policy, config);
     let mut before = idle();
     let mut decisions = Vec::new();
     for window in 0..windows {
         let (tasks, profiles) = machine(window, &before);
-        let span = Span { start_ns: window * SECOND_NS, elapsed_ns: SECOND_NS, elapsed_cycles: None };
-        let (ended, in_force) = (WindowEnd::Elapsed, Applied::default());
-        let seen = Observation { window, span, ended, tasks, places: Vec::new(), answers: Vec::new(), in_force };
+        let span = TimeSpan { start_ns: window * SECOND_NS, elapsed_ns: SECOND_NS, elapsed_cycles: None };
+        let (ended, in_force) = (WindowEnd::Elapsed, AppliedPlan::default());
+        let seen = Observation {
+            window,
+            span,
+            end_reason: ended,
+            tasks,
+            shared_counts: Vec::new(),
+            probe_results: Vec::new(),
+            applied: in_force,
+        };
         let view = View {
             topology: &topology,
             capabilities: &capabilities,
-            seen: &seen,
+            observation: &seen,
             profiles: &profiles,
             previous_plan: &before,
-            predictor: &Silent,
+            predictor: &SilentPolicy,
         };
         let decision = guard.decide(&view);
         check_plan(&decision.plan, &view).expect("the guard's plans are valid");
@@ -111,7 +119,7 @@ pub fn windows_with(decisions: &[Decision], plan: &Plan) -> Vec<usize> {
 /// Windows in which a plan was taken back by a measurement, not kept out.
 pub fn verdicts(decisions: &[Decision]) -> Vec<usize> {
     let taken = |reason: &Reason| reason.kind == ReasonKind::RolledBack;
-    (0..decisions.len()).filter(|&window| decisions[window].why.iter().any(taken)).collect()
+    (0..decisions.len()).filter(|&window| decisions[window].reasons.iter().any(taken)).collect()
 }
 
 /// A normal deviate (sum of twelve uniform ones).

@@ -18,10 +18,11 @@ fn modelled_lab(plan: &Plan) -> (Vec<TaskSample>, Profiles) {
             (false, _) => (14.0, 90.0),
         };
         let observed_misses_per_kilo_instr = Some(Fact::oracle(misses + 0.01 * f64::from(task)));
-        let rates = Rates { observed_misses_per_kilo_instr, ..Rates::default() };
+        let rates = RateFacts { observed_misses_per_kilo_instr, ..RateFacts::default() };
         profiles.insert(TaskId(task), Profile::default().with_rates(rates));
-        let reading = |event, count: f64| Reading { event, count: count as u64, counted_share: 1.0 };
-        let counts = Counts(vec![reading(Event::Instructions, 4e9 / access_ns), reading(Event::Cycles, 2e9)]);
+        let reading = |event, count: f64| EventCount { event, count: count as u64, enabled_share: 1.0 };
+        let counts =
+            EventCounts(vec![reading(CounterEvent::Instructions, 4e9 / access_ns), reading(CounterEvent::Cycles, 2e9)]);
         let on_cpu_ns = vec![(CpuId(cpu(task)), SECOND_NS)];
         TaskSample { counts, on_cpu_ns, cpu: Some(CpuId(cpu(task))), ..program(task, Some(1), 0.0) }
     });
@@ -30,7 +31,7 @@ fn modelled_lab(plan: &Plan) -> (Vec<TaskSample>, Profiles) {
 
 /// Windows in which a victim ran beside a stream.
 fn harmed(decisions: &[Decision]) -> Vec<usize> {
-    let rate = |seen: &TaskSample| seen.counts.get(Event::Instructions).unwrap();
+    let rate = |seen: &TaskSample| seen.counts.get(CounterEvent::Instructions).unwrap();
     let slow = |decision: &Decision| modelled_lab(&decision.plan).0[..2].iter().any(|victim| rate(victim) < 1e8);
     (0..decisions.len()).filter(|&window| slow(&decisions[window])).collect()
 }
@@ -43,7 +44,7 @@ fn a_second_change_soon_after_the_first_is_judged_too() {
     let bad = pinned(&[(0, 0), (1, 2), (2, 1), (3, 3)]);
     let bad_too = pinned(&[(0, 0), (1, 3), (2, 1), (3, 2)]);
     for (first, second) in [(&good, &bad), (&bad_too, &bad), (&idle(), &bad)] {
-        let policy = Scripted(|view: &View<'_>| match view.seen.window {
+        let policy = ScriptedPolicy(|view: &View<'_>| match view.observation.window {
             0..5 => idle(),
             5..9 => first.clone(),
             _ => second.clone(),
@@ -80,9 +81,9 @@ fn dio_in_the_modelled_lab_is_taken_back() {
 #[test]
 fn many_bad_plans_are_tried_less_and_less() {
     let mut generator = SplitMix64::new(7);
-    let policy = Scripted(|view: &View<'_>| {
+    let policy = ScriptedPolicy(|view: &View<'_>| {
         let stays = view.previous_plan.clone();
-        let calm = view.seen.window % 8 != 3;
+        let calm = view.observation.window % 8 != 3;
         let mut cpus = [0, 1, 2, 3];
         generator.shuffle(&mut cpus);
         let places: Vec<(u32, u32)> = (0..4).zip(cpus).collect();
@@ -111,7 +112,7 @@ fn small_losses_do_not_ratchet() {
         let mut steps = vec![idle()];
         steps.extend((1..8).map(plan_of));
         let loss_of = |plan: &Plan| steps.iter().position(|one| one.affinity == plan.affinity).unwrap() as i32;
-        let policy = Scripted(|view: &View<'_>| steps[step(view.seen.window).min(7) as usize].clone());
+        let policy = ScriptedPolicy(|view: &View<'_>| steps[step(view.observation.window).min(7) as usize].clone());
         let mut worst: f64 = 1.0;
         let mut speeds = Vec::new();
         let machine = |_, plan: &Plan| {
@@ -132,7 +133,7 @@ fn small_losses_do_not_ratchet() {
 #[test]
 fn what_was_gained_is_the_new_reference() {
     let (better, worse) = (pinned(&[(0, 1)]), pinned(&[(0, 2)]));
-    let policy = Scripted(|view: &View<'_>| match view.seen.window {
+    let policy = ScriptedPolicy(|view: &View<'_>| match view.observation.window {
         0..20 => idle(),
         20..40 => better.clone(),
         _ => worse.clone(),

@@ -6,13 +6,13 @@ use super::*;
 
 /// Where four programs run: an affinity moves them, none leaves them where they are. Two victims on one cache and two streams
 /// on the other run at full speed, anything else halves the victims'.
-struct Kernel {
+struct StickyKernel {
     cpus: BTreeMap<u32, u32>,
 }
 
-impl Kernel {
+impl StickyKernel {
     fn new() -> Self {
-        Kernel { cpus: (0..4).map(|id| (id, id)).collect() }
+        StickyKernel { cpus: (0..4).map(|id| (id, id)).collect() }
     }
 
     fn window(&mut self, plan: &Plan) -> Vec<TaskSample> {
@@ -33,8 +33,8 @@ impl Kernel {
 #[test]
 fn a_rolled_back_placement_is_undone_where_threads_stay() {
     let mixed = pinned(&[(0, 0), (1, 2), (2, 1), (3, 3)]);
-    let policy = Scripted(|view: &View<'_>| if view.seen.window >= 10 { mixed.clone() } else { idle() });
-    let mut kernel = Kernel::new();
+    let policy = ScriptedPolicy(|view: &View<'_>| if view.observation.window >= 10 { mixed.clone() } else { idle() });
+    let mut kernel = StickyKernel::new();
     let mut places = Vec::new();
     let decisions = run(policy, GuardConfig::default(), 60, |_, plan| {
         let seen = kernel.window(plan);

@@ -4,7 +4,7 @@ use cachemate_core::{Goal, WayPartitions};
 
 use super::*;
 use crate::cp::goals::{FLOOR, PAIRS};
-use crate::{Bar, DataPoint, Finding};
+use crate::{DataPoint, Finding, ResultTarget};
 
 /// How the cache is run: its name, the policy, whether the first program has its floor, and whether ways divide.
 const WAYS: [(&str, &str, bool, bool); 5] = [
@@ -19,8 +19,8 @@ const WAYS: [(&str, &str, bool, bool); 5] = [
 fn in_ways() -> Result<MachineSpec, ReproError> {
     let mut machine = chip(2)?;
     machine.pages.colors = None;
-    machine.caches.iter_mut().filter(|cache| cache.level == Level::L2).for_each(|cache| {
-        cache.way_partitions = Some(WayPartitions { groups: 4, ways_at_least: 1, contiguous: true });
+    machine.caches.iter_mut().filter(|cache| cache.level == CacheLevel::L2).for_each(|cache| {
+        cache.way_partitions = Some(WayPartitions { groups: 4, min_ways: 1, contiguous: true });
     });
     Ok(machine)
 }
@@ -38,7 +38,7 @@ fn slowed_percent(outcome: &PolicyOutcome) -> [f64; 2] {
 ///
 /// # Errors
 /// A program, machine or policy that cannot be, or the interruption.
-pub(crate) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let seed = context.seeds.first().copied().unwrap_or(1);
     let pairs = context.pick(&PAIRS[..1], &PAIRS);
     let (in_colors, in_ways) = (chip(2)?, in_ways()?);
@@ -50,7 +50,7 @@ pub(crate) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
         let ((a, b), (name, by, floor, ways)) = (pairs[pair], WAYS[way]);
         context.tell(&format!("INTERVAL-5: {a} + {b}, {name}"));
         let mut jobs = vec![job(&programs, a, None)?, job(&programs, b, None)?];
-        jobs[0].goal = floor.then_some(Goal { degradation_at_most: Some(FLOOR), ..Goal::default() });
+        jobs[0].goal = floor.then_some(Goal { max_slowdown: Some(FLOOR), ..Goal::default() });
         let machine = if ways { &in_ways } else { &in_colors };
         Ok(slowed_percent(&outcome(context, &guarded(&question(context, machine, jobs, seed)), by)?))
     })?;
@@ -68,7 +68,7 @@ pub(crate) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
         "slowdown of a program that is never to be more than 5 % slower than alone, once settled, worst",
         "GOALS at nominal time",
         "%",
-        Bar::AtMost { bar: 100.0 * FLOOR, paper_best: None },
+        ResultTarget::AtMost { bar: 100.0 * FLOOR, paper_best: None },
         &[(seed, worst)],
     );
     Ok(vec![

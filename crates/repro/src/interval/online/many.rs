@@ -4,11 +4,11 @@
 //! each program alone. A step of the climb gives one color of one group to another, or makes two groups one.
 
 use cachemate_core::SplitMix64;
-use cachemate_policy::solvers::sizing::{Claim, Total, exact};
+use cachemate_policy::solvers::sizing::{CostAggregate, UnitClaim, exact};
 
 use super::*;
 use crate::cp::mixes::{PROGRAMS, draw};
-use crate::{Bar, DataPoint, Finding};
+use crate::{DataPoint, Finding, ResultTarget};
 
 /// Length of a run that only says what a division is worth: several repetitions of the programs' phases.
 const TRIAL_NS: u64 = 100_000_000_000;
@@ -75,7 +75,7 @@ fn climbed(
 
 /// Weighted speed-ups of one mix.
 #[derive(Serialize, Deserialize)]
-struct Mix {
+struct OnlineMix {
     programs: Vec<usize>,
     shared: f64,
     divided: f64,
@@ -85,7 +85,7 @@ struct Mix {
     online: Vec<Speedup>,
 }
 
-impl Mix {
+impl OnlineMix {
     fn best(&self) -> f64 {
         self.divided.max(self.shared)
     }
@@ -101,36 +101,41 @@ impl Mix {
 }
 
 /// Speed alone with 1, 2, ... colors, as costs.
-fn alone(context: &Context<'_>, machine: &MachineSpec, job: &Job, seed: u64) -> Result<Vec<f64>, ReproError> {
-    let asked = Question { length_ns: TRIAL_NS, ..question(context, machine, vec![job.clone()], seed) };
+fn alone(
+    context: &ExperimentContext<'_>,
+    machine: &MachineSpec,
+    job: &IntervalJob,
+    seed: u64,
+) -> Result<Vec<f64>, ReproError> {
+    let asked = WhatIfQuery { length_ns: TRIAL_NS, ..question(context, machine, vec![job.clone()], seed) };
     let cost = |colors: u32| Ok(-speedup(&outcome(context, &asked, &held_to(&[format!("0-{}", colors - 1)]))?).settled);
     (1..=COLORS).map(cost).collect()
 }
 
 fn run_mix(
-    context: &Context<'_>,
-    measured: &[(&'static str, Arc<Program>)],
+    context: &ExperimentContext<'_>,
+    measured: &[(&'static str, Arc<PhasedProgram>)],
     costs: &[(&'static str, Vec<f64>)],
     picked: &[usize],
     seed: u64,
-) -> Result<Mix, ReproError> {
+) -> Result<OnlineMix, ReproError> {
     let machine = chip(picked.len() as u32)?;
     let names: Vec<&str> = picked.iter().map(|&at| PROGRAMS[at]).collect();
     let jobs = names.iter().map(|name| job(measured, name, None)).collect::<Result<_, _>>()?;
     let asked = question(context, &machine, jobs, seed);
-    let trial = Question { length_ns: TRIAL_NS, ..asked.clone() };
-    let settled = |asked: &Question, by: &str| Ok::<_, ReproError>(speedup(&outcome(context, asked, by)?).settled);
+    let trial = WhatIfQuery { length_ns: TRIAL_NS, ..asked.clone() };
+    let settled = |asked: &WhatIfQuery, by: &str| Ok::<_, ReproError>(speedup(&outcome(context, asked, by)?).settled);
     let claim = |name: &&str| {
         let found = costs.iter().find(|(known, _)| known == name).ok_or_else(|| failed(name)("has no costs"))?;
-        Ok(Claim { costs: found.1.clone(), at_least: 1 })
+        Ok(UnitClaim { costs: found.1.clone(), at_least: 1 })
     };
-    let claims: Vec<Claim> = names.iter().map(claim).collect::<Result<_, ReproError>>()?;
-    let sizes = exact(&claims, COLORS, Total::Sum).map_err(failed("exact sizes"))?;
+    let claims: Vec<UnitClaim> = names.iter().map(claim).collect::<Result<_, ReproError>>()?;
+    let sizes = exact(&claims, COLORS, CostAggregate::Sum).map_err(failed("exact sizes"))?;
     let start = Division(sizes.iter().enumerate().map(|(at, &colors)| (vec![at], colors)).collect());
     let best = climbed(start, |division| settled(&trial, &held_to(&division.lists(names.len()))))?;
     let colors = best.lists(names.len());
     let online = |policy: &&str| Ok(speedup(&outcome(context, &guarded(&asked), policy)?));
-    Ok(Mix {
+    Ok(OnlineMix {
         programs: picked.to_vec(),
         shared: settled(&asked, "default")?,
         divided: settled(&asked, &held_to(&colors))?,
@@ -143,7 +148,7 @@ fn run_mix(
 ///
 /// # Errors
 /// A program, machine or policy that cannot be, or the interruption.
-pub(crate) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let seed = context.seeds.first().copied().unwrap_or(1);
     let counts: &[(usize, u64)] = context.pick(&[(4, 2)], &[(4, 11), (8, 6)]);
     let mixes: Vec<Vec<usize>> = counts
@@ -166,9 +171,9 @@ pub(crate) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
 }
 
 /// `policy` is its place in [`ONLINE`].
-fn findings(all: &[Mix], policy: usize, seed: u64) -> Vec<Finding> {
-    let online = |mix: &Mix| mix.online[policy];
-    let over = |of: &dyn Fn(&Mix) -> f64| all.iter().map(of).collect::<Vec<f64>>();
+fn findings(all: &[OnlineMix], policy: usize, seed: u64) -> Vec<Finding> {
+    let online = |mix: &OnlineMix| mix.online[policy];
+    let over = |of: &dyn Fn(&OnlineMix) -> f64| all.iter().map(of).collect::<Vec<f64>>();
     let points = all.iter().flat_map(|mix| {
         let with = format!("{} [{}]", mix.name(), mix.colors.join(" "));
         [
@@ -177,7 +182,7 @@ fn findings(all: &[Mix], policy: usize, seed: u64) -> Vec<Finding> {
             DataPoint::over("online over the whole run, %", mix.name(), &[mix.gain_percent(online(mix).whole)]),
         ]
     });
-    let told = |what: &str, unit: &str, bar: Bar, value: f64| {
+    let told = |what: &str, unit: &str, bar: ResultTarget, value: f64| {
         Finding::new(
             "INTERVAL-4",
             &of_policy(ONLINE[policy], what),
@@ -193,7 +198,7 @@ fn findings(all: &[Mix], policy: usize, seed: u64) -> Vec<Finding> {
         told(
             "short of the best division known once settled, mean over mixes",
             "%",
-            Bar::AtMost { bar: 2.0, paper_best: None },
+            ResultTarget::AtMost { bar: 2.0, paper_best: None },
             mean(&over(&|mix| mix.short_percent(policy))),
         )
         .points(points.collect())
@@ -205,10 +210,10 @@ fn findings(all: &[Mix], policy: usize, seed: u64) -> Vec<Finding> {
         told(
             "gain over the shared cache once settled, worst mix",
             "%",
-            Bar::AtLeast { bar: -1.0, paper_best: None },
+            ResultTarget::AtLeast { bar: -1.0, paper_best: None },
             worst,
         ),
-        told("price of the search: gain once settled less gain over the whole run", "points", Bar::Shown, price),
+        told("price of the search: gain once settled less gain over the whole run", "points", ResultTarget::Shown, price),
     ]
 }
 

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::niagara::{COPIES, KERNELS};
-use crate::{Bar, DataPoint, Finding};
+use crate::{DataPoint, Finding, ResultTarget};
 
 const L2_BYTES: u64 = 192 << 10;
 /// A threshold that is always met: everybody is measured again and again, and nobody is restricted (CASC 5.3.4).
@@ -12,17 +12,17 @@ const MEASURES_ONLY: &str = "casc:form = 'better'\nthreshold = 1000.0\nremeasure
 ///
 /// # Errors
 /// A program, machine or policy that cannot be, or the interruption.
-pub(crate) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let seed = context.seeds.first().copied().unwrap_or(1);
     let mut machine = cachemate_spec::load_machine("niagara-2core").map_err(failed("niagara-2core"))?;
     let last = machine.caches.last_mut().ok_or_else(|| failed("niagara-2core")("no cache"))?;
     last.size_bytes = L2_BYTES;
     let programs = programs(context, &KERNELS, &machine, seed)?;
-    let jobs: Vec<Job> = (0..COPIES)
+    let jobs: Vec<IntervalJob> = (0..COPIES)
         .flat_map(|_| KERNELS.iter().map(|name| job(&programs, name, None)))
         .collect::<Result<_, ReproError>>()?;
     let length_ns = context.pick(20_000_000_000, 300_000_000_000);
-    let asked = Question { length_ns, explicit: true, ..question(context, &machine, jobs, seed) };
+    let asked = WhatIfQuery { length_ns, explicit: true, ..question(context, &machine, jobs, seed) };
     let both = ["default", MEASURES_ONLY];
     let found = context.run_all(&both, |by| {
         context.tell(&format!("INTERVAL-6: {}", by.split(':').next().unwrap_or(by)));
@@ -42,7 +42,7 @@ pub(crate) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
             "slowdown of the threads at their shares of time, measured again every 250 ms without restricting anybody",
             "CASC-7 at nominal time",
             "%",
-            Bar::AtMost { bar: 0.5, paper_best: None },
+            ResultTarget::AtMost { bar: 0.5, paper_best: None },
             &[(seed, 100.0 * (measured / default - 1.0))],
         )
         .points(points.collect())

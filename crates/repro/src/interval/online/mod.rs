@@ -14,15 +14,15 @@ pub(super) mod sizing;
 
 use std::sync::Arc;
 
-use cachemate_core::{Level, MachineSpec};
-use cachemate_interval::{Job, Program};
+use cachemate_core::{CacheLevel, MachineSpec};
+use cachemate_interval::{IntervalJob, PhasedProgram};
 use cachemate_report::PolicyOutcome;
 use serde::{Deserialize, Serialize};
 
 use super::nominal::measured;
-use super::whatif::{Question, outcome};
+use super::whatif::{WhatIfQuery, outcome};
 use crate::setup::failed;
-use crate::{Context, ReproError, mean};
+use crate::{ExperimentContext, ReproError, mean};
 
 const STRETCH: f64 = 1000.0;
 /// The thesis' chip without its L3: the cache that is divided is the last before memory.
@@ -40,9 +40,13 @@ fn of_policy(policy: &str, what: &str) -> String {
 /// The chip with so many cores on its one L2.
 fn chip(cores: u32) -> Result<MachineSpec, ReproError> {
     let mut machine = cachemate_spec::load_machine(CHIP).map_err(failed(CHIP))?;
-    machine.caches.retain(|cache| cache.level != Level::L3);
+    machine.caches.retain(|cache| cache.level != CacheLevel::L3);
     machine.cores_per_package = cores;
-    machine.caches.iter_mut().filter(|cache| cache.level == Level::L2).for_each(|cache| cache.shared_by_cores = cores);
+    machine
+        .caches
+        .iter_mut()
+        .filter(|cache| cache.level == CacheLevel::L2)
+        .for_each(|cache| cache.shared_by_cores = cores);
     Ok(machine)
 }
 
@@ -77,34 +81,38 @@ fn speedup(outcome: &PolicyOutcome) -> Speedup {
 }
 
 /// Without the guard: what is asked of references, which are to stay.
-fn question(context: &Context<'_>, machine: &MachineSpec, jobs: Vec<Job>, seed: u64) -> Question {
+fn question(context: &ExperimentContext<'_>, machine: &MachineSpec, jobs: Vec<IntervalJob>, seed: u64) -> WhatIfQuery {
     let length_ns = context.pick(900_000_000_000, 3_600_000_000_000);
-    Question { machine: machine.clone(), jobs, length_ns, seed, explicit: false, guard: false }
+    WhatIfQuery { machine: machine.clone(), jobs, length_ns, seed, explicit: false, guard: false }
 }
 
 /// The same with the guard around the policy, as it is shipped.
-fn guarded(asked: &Question) -> Question {
-    Question { guard: true, ..asked.clone() }
+fn guarded(asked: &WhatIfQuery) -> WhatIfQuery {
+    WhatIfQuery { guard: true, ..asked.clone() }
 }
 
 /// Programs by name, each measured alone once.
 fn programs(
-    context: &Context<'_>,
+    context: &ExperimentContext<'_>,
     names: &[&'static str],
     machine: &MachineSpec,
     seed: u64,
-) -> Result<Vec<(&'static str, Arc<Program>)>, ReproError> {
+) -> Result<Vec<(&'static str, Arc<PhasedProgram>)>, ReproError> {
     let mut names = names.to_vec();
     names.sort_unstable();
     names.dedup();
     context.tell(&format!("{}: {} programs alone, seed {seed}", machine.name, names.len()));
     context.run_here(&names, |&name| {
-        Ok((name, Arc::new(measured(&crate::setup::Job::new(name, seed), machine, STRETCH)?)))
+        Ok((name, Arc::new(measured(&crate::setup::WorkloadJob::new(name, seed), machine, STRETCH)?)))
     })
 }
 
 /// On one CPU, or wherever a policy wants it. Policies leave alone what is held to a CPU: it has no share either.
-fn job(programs: &[(&'static str, Arc<Program>)], name: &str, cpu: Option<u32>) -> Result<Job, ReproError> {
+fn job(
+    programs: &[(&'static str, Arc<PhasedProgram>)],
+    name: &str,
+    cpu: Option<u32>,
+) -> Result<IntervalJob, ReproError> {
     let found = programs.iter().find(|(known, _)| *known == name).ok_or_else(|| failed(name)("was not measured"))?;
-    Ok(Job { pinned: cpu.map(|cpu| [cpu].into_iter().collect()), ..Job::new(Arc::clone(&found.1)) })
+    Ok(IntervalJob { pinned: cpu.map(|cpu| [cpu].into_iter().collect()), ..IntervalJob::new(Arc::clone(&found.1)) })
 }

@@ -3,7 +3,7 @@
 use cachemate_core::SplitMix64;
 
 use super::*;
-use crate::{Bar, DataPoint, Finding};
+use crate::{DataPoint, Finding, ResultTarget};
 
 /// The paper's ten programs (CA).
 const TEN: [&str; 10] =
@@ -13,7 +13,7 @@ const TEN: [&str; 10] =
 ///
 /// # Errors
 /// As [`sizing`].
-pub(crate) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let machine = cachemate_spec::load_machine("xeon-x5365-4").map_err(failed("xeon-x5365-4"))?;
     let seed = context.seeds.first().copied().unwrap_or(1);
     let mut draws = SplitMix64::new(seed);
@@ -52,14 +52,14 @@ pub(crate) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
             DataPoint::over("changes an hour", name.clone(), &[*changes]),
         ]
     });
-    let bar = Bar::AtMost { bar: 2.0, paper_best: None };
-    let told = |what: &str, unit: &str, bar: Bar, value: f64| {
+    let bar = ResultTarget::AtMost { bar: 2.0, paper_best: None };
+    let told = |what: &str, unit: &str, bar: ResultTarget, value: f64| {
         Finding::new("INTERVAL-3", what, "CA-6 at nominal time: within 2 %", unit, bar, &[(seed, value)])
     };
     Ok(vec![
         told("DIO short of the best schedule of four programs, worst mix", "%", bar, most)
             .points(points.collect())
             .note("Weighted speed-up on the interval machine, windows of 10^9 cycles."),
-        told("price of the search, mean", "points", Bar::Shown, mean(&price)),
+        told("price of the search, mean", "points", ResultTarget::Shown, mean(&price)),
     ])
 }

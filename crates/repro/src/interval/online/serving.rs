@@ -1,8 +1,8 @@
 //! INTERVAL-7: a level of service for each client, while clients go from two to four (CP-5 at nominal time).
 
 use super::*;
-use crate::cp::serve::{CLIENTS, FIRST_CLIENTS, LEVEL, Seen, Story, figure, seen};
-use crate::{Bar, DataPoint, Finding};
+use crate::cp::serve::{CLIENTS, FIRST_CLIENTS, LEVEL, ServiceRun, ServiceWindow, figure, seen};
+use crate::{DataPoint, Finding, ResultTarget};
 
 /// Work that counts as one operation of a client.
 const INSTRUCTIONS_OF_AN_OPERATION: f64 = 100_000.0;
@@ -10,13 +10,17 @@ const INSTRUCTIONS_OF_AN_OPERATION: f64 = 100_000.0;
 const START_WINDOWS: usize = 20;
 
 /// The server's process, with so many clients from the start on and others that come later.
-fn server(client: &Arc<Program>, clients: usize, late: Option<(usize, u64)>) -> Job {
+fn server(client: &Arc<PhasedProgram>, clients: usize, late: Option<(usize, u64)>) -> IntervalJob {
     let late_threads = late.map(|(count, by_ns)| (count as u32, by_ns));
-    Job { threads: clients as u32, late_threads, ..Job::new(Arc::clone(client)) }
+    IntervalJob { threads: clients as u32, late_threads, ..IntervalJob::new(Arc::clone(client)) }
 }
 
 /// What every window brought, and the time that page moves took.
-fn windows(context: &Context<'_>, asked: &Question, policy: &str) -> Result<(Vec<Seen>, f64), ReproError> {
+fn windows(
+    context: &ExperimentContext<'_>,
+    asked: &WhatIfQuery,
+    policy: &str,
+) -> Result<(Vec<ServiceWindow>, f64), ReproError> {
     let (machine, by) = crate::interval::whatif::started(asked, policy)?;
     let (mut all, mut moves_ns) = (Vec::new(), 0);
     by.run(machine, |_, record| {
@@ -37,14 +41,15 @@ fn fixed(colors: u32) -> String {
 ///
 /// # Errors
 /// A program, machine or policy that cannot be, or the interruption.
-pub(crate) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let seed = context.seeds.first().copied().unwrap_or(1);
     let machine = chip(CLIENTS as u32)?;
     context.tell("INTERVAL-7: a client alone");
     let measured = measured(&crate::cp::job("warehouses", seed), &machine, STRETCH)?;
-    let client = Arc::new(Program { progress_per_instr: Some(1.0 / INSTRUCTIONS_OF_AN_OPERATION), ..measured });
+    let client = Arc::new(PhasedProgram { progress_per_instr: Some(1.0 / INSTRUCTIONS_OF_AN_OPERATION), ..measured });
     let half_ns = context.pick(30_000_000_000, 120_000_000_000);
-    let of = |job: Job, length_ns: u64| Question { length_ns, ..question(context, &machine, vec![job], seed) };
+    let of =
+        |job: IntervalJob, length_ns: u64| WhatIfQuery { length_ns, ..question(context, &machine, vec![job], seed) };
     let rate = |colors: u32, clients: usize| {
         let (windows, _) = windows(context, &of(server(&client, clients, None), half_ns), &fixed(colors))?;
         Ok::<_, ReproError>(mean(&windows.iter().map(|seen| seen.rate_per_s).collect::<Vec<f64>>()))
@@ -60,7 +65,7 @@ pub(crate) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
     let changing = of(server(&client, CLIENTS, Some((CLIENTS - FIRST_CLIENTS, half_ns))), 2 * half_ns);
     let by = format!("service-level:rate_per_s = {level:?}\nunits = {small}\nshrink_after = 4");
     let (managed, moves_seconds) = windows(context, &guarded(&changing), &by)?;
-    let story = Story {
+    let story = ServiceRun {
         level,
         reachable: large.is_some(),
         small,
@@ -72,7 +77,7 @@ pub(crate) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
     Ok(vec![finding(&story, moves_seconds, seed)])
 }
 
-fn finding(story: &Story, moves_seconds: f64, seed: u64) -> Finding {
+fn finding(story: &ServiceRun, moves_seconds: f64, seed: u64) -> Finding {
     let colors = mean(&story.managed.iter().map(|seen| f64::from(seen.colors)).collect::<Vec<f64>>());
     let missed = story.missed(&story.managed).iter().filter(|missed| **missed).count();
     let rate = "rate of four clients over the level, %";
@@ -90,7 +95,7 @@ fn finding(story: &Story, moves_seconds: f64, seed: u64) -> Finding {
         "windows below the level, detection and copying apart",
         "CP-5 at nominal time",
         "windows",
-        Bar::AtMost { bar: 0.0, paper_best: None },
+        ResultTarget::AtMost { bar: 0.0, paper_best: None },
         &[(seed, story.unexcused() as f64)],
     )
     .points(points)

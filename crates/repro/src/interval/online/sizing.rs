@@ -1,7 +1,7 @@
 //! INTERVAL-2: pairs of the thesis, sized online (RM-4 at nominal time).
 
 use super::*;
-use crate::{Bar, DataPoint, Finding};
+use crate::{DataPoint, Finding, ResultTarget};
 
 /// Pairs of the thesis (RM-4) but the one with a program of several threads.
 const PAIRS: [(&str, &str); 6] =
@@ -9,7 +9,7 @@ const PAIRS: [(&str, &str); 6] =
 
 /// One pair: shared, at all splits, and sized online.
 #[derive(Serialize, Deserialize)]
-struct Sized {
+struct SizedPair {
     name: String,
     shared: f64,
     /// By colors of the first.
@@ -18,7 +18,7 @@ struct Sized {
     online: Vec<(Speedup, f64)>,
 }
 
-impl Sized {
+impl SizedPair {
     /// The better of sharing and the best split.
     fn best(&self) -> f64 {
         self.splits.iter().copied().fold(self.shared, f64::max)
@@ -32,7 +32,7 @@ impl Sized {
 ///
 /// # Errors
 /// A program, machine or policy that cannot be, or the interruption.
-pub(crate) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let machine = chip(2)?;
     let pairs: &[(&'static str, &'static str)] = context.pick(&PAIRS[4..], &PAIRS);
     let seed = context.seeds.first().copied().unwrap_or(1);
@@ -53,16 +53,16 @@ pub(crate) fn run(context: &Context<'_>) -> Result<Vec<Finding>, ReproError> {
             Ok((speedup(&found), found.cost_seconds))
         };
         let online = ONLINE.iter().map(online).collect::<Result<_, ReproError>>()?;
-        Ok(Sized { name: format!("{a}+{b}"), shared, splits, online })
+        Ok(SizedPair { name: format!("{a}+{b}"), shared, splits, online })
     })?;
     Ok((0..ONLINE.len()).flat_map(|policy| sizing_findings(&all, policy, seed)).collect())
 }
 
 /// `policy` is its place in [`ONLINE`].
-fn sizing_findings(all: &[Sized], policy: usize, seed: u64) -> Vec<Finding> {
-    let online = |pair: &Sized| pair.online[policy].0;
+fn sizing_findings(all: &[SizedPair], policy: usize, seed: u64) -> Vec<Finding> {
+    let online = |pair: &SizedPair| pair.online[policy].0;
     let near = all.iter().filter(|pair| online(pair).settled >= 0.99 * pair.best()).count() as f64;
-    let point = |series: &str, of: &dyn Fn(&Sized) -> f64| -> Vec<DataPoint> {
+    let point = |series: &str, of: &dyn Fn(&SizedPair) -> f64| -> Vec<DataPoint> {
         all.iter().map(|pair| DataPoint::over(series, pair.name.clone(), &[of(pair)])).collect()
     };
     let points = [
@@ -71,10 +71,10 @@ fn sizing_findings(all: &[Sized], policy: usize, seed: u64) -> Vec<Finding> {
         point("online over the whole run, %", &|pair| pair.percent(online(pair).whole)),
         point("probes and page moves, s", &|pair| pair.online[policy].1),
     ];
-    let gain = |of: &dyn Fn(&Sized) -> f64| mean(&all.iter().map(of).collect::<Vec<f64>>());
+    let gain = |of: &dyn Fn(&SizedPair) -> f64| mean(&all.iter().map(of).collect::<Vec<f64>>());
     let (best, settled) = (gain(&|pair| pair.percent(pair.best())), gain(&|pair| pair.percent(online(pair).settled)));
     let price = gain(&|pair| pair.percent(online(pair).settled) - pair.percent(online(pair).whole));
-    let told = |what: &str, unit: &str, bar: Bar, value: f64| {
+    let told = |what: &str, unit: &str, bar: ResultTarget, value: f64| {
         Finding::new(
             "INTERVAL-2",
             &of_policy(ONLINE[policy], what),
@@ -84,7 +84,7 @@ fn sizing_findings(all: &[Sized], policy: usize, seed: u64) -> Vec<Finding> {
             &[(seed, value)],
         )
     };
-    let bar = |bar: f64| Bar::AtLeast { bar, paper_best: None };
+    let bar = |bar: f64| ResultTarget::AtLeast { bar, paper_best: None };
     let of = format!("of {} pairs", all.len());
     // Five of RM-4's seven.
     let most = (5.0 * all.len() as f64 / 7.0).ceil();
@@ -94,6 +94,6 @@ fn sizing_findings(all: &[Sized], policy: usize, seed: u64) -> Vec<Finding> {
              several threads. Gains are of weighted speed-up.",
         ),
         told("online gain over the best split's, in the mean", "%", bar(90.0), 100.0 * settled / best),
-        told("price of the search: gain once settled less gain over the whole run", "points", Bar::Shown, price),
+        told("price of the search: gain once settled less gain over the whole run", "points", ResultTarget::Shown, price),
     ]
 }

@@ -3,8 +3,8 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::hw::cache_unit::ROOT;
 use crate::hw::store::{EXCLUSIVE, SHARER_BITS};
-use crate::hw::unit::ROOT;
 
 /// Two packages of two cores over small caches of the given kinds.
 fn small(
@@ -12,23 +12,23 @@ fn small(
     second: Inclusion,
     third: Option<Inclusion>,
     per_l2: u32,
-    replacement: Replacement,
+    replacement: ReplacementPolicy,
 ) -> MachineSpec {
     let mut spec = machine();
     (spec.packages, spec.cores_per_package, spec.memory.nodes) = (2, 2, 2);
     spec.caches = vec![
-        CacheSpec { replacement, ..cache(Level::L1Instruction, 512, 2, 1, 1) },
-        CacheSpec { write: first, replacement, line_bytes: 32, ..cache(Level::L1Data, 512, 2, 3, 1) },
-        CacheSpec { inclusion: second, replacement, ..cache(Level::L2, 2 << 10, 4, 14, per_l2) },
+        CacheSpec { replacement, ..cache(CacheLevel::L1Instruction, 512, 2, 1, 1) },
+        CacheSpec { write: first, replacement, line_bytes: 32, ..cache(CacheLevel::L1Data, 512, 2, 3, 1) },
+        CacheSpec { inclusion: second, replacement, ..cache(CacheLevel::L2, 2 << 10, 4, 14, per_l2) },
     ];
     spec.caches.extend(third.map(|inclusion| {
         let line_bytes = if inclusion == Inclusion::Victim { 128 } else { 64 };
-        CacheSpec { inclusion, line_bytes, replacement, ..cache(Level::L3, 4 << 10, 4, 40, 2) }
+        CacheSpec { inclusion, line_bytes, replacement, ..cache(CacheLevel::L3, 4 << 10, 4, 40, 2) }
     }));
     spec.coherence = CoherenceSpec { same_package_cycles: Some(30), other_package_cycles: Some(120) };
     spec.prefetchers = vec![
-        PrefetcherSpec::AdjacentLine { level: Level::L1Data },
-        PrefetcherSpec::Stride { level: Level::L2, streams: 4, degree: 2 },
+        PrefetcherSpec::AdjacentLine { level: CacheLevel::L1Data },
+        PrefetcherSpec::Stride { level: CacheLevel::L2, streams: 4, degree: 2 },
     ];
     spec
 }
@@ -91,7 +91,7 @@ fn check_invariants(hw: &Hardware) {
                     behind.is_none_or(|copy| copy.2 < EXCLUSIVE),
                     "{range:x?} is in {one} and owned by its victim cache {parent}"
                 ),
-                Inclusion::Neither => {}
+                Inclusion::NonInclusive => {}
             }
             let unit = &hw.caches.units[parent];
             if let Some(place) = unit.store.find(range.0 >> unit.line_shift).filter(|_| !unit.is_victim()) {
@@ -107,19 +107,20 @@ fn check_invariants(hw: &Hardware) {
 
 fn kinds() -> impl Strategy<Value = MachineSpec> {
     let write = prop_oneof![Just(WritePolicy::Back), Just(WritePolicy::Through)];
-    let second = prop_oneof![Just(Inclusion::Inclusive), Just(Inclusion::Neither)];
+    let second = prop_oneof![Just(Inclusion::Inclusive), Just(Inclusion::NonInclusive)];
     let third = prop_oneof![
         Just(None),
         Just(Some(Inclusion::Inclusive)),
-        Just(Some(Inclusion::Neither)),
+        Just(Some(Inclusion::NonInclusive)),
         Just(Some(Inclusion::Victim))
     ];
-    let replacement = prop_oneof![Just(Replacement::Lru), Just(Replacement::TreePlru), Just(Replacement::Random)];
-    let index = prop_oneof![Just(Index::Physical), Just(Index::Virtual)];
+    let replacement =
+        prop_oneof![Just(ReplacementPolicy::Lru), Just(ReplacementPolicy::TreePlru), Just(ReplacementPolicy::Random)];
+    let index = prop_oneof![Just(SetIndexing::Physical), Just(SetIndexing::Virtual)];
     (write, second, third, 1..=2u32, replacement, index).prop_map(
         |(write, second, third, per_l2, replacement, index)| {
             let mut spec = small(write, second, third, per_l2, replacement);
-            if index == Index::Virtual {
+            if index == SetIndexing::Virtual {
                 // Two pages in a way of the L1s.
                 spec.pages.page_bytes = 512;
                 spec.caches[..2].iter_mut().for_each(|cache| (cache.index, cache.size_bytes) = (index, 2 << 10));
@@ -130,18 +131,18 @@ fn kinds() -> impl Strategy<Value = MachineSpec> {
 }
 
 /// Two pages in each frame: a line has two virtual addresses, with different bits of the page.
-struct Aliased;
+struct AliasedFrames;
 
-impl Frames for Aliased {
-    fn frame(&mut self, _process: ProcessId, page: u64, _cpu: CpuId, _store: bool) -> Framed {
-        Framed { frame: page / 2, cost_cycles: 0, copied: false }
+impl FrameProvider for AliasedFrames {
+    fn frame(&mut self, _process: ProcessId, page: u64, _cpu: CpuId, _store: bool) -> FrameLookup {
+        FrameLookup { frame: page / 2, cost_cycles: 0, copied: false }
     }
 }
 
 /// Four threads that load, store and jump at random, over lines of their own and lines of all.
-fn load_traffic(hw: &mut Hardware, dice: &mut Dice) {
+fn load_traffic(hw: &mut Hardware, dice: &mut TestRng) {
     for cpu in 0..4u32 {
-        let access = |dice: &mut Dice| {
+        let access = |dice: &mut TestRng| {
             let address = if dice.below(4) == 0 { dice.below(256) * 32 } else { dice.below(32) * 32 };
             match dice.below(8) {
                 0 => Access::jump((1 << 16) + dice.below(64) * 64, 3),
@@ -162,11 +163,11 @@ proptest! {
     /// the books of tasks and caches agree?
     #[test]
     fn coherence_holds_under_random_traffic(spec in kinds(), seed in any::<u64>()) {
-        let mut dice = Dice::new(seed);
+        let mut dice = TestRng::new(seed);
         let mut hw = hardware(&spec);
         load_traffic(&mut hw, &mut dice);
         for stop in 1..20 {
-            hw.run(stop * 500, &mut Aliased);
+            hw.run(stop * 500, &mut AliasedFrames);
             check_invariants(&hw);
         }
         let (done, _) = finish(&mut hw, 10_000);
@@ -195,10 +196,10 @@ proptest! {
         let run = |long_way_only: bool| {
             let mut hw = hardware(&spec);
             hw.caches.long_way_only = long_way_only;
-            load_traffic(&mut hw, &mut Dice::new(seed));
+            load_traffic(&mut hw, &mut TestRng::new(seed));
             let (done, _) = finish(&mut hw, 10_000);
             let tasks: Vec<TaskCounters> = done.into_iter().map(|thread| thread.counters).collect();
-            let of_unit = |unit: &crate::hw::unit::Unit| (unit.counters, unit.store.lines().collect::<Vec<_>>());
+            let of_unit = |unit: &crate::hw::cache_unit::CacheUnit| (unit.counters, unit.store.lines().collect::<Vec<_>>());
             (tasks, hw.caches.units.iter().map(of_unit).collect::<Vec<_>>())
         };
         prop_assert_eq!(run(false), run(true));
@@ -208,12 +209,12 @@ proptest! {
     #[test]
     fn the_same_run_gives_the_same_counters(spec in kinds(), seed in any::<u64>()) {
         let run = |stops: u64| {
-            let mut dice = Dice::new(seed);
+            let mut dice = TestRng::new(seed);
             let mut hw = hardware(&spec);
             let accesses = (0..500).map(|_| Access::store(dice.below(300) * 32, 2)).collect();
             hw.load(CpuId(1), thread(0, 0, accesses, true), 0);
             for stop in 1..=stops {
-                hw.run(20_000 * stop / stops, &mut Plain);
+                hw.run(20_000 * stop / stops, &mut IdentityFrames);
             }
             hw.unload(CpuId(1)).unwrap().counters
         };
@@ -226,17 +227,17 @@ proptest! {
 /// contexts take turns?
 #[test]
 fn running_ahead_in_a_cache_of_ones_own_changes_no_bit() {
-    let in_order = Pipeline::InOrder { issue_width: 2 };
-    let out_of_order = Pipeline::OutOfOrder { issue_width: 4, window: 64, mshrs: 8, loads_pass: true };
+    let in_order = CoreModel::InOrder { issue_width: 2 };
+    let out_of_order = CoreModel::OutOfOrder { issue_width: 4, window: 64, mshrs: 8, loads_pass: true };
     let all = [(in_order, 1), (in_order, 2), (out_of_order, 1), (out_of_order, 2)];
     for ((pipeline, contexts), seed) in all.into_iter().flat_map(|one| (0..4).map(move |seed| (one, seed))) {
         let mut spec = MachineSpec { pipeline, cores_per_package: 4, contexts_per_core: contexts, ..machine() };
-        spec.caches.push(cache(Level::L3, 64 << 10, 16, 45, 4));
+        spec.caches.push(cache(CacheLevel::L3, 64 << 10, 16, 45, 4));
         spec.memory.bytes_per_cycle = 2.0;
         let run = |in_order_only: bool| {
             let mut hw = hardware(&spec);
             hw.caches.in_order_only = in_order_only;
-            let mut dice = Dice::new(seed);
+            let mut dice = TestRng::new(seed);
             for cpu in 0..4 * contexts {
                 let lines = [24, 100, 400, 3000][cpu as usize % 4];
                 let mut one = || {
@@ -249,7 +250,8 @@ fn running_ahead_in_a_cache_of_ones_own_changes_no_bit() {
             let (done, _) = finish(&mut hw, 200_000);
             done.iter().for_each(|thread| assert_balanced(&thread.counters));
             let tasks: Vec<TaskCounters> = done.into_iter().map(|thread| thread.counters).collect();
-            let of_unit = |unit: &crate::hw::unit::Unit| (unit.counters, unit.store.lines().collect::<Vec<_>>());
+            let of_unit =
+                |unit: &crate::hw::cache_unit::CacheUnit| (unit.counters, unit.store.lines().collect::<Vec<_>>());
             (tasks, hw.caches.units.iter().map(of_unit).collect::<Vec<_>>())
         };
         assert!(run(false) == run(true), "{contexts} contexts, {pipeline:?}, seed {seed}");
@@ -260,7 +262,7 @@ fn running_ahead_in_a_cache_of_ones_own_changes_no_bit() {
 #[test]
 fn a_line_written_elsewhere_costs_the_remote_latency_and_is_counted() {
     for (writer, latency) in [(1, 30), (2, 120)] {
-        let spec = small(WritePolicy::Back, Inclusion::Neither, None, 1, Replacement::Lru);
+        let spec = small(WritePolicy::Back, Inclusion::NonInclusive, None, 1, ReplacementPolicy::Lru);
         let mut hw = Hardware::new(&spec, HwOptions { prefetch: false, ..HwOptions::default() }).unwrap();
         let load = |hw: &mut Hardware, cpu: u32, at: u64, access: Access| {
             hw.load(CpuId(cpu), thread(cpu, 0, vec![access], false), at);
@@ -274,7 +276,7 @@ fn a_line_written_elsewhere_costs_the_remote_latency_and_is_counted() {
         let counters = finish(&mut hw, 3000).0.remove(0).counters;
         assert_eq!(counters.remote_cache_hits, 1);
         assert_eq!(counters.stalls.remote_cache, latency - 1, "the issue itself is the first cycle");
-        assert_eq!(counters.levels[Level::L1Data as usize].caused(MissCause::Coherence), 1);
-        assert_eq!(counters.levels[Level::L2 as usize].caused(MissCause::Coherence), 1);
+        assert_eq!(counters.levels[CacheLevel::L1Data as usize].caused(MissCause::Coherence), 1);
+        assert_eq!(counters.levels[CacheLevel::L2 as usize].caused(MissCause::Coherence), 1);
     }
 }

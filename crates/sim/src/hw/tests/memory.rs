@@ -5,7 +5,7 @@ use super::*;
 /// Dependent loads round a shuffled ring of `lines` lines.
 fn ring(lines: u64, loads: usize) -> Vec<Access> {
     let mut order: Vec<u64> = (0..lines).collect();
-    let mut dice = Dice::new(7);
+    let mut dice = TestRng::new(7);
     for at in (1..order.len()).rev() {
         order.swap(at, dice.below(at as u64 + 1) as usize);
     }
@@ -25,11 +25,11 @@ fn chase_cycles(spec: &MachineSpec, lines: u64, cpu: u32) -> f64 {
     done[0].counters.cycles() as f64 / loads as f64
 }
 
-fn pipelines() -> [Pipeline; 3] {
+fn pipelines() -> [CoreModel; 3] {
     [
-        Pipeline::InOrder { issue_width: 1 },
-        Pipeline::InOrder { issue_width: 2 },
-        Pipeline::OutOfOrder { issue_width: 4, window: 128, mshrs: 10, loads_pass: true },
+        CoreModel::InOrder { issue_width: 1 },
+        CoreModel::InOrder { issue_width: 2 },
+        CoreModel::OutOfOrder { issue_width: 4, window: 128, mshrs: 10, loads_pass: true },
     ]
 }
 
@@ -38,7 +38,7 @@ fn pipelines() -> [Pipeline; 3] {
 fn a_pointer_chase_costs_the_configured_latency_at_every_level() {
     for pipeline in pipelines() {
         let mut spec = MachineSpec { pipeline, ..machine() };
-        spec.caches.push(cache(Level::L3, 64 << 10, 16, 45, 1));
+        spec.caches.push(cache(CacheLevel::L3, 64 << 10, 16, 45, 1));
         for (lines, latency) in [(12, 3.0), (96, 14.0), (768, 45.0), (8192, 200.0)] {
             let cycles = chase_cycles(&spec, lines, 0);
             assert!((cycles / latency - 1.0).abs() < 0.02, "{lines} lines, {pipeline:?}: {cycles} for {latency}");
@@ -50,7 +50,7 @@ fn a_pointer_chase_costs_the_configured_latency_at_every_level() {
 #[test]
 fn a_chase_through_a_victim_cache_costs_its_latency_and_uses_its_whole_size() {
     let mut spec = machine();
-    spec.caches.push(CacheSpec { inclusion: Inclusion::Victim, ..cache(Level::L3, 16 << 10, 256, 45, 1) });
+    spec.caches.push(CacheSpec { inclusion: Inclusion::Victim, ..cache(CacheLevel::L3, 16 << 10, 256, 45, 1) });
     spec.caches[1].ways = 128;
     // 128 lines of L2 and 256 of L3 hold 380 together.
     let cycles = chase_cycles(&spec, 380, 0);
@@ -76,7 +76,7 @@ fn stream(lines: u64) -> Vec<Access> {
 fn streams_saturate_at_the_configured_memory_bandwidth() {
     let mut spec = machine();
     (spec.cores_per_package, spec.caches[1].shared_by_cores) = (4, 4);
-    spec.pipeline = Pipeline::OutOfOrder { issue_width: 2, window: 64, mshrs: 16, loads_pass: true };
+    spec.pipeline = CoreModel::OutOfOrder { issue_width: 2, window: 64, mshrs: 16, loads_pass: true };
     spec.memory.bytes_per_cycle = 4.0;
     let bytes_per_cycle = |cores: u32, spec: &MachineSpec| {
         let mut hw = hardware(spec);
@@ -87,7 +87,7 @@ fn streams_saturate_at_the_configured_memory_bandwidth() {
     let many = bytes_per_cycle(4, &spec);
     assert!((many / 4.0 - 1.0).abs() < 0.01, "{many} bytes a cycle of 4");
     // A blocking core fetches one line per latency: 64 bytes in 200 cycles.
-    let blocking = MachineSpec { pipeline: Pipeline::InOrder { issue_width: 1 }, ..spec };
+    let blocking = MachineSpec { pipeline: CoreModel::InOrder { issue_width: 1 }, ..spec };
     let one = bytes_per_cycle(1, &blocking);
     assert!((one / (64.0 / 200.0) - 1.0).abs() < 0.01, "{one} bytes a cycle alone");
 }
@@ -96,7 +96,7 @@ fn streams_saturate_at_the_configured_memory_bandwidth() {
 #[test]
 fn streams_saturate_at_the_bus_and_at_the_cache_port() {
     let mut spec = machine();
-    spec.pipeline = Pipeline::OutOfOrder { issue_width: 2, window: 64, mshrs: 32, loads_pass: true };
+    spec.pipeline = CoreModel::OutOfOrder { issue_width: 2, window: 64, mshrs: 32, loads_pass: true };
     spec.memory.package_bus_bytes_per_cycle = Some(2.0);
     let mut hw = hardware(&spec);
     hw.load(CpuId(0), thread(0, 0, stream(20_000), true), 0);
@@ -107,7 +107,7 @@ fn streams_saturate_at_the_bus_and_at_the_cache_port() {
     assert_balanced(&done[0].counters);
 
     let mut spec = machine();
-    spec.pipeline = Pipeline::OutOfOrder { issue_width: 2, window: 64, mshrs: 32, loads_pass: true };
+    spec.pipeline = CoreModel::OutOfOrder { issue_width: 2, window: 64, mshrs: 32, loads_pass: true };
     spec.caches[1].bandwidth_bytes_per_cycle = Some(8.0);
     let mut hw = hardware(&spec);
     // 96 lines: in the L2, not in the L1.
@@ -124,13 +124,13 @@ fn requests_in_flight_bound_a_stream_by_littles_law() {
     for depth in [1, 4, 12] {
         for prefetch in [false, true] {
             let mut spec = machine();
-            spec.pipeline = Pipeline::OutOfOrder { issue_width: 2, window: 256, mshrs: 32, loads_pass: true };
+            spec.pipeline = CoreModel::OutOfOrder { issue_width: 2, window: 256, mshrs: 32, loads_pass: true };
             spec.memory.package_bus_bytes_per_cycle = Some(64.0);
             let streamer =
-                PrefetcherSpec::Streamer { level: Level::L2, up_streams: 12, down_streams: 4, ahead_lines: 8 };
+                PrefetcherSpec::Streamer { level: CacheLevel::L2, up_streams: 12, down_streams: 4, ahead_lines: 8 };
             spec.prefetchers = vec![streamer];
             spec.memory.scheduling =
-                SchedulingSpec { demand_first: true, requests_in_flight: Some(depth), turnaround_cycles: 0 };
+                MemorySchedulingSpec { demand_priority: true, requests_in_flight: Some(depth), turnaround_cycles: 0 };
             let mut hw = Hardware::new(&spec, HwOptions { prefetch, ..HwOptions::default() }).unwrap();
             hw.load(CpuId(0), thread(0, 0, stream(20_000), true), 0);
             let (done, _) = finish(&mut hw, 400_000);
@@ -146,11 +146,12 @@ fn requests_in_flight_bound_a_stream_by_littles_law() {
 #[test]
 fn a_turn_from_reads_to_writes_costs_once_a_batch() {
     let mut spec = machine();
-    spec.pipeline = Pipeline::OutOfOrder { issue_width: 2, window: 256, mshrs: 32, loads_pass: true };
+    spec.pipeline = CoreModel::OutOfOrder { issue_width: 2, window: 256, mshrs: 32, loads_pass: true };
     spec.memory.bytes_per_cycle = 2.0;
     let lines_a_cycle = |turnaround_cycles, demand_first| {
         let mut spec = spec.clone();
-        spec.memory.scheduling = SchedulingSpec { demand_first, requests_in_flight: None, turnaround_cycles };
+        spec.memory.scheduling =
+            MemorySchedulingSpec { demand_priority: demand_first, requests_in_flight: None, turnaround_cycles };
         let mut hw = hardware(&spec);
         let stores = (0..20_000).map(|line| Access::store(line * 64, 0)).collect();
         hw.load(CpuId(0), thread(0, 0, stores, true), 0);
@@ -172,12 +173,13 @@ fn a_turn_from_reads_to_writes_costs_once_a_batch() {
 fn demand_reads_overtake_prefetches() {
     let mut spec = machine();
     (spec.cores_per_package, spec.caches[1].shared_by_cores) = (2, 1);
-    spec.pipeline = Pipeline::OutOfOrder { issue_width: 2, window: 64, mshrs: 8, loads_pass: true };
+    spec.pipeline = CoreModel::OutOfOrder { issue_width: 2, window: 64, mshrs: 8, loads_pass: true };
     spec.memory.bytes_per_cycle = 2.0;
-    spec.prefetchers = vec![PrefetcherSpec::Stride { level: Level::L2, streams: 8, degree: 64 }];
+    spec.prefetchers = vec![PrefetcherSpec::Stride { level: CacheLevel::L2, streams: 8, degree: 64 }];
     let cycles = |demand_first| {
         let mut spec = spec.clone();
-        spec.memory.scheduling = SchedulingSpec { demand_first, ..SchedulingSpec::default() };
+        spec.memory.scheduling =
+            MemorySchedulingSpec { demand_priority: demand_first, ..MemorySchedulingSpec::default() };
         let mut hw = hardware(&spec);
         let paced = (0..20_000).map(|line| Access::load(line * 64, 40)).collect();
         hw.load(CpuId(0), thread(0, 0, paced, true), 0);
@@ -196,13 +198,13 @@ fn demand_reads_overtake_prefetches() {
 #[test]
 fn a_prefetcher_hides_latency_and_can_be_turned_off() {
     let mut spec = machine();
-    spec.prefetchers = vec![PrefetcherSpec::Stride { level: Level::L2, streams: 8, degree: 4 }];
+    spec.prefetchers = vec![PrefetcherSpec::Stride { level: CacheLevel::L2, streams: 8, degree: 4 }];
     let cycles = |prefetch: bool| {
         let mut hw = Hardware::new(&spec, HwOptions { prefetch, ..HwOptions::default() }).unwrap();
         let paced = (0..20_000).map(|line| Access::load(line * 64, 99)).collect();
         hw.load(CpuId(0), thread(0, 0, paced, false), 0);
         let (done, _) = finish(&mut hw, 100_000_000);
-        let hits = done[0].counters.levels[Level::L2 as usize].prefetch_hits;
+        let hits = done[0].counters.levels[CacheLevel::L2 as usize].prefetch_hits;
         assert_eq!(hits > 15_000, prefetch, "{hits} prefetched lines used");
         assert_balanced(&done[0].counters);
         done[0].counters.cycles() as f64 / 20_000.0
@@ -216,12 +218,12 @@ fn a_prefetcher_hides_latency_and_can_be_turned_off() {
 #[test]
 fn the_adjacent_line_comes_along() {
     let mut spec = machine();
-    spec.prefetchers = vec![PrefetcherSpec::AdjacentLine { level: Level::L2 }];
+    spec.prefetchers = vec![PrefetcherSpec::AdjacentLine { level: CacheLevel::L2 }];
     let mut hw = hardware(&spec);
     let pairs = (0..1000).flat_map(|pair| [Access::load(pair * 128, 0), Access::load(pair * 128 + 64, 999)]).collect();
     hw.load(CpuId(0), thread(0, 0, pairs, false), 0);
     let (done, _) = finish(&mut hw, 100_000_000);
-    let l2 = done[0].counters.levels[Level::L2 as usize];
+    let l2 = done[0].counters.levels[CacheLevel::L2 as usize];
     assert_eq!((l2.references, l2.all_misses(), l2.prefetch_hits), (2000, 1000, 1000));
 }
 
@@ -232,13 +234,13 @@ fn independent_misses_overlap_behind_a_dependent_one() {
     let mut spec = machine();
     let pairs = 20_000;
     let mut cycles = |loads_pass| {
-        spec.pipeline = Pipeline::OutOfOrder { issue_width: 2, window: 256, mshrs: 16, loads_pass };
+        spec.pipeline = CoreModel::OutOfOrder { issue_width: 2, window: 256, mshrs: 16, loads_pass };
         let mut hw = hardware(&spec);
         let pair = |at: u64| [Access::load(at * 128, 0), Access::dependent_load(at * 128 + 64, 0)];
         hw.load(CpuId(0), thread(0, 0, (0..pairs).flat_map(pair).collect(), false), 0);
         let (done, last) = finish(&mut hw, 100_000_000);
         assert_balanced(&done[0].counters);
-        assert_eq!(done[0].counters.levels[Level::L1Data as usize].references, 2 * pairs);
+        assert_eq!(done[0].counters.levels[CacheLevel::L1Data as usize].references, 2 * pairs);
         last as f64 / pairs as f64
     };
     // Two misses of 200 cycles each hold a register of sixteen; or a pair begins when the one before knows its address.
@@ -252,7 +254,7 @@ fn independent_misses_overlap_behind_a_dependent_one() {
 fn chains_take_their_latencies_and_the_window_ends_the_overlap() {
     for (window, chains_at_once) in [(6, 2.0), (12, 4.0), (24, 8.0)] {
         let mut spec = machine();
-        spec.pipeline = Pipeline::OutOfOrder { issue_width: 1, window, mshrs: 64, loads_pass: true };
+        spec.pipeline = CoreModel::OutOfOrder { issue_width: 1, window, mshrs: 64, loads_pass: true };
         let mut hw = hardware(&spec);
         let chains = 6_000;
         let chain = |at: u64| {
@@ -282,13 +284,13 @@ fn accesses_to_a_line_on_its_way_share_its_miss_register() {
         assert_balanced(&done[0].counters);
         last as f64 / 5_000.0
     };
-    let out_of_order = Pipeline::OutOfOrder { issue_width: 2, window: 256, mshrs: 8, loads_pass: true };
+    let out_of_order = CoreModel::OutOfOrder { issue_width: 2, window: 256, mshrs: 8, loads_pass: true };
     for (words, store) in [(1, false), (8, false), (1, true), (8, true)] {
         let found = cycles_a_line(out_of_order, words, store);
         assert!((found / (200.0 / 8.0) - 1.0).abs() < 0.05, "{found} cycles a line, {words} words, {store}");
     }
     // Eight places: the stores of one line at a time, or one store each of eight lines.
-    let in_order = Pipeline::InOrder { issue_width: 2 };
+    let in_order = CoreModel::InOrder { issue_width: 2 };
     let (one, eight) = (cycles_a_line(in_order, 1, true), cycles_a_line(in_order, 8, true));
     assert!((one / (200.0 / 8.0) - 1.0).abs() < 0.05, "{one} cycles a line");
     assert!((eight / 200.0 - 1.0).abs() < 0.05, "{eight} cycles a line");

@@ -21,8 +21,8 @@ pub(crate) fn machine() -> MachineSpec {
         packages: 1,
         cores_per_package: 1,
         contexts_per_core: 1,
-        pipeline: Pipeline::InOrder { issue_width: 1 },
-        caches: vec![cache(Level::L1Data, 1 << 10, 4, 3, 1), cache(Level::L2, 8 << 10, 8, 14, 1)],
+        pipeline: CoreModel::InOrder { issue_width: 1 },
+        caches: vec![cache(CacheLevel::L1Data, 1 << 10, 4, 3, 1), cache(CacheLevel::L2, 8 << 10, 8, 14, 1)],
         coherence: CoherenceSpec::default(),
         prefetchers: Vec::new(),
         memory: MemorySpec {
@@ -32,25 +32,31 @@ pub(crate) fn machine() -> MachineSpec {
             remote_latency_cycles: 200,
             bytes_per_cycle: 1e6,
             package_bus_bytes_per_cycle: None,
-            scheduling: SchedulingSpec::default(),
+            scheduling: MemorySchedulingSpec::default(),
         },
         pages: PageSpec { fault_cycles: 0, ..PageSpec::default() },
         os: OsSpec::default(),
-        counters: CounterSpec::default(),
+        counters: PmuSpec::default(),
     }
 }
 
-pub(crate) fn cache(level: Level, size_bytes: u64, ways: u32, latency_cycles: u32, shared_by_cores: u32) -> CacheSpec {
+pub(crate) fn cache(
+    level: CacheLevel,
+    size_bytes: u64,
+    ways: u32,
+    latency_cycles: u32,
+    shared_by_cores: u32,
+) -> CacheSpec {
     CacheSpec {
         level,
         size_bytes,
         ways,
         line_bytes: 64,
         latency_cycles,
-        replacement: Replacement::Lru,
+        replacement: ReplacementPolicy::Lru,
         write: WritePolicy::Back,
-        inclusion: Inclusion::Neither,
-        index: Index::Physical,
+        inclusion: Inclusion::NonInclusive,
+        index: SetIndexing::Physical,
         shared_by_cores,
         slices: 1,
         bandwidth_bytes_per_cycle: None,
@@ -59,29 +65,29 @@ pub(crate) fn cache(level: Level, size_bytes: u64, ways: u32, latency_cycles: u3
 }
 
 /// Plays accesses once, or for ever.
-pub(crate) struct Script {
+pub(crate) struct AccessScript {
     pub accesses: Vec<Access>,
     pub endless: bool,
 }
 
-impl AccessSource for Script {
-    fn fill(&mut self, batch: &mut Vec<Access>) -> Turn {
+impl AccessSource for AccessScript {
+    fn next_batch(&mut self, batch: &mut Vec<Access>) -> BatchEnd {
         batch.extend_from_slice(&self.accesses);
-        if self.endless { Turn::More } else { Turn::Exit }
+        if self.endless { BatchEnd::More } else { BatchEnd::Exit }
     }
 }
 
 /// Frame = page, process by process 4096 pages apart.
-pub(crate) struct Plain;
+pub(crate) struct IdentityFrames;
 
-impl Frames for Plain {
-    fn frame(&mut self, process: ProcessId, page: u64, _cpu: CpuId, _store: bool) -> Framed {
-        Framed { frame: page + 4096 * u64::from(process.0), cost_cycles: 0, copied: false }
+impl FrameProvider for IdentityFrames {
+    fn frame(&mut self, process: ProcessId, page: u64, _cpu: CpuId, _store: bool) -> FrameLookup {
+        FrameLookup { frame: page + 4096 * u64::from(process.0), cost_cycles: 0, copied: false }
     }
 }
 
-pub(crate) fn thread(task: u32, process: u32, accesses: Vec<Access>, endless: bool) -> Thread {
-    Thread::new(TaskId(task), ProcessId(process), 0, Box::new(Script { accesses, endless }))
+pub(crate) fn thread(task: u32, process: u32, accesses: Vec<Access>, endless: bool) -> HwThread {
+    HwThread::new(TaskId(task), ProcessId(process), 0, Box::new(AccessScript { accesses, endless }))
 }
 
 pub(crate) fn hardware(spec: &MachineSpec) -> Hardware {
@@ -89,16 +95,16 @@ pub(crate) fn hardware(spec: &MachineSpec) -> Hardware {
 }
 
 /// Runs every thread to its exit (endless ones for `cycles`); the threads by CPU, and when the last one ended.
-pub(crate) fn finish(hw: &mut Hardware, cycles: u64) -> (Vec<Thread>, u64) {
+pub(crate) fn finish(hw: &mut Hardware, cycles: u64) -> (Vec<HwThread>, u64) {
     let mut done = Vec::new();
     let mut last = 0;
     loop {
-        match hw.run(cycles, &mut Plain) {
-            Stop::Turn { cpu, turn: Turn::Exit, at_cycle } => {
+        match hw.run(cycles, &mut IdentityFrames) {
+            StopReason::Turn { cpu, turn: BatchEnd::Exit, at_cycle } => {
                 last = at_cycle;
                 done.extend(hw.unload(cpu));
             }
-            Stop::Time => break,
+            StopReason::Time => break,
             _ => {}
         }
     }
@@ -117,11 +123,11 @@ pub(crate) fn assert_balanced(counters: &TaskCounters) {
 }
 
 /// Own generator of the tests.
-pub(crate) struct Dice(SplitMix64);
+pub(crate) struct TestRng(SplitMix64);
 
-impl Dice {
+impl TestRng {
     pub(crate) fn new(seed: u64) -> Self {
-        Dice(SplitMix64::new(seed))
+        TestRng(SplitMix64::new(seed))
     }
     pub(crate) fn below(&mut self, limit: u64) -> u64 {
         self.0.below(limit)

@@ -42,7 +42,7 @@ fn fixed_times_interleaved_give_the_sum_of_busy_times() {
 #[test]
 fn exponential_times_give_the_machine_repairman_model() {
     let exponential = |cpu: u32, nth: u64| {
-        let mut dice = Dice::new(u64::from(cpu) << 32 | nth);
+        let mut dice = TestRng::new(u64::from(cpu) << 32 | nth);
         (-f64::ln(dice.unit()) * 50.0 + 0.5) as u64
     };
     let four = utilisation(4, 0, exponential);
@@ -60,7 +60,7 @@ fn exponential_times_give_the_machine_repairman_model() {
 fn independent_misses_overlap_and_dependent_ones_do_not() {
     let cycles = |mshrs: u32, window: u32, dependent: bool| {
         let mut spec = machine();
-        spec.pipeline = Pipeline::OutOfOrder { issue_width: 1, window, mshrs, loads_pass: true };
+        spec.pipeline = CoreModel::OutOfOrder { issue_width: 1, window, mshrs, loads_pass: true };
         let mut hw = hardware(&spec);
         let load = |line: u64| Access::new(AccessKind::Load, line * 64 * 5, 0, dependent);
         hw.load(CpuId(0), thread(0, 0, (0..5_000).map(load).collect(), false), 0);
@@ -82,7 +82,7 @@ fn contexts_share_issue_width_and_window() {
     let rate = |contexts: u32, accesses: Vec<Access>| {
         let mut spec = machine();
         spec.contexts_per_core = 2;
-        spec.pipeline = Pipeline::OutOfOrder { issue_width: 4, window: 8, mshrs: 64, loads_pass: true };
+        spec.pipeline = CoreModel::OutOfOrder { issue_width: 4, window: 8, mshrs: 64, loads_pass: true };
         let mut hw = hardware(&spec);
         for cpu in 0..contexts {
             hw.load(CpuId(cpu), thread(cpu, 0, accesses.clone(), true), 0);
@@ -105,13 +105,13 @@ fn contexts_share_issue_width_and_window() {
 fn a_code_footprint_beyond_the_instruction_cache_stalls() {
     let run = |functions: u64| {
         let mut spec = machine();
-        spec.caches.insert(0, CacheSpec { ..cache(Level::L1Instruction, 2 << 10, 4, 1, 1) });
+        spec.caches.insert(0, CacheSpec { ..cache(CacheLevel::L1Instruction, 2 << 10, 4, 1, 1) });
         let mut hw = hardware(&spec);
         let calls = (0..functions).map(|at| Access::jump((1 << 20) + at * 256, 64)).collect();
         hw.load(CpuId(0), thread(0, 0, calls, true), 0);
         let (done, _) = finish(&mut hw, 2_000_000);
         assert_balanced(&done[0].counters);
-        let l1i = done[0].counters.levels[Level::L1Instruction as usize];
+        let l1i = done[0].counters.levels[CacheLevel::L1Instruction as usize];
         assert!(l1i.references > 5_000);
         (l1i.all_misses() as f64 / l1i.references as f64, done[0].counters.instructions as f64 / 2_000_000.0)
     };

@@ -4,7 +4,7 @@ use expect_test::expect;
 
 use super::*;
 
-fn probed(spec: &MachineSpec, accesses: Vec<Access>, probes: Probes) -> Thread {
+fn probed(spec: &MachineSpec, accesses: Vec<Access>, probes: Probes) -> HwThread {
     let mut hw = hardware(spec);
     let mut one = thread(0, 0, accesses, false);
     one.probes = probes;
@@ -38,15 +38,15 @@ fn an_ideal_trace_is_the_sequence_of_misses() {
 #[test]
 fn the_last_address_register_loses_and_repeats() {
     let mut spec = machine();
-    spec.pipeline = Pipeline::OutOfOrder { issue_width: 4, window: 64, mshrs: 8, loads_pass: true };
-    spec.counters.sampler = Sampler::LastAddress;
+    spec.pipeline = CoreModel::OutOfOrder { issue_width: 4, window: 64, mshrs: 8, loads_pass: true };
+    spec.counters.sampler = SamplerModel::LastAddress;
     let accesses: Vec<Access> = (0..1000).map(|at| Access::load(at * 192, 0)).collect();
     let trace = || Some(TraceProbe { entries_at_most: 10_000, ..TraceProbe::default() });
     let done = probed(&spec, accesses.clone(), Probes { trace: trace(), ..Probes::default() });
     let found = done.probes.trace.unwrap();
     assert_eq!(found.lines.len() as u64 + found.lost, 1000);
     assert!(found.lost > 300, "{}", found.lost);
-    spec.prefetchers = vec![PrefetcherSpec::AdjacentLine { level: Level::L1Data }];
+    spec.prefetchers = vec![PrefetcherSpec::AdjacentLine { level: CacheLevel::L1Data }];
     let done = probed(&spec, accesses, Probes { trace: trace(), ..Probes::default() });
     let found = done.probes.trace.unwrap();
     let repeats = found.lines.windows(2).filter(|pair| pair[0] == pair[1]).count() as u64;
@@ -57,9 +57,9 @@ fn the_last_address_register_loses_and_repeats() {
 #[test]
 fn a_prefetched_stream_is_seen_as_repeats() {
     let mut spec = machine();
-    spec.pipeline = Pipeline::OutOfOrder { issue_width: 4, window: 64, mshrs: 8, loads_pass: true };
-    spec.counters.sampler = Sampler::LastAddress;
-    spec.prefetchers = vec![PrefetcherSpec::Stride { level: Level::L1Data, streams: 8, degree: 2 }];
+    spec.pipeline = CoreModel::OutOfOrder { issue_width: 4, window: 64, mshrs: 8, loads_pass: true };
+    spec.counters.sampler = SamplerModel::LastAddress;
+    spec.prefetchers = vec![PrefetcherSpec::Stride { level: CacheLevel::L1Data, streams: 8, degree: 2 }];
     let accesses: Vec<Access> = (0..1000).map(|at| Access::load(at * 64, 100)).collect();
     let trace = TraceProbe { entries_at_most: 10_000, ..TraceProbe::default() };
     let done = probed(&spec, accesses, Probes { trace: Some(trace), ..Probes::default() });
@@ -74,14 +74,14 @@ fn a_prefetched_stream_is_seen_as_repeats() {
 #[test]
 fn tagged_samples_tell_source_and_latency() {
     let mut spec = machine();
-    spec.counters.sampler = Sampler::Tagged;
+    spec.counters.sampler = SamplerModel::Tagged;
     let samples = SampleProbe { one_in: 10, at_most: 10_000, ..SampleProbe::default() };
     let done = probed(&spec, far(5_000), Probes { samples: Some(samples), ..Probes::default() });
     let samples = done.probes.samples.unwrap();
     assert_eq!(samples.events, 5_000);
     assert!((400..=600).contains(&samples.samples.len()), "{}", samples.samples.len());
     for sample in &samples.samples {
-        assert_eq!((sample.source, sample.latency_cycles), (Source::Memory, Some(200)));
+        assert_eq!((sample.source, sample.latency_cycles), (DataSource::Memory, Some(200)));
         assert_eq!(sample.physical_line, Some(sample.virtual_line), "the frames are the pages");
     }
 }
@@ -94,7 +94,7 @@ fn watched_locations_report_reuse_times() {
     let done = probed(&machine(), accesses, Probes { watch: Some(watch), ..Probes::default() });
     let samples = done.probes.watch.unwrap().samples;
     assert_eq!(samples.len(), 50);
-    assert!(samples.iter().all(|sample| sample.accesses == Some(99) && sample.touched_again));
+    assert!(samples.iter().all(|sample| sample.accesses == Some(99) && sample.reused));
 }
 
 /// Is fetched code watched like data, in lines of the watched size? A loop over 2 KB of code fetches its 32 lines in turn,
@@ -102,13 +102,13 @@ fn watched_locations_report_reuse_times() {
 #[test]
 fn fetched_code_is_watched_too() {
     let mut spec = machine();
-    spec.caches.insert(0, cache(Level::L1Instruction, 1 << 10, 4, 1, 1));
+    spec.caches.insert(0, cache(CacheLevel::L1Instruction, 1 << 10, 4, 1, 1));
     let lap = |_| std::iter::once(Access::jump(1 << 20, 0)).chain((0..32).map(|_| Access::load(64, 15)));
     let watch = WatchProbe { locations: 30, one_in: 7, ..WatchProbe::default() };
     let done = probed(&spec, (0..200).flat_map(lap).collect(), Probes { watch: Some(watch), ..Probes::default() });
     let watch = done.probes.watch.unwrap();
-    let references = |level: Level| done.counters.levels[level as usize].references;
-    assert_eq!(watch.accesses, references(Level::L1Instruction) + references(Level::L1Data));
+    let references = |level: CacheLevel| done.counters.levels[level as usize].references;
+    assert_eq!(watch.accesses, references(CacheLevel::L1Instruction) + references(CacheLevel::L1Data));
     let times = |accesses: u64| watch.samples.iter().filter(|sample| sample.accesses == Some(accesses)).count();
     assert!(times(1) > 5 && times(63) > 5 && times(1) + times(63) == 30, "{:?}", watch.samples);
 }
@@ -117,12 +117,12 @@ fn fetched_code_is_watched_too() {
 #[test]
 fn super_sets_and_overflows_agree_with_the_counters() {
     let mut spec = machine();
-    spec.caches.insert(0, cache(Level::L1Instruction, 1 << 10, 4, 1, 1));
-    let levels: Vec<Level> = spec.caches.iter().map(|cache| cache.level).collect();
+    spec.caches.insert(0, cache(CacheLevel::L1Instruction, 1 << 10, 4, 1, 1));
+    let levels: Vec<CacheLevel> = spec.caches.iter().map(|cache| cache.level).collect();
     let super_sets = vec![SuperSetCount { accesses: 0, misses: 0 }; 4];
-    let activity = |&level: &Level| ActivityProbe { level, contiguous: false, super_sets: super_sets.clone() };
+    let activity = |&level: &CacheLevel| ActivityProbe { level, contiguous: false, super_sets: super_sets.clone() };
     let load = |at: u64| [Access::load(at * at % 300 * 64, 1), Access::jump((1 << 20) + at * 7 % 90 * 1024, 3)];
-    let overflow = Overflow { event: Event::Instructions, period: 1000, next_at: 1000, raised: 0 };
+    let overflow = Overflow { event: CounterEvent::Instructions, period: 1000, next_at: 1000, raised: 0 };
     let activity: Vec<ActivityProbe> = levels.iter().map(activity).collect();
     let probes = Probes { activity, overflows: vec![overflow], ..Probes::default() };
     let done = probed(&spec, (0..5_000u64).flat_map(load).collect(), probes);
@@ -142,11 +142,11 @@ fn super_sets_and_overflows_agree_with_the_counters() {
 /// for, however the sampler errs, and does a thread without accesses leave probes empty?
 #[test]
 fn an_access_that_was_never_simulated_is_never_reported() {
-    for sampler in [Sampler::Ideal, Sampler::LastAddress, Sampler::Tagged] {
+    for sampler in [SamplerModel::Ideal, SamplerModel::LastAddress, SamplerModel::Tagged] {
         let mut spec = machine();
-        spec.pipeline = Pipeline::OutOfOrder { issue_width: 4, window: 64, mshrs: 8, loads_pass: true };
+        spec.pipeline = CoreModel::OutOfOrder { issue_width: 4, window: 64, mshrs: 8, loads_pass: true };
         spec.counters.sampler = sampler;
-        spec.prefetchers = vec![PrefetcherSpec::AdjacentLine { level: Level::L1Data }];
+        spec.prefetchers = vec![PrefetcherSpec::AdjacentLine { level: CacheLevel::L1Data }];
         let all = || Probes {
             trace: Some(TraceProbe { entries_at_most: 100_000, ..TraceProbe::default() }),
             samples: Some(SampleProbe { one_in: 3, at_most: 100_000, ..SampleProbe::default() }),
@@ -154,14 +154,14 @@ fn an_access_that_was_never_simulated_is_never_reported() {
             ..Probes::default()
         };
         // Even lines only: what the prefetcher brings beside them was not asked for.
-        let mut dice = Dice::new(11);
+        let mut dice = TestRng::new(11);
         let accesses: Vec<Access> = (0..20_000).map(|_| Access::load(dice.below(2_000) * 128, 1)).collect();
         let done = probed(&spec, accesses, all());
         let (trace, samples) = (done.probes.trace.unwrap(), done.probes.samples.unwrap());
         assert!(trace.lines.len() > 1_000 && samples.samples.len() > 1_000, "{sampler:?}");
         assert!(trace.lines.iter().all(|line| line % 2 == 0 && *line < 4_000), "{sampler:?}");
         assert!(samples.samples.iter().all(|sample| sample.virtual_line % 2 == 0 && sample.virtual_line < 4_000));
-        let misses = done.counters.levels[Level::L1Data as usize].all_misses();
+        let misses = done.counters.levels[CacheLevel::L1Data as usize].all_misses();
         assert_eq!(trace.lines.len() as u64 - trace.stale + trace.lost, misses, "{sampler:?}");
         assert!(done.probes.watch.unwrap().samples.len() <= 100);
         let idle = probed(&spec, vec![Access::compute(1_000)], all());
@@ -176,22 +176,23 @@ fn an_access_that_was_never_simulated_is_never_reported() {
 #[test]
 fn the_distribution_of_lost_misses_is_reported() {
     let mut spec = machine();
-    spec.pipeline = Pipeline::OutOfOrder { issue_width: 5, window: 100, mshrs: 8, loads_pass: true };
-    spec.counters.sampler = Sampler::LastAddress;
-    (spec.caches[0], spec.caches[1]) = (cache(Level::L1Data, 32 << 10, 4, 2, 1), cache(Level::L2, 2 << 20, 8, 14, 1));
+    spec.pipeline = CoreModel::OutOfOrder { issue_width: 5, window: 100, mshrs: 8, loads_pass: true };
+    spec.counters.sampler = SamplerModel::LastAddress;
+    (spec.caches[0], spec.caches[1]) =
+        (cache(CacheLevel::L1Data, 32 << 10, 4, 2, 1), cache(CacheLevel::L2, 2 << 20, 8, 14, 1));
     let mut found = String::new();
     for name in ["swim", "art", "twolf", "mcf", "libquantum"] {
         let mut threads = crate::kernels::program(name, 1, &crate::kernels::Options::default()).unwrap();
         let mut accesses = Vec::new();
         while accesses.len() < 400_000 {
-            threads[0].fill(&mut accesses);
+            threads[0].next_batch(&mut accesses);
         }
         let trace = TraceProbe { entries_at_most: 20_000, ..TraceProbe::default() };
         let mut hw = hardware(&spec);
         let mut one = thread(0, 0, accesses, false);
         one.probes.trace = Some(trace);
         hw.load(CpuId(0), one, 0);
-        let _ = hw.run(u64::MAX / 16, &mut Dense::default());
+        let _ = hw.run(u64::MAX / 16, &mut FirstTouchFrames::default());
         let trace = hw.unload(CpuId(0)).unwrap().probes.trace.unwrap();
         assert_eq!(trace.lost_after.iter().map(|count| u64::from(*count)).sum::<u64>(), trace.lines.len() as u64);
         let share = trace.lost_after.map(|count| 100.0 * f64::from(count) / trace.lines.len() as f64);
@@ -210,11 +211,11 @@ fn the_distribution_of_lost_misses_is_reported() {
 
 /// Frames in the order of first touch.
 #[derive(Default)]
-struct Dense(std::collections::BTreeMap<u64, u64>);
+struct FirstTouchFrames(std::collections::BTreeMap<u64, u64>);
 
-impl Frames for Dense {
-    fn frame(&mut self, _process: ProcessId, page: u64, _cpu: CpuId, _store: bool) -> Framed {
+impl FrameProvider for FirstTouchFrames {
+    fn frame(&mut self, _process: ProcessId, page: u64, _cpu: CpuId, _store: bool) -> FrameLookup {
         let next = self.0.len() as u64;
-        Framed { frame: *self.0.entry(page).or_insert(next), cost_cycles: 0, copied: false }
+        FrameLookup { frame: *self.0.entry(page).or_insert(next), cost_cycles: 0, copied: false }
     }
 }

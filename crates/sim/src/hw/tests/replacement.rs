@@ -4,8 +4,8 @@ use super::*;
 
 /// Skewed random lines: small numbers often.
 fn skewed(seed: u64, count: usize, lines: u64) -> Vec<u64> {
-    let mut dice = Dice::new(seed);
-    let one = |dice: &mut Dice| {
+    let mut dice = TestRng::new(seed);
+    let one = |dice: &mut TestRng| {
         let below = dice.below(lines) + 1;
         dice.below(below)
     };
@@ -52,8 +52,8 @@ fn fully_associative_lru_misses_equal_the_stack_distance_curve_at_every_size() {
     }
     for ways in 1..=64u32 {
         let mut spec = machine();
-        spec.caches[0] = cache(Level::L1Data, u64::from(ways) * 64, ways, 3, 1);
-        let found = run_one(&spec, &lines).levels[Level::L1Data as usize].all_misses();
+        spec.caches[0] = cache(CacheLevel::L1Data, u64::from(ways) * 64, ways, 3, 1);
+        let found = run_one(&spec, &lines).levels[CacheLevel::L1Data as usize].all_misses();
         let expected: u64 = distances[ways as usize..].iter().sum();
         assert_eq!(found, expected, "{ways} lines");
     }
@@ -65,13 +65,13 @@ fn set_associative_misses_equal_an_independent_model() {
     for (ways, outer_sets, outer_ways) in [(2, 16, 4), (4, 16, 8), (8, 24, 12), (3, 20, 5), (16, 64, 16)] {
         let lines = skewed(ways, 20_000, 1500);
         let mut spec = machine();
-        spec.caches[0] = cache(Level::L1Data, ways * 8 * 64, ways as u32, 3, 1);
-        spec.caches[1] = cache(Level::L2, outer_sets * outer_ways * 64, outer_ways as u32, 14, 1);
+        spec.caches[0] = cache(CacheLevel::L1Data, ways * 8 * 64, ways as u32, 3, 1);
+        spec.caches[1] = cache(CacheLevel::L2, outer_sets * outer_ways * 64, outer_ways as u32, 14, 1);
         let counters = run_one(&spec, &lines);
         let first = oracle(&lines, 8, ways as usize);
         let second = oracle(&first, outer_sets, outer_ways as usize);
-        let l1 = counters.levels[Level::L1Data as usize];
-        let l2 = counters.levels[Level::L2 as usize];
+        let l1 = counters.levels[CacheLevel::L1Data as usize];
+        let l2 = counters.levels[CacheLevel::L2 as usize];
         assert_eq!((l1.references, l1.all_misses()), (20_000, first.len() as u64));
         assert_eq!((l2.references, l2.all_misses()), (first.len() as u64, second.len() as u64));
         let mut distinct = first.clone();
@@ -87,27 +87,27 @@ fn set_associative_misses_equal_an_independent_model() {
 /// for LRU and tree PLRU, power-of-two sets or not?
 #[test]
 fn set_associative_misses_equal_the_locality_engines() {
-    use cachemate_locality::cachesim::{CacheShape, CacheSim, Replacement as Theirs};
+    use cachemate_locality::cachesim::{CacheGeometry, CacheSim, Replacement as Theirs};
     let shapes = [(8, 2, 64, 8), (16, 4, 24, 12), (8, 8, 32, 16), (12, 3, 20, 5), (4, 16, 16, 32)];
-    let kinds = [(Replacement::Lru, Theirs::Lru), (Replacement::TreePlru, Theirs::TreePlru)];
+    let kinds = [(ReplacementPolicy::Lru, Theirs::Lru), (ReplacementPolicy::TreePlru, Theirs::TreePlru)];
     for (ours, theirs) in kinds {
         for (sets, ways, outer_sets, outer_ways) in shapes {
             let powers = u32::is_power_of_two(ways) && u32::is_power_of_two(outer_ways);
-            if ours == Replacement::TreePlru && !powers {
+            if ours == ReplacementPolicy::TreePlru && !powers {
                 continue;
             }
             let lines = skewed(u64::from(ways + sets), 30_000, 3000);
             let mut spec = machine();
             let size = |sets: u32, ways: u32| u64::from(sets) * u64::from(ways) * 64;
-            spec.caches[0] = CacheSpec { replacement: ours, ..cache(Level::L1Data, size(sets, ways), ways, 3, 1) };
-            let outer = cache(Level::L2, size(outer_sets, outer_ways), outer_ways, 14, 1);
+            spec.caches[0] = CacheSpec { replacement: ours, ..cache(CacheLevel::L1Data, size(sets, ways), ways, 3, 1) };
+            let outer = cache(CacheLevel::L2, size(outer_sets, outer_ways), outer_ways, 14, 1);
             spec.caches[1] = CacheSpec { replacement: ours, ..outer };
             let counters = run_one(&spec, &lines);
-            let engine = |sets, ways| CacheSim::new(CacheShape { sets, ways, slices: 1 }, theirs).unwrap();
+            let engine = |sets, ways| CacheSim::new(CacheGeometry { sets, ways, slices: 1 }, theirs).unwrap();
             let mut missed = Vec::new();
             let first = engine(sets, ways).push_collecting(&lines, &mut missed);
             let second = engine(outer_sets, outer_ways).push(&missed);
-            let found = [Level::L1Data, Level::L2].map(|level| counters.levels[level as usize].all_misses());
+            let found = [CacheLevel::L1Data, CacheLevel::L2].map(|level| counters.levels[level as usize].all_misses());
             assert_eq!(found, [first, second], "{ours:?} {sets} x {ways}, {outer_sets} x {outer_ways}");
         }
     }
@@ -119,10 +119,10 @@ fn tree_plru_points_away_from_recent_halves() {
     let mut spec = machine();
     let lines = skewed(9, 5_000, 60);
     let misses = |spec: &MachineSpec, lines: &[u64]| run_one(spec, lines).levels[1].all_misses();
-    spec.caches[0] = CacheSpec { replacement: Replacement::TreePlru, ..cache(Level::L1Data, 1024, 2, 3, 1) };
+    spec.caches[0] = CacheSpec { replacement: ReplacementPolicy::TreePlru, ..cache(CacheLevel::L1Data, 1024, 2, 3, 1) };
     assert_eq!(misses(&spec, &lines), oracle(&lines, 8, 2).len() as u64);
     // a b c d, then a: the tree points to the other half, at c. LRU would take b.
-    spec.caches[0] = CacheSpec { replacement: Replacement::TreePlru, ..cache(Level::L1Data, 256, 4, 3, 1) };
+    spec.caches[0] = CacheSpec { replacement: ReplacementPolicy::TreePlru, ..cache(CacheLevel::L1Data, 256, 4, 3, 1) };
     assert_eq!(misses(&spec, &[0, 1, 2, 3, 0, 4, 1]), 5, "b stayed");
     assert_eq!(misses(&spec, &[0, 1, 2, 3, 0, 4, 2]), 6, "c went");
 }
@@ -133,17 +133,22 @@ fn random_replacement_keeps_part_of_a_loop_that_lru_loses() {
     let mut spec = machine();
     let cyclic: Vec<u64> = (0..20_000).map(|at| at % 20).collect();
     let misses = |replacement, spec: &mut MachineSpec| {
-        spec.caches[0] = CacheSpec { replacement, ..cache(Level::L1Data, 1024, 16, 3, 1) };
+        spec.caches[0] = CacheSpec { replacement, ..cache(CacheLevel::L1Data, 1024, 16, 3, 1) };
         run_one(spec, &cyclic).levels[1].all_misses()
     };
-    assert_eq!(misses(Replacement::Lru, &mut spec), 20_000);
+    assert_eq!(misses(ReplacementPolicy::Lru, &mut spec), 20_000);
     // Independent reference theory of random replacement: m = 1 - (1 - 1/16)^(20 m) has its root at m = 0.355.
-    let found = misses(Replacement::Random, &mut spec) as f64 / 20_000.0;
+    let found = misses(ReplacementPolicy::Random, &mut spec) as f64 / 20_000.0;
     assert!((found - 0.355).abs() < 0.03, "{found}");
 }
 
 /// Two cores on one L2: misses at the L2 of the task on CPU 0, alone or beside a neighbor that streams.
-fn beside(spec: &MachineSpec, neighbor: bool, prepare: impl Fn(&mut Hardware), frames: &mut dyn Frames) -> LevelCounts {
+fn beside(
+    spec: &MachineSpec,
+    neighbor: bool,
+    prepare: impl Fn(&mut Hardware),
+    frames: &mut dyn FrameProvider,
+) -> LevelCounts {
     let mut hw = hardware(spec);
     prepare(&mut hw);
     let lines = skewed(5, 20_000, 200);
@@ -156,8 +161,8 @@ fn beside(spec: &MachineSpec, neighbor: bool, prepare: impl Fn(&mut Hardware), f
         hw.load(CpuId(1), other, 0);
     }
     loop {
-        if let Stop::Turn { turn: Turn::Exit, cpu: CpuId(0), .. } = hw.run(u64::MAX / 4, frames) {
-            return hw.unload(CpuId(0)).unwrap().counters.levels[Level::L2 as usize];
+        if let StopReason::Turn { turn: BatchEnd::Exit, cpu: CpuId(0), .. } = hw.run(u64::MAX / 4, frames) {
+            return hw.unload(CpuId(0)).unwrap().counters.levels[CacheLevel::L2 as usize];
         }
     }
 }
@@ -167,26 +172,26 @@ fn beside(spec: &MachineSpec, neighbor: bool, prepare: impl Fn(&mut Hardware), f
 fn exclusive_way_masks_make_hits_independent_of_the_neighbor() {
     let mut spec = machine();
     (spec.cores_per_package, spec.caches[1].shared_by_cores) = (2, 2);
-    spec.caches[1].way_partitions = Some(WayPartitions { groups: 4, ways_at_least: 1, contiguous: true });
-    for replacement in [Replacement::Lru, Replacement::TreePlru] {
+    spec.caches[1].way_partitions = Some(WayPartitions { groups: 4, min_ways: 1, contiguous: true });
+    for replacement in [ReplacementPolicy::Lru, ReplacementPolicy::TreePlru] {
         spec.caches[1].replacement = replacement;
         let masks = |hw: &mut Hardware| {
             hw.set_way_mask(CacheId(2), 1, &"0-3".parse().unwrap()).unwrap();
             hw.set_way_mask(CacheId(2), 2, &"4-7".parse().unwrap()).unwrap();
         };
-        let alone = beside(&spec, false, masks, &mut Plain);
-        assert_eq!(alone, beside(&spec, true, masks, &mut Plain));
-        let open = beside(&spec, true, |_| {}, &mut Plain);
+        let alone = beside(&spec, false, masks, &mut IdentityFrames);
+        assert_eq!(alone, beside(&spec, true, masks, &mut IdentityFrames));
+        let open = beside(&spec, true, |_| {}, &mut IdentityFrames);
         assert!(open.caused(MissCause::InterTask) > 1_000 && open.all_misses() > alone.all_misses());
     }
 }
 
 /// Frames of one half of the colors per process.
-struct Colored;
+struct ColoredFrames;
 
-impl Frames for Colored {
-    fn frame(&mut self, process: ProcessId, page: u64, _cpu: CpuId, _store: bool) -> Framed {
-        Framed {
+impl FrameProvider for ColoredFrames {
+    fn frame(&mut self, process: ProcessId, page: u64, _cpu: CpuId, _store: bool) -> FrameLookup {
+        FrameLookup {
             frame: 2 * (page + 4096 * u64::from(process.0)) + u64::from(process.0 % 2),
             cost_cycles: 0,
             copied: false,
@@ -200,11 +205,11 @@ fn disjoint_colors_make_hits_independent_of_the_neighbor() {
     let mut spec = machine();
     spec.cores_per_package = 2;
     // 128 sets of 64 bytes: two pages, two colors.
-    spec.caches[1] = cache(Level::L2, 32 << 10, 4, 14, 2);
+    spec.caches[1] = cache(CacheLevel::L2, 32 << 10, 4, 14, 2);
     assert_eq!(spec.colors_of(&spec.caches[1]), 2);
-    let alone = beside(&spec, false, |_| {}, &mut Colored);
-    assert_eq!(alone, beside(&spec, true, |_| {}, &mut Colored));
-    assert!(beside(&spec, true, |_| {}, &mut Plain).caused(MissCause::InterTask) > 0);
+    let alone = beside(&spec, false, |_| {}, &mut ColoredFrames);
+    assert_eq!(alone, beside(&spec, true, |_| {}, &mut ColoredFrames));
+    assert!(beside(&spec, true, |_| {}, &mut IdentityFrames).caused(MissCause::InterTask) > 0);
 }
 
 /// Are masks that the cache cannot have refused, with what was expected?
@@ -213,7 +218,7 @@ fn impossible_way_masks_are_refused() {
     let mut spec = machine();
     let mask = |text: &str| text.parse::<IndexSet>().unwrap();
     assert!(hardware(&spec).set_way_mask(CacheId(1), 0, &mask("0-3")).is_err(), "no partitions");
-    spec.caches[1].way_partitions = Some(WayPartitions { groups: 2, ways_at_least: 2, contiguous: true });
+    spec.caches[1].way_partitions = Some(WayPartitions { groups: 2, min_ways: 2, contiguous: true });
     let mut hw = hardware(&spec);
     for (class, ways) in [(2, "0-3"), (0, "1"), (0, "0,2"), (0, "7-8"), (0, "")] {
         let refused = hw.set_way_mask(CacheId(1), class, &mask(ways)).unwrap_err();
@@ -227,7 +232,7 @@ fn impossible_way_masks_are_refused() {
 #[test]
 fn the_matrix_names_evictor_and_victim() {
     let mut spec = machine();
-    (spec.cores_per_package, spec.caches[1]) = (2, cache(Level::L2, 256, 4, 14, 2));
+    (spec.cores_per_package, spec.caches[1]) = (2, cache(CacheLevel::L2, 256, 4, 14, 2));
     let mut hw = hardware(&spec);
     hw.load(CpuId(0), thread(0, 0, (0..100).map(|at| Access::load(at * 64, 0)).collect(), true), 0);
     hw.load(CpuId(1), thread(5, 1, (0..100).map(|at| Access::load(at * 64, at as u32 % 7 * 90)).collect(), true), 0);
@@ -249,36 +254,36 @@ fn a_copied_page_is_cached() {
     let page: Vec<Access> = (0..64).map(|line| Access::load(4096 + line * 64, 1)).collect();
     hw.load(CpuId(0), thread(0, 0, page, false), 0);
     let counters = finish(&mut hw, u64::MAX / 4).0.remove(0).counters;
-    let misses = |level: Level| counters.levels[level as usize].all_misses();
-    assert_eq!((misses(Level::L1Data), misses(Level::L2)), (64, 0));
+    let misses = |level: CacheLevel| counters.levels[level as usize].all_misses();
+    assert_eq!((misses(CacheLevel::L1Data), misses(CacheLevel::L2)), (64, 0));
 }
 
 /// Does a program on one color keep its hits in a virtually indexed L1, and lose them in a physically indexed one?
 #[test]
 fn colors_do_not_divide_a_virtually_indexed_l1() {
-    let misses = |index: Index, frames: &mut dyn Frames| {
+    let misses = |index: SetIndexing, frames: &mut dyn FrameProvider| {
         let mut spec = machine();
         // Two pages a way; every second frame.
-        spec.caches[0] = CacheSpec { index, ..cache(Level::L1Data, 16 << 10, 2, 3, 1) };
-        spec.caches[1] = cache(Level::L2, 64 << 10, 8, 14, 1);
+        spec.caches[0] = CacheSpec { index, ..cache(CacheLevel::L1Data, 16 << 10, 2, 3, 1) };
+        spec.caches[1] = cache(CacheLevel::L2, 64 << 10, 8, 14, 1);
         let mut hw = hardware(&spec);
         let sweep: Vec<Access> = (0..10 * 256).map(|line| Access::load(line % 256 * 64, 1)).collect();
         hw.load(CpuId(0), thread(0, 0, sweep, false), 0);
         let _ = hw.run(u64::MAX / 16, frames);
         let done = hw.unload(CpuId(0)).unwrap().counters;
         assert_balanced(&done);
-        done.levels[Level::L1Data as usize].all_misses()
+        done.levels[CacheLevel::L1Data as usize].all_misses()
     };
-    assert_eq!(misses(Index::Virtual, &mut Colored), 256, "each line once");
-    assert_eq!(misses(Index::Physical, &mut Colored), 10 * 256, "an LRU loop over twice the sets it gets");
-    assert_eq!(misses(Index::Virtual, &mut Plain), misses(Index::Physical, &mut Plain));
+    assert_eq!(misses(SetIndexing::Virtual, &mut ColoredFrames), 256, "each line once");
+    assert_eq!(misses(SetIndexing::Physical, &mut ColoredFrames), 10 * 256, "an LRU loop over twice the sets it gets");
+    assert_eq!(misses(SetIndexing::Virtual, &mut IdentityFrames), misses(SetIndexing::Physical, &mut IdentityFrames));
 }
 
 /// Are a frame's lines found and dropped under the name it had, and does its next page give it another?
 #[test]
 fn a_flushed_frame_takes_the_index_of_its_next_page() {
     let mut spec = machine();
-    spec.caches[0] = CacheSpec { index: Index::Virtual, ..cache(Level::L1Data, 16 << 10, 2, 3, 1) };
+    spec.caches[0] = CacheSpec { index: SetIndexing::Virtual, ..cache(CacheLevel::L1Data, 16 << 10, 2, 3, 1) };
     let mut hw = hardware(&spec);
     for (page, set) in [(7u64, 64), (12, 0)] {
         let one = vec![Access::load(page << 12, 1)];
@@ -294,8 +299,8 @@ fn a_flushed_frame_takes_the_index_of_its_next_page() {
 /// All pages are in frame 3.
 struct OneFrame;
 
-impl Frames for OneFrame {
-    fn frame(&mut self, _process: ProcessId, _page: u64, _cpu: CpuId, _store: bool) -> Framed {
-        Framed { frame: 3, cost_cycles: 0, copied: false }
+impl FrameProvider for OneFrame {
+    fn frame(&mut self, _process: ProcessId, _page: u64, _cpu: CpuId, _store: bool) -> FrameLookup {
+        FrameLookup { frame: 3, cost_cycles: 0, copied: false }
     }
 }

@@ -3,42 +3,47 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::hw::burst::{Burst, Event};
-use crate::hw::pipeline::{Around, Front};
-use crate::hw::store::{Meta, PENDING};
-use crate::hw::unit::Served;
+use crate::hw::burst::{Burst, SlowPathCause};
+use crate::hw::cache_unit::ServedBy;
+use crate::hw::pipeline::{CoreEnvironment, CoreFrontEnd};
+use crate::hw::store::{LineMeta, PENDING};
 
-impl Front {
-    /// What [`Front::quick`] does, for caches of any shape.
-    pub(in crate::hw) fn step(&mut self, burst: &mut Burst, thread: &mut Thread, around: &mut Around<'_>) -> Event {
+impl CoreFrontEnd {
+    /// What [`CoreFrontEnd::quick`] does, for caches of any shape.
+    pub(in crate::hw) fn step(
+        &mut self,
+        burst: &mut Burst,
+        thread: &mut HwThread,
+        around: &mut CoreEnvironment<'_>,
+    ) -> SlowPathCause {
         loop {
             let nth = burst.run.nth;
-            let Some(&access) = thread.batch.get(thread.position) else { return Event::BatchEnd };
+            let Some(&access) = thread.batch.get(thread.position) else { return SlowPathCause::BatchEnd };
             burst.stop = burst.bound(self.in_order, burst.t, &mut self.contexts[nth]);
             match access.kind() {
-                AccessKind::Jump => return Event::Jump,
-                AccessKind::Compute => return Event::Compute,
+                AccessKind::Jump => return SlowPathCause::Jump,
+                AccessKind::Compute => return SlowPathCause::Compute,
                 AccessKind::Load | AccessKind::Store => {}
             }
             let needed = access.instructions() - burst.skip;
             let budget = (burst.stop - burst.t).min(thread.fetch_left);
             if needed > budget {
-                burst.pass(budget, thread, &mut self.contexts[nth]);
-                return if thread.fetch_left > 0 { Event::Budget } else { Event::Fetch };
+                burst.issue(budget, thread, &mut self.contexts[nth]);
+                return if thread.fetch_left > 0 { SlowPathCause::Budget } else { SlowPathCause::Fetch };
             }
-            burst.pass(needed - 1, thread, &mut self.contexts[nth]);
+            burst.issue(needed - 1, thread, &mut self.contexts[nth]);
             if access.is_dependent() && self.contexts[nth].value_at > burst.t {
-                return Event::Depends;
+                return SlowPathCause::Depends;
             }
             let page = access.address() >> around.page_shift;
             if page != burst.page {
-                let Some(frame) = thread.tlb.find(page) else { return Event::Translate };
+                let Some(frame) = thread.tlb.find(page) else { return SlowPathCause::Translate };
                 (burst.page, burst.frame) = (page, frame << around.page_shift);
             }
             if self.step_in_cache(access, burst, thread, around) {
                 continue;
             }
-            if let Some(event) = self.beyond::<false>(burst, thread, around) {
+            if let Some(event) = self.leave_fast_path::<false>(burst, thread, around) {
                 return event;
             }
         }
@@ -49,15 +54,15 @@ impl Front {
         &mut self,
         access: Access,
         burst: &mut Burst,
-        thread: &mut Thread,
-        around: &mut Around<'_>,
+        thread: &mut HwThread,
+        around: &mut CoreEnvironment<'_>,
     ) -> bool {
         let unit = &mut around.caches.units[self.l1d];
         let line = (burst.frame | access.address() & ((1 << around.page_shift) - 1)) >> unit.line_shift;
         burst.place = unit.store.find(line);
         let Some(place) = burst.place else { return false };
         let store = access.kind() == AccessKind::Store;
-        let back = Meta(unit.store.meta(place).0 & !PENDING);
+        let back = LineMeta(unit.store.meta(place).0 & !PENDING);
         let late = unit.store.meta(place) != back && !unit.pending.is_back(line, burst.t + unit.latency);
         if late || back.refuses(store, unit.write == WritePolicy::Through) {
             return false;
@@ -66,7 +71,7 @@ impl Front {
         unit.store.touch(line, place);
         let context = &mut self.contexts[burst.run.nth];
         if !store {
-            (context.value_at, context.value_from) = (burst.t + unit.latency, Served::Hit(Level::L1Data));
+            (context.value_at, context.value_from) = (burst.t + unit.latency, ServedBy::Hit(CacheLevel::L1Data));
         }
         burst.hits += 1;
         burst.skip_one(thread, context);
@@ -77,34 +82,38 @@ impl Front {
 /// Two packages of two cores, with L1s of every shape that the quick way knows, and others.
 fn machines() -> impl Strategy<Value = MachineSpec> {
     let pipeline = prop_oneof![
-        Just(Pipeline::InOrder { issue_width: 1 }),
-        Just(Pipeline::InOrder { issue_width: 2 }),
-        Just(Pipeline::OutOfOrder { issue_width: 3, window: 24, mshrs: 3, loads_pass: false }),
-        Just(Pipeline::OutOfOrder { issue_width: 4, window: 64, mshrs: 8, loads_pass: true }),
+        Just(CoreModel::InOrder { issue_width: 1 }),
+        Just(CoreModel::InOrder { issue_width: 2 }),
+        Just(CoreModel::OutOfOrder { issue_width: 3, window: 24, mshrs: 3, loads_pass: false }),
+        Just(CoreModel::OutOfOrder { issue_width: 4, window: 64, mshrs: 8, loads_pass: true }),
     ];
-    let replacement = prop_oneof![Just(Replacement::Lru), Just(Replacement::Random), Just(Replacement::TreePlru)];
+    let replacement =
+        prop_oneof![Just(ReplacementPolicy::Lru), Just(ReplacementPolicy::Random), Just(ReplacementPolicy::TreePlru)];
     let write = prop_oneof![Just(WritePolicy::Back), Just(WritePolicy::Through)];
     let ways = || prop_oneof![Just(1u32), Just(2), Just(4), Just(8)];
-    let index = prop_oneof![Just(Index::Physical), Just(Index::Virtual)];
+    let index = prop_oneof![Just(SetIndexing::Physical), Just(SetIndexing::Virtual)];
     (pipeline, replacement, write, (ways(), ways()), index, 1..=2u32, 1..=2u32).prop_map(
         |(pipeline, replacement, write, (ways, code_ways), index, contexts_per_core, per_l2)| {
             let mut spec = MachineSpec { pipeline, packages: 2, cores_per_package: 2, contexts_per_core, ..machine() };
             // In a virtually indexed cache a way is two pages.
-            let way_bytes = if index == Index::Virtual { 8 << 10 } else { 256 };
-            let data = cache(Level::L1Data, way_bytes * u64::from(ways), ways, 3, 1);
+            let way_bytes = if index == SetIndexing::Virtual { 8 << 10 } else { 256 };
+            let data = cache(CacheLevel::L1Data, way_bytes * u64::from(ways), ways, 3, 1);
             spec.caches = vec![
-                CacheSpec { replacement, ..cache(Level::L1Instruction, 256 * u64::from(code_ways), code_ways, 1, 1) },
+                CacheSpec {
+                    replacement,
+                    ..cache(CacheLevel::L1Instruction, 256 * u64::from(code_ways), code_ways, 1, 1)
+                },
                 CacheSpec { replacement, write, index, line_bytes: 32, ..data },
-                CacheSpec { bandwidth_bytes_per_cycle: Some(16.0), ..cache(Level::L2, 8 << 10, 8, 14, per_l2) },
+                CacheSpec { bandwidth_bytes_per_cycle: Some(16.0), ..cache(CacheLevel::L2, 8 << 10, 8, 14, per_l2) },
             ];
-            spec.prefetchers = vec![PrefetcherSpec::AdjacentLine { level: Level::L2 }];
+            spec.prefetchers = vec![PrefetcherSpec::AdjacentLine { level: CacheLevel::L2 }];
             spec
         },
     )
 }
 
 /// Threads on all contexts that load, store, jump and compute at random, on pages of their own and of all.
-fn load_threads(hw: &mut Hardware, dice: &mut Dice) {
+fn load_threads(hw: &mut Hardware, dice: &mut TestRng) {
     for cpu in 0..hw.spec().cpus() {
         let mut one = || {
             let page = if dice.below(5) == 0 { 4 } else { u64::from(cpu % 4) };
@@ -131,11 +140,11 @@ proptest! {
         let run = |step_by_step: bool| {
             let mut hw = hardware(&spec);
             hw.caches.step_by_step = step_by_step;
-            load_threads(&mut hw, &mut Dice::new(seed));
-            hw.run(7_001, &mut Plain);
+            load_threads(&mut hw, &mut TestRng::new(seed));
+            hw.run(7_001, &mut IdentityFrames);
             let (done, _) = finish(&mut hw, 20_000);
             let tasks: Vec<TaskCounters> = done.into_iter().map(|thread| thread.counters).collect();
-            let of_unit = |unit: &crate::hw::unit::Unit| (unit.counters, unit.store.lines().collect::<Vec<_>>());
+            let of_unit = |unit: &crate::hw::cache_unit::CacheUnit| (unit.counters, unit.store.lines().collect::<Vec<_>>());
             (tasks, hw.caches.units.iter().map(of_unit).collect::<Vec<_>>())
         };
         let (quick, slow) = (run(false), run(true));

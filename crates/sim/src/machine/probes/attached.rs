@@ -1,18 +1,19 @@
 //! Probes that sit on a task's thread in the hardware: traces, samples, reuses, super sets.
 
 use cachemate_core::{
-    CpuId, Evidence, Level, ProbeWhat, ProcessId, RefusedBecause, ReuseSample, Sampler, Space, SuperSetCount, TaskId,
+    AddressKind, CacheLevel, CpuId, ProbeEvidence, ProbeKind, ProcessId, RefusalReason, ReuseSample, SamplerModel,
+    SuperSetCount, TaskId,
 };
 
 use super::super::SimMachine;
-use super::Refusal;
+use super::ProbeRefusal;
 use crate::hw::{ActivityProbe, SampleProbe, TaskCounters, TraceProbe, WatchProbe};
 use crate::os::queues::Slot;
 
 /// Between two watched locations, on average, before scaling.
 const WATCH_ONE_IN: u64 = 1_000;
 
-enum Kind {
+enum AttachedKind {
     Trace {
         entries: u32,
         code: bool,
@@ -32,95 +33,96 @@ enum Kind {
         all_set: Option<u64>,
     },
     Activity {
-        level: Level,
+        level: CacheLevel,
         super_sets: u32,
     },
 }
 
-pub(super) struct Attached {
-    kind: Kind,
+pub(super) struct AttachedProbe {
+    kind: AttachedKind,
     slots: Vec<Slot>,
     begun: u64,
     /// Interrupt ticks of each slot before the probe.
     ticks_before: Vec<u64>,
 }
 
-impl Attached {
-    pub fn new(what: &ProbeWhat, machine: &mut SimMachine) -> Result<Self, Refusal> {
+impl AttachedProbe {
+    pub fn new(what: &ProbeKind, machine: &mut SimMachine) -> Result<Self, ProbeRefusal> {
         let live = |task: &TaskId| {
-            let gone = (RefusedBecause::Gone, format!("{task:?} has ended"));
+            let gone = (RefusalReason::NotFound, format!("{task:?} has ended"));
             machine.slot_of(*task).filter(|_| !machine.is_gone(*task)).ok_or(gone)
         };
         let (kind, slots) = match what {
-            ProbeWhat::Trace { task, entries, code } => {
+            ProbeKind::MissTrace { task, entries, code } => {
                 let slot = live(task)?;
                 let before = Box::new(machine.system.counters(slot));
-                (Kind::Trace { entries: (*entries).max(1), code: *code, before }, vec![slot])
+                (AttachedKind::Trace { entries: (*entries).max(1), code: *code, before }, vec![slot])
             }
-            ProbeWhat::Samples { processes, one_in, remote_only, at_most } => {
+            ProbeKind::AccessSamples { processes, one_in, remote_only, at_most } => {
                 // Not scaled: each sample's cost is, and a round's share of the time must come out once.
                 let at_most = (*at_most).max(1);
                 let (processes, one_in, remote_only) = (processes.clone(), (*one_in).max(1), *remote_only);
-                (Kind::Samples { processes, one_in, remote_only, at_most, taken: 0, events: 0 }, Vec::new())
+                (AttachedKind::Samples { processes, one_in, remote_only, at_most, taken: 0, events: 0 }, Vec::new())
             }
-            ProbeWhat::Reuses { task, locations } => {
-                (Kind::Reuses { locations: (*locations).max(1), all_set: None }, vec![live(task)?])
+            ProbeKind::ReuseTimes { task, locations } => {
+                (AttachedKind::Reuses { locations: (*locations).max(1), all_set: None }, vec![live(task)?])
             }
-            ProbeWhat::Activity { tasks, level, super_sets } => {
+            ProbeKind::SuperSets { tasks, level, super_sets } => {
                 if !machine.levels.contains(level)
-                    || machine.spec.counters.sampler != Sampler::Ideal
+                    || machine.spec.counters.sampler != SamplerModel::Ideal
                     || *super_sets == 0
                 {
-                    return Err((RefusedBecause::NotSupported, format!("no super-set counts of {level:?} here")));
+                    return Err((RefusalReason::NotSupported, format!("no super-set counts of {level:?} here")));
                 }
-                let slots = tasks.iter().map(live).collect::<Result<Vec<Slot>, Refusal>>()?;
-                (Kind::Activity { level: *level, super_sets: *super_sets }, slots)
+                let slots = tasks.iter().map(live).collect::<Result<Vec<Slot>, ProbeRefusal>>()?;
+                (AttachedKind::Activity { level: *level, super_sets: *super_sets }, slots)
             }
-            _ => return Err((RefusedBecause::NotSupported, "not a probe of a thread".to_string())),
+            _ => return Err((RefusalReason::NotSupported, "not a probe of a thread".to_string())),
         };
-        let mut attached = Attached { kind, slots: Vec::new(), begun: machine.system.now(), ticks_before: Vec::new() };
+        let mut attached =
+            AttachedProbe { kind, slots: Vec::new(), begun: machine.system.now(), ticks_before: Vec::new() };
         for slot in slots {
             attached.attach(slot, machine)?;
         }
-        attached.tend(machine);
+        attached.poll(machine);
         Ok(attached)
     }
 
-    fn attach(&mut self, slot: Slot, machine: &mut SimMachine) -> Result<(), Refusal> {
+    fn attach(&mut self, slot: Slot, machine: &mut SimMachine) -> Result<(), ProbeRefusal> {
         let one_in = machine.clock.scaled(WATCH_ONE_IN) as u32;
         // The models are of the last level, so its lines are watched.
-        let of_level = |level: Level| machine.spec.caches.iter().find(|cache| cache.level == level);
+        let of_level = |level: CacheLevel| machine.spec.caches.iter().find(|cache| cache.level == level);
         let last = machine.spec.last_level();
-        let doublings = |first: Level| {
+        let doublings = |first: CacheLevel| {
             of_level(first).zip(last).map_or(0, |(first, last)| last.line_bytes.ilog2() - first.line_bytes.ilog2())
         };
-        let (coarser, coarser_code) = (doublings(Level::L1Data), doublings(Level::L1Instruction));
+        let (coarser, coarser_code) = (doublings(CacheLevel::L1Data), doublings(CacheLevel::L1Instruction));
         let Some(thread) = machine.system.thread_mut(slot) else { return Ok(()) };
         let probes = &mut thread.probes;
         let taken = match &self.kind {
-            Kind::Trace { .. } => probes.trace.is_some(),
-            Kind::Samples { .. } => probes.samples.is_some(),
-            Kind::Reuses { .. } => probes.watch.is_some(),
-            Kind::Activity { level, .. } => probes.activity.iter().any(|activity| activity.level == *level),
+            AttachedKind::Trace { .. } => probes.trace.is_some(),
+            AttachedKind::Samples { .. } => probes.samples.is_some(),
+            AttachedKind::Reuses { .. } => probes.watch.is_some(),
+            AttachedKind::Activity { level, .. } => probes.activity.iter().any(|activity| activity.level == *level),
         };
         if taken {
-            return Err((RefusedBecause::Busy, "another probe of this kind is on the task".to_string()));
+            return Err((RefusalReason::Busy, "another probe of this kind is on the task".to_string()));
         }
         match &self.kind {
-            Kind::Trace { entries, code, .. } => {
+            AttachedKind::Trace { entries, code, .. } => {
                 let (entries_at_most, code_too) = (*entries, *code);
                 probes.trace = Some(TraceProbe { entries_at_most, code_too, ..TraceProbe::default() });
             }
-            Kind::Samples { one_in, remote_only, at_most, .. } => {
+            AttachedKind::Samples { one_in, remote_only, at_most, .. } => {
                 let (one_in, remote_only, at_most) = (*one_in, *remote_only, *at_most);
                 probes.samples = Some(SampleProbe { one_in, remote_only, at_most, ..SampleProbe::default() });
             }
-            Kind::Reuses { locations, .. } => {
+            AttachedKind::Reuses { locations, .. } => {
                 let locations = *locations;
                 let watch = WatchProbe { locations, one_in, coarser, coarser_code, ..WatchProbe::default() };
                 probes.watch = Some(watch);
             }
-            Kind::Activity { level, super_sets } => probes.activity.push(activity(*level, *super_sets)),
+            AttachedKind::Activity { level, super_sets } => probes.activity.push(activity(*level, *super_sets)),
         }
         self.ticks_before.push(probes.cost_ticks);
         self.slots.push(slot);
@@ -128,22 +130,22 @@ impl Attached {
     }
 
     /// A look at whether everything is in.
-    pub fn tend(&mut self, machine: &mut SimMachine) -> bool {
+    pub fn poll(&mut self, machine: &mut SimMachine) -> bool {
         self.attach_newcomers(machine);
         let slots = &self.slots;
         let gone = slots.iter().all(|&slot| machine.system.task(slot).exited_cycle.is_some());
         let probes = |slot: Slot| machine.system.thread(slot).map(|thread| &thread.probes);
         match &mut self.kind {
-            Kind::Trace { entries, .. } => {
+            AttachedKind::Trace { entries, .. } => {
                 let traced = slots.first().and_then(|&slot| probes(slot)?.trace.as_ref());
                 gone || traced.is_none_or(|trace| trace.lines.len() >= *entries as usize)
             }
-            Kind::Samples { at_most, taken, .. } => {
+            AttachedKind::Samples { at_most, taken, .. } => {
                 let count = |slot: &Slot| Some(probes(*slot)?.samples.as_ref()?.samples.len());
                 let new: usize = slots.iter().filter_map(count).sum();
                 *taken as usize + new >= *at_most as usize
             }
-            Kind::Reuses { locations, all_set } => {
+            AttachedKind::Reuses { locations, all_set } => {
                 let now = machine.system.now();
                 let Some(watch) = slots.first().and_then(|&slot| probes(slot)?.watch.as_ref()) else { return true };
                 if watch.begun >= *locations {
@@ -153,13 +155,13 @@ impl Attached {
                 }
                 gone
             }
-            Kind::Activity { .. } => gone,
+            AttachedKind::Activity { .. } => gone,
         }
     }
 
     /// Threads that came after the probe began.
     fn attach_newcomers(&mut self, machine: &mut SimMachine) {
-        let Kind::Samples { processes, .. } = &self.kind else { return };
+        let AttachedKind::Samples { processes, .. } = &self.kind else { return };
         let indices: Vec<usize> = processes.iter().map(|process| machine.process_index(*process)).collect();
         let new: Vec<Slot> = machine
             .known
@@ -189,27 +191,27 @@ impl Attached {
     }
 
     /// What there is at the end of a window.
-    pub fn take(&mut self, machine: &mut SimMachine, complete: bool) -> Vec<Evidence> {
+    pub fn take(&mut self, machine: &mut SimMachine, complete: bool) -> Vec<ProbeEvidence> {
         match &self.kind {
-            Kind::Trace { .. } if complete => self.take_trace(machine).into_iter().collect(),
-            Kind::Trace { .. } => Vec::new(),
-            Kind::Samples { .. } => self.take_samples(machine).into_iter().collect(),
-            Kind::Reuses { .. } => self.take_reuses(machine, complete).into_iter().collect(),
-            Kind::Activity { .. } => self.take_activity(machine),
+            AttachedKind::Trace { .. } if complete => self.take_trace(machine).into_iter().collect(),
+            AttachedKind::Trace { .. } => Vec::new(),
+            AttachedKind::Samples { .. } => self.take_samples(machine).into_iter().collect(),
+            AttachedKind::Reuses { .. } => self.take_reuses(machine, complete).into_iter().collect(),
+            AttachedKind::Activity { .. } => self.take_activity(machine),
         }
     }
 
-    fn take_trace(&mut self, machine: &mut SimMachine) -> Option<Evidence> {
-        let Kind::Trace { before, .. } = &self.kind else { return None };
+    fn take_trace(&mut self, machine: &mut SimMachine) -> Option<ProbeEvidence> {
+        let AttachedKind::Trace { before, .. } = &self.kind else { return None };
         let slot = *self.slots.first()?;
         let elapsed_ns = machine.clock.nominal_ns(machine.system.now() - self.begun);
         let counts = machine.system.counters(slot).since(before).counts(&machine.levels);
         let trace = machine.system.thread_mut(slot)?.probes.trace.take()?;
-        let known = machine.spec.counters.sampler == Sampler::Ideal;
-        let line_bytes = machine.spec.caches.iter().find(|cache| cache.level == Level::L1Data)?.line_bytes;
-        Some(Evidence::Trace {
+        let known = machine.spec.counters.sampler == SamplerModel::Ideal;
+        let line_bytes = machine.spec.caches.iter().find(|cache| cache.level == CacheLevel::L1Data)?.line_bytes;
+        Some(ProbeEvidence::Trace {
             task: *machine.task_of_slot.get(&slot)?,
-            space: Space::Physical,
+            space: AddressKind::Physical,
             line_bytes,
             lines: trace.lines,
             code: trace.code,
@@ -219,10 +221,10 @@ impl Attached {
         })
     }
 
-    fn take_samples(&mut self, machine: &mut SimMachine) -> Option<Evidence> {
-        let line_bytes = machine.spec.caches.iter().find(|cache| cache.level == Level::L1Data)?.line_bytes;
+    fn take_samples(&mut self, machine: &mut SimMachine) -> Option<ProbeEvidence> {
+        let line_bytes = machine.spec.caches.iter().find(|cache| cache.level == CacheLevel::L1Data)?.line_bytes;
         let scale = machine.clock.scale;
-        let Kind::Samples { one_in, at_most, taken, events, .. } = &mut self.kind else { return None };
+        let AttachedKind::Samples { one_in, at_most, taken, events, .. } = &mut self.kind else { return None };
         let (mut found, mut passed) = (Vec::new(), 0);
         for slot in &self.slots {
             let task = machine.task_of_slot.get(slot).copied();
@@ -243,10 +245,10 @@ impl Attached {
         *taken += found.len() as u32;
         let events_now = passed - std::mem::replace(events, passed);
         let some = !found.is_empty() || events_now > 0;
-        some.then_some(Evidence::Samples { one_in: *one_in, events: events_now, line_bytes, samples: found })
+        some.then_some(ProbeEvidence::Samples { one_in: *one_in, events: events_now, line_bytes, samples: found })
     }
 
-    fn take_reuses(&mut self, machine: &mut SimMachine, complete: bool) -> Option<Evidence> {
+    fn take_reuses(&mut self, machine: &mut SimMachine, complete: bool) -> Option<ProbeEvidence> {
         let slot = *self.slots.first()?;
         let task = *machine.task_of_slot.get(&slot)?;
         let (clock, per_cycle, now) = (machine.clock, machine.ticks_per_cycle(), machine.system.now());
@@ -258,15 +260,15 @@ impl Attached {
             samples.extend(std::mem::take(&mut watch.open).into_iter().map(|(_, set_at, tick)| ReuseSample {
                 accesses: Some(accesses - set_at),
                 elapsed_ns: clock.nominal_ns(now.saturating_sub(tick / per_cycle)),
-                touched_again: false,
+                reused: false,
             }));
         }
-        (!samples.is_empty()).then_some(Evidence::Reuses { task, samples })
+        (!samples.is_empty()).then_some(ProbeEvidence::Reuses { task, samples })
     }
 
-    fn take_activity(&mut self, machine: &mut SimMachine) -> Vec<Evidence> {
-        let Kind::Activity { level, super_sets } = self.kind else { return Vec::new() };
-        let mut found = Vec::new();
+    fn take_activity(&mut self, machine: &mut SimMachine) -> Vec<ProbeEvidence> {
+        let AttachedKind::Activity { level, super_sets } = self.kind else { return Vec::new() };
+        let mut evidence = Vec::new();
         for slot in &self.slots {
             let (task, cpu) = (machine.task_of_slot.get(slot).copied(), machine.system.dispatcher.task(*slot).last_cpu);
             let Some(thread) = machine.system.thread_mut(*slot) else { continue };
@@ -275,27 +277,27 @@ impl Attached {
             if let (Some(task), Some(cpu), Some(counts)) = (task, cpu, counts)
                 && counts.super_sets.iter().any(|count| count.accesses > 0)
             {
-                found.push(Evidence::Activity { task, cpu: CpuId(cpu), level, super_sets: counts.super_sets });
+                evidence.push(ProbeEvidence::Activity { task, cpu: CpuId(cpu), level, super_sets: counts.super_sets });
             }
         }
-        found
+        evidence
     }
 
     pub fn end(&mut self, machine: &mut SimMachine) {
         for &slot in &self.slots {
             let Some(thread) = machine.system.thread_mut(slot) else { continue };
             match &self.kind {
-                Kind::Trace { .. } => thread.probes.trace = None,
-                Kind::Samples { .. } => thread.probes.samples = None,
-                Kind::Reuses { .. } => thread.probes.watch = None,
-                Kind::Activity { level, .. } => thread.probes.activity.retain(|probe| probe.level != *level),
+                AttachedKind::Trace { .. } => thread.probes.trace = None,
+                AttachedKind::Samples { .. } => thread.probes.samples = None,
+                AttachedKind::Reuses { .. } => thread.probes.watch = None,
+                AttachedKind::Activity { level, .. } => thread.probes.activity.retain(|probe| probe.level != *level),
             }
         }
     }
 }
 
 /// Super sets by low set bits (AV indexes them so; its other passage, contiguous ranges, is the probe's other form).
-fn activity(level: Level, super_sets: u32) -> ActivityProbe {
+fn activity(level: CacheLevel, super_sets: u32) -> ActivityProbe {
     ActivityProbe {
         level,
         contiguous: false,

@@ -6,30 +6,32 @@
 //! at a time; what that and the interrupts cost is charged to the programs and told in the answer.
 
 mod attached;
-mod outside;
-mod sources;
-mod together;
+mod co_run;
+mod external;
+mod injected;
 
-use cachemate_core::{Evidence, Item, Plan, Probe, ProbeId, ProbeResult, ProbeWhat, Refused, RefusedBecause, TaskId};
+use cachemate_core::{
+    Plan, PlanItem, ProbeEvidence, ProbeId, ProbeKind, ProbeRequest, ProbeResult, RefusalReason, RefusedItem, TaskId,
+};
 
 use super::SimMachine;
-use attached::Attached;
-use outside::Outside;
-use together::Together;
+use attached::AttachedProbe;
+use co_run::CoRunProbe;
+use external::ExternalProbe;
 
 /// Why a probe cannot be done.
-pub(crate) type Refusal = (RefusedBecause, String);
+pub(crate) type ProbeRefusal = (RefusalReason, String);
 
 /// One probe of the plan.
-pub(crate) struct Active {
-    probe: Probe,
-    work: Work,
-    stage: Stage,
+pub(crate) struct ActiveProbe {
+    probe: ProbeRequest,
+    work: ProbeWork,
+    stage: ProbeStage,
     told_cost_cycles: Vec<(Option<TaskId>, u64)>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Stage {
+enum ProbeStage {
     Working,
     /// Everything is in; the answer is due.
     Complete,
@@ -38,97 +40,106 @@ enum Stage {
     Told,
 }
 
-enum Work {
-    Together(Together),
-    Attached(Attached),
-    Outside(Outside),
+enum ProbeWork {
+    Together(CoRunProbe),
+    Attached(AttachedProbe),
+    Outside(ExternalProbe),
 }
 
-impl Work {
-    fn new(what: &ProbeWhat, id: ProbeId, budget_cycles: u64, machine: &mut SimMachine) -> Result<Self, Refusal> {
+impl ProbeWork {
+    fn new(what: &ProbeKind, id: ProbeId, budget_cycles: u64, machine: &mut SimMachine) -> Result<Self, ProbeRefusal> {
         match what {
-            ProbeWhat::Rows { .. } | ProbeWhat::Beside { .. } => Together::new(what, id, machine).map(Work::Together),
-            ProbeWhat::Neighbor { .. } | ProbeWhat::PingPong { .. } => {
-                Outside::new(what, id, budget_cycles, machine).map(Work::Outside)
+            ProbeKind::CoRunRows { .. } | ProbeKind::PairedRows { .. } => {
+                CoRunProbe::new(what, id, machine).map(ProbeWork::Together)
             }
-            _ => Attached::new(what, machine).map(Work::Attached),
+            ProbeKind::Neighbor { .. } | ProbeKind::PingPong { .. } => {
+                ExternalProbe::new(what, id, budget_cycles, machine).map(ProbeWork::Outside)
+            }
+            _ => AttachedProbe::new(what, machine).map(ProbeWork::Attached),
         }
     }
 }
 
 impl SimMachine {
     /// Starts, keeps and drops probes as the plan says.
-    pub(crate) fn apply_probes(&mut self, plan: &Plan, refusals: &mut Vec<Refused>) {
-        let (kept, dropped): (Vec<Active>, Vec<Active>) =
+    pub(crate) fn apply_probes(&mut self, plan: &Plan, refusals: &mut Vec<RefusedItem>) {
+        let (continuing, dropped): (Vec<ActiveProbe>, Vec<ActiveProbe>) =
             std::mem::take(&mut self.probes).into_iter().partition(|active| plan.probes.contains(&active.probe));
         for mut active in dropped {
             active.end(self);
         }
-        self.probes = kept;
+        self.probes = continuing;
         for probe in &plan.probes {
             if self.probes.iter().any(|active| active.probe == *probe) {
                 continue;
             }
             let budget_cycles = self.clock.cycles(probe.budget_ns);
-            match Work::new(&probe.what, probe.id, budget_cycles, self) {
-                Ok(work) => self.probes.push(Active {
+            match ProbeWork::new(&probe.kind, probe.id, budget_cycles, self) {
+                Ok(work) => self.probes.push(ActiveProbe {
                     probe: probe.clone(),
                     work,
-                    stage: Stage::Working,
+                    stage: ProbeStage::Working,
                     told_cost_cycles: Vec::new(),
                 }),
-                Err((because, said)) => refusals.push(Refused { item: Item::Probe(probe.id), because, said }),
+                Err((because, said)) => {
+                    refusals.push(RefusedItem { item: PlanItem::Probe(probe.id), reason: because, message: said })
+                }
             }
         }
-        self.tend_probes();
+        self.poll_probes();
     }
 
     /// Lets every probe look at the machine as it is now; true if one has its answer.
-    pub(crate) fn tend_probes(&mut self) -> bool {
+    pub(crate) fn poll_probes(&mut self) -> bool {
         let mut probes = std::mem::take(&mut self.probes);
-        for active in probes.iter_mut().filter(|active| active.stage == Stage::Working) {
+        for active in probes.iter_mut().filter(|active| active.stage == ProbeStage::Working) {
             active.tend(self);
         }
-        let answered = probes.iter().any(|active| matches!(active.stage, Stage::Complete | Stage::Stopped));
+        let answered = probes.iter().any(|active| matches!(active.stage, ProbeStage::Complete | ProbeStage::Stopped));
         self.probes = probes;
         answered
     }
 
     /// When a probe wants to look again, at the latest.
     pub(crate) fn probes_due(&self) -> u64 {
-        let working = self.probes.iter().filter(|active| active.stage == Stage::Working);
-        let due = |active: &Active| match &active.work {
-            Work::Together(together) => together.next_due(),
-            Work::Outside(outside) => outside.next_due(),
-            Work::Attached(attached) => attached.next_due(),
+        let working = self.probes.iter().filter(|active| active.stage == ProbeStage::Working);
+        let due = |active: &ActiveProbe| match &active.work {
+            ProbeWork::Together(together) => together.next_due(),
+            ProbeWork::Outside(outside) => outside.next_due(),
+            ProbeWork::Attached(attached) => attached.next_due(),
         };
         working.map(due).min().unwrap_or(u64::MAX)
     }
 
     /// Does any probe care for every switch?
     pub(crate) fn probes_watch_switches(&self) -> bool {
-        let together = |active: &Active| active.stage == Stage::Working && matches!(active.work, Work::Together(_));
+        let together =
+            |active: &ActiveProbe| active.stage == ProbeStage::Working && matches!(active.work, ProbeWork::Together(_));
         self.probes.iter().any(together)
     }
 
     pub(crate) fn probes_in_force(&self) -> Vec<ProbeId> {
-        self.probes.iter().filter(|active| active.stage != Stage::Told).map(|active| active.probe.id).collect()
+        self.probes.iter().filter(|active| active.stage != ProbeStage::Told).map(|active| active.probe.id).collect()
     }
 
     /// What the probes have at the end of a window, and which had to be stopped.
-    pub(crate) fn answers(&mut self) -> (Vec<ProbeResult>, Vec<Refused>) {
+    pub(crate) fn answers(&mut self) -> (Vec<ProbeResult>, Vec<RefusedItem>) {
         let (mut answers, mut stopped) = (Vec::new(), Vec::new());
         let mut probes = std::mem::take(&mut self.probes);
-        for active in probes.iter_mut().filter(|active| active.stage != Stage::Told) {
-            let complete = active.stage != Stage::Working;
-            if active.stage == Stage::Stopped {
-                let said = format!("stopped: its budget of {} ns is used up", active.probe.budget_ns);
-                stopped.push(Refused { item: Item::Probe(active.probe.id), because: RefusedBecause::Failed, said });
+        for active in probes.iter_mut().filter(|active| active.stage != ProbeStage::Told) {
+            let complete = active.stage != ProbeStage::Working;
+            if active.stage == ProbeStage::Stopped {
+                let message = format!("stopped: its budget of {} ns is used up", active.probe.budget_ns);
+                stopped.push(RefusedItem {
+                    item: PlanItem::Probe(active.probe.id),
+                    reason: RefusalReason::Failed,
+                    message,
+                });
             }
             active.answer(self, complete, &mut answers);
             if complete {
                 active.end(self);
-                active.stage = Stage::Told;
+                active.stage = ProbeStage::Told;
             }
         }
         self.probes = probes;
@@ -136,39 +147,40 @@ impl SimMachine {
     }
 }
 
-impl Active {
+impl ActiveProbe {
     fn tend(&mut self, machine: &mut SimMachine) {
         let complete = match &mut self.work {
-            Work::Together(together) => together.tend(machine),
-            Work::Attached(attached) => attached.tend(machine),
-            Work::Outside(outside) => outside.tend(machine),
+            ProbeWork::Together(together) => together.poll(machine),
+            ProbeWork::Attached(attached) => attached.poll(machine),
+            ProbeWork::Outside(outside) => outside.poll(machine),
         };
         let spent: u64 = self.cost_cycles(machine).iter().map(|(_, cycles)| cycles).sum();
         if complete {
-            self.stage = Stage::Complete;
+            self.stage = ProbeStage::Complete;
         } else if spent > machine.clock.cycles(self.probe.budget_ns) {
-            self.stage = Stage::Stopped;
+            self.stage = ProbeStage::Stopped;
         }
     }
 
     fn cost_cycles(&self, machine: &SimMachine) -> Vec<(Option<TaskId>, u64)> {
         match &self.work {
-            Work::Together(together) => vec![(None, together.idle_cycles())],
-            Work::Attached(attached) => attached.cost_cycles(machine),
-            Work::Outside(outside) => vec![(None, outside.cost_cycles())],
+            ProbeWork::Together(together) => vec![(None, together.idle_cycles())],
+            ProbeWork::Attached(attached) => attached.cost_cycles(machine),
+            ProbeWork::Outside(outside) => vec![(None, outside.cost_cycles())],
         }
     }
 
     fn answer(&mut self, machine: &mut SimMachine, complete: bool, answers: &mut Vec<ProbeResult>) {
         let cost = self.cost_cycles(machine);
         let before = self.told_cost_cycles.clone();
-        let told = |who: &Option<TaskId>| before.iter().find(|(of, _)| of == who).map_or(0, |(_, cycles)| *cycles);
-        let new = cost.iter().map(|(who, cycles)| (*who, machine.clock.nominal_ns(cycles - told(who))));
+        let reported_cycles =
+            |who: &Option<TaskId>| before.iter().find(|(of, _)| of == who).map_or(0, |(_, cycles)| *cycles);
+        let new = cost.iter().map(|(who, cycles)| (*who, machine.clock.nominal_ns(cycles - reported_cycles(who))));
         let mut cost_ns: Vec<(Option<TaskId>, u64)> = new.filter(|(_, ns)| *ns > 0).collect();
-        let evidence: Vec<Evidence> = match &mut self.work {
-            Work::Together(together) => together.take(machine).into_iter().collect(),
-            Work::Attached(attached) => attached.take(machine, complete),
-            Work::Outside(outside) => outside.take(complete).into_iter().collect(),
+        let evidence: Vec<ProbeEvidence> = match &mut self.work {
+            ProbeWork::Together(together) => together.take(machine).into_iter().collect(),
+            ProbeWork::Attached(attached) => attached.take(machine, complete),
+            ProbeWork::Outside(outside) => outside.take(complete).into_iter().collect(),
         };
         if !evidence.is_empty() {
             self.told_cost_cycles = cost;
@@ -182,13 +194,13 @@ impl Active {
     }
 
     fn end(&mut self, machine: &mut SimMachine) {
-        if self.stage == Stage::Told {
+        if self.stage == ProbeStage::Told {
             return;
         }
         match &mut self.work {
-            Work::Together(_) => {}
-            Work::Attached(attached) => attached.end(machine),
-            Work::Outside(outside) => outside.end(machine),
+            ProbeWork::Together(_) => {}
+            ProbeWork::Attached(attached) => attached.end(machine),
+            ProbeWork::Outside(outside) => outside.end(machine),
         }
         if machine.holder == Some(self.probe.id) {
             machine.holder = None;

@@ -10,9 +10,9 @@
 //! Not modelled: load averages that decay (load is the weight of runnable tasks now), wake-affine, NUMA balancing,
 //! bandwidth control, and the tick after which an idle CPU outside the cache is found (here: at once).
 
-use super::{Scheduler, Times, Why, entry};
+use super::{CpuScheduler, EnqueueReason, Times, entry};
 use crate::os::domains::{CORE, SHARED_CACHE};
-use crate::os::queues::{Sight, Slot};
+use crate::os::queues::{SchedulerView, Slot};
 
 /// Imbalance below this share is left alone (Linux' default for domains above a core).
 const IMBALANCE_PERCENT: f64 = 117.0;
@@ -20,7 +20,7 @@ const IMBALANCE_PERCENT: f64 = 117.0;
 const BUSY_FACTOR: u64 = 16;
 
 #[derive(Clone, Copy, Default)]
-struct Entity {
+struct FairEntity {
     virtual_cycles: i64,
     ran_cycles: u64,
     /// The queue that its virtual time is relative to.
@@ -29,7 +29,7 @@ struct Entity {
 
 pub(crate) struct LinuxLike {
     times: Times,
-    tasks: Vec<Entity>,
+    tasks: Vec<FairEntity>,
     least_virtual: Vec<i64>,
     /// When each level of domains is balanced next.
     next_balance: Vec<u64>,
@@ -40,7 +40,7 @@ impl LinuxLike {
         LinuxLike { times, tasks: Vec::new(), least_virtual: Vec::new(), next_balance: vec![0] }
     }
 
-    fn least(&mut self, cpu: u32, sight: &Sight<'_>) -> i64 {
+    fn least(&mut self, cpu: u32, sight: &SchedulerView<'_>) -> i64 {
         let tasks = &self.tasks;
         let virtual_of = |slot: Slot| tasks.get(slot).map(|task| task.virtual_cycles);
         let now = sight.queue(cpu).iter().copied().chain(sight.running(cpu)).filter_map(virtual_of).min();
@@ -49,7 +49,7 @@ impl LinuxLike {
         *least
     }
 
-    fn wake_place(&self, slot: Slot, last: u32, sight: &Sight<'_>) -> u32 {
+    fn wake_place(&self, slot: Slot, last: u32, sight: &SchedulerView<'_>) -> u32 {
         let domains = sight.domains();
         let idle = |cpu: &u32| sight.is_idle(*cpu) && sight.may_run(slot, *cpu);
         if idle(&last) {
@@ -67,7 +67,7 @@ impl LinuxLike {
     }
 
     /// Top down: the least loaded group of every domain.
-    fn new_place(&self, slot: Slot, sight: &Sight<'_>) -> u32 {
+    fn new_place(&self, slot: Slot, sight: &SchedulerView<'_>) -> u32 {
         let domains = sight.domains();
         let load = |level: usize, cpu: u32| {
             let (sum, cpus) = domains
@@ -83,7 +83,7 @@ impl LinuxLike {
 
     /// Moves within every group of one level, from its busiest part to its least busy one: as many as it takes to even out,
     /// and where a swap is all that can be done, one.
-    fn balance_level(&self, level: usize, sight: &Sight<'_>, moves: &mut Vec<(Slot, u32)>) {
+    fn balance_level(&self, level: usize, sight: &SchedulerView<'_>, moves: &mut Vec<(Slot, u32)>) {
         let domains = sight.domains();
         let part = |cpu: u32| if level == 0 { cpu } else { domains.group(level - 1, cpu) };
         let mut groups: Vec<u32> = (0..domains.cpus()).map(|cpu| domains.group(level, cpu)).collect();
@@ -122,14 +122,14 @@ enum Pull {
     Nothing,
 }
 
-fn loads(sight: &Sight<'_>) -> Vec<f64> {
+fn loads(sight: &SchedulerView<'_>) -> Vec<f64> {
     (0..sight.domains().cpus()).map(|cpu| sight.load(cpu)).collect()
 }
 
 /// Queues while they are evened out.
 struct Queues<'a> {
     scheduler: &'a LinuxLike,
-    sight: &'a Sight<'a>,
+    sight: &'a SchedulerView<'a>,
     /// Load of each CPU, with the moves of this round.
     loads: Vec<f64>,
     moves: &'a mut Vec<(Slot, u32)>,
@@ -216,16 +216,16 @@ impl Queues<'_> {
     }
 }
 
-impl Scheduler for LinuxLike {
-    fn place(&mut self, slot: Slot, why: Why, sight: &Sight<'_>) -> u32 {
+impl CpuScheduler for LinuxLike {
+    fn place(&mut self, slot: Slot, why: EnqueueReason, sight: &SchedulerView<'_>) -> u32 {
         match (why, sight.last_cpu(slot)) {
-            (Why::New, _) | (_, None) => self.new_place(slot, sight),
-            (Why::Expired, Some(last)) if sight.may_run(slot, last) => last,
+            (EnqueueReason::New, _) | (_, None) => self.new_place(slot, sight),
+            (EnqueueReason::Expired, Some(last)) if sight.may_run(slot, last) => last,
             (_, Some(last)) => self.wake_place(slot, last, sight),
         }
     }
 
-    fn queued(&mut self, slot: Slot, cpu: u32, why: Why, sight: &Sight<'_>) {
+    fn queued(&mut self, slot: Slot, cpu: u32, why: EnqueueReason, sight: &SchedulerView<'_>) {
         let least_here = self.least(cpu, sight);
         let home = entry(&mut self.tasks, slot).home;
         let least_there = home.filter(|&from| from != cpu).map(|from| self.least(from, sight));
@@ -233,8 +233,8 @@ impl Scheduler for LinuxLike {
         let task = entry(&mut self.tasks, slot);
         task.home = Some(cpu);
         task.virtual_cycles = match why {
-            Why::New => least_here + slice,
-            Why::Woken => {
+            EnqueueReason::New => least_here + slice,
+            EnqueueReason::Woken => {
                 let carried = least_there.map_or(task.virtual_cycles, |there| task.virtual_cycles - there + least_here);
                 carried.max(least_here - slice / 2)
             }
@@ -250,7 +250,7 @@ impl Scheduler for LinuxLike {
         self.key(slot) - self.key(first) <= self.times.slice_cycles as i64
     }
 
-    fn slice_cycles(&self, slot: Slot, cpu: u32, sight: &Sight<'_>) -> u64 {
+    fn slice_cycles(&self, slot: Slot, cpu: u32, sight: &SchedulerView<'_>) -> u64 {
         let others = sight.queue(cpu);
         let sum: f64 = others.iter().map(|&other| sight.weight(other)).sum::<f64>() + sight.weight(slot);
         let share = sight.weight(slot) * (others.len() + 1) as f64 / sum;
@@ -273,7 +273,7 @@ impl Scheduler for LinuxLike {
         self.next_balance.iter().copied().min().unwrap_or(u64::MAX)
     }
 
-    fn balance(&mut self, sight: &Sight<'_>) -> Vec<(Slot, u32)> {
+    fn balance(&mut self, sight: &SchedulerView<'_>) -> Vec<(Slot, u32)> {
         let domains = sight.domains();
         self.next_balance.resize(domains.levels(), 0);
         let mut moves = Vec::new();
@@ -289,7 +289,7 @@ impl Scheduler for LinuxLike {
         moves
     }
 
-    fn steal(&mut self, cpu: u32, sight: &Sight<'_>) -> Option<Slot> {
+    fn steal(&mut self, cpu: u32, sight: &SchedulerView<'_>) -> Option<Slot> {
         let domains = sight.domains();
         let from = (0..domains.cpus()).filter(|&other| other != cpu && sight.waiting_for(other, cpu) > 0);
         let nearest_busiest = |&other: &u32| (domains.distance(cpu, other), std::cmp::Reverse(sight.load_milli(other)));

@@ -10,10 +10,10 @@ mod solaris;
 use serde::{Deserialize, Serialize};
 
 pub(crate) use linux::LinuxLike;
-pub(crate) use round_robin::RoundRobin;
+pub(crate) use round_robin::RoundRobinScheduler;
 pub(crate) use solaris::SolarisTimeSharing;
 
-use super::queues::{Sight, Slot};
+use super::queues::{SchedulerView, Slot};
 
 /// Which default scheduler the machine runs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
@@ -39,7 +39,7 @@ pub(crate) struct Times {
 
 /// Why a task comes to a queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Why {
+pub(crate) enum EnqueueReason {
     New,
     Woken,
     /// It used up its slice.
@@ -51,15 +51,15 @@ pub(crate) enum Why {
 }
 
 /// The rules of one default scheduler.
-pub(crate) trait Scheduler: Send {
+pub(crate) trait CpuScheduler: Send {
     /// The CPU whose queue it waits on: an allowed one.
-    fn place(&mut self, slot: Slot, why: Why, sight: &Sight<'_>) -> u32;
+    fn place(&mut self, slot: Slot, why: EnqueueReason, sight: &SchedulerView<'_>) -> u32;
     /// It has come to the queue of `cpu`, or goes on to run there from another queue.
-    fn queued(&mut self, slot: Slot, cpu: u32, why: Why, sight: &Sight<'_>);
+    fn queued(&mut self, slot: Slot, cpu: u32, why: EnqueueReason, sight: &SchedulerView<'_>);
     /// Order within a queue: smaller first, then first come first served.
     fn key(&self, slot: Slot) -> i64;
     /// How long it may run now.
-    fn slice_cycles(&self, slot: Slot, cpu: u32, sight: &Sight<'_>) -> u64;
+    fn slice_cycles(&self, slot: Slot, cpu: u32, sight: &SchedulerView<'_>) -> u64;
     /// It ran for so long, at this weight.
     fn ran(&mut self, slot: Slot, cycles: u64, weight: f64);
     /// Does the newcomer to a queue take the CPU at once?
@@ -74,24 +74,24 @@ pub(crate) trait Scheduler: Send {
     fn one_queue(&self) -> bool {
         false
     }
-    /// When [`Scheduler::balance`] is due.
+    /// When [`CpuScheduler::balance`] is due.
     fn next_balance_cycle(&self) -> u64 {
         u64::MAX
     }
     /// Queued tasks to move, and where to.
-    fn balance(&mut self, _sight: &Sight<'_>) -> Vec<(Slot, u32)> {
+    fn balance(&mut self, _sight: &SchedulerView<'_>) -> Vec<(Slot, u32)> {
         Vec::new()
     }
     /// A queued task for a CPU that has nothing to do, from another queue.
-    fn steal(&mut self, cpu: u32, sight: &Sight<'_>) -> Option<Slot>;
+    fn steal(&mut self, cpu: u32, sight: &SchedulerView<'_>) -> Option<Slot>;
 }
 
 /// A scheduler at its start.
-pub(crate) fn scheduler(kind: SchedulerKind, times: Times) -> Box<dyn Scheduler> {
+pub(crate) fn scheduler(kind: SchedulerKind, times: Times) -> Box<dyn CpuScheduler> {
     match kind {
         SchedulerKind::Linux => Box::new(LinuxLike::new(times)),
         SchedulerKind::Solaris => Box::new(SolarisTimeSharing::new(times)),
-        SchedulerKind::RoundRobin => Box::new(RoundRobin::new(times)),
+        SchedulerKind::RoundRobin => Box::new(RoundRobinScheduler::new(times)),
     }
 }
 

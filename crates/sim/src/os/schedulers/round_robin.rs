@@ -1,30 +1,30 @@
 //! Round robin: one queue for all CPUs in order of arrival, equal slices (times weight).
 
-use super::{Scheduler, Times, Why};
-use crate::os::queues::{Sight, Slot};
+use super::{CpuScheduler, EnqueueReason, Times};
+use crate::os::queues::{SchedulerView, Slot};
 
-pub(crate) struct RoundRobin {
+pub(crate) struct RoundRobinScheduler {
     times: Times,
 }
 
-impl RoundRobin {
+impl RoundRobinScheduler {
     pub fn new(times: Times) -> Self {
-        RoundRobin { times }
+        RoundRobinScheduler { times }
     }
 }
 
-impl Scheduler for RoundRobin {
-    fn place(&mut self, slot: Slot, _why: Why, sight: &Sight<'_>) -> u32 {
+impl CpuScheduler for RoundRobinScheduler {
+    fn place(&mut self, slot: Slot, _why: EnqueueReason, sight: &SchedulerView<'_>) -> u32 {
         sight
             .last_cpu(slot)
             .filter(|&cpu| sight.is_idle(cpu) && sight.may_run(slot, cpu))
             .unwrap_or_else(|| sight.best_cpu(slot, |cpu| (!sight.is_idle(cpu), sight.waiting(cpu), cpu)))
     }
-    fn queued(&mut self, _slot: Slot, _cpu: u32, _why: Why, _sight: &Sight<'_>) {}
+    fn queued(&mut self, _slot: Slot, _cpu: u32, _why: EnqueueReason, _sight: &SchedulerView<'_>) {}
     fn key(&self, _slot: Slot) -> i64 {
         0
     }
-    fn slice_cycles(&self, slot: Slot, _cpu: u32, sight: &Sight<'_>) -> u64 {
+    fn slice_cycles(&self, slot: Slot, _cpu: u32, sight: &SchedulerView<'_>) -> u64 {
         ((self.times.slice_cycles as f64 * sight.weight(slot)) as u64).max(1)
     }
     fn ran(&mut self, _slot: Slot, _cycles: u64, _weight: f64) {}
@@ -34,7 +34,7 @@ impl Scheduler for RoundRobin {
     fn one_queue(&self) -> bool {
         true
     }
-    fn steal(&mut self, cpu: u32, sight: &Sight<'_>) -> Option<Slot> {
+    fn steal(&mut self, cpu: u32, sight: &SchedulerView<'_>) -> Option<Slot> {
         sight.all_queued().filter(|&slot| sight.may_run(slot, cpu)).min_by_key(|&slot| sight.queued_at(slot))
     }
 }

@@ -7,8 +7,8 @@
 //!
 //! Plan weights multiply the quantum: the class itself knows no shares.
 
-use super::{Scheduler, Times, Why, entry};
-use crate::os::queues::{Sight, Slot};
+use super::{CpuScheduler, EnqueueReason, Times, entry};
+use crate::os::queues::{SchedulerView, Slot};
 
 /// Where threads of the class start.
 const START_LEVEL: u8 = 29;
@@ -18,7 +18,7 @@ const LIFT_MS: u64 = 1000;
 
 /// One line of the dispatch table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Line {
+struct DispatchTableRow {
     quantum_ms: u64,
     /// Level after the quantum is used up.
     expired: u8,
@@ -30,7 +30,7 @@ struct Line {
 }
 
 /// The default table.
-fn line(level: u8) -> Line {
+fn line(level: u8) -> DispatchTableRow {
     let (quantum_ms, drop) = match level {
         0..=9 => (200, level),
         10..=19 => (160, 10),
@@ -53,11 +53,11 @@ fn line(level: u8) -> Line {
     };
     let lifted = if level < 49 { returned } else { 59 };
     let wait_s_at_most = if level == 59 { 32_000 } else { 0 };
-    Line { quantum_ms, expired: level - drop, returned, wait_s_at_most, lifted }
+    DispatchTableRow { quantum_ms, expired: level - drop, returned, wait_s_at_most, lifted }
 }
 
 #[derive(Clone, Copy, Default)]
-struct Entity {
+struct TimeSharingEntity {
     level: u8,
     waited_s: u32,
     begun: bool,
@@ -67,7 +67,7 @@ struct Entity {
 
 pub(crate) struct SolarisTimeSharing {
     times: Times,
-    tasks: Vec<Entity>,
+    tasks: Vec<TimeSharingEntity>,
     next_lift: u64,
 }
 
@@ -86,12 +86,12 @@ impl SolarisTimeSharing {
     }
 
     /// Waiting threads of the level or better.
-    fn waiting_at(&self, cpu: u32, level: u8, sight: &Sight<'_>) -> usize {
+    fn waiting_at(&self, cpu: u32, level: u8, sight: &SchedulerView<'_>) -> usize {
         sight.queue(cpu).iter().filter(|&&slot| self.level(slot) >= level).count()
     }
 
     /// Nobody is worse off than here: an idle CPU, else the one that runs the lowest level.
-    fn least_important(&self, slot: Slot, sight: &Sight<'_>) -> u32 {
+    fn lowest_level_cpu(&self, slot: Slot, sight: &SchedulerView<'_>) -> u32 {
         let domains = sight.domains();
         let last = sight.last_cpu(slot).unwrap_or(0);
         sight.best_cpu(slot, |cpu| {
@@ -103,14 +103,14 @@ impl SolarisTimeSharing {
     }
 }
 
-impl Scheduler for SolarisTimeSharing {
-    fn place(&mut self, slot: Slot, why: Why, sight: &Sight<'_>) -> u32 {
+impl CpuScheduler for SolarisTimeSharing {
+    fn place(&mut self, slot: Slot, why: EnqueueReason, sight: &SchedulerView<'_>) -> u32 {
         let home = match sight.last_cpu(slot) {
             Some(last) if sight.may_run(slot, last) && sight.is_open(last) => last,
-            _ => return self.least_important(slot, sight),
+            _ => return self.lowest_level_cpu(slot, sight),
         };
-        if why == Why::Woken || why == Why::New {
-            return if sight.is_idle(home) { home } else { self.least_important(slot, sight) };
+        if why == EnqueueReason::Woken || why == EnqueueReason::New {
+            return if sight.is_idle(home) { home } else { self.lowest_level_cpu(slot, sight) };
         }
         // setbackdq: compare the queue with that of the next CPU of the partition.
         let level = self.level(slot);
@@ -122,26 +122,26 @@ impl Scheduler for SolarisTimeSharing {
         if here > 0 && self.waiting_at(next, level, sight) < here { next } else { home }
     }
 
-    fn queued(&mut self, slot: Slot, _cpu: u32, why: Why, sight: &Sight<'_>) {
+    fn queued(&mut self, slot: Slot, _cpu: u32, why: EnqueueReason, sight: &SchedulerView<'_>) {
         let weight = sight.weight(slot);
         let (mut level, begun) = (self.level(slot), entry(&mut self.tasks, slot).begun);
         match why {
-            Why::Expired => level = line(level).expired,
-            Why::Woken if self.tasks[slot].waited_s > line(level).wait_s_at_most || begun => {
+            EnqueueReason::Expired => level = line(level).expired,
+            EnqueueReason::Woken if self.tasks[slot].waited_s > line(level).wait_s_at_most || begun => {
                 level = line(level).returned;
             }
-            Why::New => level = START_LEVEL,
+            EnqueueReason::New => level = START_LEVEL,
             _ => return,
         }
         let left_cycles = self.quantum(level, weight);
-        self.tasks[slot] = Entity { level, waited_s: 0, begun: true, left_cycles };
+        self.tasks[slot] = TimeSharingEntity { level, waited_s: 0, begun: true, left_cycles };
     }
 
     fn key(&self, slot: Slot) -> i64 {
         -i64::from(self.level(slot))
     }
 
-    fn slice_cycles(&self, slot: Slot, _cpu: u32, sight: &Sight<'_>) -> u64 {
+    fn slice_cycles(&self, slot: Slot, _cpu: u32, sight: &SchedulerView<'_>) -> u64 {
         let left = self.tasks.get(slot).map_or(0, |task| task.left_cycles);
         if left > 0 { left } else { self.quantum(self.level(slot), sight.weight(slot)) }
     }
@@ -160,7 +160,7 @@ impl Scheduler for SolarisTimeSharing {
     }
 
     /// `ts_update`: once a second, lifts those that have not used up a quantum for too long.
-    fn balance(&mut self, sight: &Sight<'_>) -> Vec<(Slot, u32)> {
+    fn balance(&mut self, sight: &SchedulerView<'_>) -> Vec<(Slot, u32)> {
         self.next_lift = sight.now_cycles() + LIFT_MS * self.times.millisecond_cycles;
         for slot in 0..self.tasks.len() {
             let (level, weight) = (self.tasks[slot].level, sight.weight(slot));
@@ -168,13 +168,13 @@ impl Scheduler for SolarisTimeSharing {
             if self.tasks[slot].begun && self.tasks[slot].waited_s > line(level).wait_s_at_most {
                 let lifted = line(level).lifted;
                 let left_cycles = self.quantum(lifted, weight);
-                self.tasks[slot] = Entity { level: lifted, waited_s: 0, begun: true, left_cycles };
+                self.tasks[slot] = TimeSharingEntity { level: lifted, waited_s: 0, begun: true, left_cycles };
             }
         }
         Vec::new()
     }
 
-    fn steal(&mut self, cpu: u32, sight: &Sight<'_>) -> Option<Slot> {
+    fn steal(&mut self, cpu: u32, sight: &SchedulerView<'_>) -> Option<Slot> {
         let best = |&slot: &Slot| (std::cmp::Reverse(self.level(slot)), sight.queued_at(slot));
         sight.all_queued().filter(|&slot| sight.may_run(slot, cpu)).min_by_key(best)
     }

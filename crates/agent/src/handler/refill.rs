@@ -1,0 +1,106 @@
+//! The stock's supply: frames of the kernel's, told apart by the ledger where it knows them, by time where it does not.
+
+use core::sync::atomic::{AtomicU8, Ordering};
+
+use super::Agent;
+use crate::frame_pool::FreeList;
+use crate::sys;
+use crate::timing::TOGETHER;
+
+impl Agent {
+    /// Fetches frames until `wanted` of allowed colors are there, at most `at_most`; true = there is one at least.
+    pub(super) fn fetch(&mut self, wanted: u32, at_most: u32) -> bool {
+        let (mask, mut left) = (self.account.mask, at_most as usize);
+        while left > 0 && self.stock.allowed(mask) < wanted {
+            let room = self.account.hold_at_most.saturating_sub(u64::from(self.stock.held()));
+            let fetched = self.fetch_batch(left.min(TOGETHER).min(room as usize));
+            if fetched == 0 {
+                break;
+            }
+            left -= fetched;
+        }
+        self.account.held_frames = u64::from(self.stock.held());
+        self.account.held_most = self.account.held_most.max(self.account.held_frames);
+        self.stock.allowed(mask) > 0
+    }
+
+    /// Fetches up to `count` frames, told apart together; how many there were.
+    fn fetch_batch(&mut self, count: usize) -> usize {
+        let (mut slots, mut strangers) = ([0; TOGETHER], 0);
+        while strangers < count
+            && let Some(slot) = self.stock.pop(FreeList::Unclassified)
+        {
+            slots[strangers] = slot;
+            strangers += 1;
+        }
+        let mut fetched = strangers;
+        while fetched < count {
+            let Some(slot) = self.stock.pop(FreeList::Empty) else { break };
+            fetched += 1;
+            // SAFETY: a page of the region's first half, which nobody registered. Written: a page that was only read is
+            // the kernel's page of zeros, and so would be whatever it is given to.
+            unsafe { self.slot(slot).write_volatile(0) };
+            match self.proven(self.slot(slot)) {
+                Some(color) => self.stock.push(FreeList::Color(color), slot),
+                None => {
+                    slots[strangers] = slot;
+                    strangers += 1;
+                }
+            }
+        }
+        let mut told = [None; TOGETHER];
+        self.classify_by_timing(&slots[..strangers], &mut told[..strangers]);
+        for (slot, color) in slots[..strangers].iter().zip(told) {
+            self.stock.push(color.map_or(FreeList::Unknown, FreeList::Color), *slot);
+        }
+        fetched
+    }
+
+    /// What the ledger says of the frame of one of our own pages; proven first, if it is to be used.
+    fn proven(&mut self, page: *mut u8) -> Option<u32> {
+        let color = self.frame_at(page as u64).and_then(|frame| self.recorded_color(frame))?;
+        self.account.proven += 1;
+        // SAFETY: a page of the region that holds a frame, and is only ours.
+        (self.account.mask >> color & 1 == 0 || unsafe { self.kit.has_color(page, color) }).then_some(color)
+    }
+
+    /// Colors of frames of which the ledger knows nothing that is true.
+    fn classify_by_timing(&mut self, slots: &[u32], told: &mut [Option<u32>]) {
+        if slots.is_empty() {
+            return;
+        }
+        let start = sys::now_ns();
+        let mut pages = [core::ptr::null::<u8>(); TOGETHER];
+        slots.iter().zip(&mut pages).for_each(|(slot, page)| *page = self.slot(*slot));
+        // SAFETY: pages of the region that hold frames, and are only ours.
+        unsafe { self.kit.classify_all(&pages[..slots.len()], told) };
+        for (page, color) in pages.iter().zip(&*told) {
+            if let Some(frame) = self.frame_at(*page as u64) {
+                self.record_color(frame, *color);
+            }
+            // A neighbor that came or went shifts hits and misses: nothing fits any more until that is measured anew.
+            self.unclassified = if color.is_none() { self.unclassified + 1 } else { 0 };
+            if self.unclassified % 8 == 7 {
+                self.kit.calibrate();
+            }
+        }
+        self.account.classified += slots.len() as u64;
+        self.account.classify_ns += sys::now_ns() - start;
+    }
+
+    fn ledger_byte(&self, frame: u64) -> Option<&AtomicU8> {
+        // SAFETY: inside the mapped ledger, which several agents share: only ever accessed atomically.
+        ((frame as usize) < self.ledger.1).then(|| unsafe { AtomicU8::from_ptr(self.ledger.0.add(frame as usize)) })
+    }
+
+    pub(super) fn recorded_color(&self, frame: u64) -> Option<u32> {
+        let color = u32::from(self.ledger_byte(frame)?.load(Ordering::Relaxed).checked_sub(1)?);
+        (color < self.kit.colors()).then_some(color)
+    }
+
+    fn record_color(&self, frame: u64, color: Option<u32>) {
+        if let Some(byte) = self.ledger_byte(frame) {
+            byte.store(color.map_or(0, |color| color as u8 + 1), Ordering::Relaxed);
+        }
+    }
+}

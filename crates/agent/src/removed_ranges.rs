@@ -1,0 +1,62 @@
+//! Ranges that the program is just giving back.
+//!
+//! Problem: the kernel tells of `MADV_DONTNEED` before it takes the pages away. A page that is out for re-coloring in
+//! between would come back with its old content, where the program must find zeros. Method: what was told is left alone
+//! until the agent has come round a hundred times; if more is told than can be remembered, everything is left alone as long.
+
+const REMEMBERED: usize = 64;
+/// Turns of the handler's loop, a hundredth of a second each while it is idle, during which it ran itself: a program that
+/// is stopped does not age.
+const TURNS: u64 = 100;
+
+/// The last 64 ranges that the kernel told of, and until when each is left alone.
+#[derive(Debug)]
+pub struct RemovedRanges {
+    ranges: [(u64, u64, u64); REMEMBERED],
+    at: usize,
+    /// Nothing may be touched before this turn.
+    closed_until: u64,
+}
+
+impl Default for RemovedRanges {
+    fn default() -> Self {
+        RemovedRanges { ranges: [(0, 0, 0); REMEMBERED], at: 0, closed_until: 0 }
+    }
+}
+
+impl RemovedRanges {
+    /// The program gives back the addresses from `start` to before `end`; told in this turn of the handler's loop.
+    pub fn note(&mut self, start: u64, end: u64, turn: u64) {
+        let until = turn + TURNS;
+        if self.ranges[self.at].2 > turn {
+            self.closed_until = until;
+        }
+        self.ranges[self.at] = (start, end, until);
+        self.at = (self.at + 1) % REMEMBERED;
+    }
+
+    /// May the page be taken out for a moment?
+    pub fn may_take_out(&self, page: u64, turn: u64) -> bool {
+        turn >= self.closed_until
+            && self.ranges.iter().all(|&(start, end, until)| turn >= until || page < start || page >= end)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Is a range left alone for a while, its neighbors not, and everything where more was told than can be remembered?
+    #[test]
+    fn what_is_being_removed_is_left_alone() {
+        let mut removed = RemovedRanges::default();
+        removed.note(4096, 8192, 10);
+        assert!(!removed.may_take_out(4096, 11) && removed.may_take_out(8192, 11) && removed.may_take_out(0, 11));
+        assert!(removed.may_take_out(4096, 10 + TURNS));
+        for at in 0..=REMEMBERED as u64 {
+            removed.note(at << 20, (at << 20) + 4096, 500);
+        }
+        assert!(!removed.may_take_out(1 << 50, 501), "one range was forgotten, which may be any");
+        assert!(removed.may_take_out(0, 500 + TURNS));
+    }
+}

@@ -1,0 +1,96 @@
+//! Programs that are shown: started, told apart by name, held still and let go, ended with us.
+
+use std::process::{Child, Command, Stdio};
+
+use anyhow::Context;
+use cachemate_core::{CpuId, CpuSet};
+use cachemate_daemon::ends_with_us;
+use cachemate_linux::kernel::{Kernel, LinuxHost};
+use cachemate_linux::sense::progress::VARIABLE;
+
+use crate::bench_host::BenchHost;
+
+/// A program that is shown, with everything that it starts; ended when dropped.
+pub struct Actor {
+    pub name: String,
+    child: Child,
+    report: std::path::PathBuf,
+}
+
+impl Actor {
+    /// One of our own programs.
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub fn start_own(place: &BenchHost, name: &str, kind: &str, bytes: u64) -> anyhow::Result<Self> {
+        let mut command = Command::new("/proc/self/exe");
+        command.args(["load", kind, &bytes.to_string()]);
+        Self::start(place, name, command)
+    }
+
+    /// A shell line, again and again.
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub fn shell(place: &BenchHost, name: &str, line: &str) -> anyhow::Result<Self> {
+        let mut command = Command::new("sh");
+        command.args(["-c", &format!("while :; do {line}; done >/dev/null 2>&1")]).current_dir(&place.folder);
+        Self::start(place, name, command)
+    }
+
+    fn start(place: &BenchHost, name: &str, mut command: Command) -> anyhow::Result<Self> {
+        use std::os::unix::process::CommandExt;
+        let dir = place.folder.join("progress");
+        std::fs::create_dir_all(&dir).with_context(|| format!("{}: cannot be made", dir.display()))?;
+        let report = dir.join(format!("of-{name}"));
+        // A new file: an older one may be another process's by now.
+        let _ = std::fs::remove_file(&report);
+        std::fs::write(&report, 0u64.to_ne_bytes())
+            .with_context(|| format!("{}: cannot be written", report.display()))?;
+        command.env(VARIABLE, &report).stdin(Stdio::null()).stdout(Stdio::null()).process_group(0);
+        ends_with_us(&mut command, rustix::process::Signal::KILL);
+        let child = command.spawn().with_context(|| format!("'{name}' cannot be started"))?;
+        let by_pid = dir.join(child.id().to_string());
+        let _ = std::fs::remove_file(&by_pid);
+        std::fs::hard_link(&report, &by_pid).with_context(|| format!("{}: cannot be linked", by_pid.display()))?;
+        Ok(Actor { name: name.to_string(), child, report })
+    }
+
+    pub fn pid(&self) -> i32 {
+        self.child.id() as i32
+    }
+
+    /// Work done so far.
+    pub fn work(&self) -> u64 {
+        let bytes = std::fs::read(&self.report).unwrap_or_default();
+        bytes.get(..8).and_then(|bytes| Some(u64::from_ne_bytes(bytes.try_into().ok()?))).unwrap_or(0)
+    }
+
+    /// For this program and all that it starts from now on.
+    ///
+    /// # Errors
+    /// As the kernel says.
+    pub fn set_affinity(&self, cpus: &[CpuId]) -> std::io::Result<()> {
+        let cpus: CpuSet = cpus.iter().map(|cpu| cpu.0).collect();
+        LinuxHost::new("/").set_affinity(self.pid(), &cpus)
+    }
+
+    /// Our own child, so that nobody else's program is ever stopped.
+    pub fn runs(&self, runs: bool) {
+        self.signal(if runs { rustix::process::Signal::CONT } else { rustix::process::Signal::STOP });
+    }
+
+    fn signal(&self, signal: rustix::process::Signal) {
+        if let Some(group) = rustix::process::Pid::from_raw(self.pid()) {
+            // A group that has ended needs no signal.
+            let _ = rustix::process::kill_process_group(group, signal);
+        }
+    }
+}
+
+impl Drop for Actor {
+    fn drop(&mut self) {
+        self.signal(rustix::process::Signal::KILL);
+        let _ = self.child.wait();
+    }
+}

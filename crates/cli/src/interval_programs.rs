@@ -1,0 +1,159 @@
+//! Programs as the interval machine takes them: written by hand, from a profile file, or measured alone.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Context, bail};
+use cachemate_core::MachineSpec;
+use cachemate_interval::{IntervalJob, PhasedProgram};
+use cachemate_repro::interval::nominal::{from_file, measured};
+use cachemate_repro::setup;
+use cachemate_sim::kernels::{self, Options};
+use cachemate_trace::{ProfileFile, pack_program};
+
+use crate::exit::UsageError;
+use crate::session::Session;
+
+/// A program that is asked for, by name.
+#[derive(Clone, PartialEq, Debug)]
+pub struct ProgramRequest {
+    /// A file of phases (TOML or JSON), a profile file, a program of the cycle-level machine, or a recording.
+    pub program: String,
+    /// For programs of the cycle-level machine.
+    pub parameters: toml::Table,
+}
+
+/// Files larger than this are no programs.
+const LARGEST_FILE_BYTES: u64 = 64 << 20;
+
+/// All of them, each once: equal ones share theirs. Those of the cycle-level machine are measured alone there, on the
+/// machine that they will run on, and their phases last `stretch` times longer.
+///
+/// # Errors
+/// What cannot be read, is no program, or cannot be measured alone.
+pub fn load(
+    session: &Session,
+    wanted: &[ProgramRequest],
+    machine: &MachineSpec,
+    seed: u64,
+    stretch: f64,
+) -> anyhow::Result<Vec<Arc<PhasedProgram>>> {
+    let bar = session.progress("programs", Some(wanted.len() as u64));
+    let mut programs: Vec<Arc<PhasedProgram>> = Vec::with_capacity(wanted.len());
+    for (at, each) in wanted.iter().enumerate() {
+        let program = match wanted[..at].iter().position(|other| other == each) {
+            Some(known) => Arc::clone(&programs[known]),
+            None => {
+                bar.set_message(each.program.clone());
+                let program = one(session, each, machine, seed.wrapping_add(at as u64), stretch)?;
+                Arc::new(program)
+            }
+        };
+        programs.push(program);
+        bar.inc(1);
+        if session.interrupt_flag().load(std::sync::atomic::Ordering::Relaxed) {
+            return Err(crate::exit::InterruptedError("nothing was run".to_string()).into());
+        }
+    }
+    bar.finish_and_clear();
+    Ok(programs)
+}
+
+/// Copies of one program, at most.
+const COPIES_AT_MOST: u32 = 4096;
+
+/// The jobs that a command line names, each program as often as its number says.
+///
+/// # Errors
+/// As [`load`]; a number of copies that cannot be.
+pub fn jobs(
+    session: &Session,
+    given: &[String],
+    machine: &MachineSpec,
+    seed: u64,
+    stretch: f64,
+) -> anyhow::Result<Vec<IntervalJob>> {
+    let counted: Vec<(ProgramRequest, u32)> =
+        given.iter().map(|given| counted(given)).collect::<anyhow::Result<_>>()?;
+    let wanted: Vec<ProgramRequest> = counted.iter().map(|(wanted, _)| wanted.clone()).collect();
+    let programs = load(session, &wanted, machine, seed, stretch)?;
+    let copies = programs.iter().zip(&counted);
+    Ok(copies.flat_map(|(program, (_, count))| (0..*count).map(|_| IntervalJob::new(Arc::clone(program)))).collect())
+}
+
+/// `NAME*N`, or one copy.
+fn counted(given: &str) -> anyhow::Result<(ProgramRequest, u32)> {
+    let (name, count) = match given.rsplit_once('*') {
+        None => (given, 1),
+        Some((name, count)) => {
+            let bad = || UsageError(format!("'{given}': found '{count}' copies, expected 1 to {COPIES_AT_MOST}"));
+            let count: u32 = count.parse().map_err(|_| bad())?;
+            if !(1..=COPIES_AT_MOST).contains(&count) {
+                return Err(bad().into());
+            }
+            (name, count)
+        }
+    };
+    Ok((ProgramRequest { program: name.to_string(), parameters: toml::Table::new() }, count))
+}
+
+fn one(
+    session: &Session,
+    wanted: &ProgramRequest,
+    machine: &MachineSpec,
+    seed: u64,
+    stretch: f64,
+) -> anyhow::Result<PhasedProgram> {
+    let name = &wanted.program;
+    if name.ends_with(".toml") || name.ends_with(".json") {
+        return of_file(session, name, machine);
+    }
+    // Neither programs of the cycle-level machine nor recordings of the pack have a dot or a slash in their names.
+    if name.contains(['.', '/']) && !name.ends_with(".cmt") {
+        bail!(
+            "'{name}': expected a file of phases or a profile (.toml, .json), a recording (.cmt), or a program's name"
+        );
+    }
+    let options: Options = wanted.parameters.clone().try_into().context("parameters")?;
+    let kernel = kernels::programs().any(|known| known.name == *name);
+    let job = if kernel {
+        setup::WorkloadJob { options, ..setup::WorkloadJob::new(name, seed) }
+    } else {
+        let path = if name.ends_with(".cmt") { name.into() } else { pack(name)? };
+        setup::WorkloadJob::recorded(name, path, seed)
+    };
+    let threads = job.threads(0)?.len();
+    if threads != 1 {
+        bail!("'{name}': found {threads} threads, expected one: threads of one program are not measured alone yet");
+    }
+    Ok(measured(&job, machine, stretch)?)
+}
+
+fn pack(name: &str) -> anyhow::Result<std::path::PathBuf> {
+    pack_program(name).or_else(|missing| match kernels::program(name, 1, &Options::default()) {
+        Ok(_) => Err(missing.into()),
+        Err(unknown) => bail!("{unknown}; nor is it a file of phases or in the pack of recordings: {missing}"),
+    })
+}
+
+fn of_file(session: &Session, path: &str, machine: &MachineSpec) -> anyhow::Result<PhasedProgram> {
+    let size = std::fs::metadata(path).with_context(|| format!("{path}: cannot be read"))?.len();
+    if size > LARGEST_FILE_BYTES {
+        bail!("{path}: found {size} bytes, expected a program of at most {LARGEST_FILE_BYTES}");
+    }
+    let text = std::fs::read_to_string(path).with_context(|| format!("{path}: cannot be read"))?;
+    if path.ends_with(".toml") {
+        let program: PhasedProgram = cachemate_spec::parse_toml(path, &text)?;
+        program.check().with_context(|| path.to_string())?;
+        return Ok(program);
+    }
+    let value: serde_json::Value = serde_json::from_str(&text).with_context(|| format!("{path}: not JSON"))?;
+    if value.get("format").is_none() {
+        let program: PhasedProgram = serde_json::from_str(&text).with_context(|| format!("{path}: not a program"))?;
+        program.check().with_context(|| path.to_string())?;
+        return Ok(program);
+    }
+    let file = ProfileFile::read(Path::new(path))?;
+    session.note(&format!("{path}: has no timing; cycles follow from its misses and the machine (docs/interval.md)"));
+    from_file(&file, machine).with_context(|| path.to_string())
+}

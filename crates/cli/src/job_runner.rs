@@ -1,0 +1,181 @@
+//! What the tasks of a sweep do: scenarios on the simulated machine, curves of recordings.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::Duration;
+
+use cachemate_pipeline::Pipeline;
+use cachemate_sim::kernels::{self, Options};
+use cachemate_sim::machine::SimMachine;
+use cachemate_sim::results::RunResults;
+use cachemate_sweep::{CurveJob, JobResult, JobRunner, RunError, ScenarioJob, SweepJob};
+use cachemate_trace::pack_program;
+
+use crate::args::SizeList;
+use crate::commands::mrc;
+use crate::repro_sweep;
+use crate::run_cache::sources;
+use crate::session::Session;
+
+/// Runs tasks in this process.
+pub struct LocalJobRunner {
+    /// Draws nothing and says nothing: many tasks run at once.
+    session: Session,
+    /// The sweep's, which holds answers that others need.
+    folder: PathBuf,
+}
+
+impl LocalJobRunner {
+    pub fn new(session: &Session, folder: &Path) -> Self {
+        LocalJobRunner { session: session.silent(), folder: folder.to_path_buf() }
+    }
+}
+
+impl JobRunner for LocalJobRunner {
+    fn version(&self) -> String {
+        sources()
+    }
+
+    fn recording(&self, program: &str) -> Result<Option<PathBuf>, String> {
+        if kernels::programs().any(|known| known.name == program) {
+            return Ok(None);
+        }
+        if program.ends_with(".cmt") {
+            return Ok(Some(program.into()));
+        }
+        pack_program(program).map(Some).map_err(|missing| {
+            let unknown = kernels::program(program, 1, &Options::default()).err();
+            let unknown = unknown.map_or(String::new(), |unknown| format!("{unknown}; nor is it in the pack: "));
+            format!("{unknown}{missing}")
+        })
+    }
+
+    fn check(&self, job: &SweepJob) -> Result<(), String> {
+        match job {
+            SweepJob::Scenario(job) => {
+                let machine = build(job)?;
+                pipeline(job, &machine).map(|_| ())
+            }
+            SweepJob::Curve(job) => curve_command(job).map(|_| ()),
+            SweepJob::Repro { .. } => Ok(()),
+        }
+    }
+
+    fn run(&self, job: &SweepJob, stop: &AtomicBool) -> Result<JobResult, RunError> {
+        match job {
+            SweepJob::Scenario(job) => scenario(job, stop),
+            SweepJob::Curve(job) => self.curve(job),
+            SweepJob::Repro { asked, run } => repro_sweep::make(&self.folder, asked, run, stop),
+        }
+    }
+}
+
+/// What decides on the job's machine.
+fn pipeline(job: &ScenarioJob, machine: &SimMachine) -> Result<Pipeline, String> {
+    let config = cachemate_scenario::pipeline(&job.scenario, &job.machine, machine);
+    Pipeline::build(config).map_err(|error| error.to_string())
+}
+
+/// The machine, with recordings opened where the sweep found them.
+fn build(job: &ScenarioJob) -> Result<SimMachine, String> {
+    let mut scenario = job.scenario.clone();
+    for program in &mut scenario.programs {
+        if let Some(path) = job.recordings.get(&program.program) {
+            program.program = path.display().to_string();
+        }
+    }
+    cachemate_scenario::build(&scenario, &job.machine).map_err(|error| error.to_string())
+}
+
+fn scenario(job: &ScenarioJob, stop: &AtomicBool) -> Result<JobResult, RunError> {
+    let mut machine = build(job).map_err(RunError::Failed)?;
+    let pipeline = pipeline(job, &machine).map_err(RunError::Failed)?;
+    machine.set_first_window(pipeline.config().first_window);
+    let flag = machine.stop_flag();
+    let ran = stoppable(&flag, stop, || pipeline.run(machine, |_, _| true));
+    if stop.load(Ordering::Relaxed) {
+        return Err(RunError::Stopped);
+    }
+    let mut machine = ran.map_err(|error| RunError::Failed(error.to_string()))?;
+    let mut results = machine.results();
+    // The answer does not depend on where recordings lie.
+    for task in &mut results.tasks {
+        let recording = job.recordings.iter().find(|(_, path)| path.display().to_string() == task.name);
+        if let Some((given, _)) = recording {
+            task.name.clone_from(given);
+        }
+    }
+    let detail = job.detail.then(|| serde_json::to_value(&results)).transpose();
+    let detail = detail.map_err(|error| RunError::Failed(error.to_string()))?;
+    Ok(JobResult { figures: figures(&results), curve: Vec::new(), detail })
+}
+
+/// Passes a stop on to a machine's own flag, which ends the run within a window.
+fn stoppable<T>(flag: &Arc<AtomicBool>, stop: &AtomicBool, run: impl FnOnce() -> T) -> T {
+    let (done, is_done) = channel::<()>();
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            while is_done.recv_timeout(Duration::from_millis(50)) == Err(RecvTimeoutError::Timeout) {
+                if stop.load(Ordering::Relaxed) {
+                    flag.store(true, Ordering::Relaxed);
+                }
+            }
+        });
+        let answer = run();
+        drop(done);
+        answer
+    })
+}
+
+/// What reports show of a run.
+fn figures(results: &RunResults) -> BTreeMap<String, Option<f64>> {
+    let cycles = results.elapsed_cycles as f64;
+    let instructions: u64 = results.tasks.iter().map(|task| task.instructions).sum();
+    let last = |of: fn(&cachemate_sim::results::MissBreakdown) -> u64| -> u64 {
+        results.tasks.iter().filter_map(|task| task.levels.last()).map(of).sum()
+    };
+    let (references, misses) = (last(|level| level.references), last(|level| level.misses));
+    let over = |a: f64, b: f64| (b > 0.0).then(|| a / b);
+    let slowest = results.tasks.iter().map(|task| task.instructions as f64).fold(f64::INFINITY, f64::min);
+    let bytes: f64 = results.memory.iter().map(|memory| memory.bytes_per_cycle).sum();
+    let named = [
+        ("instr_per_cycle", over(instructions as f64, cycles)),
+        ("slowest_task_instr_per_cycle", over(slowest, cycles).filter(|value| value.is_finite())),
+        ("llc_misses_per_kilo_instr", over(1000.0 * misses as f64, instructions as f64)),
+        ("llc_miss_ratio", over(misses as f64, references as f64)),
+        ("memory_bytes_per_cycle", Some(bytes)),
+        ("busy_share", Some(results.busy_share)),
+    ];
+    named.into_iter().map(|(name, value)| (name.to_string(), value)).collect()
+}
+
+/// The command that measures the curve.
+fn curve_command(job: &CurveJob) -> Result<mrc::Mrc, String> {
+    let sizes =
+        job.sizes.as_deref().map(str::parse::<SizeList>).transpose().map_err(|what| format!("sizes: {what}"))?;
+    mrc::Mrc::plain(&job.recording, job.line_bytes, sizes, job.sample, job.seed)
+}
+
+impl LocalJobRunner {
+    fn curve(&self, job: &CurveJob) -> Result<JobResult, RunError> {
+        let failed = |error: anyhow::Error| match error.is::<crate::exit::InterruptedError>() {
+            true => RunError::Stopped,
+            false => RunError::Failed(format!("{error:#}")),
+        };
+        let measurement = curve_command(job).map_err(RunError::Failed)?.measure(&self.session).map_err(failed)?;
+        let all = &measurement.all;
+        let number = |count: Option<u64>| count.map(|count| count as f64);
+        let named = [
+            ("accesses", Some(all.accesses as f64)),
+            ("instructions", number(all.instructions)),
+            ("cold_misses", number(all.cold)),
+            ("miss_ratio_error", measurement.sampled.and_then(|sampled| sampled.error)),
+        ];
+        let figures = named.into_iter().map(|(name, value)| (name.to_string(), value)).collect();
+        let curve = all.curve.iter().map(|point| (point.bytes, point.miss_ratio)).collect();
+        Ok(JobResult { figures, curve, detail: None })
+    }
+}

@@ -1,0 +1,22 @@
+//! Is there memory for a table of that size? An allocation that fails ends the process; asking first makes it an error.
+
+/// Asks the allocator, which asks the kernel where it is much; nothing is touched and nothing kept.
+pub fn can_allocate(bytes: u64) -> bool {
+    let mut room: Vec<u8> = Vec::new();
+    let allocated = usize::try_from(bytes).is_ok_and(|bytes| room.try_reserve_exact(bytes).is_ok());
+    // Seen by nobody, the allocation would be left out, and always succeed.
+    std::hint::black_box(&room);
+    allocated
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Is a little given, and more than any address space holds refused?
+    #[test]
+    fn room_is_given_as_far_as_there_is_any() {
+        assert!(can_allocate(0) && can_allocate(1 << 20));
+        assert!(!can_allocate(u64::MAX) && !can_allocate(1 << 62));
+    }
+}

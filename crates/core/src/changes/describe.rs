@@ -1,0 +1,83 @@
+//! A change as one plain line.
+
+use std::fmt;
+
+use super::{Change, ChangeKind, ColorAssignment, ServiceClassId, WayMasks};
+use crate::{CpuSet, GangSchedule, PageMigration};
+
+impl fmt::Display for Change {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.kind.fmt(out)
+    }
+}
+
+impl fmt::Display for ChangeKind {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ChangeKind::Affinity { task, name, from, to } => {
+                write!(out, "move task {} '{name}' to CPUs {to} (was {from})", task.0)
+            }
+            ChangeKind::Weight { task, name, from, to } => {
+                write!(out, "give task {} '{name}' a weight of {to} (was {from})", task.0)
+            }
+            ChangeKind::Cpuset { group, from, to } => {
+                write!(out, "confine group '{group}' to {} (was {})", cpus(to), cpus(from))
+            }
+            ChangeKind::CreateClass { class, masks } if masks.is_empty() => {
+                write!(out, "create class of service {}", class.0)
+            }
+            ChangeKind::CreateClass { class, masks } => {
+                write!(out, "create class of service {} with {}", class.0, ways(masks))
+            }
+            ChangeKind::Schemata { class, from, to } => {
+                write!(out, "give class of service {} {} (was {})", class.0, ways(to), ways(from))
+            }
+            ChangeKind::Member { task, name, from, to } => {
+                write!(out, "put task {} '{name}' in {} (was in {})", task.0, class_text(*to), class_text(*from))
+            }
+            ChangeKind::RemoveClass { class, .. } => write!(out, "remove class of service {}", class.0),
+            ChangeKind::Colors { process, from, to } => {
+                write!(out, "give process {} {} (was {})", process.0, colors(to), colors(from))
+            }
+            ChangeKind::StopGangs { schedule } => write!(out, "stop gangs on {}", gangs(schedule)),
+            ChangeKind::StartGangs { schedule } => write!(out, "start gangs on {}", gangs(schedule)),
+        }
+    }
+}
+
+fn cpus(cpus: &CpuSet) -> String {
+    if cpus.is_empty() { "the CPUs of its parent".to_string() } else { format!("CPUs {cpus}") }
+}
+
+fn ways(masks: &WayMasks) -> String {
+    let text = |(cache, mask): (&crate::CacheId, &crate::IndexSet)| format!("ways {mask} of cache {}", cache.0);
+    match masks.is_empty() {
+        true => "all ways".to_string(),
+        false => masks.iter().map(text).collect::<Vec<_>>().join(", "),
+    }
+}
+
+fn class_text(class: Option<ServiceClassId>) -> String {
+    class.map_or("no class of service".to_string(), |class| format!("class of service {}", class.0))
+}
+
+fn colors(colors: &Option<ColorAssignment>) -> String {
+    let Some(ColorAssignment { allowed, migration: moving }) = colors else { return "all colors".to_string() };
+    let pages = match moving {
+        PageMigration::Never => "for new pages",
+        PageMigration::Lazy => "and moves pages when they are touched",
+        PageMigration::HotFirst => "and moves its pages, hot ones first",
+        PageMigration::All => "and moves all its pages",
+    };
+    format!("colors {allowed} {pages}")
+}
+
+fn gangs(schedule: &GangSchedule) -> String {
+    let gang = |gang: &crate::Gang| {
+        let members: Vec<String> = gang.members.iter().map(|(task, _)| task.0.to_string()).collect();
+        let turns = if gang.slices == 1 { String::new() } else { format!(" for {} slices", gang.slices) };
+        format!("tasks {}{turns}", members.join("+"))
+    };
+    let all: Vec<String> = schedule.gangs.iter().map(gang).collect();
+    format!("CPUs {}: {}, {} ms a slice", schedule.cpus, all.join(", then "), schedule.slice_ns as f64 / 1e6)
+}

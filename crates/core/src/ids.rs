@@ -1,0 +1,195 @@
+//! Ids of things, sets of small indices, and estimates with their interval.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+macro_rules! id {
+    ($($(#[$doc:meta])* $name:ident),* $(,)?) => {$(
+        $(#[$doc])*
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+        pub struct $name(pub u32);
+    )*};
+}
+id! {
+    /// A schedulable thread. Not a pid: the live machine keeps (pid, tid, start time, boot id) behind it.
+    TaskId,
+    /// An address space; colors and pages belong to it.
+    ProcessId,
+    /// A cache partition of the plan (a resctrl group, a color set, ...).
+    GroupId,
+    /// A hardware context as the operating system numbers it.
+    CpuId,
+    /// Index into `Topology::caches`; not the kernel's cache id, which is neither dense nor unique.
+    CacheId,
+    /// A probe, chosen by the policy; answers and refusals name it. Same id and content = the same probe.
+    ProbeId,
+}
+
+/// A set of small indices: CPUs, page colors or ways, as the field says. Trailing zero words are not stored.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
+pub struct IndexSet(Vec<u64>);
+
+/// A set of CPUs.
+pub type CpuSet = IndexSet;
+
+impl IndexSet {
+    /// Indices read from text are below this, so that a wrong file cannot ask for unbounded memory.
+    pub const LIMIT: u32 = 1 << 20;
+
+    /// An index beyond the largest one is not in the set.
+    pub fn contains(&self, index: u32) -> bool {
+        self.0.get(index as usize / 64).is_some_and(|word| word >> (index % 64) & 1 == 1)
+    }
+    /// Adds an index; nothing changes where it is there already. Memory grows with the largest index.
+    pub fn insert(&mut self, index: u32) {
+        let word = index as usize / 64;
+        if self.0.len() <= word {
+            self.0.resize(word + 1, 0);
+        }
+        self.0[word] |= 1 << (index % 64);
+    }
+    /// Takes an index out; nothing changes where it is not there.
+    pub fn remove(&mut self, index: u32) {
+        if let Some(word) = self.0.get_mut(index as usize / 64) {
+            *word &= !(1 << (index % 64));
+        }
+        while self.0.last() == Some(&0) {
+            self.0.pop();
+        }
+    }
+    /// No index at all.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+    /// The smallest index; `None` of an empty set.
+    pub fn first(&self) -> Option<u32> {
+        self.iter().next()
+    }
+    /// Whether any index is in both.
+    pub fn intersects(&self, other: &Self) -> bool {
+        self.0.iter().zip(&other.0).any(|(a, b)| a & b != 0)
+    }
+    /// Whether every index is in `of`, too.
+    pub fn is_subset(&self, of: &Self) -> bool {
+        self.0.iter().enumerate().all(|(i, word)| word & !of.0.get(i).copied().unwrap_or(0) == 0)
+    }
+    /// Indices that are in one or both.
+    pub fn union(&self, other: &Self) -> Self {
+        self.iter().chain(other.iter()).collect()
+    }
+    /// Indices that are in both.
+    pub fn intersection(&self, other: &Self) -> Self {
+        self.iter().filter(|&index| other.contains(index)).collect()
+    }
+    /// How many indices are in both: the size of the intersection, without making it.
+    pub fn common_count(&self, other: &Self) -> u32 {
+        self.0.iter().zip(&other.0).map(|(a, b)| (a & b).count_ones()).sum()
+    }
+    /// How many indices there are.
+    pub fn count(&self) -> u32 {
+        self.0.iter().map(|word| word.count_ones()).sum()
+    }
+    /// Indices, ascending.
+    pub fn iter(&self) -> impl Iterator<Item = u32> + '_ {
+        self.0.iter().enumerate().flat_map(|(i, &word)| {
+            let mut left = word;
+            std::iter::from_fn(move || {
+                let bit = (left != 0).then(|| left.trailing_zeros())?;
+                left &= left - 1;
+                Some(64 * i as u32 + bit)
+            })
+        })
+    }
+}
+impl FromIterator<u32> for IndexSet {
+    fn from_iter<I: IntoIterator<Item = u32>>(indices: I) -> Self {
+        let mut set = Self::default();
+        indices.into_iter().for_each(|index| set.insert(index));
+        set
+    }
+}
+
+impl Extend<u32> for IndexSet {
+    fn extend<I: IntoIterator<Item = u32>>(&mut self, indices: I) {
+        indices.into_iter().for_each(|index| self.insert(index));
+    }
+}
+impl From<IndexSet> for String {
+    fn from(set: IndexSet) -> Self {
+        set.to_string()
+    }
+}
+impl TryFrom<String> for IndexSet {
+    type Error = ParseIndexSetError;
+    fn try_from(text: String) -> Result<Self, ParseIndexSetError> {
+        text.parse()
+    }
+}
+
+/// The kernel's list form: `0-3,8`; nothing for the empty set.
+impl fmt::Display for IndexSet {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut rest = self.iter().peekable();
+        let mut comma = "";
+        while let Some(first) = rest.next() {
+            let mut last = first;
+            while rest.next_if(|&next| next == last + 1).is_some() {
+                last += 1;
+            }
+            write!(out, "{comma}{first}")?;
+            if last > first {
+                write!(out, "-{last}")?;
+            }
+            comma = ",";
+        }
+        Ok(())
+    }
+}
+
+/// A text that is no index list such as `0-3,8`.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("'{found}' is not an index list such as '0-3,8' (indices below {LIMIT})", LIMIT = IndexSet::LIMIT)]
+pub struct ParseIndexSetError {
+    /// The part that could not be read.
+    pub found: String,
+}
+
+impl FromStr for IndexSet {
+    type Err = ParseIndexSetError;
+    fn from_str(text: &str) -> Result<Self, ParseIndexSetError> {
+        let mut set = Self::default();
+        for part in text.trim().split(',').filter(|part| !part.trim().is_empty()) {
+            let bad = || ParseIndexSetError { found: part.to_string() };
+            let number =
+                |digits: &str| digits.trim().parse().ok().filter(|&index: &u32| index < Self::LIMIT).ok_or_else(bad);
+            let (first, last) = part.split_once('-').unwrap_or((part, part));
+            let (first, last) = (number(first)?, number(last)?);
+            if first > last {
+                return Err(bad());
+            }
+            (first..=last).for_each(|index| set.insert(index));
+        }
+        Ok(set)
+    }
+}
+
+/// One estimate with the interval it is believed to lie in.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Estimate {
+    /// The best single guess.
+    pub value: f64,
+    /// Lower end of the interval, itself included.
+    pub low: f64,
+    /// Upper end of the interval, itself included.
+    pub high: f64,
+}
+
+impl Estimate {
+    /// Known without doubt (an exact computation).
+    pub fn exact(value: f64) -> Self {
+        Estimate { value, low: value, high: value }
+    }
+}

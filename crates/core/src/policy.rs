@@ -1,0 +1,159 @@
+//! Deciding: what the operator wants, what a policy sees, and what it answers with its reasons.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    Cache, CacheId, Capabilities, CpuId, CpuSet, Observation, PartitionSupport, Plan, Predictor, Profiles, TaskId,
+    TaskSample, Topology,
+};
+
+/// One reason, in a form that survives renaming: `{0}` in `text` is `tasks[0]`.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+pub struct Reason {
+    /// What it tells of, for programs that read it. A log line without it is plain.
+    #[serde(default, skip_serializing_if = "ReasonKind::is_plain")]
+    pub kind: ReasonKind,
+    /// The tasks that the text speaks of, in the order in which it numbers them.
+    pub tasks: Vec<TaskId>,
+    /// For people; names of tasks stand as `{0}`, `{1}` and so on.
+    pub text: String,
+    /// The numbers it rests on: name with its unit last, and value.
+    pub numbers: Vec<(String, f64)>,
+}
+
+/// What a [`Reason`] tells of. Programs read this and never the text.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ReasonKind {
+    /// Why something stands where it stands.
+    #[default]
+    #[serde(rename = "plain")]
+    Explanation,
+    /// A plan made the programs slower and was taken back.
+    RolledBack,
+    /// A plan was not tried, because it or several in a row made programs slower.
+    #[serde(rename = "kept-out")]
+    CoolingDown,
+    /// New shares were tried, and a verdict was found.
+    TrialVerdict,
+    /// A cluster of threads that share data; its tasks are the cluster.
+    ClusterFound,
+}
+
+impl ReasonKind {
+    fn is_plain(&self) -> bool {
+        *self == ReasonKind::Explanation
+    }
+}
+
+/// What to do, and why.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Decision {
+    /// The whole desired state, not a difference.
+    pub plan: Plan,
+    /// At least enough to explain what is new in the plan; empty = nothing to say.
+    #[serde(rename = "why")]
+    pub reasons: Vec<Reason>,
+}
+
+/// What the operator asked for, per task (configuration, not measurement).
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Goal {
+    /// Relative weight of its slowdown; 1.0 where nothing was asked.
+    pub priority: f64,
+    /// Never slower than this over solo ("5 %" = 0.05).
+    #[serde(rename = "degradation_at_most")]
+    pub max_slowdown: Option<f64>,
+    /// Never less work a second than this: work that the task reports; where nobody of its process reports any, instructions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "rate_at_least")]
+    pub min_rate: Option<f64>,
+}
+
+impl Default for Goal {
+    /// Nothing was asked.
+    fn default() -> Self {
+        Goal { priority: 1.0, max_slowdown: None, min_rate: None }
+    }
+}
+
+impl Goal {
+    /// Was it promised a speed?
+    pub fn is_promised(&self) -> bool {
+        self.max_slowdown.is_some() || self.min_rate.is_some()
+    }
+
+    /// Both together: the highest priority and the strictest of each promise.
+    #[must_use]
+    pub fn with(self, other: Goal) -> Goal {
+        let strictest = |a: Option<f64>, b: Option<f64>, of: fn(f64, f64) -> f64| match (a, b) {
+            (Some(a), Some(b)) => Some(of(a, b)),
+            (a, b) => a.or(b),
+        };
+        Goal {
+            priority: self.priority.max(other.priority),
+            max_slowdown: strictest(self.max_slowdown, other.max_slowdown, f64::min),
+            min_rate: strictest(self.min_rate, other.min_rate, f64::max),
+        }
+    }
+}
+
+/// All that a policy may see.
+pub struct View<'a> {
+    /// CPUs and caches of the machine.
+    pub topology: &'a Topology,
+    /// What the machine can measure and enforce.
+    pub capabilities: &'a Capabilities,
+    /// The window that has just ended.
+    pub observation: &'a Observation,
+    /// What is known of each task after that window.
+    pub profiles: &'a Profiles,
+    /// The plan of the window before; without evidence its allowed, gangs and shares stay.
+    pub previous_plan: &'a Plan,
+    /// Predictor that answers "what if".
+    pub predictor: &'a dyn Predictor,
+}
+
+impl<'a> View<'a> {
+    /// CPUs that are online.
+    pub fn online(&self) -> CpuSet {
+        self.topology.online()
+    }
+
+    /// Tasks that have not exited, in order of arrival.
+    pub fn live_tasks(&self) -> impl Iterator<Item = &'a TaskSample> {
+        self.observation.tasks.iter().filter(|task| !task.exited)
+    }
+
+    /// Tasks that may be given other places and shares, in order of arrival.
+    pub fn movable(&self) -> impl Iterator<Item = &'a TaskSample> {
+        self.live_tasks().filter(|task| !task.unmovable)
+    }
+
+    /// Sets of online CPUs that share a last-level cache each ([`Topology::last_level_domains`]).
+    pub fn last_level_domains(&self) -> Vec<CpuSet> {
+        self.topology.last_level_domains()
+    }
+
+    /// The last-level cache behind a CPU.
+    pub fn last_level_of(&self, cpu: CpuId) -> Option<&'a Cache> {
+        self.topology.last_level_of(cpu)
+    }
+
+    /// How a cache can be divided; nothing where it cannot.
+    pub fn partitions_of(&self, cache: CacheId) -> impl Iterator<Item = &'a PartitionSupport> {
+        self.capabilities.partitions_of(cache)
+    }
+}
+
+/// Who shares a cache with whom. Pure: no clock, no I/O, no randomness but a seeded one.
+pub trait Policy {
+    /// What to do from now on. Called once a window, in order; the policy may keep what it has seen.
+    fn decide(&mut self, view: &View<'_>) -> Decision;
+}
+
+impl<P: Policy + ?Sized> Policy for Box<P> {
+    fn decide(&mut self, view: &View<'_>) -> Decision {
+        (**self).decide(view)
+    }
+}

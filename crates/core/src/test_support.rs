@@ -1,0 +1,156 @@
+//! Builders for tests: machines, abilities, observations and views, with as little said as possible.
+
+use std::collections::BTreeMap;
+
+use crate::{
+    Ability, AppliedPlan, Cache, CacheId, CacheLevel, Capabilities, Cpu, CpuId, Forecast, Machine, MachineError,
+    Observation, PartitionSupport, PipelineConfig, Plan, PolicyConfig, Predictor, PredictorConfig, ProcessId, Profiles,
+    RunHeader, Support, TaskId, TaskSample, TimeSpan, Topology, View, WindowEnd, WindowLength,
+};
+
+pub mod alternating;
+
+/// A topology of so many online CPUs, each a core of its own in one package, without caches.
+pub fn topology(cpus: u32) -> Topology {
+    let cpu = |id| Cpu { id: CpuId(id), core: id, package: 0, memory_node: 0, online: true, hertz: None };
+    Topology { cpus: (0..cpus).map(cpu).collect(), ..Topology::default() }
+}
+
+/// `caches` last-level caches of `cpus_each` CPUs, 16 ways and lines of 64 bytes.
+pub fn last_level_caches(caches: u32, cpus_each: u32, level: CacheLevel, size_bytes: u64) -> Topology {
+    let cache = |id: u32| Cache {
+        id: CacheId(id),
+        level,
+        cpus: (id * cpus_each..(id + 1) * cpus_each).collect(),
+        last_level: true,
+        size_bytes: Some(size_bytes),
+        ways: Some(16),
+        line_bytes: Some(64),
+    };
+    Topology { caches: (0..caches).map(cache).collect(), ..topology(caches * cpus_each) }
+}
+
+/// A machine that can do what is named, and divides no cache.
+pub fn capabilities(can: &[Ability]) -> Capabilities {
+    Capabilities {
+        abilities: can.iter().map(|&ability| (ability, Support::Yes { note: None })).collect(),
+        partitions: Vec::new(),
+        shortest_window_ns: 1,
+        shortest_slice_ns: None,
+    }
+}
+
+impl Capabilities {
+    /// The same with a cache that can be divided.
+    #[must_use]
+    pub fn with_partition(mut self, cache: CacheId, partition: PartitionSupport) -> Self {
+        self.partitions.push((cache, partition));
+        self
+    }
+}
+
+/// A named policy without parameters, no guard, no profilers.
+pub fn pipeline_config(policy: &str) -> PipelineConfig {
+    PipelineConfig {
+        policy: PolicyConfig { name: policy.into(), parameters: String::new(), seed: 0 },
+        guard: None,
+        profilers: Vec::new(),
+        predictor: PredictorConfig { miss_penalty_cycles: 100.0, miss_penalty_from: "a test".into() },
+        first_window: WindowLength::Time { ns: 1 },
+    }
+}
+
+/// The first line of a recording of such a machine. The writer of run logs puts its own format in.
+pub fn run_header(topology: Topology, capabilities: Capabilities, pipeline: PipelineConfig) -> RunHeader {
+    RunHeader { format: 0, topology, capabilities, pipeline }
+}
+
+/// A window of one second in which so many tasks, each a process of its own, were there.
+pub fn observation(window: u64, tasks: u32) -> Observation {
+    Observation {
+        window,
+        span: TimeSpan { start_ns: window * 1_000_000_000, elapsed_ns: 1_000_000_000, elapsed_cycles: None },
+        end_reason: WindowEnd::Elapsed,
+        tasks: (0..tasks).map(|id| TaskSample::new(TaskId(id), ProcessId(id))).collect(),
+        shared_counts: Vec::new(),
+        probe_results: Vec::new(),
+        applied: AppliedPlan::default(),
+    }
+}
+
+/// Expects nothing.
+pub struct NullPredictor;
+
+impl Predictor for NullPredictor {
+    fn forecast(&self, _: &View<'_>, _: &Plan) -> Forecast {
+        Forecast::default()
+    }
+}
+
+/// A machine that observes what a script says and does as told.
+pub struct ScriptedMachine {
+    /// The machine.
+    pub topology: Topology,
+    /// What can be had from it.
+    pub capabilities: Capabilities,
+    windows: std::vec::IntoIter<Observation>,
+    in_force: AppliedPlan,
+}
+
+impl ScriptedMachine {
+    /// Lives through these windows once.
+    pub fn new(topology: Topology, capabilities: Capabilities, windows: Vec<Observation>) -> Self {
+        ScriptedMachine { topology, capabilities, windows: windows.into_iter(), in_force: AppliedPlan::default() }
+    }
+}
+
+impl Machine for ScriptedMachine {
+    fn topology(&self) -> &Topology {
+        &self.topology
+    }
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+    fn observe(&mut self) -> Result<Option<Observation>, MachineError> {
+        Ok(self.windows.next().map(|seen| Observation { applied: self.in_force.clone(), ..seen }))
+    }
+    fn apply(&mut self, plan: &Plan) -> Result<AppliedPlan, MachineError> {
+        self.in_force =
+            AppliedPlan { affinity: plan.affinity.clone(), gangs: plan.gangs.clone(), ..AppliedPlan::default() };
+        Ok(self.in_force.clone())
+    }
+}
+
+/// Everything that a view borrows.
+pub struct ViewFixture {
+    /// The machine.
+    pub topology: Topology,
+    /// What can be had from it.
+    pub capabilities: Capabilities,
+    /// The last window.
+    pub seen: Observation,
+    /// What is known of its tasks.
+    pub profiles: Profiles,
+    /// The plan that held in it.
+    pub previous_plan: Plan,
+}
+
+impl ViewFixture {
+    /// A first window with so many tasks of which nothing is known.
+    pub fn new(topology: Topology, capabilities: Capabilities, tasks: u32) -> Self {
+        let previous_plan = Plan::idle(WindowLength::Time { ns: 1_000_000_000 });
+        ViewFixture { topology, capabilities, seen: observation(0, tasks), profiles: BTreeMap::new(), previous_plan }
+    }
+
+    /// What a policy sees of it.
+    pub fn view<'a>(&'a self, predictor: &'a dyn Predictor) -> View<'a> {
+        View {
+            topology: &self.topology,
+            capabilities: &self.capabilities,
+            observation: &self.seen,
+            profiles: &self.profiles,
+            previous_plan: &self.previous_plan,
+            predictor,
+        }
+    }
+}

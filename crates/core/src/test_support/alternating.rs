@@ -1,0 +1,88 @@
+//! A run whose plan changes from window to window, and whose numbers no decimal writes exactly: for logs and replays.
+
+use super::{ScriptedMachine, capabilities, last_level_caches, observation, pipeline_config, run_header};
+use crate::{
+    Ability, CacheLevel, ControlLoop, CounterEvent, CpuId, Decision, Estimate, EventCount, EventCounts, Forecast, Goal,
+    Observation, PipelineConfig, Plan, Policy, PolicyConfig, Predictor, PredictorConfig, RunHeader, TaskForecast, View,
+    WindowLength, WindowRecord,
+};
+
+/// Windows that the host lives through.
+pub const WINDOWS: u64 = 6;
+
+/// Two tasks on two CPUs of one cache, whose speed follows the window.
+pub fn host() -> ScriptedMachine {
+    let machine = capabilities(&[Ability::Affinity, Ability::CountPerTask]);
+    ScriptedMachine::new(last_level_caches(1, 2, CacheLevel::L3, 1 << 20), machine, (0..WINDOWS).map(seen).collect())
+}
+
+fn seen(window: u64) -> Observation {
+    let mut seen = observation(window, 2);
+    for (task, cpu) in seen.tasks.iter_mut().zip(0..) {
+        task.goal = Some(Goal { priority: 0.1 + 0.2, ..Goal::default() });
+        task.cpu = Some(CpuId(cpu));
+        task.counts = EventCounts(vec![
+            EventCount { event: CounterEvent::Instructions, count: 1_000 + 37 * window, enabled_share: 1.0 / 3.0 },
+            EventCount { event: CounterEvent::Cycles, count: 3_000, enabled_share: 1.0 },
+        ]);
+        task.progress = Some(f64::MIN_POSITIVE);
+    }
+    seen
+}
+
+/// Puts everybody on one CPU, the other one after `stride` windows.
+pub struct AlternatingPolicy {
+    /// Windows on one CPU.
+    pub stride: u64,
+}
+
+impl Policy for AlternatingPolicy {
+    fn decide(&mut self, view: &View<'_>) -> Decision {
+        let mut plan = Plan::idle(WindowLength::Time { ns: 1_000 });
+        let cpu = (view.observation.window / self.stride % 2) as u32;
+        plan.affinity = view.observation.tasks.iter().map(|task| (task.task, [cpu].into_iter().collect())).collect();
+        Decision { plan, reasons: Vec::new() }
+    }
+}
+
+/// Says 0.25 for a task allowed on CPU 0, 0.75 else: a forecast that shows which plan it was made under.
+pub struct CpuPredictor;
+
+impl Predictor for CpuPredictor {
+    fn forecast(&self, _: &View<'_>, under: &Plan) -> Forecast {
+        let tasks = under.affinity.iter().map(|(&task, cpus)| {
+            let value = if cpus.contains(0) { 0.25 } else { 0.75 };
+            (task, TaskForecast { instr_per_cycle: Some(Estimate::exact(value)), ..Default::default() })
+        });
+        Forecast { tasks: tasks.collect(), ..Default::default() }
+    }
+}
+
+/// What stands between host and plan.
+pub fn config() -> PipelineConfig {
+    PipelineConfig {
+        policy: PolicyConfig { name: "turns".into(), parameters: "stride = 1".into(), seed: 9 },
+        predictor: PredictorConfig { miss_penalty_cycles: 0.1 + 0.2, miss_penalty_from: "nowhere".into() },
+        first_window: WindowLength::Time { ns: 1_000 },
+        ..pipeline_config("turns")
+    }
+}
+
+/// The whole run under [`AlternatingPolicy`] of one window, as a recording has it.
+pub fn recorded() -> (RunHeader, Vec<WindowRecord>) {
+    let host = host();
+    let header = run_header(host.topology.clone(), host.capabilities.clone(), config());
+    let mut turns = ControlLoop::new(
+        host,
+        Vec::new(),
+        Box::new(CpuPredictor),
+        "turns",
+        AlternatingPolicy { stride: 1 },
+        config().first_window,
+    );
+    let mut records = Vec::new();
+    while let Some(record) = turns.step().expect("the plan is one that may be told") {
+        records.push(record);
+    }
+    (header, records)
+}

@@ -1,0 +1,232 @@
+//! A program that runs colored: started with the agent preloaded, watched from outside, re-colored by one write.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use cachemate_agent::layout::{FOLDER_VARIABLE, HOLD_VARIABLE, MASK_VARIABLE};
+use cachemate_linux::act::colors::agents::{self, AgentReport, ResidentPages, resident, target_text};
+use cachemate_linux::act::colors::preloadable;
+use cachemate_linux::act::colors::reference_set::{self, BASE, FrameLedger};
+use cachemate_linux::kernel::{Kernel, LinuxHost};
+
+/// The preloaded library, built with this command.
+const LIBRARY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/libcachemate_color.so"));
+
+/// What to start.
+pub struct ColoredCommand<'a> {
+    /// The program and its arguments.
+    pub command: &'a [String],
+    /// Allowed colors, bit by bit.
+    pub mask: u64,
+    /// Memory that its agent may hold at most, frames of other colors included.
+    pub hold_bytes: u64,
+    /// Variables beside its usual ones.
+    pub variables: &'a [(&'a str, &'a Path)],
+    /// Where its output goes; `None` = where ours goes.
+    pub output: Option<&'a Path>,
+    /// Killed when we are; otherwise it goes on by itself.
+    pub ends_with_us: bool,
+}
+
+/// Memory that can be had without swapping, as the kernel tells it.
+pub fn available_bytes() -> Option<u64> {
+    let text = fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    Some(line.split_ascii_whitespace().next()?.parse::<u64>().ok()? << 10)
+}
+
+/// A colored program; its folder goes with it.
+pub struct ColoredProgram {
+    child: Child,
+    folder: PathBuf,
+    ledger: FrameLedger,
+    kit_id: String,
+    /// Pages of each process, as it was last seen.
+    seen: BTreeMap<i32, ResidentPages>,
+    mask: u64,
+}
+
+impl ColoredProgram {
+    /// The kit is taken as it is: whoever starts programs has it proven once ([`reference_set::open`]), and an agent proves each frame.
+    ///
+    /// # Errors
+    /// No kit, the program is not found or cannot be preloaded, or it cannot be started.
+    pub fn start(start: &ColoredCommand<'_>) -> anyhow::Result<Self> {
+        let name = start.command.first().context("no command")?;
+        let path = std::env::var("PATH").ok();
+        let file = preloadable::find(name, path.as_deref()).with_context(|| format!("{name}: not found"))?;
+        if let Some(why) = preloadable::refused(&file).with_context(|| format!("{}: cannot be read", file.display()))? {
+            bail!("{why}");
+        }
+        let (host, base) = (LinuxHost::new("/"), Path::new(BASE));
+        let kit_id = format!("{:016x}", reference_set::id(base)?);
+        agents::tidy(&host, base);
+        let ledger = FrameLedger::open(base)?;
+        // Sessions of one launcher have folders of their own.
+        static SESSIONS: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+        let session = SESSIONS.fetch_add(1, Ordering::Relaxed);
+        let folder = agents::make_session(base, std::process::id(), session, LIBRARY)?;
+        let library = folder.join(agents::LIBRARY);
+        let preload = match std::env::var("LD_PRELOAD") {
+            Ok(other) if !other.is_empty() => format!("{}:{other}", library.display()),
+            _ => library.display().to_string(),
+        };
+        let mut command = Command::new(&file);
+        command.arg0(name).args(&start.command[1..]).env("LD_PRELOAD", preload);
+        command.env(FOLDER_VARIABLE, &folder).env(MASK_VARIABLE, target_text(start.mask, true));
+        command.env(HOLD_VARIABLE, start.hold_bytes.to_string());
+        command.envs(start.variables.iter().map(|(name, value)| (*name, value.as_os_str())));
+        if let Some(path) = start.output {
+            let file = fs::File::create(path).with_context(|| format!("{}: cannot be written", path.display()))?;
+            command.stdin(Stdio::null()).stdout(file);
+        }
+        // A huge page would be 512 frames of all colors.
+        // SAFETY: prctl(2) is async-signal-safe and touches no memory of ours.
+        unsafe {
+            command.pre_exec(|| Ok(rustix::thread::disable_transparent_huge_pages(true)?));
+        }
+        if start.ends_with_us {
+            crate::children::ends_with_us(&mut command, rustix::process::Signal::KILL);
+        }
+        let child = match command.spawn() {
+            Ok(child) => child,
+            Err(error) => {
+                let _ = fs::remove_dir_all(&folder);
+                return Err(error).with_context(|| format!("{name}: cannot be started"));
+            }
+        };
+        Ok(ColoredProgram { child, folder, ledger, kit_id, seen: BTreeMap::new(), mask: start.mask })
+    }
+
+    /// Process id of the program itself.
+    pub fn pid(&self) -> i32 {
+        self.child.id() as i32
+    }
+    /// Identity of the kit that it was started with.
+    pub fn kit_id(&self) -> &str {
+        &self.kit_id
+    }
+    /// Known colors of frames.
+    pub fn ledger(&self) -> &FrameLedger {
+        &self.ledger
+    }
+
+    /// The folder of the program's own agent.
+    pub fn agent_folder(&self) -> PathBuf {
+        self.folder.join(self.pid().to_string())
+    }
+
+    /// What the program's agent says now.
+    pub fn agent(&self) -> Option<AgentReport> {
+        AgentReport::read(&LinuxHost::new("/"), &self.agent_folder()).ok()
+    }
+
+    /// Waits until the agent is at work; its refusal, the program's end, or too long a time are errors.
+    pub fn ready(&mut self, patience: Duration) -> anyhow::Result<()> {
+        let until = Instant::now() + patience;
+        while Instant::now() < until {
+            match self.agent().map(|agent| agent.account) {
+                Some(Ok(_)) => return Ok(()),
+                Some(Err(why)) => bail!("the agent could not start: {why}"),
+                None => {}
+            }
+            if let Some(status) = self.child.try_wait()? {
+                bail!("the program has ended: {status}");
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        bail!("the agent did not report within {:.0} s", patience.as_secs_f64());
+    }
+
+    /// Asks for other colors; the agent moves the pages.
+    ///
+    /// # Errors
+    /// The agent's file cannot be written.
+    pub fn recolor(&mut self, mask: u64) -> anyhow::Result<()> {
+        let path = self.agent_folder().join("wanted");
+        let text = format!("{}\n", target_text(mask, true));
+        LinuxHost::new("/").write(&path, &text).with_context(|| format!("{}: cannot be written", path.display()))?;
+        self.mask = mask;
+        Ok(())
+    }
+
+    /// Counts the resident frames of the program, and of those that it has started, from outside. What has no agent at work
+    /// yet is not counted; who has ended is counted as last seen.
+    pub fn read_resident(&mut self) -> Option<ResidentPages> {
+        for (pid, agent) in self.agents().into_iter().filter(|(_, agent)| agent.account.is_ok()) {
+            if let Ok(resident) = resident(pid, &self.ledger, self.mask, Some(&agent))
+                && resident.inside().is_some()
+            {
+                self.seen.insert(pid, resident);
+            }
+        }
+        self.resident()
+    }
+
+    /// All its processes together, each as it was last seen.
+    pub fn resident(&self) -> Option<ResidentPages> {
+        self.seen.values().copied().reduce(|all, found| all.plus(&found))
+    }
+
+    /// All agents of the session, the program's own and those of programs that it started.
+    pub fn agents(&self) -> Vec<(i32, AgentReport)> {
+        let host = LinuxHost::new("/");
+        let pids = agents::processes(&host, &self.folder);
+        pids.into_iter()
+            .filter_map(|pid| Some((pid, AgentReport::read(&host, &self.folder.join(pid.to_string())).ok()?)))
+            .collect()
+    }
+
+    /// Waits for its end, looking at it now and then; passes an interruption on. Its exit code, as a shell tells it.
+    ///
+    /// # Errors
+    /// It cannot be waited for.
+    pub fn wait(&mut self, stop: &AtomicBool, look_every: Duration) -> anyhow::Result<i32> {
+        // Soon at first: a short program is seen at least once, a long one is not looked at all the time.
+        let mut between = Duration::from_millis(15).min(look_every);
+        let (mut told, mut next) = (false, Instant::now() + between);
+        loop {
+            if let Some(status) = self.child.try_wait().context("cannot wait for the program")? {
+                return Ok(status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0)));
+            }
+            if stop.load(Ordering::Relaxed) && !told {
+                told = true;
+                self.signal(rustix::process::Signal::TERM);
+            }
+            if Instant::now() >= next {
+                self.read_resident();
+                between = (2 * between).min(look_every);
+                next = Instant::now() + between;
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// To the program itself; one that has ended needs none.
+    pub fn signal(&self, signal: rustix::process::Signal) {
+        if let Some(pid) = rustix::process::Pid::from_raw(self.pid()) {
+            // A program that has ended needs no signal.
+            let _ = rustix::process::kill_process(pid, signal);
+        }
+    }
+}
+
+impl Drop for ColoredProgram {
+    fn drop(&mut self) {
+        if matches!(self.child.try_wait(), Ok(None)) {
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+        // Programs that it left behind still have the folder's files open or mapped; `tidy` of a later session comes by.
+        let host = LinuxHost::new("/");
+        if !agents::processes(&host, &self.folder).into_iter().any(|pid| host.stat(pid).is_ok()) {
+            let _ = fs::remove_dir_all(&self.folder);
+        }
+    }
+}

@@ -1,0 +1,308 @@
+//! Putting a plan in force, and reading back what holds.
+
+use std::collections::BTreeMap;
+
+use cachemate_core::{
+    ActiveShare, ActuationLimits, AppliedPlan, CacheId, Change, ChangeKind, ColorAssignment, CpuId, CpuSet,
+    GangSchedule, IndexSet, MachineState, PageMigration, PendingItem, Plan, PlanItem, ProcessId, RefusalReason,
+    RefusedItem, ShareMember, TaskId, TaskState, Tracked, Units, derive_changes, refused_items, run,
+};
+
+use super::{IntervalMachine, IntervalTask, cache_parts};
+use crate::run_queues::QueueRotation;
+
+/// Pages of a process on their way to other colors.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PageMove {
+    pub process: ProcessId,
+    pub pages: u64,
+    pub began_ns: u64,
+    pub ends_ns: u64,
+}
+
+/// Share of a process' time that copying its pages takes while it lasts.
+const COPYING_SHARE: f64 = 0.5;
+
+/// Share of a process' pages that move, from evenly spread over some colors to evenly spread over others.
+fn moved_share(was: &IndexSet, allowed: &IndexSet) -> f64 {
+    let each = |colors: &IndexSet| 1.0 / f64::from(colors.count().max(1));
+    let left = |color: u32| if allowed.contains(color) { (each(was) - each(allowed)).max(0.0) } else { each(was) };
+    was.iter().map(left).sum()
+}
+
+fn not_made(change: &Change, why: &str) -> RefusedItem {
+    let item = change.items.first().cloned().unwrap_or(PlanItem::Plan);
+    RefusedItem { item, reason: RefusalReason::Failed, message: why.to_string() }
+}
+
+impl IntervalMachine {
+    /// Makes the plan hold as far as it can.
+    pub(super) fn apply_plan(&mut self, plan: &Plan) -> AppliedPlan {
+        let derived = derive_changes(plan, &[], &self.state(), &self.topology, &self.capabilities);
+        let outcomes = run(&derived.changes, |change| self.apply_change(change));
+        let mut refusals = derived.refused;
+        refusals.extend(refused_items(&derived.changes, &outcomes));
+        let gangs =
+            |change: &Change| matches!(change.kind, ChangeKind::StartGangs { .. } | ChangeKind::StopGangs { .. });
+        // While a probe holds CPUs, gangs wait until it is over.
+        if derived.changes.iter().any(gangs) && !self.probe_holds_cpus() {
+            self.seat_gangs();
+        }
+        if !derived.changes.is_empty() {
+            self.engine.turns.balance();
+        }
+        if !plan.penalties.is_empty() {
+            let message = "turns are averaged: nobody is picked one by one".to_string();
+            refusals.push(RefusedItem { item: PlanItem::Penalties, reason: RefusalReason::NotSupported, message });
+        }
+        self.plan = plan.clone();
+        self.divide_caches();
+        self.apply_probes(plan, &mut refusals);
+        let mut applied = self.read_back();
+        applied.refused = refusals;
+        applied
+    }
+
+    fn live(&self) -> impl Iterator<Item = &IntervalTask> {
+        self.known.iter().filter(|known| !known.exited)
+    }
+
+    /// What holds now, thing by thing.
+    fn state(&self) -> MachineState {
+        let all: CpuSet = (0..self.spec.cpus()).collect();
+        let task = |known: &IntervalTask| {
+            let sched = &self.engine.turns.tasks[known.slot as usize];
+            TaskState {
+                task: known.task,
+                process: known.process,
+                name: self.jobs[known.job].job.name.clone(),
+                movable: !known.fixed,
+                group: None,
+                affinity: Some(Tracked { current: sched.allowed.clone(), original: all.clone() }),
+                weight: Some(Tracked { current: sched.weight, original: 1.0 }),
+                class: known.class,
+                class_owner: None,
+                no_idle_turns: None,
+            }
+        };
+        let colors = |known: &IntervalTask| {
+            let now = self.colors.get(&known.process).cloned();
+            (known.process, Tracked { current: now, original: None })
+        };
+        let colored = self.spec.pages.colors.is_some();
+        let groups = self.spec.caches.iter().filter_map(|cache| Some(cache.way_partitions?.groups)).min().unwrap_or(1);
+        MachineState {
+            tasks: self.live().map(task).collect(),
+            classes: self.classes.clone(),
+            colors: if colored { self.live().map(colors).collect() } else { BTreeMap::new() },
+            gangs: self.gangs.clone(),
+            // Class 0 of the hardware is everybody's.
+            limits: ActuationLimits { max_classes: Some(groups.max(1) - 1), ..ActuationLimits::default() },
+            ..MachineState::default()
+        }
+    }
+
+    fn apply_change(&mut self, change: &Change) -> Result<(), RefusedItem> {
+        let gone = || not_made(change, "the task has ended");
+        match &change.kind {
+            ChangeKind::Affinity { task, to, .. } => {
+                let slot = self.slot_of(*task).ok_or_else(gone)?;
+                self.engine.turns.allow(slot, to.clone());
+            }
+            ChangeKind::Weight { task, to, .. } => {
+                let slot = self.slot_of(*task).ok_or_else(gone)?;
+                self.engine.turns.set_weight(slot, *to);
+            }
+            ChangeKind::CreateClass { class, masks } | ChangeKind::Schemata { class, to: masks, .. } => {
+                self.classes.insert(*class, masks.clone());
+            }
+            ChangeKind::RemoveClass { class, .. } => {
+                self.classes.remove(class);
+            }
+            ChangeKind::Member { task, to, .. } => {
+                let known = self.known.iter_mut().find(|known| known.task == *task).ok_or_else(gone)?;
+                known.class = *to;
+            }
+            ChangeKind::Colors { process, from, to: Some(to) } => {
+                self.move_pages(*process, from.as_ref(), to);
+                self.colors.insert(*process, to.clone());
+            }
+            ChangeKind::Colors { process, to: None, .. } => {
+                self.colors.remove(process);
+            }
+            ChangeKind::StopGangs { schedule } => self.gangs.retain(|running| running != schedule),
+            ChangeKind::StartGangs { schedule } => {
+                let at = self.gangs.partition_point(|running| running.cpus < schedule.cpus);
+                self.gangs.insert(at, schedule.clone());
+            }
+            ChangeKind::Cpuset { .. } => return Err(not_made(change, "this machine has no groups")),
+        }
+        Ok(())
+    }
+
+    /// Lets the queues know of the gangs that run.
+    pub(super) fn seat_gangs(&mut self) {
+        let rotation = |schedule: &GangSchedule| {
+            let member = |&(task, cpu): &(TaskId, Option<CpuId>)| Some((self.slot_of(task)?, cpu.map(|cpu| cpu.0)));
+            let gang = |gang: &cachemate_core::Gang| (gang.members.iter().filter_map(member).collect(), gang.slices);
+            let gangs = schedule.gangs.iter().map(gang).collect();
+            QueueRotation::new(schedule.cpus.clone(), self.cycles_of(schedule.slice_ns), gangs)
+        };
+        let rotations = self.gangs.iter().map(rotation).collect();
+        self.engine.turns.set_rotations(rotations);
+    }
+
+    /// Pages outside the new colors, and those that overfill what is left of the old ones, start to move: that takes the process' time, and its lines of them are lost.
+    fn move_pages(&mut self, process: ProcessId, from: Option<&ColorAssignment>, to: &ColorAssignment) {
+        let Some(colors) = self.spec.pages.colors else { return };
+        let was = from.map_or_else(|| (0..colors).collect::<IndexSet>(), |from| from.allowed.clone());
+        let share = moved_share(&was, &to.allowed);
+        let of_process = self.known.iter().filter(|known| known.process == process);
+        let slots: Vec<u32> = of_process.map(|known| known.slot).collect();
+        let pages = (share * self.pages_of(&slots)) as u64;
+        if to.migration == PageMigration::Never || pages == 0 {
+            return;
+        }
+        let cost_ns = pages as f64 * self.spec.pages.migration_cycles as f64 * 1e9 / self.spec.hertz as f64;
+        self.cost_ns += cost_ns;
+        let ends_ns = self.now_ns + (cost_ns / COPYING_SHARE) as u64 + 1;
+        for &slot in &slots {
+            self.engine.drop_lines(slot, share);
+        }
+        self.moving.retain(|other| other.process != process);
+        self.moving.push(PageMove { process, pages, began_ns: self.now_ns, ends_ns });
+        self.take_time_of(process);
+    }
+
+    /// A task's time goes to the copying of its pages and to the interrupts of a log, as long as there are any.
+    pub(super) fn charge_overhead(&mut self, task: TaskId) {
+        let Some(known) = self.known.iter().find(|known| known.task == task && !known.exited) else { return };
+        let copies = self.moving.iter().any(|moving| moving.process == known.process);
+        let copying = if copies { COPYING_SHARE } else { 0.0 };
+        self.engine.steal(known.slot, 1.0 - (1.0 - copying) * (1.0 - self.logging_share(task)));
+    }
+
+    fn take_time_of(&mut self, process: ProcessId) {
+        let of_process = self.known.iter().filter(|known| known.process == process);
+        let tasks: Vec<TaskId> = of_process.map(|known| known.task).collect();
+        tasks.into_iter().for_each(|task| self.charge_overhead(task));
+    }
+
+    /// Resident pages: of the footprint, or of four caches where that is not known.
+    fn pages_of(&self, slots: &[u32]) -> f64 {
+        let Some(&slot) = slots.first() else { return 0.0 };
+        let phase = &self.engine.program(slot).phases[self.engine.phase(slot) as usize];
+        let four_caches = 4.0 * f64::from(self.engine.capacity_lines()) * self.engine.line_bytes();
+        phase.footprint_bytes.unwrap_or(four_caches) / self.spec.pages.page_bytes as f64
+    }
+
+    pub(super) fn moves_due(&self) -> u64 {
+        self.moving.iter().map(|moving| moving.ends_ns).min().unwrap_or(u64::MAX)
+    }
+
+    pub(super) fn moves_done(&mut self) {
+        let now_ns = self.now_ns;
+        let (done, moving): (Vec<PageMove>, Vec<PageMove>) =
+            std::mem::take(&mut self.moving).into_iter().partition(|moving| moving.ends_ns <= now_ns);
+        self.moving = moving;
+        done.iter().for_each(|done| self.take_time_of(done.process));
+    }
+
+    /// Every contended cache as classes, colors and events have it.
+    pub(super) fn divide_caches(&mut self) {
+        let contended: Vec<CacheId> =
+            self.topology.caches.iter().filter(|cache| cache.last_level).map(|cache| cache.id).collect();
+        let level_ways = self.spec.last_level().map_or(1, |cache| cache.ways);
+        for (at, cache) in contended.iter().enumerate() {
+            let mut masks: Vec<IndexSet> = Vec::new();
+            let mut members: Vec<(u32, usize)> = Vec::new();
+            let mut units = level_ways;
+            for known in self.live() {
+                let ways = || Some((self.classes.get(&known.class?)?.get(cache)?.clone(), level_ways));
+                // A frame's color is the same in every cache.
+                let colors = || Some((self.colors.get(&known.process)?.allowed.clone(), self.spec.pages.colors?));
+                let held = ways().or_else(colors);
+                if let Some((mask, of)) = held {
+                    units = of;
+                    members.push((known.slot, masks.len()));
+                    masks.push(mask);
+                }
+            }
+            let live = self.live().count();
+            let shared = members.len() < live || self.outside.contains_key(&(at as u32));
+            let parts = cache_parts::parts(units, &masks, shared);
+            let shrunk = self.shrunk.get(&(at as u32)).copied().unwrap_or(1.0);
+            let lines = |share: f64| (f64::from(self.engine.capacity_lines()) * share * shrunk) as f32;
+            let domains: Vec<(f32, u8)> = parts.parts.iter().map(|&(share, group)| (lines(share), group)).collect();
+            let groups: Vec<f32> = parts.groups.iter().map(|&share| lines(share)).collect();
+            let of: Vec<(u32, u8)> = members.iter().map(|&(slot, mask)| (slot, parts.of[mask])).collect();
+            self.engine.divide_if_new(at, &domains, &groups, &of);
+        }
+    }
+
+    /// The state as the machine has it now.
+    pub(super) fn read_back(&self) -> AppliedPlan {
+        let all: CpuSet = (0..self.spec.cpus()).collect();
+        let mut applied = AppliedPlan { gangs: self.gangs.clone(), ..AppliedPlan::default() };
+        for known in self.live() {
+            let (task, sched) = (known.task, &self.engine.turns.tasks[known.slot as usize]);
+            if sched.allowed != all || self.plan.affinity.contains_key(&task) {
+                applied.affinity.insert(task, sched.allowed.clone());
+            }
+            if sched.weight != 1.0 || self.plan.weights.contains_key(&task) {
+                applied.weights.insert(task, sched.weight);
+            }
+        }
+        applied.probes = self.probes.iter().map(|active| active.probe.id).collect();
+        for share in &self.plan.shares {
+            let colors = matches!(share.units, Units::Colors { .. });
+            let moving =
+                self.moving.iter().find(|moving| share.members.contains(&ShareMember::Process(moving.process)));
+            if let Some(moving) = moving.filter(|_| colors) {
+                let span = (moving.ends_ns - moving.began_ns).max(1) as f64;
+                let done = (moving.pages as f64 * (self.now_ns - moving.began_ns) as f64 / span) as u64;
+                let item = PlanItem::Share(share.group, share.cache);
+                applied.pending.push(PendingItem { item, done: done.min(moving.pages), total: Some(moving.pages) });
+            }
+            let inside = moving.map_or(1.0, |moving| {
+                let span = (moving.ends_ns - moving.began_ns).max(1) as f64;
+                (self.now_ns - moving.began_ns) as f64 / span
+            });
+            applied.shares.push(ActiveShare {
+                share: share.clone(),
+                pages_in_share: colors.then_some(inside.min(1.0)),
+                fallback_pages: colors.then_some(0),
+                occupancy_bytes: self.occupancy(share),
+            });
+        }
+        applied.cost_ns = self.cost_ns as u64;
+        applied
+    }
+
+    fn occupancy(&self, share: &cachemate_core::CacheShare) -> Option<u64> {
+        let monitored = self.spec.caches.iter().any(|cache| cache.way_partitions.is_some());
+        let contended = self.topology.caches.iter().filter(|cache| cache.last_level);
+        let at = contended.map(|cache| cache.id).position(|id| id == share.cache).filter(|_| monitored)?;
+        let named = self.known.iter().filter(|known| {
+            share.members.contains(&ShareMember::Task(known.task))
+                || share.members.contains(&ShareMember::Process(known.process))
+        });
+        Some(named.map(|known| self.engine.held_bytes(known.slot, at)).sum::<f64>() as u64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Do as many pages move as leave the old colors or overfill them, on the way there and back?
+    #[test]
+    fn pages_move_from_and_to_more_colors_alike() {
+        let colors = |range: std::ops::Range<u32>| range.collect::<IndexSet>();
+        assert_eq!(moved_share(&colors(0..16), &colors(0..4)), 0.75);
+        assert_eq!(moved_share(&colors(0..4), &colors(0..16)), 0.75);
+        assert_eq!(moved_share(&colors(0..8), &colors(8..16)), 1.0);
+        assert_eq!(moved_share(&colors(0..8), &colors(4..12)), 0.5);
+        assert_eq!(moved_share(&colors(0..8), &colors(0..8)), 0.0);
+    }
+}

@@ -1,0 +1,82 @@
+//! Shares of a cache as the engine takes them: parts of units (ways or colors) that may overlap.
+
+use cachemate_core::IndexSet;
+
+/// How a cache is divided.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Parts {
+    /// Capacity, as a share of the cache, and group of each part; the first is everybody else's: the whole.
+    pub parts: Vec<(f64, u8)>,
+    /// Capacity of each group, as a share of the cache.
+    pub groups: Vec<f64>,
+    /// Part of each set of units that was asked for.
+    pub of: Vec<u8>,
+}
+
+/// Parts of a cache of so many units; `shared` = somebody may use all of it.
+pub fn parts(units: u32, masks: &[IndexSet], shared: bool) -> Parts {
+    let all: IndexSet = (0..units).collect();
+    let mut known: Vec<IndexSet> = vec![all.clone()];
+    let mut of = Vec::new();
+    for mask in masks {
+        let mask = mask.intersection(&all);
+        let at = known.iter().position(|other| *other == mask).unwrap_or_else(|| {
+            known.push(mask.clone());
+            known.len() - 1
+        });
+        of.push(at.min(crate::occupancy::PARTS_AT_MOST - 1) as u8);
+    }
+    known.truncate(crate::occupancy::PARTS_AT_MOST);
+    // Parts that overlap, directly or through others, are of one group. Nobody is in the first one if nobody may be.
+    let mut group: Vec<usize> = (0..known.len()).collect();
+    let counts = |at: usize| shared || at > 0 || known.len() == 1;
+    for a in 0..known.len() {
+        for b in a + 1..known.len() {
+            if counts(a) && counts(b) && known[a].intersects(&known[b]) {
+                let (from, to) = (group[b], group[a]);
+                group.iter_mut().filter(|group| **group == from).for_each(|group| *group = to);
+            }
+        }
+    }
+    let mut numbers: Vec<usize> = group.clone();
+    numbers.sort_unstable();
+    numbers.dedup();
+    let number = |at: usize| numbers.iter().position(|known| *known == group[at]).unwrap_or(0) as u8;
+    let share = |set: &IndexSet| f64::from(set.count()) / f64::from(units.max(1));
+    let whole = |number: u8| {
+        let members = (0..known.len()).filter(|&at| self::same(&numbers, group[at], number));
+        share(&members.map(|at| known[at].clone()).reduce(|a, b| a.union(&b)).unwrap_or_default())
+    };
+    Parts {
+        parts: known.iter().enumerate().map(|(at, mask)| (share(mask), number(at))).collect(),
+        groups: (0..numbers.len() as u8).map(whole).collect(),
+        of,
+    }
+}
+
+fn same(numbers: &[usize], group: usize, number: u8) -> bool {
+    numbers[usize::from(number)] == group
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn set(text: &str) -> IndexSet {
+        text.parse().unwrap()
+    }
+
+    /// Are disjoint parts groups of their own, and overlapping ones of one group with all their units?
+    #[test]
+    fn overlapping_parts_are_of_one_group() {
+        let found = parts(16, &[set("0-3"), set("4-15"), set("0-3")], false);
+        assert_eq!(found.of, [1, 2, 1]);
+        assert_eq!(found.parts[1].0, 0.25);
+        assert!(found.parts[1].1 != found.parts[2].1);
+        let found = parts(16, &[set("0-3"), set("2-7"), set("12-15")], false);
+        assert_eq!(found.parts[1].1, found.parts[2].1);
+        assert_eq!(found.groups[usize::from(found.parts[1].1)], 0.5);
+        let found = parts(16, &[set("0-3")], true);
+        assert_eq!((found.groups.len(), found.groups[0]), (1, 1.0));
+    }
+}

@@ -1,0 +1,160 @@
+//! Counters as a limited unit gives them.
+//!
+//! Instructions and cycles are always counted, and what the kernel counts itself costs no counter. The other events share
+//! what is left: groups of them take turns of 4 ms, and a reading says during which share of the time it counted. What a
+//! group saw stands for the whole with an error that falls with the number of its turns. A reading's noise has a stated
+//! size and autocorrelation from one window to the next. Skew books a share of a task's events to the one that follows it
+//! on the CPU.
+
+use cachemate_core::{CounterEvent, EventCount, EventCounts};
+
+/// Turns of groups of events.
+const TURN_NS: f64 = 4_000_000.0;
+
+/// How counters lie.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct CounterNoise {
+    /// Standard deviation of a reading, as a share of it.
+    pub noise: f64,
+    /// Autocorrelation of the noise from one window to the next.
+    pub autocorrelation: f64,
+    /// Standard deviation of what one turn of a group sees, as a share of it.
+    pub turn_noise: f64,
+    /// Share of a task's events that are booked to who follows it on its CPU.
+    pub skew: f64,
+}
+
+impl Default for CounterNoise {
+    fn default() -> Self {
+        CounterNoise { noise: 0.01, autocorrelation: 0.5, turn_noise: 0.1, skew: 0.0 }
+    }
+}
+
+/// A task's own noise: normal numbers from its seed, and where the autocorrelated one stands.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NoiseState {
+    state: u64,
+    slow: f64,
+}
+
+impl NoiseState {
+    pub fn new(seed: u64, task: u32) -> Self {
+        let mut noise =
+            NoiseState { state: seed ^ (u64::from(task) + 1).wrapping_mul(0xd1b5_4a32_d192_ed03), slow: 0.0 };
+        noise.slow = noise.normal();
+        noise
+    }
+
+    /// SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).
+    fn next(&mut self) -> u64 {
+        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.state;
+        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ z >> 31
+    }
+
+    /// From 0 up to 1.
+    pub fn uniform(&mut self) -> f64 {
+        (self.next() >> 11) as f64 / (1u64 << 53) as f64
+    }
+
+    /// Box and Muller.
+    pub fn normal(&mut self) -> f64 {
+        let radius = libm::sqrt(-2.0 * libm::log(1.0 - self.uniform()));
+        radius * libm::cos(std::f64::consts::TAU * self.uniform())
+    }
+
+    /// One window on.
+    fn step(&mut self, autocorrelation: f64) -> f64 {
+        let fresh = self.normal();
+        self.slow = autocorrelation * self.slow + libm::sqrt(1.0 - autocorrelation * autocorrelation) * fresh;
+        self.slow
+    }
+}
+
+fn is_fixed(event: CounterEvent) -> bool {
+    matches!(event, CounterEvent::Instructions | CounterEvent::Cycles | CounterEvent::ContextSwitches)
+}
+
+/// Readings of one window from what really happened.
+pub fn readings(
+    truth: &[(CounterEvent, f64)],
+    at_once: u32,
+    window_ns: f64,
+    defects: CounterNoise,
+    noise: &mut NoiseState,
+) -> EventCounts {
+    let turning = truth.iter().filter(|(event, _)| !is_fixed(*event)).count();
+    let groups = turning.div_ceil((at_once.max(3) - 2) as usize).max(1) as f64;
+    let turns = (window_ns / TURN_NS / groups).max(1.0);
+    let slow = noise.step(defects.autocorrelation) * defects.noise;
+    let mut readings = Vec::with_capacity(truth.len());
+    for &(event, count) in truth {
+        let whole = is_fixed(event) || groups == 1.0;
+        let seen = if is_fixed(event) {
+            count
+        } else {
+            let of_turns = if whole { 0.0 } else { defects.turn_noise / libm::sqrt(turns) * noise.normal() };
+            let share = if whole { 1.0 } else { 1.0 / groups };
+            count * share * (1.0 + slow + of_turns).max(0.0)
+        };
+        let counted_share = if whole { 1.0 } else { 1.0 / groups };
+        readings.push(EventCount { event, count: seen.round() as u64, enabled_share: counted_share });
+    }
+    readings.sort_by_key(|reading| reading.event);
+    EventCounts(readings)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cachemate_core::CacheLevel;
+
+    fn truth() -> Vec<(CounterEvent, f64)> {
+        vec![
+            (CounterEvent::Instructions, 1e9),
+            (CounterEvent::Cycles, 2e9),
+            (CounterEvent::References(CacheLevel::L2), 4e7),
+            (CounterEvent::Misses(CacheLevel::L2), 1e7),
+            (CounterEvent::MemoryReadBytes, 6.4e8),
+            (CounterEvent::MemoryWriteBytes, 1e8),
+        ]
+    }
+
+    fn misses(defects: CounterNoise, at_once: u32) -> Vec<f64> {
+        let mut noise = NoiseState::new(7, 3);
+        let one = |_| {
+            readings(&truth(), at_once, 1e9, defects, &mut noise).get(CounterEvent::Misses(CacheLevel::L2)).unwrap()
+                / 1e7
+        };
+        (0..4000).map(one).collect()
+    }
+
+    /// Are scaled readings right in the mean, as noisy as stated, and correlated as stated?
+    #[test]
+    fn noise_has_its_stated_size_and_autocorrelation() {
+        let defects = CounterNoise { noise: 0.05, autocorrelation: 0.7, turn_noise: 0.0, skew: 0.0 };
+        for at_once in [4, 64] {
+            let values = misses(defects, at_once);
+            let mean = values.iter().sum::<f64>() / values.len() as f64;
+            let variance = values.iter().map(|value| (value - mean).powi(2)).sum::<f64>() / values.len() as f64;
+            let lagged = values.windows(2).map(|two| (two[0] - mean) * (two[1] - mean)).sum::<f64>();
+            let correlation = lagged / values.len() as f64 / variance;
+            assert!((mean - 1.0).abs() < 0.01, "{mean}");
+            assert!((variance.sqrt() / 0.05 - 1.0).abs() < 0.1, "{}", variance.sqrt());
+            assert!((correlation - 0.7).abs() < 0.05, "{correlation}");
+        }
+    }
+
+    /// Do events that take turns say for which share of the time, and do enough counters need none?
+    #[test]
+    fn turns_are_told_by_their_share() {
+        let mut noise = NoiseState::new(1, 1);
+        let found = readings(&truth(), 4, 1e9, CounterNoise::default(), &mut noise);
+        assert!(found.0.iter().any(|reading| reading.enabled_share == 0.5));
+        let found = readings(&truth(), 6, 1e9, CounterNoise::default(), &mut noise);
+        assert!(found.0.iter().all(|reading| reading.enabled_share == 1.0));
+        assert_eq!(found.get(CounterEvent::Instructions), Some(1e9));
+    }
+}

@@ -1,0 +1,466 @@
+//! Who holds how much of one cache: a state that flows.
+//!
+//! Problem: occupancy decides rates, and rates decide occupancy, while tasks come, go, take turns and change phase.
+//! Method, least recently used: a cache holds what was touched after some moment, the *cut-off*, the same for all its
+//! users (Che et al., IEEE JSAC 2002; for programs: footprint theory). Of each user its own progress since the cut-off
+//! is kept; its lines are its footprint over that progress. As users go on, lines come in; where the sum would exceed
+//! the capacity, the cut-off moves until it does not. Progress between the cut-off and now counts as evenly spread.
+//! Phases: lines touched since a moment grow by each access whose LRU distance is beyond them. That holds across phases,
+//! as a profile's rates are measured with what earlier phases left. So what is held when a phase begins is the start from
+//! which the new phase's footprint grows, and it goes as the cut-off passes the moments at which it was touched.
+//! Method, random replacement: every line has the same chance to go, so users lose in proportion to what they hold.
+//! Properties: stable for steps of any length; with steady rates the state is the equal-window solution; a newcomer's
+//! growth, and the loss of who left, follow without further parameters. Disjoint partitions are caches of their own.
+//! Partitions that overlap have one cut-off, but for those that would hold more than their part.
+
+use cachemate_core::ReplacementPolicy;
+
+use crate::curve::PhaseCurves;
+
+/// An entry's task, where it is nobody's who runs here.
+pub const NOBODY: u32 = u32::MAX;
+
+/// Users that may hold the same part of a cache (one per way mask or set of colors).
+#[derive(Clone, Debug, PartialEq)]
+pub struct CacheDomain {
+    pub capacity_lines: f32,
+    /// Parts that overlap are of one group.
+    pub group: u8,
+    /// Lines last touched before this cycle are gone.
+    cutoff: f64,
+}
+
+/// What a user touched before its present phase and may still hold.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct PastPhase {
+    curve: u32,
+    /// Between these moments, as evenly spread. Nothing is left once the cut-off has passed the second.
+    from: f64,
+    until: f64,
+    /// Own instructions of the last phase between them.
+    window_instr: f64,
+    /// Lines beyond its footprint, of phases before.
+    rest_lines: f32,
+    near: u8,
+}
+
+impl PastPhase {
+    /// Lines touched before the present phase and after `cutoff`, and how many fewer a cycle later.
+    #[inline]
+    fn lines(&mut self, cutoff: f64, curves: &PhaseCurves) -> (f32, f32) {
+        if cutoff >= self.until {
+            return (0.0, 0.0);
+        }
+        let span = self.until - self.from;
+        let left = ((self.until - cutoff) / span).min(1.0);
+        let (lines, slope) = curves.footprint(self.curve, self.window_instr * left, &mut self.near);
+        let per_cycle = if cutoff < self.from { 0.0 } else { 1.0 / span };
+        let loss = (f64::from(slope) * self.window_instr + f64::from(self.rest_lines)) * per_cycle;
+        (lines + self.rest_lines * left as f32, loss as f32)
+    }
+
+    /// Forgets what is before the cut-off.
+    #[inline]
+    fn apply_cutoff(&mut self, cutoff: f64) {
+        if cutoff >= self.until {
+            *self = PastPhase::default();
+        } else if cutoff > self.from {
+            let left = (self.until - cutoff) / (self.until - self.from);
+            self.window_instr *= left;
+            self.rest_lines *= left as f32;
+            self.from = cutoff;
+        }
+    }
+}
+
+/// More domains than this a cache does not have.
+pub const PARTS_AT_MOST: usize = 64;
+
+/// One cache and its users. Arrays run in parallel, an entry per user.
+#[derive(Clone, Debug)]
+pub struct OccupancyModel {
+    random: bool,
+    pub domains: Vec<CacheDomain>,
+    /// Capacity of each group of domains: of all their parts together.
+    groups: Vec<f32>,
+    /// Who it is; stays when it leaves, until its lines are gone.
+    pub task: Vec<u32>,
+    /// False = its lines only; it runs elsewhere or not at all.
+    pub is_running: Vec<bool>,
+    pub curve: Vec<u32>,
+    pub domain: Vec<u8>,
+    /// Own instructions of the present phase since the cut-off.
+    window_instr: Vec<f64>,
+    past: Vec<PastPhase>,
+    /// When it came with nothing.
+    entered: Vec<f64>,
+    /// They lie between these cycles.
+    from: Vec<f64>,
+    until: Vec<f64>,
+    pub lines: Vec<f32>,
+    /// At the step before.
+    pub lines_before: Vec<f32>,
+    /// Instructions a cycle of elapsed time.
+    pub rate: Vec<f64>,
+    /// Lines that each further instruction brings.
+    slope: Vec<f32>,
+    near: Vec<u8>,
+    /// Up to where windows are advanced.
+    pub since: f64,
+}
+
+/// The sum of occupancies is the capacity within this share of it.
+const CLOSE_ENOUGH: f32 = 1e-4;
+const ITERATIONS_AT_MOST: u32 = 40;
+/// A cache that holds less than this share of its capacity evicts nobody.
+const NOT_FULL: f32 = 0.99;
+
+impl OccupancyModel {
+    /// Empty, one domain.
+    pub fn new(capacity_lines: f32, replacement: ReplacementPolicy) -> Self {
+        OccupancyModel {
+            random: replacement == ReplacementPolicy::Random,
+            domains: vec![CacheDomain { capacity_lines, group: 0, cutoff: 0.0 }],
+            groups: vec![capacity_lines],
+            task: Vec::new(),
+            is_running: Vec::new(),
+            curve: Vec::new(),
+            domain: Vec::new(),
+            window_instr: Vec::new(),
+            past: Vec::new(),
+            entered: Vec::new(),
+            from: Vec::new(),
+            until: Vec::new(),
+            lines: Vec::new(),
+            lines_before: Vec::new(),
+            rate: Vec::new(),
+            slope: Vec::new(),
+            near: Vec::new(),
+            since: 0.0,
+        }
+    }
+
+    pub fn len(&self) -> usize {
+        self.task.len()
+    }
+
+    /// A task runs here from now on; its entry. Lines that it left here earlier are its own again.
+    pub fn enter(&mut self, task: u32, curve: u32, now: f64) -> usize {
+        if let Some(at) = self.task.iter().position(|&known| known == task && task != NOBODY) {
+            self.is_running[at] = true;
+            return at;
+        }
+        self.task.push(task);
+        self.is_running.push(true);
+        self.curve.push(curve);
+        self.domain.push(0);
+        self.window_instr.push(0.0);
+        self.past.push(PastPhase::default());
+        self.entered.push(now);
+        self.from.push(now);
+        self.until.push(now);
+        self.lines.push(0.0);
+        self.lines_before.push(0.0);
+        self.rate.push(0.0);
+        self.slope.push(0.0);
+        self.near.push(0);
+        self.task.len() - 1
+    }
+
+    /// The task runs here no more; its lines stay until others need the room.
+    pub fn leave(&mut self, entry: usize) {
+        self.is_running[entry] = false;
+        self.rate[entry] = 0.0;
+    }
+
+    /// The task is no more; its lines are nobody's.
+    pub fn remove_task(&mut self, task: u32) {
+        for at in 0..self.len() {
+            if self.task[at] == task {
+                (self.task[at], self.is_running[at], self.rate[at]) = (NOBODY, false, 0.0);
+            }
+        }
+    }
+
+    /// Forgets users that are gone with their lines. `moved` hears of every entry that has a new number.
+    pub fn sweep(&mut self, mut moved: impl FnMut(u32, usize)) {
+        let mut at = 0;
+        while at < self.len() {
+            if self.is_running[at] || self.lines[at] >= 1.0 {
+                at += 1;
+                continue;
+            }
+            self.remove(at);
+            if at < self.len() && self.is_running[at] {
+                moved(self.task[at], at);
+            }
+        }
+    }
+
+    fn remove(&mut self, at: usize) {
+        self.task.swap_remove(at);
+        self.is_running.swap_remove(at);
+        self.curve.swap_remove(at);
+        self.domain.swap_remove(at);
+        self.window_instr.swap_remove(at);
+        self.past.swap_remove(at);
+        self.entered.swap_remove(at);
+        self.from.swap_remove(at);
+        self.until.swap_remove(at);
+        self.lines.swap_remove(at);
+        self.lines_before.swap_remove(at);
+        self.rate.swap_remove(at);
+        self.slope.swap_remove(at);
+        self.near.swap_remove(at);
+    }
+
+    /// Has nothing been lost that the user touched since it came?
+    pub fn is_intact(&self, entry: usize) -> bool {
+        let domain = &self.domains[usize::from(self.domain[entry])];
+        if self.random {
+            self.held_lines() < NOT_FULL * domain.capacity_lines
+        } else {
+            domain.cutoff <= self.entered[entry]
+        }
+    }
+
+    /// Lines that the user may hold at most.
+    pub fn size_lines(&self, entry: usize) -> f32 {
+        self.domains[usize::from(self.domain[entry])].capacity_lines
+    }
+
+    /// The task's next phase. Of what it holds it has touched as much in the last one as `rate` allows; the rest is of
+    /// phases before.
+    pub fn change_curve(&mut self, entry: usize, curve: u32, rate: f64, curves: &PhaseCurves) {
+        let (now, before) = (self.since, std::mem::replace(&mut self.curve[entry], curve));
+        let from = if self.past[entry].until > 0.0 { self.past[entry].from } else { self.from[entry] };
+        let (lines, span) = (self.lines[entry], (now - from).max(0.0));
+        let window_instr = curves.window_instr(before, lines).min(rate * span);
+        let mut past = PastPhase { curve: before, from, until: now, window_instr, ..PastPhase::default() };
+        past.rest_lines = (lines - curves.footprint(before, window_instr, &mut past.near).0).max(0.0);
+        self.past[entry] = if span > 0.0 { past } else { PastPhase::default() };
+        (self.window_instr[entry], self.from[entry], self.until[entry]) = (0.0, now, now);
+    }
+
+    /// Divides the cache anew: capacity and group of each domain (at most 64), capacity of each group, and each entry's
+    /// domain by its task. Lines outside are lost.
+    pub fn divide(&mut self, domains: &[(f32, u8)], groups: &[f32], mut domain_of: impl FnMut(u32) -> u8) {
+        let cutoff = self.domains.iter().map(|domain| domain.cutoff).fold(f64::INFINITY, f64::min);
+        let domain = |&(capacity_lines, group): &(f32, u8)| CacheDomain { capacity_lines, group, cutoff };
+        self.domains = domains.iter().map(domain).collect();
+        self.groups = groups.to_vec();
+        for (task, domain) in self.task.iter().zip(&mut self.domain) {
+            *domain = domain_of(*task).min(domains.len() as u8 - 1);
+        }
+    }
+
+    /// As another cache is divided; for an empty one.
+    pub fn divide_as(&mut self, other: &OccupancyModel) {
+        self.domains.clone_from(&other.domains);
+        self.groups.clone_from(&other.groups);
+    }
+
+    /// Each further user's domain is told by its task, too.
+    pub fn set_domain(&mut self, entry: usize, domain: u8) {
+        self.domain[entry] = domain.min(self.domains.len() as u8 - 1);
+    }
+
+    /// Drops a share of a task's lines (pages that were moved to other frames).
+    pub fn drop_share(&mut self, entry: usize, share: f64, curves: &PhaseCurves) {
+        self.lines[entry] *= (1.0 - share) as f32;
+        let window = curves.window_instr(self.curve[entry], self.lines[entry]);
+        self.window_instr[entry] = self.window_instr[entry].min(window);
+        let past = &mut self.past[entry];
+        let remaining_lines = curves.footprint(past.curve, past.window_instr, &mut past.near).0 * (1.0 - share) as f32;
+        past.window_instr = past.window_instr.min(curves.window_instr(past.curve, remaining_lines));
+        past.rest_lines *= (1.0 - share) as f32;
+    }
+
+    /// Goes on to `now` at the present rates, then makes occupancies fit. The largest change, of its domain's capacity.
+    pub fn advance(&mut self, now: f64, curves: &PhaseCurves) -> f32 {
+        let elapsed = now - self.since;
+        self.since = now;
+        if self.random {
+            return self.advance_random(elapsed, curves);
+        }
+        for at in 0..self.len() {
+            if self.rate[at] > 0.0 {
+                if self.window_instr[at] <= 0.0 {
+                    self.from[at] = now - elapsed;
+                }
+                self.window_instr[at] += self.rate[at] * elapsed;
+                self.until[at] = now;
+            }
+        }
+        let mut change = 0.0f32;
+        for group in 0..self.groups.len() {
+            change = change.max(self.settle_group(group as u8, now, curves));
+        }
+        change
+    }
+
+    fn settle_group(&mut self, group: u8, now: f64, curves: &PhaseCurves) -> f32 {
+        let members = self.domains.iter().enumerate().filter(|(_, domain)| domain.group == group);
+        let mut open: u64 = members.fold(0, |set, (at, _)| set | 1 << at);
+        let mut left = self.groups[usize::from(group)];
+        let mut change = 0.0f32;
+        // Who would hold more than its part is confined to it; the rest share what is left.
+        loop {
+            let cutoff = self.settle(open, left, now, curves);
+            if open.count_ones() < 2 {
+                return change.max(self.apply_cutoff(open, cutoff, curves) / self.groups[usize::from(group)]);
+            }
+            let mut confined: Option<usize> = None;
+            for at in (0..self.domains.len()).filter(|at| open >> at & 1 == 1) {
+                let part = self.domains[at].capacity_lines;
+                let smallest = confined.is_none_or(|other| part < self.domains[other].capacity_lines);
+                if smallest && self.sum_at(1 << at, cutoff, curves).0 > part * (1.0 + 1e-3) {
+                    confined = Some(at);
+                }
+            }
+            let Some(confined) = confined else {
+                return change.max(self.apply_cutoff(open, cutoff, curves) / self.groups[usize::from(group)]);
+            };
+            let part = self.domains[confined].capacity_lines.min(left);
+            let own = self.settle(1 << confined, part, now, curves);
+            change = change.max(self.apply_cutoff(1 << confined, own, curves) / part);
+            left -= part;
+            open &= !(1 << confined);
+        }
+    }
+
+    /// The cut-off of a set of domains at which the sum of their footprints fits.
+    fn settle(&mut self, domains: u64, capacity: f32, now: f64, curves: &PhaseCurves) -> f64 {
+        let of_set = self.domains.iter().enumerate().filter(|(at, _)| domains >> at & 1 == 1);
+        let start = of_set.map(|(_, domain)| domain.cutoff).fold(f64::INFINITY, f64::min).min(now);
+        let (mut low, mut high) = (start, now);
+        let mut at = start;
+        for _ in 0..ITERATIONS_AT_MOST {
+            let (sum, loss_per_cycle) = self.sum_at(domains, at, curves);
+            let over = sum - capacity;
+            if over <= CLOSE_ENOUGH * capacity && (at == start || over >= -CLOSE_ENOUGH * capacity) {
+                break;
+            }
+            if over > 0.0 {
+                low = at
+            } else {
+                high = at
+            }
+            let newton = at + f64::from(over) / f64::from(loss_per_cycle);
+            at = if loss_per_cycle > 0.0 && newton > low && newton < high { newton } else { 0.5 * (low + high) };
+        }
+        at
+    }
+
+    /// Lines held in all with the cut-off there, and how many fewer a cycle later.
+    fn sum_at(&mut self, domains: u64, cutoff: f64, curves: &PhaseCurves) -> (f32, f32) {
+        let (mut sum, mut loss) = (0.0, 0.0);
+        for at in 0..self.task.len() {
+            if domains >> self.domain[at] & 1 == 0 {
+                continue;
+            }
+            let (from, until) = (self.from[at], self.until[at]);
+            let mut window = self.window_instr[at];
+            if cutoff >= until {
+                continue;
+            }
+            if cutoff < self.past[at].until {
+                let (start, start_loss) = self.past[at].lines(cutoff, curves);
+                sum += curves.grown(self.curve[at], start, window, &mut self.near[at]);
+                loss += start_loss;
+                continue;
+            }
+            let mut density = 0.0;
+            if cutoff >= from && until > from {
+                density = window / (until - from);
+                window = density * (until - cutoff);
+            }
+            let (lines, slope) = curves.footprint(self.curve[at], window, &mut self.near[at]);
+            sum += lines;
+            loss += slope * density as f32;
+        }
+        (sum, loss)
+    }
+
+    /// Makes the cut-off hold; the largest change in lines.
+    fn apply_cutoff(&mut self, domains: u64, cutoff: f64, curves: &PhaseCurves) -> f32 {
+        let mut change = 0.0f32;
+        for (at, domain) in self.domains.iter_mut().enumerate() {
+            if domains >> at & 1 == 1 {
+                domain.cutoff = domain.cutoff.max(cutoff);
+            }
+        }
+        for at in 0..self.task.len() {
+            if domains >> self.domain[at] & 1 == 0 {
+                continue;
+            }
+            let (from, until) = (self.from[at], self.until[at]);
+            if cutoff >= until {
+                (self.window_instr[at], self.from[at]) = (0.0, cutoff);
+            } else if cutoff > from {
+                self.window_instr[at] *= (until - cutoff) / (until - from);
+                self.from[at] = cutoff;
+            }
+            self.past[at].apply_cutoff(cutoff);
+            let (mut lines, slope) = curves.footprint(self.curve[at], self.window_instr[at], &mut self.near[at]);
+            if self.past[at].until > 0.0 {
+                let (start, _) = self.past[at].lines(cutoff, curves);
+                lines = curves.grown(self.curve[at], start, self.window_instr[at], &mut self.near[at]);
+            }
+            let lines = lines.min(self.domains[usize::from(self.domain[at])].capacity_lines);
+            change = change.max((lines - self.lines[at]).abs());
+            (self.lines[at], self.slope[at]) = (lines, slope);
+        }
+        change
+    }
+
+    /// Backward Euler of `lines' = insertions - lines / capacity x all insertions`, once the domain is full.
+    fn advance_random(&mut self, elapsed: f64, curves: &PhaseCurves) -> f32 {
+        let mut change = 0.0f32;
+        for domain in 0..self.domains.len() {
+            let capacity = self.domains[domain].capacity_lines;
+            let (mut inserted, mut held) = (0.0f32, 0.0f32);
+            for at in (0..self.len()).filter(|&at| usize::from(self.domain[at]) == domain) {
+                let rates = curves.rates(self.curve[at], self.lines[at], 0.0);
+                self.slope[at] = rates.fills_per_instr;
+                inserted += (self.rate[at] * elapsed) as f32 * rates.fills_per_instr;
+                held += self.lines[at];
+            }
+            let (fits, all) = (held + inserted <= capacity, inserted);
+            for at in (0..self.len()).filter(|&at| usize::from(self.domain[at]) == domain) {
+                let own = (self.rate[at] * elapsed) as f32 * self.slope[at];
+                let before = self.lines[at];
+                // The part that fills the empty room evicts nobody.
+                let evicting = if fits { 0.0 } else { (held + all - capacity).min(all) / capacity };
+                self.lines[at] = ((before + own) / (1.0 + evicting)).min(capacity);
+                change = change.max((self.lines[at] - before).abs() / capacity);
+            }
+        }
+        change
+    }
+
+    /// Cycles in which the cache, or its fastest domain, is filled once at the present rates: the natural step.
+    pub fn turnover_cycles(&self, curves: &PhaseCurves) -> f64 {
+        let mut shortest = f64::INFINITY;
+        for (number, domain) in self.domains.iter().enumerate() {
+            let mut lines_per_cycle = 0.0;
+            for at in (0..self.len()).filter(|&at| usize::from(self.domain[at]) == number) {
+                let fills = curves.rates(self.curve[at], self.lines[at], 0.0).fills_per_instr;
+                lines_per_cycle += self.rate[at] * f64::from(fills);
+            }
+            if lines_per_cycle > 0.0 {
+                shortest = shortest.min(f64::from(domain.capacity_lines) / lines_per_cycle);
+            }
+        }
+        shortest
+    }
+
+    /// Lines held in all.
+    pub fn held_lines(&self) -> f32 {
+        self.lines.iter().sum()
+    }
+}
+
+#[cfg(test)]
+#[path = "flow_tests.rs"]
+mod tests;

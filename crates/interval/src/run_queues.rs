@@ -1,0 +1,474 @@
+//! Run queues and turns: who is on which CPU, and for which share of its time.
+//!
+//! Method, as the usual schedulers do: every CPU has a queue. Who arrives, or may not stay, goes to the CPU with the least
+//! load among those allowed, near its cache first. A CPU whose queue is longer by more than one task gives one up. Within
+//! a queue, time goes by weight. *Averaged*: every task of a queue runs all the time for its share, with what tasks that
+//! sleep leave over given to the others. *Explicit*: tasks take turns of a slice. Gangs' CPUs always take explicit turns,
+//! as who runs beside whom is what gangs are about. Properties: ties go to the lower CPU and the earlier task.
+
+use cachemate_core::{CpuSet, IndexSet};
+
+/// What the queues know of a task.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SchedTask {
+    pub allowed: CpuSet,
+    pub weight: f64,
+    /// Share of a CPU that it would run, and the length of running and sleeping together, in cycles.
+    pub demand: f64,
+    pub period_cycles: f64,
+    /// `None` = not in any queue.
+    pub cpu: Option<u32>,
+    /// Share of elapsed time on that CPU; 0 = waits or sleeps.
+    pub share: f32,
+    asleep_until: f64,
+    burst_left: f64,
+    /// Time on a CPU over its weight; comparable within a queue.
+    had: f64,
+    /// In a gang of some rotation.
+    in_gang: bool,
+    /// False = the slot is free.
+    alive: bool,
+}
+
+/// Gangs that take turns.
+#[derive(Clone, Debug, PartialEq)]
+pub struct QueueRotation {
+    pub cpus: CpuSet,
+    pub slice_cycles: f64,
+    /// Members with the CPU that they must have, and slices in a row.
+    pub gangs: Vec<(Vec<(u32, Option<u32>)>, u32)>,
+    now: usize,
+    ends: f64,
+    /// Seats without a member stay empty.
+    only: bool,
+}
+
+impl QueueRotation {
+    pub fn new(cpus: CpuSet, slice_cycles: f64, gangs: Vec<(Vec<(u32, Option<u32>)>, u32)>) -> Self {
+        QueueRotation { cpus, slice_cycles, gangs, now: usize::MAX, ends: f64::NEG_INFINITY, only: false }
+    }
+
+    /// These tasks and nobody else.
+    pub fn alone(cpus: CpuSet, slice_cycles: f64, members: Vec<(u32, Option<u32>)>) -> Self {
+        QueueRotation { only: true, ..QueueRotation::new(cpus, slice_cycles, vec![(members, 1)]) }
+    }
+}
+
+#[derive(Clone, Debug, Default, PartialEq)]
+struct RunQueue {
+    online: bool,
+    /// Slots, in order of arrival here.
+    tasks: Vec<u32>,
+    turn_ends: f64,
+    turn_began: f64,
+}
+
+/// Stands for the load of a CPU that has no turn for a task: more than any queue's.
+const NO_TURN_LOAD: f64 = 1e12;
+
+/// All queues of a machine.
+#[derive(Clone, Debug)]
+pub struct RunQueues {
+    pub explicit: bool,
+    slice_cycles: f64,
+    switch_cycles: f64,
+    queues: Vec<RunQueue>,
+    cache_of_cpu: Vec<u32>,
+    core_of_cpu: Vec<u32>,
+    pub tasks: Vec<SchedTask>,
+    rotations: Vec<QueueRotation>,
+    /// Slots whose CPU or share has changed since this was last emptied.
+    pub changed: Vec<u32>,
+    /// Queues to look at, since something of theirs has changed.
+    stale: Vec<bool>,
+}
+
+impl RunQueues {
+    pub fn new(
+        slice_cycles: f64,
+        switch_cycles: f64,
+        explicit: bool,
+        cache_of_cpu: Vec<u32>,
+        core_of_cpu: Vec<u32>,
+    ) -> Self {
+        let queue = RunQueue { online: true, turn_ends: f64::INFINITY, ..RunQueue::default() };
+        RunQueues {
+            explicit,
+            slice_cycles,
+            switch_cycles: switch_cycles.min(0.5 * slice_cycles),
+            queues: vec![queue; cache_of_cpu.len()],
+            stale: vec![false; cache_of_cpu.len()],
+            cache_of_cpu,
+            core_of_cpu,
+            tasks: Vec::new(),
+            rotations: Vec::new(),
+            changed: Vec::new(),
+        }
+    }
+
+    /// A task in a free slot, or in a new one.
+    pub fn add(&mut self, slot: u32, allowed: CpuSet, demand: f64, period_cycles: f64) {
+        let sched = SchedTask {
+            allowed,
+            weight: 1.0,
+            demand,
+            period_cycles,
+            cpu: None,
+            share: 0.0,
+            asleep_until: 0.0,
+            burst_left: demand * period_cycles,
+            had: 0.0,
+            in_gang: false,
+            alive: true,
+        };
+        if slot as usize == self.tasks.len() {
+            self.tasks.push(sched)
+        } else {
+            self.tasks[slot as usize] = sched
+        }
+        self.place(slot);
+    }
+
+    pub fn remove(&mut self, slot: u32) {
+        self.unqueue(slot);
+        let task = &mut self.tasks[slot as usize];
+        (task.share, task.in_gang, task.alive) = (0.0, false, false);
+        for (members, _) in self.rotations.iter_mut().flat_map(|rotation| &mut rotation.gangs) {
+            members.retain(|(member, _)| *member != slot);
+        }
+        self.changed.push(slot);
+        self.balance();
+    }
+
+    /// Where it may run from now on; moves it if it may not stay.
+    pub fn allow(&mut self, slot: u32, allowed: CpuSet) {
+        let task = &mut self.tasks[slot as usize];
+        if task.allowed == allowed {
+            return;
+        }
+        task.allowed = allowed;
+        let (cpu, in_gang) = (task.cpu, task.in_gang);
+        let no_turn = |cpu: u32| !in_gang && self.gang_only_cpus().contains(cpu);
+        if cpu.is_none_or(|cpu| !self.may_run(slot, cpu) || no_turn(cpu)) {
+            self.unqueue(slot);
+            self.place(slot);
+        }
+    }
+
+    pub fn set_weight(&mut self, slot: u32, weight: f64) {
+        let task = &mut self.tasks[slot as usize];
+        if task.weight != weight {
+            task.weight = weight;
+            if let Some(cpu) = task.cpu {
+                self.stale[cpu as usize] = true;
+            }
+        }
+    }
+
+    /// A CPU goes or comes.
+    pub fn set_online(&mut self, cpu: u32, online: bool) {
+        self.queues[cpu as usize].online = online;
+        if !online {
+            for slot in std::mem::take(&mut self.queues[cpu as usize].tasks) {
+                self.tasks[slot as usize].cpu = None;
+                self.place(slot);
+            }
+            self.stale[cpu as usize] = true;
+        } else {
+            let nowhere = |slot: &u32| self.tasks[*slot as usize].alive && self.tasks[*slot as usize].cpu.is_none();
+            let waiting: Vec<u32> = (0..self.tasks.len() as u32).filter(nowhere).collect();
+            waiting.into_iter().for_each(|slot| self.place(slot));
+        }
+        self.balance();
+    }
+
+    pub fn set_rotations(&mut self, rotations: Vec<QueueRotation>) {
+        self.tasks.iter_mut().for_each(|task| task.in_gang = false);
+        let cpus = self.rotations.iter().chain(&rotations).flat_map(|rotation| rotation.cpus.iter());
+        cpus.for_each(|cpu| self.stale[cpu as usize] = true);
+        for (members, _) in rotations.iter().flat_map(|rotation| &rotation.gangs) {
+            members.iter().for_each(|(slot, _)| self.tasks[*slot as usize].in_gang = true);
+        }
+        self.rotations = rotations;
+        self.spread_over_seats();
+    }
+
+    /// CPUs whose gangs leave no seat in any turn: who is in no gang does not run there.
+    fn gang_only_cpus(&self) -> CpuSet {
+        let full = |rotation: &&QueueRotation| {
+            let seats = rotation.cpus.count() as usize;
+            !rotation.gangs.is_empty() && rotation.gangs.iter().all(|(members, _)| members.len() >= seats)
+        };
+        self.rotations.iter().filter(full).flat_map(|rotation| rotation.cpus.iter()).collect()
+    }
+
+    /// Members with a seat belong to that CPU's queue, others of a gang to a CPU that no other member of it has.
+    fn spread_over_seats(&mut self) {
+        let rotations = std::mem::take(&mut self.rotations);
+        for rotation in &rotations {
+            for (members, _) in &rotation.gangs {
+                let mut free: IndexSet = rotation.cpus.clone();
+                members.iter().filter_map(|(_, seat)| *seat).for_each(|cpu| free.remove(cpu));
+                for &(slot, seat) in members {
+                    let here = self.tasks[slot as usize].cpu;
+                    let keeps = here.filter(|cpu| free.contains(*cpu) && self.may_run(slot, *cpu));
+                    let allowed = || free.iter().find(|&cpu| self.may_run(slot, cpu));
+                    let Some(cpu) = seat.or(keeps).or_else(allowed).or(free.first()) else { continue };
+                    free.remove(cpu);
+                    if here != Some(cpu) {
+                        self.unqueue(slot);
+                        self.enqueue(slot, cpu);
+                    }
+                }
+            }
+        }
+        self.rotations = rotations;
+    }
+
+    fn may_run(&self, slot: u32, cpu: u32) -> bool {
+        self.queues[cpu as usize].online && self.tasks[slot as usize].allowed.contains(cpu)
+    }
+
+    fn load(&self, cpu: u32) -> f64 {
+        let of = |&slot: &u32| self.tasks[slot as usize].weight * self.tasks[slot as usize].demand;
+        self.queues[cpu as usize].tasks.iter().map(of).sum()
+    }
+
+    fn core_load(&self, cpu: u32) -> f64 {
+        let core = self.core_of_cpu[cpu as usize];
+        let here = |other: &u32| self.core_of_cpu[*other as usize] == core;
+        (0..self.queues.len() as u32).filter(here).map(|other| self.load(other)).sum()
+    }
+
+    /// To the least loaded CPU that it may use, one with a turn for it first: least in queue, then least on the core,
+    /// then near where it was.
+    fn place(&mut self, slot: u32) {
+        let was = self.tasks[slot as usize].cpu.map(|cpu| self.cache_of_cpu[cpu as usize]);
+        let closed = if self.tasks[slot as usize].in_gang { CpuSet::default() } else { self.gang_only_cpus() };
+        let mut best: Option<((bool, f64, f64, bool), u32)> = None;
+        for cpu in (0..self.queues.len() as u32).filter(|&cpu| self.may_run(slot, cpu)) {
+            let far = was.is_some_and(|was| was != self.cache_of_cpu[cpu as usize]);
+            let key = (closed.contains(cpu), self.load(cpu), self.core_load(cpu), far);
+            if best.is_none_or(|(least, _)| key < least) {
+                best = Some((key, cpu));
+            }
+        }
+        if let Some((_, cpu)) = best {
+            self.enqueue(slot, cpu);
+        } else {
+            self.changed.push(slot);
+        }
+    }
+
+    fn enqueue(&mut self, slot: u32, cpu: u32) {
+        let had = |other: &u32| self.tasks[*other as usize].had;
+        let least = self.queues[cpu as usize].tasks.iter().map(had).fold(f64::INFINITY, f64::min);
+        self.queues[cpu as usize].tasks.push(slot);
+        let task = &mut self.tasks[slot as usize];
+        (task.cpu, task.had) = (Some(cpu), if least.is_finite() { least } else { 0.0 });
+        self.stale[cpu as usize] = true;
+        self.changed.push(slot);
+    }
+
+    fn unqueue(&mut self, slot: u32) {
+        let Some(cpu) = self.tasks[slot as usize].cpu.take() else { return };
+        let queue = &mut self.queues[cpu as usize];
+        if let Some(at) = queue.tasks.iter().position(|&other| other == slot) {
+            queue.tasks.remove(at);
+        }
+        self.stale[cpu as usize] = true;
+    }
+
+    /// Queues that are longer by more than a task give one up, as long as that evens them out. Who has no turn where it
+    /// is goes first.
+    pub fn balance(&mut self) {
+        for _ in 0..self.tasks.len() {
+            let Some((slot, to)) = self.best_move() else { return };
+            self.unqueue(slot);
+            self.enqueue(slot, to);
+        }
+    }
+
+    fn best_move(&self) -> Option<(u32, u32)> {
+        let mut best: Option<(f64, u32, u32)> = None;
+        let closed = self.gang_only_cpus();
+        let loads: Vec<f64> = (0..self.queues.len() as u32).map(|cpu| self.load(cpu)).collect();
+        for from in 0..self.queues.len() as u32 {
+            let load = if closed.contains(from) { NO_TURN_LOAD } else { loads[from as usize] };
+            for &slot in &self.queues[from as usize].tasks {
+                let task = &self.tasks[slot as usize];
+                let own = task.weight * task.demand;
+                if task.in_gang {
+                    continue;
+                }
+                let open = |to: &u32| *to != from && !closed.contains(*to) && self.may_run(slot, *to);
+                for to in (0..self.queues.len() as u32).filter(open) {
+                    let gain = load - own - loads[to as usize];
+                    if gain > 0.01 && best.is_none_or(|(most, _, _)| gain > most) {
+                        best = Some((gain, slot, to));
+                    }
+                }
+            }
+        }
+        best.map(|(_, slot, to)| (slot, to))
+    }
+
+    /// Brings shares up to date after changes, and ends turns that are over.
+    pub fn update(&mut self, now: f64) {
+        for at in 0..self.rotations.len() {
+            if self.rotations[at].ends <= now {
+                self.rotate(at, now);
+            }
+        }
+        for cpu in 0..self.queues.len() {
+            if self.ganged(cpu as u32) {
+                continue;
+            }
+            if !self.explicit {
+                if self.stale[cpu] {
+                    self.average(cpu);
+                }
+            } else if self.stale[cpu] || self.queues[cpu].turn_ends <= now {
+                self.next_turn(cpu, now);
+            }
+            self.stale[cpu] = false;
+        }
+    }
+
+    fn ganged(&self, cpu: u32) -> bool {
+        self.rotations.iter().any(|rotation| rotation.cpus.contains(cpu))
+    }
+
+    /// When a turn ends, a rotation goes on, or somebody wakes.
+    pub fn next_event(&self) -> f64 {
+        let turns = self.queues.iter().map(|queue| queue.turn_ends);
+        let rotations = self.rotations.iter().map(|rotation| rotation.ends);
+        turns.chain(rotations).fold(f64::INFINITY, f64::min)
+    }
+
+    fn set_share(&mut self, slot: u32, share: f64) {
+        let task = &mut self.tasks[slot as usize];
+        if task.share != share as f32 {
+            task.share = share as f32;
+            self.changed.push(slot);
+        }
+    }
+
+    /// Time by weight, none above its demand; what is left over goes to those who want more.
+    fn average(&mut self, cpu: usize) {
+        let tasks = std::mem::take(&mut self.queues[cpu].tasks);
+        self.queues[cpu].turn_ends = f64::INFINITY;
+        let switches = if tasks.len() > 1 { self.switch_cycles / self.slice_cycles } else { 0.0 };
+        let mut left = if self.queues[cpu].online { 1.0 } else { 0.0 };
+        let mut open: f64 = tasks.iter().map(|&slot| self.tasks[slot as usize].weight).sum();
+        let mut order = tasks.clone();
+        // Who wants least for its weight is served first: then nobody's rest is handed out twice.
+        order.sort_by(|&a, &b| {
+            let want = |slot: u32| self.tasks[slot as usize].demand / self.tasks[slot as usize].weight;
+            want(a).total_cmp(&want(b))
+        });
+        for slot in order {
+            let task = &self.tasks[slot as usize];
+            let share = if open > 0.0 { (left * task.weight / open).min(task.demand) } else { 0.0 };
+            open -= task.weight;
+            left -= share;
+            self.set_share(slot, share * (1.0 - switches));
+        }
+        self.queues[cpu].tasks = tasks;
+    }
+
+    /// Who is awake and has had least time for its weight gets the CPU, until its slice is over or somebody wakes.
+    fn next_turn(&mut self, cpu: usize, now: f64) {
+        let tasks = std::mem::take(&mut self.queues[cpu].tasks);
+        let elapsed = now - self.queues[cpu].turn_began;
+        for &slot in &tasks {
+            let task = &mut self.tasks[slot as usize];
+            if task.share > 0.0 {
+                task.had += elapsed / task.weight;
+                task.burst_left -= elapsed;
+                if task.demand < 1.0 && task.burst_left <= 1.0 {
+                    task.asleep_until = now + (1.0 - task.demand) * task.period_cycles;
+                    task.burst_left = task.demand * task.period_cycles;
+                }
+            }
+        }
+        let awake = |slot: &&u32| self.tasks[**slot as usize].asleep_until <= now;
+        let had = |slot: &u32| self.tasks[*slot as usize].had;
+        let least = tasks.iter().filter(awake).map(had).fold(f64::INFINITY, f64::min);
+        let next = tasks.iter().filter(awake).find(|slot| had(slot) <= least).copied();
+        let next = next.filter(|_| self.queues[cpu].online);
+        let asleep = tasks.iter().map(|&slot| self.tasks[slot as usize].asleep_until).filter(|until| *until > now);
+        let mut ends = asleep.fold(f64::INFINITY, f64::min);
+        for &slot in &tasks {
+            let task = &mut self.tasks[slot as usize];
+            // Who slept has no more to catch up than a slice.
+            task.had = if least.is_finite() { task.had.max(least - self.slice_cycles) } else { task.had };
+            let mut share = 0.0;
+            if Some(slot) == next {
+                let burst = if task.demand < 1.0 { task.burst_left } else { f64::INFINITY };
+                let slice = if tasks.len() > 1 { self.slice_cycles.min(burst) } else { burst };
+                let switch = if tasks.len() > 1 { self.switch_cycles } else { 0.0 };
+                share = 1.0 - (switch / slice.max(2.0 * switch)).min(0.5);
+                ends = ends.min(now + slice);
+            }
+            self.set_share(slot, share);
+        }
+        let queue = &mut self.queues[cpu];
+        queue.tasks = tasks;
+        (queue.turn_began, queue.turn_ends) = (now, ends);
+    }
+
+    /// The next gang's turn.
+    fn rotate(&mut self, at: usize, now: f64) {
+        let rotation = &mut self.rotations[at];
+        let count = rotation.gangs.len().max(1);
+        let next = if rotation.now == usize::MAX { 0 } else { (rotation.now + 1) % count };
+        let slices = rotation.gangs.get(next).map_or(1, |(_, slices)| *slices);
+        rotation.now = next;
+        rotation.ends = now + rotation.slice_cycles * f64::from(slices.max(1));
+        let members: Vec<u32> =
+            rotation.gangs.get(next).map_or(Vec::new(), |(members, _)| members.iter().map(|(slot, _)| *slot).collect());
+        let switch = self.switch_cycles / (rotation.ends - now).max(2.0 * self.switch_cycles);
+        for cpu in self.rotations[at].cpus.clone().iter() {
+            let queue = &mut self.queues[cpu as usize];
+            (queue.turn_ends, queue.turn_began) = (f64::INFINITY, now);
+            let tasks = std::mem::take(&mut queue.tasks);
+            let runs = tasks.iter().position(|slot| members.contains(slot));
+            // A seat that no member has goes to who is in no gang.
+            let only = self.rotations[at].only;
+            let other = || tasks.iter().position(|&slot| !self.tasks[slot as usize].in_gang);
+            let runs = runs.or_else(|| other().filter(|_| !only));
+            for (nth, &slot) in tasks.iter().enumerate() {
+                self.set_share(slot, if Some(nth) == runs { 1.0 - switch } else { 0.0 });
+            }
+            self.queues[cpu as usize].tasks = tasks;
+        }
+    }
+
+    /// The contended cache of a CPU.
+    pub fn cache_of(&self, cpu: u32) -> u32 {
+        self.cache_of_cpu[cpu as usize]
+    }
+    /// A CPU uses another cache from now on.
+    pub fn set_cache(&mut self, cpu: u32, cache: u32) {
+        self.cache_of_cpu[cpu as usize] = cache;
+        self.changed.extend(&self.queues[cpu as usize].tasks);
+    }
+    /// Tasks of one CPU's queue.
+    pub fn queue(&self, cpu: u32) -> &[u32] {
+        &self.queues[cpu as usize].tasks
+    }
+    pub fn is_online(&self, cpu: u32) -> bool {
+        self.queues[cpu as usize].online
+    }
+    /// Slices a second that end on the CPU, on average: context switches.
+    pub fn switches_per_cycle(&self, slot: u32) -> f64 {
+        let Some(cpu) = self.tasks[slot as usize].cpu else { return 0.0 };
+        let crowded = self.queues[cpu as usize].tasks.len() > 1;
+        if crowded { f64::from(self.tasks[slot as usize].share) / self.slice_cycles } else { 0.0 }
+    }
+}
+
+#[cfg(test)]
+#[path = "turns_tests.rs"]
+mod tests;

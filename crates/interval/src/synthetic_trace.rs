@@ -1,0 +1,183 @@
+//! Addresses with given LRU stack distances.
+//!
+//! Method: every access has a slot in time, and a bit tells whether it is the last use of its address. To find the `d`-th most
+//! recent one, bits are counted from the end: by regions, by blocks, by words. These counts stay in the first level of a
+//! host's cache, where a tree over all slots misses at every step.
+
+/// Where in its stack an access falls.
+pub struct DistanceDistribution {
+    /// Upper bound of distances in lines, ascending, and the share of accesses at or below it.
+    pub up_to: Vec<(f32, f32)>,
+}
+
+impl DistanceDistribution {
+    /// The distance below which a share `at` of all accesses falls, between bounds by a line; `None` = it misses.
+    pub fn at(&self, at: f64) -> Option<f64> {
+        let next = self.up_to.partition_point(|&(_, share)| f64::from(share) <= at);
+        let bound = |&(lines, share): &(f32, f32)| (f64::from(lines), f64::from(share));
+        let high = self.up_to.get(next).map(bound)?;
+        let low = if next == 0 { (0.0, 0.0) } else { bound(&self.up_to[next - 1]) };
+        let part = (at - low.1) / (high.1 - low.1).max(1e-12);
+        Some(low.0 + part * (high.0 - low.0))
+    }
+}
+
+/// Slots of a block and of a region, in words of 64.
+const BLOCK_WORDS: usize = 8;
+const REGION_WORDS: usize = 512;
+
+/// Slots in order of time, each the last use of its address or not.
+struct LastUses {
+    words: Vec<u64>,
+    blocks: Vec<u32>,
+    regions: Vec<u32>,
+    slots: usize,
+}
+
+impl LastUses {
+    /// Room for so many slots; the first ones are last uses.
+    fn new(slots: usize, first: usize) -> Self {
+        let words = slots.div_ceil(64);
+        let mut live = LastUses {
+            words: vec![0; words],
+            blocks: vec![0; words.div_ceil(BLOCK_WORDS)],
+            regions: vec![0; words.div_ceil(REGION_WORDS)],
+            slots: 0,
+        };
+        (0..first).for_each(|_| live.push());
+        live
+    }
+
+    fn count(&mut self, slot: usize, by: i32) {
+        for (counts, words) in [(&mut self.blocks, BLOCK_WORDS), (&mut self.regions, REGION_WORDS)] {
+            let count = &mut counts[slot / (64 * words)];
+            *count = count.wrapping_add_signed(by);
+        }
+    }
+
+    /// The next slot is a last use.
+    fn push(&mut self) {
+        self.words[self.slots / 64] |= 1 << (self.slots % 64);
+        self.count(self.slots, 1);
+        self.slots += 1;
+    }
+
+    /// The slot of the last use before which `nth` more recent ones are; it is none any more. There have to be so many.
+    fn take(&mut self, mut nth: u32) -> usize {
+        // Of these counts, the last place before which no more than `nth` are left to the end.
+        let mut last = |counts: &[u32]| {
+            let passed = |count: &u32| {
+                let passes = nth >= *count;
+                nth -= if passes { *count } else { 0 };
+                !passes
+            };
+            counts.iter().rposition(passed).unwrap_or(0)
+        };
+        let region = last(&self.regions);
+        let part = |at: usize, each: usize, of: usize| at * each..((at + 1) * each).min(of);
+        let blocks = part(region, REGION_WORDS / BLOCK_WORDS, self.blocks.len());
+        let block = blocks.start + last(&self.blocks[blocks.clone()]);
+        let words = part(block, BLOCK_WORDS, self.words.len());
+        let mut counts = [0; BLOCK_WORDS];
+        counts.iter_mut().zip(&self.words[words.clone()]).for_each(|(count, word)| *count = word.count_ones());
+        let at = words.start + last(&counts[..words.len()]);
+        let mut word = self.words[at];
+        for _ in 0..nth {
+            word &= !(1 << word.ilog2());
+        }
+        let slot = 64 * at + word.ilog2() as usize;
+        self.words[at] &= !(1 << (slot % 64));
+        self.count(slot, -1);
+        slot
+    }
+}
+
+/// `entries` line addresses whose LRU distances follow `distances`; beyond twice the capacity every line is new.
+pub fn addresses(
+    distances: DistanceDistribution,
+    entries: u32,
+    capacity: f32,
+    mut uniform: impl FnMut() -> f64,
+) -> Vec<u64> {
+    let most = (2.0 * capacity) as u32;
+    // The stack starts full, so that distances beyond what was seen so far exist.
+    let first = (capacity as u32).min(entries.max(1) * 4);
+    let mut live = LastUses::new(first as usize + entries as usize, first as usize);
+    // Half as wide as addresses: looking one up is what a log costs.
+    let mut line_at: Vec<u32> = (0..first).collect();
+    let (mut count, mut next_line) = (first, first);
+    let mut addresses = Vec::with_capacity(entries as usize);
+    for _ in 0..entries {
+        let distance = distances.at(uniform()).map(|lines| lines as u32);
+        let line = match distance.filter(|distance| *distance < count.min(most)) {
+            Some(distance) => {
+                count -= 1;
+                line_at[live.take(distance)]
+            }
+            None => {
+                next_line += 1;
+                next_line - 1
+            }
+        };
+        live.push();
+        count += 1;
+        line_at.push(line);
+        addresses.push(u64::from(line));
+    }
+    addresses
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Is the slot that is taken the one that a plain list has, whatever was taken before, over many regions?
+    #[test]
+    fn slots_are_those_of_a_plain_list() {
+        let slots = 3 * 64 * REGION_WORDS;
+        let mut live = LastUses::new(slots, slots / 2);
+        let mut list: Vec<usize> = (0..slots / 2).collect();
+        let mut state = 7u64;
+        for step in 0..slots / 2 {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            // Mostly near the end, where regions are left and entered.
+            let nth = (state >> 33) as usize % if step % 3 == 0 { list.len() } else { 100 };
+            let expected = list.remove(list.len() - 1 - nth);
+            assert_eq!(live.take(nth as u32), expected, "step {step}");
+            live.push();
+            list.push(slots / 2 + step);
+        }
+    }
+
+    /// Does a plain LRU list find the distances again that addresses were made from?
+    #[test]
+    fn a_plain_lru_list_finds_the_distances_again() {
+        let distances = DistanceDistribution { up_to: vec![(100.0, 0.5), (400.0, 0.8)] };
+        let mut state = 1u64;
+        let uniform = || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 11) as f64 / (1u64 << 53) as f64
+        };
+        let trace = addresses(distances, 20_000, 1000.0, uniform);
+        let (mut stack, mut near, mut far, mut missed) = (Vec::<u64>::new(), 0, 0, 0);
+        for line in trace {
+            match stack.iter().rposition(|other| *other == line) {
+                Some(at) => {
+                    let distance = stack.len() - 1 - at;
+                    if distance < 100 {
+                        near += 1
+                    } else {
+                        far += 1
+                    }
+                    assert!(distance < 400, "{distance}");
+                    stack.remove(at);
+                }
+                None => missed += 1,
+            }
+            stack.push(line);
+        }
+        // The list starts empty, so its first accesses miss what the stack held already.
+        assert!((f64::from(near) / 20_000.0 - 0.5).abs() < 0.02, "{near} {far} {missed}");
+        assert!((f64::from(far) / 20_000.0 - 0.3).abs() < 0.03, "{near} {far} {missed}");
+    }
+}

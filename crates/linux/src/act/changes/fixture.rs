@@ -1,0 +1,96 @@
+//! Plans carried out on made-up hosts, as the live machine does it.
+
+use std::io;
+
+use cachemate_core::{Capabilities, ChangeList, Cpu, CpuId, CpusetGroup, GangSchedule, Plan, Topology, derive_changes};
+
+use super::snapshot::{AppliedHistory, HostSnapshot};
+use super::{ApplyContext, Execution, GangController, KernelLender};
+use crate::act::actuator::{Actuator, ApplyReport};
+use crate::act::cpusets;
+use crate::act::gangs::ThreadRotation;
+use crate::act::resctrl::WayController;
+use crate::kernel::Kernel;
+use crate::sense::tasks::TaskTable;
+
+/// A made-up host is nobody else's: it is lent as it is.
+impl KernelLender for crate::fake_tests::FakeHost {
+    fn with_kernel<T>(&self, with: impl FnOnce(&dyn Kernel) -> T) -> T {
+        with(self)
+    }
+}
+impl KernelLender for crate::act::resctrl::fake_tests::FakeCat {
+    fn with_kernel<T>(&self, with: impl FnOnce(&dyn Kernel) -> T) -> T {
+        with(self)
+    }
+}
+impl KernelLender for crate::kernel::LinuxHost {
+    fn with_kernel<T>(&self, with: impl FnOnce(&dyn Kernel) -> T) -> T {
+        with(self)
+    }
+}
+
+/// Schedules that nobody runs.
+#[derive(Default)]
+pub(crate) struct RecordedGangs(pub Vec<GangSchedule>);
+
+impl GangController for RecordedGangs {
+    fn start(&mut self, schedule: &GangSchedule, _: ThreadRotation) -> io::Result<()> {
+        self.0.push(schedule.clone());
+        Ok(())
+    }
+    fn stop(&mut self, schedule: &GangSchedule) {
+        self.0.retain(|running| running != schedule);
+    }
+}
+
+/// Four CPUs.
+pub(crate) fn topology() -> Topology {
+    let cpu = |id| Cpu { id: CpuId(id), core: id, package: 0, memory_node: 0, online: true, hertz: None };
+    Topology { cpus: (0..4).map(cpu).collect(), ..Topology::default() }
+}
+
+/// What a plan is carried out with.
+pub(crate) struct ApplyFixture<'a, L> {
+    pub host: &'a L,
+    pub actuator: &'a mut Actuator,
+    pub ways: Option<&'a mut WayController>,
+    pub tasks: &'a TaskTable,
+    pub capabilities: &'a Capabilities,
+    pub groups: &'a [CpusetGroup],
+}
+
+impl<L: KernelLender> ApplyFixture<'_, L> {
+    pub fn apply(self, plan: &Plan) -> (ApplyReport, ChangeList) {
+        let ApplyFixture { host, actuator, mut ways, tasks, capabilities, groups } = self;
+        let (mut plan, all) = (plan.clone(), tasks.all());
+        let (reading, _lock) = host.with_kernel(|kernel| {
+            let groups = cpusets::read_groups(kernel, groups, &actuator.originals());
+            let before =
+                AppliedHistory { actuator, weights: &Default::default(), gangs: Vec::new(), by_scheduler: false };
+            let mut reading = HostSnapshot::read(kernel, &plan, &all, groups, &before);
+            let lock = ways.as_mut().and_then(|ways| ways.read(kernel, &mut plan, &all, &mut reading, true));
+            (reading, lock)
+        });
+        let derived = derive_changes(&plan, &reading.confined, &reading.state, &topology(), capabilities);
+        let (mut gangs, mut refused) = (RecordedGangs::default(), derived.refused.clone());
+        let host = ApplyContext { kernel: host, actuator, ways: ways.as_deref_mut(), gangs: &mut gangs };
+        let mut report = Execution::run(host, &reading, &derived.changes);
+        if let Some(ways) = ways {
+            ways.assign(&derived.classes);
+        }
+        refused.append(&mut report.refused);
+        report.refused = refused;
+        (report, derived)
+    }
+}
+
+/// A host of which nothing is said.
+pub(crate) fn capabilities() -> Capabilities {
+    Capabilities {
+        abilities: Default::default(),
+        partitions: Vec::new(),
+        shortest_window_ns: 1,
+        shortest_slice_ns: None,
+    }
+}

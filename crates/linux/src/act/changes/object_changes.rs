@@ -1,0 +1,123 @@
+//! What a change is on this host: objects of the journal, and what they are to become.
+
+use std::io;
+
+use cachemate_core::{Change, ChangeKind, ColorAssignment, PageMigration};
+
+use super::snapshot::{HostSnapshot, nice_for};
+use crate::act::colors::agents::{mask_of, target_text};
+use crate::act::resctrl::WayController;
+use crate::kernel::scheduling::EXT;
+use crate::kernel::{Kernel, if_exists};
+use crate::safety::journal::{JournalObject, ObjectState};
+
+/// One object that a change concerns.
+#[derive(Clone, PartialEq, Debug)]
+pub(super) struct ObjectChange {
+    pub object: JournalObject,
+    pub state: ObjectState,
+    /// False = it is only written down: the kernel, or the gangs' runner, makes it so.
+    pub write: bool,
+}
+
+fn write(object: JournalObject, state: ObjectState) -> ObjectChange {
+    ObjectChange { object, state, write: true }
+}
+
+fn bad(what: String) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, what)
+}
+
+/// The steps of a change, in order.
+///
+/// # Errors
+/// Something that the steps depend on cannot be read yet, or is not there.
+pub(super) fn steps(
+    kernel: &dyn Kernel,
+    change: &Change,
+    reading: &HostSnapshot,
+    ways: Option<&WayController>,
+) -> io::Result<Vec<ObjectChange>> {
+    let thread = |task| {
+        let known_thread = reading.threads.get(&task).copied();
+        known_thread.ok_or_else(|| io::Error::from_raw_os_error(libc::ESRCH))
+    };
+    let ways = || ways.ok_or_else(|| bad("no resctrl on this host".to_string()));
+    Ok(match &change.kind {
+        ChangeKind::Affinity { task, to, .. } => {
+            let thread = thread(*task)?;
+            vec![write(JournalObject::Affinity { pid: thread.pid, thread: thread.key }, ObjectState::Cpus(to.clone()))]
+        }
+        ChangeKind::Weight { task, to, .. } => {
+            let thread = thread(*task)?;
+            let nice = ObjectState::Nice(nice_for(*to, thread.original_nice));
+            vec![write(JournalObject::Nice { pid: thread.pid, thread: thread.key }, nice)]
+        }
+        ChangeKind::Cpuset { group, to, .. } => {
+            let path = reading.group_files.get(group).ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))?;
+            let states_to_come = reading.pending_states.get(group).into_iter().flatten();
+            let step = |want: &crate::act::desired_state::DesiredState| ObjectChange {
+                object: want.object.clone(),
+                state: want.state.clone(),
+                write: false,
+            };
+            let mut steps: Vec<ObjectChange> = states_to_come.map(step).collect();
+            steps.push(write(JournalObject::File { path: path.clone() }, ObjectState::Text(to.to_string())));
+            steps
+        }
+        ChangeKind::CreateClass { class, masks } => {
+            let ways = ways()?;
+            let mut steps = vec![write(JournalObject::Directory { path: ways.path(*class) }, ObjectState::Present)];
+            if !masks.is_empty() {
+                steps.push(write(ways.schemata(*class), ways.masks_text(kernel, reading, *class, masks)?));
+            }
+            steps
+        }
+        ChangeKind::Schemata { class, to, .. } => {
+            let ways = ways()?;
+            vec![write(ways.schemata(*class), ways.masks_text(kernel, reading, *class, to)?)]
+        }
+        ChangeKind::Member { task, to, .. } => {
+            let (ways, thread) = (ways()?, thread(*task)?);
+            let object = ways.membership(thread.pid, thread.key);
+            let state = match to {
+                Some(class) => ways.group(*class),
+                None => reading.originals.get(&object).cloned().unwrap_or_else(|| ObjectState::Group("/".into())),
+            };
+            vec![write(object, state)]
+        }
+        ChangeKind::RemoveClass { class, .. } => {
+            vec![write(JournalObject::Directory { path: ways()?.path(*class) }, ObjectState::Absent)]
+        }
+        ChangeKind::Colors { process, to, .. } => {
+            let path = reading.color_files.get(process).ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))?;
+            vec![write(JournalObject::File { path: path.clone() }, ObjectState::Text(wanted_text(to.as_ref())?))]
+        }
+        ChangeKind::StopGangs { .. } => Vec::new(),
+        ChangeKind::StartGangs { schedule } => {
+            let members = schedule.gangs.iter().flat_map(|gang| gang.members.iter().map(|(task, _)| *task));
+            let known = members.filter_map(|task| reading.threads.get(&task));
+            let mut steps = Vec::new();
+            for thread in known {
+                // Who is gone meanwhile has no turn, and his gang goes on.
+                let Some(now) = if_exists(kernel.scheduling(thread.key.tid))? else { continue };
+                let object = JournalObject::Policy { pid: thread.pid, thread: thread.key };
+                if reading.by_scheduler {
+                    steps.push(ObjectChange { object: object.clone(), state: ObjectState::Policy(EXT), write: false });
+                }
+                steps.push(ObjectChange { object, state: now.waiting().into(), write: false });
+            }
+            steps.sort_by(|a, b| a.object.cmp(&b.object));
+            steps.dedup();
+            steps
+        }
+    })
+}
+
+/// An agent always has colors of its own: `None` is never read, and so never asked for.
+fn wanted_text(colors: Option<&ColorAssignment>) -> io::Result<String> {
+    let colors = colors.ok_or_else(|| bad("no colors to give back".to_string()))?;
+    let mask = mask_of(&colors.allowed);
+    let mask = mask.ok_or_else(|| bad(format!("colors {}: none, or more than a mask holds", colors.allowed)))?;
+    Ok(target_text(mask, colors.migration != PageMigration::Never))
+}

@@ -1,0 +1,309 @@
+//! What holds on this host, as far as a plan speaks of it or we have changed it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::path::PathBuf;
+
+use cachemate_core::{
+    ActuationLimits, ColorAssignment, CpuSet, CpusetGroup, GangSchedule, IndexSet, MachineState as Known,
+    PageMigration, Plan, PlanItem, ProcessId, RefusedItem, ServiceClass, ServiceClassId, ShareMember, TaskId,
+    TaskState, Tracked, Units,
+};
+
+use crate::act::actuator::Actuator;
+use crate::act::colors::agents::folder_of;
+use crate::act::cpusets::CpusetGroups;
+use crate::act::desired_state::{DesiredState, refused};
+use crate::kernel::scheduling::EXT;
+use crate::kernel::{Kernel, ThreadKey};
+use crate::safety::journal::{JournalObject, ObjectState};
+use crate::safety::object_state::read_state;
+use crate::sense::tasks::ManagedThread;
+
+/// The nice value that gives `weight` times the CPU share of `original`: one step is a factor of 1.25 in Linux's
+/// table of weights (`sched_prio_to_weight`).
+pub fn nice_for(weight: f64, original: i32) -> i32 {
+    let steps = (weight.ln() / 1.25f64.ln()).round() as i32;
+    original.saturating_sub(steps).clamp(-20, 19)
+}
+
+/// A managed thread as changes find it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ThreadTarget {
+    pub pid: i32,
+    pub key: ThreadKey,
+    pub original_nice: i32,
+}
+
+/// The state that changes start from, and where everything in it lies on this host.
+#[derive(Debug, Default)]
+pub(crate) struct HostSnapshot {
+    pub state: Known,
+    /// The groups that are confined, by the names that the state has.
+    pub confined: Vec<CpusetGroup>,
+    /// As found, with the line of the plan that it concerns.
+    pub objects: BTreeMap<JournalObject, (PlanItem, ObjectState)>,
+    /// What could not be read.
+    pub refused: Vec<RefusedItem>,
+    pub threads: BTreeMap<TaskId, ThreadTarget>,
+    pub group_files: BTreeMap<String, PathBuf>,
+    pub color_files: BTreeMap<ProcessId, PathBuf>,
+    /// Affinities that the kernel may change with a group's CPUs, and to what.
+    pub pending_states: BTreeMap<String, Vec<DesiredState>>,
+    pub originals: BTreeMap<JournalObject, ObjectState>,
+    /// Gangs may be kept by the gang scheduler, which gives threads its policy.
+    pub by_scheduler: bool,
+}
+
+/// What the machine remembers of earlier lists.
+pub(crate) struct AppliedHistory<'a> {
+    pub actuator: &'a Actuator,
+    /// The weight that a nice value of ours stands for.
+    pub weights: &'a BTreeMap<ThreadKey, (f64, i32)>,
+    pub gangs: Vec<GangSchedule>,
+    /// Does the gang scheduler run?
+    pub by_scheduler: bool,
+}
+
+impl HostSnapshot {
+    /// Reads what `plan` speaks of and what was changed before; classes of service aside.
+    pub fn read(
+        kernel: &dyn Kernel,
+        plan: &Plan,
+        tasks: &[&ManagedThread],
+        groups: CpusetGroups,
+        before: &AppliedHistory<'_>,
+    ) -> Self {
+        let manner =
+            ActuationLimits { seats_are_affinities: true, no_lazy_moving: true, no_hot_first: true, max_classes: None };
+        let mut reading = HostSnapshot {
+            state: Known { groups: groups.cpus, limits: manner, ..Known::default() },
+            confined: groups.confined,
+            group_files: groups.files,
+            pending_states: groups.states_to_come,
+            refused: groups.refused,
+            originals: before.actuator.originals(),
+            by_scheduler: before.by_scheduler,
+            ..HostSnapshot::default()
+        };
+        for (group, file) in reading.group_files.clone() {
+            let object = JournalObject::File { path: file };
+            if let Ok(now) = read_state(kernel, &object) {
+                reading.objects.insert(object, (PlanItem::Plan, now));
+            } else {
+                reading.state.groups.remove(&group);
+            }
+        }
+        let seated: BTreeSet<TaskId> = plan
+            .gangs
+            .iter()
+            .flat_map(|schedule| schedule.gangs.iter().flat_map(|gang| gang.members.iter().map(|(task, _)| *task)))
+            .collect();
+        for task in tasks.iter().filter(|task| !task.exited) {
+            let placed = plan.affinity.contains_key(&task.task) || seated.contains(&task.task);
+            let group = groups.threads.get(&task.thread.tid).cloned();
+            let affinity = reading.affinity(kernel, task, placed, before);
+            let weight = reading.weight(kernel, task, plan.weights.contains_key(&task.task), before);
+            reading.state.tasks.push(TaskState {
+                task: task.task,
+                process: task.process,
+                name: task.name.clone(),
+                movable: !task.fixed,
+                group,
+                affinity,
+                weight,
+                class: None,
+                class_owner: None,
+                no_idle_turns: seated.contains(&task.task).then(|| reading.cannot_wait(kernel, task)).flatten(),
+            });
+        }
+        let mut gangs = before.gangs.clone();
+        gangs.sort_by(|a, b| a.cpus.cmp(&b.cpus));
+        reading.state.gangs = gangs;
+        reading.read_colors(kernel, plan, tasks);
+        reading
+    }
+
+    /// An object's state; where it cannot be read that is told of `item`.
+    fn record(
+        &mut self,
+        kernel: &dyn Kernel,
+        item: PlanItem,
+        object: &JournalObject,
+        read: io::Result<ObjectState>,
+    ) -> Option<ObjectState> {
+        match read {
+            Ok(now) => {
+                self.objects.insert(object.clone(), (item, now.clone()));
+                Some(now)
+            }
+            Err(error) => {
+                self.refused.push(refused(kernel, &item, object, &error));
+                None
+            }
+        }
+    }
+
+    /// `None` where nobody asks for it and nobody ever did.
+    fn affinity(
+        &mut self,
+        kernel: &dyn Kernel,
+        task: &ManagedThread,
+        asked: bool,
+        before: &AppliedHistory<'_>,
+    ) -> Option<Tracked<CpuSet>> {
+        let object = JournalObject::Affinity { pid: task.pid, thread: task.thread };
+        let key = ThreadTarget { pid: task.pid, key: task.thread, original_nice: task.nice };
+        self.threads.insert(task.task, key);
+        let original = match self.originals.get(&object) {
+            Some(ObjectState::Cpus(original)) => Some(original.clone()),
+            _ => None,
+        };
+        if task.fixed || !(asked || original.is_some()) {
+            return None;
+        }
+        // The short way to ask, where it is as it was left the last time.
+        let last = match before.actuator.last(&object) {
+            Some(ObjectState::Cpus(last)) if kernel.affinity_is(task.thread.tid, last).unwrap_or(false) => {
+                Some(last.clone())
+            }
+            _ => None,
+        };
+        let read = last.map_or_else(|| read_state(kernel, &object), |last| Ok(ObjectState::Cpus(last)));
+        match self.record(kernel, PlanItem::Affinity(task.task), &object, read)? {
+            ObjectState::Cpus(now) => Some(Tracked { original: original.unwrap_or_else(|| now.clone()), current: now }),
+            _ => None,
+        }
+    }
+
+    fn weight(
+        &mut self,
+        kernel: &dyn Kernel,
+        task: &ManagedThread,
+        asked: bool,
+        before: &AppliedHistory<'_>,
+    ) -> Option<Tracked<f64>> {
+        let object = JournalObject::Nice { pid: task.pid, thread: task.thread };
+        let original = match self.originals.get(&object) {
+            Some(ObjectState::Nice(original)) => Some(*original),
+            _ => None,
+        };
+        if task.fixed || !(asked || original.is_some()) {
+            return None;
+        }
+        let read = read_state(kernel, &object);
+        let Some(ObjectState::Nice(nice)) = self.record(kernel, PlanItem::Weight(task.task), &object, read) else {
+            return None;
+        };
+        let original = original.unwrap_or(nice);
+        if let Some(thread) = self.threads.get_mut(&task.task) {
+            thread.original_nice = original;
+        }
+        let now = match before.weights.get(&task.thread) {
+            Some((weight, of)) if *of == nice => *weight,
+            _ => 1.25f64.powi(original - nice),
+        };
+        Some(Tracked { current: now, original: 1.0 })
+    }
+
+    /// Colors of processes that have an agent: those that the plan speaks of, and those that were given others before.
+    fn read_colors(&mut self, kernel: &dyn Kernel, plan: &Plan, tasks: &[&ManagedThread]) {
+        let mut by_process: BTreeMap<ProcessId, PlanItem> = BTreeMap::new();
+        for share in plan.shares.iter().filter(|share| matches!(share.units, Units::Colors { .. })) {
+            for member in &share.members {
+                if let ShareMember::Process(process) = member {
+                    by_process.entry(*process).or_insert(PlanItem::Share(share.group, share.cache));
+                }
+            }
+        }
+        let mut looked = BTreeSet::new();
+        for task in tasks.iter().filter(|task| !task.exited) {
+            if !looked.insert(task.process) {
+                continue;
+            }
+            let changed = self.originals.keys().find_map(|object| match object {
+                JournalObject::File { path } if color_pid(path) == Some(task.pid) => Some(path.clone()),
+                _ => None,
+            });
+            let item = by_process.get(&task.process).cloned();
+            let file = match (changed, &item) {
+                (Some(path), _) => path,
+                (None, Some(_)) => match folder_of(kernel, task.pid) {
+                    Some(folder) => folder.join("wanted"),
+                    None => continue,
+                },
+                (None, None) => continue,
+            };
+            let object = JournalObject::File { path: file.clone() };
+            let Ok(now) = read_state(kernel, &object) else { continue };
+            let original = colors(self.originals.get(&object).unwrap_or(&now));
+            let (Some(now_colors), Some(original)) = (colors(&now), original) else { continue };
+            self.objects.insert(object, (item.unwrap_or(PlanItem::Plan), now));
+            self.state.colors.insert(task.process, Tracked { current: Some(now_colors), original: Some(original) });
+            self.color_files.insert(task.process, file);
+        }
+    }
+
+    /// Why a task cannot take turns; who is gone meanwhile is found to be so by whoever changes him. Whom the gang scheduler has
+    /// for us can do what he could before.
+    fn cannot_wait(&self, kernel: &dyn Kernel, task: &ManagedThread) -> Option<String> {
+        let object = JournalObject::Policy { pid: task.pid, thread: task.thread };
+        let original = || self.originals.get(&object).and_then(ObjectState::scheduling);
+        let now = kernel.scheduling(task.thread.tid).ok()?;
+        let now = if now.policy == EXT { original().unwrap_or(now) } else { now };
+        let who = format!("task {} ({}, thread {})", task.task.0, task.name, task.thread.tid);
+        (!now.can_wait()).then(|| format!("{who}: {now}: it cannot wait for turns as an idle task"))
+    }
+
+    /// Puts a class of our own into the state; `item` is a line of the plan that it is for.
+    pub fn add_class(&mut self, id: ServiceClassId, masks: cachemate_core::WayMasks) {
+        self.state.classes.insert(id, masks);
+    }
+
+    /// The task's state, to be filled in.
+    pub fn task_mut(&mut self, task: TaskId) -> Option<&mut TaskState> {
+        self.state.tasks.iter_mut().find(|state| state.task == task)
+    }
+
+    /// What somebody else has changed since it was left: the lines of the plan that it concerns.
+    pub fn overridden(&self, actuator: &Actuator) -> Vec<PlanItem> {
+        let theirs = |(object, (_, now)): &(&JournalObject, &(PlanItem, ObjectState))| {
+            actuator.last(object).is_some_and(|last| last != now)
+        };
+        let mut items: Vec<PlanItem> = self.objects.iter().filter(theirs).map(|(_, (item, _))| item.clone()).collect();
+        items.dedup();
+        items
+    }
+}
+
+/// A line of the plan that a class is for.
+pub(crate) fn item_of(class: &ServiceClass) -> PlanItem {
+    class.shares.first().map_or(PlanItem::Plan, |&(group, cache)| PlanItem::Share(group, cache))
+}
+
+/// The process whose colors this file asks for.
+pub(crate) fn color_pid(path: &std::path::Path) -> Option<i32> {
+    let below = path.strip_prefix(crate::act::colors::reference_set::BASE).ok()?;
+    (below.file_name()? == "wanted").then_some(())?;
+    below.parent()?.file_name()?.to_str()?.parse().ok()
+}
+
+/// The colors that a `wanted` file asks for.
+fn colors(text: &ObjectState) -> Option<ColorAssignment> {
+    let ObjectState::Text(text) = text else { return None };
+    let (mask, all) = cachemate_agent::layout::parse_target(text.as_bytes())?;
+    let allowed: IndexSet = (0..64).filter(|color| mask >> color & 1 == 1).collect();
+    Some(ColorAssignment { allowed, migration: if all { PageMigration::All } else { PageMigration::Never } })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Does a weight of two mean about three nice steps, either way, from whatever the host had?
+    #[test]
+    fn weights_become_nice_steps() {
+        assert_eq!([1.0, 2.0, 0.5, 1e9].map(|weight| nice_for(weight, 0)), [0, -3, 3, -20]);
+        assert_eq!(nice_for(2.0, 5), 2);
+    }
+}

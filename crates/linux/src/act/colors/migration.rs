@@ -1,0 +1,138 @@
+//! Can pages be moved here, and what does it cost? Tried on pages of our own.
+
+use std::io;
+use std::time::Instant;
+
+use cachemate_agent::layout::PAGE_BYTES;
+use cachemate_agent::sys::{self, fault};
+
+use super::pool::{Pool, frames_at};
+
+/// Pages that are moved for the measurement.
+const PAGES: usize = 256;
+
+/// Why pages cannot be moved here, and what would help.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct MigrationUnavailable {
+    /// The reason, in words.
+    pub why: String,
+    /// What would help, in words.
+    pub remedy: String,
+}
+
+fn unusable<T>(why: impl Into<String>, remedy: &str) -> Result<T, MigrationUnavailable> {
+    Err(MigrationUnavailable { why: why.into(), remedy: remedy.to_string() })
+}
+
+/// As [`page_ns`], for whoever colors programs himself: he must also be told which frames they have.
+///
+/// # Errors
+/// What is missing, and what would help.
+pub fn page_ns_with_frames() -> Result<f64, MigrationUnavailable> {
+    let memory =
+        |error: io::Error| MigrationUnavailable { why: format!("memory: {error}"), remedy: "more memory".into() };
+    let page = Pool::new(1).map_err(memory)?;
+    if frames_at(&std::fs::File::open("/proc/self/pagemap"), page.page(0) as usize, 1)[0].is_none() {
+        return unusable("frame numbers are hidden from this user", "root, or CAP_SYS_ADMIN");
+    }
+    page_ns()
+}
+
+/// Median time of giving one page another frame: out, copied, in. Everything that a daemon needs to ask programs' agents for
+/// other colors is tried by it; frame numbers are seen by the agents only.
+///
+/// # Errors
+/// What is missing, and what would help.
+pub fn page_ns() -> Result<f64, MigrationUnavailable> {
+    if !cfg!(target_arch = "x86_64") {
+        return unusable("pages are colored on x86-64 only", "an x86-64 host");
+    }
+    let memory =
+        |error: io::Error| MigrationUnavailable { why: format!("memory: {error}"), remedy: "more memory".into() };
+    let program = Pool::new(PAGES).map_err(memory)?;
+    let fresh = Pool::new(PAGES).map_err(memory)?;
+    let aside = Pool::new(1).map_err(memory)?;
+    // SAFETY: no memory is passed. Close-on-exec, non-blocking; faults of the kernel's too, or a program's read into fresh
+    // memory would fail.
+    let file = unsafe { sys::call(sys::USERFAULTFD, [0o2_004_000, 0, 0, 0, 0, 0]) };
+    if file < 0 {
+        let why = format!("userfaultfd: {}", io::Error::from_raw_os_error(-file as i32));
+        return unusable(why, "root, CAP_SYS_PTRACE, or sysctl vm.unprivileged_userfaultfd=1");
+    }
+    // SAFETY: a descriptor of our own, closed when this is over.
+    let _closer = unsafe { <std::os::fd::OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(file as i32) };
+    if fault::api(file, fault::MOVE_PAGES) < 0 {
+        return unusable("this kernel cannot move pages between frames (UFFDIO_MOVE)", "Linux 6.8 or newer");
+    }
+    let bytes = (PAGES * PAGE_BYTES) as u64;
+    let registered = fault::register(file, program.page(0) as u64, bytes) >= 0
+        && fault::register(file, aside.page(0) as u64, PAGE_BYTES as u64) >= 0;
+    // SAFETY: the pool's page; the destination of a move must be absent, and nobody reads it.
+    unsafe { libc::madvise(aside.page(0).cast(), PAGE_BYTES, libc::MADV_DONTNEED) };
+    if !registered {
+        return unusable("memory cannot be registered with userfaultfd", "a kernel with CONFIG_USERFAULTFD");
+    }
+    let mut taken: Vec<u64> = Vec::with_capacity(PAGES);
+    for at in 0..PAGES {
+        let (page, fresh) = (program.page(at), fresh.page(at));
+        let start = Instant::now();
+        if fault::move_page(file, page as u64, aside.page(0) as u64) < 0 {
+            continue;
+        }
+        // SAFETY: two pages that hold frames: the fresh one, and the one that was just taken out.
+        unsafe { sys::copy_page(aside.page(0), fresh) };
+        let back = fault::move_page(file, fresh as u64, page as u64);
+        taken.push(start.elapsed().as_nanos() as u64);
+        if back < 0 {
+            return unusable(format!("a page could not be moved in: error {back}"), "another kernel");
+        }
+        // SAFETY: as above. The frame that was taken out goes back to the kernel.
+        unsafe { libc::madvise(aside.page(0).cast(), PAGE_BYTES, libc::MADV_DONTNEED) };
+    }
+    taken.sort_unstable();
+    match taken.get(taken.len() / 2) {
+        Some(&middle) if taken.len() > PAGES / 2 => Ok(middle as f64),
+        _ => unusable("pages could not be taken out", "another kernel"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Are pages either movable at a cost, or is it said what is missing? No third outcome.
+    #[test]
+    fn moving_works_or_says_why_not() {
+        match page_ns() {
+            Ok(cost_ns) => assert!(cost_ns > 0.0),
+            Err(unusable) => {
+                assert!(!unusable.why.is_empty() && !unusable.remedy.is_empty());
+                crate::skip_test::not_shown("moving pages", unusable.why);
+            }
+        }
+    }
+
+    /// With no more rights than the shipped unit leaves a daemon: does moving work as it does for root, or is it said why not?
+    #[test]
+    fn the_units_rights_are_enough_to_move_pages() {
+        let unit = include_str!("../../../../../packaging/cachemate.service");
+        let line = unit.lines().find_map(|line| line.strip_prefix("CapabilityBoundingSet=")).unwrap();
+        let kept = line.split_ascii_whitespace().map(|name| format!(",+{}", name[4..].to_lowercase()));
+        let bounds = format!("-all{}", kept.collect::<String>());
+        if !rustix::process::geteuid().is_root() || page_ns().is_err() {
+            crate::skip_test::not_shown(
+                "moving pages by the unit's rights",
+                "needs root and a kernel that moves pages",
+            );
+            return;
+        }
+        let mut command = std::process::Command::new("setpriv");
+        command.args(["--inh-caps=-all", &format!("--bounding-set={bounds}"), "--no-new-privs"]);
+        command.arg(std::env::current_exe().unwrap());
+        command.args(["--exact", "act::colors::migration::tests::moving_works_or_says_why_not", "--nocapture"]);
+        let out = command.output().unwrap();
+        let said = String::from_utf8_lossy(&out.stdout);
+        assert!(out.status.success() && said.contains("1 passed"), "{said}");
+        assert!(!said.contains("not shown here"), "{said}");
+    }
+}

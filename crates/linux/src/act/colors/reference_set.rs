@@ -1,0 +1,380 @@
+//! The folder with the frames that define this host's colors.
+//!
+//! Problem: the label of a color means something only as long as the frames that define it exist: two programs that are to
+//! be kept apart must be told the same labels. Method: some frames of each color are kept in a file in memory until the next
+//! boot (removing the folder gives them back), and every frame that is ever classified is classified against them. A
+//! ledger beside them remembers colors by frame number; what it says is proven by one timing before it is relied upon, as
+//! a host may back a frame anew once it was free (free page reporting).
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::time::Instant;
+
+use cachemate_agent::layout::{PAGE_BYTES, ReferenceSetHeader};
+use cachemate_agent::timing::{Calibration, ReferenceSet};
+use rustix::fs::OFlags;
+
+use super::grouping::EvictionOracle;
+use super::pool::TimedOracle;
+use super::trusted_dir::TrustedDir;
+use super::{ColorError, verification};
+
+/// Where the folder is: in memory, so that frames of the kit are frames.
+pub const BASE: &str = "/dev/shm/cachemate-color";
+/// Frames of each color that the kit keeps for a cache of that many ways. Where replacement is not LRU, one frame more than
+/// ways pushes a line out in 1 of 50 tries, half as many again in half of them, twice as many in nearly as many as ever.
+pub fn per_color(ways: usize) -> usize {
+    2 * ways
+}
+
+/// Frames of each color beyond those, of which the best stay.
+const SPARE: usize = 8;
+
+/// A file mapped shared and readable, for as long as this lives.
+#[derive(Debug)]
+pub struct MappedFile {
+    start: *mut u8,
+    bytes: usize,
+}
+
+impl MappedFile {
+    fn new(file: &File, bytes: usize, writable: bool) -> io::Result<Self> {
+        let prot = if writable { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_READ };
+        // SAFETY: a fresh mapping of a file that is open.
+        let start = unsafe { libc::mmap(std::ptr::null_mut(), bytes, prot, libc::MAP_SHARED, file.as_raw_fd(), 0) };
+        if start == libc::MAP_FAILED {
+            Err(io::Error::last_os_error())
+        } else {
+            Ok(MappedFile { start: start.cast(), bytes })
+        }
+    }
+    /// Valid for [`MappedFile::bytes`], as long as this lives.
+    pub fn start(&self) -> *mut u8 {
+        self.start
+    }
+    /// Length of the mapping.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+impl Drop for MappedFile {
+    fn drop(&mut self) {
+        // SAFETY: the mapping made in `new`.
+        unsafe { libc::munmap(self.start.cast(), self.bytes) };
+    }
+}
+
+/// The kit of this host, mapped and calibrated.
+#[derive(Debug)]
+pub struct LoadedReferenceSet {
+    /// Calibrated, and mapped whole.
+    pub kit: ReferenceSet,
+    /// The discovery that made it: labels mean nothing across two.
+    pub id: u64,
+    /// What hits and misses took when it was opened.
+    pub calibration: Calibration,
+    _mapped: MappedFile,
+}
+
+/// Opens and proves the kit in `base`.
+///
+/// # Errors
+/// There is none, it is of another version, hits and misses cannot be told apart now, or its frames are no longer of one
+/// color each (the host moved them).
+pub fn open(base: &Path) -> Result<LoadedReferenceSet, ColorError> {
+    open_file(base, KIT)
+}
+
+/// The kit that [`make`] has made, before it is accepted.
+///
+/// # Errors
+/// As [`open`]; a kit that is not what it should be is noise.
+pub fn open_new(base: &Path) -> Result<LoadedReferenceSet, ColorError> {
+    open_file(base, NEW).map_err(|error| match error {
+        ColorError::BadKit(_, why) => ColorError::Noisy(why),
+        other => other,
+    })
+}
+
+/// Puts the new kit in the place of the one before.
+///
+/// # Errors
+/// As the file system says.
+pub fn accept(base: &Path) -> Result<(), ColorError> {
+    let renamed = TrustedDir::open(base).and_then(|folder| folder.rename(NEW, KIT));
+    renamed.map_err(|source| ColorError::io(&base.join(NEW), source))
+}
+
+const KIT: &str = "kit";
+const NEW: &str = "kit.new";
+
+fn open_file(base: &Path, name: &str) -> Result<LoadedReferenceSet, ColorError> {
+    let mut open = load(base, name)?;
+    open.calibration = verification::prove(&mut open.kit, &base.join(name))?;
+    Ok(open)
+}
+
+/// Opens the kit in `base` for whoever looks himself at what its frames do.
+///
+/// # Errors
+/// There is none, or it is of another version.
+pub fn open_unverified(base: &Path) -> Result<LoadedReferenceSet, ColorError> {
+    load(base, KIT)
+}
+
+fn load(base: &Path, name: &str) -> Result<LoadedReferenceSet, ColorError> {
+    let (mapped, id) = map_kit(base, name)?;
+    // SAFETY: the mapping stands in the result beside the kit, and lives as long.
+    let kit = unsafe { ReferenceSet::new(mapped.start(), mapped.bytes()) };
+    let Some(mut kit) = kit else {
+        return Err(ColorError::BadKit(base.join(name), "its table names pages that are not there".to_string()));
+    };
+    kit.touch();
+    let calibration = kit.calibrate();
+    Ok(LoadedReferenceSet { kit, id, calibration, _mapped: mapped })
+}
+
+/// Which discovery the kit in `base` comes from; nothing is proven.
+///
+/// # Errors
+/// There is none, or it is of another version.
+pub fn id(base: &Path) -> Result<u64, ColorError> {
+    Ok(map_kit(base, KIT)?.1)
+}
+
+fn map_kit(base: &Path, name: &str) -> Result<(MappedFile, u64), ColorError> {
+    let path = base.join(name);
+    let io = |source| ColorError::io(&path, source);
+    let bad = |what: String| ColorError::BadKit(path.clone(), what);
+    let file = match TrustedDir::open(base).and_then(|folder| folder.file(Path::new(name), OFlags::RDONLY)) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(ColorError::NoKit(path)),
+        other => other.map_err(io)?,
+    };
+    let bytes = file.metadata().map_err(io)?.len() as usize;
+    if bytes < ReferenceSetHeader::PAGES * PAGE_BYTES {
+        return Err(bad(format!("found {bytes} bytes, expected a header of {} pages", ReferenceSetHeader::PAGES)));
+    }
+    let mapped = MappedFile::new(&file, bytes, false).map_err(io)?;
+    // SAFETY: the first bytes of a mapping that is longer than they are.
+    let content = unsafe { std::slice::from_raw_parts(mapped.start(), ReferenceSetHeader::BYTES) };
+    let header = ReferenceSetHeader::from_bytes(content).ok_or_else(|| bad("no kit of this version".to_string()))?;
+    Ok((mapped, header.id))
+}
+
+/// Makes a kit from classes of pages found elsewhere: fresh pages of a file in memory are put to the classes until each has
+/// enough.
+///
+/// # Errors
+/// No room in memory, or too few pages of some class.
+pub fn make(base: &Path, ways: usize, id: u64, classes: &mut Classes<'_>) -> Result<(), ColorError> {
+    let folder = TrustedDir::make(base).map_err(|source| ColorError::io(base, source))?;
+    let path = base.join(NEW);
+    let io = |source| ColorError::io(&path, source);
+    let (colors, per_color) = (classes.classes.len(), per_color(ways));
+    let file = folder.file_to_write(NEW).map_err(io)?;
+    file.set_len(0).map_err(io)?;
+    let pages = ReferenceSetHeader::PAGES + 3 * colors * per_color;
+    file.set_len((pages * PAGE_BYTES) as u64).map_err(io)?;
+    let mapped = MappedFile::new(&file, pages * PAGE_BYTES, true).map_err(io)?;
+    let mut table = vec![Vec::new(); colors];
+    let mut unused = Vec::new();
+    for at in ReferenceSetHeader::PAGES..pages {
+        // SAFETY: inside the mapping. Written, so that the page has a frame.
+        let page = unsafe { mapped.start().add(at * PAGE_BYTES) };
+        // SAFETY: as above.
+        unsafe { page.write_volatile(1) };
+        if Instant::now() > classes.until {
+            return Err(ColorError::Noisy("the time was over before every color had its frames".to_string()));
+        }
+        match classes.only_class_of(page).filter(|&color| table[color].len() < per_color + SPARE) {
+            Some(color) => table[color].push(at as u32),
+            None => unused.push(at),
+        }
+    }
+    let page = |at: usize| mapped.start().wrapping_add(at * PAGE_BYTES).cast_const();
+    let mut timed =
+        TimedOracle { page: &page, threshold_cycles: classes.threshold_cycles, turn: 3, until: classes.until };
+    unused.extend(keep_best(&mut timed, &mut table, per_color));
+    if let Some(short) = table.iter().find(|members| members.len() < per_color) {
+        return Err(ColorError::Noisy(format!("{} frames of one color for the kit, {per_color} needed", short.len())));
+    }
+    for at in unused {
+        let (offset, length) = ((at * PAGE_BYTES) as libc::off_t, PAGE_BYTES as libc::off_t);
+        // SAFETY: no memory is passed; a hole gives the frame back.
+        unsafe {
+            libc::fallocate(file.as_raw_fd(), libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE, offset, length)
+        };
+    }
+    let header = ReferenceSetHeader { colors: colors as u32, per_color: per_color as u32, id };
+    let mut head = header.to_bytes().to_vec();
+    head.extend(table.iter().flatten().flat_map(|page| page.to_le_bytes()));
+    file.write_all_at(&head, 0).map_err(io)
+}
+
+/// The frames that tell colors are put to each other: each must be pushed out by those of its color and not by those of the
+/// next. Keeps the `per_color` of each color that did so most often, and none that did not nearly always; who goes is
+/// returned.
+fn keep_best(test: &mut impl EvictionOracle, table: &mut [Vec<u32>], per_color: usize) -> Vec<usize> {
+    const ROUNDS: usize = 4;
+    let sets: Vec<Vec<usize>> =
+        table.iter().map(|members| members.iter().take(per_color).map(|&at| at as usize).collect()).collect();
+    let mut gone = Vec::new();
+    for (color, members) in table.iter_mut().enumerate() {
+        let next = &sets[(color + 1) % sets.len()];
+        let mut held: Vec<(usize, u32)> = Vec::with_capacity(members.len());
+        for &at in members.iter() {
+            let own: Vec<usize> = sets[color].iter().copied().filter(|&other| other != at as usize).collect();
+            let holds = |_: &usize| test.evicts(at as usize, &own) && !test.evicts(at as usize, next);
+            held.push(((0..ROUNDS).filter(holds).count(), at));
+        }
+        // Stable: among equals the first stay.
+        held.sort_by_key(|(rounds, _)| std::cmp::Reverse(*rounds));
+        let good = held.iter().take(per_color).filter(|(rounds, _)| rounds + 1 >= ROUNDS).count();
+        gone.extend(held.split_off(good).into_iter().map(|(_, at)| at as usize));
+        *members = held.into_iter().map(|(_, at)| at).collect();
+    }
+    gone
+}
+
+/// Classes over pages of a pool, and how to ask.
+pub struct Classes<'a> {
+    /// Address of the page of an item.
+    pub page: &'a dyn Fn(usize) -> *const u8,
+    /// A load that takes longer has left the private cache.
+    pub threshold_cycles: u64,
+    /// The items of each class; a class's place is its color.
+    pub classes: &'a [Vec<usize>],
+    /// The most members of a class that are put to a page.
+    pub per_class: usize,
+    /// No more pages are asked after this.
+    pub until: Instant,
+}
+
+impl Classes<'_> {
+    /// The one class that pushes the page out; `None` where none does, or two.
+    fn only_class_of(&mut self, page: *const u8) -> Option<usize> {
+        let with = |item: usize| if item == usize::MAX { page } else { (self.page)(item) };
+        let mut timed =
+            TimedOracle { page: &with, threshold_cycles: self.threshold_cycles, turn: 5, until: self.until };
+        let mut frame = None;
+        for (at, class) in self.classes.iter().enumerate() {
+            if timed.evicts(usize::MAX, &class[..class.len().min(self.per_class)]) {
+                if frame.is_some() {
+                    return None;
+                }
+                frame = Some(at);
+            }
+        }
+        frame
+    }
+}
+
+const LEDGER: &str = "ledger";
+
+/// What is known of the host's frames: one byte each.
+#[derive(Debug)]
+pub struct FrameLedger {
+    mapped: MappedFile,
+}
+
+impl FrameLedger {
+    /// Opens the ledger in `base`, making it where there is none.
+    ///
+    /// # Errors
+    /// As the file system says, or the kernel does not tell how many frames there are.
+    pub fn open(base: &Path) -> Result<Self, ColorError> {
+        let path = base.join(LEDGER);
+        let io = |source| ColorError::io(&path, source);
+        let frames = highest_frame().map_err(|source| ColorError::io(Path::new("/proc/zoneinfo"), source))?;
+        let file = TrustedDir::open(base).and_then(|folder| folder.file_to_write(LEDGER)).map_err(io)?;
+        if (file.metadata().map_err(io)?.len() as usize) < frames {
+            file.set_len(frames as u64).map_err(io)?; // a hole: memory is taken only where frames are known
+        }
+        Ok(FrameLedger { mapped: MappedFile::new(&file, frames, true).map_err(io)? })
+    }
+
+    fn byte(&self, frame: u64) -> Option<&std::sync::atomic::AtomicU8> {
+        // SAFETY: inside the mapping, which is shared between processes: only ever accessed atomically.
+        ((frame as usize) < self.mapped.bytes())
+            .then(|| unsafe { std::sync::atomic::AtomicU8::from_ptr(self.mapped.start().add(frame as usize)) })
+    }
+
+    /// Color of a frame, if it was ever told.
+    pub fn color(&self, frame: u64) -> Option<u32> {
+        let byte = self.byte(frame)?.load(std::sync::atomic::Ordering::Relaxed);
+        byte.checked_sub(1).map(u32::from)
+    }
+
+    /// Keeps what was told of a frame; `None` = it fits no color, and what stood there is forgotten.
+    pub fn record(&self, frame: u64, color: Option<u32>) {
+        if let Some(byte) = self.byte(frame) {
+            byte.store(color.map_or(0, |color| color as u8 + 1), std::sync::atomic::Ordering::Relaxed);
+        }
+    }
+}
+
+/// End of the last zone of memory.
+fn highest_frame() -> io::Result<usize> {
+    let text = fs::read_to_string("/proc/zoneinfo")?;
+    let mut spanned = 0;
+    let mut end = 0;
+    for line in text.lines() {
+        let words: Vec<&str> = line.split_ascii_whitespace().collect();
+        match words[..] {
+            ["spanned", number] => spanned = number.parse().unwrap_or(0),
+            ["start_pfn:", number] if spanned > 0 => end = end.max(number.parse().unwrap_or(0) + spanned),
+            _ => {}
+        }
+    }
+    if end == 0 { Err(io::Error::new(io::ErrorKind::InvalidData, "no zone with frames")) } else { Ok(end) }
+}
+
+/// Writes a file of the folder whole, through a rename.
+///
+/// # Errors
+/// As the file system says.
+pub fn write_whole(base: &Path, name: &str, text: &[u8]) -> Result<(), ColorError> {
+    let beside = format!("{name}.new");
+    let write = || {
+        let folder = TrustedDir::open(base)?;
+        let mut file = folder.file_to_write(&beside)?;
+        file.set_len(0)?;
+        file.write_all(text)?;
+        folder.rename(&beside, name)
+    };
+    write().map_err(|source| ColorError::io(&base.join(name), source))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Frames with true colors, whatever table they stand in.
+    struct TrueColors(fn(usize) -> usize);
+
+    impl EvictionOracle for TrueColors {
+        fn evicts(&mut self, target: usize, set: &[usize]) -> bool {
+            set.iter().filter(|&&at| (self.0)(at) == (self.0)(target)).count() >= 4
+        }
+    }
+
+    /// Does a frame that stands under a color that is not its own leave the kit, and a spare one take its place?
+    #[test]
+    fn frames_of_another_color_leave_the_kit() {
+        // Colors by remainder; frame 9 stands under color 0 and has color 1.
+        let mut table =
+            vec![vec![0, 4, 8, 9, 12, 16, 20, 24], (0..8).map(|at| 4 * at + 1).filter(|at| *at != 9).collect()];
+        let gone = keep_best(&mut TrueColors(|at| at % 4), &mut table, 6);
+        assert_eq!(table[0], [0, 4, 8, 12, 16, 20]);
+        assert_eq!(table[1], [1, 5, 13, 17, 21, 25]);
+        assert_eq!(gone, [24, 9, 29]);
+        // Too few that hold: the caller sees it by their number.
+        let mut table = vec![vec![0, 4, 8, 12, 16, 1, 5], vec![3, 7, 11, 15, 19, 23]];
+        keep_best(&mut TrueColors(|at| at % 4), &mut table, 6);
+        assert_eq!(table[0].len(), 5);
+    }
+}

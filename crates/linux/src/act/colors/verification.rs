@@ -1,0 +1,203 @@
+//! Are the kit's frames still of one color each?
+//!
+//! Problem: on a shared host one answer says little. Whoever runs on the same core pushes out what nobody else would; where
+//! the host has moved a frame, nothing of its own color pushes it out any more. Method: each frame is put to its own color,
+//! which must push it out, and to the next one, which must not. Where both push it out somebody else does, and the answer
+//! says nothing; where neither does, in rounds that are apart in time, the frame has moved. Properties: a color that was
+//! once seen to hold holds; moved frames are told from a host that is too noisy to tell.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use cachemate_agent::timing::{Calibration, ReferenceSet};
+
+use super::ColorError;
+
+/// The longest that a proof waits for quiet moments.
+const PATIENCE: Duration = Duration::from_secs(4);
+const BETWEEN_ROUNDS: Duration = Duration::from_millis(25);
+/// Frames of each color that are asked in one round, of which so many must answer as they should.
+const ASKED: u32 = 8;
+const RIGHT_AT_LEAST: u32 = 5;
+/// Rounds in which a color's frames behaved as moved ones, before they count as moved.
+const MOVED_ROUNDS: u32 = 4;
+
+/// What one frame, or a round of them, showed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ProofResult {
+    /// Its own color pushes it out, and the next one does not.
+    Confirmed,
+    /// Nothing of its color pushes it out.
+    Changed,
+    /// What should not push it out did.
+    Disturbed,
+}
+
+/// Puts one frame to its own color and to the next one.
+///
+/// # Safety
+/// The page is one of the kit's.
+unsafe fn show(kit: &mut ReferenceSet, page: *const u8, color: u32) -> ProofResult {
+    // SAFETY: the caller's promise.
+    let (own, next) = unsafe { (kit.has_color(page, color), kit.has_color(page, (color + 1) % kit.colors())) };
+    match (own, next) {
+        (true, false) => ProofResult::Confirmed,
+        (false, false) => ProofResult::Changed,
+        (_, true) => ProofResult::Disturbed,
+    }
+}
+
+/// A color over all rounds.
+#[derive(Clone, Copy, Default, Debug)]
+struct ColorProof {
+    holds: bool,
+    moved_rounds: u32,
+}
+
+impl ColorProof {
+    /// Takes in a round: how many of [`ASKED`] showed what.
+    fn add(&mut self, holds: u32, moved: u32) {
+        self.holds |= holds >= RIGHT_AT_LEAST;
+        self.moved_rounds += u32::from(moved >= RIGHT_AT_LEAST);
+    }
+    fn settled(&self) -> bool {
+        self.holds || self.moved_rounds >= MOVED_ROUNDS
+    }
+}
+
+/// Each color's frames must push each other out, and not the next color's.
+///
+/// # Errors
+/// Hits and misses cannot be told apart, or it could not be told of every color in time: noise. Or frames have moved.
+pub(super) fn prove(kit: &mut ReferenceSet, path: &Path) -> Result<Calibration, ColorError> {
+    let start = Instant::now();
+    let mut colors = vec![ColorProof::default(); kit.colors() as usize];
+    let mut calibration = kit.calibrate();
+    for round in 0.. {
+        if calibration.threshold_cycles().is_some() {
+            for (at, color) in colors.iter_mut().enumerate().filter(|(_, color)| !color.settled()) {
+                let (holds, moved) = test_round(kit, at as u32, round);
+                color.add(holds, moved);
+            }
+        }
+        if colors.iter().all(ColorProof::settled) || start.elapsed() > PATIENCE {
+            break;
+        }
+        std::thread::sleep(BETWEEN_ROUNDS);
+        calibration = kit.calibrate();
+    }
+    let not_told = colors.iter().filter(|color| !color.settled()).count();
+    let moved = colors.iter().filter(|color| !color.holds && color.settled()).count();
+    if not_told == 0 && moved == 0 {
+        return Ok(calibration);
+    }
+    if calibration.threshold_cycles().is_none() {
+        return Err(ColorError::Noisy(format!(
+            "a hit takes {} cycles and a miss {}: too close to tell colors",
+            calibration.hit_cycles, calibration.miss_cycles
+        )));
+    }
+    if moved == 0 {
+        return Err(ColorError::Noisy(format!(
+            "{not_told} of {} colors could not be told in {:.0} s: somebody else fills this core's cache",
+            colors.len(),
+            PATIENCE.as_secs_f64()
+        )));
+    }
+    let what = format!(
+        "frames of {moved} of {} colors are no longer of one color, in {MOVED_ROUNDS} rounds each: the host moved them",
+        colors.len()
+    );
+    Err(ColorError::BadKit(path.to_path_buf(), what))
+}
+
+/// Frames that hold and frames that have moved, of those that it is this round's turn to ask.
+fn test_round(kit: &mut ReferenceSet, color: u32, round: u32) -> (u32, u32) {
+    let members: Vec<*const u8> = kit.frames(color).collect();
+    let (mut holds, mut moved) = (0, 0);
+    for at in 0..ASKED {
+        let page = members[((round * ASKED + at) as usize) % members.len()];
+        // SAFETY: a frame of the mapped kit.
+        match unsafe { show(kit, page, color) } {
+            ProofResult::Confirmed => holds += 1,
+            ProofResult::Changed => moved += 1,
+            ProofResult::Disturbed => {}
+        }
+    }
+    (holds, moved)
+}
+
+/// One color's frames, asked again and again.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, serde::Serialize)]
+pub struct ColorVerification {
+    /// Frames of the kit that have this color.
+    pub frames: u64,
+    /// Held more often than not, of the answers that said anything.
+    pub frames_hold: u64,
+    /// Moved more often than they held.
+    pub frames_moved: u64,
+    /// All answers, the disturbed ones too.
+    pub answers: u64,
+    /// Answers that say nothing, as the next color pushed the frame out as well.
+    pub answers_disturbed: u64,
+}
+
+impl ColorVerification {
+    /// As many of its frames hold as a proof asks for.
+    pub fn is_usable(&self) -> bool {
+        self.frames_hold * u64::from(ASKED) >= self.frames * u64::from(RIGHT_AT_LEAST)
+    }
+}
+
+/// Asks every frame of the kit once a round, until `at_most` is over or `stop` says so; by color.
+pub fn watch(kit: &mut ReferenceSet, at_most: Duration, stop: &dyn Fn() -> bool) -> Vec<ColorVerification> {
+    let start = Instant::now();
+    let pages: Vec<(u32, *const u8)> = (0..kit.colors())
+        .flat_map(|color| kit.frames(color).map(move |page| (color, page)).collect::<Vec<_>>())
+        .collect();
+    // By frame: held, moved, disturbed.
+    let mut shown = vec![[0u64; 3]; pages.len()];
+    loop {
+        kit.calibrate();
+        for ((color, page), counts) in pages.iter().zip(&mut shown) {
+            // SAFETY: frames of the mapped kit.
+            counts[unsafe { show(kit, *page, *color) } as usize] += 1;
+        }
+        if start.elapsed() >= at_most || stop() {
+            break;
+        }
+        std::thread::sleep(BETWEEN_ROUNDS);
+    }
+    let mut colors = vec![ColorVerification::default(); kit.colors() as usize];
+    for ((color, _), [holds, moved, disturbed]) in pages.iter().zip(shown) {
+        let verification = &mut colors[*color as usize];
+        verification.frames += 1;
+        verification.frames_hold += u64::from(holds > moved);
+        verification.frames_moved += u64::from(moved > holds);
+        verification.answers += holds + moved + disturbed;
+        verification.answers_disturbed += disturbed;
+    }
+    colors
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Does one good round settle a color, a few bad ones not, and disturbed ones nothing at all?
+    #[test]
+    fn a_color_holds_by_one_round_and_has_moved_by_four() {
+        let mut color = ColorProof::default();
+        (0..100).for_each(|_| color.add(2, 2)); // the rest was disturbed
+        assert!(!color.settled());
+        (0..MOVED_ROUNDS - 1).for_each(|_| color.add(0, ASKED));
+        assert!(!color.settled());
+        let mut held = color;
+        held.add(RIGHT_AT_LEAST, 0);
+        assert!(held.settled() && held.holds);
+        color.add(0, RIGHT_AT_LEAST);
+        assert!(color.settled() && !color.holds);
+        let watched = |frames_hold| ColorVerification { frames: 32, frames_hold, ..ColorVerification::default() };
+        assert!(watched(20).is_usable() && !watched(19).is_usable());
+    }
+}

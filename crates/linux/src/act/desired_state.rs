@@ -1,0 +1,35 @@
+//! What an object is to become, and what is said where it cannot.
+
+use std::io;
+
+use cachemate_core::{PlanItem, RefusalReason, RefusedItem};
+
+use crate::kernel::Kernel;
+use crate::safety::journal::{JournalObject, ObjectState};
+use crate::safety::object_state::in_words;
+
+/// An object and what it may become, with the line of the plan that it concerns.
+#[derive(Clone, PartialEq, Debug)]
+pub struct DesiredState {
+    /// The line.
+    pub item: PlanItem,
+    /// What is changed.
+    pub object: JournalObject,
+    /// What it may become.
+    pub state: ObjectState,
+}
+
+pub(crate) fn refused(kernel: &dyn Kernel, item: &PlanItem, object: &JournalObject, error: &io::Error) -> RefusedItem {
+    let because = match error.raw_os_error() {
+        Some(libc::ESRCH) | Some(libc::ENOENT) => RefusalReason::NotFound,
+        Some(libc::EPERM) | Some(libc::EACCES) | Some(libc::EROFS) => RefusalReason::NoPermission,
+        Some(libc::ENOSPC) => RefusalReason::NoCapacity,
+        Some(libc::EBUSY) => RefusalReason::Busy,
+        _ => RefusalReason::Failed,
+    };
+    RefusedItem {
+        item: item.clone(),
+        reason: because,
+        message: format!("{object:?}: {}", in_words(kernel, object, error)),
+    }
+}

@@ -1,0 +1,71 @@
+//! From "rather not these two" to gangs, where a plan has no schedule of its own.
+//!
+//! Problem: the scheduler chooses among gangs and not among tasks. Method: everybody is put into one of as many gangs as the
+//! CPUs need turns, those who clash into different ones; a turn may be filled by whoever clashes with nobody in it.
+//! Properties: with no more tasks than CPUs there is one gang and nobody waits, as advice is never a ban; equal input, equal
+//! gangs; ties by arrival. Greedy: who has most to lose by his second best gang chooses first, which tells two camps of one size
+//! apart. The best division is a graph coloring, which is hard.
+
+use std::collections::BTreeMap;
+
+use super::compose::{AdvisoryGangs, GANGS_AT_MOST, GangMember};
+use super::message::NumberedCache;
+use crate::kernel::ThreadKey;
+
+/// The shortest typical turn (docs/sched-ext.md): advice says nothing of footprints that would ask for a longer one.
+const TURN_US: u64 = 20_000;
+
+/// Gangs of `members` (in order of arrival) by their penalties. `None`: everybody fits at once, or nobody clashes.
+pub(crate) fn advised(
+    members: &[GangMember],
+    penalties: &BTreeMap<(ThreadKey, ThreadKey), f64>,
+    caches: &[NumberedCache],
+) -> Option<AdvisoryGangs> {
+    let cpus: usize = caches.iter().map(|cache| cache.cpus.count() as usize).sum();
+    let count = members.len().div_ceil(cpus.max(1)).min(GANGS_AT_MOST);
+    if count < 2 || penalties.values().all(|penalty| *penalty <= 0.0) {
+        return None;
+    }
+    let between =
+        |a: ThreadKey, b: ThreadKey| penalties.get(&(a, b)).or_else(|| penalties.get(&(b, a))).copied().unwrap_or(0.0);
+    let burden = |one: &GangMember| members.iter().map(|other| between(one.0, other.0)).sum::<f64>();
+    let mut left: Vec<UnassignedTask> = members
+        .iter()
+        .map(|one| UnassignedTask { member: *one, burden: burden(one), costs: vec![0.0; count] })
+        .collect();
+    let room = members.len().div_ceil(count);
+    let mut gangs: Vec<Vec<GangMember>> = vec![Vec::new(); count];
+    while !left.is_empty() {
+        let open: Vec<usize> = (0..count).filter(|gang| gangs[*gang].len() < room).collect();
+        let urgent = |a: &UnassignedTask, b: &UnassignedTask| {
+            let regret = a.regret(&open).total_cmp(&b.regret(&open));
+            regret.then(a.burden.total_cmp(&b.burden))
+        };
+        // The first of equals: `max_by` would take the last.
+        let next = (0..left.len()).rev().max_by(|a, b| urgent(&left[*a], &left[*b])).expect("not empty");
+        let chosen = left.remove(next);
+        let best = open.iter().copied().min_by(|a, b| chosen.costs[*a].total_cmp(&chosen.costs[*b]));
+        let gang = best.expect("rooms of all gangs hold all members");
+        left.iter_mut().for_each(|other| other.costs[gang] += between(chosen.member.0, other.member.0));
+        gangs[gang].push(chosen.member);
+    }
+    Some(AdvisoryGangs { turn_us: TURN_US, caches: caches.iter().map(|cache| cache.number).collect(), gangs })
+}
+
+/// A task without a gang yet.
+struct UnassignedTask {
+    member: GangMember,
+    /// All its penalties.
+    burden: f64,
+    /// Its penalties with those who are there, gang by gang.
+    costs: Vec<f64>,
+}
+
+impl UnassignedTask {
+    /// What it would cost to get the second best gang.
+    fn regret(&self, open: &[usize]) -> f64 {
+        let mut costs: Vec<f64> = open.iter().map(|gang| self.costs[*gang]).collect();
+        costs.sort_by(f64::total_cmp);
+        if let [best, second, ..] = costs[..] { second - best } else { 0.0 }
+    }
+}

@@ -1,0 +1,88 @@
+//! Groups of threads as folders: cgroup v1 and v2 and resctrl, all by the same files.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::{Kernel, if_exists, is_gone};
+
+/// The control file in every cpuset.
+pub const CPUSET_FILE: &str = "cpuset.cpus";
+
+/// The file that takes thread ids: `tasks` (cgroup v1, resctrl), `cgroup.threads` or `cgroup.procs` (v2).
+pub(crate) fn member_file(kernel: &dyn Kernel, group: &Path) -> io::Result<PathBuf> {
+    let tasks = group.join("tasks");
+    if if_exists(kernel.read(&tasks))?.is_some() {
+        return Ok(tasks);
+    }
+    let threads = group.join("cgroup.threads");
+    match if_exists(kernel.read(&threads)) {
+        Ok(Some(_)) => Ok(threads),
+        Ok(None) => Ok(group.join("cgroup.procs")),
+        // cgroup.threads refuses to be read in a domain group; there whole processes are moved.
+        Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => Ok(group.join("cgroup.procs")),
+        Err(error) => Err(error),
+    }
+}
+
+/// A group that goes meanwhile has no members.
+pub(crate) fn members(kernel: &dyn Kernel, group: &Path) -> io::Result<Vec<i32>> {
+    let text = match kernel.read(&member_file(kernel, group)?) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        other => other?,
+    };
+    Ok(text.lines().filter_map(|line| line.trim().parse().ok()).collect())
+}
+
+/// Threads in a group and in all below it.
+///
+/// # Errors
+/// A group that is there cannot be read.
+pub(crate) fn all_members(kernel: &dyn Kernel, group: &Path) -> io::Result<Vec<i32>> {
+    let (mut left, mut all) = (vec![group.to_path_buf()], Vec::new());
+    while let Some(group) = left.pop() {
+        all.extend(members(kernel, &group)?);
+        left.extend(child_groups(kernel, &group)?);
+    }
+    Ok(all)
+}
+
+/// A group that goes meanwhile has no children.
+pub(crate) fn child_groups(kernel: &dyn Kernel, group: &Path) -> io::Result<Vec<PathBuf>> {
+    let names = if_exists(kernel.list(group))?.unwrap_or_default();
+    let mut groups = Vec::new();
+    for path in names.into_iter().map(|name| group.join(name)) {
+        match if_exists(kernel.list(&path)) {
+            Ok(Some(_)) => groups.push(path),
+            Ok(None) => {}
+            Err(error) if error.kind() == io::ErrorKind::NotADirectory => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(groups)
+}
+
+/// Empties a group of ours into its parent and removes it. Children of managed programs may have been born into it. Was
+/// it there?
+pub(crate) fn remove_group(kernel: &dyn Kernel, path: &Path) -> io::Result<bool> {
+    if let Err(error) = kernel.list(path) {
+        return if error.kind() == io::ErrorKind::NotFound { Ok(false) } else { Err(error) };
+    }
+    let parent = path.parent().unwrap_or(Path::new("/"));
+    // Members may fork while they are moved: a few rounds empty it.
+    for _ in 0..16 {
+        let left = members(kernel, path)?;
+        if left.is_empty() {
+            break;
+        }
+        for tid in left {
+            match kernel.write(&member_file(kernel, parent)?, &tid.to_string()) {
+                Err(error) if !is_gone(&error) => return Err(error),
+                _ => {}
+            }
+        }
+    }
+    match kernel.remove_dir(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(true),
+        other => other.map(|()| true),
+    }
+}

@@ -1,0 +1,181 @@
+//! A plan on the live machine: what holds is read, the list of changes is derived from it, and made or only told.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use cachemate_core::{
+    AppliedPlan, ChangeKind, ChangeList, CoRunPenalty, GangSchedule, Plan, PlanItem, RefusalReason, RefusedItem,
+    TaskId, derive_changes,
+};
+
+use super::{LiveMachine, OBSERVING, lock};
+use crate::act::actuator::ApplyReport;
+use crate::act::changes::{AppliedHistory, ApplyContext, Execution, GangController, HostSnapshot, rotation};
+use crate::act::cpusets;
+use crate::act::desired_state::DesiredState;
+use crate::act::gang_scheduler::advisory_gangs::advised;
+use crate::act::gang_scheduler::compose::GangMember;
+use crate::kernel::scheduling::EXT;
+use crate::kernel::{DirLock, Kernel, ThreadKey};
+use crate::safety::journal::{JournalError, JournalObject, ObjectState};
+use crate::sense::sched_cache::tolerance_file;
+use crate::sense::tasks::ManagedThread;
+
+impl<K: Kernel + Send + 'static> LiveMachine<K> {
+    /// After a probe that decided who runs: the gangs that it stopped take turns again.
+    pub(super) fn start_again(&mut self, schedules: Vec<GangSchedule>) {
+        let tasks = self.tasks.all();
+        let threads: BTreeMap<TaskId, (i32, ThreadKey)> =
+            tasks.iter().map(|task| (task.task, (task.pid, task.thread))).collect();
+        let originals = self.actuator.originals();
+        for schedule in schedules {
+            // One that cannot be started is missing from what is in force, and the next plan starts it.
+            let _ = self.gangs.start(&schedule, rotation(&schedule, &threads, &originals));
+        }
+        let _ = self.gangs.commit_gangs();
+    }
+
+    /// Looks at the gang scheduler and hands it what is not in schedules: weights, and who should not run together.
+    pub(super) fn update_gang_scheduler(&mut self, plan: &Plan, applied: &mut AppliedPlan) {
+        let refuse = |because, said| RefusedItem { item: PlanItem::Plan, reason: because, message: said };
+        if let Some(lost) = self.gangs.poll() {
+            let message = format!("{lost}: its threads run under the fair class, gangs are idle turns");
+            applied.refused.push(refuse(RefusalReason::NotFound, message));
+        }
+        if !self.gangs.scheduler_runs() {
+            return;
+        }
+        let kernel = self.kernel();
+        let originals = self.actuator.originals();
+        let tasks = self.tasks.all();
+        let thread = |task: &TaskId| tasks.iter().find(|known| known.task == *task).map(|known| known.thread);
+        let weights = plan.weights.iter().filter_map(|(task, weight)| Some((thread(task)?, *weight))).collect();
+        let pair = |pair: &CoRunPenalty| Some(((thread(&pair.tasks.0)?, thread(&pair.tasks.1)?), pair.penalty));
+        let penalties: BTreeMap<_, _> =
+            plan.penalties.iter().filter(|pair| pair.penalty > 0.0).filter_map(pair).collect();
+        let clashes = penalties.keys().copied().collect();
+        let mut members = Vec::new();
+        if plan.gangs.is_empty() && !penalties.is_empty() {
+            members = movable(&*lock(&kernel), &tasks, &originals);
+            let wanted: Vec<DesiredState> = members.iter().map(|(object, _)| given_away(object)).collect();
+            // Before anything is told: the originals are in the journal, and the guardian stands.
+            let journalled = self.actuator.journal_originals(&*lock(&kernel), &wanted);
+            if let Err(error) = journalled {
+                applied.refused.push(refuse(RefusalReason::NoCapacity, error.to_string()));
+                members.clear();
+            }
+        }
+        let members: Vec<GangMember> = members.into_iter().map(|(_, member)| member).collect();
+        self.gangs.set_advice(weights, clashes, |caches| advised(&members, &penalties, caches));
+    }
+
+    /// The kernel's tolerance as the configuration wants it: journalled, and put back like every change.
+    pub(super) fn set_kernel_tolerance(&mut self, applied: &mut AppliedPlan) {
+        let Some(tolerance) = self.options.kernel_tolerance else { return };
+        let (object, state) =
+            (JournalObject::File { path: tolerance_file() }, ObjectState::Text(tolerance.to_string()));
+        let kernel = self.kernel();
+        let kernel = lock(&kernel);
+        let want = DesiredState { item: PlanItem::Plan, object: object.clone(), state: state.clone() };
+        // Set once: somebody else's choice since then counts more.
+        if self.actuator.originals().contains_key(&object) {
+            return;
+        }
+        let promised = self.actuator.journal_originals(&*kernel, &[want]);
+        let no_room = |error: JournalError| RefusedItem {
+            item: PlanItem::Plan,
+            reason: RefusalReason::NoCapacity,
+            message: error.to_string(),
+        };
+        let set =
+            promised.map_err(no_room).and_then(|()| self.actuator.set(&*kernel, &PlanItem::Plan, &object, &state));
+        applied.refused.extend(set.err());
+    }
+
+    /// What holds now, and the changes that lead from there to the plan. The lock of resctrl is to be kept until they are made.
+    pub(super) fn derive(&mut self, plan: &Plan) -> (HostSnapshot, ChangeList, Option<DirLock>) {
+        let kernel = self.kernel();
+        let kernel = lock(&kernel);
+        let groups = cpusets::read_groups(&*kernel, &self.options.groups, &self.actuator.originals());
+        let tasks = self.tasks.all();
+        let gangs = self.gangs.schedules();
+        let by_scheduler = self.gangs.scheduler_runs();
+        let before = AppliedHistory { actuator: &self.actuator, weights: &self.weights, gangs, by_scheduler };
+        let mut plan = plan.clone();
+        let mut reading = HostSnapshot::read(&*kernel, &plan, &tasks, groups, &before);
+        let mut held = None;
+        if let Some(ways) = &mut self.ways {
+            held = ways.read(&*kernel, &mut plan, &tasks, &mut reading, self.options.act);
+        }
+        let derived = derive_changes(&plan, &reading.confined, &reading.state, &self.topology, &self.capabilities);
+        (reading, derived, held)
+    }
+
+    /// Why nothing of the list is made: one refusal for each line that asks for a change.
+    pub(super) fn observed(&mut self, reading: HostSnapshot, derived: ChangeList) -> AppliedPlan {
+        let items: BTreeSet<PlanItem> = derived.changes.iter().flat_map(|change| change.items.clone()).collect();
+        let because = RefusalReason::NoPermission;
+        let refuse = |item| RefusedItem { item, reason: because.clone(), message: OBSERVING.to_string() };
+        let mut refused = derived.refused;
+        refused.extend(reading.refused);
+        refused.extend(items.into_iter().map(refuse));
+        refused.append(&mut self.probing.refused);
+        AppliedPlan { refused, probes: self.probing.ids(), ..AppliedPlan::default() }
+    }
+
+    /// Makes the list; what it is told of goes into `applied`.
+    pub(super) fn execute(
+        &mut self,
+        reading: &HostSnapshot,
+        derived: ChangeList,
+        applied: &mut AppliedPlan,
+    ) -> ApplyReport {
+        let host = ApplyContext {
+            kernel: &self.kernel,
+            actuator: &mut self.actuator,
+            ways: self.ways.as_mut(),
+            gangs: &mut self.gangs,
+        };
+        let mut report = Execution::run(host, reading, &derived.changes);
+        for change in &derived.changes {
+            if let ChangeKind::Weight { task, to, .. } = change.kind
+                && let Some(thread) = reading.threads.get(&task)
+                && let Some(ObjectState::Nice(nice)) =
+                    report.in_force.get(&JournalObject::Nice { pid: thread.pid, thread: thread.key })
+            {
+                self.weights.insert(thread.key, (to, *nice));
+            }
+        }
+        applied.refused.extend(derived.refused);
+        applied.refused.append(&mut report.refused);
+        let complaints = self.gangs.complaints().into_iter();
+        applied.refused.extend(complaints.map(|said| RefusedItem {
+            item: PlanItem::Plan,
+            reason: RefusalReason::Failed,
+            message: said,
+        }));
+        applied.overridden_by_others = std::mem::take(&mut report.overridden);
+        if let Some(ways) = &mut self.ways {
+            ways.assign(&derived.classes);
+        }
+        report
+    }
+}
+
+/// Threads that may be given to the gang scheduler, with how they were scheduled before.
+fn movable(
+    kernel: &dyn Kernel,
+    tasks: &[&ManagedThread],
+    originals: &BTreeMap<JournalObject, ObjectState>,
+) -> Vec<(JournalObject, GangMember)> {
+    let member = |task: &&ManagedThread| {
+        let object = JournalObject::Policy { pid: task.pid, thread: task.thread };
+        let known = originals.get(&object).and_then(ObjectState::scheduling);
+        let original = known.or_else(|| kernel.scheduling(task.thread.tid).ok())?;
+        (original.can_wait() && original.flags == 0).then_some((object, (task.thread, original)))
+    };
+    tasks.iter().filter(|task| !task.fixed && !task.exited).filter_map(member).collect()
+}
+
+fn given_away(object: &JournalObject) -> DesiredState {
+    DesiredState { item: PlanItem::Plan, object: object.clone(), state: ObjectState::Policy(EXT) }
+}

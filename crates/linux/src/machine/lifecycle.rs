@@ -1,0 +1,119 @@
+//! Keeping the way back: who may act, signs of life to the guardian, and putting everything back.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::sync::Arc;
+
+use cachemate_core::{AppliedPlan, MachineError};
+
+use super::{LiveMachine, lock};
+use crate::act::changes::color_pid;
+use crate::act::cpusets::CpusetGroup;
+use crate::act::resctrl::WayController;
+use crate::act::rules::ManageRule;
+use crate::kernel::{Kernel, ThreadKey};
+use crate::safety::actuation_lock::ActuationLock;
+use crate::safety::journal::JournalError;
+use crate::safety::restore::RestoredObject;
+
+fn failed(error: JournalError) -> MachineError {
+    MachineError(error.to_string())
+}
+
+impl<K: Kernel + Send + 'static> LiveMachine<K> {
+    /// Is anything changed, as told, and as root leaves it?
+    pub fn acts(&self) -> bool {
+        self.options.act
+    }
+
+    /// Has it the right to act, whether or not it is told to?
+    pub fn may_act(&self) -> bool {
+        self.options.acting.is_some()
+    }
+
+    /// Gives it the right to act, from the next change on.
+    pub fn acquire(&mut self, acting: Arc<ActuationLock>) {
+        self.actuator.acquire(acting.clone());
+        self.options.acting = Some(acting);
+    }
+
+    /// Everything as it was before, at the end: what was open is closed first, so that descriptors are no matter.
+    ///
+    /// # Errors
+    /// The journal could not be removed; what could not be put back stands in the account.
+    pub fn restore_all(&mut self) -> Result<Vec<RestoredObject>, MachineError> {
+        self.counters.clear();
+        self.tasks.close();
+        self.undo()
+    }
+
+    /// The gangs stop first.
+    fn undo(&mut self) -> Result<Vec<RestoredObject>, MachineError> {
+        self.gangs.stop_all();
+        let kernel = self.kernel();
+        let account = self.actuator.restore_all(&*lock(&kernel));
+        if let Some(ways) = &mut self.ways {
+            ways.forget();
+        }
+        account.map_err(failed)
+    }
+
+    /// New rules (SIGHUP): programs are examined again, what is managed no longer is put back at once; and where acting
+    /// was switched off, everything is. Answers with what became of that.
+    ///
+    /// # Errors
+    /// The journal could not be written; it still holds what could not be put back.
+    pub fn set_rules(
+        &mut self,
+        rules: Vec<ManageRule>,
+        groups: Vec<CpusetGroup>,
+        act: bool,
+    ) -> Result<Vec<RestoredObject>, MachineError> {
+        self.options.rules = rules;
+        self.options.groups = groups;
+        self.options.act = act;
+        let mut account = if act { Vec::new() } else { self.undo()? };
+        let kernel = self.kernel();
+        let released = self.tasks.reexamine(&*lock(&kernel), &self.options.rules);
+        if released.is_empty() {
+            return Ok(account);
+        }
+        // Members may be among them; the next plan starts gangs again. Not under the lock: the runner needs it to end.
+        self.gangs.stop_all();
+        let kernel = lock(&kernel);
+        let threads: Vec<ThreadKey> = released.iter().map(|task| task.thread).collect();
+        let left = |pid: &i32| self.tasks.all().iter().any(|task| task.pid == *pid);
+        let pids: BTreeSet<i32> = released.iter().map(|task| task.pid).filter(|pid| !left(pid)).collect();
+        let colors = |path: &Path| color_pid(path).is_some_and(|pid| pids.contains(&pid));
+        account.extend(self.actuator.release(&*kernel, &threads, &colors).map_err(failed)?);
+        Ok(account)
+    }
+
+    /// Does root act meanwhile, so that this one may not? Not asked of root's own.
+    pub(super) fn is_overruled(&self) -> bool {
+        let kernel = self.kernel();
+        self.options.act && self.options.acting.as_ref().is_some_and(|acting| acting.is_overruled(&*lock(&kernel)))
+    }
+
+    /// What was put back when root began to act, once.
+    pub fn overruled(&mut self) -> Vec<RestoredObject> {
+        std::mem::take(&mut self.overruled)
+    }
+
+    /// Once in each window, before anything else: a sign of life to the guardian. Where it has put everything back, or root
+    /// acts by now, nothing of ours is in force any more.
+    pub(super) fn keep_guarded(&mut self) -> Result<(), MachineError> {
+        let kernel = self.kernel();
+        if self.actuator.is_fenced() {
+            self.gangs.stop_all();
+            self.actuator.rejoin(&*lock(&kernel)).map_err(failed)?;
+            self.ways.iter_mut().for_each(WayController::forget);
+            self.in_force = AppliedPlan::default();
+        }
+        if self.is_overruled() {
+            self.options.act = false;
+            self.overruled = self.undo()?;
+        }
+        self.actuator.heartbeat(&*lock(&kernel), self.window).map_err(failed)
+    }
+}

@@ -1,0 +1,90 @@
+//! A control group of the guardian's own.
+//!
+//! Problem: whoever ends the daemon's control group (`cgroup.kill`, an out-of-memory kill of the whole group) ends the guardian
+//! with it, in the same instant, and nobody is left to put anything back. Method: where cgroup v2 is writable the guardian makes a
+//! group beside the daemon's and moves there before its first word; at its end it goes back, or to the root where there is no way
+//! back, and removes the group. Properties: a guardian that cannot stand apart stands where the daemon is, and says so; its group
+//! has no limits and no controllers of its own.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::kernel::Kernel;
+
+/// How names of these groups begin.
+pub const PREFIX: &str = "cachemate-guardian-";
+
+/// The group, until it is left.
+#[derive(Debug)]
+pub struct GuardianCgroup {
+    root: PathBuf,
+    came_from: PathBuf,
+    group: PathBuf,
+}
+
+/// Where a process is in the hierarchy of version 2: its mount, and the group below it.
+fn place(kernel: &dyn Kernel, pid: &str) -> io::Result<(PathBuf, PathBuf)> {
+    let mounts = kernel.read(Path::new("/proc/mounts"))?;
+    let mount = mounts.lines().find_map(|line| {
+        let mut fields = line.split(' ').skip(1);
+        let mount = fields.next()?;
+        (fields.next()? == "cgroup2").then(|| PathBuf::from(mount))
+    });
+    let missing = |what: &str| io::Error::new(io::ErrorKind::NotFound, what.to_string());
+    let mount = mount.ok_or_else(|| missing("no cgroup v2 is mounted"))?;
+    let groups = kernel.read(&Path::new("/proc").join(pid).join("cgroup"))?;
+    let group = groups.lines().find_map(|line| line.strip_prefix("0::/"));
+    let group = group.ok_or_else(|| missing("no group of version 2"))?;
+    if group.split('/').any(|part| part == "..") {
+        return Err(missing("its group lies beyond what is mounted"));
+    }
+    Ok((mount.clone(), mount.join(group)))
+}
+
+impl GuardianCgroup {
+    /// Moves this process out of its group, into one beside it. In the root group nobody ends anybody: that is apart, too.
+    ///
+    /// # Errors
+    /// There is no cgroup v2, or no right to it; this process is where it was.
+    pub fn enter(kernel: &dyn Kernel) -> io::Result<Option<Self>> {
+        let (root, came_from) = place(kernel, "self")?;
+        if came_from.strip_prefix(&root).is_ok_and(|below| below.as_os_str().is_empty()) {
+            return Ok(None);
+        }
+        let beside = came_from.parent().unwrap_or(&root);
+        // Left by guardians that were killed. One that lives may not have moved in yet.
+        let dead = |name: &String| {
+            let pid = name.strip_prefix(PREFIX).and_then(|pid| pid.parse::<u32>().ok());
+            pid.is_some_and(|pid| kernel.read(Path::new(&format!("/proc/{pid}/stat"))).is_err())
+        };
+        let old = kernel.list(beside).unwrap_or_default().into_iter().filter(dead);
+        old.for_each(|name| drop(kernel.remove_dir(&beside.join(name))));
+        let group = beside.join(format!("{PREFIX}{}", std::process::id()));
+        kernel.make_dir(&group)?;
+        let moved = kernel.write(&group.join("cgroup.procs"), "0");
+        if let Err(error) = moved {
+            let _ = kernel.remove_dir(&group);
+            return Err(error);
+        }
+        Ok(Some(GuardianCgroup { root, came_from, group }))
+    }
+
+    /// Back to where it came from, and the group is gone. Called at the very end: whoever ends the old group then ends a process
+    /// that has nothing left to do.
+    pub fn leave(self, kernel: &dyn Kernel) {
+        for group in [&self.came_from, &self.root] {
+            if kernel.write(&group.join("cgroup.procs"), "0").is_ok() {
+                break;
+            }
+        }
+        // One that stays is empty, and its name says whose it was.
+        let _ = kernel.remove_dir(&self.group);
+    }
+}
+
+/// Do two processes end together when one's control group is ended? `None` = not known.
+pub fn ends_with(kernel: &dyn Kernel, one: i32, other: i32) -> Option<bool> {
+    let (root, of_one) = place(kernel, &one.to_string()).ok()?;
+    let (_, of_other) = place(kernel, &other.to_string()).ok()?;
+    Some(of_one != root && of_other.starts_with(&of_one))
+}

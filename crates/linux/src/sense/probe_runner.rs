@@ -1,0 +1,542 @@
+//! Probes that a plan asks for, run within the windows of the live machine.
+//!
+//! Problem: a probe wants one program beside it and nobody else, and then that program away, on a host that is in use,
+//! without ever stopping anybody. Method, the gangs' own: for some tenths of a second the other managed threads of that
+//! cache wait as idle tasks, the probed one sits on a CPU of its own, the probe on another; to keep the probed one off,
+//! it becomes an idle task too and a spinning thread of ours takes its CPU. One such *bracket* is off-off / on-on / off,
+//! with the cache-line ping-pong before and after it, so that drifts cancel and samples across a split are known.
+//! Properties: everything that is changed is journalled first; nobody is stopped, and nobody waits longer than a bracket;
+//! a share of the window is never exceeded; answers are raw.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use cachemate_core::{
+    AccessSample, CpuId, CpuSet, Neighbor, PlanItem, PrimeProbeSample, ProbeEvidence, ProbeKind, ProbeRequest,
+    ProbeResult, RefusalReason, RefusedItem, ReuseSample, TaskId,
+};
+
+use crate::act::desired_state::DesiredState;
+use crate::act::thread_rotation::{set_seat, set_turn};
+use crate::kernel::scheduling::SchedParams;
+use crate::kernel::{Kernel, ThreadKey};
+use crate::safety::journal::{JournalObject, ObjectState};
+use crate::sense::access_probe::{SampledThreads, stretch};
+use crate::sense::counters::RunningTotal;
+use crate::sense::events::EventCode;
+use crate::sense::probes::intensity::{PrimeProber, wait};
+use crate::sense::probes::neighbor::NeighborLoad;
+use crate::sense::probes::ping_pong::round_trip;
+use crate::sense::probes::watch_candidates::WatchCandidates;
+use crate::sense::probes::{PinnedThread, watchpoint};
+use crate::sense::progress::{BracketRates, ProgressFiles, ProgressTotals};
+use crate::sense::sampling::Facility;
+
+/// One phase with a neighbor: a stream beside a program needs a while until neither defends its lines any more.
+const PHASE: Duration = Duration::from_millis(150);
+/// Watching words goes on for this long at a time.
+const WATCHED: Duration = Duration::from_millis(150);
+/// Tries of a probe that fails (a CPU that was not free) before it is given up.
+const TRIES: u32 = 5;
+
+/// What the plan asks for, and how far each probe is.
+pub(crate) struct ProbeRunner {
+    /// How accesses are sampled here, or why they are not.
+    facility: Result<Facility, String>,
+    /// How instructions are counted here.
+    instructions: Option<EventCode>,
+    asked: Vec<RunningProbe>,
+    reloader: Option<PrimeProber>,
+    pub(crate) answers: Vec<ProbeResult>,
+    pub(crate) refused: Vec<RefusedItem>,
+}
+
+struct RunningProbe {
+    probe: ProbeRequest,
+    done: bool,
+    failures: u32,
+    cost_ns: u64,
+    evicted: Vec<PrimeProbeSample>,
+    reuses: Vec<ReuseSample>,
+    words: WatchCandidates,
+    accesses: Vec<AccessSample>,
+    events: u64,
+}
+
+/// A managed thread that takes part in a probe.
+#[derive(Clone, Debug)]
+pub(crate) struct Participant {
+    pub(crate) task: TaskId,
+    pub(crate) pid: i32,
+    pub(crate) thread: ThreadKey,
+    pub(crate) scheduling: SchedParams,
+    pub(crate) cpus: CpuSet,
+}
+
+/// Who is where while a probe of a task runs.
+pub(crate) struct ProbePlacement {
+    pub(crate) target: Participant,
+    pub(crate) others: Vec<Participant>,
+    pub(crate) target_cpu: CpuId,
+    pub(crate) probe_cpu: CpuId,
+    /// Size of the shared cache.
+    pub(crate) cache_bytes: Option<u64>,
+}
+
+impl ProbePlacement {
+    /// Everything that the bracket will change, for the journal.
+    pub(crate) fn desired_states(&self, item: &PlanItem) -> Vec<DesiredState> {
+        let idle = |participant: &Participant| DesiredState {
+            item: item.clone(),
+            object: JournalObject::Policy { pid: participant.pid, thread: participant.thread },
+            state: participant.scheduling.waiting().into(),
+        };
+        let mut wanted: Vec<DesiredState> = self.others.iter().chain([&self.target]).map(idle).collect();
+        let object = JournalObject::Affinity { pid: self.target.pid, thread: self.target.thread };
+        wanted.push(DesiredState { item: item.clone(), object, state: ObjectState::Cpus(self.seat()) });
+        wanted
+    }
+
+    fn seat(&self) -> CpuSet {
+        [self.target_cpu.0].into_iter().collect()
+    }
+}
+
+impl ProbeRunner {
+    pub(crate) fn new(facility: Result<Facility, String>, instructions: Option<EventCode>) -> Self {
+        ProbeRunner {
+            facility,
+            instructions,
+            asked: Vec::new(),
+            reloader: None,
+            answers: Vec::new(),
+            refused: Vec::new(),
+        }
+    }
+
+    /// Takes over the plan's probes; those that were asked before go on.
+    pub(crate) fn set_requests(&mut self, probes: &[ProbeRequest]) {
+        let mut old = std::mem::take(&mut self.asked);
+        for probe in probes {
+            let same = old.iter().position(|asked| asked.probe == *probe);
+            let supported = matches!(
+                probe.kind,
+                ProbeKind::PrimeProbe { .. }
+                    | ProbeKind::Neighbor { .. }
+                    | ProbeKind::PingPong { .. }
+                    | ProbeKind::ReuseTimes { .. }
+            );
+            let lacking = match (&probe.kind, &self.facility) {
+                (ProbeKind::AccessSamples { .. }, Ok(_)) => None,
+                (ProbeKind::AccessSamples { .. }, Err(why)) => Some(why.clone()),
+                _ => (!supported).then(|| "a live host has no such probe".to_string()),
+            };
+            if let Some(why) = lacking {
+                self.refuse(probe, RefusalReason::NotSupported, &why);
+                continue;
+            }
+            self.asked.push(match same {
+                Some(at) => old.swap_remove(at),
+                None => RunningProbe {
+                    probe: probe.clone(),
+                    done: false,
+                    failures: 0,
+                    cost_ns: 0,
+                    evicted: Vec::new(),
+                    reuses: Vec::new(),
+                    words: WatchCandidates::default(),
+                    accesses: Vec::new(),
+                    events: 0,
+                },
+            });
+        }
+    }
+
+    pub(crate) fn refuse(&mut self, probe: &ProbeRequest, because: RefusalReason, said: &str) {
+        self.refused.push(RefusedItem { item: PlanItem::Probe(probe.id), reason: because, message: said.to_string() });
+    }
+
+    /// The next probe that is not answered yet.
+    pub(crate) fn next(&self) -> Option<ProbeRequest> {
+        self.asked.iter().find(|asked| !asked.done).map(|asked| asked.probe.clone())
+    }
+
+    /// Probes in the plan, for the state that is read back.
+    pub(crate) fn ids(&self) -> Vec<cachemate_core::ProbeId> {
+        self.asked.iter().map(|asked| asked.probe.id).collect()
+    }
+
+    /// Gives a probe up for good.
+    pub(crate) fn abandon(&mut self, probe: &ProbeRequest, because: RefusalReason, said: &str) {
+        self.refuse(probe, because, said);
+        if let Some(running) = self.asked.iter_mut().find(|asked| asked.probe == *probe) {
+            running.done = true;
+        }
+    }
+
+    /// A few milliseconds, nobody is moved for it.
+    pub(crate) fn ping_pong(&mut self, probe: &ProbeRequest, cpus: (CpuId, CpuId)) {
+        match round_trip(cpus) {
+            Ok(found) => {
+                let evidence = ProbeEvidence::PingPong { cpus, round_trip_ns: found.round_trip_ns };
+                self.answer(probe, evidence, true, vec![(None, found.cost_ns)]);
+            }
+            Err(error) => self.failed(probe, &error),
+        }
+    }
+
+    /// One bracket of a probe that decides who runs.
+    pub(crate) fn bracket<K: Kernel>(
+        &mut self,
+        kernel: &Mutex<K>,
+        placement: &ProbePlacement,
+        probe: &ProbeRequest,
+        progress: &ProgressFiles,
+    ) {
+        let session = ProbeSession { kernel, placement };
+        let done = match probe.kind {
+            ProbeKind::PrimeProbe { samples, .. } => self.evicted(&session, probe, samples),
+            ProbeKind::Neighbor { neighbor, .. } => self.neighbor(&session, probe, neighbor, progress),
+            _ => Ok(()),
+        };
+        if let Err(error) = done {
+            self.failed(probe, &error);
+        }
+    }
+
+    fn failed(&mut self, probe: &ProbeRequest, error: &std::io::Error) {
+        let Some(running) = self.asked.iter_mut().find(|asked| asked.probe == *probe) else { return };
+        running.failures += 1;
+        if running.failures >= TRIES {
+            self.abandon(probe, RefusalReason::Busy, &error.to_string());
+        }
+    }
+
+    fn answer(
+        &mut self,
+        probe: &ProbeRequest,
+        evidence: ProbeEvidence,
+        complete: bool,
+        cost_ns: Vec<(Option<TaskId>, u64)>,
+    ) {
+        if let Some(running) = self.asked.iter_mut().find(|asked| asked.probe == *probe) {
+            running.done = complete;
+        }
+        self.answers.push(ProbeResult { probe: probe.id, evidence, complete, cost_ns });
+    }
+
+    fn evicted<K: Kernel>(
+        &mut self,
+        session: &ProbeSession<'_, K>,
+        probe: &ProbeRequest,
+        wanted: u32,
+    ) -> std::io::Result<()> {
+        if self.reloader.is_none() {
+            let _here = PinnedThread::to(session.placement.probe_cpu)?;
+            self.reloader = Some(PrimeProber::fitting(session.placement.cache_bytes, 1)?);
+        }
+        let Some(reloader) = &mut self.reloader else { return Ok(()) };
+        let wait = wait(Some(reloader.cache_bytes()));
+        let (samples, ours_ns, off_ns) = session.run(|switch| {
+            let mut samples = Vec::new();
+            // Two off, one thrown away while the task fills the cache again, two on, one off.
+            for (beside, counts) in
+                [(false, true), (false, true), (true, false), (true, true), (true, true), (false, true)]
+            {
+                switch.set(beside)?;
+                let sample = reloader.sample(wait);
+                if counts {
+                    let (evicted, reloads, elapsed_ns) = (sample.missed, sample.reloads, sample.elapsed_ns);
+                    samples.push(PrimeProbeSample {
+                        target_running: beside,
+                        evicted,
+                        reloads,
+                        elapsed_ns,
+                        round_trips_ns: None,
+                    });
+                }
+            }
+            Ok(samples)
+        })?;
+        let (samples, gate) = samples;
+        let buffer_bytes = reloader.buffer_bytes();
+        let task = session.placement.target.task;
+        let Some(running) = self.asked.iter_mut().find(|asked| asked.probe == *probe) else { return Ok(()) };
+        running.cost_ns += ours_ns;
+        let gated = samples.into_iter().map(|sample| PrimeProbeSample { round_trips_ns: gate, ..sample });
+        running.evicted.extend(gated);
+        let beside = running.evicted.iter().filter(|sample| sample.target_running).count();
+        if beside >= wanted as usize || running.cost_ns >= probe.budget_ns {
+            let samples = std::mem::take(&mut running.evicted);
+            let cost = vec![(None, running.cost_ns), (Some(task), off_ns)];
+            let wait_ns = wait.as_nanos() as u64;
+            self.answer(probe, ProbeEvidence::PrimeProbe { task, buffer_bytes, wait_ns, samples }, true, cost);
+        }
+        Ok(())
+    }
+
+    fn neighbor<K: Kernel>(
+        &mut self,
+        session: &ProbeSession<'_, K>,
+        probe: &ProbeRequest,
+        neighbor: Neighbor,
+        progress: &ProgressFiles,
+    ) -> std::io::Result<()> {
+        // As it was measured, where it was.
+        let cache_bytes = self.reloader.as_ref().map(PrimeProber::cache_bytes).or(session.placement.cache_bytes);
+        let mut runner = NeighborLoad::new(neighbor, cache_bytes);
+        let task = session.placement.target.task;
+        let (pid, thread) = (session.placement.target.pid, session.placement.target.thread);
+        let mut counter = self.instructions.and_then(|code| RunningTotal::start(thread.tid, code));
+        let mut total = || {
+            let instructions = counter.as_mut().and_then(RunningTotal::now);
+            ProgressTotals::of(&*session.lock(), progress, pid, thread, instructions)
+        };
+        let ((rates, _gate), ours_ns, off_ns) = session.run(|switch| {
+            // Alone and beside in the order A B B A, then the neighbor alone; work and seconds of each.
+            let mut rates = BracketRates::default();
+            let mut own = (0.0, 0.0);
+            switch.set(true)?;
+            for with in [false, true, true, false] {
+                let (before, start) = (total(), Instant::now());
+                let lines = if with { runner.run(PHASE) } else { spin(PHASE) };
+                let seconds = start.elapsed().as_secs_f64();
+                rates.add(with, before, total(), seconds);
+                if with {
+                    own = (own.0 + lines as f64, own.1 + seconds);
+                }
+            }
+            switch.set(false)?;
+            let start = Instant::now();
+            let lines = runner.run(PHASE);
+            let alone_ns = start.elapsed().as_nanos() as f64 / (lines as f64).max(1.0);
+            Ok((rates, own.1 * 1e9 / own.0.max(1.0), alone_ns))
+        })?;
+        let (rates, neighbor_beside_ns, neighbor_alone_ns) = rates;
+        let (rate_of, rates) = rates.best().map_or((None, None), |(rate_of, rates)| (rate_of, Some(rates)));
+        let evidence = ProbeEvidence::NeighborSlowdown {
+            task,
+            neighbor,
+            neighbor_alone_ns,
+            neighbor_corun_ns: neighbor_beside_ns,
+            task_alone_rate: rates.map(|(alone, _)| alone),
+            task_corun_rate: rates.map(|(_, beside)| beside),
+            rate_of,
+        };
+        self.answer(probe, evidence, true, vec![(None, ours_ns), (Some(task), off_ns)]);
+        Ok(())
+    }
+
+    /// Watches words of the task's process for a while; nobody is moved for it.
+    pub(crate) fn watch<K: Kernel>(
+        &mut self,
+        kernel: &Mutex<K>,
+        probe: &ProbeRequest,
+        target: &Participant,
+        locations: u32,
+    ) {
+        let Some(running) = self.asked.iter_mut().find(|asked| asked.probe == *probe) else { return };
+        let left = (locations as usize).saturating_sub(running.reuses.len());
+        let start = Instant::now();
+        let subject = watchpoint::WatchTarget {
+            pid: target.pid,
+            tid: target.thread.tid,
+            words: &mut running.words,
+            locations: left,
+            patience: Duration::from_millis(50),
+            deadline: start + WATCHED,
+            seed: running.cost_ns ^ u64::from(probe.id.0),
+        };
+        let guard = kernel.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let reuses = watchpoint::reuses(&*guard, subject);
+        drop(guard);
+        match reuses {
+            Err(error) => self.failed(probe, &error),
+            Ok(samples) => {
+                running.reuses.extend(samples);
+                running.cost_ns += start.elapsed().as_nanos() as u64;
+                if running.reuses.len() >= locations as usize || running.cost_ns >= probe.budget_ns {
+                    let samples = std::mem::take(&mut running.reuses);
+                    let cost = vec![(None, running.cost_ns)];
+                    self.answer(probe, ProbeEvidence::Reuses { task: target.task, samples }, true, cost);
+                }
+            }
+        }
+    }
+}
+
+impl ProbeRunner {
+    /// Samples accesses for a stretch; nobody is moved for it.
+    pub(crate) fn sample(
+        &mut self,
+        probe: &ProbeRequest,
+        subjects: &SampledThreads<'_>,
+        one_in: u32,
+        remote_only: bool,
+        at_most: u32,
+    ) {
+        let Ok(facility) = &self.facility else { return };
+        let Some(running) = self.asked.iter_mut().find(|asked| asked.probe == *probe) else { return };
+        let start = Instant::now();
+        // Up to an eighth off to either side, so that no loop of the program keeps step with it.
+        let off = (running.events ^ u64::from(probe.id.0)).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 54;
+        let period = facility.period(u64::from(one_in) * (3_584 + off) / 4_096);
+        match stretch(facility, subjects, period, remote_only) {
+            Err(error) => self.failed(probe, &error),
+            Ok((samples, events)) => {
+                running.accesses.extend(samples);
+                running.events += events;
+                running.cost_ns += start.elapsed().as_nanos() as u64;
+                if running.accesses.len() >= at_most as usize || running.cost_ns >= probe.budget_ns {
+                    let mut samples = std::mem::take(&mut running.accesses);
+                    samples.truncate(at_most as usize);
+                    let (events, cost) = (running.events, vec![(None, running.cost_ns)]);
+                    let one_in = u32::try_from(period).unwrap_or(u32::MAX);
+                    let line_bytes = subjects.line_bytes;
+                    self.answer(probe, ProbeEvidence::Samples { one_in, events, line_bytes, samples }, true, cost);
+                }
+            }
+        }
+    }
+}
+
+/// Keeps a CPU without touching memory.
+fn spin(how_long: Duration) -> u64 {
+    let start = Instant::now();
+    while start.elapsed() < how_long {
+        std::hint::spin_loop();
+    }
+    0
+}
+
+/// Who runs while a bracket does; everybody is as before when [`ProbeSession::run`] returns.
+struct ProbeSession<'a, K: Kernel> {
+    kernel: &'a Mutex<K>,
+    placement: &'a ProbePlacement,
+}
+
+/// What a bracket does with the probed task.
+struct TargetSwitch<'a, 'b, K: Kernel> {
+    session: &'a ProbeSession<'b, K>,
+    spinner: &'a AtomicBool,
+    off_since: Option<Instant>,
+    off_ns: u64,
+}
+
+type RoundTrips = Option<(f64, f64)>;
+
+impl<K: Kernel> ProbeSession<'_, K> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, K> {
+        self.kernel.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    fn set(&self, participant: &Participant, waits: bool) -> std::io::Result<()> {
+        set_turn(&*self.lock(), participant.thread, &participant.scheduling, waits)
+    }
+
+    /// Keeps the others off, runs `measure` on the probe's CPU, and puts everybody back whatever comes of it. Answers with the
+    /// result of it and the ping-pong around it, our processor time, and the time that the task was kept off.
+    fn run<T>(
+        &self,
+        measure: impl FnOnce(&mut TargetSwitch<'_, '_, K>) -> std::io::Result<T>,
+    ) -> std::io::Result<((T, RoundTrips), u64, u64)> {
+        let placement = self.placement;
+        let (spinner, over) = (AtomicBool::new(false), AtomicBool::new(false));
+        let ran = std::thread::scope(|scope| {
+            let stand_in = scope.spawn(|| occupy_cpu(placement.target_cpu, &spinner, &over));
+            // Others may vanish meanwhile: that only leaves fewer to keep off.
+            placement.others.iter().for_each(|participant| drop(self.set(participant, true)));
+            // A statement of its own: the lock would be held through `measure`, which asks for it.
+            let seated = set_seat(&*self.lock(), placement.target.thread, &placement.seat());
+            let ran = seated.and_then(|()| {
+                let here = PinnedThread::to(placement.probe_cpu)?;
+                let before = round_trip((placement.probe_cpu, placement.target_cpu)).ok();
+                let mut switch = TargetSwitch { session: self, spinner: &spinner, off_since: None, off_ns: 0 };
+                let measure = measure(&mut switch)?;
+                switch.set(true)?;
+                let after = round_trip((placement.probe_cpu, placement.target_cpu)).ok();
+                let gate = before.zip(after).map(|(before, after)| (before.round_trip_ns, after.round_trip_ns));
+                Ok(((measure, gate), here.cost_ns(), switch.off_ns))
+            });
+            over.store(true, Ordering::Relaxed);
+            stand_in.thread().unpark();
+            let spun_ns = stand_in.join().unwrap_or(0);
+            ran.map(|(measure, ours_ns, off_ns)| (measure, ours_ns + spun_ns, off_ns))
+        });
+        // A thread that is gone needs nothing; whatever else fails stands in the journal.
+        drop(self.set(&placement.target, false));
+        drop(set_seat(&*self.lock(), placement.target.thread, &placement.target.cpus));
+        placement.others.iter().for_each(|participant| drop(self.set(participant, false)));
+        ran
+    }
+}
+
+impl<K: Kernel> TargetSwitch<'_, '_, K> {
+    /// The task runs, or is kept off its CPU.
+    fn set(&mut self, runs: bool) -> std::io::Result<()> {
+        let target = &self.session.placement.target;
+        if runs {
+            self.spinner.store(false, Ordering::Relaxed);
+            self.off_ns += self.off_since.take().map_or(0, |since| since.elapsed().as_nanos() as u64);
+            self.session.set(target, false)
+        } else {
+            self.spinner.store(true, Ordering::Relaxed);
+            self.off_since.get_or_insert_with(Instant::now);
+            self.session.set(target, true)
+        }
+    }
+}
+
+/// Spins on a CPU while it is told to; its processor time.
+fn occupy_cpu(cpu: CpuId, spinner: &AtomicBool, over: &AtomicBool) -> u64 {
+    let Ok(pinned) = PinnedThread::to(cpu) else { return 0 };
+    while !over.load(Ordering::Relaxed) {
+        if spinner.load(Ordering::Relaxed) {
+            std::hint::spin_loop();
+        } else {
+            std::thread::sleep(Duration::from_micros(200));
+        }
+    }
+    pinned.cost_ns()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fake_tests::FakeHost;
+    use crate::kernel::LinuxHost;
+
+    /// The probed thread ends during a probe, or before it, and another one gets its number: is that one's mask left alone?
+    #[test]
+    fn whoever_gets_the_number_of_a_probed_thread_keeps_his_mask() {
+        let host = FakeHost::default();
+        let thread = host.thread(5, 5, 1, "0-3");
+        let target = Participant {
+            task: TaskId(0),
+            pid: 5,
+            thread,
+            scheduling: SchedParams::default(),
+            cpus: "0-1".parse().unwrap(),
+        };
+        // The probe's own threads sit on a CPU that this test has.
+        let cpu = LinuxHost::new("/").affinity(std::process::id() as i32).unwrap().first().unwrap();
+        let (target_cpu, probe_cpu) = (CpuId(cpu), CpuId(cpu));
+        let placement = ProbePlacement { target, others: Vec::new(), target_cpu, probe_cpu, cache_bytes: None };
+        let kernel = Mutex::new(host);
+        let session = ProbeSession { kernel: &kernel, placement: &placement };
+        let reused = |host: &FakeHost| host.threads.borrow_mut().get_mut(&5).unwrap().start_ticks += 1;
+        let mask = || kernel.lock().unwrap().threads.borrow()[&5].cpus.to_string();
+        let ran = session.run(|_| {
+            assert_eq!(mask(), cpu.to_string());
+            let host = kernel.lock().unwrap();
+            reused(&host);
+            host.threads.borrow_mut().get_mut(&5).unwrap().cpus = "2-3".parse().unwrap();
+            Ok(())
+        });
+        drop(ran);
+        assert_eq!(mask(), "2-3", "it ended during the probe");
+        assert!(session.run(|_| Ok(())).is_err(), "it has ended before");
+        assert_eq!(mask(), "2-3");
+    }
+}

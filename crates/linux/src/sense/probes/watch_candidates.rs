@@ -1,0 +1,239 @@
+//! Which words of a program are worth watching: those of memory that it has, and that it touches.
+//!
+//! Problem: most of a program's address space holds nothing. Allocators and language runtimes reserve gigabytes, page
+//! coloring's agent holds address space for all frames; a word drawn from all of it is hardly ever touched. Method: draws
+//! go to each mapping by its words times the share of its pages that were found in memory, and within it to a page that is
+//! (bit 63 of its entry in `/proc/PID/pagemap`). A mapping of which several words were watched and none was touched is
+//! passed over, but for one draw in so many. Properties: words of resident memory are equally likely wherever they lie,
+//! once the shares have settled; a draw reads a bounded number of entries; where they cannot be read, every word counts.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use cachemate_core::SplitMix64;
+
+use crate::kernel::Kernel;
+
+const WORD_BYTES: u64 = 8;
+const PAGE_BYTES: u64 = 4096;
+/// A mapping is given up for this draw after so many of its pages that are not in memory.
+const DRAWS_OF_ONE: u32 = 64;
+/// All pages looked at for one word.
+const DRAWS: u32 = 4_096;
+/// So many words that nobody touched, and none that somebody did: a mapping that is not in use.
+const IDLE_AFTER: u32 = 8;
+/// Such a mapping's part of the draws.
+const IDLE_PART: f64 = 1.0 / 16.0;
+
+/// Writable private mappings of a process, with what is known of each.
+#[derive(Debug, Default)]
+pub struct WatchCandidates {
+    /// First address and bytes, by address.
+    mappings: Vec<(u64, u64)>,
+    found: BTreeMap<u64, MappingStats>,
+}
+
+/// What was found of a mapping so far.
+#[derive(Clone, Copy, Debug, Default)]
+struct MappingStats {
+    drawn: u32,
+    in_memory: u32,
+    watched: u32,
+    touched: u32,
+}
+
+impl MappingStats {
+    /// How much of a mapping's words is worth drawing.
+    fn weight(&self) -> f64 {
+        let in_memory = f64::from(self.in_memory + 1) / f64::from(self.drawn + 2);
+        let is_idle = self.touched == 0 && self.watched >= IDLE_AFTER;
+        in_memory * if is_idle { IDLE_PART } else { 1.0 }
+    }
+}
+
+/// Which pages of a process are in memory.
+pub struct PageMap(io::Result<File>);
+
+impl PageMap {
+    /// This process's. Where it may not be read, nothing is known of any page.
+    pub fn of(pid: i32) -> Self {
+        PageMap(File::open(format!("/proc/{pid}/pagemap")))
+    }
+
+    /// Is the page of this address in memory? `None` = the kernel does not say.
+    pub fn has(&self, address: u64) -> Option<bool> {
+        let mut entry = [0u8; 8];
+        let file = self.0.as_ref().ok()?;
+        file.read_exact_at(&mut entry, address / PAGE_BYTES * 8).ok()?;
+        Some(u64::from_le_bytes(entry) >> 63 == 1)
+    }
+}
+
+impl WatchCandidates {
+    /// Reads where the process has writable memory now; what was found of mappings that are still there is kept.
+    ///
+    /// # Errors
+    /// The process is gone, or has no writable memory of its own.
+    pub fn refresh(&mut self, kernel: &dyn Kernel, pid: i32) -> io::Result<()> {
+        self.set(writable(&kernel.read(Path::new(&format!("/proc/{pid}/maps")))?));
+        if self.mappings.is_empty() {
+            let message = format!("process {pid} has no writable memory of its own");
+            return Err(io::Error::new(io::ErrorKind::NotFound, message));
+        }
+        Ok(())
+    }
+
+    fn set(&mut self, mappings: Vec<(u64, u64)>) {
+        self.found.retain(|first, _| mappings.iter().any(|(other, _)| other == first));
+        self.mappings = mappings;
+    }
+
+    /// Address of a word; `has` tells whether the page of an address is in memory. `None` = none was found that is.
+    pub fn draw(&mut self, generator: &mut SplitMix64, has: impl Fn(u64) -> Option<bool>) -> Option<u64> {
+        let mut left = DRAWS;
+        while left > 0 {
+            let (first, bytes) = self.mapping(generator)?;
+            let stats = self.found.entry(first).or_default();
+            for _ in 0..DRAWS_OF_ONE {
+                let address = first + WORD_BYTES * generator.below(bytes / WORD_BYTES);
+                let there = has(address);
+                stats.drawn += 1;
+                stats.in_memory += u32::from(there != Some(false));
+                left = left.saturating_sub(1);
+                if there != Some(false) {
+                    return Some(address);
+                }
+            }
+        }
+        None
+    }
+
+    /// One of the mappings, by its words' worth.
+    fn mapping(&self, generator: &mut SplitMix64) -> Option<(u64, u64)> {
+        let worth =
+            |&(first, bytes): &(u64, u64)| bytes as f64 * self.found.get(&first).copied().unwrap_or_default().weight();
+        let mut rest = generator.unit() * self.mappings.iter().map(worth).sum::<f64>();
+        let chosen = self.mappings.iter().find(|mapping| {
+            rest -= worth(mapping);
+            rest < 0.0
+        });
+        chosen.or(self.mappings.last()).copied()
+    }
+
+    /// A word was watched; did the thread touch it?
+    pub fn watched(&mut self, address: u64, touched: bool) {
+        let mapping = self.mappings.iter().find(|(first, bytes)| (*first..first + bytes).contains(&address));
+        let Some((first, _)) = mapping else { return };
+        let stats = self.found.entry(*first).or_default();
+        stats.watched += 1;
+        stats.touched += u32::from(touched);
+    }
+}
+
+/// Writable private mappings out of `/proc/PID/maps`: (first address, bytes).
+fn writable(text: &str) -> Vec<(u64, u64)> {
+    let mapping = |line: &str| {
+        let mut fields = line.split_ascii_whitespace();
+        let (first, last) = fields.next()?.split_once('-')?;
+        let (first, last) = (u64::from_str_radix(first, 16).ok()?, u64::from_str_radix(last, 16).ok()?);
+        fields.next().filter(|rights| rights.starts_with("rw") && rights.ends_with('p'))?;
+        (last > first).then_some((first, last - first))
+    };
+    text.lines().filter_map(mapping).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernel::LinuxHost;
+
+    const MEGA: u64 = 1 << 20;
+
+    /// Draws so many words and tells the words how each was touched.
+    fn drawn(
+        words: &mut WatchCandidates,
+        count: usize,
+        has: impl Fn(u64) -> bool,
+        touches: impl Fn(u64) -> bool,
+    ) -> Vec<u64> {
+        let mut generator = SplitMix64::new(7);
+        let mut draw = || {
+            let address = words.draw(&mut generator, |address| Some(has(address)))?;
+            words.watched(address, touches(address));
+            Some(address)
+        };
+        (0..count).filter_map(|_| draw()).collect()
+    }
+
+    fn of(mappings: &[(u64, u64)]) -> WatchCandidates {
+        let mut words = WatchCandidates::default();
+        words.set(mappings.to_vec());
+        words
+    }
+
+    /// Are words found in two megabytes beside four gigabytes of address space that hold nothing?
+    #[test]
+    fn words_are_drawn_where_memory_is() {
+        let mut words = of(&[(4096 * MEGA, 4096 * MEGA), (MEGA, 2 * MEGA)]);
+        let found = drawn(&mut words, 100, |address| address < 4096 * MEGA, |_| true);
+        assert!(found.len() >= 99, "{}", found.len());
+        assert!(found.iter().all(|&address| (MEGA..3 * MEGA).contains(&address)));
+    }
+
+    /// Does memory that lies thinly in a large mapping count as much as the same in a dense one?
+    #[test]
+    fn resident_words_are_equally_likely_wherever_they_lie() {
+        // Every sixteenth page of 16 MiB, and one MiB in full.
+        let (thin, dense) = ((64 * MEGA, 16 * MEGA), (MEGA, MEGA));
+        let mut words = of(&[thin, dense]);
+        let has = |address: u64| address < 64 * MEGA || (address / PAGE_BYTES).is_multiple_of(16);
+        let found = drawn(&mut words, 4_000, has, |_| true);
+        let in_thin = found.iter().filter(|&&address| address >= 64 * MEGA).count() as f64 / found.len() as f64;
+        assert!((in_thin - 0.5).abs() < 0.06, "{in_thin}");
+    }
+
+    /// Is memory that nobody touches watched rarely, and is what is touched now and then kept?
+    #[test]
+    fn mappings_that_nobody_touches_are_passed_over() {
+        let (idle, used) = ((64 * MEGA, 64 * MEGA), (MEGA, 4 * MEGA));
+        let mut words = of(&[idle, used]);
+        let found =
+            drawn(&mut words, 400, |_| true, |address| address < 64 * MEGA && (address / PAGE_BYTES).is_multiple_of(4));
+        let in_used = found.iter().filter(|&&address| address < 64 * MEGA).count();
+        assert!(in_used > 180, "{in_used} of {}", found.len());
+        // Neither: every word of both is watched, 16 to 1.
+        let mut words = of(&[idle, used]);
+        let found = drawn(&mut words, 400, |_| true, |_| true);
+        assert!(found.iter().filter(|&&address| address < 64 * MEGA).count() < 60);
+    }
+
+    /// Where pages cannot be asked for, does every word count?
+    #[test]
+    fn without_the_page_map_every_word_counts() {
+        let mut words = of(&[(MEGA, 4 * MEGA)]);
+        let mut generator = SplitMix64::new(1);
+        assert!(words.draw(&mut generator, |_| None).is_some());
+        assert_eq!(PageMap(Err(io::ErrorKind::PermissionDenied.into())).has(0), None);
+        assert_eq!(words.draw(&mut generator, |_| Some(false)), None, "nothing is in memory");
+    }
+
+    /// Is a page of this process that was touched told from one that never was?
+    #[test]
+    fn a_touched_page_is_in_memory() {
+        let map = PageMap::of(std::process::id() as i32);
+        let here = 7u64;
+        if map.has(std::ptr::from_ref(&here) as u64) == Some(true) {
+            let reserved: Vec<u8> = Vec::with_capacity(64 << 20);
+            let middle = reserved.as_ptr() as u64 + (32 << 20);
+            assert_eq!(map.has(middle), Some(false));
+        }
+        let mut words = WatchCandidates::default();
+        words.refresh(&LinuxHost::new("/"), std::process::id() as i32).unwrap();
+        let found = words.draw(&mut SplitMix64::new(3), |address| map.has(address)).unwrap();
+        assert_ne!(map.has(found), Some(false));
+        assert!(words.refresh(&LinuxHost::new("/"), i32::MAX).is_err());
+    }
+}

@@ -1,0 +1,74 @@
+//! Sizes of a cache, checked.
+
+/// A set-associative cache, in lines.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CacheGeometry {
+    /// Sets of one slice; any number.
+    pub sets: u32,
+    /// Lines of one set.
+    pub ways: u32,
+    /// Equal slices, chosen by a hash of the line address; 1 = not sliced.
+    pub slices: u32,
+}
+
+/// A cache that cannot be: the field, what was found and what was expected.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("cache {field}: found {found}, expected {expected}")]
+pub struct GeometryError {
+    /// The field's name, or `lines` for the product of all of them.
+    pub field: &'static str,
+    /// Its value.
+    pub found: u64,
+    /// The values that it can have, in words for people.
+    pub expected: &'static str,
+}
+
+impl CacheGeometry {
+    /// A cache of `size_bytes` in all.
+    ///
+    /// # Errors
+    /// A size or a number that is 0, or a size that is not a whole number of sets.
+    pub fn from_bytes(size_bytes: u64, line_bytes: u64, ways: u32, slices: u32) -> Result<Self, GeometryError> {
+        let fail = |field, found, expected| Err(GeometryError { field, found, expected });
+        if line_bytes == 0 || !line_bytes.is_power_of_two() {
+            return fail("line_bytes", line_bytes, "a power of two");
+        }
+        if ways == 0 {
+            return fail("ways", 0, "at least 1");
+        }
+        if slices == 0 {
+            return fail("slices", 0, "at least 1");
+        }
+        let row_bytes = u128::from(line_bytes) * u128::from(ways) * u128::from(slices);
+        if size_bytes == 0 || u128::from(size_bytes) % row_bytes != 0 {
+            return fail("size_bytes", size_bytes, "a multiple of line_bytes * ways * slices above 0");
+        }
+        let Ok(sets) = u32::try_from(u128::from(size_bytes) / row_bytes) else {
+            return fail("size_bytes", size_bytes, "fewer than 2^32 sets");
+        };
+        let shape = CacheGeometry { sets, ways, slices };
+        shape.check().map(|()| shape)
+    }
+
+    /// A fully associative cache.
+    pub fn fully_associative(lines: u32) -> Self {
+        CacheGeometry { sets: 1, ways: lines, slices: 1 }
+    }
+
+    /// Lines of the whole cache; `u64::MAX` where the product is larger.
+    pub fn lines(&self) -> u64 {
+        u64::from(self.sets).saturating_mul(u64::from(self.ways)).saturating_mul(u64::from(self.slices))
+    }
+
+    pub(super) fn check(&self) -> Result<(), GeometryError> {
+        for (field, found) in [("sets", self.sets), ("ways", self.ways), ("slices", self.slices)] {
+            if found == 0 {
+                return Err(GeometryError { field, found: 0, expected: "at least 1" });
+            }
+        }
+        if self.lines() > 1 << 32 {
+            return Err(GeometryError { field: "lines", found: self.lines(), expected: "at most 2^32" });
+        }
+        Ok(())
+    }
+}

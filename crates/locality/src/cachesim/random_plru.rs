@@ -1,0 +1,120 @@
+//! Random replacement and tree-PLRU: lines stay where they were put.
+
+use super::index::{BATCH, SetIndex, SetTagBatch};
+use cachemate_core::SplitMix64;
+
+/// Lines by set and way; ways from `filled` on are free.
+#[derive(Debug)]
+struct WayStore {
+    ways: usize,
+    tags: Vec<u64>,
+    filled: Vec<u32>,
+}
+
+impl WayStore {
+    fn new(sets: usize, ways: usize) -> Self {
+        WayStore { ways, tags: vec![0; sets * ways], filled: vec![0; sets] }
+    }
+
+    /// The way that a line takes, and whether it was there: else the lowest free one, else the victim.
+    #[inline(always)]
+    fn touch(&mut self, set: usize, tag: u64, victim: impl FnOnce() -> usize) -> (usize, bool) {
+        let filled = self.filled[set] as usize;
+        let tags = &mut self.tags[set * self.ways..][..self.ways];
+        if let Some(way) = tags[..filled].iter().position(|&way| way == tag) {
+            return (way, true);
+        }
+        let way = if filled < self.ways {
+            self.filled[set] += 1;
+            filled
+        } else {
+            victim()
+        };
+        tags[way] = tag;
+        (way, false)
+    }
+}
+
+/// Calls `touch` (set, tag; says whether it hit) for every line; misses.
+#[inline(always)]
+fn for_each(
+    index: &SetIndex,
+    lines: &[u64],
+    on_miss: &mut impl FnMut(u64),
+    mut touch: impl FnMut(usize, u64) -> bool,
+) -> u64 {
+    let mut places = SetTagBatch::new();
+    let mut misses = 0;
+    for batch in lines.chunks(BATCH) {
+        index.locate(batch, &mut places);
+        for (at, &line) in batch.iter().enumerate() {
+            if !touch(places.sets[at] as usize, places.tags[at]) {
+                misses += 1;
+                on_miss(line);
+            }
+        }
+    }
+    misses
+}
+
+#[derive(Debug)]
+pub(super) struct RandomReplacement {
+    ways: WayStore,
+    random: SplitMix64,
+}
+
+impl RandomReplacement {
+    pub(super) fn new(sets: usize, ways: usize, seed: u64) -> Self {
+        RandomReplacement { ways: WayStore::new(sets, ways), random: SplitMix64::new(seed) }
+    }
+
+    pub(super) fn run(&mut self, index: &SetIndex, lines: &[u64], on_miss: &mut impl FnMut(u64)) -> u64 {
+        let RandomReplacement { ways, random } = self;
+        let count = ways.ways as u64;
+        for_each(index, lines, on_miss, |set, tag| ways.touch(set, tag, || random.below(count) as usize).1)
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct TreePlru {
+    ways: WayStore,
+    /// One tree per set: bit n is node n, root 1, children 2n and 2n + 1; set = the upper half is less recently used.
+    trees: Vec<u64>,
+}
+
+impl TreePlru {
+    pub(super) fn new(sets: usize, ways: usize) -> Self {
+        TreePlru { ways: WayStore::new(sets, ways), trees: vec![0; sets] }
+    }
+
+    pub(super) fn run(&mut self, index: &SetIndex, lines: &[u64], on_miss: &mut impl FnMut(u64)) -> u64 {
+        let TreePlru { ways, trees } = self;
+        let count = ways.ways;
+        for_each(index, lines, on_miss, |set, tag| {
+            let tree = &mut trees[set];
+            let (way, hit) = ways.touch(set, tag, || pointed_at(*tree, count));
+            *tree = point_away(*tree, way, count);
+            hit
+        })
+    }
+}
+
+/// The way that the tree's bits lead to.
+fn pointed_at(tree: u64, ways: usize) -> usize {
+    let mut node = 1;
+    while node < ways {
+        node = node * 2 + (tree >> node & 1) as usize;
+    }
+    node - ways
+}
+
+/// The tree with every node on the path to `way` pointing to its other half.
+fn point_away(mut tree: u64, way: usize, ways: usize) -> u64 {
+    let mut node = way + ways;
+    while node > 1 {
+        let upper = (node & 1) as u64;
+        node /= 2;
+        tree = tree & !(1 << node) | (1 - upper) << node;
+    }
+    tree
+}

@@ -1,0 +1,201 @@
+//! Curves of misses from counters at the sizes that a task has held: what a sweep over a few masks of ways gives, with no trace
+//! and no watch points.
+//!
+//! Problem: a host with way masks and counters, but without samples, has no curve. Method: misses of the last level for each
+//! thousand instructions, counted in windows in which the task held a share alone. The first two windows of a share do not
+//! count: the task keeps lines of a larger share until then, or fills a larger one. Each share that was tried is a point.
+//! Properties: a curve needs a few sizes; a curve from a finer source stays; where shares overlap, or nothing is counted, there
+//! is none.
+
+use std::collections::BTreeMap;
+
+use cachemate_core::{
+    ActiveShare, CacheShare, CounterEvent, EvidenceKind, Fact, FactSource, IndexSet, Observation, Profiler, Profiles,
+    SizeCurve, TaskSample, TracedCache, Units,
+};
+
+use super::{PerTask, RunningStats, has_exclusive_units, share_bytes, shares_of};
+
+/// Fewer sizes say nothing of a curve's form.
+const SIZES_AT_LEAST: usize = 3;
+/// Windows until lines have come and gone as a new share has it. In the simulator one window of 4 ms is too short for 1 MiB that is
+/// filled beside a stream: its lines are younger than those of the program, and go last.
+const SETTLING_WINDOWS: u32 = 2;
+
+/// Fills `misses_per_kilo_instr` of the cache's level where no other source does.
+#[derive(Clone, Debug)]
+pub struct SizeSweepProfiler {
+    cache: TracedCache,
+    at_least_instructions: f64,
+    tasks: PerTask<SizePoints>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct SizePoints {
+    /// Held alone in the window before, and for how many in a row; `None` = in none.
+    held: Option<(u64, u32)>,
+    points: BTreeMap<u64, RunningStats>,
+}
+
+impl SizeSweepProfiler {
+    /// A profiler for a cache of this size, which the machine divides into so many colors or ways. Windows in which a task ran
+    /// fewer instructions do not count.
+    pub fn new(cache: TracedCache, at_least_instructions: f64) -> Self {
+        SizeSweepProfiler { cache, at_least_instructions, tasks: PerTask::default() }
+    }
+
+    /// Misses for each thousand instructions; `None` where the window does not count.
+    fn rate(&self, task: &TaskSample) -> Option<f64> {
+        let at_least = self.at_least_instructions.max(1.0);
+        let instructions = task.counts.get(CounterEvent::Instructions).filter(|&count| count >= at_least)?;
+        Some(1000.0 * task.counts.get(CounterEvent::Misses(self.cache.level))? / instructions)
+    }
+}
+
+fn units(share: &CacheShare) -> &IndexSet {
+    match &share.units {
+        Units::Ways { mask } => mask,
+        Units::Colors { allowed, .. } => allowed,
+    }
+}
+
+/// Do no two shares of one cache have ways or colors in common?
+fn disjoint(seen: &Observation) -> bool {
+    let shares = &seen.applied.shares;
+    let overlap = |(at, held): (usize, &ActiveShare)| {
+        let mut before = shares[..at].iter().map(|other| &other.share);
+        before.any(|other| other.cache == held.share.cache && units(other).intersects(units(&held.share)))
+    };
+    !shares.iter().enumerate().any(overlap)
+}
+
+/// Has the task the same part of every cache that it has a share of?
+fn of_one_size(seen: &Observation, task: &TaskSample) -> bool {
+    let mut counts = shares_of(seen, task).map(|share| units(share).count());
+    let first = counts.next();
+    counts.all(|count| Some(count) == first)
+}
+
+impl Profiler for SizeSweepProfiler {
+    fn name(&self) -> &'static str {
+        "size sweeps"
+    }
+    fn needs(&self) -> &'static [EvidenceKind] {
+        &[EvidenceKind::TaskCounters]
+    }
+    fn update(&mut self, seen: &Observation, profiles: &mut Profiles) {
+        self.tasks.retain_current(seen, profiles);
+        let disjoint = disjoint(seen);
+        for task in &seen.tasks {
+            let rate = self.rate(task);
+            let alone = disjoint && of_one_size(seen, task) && has_exclusive_units(seen, task);
+            let size_bytes = alone.then(|| share_bytes(seen, task, &self.cache));
+            let Some((sizes, profile)) = self.tasks.of(task.task, profiles) else { continue };
+            let windows = |(before, windows): (u64, u32)| if Some(before) == size_bytes { windows } else { 0 };
+            let before = sizes.held.map_or(0, windows);
+            sizes.held = size_bytes.map(|bytes| (bytes, before.saturating_add(1)));
+            let Some((size_bytes, rate)) = size_bytes.filter(|_| before >= SETTLING_WINDOWS).zip(rate) else {
+                continue;
+            };
+            sizes.points.entry(size_bytes).or_default().add(rate);
+            let known = &mut profile.locality.misses_per_kilo_instr;
+            let finer = known.get(&self.cache.level).is_some_and(|fact| fact.source != FactSource::Counters);
+            if sizes.points.len() >= SIZES_AT_LEAST && !finer {
+                let points = sizes.points.iter();
+                let curve: SizeCurve = points.filter_map(|(&size, mean)| Some((size, mean.estimate()?))).collect();
+                known.insert(self.cache.level, Fact::new(curve, FactSource::Counters, seen.window));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::synthetic::*;
+    use super::*;
+    use cachemate_core::{CacheLevel, Estimate, GroupId, ShareMember, TaskId};
+
+    const CACHE: TracedCache =
+        TracedCache { level: CacheLevel::L3, size_bytes: 16 << 20, colors: 16, ways: 16, points: 16 };
+
+    fn missing(number: u64, misses: u64) -> Observation {
+        let mut seen = window(number, &[]);
+        seen.tasks =
+            vec![task_seen(0, &[(CounterEvent::Instructions, 10_000), (CounterEvent::Misses(CacheLevel::L3), misses)])];
+        seen
+    }
+    fn profiler() -> SizeSweepProfiler {
+        SizeSweepProfiler::new(CACHE, 1000.0)
+    }
+    /// Each window: misses, and the share in MiB.
+    fn sweep(windows: &[(u64, u32)]) -> Option<Vec<(u64, f64)>> {
+        let (mut profiler, mut profiles) = (profiler(), Profiles::new());
+        for (number, &(misses, mib)) in windows.iter().enumerate() {
+            profiler.update(&with_colors(missing(number as u64, misses), mib), &mut profiles);
+        }
+        let curve = profiles[&TaskId(0)].misses_per_kilo_instr()?;
+        Some(curve.iter().map(|(size, rate)| (size >> 20, rate.value)).collect())
+    }
+
+    /// Does each size held for three windows and more become a point, the first two left out?
+    #[test]
+    fn each_size_that_was_held_is_a_point() {
+        let settling = |mib| [(777, mib), (999, mib)];
+        let held = [&settling(12)[..], &[(10, 12)], &settling(8), &[(40, 8), (60, 8)], &settling(2), &[(300, 2)]];
+        let windows = held.concat();
+        assert_eq!(sweep(&windows).unwrap(), [(2, 30.0), (8, 5.0), (12, 1.0)]);
+    }
+
+    /// Is there no curve from two sizes, nor from windows in which the size changed each time?
+    #[test]
+    fn too_few_sizes_are_no_curve() {
+        assert_eq!(sweep(&[(5, 12), (10, 12), (10, 12), (40, 8), (40, 8), (40, 8)]), None);
+        assert_eq!(sweep(&[(5, 12), (5, 12), (10, 8), (10, 8), (40, 4), (40, 4), (40, 2), (40, 2)]), None);
+    }
+
+    /// Is nothing learned beside another that fills the same ways, or of too few instructions?
+    #[test]
+    fn shared_sizes_and_short_windows_say_nothing() {
+        let (mut profiler, mut profiles) = (profiler(), Profiles::new());
+        for (number, mib) in [12, 12, 12, 8, 8, 8, 2, 2, 2].into_iter().enumerate() {
+            let mut seen = with_colors(missing(number as u64, 10), mib);
+            seen.tasks.push(task_seen(1, &[(CounterEvent::Instructions, 10_000)]));
+            profiler.update(&seen, &mut profiles);
+        }
+        assert_eq!(profiles[&TaskId(0)].misses_per_kilo_instr(), None, "task 1 is in no share");
+        let mut short = SizeSweepProfiler::new(CACHE, 1e6);
+        for (number, mib) in [12, 12, 12, 8, 8, 8, 2, 2, 2].into_iter().enumerate() {
+            short.update(&with_colors(missing(number as u64, 10), mib), &mut profiles);
+        }
+        assert_eq!(profiles[&TaskId(0)].misses_per_kilo_instr(), None);
+    }
+
+    /// Is nothing learned where masks overlap?
+    #[test]
+    fn overlapping_masks_say_nothing() {
+        let (mut profiler, mut profiles) = (profiler(), Profiles::new());
+        for (number, mib) in [12, 12, 12, 8, 8, 8, 2, 2, 2].into_iter().enumerate() {
+            let mut seen = with_colors(missing(number as u64, 10), mib);
+            seen.tasks.push(task_seen(1, &[(CounterEvent::Instructions, 10_000)]));
+            let mut other = seen.applied.shares[0].clone();
+            other.share.members = vec![ShareMember::Task(TaskId(1))];
+            other.share.group = GroupId(1);
+            seen.applied.shares.push(other);
+            profiler.update(&seen, &mut profiles);
+        }
+        assert_eq!(profiles[&TaskId(0)].misses_per_kilo_instr(), None);
+    }
+
+    /// Does a curve of another source stay?
+    #[test]
+    fn a_finer_curve_stays() {
+        let (mut profiler, mut profiles) = (profiler(), Profiles::new());
+        for (number, mib) in [12, 12, 12, 8, 8, 8, 2, 2, 2].into_iter().enumerate() {
+            let seen = with_colors(missing(number as u64, 10), mib);
+            profiler.update(&seen, &mut profiles);
+            let fact = Fact::new(vec![(1, Estimate::exact(7.0))], FactSource::ReuseSamples, 0);
+            profiles.get_mut(&TaskId(0)).unwrap().locality.misses_per_kilo_instr.insert(CacheLevel::L3, fact);
+        }
+        assert_eq!(profiles[&TaskId(0)].misses_per_kilo_instr().unwrap()[0].1.value, 7.0);
+    }
+}

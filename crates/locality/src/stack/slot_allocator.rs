@@ -1,0 +1,136 @@
+//! The finding half of the engine: gives out slots, renames wide lines, and compacts when slots run out.
+
+use super::StackError;
+use super::batch::{BATCH, Pairs};
+use super::finder::{Finder, FinderKind};
+use super::rename::Renamer;
+use crate::simd::{Lanes, Simd, dispatch};
+
+/// Slots are below 2^32, and half of them must stay free for compaction to be worth it.
+const LINES_LIMIT: usize = 1 << 31;
+const SLOTS_LIMIT: usize = 1 << 32;
+
+/// Sizes that only tests change.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct FinderLimits {
+    pub form: FinderKind,
+    /// Slots at the start, and the least there ever are; at least two batches.
+    pub min_slots: usize,
+    pub lines_limit: usize,
+}
+
+impl Default for FinderLimits {
+    fn default() -> Self {
+        FinderLimits { form: FinderKind::default(), min_slots: 1 << 16, lines_limit: LINES_LIMIT }
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct SlotAllocator {
+    simd: Simd,
+    finder: Finder,
+    renamer: Renamer,
+    /// The slot of the next access. Slot 0 is never given out: in the finders it means "not seen".
+    next_slot: usize,
+    slots: usize,
+    sizes: FinderLimits,
+}
+
+impl SlotAllocator {
+    pub(super) fn new(simd: Simd, sizes: FinderLimits) -> Self {
+        let finder = Finder::new(sizes.form);
+        SlotAllocator { simd, finder, renamer: Renamer::default(), next_slot: 1, slots: sizes.min_slots, sizes }
+    }
+
+    /// Slots that the counter must have room for.
+    pub(super) fn slots(&self) -> usize {
+        self.slots
+    }
+
+    /// Distinct lines so far.
+    pub(super) fn lines(&self) -> usize {
+        self.finder.lines()
+    }
+
+    /// Whether a compaction has to come before the next batch of `len`.
+    #[inline(always)]
+    pub(super) fn is_full(&self, len: usize) -> bool {
+        self.next_slot + len > self.slots
+    }
+
+    /// Finds one batch; [`Self::is_full`] must not hold.
+    #[inline(always)]
+    pub(super) unsafe fn find<L: Lanes>(&mut self, space: u32, lines: &[u64], pairs: &mut Pairs) {
+        let slot = self.next_slot as u32;
+        self.next_slot += lines.len();
+        // SAFETY: the caller vouches for `L`.
+        unsafe {
+            if Renamer::is_narrow(space, lines) {
+                self.finder.find::<L>(lines, slot, pairs);
+            } else {
+                let mut renamed = [0; BATCH];
+                let renamed = &mut renamed[..lines.len()];
+                self.renamer.rename(space, lines, renamed);
+                self.finder.find::<L>(renamed, slot, pairs);
+            }
+        }
+        self.finder.leave_dense_if_wasteful();
+    }
+
+    /// Moves all lines to the lowest slots, in order, and makes room for at least three times as many accesses as there
+    /// are lines. `dead`: the dead bits, if the caller has them. The counter must start anew, with [`Self::slots`].
+    ///
+    /// # Errors
+    /// Too many distinct lines for 32-bit slots.
+    pub(super) fn compact(&mut self, dead: Option<&[u64]>) -> Result<(), StackError> {
+        if self.lines() > self.sizes.lines_limit - BATCH {
+            return Err(StackError { limit_lines: self.sizes.lines_limit as u64 });
+        }
+        let own;
+        let dead = match dead {
+            Some(dead) => dead,
+            None => {
+                own = self.dead_from_finder();
+                &own
+            }
+        };
+        let (simd, finder) = (self.simd, &mut self.finder);
+        dispatch!(simd, close_gaps(finder: &mut Finder, dead: &[u64]));
+        self.finder.return_to_dense_if_fitting();
+        self.next_slot = self.lines() + 1;
+        let wanted = (4 * self.lines()).max(self.next_slot + 2 * BATCH).next_multiple_of(self.sizes.min_slots);
+        self.slots = wanted.min(SLOTS_LIMIT);
+        Ok(())
+    }
+
+    fn dead_from_finder(&mut self) -> Vec<u64> {
+        let mut dead = vec![!0; self.slots.div_ceil(64)];
+        // Free places clear the bit of slot 0, which is never dead.
+        self.finder.for_each_slot(|slot| dead[*slot as usize / 64] &= !(1 << (*slot % 64)));
+        dead[0] &= !1;
+        dead
+    }
+
+    /// Whether the sparse form is in use.
+    #[cfg(test)]
+    pub(super) fn is_sparse(&self) -> bool {
+        self.finder.is_sparse()
+    }
+}
+
+/// Takes from every slot the number of dead ones below it; slot 0, a free place, stays.
+#[inline(always)]
+unsafe fn close_gaps<L: Lanes>(finder: &mut Finder, dead: &[u64]) {
+    // `L` chooses the instruction set that this is compiled for (popcount).
+    let _ = std::marker::PhantomData::<L>;
+    let mut sum = 0;
+    let mut below = Vec::with_capacity(dead.len());
+    for word in dead {
+        below.push(sum);
+        sum = u32::wrapping_add(sum, word.count_ones());
+    }
+    finder.for_each_slot(|slot| {
+        let word = *slot as usize / 64;
+        *slot -= below[word] + (dead[word] & ((1 << (*slot % 64)) - 1)).count_ones();
+    });
+}

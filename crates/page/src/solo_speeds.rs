@@ -1,0 +1,64 @@
+//! What is believed of a program's speed alone, and reasons in words.
+
+use std::collections::BTreeMap;
+
+use cachemate_core::{CounterEvent, Observation, ProbeEvidence, Profile, Reason, TaskId, TaskSample};
+use cachemate_policy::work_metric::{WorkMetric, metrics_of};
+
+/// Work per second of each task alone, as a probe measured it, and what it counted.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct SoloSpeeds(BTreeMap<TaskId, (WorkMetric, f64)>);
+
+impl SoloSpeeds {
+    /// Takes in a window's answers, and forgets who is gone.
+    pub fn observe(&mut self, seen: &Observation) {
+        for answer in &seen.probe_results {
+            if let ProbeEvidence::NeighborSlowdown { task, task_alone_rate: Some(rate), rate_of, .. } = answer.evidence
+            {
+                self.0.insert(task, (rate_of.map_or(WorkMetric::Reported, WorkMetric::Proxy), rate));
+            }
+        }
+        self.0.retain(|task, _| seen.tasks.iter().any(|there| there.task == *task && !there.exited));
+    }
+
+    /// Run time over run time alone, minus one: by the work that the probe counted alone, in the same unit; else by
+    /// instructions per cycle, where the profile knows those alone.
+    pub fn slowdown(&self, task: &TaskSample, elapsed_ns: u64, profile: &Profile) -> Option<f64> {
+        let ran_ns = task.ran_ns();
+        let by_work = self.0.get(&task.task).filter(|_| ran_ns > 0).and_then(|(unit, alone)| {
+            let (_, count) = metrics_of(task, elapsed_ns).find(|(work, _)| work == unit)?;
+            Some(alone * ran_ns as f64 / 1e9 / count - 1.0)
+        });
+        let solo = profile.rates.solo_instr_per_cycle.map(|solo| solo.value);
+        by_work.or_else(|| solo.zip(instr_per_cycle(task)).map(|(solo, now)| solo / now - 1.0))
+    }
+}
+
+/// While on processor; `None` where either was not counted.
+pub fn instr_per_cycle(task: &TaskSample) -> Option<f64> {
+    let positive = |event| task.counts.get(event).filter(|count| *count > 0.0);
+    Some(positive(CounterEvent::Instructions)? / positive(CounterEvent::Cycles)?)
+}
+
+/// A reason with the names of its tasks put in.
+pub fn reason_words(reason: &Reason, name: impl Fn(TaskId) -> Option<String>) -> String {
+    let mut words = String::new();
+    let mut rest = reason.text.as_str();
+    // Piece by piece: a name with braces in it is not read again.
+    while let Some(open) = rest.find('{') {
+        let (before, from) = rest.split_at(open);
+        words.push_str(before);
+        let place = from[1..].split_once('}').and_then(|(at, after)| Some((at.parse::<usize>().ok()?, after)));
+        match place.and_then(|(at, after)| Some((reason.tasks.get(at)?, after))) {
+            Some((&task, after)) => {
+                words.push_str(&name(task).unwrap_or_else(|| "?".to_string()));
+                rest = after;
+            }
+            None => {
+                words.push('{');
+                rest = &from[1..];
+            }
+        }
+    }
+    words + rest
+}

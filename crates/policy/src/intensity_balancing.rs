@@ -1,0 +1,223 @@
+//! What DI and DIO share: from a view to places and weights, and from the answer to a plan (CA 4).
+//!
+//! Priorities: a task that the operator gave more weight counts as more than it is, by (priority - 1) mean miss rates.
+//! So it is dealt out earlier, two such tasks go to different caches, and each gets quieter neighbors, while the method
+//! and its bounds stay as they are. A priority below 1 makes it count for less.
+
+use cachemate_core::{CpuSet, Decision, Plan, Reason, ReasonKind, TaskId, View, WindowLength};
+use serde::Deserialize;
+
+use crate::load_balance::{Bin, TaskLoad, central, exchange};
+use crate::placement;
+use crate::policies::ParameterError;
+
+/// How the answer is found.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum BalancingForm {
+    /// One sorted list of all tasks.
+    Central,
+    /// Caches meet in pairs and exchange.
+    Distributed,
+}
+
+/// Which cache recorded rates are of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum RecordedCache {
+    /// All of it, as in CA 4.1.
+    Whole,
+    /// The part that a task has when all share the cache evenly.
+    Share,
+}
+
+/// The rate by which counted tasks are compared (DIO).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum BalancedRate {
+    /// The paper's.
+    Misses,
+    /// What comes from memory, whoever asked for it: a program whose prefetchers are always ahead hardly misses, and
+    /// fills its cache and its bus all the same.
+    MemoryReads,
+}
+
+/// Parameters of both policies.
+#[derive(Clone, Copy, PartialEq, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Parameters {
+    /// CA 4.2: no more often than every 10^9 cycles.
+    pub window_cycles: u64,
+    pub form: BalancingForm,
+    /// Tasks move when that evens out the sums by more than this share of their mean.
+    pub worth_moving: f64,
+    /// Distributed: rounds of meetings in a window.
+    pub rounds_per_window: u32,
+    /// Operators' priorities count.
+    pub priorities: bool,
+    /// Where rates come from recorded profiles.
+    pub recorded_on: RecordedCache,
+    pub counted: BalancedRate,
+}
+
+impl Default for Parameters {
+    fn default() -> Self {
+        Parameters {
+            window_cycles: 1_000_000_000,
+            form: BalancingForm::Central,
+            worth_moving: 0.05,
+            rounds_per_window: 1,
+            priorities: true,
+            recorded_on: RecordedCache::Share,
+            counted: BalancedRate::Misses,
+        }
+    }
+}
+
+impl Parameters {
+    /// Out of TOML.
+    ///
+    /// # Errors
+    /// In words: an unknown or ill-typed parameter, a window of no length, no rounds, a margin that is no share.
+    pub fn parse(text: &str) -> Result<Self, ParameterError> {
+        let parsed: Parameters = crate::policies::parameters(text)?;
+        if parsed.window_cycles == 0 {
+            return Err(ParameterError::value("window_cycles", "0", "1 or more"));
+        }
+        if !(0.0..=10.0).contains(&parsed.worth_moving) {
+            return Err(ParameterError::value("worth_moving", parsed.worth_moving, "a share from 0 to 10"));
+        }
+        if parsed.rounds_per_window == 0 {
+            return Err(ParameterError::value("rounds_per_window", "0", "1 or more"));
+        }
+        Ok(parsed)
+    }
+}
+
+/// Evens out rates over last-level caches.
+pub struct IntensityBalancer {
+    pub parameters: Parameters,
+    round: u64,
+}
+
+/// One task that takes a seat, and which place's CPUs it was given before.
+struct SeatedTask {
+    task: TaskId,
+    piece: TaskLoad,
+    movable: bool,
+}
+
+/// A cache's CPUs and its place in the list of places.
+struct CacheBin {
+    cpus: CpuSet,
+    place: Bin,
+}
+
+impl IntensityBalancer {
+    pub fn new(parameters: Parameters) -> Self {
+        IntensityBalancer { parameters, round: 0 }
+    }
+
+    /// `rate` is a task's miss rate in one unit for all; `None` = unknown: it stays where it is and counts as the mean.
+    pub fn decide(&mut self, view: &View<'_>, rate: impl Fn(TaskId) -> Option<f64>) -> Decision {
+        let mut plan = Plan::idle(WindowLength::Cycles { cycles: self.parameters.window_cycles });
+        let present: Vec<TaskId> = view.movable().map(|task| task.task).collect();
+        plan.affinity = view.previous_plan.affinity.clone();
+        plan.affinity.retain(|task, _| present.binary_search(task).is_ok() || present.contains(task));
+        let domains = domains(view);
+        let usable = |rate: &f64| rate.is_finite() && *rate >= 0.0;
+        let rates: Vec<Option<f64>> =
+            view.observation.tasks.iter().map(|task| rate(task.task).filter(usable).filter(|_| !task.exited)).collect();
+        let known: Vec<f64> = rates.iter().flatten().copied().collect();
+        let movable_known = view
+            .observation
+            .tasks
+            .iter()
+            .zip(&rates)
+            .any(|(task, rate)| !task.unmovable && !task.exited && rate.is_some());
+        if domains.is_empty() || !movable_known {
+            return Decision { plan, reasons: Vec::new() };
+        }
+        let mean = known.iter().sum::<f64>() / known.len() as f64;
+        let seated = self.seated(view, &rates, mean, &domains);
+        let pieces: Vec<TaskLoad> = seated.iter().map(|seated| seated.piece).collect();
+        let places: Vec<Bin> = domains.iter().map(|domain| domain.place).collect();
+        let at = self.even_out(&places, pieces.clone());
+        let mut why = Vec::new();
+        for (nth, seated) in seated.iter().enumerate().filter(|(_, seated)| seated.movable) {
+            let cpus = &domains[at[nth]].cpus;
+            if view.previous_plan.affinity.get(&seated.task) != Some(cpus) {
+                why.push(reason(nth, &pieces, &at, seated.task, cpus));
+            }
+            plan.affinity.insert(seated.task, cpus.clone());
+        }
+        Decision { plan, reasons: why }
+    }
+
+    fn even_out(&mut self, places: &[Bin], mut pieces: Vec<TaskLoad>) -> Vec<usize> {
+        let worth_moving = self.parameters.worth_moving;
+        if self.parameters.form == BalancingForm::Central {
+            return central(places, &pieces, worth_moving);
+        }
+        for _ in 0..self.parameters.rounds_per_window {
+            let at = exchange(places, &pieces, self.round, worth_moving);
+            pieces.iter_mut().zip(&at).for_each(|(piece, &at)| piece.at = Some(at));
+            self.round += 1;
+        }
+        pieces.into_iter().map(|piece| piece.at.unwrap_or(0)).collect()
+    }
+
+    fn seated(&self, view: &View<'_>, rates: &[Option<f64>], mean: f64, domains: &[CacheBin]) -> Vec<SeatedTask> {
+        let mut seated = Vec::new();
+        for (task, rate) in view.observation.tasks.iter().zip(rates).filter(|(task, _)| !task.exited) {
+            let previous = view.previous_plan.affinity.get(&task.task).filter(|_| !task.unmovable);
+            let at = match previous {
+                Some(cpus) => domains.iter().position(|domain| cpus.is_subset(&domain.cpus)),
+                None => task.cpu.and_then(|cpu| domains.iter().position(|domain| domain.cpus.contains(cpu.0))),
+            };
+            let movable = !task.unmovable && rate.is_some();
+            if !movable && at.is_none() {
+                continue;
+            }
+            let extra = task.goal.filter(|_| self.parameters.priorities).map_or(0.0, |goal| goal.priority - 1.0);
+            let weight = (rate.unwrap_or(mean) + extra * mean).max(0.0);
+            let weight = if weight.is_finite() { weight } else { mean };
+            seated.push(SeatedTask { task: task.task, piece: TaskLoad { weight, at, stuck: !movable }, movable });
+        }
+        seated
+    }
+}
+
+fn domains(view: &View<'_>) -> Vec<CacheBin> {
+    let online = view.topology.online();
+    let tasks = view.observation.tasks.iter().filter(|task| !task.exited).count();
+    let Ok(seats) = placement::seats(view.topology, tasks) else { return Vec::new() };
+    let domain = |seats: &placement::CacheSeats| {
+        let cache = view.topology.caches.iter().find(|cache| Some(cache.id) == seats.cache)?;
+        let first = seats.cpus.first()?;
+        let package = view.topology.cpus.iter().find(|cpu| cpu.id == *first)?.package;
+        let place = Bin { seats: seats.cpus.len(), package };
+        Some(CacheBin { cpus: cache.cpus.intersection(&online), place })
+    };
+    seats.iter().filter_map(domain).collect()
+}
+
+fn reason(nth: usize, pieces: &[TaskLoad], at: &[usize], task: TaskId, cpus: &CpuSet) -> Reason {
+    let sum = |place: usize| -> f64 {
+        pieces.iter().zip(at).filter(|(_, other)| **other == place).map(|(piece, _)| piece.weight).sum()
+    };
+    let place = at[nth];
+    let others = sum(place) - pieces[nth].weight;
+    let text = match pieces[nth].at {
+        Some(old) if old != place => {
+            format!("{{0}} goes to the CPUs {cpus}, beside a sum of {others:.3} instead of {:.3}", sum(old))
+        }
+        Some(_) => format!("{{0}} is kept on the CPUs {cpus}, beside a sum of {others:.3}"),
+        None => format!("{{0}} gets a seat on the CPUs {cpus}, beside a sum of {others:.3}"),
+    };
+    let numbers = vec![
+        ("own_misses_per_kilo_instr".to_string(), pieces[nth].weight),
+        ("neighbors_misses_per_kilo_instr".to_string(), others),
+    ];
+    Reason { kind: ReasonKind::Explanation, tasks: vec![task], text, numbers }
+}

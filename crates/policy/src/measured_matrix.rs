@@ -1,0 +1,227 @@
+//! A measured degradation matrix, as CA's Table 1 prints it: row suffers from column.
+//!
+//! Values are per cent of the run time alone; the diagonal is a program beside a copy of itself and may be empty. Rows
+//! may come in any order.
+
+use std::collections::BTreeMap;
+
+use cachemate_core::{PercentMatrix, PercentRow, nearest};
+
+use crate::matrix::{CostKind, PairCosts};
+
+/// A matrix and the names of its programs, in the order of the columns.
+#[derive(Clone, PartialEq, Debug)]
+pub struct MeasuredMatrix {
+    /// Names of the programs.
+    pub names: Vec<String>,
+    /// Degradations, rows in the order of the columns; 0.28 = 28 % slower.
+    pub costs: PairCosts,
+    /// Whether the diagonal entry was given (absent ones are 0 in `costs`).
+    pub beside_a_copy: Vec<bool>,
+}
+
+/// A CSV that is no degradation matrix.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{file}:{line}:{column}: found {found}, expected {expected}")]
+pub struct MatrixError {
+    /// The file's name, for messages.
+    pub file: Box<str>,
+    /// Line number from 1.
+    pub line: u32,
+    /// The field's number from 1.
+    pub column: u32,
+    /// What stands there.
+    pub found: Box<str>,
+    /// What should.
+    pub expected: Box<str>,
+}
+
+/// More programs than this are no measured matrix.
+const PROGRAMS_AT_MOST: usize = 4096;
+
+/// A selection that a [`MeasuredMatrix`] matrix cannot answer.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum MatrixLookupError {
+    /// A program without a row.
+    #[error("'{name}' is not in the measured matrix, which has {known}{}", hint(.meant.as_deref()))]
+    Unknown {
+        /// The name that was asked for.
+        name: Box<str>,
+        /// Names that there are.
+        known: Box<str>,
+        /// The nearest of them, where one is near.
+        meant: Option<Box<str>>,
+    },
+    /// A program and its copy, where the diagonal was left empty.
+    #[error("'{name}' is given twice, but its own column in its row is empty")]
+    NotBesideACopy {
+        /// The program that was asked for twice.
+        name: Box<str>,
+    },
+}
+
+fn hint(meant: Option<&str>) -> String {
+    meant.map_or(String::new(), |meant| format!(" (did you mean '{meant}'?)"))
+}
+
+/// The place of every column by its name.
+fn columns(matrix: &PercentMatrix) -> Result<BTreeMap<&str, usize>, MatrixError> {
+    let names = &matrix.columns;
+    if names.is_empty() || names.len() > PROGRAMS_AT_MOST {
+        let expected = format!("1 to {PROGRAMS_AT_MOST} names after an empty first field");
+        return Err(bad(matrix, matrix.header_line, 2, format!("{} names", names.len()), &expected));
+    }
+    let mut place = BTreeMap::new();
+    for (at, name) in names.iter().enumerate() {
+        if name.is_empty() || place.insert(name.as_str(), at).is_some() {
+            let found = format!("'{name}'");
+            return Err(bad(matrix, matrix.header_line, at + 2, found, "a name that is not yet there"));
+        }
+    }
+    Ok(place)
+}
+
+fn bad(matrix: &PercentMatrix, line: u32, column: usize, found: String, expected: &str) -> MatrixError {
+    MatrixError {
+        file: matrix.file.clone(),
+        line,
+        column: column as u32,
+        found: found.into(),
+        expected: expected.into(),
+    }
+}
+
+/// The values of the row of `program` as fractions, and whether it has one beside its copy.
+fn values(matrix: &PercentMatrix, row: &PercentRow, program: usize) -> Result<(Vec<f64>, bool), MatrixError> {
+    let (given, wanted) = (row.values_percent.len(), matrix.columns.len());
+    if given != wanted {
+        let column = given.min(wanted) + 2;
+        return Err(bad(matrix, row.line, column, format!("{given} values"), &wanted.to_string()));
+    }
+    let mut values = Vec::with_capacity(wanted);
+    for (column, &percent) in row.values_percent.iter().enumerate() {
+        match percent {
+            Some(percent) if percent > -100.0 => values.push(percent / 100.0),
+            None if column == program => values.push(0.0),
+            _ => {
+                let found = percent.map_or("nothing".to_string(), |percent| format!("{percent}"));
+                return Err(bad(matrix, row.line, column + 2, found, "per cent above -100, such as 24.75% or -1.2"));
+            }
+        }
+    }
+    Ok((values, row.values_percent[program].is_some()))
+}
+
+impl TryFrom<&PercentMatrix> for MeasuredMatrix {
+    type Error = MatrixError;
+
+    /// Names that are missing, doubled or differ between rows and columns, a row that is too short or too long, and a
+    /// value that is missing or no degradation are refused, each with line and field.
+    fn try_from(matrix: &PercentMatrix) -> Result<Self, MatrixError> {
+        let place = columns(matrix)?;
+        let names = matrix.columns.clone();
+        let mut rows: Vec<Option<(Vec<f64>, bool)>> = vec![None; names.len()];
+        for row in &matrix.rows {
+            let Some(&program) = place.get(row.name.as_str()) else {
+                let meant = hint(nearest(&row.name, names.iter().map(String::as_str)));
+                let expected = format!("one of the columns: {}{meant}", names.join(", "));
+                return Err(bad(matrix, row.line, 1, format!("'{}'", row.name), &expected));
+            };
+            if rows[program].is_some() {
+                return Err(bad(matrix, row.line, 1, format!("'{}' again", row.name), "one row for each program"));
+            }
+            rows[program] = Some(values(matrix, row, program)?);
+        }
+        if let Some(missing) = rows.iter().position(Option::is_none) {
+            let line = matrix.rows.last().map_or(matrix.header_line, |row| row.line) + 1;
+            return Err(bad(matrix, line, 1, "the end".to_string(), &format!("a row for '{}'", names[missing])));
+        }
+        let (cost, beside_a_copy) = rows.into_iter().flatten().unzip();
+        Ok(MeasuredMatrix { names, costs: PairCosts { kind: CostKind::Degradation, cost }, beside_a_copy })
+    }
+}
+
+impl MeasuredMatrix {
+    /// The matrix of just these programs, in this order; a name given twice is a program and its copy.
+    ///
+    /// # Errors
+    /// A name that has no row (with the nearest), or two copies where the diagonal was left empty.
+    pub fn of(&self, wanted: &[String]) -> Result<PairCosts, MatrixLookupError> {
+        let place = |name: &String| {
+            self.names.iter().position(|known| known == name).ok_or_else(|| MatrixLookupError::Unknown {
+                name: name.as_str().into(),
+                known: self.names.join(", ").into(),
+                meant: nearest(name, self.names.iter().map(String::as_str)).map(Box::from),
+            })
+        };
+        let places: Vec<usize> = wanted.iter().map(place).collect::<Result<_, _>>()?;
+        for (nth, &at) in places.iter().enumerate() {
+            if places[..nth].contains(&at) && !self.beside_a_copy[at] {
+                return Err(MatrixLookupError::NotBesideACopy { name: self.names[at].as_str().into() });
+            }
+        }
+        let cost = places.iter().map(|&i| places.iter().map(|&j| self.costs.cost[i][j]).collect()).collect();
+        Ok(PairCosts { kind: self.costs.kind, cost })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cachemate_spec::parse_percent_matrix;
+
+    fn parse(file: &str, text: &str) -> Result<MeasuredMatrix, MatrixError> {
+        MeasuredMatrix::try_from(&parse_percent_matrix(file, text).unwrap())
+    }
+
+    const TABLE_1: &str = "\
+,mcf,milc,gamess,namd
+mcf,48.01%,65.63%,2.0%,2.11%
+# a remark
+milc,24.75%,45.39%,1.23%,1.11%
+gamess,2.67%,4.48%,-1.01%,-1.21%
+namd,1.48%,3.45%,-1.19%,-0.93%
+";
+
+    /// Does the published table read, whatever the order of its rows, the signs and the separator?
+    #[test]
+    fn the_published_table_reads_in_every_notation() {
+        let table = parse("t", TABLE_1).unwrap();
+        assert_eq!(table.names, ["mcf", "milc", "gamess", "namd"]);
+        assert_eq!(table.costs.cost[0][1], 0.6563);
+        assert!((table.costs.mutual(0, 1) - 0.9038).abs() < 1e-12);
+        let mut lines: Vec<&str> = TABLE_1.lines().collect();
+        lines.swap(1, 4);
+        let other = lines.join("\r\n").replace('%', "").replace(',', "; ");
+        assert_eq!(parse("t", &other).unwrap(), table);
+        let two = table.of(&["namd".to_string(), "mcf".to_string(), "mcf".to_string()]).unwrap();
+        let near = |(a, b): (&f64, f64)| (a - b).abs() < 1e-12;
+        assert!(two.cost[1].iter().zip([0.0211, 0.4801, 0.4801]).all(near), "{two:?}");
+        assert!(table.of(&["mfc".to_string()]).unwrap_err().to_string().contains("did you mean 'mcf'"));
+    }
+
+    /// Is every wrong file refused with line and field?
+    #[test]
+    fn wrong_matrices_are_refused_at_their_place() {
+        let error = |old: &str, new: &str| parse("m.csv", &TABLE_1.replacen(old, new, 1)).unwrap_err().to_string();
+        let percent = "expected per cent above -100, such as 24.75% or -1.2";
+        assert_eq!(error("1.23%", ""), format!("m.csv:4:4: found nothing, {percent}"));
+        assert_eq!(error("1.23%", "-100"), format!("m.csv:4:4: found -100, {percent}"));
+        assert_eq!(
+            error("\nmilc", "\nmlic"),
+            "m.csv:4:1: found 'mlic', expected one of the columns: mcf, milc, gamess, namd (did you mean 'milc'?)"
+        );
+        assert_eq!(error("\nmilc", "\nmcf"), "m.csv:4:1: found 'mcf' again, expected one row for each program");
+        assert_eq!(error(",1.11%", ""), "m.csv:4:5: found 3 values, expected 4");
+        assert_eq!(error("1.11%", "1.11%,2"), "m.csv:4:6: found 5 values, expected 4");
+        assert_eq!(error(",milc", ",mcf"), "m.csv:1:3: found 'mcf', expected a name that is not yet there");
+        let short = TABLE_1.lines().take(4).collect::<Vec<_>>().join("\n");
+        assert_eq!(
+            parse("m.csv", &short).unwrap_err().to_string(),
+            "m.csv:5:1: found the end, expected a row for 'gamess'"
+        );
+        assert!(parse("m.csv", "mcf").is_err());
+        let twice = parse("m.csv", ",a\na,").unwrap().of(&["a".to_string(), "a".to_string()]);
+        assert!(twice.unwrap_err().to_string().contains("given twice"));
+    }
+}

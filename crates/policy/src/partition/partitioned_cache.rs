@@ -1,0 +1,114 @@
+//! A cache that can be divided, the processes on it, and the shares that they hold.
+//!
+//! Problem: colors linger. A process whose share is taken away keeps its pages where they were moved to, so that "no
+//! shares" after a split is still that split for all memory that it has. Method: once colors were given, going back
+//! is a share as well, of everybody and all colors: pages then spread over the cache again, and the copying is counted
+//! like any other. Ways leave nothing behind, and there no share is no share.
+
+use cachemate_core::{
+    Cache, CacheId, CacheShare, Goal, GroupId, IndexSet, PageMigration, ProcessId, ShareMember, TaskSample, Topology,
+    Units,
+};
+
+use super::ab_test::AbTestLengths;
+use super::units::PartitionUnits;
+
+/// A process of one cache.
+pub struct CacheProcess<'a> {
+    pub process: ProcessId,
+    pub tasks: Vec<&'a TaskSample>,
+    pub phase: u32,
+}
+
+impl CacheProcess<'_> {
+    /// The cache it spent most of its time on in this window; `None` where it did not run.
+    pub fn home_cache(&self, caches: &[(&Cache, PartitionUnits)]) -> Option<CacheId> {
+        let spent = |cache: &Cache| -> u64 {
+            let on = self.tasks.iter().flat_map(|task| &task.on_cpu_ns);
+            on.filter(|(cpu, _)| cache.cpus.contains(cpu.0)).map(|(_, ns)| ns).sum()
+        };
+        let all = caches.iter().map(|(cache, _)| (spent(cache), cache.id));
+        let most = all.reduce(|a, b| if b.0 > a.0 { b } else { a });
+        most.filter(|(ns, _)| *ns > 0).map(|(_, cache)| cache)
+    }
+
+    /// The strictest of its threads' goals.
+    pub fn goal(&self) -> Goal {
+        let goals = self.tasks.iter().filter_map(|task| task.goal);
+        goals.fold(Goal::default(), Goal::with)
+    }
+}
+
+/// A cache that can be divided, and those on it.
+pub struct PartitionedCache<'a> {
+    pub cache: &'a Cache,
+    /// The largest one between it and memory.
+    pub behind: Option<&'a Cache>,
+    pub divided: PartitionUnits,
+    pub present: Vec<CacheProcess<'a>>,
+}
+
+impl<'a> PartitionedCache<'a> {
+    /// Nobody lives on it yet.
+    pub fn of(cache: &'a Cache, divided: PartitionUnits, topology: &'a Topology) -> Self {
+        let further =
+            topology.caches.iter().filter(|other| other.level > cache.level && cache.cpus.is_subset(&other.cpus));
+        let behind = further.max_by_key(|other| other.size_bytes);
+        PartitionedCache { cache, behind, divided, present: Vec::new() }
+    }
+
+    pub fn promised(&self) -> bool {
+        self.present.iter().any(|present| present.goal().max_slowdown.is_some())
+    }
+    pub fn lengths(&self, settle_windows: u32, judge_windows: u32) -> AbTestLengths {
+        let lines = |cache: &Cache| {
+            let line_bytes = cache.line_bytes.filter(|&bytes| bytes > 0);
+            cache.size_bytes.zip(line_bytes).map(|(size, line)| size / u64::from(line))
+        };
+        let lines_behind = self.behind.and_then(lines);
+        AbTestLengths { settle_windows, judge_windows, lines: lines(self.cache), lines_behind }
+    }
+    /// A process alone is confined only where that was asked for.
+    pub fn has_something_to_divide(&self) -> bool {
+        self.present.len() > 1 || self.promised()
+    }
+
+    /// The shares of this cache, with the members that are still there.
+    pub fn surviving_shares(&self, shares: &[CacheShare]) -> Vec<CacheShare> {
+        let here = |member: &ShareMember| match member {
+            ShareMember::Process(process) => self.present.iter().any(|present| present.process == *process),
+            ShareMember::Task(_) => false,
+        };
+        let mine = shares.iter().filter(|share| share.cache == self.cache.id);
+        let surviving = mine.map(|share| {
+            let members = share.members.iter().filter(|member| here(member)).copied().collect();
+            CacheShare { members, ..share.clone() }
+        });
+        surviving.filter(|share| !share.members.is_empty()).collect()
+    }
+
+    /// The way back from these shares, or from those that were tried: every process on all of the cache.
+    pub fn undivided(&self, moving: PageMigration) -> Vec<CacheShare> {
+        match self.divided {
+            PartitionUnits::Ways { .. } => Vec::new(),
+            PartitionUnits::Colors { units, .. } => vec![CacheShare {
+                group: GroupId(0),
+                members: self.present.iter().map(|present| ShareMember::Process(present.process)).collect(),
+                cache: self.cache.id,
+                units: Units::Colors { allowed: (0..units).collect(), migration: moving },
+            }],
+        }
+    }
+
+    /// Is nobody kept from any part of the cache?
+    pub fn is_undivided(&self, shares: &[CacheShare]) -> bool {
+        shares.iter().all(|share| units_of(share).count() == self.divided.units())
+    }
+}
+
+pub fn units_of(share: &CacheShare) -> &IndexSet {
+    match &share.units {
+        Units::Colors { allowed, .. } => allowed,
+        Units::Ways { mask } => mask,
+    }
+}

@@ -1,0 +1,384 @@
+//! Tasks on one cache, composed: what each holds, and how fast each runs.
+//!
+//! Under LRU a cache holds what was touched after one moment, the same for all (equal window; Xiang et al., ASPLOS 2013):
+//! each task holds its footprint over its own progress since then. Progress depends on speed, and speed on what is held;
+//! both are solved together, damped. Gangs take turns: within a turn the window reaches back into the turns before, and
+//! only who ran there made progress. The law of turns that are too short for their refill follows from that. Properties:
+//! who is alone holds all that it touches; sums of what is held never exceed the cache.
+
+use super::program_model::ProgramModel;
+
+/// A task of the cache.
+#[derive(Clone, Copy, Debug)]
+pub struct CacheOccupant<'a> {
+    pub program: &'a ProgramModel,
+    /// Share of its CPU's time, while its gang has the turn.
+    pub share: f64,
+    pub gang: usize,
+    /// Share of its partners that are on other caches.
+    pub split_share: f64,
+    /// Cycles that every miss waits longer than nearest to its memory, in the queue that was measured.
+    pub wait_cycles: f64,
+    /// Share of its lines that fall into this part of the cache: all, but for who may use every part.
+    pub in_part_share: f64,
+}
+
+impl CacheOccupant<'_> {
+    fn footprint(&self, instructions: f64) -> f64 {
+        self.in_part_share * self.program.footprint(instructions)
+    }
+}
+
+/// How a task fares while it runs.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct TaskPerformance {
+    pub cycles_per_instr: f64,
+    pub misses_per_instr: f64,
+    /// As composed, in the mean.
+    pub held_bytes: f64,
+}
+
+impl TaskPerformance {
+    /// How a task fares that is in no part yet.
+    pub const NONE: TaskPerformance = TaskPerformance { cycles_per_instr: 0.0, misses_per_instr: 0.0, held_bytes: 0.0 };
+
+    /// Takes in how it fares in another part, into which this share of its lines falls.
+    pub fn add(&mut self, part: TaskPerformance, inside: f64) {
+        self.cycles_per_instr += inside * part.cycles_per_instr;
+        self.misses_per_instr += inside * part.misses_per_instr;
+        self.held_bytes += part.held_bytes;
+    }
+}
+
+const ROUNDS: usize = 6;
+/// Turns take many moments a round.
+const ROUNDS_OF_TURNS: usize = 3;
+/// Fares that move by less are settled: curves are known to some per cent.
+const SETTLED: f64 = 1e-5;
+/// What is held adds up to the cache within this share of it.
+const TOLERANCE: f64 = 1e-6;
+/// A window reaches back no further.
+const LONGEST_CYCLES: f64 = 1e14;
+/// Steps of a root; a handful is usual.
+const STEPS_AT_MOST: usize = 48;
+/// Moments of a turn that are looked at: dense at its beginning, where the cache is filled.
+const MOMENTS: i32 = 16;
+const NEXT_STEP: f64 = 1.3;
+
+/// Everybody's fare; `turns` are the gangs' lengths in cycles (one entry, of any length, where nobody takes turns).
+pub fn compose(present: &[CacheOccupant<'_>], cache_bytes: f64, turns: &[f64]) -> Vec<TaskPerformance> {
+    let mut cycles: Vec<f64> = present
+        .iter()
+        .map(|one| one.program.cycles(cache_bytes / one.in_part_share, one.wait_cycles, one.split_share))
+        .collect();
+    let mut fares: Vec<TaskPerformance> = Vec::with_capacity(present.len());
+    let rounds = match turns.len() {
+        0 | 1 if present.len() == 1 => 1,
+        0 | 1 => ROUNDS,
+        _ => ROUNDS_OF_TURNS,
+    };
+    // The last root is near the next one.
+    let (mut window, mut reach) = (FootprintCursor::new(present.len()), WindowGuess::default());
+    for _ in 0..rounds {
+        if turns.len() <= 1 {
+            co_run(present, cache_bytes, &cycles, &mut window, &mut fares);
+        } else {
+            fares = in_turns(present, cache_bytes, turns, &cycles, &mut reach);
+        }
+        let mut moved: f64 = 0.0;
+        for (cycles, fare) in cycles.iter_mut().zip(&fares) {
+            let before = *cycles;
+            *cycles = 0.5 * (*cycles + fare.cycles_per_instr);
+            moved = moved.max((*cycles / before - 1.0).abs());
+        }
+        if moved < SETTLED {
+            break;
+        }
+    }
+    fares
+}
+
+fn performance(one: &CacheOccupant<'_>, composed: f64, cache_bytes: f64) -> TaskPerformance {
+    let held = one.program.really_held(composed / one.in_part_share, cache_bytes / one.in_part_share);
+    let misses_per_instr = one.program.misses(held);
+    TaskPerformance {
+        cycles_per_instr: one.program.cycles_at(misses_per_instr, one.wait_cycles, one.split_share),
+        misses_per_instr,
+        held_bytes: composed,
+    }
+}
+
+/// How far back a window reached last, and at which step of its growth each task's footprint was there.
+struct FootprintCursor {
+    cycles: f64,
+    steps: Vec<usize>,
+    /// Each task's progress per cycle, and what it holds: made anew in each round.
+    rates: Vec<f64>,
+    held: Vec<f64>,
+}
+
+impl FootprintCursor {
+    fn new(tasks: usize) -> Self {
+        FootprintCursor { cycles: 0.0, steps: vec![0; tasks], rates: vec![0.0; tasks], held: vec![0.0; tasks] }
+    }
+}
+
+/// Everybody runs all the time: progress is in proportion to the window, and the sum of footprints bends downwards, so
+/// that Newton's steps from the left never pass the root. `window` is where to begin, and then where the root is.
+fn co_run(
+    present: &[CacheOccupant<'_>],
+    cache_bytes: f64,
+    cycles: &[f64],
+    window: &mut FootprintCursor,
+    fares: &mut Vec<TaskPerformance>,
+) {
+    let FootprintCursor { rates, held, .. } = window;
+    rates.iter_mut().zip(present.iter().zip(cycles)).for_each(|(rate, (one, cycles))| *rate = one.share / cycles);
+    let mut least = 0.0;
+    for step in 0..=STEPS_AT_MOST {
+        let (mut sum, mut slope) = (0.0, 0.0);
+        for (at, one) in present.iter().enumerate() {
+            let (bytes, per_instr) = one.program.footprint_near(window.cycles * rates[at], &mut window.steps[at]);
+            held[at] = one.in_part_share * bytes;
+            sum += held[at];
+            slope += one.in_part_share * per_instr * rates[at];
+        }
+        let missing = cache_bytes - sum;
+        let all_held = missing >= 0.0 && (slope <= 0.0 || window.cycles >= LONGEST_CYCLES);
+        if all_held || missing.abs() <= TOLERANCE * cache_bytes || step == STEPS_AT_MOST {
+            break;
+        }
+        if missing > 0.0 {
+            least = window.cycles;
+        }
+        let next = window.cycles + missing / slope;
+        // From the right a step may go too far back: then on from the left.
+        window.cycles = if next > least { next.min(LONGEST_CYCLES) } else { least };
+    }
+    fares.clear();
+    fares.extend(present.iter().zip(held).map(|(one, held)| performance(one, *held, cache_bytes)));
+}
+
+/// How far back a window of turns reached last, as a power of ten of cycles.
+#[derive(Clone, Copy)]
+struct WindowGuess(f64);
+
+impl Default for WindowGuess {
+    fn default() -> Self {
+        WindowGuess(8.0)
+    }
+}
+
+/// The shortest and the longest window, as powers of ten of cycles.
+const REACH: (f64, f64) = (3.0, 14.0);
+
+impl WindowGuess {
+    /// What each holds, if it made so much progress (in instructions) over a window. The sum grows with the window, but
+    /// by turns: false position between two sides of the root.
+    fn occupancies(
+        &mut self,
+        present: &[CacheOccupant<'_>],
+        cache_bytes: f64,
+        progress: impl Fn(usize, f64) -> f64,
+    ) -> Vec<f64> {
+        let window = |exponent: f64| libm::exp(exponent * std::f64::consts::LN_10);
+        let of = |at: usize, exponent: f64| present[at].footprint(progress(at, window(exponent)));
+        let beyond = |exponent: f64| (0..present.len()).map(|at| of(at, exponent)).sum::<f64>() - cache_bytes;
+        let all = |exponent: f64| (0..present.len()).map(|at| of(at, exponent)).collect::<Vec<f64>>();
+        let (mut low, mut high) = (self.0, self.0);
+        let mut below = beyond(low);
+        let mut above = below;
+        let mut step = 0.02;
+        while below > 0.0 && low > REACH.0 {
+            (high, above) = (low, below);
+            low = (low - step).max(REACH.0);
+            below = beyond(low);
+            step *= 3.0;
+        }
+        while above <= 0.0 && high < REACH.1 {
+            (low, below) = (high, above);
+            high = (high + step).min(REACH.1);
+            above = beyond(high);
+            step *= 3.0;
+        }
+        if above <= 0.0 || below > 0.0 {
+            self.0 = if above <= 0.0 { REACH.1 } else { REACH.0 };
+            return all(self.0);
+        }
+        // An end that stays has its weight halved (Illinois), or it would stay for ever.
+        let (mut weight_below, mut weight_above) = (below, above);
+        for _ in 0..STEPS_AT_MOST {
+            if high - low < 1e-6 {
+                break;
+            }
+            let middle = (low * weight_above - high * weight_below) / (weight_above - weight_below);
+            let middle = if middle > low && middle < high { middle } else { 0.5 * (low + high) };
+            let excess = beyond(middle);
+            if excess.abs() <= TOLERANCE * cache_bytes {
+                low = middle;
+                break;
+            }
+            if excess > 0.0 {
+                (high, weight_above, weight_below) = (middle, excess, 0.5 * weight_below);
+            } else {
+                (low, weight_below, weight_above) = (middle, excess, 0.5 * weight_above);
+            }
+        }
+        self.0 = low;
+        all(low)
+    }
+}
+
+/// Cycles that a gang had the turn, of the last `window` cycles, `into` cycles into the turn of gang `now`.
+fn turn_cycles(gang: usize, now: usize, into: f64, window: f64, turns: &[f64]) -> f64 {
+    let rotation: f64 = turns.iter().sum();
+    let whole = libm::floor(window / rotation);
+    let mut left = window - whole * rotation;
+    let mut had = whole * turns[gang];
+    let (mut at, mut length) = (now, into);
+    // The turn that goes on now comes round again at the far end, as far as it is still to come.
+    for _ in 0..=turns.len() {
+        let part = left.min(length);
+        if at == gang {
+            had += part;
+        }
+        left -= part;
+        at = (at + turns.len() - 1) % turns.len();
+        length = turns[at];
+        if left <= 0.0 {
+            break;
+        }
+    }
+    had
+}
+
+fn in_turns(
+    present: &[CacheOccupant<'_>],
+    cache_bytes: f64,
+    turns: &[f64],
+    cycles: &[f64],
+    reach: &mut WindowGuess,
+) -> Vec<TaskPerformance> {
+    // Sums over the moments: instructions, misses, cycles, and bytes held times cycles.
+    let mut sums = vec![[0.0; 4]; present.len()];
+    for (now, &turn) in turns.iter().enumerate() {
+        let mut done = vec![0.0; present.len()];
+        // Of the moment before: at first nothing may be left.
+        let mut last: Vec<f64> =
+            present.iter().map(|one| one.program.cycles(0.0, one.wait_cycles, one.split_share)).collect();
+        let mut step = turn * (NEXT_STEP - 1.0) / (libm::pow(NEXT_STEP, f64::from(MOMENTS)) - 1.0);
+        let mut into = 0.0;
+        for _ in 0..MOMENTS {
+            let middle = into + 0.5 * step;
+            let progress = |at: usize, window: f64| {
+                let one = &present[at];
+                let ran = turn_cycles(one.gang, now, middle, window, turns);
+                if one.gang != now {
+                    return ran * one.share / cycles[at];
+                }
+                // In the present turn as it went, before that at the mean speed.
+                let here = ran.min(middle);
+                let so_far = done[at] + 0.5 * step * one.share / last[at];
+                so_far * here / middle + (ran - here) * one.share / cycles[at]
+            };
+            let held = reach.occupancies(present, cache_bytes, progress);
+            for (at, one) in present.iter().enumerate().filter(|(_, one)| one.gang == now) {
+                let fare = performance(one, held[at], cache_bytes);
+                let instructions = step * one.share / fare.cycles_per_instr;
+                done[at] += instructions;
+                last[at] = fare.cycles_per_instr;
+                sums[at][0] += instructions;
+                sums[at][1] += instructions * fare.misses_per_instr;
+                sums[at][2] += step * one.share;
+                sums[at][3] += step * one.share * held[at];
+            }
+            into += step;
+            step *= NEXT_STEP;
+        }
+    }
+    let of = |(sums, one): (&[f64; 4], &CacheOccupant<'_>)| {
+        if sums[0] <= 0.0 {
+            return performance(one, 0.0, cache_bytes);
+        }
+        let (misses_per_instr, held_bytes) = (sums[1] / sums[0], sums[3] / sums[2]);
+        TaskPerformance { cycles_per_instr: sums[2] / sums[0], misses_per_instr, held_bytes }
+    };
+    sums.iter().zip(present).map(of).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::program_model::tests::{CACHE, program, uniform};
+    use super::*;
+
+    fn present(program: &ProgramModel, gang: usize) -> CacheOccupant<'_> {
+        CacheOccupant { program, share: 1.0, gang, split_share: 0.0, wait_cycles: 0.0, in_part_share: 1.0 }
+    }
+
+    /// Is somebody alone as fast as alone, and do two like programs fare alike?
+    #[test]
+    fn alone_is_alone_and_like_fares_alike() {
+        let one = uniform(3_000_000.0, 0.02);
+        let alone = compose(&[present(&one, 0)], CACHE, &[1.0]);
+        assert!((alone[0].cycles_per_instr - one.alone(CACHE)).abs() < 1e-9);
+        let both = compose(&[present(&one, 0), present(&one, 0)], CACHE, &[1.0]);
+        assert_eq!(both[0], both[1]);
+        // Each holds half of the cache: a third of its lines or so is missing.
+        let half = one.cycles(CACHE / 2.0, 0.0, 0.0);
+        assert!((both[0].cycles_per_instr / half - 1.0).abs() < 0.01, "{} {half}", both[0].cycles_per_instr);
+    }
+
+    /// Does a program that fits lose beside a stream, and the stream nothing?
+    #[test]
+    fn a_stream_takes_from_who_keeps() {
+        let (keeps, stream) = (uniform(3_000_000.0, 0.02), program(|_| 0.05));
+        let fares = compose(&[present(&keeps, 0), present(&stream, 0)], CACHE, &[1.0]);
+        assert!(fares[0].cycles_per_instr > 1.2 * keeps.alone(CACHE), "{fares:?}");
+        assert!((fares[1].cycles_per_instr / stream.alone(CACHE) - 1.0).abs() < 1e-6);
+    }
+
+    /// Does everybody fare in each half of a cache, in which half of their lines fall, as in all of it?
+    #[test]
+    fn who_may_use_every_part_fares_as_in_the_whole() {
+        let (keeps, stream) = (uniform(3_000_000.0, 0.02), program(|_| 0.05));
+        let whole = compose(&[present(&keeps, 0), present(&stream, 0)], CACHE, &[1.0]);
+        let half = |program| CacheOccupant { in_part_share: 0.5, ..present(program, 0) };
+        let part = compose(&[half(&keeps), half(&stream)], 0.5 * CACHE, &[1.0]);
+        for (part, whole) in part.iter().zip(&whole) {
+            assert!((part.cycles_per_instr / whole.cycles_per_instr - 1.0).abs() < 1e-4, "{part:?} {whole:?}");
+            assert!((part.held_bytes / whole.held_bytes - 0.5).abs() < 1e-3, "{part:?} {whole:?}");
+        }
+    }
+
+    /// Does the law of turns hold (kernel.md: time per access `T / (F + (T - F m) / h)`, the other turn flushing all)?
+    #[test]
+    fn the_law_of_turns_holds() {
+        // Each of the lines once, in turn: all miss until all are there. Every tenth instruction is an access.
+        let bytes = 2_097_152.0;
+        let chase = program(|held| if held < bytes { 0.1 } else { 0.0 });
+        let stream = program(|_| 0.1);
+        let (miss, hit) = (chase.cycles(0.0, 0.0, 0.0) / 0.1, chase.alone(CACHE) / 0.1);
+        let lines = bytes / 64.0;
+        for turn in [0.5, 2.0, 4.0, 10.0].map(|times| times * lines * miss) {
+            let found = compose(&[present(&chase, 0), present(&stream, 1)], CACHE, &[turn, turn]);
+            let flushed = turn / miss >= 65_536.0;
+            let expected = if turn > lines * miss { turn / (lines + (turn - lines * miss) / hit) } else { miss };
+            let found = found[0].cycles_per_instr / 0.1;
+            assert!(!flushed || (found / expected - 1.0).abs() < 0.15, "turn {turn}: {found}, law {expected}");
+        }
+    }
+
+    /// Do turns of a rotation add up to the window, wherever it ends?
+    #[test]
+    fn turns_add_up() {
+        let turns = [3.0, 5.0, 2.0];
+        for now in 0..3 {
+            for window in [0.5, 4.0, 10.0, 27.5] {
+                let into = 0.5 * turns[now];
+                let sum: f64 = (0..3).map(|gang| turn_cycles(gang, now, into, window, &turns)).sum();
+                assert!((sum - window).abs() < 1e-9);
+            }
+            assert_eq!(turn_cycles(now, now, 0.25, 0.25, &turns), 0.25);
+        }
+    }
+}

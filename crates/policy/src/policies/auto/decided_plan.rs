@@ -1,0 +1,107 @@
+//! What a plan holds, apart from what is asked anew in every window.
+
+use std::collections::BTreeSet;
+
+use cachemate_core::{CpuSet, GangSchedule, Plan, ProcessId, ShareMember, TaskId, TaskSample, View};
+
+/// The part of a plan that is decided; probes and the window are asked for anew each time.
+#[derive(Clone, PartialEq, Debug)]
+pub struct DecidedPlan(pub Plan);
+
+impl DecidedPlan {
+    /// What holds of a plan for the tasks that are there.
+    pub fn from_previous(before: &Plan, view: &View<'_>) -> Self {
+        let mut plan = Plan::idle(before.window);
+        let here: BTreeSet<TaskId> = view.movable().map(|task| task.task).collect();
+        let online = view.online();
+        plan.affinity = before.affinity.clone();
+        plan.affinity.retain(|task, cpus| here.contains(task) && cpus.intersects(&online));
+        let tasks: BTreeSet<TaskId> = view.observation.tasks.iter().map(|seen| seen.task).collect();
+        let processes: BTreeSet<ProcessId> = view.observation.tasks.iter().map(|seen| seen.process).collect();
+        for schedule in &before.gangs {
+            let mut schedule = schedule.clone();
+            for gang in &mut schedule.gangs {
+                gang.members.retain(|(task, _)| here.contains(task));
+            }
+            schedule.gangs.retain(|gang| !gang.members.is_empty());
+            if !schedule.gangs.is_empty() && schedule.cpus.is_subset(&online) {
+                plan.gangs.push(schedule);
+            }
+        }
+        let may = |seen: &TaskSample| match seen.unmovable {
+            true => seen.on_cpu_ns.iter().map(|(cpu, _)| cpu.0).collect(),
+            false => plan.affinity.get(&seen.task).unwrap_or(&online).intersection(&online),
+        };
+        drop_starving_schedules(&mut plan.gangs, view.live_tasks().map(|seen| (seen.task, may(seen))));
+        for share in &before.shares {
+            let mut share = share.clone();
+            share.members.retain(|member| match member {
+                ShareMember::Process(process) => processes.contains(process),
+                ShareMember::Task(task) => tasks.contains(task),
+            });
+            if !share.members.is_empty() {
+                plan.shares.push(share);
+            }
+        }
+        DecidedPlan(plan)
+    }
+
+    /// Does a plan place, time and divide alike?
+    pub fn is_same(&self, other: &Plan) -> bool {
+        (&self.0.affinity, &self.0.gangs, &self.0.shares) == (&other.affinity, &other.gangs, &other.shares)
+    }
+}
+
+/// Drops schedules until every task that is in no gang may run on a CPU that no gangs have. Schedules are looked at
+/// together: a newcomer that may run anywhere has no turn where each cache has gangs of its own. `may`: where each task may
+/// run; sets of CPUs for each task are dear, and without gangs nobody asks.
+pub fn drop_starving_schedules(gangs: &mut Vec<GangSchedule>, may: impl IntoIterator<Item = (TaskId, CpuSet)>) {
+    if gangs.is_empty() {
+        return;
+    }
+    let may: Vec<(TaskId, CpuSet)> = may.into_iter().collect();
+    loop {
+        let ganged: CpuSet = gangs.iter().flat_map(|schedule| schedule.cpus.iter()).collect();
+        let members: BTreeSet<TaskId> = gangs
+            .iter()
+            .flat_map(|schedule| &schedule.gangs)
+            .flat_map(|gang| gang.members.iter().map(|(task, _)| *task))
+            .collect();
+        let starves =
+            |(task, may): &&(TaskId, CpuSet)| !members.contains(task) && !may.is_empty() && may.is_subset(&ganged);
+        let Some((_, may)) = may.iter().find(starves) else { return };
+        let Some(last) = gangs.iter().rposition(|schedule| schedule.cpus.intersects(may)) else { return };
+        gangs.remove(last);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cachemate_core::Gang;
+
+    fn set(text: &str) -> CpuSet {
+        text.parse().unwrap()
+    }
+
+    /// Is a task that every cache's gangs leave out given room, and are gangs left alone that leave nobody out?
+    #[test]
+    fn a_newcomer_runs_where_every_cache_has_gangs() {
+        let schedule = |cpus: &str, tasks: [u32; 2]| GangSchedule {
+            cpus: set(cpus),
+            slice_ns: 1,
+            gangs: tasks.map(|task| Gang { members: vec![(TaskId(task), None)], slices: 1 }).to_vec(),
+        };
+        let both = vec![schedule("0-1", [0, 1]), schedule("2-3", [2, 3])];
+        let after = |may: &[(u32, &str)]| {
+            let mut gangs = both.clone();
+            drop_starving_schedules(&mut gangs, may.iter().map(|(task, cpus)| (TaskId(*task), set(cpus))));
+            gangs.iter().map(|schedule| schedule.cpus.to_string()).collect::<Vec<_>>()
+        };
+        assert_eq!(after(&[(0, "0-1"), (3, "2-3")]), ["0-1", "2-3"]);
+        assert_eq!(after(&[(9, "0-3")]), ["0-1"], "it may run anywhere");
+        assert_eq!(after(&[(9, "1")]), ["2-3"], "it is held to one of them");
+        assert_eq!(after(&[(9, "0-4")]), ["0-1", "2-3"], "one CPU has no gangs");
+        assert_eq!(after(&[(9, "0-1"), (8, "3")]), Vec::<String>::new());
+    }
+}

@@ -1,0 +1,531 @@
+//! What `auto` still has to find out, and what finding out may cost.
+//!
+//! One ledger counts the processor time of every probe. A probe that stops its task waits until it costs the task no more
+//! than the stated share of the time that it has run: who is gone soon is never surveyed. After each task's first one,
+//! probes wait until all of them together have cost no more than that share of processor time. At most one probe that
+//! stops its task runs on a cache at a time. Who does not answer in time is asked no more in this phase.
+//! A log that was too short to tell of the largest cache is made again, once and longer, as soon as its task has run long enough
+//! to pay for it. Whose misses take no more of its time than a change has to promise is not asked again.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use cachemate_core::{
+    Ability, Estimate, PlanItem, ProbeEvidence, ProbeId, ProbeKind, ProbeRequest, ProcessId, SizeCurve, TaskId, View,
+};
+use cachemate_locality::shmap::SharingCriteria as Filter;
+
+use super::problem::{CacheSite, CpuSites};
+use super::speeds::SpeedTracker;
+use crate::clustering::{ClusteringMethod, THRESHOLD, THRESHOLD_SAMPLES_PER_THREAD, ThreadMap, find, scaled_threshold};
+
+/// Limits.
+#[derive(Clone, Copy, Debug)]
+pub struct ProbeLimits {
+    /// Share of processor time, in the long run.
+    pub share: f64,
+    /// A change must promise so much.
+    pub least_gain: f64,
+    pub locations: u32,
+    pub trace_entries: u32,
+    /// Budget of one probe.
+    pub budget_ns: u64,
+    /// Samples for each thread, of accesses to other caches.
+    pub samples_per_thread: u32,
+}
+
+/// Asked of a task, in a phase.
+#[derive(Clone, Debug)]
+struct TaskProbe {
+    phase: u32,
+    probe: ProbeRequest,
+    since_ns: u64,
+    over: bool,
+    answered: bool,
+}
+
+/// See the module's documentation.
+#[derive(Clone, Debug, Default)]
+pub struct ProbePlanner {
+    next: u32,
+    by_task: BTreeMap<TaskId, TaskProbe>,
+    /// Samples of accesses to other caches, since when, and of whom.
+    sharing: Option<(ProbeRequest, u64)>,
+    /// Threads that were sampled last, and the windows to wait until the next time.
+    sampled_tasks: Option<(Vec<TaskId>, u32)>,
+    pub clusters: BTreeMap<TaskId, usize>,
+    pub spent_ns: u64,
+    pub processor_ns: f64,
+    /// Time that each task has run.
+    ran_ns: BTreeMap<TaskId, u64>,
+    /// Time of an entry of a log, once one was measured.
+    entry_ns: Option<f64>,
+}
+
+/// A log that was too short is made again with so many times its entries.
+const LONGER: u32 = 4;
+/// A process that waits less than this share of its cycles for other caches is not sampled.
+const REMOTE_FROM: f64 = 0.03;
+/// Watched at once: processors have four watch points.
+const WATCHED_AT_ONCE: usize = 4;
+/// Who runs, or wants to, for a smaller share of a window hardly runs, and takes nothing from others that matters.
+pub const IDLE_BELOW: f64 = 0.1;
+/// Nobody waits longer for an answer.
+const ANSWERED_WITHIN_NS: u64 = 20_000_000_000;
+/// Windows between two rounds of samples of the same threads.
+const SAMPLED_AGAIN_AFTER: u32 = 300;
+/// Cost of an entry of a log, until it is measured: an interrupt.
+const ENTRY_NS: f64 = 1_500.0;
+/// Cost of a sample, until it is measured.
+const SAMPLE_COST_NS: f64 = 2_000.0;
+
+impl ProbePlanner {
+    /// Share of processor time that probes have cost so far.
+    pub fn spent_share(&self) -> f64 {
+        self.spent_ns as f64 / self.processor_ns.max(1.0)
+    }
+
+    /// What was asked of a task was answered of other work.
+    pub fn forget(&mut self, task: TaskId) {
+        self.by_task.remove(&task);
+    }
+
+    fn book(&mut self, view: &View<'_>) {
+        let answers = view.observation.probe_results.iter();
+        self.spent_ns += answers.flat_map(|answer| &answer.cost_ns).map(|(_, ns)| ns).sum::<u64>();
+        self.processor_ns += view.observation.span.elapsed_ns as f64 * f64::from(view.online().count());
+        for answer in &view.observation.probe_results {
+            let cost_ns: u64 = answer.cost_ns.iter().map(|(_, ns)| ns).sum();
+            if let ProbeEvidence::Trace { lines, .. } = &answer.evidence
+                && cost_ns > 0
+            {
+                self.entry_ns = Some(cost_ns as f64 / lines.len().max(1) as f64);
+            }
+        }
+        for seen in view.live_tasks() {
+            *self.ran_ns.entry(seen.task).or_insert(0) += seen.ran_ns();
+        }
+    }
+
+    /// Takes in what was answered; the probes of the next window.
+    pub fn next(
+        &mut self,
+        view: &View<'_>,
+        sites: &[CacheSite],
+        speeds: &SpeedTracker,
+        terms: &ProbeLimits,
+        share: bool,
+    ) -> Vec<ProbeRequest> {
+        self.book(view);
+        let present: BTreeSet<TaskId> = view.live_tasks().map(|seen| seen.task).collect();
+        self.by_task.retain(|task, _| present.contains(task));
+        self.clusters.retain(|task, _| present.contains(task));
+        self.ran_ns.retain(|task, _| present.contains(task));
+        let now_ns = view.observation.span.start_ns + view.observation.span.elapsed_ns;
+        for (task, asked) in &mut self.by_task {
+            let answered =
+                view.observation.probe_results.iter().any(|answer| answer.probe == asked.probe.id && answer.complete);
+            let refused = view.observation.applied.refused.iter().any(|no| no.item == PlanItem::Probe(asked.probe.id));
+            let late = now_ns.saturating_sub(asked.since_ns) > ANSWERED_WITHIN_NS;
+            let known = view.profiles.get(task).is_some_and(|profile| profile.misses_per_kilo_instr().is_some());
+            let is_first = log_entries(&asked.probe).is_none_or(|entries| entries <= terms.trace_entries);
+            asked.answered |= answered;
+            asked.over |= answered || refused || late || known && is_first;
+        }
+        let mut probes = self.of_curves(view, sites, speeds, terms, now_ns);
+        if share && sites.len() > 1 {
+            probes.extend(self.of_sharing(view, speeds, terms, now_ns));
+        }
+        probes
+    }
+
+    fn of_curves(
+        &mut self,
+        view: &View<'_>,
+        sites: &[CacheSite],
+        speeds: &SpeedTracker,
+        terms: &ProbeLimits,
+        now_ns: u64,
+    ) -> Vec<ProbeRequest> {
+        // A log of what passes the first level tells more of the cache behind it than watch points, which mostly see hits.
+        let trace = view.capabilities.can(Ability::TraceAddresses);
+        let watch = !trace && view.capabilities.can(Ability::SampleReuses);
+        if !watch && !trace {
+            return Vec::new();
+        }
+        let paid = self.spent_share() <= terms.share;
+        let largest_bytes = sites.iter().map(|site| site.bytes).fold(0.0, f64::max);
+        let seats = CpuSites::of(sites);
+        let mut probes: Vec<ProbeRequest> = Vec::new();
+        let mut stopped: Vec<Option<usize>> = Vec::new();
+        for seen in view.movable() {
+            let profile = view.profiles.get(&seen.task);
+            let phase = profile.map_or(0, |profile| profile.phase_number);
+            let ran = seen.ran();
+            let on = seats.of_task(seen);
+            let before = self.by_task.get(&seen.task);
+            let known = profile.is_some_and(|profile| profile.misses_per_kilo_instr().is_some());
+            // The first time is the survey; a new phase waits until it is paid for.
+            let may = before.is_none_or(|asked| asked.phase != phase && paid);
+            let goes_on = before.is_some_and(|asked| !asked.over && (asked.phase == phase || !known));
+            let free = if watch { probes.len() < WATCHED_AT_ONCE } else { !stopped.contains(&on) };
+            let is_short = |asked: &&TaskProbe| {
+                let first = log_entries(&asked.probe) == Some(terms.trace_entries);
+                trace && asked.answered && asked.phase == phase && first
+            };
+            let waits = || memory_stall_share(speeds, seen.task).is_none_or(|share| share >= terms.least_gain);
+            let curve = profile.and_then(|profile| profile.misses_per_kilo_instr());
+            let longer = before.filter(is_short).filter(|_| waits()).zip(curve);
+            let longer = longer.filter(|(_, curve)| is_uncertain_at(curve, largest_bytes));
+            let longer = longer.map(|_| terms.trace_entries.saturating_mul(LONGER));
+            let entries = longer.unwrap_or(terms.trace_entries);
+            let cost_ns = f64::from(entries) * self.entry_ns.unwrap_or(ENTRY_NS);
+            // What it was asked before is paid for, too.
+            let spent_ns = longer.map_or(0.0, |_| cost_ns / f64::from(LONGER));
+            let has_run_ns = self.ran_ns.get(&seen.task).copied().unwrap_or(0) as f64;
+            let earned = watch || has_run_ns * terms.share >= cost_ns + spent_ns;
+            let may = if known { longer.is_some() && paid } else { may };
+            if !free || !(goes_on || may && ran && earned) {
+                continue;
+            }
+            if !goes_on {
+                let what = if watch {
+                    ProbeKind::ReuseTimes { task: seen.task, locations: terms.locations }
+                } else {
+                    ProbeKind::MissTrace { task: seen.task, entries, code: true }
+                };
+                // Between its interrupts the task has to run, too.
+                let probe = self.probe(what, terms.budget_ns.max((4.0 * cost_ns) as u64));
+                let task_probe = TaskProbe { phase, probe, since_ns: now_ns, over: false, answered: false };
+                self.by_task.insert(seen.task, task_probe);
+            }
+            stopped.push(on);
+            probes.extend(self.by_task.get(&seen.task).map(|asked| asked.probe.clone()));
+        }
+        probes
+    }
+
+    fn probe(&mut self, what: ProbeKind, budget_ns: u64) -> ProbeRequest {
+        self.next += 1;
+        ProbeRequest { id: ProbeId(self.next), kind: what, budget_ns }
+    }
+
+    /// Is an answer of a task awaited, or is it still to be asked?
+    pub fn has_open_probe(&self, view: &View<'_>, task: TaskId) -> bool {
+        can_ask(view) && self.is_open(task) && view.movable().any(|seen| seen.task == task)
+    }
+
+    /// Has it neither answered nor been given up?
+    fn is_open(&self, task: TaskId) -> bool {
+        self.by_task.get(&task).is_none_or(|asked| !asked.over)
+    }
+
+    /// Has everybody been asked who can be, and answered or not?
+    pub fn surveyed(&self, view: &View<'_>) -> bool {
+        let can = can_ask(view);
+        let known =
+            |task: TaskId| view.profiles.get(&task).is_some_and(|profile| profile.misses_per_kilo_instr().is_some());
+        let done = |task: TaskId| known(task) || !can || !self.is_open(task);
+        let ran = |seen: &cachemate_core::TaskSample| seen.ran();
+        self.sharing.is_none() && view.movable().filter(|seen| ran(seen)).all(|seen| done(seen.task))
+    }
+
+    fn of_sharing(
+        &mut self,
+        view: &View<'_>,
+        speeds: &SpeedTracker,
+        terms: &ProbeLimits,
+        now_ns: u64,
+    ) -> Option<ProbeRequest> {
+        if !view.capabilities.can(Ability::SampleAccesses) {
+            return None;
+        }
+        if let Some((probe, since_ns)) = self.sharing.take() {
+            let answered = |answer: &&cachemate_core::ProbeResult| answer.probe == probe.id && answer.complete;
+            let refused = view.observation.applied.refused.iter().any(|no| no.item == PlanItem::Probe(probe.id));
+            let complete = view.observation.probe_results.iter().any(|answer| answered(&answer));
+            if complete || refused || now_ns.saturating_sub(since_ns) > ANSWERED_WITHIN_NS {
+                self.cluster(view, &probe);
+                return None;
+            }
+            self.sharing = Some((probe.clone(), since_ns));
+            return Some(probe);
+        }
+        let waits = |seen: &cachemate_core::TaskSample| {
+            let speed = speeds.of(seen.task, 64.0)?;
+            Some(speed.remote_cycles_per_instr? / speed.cycles_per_instr)
+        };
+        let mut processes: Vec<ProcessId> = Vec::new();
+        for seen in view.movable() {
+            if waits(seen).is_some_and(|share| share >= REMOTE_FROM) && !processes.contains(&seen.process) {
+                processes.push(seen.process);
+            }
+        }
+        let threads: Vec<TaskId> =
+            view.live_tasks().filter(|seen| processes.contains(&seen.process)).map(|seen| seen.task).collect();
+        if let Some((last, wait)) = &mut self.sampled_tasks {
+            *wait = wait.saturating_sub(1);
+            if *last == threads && *wait > 0 {
+                return None;
+            }
+        }
+        let paid = self.spent_share() <= terms.share || self.sampled_tasks.is_none();
+        if threads.len() < 2 || !paid {
+            return None;
+        }
+        let at_most = terms.samples_per_thread.saturating_mul(threads.len() as u32);
+        let one_in = one_in(view, &processes, terms.share);
+        let what = ProbeKind::AccessSamples { processes, one_in, remote_only: true, at_most };
+        let probe = self.probe(what, ANSWERED_WITHIN_NS / 2);
+        self.sampled_tasks = Some((threads, SAMPLED_AGAIN_AFTER));
+        self.sharing = Some((probe.clone(), now_ns));
+        Some(probe)
+    }
+
+    /// Who shares data with whom, out of the shMaps; filters of different processes do not compare.
+    fn cluster(&mut self, view: &View<'_>, probe: &ProbeRequest) {
+        let ProbeKind::AccessSamples { processes, .. } = &probe.kind else { return };
+        let threads: Vec<&cachemate_core::TaskSample> =
+            view.live_tasks().filter(|seen| processes.contains(&seen.process)).collect();
+        let map = |seen: &cachemate_core::TaskSample| view.profiles.get(&seen.task).and_then(|one| one.sharing_map());
+        let mut filters: Vec<Option<ProcessId>> = Vec::new();
+        let filter = |seen: &cachemate_core::TaskSample| {
+            (!map(seen).is_some_and(|map| map.machine_wide)).then_some(seen.process)
+        };
+        for seen in &threads {
+            if !filters.contains(&filter(seen)) {
+                filters.push(filter(seen));
+            }
+        }
+        let mut clusters = BTreeMap::new();
+        let mut count = 0;
+        for own in filters {
+            let members: Vec<_> = threads.iter().filter(|seen| filter(seen) == own).collect();
+            let maps: Vec<ThreadMap<'_>> = members
+                .iter()
+                .map(|seen| ThreadMap {
+                    counters: map(seen).map_or(&[], |map| map.counters.as_slice()),
+                    together: self.clusters.get(&seen.task).copied(),
+                })
+                .collect();
+            let sampled: u64 = maps.iter().flat_map(|map| map.counters).map(|&counter| u64::from(counter)).sum();
+            let each = sampled as f64 / maps.len().max(1) as f64 / THRESHOLD_SAMPLES_PER_THREAD;
+            let filter = Filter::default();
+            let co_clusters =
+                find(ClusteringMethod::CoClusters, &maps, &filter, scaled_threshold(THRESHOLD, each, filter.floor));
+            let mut of = join_unclustered(co_clusters.of, &maps);
+            partners(view, &members, &mut of);
+            let numbers = of.iter().flatten().max().map_or(0, |last| last + 1);
+            for (seen, cluster) in members.iter().zip(&of) {
+                clusters.extend(cluster.map(|cluster| (seen.task, count + cluster)));
+            }
+            count += numbers;
+        }
+        if !clusters.is_empty() {
+            self.clusters = clusters;
+        }
+    }
+}
+
+/// Can curves be measured here at all?
+fn can_ask(view: &View<'_>) -> bool {
+    view.capabilities.can(Ability::SampleReuses) || view.capabilities.can(Ability::TraceAddresses)
+}
+
+/// Threads whose regions are alike to so much (the cosine of their counters) share data.
+const ALIKE: f64 = 0.3;
+
+/// Who is in no cluster joins the thread whose regions are most like its own. Threads that run beside their partners
+/// leave few samples, too few for a cluster of their own; and where all threads share alike, none is found.
+fn join_unclustered(mut of: Vec<Option<usize>>, maps: &[ThreadMap<'_>]) -> Vec<Option<usize>> {
+    let dot = |a: usize, b: usize| -> f64 {
+        maps[a].counters.iter().zip(maps[b].counters).map(|(&x, &y)| f64::from(x) * f64::from(y)).sum()
+    };
+    let alike = |a: usize, b: usize| dot(a, b) / libm::sqrt(dot(a, a) * dot(b, b)).max(1e-9);
+    let mut next = of.iter().flatten().max().map_or(0, |last| last + 1);
+    for at in 0..of.len() {
+        if of[at].is_some() {
+            continue;
+        }
+        let others = (0..of.len()).filter(|&other| other != at).map(|other| (alike(at, other), other));
+        let Some((most, other)) = others.reduce(|a, b| if b.0 > a.0 { b } else { a }) else { continue };
+        if most < ALIKE {
+            continue;
+        }
+        let cluster = of[other].unwrap_or(next);
+        next = next.max(cluster + 1);
+        (of[at], of[other]) = (Some(cluster), Some(cluster));
+    }
+    merged(of, maps)
+}
+
+/// Clusters whose threads use the same regions are one.
+fn merged(mut of: Vec<Option<usize>>, maps: &[ThreadMap<'_>]) -> Vec<Option<usize>> {
+    let count = of.iter().flatten().max().map_or(0, |last| last + 1);
+    let sum = |of: &[Option<usize>], cluster: usize| {
+        let mut sums: Vec<f64> = Vec::new();
+        for (_, map) in of.iter().zip(maps).filter(|(one, _)| **one == Some(cluster)) {
+            sums.resize(sums.len().max(map.counters.len()), 0.0);
+            sums.iter_mut().zip(map.counters).for_each(|(sum, &counter)| *sum += f64::from(counter));
+        }
+        sums
+    };
+    let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(x, y)| x * y).sum::<f64>();
+    for a in 0..count {
+        for b in a + 1..count {
+            let (one, other) = (sum(&of, a), sum(&of, b));
+            if dot(&one, &other) >= ALIKE * libm::sqrt(dot(&one, &one) * dot(&other, &other)).max(1e-9) {
+                of.iter_mut().filter(|cluster| **cluster == Some(b)).for_each(|cluster| *cluster = Some(a));
+            }
+        }
+    }
+    of
+}
+
+/// Entries of a log.
+fn log_entries(probe: &ProbeRequest) -> Option<u32> {
+    match probe.kind {
+        ProbeKind::MissTrace { entries, .. } => Some(entries),
+        _ => None,
+    }
+}
+
+/// Is a curve far less certain at so many bytes than where it is most certain?
+fn is_uncertain_at(curve: &SizeCurve, bytes: f64) -> bool {
+    let width = |(_, rate): &(u64, Estimate)| rate.high - rate.low;
+    let narrowest = curve.iter().map(width).fold(f64::INFINITY, f64::min);
+    let there = curve.iter().find(|(size, _)| *size as f64 >= bytes).or(curve.last());
+    there.is_some_and(|point| width(point) > 2.0 * narrowest)
+}
+
+/// Did the probes in force leave everybody's speed as it is? Watch points of a thread that hardly runs do: they wait for it.
+pub fn probes_leave_speeds_unchanged(view: &View<'_>) -> bool {
+    let runs = |task: TaskId| {
+        let least_ns = IDLE_BELOW * view.observation.span.elapsed_ns as f64;
+        view.live_tasks().any(|seen| seen.task == task && seen.ran_ns() as f64 >= least_ns)
+    };
+    let disturbs = |probe: &ProbeRequest| match probe.kind {
+        ProbeKind::ReuseTimes { task, .. } => runs(task),
+        _ => true,
+    };
+    !view.previous_plan.probes.iter().any(disturbs)
+}
+
+/// Share of its cycles that a task waits for memory, as counted.
+fn memory_stall_share(speeds: &SpeedTracker, task: TaskId) -> Option<f64> {
+    let speed = speeds.of(task, 64.0)?;
+    Some(speed.misses_per_instr? * speed.stall_cycles_per_miss? / speed.cycles_per_instr)
+}
+
+/// Share of its remote accesses from which on the other thread is a partner.
+const PARTNER: f64 = 0.1;
+
+/// Who is in no cluster joins whose lines it fetches most.
+fn partners(view: &View<'_>, members: &[&&cachemate_core::TaskSample], of: &mut [Option<usize>]) {
+    let mut next = of.iter().flatten().max().map_or(0, |last| last + 1);
+    for at in 0..members.len() {
+        let Some(profile) = view.profiles.get(&members[at].task).filter(|_| of[at].is_none()) else { continue };
+        let share = |other: usize| profile.sharing.with.get(&members[other].task).map_or(0.0, |fact| fact.value);
+        let others = (0..members.len()).filter(|&other| other != at).map(|other| (share(other), other));
+        let Some((most, other)) = others.reduce(|a, b| if b.0 > a.0 { b } else { a }) else { continue };
+        if most >= PARTNER {
+            let cluster = of[other].unwrap_or(next);
+            next = next.max(cluster + 1);
+            (of[at], of[other]) = (Some(cluster), Some(cluster));
+        }
+    }
+}
+
+/// One access in so many, for samples to cost no more than this share of the busiest process's time.
+fn one_in(view: &View<'_>, processes: &[ProcessId], share: f64) -> u32 {
+    let rate = |process: &ProcessId| {
+        let (mut hits, mut ran) = (0.0, 0.0);
+        for seen in view.live_tasks().filter(|seen| seen.process == *process) {
+            if let Some(count) = seen.counts.get(cachemate_core::CounterEvent::RemoteCacheHits) {
+                hits += count;
+                ran += seen.on_cpu_ns.iter().map(|(_, ns)| *ns as f64).sum::<f64>();
+            }
+        }
+        if ran > 0.0 { hits / ran } else { 0.0 }
+    };
+    let most = processes.iter().map(rate).fold(0.0, f64::max);
+    libm::ceil(most * SAMPLE_COST_NS / share.max(1e-6)).clamp(1.0, 1e6) as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Do watch points of an idle thread leave windows as they are, and those of a running one, and any trace, not?
+    #[test]
+    fn watching_who_hardly_runs_disturbs_nobody() {
+        use cachemate_core::test_support::{NullPredictor, capabilities, observation, topology};
+        let (topology, capabilities) = (topology(2), capabilities(&[]));
+        let mut seen = observation(1, 2);
+        seen.span.elapsed_ns = 100;
+        seen.tasks[0].on_cpu_ns = vec![(cachemate_core::CpuId(0), 100)];
+        seen.tasks[1].on_cpu_ns = vec![(cachemate_core::CpuId(1), 5)];
+        let (busy, idle) = (seen.tasks[0].task, seen.tasks[1].task);
+        let quiet = |probes: &[ProbeKind]| {
+            let mut plan = cachemate_core::Plan::idle(cachemate_core::WindowLength::Time { ns: 1 });
+            let probe = |what: &ProbeKind| ProbeRequest { id: ProbeId(1), kind: what.clone(), budget_ns: 1 };
+            plan.probes = probes.iter().map(probe).collect();
+            probes_leave_speeds_unchanged(&View {
+                topology: &topology,
+                capabilities: &capabilities,
+                observation: &seen,
+                profiles: &cachemate_core::Profiles::new(),
+                previous_plan: &plan,
+                predictor: &NullPredictor,
+            })
+        };
+        let watched = |task: TaskId| ProbeKind::ReuseTimes { task, locations: 1 };
+        let traced = ProbeKind::MissTrace { task: idle, entries: 1, code: false };
+        assert!(quiet(&[]) && quiet(&[watched(idle)]));
+        assert!(!quiet(&[watched(busy)]) && !quiet(&[watched(idle), watched(busy)]) && !quiet(&[traced]));
+    }
+
+    /// Is a task waited for until it has answered or was given up, and nobody who cannot be asked?
+    #[test]
+    fn only_who_can_still_answer_is_waited_for() {
+        use cachemate_core::test_support::{NullPredictor, capabilities, observation, topology};
+        let topology = topology(2);
+        let mut seen = observation(1, 3);
+        seen.tasks[1].unmovable = true;
+        let (profiles, plan) =
+            (cachemate_core::Profiles::new(), cachemate_core::Plan::idle(cachemate_core::WindowLength::Time { ns: 1 }));
+        let mut asks = ProbePlanner::default();
+        let what = ProbeKind::ReuseTimes { task: TaskId(2), locations: 1 };
+        let probe = ProbeRequest { id: ProbeId(1), kind: what, budget_ns: 1 };
+        asks.by_task.insert(TaskId(2), TaskProbe { phase: 0, probe, since_ns: 0, over: true, answered: false });
+        let waited = |abilities: &[Ability]| {
+            let capabilities = capabilities(abilities);
+            let (topology, capabilities, seen, profiles) = (&topology, &capabilities, &seen, &profiles);
+            let view = View {
+                topology,
+                capabilities,
+                observation: seen,
+                profiles,
+                previous_plan: &plan,
+                predictor: &NullPredictor,
+            };
+            [0, 1, 2].map(|id| asks.has_open_probe(&view, TaskId(id)))
+        };
+        assert_eq!(waited(&[Ability::TraceAddresses]), [true, false, false]);
+        assert_eq!(waited(&[Ability::Affinity]), [false; 3]);
+    }
+
+    /// Does a thread with few samples join those whose regions it uses, and one with other regions not?
+    #[test]
+    fn threads_with_few_samples_join_their_partners() {
+        let maps = [[9u8, 8, 0, 0], [8, 9, 0, 0], [1, 1, 0, 0], [0, 0, 7, 7]];
+        let maps: Vec<ThreadMap<'_>> =
+            maps.iter().map(|map| ThreadMap { counters: map.as_slice(), together: None }).collect();
+        assert_eq!(join_unclustered(vec![Some(0), Some(0), None, None], &maps), [Some(0), Some(0), Some(0), None]);
+        assert_eq!(join_unclustered(vec![None; 4], &maps), [Some(0), Some(0), Some(0), None]);
+        assert_eq!(
+            join_unclustered(vec![Some(0), Some(1), Some(1), None], &maps),
+            [Some(0), Some(0), Some(0), None],
+            "one"
+        );
+    }
+}

@@ -1,0 +1,361 @@
+//! What there is to decide: the caches, the tasks on them, and what is known of each.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use cachemate_core::{CacheId, CounterEvent, CpuSet, ProcessId, StallCause, TaskId, TaskSample, View};
+
+use super::bus::Bus;
+use super::layout::SiteLayout;
+use super::program_model::{MemoryDistance, ModelInputs, ProgramModel, PromisedRate};
+use super::score::speeds;
+use super::score_cache::ErrorDraw;
+use super::speeds::SpeedTracker;
+use crate::gang_quantum::cycles_per_ns;
+use crate::partition::units::PartitionUnits;
+use crate::work_metric::WorkMetric;
+
+/// A last-level cache with its online CPUs.
+#[derive(Clone, PartialEq, Debug)]
+pub struct CacheSite {
+    pub cache: CacheId,
+    pub cpus: CpuSet,
+    /// Tasks that may be on it at once without sharing a core.
+    pub cores: usize,
+    /// Sites of one package wait for the same memory.
+    pub package: u32,
+    /// The node whose memory is nearest to it.
+    pub memory_node: u32,
+    pub bytes: f64,
+    pub divided: Option<PartitionUnits>,
+}
+
+/// A task that is here, by its place in order of arrival.
+#[derive(Clone, Debug)]
+pub struct ProblemTask {
+    pub task: TaskId,
+    pub process: ProcessId,
+    pub movable: bool,
+    /// Nothing is said of it without one.
+    pub program: Option<ProgramModel>,
+    /// Who shares data with it: a number for each cluster.
+    pub cluster: Option<usize>,
+    /// Where it is seen to run; `None` = it did not run.
+    pub last_site: Option<usize>,
+    /// It is left where it is. Other threads of its process are on its cache, and it has never run apart from any: what it would
+    /// wait for there nobody knows. Or its site is closed.
+    pub keep_in_place: bool,
+}
+
+/// See the module's documentation.
+#[derive(Clone, Debug)]
+pub struct PlanningProblem {
+    pub sites: Vec<CacheSite>,
+    pub tasks: Vec<ProblemTask>,
+    pub cycles_per_ns: f64,
+    /// What waiting for memory costs, where the queue was measured.
+    pub bus: Option<Bus>,
+    pub shortest_slice_ns: Option<u64>,
+    /// By site: somebody runs there of whom nothing is known for the moment, so that nothing can be said of the others there.
+    /// Empty = nowhere.
+    pub frozen_sites: Vec<bool>,
+}
+
+/// The sites of a machine; nothing where sizes are not known.
+pub fn sites(view: &View<'_>) -> Vec<CacheSite> {
+    let online = view.online();
+    let caches = view.topology.last_level_caches().filter(|cache| cache.cpus.intersects(&online));
+    let all = &view.topology.cpus;
+    let cpu = |id: u32| all.binary_search_by_key(&id, |cpu| cpu.id.0).ok().map(|at| &all[at]);
+    let site = |cache: &cachemate_core::Cache| {
+        let cpus = cache.cpus.intersection(&online);
+        let mut cores: Vec<u32> = cpus.iter().filter_map(cpu).map(|cpu| cpu.core).collect();
+        cores.sort_unstable();
+        cores.dedup();
+        Some(CacheSite {
+            cache: cache.id,
+            cpus,
+            cores: cores.len(),
+            package: cache.cpus.iter().find_map(cpu).map_or(0, |cpu| cpu.package),
+            memory_node: cache.cpus.iter().find_map(cpu).map_or(0, |cpu| cpu.memory_node),
+            bytes: cache.size_bytes.filter(|&bytes| bytes > 0)? as f64,
+            divided: PartitionUnits::of(view.partitions_of(cache.id)),
+        })
+    };
+    caches.map(site).collect::<Option<Vec<CacheSite>>>().unwrap_or_default()
+}
+
+/// Which site each CPU belongs to.
+pub struct CpuSites {
+    sites: Vec<Option<usize>>,
+}
+
+impl CpuSites {
+    pub fn of(sites: &[CacheSite]) -> Self {
+        let cpus = sites.iter().flat_map(|site| site.cpus.iter()).max().map_or(0, |last| last as usize + 1);
+        let mut of_cpu = vec![None; cpus];
+        for (at, site) in sites.iter().enumerate() {
+            site.cpus.iter().for_each(|cpu| of_cpu[cpu as usize] = Some(at));
+        }
+        CpuSites { sites: of_cpu }
+    }
+
+    /// The site of a CPU that is online.
+    pub fn of_cpu(&self, cpu: u32) -> Option<usize> {
+        self.sites.get(cpu as usize).copied().flatten()
+    }
+
+    /// The site on which a task spent most of its time; ties go to the first.
+    pub fn of_task(&self, task: &TaskSample) -> Option<usize> {
+        let mut spent: Vec<(usize, u64)> = Vec::with_capacity(task.on_cpu_ns.len());
+        for (cpu, ns) in task.on_cpu_ns.iter().filter(|(_, ns)| *ns > 0) {
+            let Some(site) = self.of_cpu(cpu.0) else { continue };
+            match spent.iter_mut().find(|(other, _)| *other == site) {
+                Some((_, sum)) => *sum += ns,
+                None => spent.push((site, *ns)),
+            }
+        }
+        let most = spent.into_iter().reduce(|a, b| if (b.1, a.0) > (a.1, b.0) { b } else { a })?;
+        Some(most.0)
+    }
+}
+
+/// Notes who runs apart from threads of its process, and would show it if it shared data with them.
+pub fn record_split_processes(view: &View<'_>, seen_apart: &mut BTreeSet<TaskId>) {
+    let present: BTreeSet<TaskId> = view.live_tasks().map(|seen| seen.task).collect();
+    seen_apart.retain(|task| present.contains(task));
+    let seats = CpuSites::of(&sites(view));
+    // One cache of each process, and whether it has run on others as well.
+    let mut on: BTreeMap<ProcessId, (usize, bool)> = BTreeMap::new();
+    let ran = || view.live_tasks().filter_map(|seen| Some((seen, seats.of_task(seen)?)));
+    for (seen, site) in ran() {
+        let (first, others) = on.entry(seen.process).or_insert((site, false));
+        *others |= *first != site;
+    }
+    if on.values().all(|(_, others)| !others) {
+        return;
+    }
+    let counted = |seen: &TaskSample| seen.counts.get(CounterEvent::StallCycles(StallCause::RemoteCache)).is_some();
+    seen_apart.extend(ran().filter(|(seen, _)| on[&seen.process].1 && counted(seen)).map(|(seen, _)| seen.task));
+}
+
+/// What earlier windows told.
+pub struct PriorObservations<'a> {
+    pub speeds: &'a SpeedTracker,
+    pub clusters: &'a BTreeMap<TaskId, usize>,
+    pub lived_on: &'a BTreeMap<TaskId, usize>,
+    pub seen_apart: &'a BTreeSet<TaskId>,
+    /// Whether it matters where memory lies.
+    pub memory_nodes: bool,
+}
+
+impl PriorObservations<'_> {
+    /// How far the task's pages are from each node, where that matters and is known of all of them.
+    fn memory(&self, view: &View<'_>, task: &TaskSample, site: Option<&CacheSite>) -> MemoryDistance {
+        let pages = task.pages_per_node.as_deref().filter(|_| self.memory_nodes);
+        let Some((site, pages)) = site.zip(pages) else { return MemoryDistance::default() };
+        let factor = |node: usize| view.topology.memory_factor(node as u32, pages).unwrap_or(0.0);
+        let factors = (0..view.topology.memory_latency.len()).map(factor).collect();
+        MemoryDistance { factors, now: site.memory_node as usize }
+    }
+}
+
+impl PlanningProblem {
+    /// `before` tells programs that need not be made anew.
+    pub fn of(
+        view: &View<'_>,
+        earlier: &PriorObservations<'_>,
+        mut before: impl FnMut(TaskId) -> Option<ProgramModel>,
+    ) -> Option<Self> {
+        let PriorObservations { speeds, clusters, lived_on, seen_apart, .. } = *earlier;
+        let sites = sites(view);
+        let seats = CpuSites::of(&sites);
+        let largest = sites.iter().map(|site| site.bytes).fold(0.0, f64::max);
+        let line = view.topology.last_level_caches().find_map(|cache| cache.line_bytes).unwrap_or(64);
+        let here = |task: &TaskSample| seats.of_task(task).or(lived_on.get(&task.task).copied());
+        let partners_here = |task: &TaskSample| {
+            let mine = clusters.get(&task.task)?;
+            let partners: Vec<&TaskSample> = view
+                .live_tasks()
+                .filter(|other| other.task != task.task && clusters.get(&other.task) == Some(mine))
+                .collect();
+            let near = partners.iter().filter(|other| here(other) == here(task)).count();
+            Some(near as f64 / partners.len().max(1) as f64)
+        };
+        let mut threads_on: BTreeMap<(ProcessId, Option<usize>), usize> = BTreeMap::new();
+        for task in view.live_tasks() {
+            *threads_on.entry((task.process, here(task))).or_default() += 1;
+        }
+        let scene_task = |task: &TaskSample| {
+            let site = here(task);
+            let inputs = |profile, speed| ModelInputs {
+                memory: earlier.memory(view, task, site.map(|site| &sites[site])),
+                profile,
+                speed,
+                goal: task.goal,
+                penalty_cycles: view.predictor.miss_penalty_cycles(),
+                largest_cache_bytes: largest,
+                line_bytes: f64::from(line),
+                partners_here: partners_here(task).unwrap_or(0.0),
+            };
+            let known = || view.profiles.get(&task.task).zip(speeds.of(task.task, f64::from(line)));
+            let build_model = || known().and_then(|(profile, speed)| ProgramModel::of(&inputs(profile, speed)));
+            ProblemTask {
+                task: task.task,
+                process: task.process,
+                movable: !task.unmovable,
+                program: before(task.task).or_else(build_model),
+                cluster: clusters.get(&task.task).copied(),
+                last_site: site,
+                keep_in_place: !clusters.contains_key(&task.task)
+                    && !seen_apart.contains(&task.task)
+                    && threads_on[&(task.process, site)] > 1,
+            }
+        };
+        let tasks: Vec<ProblemTask> = view.live_tasks().map(scene_task).collect();
+        let cycles_per_ns = cycles_per_ns(view).unwrap_or(1.0);
+        let shortest_slice_ns = view.capabilities.shortest_slice_ns;
+        let bus = Bus::of(&sites, &tasks, |task| speeds.of(task, f64::from(line)));
+        (!sites.is_empty() && !tasks.is_empty()).then_some(PlanningProblem {
+            sites,
+            tasks,
+            cycles_per_ns,
+            bus,
+            shortest_slice_ns,
+            frozen_sites: Vec::new(),
+        })
+    }
+
+    /// Closes the sites of unknown tasks that are waited for: forecasts there would be of a cache without them. Who is there stays,
+    /// and nobody joins them.
+    pub fn close(&mut self, is_waited_for: impl Fn(TaskId) -> bool) {
+        let unknown = |one: &&ProblemTask| one.program.is_none() && is_waited_for(one.task);
+        let sites: BTreeSet<usize> = self.tasks.iter().filter(unknown).filter_map(|one| one.last_site).collect();
+        if sites.is_empty() {
+            return;
+        }
+        self.frozen_sites = (0..self.sites.len()).map(|site| sites.contains(&site)).collect();
+        let there = |one: &&mut ProblemTask| one.last_site.is_some_and(|site| sites.contains(&site));
+        self.tasks.iter_mut().filter(there).for_each(|one| one.keep_in_place = true);
+    }
+
+    /// May anything of this site be decided anew?
+    pub fn is_closed(&self, site: usize) -> bool {
+        self.frozen_sites.get(site).copied().unwrap_or(false)
+    }
+
+    /// A layout with closed sites as they are held.
+    #[must_use]
+    pub fn with_closed(&self, mut layout: SiteLayout, held: &SiteLayout) -> SiteLayout {
+        if self.frozen_sites.is_empty() {
+            return layout;
+        }
+        let is_closed = |home: Option<usize>| home.is_some_and(|site| self.is_closed(site));
+        for at in 0..self.tasks.len() {
+            if is_closed(held.site_of[at]) || is_closed(layout.site_of[at]) {
+                (layout.site_of[at], layout.pinned[at]) = (held.site_of[at], held.pinned[at]);
+            }
+        }
+        for site in (0..self.sites.len()).filter(|&site| self.is_closed(site)) {
+            layout.partitions[site].clone_from(&held.partitions[site]);
+            layout.rotations[site].clone_from(&held.rotations[site]);
+        }
+        layout
+    }
+
+    /// Bytes of the part of a cache that a task is in; `None` = nobody knows where it runs, or it takes turns.
+    fn part_bytes(&self, held: &SiteLayout, at: usize) -> Option<f64> {
+        let site = held.site_of[at].filter(|&site| held.rotations[site].is_none())?;
+        let part = held.partitions[site].iter().find(|group| group.members.contains(&at));
+        let units = self.sites[site].divided.map_or(1, |divided| divided.units());
+        Some(self.sites[site].bytes * part.map_or(1.0, |group| f64::from(group.units) / f64::from(units)))
+    }
+
+    /// Tasks whose misses were measured under this layout, with whether their curves are contradicted by that.
+    pub fn contradicted(&self, held: &SiteLayout, measured: impl Fn(TaskId) -> Option<f64>) -> Vec<(TaskId, bool)> {
+        let of = |at: usize| {
+            let scene_task = &self.tasks[at];
+            let (bytes, misses) = self.part_bytes(held, at).zip(measured(scene_task.task))?;
+            Some((scene_task.task, scene_task.program.as_ref()?.is_contradicted(bytes, misses)))
+        };
+        (0..self.tasks.len()).filter_map(of).collect()
+    }
+
+    /// Nothing is known of a task any more.
+    pub fn forget(&mut self, task: TaskId) {
+        self.tasks.iter_mut().filter(|one| one.task == task).for_each(|one| one.program = None);
+    }
+
+    /// Moves every curve through what was measured under the layout in force. Turns are left out: within them nothing is
+    /// held steadily.
+    pub fn calibrate(&mut self, held: &SiteLayout, measured: impl Fn(TaskId) -> Option<f64>) {
+        let composed = speeds(self, held);
+        for (at, composed) in composed.into_iter().enumerate() {
+            let Some((bytes, composed)) = self.part_bytes(held, at).zip(composed) else { continue };
+            let scene_task = &mut self.tasks[at];
+            if let Some((program, misses)) = scene_task.program.as_mut().zip(measured(scene_task.task)) {
+                program.calibrate(composed.held_bytes, bytes, misses);
+            }
+        }
+    }
+
+    /// Ties promised rates to what was measured under the layout in force: the model's bias is in both.
+    pub fn anchor(&mut self, held: &SiteLayout, measured: impl Fn(TaskId) -> Option<(WorkMetric, f64)>) {
+        let promised = |at: usize| self.tasks[at].program.as_ref().is_some_and(|one| one.goal.min_rate.is_some());
+        if !self.known().any(promised) {
+            return;
+        }
+        let forecast = speeds(self, held);
+        for (scene_task, speed) in self.tasks.iter_mut().zip(forecast) {
+            let Some((program, speed)) = scene_task.program.as_mut().zip(speed) else { continue };
+            let promised = program.goal.min_rate.is_some() && speed.instr_per_cycle > 0.0;
+            program.rate = promised
+                .then(|| measured(scene_task.task))
+                .flatten()
+                .map(|(work, per_s)| PromisedRate { work, per_instr_per_cycle: per_s / speed.instr_per_cycle });
+        }
+    }
+
+    /// May it be placed anew? Threads that may share data are not parted untold: absent evidence is no evidence of absence.
+    pub fn can_move(&self, at: usize) -> bool {
+        self.tasks[at].movable && !self.tasks[at].keep_in_place
+    }
+
+    /// Every task's place.
+    pub fn places(&self) -> BTreeMap<TaskId, usize> {
+        self.tasks.iter().enumerate().map(|(at, scene_task)| (scene_task.task, at)).collect()
+    }
+
+    /// Places of the tasks of which something can be said.
+    pub fn known(&self) -> impl Iterator<Item = usize> + '_ {
+        (0..self.tasks.len()).filter(|&at| self.tasks[at].program.is_some())
+    }
+
+    /// One draw of what the programs may really be: factors of curves and costs, within their errors.
+    pub fn draw(&self, seed: u64) -> ErrorDraw {
+        let mut generator = cachemate_core::SplitMix64::new(seed);
+        let mut normal = || {
+            let radius = libm::sqrt(-2.0 * libm::log(1.0 - generator.unit()));
+            radius * libm::cos(std::f64::consts::TAU * generator.unit())
+        };
+        let factors = |scene_task: &ProblemTask| {
+            let program = scene_task.program.as_ref()?;
+            Some((libm::exp(program.curve_error * normal()), libm::exp(COST_ERROR * normal())))
+        };
+        ErrorDraw(self.tasks.iter().map(factors).collect())
+    }
+
+    /// The programs as drawn.
+    #[must_use]
+    pub fn drawn(&self, draw: &ErrorDraw) -> Self {
+        let mut drawn = self.clone();
+        for (at, scene_task) in drawn.tasks.iter_mut().enumerate() {
+            if let Some((program, (misses, cost))) = scene_task.program.as_mut().zip(draw.of(at)) {
+                *program = program.scaled(misses, cost);
+            }
+        }
+        drawn
+    }
+}
+
+/// Relative error of a miss's cost; counters of stalls are that good (docs/interval.md has the model's own errors).
+const COST_ERROR: f64 = 0.1;

@@ -1,0 +1,127 @@
+//! The part of a plan that changes how programs run, compared and put back as far as it speaks of tasks that are there.
+
+use std::collections::BTreeSet;
+
+use cachemate_core::{CacheShare, CpuId, CpuSet, GangSchedule, Plan, ProcessId, ShareMember, TaskId, TaskSample, View};
+
+/// Tasks, and the processes that they belong to.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct LiveTasks {
+    pub tasks: BTreeSet<TaskId>,
+    pub processes: BTreeSet<ProcessId>,
+}
+
+impl LiveTasks {
+    /// Those that have not exited.
+    pub fn of(seen: &[TaskSample]) -> Self {
+        LiveTasks::among(seen, |task| !task.exited)
+    }
+
+    /// Those of which something may be changed.
+    fn movable(seen: &[TaskSample]) -> Self {
+        let mut present = LiveTasks::among(seen, |task| !task.exited && !task.unmovable);
+        present.processes = LiveTasks::of(seen).processes;
+        present
+    }
+
+    fn among(seen: &[TaskSample], counts: impl Fn(&TaskSample) -> bool) -> Self {
+        let those = || seen.iter().filter(|task| counts(task));
+        LiveTasks {
+            tasks: those().map(|task| task.task).collect(),
+            processes: those().map(|task| task.process).collect(),
+        }
+    }
+
+    /// Those in both.
+    pub fn common(&self, other: &LiveTasks) -> LiveTasks {
+        LiveTasks {
+            tasks: self.tasks.intersection(&other.tasks).copied().collect(),
+            processes: self.processes.intersection(&other.processes).copied().collect(),
+        }
+    }
+
+    fn has(&self, member: &ShareMember) -> bool {
+        match member {
+            ShareMember::Task(task) => self.tasks.contains(task),
+            ShareMember::Process(process) => self.processes.contains(process),
+        }
+    }
+}
+
+/// Do two plans say the same of these tasks? Windows, probes and advice to dispatchers are not compared, nor how groups
+/// are numbered.
+pub fn same_placement(a: &Plan, b: &Plan, of: &LiveTasks) -> bool {
+    let weight = |plan: &Plan, task: &TaskId| plan.weights.get(task).copied().unwrap_or(1.0);
+    of.tasks.iter().all(|task| a.affinity.get(task) == b.affinity.get(task) && weight(a, task) == weight(b, task))
+        && gangs_of(&a.gangs, of) == gangs_of(&b.gangs, of)
+        && same_shares(&a.shares, &b.shares, of)
+}
+
+/// Gangs with the members that are there; empty ones are left out.
+pub fn gangs_of(schedules: &[GangSchedule], of: &LiveTasks) -> Vec<GangSchedule> {
+    let mut schedules = schedules.to_vec();
+    for schedule in &mut schedules {
+        schedule.gangs.iter_mut().for_each(|gang| gang.members.retain(|(task, _)| of.tasks.contains(task)));
+        schedule.gangs.retain(|gang| !gang.members.is_empty());
+    }
+    schedules.retain(|schedule| !schedule.gangs.is_empty());
+    schedules
+}
+
+/// Shares with the members that are there; empty ones are left out.
+pub fn shares_of(shares: &[CacheShare], of: &LiveTasks) -> Vec<CacheShare> {
+    let mut shares = shares.to_vec();
+    shares.iter_mut().for_each(|share| share.members.retain(|member| of.has(member)));
+    shares.retain(|share| !share.members.is_empty());
+    shares
+}
+
+fn same_shares(a: &[CacheShare], b: &[CacheShare], of: &LiveTasks) -> bool {
+    let (a, mut b) = (shares_of(a, of), shares_of(b, of));
+    let same = |one: &CacheShare, other: &CacheShare| {
+        let members = |share: &CacheShare| share.members.iter().copied().collect::<BTreeSet<ShareMember>>();
+        one.cache == other.cache && one.units == other.units && members(one) == members(other)
+    };
+    let all = a.iter().all(|share| {
+        let position = b.iter().position(|other| same(share, other));
+        position.map(|at| b.swap_remove(at)).is_some()
+    });
+    all && b.is_empty()
+}
+
+/// Writes a placement into a plan, as far as its tasks are still there, may be changed, and have a CPU that is online.
+/// What the plan says of tasks that the placement did not know stays, as far as the result is one that a machine may be
+/// told.
+pub fn put_placement(plan: &mut Plan, from: &Plan, knew: &LiveTasks, view: &View<'_>) {
+    let there = LiveTasks::movable(&view.observation.tasks);
+    let online = view.topology.online();
+    plan.affinity.retain(|task, _| !knew.tasks.contains(task));
+    plan.weights.retain(|task, _| !knew.tasks.contains(task));
+    let allowed = from.affinity.iter().filter(|(task, cpus)| there.tasks.contains(task) && cpus.intersects(&online));
+    plan.affinity.extend(allowed.map(|(task, cpus)| (*task, cpus.clone())));
+    let weights = from.weights.iter().filter(|(task, _)| there.tasks.contains(task));
+    plan.weights.extend(weights.map(|(task, weight)| (*task, *weight)));
+    plan.gangs = gangs_of(&from.gangs, &there);
+    let whole = |schedule: &GangSchedule| schedule.cpus.is_subset(&online) && seats_are_inside(schedule);
+    plan.gangs.retain(|schedule| whole(schedule) && nobody_starves(schedule, &plan.affinity, &there, &online));
+    plan.shares = shares_of(&from.shares, &LiveTasks { tasks: LiveTasks::of(&view.observation.tasks).tasks, ..there });
+}
+
+fn seats_are_inside(schedule: &GangSchedule) -> bool {
+    let inside = |cpu: &Option<CpuId>| cpu.is_none_or(|cpu| schedule.cpus.contains(cpu.0));
+    schedule.gangs.iter().flat_map(|gang| &gang.members).all(|(_, cpu)| inside(cpu))
+}
+
+/// A task that may run on the gangs' CPUs only has a turn in one of them.
+fn nobody_starves(
+    schedule: &GangSchedule,
+    allowed: &std::collections::BTreeMap<TaskId, CpuSet>,
+    there: &LiveTasks,
+    online: &CpuSet,
+) -> bool {
+    let has_turn = |task: &TaskId| schedule.gangs.iter().any(|gang| gang.members.iter().any(|(id, _)| id == task));
+    there.tasks.iter().all(|task| {
+        let may = allowed.get(task).unwrap_or(online).intersection(online);
+        has_turn(task) || !may.is_subset(&schedule.cpus)
+    })
+}

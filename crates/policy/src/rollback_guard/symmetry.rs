@@ -1,0 +1,211 @@
+//! Plans that differ only in which of several like caches holds which tasks are one plan.
+//!
+//! Problem: a plan that made things worse is kept out, and a policy that does not know why decides its mirror image: the
+//! same groups, each on the cache where the other was. Method: a plan is written down without the numbers of CPUs and
+//! caches. Each CPU is told by what it is, by the tasks that may run on it, by its gangs, and by the shares of the caches
+//! above it; what is inside a core, a cache, a package and a memory node is then put in order. Two plans are mirror images where the results are equal. As tasks keep their names, that is exact, with any
+//! number of caches: there is an exchange of like places that makes one plan the other.
+//!
+//! Properties: caches are like where level, size, ways, lines and CPUs are; places on different memory nodes are never
+//! exchanged, as memory stays where it is; caches of two packages only where whole packages are, as they share a way to
+//! memory; units of a share are as they are, since their numbers do not tell how they clash.
+
+use std::collections::BTreeMap;
+
+use cachemate_core::{
+    Cache, CacheLevel, CpuId, GangSchedule, IndexSet, PageMigration, Plan, ShareMember, TaskId, Topology, Units,
+};
+
+use super::live_tasks::{LiveTasks, gangs_of, shares_of};
+
+/// What a cache is like: level, size, ways and bytes of a line.
+type CacheSignature = (CacheLevel, Option<u64>, Option<u32>, Option<u32>);
+
+/// Members of a share, how their pages move where it is by colors, and the units.
+type ShareSignature = (Vec<ShareMember>, Option<u8>, Vec<u32>);
+
+/// Turns on so many CPUs: the length of a slice, and by gang its slices and who is in it, and with a CPU of its own.
+type RotationSignature = (u32, u64, Vec<(u32, Vec<(TaskId, bool)>)>);
+
+/// One context, without its number.
+#[derive(PartialEq, Eq, PartialOrd, Ord, Debug)]
+struct CanonicalContext {
+    online: bool,
+    hertz: Option<u64>,
+    allowed: Vec<TaskId>,
+    turns: Vec<RotationSignature>,
+    /// Gang and task that must have this CPU.
+    seats: Vec<(usize, TaskId)>,
+    /// Shares by ways of the caches above.
+    shares: Vec<(CacheLevel, ShareSignature)>,
+}
+
+/// A package, a cache or a core: what is below it, without numbers and in order.
+#[derive(PartialEq, Eq, PartialOrd, Ord, Debug)]
+struct CanonicalNode {
+    like: Option<CacheSignature>,
+    contexts: Vec<CanonicalContext>,
+    inside: Vec<CanonicalNode>,
+}
+
+/// The same while it is put together, by the numbers of the places inside.
+#[derive(Default)]
+struct NumberedNode {
+    like: Option<CacheSignature>,
+    contexts: Vec<CanonicalContext>,
+    /// Packages, caches and cores, each kind with numbers of its own.
+    inside: BTreeMap<(NodeKind, u32), NumberedNode>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum NodeKind {
+    Package,
+    Cache,
+    Core,
+}
+
+impl NumberedNode {
+    fn without_numbers(self) -> CanonicalNode {
+        CanonicalNode {
+            like: self.like,
+            contexts: in_order(self.contexts),
+            inside: in_order(self.inside.into_values().map(NumberedNode::without_numbers)),
+        }
+    }
+}
+
+/// What a plan says of some tasks, without saying which of several like places is meant.
+#[derive(PartialEq, Eq, Debug)]
+pub struct CanonicalPlan {
+    /// By memory node, whose number stays.
+    nodes: BTreeMap<u32, CanonicalNode>,
+    weights: BTreeMap<TaskId, u64>,
+    /// Tasks that are told where to run, with the number of their CPUs: some may be no longer there.
+    told: BTreeMap<TaskId, u32>,
+    /// Colors are of all caches of a level.
+    colors: Vec<(Option<CacheSignature>, ShareSignature)>,
+}
+
+/// Do two plans say the same of these tasks, up to an exchange of like caches?
+pub fn is_mirror(a: &Plan, b: &Plan, of: &LiveTasks, topology: &Topology) -> bool {
+    let allowed_cpus = |plan: &Plan, task: &TaskId| plan.affinity.get(task).map(IndexSet::count);
+    // Cheap, and tells most plans apart.
+    of.tasks.iter().all(|task| allowed_cpus(a, task) == allowed_cpus(b, task))
+        && CanonicalPlan::of(a, of, topology) == CanonicalPlan::of(b, of, topology)
+}
+
+impl CanonicalPlan {
+    /// Writes a plan down as far as it speaks of these tasks.
+    pub fn of(plan: &Plan, of: &LiveTasks, topology: &Topology) -> Self {
+        let by_cpu = PlanByCpu::of(plan, of, topology);
+        let mut caches: Vec<&Cache> = topology.caches.iter().collect();
+        // From the outside to the inside; the contended one first, whatever its level.
+        caches.sort_by_key(|cache| (std::cmp::Reverse((cache.last_level, cache.level)), cache.id));
+        let mut nodes: BTreeMap<u32, NumberedNode> = BTreeMap::new();
+        for cpu in &topology.cpus {
+            let node = nodes.entry(cpu.memory_node).or_default();
+            let mut place = node.inside.entry((NodeKind::Package, cpu.package)).or_default();
+            for cache in caches.iter().filter(|cache| cache.cpus.contains(cpu.id.0)) {
+                place = place.inside.entry((NodeKind::Cache, cache.id.0)).or_default();
+                place.like = Some(signature_of(cache));
+            }
+            let core = place.inside.entry((NodeKind::Core, cpu.core)).or_default();
+            core.contexts.push(by_cpu.context(cpu.id, cpu.online, cpu.hertz));
+        }
+        let weight = |task: &TaskId| plan.weights.get(task).map(|weight| (*task, weight.to_bits()));
+        let cpu_count = |task: &TaskId| plan.affinity.get(task).map(|cpus| (*task, cpus.count()));
+        CanonicalPlan {
+            nodes: nodes.into_iter().map(|(node, found)| (node, found.without_numbers())).collect(),
+            // A weight of one is what holds without one.
+            weights: of.tasks.iter().filter_map(weight).filter(|(_, weight)| *weight != 1.0f64.to_bits()).collect(),
+            told: of.tasks.iter().filter_map(cpu_count).collect(),
+            colors: in_order(by_cpu.colors),
+        }
+    }
+}
+
+fn in_order<T: Ord>(of: impl IntoIterator<Item = T>) -> Vec<T> {
+    let mut all: Vec<T> = of.into_iter().collect();
+    all.sort_unstable();
+    all
+}
+
+fn signature_of(cache: &Cache) -> CacheSignature {
+    (cache.level, cache.size_bytes, cache.ways, cache.line_bytes)
+}
+
+/// What a plan says, CPU by CPU.
+#[derive(Default)]
+struct PlanByCpu {
+    allowed: BTreeMap<u32, Vec<TaskId>>,
+    turns: BTreeMap<u32, Vec<RotationSignature>>,
+    seats: BTreeMap<u32, Vec<(usize, TaskId)>>,
+    shares: BTreeMap<u32, Vec<(CacheLevel, ShareSignature)>>,
+    colors: Vec<(Option<CacheSignature>, ShareSignature)>,
+}
+
+impl PlanByCpu {
+    fn of(plan: &Plan, of: &LiveTasks, topology: &Topology) -> Self {
+        let mut by_cpu = PlanByCpu::default();
+        // Tasks are in order, and so each CPU's are.
+        for task in &of.tasks {
+            for cpu in plan.affinity.get(task).into_iter().flat_map(IndexSet::iter) {
+                by_cpu.allowed.entry(cpu).or_default().push(*task);
+            }
+        }
+        gangs_of(&plan.gangs, of).iter().for_each(|schedule| by_cpu.take_turns(schedule));
+        for share in shares_of(&plan.shares, of) {
+            let cache = topology.cache(share.cache);
+            let members = in_order(share.members);
+            match &share.units {
+                Units::Colors { allowed, migration: moving } => {
+                    let moving = match moving {
+                        PageMigration::Never => 0,
+                        PageMigration::Lazy => 1,
+                        PageMigration::HotFirst => 2,
+                        PageMigration::All => 3,
+                    };
+                    by_cpu.colors.push((cache.map(signature_of), (members, Some(moving), allowed.iter().collect())));
+                }
+                Units::Ways { mask } => {
+                    let Some(cache) = cache else { continue };
+                    for cpu in cache.cpus.iter() {
+                        let share = (cache.level, (members.clone(), None, mask.iter().collect()));
+                        by_cpu.shares.entry(cpu).or_default().push(share);
+                    }
+                }
+            }
+        }
+        by_cpu
+    }
+
+    fn take_turns(&mut self, schedule: &GangSchedule) {
+        let mut gangs = Vec::new();
+        for (nth, gang) in schedule.gangs.iter().enumerate() {
+            for (task, cpu) in &gang.members {
+                if let Some(cpu) = cpu {
+                    self.seats.entry(cpu.0).or_default().push((nth, *task));
+                }
+            }
+            gangs.push((gang.slices, in_order(gang.members.iter().map(|(task, cpu)| (*task, cpu.is_some())))));
+        }
+        for cpu in schedule.cpus.iter() {
+            let turns = (schedule.cpus.count(), schedule.slice_ns, gangs.clone());
+            self.turns.entry(cpu).or_default().push(turns);
+        }
+    }
+
+    fn context(&self, cpu: CpuId, online: bool, hertz: Option<u64>) -> CanonicalContext {
+        fn at_cpu<T: Clone + Ord>(of: &BTreeMap<u32, Vec<T>>, cpu: CpuId) -> Vec<T> {
+            in_order(of.get(&cpu.0).into_iter().flatten().cloned())
+        }
+        CanonicalContext {
+            online,
+            hertz,
+            allowed: at_cpu(&self.allowed, cpu),
+            turns: at_cpu(&self.turns, cpu),
+            seats: at_cpu(&self.seats, cpu),
+            shares: at_cpu(&self.shares, cpu),
+        }
+    }
+}

@@ -1,0 +1,236 @@
+//! Is one plan faster than another? A test that may be looked at after every block.
+//!
+//! Problem: a trial that stops at the first look that seems sure adopts plans without effect far more often than its
+//! bound says, and windows that resemble their predecessor count for more than they say. Method: the plans alternate in
+//! blocks ABBA or BAAB, the order drawn from a seed ([`BlockDesign`]). A block gives one number, the mean logarithm of new
+//! over old speed; a drift cancels in it, and as the order is drawn, noise of blocks next to each other is uncorrelated
+//! without an effect. [`SequentialTest`] is the Bayes factor of the t-test under the right Haar prior, mixed over two effect
+//! sizes. It is a martingale without an effect, whatever the noise's size, so that it may be looked at after each block
+//! (Hendriksen, de Heide and Grunwald, Bayesian Analysis 2021; Ville 1939).
+//!
+//! Properties: adopted without effect at most one time in forty; refused although as good as asked for at most one time
+//! in forty; the answer may stay open; fewer than six blocks never adopt.
+
+use cachemate_core::SplitMix64;
+
+/// Squared effect sizes of a block that the alternative speaks of: just above its noise, and far above.
+const EFFECTS: [f64; 2] = [0.2, 5.0];
+/// Fewer blocks never adopt: without an effect so many have the same sign one time in thirty-two, whatever their noise is
+/// like, one way one time in sixty-four.
+pub const BLOCKS_AT_LEAST: usize = 6;
+/// Two-sided one in twenty: one in forty each way.
+const SURE: f64 = 20.0;
+
+/// What the blocks so far say.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SequentialVerdict {
+    /// Faster, and not by chance.
+    Faster,
+    /// Slower, and not by chance.
+    Slower,
+    /// Not faster by as much as was asked for.
+    Negligible,
+    Undecided,
+}
+
+/// Blocks taken in.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct SequentialTest {
+    blocks: Vec<f64>,
+}
+
+impl SequentialTest {
+    /// One block's mean logarithm of new over old speed.
+    pub fn add(&mut self, log_ratio: f64) {
+        if log_ratio.is_finite() {
+            self.blocks.push(log_ratio);
+        }
+    }
+
+    /// Blocks so far.
+    pub fn blocks(&self) -> usize {
+        self.blocks.len()
+    }
+
+    /// Mean of the blocks and its standard error; `None` for fewer than two.
+    pub fn mean(&self) -> Option<(f64, f64)> {
+        let count = self.blocks.len() as f64;
+        if self.blocks.len() < 2 {
+            return None;
+        }
+        let mean = self.blocks.iter().sum::<f64>() / count;
+        let squares: f64 = self.blocks.iter().map(|block| (block - mean) * (block - mean)).sum();
+        Some((mean, libm::sqrt(squares / (count - 1.0) / count)))
+    }
+
+    /// Against an effect of just `null`; how much likelier another one is, on the side where the mean lies.
+    fn factor(&self, null: f64) -> f64 {
+        let Some((mean, error)) = self.mean() else { return 1.0 };
+        let count = self.blocks.len() as f64;
+        let free = count - 1.0;
+        // Readings without any noise would divide by nothing: a millionth is below every counter's own.
+        let t = (mean - null) / error.max(1e-6);
+        let one = |effect: f64| {
+            let widened = 1.0 + count * effect;
+            let fit = libm::log1p(t * t / free) - libm::log1p(t * t / (free * widened));
+            libm::exp(0.5 * count * fit - 0.5 * libm::log(widened))
+        };
+        EFFECTS.iter().map(|&effect| one(effect)).sum::<f64>() / EFFECTS.len() as f64
+    }
+
+    /// Looked at after any block; `least_gain` is what makes a change worth it, as a share.
+    pub fn verdict(&self, least_gain: f64) -> SequentialVerdict {
+        let Some((mean, _)) = self.mean() else { return SequentialVerdict::Undecided };
+        let wanted = libm::log1p(least_gain);
+        if self.factor(0.0) >= SURE {
+            if mean < 0.0 {
+                return SequentialVerdict::Slower;
+            }
+            // Sure of some effect, and most likely of one that is worth it.
+            if mean >= wanted {
+                return if self.blocks.len() >= BLOCKS_AT_LEAST {
+                    SequentialVerdict::Faster
+                } else {
+                    SequentialVerdict::Undecided
+                };
+            }
+        }
+        if mean < wanted && self.factor(wanted) >= SURE {
+            SequentialVerdict::Negligible
+        } else {
+            SequentialVerdict::Undecided
+        }
+    }
+}
+
+/// Which plan holds when: blocks of four legs, the order of each drawn.
+#[derive(Clone, Debug)]
+pub struct BlockDesign {
+    generator: SplitMix64,
+    new_first: bool,
+    leg: u8,
+}
+
+impl BlockDesign {
+    /// The first block's order is drawn too.
+    pub fn new(seed: u64) -> Self {
+        let mut generator = SplitMix64::new(seed);
+        let new_first = generator.below(2) == 1;
+        BlockDesign { generator, new_first, leg: 0 }
+    }
+
+    /// Does the new plan hold in this leg?
+    pub fn is_new(&self) -> bool {
+        self.new_first == (self.leg == 0 || self.leg == 3)
+    }
+
+    /// Goes on to the next leg; true if a block is over.
+    pub fn next_leg(&mut self) -> bool {
+        self.leg = (self.leg + 1) % 4;
+        if self.leg == 0 {
+            self.new_first = self.generator.below(2) == 1;
+        }
+        self.leg == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Noise of a window: normal, with this autocorrelation.
+    struct AutocorrelatedNoise(SplitMix64, f64, f64);
+
+    impl AutocorrelatedNoise {
+        fn next(&mut self) -> f64 {
+            let radius = libm::sqrt(-2.0 * libm::log(1.0 - self.0.unit()));
+            let fresh = radius * libm::cos(std::f64::consts::TAU * self.0.unit());
+            self.2 = self.1 * self.2 + libm::sqrt(1.0 - self.1 * self.1) * fresh;
+            self.2
+        }
+    }
+
+    /// Runs a trial of at most so many windows, six to a leg; speeds vary by 30 %.
+    fn tried(seed: u64, effect: f64, autocorrelation: f64, windows: u32) -> SequentialVerdict {
+        let mut noise = AutocorrelatedNoise(SplitMix64::new(seed), autocorrelation, 0.0);
+        let mut blocks = BlockDesign::new(seed ^ 0x5eed);
+        let mut evidence = SequentialTest::default();
+        for _ in 0..windows / 24 {
+            let mut sums = [0.0; 2];
+            loop {
+                let new = blocks.is_new();
+                for _ in 0..6 {
+                    sums[usize::from(new)] += (0.3 * noise.next() + if new { libm::log1p(effect) } else { 0.0 }) / 12.0;
+                }
+                if blocks.next_leg() {
+                    break;
+                }
+            }
+            evidence.add(sums[1] - sums[0]);
+            let said = evidence.verdict(0.01);
+            if said != SequentialVerdict::Undecided {
+                return said;
+            }
+        }
+        SequentialVerdict::Undecided
+    }
+
+    fn share(said: &[SequentialVerdict], effect: f64, autocorrelation: f64, windows: u32) -> f64 {
+        let runs = 2_000;
+        let told = (0..runs).filter(|&seed| said.contains(&tried(seed, effect, autocorrelation, windows)));
+        told.count() as f64 / runs as f64
+    }
+
+    /// Is a plan without effect adopted at most one time in forty, though it is looked at after every block?
+    #[test]
+    fn without_effect_little_is_adopted() {
+        for (autocorrelation, windows) in [(0.0, 3_000), (0.6, 12_000)] {
+            let adopted = share(&[SequentialVerdict::Faster], 0.0, autocorrelation, windows);
+            assert!(adopted <= 0.025, "{adopted} at autocorrelation {autocorrelation}");
+        }
+    }
+
+    /// Are five per cent found under thirty per cent of noise, four times out of five?
+    #[test]
+    fn five_per_cent_are_found() {
+        for (autocorrelation, windows) in [(0.0, 3_000), (0.6, 12_000)] {
+            let found = share(&[SequentialVerdict::Faster], 0.05, autocorrelation, windows);
+            assert!(found >= 0.8, "{found} at autocorrelation {autocorrelation}");
+        }
+    }
+
+    /// Does a loss of five per cent end the trial, next to never with an adoption?
+    #[test]
+    fn a_loss_ends_the_trial() {
+        assert!(share(&[SequentialVerdict::Slower, SequentialVerdict::Negligible], -0.05, 0.0, 3_000) >= 0.8);
+        assert!(share(&[SequentialVerdict::Faster], -0.05, 0.0, 3_000) <= 0.005);
+    }
+
+    /// Does a drift cancel within each block, whichever plan comes first?
+    #[test]
+    fn a_drift_cancels() {
+        let mut blocks = BlockDesign::new(3);
+        for block in 0..20 {
+            let mut sums = [0.0; 2];
+            for leg in 0..4 {
+                sums[usize::from(blocks.is_new())] += f64::from(4 * block + leg);
+                assert_eq!(blocks.next_leg(), leg == 3);
+            }
+            assert_eq!(sums[0], sums[1]);
+        }
+    }
+
+    /// Do six clear blocks decide, and fewer not?
+    #[test]
+    fn few_clear_blocks_decide() {
+        let mut evidence = SequentialTest::default();
+        for (block, value) in [0.101, 0.099, 0.1, 0.1, 0.102, 0.1].into_iter().enumerate() {
+            evidence.add(value);
+            let expected = if block == 5 { SequentialVerdict::Faster } else { SequentialVerdict::Undecided };
+            assert_eq!(evidence.verdict(0.01), expected, "{} blocks", evidence.blocks());
+        }
+        let mut evidence = SequentialTest::default();
+        [0.001, 0.0011, 0.0009, 0.001, 0.001].into_iter().for_each(|block| evidence.add(block));
+        assert_eq!(evidence.verdict(0.01), SequentialVerdict::Negligible);
+    }
+}

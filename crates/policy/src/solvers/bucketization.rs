@@ -1,0 +1,383 @@
+//! CASC's bucketization: the highest partial-cache miss rate (PCMR) that each CPU takes (papers CASC 4.3.1).
+//!
+//! Problem: keep threads that miss much from running all at once, without CPUs that wait for each other. Method: every
+//! CPU has a MAX_PCMR, at first the largest there is; while the expected miss rate is above the threshold, the
+//! MAX_PCMR of the CPU on which that bars the fewest threads goes down by one, never so far that a thread may run
+//! nowhere. A thread may run on the CPUs whose MAX_PCMR is at least its PCMR.
+//! - *Literal*: the expected rate is the mean of the MAX_PCMRs. At the end every set of CPUs must still find as many
+//!   threads as it has CPUs (times `runnable_per_cpu`); otherwise the threshold grows geometrically and all begins anew.
+//! - *Better*: that check stands inside the loop, so a CPU is never emptied in the first place, and is stricter. The
+//!   paper's (Hall's condition) says that threads could be dealt out so that no CPU idles; a scheduler that does not move
+//!   a running thread leaves a CPU empty while all that it takes run elsewhere, so each takes as many threads as there
+//!   are CPUs. And the expected rate weighs each CPU's worst thread by how many references it makes, since a thread that waits for
+//!   memory makes few.
+//!
+//! Properties: threads' sets of CPUs are nested, so Hall's condition is one count per CPU; ties fall to the earlier
+//! CPU; a step that bars nobody is taken many at once, with the same result. Cost: CPUs² steps per distinct PCMR.
+
+/// A thread as bucketization sees it.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct BucketThread {
+    /// Misses per 100 references on a part of the cache; may be negative or above 100.
+    pub pcmr: f64,
+    /// References per unit of time on processor; `None` where not known.
+    pub refs_rate: Option<f64>,
+}
+
+/// What to keep.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Rules {
+    /// The better form of the algorithm; false = as the paper has it.
+    pub better: bool,
+    /// Misses per 100 references.
+    pub threshold: f64,
+    /// The literal form's growth of the threshold; above 1.
+    pub relax: f64,
+    /// Threads that every CPU must always find; more than 1 where threads sleep.
+    pub runnable_per_cpu: u32,
+    /// Standard deviation of CPU-time shares over their mean.
+    pub run_time_variation_at_most: Option<f64>,
+}
+
+/// What came out.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Buckets {
+    /// The highest PCMR that each CPU takes.
+    pub max_pcmr: Vec<u32>,
+    /// What the threshold had to be raised to; the rules' own in the better form.
+    pub threshold: f64,
+    /// Expected when every CPU runs the worst thread it takes.
+    pub rate: f64,
+}
+
+impl Buckets {
+    /// May a thread of this PCMR run on that CPU?
+    pub fn admits(&self, cpu: usize, pcmr: f64) -> bool {
+        level(pcmr) <= self.max_pcmr[cpu]
+    }
+}
+
+/// The lowest MAX_PCMR that still takes the thread. A rate below zero is a solver's artefact and counts as zero.
+fn level(pcmr: f64) -> u32 {
+    pcmr.clamp(0.0, 1e6).ceil() as u32
+}
+
+/// Runs the algorithm for so many CPUs; without threads or CPUs nothing is barred.
+///
+/// Literal form: a higher threshold ends the same descent earlier, and the lower the CPUs' limits, the sooner one idles. So
+/// the thresholds are tried from the highest down, in one descent, instead of each from the start.
+pub fn bucketize(threads: &[BucketThread], cpus: usize, rules: &Rules) -> Buckets {
+    let top = threads.iter().map(|thread| level(thread.pcmr)).max().unwrap_or(0);
+    let mut state = BucketSearch::new(threads, cpus, top, rules);
+    if rules.better {
+        state.descend(rules.threshold);
+        return state.buckets(rules.threshold);
+    }
+    let mut thresholds = vec![rules.threshold];
+    let mut highest = rules.threshold;
+    while highest < f64::from(top) {
+        highest = (highest * rules.relax).max(highest + 1e-3);
+        thresholds.push(highest);
+    }
+    let mut best = None;
+    for threshold in thresholds.into_iter().rev() {
+        state.descend(threshold);
+        // The highest bars nobody: whatever idles then idles anyway.
+        if best.is_some() && !state.keeps_cpus_busy(&state.max_pcmr) {
+            break;
+        }
+        best = Some(state.buckets(threshold));
+    }
+    best.unwrap_or_else(|| state.buckets(rules.threshold))
+}
+
+struct BucketSearch<'a> {
+    rules: &'a Rules,
+    /// Levels of the threads, ascending.
+    levels: Vec<u32>,
+    max_pcmr: Vec<u32>,
+    /// Reference rate of the worst thread of each level; 1 everywhere in the literal form.
+    weights: Vec<(u32, f64)>,
+}
+
+impl<'a> BucketSearch<'a> {
+    fn new(threads: &[BucketThread], cpus: usize, top: u32, rules: &'a Rules) -> Self {
+        let mut levels: Vec<u32> = threads.iter().map(|thread| level(thread.pcmr)).collect();
+        levels.sort_unstable();
+        let weighted = rules.better && threads.iter().all(|thread| thread.refs_rate.is_some_and(|rate| rate > 0.0));
+        let mut weights: Vec<(u32, f64)> = Vec::new();
+        if weighted {
+            let of = threads.iter().filter_map(|thread| Some((level(thread.pcmr), thread.refs_rate?)));
+            weights = of.collect();
+            weights.sort_by(|a, b| a.0.cmp(&b.0).then(b.1.total_cmp(&a.1)));
+            weights.dedup_by_key(|weight| weight.0);
+        }
+        BucketSearch { rules, levels, max_pcmr: vec![top; cpus], weights }
+    }
+
+    /// Lowers CPUs' limits until the expected rate is at most the threshold, or none can be lowered.
+    fn descend(&mut self, threshold: f64) {
+        while self.rate() > threshold {
+            let Some(cpu) = self.minimum_penalty() else { break };
+            self.lower(cpu, threshold);
+        }
+    }
+
+    fn buckets(&self, threshold: f64) -> Buckets {
+        Buckets { rate: self.rate(), max_pcmr: self.max_pcmr.clone(), threshold }
+    }
+
+    /// Threads with a level of at most that.
+    fn at_most(&self, level: u32) -> usize {
+        self.levels.partition_point(|&other| other <= level)
+    }
+
+    fn newly_barred(&self, cpu: usize) -> usize {
+        let level = self.max_pcmr[cpu];
+        self.at_most(level) - level.checked_sub(1).map_or(0, |below| self.at_most(below))
+    }
+
+    /// Expected misses per 100 references.
+    fn rate(&self) -> f64 {
+        let weight = |level: u32| {
+            let at = self.weights.partition_point(|weight| weight.0 <= level);
+            at.checked_sub(1).map_or(1.0, |at| self.weights[at].1)
+        };
+        let (mut sum, mut weights) = (0.0, 0.0);
+        for &level in &self.max_pcmr {
+            sum += weight(level) * f64::from(level);
+            weights += weight(level);
+        }
+        if weights > 0.0 { sum / weights } else { 0.0 }
+    }
+
+    fn minimum_penalty(&self) -> Option<usize> {
+        let costs_nothing = |&cpu: &usize| self.max_pcmr[cpu] > 0 && self.newly_barred(cpu) == 0;
+        if let Some(cpu) = (0..self.max_pcmr.len()).find(costs_nothing) {
+            return Some(cpu);
+        }
+        let mut by_penalty: Vec<(usize, usize)> =
+            (0..self.max_pcmr.len()).map(|cpu| (self.newly_barred(cpu), cpu)).collect();
+        by_penalty.sort_unstable();
+        by_penalty.into_iter().map(|(_, cpu)| cpu).find(|&cpu| self.may_lower(cpu))
+    }
+
+    fn may_lower(&self, cpu: usize) -> bool {
+        let level = self.max_pcmr[cpu];
+        let elsewhere = || (0..self.max_pcmr.len()).any(|other| other != cpu && self.max_pcmr[other] >= level);
+        if level == 0 || (self.newly_barred(cpu) > 0 && !elsewhere()) {
+            return false;
+        }
+        if !self.rules.better || self.newly_barred(cpu) == 0 {
+            return true;
+        }
+        let mut lowered = self.max_pcmr.clone();
+        lowered[cpu] -= 1;
+        let fair = |bound: f64| run_time_variation(&self.levels, &lowered).is_none_or(|found| found <= bound);
+        self.keeps_cpus_busy(&lowered) && self.rules.run_time_variation_at_most.is_none_or(fair)
+    }
+
+    /// One step down; as many as bar nobody more and are needed at once.
+    fn lower(&mut self, cpu: usize, threshold: f64) {
+        let level = self.max_pcmr[cpu];
+        if self.newly_barred(cpu) > 0 {
+            self.max_pcmr[cpu] = level - 1;
+            return;
+        }
+        let next = self.levels[..self.at_most(level)].last().copied().unwrap_or(0);
+        let mut steps = level - next;
+        if self.weights.is_empty() {
+            let all: u64 = self.max_pcmr.iter().map(|&level| u64::from(level)).sum();
+            let needed = (all as f64 - threshold * self.max_pcmr.len() as f64).ceil().max(1.0);
+            steps = steps.min(needed as u32);
+        }
+        self.max_pcmr[cpu] = level - steps.max(1);
+    }
+
+    /// Does every set of CPUs find enough threads? Sets of CPUs that threads may use are nested, so the lowest k of
+    /// them are the set to worry about.
+    fn keeps_cpus_busy(&self, max_pcmr: &[u32]) -> bool {
+        let mut ascending = max_pcmr.to_vec();
+        ascending.sort_unstable();
+        let (threads, cpus) = (self.levels.len(), max_pcmr.len());
+        // All others may run threads that this CPU takes: one more must be waiting.
+        let least = if self.rules.better && threads > cpus { cpus } else { 0 };
+        let enough = |(at, &level): (usize, &u32)| {
+            let wanted = (at + 1) * self.rules.runnable_per_cpu as usize;
+            self.at_most(level) >= wanted.max(least).min(threads)
+        };
+        ascending.iter().enumerate().all(enough)
+    }
+}
+
+/// Standard deviation over mean of the CPU-time shares of threads with these levels (ascending), where CPUs are shared
+/// as evenly as their MAX_PCMRs allow (max-min fair). `None` without threads or CPUs.
+pub fn run_time_variation(levels: &[u32], max_pcmr: &[u32]) -> Option<f64> {
+    let shares = fair_shares(levels, max_pcmr);
+    let mean = shares.iter().sum::<f64>() / shares.len() as f64;
+    let variance = shares.iter().map(|share| (share - mean) * (share - mean)).sum::<f64>() / shares.len() as f64;
+    (mean > 0.0).then(|| variance.sqrt() / mean)
+}
+
+/// Max-min fair CPU time of each thread, in CPUs; levels ascending. The most restricted threads share the CPUs that take
+/// them; a thread that cannot use its even part leaves it to the others.
+fn fair_shares(levels: &[u32], max_pcmr: &[u32]) -> Vec<f64> {
+    let mut shares = vec![0.0; levels.len()];
+    let mut left = levels.len();
+    let mut taken = 0.0;
+    while left > 0 {
+        // Of the threads left, the highest k have only the CPUs that take the lowest of these.
+        let ratio = |first: usize| {
+            let cpus = max_pcmr.iter().filter(|&&max| max >= levels[first]).count() as f64;
+            (cpus - taken).max(0.0) / (left - first) as f64
+        };
+        let is_group_start = |&at: &usize| at == 0 || levels[at - 1] < levels[at];
+        let Some(first) = (0..left).filter(is_group_start).min_by(|&a, &b| ratio(a).total_cmp(&ratio(b))) else {
+            break;
+        };
+        let share = ratio(first).min(1.0);
+        shares[first..left].fill(share);
+        taken += share * (left - first) as f64;
+        left = first;
+    }
+    shares
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const LITERAL: Rules =
+        Rules { better: false, threshold: 15.0, relax: 1.25, runnable_per_cpu: 1, run_time_variation_at_most: None };
+    const BETTER: Rules = Rules { better: true, ..LITERAL };
+
+    fn threads(pcmrs: &[f64]) -> Vec<BucketThread> {
+        pcmrs.iter().map(|&pcmr| BucketThread { pcmr, refs_rate: None }).collect()
+    }
+
+    /// The algorithm as the paper's words have it: one at a time, everything counted anew.
+    fn plainly(threads: &[BucketThread], cpus: usize, rules: &Rules) -> (Vec<u32>, f64) {
+        let levels: Vec<u32> = threads.iter().map(|thread| thread.pcmr.max(0.0).ceil() as u32).collect();
+        let top = levels.iter().copied().max().unwrap_or(0);
+        let mut threshold = rules.threshold;
+        loop {
+            let mut max = vec![top; cpus];
+            while max.iter().sum::<u32>() as f64 / cpus as f64 > threshold {
+                let penalty = |cpu: usize| levels.iter().filter(|&&level| level == max[cpu]).count();
+                let homeless = |cpu: usize| {
+                    let runs = |level: u32| (0..cpus).any(|c| max[c] - u32::from(c == cpu) >= level);
+                    !levels.iter().all(|&level| runs(level))
+                };
+                let open = (0..cpus).filter(|&cpu| max[cpu] > 0 && !homeless(cpu));
+                let Some(cpu) = open.min_by_key(|&cpu| (penalty(cpu), cpu)) else { break };
+                max[cpu] -= 1;
+            }
+            let mut sets_of_cpus = 1u32..1 << cpus;
+            let busy = sets_of_cpus.all(|set| {
+                let chosen: Vec<usize> = (0..cpus).filter(|cpu| set >> cpu & 1 == 1).collect();
+                let found = levels.iter().filter(|&&level| chosen.iter().any(|&cpu| max[cpu] >= level)).count();
+                found >= (chosen.len() * rules.runnable_per_cpu as usize).min(levels.len())
+            });
+            if busy || threshold >= f64::from(top) {
+                return (max, threshold);
+            }
+            threshold = (threshold * rules.relax).max(threshold + 1e-3);
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(256))]
+
+        /// Do the shortcuts (many steps at once, nested sets) give what the paper's words give, for every set of CPUs?
+        #[test]
+        fn shortcuts_change_nothing(
+            pcmrs in prop::collection::vec(-5.0f64..70.0, 0..14), cpus in 1usize..6, threshold in 1.0f64..40.0, m in 1u32..3,
+        ) {
+            let rules = Rules { threshold, runnable_per_cpu: m, ..LITERAL };
+            let found = bucketize(&threads(&pcmrs), cpus, &rules);
+            prop_assert_eq!((found.max_pcmr, found.threshold), plainly(&threads(&pcmrs), cpus, &rules));
+        }
+
+        /// Does every thread have a CPU and every set of CPUs its threads, in either form?
+        #[test]
+        fn nobody_starves_and_no_cpu_idles(
+            pcmrs in prop::collection::vec((-5.0f64..120.0, 0.01f64..1.0), 1..20), cpus in 1usize..9, weighted: bool,
+        ) {
+            let threads: Vec<BucketThread> = pcmrs
+                .iter()
+                .map(|&(pcmr, rate)| BucketThread { pcmr, refs_rate: weighted.then_some(rate) })
+                .collect();
+            for rules in [LITERAL, BETTER] {
+                let found = bucketize(&threads, cpus, &rules);
+                for thread in &threads {
+                    prop_assert!((0..cpus).any(|cpu| found.admits(cpu, thread.pcmr)));
+                }
+                for set in 1u32..1 << cpus {
+                    let runs = |thread: &&BucketThread| (0..cpus).any(|cpu| set >> cpu & 1 == 1 && found.admits(cpu, thread.pcmr));
+                    let runnable = threads.iter().filter(runs).count();
+                    prop_assert!(runnable >= (set.count_ones() as usize).min(threads.len()), "{rules:?} {found:?}");
+                    let others_may_run_them = rules.better && threads.len() > cpus;
+                    prop_assert!(!others_may_run_them || runnable >= cpus, "{rules:?} {found:?}");
+                }
+            }
+        }
+
+        /// Is the bound on the spread of run times kept, and 0 the same as no restriction at all?
+        #[test]
+        fn the_fairness_bound_is_kept(
+            pcmrs in prop::collection::vec(0.0f64..80.0, 8..20), cpus in 2usize..8, bound in 0.0f64..1.0,
+        ) {
+            let threads = threads(&pcmrs);
+            let mut levels: Vec<u32> = pcmrs.iter().map(|&pcmr| level(pcmr)).collect();
+            levels.sort_unstable();
+            let rules = Rules { run_time_variation_at_most: Some(bound), threshold: 1.0, ..BETTER };
+            let found = bucketize(&threads, cpus, &rules);
+            prop_assert!(run_time_variation(&levels, &found.max_pcmr).unwrap() <= bound + 1e-9);
+            let rules = Rules { run_time_variation_at_most: Some(0.0), ..rules };
+            let found = bucketize(&threads, cpus, &rules);
+            let all = fair_shares(&levels, &found.max_pcmr);
+            prop_assert!(all.iter().all(|share| (share - all[0]).abs() < 1e-9));
+        }
+
+        /// Are shares max-min fair: nobody above the CPUs there are, and who has less than another shares no CPU with it
+        /// that could give it more?
+        #[test]
+        fn shares_are_max_min_fair(levels in prop::collection::vec(0u32..9, 1..12), max in prop::collection::vec(0u32..9, 1..6)) {
+            let (mut levels, mut max) = (levels, max);
+            levels.sort_unstable();
+            max[0] = 9;
+            let shares = fair_shares(&levels, &max);
+            prop_assert!(shares.iter().all(|&share| (0.0..=1.0).contains(&share)));
+            // The more restricted never have more than the freer ones, and all CPUs are used as far as may be.
+            prop_assert!(shares.windows(2).all(|pair| pair[0] >= pair[1] - 1e-9), "{shares:?}");
+            for first in 0..levels.len() {
+                let cpus = max.iter().filter(|&&max| max >= levels[first]).count() as f64;
+                prop_assert!(shares[first..].iter().sum::<f64>() <= cpus + 1e-9, "{shares:?} {levels:?} {max:?}");
+            }
+        }
+    }
+
+    /// The threads of the paper's Figure 4 on four CPUs: is the expected rate at most the threshold, with the greedy
+    /// threads on few CPUs?
+    #[test]
+    fn the_papers_threads_meet_their_threshold() {
+        let figure_4 = [1.0, 0.0, 3.0, 5.0, 11.0, 9.0, 15.0, 12.0, 16.0];
+        let rules = Rules { threshold: 8.5, ..BETTER };
+        let found = bucketize(&threads(&figure_4), 4, &rules);
+        assert!(found.rate <= 8.5, "{found:?}");
+        assert!((0..4).filter(|&cpu| found.admits(cpu, 16.0)).count() <= 2, "{found:?}");
+        assert!((0..4).all(|cpu| found.admits(cpu, 0.0)), "{found:?}");
+    }
+
+    /// Does the weight of references lower the expected rate of a CPU whose greedy thread mostly waits?
+    #[test]
+    fn a_thread_that_waits_weighs_little() {
+        let two = |rate: f64| {
+            [BucketThread { pcmr: 2.0, refs_rate: Some(1.0) }, BucketThread { pcmr: 60.0, refs_rate: Some(rate) }]
+        };
+        let rules = Rules { threshold: 0.0, ..BETTER };
+        let rate = |greedy: f64| bucketize(&two(greedy), 2, &rules).rate;
+        assert!((rate(1.0) - 31.0).abs() < 1e-9 && (rate(0.1) - 8.0 / 1.1).abs() < 1e-9, "{} {}", rate(1.0), rate(0.1));
+    }
+}

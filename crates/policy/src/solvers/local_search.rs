@@ -1,0 +1,324 @@
+//! Large problems: local search, and a bound that tells how far from the optimum it can be at most.
+//!
+//! Search: a greedy start and a few seeded random ones; from each, the exchanges of two programs and the moves of one
+//! that help are made until none is left; the best end counts. The work is bounded by sweeps, so it always ends.
+//!
+//! Bound, the larger of two that hold for every assignment with even loads:
+//! - *each for itself*: a program has at least so many co-runners; it cannot do better than with those that cost least
+//!   (half of each mutual cost is its own).
+//! - *enough neighbors for all*: when all caches are alike, programs and idle turns of CPUs are the nodes of a complete
+//!   multipartite graph, where every node meets the same number D of others. So the optimum is no less than the cheapest
+//!   choice of pairs in which every node is in D of them (a D-factor; quiet programs cannot be everybody's neighbor), and
+//!   that no less than its Lagrangian dual: for any prices u, D Σ u_i + Σ over pairs min(0, w_ij - u_i - u_j).
+//!   Subgradient steps raise it (Held and Karp); every step's value is a bound. That those who meet form whole groups is
+//!   not in it, which is most of what it lacks.
+//!
+//! A program that takes turns is seen 1/l of the time; where l may be one of two loads, the bound takes the kinder.
+
+use super::{CostMatrix, Seating, Seats, random_seating};
+use cachemate_core::SplitMix64;
+
+const RANDOM_STARTS: u64 = 6;
+const SWEEPS_AT_MOST: usize = 60;
+/// Steps of the dual, and by how much each is shorter than the one before.
+const DUAL_STEPS: i32 = 150;
+const SHORTER: f64 = 0.96;
+/// An exchange must help by more than rounding.
+const HELPS: f64 = 1e-12;
+
+/// A good seating; how good, [`lower_bound`] says.
+pub fn solve(costs: &CostMatrix, seats: &Seats) -> Seating {
+    let mut starts = vec![greedy(costs, seats)];
+    starts.extend((0..RANDOM_STARTS).map(|seed| random_seating(costs.len(), seats, &mut SplitMix64::new(seed))));
+    let ends = starts.into_iter().map(|start| {
+        let mut climb = HillClimb { costs, by_cache: start.by_cache };
+        climb.run(seats);
+        Seating { by_cache: climb.by_cache }
+    });
+    let least = ends.map(|end| (end.total(costs), end)).reduce(|a, b| if b.0 < a.0 { b } else { a });
+    least.expect("there is at least the greedy start").1
+}
+
+/// Heaviest programs first, each to the seat that costs least then; loads stay even.
+fn greedy(costs: &CostMatrix, seats: &Seats) -> Seating {
+    let by_cache = seats.cpus_per_cache.iter().map(|&cpus| vec![Vec::new(); cpus as usize]).collect();
+    let mut climb = HillClimb { costs, by_cache };
+    let weight = |i: usize| -> f64 { (0..costs.len()).map(|j| costs[i][j] + costs[j][i]).sum() };
+    let mut order: Vec<usize> = (0..costs.len()).collect();
+    order.sort_by(|&a, &b| weight(b).total_cmp(&weight(a)));
+    for (placed, program) in order.into_iter().enumerate() {
+        let round = placed / seats.cpus();
+        let mut least: Option<(f64, usize, usize)> = None;
+        for cache in 0..climb.by_cache.len() {
+            for cpu in 0..climb.by_cache[cache].len() {
+                if climb.by_cache[cache][cpu].len() > round {
+                    continue;
+                }
+                let adds = climb.beside(program, cache, cpu, None);
+                if least.is_none_or(|(best, ..)| adds < best) {
+                    least = Some((adds, cache, cpu));
+                }
+            }
+        }
+        let (_, cache, cpu) = least.expect("a round has a free seat for each of its programs");
+        climb.by_cache[cache][cpu].push(program);
+    }
+    Seating { by_cache: climb.by_cache }
+}
+
+struct HillClimb<'a> {
+    costs: &'a CostMatrix,
+    by_cache: Vec<Vec<Vec<usize>>>,
+}
+
+/// Cache, CPU of the cache, place in the CPU's list.
+type SeatPosition = (usize, usize, usize);
+
+impl HillClimb<'_> {
+    fn run(&mut self, seats: &Seats) {
+        let (least, more) = seats.loads(self.costs.len());
+        for _ in 0..SWEEPS_AT_MOST {
+            let exchanged = self.exchange_all();
+            let moved = (more > 0) && self.move_all(least);
+            if !exchanged && !moved {
+                break;
+            }
+        }
+    }
+
+    /// What `program` and the others of the cache suffer from each other when it sits on that CPU; `but` is left out.
+    fn beside(&self, program: usize, cache: usize, cpu: usize, but: Option<usize>) -> f64 {
+        let here = &self.by_cache[cache];
+        let own_load = here[cpu].len().max(1) as f64;
+        let others = here.iter().enumerate().filter(|(other, _)| *other != cpu);
+        others
+            .flat_map(|(_, members)| members.iter().map(move |&j| (j, members.len() as f64)))
+            .filter(|&(j, _)| Some(j) != but && j != program)
+            .map(|(j, load)| self.costs[program][j] / load + self.costs[j][program] / own_load)
+            .sum()
+    }
+
+    fn places(&self) -> Vec<SeatPosition> {
+        let cpus =
+            self.by_cache.iter().enumerate().flat_map(|(cache, cpus)| (0..cpus.len()).map(move |cpu| (cache, cpu)));
+        cpus.flat_map(|(cache, cpu)| (0..self.by_cache[cache][cpu].len()).map(move |at| (cache, cpu, at))).collect()
+    }
+
+    fn at(&mut self, (cache, cpu, at): SeatPosition) -> &mut usize {
+        &mut self.by_cache[cache][cpu][at]
+    }
+
+    /// Loads stay as they are, so only the two programs' own terms change, unless both sit on one cache.
+    fn exchange_all(&mut self) -> bool {
+        let places = self.places();
+        let mut helped = false;
+        for (nth, &a) in places.iter().enumerate() {
+            for &b in &places[nth + 1..] {
+                if (a.0, a.1) == (b.0, b.1) {
+                    continue;
+                }
+                let (i, j) = (*self.at(a), *self.at(b));
+                let gain = if a.0 == b.0 {
+                    let before = self.cache_total(a.0);
+                    (*self.at(a), *self.at(b)) = (j, i);
+                    let gain = before - self.cache_total(a.0);
+                    (*self.at(a), *self.at(b)) = (i, j);
+                    gain
+                } else {
+                    let before = self.beside(i, a.0, a.1, None) + self.beside(j, b.0, b.1, None);
+                    before - self.beside(i, b.0, b.1, Some(j)) - self.beside(j, a.0, a.1, Some(i))
+                };
+                if gain > HELPS {
+                    (*self.at(a), *self.at(b)) = (j, i);
+                    helped = true;
+                }
+            }
+        }
+        helped
+    }
+
+    /// Moves from a CPU with one program more than the least to one with the least.
+    fn move_all(&mut self, least: usize) -> bool {
+        let mut helped = false;
+        let cpus: Vec<(usize, usize)> = self
+            .by_cache
+            .iter()
+            .enumerate()
+            .flat_map(|(cache, cpus)| (0..cpus.len()).map(move |cpu| (cache, cpu)))
+            .collect();
+        for &from in &cpus {
+            for &to in &cpus {
+                let mut at = 0;
+                while at < self.by_cache[from.0][from.1].len() {
+                    let loads = (self.by_cache[from.0][from.1].len(), self.by_cache[to.0][to.1].len());
+                    if from == to || loads != (least + 1, least) {
+                        break;
+                    }
+                    let program = self.by_cache[from.0][from.1][at];
+                    let gain = self.gain_of_move(program, from, to);
+                    if gain > HELPS {
+                        self.by_cache[from.0][from.1].remove(at);
+                        self.by_cache[to.0][to.1].push(program);
+                        helped = true;
+                    } else {
+                        at += 1;
+                    }
+                }
+            }
+        }
+        helped
+    }
+
+    /// Both CPUs' loads change, and with them what their neighbors see of everybody on them.
+    fn gain_of_move(&mut self, program: usize, from: (usize, usize), to: (usize, usize)) -> f64 {
+        if from.0 == to.0 {
+            let before = self.cache_total(from.0);
+            let at = self.by_cache[from.0][from.1].iter().position(|&other| other == program).unwrap_or(0);
+            self.by_cache[from.0][from.1].remove(at);
+            self.by_cache[to.0][to.1].push(program);
+            let gain = before - self.cache_total(from.0);
+            self.by_cache[to.0][to.1].pop();
+            self.by_cache[from.0][from.1].insert(at, program);
+            return gain;
+        }
+        // What the neighbors of a CPU suffer from one program, were it alone there.
+        let seen = |j: usize, (cache, cpu): (usize, usize)| -> f64 {
+            let others = self.by_cache[cache].iter().enumerate().filter(|(other, _)| *other != cpu);
+            others.flat_map(|(_, members)| members).map(|&k| self.costs[k][j]).sum()
+        };
+        let felt = |(cache, cpu): (usize, usize)| -> f64 {
+            let others = self.by_cache[cache].iter().enumerate().filter(|(other, on)| *other != cpu && !on.is_empty());
+            others.map(|(_, on)| on.iter().map(|&j| self.costs[program][j]).sum::<f64>() / on.len() as f64).sum()
+        };
+        let all = |place: (usize, usize)| -> (f64, f64) {
+            let on = &self.by_cache[place.0][place.1];
+            (on.iter().map(|&j| seen(j, place)).sum(), on.len() as f64)
+        };
+        let shared = |sum: f64, load: f64| if load > 0.0 { sum / load } else { 0.0 };
+        let ((here, load), (there, other_load)) = (all(from), all(to));
+        let leaves = felt(from) + shared(here, load) - shared(here - seen(program, from), load - 1.0);
+        let joins = felt(to) + shared(there + seen(program, to), other_load + 1.0) - shared(there, other_load);
+        leaves - joins
+    }
+
+    fn cache_total(&self, cache: usize) -> f64 {
+        let here = &self.by_cache[cache];
+        let mut total = 0.0;
+        for (cpu, members) in here.iter().enumerate() {
+            for (other, beside) in here.iter().enumerate().filter(|(_, beside)| !beside.is_empty()) {
+                if other != cpu {
+                    let felt: f64 = members.iter().flat_map(|&i| beside.iter().map(move |&j| self.costs[i][j])).sum();
+                    total += felt / beside.len() as f64;
+                }
+            }
+        }
+        total
+    }
+}
+
+/// No assignment with even loads has a smaller total.
+pub fn lower_bound(costs: &CostMatrix, seats: &Seats) -> f64 {
+    let programs = costs.len();
+    if programs == 0 || seats.cpus() == 0 {
+        return 0.0;
+    }
+    let (least, more) = seats.loads(programs);
+    let most = least + usize::from(more > 0);
+    let kinder = |cost: f64| (cost / least.max(1) as f64).min(cost / most as f64);
+    let weight = |i: usize, j: usize| kinder(costs[i][j]) + kinder(costs[j][i]);
+    let idle = seats.cpus() * most - programs;
+    let alone = degree_bound(programs, seats, most, idle, weight);
+    let cpus = seats.cpus_per_cache[0] as usize;
+    let alike = seats.cpus_per_cache.iter().all(|&other| other as usize == cpus);
+    let neighbors = (cpus - 1) * most;
+    if !alike || neighbors == 0 || programs + idle <= neighbors {
+        return alone;
+    }
+    let padded = |i: usize, j: usize| if i.max(j) < programs { weight(i, j) } else { 0.0 };
+    alone.max(enough_neighbors(programs + idle, neighbors, padded))
+}
+
+/// The best dual value found for a choice of pairs in which each of so many nodes is in `degree`.
+fn enough_neighbors(nodes: usize, degree: usize, weight: impl Fn(usize, usize) -> f64) -> f64 {
+    // Rows without the diagonal: node i's pairs with the nodes before it.
+    let rows: Vec<Vec<f64>> = (0..nodes).map(|i| (0..i).map(|j| weight(i, j)).collect()).collect();
+    let pairs = (nodes * (nodes - 1) / 2) as f64;
+    let mean = rows.iter().flatten().sum::<f64>() / pairs;
+    let spread = (rows.iter().flatten().map(|w| (w - mean) * (w - mean)).sum::<f64>() / pairs).sqrt();
+    let mut prices = vec![0.5 * mean; nodes];
+    let (mut best, mut step) = (f64::NEG_INFINITY, spread);
+    for _ in 0..DUAL_STEPS {
+        let mut value = degree as f64 * prices.iter().sum::<f64>();
+        let mut chosen = vec![0u32; nodes];
+        for (i, row) in rows.iter().enumerate() {
+            for (j, w) in row.iter().enumerate() {
+                let reduced = w - prices[i] - prices[j];
+                if reduced < 0.0 {
+                    value += reduced;
+                    chosen[i] += 1;
+                    chosen[j] += 1;
+                }
+            }
+        }
+        // The sums' rounding must not lift the bound above the truth.
+        best = best.max(value - 1e-12 * (value.abs() + pairs * spread));
+        for (price, &chosen) in prices.iter_mut().zip(&chosen) {
+            *price += step * (degree as f64 - f64::from(chosen)) / degree as f64;
+        }
+        step *= SHORTER;
+    }
+    best
+}
+
+fn degree_bound(programs: usize, seats: &Seats, most: usize, idle: usize, weight: impl Fn(usize, usize) -> f64) -> f64 {
+    let mut shapes = seats.cpus_per_cache.clone();
+    shapes.sort_unstable();
+    shapes.dedup();
+    let own = |i: usize| {
+        let mut beside: Vec<f64> = (0..programs).filter(|&j| j != i).map(|j| weight(i, j)).collect();
+        beside.sort_by(f64::total_cmp);
+        let on_shape = |&cpus: &u32| {
+            let others = (cpus as usize).saturating_sub(1);
+            let must = (others * most).saturating_sub(others.min(idle)).min(beside.len());
+            let may = (others * most).min(beside.len());
+            beside[..must].iter().sum::<f64>() + beside[must..may].iter().filter(|cost| **cost < 0.0).sum::<f64>()
+        };
+        shapes.iter().map(on_shape).fold(f64::INFINITY, f64::min) / 2.0
+    };
+    (0..programs).map(own).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(60))]
+
+        /// Is the gain of a move what the totals before and after say, within a cache and between two?
+        #[test]
+        fn the_gain_of_a_move_is_the_difference_of_totals(
+            matrix in prop::collection::vec(prop::collection::vec(-0.5f64..1.0, 9), 9),
+            program in 0usize..9,
+            to in (0usize..2, 0usize..3),
+            seed in any::<u64>(),
+        ) {
+            let seats = Seats { cpus_per_cache: vec![3, 3] };
+            let seating = random_seating(9, &seats, &mut SplitMix64::new(seed));
+            let mut climb = HillClimb { costs: &matrix, by_cache: seating.by_cache.clone() };
+            let at = |seating: &Seating| {
+                let places = (0..2).flat_map(|cache| (0..3).map(move |cpu| (cache, cpu)));
+                places.into_iter().find(|&(cache, cpu)| seating.by_cache[cache][cpu].contains(&program)).unwrap()
+            };
+            let from = at(&seating);
+            prop_assume!(from != to);
+            let gain = climb.gain_of_move(program, from, to);
+            prop_assert_eq!(&climb.by_cache, &seating.by_cache, "trying changes nothing");
+            let mut moved = seating.clone();
+            moved.by_cache[from.0][from.1].retain(|&other| other != program);
+            moved.by_cache[to.0][to.1].push(program);
+            prop_assert!((gain - (seating.total(&matrix) - moved.total(&matrix))).abs() < 1e-9);
+        }
+    }
+}

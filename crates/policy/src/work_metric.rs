@@ -1,0 +1,118 @@
+//! How fast a task goes, as far as anybody can tell.
+//!
+//! Problem: most programs report no work, and most virtual machines count no instructions; then nobody can say whether a
+//! decision helped. Method: what a task reports is believed first, instructions come second; else events that a program
+//! makes at a rate of its own may stand in: system calls, page faults. Context switches do not: who is given less of a
+//! processor is switched *more* often, so that a loss would look like a gain.
+//! Properties: a stand-in is always declared as one ([`WorkMetric::Proxy`]); it speaks only for a task that wants a processor
+//! most of the time (whoever sleeps is paced by something else), and only from a number of events on.
+
+use cachemate_core::{CounterEvent, TaskSample};
+
+/// Fewer events in a window than this say nothing: a tenth is their own noise (one over the root of the count).
+pub const EVENTS_AT_LEAST: f64 = 100.0;
+/// A task that runs or waits to run for less than this share of the window is paced by something else than its speed.
+pub const WANTS_AT_LEAST: f64 = 0.5;
+
+/// What a speed counts.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum WorkMetric {
+    /// Work in the task's own unit.
+    Reported,
+    /// Instructions, as counted.
+    Instructions,
+    /// An event that is not work, but that a working program makes at a rate of its own.
+    Proxy(CounterEvent),
+}
+
+impl WorkMetric {
+    /// All measures, the one to be believed first at the front.
+    pub const BEST_FIRST: [WorkMetric; 4] = [
+        WorkMetric::Reported,
+        WorkMetric::Instructions,
+        WorkMetric::Proxy(CounterEvent::SystemCalls),
+        WorkMetric::Proxy(CounterEvent::PageFaults),
+    ];
+
+    /// As people read it.
+    pub fn words(self) -> &'static str {
+        match self {
+            WorkMetric::Reported => "work reported",
+            WorkMetric::Instructions => "instructions",
+            WorkMetric::Proxy(CounterEvent::SystemCalls) => "system calls",
+            WorkMetric::Proxy(CounterEvent::PageFaults) => "page faults",
+            WorkMetric::Proxy(CounterEvent::ContextSwitches) => "waits",
+            WorkMetric::Proxy(_) => "events",
+        }
+    }
+}
+
+/// What a task did in a window of `elapsed_ns`, best measure first; only what is above zero.
+pub fn metrics_of(task: &TaskSample, elapsed_ns: u64) -> impl Iterator<Item = (WorkMetric, f64)> + '_ {
+    let ran_ns = task.ran_ns();
+    let wanted_ns = ran_ns.saturating_add(task.run_queue_wait_ns.unwrap_or(0));
+    let wants = wanted_ns as f64 >= WANTS_AT_LEAST * elapsed_ns as f64 && elapsed_ns > 0;
+    WorkMetric::BEST_FIRST.into_iter().filter_map(move |work| {
+        let count = match work {
+            WorkMetric::Reported => task.progress,
+            WorkMetric::Instructions => task.counts.get(CounterEvent::Instructions),
+            WorkMetric::Proxy(event) => task.counts.get(event).filter(|count| wants && *count >= EVENTS_AT_LEAST),
+        };
+        count.filter(|count| *count > 0.0).map(|count| (work, count))
+    })
+}
+
+/// What a promised rate counts for a task: the work that it reports; nothing where another thread of its process reports
+/// for it; else instructions.
+pub fn promised_work(task: &TaskSample, seen: &[TaskSample]) -> Option<WorkMetric> {
+    let mut others = seen.iter().filter(|other| other.process == task.process && !other.exited);
+    match task.progress {
+        Some(_) => Some(WorkMetric::Reported),
+        None => (!others.any(|other| other.progress.is_some())).then_some(WorkMetric::Instructions),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cachemate_core::{CpuId, EventCount, EventCounts, ProcessId, TaskId};
+
+    fn task(ran_ns: u64, counts: &[(CounterEvent, u64)], progress: Option<f64>) -> TaskSample {
+        let reading = |&(event, count): &(CounterEvent, u64)| EventCount { event, count, enabled_share: 1.0 };
+        TaskSample {
+            on_cpu_ns: vec![(CpuId(0), ran_ns)],
+            run_queue_wait_ns: Some(100),
+            counts: EventCounts(counts.iter().map(reading).collect()),
+            progress,
+            ..TaskSample::new(TaskId(0), ProcessId(0))
+        }
+    }
+
+    /// Does what is reported come first, and a stand-in only from a busy task with enough events?
+    #[test]
+    fn a_stand_in_speaks_for_the_busy_only() {
+        let calls = [(CounterEvent::SystemCalls, 500), (CounterEvent::PageFaults, 7)];
+        let kinds = |task: &TaskSample| metrics_of(task, 1000).map(|(work, _)| work).collect::<Vec<_>>();
+        assert_eq!(kinds(&task(900, &calls, None)), [WorkMetric::Proxy(CounterEvent::SystemCalls)]);
+        assert_eq!(
+            kinds(&task(400, &calls, None)),
+            [WorkMetric::Proxy(CounterEvent::SystemCalls)],
+            "waiting to run counts"
+        );
+        assert_eq!(kinds(&task(300, &calls, None)), [], "a sleeper is paced by something else");
+        assert_eq!(kinds(&task(900, &calls, Some(3.0)))[0], WorkMetric::Reported);
+        assert_eq!(kinds(&task(900, &[(CounterEvent::ContextSwitches, 500)], None)), []);
+    }
+
+    /// Is a promised rate of what is reported, of instructions where nobody of the process reports, and of nothing where
+    /// another thread reports for all?
+    #[test]
+    fn a_promised_rate_says_what_it_counts() {
+        let (mut first, silent) = (task(900, &[], Some(0.0)), TaskSample { task: TaskId(1), ..task(900, &[], None) });
+        let all = [first.clone(), silent.clone()];
+        assert_eq!(all.each_ref().map(|one| promised_work(one, &all)), [Some(WorkMetric::Reported), None]);
+        first.progress = None;
+        let all = [first, silent];
+        assert_eq!(all.each_ref().map(|one| promised_work(one, &all)), [Some(WorkMetric::Instructions); 2]);
+    }
+}

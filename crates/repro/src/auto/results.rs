@@ -1,0 +1,225 @@
+//! AUTO: the bars of the integrated policy, and how the mixes stand against them.
+
+use cachemate_core::MachineSpec;
+use cachemate_report::figure::{Axis, BarChart, BarGroup};
+
+use super::MACHINES;
+use super::bounds::bounds;
+use super::draw::{FAMILIES, Family};
+use super::families::{AutoMix, ScoreKind, contenders, run_all, singles};
+use super::run::AutoContender;
+use crate::setup::failed;
+use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget, mean};
+
+const PAPER: &str = "none built it; the thesis asks for it (7.3)";
+
+fn over(mixes: &[&AutoMix], gain: impl Fn(&AutoMix) -> f64) -> Vec<f64> {
+    mixes.iter().map(|mix| gain(mix)).collect()
+}
+
+fn finding(
+    id: &str,
+    what: &str,
+    unit: &str,
+    bar: ResultTarget,
+    value: f64,
+    context: &ExperimentContext<'_>,
+) -> Finding {
+    Finding::new(id, what, PAPER, unit, bar, &[(context.seeds[0], value)])
+}
+
+/// Means of per-mix means over the machine seeds that score.
+fn gain(mix: &AutoMix, over: usize) -> f64 {
+    mean(&mix.gains(contenders().len() - 1, over))
+}
+
+/// Lower bound of the geometric mean of gains in per cent.
+fn low(percents: &[f64]) -> f64 {
+    let logs: Vec<f64> = percents.iter().map(|percent| (percent / 100.0).max(-0.999).ln_1p()).collect();
+    100.0 * bounds(&logs).0.exp_m1()
+}
+
+fn at_least(bar: f64) -> ResultTarget {
+    ResultTarget::AtLeast { bar, paper_best: None }
+}
+
+pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
+    let load = |name: &str| cachemate_spec::load_machine(name).map_err(failed(name));
+    let machines: Vec<MachineSpec> = match context.machine {
+        Some(name) => vec![load(name)?],
+        None => MACHINES.iter().map(|name| load(name)).collect::<Result<_, _>>()?,
+    };
+    let mixes = context.mixes.unwrap_or(context.pick(1, 2));
+    let length_ns = context.pick(300, 900) * 1_000_000_000;
+    let mixes = run_all(context, &machines, mixes, length_ns)?;
+    findings(context, &mixes)
+}
+
+/// Every verdict.
+fn findings(context: &ExperimentContext<'_>, mixes: &[AutoMix]) -> Result<Vec<Finding>, ReproError> {
+    let all: Vec<&AutoMix> = mixes.iter().collect();
+    let of = |family: Family| mixes.iter().filter(|mix| mix.family == family).collect::<Vec<&AutoMix>>();
+    let best = |mix: &AutoMix| gain(mix, mix.best_single());
+    let mut found = vec![
+        finding(
+            "AUTO-1",
+            "weighted speed-up over the default, mean over all mixes",
+            "%",
+            ResultTarget::Shown,
+            mean(&over(&all, |mix| gain(mix, 0))),
+            context,
+        )
+        .points(points(mixes))
+        .figure(figure(mixes)),
+        finding(
+            "AUTO-2",
+            "against the best single mechanism of each mix in hindsight: lower 95 % bound",
+            "%",
+            at_least(-1.0),
+            low(&over(&all, best)),
+            context,
+        ),
+        finding(
+            "AUTO-3",
+            "the same on crossed mixes",
+            "%",
+            at_least(2.0),
+            low(&over(&of(Family::Crossed), best)),
+            context,
+        ),
+        below_default(context, mixes),
+        finding(
+            "AUTO-5",
+            "where nothing is to be gained, over the default: lower 95 % bound",
+            "%",
+            at_least(-0.5),
+            low(&over(&of(Family::Null), |mix| gain(mix, 0))),
+            context,
+        ),
+    ];
+    found.push(floors(context, &of(Family::Floors)));
+    found.push(behind(context, "worst slowdown over the default's, largest over mixes", &all));
+    found.extend(FAMILIES.iter().flat_map(|&family| of_family(context, family, &of(family))));
+    found.extend(baselines(context, &all));
+    Ok(found)
+}
+
+/// Points by which the worst off is further behind than by default.
+fn behind(context: &ExperimentContext<'_>, what: &str, mixes: &[&AutoMix]) -> Finding {
+    let auto = contenders().len() - 1;
+    let points = |mix: &AutoMix| mean(&mix.gains_by(ScoreKind::WorstSlowdown, auto, 0));
+    let most = over(mixes, points).into_iter().fold(f64::NEG_INFINITY, f64::max);
+    finding("AUTO-7", what, "points", ResultTarget::AtMost { bar: 2.0, paper_best: None }, most, context)
+}
+
+/// The verdicts of one family, by kind: against the best single mechanism in hindsight, and against the default.
+fn of_family(context: &ExperimentContext<'_>, family: Family, mixes: &[&AutoMix]) -> Vec<Finding> {
+    if mixes.is_empty() {
+        return Vec::new();
+    }
+    let (auto, name) = (contenders().len() - 1, family.name());
+    let against_best = |kind: ScoreKind| low(&over(mixes, |mix| mean(&mix.gains_by(kind, auto, mix.best_single()))));
+    let against_default = |kind: ScoreKind| low(&over(mixes, |mix| mean(&mix.gains_by(kind, auto, 0))));
+    let bar = if family == Family::Crossed { 2.0 } else { -1.0 };
+    let of = |what: &str| format!("{name}: {what}: lower 95 % bound");
+    let weighted = of("weighted speed-up against the best single mechanism in hindsight");
+    let mut found = vec![
+        finding("AUTO-8", &weighted, "%", at_least(bar), against_best(ScoreKind::WeightedSpeedup), context),
+        behind(context, &format!("{name}: worst slowdown over the default's, largest over mixes"), mixes),
+    ];
+    let least = if family == Family::Null { -0.5 } else { -1.0 };
+    let what = of("weighted speed-up over the default");
+    found.push(finding("AUTO-8", &what, "%", at_least(least), against_default(ScoreKind::WeightedSpeedup), context));
+    for (kind, metric) in [(ScoreKind::HarmonicMean, "harmonic mean of speeds"), (ScoreKind::Throughput, "throughput")]
+    {
+        let what = of(&format!("{metric} over the default"));
+        found.push(finding("AUTO-9", &what, "%", ResultTarget::Shown, against_default(kind), context));
+        let what = of(&format!("{metric} against the best single mechanism in hindsight"));
+        found.push(finding("AUTO-9", &what, "%", ResultTarget::Shown, against_best(kind), context));
+    }
+    found
+}
+
+/// `auto` against each baseline by itself, over all mixes: no fixed one is better.
+fn baselines(context: &ExperimentContext<'_>, mixes: &[&AutoMix]) -> Vec<Finding> {
+    let against = |(at, baseline): (usize, &AutoContender)| {
+        let what = format!("weighted speed-up over '{}', all mixes: lower 95 % bound", baseline.what);
+        finding("AUTO-10", &what, "%", at_least(-1.0), low(&over(mixes, |mix| gain(mix, at))), context)
+    };
+    let all = contenders();
+    all[..all.len() - 1].iter().enumerate().map(against).collect()
+}
+
+/// A mix fails if its one-sided upper bound is below -1 %.
+fn below_default(context: &ExperimentContext<'_>, mixes: &[AutoMix]) -> Finding {
+    let auto = contenders().len() - 1;
+    let fails = |mix: &&AutoMix| bounds(&mix.gains(auto, 0)).1 < -1.0;
+    let failing: Vec<&AutoMix> = mixes.iter().filter(fails).collect();
+    let names: Vec<String> = failing
+        .iter()
+        .map(|mix| format!("{} {} on {} ({:+.1} %)", mix.family.name(), mix.seed, mix.machine, gain(mix, 0)))
+        .collect();
+    let bar = ResultTarget::AtMost { bar: 0.0, paper_best: None };
+    let note = if names.is_empty() { String::new() } else { format!("below: {}", names.join("; ")) };
+    finding("AUTO-4", "mixes below the default by more than 1 %", "mixes", bar, failing.len() as f64, context)
+        .note(note)
+}
+
+/// Feasible: kept by some contender in 99 % of windows.
+fn floors(context: &ExperimentContext<'_>, mixes: &[&AutoMix]) -> Finding {
+    let auto = contenders().len() - 1;
+    let kept = |mix: &AutoMix, at: usize| {
+        let all: Vec<f64> = mix.did.iter().skip(1).filter_map(|did| did[at].floors_kept).collect();
+        mean(&all)
+    };
+    let feasible: Vec<&&AutoMix> = mixes.iter().filter(|mix| (0..=auto).any(|at| kept(mix, at) >= 0.99)).collect();
+    let values: Vec<f64> = feasible.iter().map(|mix| 100.0 * kept(mix, auto)).collect();
+    let note = format!("{} of {} mixes have a contender that keeps the promise", feasible.len(), mixes.len());
+    finding("AUTO-6", "feasible promises kept, of settled windows", "%", at_least(99.0), mean(&values), context)
+        .note(note)
+}
+
+/// Every contender by family, over the default.
+fn points(mixes: &[AutoMix]) -> Vec<DataPoint> {
+    let mut points = Vec::new();
+    for (at, contender) in contenders().iter().enumerate().skip(1) {
+        for family in FAMILIES {
+            let values: Vec<f64> =
+                mixes.iter().filter(|mix| mix.family == family).map(|mix| mean(&mix.gains(at, 0))).collect();
+            points.push(DataPoint::over(contender.what, family.name(), &values));
+        }
+    }
+    let auto = contenders().len() - 1;
+    for mix in mixes {
+        let at = format!("{} {} on {}", mix.family.name(), mix.seed, mix.machine);
+        points.push(DataPoint::over("auto, each mix", at.clone(), &mix.gains(auto, 0)));
+        let best = mix.best_single();
+        points.push(DataPoint::over("best single in hindsight, each mix", at, &mix.gains(best, 0)));
+    }
+    points
+}
+
+fn figure(mixes: &[AutoMix]) -> ResultFigure {
+    let of = |at: usize, family: &Family| {
+        let values: Vec<f64> =
+            mixes.iter().filter(|mix| mix.family == *family).map(|mix| mean(&mix.gains(at, 0))).collect();
+        cachemate_report::figure::ChartBar {
+            value: (!values.is_empty()).then(|| mean(&values)),
+            interval: (!values.is_empty()).then(|| bounds(&values)),
+        }
+    };
+    let shown: Vec<usize> = singles().chain([contenders().len() - 1]).collect();
+    let group = |family: &Family| BarGroup {
+        name: family.name().to_string(),
+        bars: shown.iter().map(|&at| of(at, family)).collect(),
+    };
+    let drawing = BarChart {
+        title: "Weighted speed-up over the default, by family".to_string(),
+        y: Axis::linear("gain (%)"),
+        series: shown.iter().map(|&at| contenders()[at].what.to_string()).collect(),
+        groups: FAMILIES.iter().map(group).collect(),
+        size: Some((1100.0, 400.0)),
+        ..BarChart::default()
+    };
+    ResultFigure::bars("auto-families", &drawing)
+}

@@ -1,0 +1,165 @@
+//! What a policy would decide for these programs, from their profiles alone: run on the interval machine, and told.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
+
+use cachemate_core::{
+    Ability, ActuationLimits, Machine, MachineState, Observation, PartitionSupport, Plan, TaskId, TaskState, Tracked,
+    WindowRecord, derive_changes,
+};
+use cachemate_interval::IntervalMachine;
+use serde::Serialize;
+
+use super::whatif::{WhatIfQuery, differs, in_words, started};
+use crate::setup::failed;
+use crate::{ExperimentContext, ReproError};
+
+/// One window in which the policy gave reasons.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct PlanReport {
+    /// Nominal, since the programs' start.
+    pub seconds: f64,
+    /// Did the plan change with it?
+    pub changed: bool,
+    /// The reasons, with the programs' names in them.
+    pub why: Vec<String>,
+}
+
+/// What a policy has decided in the end.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct PlannedRun {
+    /// As asked for, parameters included.
+    pub policy: String,
+    /// Nominal time that the programs ran.
+    pub seconds: f64,
+    /// From a machine left to itself to the last plan, in the order in which they are made; in words.
+    pub changes: Vec<String>,
+    /// What cannot be had of the plan.
+    pub refused: Vec<String>,
+    /// Windows with reasons, in order; equal ones in a row once.
+    pub told: Vec<PlanReport>,
+}
+
+/// Runs the question under one policy of the registry and tells what it decided.
+///
+/// # Errors
+/// As [`super::whatif::outcome`].
+pub fn planned(context: &ExperimentContext<'_>, question: &WhatIfQuery, name: &str) -> Result<PlannedRun, ReproError> {
+    let (machine, by) = started(question, name)?;
+    let mut log = Log::default();
+    let machine = by
+        .run(machine, |machine, record| {
+            log.add(machine, record);
+            !context.stop.load(Ordering::Relaxed)
+        })
+        .map_err(failed(name))?;
+    context.go_on()?;
+    Ok(log.planned(name, &machine))
+}
+
+#[derive(Default)]
+struct Log {
+    names: BTreeMap<TaskId, String>,
+    last: Option<(Observation, Plan)>,
+    told: Vec<PlanReport>,
+}
+
+impl Log {
+    fn add(&mut self, machine: &IntervalMachine, record: WindowRecord) {
+        for seen in &record.observation.tasks {
+            self.names.entry(seen.task).or_insert_with(|| seen.name.clone());
+        }
+        let plan = record.decision.plan;
+        let changed = self.last.as_ref().is_some_and(|(_, before)| differs(before, &plan));
+        let why: Vec<String> = record
+            .decision
+            .reasons
+            .iter()
+            .map(|reason| in_words(reason, |task| self.names.get(task).cloned()))
+            .collect();
+        // Policies that give the same reasons in every window are not repeated.
+        if changed || !why.is_empty() && self.told.last().is_none_or(|told| told.why != why) {
+            self.told.push(PlanReport { seconds: machine.now_ns() as f64 / 1e9, changed, why });
+        }
+        self.last = Some((record.observation, plan));
+    }
+
+    fn planned(self, policy: &str, machine: &IntervalMachine) -> PlannedRun {
+        let found = self.last.as_ref().map(|(seen, plan)| {
+            derive_changes(plan, &[], &untouched(seen, machine), machine.topology(), machine.capabilities())
+        });
+        let found = found.unwrap_or_default();
+        PlannedRun {
+            policy: policy.to_string(),
+            seconds: machine.now_ns() as f64 / 1e9,
+            changes: found.changes.iter().map(ToString::to_string).collect(),
+            refused: found.refused.iter().map(|refused| refused.message.clone()).collect(),
+            told: self.told,
+        }
+    }
+}
+
+/// The machine with these tasks, before anybody changed anything.
+fn untouched(seen: &Observation, machine: &IntervalMachine) -> MachineState {
+    let online = machine.topology().online();
+    let here = || seen.tasks.iter().filter(|task| !task.exited);
+    let task = |task: &cachemate_core::TaskSample| TaskState {
+        task: task.task,
+        process: task.process,
+        name: task.name.clone(),
+        movable: !task.unmovable,
+        group: None,
+        affinity: Some(Tracked::untouched(online.clone())),
+        weight: Some(Tracked::untouched(1.0)),
+        class: None,
+        class_owner: None,
+        no_idle_turns: None,
+    };
+    let capabilities = machine.capabilities();
+    let colored = capabilities.can(Ability::Colors);
+    let colors = here().filter(|_| colored).map(|task| (task.process, Tracked::untouched(None)));
+    let groups = capabilities.partitions.iter().filter_map(|(_, partition)| match partition {
+        PartitionSupport::Ways { max_groups: groups_at_most, .. } => Some(*groups_at_most),
+        PartitionSupport::Colors { .. } => None,
+    });
+    MachineState {
+        tasks: here().map(task).collect(),
+        colors: colors.collect(),
+        limits: ActuationLimits {
+            max_classes: groups.min().map(|groups| groups.max(1) - 1),
+            ..ActuationLimits::default()
+        },
+        ..MachineState::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicBool;
+
+    use super::*;
+    use cachemate_interval::{IntervalJob, PhasedProgram, closed_form};
+
+    /// Is the plan told as changes of an untouched machine, with reasons that name the programs?
+    #[test]
+    fn a_plan_is_told_as_changes_with_reasons() {
+        let machine = cachemate_spec::load_machine("xeon-x5365-4").unwrap();
+        let lines = machine.last_level().map_or(0.0, |cache| cache.size_bytes as f64 / 64.0);
+        let steady = |name: &str, phase| IntervalJob::new(PhasedProgram::steady(name, phase));
+        let jobs = vec![
+            steady("stream", closed_form::stream(64.0, lines, 0.02)),
+            steady("reuser", closed_form::uniform(64.0, lines, 0.4 * lines, 0.02)),
+            steady("stream", closed_form::stream(64.0, lines, 0.02)),
+            steady("reuser", closed_form::uniform(64.0, lines, 0.4 * lines, 0.02)),
+        ];
+        let question = WhatIfQuery { machine, jobs, length_ns: 60_000_000_000, seed: 1, explicit: false, guard: false };
+        let stop = AtomicBool::new(false);
+        let context = ExperimentContext { quick: true, ..ExperimentContext::of_seed(1, &stop) };
+        let found = planned(&context, &question, "round-robin").unwrap();
+        assert!(found.changes.iter().any(|line| line.starts_with("move task 0 'stream' to CPUs")), "{found:?}");
+        let told = |words: &str| found.told.iter().flat_map(|told| &told.why).any(|why| why.starts_with(words));
+        assert!(told("stream is dealt to the CPUs") && told("reuser is dealt to the CPUs"), "{found:?}");
+        let idle = planned(&context, &question, "default").unwrap();
+        assert!(idle.changes.is_empty() && idle.told.is_empty(), "{idle:?}");
+    }
+}

@@ -1,0 +1,90 @@
+//! What a comparison on this machine hangs on: bounds, other baselines, other scales.
+
+use super::cells::METRICS;
+use super::{NiagaraPolicy, NiagaraSetting, SCALE, SOLARIS_SCALE, ThreadMix, measure, measure_against, without_greedy};
+use crate::{DataPoint, ExperimentContext, ReproError, mean};
+
+/// The size at which all of this is looked at.
+pub const SIZE_KB: u64 = 192;
+
+/// At each size: what a schedule gains in throughput that never runs the greedy program; and in words.
+///
+/// # Errors
+/// As [`without_greedy`].
+pub fn bound(context: &ExperimentContext<'_>, sizes: &[u64]) -> Result<(Vec<DataPoint>, String), ReproError> {
+    let settings: Vec<NiagaraSetting> = sizes
+        .iter()
+        .flat_map(|&kb| context.seeds.iter().map(move |&seed| (kb, seed)))
+        .map(|(kb, seed)| NiagaraSetting::new(kb, seed, context))
+        .collect();
+    let gains = context.run_all(&settings, |setting| {
+        context.tell(&format!("without the greedy program at {} KB, seed {}", setting.l2_kb, setting.seed));
+        Ok(100.0 * without_greedy(setting)?)
+    })?;
+    let of = |kb: u64| -> Vec<f64> {
+        settings.iter().zip(&gains).filter(|(setting, _)| setting.l2_kb == kb).map(|(_, gain)| *gain).collect()
+    };
+    let point = |&kb: &u64| DataPoint::over("throughput gain of never running art %", format!("{kb} KB"), &of(kb));
+    let words: Vec<String> = sizes.iter().map(|&kb| format!("{:+.1} % at {kb} KB", mean(&of(kb)))).collect();
+    let words = format!("A schedule that never ran art would gain {}", words.join(", "));
+    Ok((sizes.iter().map(point).collect(), words))
+}
+
+/// One variation of the comparison: its name, who decides where, and against whose default.
+struct Variation {
+    name: String,
+    who: NiagaraPolicy,
+    on: NiagaraSetting,
+    against: NiagaraSetting,
+}
+
+/// Every figure of the comparison under variations, at one size: `who` at another time scale, against Solaris' time
+/// sharing; and any more that are named.
+///
+/// # Errors
+/// As [`measure`].
+pub fn variations(
+    context: &ExperimentContext<'_>,
+    mix: ThreadMix,
+    who: &NiagaraPolicy,
+    more: &[(&str, NiagaraPolicy)],
+) -> Result<Vec<DataPoint>, ReproError> {
+    let mut all = Vec::new();
+    for &seed in &context.seeds {
+        let base = NiagaraSetting { mix, ..NiagaraSetting::new(SIZE_KB, seed, context) };
+        let same = |name: String, who: &NiagaraPolicy, on: NiagaraSetting| Variation {
+            name,
+            who: who.clone(),
+            on,
+            against: on,
+        };
+        all.push(same(format!("scale {SCALE}"), who, base));
+        all.push(same(format!("scale {}", 2 * SCALE), who, NiagaraSetting { scale: 2 * SCALE, ..base }));
+        let name = format!("against Solaris' time sharing, scale {SOLARIS_SCALE}");
+        all.push(Variation { name, who: who.clone(), on: base, against: base.under_solaris() });
+        all.extend(more.iter().map(|(name, who)| same((*name).to_string(), who, base)));
+    }
+    let measured = context.run_all(&all, |variation| {
+        context.tell(&format!("{}, seed {}", variation.name, variation.on.seed));
+        if variation.on == variation.against {
+            measure(&variation.on, &variation.who)
+        } else {
+            measure_against(&variation.on, &variation.who, &variation.against)
+        }
+    })?;
+    let mut names: Vec<&str> = Vec::new();
+    for variation in &all {
+        if !names.contains(&variation.name.as_str()) {
+            names.push(&variation.name);
+        }
+    }
+    let mut points = Vec::new();
+    for (metric, of) in METRICS {
+        for &name in &names {
+            let here = all.iter().zip(&measured).filter(|(variation, _)| variation.name == name);
+            let values: Vec<f64> = here.map(|(_, measured)| of(measured)).collect();
+            points.push(DataPoint::over(format!("varied at {SIZE_KB} KB: {metric}"), name, &values));
+        }
+    }
+    Ok(points)
+}

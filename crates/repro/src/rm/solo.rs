@@ -1,0 +1,190 @@
+//! One program alone on one chip with so many colors: what its misses are as it goes along, and traces of it.
+//!
+//! Places in a run are told in instructions of the program, which are the same whatever its colors: the program's
+//! stream does not depend on time.
+
+use cachemate_core::{
+    CacheId, CacheLevel, CacheShare, CounterEvent, CounterScope, GroupId, Machine, Observation, PageMigration, Plan,
+    ProbeEvidence, ProbeId, ProbeKind, ProbeRequest, ProcessId, ShareMember, TaskId, Units, WindowLength,
+};
+use cachemate_sim::machine::SimMachine;
+use serde::{Deserialize, Serialize};
+
+use crate::ReproError;
+use crate::setup::{Workload, failed};
+
+/// The thesis's machine (Table 5.3).
+pub const MACHINE: &str = "power5-2x2x2";
+/// Page colors of it: the points of every curve.
+pub const COLORS: u32 = 16;
+
+/// Instructions and misses of the L2, summed since the program began.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct MissTotals {
+    pub instructions: f64,
+    pub misses: f64,
+    /// Misses of the first-level data cache.
+    pub first_level_misses: f64,
+    pub instruction_misses: f64,
+    /// References to the L2: first-level misses and stores that write through.
+    pub references: f64,
+}
+
+/// Sums at the end of every window, from 0 on.
+#[derive(Clone, PartialEq, Debug)]
+pub struct MissTimeline(pub Vec<MissTotals>);
+
+impl MissTimeline {
+    /// A sum until so many instructions, on a straight line between windows; `None` beyond the end.
+    fn until(&self, instructions: f64, of: fn(&MissTotals) -> f64) -> Option<f64> {
+        let next = self.0.partition_point(|sums| sums.instructions < instructions);
+        let high = self.0.get(next)?;
+        let Some(low) = next.checked_sub(1).map(|at| self.0[at]) else { return Some(of(high)) };
+        let along = (instructions - low.instructions) / (high.instructions - low.instructions);
+        Some(of(&low) + along * (of(high) - of(&low)))
+    }
+
+    fn per_kilo_instr(&self, from: f64, to: f64, of: fn(&MissTotals) -> f64) -> Option<f64> {
+        Some(1000.0 * (self.until(to, of)? - self.until(from, of)?) / (to - from))
+    }
+
+    /// Misses per thousand instructions in a stretch of the run; `None` where it was not run to its end.
+    pub fn misses_per_kilo_instr(&self, from: f64, to: f64) -> Option<f64> {
+        self.per_kilo_instr(from, to, |sums| sums.misses)
+    }
+
+    /// What no allocation of the L2 changes, per thousand instructions: misses of the first-level caches, references of
+    /// the L2.
+    pub fn first_level_per_kilo_instr(&self, from: f64, to: f64) -> Option<[f64; 3]> {
+        let of = |of| self.per_kilo_instr(from, to, of);
+        Some([of(|sums| sums.first_level_misses)?, of(|sums| sums.instruction_misses)?, of(|sums| sums.references)?])
+    }
+
+    pub fn end(&self) -> MissTotals {
+        self.0.last().copied().unwrap_or_default()
+    }
+}
+
+/// A program under way.
+pub struct SoloMachine {
+    machine: SimMachine,
+    plan: Plan,
+    pub timeline: MissTimeline,
+}
+
+impl SoloMachine {
+    /// The program of the workload at its start, on the first CPU, with the first `colors` colors.
+    ///
+    /// # Errors
+    /// A workload that cannot be.
+    pub fn start(workload: &Workload, colors: u32, window_cycles: u64) -> Result<Self, ReproError> {
+        Self::of(workload.simulated()?, colors, window_cycles)
+    }
+
+    /// The same of a machine at its start, with one task.
+    ///
+    /// # Errors
+    /// The machine's own.
+    pub fn of(mut machine: SimMachine, colors: u32, window_cycles: u64) -> Result<Self, ReproError> {
+        let mut plan = Plan::idle(WindowLength::Cycles { cycles: window_cycles });
+        plan.affinity.insert(TaskId(0), [0].into_iter().collect());
+        plan.shares = vec![color_share(&machine, colors)];
+        machine.apply(&plan).map_err(failed("colors"))?;
+        machine.set_first_window(plan.window);
+        let timeline = MissTimeline(vec![MissTotals::default()]);
+        Ok(SoloMachine { machine, plan, timeline })
+    }
+
+    /// One window.
+    ///
+    /// # Errors
+    /// The machine's own, or its end.
+    pub fn step(&mut self) -> Result<Observation, ReproError> {
+        let seen = self.machine.observe().map_err(failed("window"))?;
+        let seen = seen.ok_or_else(|| ReproError::Failed("window".into(), "the program ended".into()))?;
+        let mut sums = self.timeline.end();
+        for (place, counts) in &seen.shared_counts {
+            match place {
+                CounterScope::Cpu(_) => sums.instructions += counts.get(CounterEvent::Instructions).unwrap_or(0.0),
+                CounterScope::Cache(_) => {
+                    sums.misses += counts.get(CounterEvent::Misses(CacheLevel::L2)).unwrap_or(0.0);
+                    sums.references += counts.get(CounterEvent::References(CacheLevel::L2)).unwrap_or(0.0);
+                    sums.first_level_misses += counts.get(CounterEvent::Misses(CacheLevel::L1Data)).unwrap_or(0.0);
+                    sums.instruction_misses +=
+                        counts.get(CounterEvent::Misses(CacheLevel::L1Instruction)).unwrap_or(0.0);
+                }
+                _ => {}
+            }
+        }
+        self.timeline.0.push(sums);
+        Ok(seen)
+    }
+
+    /// On until at least so many instructions of the program have been executed since it began.
+    ///
+    /// # Errors
+    /// As [`SoloMachine::step`].
+    pub fn run_to(&mut self, instructions: f64) -> Result<(), ReproError> {
+        while self.timeline.end().instructions < instructions {
+            self.step()?;
+        }
+        Ok(())
+    }
+
+    /// Logs so many first-level misses from here on: the answer, with where it began and ended.
+    ///
+    /// # Errors
+    /// As [`SoloMachine::step`].
+    pub fn trace(&mut self, entries: u32) -> Result<TraceCapture, ReproError> {
+        let from = self.timeline.end().instructions;
+        let what = ProbeKind::MissTrace { task: TaskId(0), entries, code: false };
+        self.plan.probes = vec![ProbeRequest { id: ProbeId(0), kind: what, budget_ns: u64::MAX }];
+        self.machine.apply(&self.plan).map_err(failed("trace"))?;
+        loop {
+            let mut seen = self.step()?;
+            if let Some(answer) = seen.probe_results.pop() {
+                self.plan.probes.clear();
+                self.machine.apply(&self.plan).map_err(failed("end of trace"))?;
+                let cost_ns = answer.cost_ns.iter().map(|(_, ns)| *ns as f64).sum();
+                seen.probe_results = vec![answer];
+                return Ok(TraceCapture { seen, from, to: self.timeline.end().instructions, cost_ns });
+            }
+        }
+    }
+}
+
+/// A trace as the profilers get it, and where in the run it was taken.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct TraceCapture {
+    pub seen: Observation,
+    /// Instructions of the program before the first and after the last entry.
+    pub from: f64,
+    pub to: f64,
+    pub cost_ns: f64,
+}
+
+impl TraceCapture {
+    /// The log.
+    pub fn evidence(&self) -> Option<&ProbeEvidence> {
+        self.seen.probe_results.first().map(|answer| &answer.evidence)
+    }
+
+    pub fn entries(&self) -> usize {
+        if let Some(ProbeEvidence::Trace { lines, .. }) = self.evidence() { lines.len() } else { 0 }
+    }
+
+    /// Entries an instruction of the program gives.
+    pub fn entries_per_instr(&self) -> f64 {
+        self.entries() as f64 / (self.to - self.from).max(1.0)
+    }
+}
+
+fn color_share(machine: &SimMachine, colors: u32) -> CacheShare {
+    let last = machine.topology().last_level_caches().next().map_or(CacheId(0), |cache| cache.id);
+    CacheShare {
+        group: GroupId(0),
+        members: vec![ShareMember::Process(ProcessId(0))],
+        cache: last,
+        units: Units::Colors { allowed: (0..colors).collect(), migration: PageMigration::All },
+    }
+}

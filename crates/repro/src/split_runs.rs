@@ -1,0 +1,242 @@
+//! An experiment's independent runs, one at a time, wherever they are made.
+//!
+//! Problem: an experiment takes hours, and nearly all of it in runs that do not know of each other; other machines could
+//! make them. What a run is stands in the experiment's code, not in data that could be sent. Method: every call of
+//! [`crate::ExperimentContext::run_all`] is numbered, and so are its items; `2.17` names a run. Whoever makes it goes through the
+//! experiment up to that call, with the answers of earlier calls taken from where they are kept, makes the one run, and
+//! stops. Whoever wants to know what there is to make goes on until answers are missing, and lists them. Properties:
+//! the experiment is the same code in all three cases; answers are kept as MessagePack, which has every bit of a number
+//! (JSON has no NaN), so that they are the same wherever they were made; runs within runs belong to the outer one.
+
+use std::cell::Cell;
+use std::collections::BTreeSet;
+use std::ops::Deref;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use crate::ReproError;
+
+/// Answers that were kept, by the run's name.
+pub type AnswerLookup<'a> = &'a (dyn Fn(&str) -> Option<Vec<u8>> + Sync);
+
+/// One pass through an experiment.
+pub struct Split<'a> {
+    find: AnswerLookup<'a>,
+    /// The run to be made.
+    wanted: Option<(u32, usize)>,
+    calls: AtomicU32,
+    made: Mutex<Option<Vec<u8>>>,
+    missing: Mutex<Vec<String>>,
+}
+
+thread_local! {
+    /// This thread is within a run.
+    static WITHIN: Cell<bool> = const { Cell::new(false) };
+}
+
+impl<'a> Split<'a> {
+    /// Makes nothing: goes on while everything is kept, and lists what is missing first.
+    pub fn list(find: AnswerLookup<'a>) -> Self {
+        let (made, missing) = (Mutex::new(None), Mutex::new(Vec::new()));
+        Split { find, wanted: None, calls: AtomicU32::new(0), made, missing }
+    }
+
+    /// Makes this run.
+    ///
+    /// # Errors
+    /// It is no run's name.
+    pub fn one(run: &str, find: AnswerLookup<'a>) -> Result<Self, ReproError> {
+        let bad = || ReproError::Failed(run.to_string(), "expected a run's name such as 2.17".to_string());
+        let (call, item) = run.split_once('.').ok_or_else(bad)?;
+        let wanted = Some((call.parse().map_err(|_| bad())?, item.parse().map_err(|_| bad())?));
+        Ok(Split { wanted, ..Split::list(find) })
+    }
+
+    /// The answer of the run that was wanted, once it was made.
+    pub fn made(&self) -> Option<Vec<u8>> {
+        self.made.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    /// Names of the runs that were missing.
+    pub fn missing(&self) -> Vec<String> {
+        std::mem::take(&mut *self.missing.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// The answers of one call, or [`ReproError::Elsewhere`] as soon as the pass has done what it was for.
+    pub(crate) fn run_all<T, R: Serialize + DeserializeOwned>(
+        &self,
+        items: &[T],
+        run: impl Fn(&T) -> Result<R, ReproError>,
+    ) -> Result<Vec<R>, ReproError> {
+        let call = self.calls.fetch_add(1, Ordering::Relaxed);
+        if let Some((_, item)) = self.wanted.filter(|(wanted, _)| *wanted == call) {
+            let name = format!("{call}.{item}");
+            let asked = items.get(item).ok_or_else(|| ReproError::Failed(name.clone(), "no such run".to_string()))?;
+            let bytes = written(&name, &within(|| run(asked))?)?;
+            *self.made.lock().unwrap_or_else(PoisonError::into_inner) = Some(bytes);
+            return Err(ReproError::Elsewhere);
+        }
+        let mut answers = Vec::new();
+        for item in 0..items.len() {
+            let name = format!("{call}.{item}");
+            match (self.find)(&name) {
+                Some(bytes) => answers.push(read(&name, &bytes)?),
+                None => self.missing.lock().unwrap_or_else(PoisonError::into_inner).push(name),
+            }
+        }
+        if answers.len() == items.len() { Ok(answers) } else { Err(ReproError::Elsewhere) }
+    }
+}
+
+/// Whether this thread makes a run already.
+pub(crate) fn is_within() -> bool {
+    WITHIN.get()
+}
+
+/// Makes a run; others that it asks for are part of it.
+fn within<R>(run: impl FnOnce() -> R) -> R {
+    let before = WITHIN.replace(true);
+    let answer = run();
+    WITHIN.set(before);
+    answer
+}
+
+/// An answer that reads back as what it was, or an error.
+fn written<R: Serialize + DeserializeOwned>(name: &str, answer: &R) -> Result<Vec<u8>, ReproError> {
+    let failed = |what: String| ReproError::Failed(name.to_string(), format!("its answer: {what}"));
+    let bytes = rmp_serde::to_vec_named(answer).map_err(|error| failed(error.to_string()))?;
+    let again = rmp_serde::to_vec_named(&read::<R>(name, &bytes)?).map_err(|error| failed(error.to_string()))?;
+    if again == bytes { Ok(bytes) } else { Err(failed("it does not read back as it was".to_string())) }
+}
+
+fn read<R: DeserializeOwned>(name: &str, bytes: &[u8]) -> Result<R, ReproError> {
+    let failed = |error: rmp_serde::decode::Error| ReproError::Failed(name.to_string(), format!("an answer: {error}"));
+    rmp_serde::from_slice(bytes).map_err(failed)
+}
+
+/// A name that stands in the code; read back, it is kept for as long as the program runs.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) struct Name(pub &'static str);
+
+static NAMES: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
+
+impl Deref for Name {
+    type Target = str;
+    fn deref(&self) -> &str {
+        self.0
+    }
+}
+
+impl std::fmt::Display for Name {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.write_str(self.0)
+    }
+}
+
+impl Serialize for Name {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_str(self.0)
+    }
+}
+
+impl<'de> Deserialize<'de> for Name {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let name = String::deserialize(from)?;
+        let mut names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = names.get(name.as_str()) {
+            return Ok(Name(known));
+        }
+        let name: &'static str = name.leak();
+        names.insert(name);
+        Ok(Name(name))
+    }
+}
+
+/// Miss-rate curves, by their points.
+pub(crate) mod curve {
+    use cachemate_locality::curve::MissRateCurve;
+    use serde::de::Error as _;
+    use serde::{Deserialize as _, Deserializer, Serialize as _, Serializer};
+
+    pub fn serialize<S: Serializer>(curve: &MissRateCurve, to: S) -> Result<S::Ok, S::Error> {
+        curve.points().serialize(to)
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<MissRateCurve, D::Error> {
+        MissRateCurve::new(Vec::deserialize(from)?).map_err(D::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::sync::atomic::AtomicBool;
+
+    use super::*;
+    use crate::ExperimentContext;
+
+    /// Squares, and then sums that need them: two calls, the second of which runs others within.
+    fn study(context: &ExperimentContext<'_>) -> Result<Vec<f64>, ReproError> {
+        let squares = context.run_all(&[1.0, 2.0, 3.0], |value: &f64| Ok(value * value / 7.0))?;
+        context.run_all(&[0, 1], |&from: &usize| {
+            let parts = context.run_all(&squares[from..], |square| Ok(square * 3.0))?;
+            Ok(parts.iter().sum())
+        })
+    }
+
+    fn context<'a>(split: Option<&'a Split<'a>>, stop: &'a AtomicBool) -> ExperimentContext<'a> {
+        ExperimentContext { quick: true, split, ..ExperimentContext::of_seed(1, stop) }
+    }
+
+    /// Do runs that are made one at a time, in any order, give the bits of the whole study?
+    #[test]
+    fn a_study_made_run_by_run_is_the_same() {
+        let stop = AtomicBool::new(false);
+        let whole = study(&context(None, &stop)).unwrap();
+        let mut kept: BTreeMap<String, Vec<u8>> = BTreeMap::new();
+        let mut waves = Vec::new();
+        let found = loop {
+            let find = |run: &str| kept.get(run).cloned();
+            let listing = Split::list(&find);
+            match study(&context(Some(&listing), &stop)) {
+                Ok(found) => break found,
+                Err(ReproError::Elsewhere) => {}
+                Err(error) => panic!("{error}"),
+            }
+            let missing = listing.missing();
+            let mut fresh = Vec::new();
+            for run in missing.iter().rev() {
+                let split = Split::one(run, &find).unwrap();
+                assert!(matches!(study(&context(Some(&split), &stop)), Err(ReproError::Elsewhere)));
+                fresh.push((run.clone(), split.made().unwrap()));
+            }
+            kept.extend(fresh);
+            waves.push(missing);
+        };
+        assert_eq!(found, whole);
+        assert_eq!(waves, [vec!["0.0", "0.1", "0.2"], vec!["1.0", "1.1"]]);
+    }
+
+    /// Are runs that are none, and answers that cannot be kept, errors?
+    #[test]
+    fn what_cannot_be_a_run_or_an_answer_is_told() {
+        let stop = AtomicBool::new(false);
+        assert!(Split::one("x", &|_| None).is_err());
+        let beyond = Split::one("0.9", &|_| None).unwrap();
+        assert!(study(&context(Some(&beyond), &stop)).unwrap_err().to_string().contains("no such run"));
+    }
+
+    /// Do answers keep what JSON cannot write, and names that stand in the code?
+    #[test]
+    fn answers_keep_every_bit() {
+        let answer = (f64::NAN.to_bits(), f64::NAN, -0.0, f64::INFINITY, Name("a"), None::<f64>);
+        let bytes = written("0.0", &answer).unwrap();
+        let again: (u64, f64, f64, f64, Name, Option<f64>) = read("0.0", &bytes).unwrap();
+        assert!(again.1.to_bits() == answer.0 && again.2.is_sign_negative() && again.3 == f64::INFINITY);
+        assert_eq!((again.4, again.5), (Name("a"), None));
+        assert!(read::<Vec<f64>>("0.0", &bytes).unwrap_err().to_string().contains("0.0: an answer: "));
+    }
+}

@@ -1,0 +1,265 @@
+//! One cache of the tree: its tags and everything that belongs to that instance.
+
+use cachemate_core::{CacheLevel, CacheSpec, Inclusion, MachineSpec, PrefetcherSpec, WritePolicy};
+
+use super::counters::{CacheCounters, MissCause, TaskCounters};
+use super::line_table::LineTable;
+use super::page_index::SetBits;
+use super::prefetch::Prefetcher;
+use super::server::BandwidthServer;
+use super::store::{LineMeta, SHARER_BITS, TagStore};
+
+/// No parent: memory is behind this cache.
+pub(crate) const ROOT: usize = usize::MAX;
+
+/// Where the data of a request came from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum ServedBy {
+    Hit(CacheLevel),
+    RemoteCache,
+    LocalMemory,
+    RemoteMemory,
+}
+
+/// Fills on their way: line, tick of arrival, where from. Small; old ones go when it is full.
+#[derive(Default)]
+pub(crate) struct PendingFills {
+    fills: Vec<(u64, u64, ServedBy)>,
+    /// Length at which those that have arrived are dropped.
+    sweep_at: usize,
+    /// Bit `line % 64` of every line in `fills`: most lines that are asked for are not there.
+    bits: u64,
+}
+
+const PENDING_AT_MOST: usize = 64;
+const SWEEP_AT_LEAST: usize = 12;
+
+impl PendingFills {
+    /// The line is being filled (again): what is known of an earlier fill does not matter any more.
+    #[inline]
+    pub fn add(&mut self, line: u64, done: u64, served: ServedBy, now: u64) {
+        let bit = 1 << (line % 64);
+        if self.bits & bit != 0
+            && let Some(earlier) = self.fills.iter_mut().rev().find(|entry| entry.0 == line)
+        {
+            *earlier = (line, done, served);
+            return;
+        }
+        if self.fills.len() >= self.sweep_at {
+            self.sweep(now);
+        }
+        self.bits |= bit;
+        self.fills.push((line, done, served));
+    }
+    #[inline(never)]
+    fn sweep(&mut self, now: u64) {
+        self.fills.retain(|&(_, done, _)| done > now);
+        if self.fills.len() >= PENDING_AT_MOST {
+            self.fills.remove(0);
+        }
+        self.bits = self.fills.iter().fold(0, |bits, entry| bits | 1 << (entry.0 % 64));
+        self.sweep_at = (2 * self.fills.len()).clamp(SWEEP_AT_LEAST, PENDING_AT_MOST);
+    }
+    /// Is the line's data there at tick `at`?
+    #[inline]
+    pub fn is_back(&self, line: u64, at: u64) -> bool {
+        self.until(line).is_none_or(|(done, _)| done <= at)
+    }
+    #[inline]
+    pub fn until(&self, line: u64) -> Option<(u64, ServedBy)> {
+        if self.bits & 1 << (line % 64) == 0 {
+            return None;
+        }
+        self.fills.iter().rev().find(|entry| entry.0 == line).map(|&(_, done, served)| (done, served))
+    }
+}
+
+/// Who evicted whom: lines by (evictor, owner), for the task numbers seen so far.
+#[derive(Default)]
+pub(crate) struct EvictionMatrix {
+    side: usize,
+    counts: Vec<u64>,
+}
+
+impl EvictionMatrix {
+    #[inline]
+    pub fn add(&mut self, evictor: u16, owner: u16) {
+        let (row, column) = (usize::from(evictor), usize::from(owner));
+        if row.max(column) >= self.side {
+            self.grow((row.max(column) + 1).next_power_of_two());
+        }
+        self.counts[row * self.side + column] += 1;
+    }
+    fn grow(&mut self, side: usize) {
+        let mut counts = vec![0; side * side];
+        for row in 0..self.side {
+            let old = &self.counts[row * self.side..(row + 1) * self.side];
+            counts[row * side..row * side + self.side].copy_from_slice(old);
+        }
+        (self.side, self.counts) = (side, counts);
+    }
+    pub fn nonzero(&self) -> impl Iterator<Item = (u16, u16, u64)> + '_ {
+        let entries = self.counts.iter().enumerate().filter(|(_, count)| **count > 0);
+        entries.map(|(at, &count)| ((at / self.side) as u16, (at % self.side) as u16, count))
+    }
+}
+
+/// History words: 0 never here, 1 lost to a store elsewhere, evictor + 2.
+const LOST_TO_STORE: u16 = 1;
+
+pub(crate) struct CacheUnit {
+    pub level: CacheLevel,
+    pub line_shift: u32,
+    pub latency: u64,
+    pub write: WritePolicy,
+    pub inclusion: Inclusion,
+    /// Index of the cache behind, or [`ROOT`].
+    pub parent: usize,
+    /// This cache's bit in its parent's sharer masks.
+    pub bit: u32,
+    pub children: Vec<usize>,
+    /// False where all children write through: none of them can own a line.
+    pub children_own: bool,
+    pub package: u32,
+    /// That share it.
+    pub cores: u32,
+    /// An L1 whose requests the next level serves without anybody else's noticing.
+    pub owns_next: bool,
+    pub store: TagStore,
+    pub pending: PendingFills,
+    pub out: Option<BandwidthServer>,
+    pub prefetcher: Option<Prefetcher>,
+    /// Per class of service; all ways where absent.
+    pub masks: Vec<Option<u64>>,
+    pub counters: CacheCounters,
+    /// Lines by owner.
+    pub occupancy: Vec<u32>,
+    pub matrix: EvictionMatrix,
+    history: LineTable,
+}
+
+impl CacheUnit {
+    pub fn new(machine: &MachineSpec, spec: &CacheSpec, instance: u32, ticks_per_cycle: u64, seed: u64) -> Self {
+        let line_shift = spec.line_bytes.trailing_zeros();
+        let page_shift = machine.pages.page_bytes.trailing_zeros();
+        let fetchers = machine.prefetchers.iter().copied().filter(|fetcher| match fetcher {
+            PrefetcherSpec::Stride { level, .. }
+            | PrefetcherSpec::Streamer { level, .. }
+            | PrefetcherSpec::AdjacentLine { level } => *level == spec.level,
+        });
+        CacheUnit {
+            level: spec.level,
+            line_shift,
+            latency: u64::from(spec.latency_cycles) * ticks_per_cycle,
+            write: spec.write,
+            inclusion: spec.inclusion,
+            parent: ROOT,
+            bit: 1,
+            children: Vec::new(),
+            children_own: false,
+            package: instance * spec.shared_by_cores / machine.cores_per_package,
+            cores: spec.shared_by_cores,
+            owns_next: false,
+            store: TagStore::new(spec, SetBits::of(machine, spec), seed),
+            pending: PendingFills::default(),
+            out: spec.bandwidth_bytes_per_cycle.map(|bytes| BandwidthServer::new(bytes, ticks_per_cycle)),
+            prefetcher: Prefetcher::new(fetchers, page_shift.saturating_sub(line_shift)),
+            masks: Vec::new(),
+            counters: CacheCounters::default(),
+            occupancy: Vec::new(),
+            matrix: EvictionMatrix::default(),
+            history: LineTable::new(page_shift.saturating_sub(line_shift)),
+        }
+    }
+
+    pub fn is_victim(&self) -> bool {
+        self.inclusion == Inclusion::Victim
+    }
+
+    /// Bits of `line` (of a cache with shorter lines) within this cache's line: its sector.
+    pub fn sector(&self, address: u64, below_shift: u32) -> u32 {
+        1 << ((address >> below_shift & ((1 << (self.line_shift - below_shift)) - 1)) as u32 % SHARER_BITS)
+    }
+
+    /// Has the line been here before? Without that none of the caches before has a part of it either: what they have came
+    /// through this one (not so for a victim cache).
+    pub fn was_cached(&self, line: u64) -> bool {
+        self.is_victim() || self.history.get(line) != 0
+    }
+
+    /// Why is the line not here for this task?
+    #[inline]
+    pub fn cause(&self, line: u64, task: u16) -> MissCause {
+        match self.history.get(line) {
+            0 => MissCause::Cold,
+            LOST_TO_STORE => MissCause::Coherence,
+            evictor if evictor - 2 == task => MissCause::Own,
+            _ => MissCause::InterTask,
+        }
+    }
+
+    /// A demand miss of a task: counted with its cause, for both.
+    #[inline(always)]
+    pub fn miss(&mut self, line: u64, task: u16, counters: &mut TaskCounters) {
+        let cause = self.cause(line, task) as usize;
+        counters.levels[self.level as usize].misses[cause] += 1;
+        self.counters.demand.misses[cause] += 1;
+    }
+
+    /// The line has just left. `evictor` `None`: a store elsewhere took it.
+    #[inline(always)]
+    pub fn record_eviction(&mut self, line: u64, meta: LineMeta, evictor: Option<u16>) {
+        self.occupancy[usize::from(meta.owner())] -= 1;
+        *self.history.at(line) = evictor.map_or(LOST_TO_STORE, |task| task + 2);
+        match evictor {
+            Some(task) => {
+                self.counters.evictions += 1;
+                self.matrix.add(task, meta.owner());
+            }
+            None => self.counters.invalidations += 1,
+        }
+    }
+
+    /// The line leaves without anybody having evicted it (a victim cache gave it back, or its frame was reused):
+    /// `remember` whether the next miss on it still is one's own.
+    pub fn record_removal(&mut self, line: u64, meta: LineMeta, remember: Option<u16>) {
+        self.occupancy[usize::from(meta.owner())] -= 1;
+        *self.history.at(line) = remember.map_or(0, |task| task + 2);
+    }
+
+    /// Tells the host that the line's history, and its set where asked, will be read.
+    #[inline(always)]
+    pub fn bring(&self, line: u64, set: bool) {
+        self.history.bring(line);
+        if set {
+            self.store.bring(line);
+        }
+    }
+
+    pub fn forget(&mut self, line: u64) {
+        *self.history.at(line) = 0;
+    }
+
+    #[inline]
+    pub fn arrived(&mut self, owner: u16) {
+        let at = usize::from(owner);
+        if self.occupancy.len() <= at {
+            self.occupancy.resize(at + 1, 0);
+        }
+        self.occupancy[at] += 1;
+    }
+
+    #[inline]
+    pub fn mask_of(&self, class: u8) -> Option<u64> {
+        self.masks.get(usize::from(class)).copied().flatten()
+    }
+
+    /// Ticks to queue for passing `bytes` towards the core.
+    #[inline]
+    pub fn pass_out(&mut self, at: u64, bytes: u64) -> u64 {
+        self.counters.bytes_out += bytes;
+        let queue = self.out.as_mut().map_or(0, |server| server.transfer(at, bytes));
+        self.counters.queue_ticks += queue;
+        queue
+    }
+}

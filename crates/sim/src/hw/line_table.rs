@@ -1,0 +1,141 @@
+//! A sixteen-bit word per line of physical memory, held only for pages that were used.
+//!
+//! Serves as the memory of how each line last left a cache (the cause of the next miss), and as the directory of
+//! which caches may hold it. Pages are found by their frame in an open-addressed table, so that the size follows what
+//! was used and not the machine's memory.
+
+use super::host_prefetch::prefetch;
+
+/// Slots of a line of the host's caches.
+const BLOCK: u64 = 8;
+
+#[derive(Clone, Copy, Default)]
+struct PageSlot {
+    /// Frame + 1; 0 = free.
+    key: u32,
+    /// Number of the page's words.
+    page: u32,
+}
+
+pub(crate) struct LineTable {
+    lines_per_page_shift: u32,
+    /// A power of two, at most a quarter of it in use: most are found where they are looked for first.
+    slots: Vec<PageSlot>,
+    /// A hash shifted by it is the number of a block.
+    slot_shift: u32,
+    words: Vec<u16>,
+    used: u32,
+}
+
+impl LineTable {
+    /// A table for pages of `1 << lines_per_page_shift` lines each; frames are below 2^32 - 1.
+    pub fn new(lines_per_page_shift: u32) -> Self {
+        LineTable {
+            lines_per_page_shift,
+            slots: vec![PageSlot::default(); 64],
+            slot_shift: 64 - 6 + BLOCK.trailing_zeros(),
+            words: Vec::new(),
+            used: 0,
+        }
+    }
+
+    #[inline(always)]
+    fn split(&self, line: u64) -> (u32, usize) {
+        let in_page = line & ((1 << self.lines_per_page_shift) - 1);
+        ((line >> self.lines_per_page_shift) as u32 + 1, in_page as usize)
+    }
+
+    /// The page's slot, or the free one where it would go. Neighbors in memory stand beside each other, eight to a line
+    /// of the host's caches: programs go from page to page. Blocks of eight are scattered.
+    #[inline(always)]
+    fn slot(&self, key: u32) -> usize {
+        let block = (u64::from(key) / BLOCK).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> self.slot_shift;
+        // Colors leave frames of equal low bits only: each block has an order of its own.
+        let mut at = (block * BLOCK + (u64::from(key) ^ block) % BLOCK) as usize;
+        loop {
+            let found = self.slots[at].key;
+            if found == key || found == 0 {
+                return at;
+            }
+            // Odd, so that it comes by every slot.
+            at = (at + BLOCK as usize + 1) & (self.slots.len() - 1);
+        }
+    }
+
+    /// Tells the host that the line's word will be read.
+    #[inline(always)]
+    pub fn bring(&self, line: u64) {
+        let (key, in_page) = self.split(line);
+        let PageSlot { key: found, page } = self.slots[self.slot(key)];
+        let at = ((page as usize) << self.lines_per_page_shift) + in_page;
+        if found != 0 {
+            prefetch(&self.words[at..=at]);
+        }
+    }
+
+    #[inline(always)]
+    pub fn get(&self, line: u64) -> u16 {
+        let (key, in_page) = self.split(line);
+        let PageSlot { key: found, page } = self.slots[self.slot(key)];
+        if found == 0 { 0 } else { self.words[((page as usize) << self.lines_per_page_shift) + in_page] }
+    }
+
+    #[inline(always)]
+    pub fn at(&mut self, line: u64) -> &mut u16 {
+        let (key, in_page) = self.split(line);
+        let mut slot = self.slot(key);
+        if self.slots[slot].key == 0 {
+            slot = self.add(key);
+        }
+        &mut self.words[((self.slots[slot].page as usize) << self.lines_per_page_shift) + in_page]
+    }
+
+    #[cold]
+    fn add(&mut self, key: u32) -> usize {
+        if 4 * (self.used as usize + 1) > self.slots.len() {
+            let larger = vec![PageSlot::default(); 2 * self.slots.len()];
+            let old = std::mem::replace(&mut self.slots, larger);
+            self.slot_shift -= 1;
+            for slot in old.into_iter().filter(|slot| slot.key != 0) {
+                let at = self.slot(slot.key);
+                self.slots[at] = slot;
+            }
+        }
+        let at = self.slot(key);
+        self.slots[at] = PageSlot { key, page: self.used };
+        self.used += 1;
+        self.words.resize((self.used as usize) << self.lines_per_page_shift, 0);
+        at
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeMap;
+
+    /// Does the table remember what a plain map does, for frames in a row, of one color, of two nodes, and at random?
+    #[test]
+    fn a_table_remembers_what_a_map_does() {
+        let mut dice = crate::hw::tests::TestRng::new(5);
+        let frames: [&dyn Fn(u64) -> u64; 4] =
+            [&|nth| nth, &|nth| 3 + 16 * nth, &|nth| nth / 2 + ((nth % 2) << 20), &|nth| {
+                nth.wrapping_mul(0x9e37_79b9) >> 4 & 0xfff_ffff
+            }];
+        for (kind, frame) in frames.into_iter().enumerate() {
+            let (mut table, mut map) = (LineTable::new(4), BTreeMap::new());
+            for step in 0..20_000 {
+                let line = frame(dice.below(3_000)) << 4 | dice.below(16);
+                assert_eq!(
+                    table.get(line),
+                    map.get(&line).copied().unwrap_or(0),
+                    "kind {kind}, step {step}, line {line}"
+                );
+                table.bring(line);
+                let word = dice.below(1 << 16) as u16;
+                *table.at(line) = word;
+                map.insert(line, word);
+            }
+        }
+    }
+}

@@ -1,0 +1,468 @@
+//! The way of one request: L1, the caches behind it, other caches, memory.
+
+use cachemate_core::{CacheLevel, Inclusion, WritePolicy};
+
+use super::cache_unit::{ROOT, ServedBy};
+use super::caches::{CacheRequest, CacheResponse, Caches, SnoopAction, SnoopResult};
+use super::counters::TaskCounters;
+use super::store::{ALL_SHARERS, EXCLUSIVE, LineMeta, MODIFIED, PENDING, PREFETCHED, SHARED, SHARER_BITS, SPECIAL};
+
+/// A store that writes through carries so many bytes.
+const STORE_BYTES: u64 = 8;
+
+impl Caches {
+    /// A request at an L1 that is no plain hit there. Counts the reference and what follows from it. `place`: where
+    /// the L1 has the line.
+    #[inline(never)]
+    pub fn first_level(
+        &mut self,
+        l1: usize,
+        place: Option<usize>,
+        ask: &CacheRequest,
+        counters: &mut TaskCounters,
+    ) -> CacheResponse {
+        self.first_level_prefetches = 0;
+        if let Some(answer) = self.access_next_level(l1, place, ask, counters) {
+            return answer;
+        }
+        self.access_slow(l1, place, ask, counters)
+    }
+
+    /// The long way, for all that the short one does not do.
+    #[inline(never)]
+    fn access_slow(
+        &mut self,
+        l1: usize,
+        place: Option<usize>,
+        ask: &CacheRequest,
+        counters: &mut TaskCounters,
+    ) -> CacheResponse {
+        let answer = self.demand(l1, place, ask, counters);
+        if !self.due.is_empty() {
+            self.start_prefetches(ask, counters);
+        }
+        answer
+    }
+
+    /// What an L1's prefetcher makes of a miss there.
+    pub fn prefetch_after(&mut self, l1: usize, line: u64, ask: &CacheRequest, counters: &mut TaskCounters) {
+        self.note_prefetches(l1, line, ask);
+        if !self.due.is_empty() {
+            self.start_prefetches(ask, counters);
+        }
+    }
+
+    fn demand(
+        &mut self,
+        l1: usize,
+        place: Option<usize>,
+        ask: &CacheRequest,
+        counters: &mut TaskCounters,
+    ) -> CacheResponse {
+        let unit = &mut self.units[l1];
+        let (level, line, parent) = (unit.level, ask.address >> unit.line_shift, unit.parent);
+        let through = ask.store && unit.write == WritePolicy::Through;
+        counters.levels[level as usize].references += 1;
+        unit.counters.demand.references += 1;
+        if let Some(place) = place {
+            unit.store.touch(line, place);
+            let meta = unit.store.meta(place);
+            let mut answer = self.wait_for_fill(l1, line, place, ask, counters);
+            if through {
+                let beyond = self.fetch(parent, l1, &CacheRequest { through: true, ..*ask }, counters);
+                answer = CacheResponse { ready_tick: answer.ready_tick.max(beyond.ready_tick), ..beyond };
+            } else if ask.store {
+                if meta.state() == SHARED {
+                    answer.ready_tick = answer.ready_tick.max(ask.at + self.upgrade(l1, ask));
+                    answer.served = ServedBy::RemoteCache;
+                }
+                let store = &mut self.units[l1].store;
+                if let Some(place) = store.find(line) {
+                    let meta = store.meta(place);
+                    store.set_meta(place, meta.with_state(MODIFIED));
+                }
+            }
+            return answer;
+        }
+        self.units[l1].miss(line, ask.task, counters);
+        let answer = self.fetch(parent, l1, &CacheRequest { through, ..*ask }, counters);
+        if !through {
+            let state = match () {
+                () if ask.store => MODIFIED,
+                () if level == CacheLevel::L1Instruction || self.units[l1].write == WritePolicy::Through => SHARED,
+                () if answer.dirty => MODIFIED,
+                () if answer.exclusive => EXCLUSIVE,
+                () => SHARED,
+            };
+            self.fill(l1, LineMeta(LineMeta::new(state, 0, ask.task).0 | PENDING), ask, counters);
+            self.units[l1].pending.add(line, answer.ready_tick, answer.served, ask.at);
+        }
+        self.note_prefetches(l1, line, ask);
+        answer
+    }
+
+    /// A hit: when the data is there, which is later where the line is still being filled. Takes note of the first
+    /// demand for a prefetched line.
+    fn wait_for_fill(
+        &mut self,
+        at: usize,
+        line: u64,
+        place: usize,
+        ask: &CacheRequest,
+        counters: &mut TaskCounters,
+    ) -> CacheResponse {
+        let unit = &mut self.units[at];
+        let mut meta = unit.store.meta(place);
+        let mut answer = CacheResponse {
+            ready_tick: ask.at + unit.latency,
+            queue: 0,
+            served: ServedBy::Hit(unit.level),
+            exclusive: meta.state() >= EXCLUSIVE,
+            dirty: false,
+        };
+        if meta.0 & SPECIAL == 0 {
+            return answer;
+        }
+        if meta.0 & PENDING != 0 {
+            match unit.pending.until(line) {
+                Some((done, served)) if done > answer.ready_tick => (answer.ready_tick, answer.served) = (done, served),
+                _ => meta.0 &= !PENDING,
+            }
+        }
+        let first_use = meta.0 & PREFETCHED != 0 && !ask.prefetch;
+        if first_use {
+            meta.0 &= !PREFETCHED;
+            counters.levels[unit.level as usize].prefetch_hits += 1;
+            unit.counters.demand.prefetch_hits += 1;
+        }
+        unit.store.set_meta(place, meta);
+        if first_use {
+            self.note_prefetches(at, line, ask);
+        }
+        answer
+    }
+
+    /// `child` lacks the line (or writes through) and asks the cache behind it.
+    fn fetch(&mut self, at: usize, child: usize, ask: &CacheRequest, counters: &mut TaskCounters) -> CacheResponse {
+        if at == ROOT {
+            return self.access_memory(child, ask, counters);
+        }
+        let below = self.units[child].line_shift;
+        let unit = &mut self.units[at];
+        let line = ask.address >> unit.line_shift;
+        if !ask.prefetch {
+            counters.levels[unit.level as usize].references += 1;
+            unit.counters.demand.references += 1;
+        }
+        let victim = unit.is_victim();
+        let place = unit.store.find(line);
+        if let Some(place) = place
+            && let Some(answer) = self.plain_hit(at, child, line, place, ask)
+        {
+            return answer;
+        }
+        let unit = &self.units[at];
+        let sector = unit.sector(ask.address, below);
+        match place.filter(|&place| !victim || unit.store.meta(place).sharers() & sector != 0) {
+            Some(place) if victim => self.hit_victim(at, child, place, ask, counters),
+            Some(place) => self.hit(at, child, line, place, ask, counters),
+            None => self.miss(at, child, line, ask, counters),
+        }
+    }
+
+    /// A hit that concerns no other cache before this one: what most are. `None` = another kind; nothing was done.
+    #[inline]
+    fn plain_hit(
+        &mut self,
+        at: usize,
+        child: usize,
+        line: u64,
+        place: usize,
+        ask: &CacheRequest,
+    ) -> Option<CacheResponse> {
+        let (below, bit) = (self.units[child].line_shift, self.units[child].bit);
+        let unit = &mut self.units[at];
+        let meta = unit.store.meta(place);
+        if !unit.is_plain(meta, bit, ask.store) {
+            return None;
+        }
+        unit.store.touch(line, place);
+        let mut queue = 0;
+        if ask.through {
+            unit.store.set_meta(place, meta.with_state(MODIFIED));
+        } else {
+            queue = unit.pass_out(ask.at, 1 << below);
+            unit.store.set_meta(place, meta.with_sharers(meta.sharers() | bit));
+        }
+        Some(CacheResponse {
+            ready_tick: ask.at + unit.latency + queue,
+            queue,
+            served: ServedBy::Hit(unit.level),
+            exclusive: meta.state() >= EXCLUSIVE,
+            dirty: false,
+        })
+    }
+
+    fn hit(
+        &mut self,
+        at: usize,
+        child: usize,
+        line: u64,
+        place: usize,
+        ask: &CacheRequest,
+        counters: &mut TaskCounters,
+    ) -> CacheResponse {
+        let (below, bit) = (self.units[child].line_shift, self.units[child].bit);
+        self.units[at].store.touch(line, place);
+        let mut answer = self.wait_for_fill(at, line, place, ask, counters);
+        let mut meta = self.units[at].store.meta(place);
+        if !ask.through {
+            answer.queue = self.units[at].pass_out(ask.at, 1 << below);
+            answer.ready_tick += answer.queue;
+        }
+        let unit = &self.units[at];
+        let crowded = unit.children.len() > SHARER_BITS as usize;
+        if (crowded || meta.sharers() & !bit != 0) && (ask.store || unit.children_own) {
+            let action = if ask.store { SnoopAction::Take } else { SnoopAction::Share };
+            let held = self.siblings(at, child, meta.sharers(), ask, below, action);
+            if held.dirty {
+                meta = meta.with_state(MODIFIED);
+                answer.ready_tick = answer.ready_tick.max(ask.at + self.same_package.unwrap_or(0) + answer.queue);
+                answer.served = ServedBy::RemoteCache;
+                counters.remote_cache_hits += u64::from(!ask.prefetch);
+            }
+            answer.exclusive &= !held.any || ask.store;
+            if below == self.units[at].line_shift && !crowded && (ask.store || !held.any) {
+                meta = meta.with_sharers(meta.sharers() & bit);
+            }
+        }
+        if ask.store && meta.state() == SHARED {
+            answer.ready_tick = answer.ready_tick.max(ask.at + self.upgrade(at, ask));
+            answer.exclusive = true;
+            meta = meta.with_state(EXCLUSIVE);
+        }
+        if ask.through {
+            match self.units[at].write {
+                WritePolicy::Back => meta = meta.with_state(MODIFIED),
+                WritePolicy::Through => answer = self.pass_store(at, ask, counters),
+            }
+        } else {
+            meta = meta.with_sharers(meta.sharers() | bit);
+        }
+        self.units[at].store.set_meta(place, meta);
+        answer
+    }
+
+    /// A store goes on from a cache that writes through.
+    fn pass_store(&mut self, at: usize, ask: &CacheRequest, counters: &mut TaskCounters) -> CacheResponse {
+        let parent = self.units[at].parent;
+        if parent != ROOT {
+            return self.fetch(parent, at, ask, counters);
+        }
+        let held = self.other_roots(at, ask, SnoopAction::Take);
+        counters.memory_write_bytes += STORE_BYTES;
+        self.dram.write(ask.address, ask.package, STORE_BYTES, ask.at);
+        let latency = if held.any { self.remote_latency(ask, held) } else { self.units[at].latency };
+        CacheResponse {
+            ready_tick: ask.at + latency,
+            queue: 0,
+            served: ServedBy::Hit(self.units[at].level),
+            exclusive: true,
+            dirty: false,
+        }
+    }
+
+    /// Takes a sector out of a victim cache; the state it had, 0 where it was not there.
+    fn withdraw(&mut self, at: usize, ask: &CacheRequest, below: u32) -> u32 {
+        let unit = &mut self.units[at];
+        let (line, sector) = (ask.address >> unit.line_shift, unit.sector(ask.address, below));
+        let Some(place) = unit.store.find(line) else { return 0 };
+        let meta = unit.store.meta(place);
+        if meta.sharers() & sector == 0 {
+            return 0;
+        }
+        let left = meta.sharers() & !sector;
+        if left == 0 {
+            unit.store.remove(place);
+            unit.record_removal(line, meta, Some(ask.task));
+        } else {
+            unit.store.set_meta(place, meta.with_sharers(left));
+        }
+        meta.state()
+    }
+
+    /// The line moves back to the level before.
+    fn hit_victim(
+        &mut self,
+        at: usize,
+        child: usize,
+        place: usize,
+        ask: &CacheRequest,
+        counters: &mut TaskCounters,
+    ) -> CacheResponse {
+        let bytes = 1 << self.units[child].line_shift;
+        let unit = &mut self.units[at];
+        let meta = unit.store.meta(place);
+        self.withdraw(at, ask, self.units[child].line_shift);
+        let unit = &mut self.units[at];
+        let queue = unit.pass_out(ask.at, bytes);
+        let mut answer = CacheResponse {
+            ready_tick: ask.at + unit.latency + queue,
+            queue,
+            served: ServedBy::Hit(unit.level),
+            exclusive: meta.state() >= EXCLUSIVE,
+            dirty: meta.state() == MODIFIED,
+        };
+        // Others before this cache may share the line, or have kept it when the level between evicted it.
+        let span = self.units[child].line_shift;
+        let action = if ask.store { SnoopAction::Take } else { SnoopAction::Share };
+        let held = self.siblings(at, child, !0, ask, span, action);
+        answer.exclusive &= !held.any || ask.store;
+        // Dirty means owned: what becomes shared is written out.
+        if (held.dirty && !ask.store) || (answer.dirty && !answer.exclusive) {
+            self.write_back(self.units[at].parent, bytes, ask, counters);
+            answer.dirty = false;
+        }
+        if ask.store && meta.state() == SHARED && !held.exclusive {
+            answer.ready_tick = answer.ready_tick.max(ask.at + self.upgrade(at, ask));
+        }
+        answer.exclusive |= ask.store;
+        answer
+    }
+
+    fn miss(
+        &mut self,
+        at: usize,
+        child: usize,
+        line: u64,
+        ask: &CacheRequest,
+        counters: &mut TaskCounters,
+    ) -> CacheResponse {
+        if !ask.prefetch {
+            self.units[at].miss(line, ask.task, counters);
+        }
+        let unit = &self.units[at];
+        let (span, victim, parent) = (unit.line_shift, unit.is_victim(), unit.parent);
+        if ask.through && unit.write == WritePolicy::Through {
+            return self.pass_store(at, ask, counters);
+        }
+        let mut sharers = self.units[child].bit;
+        let below = self.units[child].line_shift;
+        let mut held = SnoopResult::default();
+        if unit.inclusion != Inclusion::Inclusive && unit.children.len() > 1 && unit.was_cached(line) {
+            let action = if ask.store { SnoopAction::Take } else { SnoopAction::Share };
+            held = self.siblings(at, child, !0, ask, if victim { below } else { span }, action);
+        }
+        let mut answer = if held.any {
+            let latency = self.remote_latency(ask, held);
+            counters.remote_cache_hits += u64::from(!ask.prefetch);
+            if !victim && parent != ROOT && self.units[parent].is_victim() {
+                // It must not stay behind a cache that has it again.
+                let state = self.withdraw(parent, ask, span);
+                held.exclusive |= state >= EXCLUSIVE;
+                held.dirty |= state == MODIFIED;
+            }
+            if ask.store && !held.exclusive {
+                self.upgrade(at, ask);
+            }
+            if victim && held.dirty && !ask.store {
+                self.write_back(parent, 1 << below, ask, counters);
+                held.dirty = false;
+            }
+            if !ask.store {
+                sharers = !0;
+            }
+            let exclusive = held.exclusive || ask.store;
+            CacheResponse {
+                ready_tick: ask.at + latency,
+                queue: 0,
+                served: ServedBy::RemoteCache,
+                exclusive,
+                dirty: held.dirty,
+            }
+        } else {
+            self.fetch(parent, at, &CacheRequest { through: false, ..*ask }, counters)
+        };
+        if !victim {
+            let state = match () {
+                () if ask.through || answer.dirty => MODIFIED,
+                () if answer.exclusive => EXCLUSIVE,
+                () => SHARED,
+            };
+            answer.dirty = false;
+            let meta = LineMeta::new(state, sharers & ALL_SHARERS, ask.task);
+            self.fill(at, LineMeta(meta.0 | PENDING), ask, counters);
+            self.units[at].pending.add(line, answer.ready_tick, answer.served, ask.at);
+        }
+        if !ask.through {
+            let queue = self.units[at].pass_out(ask.at + answer.queue, 1 << below);
+            answer.queue += queue;
+            answer.ready_tick += queue;
+        }
+        answer.exclusive &= !held.any || ask.store;
+        if !ask.prefetch {
+            self.note_prefetches(at, line, ask);
+        }
+        answer
+    }
+
+    /// Nothing on the path has it: other roots, or memory.
+    fn access_memory(&mut self, root: usize, ask: &CacheRequest, counters: &mut TaskCounters) -> CacheResponse {
+        let bytes = 1u64 << self.units[root].line_shift.min(self.directory_shift);
+        let held = self.other_roots(root, ask, if ask.store { SnoopAction::Take } else { SnoopAction::Share });
+        if held.any {
+            if held.dirty && !ask.store {
+                counters.memory_write_bytes += bytes;
+                self.dram.write(ask.address, ask.package, bytes, ask.at);
+            }
+            counters.remote_cache_hits += u64::from(!ask.prefetch);
+            return CacheResponse {
+                ready_tick: ask.at + self.remote_latency(ask, held),
+                queue: 0,
+                served: ServedBy::RemoteCache,
+                exclusive: ask.store,
+                dirty: held.dirty && ask.store,
+            };
+        }
+        let (latency, queue, served) = self.dram.read(ask.address, ask.package, bytes, ask.at, ask.prefetch);
+        counters.memory_read_bytes += bytes;
+        CacheResponse { ready_tick: ask.at + latency + queue, queue, served, exclusive: true, dirty: false }
+    }
+
+    /// A demand miss, or the first hit on a prefetched line: notes what the prefetchers expect next.
+    fn note_prefetches(&mut self, at: usize, line: u64, ask: &CacheRequest) {
+        if let Some(fetcher) = &mut self.units[at].prefetcher {
+            let room = if fetcher.adapts() { self.dram.room(ask.address, ask.package, ask.at) } else { 1000 };
+            fetcher.on_demand(line, room, |line| self.due.push((at, line)));
+        }
+    }
+
+    /// Prefetchers hold back while bus and memory have no room for them.
+    fn start_prefetches(&mut self, ask: &CacheRequest, counters: &mut TaskCounters) {
+        let due = std::mem::take(&mut self.due);
+        for &(at, line) in &due {
+            let unit = &self.units[at];
+            let address = line << unit.line_shift;
+            let next = CacheRequest { address, store: false, through: false, prefetch: true, ..*ask };
+            if unit.store.find(line).is_some() || self.dram.room(address, ask.package, ask.at) == 0 {
+                continue;
+            }
+            let answer = self.fetch(unit.parent, at, &next, counters);
+            let unit = &mut self.units[at];
+            unit.counters.prefetches += 1;
+            self.first_level_prefetches += u32::from(unit.level == CacheLevel::L1Data);
+            let owns = unit.level != CacheLevel::L1Instruction && unit.write == WritePolicy::Back;
+            let state = match () {
+                () if answer.dirty => MODIFIED,
+                () if answer.exclusive && owns => EXCLUSIVE,
+                () => SHARED,
+            };
+            let sharers = if unit.inclusion == Inclusion::Inclusive { 0 } else { ALL_SHARERS };
+            let meta = LineMeta(LineMeta::new(state, sharers, ask.task).0 | PENDING | PREFETCHED);
+            unit.pending.add(line, answer.ready_tick, answer.served, ask.at);
+            self.fill(at, meta, &next, counters);
+        }
+        self.due = due;
+        self.due.clear();
+    }
+}

@@ -1,0 +1,163 @@
+//! An access that goes beyond the first level, or waits there, and what probes see of it.
+
+use cachemate_core::{Access, AccessKind, WritePolicy};
+
+use super::burst::{Burst, BurstOutcome};
+use super::caches::{CacheRequest, CacheResponse, Caches};
+use super::context::{HwContext, StallSource};
+use super::counters::{LEVELS, LevelCounts};
+use super::pipeline::{CoreEnvironment, CoreFrontEnd};
+use super::sampling::{Miss, SampleEffect};
+use super::thread::HwThread;
+
+/// What an access that went beyond the quick way found.
+pub(crate) struct SlowAccess {
+    ask: CacheRequest,
+    pub answer: CacheResponse,
+}
+
+/// A task's counters before an access that probes are shown.
+pub(super) type CountsBefore = Option<[LevelCounts; LEVELS]>;
+
+impl CoreFrontEnd {
+    /// An access that goes beyond the L1, or waits there.
+    #[inline(never)]
+    pub fn memory<const WATCHED: bool>(
+        &mut self,
+        access: Access,
+        burst: &mut Burst,
+        thread: &mut HwThread,
+        around: &mut CoreEnvironment<'_>,
+    ) -> Option<BurstOutcome> {
+        let nth = burst.run.nth;
+        self.contexts[nth].ready = burst.t;
+        let physical = burst.frame | access.address() & ((1 << around.page_shift) - 1);
+        let joined = self.joins(nth, physical, burst.t, around.caches);
+        if !joined
+            && self.contexts[nth].mshrs_in_use >= burst.room
+            && let Some(first) = self.no_room(nth, burst.t)
+        {
+            let context = &mut self.contexts[nth];
+            if first.done < burst.run.other && first.done <= burst.run.limit {
+                HwContext::wait_in_place(&mut thread.counters, first.done - burst.t, first.wait);
+                (burst.spent.in_place, burst.t) = (burst.spent.in_place + first.done - burst.t, first.done);
+                return None;
+            }
+            (context.ready, context.wait) = (first.done, Some(first.wait));
+            return Some(BurstOutcome::Blocked);
+        }
+        burst.room = self.free_mshrs(nth);
+        let nearest = burst.t + around.caches.units[self.l1d].latency;
+        let before = burst.probed.then_some(thread.counters.levels);
+        let seen = self.reach::<WATCHED>(access, burst.frame, burst, thread, around);
+        let context = &mut self.contexts[nth];
+        burst.skip_one(thread, context);
+        let wait = StallSource { served: seen.answer.served, queue: seen.answer.queue, joined };
+        let store = access.kind() == AccessKind::Store;
+        let blocked = context.issued_miss(seen.answer.ready_tick, wait, nearest, burst.t, store, self.in_order);
+        self.show(access, &seen, &before, blocked, burst, thread, around)
+    }
+
+    /// Does a miss of the context bring this line already? Loads and stores to it wait in the miss's own register, as in
+    /// the line fill buffers of Intel's cores (Optimization Reference Manual). A store buffer has a place for each store.
+    pub(super) fn joins(&self, nth: usize, physical: u64, at: u64, caches: &Caches) -> bool {
+        let unit = &caches.units[self.l1d];
+        let line = physical >> unit.line_shift;
+        let Some((done, _)) = unit.pending.until(line).filter(|_| !self.in_order) else { return false };
+        done > at + unit.latency && unit.store.find(line).is_some() && self.contexts[nth].has_miss_for(done)
+    }
+
+    /// The access goes to the L1 and beyond at the burst's tick. `frame` is the address of its frame.
+    pub(super) fn reach<const WATCHED: bool>(
+        &mut self,
+        access: Access,
+        frame: u64,
+        burst: &mut Burst,
+        thread: &mut HwThread,
+        around: &mut CoreEnvironment<'_>,
+    ) -> SlowAccess {
+        let ask = CacheRequest {
+            address: frame | access.address() & ((1 << around.page_shift) - 1),
+            at: burst.t,
+            store: access.kind() == AccessKind::Store,
+            through: false,
+            prefetch: false,
+            task: thread.slot(),
+            class: thread.class,
+            package: self.package,
+        };
+        let unit = &around.caches.units[self.l1d];
+        if WATCHED {
+            let line = ask.address >> unit.line_shift;
+            let (set, sets) = (unit.store.set_of(line), unit.store.all_sets());
+            thread.probes.on_access(access.address() >> unit.line_shift, burst.t, set, sets, around.sampling);
+        }
+        let place = unit.store.find(ask.address >> unit.line_shift);
+        let answer = around.caches.first_level(self.l1d, place, &ask, &mut thread.counters);
+        SlowAccess { ask, answer }
+    }
+
+    /// Shows what became of an access to the probes. `Some` = the run ends.
+    #[allow(clippy::too_many_arguments)]
+    pub(super) fn show(
+        &mut self,
+        access: Access,
+        seen: &SlowAccess,
+        before: &CountsBefore,
+        mut blocked: bool,
+        burst: &mut Burst,
+        thread: &mut HwThread,
+        around: &mut CoreEnvironment<'_>,
+    ) -> Option<BurstOutcome> {
+        if let Some(before) = before {
+            thread.probes.on_path(self.l1d, seen.ask.address, before, &thread.counters.levels, around.caches);
+            let missed = thread.counters.levels[1].all_misses() > before[1].all_misses();
+            if missed || around.caches.first_level_prefetches > 0 {
+                let effect = self.probe(access, &seen.ask, &seen.answer, missed, burst, thread, around);
+                blocked |= effect.ticks > 0;
+                if effect.full {
+                    return Some(BurstOutcome::Interrupt);
+                }
+            }
+        }
+        blocked.then_some(BurstOutcome::Blocked)
+    }
+
+    /// Shows a miss of the L1 to the probes, or prefetches into it that a first hit gave rise to.
+    #[cold]
+    #[allow(clippy::too_many_arguments)]
+    fn probe(
+        &mut self,
+        access: Access,
+        ask: &CacheRequest,
+        answer: &CacheResponse,
+        missed: bool,
+        burst: &mut Burst,
+        thread: &mut HwThread,
+        around: &mut CoreEnvironment<'_>,
+    ) -> SampleEffect {
+        let context = &mut self.contexts[burst.run.nth];
+        let prefetches = around.caches.first_level_prefetches;
+        let seen = Miss {
+            virtual_address: access.address(),
+            physical_address: around.caches.dram.physical(ask.address),
+            line_shift: around.caches.units[self.l1d].line_shift,
+            at: ask.at,
+            latency: answer.ready_tick - ask.at,
+            served: answer.served,
+            instruction: context.issued,
+            traced: access.kind() != AccessKind::Store || around.caches.units[self.l1d].write == WritePolicy::Back,
+            dependent: access.is_dependent(),
+            prefetches,
+        };
+        let found = if missed {
+            thread.probes.on_miss(&seen, thread.task, around.sampling)
+        } else {
+            thread.probes.on_prefetches(prefetches, around.sampling)
+        };
+        thread.probes.cost_ticks += found.ticks;
+        burst.spent.interrupts += found.ticks;
+        context.ready += found.ticks;
+        found
+    }
+}

@@ -1,0 +1,193 @@
+//! Counters as a limited unit gives them: so many events at once, the others in turn.
+//!
+//! Instructions and cycles are always counted (the papers' machines have own counters for them), and what the kernel
+//! counts itself costs no counter. All other events share what is left: groups of them take turns, and each reading
+//! says during which share of the task's time it counted. Every task has its own turns, which go on while it runs, as
+//! the kernel's do: with turns of the machine, a task that is on processor every other turn would never see half of the
+//! groups. The hardware below counts everything; this is where it is forgotten.
+
+use cachemate_core::{CacheLevel, CounterEvent, EventCount, EventCounts, SamplerModel, StallCause};
+
+use crate::hw::{TaskCounters, events};
+use crate::os::queues::Slot;
+
+/// Which events are counted when.
+pub struct CounterMultiplexer {
+    always: Vec<CounterEvent>,
+    groups: Vec<Vec<CounterEvent>>,
+    tasks: Vec<Meter>,
+}
+
+#[derive(Clone, Default)]
+struct Meter {
+    last: TaskCounters,
+    /// The group whose turn it is, and whether the task ran in it.
+    active: usize,
+    ran: bool,
+    /// Counts in this window, by group and event: count, and cycles while the group was on.
+    counts: Vec<Vec<u64>>,
+    on_cycles: Vec<u64>,
+    always: Vec<u64>,
+    cycles: u64,
+}
+
+/// Only events of [`events`] are asked for.
+const COUNTED: &str = "every event of the unit is one that tasks count";
+
+fn is_software_event(event: &CounterEvent) -> bool {
+    matches!(event, CounterEvent::ContextSwitches | CounterEvent::PageFaults | CounterEvent::SystemCalls)
+}
+
+impl CounterMultiplexer {
+    /// `at_once`: counters of the unit. Who missed because of whom is known to an ideal unit only.
+    pub fn new(levels: &[CacheLevel], at_once: u32, sampler: SamplerModel) -> Self {
+        let known =
+            |event: &CounterEvent| sampler == SamplerModel::Ideal || !matches!(event, CounterEvent::InterTaskMisses(_));
+        let all: Vec<CounterEvent> = events(levels).into_iter().filter(known).collect();
+        let fixed = |event: &CounterEvent| {
+            is_software_event(event) || matches!(event, CounterEvent::Instructions | CounterEvent::Cycles)
+        };
+        let (always, mut turns): (Vec<CounterEvent>, Vec<CounterEvent>) = all.into_iter().partition(fixed);
+        // References and misses of one level belong together: their ratio is what everybody wants.
+        turns.sort_by_key(|event| match event {
+            CounterEvent::References(level) => (0, *level as usize, 0),
+            CounterEvent::Misses(level) => (0, *level as usize, 1),
+            CounterEvent::InterTaskMisses(level) => (1, *level as usize, 0),
+            CounterEvent::StallCycles(StallCause::Hit(level)) => (3, *level as usize, 0),
+            CounterEvent::StallCycles(_) => (2, 0, 0),
+            _ => (1, 0, 0),
+        });
+        let each = (at_once.saturating_sub(2)).max(1) as usize;
+        let groups = turns.chunks(each).map(<[CounterEvent]>::to_vec).collect();
+        CounterMultiplexer { always, groups, tasks: Vec::new() }
+    }
+
+    /// Do groups take turns at all?
+    pub fn takes_turns(&self) -> bool {
+        self.groups.len() > 1
+    }
+
+    fn meter(&mut self, slot: Slot) -> &mut Meter {
+        if self.tasks.len() <= slot {
+            self.tasks.resize(slot + 1, Meter::default());
+        }
+        &mut self.tasks[slot]
+    }
+
+    /// Books what the task did since the last call to the group that is on.
+    pub fn read(&mut self, slot: Slot, now: TaskCounters) {
+        let (always, groups, active) = (self.always.clone(), self.groups.len(), self.meter(slot).active);
+        let on: Vec<CounterEvent> = self.groups.get(active).cloned().unwrap_or_default();
+        let meter = self.meter(slot);
+        let since = now.since(&meter.last);
+        meter.ran |= since.ticks > 0;
+        meter.counts.resize(groups, Vec::new());
+        meter.on_cycles.resize(groups, 0);
+        meter.always.resize(always.len(), 0);
+        for (count, event) in meter.always.iter_mut().zip(&always) {
+            *count += since.count(*event).expect(COUNTED);
+        }
+        if groups > 0 {
+            meter.counts[active].resize(on.len(), 0);
+            for (count, event) in meter.counts[active].iter_mut().zip(&on) {
+                *count += since.count(*event).expect(COUNTED);
+            }
+            meter.on_cycles[active] += since.cycles();
+        }
+        meter.cycles += since.cycles();
+        meter.last = now;
+    }
+
+    /// The next group's turn, for every task that ran since the last one.
+    pub fn rotate_group(&mut self) {
+        let groups = self.groups.len().max(1);
+        for meter in self.tasks.iter_mut().filter(|meter| meter.ran) {
+            (meter.active, meter.ran) = ((meter.active + 1) % groups, false);
+        }
+    }
+
+    /// The task's readings of this window, which ends here. Events whose group never was on are left out.
+    pub fn take(&mut self, slot: Slot) -> EventCounts {
+        let (always, groups) = (self.always.clone(), self.groups.clone());
+        let meter = self.meter(slot);
+        let mut readings: Vec<EventCount> = always
+            .iter()
+            .zip(&meter.always)
+            .map(|(&event, &count)| EventCount { event, count, enabled_share: 1.0 })
+            .collect();
+        let whole = meter.cycles.max(1) as f64;
+        for ((events, counts), &on) in groups.iter().zip(&meter.counts).zip(&meter.on_cycles) {
+            let counted_share = if meter.cycles == 0 { 1.0 } else { on as f64 / whole };
+            let counted = events.iter().zip(counts).filter(|_| counted_share > 0.0);
+            readings.extend(counted.map(|(&event, &count)| EventCount { event, count, enabled_share: counted_share }));
+        }
+        readings.sort_by_key(|reading| reading.event);
+        let (active, ran) = (meter.active, meter.ran);
+        *meter = Meter { last: std::mem::take(&mut meter.last), active, ran, ..Meter::default() };
+        EventCounts(readings)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn counters(cycles: u64, misses: u64) -> TaskCounters {
+        let mut counters =
+            TaskCounters { ticks_per_cycle: 1, instructions: cycles, ticks: cycles, ..Default::default() };
+        counters.levels[CacheLevel::L2 as usize].references = 10 * misses;
+        counters.levels[CacheLevel::L2 as usize].misses[0] = misses;
+        counters
+    }
+
+    /// Does a steady program read the same through turns of few counters as through enough of them?
+    #[test]
+    fn turns_are_scaled_back_by_their_share_and_enough_counters_need_none() {
+        let levels = [CacheLevel::L1Data, CacheLevel::L2];
+        for at_once in [3, 6, 64] {
+            let mut counting = CounterMultiplexer::new(&levels, at_once, SamplerModel::Ideal);
+            for step in 1..=1000 {
+                counting.read(0, counters(step * 1000, step * 7));
+                counting.rotate_group();
+            }
+            let counts = counting.take(0);
+            let misses = counts.get(CounterEvent::Misses(CacheLevel::L2)).unwrap();
+            assert!((misses / 7000.0 - 1.0).abs() < 0.02, "{at_once}: {misses}");
+            assert_eq!(counts.get(CounterEvent::Instructions), Some(1e6));
+            let share = counts
+                .0
+                .iter()
+                .find(|reading| reading.event == CounterEvent::Misses(CacheLevel::L2))
+                .unwrap()
+                .enabled_share;
+            assert_eq!(share == 1.0, at_once == 64, "{at_once}: {share}");
+            assert!(counts.0.is_sorted_by_key(|reading| reading.event));
+        }
+    }
+
+    /// Does a task that runs every other turn only see every event all the same?
+    #[test]
+    fn a_task_in_step_with_the_turns_sees_every_event() {
+        let levels = [CacheLevel::L1Data, CacheLevel::L2];
+        let mut counting = CounterMultiplexer::new(&levels, 4, SamplerModel::Tagged);
+        for step in 0..1000u64 {
+            let ran = step.div_ceil(2);
+            counting.read(0, counters(ran * 1000, ran * 7));
+            counting.rotate_group();
+        }
+        let events = counting.always.len() + counting.groups.iter().map(Vec::len).sum::<usize>();
+        let counts = counting.take(0);
+        assert_eq!(counts.0.len(), events);
+        assert!((counts.get(CounterEvent::Misses(CacheLevel::L2)).unwrap() / 3500.0 - 1.0).abs() < 0.02);
+    }
+
+    /// Is an event that was never counted in a window absent, and who-evicted-whom absent on a real unit?
+    #[test]
+    fn what_was_not_counted_is_absent() {
+        let mut counting = CounterMultiplexer::new(&[CacheLevel::L2], 3, SamplerModel::Tagged);
+        counting.read(0, counters(1000, 7));
+        let counts = counting.take(0);
+        assert_eq!(counts.0.iter().filter(|reading| !is_software_event(&reading.event)).count(), 3);
+        assert_eq!(counts.get(CounterEvent::InterTaskMisses(CacheLevel::L2)), None);
+    }
+}

@@ -1,0 +1,233 @@
+//! Who runs beside whom: CASC's rows (4.2.2.1) and its secondary measurement (4.2.2.2), and any measured co-run.
+//!
+//! An interval begins when exactly the wanted tasks are on processor below the cache, after the settling time, and ends
+//! when any of them leaves, when enough is collected, or with the window. With `boost` the machine brings each row
+//! together in turn. Its tasks get a seat each, wherever a plan keeps them otherwise: a plan that has just put the
+//! greedy ones on one CPU must not end the measuring. The other CPUs of the cache stay empty. That is stronger than
+//! CASC's raised priorities, which wait for rows to come about; without `boost` the machine waits for that, too.
+
+use cachemate_core::{
+    CacheId, CacheLevel, CounterEvent, CpuSet, EventCounts, ProbeEvidence, ProbeId, ProbeKind, RefusalReason,
+    RowInterval, TaskId, TimeSpan,
+};
+
+use super::super::SimMachine;
+use super::super::observe::counted;
+use super::ProbeRefusal;
+use crate::hw::{CacheCounters, TaskCounters};
+use crate::os::gangs::seat_where;
+use crate::os::queues::Slot;
+use crate::os::system::SeatHold;
+
+struct CoRunRow {
+    tasks: Vec<Slot>,
+    collected: u64,
+    given_up: bool,
+}
+
+/// An interval that is running.
+struct OpenInterval {
+    members: Vec<Slot>,
+    row: usize,
+    counts_from: u64,
+    begun: Option<(CacheCounters, Vec<TaskCounters>)>,
+}
+
+pub(super) struct CoRunProbe {
+    id: ProbeId,
+    cache: CacheId,
+    cpus: CpuSet,
+    level: CacheLevel,
+    /// Beside: one row, of the task; peers change.
+    rows: Vec<CoRunRow>,
+    peers: Option<Vec<Slot>>,
+    total: u64,
+    settle: u64,
+    boost: bool,
+    open: Option<OpenInterval>,
+    intervals: Vec<RowInterval>,
+    held_since: Option<(u64, u64)>,
+    idle: u64,
+}
+
+impl CoRunProbe {
+    pub fn new(what: &ProbeKind, id: ProbeId, machine: &SimMachine) -> Result<Self, ProbeRefusal> {
+        let (cache, rows, peers, total_ns, settle_ns, boost) = match what {
+            ProbeKind::CoRunRows { cache, rows, total_ns, settle_ns, boost } => {
+                (*cache, rows.clone(), None, *total_ns, *settle_ns, *boost)
+            }
+            ProbeKind::PairedRows { cache, task, peers, total_ns } => {
+                (*cache, vec![vec![*task]], Some(peers.clone()), *total_ns, 0, false)
+            }
+            _ => return Err((RefusalReason::NotSupported, "not a measurement of rows".to_string())),
+        };
+        let Some(described) = machine.topology.caches.get(cache.0 as usize) else {
+            return Err((RefusalReason::NotSupported, format!("{cache:?} does not exist")));
+        };
+        let slots = |tasks: &[TaskId]| -> Result<Vec<Slot>, ProbeRefusal> {
+            let slot = |&task: &TaskId| machine.slot_of(task).filter(|_| !machine.is_gone(task));
+            let row_slots: Vec<Slot> = tasks.iter().filter_map(slot).collect();
+            if row_slots.len() == tasks.len() {
+                Ok(row_slots)
+            } else {
+                Err((RefusalReason::NotFound, "a task has ended".into()))
+            }
+        };
+        let mut together = CoRunProbe {
+            id,
+            cache,
+            cpus: described.cpus.clone(),
+            level: described.level,
+            rows: Vec::new(),
+            peers: peers.as_deref().map(slots).transpose()?,
+            total: machine.clock.cycles(total_ns),
+            settle: if settle_ns == 0 { 0 } else { machine.clock.cycles(settle_ns) },
+            boost,
+            open: None,
+            intervals: Vec::new(),
+            held_since: None,
+            idle: 0,
+        };
+        for row in &rows {
+            let tasks = slots(row)?;
+            if boost && together.seats(&tasks, machine).len() < tasks.len() {
+                let message = format!("a row of {} tasks finds no seat each below {cache:?}", tasks.len());
+                return Err((RefusalReason::NoCapacity, message));
+            }
+            together.rows.push(CoRunRow { tasks, collected: 0, given_up: false });
+        }
+        Ok(together)
+    }
+
+    fn seats(&self, tasks: &[Slot], machine: &SimMachine) -> Vec<(u32, Slot)> {
+        let members: Vec<(Slot, Option<u32>)> = tasks.iter().map(|&slot| (slot, None)).collect();
+        let held = |slot: Slot| {
+            let fixed = machine.task_of_slot.get(&slot).is_some_and(|task| machine.known[task.0 as usize].fixed);
+            if fixed { machine.system.dispatcher.task(slot).allowed.clone() } else { self.cpus.clone() }
+        };
+        seat_where(&members, &self.cpus, &machine.system.dispatcher, &held)
+    }
+
+    fn is_done(&self, row: usize) -> bool {
+        self.rows[row].given_up || self.rows[row].collected >= self.total
+    }
+
+    pub fn idle_cycles(&self) -> u64 {
+        self.idle
+    }
+
+    pub fn next_due(&self) -> u64 {
+        self.open.as_ref().map_or(u64::MAX, |open| match open.begun {
+            None => open.counts_from,
+            Some(_) => open.counts_from + self.total.saturating_sub(self.rows[open.row].collected).max(1),
+        })
+    }
+
+    /// Looks at who is on; true when every row has enough.
+    pub fn poll(&mut self, machine: &mut SimMachine) -> bool {
+        let now = machine.system.now();
+        for row in &mut self.rows {
+            row.given_up |= row.tasks.iter().any(|&slot| machine.system.task(slot).exited_cycle.is_some());
+        }
+        let on: Vec<Slot> = self.cpus.iter().filter_map(|cpu| machine.system.dispatcher.running(cpu)).collect();
+        if let Some(open) = &self.open {
+            let left = open.members.iter().copied().find(|slot| !on.contains(slot));
+            let enough =
+                open.begun.is_some() && self.rows[open.row].collected + (now - open.counts_from.min(now)) >= self.total;
+            if left.is_some() || on.len() != open.members.len() || enough {
+                self.close(machine, left);
+            }
+        }
+        if self.open.is_none() {
+            self.open_if_together(&on, now);
+        }
+        if let Some(open) = self.open.as_mut().filter(|open| open.begun.is_none() && open.counts_from <= now) {
+            let tasks = open.members.iter().map(|&slot| machine.system.counters(slot)).collect();
+            open.begun = Some((machine.cache_counters(self.cache), tasks));
+        }
+        self.seat_next_row(machine);
+        (0..self.rows.len()).all(|row| self.is_done(row))
+    }
+
+    fn open_if_together(&mut self, on: &[Slot], now: u64) {
+        let same = |tasks: &[Slot]| tasks.len() == on.len() && tasks.iter().all(|slot| on.contains(slot));
+        let open_row = match &self.peers {
+            None => (0..self.rows.len()).find(|&row| !self.is_done(row) && same(&self.rows[row].tasks)),
+            Some(peers) => {
+                let task = self.rows[0].tasks[0];
+                let beside = on.iter().all(|slot| *slot == task || peers.contains(slot));
+                (!self.is_done(0) && on.contains(&task) && on.len() > 1 && beside).then_some(0)
+            }
+        };
+        let Some(row) = open_row else { return };
+        let mut members = self.rows[row].tasks.clone();
+        members.extend(on.iter().filter(|slot| !self.rows[row].tasks.contains(slot)));
+        self.open = Some(OpenInterval { members, row, counts_from: now + self.settle, begun: None });
+    }
+
+    fn close(&mut self, machine: &SimMachine, left: Option<Slot>) {
+        let Some(open) = self.open.take() else { return };
+        let Some((cache_before, tasks_before)) = open.begun else { return };
+        let now = machine.system.now();
+        let elapsed = now - open.counts_from;
+        if elapsed == 0 {
+            return;
+        }
+        self.rows[open.row].collected += elapsed;
+        let task = |slot: &Slot| machine.task_of_slot.get(slot).copied();
+        let after = machine.cache_counters(self.cache);
+        let level = self.level;
+        let cache_counts: EventCounts = counted(&[
+            (CounterEvent::References(level), after.demand.references - cache_before.demand.references),
+            (CounterEvent::Misses(level), after.demand.all_misses() - cache_before.demand.all_misses()),
+        ]);
+        let of_task = |(slot, before): (&Slot, &TaskCounters)| {
+            machine.system.counters(*slot).since(before).counts(&machine.levels)
+        };
+        self.intervals.push(RowInterval {
+            tasks: open.members.iter().filter_map(task).collect(),
+            cache: self.cache,
+            span: TimeSpan {
+                start_ns: machine.clock.nominal_ns(open.counts_from),
+                elapsed_ns: machine.clock.nominal_ns(elapsed),
+                elapsed_cycles: Some(elapsed),
+            },
+            ended_by_task: left.as_ref().and_then(task),
+            cache_counts,
+            task_counts: open.members.iter().zip(&tasks_before).map(of_task).collect(),
+        });
+    }
+
+    /// With `boost`: the next row that is not done gets its seats, once no other probe holds CPUs.
+    fn seat_next_row(&mut self, machine: &mut SimMachine) {
+        if !self.boost || machine.holder.is_some_and(|holder| holder != self.id) {
+            return;
+        }
+        let now = machine.system.now();
+        if let Some((since, empty)) = self.held_since.take() {
+            self.idle += (now - since) * empty;
+        }
+        let next = (0..self.rows.len()).find(|&row| !self.is_done(row));
+        machine.holder = next.map(|_| self.id);
+        let hold = next.map(|row| {
+            let tasks = &self.rows[row].tasks;
+            self.held_since = Some((now, u64::from(self.cpus.count()) - tasks.len() as u64));
+            SeatHold { cpus: self.cpus.clone(), seats: self.seats(tasks, machine) }
+        });
+        machine.system.set_hold(hold);
+    }
+
+    /// The intervals of the window that ends; the running one is cut there and goes on.
+    pub fn take(&mut self, machine: &mut SimMachine) -> Option<ProbeEvidence> {
+        let cut = self.open.as_ref().filter(|open| open.begun.is_some());
+        if let Some((members, row)) = cut.map(|open| (open.members.clone(), open.row)) {
+            self.close(machine, None);
+            if !self.is_done(row) {
+                let now = machine.system.now();
+                self.open = Some(OpenInterval { members, row, counts_from: now, begun: None });
+            }
+        }
+        let intervals = std::mem::take(&mut self.intervals);
+        (!intervals.is_empty()).then_some(ProbeEvidence::Rows(intervals))
+    }
+}

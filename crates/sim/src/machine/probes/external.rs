@@ -1,0 +1,260 @@
+//! Looking from outside, as where there is no PMU: a neighbor beside a task, a line between two CPUs.
+
+use cachemate_core::{CpuId, CpuSet, Neighbor, ProbeEvidence, ProbeId, ProbeKind, RefusalReason, TaskId};
+
+use super::super::{PROBE_PROCESS, SimMachine};
+use super::ProbeRefusal;
+use super::injected::{InjectedPattern, InjectedSource};
+use crate::os::gangs::seat;
+use crate::os::queues::Slot;
+use crate::os::system::SeatHold;
+
+/// Longest phase of a neighbor's measurement, in nominal time; a shorter budget makes phases shorter.
+const PHASE_NS: u64 = 10_000_000;
+/// A phase of ping-pong, in cycles: some two hundred rounds.
+const PING_PONG_CYCLES: u64 = 400_000;
+/// Instructions between two turns of a ping-pong thread: long enough for the other to have had its own.
+const PING_PONG_APART: u64 = 1_000;
+/// Enough to be a stream in any cache.
+const STREAM_BYTES: u64 = 64 << 20;
+const LINE_BYTES: u64 = 64;
+
+enum ExternalProbeKind {
+    Neighbor { task: TaskId, slot: Slot, neighbor: Neighbor },
+    PingPong { cpus: (CpuId, CpuId) },
+}
+
+/// Who is on during a phase: the watched task, the machine's own threads.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct MeasurementPhase {
+    task: bool,
+    /// Which of the machine's own threads: from, to.
+    own: Option<(usize, usize)>,
+}
+
+pub(super) struct ExternalProbe {
+    id: ProbeId,
+    kind: ExternalProbeKind,
+    held: CpuSet,
+    own: Vec<Slot>,
+    phases: Vec<MeasurementPhase>,
+    phase: usize,
+    phase_cycles: u64,
+    /// Half of each phase warms up; then counting begins.
+    half: bool,
+    due: u64,
+    begun: Option<u64>,
+    from: (f64, f64),
+    /// Per phase: the task's instructions and the own threads' accesses, per nominal nanosecond.
+    rates: Vec<(f64, f64)>,
+    held_cycles: u64,
+}
+
+impl ExternalProbe {
+    pub fn new(
+        what: &ProbeKind,
+        id: ProbeId,
+        budget_cycles: u64,
+        machine: &mut SimMachine,
+    ) -> Result<Self, ProbeRefusal> {
+        let base = (1 << 40) + u64::from(id.0 % 1024) * (1 << 30);
+        let (kind, held, sources, phases, phase_cycles) = match what {
+            ProbeKind::PingPong { cpus } => {
+                let exist = cpus.0 != cpus.1 && [cpus.0, cpus.1].iter().all(|cpu| cpu.0 < machine.spec.cpus());
+                if !exist {
+                    return Err((RefusalReason::NotSupported, "two different CPUs of this machine are needed".into()));
+                }
+                let held: CpuSet = [cpus.0.0, cpus.1.0].into_iter().collect();
+                // Two threads on one line, then two on a line each: the difference is what carrying it over takes.
+                let line = |at: u64| (base + at * LINE_BYTES, InjectedPattern::OneLine { apart: PING_PONG_APART });
+                let sources = vec![line(0), line(0), line(2), line(4)];
+                let phases = vec![
+                    MeasurementPhase { task: false, own: Some((0, 2)) },
+                    MeasurementPhase { task: false, own: Some((2, 4)) },
+                ];
+                (
+                    ExternalProbeKind::PingPong { cpus: *cpus },
+                    held,
+                    sources,
+                    phases,
+                    PING_PONG_CYCLES.min(budget_cycles / 4).max(1),
+                )
+            }
+            ProbeKind::Neighbor { task, neighbor } => {
+                let gone = (RefusalReason::NotFound, format!("{task:?} has ended"));
+                let slot = machine.slot_of(*task).filter(|_| !machine.is_gone(*task)).ok_or(gone)?;
+                let held = shared_with(slot, machine)?;
+                let pattern = match neighbor {
+                    Neighbor::Chase { footprint_bytes } => {
+                        InjectedPattern::Chase { lines: (footprint_bytes / LINE_BYTES).max(1) }
+                    }
+                    Neighbor::Pirate { footprint_bytes } => {
+                        InjectedPattern::Sweep { lines: (footprint_bytes / LINE_BYTES).max(1) }
+                    }
+                    Neighbor::Stream => InjectedPattern::Sweep { lines: STREAM_BYTES / LINE_BYTES },
+                };
+                let phases = [(true, None), (false, Some((0, 1))), (true, Some((0, 1)))]
+                    .map(|(task, own)| MeasurementPhase { task, own });
+                let budget = budget_cycles / (3 * u64::from(held.count()).max(1));
+                let phase_cycles = machine.clock.cycles(PHASE_NS).min(budget).max(1);
+                let kind = ExternalProbeKind::Neighbor { task: *task, slot, neighbor: *neighbor };
+                (kind, held, vec![(base, pattern)], phases.to_vec(), phase_cycles)
+            }
+            _ => return Err((RefusalReason::NotSupported, "not a probe from outside".to_string())),
+        };
+        let own = sources
+            .into_iter()
+            .map(|(first_byte, pattern)| {
+                let source = Box::new(InjectedSource::new(first_byte, pattern));
+                let slot = machine.system.add_task(PROBE_PROCESS, source, held.clone(), 1.0, true);
+                machine.system.set_asleep(slot, true);
+                slot
+            })
+            .collect();
+        Ok(ExternalProbe {
+            id,
+            kind,
+            held,
+            own,
+            phases,
+            phase: 0,
+            phase_cycles,
+            half: false,
+            due: 0,
+            begun: None,
+            from: (0.0, 0.0),
+            rates: Vec::new(),
+            held_cycles: 0,
+        })
+    }
+
+    pub fn next_due(&self) -> u64 {
+        if self.begun.is_some() { self.due } else { u64::MAX }
+    }
+
+    pub fn cost_cycles(&self) -> u64 {
+        self.held_cycles
+    }
+
+    pub fn poll(&mut self, machine: &mut SimMachine) -> bool {
+        if machine.holder.is_some_and(|holder| holder != self.id) {
+            return false;
+        }
+        let now = machine.system.now();
+        if let ExternalProbeKind::Neighbor { slot, .. } = self.kind
+            && machine.system.task(slot).exited_cycle.is_some()
+        {
+            return true;
+        }
+        if self.begun.is_none() {
+            machine.holder = Some(self.id);
+            self.begun = Some(now);
+            self.enter_phase(machine);
+        }
+        while self.due <= now && self.phase < self.phases.len() {
+            if !self.half {
+                self.half = true;
+                self.due = now + self.phase_cycles / 2 + 1;
+                self.from = self.done(machine);
+                continue;
+            }
+            let elapsed_ns = machine.clock.nominal_ns(self.phase_cycles / 2 + 1 + now - self.due).max(1) as f64;
+            let done = self.done(machine);
+            self.rates.push(((done.0 - self.from.0) / elapsed_ns, (done.1 - self.from.1) / elapsed_ns));
+            self.held_cycles += self.phase_cycles * u64::from(self.held.count());
+            self.phase += 1;
+            if self.phase < self.phases.len() {
+                self.enter_phase(machine);
+            }
+        }
+        self.phase == self.phases.len()
+    }
+
+    fn enter_phase(&mut self, machine: &mut SimMachine) {
+        let phase = self.phases[self.phase];
+        let mut members: Vec<(Slot, Option<u32>)> = Vec::new();
+        let own: Vec<Slot> = phase.own.map_or_else(Vec::new, |(from, to)| self.own[from..to].to_vec());
+        match self.kind {
+            ExternalProbeKind::PingPong { cpus } => {
+                members.extend(own.iter().copied().zip([Some(cpus.0.0), Some(cpus.1.0)]));
+            }
+            ExternalProbeKind::Neighbor { slot, .. } => {
+                members.extend(phase.task.then_some((slot, None)));
+                members.extend(own.iter().map(|&own| (own, None)));
+            }
+        }
+        for &slot in &self.own {
+            machine.system.set_asleep(slot, !own.contains(&slot));
+        }
+        let mut seats = seat(&members, &self.held, &machine.system.dispatcher);
+        apart(&mut seats, &self.own, machine, &self.held);
+        machine.system.set_hold(Some(SeatHold { cpus: self.held.clone(), seats }));
+        self.half = false;
+        self.due = machine.system.now() + self.phase_cycles / 2;
+    }
+
+    /// The task's instructions, the own threads' accesses.
+    fn done(&self, machine: &SimMachine) -> (f64, f64) {
+        let task = match self.kind {
+            ExternalProbeKind::Neighbor { slot, .. } => machine.system.counters(slot).instructions as f64,
+            ExternalProbeKind::PingPong { .. } => 0.0,
+        };
+        let progress = |&slot: &Slot| machine.system.thread(slot).and_then(|thread| thread.progress());
+        (task, self.own.iter().filter_map(progress).sum())
+    }
+
+    pub fn take(&mut self, complete: bool) -> Option<ProbeEvidence> {
+        // Own threads that got nowhere measured nothing.
+        let own_moved = |(phase, rates): (&MeasurementPhase, &(f64, f64))| phase.own.is_none() || rates.1 > 0.0;
+        if !complete || self.rates.len() < self.phases.len() || !self.phases.iter().zip(&self.rates).all(own_moved) {
+            return None;
+        }
+        let each_ns = |rate: f64| 1.0 / rate;
+        Some(match self.kind {
+            ExternalProbeKind::PingPong { cpus } => {
+                // Both threads carry the line over once per turn of their own: a round is two of those.
+                let turn_ns = |phase: usize| each_ns(self.rates[phase].1 / 2.0);
+                ProbeEvidence::PingPong { cpus, round_trip_ns: 2.0 * (turn_ns(0) - turn_ns(1)) }
+            }
+            ExternalProbeKind::Neighbor { task, neighbor, .. } => ProbeEvidence::NeighborSlowdown {
+                task,
+                neighbor,
+                neighbor_alone_ns: each_ns(self.rates[1].1),
+                neighbor_corun_ns: each_ns(self.rates[2].1),
+                task_alone_rate: Some(self.rates[0].0),
+                task_corun_rate: Some(self.rates[2].0),
+                rate_of: None,
+            },
+        })
+    }
+
+    pub fn end(&mut self, machine: &mut SimMachine) {
+        for slot in self.own.drain(..) {
+            machine.system.kill(slot);
+        }
+    }
+}
+
+/// The CPUs below the last-level cache that the task uses: two at least are needed.
+fn shared_with(slot: Slot, machine: &SimMachine) -> Result<CpuSet, ProbeRefusal> {
+    let state = machine.system.dispatcher.task(slot);
+    let cpu = state.last_cpu.or_else(|| state.allowed.first()).unwrap_or(0);
+    let shared = machine.topology.caches.iter().filter(|cache| cache.last_level && cache.cpus.contains(cpu));
+    match shared.map(|cache| cache.cpus.clone()).next().filter(|cpus| cpus.count() > 1) {
+        Some(cpus) => Ok(cpus),
+        None => Err((RefusalReason::NoCapacity, format!("CPU {cpu} shares no last-level cache with another"))),
+    }
+}
+
+/// An own thread goes to another core than the task where one is free: contexts of one core share more than the cache.
+fn apart(seats: &mut [(u32, Slot)], own: &[Slot], machine: &SimMachine, held: &CpuSet) {
+    let core = |cpu: u32| machine.topology.cpus[cpu as usize].core;
+    let Some(task_cpu) = seats.iter().find(|(_, slot)| !own.contains(slot)).map(|&(cpu, _)| cpu) else { return };
+    let taken: Vec<u32> = seats.iter().map(|&(cpu, _)| cpu).collect();
+    for (cpu, _) in seats.iter_mut().filter(|(_, slot)| own.contains(slot)) {
+        let better = held.iter().find(|&other| core(other) != core(task_cpu) && !taken.contains(&other));
+        if let Some(better) = better.filter(|_| core(*cpu) == core(task_cpu)) {
+            *cpu = better;
+        }
+    }
+}

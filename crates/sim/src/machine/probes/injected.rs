@@ -1,0 +1,89 @@
+//! The machine's own threads for looking from outside.
+
+use cachemate_core::{Access, AccessSource, BatchEnd};
+
+const LINE_BYTES: u64 = 64;
+const BATCH: usize = 64;
+
+/// Every `progress` is one access.
+pub(super) enum InjectedPattern {
+    /// Dependent loads over all lines of a footprint, in an order no prefetcher follows.
+    Chase { lines: u64 },
+    /// Ascending lines of a footprint, one after the other, again and again.
+    Sweep { lines: u64 },
+    /// One line, loaded and stored, with so many instructions of nothing between.
+    OneLine { apart: u64 },
+}
+
+pub(super) struct InjectedSource {
+    base: u64,
+    pattern: InjectedPattern,
+    at: u64,
+    done: u64,
+}
+
+impl InjectedSource {
+    pub fn new(base: u64, pattern: InjectedPattern) -> Self {
+        InjectedSource { base, pattern, at: 0, done: 0 }
+    }
+}
+
+impl AccessSource for InjectedSource {
+    fn next_batch(&mut self, batch: &mut Vec<Access>) -> BatchEnd {
+        // Turns that are far apart are counted one by one.
+        let batch_turns = if matches!(self.pattern, InjectedPattern::OneLine { .. }) { 1 } else { BATCH };
+        for _ in 0..batch_turns {
+            self.done += 1;
+            match self.pattern {
+                InjectedPattern::Chase { lines } => {
+                    // A full-period generator modulo a power of two (Hull and Dobell), values past the end skipped.
+                    let modulus = lines.next_power_of_two().max(4);
+                    loop {
+                        self.at =
+                            (self.at.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(0x1405_7B7E_F767_814F)) % modulus;
+                        if self.at < lines {
+                            break;
+                        }
+                    }
+                    batch.push(Access::dependent_load(self.base + self.at * LINE_BYTES, 0));
+                }
+                InjectedPattern::Sweep { lines } => {
+                    self.at = (self.at + 1) % lines;
+                    batch.push(Access::load(self.base + self.at * LINE_BYTES, 1));
+                }
+                InjectedPattern::OneLine { apart } => {
+                    batch.push(Access::compute(apart));
+                    batch.push(Access::dependent_load(self.base, 0));
+                    batch.push(Access::store(self.base, 0));
+                }
+            }
+        }
+        BatchEnd::More
+    }
+
+    fn progress(&self) -> Option<f64> {
+        Some(self.done as f64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    /// Does the chase visit every line of its footprint once per round, in no regular order?
+    #[test]
+    fn a_chase_visits_every_line_once_a_round() {
+        for lines in [1, 3, 64, 1000] {
+            let mut source = InjectedSource::new(1 << 30, InjectedPattern::Chase { lines });
+            let mut batch = Vec::new();
+            while (batch.len() as u64) < lines {
+                source.next_batch(&mut batch);
+            }
+            let seen: BTreeSet<u64> = batch[..lines as usize].iter().map(|access| access.address()).collect();
+            assert_eq!(seen.len() as u64, lines);
+            assert!(batch.iter().all(|access| access.is_dependent()));
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! How far every task was, at regular moments of the run.
+//!
+//! Problem: programs have phases, so that two runs over equally many cycles see different parts of a slower program, and
+//! comparing their speeds compares phases. Method: instructions and misses of every task are noted at a fixed interval;
+//! whoever compares asks when a task had run so many instructions, between two notes by a straight line. Properties: a
+//! reading of the books, which no policy sees and which costs no simulated time.
+
+use super::SimMachine;
+
+/// One task at one moment, since its start.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct TaskProgress {
+    /// Instructions issued.
+    pub instructions: u64,
+    /// Demand misses of the last-level data cache.
+    pub misses: u64,
+    /// Cycles on a processor.
+    pub on_cpu_cycles: u64,
+    /// The cycles of these in which it waited for data from beyond the first level.
+    pub data_stall_cycles: f64,
+}
+
+/// All tasks at one moment, by task number.
+#[derive(Clone, PartialEq, Debug)]
+pub struct ProgressSample {
+    /// When it was noted, since the start of the run.
+    pub cycle: u64,
+    /// Tasks that had arrived by then.
+    pub tasks: Vec<TaskProgress>,
+}
+
+pub(crate) struct ProgressLog {
+    every_cycles: u64,
+    next_cycle: u64,
+    steps: Vec<ProgressSample>,
+    /// Instructions of each task at which the run is over.
+    until_instructions: Vec<u64>,
+    done: bool,
+}
+
+impl SimMachine {
+    /// Notes how far every task is every `every_cycles` (1 or more) from now on, and ends the run as soon as each of the
+    /// first `until_instructions.len()` tasks has run so many instructions; without any, only the run's length ends it.
+    pub fn log_progress(&mut self, every_cycles: u64, until_instructions: Vec<u64>) {
+        let (every_cycles, next_cycle) = (every_cycles.max(1), self.now_cycles());
+        self.trail = Some(ProgressLog { every_cycles, next_cycle, steps: Vec::new(), until_instructions, done: false });
+        self.take_step();
+    }
+
+    /// What was noted, in order of time; empty without [`SimMachine::log_progress`].
+    pub fn trail(&self) -> &[ProgressSample] {
+        self.trail.as_ref().map_or(&[], |trail| &trail.steps)
+    }
+
+    pub(crate) fn next_step(&self) -> u64 {
+        self.trail.as_ref().map_or(u64::MAX, |trail| trail.next_cycle)
+    }
+
+    pub(crate) fn work_is_done(&self) -> bool {
+        self.trail.as_ref().is_some_and(|trail| trail.done)
+    }
+
+    pub(crate) fn take_step(&mut self) {
+        let now = self.system.now();
+        self.system.dispatcher.account_to(now);
+        let last_level = self.spec.last_level().map(|cache| cache.level);
+        let task = |known: &super::SimTask| {
+            let counters = self.system.counters(known.slot);
+            TaskProgress {
+                instructions: counters.instructions,
+                misses: last_level.map_or(0, |level| counters.levels[level as usize].all_misses()),
+                on_cpu_cycles: self.system.dispatcher.task(known.slot).on_cpu_cycles.iter().sum(),
+                data_stall_cycles: counters.stalls.data() as f64 / counters.ticks_per_cycle.max(1) as f64,
+            }
+        };
+        let tasks: Vec<TaskProgress> = self.known.iter().map(task).collect();
+        let Some(trail) = &mut self.trail else { return };
+        let until = &trail.until_instructions;
+        trail.done = !until.is_empty()
+            && until.len() <= tasks.len()
+            && until.iter().zip(&tasks).all(|(until, task)| task.instructions >= *until);
+        trail.next_cycle = now + trail.every_cycles;
+        trail.steps.push(ProgressSample { cycle: now, tasks });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::kernels;
+    use crate::machine::{RunLimit, SimMachine, SimOptions, SimProgram};
+    use crate::run::run_alone;
+
+    fn machine(ends: u64) -> SimMachine {
+        let program = |name: &'static str| {
+            let maker = move |_| kernels::program(name, 1, &kernels::Options::default()).unwrap();
+            SimProgram::new(name, Box::new(maker))
+        };
+        let options = SimOptions { ends: Some(RunLimit::Cycles(ends)), ..SimOptions::default() };
+        SimMachine::new(&crate::machine::tests::spec(), &options, vec![program("twolf"), program("gamess")]).unwrap()
+    }
+
+    /// Does the trail rise to what the books say at the end, and does keeping it change nothing?
+    #[test]
+    fn a_trail_ends_where_the_books_do_and_changes_nothing() {
+        let without = run_alone(&mut machine(1_000_000)).unwrap();
+        let mut watched = machine(1_000_000);
+        watched.log_progress(50_000, Vec::new());
+        let with = run_alone(&mut watched).unwrap();
+        let steps = watched.trail();
+        assert!(steps.windows(2).all(|two| two[0].cycle < two[1].cycle), "{steps:?}");
+        let last = steps.last().unwrap();
+        for (task, results) in last.tasks.iter().zip(&with.tasks) {
+            assert_eq!(task.instructions, results.instructions);
+        }
+        let off = |a: u64, b: u64| (a as f64 / b as f64 - 1.0).abs();
+        for (one, other) in with.tasks.iter().zip(&without.tasks) {
+            assert!(off(one.instructions, other.instructions) < 0.001, "{one:?} {other:?}");
+        }
+    }
+
+    /// Does a run end once everybody has done the work asked for, and not before?
+    #[test]
+    fn a_run_ends_when_the_work_is_done() {
+        let mut machine = machine(1_000_000_000);
+        machine.log_progress(10_000, vec![200_000, 300_000]);
+        run_alone(&mut machine).unwrap();
+        let steps = machine.trail();
+        let done = |step: &super::ProgressSample| {
+            step.tasks[0].instructions >= 200_000 && step.tasks[1].instructions >= 300_000
+        };
+        assert_eq!(steps.iter().position(done), Some(steps.len() - 1));
+    }
+}

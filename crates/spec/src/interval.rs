@@ -1,0 +1,301 @@
+//! What a scenario says to the interval machine alone: turns, counters, events at their times, mixes by distribution.
+
+use cachemate_core::{CpuSet, MachineSpec};
+use serde::{Deserialize, Serialize};
+
+use crate::SpecError;
+use crate::located_toml::Located;
+
+/// Which simulated machine runs a scenario.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SimModel {
+    /// Access by access.
+    #[default]
+    Cycle,
+    /// Hours of nominal time from programs' profiles.
+    Interval,
+}
+
+impl SimModel {
+    pub(crate) fn is_cycle(&self) -> bool {
+        *self == SimModel::Cycle
+    }
+}
+
+/// How tasks of one CPU take turns.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TimeSharingModel {
+    /// Each task of a queue runs all the time, for its share of the CPU.
+    #[default]
+    Averaged,
+    /// Tasks take turns of a slice, one by one.
+    Explicit,
+}
+
+/// How counters lie, as shares of a reading.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct CounterNoiseSpec {
+    /// Standard deviation of a reading.
+    pub noise: f64,
+    /// Autocorrelation of the noise, from one window to the next.
+    pub autocorrelation: f64,
+    /// Standard deviation of what one turn of a group of events sees.
+    pub turn_noise: f64,
+    /// Share of a task's events that is booked to who follows it on its CPU.
+    pub skew: f64,
+}
+
+impl Default for CounterNoiseSpec {
+    fn default() -> Self {
+        CounterNoiseSpec { noise: 0.01, autocorrelation: 0.5, turn_noise: 0.1, skew: 0.0 }
+    }
+}
+
+/// A number that is drawn from the scenario's seed.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Distribution {
+    /// Always this number.
+    Fixed(f64),
+    /// By its mean.
+    Exponential(f64),
+    /// From and to.
+    Uniform(f64, f64),
+    /// Median, and the standard deviation of the logarithm.
+    LogNormal(f64, f64),
+}
+
+/// Something that happens to the machine. Exactly one of the kinds is given.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct EventSpec {
+    /// When it happens, from the start of the run.
+    pub at_ns: u64,
+    /// Somebody outside brings lines into a cache from now on.
+    #[serde(default)]
+    #[serde(rename = "outside")]
+    pub external_traffic: Option<ExternalTrafficSpec>,
+    /// A cache holds only a part of what it did.
+    #[serde(default)]
+    pub shrink: Option<ShrinkSpec>,
+    /// These CPUs share a cache with nobody else from now on; policies are not told.
+    #[serde(default)]
+    #[serde(rename = "separate")]
+    pub split_cpus: Option<CpuSet>,
+    /// This CPU goes offline, by its number; its tasks go to CPUs that they may run on, or wait where there are none.
+    #[serde(default)]
+    pub offline: Option<u32>,
+    /// This CPU comes online again, by its number.
+    #[serde(default)]
+    pub online: Option<u32>,
+}
+
+/// What somebody outside the run does to one cache.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ExternalTrafficSpec {
+    /// By its place among the contended caches.
+    pub cache: u32,
+    /// 0 = no more.
+    pub lines_per_second: f64,
+}
+
+/// What is left of one cache.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ShrinkSpec {
+    /// By its place among the contended caches.
+    pub cache: u32,
+    /// Share of its full size that it holds from now on; more than 0, at most 1.
+    #[serde(rename = "to_share")]
+    pub size_share: f64,
+}
+
+/// Programs drawn by weight, one after the other.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MixSpec {
+    /// Copies that are drawn; 1 to 100 000.
+    pub count: u32,
+    /// The programs to draw from; at least one.
+    pub of: Vec<WeightedProgram>,
+    /// When the first copy arrives.
+    #[serde(default)]
+    pub start_ns: u64,
+    /// From one arrival to the next; `None` = all at once.
+    #[serde(default)]
+    pub gap_ns: Option<Distribution>,
+    /// Until a copy ends; `None` = it never does.
+    #[serde(default)]
+    pub instructions: Option<Distribution>,
+}
+
+/// One program of a mix, and how often it is drawn.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WeightedProgram {
+    /// As [`crate::ScenarioProgram::program`].
+    pub program: String,
+    /// Relative to the weights of the other programs; positive, 1 where none is given.
+    #[serde(default = "one")]
+    pub weight: f64,
+}
+
+fn one() -> f64 {
+    1.0
+}
+
+/// The table `interval` of a scenario.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct IntervalSpec {
+    /// Whether tasks of one CPU share its time or take turns.
+    pub turns: TimeSharingModel,
+    /// How far off the readings of counters are.
+    pub counters: CounterNoiseSpec,
+    /// Phases that were measured on the cycle-level machine last so many times longer.
+    pub stretch: f64,
+    /// What happens to the machine during the run; each event has a time of its own.
+    pub events: Vec<EventSpec>,
+    /// Programs that are drawn, besides those that the scenario lists.
+    pub mixes: Vec<MixSpec>,
+}
+
+impl Default for IntervalSpec {
+    fn default() -> Self {
+        IntervalSpec {
+            turns: TimeSharingModel::default(),
+            counters: CounterNoiseSpec::default(),
+            stretch: 1000.0,
+            events: Vec::new(),
+            mixes: Vec::new(),
+        }
+    }
+}
+
+/// As programs of a scenario, mixes are bounded.
+const COPIES_AT_MOST: u32 = 100_000;
+
+impl IntervalSpec {
+    pub(crate) fn check(&self, located: &Located<'_>, machine: &MachineSpec) -> Result<(), SpecError> {
+        if !(self.stretch.is_finite() && self.stretch >= 1.0) {
+            return Err(located.at("interval.stretch", self.stretch.to_string(), "1 or more"));
+        }
+        let counters = &self.counters;
+        let shares = [
+            ("noise", counters.noise, 1.0),
+            ("autocorrelation", counters.autocorrelation, 0.9999),
+            ("turn_noise", counters.turn_noise, 10.0),
+            ("skew", counters.skew, 1.0),
+        ];
+        for (field, share, most) in shares {
+            if !(0.0..=most).contains(&share) {
+                let field = format!("interval.counters.{field}");
+                return Err(located.at(&field, share.to_string(), format!("0 to {most}")));
+            }
+        }
+        for (at, event) in self.events.iter().enumerate() {
+            event.check(&format!("interval.events[{at}]"), located, machine)?;
+        }
+        self.mixes.iter().enumerate().try_for_each(|(at, mix)| mix.check(&format!("interval.mixes[{at}]"), located))
+    }
+}
+
+impl EventSpec {
+    fn check(&self, at: &str, located: &Located<'_>, machine: &MachineSpec) -> Result<(), SpecError> {
+        let fail =
+            |field: &str, found: String, expected: String| Err(located.at(&format!("{at}.{field}"), found, expected));
+        let kinds = [
+            self.external_traffic.is_some(),
+            self.shrink.is_some(),
+            self.split_cpus.is_some(),
+            self.offline.is_some(),
+            self.online.is_some(),
+        ];
+        let given = kinds.iter().filter(|given| **given).count();
+        if given != 1 {
+            let expected = "exactly one of 'outside', 'shrink', 'separate', 'offline', 'online'";
+            return Err(located.at(at, format!("{given} kinds of event"), expected));
+        }
+        let caches = machine.last_level().map_or(0, |cache| machine.instances(cache));
+        let cpus = machine.cpus();
+        for (field, cache) in [
+            ("outside.cache", self.external_traffic.map(|outside| outside.cache)),
+            ("shrink.cache", self.shrink.map(|shrink| shrink.cache)),
+        ] {
+            if let Some(cache) = cache.filter(|cache| *cache >= caches) {
+                let expected = format!("0 to {}, a contended cache of {}", caches.max(1) - 1, machine.name);
+                return fail(field, cache.to_string(), expected);
+            }
+        }
+        for (field, cpu) in [("offline", self.offline), ("online", self.online)] {
+            if let Some(cpu) = cpu.filter(|cpu| *cpu >= cpus) {
+                return fail(field, cpu.to_string(), format!("0 to {}, a CPU of {}", cpus - 1, machine.name));
+            }
+        }
+        if let Some(lines) = self.external_traffic.map(|outside| outside.lines_per_second)
+            && !(lines.is_finite() && lines >= 0.0)
+        {
+            return fail("outside.lines_per_second", lines.to_string(), "0 or more".to_string());
+        }
+        if let Some(share) = self.shrink.map(|shrink| shrink.size_share)
+            && !(share > 0.0 && share <= 1.0)
+        {
+            return fail("shrink.to_share", share.to_string(), "more than 0, at most 1".to_string());
+        }
+        if let Some(separate) = &self.split_cpus {
+            let per_cache = machine.last_level().map_or(1, |cache| cache.shared_by_cores) * machine.contexts_per_core;
+            let one_cache = separate.iter().map(|cpu| cpu / per_cache).collect::<std::collections::BTreeSet<_>>();
+            if separate.iter().any(|cpu| cpu >= cpus) || one_cache.len() != 1 {
+                return fail("separate", format!("'{separate}'"), "CPUs of one contended cache".to_string());
+            }
+        }
+        Ok(())
+    }
+}
+
+impl MixSpec {
+    fn check(&self, at: &str, located: &Located<'_>) -> Result<(), SpecError> {
+        if !(1..=COPIES_AT_MOST).contains(&self.count) {
+            let expected = format!("1 to {COPIES_AT_MOST}");
+            return Err(located.at(&format!("{at}.count"), self.count.to_string(), expected));
+        }
+        if self.of.is_empty() {
+            return Err(located.at(&format!("{at}.of"), "none", "one program or more"));
+        }
+        for (number, part) in self.of.iter().enumerate() {
+            if !(part.weight.is_finite() && part.weight > 0.0) {
+                let field = format!("{at}.of[{number}].weight");
+                return Err(located.at(&field, part.weight.to_string(), "a positive number"));
+            }
+        }
+        check_distribution(self.gap_ns, &format!("{at}.gap_ns"), 0.0, located)?;
+        check_distribution(self.instructions, &format!("{at}.instructions"), 1.0, located)
+    }
+}
+
+/// Is it one that can be drawn from, with numbers of at least `least`?
+pub(crate) fn check_distribution(
+    given: Option<Distribution>,
+    field: &str,
+    least: f64,
+    located: &Located<'_>,
+) -> Result<(), SpecError> {
+    let (found, fits) = match given {
+        None => return Ok(()),
+        Some(Distribution::Fixed(value)) => (format!("{value}"), value >= least && value.is_finite()),
+        Some(Distribution::Exponential(mean)) => (format!("{mean}"), mean >= least && mean.is_finite()),
+        Some(Distribution::Uniform(from, to)) => {
+            (format!("{from} to {to}"), from >= least && from <= to && to.is_finite())
+        }
+        Some(Distribution::LogNormal(median, sigma)) => {
+            let fits = median >= least && median.is_finite() && (0.0..=10.0).contains(&sigma);
+            (format!("{median}, {sigma}"), fits)
+        }
+    };
+    let expected = format!("numbers of {least} or more, ascending; a deviation of the logarithm of 0 to 10");
+    if fits { Ok(()) } else { Err(located.at(field, found, expected)) }
+}

@@ -1,0 +1,160 @@
+//! TOML into a type, with errors that point into the text.
+//!
+//! Serde forgets where a value stood as soon as it goes through a tagged enum or a check made afterwards. So the text
+//! is parsed once into a tree with spans, the values are taken out of it (and overridden, where the caller asks), and
+//! whatever is wrong later names a *path*, which is looked up in the tree.
+
+use cachemate_core::nearest;
+use serde::de::DeserializeOwned;
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+use crate::SpecError;
+use crate::overrides::{Override, apply};
+
+/// A TOML text that stays at hand to point into.
+pub struct Located<'a> {
+    file: &'a str,
+    text: &'a str,
+    tree: Spanned<DeTable<'a>>,
+}
+
+/// Reads `text` as a `T`. `file` is what errors call it.
+///
+/// # Errors
+/// Broken TOML, an unknown, missing or ill-typed field: with line, column, field, what was found and expected.
+pub fn parse_toml<T: DeserializeOwned>(file: &str, text: &str) -> Result<T, SpecError> {
+    Located::parse(file, text)?.value()
+}
+
+impl<'a> Located<'a> {
+    /// # Errors
+    /// Broken TOML, with its place.
+    pub fn parse(file: &'a str, text: &'a str) -> Result<Self, SpecError> {
+        let tree = DeTable::parse(text).map_err(|error| SpecError {
+            line_column: error.span().map(|span| line_column(text, span.start)),
+            ..SpecError::of_file(file, first_line(error.message()), "TOML")
+        })?;
+        Ok(Located { file, text, tree })
+    }
+
+    /// The text as a `T`.
+    ///
+    /// # Errors
+    /// An unknown, missing or ill-typed field, with its place.
+    pub fn value<T: DeserializeOwned>(&self) -> Result<T, SpecError> {
+        self.changed(|_| Ok(()))
+    }
+
+    pub(crate) fn read<T: DeserializeOwned>(&self, overrides: &[Override]) -> Result<T, SpecError> {
+        self.changed(|table| overrides.iter().try_for_each(|change| apply(table, change)))
+    }
+
+    /// The text as a `T` after changes to the values.
+    pub(crate) fn changed<T: DeserializeOwned>(
+        &self,
+        change: impl FnOnce(&mut toml::Table) -> Result<(), SpecError>,
+    ) -> Result<T, SpecError> {
+        // The tree above was parsed from the same text, so only a number out of range can still fail here.
+        let mut table: toml::Table = toml::from_str(self.text).map_err(|error| SpecError {
+            line_column: error.span().map(|span| line_column(self.text, span.start)),
+            ..SpecError::of_file(self.file, first_line(error.message()), "TOML")
+        })?;
+        change(&mut table).map_err(|error| SpecError { file: self.file.into(), ..error })?;
+        serde_path_to_error::deserialize(toml::Value::Table(table)).map_err(|error| {
+            let path = error.path().to_string();
+            self.explain(if path == "." { "" } else { &path }, error.inner().message())
+        })
+    }
+
+    /// An error at a field that was found out after reading.
+    pub fn at(&self, field: &str, found: impl Into<Box<str>>, expected: impl Into<Box<str>>) -> SpecError {
+        SpecError {
+            line_column: Some(self.place(field)),
+            field: Some(field.into()),
+            ..SpecError::of_file(self.file, found, expected)
+        }
+    }
+
+    /// Serde's message taken apart into field, found and expected.
+    fn explain(&self, path: &str, message: &str) -> SpecError {
+        let message = first_line(message);
+        let quoted = || message.split('`').nth(1).unwrap_or_default().to_string();
+        let inside = |name: &str| {
+            let ends = path == name || path.ends_with(&format!(".{name}"));
+            if path.is_empty() || ends { name_or(path, name) } else { format!("{path}.{name}") }
+        };
+        let expected_of = || message.split_once(", expected ").map_or("something else", |(_, rest)| rest).to_string();
+        if message.starts_with("missing field") {
+            return self.at(&inside(&quoted()), "nothing", "this field");
+        }
+        if message.starts_with("unknown field") || message.starts_with("unknown variant") {
+            let field = if message.starts_with("unknown field") { inside(&quoted()) } else { path.to_string() };
+            let known: Vec<&str> = message.split('`').skip(3).step_by(2).collect();
+            let meant = nearest(&quoted(), known.iter().copied()).map(Box::from);
+            let found = format!("'{}'", quoted());
+            return SpecError { nearest: meant, ..self.at(&field, found, expected_of().replace('`', "'")) };
+        }
+        let invalid = message.strip_prefix("invalid type: ").or_else(|| message.strip_prefix("invalid value: "));
+        match invalid.and_then(|rest| rest.split_once(", expected ")) {
+            Some((found, expected)) => self.at(path, found.replace('`', ""), plain_type(expected)),
+            None => self.at(path, message, "a usable value"),
+        }
+    }
+
+    /// Line and column of the longest part of `path` that stands in the text.
+    fn place(&self, path: &str) -> (u32, u32) {
+        let mut span = self.tree.span();
+        let mut here: Option<&DeValue<'_>> = None;
+        for step in steps(path) {
+            let next = match (step, here) {
+                (PathSegment::Key(key), None) => self.tree.get_ref().get(key),
+                (PathSegment::Key(key), Some(DeValue::Table(table))) => table.get(key),
+                (PathSegment::Index(index), Some(DeValue::Array(array))) => array.get(index),
+                _ => None,
+            };
+            let Some(next) = next else { break };
+            span = next.span();
+            here = Some(next.get_ref());
+        }
+        line_column(self.text, span.start)
+    }
+}
+
+fn name_or(path: &str, name: &str) -> String {
+    if path.is_empty() { name.to_string() } else { path.to_string() }
+}
+
+/// Rust's names for numbers mean nothing to the author of a machine.
+fn plain_type(expected: &str) -> String {
+    match expected.trim_matches('`') {
+        "u8" | "u16" | "u32" | "u64" | "usize" => "a whole number, 0 or more".to_string(),
+        "i32" | "i64" => "a whole number".to_string(),
+        "f32" | "f64" => "a number".to_string(),
+        "bool" | "a boolean" => "true or false".to_string(),
+        other => other.replace('`', "'"),
+    }
+}
+
+fn first_line(message: &str) -> String {
+    message.lines().next().unwrap_or_default().to_string()
+}
+
+/// Line and column from 1, columns in characters.
+fn line_column(text: &str, offset: usize) -> (u32, u32) {
+    let within = (0..=offset.min(text.len())).rev().find(|&at| text.is_char_boundary(at));
+    let before = &text[..within.unwrap_or(0)];
+    let line_start = before.rfind('\n').map_or(0, |at| at + 1);
+    (before.matches('\n').count() as u32 + 1, before[line_start..].chars().count() as u32 + 1)
+}
+
+enum PathSegment<'a> {
+    Key(&'a str),
+    Index(usize),
+}
+
+/// `caches[2].ways` into its steps.
+fn steps(path: &str) -> Vec<PathSegment<'_>> {
+    let parts = path.split(['.', '[', ']']).filter(|part| !part.is_empty());
+    parts.map(|part| part.parse().map_or(PathSegment::Key(part), PathSegment::Index)).collect()
+}

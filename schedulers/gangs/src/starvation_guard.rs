@@ -1,0 +1,98 @@
+//! When to give the CPUs back. Managed tasks stand below the fair class: where unmanaged tasks keep a CPU busy they get
+//! nothing until the kernel's watchdog ends the scheduler after ten seconds. The guard is well before it.
+
+/// A CPU of which a higher class had more than this share of one window is lost to us.
+pub const SHARE: f64 = 0.3;
+/// The window, ns.
+pub const WINDOW_NS: u64 = 200_000_000;
+
+/// What a higher class had of each CPU, from window to window.
+#[derive(Default)]
+pub struct StarvationGuard {
+    before_ns: Vec<u64>,
+    put_off: u32,
+}
+
+/// So many windows in a row may be begun anew: one second, well before the watchdog.
+const PUT_OFF_AT_MOST: u32 = 5;
+
+impl StarvationGuard {
+    /// Threads became ours in the middle of a window: what they had of it before is nobody else's. True: the window begins
+    /// anew. Who takes threads in all the time does not put the guard off for good.
+    pub fn begin_anew(&mut self, taken_ns: &[u64]) -> bool {
+        let may = self.put_off < PUT_OFF_AT_MOST;
+        if may {
+            self.put_off += 1;
+            self.before_ns = taken_ns.to_vec();
+        }
+        may
+    }
+
+    /// The CPU that was taken most, and its share, if that is more than [`SHARE`]. `taken_ns`: by CPU, since attaching.
+    /// The first look only remembers.
+    pub fn observe(&mut self, taken_ns: &[u64], window_ns: u64) -> Option<(usize, f64)> {
+        let known = self.before_ns.len() == taken_ns.len();
+        let worst = taken_ns
+            .iter()
+            .zip(&self.before_ns)
+            .map(|(now, before)| now.saturating_sub(*before) as f64 / window_ns.max(1) as f64)
+            .enumerate()
+            .max_by(|a, b| a.1.total_cmp(&b.1));
+        self.before_ns = taken_ns.to_vec();
+        self.put_off = 0;
+        worst.filter(|(_, share)| known && *share > SHARE)
+    }
+}
+
+/// Seconds until the next attempt: 1, 2, 4, up to 64; from the start again after ten minutes without one.
+#[derive(Default)]
+pub struct BackOff {
+    attempts: u32,
+}
+
+impl BackOff {
+    /// After `quiet_s` seconds that went well.
+    pub fn next_s(&mut self, quiet_s: u64) -> u64 {
+        if quiet_s >= 600 {
+            self.attempts = 0;
+        }
+        let seconds = 1 << self.attempts.min(6);
+        self.attempts += 1;
+        seconds
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Does the guard see a CPU that is taken, and no other?
+    #[test]
+    fn a_taken_cpu_is_seen_in_the_second_window() {
+        let mut guard = StarvationGuard::default();
+        assert_eq!(guard.observe(&[500, 0], 100), None);
+        assert_eq!(guard.observe(&[530, 10], 100), None);
+        assert_eq!(guard.observe(&[540, 60], 100), Some((1, 0.5)));
+        assert_eq!(guard.observe(&[540, 60], 100), None);
+    }
+
+    /// Does a window begin anew where threads became ours, and not for ever?
+    #[test]
+    fn a_window_begins_anew_five_times_in_a_row() {
+        let mut guard = StarvationGuard::default();
+        assert_eq!(guard.observe(&[0], 100), None);
+        assert!(guard.begin_anew(&[90]));
+        assert_eq!(guard.observe(&[95], 100), None);
+        assert_eq!((0..7).filter(|_| guard.begin_anew(&[95])).count(), 5);
+        assert_eq!(guard.observe(&[185], 100), Some((0, 0.9)));
+    }
+
+    /// Do attempts become rare, and does a long good time forgive?
+    #[test]
+    fn attempts_back_off_and_are_forgiven() {
+        let mut back_off = BackOff::default();
+        let waits: Vec<u64> = (0..9).map(|_| back_off.next_s(0)).collect();
+        assert_eq!(waits, [1, 2, 4, 8, 16, 32, 64, 64, 64]);
+        assert_eq!(back_off.next_s(600), 1);
+    }
+}

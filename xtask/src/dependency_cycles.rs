@@ -1,0 +1,216 @@
+//! Do files of a room use one another in a circle? A file and its parent may, as they are one room; any other circle means
+//! that two files cannot be read one after the other.
+//!
+//! Method: `use` lines and paths that begin with `crate`, `self` or `super`, resolved to files; what code of tests uses does
+//! not count. Two files lie in one circle if each can be reached from the other.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// A file as its path of modules; the room's root is empty.
+type Module = Vec<String>;
+
+/// Circles that are left, and why: a file of each.
+const LEFT: &[(&str, &str, &str)] = &[
+    ("sim", "hw/burst", "the hot path of one access is inlined across its four files"),
+    ("policy", "policies/auto/problem", "auto's scene and what scores it"),
+    ("policy", "policies/auto/site_search", "auto's search and its bound"),
+];
+
+/// A complaint for each circle of a room, and for each of [`LEFT`] that is gone.
+///
+/// # Errors
+/// Reading the tree failed.
+pub fn check(room: &str, src: &Path, files: &[PathBuf], complaints: &mut Vec<String>) -> io::Result<()> {
+    let edges = edges(src, files)?;
+    let circles = circles(&edges);
+    let name = |module: &Module| module.join("/");
+    let left: Vec<&str> = LEFT.iter().filter(|(of, ..)| *of == room).map(|(_, file, _)| *file).collect();
+    for circle in &circles {
+        if !circle.iter().any(|module| left.contains(&name(module).as_str())) {
+            let named: Vec<String> = circle.iter().map(name).collect();
+            complaints.push(format!("crates/{room}: files that use one another in a circle: {}", named.join(", ")));
+        }
+    }
+    for file in left.into_iter().filter(|file| edges.keys().any(|module| name(module) == *file)) {
+        if !circles.iter().flatten().any(|module| name(module) == file) {
+            complaints.push(format!("crates/{room}: {file} lies in no circle any more: take it off tidy's list"));
+        }
+    }
+    Ok(())
+}
+
+/// What each file uses, its parents and children aside.
+fn edges(src: &Path, files: &[PathBuf]) -> io::Result<BTreeMap<Module, BTreeSet<Module>>> {
+    let mut texts = BTreeMap::new();
+    for file in files {
+        if let Ok(below) = file.strip_prefix(src) {
+            texts.insert(module_of(below), fs::read_to_string(file)?);
+        }
+    }
+    let known: BTreeSet<Module> = texts.keys().cloned().collect();
+    let used_by = |(module, text): (&Module, &String)| {
+        let one_room = |other: &Module| other.starts_with(module) || module.starts_with(other);
+        let used: BTreeSet<Module> = paths(text)
+            .iter()
+            .filter_map(|path| resolve(module, path, &known))
+            .filter(|used| !one_room(used))
+            .collect();
+        (module.clone(), used)
+    };
+    Ok(texts.iter().map(used_by).collect())
+}
+
+fn module_of(below: &Path) -> Module {
+    let mut module: Module = below.with_extension("").iter().map(|part| part.to_string_lossy().into_owned()).collect();
+    if module.last().is_some_and(|last| matches!(last.as_str(), "mod" | "lib" | "main")) {
+        module.pop();
+    }
+    module
+}
+
+/// Every path of the code before its tests that begins with `crate`, `self` or `super`, groups taken apart.
+fn paths(text: &str) -> Vec<String> {
+    let code = text.split("mod tests {").next().unwrap_or_default();
+    let code: String =
+        code.lines().map(|line| line.split("//").next().unwrap_or_default()).collect::<Vec<_>>().join("\n");
+    let mut paths = Vec::new();
+    let mut rest = code.as_str();
+    while let Some(at) = ["crate::", "self::", "super::"].iter().filter_map(|root| rest.find(root)).min() {
+        let begins = !rest[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_' || c == ':');
+        let tree = &rest[at..at + tree_length(&rest[at..])];
+        if begins {
+            expand(&tree.split_whitespace().collect::<String>(), &mut paths);
+        }
+        rest = &rest[at + tree.len().max(1)..];
+    }
+    paths
+}
+
+/// Length of a path with the groups in it.
+fn tree_length(text: &str) -> usize {
+    let mut depth = 0;
+    for (at, c) in text.char_indices() {
+        match c {
+            '{' if depth > 0 || text[..at].ends_with("::") => depth += 1,
+            '}' if depth > 0 => {
+                depth -= 1;
+                if depth == 0 {
+                    return at + 1;
+                }
+            }
+            _ if depth > 0 || c.is_alphanumeric() || c == '_' || c == ':' => {}
+            _ => return at,
+        }
+    }
+    text.len()
+}
+
+/// `a::{b, c::{d, e}}` is `a::b`, `a::c::d` and `a::c::e`.
+fn expand(tree: &str, paths: &mut Vec<String>) {
+    let Some((head, group)) = tree.split_once('{') else {
+        paths.push(tree.to_string());
+        return;
+    };
+    let (mut depth, mut begin) = (0, 0);
+    let group = group.strip_suffix('}').unwrap_or(group);
+    for (at, c) in group.char_indices().chain([(group.len(), ',')]) {
+        match c {
+            '{' => depth += 1,
+            '}' => depth -= 1,
+            ',' if depth == 0 => {
+                expand(&format!("{head}{}", &group[begin..at]), paths);
+                begin = at + 1;
+            }
+            _ => {}
+        }
+    }
+}
+
+/// The file that a path of a module leads to.
+fn resolve(module: &Module, path: &str, known: &BTreeSet<Module>) -> Option<Module> {
+    let mut at = module.clone();
+    for (place, part) in path.split("::").enumerate() {
+        match part {
+            "crate" if place == 0 => at.clear(),
+            "self" => {}
+            "super" => {
+                at.pop();
+            }
+            name => at.push(name.to_string()),
+        }
+    }
+    while !at.is_empty() && !known.contains(&at) {
+        at.pop();
+    }
+    (!at.is_empty()).then_some(at)
+}
+
+/// Sets of files of which each can be reached from each.
+fn circles(edges: &BTreeMap<Module, BTreeSet<Module>>) -> Vec<BTreeSet<Module>> {
+    let reached: BTreeMap<&Module, BTreeSet<&Module>> =
+        edges.keys().map(|module| (module, from(module, edges))).collect();
+    let circle_of = |module: &&Module| -> BTreeSet<Module> {
+        let back = |other: &&&Module| reached[**other].contains(*module);
+        reached[module].iter().filter(back).map(|other| (*other).clone()).collect()
+    };
+    let all: BTreeSet<BTreeSet<Module>> = edges.keys().collect::<Vec<_>>().iter().map(circle_of).collect();
+    all.into_iter().filter(|circle| circle.len() > 1).collect()
+}
+
+fn from<'a>(start: &'a Module, edges: &'a BTreeMap<Module, BTreeSet<Module>>) -> BTreeSet<&'a Module> {
+    let (mut seen, mut left) = (BTreeSet::new(), vec![start]);
+    while let Some(module) = left.pop() {
+        for used in edges.get(module).into_iter().flatten() {
+            if seen.insert(used) {
+                left.push(used);
+            }
+        }
+    }
+    seen
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(files: &[(&str, &str)]) -> Vec<String> {
+        let folder = tempfile::tempdir().unwrap();
+        let mut paths = Vec::new();
+        for (name, text) in files {
+            let path = folder.path().join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(&path, text).unwrap();
+            paths.push(path);
+        }
+        let mut complaints = Vec::new();
+        check("room", folder.path(), &paths, &mut complaints).unwrap();
+        complaints
+    }
+
+    /// Is a circle seen through groups, `super` and a third file, with all its files named?
+    #[test]
+    fn a_circle_is_named_by_its_files() {
+        let files = [
+            ("lib.rs", "mod a; mod b; mod c;"),
+            ("a.rs", "use crate::{b::{One, Two}, other};"),
+            ("b/mod.rs", "fn f() { super::c::g() }"),
+            ("c.rs", "use super::a::Three;\n"),
+        ];
+        assert_eq!(of(&files), ["crates/room: files that use one another in a circle: a, b, c"]);
+    }
+
+    /// Are parents and their children, tests, comments and a chain left alone?
+    #[test]
+    fn what_is_no_circle_is_left_alone() {
+        let files = [
+            ("a.rs", "use crate::a::below::X;\n// crate::b::Y\n#[cfg(test)]\nmod tests {\n use crate::b::Z;\n}\n"),
+            ("a/below.rs", "use super::W; use crate::b::V;"),
+            ("b.rs", "use crate::a::W;"),
+        ];
+        assert_eq!(of(&files[..2]), [] as [&str; 0]);
+        assert_eq!(of(&[files[0], files[2]]), [] as [&str; 0]);
+    }
+}

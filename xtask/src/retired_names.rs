@@ -1,0 +1,114 @@
+//! Names that are gone, and what stands for them now. Somebody who brings one back by habit, or by an old branch, is told.
+
+use std::path::Path;
+
+/// Parts of words: spellings that must not come back in any form.
+const SPELLINGS: &[(&str, &str)] = &[("colour", "color"), ("neighbour", "neighbor")];
+
+/// Whole identifiers and paths.
+const NAMES: &[(&str, &str)] = &[
+    ("TaskSeen", "TaskSample"),
+    ("cachemate_core::Record", "cachemate_core::WindowRecord"),
+    ("Clash", "CoRunPenalty"),
+    ("clash_weight", "penalty_weight"),
+    ("Item::Allowed", "PlanItem::Affinity"),
+    ("Item::Clashes", "PlanItem::Penalties"),
+    ("Ability::Clashes", "Ability::Penalties"),
+    ("view.before", "view.previous_plan"),
+    ("in_force.allowed", "in_force.affinity"),
+    ("plan.allowed", "plan.affinity"),
+    ("plan.clashes", "plan.penalties"),
+    ("Dealt", "StickyPlacement"),
+    ("Refills", "ReloadCosts"),
+    ("Rung", "CapabilityCheck"),
+    ("Ladder", "CapabilitySurvey"),
+    ("Cast", "ProbePlacement"),
+    ("of_optimal_percent", "of_best_by_matrix_percent"),
+    ("policies::optimal", "policies::best_by_matrix"),
+    ("policies::worst", "policies::worst_by_matrix"),
+    ("policies/optimal.md", "policies/best-by-matrix.md"),
+    ("policies/worst.md", "policies/worst-by-matrix.md"),
+    ("policy::company", "policy::coschedule"),
+    ("policy::dealing", "policy::llc_placement"),
+    ("policy::evening", "policy::load_balance"),
+    ("partition::judging", "partition::share_controller"),
+    ("partition::trial", "partition::ab_test"),
+    ("partition::deal", "partition::allocate"),
+    ("partition::space", "partition::demand_curve"),
+    ("partition::record", "partition::speed_history"),
+    ("linux::ladder", "linux::sense::capability_survey"),
+    ("linux::journal", "linux::safety::journal"),
+    ("linux::actuator", "linux::act::actuator"),
+    ("crate::company", "crate::coschedule"),
+    ("crate::evening", "crate::load_balance"),
+    ("partition::domain", "partition::partitioned_cache"),
+    ("llc_placement::Domain", "LlcTasks"),
+    ("ab_test::Trial", "AbTest"),
+    ("allocate::deal", "allocate::allocate"),
+    ("Kind::Lane", "PartitionKind::TimeShare"),
+    ("changes::Made", "changes::ChangeOutcome"),
+    ("actuator.promise", "actuator.journal_originals"),
+    ("Class::Presses", "ContentionClass::Aggressor"),
+    ("Class::Feels", "ContentionClass::Victim"),
+    ("presses and feels", "aggressor and victim"),
+    ("live::shake", "daemon::chaos_policies"),
+    ("live::chaos_policies", "daemon::chaos_policies"),
+    ("live::live_bench", "crates/bench"),
+    ("live-program", "cachemate-bench load"),
+    ("cachemate live", "cachemate-bench live"),
+    ("repro::cmt", "repro::niagara"),
+    ("hw::near", "hw::l1_fast_path"),
+    ("kernels::out", "kernels::emitter"),
+    ("agent::stock", "agent::frame_pool"),
+    ("Yardstick", "ReferencePredictor"),
+    ("RowProfiler", "PcmrProfiler"),
+    ("BesideProfiler", "CoRunSlowdownProfiler"),
+    ("EvictedProfiler", "PrimeProbeProfiler"),
+    ("KnownProfiler", "StoredProfileProfiler"),
+];
+
+/// Complaints about a text that is code, a page or a configuration.
+pub fn check(shown: &str, text: &str, complaints: &mut Vec<String>) {
+    for (at, line) in text.lines().enumerate() {
+        let lower = line.to_lowercase();
+        let spelled = SPELLINGS.iter().filter(|(gone, _)| lower.contains(gone));
+        let named = NAMES.iter().filter(|(gone, _)| holds(line, gone));
+        for (gone, now) in spelled.chain(named) {
+            complaints.push(format!("{shown}:{}: '{gone}' is '{now}' now", at + 1));
+        }
+    }
+}
+
+/// Is it there as a whole name, not as a part of a longer one?
+fn holds(line: &str, name: &str) -> bool {
+    let part = |c: char| c.is_alphanumeric() || c == '_';
+    line.match_indices(name).any(|(at, _)| {
+        let before = line[..at].chars().next_back().is_some_and(part);
+        let after = line[at + name.len()..].chars().next().is_some_and(part);
+        !before && !after
+    })
+}
+
+/// Is this a file whose words count? The list itself must name them, and a history tells what was.
+pub fn counts(path: &Path) -> bool {
+    let text = path.extension().is_some_and(|extension| ["rs", "md", "toml"].iter().any(|known| extension == *known));
+    text && !path.ends_with("xtask/src/retired_names.rs") && !path.ends_with("CHANGELOG.md")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Is a name that is gone found as a word and in any spelling, and longer names left alone?
+    #[test]
+    fn gone_names_are_found_and_longer_ones_are_not() {
+        let of = |text: &str| {
+            let mut complaints = Vec::new();
+            check("x.rs", text, &mut complaints);
+            complaints
+        };
+        assert_eq!(of("let seen: TaskSeen;"), ["x.rs:1: 'TaskSeen' is 'TaskSample' now"]);
+        assert_eq!(of("\nper_Colour"), ["x.rs:2: 'colour' is 'color' now"]);
+        assert_eq!(of("TaskSeenBefore, Cassette, partition::dealer, MyClash"), [] as [&str; 0]);
+    }
+}

@@ -22,6 +22,7 @@ mod plan;
 mod policy;
 mod profile;
 mod random;
+mod retired_spellings;
 mod run_loop;
 mod suggestion;
 pub mod test_support;
@@ -42,6 +43,7 @@ pub use plan::*;
 pub use policy::*;
 pub use profile::*;
 pub use random::*;
+pub use retired_spellings::*;
 pub use run_loop::*;
 pub use suggestion::*;
 

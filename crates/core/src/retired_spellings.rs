@@ -1,0 +1,158 @@
+//! Spellings of earlier drafts and their successors, so that an error can name the new spelling.
+//!
+//! Old spellings are refused, never accepted: help, completions and files know one name for each thing.
+
+/// The place in which a spelling occurs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SpellingScope {
+    /// A subcommand of `cachemate`.
+    Command,
+    /// An option, behind its subcommand.
+    Option,
+    /// An environment variable.
+    Environment,
+    /// A key of `cachemate.toml`.
+    Configuration,
+    /// A parameter, behind its policy.
+    PolicyParameter,
+    /// A key of a scenario.
+    Scenario,
+    /// A key of a machine file.
+    Machine,
+}
+
+/// One spelling that is refused, and the one that replaces it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RetiredSpelling {
+    /// The place in which it occurs.
+    pub scope: SpellingScope,
+    /// The refused spelling; options stand behind their command, parameters behind their policy (`auto.without`).
+    pub old: &'static str,
+    /// Its replacement, without the command or the policy.
+    pub new: &'static str,
+}
+
+/// All retired spellings. A test of the command walks this table.
+pub const RETIRED_SPELLINGS: &[RetiredSpelling] = &[
+    retired(SpellingScope::Command, "color", "page-color"),
+    retired(SpellingScope::Command, "page", "dashboard"),
+    retired(SpellingScope::Command, "reset", "restore"),
+    retired(SpellingScope::Command, "validate", "validate-model"),
+    retired(SpellingScope::Command, "whatif", "compare"),
+    retired(SpellingScope::Command, "decompose", "attribute"),
+    retired(SpellingScope::Option, "manage --page", "--dashboard"),
+    retired(SpellingScope::Option, "manage --page-without-token", "--dashboard-no-auth"),
+    retired(SpellingScope::Option, "record --max", "--max-accesses"),
+    retired(SpellingScope::Option, "record --skip", "--skip-accesses"),
+    retired(SpellingScope::Option, "record --stop", "--kill-at-max"),
+    retired(SpellingScope::Option, "record --level", "--compression-level"),
+    retired(SpellingScope::Option, "convert --level", "--compression-level"),
+    retired(SpellingScope::Option, "mrc --per", "--by"),
+    retired(SpellingScope::Option, "mrc --sample", "--sample-rate"),
+    retired(SpellingScope::Option, "cachesim --policy", "--replacement"),
+    retired(SpellingScope::Option, "predict --scheme", "--model"),
+    retired(SpellingScope::Option, "plan --scheme", "--model"),
+    retired(SpellingScope::Option, "report --scheme", "--model"),
+    retired(SpellingScope::Option, "advise --scheme", "--model"),
+    retired(SpellingScope::Option, "plan --measured", "--slowdowns"),
+    retired(SpellingScope::Option, "page-color discover --bytes", "--memory"),
+    retired(SpellingScope::Option, "page-color discover --seconds", "--timeout"),
+    retired(SpellingScope::Option, "page-color run --hold", "--max-held"),
+    retired(SpellingScope::Option, "top --every", "--interval"),
+    retired(SpellingScope::Option, "top --looks", "--iterations"),
+    retired(SpellingScope::Option, "manage --windows", "--max-windows"),
+    retired(SpellingScope::Option, "manage --observe", "--observe-only"),
+    retired(SpellingScope::Option, "run --observe", "--observe-only"),
+    retired(SpellingScope::Option, "run --seconds", "--timeout"),
+    retired(SpellingScope::Option, "sweep run --again", "--retry-failed"),
+    retired(SpellingScope::Option, "sweep run --group", "--batch-size"),
+    retired(SpellingScope::Option, "sweep run --patience", "--idle-timeout"),
+    retired(SpellingScope::Option, "sweep run --stale-seconds", "--heartbeat-timeout"),
+    retired(SpellingScope::Option, "sweep merge --partial", "--allow-incomplete"),
+    retired(SpellingScope::Option, "lab run --files", "--programs-dir"),
+    retired(SpellingScope::Environment, "CACHEMATE_PACK", "CACHEMATE_RECORDINGS"),
+    retired(SpellingScope::Configuration, "act", "mode"),
+    retired(SpellingScope::Configuration, "guard", "rollback"),
+    retired(SpellingScope::Configuration, "guard.windows", "rollback.trial_windows"),
+    retired(SpellingScope::Configuration, "guard.loss_at_least", "rollback.min_loss"),
+    retired(SpellingScope::Configuration, "guard.keep_out_windows", "rollback.cooldown_windows"),
+    retired(SpellingScope::Configuration, "rules.goal.degradation_at_most", "rules.goal.max_slowdown"),
+    retired(SpellingScope::Configuration, "rules.goal.rate_at_least", "rules.goal.min_rate"),
+    retired(SpellingScope::Configuration, "groups", "cpusets"),
+    retired(SpellingScope::Configuration, "metrics", "metrics_address"),
+    retired(SpellingScope::Configuration, "gang_scheduler", "gang_scheduler_socket"),
+    retired(SpellingScope::Configuration, "sched_cache_tolerance", "kernel_cache_tolerance"),
+    retired(SpellingScope::PolicyParameter, "auto.without", "disable"),
+    retired(SpellingScope::PolicyParameter, "auto.least_gain", "min_gain"),
+    retired(SpellingScope::PolicyParameter, "cache-sizing.least_gain", "min_gain"),
+    retired(SpellingScope::PolicyParameter, "intensity-gangs.gain_at_least", "min_gain"),
+    retired(SpellingScope::PolicyParameter, "auto.effort", "max_evaluations"),
+    retired(SpellingScope::PolicyParameter, "auto.moving", "page_migration"),
+    retired(SpellingScope::PolicyParameter, "cache-sizing.moving", "page_migration"),
+    retired(SpellingScope::PolicyParameter, "static-partition.moving", "page_migration"),
+    retired(SpellingScope::PolicyParameter, "service-level.moving", "page_migration"),
+    retired(SpellingScope::PolicyParameter, "auto.horizon_ns", "payback_ns"),
+    retired(SpellingScope::PolicyParameter, "cache-sizing.horizon_ns", "payback_ns"),
+    retired(SpellingScope::PolicyParameter, "auto.settle_windows", "warmup_windows"),
+    retired(SpellingScope::PolicyParameter, "cache-sizing.settle_windows", "warmup_windows"),
+    retired(SpellingScope::PolicyParameter, "cache-sizing.judge_windows", "measure_windows"),
+    retired(SpellingScope::PolicyParameter, "cache-sizing.insensitive", "insensitive_below"),
+    retired(SpellingScope::PolicyParameter, "intensity-gangs.ganged_at_most", "max_ganged"),
+    retired(SpellingScope::PolicyParameter, "intensity-gangs.probing_at_most", "max_probe_share"),
+    retired(SpellingScope::PolicyParameter, "intensity-gangs.active_from", "min_cpu_share"),
+    retired(SpellingScope::PolicyParameter, "intensity-gangs.shared_below_ns", "shared_max_ns"),
+    retired(SpellingScope::PolicyParameter, "intensity-gangs.split_from_ns", "split_min_ns"),
+    retired(SpellingScope::PolicyParameter, "casc.row_at_most_ns", "max_row_ns"),
+    retired(SpellingScope::PolicyParameter, "casc.error_at_most", "max_error"),
+    retired(SpellingScope::PolicyParameter, "casc.departs_by", "drift_threshold"),
+    retired(SpellingScope::PolicyParameter, "casc.departs_windows", "drift_windows"),
+    retired(SpellingScope::PolicyParameter, "casc.relax", "threshold_step"),
+    retired(SpellingScope::PolicyParameter, "activity-vector.behind_at_most_samples", "max_lag_samples"),
+    retired(SpellingScope::PolicyParameter, "counter-driven.behind_at_most_samples", "max_lag_samples"),
+    retired(SpellingScope::PolicyParameter, "balance-set.extension", "group_model"),
+    retired(SpellingScope::PolicyParameter, "balance-set.turns", "rotation"),
+    retired(SpellingScope::PolicyParameter, "thread-clustering.inside", "within_chip"),
+    retired(SpellingScope::PolicyParameter, "static-partition.repeat_ns", "period_ns"),
+    retired(SpellingScope::PolicyParameter, "best-by-matrix.degradation", "slowdowns"),
+    retired(SpellingScope::Scenario, "model", "simulator"),
+    retired(SpellingScope::Scenario, "interval.turns", "interval.time_sharing"),
+    retired(SpellingScope::Scenario, "interval.stretch", "interval.phase_scale"),
+    retired(SpellingScope::Scenario, "interval.counters.turn_noise", "interval.counters.multiplexing_noise"),
+    retired(SpellingScope::Scenario, "interval.events.outside", "interval.events.external_traffic"),
+    retired(SpellingScope::Scenario, "interval.events.separate", "interval.events.split_cpus"),
+    retired(SpellingScope::Scenario, "interval.events.shrink", "interval.events.resize_cache"),
+    retired(SpellingScope::Scenario, "interval.mixes.of", "interval.mixes.programs"),
+    retired(SpellingScope::Scenario, "gap_ns", "interarrival_ns"),
+    retired(SpellingScope::Scenario, "degradation_at_most", "max_slowdown"),
+    retired(SpellingScope::Scenario, "rate_at_least", "min_rate"),
+    retired(SpellingScope::Machine, "counters.at_once", "counters.count"),
+    retired(SpellingScope::Machine, "way_partitions.ways_at_least", "way_partitions.min_ways"),
+    retired(SpellingScope::Machine, "pages.move_page_cycles", "pages.migration_cycles"),
+];
+
+/// The spelling that replaced `old`, or `None` if `old` was never valid there.
+pub fn successor(scope: SpellingScope, old: &str) -> Option<&'static str> {
+    let row = RETIRED_SPELLINGS.iter().find(|row| row.scope == scope && row.old == old);
+    row.map(|row| row.new)
+}
+
+const fn retired(scope: SpellingScope, old: &'static str, new: &'static str) -> RetiredSpelling {
+    RetiredSpelling { scope, old, new }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Does each old spelling have one successor, and is no successor itself retired?
+    #[test]
+    fn every_spelling_has_one_successor_that_is_valid() {
+        for row in RETIRED_SPELLINGS {
+            let same = RETIRED_SPELLINGS.iter().filter(|other| other.scope == row.scope && other.old == row.old);
+            assert_eq!(same.count(), 1, "{row:?}");
+            assert_eq!(successor(row.scope, row.old), Some(row.new));
+            assert_eq!(successor(row.scope, row.new), None, "{row:?}");
+        }
+        assert_eq!(successor(SpellingScope::Command, "manage"), None);
+    }
+}

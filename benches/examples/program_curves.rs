@@ -1,5 +1,5 @@
 //! Miss-rate curves of the simulator's programs beside those of recorded real programs of the same family, as the tables
-//! of docs/programs-curves.md. `cargo run --release -p cachemate-benches --example program_curves [PROGRAM...]`
+//! of docs/validation.md. `cargo run --release -p cachemate-benches --example program_curves [PROGRAM...]`
 //!
 //! Both sides pass the recording's filter (128 KiB, 8 ways), over as many data accesses as the recording has, after as
 //! many as it passed over (64 M at most). What passes goes through exact stack distances; a first touch is a miss. The

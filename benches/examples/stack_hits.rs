@@ -1,5 +1,5 @@
 //! How many of a program's L1 misses find their line in an L2. The simulator's programs stand beside those that were
-//! measured on a POWER5 (thesis RM, Table 5.5 column g), as the table of docs/programs-curves.md. `cargo run --release
+//! measured on a POWER5 (thesis RM, Table 5.5 column g), as the table of docs/validation.md. `cargo run --release
 //! -p cachemate-benches --example stack_hits`
 //!
 //! As there, a log holds 163 840 misses of a 32 KB 4-way L1 with lines of 128 bytes that stores do not fill. Half of it

@@ -288,6 +288,7 @@ fn check_links(root: &Path, complaints: &mut Vec<String>) -> io::Result<()> {
         root.join("docs"),
         root.join("docs/policies"),
         root.join("docs/results"),
+        root.join("docs/simulators"),
         root.join("pack"),
     ] {
         if !folder.is_dir() {

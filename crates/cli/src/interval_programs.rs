@@ -154,6 +154,8 @@ fn of_file(session: &Session, path: &str, machine: &MachineSpec) -> anyhow::Resu
         return Ok(program);
     }
     let file = ProfileFile::read(Path::new(path))?;
-    session.note(&format!("{path}: has no timing; cycles follow from its misses and the machine (docs/interval.md)"));
+    session.note(&format!(
+        "{path}: has no timing; cycles follow from its misses and the machine (docs/simulators/interval.md)"
+    ));
     from_file(&file, machine).with_context(|| path.to_string())
 }

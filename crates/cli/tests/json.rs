@@ -199,13 +199,13 @@ fn profile_keeps_its_promises() {
     std::fs::write(folder.path().join("t.lackey"), lackey(3000, 40, 2)).unwrap();
     let args = ["profile", "t.lackey", "-m", "xeon-x5365-4", "--json"];
     let profile = run(folder.path(), &args).json();
-    let page = include_str!("../../../docs/profile-format.md");
+    let page = include_str!("../../../docs/formats.md");
     let mut found = BTreeMap::new();
     flatten("", &profile, &mut found);
     for path in found.keys().filter(|path| !path.starts_with("profile")) {
         for name in path.split(['.', '[', ']']).filter(|name| !name.is_empty()) {
             let named = page.contains(&format!("`{name}`")) || page.contains(&format!("\"{name}\""));
-            assert!(named, "'{name}' of {path} is not in docs/profile-format.md");
+            assert!(named, "'{name}' of {path} is not in docs/formats.md");
         }
     }
     for field in ["format", "program", "source", "accesses", "records", "instructions", "curves", "profile"] {

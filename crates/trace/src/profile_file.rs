@@ -1,4 +1,4 @@
-//! Profile files: what is known of one program's use of a cache (`docs/profile-format.md`).
+//! Profile files: what is known of one program's use of a cache (`docs/formats.md`).
 //!
 //! Problem: profiles are made once and used on other days and machines, so the file has to say what was measured,
 //! how, and of what. Method: versioned JSON around [`cachemate_core::Profile`], with room for what only files carry:
@@ -209,7 +209,7 @@ impl ProfileFile {
         }
         let bad = |error: serde_json::Error| {
             let place = FilePosition::Line(error.line() as u64);
-            TraceError::bad(file, place, error.to_string(), "a cachemate profile in JSON (docs/profile-format.md)")
+            TraceError::bad(file, place, error.to_string(), "a cachemate profile in JSON (docs/formats.md)")
         };
         // The version first: another version's fields would only give a misleading error.
         let version: ProfileVersion = serde_json::from_slice(bytes).map_err(bad)?;

@@ -1,4 +1,4 @@
-//! Run logs: what a loop saw, decided and did, window by window (`docs/run-log-format.md`).
+//! Run logs: what a loop saw, decided and did, window by window (`docs/formats.md`).
 //!
 //! Problem: a run has to be decided again later, on another machine, bit for bit, and a log whose writer died has to
 //! be of use up to there. Method: JSON Lines, optionally in a zstd frame that is flushed after every record: the

@@ -18,7 +18,7 @@ use crate::exit::UsageError;
 use crate::files::{refuse_existing, write_file};
 use crate::session::Session;
 
-/// Compare the interval machine's predictions with the cycle-level machine (docs/interval.md)
+/// Compare the interval machine's predictions with the cycle-level machine (docs/simulators/interval.md)
 ///
 /// Programs are profiled alone. Co-runs and plans are drawn by the seed and run on the cycle-level machine. The
 /// interval machine predicts them from the profiles. Nothing is fitted on a co-run.

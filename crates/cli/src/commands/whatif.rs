@@ -19,7 +19,7 @@ use crate::session::Session;
 /// Compare policies: how these programs would run on a machine for hours under each of them
 ///
 /// A program is a file of phases (TOML or JSON), a profile file, a program of the simulated machine, or a recording. A
-/// name with a number runs as many copies (mcf-2006*3). They run on the interval machine; docs/interval.md says how
+/// name with a number runs as many copies (mcf-2006*3). They run on the interval machine; docs/simulators/interval.md says how
 /// true it is.
 #[derive(Args)]
 pub struct WhatIfArgs {

@@ -20,7 +20,7 @@ Figures of a publication were entered from memory of it and rounded. Figures mar
 | Henning 2007 | SPEC CPU2006 memory footprint, Computer Architecture News 35(1) |
 | Phansalkar et al. 2007 | Analysis of redundancy and application balance in SPEC CPU2006, ISCA |
 
-[programs-curves.md](programs-curves.md) compares the programs' curves with those of recorded real programs. The algorithms of some programs were corrected
+[validation.md](validation.md) compares the programs' curves with those of recorded real programs. The algorithms of some programs were corrected
 after a comparison, always against real programs and never against results:
 
 | program | corrected | results that had been seen |

@@ -1,4 +1,4 @@
-//! The `.cmt` trace format (`docs/cmt-format.md` describes every byte).
+//! The `.cmt` trace format (`docs/formats.md` describes every byte).
 //!
 //! Problem: a recording has to be small, quick to read, readable while it grows, and honest when it is damaged.
 //! Method: independent blocks of at most 65 536 records, stored by column (a control byte, sizes, gaps, address

@@ -11,7 +11,7 @@ use crate::{CmtReader, FilePosition, TraceError, TraceReader};
 /// The formats that can be read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Format {
-    /// Our own (`docs/cmt-format.md`): binary, packed in blocks.
+    /// Our own (`docs/formats.md`): binary, packed in blocks.
     Cmt,
     /// The text of Valgrind's lackey with `--trace-mem=yes`.
     Lackey,

@@ -1,7 +1,7 @@
 //! What a package's way to memory costs by its traffic, out of what was measured.
 //!
 //! Problem: where misses meet decides how long each waits, and nobody tells a policy the bandwidth. Method: the queue's
-//! law is that of docs/interval.md, a line waits `S rho / 2 (1 - rho)` with `rho = S x traffic`; the traffic and the wait
+//! law is that of docs/simulators/interval.md, a line waits `S rho / 2 (1 - rho)` with `rho = S x traffic`; the traffic and the wait
 //! of each package were counted, so `S` follows. Properties: where no queue was counted, or next to none, nothing is said.
 
 use std::collections::BTreeMap;

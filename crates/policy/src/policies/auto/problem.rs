@@ -357,5 +357,5 @@ impl PlanningProblem {
     }
 }
 
-/// Relative error of a miss's cost; counters of stalls are that good (docs/interval.md has the model's own errors).
+/// Relative error of a miss's cost; counters of stalls are that good (docs/simulators/interval.md has the model's own errors).
 const COST_ERROR: f64 = 0.1;

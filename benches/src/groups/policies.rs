@@ -252,7 +252,7 @@ fn decisions(size: HostSize, options: &Options) -> Vec<ResultRow> {
         promised("di", "", "di"),
         promised("dio", "", "dio"),
         contender("balance-set", "", "balance-set, average"),
-        contender("balance-set", "extension = \"composed\"", "balance-set, composed"),
+        contender("balance-set", "group_model = \"composed\"", "balance-set, composed"),
     ];
     let input = format!("{} x {}", size.tasks, size.caches);
     let rows = compare("policies", &input, size.tasks as usize, options.rounds, BenchClock::Thread, false, contenders);

@@ -147,7 +147,7 @@ fn signal(pid: i32, signal: Signal) {
 }
 
 /// Half of the program's colors and the other half in turn, twice a second.
-const HALVES: &str = "[policy.parameters]\nrepeat_ns = 1_000_000_000\n\
+const HALVES: &str = "[policy.parameters]\nperiod_ns = 1_000_000_000\n\
     [[policy.parameters.steps]]\nshares = [\"4-7\"]\n\
     [[policy.parameters.steps]]\nfrom_ns = 500_000_000\nshares = [\"0-3\"]\n";
 

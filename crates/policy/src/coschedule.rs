@@ -74,7 +74,7 @@ impl CoRunCost for ReloadAdjustedCost<'_> {
 }
 
 /// As far as round robin itself leaves tasks apart.
-pub const BEHIND_AT_MOST_SAMPLES: f64 = 1.0;
+pub const MAX_LAG_SAMPLES: f64 = 1.0;
 
 /// Being brought in never weighs more than so many samples that others have run more. Where all miss next to nothing, a
 /// price in misses that make a super set busy has no bound of its own; the wait must have one.
@@ -90,7 +90,7 @@ pub struct CoScheduler {
     /// Score of one sample that the task has run.
     pub sample_weight: f64,
     /// Advice is silent about a task that has run so many samples less than the mean task below its cache.
-    pub behind_at_most_samples: f64,
+    pub max_lag_samples: f64,
     homes: BTreeMap<TaskId, usize>,
     /// Samples run so far; newcomers begin with the least of their cache.
     samples: BTreeMap<TaskId, f64>,
@@ -99,9 +99,9 @@ pub struct CoScheduler {
 }
 
 impl CoScheduler {
-    pub fn new(form: CoScheduleForm, window_ns: u64, sample_weight: f64, behind_at_most_samples: f64) -> Self {
+    pub fn new(form: CoScheduleForm, window_ns: u64, sample_weight: f64, max_lag_samples: f64) -> Self {
         let (homes, samples, others_cpus) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-        CoScheduler { form, window_ns, sample_weight, behind_at_most_samples, homes, samples, others_cpus }
+        CoScheduler { form, window_ns, sample_weight, max_lag_samples, homes, samples, others_cpus }
     }
 
     /// The decision without probes, which are the policy's.
@@ -344,7 +344,7 @@ impl CoScheduler {
         }
         let too_far_behind = |at: usize| {
             let mean = places[at].map(|place| ran[place].0 / ran[place].1);
-            mean.is_none_or(|mean| mean - self.samples[&tasks[at].task] > self.behind_at_most_samples)
+            mean.is_none_or(|mean| mean - self.samples[&tasks[at].task] > self.max_lag_samples)
         };
         let left_alone: Vec<bool> = (0..tasks.len()).map(too_far_behind).collect();
         let mut penalties = Vec::new();

@@ -16,12 +16,12 @@ pub(crate) const TYPICAL_NS: (f64, f64) = (20e6, 100e6);
 /// A task waits two rotations at most, and this much longer (docs/sched-ext.md).
 const WAIT_BEYOND_ROTATIONS_NS: u64 = 100_000_000;
 /// The longest wait that is allowed where nobody says otherwise.
-pub(crate) const LONGEST_WAIT_NS: u64 = 1_000_000_000;
+pub(crate) const MAX_WAIT_NS: u64 = 1_000_000_000;
 /// The wanted turn is so many times the time of the longest refill: accesses take a third more than without refills.
 const WANTED_REFILLS: f64 = 4.0;
 /// The longest turn with which nobody waits longer than allowed.
-pub(crate) fn max_quantum_ns(gangs: usize, longest_wait_ns: u64) -> u64 {
-    longest_wait_ns.saturating_sub(WAIT_BEYOND_ROTATIONS_NS) / (2 * gangs.max(1) as u64)
+pub(crate) fn max_quantum_ns(gangs: usize, max_wait_ns: u64) -> u64 {
+    max_wait_ns.saturating_sub(WAIT_BEYOND_ROTATIONS_NS) / (2 * gangs.max(1) as u64)
 }
 
 /// Cycles of a CPU in a nanosecond: as counted of those who ran, else by the topology.
@@ -93,7 +93,7 @@ pub(crate) fn mean_degradation(tasks: &[GangCandidate], turn_ns: f64) -> f64 {
 }
 
 /// The turn of `gangs` gangs in ns: four refills of whoever needs longest, within [`TYPICAL_NS`], lengthened until the mean
-/// degradation is `degradation_at_most`, and never longer than `longest_wait_ns` allows. `None` where nobody's refill is
+/// degradation is `degradation_at_most`, and never longer than `max_wait_ns` allows. `None` where nobody's refill is
 /// known: the law says nothing.
 ///
 /// # Errors
@@ -102,11 +102,11 @@ pub(crate) fn quantum_ns(
     tasks: &[GangCandidate],
     degradation_at_most: f64,
     gangs: usize,
-    longest_wait_ns: u64,
+    max_wait_ns: u64,
 ) -> Result<Option<u64>, QuantumTooLong> {
     let longest_refill_ns = tasks.iter().filter_map(|task| task.refill_ns).reduce(f64::max);
     let Some(longest_refill_ns) = longest_refill_ns else { return Ok(None) };
-    let allowed_ns = max_quantum_ns(gangs, longest_wait_ns);
+    let allowed_ns = max_quantum_ns(gangs, max_wait_ns);
     let pays_ns = break_even_ns(tasks, degradation_at_most);
     match pays_ns {
         Some(pays_ns) if pays_ns <= allowed_ns => {

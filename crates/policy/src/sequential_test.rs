@@ -78,10 +78,10 @@ impl SequentialTest {
         EFFECTS.iter().map(|&effect| one(effect)).sum::<f64>() / EFFECTS.len() as f64
     }
 
-    /// Looked at after any block; `least_gain` is what makes a change worth it, as a share.
-    pub fn verdict(&self, least_gain: f64) -> SequentialVerdict {
+    /// Looked at after any block; `min_gain` is what makes a change worth it, as a share.
+    pub fn verdict(&self, min_gain: f64) -> SequentialVerdict {
         let Some((mean, _)) = self.mean() else { return SequentialVerdict::Undecided };
-        let wanted = libm::log1p(least_gain);
+        let wanted = libm::log1p(min_gain);
         if self.factor(0.0) >= SURE {
             if mean < 0.0 {
                 return SequentialVerdict::Slower;

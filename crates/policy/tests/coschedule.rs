@@ -274,7 +274,7 @@ fn advice_leaves_alone_who_fell_behind() {
     };
     let advice = "form = \"advice\"\n";
     assert_eq!([1, 3, 4].map(|windows| penalties(advice, windows)), [2, 2, 0]);
-    let bound = |samples: &str| format!("{advice}behind_at_most_samples = {samples}");
+    let bound = |samples: &str| format!("{advice}max_lag_samples = {samples}");
     assert_eq!([1, 2].map(|windows| penalties(&bound("0.4"), windows)), [2, 0]);
     assert_eq!(penalties(&bound("inf"), 50), 2);
 }

@@ -250,7 +250,7 @@ fn without_counters_and_probes_recorded_rates_serve() {
 /// Do the oracles place by the matrix: the published table's best and worst pairs?
 #[test]
 fn best_and_worst_follow_the_matrix() {
-    let matrix = "degradation = [[0.4801, 0.6563, 0.02, 0.0211], [0.2475, 0.4539, 0.0123, 0.0111], \
+    let matrix = "slowdowns = [[0.4801, 0.6563, 0.02, 0.0211], [0.2475, 0.4539, 0.0123, 0.0111], \
                   [0.0267, 0.0448, -0.0101, -0.0121], [0.0148, 0.0345, -0.0119, -0.0093]]";
     let tasks: Vec<TaskSample> = (0..4).map(|id| task(id, None)).collect();
     let by =

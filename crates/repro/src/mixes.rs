@@ -155,7 +155,7 @@ fn score(context: &ExperimentContext<'_>, bench: &CoRunBench, jobs: &[WorkloadJo
     let one_run = |name: &str| -> Result<Vec<ProgramRates>, ReproError> {
         let workload = bench.workload(bench.options.clone(), jobs.to_vec());
         let of_pairs = name == "best-by-matrix" || name == "worst-by-matrix";
-        let parameters = if of_pairs { format!("degradation = {:?}", matrix.costs().cost) } else { String::new() };
+        let parameters = if of_pairs { format!("slowdowns = {:?}", matrix.costs().cost) } else { String::new() };
         let machine = workload.simulated()?;
         let standard = StandardPipeline {
             policy: PolicyConfig { name: name.to_string(), parameters, seed: bench.options.seed },

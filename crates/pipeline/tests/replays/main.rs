@@ -17,7 +17,7 @@ use modelled_host::ModelledHost;
 fn parameters(policy: &str) -> &'static str {
     match policy {
         "best-by-matrix" | "worst-by-matrix" => {
-            "degradation = [[0.1, 0.1, 0.9, 0.9], [0.1, 0.1, 0.9, 0.9], [0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]]"
+            "slowdowns = [[0.1, 0.1, 0.9, 0.9], [0.1, 0.1, 0.9, 0.9], [0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]]"
         }
         "service-level" => "rate_per_s = 1000.0",
         _ => "",

@@ -31,8 +31,8 @@ fn degradations_are_those_that_were_measured() {
 #[test]
 fn turns_are_typical_and_always_pay() {
     let alone = MISS_NS / HIT_NS - 1.0;
-    assert_eq!(quantum_ns(&[victim(MIB / 16)], 0.9 * alone, 2, LONGEST_WAIT_NS), Ok(Some(20_000_000)));
-    let usual = quantum_ns(&[victim(6 * MIB), victim(MIB)], 0.9 * alone, 2, LONGEST_WAIT_NS).unwrap().unwrap();
+    assert_eq!(quantum_ns(&[victim(MIB / 16)], 0.9 * alone, 2, MAX_WAIT_NS), Ok(Some(20_000_000)));
+    let usual = quantum_ns(&[victim(6 * MIB), victim(MIB)], 0.9 * alone, 2, MAX_WAIT_NS).unwrap().unwrap();
     assert_eq!(usual, (4.0 * chase_refill_ns(6 * MIB)) as u64);
     let long = quantum_ns(&[victim(16 * MIB)], 0.05, 2, 10_000_000_000).unwrap().unwrap();
     assert!(long > 100_000_000 && mean_degradation(&[victim(16 * MIB)], long as f64) <= 0.05, "{long}");
@@ -46,16 +46,16 @@ fn a_turn_that_pays_too_late_is_refused() {
     assert_eq!(refused.allowed_ns, 5_000_000);
     assert!(refused.pays_ns.is_some_and(|pays_ns| pays_ns > 5_000_000), "{refused:?}");
     let hopeless = GangCandidate { degradation: 2.0, ..victim(MIB) };
-    assert_eq!(quantum_ns(&[hopeless], 1.0, 2, LONGEST_WAIT_NS).unwrap_err().pays_ns, None);
+    assert_eq!(quantum_ns(&[hopeless], 1.0, 2, MAX_WAIT_NS).unwrap_err().pays_ns, None);
 }
 
 /// Says the law nothing where no footprint is known?
 #[test]
 fn unknown_footprints_lengthen_no_turn() {
     let unknown = GangCandidate { refill_ns: None, degradation: 0.1 };
-    assert_eq!(quantum_ns(&[unknown; 3], 0.5, 2, LONGEST_WAIT_NS), Ok(None));
-    let known = quantum_ns(&[victim(MIB)], 0.5, 2, LONGEST_WAIT_NS);
-    assert_eq!(quantum_ns(&[victim(MIB), unknown], 0.5, 2, LONGEST_WAIT_NS), known);
+    assert_eq!(quantum_ns(&[unknown; 3], 0.5, 2, MAX_WAIT_NS), Ok(None));
+    let known = quantum_ns(&[victim(MIB)], 0.5, 2, MAX_WAIT_NS);
+    assert_eq!(quantum_ns(&[victim(MIB), unknown], 0.5, 2, MAX_WAIT_NS), known);
 }
 
 fn refill_of(misses: &[(u64, f64)]) -> Option<f64> {

@@ -22,9 +22,9 @@ use super::speed_history::{Ratio, SpeedRecord};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct AbTestLengths {
     /// After a change, at least, until anything counts.
-    pub settle_windows: u32,
+    pub warmup_windows: u32,
     /// Windows of one arm.
-    pub judge_windows: u32,
+    pub measure_windows: u32,
     /// Lines of the cache: so many misses fill it; `None` = not known.
     pub lines: Option<u64>,
     /// Lines of what lies behind it, short of memory; `None` = nothing does.
@@ -86,7 +86,7 @@ impl SettlingPeriod {
     /// (a hundred, where something lies behind) it is over: a program that hardly misses hardly needs what it would bring
     /// in.
     pub fn observe(&mut self, seen: &Observation, level: CacheLevel, lengths: AbTestLengths) {
-        let least = lengths.settle_windows;
+        let least = lengths.warmup_windows;
         self.windows += 1;
         for task in seen.tasks.iter().filter(|task| !task.exited) {
             if let Some(misses) = task.counts.get(CounterEvent::Misses(level)) {
@@ -109,7 +109,7 @@ impl AbTestLengths {
     /// Windows after which everything counts as settled.
     fn settled_within(&self) -> u32 {
         let times = if self.lines_behind.is_some() { BEHIND_SETTLED_WITHIN } else { SETTLED_WITHIN };
-        times * self.settle_windows.max(1)
+        times * self.warmup_windows.max(1)
     }
 }
 
@@ -142,13 +142,13 @@ impl AbTest {
 
     /// What ran under the old shares until now counts, as far as it is recent.
     pub fn after(self, held: &SpeedRecord) -> Self {
-        AbTest { before: held.latest(LIKE_WITHIN * self.lengths.judge_windows.max(1)), ..self }
+        AbTest { before: held.latest(LIKE_WITHIN * self.lengths.measure_windows.max(1)), ..self }
     }
 
     /// Speeds under the old shares, as long before the new ones as after them: so a drift cancels.
     pub fn old_speeds(&self) -> SpeedRecord {
         let after = if self.arm == AbArm::OldAgain { &self.again } else { &self.new };
-        self.before.latest(after.windows.max(self.lengths.judge_windows).max(1)).plus(&self.again)
+        self.before.latest(after.windows.max(self.lengths.measure_windows).max(1)).plus(&self.again)
     }
 
     pub fn arm(&self) -> AbArm {
@@ -187,7 +187,7 @@ impl AbTest {
     }
 
     fn judge(&mut self) -> AbTestStatus {
-        let judged = self.lengths.judge_windows.max(1);
+        let judged = self.lengths.measure_windows.max(1);
         // The last arm is no longer than the first, or a drift would not cancel.
         let longest = if self.arm == AbArm::OldAgain { self.before.windows } else { u32::MAX };
         let waits = self.arm_windows < longest.min(LIKE_WITHIN * judged);
@@ -232,7 +232,7 @@ impl AbTest {
     }
 
     fn unhindered(&self) -> u32 {
-        4 * self.lengths.judge_windows.max(1) + 2 * self.lengths.settled_within()
+        4 * self.lengths.measure_windows.max(1) + 2 * self.lengths.settled_within()
     }
 
     fn ratio(&self) -> Option<Ratio> {
@@ -246,7 +246,7 @@ mod tests {
     use crate::partition::speed_history::tests::{seen, window_in_phase, window_of};
 
     const LENGTHS: AbTestLengths =
-        AbTestLengths { settle_windows: 1, judge_windows: 2, lines: Some(25), lines_behind: None };
+        AbTestLengths { warmup_windows: 1, measure_windows: 2, lines: Some(25), lines_behind: None };
 
     /// Runs a trial to its end: cycles for 1000 instructions by window and arm, 10 misses in each window.
     fn tried(cycles: impl Fn(u32, AbArm) -> u64) -> (AbTestStatus, Vec<AbArm>) {

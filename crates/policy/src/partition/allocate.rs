@@ -107,7 +107,7 @@ pub struct AllocationLimits {
     pub at_least: u32,
     pub groups_at_most: u32,
     /// Pooled where one unit is slower than all by no more than this share.
-    pub insensitive: f64,
+    pub insensitive_below: f64,
     /// Programs that can run at once on this cache.
     pub at_once: u32,
 }
@@ -146,7 +146,7 @@ fn grouped(claimants: &[Claimant], terms: &AllocationLimits) -> Vec<PartitionGro
     let has_floor = |at: &usize| claimants[*at].degradation_at_most.is_some();
     let all = || 0..claimants.len();
     let mut pool: Vec<usize> =
-        all().filter(|at| !has_floor(at) && claimants[*at].space.sensitivity() <= terms.insensitive).collect();
+        all().filter(|at| !has_floor(at) && claimants[*at].space.sensitivity() <= terms.insensitive_below).collect();
     if terms.objective == SizingObjective::LeastSpace {
         pool = all().filter(|at| !has_floor(at)).collect();
     }
@@ -295,7 +295,7 @@ mod tests {
         claimant(&[1.5; 16])
     }
     fn terms(objective: SizingObjective) -> AllocationLimits {
-        AllocationLimits { objective, units: 16, at_least: 1, groups_at_most: 16, insensitive: 0.02, at_once: 4 }
+        AllocationLimits { objective, units: 16, at_least: 1, groups_at_most: 16, insensitive_below: 0.02, at_once: 4 }
     }
     fn sizes(allocation: &Allocation) -> Vec<(Vec<usize>, u32)> {
         allocation.groups.iter().map(|group| (group.members.clone(), group.units)).collect()

@@ -60,13 +60,13 @@ impl<'a> PartitionedCache<'a> {
     pub fn promised(&self) -> bool {
         self.present.iter().any(|present| present.goal().max_slowdown.is_some())
     }
-    pub fn lengths(&self, settle_windows: u32, judge_windows: u32) -> AbTestLengths {
+    pub fn lengths(&self, warmup_windows: u32, measure_windows: u32) -> AbTestLengths {
         let lines = |cache: &Cache| {
             let line_bytes = cache.line_bytes.filter(|&bytes| bytes > 0);
             cache.size_bytes.zip(line_bytes).map(|(size, line)| size / u64::from(line))
         };
         let lines_behind = self.behind.and_then(lines);
-        AbTestLengths { settle_windows, judge_windows, lines: lines(self.cache), lines_behind }
+        AbTestLengths { warmup_windows, measure_windows, lines: lines(self.cache), lines_behind }
     }
     /// A process alone is confined only where that was asked for.
     pub fn has_something_to_divide(&self) -> bool {

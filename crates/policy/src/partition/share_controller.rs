@@ -111,7 +111,7 @@ impl PhaseStability {
 pub struct TrialTerms {
     pub lengths: AbTestLengths,
     /// Shares are adopted where they are faster by this share.
-    pub least_gain: f64,
+    pub min_gain: f64,
     /// Share of the time that trials may cost.
     pub trial_share: f64,
 }
@@ -160,7 +160,7 @@ impl ShareController {
         self.lasting.windows += 1;
         let co_runners: ProcessPhases = domain.present.iter().map(|present| (present.process, present.phase)).collect();
         if co_runners != self.co_runners {
-            let judged = terms.lengths.judge_windows > 0 && !domain.promised();
+            let judged = terms.lengths.measure_windows > 0 && !domain.promised();
             self.lasting.changed();
             let unchanged = self.rest.map_or(0, |rest| rest.unchanged);
             self.forget(co_runners, judged);
@@ -207,7 +207,7 @@ impl ShareController {
     }
 
     fn notice_a_fall(&mut self, lengths: AbTestLengths) {
-        let windows = 2 * lengths.judge_windows.max(1);
+        let windows = 2 * lengths.measure_windows.max(1);
         let (Some(proof), Some(rest)) = (&self.proof, &mut self.rest) else { return };
         if self.trial.is_some() || self.speeds.windows < windows {
             return;
@@ -285,7 +285,7 @@ impl ShareController {
         let tried = self.trial.take()?;
         let ratio = if let AbTestStatus::Ratio(found) = status { Some(found) } else { None };
         // New shares have to be faster, and not by chance; held ones lose to sharing where they are not.
-        let faster = |found: Ratio| found.ratio >= 1.0 + terms.least_gain && found.is_sure();
+        let faster = |found: Ratio| found.ratio >= 1.0 + terms.min_gain && found.is_sure();
         let adopted = ratio.is_some_and(|found| if tried.proof { found.ratio >= 1.0 } else { faster(found) });
         Some(TrialStatus::Over(self.finish_trial(tried, domain, terms, ratio, adopted)))
     }

@@ -22,7 +22,7 @@ use serde::Deserialize;
 
 use super::ParameterError;
 use crate::cache_reload_cost::ReloadCosts;
-use crate::coschedule::{BEHIND_AT_MOST_SAMPLES, CoRunCost, CoScheduleForm, CoScheduler};
+use crate::coschedule::{CoRunCost, CoScheduleForm, CoScheduler, MAX_LAG_SAMPLES};
 
 /// Out of TOML.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
@@ -35,7 +35,7 @@ pub struct Parameters {
     /// A super set is busy above so many times the mean of all tasks.
     pub busy_above: f64,
     /// Advice is silent about a task that has run so many samples less than the mean task below its cache.
-    pub behind_at_most_samples: f64,
+    pub max_lag_samples: f64,
     pub weights: FactorWeights,
 }
 
@@ -67,7 +67,7 @@ impl Default for Parameters {
             window_ns,
             super_sets: 32,
             busy_above: 1.0,
-            behind_at_most_samples: BEHIND_AT_MOST_SAMPLES,
+            max_lag_samples: MAX_LAG_SAMPLES,
             weights: FactorWeights::default(),
         }
     }
@@ -106,8 +106,8 @@ impl Parameters {
             fail("super_sets", parsed.super_sets.to_string(), "1 to 4096")
         } else if !(parsed.busy_above.is_finite() && parsed.busy_above >= 0.0) {
             fail("busy_above", parsed.busy_above.to_string(), "0 or more")
-        } else if parsed.behind_at_most_samples.is_nan() || parsed.behind_at_most_samples < 0.0 {
-            fail("behind_at_most_samples", parsed.behind_at_most_samples.to_string(), "0 or more")
+        } else if parsed.max_lag_samples.is_nan() || parsed.max_lag_samples < 0.0 {
+            fail("max_lag_samples", parsed.max_lag_samples.to_string(), "0 or more")
         } else if let Some(bad) = all.iter().find(|weight| !weight.is_finite()) {
             fail("weights", bad.to_string(), "finite numbers")
         } else if !(weights.sample.is_finite() && weights.sample > 0.0) {
@@ -327,7 +327,7 @@ impl CoRunCost for Vectors {
 /// See the registry.
 pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, ParameterError> {
     let parameters = Parameters::parse(parameters)?;
-    let Parameters { form, window_ns, behind_at_most_samples, weights, .. } = parameters;
-    let scheduler = CoScheduler::new(form, window_ns, weights.sample, behind_at_most_samples);
+    let Parameters { form, window_ns, max_lag_samples, weights, .. } = parameters;
+    let scheduler = CoScheduler::new(form, window_ns, weights.sample, max_lag_samples);
     Ok(Box::new(ActivityVectors { parameters, scheduler, rates: BTreeMap::new(), refills: ReloadCosts::default() }))
 }

@@ -65,10 +65,10 @@ pub struct Parameters {
     /// 10 ms where nobody's footprint is known.
     pub slice_ns: Option<u64>,
     /// Groups are refused where turns of two refills make a task wait longer than this.
-    pub longest_wait_ns: u64,
-    pub extension: GroupRatioModel,
+    pub max_wait_ns: u64,
+    pub group_model: GroupRatioModel,
     pub replacement: ReplacementKind,
-    pub turns: TurnFrequency,
+    pub rotation: TurnFrequency,
     /// Watched of each thread.
     pub locations: u32,
     /// The most processor time one thread's watching may take.
@@ -80,10 +80,10 @@ impl Default for Parameters {
         Parameters {
             window_ns: 10_000_000,
             slice_ns: None,
-            longest_wait_ns: gang_quantum::LONGEST_WAIT_NS,
-            extension: GroupRatioModel::Average,
+            max_wait_ns: gang_quantum::MAX_WAIT_NS,
+            group_model: GroupRatioModel::Average,
             replacement: ReplacementKind::Random,
-            turns: TurnFrequency::Fair,
+            rotation: TurnFrequency::Fair,
             locations: 2_000,
             budget_ns: 1_000_000_000,
         }
@@ -250,7 +250,7 @@ impl CacheRotation {
         let members: Vec<GangCandidate> =
             tasks().map(|task| GangCandidate { refill_ns: refill_ns(task), degradation: 0.0 }).collect();
         let longest_gap = tasks().map(|task| turns_until_next(&self.gangs, task)).max().unwrap_or(1);
-        let law = gang_quantum::quantum_ns(&members, SLOWDOWN_AT_MOST, longest_gap, parameters.longest_wait_ns);
+        let law = gang_quantum::quantum_ns(&members, SLOWDOWN_AT_MOST, longest_gap, parameters.max_wait_ns);
         match law.transpose() {
             Some(told) => *self.turn.insert(told),
             None => *self.turn.get_or_insert(Ok(USUAL_SLICE_NS)),
@@ -275,7 +275,7 @@ impl CacheRotation {
                 (None, None) => true,
                 (Some(known), None) => {
                     known.phase != profile.phase_number
-                        || (parameters.extension == GroupRatioModel::Composed && known.shared.is_none())
+                        || (parameters.group_model == GroupRatioModel::Composed && known.shared.is_none())
                 }
             };
             if let Some(known) =
@@ -302,7 +302,7 @@ impl CacheRotation {
             return;
         };
         let best = best_groups(&model, size);
-        let turns = match parameters.turns {
+        let turns = match parameters.rotation {
             TurnFrequency::Fair => RotationRule::Fair,
             TurnFrequency::Uniform => RotationRule::Uniform { seed },
         };
@@ -349,7 +349,7 @@ fn model_of(profile: &Profile, domain: &LlcTasks<'_>, parameters: &Parameters) -
         Some((curve.at(part_bytes)? / refs).clamp(0.0, 1.0))
     };
     let ratio = by_reuse.or_else(by_curve).filter(|ratio| ratio.is_finite())?;
-    let shared = (parameters.extension == GroupRatioModel::Composed).then(|| {
+    let shared = (parameters.group_model == GroupRatioModel::Composed).then(|| {
         let speed = profile.rates.observed_instr_per_cycle.or(profile.rates.solo_instr_per_cycle)?.value;
         let rate = profile.rates.llc_refs_per_mega_instr?.value * 1e-6 * speed;
         let times = profile.reuse_times().cloned()?;
@@ -361,10 +361,10 @@ fn model_of(profile: &Profile, domain: &LlcTasks<'_>, parameters: &Parameters) -
 /// The group model of all threads of the cache. An unknown thread counts as the worst known one. `None` where nobody
 /// is known.
 fn model(known: &[Option<TaskModel>], domain: &LlcTasks<'_>, parameters: &Parameters) -> Option<GroupModel> {
-    let usable = |known: &&TaskModel| parameters.extension == GroupRatioModel::Average || known.shared.is_some();
+    let usable = |known: &&TaskModel| parameters.group_model == GroupRatioModel::Average || known.shared.is_some();
     let worst = known.iter().flatten().filter(usable).max_by(|a, b| a.ratio.total_cmp(&b.ratio))?;
     let threads = || known.iter().map(|known| known.as_ref().filter(usable).unwrap_or(worst));
-    if parameters.extension == GroupRatioModel::Average {
+    if parameters.group_model == GroupRatioModel::Average {
         return Some(GroupModel::Average(threads().map(|known| known.ratio).collect()));
     }
     let shared: Vec<(ReuseTimes, f64)> = threads()

@@ -1,6 +1,6 @@
 //! The assignment with the least sum of measured degradations of pairs (CA 2.1): what a matrix can know.
 //!
-//! Problem: a policy that is better than another may still be far from what is possible. Method: the degradation of
+//! Problem: a policy that is better than another may still be far from what is possible. Method: the slowdown of
 //! every program beside every other, measured beforehand, comes as a parameter; whenever tasks come or go, the solvers
 //! find the assignment of those that are there with the least sum. Rows belong to tasks in order of arrival: row k is the k-th task of
 //! the run, so that nothing hangs on names. Which of two like caches a group gets is all one to the costs, but not to
@@ -24,13 +24,13 @@ use crate::solvers::{self, Seating, Seats, Solution};
 #[serde(deny_unknown_fields, default)]
 pub struct Parameters {
     pub window_ns: u64,
-    /// `degradation[i][j]`: run time of the i-th task beside the j-th over its time alone, minus one.
-    pub degradation: Vec<Vec<f64>>,
+    /// `slowdowns[i][j]`: run time of the i-th task beside the j-th over its time alone, minus one.
+    pub slowdowns: Vec<Vec<f64>>,
 }
 
 impl Default for Parameters {
     fn default() -> Self {
-        Parameters { window_ns: 100_000_000, degradation: Vec::new() }
+        Parameters { window_ns: 100_000_000, slowdowns: Vec::new() }
     }
 }
 
@@ -40,15 +40,15 @@ impl Parameters {
         if parsed.window_ns == 0 {
             return Err(ParameterError::value("window_ns", "0", "1 or more"));
         }
-        let rows = parsed.degradation.len();
-        for (row, values) in parsed.degradation.iter().enumerate() {
+        let rows = parsed.slowdowns.len();
+        for (row, values) in parsed.slowdowns.iter().enumerate() {
             if values.len() != rows {
                 let found = format!("{} values in row {row}", values.len());
-                return Err(ParameterError::value("degradation", found, rows));
+                return Err(ParameterError::value("slowdowns", found, rows));
             }
             if let Some(column) = values.iter().position(|value| !value.is_finite()) {
                 let found = format!("{} in row {row}, column {column}", values[column]);
-                return Err(ParameterError::value("degradation", found, "a number"));
+                return Err(ParameterError::value("slowdowns", found, "a number"));
             }
         }
         Ok(parsed)
@@ -74,7 +74,7 @@ impl Policy for MatrixPolicy {
         let tasks: Vec<TaskId> = view
             .movable()
             .map(|task| task.task)
-            .filter(|task| self.rows.get(task).is_some_and(|&row| row < self.parameters.degradation.len()))
+            .filter(|task| self.rows.get(task).is_some_and(|&row| row < self.parameters.slowdowns.len()))
             .collect();
         let mut why = Vec::new();
         if tasks.len() != self.placed.len() || !tasks.iter().all(|task| self.placed.contains_key(task)) {
@@ -93,7 +93,7 @@ impl MatrixPolicy {
             return;
         }
         let row = |task: &TaskId| self.rows.get(task).copied().unwrap_or(0);
-        let cost = |i: &TaskId, j: &TaskId| self.parameters.degradation[row(i)][row(j)];
+        let cost = |i: &TaskId, j: &TaskId| self.parameters.slowdowns[row(i)][row(j)];
         let costs: Vec<Vec<f64>> = tasks.iter().map(|i| tasks.iter().map(|j| cost(i, j)).collect()).collect();
         let shape = Seats { cpus_per_cache: seats.iter().map(|cache| cache.cpus.len() as u32).collect() };
         let mut solved = (self.solve)(&costs, &shape);
@@ -188,7 +188,7 @@ mod tests {
             Topology { cpus: (0..4).map(cpu).collect(), caches: (0..2).map(cache).collect(), ..Topology::default() };
         // The first two go together, and so do the last two.
         let harm = |i: usize, j: usize| if i / 2 == j / 2 { 0.0 } else { 0.5 };
-        let degradation: Vec<String> =
+        let slowdowns: Vec<String> =
             (0..4).map(|i| format!("{:?}", (0..4).map(|j| harm(i, j)).collect::<Vec<f64>>())).collect();
         let placed_from = |on: [u32; 4]| {
             let task = |(id, cpu): (u32, u32)| TaskSample {
@@ -212,7 +212,7 @@ mod tests {
                 previous_plan: &Plan::idle(WindowLength::Time { ns: 1 }),
                 predictor: &ReferencePredictor { miss_penalty_cycles: 150.0 },
             };
-            let mut policy = build(&format!("degradation = [{}]", degradation.join(", ")), 1).unwrap();
+            let mut policy = build(&format!("slowdowns = [{}]", slowdowns.join(", ")), 1).unwrap();
             let plan = policy.decide(&view).plan;
             (0..4).map(|task| plan.affinity[&TaskId(task)].iter().next().unwrap() / 2).collect::<Vec<u32>>()
         };

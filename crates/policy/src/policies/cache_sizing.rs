@@ -40,7 +40,7 @@ use crate::phase_curves::PhaseCurveCache;
 pub struct Parameters {
     pub window_ns: u64,
     pub objective: SizingObjective,
-    pub moving: MigrationMode,
+    pub page_migration: MigrationMode,
     /// Entries of a trace; 0 = curves come from elsewhere.
     pub trace_entries: u32,
     /// Fetches of code too: a program with much code needs space that its data does not tell of.
@@ -48,16 +48,16 @@ pub struct Parameters {
     /// Processor time that one trace may take.
     pub trace_budget_ns: u64,
     /// Pooled, where one unit is slower than all by no more than this share.
-    pub insensitive: f64,
+    pub insensitive_below: f64,
     /// A change must promise to be better by this share.
-    pub least_gain: f64,
+    pub min_gain: f64,
     /// Copied pages must be earned back within this, or within the time that programs stay in a phase.
-    pub horizon_ns: u64,
+    pub payback_ns: u64,
     /// What a miss costs where stalls are not counted; `None` = as the reference predictor has it from the machine.
     pub miss_penalty_cycles: Option<f64>,
     /// After a change: fewest windows until speeds count, and windows of an arm of its trial; 0 = changes are not judged.
-    pub settle_windows: u32,
-    pub judge_windows: u32,
+    pub warmup_windows: u32,
+    pub measure_windows: u32,
     /// Share of the time that trials may cost.
     pub trial_share: f64,
 }
@@ -67,16 +67,16 @@ impl Default for Parameters {
         Parameters {
             window_ns: 100_000_000,
             objective: SizingObjective::default(),
-            moving: MigrationMode::All,
+            page_migration: MigrationMode::All,
             trace_entries: 163_840,
             trace_code: true,
             trace_budget_ns: 1_000_000_000,
-            insensitive: 0.02,
-            least_gain: 0.01,
-            horizon_ns: 10_000_000_000,
+            insensitive_below: 0.02,
+            min_gain: 0.01,
+            payback_ns: 10_000_000_000,
             miss_penalty_cycles: None,
-            settle_windows: 1,
-            judge_windows: 3,
+            warmup_windows: 1,
+            measure_windows: 3,
             trial_share: 0.01,
         }
     }
@@ -84,8 +84,8 @@ impl Default for Parameters {
 
 impl Parameters {
     fn judged_by(&self, domain: &PartitionedCache<'_>) -> share_controller::TrialTerms {
-        let lengths = domain.lengths(self.settle_windows, self.judge_windows);
-        share_controller::TrialTerms { lengths, least_gain: self.least_gain, trial_share: self.trial_share }
+        let lengths = domain.lengths(self.warmup_windows, self.measure_windows);
+        share_controller::TrialTerms { lengths, min_gain: self.min_gain, trial_share: self.trial_share }
     }
 
     fn parse(text: &str) -> Result<Self, ParameterError> {
@@ -96,7 +96,7 @@ impl Parameters {
         if !(parsed.trial_share.is_finite() && parsed.trial_share > 0.0) {
             return Err(ParameterError::value("trial_share", parsed.trial_share, "a number above 0"));
         }
-        let shares = [("insensitive", parsed.insensitive), ("least_gain", parsed.least_gain)];
+        let shares = [("insensitive_below", parsed.insensitive_below), ("min_gain", parsed.min_gain)];
         let numbers = shares.into_iter().chain([("miss_penalty_cycles", parsed.miss_penalty_cycles.unwrap_or(1.0))]);
         for (name, value) in numbers {
             if !(value.is_finite() && value >= 0.0) {
@@ -200,7 +200,7 @@ impl CacheSizing {
     ) -> Vec<CacheShare> {
         let parameters = &self.parameters;
         let Some(remembered) = self.caches.get_mut(&domain.cache.id) else { return held };
-        let undivided = || domain.undivided(parameters.moving.into());
+        let undivided = || domain.undivided(parameters.page_migration.into());
         if !domain.has_something_to_divide() {
             return if held.is_empty() { held } else { undivided() };
         }
@@ -212,7 +212,7 @@ impl CacheSizing {
             }
             None => {}
         }
-        if remembered.is_settling() && !domain.promised() && parameters.judge_windows > 0 {
+        if remembered.is_settling() && !domain.promised() && parameters.measure_windows > 0 {
             return held;
         }
         let claimants: Option<Vec<Claimant>> =
@@ -221,8 +221,8 @@ impl CacheSizing {
             return held;
         };
         raise_floors_of_unmet_goals(remembered, domain, &mut claimants, &held, parameters, why);
-        let horizon_ns = remembered.expected_lifetime_ns(parameters.window_ns).min(parameters.horizon_ns as f64);
-        let outlook = SizingForecast { view, domain, claimants: &claimants, speeds: &remembered.speeds, horizon_ns };
+        let payback_ns = remembered.expected_lifetime_ns(parameters.window_ns).min(parameters.payback_ns as f64);
+        let outlook = SizingForecast { view, domain, claimants: &claimants, speeds: &remembered.speeds, payback_ns };
         let trial = outlook.trial(parameters);
         let unproven = trial.clone().filter(|_| !domain.is_undivided(&held));
         if let Some(trial) = unproven.clone().filter(|_| remembered.proof_next()) {
@@ -345,7 +345,7 @@ fn wanted_shares(
         units: domain.divided.units(),
         at_least: domain.divided.at_least(),
         groups_at_most: domain.divided.groups_at_most(),
-        insensitive: parameters.insensitive,
+        insensitive_below: parameters.insensitive_below,
         // Only single-threaded programs can be told apart by CPU.
         // Lanes only where somebody keeps their members from running together.
         at_once: if threads == claimants.len() && keeps_penalties(view) {
@@ -363,7 +363,7 @@ fn wanted_shares(
     let held_units: Vec<IndexSet> = allocation.groups.iter().map(|group| now(id(group)).unwrap_or_default()).collect();
     let sizes: Vec<u32> = allocation.groups.iter().map(|group| group.units).collect();
     let units = assign(&held_units, &sizes, &domain.divided);
-    let moving: PageMigration = parameters.moving.into();
+    let moving: PageMigration = parameters.page_migration.into();
     let share = |(group, units): (&crate::partition::allocate::PartitionGroup, IndexSet)| CacheShare {
         group: id(group),
         members: group.members.iter().map(|&at| ShareMember::Process(domain.present[at].process)).collect(),
@@ -410,7 +410,7 @@ struct SizingForecast<'a> {
     /// Speeds under the shares held.
     speeds: &'a SpeedRecord,
     /// Gains end with the phase that they were reckoned for.
-    horizon_ns: f64,
+    payback_ns: f64,
 }
 
 impl SizingForecast<'_> {
@@ -466,7 +466,7 @@ impl SizingForecast<'_> {
         let score = |outlook: &[(f64, f64)]| objective.score(self.claimants, outlook);
         let mut candidates = vec![wanted];
         if objective != SizingObjective::LeastSpace && !self.domain.is_undivided(held) {
-            candidates.push(self.domain.undivided(parameters.moving.into()));
+            candidates.push(self.domain.undivided(parameters.page_migration.into()));
         }
         let outlooks: Option<Vec<_>> = candidates.iter().map(|shares| self.under(shares)).collect();
         let outlooks = outlooks?;
@@ -485,12 +485,12 @@ impl SizingForecast<'_> {
         let cost_ns = changes * self.cost_ns(&chosen);
         // Time that everybody together saves within the horizon.
         let saved = now.iter().zip(outlook).map(|(now, then)| 1.0 - then.1 / now.1).sum::<f64>();
-        let earned_ns = saved * self.horizon_ns;
+        let earned_ns = saved * self.payback_ns;
         let worth = match objective {
             // Less space for the same promise: only the copying speaks against it.
-            SizingObjective::LeastSpace => !breaks && cost_ns <= parameters.least_gain * self.horizon_ns,
-            SizingObjective::Fairness => !breaks && gain >= parameters.least_gain && cost_ns <= self.horizon_ns,
-            _ => !breaks && gain >= parameters.least_gain && earned_ns > cost_ns,
+            SizingObjective::LeastSpace => !breaks && cost_ns <= parameters.min_gain * self.payback_ns,
+            SizingObjective::Fairness => !breaks && gain >= parameters.min_gain && cost_ns <= self.payback_ns,
+            _ => !breaks && gain >= parameters.min_gain && earned_ns > cost_ns,
         };
         if !(mends || worth) {
             return None;
@@ -515,7 +515,7 @@ impl SizingForecast<'_> {
             SizingObjective::WeightedSpeedup | SizingObjective::Stalls | SizingObjective::Misses
         );
         let known = self.domain.present.iter().all(|present| self.speeds.speed(present.process).is_some());
-        let judged = by_speed && known && !self.domain.promised() && parameters.judge_windows > 0;
+        let judged = by_speed && known && !self.domain.promised() && parameters.measure_windows > 0;
         let weight = |(present, claimant): (&CacheProcess<'_>, &Claimant)| {
             (present.process, claimant.priority * claimant.space.whole_cycles())
         };
@@ -550,7 +550,7 @@ fn raise_floors_of_unmet_goals(
     parameters: &Parameters,
     why: &mut Vec<Reason>,
 ) {
-    if remembered.speeds.windows < BROKEN_WINDOWS.max(parameters.judge_windows) {
+    if remembered.speeds.windows < BROKEN_WINDOWS.max(parameters.measure_windows) {
         return;
     }
     for (claimant, present) in claimants.iter_mut().zip(&domain.present) {

@@ -10,7 +10,7 @@ const COLORS: PartitionSupport = PartitionSupport::Colors { colors: 16, page_byt
 const WAYS: PartitionSupport = PartitionSupport::Ways { ways: 16, min_ways: 1, contiguous: true, max_groups: 4 };
 
 /// Changes are not judged first.
-const AT_ONCE: &str = "judge_windows = 0";
+const AT_ONCE: &str = "measure_windows = 0";
 
 struct World {
     topology: Topology,
@@ -336,10 +336,10 @@ fn the_present_is_measured_and_not_forecast() {
 /// Does copying that is not earned back within the horizon keep the shares as they are?
 #[test]
 fn copying_must_be_earned_back() {
-    let mut world = World::needy_beside_stream(COLORS, "judge_windows = 0\nhorizon_ns = 1000000");
+    let mut world = World::needy_beside_stream(COLORS, "measure_windows = 0\npayback_ns = 1000000");
     world.window();
     assert!(world.before.shares.is_empty());
-    let mut ways = World::needy_beside_stream(WAYS, "judge_windows = 0\nhorizon_ns = 1000000");
+    let mut ways = World::needy_beside_stream(WAYS, "measure_windows = 0\npayback_ns = 1000000");
     ways.window();
     assert!(!ways.before.shares.is_empty(), "masks cost nothing to change");
 }
@@ -347,7 +347,7 @@ fn copying_must_be_earned_back() {
 /// Is a promise to a program reason enough to divide, whatever it costs?
 #[test]
 fn a_promise_is_reason_enough() {
-    let mut world = World::needy_beside_stream(COLORS, "horizon_ns = 1000000");
+    let mut world = World::needy_beside_stream(COLORS, "payback_ns = 1000000");
     world.tasks[0].goal = Some(Goal { max_slowdown: Some(0.05), ..Goal::default() });
     world.window();
     assert!(world.before.shares.iter().any(|share| units_of(share).count() >= 12), "{:?}", world.units());
@@ -401,7 +401,7 @@ fn who_is_left_alone_is_free_again() {
 #[test]
 fn every_objective_conforms() {
     for objective in ["misses", "stalls", "fairness", "least-space"] {
-        let parameters = format!("objective = '{objective}'\ninsensitive = 0.0\nleast_gain = 0.0");
+        let parameters = format!("objective = '{objective}'\ninsensitive_below = 0.0\nmin_gain = 0.0");
         check_policy(&|seed| build(&parameters, seed).unwrap(), 16).unwrap();
     }
 }

@@ -8,7 +8,7 @@
 //!    form: in rows like the first ones, several newcomers at a time and filled up with known threads, so that nothing
 //!    is computed from an earlier estimate and a newcomer is known as well as the first were.
 //! 3. *Length, chosen online* (better form): rows are measured again, twice as long, while the estimates' intervals are
-//!    wider than `error_at_most`.
+//!    wider than `max_error`.
 //! 4. *Again*: when a thread's phase changed; when the cache's miss rate departs from the expected one for some windows,
 //!    relative to how far off it was at first; and, if asked for, in turn at fixed times.
 //! 5. *Bucketization*, literal or better; the better form bounds the spread of run times, and spreads the CPUs that take
@@ -46,20 +46,20 @@ pub struct Parameters {
     pub window_ns: u64,
     pub form: CascForm,
     pub threshold: f64,
-    pub relax: f64,
+    pub threshold_step: f64,
     pub runnable_per_cpu: u32,
     /// Time to collect of each row; the paper's MIN_RUNLENGTH, and a quarter more for intervals that a profiler drops.
     pub row_ns: u64,
     pub settle_ns: u64,
-    /// Rows are doubled up to this while estimates are less sure than `error_at_most`; better form.
-    pub row_at_most_ns: u64,
-    pub error_at_most: f64,
+    /// Rows are doubled up to this while estimates are less sure than `max_error`; better form.
+    pub max_row_ns: u64,
+    pub max_error: f64,
     /// Standard deviation of run times over their mean; better form. The default keeps nine tenths of the gain without a
     /// bound, and a quarter of the worst slowdown away (CASC-6); far above 1 is no bound.
-    pub run_time_variation_at_most: Option<f64>,
+    pub max_run_time_variation: Option<f64>,
     /// How far the observed rate may move against the expected one (0.5 = by half), for so many windows.
-    pub departs_by: f64,
-    pub departs_windows: u32,
+    pub drift_threshold: f64,
+    pub drift_windows: u32,
     /// Measures one thread again, in turn, this often.
     pub remeasure_every_ns: Option<u64>,
 }
@@ -70,15 +70,15 @@ impl Default for Parameters {
             window_ns: 10_000_000,
             form: CascForm::Better,
             threshold: 15.0,
-            relax: 1.25,
+            threshold_step: 1.25,
             runnable_per_cpu: 1,
             row_ns: 2_500_000,
             settle_ns: 500_000,
-            row_at_most_ns: 20_000_000,
-            error_at_most: 5.0,
-            run_time_variation_at_most: Some(0.7),
-            departs_by: 0.5,
-            departs_windows: 5,
+            max_row_ns: 20_000_000,
+            max_error: 5.0,
+            max_run_time_variation: Some(0.7),
+            drift_threshold: 0.5,
+            drift_windows: 5,
             remeasure_every_ns: None,
         }
     }
@@ -91,19 +91,19 @@ impl Parameters {
             ("window_ns", parsed.window_ns as f64),
             ("runnable_per_cpu", f64::from(parsed.runnable_per_cpu)),
             ("row_ns", parsed.row_ns as f64),
-            ("departs_by", parsed.departs_by),
-            ("departs_windows", f64::from(parsed.departs_windows)),
+            ("drift_threshold", parsed.drift_threshold),
+            ("drift_windows", f64::from(parsed.drift_windows)),
             ("threshold", parsed.threshold),
         ];
         if let Some((name, value)) = positive.into_iter().find(|(_, value)| !(value.is_finite() && *value > 0.0)) {
             return Err(ParameterError::value(name, value, "a number above 0"));
         }
-        if !(parsed.relax.is_finite() && parsed.relax > 1.0) {
-            return Err(ParameterError::value("relax", parsed.relax, "a number above 1"));
+        if !(parsed.threshold_step.is_finite() && parsed.threshold_step > 1.0) {
+            return Err(ParameterError::value("threshold_step", parsed.threshold_step, "a number above 1"));
         }
-        match parsed.run_time_variation_at_most {
+        match parsed.max_run_time_variation {
             Some(bound) if bound.is_nan() || bound < 0.0 => {
-                Err(ParameterError::value("run_time_variation_at_most", bound, "0 or more"))
+                Err(ParameterError::value("max_run_time_variation", bound, "0 or more"))
             }
             _ => Ok(parsed),
         }
@@ -117,9 +117,9 @@ impl Parameters {
         Rules {
             better: self.is_better_form(),
             threshold: self.threshold,
-            relax: self.relax,
+            threshold_step: self.threshold_step,
             runnable_per_cpu: self.runnable_per_cpu,
-            run_time_variation_at_most: self.run_time_variation_at_most.filter(|_| self.is_better_form()),
+            max_run_time_variation: self.max_run_time_variation.filter(|_| self.is_better_form()),
         }
     }
 }
@@ -291,11 +291,11 @@ impl CascCache {
     /// Was it measured well enough? If not, it is done again for longer.
     fn judge(&mut self, asked: &OpenProbe, complete: bool, parameters: &Parameters) {
         let sure = |task: &TaskId| {
-            self.known.get(task).is_some_and(|known| known.current && known.error <= parameters.error_at_most)
+            self.known.get(task).is_some_and(|known| known.current && known.error <= parameters.max_error)
         };
         let all_current = asked.tasks.iter().all(|task| self.known.get(task).is_some_and(|known| known.current));
         self.stale.retain(|task| !asked.tasks.contains(task));
-        let longest = if parameters.is_better_form() { parameters.row_at_most_ns } else { parameters.row_ns };
+        let longest = if parameters.is_better_form() { parameters.max_row_ns } else { parameters.row_ns };
         let longer = (2 * self.rows_ns).min(longest.max(parameters.row_ns));
         if !complete {
             // Refused, or a member is gone.
@@ -446,15 +446,15 @@ impl CascCache {
             return;
         };
         let off = libm::log((observed + 1.0) / (expected.max(0.0) + 1.0));
-        let wanted = parameters.departs_windows as usize;
+        let wanted = parameters.drift_windows as usize;
         if self.rate_monitor.usual.len() < wanted {
             self.rate_monitor.usual.push(off);
             return;
         }
         let usual = self.rate_monitor.usual.iter().sum::<f64>() / wanted as f64;
-        let departs = (off - usual).abs() > libm::log(1.0 + parameters.departs_by);
+        let departs = (off - usual).abs() > libm::log(1.0 + parameters.drift_threshold);
         self.rate_monitor.off_windows = if departs { self.rate_monitor.off_windows + 1 } else { 0 };
-        if self.rate_monitor.off_windows >= parameters.departs_windows {
+        if self.rate_monitor.off_windows >= parameters.drift_windows {
             self.rate_monitor = MissRateMonitor::default();
             self.stale = domain.tasks.iter().map(|seen| seen.task).collect();
         }

@@ -154,7 +154,7 @@ fn a_phase_change_is_measured_and_changes_nothing_before() {
 /// Is everybody measured again when the cache's miss rate moves away, and not when it was off all along?
 #[test]
 fn a_departing_miss_rate_is_measured_again() {
-    let mut bench = CascFixture::new("departs_windows = 3", &KNOWN);
+    let mut bench = CascFixture::new("drift_windows = 3", &KNOWN);
     bench.observed = 60.0;
     assert!((0..20).all(|_| bench.step().probes.is_empty()));
     bench.observed = 20.0;
@@ -165,7 +165,7 @@ fn a_departing_miss_rate_is_measured_again() {
 /// Are rows asked for again, for twice as long, while estimates are unsure, and no longer than allowed?
 #[test]
 fn unsure_estimates_are_measured_for_longer() {
-    let mut bench = CascFixture::new("row_at_most_ns = 10000000", &[None; 5]);
+    let mut bench = CascFixture::new("max_row_ns = 10000000", &[None; 5]);
     let asked = |plan: &Plan| match &plan.probes[..] {
         [ProbeRequest { id, kind: ProbeKind::CoRunRows { total_ns, .. }, .. }] => Some((*id, *total_ns)),
         _ => None,

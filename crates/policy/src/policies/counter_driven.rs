@@ -15,7 +15,7 @@ use serde::Deserialize;
 
 use super::ParameterError;
 use crate::cache_reload_cost::ReloadCosts;
-use crate::coschedule::{BEHIND_AT_MOST_SAMPLES, CoRunCost, CoScheduleForm, CoScheduler};
+use crate::coschedule::{CoRunCost, CoScheduleForm, CoScheduler, MAX_LAG_SAMPLES};
 
 /// Out of TOML.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
@@ -29,7 +29,7 @@ pub struct Parameters {
     /// A sample that the task has run counts so much against it.
     pub sample_weight: f64,
     /// As of activity vectors.
-    pub behind_at_most_samples: f64,
+    pub max_lag_samples: f64,
 }
 
 impl Default for Parameters {
@@ -40,7 +40,7 @@ impl Default for Parameters {
             window_ns: 100_000_000,
             penalty_weight: 16.0,
             sample_weight: 4.0,
-            behind_at_most_samples: BEHIND_AT_MOST_SAMPLES,
+            max_lag_samples: MAX_LAG_SAMPLES,
         }
     }
 }
@@ -126,11 +126,11 @@ pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, Par
     if parsed.window_ns == 0 {
         return Err(ParameterError::value("window_ns", "0", "1 or more"));
     }
-    if parsed.behind_at_most_samples.is_nan() || parsed.behind_at_most_samples < 0.0 {
-        return Err(ParameterError::value("behind_at_most_samples", parsed.behind_at_most_samples, "0 or more"));
+    if parsed.max_lag_samples.is_nan() || parsed.max_lag_samples < 0.0 {
+        return Err(ParameterError::value("max_lag_samples", parsed.max_lag_samples, "0 or more"));
     }
     let penalty_weight = positive("penalty_weight", parsed.penalty_weight)?;
     let sample_weight = positive("sample_weight", parsed.sample_weight)?;
-    let scheduler = CoScheduler::new(parsed.form, parsed.window_ns, sample_weight, parsed.behind_at_most_samples);
+    let scheduler = CoScheduler::new(parsed.form, parsed.window_ns, sample_weight, parsed.max_lag_samples);
     Ok(Box::new(CounterDriven { penalty_weight, scheduler, refills: ReloadCosts::default() }))
 }

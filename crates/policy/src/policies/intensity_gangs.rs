@@ -27,7 +27,7 @@ use serde::Deserialize;
 
 use self::gangs::OvercommittedCache;
 use super::ParameterError;
-use crate::gang_quantum::LONGEST_WAIT_NS;
+use crate::gang_quantum::MAX_WAIT_NS;
 use crate::solvers::{Seats, best};
 
 /// Parameters, with what they were chosen for.
@@ -38,20 +38,20 @@ pub struct Parameters {
     /// A gang's turn. Absent: by the law of turns ([`crate::gang_quantum`]), or 50 ms where nobody's footprint is known.
     pub slice_ns: Option<u64>,
     /// Gangs are refused where turns that pay make a task wait longer than this.
-    pub longest_wait_ns: u64,
+    pub max_wait_ns: u64,
     /// Samples beside each task.
     pub samples: u32,
     /// Processor time of one probe at most.
     pub probe_ns: u64,
-    /// Round trips below this are within one cache; from `split_from_ns` across two.
-    pub shared_below_ns: f64,
-    pub split_from_ns: f64,
+    /// Round trips below this are within one cache; from `split_min_ns` across two.
+    pub shared_max_ns: f64,
+    pub split_min_ns: f64,
     /// Mean slowdown that gangs must take away to be worth their turns.
-    pub gain_at_least: f64,
+    pub min_gain: f64,
     /// More tasks than this are not ganged: the turns of a full circle would be too far apart.
-    pub ganged_at_most: usize,
+    pub max_ganged: usize,
     /// Tasks that use less of a CPU are not probed, and count as quiet.
-    pub active_from: f64,
+    pub min_cpu_share: f64,
     /// Windows after which a task is probed again; 0 = never.
     pub probe_again_windows: u64,
     /// Processor time that the first survey may take, for each task. On a host a bracket's phases are long (150 ms):
@@ -59,7 +59,7 @@ pub struct Parameters {
     pub survey_ns: u64,
     /// Share of all processor time that probing may take besides. Programs that a probe keeps off its CPUs lose about twice
     /// that again (measured in the simulator), so that a quarter of a per cent costs them less than one.
-    pub probing_at_most: f64,
+    pub max_probe_share: f64,
 }
 
 impl Default for Parameters {
@@ -67,17 +67,17 @@ impl Default for Parameters {
         Parameters {
             window_ns: 1_000_000_000,
             slice_ns: None,
-            longest_wait_ns: LONGEST_WAIT_NS,
+            max_wait_ns: MAX_WAIT_NS,
             samples: 8,
             probe_ns: 4_000_000_000,
-            shared_below_ns: 160.0,
-            split_from_ns: 200.0,
-            gain_at_least: 0.05,
-            ganged_at_most: 16,
-            active_from: 0.1,
+            shared_max_ns: 160.0,
+            split_min_ns: 200.0,
+            min_gain: 0.05,
+            max_ganged: 16,
+            min_cpu_share: 0.1,
             probe_again_windows: 0,
             survey_ns: 3_000_000_000,
-            probing_at_most: 0.0025,
+            max_probe_share: 0.0025,
         }
     }
 }
@@ -125,7 +125,7 @@ impl ProbeBudget {
         let tasks = if first { view.movable().count() as u64 } else { 0 };
         let survey_ns = parameters.survey_ns.saturating_mul(tasks);
         let since_ns = now_ns(view).saturating_sub(self.started_ns.unwrap_or(0));
-        let share_ns = parameters.probing_at_most * since_ns as f64 * f64::from(view.online().count());
+        let share_ns = parameters.max_probe_share * since_ns as f64 * f64::from(view.online().count());
         (self.spent_ns as f64) <= survey_ns as f64 + share_ns
     }
 }
@@ -187,8 +187,8 @@ impl IntensityGangs {
         for answer in &view.observation.probe_results {
             match &answer.evidence {
                 ProbeEvidence::PingPong { cpus, round_trip_ns } => {
-                    let near = *round_trip_ns < self.parameters.shared_below_ns;
-                    if near || *round_trip_ns >= self.parameters.split_from_ns {
+                    let near = *round_trip_ns < self.parameters.shared_max_ns;
+                    if near || *round_trip_ns >= self.parameters.split_min_ns {
                         let history = self.pairs.entry((cpus.0.0, cpus.1.0)).or_default();
                         history.push_back(near);
                         if history.len() > REMEMBERED {
@@ -327,7 +327,7 @@ impl IntensityGangs {
         let ran = task.ran_ns();
         let waited = task.run_queue_wait_ns.unwrap_or(0);
         let known = self.intensity_asked.contains_key(&task.task);
-        known || (ran + waited) as f64 >= self.parameters.active_from * view.observation.span.elapsed_ns as f64
+        known || (ran + waited) as f64 >= self.parameters.min_cpu_share * view.observation.span.elapsed_ns as f64
     }
 
     /// Asks for the next thing that is not known of the active tasks; false = everything was asked.
@@ -447,8 +447,8 @@ pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, Par
         let expected = format!("{EVICTED_SAMPLES_AT_LEAST} or more");
         return Err(ParameterError::value("samples", parameters.samples, expected));
     }
-    if !(0.0..=1.0).contains(&parameters.probing_at_most) {
-        return Err(ParameterError::value("probing_at_most", parameters.probing_at_most, "a share from 0 to 1"));
+    if !(0.0..=1.0).contains(&parameters.max_probe_share) {
+        return Err(ParameterError::value("max_probe_share", parameters.max_probe_share, "a share from 0 to 1"));
     }
     Ok(Box::new(IntensityGangs {
         parameters,

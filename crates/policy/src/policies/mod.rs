@@ -5,7 +5,7 @@
 
 use std::fmt::Display;
 
-use cachemate_core::{EvidenceKind, Policy, nearest};
+use cachemate_core::{EvidenceKind, Policy, SpellingScope, nearest, successor};
 use serde::de::DeserializeOwned;
 
 mod activity_vector;
@@ -199,12 +199,12 @@ pub enum PolicyError {
         meant: String,
     },
     /// Parameters that the policy does not take.
-    #[error("parameters of policy '{name}': {why}")]
+    #[error("parameters of policy '{name}': {reason}")]
     Parameters {
         /// The policy.
         name: String,
         /// What is wrong with its parameters.
-        why: ParameterError,
+        reason: ParameterError,
     },
 }
 
@@ -214,6 +214,16 @@ pub enum ParameterError {
     /// No TOML, an unknown name, or a value of another type: in TOML's words, with line and column.
     #[error("{}", .0.to_string().trim_end())]
     Toml(Box<toml::de::Error>),
+    /// A parameter under a retired name.
+    #[error("{context}`{old}` is now `{new}`")]
+    Retired {
+        /// TOML's heading with line and column, and the line itself.
+        context: String,
+        /// The retired name, behind its policy.
+        old: String,
+        /// The present name, behind its policy.
+        new: String,
+    },
     /// A value out of its range.
     #[error("{name}: found {found}, expected {expected}")]
     Value {
@@ -231,6 +241,17 @@ impl ParameterError {
     pub fn value(name: impl Display, found: impl Display, expected: impl Display) -> Self {
         ParameterError::Value { name: name.to_string(), found: found.to_string(), expected: expected.to_string() }
     }
+
+    /// Names the successor if `text` sets a parameter of `policy` under a retired name; other errors stay as they are.
+    fn naming_successor(self, policy: &str, text: &str) -> Self {
+        let ParameterError::Toml(error) = &self else { return self };
+        let key = error.span().filter(|_| error.message().starts_with("unknown field")).and_then(|span| text.get(span));
+        let Some(old) = key.map(|key| format!("{policy}.{key}")) else { return self };
+        let Some(new) = successor(SpellingScope::PolicyParameter, &old) else { return self };
+        let rendered = error.to_string();
+        let context = rendered.trim_end().strip_suffix(error.message()).unwrap_or_default().to_string();
+        ParameterError::Retired { context, old, new: format!("{policy}.{new}") }
+    }
 }
 
 /// The policy called `name`. `parameters` is TOML, as a run header keeps it; empty = all defaults.
@@ -244,7 +265,10 @@ pub fn build(name: &str, parameters: &str, seed: u64) -> Result<Box<dyn Policy>,
         let meant = meant.map_or(String::new(), |meant| format!(" (did you mean '{meant}'?)"));
         return Err(PolicyError::Unknown { name: name.to_string(), known: names.join(", "), meant });
     };
-    (entry.build)(parameters, seed).map_err(|why| PolicyError::Parameters { name: name.to_string(), why })
+    (entry.build)(parameters, seed).map_err(|error| {
+        let reason = error.naming_successor(name, parameters);
+        PolicyError::Parameters { name: name.to_string(), reason }
+    })
 }
 
 /// A policy's parameters out of TOML; say `#[serde(deny_unknown_fields, default)]` on the type.
@@ -256,6 +280,7 @@ pub fn parameters<T: DeserializeOwned>(text: &str) -> Result<T, ParameterError> 
 mod tests {
     use super::*;
     use crate::conformance::check_policy;
+    use cachemate_core::RETIRED_SPELLINGS;
 
     /// Does every policy of the registry keep what every policy must?
     #[test]
@@ -271,7 +296,7 @@ mod tests {
     #[test]
     fn policies_conform_with_other_parameters() {
         let matrix =
-            "degradation = [[0.1, 0.5, 0.2, 0.0], [0.4, 0.0, 0.1, 0.1], [0.0, 0.2, 0.0, 0.3], [0.6, 0.1, 0.1, 0.2]]";
+            "slowdowns = [[0.1, 0.5, 0.2, 0.0], [0.4, 0.0, 0.1, 0.1], [0.0, 0.2, 0.0, 0.3], [0.6, 0.1, 0.1, 0.2]]";
         let distributed = "form = \"distributed\"\nworth_moving = 0.0\nrounds_per_window = 2";
         for (name, parameters) in [
             ("di", distributed),
@@ -279,9 +304,9 @@ mod tests {
             ("dio", "worth_moving = 0.0\npriorities = false"),
             ("best-by-matrix", matrix),
             ("worst-by-matrix", matrix),
-            ("balance-set", "extension = \"composed\"\nreplacement = \"lru\"\nturns = \"uniform\""),
+            ("balance-set", "group_model = \"composed\"\nreplacement = \"lru\"\nrotation = \"uniform\""),
             ("casc", "form = \"literal\""),
-            ("casc", "run_time_variation_at_most = 0.3\nremeasure_every_ns = 3000000\nrow_ns = 1000"),
+            ("casc", "max_run_time_variation = 0.3\nremeasure_every_ns = 3000000\nrow_ns = 1000"),
         ] {
             check_policy(&|seed| build(name, parameters, seed).unwrap(), 40)
                 .unwrap_or_else(|broken| panic!("policy '{name}' with {parameters}: {broken}"));
@@ -297,6 +322,20 @@ mod tests {
                 check_policy(&|seed| build(name, &parameters, seed).unwrap(), 40)
                     .unwrap_or_else(|broken| panic!("policy '{name}', form '{form}': {broken}"));
             }
+        }
+    }
+
+    /// Does each retired name of a parameter give an error that names its place and its successor, and is that one valid?
+    #[test]
+    fn retired_parameters_are_refused_with_their_successor() {
+        let rows = RETIRED_SPELLINGS.iter().filter(|row| row.scope == SpellingScope::PolicyParameter);
+        for row in rows {
+            let (policy, key) = row.old.split_once('.').unwrap();
+            let error = |key: &str| build(policy, &format!("\n  {key} = {{}}"), 1).err().unwrap().to_string();
+            let refused = error(key);
+            assert!(refused.contains("line 2, column 3"), "{refused}");
+            assert!(refused.ends_with(&format!("`{}` is now `{policy}.{}`", row.old, row.new)), "{refused}");
+            assert!(!error(row.new).contains("unknown field"), "{row:?}");
         }
     }
 
@@ -323,8 +362,8 @@ mod tests {
         assert!(error("dio", "window_cycles = 0").contains("window_cycles"));
         assert!(error("di", "form = \"central-ish\"").contains("distributed"));
         assert!(error("di", "worth_moving = -1.0").contains("share from 0 to 10"));
-        let ragged = error("best-by-matrix", "degradation = [[0.0, 1.0], [0.5]]");
-        assert!(ragged.ends_with("degradation: found 1 values in row 1, expected 2"), "{ragged}");
-        assert!(error("worst-by-matrix", "degradation = [[nan]]").contains("row 0, column 0"));
+        let ragged = error("best-by-matrix", "slowdowns = [[0.0, 1.0], [0.5]]");
+        assert!(ragged.ends_with("slowdowns: found 1 values in row 1, expected 2"), "{ragged}");
+        assert!(error("worst-by-matrix", "slowdowns = [[nan]]").contains("row 0, column 0"));
     }
 }

@@ -36,7 +36,7 @@ pub struct Parameters {
     pub shrink_after: u32,
     /// Units at the start.
     pub units: u32,
-    pub moving: MigrationMode,
+    pub page_migration: MigrationMode,
 }
 
 impl Default for Parameters {
@@ -47,7 +47,7 @@ impl Default for Parameters {
             rate_per_s: 0.0,
             shrink_after: 3,
             units: 1,
-            moving: MigrationMode::All,
+            page_migration: MigrationMode::All,
         }
     }
 }
@@ -176,7 +176,7 @@ impl ServiceLevel {
             group,
             members,
             cache,
-            units: in_units(units, divided, self.parameters.moving.into()),
+            units: in_units(units, divided, self.parameters.page_migration.into()),
         };
         groups.into_iter().zip(units).map(share).collect()
     }

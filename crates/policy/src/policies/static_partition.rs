@@ -26,8 +26,8 @@ pub enum MigrationMode {
 }
 
 impl From<MigrationMode> for PageMigration {
-    fn from(moving: MigrationMode) -> Self {
-        match moving {
+    fn from(mode: MigrationMode) -> Self {
+        match mode {
             MigrationMode::Never => PageMigration::Never,
             MigrationMode::Lazy => PageMigration::Lazy,
             MigrationMode::HotFirst => PageMigration::HotFirst,
@@ -53,14 +53,14 @@ pub struct Parameters {
     /// Steps in ascending order of time.
     pub steps: Vec<PartitionStep>,
     /// The steps begin anew after so long; 0 = the last one stays.
-    pub repeat_ns: u64,
-    pub moving: MigrationMode,
+    pub period_ns: u64,
+    pub page_migration: MigrationMode,
 }
 
 impl Default for Parameters {
     fn default() -> Self {
         let window_ns = Common::default().window_ns;
-        Parameters { window_ns, steps: Vec::new(), repeat_ns: 0, moving: MigrationMode::All }
+        Parameters { window_ns, steps: Vec::new(), period_ns: 0, page_migration: MigrationMode::All }
     }
 }
 
@@ -80,7 +80,7 @@ impl Parameters {
 
     /// The step that holds at a time.
     fn at(&self, now_ns: u64) -> Option<&PartitionStep> {
-        let within = if self.repeat_ns > 0 { now_ns % self.repeat_ns } else { now_ns };
+        let within = if self.period_ns > 0 { now_ns % self.period_ns } else { now_ns };
         self.steps.iter().rev().find(|step| step.from_ns <= within)
     }
 }
@@ -118,7 +118,7 @@ impl Policy for StaticPartition {
                     group: GroupId(number as u32),
                     members: vec![ShareMember::Process(process)],
                     cache,
-                    units: in_units(units, &divided, self.parameters.moving.into()),
+                    units: in_units(units, &divided, self.parameters.page_migration.into()),
                 });
             }
         }
@@ -164,7 +164,7 @@ mod tests {
     /// Does the step that is due hold, and does the cycle begin anew?
     #[test]
     fn steps_hold_from_their_time_and_repeat() {
-        let parameters = Parameters::parse(&format!("repeat_ns = 5000000\n{STEPS}")).unwrap();
+        let parameters = Parameters::parse(&format!("period_ns = 5000000\n{STEPS}")).unwrap();
         let first = |now_ns: u64| parameters.at(now_ns).map(|step| step.shares[0].to_string());
         assert_eq!(first(0), Some("0-7".to_string()));
         assert_eq!(first(2_999_999), Some("0-7".to_string()));

@@ -10,7 +10,7 @@
 //!
 //! Properties: without samples nothing moves; where no cluster gets a chip to itself nothing moves; rounds that change
 //! nothing come ever more seldom; within a chip the machine's scheduler balances, or each thread gets a CPU, one per core
-//! first (`inside = "spread"`).
+//! first (`within_chip = "spread"`).
 
 use std::collections::BTreeMap;
 
@@ -48,7 +48,7 @@ pub struct Parameters {
     /// What a sample costs until one has been paid (3000 cycles at 1.5 GHz).
     pub sample_cost_ns: f64,
     /// Longest time of one round; what was sampled by then is used.
-    pub detection_ns_at_most: u64,
+    pub max_detection_ns: u64,
     /// Least similarity at `samples_per_thread` samples; scaled with the square of what a thread really had.
     pub similarity_threshold: f64,
     pub samples_per_thread: f64,
@@ -58,10 +58,10 @@ pub struct Parameters {
     pub floor_first: bool,
     pub method: ClusteringMethod,
     /// Largest difference between chips, as a share of the fuller one.
-    pub imbalance_limit: f64,
+    pub max_imbalance: f64,
     /// A thread that ran less than this share of the window is neither counted nor moved.
     pub idle_below_share: f64,
-    pub inside: ChipPlacement,
+    pub within_chip: ChipPlacement,
 }
 
 /// Within a chip.
@@ -85,15 +85,15 @@ impl Default for Parameters {
             breakdown_share: 0.000_5,
             one_in: 0,
             sample_cost_ns: 2_000.0,
-            detection_ns_at_most: 20_000_000_000,
+            max_detection_ns: 20_000_000_000,
             similarity_threshold: THRESHOLD,
             samples_per_thread: THRESHOLD_SAMPLES_PER_THREAD,
             floor: 3,
             floor_first: true,
             method: ClusteringMethod::CoClusters,
-            imbalance_limit: 0.25,
+            max_imbalance: 0.25,
             idle_below_share: 0.02,
-            inside: ChipPlacement::Free,
+            within_chip: ChipPlacement::Free,
         }
     }
 }
@@ -107,7 +107,7 @@ impl Parameters {
         };
         share("activation_share", parsed.activation_share)?;
         share("overhead_share", parsed.overhead_share)?;
-        share("imbalance_limit", parsed.imbalance_limit)?;
+        share("max_imbalance", parsed.max_imbalance)?;
         share("idle_below_share", parsed.idle_below_share)?;
         let positive = [
             ("remote_hit_cycles", parsed.remote_hit_cycles),
@@ -115,7 +115,7 @@ impl Parameters {
             ("samples", f64::from(parsed.samples)),
             ("overhead_share", parsed.overhead_share),
             ("sample_cost_ns", parsed.sample_cost_ns),
-            ("detection_ns_at_most", parsed.detection_ns_at_most as f64),
+            ("max_detection_ns", parsed.max_detection_ns as f64),
             ("similarity_threshold", parsed.similarity_threshold),
             ("samples_per_thread", parsed.samples_per_thread),
         ];
@@ -279,8 +279,7 @@ impl ThreadClustering {
             remote_only: true,
             at_most: self.parameters.samples,
         };
-        let probe =
-            ProbeRequest { id: ProbeId(self.rounds), kind: what, budget_ns: self.parameters.detection_ns_at_most };
+        let probe = ProbeRequest { id: ProbeId(self.rounds), kind: what, budget_ns: self.parameters.max_detection_ns };
         self.rounds += 1;
         let began_ns = view.observation.span.start_ns + view.observation.span.elapsed_ns;
         self.round =
@@ -318,7 +317,7 @@ impl ThreadClustering {
             return;
         }
         let now_ns = view.observation.span.start_ns + view.observation.span.elapsed_ns;
-        if !complete && now_ns.saturating_sub(round.began_ns) < self.parameters.detection_ns_at_most {
+        if !complete && now_ns.saturating_sub(round.began_ns) < self.parameters.max_detection_ns {
             let hit_cycles = self.parameters.remote_hit_cycles;
             let shares = round.processes.iter().filter_map(|&process| remote_share(view, process, hit_cycles));
             if shares.reduce(f64::max).is_some_and(|most| most < GIVE_UP * self.parameters.activation_share) {
@@ -374,14 +373,14 @@ impl ThreadClustering {
         let clusters = self.cluster(&threads, round.taken, view);
         let domains = view.last_level_domains();
         let placing = ClusterAssignmentInput::of(&threads, &clusters, &domains, &self.placed, view);
-        let assignment = placing.assign(self.parameters.imbalance_limit);
+        let assignment = placing.assign(self.parameters.max_imbalance);
         if assignment.chip_of_cluster.iter().all(Option::is_none) {
             // Nobody is moved, so unclustered threads level nothing out.
             why.extend(placing.reasons(&assignment, &domains, round).into_iter().take(placing.clusters.len()));
             return false;
         }
         let mut placed: BTreeMap<TaskId, CpuSet> = self.placed.clone();
-        let cpus = placing.cpus(&assignment, &domains, self.parameters.inside, view);
+        let cpus = placing.cpus(&assignment, &domains, self.parameters.within_chip, view);
         let moves = threads.iter().zip(cpus).filter(|(task, _)| !task.unmovable);
         placed.extend(moves.filter_map(|(task, cpus)| Some((task.task, cpus?))));
         if placed == self.placed {
@@ -532,13 +531,13 @@ impl ClusterAssignmentInput {
         &self,
         assignment: &Assignment,
         domains: &[CpuSet],
-        inside: ChipPlacement,
+        within_chip: ChipPlacement,
         view: &View<'_>,
     ) -> Vec<Option<CpuSet>> {
         let mut dealt = vec![0; domains.len()];
         // One CPU of every core first: contexts of a core share its pipeline and its first-level caches.
         let seats: Vec<Vec<u32>> = domains.iter().map(|domain| by_core(domain, view)).collect();
-        let cpus = |chip: usize, dealt: &mut Vec<usize>| match inside {
+        let cpus = |chip: usize, dealt: &mut Vec<usize>| match within_chip {
             ChipPlacement::Free => domains[chip].clone(),
             ChipPlacement::Spread => {
                 dealt[chip] += 1;

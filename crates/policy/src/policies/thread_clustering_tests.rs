@@ -205,7 +205,7 @@ fn sharing_threads_end_up_on_one_chip() {
 /// Does every thread get a context of its own, cores first, when asked to spread?
 #[test]
 fn spread_gives_every_thread_a_context() {
-    let mut bench = ClusteringFixture::new("inside = \"spread\"");
+    let mut bench = ClusteringFixture::new("within_chip = \"spread\"");
     bench.step(30, None);
     let allowed = bench.step(30, Some(0)).plan.affinity;
     let mut cpus: Vec<String> = allowed.values().map(ToString::to_string).collect();

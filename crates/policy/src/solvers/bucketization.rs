@@ -32,11 +32,11 @@ pub struct Rules {
     /// Misses per 100 references.
     pub threshold: f64,
     /// The literal form's growth of the threshold; above 1.
-    pub relax: f64,
+    pub threshold_step: f64,
     /// Threads that every CPU must always find; more than 1 where threads sleep.
     pub runnable_per_cpu: u32,
     /// Standard deviation of CPU-time shares over their mean.
-    pub run_time_variation_at_most: Option<f64>,
+    pub max_run_time_variation: Option<f64>,
 }
 
 /// What came out.
@@ -76,7 +76,7 @@ pub fn bucketize(threads: &[BucketThread], cpus: usize, rules: &Rules) -> Bucket
     let mut thresholds = vec![rules.threshold];
     let mut highest = rules.threshold;
     while highest < f64::from(top) {
-        highest = (highest * rules.relax).max(highest + 1e-3);
+        highest = (highest * rules.threshold_step).max(highest + 1e-3);
         thresholds.push(highest);
     }
     let mut best = None;
@@ -174,7 +174,7 @@ impl<'a> BucketSearch<'a> {
         let mut lowered = self.max_pcmr.clone();
         lowered[cpu] -= 1;
         let fair = |bound: f64| run_time_variation(&self.levels, &lowered).is_none_or(|found| found <= bound);
-        self.keeps_cpus_busy(&lowered) && self.rules.run_time_variation_at_most.is_none_or(fair)
+        self.keeps_cpus_busy(&lowered) && self.rules.max_run_time_variation.is_none_or(fair)
     }
 
     /// One step down; as many as bar nobody more and are needed at once.
@@ -248,8 +248,13 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const LITERAL: Rules =
-        Rules { better: false, threshold: 15.0, relax: 1.25, runnable_per_cpu: 1, run_time_variation_at_most: None };
+    const LITERAL: Rules = Rules {
+        better: false,
+        threshold: 15.0,
+        threshold_step: 1.25,
+        runnable_per_cpu: 1,
+        max_run_time_variation: None,
+    };
     const BETTER: Rules = Rules { better: true, ..LITERAL };
 
     fn threads(pcmrs: &[f64]) -> Vec<BucketThread> {
@@ -282,7 +287,7 @@ mod tests {
             if busy || threshold >= f64::from(top) {
                 return (max, threshold);
             }
-            threshold = (threshold * rules.relax).max(threshold + 1e-3);
+            threshold = (threshold * rules.threshold_step).max(threshold + 1e-3);
         }
     }
 
@@ -331,10 +336,10 @@ mod tests {
             let threads = threads(&pcmrs);
             let mut levels: Vec<u32> = pcmrs.iter().map(|&pcmr| level(pcmr)).collect();
             levels.sort_unstable();
-            let rules = Rules { run_time_variation_at_most: Some(bound), threshold: 1.0, ..BETTER };
+            let rules = Rules { max_run_time_variation: Some(bound), threshold: 1.0, ..BETTER };
             let found = bucketize(&threads, cpus, &rules);
             prop_assert!(run_time_variation(&levels, &found.max_pcmr).unwrap() <= bound + 1e-9);
-            let rules = Rules { run_time_variation_at_most: Some(0.0), ..rules };
+            let rules = Rules { max_run_time_variation: Some(0.0), ..rules };
             let found = bucketize(&threads, cpus, &rules);
             let all = fair_shares(&levels, &found.max_pcmr);
             prop_assert!(all.iter().all(|share| (share - all[0]).abs() < 1e-9));

@@ -14,7 +14,7 @@ const MACHINE_SEEDS: u64 = 3;
 /// What is compared, the default first and `auto` last.
 pub fn contenders() -> Vec<AutoContender> {
     let only =
-        |what: &'static str, mechanisms: &str| AutoContender::new(what, "auto", &format!("without = [{mechanisms}]"));
+        |what: &'static str, mechanisms: &str| AutoContender::new(what, "auto", &format!("disable = [{mechanisms}]"));
     vec![
         AutoContender::new("default", "default", "window_ns = 1000000000"),
         only("only placement", "\"sharing\", \"space\", \"gangs\""),

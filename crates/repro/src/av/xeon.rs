@@ -152,7 +152,7 @@ fn compare(
     let by_default = managed(&workload, "default", "", Vec::new())?;
     let vectors = managed(&workload, "activity-vector", "form = \"advice\"\n", profiles.clone())?;
     let bounded = |&bound: &&'static str| {
-        let own = format!("form = \"advice\"\nbehind_at_most_samples = {bound}\n");
+        let own = format!("form = \"advice\"\nmax_lag_samples = {bound}\n");
         Ok((Name(bound), finished(&managed(&workload, "activity-vector", &own, profiles.clone())?)?))
     };
     let bounded = length.bounds.iter().map(bounded).collect::<Result<_, ReproError>>()?;

@@ -19,7 +19,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     all.extend(points(FAIR, &fair, sizes));
     if !context.quick {
         all.extend(sensitivity::variations(context, ThreadMix::Spec2000, &who, &[])?);
-        let composed = NiagaraPolicy::BalanceSet(format!("{BALANCE_SET}extension = \"composed\""));
+        let composed = NiagaraPolicy::BalanceSet(format!("{BALANCE_SET}group_model = \"composed\""));
         all.extend(points("composed", &cells(context, ThreadMix::Spec2000, &composed, &[192])?, &[192]));
         let other = cells(context, ThreadMix::Casc, &who, sizes)?;
         all.extend(points("balance sets on CASC's 18 threads", &other, sizes));
@@ -81,7 +81,7 @@ const NAME: &str = "balance sets";
 const FAIR: &str = "balance sets with fair turns";
 
 fn papers() -> NiagaraPolicy {
-    NiagaraPolicy::BalanceSet(format!("{BALANCE_SET}turns = \"uniform\"\n"))
+    NiagaraPolicy::BalanceSet(format!("{BALANCE_SET}rotation = \"uniform\"\n"))
 }
 
 /// BS-3 and BS-4 of one form.

@@ -145,7 +145,7 @@ impl Testbed {
         let parameters = match (by, matrix) {
             (PlacementSource::DiWhole, _) => "recorded_on = \"whole\"".to_string(),
             (PlacementSource::DioReads, _) => "counted = \"memory-reads\"".to_string(),
-            (_, Some(matrix)) => format!("degradation = {matrix:?}"),
+            (_, Some(matrix)) => format!("slowdowns = {matrix:?}"),
             _ => String::new(),
         };
         let first = WindowLength::Cycles { cycles: WINDOW_CYCLES };

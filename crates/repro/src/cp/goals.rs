@@ -61,7 +61,7 @@ fn slowed(
             if ways {
                 in_ways(&mut workload);
             }
-            let parameters = format!("objective = '{objective}'\njudge_windows = 0");
+            let parameters = format!("objective = '{objective}'\nmeasure_windows = 0");
             Some(built(sizing(&workload, TRACE_ENTRIES, DECIDES_FROM, DECISION_CYCLES, &parameters))?)
         }
     };

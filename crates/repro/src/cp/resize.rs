@@ -51,7 +51,7 @@ fn swapped(
     let window_ns = interval / 4;
     let parameters = match moving {
         Some(moving) => format!(
-            "window_ns = {window_ns}\nmoving = '{moving}'\nrepeat_ns = {}\nsteps = [{{ shares = ['0-7'] }}, \
+            "window_ns = {window_ns}\npage_migration = '{moving}'\nperiod_ns = {}\nsteps = [{{ shares = ['0-7'] }}, \
              {{ from_ns = {interval}, shares = ['8-15'] }}]",
             2 * interval
         ),

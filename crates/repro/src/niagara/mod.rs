@@ -168,7 +168,7 @@ impl NiagaraPolicy {
         NiagaraPolicy::Casc { parameters: "form = \"literal\"\n".to_string(), own_counts: false, phases: false }
     }
     pub fn better(more: &str) -> Self {
-        let parameters = format!("form = \"better\"\nrow_at_most_ns = {LONGEST_ROW_NS}\n{more}");
+        let parameters = format!("form = \"better\"\nmax_row_ns = {LONGEST_ROW_NS}\n{more}");
         NiagaraPolicy::Casc { parameters, own_counts: true, phases: false }
     }
     pub fn following_phases() -> Self {

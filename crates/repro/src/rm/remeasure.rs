@@ -72,7 +72,7 @@ fn managed(
     let options = SimOptions { ends: Some(RunLimit::Cycles(u64::MAX / 8)), warm_up: None, ..workload.options.clone() };
     let beside = workload.jobs[0].program()?;
     let machine = SimMachine::new(&workload.machine, &options, vec![changing, beside]).map_err(failed("machine"))?;
-    let mut by = sizing(&workload, ENTRIES, 0, DECISION_CYCLES, "judge_windows = 0");
+    let mut by = sizing(&workload, ENTRIES, 0, DECISION_CYCLES, "measure_windows = 0");
     let parameters = PhaseParameters::default();
     let detector =
         ProfilerConfig::Phases { level: CacheLevel::L2, parameters, interval_instructions: INTERVAL_INSTRUCTIONS };

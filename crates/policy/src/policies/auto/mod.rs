@@ -68,11 +68,9 @@ pub enum Mechanism {
 pub struct Parameters {
     pub window_ns: u64,
     pub objective: PlanObjective,
-    /// Not used.
-    #[serde(rename = "without")]
-    pub disabled: Vec<Mechanism>,
+    /// Mechanisms that the search may not use.
+    pub disable: Vec<Mechanism>,
     /// A change must promise to be better by this share.
-    #[serde(rename = "least_gain")]
     pub min_gain: f64,
     /// Share of processor time that probes may cost after the survey.
     pub probe_share: f64,
@@ -81,14 +79,12 @@ pub struct Parameters {
     pub trace_entries: u32,
     pub probe_budget_ns: u64,
     pub samples_per_thread: u32,
-    pub settle_windows: u32,
+    pub warmup_windows: u32,
     pub leg_windows: u32,
     /// Site scores that one decision may make.
-    #[serde(rename = "effort")]
-    pub max_score_evaluations: u32,
+    pub max_evaluations: u32,
     /// Copied pages must be earned back within this.
-    pub horizon_ns: u64,
-    #[serde(rename = "moving")]
+    pub payback_ns: u64,
     pub page_migration: MigrationMode,
 }
 
@@ -97,17 +93,17 @@ impl Default for Parameters {
         Parameters {
             window_ns: 1_000_000_000,
             objective: PlanObjective::default(),
-            disabled: Vec::new(),
+            disable: Vec::new(),
             min_gain: 0.01,
             probe_share: 0.01,
             locations: 2_000,
             trace_entries: 81_920,
             probe_budget_ns: 1_000_000_000,
             samples_per_thread: 16_000,
-            settle_windows: 1,
+            warmup_windows: 1,
             leg_windows: 3,
-            max_score_evaluations: 2_000,
-            horizon_ns: 60_000_000_000,
+            max_evaluations: 2_000,
+            payback_ns: 60_000_000_000,
             page_migration: MigrationMode::All,
         }
     }
@@ -122,12 +118,12 @@ impl Parameters {
             ("trace_entries", parsed.trace_entries.into()),
             ("probe_budget_ns", parsed.probe_budget_ns),
             ("leg_windows", parsed.leg_windows.into()),
-            ("effort", parsed.max_score_evaluations.into()),
+            ("max_evaluations", parsed.max_evaluations.into()),
         ];
         if let Some((name, _)) = positive.iter().find(|(_, value)| *value == 0) {
             return Err(ParameterError::value(name, 0, "1 or more"));
         }
-        for (name, value) in [("least_gain", parsed.min_gain), ("probe_share", parsed.probe_share)] {
+        for (name, value) in [("min_gain", parsed.min_gain), ("probe_share", parsed.probe_share)] {
             if !(value > 0.0 && value <= 1.0) {
                 return Err(ParameterError::value(name, value, "more than 0, at most 1"));
             }
@@ -136,7 +132,7 @@ impl Parameters {
     }
 
     fn allowed_mechanisms(&self, view: &View<'_>) -> AllowedMechanisms {
-        let on = |mechanism: Mechanism| !self.disabled.contains(&mechanism);
+        let on = |mechanism: Mechanism| !self.disable.contains(&mechanism);
         let can = |ability: Ability| view.capabilities.can(ability);
         AllowedMechanisms {
             placement: on(Mechanism::Placement) && can(Ability::Affinity),
@@ -236,7 +232,7 @@ impl Auto {
         if counted {
             let terms = probe_planner::ProbeLimits {
                 share: self.parameters.probe_share,
-                least_gain: self.parameters.min_gain,
+                min_gain: self.parameters.min_gain,
                 locations: self.parameters.locations,
                 trace_entries: self.parameters.trace_entries,
                 budget_ns: self.parameters.probe_budget_ns,
@@ -416,7 +412,7 @@ impl Auto {
                 }
                 self.failed(&new.0, view.observation.window);
                 self.provisional =
-                    Some(ProvisionalChange::RollingBack { windows: self.parameters.settle_windows, kept });
+                    Some(ProvisionalChange::RollingBack { windows: self.parameters.warmup_windows, kept });
                 old
             }
             ProvisionalChange::UnderWatch { kept: before_it, old, before, weights, forecast } => {
@@ -438,7 +434,7 @@ impl Auto {
                 if worse {
                     self.failed(&kept.0, view.observation.window);
                     self.provisional = Some(ProvisionalChange::RollingBack {
-                        windows: self.parameters.settle_windows,
+                        windows: self.parameters.warmup_windows,
                         kept: before_it,
                     });
                     return old;

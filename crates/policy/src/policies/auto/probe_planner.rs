@@ -24,7 +24,7 @@ pub struct ProbeLimits {
     /// Share of processor time, in the long run.
     pub share: f64,
     /// A change must promise so much.
-    pub least_gain: f64,
+    pub min_gain: f64,
     pub locations: u32,
     pub trace_entries: u32,
     /// Budget of one probe.
@@ -172,7 +172,7 @@ impl ProbePlanner {
                 let first = log_entries(&asked.probe) == Some(terms.trace_entries);
                 trace && asked.answered && asked.phase == phase && first
             };
-            let waits = || memory_stall_share(speeds, seen.task).is_none_or(|share| share >= terms.least_gain);
+            let waits = || memory_stall_share(speeds, seen.task).is_none_or(|share| share >= terms.min_gain);
             let curve = profile.and_then(|profile| profile.misses_per_kilo_instr());
             let longer = before.filter(is_short).filter(|_| waits()).zip(curve);
             let longer = longer.filter(|(_, curve)| is_uncertain_at(curve, largest_bytes));

@@ -93,7 +93,7 @@ impl Auto {
             clusters: &self.asks.clusters,
             lived_on: &self.default_site,
             seen_apart: &self.split_processes,
-            memory_nodes: !self.parameters.disabled.contains(&Mechanism::MemoryNodes),
+            memory_nodes: !self.parameters.disable.contains(&Mechanism::MemoryNodes),
         }
     }
 
@@ -256,7 +256,7 @@ mod tests {
         let is_brief =
             |decision: &Decision| decision.reasons.iter().any(|one| one.text.contains("one newcomer was placed"));
         for (tasks, expected) in [(30, [false, true, false]), (12, [false, false, false])] {
-            let mut policy = build("least_gain = 1.0", 1).unwrap();
+            let mut policy = build("min_gain = 1.0", 1).unwrap();
             let (mut window, mut plan) = (0, Plan::idle(WindowLength::Time { ns: 1_000_000_000 }));
             let mut look = |tasks: u32| {
                 let decision = next_look(policy.as_mut(), &mut window, tasks, &mut plan).unwrap();

@@ -56,7 +56,7 @@ impl Auto {
         found: &SearchInput,
         held: &SiteLayout,
     ) -> (Vec<CandidatePlan>, PlanComparator) {
-        let effort = self.parameters.max_score_evaluations / if found.newcomers.is_some() { BRIEF_PART } else { 1 };
+        let effort = self.parameters.max_evaluations / if found.newcomers.is_some() { BRIEF_PART } else { 1 };
         let mut search = PlanSearch {
             scene: &found.scene,
             memo: &found.memo,
@@ -86,7 +86,7 @@ impl Auto {
             .retain(|candidate| candidate.layout == held || self.is_allowed(&candidate.layout, scene, &kept, view));
         let now = score(scene, &held, memo);
         let cost = |candidate: &CandidatePlan| {
-            self.copying_ns(scene, &candidate.layout, view) / self.parameters.horizon_ns as f64
+            self.copying_ns(scene, &candidate.layout, view) / self.parameters.payback_ns as f64
         };
         let keys: Vec<f64> = candidates.iter().map(|candidate| judge.key(candidate.score) - cost(candidate)).collect();
         let best = (0..candidates.len()).reduce(|a, b| if keys[b] > keys[a] { b } else { a });
@@ -110,7 +110,7 @@ impl Auto {
             scene.tasks.iter().map(|scene_task| scene_task.movable && scene_task.program.is_some()).collect();
         let old = self.holding(scene, &homes, view);
         let lengths =
-            LegLengths { settle_windows: self.parameters.settle_windows, leg_windows: self.parameters.leg_windows };
+            LegLengths { warmup_windows: self.parameters.warmup_windows, leg_windows: self.parameters.leg_windows };
         // A trial that is called off each time has cost half of the gain and told nothing.
         let ends = self.changes.leave(lengths.shortest_trial(), view.observation.window);
         let adopt_untried = mends || likely >= MOST_LIKELY || !ends;
@@ -118,7 +118,7 @@ impl Auto {
         chosen.changes(if adopt_untried { "made" } else { "tried" }, &self.asks, &mut self.reported, why);
         let weights = weights(scene, held);
         if adopt_untried {
-            let before = self.watch.changed(self.parameters.settle_windows);
+            let before = self.watch.changed(self.parameters.warmup_windows);
             // Without windows to compare with, nothing is awaited.
             self.provisional = before.is_enough().then_some(ProvisionalChange::UnderWatch {
                 kept,

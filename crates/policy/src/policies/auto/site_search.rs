@@ -7,7 +7,7 @@ use super::problem::PlanningProblem;
 use super::score::{LayoutScore, SiteScorer};
 use super::score_cache::{ErrorDraw, ScoreCache};
 use super::search::{PlanComparator, TASKS_OF_ONE};
-use crate::gang_quantum::{LONGEST_WAIT_NS, max_quantum_ns};
+use crate::gang_quantum::{MAX_WAIT_NS, max_quantum_ns};
 use crate::partition::units::PartitionUnits;
 use crate::solvers::sizing::{CostAggregate, UnitClaim, exact};
 
@@ -217,7 +217,7 @@ impl SiteTasks<'_> {
                 if self.effort.get() == 0 {
                     break;
                 }
-                if slice_ns > max_quantum_ns(gangs.len(), LONGEST_WAIT_NS) {
+                if slice_ns > max_quantum_ns(gangs.len(), MAX_WAIT_NS) {
                     continue;
                 }
                 let turns = GangRotation { slice_ns, gangs };

@@ -76,14 +76,14 @@ pub fn log_ratio(new: &WorkDone, old: &WorkDone, weights: &[Weight], objective: 
 /// Windows after a change that say nothing, and windows of a leg that do.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LegLengths {
-    pub settle_windows: u32,
+    pub warmup_windows: u32,
     pub leg_windows: u32,
 }
 
 impl LegLengths {
     /// Windows of the shortest trial that adopts a change.
     pub fn shortest_trial(self) -> u32 {
-        BLOCKS_AT_LEAST as u32 * (4 * self.leg_windows + 2 * self.settle_windows)
+        BLOCKS_AT_LEAST as u32 * (4 * self.leg_windows + 2 * self.warmup_windows)
     }
 }
 
@@ -114,7 +114,7 @@ impl Trial {
             lengths,
             weights,
             objective,
-            settling: lengths.settle_windows,
+            settling: lengths.warmup_windows,
             blocks,
             evidence: SequentialTest::default(),
             sides: [WorkDone::default(), WorkDone::default()],
@@ -135,7 +135,7 @@ impl Trial {
     }
 
     /// Takes in a window under the present leg's plan; `None` = it goes on.
-    pub fn add(&mut self, seen: &Observation, phases: &[u32], least_gain: f64) -> Option<SequentialVerdict> {
+    pub fn add(&mut self, seen: &Observation, phases: &[u32], min_gain: f64) -> Option<SequentialVerdict> {
         self.windows += 1;
         if self.windows > WINDOWS_AT_MOST {
             return Some(SequentialVerdict::Undecided);
@@ -156,7 +156,7 @@ impl Trial {
         self.in_leg = 0;
         let over = self.blocks.next_leg();
         if self.blocks.is_new() != before {
-            self.settling = self.lengths.settle_windows;
+            self.settling = self.lengths.warmup_windows;
         }
         if !over {
             return None;
@@ -167,7 +167,7 @@ impl Trial {
             return None;
         }
         self.evidence.add(log_ratio(&new, &old, &self.weights, self.objective)?);
-        match self.evidence.verdict(least_gain) {
+        match self.evidence.verdict(min_gain) {
             SequentialVerdict::Undecided if self.evidence.blocks() < BLOCKS_AT_MOST => None,
             said => Some(said),
         }
@@ -219,8 +219,8 @@ impl SpeedMonitor {
     }
 
     /// The plan changes now.
-    pub fn changed(&mut self, settle_windows: u32) -> SpeedMonitor {
-        std::mem::replace(self, SpeedMonitor { recent: Vec::new(), settling: settle_windows })
+    pub fn changed(&mut self, warmup_windows: u32) -> SpeedMonitor {
+        std::mem::replace(self, SpeedMonitor { recent: Vec::new(), settling: warmup_windows })
     }
 
     /// This over what held before; `None` until both have enough windows.
@@ -285,7 +285,7 @@ mod tests {
     #[test]
     fn a_trial_finds_what_is_there() {
         let run = |gain: u64| {
-            let lengths = LegLengths { settle_windows: 1, leg_windows: 2 };
+            let lengths = LegLengths { warmup_windows: 1, leg_windows: 2 };
             let mut trial = Trial::new(lengths, weights(&seen(1)), PlanObjective::WeightedSpeedup, 3);
             (0..400).find_map(|window| {
                 let more = if trial.is_new() { gain } else { 0 };

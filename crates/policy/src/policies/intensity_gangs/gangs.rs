@@ -43,7 +43,7 @@ impl OvercommittedCache<'_> {
     pub fn gang(&self, parameters: &Parameters, plan: &mut Plan, why: &mut Vec<Reason>) {
         plan.affinity.clear();
         plan.gangs.clear();
-        if self.tasks.len() > parameters.ganged_at_most {
+        if self.tasks.len() > parameters.max_ganged {
             why.push(reason(
                 &[],
                 format!("{} programs are too many for turns on one cache", self.tasks.len()),
@@ -57,17 +57,17 @@ impl OvercommittedCache<'_> {
         let left_alone = self.left_alone();
         let means = |ganged| MeanDegradations { left_alone, ganged };
         let without_refills = means(solved.total / self.active.len() as f64);
-        if left_alone - without_refills.ganged < parameters.gain_at_least {
+        if left_alone - without_refills.ganged < parameters.min_gain {
             let text = format!("gangs would not pay: on average {}, by the probes", without_refills.text());
             why.push(reason(&[], text, without_refills.numbers()));
             return;
         }
         let gangs = self.gangs(&solved);
         let members = self.refills(&solved);
-        let at_most = left_alone - parameters.gain_at_least;
+        let at_most = left_alone - parameters.min_gain;
         let slice_ns = match parameters.slice_ns {
             Some(stated) => stated,
-            None => match gang_quantum::quantum_ns(&members, at_most, gangs.len(), parameters.longest_wait_ns) {
+            None => match gang_quantum::quantum_ns(&members, at_most, gangs.len(), parameters.max_wait_ns) {
                 Ok(law) => law.unwrap_or(USUAL_SLICE_NS),
                 Err(long) => {
                     why.push(reason(&[], long.to_string(), without_refills.numbers()));

@@ -165,7 +165,7 @@ fn turns_follow_the_law_where_footprints_are_known() {
 #[test]
 fn turns_that_pay_too_late_are_refused() {
     let mut host = ProbedHost::new(&MIX, 60.0);
-    host.policy = build("longest_wait_ns = 120_000_000", 1).unwrap();
+    host.policy = build("max_wait_ns = 120_000_000", 1).unwrap();
     host.knows_footprints(&[(0, 24 << 20), (2, 24 << 20)]);
     assert!(host.gangs(20).is_empty());
     let why = host.step().reasons;

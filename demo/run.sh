@@ -81,7 +81,7 @@ rm -f "$out"/probe.cmt* "$out"/*.log "$out"/*.err "$out"/orders.db* "$out/many.s
 
 if [ "$count" -lt "$want" ]; then
     echo "  $count of $want programs could be recorded here; the rest comes from the shipped recordings" >&2
-    for file in pack/*.cmt; do
+    for file in recordings/*.cmt; do
         [ -e "$file" ] && [ "$count" -lt "$want" ] || continue
         name=$(basename "$file" .cmt)
         case " $recorded " in *" $name "*) continue ;; esac
@@ -92,7 +92,7 @@ if [ "$count" -lt "$want" ]; then
     done
 fi
 if [ "$count" -lt 2 ]; then
-    echo "demo: nothing to work on: no Valgrind, and no recordings in pack/" >&2
+    echo "demo: nothing to work on: no Valgrind, and no recordings in recordings/" >&2
     exit 1
 fi
 

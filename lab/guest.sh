@@ -150,7 +150,7 @@ parameters = { window_cycles = 500_000_000 }'
     else
         tell "programs run where they may" FAIL "$(placed | tr '\n' ';')"
     fi
-    tell "dio's rates" note "recorded earlier (pack/*.cmt, misses per 1000 instructions at 16 MiB); counters here: $(capability 'counters per task')"
+    tell "dio's rates" note "recorded earlier (recordings/*.cmt, misses per 1000 instructions at 16 MiB); counters here: $(capability 'counters per task')"
     within 60 acts
     kill -9 "$daemon"
     wait "$daemon" 2>/dev/null

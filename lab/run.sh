@@ -65,7 +65,7 @@ initramfs() {
         cp -L "$library" "$root$library"
     done
     for name in stream stencil link-parser cc1 perl povray gawk gzip; do
-        "$binary" --quiet profile "pack/$name.cmt" -o "$root/lab/profiles/$name.json" --force >/dev/null
+        "$binary" --quiet profile "recordings/$name.cmt" -o "$root/lab/profiles/$name.json" --force >/dev/null
     done
     chmod +x "$root/init"
     (cd "$root" && find . | LC_ALL=C sort | bin/busybox cpio -o -H newc 2>/dev/null) >"$out/initramfs.cpio"

@@ -8,15 +8,15 @@ cachemate=target/release/cachemate
 [ -x "$cachemate" ] || { echo "$cachemate is not there: run 'make build' first" >&2; exit 1; }
 
 install -D -m 755 "$cachemate" "$prefix/bin/cachemate"
-mkdir -p "$prefix/share/man/man1" "$prefix/share/cachemate/pack/servers"
+mkdir -p "$prefix/share/man/man1" "$prefix/share/cachemate/recordings/servers"
 "$cachemate" man --dir "$prefix/share/man/man1" --force
 install -d "$prefix/share/bash-completion/completions" "$prefix/share/zsh/site-functions" \
     "$prefix/share/fish/vendor_completions.d"
 "$cachemate" completions bash >"$prefix/share/bash-completion/completions/cachemate"
 "$cachemate" completions zsh >"$prefix/share/zsh/site-functions/_cachemate"
 "$cachemate" completions fish >"$prefix/share/fish/vendor_completions.d/cachemate.fish"
-install -m 644 pack/*.cmt pack/README.md "$prefix/share/cachemate/pack/"
-install -m 644 pack/servers/*.cmt pack/servers/*.threads "$prefix/share/cachemate/pack/servers/"
+install -m 644 recordings/*.cmt recordings/README.md "$prefix/share/cachemate/recordings/"
+install -m 644 recordings/servers/*.cmt recordings/servers/*.threads "$prefix/share/cachemate/recordings/servers/"
 install -d "$prefix/lib/systemd/system" "$prefix/share/doc/cachemate"
 sed "s|/usr/local/bin|$prefix/bin|" packaging/cachemate.service >"$prefix/lib/systemd/system/cachemate.service"
 install -m 644 packaging/cachemate.toml "$prefix/share/doc/cachemate/cachemate.toml"

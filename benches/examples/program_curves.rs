@@ -10,7 +10,7 @@ use cachemate_locality::cachesim::{CacheGeometry, CacheSim, Replacement};
 use cachemate_locality::curve::MissRateCurve;
 use cachemate_locality::stack::StackDistances;
 use cachemate_sim::kernels::{INSTRUCTION_BYTES, Options, build, programs};
-use cachemate_trace::{CmtReader, L1Filter, TraceReader, pack_program};
+use cachemate_trace::{CmtReader, L1Filter, TraceReader, bundled_recording};
 use std::error::Error;
 
 /// Recording, and the programs of its family.
@@ -52,7 +52,7 @@ fn curve(stack: StackDistances, instructions: u64) -> Result<Vec<f64>, Box<dyn E
 
 /// The recorded program; accesses passed over, accesses in the window, its filter.
 fn recorded(name: &str) -> Result<(CurveSide, u64, u64, L1Filter), Box<dyn Error>> {
-    let mut reader = CmtReader::open(pack_program(name)?)?;
+    let mut reader = CmtReader::open(bundled_recording(name)?)?;
     let (mut stack, mut lines, mut batch, mut passed) = (StackDistances::new(), Vec::new(), Vec::new(), 0);
     while reader.read_addresses(&mut batch)? {
         lines.clear();

@@ -31,10 +31,10 @@ def sweep(lines: int, rounds: int) -> NDArray[np.uint64]:
 
 
 def recording(name: str) -> Path:
-    return ROOT / "pack" / f"{name}.cmt"
+    return ROOT / "recordings" / f"{name}.cmt"
 
 
-def pack(name: str) -> cachemate.Trace:
+def open_recording(name: str) -> cachemate.Trace:
     return cachemate.Trace.open(recording(name))
 
 
@@ -47,7 +47,7 @@ def said(*arguments: object, cwd: Path | None = None) -> Any:
 
 @pytest.fixture(scope="module")
 def programs() -> list[cachemate.Profile]:
-    return [cachemate.profile(pack(name), MACHINE) for name in NAMES]
+    return [cachemate.profile(open_recording(name), MACHINE) for name in NAMES]
 
 
 # ---- curves
@@ -97,13 +97,13 @@ def test_a_sample_has_error_bars_that_hold() -> None:
 
 def test_threads_change_nothing() -> None:
     """Is the curve the same bits with two threads?"""
-    one, two = (cachemate.mrc(pack("gzip"), threads=threads) for threads in (1, 2))
+    one, two = (cachemate.mrc(open_recording("gzip"), threads=threads) for threads in (1, 2))
     assert np.array_equal(one.misses_per_access, two.misses_per_access)
 
 
 def test_a_file_and_its_array_are_one_trace() -> None:
     """Are the addresses of a recording an array whose curve is the recording's, and those of an array itself?"""
-    trace = pack("gzip")
+    trace = open_recording("gzip")
     addresses = trace.addresses()
     assert addresses.dtype == np.uint64 and len(addresses) == trace.accesses
     again = cachemate.Trace.from_numpy(addresses)
@@ -119,7 +119,7 @@ def test_curves_are_the_commands() -> None:
     """Is a curve the command's, bit by bit, exact and sampled?"""
     for options, words in (({}, []), ({"sample": 0.05, "seed": 3}, ["--sample", 0.05, "--seed", 3])):
         answer = said("mrc", recording("gzip"), *words)
-        curve = cachemate.mrc(pack("gzip"), **options)  # type: ignore[arg-type]
+        curve = cachemate.mrc(open_recording("gzip"), **options)  # type: ignore[arg-type]
         assert [point["bytes"] for point in answer["curve"]] == curve.sizes.tolist()
         assert [point["miss_ratio"] for point in answer["curve"]] == curve.misses_per_access.tolist()
         assert curve.misses_per_kilo_instr is not None

@@ -216,7 +216,7 @@ pub fn check_index(root: &Path, pages: &[String], complaints: &mut Vec<String>) 
     Ok(())
 }
 
-/// `docs/../pack/README.md` as `pack/README.md`.
+/// `docs/../recordings/README.md` as `recordings/README.md`.
 fn below_root(path: &Path) -> String {
     let mut parts: Vec<String> = Vec::new();
     for part in path.iter().map(|part| part.to_string_lossy().into_owned()) {
@@ -296,8 +296,8 @@ mod tests {
     fn every_page_is_in_an_index() {
         let root = tempfile::tempdir().unwrap();
         fs::create_dir_all(root.path().join("docs")).unwrap();
-        fs::write(root.path().join("docs/index.md"), "[a](a.md#b) [p](../pack/README.md)").unwrap();
-        let pages = ["README.md", "docs/a.md", "docs/b.md", "pack/README.md"].map(str::to_string);
+        fs::write(root.path().join("docs/index.md"), "[a](a.md#b) [p](../recordings/README.md)").unwrap();
+        let pages = ["README.md", "docs/a.md", "docs/b.md", "recordings/README.md"].map(str::to_string);
         let mut complaints = Vec::new();
         check_index(root.path(), &pages, &mut complaints).unwrap();
         assert_eq!(complaints, ["docs/b.md: not in docs/index.md"]);

@@ -289,7 +289,7 @@ fn check_links(root: &Path, complaints: &mut Vec<String>) -> io::Result<()> {
         root.join("docs/policies"),
         root.join("docs/results"),
         root.join("docs/simulators"),
-        root.join("pack"),
+        root.join("recordings"),
     ] {
         if !folder.is_dir() {
             continue;

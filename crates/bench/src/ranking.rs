@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use cachemate_linux::sense::probes::PinnedThread;
 use cachemate_linux::sense::probes::intensity::{PrimeProber, buffer_bytes, wait};
-use cachemate_trace::{ProfileFile, pack_programs};
+use cachemate_trace::{ProfileFile, bundled_recordings};
 
 use crate::bench_host::{BenchHost, BenchRow, BenchVerdict, answered, median};
 use crate::programs::Actor;
@@ -24,7 +24,7 @@ const CONTROL_AT_LEAST: f64 = 0.05;
 /// Longest time for one program.
 const PATIENCE: Duration = Duration::from_secs(25);
 
-/// Name in the pack, and the line that runs it on inputs made here.
+/// Name of a bundled recording, and the line that runs it on inputs made here.
 const PROGRAMS: &[(&str, &str)] = &[
     ("gzip", "gzip -9 -c text.txt"),
     ("bzip2", "bzip2 -9 -c text.txt"),
@@ -68,7 +68,7 @@ pub fn show(place: &BenchHost) -> anyhow::Result<Vec<BenchRow>> {
     let mut ranked = Vec::new();
     for (name, line) in PROGRAMS {
         let tool = line.split(' ').next().unwrap_or(name);
-        if place.stopped() || !has(tool) || !pack_programs().iter().any(|(known, _)| known == name) {
+        if place.stopped() || !has(tool) || !bundled_recordings().iter().any(|(known, _)| known == name) {
             continue;
         }
         let actor = Actor::shell(place, name, line)?;
@@ -114,7 +114,7 @@ pub fn inputs(place: &BenchHost) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Misses per thousand instructions of a program of the pack, by cache size, from its profile.
+/// Misses per thousand instructions of a bundled recording, by cache size, from its profile.
 ///
 /// # Errors
 /// The shipped command does not make it.

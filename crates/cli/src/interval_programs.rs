@@ -9,7 +9,7 @@ use cachemate_interval::{IntervalJob, PhasedProgram};
 use cachemate_repro::interval::nominal::{from_file, measured};
 use cachemate_repro::setup;
 use cachemate_sim::kernels::{self, Options};
-use cachemate_trace::{ProfileFile, pack_program};
+use cachemate_trace::{ProfileFile, bundled_recording};
 
 use crate::exit::UsageError;
 use crate::session::Session;
@@ -108,7 +108,7 @@ fn one(
     if name.ends_with(".toml") || name.ends_with(".json") {
         return of_file(session, name, machine);
     }
-    // Neither programs of the cycle-level machine nor recordings of the pack have a dot or a slash in their names.
+    // Neither programs of the cycle-level machine nor bundled recordings have a dot or a slash in their names.
     if name.contains(['.', '/']) && !name.ends_with(".cmt") {
         bail!(
             "'{name}': expected a file of phases or a profile (.toml, .json), a recording (.cmt), or a program's name"
@@ -119,7 +119,7 @@ fn one(
     let job = if kernel {
         setup::WorkloadJob { options, ..setup::WorkloadJob::new(name, seed) }
     } else {
-        let path = if name.ends_with(".cmt") { name.into() } else { pack(name)? };
+        let path = if name.ends_with(".cmt") { name.into() } else { recording(name)? };
         setup::WorkloadJob::recorded(name, path, seed)
     };
     let threads = job.threads(0)?.len();
@@ -129,10 +129,10 @@ fn one(
     Ok(measured(&job, machine, stretch)?)
 }
 
-fn pack(name: &str) -> anyhow::Result<std::path::PathBuf> {
-    pack_program(name).or_else(|missing| match kernels::program(name, 1, &Options::default()) {
+fn recording(name: &str) -> anyhow::Result<std::path::PathBuf> {
+    bundled_recording(name).or_else(|missing| match kernels::program(name, 1, &Options::default()) {
         Ok(_) => Err(missing.into()),
-        Err(unknown) => bail!("{unknown}; nor is it a file of phases or in the pack of recordings: {missing}"),
+        Err(unknown) => bail!("{unknown}; nor is it a file of phases or in the bundled recordings: {missing}"),
     })
 }
 

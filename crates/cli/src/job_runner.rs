@@ -12,7 +12,7 @@ use cachemate_sim::kernels::{self, Options};
 use cachemate_sim::machine::SimMachine;
 use cachemate_sim::results::RunResults;
 use cachemate_sweep::{CurveJob, JobResult, JobRunner, RunError, ScenarioJob, SweepJob};
-use cachemate_trace::pack_program;
+use cachemate_trace::bundled_recording;
 
 use crate::args::SizeList;
 use crate::commands::mrc;
@@ -46,9 +46,10 @@ impl JobRunner for LocalJobRunner {
         if program.ends_with(".cmt") {
             return Ok(Some(program.into()));
         }
-        pack_program(program).map(Some).map_err(|missing| {
+        bundled_recording(program).map(Some).map_err(|missing| {
             let unknown = kernels::program(program, 1, &Options::default()).err();
-            let unknown = unknown.map_or(String::new(), |unknown| format!("{unknown}; nor is it in the pack: "));
+            let unknown =
+                unknown.map_or(String::new(), |unknown| format!("{unknown}; nor is it a bundled recording: "));
             format!("{unknown}{missing}")
         })
     }

@@ -1,4 +1,4 @@
-//! Programs as the command line names them: a profile file, a recording, or a name in the pack.
+//! Programs as the command line names them: a profile file, a recording, or the name of a bundled recording.
 
 use std::fs::File;
 use std::io::Read;
@@ -10,7 +10,7 @@ use cachemate_locality::animal::{AnimalThresholds, classify};
 use cachemate_report::text::printable;
 use cachemate_report::{CurvePoint, ProgramSummary};
 use cachemate_study::{ProfilePass, ProfileTarget, on_target, whole_curve};
-use cachemate_trace::{ProfileFile, TraceReader, pack_program};
+use cachemate_trace::{ProfileFile, TraceReader, bundled_recording};
 
 use crate::session::Session;
 use crate::traces::{TraceArgs, TraceInput};
@@ -27,7 +27,7 @@ pub struct ProfiledInput {
 /// Loads what `given` names, for the target's cache.
 ///
 /// # Errors
-/// A file that cannot be read, or a name that is neither a file nor in the pack (lists what there is and the nearest).
+/// A file that cannot be read, or a name that is neither a file nor a bundled recording (lists the known names and the nearest).
 pub fn load(session: &Session, given: &str, target: Option<ProfileTarget>) -> anyhow::Result<ProfiledInput> {
     let (program, whole) = load_so_far(session, given, target)?;
     whole.map(|()| program)
@@ -44,7 +44,7 @@ pub fn load_so_far(
 ) -> anyhow::Result<(ProfiledInput, anyhow::Result<()>)> {
     let path = Path::new(given);
     let is_path = path.exists() || given.contains('/') || given.ends_with(".cmt") || given.ends_with(".json");
-    let path = if is_path { path.to_path_buf() } else { pack_program(given)? };
+    let path = if is_path { path.to_path_buf() } else { bundled_recording(given)? };
     let stem = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     let name = stem.split('.').next().filter(|name| !name.is_empty()).unwrap_or(given).to_string();
     let shown = path.display().to_string();

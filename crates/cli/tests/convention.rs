@@ -176,16 +176,16 @@ fn threads_do_not_change_the_curve() {
     assert_eq!(per["parts"][0]["curve"], one["curve"]);
 }
 
-/// Is a recording of the pack that is cut short refused with the file's name and the broken place, and used as far as it
+/// Is a bundled recording that is cut short refused with the file's name and the broken place, and used as far as it
 /// is whole where that is asked for?
 #[test]
 fn a_truncated_recording_of_the_pack_is_named() {
     let folder = tempfile::tempdir().unwrap();
-    let pack = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../pack");
-    std::fs::create_dir(folder.path().join("pack")).unwrap();
-    std::fs::copy(pack.join("xz.cmt"), folder.path().join("pack/xz.cmt")).unwrap();
-    let whole = std::fs::read(pack.join("gzip.cmt")).unwrap();
-    std::fs::write(folder.path().join("pack/gzip.cmt"), &whole[..whole.len() / 2]).unwrap();
+    let recordings = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../recordings");
+    std::fs::create_dir(folder.path().join("recordings")).unwrap();
+    std::fs::copy(recordings.join("xz.cmt"), folder.path().join("recordings/xz.cmt")).unwrap();
+    let whole = std::fs::read(recordings.join("gzip.cmt")).unwrap();
+    std::fs::write(folder.path().join("recordings/gzip.cmt"), &whole[..whole.len() / 2]).unwrap();
     let machine = ["-m", "xeon-x5365-4"];
     for args in [&["predict", "xz", "gzip"][..], &["plan", "xz", "gzip"], &["profile", "gzip", "--json"]] {
         let args = [args, if args[0] == "profile" { &[] } else { &machine[..] }].concat();
@@ -194,7 +194,7 @@ fn a_truncated_recording_of_the_pack_is_named() {
         assert!(ran.err.contains("gzip.cmt") && ran.err.contains("block"), "{args:?}: {}", ran.err);
         assert!(ran.out.is_empty() && !ran.err.contains("panicked"), "{args:?}: {}", ran.out);
     }
-    let salvaged = run(folder.path(), &["mrc", "pack/gzip.cmt", "--salvage", "--json"]);
+    let salvaged = run(folder.path(), &["mrc", "recordings/gzip.cmt", "--salvage", "--json"]);
     assert_eq!(salvaged.code, Some(0), "{}", salvaged.err);
     assert!(salvaged.err.contains("went on with"), "{}", salvaged.err);
 }

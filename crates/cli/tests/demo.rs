@@ -27,7 +27,7 @@ fn project(folder: &Path) -> PathBuf {
     std::fs::create_dir_all(folder.join("my tools")).unwrap();
     std::fs::copy(here.join("demo/run.sh"), copy.join("demo/run.sh")).unwrap();
     std::fs::copy(here.join("docs/json.md"), copy.join("docs/json.md")).unwrap();
-    for shared in ["machines", "pack"] {
+    for shared in ["machines", "recordings"] {
         symlink(here.join(shared), copy.join(shared)).unwrap();
     }
     TOOLS.iter().for_each(|tool| symlink(in_path(tool), folder.join("my tools").join(tool)).unwrap());
@@ -43,7 +43,7 @@ fn the_demo_runs_in_a_folder_with_blanks_and_without_valgrind() {
         .arg(copy.join("demo/run.sh"))
         .env("PATH", folder.path().join("my tools"))
         .env("CACHEMATE", env!("CARGO_BIN_EXE_cachemate"))
-        .env_remove("CACHEMATE_PACK")
+        .env_remove("CACHEMATE_RECORDINGS")
         .env_remove("MACHINE")
         .current_dir(folder.path())
         .stdin(Stdio::null())

@@ -9,12 +9,12 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
 }
 
-/// A folder of its own with the pack and the scenarios in it, as the README's reader has them.
+/// A folder of its own with the bundled recordings and the scenarios in it, as the README's reader has them.
 fn workplace() -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("readme");
     let _ = fs::remove_dir_all(&folder);
     fs::create_dir_all(&folder).unwrap();
-    for name in ["pack", "scenarios"] {
+    for name in ["recordings", "scenarios"] {
         symlink(root().join(name), folder.join(name)).unwrap();
     }
     folder
@@ -64,7 +64,10 @@ fn the_readme_shows_what_the_commands_print() {
     assert!(commands.len() >= 4, "{commands:?}");
     for (command, lines) in commands {
         let mut cachemate = Command::new(env!("CARGO_BIN_EXE_cachemate"));
-        cachemate.args(command.split_whitespace()).current_dir(&folder).env("CACHEMATE_PACK", folder.join("pack"));
+        cachemate
+            .args(command.split_whitespace())
+            .current_dir(&folder)
+            .env("CACHEMATE_RECORDINGS", folder.join("recordings"));
         let ran = cachemate.output().unwrap();
         assert!(ran.status.success(), "cachemate {command}: {}", String::from_utf8_lossy(&ran.stderr));
         // Digits stand in groups that no line breaks; a page has plain spaces there.

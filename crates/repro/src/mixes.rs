@@ -4,7 +4,7 @@
 //! to a mix, from all single-threaded kernels and all recorded programs that are there; one to a core. Every policy of the
 //! registry runs with its usual parameters and the usual profilers; the best and the worst placement come from pairs
 //! measured for the mix. Everybody is timed over equal work ([`crate::work`]), after the policy's first window and a
-//! refill of the caches. Properties: the same seed, machine and pack give the same numbers; a policy that fails, and a
+//! refill of the caches. Properties: the same seed, machine and recordings give the same numbers; a policy that fails, and a
 //! program that does not finish under one, are told by name and end nothing; throughput is split into mix and
 //! contention, since it rewards starving those that miss.
 

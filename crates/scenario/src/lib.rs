@@ -1,7 +1,7 @@
 //! From a scenario to the simulated machine with its programs on it, and to the pipeline that decides there.
 //!
 //! Problem: the command and sweeps run scenarios, and must run the same. Method: what a scenario names is looked up and
-//! built here: the scheduler, workload kernels, recordings of the pack. Properties: the same scenario and seed build the
+//! built here: the scheduler, workload kernels, bundled recordings. Properties: the same scenario and seed build the
 //! same machine; every error names the field.
 
 #![warn(missing_docs)]
@@ -15,7 +15,7 @@ use cachemate_sim::kernels::{self, Options};
 use cachemate_sim::machine::{Maker, RunLimit, SimMachine, SimOptions, SimProgram};
 use cachemate_sim::os::schedulers::SchedulerKind;
 use cachemate_spec::{Scenario, ScenarioProgram, SimModel};
-use cachemate_trace::{CmtReader, CmtSource, TraceError, TraceReader, pack_program};
+use cachemate_trace::{CmtReader, CmtSource, TraceError, TraceReader, bundled_recording};
 use serde::Deserialize;
 
 /// A scenario from which no machine can be built.
@@ -144,9 +144,9 @@ fn program(given: &ScenarioProgram, seed: u64) -> Result<SimProgram, String> {
 }
 
 fn recording(name: &str) -> Result<PathBuf, String> {
-    pack_program(name).map_err(|missing| match kernels::program(name, 1, &Options::default()) {
+    bundled_recording(name).map_err(|missing| match kernels::program(name, 1, &Options::default()) {
         Ok(_) => missing.to_string(),
-        Err(unknown) => format!("{unknown}; nor is it in the pack of recordings: {missing}"),
+        Err(unknown) => format!("{unknown}; nor is it in the bundled recordings: {missing}"),
     })
 }
 

@@ -80,7 +80,7 @@ pub struct PolicyChoice {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ScenarioProgram {
-    /// A workload kernel's name, a recording's name in the pack, or the path of a `.cmt`.
+    /// A workload kernel's name, the name of a bundled recording, or the path of a `.cmt`.
     pub program: String,
     /// Copies; 1 to 4096.
     #[serde(default = "one_copy")]

@@ -61,7 +61,7 @@ pub struct Axes {
     /// Names, or tables of name and parameters.
     #[serde(default)]
     pub policy: Vec<toml::Value>,
-    /// Recordings by name in the pack or by path; `["all"]` is the whole pack.
+    /// Bundled recordings by name, or recordings by path; `["all"]` is all bundled ones.
     #[serde(default)]
     pub recording: Vec<String>,
     /// Any other field by its path, with its values.
@@ -114,13 +114,13 @@ pub const POINTS_AT_MOST: usize = 10_000_000;
 /// What a curve can be asked for with.
 const CURVE_PARAMETERS: [&str; 3] = ["line_bytes", "sizes", "sample"];
 
-/// Reads and checks a sweep file. `pack` is what recording `all` means.
+/// Reads and checks a sweep file. `bundled` is what recording `all` means.
 ///
 /// # Errors
 /// As [`parse_sweep`], and an unreadable file.
-pub fn load_sweep(path: &Path, pack: &[String]) -> Result<SweepDefinition, SweepError> {
+pub fn load_sweep(path: &Path, bundled: &[String]) -> Result<SweepDefinition, SweepError> {
     let text = std::fs::read_to_string(path).map_err(|error| SweepError::file(path, error))?;
-    parse_sweep(path, &text, pack)
+    parse_sweep(path, &text, bundled)
 }
 
 /// The same from a text.
@@ -128,15 +128,17 @@ pub fn load_sweep(path: &Path, pack: &[String]) -> Result<SweepDefinition, Sweep
 /// # Errors
 /// Broken TOML, unknown or ill-typed fields, an axis without values or with one twice, an axis that the kind does not
 /// have, a filter of an axis that is not there; each with file, line, field, what was found and expected.
-pub fn parse_sweep(path: &Path, text: &str, pack: &[String]) -> Result<SweepDefinition, SweepError> {
+pub fn parse_sweep(path: &Path, text: &str, bundled: &[String]) -> Result<SweepDefinition, SweepError> {
     let name = path.display().to_string();
     let located = Located::parse(&name, text)?;
     let mut file: SweepFile = located.value()?;
     if file.axes.recording == ["all"] {
-        if pack.is_empty() {
-            return Err(located.at("axes.recording", "no pack", "recordings by path, or a pack of them").into());
+        if bundled.is_empty() {
+            return Err(located
+                .at("axes.recording", "no bundled recordings", "recordings by path, or bundled ones")
+                .into());
         }
-        file.axes.recording = pack.to_vec();
+        file.axes.recording = bundled.to_vec();
     }
     let axes = axes_of(&file, &located)?;
     let filters = |field: &str, tables: &[toml::Table]| filters(field, tables, &axes, &located);

@@ -81,9 +81,12 @@ pub enum TraceError {
         /// Every known name; empty = there is nothing of this kind.
         known: Vec<String>,
     },
-    /// A name to look for in the pack, and no pack.
-    #[error("no pack to find '{name}' in: none beside the program or installed, expected CACHEMATE_PACK to name one")]
-    NoPack {
+    /// A name to look for among the bundled recordings, and no such recordings.
+    #[error(
+        "no bundled recordings to find '{name}' in: none beside the program or installed; CACHEMATE_RECORDINGS may name \
+         their directory"
+    )]
+    NoRecordings {
         /// The name that was given.
         name: String,
     },

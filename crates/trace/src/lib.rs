@@ -5,19 +5,20 @@
 
 #![warn(missing_docs)]
 
+mod bundled_recordings;
 mod cmt;
 mod convert;
 mod error;
 mod formats;
 mod names;
 mod output;
-mod pack;
 mod profile_file;
 mod record;
 mod record_type;
 mod run_log;
 mod source;
 
+pub use bundled_recordings::{bundled_recording, bundled_recordings, recording_dirs, recordings_in};
 pub use cmt::{BLOCK_RECORDS, CMT_VERSION, CmtReader, CmtWriter};
 pub use convert::{ConversionSummary, convert};
 pub use error::{FilePosition, TraceError};
@@ -26,7 +27,6 @@ pub use formats::{
 };
 pub use names::unknown_name;
 pub use output::create_output;
-pub use pack::{pack_in, pack_places, pack_program, pack_programs};
 pub use profile_file::{
     ActivityVector, PROFILE_VERSION, ProfileFile, ProfileSource, StackPositions, StoredCurve, StoredCurvePoint,
     StoredHistogram, StoredInterval, StoredIntervals,

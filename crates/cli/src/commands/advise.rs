@@ -20,12 +20,12 @@ use cachemate_daemon::{host, socket};
 
 /// Say where programs would go on this host before they are started, and why
 ///
-/// A program is a profile file, a recording, or a name in the pack. The caches are this host's; its latencies are
+/// A program is a profile file, a recording, or the name of a bundled recording. The caches are this host's; its latencies are
 /// assumed, and the answer says so. Nothing is started and nothing is changed. Where a daemon answers, the programs
 /// that it manages now stand beside the plan.
 #[derive(Args)]
 pub struct Advise {
-    /// Profile files, recordings, or names in the pack
+    /// Profile files, recordings, or names of bundled recordings
     #[arg(value_name = "PROGRAM", required = true)]
     programs: Vec<String>,
     /// Scheme that predicts the slowdowns: statcc, sdc, pain, animal, miss-rate, access-rate, ...

@@ -8,7 +8,7 @@ use cachemate_repro::corun::CoRunBench;
 use cachemate_repro::decompose::{CoRunnerPlace, Decomposition, decompose};
 use cachemate_repro::setup::WorkloadJob;
 use cachemate_sim::kernels;
-use cachemate_trace::{pack_program, pack_programs};
+use cachemate_trace::{bundled_recording, bundled_recordings};
 use clap::Args;
 
 use crate::args::JsonArg;
@@ -21,7 +21,7 @@ use crate::session::Session;
 /// Eight runs on the simulated machine time the same instructions of the victim. The aggressor runs on the same cache,
 /// on another cache of the package, in another package, and not at all, each with hardware prefetching and without.
 /// What disappears with a step was due to what was shared until then. A program is a simulated program
-/// (docs/programs.md), a recording, or a name in the pack.
+/// (docs/programs.md), a recording, or the name of a bundled recording.
 #[derive(Args)]
 pub struct Decompose {
     /// The victim: the program whose slowdown is explained
@@ -64,7 +64,7 @@ impl Decompose {
     }
 }
 
-/// A simulated program by name, a recording's file, or a name in the pack.
+/// A simulated program by name, a recording's file, or the name of a bundled recording.
 fn job(given: &str, seed: u64) -> anyhow::Result<WorkloadJob> {
     let is_kernel = |name: &str| kernels::programs().any(|known| known.name == name);
     if is_kernel(given) {
@@ -73,12 +73,12 @@ fn job(given: &str, seed: u64) -> anyhow::Result<WorkloadJob> {
     if given.ends_with(".cmt") || given.contains('/') {
         return Ok(WorkloadJob::recorded(given, given.into(), seed));
     }
-    match pack_program(given) {
+    match bundled_recording(given) {
         Ok(path) => Ok(WorkloadJob::recorded(given, path, seed)),
         Err(_) => {
-            let pack: Vec<String> = pack_programs().into_iter().map(|(name, _)| name).collect();
+            let bundled: Vec<String> = bundled_recordings().into_iter().map(|(name, _)| name).collect();
             let known: Vec<&str> =
-                kernels::programs().map(|known| known.name).chain(pack.iter().map(String::as_str)).collect();
+                kernels::programs().map(|known| known.name).chain(bundled.iter().map(String::as_str)).collect();
             let meant = nearest(given, known.iter().copied());
             let meant = meant.map_or(String::new(), |meant| format!(" (did you mean '{meant}'?)"));
             Err(UsageError(format!("no program '{given}'; there are {}{meant}", known.join(", "))).into())

@@ -4,7 +4,7 @@ use cachemate_report::text::number;
 use cachemate_report::{Align, Table};
 use cachemate_repro::ExperimentContext;
 use cachemate_repro::mixes::{MixOptions, PolicyScore, RandomMix, RandomMixes, run};
-use cachemate_trace::pack_programs;
+use cachemate_trace::bundled_recordings;
 
 use crate::session::Session;
 
@@ -17,7 +17,7 @@ pub fn mixes(session: &Session, quick: bool, seed: u64, count: u32, machine: &st
     let bar = session.progress("mixes", None);
     let progress = |what: &str| bar.set_message(what.to_string());
     let context = ExperimentContext { quick, progress: &progress, ..ExperimentContext::of_seed(seed, &stop) };
-    let draw = MixOptions { machine, mixes: count, recordings: pack_programs() };
+    let draw = MixOptions { machine, mixes: count, recordings: bundled_recordings() };
     let mixes = run(&context, &draw)?;
     bar.finish_and_clear();
     session.answer(json, &mixes, || words(&mixes))

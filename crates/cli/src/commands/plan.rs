@@ -24,13 +24,13 @@ use crate::session::Session;
 
 /// Plan who shares a cache with whom on a machine, and say why
 ///
-/// A program is a profile file, a recording, or a name in the pack. With --measured the slowdowns are read instead of
+/// A program is a profile file, a recording, or the name of a bundled recording. With --measured the slowdowns are read instead of
 /// predicted, and programs are the file's names (all of them when none is given). With --scheme too, the scheme decides
 /// and the measured matrix judges. With --policy a policy decides, as it would for the programs at work: they run on
 /// the interval machine from their profiles (docs/simulators/interval.md). The answer names all mechanisms of the policy.
 #[derive(Args)]
 pub struct PlanArgs {
-    /// Profile files, recordings, or names in the pack
+    /// Profile files, recordings, or names of bundled recordings
     #[arg(value_name = "PROGRAM", required_unless_present = "measured")]
     programs: Vec<String>,
     #[command(flatten)]

@@ -12,10 +12,10 @@ use crate::session::Session;
 
 /// Predict who hurts whom on a shared cache, before placing anybody
 ///
-/// A program is a profile file, a recording, or a name in the pack.
+/// A program is a profile file, a recording, or the name of a bundled recording.
 #[derive(Args)]
 pub struct Predict {
-    /// Profile files, recordings, or names in the pack
+    /// Profile files, recordings, or names of bundled recordings
     #[arg(value_name = "PROGRAM", required = true)]
     programs: Vec<String>,
     #[command(flatten)]

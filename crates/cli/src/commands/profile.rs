@@ -18,11 +18,11 @@ use crate::session::Session;
 
 /// Profile a recording, or a program as it runs: a profile file, and a picture of the miss-rate curve
 ///
-/// FILE is a recording, a profile file (to look at) or a name in the pack. The file is NAME.profile.json unless -o says
+/// FILE is a recording, a profile file (to look at) or the name of a bundled recording. The file is NAME.profile.json unless -o says
 /// otherwise; --json prints it instead.
 #[derive(Args)]
 pub struct ProfileArgs {
-    /// A recording, a profile file or a name in the pack
+    /// A recording, a profile file or the name of a bundled recording
     #[arg(value_name = "FILE", required_unless_present = "command", conflicts_with = "command")]
     file: Option<String>,
     /// Measure LRU positions on this machine's shared cache too

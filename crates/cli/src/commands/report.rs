@@ -13,10 +13,10 @@ use crate::session::Session;
 
 /// Write an HTML report: curves, classes, who hurts whom, the plan and why
 ///
-/// The page is one file that loads nothing. A program is a profile file, a recording, or a name in the pack.
+/// The page is one file that loads nothing. A program is a profile file, a recording, or the name of a bundled recording.
 #[derive(Args)]
 pub struct ReportArgs {
-    /// Profile files, recordings, or names in the pack
+    /// Profile files, recordings, or names of bundled recordings
     #[arg(value_name = "PROGRAM", required = true)]
     programs: Vec<String>,
     #[command(flatten)]

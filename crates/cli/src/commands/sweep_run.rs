@@ -10,7 +10,7 @@ use cachemate_report::text::{count_text, counted_text};
 use cachemate_sweep::{
     Attempt, Inputs, JobRunner, Manifest, Store, SweepSummary, SweepTaskId, attempt, expand, load_sweep,
 };
-use cachemate_trace::pack_programs;
+use cachemate_trace::bundled_recordings;
 use clap::Args;
 
 use crate::args::JsonArg;
@@ -88,8 +88,8 @@ impl SweepRunArgs {
             check_version(&manifest, work, &self.output)?;
             return Ok((store, manifest));
         };
-        let pack: Vec<String> = pack_programs().into_iter().map(|(name, _)| name).collect();
-        let sweep = load_sweep(file, &pack)?;
+        let bundled: Vec<String> = bundled_recordings().into_iter().map(|(name, _)| name).collect();
+        let sweep = load_sweep(file, &bundled)?;
         let expanded = expand(&sweep, work)?;
         let store = Store::create(&self.output)?.stale_after(stale);
         let before = store.manifest().ok();

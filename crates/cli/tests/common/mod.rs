@@ -33,7 +33,7 @@ impl CommandResult {
 pub fn command(folder: &Path, args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_cachemate"));
     command.args(args).current_dir(folder).stdin(Stdio::null());
-    command.env_remove("NO_COLOR").env("CACHEMATE_PACK", folder.join("pack"));
+    command.env_remove("NO_COLOR").env("CACHEMATE_RECORDINGS", folder.join("recordings"));
     command.env("CACHEMATE_CACHE_DIR", folder.join("cache"));
     // Tests act on programs of their own, side by side.
     command.env("CACHEMATE_LOCK_DIR", folder);

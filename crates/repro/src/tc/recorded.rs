@@ -1,7 +1,7 @@
 //! TC-2 on real input: a recorded database server with two databases, replayed on the simulated machine.
 //!
 //! MariaDB under the project's recorder, sysbench's read-write mix on each of two databases, four connections each.
-//! `pack/servers/mariadb.sh` makes the recording and, beside it, the list of the connections: kernel's thread id and
+//! `recordings/servers/mariadb.sh` makes the recording and, beside it, the list of the connections: kernel's thread id and
 //! database, from the server's own process list, taken while it ran, so that the truth owes nothing to the clustering. The
 //! recorder's filter lets everything through that caches ask each other for; what a thread has to itself is mostly
 //! not in the recording. The server's own threads sleep between two rounds of theirs, as they did.
@@ -15,7 +15,7 @@ use cachemate_core::{
 };
 use cachemate_pipeline::miss_penalty_of_machine;
 use cachemate_sim::machine::{RunLimit, SimMachine, SimOptions, SimProgram};
-use cachemate_trace::{CmtReader, CmtSource, ThreadTotals, TraceReader, pack_places};
+use cachemate_trace::{CmtReader, CmtSource, ThreadTotals, TraceReader, recording_dirs};
 use serde::{Deserialize, Serialize};
 
 use super::figures::figures as shmap_figures;
@@ -44,11 +44,15 @@ fn wrong(what: impl Into<String>) -> ReproError {
     ReproError::Failed(NAME.to_string(), what.into())
 }
 
-/// The recording, in the first pack that has it.
+/// The recording, in the first directory that has it.
 fn recording() -> Result<PathBuf, ReproError> {
-    let places = pack_places();
+    let places = recording_dirs();
     let found = places.iter().map(|place| place.join("servers/mariadb.cmt")).find(|path| path.is_file());
-    found.ok_or_else(|| wrong("no pack has servers/mariadb.cmt; CACHEMATE_PACK may name the pack's directory"))
+    found.ok_or_else(|| {
+        wrong(
+            "found no servers/mariadb.cmt among the bundled recordings; CACHEMATE_RECORDINGS may name their directory",
+        )
+    })
 }
 
 /// Number of the database by the kernel's thread id, as the recording's script writes them; numbered as they come.

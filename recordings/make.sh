@@ -1,12 +1,12 @@
 #!/bin/sh
-# Re-makes the pack: records every program of README.md with `cachemate record`.
-#   pack/make.sh [NAME...]       all without a name; recordings go beside this script
+# Re-makes the bundled recordings: records every program of README.md with `cachemate record`.
+#   recordings/make.sh [NAME...]       all without a name; recordings go beside this script
 # Inputs are made here, from nothing but arithmetic, so that their licence is the project's own.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 cachemate=${CACHEMATE:-cachemate}
 # Stands for the private caches in front of a shared one: what passes it is what a last level sees.
-filter=${PACK_FILTER:-128K:8}
+filter=${RECORDINGS_FILTER:-128K:8}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$work"

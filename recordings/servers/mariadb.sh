@@ -1,7 +1,7 @@
 #!/bin/sh
 # Records one MariaDB server with two databases under load: mariadb.cmt, and in mariadb.threads which database each
 # connection's thread served.
-#   pack/servers/mariadb.sh [DIRECTORY]     default: beside this script
+#   recordings/servers/mariadb.sh [DIRECTORY]     default: beside this script
 # Needs mariadb-server-core, mariadb-client-core, sysbench, valgrind, and cachemate (or CACHEMATE=path). Takes some minutes.
 #
 # Who served what is the server's own word: information_schema.PROCESSLIST names the kernel's thread id and the database

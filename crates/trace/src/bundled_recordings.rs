@@ -1,0 +1,119 @@
+//! Bundled recordings: recorded real programs, by name.
+//!
+//! The first of these directories that holds any recording is used: the one named by `CACHEMATE_RECORDINGS`;
+//! `recordings` and `../share/cachemate/recordings` beside the executable; `recordings` in its parents (a source tree's
+//! build directory); the installed share directories.
+
+use std::path::{Path, PathBuf};
+
+use crate::{TraceError, unknown_name};
+
+/// The directories in which recordings may lie, in the order of the search.
+pub fn recording_dirs() -> Vec<PathBuf> {
+    if let Some(named) = std::env::var_os("CACHEMATE_RECORDINGS") {
+        return vec![PathBuf::from(named)];
+    }
+    let mut dirs = Vec::new();
+    if let Some(beside) = std::env::current_exe().ok().and_then(|exe| exe.parent().map(Path::to_path_buf)) {
+        dirs.push(beside.join("recordings"));
+        dirs.push(beside.join("../share/cachemate/recordings"));
+        // target/release/deps/x: the source tree is at most four levels up.
+        dirs.extend(beside.ancestors().skip(1).take(4).map(|parent| parent.join("recordings")));
+    }
+    dirs.push(PathBuf::from("/usr/local/share/cachemate/recordings"));
+    dirs.push(PathBuf::from("/usr/share/cachemate/recordings"));
+    dirs
+}
+
+/// The recordings of the first of `dirs` that has any: names and files, by name.
+pub fn recordings_in(dirs: &[PathBuf]) -> Vec<(String, PathBuf)> {
+    dirs.iter().map(|dir| list_recordings(dir)).find(|recordings| !recordings.is_empty()).unwrap_or_default()
+}
+
+/// All bundled recordings: names and files, by name; empty if none are installed.
+pub fn bundled_recordings() -> Vec<(String, PathBuf)> {
+    recordings_in(&recording_dirs())
+}
+
+/// The bundled recording of a program.
+///
+/// # Errors
+/// [`TraceError::Unknown`] with what there is and the nearest name; [`TraceError::NoRecordings`].
+pub fn bundled_recording(name: &str) -> Result<PathBuf, TraceError> {
+    find(bundled_recordings(), name)
+}
+
+fn find(programs: Vec<(String, PathBuf)>, name: &str) -> Result<PathBuf, TraceError> {
+    if programs.is_empty() {
+        return Err(TraceError::NoRecordings { name: name.to_string() });
+    }
+    match programs.iter().find(|(known, _)| known == name) {
+        Some((_, path)) => Ok(path.clone()),
+        None => Err(unknown_name("bundled recording", name, programs.into_iter().map(|(known, _)| known))),
+    }
+}
+
+fn list_recordings(dir: &Path) -> Vec<(String, PathBuf)> {
+    let Ok(entries) = std::fs::read_dir(dir) else { return Vec::new() };
+    let mut programs: Vec<(String, PathBuf)> = entries
+        .filter_map(|entry| {
+            let path = entry.ok()?.path();
+            let name = path.file_name()?.to_str()?.strip_suffix(".cmt")?.to_string();
+            Some((name, path))
+        })
+        .collect();
+    programs.sort();
+    programs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Does a name find its recording, the first place with one win, and a wrong name list what there is?
+    #[test]
+    fn names_find_their_recording_and_unknown_ones_list_what_there_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let empty = dir.path().join("nothing");
+        for name in ["gzip.cmt", "sqlite3.cmt", "README.md"] {
+            std::fs::write(dir.path().join(name), "x").unwrap();
+        }
+        let programs = recordings_in(&[empty.clone(), dir.path().to_path_buf()]);
+        assert_eq!(find(programs.clone(), "gzip").unwrap(), dir.path().join("gzip.cmt"));
+        let error = find(programs, "sqlite").unwrap_err().to_string();
+        assert_eq!(error, "no bundled recording is named 'sqlite' (did you mean 'sqlite3'?); there are: gzip, sqlite3");
+        let error = find(recordings_in(&[empty]), "gzip").unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "no bundled recordings to find 'gzip' in: none beside the program or installed; CACHEMATE_RECORDINGS may name their directory"
+        );
+    }
+
+    /// Are the bundled recordings what their page says: each whole, described, with its counts, and small enough?
+    #[test]
+    fn the_bundled_recordings_are_whole_described_and_small() {
+        let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../recordings");
+        let page = std::fs::read_to_string(dir.join("README.md")).unwrap();
+        let programs = recordings_in(&[dir]);
+        assert!(programs.len() >= 12, "{}", programs.len());
+        let mut all_bytes = 0;
+        for (name, path) in &programs {
+            assert!(page.contains(&format!("| {name} |")), "{name} is not in recordings/README.md");
+            let bytes = std::fs::metadata(path).unwrap().len();
+            assert!(bytes < 700 << 10, "{name}: {bytes} bytes");
+            all_bytes += bytes;
+            let mut reader = crate::CmtReader::open(path).unwrap();
+            let (mut records, mut batch) = (0, Vec::new());
+            while crate::TraceReader::read_batch(&mut reader, &mut batch).unwrap() {
+                records += batch.len() as u64;
+            }
+            let totals = crate::TraceReader::totals(&reader).unwrap();
+            assert!(records == totals.records && records >= 1000, "{name}: {records} records");
+            assert!(
+                totals.program_accesses >= Some(records) && totals.instructions > totals.program_accesses,
+                "{name}"
+            );
+        }
+        assert!(all_bytes <= 8 << 20, "{all_bytes} bytes in all");
+    }
+}

@@ -13,8 +13,8 @@ mod tidy;
 
 const USAGE: &str = "usage: cargo run -p xtask -- COMMAND
   tidy                           the rules of STYLE.md and ARCHITECTURE.md
-  results                        make docs/results/ from its data
-  results take FILE.json NAME    take repro's results.json over into docs/results/data/NAME.jsonl, then the same";
+  results                        generate docs/results/ from its data
+  results import FILE.json NAME  import repro's results.json as docs/results/data/NAME.jsonl, then generate";
 
 fn main() -> ExitCode {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the workspace root");
@@ -23,8 +23,8 @@ fn main() -> ExitCode {
     let ended = match args[..] {
         ["tidy"] => tidy(root),
         ["results"] => results::write(root),
-        ["results", "take", file, name] => {
-            results::take(root, Path::new(file), name).and_then(|()| results::write(root))
+        ["results", "import", file, name] => {
+            results::import(root, Path::new(file), name).and_then(|()| results::write(root))
         }
         _ => {
             eprintln!("{USAGE}");

@@ -27,7 +27,7 @@ pub fn words(asked: &ReproRequest, experiments: &[Experiment], store: Option<&St
             true => "not timed".to_string(),
             false => format!("{:.2}", processor_hours([experiment], seeds)),
         };
-        table.row([experiment.ids.join(", "), experiment.what.to_string(), runs.words(), hours]);
+        table.row([experiment.ids.join(", "), experiment.title.to_string(), runs.words(), hours]);
         if !runs.finished {
             left.push(experiment);
         }

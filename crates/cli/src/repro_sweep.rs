@@ -100,7 +100,7 @@ fn bytes(digits: &str) -> Option<Vec<u8>> {
 
 /// The experiments with their places among all, which name their runs.
 pub fn places(experiments: &[Experiment]) -> Vec<(usize, Experiment)> {
-    let same = |a: &Experiment, b: &Experiment| a.ids == b.ids && a.what == b.what;
+    let same = |a: &Experiment, b: &Experiment| a.ids == b.ids && a.title == b.title;
     let wanted = |one: &Experiment| experiments.iter().any(|asked| same(asked, one));
     cachemate_repro::experiments().into_iter().enumerate().filter(|(_, one)| wanted(one)).collect()
 }
@@ -147,7 +147,7 @@ impl Waves {
     /// A failed experiment costs the others nothing: its ids are short, with the reason.
     fn break_off(&mut self, nth: usize, experiment: &Experiment, why: &str) {
         let seeds = &self.asked.seeds;
-        let broken = |id: &&str| Finding::broken(id, experiment.what, seeds, why);
+        let broken = |id: &&str| Finding::broken(id, experiment.title, seeds, why);
         self.found.push((nth, experiment.ids.iter().map(broken).collect()));
         self.broken.push(format!("{}: {why}", experiment.ids.join(", ")));
     }

@@ -1,8 +1,8 @@
-//! What an experiment is, what it is given, and what it answers.
+//! Experiments, their context and their findings.
 //!
-//! An experiment is one result id of the papers (`docs/results/index.md` lists them). It runs on the simulator, for three
-//! seeds or more, and answers with a measured value, the bar it is held against, and every point of its figure. The
-//! verdict is computed from the bar, never written down by hand; a shortfall stays visible with its cause in the note.
+//! An experiment measures one result id of the papers (`docs/results/index.md` lists them). It runs on the simulator, for
+//! three seeds or more, and returns a measured value, the target for it, and every point of its figure. The verdict is
+//! computed from the target, never written down by hand; a missed target stays visible with its cause in the note.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,70 +13,86 @@ use serde::{Serialize, Serializer};
 
 use crate::split_runs::{self, Split};
 
-/// The bar of a result, in the result's unit.
+/// The value that a result must reach, in the result's unit.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum ResultTarget {
-    /// Met from here on up; beyond the paper above `paper_best`.
+    /// Met from `target` upward, exceeded above `paper_best`.
     AtLeast {
         /// The smallest value that meets it.
-        bar: f64,
-        /// The paper's own value; `None` = nothing counts as beyond it.
+        target: f64,
+        /// The paper's own value; `None` = the target cannot be exceeded.
         paper_best: Option<f64>,
     },
-    /// Met from here on down; beyond the paper below `paper_best`.
+    /// Met from `target` downward, exceeded below `paper_best`.
     AtMost {
         /// The largest value that meets it.
-        bar: f64,
-        /// The paper's own value; `None` = nothing counts as beyond it.
+        target: f64,
+        /// The paper's own value; `None` = the target cannot be exceeded.
         paper_best: Option<f64>,
     },
-    /// Met in between, both ends included; never beyond the paper.
+    /// Met in between, both ends included; never exceeded.
     Within {
         /// The smallest value that meets it.
         low: f64,
         /// The largest value that meets it.
         high: f64,
     },
-    /// Shown as measured: the paper's result is a picture or a statement without a number to hold it against.
+    /// No target: the paper's result is a picture or a statement without a number to compare with.
     Shown,
 }
 
-/// How a measured value stands against its bar.
+/// The result of comparing a measured value with its target.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ResultVerdict {
-    /// The bar is reached.
+    /// The target is reached.
     Met,
-    /// The bar is missed, or nothing was measured.
-    Short,
-    /// The bar is reached, and the paper's own value is passed.
-    Beyond,
+    /// The target is not reached, or nothing was measured.
+    Missed,
+    /// The target is reached, and the value is better than the paper's own.
+    Exceeded,
+}
+
+impl ResultVerdict {
+    /// As in JSON.
+    pub fn name(self) -> &'static str {
+        match self {
+            ResultVerdict::Met => "met",
+            ResultVerdict::Missed => "missed",
+            ResultVerdict::Exceeded => "exceeded",
+        }
+    }
 }
 
 impl ResultTarget {
-    /// How a measured value stands against the bar. What was not measured is short.
-    pub fn verdict(&self, measured: Option<f64>) -> ResultVerdict {
-        let Some(value) = measured.filter(|value| value.is_finite()) else {
-            return if *self == ResultTarget::Shown { ResultVerdict::Met } else { ResultVerdict::Short };
-        };
-        let (met, beyond) = match *self {
-            ResultTarget::AtLeast { bar, paper_best } => (value >= bar, paper_best.is_some_and(|best| value > best)),
-            ResultTarget::AtMost { bar, paper_best } => (value <= bar, paper_best.is_some_and(|best| value < best)),
-            ResultTarget::Within { low, high } => ((low..=high).contains(&value), false),
-            ResultTarget::Shown => (true, false),
-        };
-        match (met, beyond) {
-            (false, _) => ResultVerdict::Short,
-            (true, true) => ResultVerdict::Beyond,
-            (true, false) => ResultVerdict::Met,
+    /// The verdict on one measured value, which is [`ResultVerdict::Missed`] without a value; `None` without a target.
+    pub fn verdict(&self, measured: Option<f64>) -> Option<ResultVerdict> {
+        if *self == ResultTarget::Shown {
+            return None;
         }
+        let Some(value) = measured.filter(|value| value.is_finite()) else { return Some(ResultVerdict::Missed) };
+        let (is_met, is_exceeded) = match *self {
+            ResultTarget::AtLeast { target, paper_best } => {
+                (value >= target, paper_best.is_some_and(|best| value > best))
+            }
+            ResultTarget::AtMost { target, paper_best } => {
+                (value <= target, paper_best.is_some_and(|best| value < best))
+            }
+            ResultTarget::Within { low, high } => ((low..=high).contains(&value), false),
+            ResultTarget::Shown => return None,
+        };
+        Some(match (is_met, is_exceeded) {
+            (false, _) => ResultVerdict::Missed,
+            (true, true) => ResultVerdict::Exceeded,
+            (true, false) => ResultVerdict::Met,
+        })
     }
 
-    /// How a mean over seeds stands: met if it is by more than its standard error. One seed has none.
-    fn verdict_of_mean(&self, mean: Option<f64>, error: Option<f64>) -> ResultVerdict {
+    /// The verdict on a mean over seeds, which must reach the target by more than its standard error. One seed has none.
+    fn verdict_of_mean(&self, mean: Option<f64>, error: Option<f64>) -> Option<ResultVerdict> {
         let error = error.unwrap_or(0.0);
         match *self {
-            ResultTarget::Shown => self.verdict(mean),
+            ResultTarget::Shown => None,
             ResultTarget::AtLeast { .. } => self.verdict(mean.map(|mean| mean - error)),
             ResultTarget::AtMost { .. } => self.verdict(mean.map(|mean| mean + error)),
             ResultTarget::Within { .. } => {
@@ -85,21 +101,21 @@ impl ResultTarget {
         }
     }
 
-    /// The worst verdict of several values: short before met before beyond.
-    fn worst(&self, values: impl Iterator<Item = Option<f64>>) -> ResultVerdict {
+    /// The worst verdict on several values: missed before met before exceeded.
+    fn worst(&self, values: impl Iterator<Item = Option<f64>>) -> Option<ResultVerdict> {
         let rank = |verdict: &ResultVerdict| match verdict {
-            ResultVerdict::Short => 0,
+            ResultVerdict::Missed => 0,
             ResultVerdict::Met => 1,
-            ResultVerdict::Beyond => 2,
+            ResultVerdict::Exceeded => 2,
         };
-        values.map(|value| self.verdict(value)).min_by_key(rank).unwrap_or_else(|| self.verdict(None))
+        values.filter_map(|value| self.verdict(value)).min_by_key(rank).or_else(|| self.verdict(None))
     }
 
-    /// In words, for tables.
-    pub fn words(&self) -> String {
+    /// The target as text, for tables.
+    pub fn describe(&self) -> String {
         match self {
-            ResultTarget::AtLeast { bar, .. } => format!("at least {bar}"),
-            ResultTarget::AtMost { bar, .. } => format!("at most {bar}"),
+            ResultTarget::AtLeast { target, .. } => format!("at least {target}"),
+            ResultTarget::AtMost { target, .. } => format!("at most {target}"),
             ResultTarget::Within { low, high } => format!("{low} to {high}"),
             ResultTarget::Shown => "shown as measured".to_string(),
         }
@@ -108,11 +124,11 @@ impl ResultTarget {
 
 impl Serialize for ResultTarget {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        to.serialize_str(&self.words())
+        to.serialize_str(&self.describe())
     }
 }
 
-/// What the seeds have to show for a bar to be met.
+/// How the values of several seeds are combined for the verdict.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum SeedRule {
@@ -192,8 +208,8 @@ pictures! {
 pub struct Finding {
     /// Such as `CASC-1`; several findings may share an id.
     pub id: String,
-    /// What was measured, for people.
-    pub what: String,
+    /// One line that names the measured quantity.
+    pub title: String,
     /// The paper's own figure, in words.
     pub paper: String,
     /// Mean over seeds.
@@ -202,21 +218,21 @@ pub struct Finding {
     pub spread: Option<f64>,
     /// Standard error of the mean: the spread over the root of the number of seeds.
     pub standard_error: Option<f64>,
-    /// How values of several seeds are held against the bar.
+    /// How values of several seeds are compared with the target.
     pub rule: SeedRule,
-    /// Unit of the measured value, the spread and the bar; empty = none.
+    /// Unit of the measured value, the spread and the target; empty = none.
     pub unit: String,
-    /// What the value has to reach.
-    pub bar: ResultTarget,
-    /// Follows from the bar, the rule and the values.
-    pub verdict: ResultVerdict,
+    /// The value to reach.
+    pub target: ResultTarget,
+    /// Follows from the target, the rule and the values; `None` without a target.
+    pub verdict: Option<ResultVerdict>,
     /// All that a figure or table of the result shows.
     pub points: Vec<DataPoint>,
     /// One value was measured for each.
     pub seeds: Vec<u64>,
     /// The one time scale: how much shorter than the papers' all windows, slices, costs and phase lengths are.
     pub time_scale: f64,
-    /// What was left out, why a bar was missed, what the number does not say.
+    /// Omissions, the reason for a missed target, and limits of the number.
     pub note: String,
     /// In the order in which pages show them.
     #[serde(skip)]
@@ -227,45 +243,40 @@ pub struct Finding {
 }
 
 impl Finding {
-    /// What stands in the place of a result whose experiment broke down: nothing measured, short, and the reason.
-    pub fn broken(id: &str, what: &str, seeds: &[u64], reason: &str) -> Self {
+    /// The finding of an experiment that failed: nothing measured, the target missed, and the reason.
+    pub fn broken(id: &str, title: &str, seeds: &[u64], reason: &str) -> Self {
         Finding {
             seeds: seeds.to_vec(),
-            ..Finding::new(id, what, "", "", ResultTarget::Shown, &[])
-                .short()
-                .note(format!("the experiment failed: {reason}"))
+            verdict: Some(ResultVerdict::Missed),
+            ..Finding::new(id, title, "", "", ResultTarget::Shown, &[]).note(format!("the experiment failed: {reason}"))
         }
     }
 
-    fn short(mut self) -> Self {
-        self.verdict = ResultVerdict::Short;
-        self
-    }
-    /// A worst case: the bar is met if it is at every seed.
+    /// A worst case: the target is met if it is at every seed.
     #[must_use]
     pub fn every_seed(mut self) -> Self {
         self.rule = SeedRule::EverySeed;
-        self.verdict = self.bar.worst(self.values.iter().map(|&value| Some(value)));
+        self.verdict = self.target.worst(self.values.iter().map(|&value| Some(value)));
         self
     }
 
-    /// A finding from one value per seed, its verdict computed from the bar: that of a mean over seeds.
-    pub fn new(id: &str, what: &str, paper: &str, unit: &str, bar: ResultTarget, per_seed: &[(u64, f64)]) -> Self {
+    /// A finding from one value per seed, its verdict computed from the target: that of a mean over seeds.
+    pub fn new(id: &str, title: &str, paper: &str, unit: &str, target: ResultTarget, per_seed: &[(u64, f64)]) -> Self {
         let values: Vec<f64> = per_seed.iter().map(|&(_, value)| value).collect();
         let measured = Some(mean(&values)).filter(|mean| mean.is_finite());
         let spread = measured.filter(|_| values.len() > 1).map(|mean| deviation(&values, mean));
         let standard_error = spread.map(|spread| spread / (values.len() as f64).sqrt());
         Finding {
             id: id.to_string(),
-            what: what.to_string(),
+            title: title.to_string(),
             paper: paper.to_string(),
             measured,
             spread,
             standard_error,
             rule: SeedRule::Mean,
             unit: unit.to_string(),
-            bar,
-            verdict: bar.verdict_of_mean(measured, standard_error),
+            target,
+            verdict: target.verdict_of_mean(measured, standard_error),
             points: Vec::new(),
             seeds: per_seed.iter().map(|&(seed, _)| seed).collect(),
             time_scale: 1.0,
@@ -410,8 +421,8 @@ impl ExperimentContext<'_> {
 pub struct Experiment {
     /// Result ids that one run answers, such as `["CASC-1", "CASC-2"]`.
     pub ids: &'static [&'static str],
-    /// What it shows, for people.
-    pub what: &'static str,
+    /// One line that names the measured quantity.
+    pub title: &'static str,
     /// Full run on two cores, as measured; for telling people beforehand.
     pub full_minutes: f64,
     /// Runs it. The findings have its ids.
@@ -433,18 +444,11 @@ pub struct Findings {
 }
 
 impl Findings {
-    /// Counts by verdict: met, beyond, short.
+    /// Number of findings with each verdict: `met`, `exceeded`, `missed`.
     pub fn tally(&self) -> BTreeMap<&'static str, usize> {
-        let mut tally = BTreeMap::from([("met", 0), ("beyond", 0), ("short", 0)]);
-        for finding in &self.results {
-            let name = match finding.verdict {
-                ResultVerdict::Met => "met",
-                ResultVerdict::Beyond => "beyond",
-                ResultVerdict::Short => "short",
-            };
-            *tally.entry(name).or_insert(0) += 1;
-        }
-        tally
+        let verdicts = [ResultVerdict::Met, ResultVerdict::Exceeded, ResultVerdict::Missed];
+        let count = |verdict| self.results.iter().filter(|finding| finding.verdict == Some(verdict)).count();
+        verdicts.into_iter().map(|verdict| (verdict.name(), count(verdict))).collect()
     }
 }
 
@@ -452,44 +456,67 @@ impl Findings {
 mod tests {
     use super::*;
 
-    /// Is the verdict the bar's, on either side of it and at it?
+    /// Is the verdict right on either side of the target and at it, and is there none without a target?
     #[test]
-    fn verdicts_follow_from_bars() {
-        let up = ResultTarget::AtLeast { bar: 27.0, paper_best: Some(45.0) };
+    fn verdicts_follow_from_targets() {
+        let up = ResultTarget::AtLeast { target: 27.0, paper_best: Some(45.0) };
         let verdicts = [26.9, 27.0, 45.0, 45.1].map(|value| up.verdict(Some(value)));
-        assert_eq!(verdicts, [ResultVerdict::Short, ResultVerdict::Met, ResultVerdict::Met, ResultVerdict::Beyond]);
-        let down = ResultTarget::AtMost { bar: 1.0, paper_best: None };
+        assert_eq!(
+            verdicts,
+            [
+                Some(ResultVerdict::Missed),
+                Some(ResultVerdict::Met),
+                Some(ResultVerdict::Met),
+                Some(ResultVerdict::Exceeded)
+            ]
+        );
+        let down = ResultTarget::AtMost { target: 1.0, paper_best: None };
         assert_eq!(
             [0.5, 1.0, 1.5].map(|value| down.verdict(Some(value))),
-            [ResultVerdict::Met, ResultVerdict::Met, ResultVerdict::Short]
+            [Some(ResultVerdict::Met), Some(ResultVerdict::Met), Some(ResultVerdict::Missed)]
         );
-        assert_eq!(down.verdict(None), ResultVerdict::Short, "what was not measured is not met");
-        assert_eq!(down.verdict(Some(f64::NAN)), ResultVerdict::Short);
-        assert_eq!(ResultTarget::Within { low: 0.0, high: 1.0 }.verdict(Some(1.5)), ResultVerdict::Short);
+        assert_eq!(down.verdict(None), Some(ResultVerdict::Missed), "what was not measured is not met");
+        assert_eq!(down.verdict(Some(f64::NAN)), Some(ResultVerdict::Missed));
+        assert_eq!(ResultTarget::Within { low: 0.0, high: 1.0 }.verdict(Some(1.5)), Some(ResultVerdict::Missed));
+        assert_eq!(ResultTarget::Shown.verdict(Some(1.5)), None);
     }
 
-    /// Does a mean have to meet its bar by more than its standard error, and a worst case at every seed?
+    /// Does a mean have to meet its target by more than its standard error, and a worst case at every seed?
     #[test]
-    fn a_mean_meets_by_its_standard_error_and_a_worst_case_at_every_seed() {
+    fn a_mean_meets_its_target_by_its_standard_error_and_a_worst_case_at_every_seed() {
         // Mean 10, spread 2, standard error 1.15.
         let values = [(1, 8.0), (2, 10.0), (3, 12.0)];
-        let with = |bar| Finding::new("X-1", "x", "y", "%", ResultTarget::AtLeast { bar, paper_best: None }, &values);
-        assert_eq!([8.8, 8.9].map(|bar| with(bar).verdict), [ResultVerdict::Met, ResultVerdict::Short]);
-        assert_eq!([8.0, 8.1].map(|bar| with(bar).every_seed().verdict), [ResultVerdict::Met, ResultVerdict::Short]);
-        let below =
-            |bar| Finding::new("X-1", "x", "y", "%", ResultTarget::AtMost { bar, paper_best: Some(11.5) }, &values);
-        assert_eq!([11.1, 11.2].map(|bar| below(bar).verdict), [ResultVerdict::Short, ResultVerdict::Beyond]);
-        assert_eq!([11.9, 12.0].map(|bar| below(bar).every_seed().verdict), [ResultVerdict::Short, ResultVerdict::Met]);
+        let with =
+            |target| Finding::new("X-1", "x", "y", "%", ResultTarget::AtLeast { target, paper_best: None }, &values);
+        assert_eq!(
+            [8.8, 8.9].map(|target| with(target).verdict),
+            [Some(ResultVerdict::Met), Some(ResultVerdict::Missed)]
+        );
+        assert_eq!(
+            [8.0, 8.1].map(|target| with(target).every_seed().verdict),
+            [Some(ResultVerdict::Met), Some(ResultVerdict::Missed)]
+        );
+        let below = |target| {
+            Finding::new("X-1", "x", "y", "%", ResultTarget::AtMost { target, paper_best: Some(11.5) }, &values)
+        };
+        assert_eq!(
+            [11.1, 11.2].map(|target| below(target).verdict),
+            [Some(ResultVerdict::Missed), Some(ResultVerdict::Exceeded)]
+        );
+        assert_eq!(
+            [11.9, 12.0].map(|target| below(target).every_seed().verdict),
+            [Some(ResultVerdict::Missed), Some(ResultVerdict::Met)]
+        );
         let alone =
-            Finding::new("X-1", "x", "y", "%", ResultTarget::AtLeast { bar: 8.0, paper_best: None }, &values[..1]);
-        assert_eq!((alone.standard_error, alone.verdict), (None, ResultVerdict::Met));
+            Finding::new("X-1", "x", "y", "%", ResultTarget::AtLeast { target: 8.0, paper_best: None }, &values[..1]);
+        assert_eq!((alone.standard_error, alone.verdict), (None, Some(ResultVerdict::Met)));
     }
 
     /// Does a finding without any value say so instead of showing a zero?
     #[test]
     fn nothing_measured_is_null() {
-        let finding = Finding::new("X-1", "x", "y", "%", ResultTarget::AtMost { bar: 1.0, paper_best: None }, &[]);
-        assert_eq!((finding.measured, finding.verdict), (None, ResultVerdict::Short));
+        let finding = Finding::new("X-1", "x", "y", "%", ResultTarget::AtMost { target: 1.0, paper_best: None }, &[]);
+        assert_eq!((finding.measured, finding.verdict), (None, Some(ResultVerdict::Missed)));
         let point = DataPoint::over("s", "1", &[]);
         assert_eq!((point.value, point.low, point.high), (None, None, None));
     }

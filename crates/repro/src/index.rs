@@ -1,33 +1,33 @@
-//! The index page: paper and measured side by side, every figure below, shortfalls as visible as successes.
+//! The index page: paper and measured side by side, every figure below, missed targets as visible as met targets.
 
 use cachemate_report::whole_page;
 use maud::{Markup, PreEscaped, html};
 
-use crate::{Finding, Findings, ResultVerdict};
+use crate::{Finding, Findings};
 
 const STYLE: &str = "
-:root { --ink: #1c2330; --paper: #fff; --faint: #667085; --line: #d8dde6; --met: #18794e; --short: #b42318; --beyond: #175cd3 }
+:root { --ink: #1c2330; --paper: #fff; --faint: #667085; --line: #d8dde6; --met: #18794e; --missed: #b42318; --exceeded: #175cd3 }
 @media (prefers-color-scheme: dark) {
-  :root { --ink: #e6e9ef; --paper: #14171c; --faint: #98a2b3; --line: #2f3540; --met: #4cc38a; --short: #ff8a7a; --beyond: #84adff }
+  :root { --ink: #e6e9ef; --paper: #14171c; --faint: #98a2b3; --line: #2f3540; --met: #4cc38a; --missed: #ff8a7a; --exceeded: #84adff }
 }
 body { color: var(--ink); background: var(--paper); font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 68rem; padding: 0 1rem }
 table { border-collapse: collapse; width: 100%; font-size: .92rem }
 th, td { text-align: left; padding: .4rem .6rem; border-bottom: 1px solid var(--line); vertical-align: top }
 td.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap }
-.met { color: var(--met) } .short { color: var(--short); font-weight: 600 } .beyond { color: var(--beyond) }
+.met { color: var(--met) } .missed { color: var(--missed); font-weight: 600 } .exceeded { color: var(--exceeded) }
 .faint { color: var(--faint); font-size: .88rem } figure { margin: 1.5rem 0; overflow-x: auto } h2 { margin-top: 2.5rem }
 .wide { overflow-x: auto } details { margin: .5rem 0 }
 ";
 
-/// The page. `figure_style` is what the figures' inline drawings need; `command` is what made it.
+/// The page. The figures' inline drawings need `figure_style`; `command` measured the findings.
 pub fn index_html(findings: &Findings, command: &str, figure_style: &str) -> String {
     let tally = findings.tally();
     let body = html! {
         h1 { "The papers' results, measured" }
         p {
             span.met { (tally["met"]) " met" } ", "
-            span.beyond { (tally["beyond"]) " beyond the paper" } ", "
-            span.short { (tally["short"]) " short" } ". Made by " code { (command) } "."
+            span.exceeded { (tally["beyond"]) " beyond the paper" } ", "
+            span.missed { (tally["short"]) " short" } ". Made by " code { (command) } "."
         }
         div.wide { (table(findings)) }
         @for (at, finding) in findings.results.iter().enumerate() { (section(at, finding)) }
@@ -38,16 +38,16 @@ pub fn index_html(findings: &Findings, command: &str, figure_style: &str) -> Str
 fn table(findings: &Findings) -> Markup {
     html! {
         table {
-            thead { tr { th { "id" } th { "what" } th { "paper" } th { "bar" } th { "measured" } th { "verdict" } } }
+            thead { tr { th { "id" } th { "result" } th { "paper" } th { "target" } th { "measured" } th { "verdict" } } }
             tbody {
                 @for (at, finding) in findings.results.iter().enumerate() {
                     tr {
                         td { a href={ "#f" (at) } { (finding.id) } }
-                        td { (finding.what) }
+                        td { (finding.title) }
                         td { (finding.paper) }
-                        td { (finding.bar.words()) }
+                        td { (finding.target.describe()) }
                         td.number { (measured(finding)) }
-                        td { (verdict(finding.verdict)) }
+                        td { (verdict(finding)) }
                     }
                 }
             }
@@ -59,8 +59,8 @@ fn section(at: usize, finding: &Finding) -> Markup {
     let seeds: Vec<String> = finding.seeds.iter().map(u64::to_string).collect();
     html! {
         section {
-            h2 id={ "f" (at) } { (finding.id) ": " (finding.what) }
-            p { "Measured " b { (measured(finding)) } ", bar: " (finding.bar.words()) ", paper: " (finding.paper) " — " (verdict(finding.verdict)) }
+            h2 id={ "f" (at) } { (finding.id) ": " (finding.title) }
+            p { "Measured " b { (measured(finding)) } ", target: " (finding.target.describe()) ", paper: " (finding.paper) " — " (verdict(finding)) }
             @if !finding.note.is_empty() { p { (finding.note) } }
             @for figure in &finding.figures {
                 figure { (PreEscaped(&figure.inline)) figcaption.faint { (figure.title) } }
@@ -100,10 +100,10 @@ fn number(value: Option<f64>) -> String {
     }
 }
 
-fn verdict(verdict: ResultVerdict) -> Markup {
-    match verdict {
-        ResultVerdict::Met => html! { span.met { "met" } },
-        ResultVerdict::Beyond => html! { span.beyond { "beyond" } },
-        ResultVerdict::Short => html! { span.short { "short" } },
+/// A dash for findings without a target.
+fn verdict(finding: &Finding) -> Markup {
+    match finding.verdict {
+        Some(verdict) => html! { span class=(verdict.name()) { (verdict.name()) } },
+        None => html! { "–" },
     }
 }

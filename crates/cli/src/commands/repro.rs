@@ -191,7 +191,7 @@ impl Repro {
     }
 
     /// What was found, what failed and why, and whether the user stopped it. A failed experiment does not cost the
-    /// others their results: its ids are short, with the reason, and the command ends with 1.
+    /// others their results: its ids are missed, with the reason, and the command ends with 1.
     fn run_all(&self, session: &Session, experiments: &[Experiment]) -> anyhow::Result<(Findings, Vec<String>, bool)> {
         let stop = session.interrupt_flag();
         let bar = session.progress("repro", Some(experiments.len() as u64));
@@ -214,7 +214,7 @@ impl Repro {
                 Err(ReproError::Interrupted) => return Ok((findings, failed, true)),
                 Err(error) => {
                     failed.push(format!("{}: {error}", experiment.ids.join(", ")));
-                    let broken = |id: &&str| Finding::broken(id, experiment.what, &context.seeds, &error.to_string());
+                    let broken = |id: &&str| Finding::broken(id, experiment.title, &context.seeds, &error.to_string());
                     findings.results.extend(experiment.ids.iter().map(broken));
                 }
             }
@@ -232,9 +232,9 @@ impl Repro {
 }
 
 fn list() -> String {
-    let mut table = Table::new(&[("ids", Align::Left), ("what", Align::Left), ("full run, minutes", Align::Right)]);
+    let mut table = Table::new(&[("ids", Align::Left), ("result", Align::Left), ("full run, minutes", Align::Right)]);
     for experiment in cachemate_repro::experiments() {
-        table.row([experiment.ids.join(", "), experiment.what.to_string(), format!("{:.1}", experiment.full_minutes)]);
+        table.row([experiment.ids.join(", "), experiment.title.to_string(), format!("{:.1}", experiment.full_minutes)]);
     }
     table.text()
 }
@@ -242,19 +242,19 @@ fn list() -> String {
 fn words(findings: &Findings) -> String {
     let mut table = Table::new(&[
         ("id", Align::Left),
-        ("what", Align::Left),
+        ("result", Align::Left),
         ("paper", Align::Left),
-        ("bar", Align::Left),
+        ("target", Align::Left),
         ("measured", Align::Right),
         ("", Align::Left),
     ]);
     for finding in &findings.results {
         let verdict = match finding.verdict {
-            ResultVerdict::Met => "met",
-            ResultVerdict::Beyond => "beyond",
-            ResultVerdict::Short => "SHORT",
+            Some(ResultVerdict::Missed) => "MISSED",
+            Some(verdict) => verdict.name(),
+            None => "",
         };
-        let cells = [&finding.id, &finding.what, &finding.paper, &finding.bar.words(), &value(finding)];
+        let cells = [&finding.id, &finding.title, &finding.paper, &finding.target.describe(), &value(finding)];
         table.row(cells.into_iter().cloned().chain([verdict.to_string()]));
     }
     let notes: Vec<String> = findings

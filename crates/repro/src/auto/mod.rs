@@ -24,7 +24,7 @@ pub const MACHINES: [&str; 3] = ["opteron-2350", "xeon-x5365", "epyc-7742?cores_
 pub(crate) fn experiments() -> Vec<Experiment> {
     vec![Experiment {
         ids: &["AUTO"],
-        what: "the integrated policy against the default and every single mechanism, by families of mixes",
+        title: "the integrated policy against the default and every single mechanism, by families of mixes",
         full_minutes: 30.0,
         run: results::run,
     }]

@@ -21,11 +21,11 @@ fn finding(
     id: &str,
     what: &str,
     unit: &str,
-    bar: ResultTarget,
+    target: ResultTarget,
     value: f64,
     context: &ExperimentContext<'_>,
 ) -> Finding {
-    Finding::new(id, what, PAPER, unit, bar, &[(context.seeds[0], value)])
+    Finding::new(id, what, PAPER, unit, target, &[(context.seeds[0], value)])
 }
 
 /// Means of per-mix means over the machine seeds that score.
@@ -39,8 +39,8 @@ fn low(percents: &[f64]) -> f64 {
     100.0 * bounds(&logs).0.exp_m1()
 }
 
-fn at_least(bar: f64) -> ResultTarget {
-    ResultTarget::AtLeast { bar, paper_best: None }
+fn at_least(target: f64) -> ResultTarget {
+    ResultTarget::AtLeast { target, paper_best: None }
 }
 
 pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
@@ -109,7 +109,7 @@ fn behind(context: &ExperimentContext<'_>, what: &str, mixes: &[&AutoMix]) -> Fi
     let auto = contenders().len() - 1;
     let points = |mix: &AutoMix| mean(&mix.gains_by(ScoreKind::WorstSlowdown, auto, 0));
     let most = over(mixes, points).into_iter().fold(f64::NEG_INFINITY, f64::max);
-    finding("AUTO-7", what, "points", ResultTarget::AtMost { bar: 2.0, paper_best: None }, most, context)
+    finding("AUTO-7", what, "points", ResultTarget::AtMost { target: 2.0, paper_best: None }, most, context)
 }
 
 /// The verdicts of one family, by kind: against the best single mechanism in hindsight, and against the default.
@@ -120,11 +120,11 @@ fn of_family(context: &ExperimentContext<'_>, family: Family, mixes: &[&AutoMix]
     let (auto, name) = (contenders().len() - 1, family.name());
     let against_best = |kind: ScoreKind| low(&over(mixes, |mix| mean(&mix.gains_by(kind, auto, mix.best_single()))));
     let against_default = |kind: ScoreKind| low(&over(mixes, |mix| mean(&mix.gains_by(kind, auto, 0))));
-    let bar = if family == Family::Crossed { 2.0 } else { -1.0 };
+    let target = if family == Family::Crossed { 2.0 } else { -1.0 };
     let of = |what: &str| format!("{name}: {what}: lower 95 % bound");
     let weighted = of("weighted speed-up against the best single mechanism in hindsight");
     let mut found = vec![
-        finding("AUTO-8", &weighted, "%", at_least(bar), against_best(ScoreKind::WeightedSpeedup), context),
+        finding("AUTO-8", &weighted, "%", at_least(target), against_best(ScoreKind::WeightedSpeedup), context),
         behind(context, &format!("{name}: worst slowdown over the default's, largest over mixes"), mixes),
     ];
     let least = if family == Family::Null { -0.5 } else { -1.0 };
@@ -143,7 +143,7 @@ fn of_family(context: &ExperimentContext<'_>, family: Family, mixes: &[&AutoMix]
 /// `auto` against each baseline by itself, over all mixes: no fixed one is better.
 fn baselines(context: &ExperimentContext<'_>, mixes: &[&AutoMix]) -> Vec<Finding> {
     let against = |(at, baseline): (usize, &AutoContender)| {
-        let what = format!("weighted speed-up over '{}', all mixes: lower 95 % bound", baseline.what);
+        let what = format!("weighted speed-up over '{}', all mixes: lower 95 % bound", baseline.title);
         finding("AUTO-10", &what, "%", at_least(-1.0), low(&over(mixes, |mix| gain(mix, at))), context)
     };
     let all = contenders();
@@ -159,9 +159,9 @@ fn below_default(context: &ExperimentContext<'_>, mixes: &[AutoMix]) -> Finding 
         .iter()
         .map(|mix| format!("{} {} on {} ({:+.1} %)", mix.family.name(), mix.seed, mix.machine, gain(mix, 0)))
         .collect();
-    let bar = ResultTarget::AtMost { bar: 0.0, paper_best: None };
+    let target = ResultTarget::AtMost { target: 0.0, paper_best: None };
     let note = if names.is_empty() { String::new() } else { format!("below: {}", names.join("; ")) };
-    finding("AUTO-4", "mixes below the default by more than 1 %", "mixes", bar, failing.len() as f64, context)
+    finding("AUTO-4", "mixes below the default by more than 1 %", "mixes", target, failing.len() as f64, context)
         .note(note)
 }
 
@@ -186,7 +186,7 @@ fn points(mixes: &[AutoMix]) -> Vec<DataPoint> {
         for family in FAMILIES {
             let values: Vec<f64> =
                 mixes.iter().filter(|mix| mix.family == family).map(|mix| mean(&mix.gains(at, 0))).collect();
-            points.push(DataPoint::over(contender.what, family.name(), &values));
+            points.push(DataPoint::over(contender.title, family.name(), &values));
         }
     }
     let auto = contenders().len() - 1;
@@ -216,7 +216,7 @@ fn figure(mixes: &[AutoMix]) -> ResultFigure {
     let drawing = BarChart {
         title: "Weighted speed-up over the default, by family".to_string(),
         y: Axis::linear("gain (%)"),
-        series: shown.iter().map(|&at| contenders()[at].what.to_string()).collect(),
+        series: shown.iter().map(|&at| contenders()[at].title.to_string()).collect(),
         groups: FAMILIES.iter().map(group).collect(),
         size: Some((1100.0, 400.0)),
         ..BarChart::default()

@@ -15,7 +15,7 @@ use crate::setup::failed;
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct AutoContender {
     /// In tables.
-    pub what: &'static str,
+    pub title: &'static str,
     /// Name in the registry.
     pub policy: &'static str,
     /// As TOML; empty = the policy's own.
@@ -24,8 +24,8 @@ pub struct AutoContender {
 
 impl AutoContender {
     /// `parameters` as TOML.
-    pub fn new(what: &'static str, policy: &'static str, parameters: &str) -> Self {
-        AutoContender { what, policy, parameters: parameters.to_string() }
+    pub fn new(title: &'static str, policy: &'static str, parameters: &str) -> Self {
+        AutoContender { title, policy, parameters: parameters.to_string() }
     }
 }
 
@@ -58,8 +58,8 @@ pub fn run(
     mut each: impl FnMut(&WindowRecord),
 ) -> Result<ContenderRun, ReproError> {
     let options = Options { seed, length_ns: Some(length_ns), ..Options::default() };
-    let wrong = failed(contender.what);
-    let mut simulated = IntervalMachine::new(machine, options, jobs.to_vec()).map_err(failed(contender.what))?;
+    let wrong = failed(contender.title);
+    let mut simulated = IntervalMachine::new(machine, options, jobs.to_vec()).map_err(failed(contender.title))?;
     let first_window = WindowLength::Time { ns: 1_000_000_000 };
     simulated.set_first_window(first_window);
     let standard = StandardPipeline {
@@ -79,7 +79,7 @@ pub fn run(
             each(&record);
             true
         })
-        .map_err(failed(contender.what))?;
+        .map_err(failed(contender.title))?;
     Ok(books.outcome(jobs, length_ns))
 }
 

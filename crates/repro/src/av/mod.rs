@@ -26,25 +26,25 @@ pub(crate) fn experiments() -> Vec<Experiment> {
     vec![
         Experiment {
             ids: &["AV-1", "AV-7"],
-            what: "overlap of activity vectors against IPC, and who causes the L2 misses, over all pairs of 9 programs",
+            title: "overlap of activity vectors against IPC, and who causes the L2 misses, over all pairs of 9 programs",
             full_minutes: 10.0,
             run: pairs::run,
         },
         Experiment {
             ids: &["AV-3"],
-            what: "fifteen four-job mixes scheduled by activity vectors against round robin and the best pairing",
+            title: "fifteen four-job mixes scheduled by activity vectors against round robin and the best pairing",
             full_minutes: 12.0,
             run: mixes::run,
         },
         Experiment {
             ids: &["AV-4", "AV-5", "AV-8", "AV-9"],
-            what: "eight jobs on a Hyper-Threading Xeon: choices, advice by vectors and by counters, finish times",
+            title: "eight jobs on a Hyper-Threading Xeon: choices, advice by vectors and by counters, finish times",
             full_minutes: 2.0,
             run: xeon::run,
         },
         Experiment {
             ids: &["AV-2", "AV-6"],
-            what: "how well the last vector predicts the next, and activity over time as pictures",
+            title: "how well the last vector predicts the next, and activity over time as pictures",
             full_minutes: 2.0,
             run: solo::run,
         },

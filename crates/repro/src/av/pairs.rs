@@ -47,12 +47,12 @@ struct PairRun {
 
 type Cells = [(f64, Option<FittedLine>); 6];
 
-/// What the thresholds might have been instead; shown, and held against no bar.
+/// What the thresholds might have been instead; shown, and without a target.
 const OTHER_THRESHOLDS: [(&str, Option<f64>); 3] =
     [("half the threshold", Some(0.5)), ("twice the threshold", Some(2.0)), ("above the program's own mean", None)];
 
 /// Which sets make up a super set: chosen before anything was run (the low bits, 32 of them), then the other reading of
-/// the paper and other numbers, shown and held against no bar. All come out of the same runs.
+/// the paper and other numbers, shown and without a target. All come out of the same runs.
 const FORMS: [(&str, SuperSets); 6] = [
     ("low bits, 32 super sets", SuperSets { contiguous: false, super_sets: 32 }),
     ("low bits, 64 super sets", SuperSets { contiguous: false, super_sets: 64 }),
@@ -217,8 +217,8 @@ fn correlation(context: &ExperimentContext<'_>, pairs: &[PairRun]) -> Vec<Findin
     let over_all: Vec<Vec<f64>> = (0..6).map(|cell| over_all(context, pairs, cell)).collect();
     let between: Vec<Vec<f64>> =
         (0..6).map(|cell| through_means(context, pairs, |pair| pair.cells[cell].0, slope)).collect();
-    let down = ResultTarget::AtMost { bar: 0.0, paper_best: Some(-0.151) };
-    let steep = ResultTarget::AtLeast { bar: 1.0, paper_best: Some(1.39) };
+    let down = ResultTarget::AtMost { target: 0.0, paper_best: Some(-0.151) };
+    let steep = ResultTarget::AtLeast { target: 1.0, paper_best: Some(1.39) };
     let with_seed =
         |values: &[f64]| -> Vec<(u64, f64)> { context.seeds.iter().copied().zip(values.to_vec()).collect() };
     let what = "slope of IPC over shared bits of the L2 miss vectors, within a pair, mean of the pairs that have one";
@@ -386,7 +386,7 @@ fn inter_thread(context: &ExperimentContext<'_>, pairs: &[PairRun]) -> [Finding;
         "share of L2 misses on lines that the other thread evicted, mean of 45 pairs",
         "more than 30 %",
         "%",
-        ResultTarget::AtLeast { bar: 30.0, paper_best: None },
+        ResultTarget::AtLeast { target: 30.0, paper_best: None },
         &per_seed,
     )
     .points(points)

@@ -275,7 +275,7 @@ fn opportunities(context: &ExperimentContext<'_>, ran: &[XeonRun]) -> Vec<Findin
         "calls of the scheduler with more than one job to choose from",
         "more than 45 %",
         "%",
-        ResultTarget::AtLeast { bar: 45.0, paper_best: None },
+        ResultTarget::AtLeast { target: 45.0, paper_best: None },
         &per_seed(context, ran, choice),
     );
     let points = [over_workloads(ran, "bad, %", bad), over_workloads(ran, "good, %", good)].concat();
@@ -316,7 +316,7 @@ fn finish_times(context: &ExperimentContext<'_>, ran: &[XeonRun]) -> Vec<Finding
         "worst delay of a job's finish time by the vectors' advice, mean of 6 workloads",
         "12 %",
         "%",
-        ResultTarget::AtMost { bar: 12.0, paper_best: None },
+        ResultTarget::AtMost { target: 12.0, paper_best: None },
         &per_seed(context, ran, |ran| of(ran, late)),
     );
     let speed = |ran: &XeonRun| 100.0 * (ran.by_default.cycles / ran.vectors.cycles - 1.0);

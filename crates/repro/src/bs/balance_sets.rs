@@ -54,7 +54,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         "IPC of the mix with the smallest L2 against the largest, default scheduler",
         "falls with the L2",
         "%",
-        ResultTarget::AtMost { bar: 0.0, paper_best: None },
+        ResultTarget::AtMost { target: 0.0, paper_best: None },
         &falls,
     )
     .figure(size_chart(
@@ -95,7 +95,7 @@ fn throughput_and_misses(form: &str, of: &[Cell], sizes: &[u64], all: &[DataPoin
         &format!("{form}: instructions per cycle against the default scheduler, at the size where they grow least"),
         "+27 % (384 KB) to +45 % (48 KB)",
         "%",
-        ResultTarget::AtLeast { bar: 27.0, paper_best: Some(45.0) },
+        ResultTarget::AtLeast { target: 27.0, paper_best: Some(45.0) },
         &worst_per_seed(of, gain, f64::min),
     )
     .every_seed()
@@ -108,7 +108,7 @@ fn throughput_and_misses(form: &str, of: &[Cell], sizes: &[u64], all: &[DataPoin
         &format!("{form}: L2 miss ratio against the default scheduler, at the size where it falls least"),
         "-25 to -37 %",
         "%",
-        ResultTarget::AtMost { bar: -25.0, paper_best: Some(-37.0) },
+        ResultTarget::AtMost { target: -25.0, paper_best: Some(-37.0) },
         &worst_per_seed(of, misses, f64::max),
     )
     .every_seed()
@@ -144,7 +144,7 @@ fn doubled(context: &ExperimentContext<'_>, sizes: &[u64], who: &NiagaraPolicy) 
         "IPC with balance sets against the default scheduler's on twice the cache, worst size",
         "the gain equals doubling the L2",
         "%",
-        ResultTarget::AtLeast { bar: 0.0, paper_best: None },
+        ResultTarget::AtLeast { target: 0.0, paper_best: None },
         &per_seed,
     )
     .every_seed()

@@ -123,7 +123,7 @@ fn finding(
         &format!("{name}: mean error of the composed miss ratio of random groups of eight, {LOCATIONS} locations each"),
         "17 % in the mean (average of C/n)",
         "%",
-        ResultTarget::AtMost { bar: 8.0, paper_best: None },
+        ResultTarget::AtMost { target: 8.0, paper_best: None },
         &per_seed,
     )
     .points(points)

@@ -113,9 +113,9 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         context.seeds.iter().copied().zip(of_seed).collect()
     };
     let figure = ResultFigure::bars("ca-2-factors", &drawn(names, &found));
-    let bar = ResultTarget::AtLeast { bar: 6.0, paper_best: None };
+    let target = ResultTarget::AtLeast { target: 6.0, paper_best: None };
     let what = "programs that lose 45 % or more beside milc (milc beside sphinx) and are taken apart";
-    let first = Finding::new("CA-2", what, "6 of 10", "programs", bar, &counted(&|_| true));
+    let first = Finding::new("CA-2", what, "6 of 10", "programs", target, &counted(&|_| true));
     let what = "of those, programs where factors other than cache space make up more than half";
     let not_cache = |d: &Decomposition| d.not_cache_percent().is_some_and(|share| share > 50.0);
     let second = Finding::new("CA-2", what, "5 of 6", "programs", ResultTarget::Shown, &counted(&not_cache));

@@ -41,32 +41,32 @@ pub(crate) fn experiments() -> Vec<Experiment> {
     vec![
         Experiment {
             ids: &["CA-1", "CA-4", "CA-5"],
-            what: "classification schemes against optimal, gain by make-up, order by miss rate",
+            title: "classification schemes against optimal, gain by make-up, order by miss rate",
             full_minutes: 2.5,
             run: schemes::compare,
         },
-        Experiment { ids: &["CA-2"], what: "where slowdowns come from", full_minutes: 2.0, run: factors::run },
+        Experiment { ids: &["CA-2"], title: "where slowdowns come from", full_minutes: 2.0, run: factors::run },
         Experiment {
             ids: &["CA-3"],
-            what: "the published degradations through the solvers",
+            title: "the published degradations through the solvers",
             full_minutes: 0.01,
             run: schemes::published,
         },
         Experiment {
             ids: &["CA-6"],
-            what: "DI and DIO against all schedules of four programs",
+            title: "DI and DIO against all schedules of four programs",
             full_minutes: 2.0,
             run: online::four_cores,
         },
         Experiment {
             ids: &["CA-7"],
-            what: "DI and DIO against the default scheduler on eight cores",
+            title: "DI and DIO against the default scheduler on eight cores",
             full_minutes: 9.0,
             run: online::eight_cores,
         },
         Experiment {
             ids: &["CA-8"],
-            what: "single programs' worst case and deviation over 20 orders of arrival",
+            title: "single programs' worst case and deviation over 20 orders of arrival",
             full_minutes: 4.0,
             run: online::run_to_run,
         },

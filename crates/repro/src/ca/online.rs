@@ -289,8 +289,8 @@ fn on_four_cores(
     };
     let finding = |name: &str, pick: FigureGetter| {
         let what = format!("{name} above optimal on four cores, on the workload where it is farthest");
-        let bar = ResultTarget::AtMost { bar: 2.0, paper_best: None };
-        Finding::new("CA-6", &what, "within 2 %", "%", bar, &worst(pick)).every_seed()
+        let target = ResultTarget::AtMost { target: 2.0, paper_best: None };
+        Finding::new("CA-6", &what, "within 2 %", "%", target, &worst(pick)).every_seed()
     };
     let first =
         finding("DI", SERIES[0].1).points(points).note(note).figure(ResultFigure::bars("ca-6-four-cores", &figure));
@@ -461,13 +461,13 @@ fn on_eight_cores(
     let note = "Means over seeds (orders of arrival and frames) first, then the best and the least over workloads and \
                 both policies. Optimal = the assignment with the least sum of measured pair degradations, run.";
     let seeds: Vec<u64> = context.seeds.clone();
-    let finding = |what: &str, paper: &str, unit: &str, bar: ResultTarget, value: f64| {
-        let mut finding = Finding::new("CA-7", what, paper, unit, bar, &[(seeds[0], value)]);
+    let finding = |what: &str, paper: &str, unit: &str, target: ResultTarget, value: f64| {
+        let mut finding = Finding::new("CA-7", what, paper, unit, target, &[(seeds[0], value)]);
         finding.time_scale = SCALE.of(context) as f64;
         finding.seeds = seeds.clone();
         finding
     };
-    let at_least = |bar: f64| ResultTarget::AtLeast { bar, paper_best: None };
+    let at_least = |target: f64| ResultTarget::AtLeast { target, paper_best: None };
     let mut first =
         finding("best workload over the default scheduler, eight cores", "up to 13 %", "%", at_least(10.0), best)
             .points(points)
@@ -546,18 +546,18 @@ fn by_program(
         }
     }
     let ratio = |by: PlacementSource| 100.0 * mean(&deviations[&by]) / mean(&deviations[&PlacementSource::Default]);
-    let finding = |what: String, paper: &str, bar: ResultTarget, value: f64| {
-        let mut finding = Finding::new("CA-8", &what, paper, "%", bar, &[(seeds[0], value)]);
+    let finding = |what: String, paper: &str, target: ResultTarget, value: f64| {
+        let mut finding = Finding::new("CA-8", &what, paper, "%", target, &[(seeds[0], value)]);
         finding.seeds = seeds.to_vec();
         finding
     };
-    let bar = ResultTarget::AtMost { bar: 50.0, paper_best: None };
+    let target = ResultTarget::AtMost { target: 50.0, paper_best: None };
     let mut findings = Vec::new();
     for &by in policies {
         let name = by.name().to_uppercase();
         let what =
             format!("{name}'s deviation of single programs' run times over the default's, {} orders", seeds.len());
-        findings.push(finding(what, "far lower", bar, ratio(by)));
+        findings.push(finding(what, "far lower", target, ratio(by)));
         let what = format!("{name}: a single program's worst case over the default's, greatest gain");
         findings.push(finding(what, "up to 2x", ResultTarget::Shown, better[&by]));
     }

@@ -58,7 +58,7 @@ fn misses_and_throughput(form: &str, of: &[Cell], sizes: &[u64], all: &[DataPoin
         &format!("{form}: L2 miss ratio against the default scheduler, at the size where it falls least"),
         "-15 to -46 %",
         "%",
-        ResultTarget::AtMost { bar: -15.0, paper_best: Some(-46.0) },
+        ResultTarget::AtMost { target: -15.0, paper_best: Some(-46.0) },
         &worst_per_seed(of, misses, f64::max),
     )
     .every_seed()
@@ -77,7 +77,7 @@ fn misses_and_throughput(form: &str, of: &[Cell], sizes: &[u64], all: &[DataPoin
         &format!("{form}: instructions per second against the default scheduler, at the size where they grow least"),
         "+28 to +50 %",
         "%",
-        ResultTarget::AtLeast { bar: 28.0, paper_best: Some(50.0) },
+        ResultTarget::AtLeast { target: 28.0, paper_best: Some(50.0) },
         &worst_per_seed(of, gain, f64::min),
     )
     .every_seed()
@@ -143,7 +143,7 @@ fn twice_the_cache(context: &ExperimentContext<'_>, sizes: &[u64], better: &[Cel
         "hit rate with CASC minus the default's on twice the cache, at the worst size (768 KB against 1536 too)",
         "at least equal at every size",
         "points",
-        ResultTarget::AtLeast { bar: 0.0, paper_best: None },
+        ResultTarget::AtLeast { target: 0.0, paper_best: None },
         &per_seed,
     )
     .every_seed()
@@ -174,7 +174,7 @@ fn fairness(context: &ExperimentContext<'_>, sizes: &[u64], better: &[Cell]) -> 
         "standard deviation of run times over their mean, at the worst size",
         "90 % with CASC, 43 % with the default scheduler; nobody starved",
         "%",
-        ResultTarget::AtMost { bar: 90.0, paper_best: None },
+        ResultTarget::AtMost { target: 90.0, paper_best: None },
         &worst_per_seed(better, variation, f64::max),
     )
     .every_seed()
@@ -236,7 +236,7 @@ fn fairness(context: &ExperimentContext<'_>, sizes: &[u64], better: &[Cell]) -> 
         "weighted speed-up against the default's, with the spread of run times bound to the default's, worst size",
         "not given",
         "%",
-        ResultTarget::AtLeast { bar: 0.0, paper_best: None },
+        ResultTarget::AtLeast { target: 0.0, paper_best: None },
         &at_defaults,
     )
     .every_seed()

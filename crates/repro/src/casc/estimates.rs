@@ -58,7 +58,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
             &format!("{name}: threads of 18 whose measured rate is on the same side of the mean as their solo miss ratio on an eighth of the cache, worst size"),
             "12 to 16",
             "threads",
-            ResultTarget::AtLeast { bar: [17.0, 12.0][form], paper_best: Some(16.0) },
+            ResultTarget::AtLeast { target: [17.0, 12.0][form], paper_best: Some(16.0) },
             &per_seed(&|told| f64::from(told.right[form]), f64::min),
         )
         .every_seed()
@@ -79,13 +79,13 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
             errors.push(DataPoint::over(format!("{name}: mean error %"), format!("{size} KB"), &means));
         }
     }
-    let casc_5 = |form: usize, what: &str, bar: ResultTarget, of: &dyn Fn(&EstimateErrors, usize) -> f64| {
+    let casc_5 = |form: usize, what: &str, target: ResultTarget, of: &dyn Fn(&EstimateErrors, usize) -> f64| {
         Finding::new(
             "CASC-5",
             what,
             "within 30 % at worst",
             "%",
-            bar,
+            target,
             &per_seed(&|told| of(told, form), f64::max),
         )
         .every_seed()
@@ -102,9 +102,9 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         let most_of = format!("{name}: largest error of the expected miss rate of random groups of eight, worst size");
         // The paper gives no mean; ours is held to 8 %.
         let bar_of_mean =
-            if form == LITERAL { ResultTarget::Shown } else { ResultTarget::AtMost { bar: 8.0, paper_best: None } };
+            if form == LITERAL { ResultTarget::Shown } else { ResultTarget::AtMost { target: 8.0, paper_best: None } };
         found.push(casc_5(form, &mean_of, bar_of_mean, &|told, form| told.errors[form].2));
-        let bar_of_most = ResultTarget::AtMost { bar: 30.0, paper_best: None };
+        let bar_of_most = ResultTarget::AtMost { target: 30.0, paper_best: None };
         found.push(casc_5(form, &most_of, bar_of_most, &|told, form| told.errors[form].1));
     }
     Ok(found)

@@ -11,19 +11,19 @@ pub(crate) fn experiments() -> Vec<Experiment> {
     vec![
         Experiment {
             ids: &["CASC-1", "CASC-2", "CASC-3", "CASC-6"],
-            what: "misses, throughput and fairness of CASC against the default scheduler, over L2 sizes",
+            title: "misses, throughput and fairness of CASC against the default scheduler, over L2 sizes",
             full_minutes: 12.0,
             run: comparison::run,
         },
         Experiment {
             ids: &["CASC-4", "CASC-5"],
-            what: "which threads are put on the right side, and how well groups are expected",
+            title: "which threads are put on the right side, and how well groups are expected",
             full_minutes: 6.0,
             run: estimates::run,
         },
         Experiment {
             ids: &["CASC-7", "CASC-8"],
-            what: "what measuring costs, and what identical threads get",
+            title: "what measuring costs, and what identical threads get",
             full_minutes: 2.0,
             run: overhead::run,
         },

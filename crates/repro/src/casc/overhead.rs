@@ -44,7 +44,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         "slowdown of the threads at their shares of time, measured again every 250 ms without restricting anybody",
         "not measurable",
         "%",
-        ResultTarget::AtMost { bar: 0.5, paper_best: None },
+        ResultTarget::AtMost { target: 0.5, paper_best: None },
         &values(|gain| -gain.contention_gain, &costs),
     )
     .points(split("measuring", &costs))

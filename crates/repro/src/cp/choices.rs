@@ -251,7 +251,7 @@ fn stalls_against_misses(context: &ExperimentContext<'_>, study: &SplitStudy, pa
         "weighted speed-up of the split by stalls over that of the split by misses, points",
         "stall-rate curves predict better than miss-rate curves (Figs. 4.8 to 4.10)",
         "%",
-        ResultTarget::AtLeast { bar: 0.0, paper_best: None },
+        ResultTarget::AtLeast { target: 0.0, paper_best: None },
         &per_seed,
     )
     .points(points)
@@ -299,7 +299,7 @@ fn online_against_best(
             &format!("pairs whose online split is within 1 % of the best, {where_}"),
             "splits 9:7, 9:7, 14:2 online against 14:2, 15:1, 13:3 offline",
             "pairs",
-            ResultTarget::AtLeast { bar: asked, paper_best: None },
+            ResultTarget::AtLeast { target: asked, paper_best: None },
             &per_seed(&near),
         )
         .points(points)
@@ -315,7 +315,7 @@ fn online_against_best(
             &format!("online gain over offline gain, in the mean, {where_}"),
             "9 of 17 %, 4 of 10 %, 6 of 6 %",
             "%",
-            ResultTarget::AtLeast { bar: 90.0, paper_best: Some(100.0) },
+            ResultTarget::AtLeast { target: 90.0, paper_best: Some(100.0) },
             &per_seed(&share),
         )
         .time_scale(pace.scale as f64)

@@ -115,7 +115,7 @@ fn finding(context: &ExperimentContext<'_>, scale: u64, curves: &[ColorCurve]) -
         "steps to more colors that make a program slower, beyond noise",
         "falls with colors but for swim, twolf, apsi, ammp (Fig. 4.5)",
         "steps",
-        ResultTarget::AtMost { bar: 0.0, paper_best: None },
+        ResultTarget::AtMost { target: 0.0, paper_best: None },
         &per_seed,
     )
     .points(points.collect())

@@ -138,7 +138,7 @@ fn finding(
         "slowdown of a program that is never to be more than 5 % slower than alone, worst",
         "not in the papers",
         "%",
-        ResultTarget::AtMost { bar: 100.0 * FLOOR, paper_best: None },
+        ResultTarget::AtMost { target: 100.0 * FLOOR, paper_best: None },
         &per_seed,
     )
     .points(points)

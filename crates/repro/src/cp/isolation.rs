@@ -121,7 +121,7 @@ pub(super) fn chosen_sum(
         &format!("worst sum of gains of the chosen splits, {by}"),
         "not given; the best splits were found by trying all",
         "%",
-        ResultTarget::AtLeast { bar: -1.0, paper_best: None },
+        ResultTarget::AtLeast { target: -1.0, paper_best: None },
         &per_seed,
     )
     .points(points.collect())
@@ -180,7 +180,7 @@ pub(super) fn recovered(context: &ExperimentContext<'_>, by_seed: &[Vec<Measured
         "slowdown from sharing recovered, best case",
         "up to 70 % (twolf beside gzip)",
         "%",
-        ResultTarget::AtLeast { bar: 70.0, paper_best: Some(70.0) },
+        ResultTarget::AtLeast { target: 70.0, paper_best: Some(70.0) },
         &per_seed,
     )
     .points(points)
@@ -289,7 +289,7 @@ pub(super) fn controls_unaffected(
         "largest change by sharing in the control pairs",
         "gap+parser, apsi+crafty, vortex+mesa unaffected",
         "%",
-        ResultTarget::AtMost { bar: 1.0, paper_best: None },
+        ResultTarget::AtMost { target: 1.0, paper_best: None },
         &per_seed,
     )
     .points(points)

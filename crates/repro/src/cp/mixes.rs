@@ -185,7 +185,7 @@ fn findings(
                 "short of the best sizes known, mean over mixes",
                 "not in the papers",
                 "%",
-                ResultTarget::AtMost { bar: 2.0, paper_best: None },
+                ResultTarget::AtMost { target: 2.0, paper_best: None },
                 &per_seed(&|own| mean_of(own, SizedMix::short_of_best)),
             )
             .points(points)
@@ -197,7 +197,7 @@ fn findings(
             "gain over the shared cache, mean over mixes",
             "not in the papers",
             "%",
-            ResultTarget::AtLeast { bar: 0.0, paper_best: None },
+            ResultTarget::AtLeast { target: 0.0, paper_best: None },
             &per_seed(&|own| mean_of(own, SizedMix::gain)),
         )),
         scaled(Finding::new(
@@ -205,7 +205,7 @@ fn findings(
             "gain over the shared cache, worst mix",
             "not in the papers",
             "%",
-            ResultTarget::AtLeast { bar: -1.0, paper_best: None },
+            ResultTarget::AtLeast { target: -1.0, paper_best: None },
             // The worst of all mixes, not the mean of the seeds' worst.
             &[(context.seeds[0], worst)],
         )),

@@ -50,37 +50,37 @@ pub(crate) fn experiments() -> Vec<Experiment> {
     vec![
         Experiment {
             ids: &["CP-1"],
-            what: "run time against 1-16 colors, every program",
+            title: "run time against 1-16 colors, every program",
             full_minutes: 4.0,
             run: colors::run,
         },
         Experiment {
             ids: &["CP-2", "CP-3", "CP-4", "RM-4"],
-            what: "pairs at all splits against sharing; splits chosen from curves, offline and online",
+            title: "pairs at all splits against sharing; splits chosen from curves, offline and online",
             full_minutes: 60.0,
             run: choices::run,
         },
         Experiment {
             ids: &["CP-6"],
-            what: "cost of resizing against the interval",
+            title: "cost of resizing against the interval",
             full_minutes: 3.0,
             run: resize::run,
         },
         Experiment {
             ids: &["CP-5"],
-            what: "a service level held by resizing while clients come",
+            title: "a service level held by resizing while clients come",
             full_minutes: 3.0,
             run: serve::run,
         },
         Experiment {
             ids: &["MULTI"],
-            what: "four and eight programs on one cache, sized online",
+            title: "four and eight programs on one cache, sized online",
             full_minutes: 50.0,
             run: mixes::run,
         },
         Experiment {
             ids: &["GOALS"],
-            what: "a floor for one program and fairness for all, in colors and in ways, and what they cost the others",
+            title: "a floor for one program and fairness for all, in colors and in ways, and what they cost the others",
             full_minutes: 3.0,
             run: goals::run,
         },

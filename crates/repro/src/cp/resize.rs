@@ -166,7 +166,7 @@ fn against_computed(context: &ExperimentContext<'_>, intervals: &[u64], by_seed:
         "measured loss off the computed one, mean over intervals",
         "measured = computed; 2.2 % at 10 s for 117 MB",
         "%",
-        ResultTarget::AtMost { bar: 10.0, paper_best: None },
+        ResultTarget::AtMost { target: 10.0, paper_best: None },
         &per_seed,
     )
     .points(points)

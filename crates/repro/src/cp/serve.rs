@@ -260,7 +260,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
             "windows below the level, detection and copying apart",
             "9400 a second held; static 1 color falls 15 % short, static 2 wastes",
             "windows",
-            ResultTarget::AtMost { bar: 0.0, paper_best: None },
+            ResultTarget::AtMost { target: 0.0, paper_best: None },
             &per_seed,
         )
         .points(points)

@@ -64,10 +64,10 @@ fn findings(all: &[PolicyBehavior], seed: u64) -> Vec<Finding> {
     let per_window = |one: &PolicyBehavior| 100.0 * one.changes as f64 / one.windows as f64;
     let cost = |one: &PolicyBehavior| one.ms_per_window.unwrap_or(f64::NAN);
     let grown = |one: &PolicyBehavior| one.grown_bytes.unwrap_or(f64::NAN) / 1048576.0;
-    let told = |what: &str, unit: &str, bar: ResultTarget, value: f64| {
-        Finding::new("INTERVAL-1", what, "none: ours", unit, bar, &[(seed, value)])
+    let told = |what: &str, unit: &str, target: ResultTarget, value: f64| {
+        Finding::new("INTERVAL-1", what, "none: ours", unit, target, &[(seed, value)])
     };
-    let at_most = |bar: f64| ResultTarget::AtMost { bar, paper_best: None };
+    let at_most = |target: f64| ResultTarget::AtMost { target, paper_best: None };
     let windows = all.iter().map(|one| one.windows).min().unwrap_or(0);
     let note = format!("{} policies, {windows} windows each, on the interval machine at nominal time", all.len());
     vec![

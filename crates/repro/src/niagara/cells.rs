@@ -160,7 +160,7 @@ pub fn size_chart(name: &str, title: &str, y: &str, points: &[DataPoint], series
     ResultFigure::chart(name, &chart)
 }
 
-/// In words: at which sizes a bar is missed, and by what the gain is made.
+/// In words: at which sizes a target is missed, and by what the gain is made.
 pub fn shortfall(at: impl Iterator<Item = (u64, f64)>, met: impl Fn(f64) -> bool) -> String {
     let short: Vec<String> =
         at.filter(|&(_, value)| !met(value)).map(|(size, value)| format!("{size} KB ({value:.1} %)")).collect();

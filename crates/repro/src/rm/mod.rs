@@ -16,19 +16,19 @@ pub(crate) fn experiments() -> Vec<Experiment> {
     vec![
         Experiment {
             ids: &["RM-1"],
-            what: "curves from short logs against real curves, all programs",
+            title: "curves from short logs against real curves, all programs",
             full_minutes: 4.0,
             run: accuracy::run,
         },
         Experiment {
             ids: &["RM-2", "RM-3"],
-            what: "what log size, warm-up, lost events, associativity, prefetching and issue order do to curves",
+            title: "what log size, warm-up, lost events, associativity, prefetching and issue order do to curves",
             full_minutes: 1.0,
             run: sensitivity::run,
         },
         Experiment {
             ids: &["RM-5"],
-            what: "phase boundaries at every size, and what measuring each phase costs",
+            title: "phase boundaries at every size, and what measuring each phase costs",
             full_minutes: 2.5,
             run: phases::run,
         },

@@ -110,7 +110,7 @@ fn costs_finding(costs: &[Cost], seed: u64) -> Finding {
         "tracing and computing, of the time of a phase, worst program; logs as long as 2 % of the phase allow",
         "full logs: under 2 % for all but apsi (8.7) and mcf (3.1)",
         "%",
-        ResultTarget::AtMost { bar: 100.0 * SHARE_AT_MOST, paper_best: None },
+        ResultTarget::AtMost { target: 100.0 * SHARE_AT_MOST, paper_best: None },
         &[(seed, worst)],
     )
     .points(points)
@@ -135,7 +135,7 @@ fn cut_finding(context: &ExperimentContext<'_>, cut: &[&Cost], distances: &[[f64
         "curves from the logs that were cut: farthest program, over what is allowed it (2, or 5 % of its curve's top)",
         "not tried",
         "of the allowance",
-        ResultTarget::AtMost { bar: 1.0, paper_best: None },
+        ResultTarget::AtMost { target: 1.0, paper_best: None },
         &per_seed,
     )
     .points(cut.iter().enumerate().map(point).collect())

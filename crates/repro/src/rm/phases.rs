@@ -122,7 +122,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         "boundaries found within one interval by the miss rate, where phases differ by more than 3",
         paper,
         "%",
-        ResultTarget::AtLeast { bar: 90.0, paper_best: None },
+        ResultTarget::AtLeast { target: 90.0, paper_best: None },
         &per_seed(PhaseRun::by_miss_rate),
     )
     .points(points(&runs, colors))
@@ -134,7 +134,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         "boundaries found within one interval by first-level signals, at every size",
         "not tried",
         "%",
-        ResultTarget::AtLeast { bar: 100.0, paper_best: None },
+        ResultTarget::AtLeast { target: 100.0, paper_best: None },
         &per_seed(PhaseRun::by_first_level),
     )
     .time_scale(SCALE)

@@ -126,7 +126,7 @@ pub(super) fn finding(context: &ExperimentContext<'_>) -> Result<Finding, ReproE
         "boundaries after which a managed run measured anew, within two intervals",
         "not run online",
         "%",
-        ResultTarget::AtLeast { bar: 90.0, paper_best: None },
+        ResultTarget::AtLeast { target: 90.0, paper_best: None },
         &per_seed,
     )
     .points(points)

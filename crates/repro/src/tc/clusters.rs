@@ -166,8 +166,8 @@ fn agreement(context: &ExperimentContext<'_>, cases: &[ClusterCase], what: &str)
     };
     let per_seed = context.per_seed(worst);
     let paper = "clusters equal the partition for the microbenchmark and SPECjbb; RUBiS two and some unclustered; VolanoMark five instead of two";
-    let bar = ResultTarget::AtLeast { bar: 1.0, paper_best: None };
-    let mut finding = Finding::new("TC-2", what, paper, "adjusted Rand index", bar, &per_seed)
+    let target = ResultTarget::AtLeast { target: 1.0, paper_best: None };
+    let mut finding = Finding::new("TC-2", what, paper, "adjusted Rand index", target, &per_seed)
         .points(points)
         .time_scale(SCALE as f64);
     finding.figures = figures;

@@ -57,7 +57,7 @@ pub(super) fn eight_chips(context: &ExperimentContext<'_>) -> Result<Vec<Finding
             "eight chips with eight clusters, worst of two programs (quick: one): the policy's gain, of the hand placement's",
             "hand placement of SPECjbb gains 14 % on eight chips; the policy was not run",
             "% of hand's",
-            ResultTarget::AtLeast { bar: 95.0, paper_best: None },
+            ResultTarget::AtLeast { target: 95.0, paper_best: None },
             &per_seed(context, |seed| large.worst_gain_of_hand(seed)),
         )
         .points(points)
@@ -69,7 +69,7 @@ pub(super) fn eight_chips(context: &ExperimentContext<'_>) -> Result<Vec<Finding
             "eight chips with eight clusters: the policy's gain less its gain on two chips, worst of two programs (quick: one)",
             "hand placement of SPECjbb gains 14 % on eight chips; the policy was not run",
             "percentage points",
-            ResultTarget::AtLeast { bar: 0.0, paper_best: None },
+            ResultTarget::AtLeast { target: 0.0, paper_best: None },
             &per_seed(context, more),
         )
         .time_scale(scale as f64),

@@ -128,7 +128,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
             "overhead while detecting, at the policy's own sampling rate, with the stall breakdown's",
             what,
             "% of processor time",
-            ResultTarget::AtMost { bar: 4.0, paper_best: None },
+            ResultTarget::AtMost { target: 4.0, paper_best: None },
             &while_detecting,
         )
         .points(points)
@@ -143,7 +143,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
             "overhead over a whole run, detection and stall breakdown",
             what,
             "% of processor time",
-            ResultTarget::AtMost { bar: 1.0, paper_best: None },
+            ResultTarget::AtMost { target: 1.0, paper_best: None },
             &over_run,
         )
         .time_scale(SCALE as f64)

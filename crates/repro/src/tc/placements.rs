@@ -260,7 +260,7 @@ fn remote(context: &ExperimentContext<'_>, runs: &PlacementRuns) -> Vec<Finding>
             "worst program (of four; quick: of two): the policy's reduction of remote-cache stalls, of the hand placement's",
             "Figure 3.6: SPECjbb nearly as hand-placed, room for improvement for the others",
             "% of hand's",
-            ResultTarget::AtLeast { bar: 90.0, paper_best: None },
+            ResultTarget::AtLeast { target: 90.0, paper_best: None },
             &per_seed(context, worst),
         )
         .points(points)
@@ -272,7 +272,7 @@ fn remote(context: &ExperimentContext<'_>, runs: &PlacementRuns) -> Vec<Finding>
             "best program: remote-cache stalls taken away by the policy",
             "up to 70 % (Figure 3.6)",
             "%",
-            ResultTarget::AtLeast { bar: 70.0, paper_best: Some(70.0) },
+            ResultTarget::AtLeast { target: 70.0, paper_best: Some(70.0) },
             &per_seed(context, best),
         )
         .time_scale(SCALE as f64),
@@ -285,7 +285,7 @@ fn performance(context: &ExperimentContext<'_>, runs: &PlacementRuns) -> Finding
         "worst program (of four; quick: of two) where hand placement gains 2 % or more: the policy's gain, of the hand placement's",
         "up to +7 % (Figure 3.7), less than by hand",
         "% of hand's",
-        ResultTarget::AtLeast { bar: 95.0, paper_best: None },
+        ResultTarget::AtLeast { target: 95.0, paper_best: None },
         &per_seed(context, |seed| runs.worst_gain_of_hand(seed)),
     )
     .points(runs.points("gain, %", gain))

@@ -266,7 +266,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         "recorded MariaDB server with two databases: agreement of the connections' clusters with the databases",
         "RUBiS on MySQL: two clusters and some unclustered threads",
         "adjusted Rand index",
-        ResultTarget::AtLeast { bar: 0.95, paper_best: None },
+        ResultTarget::AtLeast { target: 0.95, paper_best: None },
         &per_seed,
     )
     .points(points)

@@ -155,7 +155,7 @@ pub(super) fn sizes(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Rep
             "worst agreement of the clusters at 128 and 512 entries with those at 256 (four programs; quick: two), same samples",
             "largely the same clusters with 128, 256 and 512 entries",
             "adjusted Rand index",
-            ResultTarget::AtLeast { bar: 1.0, paper_best: None },
+            ResultTarget::AtLeast { target: 1.0, paper_best: None },
             &per_seed,
         )
         .points(points)

@@ -151,8 +151,8 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     };
     let per_seed = |wanted: &dyn Fn(usize) -> bool| -> Vec<(u64, f64)> { context.per_seed(|seed| worst(seed, wanted)) };
     let finding = |what, paper, per_seed: &[(u64, f64)]| {
-        let bar = ResultTarget::AtLeast { bar: 1.0, paper_best: None };
-        Finding::new("TC-2", what, paper, "adjusted Rand index", bar, per_seed).time_scale(SCALE as f64)
+        let target = ResultTarget::AtLeast { target: 1.0, paper_best: None };
+        Finding::new("TC-2", what, paper, "adjusted Rand index", target, per_seed).time_scale(SCALE as f64)
     };
     Ok(vec![
         finding(

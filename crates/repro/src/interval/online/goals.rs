@@ -68,7 +68,7 @@ pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         "slowdown of a program that is never to be more than 5 % slower than alone, once settled, worst",
         "GOALS at nominal time",
         "%",
-        ResultTarget::AtMost { bar: 100.0 * FLOOR, paper_best: None },
+        ResultTarget::AtMost { target: 100.0 * FLOOR, paper_best: None },
         &[(seed, worst)],
     );
     Ok(vec![

@@ -182,13 +182,13 @@ fn findings(all: &[OnlineMix], policy: usize, seed: u64) -> Vec<Finding> {
             DataPoint::over("online over the whole run, %", mix.name(), &[mix.gain_percent(online(mix).whole)]),
         ]
     });
-    let told = |what: &str, unit: &str, bar: ResultTarget, value: f64| {
+    let told = |what: &str, unit: &str, target: ResultTarget, value: f64| {
         Finding::new(
             "INTERVAL-4",
             &of_policy(ONLINE[policy], what),
             "MULTI at nominal time",
             unit,
-            bar,
+            target,
             &[(seed, value)],
         )
     };
@@ -198,7 +198,7 @@ fn findings(all: &[OnlineMix], policy: usize, seed: u64) -> Vec<Finding> {
         told(
             "short of the best division known once settled, mean over mixes",
             "%",
-            ResultTarget::AtMost { bar: 2.0, paper_best: None },
+            ResultTarget::AtMost { target: 2.0, paper_best: None },
             mean(&over(&|mix| mix.short_percent(policy))),
         )
         .points(points.collect())
@@ -210,7 +210,7 @@ fn findings(all: &[OnlineMix], policy: usize, seed: u64) -> Vec<Finding> {
         told(
             "gain over the shared cache once settled, worst mix",
             "%",
-            ResultTarget::AtLeast { bar: -1.0, paper_best: None },
+            ResultTarget::AtLeast { target: -1.0, paper_best: None },
             worst,
         ),
         told("price of the search: gain once settled less gain over the whole run", "points", ResultTarget::Shown, price),

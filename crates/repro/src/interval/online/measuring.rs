@@ -42,7 +42,7 @@ pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
             "slowdown of the threads at their shares of time, measured again every 250 ms without restricting anybody",
             "CASC-7 at nominal time",
             "%",
-            ResultTarget::AtMost { bar: 0.5, paper_best: None },
+            ResultTarget::AtMost { target: 0.5, paper_best: None },
             &[(seed, 100.0 * (measured / default - 1.0))],
         )
         .points(points.collect())

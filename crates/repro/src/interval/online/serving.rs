@@ -95,7 +95,7 @@ fn finding(story: &ServiceRun, moves_seconds: f64, seed: u64) -> Finding {
         "windows below the level, detection and copying apart",
         "CP-5 at nominal time",
         "windows",
-        ResultTarget::AtMost { bar: 0.0, paper_best: None },
+        ResultTarget::AtMost { target: 0.0, paper_best: None },
         &[(seed, story.unexcused() as f64)],
     )
     .points(points)

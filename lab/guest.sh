@@ -11,10 +11,10 @@ mount -t devtmpfs dev /dev
 part=$(sed 's/.*lab=\([a-z-]*\).*/\1/' /proc/cmdline)
 cd /lab || poweroff -f
 
-tell() { printf 'LAB\t%s\t%s\t%s\t%s\n' "$part" "$1" "$2" "$(echo "$3" | tr '\n\t' '  ' | sed 's/ *$//')"; }
+report() { printf 'LAB\t%s\t%s\t%s\t%s\n' "$part" "$1" "$2" "$(echo "$3" | tr '\n\t' '  ' | sed 's/ *$//')"; }
 # same CHECK EXPECTED FOUND [WORDS]
 same() {
-    if [ "$2" = "$3" ]; then tell "$1" ok "${4:-$3}"; else tell "$1" FAIL "found '$3', expected '$2'"; fi
+    if [ "$2" = "$3" ]; then report "$1" ok "${4:-$3}"; else report "$1" FAIL "found '$3', expected '$2'"; fi
 }
 # within SECONDS COMMAND...: tries until the command succeeds. On a loaded host a guest's second has little in it.
 within() {
@@ -29,7 +29,7 @@ within() {
 # The last-level caches as sysfs tells them, "0-3 4-7".
 llcs() { cat /sys/devices/system/cpu/cpu*/cache/index3/shared_cpu_list | sort -un -t- | tr '\n' ' ' | sed 's/ $//'; }
 # The same as cachemate tells them.
-told_llcs() {
+reported_llcs() {
     cachemate topology --json | awk -F '"' '/"cpus": "/ { cpus = $4 } /"last_level": true/ { printf "%s%s", gap, cpus; gap = " " }'
 }
 # capability NAME: what doctor says of one way to measure or to act.
@@ -37,12 +37,12 @@ capability() { awk -v name="$1" 'index($0, "\"" name "\"") { on = 1 } on && /"wo
 
 topology() {
     same "last-level caches" "$1" "$(llcs)"
-    same "topology told by cachemate" "$(llcs)" "$(told_llcs)"
+    same "topology told by cachemate" "$(llcs)" "$(reported_llcs)"
 }
 doctor() {
-    cachemate doctor --json "$@" >doctor.json 2>doctor.err || tell doctor FAIL "$(tail -n 1 doctor.err)"
-    tell "counters" note "$(capability 'counters per task')"
-    tell "way masks" note "$(capability 'way masks (resctrl)')"
+    cachemate doctor --json "$@" >doctor.json 2>doctor.err || report doctor FAIL "$(tail -n 1 doctor.err)"
+    report "counters" note "$(capability 'counters per task')"
+    report "way masks" note "$(capability 'way masks (resctrl)')"
 }
 
 # program NAME: a small program of that name in the background, its pid in $pids.
@@ -84,7 +84,7 @@ end() { kill -TERM "$daemon"; wait "$daemon"; }
 # put_back_by ROUND: after a kill of both nobody is left but reset, or the next start; otherwise it is the guardian.
 put_back_by() {
     case $1 in
-        both) cachemate --quiet reset --state-dir state >reset.log 2>&1 || tell reset FAIL "$(tail -n 1 reset.log)" ;;
+        both) cachemate --quiet reset --state-dir state >reset.log 2>&1 || report reset FAIL "$(tail -n 1 reset.log)" ;;
         next)
             cachemate --quiet manage --observe --config c.toml --state-dir state --socket s.sock >next.log 2>&1 &
             next=$!
@@ -123,7 +123,7 @@ on_their_cpus() { placed | awk '{ split($2, range, "-"); if ($3 < range[1] || $3
 two() {
     topology "0-3 4-7"
     doctor
-    tell "probe from outside" note "$(capability 'intensity from outside (prime, wait, reload)')"
+    report "probe from outside" note "$(capability 'intensity from outside (prime, wait, reload)')"
     pids=''
     rules=''
     # Heaviest first, by their recordings.
@@ -139,18 +139,18 @@ command = \"$name\""
     start 'name = "dio"
 parameters = { window_cycles = 500_000_000 }'
     if within 120 one_llc_each; then
-        tell "dio sets affinities on 8 CPUs" ok "$(placed | cut -d' ' -f1,2 | tr '\n' ';')"
+        report "dio sets affinities on 8 CPUs" ok "$(placed | cut -d' ' -f1,2 | tr '\n' ';')"
     else
-        tell "dio sets affinities on 8 CPUs" FAIL "$(placed | tr '\n' ';') $(tail -n 2 daemon.log)"
+        report "dio sets affinities on 8 CPUs" FAIL "$(placed | tr '\n' ';') $(tail -n 2 daemon.log)"
     fi
     same "four programs on each cache" "4 4" "$(placed | awk '{ n[$2]++ } END { print n["0-3"] + 0, n["4-7"] + 0 }')"
     same "the two that miss most are apart" "2" "$(placed | grep -E '^(stream|stencil) ' | cut -d' ' -f2 | sort -u | wc -l)"
     if within 60 on_their_cpus; then
-        tell "programs run where they may" ok "$(placed | cut -d' ' -f1,3 | tr '\n' ';')"
+        report "programs run where they may" ok "$(placed | cut -d' ' -f1,3 | tr '\n' ';')"
     else
-        tell "programs run where they may" FAIL "$(placed | tr '\n' ';')"
+        report "programs run where they may" FAIL "$(placed | tr '\n' ';')"
     fi
-    tell "dio's rates" note "recorded earlier (recordings/*.cmt, misses per 1000 instructions at 16 MiB); counters here: $(capability 'counters per task')"
+    report "dio's rates" note "recorded earlier (recordings/*.cmt, misses per 1000 instructions at 16 MiB); counters here: $(capability 'counters per task')"
     within 60 acts
     kill -9 "$daemon"
     wait "$daemon" 2>/dev/null
@@ -184,7 +184,7 @@ cpus = "4-5"'
         if within 90 confined "$1" && within 30 child_confined "$1"; then
             same "v2 cpuset: a group is confined, what is born there too" "4-5 4" "$(cat "$group/cpuset.cpus") $(mask_of "$2")"
         else
-            tell "v2 cpuset: a group is confined" FAIL "$(cat "$group/cpuset.cpus.effective") $(mask_of "$1") $(tail -n 2 daemon.log)"
+            report "v2 cpuset: a group is confined" FAIL "$(cat "$group/cpuset.cpus.effective") $(mask_of "$1") $(tail -n 2 daemon.log)"
         fi
         within 60 acts
         [ "$round" = daemon ] || kill -9 "$(guardian)"
@@ -268,7 +268,7 @@ parameters = { steps = [{ shares = ["0,2"] }] }'
         usleep $((100000 + moment_us))
         guard=$(guardian)
         snapshot >during
-        cmp -s before during && tell "changes under management" FAIL "nothing was changed that could be put back"
+        cmp -s before during && report "changes under management" FAIL "nothing was changed that could be put back"
         [ "$round" = daemon ] || kill -9 "$guard"
         if [ "$round" = guardian ]; then
             end
@@ -300,7 +300,7 @@ case $part in
     two) two ;;
     four) four ;;
     ways) ways ;;
-    *) tell "part" FAIL "no such part" ;;
+    *) report "part" FAIL "no such part" ;;
 esac
-tell end ok "$(cut -d' ' -f1 /proc/uptime) s in the guest"
+report end ok "$(cut -d' ' -f1 /proc/uptime) s in the guest"
 poweroff -f

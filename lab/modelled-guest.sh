@@ -72,7 +72,7 @@ initramfs() {
     [ "$(basename "$binary")" = cachemate ] || mv "$root/bin/$(basename "$binary")" "$root/bin/cachemate"
     with_libraries "$out/machine/lab-program" "$root"
     cp lab/guest/init "$root/init"
-    cp lab/guest/{scenes,deaths,programs,evidence,auto,nodes,sweep}.sh "$root/lab/"
+    cp lab/guest/{scenarios,deaths,programs,evidence,auto,nodes,sweep}.sh "$root/lab/"
     chmod +x "$root/init"
 }
 pack() { (cd "$out/initramfs" && find . | LC_ALL=C sort | bin/busybox cpio -o -H newc 2>/dev/null) >"$out/initramfs.cpio"; }
@@ -122,25 +122,25 @@ initcall_blacklist=load_system_certificate_list,tracer_init_tracefs,event_trace_
     fi
 }
 
-# report: the table, and $out/result.json. A bar that is missed is told, and is no reason to fail; what was not measured or not
-# put back is.
+# report: prints the table and writes $out/result.json. A missed target is listed without failing the run; a figure that could
+# not be measured, or a host that was not restored, fails it.
 report() {
     local failed missed
     printf '\nFigures of a modelled machine\n'
-    awk -F '\t' '{ printf "%-24s %-5s %-58s %-34s %-34s %s\n", $1, $3, substr($2, 1, 58), substr($4, 1, 34), substr($5, 1, 34), $6 }' \
+    awk -F '\t' '{ printf "%-24s %-6s %-58s %-34s %-34s %s\n", $1, $3, substr($2, 1, 58), substr($4, 1, 34), substr($5, 1, 34), $6 }' \
         "$out/results.tsv"
     awk -F '\t' -v kernel="$kernel" -v seconds=$(($(date +%s) - started)) '
         function text(s) { gsub(/\\/, "\\\\", s); gsub(/"/, "\\\"", s); gsub(/[[:cntrl:]]/, " ", s); return "\"" s "\"" }
-        function verdict(s) { return s == "ok" ? "true" : s == "FAIL" || s == "missed" ? "false" : "null" }
+        function passed(s) { return s == "met" ? "true" : s == "FAIL" || s == "missed" ? "false" : "null" }
         BEGIN { printf "{\n  \"ran\": true,\n  \"machine\": \"modelled\",\n  \"kernel\": %s,\n  \"lines\": [", text(kernel) }
-        { printf "%s\n    { \"id\": %s, \"what\": %s, \"ok\": %s, \"belief\": %s, \"truth\": %s, \"bar\": %s }",
-              (NR > 1 ? "," : ""), text($1), text($2), verdict($3), text($4), text($5), text($6)
-          failed += $3 == "FAIL"; missed += $3 == "missed"; good += $3 == "ok" }
-        END { printf "\n  ],\n  \"ok\": %d,\n  \"missed\": %d,\n  \"failed\": %d,\n  \"seconds\": %d\n}\n", good, missed, failed, seconds }
+        { printf "%s\n    { \"id\": %s, \"title\": %s, \"passed\": %s, \"reported\": %s, \"modeled\": %s, \"target\": %s }",
+              (NR > 1 ? "," : ""), text($1), text($2), passed($3), text($4), text($5), text($6)
+          failed += $3 == "FAIL"; missed += $3 == "missed"; met += $3 == "met" }
+        END { printf "\n  ],\n  \"met\": %d,\n  \"missed\": %d,\n  \"failed\": %d,\n  \"seconds\": %d\n}\n", met, missed, failed, seconds }
     ' "$out/results.tsv" >"$out/result.json"
     failed=$(awk -F '\t' '$3 == "FAIL"' "$out/results.tsv" | wc -l)
     missed=$(awk -F '\t' '$3 == "missed"' "$out/results.tsv" | wc -l)
-    printf '\n%s: %s lines, %s bars missed, %s failed, %s s; %s\n' "$kernel" "$(wc -l <"$out/results.tsv")" \
+    printf '\n%s: %s lines, %s targets missed, %s failed, %s s; %s\n' "$kernel" "$(wc -l <"$out/results.tsv")" \
         "$missed" "$failed" $(($(date +%s) - started)) "$out/result.json"
     [ "$failed" = 0 ]
 }

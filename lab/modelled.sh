@@ -3,7 +3,7 @@
 # cachemate on it as on any host. docs/lab.md says what is shown and how.
 # Needs apt on a Debian host, a C compiler, zstd and xz. Where something cannot be had it says NOT RUN and ends with 0.
 # Usage: lab/modelled.sh [BINARY]    (target/chaos/cachemate, which make lab builds; results go to target/lab)
-# LAB_FULL=1: all scenes instead of the short ones. LAB_SCENES: only these (`benches`: the machine's own). LAB_CACHE: where
+# LAB_FULL=1: all scenarios instead of the short ones. LAB_SCENARIOS: only these (`benches`: the machine's own). LAB_CACHE: where
 # packages are kept. LAB_LIMIT_SECONDS: of one guest. LAB_BUDGET_SECONDS: of all; what does not fit is NOT RUN.
 # LAB_NICE: of the emulator. LAB_KERNEL: a series of kernels instead of 6.18 (7.3).
 set -euo pipefail
@@ -13,9 +13,9 @@ cache=${LAB_CACHE:-${XDG_CACHE_HOME:-${HOME:-$PWD/target}/.cache}/cachemate/lab}
 out=$PWD/target/lab
 short='colors-hashed colors deaths gangs'
 full="settled gangs gangs-bare colors colors-hashed ways placement sharing deaths"
-# By name only (LAB_SCENES): they take long, or have not come to their end yet.
+# By name only (LAB_SCENARIOS): they take long, or have not come to their end yet.
 named="nodes sweep probes probes-bare probes-rdt sharing-processes auto-gangs auto-ways auto-placement auto-colors auto-nothing real"
-scenes=${LAB_SCENES:-$([ -n "${LAB_FULL:-}" ] && echo "$full" || echo "$short")}
+scenarios=${LAB_SCENARIOS:-$([ -n "${LAB_FULL:-}" ] && echo "$full" || echo "$short")}
 budget=${LAB_BUDGET_SECONDS:-$([ -n "${LAB_FULL:-}" ] && echo 86400 || echo 420)}
 started=$(date +%s)
 mkdir -p "$out"
@@ -27,8 +27,8 @@ rm -f "$out"/*.log "$out"/*.tsv "$out"/*.hurt "$out/result.json"
 prepare
 guest_seconds=$limit_seconds
 
-# scene NAME MACHINE [CONFIG-OPTION...]: one guest on one machine. The scene's name is the part before a dash.
-scene() {
+# scenario NAME MACHINE [CONFIG-OPTION...]: one guest on one machine. The scenario's name is the part before a dash.
+scenario() {
     local name=$1 machine=$2 since config=$out/$1.machine
     shift 2
     one_guest
@@ -45,7 +45,7 @@ scene() {
     [ -z "${processor:-}" ] || printf '# cpu %s\n' "$processor" >>"$config"
     [ -z "${emulator:-}" ] || printf '# qemu %s\n' "$emulator" >>"$config"
     since=$(date +%s)
-    echo "scene '$name' on $machine (modelled machine) ..."
+    echo "scenario '$name' on $machine (modelled machine) ..."
     boot "$name" "$config" "$out/initramfs.cpio"
     tr -d '\r' <"$out/$name.log" | grep -ao 'LAB	.*' | cut -f2- >"$out/$name.lines.tsv" || true
     if ! grep -q '^end	' "$out/$name.lines.tsv"; then
@@ -61,58 +61,58 @@ scene() {
         printf '%s.end\tthe guest comes to its end\t%s\t-\t%s\t-\n' "$name" "$verdict" "$why" >>"$out/$name.lines.tsv"
     fi
     awk -F '\t' -v OFS='\t' -v name="$name" -v seconds=$(($(date +%s) - since)) '
-        $1 == "end" { print name ".end", "the guest comes to its end", "ok", $2, seconds " s here", "-"; next } { print }
+        $1 == "end" { print name ".end", "the guest comes to its end", "met", $2, seconds " s here", "-"; next } { print }
     ' "$out/$name.lines.tsv" >>"$out/results.tsv"
 }
 
-# The machine's own benches come first: what is not so there is not so in a guest either. Scenes that are asked for by name go
+# The machine's own benches come first: what is not so there is not so in a guest either. Scenarios that are asked for by name go
 # without, unless `benches` is one of them.
 benches() {
     local verdict=FAIL
-    lab/machine/tests/run.sh "$binary" "$out/machine" >"$out/benches.log" 2>&1 && verdict=ok
+    lab/machine/tests/run.sh "$binary" "$out/machine" >"$out/benches.log" 2>&1 && verdict=met
     printf 'machine.benches\tthe model against the simulator, miss for miss\t%s\t%s differ\t%s compared\tnone differs\n' "$verdict" \
         "$(grep -c '^FAIL' "$out/benches.log")" "$(grep -cE '^(ok|FAIL) ' "$out/benches.log")"
     # Every figure of the caches against closed form.
     awk -F '\t' -v OFS='\t' 'NF == 6 { print "model." $2, $3, $1, $5, $4, "within 2 %" }' "$out/machine/closed_form.out"
 }
 : >"$out/results.tsv"
-case " ${LAB_SCENES:-benches} " in *' benches '*) benches >>"$out/results.tsv" ;; esac
+case " ${LAB_SCENARIOS:-benches} " in *' benches '*) benches >>"$out/results.tsv" ;; esac
 
 initramfs
 pack
-for name in $scenes; do
+for name in $scenarios; do
     case $name in
-        settled) scene settled 'lab-vm?packages=2' ;;
-        probes) scene probes lab-vm ;;
-        probes-bare) scene probes-bare lab-vm --no-counters --no-rdt ;;
-        probes-rdt) scene probes-rdt lab-vm --no-counters ;;
-        gangs | auto-gangs) scene "$name" lab-vm ;;
-        gangs-bare) scene gangs-bare lab-vm --no-counters --no-rdt ;;
-        colors) scene colors lab-vm ;;
-        auto-colors) scene auto-colors lab-vm --no-rdt ;;
-        colors-hashed) scene colors-hashed 'lab-vm?caches.l3.slices=128' ;;
-        ways | auto-ways | auto-nothing) scene "$name" lab-vm ;;
-        placement | auto-placement) scene "$name" 'lab-vm?packages=2' ;;
+        settled) scenario settled 'lab-vm?packages=2' ;;
+        probes) scenario probes lab-vm ;;
+        probes-bare) scenario probes-bare lab-vm --no-counters --no-rdt ;;
+        probes-rdt) scenario probes-rdt lab-vm --no-counters ;;
+        gangs | auto-gangs) scenario "$name" lab-vm ;;
+        gangs-bare) scenario gangs-bare lab-vm --no-counters --no-rdt ;;
+        colors) scenario colors lab-vm ;;
+        auto-colors) scenario auto-colors lab-vm --no-rdt ;;
+        colors-hashed) scenario colors-hashed 'lab-vm?caches.l3.slices=128' ;;
+        ways | auto-ways | auto-nothing) scenario "$name" lab-vm ;;
+        placement | auto-placement) scenario "$name" 'lab-vm?packages=2' ;;
         # Of the processors whose events the machine answers (lab/machine/registers.c) this one counts lines of remote caches.
-        sharing | sharing-processes) processor=family=6,model=106,stepping=6 scene "$name" 'lab-vm?packages=2' ;;
+        sharing | sharing-processes) processor=family=6,model=106,stepping=6 scenario "$name" 'lab-vm?packages=2' ;;
         # Half of the memory of lab-vm for each L3.
         nodes)
             emulator='-object memory-backend-ram,id=m0,size=1G -object memory-backend-ram,id=m1,size=1G
 -numa node,nodeid=0,cpus=0-1,memdev=m0 -numa node,nodeid=1,cpus=2-3,memdev=m1'
-            emulator=${emulator//$'\n'/ } scene nodes 'lab-vm?packages=2'
+            emulator=${emulator//$'\n'/ } scenario nodes 'lab-vm?packages=2'
             emulator=
             ;;
-        sweep) scene sweep lab-vm ;;
+        sweep) scenario sweep lab-vm ;;
         real) real ;;
         benches) ;; # they came first
         deaths)
             if has_chaos; then
-                scene deaths 'lab-vm?packages=2'
+                scenario deaths 'lab-vm?packages=2'
             else
                 printf 'deaths.end\tthe guest comes to its end\tnote\t-\tNOT RUN: %s\t-\n' "$NO_CHAOS" >>"$out/results.tsv"
             fi
             ;;
-        *) echo "lab: found the scene '$name', expected some of: benches $full $named" >&2; exit 2 ;;
+        *) echo "lab: found the scenario '$name', expected some of: benches $full $named" >&2; exit 2 ;;
     esac
 done
 

@@ -4,7 +4,7 @@ keyring=/usr/share/keyrings/debian-archive-keyring.gpg
 
 not_run() {
     printf '\nlab: NOT RUN: %s\n' "$*" >&2
-    printf '{ "ran": false, "why": "%s" }\n' "${*//\"/\'}" >"$out/result.json"
+    printf '{ "ran": false, "reason": "%s" }\n' "${*//\"/\'}" >"$out/result.json"
     exit 0
 }
 

@@ -28,35 +28,35 @@ measured() {
         $1 ~ /"slowdown/ && phase ~ /together/ && index(program, name) { if ($2 !~ /null/) printf "%.1f", 100 * ($2 + 0); exit }' "$2"
 }
 
-# real_tell ID WHAT VERDICT BELIEF TRUTH BAR
-real_tell() { printf 'real.%s\t%s\t%s\t%s\t%s\t%s\n' "$@" >>"$out/results.tsv"; }
+# real_report ID WHAT VERDICT REPORTED MODELED TARGET
+real_report() { printf 'real.%s\t%s\t%s\t%s\t%s\t%s\n' "$@" >>"$out/results.tsv"; }
 
 real() {
     local files=$out/real program forecast found verdict limit
     for program in xz sqlite3 valgrind; do
-        command -v "$program" >/dev/null || { real_tell end "real programs" note - "NOT RUN: $program is missing on this host" -; return; }
+        command -v "$program" >/dev/null || { real_report end "real programs" note - "NOT RUN: $program is missing on this host" -; return; }
     done
     limit=$((started + budget - $(date +%s)))
     [ "$limit" -lt "$limit_seconds" ] || limit=$limit_seconds
     real_files "$files"
-    echo "scene 'real' on $real_machine (modelled machine) ..."
+    echo "scenario 'real' on $real_machine (modelled machine) ..."
     set -- "/usr/bin/xz -k -c -6 text" "/usr/bin/sqlite3 -init load.sql :memory: .quit"
     for program in "$@"; do
         (cd "$files" && "$binary" --quiet profile --force -o "$(basename "${program%% *}").json" -- $program >/dev/null 2>recorded.log) ||
-            { real_tell end "real programs" note - "NOT RUN: they cannot be recorded (see $files/recorded.log)" -; return; }
+            { real_report end "real programs" note - "NOT RUN: they cannot be recorded (see $files/recorded.log)" -; return; }
     done
     (cd "$files" && "$binary" --quiet predict --machine "$real_machine" --json xz.json sqlite3.json >forecast.json)
     if ! CACHEMATE_LAB=$PWD/lab LAB_LIMIT_SECONDS=$limit "$binary" --quiet lab run --machine "$real_machine" --seconds 3 \
         --files "$files" --json -- "$@" >"$files/ran.json" 2>"$files/ran.log"; then
-        real_tell end "real programs" note - "NOT RUN to their end: $(tail -n 1 "$files/ran.log" | tr '\t' ' ' | cut -c1-200)" -
+        real_report end "real programs" note - "NOT RUN to their end: $(tail -n 1 "$files/ran.log" | tr '\t' ' ' | cut -c1-200)" -
         return
     fi
     for program in xz sqlite3; do
         forecast=$(told "$program" "$files/forecast.json")
         found=$(measured "/$program" "$files/ran.json")
         verdict=$(awk -v a="$forecast" -v b="$found" 'BEGIN {
-            if (a == "" || b == "") print "FAIL"; else print (a - b <= 10 && b - a <= 10) ? "ok" : "missed" }')
-        real_tell "$program" "$program beside the other, percent of its time alone: forecast from recordings, measured" "$verdict" \
+            if (a == "" || b == "") print "FAIL"; else print (a - b <= 10 && b - a <= 10) ? "met" : "missed" }')
+        real_report "$program" "$program beside the other, percent of its time alone: forecast from recordings, measured" "$verdict" \
             "${forecast:-none}" "${found:-none}" "within 10 points"
     done
 }

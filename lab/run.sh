@@ -112,10 +112,11 @@ printf '\n'
 awk -F '\t' '{ printf "%-5s %-5s %-46s %s\n", $1, $3, $2, substr($4, 1, 150) }' "$out/results.tsv"
 awk -F '\t' -v kernel="$(cat "$tree/ready")" -v seconds=$(($(date +%s) - started)) '
     function text(s) { gsub(/\\/, "\\\\", s); gsub(/"/, "\\\"", s); gsub(/[[:cntrl:]]/, " ", s); return "\"" s "\"" }
+    function passed(s) { return s == "ok" ? "true" : s == "FAIL" ? "false" : "null" }
     BEGIN { printf "{\n  \"ran\": true,\n  \"kernel\": %s,\n  \"checks\": [", text(kernel) }
-    { printf "%s\n    { \"part\": %s, \"check\": %s, \"verdict\": %s, \"detail\": %s }", (NR > 1 ? "," : ""),
-          text($1), text($2), text($3), text($4); failed += $3 == "FAIL"; good += $3 == "ok" }
-    END { printf "\n  ],\n  \"ok\": %d,\n  \"failed\": %d,\n  \"seconds\": %d\n}\n", good, failed, seconds }
+    { printf "%s\n    { \"part\": %s, \"check\": %s, \"passed\": %s, \"detail\": %s }", (NR > 1 ? "," : ""),
+          text($1), text($2), passed($3), text($4); failed += $3 == "FAIL"; passes += $3 == "ok" }
+    END { printf "\n  ],\n  \"passed\": %d,\n  \"failed\": %d,\n  \"seconds\": %d\n}\n", passes, failed, seconds }
 ' "$out/results.tsv" >"$out/result.json"
 failed=$(grep -c '	FAIL	' "$out/results.tsv" || true)
 printf '\n%s: %s checks, %s failed, %s s; %s\n' "$(cat "$tree/ready")" "$(grep -vc '	note	' "$out/results.tsv")" "$failed" \

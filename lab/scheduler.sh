@@ -4,13 +4,13 @@
 # Needs what lab/modelled.sh needs, and cargo, clang 18 or later, libelf and zlib to build the scheduler. Where something
 # cannot be had it says NOT RUN and ends with 0.
 # Usage: lab/scheduler.sh [GANGS-BINARY [CACHEMATE-BINARY]]    (results go to target/lab/scheduler)
-# LAB_SCENES: 'scheduler beside hotplug kills gain daemon' unless said; gain and daemon have the model on and take long.
+# LAB_SCENARIOS: 'scheduler beside hotplug kills gain daemon' unless said; gain and daemon have the model on and take long.
 # LAB_KERNEL, LAB_CACHE, LAB_LIMIT_SECONDS, LAB_NICE: as for lab/modelled.sh.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cache=${LAB_CACHE:-${XDG_CACHE_HOME:-${HOME:-$PWD/target}/.cache}/cachemate/lab}
 out=$PWD/target/lab/scheduler
-scenes=${LAB_SCENES:-scheduler beside hotplug kills gain daemon}
+scenarios=${LAB_SCENARIOS:-scheduler beside hotplug kills gain daemon}
 cachemate=${2:-target/chaos/cachemate}
 export LAB_NICE=${LAB_NICE:-15}
 started=$(date +%s)
@@ -41,26 +41,26 @@ scheduler_initramfs() {
     strip "$root/bin/gangs" 2>/dev/null || true
     with_libraries "$out/machine/lab-program" "$root"
     cp lab/guest/init "$root/init"
-    cp lab/guest/{scenes,gang-scheduler,gang-lives,gang-gain,gang-daemon}.sh "$root/lab/"
+    cp lab/guest/{scenarios,gang-scheduler,gang-lives,gang-gain,gang-daemon}.sh "$root/lab/"
     [ ! -x "$cachemate" ] || { with_libraries "$cachemate" "$root" && mv -f "$root/bin/$(basename "$cachemate")" "$root/bin/cachemate.new" &&
         mv "$root/bin/cachemate.new" "$root/bin/cachemate" && strip "$root/bin/cachemate" 2>/dev/null; } || true
     chmod +x "$root/init"
 }
 scheduler_initramfs
 pack
-tell_not_run() { printf '%s.end\tthe guest comes to its end\tnote\t-\tNOT RUN: %s\t-\n' "$name" "$1" >>"$out/results.tsv"; }
+report_not_run() { printf '%s.end\tthe guest comes to its end\tnote\t-\tNOT RUN: %s\t-\n' "$name" "$1" >>"$out/results.tsv"; }
 
-for name in $scenes; do
+for name in $scenarios; do
     config=$out/$name.machine
     cpus=2
     case $name in
         hotplug*) cpus=4 ;;
-        daemon) [ -x "$cachemate" ] || { tell_not_run "no $cachemate; make lab makes it" && continue; } ;;
+        daemon) [ -x "$cachemate" ] || { report_not_run "no $cachemate; make lab makes it" && continue; } ;;
     esac
     # lab-vm of machines/: one L3 of 8 MiB for two CPUs; the other fields are the machine's own standard.
     printf 'name %s\ncpus %s\ncpus_per_l3 2\nl3_bytes 8388608\nmemory_bytes 1073741824\nmodel_on 0\nverbose 1\n' "$name" "$cpus" \
         >"$config"
-    echo "scene '$name' (modelled machine) ..."
+    echo "scenario '$name' (modelled machine) ..."
     one_guest
     since=$(date +%s)
     boot "$name" "$config" "$out/initramfs.cpio"
@@ -68,7 +68,7 @@ for name in $scenes; do
     grep -q '^end	' "$out/$name.lines.tsv" || printf '%s.end\tthe guest comes to its end\tFAIL\t-\tnot within %s s (see %s)\t-\n' \
         "$name" "$limit_seconds" "$out/$name.log" >>"$out/$name.lines.tsv"
     awk -F '\t' -v OFS='\t' -v name="$name" -v seconds=$(($(date +%s) - since)) '
-        $1 == "end" { print name ".end", "the guest comes to its end", "ok", $2, seconds " s here", "-"; next } { print }
+        $1 == "end" { print name ".end", "the guest comes to its end", "met", $2, seconds " s here", "-"; next } { print }
     ' "$out/$name.lines.tsv" >>"$out/results.tsv"
 done
 

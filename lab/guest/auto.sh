@@ -1,5 +1,5 @@
 # The policy `auto` alone, against the best single mechanism by hand in the same guest; sourced by init.
-# Each scene: rates as the kernel leaves the programs, rates with the mechanism by hand, all put back, rates under `auto`.
+# Each scenario: rates as the kernel leaves the programs, rates with the mechanism by hand, all put back, rates under `auto`.
 
 # What is given to auto until its rates are taken, in guest seconds: a survey and some trials.
 auto_seconds=12
@@ -7,7 +7,7 @@ auto_seconds=12
 # gain BEFORE... / AFTER...: mean of each program's work against before, less one
 gain() { echo "$@" | awk -F ' / ' '{ n = split($1, a, " "); split($2, b, " "); for (i = 1; i <= n; i++) s += b[i] / a[i]; printf "%.3f", s / n - 1 }'; }
 
-# under_auto PID...: rates of these under the policy; what it said last in $told
+# under_auto PID...: rates of these under the policy; its last reason in $reason
 under_auto() {
     manage "window_ms = 100
 [policy]
@@ -21,19 +21,19 @@ $(rules 'victim-*' 'stream-*' 'quiet-*')"
     status >status.json
     cachemate status --socket /run/lab/s.sock | sed 's/^/# /'
     for one in "$@"; do cachemate explain --socket /run/lab/s.sock "$one"; done | sed 's/^/# /'
-    told=$(awk -F '"' '$2 == "why" && $4 != "" { print $4; exit }' status.json)
+    reason=$(awk -F '"' '$2 == "why" && $4 != "" { print $4; exit }' status.json)
     end
 }
 # judged WHAT: the gain under auto against the best by hand
 judged() {
     found=$(gain $default / $product)
     best=$(gain $default / $byhand)
-    tell by-hand "$1, by hand: mean gain of the programs" note - "$best" -
-    holds gain "the same under auto after $auto_seconds s" "${told:-no word}" "$found" "90 % of the gain by hand" \
+    report by-hand "$1, by hand: mean gain of the programs" note - "$best" -
+    holds gain "the same under auto after $auto_seconds s" "${reason:-no word}" "$found" "90 % of the gain by hand" \
         "$found >= 0.9 * $best" "$(echo "$best" | tr -d -)" "$(echo "$found" | tr -d -)"
 }
 
-scene_auto() { "auto_${scene#auto-}"; }
+scenario_auto() { "auto_${scenario#auto-}"; }
 
 # A victim and a stream on a CPU each: way masks.
 auto_ways() {
@@ -122,7 +122,7 @@ auto_nothing() {
     default=$(rates 0.5 "$q1" "$q2")
     under_auto "$q1" "$q2"
     found=$(gain $default / $product)
-    holds loss "two programs in their L2s: mean gain under auto after $auto_seconds s" "${told:-no word}" "$found" "at least -0.01" \
+    holds loss "two programs in their L2s: mean gain under auto after $auto_seconds s" "${reason:-no word}" "$found" "at least -0.01" \
         "$found >= -0.01" "$(echo "$found" | tr -d -)"
     kill -9 "$q1" "$q2"
 }

@@ -80,16 +80,16 @@ $rules"
     within 5 restored
     snapshot >after
     if [ -z "$changed" ]; then
-        tell "kill-$1" "kill -9 ($1) while everything changes" FAIL "changes" "nothing was changed that could be put back" equal
+        report "kill-$1" "kill -9 ($1) while everything changes" FAIL "changes" "nothing was changed that could be put back" equal
     elif cmp -s before after; then
-        tell "kill-$1" "kill -9 ($1) while everything changes" ok "as before" "as before" "equal ($changed)"
+        report "kill-$1" "kill -9 ($1) while everything changes" met "as before" "as before" "equal ($changed)"
     else
-        tell "kill-$1" "kill -9 ($1) while everything changes" FAIL "as before" "$(diff before after | grep '^[<>]' | head -n 4)" equal
+        report "kill-$1" "kill -9 ($1) while everything changes" FAIL "as before" "$(diff before after | grep '^[<>]' | head -n 4)" equal
     fi
 }
 restored() { snapshot >after && cmp -s before after; }
 
-scene_deaths() {
+scenario_deaths() {
     mount -t resctrl resctrl /mnt/rdt
     pids=''
     for name in a b c d; do somebody "prog-$name"; done
@@ -101,7 +101,7 @@ scene_deaths() {
     renice -n 5 -p "$2" >/dev/null
     ln -sf /bin/lab-program /lab/bin/held
     cachemate --quiet color run --colors 0-3 -- /lab/bin/held hold 1024 >colored.out 2>colored.err &
-    within 40 colored || tell colored "a colored program among them" note "$(tail -n 1 colored.err)" "no agent" -
+    within 40 colored || report colored "a colored program among them" note "$(tail -n 1 colored.err)" "no agent" -
     held=$(pidof held | cut -d' ' -f1)
     pids="$pids $held"
     rules=$(for one in $1 $2 $3 $4 $held; do printf '\n[[rules]]\npid = %s\n' "$one"; done)

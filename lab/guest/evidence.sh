@@ -1,7 +1,7 @@
-# What the product finds out by itself, against what the machine knows: scenes `probes` and `sharing`; sourced by init.
+# What the product finds out by itself, against what the machine knows: scenarios `probes` and `sharing`; sourced by init.
 
-# beliefs: of each program in status.json: name, intensity, sensitivity, misses per 1000 instructions, instructions per cycle
-beliefs() {
+# reported_values: of each program in status.json: name, intensity, sensitivity, misses per 1000 instructions, instructions per cycle
+reported_values() {
     awk -F '"' '
         function number(line) { sub(/.*: /, "", line); sub(/,$/, "", line); return line == "null" ? "-" : line }
         $2 == "name" { name = $4; want = ""; delete said }
@@ -14,8 +14,8 @@ beliefs() {
             name = ""
         }' status.json
 }
-# believed NAME COLUMN: the number, or nothing where it was not found
-believed() { beliefs | awk -F '\t' -v name="$1" -v column="$2" '$1 == name && $column != "-" { print $column; exit }'; }
+# reported_value NAME COLUMN: the number, or nothing where it was not found
+reported_value() { reported_values | awk -F '\t' -v name="$1" -v column="$2" '$1 == name && $column != "-" { print $column; exit }'; }
 
 # spearman: rank correlation of two columns of numbers, equal ones at their mean rank; nothing where a column says nothing
 spearman() {
@@ -78,25 +78,25 @@ probes_within=18
 # who_shares CPU...: by ping-pong, against the L3 that the machine says each CPU has
 who_shares() {
     cachemate topology --probe --json >topology.json 2>topology.err
-    told=$(awk -F '"' '/"groups"/ { on = 1; next } on && /]/ { exit } on { printf "%s%s", gap, $2; gap = " | " }' topology.json)
-    truth=$(for cpu in "$@"; do
+    groups=$(awk -F '"' '/"groups"/ { on = 1; next } on && /]/ { exit } on { printf "%s%s", gap, $2; gap = " | " }' topology.json)
+    expected=$(for cpu in "$@"; do
         lab-program load chase x "$cpu" 16 1 >l3.out
         echo "$(field l3 l3.out) $cpu"
     done | awk 'NR == 1 || $1 != l3 { if (NR > 1) printf "%s | ", range(first, last); first = $2; l3 = $1 } { last = $2 }
         END { printf "%s", range(first, last) }
         function range(a, b) { return a == b ? a : a "-" b }')
-    holds shared "which CPUs share a cache, by ping-pong" "$told" "$truth" equal "\"$told\" == \"$truth\"" "$(echo "$truth" | wc -l)"
+    holds shared "which CPUs share a cache, by ping-pong" "$groups" "$expected" equal "\"$groups\" == \"$expected\"" "$(echo "$expected" | wc -l)"
 }
 # The cache's size by lines that come back, against the machine's.
 cache_size() {
     cachemate doctor --json >doctor.json 2>doctor.err
-    told=$(sed -n 's/.*about \([0-9]*\) MiB of the cache hold ours.*/\1/p' doctor.json | head -n 1)
-    holds size "size of the cache by lines that come back, MiB" "${told:-not told}" 8 "within a factor of two" \
-        "${told:-0} >= 4 && ${told:-0} <= 16" "$told"
+    size_mib=$(sed -n 's/.*about \([0-9]*\) MiB of the cache hold ours.*/\1/p' doctor.json | head -n 1)
+    holds size "size of the cache by lines that come back, MiB" "${size_mib:-not reported}" 8 "within a factor of two" \
+        "${size_mib:-0} >= 4 && ${size_mib:-0} <= 16" "$size_mib"
 }
 
 # Who shares, and how hard each of twelve programs presses: by probes, and by counters where there are some.
-scene_probes() {
+scenario_probes() {
     who_shares 0 1
     cache_size
     everybody=''
@@ -115,7 +115,7 @@ scene_probes() {
     while read -r name pid; do
         only "$pid" lab-program counted 30 0 >counted.out
         echo "$name $(awk "BEGIN { print $(field l3_misses counted.out) + $(field prefetch_misses counted.out) }")"
-    done <programs.tsv >truth.txt
+    done <programs.tsv >by-model.txt
     kill -9 "$beside"
     again
     manage "window_ms = 200
@@ -130,19 +130,19 @@ $(rules 'chase-*' 'stream-*')"
     status >status.json
     cachemate status --socket /run/lab/s.sock | sed 's/^/# /'
     end
-    beliefs >beliefs.tsv
+    reported_values >reported_values.tsv
     while read -r name rate; do
-        awk -F '\t' -v OFS='\t' -v name="$name" -v rate="$rate" '$1 == name { print name, rate, $2, $4 == "-" ? "-" : $4 * $5 }' beliefs.tsv
-    done <truth.txt >compared.tsv
+        awk -F '\t' -v OFS='\t' -v name="$name" -v rate="$rate" '$1 == name { print name, rate, $2, $4 == "-" ? "-" : $4 * $5 }' reported_values.tsv
+    done <by-model.txt >compared.tsv
     sed 's/^/# compared: /' compared.tsv
     probed=$(awk -F '\t' '$3 != "-"' compared.tsv | wc -l)
-    tell survey "intensity of twelve programs by probes: guest seconds" note "$probed of 12 probed" "$took s" -
+    report survey "intensity of twelve programs by probes: guest seconds" note "$probed of 12 probed" "$took s" -
     rho=$(awk -F '\t' '$3 != "-" { print $3, $2 }' compared.tsv | spearman)
     holds intensity "intensity by probes and the rate of lines brought in beside a stream: Spearman" \
         "$(awk -F '\t' '{ printf "%s%.2f", gap, $3; gap = " " }' compared.tsv)" "${rho:-none}: $probed programs" "at least 0.9" \
         "$probed == 12 && ${rho:-0} >= 0.9" "$probed"
     counted=$(awk -F '\t' '$4 != "-" && $4 != ""' compared.tsv | wc -l)
-    if [ "$scene" = probes ]; then
+    if [ "$scenario" = probes ]; then
         rho=$(awk -F '\t' '$4 != "-" { print $4, $2 }' compared.tsv | spearman)
         holds counters "misses per 1000 cycles by counters and the same rate: Spearman" \
             "$(awk -F '\t' '{ printf "%s%.1f", gap, $4; gap = " " }' compared.tsv)" "${rho:-none}: $counted programs" "at least 0.9" \
@@ -152,14 +152,14 @@ $(rules 'chase-*' 'stream-*')"
     fi
     kill -9 $everybody
 }
-all_probed() { status >status.json && [ "$(beliefs | awk -F '\t' '$2 != "-"' | wc -l)" = 12 ]; }
+all_probed() { status >status.json && [ "$(reported_values | awk -F '\t' '$2 != "-"' | wc -l)" = 12 ]; }
 
 # Two groups of two that read and write what the group shares, each group across two L3s: do they come together? Threads of one
 # process, or (sharing-processes) four processes with shared memory.
-scene_sharing() {
+scenario_sharing() {
     who_shares 0 1 2 3
     everybody=''
-    if [ "$scene" = sharing ]; then
+    if [ "$scenario" = sharing ]; then
         busy_share threads 0,2 1,3
         everybody=$pid
     else
@@ -215,15 +215,15 @@ $(rules sharer)"
     product=$(transfers)
     status >status.json
     cachemate status --socket /run/lab/s.sock | sed 's/^/# /'
-    told=$(awk -F '"' '$2 == "why" && $4 != "" { print $4; exit }' status.json)
+    reason=$(awk -F '"' '$2 == "why" && $4 != "" { print $4; exit }' status.json)
     refused=$(awk -F '"' '/"refused": \[$/ { on = 1; next } on && /]/ { exit } on { print $2; exit }' status.json)
     end
-    if [ -z "$told$refused" ]; then # the policy says nothing where it cannot begin
+    if [ -z "$reason$refused" ]; then # the policy says nothing where it cannot begin
         cachemate doctor --quick --json >doctor.json
-        told="no word; doctor: $(awk -F '"' '$4 == "data-address sampling" { on = 1 } on && $2 == "says" { print $4; exit }' doctor.json)"
+        reason="no word; doctor: $(awk -F '"' '$4 == "data-address sampling" { on = 1 } on && $2 == "says" { print $4; exit }' doctor.json)"
     fi
     # The kernel may bring them together, too: that is not the policy's.
-    case ${told:-no} in no*) itself=0 ;; *) itself=1 ;; esac
-    holds clustered "remote transfers gone under thread-clustering, live" "${told:-refused}${refused:+: $refused}" \
+    case ${reason:-no} in no*) itself=0 ;; *) itself=1 ;; esac
+    holds clustered "remote transfers gone under thread-clustering, live" "${reason:-refused}${refused:+: $refused}" \
         "$(awk "BEGIN { printf \"%.2f\", 1 - $product / $apart }")" "at least 0.7" "$itself && 1 - $product / $apart >= 0.7" "$apart" "$product"
 }

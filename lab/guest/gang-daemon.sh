@@ -6,12 +6,12 @@ says() { status | grep -q "$1"; }
 idle_turns() { case " $(policies $all) " in *' 5 '*) return 0 ;; esac; return 1; }
 not_with_scheduler() { case " $(policies $all) " in *' 7 '*) return 1 ;; esac; return 0; }
 
-scene_daemon() {
+scenario_daemon() {
     programs 3072 32768
     victims="$v1 $v2" streams="$s1 $s2"
     usleep 100000
     stretch 0.5 $victims $streams >kernel.tsv
-    attach || { tell attach "the scheduler is attached" FAIL - "$(tail -n 1 loader.log)" enabled; return; }
+    attach || { report attach "the scheduler is attached" FAIL - "$(tail -n 1 loader.log)" enabled; return; }
     manage "window_ms = 200
 [policy]
 name = \"intensity-gangs\"
@@ -25,7 +25,7 @@ $(rules victim-1 victim-2 stream-1 stream-2)"
     usleep 200000
     stretch 0.8 $victims $streams >worth.tsv
     near gain "a victim's access under the daemon with sched_ext, ns: measured, and by the law" "$(of worth.tsv 3 $victims)" "$(law 20)" 10
-    tell streams "victims and streams meanwhile, against the kernel alone" note - \
+    report streams "victims and streams meanwhile, against the kernel alone" note - \
         "$(awk "BEGIN { printf \"%.2f %.2f\", $(of worth.tsv 2 $victims) / $(of kernel.tsv 2 $victims), $(of worth.tsv 2 $streams) / $(of kernel.tsv 2 $streams) }")" -
     cachemate status --socket /run/lab/s.sock | sed 's/^/# /'
 
@@ -36,7 +36,7 @@ $(rules victim-1 victim-2 stream-1 stream-2)"
         "$(not_with_scheduler && echo yes || echo "$(policies $all)") $(cat /sys/kernel/sched_ext/state)"
     within 10 idle_turns
     same idle "gangs go on as idle turns (policy 5 in its turn)" yes "$(idle_turns && echo yes || policies $all)"
-    tell said "and status says" note "$(status | grep -o 'the gang scheduler[^"]*' | head -n 1)" - -
+    report said "and status says" note "$(status | grep -o 'the gang scheduler[^"]*' | head -n 1)" - -
     attach && within 20 held_by_scheduler
     same again "the loader started again gets the plan again: threads, policy" "4 7" "$(count held) $(policies $all)"
     kill -9 "$(status | awk -F '[:,]' '/"guardian_pid"/ { print $2 + 0; exit }')" "$daemon"

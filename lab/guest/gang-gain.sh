@@ -36,7 +36,7 @@ weighted() {
     awk -v va="$victim_alone" -v sa="$stream_alone" -v victims=" $victims " '
         $1 == "switches" { next } { sum += $2 / (index(victims, " " $1 " ") ? va : sa) } END { printf "%.2f", sum }' "$1"
 }
-# worth ID WHAT TURN_MS: measured over eight turns at least; told against the law, or (turn "none") as it is.
+# worth ID WHAT TURN_MS: measured over eight turns at least; reported against the law, or (turn "none") as it is.
 # In $victim_gain and $victim_ns what is measured.
 worth() {
     usleep "$(awk -v ms="$3" 'BEGIN { print int((ms > 25 ? 2 * ms : 50) * 1000) }')"
@@ -45,7 +45,7 @@ worth() {
     victim_ns=$(of worth.tsv 3 $victims)
     victim_gain=$(awk "BEGIN { printf \"%.2f\", $(of worth.tsv 2 $victims) / $(of kernel.tsv 2 $victims) }")
     beside=$(awk "BEGIN { printf \"%.2f\", $(of worth.tsv 2 $streams) / $(of kernel.tsv 2 $streams) }")
-    tell "$1-table" "$2: victims, streams against the kernel alone; weighted speed-up; switches a second; another program wakes late, median and most us" \
+    report "$1-table" "$2: victims, streams against the kernel alone; weighted speed-up; switches a second; another program wakes late, median and most us" \
         note - "$victim_gain $beside $(weighted worth.tsv) $(of worth.tsv 2 switches | cut -d. -f1) $(field median wakes.out) $(field most wakes.out)" -
 }
 by_law() { near "$1" "$2: ns of a victim's access, by the law and measured" "$victim_ns" "$(law "$3")" 10; }
@@ -106,15 +106,15 @@ filling() {
 }
 
 # gain-short: two lengths by the scheduler, one by hand
-scene_gain() {
+scenario_gain() {
     by_kernel_ms='20 50 100 5 1' by_hand_ms='20 50 100 5 1'
-    [ "$scene" = gain ] || by_kernel_ms='20 50' by_hand_ms=20
+    [ "$scenario" = gain ] || by_kernel_ms='20 50' by_hand_ms=20
     alone
     programs 3072 32768
     victims="$v1 $v2" streams="$s1 $s2"
     usleep 100000
     stretch 0.5 $victims $streams >kernel.tsv
-    [ "$scene" != gain ] || worth kernel "the kernel alone" 1
+    [ "$scenario" != gain ] || worth kernel "the kernel alone" 1
     by_hand stop "stop signals"
     by_hand idle "idle turns"
     generation=0
@@ -122,7 +122,7 @@ scene_gain() {
     by_scheduler
     echo '{"stop":{}}' | gangs send >answer
     within 5 ended "$loader"
-    [ "$scene" != gain ] || filling
+    [ "$scenario" != gain ] || filling
     echo '{"stop":{}}' | gangs send >answer
     within 5 ended "$loader"
     kill -CONT "$v2"

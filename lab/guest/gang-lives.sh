@@ -12,9 +12,9 @@ shares() {
 least() { printf '%s\n' "$@" | sort -n | head -n 1; }
 
 # One busy unmanaged loop, then one on each CPU: does every managed program come to run, from the loop's first moment on?
-scene_beside() {
+scenario_beside() {
     lab-program model 0
-    attach || { tell attach "the scheduler is attached" FAIL - "$(tail -n 1 loader.log)" enabled; return; }
+    attach || { report attach "the scheduler is attached" FAIL - "$(tail -n 1 loader.log)" enabled; return; }
     programs 64 64
     plan 1 20000 "$(four 0 0 1 1)"
     usleep 600000
@@ -40,10 +40,10 @@ scene_beside() {
 }
 
 # A CPU goes and comes: the kernel ends the scheduler, and the loader attaches again. Two L3s with two CPUs each.
-scene_hotplug() {
+scenario_hotplug() {
     lab-program model 0
     caches="0 1"
-    attach || { tell attach "the scheduler is attached" FAIL - "$(tail -n 1 loader.log)" enabled; return; }
+    attach || { report attach "the scheduler is attached" FAIL - "$(tail -n 1 loader.log)" enabled; return; }
     programs 64 64
     plan 1 20000 "$(four 0 0 1 1)"
     usleep 200000
@@ -77,7 +77,7 @@ grown_first() {
 }
 
 # Fifty deaths at moments that differ; one counts only if the scheduler was attached and had its programs.
-scene_kills() {
+scenario_kills() {
     lab-program model 0
     programs 64 64
     pause_us=5000

@@ -73,7 +73,7 @@ turns_as_planned() {
     holds in-turn "percent of the time in which both CPUs ran the gang in turn" - "$share" "at least 95" "$share >= 95" "$share"
     wait_ms=$(awk "BEGIN { printf \"%.1f\", $(count longest_wait_ns) / 1e6 }")
     holds wait "longest wait of a task, ms" - "$wait_ms" "two rotations and 100 ms: 180" "$wait_ms <= 180" "$wait_ms"
-    tell late "how late a turn ended at most, us" note - "$(($(count latest_ns) / 1000))" -
+    report late "how late a turn ended at most, us" note - "$(($(count latest_ns) / 1000))" -
 }
 
 bad_plans() {
@@ -155,19 +155,19 @@ guard() {
     set -- $(rates 0.2 $all)
     holds guard-run "slowest program beside the busy loops, accesses a second" - "$(printf '%s\n' "$@" | sort -n | head -n 1)" \
         "more than none" "$1 > 0 && $2 > 0 && $3 > 0 && $4 > 0" "$1" "$2" "$3" "$4"
-    same guard-why "and why is told" 1 "$(state | grep -c 'unmanaged tasks had')"
+    same guard-why "and why is reported" 1 "$(state | grep -c 'unmanaged tasks had')"
     echo '{"stop":{}}' | gangs send >answer
     within 5 ended "$loader"
     same stop "after stop the policies and sched_ext are as before" "0 disabled" "$(policies $all) $(cat /sys/kernel/sched_ext/state)"
     sed 's/^/# /' loader.log
 }
 
-scene_scheduler() {
+scenario_scheduler() {
     lab-program model 0
     same check "nothing is missing here" '' "$(gangs check)" nothing
     waiting
     if ! attach; then
-        tell attach "the scheduler is attached" FAIL - "$(tail -n 1 loader.log)" enabled
+        report attach "the scheduler is attached" FAIL - "$(tail -n 1 loader.log)" enabled
         dmesg | tail -n 20 | sed 's/^/# /'
         kill "$loader"
         return

@@ -8,10 +8,10 @@ kernel_nodes() { for cpu in /sys/devices/system/cpu/cpu[0-9]*; do ls -d "$cpu"/n
 # told_gathering: what doctor says of the kernel's own scheduling
 told_gathering() { cachemate doctor --quick 2>/dev/null | sed -n "s/^the kernel's own cache-aware scheduling: //p"; }
 
-scene_nodes() {
+scenario_nodes() {
     lab-program model 0
     mount -t debugfs debugfs /sys/kernel/debug
-    tell kernel-release "the kernel" note - "$(uname -r)" -
+    report kernel-release "the kernel" note - "$(uname -r)" -
     same nodes "memory node of each CPU: by the kernel, by topology" "$(kernel_nodes)" "$(told_nodes)"
     holds two "memory nodes of the guest" - "$(ls -d /sys/devices/system/node/node[0-9]* | wc -l)" 2 "$(ls -d /sys/devices/system/node/node[0-9]* | wc -l) == 2" \
         "$(ls -d /sys/devices/system/node/node[0-9]* | wc -l)"

@@ -37,7 +37,7 @@ phase() {
     done
 }
 
-scene_programs() {
+scenario_programs() {
     seconds=$(cat /lab/seconds)
     count=$(wc -l </lab/programs)
     mkdir -p /mnt/rdt /programs

@@ -1,12 +1,12 @@
 # A curve from a few way masks, while the program runs: a plan with steps, misses by counters, and no recorder; sourced by init.
 
 # Lines of 4 MiB at random: in w ways of 512 KiB it finds the share of them that the ways hold.
-scene_sweep() {
+scenario_sweep() {
     mount -t resctrl resctrl /mnt/rdt
     busy uniform victim-1 0 4096; v1=$pid
     busy stream stream-1 1 32768; s1=$pid
     for one in "$v1" "$s1"; do within 30 test -s "/run/lab/progress/$one"; done
-    : >truth.tsv
+    : >by-model.tsv
     mkdir /mnt/rdt/v /mnt/rdt/s
     echo "$v1" >/mnt/rdt/v/tasks
     echo "$s1" >/mnt/rdt/s/tasks
@@ -17,7 +17,7 @@ scene_sweep() {
         echo "L3:0=$3" >/mnt/rdt/s/schemata
         usleep 40000
         lab-program mpki 40 0 >counted.out
-        printf '%s\t%s\n' "$(($1 * 512 * 1024))" "$(field mpki counted.out)" >>truth.tsv
+        printf '%s\t%s\n' "$(($1 * 512 * 1024))" "$(field mpki counted.out)" >>by-model.tsv
     done
     rmdir /mnt/rdt/v /mnt/rdt/s
     manage 'window_ms = 40
@@ -38,7 +38,7 @@ parameters = { window_ns = 40_000_000, steps = [
     while read -r bytes mpki; do
         near "ways-$((bytes / 524288))" "misses for 1000 instructions in $((bytes / 524288)) of 16 ways: swept, and by the machine" \
             "$(awk -v bytes="$bytes" '$1 == bytes { print $2 }' curve.tsv)" "$mpki" 5
-    done <truth.tsv
+    done <by-model.tsv
     kill -9 "$v1" "$s1"
 }
 # curve NAME: bytes and misses of each point of status.json

@@ -1,4 +1,4 @@
-# Scenes of the modelled machine; sourced by init.
+# Scenarios of the modelled machine; sourced by init.
 
 # load KIND NAME CPU KIB MS [STEP_MS]: in the foreground, its line in NAME.out
 load() { lab-program load "$@" >"$2.out"; }
@@ -46,7 +46,7 @@ end() {
 }
 
 # Latencies and partitions against closed form. Three instructions a load (load, count, branch) at 2 GHz.
-scene_settled() {
+scenario_settled() {
     for level in "l1 16 0" "l2 128 14" "l3 6144 50" "memory 12288 250"; do
         set -- $level
         load chase "$1" 0 "$2" 20
@@ -91,7 +91,7 @@ scene_settled() {
 # Of the guest: a survey that has not ended by then has failed.
 gangs_within=30
 # Two that need the cache, two that only pass through it, two CPUs: who should run together?
-scene_gangs() {
+scenario_gangs() {
     busy chase victim-1 -1 3072; v1=$pid
     busy stream stream-1 -1 32768; s1=$pid
     busy chase victim-2 -1 3072; v2=$pid
@@ -125,7 +125,7 @@ $(rules victim-1 victim-2 stream-1 stream-2)"
     lab-program mark 3
     status >status.json
     cachemate status --socket /run/lab/s.sock | sed 's/^/# /'
-    told=$(awk -F '"' '/"why": ".*run together/ { print $4 }' status.json | head -n 2)
+    reason=$(awk -F '"' '/"why": ".*run together/ { print $4 }' status.json | head -n 2)
     last=$(awk -F '"' '/"why": "/ { why = $4 } END { print why }' status.json)
     end
     holds survey "a first survey of four programs, guest seconds until gangs run" "$survey" \
@@ -133,7 +133,7 @@ $(rules victim-1 victim-2 stream-1 stream-2)"
         "at most 20" "\"$survey\" + 0 > 0 && \"$survey\" + 0 <= 20" "$(number probes_answered)"
     for one in "victim-1 $victim_slower" "stream-2 $stream_slower"; do
         set -- $one
-        probed=$(believed "$1" 3)
+        probed=$(reported_value "$1" 3)
         near "beside-$1" "$1: how many times slower beside a stream, by its probe and by hand" \
             "${probed:+$(awk "BEGIN { print 1 + $probed }")}" "$2" 10
     done
@@ -141,21 +141,21 @@ $(rules victim-1 victim-2 stream-1 stream-2)"
     hand=$(awk "BEGIN { printf \"%.2f\", ($5 + $6) / ($1 + $2) }")
     found=$(awk "BEGIN { printf \"%.2f\", (${9} + ${10}) / ($1 + $2) }")
     holds by-hand "victims in gangs by hand: work against the kernel alone" - "$hand" "at least 1.5" "$hand >= 1.5" "$hand"
-    holds gain "victims in gangs found by the policy: work against the kernel alone" "${told:-${last:-no word}}" \
+    holds gain "victims in gangs found by the policy: work against the kernel alone" "${reason:-${last:-no word}}" \
         "$found" "80 % of the gain by hand" "$found - 1 >= 0.8 * ($hand - 1)" "$found" "$hand"
-    tell streams "streams meanwhile, against the kernel alone" note - \
+    report streams "streams meanwhile, against the kernel alone" note - \
         "$(awk "BEGIN { printf \"%.2f, by hand %.2f\", (${11} + ${12}) / ($3 + $4), ($7 + $8) / ($3 + $4) }")" -
     kill -9 "$v1" "$v2" "$s1" "$s2"
 }
 ganged() { status | awk '/"gangs": \[$/ { found = 1 } END { exit !found }'; }
 
 # Page colors: what they confine, and what that is worth beside a stream.
-scene_colors() {
+scenario_colors() {
     # Colors are looked for in the frames that a process gets: half a GiB is enough for all of them.
     cachemate --quiet color discover --bytes 256M -o map.json --seconds 30 >discover.out 2>&1
     code=$?
     sed 's/^/# /' discover.out
-    if [ "$scene" = colors-hashed ]; then
+    if [ "$scenario" = colors-hashed ]; then
         confines=$(grep -ciE 'last level.*: confined' discover.out)
         holds hashed "on an L3 that is hashed throughout the product does not say that colors confine" \
             "$(tail -n 1 discover.out | cut -c1-90)" "$confines times (exit code $code)" never "$confines == 0" "$confines"
@@ -185,7 +185,7 @@ scene_colors() {
 }
 
 # Ways by hand and by a static plan: do they hold, and does the product's word on occupancy agree with the machine's?
-scene_ways() {
+scenario_ways() {
     mount -t resctrl resctrl /mnt/rdt
     busy chase victim-1 0 3072; v1=$pid
     busy stream stream-1 1 32768; s1=$pid
@@ -214,7 +214,7 @@ in_groups() { for one in "$@"; do [ "$(sed -n 's/^res://p' "/proc/$one/cpu_resct
 
 # DIO on live counters over two L3s, its guard on: the mix that it gets wrong (two victims together, two streams together
 # are best). Is its mistake taken back, and not repeated?
-scene_placement() {
+scenario_placement() {
     busy chase victim-1 0 3072; v1=$pid
     busy chase victim-2 1 3072; v2=$pid
     busy stream stream-1 2 32768; s1=$pid

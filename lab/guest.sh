@@ -69,7 +69,7 @@ snapshot() {
 
 # start POLICY-LINES: the daemon with this configuration; $daemon is its pid.
 start() {
-    printf 'act = true\nwindow_ms = %s\nprofiles = ["/lab/profiles"]\n[guard]\nenabled = false\n[policy]\n%s\n%s\n' \
+    printf 'mode = "act"\nwindow_ms = %s\nprofiles = ["/lab/profiles"]\n[rollback]\nenabled = false\n[policy]\n%s\n%s\n' \
         "${window:-200}" "$1" "$rules" >c.toml
     cachemate --quiet manage --config c.toml --state-dir state --socket s.sock >daemon.log 2>&1 &
     daemon=$!
@@ -175,7 +175,7 @@ cpusets() {
     set -- $pids
     for pid in $pids; do echo "$pid" >"$group/cgroup.procs"; done
     taskset -p 12 "$2" >/dev/null
-    rules='[[groups]]
+    rules='[[cpusets]]
 cgroup = "/batch"
 cpus = "4-5"'
     snapshot >before

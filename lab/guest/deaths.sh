@@ -52,7 +52,7 @@ some_change() { changed=$(kinds_changed) && [ -n "$changed" ]; }
 death() {
     manage "window_ms = 200
 seed = $2
-[guard]
+[rollback]
 enabled = false
 [policy]
 name = \"shake\"

@@ -205,7 +205,7 @@ shared_by() {
     usleep 10000
     seats f f f f
     manage "window_ms = 100
-[guard]
+[rollback]
 enabled = false
 [policy]
 name = \"thread-clustering\"

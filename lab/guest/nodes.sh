@@ -31,12 +31,12 @@ scenario_nodes() {
     ln -sf /bin/lab-program /lab/bin/one
     /lab/bin/one hold 64 &
     pid=$!
-    printf 'act = true\nsched_cache_tolerance = 100\n[policy]\nname = "default"\n%s\n' "$(rules one)" >c.toml
+    printf 'mode = "act"\nkernel_cache_tolerance = 100\n[policy]\nname = "default"\n%s\n' "$(rules one)" >c.toml
     for death in end kill; do
         cachemate --quiet manage --config c.toml --state-dir state --socket /run/lab/s.sock >daemon.log 2>&1 &
         daemon=$!
         within 5 tolerance_is 100
-        same "set-$death" "sched_cache_tolerance = 100: the kernel's file, and status" "100 on, tolerance 100" \
+        same "set-$death" "kernel_cache_tolerance = 100: the kernel's file, and status" "100 on, tolerance 100" \
             "$(cat $knobs/aggr_tolerance) $(within 10 says_tolerance && status | grep -o 'on, tolerance 100' | head -n 1)"
         if [ "$death" = end ]; then
             end

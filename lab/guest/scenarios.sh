@@ -31,7 +31,7 @@ rates() {
 mean() { echo "$@" | awk '{ for (i = 1; i <= NF; i++) sum += $i; printf "%.0f", sum / NF }'; }
 # manage LINES: the daemon with this configuration; its pid in $daemon
 manage() {
-    printf 'act = true\n%s\n' "$1" >c.toml
+    printf 'mode = "act"\n%s\n' "$1" >c.toml
     cachemate --quiet manage --config c.toml --state-dir state --socket /run/lab/s.sock >daemon.log 2>&1 &
     daemon=$!
 }
@@ -192,7 +192,7 @@ scenario_ways() {
     usleep 300000
     before=$(rates 0.3 "$v1" "$s1")
     manage 'window_ms = 100
-[guard]
+[rollback]
 enabled = false
 [policy]
 name = "static-partition"

@@ -21,7 +21,7 @@ scenario_sweep() {
     done
     rmdir /mnt/rdt/v /mnt/rdt/s
     manage 'window_ms = 40
-[guard]
+[rollback]
 enabled = false
 [policy]
 name = "static-partition"

@@ -30,8 +30,10 @@ const STARTED_WITHIN: Duration = Duration::from_secs(30);
 /// A program or the daemon cannot be started.
 pub fn show(place: &BenchHost) -> anyhow::Result<Vec<BenchRow>> {
     let crowd = SleeperGroup::start(place)?;
-    let config =
-        format!("act = true\nwindow_ms = 1000\n[policy]\nname = \"round-robin\"\n[[rules]]\npid = {}\n", crowd.0.id());
+    let config = format!(
+        "mode = \"act\"\nwindow_ms = 1000\n[policy]\nname = \"round-robin\"\n[[rules]]\npid = {}\n",
+        crowd.0.id()
+    );
     std::fs::write(place.folder.join("overhead.toml"), config)
         .context("the daemon's configuration cannot be written")?;
     let what = format!("daemon's share of a CPU at {TASKS} tasks, 1 s windows");

@@ -84,7 +84,7 @@ fn a_decision_that_hurts_is_taken_back_live() {
     let source = ProgressWriter::start(pids.iter().map(|pid| (*pid, reports.join(pid.to_string()))).collect());
     let rules: String = pids.iter().map(|pid| format!("[[rules]]\npid = {pid}\n")).collect();
     let config = format!(
-        "act = true\nwindow_ms = 100\n[policy]\nname = \"squeeze\"\n[guard]\nwindows = 4\nkeep_out_windows = 1000000\n{rules}"
+        "mode = \"act\"\nwindow_ms = 100\n[policy]\nname = \"squeeze\"\n[rollback]\ntrial_windows = 4\ncooldown_windows = 1000000\n{rules}"
     );
     let mut daemon = daemon(folder.path(), &config);
     let status = status_when(folder.path(), "the roll-back", PATIENCE, |status| status["counters"]["rolled_back"] != 0);
@@ -128,7 +128,7 @@ fn a_group_is_confined_and_comes_back() {
     let host = LinuxHost::new("/");
     let pid = program.0.id() as i32;
     let mask = host.affinity(pid).unwrap();
-    let config = format!("act = true\nwindow_ms = 50\n[[groups]]\ncgroup = \"{path}\"\ncpus = \"{first}\"\n");
+    let config = format!("mode = \"act\"\nwindow_ms = 50\n[[cpusets]]\ncgroup = \"{path}\"\ncpus = \"{first}\"\n");
     for killed in [false, true] {
         let mut daemon = daemon(folder.path(), &config);
         let status = status_when(folder.path(), "the group", PATIENCE, |status| {
@@ -157,7 +157,7 @@ fn a_plan_that_no_machine_may_be_told_ends_nothing() {
     let (host, pid) = (LinuxHost::new("/"), program.0.id() as i32);
     let before = host.affinity(pid).unwrap();
     let config = format!(
-        "act = true\nwindow_ms = 50\n[policy]\nname = \"astray\"\n[guard]\nenabled = false\n[[rules]]\npid = {pid}\n"
+        "mode = \"act\"\nwindow_ms = 50\n[policy]\nname = \"astray\"\n[rollback]\nenabled = false\n[[rules]]\npid = {pid}\n"
     );
     let mut daemon = daemon(folder.path(), &config);
     let astray = status_when(folder.path(), "the refusal", PATIENCE, |status| !status["refused_plan"].is_null());

@@ -93,7 +93,7 @@ impl Confinement {
         let Some((_, group, path)) = &self.0 else { return String::new() };
         let whole = std::fs::read_to_string(group.0.join("cpuset.cpus")).unwrap();
         let first = whole.trim().parse::<CpuSet>().unwrap().first().unwrap();
-        format!("[[groups]]\ncgroup = \"{path}\"\ncpus = \"{first}\"\n")
+        format!("[[cpusets]]\ncgroup = \"{path}\"\ncpus = \"{first}\"\n")
     }
 
     fn text(&self) -> Option<String> {

@@ -19,7 +19,7 @@ fn managed(folder: &Path, policy: &str, windows: u64) {
     let programs = [busy(), busy()];
     let rules: String = programs.iter().map(|program| format!("[[rules]]\npid = {}\n", program.pid())).collect();
     let config =
-        format!("act = true\nwindow_ms = 100\nrun_log = \"run.jsonl.zst\"\n[policy]\nname = \"{policy}\"\n{rules}");
+        format!("mode = \"act\"\nwindow_ms = 100\nrun_log = \"run.jsonl.zst\"\n[policy]\nname = \"{policy}\"\n{rules}");
     let mut daemon = daemon(folder, &config);
     status_when(folder, "its windows", PATIENCE, |status| status["windows"].as_u64().is_some_and(|at| at >= windows));
     Command::new("kill").args(["-TERM", &daemon.pid().to_string()]).status().unwrap();

@@ -26,7 +26,8 @@ pub enum SpellingScope {
 pub struct RetiredSpelling {
     /// The place in which it occurs.
     pub scope: SpellingScope,
-    /// The refused spelling; options stand behind their command, parameters behind their policy (`auto.without`).
+    /// The refused spelling; options stand behind their command, parameters behind their policy (`auto.without`),
+    /// keys of files behind their tables, and values of keys behind the key (`rules.action = leave`).
     pub old: &'static str,
     /// Its replacement, without the command or the policy.
     pub new: &'static str,
@@ -76,8 +77,9 @@ pub const RETIRED_SPELLINGS: &[RetiredSpelling] = &[
     retired(SpellingScope::Configuration, "guard.windows", "rollback.trial_windows"),
     retired(SpellingScope::Configuration, "guard.loss_at_least", "rollback.min_loss"),
     retired(SpellingScope::Configuration, "guard.keep_out_windows", "rollback.cooldown_windows"),
-    retired(SpellingScope::Configuration, "rules.goal.degradation_at_most", "rules.goal.max_slowdown"),
-    retired(SpellingScope::Configuration, "rules.goal.rate_at_least", "rules.goal.min_rate"),
+    retired(SpellingScope::Configuration, "rules.degradation_at_most", "rules.max_slowdown"),
+    retired(SpellingScope::Configuration, "rules.rate_at_least", "rules.min_rate"),
+    retired(SpellingScope::Configuration, "rules.action = leave", "rules.action = ignore"),
     retired(SpellingScope::Configuration, "groups", "cpusets"),
     retired(SpellingScope::Configuration, "metrics", "metrics_address"),
     retired(SpellingScope::Configuration, "gang_scheduler", "gang_scheduler_socket"),
@@ -140,6 +142,22 @@ pub const RETIRED_SPELLINGS: &[RetiredSpelling] = &[
 pub fn successor(scope: SpellingScope, old: &str) -> Option<&'static str> {
     let row = RETIRED_SPELLINGS.iter().find(|row| row.scope == scope && row.old == old);
     row.map(|row| row.new)
+}
+
+/// The spelling that replaced the key or value `path` of a file. Indices of arrays do not count, leading tables that a
+/// row does not name are ignored, and tables that the author has already renamed are recognized.
+pub fn key_successor(scope: SpellingScope, path: &str) -> Option<&'static str> {
+    let keys: Vec<&str> = path.split('.').map(|key| key.split('[').next().unwrap_or(key)).collect();
+    let ends_with = |tables: &str, key: &str| {
+        let tables = tables.rsplit_once('.').map(|(tables, _)| tables);
+        let expected: Vec<&str> = tables.into_iter().flat_map(|tables| tables.split('.')).chain([key]).collect();
+        keys.ends_with(&expected)
+    };
+    let matches = |row: &&RetiredSpelling| {
+        let key = row.old.rsplit('.').next().unwrap_or(row.old);
+        row.scope == scope && (ends_with(row.old, key) || ends_with(row.new, key))
+    };
+    RETIRED_SPELLINGS.iter().find(matches).map(|row| row.new)
 }
 
 const fn retired(scope: SpellingScope, old: &'static str, new: &'static str) -> RetiredSpelling {

@@ -12,7 +12,7 @@ use cachemate_linux::safety::guardian::{Lock, RecoveryReport, restore_left_behin
 use cachemate_linux::safety::restore::{RestoreOutcome, RestoredObject};
 use cachemate_linux::sense::progress::ProgressFiles;
 use cachemate_page::serve::page::{PageAddress, PageFeed, serve};
-use cachemate_spec::{ManageConfig, User, load_manage_config};
+use cachemate_spec::{ManageConfig, ManageMode, User, load_manage_config};
 use cachemate_trace::RunLogWriter;
 use sd_notify::NotifyState;
 
@@ -59,7 +59,9 @@ impl ConfigSource {
                 config.policy = Some(cachemate_spec::PolicyChoice { name, parameters: Default::default() });
             }
         }
-        config.act &= !self.observe;
+        if self.observe {
+            config.mode = ManageMode::Observe;
+        }
         config.state_dir = self.state_dir.clone().or(config.state_dir).or_else(|| Some(paths::state_dir()));
         config.socket = self.socket.clone().or(config.socket).or_else(|| Some(paths::socket()));
         host::decider(&config)?;
@@ -113,13 +115,13 @@ pub fn run(source: &ConfigSource, switches: &ControlFlags, say: &dyn Fn(&str)) -
     watcher.status.pid = std::process::id();
     watcher.status.level = host.capability_survey.level;
     let calibrated = host::calibrated_level(&host);
-    watcher.status.acting = wish.config.act;
+    watcher.status.acting = wish.config.mode == ManageMode::Act;
     watcher.status.policy = live.policy_name.clone();
     watcher.status.colors = Some(colors(&live));
     publish(&shared, &watcher);
     let socket_path = wish.config.socket.clone().unwrap_or_else(paths::socket);
     let _server = socket::serve(&socket_path, shared.clone())?;
-    if let Some(address) = &wish.config.metrics {
+    if let Some(address) = &wish.config.metrics_address {
         metrics::serve(address, shared.clone())?;
     }
     let feed = source.page.as_ref().map(|wish| serve(wish, &header)).transpose()?;
@@ -128,7 +130,7 @@ pub fn run(source: &ConfigSource, switches: &ControlFlags, say: &dyn Fn(&str)) -
     let _ = sd_notify::notify(false, &[NotifyState::Ready]);
     say(&format!(
         "{} with policy '{}', level {} of 3 (cachemate doctor); socket {}",
-        if wish.config.act { "managing" } else { "observing only" },
+        if wish.config.mode == ManageMode::Act { "managing" } else { "observing only" },
         live.policy_name,
         host.capability_survey.level,
         socket_path.display()
@@ -300,11 +302,12 @@ fn reload(
     let taken = source.read().and_then(|config| {
         let policy = host::decider(&config)?;
         let name = host::policy_of(&config).name;
-        if config.act && !live.machine.may_act() {
+        let acting = config.mode == ManageMode::Act;
+        if acting && !live.machine.may_act() {
             let state_dir = config.state_dir.clone().unwrap_or_else(paths::state_dir);
             live.machine.acquire(host::acting(&state_dir)?);
         }
-        let account = live.machine.set_rules(host::rules(&config.rules), host::groups(&config), config.act)?;
+        let account = live.machine.set_rules(host::rules(&config.rules), host::cpusets(&config), acting)?;
         report_restored(&account, say);
         live.policy = policy;
         live.policy_name = name;
@@ -314,7 +317,7 @@ fn reload(
     let reloaded = taken.is_ok();
     match taken {
         Ok(config) => {
-            watcher.status.acting = config.act;
+            watcher.status.acting = config.mode == ManageMode::Act;
             watcher.status.policy.clone_from(&live.policy_name);
             watcher.status.config_error = None;
             say("configuration reloaded");

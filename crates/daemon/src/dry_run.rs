@@ -6,6 +6,7 @@ use cachemate_core::{Change, ControlLoopError, WindowRecord};
 use cachemate_linux::machine::OBSERVING;
 use cachemate_linux::safety::journal::Journal;
 use cachemate_linux::sense::progress::ProgressFiles;
+use cachemate_spec::ManageMode;
 use serde::Serialize;
 
 use crate::daemon::{ConfigSource, ControlFlags, progress_place};
@@ -114,7 +115,7 @@ impl DryRun {
 /// The configuration is wrong somewhere, or the host cannot be read.
 pub fn manage(source: &ConfigSource, switches: &ControlFlags, windows: u64) -> anyhow::Result<DryRun> {
     let mut config = source.read()?;
-    config.act = false;
+    config.mode = ManageMode::Observe;
     let state_dir = config.state_dir.clone().unwrap_or_else(paths::state_dir);
     let host = host::survey_host(false)?;
     let wish = LiveRunOptions {

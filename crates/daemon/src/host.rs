@@ -28,7 +28,7 @@ use cachemate_pipeline::{
     GuardedPolicy, Pipeline, PipelineLoop, StandardPipeline, UnavailableEvidence, with_size_sweeps,
 };
 use cachemate_policy::policies;
-use cachemate_spec::{GroupConfig, ManageConfig, PolicyChoice, RuleAction, RuleConfig, User};
+use cachemate_spec::{CpusetConfig, ManageConfig, ManageMode, PolicyChoice, RuleAction, RuleConfig, User};
 use cachemate_trace::ProfileFile;
 
 #[cfg(feature = "chaos")]
@@ -131,7 +131,8 @@ pub struct LiveRunOptions {
 /// # Errors
 /// An unknown policy or bad parameters, a profile that cannot be read, a state folder that cannot be made.
 pub fn open(found: &HostSurvey, wish: &LiveRunOptions) -> anyhow::Result<LiveRun> {
-    if wish.config.act {
+    let is_acting = wish.config.mode == ManageMode::Act;
+    if is_acting {
         crate::paths::make_private_dir(&wish.state_dir)?;
     }
     let window = window_of(&wish.config);
@@ -146,8 +147,8 @@ pub fn open(found: &HostSurvey, wish: &LiveRunOptions) -> anyhow::Result<LiveRun
     let state = wish.state_dir.display().to_string();
     let options = LiveOptions {
         rules: wish.rules.clone(),
-        groups: groups(&wish.config),
-        act: wish.config.act,
+        cpusets: cpusets(&wish.config),
+        act: is_acting,
         state_dir: wish.state_dir.clone(),
         guardian: GuardianCommand {
             // Not the path it was started by: an upgrade may have replaced that file meanwhile.
@@ -158,10 +159,10 @@ pub fn open(found: &HostSurvey, wish: &LiveRunOptions) -> anyhow::Result<LiveRun
         probe_share: 0.5,
         progress: wish.progress.clone(),
         resctrl: found.resctrl.clone(),
-        gang_scheduler: gang_scheduler_socket(&wish.config),
-        kernel_tolerance: wish.config.sched_cache_tolerance,
+        gang_scheduler_socket: gang_scheduler_socket(&wish.config),
+        kernel_tolerance: wish.config.kernel_cache_tolerance,
         known: known_profiles(&wish.config.profiles)?,
-        acting: if wish.config.act { Some(acting(&wish.state_dir)?) } else { None },
+        acting: if is_acting { Some(acting(&wish.state_dir)?) } else { None },
         stop: wish.stop.clone(),
         wake: wish.wake.clone(),
     };
@@ -191,7 +192,7 @@ pub(crate) fn acting(state_dir: &Path) -> anyhow::Result<Arc<ActuationLock>> {
 
 /// `None` = gangs are idle turns.
 fn gang_scheduler_socket(config: &ManageConfig) -> Option<PathBuf> {
-    match &config.gang_scheduler {
+    match &config.gang_scheduler_socket {
         None => Some(PathBuf::from(gang_scheduler::SOCKET)),
         Some(path) => (path.as_os_str() != "off").then(|| path.clone()),
     }
@@ -208,7 +209,7 @@ fn window_of(config: &ManageConfig) -> Duration {
 fn pipeline(config: &ManageConfig, topology: &Topology, capabilities: &Capabilities) -> anyhow::Result<Pipeline> {
     let standard = StandardPipeline {
         policy: policy_of(config),
-        guard: config.guard.in_force(),
+        guard: config.rollback.guard_config(),
         counted_instructions: INSTRUCTIONS_OF_A_READING,
         predictor: miss_cost::measure(topology),
         watches_code: false,
@@ -247,7 +248,7 @@ pub fn decider(config: &ManageConfig) -> anyhow::Result<GuardedPolicy> {
         Some(chaos) => chaos,
         None => policies::build(&policy.name, &policy.parameters, policy.seed)?,
     };
-    Ok(cachemate_pipeline::with_guard(inner, config.guard.in_force()))
+    Ok(cachemate_pipeline::with_guard(inner, config.rollback.guard_config()))
 }
 
 /// Rules as the machine wants them.
@@ -263,16 +264,16 @@ pub(crate) fn rules(config: &[RuleConfig]) -> Vec<ManageRule> {
         action: match rule.action {
             RuleAction::Manage => ManageAction::Manage(rule.goal()),
             RuleAction::Observe => ManageAction::Observe,
-            RuleAction::Leave => ManageAction::Leave,
+            RuleAction::Ignore => ManageAction::Ignore,
         },
     };
     config.iter().map(rule).collect()
 }
 
-/// Confined groups as the machine wants them.
-pub(crate) fn groups(config: &ManageConfig) -> Vec<CpusetGroup> {
-    let confined = |group: &GroupConfig| CpusetGroup { cgroup: group.cgroup.clone(), cpus: group.cpus.clone() };
-    config.groups.iter().map(confined).collect()
+/// Confined cgroups as the machine wants them.
+pub(crate) fn cpusets(config: &ManageConfig) -> Vec<CpusetGroup> {
+    let confined = |cpuset: &CpusetConfig| CpusetGroup { cgroup: cpuset.cgroup.clone(), cpus: cpuset.cpus.clone() };
+    config.cpusets.iter().map(confined).collect()
 }
 
 /// Profile files, and those in folders, by the first 15 bytes of the program's name.

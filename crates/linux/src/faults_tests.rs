@@ -69,7 +69,7 @@ fn options(state_dir: &std::path::Path) -> LiveOptions {
     let args = ["-c", "echo ready; while read line; do :; done"].map(str::to_string).to_vec();
     LiveOptions {
         rules: vec![ManageRule { action: ManageAction::Manage(None), ..ManageRule::default() }],
-        groups: vec![CpusetGroup { cgroup: "/batch".to_string(), cpus: "0-1".parse().unwrap() }],
+        cpusets: vec![CpusetGroup { cgroup: "/batch".to_string(), cpus: "0-1".parse().unwrap() }],
         act: true,
         state_dir: state_dir.to_path_buf(),
         guardian: GuardianCommand { program: "/bin/sh".into(), args },
@@ -77,7 +77,7 @@ fn options(state_dir: &std::path::Path) -> LiveOptions {
         probe_share: 0.5,
         progress: crate::sense::progress::ProgressFiles::default(),
         resctrl: None,
-        gang_scheduler: None,
+        gang_scheduler_socket: None,
         kernel_tolerance: None,
         known: BTreeMap::new(),
         acting: None,

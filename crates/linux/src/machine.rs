@@ -48,7 +48,7 @@ pub struct LiveOptions {
     /// Tried in order; the first that matches a program decides.
     pub rules: Vec<ManageRule>,
     /// Groups that stay on some CPUs, besides whatever the policy decides.
-    pub groups: Vec<CpusetGroup>,
+    pub cpusets: Vec<CpusetGroup>,
     /// Without it nothing on the host is changed.
     pub act: bool,
     /// Folder of the restore journal.
@@ -64,7 +64,7 @@ pub struct LiveOptions {
     /// Where caches can be divided by ways, or occupancy and traffic are counted.
     pub resctrl: Option<Resctrl>,
     /// Where the gang scheduler listens if it runs; `None` = gangs are idle turns, whatever runs.
-    pub gang_scheduler: Option<std::path::PathBuf>,
+    pub gang_scheduler_socket: Option<std::path::PathBuf>,
     /// What the kernel's cache-aware scheduling is to tolerate ([`crate::sense::sched_cache`]); `None` = as it is.
     pub kernel_tolerance: Option<u32>,
     /// Profiles recorded earlier, by the command's name.
@@ -135,7 +135,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         options.acting.iter().for_each(|acting| actuator.acquire(acting.clone()));
         LiveMachine {
             ways: options.resctrl.clone().map(|resctrl| WayController::new(resctrl, owner)),
-            gangs: GangRunners::new(kernel.clone(), options.gang_scheduler.as_deref()),
+            gangs: GangRunners::new(kernel.clone(), options.gang_scheduler_socket.as_deref()),
             kernel,
             actuator,
             window: options.first_window,
@@ -463,7 +463,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             });
             Some(CpusetGroup { cgroup: group.cgroup.clone(), cpus: state? })
         };
-        self.confined = self.options.groups.iter().filter_map(holds).collect();
+        self.confined = self.options.cpusets.iter().filter_map(holds).collect();
     }
 
     /// Occupancy of the shares in force as it is now, and the traffic of this window.

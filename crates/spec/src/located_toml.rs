@@ -4,7 +4,7 @@
 //! is parsed once into a tree with spans, the values are taken out of it (and overridden, where the caller asks), and
 //! whatever is wrong later names a *path*, which is looked up in the tree.
 
-use cachemate_core::nearest;
+use cachemate_core::{SpellingScope, key_successor, nearest};
 use serde::de::DeserializeOwned;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
@@ -17,6 +17,7 @@ pub struct Located<'a> {
     file: &'a str,
     text: &'a str,
     tree: Spanned<DeTable<'a>>,
+    scope: Option<SpellingScope>,
 }
 
 /// Reads `text` as a `T`. `file` is what errors call it.
@@ -35,7 +36,13 @@ impl<'a> Located<'a> {
             line_column: error.span().map(|span| line_column(text, span.start)),
             ..SpecError::of_file(file, first_line(error.message()), "TOML")
         })?;
-        Ok(Located { file, text, tree })
+        Ok(Located { file, text, tree, scope: None })
+    }
+
+    /// Errors about retired keys and values of this kind of file name their successors.
+    #[must_use]
+    pub fn in_scope(self, scope: SpellingScope) -> Self {
+        Located { scope: Some(scope), ..self }
     }
 
     /// The text as a `T`.
@@ -89,7 +96,12 @@ impl<'a> Located<'a> {
             return self.at(&inside(&quoted()), "nothing", "this field");
         }
         if message.starts_with("unknown field") || message.starts_with("unknown variant") {
-            let field = if message.starts_with("unknown field") { inside(&quoted()) } else { path.to_string() };
+            let is_field = message.starts_with("unknown field");
+            let field = if is_field { inside(&quoted()) } else { path.to_string() };
+            let spelling = if is_field { field.clone() } else { format!("{field} = {}", quoted()) };
+            if let Some(new) = self.scope.and_then(|scope| key_successor(scope, &spelling)) {
+                return self.at(&field, format!("'{}'", quoted()), format!("'{new}', its new name"));
+            }
             let known: Vec<&str> = message.split('`').skip(3).step_by(2).collect();
             let meant = nearest(&quoted(), known.iter().copied()).map(Box::from);
             let found = format!("'{}'", quoted());

@@ -4,7 +4,7 @@
 
 use std::path::PathBuf;
 
-use cachemate_core::{CpuSet, Goal};
+use cachemate_core::{CpuSet, Goal, SpellingScope};
 use serde::{Deserialize, Serialize};
 
 use crate::located_toml::Located;
@@ -14,79 +14,90 @@ use crate::{PolicyChoice, SpecError, read_text};
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ManageConfig {
-    /// Without it nothing on the host is changed.
-    pub act: bool,
-    /// The deciding policy and its parameters; the one that changes nothing where none is named.
+    /// Whether the daemon changes the host or only shows its plans.
+    pub mode: ManageMode,
+    /// The deciding policy and its parameters; `auto` if none is named.
     pub policy: Option<PolicyChoice>,
-    /// Whatever the policy draws at random comes from it.
+    /// Seed of the policy's random choices.
     pub seed: u64,
-    /// Shortest time between two looks at the host; a policy may ask for longer windows.
+    /// Minimum length of a window; a policy may ask for longer ones.
     pub window_ms: Option<u64>,
-    /// Where the restore journal lies.
+    /// Directory of the restore journal.
     pub state_dir: Option<PathBuf>,
-    /// Where `status`, `top` and `explain` ask.
+    /// Control socket for `status`, `top` and `explain`.
     pub socket: Option<PathBuf>,
-    /// Address and port of the metrics page; loopback only. None where it is not given.
-    pub metrics: Option<String>,
-    /// Users besides root and the daemon's own who may ask at the socket: numbers or names.
+    /// Address and port at which metrics are served; loopback only. `None` serves no metrics.
+    pub metrics_address: Option<String>,
+    /// Users besides root and the daemon's own that may query the socket: numbers or names.
     pub allow_users: Vec<User>,
-    /// Recorded profiles (`*.json`), recognised by the program's name.
+    /// Recorded profiles (`*.json`), matched by the program's name.
     pub profiles: Vec<PathBuf>,
-    /// Where every window goes, for `replay`; packed where the name ends in `.zst`.
+    /// File to which every window is written, for `replay`; compressed if the name ends in `.zst`.
     pub run_log: Option<PathBuf>,
-    /// Where the gang scheduler listens; its usual socket where none is named, and `off` = gangs are idle turns.
-    pub gang_scheduler: Option<PathBuf>,
-    /// What the kernel's cache-aware scheduling is to tolerate, 0 to 100; left as it is where nothing is said.
-    pub sched_cache_tolerance: Option<u32>,
-    /// When decisions that made things worse are taken back.
-    pub guard: GuardSection,
+    /// Socket of the gang scheduler; `None` is its default socket, and `off` runs gangs by idle turns.
+    pub gang_scheduler_socket: Option<PathBuf>,
+    /// Tolerance of the kernel's cache-aware scheduling, 0 to 100; `None` leaves it unchanged.
+    pub kernel_cache_tolerance: Option<u32>,
+    /// When decisions that lowered speeds are rolled back.
+    pub rollback: RollbackSection,
     /// Rules in order; the first that matches decides.
     pub rules: Vec<RuleConfig>,
-    /// Groups of processes that are kept to some CPUs as a whole, whatever is born in them.
-    pub groups: Vec<GroupConfig>,
+    /// Cgroups that are confined to some CPUs as a whole, including all their future processes.
+    pub cpusets: Vec<CpusetConfig>,
 }
 
-/// One group and its CPUs.
+/// Whether the daemon changes the host.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ManageMode {
+    /// It measures and shows its plans, and changes nothing.
+    #[default]
+    Observe,
+    /// It also applies its plans.
+    Act,
+}
+
+/// One cgroup and its CPUs.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct GroupConfig {
+pub struct CpusetConfig {
     /// Path of the cgroup, as `/proc/PID/cgroup` shows it.
     pub cgroup: String,
     /// CPUs such as `0-3,8`.
     pub cpus: CpuSet,
 }
 
-/// When a decision is taken back.
+/// When a decision is rolled back.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct GuardSection {
-    /// False leaves every decision in force, whatever follows from it.
+pub struct RollbackSection {
+    /// If false, every decision stays in force.
     pub enabled: bool,
     /// Windows that are measured before and after a decision.
-    pub windows: u32,
-    /// Losses below this share are not worth a roll-back.
-    pub loss_at_least: f64,
-    /// Windows for which a decision that was taken back stays out.
-    pub keep_out_windows: u32,
+    pub trial_windows: u32,
+    /// Smallest loss of speed, as a share, that is rolled back.
+    pub min_loss: f64,
+    /// Windows for which a plan that was rolled back is not tried again.
+    pub cooldown_windows: u32,
 }
 
-impl GuardSection {
-    /// As a pipeline takes it; `None` where it is switched off.
-    pub fn in_force(&self) -> Option<cachemate_core::GuardConfig> {
-        let GuardSection { enabled, windows, loss_at_least, keep_out_windows } = *self;
+impl RollbackSection {
+    /// The configuration of the pipeline's guard; `None` if roll-backs are disabled.
+    pub fn guard_config(&self) -> Option<cachemate_core::GuardConfig> {
+        let RollbackSection { enabled, trial_windows, min_loss, cooldown_windows } = *self;
         enabled.then_some(cachemate_core::GuardConfig {
-            windows,
-            min_loss: loss_at_least,
-            cooldown_windows: keep_out_windows,
+            windows: trial_windows,
+            min_loss,
+            cooldown_windows,
             wait_for_reference: true,
             ..Default::default()
         })
     }
 }
 
-impl Default for GuardSection {
+impl Default for RollbackSection {
     fn default() -> Self {
-        GuardSection { enabled: true, windows: 5, loss_at_least: 0.03, keep_out_windows: 60 }
+        RollbackSection { enabled: true, trial_windows: 5, min_loss: 0.03, cooldown_windows: 60 }
     }
 }
 
@@ -94,9 +105,9 @@ impl Default for GuardSection {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum User {
-    /// The number of the user on this host. A configuration that was read and checked has no other kind.
+    /// Number of the user on this host; the only variant in a checked configuration.
     Id(u32),
-    /// The name as it is written in the file.
+    /// Name as written in the file.
     Name(String),
 }
 
@@ -104,7 +115,7 @@ pub enum User {
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RuleConfig {
-    /// Command name as the kernel keeps it (15 bytes); `*` and `?` stand for others.
+    /// Command name as the kernel keeps it (15 bytes); `*` and `?` are wildcards.
     pub command: Option<String>,
     /// The cgroup or one above it.
     pub cgroup: Option<String>,
@@ -112,30 +123,30 @@ pub struct RuleConfig {
     pub pid: Option<i32>,
     /// The user whose process it is.
     pub user: Option<User>,
-    /// What is done with the programs that match; they are managed where nothing is said.
+    /// Treatment of the matching programs; they are managed by default.
     pub action: RuleAction,
     /// Relative weight of its slowdown.
     pub priority: Option<f64>,
-    /// Never slower than this over alone: 0.05 = 5 %.
-    pub degradation_at_most: Option<f64>,
-    /// Never less work a second than this: work that the program reports, else instructions of each thread.
-    pub rate_at_least: Option<f64>,
+    /// Maximum slowdown relative to running alone: 0.05 = 5 %.
+    pub max_slowdown: Option<f64>,
+    /// Minimum work a second: the work that the program reports, else instructions of each thread.
+    pub min_rate: Option<f64>,
 }
 
-/// What is done with programs that match.
+/// Treatment of the programs that match a rule.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum RuleAction {
-    /// Measured and, where the configuration says act, placed.
+    /// Measured and, if the mode is `act`, placed.
     #[default]
     Manage,
     /// Measured, never moved.
     Observe,
-    /// Neither.
-    Leave,
+    /// Neither measured nor moved.
+    Ignore,
 }
 
-/// Reads and checks a configuration. `user_id` finds the number of a user's name.
+/// Reads and checks a configuration; `user_id` resolves a user's name to its number.
 ///
 /// # Errors
 /// An unreadable file, broken TOML, unknown or ill-typed fields, values out of range, unknown users: with the line.
@@ -143,7 +154,7 @@ pub fn load_manage_config(path: &str, user_id: &dyn Fn(&str) -> Option<u32>) -> 
     parse_manage_config(path, &read_text(path)?, user_id)
 }
 
-/// The same from a text; `file` is what errors call it. Users come back as numbers.
+/// [`load_manage_config`] for a text; errors call it `file`. All users of the result are numbers.
 ///
 /// # Errors
 /// As [`load_manage_config`].
@@ -152,7 +163,7 @@ pub fn parse_manage_config(
     text: &str,
     user_id: &dyn Fn(&str) -> Option<u32>,
 ) -> Result<ManageConfig, SpecError> {
-    let located = Located::parse(file, text)?;
+    let located = Located::parse(file, text)?.in_scope(SpellingScope::Configuration);
     let mut config: ManageConfig = located.read(&[])?;
     let resolve = |field: String, user: &mut User| match user {
         User::Id(_) => Ok(()),
@@ -181,57 +192,57 @@ impl ManageConfig {
         if self.window_ms == Some(0) {
             return Err(located.at("window_ms", "0", "1 or more"));
         }
-        if let Some(tolerance) = self.sched_cache_tolerance.filter(|tolerance| *tolerance > 100) {
-            return Err(located.at("sched_cache_tolerance", tolerance.to_string(), "0 to 100"));
+        if let Some(tolerance) = self.kernel_cache_tolerance.filter(|tolerance| *tolerance > 100) {
+            return Err(located.at("kernel_cache_tolerance", tolerance.to_string(), "0 to 100"));
         }
-        let places = [
+        let paths = [
             ("state_dir", &self.state_dir),
             ("socket", &self.socket),
             ("run_log", &self.run_log),
-            ("gang_scheduler", &self.gang_scheduler),
+            ("gang_scheduler_socket", &self.gang_scheduler_socket),
         ];
         let profiles = self.profiles.iter().enumerate().map(|(at, path)| (format!("profiles[{at}]"), path));
-        let named = places.into_iter().filter_map(|(field, path)| Some((field.to_string(), path.as_ref()?)));
+        let named = paths.into_iter().filter_map(|(field, path)| Some((field.to_string(), path.as_ref()?)));
         for (field, path) in named.chain(profiles) {
             if path.as_os_str().is_empty() {
                 return Err(located.at(&field, "''", "a path"));
             }
         }
-        if let Some(address) = &self.metrics {
+        if let Some(address) = &self.metrics_address {
             let parsed: Option<std::net::SocketAddr> = address.parse().ok();
             if parsed.is_none_or(|address| !address.ip().is_loopback()) {
                 return Err(located.at(
-                    "metrics",
+                    "metrics_address",
                     format!("'{address}'"),
                     "a loopback address and port: 127.0.0.1:9753",
                 ));
             }
         }
-        let guard = &self.guard;
-        if guard.windows < 2 {
-            return Err(located.at("guard.windows", guard.windows.to_string(), "2 or more"));
+        let RollbackSection { trial_windows, min_loss, .. } = self.rollback;
+        if trial_windows < 2 {
+            return Err(located.at("rollback.trial_windows", trial_windows.to_string(), "2 or more"));
         }
-        if !(guard.loss_at_least >= 0.0 && guard.loss_at_least < 1.0) {
-            return Err(located.at("guard.loss_at_least", guard.loss_at_least.to_string(), "0 to 1"));
+        if !(0.0..1.0).contains(&min_loss) {
+            return Err(located.at("rollback.min_loss", min_loss.to_string(), "0 to 1"));
         }
         self.rules.iter().enumerate().try_for_each(|(at, rule)| rule.check(at, located))?;
-        self.check_groups(located)
+        self.check_cpusets(located)
     }
 
-    fn check_groups(&self, located: &Located<'_>) -> Result<(), SpecError> {
-        for (at, group) in self.groups.iter().enumerate() {
-            let (place, path) = (format!("groups[{at}]"), &group.cgroup);
-            let fields: Vec<&str> = path.trim_end_matches('/').split('/').skip(1).collect();
-            let below_root = path.starts_with('/') && !fields.is_empty();
-            if !below_root || fields.iter().any(|part| matches!(*part, "" | "." | "..")) {
+    fn check_cpusets(&self, located: &Located<'_>) -> Result<(), SpecError> {
+        for (at, cpuset) in self.cpusets.iter().enumerate() {
+            let (field, path) = (format!("cpusets[{at}]"), &cpuset.cgroup);
+            let names: Vec<&str> = path.trim_end_matches('/').split('/').skip(1).collect();
+            let below_root = path.starts_with('/') && !names.is_empty();
+            if !below_root || names.iter().any(|name| matches!(*name, "" | "." | "..")) {
                 let expected = "a path below the root such as '/system.slice/backup.service'";
-                return Err(located.at(&format!("{place}.cgroup"), format!("'{path}'"), expected));
+                return Err(located.at(&format!("{field}.cgroup"), format!("'{path}'"), expected));
             }
-            if group.cpus.is_empty() {
-                return Err(located.at(&format!("{place}.cpus"), "no CPU", "at least one, such as '0-3'"));
+            if cpuset.cpus.is_empty() {
+                return Err(located.at(&format!("{field}.cpus"), "no CPU", "at least one, such as '0-3'"));
             }
-            if self.groups[..at].iter().any(|other| other.cgroup == *path) {
-                return Err(located.at(&format!("{place}.cgroup"), format!("'{path}' again"), "each group once"));
+            if self.cpusets[..at].iter().any(|other| other.cgroup == *path) {
+                return Err(located.at(&format!("{field}.cgroup"), format!("'{path}' again"), "each cgroup once"));
             }
         }
         Ok(())
@@ -258,29 +269,26 @@ impl RuleConfig {
         if let Some(priority) = self.priority.filter(|priority| !(priority.is_finite() && *priority > 0.0)) {
             return fail("priority", priority.to_string(), "a positive number");
         }
-        if let Some(most) = self.degradation_at_most.filter(|most| !(most.is_finite() && *most >= 0.0)) {
-            return fail("degradation_at_most", most.to_string(), "0 or more (0.05 = 5 %)");
+        if let Some(slowdown) = self.max_slowdown.filter(|slowdown| !(slowdown.is_finite() && *slowdown >= 0.0)) {
+            return fail("max_slowdown", slowdown.to_string(), "0 or more (0.05 = 5 %)");
         }
-        if let Some(least) = self.rate_at_least.filter(|least| !(least.is_finite() && *least > 0.0)) {
-            return fail("rate_at_least", least.to_string(), "a positive number, in work a second");
+        if let Some(rate) = self.min_rate.filter(|rate| !(rate.is_finite() && *rate > 0.0)) {
+            return fail("min_rate", rate.to_string(), "a positive number, in work a second");
         }
         if self.goal().is_some() && self.action != RuleAction::Manage {
             return fail(
                 "action",
                 format!("{:?}", self.action).to_lowercase(),
-                "'manage' where something is asked for",
+                "'manage', because the rule has a goal",
             );
         }
         Ok(())
     }
 
-    /// What is asked for the programs that match; `None` where nothing is.
+    /// Goal of the matching programs; `None` if the rule has none.
     pub fn goal(&self) -> Option<Goal> {
-        let goal = Goal {
-            priority: self.priority.unwrap_or(1.0),
-            max_slowdown: self.degradation_at_most,
-            min_rate: self.rate_at_least,
-        };
+        let goal =
+            Goal { priority: self.priority.unwrap_or(1.0), max_slowdown: self.max_slowdown, min_rate: self.min_rate };
         (self.priority.is_some() || goal.is_promised()).then_some(goal)
     }
 }

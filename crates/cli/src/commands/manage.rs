@@ -12,7 +12,7 @@ use cachemate_daemon::path_checks;
 
 /// Manage the programs of this host: measure them, and place them where the configuration says act
 ///
-/// Without a configuration nothing is managed. Without 'act = true' in it nothing on the host is changed: what would be
+/// Without a configuration nothing is managed. Without 'mode = "act"' in it nothing on the host is changed: what would be
 /// done is shown by status and top. Everything that is changed is put back when the daemon ends, however it ends.
 /// SIGHUP reads the configuration again; a wrong one is reported, and the one before stays in force. docs/live.md
 /// explains all of it.

@@ -87,8 +87,8 @@ impl Drop for ChildGuard {
 /// The configuration of a daemon by whose policy everything below a process is moved about.
 pub fn acting(policy: &str, window_ms: u32, pid: &str) -> String {
     format!(
-        "act = true\nwindow_ms = {window_ms}\n\
-         [policy]\nname = \"{policy}\"\n[guard]\nenabled = false\n[[rules]]\npid = {pid}\n"
+        "mode = \"act\"\nwindow_ms = {window_ms}\n\
+         [policy]\nname = \"{policy}\"\n[rollback]\nenabled = false\n[[rules]]\npid = {pid}\n"
     )
 }
 

@@ -29,7 +29,7 @@ pub enum ManageAction {
     Observe,
     /// Neither measured nor moved, as where no rule matches.
     #[default]
-    Leave,
+    Ignore,
 }
 
 /// What rules go by.
@@ -55,9 +55,9 @@ impl ManageRule {
     }
 }
 
-/// The action of the first rule that matches; [`ManageAction::Leave`] if none does.
+/// The action of the first rule that matches; [`ManageAction::Ignore`] if none does.
 pub fn decide(rules: &[ManageRule], subject: &RuleSubject<'_>) -> ManageAction {
-    rules.iter().find(|rule| rule.matches(subject)).map_or(ManageAction::Leave, |rule| rule.action)
+    rules.iter().find(|rule| rule.matches(subject)).map_or(ManageAction::Ignore, |rule| rule.action)
 }
 
 fn is_below(path: &str, above: &str) -> bool {
@@ -120,7 +120,8 @@ mod tests {
     /// Does the first matching rule decide, must all its conditions hold, and is the unmatched left alone?
     #[test]
     fn the_first_matching_rule_decides() {
-        let leave = ManageRule { command: Some("mysql*".into()), action: ManageAction::Leave, ..ManageRule::default() };
+        let leave =
+            ManageRule { command: Some("mysql*".into()), action: ManageAction::Ignore, ..ManageRule::default() };
         let group = ManageRule {
             cgroup: Some("/system.slice".into()),
             action: ManageAction::Manage(None),
@@ -132,11 +133,11 @@ mod tests {
             ..ManageRule::default()
         };
         let rules = [leave, group.clone()];
-        assert_eq!(decide(&rules, &subject("mysqld")), ManageAction::Leave);
+        assert_eq!(decide(&rules, &subject("mysqld")), ManageAction::Ignore);
         assert_eq!(decide(&rules, &subject("redis")), ManageAction::Manage(None));
         assert_eq!(
             decide(&[other], &subject("redis")),
-            ManageAction::Leave,
+            ManageAction::Ignore,
             "a name that only begins alike is no parent"
         );
         let parent = ManageRule { pid: Some(3), action: ManageAction::Observe, ..ManageRule::default() };
@@ -146,6 +147,6 @@ mod tests {
             "children of a named process belong to it"
         );
         let both = ManageRule { user: Some(0), ..group };
-        assert_eq!(decide(&[both], &subject("redis")), ManageAction::Leave);
+        assert_eq!(decide(&[both], &subject("redis")), ManageAction::Ignore);
     }
 }

@@ -15,7 +15,7 @@ fn four_threads(dir: &Path) -> (LiveMachine<FakeHost>, PathBuf) {
     let cpu = |id| Cpu { id: CpuId(id), core: id, package: 0, memory_node: 0, online: true, hertz: None };
     let topology = Topology { cpus: (0..4).map(cpu).collect(), ..Topology::default() };
     let socket = dir.join("gangs.sock");
-    let options = LiveOptions { gang_scheduler: Some(socket.clone()), groups: Vec::new(), ..options(dir) };
+    let options = LiveOptions { gang_scheduler_socket: Some(socket.clone()), cpusets: Vec::new(), ..options(dir) };
     let machine =
         LiveMachine::new(host, topology, cachemate_core::test_support::capabilities(&[]), Vec::new(), options);
     (machine, socket)
@@ -152,7 +152,7 @@ fn the_kernels_tolerance_is_put_back() {
         let file = crate::sense::sched_cache::tolerance_file().display().to_string();
         host.file(&file, "1\n");
         let topology = Topology::default();
-        let options = LiveOptions { kernel_tolerance: Some(3), groups: Vec::new(), ..options(dir.path()) };
+        let options = LiveOptions { kernel_tolerance: Some(3), cpusets: Vec::new(), ..options(dir.path()) };
         let can = cachemate_core::test_support::capabilities(&[]);
         let mut machine = LiveMachine::new(host, topology, can, Vec::new(), options);
         let idle = Plan::idle(WindowLength::Time { ns: 1_000_000 });

@@ -95,7 +95,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
     pub(super) fn derive(&mut self, plan: &Plan) -> (HostSnapshot, ChangeList, Option<DirLock>) {
         let kernel = self.kernel();
         let kernel = lock(&kernel);
-        let groups = cpusets::read_groups(&*kernel, &self.options.groups, &self.actuator.originals());
+        let groups = cpusets::read_groups(&*kernel, &self.options.cpusets, &self.actuator.originals());
         let tasks = self.tasks.all();
         let gangs = self.gangs.schedules();
         let by_scheduler = self.gangs.scheduler_runs();

@@ -66,11 +66,11 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
     pub fn set_rules(
         &mut self,
         rules: Vec<ManageRule>,
-        groups: Vec<CpusetGroup>,
+        cpusets: Vec<CpusetGroup>,
         act: bool,
     ) -> Result<Vec<RestoredObject>, MachineError> {
         self.options.rules = rules;
-        self.options.groups = groups;
+        self.options.cpusets = cpusets;
         self.options.act = act;
         let mut account = if act { Vec::new() } else { self.undo()? };
         let kernel = self.kernel();

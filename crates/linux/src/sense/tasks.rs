@@ -174,10 +174,11 @@ impl TaskTable {
     fn examine(&mut self, kernel: &dyn Kernel, rules: &[ManageRule], pid: i32) {
         let Ok(stat) = kernel.stat(pid) else { return };
         let Ok((action, user)) = action(kernel, rules, &stat) else { return };
-        if action == ManageAction::Leave && self.processes.get(&stat.parent).is_some_and(|parent| parent.id.is_some()) {
+        if action == ManageAction::Ignore && self.processes.get(&stat.parent).is_some_and(|parent| parent.id.is_some())
+        {
             self.unmanaged_children.push((pid, stat.parent));
         }
-        let id = (action != ManageAction::Leave).then(|| {
+        let id = (action != ManageAction::Ignore).then(|| {
             self.next_process += 1;
             ProcessId(self.next_process - 1)
         });
@@ -333,7 +334,7 @@ impl TaskTable {
 fn action(kernel: &dyn Kernel, rules: &[ManageRule], stat: &ThreadStat) -> io::Result<(ManageAction, Option<u32>)> {
     let pid = stat.key.tid;
     if stat.flags & KERNEL_THREAD != 0 {
-        return Ok((ManageAction::Leave, None));
+        return Ok((ManageAction::Ignore, None));
     }
     let cgroup = if_exists(kernel.read(&PathBuf::from(format!("/proc/{pid}/cgroup"))))?;
     let cgroup = cgroup.as_deref().and_then(cgroup_path);

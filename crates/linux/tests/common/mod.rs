@@ -70,7 +70,7 @@ pub fn machine_that_can(
     };
     let options = LiveOptions {
         rules: programs.iter().map(rule).collect(),
-        groups: Vec::new(),
+        cpusets: Vec::new(),
         act,
         state_dir: state_dir.to_path_buf(),
         guardian: GuardianCommand {
@@ -80,7 +80,7 @@ pub fn machine_that_can(
         first_window: Duration::from_millis(1),
         probe_share: 0.5,
         progress: Default::default(),
-        gang_scheduler: None,
+        gang_scheduler_socket: None,
         kernel_tolerance: None,
         resctrl: None,
         known: Default::default(),

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use cachemate_daemon::host::{self, HostSurvey, LiveLoop, LiveRunOptions};
 use cachemate_linux::act::rules::{ManageAction, ManageRule};
 use cachemate_linux::sense::progress::ProgressFiles;
-use cachemate_spec::{ManageConfig, PolicyChoice};
+use cachemate_spec::{ManageConfig, ManageMode, PolicyChoice};
 
 use crate::bench_host::{BenchHost, BenchRow, BenchVerdict, median};
 use crate::programs::Actor;
@@ -124,7 +124,7 @@ fn rate(place: &BenchHost, actors: &[Actor], how_long: Duration) -> Vec<f64> {
 
 fn open(place: &BenchHost, found: &HostSurvey, actors: &[Actor]) -> anyhow::Result<LiveLoop> {
     let config = ManageConfig {
-        act: true,
+        mode: ManageMode::Act,
         policy: Some(PolicyChoice { name: "intensity-gangs".to_string(), parameters: Default::default() }),
         window_ms: Some(1000),
         ..ManageConfig::default()

@@ -46,7 +46,7 @@ fn a_configuration_is_read() {
 fn errors_have_their_line() {
     for (text, expected) in [
         ("mode = 1", "c.toml:1:8: field 'mode'"),
-        ("mode = \"acting\"", "field 'mode': found 'acting', expected one of 'observe', 'act'"),
+        ("mode = \"acting\"", "field 'mode': found 'acting', expected 'observe' or 'act'"),
         ("\nwindov_ms = 3", "c.toml:2:13: field 'windov_ms'"),
         ("window_ms = 0", "c.toml:1:13: field 'window_ms': found 0, expected 1 or more"),
         ("kernel_cache_tolerance = 101", "c.toml:1:26: field 'kernel_cache_tolerance': found 101, expected 0 to 100"),

@@ -12,7 +12,7 @@ use cachemate_linux::safety::guardian::Lock;
 use cachemate_linux::sense::progress::ProgressFiles;
 use cachemate_report::text::or_dash;
 use cachemate_report::{Align, Table};
-use cachemate_spec::{ManageConfig, PolicyChoice};
+use cachemate_spec::{ManageConfig, ManageMode, PolicyChoice};
 use clap::Args;
 use serde::Serialize;
 
@@ -106,7 +106,7 @@ impl RunArgs {
             return Err(UsageError("--seconds and --window-ms must be above 0".into()).into());
         }
         let config = ManageConfig {
-            act: !self.observe && !self.dry_run,
+            mode: if self.observe || self.dry_run { ManageMode::Observe } else { ManageMode::Act },
             policy: Some(PolicyChoice { name: self.policy.clone(), parameters: self.parameters.parse()? }),
             window_ms: Some(self.window_ms),
             ..ManageConfig::default()

@@ -3,16 +3,23 @@
 use std::path::Path;
 use std::process::ExitCode;
 
+mod ci_time;
 mod dashboard;
 mod dependency_cycles;
 mod locks;
 mod prose;
 mod results;
 mod retired_names;
+mod test_run;
 mod tidy;
 
 const USAGE: &str = "usage: cargo run -p xtask -- COMMAND
   tidy                           the rules of STYLE.md and ARCHITECTURE.md
+  test [NAME...]                 run all tests, or those whose names contain NAME, and measure each
+  ci-time start                  forget the costs of an earlier run
+  ci-time stage NAME COMMAND...  run a command and record its CPU and wall seconds
+  ci-time report                 print the costs of this run beside .ci/times.json; fail on gross growth
+  ci-time accept                 make this run's costs the record
   results                        generate docs/results/ from its data
   results import FILE.json NAME  import repro's results.json as docs/results/data/NAME.jsonl, then generate";
 
@@ -22,6 +29,11 @@ fn main() -> ExitCode {
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     let ended = match args[..] {
         ["tidy"] => tidy(root),
+        ["test", ref filter @ ..] => test_run::run(root, filter),
+        ["ci-time", "start"] => ci_time::start(root),
+        ["ci-time", "stage", name, ref command @ ..] => ci_time::run_stage(root, name, command),
+        ["ci-time", "report"] => ci_time::report(root),
+        ["ci-time", "accept"] => ci_time::accept(root),
         ["results"] => results::write(root),
         ["results", "import", file, name] => {
             results::import(root, Path::new(file), name).and_then(|()| results::write(root))

@@ -1,0 +1,188 @@
+//! The cost of CI: CPU and wall seconds of each stage and of the slowest tests, compared with an earlier record.
+//!
+//! Stages append to `target/ci-time.jsonl`. `ci-time report` prints them beside `.ci/times.json`, the record of an
+//! earlier run that is kept in the tree, and fails only if a stage has grown by half: hosts differ, and are shared.
+
+use std::fs;
+use std::io::Write;
+use std::path::Path;
+use std::process::Command;
+use std::time::Instant;
+
+use serde::{Deserialize, Serialize};
+
+const CURRENT: &str = "target/ci-time.jsonl";
+const RECORD: &str = ".ci/times.json";
+/// A stage that costs this many times its record fails the report.
+const MAX_GROWTH: f64 = 1.5;
+/// Stages below this many CPU seconds vary too much to be judged.
+const MIN_JUDGED_CPU_S: f64 = 20.0;
+/// Slowest tests that a report names.
+const SLOWEST_TESTS: usize = 20;
+/// Unit of the times in `/proc/PID/stat`, fixed in the kernel's interface.
+const TICKS_PER_SECOND: f64 = 100.0;
+
+/// CPU and wall seconds of one stage or test.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct StageCost {
+    pub name: String,
+    pub cpu_s: f64,
+    pub wall_s: f64,
+    /// Tests have their slowest ones listed; other stages have none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tests: Vec<StageCost>,
+}
+
+/// CPU seconds of the process called `pid` and of its children that have ended; `None` once it is gone.
+pub fn process_cpu_s(pid: &str) -> Option<f64> {
+    let (own, children) = cpu_ticks(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)?;
+    Some((own + children) as f64 / TICKS_PER_SECOND)
+}
+
+/// Times of a process and of its children that have ended. The program's name, in parentheses, may hold blanks.
+fn cpu_ticks(stat: &str) -> Option<(u64, u64)> {
+    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+    let ticks = |at: usize| fields.get(at)?.parse::<u64>().ok();
+    Some((ticks(11)? + ticks(12)?, ticks(13)? + ticks(14)?))
+}
+
+/// Runs a command as the stage `name` and appends its cost, whether it succeeds or not.
+pub fn run_stage(root: &Path, name: &str, command: &[&str]) -> Result<(), String> {
+    let [program, arguments @ ..] = command else { return Err("ci-time stage NAME COMMAND...".to_string()) };
+    let (start, cpu_s) = (Instant::now(), process_cpu_s("self").unwrap_or_default());
+    let status = Command::new(program).args(arguments).status().map_err(|error| format!("{program}: {error}"))?;
+    let cpu_s = process_cpu_s("self").unwrap_or_default() - cpu_s;
+    append(
+        root,
+        &StageCost { name: name.to_string(), cpu_s, wall_s: start.elapsed().as_secs_f64(), tests: Vec::new() },
+    )?;
+    if status.success() { Ok(()) } else { Err(format!("{name}: {program} ended with {status}")) }
+}
+
+/// Appends a cost to those of this run.
+pub fn append(root: &Path, cost: &StageCost) -> Result<(), String> {
+    let path = root.join(CURRENT);
+    let line = serde_json::to_string(cost).map_err(|error| error.to_string())?;
+    let opened = fs::create_dir_all(root.join("target"))
+        .and_then(|()| fs::OpenOptions::new().create(true).append(true).open(&path));
+    opened.and_then(|mut file| writeln!(file, "{line}")).map_err(|error| format!("{}: {error}", path.display()))
+}
+
+/// Forgets the stages of an earlier run.
+pub fn start(root: &Path) -> Result<(), String> {
+    match fs::remove_file(root.join(CURRENT)) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(format!("{CURRENT}: {error}")),
+        _ => Ok(()),
+    }
+}
+
+/// Prints this run's stages beside the record; an error names the stages that have grown grossly.
+pub fn report(root: &Path) -> Result<(), String> {
+    let current = read_current(root)?;
+    let record = read_record(root)?;
+    print!("{}", render(&current, &record));
+    let grown: Vec<String> = current.iter().filter_map(|cost| growth(cost, &record)).collect();
+    if grown.is_empty() { Ok(()) } else { Err(format!("ci-time: {}", grown.join("; "))) }
+}
+
+/// Makes this run's stages the record.
+pub fn accept(root: &Path) -> Result<(), String> {
+    let mut current = read_current(root)?;
+    current.iter_mut().for_each(|cost| cost.tests.truncate(SLOWEST_TESTS));
+    let text = serde_json::to_string_pretty(&current).map_err(|error| error.to_string())?;
+    fs::write(root.join(RECORD), text + "\n").map_err(|error| format!("{RECORD}: {error}"))
+}
+
+fn read_current(root: &Path) -> Result<Vec<StageCost>, String> {
+    let text = fs::read_to_string(root.join(CURRENT)).map_err(|error| format!("{CURRENT}: {error}"))?;
+    let parse = |line: &str| serde_json::from_str(line).map_err(|error| format!("{CURRENT}: {error}"));
+    text.lines().map(parse).collect()
+}
+
+fn read_record(root: &Path) -> Result<Vec<StageCost>, String> {
+    match fs::read_to_string(root.join(RECORD)) {
+        Ok(text) => serde_json::from_str(&text).map_err(|error| format!("{RECORD}: {error}")),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
+        Err(error) => Err(format!("{RECORD}: {error}")),
+    }
+}
+
+fn recorded<'a>(name: &str, record: &'a [StageCost]) -> Option<&'a StageCost> {
+    record.iter().find(|cost| cost.name == name)
+}
+
+fn growth(cost: &StageCost, record: &[StageCost]) -> Option<String> {
+    let before = recorded(&cost.name, record)?;
+    let is_gross = before.cpu_s >= MIN_JUDGED_CPU_S && cost.cpu_s > MAX_GROWTH * before.cpu_s;
+    is_gross.then(|| format!("'{}' takes {:.0} CPU s, {:.0} on record", cost.name, cost.cpu_s, before.cpu_s))
+}
+
+fn render(current: &[StageCost], record: &[StageCost]) -> String {
+    let row = |cost: &StageCost, record: &[StageCost]| {
+        let before = recorded(&cost.name, record).map_or("-".to_string(), |before| format!("{:.1}", before.cpu_s));
+        format!("{:>8.1} {:>8.1} {before:>10}  {}\n", cost.cpu_s, cost.wall_s, cost.name)
+    };
+    let mut text = format!("{:>8} {:>8} {:>10}  stage\n", "CPU s", "wall s", "recorded");
+    current.iter().for_each(|cost| text += &row(cost, record));
+    let sum = |of: fn(&StageCost) -> f64| current.iter().map(of).sum::<f64>();
+    text += &format!("{:>8.1} {:>8.1} {:>10}  in all\n", sum(|cost| cost.cpu_s), sum(|cost| cost.wall_s), "");
+    for stage in current.iter().filter(|cost| !cost.tests.is_empty()) {
+        let before = recorded(&stage.name, record).map_or(&[][..], |before| &before.tests);
+        text += &format!("slowest of '{}'\n", stage.name);
+        stage.tests.iter().take(SLOWEST_TESTS).for_each(|test| text += &row(test, before));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cost(name: &str, cpu_s: f64) -> StageCost {
+        StageCost { name: name.to_string(), cpu_s, wall_s: cpu_s / 2.0, tests: Vec::new() }
+    }
+
+    /// Is only gross growth of a stage that is long enough a failure, and a new stage none?
+    #[test]
+    fn only_gross_growth_fails() {
+        let record = [cost("build", 100.0), cost("short", 2.0)];
+        assert_eq!(growth(&cost("build", 149.0), &record), None);
+        assert!(growth(&cost("build", 151.0), &record).is_some_and(|text| text.contains("151 CPU s, 100 on record")));
+        assert_eq!(growth(&cost("short", 9.0), &record), None);
+        assert_eq!(growth(&cost("new", 900.0), &record), None);
+    }
+
+    /// Does a stage that runs a command record its cost and pass its failure on?
+    #[test]
+    fn a_stage_is_recorded_whether_it_succeeds_or_not() {
+        let root = tempfile::tempdir().unwrap();
+        run_stage(root.path(), "fine", &["true"]).unwrap();
+        assert!(run_stage(root.path(), "broken", &["false"]).is_err());
+        let names: Vec<String> = read_current(root.path()).unwrap().into_iter().map(|cost| cost.name).collect();
+        assert_eq!(names, ["fine", "broken"]);
+        accept(root.path()).unwrap_err();
+        fs::create_dir(root.path().join(".ci")).unwrap();
+        accept(root.path()).unwrap();
+        assert_eq!(read_record(root.path()).unwrap().len(), 2);
+        start(root.path()).unwrap();
+        assert!(read_current(root.path()).is_err());
+    }
+
+    /// Are the four times found behind a name with blanks and parentheses?
+    #[test]
+    fn times_are_read_behind_any_name() {
+        let stat = "7 (a) b) R 1 7 7 0 -1 4194304 9 8 0 0 31 4 15 6 20 0 1 0 99 0 0";
+        assert_eq!(cpu_ticks(stat), Some((35, 21)));
+        assert_eq!(cpu_ticks("7 (cut"), None);
+    }
+
+    /// Does the report show each stage beside its record, and the tests of a stage below?
+    #[test]
+    fn a_report_shows_each_stage_beside_its_record() {
+        let tests = vec![cost("x::slow", 9.0)];
+        let current = [StageCost { tests, ..cost("tests", 50.0) }];
+        let text = render(&current, &[cost("tests", 40.0)]);
+        assert!(text.contains("    50.0     25.0       40.0  tests\n"), "{text}");
+        assert!(text.contains("slowest of 'tests'\n     9.0      4.5          -  x::slow\n"), "{text}");
+    }
+}

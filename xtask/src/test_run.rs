@@ -1,0 +1,287 @@
+//! Runs the workspace's tests as `cargo test` does, two programs of tests at a time, and measures each test.
+//!
+//! Tests of a program run one after another, so that the CPU time that passes between two results belongs to one test.
+//! Programs that manage this host run one at a time, because the host has one set of masks, cgroups and colors.
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Mutex;
+use std::time::Instant;
+
+use serde::Deserialize;
+
+use crate::ci_time::{StageCost, append, process_cpu_s};
+
+/// Packages whose tests change this host, or fail if others change it meanwhile.
+const HOST_PACKAGES: [&str; 6] = ["agent", "bench", "cli", "daemon", "linux", "page"];
+const STAGE: &str = "tests";
+
+/// One compiled program of tests.
+#[derive(Clone, PartialEq, Debug)]
+struct TestProgram {
+    name: String,
+    executable: PathBuf,
+    folder: PathBuf,
+    uses_host: bool,
+}
+
+/// Messages of cargo, of which only programs matter here.
+#[derive(Deserialize)]
+struct CargoMessage {
+    reason: String,
+    #[serde(default)]
+    manifest_path: PathBuf,
+    executable: Option<PathBuf>,
+    profile: Option<CargoProfile>,
+    target: Option<CargoTarget>,
+}
+
+#[derive(Deserialize)]
+struct CargoProfile {
+    test: bool,
+}
+
+#[derive(Deserialize)]
+struct CargoTarget {
+    name: String,
+    kind: Vec<String>,
+}
+
+/// One event of a program of tests, as libtest's JSON has it.
+#[derive(Deserialize)]
+struct TestEvent {
+    #[serde(rename = "type")]
+    kind: String,
+    event: String,
+    #[serde(default)]
+    name: String,
+    #[serde(default)]
+    stdout: String,
+}
+
+/// Results of all programs so far.
+#[derive(Default)]
+struct TestSummary {
+    passed: usize,
+    ignored: usize,
+    failed: Vec<String>,
+    costs: Vec<StageCost>,
+}
+
+/// Builds and runs all tests, those in documents too; `filter` is a part of tests' names, or empty.
+pub fn run(root: &Path, filter: &[&str]) -> Result<(), String> {
+    let (start, cpu_s) = (Instant::now(), process_cpu_s("self").unwrap_or_default());
+    let programs = build(root)?;
+    let built_s = process_cpu_s("self").unwrap_or_default();
+    append(
+        root,
+        &StageCost {
+            name: "test build".into(),
+            cpu_s: built_s - cpu_s,
+            wall_s: start.elapsed().as_secs_f64(),
+            tests: Vec::new(),
+        },
+    )?;
+    let start = Instant::now();
+    let summary = Mutex::new(TestSummary::default());
+    let queue = Mutex::new(programs);
+    let host = Mutex::new(());
+    std::thread::scope(|scope| {
+        // One lane begins with the programs that use the host and the other with the rest.
+        for prefers_host in [true, false] {
+            let (summary, queue, host) = (&summary, &queue, &host);
+            scope.spawn(move || {
+                while let Some(program) = next_program(queue, prefers_host) {
+                    let guard = program.uses_host.then(|| host.lock());
+                    run_program(root, &program, filter, summary);
+                    drop(guard);
+                }
+            });
+        }
+    });
+    let mut summary = summary.into_inner().map_err(|_| "a lane of tests panicked")?;
+    if filter.is_empty() {
+        run_documents(root, &mut summary);
+    }
+    summary.costs.sort_by(|a, b| b.cpu_s.total_cmp(&a.cpu_s).then_with(|| a.name.cmp(&b.name)));
+    let cost = StageCost {
+        name: STAGE.into(),
+        cpu_s: process_cpu_s("self").unwrap_or_default() - built_s,
+        wall_s: start.elapsed().as_secs_f64(),
+        tests: summary.costs,
+    };
+    append(root, &cost)?;
+    for name in &summary.failed {
+        println!("failed: {name}");
+    }
+    println!("{} passed, {} failed, {} skipped", summary.passed, summary.failed.len(), summary.ignored);
+    if summary.failed.is_empty() { Ok(()) } else { Err(format!("{} tests failed", summary.failed.len())) }
+}
+
+/// Compiles everything and lists the programs of tests.
+fn build(root: &Path) -> Result<Vec<TestProgram>, String> {
+    let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_string());
+    let output = Command::new(cargo)
+        .args(["test", "--workspace", "--locked", "--no-run", "--message-format", "json-render-diagnostics"])
+        .current_dir(root)
+        .stderr(Stdio::inherit())
+        .output()
+        .map_err(|error| format!("cargo: {error}"))?;
+    if !output.status.success() {
+        return Err("the tests do not compile".to_string());
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).lines().filter_map(test_program).collect())
+}
+
+/// The program of tests that a message of cargo names, if it names one.
+fn test_program(line: &str) -> Option<TestProgram> {
+    let message: CargoMessage = serde_json::from_str(line).ok()?;
+    let (executable, target) = (message.executable?, message.target?);
+    if message.reason != "compiler-artifact" || !message.profile?.test {
+        return None;
+    }
+    let folder = message.manifest_path.parent()?.to_path_buf();
+    let package = folder.file_name()?.to_string_lossy().into_owned();
+    let is_test_file = target.kind.iter().any(|kind| kind == "test");
+    let name = if is_test_file { format!("{package}/{}", target.name) } else { package.clone() };
+    Some(TestProgram { name, executable, uses_host: HOST_PACKAGES.contains(&package.as_str()), folder })
+}
+
+/// The next program for a lane: of its preferred kind while there is one.
+fn next_program(queue: &Mutex<Vec<TestProgram>>, prefers_host: bool) -> Option<TestProgram> {
+    let mut queue = queue.lock().ok()?;
+    let preferred = queue.iter().position(|program| program.uses_host == prefers_host);
+    if queue.is_empty() { None } else { Some(queue.remove(preferred.unwrap_or(0))) }
+}
+
+/// Runs one program and adds its results.
+fn run_program(root: &Path, program: &TestProgram, filter: &[&str], summary: &Mutex<TestSummary>) {
+    let started = Command::new(&program.executable)
+        .args(["-Z", "unstable-options", "--format", "json", "--test-threads", "1"])
+        .args(filter)
+        .current_dir(&program.folder)
+        .env("RUSTC_BOOTSTRAP", "1") // libtest's JSON is for the nightly compiler otherwise
+        .env("CARGO_MANIFEST_DIR", &program.folder)
+        .env("CARGO_WORKSPACE_DIR", root)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn();
+    let mut child = match started {
+        Ok(child) => child,
+        Err(error) => return record(summary, |all| all.failed.push(format!("{}: {error}", program.name))),
+    };
+    let pid = child.id().to_string();
+    let (mut cpu_s, mut since, mut is_complete) = (0.0, Instant::now(), false);
+    let (mut passed, begun) = (0, Instant::now());
+    for line in BufReader::new(child.stdout.take().expect("piped above")).lines().map_while(Result::ok) {
+        let Ok(event) = serde_json::from_str::<TestEvent>(&line) else {
+            println!("{line}");
+            continue;
+        };
+        is_complete |= event.kind == "suite" && event.event != "started";
+        if event.kind != "test" {
+            continue;
+        }
+        let name = format!("{}::{}", program.name, event.name);
+        match event.event.as_str() {
+            "ignored" => record(summary, |all| all.ignored += 1),
+            "ok" | "failed" => {
+                let used_s = process_cpu_s(&pid).unwrap_or(cpu_s);
+                let wall_s = since.elapsed().as_secs_f64();
+                let cost = StageCost { name: name.clone(), cpu_s: used_s - cpu_s, wall_s, tests: Vec::new() };
+                cpu_s = used_s;
+                let is_ok = event.event == "ok";
+                passed += usize::from(is_ok);
+                if !is_ok {
+                    println!("---- {name} failed:\n{}", event.stdout);
+                }
+                record(summary, |all| {
+                    all.costs.push(cost);
+                    if is_ok { all.passed += 1 } else { all.failed.push(name) }
+                });
+            }
+            _ => continue,
+        }
+        since = Instant::now();
+    }
+    let status = child.wait();
+    if !is_complete {
+        record(summary, |all| all.failed.push(format!("{} ended early: {status:?}", program.name)));
+    }
+    println!("{:<40} {passed:>4} passed {cpu_s:>7.1} CPU s {:>7.1} s", program.name, begun.elapsed().as_secs_f64());
+}
+
+fn record(summary: &Mutex<TestSummary>, change: impl FnOnce(&mut TestSummary)) {
+    if let Ok(mut summary) = summary.lock() {
+        change(&mut summary);
+    }
+}
+
+/// Examples in doc comments, by rustdoc, in one piece.
+fn run_documents(root: &Path, summary: &mut TestSummary) {
+    let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_string());
+    let ran = Command::new(cargo)
+        .args(["test", "--workspace", "--locked", "--doc", "--quiet"])
+        .current_dir(root)
+        .stderr(Stdio::inherit())
+        .output();
+    match ran {
+        Ok(output) => {
+            let text = String::from_utf8_lossy(&output.stdout);
+            summary.passed += text.lines().filter_map(passed_documents).sum::<usize>();
+            if !output.status.success() {
+                println!("{text}");
+                summary.failed.push("examples in doc comments".to_string());
+            }
+        }
+        Err(error) => summary.failed.push(format!("examples in doc comments: {error}")),
+    }
+}
+
+/// The number in "test result: ok. 3 passed; ...".
+fn passed_documents(line: &str) -> Option<usize> {
+    line.strip_prefix("test result: ")?.split_once(". ")?.1.split_once(" passed")?.0.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ARTIFACT: &str = r#"{"reason":"compiler-artifact","package_id":"x","manifest_path":"/w/crates/cli/Cargo.toml",
+        "target":{"kind":["test"],"name":"kill"},"profile":{"test":true},"executable":"/w/target/kill-1"}"#;
+
+    fn program(name: &str, uses_host: bool) -> TestProgram {
+        TestProgram { name: name.into(), executable: PathBuf::new(), folder: PathBuf::new(), uses_host }
+    }
+
+    /// Are only programs of tests taken from cargo's messages, each under its package's name?
+    #[test]
+    fn programs_of_tests_are_taken_from_cargos_messages() {
+        let kill = test_program(ARTIFACT).unwrap();
+        assert_eq!((kill.name.as_str(), kill.uses_host), ("cli/kill", true));
+        let unit = ARTIFACT.replace("[\"test\"]", "[\"lib\"]").replace("crates/cli", "crates/core");
+        let unit = test_program(&unit).unwrap();
+        assert_eq!((unit.name.as_str(), unit.uses_host), ("core", false));
+        assert_eq!(test_program(&ARTIFACT.replace("{\"test\":true}", "{\"test\":false}")), None);
+        assert_eq!(test_program("{\"reason\":\"build-finished\",\"success\":true}"), None);
+    }
+
+    /// Does each lane begin with its own kind and end with the other, so that nothing is left?
+    #[test]
+    fn lanes_share_all_programs() {
+        let queue = Mutex::new(vec![program("a", true), program("b", false), program("c", true)]);
+        let take = |prefers_host| next_program(&queue, prefers_host).map(|program| program.name);
+        assert_eq!(
+            [take(false), take(false), take(true), take(true)].map(Option::unwrap_or_default),
+            ["b", "a", "c", ""]
+        );
+    }
+
+    /// Is the number of passed examples read, and no other line?
+    #[test]
+    fn passed_examples_are_counted() {
+        assert_eq!(passed_documents("test result: ok. 12 passed; 0 failed; 1 ignored"), Some(12));
+        assert_eq!(passed_documents("running 12 tests"), None);
+    }
+}

@@ -1,0 +1,145 @@
+//! Single files by a path that the user gave.
+
+use std::fs::{File, Metadata};
+use std::io::{self, Read, Write};
+use std::path::Path;
+
+use rustix::fs::{CWD, Mode, OFlags};
+
+use crate::{refuse, unpredictable_name};
+
+/// Opens a plain file for reading. Links are followed, because the user named the path; FIFOs, devices and folders are
+/// refused without waiting for them.
+///
+/// # Errors
+/// As the file system reports, or the file is no plain one.
+pub fn open_plain(path: &Path) -> io::Result<File> {
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let file = File::from(rustix::fs::openat(CWD, path, flags, Mode::empty())?);
+    let metadata = file.metadata()?;
+    if metadata.is_file() { Ok(file) } else { Err(refuse(path, kind_of(&metadata), "a plain file")) }
+}
+
+/// The kind of a file, for people.
+pub(crate) fn kind_of(metadata: &Metadata) -> &'static str {
+    use std::os::unix::fs::FileTypeExt;
+    let kind = metadata.file_type();
+    match () {
+        () if kind.is_dir() => "a folder",
+        () if kind.is_fifo() => "a FIFO",
+        () if kind.is_socket() => "a socket",
+        () if kind.is_char_device() || kind.is_block_device() => "a device",
+        () => "no plain file",
+    }
+}
+
+/// Metadata of whatever a path leads to; `None` if nothing is there.
+///
+/// # Errors
+/// As the file system reports, other than that nothing is there.
+pub fn metadata(path: &Path) -> io::Result<Option<Metadata>> {
+    match path.metadata() {
+        Ok(metadata) => Ok(Some(metadata)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// The content of a plain file of at most `limit_bytes`. A file that grows while it is read is bounded, too.
+///
+/// # Errors
+/// As [`open_plain`], or the file is longer.
+pub fn read_limited(path: &Path, limit_bytes: u64) -> io::Result<Vec<u8>> {
+    read_open(&open_plain(path)?, path, limit_bytes)
+}
+
+/// As [`read_limited`], for text in UTF-8.
+///
+/// # Errors
+/// As [`read_limited`], or the file is no text.
+pub fn read_text_limited(path: &Path, limit_bytes: u64) -> io::Result<String> {
+    text_of(path, read_limited(path, limit_bytes)?)
+}
+
+pub(crate) fn read_open(file: &File, path: &Path, limit_bytes: u64) -> io::Result<Vec<u8>> {
+    let mut content = Vec::new();
+    file.take(limit_bytes.saturating_add(1)).read_to_end(&mut content)?;
+    if content.len() as u64 > limit_bytes {
+        let message = format!("{}: found more than {limit_bytes} bytes, expected at most that", path.display());
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, message));
+    }
+    Ok(content)
+}
+
+pub(crate) fn text_of(path: &Path, content: Vec<u8>) -> io::Result<String> {
+    String::from_utf8(content).map_err(|error| {
+        let at = error.utf8_error().valid_up_to();
+        let message = format!("{}: found a byte at {at} that is no UTF-8, expected text", path.display());
+        io::Error::new(io::ErrorKind::InvalidData, message)
+    })
+}
+
+/// Puts `content` in the place of `path`: the file is there whole or as before, and no link of that name is followed.
+///
+/// # Errors
+/// As the file system reports; then the old file is unchanged.
+pub fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
+    let name = path.file_name().ok_or_else(|| refuse(path, "no file name", "the path of a file"))?;
+    let fresh = path.with_file_name(unpredictable_name(&name.to_string_lossy())?);
+    let write = || {
+        let mut file = File::options().write(true).create_new(true).open(&fresh)?;
+        file.write_all(content)?;
+        std::fs::rename(&fresh, path)
+    };
+    write().inspect_err(|_| _ = std::fs::remove_file(&fresh))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+
+    /// Are FIFOs, devices and folders refused at once, and named for what they are?
+    #[test]
+    fn only_plain_files_are_opened() {
+        let folder = tempfile::tempdir().unwrap();
+        let fifo = folder.path().join("fifo");
+        rustix::fs::mknodat(CWD, &fifo, rustix::fs::FileType::Fifo, Mode::RWXU, 0).unwrap();
+        for (path, kind) in
+            [(fifo.as_path(), "a FIFO"), (Path::new("/dev/zero"), "a device"), (folder.path(), "a folder")]
+        {
+            let error = read_limited(path, 10).unwrap_err().to_string();
+            assert_eq!(error, format!("{}: found {kind}, expected a plain file", path.display()));
+        }
+        assert_eq!(read_limited(&folder.path().join("none"), 10).unwrap_err().kind(), io::ErrorKind::NotFound);
+    }
+
+    /// Is the limit exact, for bytes and for text?
+    #[test]
+    fn a_longer_file_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("ten");
+        std::fs::write(&path, "0123456789").unwrap();
+        assert_eq!(read_text_limited(&path, 10).unwrap(), "0123456789");
+        let error = read_limited(&path, 9).unwrap_err();
+        assert!(error.to_string().ends_with("found more than 9 bytes, expected at most that"), "{error}");
+        std::fs::write(&path, b"ok\xff").unwrap();
+        assert!(read_text_limited(&path, 10).unwrap_err().to_string().contains("at 2 that is no UTF-8"));
+    }
+
+    /// Is a file replaced whole, a link of its name not followed, and nothing left behind after an error?
+    #[test]
+    fn a_file_is_replaced_whole_and_a_link_is_not_followed() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, secret) = (folder.path().join("file"), folder.path().join("secret"));
+        std::fs::write(&secret, "secret").unwrap();
+        symlink(&secret, &path).unwrap();
+        replace(&path, b"new").unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), b"new");
+        assert_eq!(std::fs::read(&secret).unwrap(), b"secret");
+        std::fs::create_dir(folder.path().join("occupied")).unwrap();
+        assert!(replace(&folder.path().join("occupied"), b"new").is_err());
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 3);
+        assert!(metadata(&folder.path().join("none")).unwrap().is_none());
+    }
+}

@@ -1,0 +1,442 @@
+//! Folders in which only their owner, this user or root, can have put anything.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Component, Path, PathBuf};
+
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, Stat};
+use rustix::io::Errno;
+
+use crate::plain::{kind_of, read_open, text_of};
+use crate::{refuse, unpredictable_name};
+
+/// Write permission for anybody but the owner.
+const OTHERS_WRITE: u32 = 0o022;
+const STICKY: u32 = 0o1000;
+
+/// What a folder was opened for. Commands that only report open folders for reading, so that they can change nothing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum DirAccess {
+    /// Nothing in it can be made, changed or removed.
+    ReadOnly,
+    /// Everything in it can.
+    ReadWrite,
+}
+
+/// An open folder that only its owner, this user or root, can change. Everything in it is reached from its descriptor
+/// along no link, and must be a plain file or folder of the same owners.
+#[derive(Debug)]
+pub struct TrustedDir {
+    file: OwnedFd,
+    path: PathBuf,
+    access: DirAccess,
+}
+
+fn is_trusted(owner: u32) -> bool {
+    owner == 0 || owner == rustix::process::geteuid().as_raw()
+}
+
+fn check_dir(path: &Path, stat: &Stat) -> io::Result<()> {
+    if !is_trusted(stat.st_uid) {
+        let found = format!("a folder of user {}", stat.st_uid);
+        return Err(refuse(path, found, "one of this user or of root (remove it)"));
+    }
+    if stat.st_mode & OTHERS_WRITE != 0 {
+        let found = format!("a folder with mode {:04o}", stat.st_mode & 0o7777);
+        return Err(refuse(path, found, "one that only its owner may write (remove it)"));
+    }
+    Ok(())
+}
+
+/// Can no other user put another folder in the place of one here?
+fn check_parent(path: &Path) -> io::Result<()> {
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let metadata = parent.metadata()?;
+    if is_trusted(metadata.uid()) && (metadata.mode() & OTHERS_WRITE == 0 || metadata.mode() & STICKY != 0) {
+        return Ok(());
+    }
+    let found = format!("user {} and mode {:04o}", metadata.uid(), metadata.mode() & 0o7777);
+    Err(refuse(parent, found, "one of this user or of root, and sticky where others may write"))
+}
+
+impl TrustedDir {
+    /// Opens a folder.
+    ///
+    /// # Errors
+    /// It is missing (`NotFound`), or it is not to be trusted (`PermissionDenied`, with the reason).
+    pub fn open(path: &Path, access: DirAccess) -> io::Result<Self> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = rustix::fs::openat(CWD, path, flags, Mode::empty()).map_err(|error| match error {
+            // The answers of openat(2) to a link and to a file.
+            Errno::LOOP | Errno::NOTDIR => refuse(path, "no folder of its own", "a folder"),
+            other => other.into(),
+        })?;
+        check_dir(path, &rustix::fs::fstat(&file)?)?;
+        check_parent(path)?;
+        Ok(TrustedDir { file, path: path.to_path_buf(), access })
+    }
+
+    /// Opens a folder for reading and writing, and makes it first if it is missing.
+    ///
+    /// # Errors
+    /// As [`TrustedDir::open`], or it cannot be made.
+    pub fn create(path: &Path) -> io::Result<Self> {
+        match rustix::fs::mkdirat(CWD, path, Mode::RWXU) {
+            Ok(()) | Err(Errno::EXIST) => Self::open(path, DirAccess::ReadWrite),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// The path by which the folder was opened, for messages.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn check_writable(&self, rest: &Path) -> io::Result<()> {
+        match self.access {
+            DirAccess::ReadWrite => Ok(()),
+            DirAccess::ReadOnly => Err(refuse(&self.path.join(rest), "a change", "none, as the folder is only read")),
+        }
+    }
+
+    /// Makes a folder inside; it may be there already.
+    ///
+    /// # Errors
+    /// As [`TrustedDir::open`], or it cannot be made.
+    pub fn create_dir(&self, name: &str) -> io::Result<Self> {
+        self.check_writable(Path::new(name))?;
+        match rustix::fs::mkdirat(&self.file, name, Mode::RWXU) {
+            Ok(()) | Err(Errno::EXIST) => self.dir(Path::new(name)),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Makes a folder inside that must not be there yet.
+    ///
+    /// # Errors
+    /// It is there already, or cannot be made.
+    pub fn create_new_dir(&self, name: &str) -> io::Result<Self> {
+        self.check_writable(Path::new(name))?;
+        rustix::fs::mkdirat(&self.file, name, Mode::RWXU)?;
+        self.dir(Path::new(name))
+    }
+
+    /// A folder inside, however deep; an empty path is this folder.
+    ///
+    /// # Errors
+    /// As [`TrustedDir::open`].
+    pub fn dir(&self, rest: &Path) -> io::Result<Self> {
+        let path = self.path.join(rest);
+        let rest = if rest.as_os_str().is_empty() { Path::new(".") } else { rest };
+        let file = self.reach(rest, OFlags::RDONLY | OFlags::DIRECTORY)?;
+        check_dir(&path, &rustix::fs::fstat(&file)?)?;
+        Ok(TrustedDir { file, path, access: self.access })
+    }
+
+    /// Opens what lies at `rest`, along no link and never above this folder.
+    fn reach(&self, rest: &Path, flags: OFlags) -> io::Result<OwnedFd> {
+        let flags = flags | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+        let mode = if flags.contains(OFlags::CREATE) { Mode::RUSR | Mode::WUSR } else { Mode::empty() };
+        let beneath = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
+        let reached = match rustix::fs::openat2(&self.file, rest, flags, mode, beneath) {
+            // Kernels before 5.6, and filters that do not know the call.
+            Err(Errno::NOSYS | Errno::PERM) => self.walk(rest, flags, mode),
+            other => other,
+        };
+        reached.map_err(|error| match error {
+            Errno::LOOP => refuse(&self.path.join(rest), "a link", "a plain file or folder (remove it)"),
+            other => other.into(),
+        })
+    }
+
+    /// As `openat2` beneath this folder, one component at a time.
+    fn walk(&self, rest: &Path, flags: OFlags, mode: Mode) -> Result<OwnedFd, Errno> {
+        let step = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let mut folder = rustix::fs::openat(&self.file, ".", step, Mode::empty())?;
+        let mut names = Vec::new();
+        for component in rest.components() {
+            match component {
+                Component::Normal(name) => names.push(name),
+                Component::CurDir => {}
+                _ => return Err(Errno::XDEV),
+            }
+        }
+        let Some((last, folders)) = names.split_last() else {
+            return rustix::fs::openat(&folder, ".", flags, mode);
+        };
+        for name in folders {
+            // A link on the way is a folder that cannot be opened as one.
+            folder = rustix::fs::openat(&folder, *name, step, Mode::empty()).map_err(|error| match error {
+                Errno::NOTDIR => Errno::LOOP,
+                other => other,
+            })?;
+        }
+        rustix::fs::openat(&folder, *last, flags, mode)
+    }
+
+    /// Opens a plain file inside. `flags` that write need a folder opened for writing.
+    ///
+    /// # Errors
+    /// As the file system reports; a link, anything but a plain file, or another user's file is refused with the reason.
+    pub fn file(&self, rest: &Path, flags: OFlags) -> io::Result<File> {
+        if flags.intersects(OFlags::WRONLY | OFlags::RDWR | OFlags::CREATE | OFlags::TRUNC) {
+            self.check_writable(rest)?;
+        }
+        let path = || self.path.join(rest);
+        // Truncation comes after the check: it must not reach a file that is refused.
+        let file = File::from(self.reach(rest, flags.difference(OFlags::TRUNC))?);
+        let metadata = file.metadata()?;
+        if !metadata.is_file() {
+            return Err(refuse(&path(), kind_of(&metadata), "a plain file (remove it)"));
+        }
+        if !is_trusted(metadata.uid()) {
+            return Err(refuse(&path(), format!("a file of user {}", metadata.uid()), "one of this user or of root"));
+        }
+        if flags.contains(OFlags::TRUNC) {
+            file.set_len(0)?;
+        }
+        Ok(file)
+    }
+
+    /// The content of a file inside, of at most `limit_bytes`; `None` if there is no such file.
+    ///
+    /// # Errors
+    /// As [`TrustedDir::file`], or the file is longer.
+    pub fn read(&self, rest: &Path, limit_bytes: u64) -> io::Result<Option<Vec<u8>>> {
+        match self.file(rest, OFlags::RDONLY) {
+            Ok(file) => read_open(&file, &self.path.join(rest), limit_bytes).map(Some),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// As [`TrustedDir::read`], for text in UTF-8.
+    ///
+    /// # Errors
+    /// As [`TrustedDir::read`], or the file is no text.
+    pub fn read_text(&self, rest: &Path, limit_bytes: u64) -> io::Result<Option<String>> {
+        let content = self.read(rest, limit_bytes)?;
+        content.map(|content| text_of(&self.path.join(rest), content)).transpose()
+    }
+
+    /// Metadata of a file inside, without opening it; `None` if nothing is there. A link is not followed.
+    ///
+    /// # Errors
+    /// As the file system reports.
+    pub fn stat(&self, rest: &Path) -> io::Result<Option<Stat>> {
+        match rustix::fs::statat(&self.file, rest, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(stat) => Ok(Some(stat)),
+            Err(Errno::NOENT) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Writes a file under a name of its own that no other process can have chosen; returns that name.
+    ///
+    /// # Errors
+    /// It cannot be written; then it is not there.
+    pub fn write_fresh(&self, name: &str, content: &[u8]) -> io::Result<String> {
+        let fresh = unpredictable_name(name)?;
+        let file = self.file(Path::new(&fresh), OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL)?;
+        (&file).write_all(content).inspect_err(|_| _ = self.remove(&fresh))?;
+        Ok(fresh)
+    }
+
+    /// Puts `content` in the place of a file inside, which is there whole or as before.
+    ///
+    /// # Errors
+    /// As the file system reports; then the old file is unchanged.
+    pub fn replace(&self, name: &str, content: &[u8]) -> io::Result<()> {
+        let fresh = self.write_fresh(name, content)?;
+        self.rename(&fresh, name).inspect_err(|_| _ = self.remove(&fresh))
+    }
+
+    /// Adds one line to a file inside in one write, and makes the file first if it is missing.
+    ///
+    /// # Errors
+    /// As [`TrustedDir::file`].
+    pub fn append_line(&self, rest: &Path, line: &str) -> io::Result<()> {
+        let file = self.file(rest, OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE)?;
+        (&file).write_all(format!("{line}\n").as_bytes())
+    }
+
+    /// Names in the folder, in no order, `.` and `..` left out.
+    ///
+    /// # Errors
+    /// As the file system reports.
+    pub fn names(&self) -> io::Result<Vec<String>> {
+        let mut names = Vec::new();
+        for entry in rustix::fs::Dir::read_from(&self.file)? {
+            names.push(entry?.file_name().to_string_lossy().into_owned());
+        }
+        names.retain(|name| name != "." && name != "..");
+        Ok(names)
+    }
+
+    /// Puts one file of the folder in the place of another.
+    ///
+    /// # Errors
+    /// As the file system reports.
+    pub fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        self.rename_into(from, self, to)
+    }
+
+    /// Moves a file of this folder into another one, in the place of whatever has that name there.
+    ///
+    /// # Errors
+    /// As the file system reports.
+    pub fn rename_into(&self, from: &str, other: &TrustedDir, to: &str) -> io::Result<()> {
+        self.check_writable(Path::new(from))?;
+        other.check_writable(Path::new(to))?;
+        Ok(rustix::fs::renameat(&self.file, from, &other.file, to)?)
+    }
+
+    /// Gives a file of this folder a second name in another one, unless that name is taken (`AlreadyExists`).
+    ///
+    /// # Errors
+    /// As the file system reports.
+    pub fn link_into(&self, from: &str, other: &TrustedDir, to: &str) -> io::Result<()> {
+        other.check_writable(Path::new(to))?;
+        Ok(rustix::fs::linkat(&self.file, from, &other.file, to, AtFlags::empty())?)
+    }
+
+    /// Removes a file inside; it may be missing.
+    ///
+    /// # Errors
+    /// As the file system reports.
+    pub fn remove(&self, name: &str) -> io::Result<()> {
+        self.check_writable(Path::new(name))?;
+        match rustix::fs::unlinkat(&self.file, name, AtFlags::empty()) {
+            Ok(()) | Err(Errno::NOENT) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::{PermissionsExt, chown, symlink};
+
+    const STRANGER: u32 = 65_534;
+    const LIMIT_BYTES: u64 = 1_000;
+
+    fn set_mode(path: &Path, mode: u32) {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+    }
+
+    fn folder() -> (tempfile::TempDir, PathBuf) {
+        let parent = tempfile::tempdir().unwrap();
+        let path = parent.path().join("store");
+        TrustedDir::create(&path).unwrap();
+        (parent, path)
+    }
+
+    /// Is a folder refused that another user made, may write, or can replace, and a link to one as well?
+    #[test]
+    fn a_folder_that_others_can_change_is_refused() {
+        let cases: [(&str, fn(&Path)); 3] = [
+            ("mode 0777", |path| set_mode(path, 0o777)),
+            ("mode 0777", |path| set_mode(path.parent().unwrap(), 0o777)),
+            ("no folder of its own", |path| {
+                let real = path.with_file_name("real");
+                std::fs::rename(path, &real).unwrap();
+                symlink(&real, path).unwrap();
+            }),
+        ];
+        for (expected, spoil) in cases {
+            let (_parent, path) = folder();
+            spoil(&path);
+            let error = TrustedDir::open(&path, DirAccess::ReadWrite).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        }
+        if rustix::process::geteuid().is_root() {
+            let (_parent, path) = folder();
+            chown(&path, Some(STRANGER), None).unwrap();
+            let error = TrustedDir::open(&path, DirAccess::ReadWrite).unwrap_err().to_string();
+            assert!(error.contains("a folder of user 65534"), "{error}");
+        }
+    }
+
+    /// Is no link followed, wherever in a path it stands, nor a path that leads out, with and without `openat2`?
+    #[test]
+    fn no_path_leads_out_of_the_folder() {
+        let (parent, path) = folder();
+        let secret = parent.path().join("secret");
+        std::fs::write(&secret, "secret").unwrap();
+        let dir = TrustedDir::open(&path, DirAccess::ReadWrite).unwrap();
+        dir.create_dir("inner").unwrap().replace("plain", b"plain").unwrap();
+        symlink(&secret, path.join("link")).unwrap();
+        symlink(parent.path(), path.join("way")).unwrap();
+        for rest in ["link", "way/secret", "../secret", "inner/../../secret", "/etc/hostname"].map(Path::new) {
+            assert!(dir.read(rest, LIMIT_BYTES).is_err(), "{}", rest.display());
+            assert!(dir.file(rest, OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC).is_err(), "{}", rest.display());
+            let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            assert!(dir.walk(rest, flags, Mode::empty()).is_err(), "{}", rest.display());
+        }
+        assert_eq!(dir.read_text(Path::new("inner/plain"), LIMIT_BYTES).unwrap().unwrap(), "plain");
+        assert!(dir.walk(Path::new("inner/plain"), OFlags::RDONLY | OFlags::NOFOLLOW, Mode::empty()).is_ok());
+        assert_eq!(std::fs::read_to_string(&secret).unwrap(), "secret");
+    }
+
+    /// Is a FIFO refused without waiting for it, and another user's file left as it was?
+    #[test]
+    fn anything_but_a_plain_file_of_the_owner_is_refused() {
+        let (_parent, path) = folder();
+        let dir = TrustedDir::open(&path, DirAccess::ReadWrite).unwrap();
+        rustix::fs::mknodat(&dir.file, "fifo", rustix::fs::FileType::Fifo, Mode::RWXU, 0).unwrap();
+        assert!(dir.read(Path::new("fifo"), LIMIT_BYTES).unwrap_err().to_string().contains("found a FIFO"));
+        dir.replace("strange", b"content").unwrap();
+        if rustix::process::geteuid().is_root() {
+            chown(path.join("strange"), Some(STRANGER), None).unwrap();
+            let error = dir.file(Path::new("strange"), OFlags::WRONLY | OFlags::TRUNC).unwrap_err().to_string();
+            assert!(error.contains("a file of user 65534"), "{error}");
+            assert_eq!(std::fs::read(path.join("strange")).unwrap(), b"content");
+        }
+    }
+
+    /// Can a folder that was opened for reading change nothing, by any of its functions?
+    #[test]
+    fn a_folder_opened_for_reading_changes_nothing() {
+        let (_parent, path) = folder();
+        TrustedDir::open(&path, DirAccess::ReadWrite).unwrap().replace("file", b"content").unwrap();
+        let dir = TrustedDir::open(&path, DirAccess::ReadOnly).unwrap();
+        for outcome in [
+            dir.replace("file", b"other"),
+            dir.append_line(Path::new("file"), "line"),
+            dir.rename("file", "moved"),
+            dir.link_into("file", &dir, "second"),
+            dir.remove("file"),
+            dir.create_dir("inner").map(drop),
+            dir.create_new_dir("inner").map(drop),
+            dir.file(Path::new("new"), OFlags::WRONLY | OFlags::CREATE).map(drop),
+        ] {
+            assert!(outcome.unwrap_err().to_string().contains("the folder is only read"));
+        }
+        assert_eq!(dir.read_text(Path::new("file"), LIMIT_BYTES).unwrap().unwrap(), "content");
+        assert_eq!(dir.names().unwrap(), ["file"]);
+    }
+
+    /// Are files written whole, linked once, appended to, moved and removed?
+    #[test]
+    fn a_trusted_folder_serves() {
+        let (_parent, path) = folder();
+        let dir = TrustedDir::open(&path, DirAccess::ReadWrite).unwrap();
+        let other = dir.create_dir("other").unwrap();
+        let fresh = dir.write_fresh("result", b"one").unwrap();
+        dir.link_into(&fresh, &other, "result").unwrap();
+        let again = dir.link_into(&fresh, &other, "result").unwrap_err();
+        assert_eq!(again.kind(), io::ErrorKind::AlreadyExists);
+        dir.remove(&fresh).unwrap();
+        dir.remove(&fresh).unwrap();
+        dir.append_line(Path::new("log"), "first").unwrap();
+        dir.append_line(Path::new("log"), "second").unwrap();
+        assert_eq!(dir.read_text(Path::new("log"), LIMIT_BYTES).unwrap().unwrap(), "first\nsecond\n");
+        assert!(dir.read(Path::new("log"), 5).is_err());
+        dir.rename_into("log", &other, "log").unwrap();
+        assert!(dir.read(Path::new("log"), LIMIT_BYTES).unwrap().is_none());
+        assert!(dir.stat(Path::new("other/log")).unwrap().is_some());
+    }
+}

@@ -2,9 +2,9 @@
 //!
 //! A path from outside may lead to a FIFO that never answers, to a device that never ends, through a link into somebody
 //! else's file, or into a folder in which another user replaces files while they are read. So every file is opened
-//! without blocking, must be a plain file, and is read up to a stated number of bytes. Where the content is obeyed (a
+//! without blocking. It must be a plain file, and is read up to a stated number of bytes. If the content is obeyed (a
 //! journal, a store, a library to preload), the file lies in a [`TrustedDir`], which checks the owner and the mode and
-//! follows no link. Written files appear whole: under an unpredictable name first, by a rename afterwards.
+//! follows no link. Written files appear whole, because they are renamed from an unpredictable name.
 //!
 //! Errors are [`std::io::Error`]s whose text names the path, what was found, and what was expected.
 #![warn(missing_docs)]

@@ -49,7 +49,7 @@ maintainer=$(sed -n 's/^Maintainer: //p' packaging/debian/control)
 sed -n 's/^## \([0-9][^ ]*\) (\(.*\))$/\1 \2/p' CHANGELOG.md | while read -r of on; do
     echo "cachemate ($of) unstable; urgency=medium"
     echo
-    awk -v head="## $of (" 'index($0, "## ") == 1 { inside = index($0, head) == 1; next } inside && sub(/^- /, "  * ")' CHANGELOG.md |
+    awk -v head="## $of (" 'index($0, "## ") == 1 { inside = index($0, head) == 1; next } inside && (sub(/^- /, "  * ") || sub(/^  /, "    "))' CHANGELOG.md |
         fold -s -w 76 | sed 's/^\([^ ]\)/    \1/; s/ *$//'
     echo
     echo " -- $maintainer  $(LC_ALL=C date -u -d "$on" '+%a, %d %b %Y %T +0000')"

@@ -33,7 +33,7 @@ if have cc; then
 fi
 
 recorded='' # names without blanks; the files are NAME.cmt in the folder, whose path may have some
-children=leave
+children=ignore
 count=0
 missing=''
 # record NAME PROGRAM COMMAND...: records COMMAND as NAME if PROGRAM is there and fewer than eight are recorded.
@@ -45,7 +45,7 @@ record() {
         missing="$missing $program"
         return 0
     fi
-    if ! "$cachemate" --quiet record --max "$max" --stop --children "$children" --json -o "$out/$name.cmt" -- "$@" \
+    if ! "$cachemate" --quiet record --max-accesses "$max" --kill-at-max --children "$children" --json -o "$out/$name.cmt" -- "$@" \
         >"$out/$name.log" 2>"$out/$name.err"; then
         echo "  $name could not be recorded: $(tail -n 1 "$out/$name.err")" >&2
         return 0
@@ -58,7 +58,7 @@ record() {
 }
 
 say "recording real programs (at most $max data accesses each, behind a 32K L1)"
-if "$cachemate" --quiet record --max 1000 -o "$out/probe.cmt" -- true >/dev/null 2>"$out/probe.err"; then
+if "$cachemate" --quiet record --max-accesses 1000 -o "$out/probe.cmt" -- true >/dev/null 2>"$out/probe.err"; then
     record bzip2 bzip2 bzip2 -9 -c "$out/text"
     record xz xz xz -6 -c "$out/text"
     record gzip gzip gzip -6 -c "$out/text"
@@ -67,7 +67,7 @@ if "$cachemate" --quiet record --max 1000 -o "$out/probe.cmt" -- true >/dev/null
     record python3 python3 "$python" "$here/words.py" "$out/text"
     children=follow # gcc only starts the compiler
     record cc1 gcc gcc -O2 -S -o "$out/many.s" "$out/many.c"
-    children=leave
+    children=ignore
     record sqlite3 sqlite3 sqlite3 -init "$here/orders.sql" "$out/orders.db" .quit
     record chase "$out/chase" "$out/chase" 1536 20000000
     record stencil "$out/stencil" "$out/stencil" 400 200

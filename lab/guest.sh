@@ -84,9 +84,9 @@ end() { kill -TERM "$daemon"; wait "$daemon"; }
 # put_back_by ROUND: after a kill of both nobody is left but reset, or the next start; otherwise it is the guardian.
 put_back_by() {
     case $1 in
-        both) cachemate --quiet reset --state-dir state >reset.log 2>&1 || report reset FAIL "$(tail -n 1 reset.log)" ;;
+        both) cachemate --quiet restore --state-dir state >restore.log 2>&1 || report restore FAIL "$(tail -n 1 restore.log)" ;;
         next)
-            cachemate --quiet manage --observe --config c.toml --state-dir state --socket s.sock >next.log 2>&1 &
+            cachemate --quiet manage --observe-only --config c.toml --state-dir state --socket s.sock >next.log 2>&1 &
             next=$!
             within 120 no_journal
             within 60 [ -S s.sock ]
@@ -290,8 +290,8 @@ parameters = { steps = [{ shares = ["0", "1-2"] }] }'
     rm -rf state
     mkdir state
     same "without guardian and journal groups are left" "2" "$(own_groups)"
-    cachemate reset --state-dir state --json >reset.json
-    same "reset sweeps orphans" "0 2" "$(own_groups) $(grep -c 'orphan of an earlier run, removed' reset.json)"
+    cachemate restore --state-dir state --json >restore.json
+    same "restore sweeps orphans" "0 2" "$(own_groups) $(grep -c 'orphan of an earlier run, removed' restore.json)"
     same "somebody else's group is still there" "db" "$(of_pid "$db")"
 }
 

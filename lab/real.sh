@@ -47,7 +47,7 @@ real() {
     done
     (cd "$files" && "$binary" --quiet predict --machine "$real_machine" --json xz.json sqlite3.json >forecast.json)
     if ! CACHEMATE_LAB=$PWD/lab LAB_LIMIT_SECONDS=$limit "$binary" --quiet lab run --machine "$real_machine" --seconds 3 \
-        --files "$files" --json -- "$@" >"$files/ran.json" 2>"$files/ran.log"; then
+        --programs-dir "$files" --json -- "$@" >"$files/ran.json" 2>"$files/ran.log"; then
         real_report end "real programs" note - "NOT RUN to their end: $(tail -n 1 "$files/ran.log" | tr '\t' ' ' | cut -c1-200)" -
         return
     fi

@@ -56,7 +56,7 @@ within dpkg --verify cachemate || fail 'files differ from their sums'
 echo 'window_ms = 500' >>"$root/etc/cachemate/cachemate.toml"
 mkdir -p "$root/run/cachemate" "$root/var/lib/cachemate"
 # Not by the function above: that would be a shell's number, not the daemon's.
-chroot "$root" env -i PATH=/usr/bin cachemate --quiet manage --observe &
+chroot "$root" env -i PATH=/usr/bin cachemate --quiet manage --observe-only &
 daemon=$!
 answers() { within cachemate status --json 2>/dev/null | grep -q '"windows"'; }
 for _ in $(seq 1 120); do answers && break; sleep 0.5; done

@@ -21,7 +21,7 @@ record() {
     name=$1 skip=$2 max=$3
     shift 3
     case "$wanted" in "  " | *" $name "*) ;; *) return 0 ;; esac
-    "$cachemate" record --quiet --force --level 19 --l1 "$filter" --skip "$skip" --max "$max" --stop \
+    "$cachemate" record --quiet --force --compression-level 19 --l1 "$filter" --skip-accesses "$skip" --max-accesses "$max" --kill-at-max \
         -o "$here/$name.cmt" -- "$@" >out.txt 2>err.txt <"$input" || { cat err.txt >&2; exit 1; }
     echo "$name: $(wc -c <"$here/$name.cmt") bytes"
 }

@@ -25,11 +25,11 @@ fn main() {
     match compiler.status() {
         Ok(status) if status.success() => {}
         Ok(status) => {
-            eprintln!("the agent of 'cachemate color run' was not built: {compiler:?} ended with {status}");
+            eprintln!("the agent of 'cachemate page-color run' was not built: {compiler:?} ended with {status}");
             exit(1);
         }
         Err(error) => {
-            eprintln!("the agent of 'cachemate color run' was not built: {compiler:?}: {error}");
+            eprintln!("the agent of 'cachemate page-color run' was not built: {compiler:?}: {error}");
             exit(1);
         }
     }

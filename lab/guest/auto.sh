@@ -97,7 +97,7 @@ auto_gangs() {
 # A victim and a stream on a CPU each, where there are no ways: page colors. Frames stay where they are when more colors are
 # allowed again, so the programs are other ones by hand and under auto.
 auto_colors() {
-    cachemate --quiet color discover --bytes 256M --seconds 30 | sed 's/^/# /'
+    cachemate --quiet page-color discover --memory 256M --timeout 30 | sed 's/^/# /'
     colored 0-3 chase victim-1 0 2048; v1=$pid
     colored 4-7 stream stream-1 1 12288; s1=$pid
     # Until all frames are sorted.

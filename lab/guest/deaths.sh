@@ -73,7 +73,7 @@ $rules"
     esac
     case $1 in
         guardian) kill -TERM "$daemon" ;;
-        both | group) cachemate --quiet reset --state-dir state >reset.log 2>&1 ;;
+        both | group) cachemate --quiet restore --state-dir state >restore.log 2>&1 ;;
     esac
     wait "$daemon" 2>/dev/null
     within 30 no_journal
@@ -100,7 +100,7 @@ scenario_deaths() {
     taskset -p 3 "$1" >/dev/null
     renice -n 5 -p "$2" >/dev/null
     ln -sf /bin/lab-program /lab/bin/held
-    cachemate --quiet color run --colors 0-3 -- /lab/bin/held hold 1024 >colored.out 2>colored.err &
+    cachemate --quiet page-color run --colors 0-3 -- /lab/bin/held hold 1024 >colored.out 2>colored.err &
     within 40 colored || report colored "a colored program among them" note "$(tail -n 1 colored.err)" "no agent" -
     held=$(pidof held | cut -d' ' -f1)
     pids="$pids $held"

@@ -41,7 +41,7 @@ $(rules victim-1 victim-2 stream-1 stream-2)"
     same again "the loader started again gets the plan again: threads, policy" "4 7" "$(count held) $(policies $all)"
     kill -9 "$(status | awk -F '[:,]' '/"guardian_pid"/ { print $2 + 0; exit }')" "$daemon"
     wait "$daemon" 2>/dev/null
-    cachemate --quiet reset --state-dir state >reset.log 2>&1
+    cachemate --quiet restore --state-dir state >restore.log 2>&1
     same reset "kill -9 of daemon and guardian, then reset: policies" 0 "$(policies $all)"
     echo '{"stop":{}}' | gangs send >answer
     within 5 ended "$loader"

@@ -13,7 +13,7 @@ colored() {
     colors=$1
     shift
     ln -sf /bin/lab-program "/lab/bin/$2"
-    LAB_PROGRESS=/run/lab/progress cachemate --quiet color run --colors "$colors" -- "/lab/bin/$2" load "$@" 1000000 >/dev/null 2>"$2.err" &
+    LAB_PROGRESS=/run/lab/progress cachemate --quiet page-color run --colors "$colors" -- "/lab/bin/$2" load "$@" 1000000 >/dev/null 2>"$2.err" &
     pid=
     until pid=$(pidof "$2") && [ -n "$pid" ]; do usleep 50000; done
 }
@@ -152,7 +152,7 @@ ganged() { status | awk '/"gangs": \[$/ { found = 1 } END { exit !found }'; }
 # Page colors: what they confine, and what that is worth beside a stream.
 scenario_colors() {
     # Colors are looked for in the frames that a process gets: half a GiB is enough for all of them.
-    cachemate --quiet color discover --bytes 256M -o map.json --seconds 30 >discover.out 2>&1
+    cachemate --quiet page-color discover --memory 256M -o map.json --timeout 30 >discover.out 2>&1
     code=$?
     sed 's/^/# /' discover.out
     if [ "$scenario" = colors-hashed ]; then
@@ -168,8 +168,8 @@ scenario_colors() {
     load chase plain 0 2048 100
     kill "$pid"
     wait "$pid" 2>/dev/null
-    cachemate --quiet color run --colors 4-7 -- /bin/lab-program load stream s 1 32768 2500 >s.out 2>s.err &
-    cachemate --quiet color run --colors 0-3 -- /bin/lab-program load chase colored 0 2048 2000 100 >colored.out 2>colored.err
+    cachemate --quiet page-color run --colors 4-7 -- /bin/lab-program load stream s 1 32768 2500 >s.out 2>s.err &
+    cachemate --quiet page-color run --colors 0-3 -- /bin/lab-program load chase colored 0 2048 2000 100 >colored.out 2>colored.err
     wait
     solo=$(field ns solo.out)
     # Frames are sorted while it runs: the last steps count.

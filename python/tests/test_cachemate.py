@@ -117,7 +117,7 @@ def test_a_file_and_its_array_are_one_trace() -> None:
 @needs_the_command
 def test_curves_are_the_commands() -> None:
     """Is a curve the command's, bit by bit, exact and sampled?"""
-    for options, words in (({}, []), ({"sample": 0.05, "seed": 3}, ["--sample", 0.05, "--seed", 3])):
+    for options, words in (({}, []), ({"sample": 0.05, "seed": 3}, ["--sample-rate", 0.05, "--seed", 3])):
         answer = said("mrc", recording("gzip"), *words)
         curve = cachemate.mrc(open_recording("gzip"), **options)  # type: ignore[arg-type]
         assert [point["bytes"] for point in answer["curve"]] == curve.sizes.tolist()

@@ -58,7 +58,7 @@ sql SHUTDOWN
 wait $server
 
 # shellcheck disable=SC2086
-"$cachemate" record --quiet --force --skip "$skip" --max "$max" --stop --l1 "$l1" --level 19 \
+"$cachemate" record --quiet --force --skip-accesses "$skip" --max-accesses "$max" --kill-at-max --l1 "$l1" --compression-level 19 \
     -o "$out/mariadb.cmt" -- "$(command -v mariadbd)" $options >"$work/record.out" 2>"$work/record.err" &
 server=$!
 wait_for_server

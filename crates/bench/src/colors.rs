@@ -60,7 +60,7 @@ pub fn show(place: &BenchHost) -> anyhow::Result<Vec<BenchRow>> {
 /// Colors of the kit that is there; where there is none, or a spoilt one, the shipped command discovers them now.
 fn known_colors(place: &BenchHost) -> anyhow::Result<u32> {
     if let Err(ColorError::NoKit(_) | ColorError::BadKit(..)) = reference_set::open(Path::new(BASE)) {
-        answered(&place.command, &["--quiet", "color", "discover", "--bytes", "64M"])?;
+        answered(&place.command, &["--quiet", "page-color", "discover", "--memory", "64M"])?;
     }
     Ok(reference_set::open(Path::new(BASE))?.kit.colors())
 }

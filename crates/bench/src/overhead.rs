@@ -53,7 +53,7 @@ pub fn show(place: &BenchHost) -> anyhow::Result<Vec<BenchRow>> {
 fn share(place: &BenchHost, page: bool) -> anyhow::Result<Option<f64>> {
     let socket = place.folder.join("overhead.page");
     let shown = socket.to_string_lossy();
-    let with_page = ["--page", &*shown];
+    let with_page = ["--dashboard", &*shown];
     let daemon = BenchDaemon::start(place, "overhead", "overhead", if page { &with_page } else { &[] })?;
     daemon.until_started(place);
     let viewers: Vec<_> = (0..if page { VIEWERS } else { 0 }).filter_map(|_| viewer(&socket)).collect();
@@ -77,7 +77,7 @@ fn page(place: &BenchHost) -> anyhow::Result<BenchRow> {
     let daemon = |name: &str, page: bool| {
         let socket = place.folder.join(format!("{name}.page"));
         let socket = socket.to_string_lossy();
-        let page: &[&str] = if page { &["--observe", "--page", &socket] } else { &["--observe"] };
+        let page: &[&str] = if page { &["--observe-only", "--dashboard", &socket] } else { &["--observe-only"] };
         BenchDaemon::start(place, "overhead", name, page)
     };
     let daemons = [daemon("plain", false)?, daemon("unseen", true)?, daemon("seen", true)?];

@@ -12,7 +12,7 @@ pub struct Global {
     #[arg(long, short, global = true)]
     pub quiet: bool,
     /// Colors in pictures; NO_COLOR turns them off too
-    #[arg(long, global = true, value_enum, default_value_t, value_name = "WHEN", alias = "color")]
+    #[arg(long, global = true, value_enum, default_value_t, value_name = "WHEN")]
     pub color: ColorChoice,
 }
 

@@ -33,7 +33,7 @@ pub struct EngineArgs {
     pub retries: u32,
     /// Tasks handed to a worker at once, for engines whose own tasks cost much
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
-    group: u16,
+    batch_size: u16,
     /// A running Dask scheduler's address, or a running HyperQueue server's folder [default: one of our own, here]
     #[arg(long, value_name = "WHERE")]
     scheduler: Option<String>,
@@ -51,10 +51,10 @@ pub struct EngineArgs {
     worker_command: Option<PathBuf>,
     /// Give an engine up that brings no result for so long and has no task in hand
     #[arg(long, value_name = "SECONDS", default_value_t = 120)]
-    patience: u64,
+    idle_timeout: u64,
     /// A worker that has not stirred for so long is taken for dead
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(10..))]
-    pub stale_seconds: u64,
+    pub heartbeat_timeout: u64,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
@@ -95,7 +95,7 @@ impl EngineArgs {
         let mut engine = self.build(store, manifest, work)?;
         let bar = session.progress("sweep", Some(tasks.len() as u64));
         let mut watching = ProgressReporter::new(session, &bar, silent);
-        let options = DriveOptions { retries: self.retries, patience: Duration::from_secs(self.patience) };
+        let options = DriveOptions { retries: self.retries, idle_timeout: Duration::from_secs(self.idle_timeout) };
         let stop = session.interrupt_flag();
         let ended = drive(store, tasks, &mut *engine, &options, &mut |progress| watching.update(progress), &stop);
         bar.finish_and_clear();
@@ -110,7 +110,7 @@ impl EngineArgs {
     ) -> anyhow::Result<Box<dyn TaskEngine>> {
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
         let workers = self.workers.map_or(cpus, usize::from);
-        let group = usize::from(self.group);
+        let batch_size = usize::from(self.batch_size);
         let name = self.engine.unwrap_or_default();
         if name == EngineName::Local {
             let inputs = Arc::new(Inputs::open(store.folder(), &manifest.header).map_err(anyhow::Error::msg)?);
@@ -121,20 +121,21 @@ impl EngineArgs {
             None => std::env::current_exe().context("where this command lies")?,
         };
         let folder = store.folder().to_path_buf();
-        let command = WorkerCommand { program, folder, retries: self.retries, stale_seconds: self.stale_seconds };
+        let command =
+            WorkerCommand { program, folder, retries: self.retries, heartbeat_timeout_s: self.heartbeat_timeout };
         let scheduler = self.scheduler.clone();
         Ok(match name {
             EngineName::Slurm if scheduler.is_some() => {
                 bail!(UsageError("--scheduler: slurm's own configuration says where its controller is".to_string()))
             }
-            EngineName::Slurm => Box::new(Slurm::new(command, group, self.submit_arg.clone())),
+            EngineName::Slurm => Box::new(Slurm::new(command, batch_size, self.submit_arg.clone())),
             EngineName::Dask => {
                 let python = self.python.clone();
-                Box::new(Dask::new(command, DaskOptions { python, scheduler, workers, group }))
+                Box::new(Dask::new(command, DaskOptions { python, scheduler, workers, batch_size }))
             }
             EngineName::Hq | EngineName::Local => {
                 let server_dir = scheduler.map(PathBuf::from);
-                Box::new(Hq::new(command, HqOptions { program: self.hq.clone(), server_dir, workers, group }))
+                Box::new(Hq::new(command, HqOptions { program: self.hq.clone(), server_dir, workers, batch_size }))
             }
         })
     }

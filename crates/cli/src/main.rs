@@ -17,6 +17,7 @@ mod prediction;
 mod programs;
 mod repro_cost;
 mod repro_sweep;
+mod retired;
 mod run_cache;
 mod session;
 mod status_screen;
@@ -25,9 +26,13 @@ mod traces;
 
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 
 fn main() -> ExitCode {
+    let args: Vec<_> = std::env::args_os().skip(1).collect();
+    if let Some(refusal) = retired::refusal(&commands::Cli::command(), &args, |name| std::env::var_os(name).is_some()) {
+        return exit::code(Err(exit::UsageError(refusal).into()));
+    }
     let cli = match commands::Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => return exit::usage(&error),

@@ -32,7 +32,7 @@ pub fn head(status: &DaemonStatus) -> String {
         text.push_str(&format!("no managed thread waited longer than {:.1} ms for a processor\n", ns as f64 / 1e6));
     }
     if status.guardian_isolated == Some(false) {
-        text.push_str("the guardian is in the daemon's control group: whoever ends that ends both, and cachemate reset is needed\n");
+        text.push_str("the guardian is in the daemon's control group: whoever ends that ends both, and cachemate restore is needed\n");
     }
     if let Some(error) = &status.config_error {
         text.push_str(&format!("configuration not reloaded: {error}\n"));

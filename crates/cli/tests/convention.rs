@@ -22,18 +22,18 @@ fn mistyped_input_is_usage_and_never_a_panic() {
         &["mrc", "t.u64", "--sizes", ""],
         &["mrc", "t.u64", "--line-bytes", "48"],
         &["mrc", "t.u64", "--line-bytes", "0"],
-        &["mrc", "t.u64", "--per", "cpu"],
-        &["mrc", "t.u64", "--sample", "x"],
-        &["mrc", "t.u64", "--sample", "0"],
-        &["mrc", "t.u64", "--sample", "1.5"],
-        &["mrc", "t.u64", "--sample", "NaN"],
+        &["mrc", "t.u64", "--by", "cpu"],
+        &["mrc", "t.u64", "--sample-rate", "x"],
+        &["mrc", "t.u64", "--sample-rate", "0"],
+        &["mrc", "t.u64", "--sample-rate", "1.5"],
+        &["mrc", "t.u64", "--sample-rate", "NaN"],
         &["cachesim", "t.u64"],
         &["cachesim", "t.u64", "--size", "2M"],
         &["cachesim", "t.u64", "--size", "2M", "--ways", "0"],
         &["cachesim", "t.u64", "--size", "2M", "--ways", "-3"],
-        &["cachesim", "t.u64", "--size", "2M", "--ways", "16", "--policy", "mru"],
+        &["cachesim", "t.u64", "--size", "2M", "--ways", "16", "--replacement", "mru"],
         &["convert", "t.u64"],
-        &["convert", "t.u64", "-o", "x.cmt", "--level", "99"],
+        &["convert", "t.u64", "-o", "x.cmt", "--compression-level", "99"],
         &["topology", "--machine"],
         &["completions", "tcsh9"],
         &["plan", "--machine", "xeon-x5365"],
@@ -171,7 +171,7 @@ fn threads_do_not_change_the_curve() {
     let one = with("1");
     assert!(one["curve"].as_array().unwrap().len() > 20);
     assert_eq!((&one, &one), (&with("2"), &with("3")));
-    let per = run(folder.path(), &["mrc", "t.u64", "--json", "--per", "thread"]).json();
+    let per = run(folder.path(), &["mrc", "t.u64", "--json", "--by", "thread"]).json();
     assert_eq!(per["curve"], one["curve"]);
     assert_eq!(per["parts"][0]["curve"], one["curve"]);
 }

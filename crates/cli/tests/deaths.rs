@@ -13,7 +13,7 @@ use common::not_shown::not_shown;
 use common::{MANAGE, acting, command, run};
 use managed::{TestDaemon, TestPrograms, journal_gone, kill, signals, within};
 
-const RESET: [&str; 3] = ["reset", "--state-dir", "state"];
+const RESTORE: [&str; 3] = ["restore", "--state-dir", "state"];
 
 fn configured(folder: &Path) -> TestPrograms {
     let programs = TestPrograms::start();
@@ -98,10 +98,10 @@ fn a_read_only_disk_keeps_nobody_from_being_put_back() {
     let gone = || !Path::new(&format!("/proc/{guardian}")).exists();
     assert!(within(Duration::from_secs(20), gone), "the guardian did not finish");
     assert_eq!(programs.states(), before);
-    let ran = run(folder.path(), &RESET);
+    let ran = run(folder.path(), &RESTORE);
     assert!(ran.code == Some(1) && ran.out.contains("the journal stays"), "{}{}", ran.out, ran.err);
     assert!(Command::new("umount").arg(&state).status().is_ok_and(|status| status.success()), "writable again");
-    run(folder.path(), &RESET).ok();
+    run(folder.path(), &RESTORE).ok();
     assert_eq!(programs.states(), before);
 }
 
@@ -183,7 +183,7 @@ fn the_end_of_a_control_group_is_put_right_by_reset() {
     std::fs::write(group.0.join("cgroup.kill"), "1").unwrap();
     daemon.child.wait().unwrap();
     assert!(folder.path().join("state/restore.journal").exists(), "nobody was left to put anything back");
-    run(folder.path(), &RESET).ok();
+    run(folder.path(), &RESTORE).ok();
     assert!(journal_gone(folder.path()));
     assert_eq!(programs.states(), before);
 }

@@ -50,9 +50,9 @@ fn nothing_to_change_is_said_after_so_many_windows() {
     let folder = tempfile::tempdir().unwrap();
     let program = sleeper();
     let config = acting("default", 10, &program.pid().to_string());
-    let words = dry(folder.path(), &config, &["--windows", "3"]).ok().out;
+    let words = dry(folder.path(), &config, &["--max-windows", "3"]).ok().out;
     assert_eq!(words, "policy 'default': none in 3 windows\n");
-    let answer = dry(folder.path(), &config, &["--windows", "2", "--json"]).json();
+    let answer = dry(folder.path(), &config, &["--max-windows", "2", "--json"]).json();
     assert_eq!((&answer["windows"], answer["window"].is_null()), (&2.into(), true), "{answer}");
     assert_eq!(answer["changes"].as_array().unwrap().len(), 0);
 }
@@ -65,7 +65,7 @@ fn without_a_policy_auto_decides_and_changes_nothing_unasked() {
     let named = acting("default", 10, &program.pid().to_string());
     let config = named.replace("[policy]\nname = \"default\"\n", "");
     assert_ne!(config, named);
-    let words = dry(folder.path(), &config, &["--windows", "3"]).ok().out;
+    let words = dry(folder.path(), &config, &["--max-windows", "3"]).ok().out;
     // Notes follow where the host lacks what it would rest on.
     assert!(words.starts_with("policy 'auto': none in 3 windows\n"), "{words}");
 }
@@ -90,11 +90,11 @@ fn run_starts_the_programs_and_changes_nothing() {
     assert!(!state.join(format!("run-{}", std::process::id())).exists());
 }
 
-/// Are `--windows` and `--json` of `manage` refused without a dry run?
+/// Are `--max-windows` and `--json` of `manage` refused without a dry run?
 #[test]
 fn the_switches_of_a_dry_run_need_one() {
     let folder = tempfile::tempdir().unwrap();
-    for more in [["--windows", "3"].as_slice(), &["--json"]] {
+    for more in [["--max-windows", "3"].as_slice(), &["--json"]] {
         let args: Vec<&str> = MANAGE.iter().copied().chain(more.iter().copied()).collect();
         assert_eq!(run(folder.path(), &args).code, Some(2));
     }

@@ -140,7 +140,7 @@ fn a_group_is_confined_and_comes_back() {
             daemon.0.kill().unwrap();
             daemon.0.wait().unwrap();
             // Waits for the guardian, and finds nothing left to do, or does it.
-            run(folder.path(), &["reset", "--state-dir", "state"]).ok();
+            run(folder.path(), &["restore", "--state-dir", "state"]).ok();
         } else {
             stop(&mut daemon);
         }

@@ -18,7 +18,7 @@ fn caches_that_no_host_has_room_for_are_refused() {
         let machine = format!("xeon-x5365-4?caches.l2.size={size}");
         for args in [
             ["cachesim", "--ways", "16", "--size", size, "t.lackey"].as_slice(),
-            &["cachesim", "--ways", "16", "--size", size, "--policy", "plru", "t.lackey"],
+            &["cachesim", "--ways", "16", "--size", size, "--replacement", "plru", "t.lackey"],
             &["profile", "--machine", &machine, "-o", "p.json", "t.lackey"],
             &["sim", "s.toml"],
         ] {

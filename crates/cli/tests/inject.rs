@@ -30,7 +30,7 @@ const FAULTS: [(&str, &[&str]); 9] = [
     ("flock", &["EIO", "EINTR"]),
 ];
 
-const RESET: [&str; 3] = ["reset", "--state-dir", "state"];
+const RESTORE: [&str; 3] = ["restore", "--state-dir", "state"];
 
 /// Programs that a daemon has changed, which died with its guardian.
 struct LeftPrograms {
@@ -99,14 +99,14 @@ impl LeftPrograms {
     }
 }
 
-/// `reset` under strace; its exit code and what it said.
+/// `restore` under strace; its exit code and what it said.
 fn strace(folder: &Path, args: &[&str]) -> (Option<i32>, String) {
-    let reset = command(folder, &RESET);
+    let restore = command(folder, &RESTORE);
     let output = Command::new("strace")
         .args(["-f", "-qq"])
         .args(args)
-        .arg(reset.get_program())
-        .args(reset.get_args())
+        .arg(restore.get_program())
+        .args(restore.get_args())
         .current_dir(folder)
         .stdin(Stdio::null())
         .output()
@@ -150,7 +150,7 @@ fn a_reset_with_a_fault_at_any_call_loses_nothing() {
                     format!("{inject} of {calls}: exit code {code:?}, {changed} changed, journal kept: {kept}: {said}");
                 assert!(changed == 0 || kept, "{case}");
                 assert!(code != Some(0) || changed == 0 && !kept, "{case}");
-                run(left.folder.path(), &RESET).ok();
+                run(left.folder.path(), &RESTORE).ok();
                 assert!(left.changed() == 0 && !left.journal_path().exists(), "the next try, after {case}");
                 shown += 1;
             }
@@ -257,7 +257,7 @@ fn a_daemon_with_a_fault_at_any_call_loses_nothing() {
             let case = format!("{inject} of {calls}: as before: {as_before}, journal kept: {kept}: {said}");
             assert!(as_before || kept, "{case}");
             assert!(!kept || !said.is_empty(), "nothing is said of what is left: {case}");
-            run(folder.path(), &["reset", "--state-dir", "state"]);
+            run(folder.path(), &["restore", "--state-dir", "state"]);
             assert!(programs.states() == before && !journal.exists(), "after a reset: {case}");
             (shown, kept_and_said) = (shown + 1, kept_and_said + u32::from(kept));
         }

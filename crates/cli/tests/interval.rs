@@ -108,7 +108,7 @@ fn a_question_compares_policies() {
     program(at, "reuser", 0.02, 0.001);
     program(at, "streamer", 0.02, 0.02);
     let asked = [
-        "whatif",
+        "compare",
         "reuser.toml*2",
         "streamer.toml*2",
         "-m",
@@ -138,13 +138,13 @@ fn a_question_compares_policies() {
     assert!(again.code != Some(0) && again.err.contains("page.html"), "{}", again.err);
     let nowhere = no(&[&asked[..], &["-o", "none/page.html"]].concat());
     assert!(nowhere.code == Some(1) && nowhere.err.contains("there is no folder none"), "{}", nowhere.err);
-    let slip = no(&["whatif", "reuser.tml", "-m", "xeon-x5365-4", "-p", "dio"]);
+    let slip = no(&["compare", "reuser.tml", "-m", "xeon-x5365-4", "-p", "dio"]);
     assert!(slip.code == Some(1) && slip.err.contains("'reuser.tml': expected a file of phases"), "{}", slip.err);
-    let copies = no(&["whatif", "reuser.toml*0", "-m", "xeon-x5365-4", "-p", "dio"]);
+    let copies = no(&["compare", "reuser.toml*0", "-m", "xeon-x5365-4", "-p", "dio"]);
     assert!(copies.code == Some(2) && copies.err.contains("'0' copies"), "{}", copies.err);
-    let hours = no(&["whatif", "reuser.toml", "-m", "xeon-x5365-4", "-p", "dio", "--hours", "0"]);
+    let hours = no(&["compare", "reuser.toml", "-m", "xeon-x5365-4", "-p", "dio", "--hours", "0"]);
     assert!(hours.code == Some(2) && hours.err.contains("--hours"), "{}", hours.err);
-    let policy = no(&["whatif", "reuser.toml", "-m", "xeon-x5365-4", "-p", "casq"]);
+    let policy = no(&["compare", "reuser.toml", "-m", "xeon-x5365-4", "-p", "casq"]);
     assert!(policy.code == Some(1) && policy.err.contains("did you mean 'casc'"), "{}", policy.err);
 }
 
@@ -162,7 +162,7 @@ fn a_policy_plans_from_profiles_alone() {
     assert!(same.contains("nothing is changed"), "{same}");
     let bad = run(at, &[&asked[..], &["--policy", "autoo"]].concat());
     assert!(bad.code == Some(1) && bad.err.contains("did you mean 'auto'"), "{}", bad.err);
-    let both = run(at, &[&asked[..], &["--policy", "auto", "--scheme", "pain"]].concat());
+    let both = run(at, &[&asked[..], &["--policy", "auto", "--model", "pain"]].concat());
     assert_eq!(both.code, Some(2), "{}", both.err);
 }
 
@@ -195,7 +195,7 @@ fn a_promised_rate_is_kept_or_it_is_said_why_not() {
         let _ = std::fs::remove_file(at.join("floor.log"));
         let _ = std::fs::remove_file(at.join("floor.html"));
         let found = run(at, &["sim", "floor.toml", "-o", "floor.log", "--json"]).json();
-        run(at, &["page", "floor.log", "-o", "floor.html"]).ok();
+        run(at, &["dashboard", "floor.log", "-o", "floor.html"]).ok();
         let jobs = found["results"]["jobs"].as_array().unwrap().clone();
         let slowdowns: Vec<f64> = jobs.iter().map(|job| job["slowdown"].as_f64().unwrap()).collect();
         (slowdowns, std::fs::read_to_string(at.join("floor.html")).unwrap())

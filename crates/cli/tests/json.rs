@@ -78,8 +78,8 @@ fn every_printed_field_is_promised_and_every_promise_is_kept() {
     }
     let json = |args: &[&str]| run(at, args).json();
     let mrc = [
-        json(&["mrc", "small.cmt", "--json", "--per", "thread"]),
-        json(&["mrc", "small.cmt", "--json", "--sample", "0.9"]),
+        json(&["mrc", "small.cmt", "--json", "--by", "thread"]),
+        json(&["mrc", "small.cmt", "--json", "--sample-rate", "0.9"]),
     ];
     check("mrc", &mrc, &[], &[]);
     let sim = ["cachesim", "small.cmt", "--size", "16K", "--ways", "4", "--json"];
@@ -91,7 +91,7 @@ fn every_printed_field_is_promised_and_every_promise_is_kept() {
     let crowd = ["small.cmt"; 5];
     let plans = [
         json(&[&["plan"], &crowd[..], &["large.cmt"], &machine[..]].concat()),
-        json(&[&["plan", "small.cmt", "large.cmt", "-s", "pain"], &machine[..]].concat()),
+        json(&[&["plan", "small.cmt", "large.cmt", "--model", "pain"], &machine[..]].concat()),
         json(&[&["plan", "small.cmt", "large.cmt"], &crowd[..2], &machine[..]].concat()),
     ];
     let outcomes = ["best", "worst", "random", "random_low_5_percent", "random_high_5_percent", "lower_bound", "gap"];
@@ -102,8 +102,8 @@ fn every_printed_field_is_promised_and_every_promise_is_kept() {
     let moved = serde_json::json!({ "changes": ["move task 0 'stream' to CPUs 0-1 (was 0-3)"] });
     check("plan --policy", &[json(&[&["plan"], &crowd[..]].concat()), refused, moved], &[], &[]);
     let short = ["--warm-up", "0", "--cycles", "1", "--json"];
-    let of = |machine: &str| json(&[&["decompose", "mcf", "--with", "small.cmt", "-m", machine], &short[..]].concat());
-    check("decompose", &[of("xeon-x5365"), of("xeon-x5365-4")], &[], &[]);
+    let of = |machine: &str| json(&[&["attribute", "mcf", "--with", "small.cmt", "-m", machine], &short[..]].concat());
+    check("attribute", &[of("xeon-x5365"), of("xeon-x5365-4")], &[], &[]);
 }
 
 /// Do sweeps say in the promised fields how they stand, with a task that failed and one that is damaged?
@@ -129,7 +129,7 @@ fn sweeps_keep_their_promises() {
     std::fs::write(&result, "half").unwrap();
     std::fs::write(at.join("out/differing/x"), "").unwrap();
     let damaged = [json(&["sweep", "merge", "out", "--json"]), json(&["sweep", "report", "out", "--json"])];
-    let ran = json(&["sweep", "run", "-o", "out", "--json", "--quiet", "--patience", "1"]);
+    let ran = json(&["sweep", "run", "-o", "out", "--json", "--quiet", "--idle-timeout", "1"]);
     let stuck = serde_json::json!({ "missing": ["0"] });
     check("sweep run", &[ran, stuck], &[], &[]);
     // Somebody of another host is at work.
@@ -150,7 +150,7 @@ fn the_published_matrix_gives_the_published_schedules() {
     let table = "# CA Table 1\n,mcf,milc,gamess,namd\nmcf,48.01%,65.63%,2.0%,2.11%\nmilc,24.75%,45.39%,1.23%,1.11%\n\
                  gamess,2.67%,4.48%,-1.01%,-1.21%\nnamd,1.48%,3.45%,-1.19%,-0.93%\n";
     std::fs::write(folder.path().join("ca.csv"), table).unwrap();
-    let plan = run(folder.path(), &["plan", "-m", "xeon-x5365-4", "--measured", "ca.csv", "--json"]).json();
+    let plan = run(folder.path(), &["plan", "-m", "xeon-x5365-4", "--slowdowns", "ca.csv", "--json"]).json();
     let mean = |outcome: &str| plan[outcome]["mean_degradation_percent"].as_f64().unwrap();
     assert_eq!((mean("plan"), mean("best"), mean("worst")), (2.3075, 2.3075, 21.995));
     assert!((mean("random") - (2.3075 + 2.325 + 21.995) / 3.0).abs() < 1e-9);

@@ -58,7 +58,7 @@ fn one(folder: &Path, programs: &TestPrograms, killed: KillTarget, then: Restore
     match then {
         RestoredBy::Guardian => assert!(journal_gone(folder), "the guardian did not finish"),
         RestoredBy::Reset => {
-            run(folder, &["reset", "--state-dir", "state"]).ok();
+            run(folder, &["restore", "--state-dir", "state"]).ok();
         }
         RestoredBy::Restart => {
             let mut next = TestDaemon::start(folder, true);

@@ -99,9 +99,9 @@ fn the_units_filter_lets_through_what_is_called() {
     let children = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", tracer.pid())).unwrap();
     kill(children.split_ascii_whitespace().next().unwrap().parse().unwrap(), signals::TERM);
     assert!(within(Duration::from_secs(60), || tracer.0.try_wait().unwrap().is_some()), "it does not end");
-    traced(&["reset", "--state-dir", "state"], "reset-calls").status().unwrap();
+    traced(&["restore", "--state-dir", "state"], "restore-calls").status().unwrap();
     let mut beyond = BTreeSet::new();
-    for file in ["calls", "reset-calls"] {
+    for file in ["calls", "restore-calls"] {
         let text = std::fs::read_to_string(folder.path().join(file)).unwrap();
         let called =
             text.lines().filter_map(|line| line.split_once(' ')?.1.trim_start().split_once('(').map(|(name, _)| name));

@@ -177,14 +177,14 @@ fn curves_of_recordings_and_a_recording_that_changed() {
     fs::write(at.join("large.cmt"), &whole[..whole.len() - 1]).unwrap();
     let failed = run(at, &["sweep", "run", "-o", "out", "--retries", "1"]);
     assert_eq!(failed.code, Some(1));
-    assert!(failed.err.contains("1 task failed; --again tries once more"), "{}", failed.err);
+    assert!(failed.err.contains("1 task failed; --retry-failed tries once more"), "{}", failed.err);
     assert!(failed.out.contains("it is not the file that the manifest was made with"), "{}", failed.out);
     let status = run(at, &["sweep", "status", "out", "--json"]).json();
     assert_eq!((&status["failures"][0]["attempts"], &status["failed"]), (&2.into(), &1.into()));
     assert_eq!(status["failures"][0]["point"]["recording"], "large.cmt");
     fs::write(at.join("large.cmt"), &whole).unwrap();
     assert_eq!(run(at, &["sweep", "run", "-o", "out", "--retries", "1"]).code, Some(1), "given up is given up");
-    run(at, &["sweep", "run", "-o", "out", "--again"]).ok();
+    run(at, &["sweep", "run", "-o", "out", "--retry-failed"]).ok();
     run(at, &["sweep", "merge", "out"]).ok();
     let merged = lines(&at.join("out/merged.jsonl"));
     let mrc = run(at, &["mrc", "large.cmt", "--sizes", "16K,64K,256K", "--json"]).json();

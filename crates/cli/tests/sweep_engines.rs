@@ -213,7 +213,7 @@ fn slurm_loses_nodes_and_its_controller() {
     let mut cluster = Cluster::start(&tempfile::Builder::new().prefix("slurm").tempdir().unwrap().keep());
     let conf = cluster.folder.join("slurm.conf");
     let env: [(&str, &Path); 1] = [("SLURM_CONF", &conf)];
-    let args = ["--engine", "slurm", "--stale-seconds", "10"];
+    let args = ["--engine", "slurm", "--heartbeat-timeout", "10"];
     SweepProcess::start(at, "plain", &args, &env).ends_with(at, "plain", &want);
     // Forty tasks are four arrays where eleven is the most.
     let scripts = fs::read_dir(at.join("plain/engine/slurm")).unwrap().flatten();
@@ -265,7 +265,7 @@ fn dask_loses_a_worker_and_its_scheduler() {
     let Some(python) = python() else { return };
     let (folder, want) = prepared(40);
     let at = folder.path();
-    let args = ["--engine", "dask", "--python", &python, "--stale-seconds", "10"];
+    let args = ["--engine", "dask", "--python", &python, "--heartbeat-timeout", "10"];
     SweepProcess::start(at, "own", &[&args[..], &["--workers", "2"]].concat(), &[]).ends_with(at, "own", &want);
 
     let address = format!("tcp://127.0.0.1:{}", port());
@@ -310,7 +310,7 @@ fn hyperqueue_loses_a_worker_and_its_server() {
     }
     let (folder, want) = prepared(40);
     let at = folder.path();
-    let args = ["--engine", "hq", "--hq", &hq, "--stale-seconds", "10"];
+    let args = ["--engine", "hq", "--hq", &hq, "--heartbeat-timeout", "10"];
     SweepProcess::start(at, "own", &[&args[..], &["--workers", "2"]].concat(), &[]).ends_with(at, "own", &want);
 
     let server_dir = at.join("server");

@@ -65,7 +65,7 @@ mod screen {
             let (ours, theirs) = terminal();
             let before = modes(&theirs);
             let stdio = || Stdio::from(theirs.try_clone().unwrap());
-            let mut command = command(folder, &["top", "--socket", "s.sock", "--every", "0.1"]);
+            let mut command = command(folder, &["top", "--socket", "s.sock", "--interval", "0.1"]);
             command.env("TERM", "xterm").stdin(stdio()).stdout(stdio()).stderr(stdio());
             let top = ChildGuard(command.spawn().unwrap());
             let seen = Arc::new(Mutex::new(Vec::new()));
@@ -152,7 +152,7 @@ fn a_pipe_gets_one_print() {
     let once = run(folder.path(), &["top", "--socket", "s.sock"]).ok();
     assert!(once.out.contains("sleep") && !once.out.contains('\u{1b}'), "{}", once.out);
     assert_eq!(once.out.matches("cachemate 0").count(), 1, "{}", once.out);
-    let looks = run(folder.path(), &["top", "--socket", "s.sock", "--json", "-n", "2", "--every", "0.1"]).ok();
+    let looks = run(folder.path(), &["top", "--socket", "s.sock", "--json", "-n", "2", "--interval", "0.1"]).ok();
     let pids = looks.out.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap()["pid"].clone());
     assert_eq!(pids.filter(|pid| pid.as_u64().is_some()).count(), 2);
     let nobody = run(folder.path(), &["top", "--socket", "other.sock"]);

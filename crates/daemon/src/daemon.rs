@@ -350,7 +350,7 @@ pub fn report_failures(account: &[RestoredObject], say: &dyn Fn(&str)) -> anyhow
         }
     }
     if failed > 0 {
-        bail!("{failed} objects could not be put back; the journal is kept, and cachemate reset tries again");
+        bail!("{failed} objects could not be put back; the journal is kept, and cachemate restore tries again");
     }
     Ok(())
 }

@@ -17,7 +17,7 @@ pub fn run(state_dir: &Path, say: &dyn Fn(&str)) -> anyhow::Result<()> {
     report_damage(&left, say);
     report_failures(&left.account, say)?;
     if left.damage.is_some() || left.stays.is_some() {
-        bail!("look at the restore journal: cachemate reset gives the reason");
+        bail!("look at the restore journal: cachemate restore gives the reason");
     }
     Ok(())
 }

@@ -184,7 +184,7 @@ pub(crate) fn acting(state_dir: &Path) -> anyhow::Result<Arc<ActuationLock>> {
     match ActuationLock::acquire(&LinuxHost::new("/"), &places, state_dir, PATIENCE)? {
         Some(acting) => Ok(Arc::new(acting)),
         None => bail!(
-            "{}: another cachemate acts, of this user or of root; with --observe this one changes nothing",
+            "{}: another cachemate acts, of this user or of root; with --observe-only this one changes nothing",
             places.lock.display()
         ),
     }

@@ -47,7 +47,7 @@ pub struct SamplingSummary {
     pub error: Option<f64>,
 }
 
-/// One part of a recording with `--per`.
+/// One part of a recording with `--by`.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct MrcPart {
     /// The process, by its number in the recording; `None` = all of them.
@@ -71,7 +71,7 @@ pub struct MrcResult {
     pub all: CurveCounts,
     /// How the curve was sampled; `None` = every access was followed.
     pub sampled: Option<SamplingSummary>,
-    /// Parts with `--per process` or `--per thread`, ascending; empty otherwise.
+    /// Parts with `--by process` or `--by thread`, ascending; empty otherwise.
     pub parts: Vec<MrcPart>,
 }
 

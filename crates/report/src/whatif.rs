@@ -11,7 +11,7 @@ use crate::html_page::whole_page;
 use crate::results::CacheSummary;
 use crate::text::{number, or_dash, percent_text};
 
-/// `cachemate whatif --json`.
+/// `cachemate compare --json`.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct WhatIfResult {
     /// The simulated machine.

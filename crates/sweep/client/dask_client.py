@@ -27,7 +27,7 @@ def arguments():
     parser = argparse.ArgumentParser()
     parser.add_argument("--scheduler", help="address; a local cluster without it")
     parser.add_argument("--workers", type=int, default=1, help="of the local cluster")
-    parser.add_argument("--group", type=int, default=1, help="tasks handed to a worker at once")
+    parser.add_argument("--batch-size", type=int, default=1, help="tasks handed to a worker at once")
     parser.add_argument("--deadline", type=float, default=30.0, help="seconds to reach the scheduler")
     parser.add_argument("--ids", required=True, help="file with an id a line")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="what runs the ids, after --")
@@ -49,7 +49,7 @@ def hand_over(client, given, ids):
     """Submits all groups and says how each ends."""
     from dask.distributed import as_completed
 
-    groups = [ids[at : at + given.group] for at in range(0, len(ids), given.group)]
+    groups = [ids[at : at + given.batch_size] for at in range(0, len(ids), given.batch_size)]
     # Not pure: the same ids may be handed over again, and are to be run again.
     futures = {client.submit(run_tasks, given.command, group, pure=False): group for group in groups}
     say("submitted", tasks=len(ids))

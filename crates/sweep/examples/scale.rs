@@ -89,7 +89,7 @@ fn sweep(folder: &Path, tasks: usize, workers: usize, steps: u64) {
     manifest.write(folder).expect("a folder to write to");
     let inputs = Arc::new(Inputs::open(folder, &manifest.header).expect("nothing to open"));
     let mut engine = LocalEngine::new(Arc::clone(&store), Arc::new(CountingSource { steps }), inputs, workers, 0);
-    let options = DriveOptions { retries: 0, patience: Duration::from_secs(60) };
+    let options = DriveOptions { retries: 0, idle_timeout: Duration::from_secs(60) };
     let stop = AtomicBool::new(false);
     let ended = drive(&store, &manifest.tasks, &mut engine, &options, &mut |_| (), &stop).expect("a sweep that ends");
     assert_eq!(ended.finished, tasks);

@@ -23,7 +23,7 @@ pub struct DriveOptions {
     /// Failures of a task beyond the first that are tried again.
     pub retries: u32,
     /// An engine that loses everything it is handed, or takes nothing, is given up after this long without a result.
-    pub patience: Duration,
+    pub idle_timeout: Duration,
 }
 
 /// Where a sweep stands.
@@ -70,7 +70,7 @@ pub struct SweepSummary {
 ///
 /// # Errors
 /// The store cannot be read or written (a full disk is told apart); the engine took nothing for as long as the
-/// patience lasts, or never will.
+/// idle timeout lasts, or never will.
 pub fn drive(
     store: &Store,
     tasks: &[SweepTask],
@@ -203,14 +203,14 @@ impl<'a> SweepDriver<'a> {
                 watch(&self.progress(&EngineStatus::Working { waiting: None, running: Some(claimed.len()) }));
                 continue;
             }
-            if self.rounds > 0 && self.last_move.elapsed() > self.options.patience {
+            if self.rounds > 0 && self.last_move.elapsed() > self.options.idle_timeout {
                 return Ok(());
             }
             let before = self.moved;
             self.rounds += 1;
             match engine.submit(&free) {
                 Ok(()) => self.watch_round(engine, watch, stop)?,
-                Err(error) if error.is_permanent || self.last_move.elapsed() > self.options.patience => {
+                Err(error) if error.is_permanent || self.last_move.elapsed() > self.options.idle_timeout => {
                     return Err(error.into());
                 }
                 Err(error) => {

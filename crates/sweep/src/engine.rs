@@ -84,14 +84,14 @@ pub struct WorkerCommand {
     /// Failures of a task beyond the first that are tried again.
     pub retries: u32,
     /// Seconds after which a claim that nobody touches is taken over.
-    pub stale_seconds: u64,
+    pub heartbeat_timeout_s: u64,
 }
 
 impl WorkerCommand {
     /// The command's arguments, to be followed by ids.
     pub fn args(&self) -> Vec<std::ffi::OsString> {
-        let (retries, stale) = (self.retries.to_string(), self.stale_seconds.to_string());
-        let words = ["--quiet", "sweep", "run", "--retries", &retries, "--stale-seconds", &stale, "-o"];
+        let (retries, stale) = (self.retries.to_string(), self.heartbeat_timeout_s.to_string());
+        let words = ["--quiet", "sweep", "run", "--retries", &retries, "--heartbeat-timeout", &stale, "-o"];
         let mut args: Vec<std::ffi::OsString> = words.iter().map(std::ffi::OsString::from).collect();
         args.extend([self.folder.clone().into_os_string(), "--task".into()]);
         args

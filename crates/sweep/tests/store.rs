@@ -74,7 +74,7 @@ fn store(folder: &Path, count: usize) -> (Arc<Store>, Manifest, Arc<Inputs>) {
 }
 
 fn driven(store: &Arc<Store>, manifest: &Manifest, engine: &mut dyn TaskEngine, retries: u32) -> SweepSummary {
-    let options = DriveOptions { retries, patience: Duration::from_secs(60) };
+    let options = DriveOptions { retries, idle_timeout: Duration::from_secs(60) };
     drive(store, &manifest.tasks, engine, &options, &mut |_| (), &AtomicBool::new(false)).unwrap()
 }
 
@@ -179,14 +179,14 @@ impl TaskEngine for ForgetfulEngine {
     fn stop(&mut self) {}
 }
 
-/// Is what an engine lost after having it in hand for longer than the patience handed over again?
+/// Is what an engine lost after having it in hand for longer than the idle timeout handed over again?
 #[test]
-fn patience_runs_only_while_the_engine_has_nothing_in_hand() {
+fn the_idle_timeout_runs_only_while_the_engine_has_nothing_in_hand() {
     let folder = tempfile::tempdir().unwrap();
     let (store, manifest, inputs) = store(folder.path(), 3);
     let careless = CarelessEngine { store: Arc::clone(&store), work: Arc::new(Numbers::default()), inputs, state: 1 };
     let mut engine = ForgetfulEngine { careless, submitted: None, rounds: 0 };
-    let options = DriveOptions { retries: 0, patience: Duration::from_secs(3) };
+    let options = DriveOptions { retries: 0, idle_timeout: Duration::from_secs(3) };
     let stop = AtomicBool::new(false);
     let summary = drive(&store, &manifest.tasks, &mut engine, &options, &mut |_| (), &stop).unwrap();
     assert_eq!((summary.finished, summary.missing.len(), summary.rounds), (3, 0, 2));

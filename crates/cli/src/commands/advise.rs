@@ -28,9 +28,9 @@ pub struct Advise {
     /// Profile files, recordings, or names of bundled recordings
     #[arg(value_name = "PROGRAM", required = true)]
     programs: Vec<String>,
-    /// Scheme that predicts the slowdowns: statcc, sdc, pain, animal, miss-rate, access-rate, ...
-    #[arg(long, short, value_name = "SCHEME", default_value = USUAL_SCHEME)]
-    scheme: String,
+    /// Model that predicts the slowdowns: statcc, sdc, pain, animal, miss-rate, access-rate, ...
+    #[arg(long, value_name = "MODEL", default_value = USUAL_SCHEME)]
+    model: String,
     #[command(flatten)]
     at: SocketArg,
     #[command(flatten)]
@@ -85,7 +85,7 @@ impl Advise {
         let programs = load_all(session, &self.programs, target)?;
         let names: Vec<String> = programs.iter().map(|program| program.name.clone()).collect();
         let profiles: Vec<_> = programs.iter().map(|program| &program.profile).collect();
-        let scheme = schemes::by_name(&self.scheme)?;
+        let scheme = schemes::by_name(&self.model)?;
         let costs = scheme.pair_costs(&profiles, &cache).map_err(|missing| {
             anyhow::anyhow!(
                 "scheme '{}' needs {}, which the profile of '{}' does not have",
@@ -101,7 +101,7 @@ impl Advise {
             |program: &ProfiledInput| Some(FootprintJson { program: program.name.clone(), judged: judged(program)? });
         let kernel = sched_cache::read(&LinuxHost::new("/"));
         let result = AdviseJson {
-            scheme: &self.scheme,
+            scheme: &self.model,
             cache_bytes: cache.size_bytes,
             assumed,
             kernel: kernel.detail.clone(),
@@ -110,8 +110,7 @@ impl Advise {
             placement: &placement,
         };
         session.answer(self.json.json, &result, || {
-            let mut text =
-                plan_boxes(&plan_picture(&placement, "this host", &self.scheme, costs.kind), session.paint());
+            let mut text = plan_boxes(&plan_picture(&placement, "this host", &self.model, costs.kind), session.paint());
             result.assumed.iter().for_each(|what| text.push_str(&format!("assumed: {what}\n")));
             text.push_str(&format!("the kernel's cache-aware scheduling: {}\n", result.kernel));
             for footprint in

@@ -35,8 +35,8 @@ pub struct Cachesim {
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
     slices: u32,
     /// Which line leaves a full set; plru needs a power of two of ways
-    #[arg(long, value_enum, default_value_t, value_name = "POLICY")]
-    policy: ReplacementArg,
+    #[arg(long, value_enum, default_value_t, value_name = "REPLACEMENT")]
+    replacement: ReplacementArg,
     /// Seed of random replacement
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
@@ -67,7 +67,7 @@ impl ReplacementArg {
 
 impl Cachesim {
     fn cache(&self) -> Result<CacheSim, UsageError> {
-        let replacement = match self.policy {
+        let replacement = match self.replacement {
             ReplacementArg::Lru => Replacement::Lru,
             ReplacementArg::Plru => Replacement::TreePlru,
             ReplacementArg::Random => Replacement::Random { seed: self.seed },
@@ -112,7 +112,7 @@ impl Cachesim {
             size_bytes: self.size.0,
             ways: self.ways,
             line_bytes: self.line_bytes,
-            policy: self.policy.name().to_string(),
+            policy: self.replacement.name().to_string(),
             accesses,
             misses: cache.misses(),
             miss_ratio: (accesses > 0).then(|| cache.misses() as f64 / accesses as f64),

@@ -20,7 +20,7 @@ pub struct Convert {
     trace: TraceArgs,
     /// zstd level: higher is smaller and slower
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(i32).range(1..=19))]
-    level: i32,
+    compression_level: i32,
     #[command(flatten)]
     output: OutputArgs,
 }
@@ -31,7 +31,7 @@ impl Convert {
         let mut output = OutputFile::create(path, self.output.force)?;
         let mut trace = TraceInput::open(session, &self.file, &self.trace, "converting")?;
         let name = path.display().to_string();
-        let converted = cachemate_trace::convert(&mut trace, output.file(), &name, self.level, |_| {})?;
+        let converted = cachemate_trace::convert(&mut trace, output.file(), &name, self.compression_level, |_| {})?;
         trace.finish(session);
         output.keep()?;
         let records = count_text(converted.totals.records);

@@ -11,7 +11,7 @@ use crate::session::Session;
 #[derive(Args)]
 pub struct GuardianArgs {
     /// The folder with the restore journal
-    #[arg(long, value_name = "FOLDER")]
+    #[arg(long, value_name = "DIR")]
     state_dir: PathBuf,
 }
 

@@ -12,7 +12,7 @@ use crate::session::Session;
 #[derive(Args)]
 pub struct Man {
     /// Write cachemate.1 and one page per command here; the folder is made if it does not exist
-    #[arg(long, value_name = "FOLDER")]
+    #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
     /// Overwrite pages that exist
     #[arg(long, requires = "dir")]

@@ -26,7 +26,7 @@ pub struct Manage {
     config: Option<PathBuf>,
     /// Only observe, whatever the configuration says
     #[arg(long)]
-    observe: bool,
+    observe_only: bool,
     /// Read and check the configuration, say what is wrong, and end
     #[arg(long)]
     check: bool,
@@ -35,21 +35,21 @@ pub struct Manage {
     dry_run: bool,
     /// End a dry run after so many looks without anything to change
     #[arg(long, value_name = "N", requires = "dry_run", default_value_t = dry_run::WINDOWS)]
-    windows: u64,
+    max_windows: u64,
     /// One JSON object on standard output and nothing else, of a dry run
     #[arg(long, requires = "dry_run")]
     json: bool,
     /// Where the restore journal lies
-    #[arg(long, value_name = "FOLDER")]
+    #[arg(long, value_name = "DIR")]
     state_dir: Option<PathBuf>,
     /// Show what happens as a page: on a loopback address such as 127.0.0.1:9754, or on a socket at a path
     ///
     /// Where to look, and the token without which nothing is shown, is printed at the start.
     #[arg(long, value_name = "ADDRESS", conflicts_with_all = ["check", "dry_run"])]
-    page: Option<String>,
+    dashboard: Option<String>,
     /// Let everybody on this host look at the page
-    #[arg(long, requires = "page")]
-    page_without_token: bool,
+    #[arg(long, requires = "dashboard")]
+    dashboard_no_auth: bool,
     /// Socket at which status, top and explain ask
     #[arg(long, value_name = "FILE")]
     socket: Option<PathBuf>,
@@ -61,10 +61,10 @@ impl Manage {
             file: self.config.clone(),
             named: self.config.is_some(),
             policy: self.policy.clone(),
-            observe: self.observe,
+            observe: self.observe_only,
             state_dir: self.state_dir.clone(),
             socket: self.socket.clone(),
-            page: self.page.clone().map(|address| PageAddress { address, token: !self.page_without_token }),
+            page: self.dashboard.clone().map(|address| PageAddress { address, token: !self.dashboard_no_auth }),
         };
         if self.check {
             path_checks::check(&source.read()?)?;
@@ -73,7 +73,7 @@ impl Manage {
         }
         let switches = ControlFlags { stop: session.interrupt_flag(), ..ControlFlags::default() };
         if self.dry_run {
-            let answer = dry_run::manage(&source, &switches, self.windows)?;
+            let answer = dry_run::manage(&source, &switches, self.max_windows)?;
             return session.answer(self.json, &answer, || answer.words());
         }
         on_hangup(&switches)?;

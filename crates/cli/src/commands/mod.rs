@@ -6,11 +6,12 @@ use crate::args::Global;
 use crate::session::Session;
 
 mod advise;
+mod attribute;
 mod cachesim;
-mod color;
+mod compare;
 mod completions;
 mod convert;
-mod decompose;
+mod dashboard;
 mod doctor;
 mod explain;
 mod guardian;
@@ -19,7 +20,7 @@ mod man;
 mod manage;
 mod mixes;
 pub mod mrc;
-mod page;
+mod page_color;
 mod plan;
 mod predict;
 mod profile;
@@ -27,7 +28,7 @@ mod record;
 mod replay;
 mod report;
 mod repro;
-mod reset;
+mod restore;
 mod run;
 pub mod sim;
 mod sim_interval;
@@ -36,8 +37,7 @@ mod sweep;
 mod sweep_run;
 mod top;
 mod topology;
-mod validate;
-mod whatif;
+mod validate_model;
 
 /// Decides which programs share a cache, and how much of it each program gets.
 ///
@@ -59,18 +59,18 @@ pub enum Command {
     Convert(convert::Convert),
     Mrc(mrc::Mrc),
     Cachesim(cachesim::Cachesim),
-    Color(color::ColorArgs),
+    PageColor(page_color::PageColorArgs),
     Profile(profile::ProfileArgs),
     Topology(topology::TopologyArgs),
-    Validate(validate::Validate),
-    Whatif(whatif::WhatIfArgs),
+    ValidateModel(validate_model::ValidateModel),
+    Compare(compare::CompareArgs),
     Predict(predict::Predict),
     Plan(plan::PlanArgs),
-    Decompose(decompose::Decompose),
+    Attribute(attribute::AttributeArgs),
     Report(report::ReportArgs),
     Sim(sim::Sim),
     Replay(replay::ReplayArgs),
-    Page(page::Page),
+    Dashboard(dashboard::DashboardArgs),
     Repro(repro::Repro),
     Sweep(sweep::SweepArgs),
     Doctor(doctor::Doctor),
@@ -80,7 +80,7 @@ pub enum Command {
     Status(status::StatusArgs),
     Top(top::Top),
     Explain(explain::Explain),
-    Reset(reset::Reset),
+    Restore(restore::RestoreArgs),
     Lab(lab::Lab),
     #[command(hide = true)]
     Guardian(guardian::GuardianArgs),
@@ -97,18 +97,18 @@ impl Command {
             Command::Mrc(command) => command.run(session),
             Command::Record(command) => command.run(session),
             Command::Cachesim(command) => command.run(session),
-            Command::Color(command) => command.run(session),
+            Command::PageColor(command) => command.run(session),
             Command::Profile(command) => command.run(session),
             Command::Predict(command) => command.run(session),
             Command::Plan(command) => command.run(session),
-            Command::Decompose(command) => command.run(session),
+            Command::Attribute(command) => command.run(session),
             Command::Report(command) => command.run(session),
             Command::Topology(command) => command.run(session),
-            Command::Validate(command) => command.run(session),
-            Command::Whatif(command) => command.run(session),
+            Command::ValidateModel(command) => command.run(session),
+            Command::Compare(command) => command.run(session),
             Command::Sim(command) => command.run(session),
             Command::Replay(command) => command.run(session),
-            Command::Page(command) => command.run(session),
+            Command::Dashboard(command) => command.run(session),
             Command::Repro(command) => command.run(session),
             Command::Sweep(command) => command.run(session),
             Command::Doctor(command) => command.run(session),
@@ -118,7 +118,7 @@ impl Command {
             Command::Status(command) => command.run(session),
             Command::Top(command) => command.run(session),
             Command::Explain(command) => command.run(session),
-            Command::Reset(command) => command.run(session),
+            Command::Restore(command) => command.run(session),
             Command::Lab(command) => command.run(session),
             Command::Guardian(command) => command.run(session),
             Command::Completions(command) => command.run(session),

@@ -20,7 +20,7 @@ use crate::traces::{TraceArgs, TraceInput};
 
 /// Show how often a cache of each size would miss: the miss-rate curve of a trace
 ///
-/// For fully associative LRU caches, exact unless --sample is given. MPKI stands where the trace has instruction counts.
+/// For fully associative LRU caches, exact unless --sample-rate is given. MPKI stands where the trace has instruction counts.
 #[derive(Args)]
 pub struct Mrc {
     /// The trace; - is standard input
@@ -36,12 +36,12 @@ pub struct Mrc {
     sizes: Option<SizeList>,
     /// Curves for each process or thread on a cache of its own, beside the one for all together
     #[arg(long, value_enum, default_value_t, value_name = "WHAT")]
-    per: CurveScope,
+    by: CurveScope,
     /// Follow this share of the lines only (0.01 = 1 %): much faster, with an error bar
-    #[arg(long, value_name = "RATE", conflicts_with_all = ["histogram", "per"], value_parser = rate)]
-    sample: Option<f64>,
+    #[arg(long, value_name = "RATE", conflicts_with_all = ["histogram", "by"], value_parser = rate)]
+    sample_rate: Option<f64>,
     /// Seed of the choice of lines that a sample follows
-    #[arg(long, value_name = "N", default_value_t = 0, requires = "sample")]
+    #[arg(long, value_name = "N", default_value_t = 0, requires = "sample_rate")]
     seed: u64,
     /// Threads that work on one curve, with the same result; two for large files where there are two CPUs unless said
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=64))]
@@ -72,7 +72,7 @@ fn rate(text: &str) -> Result<f64, String> {
 /// Engines over one trace: everything together, and the parts asked for.
 struct Engines {
     shift: u32,
-    per: CurveScope,
+    by: CurveScope,
     all: DistanceEngine,
     parts: BTreeMap<(u32, u32), StackDistances>,
 }
@@ -96,7 +96,7 @@ impl Engines {
             lines.extend(records.iter().map(|record| record.address >> self.shift));
             self.all.push(&lines)?;
             let key = |record: &AccessRecord| {
-                (header.process_of(record), if self.per == CurveScope::Thread { record.thread } else { 0 })
+                (header.process_of(record), if self.by == CurveScope::Thread { record.thread } else { 0 })
             };
             // Threads run for a while: runs of one part go to its engine at once.
             for run in records.chunk_by(|a, b| key(a) == key(b)) {
@@ -117,14 +117,14 @@ impl Mrc {
         file: &std::path::Path,
         line_bytes: u32,
         sizes: Option<SizeList>,
-        sample: Option<f64>,
+        sample_rate: Option<f64>,
         seed: u64,
     ) -> Result<Self, String> {
         check_line_bytes(line_bytes).map_err(|what| format!("line_bytes: {what}"))?;
-        sample.map_or(Ok(()), check_rate).map_err(|what| format!("sample: {what}"))?;
-        let (trace, per, threads, json) = (TraceArgs::default(), CurveScope::All, Some(1), JsonArg { json: true });
+        sample_rate.map_or(Ok(()), check_rate).map_err(|what| format!("sample: {what}"))?;
+        let (trace, by, threads, json) = (TraceArgs::default(), CurveScope::All, Some(1), JsonArg { json: true });
         let file = file.display().to_string();
-        Ok(Mrc { file, trace, line_bytes, sizes, per, sample, seed, threads, histogram: None, force: false, json })
+        Ok(Mrc { file, trace, line_bytes, sizes, by, sample_rate, seed, threads, histogram: None, force: false, json })
     }
 
     /// The curve, of a trace that is whole.
@@ -134,7 +134,7 @@ impl Mrc {
     pub fn measure(&self, session: &Session) -> anyhow::Result<MrcResult> {
         let sizes = self.sizes.clone().unwrap_or_else(SizeList::usual).0;
         let mut trace = TraceInput::open(session, &self.file, &self.trace, "reading")?;
-        let result = match self.sample {
+        let result = match self.sample_rate {
             Some(rate) => self.sampled(session, &mut trace, rate, &sizes)?,
             None => self.exact(session, &mut trace, &sizes)?,
         };
@@ -149,7 +149,7 @@ impl Mrc {
         }
         let sizes = self.sizes.clone().unwrap_or_else(SizeList::usual).0;
         let mut trace = TraceInput::open(session, &self.file, &self.trace, "reading")?;
-        let result = match self.sample {
+        let result = match self.sample_rate {
             Some(rate) => self.sampled(session, &mut trace, rate, &sizes)?,
             None => self.exact(session, &mut trace, &sizes)?,
         };
@@ -195,11 +195,11 @@ impl Mrc {
     fn exact(&self, session: &Session, trace: &mut TraceInput, sizes: &[u64]) -> anyhow::Result<MrcResult> {
         let mut engines = Engines {
             shift: self.line_bytes.trailing_zeros(),
-            per: self.per,
+            by: self.by,
             all: DistanceEngine::new(self.threads.map(usize::from), trace.expected_records()),
             parts: BTreeMap::new(),
         };
-        if self.per == CurveScope::All {
+        if self.by == CurveScope::All {
             engines.whole(trace)?
         } else {
             engines.split(trace)?
@@ -212,7 +212,7 @@ impl Mrc {
         }
         let mut parts = Vec::new();
         for ((process, thread), engine) in engines.parts {
-            let thread = (self.per == CurveScope::Thread).then_some(thread);
+            let thread = (self.by == CurveScope::Thread).then_some(thread);
             let mine = |t: &ThreadTotals| t.process == process && thread.is_none_or(|thread| t.thread == thread);
             let known = PartTotals::of_part(totals.as_ref(), known, mine);
             let counted = counted(&engine.finish()?, known, sizes, self.line_bytes);

@@ -24,26 +24,26 @@ use crate::session::Session;
 
 /// Plan who shares a cache with whom on a machine, and say why
 ///
-/// A program is a profile file, a recording, or the name of a bundled recording. With --measured the slowdowns are read instead of
-/// predicted, and programs are the file's names (all of them when none is given). With --scheme too, the scheme decides
+/// A program is a profile file, a recording, or the name of a bundled recording. With --slowdowns the slowdowns are read instead of
+/// predicted, and programs are the file's names (all of them when none is given). With --model too, the model decides
 /// and the measured matrix judges. With --policy a policy decides, as it would for the programs at work: they run on
 /// the interval machine from their profiles (docs/simulators/interval.md). The answer names all mechanisms of the policy.
 #[derive(Args)]
 pub struct PlanArgs {
     /// Profile files, recordings, or names of bundled recordings
-    #[arg(value_name = "PROGRAM", required_unless_present = "measured")]
+    #[arg(value_name = "PROGRAM", required_unless_present = "slowdowns")]
     programs: Vec<String>,
     #[command(flatten)]
     machine: MachineArg,
-    /// Scheme that predicts the slowdowns: statcc, sdc, pain, animal, miss-rate, access-rate, ...
-    #[arg(long, short, value_name = "SCHEME")]
-    scheme: Option<String>,
+    /// Model that predicts the slowdowns: statcc, sdc, pain, animal, miss-rate, access-rate, ...
+    #[arg(long, value_name = "MODEL")]
+    model: Option<String>,
     /// A policy decides: auto weighs placement, sharing, parts of caches and gangs
-    #[arg(long, short, value_name = "POLICY", conflicts_with_all = ["scheme", "measured"])]
+    #[arg(long, short, value_name = "POLICY", conflicts_with_all = ["model", "slowdowns"])]
     policy: Option<String>,
     /// Measured slowdowns in per cent, CSV: the row's program suffers from the column's
     #[arg(long, value_name = "FILE")]
-    measured: Option<PathBuf>,
+    slowdowns: Option<PathBuf>,
     /// Seed of the sample of random assignments
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
@@ -139,7 +139,7 @@ impl PlanArgs {
             return self.by_policy(session, machine, policy);
         }
         let PlanCosts { names, scheme, decide, judge, found } = self.costs(session)?;
-        let judged_by = if self.measured.is_some() { "measured" } else { scheme.as_str() };
+        let judged_by = if self.slowdowns.is_some() { "measured" } else { scheme.as_str() };
         let placement = place(&names, &decide, &judge, &machine.topology(), self.seed)?;
         let groups = found.map(|found| groups(&found, &placement)).transpose()?.unwrap_or_default();
         let result = PlanJson { machine: &machine.name, scheme: &scheme, judged_by, placement: &placement, groups };
@@ -170,17 +170,17 @@ impl PlanArgs {
     }
 
     fn costs(&self, session: &Session) -> anyhow::Result<PlanCosts> {
-        let measured = self.measured.as_deref().map(read_measured).transpose()?;
-        if let (Some(measured), None) = (&measured, &self.scheme) {
+        let measured = self.slowdowns.as_deref().map(read_measured).transpose()?;
+        if let (Some(measured), None) = (&measured, &self.model) {
             let names = if self.programs.is_empty() { measured.names.clone() } else { self.programs.clone() };
             let costs = measured.of(&names)?;
             let scheme = "measured".to_string();
             return Ok(PlanCosts { names, scheme, decide: costs.clone(), judge: costs, found: None });
         }
         if self.programs.is_empty() {
-            return Err(UsageError("--scheme needs programs to look at; name them".to_string()).into());
+            return Err(UsageError("--model needs programs to look at; name them".to_string()).into());
         }
-        let scheme = self.scheme.as_deref().unwrap_or(USUAL_SCHEME);
+        let scheme = self.model.as_deref().unwrap_or(USUAL_SCHEME);
         let prediction = Prediction::new(session, &self.programs, &self.machine.machine, scheme)?;
         let names = prediction.names();
         let judge = match &measured {

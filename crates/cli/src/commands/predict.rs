@@ -20,21 +20,21 @@ pub struct Predict {
     programs: Vec<String>,
     #[command(flatten)]
     machine: MachineArg,
-    /// Scheme that predicts the slowdowns: statcc, sdc, pain, animal, miss-rate, access-rate, ...
-    #[arg(long, short, value_name = "SCHEME", default_value = USUAL_SCHEME)]
-    scheme: String,
+    /// Model that predicts the slowdowns: statcc, sdc, pain, animal, miss-rate, access-rate, ...
+    #[arg(long, value_name = "MODEL", default_value = USUAL_SCHEME)]
+    model: String,
     #[command(flatten)]
     json: JsonArg,
 }
 
 impl Predict {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
-        let prediction = Prediction::new(session, &self.programs, &self.machine.machine, &self.scheme)?;
+        let prediction = Prediction::new(session, &self.programs, &self.machine.machine, &self.model)?;
         let result = PredictResult {
             machine: prediction.machine.name.clone(),
             cache: prediction.cache_summary(),
             programs: prediction.programs.iter().map(|program| program.summary()).collect(),
-            matrix: matrix_of(&prediction.names(), &self.scheme, &prediction.costs),
+            matrix: matrix_of(&prediction.names(), &self.model, &prediction.costs),
             group: prediction.group()?,
         };
         session.answer(self.json.json, &result, || words(&result, &prediction, session.paint()))

@@ -33,13 +33,13 @@ pub struct Record {
 pub struct RecordArgs {
     /// Data accesses to pass over first, of all threads, before the filter
     #[arg(long, value_name = "N", default_value_t = 0)]
-    skip: u64,
+    skip_accesses: u64,
     /// Data accesses to look at then; the program goes on to its end unrecorded
     #[arg(long, value_name = "N")]
-    max: Option<u64>,
-    /// End the program once --max is reached
-    #[arg(long, requires = "max")]
-    stop: bool,
+    max_accesses: Option<u64>,
+    /// End the program once --max-accesses is reached
+    #[arg(long, requires = "max_accesses")]
+    kill_at_max: bool,
     /// Keep only what misses this cache, SIZE:WAYS[:LINE], one per thread; none keeps every access
     #[arg(long, value_name = "L1", default_value = "32K:8", value_parser = filter)]
     l1: Filter,
@@ -48,7 +48,7 @@ pub struct RecordArgs {
     children: ChildrenArg,
     /// zstd level: higher is smaller and slower
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(i32).range(1..=19))]
-    level: i32,
+    compression_level: i32,
 }
 
 #[derive(Clone, Copy)]
@@ -64,7 +64,7 @@ enum ChildrenArg {
     Follow,
     /// Run unrecorded
     #[default]
-    Leave,
+    Ignore,
 }
 
 /// `cachemate record --json`.
@@ -99,17 +99,17 @@ impl RecordArgs {
     ) -> anyhow::Result<RecordingSummary> {
         let mut recorder = Recorder::new(command.to_vec(), output);
         recorder.force = force;
-        recorder.skip = self.skip;
-        recorder.max = self.max;
-        recorder.stop_at_max = self.stop;
+        recorder.skip = self.skip_accesses;
+        recorder.max = self.max_accesses;
+        recorder.kill_at_max = self.kill_at_max;
         recorder.filter = self.l1.0;
-        recorder.level = self.level;
+        recorder.level = self.compression_level;
         recorder.silence = (silent, false);
         recorder.children = match self.children {
             ChildrenArg::Follow => ChildProcesses::Follow,
-            ChildrenArg::Leave => ChildProcesses::Leave,
+            ChildrenArg::Ignore => ChildProcesses::Ignore,
         };
-        let bar = session.progress("recording", self.max);
+        let bar = session.progress("recording", self.max_accesses);
         let recorded = recorder.run(&session.interrupt_flag(), |progress| {
             bar.set_position(progress.program_accesses);
         });

@@ -21,9 +21,9 @@ pub struct ReportArgs {
     programs: Vec<String>,
     #[command(flatten)]
     machine: MachineArg,
-    /// Scheme that predicts the slowdowns: statcc, sdc, pain, animal, miss-rate, access-rate, ...
-    #[arg(long, short, value_name = "SCHEME", default_value = USUAL_SCHEME)]
-    scheme: String,
+    /// Model that predicts the slowdowns: statcc, sdc, pain, animal, miss-rate, access-rate, ...
+    #[arg(long, value_name = "MODEL", default_value = USUAL_SCHEME)]
+    model: String,
     /// The page's title
     #[arg(long, value_name = "TEXT", default_value = "Who should share a cache with whom")]
     title: String,
@@ -34,10 +34,10 @@ pub struct ReportArgs {
 impl ReportArgs {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         refuse_existing(&self.output.output, self.output.force)?;
-        let prediction = Prediction::new(session, &self.programs, &self.machine.machine, &self.scheme)?;
+        let prediction = Prediction::new(session, &self.programs, &self.machine.machine, &self.model)?;
         let names = prediction.names();
         let placement = place(&names, &prediction.costs, &prediction.costs, &prediction.machine.topology(), 0)?;
-        let plan = plan_picture(&placement, &prediction.machine.name, &self.scheme, prediction.costs.kind);
+        let plan = plan_picture(&placement, &prediction.machine.name, &self.model, prediction.costs.kind);
         let page = StudyPage {
             title: self.title.clone(),
             lead: lead(&prediction, &plan),
@@ -45,7 +45,7 @@ impl ReportArgs {
             cache: prediction.cache_summary(),
             programs: prediction.programs.iter().map(|program| program.summary()).collect(),
             curves: prediction.programs.iter().map(|program| program.curve()).collect(),
-            matrix: matrix_of(&names, &self.scheme, &prediction.costs),
+            matrix: matrix_of(&names, &self.model, &prediction.costs),
             plan: Some(plan),
             method: method(&prediction),
         };

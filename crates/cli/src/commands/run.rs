@@ -32,7 +32,7 @@ use cachemate_daemon::programs::{ProgramExit, ProgramGroup};
 #[derive(Args)]
 pub struct RunArgs {
     /// Decide by this policy
-    #[arg(long, short, value_name = "POLICY", default_value = "intensity-gangs")]
+    #[arg(long, short, value_name = "POLICY", default_value = "auto")]
     policy: String,
     /// The policy's parameters, TOML: 'slice_ns = 20_000_000'
     #[arg(long, value_name = "TOML", default_value = "")]
@@ -42,15 +42,15 @@ pub struct RunArgs {
     window_ms: u64,
     /// End the programs after that many seconds
     #[arg(long, value_name = "SECONDS")]
-    seconds: Option<f64>,
+    timeout: Option<f64>,
     /// Run everything N times with and N times without management, alternating
     #[arg(long, value_name = "N")]
     compare: Option<u32>,
     /// Only observe
     #[arg(long)]
-    observe: bool,
+    observe_only: bool,
     /// Start the programs, print the first changes that would be made to them, and change nothing
-    #[arg(long, conflicts_with_all = ["compare", "observe"])]
+    #[arg(long, conflicts_with_all = ["compare", "observe_only"])]
     dry_run: bool,
     #[command(flatten)]
     json: JsonArg,
@@ -102,11 +102,11 @@ impl RunArgs {
         if commands.iter().any(Vec::is_empty) {
             return Err(UsageError("found an empty command between ':::', expected CMD ::: CMD".into()).into());
         }
-        if self.seconds.is_some_and(|seconds| !(seconds > 0.0 && seconds < 1e6)) || self.window_ms == 0 {
-            return Err(UsageError("--seconds and --window-ms must be above 0".into()).into());
+        if self.timeout.is_some_and(|seconds| !(seconds > 0.0 && seconds < 1e6)) || self.window_ms == 0 {
+            return Err(UsageError("--timeout and --window-ms must be above 0".into()).into());
         }
         let config = ManageConfig {
-            mode: if self.observe || self.dry_run { ManageMode::Observe } else { ManageMode::Act },
+            mode: if self.observe_only || self.dry_run { ManageMode::Observe } else { ManageMode::Act },
             policy: Some(PolicyChoice { name: self.policy.clone(), parameters: self.parameters.parse()? }),
             window_ms: Some(self.window_ms),
             ..ManageConfig::default()
@@ -157,7 +157,7 @@ impl RunArgs {
     ) -> anyhow::Result<RunOutcome> {
         let (stop, over) = (session.interrupt_flag(), Arc::new(AtomicBool::new(false)));
         let progress = folder.join("progress");
-        let deadline = self.seconds.map(Duration::from_secs_f64);
+        let deadline = self.timeout.map(Duration::from_secs_f64);
         let programs = ProgramGroup::start(commands, &progress, deadline, stop.clone(), over.clone())?;
         let (mut decisions, mut refused): (Vec<String>, Vec<String>) = (Vec::new(), Vec::new());
         let mut dry_run = self.dry_run.then(|| DryRun::new(&self.policy));

@@ -183,7 +183,7 @@ fn changes_something(in_force: &AppliedPlan) -> bool {
 fn nothing_changed(policy: &str, windows: u64) -> String {
     let why = match windows {
         0..3 => "the run has too few windows; make it longer, or the scale larger",
-        _ => "the recording (-o) and 'cachemate page' say why",
+        _ => "the recording (-o) and 'cachemate dashboard' say why",
     };
     format!("in {windows} windows no plan of '{policy}' changed anything: {why}")
 }

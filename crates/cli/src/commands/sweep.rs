@@ -50,7 +50,7 @@ pub struct SweepMergeArgs {
     output: Option<PathBuf>,
     /// An incomplete sweep is no error
     #[arg(long)]
-    partial: bool,
+    allow_incomplete: bool,
     #[command(flatten)]
     json: JsonArg,
 }
@@ -129,7 +129,7 @@ impl SweepMergeArgs {
         session.answer(self.json.json, &merged, || merge_words(&merged, &output.display().to_string()))?;
         let sound = merged.conflicting.is_empty() && merged.damaged.is_empty();
         ensure!(sound, "{} results do not agree, {} are damaged", merged.conflicting.len(), merged.damaged.len());
-        ensure!(merged.is_complete() || self.partial, "{} tasks have no result", merged.missing.len());
+        ensure!(merged.is_complete() || self.allow_incomplete, "{} tasks have no result", merged.missing.len());
         Ok(())
     }
 }

@@ -36,7 +36,7 @@ pub struct SweepRunArgs {
     task: Vec<SweepTaskId>,
     /// Try tasks again that were given up before
     #[arg(long, conflicts_with = "task")]
-    again: bool,
+    retry_failed: bool,
     #[command(flatten)]
     engines: EngineArgs,
     #[command(flatten)]
@@ -72,7 +72,7 @@ impl SweepRunArgs {
             let mine = |at: usize| at % shard.count == shard.part - 1;
             tasks = tasks.into_iter().enumerate().filter(|(at, _)| mine(*at)).map(|(_, task)| task).collect();
         }
-        if self.again {
+        if self.retry_failed {
             tasks.iter().try_for_each(|task| store.forget_attempts(task.id))?;
         }
         let ended = self.engines.drive(session, &Arc::new(store), &manifest, &tasks, &work, self.json.json)?;
@@ -81,7 +81,7 @@ impl SweepRunArgs {
 
     /// The store with its manifest in it.
     fn prepare(&self, session: &Session, work: &dyn JobRunner) -> anyhow::Result<(Store, Manifest)> {
-        let stale = Duration::from_secs(self.engines.stale_seconds);
+        let stale = Duration::from_secs(self.engines.heartbeat_timeout);
         let Some(file) = &self.file else {
             let store = Store::open(&self.output)?.stale_after(stale);
             let manifest = store.manifest()?;
@@ -110,7 +110,7 @@ impl SweepRunArgs {
 
     /// What engines start: these tasks, one after the other, here.
     fn tasks(&self, session: &Session, work: &dyn JobRunner) -> anyhow::Result<()> {
-        let store = Store::open(&self.output)?.stale_after(Duration::from_secs(self.engines.stale_seconds));
+        let store = Store::open(&self.output)?.stale_after(Duration::from_secs(self.engines.heartbeat_timeout));
         let manifest = Manifest::find(store.folder(), &self.task)?;
         check_version(&manifest, work, &self.output)?;
         let inputs = Inputs::open(store.folder(), &manifest.header).map_err(anyhow::Error::msg)?;
@@ -142,7 +142,7 @@ impl SweepRunArgs {
         }
         ensure!(summary.differing.is_empty(), "{} results do not agree between workers", summary.differing.len());
         let (failed, missing) = (summary.failed.len() as u64, summary.missing.len() as u64);
-        ensure!(failed == 0, "{} failed; --again tries once more", counted_text(failed, "task"));
+        ensure!(failed == 0, "{} failed; --retry-failed tries once more", counted_text(failed, "task"));
         let engine = self.engines.name();
         ensure!(missing == 0, "{} without a result; {engine} had none in hand any more", counted_text(missing, "task"));
         Ok(())

@@ -22,11 +22,11 @@ use cachemate_daemon::socket;
 #[derive(Args)]
 pub struct Top {
     /// Time between two looks
-    #[arg(long, short, value_name = "SECONDS", default_value_t = 1.0)]
-    every: f64,
+    #[arg(long, short = 'd', value_name = "SECONDS", default_value_t = 1.0)]
+    interval: f64,
     /// End after that many looks
     #[arg(long, short = 'n', value_name = "N")]
-    looks: Option<u64>,
+    iterations: Option<u64>,
     #[command(flatten)]
     at: SocketArg,
     #[command(flatten)]
@@ -35,18 +35,18 @@ pub struct Top {
 
 impl Top {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
-        if !(self.every >= 0.1 && self.every <= 3600.0) {
-            return Err(UsageError(format!("--every: found {}, expected 0.1 to 3600 seconds", self.every)).into());
+        if !(self.interval >= 0.1 && self.interval <= 3600.0) {
+            return Err(UsageError(format!("--interval: found {}, expected 0.1 to 3600 seconds", self.interval)).into());
         }
-        let (stop, every) = (session.interrupt_flag(), Duration::from_secs_f64(self.every));
+        let (stop, every) = (session.interrupt_flag(), Duration::from_secs_f64(self.interval));
         let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
         let screen = !self.json.json && std::io::stdout().is_terminal() && !dumb;
         if screen {
             let socket = self.at.path();
-            let watch = ScreenOptions { socket: &socket, every, looks: self.looks, color: session.paint().color };
+            let watch = ScreenOptions { socket: &socket, every, looks: self.iterations, color: session.paint().color };
             return watch.run(&stop);
         }
-        let most = self.looks.or((!self.json.json).then_some(1));
+        let most = self.iterations.or((!self.json.json).then_some(1));
         let mut looks = 0;
         while !stop.load(Ordering::Relaxed) {
             let status = socket::status(&self.at.path())?;

@@ -21,7 +21,7 @@ pub struct TopologyArgs {
     #[arg(long, short, value_name = "MACHINE", conflicts_with = "root")]
     machine: Option<String>,
     /// Read the host's files under this folder instead of /
-    #[arg(long, value_name = "FOLDER")]
+    #[arg(long, value_name = "DIR")]
     root: Option<PathBuf>,
     /// Measure which CPUs really share a cache, by cache-line ping-pong: what a virtual machine says need not hold
     #[arg(long, conflicts_with_all = ["machine", "root", "list"])]

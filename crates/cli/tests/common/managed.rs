@@ -135,7 +135,7 @@ impl TestDaemon {
     pub fn start(folder: &Path, observe: bool) -> Self {
         let mut args = MANAGE.to_vec();
         if observe {
-            args.push("--observe");
+            args.push("--observe-only");
         }
         let child = command(folder, &args).stdout(Stdio::null()).spawn().unwrap();
         TestDaemon { child, state: folder.join("state") }

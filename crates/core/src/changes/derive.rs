@@ -292,7 +292,7 @@ impl ChangeListBuilder<'_> {
                     continue;
                 }
                 if !self.state.colors.contains_key(&process) {
-                    let message = format!("process {} was not started by cachemate color run", process.0);
+                    let message = format!("process {} was not started by cachemate page-color run", process.0);
                     self.refuse(item.clone(), RefusalReason::NotSupported, message);
                     continue;
                 }

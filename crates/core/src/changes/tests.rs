@@ -387,7 +387,7 @@ fn what_cannot_be_done_is_refused_and_the_rest_is_done() {
             (NoCapacity, "more combinations of masks than the 1 classes of service"),
             (NotSupported, "pages cannot be moved when they are touched next; all of them can be"),
             (NotSupported, "colors 9: none, or more than this machine has"),
-            (NotSupported, "process 1 was not started by cachemate color run"),
+            (NotSupported, "process 1 was not started by cachemate page-color run"),
         ]
     );
     let lines: Vec<String> = derived.changes.iter().map(ToString::to_string).collect();

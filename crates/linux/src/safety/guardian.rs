@@ -6,7 +6,7 @@
 //! closes nothing: it says how long its windows are once in each, and one that is silent for ten seconds and for five windows
 //! is fenced off ([`Fence`]), and then everything is restored. The guardian runs in a session of its
 //! own, in a control group of its own where there is one ([`cgroup`]), and ignores the signals that end a terminal's programs. If the guardian dies first, the daemon notices and starts
-//! another. If both die, the journal is still there for the next start and for `cachemate reset`.
+//! another. If both die, the journal is still there for the next start and for `cachemate restore`.
 
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};

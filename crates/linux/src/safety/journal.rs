@@ -246,7 +246,7 @@ pub enum JournalError {
         expected: String,
     },
     /// Whoever acted last has left a journal.
-    #[error("{path}: a journal of a run that died lies there: cachemate reset --state-dir {path} comes first")]
+    #[error("{path}: a journal of a run that died lies there: cachemate restore --state-dir {path} comes first")]
     LeftElsewhere {
         /// The state folder in which it lies.
         path: PathBuf,

@@ -1,4 +1,4 @@
-//! Putting a host back: the one way, used at exit, by the guardian, by the next start and by `cachemate reset`.
+//! Putting a host back: the one way, used at exit, by the guardian, by the next start and by `cachemate restore`.
 //!
 //! Problem: threads may be gone or their ids reused; threads and children born meanwhile have inherited what we set;
 //! others may have changed things since, and their wish counts more than our memory of the original.

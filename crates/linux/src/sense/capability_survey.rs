@@ -315,7 +315,7 @@ pub fn capabilities(
         (Ability::Gangs, say(&survey.enforces[1])),
         (Ability::Penalties, say(&survey.enforces[5])),
         (Ability::Ways, say(&survey.enforces[3])),
-        (Ability::Colors, no("needs programs started by cachemate color run")),
+        (Ability::Colors, no("needs programs started by cachemate page-color run")),
     ]);
     Capabilities { abilities, partitions, shortest_window_ns, shortest_slice_ns: Some(5_000_000) }
 }

@@ -34,7 +34,7 @@ pub struct DaskOptions {
     /// Workers of the local cluster.
     pub workers: usize,
     /// Tasks handed to a worker at once.
-    pub group: usize,
+    pub batch_size: usize,
 }
 
 /// The engine, with the client that runs at the moment.
@@ -76,7 +76,7 @@ impl Dask {
         let log = std::fs::File::create(&log).map_err(|error| format!("{}: {error}", log.display()))?;
         let options = &self.options;
         let mut command = Command::new(&options.python);
-        command.arg(&script).args(["--group", &options.group.max(1).to_string()]);
+        command.arg(&script).args(["--batch-size", &options.batch_size.max(1).to_string()]);
         command.args(["--workers", &options.workers.max(1).to_string(), "--deadline", &DEADLINE.as_secs().to_string()]);
         if let Some(scheduler) = &options.scheduler {
             command.args(["--scheduler", scheduler]);

@@ -33,7 +33,7 @@ pub struct HqOptions {
     /// CPUs of our own worker.
     pub workers: usize,
     /// Tasks to one of HyperQueue's.
-    pub group: usize,
+    pub batch_size: usize,
 }
 
 /// The engine, with the server and the worker that it started itself.
@@ -156,8 +156,8 @@ impl TaskEngine for Hq {
         self.rounds += 1;
         let name = format!("{}-{}", std::process::id(), self.rounds);
         let ids = write_ids(&self.folder(), &name, tasks).map_err(|error| failed(error.to_string()))?;
-        let line = format!("set -- \"$HQ_TASK_ID\"; {}", self.command.shell_line(&ids_of_job(&ids, self.group())));
-        let last = tasks.len().div_ceil(self.group()) - 1;
+        let line = format!("set -- \"$HQ_TASK_ID\"; {}", self.command.shell_line(&ids_of_job(&ids, self.batch_size())));
+        let last = tasks.len().div_ceil(self.batch_size()) - 1;
         let array = format!("0-{last}");
         let mut command = self.client();
         command.args(["submit", "--name", &self.name, "--array", &array, "--crash-limit", CRASHES]);
@@ -191,8 +191,8 @@ impl TaskEngine for Hq {
 }
 
 impl Hq {
-    fn group(&self) -> usize {
-        self.options.group.max(1)
+    fn batch_size(&self) -> usize {
+        self.options.batch_size.max(1)
     }
 
     fn own_server_lives(&mut self) -> bool {

@@ -24,7 +24,7 @@ const ARRAY_AT_MOST: usize = 1000;
 pub struct Slurm {
     command: WorkerCommand,
     /// Tasks to a job.
-    group: usize,
+    batch_size: usize,
     /// More arguments of `sbatch`: partition, account, time limit.
     submit_args: Vec<String>,
     /// Name of all jobs of this sweep's folder, whoever submitted them.
@@ -33,10 +33,10 @@ pub struct Slurm {
 }
 
 impl Slurm {
-    /// An engine that has submitted nothing yet. `group` tasks go to a job; `submit_args` go to `sbatch` as they are.
-    pub fn new(command: WorkerCommand, group: usize, submit_args: Vec<String>) -> Self {
+    /// An engine that has submitted nothing yet. `batch_size` tasks go to a job; `submit_args` go to `sbatch` as they are.
+    pub fn new(command: WorkerCommand, batch_size: usize, submit_args: Vec<String>) -> Self {
         let name = format!("cachemate-{}", SweepTaskId::of(&command.folder.to_string_lossy()));
-        Slurm { command, group: group.max(1), submit_args, name, rounds: 0 }
+        Slurm { command, batch_size: batch_size.max(1), submit_args, name, rounds: 0 }
     }
 
     fn client(&self, program: &str) -> Command {
@@ -63,7 +63,7 @@ impl Slurm {
     fn script(&self, ids: &std::path::Path) -> String {
         format!(
             "#!/bin/sh\nset -- \"$SLURM_ARRAY_TASK_ID\"\nids={}\n[ -n \"$ids\" ] || exit 0\n{}\n",
-            ids_of_job(ids, self.group),
+            ids_of_job(ids, self.batch_size),
             self.command.shell_line("$ids")
         )
     }
@@ -75,7 +75,7 @@ impl Slurm {
         let ids = write_ids(&folder, &chunk, tasks).map_err(|error| failed(error.to_string()))?;
         let script = folder.join(format!("{chunk}.sh"));
         std::fs::write(&script, self.script(&ids)).map_err(|error| failed(error.to_string()))?;
-        let jobs = tasks.len().div_ceil(self.group);
+        let jobs = tasks.len().div_ceil(self.batch_size);
         let mut command = self.client("sbatch");
         command.args(["--parsable", "--no-requeue", "--job-name", &self.name, &format!("--array=0-{}", jobs - 1)]);
         let log = folder.join("logs/%A-%a.log");
@@ -134,7 +134,7 @@ impl TaskEngine for Slurm {
             what: format!("{}: {error}", logs.display()),
             is_permanent: false,
         })?;
-        let at_most = self.array_at_most()? * self.group;
+        let at_most = self.array_at_most()? * self.batch_size;
         tasks.chunks(at_most).enumerate().try_for_each(|(at, chunk)| self.submit_chunk(at, chunk))
     }
 
@@ -166,14 +166,14 @@ impl TaskEngine for Slurm {
 mod tests {
     use super::*;
 
-    /// Does job number k of a script run the k-th group of ids, whatever characters the folder's name has?
+    /// Does job number k of a script run the k-th batch of ids, whatever characters the folder's name has?
     #[test]
     fn a_job_runs_its_own_ids() {
         let folder = tempfile::tempdir().unwrap();
         let folder = folder.path().join("it's a folder");
         let tasks: Vec<SweepTask> = (1..=5).map(|id| SweepTask { id: SweepTaskId(id), point: "{}".into() }).collect();
         let ids = write_ids(&folder, "x", &tasks).unwrap();
-        let command = WorkerCommand { program: "echo".into(), folder, retries: 0, stale_seconds: 60 };
+        let command = WorkerCommand { program: "echo".into(), folder, retries: 0, heartbeat_timeout_s: 60 };
         let script = Slurm::new(command, 2, Vec::new()).script(&ids);
         let of = |job: &str| {
             let mut shell = Command::new("sh");

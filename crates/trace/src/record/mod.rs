@@ -32,7 +32,7 @@ pub enum ChildProcesses {
     Follow,
     /// Left to run unrecorded; so is a program by which the recorded one replaces itself (exec).
     #[default]
-    Leave,
+    Ignore,
 }
 
 /// What to record, and how.
@@ -49,7 +49,7 @@ pub struct Recorder {
     /// Data accesses to look at then; the program goes on to its end, unrecorded and faster.
     pub max: Option<u64>,
     /// End the program at `max`.
-    pub stop_at_max: bool,
+    pub kill_at_max: bool,
     /// The L1 cache whose misses are recorded; `None` = every access is.
     pub filter: Option<L1Filter>,
     /// Whether processes that the program starts are recorded, too.
@@ -119,9 +119,9 @@ impl Recorder {
             force: false,
             skip: 0,
             max: None,
-            stop_at_max: false,
+            kill_at_max: false,
             filter: Some(L1Filter::default()),
-            children: ChildProcesses::Leave,
+            children: ChildProcesses::Ignore,
             level: 3,
             silence: (false, false),
         }
@@ -183,9 +183,9 @@ impl Recorder {
         if !started && !stopped {
             return Err(valgrind_failed(&self.command[0], &log_path));
         }
-        let ended = if self.stop_at_max && max_reached { RecordingEnd::AtMax } else { ended };
+        let ended = if self.kill_at_max && max_reached { RecordingEnd::AtMax } else { ended };
         totals.ended = Some(ended.to_string());
-        let replaced = self.children == ChildProcesses::Leave
+        let replaced = self.children == ChildProcesses::Ignore
             && !end_seen
             && !max_reached
             && matches!(ended, RecordingEnd::Exit(_));
@@ -229,7 +229,7 @@ impl Recorder {
                 if let Some(max) = self.max {
                     line.arg(format!("--cm-max={}", max.min(i64::MAX as u64)));
                 }
-                if self.stop_at_max {
+                if self.kill_at_max {
                     line.arg("--cm-stop-at-max=yes");
                 }
                 if let Some(filter) = self.filter {
@@ -304,7 +304,7 @@ impl Recorder {
             }
             let (program_accesses, records) = (writer.records(), writer.records());
             progress(RecordingProgress { program_accesses, records, bytes: writer.bytes() });
-            if self.stop_at_max && seen >= end {
+            if self.kill_at_max && seen >= end {
                 reader.input_mut().enough = true;
             }
         }

@@ -40,8 +40,8 @@ pub struct LabRunArgs {
     #[arg(long, value_name = "TOML", requires = "policy")]
     parameters: Option<String>,
     /// A folder that becomes /programs in the guest, where programs are started
-    #[arg(long, value_name = "FOLDER")]
-    files: Option<PathBuf>,
+    #[arg(long, value_name = "DIR")]
+    programs_dir: Option<PathBuf>,
     /// Seconds of the guest's time for each phase
     #[arg(long, value_name = "SECONDS", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=3600))]
     seconds: u32,
@@ -120,8 +120,8 @@ impl LabRunArgs {
             policies::build(&checked.name, &checked.parameters.to_string(), 0)?;
             write("policy.toml", &format!("[policy]\n{choice}"))?;
         }
-        if let Some(files) = &self.files {
-            let from = files.canonicalize().with_context(|| format!("{}: cannot be read", files.display()))?;
+        if let Some(dir) = &self.programs_dir {
+            let from = dir.canonicalize().with_context(|| format!("{}: cannot be read", dir.display()))?;
             std::os::unix::fs::symlink(from, job.join("files"))?;
         }
         Ok(())

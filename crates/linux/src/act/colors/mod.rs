@@ -38,10 +38,10 @@ pub enum ColorError {
     #[error("no trustworthy colors: {0}")]
     Noisy(String),
     /// The path at which none lies.
-    #[error("{0}: no colors are known on this host yet (cachemate color discover)")]
+    #[error("{0}: no colors are known on this host yet (cachemate page-color discover)")]
     NoKit(PathBuf),
     /// A kit of another version, or one whose frames are not of one color each any more. Path and reason.
-    #[error("{0}: {1} (cachemate color discover makes a new one)")]
+    #[error("{0}: {1} (cachemate page-color discover makes a new one)")]
     BadKit(PathBuf, String),
     /// Path and reason.
     #[error("{0}: {1}")]
@@ -65,7 +65,7 @@ pub fn boot_id() -> String {
 /// In words, with what would help.
 pub fn partitions(topology: &Topology) -> Result<Vec<(CacheId, PartitionSupport)>, migration::MigrationUnavailable> {
     let unusable = |why: String, remedy: &str| migration::MigrationUnavailable { why, remedy: remedy.to_string() };
-    let discover = "cachemate color discover";
+    let discover = "cachemate page-color discover";
     let map = match map::ColorMap::of_host(Path::new(reference_set::BASE)) {
         Err(ColorError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
             return Err(unusable("no colors are known on this host yet".into(), discover));
@@ -100,7 +100,7 @@ pub fn in_words(divided: &[(CacheId, PartitionSupport)]) -> String {
     };
     match divided.iter().find_map(of) {
         Some((colors, ns)) => format!(
-            "{colors} colors divide {} caches, a page moves in {:.1} us; programs started by cachemate color run",
+            "{colors} colors divide {} caches, a page moves in {:.1} us; programs started by cachemate page-color run",
             divided.len(),
             ns / 1e3
         ),

@@ -1,4 +1,4 @@
-//! `cachemate color discover`.
+//! `cachemate page-color discover`.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
@@ -21,7 +21,7 @@ use crate::session::Session;
 
 /// Find this host's page colors by time, prove them by a chase, and say what they cover
 ///
-/// Takes some seconds, at most --seconds. A busy host is refused with the reason: classes are believed only when they are
+/// Takes some seconds, at most --timeout. A busy host is refused with the reason: classes are believed only when they are
 /// as many as the cache has colors and a chase over one class is slow where its share of the cache ends.
 #[derive(Args)]
 pub struct Discover {
@@ -33,10 +33,10 @@ pub struct Discover {
     force: bool,
     /// Memory whose frames are told apart
     #[arg(long, value_name = "SIZE", default_value = "512M")]
-    bytes: ByteSize,
+    memory: ByteSize,
     /// End after this time at the latest
     #[arg(long, value_name = "SECONDS", default_value_t = 60.0)]
-    seconds: f64,
+    timeout: f64,
     /// Seed of the order of tries
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -46,13 +46,13 @@ pub struct Discover {
 
 impl Discover {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
-        if !(1.0..=3600.0).contains(&self.seconds) {
-            bail!(crate::exit::UsageError("--seconds must be from 1 to 3600".into()));
+        if !(1.0..=3600.0).contains(&self.timeout) {
+            bail!(crate::exit::UsageError("--timeout must be from 1 to 3600".into()));
         }
         if let Some(path) = self.output.as_ref().filter(|path| path.exists() && !self.force) {
             bail!("{}: is there already (--force overwrites it)", path.display());
         }
-        let map = discover_colors(session, self.bytes.0, Duration::from_secs_f64(self.seconds), self.seed)?;
+        let map = discover_colors(session, self.memory.0, Duration::from_secs_f64(self.timeout), self.seed)?;
         if let Some(path) = &self.output {
             std::fs::write(path, map.to_text()).with_context(|| format!("{}: cannot be written", path.display()))?;
         }
@@ -72,7 +72,7 @@ pub fn discover_colors(session: &Session, bytes: u64, at_most: Duration, seed: u
     let available = available_bytes().unwrap_or(u64::MAX);
     if bytes > available / 2 {
         bail!(
-            "--bytes: {} asked for, {} of memory available; at most half of it is taken",
+            "--memory: {} asked for, {} of memory available; at most half of it is taken",
             size_text(bytes),
             size_text(available)
         );
@@ -145,7 +145,7 @@ fn covers(name: &str, found: &ColorCoverage) -> String {
     let says = match found.is_partitioned {
         Some(true) => "confined",
         Some(false) => "NOT confined",
-        None => "not told: too few frames of one color (--bytes), or held by nobody now",
+        None => "not told: too few frames of one color (--memory), or held by nobody now",
     };
     let knee = found.knee_bytes.map_or("none seen".to_string(), size_text);
     let mut text =

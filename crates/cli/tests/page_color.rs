@@ -27,7 +27,7 @@ fn unusable(folder: &Path) -> Option<String> {
     if let Err(unusable) = migration::page_ns() {
         return Some(unusable.why);
     }
-    let ran = run(folder, &["color", "run", "--colors", "0-7", "--", "true"]);
+    let ran = run(folder, &["page-color", "run", "--colors", "0-7", "--", "true"]);
     (ran.code != Some(0)).then_some(ran.err)
 }
 
@@ -62,7 +62,7 @@ fn a_colored_program_does_what_it_does_otherwise() {
     let numbers: String = (0..60_000u64).map(|at| format!("{}\n", at.wrapping_mul(7_919) % 100_003)).collect();
     std::fs::write(folder.path().join("numbers"), numbers).unwrap();
     let sort = ["sort", "--parallel=2", "-S", "8M", "numbers"];
-    let args = [&["color", "run", "--colors", "0-7", "--report", "r.json", "--"][..], &sort[..]].concat();
+    let args = [&["page-color", "run", "--colors", "0-7", "--report", "r.json", "--"][..], &sort[..]].concat();
     let colored = run(folder.path(), &args);
     if colored.code == Some(1) && colored.err.contains(MOVED) {
         not_shown("a program in colors", colored.err);
@@ -77,7 +77,7 @@ fn a_colored_program_does_what_it_does_otherwise() {
     let figure = |name: &str| figures[name].as_u64().unwrap();
     assert!(figure("faults") > 0 && figure("inside_pages") > 0, "{figures}");
     assert_eq!((figure("lost_pages"), figure("held_most") <= figure("hold_at_most")), (0, true), "{figures}");
-    let exits = run(folder.path(), &["color", "run", "--colors", "0-7", "--", "sh", "-c", "exit 7"]);
+    let exits = run(folder.path(), &["page-color", "run", "--colors", "0-7", "--", "sh", "-c", "exit 7"]);
     assert!(exits.code == Some(7) || exits.err.contains(MOVED), "{:?}: {}", exits.code, exits.err);
 }
 
@@ -108,7 +108,7 @@ fn a_program_whose_launcher_is_killed_while_it_is_recolored_ends_right() {
     }
     let each = format!("300{:05}", std::process::id() % 100_000); // tells our program from others
     let line = format!("'{}' && echo right >result || echo wrong >result", counting(&each).join("' '"));
-    let args = ["color", "run", "--colors", "0-7", "--", "sh", "-c", &line];
+    let args = ["page-color", "run", "--colors", "0-7", "--", "sh", "-c", &line];
     let mut launcher = command(folder.path(), &args).env(ADDITIONS, &each).stdout(Stdio::null()).spawn().unwrap();
     let start = Instant::now();
     let (mut turns, mut killed) = (0u32, false);
@@ -171,7 +171,7 @@ impl RecoloredProgram {
         // As good as endless, and tells our program from others.
         let each = format!("9000000{case:02}{:05}", std::process::id() % 100_000);
         let counting = counting(&each);
-        let mut args = vec!["color", "run", "--colors", "0-7", "--"];
+        let mut args = vec!["page-color", "run", "--colors", "0-7", "--"];
         args.extend(counting.iter().map(String::as_str));
         let mut program = command(folder.path(), &args);
         let mut program = ChildGuard(program.env(ADDITIONS, &each).stdout(Stdio::null()).spawn().unwrap());
@@ -266,7 +266,7 @@ fn a_plan_recolors_a_running_program_whoever_is_killed() {
             "daemon" => shown.put_back(case),
             "both" => {
                 let _ = shown.daemon.0.wait();
-                run(shown.folder.path(), &["reset", "--state-dir", "state"]).ok();
+                run(shown.folder.path(), &["restore", "--state-dir", "state"]).ok();
                 shown.put_back(case);
             }
             _ => {

@@ -1,4 +1,4 @@
-//! `cachemate color run`.
+//! `cachemate page-color run`.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -28,13 +28,13 @@ pub struct ColorRunArgs {
     /// Colors such as 0-7,12
     #[arg(long, value_name = "LIST")]
     colors: IndexSet,
-    /// Also believe what this map (cachemate color discover -o) says of single frames
+    /// Also believe what this map (cachemate page-color discover -o) says of single frames
     #[arg(long, value_name = "FILE")]
     map: Option<PathBuf>,
     /// The most memory that a program's agent may hold, frames of other colors included; an eighth of what is available
     /// unless said
     #[arg(long, value_name = "SIZE")]
-    hold: Option<ByteSize>,
+    max_held: Option<ByteSize>,
     /// Write what was done as JSON to this file
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
@@ -72,7 +72,7 @@ impl ColorRunArgs {
             bail!(UsageError(format!("--colors {}: this host has colors 0-{}", self.colors, colors - 1)));
         }
         let available = available_bytes().unwrap_or(1 << 30);
-        let hold_bytes = self.hold.map_or(available / 8, |size| size.0);
+        let hold_bytes = self.max_held.map_or(available / 8, |size| size.0);
         let start = ColoredCommand {
             command: &self.command,
             mask,
@@ -124,7 +124,7 @@ fn known_colors(session: &Session) -> anyhow::Result<u32> {
 fn import_map(path: &Path, program: &ColoredProgram) -> anyhow::Result<()> {
     let map = ColorMap::read(path)?;
     if map.boot_id != cachemate_linux::act::colors::boot_id() {
-        bail!("{}: of another boot: its frames are other frames now (cachemate color discover)", path.display());
+        bail!("{}: of another boot: its frames are other frames now (cachemate page-color discover)", path.display());
     }
     if map.reference_set != program.kit_id() {
         bail!("{}: of another discovery: its labels are not this host's any more", path.display());

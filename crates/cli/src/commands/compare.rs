@@ -1,4 +1,4 @@
-//! `cachemate whatif`: what a machine would do with these programs under these policies.
+//! `cachemate compare`: what a machine would do with these programs under these policies.
 
 use std::path::PathBuf;
 
@@ -22,7 +22,7 @@ use crate::session::Session;
 /// name with a number runs as many copies (mcf-2006*3). They run on the interval machine; docs/simulators/interval.md says how
 /// true it is.
 #[derive(Args)]
-pub struct WhatIfArgs {
+pub struct CompareArgs {
     /// Profiles, programs, recordings; NAME*N = N copies
     #[arg(value_name = "PROFILE", required = true)]
     programs: Vec<String>,
@@ -59,7 +59,7 @@ pub struct WhatIfArgs {
 /// A week; more is a slip of the pen.
 const HOURS_AT_MOST: f64 = 168.0;
 
-impl WhatIfArgs {
+impl CompareArgs {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         if !(self.hours > 0.0 && self.hours <= HOURS_AT_MOST) {
             let text = format!("--hours: found {}, expected more than 0, at most {HOURS_AT_MOST}", self.hours);
@@ -82,7 +82,7 @@ impl WhatIfArgs {
             guard: !self.no_guard,
         };
         let stop = session.interrupt_flag();
-        let bar = session.progress("whatif", Some(self.policies.len() as u64));
+        let bar = session.progress("compare", Some(self.policies.len() as u64));
         let context = ExperimentContext::of_seed(self.seed, &stop);
         let mut outcomes = Vec::new();
         for policy in &self.policies {
@@ -105,7 +105,7 @@ impl WhatIfArgs {
             policies: outcomes,
         };
         if let Some(path) = &self.output {
-            let title = format!("What if: {}", self.policies.join(", "));
+            let title = format!("Comparison of {}", self.policies.join(", "));
             write_file(path, answer.html(&title).as_bytes(), self.force)?;
         }
         session.answer(self.json.json, &answer, || words(&answer, self.output.as_ref()))?;

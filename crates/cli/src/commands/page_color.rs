@@ -1,4 +1,4 @@
-//! `cachemate color`: page colors of this host, and programs that are kept to some of them.
+//! `cachemate page-color`: page colors of this host, and programs that are kept to some of them.
 
 use clap::{Args, Subcommand};
 
@@ -13,26 +13,26 @@ mod verify;
 /// Frames that fall on the same sets of a cache have the same color; programs on frames of different colors cannot push
 /// each other out of it. docs/colors.md has the method, its costs and what it covers.
 #[derive(Args)]
-pub struct ColorArgs {
+pub struct PageColorArgs {
     #[command(subcommand)]
-    what: ColorCommand,
+    what: PageColorCommand,
 }
 
 #[derive(Subcommand)]
-enum ColorCommand {
+enum PageColorCommand {
     Discover(discover::Discover),
     Run(run::ColorRunArgs),
     Verify(verify::Verify),
 }
 
-impl ColorArgs {
+impl PageColorArgs {
     /// # Errors
     /// What went wrong, in words.
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         match &self.what {
-            ColorCommand::Discover(command) => command.run(session),
-            ColorCommand::Run(command) => command.run(session),
-            ColorCommand::Verify(command) => command.run(session),
+            PageColorCommand::Discover(command) => command.run(session),
+            PageColorCommand::Run(command) => command.run(session),
+            PageColorCommand::Verify(command) => command.run(session),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! `cachemate reset`: everything as it was before anybody managed this host.
+//! `cachemate restore`: everything as it was before anybody managed this host.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -23,17 +23,17 @@ use cachemate_daemon::paths;
 /// changed since is left alone and reported. A running daemon is not disturbed: it puts everything back itself when it
 /// ends. What cannot be put back, or cannot be known any more, is reported, and the exit code is not 0.
 #[derive(Args)]
-pub struct Reset {
+pub struct RestoreArgs {
     /// Where the restore journal lies
-    #[arg(long, value_name = "FOLDER")]
+    #[arg(long, value_name = "DIR")]
     state_dir: Option<PathBuf>,
     #[command(flatten)]
     json: JsonArg,
 }
 
-/// `cachemate reset --json`.
+/// `cachemate restore --json`.
 #[derive(Default, Serialize)]
-struct ResetJson {
+struct RestoreJson {
     put_back: usize,
     unchanged: usize,
     gone: usize,
@@ -48,7 +48,7 @@ struct ResetJson {
     stay: Vec<String>,
 }
 
-impl ResetJson {
+impl RestoreJson {
     fn add_left(&mut self, left: &RecoveryReport) {
         self.add(&left.account);
         self.stay.extend(left.stays.as_ref().map(ToString::to_string));
@@ -79,13 +79,13 @@ impl ResetJson {
     }
 }
 
-impl Reset {
+impl RestoreArgs {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         let state_dir = self.state_dir.clone().unwrap_or_else(paths::state_dir);
-        let mut result = ResetJson::default();
+        let mut result = RestoreJson::default();
         for dir in folders(&state_dir)? {
             match Lock::daemon_after(&dir, Duration::from_secs(10)) {
-                Ok(Some(_lock)) => result.reset(&dir),
+                Ok(Some(_lock)) => result.restore(&dir),
                 Ok(None) if dir == state_dir => {
                     bail!("a daemon holds {}: stop it, and it puts everything back itself", dir.display());
                 }
@@ -103,9 +103,9 @@ impl Reset {
     }
 }
 
-impl ResetJson {
+impl RestoreJson {
     /// One folder, which is locked. A journal that cannot be used stops nothing else.
-    fn reset(&mut self, dir: &Path) {
+    fn restore(&mut self, dir: &Path) {
         match restore_left_behind(&LinuxHost::new("/"), dir) {
             Ok(left) => self.add_left(&left),
             Err(error) => self.failed.push(error.to_string()),

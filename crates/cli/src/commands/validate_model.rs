@@ -1,4 +1,4 @@
-//! `cachemate validate`: is the interval machine true?
+//! `cachemate validate-model`: is the interval machine true?
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -23,7 +23,7 @@ use crate::session::Session;
 /// Programs are profiled alone. Co-runs and plans are drawn by the seed and run on the cycle-level machine. The
 /// interval machine predicts them from the profiles. Nothing is fitted on a co-run.
 #[derive(Args)]
-pub struct Validate {
+pub struct ValidateModel {
     /// Seed of the draw of programs, co-runs and plans
     #[arg(long, default_value_t = 1, value_name = "N")]
     seed: u64,
@@ -58,7 +58,7 @@ struct Validation {
     tasks: BTreeMap<String, Vec<cachemate_repro::interval::score::TaskComparison>>,
 }
 
-impl Validate {
+impl ValidateModel {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         if let Some(path) = &self.figure {
             refuse_existing(path, self.force)?;
@@ -68,7 +68,7 @@ impl Validate {
             refuse_existing(path, true)?;
         }
         let stop = session.interrupt_flag();
-        let bar = session.progress("validate", None);
+        let bar = session.progress("validate-model", None);
         let progress = |what: &str| bar.set_message(what.to_string());
         let context = ExperimentContext {
             quick: self.quick,

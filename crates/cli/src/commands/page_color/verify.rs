@@ -1,4 +1,4 @@
-//! `cachemate color verify`.
+//! `cachemate page-color verify`.
 
 use std::path::Path;
 use std::sync::atomic::Ordering;
@@ -18,7 +18,7 @@ use crate::session::Session;
 /// A frame is put to the frames of its own color, which must push it out of the cache, and to the next color's, which must
 /// not. Answers in which both did say that somebody else fills the cache just then, and are counted apart. Programs that run
 /// colored are not disturbed. Some frames may be wrong from the start; ends with 1 if a color has lost so many that it can no
-/// longer be told ('cachemate color discover' makes a new kit then).
+/// longer be told ('cachemate page-color discover' makes a new kit then).
 #[derive(Args)]
 pub struct Verify {
     /// Ask for this long
@@ -28,7 +28,7 @@ pub struct Verify {
     json: JsonArg,
 }
 
-/// `cachemate color verify --json`.
+/// `cachemate page-color verify --json`.
 #[derive(Serialize)]
 struct VerifyJson {
     hit_cycles: u64,

@@ -1,4 +1,4 @@
-//! `cachemate page`: a recorded run as a page to look at.
+//! `cachemate dashboard`: a recorded run as a page to look at.
 
 use std::path::PathBuf;
 
@@ -17,9 +17,9 @@ use crate::session::Session;
 /// Write a run log as one HTML page: who shared a cache with whom, window by window, and why
 ///
 /// The file loads nothing and plays the run back. Run logs come from `cachemate sim -o`, and from `run_log` in the
-/// configuration of `cachemate manage`. `cachemate manage --page` shows the same page of a running host.
+/// configuration of `cachemate manage`. `cachemate manage --dashboard` shows the same page of a running host.
 #[derive(Args)]
-pub struct Page {
+pub struct DashboardArgs {
     /// The run log
     #[arg(value_name = "RUNLOG")]
     log: String,
@@ -30,7 +30,7 @@ pub struct Page {
     output: OutputArgs,
 }
 
-impl Page {
+impl DashboardArgs {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         refuse_existing(&self.output.output, self.output.force)?;
         let name = std::path::Path::new(&self.log).file_name().map(|name| name.to_string_lossy().into_owned());

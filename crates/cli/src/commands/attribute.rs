@@ -1,4 +1,4 @@
-//! `cachemate decompose`: where a slowdown comes from.
+//! `cachemate attribute`: where a slowdown comes from.
 
 use cachemate_core::nearest;
 use cachemate_report::text::number;
@@ -23,7 +23,7 @@ use crate::session::Session;
 /// What disappears with a step was due to what was shared until then. A program is a simulated program
 /// (docs/programs.md), a recording, or the name of a bundled recording.
 #[derive(Args)]
-pub struct Decompose {
+pub struct AttributeArgs {
     /// The victim: the program whose slowdown is explained
     #[arg(value_name = "PROGRAM")]
     program: String,
@@ -48,12 +48,12 @@ pub struct Decompose {
     json: JsonArg,
 }
 
-impl Decompose {
+impl AttributeArgs {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         let (program, with) = (job(&self.program, self.seed)?, job(&self.with, self.seed.wrapping_add(50))?);
         self.kept.start();
         let stop = session.interrupt_flag();
-        let bar = session.progress("decompose", None);
+        let bar = session.progress("attribute", None);
         bar.set_message("eight runs");
         let context = ExperimentContext::of_seed(self.seed, &stop);
         let bench = CoRunBench::on(&self.machine, self.seed, self.warm_up * 1_000_000, self.cycles * 1_000_000)?;

@@ -1,4 +1,4 @@
-//! `cachemate reset` and the guardian where something stands in their way: descriptors, the disk, a damaged journal.
+//! `cachemate restore` and the guardian where something stands in their way: descriptors, the disk, a damaged journal.
 
 mod common;
 
@@ -37,7 +37,7 @@ fn moved_by_one_who_died(folder: &Path, programs: &[ChildGuard]) {
     }
 }
 
-const RESET: [&str; 3] = ["reset", "--state-dir", "state"];
+const RESTORE: [&str; 3] = ["restore", "--state-dir", "state"];
 
 /// The programs below a shell: twelve, and forty more when it is told so.
 struct ShellPrograms(ChildGuard);
@@ -128,14 +128,14 @@ fn damage_is_told_by_the_exit_code() {
     let second = bytes.iter().position(|&byte| byte == b'\n').unwrap() + 40;
     bytes[second] ^= 4;
     std::fs::write(&path, bytes).unwrap();
-    let ran = run(folder.path(), &RESET);
+    let ran = run(folder.path(), &RESTORE);
     assert_eq!(ran.code, Some(1), "{}", ran.err);
     assert!(ran.out.contains("line 2 cannot be read"), "{}", ran.out);
     assert!(programs[1..].iter().all(|program| affinity(program.pid()) == before));
-    let again = run(folder.path(), &RESET);
+    let again = run(folder.path(), &RESTORE);
     assert!(again.code == Some(1) && again.out.contains("put aside earlier"), "{}", again.out);
     std::fs::remove_file(folder.path().join("state/damaged.journal.1")).unwrap();
-    run(folder.path(), &RESET).ok();
+    run(folder.path(), &RESTORE).ok();
 }
 
 /// A state folder that became read-only: does reset put everything back, and say that the journal stays?
@@ -155,12 +155,12 @@ fn a_read_only_state_folder_is_no_obstacle() {
         return;
     }
     let read_only = mount(&["-o", "remount,bind,ro"]);
-    let ran = run(folder.path(), &RESET);
+    let ran = run(folder.path(), &RESTORE);
     Command::new("umount").arg(&state).status().unwrap();
     assert!(read_only);
     assert!(programs.iter().all(|program| affinity(program.pid()) == before), "{}{}", ran.out, ran.err);
     assert!(ran.code == Some(1) && ran.out.contains("the journal stays"), "{}{}", ran.out, ran.err);
-    run(folder.path(), &RESET).ok();
+    run(folder.path(), &RESTORE).ok();
     assert!(!state.join("restore.journal").exists());
 }
 
@@ -173,14 +173,14 @@ fn what_a_made_up_journal_asks_for_is_not_done() {
     moved_by_one_who_died(folder.path(), &programs);
     let journal = folder.path().join("state/restore.journal");
     if Command::new("chown").arg("65534").arg(&journal).stderr(Stdio::null()).status().unwrap().success() {
-        let ran = run(folder.path(), &RESET);
+        let ran = run(folder.path(), &RESTORE);
         assert_eq!(ran.code, Some(1));
         assert!(ran.out.contains("found owner 65534"), "{}", ran.out);
         Command::new("chown").arg("0").arg(&journal).status().unwrap();
     } else {
         println!("not shown here: a journal of another user (not root)");
     }
-    run(folder.path(), &RESET).ok();
+    run(folder.path(), &RESTORE).ok();
     assert_eq!(affinity(programs[0].pid()), before);
     let secret = folder.path().join("secret");
     std::fs::write(&secret, "one's own").unwrap();
@@ -190,7 +190,7 @@ fn what_a_made_up_journal_asks_for_is_not_done() {
     made_up
         .before(&[IntendedChange { object: JournalObject::File { path: secret.clone() }, now, wanted, follows: false }])
         .unwrap();
-    let ran = run(folder.path(), &RESET);
+    let ran = run(folder.path(), &RESTORE);
     assert!(ran.code == Some(1) && ran.out.contains("not put back"), "{}{}", ran.out, ran.err);
     assert_eq!(std::fs::read_to_string(&secret).unwrap(), "one's own");
 }

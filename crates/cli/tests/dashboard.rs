@@ -42,7 +42,8 @@ impl PageFixture {
             config.push_str(&format!("[[rules]]\npid = {}\n", programs.last().unwrap().pid()));
         }
         std::fs::write(folder.path().join("c.toml"), config).unwrap();
-        let args = ["manage", "--config", "c.toml", "--state-dir", "state", "--socket", "s.sock", "--page", address];
+        let args =
+            ["manage", "--config", "c.toml", "--state-dir", "state", "--socket", "s.sock", "--dashboard", address];
         let mut started = command(folder.path(), &[&args[..], more].concat());
         let mut daemon = ChildGuard(started.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap());
         let at = said_at(&mut daemon.0);
@@ -77,7 +78,7 @@ fn windows_of(body: &str) -> Vec<Value> {
 /// Does the daemon show its programs to who has the printed token, window by window, and nothing to anybody else?
 #[test]
 fn a_daemons_page_is_shown_to_who_has_the_token() {
-    let shown = PageFixture::start("127.0.0.1:0", &["--observe"]);
+    let shown = PageFixture::start("127.0.0.1:0", &["--observe-only"]);
     let (address, bearer) = (shown.address(), format!("Bearer {}", shown.token()));
     let with = ("Authorization", bearer.as_str());
     let status = |path: &str, headers: &[(&str, &str)]| ask(address, path, headers, 0).0[9..12].to_string();
@@ -111,7 +112,7 @@ fn a_browser_follows_a_daemon() {
         not_shown("a daemon's page in a browser", "no Chromium");
         return;
     };
-    let shown = PageFixture::start("127.0.0.1:0", &["--observe"]);
+    let shown = PageFixture::start("127.0.0.1:0", &["--observe-only"]);
     browser.open(&shown.at);
     browser.until("window.cachemate && cachemate.store.windows.length > 2");
     let before = browser.eval("cachemate.store.windows.length").as_u64();
@@ -132,12 +133,12 @@ fn a_browser_follows_a_daemon() {
 fn a_page_on_a_socket_is_its_owners() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("page.sock");
-    let shown = PageFixture::start(path.to_str().unwrap(), &["--observe"]);
+    let shown = PageFixture::start(path.to_str().unwrap(), &["--observe-only"]);
     assert_eq!(shown.at, format!("socket {}", path.display()));
     assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
     let (head, body) = asked(UnixStream::connect(&path).unwrap(), "localhost", "/events", &[], 1);
     assert!(head.starts_with("HTTP/1.1 200") && !windows_of(&body).is_empty(), "{head}");
-    let open = PageFixture::start("127.0.0.1:0", &["--observe", "--page-without-token"]);
+    let open = PageFixture::start("127.0.0.1:0", &["--observe-only", "--dashboard-no-auth"]);
     assert!(open.at.ends_with('/'), "{}", open.at);
     assert!(ask(open.address(), "/events", &[], 0).0.starts_with("HTTP/1.1 200"));
 }
@@ -150,7 +151,7 @@ fn a_page_that_cannot_be_is_refused() {
     let manage = |page: &str| {
         run(
             folder.path(),
-            &["manage", "--config", "c.toml", "--state-dir", "state", "--socket", "s.sock", "--page", page],
+            &["manage", "--config", "c.toml", "--state-dir", "state", "--socket", "s.sock", "--dashboard", page],
         )
     };
     let ran = manage("0.0.0.0:0");
@@ -160,8 +161,8 @@ fn a_page_that_cannot_be_is_refused() {
     let address = taken.local_addr().unwrap().to_string();
     let ran = manage(&address);
     assert!(ran.code == Some(1) && ran.err.contains(&address), "{}", ran.err);
-    assert_eq!(run(folder.path(), &["manage", "--page-without-token"]).code, Some(2));
-    assert_eq!(run(folder.path(), &["manage", "--check", "--page", "127.0.0.1:0"]).code, Some(2));
+    assert_eq!(run(folder.path(), &["manage", "--dashboard-no-auth"]).code, Some(2));
+    assert_eq!(run(folder.path(), &["manage", "--check", "--dashboard", "127.0.0.1:0"]).code, Some(2));
 }
 
 /// A folder with a run of some windows on the simulated machine, and what the machine says of it.
@@ -199,7 +200,7 @@ fn data(page: &str, id: &str) -> Value {
 #[test]
 fn a_recording_becomes_a_page() {
     let folder = recorded();
-    let args = ["page", "run.jsonl.zst", "--truth", "truth.json", "-o", "run.html"];
+    let args = ["dashboard", "run.jsonl.zst", "--truth", "truth.json", "-o", "run.html"];
     let said = run(folder.path(), &args).ok().out;
     let page = std::fs::read_to_string(folder.path().join("run.html")).unwrap();
     let windows = data(&page, "windows");
@@ -236,14 +237,14 @@ fn a_recording_becomes_a_page() {
 fn a_broken_recording_is_told() {
     let folder = recorded();
     std::fs::write(folder.path().join("no.jsonl"), "{}\n").unwrap();
-    let ran = run(folder.path(), &["page", "no.jsonl", "-o", "no.html"]);
+    let ran = run(folder.path(), &["dashboard", "no.jsonl", "-o", "no.html"]);
     assert!(ran.code == Some(1) && ran.err.contains("no.jsonl") && ran.err.contains("line 1"), "{}", ran.err);
     assert!(!folder.path().join("no.html").exists());
-    let ran = run(folder.path(), &["page", "run.jsonl.zst", "--truth", "s.toml", "-o", "x.html"]);
+    let ran = run(folder.path(), &["dashboard", "run.jsonl.zst", "--truth", "s.toml", "-o", "x.html"]);
     assert!(ran.code == Some(1) && ran.err.contains("s.toml") && ran.err.contains("sim --json"), "{}", ran.err);
     let whole = std::fs::read(folder.path().join("run.jsonl.zst")).unwrap();
     std::fs::write(folder.path().join("cut.jsonl.zst"), &whole[..whole.len() - 9]).unwrap();
-    run(folder.path(), &["page", "cut.jsonl.zst", "-o", "cut.html"]).ok();
+    run(folder.path(), &["dashboard", "cut.jsonl.zst", "-o", "cut.html"]).ok();
     let page = std::fs::read_to_string(folder.path().join("cut.html")).unwrap();
     assert!(data(&page, "head")["cut_off"].as_str().unwrap().contains("cut.jsonl.zst"));
 }

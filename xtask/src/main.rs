@@ -4,17 +4,26 @@ use std::path::Path;
 use std::process::ExitCode;
 
 mod ci_time;
+mod comment_heads;
 mod dashboard;
 mod dependency_cycles;
+mod found_values;
+mod links;
 mod locks;
 mod prose;
 mod results;
 mod retired_names;
+mod retired_words;
+mod rules;
+mod source_tree;
 mod test_run;
 mod tidy;
+mod type_names;
+mod width;
 
 const USAGE: &str = "usage: cargo run -p xtask -- COMMAND
-  tidy                           the rules of STYLE.md and ARCHITECTURE.md
+  tidy                           check the rules of STYLE.md and ARCHITECTURE.md
+  tidy --all                     the same, with rules that the project does not keep everywhere yet
   test [NAME...]                 run all tests, or those whose names contain NAME, and measure each
   ci-time start                  forget the costs of an earlier run
   ci-time stage NAME COMMAND...  run a command and record its CPU and wall seconds
@@ -28,7 +37,8 @@ fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     let ended = match args[..] {
-        ["tidy"] => tidy(root),
+        ["tidy"] => tidy(root, false),
+        ["tidy", "--all"] => tidy(root, true),
         ["test", ref filter @ ..] => test_run::run(root, filter),
         ["ci-time", "start"] => ci_time::start(root),
         ["ci-time", "stage", name, ref command @ ..] => ci_time::run_stage(root, name, command),
@@ -52,8 +62,9 @@ fn main() -> ExitCode {
     }
 }
 
-fn tidy(root: &Path) -> Result<(), String> {
+fn tidy(root: &Path, includes_pending: bool) -> Result<(), String> {
     let mut complaints = tidy::check(root).map_err(|error| format!("tidy: {error}"))?;
+    complaints.extend(rules::check(root, includes_pending).map_err(|error| format!("tidy: {error}"))?);
     complaints.extend(results::check(root)?);
     complaints.extend(dashboard::check(root).map_err(|error| format!("dashboard: {error}"))?);
     complaints.extend(locks::check(root).map_err(|error| format!("lock files: {error}"))?);

@@ -5,6 +5,8 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
+use crate::links;
+
 /// Mean words of a page's sentences, and of the claims in a file's doc comments.
 const MEAN_WORDS_AT_MOST: f64 = 20.0;
 /// A mean of fewer sentences says nothing.
@@ -209,23 +211,11 @@ pub fn check_index(root: &Path, pages: &[String], complaints: &mut Vec<String>) 
         let text = fs::read_to_string(root.join(index))?;
         let folder = Path::new(index).parent().unwrap_or(Path::new(""));
         let targets = text.split("](").skip(1).filter_map(|rest| rest.split([')', '#']).next());
-        listed.extend(targets.map(|target| below_root(&folder.join(target))));
+        listed.extend(targets.map(|target| links::normalize(&folder.join(target))));
     }
     let lost = pages.iter().filter(|page| !listed.contains(*page) && !UNLISTED.contains(&page.as_str()));
     complaints.extend(lost.map(|page| format!("{page}: not in {}", INDEXES[0])));
     Ok(())
-}
-
-/// `docs/../recordings/README.md` as `recordings/README.md`.
-fn below_root(path: &Path) -> String {
-    let mut parts: Vec<String> = Vec::new();
-    for part in path.iter().map(|part| part.to_string_lossy().into_owned()) {
-        match part.as_str() {
-            ".." => _ = parts.pop(),
-            _ => parts.push(part),
-        }
-    }
-    parts.join("/")
 }
 
 #[cfg(test)]

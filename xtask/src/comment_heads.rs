@@ -1,0 +1,60 @@
+//! Do doc comments begin with their noun?
+//!
+//! A comment that has to begin with "What" or "Who" belongs to an item whose name lacks a noun. Questions of tests are left
+//! alone: they ask.
+
+use crate::rules::Complaint;
+use crate::source_tree::{SourceTree, scan};
+
+const HEADS: &[&str] = &["What", "Who", "Whoever", "Whatever", "Of"];
+
+/// Doc comments that begin with one of [`HEADS`] and do not ask.
+pub fn check(tree: &SourceTree) -> Vec<Complaint> {
+    let mut complaints = Vec::new();
+    for file in tree.files.iter().filter(|file| file.has_ending("rs")) {
+        let mut comment: Option<(usize, String)> = None;
+        for (at, line) in scan(&file.text).into_iter().chain([Default::default()]).enumerate() {
+            let text = line.comment.as_deref().filter(|_| line.code.trim().is_empty());
+            let text = text.and_then(|text| text.strip_prefix(['/', '!'])).map(|text| format!("{} ", text.trim()));
+            match (&mut comment, text) {
+                (Some((_, all)), Some(text)) => all.push_str(&text),
+                (None, Some(text)) => comment = Some((at + 1, text)),
+                (_, None) => {
+                    let head = comment.take().and_then(|(line, all)| Some((line, bare_head(&all)?)));
+                    complaints.extend(head.map(|(line, head)| {
+                        Complaint::new(
+                            &file.path,
+                            line,
+                            format!("a doc comment that begins with '{head}' lacks its noun"),
+                        )
+                    }));
+                }
+            }
+        }
+    }
+    complaints
+}
+
+fn bare_head(comment: &str) -> Option<&'static str> {
+    let first = comment.split([' ', '\'']).next()?;
+    let sentence_end = comment.find(['.', '?', ':']).map(|at| &comment[at..=at]);
+    HEADS.iter().find(|head| **head == first && sentence_end != Some("?")).copied()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rules::tests::{shown, tree};
+
+    /// Is a comment without a noun refused at its first line, and a test's question accepted?
+    #[test]
+    fn a_comment_begins_with_its_noun() {
+        let text = "/// What a look found. Is it?\nstruct A;\n/// What happens to an empty file,\n/// and why?\nfn t() {}\n\
+                    /// Often. What then.\nstruct B {\n    /// Of the task.\n    a: u32, // What is it\n}\n";
+        let expected = [
+            "x.rs:1: a doc comment that begins with 'What' lacks its noun",
+            "x.rs:8: a doc comment that begins with 'Of' lacks its noun",
+        ];
+        assert_eq!(shown(check(&tree(&[("x.rs", text)]))), expected);
+    }
+}

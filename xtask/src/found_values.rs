@@ -1,0 +1,57 @@
+//! Does a local named `found` stand beside the value that was expected?
+//!
+//! `found` says nothing of its content. It is kept for one place, the pair of an error: found this, expected that.
+
+use crate::rules::Complaint;
+use crate::source_tree::{RustLine, SourceTree, has_word, scan};
+
+/// Locals named `found` in functions that never say `expected`.
+pub fn check(tree: &SourceTree) -> Vec<Complaint> {
+    let mut complaints = Vec::new();
+    for file in tree.files.iter().filter(|file| file.has_ending("rs")) {
+        let lines = scan(&file.text);
+        for (at, _) in lines.iter().enumerate().filter(|(_, line)| binds_found(&line.code)) {
+            let function = function_around(&lines, at);
+            if !function.iter().any(|line| line.code.contains("expected") || line.strings.contains("expected")) {
+                let text = "`let found` without an `expected` in its function: name the value for its content";
+                complaints.push(Complaint::new(&file.path, at + 1, text.to_string()));
+            }
+        }
+    }
+    complaints
+}
+
+fn binds_found(code: &str) -> bool {
+    ["let found", "let mut found"].iter().any(|binding| has_word(code, binding))
+}
+
+/// From the line of the innermost `fn` above to the brace at its depth; rustfmt sets both.
+fn function_around(lines: &[RustLine], at: usize) -> &[RustLine] {
+    let indent = |line: &RustLine| line.code.len() - line.code.trim_start().len();
+    let begins = |line: &&RustLine, within: usize| has_word(&line.code, "fn") && indent(line) < within;
+    let own = indent(&lines[at]);
+    let Some(start) =
+        (0..=at).rev().find(|&above| above == at && has_word(&lines[at].code, "fn") || begins(&&lines[above], own))
+    else {
+        return &lines[at..=at];
+    };
+    let depth = indent(&lines[start]);
+    let is_end = |line: &RustLine| indent(line) == depth && line.code.trim_start().starts_with('}');
+    let end = (at..lines.len()).find(|&below| is_end(&lines[below])).unwrap_or(at);
+    &lines[start..=end]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rules::tests::{shown, tree};
+
+    /// Is `found` refused without its pair, and accepted in an error's message?
+    #[test]
+    fn found_needs_its_expected() {
+        let text = "fn a() {\n    let mut found = f();\n    g(found)\n}\nfn b() {\n    let found = f();\n    \
+                    format!(\"found {found}, expected 3\")\n}\nfn c() {\n    let found_path = 3;\n}\n";
+        let expected = ["x.rs:2: `let found` without an `expected` in its function: name the value for its content"];
+        assert_eq!(shown(check(&tree(&[("x.rs", text)]))), expected);
+    }
+}

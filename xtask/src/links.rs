@@ -1,0 +1,114 @@
+//! Do the links of the project's pages lead somewhere: to a file that exists, and to a heading that it has?
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use crate::rules::Complaint;
+use crate::source_tree::{SourceFile, SourceTree};
+
+/// Relative links whose file or heading does not exist.
+pub fn check(tree: &SourceTree) -> Vec<Complaint> {
+    let pages: Vec<&SourceFile> = tree.files.iter().filter(|file| file.has_ending("md")).collect();
+    let anchors: BTreeMap<&str, BTreeSet<String>> =
+        pages.iter().map(|page| (page.path.as_str(), anchors(&page.text))).collect();
+    let mut complaints = Vec::new();
+    for page in pages {
+        for (line, target) in targets(&page.text) {
+            let (file, anchor) = target.split_once('#').unwrap_or((target.as_str(), ""));
+            let folder = Path::new(&page.path).parent().unwrap_or(Path::new(""));
+            let path = if file.is_empty() { page.path.clone() } else { normalize(&folder.join(file)) };
+            let has_anchor = anchors.get(path.as_str()).is_none_or(|known| anchor.is_empty() || known.contains(anchor));
+            let exists = tree.paths.contains(&path);
+            if !exists || !has_anchor {
+                let lacks = if exists { "heading" } else { "file" };
+                complaints.push(Complaint::new(&page.path, line, format!("link to '{target}': no such {lacks}")));
+            }
+        }
+    }
+    complaints
+}
+
+/// Lines outside of blocks of code, pieces of code left out.
+fn prose_lines(text: &str) -> impl Iterator<Item = (usize, String)> {
+    let mut is_in_code = false;
+    text.lines().enumerate().filter_map(move |(at, line)| {
+        let is_fence = line.trim_start().starts_with("```");
+        is_in_code ^= is_fence;
+        let pieces = line.split('`').enumerate();
+        let plain: String = pieces.filter_map(|(at, piece)| (at % 2 == 0).then_some(piece)).collect();
+        (!is_in_code && !is_fence).then_some((at + 1, plain))
+    })
+}
+
+/// Targets within the project, each with its line: `[text](target)` and `[text]: target`.
+fn targets(text: &str) -> Vec<(usize, String)> {
+    let mut all = Vec::new();
+    for (line, prose) in prose_lines(text) {
+        let inline = prose.split("](").skip(1).filter_map(|rest| rest.split([')', ' ']).next());
+        let defined = prose.strip_prefix('[').and_then(|rest| rest.split_once("]: ")).map(|(_, target)| target.trim());
+        let within = |target: &&str| !target.is_empty() && !target.contains("://") && !target.starts_with("mailto:");
+        all.extend(inline.chain(defined).filter(within).map(|target| (line, target.to_string())));
+    }
+    all
+}
+
+/// The anchors that headings get, and those that HTML sets.
+fn anchors(text: &str) -> BTreeSet<String> {
+    let mut all = BTreeSet::new();
+    let mut is_in_code = false;
+    for line in text.lines() {
+        is_in_code ^= line.trim_start().starts_with("```");
+        let heading = line.trim_start_matches('#');
+        if !is_in_code && heading.len() < line.len() && heading.starts_with(' ') {
+            let (name, mut count) = (anchor_of(heading), 0);
+            let mut unique = name.clone();
+            while !all.insert(unique) {
+                count += 1;
+                unique = format!("{name}-{count}");
+            }
+        }
+        let set = ["id=\"", "name=\""].into_iter().flat_map(|attribute| line.split(attribute).skip(1));
+        all.extend(set.filter_map(|rest| rest.split('"').next()).map(str::to_string));
+    }
+    all
+}
+
+/// Lower case, spaces as hyphens, punctuation left out; the text of a link without its target.
+fn anchor_of(heading: &str) -> String {
+    let mut text = String::new();
+    for (at, piece) in heading.trim().split("](").enumerate() {
+        text.push_str(if at == 0 { piece } else { piece.split_once(')').map_or("", |(_, rest)| rest) });
+    }
+    let kept = text.chars().filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'));
+    kept.flat_map(char::to_lowercase).map(|c| if c == ' ' { '-' } else { c }).collect()
+}
+
+/// `docs/../pack/README.md` as `pack/README.md`.
+pub fn normalize(path: &Path) -> String {
+    let mut parts: Vec<String> = Vec::new();
+    for part in path.iter().map(|part| part.to_string_lossy().into_owned()) {
+        match part.as_str() {
+            ".." => _ = parts.pop(),
+            "." => {}
+            _ => parts.push(part),
+        }
+    }
+    parts.join("/")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rules::tests::{shown, tree};
+
+    /// Are missing files and headings refused with their line, and links to the web, to code and to headings accepted?
+    #[test]
+    fn links_lead_somewhere() {
+        let page = "# A `b` page: one\n[x](#a-b-page-one) [y](https://example.org) `[z](none.md)`\n[q](b.md#two)\n[r](b.md#three)\n\
+                    [s](../none.md)\n";
+        let files = [("docs/a.md", page), ("docs/b.md", "## Two\n")];
+        let expected =
+            ["docs/a.md:4: link to 'b.md#three': no such heading", "docs/a.md:5: link to '../none.md': no such file"];
+        assert_eq!(shown(check(&tree(&files))), expected);
+    }
+}

@@ -1,0 +1,250 @@
+//! Do pages, help and messages use the words and spellings in force?
+//!
+//! Problem: a thing with two names is looked for twice. Method: retired words are looked for as whole words or phrases, so
+//! that a word that also has another meaning is refused in its retired sense only. Retired spellings of commands, options and
+//! keys come from the table by which the command refuses them. Read are pages, doc comments (help is made of them), strings
+//! outside of tests, scripts, configurations and the dashboard.
+
+use crate::retired_names::is_checked;
+use crate::rules::Complaint;
+use crate::source_tree::{SourceFile, SourceTree, has_word, scan, word_position};
+
+/// The command's own table.
+const SPELLINGS_FILE: &str = "crates/core/src/retired_spellings.rs";
+
+/// The word in force, and the words and phrases that it replaces.
+const WORDS: &[(&str, &[&str])] = &[
+    (
+        "crate",
+        &[
+            "pure room",
+            "pure rooms",
+            "rooms of",
+            "other rooms",
+            "all rooms",
+            "every room",
+            "the room's",
+            "room may",
+            "a room uses",
+        ],
+    ),
+    (
+        "target",
+        &[
+            "the bar is",
+            "the bar was",
+            "the bar of",
+            "the bar allows",
+            "misses the bar",
+            "missed the bar",
+            "meets the bar",
+            "meets its bar",
+            "bar is missed",
+            "bars missed",
+            "a bar that",
+            "without a bar",
+            "with a bar",
+            "against a bar",
+            "against the bar",
+            "no bar",
+        ],
+    ),
+    ("reference set", &["kit", "kits", "kit's"]),
+    ("proxy", &["stand-in", "stand-ins"]),
+    ("bundled recordings", &["the pack", "in a pack"]),
+    ("scenario (lab) or problem (auto)", &["scene", "scenes"]),
+    ("CPU", &["seat", "seats"]),
+    ("inherited", &["heir", "heirs", "estate", "estates", "inheritor", "inheritors"]),
+    (
+        "roll back (a decision) or restore (the host)",
+        &[
+            "take back",
+            "takes back",
+            "taken back",
+            "took back",
+            "put back",
+            "puts back",
+            "give back",
+            "gives back",
+            "given back",
+            "gave back",
+            "put it back",
+            "puts it back",
+            "put them back",
+            "puts everything back",
+            "put everything back",
+            "go back to",
+            "goes back to",
+            "went back to",
+        ],
+    ),
+    ("slowdown", &["degradation", "degradations", "degradation_percent", "mean_degradation_percent"]),
+    ("mpki", &["misses_per_kilo_instr"]),
+    (
+        "the noun (no task, another process, all users)",
+        &["nobody", "somebody", "anybody", "everybody", "nobody's", "somebody's"],
+    ),
+];
+
+/// Retired words in pages, help and messages.
+pub fn check_words(tree: &SourceTree) -> Vec<Complaint> {
+    let mut complaints = Vec::new();
+    for (file, line, text) in tree.files.iter().flat_map(readable_lines) {
+        let lower = text.to_lowercase();
+        for (word, retired) in WORDS {
+            if let Some(old) = retired.iter().find(|old| has_word(&lower, old)) {
+                complaints.push(Complaint::new(file, line, format!("'{old}': write {word}")));
+            }
+        }
+    }
+    complaints
+}
+
+/// Retired commands, options and keys in pages, help and messages.
+pub fn check_spellings(tree: &SourceTree) -> Vec<Complaint> {
+    let table = tree.files.iter().find(|file| file.path == SPELLINGS_FILE).map(|file| file.text.as_str());
+    let spellings = spellings(table.unwrap_or_default());
+    let mut complaints = Vec::new();
+    for (file, line, text) in tree.files.iter().filter(|file| file.path != SPELLINGS_FILE).flat_map(readable_lines) {
+        if let Some(spelling) = spellings.iter().find(|spelling| spelling.is_in(file, &text)) {
+            complaints.push(Complaint::new(file, line, format!("'{}' is now '{}'", spelling.old, spelling.new)));
+        }
+    }
+    complaints
+}
+
+/// A row of the command's table.
+struct Spelling {
+    scope: String,
+    old: String,
+    new: String,
+    /// The last part of a key, if it means nothing else.
+    bare: Option<String>,
+}
+
+impl Spelling {
+    fn is_in(&self, file: &str, text: &str) -> bool {
+        match self.scope.as_str() {
+            "Command" => {
+                let is_subcommand = |rest: &str| {
+                    let rest = rest.strip_prefix(self.old.as_str());
+                    rest.is_some_and(|rest| {
+                        !rest.starts_with(|c: char| c.is_alphanumeric() || matches!(c, '-' | '_' | '.'))
+                    })
+                };
+                text.split("cachemate ").skip(1).any(is_subcommand)
+            }
+            "Option" => {
+                let Some((command, option)) = self.old.rsplit_once(' ') else { return false };
+                let calls = text.split("cachemate ").skip(1).filter(|call| call.starts_with(command));
+                calls.flat_map(|call| call.split([' ', '`', '=', '[', ']', ','])).any(|word| word == option)
+            }
+            _ => {
+                has_word(text, &self.old_key())
+                    || self.bare.as_ref().is_some_and(|bare| self.has_bare(bare, file, text))
+            }
+        }
+    }
+
+    /// Parameters of policies are keys of other files, too: they count where they are set and on the policies' pages.
+    fn has_bare(&self, bare: &str, file: &str, text: &str) -> bool {
+        let is_set = || text.contains(&format!("{bare} =")) || file.starts_with("docs/policies/");
+        has_word(text, bare) && (self.scope != "PolicyParameter" || is_set())
+    }
+
+    /// A key of one part is looked for as a table or an assignment: `[guard]`.
+    fn old_key(&self) -> String {
+        let is_plain = self.scope != "Environment" && !self.old.contains('.') && self.bare.is_none();
+        if is_plain { format!("[{}]", self.old) } else { self.old.clone() }
+    }
+}
+
+/// Rows as `retired(SpellingScope::X, "old", "new")`.
+fn spellings(table: &str) -> Vec<Spelling> {
+    let rows = table.split("retired(SpellingScope::").skip(1);
+    let parsed = rows.filter_map(|row| {
+        let scope = row.split(',').next()?.to_string();
+        let mut texts = row.split('"').skip(1).step_by(2);
+        Some((scope, texts.next()?.to_string(), texts.next()?.to_string()))
+    });
+    let parsed: Vec<(String, String, String)> = parsed.collect();
+    let last = |key: &str| key.rsplit('.').next().unwrap_or_default().to_string();
+    let is_used = |key: &String| parsed.iter().any(|(_, _, new)| last(new) == *key);
+    let bare = |scope: &str, old: &str| {
+        let is_key = !matches!(scope, "Command" | "Option" | "Environment");
+        Some(last(old)).filter(|key| is_key && key.contains('_') && !is_used(key))
+    };
+    parsed
+        .iter()
+        .map(|(scope, old, new)| Spelling {
+            scope: scope.clone(),
+            old: old.clone(),
+            new: new.clone(),
+            bare: bare(scope, old),
+        })
+        .collect()
+}
+
+/// Lines of a file that people read.
+fn readable_lines(file: &SourceFile) -> Vec<(&str, usize, String)> {
+    let is_read = is_checked(&file.path) && !file.path.starts_with("xtask/");
+    match file.path.rsplit('.').next() {
+        Some("rs") if is_read => rust_lines(file),
+        Some("md" | "toml" | "sh" | "html" | "js" | "py") if is_read => {
+            file.numbered_lines().map(|(line, text)| (file.path.as_str(), line, text.to_string())).collect()
+        }
+        _ => Vec::new(),
+    }
+}
+
+/// Doc comments, and strings above the tests.
+fn rust_lines(file: &SourceFile) -> Vec<(&str, usize, String)> {
+    let mut is_test = crate::tidy::is_test_file(std::path::Path::new(&file.path));
+    let mut lines = Vec::new();
+    for (at, line) in scan(&file.text).into_iter().enumerate() {
+        is_test |= word_position(&line.code, "cfg(test)").is_some();
+        let comment = line.comment.as_deref().and_then(|comment| comment.strip_prefix(['/', '!']));
+        lines.extend(comment.map(|comment| (file.path.as_str(), at + 1, comment.to_string())));
+        let strings = line.strings.lines().filter(|text| !is_test && !text.is_empty());
+        lines.extend(strings.map(|text| (file.path.as_str(), at + 1, text.to_string())));
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rules::tests::{shown, tree};
+
+    /// Are retired words refused in pages, doc comments and messages, and other meanings, code and tests' strings accepted?
+    #[test]
+    fn retired_words_are_refused_in_their_sense() {
+        let source = "/// Frames of the kit.\nfn kit() {\n    let seats = \"put back: {n}\"; // somebody\n}\n#[cfg(test)]\n\
+                      mod tests {\n    const A: &str = \"nobody\";\n}\n";
+        let page = "The headroom, a toolkit, an error bar and a packet.\nIt misses the bar.\n";
+        let expected = [
+            "a.md:2: 'misses the bar': write target",
+            "b.rs:1: 'kit': write reference set",
+            "b.rs:3: 'put back': write roll back (a decision) or restore (the host)",
+        ];
+        assert_eq!(shown(check_words(&tree(&[("a.md", page), ("b.rs", source)]))), expected);
+    }
+
+    /// Are spellings refused that the command refuses, and those that it knows accepted?
+    #[test]
+    fn retired_spellings_are_refused_where_they_occur() {
+        let table = "retired(SpellingScope::Command, \"page\", \"dashboard\"),\n\
+                     retired(SpellingScope::Option, \"manage --page\", \"--dashboard\"),\n\
+                     retired(SpellingScope::Configuration, \"guard\", \"rollback\"),\n\
+                     retired(SpellingScope::PolicyParameter, \"auto.least_gain\", \"min_gain\"),\n";
+        let page = "cachemate page-color; guard of a page; `cachemate top --page`\n`cachemate page RUNLOG`\n\
+                    cachemate manage --page :9000\n[guard]\nleast_gain = 0.1\n";
+        let expected = [
+            "a.md:2: 'page' is now 'dashboard'",
+            "a.md:3: 'manage --page' is now '--dashboard'",
+            "a.md:4: 'guard' is now 'rollback'",
+            "a.md:5: 'auto.least_gain' is now 'min_gain'",
+        ];
+        assert_eq!(shown(check_spellings(&tree(&[("a.md", page), (SPELLINGS_FILE, table)]))), expected);
+    }
+}

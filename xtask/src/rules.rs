@@ -1,0 +1,80 @@
+//! Rules over all text files of the project, one name each.
+//!
+//! A rule that the project does not keep yet is listed with `is_enforced: false`: `tidy --all` runs it, the tests do not.
+
+use std::io;
+use std::path::Path;
+
+use crate::source_tree::{self, SourceTree};
+use crate::{comment_heads, found_values, links, retired_words, type_names, width};
+
+/// A place that breaks a rule.
+pub struct Complaint {
+    place: String,
+    text: String,
+}
+
+impl Complaint {
+    /// A complaint about one line, numbered from one.
+    pub fn new(file: &str, line: usize, text: String) -> Self {
+        Complaint { place: format!("{file}:{line}"), text }
+    }
+}
+
+/// A rule, and whether the whole project keeps it.
+struct Rule {
+    name: &'static str,
+    is_enforced: bool,
+    check: fn(&SourceTree) -> Vec<Complaint>,
+}
+
+const RULES: &[Rule] = &[
+    Rule { name: "type-once", is_enforced: false, check: type_names::check_duplicates },
+    Rule { name: "type-noun", is_enforced: false, check: type_names::check_nouns },
+    Rule { name: "found-expected", is_enforced: false, check: found_values::check },
+    Rule { name: "comment-noun", is_enforced: false, check: comment_heads::check },
+    Rule { name: "retired-word", is_enforced: false, check: retired_words::check_words },
+    Rule { name: "retired-spelling", is_enforced: false, check: retired_words::check_spellings },
+    Rule { name: "width", is_enforced: false, check: width::check },
+    Rule { name: "link", is_enforced: true, check: links::check },
+];
+
+/// Every complaint as `file:line: text (rule)`, of the enforced rules or of all.
+///
+/// # Errors
+/// A file that cannot be read.
+pub fn check(root: &Path, includes_pending: bool) -> io::Result<Vec<String>> {
+    let tree = source_tree::read(root)?;
+    let mut complaints = Vec::new();
+    for rule in RULES.iter().filter(|rule| rule.is_enforced || includes_pending) {
+        let broken = (rule.check)(&tree);
+        complaints.extend(broken.iter().map(|one| format!("{}: {} ({})", one.place, one.text, rule.name)));
+    }
+    Ok(complaints)
+}
+
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+    use crate::source_tree::SourceFile;
+
+    /// The files of a rule's test, by path.
+    pub fn tree(files: &[(&str, &str)]) -> SourceTree {
+        let paths = files.iter().map(|(path, _)| path.to_string()).collect();
+        let file = |(path, text): &(&str, &str)| SourceFile { path: path.to_string(), text: text.to_string() };
+        SourceTree { files: files.iter().map(file).collect(), paths }
+    }
+
+    /// Complaints as `file:line: text`.
+    pub fn shown(complaints: Vec<Complaint>) -> Vec<String> {
+        complaints.iter().map(|one| format!("{}: {}", one.place, one.text)).collect()
+    }
+
+    /// Does this checkout keep the enforced rules?
+    #[test]
+    fn the_project_keeps_its_rules() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+        let complaints = check(root, false).unwrap();
+        assert!(complaints.is_empty(), "\n{}\n", complaints.join("\n"));
+    }
+}

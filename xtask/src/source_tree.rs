@@ -1,0 +1,198 @@
+//! The text files of the project, and the parts of Rust lines: code, strings and comments.
+//!
+//! Rules over the whole project read files from here, so that each file is read once. The scanner of Rust knows strings,
+//! raw strings, characters and comments, and nothing else of the language.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io;
+use std::path::Path;
+
+const ENDINGS: &[&str] = &["rs", "md", "toml", "sh", "py", "c", "h", "js", "html", "json"];
+/// Directories of build products and of the version control.
+const SKIPPED: &[&str] = &["target", ".git", "build"];
+
+/// One file; its path is relative to the root.
+pub struct SourceFile {
+    /// As it is shown in complaints.
+    pub path: String,
+    /// The whole content.
+    pub text: String,
+}
+
+impl SourceFile {
+    /// Whether the file name ends in this way (`rs`).
+    pub fn has_ending(&self, ending: &str) -> bool {
+        Path::new(&self.path).extension().is_some_and(|extension| extension == ending)
+    }
+
+    /// The lines as text, numbered from one.
+    pub fn numbered_lines(&self) -> impl Iterator<Item = (usize, &str)> {
+        self.text.lines().enumerate().map(|(at, line)| (at + 1, line))
+    }
+}
+
+/// The project: its text files, and the paths of all files and directories.
+#[derive(Default)]
+pub struct SourceTree {
+    /// Sorted by path.
+    pub files: Vec<SourceFile>,
+    /// Relative to the root, which is the empty path.
+    pub paths: BTreeSet<String>,
+}
+
+/// Reads everything below the root, except for build products.
+///
+/// # Errors
+/// A file or directory that cannot be read.
+pub fn read(root: &Path) -> io::Result<SourceTree> {
+    let (mut tree, mut open) = (SourceTree::default(), vec![root.to_path_buf()]);
+    tree.paths.insert(String::new());
+    while let Some(directory) = open.pop() {
+        for entry in fs::read_dir(&directory)? {
+            let path = entry?.path();
+            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            let shown = path.strip_prefix(root).unwrap_or(&path).display().to_string();
+            if path.is_dir() && !path.is_symlink() && !SKIPPED.contains(&name.as_str()) {
+                open.push(path);
+            } else if path.is_file() && path.extension().is_some_and(|e| ENDINGS.iter().any(|known| e == *known)) {
+                // A file that is no text has no words.
+                let text = fs::read_to_string(&path).ok();
+                tree.files.extend(text.map(|text| SourceFile { path: shown.clone(), text }));
+            }
+            tree.paths.insert(shown);
+        }
+    }
+    tree.files.sort_by(|a, b| a.path.cmp(&b.path));
+    Ok(tree)
+}
+
+/// The parts of one line of Rust.
+#[derive(Clone, Default, PartialEq, Debug)]
+pub struct RustLine {
+    /// Code with the contents of strings left out.
+    pub code: String,
+    /// The contents of its strings, each followed by a line break.
+    pub strings: String,
+    /// The text after `//`, with a third slash or exclamation mark.
+    pub comment: Option<String>,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum ScanState {
+    Code,
+    /// Within a string; the number of hashes if it is raw.
+    Text(Option<usize>),
+    BlockComment,
+}
+
+/// Splits Rust into the parts of its lines; strings may go over several lines.
+pub fn scan(text: &str) -> Vec<RustLine> {
+    let mut state = ScanState::Code;
+    text.lines().map(|line| scan_line(line, &mut state)).collect()
+}
+
+fn scan_line(line: &str, state: &mut ScanState) -> RustLine {
+    let mut parts = RustLine::default();
+    let mut rest = line;
+    while let Some(c) = rest.chars().next() {
+        let length = c.len_utf8();
+        match *state {
+            ScanState::BlockComment => match rest.strip_prefix("*/") {
+                Some(after) => (rest, *state) = (after, ScanState::Code),
+                None => rest = &rest[length..],
+            },
+            ScanState::Text(hashes) => {
+                let end = format!("\"{}", "#".repeat(hashes.unwrap_or(0)));
+                if let Some(after) = rest.strip_prefix(end.as_str()) {
+                    parts.strings.push('\n');
+                    parts.code.push('"');
+                    (rest, *state) = (after, ScanState::Code);
+                } else if hashes.is_none() && c == '\\' {
+                    let escaped = rest[1..].chars().next().map_or(0, char::len_utf8);
+                    parts.strings.push_str(if rest[1..].starts_with('n') { "\n" } else { &rest[..1 + escaped] });
+                    rest = &rest[1 + escaped..];
+                } else {
+                    parts.strings.push(c);
+                    rest = &rest[length..];
+                }
+            }
+            ScanState::Code => {
+                if let Some(comment) = rest.strip_prefix("//") {
+                    parts.comment = Some(comment.to_string());
+                    return parts;
+                }
+                if let Some(after) = rest.strip_prefix("/*") {
+                    (rest, *state) = (after, ScanState::BlockComment);
+                } else if let Some((hashes, after)) = raw_string_start(rest, &parts.code) {
+                    parts.code.push('"');
+                    (rest, *state) = (after, ScanState::Text(Some(hashes)));
+                } else if c == '"' {
+                    parts.code.push('"');
+                    (rest, *state) = (&rest[1..], ScanState::Text(None));
+                } else {
+                    let taken = character_length(rest).unwrap_or(length);
+                    parts.code.push_str(if taken == length { &rest[..length] } else { "' '" });
+                    rest = &rest[taken..];
+                }
+            }
+        }
+    }
+    if *state != ScanState::Code && !parts.strings.is_empty() && !parts.strings.ends_with('\\') {
+        parts.strings.push('\n');
+    }
+    parts
+}
+
+/// Hashes and the rest behind `r"`, `r#"` and `br"`.
+fn raw_string_start<'a>(rest: &'a str, before: &str) -> Option<(usize, &'a str)> {
+    if before.ends_with(|c: char| c.is_alphanumeric() || c == '_') {
+        return None;
+    }
+    let rest = rest.strip_prefix("br").or_else(|| rest.strip_prefix('r'))?;
+    let hashes = rest.len() - rest.trim_start_matches('#').len();
+    Some((hashes, rest[hashes..].strip_prefix('"')?))
+}
+
+/// The length of a character literal; `None` for lifetimes and for other code.
+fn character_length(rest: &str) -> Option<usize> {
+    let inner = rest.strip_prefix('\'')?;
+    let end = if inner.starts_with('\\') { 2 + inner[2..].find('\'')? } else { inner.chars().next()?.len_utf8() };
+    inner[end..].starts_with('\'').then_some(end + 2)
+}
+
+/// Whether a whole word stands in a text: neither letters, digits nor underscores touch it.
+pub fn has_word(text: &str, word: &str) -> bool {
+    word_position(text, word).is_some()
+}
+
+/// The position of the first whole word.
+pub fn word_position(text: &str, word: &str) -> Option<usize> {
+    let is_part = |c: char| c.is_alphanumeric() || c == '_';
+    let mut positions = text.match_indices(word).map(|(at, _)| at);
+    positions.find(|&at| !text[..at].ends_with(is_part) && !text[at + word.len()..].starts_with(is_part))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Are strings, raw strings, characters, lifetimes and comments told apart, over several lines too?
+    #[test]
+    fn the_parts_of_lines_are_separated() {
+        let text =
+            "let a: &'static str = \"x // \\\" y\"; // note\nf('\"', r#\"raw \" \"#);\nlet b = \"one \\\n  two\"; g()";
+        let lines = scan(text);
+        assert_eq!(lines[0].code, "let a: &'static str = \"\"; ");
+        assert_eq!((lines[0].strings.as_str(), lines[0].comment.as_deref()), ("x // \\\" y\n", Some(" note")));
+        assert_eq!((lines[1].code.as_str(), lines[1].strings.as_str()), ("f(' ', \"\");", "raw \" \n"));
+        assert_eq!((lines[2].code.as_str(), lines[2].strings.as_str()), ("let b = \"", "one \\"));
+        assert_eq!((lines[3].code.as_str(), lines[3].strings.as_str()), ("\"; g()", "  two\n"));
+    }
+
+    /// Is a word found as a whole only?
+    #[test]
+    fn words_are_whole() {
+        assert!(has_word("a kit, or", "kit") && !has_word("toolkit test_kit kits", "kit"));
+    }
+}

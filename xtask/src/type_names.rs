@@ -1,0 +1,282 @@
+//! Are types noun phrases, each declared once in the workspace?
+//!
+//! Problem: a reader who meets `Outcome` or `Found` in a signature cannot tell which of several types it is, nor which
+//! value it holds. Method: declarations of all Rust files, main workspace and others, are read as text.
+
+use std::collections::BTreeMap;
+
+use crate::rules::Complaint;
+use crate::source_tree::{RustLine, SourceTree, scan};
+
+/// Names that every crate may have: their meaning is the same everywhere.
+const CONVENTIONAL: &[&str] = &["Error", "Options", "Config", "Parameters", "Iter", "Args"];
+/// Other names that may be declared twice, and the reason: at most ten.
+const ALLOWED_TWICE: &[(&str, &str)] = &[
+    ("Plan", "a class of the Python package is named for the type that it wraps"),
+    ("Profile", "a class of the Python package is named for the type that it wraps"),
+];
+/// Participles, pronouns, adverbs, prepositions, adjectives and verbs that lack their noun.
+const NO_NOUNS: &[&str] = &[
+    "Absent",
+    "Acting",
+    "Advised",
+    "After",
+    "Against",
+    "Aliased",
+    "Alike",
+    "Alone",
+    "Always",
+    "Apart",
+    "Applied",
+    "Around",
+    "Ask",
+    "Asked",
+    "Assigned",
+    "Astray",
+    "Attached",
+    "Attempted",
+    "Back",
+    "Before",
+    "Behaved",
+    "Beside",
+    "Best",
+    "By",
+    "Called",
+    "Careless",
+    "Chosen",
+    "Colored",
+    "Compared",
+    "Compiled",
+    "Composed",
+    "Confined",
+    "Converted",
+    "Counted",
+    "Derived",
+    "Did",
+    "Divided",
+    "Done",
+    "Ended",
+    "Evicted",
+    "Expanded",
+    "Expected",
+    "Failed",
+    "Faulty",
+    "Finished",
+    "Found",
+    "Framed",
+    "Ganged",
+    "Gathered",
+    "Given",
+    "Grouped",
+    "Happened",
+    "Heard",
+    "Held",
+    "Here",
+    "Injected",
+    "Inside",
+    "Joined",
+    "Judged",
+    "Kept",
+    "Killed",
+    "Known",
+    "Laid",
+    "Last",
+    "Late",
+    "Latest",
+    "Least",
+    "Left",
+    "Live",
+    "Lost",
+    "Made",
+    "Managed",
+    "Mapped",
+    "Measured",
+    "Merged",
+    "Missing",
+    "Mounted",
+    "Named",
+    "Nobody",
+    "Now",
+    "Numbered",
+    "Other",
+    "Others",
+    "Outside",
+    "Outstanding",
+    "Own",
+    "Parked",
+    "Pending",
+    "Pinned",
+    "Placed",
+    "Planned",
+    "Predicted",
+    "Profiled",
+    "Published",
+    "Ran",
+    "Reached",
+    "Read",
+    "Recolored",
+    "Recorded",
+    "Recovered",
+    "Refused",
+    "Removed",
+    "Replayed",
+    "Restored",
+    "Running",
+    "Said",
+    "Sampled",
+    "Scripted",
+    "Seated",
+    "Seen",
+    "Served",
+    "Shared",
+    "Short",
+    "Shown",
+    "Silent",
+    "Since",
+    "Sized",
+    "Solved",
+    "Somebody",
+    "Spent",
+    "Stalled",
+    "Surveyed",
+    "Taken",
+    "Then",
+    "There",
+    "Timed",
+    "Together",
+    "Told",
+    "Took",
+    "Tried",
+    "Unchanged",
+    "Unsteady",
+    "Unusable",
+    "Usual",
+    "Wanted",
+    "Watched",
+    "Weighted",
+    "What",
+    "Where",
+    "Who",
+    "Whose",
+    "Why",
+    "Worse",
+    "Wrong",
+];
+
+/// One declaration.
+struct TypeDeclaration<'a> {
+    name: String,
+    file: &'a str,
+    line: usize,
+}
+
+/// Names that are declared more than once.
+pub fn check_duplicates(tree: &SourceTree) -> Vec<Complaint> {
+    let mut by_name: BTreeMap<String, Vec<TypeDeclaration<'_>>> = BTreeMap::new();
+    for declaration in declarations(tree) {
+        by_name.entry(declaration.name.clone()).or_default().push(declaration);
+    }
+    let may_repeat =
+        |name: &str| CONVENTIONAL.contains(&name) || ALLOWED_TWICE.iter().any(|(allowed, _)| *allowed == name);
+    let repeated = by_name.iter().filter(|(name, all)| all.len() > 1 && !may_repeat(name));
+    let complaints = repeated.flat_map(|(name, all)| {
+        all.iter().skip(1).map(move |one| {
+            let first = &all[0];
+            Complaint::new(
+                one.file,
+                one.line,
+                format!("type '{name}' is also declared at {}:{}", first.file, first.line),
+            )
+        })
+    });
+    complaints.collect()
+}
+
+/// Names that end in a word of [`NO_NOUNS`].
+pub fn check_nouns(tree: &SourceTree) -> Vec<Complaint> {
+    let lacks_noun = |declaration: &TypeDeclaration<'_>| NO_NOUNS.contains(&last_word(&declaration.name));
+    declarations(tree)
+        .into_iter()
+        .filter(lacks_noun)
+        .map(|one| Complaint::new(one.file, one.line, format!("type '{}' lacks its noun", one.name)))
+        .collect()
+}
+
+/// `CacheAssigned` ends in `Assigned`.
+fn last_word(name: &str) -> &str {
+    name.rfind(char::is_uppercase).map_or(name, |at| &name[at..])
+}
+
+fn declarations(tree: &SourceTree) -> Vec<TypeDeclaration<'_>> {
+    let mut all = Vec::new();
+    for file in tree.files.iter().filter(|file| file.has_ending("rs")) {
+        // Types of an `impl` or of a trait belong to the trait.
+        let mut block: Option<usize> = None;
+        for (at, line) in scan(&file.text).iter().enumerate() {
+            let indent = line.code.len() - line.code.trim_start().len();
+            if block.is_some_and(|open| indent == open && line.code.trim_start().starts_with('}')) {
+                block = None;
+            }
+            if let Some((keyword, name)) = declared(line) {
+                if !(keyword == "type" && block.is_some()) {
+                    all.push(TypeDeclaration { name, file: &file.path, line: at + 1 });
+                }
+            }
+            let opens = words_behind_visibility(&line.code).next().is_some_and(|word| matches!(word, "impl" | "trait"))
+                || line.code.trim_start().starts_with("impl<");
+            if block.is_none() && opens && !line.code.trim_end().ends_with('}') {
+                block = Some(indent);
+            }
+        }
+    }
+    all
+}
+
+/// The keyword and the name of a line that declares a type.
+fn declared(line: &RustLine) -> Option<(&str, String)> {
+    let mut words = words_behind_visibility(&line.code);
+    let keyword = words.next().filter(|word| matches!(*word, "struct" | "enum" | "trait" | "union" | "type"))?;
+    let name: String = words.next()?.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
+    name.starts_with(char::is_uppercase).then_some((keyword, name))
+}
+
+fn words_behind_visibility(code: &str) -> impl Iterator<Item = &str> {
+    code.split_whitespace().skip_while(|word| word.starts_with("pub") || matches!(*word, "unsafe" | "in" | "crate)"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rules::tests::{shown, tree};
+
+    /// Is a second declaration refused at its line, whatever its kind, visibility and workspace?
+    #[test]
+    fn a_type_is_declared_once() {
+        let files = [
+            ("crates/a/src/lib.rs", "pub struct Score(u32);\n"),
+            ("fuzz/src/lib.rs", "mod x {\n    pub(crate) type Score = u32;\n}\n"),
+        ];
+        let expected = ["fuzz/src/lib.rs:2: type 'Score' is also declared at crates/a/src/lib.rs:1"];
+        assert_eq!(shown(check_duplicates(&tree(&files))), expected);
+    }
+
+    /// Are conventional names, types of traits and names in strings left alone?
+    #[test]
+    fn names_that_may_repeat_do() {
+        let text = "struct Options;\nimpl Iterator for A {\n    type Item = B;\n}\nimpl Iterator for C {\n    type Item = D;\n}\n\
+                    const S: &str = \"\nstruct Options2;\n\";\nstruct Options2;\n";
+        let files = [("a.rs", text), ("b.rs", "struct Options;\nstruct Plan;\n"), ("p.rs", "struct Plan;\n")];
+        assert_eq!(shown(check_duplicates(&tree(&files))), [] as [&str; 0]);
+        assert!(ALLOWED_TWICE.len() <= 10);
+    }
+
+    /// Is a name that ends in a participle refused, and one that goes on to its noun accepted?
+    #[test]
+    fn a_type_has_its_noun() {
+        let files = [("a.rs", "enum Told {}\nstruct CacheAssigned;\nstruct EvictedLine;\nstruct Threshold;\n")];
+        assert_eq!(
+            shown(check_nouns(&tree(&files))),
+            ["a.rs:1: type 'Told' lacks its noun", "a.rs:2: type 'CacheAssigned' lacks its noun"]
+        );
+    }
+}

@@ -1,0 +1,55 @@
+//! Is prose at most as wide as STYLE.md says? Tables, blocks of code and lines of one word are left alone.
+
+use crate::rules::Complaint;
+use crate::source_tree::SourceTree;
+
+/// Columns of a line of prose, in pages and in comments.
+const MAX_COLUMNS: usize = 126;
+
+/// Lines of pages and of whole-line comments that are too wide.
+pub fn check(tree: &SourceTree) -> Vec<Complaint> {
+    let mut complaints = Vec::new();
+    for file in &tree.files {
+        let markers: &[&str] = match file.path.rsplit('.').next() {
+            Some("rs" | "c" | "h" | "js") => &["///", "//!", "//", "*"],
+            Some("sh" | "py" | "toml") => &["#"],
+            Some("md") => &[""],
+            _ => continue,
+        };
+        let mut is_in_code = false;
+        for (at, line) in file.numbered_lines() {
+            let prose = markers.iter().find_map(|marker| line.trim_start().strip_prefix(marker));
+            let Some(prose) = prose.map(str::trim) else {
+                is_in_code &= markers == [""];
+                continue;
+            };
+            is_in_code ^= prose.starts_with("```");
+            let is_code = is_in_code || (markers == [""] && line.starts_with("    ")) || prose.starts_with("[!");
+            let columns = line.chars().count();
+            // A list item of one word has its bullet, too.
+            let can_break = prose.split_whitespace().count() > 2;
+            if columns > MAX_COLUMNS && can_break && !is_code && !prose.starts_with('|') {
+                let text = format!("{columns} columns of prose, at most {MAX_COLUMNS}");
+                complaints.push(Complaint::new(&file.path, at, text));
+            }
+        }
+    }
+    complaints
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rules::tests::{shown, tree};
+
+    /// Are wide lines of pages and comments refused, and tables, code and single words accepted?
+    #[test]
+    fn prose_is_no_wider_than_stated() {
+        let wide = "word ".repeat(26);
+        let fits = &wide[..MAX_COLUMNS];
+        let page = format!("{fits}\n{wide}\n| {wide} |\n```\n{wide}\n```\n- {}\n", "w".repeat(200));
+        assert_eq!(shown(check(&tree(&[("a.md", &page)]))), ["a.md:2: 130 columns of prose, at most 126"]);
+        let source = format!("/// {wide}\n// {wide}\n/// | {wide} |\nlet a = \"{wide}\";\n");
+        assert_eq!(check(&tree(&[("a.rs", &source)])).len(), 2);
+    }
+}

@@ -24,6 +24,8 @@ pub const KEPT: &str = "kept";
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct ReproRequest {
     pub quick: bool,
+    #[serde(default)]
+    pub sample: bool,
     pub seeds: Vec<u64>,
     pub mixes: Option<u32>,
     /// By name: a file's content is not part of a run's id.
@@ -48,6 +50,7 @@ impl ReproRequest {
     pub fn context<'a>(&'a self, split: &'a Split<'a>, stop: &'a AtomicBool) -> ExperimentContext<'a> {
         ExperimentContext {
             quick: self.quick,
+            sample: self.sample,
             seeds: self.seeds.clone(),
             stop,
             mixes: self.mixes,

@@ -12,7 +12,7 @@ use serde_json::Value;
 const IDS: [&str; 3] = ["CA-2", "CP-6", "TC-SERVER"];
 
 fn repro(at: &Path, more: &[&str]) -> (Option<i32>, String, Value) {
-    let ran = run(at, &[&["repro"], &IDS[..], &["--quick", "--seed", "1", "--json"], more].concat());
+    let ran = run(at, &[&["repro"], &IDS[..], &["--sample", "--seed", "1", "--json"], more].concat());
     let found = serde_json::from_str(&ran.out).unwrap_or_else(|error| panic!("{error}: {}{}", ran.out, ran.err));
     (ran.code, ran.err, found)
 }
@@ -51,7 +51,7 @@ fn findings_by_an_engine_are_the_same_digits() {
     assert!(written["date"].as_str().is_some_and(|date| date.ends_with('Z')), "{}", written["date"]);
     assert_eq!(written["quick"], true);
     let left =
-        run(at, &[&["repro"], &IDS[..], &["--quick", "--seed", "1", "-o", "out", "--dry-run"]].concat()).ok().out;
+        run(at, &[&["repro"], &IDS[..], &["--sample", "--seed", "1", "-o", "out", "--dry-run"]].concat()).ok().out;
     assert!(left.contains("left: 1 of 3 experiments with 1 seed, minutes in all"), "{left}");
     let row = |id: &str| left.lines().find(|line| line.starts_with(id)).unwrap_or_default().to_string();
     assert!(row("CP-6").contains(" made") && !row("TC-2, TC-SERVER").contains("all "), "{left}");

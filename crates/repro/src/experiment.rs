@@ -334,6 +334,8 @@ pub enum ReproError {
 pub struct ExperimentContext<'a> {
     /// Small enough for all quick experiments together to end within minutes.
     pub quick: bool,
+    /// A quick run that only shows that each mechanism works, in seconds: its findings have no targets.
+    pub sample: bool,
     /// At least one; experiments with a mean over seeds run once for each.
     pub seeds: Vec<u64>,
     /// True = the user has asked to stop.
@@ -352,7 +354,7 @@ impl<'a> ExperimentContext<'a> {
     /// A full run of one seed, all of it here, with nobody to tell.
     pub fn of_seed(seed: u64, stop: &'a AtomicBool) -> Self {
         let seeds = vec![seed];
-        ExperimentContext { quick: false, seeds, stop, mixes: None, machine: None, progress: &|_| (), split: None }
+        ExperimentContext { quick: false, sample: false, seeds, stop, mixes: None, machine: None, progress: &|_| (), split: None }
     }
 }
 
@@ -371,6 +373,11 @@ impl ExperimentContext<'_> {
     /// One value for each seed, as findings take them.
     pub fn per_seed(&self, value: impl Fn(u64) -> f64) -> Vec<(u64, f64)> {
         self.seeds.iter().map(|&seed| (seed, value(seed))).collect()
+    }
+
+    /// The figure for this run's length, where a sample has one of its own.
+    pub fn pick_of_three<T>(&self, sample: T, quick: T, full: T) -> T {
+        if self.sample { sample } else { self.pick(quick, full) }
     }
 
     /// The figure for this run's length: quick or full.
@@ -441,6 +448,17 @@ impl Experiment {
 pub struct Findings {
     /// In the order of the experiments.
     pub results: Vec<Finding>,
+}
+
+impl Findings {
+    /// The same figures without targets or verdicts: those of a sample are too short to be judged.
+    #[must_use]
+    pub fn without_targets(mut self) -> Self {
+        for finding in &mut self.results {
+            (finding.target, finding.verdict) = (ResultTarget::Shown, None);
+        }
+        self
+    }
 }
 
 impl Findings {

@@ -157,6 +157,7 @@ impl PlanArgs {
         let seeds = vec![self.seed];
         let context = ExperimentContext {
             quick: false,
+            sample: false,
             seeds,
             stop: &stop,
             mixes: None,

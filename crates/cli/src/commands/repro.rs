@@ -36,10 +36,13 @@ pub struct Repro {
     /// Smaller runs of everything, minutes in all
     #[arg(long)]
     quick: bool,
+    /// Still smaller runs, which show that each mechanism works: seconds for most ids, and no targets
+    #[arg(long, conflicts_with = "quick")]
+    sample: bool,
     /// First of the seeds; the others follow it
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// How many seeds, instead of three (one with --quick); for mixes, how many mixes instead of five (one)
+    /// How many seeds, instead of three (one with --quick or --sample); for mixes, how many mixes instead of five (one)
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1000))]
     seeds: Option<u64>,
     /// Write figures (SVG), results.json and an index.html there
@@ -95,7 +98,7 @@ impl Repro {
             Some(_) => self.run_swept(session, &experiments)?,
         };
         self.kept.end(session);
-        let measured = self.measured(findings)?;
+        let measured = self.measured(if self.sample { findings.without_targets() } else { findings })?;
         if let Some(folder) = self.output.as_deref() {
             write_all(folder, &measured)?;
             session.note(&format!("wrote {}", folder.join("index.html").display()));
@@ -109,18 +112,22 @@ impl Repro {
         Ok(())
     }
 
+    fn is_short(&self) -> bool {
+        self.quick || self.sample
+    }
+
     fn seeds(&self) -> Vec<u64> {
-        let count = self.seeds.unwrap_or(if self.quick { 1 } else { 3 });
+        let count = self.seeds.unwrap_or(if self.is_short() { 1 } else { 3 });
         (self.seed..self.seed.saturating_add(count)).collect()
     }
 
     fn measured(&self, findings: Findings) -> anyhow::Result<ReproJson> {
         let date = OffsetDateTime::now_utc().replace_nanosecond(0)?.format(&Rfc3339)?;
-        Ok(ReproJson { command: self.command(), version: sources(), date, quick: self.quick, findings })
+        Ok(ReproJson { command: self.command(), version: sources(), date, quick: self.is_short(), sample: self.sample, findings })
     }
 
     fn print_cost(&self, session: &Session, experiments: &[Experiment]) {
-        if self.quick {
+        if self.is_short() {
             return;
         }
         let count = self.seeds().len();
@@ -148,7 +155,7 @@ impl Repro {
             return Err(UsageError(found).into());
         }
         let (mixes, machine) = (self.mixes, self.machine.clone());
-        Ok(ReproRequest { quick: self.quick, seeds: self.seeds(), mixes, machine })
+        Ok(ReproRequest { quick: self.is_short(), sample: self.sample, seeds: self.seeds(), mixes, machine })
     }
 
     /// The same findings from runs that an engine makes; see [`crate::repro_sweep`].
@@ -185,9 +192,9 @@ impl Repro {
                 UsageError("mixes run by themselves and print a table; use --json for a file".to_string()).into()
             );
         }
-        let count = self.seeds.unwrap_or(if self.quick { 1 } else { 5 });
+        let count = self.seeds.unwrap_or(if self.is_short() { 1 } else { 5 });
         let machine = self.machine.as_deref().unwrap_or("xeon-x5365-4");
-        super::mixes::mixes(session, self.quick, self.seed, count as u32, machine, self.json.json)
+        super::mixes::mixes(session, self.is_short(), self.seed, count as u32, machine, self.json.json)
     }
 
     /// What was found, what failed and why, and whether the user stopped it. A failed experiment does not cost the
@@ -201,7 +208,8 @@ impl Repro {
             bar.set_message(experiment.ids.join(", "));
             let progress = |what: &str| bar.set_message(format!("{}: {what}", experiment.ids.join(", ")));
             let context = ExperimentContext {
-                quick: self.quick,
+                quick: self.is_short(),
+                sample: self.sample,
                 seeds: self.seeds(),
                 stop: &stop,
                 mixes: self.mixes,
@@ -225,7 +233,11 @@ impl Repro {
     }
 
     fn command(&self) -> String {
-        let quick = if self.quick { " --quick" } else { "" };
+        let quick = match (self.quick, self.sample) {
+            (true, _) => " --quick",
+            (_, true) => " --sample",
+            _ => "",
+        };
         let seeds = self.seeds.map(|seeds| format!(" --seeds {seeds}")).unwrap_or_default();
         format!("cachemate repro {}{quick} --seed {}{seeds}", self.ids.join(" "), self.seed)
     }
@@ -283,6 +295,7 @@ struct ReproJson {
     /// UTC, to the second.
     date: String,
     quick: bool,
+    sample: bool,
     #[serde(flatten)]
     findings: Findings,
 }

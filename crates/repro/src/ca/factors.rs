@@ -32,7 +32,7 @@ fn narrowed(memory: &MemorySpec, part: f64) -> String {
 }
 
 fn lengths(context: &ExperimentContext<'_>) -> (u64, u64) {
-    context.pick((12_000_000, 6_000_000), (30_000_000, 20_000_000))
+    context.pick_of_three((2_000_000, 1_000_000), (12_000_000, 6_000_000), (30_000_000, 20_000_000))
 }
 
 /// Which resource is it? The slowdown on one cache with less bandwidth behind it, first seed.

@@ -83,7 +83,7 @@ struct Testbed {
 
 impl Testbed {
     fn on(context: &ExperimentContext<'_>, machine: &str, scale: u64) -> Result<Self, ReproError> {
-        let (refill, measured) = context.pick((10_000_000, 5_000_000), (REFILL_CYCLES, 25_000_000));
+        let (refill, measured) = context.pick_of_three((2_000_000, 1_000_000), (10_000_000, 5_000_000), (REFILL_CYCLES, 25_000_000));
         let mut bench = CoRunBench::on(machine, 1, WINDOW_CYCLES / scale + refill, measured)?;
         bench.options.scale = scale;
         Ok(Testbed { bench, profile_accesses: context.pick(2_000_000, 6_000_000) })
@@ -200,7 +200,7 @@ fn number(workload: usize) -> String {
 /// CA-6: four programs on two caches. The optimum is the best of the three schedules, each run.
 pub(super) fn four_cores(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     // A quick run of all eight takes three minutes, more than half of what all quick runs together may take.
-    let workloads: Vec<usize> = context.pick(vec![0, 1], (0..8).collect());
+    let workloads: Vec<usize> = context.pick_of_three(vec![0], vec![0, 1], (0..8).collect());
     context.tell(&format!("{} workloads, every schedule and two policies", workloads.len()));
     let found = at_scale(context, SCALE.of(context), &workloads, &context.seeds)?;
     let mut findings = on_four_cores(context, &workloads, &found);
@@ -488,7 +488,7 @@ fn on_eight_cores(
 
 /// CA-8: the same programs with the same inputs, arriving in ever other orders.
 pub(super) fn run_to_run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
-    let orders = context.pick(3, 20.max(context.seeds.len() as u64));
+    let orders = context.pick_of_three(1, 3, 20.max(context.seeds.len() as u64));
     let seeds: Vec<u64> = (0..orders).map(|nth| context.seeds[0] + nth).collect();
     let workloads: Vec<usize> = context.pick(vec![1], (0..8).collect());
     let room = Testbed::on(context, EIGHT_CORES[0], SCALE.of(context))?;

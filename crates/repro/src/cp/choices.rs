@@ -94,10 +94,10 @@ fn controls_twice(
 }
 
 fn study(context: &ExperimentContext<'_>, l3: bool, pace: RunScale) -> Result<SplitStudy, ReproError> {
-    let splits: Vec<u32> = context.pick(vec![4, 12], (1..COLORS).collect());
+    let splits: Vec<u32> = context.pick_of_three(vec![4], vec![4, 12], (1..COLORS).collect());
     let few: &[ProgramPair] = if l3 { &PAIRS[2..3] } else { &PAIRS[4..5] };
     let pairs: &[ProgramPair] = context.pick(few, &PAIRS);
-    let colors: Vec<u32> = context.pick(vec![1, 4, 8, 12, 14, COLORS], (1..=COLORS).collect());
+    let colors: Vec<u32> = context.pick_of_three(vec![1, 8, COLORS], vec![1, 4, 8, 12, 14, COLORS], (1..=COLORS).collect());
     let solos: Vec<Vec<[SoloWork; 2]>> = context
         .seeds
         .iter()
@@ -125,7 +125,7 @@ fn study(context: &ExperimentContext<'_>, l3: bool, pace: RunScale) -> Result<Sp
         context.seeds.iter().flat_map(|&seed| pairs.iter().map(move |&pair| (seed, pair))).collect();
     let entries = context.pick(40_000, 163_840);
     // A trial with an L3 behind takes up to 250 windows.
-    let windows = context.pick(160, 500);
+    let windows = context.pick_of_three(40, 160, 500);
     let chosen = context.run_all(&runs, |&(seed, pair)| {
         context.tell(&format!("{} online, seed {seed}", name(pair)));
         chosen_online(&pair_on_chip(pair, l3, pace, seed, 0)?, entries, pace, windows)

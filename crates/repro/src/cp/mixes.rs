@@ -113,7 +113,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         RunScale { scale: 30_000, warm_up_cycles: 24_000_000 },
         RunScale { scale: 5_000, warm_up_cycles: 48_000_000 },
     );
-    let colors: Vec<u32> = context.pick(vec![1, 3, 6, 12, COLORS], (1..=COLORS).collect());
+    let colors: Vec<u32> = context.pick_of_three(vec![1, 4, COLORS], vec![1, 3, 6, 12, COLORS], (1..=COLORS).collect());
     // Mixes of four and of eight: in full seventeen a seed, so that three seeds make fifty; a quick run has one of four a
     // seed, and one of eight for every fourth.
     let seeds = context.seeds.len();

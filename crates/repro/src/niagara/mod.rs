@@ -94,6 +94,7 @@ pub struct NiagaraSetting {
     pub scheduler: SchedulerKind,
     pub scale: u64,
     pub quick: bool,
+    pub sample: bool,
 }
 
 impl NiagaraSetting {
@@ -107,6 +108,7 @@ impl NiagaraSetting {
             scheduler: SchedulerKind::Linux,
             scale: SCALE,
             quick: context.quick,
+            sample: context.sample,
         }
     }
 
@@ -120,6 +122,7 @@ impl NiagaraSetting {
     /// No such machine.
     pub fn workload(&self, jobs: Vec<WorkloadJob>) -> Result<Workload, ReproError> {
         let (warm_up, measured) = match (self.quick, self.mix) {
+            (true, _) if self.sample => (8_000_000, 8_000_000),
             (true, _) => (36_000_000, 36_000_000),
             (false, ThreadMix::Casc) => (60_000_000, 72_000_000),
             // Every qualifying group has its turn: 76 of them, 10 ms each, are 151 M cycles at this scale.

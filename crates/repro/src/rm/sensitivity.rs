@@ -150,7 +150,7 @@ fn curves(
 
 pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let lengths = context.pick(LogLengths { warm_up: 3e5, logged: 3e5 }, LogLengths { warm_up: 2e6, logged: 2e6 });
-    let colors: Vec<u32> = context.pick(vec![1, 8, 16], (1..=COLORS).collect());
+    let colors: Vec<u32> = context.pick_of_three(vec![16], vec![1, 8, 16], (1..=COLORS).collect());
     let programs: &[&'static str] = context.pick(&["twolf"], &["mcf", "swim", "art", "twolf"]);
     let items: Vec<(&'static str, u64)> =
         context.seeds.iter().flat_map(|&seed| programs.iter().map(move |&program| (program, seed))).collect();

@@ -40,7 +40,7 @@ pub(super) fn eight_chips(context: &ExperimentContext<'_>) -> Result<Vec<Finding
         cases.truncate(programs);
         cases
     };
-    let scale = SCALE * context.pick(2, 1);
+    let scale = SCALE * context.pick_of_three(8, 2, 1);
     let small = PlacementRuns::make(context, SMALL, first(four()), three(context), scale)?;
     let large = PlacementRuns::make(context, LARGE, first(eight()), three(context), scale)?;
     // The same program on both machines: scoreboards, warehouses.

@@ -118,7 +118,7 @@ impl ClusterSetting {
             scale: SCALE,
             entries: ShMapParameters::default().entries,
             samples_per_thread: SAMPLES_PER_THREAD,
-            warm_up_windows: context.pick(5, 12),
+            warm_up_windows: context.pick_of_three(2, 5, 12),
             measured_windows: context.pick(1, 3),
             counter_turn_cycles: 0,
         }

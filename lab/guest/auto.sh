@@ -21,7 +21,7 @@ $(rules 'victim-*' 'stream-*' 'quiet-*')"
     status >status.json
     cachemate status --socket /run/lab/s.sock | sed 's/^/# /'
     for one in "$@"; do cachemate explain --socket /run/lab/s.sock "$one"; done | sed 's/^/# /'
-    reason=$(awk -F '"' '$2 == "why" && $4 != "" { print $4; exit }' status.json)
+    reason=$(awk -F '"' '$2 == "reason" && $4 != "" { print $4; exit }' status.json)
     end
 }
 # judged WHAT: the gain under auto against the best by hand

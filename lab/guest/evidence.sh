@@ -7,9 +7,9 @@ reported_values() {
         $2 == "name" { name = $4; want = ""; delete said }
         $2 == "intensity" || $2 == "sensitivity" { want = $0 ~ /null/ ? "" : $2; said[$2] = "-" }
         $2 == "value" && want != "" { said[want] = number($0); want = "" }
-        $2 == "misses_per_kilo_instr" || $2 == "instr_per_cycle" { said[$2] = number($0) }
-        $2 == "why" && name != "" {
-            printf "%s\t%s\t%s\t%s\t%s\n", name, said["intensity"], said["sensitivity"], said["misses_per_kilo_instr"],
+        $2 == "mpki" || $2 == "instr_per_cycle" { said[$2] = number($0) }
+        $2 == "reasons" && name != "" {
+            printf "%s\t%s\t%s\t%s\t%s\n", name, said["intensity"], said["sensitivity"], said["mpki"],
                 said["instr_per_cycle"]
             name = ""
         }' status.json
@@ -215,12 +215,12 @@ $(rules sharer)"
     product=$(transfers)
     status >status.json
     cachemate status --socket /run/lab/s.sock | sed 's/^/# /'
-    reason=$(awk -F '"' '$2 == "why" && $4 != "" { print $4; exit }' status.json)
+    reason=$(awk -F '"' '$2 == "reason" && $4 != "" { print $4; exit }' status.json)
     refused=$(awk -F '"' '/"refused": \[$/ { on = 1; next } on && /]/ { exit } on { print $2; exit }' status.json)
     end
     if [ -z "$reason$refused" ]; then # the policy says nothing where it cannot begin
         cachemate doctor --quick --json >doctor.json
-        reason="no word; doctor: $(awk -F '"' '$4 == "data-address sampling" { on = 1 } on && $2 == "says" { print $4; exit }' doctor.json)"
+        reason="no word; doctor: $(awk -F '"' '$4 == "data-address sampling" { on = 1 } on && $2 == "detail" { print $4; exit }' doctor.json)"
     fi
     # The kernel may bring them together, too: that is not the policy's.
     case ${reason:-no} in no*) itself=0 ;; *) itself=1 ;; esac

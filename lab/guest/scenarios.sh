@@ -125,12 +125,12 @@ $(rules victim-1 victim-2 stream-1 stream-2)"
     lab-program mark 3
     status >status.json
     cachemate status --socket /run/lab/s.sock | sed 's/^/# /'
-    reason=$(awk -F '"' '/"why": ".*run together/ { print $4 }' status.json | head -n 2)
-    last=$(awk -F '"' '/"why": "/ { why = $4 } END { print why }' status.json)
+    reason=$(awk -F '"' '/"reason": ".*run together/ { print $4 }' status.json | head -n 2)
+    last=$(awk -F '"' '/"reason": "/ { why = $4 } END { print why }' status.json)
     end
     holds survey "a first survey of four programs, guest seconds until gangs run" "$survey" \
-        "$(number probes_answered) probes, $(awk "BEGIN { print $(number probe_cost_ns) / 1e9 }") s of CPU time" \
-        "at most 20" "\"$survey\" + 0 > 0 && \"$survey\" + 0 <= 20" "$(number probes_answered)"
+        "$(number probe_results) probes, $(awk "BEGIN { print $(number probe_cpu_ns) / 1e9 }") s of CPU time" \
+        "at most 20" "\"$survey\" + 0 > 0 && \"$survey\" + 0 <= 20" "$(number probe_results)"
     for one in "victim-1 $victim_slower" "stream-2 $stream_slower"; do
         set -- $one
         probed=$(reported_value "$1" 3)
@@ -231,7 +231,7 @@ $(rules victim-1 victim-2 stream-1 stream-2)"
     late=$(rates 0.6 "$v1" "$v2" "$s1" "$s2")
     lab-program mark 1
     cachemate status --socket /run/lab/s.sock | sed 's/^/# /'
-    rolled=$(status | awk -F '[:,]' '/"rolled_back"/ { print $2 + 0; exit }')
+    rolled=$(status | awk -F '[:,]' '/"rollbacks"/ { print $2 + 0; exit }')
     end
     set -- $best $late
     holds taken-back "DIO's mistake is taken back: victims after 2.5 s against the best placement" "rolled back ${rolled:-?} times" \

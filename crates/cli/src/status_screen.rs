@@ -183,8 +183,8 @@ impl ScreenState {
         let spans = cells(&texts, widths).zip(COLUMNS).map(|(text, (name, _))| {
             let style = match *name {
                 "class" => self.style(class_color(task.class)),
-                "forecast" => self.style(slowdown_color(task.forecast_degradation)),
-                "measured" => self.style(slowdown_color(task.measured_degradation)),
+                "forecast" => self.style(slowdown_color(task.forecast_slowdown)),
+                "measured" => self.style(slowdown_color(task.measured_slowdown)),
                 _ => Style::new(),
             };
             Span::styled(text, style)
@@ -207,7 +207,7 @@ fn class_color(class: Option<ContentionClass>) -> Color {
         Some(ContentionClass::Aggressor) => Color::Red,
         Some(ContentionClass::Victim) => Color::Yellow,
         Some(ContentionClass::Quiet) => Color::Green,
-        Some(ContentionClass::NoAggressor | ContentionClass::NoVictim) | None => Color::Reset,
+        Some(ContentionClass::NotAggressor | ContentionClass::NotVictim) | None => Color::Reset,
     }
 }
 
@@ -229,10 +229,10 @@ mod tests {
     fn status() -> DaemonStatus {
         let task = |id: u32, name: &str, cache: u32, share: f64, intensity: f64| {
             serde_json::json!({
-                "task": id, "pid": 100 + id, "tid": 100 + id, "name": name, "fixed": false, "cpu": id, "cache": cache,
+                "task": id, "pid": 100 + id, "tid": 100 + id, "name": name, "observed_only": false, "cpu": id, "cache": cache,
                 "cpu_share": share, "intensity": { "value": intensity, "low": 0.0, "high": 1.0 },
                 "class": if intensity > 0.15 { "aggressor" } else { "quiet" },
-                "forecast_degradation": intensity / 2.0, "why": []
+                "forecast_slowdown": intensity / 2.0, "reasons": []
             })
         };
         let cache = |id: u32, cpus: &str, tasks: &[u32]| serde_json::json!({ "cache": id, "level": "L3", "cpus": cpus, "size_bytes": 33_554_432, "tasks": tasks });
@@ -244,7 +244,8 @@ mod tests {
         json["caches"] = vec![cache(0, "0-3", &[0, 2]), cache(1, "4-7", &[1])].into();
         json["tasks"] =
             vec![task(0, "db", 0, 0.5, 0.0), task(1, "web", 1, 0.2, 0.1), task(2, "scan", 0, 0.9, 0.6)].into();
-        json["decisions"] = serde_json::json!([{ "window": 4, "tasks": [2], "why": "scan(102) alone", "numbers": [] }]);
+        json["decisions"] =
+            serde_json::json!([{ "window": 4, "tasks": [2], "reason": "scan(102) alone", "numbers": [] }]);
         serde_json::from_value(json).unwrap()
     }
 

@@ -3,6 +3,7 @@
 use cachemate_core::Estimate;
 use cachemate_report::text::{fixed, number, or_dash, printable, size_text};
 use cachemate_report::{Align, Table};
+use cachemate_spec::ManageMode;
 
 use cachemate_daemon::status::{CacheStatus, ContentionClass, DaemonStatus, DecisionStatus, TaskStatus, thread_text};
 
@@ -15,7 +16,7 @@ fn two(value: Option<Estimate>) -> String {
 }
 
 pub fn head(status: &DaemonStatus) -> String {
-    let mode = if status.acting { "acting" } else { "observing only" };
+    let mode = if status.mode == ManageMode::Act { "acting" } else { "observing only" };
     let share = if status.running_ns > 0 { 100.0 * status.cpu_ns as f64 / status.running_ns as f64 } else { 0.0 };
     let mut text = format!(
         "cachemate {} (pid {}{}): {mode}, policy {}, level {} of 3{}, window {} of {:.1} s, {share:.2} % of a CPU used\n",
@@ -28,7 +29,7 @@ pub fn head(status: &DaemonStatus) -> String {
         status.windows,
         status.window_ns as f64 / 1e9,
     );
-    if let Some(ns) = status.counters.longest_wait_ns {
+    if let Some(ns) = status.counters.max_runqueue_wait_ns {
         text.push_str(&format!("no managed thread waited longer than {:.1} ms for a processor\n", ns as f64 / 1e6));
     }
     if status.guardian_isolated == Some(false) {
@@ -80,16 +81,16 @@ pub fn row(task: &TaskStatus) -> Vec<String> {
     vec![
         task.pid.to_string(),
         task.tid.to_string(),
-        format!("{}{}", printable(&task.name), if task.fixed { " (observed)" } else { "" }),
+        format!("{}{}", printable(&task.name), if task.observed_only { " (observed)" } else { "" }),
         or_dash(task.cpu.map(|cpu| cpu.to_string())),
         task.allowed.clone().unwrap_or_else(|| "any".into()),
         or_dash(task.cpu_share.map(|share| format!("{:.0} %", 100.0 * share))),
         two(task.intensity),
         two(task.sensitivity),
-        task.class.map_or("-", ContentionClass::words).to_string(),
-        percent(task.forecast_degradation),
-        percent(task.measured_degradation),
-        or_dash(task.progress_per_second.map(|rate| match task.progress_of.as_deref() {
+        task.class.map_or("-", ContentionClass::text).to_string(),
+        percent(task.forecast_slowdown),
+        percent(task.measured_slowdown),
+        or_dash(task.progress_per_second.map(|rate| match task.progress_unit.as_deref() {
             Some("work reported") | None => number(rate),
             Some(unit) => format!("{} {unit}", number(rate)),
         })),
@@ -136,10 +137,10 @@ pub fn gangs(status: &DaemonStatus) -> String {
         let turns: Vec<String> = schedule.gangs.iter().map(turn).collect();
         format!("turns of {} ms on CPUs {}: {}\n", schedule.slice_ns / 1_000_000, schedule.cpus, turns.join(", then "))
     };
-    let group_text = |group: &cachemate_daemon::status::ConfinedStatus| {
+    let group_text = |group: &cachemate_daemon::status::CpusetStatus| {
         format!("group {} kept to CPUs {}\n", group.cgroup, group.cpus)
     };
-    status.gangs.iter().map(line).chain(status.confined.iter().map(group_text)).collect()
+    status.gangs.iter().map(line).chain(status.cpusets.iter().map(group_text)).collect()
 }
 
 pub fn shares(status: &DaemonStatus) -> String {
@@ -154,8 +155,9 @@ pub fn shares(status: &DaemonStatus) -> String {
             (Some(ways), _) => format!("ways {ways}"),
             (None, colors) => format!("colors {}", colors.as_deref().unwrap_or("-")),
         };
-        let inside =
-            share.pages_inside.map_or(String::new(), |inside| format!(", {:.1} % of the pages there", 100.0 * inside));
+        let inside = share
+            .allowed_page_share
+            .map_or(String::new(), |inside| format!(", {:.1} % of the pages there", 100.0 * inside));
         let under_way = status.pending.iter().find(|p| (p.group, p.cache) == (Some(share.group), Some(share.cache)));
         let under_way = under_way.map_or(String::new(), |p| match p.total {
             Some(total) => format!(", moving: {} of {total} pages done", p.done),
@@ -169,7 +171,7 @@ pub fn shares(status: &DaemonStatus) -> String {
 }
 
 pub fn decisions(decisions: &[DecisionStatus], most: usize) -> String {
-    let line = |decision: &DecisionStatus| format!("  window {}: {}\n", decision.window, decision.why);
+    let line = |decision: &DecisionStatus| format!("  window {}: {}\n", decision.window, decision.reason);
     decisions.iter().take(most).map(line).collect()
 }
 
@@ -201,11 +203,11 @@ pub fn top_text(status: &DaemonStatus, width: usize) -> String {
 /// One program.
 pub fn explain_text(
     tasks: &[TaskStatus],
-    beside: &[String],
+    co_runners: &[String],
     decided: &[DecisionStatus],
     refused: &[String],
     conflicts: &[String],
-    acts: bool,
+    mode: ManageMode,
 ) -> String {
     let mut table = Table::new(COLUMNS);
     for task in tasks {
@@ -213,20 +215,20 @@ pub fn explain_text(
     }
     let mut text = table.text();
     tasks.iter().filter_map(promised).for_each(|line| text.push_str(&line));
-    if !acts {
+    if mode == ManageMode::Observe {
         text.push_str("observing only: nothing is moved, and reasons say what would be done\n");
     }
-    if !beside.is_empty() {
-        text.push_str(&format!("on the same cache: {}\n", beside.join(", ")));
+    if !co_runners.is_empty() {
+        text.push_str(&format!("on the same cache: {}\n", co_runners.join(", ")));
     }
-    let mut why: Vec<&String> = tasks.iter().flat_map(|task| &task.why).collect();
-    why.dedup();
-    match why.is_empty() {
+    let mut reasons: Vec<&String> = tasks.iter().flat_map(|task| &task.reasons).collect();
+    reasons.dedup();
+    match reasons.is_empty() {
         true => text.push_str("no reason names it: it is where the kernel put it\n"),
-        false => why.iter().for_each(|reason| text.push_str(&format!("why: {reason}\n"))),
+        false => reasons.iter().for_each(|reason| text.push_str(&format!("reason: {reason}\n"))),
     }
     for decision in decided.iter().take(5) {
-        text.push_str(&format!("  window {}: {}\n", decision.window, decision.why));
+        text.push_str(&format!("  window {}: {}\n", decision.window, decision.reason));
         for (name, value) in &decision.numbers {
             text.push_str(&format!("  window {}: {name} = {}\n", decision.window, fixed(*value, 4)));
         }
@@ -239,13 +241,13 @@ pub fn explain_text(
 /// What a task's rule promises it, and what it has; `None` = nothing is promised.
 fn promised(task: &TaskStatus) -> Option<String> {
     let mut parts = Vec::new();
-    if let Some(most) = task.degradation_at_most {
-        let now = or_dash(task.measured_degradation.map(|now| format!("{:+.0} %", 100.0 * now)));
+    if let Some(most) = task.max_slowdown {
+        let now = or_dash(task.measured_slowdown.map(|now| format!("{:+.0} %", 100.0 * now)));
         parts.push(format!("at most {:.0} % slower than alone (now {now})", 100.0 * most));
     }
-    if let Some(least) = task.rate_at_least {
-        let counts = matches!(task.progress_of.as_deref(), Some("work reported" | "instructions"));
-        let now = match (task.progress_per_second.filter(|_| counts), &task.progress_of) {
+    if let Some(least) = task.min_rate {
+        let counts = matches!(task.progress_unit.as_deref(), Some("work reported" | "instructions"));
+        let now = match (task.progress_per_second.filter(|_| counts), &task.progress_unit) {
             (Some(rate), Some(of)) => {
                 format!("now {} in {of}, {}", number(rate), if rate < least { "broken" } else { "kept" })
             }
@@ -266,16 +268,16 @@ mod tests {
     fn a_promise_is_told_with_what_it_counts() {
         let task = TaskStatus {
             tid: 7,
-            rate_at_least: Some(1500.0),
+            min_rate: Some(1500.0),
             progress_per_second: Some(1400.0),
-            progress_of: Some("work reported".into()),
+            progress_unit: Some("work reported".into()),
             ..TaskStatus::default()
         };
-        let told = |task: &TaskStatus| explain_text(std::slice::from_ref(task), &[], &[], &[], &[], true);
+        let told = |task: &TaskStatus| explain_text(std::slice::from_ref(task), &[], &[], &[], &[], ManageMode::Act);
         assert!(told(&task).contains("promised to 7: at least 1500 a second (now 1400 in work reported, broken)"));
-        let blind = TaskStatus { progress_of: Some("system calls".into()), ..task.clone() };
+        let blind = TaskStatus { progress_unit: Some("system calls".into()), ..task.clone() };
         assert!(told(&blind).contains("neither work reported nor instructions are counted"));
-        let both = TaskStatus { degradation_at_most: Some(0.05), progress_per_second: Some(1500.0), ..task };
+        let both = TaskStatus { max_slowdown: Some(0.05), progress_per_second: Some(1500.0), ..task };
         assert!(told(&both).contains("at most 5 % slower than alone (now –), at least 1500 a second (now 1500 in"));
         assert!(!told(&TaskStatus::default()).contains("promised"));
     }
@@ -290,7 +292,7 @@ mod tests {
             pid: 107,
             tid: 107,
             name: name.to_string(),
-            measured_degradation: Some(1e300),
+            measured_slowdown: Some(1e300),
             ..TaskStatus::default()
         }];
         let gangs = vec![GangStatus { cpus: "0".into(), slice_ns: 1, gangs: vec![vec![7]] }];
@@ -301,22 +303,24 @@ mod tests {
             colors: None,
             tasks: vec![7],
             occupancy_bytes: None,
-            pages_inside: None,
+            allowed_page_share: None,
             fallback_pages: None,
             notes: Vec::new(),
         };
         let decision = DecisionStatus {
             window: 1,
             tasks: vec![7],
-            why: format!("{} is alone", thread_text(name, 107)),
+            reason: format!("{} is alone", thread_text(name, 107)),
             numbers: vec![("n".into(), 1e308)],
         };
         let status = DaemonStatus { tasks: tasks.clone(), gangs, shares: vec![share], ..DaemonStatus::default() };
         let status = DaemonStatus { decisions: vec![decision.clone()], ..status };
-        let beside = [thread_text(name, 107)];
-        for text in
-            [status_text(&status), top_text(&status, 400), explain_text(&tasks, &beside, &[decision], &[], &[], true)]
-        {
+        let co_runners = [thread_text(name, 107)];
+        for text in [
+            status_text(&status),
+            top_text(&status, 400),
+            explain_text(&tasks, &co_runners, &[decision], &[], &[], ManageMode::Act),
+        ] {
             assert!(!text.contains(['\u{1b}', '\r']) && text.contains(r"\u{1b}[2J\n  1  1 init"), "{text}");
             assert!(!text.lines().any(|line| line.trim_start().starts_with("1  1 init")), "{text}");
             assert!(text.lines().all(|line| line.chars().count() < 300), "{text}");

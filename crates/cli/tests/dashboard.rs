@@ -94,7 +94,7 @@ fn a_daemons_page_is_shown_to_who_has_the_token() {
     assert!(told.len() >= 4, "{} windows came", told.len());
     assert!(told.windows(2).all(|pair| pair[0]["window"].as_u64() < pair[1]["window"].as_u64()));
     let last = told.last().unwrap();
-    assert_eq!(last["daemon"]["acts"], json!(false));
+    assert_eq!(last["daemon"]["acting"], json!(false));
     assert_eq!(last["daemon"]["pid"], json!(shown.daemon.pid()));
     let mut names: Vec<_> = last["programs"].as_array().unwrap().iter().map(|p| p["name"].as_str().unwrap()).collect();
     names.sort_unstable();

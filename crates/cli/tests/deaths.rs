@@ -153,7 +153,11 @@ fn the_end_of_the_daemons_control_group_is_not_the_guardians() {
     let apart = || std::fs::read_to_string(&procs).unwrap().lines().all(|pid| pid != guardian.to_string());
     assert!(within(Duration::from_secs(10), apart), "the guardian is in the daemon's group");
     let status = || run(folder.path(), &["status", "--json", "--socket", "s.sock"]);
-    assert!(within(Duration::from_secs(30), || status().out.contains("\"guardian_apart\": true")), "{}", status().out);
+    assert!(
+        within(Duration::from_secs(30), || status().out.contains("\"guardian_isolated\": true")),
+        "{}",
+        status().out
+    );
     std::thread::sleep(Duration::from_millis(150));
     std::fs::write(group.0.join("cgroup.kill"), "1").unwrap();
     daemon.child.wait().unwrap();

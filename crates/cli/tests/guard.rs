@@ -87,10 +87,12 @@ fn a_decision_that_hurts_is_taken_back_live() {
         "mode = \"act\"\nwindow_ms = 100\n[policy]\nname = \"squeeze\"\n[rollback]\ntrial_windows = 4\ncooldown_windows = 1000000\n{rules}"
     );
     let mut daemon = daemon(folder.path(), &config);
-    let status = status_when(folder.path(), "the roll-back", PATIENCE, |status| status["counters"]["rolled_back"] != 0);
+    let status = status_when(folder.path(), "the roll-back", PATIENCE, |status| status["counters"]["rollbacks"] != 0);
     let told = |status: &Value| {
         let decisions = status["decisions"].as_array().unwrap().clone();
-        decisions.into_iter().find(|decision| decision["why"].as_str().unwrap().contains("% since the last decision"))
+        decisions
+            .into_iter()
+            .find(|decision| decision["reason"].as_str().unwrap().contains("% since the last decision"))
     };
     let decision = told(&status).expect("the roll-back stands among the last decisions");
     let change = decision["numbers"][0][1].as_f64().unwrap();
@@ -131,10 +133,9 @@ fn a_group_is_confined_and_comes_back() {
     let config = format!("mode = \"act\"\nwindow_ms = 50\n[[cpusets]]\ncgroup = \"{path}\"\ncpus = \"{first}\"\n");
     for killed in [false, true] {
         let mut daemon = daemon(folder.path(), &config);
-        let status = status_when(folder.path(), "the group", PATIENCE, |status| {
-            status["confined"][0]["cgroup"] == path.as_str()
-        });
-        assert_eq!(status["confined"][0]["cpus"], first.to_string());
+        let status =
+            status_when(folder.path(), "the group", PATIENCE, |status| status["cpusets"][0]["cgroup"] == path.as_str());
+        assert_eq!(status["cpusets"][0]["cpus"], first.to_string());
         assert_eq!((text().trim(), host.affinity(pid).unwrap().count()), (first.to_string().as_str(), 1));
         if killed {
             daemon.0.kill().unwrap();

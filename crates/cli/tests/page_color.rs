@@ -244,7 +244,8 @@ fn a_plan_recolors_a_running_program_whoever_is_killed() {
         };
         let under_way = |status: &Value| status["pending"].as_array().is_some_and(|pending| !pending.is_empty());
         if case == "nobody" {
-            let there = |share: &Value| share["colors"].is_string() && share["pages_inside"].as_f64() >= Some(0.99);
+            let there =
+                |share: &Value| share["colors"].is_string() && share["allowed_page_share"].as_f64() >= Some(0.99);
             let pending = shown.until("pages under way", under_way);
             assert!(pending["shares"][0]["colors"].is_string(), "{pending}");
             shown.until("all pages there", |status| {

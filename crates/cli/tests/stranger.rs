@@ -104,7 +104,7 @@ fn a_stranger_cannot_report_for_another() {
     ready(folder.path());
     std::fs::write(folder.path().join("pid"), pid.to_string()).unwrap();
     let stranger = as_nobody(folder.path(), "part_of_a_stranger_in_the_progress_folder");
-    let reports = |status: &serde_json::Value| status["tasks"][0]["progress_of"] == "work reported";
+    let reports = |status: &serde_json::Value| status["tasks"][0]["progress_unit"] == "work reported";
     let windows = |status: &serde_json::Value| status["windows"].as_u64().unwrap_or(0);
     let before = status_when(folder.path(), "a status", PATIENCE, |_| true);
     let after = status_when(folder.path(), "windows", PATIENCE, |status| windows(status) > windows(&before) + 5);

@@ -115,7 +115,7 @@ pub fn run(source: &ConfigSource, switches: &ControlFlags, say: &dyn Fn(&str)) -
     watcher.status.pid = std::process::id();
     watcher.status.level = host.capability_survey.level;
     let calibrated = host::calibrated_level(&host);
-    watcher.status.acting = wish.config.mode == ManageMode::Act;
+    watcher.status.mode = wish.config.mode;
     watcher.status.policy = live.policy_name.clone();
     watcher.status.colors = Some(colors(&live));
     publish(&shared, &watcher);
@@ -251,11 +251,11 @@ fn turns(
         if level != 0 {
             (watcher.status.level, watcher.status.calibrated) = (level, true);
         }
-        if watcher.status.acting && !live.machine.acts() {
-            say("root's cachemate acts by now: everything is put back, and this one only observes");
+        if watcher.status.mode == ManageMode::Act && !live.machine.is_acting() {
+            say("root's cachemate has begun to act: this one has restored everything and now only observes");
             report_restored(&live.machine.overruled(), say);
         }
-        watcher.status.acting = live.machine.acts();
+        watcher.status.mode = if live.machine.is_acting() { ManageMode::Act } else { ManageMode::Observe };
         watcher.status.running_ns = started.elapsed().as_nanos() as u64;
         watcher.status.pressure = cachemate_linux::sense::pressure::read(&LinuxHost::new("/"));
         publish(&shared, watcher);
@@ -317,7 +317,7 @@ fn reload(
     let reloaded = taken.is_ok();
     match taken {
         Ok(config) => {
-            watcher.status.acting = config.mode == ManageMode::Act;
+            watcher.status.mode = config.mode;
             watcher.status.policy.clone_from(&live.policy_name);
             watcher.status.config_error = None;
             say("configuration reloaded");

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use cachemate_report::text::printable;
+use cachemate_spec::ManageMode;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -62,10 +63,10 @@ pub fn page(status: &DaemonStatus) -> String {
     let mut registry = Registry::with_prefix("cachemate");
     let counters: [(&str, &str, u64); 6] = [
         ("windows", "Windows observed", status.windows),
-        ("tasks_seen", "Managed threads seen", status.counters.tasks_seen),
-        ("decisions", "Decisions that said something new", status.counters.decisions),
-        ("rolled_back", "Decisions taken back because they measured worse", status.counters.rolled_back),
-        ("refusals", "Changes that the host refused", status.counters.refusals),
+        ("tasks_seen", "Managed threads so far", status.counters.tasks_seen),
+        ("decisions", "Decisions with a new reason", status.counters.decisions),
+        ("rollbacks", "Decisions that were rolled back because they lowered speeds", status.counters.rollbacks),
+        ("refused_changes", "Changes that the host refused", status.counters.refused_changes),
         ("refused_plans", "Invalid plans, which were refused and not carried out", status.counters.refused_plans),
     ];
     for (name, help, value) in counters {
@@ -74,18 +75,18 @@ pub fn page(status: &DaemonStatus) -> String {
         registry.register(name, help, counter);
     }
     for (name, help, ns) in [
-        ("cpu", "Processor time of the daemon and its probes", status.cpu_ns),
-        ("probe", "Processor time of all probes", status.counters.probe_cost_ns),
+        ("process_cpu", "Processor time of the daemon and its probes", status.cpu_ns),
+        ("probe_cpu", "Processor time of all probes", status.counters.probe_cpu_ns),
     ] {
         let counter = Counter::<f64, AtomicU64>::default();
         counter.inc_by(ns as f64 / 1e9);
         registry.register_with_unit(name, help, Unit::Seconds, counter);
     }
-    if let Some(ns) = status.counters.longest_wait_ns {
-        let longest = Gauge::<f64, AtomicU64>::default();
-        longest.set(ns as f64 / 1e9);
-        let help = "No managed thread waited longer for a processor at a stretch";
-        registry.register_with_unit("longest_wait", help, Unit::Seconds, longest);
+    if let Some(ns) = status.counters.max_runqueue_wait_ns {
+        let max_wait = Gauge::<f64, AtomicU64>::default();
+        max_wait.set(ns as f64 / 1e9);
+        let help = "Longest uninterrupted wait of a managed thread for a processor";
+        registry.register_with_unit("max_runqueue_wait", help, Unit::Seconds, max_wait);
     }
     let gauge = |registry: &mut Registry, name: &str, help: &str, rows: Vec<(Labels, f64)>| {
         let family = Gauges::default();
@@ -94,9 +95,9 @@ pub fn page(status: &DaemonStatus) -> String {
         }
         registry.register(name.to_string(), help.to_string(), family);
     };
-    let acts = Gauge::<f64, AtomicU64>::default();
-    acts.set(if status.acting { 1.0 } else { 0.0 });
-    registry.register("acts", "1 = changes the host, 0 = observes", acts);
+    let acting = Gauge::<f64, AtomicU64>::default();
+    acting.set(if status.mode == ManageMode::Act { 1.0 } else { 0.0 });
+    registry.register("acting", "1 = changes the host, 0 = observes only", acting);
     let cache = |id: u32| ("cache_id".to_string(), id.to_string());
     let tasks = status.caches.iter().map(|c| (vec![cache(c.cache)], c.tasks.len() as f64)).collect();
     gauge(&mut registry, "cache_tasks", "Managed threads last seen on the cache", tasks);
@@ -133,7 +134,8 @@ mod tests {
     /// Do the names follow the conventions: own prefix, base units, `_total` on counters?
     #[test]
     fn the_page_follows_the_conventions() {
-        let mut status = DaemonStatus { windows: 3, cpu_ns: 1_500_000_000, acting: true, ..DaemonStatus::default() };
+        let mut status =
+            DaemonStatus { windows: 3, cpu_ns: 1_500_000_000, mode: ManageMode::Act, ..DaemonStatus::default() };
         status.caches.push(crate::status::CacheStatus {
             cache: 2,
             level: "L3".into(),
@@ -145,8 +147,8 @@ mod tests {
         let page = page(&status);
         for line in [
             "cachemate_windows_total 3",
-            "cachemate_cpu_seconds_total 1.5",
-            "cachemate_acts 1.0",
+            "cachemate_process_cpu_seconds_total 1.5",
+            "cachemate_acting 1.0",
             "cachemate_cache_tasks{cache_id=\"2\"} 2.0",
             "# EOF",
         ] {

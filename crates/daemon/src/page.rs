@@ -20,7 +20,7 @@ pub fn live_of(machine: &LiveMachine<LinuxHost>, status: &DaemonStatus) -> Daemo
         false => format!("{}({pid}), thread {tid}", printable(name(pid))),
     };
     let line = |(object, state): (&JournalObject, &ObjectState)| JournalLine {
-        what: match object {
+        object: match object {
             JournalObject::Affinity { pid, thread: of } => format!("CPUs of {}", thread(*pid, of.tid)),
             JournalObject::Nice { pid, thread: of } => format!("nice value of {}", thread(*pid, of.tid)),
             JournalObject::Policy { pid, thread: of } => format!("scheduling of {}", thread(*pid, of.tid)),
@@ -47,7 +47,7 @@ pub fn live_of(machine: &LiveMachine<LinuxHost>, status: &DaemonStatus) -> Daemo
         pids: managed.iter().map(|task| (task.task, task.pid)).collect(),
         journal: machine.originals().iter().take(JOURNAL_LINES).map(line).collect(),
         daemon: DaemonSnapshot {
-            acts: status.acting,
+            acting: status.mode == cachemate_spec::ManageMode::Act,
             pid: status.pid,
             level: status.level,
             cpu_share: status.cpu_ns as f64 / running_ns as f64,

@@ -14,6 +14,7 @@ use cachemate_linux::sense::sched_cache::{self, PlacedThread, SchedCacheStatus};
 use cachemate_policy::work_metric::{WorkMetric, metrics_of};
 use cachemate_report::level_text;
 use cachemate_report::text::printable;
+use cachemate_spec::ManageMode;
 use serde::{Deserialize, Serialize};
 
 /// Decisions that are remembered.
@@ -38,13 +39,11 @@ pub struct DaemonStatus {
     pub guardian_pid: Option<u32>,
     /// It outlives the end of the daemon's control group; `None` = no guardian, or not known.
     #[serde(default)]
-    #[serde(rename = "guardian_apart")]
     pub guardian_isolated: Option<bool>,
     /// Its name.
     pub policy: String,
-    /// False = observing only.
-    #[serde(rename = "acts")]
-    pub acting: bool,
+    /// Whether it changes the host.
+    pub mode: ManageMode,
     /// Its path; `None` = there is none.
     pub config: Option<String>,
     /// Why the last reload did not take; the configuration before is in force.
@@ -77,7 +76,7 @@ pub struct DaemonStatus {
     #[serde(default)]
     pub pending: Vec<PendingStatus>,
     /// Groups that the configuration confines, as they were read back.
-    pub confined: Vec<ConfinedStatus>,
+    pub cpusets: Vec<CpusetStatus>,
     /// Latest first.
     pub decisions: Vec<DecisionStatus>,
     /// Lines of the last plan that the host refused, at most 20.
@@ -105,7 +104,6 @@ pub struct ConflictStatus {
     /// The process.
     pub pid: i32,
     /// How, in a sentence.
-    #[serde(rename = "said")]
     pub detail: String,
 }
 
@@ -117,20 +115,20 @@ pub struct DaemonTotals {
     /// That said something new.
     pub decisions: u64,
     /// Decisions that the guard took back.
-    pub rolled_back: u64,
+    pub rollbacks: u64,
     /// Lines of plans that the host refused.
-    pub refusals: u64,
+    pub refused_changes: u64,
     /// Plans that no machine may be told.
     #[serde(default)]
     pub refused_plans: u64,
     /// Probes of all kinds.
-    pub probes_answered: u64,
+    pub probe_results: u64,
     /// Processor time of all probes.
-    pub probe_cost_ns: u64,
+    pub probe_cpu_ns: u64,
     /// No managed thread waited longer for a processor at a stretch, children that came and went between two looks left out;
     /// `None` = the kernel does not say.
     #[serde(default)]
-    pub longest_wait_ns: Option<u64>,
+    pub max_runqueue_wait_ns: Option<u64>,
 }
 
 /// A last-level cache.
@@ -166,23 +164,23 @@ pub enum ContentionClass {
     #[serde(rename = "quiet")]
     Quiet,
     /// Little intensity; its sensitivity was not measured.
-    #[serde(rename = "no aggressor")]
-    NoAggressor,
+    #[serde(rename = "not an aggressor")]
+    NotAggressor,
     /// Little sensitivity; its intensity was not measured.
-    #[serde(rename = "no victim")]
-    NoVictim,
+    #[serde(rename = "not a victim")]
+    NotVictim,
 }
 
 impl ContentionClass {
     /// In words that people use, as in the status's JSON.
-    pub fn words(self) -> &'static str {
+    pub fn text(self) -> &'static str {
         match self {
             ContentionClass::AggressorAndVictim => "aggressor and victim",
             ContentionClass::Aggressor => "aggressor",
             ContentionClass::Victim => "victim",
             ContentionClass::Quiet => "quiet",
-            ContentionClass::NoAggressor => "no aggressor",
-            ContentionClass::NoVictim => "no victim",
+            ContentionClass::NotAggressor => "not an aggressor",
+            ContentionClass::NotVictim => "not a victim",
         }
     }
 }
@@ -199,7 +197,7 @@ pub struct TaskStatus {
     /// As the kernel has it.
     pub name: String,
     /// Observed, never moved.
-    pub fixed: bool,
+    pub observed_only: bool,
     /// Where it was last seen.
     pub cpu: Option<u32>,
     /// Last-level cache of that CPU.
@@ -215,28 +213,28 @@ pub struct TaskStatus {
     /// By intensity and sensitivity; `None` = neither was measured.
     pub class: Option<ContentionClass>,
     /// Misses of its last-level cache, by counters.
-    pub misses_per_kilo_instr: Option<f64>,
+    pub mpki: Option<f64>,
     /// Its curve of misses, as far as it is known: bytes of the last-level cache, misses for each thousand instructions.
     #[serde(default)]
     pub curve: Vec<(u64, Estimate)>,
     /// By counters.
     pub instr_per_cycle: Option<f64>,
     /// Slowdown by the reference predictor under the plan.
-    pub forecast_degradation: Option<f64>,
+    pub forecast_slowdown: Option<f64>,
     /// Loss of its speed while it runs, against its speed alone.
-    pub measured_degradation: Option<f64>,
-    /// In the unit of `progress_of`.
+    pub measured_slowdown: Option<f64>,
+    /// In the unit of `progress_unit`.
     pub progress_per_second: Option<f64>,
     /// What that counts: work reported, instructions, or what stands in for work (system calls, page faults).
-    pub progress_of: Option<String>,
+    pub progress_unit: Option<String>,
     /// Its rule promises it to be at most so much slower than alone.
     #[serde(default)]
-    pub degradation_at_most: Option<f64>,
+    pub max_slowdown: Option<f64>,
     /// Its rule promises it so much work a second, of each thread.
     #[serde(default)]
-    pub rate_at_least: Option<f64>,
-    /// Why it is where it is: the last reasons that name it.
-    pub why: Vec<String>,
+    pub min_rate: Option<f64>,
+    /// The last reasons that name it.
+    pub reasons: Vec<String>,
 }
 
 /// Gangs that take turns on some CPUs.
@@ -269,7 +267,7 @@ pub struct ShareStatus {
     pub occupancy_bytes: Option<u64>,
     /// Share of the resident pages that an agent looks after and that have allowed colors.
     #[serde(default)]
-    pub pages_inside: Option<f64>,
+    pub allowed_page_share: Option<f64>,
     /// Given frames of other colors, as no allowed one could be had.
     #[serde(default)]
     pub fallback_pages: Option<u64>,
@@ -292,7 +290,7 @@ pub struct PendingStatus {
 
 /// A group of the host that is kept to some CPUs.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub struct ConfinedStatus {
+pub struct CpusetStatus {
     /// Its path below the hierarchy's root.
     pub cgroup: String,
     /// An index list, as read back.
@@ -306,8 +304,8 @@ pub struct DecisionStatus {
     pub window: u64,
     /// Task ids that it names.
     pub tasks: Vec<u32>,
-    /// In words.
-    pub why: String,
+    /// As a sentence.
+    pub reason: String,
     /// Figures behind it, by name.
     pub numbers: Vec<(String, f64)>,
 }
@@ -327,7 +325,7 @@ pub struct Watcher {
     pub status: DaemonStatus,
     /// Work per second of each task alone, as a probe measured it, and what it counted.
     alone: BTreeMap<TaskId, (WorkMetric, f64)>,
-    why: BTreeMap<TaskId, Vec<String>>,
+    reasons: BTreeMap<TaskId, Vec<String>>,
     last_texts: Vec<String>,
     /// Threads that wait for a processor, since so long.
     waiting_ns: BTreeMap<TaskId, u64>,
@@ -343,8 +341,8 @@ impl Watcher {
         profiles: &BTreeMap<TaskId, Profile>,
     ) {
         for answer in &record.observation.probe_results {
-            self.status.counters.probes_answered += 1;
-            self.status.counters.probe_cost_ns += answer.cost_ns.iter().map(|(_, ns)| ns).sum::<u64>();
+            self.status.counters.probe_results += 1;
+            self.status.counters.probe_cpu_ns += answer.cost_ns.iter().map(|(_, ns)| ns).sum::<u64>();
             if let ProbeEvidence::NeighborSlowdown { task, task_alone_rate: Some(rate), rate_of, .. } = answer.evidence
             {
                 self.alone.insert(task, (rate_of.map_or(WorkMetric::Reported, WorkMetric::Proxy), rate));
@@ -362,9 +360,9 @@ impl Watcher {
             seen.filter_map(|task| Some(self.task(task, *ids.get(&task.task)?, record, topology, profiles))).collect();
         let newest = record.observation.tasks.iter().map(|task| u64::from(task.task.0) + 1).max();
         self.status.counters.tasks_seen = self.status.counters.tasks_seen.max(newest.unwrap_or(0));
-        self.status.counters.refusals += record.applied.refused.len() as u64;
+        self.status.counters.refused_changes += record.applied.refused.len() as u64;
         self.alone.retain(|task, _| ids.contains_key(task));
-        self.why.retain(|task, _| ids.contains_key(task));
+        self.reasons.retain(|task, _| ids.contains_key(task));
         self.status.caches = caches(topology, &self.status.tasks, record);
         self.status.windows = record.observation.window + 1;
         self.status.refused_plan = None;
@@ -378,9 +376,8 @@ impl Watcher {
         self.status.refused = record.applied.refused.iter().take(20).map(refusal_text).collect();
         self.status.overridden = record.applied.overridden_by_others.iter().map(|item| format!("{item:?}")).collect();
         let confined = machine.confined().iter();
-        self.status.confined = confined
-            .map(|group| ConfinedStatus { cgroup: group.cgroup.clone(), cpus: group.cpus.to_string() })
-            .collect();
+        self.status.cpusets =
+            confined.map(|group| CpusetStatus { cgroup: group.cgroup.clone(), cpus: group.cpus.to_string() }).collect();
         self.status.gangs = record.applied.gangs.iter().map(gang).collect();
         let shares = record.applied.shares.iter();
         self.status.shares = shares.map(|held| share(held, &record.observation.tasks, machine)).collect();
@@ -426,7 +423,7 @@ impl Watcher {
                 waiting.insert(task.task, going_on);
             }
             let longest = task.run_queue_wait_ns.into_iter().chain((going_on > 0).then_some(going_on)).max();
-            self.status.counters.longest_wait_ns = self.status.counters.longest_wait_ns.max(longest);
+            self.status.counters.max_runqueue_wait_ns = self.status.counters.max_runqueue_wait_ns.max(longest);
         }
         self.waiting_ns = waiting;
     }
@@ -459,19 +456,19 @@ impl Watcher {
         if reason_texts.is_empty() || texts == self.last_texts {
             return;
         }
-        self.why.clear();
+        self.reasons.clear();
         for (text, reason) in &reason_texts {
             for task in &reason.tasks {
-                self.why.entry(*task).or_default().push(text.clone());
+                self.reasons.entry(*task).or_default().push(text.clone());
             }
             if !self.last_texts.contains(text) {
                 self.status.counters.decisions += 1;
                 let rolled_back = matches!(reason.kind, ReasonKind::RolledBack | ReasonKind::CoolingDown);
-                self.status.counters.rolled_back += u64::from(rolled_back);
+                self.status.counters.rollbacks += u64::from(rolled_back);
                 let decision = DecisionStatus {
                     window: record.observation.window,
                     tasks: reason.tasks.iter().map(|task| task.0).collect(),
-                    why: text.clone(),
+                    reason: text.clone(),
                     numbers: reason.numbers.clone(),
                 };
                 self.status.decisions.insert(0, decision);
@@ -507,7 +504,7 @@ impl Watcher {
             pid: ids.pid,
             tid: ids.tid,
             name: task.name.clone(),
-            fixed: task.unmovable,
+            observed_only: task.unmovable,
             cpu: cpu.map(|cpu| cpu.0),
             cache: cache.map(|cache| cache.id.0),
             allowed: record.applied.affinity.get(&task.task).map(CpuSet::to_string),
@@ -515,16 +512,16 @@ impl Watcher {
             intensity: profile.contention.intensity.map(|fact| fact.estimate()),
             sensitivity: profile.contention.sensitivity.map(|fact| fact.estimate()),
             class: class(&profile),
-            misses_per_kilo_instr: instructions.zip(misses).map(|(i, m)| 1000.0 * m / i),
+            mpki: instructions.zip(misses).map(|(i, m)| 1000.0 * m / i),
             curve: profile.misses_per_kilo_instr().cloned().unwrap_or_default(),
             instr_per_cycle,
-            forecast_degradation: expected.map(|said| said.value),
-            measured_degradation: self.measured(task, elapsed_ns, &profile, instr_per_cycle),
+            forecast_slowdown: expected.map(|said| said.value),
+            measured_slowdown: self.measured(task, elapsed_ns, &profile, instr_per_cycle),
             progress_per_second: work.filter(|_| seconds > 0.0).map(|(_, count)| count / seconds),
-            progress_of: work.map(|(work, _)| work.words().to_string()),
-            degradation_at_most: task.goal.and_then(|goal| goal.max_slowdown),
-            rate_at_least: task.goal.and_then(|goal| goal.min_rate),
-            why: self.why.get(&task.task).cloned().unwrap_or_default(),
+            progress_unit: work.map(|(work, _)| work.words().to_string()),
+            max_slowdown: task.goal.and_then(|goal| goal.max_slowdown),
+            min_rate: task.goal.and_then(|goal| goal.min_rate),
+            reasons: self.reasons.get(&task.task).cloned().unwrap_or_default(),
         }
     }
 
@@ -572,7 +569,7 @@ fn share(held: &ActiveShare, tasks: &[TaskSample], machine: &LiveMachine<LinuxHo
         colors,
         tasks: tasks.iter().filter(is_member).map(|task| task.task.0).collect(),
         occupancy_bytes: held.occupancy_bytes,
-        pages_inside: held.pages_in_share,
+        allowed_page_share: held.pages_in_share,
         fallback_pages: held.fallback_pages,
     }
 }
@@ -603,8 +600,8 @@ fn class(profile: &Profile) -> Option<ContentionClass> {
         (Some(true), _) => ContentionClass::Aggressor,
         (_, Some(true)) => ContentionClass::Victim,
         (Some(false), Some(false)) => ContentionClass::Quiet,
-        (Some(false), None) => ContentionClass::NoAggressor,
-        (None, Some(false)) => ContentionClass::NoVictim,
+        (Some(false), None) => ContentionClass::NotAggressor,
+        (None, Some(false)) => ContentionClass::NotVictim,
     };
     Some(class)
 }

@@ -375,7 +375,7 @@ fn root_acts_alone() {
     assert_eq!(machine.apply(&plan).unwrap().affinity.len(), 2);
     std::fs::write(dir.path().join("root-acts"), format!("{} {}\n", own.tid, own.start_ticks)).unwrap();
     machine.observe().unwrap().unwrap();
-    assert!(!machine.acts());
+    assert!(!machine.is_acting());
     assert_eq!(machine.with_kernel(states), before);
     assert!(machine.apply(&plan).unwrap().affinity.is_empty());
     assert_eq!(machine.with_kernel(states), before);
@@ -402,7 +402,7 @@ fn root_is_not_kept_waiting_for_the_end_of_a_window() {
     let looks = std::thread::spawn(move || {
         machine.observe().unwrap().unwrap();
         let account = machine.overruled();
-        sender.send((machine.acts(), machine.with_kernel(states), account)).unwrap();
+        sender.send((machine.is_acting(), machine.with_kernel(states), account)).unwrap();
     });
     std::thread::sleep(Duration::from_millis(50));
     std::fs::write(word.0, word.1).unwrap();

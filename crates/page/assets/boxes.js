@@ -26,7 +26,7 @@ export class Boxes {
       title: cache.level + " " + cache.cache,
       about: [cache.size_bytes ? size(cache.size_bytes) : null, "CPUs " + cache.cpus].filter(Boolean).join(", "),
     }));
-    caches.push({ id: NOWHERE, title: "not running", about: "asleep, or off processor in this window" });
+    caches.push({ id: NOWHERE, title: "not running", about: "asleep, or without processor time in this window" });
     for (const cache of caches) {
       const count = el("span", { class: "count" });
       const misses = el("span", { class: "misses" });
@@ -39,7 +39,7 @@ export class Boxes {
     }
   }
 
-  // `still`: without movement, as when the slider is dragged.
+  // `still` suppresses animation, as when the slider is dragged.
   show(snapshot, chosen, still) {
     const wanted = new Map();
     for (const program of snapshot.programs) {
@@ -55,13 +55,13 @@ export class Boxes {
     glide(moves);
   }
 
-  // Removes, moves and makes chips; answers with those that come from elsewhere and where they were.
+  // Removes, moves and creates chips; returns the chips that come from another box with their old positions.
   place(wanted, still) {
     const gone = [...this.chips].filter(([key]) => !wanted.has(key));
     const arrive = [...wanted].filter(([key]) => !this.chips.has(key));
     const moves = [];
     const free = new Map();
-    // Places are read before anything is changed, so that the browser lays out once.
+    // Positions are read before anything is changed, so that the browser lays out only once.
     for (const [key, chip] of gone) {
       const program = Number(key.split("/")[0]);
       if (!free.has(program)) free.set(program, []);
@@ -79,14 +79,14 @@ export class Boxes {
     return moves;
   }
 
-  // Whole per cents: what changes below that is noise, and every text that changes is laid out again.
+  // Whole percentages: smaller changes are noise, and every changed text costs a layout.
   dress(chip, program, cache, threads, chosen) {
     const name = program.name + (threads > 1 ? " ×" + threads : "");
     const slow = program.slowdown;
     const forecast = program.forecast_slowdown?.value;
     const shown = wholePercent(slow);
     const expected = wholePercent(forecast);
-    const look = "chip" + (program.fixed ? " fixed" : "") + (slow >= 0.1 ? " hurt" : "") + (slow === undefined ? " unknown" : "");
+    const look = "chip" + (program.observed_only ? " fixed" : "") + (slow >= 0.1 ? " hurt" : "") + (slow === undefined ? " unknown" : "");
     const pressed = chosen === program.program;
     const dressed = [name, shown, expected, look, pressed].join("|");
     if (chip.dressed === dressed) return;
@@ -101,7 +101,7 @@ export class Boxes {
     const where = cache === NOWHERE ? "not running" : "in cache " + cache;
     chip.root.setAttribute("aria-label", [program.name, counted(threads, "thread"), where,
       slow === undefined ? "slowdown not measured" : "slowdown " + shown,
-      forecast === undefined ? null : "forecast " + expected, program.fixed ? "never moved" : null].filter(Boolean).join(", "));
+      forecast === undefined ? null : "forecast " + expected, program.observed_only ? "only observed" : null].filter(Boolean).join(", "));
   }
 
   foot(snapshot, wanted) {
@@ -112,9 +112,9 @@ export class Boxes {
       const count = counts.get(id) || 0;
       say(box.count, count ? counted(count, "program") : "idle");
       const ratio = ratios.get(id);
-      const told = [ratio?.miss_ratio === undefined ? null : percent(ratio.miss_ratio) + " misses",
+      const misses = [ratio?.miss_ratio === undefined ? null : percent(ratio.miss_ratio) + " misses",
         ratio?.forecast_miss_ratio === undefined ? null : "forecast " + percent(ratio.forecast_miss_ratio)].filter(Boolean);
-      say(box.misses, told.length ? "· " + told.join(", ") : "");
+      say(box.misses, misses.length ? "· " + misses.join(", ") : "");
       if (id === NOWHERE) box.box.hidden = count === 0;
     }
   }
@@ -160,7 +160,7 @@ function makeChip(program) {
   return { root, name, slow, bar, line, dressed: null };
 }
 
-// From where they were to where they are (first, last, invert, play), all read before any is moved.
+// Animates from the old to the new positions (first, last, invert, play); all are read before any chip is moved.
 function glide(moves) {
   if (moves.length === 0 || matchMedia("(prefers-reduced-motion: reduce)").matches) return;
   const ends = moves.map(([chip]) => chip.getBoundingClientRect());

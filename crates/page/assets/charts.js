@@ -1,7 +1,7 @@
-// Speed, slowdown and curve of the chosen program, by uPlot. A chart is made once for a kind of content and fed anew.
+// Speed, slowdown and curve of the selected program, by uPlot. A chart is built once for each kind of content.
 import { number, size } from "./text.js";
 
-// Read once and again when they change: asking the browser makes it compute styles there and then.
+// Cached, because reading a color makes the browser compute styles at once.
 const colors = new Map();
 
 function color(name) {
@@ -41,7 +41,7 @@ export class Charts {
     });
   }
 
-  // After this everything is made anew: other colors.
+  // Everything is rebuilt, because the colors changed.
   forget() {
     for (const plot of Object.values(this.plots)) plot.destroy();
     this.plots = {};
@@ -55,7 +55,7 @@ export class Charts {
     for (const [name, plot] of Object.entries(this.plots)) plot.setSize({ width: this.width(name), height: 190 });
   }
 
-  // Vertical lines: where decisions were made, and where one looks now.
+  // Vertical lines at decisions and at the shown window.
   linesPlugin() {
     return { hooks: { draw: (plot) => {
       const { ctx } = plot;
@@ -135,7 +135,7 @@ export class Charts {
 }
 
 export function bad(kind) {
-  return kind === "rolled-back" || kind === "kept-out";
+  return kind === "rolled-back" || kind === "cooling-down";
 }
 
 function wholeCache(plot, bytes) {

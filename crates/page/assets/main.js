@@ -1,12 +1,12 @@
-// The page: what is shown, of which window, of which program.
+// The page: chooses the window and the program that are shown.
 import { say, el, seconds, counted } from "./text.js";
 import { Store } from "./store.js";
 import { Boxes } from "./boxes.js";
 import { Matrix } from "./matrix.js";
 import { Charts, bad } from "./charts.js";
-import { showParts } from "./parts.js";
+import { showShares } from "./parts.js";
 import { Lists, factsOf } from "./lists.js";
-import { recordingHere, takeToken, enter, Events } from "./source.js";
+import { embeddedRecording, takeToken, login, Events } from "./source.js";
 
 const byId = (id) => document.getElementById(id);
 const MARKS_AT_MOST = 200;
@@ -14,7 +14,7 @@ const MARKS_AT_MOST = 200;
 class Page {
   constructor() {
     this.store = new Store();
-    // Index of the window that is shown; null = the newest, whatever comes.
+    // Index of the window that is shown; null = always the newest.
     this.at = null;
     this.chosen = null;
     this.timer = null;
@@ -35,7 +35,7 @@ class Page {
     byId("forth").addEventListener("click", () => this.step(1));
     byId("live").addEventListener("click", () => this.show(null));
     byId("play").addEventListener("click", () => this.play());
-    byId("said-close").addEventListener("click", () => byId("said").close());
+    byId("decision-close").addEventListener("click", () => byId("decision").close());
     byId("enter").addEventListener("submit", (event) => {
       event.preventDefault();
       this.unlock(byId("token").value.trim());
@@ -57,16 +57,16 @@ class Page {
     event.preventDefault();
   }
 
-  // ---- where windows come from
+  // ---- sources of windows
 
   start() {
-    const recording = recordingHere();
+    const recording = embeddedRecording();
     if (recording) {
       this.head(recording.head);
       recording.windows.forEach((snapshot) => this.store.add(snapshot));
       say(byId("state"), recording.head.cut_off ? "recording, cut off: " + recording.head.cut_off : "recording");
       this.marks();
-      // The newest window: in the first one nothing is known yet.
+      // The newest window: in the first one there are no measurements yet.
       this.show(null);
       return;
     }
@@ -76,15 +76,15 @@ class Page {
   }
 
   async unlock(token) {
-    const status = await enter(token).catch(() => 0);
-    say(byId("refusal"), status === 401 ? "That is not the token." : status === 200 ? "" : "No answer from the daemon.");
+    const status = await login(token).catch(() => 0);
+    say(byId("refusal"), status === 401 ? "The token is wrong." : status === 200 ? "" : "No answer from the daemon.");
     byId("enter").hidden = status === 200;
     if (status === 200) this.connect();
   }
 
   connect() {
     this.events = new Events({
-      state: (words) => say(byId("state"), words),
+      state: (text) => say(byId("state"), text),
       head: (head) => this.head(head),
       soFar: (soFar) => this.soFar(soFar),
       window: (snapshot) => this.window(snapshot),
@@ -96,14 +96,14 @@ class Page {
     });
   }
 
-  // The daemon that answers may be another one than before: then all begins anew.
+  // After a restart of the daemon, everything starts from the beginning.
   head(head) {
     if (this.store.head && this.store.head.run === head.run && this.store.head.source === head.source) return;
     this.store.clear();
     this.store.head = head;
     this.at = null;
-    const what = head.policy + (head.parameters ? " (" + head.parameters.replace(/\s+/g, " ") + ")" : "") + " on " + counted(head.cpus, "CPU") + ", " + counted(head.caches.length, "last-level cache") + (head.guarded ? "" : ", without roll-back");
-    say(byId("what"), (head.source === "live" ? "" : head.source + ": ") + what);
+    const summary = head.policy + (head.parameters ? " (" + head.parameters.replace(/\s+/g, " ") + ")" : "") + " on " + counted(head.cpus, "CPU") + ", " + counted(head.caches.length, "last-level cache") + (head.guarded ? "" : ", without roll-back");
+    say(byId("summary"), (head.source === "live" ? "" : head.source + ": ") + summary);
     document.title = "cachemate: " + (head.source === "live" ? head.policy : head.source);
     this.boxes.build(head);
   }
@@ -116,23 +116,23 @@ class Page {
     const begin = performance.now();
     const before = this.store.windows.length;
     if (!this.store.add(snapshot)) return;
-    // The oldest was let go: who looks at one window goes on looking at it.
+    // The oldest window was dropped: the shown window stays the same.
     if (this.at !== null && this.store.windows.length === before) this.at = Math.max(0, this.at - 1);
     if ((snapshot.decisions || []).length) this.marks();
     this.bounds();
     if (this.at === null) this.render(false);
     else this.at = Math.min(this.at, this.store.windows.length - 1);
-    this.note(begin);
+    this.recordCost(begin);
   }
 
-  // Script and layout of an update, for who measures it.
-  note(begin) {
+  // Records the time of script and layout of an update, for measurements.
+  recordCost(begin) {
     void document.body.offsetHeight;
     this.spent.push(performance.now() - begin);
     if (this.spent.length > 600) this.spent.shift();
   }
 
-  // ---- which window is shown
+  // ---- choice of the window
 
   show(at, still) {
     const last = this.store.windows.length - 1;
@@ -177,17 +177,17 @@ class Page {
     const { windows, marks } = this.store;
     const first = windows[0]?.window ?? 0;
     const span = Math.max(1, (windows[windows.length - 1]?.window ?? 1) - first);
-    // One mark for each window: what was decided at once is told at once.
+    // One mark for each window: its decisions are shown together.
     const last = new Map(marks.map((mark) => [mark.window, mark]));
     byId("marks").replaceChildren(...[...last.values()].slice(-MARKS_AT_MOST).map((mark) => {
-      const button = el("button", { type: "button", tabindex: "-1", class: bad(mark.decision.kind) ? "mark warn" : "mark", title: seconds(mark.at) + ": " + mark.decision.words, "aria-label": seconds(mark.at) + ": " + mark.decision.words });
+      const button = el("button", { type: "button", tabindex: "-1", class: bad(mark.decision.kind) ? "mark warn" : "mark", title: seconds(mark.at) + ": " + mark.decision.text, "aria-label": seconds(mark.at) + ": " + mark.decision.text });
       button.style.left = (100 * (mark.window - first) / span).toFixed(2) + "%";
       button.addEventListener("click", () => this.explain(mark));
       return button;
     }));
   }
 
-  // ---- what is shown
+  // ---- rendering
 
   choose(program) {
     this.chosen = program === this.chosen ? null : program;
@@ -199,24 +199,24 @@ class Page {
     const at = this.store.windows.findIndex((snapshot) => snapshot.window === mark.window);
     if (at >= 0) this.show(at);
     const all = this.store.marks.filter((other) => other.window === mark.window);
-    say(byId("said-what"), "Window " + mark.window + ", after " + seconds(mark.at));
-    byId("said-words").replaceChildren(...all.map((one) => el("span", { class: one === mark ? "one" : "one soft" }, one.decision.words)));
-    byId("said-numbers").replaceChildren(...this.lists.numbers(mark.decision));
-    byId("said").showModal();
+    say(byId("decision-title"), "Window " + mark.window + ", after " + seconds(mark.at));
+    byId("decision-texts").replaceChildren(...all.map((one) => el("span", { class: one === mark ? "one" : "one soft" }, one.decision.text)));
+    byId("decision-numbers").replaceChildren(...this.lists.numbers(mark.decision));
+    byId("decision").showModal();
   }
 
   render(still) {
     const { store } = this;
     const snapshot = store.windows[this.at ?? store.windows.length - 1];
     if (!snapshot) return;
-    say(byId("clock"), "window " + snapshot.window + ", " + seconds(snapshot.at_s) + (snapshot.daemon ? (snapshot.daemon.acts ? ", acting" : ", observing only") : ""));
+    say(byId("clock"), "window " + snapshot.window + ", " + seconds(snapshot.at_s) + (snapshot.daemon ? (snapshot.daemon.acting ? ", acting" : ", observing only") : ""));
     byId("slider").setAttribute("aria-valuetext", "window " + snapshot.window + ", " + seconds(snapshot.at_s));
     this.boxes.show(snapshot, this.chosen, still);
     this.matrix.show(store.matrixAt(snapshot.window), this.nameOf);
     const shares = snapshot.shares || [];
-    byId("s-parts").hidden = shares.length === 0;
+    byId("s-shares").hidden = shares.length === 0;
     const key = JSON.stringify(shares);
-    if (key !== this.sharesShown) showParts(byId("parts"), shares, store.head.caches, this.nameOf);
+    if (key !== this.sharesShown) showShares(byId("shares"), shares, store.head.caches, this.nameOf);
     this.sharesShown = key;
     this.lists.decisions("decisions", store.marks, snapshot.window);
     this.lists.alarms(snapshot, store.marks);
@@ -235,16 +235,16 @@ class Page {
     const program = snapshot.programs.find((one) => one.program === chosen);
     say(byId("h-detail"), store.fullName(chosen));
     say(byId("facts"), factsOf(program, store.head));
-    say(byId("c-speed"), series.speedOf ? "Speed: " + series.speedOf + " per second" : "Speed: nothing here counts it");
+    say(byId("c-speed"), series.speedUnit ? "Speed: " + series.speedUnit + " per second" : "Speed: not counted");
     const curve = store.curveAt(chosen, snapshot.window);
     say(byId("c-curve"), curve ? "Misses per 1000 instructions by size of " + curve.level + " (" + curve.source + ")" : "");
     const named = store.marks.filter((mark) => mark.decision.programs.includes(chosen));
     this.charts.show(chosen, series, curve, named, snapshot.at_s, store.head.caches[0]?.size_bytes);
-    this.lists.decisions("why", named, snapshot.window);
+    this.lists.decisions("reasons", named, snapshot.window);
   }
 }
 
 const page = new Page();
-// For tests and the curious: the page has no secrets.
+// For tests; the page holds no secrets.
 window.cachemate = page;
 page.start();

@@ -1,7 +1,7 @@
-// Who hurts whom: two tables, forecast beside measured.
+// Pairwise slowdowns: two tables, forecast and measured.
 import { el, say, percent, DASH } from "./text.js";
 
-// A loss of a half or more has the full color.
+// Slowdowns of 50 % or more have the full color.
 const FULL = 0.5;
 
 export class Matrix {
@@ -21,7 +21,7 @@ export class Matrix {
     const known = matrix && [...matrix.forecast, ...matrix.measured].some((row) => row.some((value) => value !== null));
     if (!known) {
       this.cells = null;
-      this.root.replaceChildren(el("p", { class: "soft" }, "Nothing is known of two programs yet."));
+      this.root.replaceChildren(el("p", { class: "soft" }, "No pair of programs has been forecast or measured yet."));
       return;
     }
     if (!same || !this.cells) this.build(matrix, nameOf);
@@ -40,7 +40,7 @@ export class Matrix {
         return el("tr", {}, el("th", { scope: "row" }, el("button", { type: "button", class: "link", "data-program": program, title: names[at] }, names[at])), ...cells);
       });
       const table = el("table", { class: "matrix" }, el("caption", {}, which === "forecast" ? "Forecast" : "Measured"), el("thead", {}, head), el("tbody", {}, ...rows));
-      return el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Who hurts whom, " + which }, table);
+      return el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Pairwise slowdowns, " + which }, table);
     });
     this.root.replaceChildren(el("div", { class: "pair" }, ...tables));
   }

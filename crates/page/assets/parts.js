@@ -1,7 +1,7 @@
-// Ways and colors as bars: one row for each part, one cell for each unit.
+// Ways and colors as bars: one row for each share, one cell for each unit.
 import { el, svg, size, percent, indices, counted } from "./text.js";
 
-export function showParts(root, shares, caches, nameOf) {
+export function showShares(root, shares, caches, nameOf) {
   const levels = new Map(caches.map((cache) => [cache.cache, cache]));
   const groups = new Map();
   for (const share of shares) {
@@ -15,17 +15,17 @@ export function showParts(root, shares, caches, nameOf) {
 
 function figure(parts, cache, nameOf) {
   const { unit } = parts[0];
-  const all = parts[0].of || 1 + Math.max(0, ...parts.flatMap((part) => indices(part.held)));
+  const all = parts[0].unit_count || 1 + Math.max(0, ...parts.flatMap((part) => indices(part.indices)));
   const title = (cache ? cache.level + " " + cache.cache : "cache " + parts[0].cache) + ", " + counted(all, unit.replace(/s$/, ""));
   const rows = parts.map((part, at) => {
-    const held = new Set(indices(part.held));
+    const held = new Set(indices(part.indices));
     const cells = [];
     for (let unitAt = 0; unitAt < all; unitAt += 1) {
       cells.push(svg("rect", { x: unitAt + 0.06, y: 0, width: 0.88, height: 1, class: held.has(unitAt) ? "held f" + (at % 8) : "free" }));
     }
-    const names = part.programs.map(nameOf).join(", ") || "nobody";
-    const facts = [unit + " " + part.held, part.occupancy_bytes === undefined ? null : "holds " + size(part.occupancy_bytes),
-      part.pages_inside === undefined ? null : percent(part.pages_inside) + " of its pages inside"].filter(Boolean).join(", ");
+    const names = part.programs.map(nameOf).join(", ") || "no program";
+    const facts = [unit + " " + part.indices, part.occupancy_bytes === undefined ? null : "occupies " + size(part.occupancy_bytes),
+      part.allowed_page_share === undefined ? null : percent(part.allowed_page_share) + " of its pages have allowed colors"].filter(Boolean).join(", ");
     const bar = svg("svg", { viewBox: "0 0 " + all + " 1", preserveAspectRatio: "none", role: "img", "aria-label": names + ": " + facts, class: "bar-of-units" }, ...cells);
     return el("div", { class: "part" }, el("b", {}, names), bar, el("span", { class: "soft" }, facts));
   });

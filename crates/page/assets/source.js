@@ -1,14 +1,14 @@
-// Where windows come from: the file itself, or the daemon by server-sent events.
+// Sources of windows: the recording in the page itself, or the daemon by server-sent events.
 
-const SHAPE = 1;
+const SHAPE = 2;
 
 function embedded(id) {
   const element = document.getElementById(id);
   return element ? JSON.parse(element.textContent) : null;
 }
 
-// A recording in the page; nothing where there is none.
-export function recordingHere() {
+// The recording in the page; null if there is none.
+export function embeddedRecording() {
   const head = embedded("head");
   return head ? { head, windows: embedded("windows") } : null;
 }
@@ -20,8 +20,8 @@ export function takeToken() {
   return token;
 }
 
-// Gives the token for a cookie that scripts cannot read.
-export async function enter(token) {
+// Exchanges the token for a cookie that scripts cannot read.
+export async function login(token) {
   const answer = await fetch("enter", { headers: { Authorization: "Bearer " + token }, cache: "no-store" });
   return answer.status;
 }
@@ -44,7 +44,7 @@ export class Events {
       const head = JSON.parse(event.data);
       if (head.shape !== SHAPE) {
         source.close();
-        this.handlers.state("the daemon is of another version than this page: reload it");
+        this.handlers.state("the daemon has another version than this page; reload it");
         return;
       }
       this.handlers.head(head);
@@ -54,7 +54,7 @@ export class Events {
     source.addEventListener("error", () => this.lost(source));
   }
 
-  // A browser gives up where the answer was no stream: asked why, and tried again later and later.
+  // A browser gives up if the response is no stream; this finds out why and retries with growing delays.
   async lost(source) {
     this.handlers.state("no answer from the daemon; trying again");
     if (source.readyState !== EventSource.CLOSED) return;
@@ -63,7 +63,7 @@ export class Events {
       this.handlers.locked();
       return;
     }
-    if (status === 200) this.handlers.state("as many look as may; trying again");
+    if (status === 200) this.handlers.state("the maximum number of viewers is connected; trying again");
     this.wait = Math.min(10000, this.wait * 2);
     setTimeout(() => this.open(), this.wait);
   }

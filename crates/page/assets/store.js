@@ -1,4 +1,4 @@
-// What was told so far: windows in their order, curves and matrices since when, series of each program.
+// Received windows in order, curves and matrices with their first window, and a series for each program.
 
 // Windows that a live page remembers.
 export const REMEMBERED = 1800;
@@ -19,7 +19,7 @@ export class Store {
     this.probes = [];
   }
 
-  // One more window. An older one, or one that is there, is not taken twice: after a reconnection some come again.
+  // Adds a window. After a reconnection some arrive again; these are ignored.
   add(snapshot) {
     const last = this.windows[this.windows.length - 1];
     if (last && snapshot.window <= last.window) return false;
@@ -29,7 +29,7 @@ export class Store {
       this.names.set(program.program, program);
       let series = this.series.get(program.program);
       if (!series) {
-        series = { at: [], speed: [], slow: [], forecast: [], low: [], high: [], speedOf: null };
+        series = { at: [], speed: [], slow: [], forecast: [], low: [], high: [], speedUnit: null };
         this.series.set(program.program, series);
       }
       const forecast = program.forecast_slowdown;
@@ -39,7 +39,7 @@ export class Store {
       series.forecast.push(forecast ? 100 * forecast.value : null);
       series.low.push(forecast ? 100 * forecast.low : null);
       series.high.push(forecast ? 100 * forecast.high : null);
-      series.speedOf = program.speed_of ?? series.speedOf;
+      series.speedUnit = program.speed_unit ?? series.speedUnit;
     }
     this.keep(snapshot);
     for (const decision of snapshot.decisions || []) this.marks.push({ window: snapshot.window, at, decision });
@@ -50,7 +50,7 @@ export class Store {
     return true;
   }
 
-  // Curves and matrices stand where they changed, and hold until the next.
+  // A window has only the curves and the matrix that changed; they apply until the next change.
   keep(snapshot) {
     for (const curve of snapshot.curves || []) {
       if (!this.curves.has(curve.program)) this.curves.set(curve.program, []);
@@ -90,7 +90,7 @@ export class Store {
     return this.names.get(program)?.name ?? "#" + program;
   }
 
-  // With what tells it from others of its name.
+  // With the number that distinguishes it from others of its name.
   fullName(program) {
     const known = this.names.get(program);
     return known ? known.name + (known.pid !== undefined ? " (" + known.pid + ")" : " #" + program) : "#" + program;

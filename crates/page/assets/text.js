@@ -1,24 +1,24 @@
-// Numbers as people read them, and elements made without markup: whatever a program is called, its name is text.
+// Formatted numbers, and elements built without markup, so that a program's name is always plain text.
 
 export function el(tag, attributes, ...children) {
-  const made = document.createElement(tag);
+  const element = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes || {})) {
     if (value === null || value === undefined || value === false) continue;
-    if (name === "class") made.className = value;
-    else made.setAttribute(name, value === true ? "" : value);
+    if (name === "class") element.className = value;
+    else element.setAttribute(name, value === true ? "" : value);
   }
-  made.append(...children.filter((child) => child !== null && child !== undefined));
-  return made;
+  element.append(...children.filter((child) => child !== null && child !== undefined));
+  return element;
 }
 
 export function svg(tag, attributes, ...children) {
-  const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
-  for (const [name, value] of Object.entries(attributes || {})) made.setAttribute(name, value);
-  made.append(...children);
-  return made;
+  const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes || {})) element.setAttribute(name, value);
+  element.append(...children);
+  return element;
 }
 
-// Changes a text only where it is another one: the browser lays out less.
+// Sets a text only if it differs, which saves layouts.
 export function say(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
@@ -61,13 +61,13 @@ export function counted(count, one) {
   return count + " " + one + (count === 1 ? "" : "s");
 }
 
-// `0-3,8` as numbers; what is no such text is nothing.
+// `0-3,8` as numbers; malformed parts are skipped.
 export function indices(text) {
-  const found = [];
+  const indices = [];
   for (const part of (text || "").split(",")) {
     const [low, high] = part.split("-").map(Number);
     if (part === "" || !Number.isInteger(low)) continue;
-    for (let at = low; at <= (Number.isInteger(high) ? Math.min(high, low + 4095) : low); at += 1) found.push(at);
+    for (let at = low; at <= (Number.isInteger(high) ? Math.min(high, low + 4095) : low); at += 1) indices.push(at);
   }
-  return found;
+  return indices;
 }

@@ -35,7 +35,7 @@ pub struct PageHeader {
 }
 
 /// The version of the shape.
-pub const SHAPE: u32 = 1;
+pub const SHAPE: u32 = 2;
 
 /// One contended cache.
 #[derive(Clone, PartialEq, Debug, Serialize)]
@@ -78,7 +78,7 @@ pub struct ProgramTruth {
     pub instr_per_cycle: Option<f64>,
     /// Misses of the contended cache.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub misses_per_kilo_instr: Option<f64>,
+    pub mpki: Option<f64>,
     /// Share of those misses on lines that others evicted.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[serde(rename = "by_others_share")]
@@ -155,25 +155,24 @@ pub struct ProgramSnapshot {
     pub threads: u32,
     /// Observed, never moved.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
-    pub fixed: bool,
+    pub observed_only: bool,
     /// Pairs: a cache, and how many threads ran mostly on its CPUs. Threads that did not run are in none.
     pub places: Vec<(u32, u32)>,
     /// CPUs of processor time per time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpu_share: Option<f64>,
-    /// Work per second, of `speed_of`.
+    /// Work per second, of `speed_unit`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub speed_per_s: Option<f64>,
     /// What was counted.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[serde(rename = "speed_of")]
     pub speed_unit: Option<&'static str>,
     /// While on processor.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub instr_per_cycle: Option<f64>,
     /// Misses of the contended cache.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub misses_per_kilo_instr: Option<f64>,
+    pub mpki: Option<f64>,
     /// Run time over run time alone, minus one, by what was measured; mean over threads, weighted by time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub slowdown: Option<f64>,
@@ -191,10 +190,10 @@ pub struct ProgramSnapshot {
     pub allowed: Option<String>,
     /// What the operator allows it to lose.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub degradation_at_most: Option<f64>,
-    /// Work a second that the operator promises it, in the unit of `speed_of`.
+    pub max_slowdown: Option<f64>,
+    /// Work a second that the operator promises it, in the unit of `speed_unit`.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub rate_at_least: Option<f64>,
+    pub min_rate: Option<f64>,
 }
 
 /// A value and the ends of its interval.
@@ -229,7 +228,6 @@ pub struct DecisionSnapshot {
     /// Whom it names.
     pub programs: Vec<u32>,
     /// Printable.
-    #[serde(rename = "words")]
     pub text: String,
     /// What it rests on; names end in their units.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -256,11 +254,11 @@ pub struct ShareSnapshot {
     pub cache: u32,
     /// `ways` or `colors`.
     pub unit: &'static str,
-    /// Indices of the units, such as `0-3`.
-    pub held: String,
-    /// How many units there are.
+    /// Indices of the share's units, such as `0-3`.
+    pub indices: String,
+    /// Number of units of the cache.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub of: Option<u32>,
+    pub unit_count: Option<u32>,
     /// Its members.
     pub programs: Vec<u32>,
     /// Measured.
@@ -268,14 +266,14 @@ pub struct ShareSnapshot {
     pub occupancy_bytes: Option<u64>,
     /// Share of the members' pages that are in allowed colors.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub pages_inside: Option<f64>,
+    pub allowed_page_share: Option<f64>,
 }
 
 /// One answer of a probe.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct ProbeSnapshot {
-    /// In words.
-    pub what: &'static str,
+    /// Kind of probe, for display.
+    pub kind: &'static str,
     /// Processor time.
     pub cost_s: f64,
     /// Whom it was about.
@@ -287,16 +285,16 @@ pub struct ProbeSnapshot {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct JournalLine {
     /// Such as `affinity of gzip(1234)`.
-    pub what: String,
-    /// What will be put back.
+    pub object: String,
+    /// The value that will be restored.
     pub original: String,
 }
 
 /// What the daemon says of itself.
 #[derive(Clone, PartialEq, Debug, Default, Serialize)]
 pub struct DaemonSnapshot {
-    /// False = observing only.
-    pub acts: bool,
+    /// Whether it changes the host; false = it only observes.
+    pub acting: bool,
     /// Its process.
     pub pid: u32,
     /// How much of the host can be measured, as `cachemate doctor` says it.

@@ -259,13 +259,13 @@ impl SnapshotBuilder {
             name: printable(&first.name),
             pid: live.and_then(|live| live.pids.get(&first.task)).copied(),
             threads: program.threads.len() as u32,
-            fixed: program.threads.iter().all(|task| task.unmovable),
+            observed_only: program.threads.iter().all(|task| task.unmovable),
             places: places.into_iter().collect(),
             cpu_share: (elapsed_ns > 0).then(|| short(ran as f64 / elapsed_ns as f64)),
             speed_per_s: work.filter(|_| elapsed_ns > 0).map(|count| short(count * 1e9 / elapsed_ns as f64)),
             speed_unit: unit.map(|unit| unit.words()),
             instr_per_cycle: weighted(&instr_per_cycle),
-            misses_per_kilo_instr: misses
+            mpki: misses
                 .zip(sum(CounterEvent::Instructions).filter(|count| *count > 0.0))
                 .map(|(misses, instructions)| short(1000.0 * misses / instructions)),
             slowdown: weighted(&|task| self.alone.slowdown(task, elapsed_ns, profile(task))),
@@ -273,8 +273,8 @@ impl SnapshotBuilder {
             intensity: program.busiest(|task| profile(task).contention.intensity).map(|fact| short(fact.value)),
             sensitivity: program.busiest(|task| profile(task).contention.sensitivity).map(|fact| short(fact.value)),
             allowed: program.busiest(allowed),
-            degradation_at_most: first.goal.and_then(|goal| goal.max_slowdown),
-            rate_at_least: first.goal.and_then(|goal| goal.min_rate).map(short),
+            max_slowdown: first.goal.and_then(|goal| goal.max_slowdown),
+            min_rate: first.goal.and_then(|goal| goal.min_rate).map(short),
         }
     }
 
@@ -313,7 +313,7 @@ impl SnapshotBuilder {
 
     fn share(&self, held: &ActiveShare, record: &WindowRecord) -> ShareSnapshot {
         let share = &held.share;
-        let (unit, units, of) = match &share.units {
+        let (unit, units, unit_count) = match &share.units {
             Units::Ways { mask } => ("ways", mask, self.header.topology.cache(share.cache).and_then(|c| c.ways)),
             Units::Colors { allowed, .. } => ("colors", allowed, self.header.capabilities.colors_of(share.cache)),
         };
@@ -326,11 +326,11 @@ impl SnapshotBuilder {
             group: share.group.0,
             cache: share.cache.0,
             unit,
-            held: units.to_string(),
-            of,
+            indices: units.to_string(),
+            unit_count,
             programs: processes(record, &members),
             occupancy_bytes: held.occupancy_bytes,
-            pages_inside: held.pages_in_share.map(short),
+            allowed_page_share: held.pages_in_share.map(short),
         }
     }
 
@@ -433,7 +433,7 @@ fn gang(schedule: &cachemate_core::GangSchedule, record: &WindowRecord) -> GangS
 
 fn probes(record: &WindowRecord) -> Vec<ProbeSnapshot> {
     let answer = |answer: &cachemate_core::ProbeResult| {
-        let (what, task) = match &answer.evidence {
+        let (kind, task) = match &answer.evidence {
             ProbeEvidence::Rows(_) => ("programs run together", None),
             ProbeEvidence::Trace { task, .. } => ("trace of misses", Some(*task)),
             ProbeEvidence::Samples { .. } => ("sampled accesses", None),
@@ -446,7 +446,7 @@ fn probes(record: &WindowRecord) -> Vec<ProbeSnapshot> {
         };
         let cost_ns: u64 = answer.cost_ns.iter().map(|(_, ns)| ns).sum();
         let program = task.and_then(|task| processes(record, &[task]).first().copied());
-        ProbeSnapshot { what, cost_s: short(cost_ns as f64 / 1e9), program }
+        ProbeSnapshot { kind, cost_s: short(cost_ns as f64 / 1e9), program }
     };
     record.observation.probe_results.iter().map(answer).collect()
 }
@@ -479,7 +479,7 @@ fn kind_text(kind: ReasonKind) -> &'static str {
     match kind {
         ReasonKind::Explanation => "plain",
         ReasonKind::RolledBack => "rolled-back",
-        ReasonKind::CoolingDown => "kept-out",
+        ReasonKind::CoolingDown => "cooling-down",
         ReasonKind::TrialVerdict => "trial-verdict",
         ReasonKind::ClusterFound => "cluster-found",
     }

@@ -101,15 +101,15 @@ fn run(programs: u32, caches: u32, windows: u64, name: impl Fn(u32) -> String) -
             source: "stall-counters".into(),
             points: (1..=32).map(|at| (at << 20, 20.0 / at as f64, 18.0 / at as f64, 23.0 / at as f64)).collect(),
         };
-        let share = |group: u32, held: &str| ShareSnapshot {
+        let share = |group: u32, indices: &str| ShareSnapshot {
             group,
             cache: 0,
             unit: "ways",
-            held: held.into(),
-            of: Some(16),
+            indices: indices.into(),
+            unit_count: Some(16),
             programs: vec![group],
             occupancy_bytes: Some(7 << 20),
-            pages_inside: None,
+            allowed_page_share: None,
         };
         Snapshot {
             window,
@@ -119,7 +119,7 @@ fn run(programs: u32, caches: u32, windows: u64, name: impl Fn(u32) -> String) -
             decisions,
             programs: told,
             shares: vec![share(0, "0-3"), share(1, "4-15")],
-            probes: vec![ProbeSnapshot { what: "evicted lines", cost_s: 0.02, program: Some(1) }],
+            probes: vec![ProbeSnapshot { kind: "evicted lines", cost_s: 0.02, program: Some(1) }],
             refused: if window % 9 == 8 { vec!["CPUs of mcf: no permission".into()] } else { Vec::new() },
             curves: if window == 0 { (0..programs).map(curve).collect() } else { Vec::new() },
             matrix: (window % 8 == 0).then_some(matrix),
@@ -202,11 +202,11 @@ fn a_recording_plays_back() {
     }
     assert_eq!(browser.eval("document.querySelectorAll('.mark').length"), json!(4));
     browser.eval("document.querySelector('.mark').click()");
-    let said =
-        browser.eval("document.getElementById('said').open && document.getElementById('said-words').textContent");
-    assert_eq!(said, json!(told.snapshots[5].decisions[0].text));
+    let shown = browser
+        .eval("document.getElementById('decision').open && document.getElementById('decision-texts').textContent");
+    assert_eq!(shown, json!(told.snapshots[5].decisions[0].text));
     browser.press("Escape");
-    browser.until("!document.getElementById('said').open");
+    browser.until("!document.getElementById('decision').open");
     browser.eval("cachemate.show(0)");
     browser.press(" ");
     browser.until("cachemate.at >= 2");
@@ -232,7 +232,7 @@ fn names_are_text() {
     ];
     let _folder = open(&mut browser, &run(6, 2, 20, |program| hostile[program as usize].to_string()));
     for at in 0..6 {
-        browser.eval(&format!("cachemate.show(null); cachemate.choose({at}); document.querySelectorAll('.mark').forEach((mark) => mark.click()); document.getElementById('said').close()"));
+        browser.eval(&format!("cachemate.show(null); cachemate.choose({at}); document.querySelectorAll('.mark').forEach((mark) => mark.click()); document.getElementById('decision').close()"));
     }
     let shown = browser.eval("document.body.textContent");
     for name in hostile {

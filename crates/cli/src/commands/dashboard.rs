@@ -90,7 +90,7 @@ fn true_program(program: u32, threads: &[&TaskResults]) -> ProgramTruth {
     ProgramTruth {
         program,
         instr_per_cycle: (cycles > 0.0).then(|| instructions / cycles),
-        misses_per_kilo_instr: (instructions > 0.0).then(|| 1000.0 * misses / instructions),
+        mpki: (instructions > 0.0).then(|| 1000.0 * misses / instructions),
         evicted_by_others_share: (misses > 0.0).then(|| last(|level| level.inter_task) / misses),
     }
 }

@@ -1,6 +1,7 @@
 //! `cachemate explain`: why a program is where it is.
 
 use anyhow::bail;
+use cachemate_spec::ManageMode;
 use clap::Args;
 use serde::Serialize;
 
@@ -29,14 +30,14 @@ pub struct Explain {
 struct ExplainJson {
     pid: i32,
     policy: String,
-    acts: bool,
+    mode: ManageMode,
     tasks: Vec<TaskStatus>,
-    /// Who shares its cache, as far as it is managed.
-    beside: Vec<String>,
+    /// Managed threads of other processes on its cache.
+    co_runners: Vec<String>,
     /// That name it, latest first.
     decisions: Vec<DecisionStatus>,
     refused: Vec<String>,
-    /// Where its affinities work against the kernel's own cache-aware scheduling.
+    /// How its affinities counteract the kernel's own cache-aware scheduling.
     conflicts: Vec<String>,
 }
 
@@ -59,8 +60,8 @@ impl Explain {
         let result = ExplainJson {
             pid: self.pid,
             policy: status.policy.clone(),
-            acts: status.acting,
-            beside: others.map(|task| thread_text(&task.name, task.tid)).collect(),
+            mode: status.mode,
+            co_runners: others.map(|task| thread_text(&task.name, task.tid)).collect(),
             decisions: status.decisions.iter().filter(|decision| about(&decision.tasks)).cloned().collect(),
             refused: status.refused.iter().filter(|line| tokens.iter().any(|t| line.contains(t))).cloned().collect(),
             conflicts: status
@@ -72,8 +73,8 @@ impl Explain {
             tasks,
         };
         session.answer(self.json.json, &result, || {
-            let ExplainJson { tasks, beside, decisions, refused, conflicts, acts, .. } = &result;
-            explain_text(tasks, beside, decisions, refused, conflicts, *acts)
+            let ExplainJson { tasks, co_runners, decisions, refused, conflicts, mode, .. } = &result;
+            explain_text(tasks, co_runners, decisions, refused, conflicts, *mode)
         })
     }
 }

@@ -197,7 +197,7 @@ impl RunArgs {
             let account = live.machine.restore_all()?;
             ran?;
             report_failures(&account, &|words| session.warn(words))?;
-            decisions = watcher.status.decisions.iter().map(|decision| decision.why.clone()).collect();
+            decisions = watcher.status.decisions.iter().map(|decision| decision.reason.clone()).collect();
             refused = watcher.status.refused_plan.iter().chain(&watcher.status.refused).cloned().collect();
         }
         let ended = programs.ended();

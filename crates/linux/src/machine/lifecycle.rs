@@ -22,7 +22,7 @@ fn failed(error: JournalError) -> MachineError {
 
 impl<K: Kernel + Send + 'static> LiveMachine<K> {
     /// Is anything changed, as told, and as root leaves it?
-    pub fn acts(&self) -> bool {
+    pub fn is_acting(&self) -> bool {
         self.options.act
     }
 

@@ -24,12 +24,10 @@ pub struct CapabilityCheck {
     /// True = it was tried here and did what it should.
     pub works: bool,
     /// Limits where it works, the reason where it does not.
-    #[serde(rename = "says")]
     pub detail: String,
     /// What would make it work.
     pub remedy: Option<String>,
     /// What is lost without it.
-    #[serde(rename = "without_it")]
     pub consequence: String,
 }
 

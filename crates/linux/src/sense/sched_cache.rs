@@ -31,7 +31,6 @@ pub struct SchedCacheStatus {
     /// Are footprints counted, by NUMA balancing over two memory nodes or more?
     pub counts_footprints: Option<bool>,
     /// The same in words, or why nothing can be read.
-    #[serde(rename = "says")]
     pub detail: String,
 }
 

@@ -1,4 +1,4 @@
-//! Is the policy of `docs/writing-a-policy.md` a policy, word for word, and does it do on the simulator what the page says?
+//! Is the code in `docs/writing-a-policy.md` a valid policy, word for word, and does it do on the simulator what the page says?
 
 use std::collections::BTreeMap;
 
@@ -10,15 +10,15 @@ use cachemate_sim::machine::{RunLimit, SimMachine, SimOptions, SimProgram};
 // The page's code begins here.
 use cachemate_core::{Decision, Plan, Policy, Reason, TaskId, View, WindowLength};
 
-/// Streams onto the last cache, everybody else onto the others.
+/// Places streams on the last cache and all other programs on the rest.
 pub struct StreamsTogether {
-    /// A program that reads so many bytes from memory per thousand instructions counts as a stream. Misses would not do:
-    /// a stream whose prefetchers are always ahead hardly misses.
+    /// Bytes read from memory per thousand instructions above which a program counts as a stream. Misses would not do,
+    /// because a stream whose prefetchers stay ahead hardly misses.
     pub stream_from_bytes: f64,
 }
 
 impl StreamsTogether {
-    /// `None` while nothing was counted: absent evidence is not zero.
+    /// `None` if nothing was counted: absent evidence is not zero.
     fn is_stream(&self, view: &View<'_>, task: TaskId) -> Option<bool> {
         let bytes = view.profiles.get(&task)?.rates.observed_read_bytes_per_kilo_instr?;
         Some(bytes.value >= self.stream_from_bytes)
@@ -28,28 +28,28 @@ impl StreamsTogether {
 impl Policy for StreamsTogether {
     fn decide(&mut self, view: &View<'_>) -> Decision {
         let mut plan = Plan::idle(WindowLength::Time { ns: 1_000_000_000 });
-        let mut why = Vec::new();
+        let mut reasons = Vec::new();
         let domains = view.last_level_domains();
         let Some((last, others)) = domains.split_last().filter(|(_, others)| !others.is_empty()) else {
-            return Decision { plan, reasons: why }; // one cache: nothing to choose
+            return Decision { plan, reasons }; // one cache: nothing to choose
         };
-        let elsewhere = others.iter().fold(others[0].clone(), |all, cpus| all.union(cpus));
+        let rest = others.iter().fold(others[0].clone(), |all, cpus| all.union(cpus));
         for task in view.movable() {
             let before = view.previous_plan.affinity.get(&task.task);
-            let Some(stream) = self.is_stream(view, task.task) else {
-                // Without evidence what holds stays.
+            let Some(is_stream) = self.is_stream(view, task.task) else {
+                // Without evidence the placement stays as it is.
                 plan.affinity.extend(before.map(|cpus| (task.task, cpus.clone())));
                 continue;
             };
-            let cpus = if stream { last } else { &elsewhere };
+            let cpus = if is_stream { last } else { &rest };
             if before != Some(cpus) {
-                let what = if stream { "streams" } else { "keeps data in the cache" };
-                let text = format!("{{0}} {what}: to CPUs {cpus}");
-                why.push(Reason { tasks: vec![task.task], text, ..Reason::default() });
+                let behavior = if is_stream { "streams" } else { "keeps data in the cache" };
+                let text = format!("{{0}} {behavior}: to CPUs {cpus}");
+                reasons.push(Reason { tasks: vec![task.task], text, ..Reason::default() });
             }
             plan.affinity.insert(task.task, cpus.clone());
         }
-        Decision { plan, reasons: why }
+        Decision { plan, reasons }
     }
 }
 // The page's code ends here.
@@ -74,13 +74,13 @@ fn the_page_shows_the_code_that_is_tested() {
     assert_eq!(blocks(&root("docs/writing-a-policy.md"), "rust"), [code.to_string()]);
 }
 
-/// Does the policy keep what every policy must?
+/// Does the policy pass the conformance rules?
 #[test]
 fn it_conforms() {
     check_policy(&|_| Box::new(StreamsTogether { stream_from_bytes: 500.0 }), 40).unwrap();
 }
 
-/// Does the page's scenario, run under it, end with each kind on its own cache?
+/// Does the page's scenario end with each kind of program on its own cache?
 #[test]
 fn streams_end_up_on_one_cache() {
     let scenario = blocks(&root("docs/writing-a-policy.md"), "toml").remove(0).replace("streams-together", "default");

@@ -354,7 +354,16 @@ impl<'a> ExperimentContext<'a> {
     /// A full run of one seed, all of it here, with nobody to tell.
     pub fn of_seed(seed: u64, stop: &'a AtomicBool) -> Self {
         let seeds = vec![seed];
-        ExperimentContext { quick: false, sample: false, seeds, stop, mixes: None, machine: None, progress: &|_| (), split: None }
+        ExperimentContext {
+            quick: false,
+            sample: false,
+            seeds,
+            stop,
+            mixes: None,
+            machine: None,
+            progress: &|_| (),
+            split: None,
+        }
     }
 }
 

@@ -123,7 +123,14 @@ impl Repro {
 
     fn measured(&self, findings: Findings) -> anyhow::Result<ReproJson> {
         let date = OffsetDateTime::now_utc().replace_nanosecond(0)?.format(&Rfc3339)?;
-        Ok(ReproJson { command: self.command(), version: sources(), date, quick: self.is_short(), sample: self.sample, findings })
+        Ok(ReproJson {
+            command: self.command(),
+            version: sources(),
+            date,
+            quick: self.is_short(),
+            sample: self.sample,
+            findings,
+        })
     }
 
     fn print_cost(&self, session: &Session, experiments: &[Experiment]) {

@@ -83,7 +83,8 @@ struct Testbed {
 
 impl Testbed {
     fn on(context: &ExperimentContext<'_>, machine: &str, scale: u64) -> Result<Self, ReproError> {
-        let (refill, measured) = context.pick_of_three((2_000_000, 1_000_000), (10_000_000, 5_000_000), (REFILL_CYCLES, 25_000_000));
+        let (refill, measured) =
+            context.pick_of_three((2_000_000, 1_000_000), (10_000_000, 5_000_000), (REFILL_CYCLES, 25_000_000));
         let mut bench = CoRunBench::on(machine, 1, WINDOW_CYCLES / scale + refill, measured)?;
         bench.options.scale = scale;
         Ok(Testbed { bench, profile_accesses: context.pick(2_000_000, 6_000_000) })

@@ -26,7 +26,8 @@ struct SchemeInputs {
 fn gather(context: &ExperimentContext<'_>) -> Result<Vec<SchemeInputs>, ReproError> {
     let mut all = Vec::new();
     for &seed in &context.seeds {
-        let (warm_up, measured) = context.pick_of_three((2_000_000, 1_000_000), (12_000_000, 6_000_000), (25_000_000, 15_000_000));
+        let (warm_up, measured) =
+            context.pick_of_three((2_000_000, 1_000_000), (12_000_000, 6_000_000), (25_000_000, 15_000_000));
         let bench = CoRunBench::on("pairs-04", seed, warm_up, measured)?;
         let jobs = programs(context, seed);
         context.tell(&format!("pairs of {} programs, seed {seed}", jobs.len()));

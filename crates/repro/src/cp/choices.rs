@@ -97,7 +97,8 @@ fn study(context: &ExperimentContext<'_>, l3: bool, pace: RunScale) -> Result<Sp
     let splits: Vec<u32> = context.pick_of_three(vec![4], vec![4, 12], (1..COLORS).collect());
     let few: &[ProgramPair] = if l3 { &PAIRS[2..3] } else { &PAIRS[4..5] };
     let pairs: &[ProgramPair] = context.pick(few, &PAIRS);
-    let colors: Vec<u32> = context.pick_of_three(vec![1, 8, COLORS], vec![1, 4, 8, 12, 14, COLORS], (1..=COLORS).collect());
+    let colors: Vec<u32> =
+        context.pick_of_three(vec![1, 8, COLORS], vec![1, 4, 8, 12, 14, COLORS], (1..=COLORS).collect());
     let solos: Vec<Vec<[SoloWork; 2]>> = context
         .seeds
         .iter()

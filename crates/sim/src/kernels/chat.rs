@@ -1,4 +1,4 @@
-//! chatrooms: VolanoMark's server, two threads a connection.
+//! chatrooms: VolanoMark's server, two threads per connection.
 //!
 //! Method (papers TC, section 3.5.2; 2 rooms x 8 clients, no think time): a connection's reader takes a message that
 //! came in and parses it in a private buffer. It appends it to the room's list of messages under the room's lock, and
@@ -17,7 +17,7 @@ use super::{AccessPace, CodeLayout};
 
 pub(super) const PROGRAMS: &[KernelSpec] = &[KernelSpec {
     name: "chatrooms",
-    stands_for: "VolanoMark: 2 rooms x 8 clients, two threads a connection",
+    stands_for: "VolanoMark: 2 rooms x 8 clients, two threads per connection",
     algorithm: "readers append to their room's messages and wake its writers; writers copy and send",
     footprint_bytes: 12 << 20,
     footprint_source: "estimate: heap of a chat server; the papers give none",

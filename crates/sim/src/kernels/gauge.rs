@@ -22,13 +22,13 @@ pub(super) const PROGRAMS: &[KernelSpec] = &[KernelSpec {
     stands_for: "SPEC CPU2006 433.milc",
     algorithm: "lattice quantum chromodynamics: conjugate gradient over fat and long links, forces and link products over whole sites",
     footprint_bytes: 700_000_000,
-    footprint_source: "Henning 2007 (CPU2006 memory footprint): about 700 MB; 20^4 sites at 4208 bytes are 673 MB",
+    footprint_source: "Henning 2007: about 700 MB; 20^4 sites at 4208 bytes are 673 MB",
     pace: AccessPace { instructions_per_access: 2.08, stack_per_access: 0.75 },
-    pace_source: "Phansalkar et al. 2007: 37.3 % loads, 10.7 % stores; 66 flops to 30 words of a matrix times a vector",
+    pace_source: "Phansalkar 2007: 37.3 % loads, 10.7 % stores; 66 flops per 30 words of a matrix-vector product",
     code: CodeLayout { functions: FUNCTIONS, function_instr: 256 },
-    code_source: "estimate: one unrolled matrix routine a loop",
-    phases: "each a time slice, by share of the accesses: conjugate gradient 58 %, fermion force 22, gauge force 10, fat \
-             links 9. The source tells shares of the time: Shi, Gottlieb, Kindratenko, \"MILC on GPUs\"",
+    code_source: "estimate: one unrolled matrix routine per loop",
+    phases: "time slices by share of accesses: conjugate gradient 58 %, fermion force 22, gauge force 10, fat links 9 (shares \
+             of time in Shi, Gottlieb, Kindratenko, \"MILC on GPUs\")",
     unit: "passes over the lattice's sites",
     threads: (1, 1),
     make: |setup| setup.single(Gauge::new),

@@ -20,7 +20,7 @@ pub(super) const PROGRAMS: &[KernelSpec] = &[KernelSpec {
     footprint_bytes: 3_700_000,
     footprint_source: "Henning 2000: 3.7 MB resident",
     pace: AccessPace { instructions_per_access: 2.9, stack_per_access: 0.5 },
-    pace_source: "Hennessy & Patterson 3rd ed., Fig. 2.33 (floating point, about 35 % loads and stores)",
+    pace_source: "H&P Fig. 2.33 (floating point, about 35 % loads and stores)",
     code: CodeLayout { functions: 10, function_instr: 96 },
     code_source: "estimate: ten inner loops",
     phases: "relaxation passes (F1 only) and column scans (all weights) alternate",

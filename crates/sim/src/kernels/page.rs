@@ -6,42 +6,14 @@ use super::registry::programs;
 use super::setup::KernelSpec;
 
 const HEAD: &str = "\
-# Programs that run on the simulated machine
+# Simulated programs
 
-The programs are real algorithms over simulated memory, endless and seeded. A seed changes input and layout, never the footprint. All figures were
-fixed before any policy was run, and none is fitted to a paper's result. Known miss rates of the real programs chose one figure only: how many
-first-level hits (stack accesses) stand beside the algorithm's own.
+The programs of the simulated machines are real algorithms over simulated memory, endless and seeded. The seed changes input and layout but never the
+footprint. All figures were fixed before any policy was run, and none is fitted to a paper's result. Published miss rates of the real programs
+determined only one figure, the number of stack accesses (first-level hits) per access of the algorithm. [validation.md](validation.md) compares the
+programs with real ones.
 
-Figures of a publication were entered from memory of it and rounded. Figures marked *estimate* are ours.
-
-| short | publication |
-|---|---|
-| Henning 2000 | the SPEC CPU2000 memory footprint page |
-| Henning 2007 | SPEC CPU2006 memory footprint, Computer Architecture News 35(1) |
-| Phansalkar et al. 2007 | Analysis of redundancy and application balance in SPEC CPU2006, ISCA |
-
-[validation.md](validation.md) compares the programs' curves with those of recorded real programs. The algorithms of some programs were corrected
-after a comparison, always against real programs and never against results:
-
-| program | corrected | results that had been seen |
-|---|---|---|
-| bzip2 | passes of a sort move the same suffixes | none |
-| gobmk | matchers loop over the board | none, then CA's |
-| gamess | types of shells choose the routines | none, then CA's |
-| mcf, mcf-2006, gcc | like the real programs' algorithms, to find the cause of CA's results | CA's |
-| all | the stack is reused near its top | none of policies |
-
-The share of stack accesses within a stack distance was measured on recorded programs (`valgrind --tool=lackey --trace-mem=yes`, lines of 16 bytes, LRU):
-
-| program | 64 bytes | 128 | 256 | 512 | 4 KB |
-|---|---|---|---|---|---|
-| gzip | 89 % | 99 % | 99 % | 99 % | 100 % |
-| bzip2 | 92 % | 92 % | 92 % | 92 % | 95 % |
-| sqlite3 | 63 % | 78 % | 88 % | 98 % | 100 % |
-| python3 | 59 % | 78 % | 94 % | 98 % | 100 % |
-| simulated | 68 % | 87 % | 94 % | 96 % | 100 % |
-
-A scenario may set these options:
+A scenario may set these options of a program:
 
 | option | meaning |
 |---|---|
@@ -53,7 +25,46 @@ A scenario may set these options:
 
 ";
 
-/// The page, with one row a program and one paragraph on each one's behaviour.
+const SOURCES: &str = "
+## Sources
+
+Figures were entered from memory of the publication and rounded. An *estimate* is this project's own.
+
+| short | publication |
+|---|---|
+| Henning 2000 | the SPEC CPU2000 memory footprint page |
+| Henning 2007 | SPEC CPU2006 memory footprint, Computer Architecture News 35(1) |
+| H&P | Hennessy & Patterson, 3rd edition; Fig. 2.32 is of integer programs, Fig. 2.33 of floating-point programs |
+| Phansalkar 2007 | Phansalkar et al., Analysis of redundancy and application balance in SPEC CPU2006, ISCA |
+
+";
+
+const CORRECTIONS: &str = "
+## Corrections
+
+Some algorithms were corrected to match real programs, never to match results. The last column names the results that were known at that time.
+
+| program | correction | known results |
+|---|---|---|
+| bzip2 | passes of a sort move the same suffixes | none |
+| gobmk | matchers loop over the board | none, then CA's |
+| gamess | types of shells choose the routines | none, then CA's |
+| mcf, mcf-2006, gcc | the algorithms of the real programs, while looking for the cause of CA's results | CA's |
+| all | the stack is reused near its top | none of policies |
+
+The last correction follows recorded programs (`valgrind --tool=lackey --trace-mem=yes`, lines of 16 bytes, LRU). This is the share of stack accesses
+within a stack distance:
+
+| program | 64 bytes | 128 | 256 | 512 | 4 KB |
+|---|---|---|---|---|---|
+| gzip | 89 % | 99 % | 99 % | 99 % | 100 % |
+| bzip2 | 92 % | 92 % | 92 % | 92 % | 95 % |
+| sqlite3 | 63 % | 78 % | 88 % | 98 % | 100 % |
+| python3 | 59 % | 78 % | 94 % | 98 % | 100 % |
+| simulated | 68 % | 87 % | 94 % | 96 % | 100 % |
+";
+
+/// The page: options, figures, algorithms and sources of every program.
 pub fn programs_page() -> String {
     let mut page = String::from(HEAD);
     page.push_str(
@@ -63,10 +74,16 @@ pub fn programs_page() -> String {
     for spec in programs() {
         row(&mut page, spec).expect("writing to a string cannot fail");
     }
-    page.push_str("\n## Algorithms and sources\n");
+    page.push_str("\n## Algorithms\n\n| program | algorithm | phases | unit of progress |\n|---|---|---|---|\n");
+    for spec in programs() {
+        algorithm(&mut page, spec).expect("writing to a string cannot fail");
+    }
+    page.push_str(SOURCES);
+    page.push_str("| program | footprint | instruction mix | code |\n|---|---|---|---|\n");
     for spec in programs() {
         sources(&mut page, spec).expect("writing to a string cannot fail");
     }
+    page.push_str(CORRECTIONS);
     page
 }
 
@@ -88,15 +105,10 @@ fn row(page: &mut String, spec: &KernelSpec) -> std::fmt::Result {
     )
 }
 
-fn sources(page: &mut String, spec: &KernelSpec) -> std::fmt::Result {
-    writeln!(page, "\n### {}\n{}. Progress counts {}.\n", spec.name, capital(spec.algorithm), spec.unit)?;
-    writeln!(page, "- Footprint: {}.", spec.footprint_source)?;
-    writeln!(page, "- Instruction mix: {}.", spec.pace_source)?;
-    writeln!(page, "- Code: {}.", spec.code_source)?;
-    writeln!(page, "- Phases: {}.", spec.phases)
+fn algorithm(page: &mut String, spec: &KernelSpec) -> std::fmt::Result {
+    writeln!(page, "| `{}` | {} | {} | {} |", spec.name, spec.algorithm, spec.phases, spec.unit)
 }
 
-fn capital(text: &str) -> String {
-    let mut letters = text.chars();
-    letters.next().map_or(String::new(), |first| first.to_uppercase().chain(letters).collect())
+fn sources(page: &mut String, spec: &KernelSpec) -> std::fmt::Result {
+    writeln!(page, "| `{}` | {} | {} | {} |", spec.name, spec.footprint_source, spec.pace_source, spec.code_source)
 }

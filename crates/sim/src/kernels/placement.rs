@@ -14,7 +14,7 @@ use super::setup::KernelSpec;
 use super::setup::{KernelSetup, Region, RegionUsers, WorkloadKernel};
 use super::{AccessPace, CodeLayout};
 
-const INT_MIX: &str = "Hennessy & Patterson 3rd ed., Fig. 2.32 (integer: about 36 % loads and stores)";
+const INT_MIX: &str = "H&P Fig. 2.32 (integer: about 36 % loads and stores)";
 
 pub(super) const PROGRAMS: &[KernelSpec] = &[
     KernelSpec {

@@ -17,7 +17,7 @@ const PACE_SOURCE: &str = "estimate: integer mix";
 const CODE: CodeLayout = CodeLayout { functions: 2, function_instr: 96 };
 const CODE_SOURCE: &str = "estimate: a loop and its helpers";
 const FOOTPRINT: u64 = 16 << 20;
-const FOOTPRINT_SOURCE: &str = "papers TC, section 3.5.2: private regions \"fairly large\"; chosen: 1 MB a thread";
+const FOOTPRINT_SOURCE: &str = "papers TC, section 3.5.2: private regions \"fairly large\"; chosen: 1 MB per thread";
 
 pub(super) const PROGRAMS: &[KernelSpec] = &[
     KernelSpec {
@@ -38,7 +38,7 @@ pub(super) const PROGRAMS: &[KernelSpec] = &[
     KernelSpec {
         name: "share-nothing",
         stands_for: "negative control: no clusters to find",
-        algorithm: "as scoreboards, every thread with a board of its own",
+        algorithm: "as scoreboards, with one board per thread",
         footprint_bytes: FOOTPRINT,
         footprint_source: FOOTPRINT_SOURCE,
         pace: PACE,
@@ -53,7 +53,7 @@ pub(super) const PROGRAMS: &[KernelSpec] = &[
     KernelSpec {
         name: "share-everything",
         stands_for: "negative control: one cluster of all",
-        algorithm: "as scoreboards, one board for all threads",
+        algorithm: "as scoreboards, with one board for all threads",
         footprint_bytes: FOOTPRINT,
         footprint_source: FOOTPRINT_SOURCE,
         pace: PACE,

@@ -12,7 +12,7 @@ use super::setup::KernelSpec;
 use super::setup::{KernelSetup, Region, RegionUsers, WorkloadKernel};
 use super::{AccessPace, CodeLayout};
 
-const FP_MIX: &str = "Hennessy & Patterson 3rd ed., Fig. 2.33 (floating point: 35-40 % loads and stores)";
+const FP_MIX: &str = "H&P Fig. 2.33 (floating point: 35-40 % loads and stores)";
 const LOOPS: &str = "estimate: one unrolled inner loop per nest";
 
 pub(super) const PROGRAMS: &[KernelSpec] = &[

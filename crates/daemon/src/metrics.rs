@@ -23,8 +23,8 @@ use crate::status::DaemonStatus;
 /// Series with a program's name.
 const NAMED_AT_MOST: usize = 10;
 
-type Labels = Vec<(String, String)>;
-type Gauges = Family<Labels, Gauge<f64, AtomicU64>>;
+type MetricLabels = Vec<(String, String)>;
+type Gauges = Family<MetricLabels, Gauge<f64, AtomicU64>>;
 
 /// Serves `/metrics`, in a thread of its own that ends with the process. Answers with the address that it listens on.
 ///
@@ -88,7 +88,7 @@ pub fn page(status: &DaemonStatus) -> String {
         let help = "Longest uninterrupted wait of a managed thread for a processor";
         registry.register_with_unit("max_runqueue_wait", help, Unit::Seconds, max_wait);
     }
-    let gauge = |registry: &mut Registry, name: &str, help: &str, rows: Vec<(Labels, f64)>| {
+    let gauge = |registry: &mut Registry, name: &str, help: &str, rows: Vec<(MetricLabels, f64)>| {
         let family = Gauges::default();
         for (labels, value) in rows {
             family.get_or_create(&labels).set(value);

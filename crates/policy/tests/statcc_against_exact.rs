@@ -14,26 +14,26 @@ const MISS_CYCLES: f64 = 100.0;
 const ACCESSES: usize = 500_000;
 
 /// Endless lines of one program, and how many instructions each access stands for.
-struct SyntheticProgram {
+struct EndlessProgram {
     pattern: fn(u64, &mut SplitMix64) -> u64,
     instructions: u64,
 }
 
-const PROGRAMS: [SyntheticProgram; 4] = [
+const PROGRAMS: [EndlessProgram; 4] = [
     // Skewed over 3000 lines.
-    SyntheticProgram { pattern: |_, random| random.below(3000) * random.below(3000) / 3000, instructions: 20 },
+    EndlessProgram { pattern: |_, random| random.below(3000) * random.below(3000) / 3000, instructions: 20 },
     // 500 hot lines, and a stream.
-    SyntheticProgram {
+    EndlessProgram {
         pattern: |at, random| if at % 3 == 0 { 100_000 + at } else { random.below(500) },
         instructions: 12,
     },
     // Loops of 100 to 1300 lines, one after the other.
-    SyntheticProgram { pattern: |at, _| at % (100 + 300 * (at / 5000 % 5)), instructions: 30 },
+    EndlessProgram { pattern: |at, _| at % (100 + 300 * (at / 5000 % 5)), instructions: 30 },
     // Fits beside anything.
-    SyntheticProgram { pattern: |_, random| random.below(60), instructions: 25 },
+    EndlessProgram { pattern: |_, random| random.below(60), instructions: 25 },
 ];
 
-fn profile(program: &SyntheticProgram) -> Profile {
+fn profile(program: &EndlessProgram) -> Profile {
     let settings = ProfileSettings {
         interval: IntervalLength::Instructions(1_000_000),
         reuse_one_in: 8,
@@ -51,7 +51,7 @@ fn profile(program: &SyntheticProgram) -> Profile {
 
 /// Cycles per instruction and miss ratio of each program on one cache, by time: an access takes its instructions in
 /// cycles, and a miss its penalty more.
-fn simulate(programs: &[&SyntheticProgram]) -> Vec<(f64, f64)> {
+fn simulate(programs: &[&EndlessProgram]) -> Vec<(f64, f64)> {
     let shape = CacheGeometry::from_bytes(LINES * LINE_BYTES, LINE_BYTES, WAYS, 1).unwrap();
     let mut cache = CacheSim::new(shape, Replacement::Lru).unwrap();
     let n = programs.len();
@@ -93,7 +93,7 @@ fn miss_ratios_and_run_times_of_groups_are_as_simulated() {
     for group in pairs.chain([vec![0, 1, 2], vec![0, 1, 2, 3]]) {
         let members: Vec<&Profile> = group.iter().map(|&p| &profiles[p]).collect();
         let expected = StatCc { jointly: true }.group_costs(&members, &cache).unwrap();
-        let programs: Vec<&SyntheticProgram> = group.iter().map(|&p| &PROGRAMS[p]).collect();
+        let programs: Vec<&EndlessProgram> = group.iter().map(|&p| &PROGRAMS[p]).collect();
         let ratios = expected.miss_ratios.unwrap();
         for (at, &(cpi, ratio)) in simulate(&programs).iter().enumerate() {
             let slower = (1.0 + expected.costs[at]) / (cpi / solo[group[at]]) - 1.0;

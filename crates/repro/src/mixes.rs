@@ -18,7 +18,7 @@ use serde::Serialize;
 
 use crate::corun::{CoRunBench, CoRunMatrix, caches};
 use crate::rates::ProgramRates;
-use crate::setup::{Comparison, Scores, WorkloadJob, built, failed};
+use crate::setup::{Comparison, SpeedupScores, WorkloadJob, built, failed};
 use crate::solo;
 use crate::work::{self};
 use crate::{ExperimentContext, ReproError, mean};
@@ -182,7 +182,7 @@ fn score(context: &ExperimentContext<'_>, bench: &CoRunBench, jobs: &[WorkloadJo
     let (default, by_matrix) = (of("default")?, of("best-by-matrix")?);
     let judge = |run: &[ProgramRates], name: &str| {
         let speeds: Vec<f64> = run.iter().map(|rates| rates.instr_per_cycle).collect();
-        Scores::of(&speeds, &alone).ok_or_else(|| failed(name)("a program never ran in the measured part"))
+        SpeedupScores::of(&speeds, &alone).ok_or_else(|| failed(name)("a program never ran in the measured part"))
     };
     let (before, best) = (judge(default, "default")?, judge(by_matrix, "best-by-matrix")?);
     let mut mix = RandomMix {
@@ -215,7 +215,7 @@ fn unfinished(jobs: &[WorkloadJob], run: &[ProgramRates], alone: &[f64]) -> Vec<
     jobs.iter().zip(run).zip(alone).filter_map(slow).collect()
 }
 
-fn scored(name: &str, scores: &Scores, gain: &Comparison, default: f64, by_matrix: f64) -> PolicyScore {
+fn scored(name: &str, scores: &SpeedupScores, gain: &Comparison, default: f64, by_matrix: f64) -> PolicyScore {
     PolicyScore {
         policy: name.to_string(),
         throughput_gain_percent: 100.0 * gain.throughput_gain,
@@ -280,7 +280,8 @@ mod tests {
     /// Is a policy that failed on one mix averaged over the others, and one without any score left out of the means?
     #[test]
     fn means_are_over_the_mixes_with_a_score() {
-        let scores = Scores { weighted_speedup: 2.0, harmonic_mean: 0.5, worst_slowdown: 4.0, mean_degradation: 1.0 };
+        let scores =
+            SpeedupScores { weighted_speedup: 2.0, harmonic_mean: 0.5, worst_slowdown: 4.0, mean_degradation: 1.0 };
         let gain = Comparison { throughput_gain: 0.1, mix_gain: 0.1, contention_gain: 0.0, busy_gain: 0.0 };
         let mix = |policies: &[(&str, f64)]| RandomMix {
             programs: Vec::new(),

@@ -369,7 +369,7 @@ fn speed(task: &TaskResults) -> Option<f64> {
 
 /// Scores against solo runs. Rates are per elapsed time, so starving a program counts against a run.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
-pub struct Scores {
+pub struct SpeedupScores {
     /// Sum of speeds over those alone (Snavely and Tullsen).
     pub weighted_speedup: f64,
     /// Harmonic mean of speeds over those alone (Luo, Gummaraju and Franklin).
@@ -382,16 +382,16 @@ pub struct Scores {
 
 /// `solo` holds instructions per elapsed cycle of each task alone, in the order of the tasks. `None` where a task
 /// never ran.
-pub fn scores(run: &RunResults, solo: &[f64]) -> Option<Scores> {
+pub fn scores(run: &RunResults, solo: &[f64]) -> Option<SpeedupScores> {
     let elapsed = run.elapsed_cycles as f64;
     let rates: Vec<f64> = run.tasks.iter().map(|task| task.instructions as f64 / elapsed).collect();
-    Scores::of(&rates, solo)
+    SpeedupScores::of(&rates, solo)
 }
 
-impl Scores {
+impl SpeedupScores {
     /// From instructions per elapsed cycle together and alone; `None` where a task never ran.
     pub fn of(rates: &[f64], solo: &[f64]) -> Option<Self> {
-        Some(Scores {
+        Some(SpeedupScores {
             weighted_speedup: metrics::weighted_speedup(rates, solo)?,
             harmonic_mean: metrics::harmonic_mean(rates, solo)?,
             worst_slowdown: metrics::worst_slowdown(rates, solo)?,

@@ -16,7 +16,7 @@ use cachemate_core::{CpuId, Goal, ProcessId, TaskId};
 use crate::act::rules::{ManageAction, ManageRule, RuleSubject, decide};
 use crate::kernel::if_exists;
 use crate::kernel::{CachedFile, Kernel, ThreadKey, ThreadStat, is_gone};
-use crate::sense::thread_counts::{Times, calls, schedstat, schedstat_path, times_of};
+use crate::sense::thread_counts::{SchedstatTimes, calls, schedstat, schedstat_path, times_of};
 
 /// Processes that are not managed are asked in so many turns whether they are still the same.
 const TURNS: u32 = 16;
@@ -91,7 +91,7 @@ pub struct TaskTable {
     /// `schedstat` of each thread, open: as many as [`KEPT_AT_MOST`].
     kept: BTreeMap<ThreadKey, CachedFile>,
     /// Read by [`TaskTable::forget_reused`], for the look that follows.
-    times: BTreeMap<ThreadKey, Times>,
+    times: BTreeMap<ThreadKey, SchedstatTimes>,
     leaders: BTreeMap<i32, ThreadStat>,
     /// Examined in the last look, not managed, but born by a process that is: pid and parent.
     unmanaged_children: Vec<(i32, i32)>,
@@ -364,7 +364,7 @@ fn cgroup_path(text: &str) -> Option<&str> {
     unified.or_else(|| paths().find(|path| *path != "/")).or_else(|| paths().next())
 }
 
-fn usage((ran_ns, waited_ns, slices): Times, stat: &ThreadStat) -> ThreadUsage {
+fn usage((ran_ns, waited_ns, slices): SchedstatTimes, stat: &ThreadStat) -> ThreadUsage {
     ThreadUsage { ran_ns, waited_ns, slices, faults: stat.minor_faults.saturating_add(stat.major_faults), calls: None }
 }
 

@@ -9,18 +9,18 @@ pub(crate) fn ran_ns(kernel: &dyn Kernel, pid: i32, stat: &ThreadStat) -> Option
     schedstat(kernel, pid, stat.key.tid).0
 }
 
-pub(crate) fn schedstat(kernel: &dyn Kernel, pid: i32, tid: i32) -> Times {
+pub(crate) fn schedstat(kernel: &dyn Kernel, pid: i32, tid: i32) -> SchedstatTimes {
     times_of(&kernel.read(&schedstat_path(pid, tid)).unwrap_or_default())
 }
 
 /// Time on a processor and time waiting for one, in nanoseconds, and how often it was given one.
-pub(crate) type Times = (Option<u64>, Option<u64>, Option<u64>);
+pub(crate) type SchedstatTimes = (Option<u64>, Option<u64>, Option<u64>);
 
 pub(crate) fn schedstat_path(pid: i32, tid: i32) -> PathBuf {
     PathBuf::from(format!("/proc/{pid}/task/{tid}/schedstat"))
 }
 
-pub(crate) fn times_of(text: &str) -> Times {
+pub(crate) fn times_of(text: &str) -> SchedstatTimes {
     let mut fields = text.split_ascii_whitespace().map(|field| field.parse::<u64>().ok());
     let mut next = || fields.next().flatten();
     (next(), next(), next())

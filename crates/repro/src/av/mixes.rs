@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{MACHINE, SAMPLE_CYCLES, SUPER_SETS};
 use crate::rates::ProgramRates;
-use crate::setup::{Comparison, Scores, Workload, WorkloadJob, failed};
+use crate::setup::{Comparison, SpeedupScores, Workload, WorkloadJob, failed};
 use crate::work::{self, InstructionRange, WorkRun};
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget, mean};
 
@@ -239,8 +239,8 @@ fn against(run: &WorkRun, base: &WorkRun, solo: &[f64]) -> Result<RoundRobinGain
     }
     let speeds = |worked: &WorkRun| worked.rates.iter().map(|rates| rates.instr_per_cycle).collect::<Vec<f64>>();
     let gain = Comparison::of_rates(&run.rates, &base.rates).ok_or_else(starved)?;
-    let scored = |worked: &WorkRun| Scores::of(&speeds(worked), solo).ok_or_else(starved);
-    let (new, old): (Scores, Scores) = (scored(run)?, scored(base)?);
+    let scored = |worked: &WorkRun| SpeedupScores::of(&speeds(worked), solo).ok_or_else(starved);
+    let (new, old): (SpeedupScores, SpeedupScores) = (scored(run)?, scored(base)?);
     let kick_outs = |results: &RunResults| {
         let instructions: u64 = results.tasks.iter().map(|task| task.instructions).sum();
         results.level(CacheLevel::L2).map_or(0.0, |l2| l2.inter_task as f64 / instructions.max(1) as f64)

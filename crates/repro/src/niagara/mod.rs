@@ -27,7 +27,7 @@ use cachemate_sim::results::RunResults;
 use serde::{Deserialize, Serialize};
 
 use self::stalls::{ContentionBreakdown, contention_at};
-use crate::setup::{Comparison, Scores, Workload, WorkloadJob, built, failed, scores};
+use crate::setup::{Comparison, SpeedupScores, Workload, WorkloadJob, built, failed, scores};
 use crate::{ExperimentContext, ReproError, mean};
 
 /// The papers' L2 sizes.
@@ -289,8 +289,8 @@ pub fn solo_speeds(setting: &NiagaraSetting) -> Result<Vec<f64>, ReproError> {
 #[derive(Serialize, Deserialize)]
 pub struct NiagaraResult {
     pub gain: Comparison,
-    pub scores: Scores,
-    pub default_scores: Scores,
+    pub scores: SpeedupScores,
+    pub default_scores: SpeedupScores,
     /// L2 misses over references, against the default's, minus one.
     pub misses_change: f64,
     pub miss_ratio: f64,
@@ -341,7 +341,7 @@ pub fn measure_against(
         contention_gain: not_measured,
         busy_gain: new.busy_share / old.busy_share - 1.0,
     };
-    let no_scores = Scores {
+    let no_scores = SpeedupScores {
         weighted_speedup: not_measured,
         harmonic_mean: not_measured,
         worst_slowdown: not_measured,

@@ -40,7 +40,7 @@ use crate::os::domains::Domains;
 use crate::os::frames::{FrameAllocator, FrameAllocatorSpec};
 use crate::os::memory::VirtualMemory;
 use crate::os::queues::Slot;
-use crate::os::schedulers::{Times, scheduler};
+use crate::os::schedulers::{SchedulerTimes, scheduler};
 use crate::os::system::{OsCosts, System, SystemEvent};
 
 /// Counters that take turns are switched at this nominal interval, as a kernel's timer does.
@@ -123,8 +123,10 @@ impl SimMachine {
         let mut scaled = spec.clone();
         scaled.counters.interrupt_cycles = clock.scaled(spec.counters.interrupt_cycles);
         let hw = Hardware::new(&scaled, HwOptions { seed: options.seed, prefetch: options.prefetch })?;
-        let times =
-            Times { slice_cycles: clock.cycles(spec.os.time_slice_ns), millisecond_cycles: clock.cycles(1_000_000) };
+        let times = SchedulerTimes {
+            slice_cycles: clock.cycles(spec.os.time_slice_ns),
+            millisecond_cycles: clock.cycles(1_000_000),
+        };
         let dispatcher = Dispatcher::new(scheduler(options.scheduler, times), Domains::new(&topology));
         let node_of_cpu: Vec<u32> = topology.cpus.iter().map(|cpu| cpu.memory_node).collect();
         let frames = FrameAllocator::new(FrameAllocatorSpec {

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use super::dispatch::Dispatcher;
 use super::domains::Domains;
 use super::queues::{RunState, Seat, Slot};
-use super::schedulers::{SchedulerKind, Times, scheduler};
+use super::schedulers::{SchedulerKind, SchedulerTimes, scheduler};
 
 const MS: u64 = 1_000;
 const ALL: [SchedulerKind; 3] = [SchedulerKind::Linux, SchedulerKind::Solaris, SchedulerKind::RoundRobin];
@@ -31,7 +31,7 @@ fn topology(cpus: u32) -> Topology {
 }
 
 fn dispatcher(kind: SchedulerKind, cpus: u32) -> Dispatcher {
-    let times = Times { slice_cycles: 10 * MS, millisecond_cycles: MS };
+    let times = SchedulerTimes { slice_cycles: 10 * MS, millisecond_cycles: MS };
     Dispatcher::new(scheduler(kind, times), Domains::new(&topology(cpus)))
 }
 

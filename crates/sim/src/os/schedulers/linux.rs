@@ -10,7 +10,7 @@
 //! Not modelled: load averages that decay (load is the weight of runnable tasks now), wake-affine, NUMA balancing,
 //! bandwidth control, and the tick after which an idle CPU outside the cache is found (here: at once).
 
-use super::{CpuScheduler, EnqueueReason, Times, entry};
+use super::{CpuScheduler, EnqueueReason, SchedulerTimes, entry};
 use crate::os::domains::{CORE, SHARED_CACHE};
 use crate::os::queues::{SchedulerView, Slot};
 
@@ -28,7 +28,7 @@ struct FairEntity {
 }
 
 pub(crate) struct LinuxLike {
-    times: Times,
+    times: SchedulerTimes,
     tasks: Vec<FairEntity>,
     least_virtual: Vec<i64>,
     /// When each level of domains is balanced next.
@@ -36,7 +36,7 @@ pub(crate) struct LinuxLike {
 }
 
 impl LinuxLike {
-    pub fn new(times: Times) -> Self {
+    pub fn new(times: SchedulerTimes) -> Self {
         LinuxLike { times, tasks: Vec::new(), least_virtual: Vec::new(), next_balance: vec![0] }
     }
 

@@ -30,7 +30,7 @@ pub enum SchedulerKind {
 
 /// The machine's times, scaled, in cycles.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Times {
+pub(crate) struct SchedulerTimes {
     /// Slice of the default scheduler.
     pub slice_cycles: u64,
     /// One millisecond of nominal time, at least 1.
@@ -87,7 +87,7 @@ pub(crate) trait CpuScheduler: Send {
 }
 
 /// A scheduler at its start.
-pub(crate) fn scheduler(kind: SchedulerKind, times: Times) -> Box<dyn CpuScheduler> {
+pub(crate) fn scheduler(kind: SchedulerKind, times: SchedulerTimes) -> Box<dyn CpuScheduler> {
     match kind {
         SchedulerKind::Linux => Box::new(LinuxLike::new(times)),
         SchedulerKind::Solaris => Box::new(SolarisTimeSharing::new(times)),

@@ -1,14 +1,14 @@
 //! Round robin: one queue for all CPUs in order of arrival, equal slices (times weight).
 
-use super::{CpuScheduler, EnqueueReason, Times};
+use super::{CpuScheduler, EnqueueReason, SchedulerTimes};
 use crate::os::queues::{SchedulerView, Slot};
 
 pub(crate) struct RoundRobinScheduler {
-    times: Times,
+    times: SchedulerTimes,
 }
 
 impl RoundRobinScheduler {
-    pub fn new(times: Times) -> Self {
+    pub fn new(times: SchedulerTimes) -> Self {
         RoundRobinScheduler { times }
     }
 }

@@ -7,7 +7,7 @@
 //!
 //! Plan weights multiply the quantum: the class itself knows no shares.
 
-use super::{CpuScheduler, EnqueueReason, Times, entry};
+use super::{CpuScheduler, EnqueueReason, SchedulerTimes, entry};
 use crate::os::queues::{SchedulerView, Slot};
 
 /// Where threads of the class start.
@@ -66,13 +66,13 @@ struct TimeSharingEntity {
 }
 
 pub(crate) struct SolarisTimeSharing {
-    times: Times,
+    times: SchedulerTimes,
     tasks: Vec<TimeSharingEntity>,
     next_lift: u64,
 }
 
 impl SolarisTimeSharing {
-    pub fn new(times: Times) -> Self {
+    pub fn new(times: SchedulerTimes) -> Self {
         let next_lift = LIFT_MS * times.millisecond_cycles;
         SolarisTimeSharing { times, tasks: Vec::new(), next_lift }
     }

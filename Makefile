@@ -7,16 +7,16 @@ RELEASE = target/release/cachemate
 .PHONY: demo test lint build bench repro faults kill soak live lab sweep-engines install deb deb-test wheel clean help
 
 help:
-	@echo 'make demo     record real programs here, say who hurts whom and who should share a cache with whom'
+	@echo 'make demo     record real programs here, predict their slowdowns, and plan which should share a cache'
 	@echo 'make test     format, lint, tidy, unit, property, end-to-end and doc tests'
 	@echo 'make repro    every result of the papers, a small run of each (REPRO=--quick; empty for the full run)'
 	@echo 'make bench    speed: ratios against textbook engines, in one run'
-	@echo 'make faults   a fault at every call of a managed run, and of the real reset: is anything lost?'
-	@echo 'make kill     kill -9 at KILLS random moments (200) of a managed run: is everything as before?'
+	@echo 'make faults   a fault at every call of a managed run and of the real restore: is an original lost?'
+	@echo 'make kill     kill -9 at KILLS random moments (200) of a managed run: is every program restored?'
 	@echo 'make soak     TASKS short-lived programs (10000) under a daemon: no leak, nothing lost'
-	@echo 'make live     measure on this host (root, at most 15 minutes); says what it cannot show'
-	@echo 'make lab      a real kernel on a modelled machine with shared L3s, PMU and RDT: does all of it work and come back?'
-	@echo 'make sweep-engines  sweeps on Slurm, Dask and HyperQueue, parts of which are killed; and what a sweep costs'
+	@echo 'make live     measure on this host (root, at most 15 minutes); names what it cannot show'
+	@echo 'make lab      a real kernel on a modeled machine with shared L3s, PMU and RDT: does everything work, and is it restored?'
+	@echo 'make sweep-engines  sweeps on Slurm, Dask and HyperQueue while their parts are killed, and the cost of a sweep'
 	@echo 'make deb      a Debian package (target/debian); make deb-test installs, upgrades and removes it in a system of its own'
 	@echo 'make wheel    a wheel for Python 3.11 and later, its stubs and tests with the installed wheel'
 	@echo 'make install  the command, its man pages and completions (PREFIX=/usr/local)'

@@ -21,7 +21,7 @@ END
 }
 
 # told PROGRAM JSON: percent that the forecast gives it; measured PROGRAM JSON: percent that it was slower together
-told() { awk -F '[:,]' -v name="\"$1\"" '/"group"/ { on = 1 } on && $2 ~ name { found = 1 } found && /suffers_percent/ { printf "%.1f", $2; exit }' "$2"; }
+told() { awk -F '[:,]' -v name="\"$1\"" '/"group"/ { on = 1 } on && $2 ~ name { found = 1 } found && /slowdown_percent/ { printf "%.1f", $2; exit }' "$2"; }
 measured() {
     awk -F '": ' -v name="$1" '
         $1 ~ /"phase/ { phase = $2 } $1 ~ /"program/ { program = $2 }

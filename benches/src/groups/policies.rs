@@ -68,8 +68,8 @@ fn host(HostSize { tasks, caches, cpus_per_cache }: HostSize) -> SyntheticHost {
     let capabilities = Capabilities {
         abilities: able.into_iter().map(|ability| (ability, Support::Yes { note: None })).collect(),
         partitions: Vec::new(),
-        shortest_window_ns: 1_000_000,
-        shortest_slice_ns: Some(1_000_000),
+        min_window_ns: 1_000_000,
+        min_slice_ns: Some(1_000_000),
     };
     let task = |id: u32| TaskSample {
         name: format!("task-{id}"),

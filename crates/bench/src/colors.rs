@@ -392,8 +392,8 @@ fn real_programs(place: &BenchHost, mask: u64) -> anyhow::Result<Vec<BenchRow>> 
 /// Share of all pages that the agents of a program and of its children look after, in allowed colors.
 fn inside_by_agents(agents: &[(i32, AgentReport)]) -> Option<f64> {
     let sum = |name: &str| agents.iter().filter_map(|(_, agent)| agent.counter(name)).sum::<u64>();
-    let inside = sum("inside_pages");
-    let all = inside + sum("outside_pages") + sum("unknown_pages");
+    let inside = sum("allowed_pages");
+    let all = inside + sum("other_pages") + sum("unknown_pages");
     (all > 0).then(|| inside as f64 / all as f64)
 }
 

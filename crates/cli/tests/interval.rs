@@ -25,12 +25,12 @@ fn program(folder: &Path, name: &str, small: f64, whole: f64) {
 }
 
 const SCENARIO: &str = "name = \"four\"\ndescription = \"two that reuse, two that stream\"\nmachine = \"xeon-x5365-4\"\n\
-                        model = \"interval\"\nseed = 3\nlength = { ns = 300_000_000_000 }\npolicy = { name = \"dio\" }\n\
-                        [[interval.events]]\nat_ns = 100_000_000_000\nshrink = { cache = 1, to_share = 0.5 }\n\
+                        simulator = \"interval\"\nseed = 3\nlength = { ns = 300_000_000_000 }\npolicy = { name = \"dio\" }\n\
+                        [[interval.events]]\nat_ns = 100_000_000_000\nresize_cache = { cache = 1, size_share = 0.5 }\n\
                         [[programs]]\nprogram = \"reuser.toml\"\ncount = 2\n\
                         [[programs]]\nprogram = \"streamer.toml\"\ncount = 2\n\
                         [[interval.mixes]]\ncount = 5\nof = [{ program = \"reuser.toml\" }, { program = \"streamer.toml\" }]\n\
-                        gap_ns = { exponential = 30e9 }\ninstructions = { fixed = 2e10 }\n";
+                        interarrival_ns = { exponential = 30e9 }\ninstructions = { fixed = 2e10 }\n";
 
 /// Does a scenario of the interval machine run, repeat to the bit, and replay with the same decisions?
 #[test]
@@ -52,7 +52,7 @@ fn a_nominal_scenario_runs_repeats_and_replays() {
     assert!(jobs.iter().take(4).all(|job| job["slowdown"].as_f64().unwrap() > 0.99), "{jobs:?}");
     let again = run(at, &["replay", "a.log", "--json"]).json();
     assert_eq!(again["same_plans"], again["windows"], "{again}");
-    let offline = SCENARIO.replace("shrink = { cache = 1, to_share = 0.5 }", "offline = 3");
+    let offline = SCENARIO.replace("resize_cache = { cache = 1, size_share = 0.5 }", "offline = 3");
     std::fs::write(at.join("offline.toml"), &offline).unwrap();
     run(at, &["sim", "offline.toml", "-o", "c.log"]).ok();
     let again = run(at, &["replay", "c.log", "--json"]).json();
@@ -94,8 +94,11 @@ fn what_cannot_be_run_is_told_with_its_place() {
     std::fs::write(at.join("four.toml"), SCENARIO.replace("streamer.toml", "mfc")).unwrap();
     let bad = run(at, &["sim", "four.toml"]);
     assert!(bad.code == Some(1) && bad.err.contains("did you mean 'mcf'"), "{}", bad.err);
-    std::fs::write(at.join("four.toml"), SCENARIO.replace("shrink = { cache = 1, to_share = 0.5 }", "offline = 4"))
-        .unwrap();
+    std::fs::write(
+        at.join("four.toml"),
+        SCENARIO.replace("resize_cache = { cache = 1, size_share = 0.5 }", "offline = 4"),
+    )
+    .unwrap();
     let bad = run(at, &["sim", "four.toml"]);
     assert!(bad.err.contains("four.toml:10:11") && bad.err.contains("expected 0 to 3"), "{}", bad.err);
 }
@@ -168,13 +171,10 @@ fn a_policy_plans_from_profiles_alone() {
 
 /// A reuser that is promised a rate, beside a streamer, and another reuser; then more programs.
 fn promising(folder: &Path, at_least: f64, more: &str) {
-    let goal = if at_least > 0.0 {
-        format!("goal = {{ priority = 1.0, rate_at_least = {at_least:e} }}\n")
-    } else {
-        String::new()
-    };
+    let goal =
+        if at_least > 0.0 { format!("goal = {{ priority = 1.0, min_rate = {at_least:e} }}\n") } else { String::new() };
     let text = format!(
-        "name = \"floor\"\ndescription = \"a rate that is promised\"\nmachine = \"xeon-x5365-4\"\nmodel = \"interval\"\n\
+        "name = \"floor\"\ndescription = \"a rate that is promised\"\nmachine = \"xeon-x5365-4\"\nsimulator = \"interval\"\n\
          seed = 3\nlength = {{ ns = 300_000_000_000 }}\npolicy = {{ name = \"auto\" }}\n\
          [[programs]]\nprogram = \"reuser.toml\"\n{goal}[[programs]]\nprogram = \"streamer.toml\"\n\
          [[programs]]\nprogram = \"reuser.toml\"\n{more}"
@@ -215,15 +215,11 @@ fn a_promised_rate_is_kept_or_it_is_said_why_not() {
     let text = std::fs::read_to_string(at.join("floor.toml")).unwrap();
     std::fs::write(
         at.join("floor.toml"),
-        text.replacen("reuser.toml\"\n", "reuser.toml\"\ngoal = { priority = 1.0, rate_at_least = 0.0 }\n", 1),
+        text.replacen("reuser.toml\"\n", "reuser.toml\"\ngoal = { priority = 1.0, min_rate = 0.0 }\n", 1),
     )
     .unwrap();
     let bad = run(at, &["sim", "floor.toml"]);
-    assert!(
-        bad.code == Some(1) && bad.err.contains("goal.rate_at_least': found 0, expected a positive"),
-        "{}",
-        bad.err
-    );
+    assert!(bad.code == Some(1) && bad.err.contains("goal.min_rate': found 0, expected a positive"), "{}", bad.err);
 }
 
 /// A program of one phase for ever that uses so many bytes, each equally often: by hand, what theory says of it.

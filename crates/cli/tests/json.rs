@@ -135,8 +135,10 @@ fn sweeps_keep_their_promises() {
     // Somebody of another host is at work.
     let claim = "{\"host\":\"far\",\"place\":\"x\",\"pid\":1,\"started_ticks\":1}";
     std::fs::write(at.join(format!("out/claims/{}", id(3))), claim).unwrap();
-    let status =
-        [json(&["sweep", "status", "out", "--json"]), serde_json::json!({ "finished_per_s": 1.0, "left_s": null })];
+    let status = [
+        json(&["sweep", "status", "out", "--json"]),
+        serde_json::json!({ "finished_per_s": 1.0, "remaining_s": null }),
+    ];
     check("sweep status", &status, &[], &["failures[].point"]);
     check("sweep merge", &damaged[..1], &[], &[]);
     let report = [damaged[1].clone(), json(&["sweep", "report", "out", "--json"])];

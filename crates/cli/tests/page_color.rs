@@ -75,7 +75,7 @@ fn a_colored_program_does_what_it_does_otherwise() {
     let report: serde_json::Value = serde_json::from_str(&report).unwrap();
     let figures = &report["processes"][0]["agent"]["account"]["Ok"];
     let figure = |name: &str| figures[name].as_u64().unwrap();
-    assert!(figure("faults") > 0 && figure("inside_pages") > 0, "{figures}");
+    assert!(figure("faults") > 0 && figure("allowed_pages") > 0, "{figures}");
     assert_eq!((figure("lost_pages"), figure("held_most") <= figure("hold_at_most")), (0, true), "{figures}");
     let exits = run(folder.path(), &["page-color", "run", "--colors", "0-7", "--", "sh", "-c", "exit 7"]);
     assert!(exits.code == Some(7) || exits.err.contains(MOVED), "{:?}: {}", exits.code, exits.err);

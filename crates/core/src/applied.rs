@@ -31,19 +31,19 @@ pub enum PlanItem {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum RefusalReason {
     /// The task, process or group has ended.
-    #[serde(rename = "Gone")]
+    #[serde(alias = "Gone")]
     NotFound,
     /// The machine's owner or the kernel does not allow it.
     NoPermission,
     /// Something that there are few of has run out: classes of service, CPUs, memory.
-    #[serde(rename = "NoRoom")]
+    #[serde(alias = "NoRoom")]
     NoCapacity,
     /// Something else holds what is needed.
     Busy,
     /// This machine cannot do it at all, or cannot do it as it was asked for.
     NotSupported,
     /// Somebody else has taken the thing for himself, such as a class of service; it is left alone.
-    #[serde(rename = "OwnedByAnother")]
+    #[serde(alias = "OwnedByAnother")]
     OwnedByOther,
     /// A replay cannot do what the recorded run did not do.
     NotRecorded,
@@ -57,10 +57,10 @@ pub struct RefusedItem {
     /// The line of the plan.
     pub item: PlanItem,
     /// The kind of reason, for programs that read it.
-    #[serde(rename = "because")]
+    #[serde(alias = "because")]
     pub reason: RefusalReason,
     /// The kernel's or the simulator's own words, with the path or the call.
-    #[serde(rename = "said")]
+    #[serde(alias = "said")]
     pub message: String,
 }
 
@@ -81,7 +81,7 @@ pub struct ActiveShare {
     /// As it is in force, which may be less than the plan asked for.
     pub share: CacheShare,
     /// Share of the members' resident pages in allowed colors.
-    #[serde(rename = "pages_inside")]
+    #[serde(alias = "pages_inside")]
     pub pages_in_share: Option<f64>,
     /// Pages taken from a color that was not allowed, because none was left; since the share began.
     pub fallback_pages: Option<u64>,
@@ -109,7 +109,7 @@ pub struct AppliedPlan {
     /// What the machine did not do, and why.
     pub refused: Vec<RefusedItem>,
     /// Changed by somebody else since the last look.
-    #[serde(rename = "overridden")]
+    #[serde(alias = "overridden")]
     pub overridden_by_others: Vec<PlanItem>,
     /// What the change cost so far: calls, page copies, stalls.
     pub cost_ns: u64,

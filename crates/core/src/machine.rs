@@ -17,7 +17,8 @@ pub enum Support {
     /// Not here.
     No {
         /// What is missing, in words.
-        why: String,
+        #[serde(alias = "why")]
+        reason: String,
         /// What the user can do about it; `None` = nothing is known to help.
         remedy: Option<String>,
     },
@@ -66,7 +67,7 @@ pub enum PartitionSupport {
         /// Size of a page.
         page_bytes: u64,
         /// For one page, copying included.
-        #[serde(rename = "move_page_ns")]
+        #[serde(alias = "move_page_ns")]
         page_migration_ns: f64,
     },
     /// By masks of ways.
@@ -74,12 +75,12 @@ pub enum PartitionSupport {
         /// Ways that can be given; indices of a mask are below it.
         ways: u32,
         /// Ways that a mask must have at least.
-        #[serde(rename = "at_least")]
+        #[serde(alias = "at_least")]
         min_ways: u32,
         /// A mask must be in one piece.
         contiguous: bool,
         /// Groups with masks of their own at once. On a live host, classes of service, the default one among them.
-        #[serde(rename = "groups_at_most")]
+        #[serde(alias = "groups_at_most")]
         max_groups: u32,
     },
 }
@@ -92,9 +93,11 @@ pub struct Capabilities {
     /// How each cache can be divided; a cache may be here several times or not at all.
     pub partitions: Vec<(CacheId, PartitionSupport)>,
     /// The shortest window that the machine can keep.
-    pub shortest_window_ns: u64,
+    #[serde(alias = "shortest_window_ns")]
+    pub min_window_ns: u64,
     /// Shortest turn of a gang; `None` = no limit is known, or there are no gangs.
-    pub shortest_slice_ns: Option<u64>,
+    #[serde(alias = "shortest_slice_ns")]
+    pub min_slice_ns: Option<u64>,
 }
 
 /// The part of the machine that policies see.

@@ -156,7 +156,6 @@ pub enum WritePolicy {
 pub enum Inclusion {
     /// Neither: lines come and go on their own.
     #[default]
-    #[serde(rename = "neither")]
     NonInclusive,
     /// Holds all that the caches before it hold; an eviction here invalidates there.
     Inclusive,
@@ -171,7 +170,6 @@ pub struct WayPartitions {
     /// Classes of service, the default one included.
     pub groups: u32,
     /// Ways that a mask must have at least.
-    #[serde(rename = "ways_at_least")]
     pub min_ways: u32,
     /// A mask must be in one piece.
     pub contiguous: bool,
@@ -246,7 +244,6 @@ pub struct MemorySpec {
 #[serde(deny_unknown_fields, default)]
 pub struct MemorySchedulingSpec {
     /// Demand reads go before prefetches and write-backs, which fill the gaps; false = first come, first served.
-    #[serde(rename = "demand_first")]
     pub demand_priority: bool,
     /// Reads that a package's bus (a node's controller, where there is no bus) has on their way at once; `None` = any
     /// number.
@@ -264,7 +261,6 @@ pub struct PageSpec {
     /// Colors the operating system uses; `None` = it does not color.
     pub colors: Option<u32>,
     /// Copying a page to a frame of another color under the running program.
-    #[serde(rename = "move_page_cycles")]
     pub migration_cycles: u64,
     /// Allocating a page at its first touch.
     pub fault_cycles: u64,
@@ -300,8 +296,7 @@ impl Default for OsSpec {
 #[serde(deny_unknown_fields, default)]
 pub struct PmuSpec {
     /// Events counted at once; more are multiplexed.
-    #[serde(rename = "at_once")]
-    pub counters: u32,
+    pub count: u32,
     /// An overflow interrupt.
     pub interrupt_cycles: u64,
     /// What samples of addresses look like.
@@ -310,7 +305,7 @@ pub struct PmuSpec {
 
 impl Default for PmuSpec {
     fn default() -> Self {
-        PmuSpec { counters: 6, interrupt_cycles: 3_000, sampler: SamplerModel::Ideal }
+        PmuSpec { count: 6, interrupt_cycles: 3_000, sampler: SamplerModel::Ideal }
     }
 }
 
@@ -389,7 +384,7 @@ impl MachineSpec {
             ("hertz", self.hertz, 1_000_000, 100_000_000_000),
             ("memory.nodes", u64::from(self.memory.nodes), 1, 64),
             ("memory.local_latency_cycles", u64::from(self.memory.local_latency_cycles), 1, 1 << 20),
-            ("counters.at_once", u64::from(self.counters.counters), 1, 1024),
+            ("counters.count", u64::from(self.counters.count), 1, 1024),
         ];
         for (field, found, low, high) in counts {
             if !(low..=high).contains(&found) {

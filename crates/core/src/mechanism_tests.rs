@@ -101,14 +101,14 @@ fn one_plan_says_affinity_gangs_colors_ways_penalties_and_every_probe() {
             },
         ),
         probe(1, ProbeKind::PairedRows { cache: CacheId(0), task: c, peers: vec![a, b], total_ns: 2_000_000 }),
-        probe(2, ProbeKind::MissTrace { task: a, entries: 160_000, code: false }),
+        probe(2, ProbeKind::MissTrace { task: a, entries: 160_000, includes_code: false }),
         probe(
             3,
             ProbeKind::AccessSamples {
                 processes: vec![ProcessId(0)],
-                one_in: 10,
+                sample_period: 10,
                 remote_only: true,
-                at_most: 1_000_000,
+                max_samples: 1_000_000,
             },
         ),
         probe(4, ProbeKind::ReuseTimes { task: a, locations: 4 }),

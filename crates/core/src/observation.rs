@@ -91,7 +91,7 @@ pub struct EventCount {
     /// Occurrences, cycles or bytes, while the counter was on.
     pub count: u64,
     /// Share of the task's time on processor that the counter was on; 0 to 1, 0 = never.
-    #[serde(rename = "counted_share")]
+    #[serde(alias = "counted_share")]
     pub enabled_share: f64,
 }
 
@@ -120,12 +120,12 @@ pub struct TaskSample {
     /// Command name: profiles and match rules go by it; policies must not.
     pub name: String,
     /// When it came or was first seen, on the clock of [`TimeSpan`].
-    #[serde(rename = "arrived_ns")]
+    #[serde(alias = "arrived_ns")]
     pub arrival_ns: u64,
     /// It ended in this window; the next one does not list it.
     pub exited: bool,
     /// Nothing here may be moved (kernel thread, pinned by its owner, excluded by configuration).
-    #[serde(rename = "fixed")]
+    #[serde(alias = "fixed")]
     pub unmovable: bool,
     /// What the operator's rules ask for it; here, so that a replay has it too.
     pub goal: Option<Goal>,
@@ -134,7 +134,7 @@ pub struct TaskSample {
     /// Time on each CPU within the window: who really ran beside whom, CPU-time shares, fairness.
     pub on_cpu_ns: Vec<(CpuId, u64)>,
     /// Time that it could have run and did not get a CPU; `None` = not known.
-    #[serde(rename = "runnable_wait_ns")]
+    #[serde(alias = "runnable_wait_ns")]
     pub run_queue_wait_ns: Option<u64>,
     /// Events counted while it was on processor.
     pub counts: EventCounts,
@@ -209,7 +209,7 @@ pub struct RowInterval {
     /// When the interval began, and how long it was.
     pub span: TimeSpan,
     /// Who went off processor and ended it; `None` = the window ended.
-    #[serde(rename = "ended_by")]
+    #[serde(alias = "ended_by")]
     pub ended_by_task: Option<TaskId>,
     /// Counts of the whole shared cache during the interval.
     pub cache_counts: EventCounts,
@@ -264,7 +264,7 @@ pub struct ReuseSample {
     /// Time that the task ran from the begin of the watch to the second touch, or to the end of the watch.
     pub elapsed_ns: u64,
     /// False = the other fields are lower bounds.
-    #[serde(rename = "touched_again")]
+    #[serde(alias = "touched_again")]
     pub reused: bool,
 }
 
@@ -298,7 +298,7 @@ pub enum Neighbor {
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub struct PrimeProbeSample {
     /// The task ran meanwhile; false = it was kept off.
-    #[serde(rename = "beside")]
+    #[serde(alias = "beside")]
     pub target_running: bool,
     /// Lines that were gone, out of `reloads`.
     pub evicted: u32,
@@ -327,7 +327,8 @@ pub enum ProbeEvidence {
         lines: Vec<u64>,
         /// Places in the log, ascending, of fetches of code; the others are of data. Empty where none were logged.
         #[serde(default)]
-        code: Vec<u32>,
+        #[serde(alias = "code")]
+        code_positions: Vec<u32>,
         /// Events known to be missed; `None` = the hardware cannot tell.
         lost: Option<u64>,
         /// Counts over the trace, for MPKI and for the vertical shift.
@@ -338,7 +339,8 @@ pub enum ProbeEvidence {
     /// Sampled accesses; `one_in` is the rate in force, jitter included in `events`.
     Samples {
         /// Events from one sample to the next, on average.
-        one_in: u32,
+        #[serde(alias = "one_in")]
+        sample_period: u32,
         /// Events that passed, sampled or not, since the answer before.
         events: u64,
         /// Bytes of a line.
@@ -365,7 +367,7 @@ pub enum ProbeEvidence {
         super_sets: Vec<SuperSetCount>,
     },
     /// Seen from outside: how much the neighbor slows the task, and the task the neighbor.
-    #[serde(rename = "Beside")]
+    #[serde(alias = "Beside")]
     NeighborSlowdown {
         /// The task that was measured.
         task: TaskId,
@@ -374,17 +376,18 @@ pub enum ProbeEvidence {
         /// Time of one of the neighbor's accesses, with the task kept off.
         neighbor_alone_ns: f64,
         /// The same beside the task.
-        #[serde(rename = "neighbor_beside_ns")]
+        #[serde(alias = "neighbor_beside_ns")]
         neighbor_corun_ns: f64,
         /// The task's work by time without the neighbor; `None` = not known. Only its ratio to the rate beside has a
         /// meaning.
         task_alone_rate: Option<f64>,
         /// The same beside the neighbor.
-        #[serde(rename = "task_beside_rate")]
+        #[serde(alias = "task_beside_rate")]
         task_corun_rate: Option<f64>,
         /// What the task's rates count: an event that stands in for work; `None` = the work that it reports itself.
         #[serde(default)]
-        rate_of: Option<CounterEvent>,
+        #[serde(alias = "rate_of")]
+        rate_event: Option<CounterEvent>,
     },
     /// Cache-line ping-pong: virtual machines lie about who shares a cache.
     PingPong {
@@ -394,7 +397,7 @@ pub enum ProbeEvidence {
         round_trip_ns: f64,
     },
     /// Raw samples of how much of the shared cache the task evicts, in the order they were taken.
-    #[serde(rename = "Evicted")]
+    #[serde(alias = "Evicted")]
     PrimeProbe {
         /// The task that was measured.
         task: TaskId,
@@ -406,7 +409,7 @@ pub enum ProbeEvidence {
         samples: Vec<PrimeProbeSample>,
     },
     /// A profile recorded earlier and recognised; here, so that a replay has it too.
-    #[serde(rename = "Known")]
+    #[serde(alias = "Known")]
     StoredProfile {
         /// The task that was recognized.
         task: TaskId,
@@ -449,17 +452,17 @@ pub struct Observation {
     /// When it began, and how long it was.
     pub span: TimeSpan,
     /// Why it ended.
-    #[serde(rename = "ended")]
+    #[serde(alias = "ended")]
     pub end_reason: WindowEnd,
     /// All tasks that lived in it, in order of arrival; those that ended in it are among them.
     pub tasks: Vec<TaskSample>,
     /// Counters of shared things; a place that is missing was not counted.
-    #[serde(rename = "places")]
+    #[serde(alias = "places")]
     pub shared_counts: Vec<(CounterScope, EventCounts)>,
     /// What came of the probes in this window.
-    #[serde(rename = "answers")]
+    #[serde(alias = "answers")]
     pub probe_results: Vec<ProbeResult>,
     /// What holds now: slow actions go on, and others change things too.
-    #[serde(rename = "in_force")]
+    #[serde(alias = "in_force")]
     pub applied: AppliedPlan,
 }

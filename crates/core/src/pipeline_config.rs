@@ -40,7 +40,7 @@ pub enum GuardObjective {
     #[default]
     MeanLogSpeed,
     /// The program that lost most.
-    #[serde(rename = "worst-process")]
+    #[serde(alias = "worst-process")]
     WorstProcessSpeed,
 }
 
@@ -49,25 +49,27 @@ pub enum GuardObjective {
 #[serde(deny_unknown_fields)]
 pub struct GuardConfig {
     /// Windows before and after a change that are compared; 2 or more.
-    pub windows: u32,
+    #[serde(alias = "windows")]
+    pub trial_windows: u32,
     /// A loss below this share is no reason to go back.
-    #[serde(rename = "loss_at_least")]
+    #[serde(alias = "loss_at_least")]
     pub min_loss: f64,
     /// How long a plan that failed stays out, the first time.
-    #[serde(rename = "keep_out_windows")]
+    #[serde(alias = "keep_out_windows")]
     pub cooldown_windows: u32,
     /// What is made of several programs' speeds.
     #[serde(default)]
     pub objective: GuardObjective,
     /// No change before there is something to compare it with: on live hosts, where nobody chose the beginning.
     #[serde(default)]
-    pub wait_for_reference: bool,
+    #[serde(alias = "wait_for_reference")]
+    pub waits_for_reference: bool,
 }
 
 impl Default for GuardConfig {
     fn default() -> Self {
         let objective = GuardObjective::default();
-        GuardConfig { windows: 5, min_loss: 0.03, cooldown_windows: 60, objective, wait_for_reference: false }
+        GuardConfig { trial_windows: 5, min_loss: 0.03, cooldown_windows: 60, objective, waits_for_reference: false }
     }
 }
 
@@ -78,7 +80,8 @@ pub struct PredictorConfig {
     /// What a miss of the last level adds to a task that has no curve of stalls.
     pub miss_penalty_cycles: f64,
     /// Where that number comes from: the machine file, or a measurement with its figures.
-    pub miss_penalty_from: String,
+    #[serde(alias = "miss_penalty_from")]
+    pub miss_penalty_source: String,
 }
 
 /// One profiler with its settings.
@@ -99,7 +102,8 @@ pub enum ProfilerConfig {
         /// Level of the contended cache.
         level: CacheLevel,
         /// A reading counts once it covers so many.
-        at_least_instructions: f64,
+        #[serde(alias = "at_least_instructions")]
+        min_instructions: f64,
     },
     /// Partial-cache miss rates from sets of tasks that ran together (CASC).
     CoRunRows {
@@ -113,7 +117,8 @@ pub enum ProfilerConfig {
         /// Counters and regions.
         parameters: ShMapParameters,
         /// One filter for all processes, by physical line.
-        across_processes: bool,
+        #[serde(alias = "across_processes")]
+        machine_wide: bool,
     },
     /// Activity vectors (AV).
     Activity,
@@ -127,7 +132,8 @@ pub enum ProfilerConfig {
         cache: TracedCache,
         /// The thesis' own settings instead of the survival curve.
         #[serde(default)]
-        as_in_the_thesis: bool,
+        #[serde(alias = "as_in_the_thesis")]
+        follows_thesis: bool,
     },
     /// Curves and histograms from watched locations.
     Reuse {
@@ -140,7 +146,8 @@ pub enum ProfilerConfig {
         /// Sizes of the curve's points.
         sizes_bytes: Vec<u64>,
         /// Watch points see fetches of code as well.
-        of_code_too: bool,
+        #[serde(alias = "of_code_too")]
+        includes_code: bool,
     },
     /// Curves of stalls from counters at the sizes held.
     Stalls {
@@ -152,7 +159,8 @@ pub enum ProfilerConfig {
         /// Shape of the contended cache.
         cache: TracedCache,
         /// A window counts once it covers so many.
-        at_least_instructions: f64,
+        #[serde(alias = "at_least_instructions")]
+        min_instructions: f64,
     },
     /// Profiles that experiments know beforehand, in order of the tasks' arrival.
     Oracle {
@@ -184,22 +192,25 @@ impl Default for PhaseParameters {
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub struct CoRunRowParameters {
     /// Shorter intervals are cold starts.
-    pub shortest_interval_ns: f64,
+    #[serde(alias = "shortest_interval_ns")]
+    pub min_interval_ns: f64,
     /// MIN_RUNLENGTH: what has to be collected of each row, and of each newcomer.
-    pub least_total_ns: f64,
+    #[serde(alias = "least_total_ns")]
+    pub min_total_ns: f64,
     /// Both times are multiplied by this.
     pub scale: f64,
     /// Takes the members' own counts where the machine has them.
-    pub own_counts: bool,
+    #[serde(alias = "own_counts")]
+    pub uses_task_counts: bool,
 }
 
 impl Default for CoRunRowParameters {
     fn default() -> Self {
         CoRunRowParameters {
-            shortest_interval_ns: 200_000.0,
-            least_total_ns: 2_000_000.0,
+            min_interval_ns: 200_000.0,
+            min_total_ns: 2_000_000.0,
             scale: 1.0,
-            own_counts: false,
+            uses_task_counts: false,
         }
     }
 }

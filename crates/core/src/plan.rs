@@ -11,7 +11,7 @@ use crate::{CacheId, CacheLevel, CpuId, CpuSet, GroupId, IndexSet, Neighbor, Pro
 pub enum WindowLength {
     /// A length of time.
     Time {
-        /// Above 0; a machine may have a shortest window ([`crate::Capabilities::shortest_window_ns`]).
+        /// Above 0; a machine may have a shortest window ([`crate::Capabilities::min_window_ns`]).
         ns: u64,
     },
     /// 10^9 cycles (DIO, TC), 5 M cycles (AV): the machine turns it into time where it must.
@@ -59,7 +59,7 @@ pub enum Units {
         /// Colors that the members' pages may have; not empty.
         allowed: IndexSet,
         /// What becomes of pages that have other colors already.
-        #[serde(rename = "moving")]
+        #[serde(alias = "moving")]
         migration: PageMigration,
     },
     /// By ways.
@@ -110,7 +110,7 @@ pub struct CoRunPenalty {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub enum ProbeKind {
     /// Each row: bring these on processor together until `total_ns` is collected. CASC raises priority.
-    #[serde(rename = "Rows")]
+    #[serde(alias = "Rows")]
     CoRunRows {
         /// The cache that the rows share.
         cache: CacheId,
@@ -124,7 +124,7 @@ pub enum ProbeKind {
         boost: bool,
     },
     /// Whenever `task` runs beside any of `peers` and nobody else (CASC secondary).
-    #[serde(rename = "Beside")]
+    #[serde(alias = "Beside")]
     PairedRows {
         /// The cache that they share.
         cache: CacheId,
@@ -136,7 +136,7 @@ pub enum ProbeKind {
         total_ns: u64,
     },
     /// Misses of the first-level data cache, and fetches of code that missed theirs, where that is asked and can be.
-    #[serde(rename = "Trace")]
+    #[serde(alias = "Trace")]
     MissTrace {
         /// The task that is traced.
         task: TaskId,
@@ -144,22 +144,25 @@ pub enum ProbeKind {
         entries: u32,
         /// Fetches of code are logged, too.
         #[serde(default)]
-        code: bool,
+        #[serde(alias = "code")]
+        includes_code: bool,
     },
     /// Remote accesses only, or all: one in `one_in` on average, jittered by the machine.
-    #[serde(rename = "Samples")]
+    #[serde(alias = "Samples")]
     AccessSamples {
         /// All threads of these processes are sampled.
         processes: Vec<ProcessId>,
         /// Events from one sample to the next, on average.
-        one_in: u32,
+        #[serde(alias = "one_in")]
+        sample_period: u32,
         /// Only accesses that a remote cache answered are given ([`crate::DataSource::RemoteCache`]).
         remote_only: bool,
         /// Samples in all, of all processes together.
-        at_most: u32,
+        #[serde(alias = "at_most")]
+        max_samples: u32,
     },
     /// Reuse times of single locations, each watched until it is touched again.
-    #[serde(rename = "Reuses")]
+    #[serde(alias = "Reuses")]
     ReuseTimes {
         /// The task that is watched.
         task: TaskId,
@@ -167,7 +170,7 @@ pub enum ProbeKind {
         locations: u32,
     },
     /// Accesses and misses by groups of cache sets (AV 2.1).
-    #[serde(rename = "Activity")]
+    #[serde(alias = "Activity")]
     SuperSets {
         /// The tasks that are counted, each by itself.
         tasks: Vec<TaskId>,
@@ -189,7 +192,7 @@ pub enum ProbeKind {
         cpus: (CpuId, CpuId),
     },
     /// Prime, wait and reload beside the task and without it, until this many samples beside it are there.
-    #[serde(rename = "Evicted")]
+    #[serde(alias = "Evicted")]
     PrimeProbe {
         /// The task that is measured.
         task: TaskId,
@@ -204,7 +207,7 @@ pub struct ProbeRequest {
     /// Given by the policy; no two probes of a plan have the same.
     pub id: ProbeId,
     /// What is measured, and of whom.
-    #[serde(rename = "what")]
+    #[serde(alias = "what")]
     pub kind: ProbeKind,
     /// The most processor time it may take; the machine stops it there and says so.
     pub budget_ns: u64,

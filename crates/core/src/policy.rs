@@ -27,12 +27,12 @@ pub struct Reason {
 pub enum ReasonKind {
     /// Why something stands where it stands.
     #[default]
-    #[serde(rename = "plain")]
+    #[serde(alias = "plain")]
     Explanation,
     /// A plan made the programs slower and was taken back.
     RolledBack,
     /// A plan was not tried, because it or several in a row made programs slower.
-    #[serde(rename = "kept-out")]
+    #[serde(alias = "kept-out")]
     CoolingDown,
     /// New shares were tried, and a verdict was found.
     TrialVerdict,
@@ -52,7 +52,7 @@ pub struct Decision {
     /// The whole desired state, not a difference.
     pub plan: Plan,
     /// At least enough to explain what is new in the plan; empty = nothing to say.
-    #[serde(rename = "why")]
+    #[serde(alias = "why")]
     pub reasons: Vec<Reason>,
 }
 
@@ -62,11 +62,11 @@ pub struct Goal {
     /// Relative weight of its slowdown; 1.0 where nothing was asked.
     pub priority: f64,
     /// Never slower than this over solo ("5 %" = 0.05).
-    #[serde(rename = "degradation_at_most")]
+    #[serde(alias = "degradation_at_most")]
     pub max_slowdown: Option<f64>,
     /// Never less work a second than this: work that the task reports; where nobody of its process reports any, instructions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[serde(rename = "rate_at_least")]
+    #[serde(alias = "rate_at_least")]
     pub min_rate: Option<f64>,
 }
 

@@ -15,9 +15,9 @@ pub enum SpellingScope {
     Configuration,
     /// A parameter, behind its policy.
     PolicyParameter,
-    /// A key of a scenario.
+    /// A key of a scenario, by its path without indices.
     Scenario,
-    /// A key of a machine file.
+    /// A key of a machine file, by its path without indices, or such a key with a value.
     Machine,
 }
 
@@ -136,12 +136,16 @@ pub const RETIRED_SPELLINGS: &[RetiredSpelling] = &[
     retired(SpellingScope::Scenario, "interval.events.outside", "interval.events.external_traffic"),
     retired(SpellingScope::Scenario, "interval.events.separate", "interval.events.split_cpus"),
     retired(SpellingScope::Scenario, "interval.events.shrink", "interval.events.resize_cache"),
+    retired(SpellingScope::Scenario, "interval.events.shrink.to_share", "interval.events.resize_cache.size_share"),
     retired(SpellingScope::Scenario, "interval.mixes.of", "interval.mixes.programs"),
-    retired(SpellingScope::Scenario, "gap_ns", "interarrival_ns"),
-    retired(SpellingScope::Scenario, "degradation_at_most", "max_slowdown"),
-    retired(SpellingScope::Scenario, "rate_at_least", "min_rate"),
+    retired(SpellingScope::Scenario, "interval.mixes.gap_ns", "interval.mixes.interarrival_ns"),
+    retired(SpellingScope::Scenario, "programs.gap_ns", "programs.interarrival_ns"),
+    retired(SpellingScope::Scenario, "programs.goal.degradation_at_most", "programs.goal.max_slowdown"),
+    retired(SpellingScope::Scenario, "programs.goal.rate_at_least", "programs.goal.min_rate"),
     retired(SpellingScope::Machine, "counters.at_once", "counters.count"),
-    retired(SpellingScope::Machine, "way_partitions.ways_at_least", "way_partitions.min_ways"),
+    retired(SpellingScope::Machine, "caches.inclusion = neither", "caches.inclusion = non-inclusive"),
+    retired(SpellingScope::Machine, "caches.way_partitions.ways_at_least", "caches.way_partitions.min_ways"),
+    retired(SpellingScope::Machine, "memory.scheduling.demand_first", "memory.scheduling.demand_priority"),
     retired(SpellingScope::Machine, "pages.move_page_cycles", "pages.migration_cycles"),
 ];
 
@@ -151,20 +155,14 @@ pub fn successor(scope: SpellingScope, old: &str) -> Option<&'static str> {
     row.map(|row| row.new)
 }
 
-/// The spelling that replaced the key or value `path` of a file. Indices of arrays do not count, leading tables that a
-/// row does not name are ignored, and tables that the author has already renamed are recognized.
+/// The spelling that replaced the key or value `path` of a file; the tables around the key may have their new names.
 pub fn key_successor(scope: SpellingScope, path: &str) -> Option<&'static str> {
-    let keys: Vec<&str> = path.split('.').map(|key| key.split('[').next().unwrap_or(key)).collect();
-    let ends_with = |tables: &str, key: &str| {
-        let tables = tables.rsplit_once('.').map(|(tables, _)| tables);
-        let expected: Vec<&str> = tables.into_iter().flat_map(|tables| tables.split('.')).chain([key]).collect();
-        keys.ends_with(&expected)
-    };
-    let matches = |row: &&RetiredSpelling| {
+    let in_new_table = |row: &RetiredSpelling| {
         let key = row.old.rsplit('.').next().unwrap_or(row.old);
-        row.scope == scope && (ends_with(row.old, key) || ends_with(row.new, key))
+        row.new.rsplit_once('.').is_some_and(|(table, _)| path.strip_prefix(table) == Some(format!(".{key}").as_str()))
     };
-    RETIRED_SPELLINGS.iter().find(matches).map(|row| row.new)
+    let row = RETIRED_SPELLINGS.iter().find(|row| row.scope == scope && (row.old == path || in_new_table(row)));
+    row.map(|row| row.new)
 }
 
 const fn retired(scope: SpellingScope, old: &'static str, new: &'static str) -> RetiredSpelling {

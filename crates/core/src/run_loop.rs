@@ -16,7 +16,7 @@ pub type ForecastError = (TaskId, Estimate, f64);
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct WindowRecord {
     /// What was observed in the window.
-    #[serde(rename = "seen")]
+    #[serde(alias = "seen")]
     pub observation: Observation,
     /// What the policy decided after it, and why.
     pub decision: Decision,
@@ -26,7 +26,7 @@ pub struct WindowRecord {
     /// What the machine answered when it was told the plan.
     pub applied: crate::AppliedPlan,
     /// How far off the forecast for this window was; tasks without a forecast or a measurement are missing.
-    #[serde(rename = "last_forecast_missed_instr_per_cycle")]
+    #[serde(alias = "last_forecast_missed_instr_per_cycle")]
     pub forecast_errors_instr_per_cycle: Vec<ForecastError>,
     /// The CPUs that are online, where they are others than in the window before, or of the header's topology in the
     /// first one.

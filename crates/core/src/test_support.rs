@@ -35,8 +35,8 @@ pub fn capabilities(can: &[Ability]) -> Capabilities {
     Capabilities {
         abilities: can.iter().map(|&ability| (ability, Support::Yes { note: None })).collect(),
         partitions: Vec::new(),
-        shortest_window_ns: 1,
-        shortest_slice_ns: None,
+        min_window_ns: 1,
+        min_slice_ns: None,
     }
 }
 
@@ -55,7 +55,7 @@ pub fn pipeline_config(policy: &str) -> PipelineConfig {
         policy: PolicyConfig { name: policy.into(), parameters: String::new(), seed: 0 },
         guard: None,
         profilers: Vec::new(),
-        predictor: PredictorConfig { miss_penalty_cycles: 100.0, miss_penalty_from: "a test".into() },
+        predictor: PredictorConfig { miss_penalty_cycles: 100.0, miss_penalty_source: "a test".into() },
         first_window: WindowLength::Time { ns: 1 },
     }
 }

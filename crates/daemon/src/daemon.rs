@@ -151,8 +151,8 @@ fn colors(live: &LiveLoop) -> String {
     use cachemate_core::{Ability, Machine, Support};
     match live.machine.capabilities().abilities.get(&Ability::Colors) {
         Some(Support::Yes { note }) => note.clone().unwrap_or_default(),
-        Some(Support::No { why, remedy: Some(remedy) }) => format!("none: {why} (remedy: {remedy})"),
-        Some(Support::No { why, remedy: None }) => format!("none: {why}"),
+        Some(Support::No { reason: why, remedy: Some(remedy) }) => format!("none: {why} (remedy: {remedy})"),
+        Some(Support::No { reason: why, remedy: None }) => format!("none: {why}"),
         None => "none".to_string(),
     }
 }

@@ -140,7 +140,7 @@ pub fn open(found: &HostSurvey, wish: &LiveRunOptions) -> anyhow::Result<LiveRun
     let mut capabilities: Capabilities = capabilities(&found.capability_survey, partitions, window.as_nanos() as u64);
     let (colors, divided) = match colors::partitions(&found.topology) {
         Ok(divided) => (Support::Yes { note: Some(colors::in_words(&divided)) }, divided),
-        Err(missing) => (Support::No { why: missing.why, remedy: Some(missing.remedy) }, Vec::new()),
+        Err(missing) => (Support::No { reason: missing.why, remedy: Some(missing.remedy) }, Vec::new()),
     };
     capabilities.abilities.insert(Ability::Colors, colors);
     capabilities.partitions.extend(divided);

@@ -343,9 +343,10 @@ impl Watcher {
         for answer in &record.observation.probe_results {
             self.status.counters.probe_results += 1;
             self.status.counters.probe_cpu_ns += answer.cost_ns.iter().map(|(_, ns)| ns).sum::<u64>();
-            if let ProbeEvidence::NeighborSlowdown { task, task_alone_rate: Some(rate), rate_of, .. } = answer.evidence
+            if let ProbeEvidence::NeighborSlowdown { task, task_alone_rate: Some(rate), rate_event, .. } =
+                answer.evidence
             {
-                self.alone.insert(task, (rate_of.map_or(WorkMetric::Reported, WorkMetric::Proxy), rate));
+                self.alone.insert(task, (rate_event.map_or(WorkMetric::Reported, WorkMetric::Proxy), rate));
             }
         }
         let names = self.names(record, machine);

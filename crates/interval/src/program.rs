@@ -26,7 +26,7 @@ pub struct SizePoint {
     pub memory_stall_cycles_per_instr: f64,
     /// The same with all prefetchers off, where that was measured: what is left where memory drops prefetches.
     #[serde(default)]
-    #[serde(rename = "unaided")]
+    #[serde(alias = "unaided")]
     pub without_prefetch: Option<UnprefetchedRates>,
 }
 

@@ -248,7 +248,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
                 self.probing.ping_pong(&probe, cpus);
                 return true;
             }
-            ProbeKind::AccessSamples { ref processes, one_in, remote_only, at_most } => {
+            ProbeKind::AccessSamples { ref processes, sample_period: one_in, remote_only, max_samples: at_most } => {
                 self.sample(&probe, processes, one_in, remote_only, at_most);
                 return true;
             }
@@ -297,7 +297,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
     /// Why this host cannot do it, where it said so at the start.
     fn lacks(&self, ability: Ability) -> Option<&str> {
         match self.capabilities.abilities.get(&ability) {
-            Some(Support::No { why, .. }) => Some(why),
+            Some(Support::No { reason: why, .. }) => Some(why),
             _ => None,
         }
     }
@@ -547,7 +547,7 @@ impl<K: Kernel + Send + 'static> Machine for LiveMachine<K> {
                 Duration::from_secs_f64(cycles as f64 / hertz as f64)
             }
         };
-        self.window = self.window.max(Duration::from_nanos(self.capabilities.shortest_window_ns));
+        self.window = self.window.max(Duration::from_nanos(self.capabilities.min_window_ns));
         self.probing.set_requests(&plan.probes);
         let started = Instant::now();
         let mut applied = AppliedPlan::default();

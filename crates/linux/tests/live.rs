@@ -126,7 +126,7 @@ fn without_the_right_to_raise_nobody_is_lowered() {
     let programs = [Program::start()];
     let state = || LinuxHost::new("/").stat(programs[0].pid()).map(|stat| (stat.nice, stat.policy)).unwrap();
     let before = state();
-    let no = Support::No { why: "no right".to_string(), remedy: None };
+    let no = Support::No { reason: "no right".to_string(), remedy: None };
     let abilities = [(Ability::Weights, no.clone()), (Ability::Gangs, no)].into_iter().collect();
     let mut machine = machine_that_can(&programs, true, dir.path(), abilities);
     let seen = machine.observe().unwrap().unwrap();

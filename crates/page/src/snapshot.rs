@@ -81,7 +81,6 @@ pub struct ProgramTruth {
     pub mpki: Option<f64>,
     /// Share of those misses on lines that others evicted.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[serde(rename = "by_others_share")]
     pub evicted_by_others_share: Option<f64>,
 }
 
@@ -93,7 +92,6 @@ pub struct Snapshot {
     /// Its end, from the run's first window on.
     pub at_s: f64,
     /// Its length.
-    #[serde(rename = "lasted_s")]
     pub duration_s: f64,
     /// Those present, in order of arrival.
     pub programs: Vec<ProgramSnapshot>,

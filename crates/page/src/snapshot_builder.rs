@@ -64,14 +64,8 @@ fn ran_ns(task: &TaskSample) -> u64 {
 
 /// The record without what probes brought in long lists, which no snapshot shows: a copy that costs little.
 pub fn slim(record: &WindowRecord) -> WindowRecord {
-    let WindowRecord {
-        observation: seen,
-        decision,
-        forecast,
-        applied,
-        forecast_errors_instr_per_cycle: last_forecast_missed_instr_per_cycle,
-        online,
-    } = record;
+    let WindowRecord { observation: seen, decision, forecast, applied, forecast_errors_instr_per_cycle, online } =
+        record;
     let answers = seen.probe_results.iter().map(|answer| cachemate_core::ProbeResult {
         probe: answer.probe,
         evidence: slim_evidence(&answer.evidence),
@@ -92,7 +86,7 @@ pub fn slim(record: &WindowRecord) -> WindowRecord {
         decision: decision.clone(),
         forecast: forecast.clone(),
         applied: applied.clone(),
-        forecast_errors_instr_per_cycle: last_forecast_missed_instr_per_cycle.clone(),
+        forecast_errors_instr_per_cycle: forecast_errors_instr_per_cycle.clone(),
         online: online.clone(),
     }
 }
@@ -105,14 +99,17 @@ fn slim_evidence(evidence: &ProbeEvidence) -> ProbeEvidence {
             space: *space,
             line_bytes: *line_bytes,
             lines: Vec::new(),
-            code: Vec::new(),
+            code_positions: Vec::new(),
             lost: *lost,
             counts: counts.clone(),
             elapsed_ns: *elapsed_ns,
         },
-        ProbeEvidence::Samples { one_in, events, line_bytes, .. } => {
-            ProbeEvidence::Samples { one_in: *one_in, events: *events, line_bytes: *line_bytes, samples: Vec::new() }
-        }
+        ProbeEvidence::Samples { sample_period: one_in, events, line_bytes, .. } => ProbeEvidence::Samples {
+            sample_period: *one_in,
+            events: *events,
+            line_bytes: *line_bytes,
+            samples: Vec::new(),
+        },
         ProbeEvidence::Reuses { task, .. } => ProbeEvidence::Reuses { task: *task, samples: Vec::new() },
         ProbeEvidence::Activity { task, cpu, level, .. } => {
             ProbeEvidence::Activity { task: *task, cpu: *cpu, level: *level, super_sets: Vec::new() }

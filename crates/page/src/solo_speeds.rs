@@ -13,7 +13,8 @@ impl SoloSpeeds {
     /// Takes in a window's answers, and forgets who is gone.
     pub fn observe(&mut self, seen: &Observation) {
         for answer in &seen.probe_results {
-            if let ProbeEvidence::NeighborSlowdown { task, task_alone_rate: Some(rate), rate_of, .. } = answer.evidence
+            if let ProbeEvidence::NeighborSlowdown { task, task_alone_rate: Some(rate), rate_event: rate_of, .. } =
+                answer.evidence
             {
                 self.0.insert(task, (rate_of.map_or(WorkMetric::Reported, WorkMetric::Proxy), rate));
             }

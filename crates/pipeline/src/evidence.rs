@@ -68,7 +68,7 @@ fn refused(kind: EvidenceKind, capabilities: &Capabilities) -> Option<(String, O
     };
     match capabilities.abilities.get(&ability) {
         Some(Support::Yes { .. }) => None,
-        Some(Support::No { why, remedy }) => Some((why.clone(), remedy.clone())),
+        Some(Support::No { reason: why, remedy }) => Some((why.clone(), remedy.clone())),
         None => Some(("the machine does not say that it can".to_string(), None)),
     }
 }
@@ -98,7 +98,7 @@ mod tests {
     #[test]
     fn what_a_machine_cannot_give_is_named() {
         let mut machine = capabilities(&[Ability::CountPerTask]);
-        let no = Support::No { why: "no such counters".to_string(), remedy: Some("a processor".to_string()) };
+        let no = Support::No { reason: "no such counters".to_string(), remedy: Some("a processor".to_string()) };
         machine.abilities.insert(Ability::CountPerCache, no);
         let level = cachemate_core::CacheLevel::L3;
         let profilers: Vec<Box<dyn Profiler>> =

@@ -11,12 +11,8 @@ use cachemate_policy::reference_predictor::ReferencePredictor;
 /// What the tasks of the profiles will do under a plan, on a machine that divides no cache.
 pub fn forecast_of(topology: &Topology, profiles: &Profiles, config: &PredictorConfig, under: &Plan) -> Forecast {
     let predictor = ReferencePredictor { miss_penalty_cycles: config.miss_penalty_cycles };
-    let capabilities = Capabilities {
-        abilities: BTreeMap::new(),
-        partitions: Vec::new(),
-        shortest_window_ns: 1,
-        shortest_slice_ns: None,
-    };
+    let capabilities =
+        Capabilities { abilities: BTreeMap::new(), partitions: Vec::new(), min_window_ns: 1, min_slice_ns: None };
     let seen = Observation {
         window: 0,
         span: TimeSpan { start_ns: 0, elapsed_ns: 1, elapsed_cycles: None },

@@ -13,27 +13,27 @@ pub(crate) fn build(config: &ProfilerConfig) -> Box<dyn Profiler> {
         ProfilerConfig::Phases { level, parameters, interval_instructions } => {
             Box::new(PhaseProfiler::new(level, parameters, interval_instructions))
         }
-        ProfilerConfig::Counters { level, at_least_instructions } => {
+        ProfilerConfig::Counters { level, min_instructions: at_least_instructions } => {
             Box::new(CountersProfiler::new(level, at_least_instructions))
         }
         ProfilerConfig::CoRunRows { level, parameters } => Box::new(PcmrProfiler::new(level, parameters)),
-        ProfilerConfig::Sharing { parameters, across_processes } => {
+        ProfilerConfig::Sharing { parameters, machine_wide: across_processes } => {
             let profiler = SharingProfiler::new(parameters);
             Box::new(if across_processes { profiler.across_processes() } else { profiler })
         }
         ProfilerConfig::Activity => Box::new(ActivityProfiler),
         ProfilerConfig::CoRunSlowdown => Box::new(CoRunSlowdownProfiler::default()),
         ProfilerConfig::PrimeProbe => Box::new(PrimeProbeProfiler::default()),
-        ProfilerConfig::MissTrace { cache, as_in_the_thesis: false } => Box::new(RapidMrcProfiler::new(cache)),
-        ProfilerConfig::MissTrace { cache, as_in_the_thesis: true } => {
+        ProfilerConfig::MissTrace { cache, follows_thesis: false } => Box::new(RapidMrcProfiler::new(cache)),
+        ProfilerConfig::MissTrace { cache, follows_thesis: true } => {
             Box::new(RapidMrcProfiler::as_in_the_thesis(cache))
         }
-        ProfilerConfig::Reuse { level, replacement, line_bytes, sizes_bytes, of_code_too } => {
+        ProfilerConfig::Reuse { level, replacement, line_bytes, sizes_bytes, includes_code: of_code_too } => {
             let profiler = ReuseProfiler::new(level, replacement, line_bytes, sizes_bytes);
             Box::new(if of_code_too { profiler.of_code_too() } else { profiler })
         }
         ProfilerConfig::Stalls { cache } => Box::new(StallProfiler::new(cache)),
-        ProfilerConfig::SizeSweep { cache, at_least_instructions } => {
+        ProfilerConfig::SizeSweep { cache, min_instructions: at_least_instructions } => {
             Box::new(SizeSweepProfiler::new(cache, at_least_instructions))
         }
         ProfilerConfig::Oracle { profiles } => Box::new(OracleProfiler::new(profiles)),

@@ -28,7 +28,7 @@ pub fn miss_penalty_of_machine(spec: &MachineSpec) -> PredictorConfig {
     let hit_cycles = spec.last_level().map_or(0, |cache| cache.latency_cycles);
     let beyond = spec.memory.local_latency_cycles.saturating_sub(hit_cycles);
     let miss_penalty_from = format!("machine file of {}: memory beyond a hit of the last level", spec.name);
-    PredictorConfig { miss_penalty_cycles: f64::from(beyond), miss_penalty_from }
+    PredictorConfig { miss_penalty_cycles: f64::from(beyond), miss_penalty_source: miss_penalty_from }
 }
 
 /// Cycles of a simulated machine's window before the policy's first plan, at the published scale.
@@ -65,9 +65,9 @@ impl StandardPipeline {
                 parameters: PhaseParameters::default(),
                 interval_instructions: 10.0 * counted,
             },
-            ProfilerConfig::Counters { level, at_least_instructions: counted },
+            ProfilerConfig::Counters { level, min_instructions: counted },
             ProfilerConfig::CoRunRows { level, parameters: CoRunRowParameters::default() },
-            ProfilerConfig::Sharing { parameters: ShMapParameters::default(), across_processes: false },
+            ProfilerConfig::Sharing { parameters: ShMapParameters::default(), machine_wide: false },
             ProfilerConfig::Activity,
             ProfilerConfig::CoRunSlowdown,
             ProfilerConfig::PrimeProbe,
@@ -83,9 +83,9 @@ impl StandardPipeline {
                 replacement: ReplacementModel::Lru,
                 line_bytes,
                 sizes_bytes: (1..=parts).map(|part| size_bytes * part / parts).collect(),
-                of_code_too: self.watches_code,
+                includes_code: self.watches_code,
             });
-            profilers.push(ProfilerConfig::MissTrace { cache, as_in_the_thesis: false });
+            profilers.push(ProfilerConfig::MissTrace { cache, follows_thesis: false });
         }
         profilers.push(ProfilerConfig::Stored);
         PipelineConfig {
@@ -108,7 +108,7 @@ pub fn with_size_sweeps(mut config: PipelineConfig, at_least_instructions: f64) 
     if let Some(cache) = config.profilers.iter().find_map(stalls) {
         let stored = config.profilers.iter().position(|profiler| *profiler == ProfilerConfig::Stored);
         let at = stored.unwrap_or(config.profilers.len());
-        config.profilers.insert(at, ProfilerConfig::SizeSweep { cache, at_least_instructions });
+        config.profilers.insert(at, ProfilerConfig::SizeSweep { cache, min_instructions: at_least_instructions });
     }
     config
 }

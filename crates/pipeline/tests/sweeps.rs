@@ -39,7 +39,7 @@ impl AccessSource for StreamLoads {
 /// The curve of the first of two programs, which has 2, then 4, then 6 of 16 ways; the other one has the rest.
 fn swept() -> Vec<(u64, f64)> {
     // As many counters as there are events: none of them is looked at in turns.
-    let spec = cachemate_spec::load_machine("lab-vm?counters.at_once=64").expect("a shipped machine");
+    let spec = cachemate_spec::load_machine("lab-vm?counters.count=64").expect("a shipped machine");
     let uniform = SimProgram::new("uniform", Box::new(|_| vec![Box::new(Uniform(SplitMix64::new(3))) as _]));
     let stream = SimProgram::new("stream", Box::new(|_| vec![Box::new(StreamLoads(0)) as _]));
     let ends = Some(RunLimit::Cycles(3 * STEP_NS * spec.hertz / 1_000_000_000));

@@ -274,10 +274,10 @@ fn capabilities(generator: &mut SplitMix64, topology: &Topology) -> Capabilities
     ];
     let support = |yes: bool| match yes {
         true => Support::Yes { note: None },
-        false => Support::No { why: "not on this machine".to_string(), remedy: None },
+        false => Support::No { reason: "not on this machine".to_string(), remedy: None },
     };
     let abilities = all.into_iter().map(|ability| (ability, support(generator.below(5) > 0))).collect();
-    Capabilities { abilities, partitions, shortest_window_ns: 1_000, shortest_slice_ns: Some(1_000) }
+    Capabilities { abilities, partitions, min_window_ns: 1_000, min_slice_ns: Some(1_000) }
 }
 
 fn arrival(generator: &mut SplitMix64, next: u32, window: u64) -> TaskSample {
@@ -305,7 +305,7 @@ fn samples(generator: &mut SplitMix64, tasks: &[TaskSample]) -> Option<ProbeResu
         at_ns: 0,
     };
     let samples = (0..generator.below(100)).map(|_| sample(generator)).collect();
-    let evidence = ProbeEvidence::Samples { one_in: 1, events: 100, line_bytes: 128, samples };
+    let evidence = ProbeEvidence::Samples { sample_period: 1, events: 100, line_bytes: 128, samples };
     let (probe, complete) = (ProbeId(generator.below(3) as u32), generator.below(2) == 0);
     Some(ProbeResult { probe, evidence, complete, cost_ns: vec![(None, generator.below(1000))] })
 }

@@ -26,7 +26,7 @@ fn capabilities(not: &[Ability]) -> Capabilities {
     let can = |ability| (ability, Support::Yes { note: None });
     let all = [Ability::Gangs, Ability::Penalties, Ability::CountSuperSets, Ability::Affinity];
     let abilities = all.into_iter().filter(|ability| !not.contains(ability)).map(can).collect();
-    Capabilities { abilities, partitions: Vec::new(), shortest_window_ns: 1, shortest_slice_ns: Some(1) }
+    Capabilities { abilities, partitions: Vec::new(), min_window_ns: 1, min_slice_ns: Some(1) }
 }
 
 fn task(id: u32) -> TaskSample {

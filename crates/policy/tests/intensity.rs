@@ -67,8 +67,7 @@ fn decide_where(
     profiles: &Profiles,
     before: &Plan,
 ) -> Decision {
-    let capabilities =
-        Capabilities { abilities, partitions: Vec::new(), shortest_window_ns: 1, shortest_slice_ns: None };
+    let capabilities = Capabilities { abilities, partitions: Vec::new(), min_window_ns: 1, min_slice_ns: None };
     let (topology, seen) = (topology(caches), seen(tasks));
     let view = View {
         topology: &topology,
@@ -234,7 +233,7 @@ fn without_counters_and_probes_recorded_rates_serve() {
     let curve = |rate| vec![(1 << 20, Estimate::exact(2.0 * rate)), (8 << 20, Estimate::exact(rate))];
     let profile = |rate| with_misses(curve(rate));
     let mut profiles: Profiles = (0..4).map(|id| (TaskId(id), profile([20.0, 10.0, 1.0, 0.5][id as usize]))).collect();
-    let none = Support::No { why: "no PMU".to_string(), remedy: None };
+    let none = Support::No { reason: "no PMU".to_string(), remedy: None };
     let decide = |none: Option<&Support>, profiles: &Profiles| {
         let abilities = none.map(|none| (Ability::CountPerTask, none.clone())).into_iter().collect();
         let mut dio = build("dio", "", 1).unwrap();

@@ -163,7 +163,6 @@ pub struct GroupMember {
     /// Beside the others: misses per thousand instructions; `None` where the scheme does not say.
     pub mpki: Option<f64>,
     /// Share of its solo run time that it loses.
-    #[serde(rename = "suffers_percent")]
     pub slowdown_percent: Option<f64>,
 }
 

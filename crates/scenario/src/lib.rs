@@ -58,7 +58,7 @@ pub fn pipeline(scenario: &Scenario, spec: &MachineSpec, machine: &impl Machine)
         parameters: scenario.policy.parameters.to_string(),
         seed: scenario.seed,
     };
-    let counted_instructions = match scenario.model {
+    let counted_instructions = match scenario.simulator {
         SimModel::Cycle => CYCLE_COUNTED_INSTRUCTIONS,
         SimModel::Interval => INTERVAL_COUNTED_INSTRUCTIONS,
     };
@@ -80,7 +80,7 @@ fn length(given: cachemate_spec::RunLength) -> RunLimit {
 /// # Errors
 /// An unknown scheduler, program or option; a recording that cannot be read; a machine that cannot be.
 pub fn build(scenario: &Scenario, spec: &MachineSpec) -> Result<SimMachine, ScenarioError> {
-    if scenario.model == SimModel::Interval {
+    if scenario.simulator == SimModel::Interval {
         return Err(ScenarioError::Interval);
     }
     let scheduler = match scenario.scheduler.name.as_str() {

@@ -138,7 +138,7 @@ pub struct CacheResults {
     /// Bytes given towards the cores, per elapsed cycle.
     pub bytes_per_cycle: f64,
     /// Lines that the first task evicted of the second.
-    #[serde(rename = "who_evicted_whom")]
+    #[serde(alias = "who_evicted_whom")]
     pub evictions_by_pair: Vec<(TaskId, TaskId, u64)>,
     /// Bytes held at the end.
     pub occupancy_bytes: Vec<(TaskId, u64)>,
@@ -165,10 +165,10 @@ pub struct DispatcherResults {
     /// Tasks chosen for a CPU that no gang or measurement held.
     pub picks: u64,
     /// More than one task was waiting (AV-9).
-    #[serde(rename = "picks_with_a_choice")]
+    #[serde(alias = "picks_with_a_choice")]
     pub contested_picks: u64,
     /// Penalties changed the choice.
-    #[serde(rename = "picks_swayed")]
+    #[serde(alias = "picks_swayed")]
     pub picks_overridden: u64,
     /// Cycles spent on copying pages to other frames, of all CPUs together.
     pub page_copy_cycles: u64,

@@ -19,6 +19,8 @@ pub struct SpecError {
     pub expected: Box<str>,
     /// The known name that was probably meant.
     pub nearest: Option<Box<str>>,
+    /// The spelling that replaced the field's; then nothing else is wrong with it.
+    pub successor: Option<Box<str>>,
 }
 
 impl std::error::Error for SpecError {}
@@ -28,6 +30,9 @@ impl fmt::Display for SpecError {
         write!(out, "{}", self.file)?;
         if let Some((line, column)) = self.line_column {
             write!(out, ":{line}:{column}")?;
+        }
+        if let (Some(field), Some(successor)) = (&self.field, &self.successor) {
+            return write!(out, ": '{field}' is now '{successor}'");
         }
         if let Some(field) = &self.field {
             write!(out, ": field '{field}'")?;
@@ -50,6 +55,7 @@ impl SpecError {
             found: found.into(),
             expected: expected.into(),
             nearest: None,
+            successor: None,
         }
     }
 

@@ -43,14 +43,14 @@ pub struct CounterNoiseSpec {
     /// Autocorrelation of the noise, from one window to the next.
     pub autocorrelation: f64,
     /// Standard deviation of what one turn of a group of events sees.
-    pub turn_noise: f64,
+    pub multiplexing_noise: f64,
     /// Share of a task's events that is booked to who follows it on its CPU.
     pub skew: f64,
 }
 
 impl Default for CounterNoiseSpec {
     fn default() -> Self {
-        CounterNoiseSpec { noise: 0.01, autocorrelation: 0.5, turn_noise: 0.1, skew: 0.0 }
+        CounterNoiseSpec { noise: 0.01, autocorrelation: 0.5, multiplexing_noise: 0.1, skew: 0.0 }
     }
 }
 
@@ -76,14 +76,12 @@ pub struct EventSpec {
     pub at_ns: u64,
     /// Somebody outside brings lines into a cache from now on.
     #[serde(default)]
-    #[serde(rename = "outside")]
     pub external_traffic: Option<ExternalTrafficSpec>,
     /// A cache holds only a part of what it did.
     #[serde(default)]
-    pub shrink: Option<ShrinkSpec>,
+    pub resize_cache: Option<CacheResizeSpec>,
     /// These CPUs share a cache with nobody else from now on; policies are not told.
     #[serde(default)]
-    #[serde(rename = "separate")]
     pub split_cpus: Option<CpuSet>,
     /// This CPU goes offline, by its number; its tasks go to CPUs that they may run on, or wait where there are none.
     #[serde(default)]
@@ -106,11 +104,10 @@ pub struct ExternalTrafficSpec {
 /// What is left of one cache.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct ShrinkSpec {
+pub struct CacheResizeSpec {
     /// By its place among the contended caches.
     pub cache: u32,
     /// Share of its full size that it holds from now on; more than 0, at most 1.
-    #[serde(rename = "to_share")]
     pub size_share: f64,
 }
 
@@ -121,13 +118,13 @@ pub struct MixSpec {
     /// Copies that are drawn; 1 to 100 000.
     pub count: u32,
     /// The programs to draw from; at least one.
-    pub of: Vec<WeightedProgram>,
+    pub programs: Vec<WeightedProgram>,
     /// When the first copy arrives.
     #[serde(default)]
     pub start_ns: u64,
     /// From one arrival to the next; `None` = all at once.
     #[serde(default)]
-    pub gap_ns: Option<Distribution>,
+    pub interarrival_ns: Option<Distribution>,
     /// Until a copy ends; `None` = it never does.
     #[serde(default)]
     pub instructions: Option<Distribution>,
@@ -153,11 +150,11 @@ fn one() -> f64 {
 #[serde(deny_unknown_fields, default)]
 pub struct IntervalSpec {
     /// Whether tasks of one CPU share its time or take turns.
-    pub turns: TimeSharingModel,
+    pub time_sharing: TimeSharingModel,
     /// How far off the readings of counters are.
     pub counters: CounterNoiseSpec,
     /// Phases that were measured on the cycle-level machine last so many times longer.
-    pub stretch: f64,
+    pub phase_scale: f64,
     /// What happens to the machine during the run; each event has a time of its own.
     pub events: Vec<EventSpec>,
     /// Programs that are drawn, besides those that the scenario lists.
@@ -167,9 +164,9 @@ pub struct IntervalSpec {
 impl Default for IntervalSpec {
     fn default() -> Self {
         IntervalSpec {
-            turns: TimeSharingModel::default(),
+            time_sharing: TimeSharingModel::default(),
             counters: CounterNoiseSpec::default(),
-            stretch: 1000.0,
+            phase_scale: 1000.0,
             events: Vec::new(),
             mixes: Vec::new(),
         }
@@ -181,14 +178,14 @@ const COPIES_AT_MOST: u32 = 100_000;
 
 impl IntervalSpec {
     pub(crate) fn check(&self, located: &Located<'_>, machine: &MachineSpec) -> Result<(), SpecError> {
-        if !(self.stretch.is_finite() && self.stretch >= 1.0) {
-            return Err(located.at("interval.stretch", self.stretch.to_string(), "1 or more"));
+        if !(self.phase_scale.is_finite() && self.phase_scale >= 1.0) {
+            return Err(located.at("interval.phase_scale", self.phase_scale.to_string(), "1 or more"));
         }
         let counters = &self.counters;
         let shares = [
             ("noise", counters.noise, 1.0),
             ("autocorrelation", counters.autocorrelation, 0.9999),
-            ("turn_noise", counters.turn_noise, 10.0),
+            ("multiplexing_noise", counters.multiplexing_noise, 10.0),
             ("skew", counters.skew, 1.0),
         ];
         for (field, share, most) in shares {
@@ -210,21 +207,21 @@ impl EventSpec {
             |field: &str, found: String, expected: String| Err(located.at(&format!("{at}.{field}"), found, expected));
         let kinds = [
             self.external_traffic.is_some(),
-            self.shrink.is_some(),
+            self.resize_cache.is_some(),
             self.split_cpus.is_some(),
             self.offline.is_some(),
             self.online.is_some(),
         ];
         let given = kinds.iter().filter(|given| **given).count();
         if given != 1 {
-            let expected = "exactly one of 'outside', 'shrink', 'separate', 'offline', 'online'";
+            let expected = "exactly one of 'external_traffic', 'resize_cache', 'split_cpus', 'offline', 'online'";
             return Err(located.at(at, format!("{given} kinds of event"), expected));
         }
         let caches = machine.last_level().map_or(0, |cache| machine.instances(cache));
         let cpus = machine.cpus();
         for (field, cache) in [
-            ("outside.cache", self.external_traffic.map(|outside| outside.cache)),
-            ("shrink.cache", self.shrink.map(|shrink| shrink.cache)),
+            ("external_traffic.cache", self.external_traffic.map(|outside| outside.cache)),
+            ("resize_cache.cache", self.resize_cache.map(|shrink| shrink.cache)),
         ] {
             if let Some(cache) = cache.filter(|cache| *cache >= caches) {
                 let expected = format!("0 to {}, a contended cache of {}", caches.max(1) - 1, machine.name);
@@ -239,18 +236,18 @@ impl EventSpec {
         if let Some(lines) = self.external_traffic.map(|outside| outside.lines_per_second)
             && !(lines.is_finite() && lines >= 0.0)
         {
-            return fail("outside.lines_per_second", lines.to_string(), "0 or more".to_string());
+            return fail("external_traffic.lines_per_second", lines.to_string(), "0 or more".to_string());
         }
-        if let Some(share) = self.shrink.map(|shrink| shrink.size_share)
+        if let Some(share) = self.resize_cache.map(|shrink| shrink.size_share)
             && !(share > 0.0 && share <= 1.0)
         {
-            return fail("shrink.to_share", share.to_string(), "more than 0, at most 1".to_string());
+            return fail("resize_cache.size_share", share.to_string(), "more than 0, at most 1".to_string());
         }
         if let Some(separate) = &self.split_cpus {
             let per_cache = machine.last_level().map_or(1, |cache| cache.shared_by_cores) * machine.contexts_per_core;
             let one_cache = separate.iter().map(|cpu| cpu / per_cache).collect::<std::collections::BTreeSet<_>>();
             if separate.iter().any(|cpu| cpu >= cpus) || one_cache.len() != 1 {
-                return fail("separate", format!("'{separate}'"), "CPUs of one contended cache".to_string());
+                return fail("split_cpus", format!("'{separate}'"), "CPUs of one contended cache".to_string());
             }
         }
         Ok(())
@@ -263,16 +260,16 @@ impl MixSpec {
             let expected = format!("1 to {COPIES_AT_MOST}");
             return Err(located.at(&format!("{at}.count"), self.count.to_string(), expected));
         }
-        if self.of.is_empty() {
-            return Err(located.at(&format!("{at}.of"), "none", "one program or more"));
+        if self.programs.is_empty() {
+            return Err(located.at(&format!("{at}.programs"), "none", "one program or more"));
         }
-        for (number, part) in self.of.iter().enumerate() {
+        for (number, part) in self.programs.iter().enumerate() {
             if !(part.weight.is_finite() && part.weight > 0.0) {
-                let field = format!("{at}.of[{number}].weight");
+                let field = format!("{at}.programs[{number}].weight");
                 return Err(located.at(&field, part.weight.to_string(), "a positive number"));
             }
         }
-        check_distribution(self.gap_ns, &format!("{at}.gap_ns"), 0.0, located)?;
+        check_distribution(self.interarrival_ns, &format!("{at}.interarrival_ns"), 0.0, located)?;
         check_distribution(self.instructions, &format!("{at}.instructions"), 1.0, located)
     }
 }

@@ -19,7 +19,7 @@ mod scenario;
 
 pub use error::SpecError;
 pub use interval::{
-    CounterNoiseSpec, Distribution, EventSpec, ExternalTrafficSpec, IntervalSpec, MixSpec, ShrinkSpec, SimModel,
+    CacheResizeSpec, CounterNoiseSpec, Distribution, EventSpec, ExternalTrafficSpec, IntervalSpec, MixSpec, SimModel,
     TimeSharingModel, WeightedProgram,
 };
 pub use located_toml::{Located, parse_toml};

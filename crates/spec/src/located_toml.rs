@@ -39,7 +39,7 @@ impl<'a> Located<'a> {
         Ok(Located { file, text, tree, scope: None })
     }
 
-    /// Errors about retired keys and values of this kind of file name their successors.
+    /// The same text, in which the retired keys and values of this kind of file are refused with their successors.
     #[must_use]
     pub fn in_scope(self, scope: SpellingScope) -> Self {
         Located { scope: Some(scope), ..self }
@@ -68,10 +68,49 @@ impl<'a> Located<'a> {
             ..SpecError::of_file(self.file, first_line(error.message()), "TOML")
         })?;
         change(&mut table).map_err(|error| SpecError { file: self.file.into(), ..error })?;
+        if let Some(scope) = self.scope {
+            self.check_spellings(scope, &table, "", "")?;
+        }
         serde_path_to_error::deserialize(toml::Value::Table(table)).map_err(|error| {
             let path = error.path().to_string();
             self.explain(if path == "." { "" } else { &path }, error.inner().message())
         })
+    }
+
+    /// Refuses retired keys and values, the innermost first. `place` is where `table` stands; `path` is the same without
+    /// indices, as the table of retired spellings has it.
+    fn check_spellings(
+        &self,
+        scope: SpellingScope,
+        table: &toml::Table,
+        place: &str,
+        path: &str,
+    ) -> Result<(), SpecError> {
+        let join = |before: &str, key: &str| if before.is_empty() { key.into() } else { format!("{before}.{key}") };
+        for (key, value) in table {
+            let (place, path) = (join(place, key), join(path, key));
+            let mut spellings = vec![path.clone()];
+            match value {
+                toml::Value::Table(inside) => self.check_spellings(scope, inside, &place, &path)?,
+                toml::Value::Array(entries) => {
+                    for (index, entry) in entries.iter().enumerate() {
+                        if let toml::Value::Table(inside) = entry {
+                            self.check_spellings(scope, inside, &format!("{place}[{index}]"), &path)?;
+                        }
+                    }
+                }
+                toml::Value::String(text) => spellings.push(format!("{path} = {text}")),
+                _ => {}
+            }
+            for old in spellings {
+                if let Some(new) = key_successor(scope, &old) {
+                    let line_column = Some(self.place(&place));
+                    let (field, successor) = (Some(old.into()), Some(new.into()));
+                    return Err(SpecError { line_column, field, successor, ..SpecError::of_file(self.file, "", "") });
+                }
+            }
+        }
+        Ok(())
     }
 
     /// An error at a field that was found out after reading.
@@ -96,12 +135,7 @@ impl<'a> Located<'a> {
             return self.at(&inside(&quoted()), "nothing", "this field");
         }
         if message.starts_with("unknown field") || message.starts_with("unknown variant") {
-            let is_field = message.starts_with("unknown field");
-            let field = if is_field { inside(&quoted()) } else { path.to_string() };
-            let spelling = if is_field { field.clone() } else { format!("{field} = {}", quoted()) };
-            if let Some(new) = self.scope.and_then(|scope| key_successor(scope, &spelling)) {
-                return self.at(&field, format!("'{}'", quoted()), format!("'{new}', its new name"));
-            }
+            let field = if message.starts_with("unknown field") { inside(&quoted()) } else { path.to_string() };
             let known: Vec<&str> = message.split('`').skip(3).step_by(2).collect();
             let meant = nearest(&quoted(), known.iter().copied()).map(Box::from);
             let found = format!("'{}'", quoted());

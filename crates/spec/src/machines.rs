@@ -1,6 +1,6 @@
 //! Machines by name or by path.
 
-use cachemate_core::{MachineSpec, Topology};
+use cachemate_core::{MachineSpec, SpellingScope, Topology};
 
 use crate::located_toml::Located;
 use crate::overrides::{Override, split};
@@ -74,7 +74,7 @@ pub fn parse_machine(file: &str, text: &str) -> Result<MachineSpec, SpecError> {
 }
 
 fn read_machine(file: &str, text: &str, overrides: &[Override]) -> Result<MachineSpec, SpecError> {
-    let located = Located::parse(file, text)?;
+    let located = Located::parse(file, text)?.in_scope(SpellingScope::Machine);
     let machine: MachineSpec = located.read(overrides)?;
     machine.check().map_err(|bad| located.at(&bad.field, bad.found, bad.expected))?;
     Ok(machine)

@@ -86,10 +86,10 @@ impl RollbackSection {
     pub fn guard_config(&self) -> Option<cachemate_core::GuardConfig> {
         let RollbackSection { enabled, trial_windows, min_loss, cooldown_windows } = *self;
         enabled.then_some(cachemate_core::GuardConfig {
-            windows: trial_windows,
+            trial_windows,
             min_loss,
             cooldown_windows,
-            wait_for_reference: true,
+            waits_for_reference: true,
             ..Default::default()
         })
     }

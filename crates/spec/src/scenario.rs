@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use cachemate_core::{CpuSet, Goal, MachineSpec};
+use cachemate_core::{CpuSet, Goal, MachineSpec, SpellingScope};
 use serde::{Deserialize, Serialize};
 
 use crate::interval::{Distribution, IntervalSpec, SimModel, check_distribution};
@@ -22,7 +22,7 @@ pub struct Scenario {
     pub machine: String,
     /// Which simulated machine.
     #[serde(default, skip_serializing_if = "SimModel::is_cycle")]
-    pub model: SimModel,
+    pub simulator: SimModel,
     /// Everything random in the run comes from it.
     pub seed: u64,
     /// The one factor by which windows, slices, costs and phase lengths are divided (papers: "one time scale"); 1 = as
@@ -105,7 +105,7 @@ pub struct ScenarioProgram {
     pub goal: Option<Goal>,
     /// On the interval machine: from one copy's arrival to the next; `None` = all at once.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub gap_ns: Option<Distribution>,
+    pub interarrival_ns: Option<Distribution>,
     /// On the interval machine: until a copy ends; `None` = as the program has.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub instructions: Option<Distribution>,
@@ -169,7 +169,7 @@ pub fn vary_scenario(
     text: &str,
     changes: &[(String, toml::Value)],
 ) -> Result<(Scenario, MachineSpec), SpecError> {
-    let located = Located::parse(file, text)?;
+    let located = Located::parse(file, text)?.in_scope(SpellingScope::Scenario);
     let set_all = |table: &mut toml::Table| changes.iter().try_for_each(|(field, value)| set(table, field, value));
     let scenario: Scenario = located.changed(set_all)?;
     let machine = load_machine(&scenario.machine).map_err(|inner| SpecError {
@@ -205,22 +205,22 @@ impl Scenario {
 impl Scenario {
     /// What only one of the machines takes.
     fn check_model(&self, located: &Located<'_>, machine: &MachineSpec) -> Result<(), SpecError> {
-        let interval = self.model == SimModel::Interval;
+        let interval = self.simulator == SimModel::Interval;
         if let Some(table) = &self.interval {
             if !interval {
-                return Err(located.at("interval", "a table", "none, as model is \"cycle\""));
+                return Err(located.at("interval", "a table", "none, as simulator is \"cycle\""));
             }
             table.check(located, machine)?;
         }
         for (at, program) in self.programs.iter().enumerate() {
             let given = [
-                ("gap_ns", program.gap_ns.is_some()),
+                ("interarrival_ns", program.interarrival_ns.is_some()),
                 ("instructions", program.instructions.is_some()),
                 ("cpu_share", program.cpu_share.is_some()),
             ];
             if let Some((field, _)) = given.iter().find(|(_, given)| *given && !interval) {
                 let field = format!("programs[{at}].{field}");
-                return Err(located.at(&field, "a value", "none, as model is \"cycle\""));
+                return Err(located.at(&field, "a value", "none, as simulator is \"cycle\""));
             }
         }
         if interval && self.scale != 1 {
@@ -229,7 +229,7 @@ impl Scenario {
         for (field, length) in [("length", Some(self.length)), ("warm_up", self.warm_up)] {
             let timed = matches!(length, None | Some(RunLength::Ns(_) | RunLength::Cycles(_)));
             if interval && !timed {
-                return Err(located.at(field, "no time", "ns or cycles, as model is \"interval\""));
+                return Err(located.at(field, "no time", "ns or cycles, as simulator is \"interval\""));
             }
         }
         Ok(())
@@ -258,17 +258,17 @@ impl ScenarioProgram {
                 return fail("goal.priority", goal.priority.to_string(), "a positive number".to_string());
             }
             if let Some(most) = goal.max_slowdown.filter(|most| !(most.is_finite() && *most >= 0.0)) {
-                return fail("goal.degradation_at_most", most.to_string(), "0 or more (0.05 = 5 %)".to_string());
+                return fail("goal.max_slowdown", most.to_string(), "0 or more (0.05 = 5 %)".to_string());
             }
             if let Some(least) = goal.min_rate.filter(|least| !(least.is_finite() && *least > 0.0)) {
                 let expected = "a positive number, in work a second".to_string();
-                return fail("goal.rate_at_least", least.to_string(), expected);
+                return fail("goal.min_rate", least.to_string(), expected);
             }
         }
         if let Some(share) = self.cpu_share.filter(|share| !(*share > 0.0 && *share <= 1.0)) {
             return fail("cpu_share", share.to_string(), "more than 0, at most 1".to_string());
         }
-        check_distribution(self.gap_ns, &format!("programs[{at}].gap_ns"), 0.0, located)?;
+        check_distribution(self.interarrival_ns, &format!("programs[{at}].interarrival_ns"), 0.0, located)?;
         check_distribution(self.instructions, &format!("programs[{at}].instructions"), 1.0, located)?;
         Ok(())
     }

@@ -94,8 +94,8 @@ fn retired_keys_name_their_successors() {
             _ => format!("{old} = '{value}'"),
         };
         let error = parse_manage_config("c.toml", &text, &users).unwrap_err().to_string();
-        assert!(error.contains(&format!("expected '{}', its new name", row.new)), "{text}: {error}");
+        assert!(error.ends_with(&format!("' is now '{}'", row.new)), "{text}: {error}");
     }
     let error = parse_manage_config("c.toml", "[guard]\nwindows = 3", &users).unwrap_err().to_string();
-    assert_eq!(error, "c.toml:1:1: field 'guard': found 'guard', expected 'rollback', its new name");
+    assert_eq!(error, "c.toml:2:11: 'guard.windows' is now 'rollback.trial_windows'");
 }

@@ -78,13 +78,13 @@ fn nominal() -> String {
 #[test]
 fn the_documented_interval_scenario_reads() {
     let (scenario, _) = parse_scenario("example", &nominal()).unwrap();
-    assert_eq!(scenario.model, SimModel::Interval);
+    assert_eq!(scenario.simulator, SimModel::Interval);
     let interval = scenario.interval.unwrap();
     assert_eq!(interval.events.len(), 2);
     assert_eq!(interval.events[1].split_cpus, Some([1].into_iter().collect::<CpuSet>()));
-    assert_eq!(interval.mixes[0].gap_ns, Some(Distribution::Exponential(60e9)));
+    assert_eq!(interval.mixes[0].interarrival_ns, Some(Distribution::Exponential(60e9)));
     assert_eq!(interval.mixes[0].instructions, Some(Distribution::LogNormal(2e11, 0.5)));
-    assert_eq!(interval.stretch, 1000.0);
+    assert_eq!(interval.phase_scale, 1000.0);
 }
 
 /// Is what the interval machine cannot be told refused at its place, and what only it takes refused elsewhere?
@@ -96,20 +96,27 @@ fn impossible_interval_scenarios_are_refused_at_their_place() {
         parse_scenario("s.toml", &text.replacen(old, new, 1)).unwrap_err().to_string()
     };
     assert_eq!(
-        refused("separate = \"1\"", "separate = \"1-2\""),
-        "s.toml:18:12: field 'interval.events[1].separate': found '1-2', expected CPUs of one contended cache"
+        refused("split_cpus = \"1\"", "split_cpus = \"1-2\""),
+        "s.toml:18:14: field 'interval.events[1].split_cpus': found '1-2', expected CPUs of one contended cache"
     );
-    assert!(refused("cache = 0", "cache = 2").contains("'interval.events[0].outside.cache': found 2, expected 0 to 1"));
-    let both = refused("separate = \"1\"", "separate = \"1\"\noffline = 0");
+    assert!(
+        refused("cache = 0", "cache = 2")
+            .contains("'interval.events[0].external_traffic.cache': found 2, expected 0 to 1")
+    );
+    let both = refused("split_cpus = \"1\"", "split_cpus = \"1\"\noffline = 0");
     assert!(both.contains("'interval.events[1]': found 2 kinds of event, expected exactly one"), "{both}");
-    assert!(refused("weight = 3.0", "weight = 0.0").contains("'interval.mixes[0].of[1].weight': found 0"));
-    assert!(refused("exponential = 60e9", "exponential = -1.0").contains("'interval.mixes[0].gap_ns': found -1"));
+    assert!(refused("weight = 3.0", "weight = 0.0").contains("'interval.mixes[0].programs[1].weight': found 0"));
+    assert!(
+        refused("exponential = 60e9", "exponential = -1.0").contains("'interval.mixes[0].interarrival_ns': found -1")
+    );
     assert!(refused("count = 40", "count = 0").contains("'interval.mixes[0].count': found 0"));
     assert!(refused("ns = 3_600_000_000_000", "completions = 3").contains("'length': found no time"));
     assert!(refused("seed = 1", "seed = 1\nscale = 10").contains("'scale': found 10, expected 1"));
-    assert!(refused("turns = \"averaged\"", "turns = \"average\"").contains("(did you mean 'averaged'?)"));
-    let cycle = refused("model = \"interval\"\n", "");
-    assert!(cycle.contains("'interval': found a table, expected none, as model is"), "{cycle}");
+    assert!(
+        refused("time_sharing = \"averaged\"", "time_sharing = \"average\"").contains("(did you mean 'averaged'?)")
+    );
+    let cycle = refused("simulator = \"interval\"\n", "");
+    assert!(cycle.contains("'interval': found a table, expected none, as simulator is"), "{cycle}");
     let text = example().replacen("count = 2", "cpu_share = 0.5", 1);
     let cycle = parse_scenario("s.toml", &text).unwrap_err().to_string();
     assert!(cycle.contains("'programs[0].cpu_share': found a value, expected none"), "{cycle}");

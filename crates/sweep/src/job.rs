@@ -245,5 +245,6 @@ pub(crate) fn whole_file(file: &str, found: &str) -> SpecError {
         found: found.into(),
         expected: "a usable point".into(),
         nearest: None,
+        successor: None,
     }
 }

@@ -22,7 +22,6 @@ pub struct MergeSummary {
     /// Results that were found in more than one folder, bit-equal.
     pub duplicates: usize,
     /// Results on which two folders or two workers did not agree.
-    #[serde(rename = "differing")]
     pub conflicting: Vec<String>,
     /// Results that are not whole, in words.
     pub damaged: Vec<String>,

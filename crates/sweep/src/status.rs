@@ -26,14 +26,12 @@ pub struct SweepStatus {
     /// Tasks that are none of these.
     pub waiting: usize,
     /// Results of tasks that the manifest does not have: of other versions or older sweep files.
-    #[serde(rename = "stray")]
     pub orphaned: usize,
     /// Results on which two workers did not agree.
-    pub differing: Vec<String>,
+    pub conflicting: Vec<String>,
     /// Rate of the newest results; `None` where nobody works on it, or too few are finished.
     pub finished_per_s: Option<f64>,
     /// Seconds until everything is finished at that rate; `None` where no rate is known.
-    #[serde(rename = "left_s")]
     pub remaining_s: Option<f64>,
     /// Failures, at most ten.
     pub failures: Vec<Failure>,
@@ -95,7 +93,7 @@ pub fn status(store: &Store) -> Result<SweepStatus, SweepError> {
         failed: failed.len(),
         waiting,
         orphaned: finished.len() - done,
-        differing: store.differing()?,
+        conflicting: store.differing()?,
         finished_per_s,
         remaining_s: finished_per_s.map(|rate| left as f64 / rate),
         failures,

@@ -348,7 +348,7 @@ fn duplicates_are_compared() {
     assert_eq!(first.publish(manifest.tasks[0].id, &found.result, &note).unwrap(), PublishOutcome::Same);
     let other = second.read(manifest.tasks[1].id).unwrap().unwrap();
     assert_eq!(first.publish(manifest.tasks[1].id, &other.result, &note).unwrap(), PublishOutcome::Differs);
-    assert_eq!(status(&first).unwrap().differing.len(), 1);
+    assert_eq!(status(&first).unwrap().conflicting.len(), 1);
     let out = one.path().join("both.jsonl");
     let both = [Store::open(one.path()).unwrap(), Store::open(two.path()).unwrap()];
     let merged = merge(&both, &out).unwrap();

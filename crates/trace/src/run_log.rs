@@ -16,8 +16,9 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use crate::{FilePosition, TraceError, create_output};
 
 /// The version that this library writes ([`RunHeader::format`]).
-pub const RUN_LOG_VERSION: u32 = 4;
-/// The oldest one that it reads: the same, but that it does not tell which CPUs go offline.
+pub const RUN_LOG_VERSION: u32 = 5;
+/// The oldest version that it reads. Version 4 has other keys, which are aliases in `cachemate_core`; version 3 also lacks
+/// [`WindowRecord::online`].
 const OLDEST_VERSION: u32 = 3;
 /// Longer lines are refused: a window with a trace of a million addresses is far below.
 const LINE_BYTES_LIMIT: u64 = 64 << 20;
@@ -147,7 +148,7 @@ impl RunLogReader {
         let version: FormatVersion = reader.parse("a run log's header")?;
         if !(OLDEST_VERSION..=RUN_LOG_VERSION).contains(&version.format) {
             let found = format!("run log format {}", version.format);
-            return Err(reader.bad(found, &format!("format {OLDEST_VERSION} or {RUN_LOG_VERSION}")));
+            return Err(reader.bad(found, &format!("format {OLDEST_VERSION} to {RUN_LOG_VERSION}")));
         }
         reader.header = reader.parse("a run log's header")?;
         Ok(reader)
@@ -232,18 +233,20 @@ fn empty_header() -> RunHeader {
         capabilities: cachemate_core::Capabilities {
             abilities: Default::default(),
             partitions: Vec::new(),
-            shortest_window_ns: 0,
-            shortest_slice_ns: None,
+            min_window_ns: 0,
+            min_slice_ns: None,
         },
         pipeline: PipelineConfig {
             policy: PolicyConfig { name: String::new(), parameters: String::new(), seed: 0 },
             guard: None,
             profilers: Vec::new(),
-            predictor: PredictorConfig { miss_penalty_cycles: 0.0, miss_penalty_from: String::new() },
+            predictor: PredictorConfig { miss_penalty_cycles: 0.0, miss_penalty_source: String::new() },
             first_window: WindowLength::Time { ns: 1 },
         },
     }
 }
 
+#[cfg(test)]
+mod earlier_tests;
 #[cfg(test)]
 mod tests;

@@ -81,7 +81,7 @@ impl Sim {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         let (mut scenario, spec) = load_scenario(&self.scenario)?;
         scenario.seed = self.seed.unwrap_or(scenario.seed);
-        if scenario.model == SimModel::Interval {
+        if scenario.simulator == SimModel::Interval {
             return self.run_interval(session, &scenario, &spec);
         }
         let machine = build(&scenario, &spec).with_context(|| self.scenario.clone())?;

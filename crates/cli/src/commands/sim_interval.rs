@@ -1,4 +1,4 @@
-//! `cachemate sim` of a scenario with `model = "interval"`: nominal time, from programs' profiles.
+//! `cachemate sim` of a scenario with `simulator = "interval"`: nominal time, from programs' profiles.
 
 use anyhow::Context;
 use cachemate_core::{MachineSpec, WindowLength};
@@ -58,10 +58,10 @@ fn programs(session: &Session, scenario: &Scenario, spec: &MachineSpec) -> anyho
         .programs
         .iter()
         .map(|given| ProgramRequest { program: given.program.clone(), parameters: given.parameters.clone() });
-    let of_mixes = table.mixes.iter().flat_map(|mix| &mix.of);
+    let of_mixes = table.mixes.iter().flat_map(|mix| &mix.programs);
     let plain = |program: &String| ProgramRequest { program: program.clone(), parameters: toml::Table::new() };
     let wanted: Vec<ProgramRequest> = of_entries.chain(of_mixes.map(|part| plain(&part.program))).collect();
-    let mut loaded = load(session, &wanted, spec, scenario.seed, table.stretch)?.into_iter();
+    let mut loaded = load(session, &wanted, spec, scenario.seed, table.phase_scale)?.into_iter();
     let mut programs = ScenarioPrograms::default();
     for (given, program) in scenario.programs.iter().zip(loaded.by_ref()) {
         programs.of_entries.push(match given.cpu_share {
@@ -73,7 +73,7 @@ fn programs(session: &Session, scenario: &Scenario, spec: &MachineSpec) -> anyho
             }
         });
     }
-    programs.of_mixes = table.mixes.iter().map(|mix| loaded.by_ref().take(mix.of.len()).collect()).collect();
+    programs.of_mixes = table.mixes.iter().map(|mix| loaded.by_ref().take(mix.programs.len()).collect()).collect();
     Ok(programs)
 }
 

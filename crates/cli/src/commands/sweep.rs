@@ -106,7 +106,7 @@ fn words(status: &SweepStatus) -> String {
         let stray = count(status.orphaned);
         text.push_str(&format!("{stray} results belong to no task: of another version, or of an older sweep file\n"));
     }
-    for name in &status.differing {
+    for name in &status.conflicting {
         text.push_str(&format!("two workers gave different results: differing/{name}\n"));
     }
     if !status.failures.is_empty() {

@@ -71,7 +71,7 @@ impl ChangeListBuilder<'_> {
     /// Why this machine cannot do it, where it says so.
     fn lacks(&self, ability: Ability) -> Option<String> {
         match self.capabilities.abilities.get(&ability) {
-            Some(Support::No { why, .. }) => Some(why.clone()),
+            Some(Support::No { reason: why, .. }) => Some(why.clone()),
             _ => None,
         }
     }

@@ -52,7 +52,7 @@ pub struct ColorAssignment {
     /// Colors that new pages may have.
     pub allowed: IndexSet,
     /// What becomes of pages that have other colors already.
-    #[serde(rename = "moving")]
+    #[serde(alias = "moving")]
     pub migration: PageMigration,
 }
 
@@ -154,7 +154,7 @@ pub struct Change {
     /// The lines of the plan that ask for it; [`PlanItem::Plan`] where none does (what is no longer asked for is put back).
     pub items: Vec<PlanItem>,
     /// Changes of the same list without which this one makes no sense; all stand before it.
-    #[serde(rename = "after")]
+    #[serde(alias = "after")]
     pub depends_on: Vec<ChangeId>,
     /// What is done.
     pub kind: ChangeKind,

@@ -11,7 +11,7 @@ use crate::{CacheId, CpuSet, GangSchedule, IndexSet, ProcessId, TaskId};
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Tracked<T> {
     /// As it is in force.
-    #[serde(rename = "now")]
+    #[serde(alias = "now")]
     pub current: T,
     /// Before anybody changed it.
     pub original: T,
@@ -46,7 +46,7 @@ pub struct TaskState {
     /// Why it cannot be put into a class, in words: it is in somebody else's.
     pub class_owner: Option<String>,
     /// Why it cannot take turns in a gang, in words: it may not be kept off a CPU.
-    #[serde(rename = "cannot_wait")]
+    #[serde(alias = "cannot_wait")]
     pub no_idle_turns: Option<String>,
 }
 
@@ -60,7 +60,7 @@ pub struct ActuationLimits {
     /// It cannot tell hot pages: all are moved alike.
     pub no_hot_first: bool,
     /// Classes of service of our own; `None` = the machine says when there are no more.
-    #[serde(rename = "classes_at_most")]
+    #[serde(alias = "classes_at_most")]
     pub max_classes: Option<u32>,
 }
 
@@ -74,14 +74,14 @@ pub struct MachineState {
     /// Classes of our own.
     pub classes: BTreeMap<ServiceClassId, WayMasks>,
     /// Ways that somebody else holds for himself alone.
-    #[serde(rename = "taken_ways")]
+    #[serde(alias = "taken_ways")]
     pub reserved_ways: BTreeMap<CacheId, IndexSet>,
     /// Colors by process whose pages can be colored.
     pub colors: BTreeMap<ProcessId, Tracked<Option<ColorAssignment>>>,
     /// Ascending by their CPUs, which no two share.
     pub gangs: Vec<GangSchedule>,
     /// How changes are made where machines differ.
-    #[serde(rename = "manner")]
+    #[serde(alias = "manner")]
     pub limits: ActuationLimits,
 }
 

@@ -22,7 +22,7 @@ fn capabilities() -> Capabilities {
     let ways = PartitionSupport::Ways { ways: WAYS, min_ways: 1, contiguous: true, max_groups: 4 };
     let colors = PartitionSupport::Colors { colors: COLORS, page_bytes: 4096, page_migration_ns: 1.0 };
     let partitions = (0..2).flat_map(|at| [(CacheId(at), ways.clone()), (CacheId(at), colors.clone())]).collect();
-    Capabilities { abilities: BTreeMap::new(), partitions, shortest_window_ns: 1, shortest_slice_ns: None }
+    Capabilities { abilities: BTreeMap::new(), partitions, min_window_ns: 1, min_slice_ns: None }
 }
 
 /// Two tasks a process; task 5 is fixed, task 4 lives in the group `/a/b`.

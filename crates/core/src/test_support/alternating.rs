@@ -62,7 +62,7 @@ impl Predictor for CpuPredictor {
 pub fn config() -> PipelineConfig {
     PipelineConfig {
         policy: PolicyConfig { name: "turns".into(), parameters: "stride = 1".into(), seed: 9 },
-        predictor: PredictorConfig { miss_penalty_cycles: 0.1 + 0.2, miss_penalty_from: "nowhere".into() },
+        predictor: PredictorConfig { miss_penalty_cycles: 0.1 + 0.2, miss_penalty_source: "nowhere".into() },
         first_window: WindowLength::Time { ns: 1_000 },
         ..pipeline_config("turns")
     }

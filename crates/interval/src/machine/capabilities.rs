@@ -8,14 +8,14 @@ fn yes(note: &str) -> Support {
     Support::Yes { note: (!note.is_empty()).then(|| note.to_string()) }
 }
 fn no(why: &str) -> Support {
-    Support::No { why: why.to_string(), remedy: None }
+    Support::No { reason: why.to_string(), remedy: None }
 }
 
 /// Truthful capabilities: there are no sets, no single addresses and no penalties in this model.
 pub fn capabilities(spec: &MachineSpec, topology: &Topology) -> Capabilities {
     let ways = spec.caches.iter().any(|cache| cache.way_partitions.is_some());
     let only_if = |has: bool, why: &str| if has { yes("") } else { no(why) };
-    let counters = format!("{} at once", spec.counters.counters);
+    let counters = format!("{} at once", spec.counters.count);
     let abilities = BTreeMap::from([
         (Ability::CountPerTask, yes(&counters)),
         (Ability::CountPerCache, yes("")),
@@ -51,5 +51,5 @@ pub fn capabilities(spec: &MachineSpec, topology: &Topology) -> Capabilities {
             partitions.push((cache.id, partition));
         }
     }
-    Capabilities { abilities, partitions, shortest_window_ns: 1_000_000, shortest_slice_ns: Some(100_000) }
+    Capabilities { abilities, partitions, min_window_ns: 1_000_000, min_slice_ns: Some(100_000) }
 }

@@ -146,7 +146,7 @@ impl IntervalMachine {
     fn task_seen(&mut self, at: usize, done: &TaskTotals, booked: &TaskTotals, elapsed_ns: u64) -> TaskSample {
         let booked = TaskTotals { counts: booked.counts, ..*done };
         let truth = self.truth(&self.known[at], &booked);
-        let (at_once, defects) = (self.spec.counters.counters, self.options.defects);
+        let (at_once, defects) = (self.spec.counters.count, self.options.defects);
         let known = &mut self.known[at];
         let counts = readings(&truth, at_once, elapsed_ns as f64, defects, &mut known.noise);
         let known = &self.known[at];

@@ -387,7 +387,7 @@ impl IntervalMachine {
         let evidence = match &probe.kind {
             ProbeKind::MissTrace { task, entries, .. } => self.trace(*task, *entries, before),
             ProbeKind::ReuseTimes { task, locations } => self.reuses(*task, *locations, before),
-            ProbeKind::AccessSamples { processes, one_in, at_most, .. } => {
+            ProbeKind::AccessSamples { processes, sample_period: one_in, max_samples: at_most, .. } => {
                 let processes = processes.clone();
                 self.samples(&processes, *one_in, *at_most)
             }
@@ -425,7 +425,7 @@ impl IntervalMachine {
             space: AddressKind::Physical,
             line_bytes: self.engine.line_bytes() as u32,
             lines,
-            code: Vec::new(),
+            code_positions: Vec::new(),
             lost: Some(0),
             counts: EventCounts(done.to_vec()),
             elapsed_ns: ((now.cycles - before.cycles) * 1e9 / self.spec.hertz as f64) as u64,
@@ -486,7 +486,7 @@ impl IntervalMachine {
                 }
             }
         }
-        ProbeEvidence::Samples { one_in, events, line_bytes: line as u32, samples }
+        ProbeEvidence::Samples { sample_period: one_in, events, line_bytes: line as u32, samples }
     }
 
     pub(super) fn answers(&mut self) -> Vec<ProbeResult> {

@@ -267,7 +267,7 @@ fn a_plan_applied_again_changes_nothing_and_an_idle_one_frees_all() {
 
 /// The window in which a log of 160 000 entries is made under a plan, and its lines.
 fn logged(machine: &mut IntervalMachine, mut plan: Plan, task: TaskId) -> (Observation, Vec<u64>) {
-    let what = ProbeKind::MissTrace { task, entries: 160_000, code: false };
+    let what = ProbeKind::MissTrace { task, entries: 160_000, includes_code: false };
     plan.probes = vec![ProbeRequest { id: ProbeId(1), kind: what, budget_ns: 10_000_000_000 }];
     machine.apply(&plan).unwrap();
     let mut seen = machine.observe().unwrap().unwrap();
@@ -328,7 +328,7 @@ fn a_log_that_is_called_off_costs_nothing_more() {
     let task = machine.observe().unwrap().unwrap().tasks[0].task;
     let idle = Plan::idle(WindowLength::Time { ns: 100_000_000 });
     let mut plan = idle.clone();
-    let what = ProbeKind::MissTrace { task, entries: 16_000_000, code: false };
+    let what = ProbeKind::MissTrace { task, entries: 16_000_000, includes_code: false };
     plan.probes = vec![ProbeRequest { id: ProbeId(1), kind: what, budget_ns: 10_000_000_000 }];
     machine.apply(&plan).unwrap();
     assert!(done(&mut machine) < 0.5 * before, "it is logged");

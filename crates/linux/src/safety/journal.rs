@@ -194,7 +194,7 @@ enum JournalRecord {
         boot_id: String,
         since_ticks: u64,
     },
-    #[serde(rename = "first")]
+    #[serde(alias = "first")]
     Original {
         object: JournalObject,
         original: ObjectState,
@@ -202,7 +202,7 @@ enum JournalRecord {
         #[serde(default)]
         follows: bool,
     },
-    #[serde(rename = "again")]
+    #[serde(alias = "again")]
     Update {
         object: JournalObject,
         ours: ObjectState,

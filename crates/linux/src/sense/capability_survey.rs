@@ -292,13 +292,13 @@ fn cpusets(kernel: &dyn Kernel) -> CapabilityCheck {
 pub fn capabilities(
     survey: &CapabilitySurvey,
     partitions: Vec<(CacheId, PartitionSupport)>,
-    shortest_window_ns: u64,
+    min_window_ns: u64,
 ) -> Capabilities {
     let say = |found: &CapabilityCheck| match found.works {
         true => Support::Yes { note: Some(found.detail.clone()) },
-        false => Support::No { why: found.detail.clone(), remedy: found.remedy.clone() },
+        false => Support::No { reason: found.detail.clone(), remedy: found.remedy.clone() },
     };
-    let no = |why: &str| Support::No { why: why.to_string(), remedy: None };
+    let no = |why: &str| Support::No { reason: why.to_string(), remedy: None };
     let abilities = BTreeMap::from([
         (Ability::CountPerTask, say(&survey.measures[0])),
         (Ability::CountPerCache, no("misses of a whole cache are not counted on live hosts")),
@@ -315,7 +315,7 @@ pub fn capabilities(
         (Ability::Ways, say(&survey.enforces[3])),
         (Ability::Colors, no("needs programs started by cachemate page-color run")),
     ]);
-    Capabilities { abilities, partitions, shortest_window_ns, shortest_slice_ns: Some(5_000_000) }
+    Capabilities { abilities, partitions, min_window_ns, min_slice_ns: Some(5_000_000) }
 }
 
 #[cfg(test)]

@@ -60,7 +60,9 @@ fn measure_here(topology: &Topology) -> PredictorConfig {
     let penalty = ((miss_ns - hit_ns) / cycle_ns).max(1.0);
     PredictorConfig {
         miss_penalty_cycles: penalty,
-        miss_penalty_from: format!("measured: a miss {miss_ns:.0} ns, a hit {hit_ns:.0} ns, a cycle {cycle_ns:.2} ns"),
+        miss_penalty_source: format!(
+            "measured: a miss {miss_ns:.0} ns, a hit {hit_ns:.0} ns, a cycle {cycle_ns:.2} ns"
+        ),
     }
 }
 
@@ -189,6 +191,6 @@ mod tests {
     fn the_penalty_says_where_it_comes_from() {
         let measured = measure(&last_level_caches(1, 1, CacheLevel::L3, 1 << 20));
         assert!(measured.miss_penalty_cycles >= 1.0 && measured.miss_penalty_cycles.is_finite(), "{measured:?}");
-        assert!(measured.miss_penalty_from.starts_with("measured: a miss "), "{measured:?}");
+        assert!(measured.miss_penalty_source.starts_with("measured: a miss "), "{measured:?}");
     }
 }

@@ -322,7 +322,7 @@ impl ProbeRunner {
             neighbor_corun_ns: neighbor_beside_ns,
             task_alone_rate: rates.map(|(alone, _)| alone),
             task_corun_rate: rates.map(|(_, beside)| beside),
-            rate_of,
+            rate_event: rate_of,
         };
         self.answer(probe, evidence, true, vec![(None, ours_ns), (Some(task), off_ns)]);
         Ok(())
@@ -394,7 +394,12 @@ impl ProbeRunner {
                     let (events, cost) = (running.events, vec![(None, running.cost_ns)]);
                     let one_in = u32::try_from(period).unwrap_or(u32::MAX);
                     let line_bytes = subjects.line_bytes;
-                    self.answer(probe, ProbeEvidence::Samples { one_in, events, line_bytes, samples }, true, cost);
+                    self.answer(
+                        probe,
+                        ProbeEvidence::Samples { sample_period: one_in, events, line_bytes, samples },
+                        true,
+                        cost,
+                    );
                 }
             }
         }

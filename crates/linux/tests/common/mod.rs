@@ -88,8 +88,7 @@ pub fn machine_that_can(
         stop: Arc::new(AtomicBool::new(false)),
         wake: Arc::new(AtomicBool::new(false)),
     };
-    let capabilities =
-        Capabilities { abilities, partitions: Vec::new(), shortest_window_ns: 1, shortest_slice_ns: None };
+    let capabilities = Capabilities { abilities, partitions: Vec::new(), min_window_ns: 1, min_slice_ns: None };
     LiveMachine::new(LinuxHost::new("/"), topology, capabilities, Vec::new(), options)
 }
 

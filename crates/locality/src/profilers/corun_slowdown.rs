@@ -69,7 +69,7 @@ mod tests {
             neighbor_corun_ns: 150.0,
             task_alone_rate: rates.map(|(alone, _)| alone),
             task_corun_rate: rates.map(|(_, beside)| beside),
-            rate_of: None,
+            rate_event: None,
         };
         let mut seen = window(0, &[0, 1]);
         seen.probe_results = vec![answer(0, beside(0, Some((10.0, 8.0)))), answer(1, beside(1, None))];

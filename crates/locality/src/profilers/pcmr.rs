@@ -99,7 +99,7 @@ impl PcmrProfiler {
         let misses = interval.cache_counts.get(CounterEvent::Misses(self.level))?;
         let references =
             interval.cache_counts.get(CounterEvent::References(self.level)).filter(|&count| count > 0.0)?;
-        let long_enough = ns >= self.parameters.shortest_interval_ns * self.parameters.scale && ns > 0.0;
+        let long_enough = ns >= self.parameters.min_interval_ns * self.parameters.scale && ns > 0.0;
         long_enough.then_some((100.0 * misses / references, ns))
     }
 
@@ -121,7 +121,7 @@ impl PcmrProfiler {
         };
         let all: Option<Vec<(f64, f64)>> = interval.task_counts.iter().map(counted).collect();
         let Some(all) = all.filter(|all| all.len() == interval.tasks.len()) else { return false };
-        let enough = self.parameters.least_total_ns * self.parameters.scale;
+        let enough = self.parameters.min_total_ns * self.parameters.scale;
         for (&task, (misses, references)) in interval.tasks.iter().zip(all) {
             let Some((own, profile)) = self.own.of(task, profiles) else { continue };
             if own.probe != Some(probe) {
@@ -142,7 +142,7 @@ impl PcmrProfiler {
 
     fn add(&mut self, interval: &RowInterval, probe: ProbeId, profiles: &mut Profiles) {
         let Some((rate, ns)) = self.rate(interval) else { return };
-        if self.parameters.own_counts && self.add_own(interval, probe, ns, profiles) {
+        if self.parameters.uses_task_counts && self.add_own(interval, probe, ns, profiles) {
             return;
         }
         let mut members = interval.tasks.clone();
@@ -154,7 +154,7 @@ impl PcmrProfiler {
         match newcomer {
             Some(&newcomer) if known.len() + 1 == members.len() && !known.is_empty() => {
                 let value = members.len() as f64 * rate - known.iter().sum::<f64>();
-                let enough = self.parameters.least_total_ns * self.parameters.scale;
+                let enough = self.parameters.min_total_ns * self.parameters.scale;
                 if let Some((sum, profile)) = self.newcomers.of(newcomer, profiles) {
                     sum.add(value, ns);
                     if sum.ns >= enough {
@@ -175,7 +175,7 @@ impl PcmrProfiler {
     /// Solves the initial measurement wherever all rows of a set of threads are complete, and one of the threads is
     /// unknown or all rows are the last probe's.
     fn solve(&self, last: Option<ProbeId>, profiles: &mut Profiles) {
-        let enough = self.parameters.least_total_ns * self.parameters.scale;
+        let enough = self.parameters.min_total_ns * self.parameters.scale;
         let row = |members: &[TaskId]| self.rows.get(members).filter(|row| row.1.ns >= enough);
         for (members, _) in self.rows.iter().filter(|(_, row)| row.1.ns >= enough) {
             let others: Vec<TaskId> = profiles.keys().filter(|task| !members.contains(task)).copied().collect();
@@ -360,7 +360,7 @@ mod tests {
         };
         let rows = vec![row([1, 2]), row([0, 2]), row([0, 1])];
         let found = |own_counts: bool| {
-            let parameters = CoRunRowParameters { own_counts, ..CoRunRowParameters::default() };
+            let parameters = CoRunRowParameters { uses_task_counts: own_counts, ..CoRunRowParameters::default() };
             let (mut profiler, mut profiles) = (PcmrProfiler::new(LLC, parameters), Profiles::new());
             profiler.update(&seen(&[0, 1, 2], rows.clone()), &mut profiles);
             profiles[&TaskId(2)].rates.pcmr.unwrap().value

@@ -89,7 +89,10 @@ impl Profiler for RapidMrcProfiler {
     fn update(&mut self, seen: &Observation, profiles: &mut Profiles) {
         retain_live(seen, profiles);
         for evidence in evidence(seen) {
-            let ProbeEvidence::Trace { task, line_bytes, lines, code, lost, counts, .. } = evidence else { continue };
+            let ProbeEvidence::Trace { task, line_bytes, lines, code_positions: code, lost, counts, .. } = evidence
+            else {
+                continue;
+            };
             let (Some(profile), Some(instructions)) = (profiles.get_mut(task), counts.get(CounterEvent::Instructions))
             else {
                 continue;
@@ -133,7 +136,7 @@ mod tests {
             space: AddressKind::Virtual,
             line_bytes: 128,
             lines,
-            code: Vec::new(),
+            code_positions: Vec::new(),
             lost: None,
             counts,
             elapsed_ns: 1,
@@ -211,7 +214,9 @@ mod tests {
         let misses = [CounterEvent::Misses(CacheLevel::L1Data), CounterEvent::Misses(CacheLevel::L1Instruction)]
             .map(|event| (event, 3_000));
         let mut seen = traced(lines, counts(&[(CounterEvent::Instructions, 60_000), misses[0], misses[1]]));
-        let ProbeEvidence::Trace { code, .. } = &mut seen.probe_results[0].evidence else { unreachable!() };
+        let ProbeEvidence::Trace { code_positions: code, .. } = &mut seen.probe_results[0].evidence else {
+            unreachable!()
+        };
         *code = (0..3000).map(|at| 2 * at + 1).collect();
         assert_close(&curve_of(&seen).unwrap(), &[vec![50.0; 7], vec![0.0; 9]].concat());
         let mut profiles = Profiles::new();

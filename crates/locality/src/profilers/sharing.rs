@@ -173,7 +173,7 @@ mod tests {
     fn round(probe: u32, complete: bool, samples: Vec<AccessSample>) -> Observation {
         let mut seen = window(0, &[0, 1, 2, 3]);
         seen.tasks.iter_mut().for_each(|task| task.process = ProcessId(0));
-        let evidence = ProbeEvidence::Samples { one_in: 10, events: 1000, line_bytes: 128, samples };
+        let evidence = ProbeEvidence::Samples { sample_period: 10, events: 1000, line_bytes: 128, samples };
         seen.probe_results = vec![ProbeResult { complete, ..answer(probe, evidence) }];
         seen
     }

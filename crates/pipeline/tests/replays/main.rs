@@ -27,7 +27,7 @@ fn parameters(policy: &str) -> &'static str {
 fn standard(policy: &str, predictor: PredictorConfig, simulated: bool) -> StandardPipeline {
     StandardPipeline {
         policy: PolicyConfig { name: policy.to_string(), parameters: parameters(policy).to_string(), seed: 11 },
-        guard: Some(GuardConfig { windows: 3, ..GuardConfig::default() }),
+        guard: Some(GuardConfig { trial_windows: 3, ..GuardConfig::default() }),
         counted_instructions: if simulated { 10_000.0 } else { 1e8 },
         predictor,
         watches_code: simulated,
@@ -68,7 +68,7 @@ fn every_policy_recorded_on_a_host_replays() {
     let (mut rolled_back, mut evicted) = (0, 0);
     for counters in [true, false] {
         for entry in policies::ENTRIES {
-            let penalty = PredictorConfig { miss_penalty_cycles: 187.5, miss_penalty_from: "measured".to_string() };
+            let penalty = PredictorConfig { miss_penalty_cycles: 187.5, miss_penalty_source: "measured".to_string() };
             let host = ModelledHost::new(counters, 70);
             let config = standard(entry.name, penalty, false).for_machine(host.topology(), host.capabilities());
             let path = dir.path().join(format!("{}-{counters}.jsonl.zst", entry.name));
@@ -114,7 +114,7 @@ fn every_policy_recorded_on_the_simulator_replays() {
 #[test]
 fn a_forged_log_is_caught() {
     let dir = tempfile::tempdir().unwrap();
-    let penalty = PredictorConfig { miss_penalty_cycles: 150.0, miss_penalty_from: "measured".to_string() };
+    let penalty = PredictorConfig { miss_penalty_cycles: 150.0, miss_penalty_source: "measured".to_string() };
     let host = ModelledHost::new(true, 20);
     let config = standard("dio", penalty, false).for_machine(host.topology(), host.capabilities());
     let path = dir.path().join("dio.jsonl");

@@ -31,7 +31,7 @@ impl ModelledHost {
         let mut capabilities = test_support::capabilities(&can);
         let absent = [Ability::CountPerTask, Ability::TraceAddresses, Ability::CountSuperSets, Ability::CountPerCache];
         for ability in absent.into_iter().filter(|ability| !can.contains(ability)) {
-            let no = Support::No { why: "not on this host".to_string(), remedy: None };
+            let no = Support::No { reason: "not on this host".to_string(), remedy: None };
             capabilities.abilities.insert(ability, no);
         }
         let plan = Plan::idle(WindowLength::Time { ns: WINDOW_NS });
@@ -114,7 +114,7 @@ impl ModelledHost {
                 neighbor_corun_ns: if stream(task) { 40.0 } else { 11.0 },
                 task_alone_rate: Some(100.0),
                 task_corun_rate: Some(if stream(task) { 99.0 } else { 25.0 }),
-                rate_of: None,
+                rate_event: None,
             },
             ProbeKind::PingPong { cpus } => {
                 let same = cpus.0.0 / 2 == cpus.1.0 / 2;

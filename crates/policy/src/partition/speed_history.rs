@@ -368,7 +368,7 @@ pub(super) mod tests {
         ]);
         let trace = ProbeRequest {
             id: ProbeId(1),
-            kind: ProbeKind::MissTrace { task: TaskId(0), entries: 9, code: false },
+            kind: ProbeKind::MissTrace { task: TaskId(0), entries: 9, includes_code: false },
             budget_ns: 1,
         };
         record.add(&window, CacheLevel::L2, &[trace]);

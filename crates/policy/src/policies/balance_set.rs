@@ -175,7 +175,7 @@ impl Policy for BalanceSet {
                 match state.turn(view, &domain, &self.parameters) {
                     Ok(slice_ns) => plan.gangs.push(GangSchedule {
                         cpus: domain.cpus.clone(),
-                        slice_ns: slice_ns.max(view.capabilities.shortest_slice_ns.unwrap_or(0)),
+                        slice_ns: slice_ns.max(view.capabilities.min_slice_ns.unwrap_or(0)),
                         gangs: state.gangs.iter().map(|gang| as_gang(gang)).collect(),
                     }),
                     Err(long) => why.push(Reason {

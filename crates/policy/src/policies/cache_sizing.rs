@@ -298,7 +298,7 @@ impl CacheSizing {
             (busiest.task, id)
         });
         let Parameters { trace_entries: entries, trace_code: code, .. } = self.parameters;
-        let what = ProbeKind::MissTrace { task, entries, code };
+        let what = ProbeKind::MissTrace { task, entries, includes_code: code };
         ProbeRequest { id, kind: what, budget_ns: self.parameters.trace_budget_ns }
     }
 }

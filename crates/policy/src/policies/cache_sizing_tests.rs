@@ -47,8 +47,8 @@ impl World {
             capabilities: Capabilities {
                 abilities: able.into_iter().collect(),
                 partitions: vec![(CacheId(0), partition)],
-                shortest_window_ns: 1,
-                shortest_slice_ns: None,
+                min_window_ns: 1,
+                min_slice_ns: None,
             },
             tasks: Vec::new(),
             profiles: Profiles::new(),

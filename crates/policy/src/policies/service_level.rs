@@ -225,8 +225,8 @@ mod tests {
         let capabilities = Capabilities {
             abilities: Default::default(),
             partitions: vec![(CacheId(0), colors)],
-            shortest_window_ns: 1,
-            shortest_slice_ns: None,
+            min_window_ns: 1,
+            min_slice_ns: None,
         };
         let mut before = Plan::idle(WindowLength::Time { ns: 1 });
         let mut units = 4;

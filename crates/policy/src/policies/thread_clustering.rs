@@ -229,7 +229,7 @@ fn remote_share(view: &View<'_>, process: ProcessId, hit_cycles: f64) -> Option<
 fn lacks_samples<'a>(view: &View<'a>) -> Option<&'a str> {
     match view.capabilities.abilities.get(&Ability::SampleAccesses) {
         Some(Support::Yes { .. }) => None,
-        Some(Support::No { why, .. }) => Some(why),
+        Some(Support::No { reason: why, .. }) => Some(why),
         None => Some("as the machine does not say that it can"),
     }
 }
@@ -275,9 +275,9 @@ impl ThreadClustering {
         }));
         let what = ProbeKind::AccessSamples {
             processes: processes.clone(),
-            one_in,
+            sample_period: one_in,
             remote_only: true,
-            at_most: self.parameters.samples,
+            max_samples: self.parameters.samples,
         };
         let probe = ProbeRequest { id: ProbeId(self.rounds), kind: what, budget_ns: self.parameters.max_detection_ns };
         self.rounds += 1;
@@ -341,7 +341,9 @@ impl ThreadClustering {
         let of = view.observation.tasks.iter().filter(|task| round.processes.contains(&task.process));
         let window_busy_ns: f64 = of.map(busy_ns).sum();
         round.busy_ns += window_busy_ns;
-        let ProbeKind::AccessSamples { one_in, at_most, .. } = &mut round.probe.kind else { return };
+        let ProbeKind::AccessSamples { sample_period: one_in, max_samples: at_most, .. } = &mut round.probe.kind else {
+            return;
+        };
         if self.parameters.one_in > 0 || window_cost_ns == 0 || window_busy_ns <= 0.0 {
             return;
         }

@@ -31,13 +31,13 @@ fn topology() -> Topology {
 fn capabilities(samples: bool) -> Capabilities {
     let support = match samples {
         true => Support::Yes { note: None },
-        false => Support::No { why: "no sampling here".to_string(), remedy: None },
+        false => Support::No { reason: "no sampling here".to_string(), remedy: None },
     };
     Capabilities {
         abilities: [(Ability::SampleAccesses, support)].into(),
         partitions: Vec::new(),
-        shortest_window_ns: 1,
-        shortest_slice_ns: None,
+        min_window_ns: 1,
+        min_slice_ns: None,
     }
 }
 
@@ -142,7 +142,7 @@ fn samples(probe: u32) -> ProbeResult {
         at_ns: 0,
     };
     let samples = (0..4000).map(sample).collect();
-    let evidence = ProbeEvidence::Samples { one_in: 10, events: 40_000, line_bytes: 128, samples };
+    let evidence = ProbeEvidence::Samples { sample_period: 10, events: 40_000, line_bytes: 128, samples };
     ProbeResult { probe: ProbeId(probe), evidence, complete: true, cost_ns: vec![(None, 8_000_000)] }
 }
 
@@ -220,7 +220,7 @@ fn spread_gives_every_thread_a_context() {
 fn the_rate_follows_from_the_overhead() {
     // 8 threads x 30 000 remote accesses of 2 µs in 8 CPU-seconds: 6 % of the time if all were sampled.
     let one_in = |parameters: &str| match ClusteringFixture::new(parameters).step(30, None).plan.probes[0].kind {
-        ProbeKind::AccessSamples { one_in, .. } => one_in,
+        ProbeKind::AccessSamples { sample_period: one_in, .. } => one_in,
         _ => 0,
     };
     assert_eq!((one_in(""), one_in("overhead_share = 0.01"), one_in("one_in = 17")), (3, 10, 17));
@@ -238,7 +238,9 @@ fn the_rate_follows_the_overhead_while_a_round_lasts() {
     let later = bench.step(30, None).plan.probes[0].clone();
     assert_eq!(later.id, first.id);
     match later.kind {
-        ProbeKind::AccessSamples { one_in, at_most, .. } => assert_eq!((one_in, at_most), (7, 6000)),
+        ProbeKind::AccessSamples { sample_period: one_in, max_samples: at_most, .. } => {
+            assert_eq!((one_in, at_most), (7, 6000))
+        }
         other => panic!("{other:?}"),
     }
 }

@@ -62,7 +62,7 @@ struct Regression {
 impl<P: Policy> RollbackGuard<P> {
     /// `None` = the policy's decisions pass through.
     pub fn new(inner: P, config: impl Into<Option<GuardConfig>>) -> Self {
-        let config = config.into().map(|config| GuardConfig { windows: config.windows.max(2), ..config });
+        let config = config.into().map(|config| GuardConfig { trial_windows: config.trial_windows.max(2), ..config });
         RollbackGuard { inner, config, history: None, keep_out: PlanCooldown::default(), way_home: None }
     }
 
@@ -92,7 +92,7 @@ impl<P> RollbackGuard<P> {
     /// The decision, unless it or an earlier one is to be taken back.
     fn guard_decision(&mut self, mut decision: Decision, config: GuardConfig, view: &View<'_>) -> Decision {
         let history = self.history.get_or_insert_with(|| History::new(view));
-        history.observe(view, config.windows as usize);
+        history.observe(view, config.trial_windows as usize);
         let window = view.observation.window;
         if let Some(worse) = judge(history, &mut self.keep_out, config, view) {
             let (known, windows) = (history.decided_for(), config.cooldown_windows.into());
@@ -108,7 +108,7 @@ impl<P> RollbackGuard<P> {
             }
             return decision;
         }
-        let missing = if config.wait_for_reference { history.missing(config.windows as usize) } else { None };
+        let missing = if config.waits_for_reference { history.missing(config.trial_windows as usize) } else { None };
         let present = LiveTasks::of(&view.observation.tasks);
         if let Some(missing) = missing.filter(|_| !same_placement(&decision.plan, view.previous_plan, &present)) {
             decision.reasons = vec![Reason {
@@ -142,8 +142,8 @@ fn judge(
     config: GuardConfig,
     view: &View<'_>,
 ) -> Option<Regression> {
-    let after = history.windows_to_compare(config.windows as usize)?;
-    let of_reference = changes(view, history.reference.windows.iter(), &after, config.windows as usize);
+    let after = history.windows_to_compare(config.trial_windows as usize)?;
+    let of_reference = changes(view, history.reference.windows.iter(), &after, config.trial_windows as usize);
     let of_baseline = in_total(&of_reference, &history.totals);
     let judged = |changes: &[ProcessChange]| GuardVerdict::of(changes, config.objective, config.min_loss);
     let (local, total) = (judged(&of_reference), judged(&of_baseline));

@@ -167,7 +167,7 @@ fn managed(
 ) -> Result<WorkRun, ReproError> {
     // A reading of counters counts once it covers a part of a sample.
     let counted_instructions = SAMPLE_CYCLES as f64 / workload.options.scale as f64 / 10.0;
-    let counters = ProfilerConfig::Counters { level: CacheLevel::L2, at_least_instructions: counted_instructions };
+    let counters = ProfilerConfig::Counters { level: CacheLevel::L2, min_instructions: counted_instructions };
     let profilers = vec![counters, ProfilerConfig::Activity];
     let config = workload.pipeline(name, "", profilers, WindowLength::Time { ns: window_ns(workload) });
     work::together(workload, work, Some(Pipeline::with_policy(config, policy)))

@@ -267,7 +267,7 @@ fn reuse_times(records: &[WindowRecord], case: &ModelCase) -> Result<BTreeMap<Ta
         replacement: case.by,
         line_bytes: LINE_BYTES,
         sizes_bytes: vec![case.kb << 10],
-        of_code_too: true,
+        includes_code: true,
     }]);
     for record in records {
         // What happens while the groups are brought together says nothing new of single threads.

@@ -139,7 +139,7 @@ impl Testbed {
             }
             PlacementSource::Dio | PlacementSource::DioReads => {
                 let reading = READING_INSTRUCTIONS / workload.options.scale;
-                vec![ProfilerConfig::Counters { level: last, at_least_instructions: reading as f64 }]
+                vec![ProfilerConfig::Counters { level: last, min_instructions: reading as f64 }]
             }
             _ => Vec::new(),
         };

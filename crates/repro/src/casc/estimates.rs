@@ -151,7 +151,7 @@ fn same_side(found: &[f64], truth: &[f64]) -> u32 {
 
 /// PCMRs from the rows alone.
 fn measured(records: &[WindowRecord], own_counts: bool) -> Result<BTreeMap<TaskId, f64>, ReproError> {
-    let parameters = CoRunRowParameters { own_counts, ..CoRunRowParameters::default() };
+    let parameters = CoRunRowParameters { uses_task_counts: own_counts, ..CoRunRowParameters::default() };
     let mut profiler = OfflineProfiler::new(&[ProfilerConfig::CoRunRows { level: CacheLevel::L2, parameters }]);
     for record in records {
         let mut seen = record.observation.clone();

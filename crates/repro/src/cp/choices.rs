@@ -192,7 +192,7 @@ pub(crate) fn sizing(
     let l2 = workload.machine.caches.iter().find(|cache| cache.level == CacheLevel::L2);
     let (size_bytes, ways) = l2.map_or((0, 0), |cache| (cache.size_bytes, cache.ways));
     let cache = TracedCache { level: CacheLevel::L2, size_bytes, colors: COLORS, ways, points: COLORS };
-    by.profilers.push(ProfilerConfig::MissTrace { cache, as_in_the_thesis: false });
+    by.profilers.push(ProfilerConfig::MissTrace { cache, follows_thesis: false });
     by
 }
 

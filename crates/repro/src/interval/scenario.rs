@@ -45,11 +45,11 @@ fn options(scenario: &Scenario, spec: &MachineSpec) -> Options {
     let warm_up = scenario.warm_up.and_then(|length| length_ns(length, spec)).unwrap_or(0);
     Options {
         seed: scenario.seed,
-        explicit: table.turns == TimeSharingModel::Explicit,
+        explicit: table.time_sharing == TimeSharingModel::Explicit,
         defects: CounterNoise {
             noise: counters.noise,
             autocorrelation: counters.autocorrelation,
-            turn_noise: counters.turn_noise,
+            turn_noise: counters.multiplexing_noise,
             skew: counters.skew,
         },
         length_ns: length_ns(scenario.length, spec).map(|length| length + warm_up),
@@ -62,7 +62,8 @@ fn event(given: &EventSpec) -> Option<(u64, MachineEvent)> {
     let outside = given
         .external_traffic
         .map(|outside| MachineEvent::Outside { cache: outside.cache, lines_per_second: outside.lines_per_second });
-    let shrink = given.shrink.map(|shrink| MachineEvent::Shrink { cache: shrink.cache, to_share: shrink.size_share });
+    let shrink =
+        given.resize_cache.map(|shrink| MachineEvent::Shrink { cache: shrink.cache, to_share: shrink.size_share });
     let separate = given.split_cpus.clone().map(|cpus| MachineEvent::Separate { cpus });
     let offline = given.offline.map(|cpu| MachineEvent::Offline { cpu });
     let online = given.online.map(|cpu| MachineEvent::Online { cpu });
@@ -79,7 +80,7 @@ pub fn jobs(scenario: &Scenario, programs: &ScenarioPrograms) -> Vec<IntervalJob
         let mut start_ns = given.start_ns;
         for copy in 0..given.count {
             if copy > 0 {
-                start_ns = start_ns.saturating_add(gap_ns(given.gap_ns, &mut draws));
+                start_ns = start_ns.saturating_add(gap_ns(given.interarrival_ns, &mut draws));
             }
             jobs.push(IntervalJob {
                 threads: given.threads.unwrap_or(1),
@@ -96,10 +97,10 @@ pub fn jobs(scenario: &Scenario, programs: &ScenarioPrograms) -> Vec<IntervalJob
     for (at, (mix, programs)) in mixes.zip(&programs.of_mixes).enumerate() {
         let mut draws = generator(scenario.programs.len() + at);
         let mut start_ns = mix.start_ns;
-        let weights: Vec<f64> = mix.of.iter().map(|part| part.weight).collect();
+        let weights: Vec<f64> = mix.programs.iter().map(|part| part.weight).collect();
         for copy in 0..mix.count {
             if copy > 0 {
-                start_ns = start_ns.saturating_add(gap_ns(mix.gap_ns, &mut draws));
+                start_ns = start_ns.saturating_add(gap_ns(mix.interarrival_ns, &mut draws));
             }
             let program = &programs[by_weight(&weights, &mut draws)];
             jobs.push(IntervalJob {
@@ -151,7 +152,8 @@ mod tests {
     use cachemate_interval::closed_form;
 
     fn scenario(text: &str) -> (Scenario, MachineSpec) {
-        let head = "name = \"t\"\ndescription = \"t\"\nmachine = \"xeon-x5365-4\"\nmodel = \"interval\"\nseed = 3\n";
+        let head =
+            "name = \"t\"\ndescription = \"t\"\nmachine = \"xeon-x5365-4\"\nsimulator = \"interval\"\nseed = 3\n";
         let length = "length = { ns = 3_000_000_000 }\n";
         cachemate_spec::parse_scenario("t.toml", &format!("{head}{length}{text}")).unwrap()
     }
@@ -165,8 +167,8 @@ mod tests {
     #[test]
     fn draws_have_their_means_and_weights() {
         let (scenario, _) = scenario(
-            "[[interval.mixes]]\ncount = 8000\ngap_ns = { exponential = 1e6 }\ninstructions = { log_normal = [1e9, 0.5] }\n\
-             of = [{ program = \"a\" }, { program = \"b\", weight = 3.0 }]\n",
+            "[[interval.mixes]]\ncount = 8000\ninterarrival_ns = { exponential = 1e6 }\ninstructions = { log_normal = [1e9, 0.5] }\n\
+             programs = [{ program = \"a\" }, { program = \"b\", weight = 3.0 }]\n",
         );
         let found = jobs(&scenario, &ScenarioPrograms { of_entries: Vec::new(), of_mixes: vec![programs(2)] });
         assert_eq!(found.len(), 8000);
@@ -186,8 +188,8 @@ mod tests {
     fn entries_draw_for_themselves() {
         let text = |count: u32| {
             format!(
-                "[[programs]]\nprogram = \"a\"\ncount = {count}\ngap_ns = {{ uniform = [1e6, 2e6] }}\n\
-                 [[programs]]\nprogram = \"b\"\ncount = 4\ngap_ns = {{ exponential = 1e6 }}\n"
+                "[[programs]]\nprogram = \"a\"\ncount = {count}\ninterarrival_ns = {{ uniform = [1e6, 2e6] }}\n\
+                 [[programs]]\nprogram = \"b\"\ncount = 4\ninterarrival_ns = {{ exponential = 1e6 }}\n"
             )
         };
         let starts = |count: u32| {
@@ -201,7 +203,7 @@ mod tests {
     /// Is a CPU that goes, an outsider and CPUs that stop sharing in the machine, and is the same seed the same run?
     #[test]
     fn events_reach_the_machine_and_runs_repeat() {
-        let text = "[interval]\nevents = [{ at_ns = 1_000_000_000, separate = \"1\" }, \
+        let text = "[interval]\nevents = [{ at_ns = 1_000_000_000, split_cpus = \"1\" }, \
                     { at_ns = 2_000_000_000, offline = 3 }]\n[[programs]]\nprogram = \"a\"\ncpus = \"0\"\n\
                     [[programs]]\nprogram = \"b\"\ncpus = \"1\"\n";
         let run = || {

@@ -185,11 +185,11 @@ impl NiagaraPolicy {
 
     fn profilers(&self, l2_kb: u64) -> Vec<ProfilerConfig> {
         let level = CacheLevel::L2;
-        let counters = ProfilerConfig::Counters { level, at_least_instructions: 100_000.0 };
+        let counters = ProfilerConfig::Counters { level, min_instructions: 100_000.0 };
         match self {
             NiagaraPolicy::Default | NiagaraPolicy::OneGreedy => Vec::new(),
             NiagaraPolicy::Casc { own_counts, phases, .. } => {
-                let parameters = CoRunRowParameters { own_counts: *own_counts, ..CoRunRowParameters::default() };
+                let parameters = CoRunRowParameters { uses_task_counts: *own_counts, ..CoRunRowParameters::default() };
                 let rows = ProfilerConfig::CoRunRows { level, parameters };
                 let detector =
                     ProfilerConfig::Phases { level, parameters: PHASES, interval_instructions: PHASE_INTERVAL_INSTR };
@@ -201,7 +201,7 @@ impl NiagaraPolicy {
                     replacement: ReplacementModel::Lru,
                     line_bytes: 64,
                     sizes_bytes: vec![(l2_kb << 10) / CONTEXTS as u64, l2_kb << 10],
-                    of_code_too: true,
+                    includes_code: true,
                 };
                 vec![counters, reuse]
             }

@@ -97,7 +97,8 @@ pub fn real_curve(workload: &Workload, from: f64, to: f64, colors: &[u32]) -> Re
 
 /// What a profiler makes of a log, at all colors.
 pub fn profiled(as_in_the_thesis: bool, traced: &TraceCapture) -> Option<MissRateCurve> {
-    let mut profiler = OfflineProfiler::new(&[ProfilerConfig::MissTrace { cache: traced_cache(), as_in_the_thesis }]);
+    let mut profiler =
+        OfflineProfiler::new(&[ProfilerConfig::MissTrace { cache: traced_cache(), follows_thesis: as_in_the_thesis }]);
     MissRateCurve::from_profile(profiler.update(&traced.seen).get(&TaskId(0))?.misses_per_kilo_instr()?).ok()
 }
 

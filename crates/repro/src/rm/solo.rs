@@ -137,7 +137,7 @@ impl SoloMachine {
     /// As [`SoloMachine::step`].
     pub fn trace(&mut self, entries: u32) -> Result<TraceCapture, ReproError> {
         let from = self.timeline.end().instructions;
-        let what = ProbeKind::MissTrace { task: TaskId(0), entries, code: false };
+        let what = ProbeKind::MissTrace { task: TaskId(0), entries, includes_code: false };
         self.plan.probes = vec![ProbeRequest { id: ProbeId(0), kind: what, budget_ns: u64::MAX }];
         self.machine.apply(&self.plan).map_err(failed("trace"))?;
         loop {

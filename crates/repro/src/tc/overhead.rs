@@ -28,9 +28,9 @@ impl Policy for SamplingPolicy {
         if self.0 > 0 && !view.observation.tasks.is_empty() {
             let what = ProbeKind::AccessSamples {
                 processes: vec![ProcessId(0)],
-                one_in: self.0,
+                sample_period: self.0,
                 remote_only: true,
-                at_most: u32::MAX,
+                max_samples: u32::MAX,
             };
             plan.probes.push(ProbeRequest { id: ProbeId(0), kind: what, budget_ns: u64::MAX });
         }

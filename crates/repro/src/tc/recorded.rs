@@ -211,7 +211,7 @@ fn outcome(context: &ExperimentContext<'_>, seed: u64, method: &str) -> Result<R
     let machine = SimMachine::new(&spec, &options, vec![program(&path, &threads)?]).map_err(failed(NAME))?;
     let parameters =
         format!("window_cycles = {WINDOW_CYCLES}\nsamples = {SAMPLES}\nactivation_share = 0.01\nmethod = \"{method}\"");
-    let profilers = vec![ProfilerConfig::Sharing { parameters: ShMapParameters::default(), across_processes: false }];
+    let profilers = vec![ProfilerConfig::Sharing { parameters: ShMapParameters::default(), machine_wide: false }];
     let config = PipelineConfig {
         policy: PolicyConfig { name: POLICY.to_string(), parameters, seed },
         guard: None,

@@ -195,7 +195,7 @@ impl ClusterSetting {
 /// So many counters for each thread, one filter for each process.
 pub(super) fn shared_regions(entries: usize) -> ProfilerConfig {
     let parameters = ShMapParameters { entries, ..ShMapParameters::default() };
-    ProfilerConfig::Sharing { parameters, across_processes: false }
+    ProfilerConfig::Sharing { parameters, machine_wide: false }
 }
 
 /// A placement known beforehand.

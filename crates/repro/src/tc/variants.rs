@@ -86,7 +86,7 @@ fn across(
     let options = SimOptions { seed, scale: SCALE, ends, counter_turn_cycles: TURN_CYCLES, ..SimOptions::default() };
     let programs = (0..PROCESSES).map(|process| part(case, seed, process)).collect::<Result<Vec<_>, _>>()?;
     let machine = SimMachine::new(&spec, &options, programs).map_err(failed(case.name))?;
-    let profilers = vec![ProfilerConfig::Sharing { parameters: ShMapParameters::default(), across_processes: true }];
+    let profilers = vec![ProfilerConfig::Sharing { parameters: ShMapParameters::default(), machine_wide: true }];
     let config = PipelineConfig {
         policy: PolicyConfig { name: POLICY.to_string(), parameters: setting.parameters(LOW)?, seed },
         guard: None,

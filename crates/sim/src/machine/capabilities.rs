@@ -15,7 +15,7 @@ fn yes(note: impl Into<String>) -> Support {
     Support::Yes { note: (!note.is_empty()).then_some(note) }
 }
 fn no(why: &str) -> Support {
-    Support::No { why: why.to_string(), remedy: None }
+    Support::No { reason: why.to_string(), remedy: None }
 }
 
 /// Truthful capabilities of a machine.
@@ -30,7 +30,7 @@ pub fn capabilities(spec: &MachineSpec, topology: &Topology, clock: NominalClock
         SamplerModel::Tagged => ("tagged accesses with source and latency", "accesses in flight together are lost"),
     };
     let abilities = BTreeMap::from([
-        (Ability::CountPerTask, yes(format!("{} at once", spec.counters.counters))),
+        (Ability::CountPerTask, yes(format!("{} at once", spec.counters.count))),
         (Ability::CountPerCache, yes("")),
         (Ability::CacheOccupancy, if ways { yes("") } else { no("no cache of this machine has monitoring") }),
         (Ability::TraceAddresses, yes(tracing)),
@@ -59,8 +59,8 @@ pub fn capabilities(spec: &MachineSpec, topology: &Topology, clock: NominalClock
     Capabilities {
         abilities,
         partitions,
-        shortest_window_ns: clock.nominal_ns(SHORTEST_WINDOW_CYCLES),
-        shortest_slice_ns: Some(clock.nominal_ns(SHORTEST_SLICE_CYCLES)),
+        min_window_ns: clock.nominal_ns(SHORTEST_WINDOW_CYCLES),
+        min_slice_ns: Some(clock.nominal_ns(SHORTEST_SLICE_CYCLES)),
     }
 }
 

@@ -160,7 +160,7 @@ impl SimMachine {
         };
         let mut machine = SimMachine {
             capabilities: capabilities::capabilities(spec, &topology, clock),
-            counting: CounterMultiplexer::new(&levels, spec.counters.counters, spec.counters.sampler),
+            counting: CounterMultiplexer::new(&levels, spec.counters.count, spec.counters.sampler),
             places: observe::LastSharedCounts::default(),
             spec: spec.clone(),
             clock,

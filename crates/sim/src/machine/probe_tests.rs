@@ -119,7 +119,7 @@ fn rows_that_come_about_are_seen_with_who_ended_them() {
 fn a_trace_is_the_misses_in_order() {
     let mut machine = machine(vec![program("sweep", 64 << 10)]);
     let (answers, _) =
-        answers(&mut machine, &ask(ProbeKind::MissTrace { task: TaskId(0), entries: 3000, code: false }), 50);
+        answers(&mut machine, &ask(ProbeKind::MissTrace { task: TaskId(0), entries: 3000, includes_code: false }), 50);
     let ProbeEvidence::Trace { lines, lost, counts, line_bytes, .. } = &answers[0].evidence else { panic!() };
     assert_eq!((lines.len(), *lost, *line_bytes, answers.len()), (3000, Some(0), 64, 1));
     // 64 KB swept in order through 8 KB: every line misses, in the order of the sweep, page by page.
@@ -141,9 +141,9 @@ fn a_trace_holds_code_where_asked() {
     spec.caches.insert(0, code);
     let programs = vec![SimProgram::new("crafty", Box::new(maker))];
     let mut machine = SimMachine::new(&spec, &SimOptions::default(), programs).unwrap();
-    let what = ProbeKind::MissTrace { task: TaskId(0), entries: 3000, code: true };
+    let what = ProbeKind::MissTrace { task: TaskId(0), entries: 3000, includes_code: true };
     let (answers, _) = answers(&mut machine, &ask(what), 50);
-    let ProbeEvidence::Trace { lines, code, counts, .. } = &answers[0].evidence else { panic!() };
+    let ProbeEvidence::Trace { lines, code_positions: code, counts, .. } = &answers[0].evidence else { panic!() };
     let misses = |level| counts.get(CounterEvent::Misses(level)).unwrap();
     assert_eq!((lines.len(), code.len() as f64), (3000, misses(CacheLevel::L1Instruction)));
     assert_eq!((lines.len() - code.len()) as f64, misses(CacheLevel::L1Data));
@@ -162,7 +162,7 @@ fn a_trace_holds_code_where_asked() {
 #[test]
 fn a_probe_is_stopped_at_its_budget() {
     let mut machine = machine(vec![program("sweep", 64 << 10)]);
-    let mut plan = ask(ProbeKind::MissTrace { task: TaskId(0), entries: 1_000_000, code: false });
+    let mut plan = ask(ProbeKind::MissTrace { task: TaskId(0), entries: 1_000_000, includes_code: false });
     plan.probes[0].budget_ns = 3 * MS;
     let (answers, windows) = answers(&mut machine, &plan, 50);
     let ProbeEvidence::Trace { lines, .. } = &answers[0].evidence else { panic!() };
@@ -175,7 +175,7 @@ fn a_probe_is_stopped_at_its_budget() {
 fn samples_keep_their_rate_and_say_where_from() {
     let mut machine = machine(vec![program("big", 4 << 20), program("other", 4 << 20)]);
     let processes = vec![ProcessId(0)];
-    let what = ProbeKind::AccessSamples { processes, one_in: 20, remote_only: false, at_most: 400 };
+    let what = ProbeKind::AccessSamples { processes, sample_period: 20, remote_only: false, max_samples: 400 };
     let (answers, _) = answers(&mut machine, &ask(what), 50);
     let (mut events, mut samples): (u64, Vec<AccessSample>) = (0, Vec::new());
     for answer in &answers {
@@ -215,9 +215,9 @@ fn remote_samples_name_shared_lines_only() {
     let mut machine = machine(vec![sharers(), program("alone", 1 << 20)]);
     let mut apart = ask(ProbeKind::AccessSamples {
         processes: vec![ProcessId(0), ProcessId(1)],
-        one_in: 5,
+        sample_period: 5,
         remote_only: true,
-        at_most: 100,
+        max_samples: 100,
     });
     apart.affinity = [(TaskId(0), [0].into_iter().collect()), (TaskId(1), [2].into_iter().collect())].into();
     let (answers, _) = answers(&mut machine, &apart, 50);

@@ -89,8 +89,11 @@ fn an_infinite_number_is_refused_when_it_is_written() {
 /// Is a log of another format refused with the format that it has and the one expected?
 #[test]
 fn another_format_is_refused_with_both_numbers() {
-    let old = r#"{"format":1,"topology":{"cpus":[],"caches":[]},"policy":"default","parameters":"","seed":1}"#;
-    let input = Box::new(std::io::Cursor::new(format!("{old}\n").into_bytes()));
-    let error = RunLogReader::new(input, "old.jsonl").err().unwrap().to_string();
-    assert_eq!(error, "old.jsonl: line 1: found run log format 1, expected format 3 or 4");
+    for format in [1, 6] {
+        let header =
+            format!(r#"{{"format":{format},"topology":{{"cpus":[],"caches":[]}},"policy":"default","seed":1}}"#);
+        let input = Box::new(std::io::Cursor::new(format!("{header}\n").into_bytes()));
+        let error = RunLogReader::new(input, "run.jsonl").err().unwrap().to_string();
+        assert_eq!(error, format!("run.jsonl: line 1: found run log format {format}, expected format 3 to 5"));
+    }
 }

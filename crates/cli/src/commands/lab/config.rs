@@ -115,7 +115,7 @@ pub fn text(machine: &MachineSpec, no_counters: bool, no_rdt: bool) -> anyhow::R
     });
     let (streams, degree) = streamer.unwrap_or((0, 0));
     let classes = shared.way_partitions.filter(|_| !no_rdt).map_or(0, |parts| parts.groups.min(CLASSES_AT_MOST));
-    let counters = if no_counters { 0 } else { machine.counters.counters.min(COUNTERS_AT_MOST) };
+    let counters = if no_counters { 0 } else { machine.counters.count.min(COUNTERS_AT_MOST) };
     let same = machine.coherence.same_package_cycles.unwrap_or(memory);
     let other = machine.coherence.other_package_cycles.unwrap_or(memory);
     let per_line = (f64::from(LINE_BYTES) / machine.memory.bytes_per_cycle).round().max(1.0) as u64;

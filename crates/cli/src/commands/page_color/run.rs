@@ -142,8 +142,8 @@ fn print_report(session: &Session, report: &ColorRunReport) {
             Err(why) => format!("process {pid} ran on any colors: {why}"),
             Ok(_) => format!(
                 "process {pid}: {} of {} pages in allowed colors; {} faults at {:.1} us, {} frames for want of an allowed one, {} of the kernel's; {} pages moved; held {} at most",
-                count_text(figure("inside_pages")),
-                count_text(figure("inside_pages") + figure("outside_pages") + figure("unknown_pages")),
+                count_text(figure("allowed_pages")),
+                count_text(figure("allowed_pages") + figure("other_pages") + figure("unknown_pages")),
                 count_text(figure("faults")),
                 figure("fault_ns") as f64 / 1e3 / (figure("faults") as f64).max(1.0),
                 count_text(figure("fallback_frames")),

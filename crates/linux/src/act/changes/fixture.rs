@@ -87,10 +87,5 @@ impl<L: KernelLender> ApplyFixture<'_, L> {
 
 /// A host of which nothing is said.
 pub(crate) fn capabilities() -> Capabilities {
-    Capabilities {
-        abilities: Default::default(),
-        partitions: Vec::new(),
-        shortest_window_ns: 1,
-        shortest_slice_ns: None,
-    }
+    Capabilities { abilities: Default::default(), partitions: Vec::new(), min_window_ns: 1, min_slice_ns: None }
 }

@@ -24,7 +24,7 @@ pub struct ColorCoverage {
     pub share_bytes: u64,
     /// True = a chase over one color's frames is slow beyond its share of what the cache holds. `None` = not told: too few
     /// frames of one color, or the cache holds nothing of that size for anybody now.
-    #[serde(rename = "confines")]
+    #[serde(alias = "confines")]
     pub is_partitioned: Option<bool>,
     /// The smallest size from which on the color's frames are slower; `None` = no size that was tried.
     pub knee_bytes: Option<u64>,
@@ -57,7 +57,7 @@ pub struct ColorMap {
     /// Frames of another boot are other frames.
     pub boot_id: String,
     /// The kit that the labels belong to.
-    #[serde(rename = "kit")]
+    #[serde(alias = "kit")]
     pub reference_set: String,
     /// How many this host has, 2 to 64.
     pub colors: u32,
@@ -78,7 +78,7 @@ pub struct ColorMap {
     /// Pages whose color was asked.
     pub pages: u64,
     /// Pages among them that fit no color.
-    #[serde(rename = "pages_none")]
+    #[serde(alias = "pages_none")]
     pub pages_unclassified: u64,
     /// What colors confine in the private cache.
     pub private: ColorCoverage,
@@ -89,7 +89,7 @@ pub struct ColorMap {
     /// Time of the whole discovery, refused tries included.
     pub seconds: f64,
     /// Why earlier tries were not accepted.
-    #[serde(rename = "refused_tries")]
+    #[serde(alias = "refused_tries")]
     pub failed_attempts: Vec<String>,
     /// Colors by frame number; empty where frame numbers cannot be seen.
     pub frames: Vec<FrameRun>,

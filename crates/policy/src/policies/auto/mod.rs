@@ -221,7 +221,7 @@ impl Policy for Auto {
 
 impl Auto {
     fn decided_on(&mut self, view: &View<'_>) -> Decision {
-        let window = WindowLength::Time { ns: self.parameters.window_ns.max(view.capabilities.shortest_window_ns) };
+        let window = WindowLength::Time { ns: self.parameters.window_ns.max(view.capabilities.min_window_ns) };
         let mut why = Vec::new();
         let holding = DecidedPlan::from_previous(view.previous_plan, view);
         let counted = view.live_tasks().any(|task| !task.counts.0.is_empty());

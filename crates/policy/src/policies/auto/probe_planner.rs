@@ -191,7 +191,7 @@ impl ProbePlanner {
                 let what = if watch {
                     ProbeKind::ReuseTimes { task: seen.task, locations: terms.locations }
                 } else {
-                    ProbeKind::MissTrace { task: seen.task, entries, code: true }
+                    ProbeKind::MissTrace { task: seen.task, entries, includes_code: true }
                 };
                 // Between its interrupts the task has to run, too.
                 let probe = self.probe(what, terms.budget_ns.max((4.0 * cost_ns) as u64));
@@ -274,7 +274,8 @@ impl ProbePlanner {
         }
         let at_most = terms.samples_per_thread.saturating_mul(threads.len() as u32);
         let one_in = one_in(view, &processes, terms.share);
-        let what = ProbeKind::AccessSamples { processes, one_in, remote_only: true, at_most };
+        let what =
+            ProbeKind::AccessSamples { processes, sample_period: one_in, remote_only: true, max_samples: at_most };
         let probe = self.probe(what, ANSWERED_WITHIN_NS / 2);
         self.sampled_tasks = Some((threads, SAMPLED_AGAIN_AFTER));
         self.sharing = Some((probe.clone(), now_ns));
@@ -479,7 +480,7 @@ mod tests {
             })
         };
         let watched = |task: TaskId| ProbeKind::ReuseTimes { task, locations: 1 };
-        let traced = ProbeKind::MissTrace { task: idle, entries: 1, code: false };
+        let traced = ProbeKind::MissTrace { task: idle, entries: 1, includes_code: false };
         assert!(quiet(&[]) && quiet(&[watched(idle)]));
         assert!(!quiet(&[watched(busy)]) && !quiet(&[watched(idle), watched(busy)]) && !quiet(&[traced]));
     }

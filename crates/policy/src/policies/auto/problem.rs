@@ -213,7 +213,7 @@ impl PlanningProblem {
         };
         let tasks: Vec<ProblemTask> = view.live_tasks().map(scene_task).collect();
         let cycles_per_ns = cycles_per_ns(view).unwrap_or(1.0);
-        let shortest_slice_ns = view.capabilities.shortest_slice_ns;
+        let shortest_slice_ns = view.capabilities.min_slice_ns;
         let bus = Bus::of(&sites, &tasks, |task| speeds.of(task, f64::from(line)));
         (!sites.is_empty() && !tasks.is_empty()).then_some(PlanningProblem {
             sites,

@@ -75,7 +75,7 @@ impl OvercommittedCache<'_> {
                 }
             },
         };
-        let slice_ns = slice_ns.max(self.view.capabilities.shortest_slice_ns.unwrap_or(0));
+        let slice_ns = slice_ns.max(self.view.capabilities.min_slice_ns.unwrap_or(0));
         let means = means(gang_quantum::mean_degradation(&members, slice_ns as f64));
         for gang in &gangs {
             let who: Vec<String> =

@@ -68,7 +68,7 @@ impl ProbedHost {
                     neighbor_corun_ns: 1.0,
                     task_alone_rate: None,
                     task_corun_rate: None,
-                    rate_of: None,
+                    rate_event: None,
                 }
             }
             _ => panic!("{probe:?} was not to be asked"),
@@ -94,8 +94,7 @@ impl ProbedHost {
             applied: AppliedPlan::default(),
         };
         let abilities = BTreeMap::new();
-        let capabilities =
-            Capabilities { abilities, partitions: Vec::new(), shortest_window_ns: 1, shortest_slice_ns: None };
+        let capabilities = Capabilities { abilities, partitions: Vec::new(), min_window_ns: 1, min_slice_ns: None };
         let (topology, profiles) = (topology(), self.profiles.clone());
         let view = View {
             topology: &topology,

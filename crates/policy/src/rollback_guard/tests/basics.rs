@@ -5,11 +5,11 @@ use crate::work_metric::WorkMetric;
 use cachemate_core::SplitMix64;
 
 const CONFIG: GuardConfig = GuardConfig {
-    windows: 5,
+    trial_windows: 5,
     min_loss: 0.03,
     cooldown_windows: 20,
     objective: cachemate_core::GuardObjective::MeanLogSpeed,
-    wait_for_reference: false,
+    waits_for_reference: false,
 };
 
 /// Wants task 0 on CPU 1 from window 7 on, for ever.
@@ -161,7 +161,7 @@ fn guarded_policies_conform() {
     for entry in policies::ENTRIES {
         let make = |seed| {
             let inner = policies::build(entry.name, "", seed).unwrap();
-            let config = GuardConfig { windows: 2, ..GuardConfig::default() };
+            let config = GuardConfig { trial_windows: 2, ..GuardConfig::default() };
             Box::new(RollbackGuard::new(inner, config)) as Box<dyn Policy>
         };
         check_policy(&make, 20).unwrap_or_else(|broken| panic!("guarded '{}': {broken}", entry.name));
@@ -172,7 +172,7 @@ fn guarded_policies_conform() {
 /// then judged; and does one act at last where nobody's speed can be measured?
 #[test]
 fn nothing_is_changed_before_it_could_be_judged() {
-    let config = GuardConfig { wait_for_reference: true, ..CONFIG };
+    let config = GuardConfig { waits_for_reference: true, ..CONFIG };
     let decisions = |measured: bool, factor: f64| {
         let policy = ScriptedPolicy(|_: &View<'_>| pinned(&[(0, 1)]));
         let machine = |_, plan: &Plan| {

@@ -222,7 +222,7 @@ fn the_mirror_of_what_was_taken_back_is_kept_out() {
         let harmed = !plan.affinity.is_empty();
         (0..4).map(|id| program(id, None, if harmed && id < 2 { 20.0 } else { 100.0 })).collect()
     };
-    let config = GuardConfig { wait_for_reference: false, ..GuardConfig::default() };
+    let config = GuardConfig { waits_for_reference: false, ..GuardConfig::default() };
     let decisions = run(policy, config, 60, machine);
     assert!(!windows_with(&decisions, &bad).is_empty(), "it was tried");
     assert_eq!(windows_with(&decisions, &mirror), Vec::<usize>::new());

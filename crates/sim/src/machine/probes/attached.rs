@@ -53,12 +53,12 @@ impl AttachedProbe {
             machine.slot_of(*task).filter(|_| !machine.is_gone(*task)).ok_or(gone)
         };
         let (kind, slots) = match what {
-            ProbeKind::MissTrace { task, entries, code } => {
+            ProbeKind::MissTrace { task, entries, includes_code: code } => {
                 let slot = live(task)?;
                 let before = Box::new(machine.system.counters(slot));
                 (AttachedKind::Trace { entries: (*entries).max(1), code: *code, before }, vec![slot])
             }
-            ProbeKind::AccessSamples { processes, one_in, remote_only, at_most } => {
+            ProbeKind::AccessSamples { processes, sample_period: one_in, remote_only, max_samples: at_most } => {
                 // Not scaled: each sample's cost is, and a round's share of the time must come out once.
                 let at_most = (*at_most).max(1);
                 let (processes, one_in, remote_only) = (processes.clone(), (*one_in).max(1), *remote_only);
@@ -214,7 +214,7 @@ impl AttachedProbe {
             space: AddressKind::Physical,
             line_bytes,
             lines: trace.lines,
-            code: trace.code,
+            code_positions: trace.code,
             lost: known.then_some(trace.lost),
             counts,
             elapsed_ns,
@@ -245,7 +245,12 @@ impl AttachedProbe {
         *taken += found.len() as u32;
         let events_now = passed - std::mem::replace(events, passed);
         let some = !found.is_empty() || events_now > 0;
-        some.then_some(ProbeEvidence::Samples { one_in: *one_in, events: events_now, line_bytes, samples: found })
+        some.then_some(ProbeEvidence::Samples {
+            sample_period: *one_in,
+            events: events_now,
+            line_bytes,
+            samples: found,
+        })
     }
 
     fn take_reuses(&mut self, machine: &mut SimMachine, complete: bool) -> Option<ProbeEvidence> {

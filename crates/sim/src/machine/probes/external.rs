@@ -223,7 +223,7 @@ impl ExternalProbe {
                 neighbor_corun_ns: each_ns(self.rates[2].1),
                 task_alone_rate: Some(self.rates[0].0),
                 task_corun_rate: Some(self.rates[2].0),
-                rate_of: None,
+                rate_event: None,
             },
         })
     }

@@ -1,0 +1,52 @@
+//! Files that earlier versions wrote.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use cachemate_spec::{parse_machine, parse_scenario};
+use cachemate_sweep::Manifest;
+use cachemate_trace::{CmtReader, ProfileFile, RunLogReader, TraceReader};
+
+fn root(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
+}
+
+/// Are run logs, profiles, recordings and sweeps of earlier versions read, and are scenarios and machines, which people
+/// write, refused with the first key that has another name now?
+#[test]
+fn files_of_earlier_versions_are_read_or_refused_by_name() {
+    for (path, format, windows) in [("../trace/tests/earlier/run-log-4.jsonl", 4, 1), ("corpus/run-log/small", 3, 3)] {
+        let mut log = RunLogReader::open(root(path)).unwrap();
+        assert_eq!(log.header().format, format);
+        assert_eq!((0..).take_while(|_| log.next_record().unwrap().is_some()).count(), windows, "{path}");
+    }
+
+    let profile = ProfileFile::read(root("corpus/profile/loop.json")).unwrap();
+    assert!(profile.profile.misses_per_kilo_instr().is_some_and(|curve| !curve.is_empty()));
+    assert!(profile.curves[0].points[0].misses_per_kilo_instr.is_some());
+
+    let bytes = std::fs::read(root("corpus/trace/cmt-loop")).unwrap();
+    let (mut records, mut batch) = (0, Vec::new());
+    // The first byte chooses the reader of the fuzz target.
+    let mut recording = CmtReader::new(&bytes[1..], "cmt-loop").unwrap();
+    while recording.read_batch(&mut batch).unwrap() {
+        records += batch.len();
+    }
+    assert!(records > 0);
+
+    let sweep = root("tests/earlier/sweep");
+    let manifest = Manifest::read(&sweep).unwrap();
+    let point = BTreeMap::from([("scenario".to_string(), "one.toml".into()), ("seed".to_string(), 1.into())]);
+    assert_eq!(manifest.tasks[0].values().unwrap(), point);
+    assert!(cachemate_sweep::Store::open(&sweep).unwrap().read(manifest.tasks[0].id).unwrap().is_some());
+
+    let text =
+        |folder: &BTreeMap<String, String>, name: &str| std::fs::read_to_string(sweep.join(&folder[name])).unwrap();
+    let scenario = parse_scenario("one.toml", &text(&manifest.header.scenarios, "one.toml")).unwrap_err().to_string();
+    assert_eq!(scenario, "one.toml:4:9: 'model' is now 'simulator'");
+    let machine = parse_machine("small.toml", &text(&manifest.header.machines, "small.toml")).unwrap_err().to_string();
+    assert_eq!(
+        machine,
+        "small.toml:55:16: 'memory.scheduling.demand_first' is now 'memory.scheduling.demand_priority'"
+    );
+}

@@ -8,10 +8,10 @@ use super::setup::KernelSpec;
 const HEAD: &str = "\
 # Simulated programs
 
-The programs of the simulated machines are real algorithms over simulated memory, endless and seeded. The seed changes input and layout but never the
-footprint. All figures were fixed before any policy was run, and none is fitted to a paper's result. Published miss rates of the real programs
-determined only one figure, the number of stack accesses (first-level hits) per access of the algorithm. [validation.md](validation.md) compares the
-programs with real ones.
+The programs of the simulated machines are real algorithms over simulated memory, endless and seeded. The seed changes
+input and layout but never the footprint. All figures were fixed before any policy was run, and none is fitted to a
+paper's result. Published miss rates of the real programs determined only one figure, the number of stack accesses
+(first-level hits) per access of the algorithm. [validation.md](validation.md) compares the programs with real ones.
 
 A scenario may set these options of a program:
 
@@ -42,7 +42,8 @@ Figures were entered from memory of the publication and rounded. An *estimate* i
 const CORRECTIONS: &str = "
 ## Corrections
 
-Some algorithms were corrected to match real programs, never to match results. The last column names the results that were known at that time.
+Some algorithms were corrected to match real programs, never to match results. The last column names the results that
+were known at that time.
 
 | program | correction | known results |
 |---|---|---|
@@ -52,8 +53,8 @@ Some algorithms were corrected to match real programs, never to match results. T
 | mcf, mcf-2006, gcc | the algorithms of the real programs, while looking for the cause of CA's results | CA's |
 | all | the stack is reused near its top | none of policies |
 
-The last correction follows recorded programs (`valgrind --tool=lackey --trace-mem=yes`, lines of 16 bytes, LRU). This is the share of stack accesses
-within a stack distance:
+The last correction follows recorded programs (`valgrind --tool=lackey --trace-mem=yes`, lines of 16 bytes, LRU). This
+is the share of stack accesses within a stack distance:
 
 | program | 64 bytes | 128 | 256 | 512 | 4 KB |
 |---|---|---|---|---|---|

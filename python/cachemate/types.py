@@ -9,17 +9,17 @@ class PlacedProgram(TypedDict):
     name: str
     cpu: int
     cache: int | None
-    beside: list[str]
-    takes_turns_with: list[str]
-    degradation_percent: float | None
+    co_runners: list[str]
+    shares_cpu_with: list[str]
+    slowdown_percent: float | None
     weight: float | None
-    why: str
+    reason: str
 
 
 class Outcome(TypedDict):
-    """Mean over all programs; which of the two is there follows from the scheme."""
+    """Mean over all programs; which of the two is there follows from the model."""
 
-    mean_degradation_percent: float | None
+    mean_slowdown_percent: float | None
     mean_weight: float | None
 
 

@@ -151,12 +151,12 @@ impl Plan {
         for cache in &self.shown.caches {
             for program in &cache.programs {
                 let cpu = or_dash(program.cpu.map(|cpu| cpu.to_string()));
-                let suffers = or_dash(program.slowdown.map(cost));
-                let cells = [&cache.cache, &cpu, &program.name, &suffers, &program.why].map(|text| escaped(text));
+                let slowdown = or_dash(program.slowdown.map(cost));
+                let cells = [&cache.cache, &cpu, &program.name, &slowdown, &program.reason].map(|text| escaped(text));
                 rows.push_str(&format!("<tr><td>{}</td></tr>", cells.join("</td><td>")));
             }
         }
-        let heads = ["cache", "CPU", "program", "suffers", "why"].join("</th><th>");
+        let heads = ["cache", "CPU", "program", "slowdown", "reason"].join("</th><th>");
         let expected = &self.shown.expected;
         let [plan, random, worst] =
             [expected.plan, expected.random, expected.worst].map(|mean| or_dash(mean.map(cost)));

@@ -152,8 +152,8 @@ def test_a_plan_gives_reasons_and_beats_the_worst(programs: list[cachemate.Profi
     plan = cachemate.plan(programs, MACHINE)
     assert [program["name"] for program in plan.programs] == NAMES
     assert len({program["cpu"] for program in plan.programs}) == 4
-    assert all(program["why"] for program in plan.programs)
-    planned, worst = (plan.expected[which]["mean_degradation_percent"] for which in ("plan", "worst"))
+    assert all(program["reason"] for program in plan.programs)
+    planned, worst = (plan.expected[which]["mean_slowdown_percent"] for which in ("plan", "worst"))
     assert planned is not None and worst is not None and planned <= worst
     assert plan.optimal and plan.solver
     matrix = cachemate.predict(programs, MACHINE)

@@ -145,7 +145,7 @@ fn figures(results: &RunResults) -> BTreeMap<String, Option<f64>> {
     let named = [
         ("instr_per_cycle", over(instructions as f64, cycles)),
         ("slowest_task_instr_per_cycle", over(slowest, cycles).filter(|value| value.is_finite())),
-        ("llc_misses_per_kilo_instr", over(1000.0 * misses as f64, instructions as f64)),
+        ("llc_mpki", over(1000.0 * misses as f64, instructions as f64)),
         ("llc_miss_ratio", over(misses as f64, references as f64)),
         ("memory_bytes_per_cycle", Some(bytes)),
         ("busy_share", Some(results.busy_share)),

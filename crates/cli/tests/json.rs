@@ -153,12 +153,12 @@ fn the_published_matrix_gives_the_published_schedules() {
                  gamess,2.67%,4.48%,-1.01%,-1.21%\nnamd,1.48%,3.45%,-1.19%,-0.93%\n";
     std::fs::write(folder.path().join("ca.csv"), table).unwrap();
     let plan = run(folder.path(), &["plan", "-m", "xeon-x5365-4", "--slowdowns", "ca.csv", "--json"]).json();
-    let mean = |outcome: &str| plan[outcome]["mean_degradation_percent"].as_f64().unwrap();
+    let mean = |outcome: &str| plan[outcome]["mean_slowdown_percent"].as_f64().unwrap();
     assert_eq!((mean("plan"), mean("best"), mean("worst")), (2.3075, 2.3075, 21.995));
     assert!((mean("random") - (2.3075 + 2.325 + 21.995) / 3.0).abs() < 1e-9);
     let with = |name: &str| {
         let programs = plan["programs"].as_array().unwrap();
-        programs.iter().find(|p| p["name"] == name).unwrap()["beside"][0].as_str().unwrap().to_string()
+        programs.iter().find(|p| p["name"] == name).unwrap()["co_runners"][0].as_str().unwrap().to_string()
     };
     assert_eq!((with("mcf"), with("milc")), ("gamess".to_string(), "namd".to_string()));
 }

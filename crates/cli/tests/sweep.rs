@@ -53,7 +53,7 @@ fn a_sweep_runs_is_merged_and_reported() {
     };
     let want = [(12, "default", 1), (12, "default", 2), (30, "default", 1), (30, "default", 2), (30, "random", 1)];
     assert_eq!([0, 1, 2, 3, 4].map(point), want);
-    let rate = |at: usize| merged[at]["result"]["figures"]["llc_misses_per_kilo_instr"].as_f64().unwrap();
+    let rate = |at: usize| merged[at]["result"]["figures"]["llc_mpki"].as_f64().unwrap();
     assert!(rate(0) > 0.0 && rate(0) != rate(1), "seeds differ");
     assert!(merged[0]["result"]["detail"]["tasks"][0]["name"] == "mcf");
     let again = run(at, &["sweep", "run", "-o", "out"]).ok();

@@ -85,7 +85,7 @@ pub fn seats(topology: &Topology, programs: usize) -> Result<Vec<CacheSeats>, Pl
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub struct PlacementCost {
     /// Mean slowdown in per cent of the time alone; `None` where a weight judges.
-    pub mean_degradation_percent: Option<f64>,
+    pub mean_slowdown_percent: Option<f64>,
     /// Without a unit: good for comparing outcomes only.
     pub mean_weight: Option<f64>,
 }
@@ -100,15 +100,15 @@ pub struct PlacedProgram {
     /// The last-level cache of its seat; `None` where none is known.
     pub cache: Option<CacheId>,
     /// Programs on other CPUs of its cache.
-    pub beside: Vec<String>,
+    pub co_runners: Vec<String>,
     /// Programs on the same CPU.
-    pub takes_turns_with: Vec<String>,
+    pub shares_cpu_with: Vec<String>,
     /// Expected slowdown in per cent of the time alone; `None` where a weight judges.
-    pub degradation_percent: Option<f64>,
+    pub slowdown_percent: Option<f64>,
     /// Expected weight, without a unit; `None` where a degradation judges.
     pub weight: Option<f64>,
     /// The reason in plain words.
-    pub why: String,
+    pub reason: String,
 }
 
 /// One cache and the programs on it.
@@ -209,10 +209,8 @@ fn numbered(names: &[String]) -> Vec<String> {
 fn outcome(value: f64, kind: CostKind) -> PlacementCost {
     let round = |value: f64| libm::round(value * 1e10) / 1e10;
     match kind {
-        CostKind::Degradation => {
-            PlacementCost { mean_degradation_percent: Some(round(100.0 * value)), mean_weight: None }
-        }
-        CostKind::Weight => PlacementCost { mean_degradation_percent: None, mean_weight: Some(round(value)) },
+        CostKind::Degradation => PlacementCost { mean_slowdown_percent: Some(round(100.0 * value)), mean_weight: None },
+        CostKind::Weight => PlacementCost { mean_slowdown_percent: None, mean_weight: Some(round(value)) },
     }
 }
 
@@ -228,9 +226,9 @@ fn programs_of(
     let mut placed: Vec<(usize, PlacedProgram)> = Vec::new();
     for (cache, cpus) in seating.by_cache.iter().enumerate() {
         for (at, members) in cpus.iter().enumerate() {
-            let mut beside: Vec<usize> =
+            let mut co_runners: Vec<usize> =
                 cpus.iter().enumerate().filter(|(other, _)| *other != at).flat_map(|(_, cpu)| cpu).copied().collect();
-            beside.sort_unstable();
+            co_runners.sort_unstable();
             for &program in members {
                 let turns: Vec<usize> = members.iter().copied().filter(|&other| other != program).collect();
                 let own = |reason: &&Reason| reason.tasks.first() == Some(&TaskId(program as u32));
@@ -242,11 +240,11 @@ fn programs_of(
                         name: names[program].clone(),
                         cpu: places[cache].cpus[at],
                         cache: places[cache].cache,
-                        beside: named(&beside),
-                        takes_turns_with: named(&turns),
-                        degradation_percent: each.mean_degradation_percent,
+                        co_runners: named(&co_runners),
+                        shares_cpu_with: named(&turns),
+                        slowdown_percent: each.mean_slowdown_percent,
                         weight: each.mean_weight,
-                        why: why.join("; "),
+                        reason: why.join("; "),
                     },
                 ));
             }

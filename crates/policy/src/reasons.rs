@@ -74,7 +74,7 @@ impl Neighborhood<'_> {
 
     fn number(&self, what: &str, value: f64) -> (String, f64) {
         match self.costs.kind {
-            CostKind::Degradation => (format!("{what}_degradation_percent"), 100.0 * value),
+            CostKind::Degradation => (format!("{what}_slowdown_percent"), 100.0 * value),
             CostKind::Weight => (format!("{what}_weight"), value),
         }
     }

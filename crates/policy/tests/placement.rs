@@ -32,16 +32,16 @@ fn plan(programs: &str, machine: &str) -> Placement {
 #[test]
 fn the_published_matrix_gives_the_published_schedules() {
     let placed = plan("mcf milc gamess namd", "xeon-x5365-4");
-    let percent = |outcome: cachemate_policy::placement::PlacementCost| outcome.mean_degradation_percent.unwrap();
+    let percent = |outcome: cachemate_policy::placement::PlacementCost| outcome.mean_slowdown_percent.unwrap();
     assert_eq!((percent(placed.plan), percent(placed.best), percent(placed.worst)), (2.3075, 2.3075, 21.995));
     assert!((percent(placed.random) - (2.3075 + 2.325 + 21.995) / 3.0).abs() < 1e-9);
     assert_eq!((placed.method, percent(placed.gap)), (SolverMethod::Matching, 0.0));
-    let beside: Vec<&str> = placed.programs.iter().map(|program| program.beside[0].as_str()).collect();
+    let beside: Vec<&str> = placed.programs.iter().map(|program| program.co_runners[0].as_str()).collect();
     assert_eq!(beside, ["gamess", "namd", "mcf", "milc"]);
     assert_ne!(placed.programs[0].cache, placed.programs[1].cache);
-    let why: Vec<&str> = placed.programs.iter().map(|program| program.why.as_str()).collect();
+    let reasons: Vec<&str> = placed.programs.iter().map(|program| program.reason.as_str()).collect();
     assert_eq!(
-        why,
+        reasons,
         [
             "mcf keeps away from milc: beside it +65.6 %, beside gamess +2.0 %",
             "milc keeps away from mcf for mcf's sake: mcf beside it +65.6 %, namd beside it +3.5 %",
@@ -59,21 +59,21 @@ fn the_published_matrix_gives_the_published_schedules() {
 fn odd_counts_copies_and_other_machines_are_placed() {
     let three = plan("mcf milc mcf", "xeon-x5365-4");
     assert_eq!(three.programs[2].name, "mcf#2");
-    assert!(three.programs.iter().any(|program| program.beside.is_empty()), "somebody is alone");
-    assert!(three.programs.iter().any(|program| program.why.contains("has a cache to itself")));
+    assert!(three.programs.iter().any(|program| program.co_runners.is_empty()), "somebody is alone");
+    assert!(three.programs.iter().any(|program| program.reason.contains("has a cache to itself")));
     let eight = plan("mcf milc gamess namd mcf milc gamess namd", "opteron-2350");
     assert_eq!(eight.method, SolverMethod::DynamicProgramming);
-    assert!(eight.plan.mean_degradation_percent <= eight.random.mean_degradation_percent);
+    assert!(eight.plan.mean_slowdown_percent <= eight.random.mean_slowdown_percent);
     let one_cache = plan("mcf milc gamess namd", "niagara-2core");
     assert_eq!(one_cache.plan, one_cache.worst);
-    assert!(one_cache.programs[0].why.contains("no choice"), "{}", one_cache.programs[0].why);
+    assert!(one_cache.programs[0].reason.contains("no choice"), "{}", one_cache.programs[0].reason);
     let turns = plan("mcf milc gamess namd mcf", "xeon-x5365-4");
-    assert!(turns.programs.iter().any(|program| !program.takes_turns_with.is_empty()));
-    assert!(turns.programs.iter().any(|program| program.why.contains("takes turns")));
+    assert!(turns.programs.iter().any(|program| !program.shares_cpu_with.is_empty()));
+    assert!(turns.programs.iter().any(|program| program.reason.contains("takes turns")));
     let sixteen = ["mcf milc gamess namd"; 4].join(" ");
     assert_eq!(plan(&sixteen, "epyc-7763").programs.len(), 16);
     let single = plan("mcf", "xeon-x5365-4");
-    assert_eq!(single.programs[0].why, "mcf shares its cache with nobody");
+    assert_eq!(single.programs[0].reason, "mcf shares its cache with nobody");
 }
 
 /// Do programs get cores of their own as long as there are enough, and hardware threads only then?

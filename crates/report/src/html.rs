@@ -78,7 +78,7 @@ impl StudyPage {
             h2 { "Who hurts whom" }
             p.soft {
                 "Each row is a program, each column the neighbor on the same cache; the number is what the row's program is "
-                "expected to lose, in " (unit) ". Scheme: " (self.matrix.scheme) "."
+                "expected to lose, in " (unit) ". Scheme: " (self.matrix.model) "."
             }
             div.figure { (PreEscaped(self.matrix.heat_map().inline())) }
         }
@@ -234,7 +234,7 @@ fn plan_section(plan: &PlanResult) -> Markup {
             } }
         } } }
         h2 { "Why" }
-        dl.why { @for program in programs() { dt { (program.name) } dd { (program.why) } } }
+        dl.why { @for program in programs() { dt { (program.name) } dd { (program.reason) } } }
         h2 { "Against the alternatives" }
         (alternatives(plan))
     }
@@ -242,16 +242,16 @@ fn plan_section(plan: &PlanResult) -> Markup {
 
 fn words_on_proof(plan: &PlanResult) -> String {
     match (plan.optimal, plan.gap) {
-        (true, _) => format!("The best assignment there is by scheme {}, proven ({}).", plan.scheme, plan.solver),
+        (true, _) => format!("The best assignment there is by scheme {}, proven ({}).", plan.model, plan.solver),
         (false, Some(gap)) => {
             format!(
                 "By scheme {}; at most {} above the best ({}).",
-                plan.scheme,
+                plan.model,
                 cost(Some(gap), &plan.unit),
                 plan.solver
             )
         }
-        (false, None) => format!("By scheme {}; not proven to be the best ({}).", plan.scheme, plan.solver),
+        (false, None) => format!("By scheme {}; not proven to be the best ({}).", plan.model, plan.solver),
     }
 }
 

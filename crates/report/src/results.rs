@@ -87,7 +87,7 @@ pub struct CachesimResult {
     /// Bytes of a line.
     pub line_bytes: u32,
     /// `lru`, `plru` or `random`.
-    pub policy: String,
+    pub replacement: String,
     /// Records in the file; with `--l1`, all of them and not only those that reach the cache.
     pub accesses: u64,
     /// Misses of the simulated cache.
@@ -141,8 +141,8 @@ pub struct CacheSummary {
 /// Who hurts whom: row suffers from column.
 #[derive(Clone, PartialEq, Debug, Default, Serialize)]
 pub struct CostTable {
-    /// The scheme that says so.
-    pub scheme: String,
+    /// The model that predicts it.
+    pub model: String,
     /// `percent` of the solo run time lost, or a `weight` without a unit.
     pub unit: String,
     /// Programs, in the order of rows and of columns.
@@ -202,7 +202,7 @@ pub struct PlacementRow {
     /// Expected, as the scheme measures it; `None` = nothing is known.
     pub slowdown: Option<f64>,
     /// The reason in plain words.
-    pub why: String,
+    pub reason: String,
 }
 
 /// One cache in a plan.
@@ -234,8 +234,8 @@ pub struct Alternatives {
 pub struct PlanResult {
     /// The machine that the plan is for.
     pub machine: String,
-    /// The scheme that the plan is by.
-    pub scheme: String,
+    /// The model that the plan is by.
+    pub model: String,
     /// `percent` or `weight`: what the numbers below are.
     pub unit: String,
     /// `matching`, `dynamic-programming`, ...: how the plan was found.

@@ -48,11 +48,11 @@ pub struct PolicyOutcome {
     /// Plans that placed, divided or timed otherwise than the one before.
     pub changes_per_hour: f64,
     /// Time of the machine that probes and page moves took.
-    pub cost_seconds: f64,
+    pub overhead_seconds: f64,
     /// In the order given; the second copy of a name is `name 2`.
     pub programs: Vec<ProgramOutcome>,
     /// How things went over time.
-    pub lines: TimeSeries,
+    pub series: TimeSeries,
     /// Plans that changed something, in order of time.
     pub decisions: Vec<ReportedDecision>,
 }
@@ -69,7 +69,7 @@ pub struct ProgramOutcome {
     /// Instructions per cycle on a processor; `None` = it never ran.
     pub instr_per_cycle: Option<f64>,
     /// On the contended cache; `None` = no instruction was executed.
-    pub misses_per_kilo_instr: Option<f64>,
+    pub mpki: Option<f64>,
 }
 
 /// Values over time, by program in the order of `programs`; each at the end of its stretch.
@@ -93,7 +93,7 @@ pub struct ReportedDecision {
     /// When it was decided, from the start of the run.
     pub seconds: f64,
     /// The first reasons, with their programs.
-    pub why: String,
+    pub reason: String,
 }
 
 /// More decisions than this are not written out on the page.
@@ -162,7 +162,7 @@ impl WhatIfResult {
                     td { (number(outcome.instructions_per_second / 1e9)) }
                     td { (number(outcome.memory_bytes_per_second / 1e9)) }
                     td { (number(outcome.changes_per_hour)) }
-                    td { (number(outcome.cost_seconds)) }
+                    td { (number(outcome.overhead_seconds)) }
                     td { (outcome.windows) }
                 } } }
             } }
@@ -207,10 +207,10 @@ impl WhatIfResult {
         let drawn = self.drawn();
         let count = self.policies.first().map_or(0, |outcome| outcome.programs.len());
         let unit = TimeUnit::of(self.hours);
-        let slowdowns = |outcome: &PolicyOutcome| outcome.lines.slowdown.clone();
+        let slowdowns = |outcome: &PolicyOutcome| outcome.series.slowdown.clone();
         let megabytes = |outcome: &PolicyOutcome| -> Vec<Vec<Option<f64>>> {
             let row = |row: &Vec<Option<f64>>| row.iter().map(|bytes| bytes.map(|bytes| bytes / 1048576.0)).collect();
-            outcome.lines.occupancy_bytes.iter().map(row).collect()
+            outcome.series.occupancy_bytes.iter().map(row).collect()
         };
         html! {
             h2 { "Slowdown" }
@@ -265,7 +265,7 @@ impl WhatIfResult {
                     summary { (outcome.policy) ": " (outcome.decisions.len()) " plans that changed something" }
                     dl.how { @for told in outcome.decisions.iter().take(DECISIONS_AT_MOST) {
                         dt { (number(told.seconds)) " s" }
-                        dd { (told.why) }
+                        dd { (told.reason) }
                     } }
                     @if outcome.decisions.len() > DECISIONS_AT_MOST {
                         p.soft { "and " (outcome.decisions.len() - DECISIONS_AT_MOST) " more" }
@@ -329,7 +329,7 @@ impl PolicyOutcome {
         let point =
             |(seconds, value): (&f64, &Option<f64>)| ChartPoint::new(seconds / unit.seconds, value.unwrap_or(f64::NAN));
         let name = self.programs.get(at).map_or_else(String::new, |program| program.name.clone());
-        let points = self.lines.seconds.iter().zip(row).map(point).collect();
+        let points = self.series.seconds.iter().zip(row).map(point).collect();
         Series { name, points, mark: Mark::Line, color: Some(at), ..Series::default() }
     }
 
@@ -338,12 +338,12 @@ impl PolicyOutcome {
             let row: Vec<Option<f64>> = row.iter().map(|share| Some(100.0 * share)).collect();
             Series { name: format!("node {node}"), color: Some(node), ..self.series(0, &row, unit) }
         };
-        let busiest = self.lines.memory_busy_share.iter().flatten().copied().fold(0.0, f64::max);
+        let busiest = self.series.memory_busy_share.iter().flatten().copied().fold(0.0, f64::max);
         Chart {
             title: format!("{}: at most {} of what memory passes", self.policy, percent_text(busiest, 0)),
             x: Axis::linear(unit.label),
             y: Axis::linear("busy, %").within(0.0, 100.0),
-            series: self.lines.memory_busy_share.iter().enumerate().map(series).collect(),
+            series: self.series.memory_busy_share.iter().enumerate().map(series).collect(),
             size: Some((860.0, 220.0)),
             ..Chart::default()
         }
@@ -351,11 +351,11 @@ impl PolicyOutcome {
 
     /// A lane per program with the cache that it ran on; stretches on one cache are one span.
     fn places(&self, unit: &TimeUnit, drawn: &[usize]) -> TimelineChart {
-        let caches = self.lines.cache.iter().flatten().flatten().max().map_or(0, |most| most + 1);
+        let caches = self.series.cache.iter().flatten().flatten().max().map_or(0, |most| most + 1);
         let lane = |&at: &usize| {
             let mut spans: Vec<TimelineSpan> = Vec::new();
             let mut from = 0.0;
-            for (seconds, cache) in self.lines.seconds.iter().zip(self.lines.cache.get(at).into_iter().flatten()) {
+            for (seconds, cache) in self.series.seconds.iter().zip(self.series.cache.get(at).into_iter().flatten()) {
                 let to = seconds / unit.seconds;
                 if let Some(cache) = cache {
                     match spans.last_mut().filter(|last| last.kind == *cache as usize && last.to == from) {
@@ -387,7 +387,7 @@ mod tests {
             slowdown: Some(slowdown),
             slowdown_on_cpu: Some(slowdown),
             instr_per_cycle: Some(1.0),
-            misses_per_kilo_instr: None,
+            mpki: None,
         };
         PolicyOutcome {
             policy: policy.to_string(),
@@ -399,16 +399,16 @@ mod tests {
             instructions_per_second: 1e9,
             memory_bytes_per_second: 1e9,
             changes_per_hour: 4.0,
-            cost_seconds: 0.0,
+            overhead_seconds: 0.0,
             programs: vec![program("a<b>"), program("c")],
-            lines: TimeSeries {
+            series: TimeSeries {
                 seconds: vec![10.0, 20.0, 30.0],
                 slowdown: vec![vec![Some(1.0), None, Some(slowdown)]; 2],
                 occupancy_bytes: vec![vec![Some(1e6); 3]; 2],
                 cache: vec![vec![Some(0), Some(0), Some(1)], vec![None, Some(1), Some(1)]],
                 memory_busy_share: vec![vec![0.2, 0.3, 0.4]],
             },
-            decisions: vec![ReportedDecision { seconds: 12.0, why: "apart & quiet".to_string() }],
+            decisions: vec![ReportedDecision { seconds: 12.0, reason: "apart & quiet".to_string() }],
         }
     }
 

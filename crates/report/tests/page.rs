@@ -23,7 +23,7 @@ fn study() -> StudyPage {
         name: name.into(),
         cpu: None,
         slowdown: Some(2.31),
-        why: format!("{name} keeps away from milc."),
+        reason: format!("{name} keeps away from milc."),
     };
     let cache = |at: usize| CacheAssignment {
         cache: format!("L2 #{at}"),
@@ -31,7 +31,7 @@ fn study() -> StudyPage {
         programs: vec![placed(names[2 * at]), placed(names[2 * at + 1])],
     };
     let plan = PlanResult {
-        scheme: "measured".into(),
+        model: "measured".into(),
         unit: "percent".into(),
         solver: "matching".into(),
         optimal: true,
@@ -40,7 +40,7 @@ fn study() -> StudyPage {
         ..PlanResult::default()
     };
     let matrix = CostTable {
-        scheme: "measured".into(),
+        model: "measured".into(),
         unit: "percent".into(),
         names: names.map(String::from).to_vec(),
         values: vec![vec![Some(0.02); 4]; 4],

@@ -38,8 +38,8 @@ pub enum CoRunnerPlace {
 /// One of the eight runs.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub struct DecompositionRun {
-    /// Where the other program was.
-    pub other: CoRunnerPlace,
+    /// Location of the co-runner.
+    pub co_runner_location: CoRunnerPlace,
     /// Whether the machine's prefetchers were on.
     pub prefetching: bool,
     /// Cycles of the program over its work.
@@ -49,10 +49,10 @@ pub struct DecompositionRun {
 /// A part of the slowdown, over the run time alone.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct SlowdownPart {
-    /// What the two programs compete for.
-    pub what: String,
+    /// The resource that the two programs compete for.
+    pub cause: String,
     /// Per cent of the run time alone; may be negative.
-    pub degradation_percent: f64,
+    pub slowdown_percent: f64,
     /// Share of the total; `None` where that is nothing.
     pub share_percent: Option<f64>,
 }
@@ -62,18 +62,18 @@ pub struct SlowdownPart {
 pub struct Decomposition {
     /// Name of its specification.
     pub machine: String,
-    /// Whose slowdown it is.
-    pub program: String,
-    /// Who was beside it.
-    pub with: String,
+    /// The program whose slowdown is attributed.
+    pub victim: String,
+    /// The program that ran with it.
+    pub aggressor: String,
     /// Run time in the same cache over run time alone, with prefetching, minus one.
-    pub total_degradation_percent: f64,
+    pub total_slowdown_percent: f64,
     /// They add up to the total.
     pub parts: Vec<SlowdownPart>,
     /// Eight, or six or four where the machine lacks steps.
     pub runs: Vec<DecompositionRun>,
     /// Steps that the machine does not have.
-    pub missing: Vec<CoRunnerPlace>,
+    pub unavailable: Vec<CoRunnerPlace>,
 }
 
 /// Below this, shares of a slowdown are noise.
@@ -83,7 +83,7 @@ impl Decomposition {
     /// Part of everything but the cache's space, as a share of the total (CA Figure 4's statement); `None` without a
     /// total.
     pub fn not_cache_percent(&self) -> Option<f64> {
-        let cache = self.parts.iter().find(|part| part.what.starts_with("cache"))?;
+        let cache = self.parts.iter().find(|part| part.cause.starts_with("cache"))?;
         Some(100.0 - cache.share_percent?)
     }
 }
@@ -111,7 +111,7 @@ pub fn decompose(
         let jobs = [Some((program.clone(), own)), cpu.map(|cpu| (beside.clone(), cpu))];
         let jobs: Vec<(WorkloadJob, CpuId)> = jobs.into_iter().flatten().collect();
         Ok(DecompositionRun {
-            other,
+            co_runner_location: other,
             prefetching,
             cycles_per_instr: 1.0 / bench.run_with(options, &jobs)?[0].instr_per_cycle,
         })
@@ -138,9 +138,11 @@ fn places(topology: &Topology) -> Result<(CpuId, Vec<(CoRunnerPlace, Option<CpuI
     Ok((own, places))
 }
 
-fn parts_of(machine: &str, program: &str, with: &str, runs: Vec<DecompositionRun>) -> Decomposition {
+fn parts_of(machine: &str, victim: &str, aggressor: &str, runs: Vec<DecompositionRun>) -> Decomposition {
     let time = |other: CoRunnerPlace, prefetching: bool| {
-        runs.iter().find(|run| (run.other, run.prefetching) == (other, prefetching)).map(|run| run.cycles_per_instr)
+        runs.iter()
+            .find(|run| (run.co_runner_location, run.prefetching) == (other, prefetching))
+            .map(|run| run.cycles_per_instr)
     };
     let over_alone = |other: CoRunnerPlace, prefetching: bool| {
         Some(time(other, prefetching)? / time(CoRunnerPlace::None, prefetching)? - 1.0)
@@ -157,21 +159,21 @@ fn parts_of(machine: &str, program: &str, with: &str, runs: Vec<DecompositionRun
         (None, None) => vec![("cache, bus and memory controller", same)],
     };
     let rest = total - named.iter().map(|(_, part)| part).sum::<f64>();
-    let part = |(what, value): (&str, f64)| SlowdownPart {
-        what: what.to_string(),
-        degradation_percent: 100.0 * value,
+    let part = |(cause, value): (&str, f64)| SlowdownPart {
+        cause: cause.to_string(),
+        slowdown_percent: 100.0 * value,
         share_percent: (total.abs() > NOTICEABLE).then(|| 100.0 * value / total),
     };
-    let missing = [(CoRunnerPlace::OtherPackage, steps.0), (CoRunnerPlace::OtherCache, steps.1)]
+    let unavailable = [(CoRunnerPlace::OtherPackage, steps.0), (CoRunnerPlace::OtherCache, steps.1)]
         .into_iter()
         .filter(|(_, step)| step.is_none());
     Decomposition {
         machine: machine.to_string(),
-        program: program.to_string(),
-        with: with.to_string(),
-        total_degradation_percent: 100.0 * total,
+        victim: victim.to_string(),
+        aggressor: aggressor.to_string(),
+        total_slowdown_percent: 100.0 * total,
         parts: named.into_iter().chain([("prefetching", rest)]).map(part).collect(),
-        missing: missing.map(|(other, _)| other).collect(),
+        unavailable: unavailable.map(|(other, _)| other).collect(),
         runs,
     }
 }
@@ -184,7 +186,7 @@ mod tests {
     fn runs(times: &[(CoRunnerPlace, f64, f64)]) -> Vec<DecompositionRun> {
         let both = |&(other, on, off): &(CoRunnerPlace, f64, f64)| {
             [(true, on), (false, off)].map(|(prefetching, cycles_per_instr)| DecompositionRun {
-                other,
+                co_runner_location: other,
                 prefetching,
                 cycles_per_instr,
             })
@@ -199,27 +201,27 @@ mod tests {
         let told = [(None, 1.0, 2.0), (OtherPackage, 1.1, 2.2), (OtherCache, 1.3, 2.6), (SameCache, 1.6, 2.8)];
         let found = parts_of("m", "a", "b", runs(&told));
         let parts: Vec<(&str, i64)> =
-            found.parts.iter().map(|p| (p.what.as_str(), p.degradation_percent.round() as i64)).collect();
+            found.parts.iter().map(|p| (p.cause.as_str(), p.slowdown_percent.round() as i64)).collect();
         assert_eq!(parts, [("memory controller", 10), ("bus", 20), ("cache", 10), ("prefetching", 20)]);
-        assert_eq!(found.total_degradation_percent.round(), 60.0);
+        assert_eq!(found.total_slowdown_percent.round(), 60.0);
         assert_eq!(found.not_cache_percent().map(|share| share.round()), Some(83.0));
-        assert!(found.missing.is_empty());
+        assert!(found.unavailable.is_empty());
         let one_package = parts_of("m", "a", "b", runs(&[told[0], told[2], told[3]]));
-        assert_eq!(one_package.missing, [OtherPackage]);
-        assert_eq!(one_package.parts[0].what, "memory controller and bus");
+        assert_eq!(one_package.unavailable, [OtherPackage]);
+        assert_eq!(one_package.parts[0].cause, "memory controller and bus");
         let nothing = parts_of("m", "a", "b", runs(&[(None, 1.0, 1.0), (SameCache, 1.0, 1.0)]));
         assert_eq!(nothing.parts[0].share_percent, Option::None);
     }
 
-    /// On the two-socket machine: are all steps made, and do the parts of a program that suffers add up?
+    /// On the two-socket machine: are all steps made, and do the parts of a program that is slowed down add up?
     #[test]
-    fn a_program_that_suffers_is_taken_apart() {
+    fn a_slowdown_is_attributed_to_its_causes() {
         let stop = AtomicBool::new(false);
         let context = ExperimentContext { quick: true, ..ExperimentContext::of_seed(1, &stop) };
         let bench = CoRunBench::on("xeon-x5365", 1, 500_000, 1_000_000).unwrap();
         let found = decompose(&context, &bench, &WorkloadJob::new("milc", 1), &WorkloadJob::new("lbm", 1)).unwrap();
-        assert_eq!((found.runs.len(), found.missing.len(), found.parts.len()), (8, 0, 4));
-        let sum: f64 = found.parts.iter().map(|part| part.degradation_percent).sum();
-        assert!((sum - found.total_degradation_percent).abs() < 1e-9 && sum > 2.0, "{found:?}");
+        assert_eq!((found.runs.len(), found.unavailable.len(), found.parts.len()), (8, 0, 4));
+        let sum: f64 = found.parts.iter().map(|part| part.slowdown_percent).sum();
+        assert!((sum - found.total_slowdown_percent).abs() < 1e-9 && sum > 2.0, "{found:?}");
     }
 }

@@ -75,7 +75,7 @@ pub struct FailedPolicy {
     /// Name in the registry.
     pub policy: String,
     /// The error, in words.
-    pub why: String,
+    pub reason: String,
 }
 
 /// One draw, with every policy on it.
@@ -201,7 +201,7 @@ fn score(context: &ExperimentContext<'_>, bench: &CoRunBench, jobs: &[WorkloadJo
         });
         match score {
             Ok(score) => mix.policies.push(score),
-            Err(why) => mix.failed.push(FailedPolicy { policy: (*name).to_string(), why }),
+            Err(reason) => mix.failed.push(FailedPolicy { policy: (*name).to_string(), reason }),
         }
     }
     Ok(mix)

@@ -54,11 +54,11 @@ pub fn unit_of(kind: CostKind) -> &'static str {
 pub fn matrix_of(names: &[String], scheme: &str, costs: &PairCosts) -> CostTable {
     let scale = if costs.kind == CostKind::Degradation { 100.0 } else { 1.0 };
     let values = costs.cost.iter().map(|row| row.iter().map(|cost| Some(cost * scale)).collect()).collect();
-    CostTable { scheme: scheme.to_string(), unit: unit_of(costs.kind).to_string(), names: names.to_vec(), values }
+    CostTable { model: scheme.to_string(), unit: unit_of(costs.kind).to_string(), names: names.to_vec(), values }
 }
 
 fn mean(outcome: &PlacementCost) -> Option<f64> {
-    outcome.mean_degradation_percent.or(outcome.mean_weight)
+    outcome.mean_slowdown_percent.or(outcome.mean_weight)
 }
 
 /// A placement as pictures and pages show it.
@@ -73,8 +73,8 @@ pub fn plan_picture(placement: &Placement, machine: &str, scheme: &str, kind: Co
         let placed = on_it.map(|program| PlacementRow {
             name: program.name.clone(),
             cpu: Some(program.cpu.0),
-            slowdown: program.degradation_percent.or(program.weight),
-            why: program.why.clone(),
+            slowdown: program.slowdown_percent.or(program.weight),
+            reason: program.reason.clone(),
         });
         caches.push(CacheAssignment {
             cache: format!("{level} #{nth}"),
@@ -86,7 +86,7 @@ pub fn plan_picture(placement: &Placement, machine: &str, scheme: &str, kind: Co
     let gap = mean(&placement.gap);
     PlanResult {
         machine: machine.to_string(),
-        scheme: scheme.to_string(),
+        model: scheme.to_string(),
         unit: unit_of(kind).to_string(),
         solver: match placement.method {
             SolverMethod::Matching => "minimum-weight matching".to_string(),

@@ -59,7 +59,7 @@ pub struct SweepSummary {
     /// Results that were not whole, in words; made again.
     pub damaged: Vec<String>,
     /// Results on which two workers did not agree.
-    pub differing: Vec<String>,
+    pub conflicting: Vec<String>,
     /// The user asked to stop before everything was done.
     pub interrupted: bool,
     /// How often tasks were handed to the engine.
@@ -271,7 +271,7 @@ impl<'a> SweepDriver<'a> {
             interrupted: interrupted && !missing.is_empty(),
             missing,
             damaged: self.damaged,
-            differing: self.store.differing()?,
+            conflicting: self.store.differing()?,
             rounds: self.rounds,
         })
     }

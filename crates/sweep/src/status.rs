@@ -47,7 +47,7 @@ pub struct Failure {
     /// Attempts so far.
     pub attempts: usize,
     /// Why the last one came to nothing.
-    pub what: String,
+    pub error: String,
 }
 
 /// How fast is told from so many of the newest results.
@@ -81,7 +81,7 @@ pub fn status(store: &Store) -> Result<SweepStatus, SweepError> {
             id: id.to_string(),
             point: point.unwrap_or_default(),
             attempts: attempts.len(),
-            what: attempts.last().map_or(String::new(), |attempt| attempt.what.clone()),
+            error: attempts.last().map_or(String::new(), |attempt| attempt.what.clone()),
         });
     }
     Ok(SweepStatus {

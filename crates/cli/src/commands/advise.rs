@@ -40,7 +40,7 @@ pub struct Advise {
 /// `cachemate advise --json`.
 #[derive(Serialize)]
 struct AdviseJson<'a> {
-    scheme: &'a str,
+    model: &'a str,
     cache_bytes: u64,
     /// What was not measured here.
     assumed: Vec<String>,
@@ -101,7 +101,7 @@ impl Advise {
             |program: &ProfiledInput| Some(FootprintJson { program: program.name.clone(), judged: judged(program)? });
         let kernel = sched_cache::read(&LinuxHost::new("/"));
         let result = AdviseJson {
-            scheme: &self.model,
+            model: &self.model,
             cache_bytes: cache.size_bytes,
             assumed,
             kernel: kernel.detail.clone(),

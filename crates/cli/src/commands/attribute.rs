@@ -90,7 +90,7 @@ fn words(found: &Decomposition) -> String {
     let mut parts = Table::new(&[("part", Align::Left), ("of the time alone", Align::Right), ("share", Align::Right)]);
     for part in &found.parts {
         let share = part.share_percent.map_or("–".to_string(), |share| format!("{} %", number(share)));
-        parts.row([part.what.clone(), format!("{} %", number(part.degradation_percent)), share]);
+        parts.row([part.cause.clone(), format!("{} %", number(part.slowdown_percent)), share]);
     }
     let mut runs = Table::new(&[
         ("the other program", Align::Left),
@@ -98,7 +98,7 @@ fn words(found: &Decomposition) -> String {
         ("cycles per instruction", Align::Right),
     ]);
     for run in &found.runs {
-        let other = match run.other {
+        let other = match run.co_runner_location {
             CoRunnerPlace::None => "gone",
             CoRunnerPlace::OtherPackage => "in another package",
             CoRunnerPlace::OtherCache => "on another cache of the package",
@@ -107,16 +107,16 @@ fn words(found: &Decomposition) -> String {
         let prefetching = if run.prefetching { "on" } else { "off" };
         runs.row([other.to_string(), prefetching.to_string(), format!("{:.3}", run.cycles_per_instr)]);
     }
-    let missing = match found.missing.as_slice() {
+    let missing = match found.unavailable.as_slice() {
         [] => "",
         _ => "The machine lacks some steps, so some parts are reported together.\n",
     };
     format!(
         "{} beside {} on {}: {} % slower\n\n{}\n{}\n{missing}The memory controller's part is a lower bound, prefetching's an upper one.\n",
-        found.program,
-        found.with,
+        found.victim,
+        found.aggressor,
         found.machine,
-        number(found.total_degradation_percent),
+        number(found.total_slowdown_percent),
         parts.text(),
         runs.text(),
     )

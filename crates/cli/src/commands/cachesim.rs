@@ -112,7 +112,7 @@ impl Cachesim {
             size_bytes: self.size.0,
             ways: self.ways,
             line_bytes: self.line_bytes,
-            policy: self.replacement.name().to_string(),
+            replacement: self.replacement.name().to_string(),
             accesses,
             misses: cache.misses(),
             miss_ratio: (accesses > 0).then(|| cache.misses() as f64 / accesses as f64),
@@ -134,7 +134,7 @@ fn words(result: &CachesimResult) -> String {
         count_text(result.accesses),
         size_text(result.size_bytes),
         result.ways,
-        result.policy,
+        result.replacement,
         count_text(result.misses),
     )
 }

@@ -137,7 +137,7 @@ fn words(answer: &Outcomes, page: Option<&PathBuf>) -> String {
             number(outcome.instructions_per_second / 1e9),
             number(outcome.memory_bytes_per_second / 1e9),
             number(outcome.changes_per_hour),
-            number(outcome.cost_seconds),
+            number(outcome.overhead_seconds),
             outcome.windows.to_string(),
         ]);
     }

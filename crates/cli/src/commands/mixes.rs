@@ -54,7 +54,7 @@ fn remarks(mix: &RandomMix) -> String {
         text.push_str(&format!("{pair}: not finished; the optimum knows a lower bound\n"));
     }
     for failed in &mix.failed {
-        text.push_str(&format!("no score: {}: {}\n", failed.policy, failed.why));
+        text.push_str(&format!("no score: {}: {}\n", failed.policy, failed.reason));
     }
     text
 }

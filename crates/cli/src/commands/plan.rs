@@ -56,9 +56,9 @@ pub struct PlanArgs {
 struct PlanJson<'a> {
     machine: &'a str,
     /// What decided.
-    scheme: &'a str,
+    model: &'a str,
     /// What the expected outcomes are by: the scheme, or `measured`.
-    judged_by: &'a str,
+    evaluated_with: &'a str,
     #[serde(flatten)]
     placement: &'a Placement,
     groups: Vec<CacheGroup>,
@@ -83,7 +83,7 @@ fn groups(found: &Prediction, placement: &Placement) -> anyhow::Result<Vec<Cache
     for cache in caches.into_iter().filter(Option::is_some) {
         let on_it = placement.programs.iter().enumerate().filter(|(_, program)| program.cache == cache);
         let (members, placed): (Vec<usize>, Vec<_>) = on_it.unzip();
-        if placed.iter().any(|program| !program.takes_turns_with.is_empty()) {
+        if placed.iter().any(|program| !program.shares_cpu_with.is_empty()) {
             continue;
         }
         groups.extend(found.group_of(&members)?.map(|group| CacheGroup { cache, group }));
@@ -104,7 +104,7 @@ const DECIDES_WITHIN_NS: u64 = 300_000_000_000;
 /// Phases of programs that are measured last so many times longer, as in `whatif`.
 const STRETCH: f64 = 1000.0;
 fn policy_words(result: &PolicyPlanJson<'_>) -> String {
-    let PlannedRun { policy, seconds, changes, refused, told } = result.planned;
+    let PlannedRun { policy, seconds, changes, refused, decisions } = result.planned;
     let mut text = format!("{} under '{policy}', after {} nominal seconds:\n", result.machine, number(*seconds));
     if changes.is_empty() {
         text.push_str("  nothing is changed\n");
@@ -112,12 +112,12 @@ fn policy_words(result: &PolicyPlanJson<'_>) -> String {
     changes.iter().for_each(|line| text.push_str(&format!("  {line}\n")));
     refused.iter().for_each(|line| text.push_str(&format!("  refused: {line}\n")));
     // The last change, and what was said last; all is in the JSON.
-    let changed = told.iter().rposition(|told| told.changed && !told.why.is_empty());
-    let last = told.len().checked_sub(1).filter(|last| Some(*last) != changed);
-    for report in changed.into_iter().chain(last).map(|at| &told[at]) {
+    let changed = decisions.iter().rposition(|decision| decision.changed && !decision.reasons.is_empty());
+    let last = decisions.len().checked_sub(1).filter(|last| Some(*last) != changed);
+    for report in changed.into_iter().chain(last).map(|at| &decisions[at]) {
         let what = if report.changed { "the plan changed" } else { "the plan stayed" };
         text.push_str(&format!("\nat {} s {what}:\n", number(report.seconds)));
-        report.why.iter().for_each(|why| text.push_str(&format!("  {why}\n")));
+        report.reasons.iter().for_each(|reason| text.push_str(&format!("  {reason}\n")));
     }
     text
 }
@@ -139,10 +139,10 @@ impl PlanArgs {
             return self.by_policy(session, machine, policy);
         }
         let PlanCosts { names, scheme, decide, judge, found } = self.costs(session)?;
-        let judged_by = if self.slowdowns.is_some() { "measured" } else { scheme.as_str() };
+        let evaluated_with = if self.slowdowns.is_some() { "measured" } else { scheme.as_str() };
         let placement = place(&names, &decide, &judge, &machine.topology(), self.seed)?;
         let groups = found.map(|found| groups(&found, &placement)).transpose()?.unwrap_or_default();
-        let result = PlanJson { machine: &machine.name, scheme: &scheme, judged_by, placement: &placement, groups };
+        let result = PlanJson { machine: &machine.name, model: &scheme, evaluated_with, placement: &placement, groups };
         let shown = || plan_boxes(&plan_picture(&placement, &machine.name, &scheme, judge.kind), session.paint());
         session.answer(self.json.json, &result, shown)
     }

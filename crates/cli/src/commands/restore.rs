@@ -34,34 +34,36 @@ pub struct RestoreArgs {
 /// `cachemate restore --json`.
 #[derive(Default, Serialize)]
 struct RestoreJson {
-    put_back: usize,
+    restored: usize,
     unchanged: usize,
     gone: usize,
     /// Groups of ours in resctrl whose owner and journal are gone.
     orphans: Vec<String>,
     /// Changed by somebody else since, and left alone.
-    theirs: Vec<String>,
+    changed_by_others: Vec<String>,
     failed: Vec<String>,
     /// Journals with lines that cannot be read, until somebody removes them: what those said may not be put back.
     damaged: Vec<String>,
     /// Journals of which everything is put back, but which could not be removed.
-    stay: Vec<String>,
+    kept: Vec<String>,
 }
 
 impl RestoreJson {
     fn add_left(&mut self, left: &RecoveryReport) {
         self.add(&left.account);
-        self.stay.extend(left.stays.as_ref().map(ToString::to_string));
+        self.kept.extend(left.stays.as_ref().map(ToString::to_string));
         self.damaged.extend(left.damage.as_ref().map(ToString::to_string));
     }
 
     fn add(&mut self, account: &[RestoredObject]) {
         for line in account {
             match &line.outcome {
-                RestoreOutcome::Restored => self.put_back += 1,
+                RestoreOutcome::Restored => self.restored += 1,
                 RestoreOutcome::Unchanged => self.unchanged += 1,
                 RestoreOutcome::Gone => self.gone += 1,
-                RestoreOutcome::ChangedByOther(now) => self.theirs.push(format!("{:?} is {now}", line.object)),
+                RestoreOutcome::ChangedByOther(now) => {
+                    self.changed_by_others.push(format!("{:?} is {now}", line.object))
+                }
                 RestoreOutcome::Failed(why) => self.failed.push(format!("{:?}: {why}", line.object)),
             }
         }
@@ -69,12 +71,14 @@ impl RestoreJson {
 
     fn words(&self) -> String {
         let mut text =
-            format!("{} put back, {} were as before, {} are gone\n", self.put_back, self.unchanged, self.gone);
+            format!("{} put back, {} were as before, {} are gone\n", self.restored, self.unchanged, self.gone);
         self.orphans.iter().for_each(|line| text.push_str(&format!("{line}\n")));
-        self.theirs.iter().for_each(|line| text.push_str(&format!("left alone, changed by somebody else: {line}\n")));
+        self.changed_by_others
+            .iter()
+            .for_each(|line| text.push_str(&format!("left alone, changed by somebody else: {line}\n")));
         self.failed.iter().for_each(|line| text.push_str(&format!("not put back: {line}\n")));
         self.damaged.iter().for_each(|line| text.push_str(&format!("{line}\n")));
-        self.stay.iter().for_each(|line| text.push_str(&format!("put back, but the journal stays: {line}\n")));
+        self.kept.iter().for_each(|line| text.push_str(&format!("put back, but the journal stays: {line}\n")));
         text
     }
 }
@@ -95,7 +99,7 @@ impl RestoreArgs {
         }
         result.orphans = resctrl::groups::sweep_mounted(&LinuxHost::new("/"));
         session.answer(self.json.json, &result, || result.words())?;
-        match (result.failed.len(), result.damaged.len() + result.stay.len()) {
+        match (result.failed.len(), result.damaged.len() + result.kept.len()) {
             (0, 0) => Ok(()),
             (0, _) => bail!("look at the damaged journal, then remove it"),
             (failed, _) => bail!("{failed} objects could not be put back; the journal is kept"),

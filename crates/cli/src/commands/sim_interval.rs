@@ -100,7 +100,7 @@ fn words(answer: &SimJson<IntervalResults>, machine: &str) -> String {
             number(job.cpu_seconds),
             or_dash(job.instr_per_cycle.map(number)),
             or_dash(job.references_per_kilo_instr.map(number)),
-            or_dash(job.misses_per_kilo_instr.map(number)),
+            or_dash(job.mpki.map(number)),
             or_dash(job.slowdown.map(number)),
             or_dash(job.slowdown_on_cpu.map(number)),
         ]);

@@ -114,7 +114,7 @@ fn words(status: &SweepStatus) -> String {
         let mut table = Table::new(&columns);
         for failure in &status.failures {
             let (id, point) = (failure.id.clone(), failure.point.to_string());
-            table.row([id, failure.attempts.to_string(), failure.what.clone(), point]);
+            table.row([id, failure.attempts.to_string(), failure.error.clone(), point]);
         }
         text.push_str(&format!("\n{}", table.text()));
     }

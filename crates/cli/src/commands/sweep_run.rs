@@ -140,7 +140,7 @@ impl SweepRunArgs {
             let note = format!("{} of {} tasks are finished and kept", summary.finished, summary.total);
             return Err(InterruptedError(format!("{note}; the same command goes on")).into());
         }
-        ensure!(summary.differing.is_empty(), "{} results do not agree between workers", summary.differing.len());
+        ensure!(summary.conflicting.is_empty(), "{} results do not agree between workers", summary.conflicting.len());
         let (failed, missing) = (summary.failed.len() as u64, summary.missing.len() as u64);
         ensure!(failed == 0, "{} failed; --retry-failed tries once more", counted_text(failed, "task"));
         let engine = self.engines.name();

@@ -24,7 +24,7 @@ pub struct JobResults {
     /// Demand references of the contended cache; `None` where it ran no instruction, as in the rates below.
     pub references_per_kilo_instr: Option<f64>,
     /// Demand misses of the contended cache.
-    pub misses_per_kilo_instr: Option<f64>,
+    pub mpki: Option<f64>,
     /// Bytes to and from memory.
     pub memory_bytes_per_instr: Option<f64>,
     /// Cycles in the queues of buses and controllers.
@@ -82,7 +82,7 @@ impl JobTotals {
             cpu_seconds: cycles / hertz,
             instr_per_cycle: (cycles > 0.0).then(|| instructions / cycles),
             references_per_kilo_instr: per(counts[REFERENCES], 1000.0),
-            misses_per_kilo_instr: per(counts[DEMAND], 1000.0),
+            mpki: per(counts[DEMAND], 1000.0),
             memory_bytes_per_instr: per(counts[FILLS] + counts[WRITEBACKS], line_bytes),
             queue_cycles_per_instr: per(counts[QUEUE_CYCLES], 1.0),
             remote_hits_per_kilo_instr: per(counts[REMOTE_HITS], 1000.0),

@@ -102,7 +102,7 @@ impl MatrixPolicy {
         let takes_turns = solved.seating.by_cache.iter().flatten().any(|cpu| cpu.len() > 1);
         for (nth, cpus) in cpus_of(&solved.seating, &seats, takes_turns) {
             let text = format!("{{0}} is seated on the CPUs {cpus}");
-            let numbers = vec![("degradation_percent".to_string(), 100.0 * suffered[nth])];
+            let numbers = vec![("slowdown_percent".to_string(), 100.0 * suffered[nth])];
             why.push(Reason { kind: ReasonKind::Explanation, tasks: vec![tasks[nth]], text, numbers });
             self.placed.insert(tasks[nth], cpus);
         }

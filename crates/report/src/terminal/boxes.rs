@@ -23,7 +23,7 @@ pub fn plan_boxes(plan: &PlanResult, paint: Paint) -> String {
     text.push_str(&paint.bold("why"));
     text.push('\n');
     for program in plan.caches.iter().flat_map(|cache| &cache.programs) {
-        text.push_str(&indented(&program.why, paint.width));
+        text.push_str(&indented(&program.reason, paint.width));
     }
     text + &expectation(plan, paint)
 }
@@ -118,11 +118,11 @@ mod tests {
     /// Does a reader see at a glance who shares what, and why?
     #[test]
     fn a_plan_is_boxes_and_reasons() {
-        let placed = |name: &str, suffers: Option<f64>, why: &str| PlacementRow {
+        let placed = |name: &str, slowdown: Option<f64>, reason: &str| PlacementRow {
             name: name.into(),
             cpu: None,
-            slowdown: suffers,
-            why: why.into(),
+            slowdown,
+            reason: reason.into(),
         };
         let cache = |at: u32, programs| CacheAssignment {
             cache: format!("L2 #{at}"),

@@ -37,7 +37,7 @@ pub fn matrix_picture(matrix: &CostTable, paint: Paint) -> String {
         text.push('\n');
     }
     let unit = if percent { "per cent of its solo run time lost" } else { "weight" };
-    text + &paint.faint(&format!("row suffers from column: {unit} (scheme {})", matrix.scheme)) + "\n"
+    text + &paint.faint(&format!("row suffers from column: {unit} (scheme {})", matrix.model)) + "\n"
 }
 
 fn one(value: Option<(String, f64)>, cell: usize, paint: Paint) -> String {
@@ -72,7 +72,7 @@ mod tests {
     fn matrix() -> CostTable {
         let values = vec![vec![Some(0.0), Some(48.0)], vec![Some(2.31), None]];
         let names = vec!["mcf".to_string(), "milc".to_string()];
-        CostTable { scheme: "sdc".into(), unit: "percent".into(), names, values }
+        CostTable { model: "sdc".into(), unit: "percent".into(), names, values }
     }
 
     /// Does the matrix say who suffers from whom without any color?

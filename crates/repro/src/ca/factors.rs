@@ -108,7 +108,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     }
     // Programs that lose so much, seed by seed.
     let counted = |also: &dyn Fn(&Decomposition) -> bool| -> Vec<(u64, f64)> {
-        let loses = |d: &&Decomposition| d.total_degradation_percent >= LOSES_PERCENT && also(d);
+        let loses = |d: &&Decomposition| d.total_slowdown_percent >= LOSES_PERCENT && also(d);
         let of_seed = found.iter().map(|seed| seed.iter().filter(loses).count() as f64);
         context.seeds.iter().copied().zip(of_seed).collect()
     };
@@ -129,10 +129,10 @@ fn parts_of(names: &[&str], found: &[Vec<Decomposition>]) -> Vec<DataPoint> {
         let per_seed = |value: &dyn Fn(&Decomposition) -> Option<f64>| -> Vec<f64> {
             found.iter().filter_map(|seed| value(&seed[program])).collect()
         };
-        points.push(DataPoint::over("total", *name, &per_seed(&|d| Some(d.total_degradation_percent))));
+        points.push(DataPoint::over("total", *name, &per_seed(&|d| Some(d.total_slowdown_percent))));
         for part in 0..found[0][program].parts.len() {
-            let series = &found[0][program].parts[part].what;
-            let values = per_seed(&|d| d.parts.get(part).map(|part| part.degradation_percent));
+            let series = &found[0][program].parts[part].cause;
+            let values = per_seed(&|d| d.parts.get(part).map(|part| part.slowdown_percent));
             points.push(DataPoint::over(series, *name, &values));
         }
     }
@@ -141,7 +141,7 @@ fn parts_of(names: &[&str], found: &[Vec<Decomposition>]) -> Vec<DataPoint> {
 
 fn losers(names: &[&str], found: &[Vec<Decomposition>]) -> String {
     let total = |program: usize| -> f64 {
-        found.iter().map(|seed| seed[program].total_degradation_percent).sum::<f64>() / found.len() as f64
+        found.iter().map(|seed| seed[program].total_slowdown_percent).sum::<f64>() / found.len() as f64
     };
     let losing: Vec<&str> =
         (0..names.len()).filter(|&program| total(program) >= LOSES_PERCENT).map(|program| names[program]).collect();
@@ -155,10 +155,10 @@ fn losers(names: &[&str], found: &[Vec<Decomposition>]) -> String {
 
 fn drawn(names: &[&str], found: &[Vec<Decomposition>]) -> BarChart {
     let part = |program: usize, at: usize| {
-        let values = found.iter().filter_map(|seed| seed[program].parts.get(at).map(|part| part.degradation_percent));
+        let values = found.iter().filter_map(|seed| seed[program].parts.get(at).map(|part| part.slowdown_percent));
         values.sum::<f64>() / found.len() as f64
     };
-    let series: Vec<String> = found[0][0].parts.iter().map(|part| part.what.clone()).collect();
+    let series: Vec<String> = found[0][0].parts.iter().map(|part| part.cause.clone()).collect();
     let group = |program: usize| BarGroup {
         name: names[program].to_string(),
         bars: (0..series.len()).map(|at| part(program, at).into()).collect(),

@@ -22,7 +22,7 @@ pub struct PlanReport {
     /// Did the plan change with it?
     pub changed: bool,
     /// The reasons, with the programs' names in them.
-    pub why: Vec<String>,
+    pub reasons: Vec<String>,
 }
 
 /// What a policy has decided in the end.
@@ -37,7 +37,7 @@ pub struct PlannedRun {
     /// What cannot be had of the plan.
     pub refused: Vec<String>,
     /// Windows with reasons, in order; equal ones in a row once.
-    pub told: Vec<PlanReport>,
+    pub decisions: Vec<PlanReport>,
 }
 
 /// Runs the question under one policy of the registry and tells what it decided.
@@ -61,7 +61,7 @@ pub fn planned(context: &ExperimentContext<'_>, question: &WhatIfQuery, name: &s
 struct Log {
     names: BTreeMap<TaskId, String>,
     last: Option<(Observation, Plan)>,
-    told: Vec<PlanReport>,
+    decisions: Vec<PlanReport>,
 }
 
 impl Log {
@@ -71,15 +71,15 @@ impl Log {
         }
         let plan = record.decision.plan;
         let changed = self.last.as_ref().is_some_and(|(_, before)| differs(before, &plan));
-        let why: Vec<String> = record
+        let reasons: Vec<String> = record
             .decision
             .reasons
             .iter()
             .map(|reason| in_words(reason, |task| self.names.get(task).cloned()))
             .collect();
         // Policies that give the same reasons in every window are not repeated.
-        if changed || !why.is_empty() && self.told.last().is_none_or(|told| told.why != why) {
-            self.told.push(PlanReport { seconds: machine.now_ns() as f64 / 1e9, changed, why });
+        if changed || !reasons.is_empty() && self.decisions.last().is_none_or(|last| last.reasons != reasons) {
+            self.decisions.push(PlanReport { seconds: machine.now_ns() as f64 / 1e9, changed, reasons });
         }
         self.last = Some((record.observation, plan));
     }
@@ -94,7 +94,7 @@ impl Log {
             seconds: machine.now_ns() as f64 / 1e9,
             changes: found.changes.iter().map(ToString::to_string).collect(),
             refused: found.refused.iter().map(|refused| refused.message.clone()).collect(),
-            told: self.told,
+            decisions: self.decisions,
         }
     }
 }
@@ -157,9 +157,11 @@ mod tests {
         let context = ExperimentContext { quick: true, ..ExperimentContext::of_seed(1, &stop) };
         let found = planned(&context, &question, "round-robin").unwrap();
         assert!(found.changes.iter().any(|line| line.starts_with("move task 0 'stream' to CPUs")), "{found:?}");
-        let told = |words: &str| found.told.iter().flat_map(|told| &told.why).any(|why| why.starts_with(words));
-        assert!(told("stream is dealt to the CPUs") && told("reuser is dealt to the CPUs"), "{found:?}");
+        let gave = |reason: &str| {
+            found.decisions.iter().flat_map(|decision| &decision.reasons).any(|given| given.starts_with(reason))
+        };
+        assert!(gave("stream is dealt to the CPUs") && gave("reuser is dealt to the CPUs"), "{found:?}");
         let idle = planned(&context, &question, "default").unwrap();
-        assert!(idle.changes.is_empty() && idle.told.is_empty(), "{idle:?}");
+        assert!(idle.changes.is_empty() && idle.decisions.is_empty(), "{idle:?}");
     }
 }

@@ -105,7 +105,7 @@ struct TimeSeriesRecorder {
     caches_ns: Vec<Vec<f64>>,
     memory_bytes: Vec<f64>,
     from_ns: u64,
-    lines: TimeSeries,
+    series: TimeSeries,
     decisions: Vec<ReportedDecision>,
     before: Option<Plan>,
     windows: u64,
@@ -131,7 +131,7 @@ impl TimeSeriesRecorder {
             caches_ns: vec![vec![0.0; caches]; jobs],
             memory_bytes: vec![0.0; nodes],
             from_ns: 0,
-            lines: TimeSeries {
+            series: TimeSeries {
                 seconds: Vec::new(),
                 slowdown: vec![Vec::new(); jobs],
                 occupancy_bytes: vec![Vec::new(); jobs],
@@ -173,7 +173,7 @@ impl TimeSeriesRecorder {
         let changed = self.before.as_ref().is_some_and(|before| differs(before, &record.decision.plan));
         if changed {
             let seconds = machine.now_ns() as f64 / 1e9;
-            self.decisions.push(ReportedDecision { seconds, why: why(record, &self.names, machine) });
+            self.decisions.push(ReportedDecision { seconds, reason: why(record, &self.names, machine) });
         }
         self.before = Some(record.decision.plan.clone());
         if machine.now_ns() >= self.ends_ns {
@@ -183,21 +183,21 @@ impl TimeSeriesRecorder {
 
     fn close(&mut self, now_ns: u64) {
         let seconds = (now_ns - self.from_ns) as f64 / 1e9;
-        self.lines.seconds.push(now_ns as f64 / 1e9);
+        self.series.seconds.push(now_ns as f64 / 1e9);
         for (job, sums) in self.now.iter_mut().enumerate() {
             let sums = std::mem::take(sums);
-            self.lines.slowdown[job].push((sums.alone_ns > 0.0).then(|| sums.ns / sums.alone_ns));
+            self.series.slowdown[job].push((sums.alone_ns > 0.0).then(|| sums.ns / sums.alone_ns));
             let windows = f64::from(sums.seen);
-            self.lines.occupancy_bytes[job].push((sums.seen > 0).then(|| sums.held_bytes / windows));
+            self.series.occupancy_bytes[job].push((sums.seen > 0).then(|| sums.held_bytes / windows));
             let longest = (0..self.caches_ns[job].len())
                 .max_by(|&a, &b| self.caches_ns[job][a].total_cmp(&self.caches_ns[job][b]).then(b.cmp(&a)));
             let there = longest.filter(|&at| self.caches_ns[job][at] > 0.0);
-            self.lines.cache[job].push(there.map(|at| at as u32));
+            self.series.cache[job].push(there.map(|at| at as u32));
             self.caches_ns[job].iter_mut().for_each(|ns| *ns = 0.0);
         }
         for (node, bytes) in self.memory_bytes.iter_mut().enumerate() {
             let share = std::mem::take(bytes) / seconds.max(1e-9) / self.line_bytes_at_most[node];
-            self.lines.memory_busy_share[node].push(share);
+            self.series.memory_busy_share[node].push(share);
         }
         self.from_ns = now_ns;
         self.ends_ns = (now_ns / self.stretch_ns + 1) * self.stretch_ns;
@@ -215,7 +215,7 @@ impl TimeSeriesRecorder {
             slowdown: job.slowdown,
             slowdown_on_cpu: job.slowdown_on_cpu,
             instr_per_cycle: job.instr_per_cycle,
-            misses_per_kilo_instr: job.misses_per_kilo_instr,
+            mpki: job.mpki,
         };
         let seconds = results.seconds.max(1e-9);
         PolicyOutcome {
@@ -228,9 +228,9 @@ impl TimeSeriesRecorder {
             instructions_per_second: results.jobs.iter().map(|job| job.instructions).sum::<f64>() / seconds,
             memory_bytes_per_second: results.memory_bytes_per_second.iter().sum(),
             changes_per_hour: self.decisions.len() as f64 * 3600.0 / seconds,
-            cost_seconds: (self.moves_ns + self.probes_ns) as f64 / 1e9,
+            overhead_seconds: (self.moves_ns + self.probes_ns) as f64 / 1e9,
             programs: results.jobs.iter().zip(&self.names).map(program).collect(),
-            lines: self.lines,
+            series: self.series,
             decisions: self.decisions,
         }
     }
@@ -318,10 +318,10 @@ mod tests {
     #[test]
     fn time_lines_cover_the_run_and_agree_with_the_table() {
         let found = ran("dio");
-        assert!((found.lines.seconds.last().unwrap() - 120.0).abs() < 1e-6);
-        assert!(found.lines.seconds.len() > 50, "{}", found.lines.seconds.len());
+        assert!((found.series.seconds.last().unwrap() - 120.0).abs() < 1e-6);
+        assert!(found.series.seconds.len() > 50, "{}", found.series.seconds.len());
         for (job, program) in found.programs.iter().enumerate() {
-            let line: Vec<f64> = found.lines.slowdown[job].iter().map(|value| value.unwrap()).collect();
+            let line: Vec<f64> = found.series.slowdown[job].iter().map(|value| value.unwrap()).collect();
             let mean = line.iter().sum::<f64>() / line.len() as f64;
             assert!((mean / program.slowdown.unwrap() - 1.0).abs() < 0.05, "{mean} {program:?}");
         }

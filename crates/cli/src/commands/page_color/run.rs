@@ -49,7 +49,7 @@ struct ColorRunReport {
     colors: IndexSet,
     exit_code: i32,
     seconds: f64,
-    hold_at_most_bytes: u64,
+    max_held_bytes: u64,
     /// The program and those that it started, each as the kernel's page map showed it last, counted from outside.
     resident: Option<ResidentPages>,
     processes: Vec<ProcessReport>,
@@ -92,7 +92,7 @@ impl ColorRunArgs {
             colors: self.colors.clone(),
             exit_code: status,
             seconds: began.elapsed().as_secs_f64(),
-            hold_at_most_bytes: hold_bytes,
+            max_held_bytes: hold_bytes,
             resident: program.resident(),
             processes: program.agents().into_iter().map(|(pid, agent)| ProcessReport { pid, agent }).collect(),
         };

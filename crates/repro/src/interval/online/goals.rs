@@ -27,9 +27,9 @@ fn in_ways() -> Result<MachineSpec, ReproError> {
 
 /// Both programs' time over that alone once settled, less one, in per cent.
 fn slowed_percent(outcome: &PolicyOutcome) -> [f64; 2] {
-    let from = outcome.lines.seconds.len() * 3 / 4;
+    let from = outcome.series.seconds.len() * 3 / 4;
     [0, 1].map(|at| {
-        let row = outcome.lines.slowdown.get(at).map_or(&[][..], |row| &row[from.min(row.len())..]);
+        let row = outcome.series.slowdown.get(at).map_or(&[][..], |row| &row[from.min(row.len())..]);
         100.0 * (1.0 / mean_speed(&row.iter().filter_map(|value| *value).collect::<Vec<f64>>()) - 1.0)
     })
 }

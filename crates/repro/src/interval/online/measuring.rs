@@ -29,7 +29,7 @@ pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         let found = outcome(context, &asked, by)?;
         let of = found.programs.iter().map(|program| program.slowdown_on_cpu);
         let on_cpu: Vec<f64> = of.collect::<Option<_>>().ok_or_else(|| failed(by)("a thread never ran"))?;
-        Ok((mean(&on_cpu), found.weighted_speedup.unwrap_or(f64::NAN), found.cost_seconds))
+        Ok((mean(&on_cpu), found.weighted_speedup.unwrap_or(f64::NAN), found.overhead_seconds))
     })?;
     let ((default, _, _), (measured, _, cost)) = (found[0], found[1]);
     let point = |series: &str, at: &str, value: f64| DataPoint::over(series, at, &[value]);

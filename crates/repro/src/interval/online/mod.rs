@@ -69,7 +69,7 @@ fn mean_speed(slowdowns: &[f64]) -> f64 {
 }
 
 fn speedup(outcome: &PolicyOutcome) -> Speedup {
-    let rows = &outcome.lines.slowdown;
+    let rows = &outcome.series.slowdown;
     let sum = |from: usize| -> f64 {
         let of = |row: &Vec<Option<f64>>| {
             let values: Vec<f64> = row[from.min(row.len())..].iter().filter_map(|value| *value).collect();
@@ -77,7 +77,7 @@ fn speedup(outcome: &PolicyOutcome) -> Speedup {
         };
         rows.iter().map(of).sum()
     };
-    Speedup { settled: sum(outcome.lines.seconds.len() * 3 / 4), whole: sum(0) }
+    Speedup { settled: sum(outcome.series.seconds.len() * 3 / 4), whole: sum(0) }
 }
 
 /// Without the guard: what is asked of references, which are to stay.

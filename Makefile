@@ -4,19 +4,21 @@
 CARGO ?= cargo
 RELEASE = target/release/cachemate
 
-.PHONY: demo test lint build bench repro faults kill soak live lab sweep-engines install deb deb-test wheel clean help
+.PHONY: demo test lint build bench repro faults kill soak live lab sweep-engines install deb deb-test wheel nightly fuzz clean help
 
 help:
-	@echo 'make demo     record real programs here, predict their slowdowns, and plan which should share a cache'
-	@echo 'make test     format, lint, tidy, unit, property, end-to-end and doc tests'
-	@echo 'make repro    every result of the papers, a small run of each (REPRO=--quick; empty for the full run)'
+	@echo 'make demo     record real programs here, predict which slow each other down, and plan who shares a cache'
+	@echo 'make test     format, lint, tidy, unit, property, end-to-end and doc tests: after each edit'
+	@echo '.ci/run       make test, kills, a sample of every experiment, the wheel, the lab: before a change lands'
+	@echo 'make nightly  every question in full: experiments, kills, faults, soak, fuzzing, lab, sweep engines (hours)'
+	@echo 'make repro    every result of the papers, a small run of each (REPRO=--quick; --sample; empty for the full run)'
 	@echo 'make bench    speed: ratios against textbook engines, in one run'
-	@echo 'make faults   a fault at every call of a managed run and of the real restore: is an original lost?'
-	@echo 'make kill     kill -9 at KILLS random moments (200) of a managed run: is every program restored?'
+	@echo 'make faults   a fault at every call of a managed run, and of the real restore: is anything lost?'
+	@echo 'make kill     kill -9 at KILLS random moments (200) of a managed run: is everything as before?'
 	@echo 'make soak     TASKS short-lived programs (10000) under a daemon: no leak, nothing lost'
-	@echo 'make live     measure on this host (root, at most 15 minutes); names what it cannot show'
-	@echo 'make lab      a real kernel on a modeled machine with shared L3s, PMU and RDT: does everything work, and is it restored?'
-	@echo 'make sweep-engines  sweeps on Slurm, Dask and HyperQueue while their parts are killed, and the cost of a sweep'
+	@echo 'make live     measure on this host (root, at most 15 minutes); reports what it cannot show'
+	@echo 'make lab      a real kernel on a modeled machine with shared L3s, PMU and RDT: does all of it work and come back?'
+	@echo 'make sweep-engines  sweeps on Slurm, Dask and HyperQueue, parts of which are killed; and the cost of a sweep'
 	@echo 'make deb      a Debian package (target/debian); make deb-test installs, upgrades and removes it in a system of its own'
 	@echo 'make wheel    a wheel for Python 3.11 and later, its stubs and tests with the installed wheel'
 	@echo 'make install  the command, its man pages and completions (PREFIX=/usr/local)'
@@ -30,7 +32,7 @@ demo:
 NOT_SHOWN = $(CURDIR)/target/not-shown
 test: lint
 	@mkdir -p target && : >'$(NOT_SHOWN)'
-	CACHEMATE_NOT_SHOWN='$(NOT_SHOWN)' $(CARGO) test --workspace --locked
+	CACHEMATE_NOT_SHOWN='$(NOT_SHOWN)' $(CARGO) run --quiet --locked -p xtask -- test
 	@sort '$(NOT_SHOWN)' | uniq -c | sed 's/^ *\([0-9]*\) /not shown here, \1 times: /'
 	@echo "$$(wc -l <'$(NOT_SHOWN)') not shown here"
 
@@ -51,17 +53,17 @@ bench:
 KILLS ?= 200
 kill:
 	@scripts/setup.sh build
-	CACHEMATE_KILLS=$(KILLS) $(CARGO) test --locked -p cachemate-cli --test kill -- --nocapture
+	CACHEMATE_KILLS=$(KILLS) $(CARGO) test --locked --workspace --test kill -- --nocapture
 
 faults:
 	@scripts/setup.sh build
-	CACHEMATE_FAULTS=all $(CARGO) test --locked -p cachemate-linux --lib everywhere -- --nocapture
-	CACHEMATE_FAULTS=all $(CARGO) test --locked -p cachemate-cli --test inject -- --nocapture
+	CACHEMATE_FAULTS=all $(CARGO) test --locked --workspace --lib everywhere -- --nocapture
+	CACHEMATE_FAULTS=all $(CARGO) test --locked --workspace --test inject -- --nocapture
 
 TASKS ?= 10000
 soak:
 	@scripts/setup.sh build
-	CACHEMATE_SOAK=$(TASKS) $(CARGO) test --locked -p cachemate-cli --test soak -- --nocapture
+	CACHEMATE_SOAK=$(TASKS) $(CARGO) test --locked --workspace --test soak -- --nocapture
 
 live: build
 	$(CARGO) run --release --locked -p cachemate-bench -- live
@@ -84,6 +86,16 @@ REPRO ?= --quick
 repro: build
 	$(RELEASE) repro all $(REPRO) --force -o target/repro
 	@echo 'target/repro/index.html'
+
+# Each part runs even if one before it failed; the last line names the failed parts.
+nightly:
+	@failed=''; for part in 'repro REPRO=--quick' 'kill KILLS=200' faults soak wheel 'lab LAB_FULL=1' sweep-engines fuzz; do \
+		$(MAKE) $$part || failed="$$failed $$part;"; done; \
+		[ -z "$$failed" ] || { echo "nightly: failed:$$failed"; exit 1; }
+
+FUZZ_SECONDS ?= 3600
+fuzz:
+	SECONDS_EACH=$(FUZZ_SECONDS) fuzz/run.sh
 
 PREFIX ?= /usr/local
 install: build

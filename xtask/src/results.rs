@@ -249,31 +249,169 @@ fn is_missed(figure: &ResultRecord) -> bool {
 
 fn page(paper: &Paper, figures: &[&ResultRecord], newest: &str) -> String {
     let mut text = format!("# {}\n\n{}. {}", paper.title, paper.source, generator_note());
-    let figures: Vec<&&ResultRecord> = figures.iter().filter(|figure| has_target(figure)).collect();
-    text.push_str(
-        "| id | result | target | figure | | seeds | date | version | command |\n|---|---|---|---|---|---|---|---|---|\n",
-    );
-    for figure in &figures {
-        let mark = if figure.version == newest { "" } else { " †" };
-        let form = if figure.quick { ", quick" } else { "" };
-        let verdict = if is_missed(figure) { "**missed**" } else { figure.verdict.as_deref().unwrap_or("–") };
-        let day = figure.date.split('T').next().unwrap_or_default();
-        text.push_str(&format!(
-            "| {} | {} | {} | {}{mark} | {verdict} | {}{form} | {day} | {} | `{}` |\n",
-            figure.id,
-            figure.title.replace('|', "\\|"),
-            target_text(&figure.target),
-            value(figure),
-            seeds(&figure.seeds),
-            figure.version,
-            figure.command
-        ));
-    }
-    if figures.iter().any(|figure| figure.version != newest) {
-        text.push_str(&format!("\n† measured by an older version than {newest}, the newest that was measured.\n"));
-    }
-    text.push_str("\n## Findings\n\n");
+    text.push_str("## Findings\n\n");
     paper.findings.iter().for_each(|sentence| text.push_str(&format!("- {sentence}\n")));
+    let figures: Vec<&ResultRecord> = figures.iter().copied().filter(|figure| has_target(figure)).collect();
+    let origins = origins(&figures);
+    let (comparisons, rest) = comparisons(&figures);
+    text.push_str("\n## Figures\n\n");
+    text.push_str(&result_table(&rest, &origins));
+    comparisons.iter().for_each(|comparison| text.push_str(&comparison_table(comparison, &origins)));
+    text.push_str("\n## Runs\n\n| run | seeds | date | version | command |\n|---|---|---|---|---|\n");
+    for (at, FigureOrigin { seeds: used, quick, date, version, command }) in origins.iter().enumerate() {
+        let form = if *quick { ", quick" } else { "" };
+        let mark = if *version == newest { "" } else { " †" };
+        let day = date.split('T').next().unwrap_or_default();
+        let used = seeds(used);
+        text.push_str(&format!("| {} | {used}{form} | {day} | {version}{mark} | `{command}` |\n", at + 1));
+    }
+    if origins.iter().any(|origin| origin.version != newest) {
+        text.push_str(&format!("\n† a version older than {newest}, the newest measured one.\n"));
+    }
+    text
+}
+
+/// The run of the command that measured a figure.
+#[derive(PartialEq)]
+struct FigureOrigin<'a> {
+    seeds: &'a [u64],
+    quick: bool,
+    date: &'a str,
+    version: &'a str,
+    command: &'a str,
+}
+
+impl<'a> FigureOrigin<'a> {
+    fn of(figure: &'a ResultRecord) -> Self {
+        let ResultRecord { seeds, quick, date, version, command, .. } = figure;
+        FigureOrigin { seeds, quick: *quick, date, version, command }
+    }
+}
+
+/// The runs that measured these figures, in the figures' order.
+fn origins<'a>(figures: &[&'a ResultRecord]) -> Vec<FigureOrigin<'a>> {
+    let mut all = Vec::new();
+    for origin in figures.iter().map(|figure| FigureOrigin::of(figure)) {
+        if !all.contains(&origin) {
+            all.push(origin);
+        }
+    }
+    all
+}
+
+/// A figure with its verdict, and with the number of its run if the page has several.
+fn cell(figure: &ResultRecord, origins: &[FigureOrigin<'_>]) -> String {
+    let verdict = if is_missed(figure) { "**missed**" } else { figure.verdict.as_deref().unwrap_or("–") };
+    let run = origins.iter().position(|origin| *origin == FigureOrigin::of(figure)).filter(|_| origins.len() > 1);
+    let run = run.map_or(String::new(), |at| format!(" ({})", at + 1));
+    format!("{}, {verdict}{run}", value(figure))
+}
+
+/// One row for each result, with its figures in full and in quick runs.
+fn result_table(figures: &[&ResultRecord], origins: &[FigureOrigin<'_>]) -> String {
+    let mut rows: Vec<(&ResultRecord, Vec<&ResultRecord>)> = Vec::new();
+    for figure in figures {
+        let is_same =
+            |one: &ResultRecord| (&one.id, &one.title, &one.target) == (&figure.id, &figure.title, &figure.target);
+        match rows.iter_mut().find(|(first, _)| is_same(first)) {
+            Some((_, all)) => all.push(figure),
+            None => rows.push((figure, vec![figure])),
+        }
+    }
+    let forms = [("full run", false), ("quick run", true)];
+    let forms = forms.into_iter().filter(|(_, quick)| figures.iter().any(|figure| figure.quick == *quick));
+    let forms: Vec<(&str, bool)> = forms.collect();
+    let mut text = String::from("| id | result | target |");
+    forms.iter().for_each(|(name, _)| text.push_str(&format!(" {name} |")));
+    text.push_str(&format!("\n|---|---|---|{}\n", "---|".repeat(forms.len())));
+    for (first, all) in rows {
+        let title = first.title.replace('|', "\\|");
+        text.push_str(&format!("| {} | {title} | {} |", first.id, target_text(&first.target)));
+        for (_, quick) in &forms {
+            let cells = all.iter().filter(|figure| figure.quick == *quick).map(|figure| cell(figure, origins));
+            text.push_str(&format!(" {} |", cells.collect::<Vec<_>>().join("; ")));
+        }
+        text.push('\n');
+    }
+    text
+}
+
+/// Results that differ in one word only, such as a family of mixes or a policy: a row for each word, a column for each
+/// measure.
+struct Comparison<'a> {
+    variants: Vec<&'a str>,
+    /// Id, title without the variant, and a figure for each variant.
+    measures: Vec<(&'a str, String, Vec<&'a ResultRecord>)>,
+}
+
+/// Fewer variants stay rows of their own.
+const MIN_VARIANTS: usize = 3;
+
+/// A title's variant and its measure: `'dio'` in quotes, or one word before a colon.
+fn split_title(title: &str) -> Option<(&str, String)> {
+    if let Some((before, rest)) = title.split_once('\'')
+        && let Some((variant, after)) = rest.split_once('\'')
+        && before.ends_with(' ')
+    {
+        return Some((variant, format!("{before}…{after}")));
+    }
+    let (variant, measure) = title.split_once(": ")?;
+    (!variant.contains(' ')).then(|| (variant, measure.to_string()))
+}
+
+/// The comparisons among these figures, and all other figures.
+fn comparisons<'a>(figures: &[&'a ResultRecord]) -> (Vec<Comparison<'a>>, Vec<&'a ResultRecord>) {
+    let mut groups: Vec<(&'a str, String, Vec<(&'a str, &'a ResultRecord)>)> = Vec::new();
+    for &figure in figures {
+        let Some((variant, measure)) = split_title(&figure.title) else { continue };
+        let is_same = |group: &&mut (&str, String, Vec<(&str, &ResultRecord)>)| {
+            let origin = FigureOrigin::of(group.2[0].1);
+            group.0 == figure.id && group.1 == measure && origin == FigureOrigin::of(figure)
+        };
+        match groups.iter_mut().find(is_same) {
+            Some((.., all)) => all.push((variant, figure)),
+            None => groups.push((&figure.id, measure, vec![(variant, figure)])),
+        }
+    }
+    groups.retain(|(.., all)| all.len() >= MIN_VARIANTS);
+    let is_compared = |figure: &&ResultRecord| {
+        groups.iter().any(|(.., all)| all.iter().any(|(_, compared)| std::ptr::eq(*compared, *figure)))
+    };
+    let rest = figures.iter().copied().filter(|figure| !is_compared(figure)).collect();
+    let mut tables: Vec<Comparison<'a>> = Vec::new();
+    for (id, measure, all) in groups {
+        let (variants, figures): (Vec<&str>, Vec<&ResultRecord>) = all.into_iter().unzip();
+        match tables.iter_mut().find(|table| table.variants == variants) {
+            Some(table) => table.measures.push((id, measure, figures)),
+            None => tables.push(Comparison { variants, measures: vec![(id, measure, figures)] }),
+        }
+    }
+    (tables, rest)
+}
+
+/// The target of most figures stands in the head of their column, another one beside its figure.
+fn comparison_table(comparison: &Comparison<'_>, origins: &[FigureOrigin<'_>]) -> String {
+    let usual = |figures: &[&ResultRecord]| {
+        let count = |target: &str| figures.iter().filter(|figure| figure.target == target).count();
+        let most = figures.iter().map(|figure| figure.target.clone()).max_by_key(|target| count(target));
+        most.unwrap_or_default()
+    };
+    let targets: Vec<String> = comparison.measures.iter().map(|(.., figures)| usual(figures)).collect();
+    let mut text = String::from("\n| |");
+    for ((id, measure, _), target) in comparison.measures.iter().zip(&targets) {
+        let target = target_text(target);
+        text.push_str(&format!(" {id}: {} ({target}) |", measure.replace('|', "\\|")));
+    }
+    text.push_str(&format!("\n|---|{}\n", "---|".repeat(targets.len())));
+    for (at, variant) in comparison.variants.iter().enumerate() {
+        text.push_str(&format!("| {variant} |"));
+        for ((.., figures), target) in comparison.measures.iter().zip(&targets) {
+            let own = figures[at];
+            let other = if own.target == *target { "" } else { &format!(" ({})", target_text(&own.target)) };
+            text.push_str(&format!(" {}{other} |", cell(own, origins)));
+        }
+        text.push('\n');
+    }
     text
 }
 
@@ -363,9 +501,10 @@ mod tests {
         write(root.path()).unwrap();
         assert!(check(root.path()).unwrap().is_empty());
         let page = fs::read_to_string(root.path().join(FOLDER).join("x.md")).unwrap();
-        let row = "| X-1 | gain | at least 1 | 1.25 % | met | 1 | 2026-11-22 | 2 | `cachemate repro X-1 --seed 1` |";
+        let row = "| X-1 | gain | at least 1 | 1.25 %, met (1); 0.500 ± 0.250 %, **missed** (2) |";
         assert!(page.contains(row), "{page}");
-        assert!(page.contains("| 0.500 ± 0.250 % † | **missed** | 1 to 3 |"), "{page}");
+        assert!(page.contains("| 1 | 1 | 2026-11-22 | 2 | `cachemate repro X-1 --seed 1` |"), "{page}");
+        assert!(page.contains("| 2 | 1 to 3 | 2026-11-01 | 1 † | `old` |"), "{page}");
         assert!(page.contains("- It gains.") && !page.contains("X-2"), "{page}");
         fs::write(root.path().join(FOLDER).join("x.md"), page.replace("1.25", "9.25")).unwrap();
         fs::write(root.path().join(FOLDER).join("y.md"), "stray").unwrap();
@@ -384,6 +523,42 @@ mod tests {
         assert!(check(root.path()).unwrap_err().contains("old.jsonl:2: "));
         fs::write(root.path().join("repro.json"), "{}").unwrap();
         assert!(import(root.path(), &root.path().join("repro.json"), "new").unwrap_err().contains("missing field"));
+    }
+
+    /// Do results that differ in one word share a table, with a target that differs beside its figure, and do two stay rows?
+    #[test]
+    fn results_that_differ_in_one_word_share_a_table() {
+        let figure = |title: &str, target: &str, measured: f64| ResultRecord {
+            id: "X-1".into(),
+            title: title.into(),
+            target: target.into(),
+            verdict: Some("met".into()),
+            measured: Some(measured),
+            spread: None,
+            unit: "%".into(),
+            seeds: vec![1],
+            quick: true,
+            date: "2026-11-22T00:00:00Z".into(),
+            version: "1".into(),
+            command: "c".into(),
+        };
+        let all = [
+            figure("a: gain", "at least 1", 1.0),
+            figure("b: gain", "at least 1", 2.0),
+            figure("c: gain", "at least 3", 3.0),
+            figure("a: loss", "at most 1", 0.5),
+            figure("b: loss", "at most 1", 0.5),
+            figure("gain over 'dio', all", "at least 1", 4.0),
+        ];
+        let figures: Vec<&ResultRecord> = all.iter().collect();
+        let (tables, rest) = comparisons(&figures);
+        let titles: Vec<&str> = rest.iter().map(|figure| figure.title.as_str()).collect();
+        assert_eq!(titles, ["a: loss", "b: loss", "gain over 'dio', all"]);
+        let table = "\n| | X-1: gain (at least 1) |\n|---|---|\n| a | 1.00 %, met |\n| b | 2.00 %, met |\n\
+                     | c | 3.00 %, met (at least 3) |\n";
+        assert_eq!(tables.iter().map(|one| comparison_table(one, &origins(&figures))).collect::<Vec<_>>(), [table]);
+        assert_eq!(split_title("gain over 'dio', all"), Some(("dio", "gain over …, all".to_string())));
+        assert_eq!(split_title("Pain's schedule above the optimal one's"), None);
     }
 
     /// Are numbers written with three significant digits and seeds as ranges?

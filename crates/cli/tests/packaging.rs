@@ -82,7 +82,7 @@ fn the_units_filter_lets_through_what_is_called() {
     let folder = tempfile::tempdir().unwrap();
     let program = ChildGuard(Command::new("sleep").arg("1000").stdin(Stdio::null()).spawn().unwrap());
     let config = acting("shake", 20, &program.pid().to_string()) + "[[rules]]\ncommand = \"none\"\n";
-    std::fs::write(folder.path().join("c.toml"), format!("metrics = \"127.0.0.1:0\"\n{config}")).unwrap();
+    std::fs::write(folder.path().join("c.toml"), format!("metrics_address = \"127.0.0.1:0\"\n{config}")).unwrap();
     let traced = |args: &[&str], name: &str| {
         let own = command(folder.path(), args);
         let mut tracer = Command::new("strace");

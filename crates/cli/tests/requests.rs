@@ -66,7 +66,7 @@ fn no_request_harms_the_daemon() {
     let program = ChildGuard(Command::new("sleep").arg("1000").stdin(Stdio::null()).spawn().unwrap());
     let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let config = acting("default", 100, &program.pid().to_string());
-    let mut daemon = daemon(folder.path(), &format!("metrics = \"{free}\"\n{config}"));
+    let mut daemon = daemon(folder.path(), &format!("metrics_address = \"{free}\"\n{config}"));
     let patience = (Duration::from_millis(50), Duration::from_secs(60));
     status_when(folder.path(), "the first window", patience, |status| status["windows"].as_u64() > Some(0));
     let before_kib = peak_kib(daemon.pid());

@@ -1,4 +1,4 @@
-"""How programs use a cache, who hurts whom, and who should share a cache with whom."""
+"""How programs use a cache, how much they slow each other down, and which of them should share a cache."""
 
 from ._cachemate import (
     CachemateError,
@@ -12,11 +12,11 @@ from ._cachemate import (
     Trace,
     __version__,
     machines,
+    models,
     mrc,
     plan,
     predict,
     profile,
-    schemes,
     simulate,
 )
 from .types import Answer, Outcome, PlacedProgram, View
@@ -37,10 +37,10 @@ __all__ = [
     "View",
     "__version__",
     "machines",
+    "models",
     "mrc",
     "plan",
     "predict",
     "profile",
-    "schemes",
     "simulate",
 ]

@@ -1,4 +1,4 @@
-"""Types of what is given and taken as dictionaries."""
+"""Types of dictionaries in arguments and results."""
 
 from typing import Any, TypedDict
 
@@ -17,24 +17,24 @@ class PlacedProgram(TypedDict):
 
 
 class Outcome(TypedDict):
-    """Mean over all programs; which of the two is there follows from the model."""
+    """Mean over all programs; the model determines which of the two is set."""
 
     mean_slowdown_percent: float | None
     mean_weight: float | None
 
 
 class View(TypedDict):
-    """What a policy may see: the same as in a run log."""
+    """The input of a policy, with the fields of a run log."""
 
     topology: dict[str, Any]
     capabilities: dict[str, Any]
-    seen: dict[str, Any]
+    observation: dict[str, Any]
     profiles: Any
     previous_plan: dict[str, Any]
 
 
 class Answer(TypedDict, total=False):
-    """What a policy wants; what is left out is the machine's default."""
+    """The output of a policy; an omitted field is the machine's default."""
 
     affinity: dict[Any, str]
     weights: Any
@@ -43,4 +43,4 @@ class Answer(TypedDict, total=False):
     penalties: list[Any]
     probes: list[Any]
     window: dict[str, Any]
-    why: list[str]
+    reasons: list[str]

@@ -14,7 +14,7 @@ use pyo3::prelude::*;
 use crate::failed;
 use crate::trace::Trace;
 
-/// How often fully associative LRU caches of these sizes miss.
+/// Miss rates of fully associative LRU caches of these sizes.
 #[pyclass(frozen, module = "cachemate")]
 pub struct Curve {
     pub name: String,
@@ -69,13 +69,13 @@ impl Curve {
         PyArray1::from_iter(py, self.counted.curve.iter().map(|point| point.miss_ratio))
     }
 
-    /// `None` where the trace has no instruction counts.
+    /// Misses per thousand instructions; `None` if the trace has no instruction counts.
     #[getter]
-    fn misses_per_kilo_instr<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyArray1<f64>>> {
+    fn mpki<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyArray1<f64>>> {
         self.each(py, |point| point.mpki)
     }
 
-    /// Half the width of the 95 % interval of `misses_per_access`; `None` = exact, or too few lines to tell.
+    /// Half the width of the 95 % interval of `misses_per_access`; `None` if the curve is exact or samples too few lines.
     #[getter]
     fn errors<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyArray1<f64>>> {
         self.each(py, |point| point.miss_ratio_error)
@@ -86,7 +86,7 @@ impl Curve {
         self.counted.accesses
     }
 
-    /// `None` for samples, which do not see them all.
+    /// `None` for a sampled curve, which follows only some of the lines.
     #[getter]
     fn distinct_lines(&self) -> Option<u64> {
         self.counted.cold

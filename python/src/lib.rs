@@ -1,8 +1,7 @@
 //! cachemate for Python: traces, curves, profiles, prediction, plans, scenarios, run logs and sweeps.
 //!
-//! Long calls work in pieces: between two of them the interpreter's lock is taken, Ctrl-C is looked for, and the next
-//! piece of an array is copied. Arrays may be written to meanwhile by other threads without harm to anything but the
-//! result.
+//! Long calls work in pieces. Between two pieces they take the interpreter's lock, check for Ctrl-C, and copy the next piece
+//! of an array. If another thread writes to the array meanwhile, only the result is affected.
 
 mod curve;
 mod json;
@@ -30,9 +29,9 @@ fn machines() -> Vec<&'static str> {
     cachemate_spec::machine_names()
 }
 
-/// Names of the schemes by which harm is estimated.
+/// Names of the slowdown models.
 #[pyfunction]
-fn schemes() -> Vec<&'static str> {
+fn models() -> Vec<&'static str> {
     cachemate_policy::schemes::all().iter().map(|scheme| scheme.name()).collect()
 }
 
@@ -49,7 +48,7 @@ fn _cachemate(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<run_log::RunLogWindows>()?;
     module.add_class::<sweep::Sweep>()?;
     module.add_function(wrap_pyfunction!(machines, module)?)?;
-    module.add_function(wrap_pyfunction!(schemes, module)?)?;
+    module.add_function(wrap_pyfunction!(models, module)?)?;
     module.add_function(wrap_pyfunction!(curve::mrc, module)?)?;
     module.add_function(wrap_pyfunction!(profile::profile, module)?)?;
     module.add_function(wrap_pyfunction!(plan::predict, module)?)?;

@@ -1,11 +1,11 @@
-//! Who hurts whom, and plans.
+//! Predicted slowdowns, and plans.
 
 use std::collections::BTreeMap;
 
 use cachemate_core::MachineSpec;
 use cachemate_policy::matrix::{CostKind, PairCosts};
 use cachemate_policy::placement::{Placement, place};
-use cachemate_policy::schemes::{self, SharedCache};
+use cachemate_policy::schemes::{self as models, SharedCache};
 use cachemate_report::PlanResult;
 use cachemate_report::text::{fixed, number, or_dash, printable};
 use cachemate_study::{ProfileTarget, matrix_of, on_target, pair_costs, plan_picture};
@@ -16,11 +16,11 @@ use crate::failed;
 use crate::json::to_python;
 use crate::profile::Profile;
 
-/// What the row's program suffers beside the column's.
+/// Predicted slowdown of each row's program when it shares the cache with the column's.
 #[pyclass(frozen, module = "cachemate")]
 pub struct Matrix {
     names: Vec<String>,
-    scheme: String,
+    model: String,
     costs: PairCosts,
 }
 
@@ -31,45 +31,45 @@ impl Matrix {
         self.names.clone()
     }
 
-    /// Square; 0.28 = 28 % slower where the unit is `degradation`.
+    /// Square; 0.28 = 28 % slower if the unit is `slowdown`.
     #[getter]
     fn values<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArray2<f64>>> {
         PyArray2::from_vec2(py, &self.costs.cost).map_err(failed)
     }
 
-    /// `degradation`, or `weight`: larger is worse, without a unit.
+    /// `slowdown`, or `weight`: a cost without a unit, larger is worse.
     #[getter]
     fn unit(&self) -> &'static str {
         match self.costs.kind {
-            CostKind::Degradation => "degradation",
+            CostKind::Degradation => "slowdown",
             CostKind::Weight => "weight",
         }
     }
 
     #[getter]
-    fn scheme(&self) -> &str {
-        &self.scheme
+    fn model(&self) -> &str {
+        &self.model
     }
 
     fn __repr__(&self) -> String {
-        format!("<cachemate.Matrix of {} programs by {}>", self.names.len(), self.scheme)
+        format!("<cachemate.Matrix of {} programs by {}>", self.names.len(), self.model)
     }
 
     /// The picture of the reports.
     fn _repr_svg_(&self) -> String {
         let unit = if self.costs.kind == CostKind::Degradation { "slowdown in %" } else { "weight" };
-        let mut picture = matrix_of(&self.names, &self.scheme, &self.costs).heat_map();
-        picture.title = format!("{unit}, by {}", self.scheme);
+        let mut picture = matrix_of(&self.names, &self.model, &self.costs).heat_map();
+        picture.title = format!("{unit}, by {}", self.model);
         picture.svg()
     }
 }
 
-/// Programs on the shared cache of a machine, and what a scheme says of them.
+/// Programs on the shared cache of a machine, and their predicted costs.
 fn costs_of(
     py: Python<'_>,
     programs: &[PyRef<'_, Profile>],
     machine: &str,
-    scheme: &str,
+    model: &str,
 ) -> PyResult<(MachineSpec, Matrix)> {
     let machine = cachemate_spec::load_machine(machine).map_err(failed)?;
     let target = ProfileTarget::of(&machine).map_err(failed)?;
@@ -79,33 +79,33 @@ fn costs_of(
     let profiles = programs.iter().map(|program| on_target(&program.file, target)).collect::<Result<Vec<_>, _>>();
     let profiles = profiles.map_err(failed)?;
     let costs = py.detach(|| {
-        // Built here: a scheme belongs to its thread.
-        let own_scheme = schemes::by_name(scheme).map_err(|error| error.to_string())?;
+        // Built here, because a model cannot be sent to another thread.
+        let own_model = models::by_name(model).map_err(|error| error.to_string())?;
         let profiles: Vec<_> = profiles.iter().collect();
-        pair_costs(own_scheme.as_ref(), &names, &profiles, &cache).map_err(|error| error.to_string())
+        pair_costs(own_model.as_ref(), &names, &profiles, &cache).map_err(|error| error.to_string())
     });
     let costs = costs.map_err(failed)?;
-    Ok((machine, Matrix { names, scheme: scheme.to_string(), costs }))
+    Ok((machine, Matrix { names, model: model.to_string(), costs }))
 }
 
-/// Who hurts whom on the shared cache of a machine.
+/// Predicts how much programs slow each other down on the shared cache of a machine.
 #[pyfunction]
-#[pyo3(signature = (programs, machine, *, scheme = "statcc"))]
-pub fn predict(py: Python<'_>, programs: Vec<PyRef<'_, Profile>>, machine: &str, scheme: &str) -> PyResult<Matrix> {
-    Ok(costs_of(py, &programs, machine, scheme)?.1)
+#[pyo3(signature = (programs, machine, *, model = "statcc"))]
+pub fn predict(py: Python<'_>, programs: Vec<PyRef<'_, Profile>>, machine: &str, model: &str) -> PyResult<Matrix> {
+    Ok(costs_of(py, &programs, machine, model)?.1)
 }
 
-/// Who goes where, what to expect of it, and why.
+/// A placement of programs, its expected outcome, and the reasons.
 #[pyclass(frozen, module = "cachemate")]
 pub struct Plan {
     placement: Placement,
-    /// As pictures and pages show it.
+    /// The placement as pictures and dashboards show it.
     shown: PlanResult,
 }
 
 #[pymethods]
 impl Plan {
-    /// One dictionary each, in the order given.
+    /// One dictionary per program, in the given order.
     #[getter]
     fn programs<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         to_python(py, &self.placement.programs)
@@ -118,19 +118,19 @@ impl Plan {
         to_python(py, &BTreeMap::from([("plan", plan), ("best", best), ("worst", worst), ("random", random)]))
     }
 
-    /// No assignment is better by this scheme, and that is proven.
+    /// Is it proven that no placement is better under this model?
     #[getter]
     fn optimal(&self) -> bool {
         self.shown.optimal
     }
 
-    /// How it was found, such as `minimum-weight matching`.
+    /// The solver that found it, such as `minimum-weight matching`.
     #[getter]
     fn solver(&self) -> &str {
         &self.shown.solver
     }
 
-    /// All of it, as `cachemate plan --json` has it.
+    /// The whole plan, as in `cachemate plan --json`.
     fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         to_python(py, &self.placement)
     }
@@ -143,7 +143,7 @@ impl Plan {
         format!("<cachemate.Plan: {}>", rows.join(", "))
     }
 
-    /// Caches, who is on them, and why.
+    /// The caches with their programs and the reasons.
     fn _repr_html_(&self) -> String {
         let percent = self.shown.unit == "percent";
         let cost = |value: f64| if percent { format!("{} %", fixed(value, 1)) } else { number(value) };
@@ -171,20 +171,20 @@ fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }
 
-/// Plans who shares a cache with whom on a machine.
+/// Plans which programs share a cache on a machine.
 #[pyfunction]
-#[pyo3(signature = (programs, machine, *, scheme = "statcc", seed = 0))]
+#[pyo3(signature = (programs, machine, *, model = "statcc", seed = 0))]
 pub fn plan(
     py: Python<'_>,
     programs: Vec<PyRef<'_, Profile>>,
     machine: &str,
-    scheme: &str,
+    model: &str,
     seed: u64,
 ) -> PyResult<Plan> {
-    let (machine, matrix) = costs_of(py, &programs, machine, scheme)?;
+    let (machine, matrix) = costs_of(py, &programs, machine, model)?;
     let topology = machine.topology();
     let placed = py.detach(|| place(&matrix.names, &matrix.costs, &matrix.costs, &topology, seed));
     let placement = placed.map_err(failed)?;
-    let shown = plan_picture(&placement, &machine.name, scheme, matrix.costs.kind);
+    let shown = plan_picture(&placement, &machine.name, model, matrix.costs.kind);
     Ok(Plan { placement, shown })
 }

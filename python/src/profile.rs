@@ -1,4 +1,4 @@
-//! Profiles: what is known of one program.
+//! Profiles: the cache use of one program.
 
 use std::path::PathBuf;
 
@@ -12,7 +12,7 @@ use crate::failed;
 use crate::json::to_python;
 use crate::trace::Trace;
 
-/// What is known of one program: the content of a profile file.
+/// The cache use of one program: the content of a profile file.
 #[pyclass(frozen, module = "cachemate")]
 pub struct Profile {
     pub file: ProfileFile,
@@ -26,7 +26,7 @@ impl Profile {
         Ok(Profile { file: ProfileFile::read(path).map_err(failed)? })
     }
 
-    /// Writes it; over an existing file only with `force`.
+    /// Writes a profile file; an existing one is replaced only with `force`.
     #[pyo3(signature = (path, *, force = false))]
     fn write(&self, path: PathBuf, force: bool) -> PyResult<()> {
         self.file.write(path, force).map_err(failed)
@@ -37,7 +37,7 @@ impl Profile {
         &self.file.program
     }
 
-    /// Data accesses of the program before any filter, where the trace tells.
+    /// Data accesses of the program before any filter, if the trace has their number.
     #[getter]
     fn accesses(&self) -> Option<u64> {
         self.file.accesses
@@ -48,7 +48,7 @@ impl Profile {
         self.file.instructions
     }
 
-    /// The curve of all its threads together; `None` where the file has none.
+    /// The curve of all threads together; `None` if the file has none.
     #[getter]
     fn curve(&self) -> Option<Curve> {
         let curve = whole_curve(&self.file)?;
@@ -73,7 +73,7 @@ impl Profile {
     }
 }
 
-/// Profiles a trace for the shared cache of a machine; without one, for a usual cache.
+/// Profiles a trace for the shared cache of a machine; without a machine, for a typical cache.
 #[pyfunction]
 #[pyo3(signature = (trace, machine = None, *, name = None))]
 pub fn profile(py: Python<'_>, trace: &Trace, machine: Option<&str>, name: Option<&str>) -> PyResult<Profile> {

@@ -1,7 +1,7 @@
 //! Scenarios on the simulated machine, with a policy of the registry or one written in Python.
 //!
-//! The machine runs on a thread of its own. The thread that called looks for Ctrl-C meanwhile, and asks the callable: it
-//! runs where Python code expects to run, and Ctrl-C ends it, too.
+//! The machine runs on a thread of its own. Meanwhile the calling thread checks for Ctrl-C and calls the policy, so that Python
+//! code runs on the thread that it expects and can be interrupted.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -22,17 +22,17 @@ use serde::Serialize;
 use crate::failed;
 use crate::json::{from_python, from_text, to_python};
 
-/// How often Ctrl-C is looked for.
-const LOOK: Duration = Duration::from_millis(50);
+/// Time between two checks for Ctrl-C.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// What the machine's thread tells the one that called.
+/// An event that the machine's thread reports to the calling thread.
 enum RunEvent {
-    /// This flag stops the machine.
+    /// The run has begun; the flag stops the machine.
     Started(Arc<AtomicBool>),
-    /// Evidence that the machine cannot give, in words.
+    /// Evidence that the policy needs and the machine cannot measure.
     Missing(String),
-    /// What to do? The view as JSON, and the window's length in force.
-    Asked(String, WindowLength),
+    /// A decision is due; the view as JSON, and the current length of a window.
+    DecisionRequested(String, WindowLength),
 }
 
 /// The view as JSON.
@@ -40,31 +40,31 @@ enum RunEvent {
 struct ViewJson<'a> {
     topology: &'a cachemate_core::Topology,
     capabilities: &'a cachemate_core::Capabilities,
-    seen: &'a cachemate_core::Observation,
+    observation: &'a cachemate_core::Observation,
     profiles: &'a cachemate_core::Profiles,
     previous_plan: &'a Plan,
 }
 
-/// A policy that asks the thread that called.
+/// A policy that requests its decisions from the calling thread.
 struct PythonPolicy {
     events: Sender<RunEvent>,
-    /// `None` = all stays as it is.
+    /// `None` keeps the previous plan.
     answers: Receiver<Option<Decision>>,
 }
 
 impl Policy for PythonPolicy {
     fn decide(&mut self, view: &View<'_>) -> Decision {
-        let &View { topology, capabilities, observation: seen, profiles, previous_plan, .. } = view;
-        let shown = ViewJson { topology, capabilities, seen, profiles, previous_plan };
+        let &View { topology, capabilities, observation, profiles, previous_plan, .. } = view;
+        let shown = ViewJson { topology, capabilities, observation, profiles, previous_plan };
         let text = serde_json::to_string(&shown).expect("run logs hold the same as JSON");
-        // Who asked for the run may have given up: then the run ends with this window.
-        let sent = self.events.send(RunEvent::Asked(text, previous_plan.window));
+        // The caller may have stopped the run, which then ends with this window.
+        let sent = self.events.send(RunEvent::DecisionRequested(text, previous_plan.window));
         let answer = sent.ok().and_then(|()| self.answers.recv().ok()).flatten();
         answer.unwrap_or_else(|| Decision { plan: previous_plan.clone(), reasons: Vec::new() })
     }
 }
 
-/// Asks the callable; only what its answer holds differs from an idle plan.
+/// Calls the policy; only the fields of its answer differ from an idle plan.
 fn ask(py: Python<'_>, callable: &Py<PyAny>, view: &str, window: WindowLength) -> PyResult<Option<Decision>> {
     let answer = callable.bind(py).call1((from_text(py, view)?,))?;
     if answer.is_none() {
@@ -76,24 +76,24 @@ fn ask(py: Python<'_>, callable: &Py<PyAny>, view: &str, window: WindowLength) -
     })?;
     let whole = to_python(py, &Plan::idle(window))?;
     let whole = whole.cast::<PyDict>()?;
-    let mut why: Vec<Reason> = Vec::new();
+    let mut reasons: Vec<Reason> = Vec::new();
     for (key, value) in answer.iter() {
         let name: String = key.extract()?;
-        if name == "why" {
+        if name == "reasons" {
             let texts: Vec<String> = value.extract()?;
-            why = texts.into_iter().map(|text| Reason { text, ..Reason::default() }).collect();
+            reasons = texts.into_iter().map(|text| Reason { text, ..Reason::default() }).collect();
         } else if whole.contains(&key)? {
             whole.set_item(key, value)?;
         } else {
             let known: Vec<String> = whole.keys().extract()?;
             let known = known.join(", ");
-            return Err(failed(format!("the policy's answer: found the field '{name}', expected {known} or why")));
+            return Err(failed(format!("the policy's answer: found the field '{name}', expected {known} or reasons")));
         }
     }
-    Ok(Some(Decision { plan: from_python(whole.as_any(), "the policy's plan")?, reasons: why }))
+    Ok(Some(Decision { plan: from_python(whole.as_any(), "the policy's plan")?, reasons }))
 }
 
-/// What is run, and where it is kept.
+/// A scenario and its run log.
 struct ScenarioRun<'a> {
     /// The scenario's file, for errors.
     file: &'a str,
@@ -104,7 +104,7 @@ struct ScenarioRun<'a> {
 }
 
 impl ScenarioRun<'_> {
-    /// To its end on this thread. `answers`: a policy of the caller's decides.
+    /// Runs the scenario to its end on this thread. With `answers`, the caller's policy decides.
     fn go(
         &self,
         events: Sender<RunEvent>,
@@ -115,11 +115,11 @@ impl ScenarioRun<'_> {
         let built = cachemate_scenario::build(self.scenario, self.spec);
         let mut machine = built.map_err(|error| format!("{}: {error}", self.file))?;
         let mut config = cachemate_scenario::pipeline(self.scenario, self.spec, &machine);
-        // Who called waits for an event or the end; without it nobody is there to tell.
+        // A failed send means that the caller has stopped waiting.
         let _ = events.send(RunEvent::Started(machine.stop_flag()));
         let pipeline = match answers {
             Some(answers) => {
-                // A replay finds no such policy in the registry, and says so.
+                // A replay refuses this name, because the registry has no such policy.
                 config.policy = PolicyConfig { name: "python".into(), parameters: String::new(), ..config.policy };
                 Pipeline::with_policy(config, Box::new(PythonPolicy { events: events.clone(), answers }))
             }
@@ -156,7 +156,7 @@ fn follow(
     loop {
         let event;
         (events, event) = py.detach(move || {
-            let event = events.recv_timeout(LOOK);
+            let event = events.recv_timeout(POLL_INTERVAL);
             (events, event)
         });
         let done = match event {
@@ -168,9 +168,9 @@ fn follow(
                 let words = std::ffi::CString::new(words).unwrap_or_default();
                 PyErr::warn(py, &py.get_type::<PyUserWarning>(), &words, 1)
             }
-            Ok(RunEvent::Asked(view, window)) => match &policy {
+            Ok(RunEvent::DecisionRequested(view, window)) => match &policy {
                 Some((callable, answers)) => ask(py, callable, &view, window).map(|decision| {
-                    // The end of the run is told by the events.
+                    // The events report the end of the run.
                     let _ = answers.send(decision);
                 }),
                 None => Ok(()),
@@ -188,9 +188,9 @@ fn follow(
     }
 }
 
-/// Runs a scenario on the simulated machine. `policy`: a callable that gets `topology`, `capabilities`, `seen`, `profiles`
-/// and `previous_plan` in a dictionary and answers with a plan; without it the scenario's own policy decides. Plans are
-/// checked like any.
+/// Runs a scenario on the simulated machine. `policy` is a callable that takes a dictionary of `topology`, `capabilities`,
+/// `observation`, `profiles` and `previous_plan` and returns a plan, which is checked like any other. Without it, the policy
+/// of the scenario decides.
 #[pyfunction]
 #[pyo3(signature = (scenario, *, policy = None, seed = None, log = None, force = false))]
 pub fn simulate<'py>(
@@ -205,7 +205,7 @@ pub fn simulate<'py>(
     let (mut scenario, spec) = cachemate_spec::load_scenario(&file).map_err(failed)?;
     scenario.seed = seed.unwrap_or(scenario.seed);
     if policy.is_some() {
-        // The scenario's own has windows of its own; the callable gets the usual ones.
+        // The window length suits the scenario's own policy; a callable gets the default.
         scenario.policy.name = "default".to_string();
         scenario.policy.parameters.clear();
     }

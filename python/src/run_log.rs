@@ -30,12 +30,12 @@ impl RunLog {
         to_python(py, RunLogReader::open(&self.path).map_err(failed)?.header())
     }
 
-    /// Its windows from the first on.
+    /// Iterates over the windows from the first one on.
     fn __iter__(&self) -> PyResult<RunLogWindows> {
         Ok(RunLogWindows { reader: Mutex::new(RunLogReader::open(&self.path).map_err(failed)?) })
     }
 
-    /// The page that plays it back, as one HTML file.
+    /// The dashboard that plays the run back, as one HTML file.
     fn page(&self, py: Python<'_>) -> PyResult<String> {
         let name = self.path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
         let plan = py.detach(|| {
@@ -51,7 +51,7 @@ impl RunLog {
     }
 }
 
-/// Windows of a run log, one after the other.
+/// Iterator over the windows of a run log.
 #[pyclass(frozen, module = "cachemate")]
 pub struct RunLogWindows {
     reader: Mutex<RunLogReader>,

@@ -10,7 +10,7 @@ use pyo3::types::PyList;
 use crate::failed;
 use crate::json::{from_text, to_python};
 
-/// A sweep's folder. Each question reads it anew: others may work there meanwhile.
+/// A sweep's directory. Every call rereads it, because other processes may work there meanwhile.
 #[pyclass(frozen, module = "cachemate")]
 pub struct Sweep {
     folder: PathBuf,
@@ -31,13 +31,13 @@ impl Sweep {
         Ok(sweep)
     }
 
-    /// How far it is, as `cachemate sweep status --json` has it.
+    /// The progress, as `cachemate sweep status --json` prints it.
     #[getter]
     fn status<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         to_python(py, &status(&self.store()?).map_err(failed)?)
     }
 
-    /// Figures over the seeds, as `cachemate sweep report --json` has them.
+    /// Figures over the seeds, as `cachemate sweep report --json` prints them.
     #[getter]
     fn report<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         to_python(py, &report(&self.store()?).map_err(failed)?)

@@ -13,7 +13,7 @@ use crate::failed;
 /// Values that are copied at once: 512 KiB, which the second-level cache of most hosts holds.
 const PIECE: usize = 1 << 16;
 
-/// Where the accesses are.
+/// Source of the accesses.
 enum TraceSource {
     Array { addresses: Py<PyArray1<u64>>, instructions: Option<Py<PyArray1<u64>>> },
     File { path: String, format: Option<Format> },
@@ -23,7 +23,7 @@ enum TraceSource {
 #[pyclass(frozen, module = "cachemate")]
 pub struct Trace {
     source: TraceSource,
-    /// As profiles and pictures name it.
+    /// Name in profiles and pictures.
     pub name: String,
     accesses: Option<u64>,
 }
@@ -47,7 +47,7 @@ impl Trace {
         Ok(Trace { source, name: name.to_string(), accesses: Some(count as u64) })
     }
 
-    /// A file in any format that the command reads; by its content and name where `format` is not given.
+    /// A file in any format that the command reads; without `format`, its content and name determine the format.
     #[staticmethod]
     #[pyo3(signature = (path, *, format = None, name = None))]
     fn open(path: PathBuf, format: Option<&str>, name: Option<String>) -> PyResult<Self> {
@@ -61,7 +61,7 @@ impl Trace {
         Ok(Trace { source: TraceSource::File { path: shown.to_string(), format }, name, accesses })
     }
 
-    /// Number of accesses, where it is known before reading.
+    /// Number of accesses; `None` if it is unknown before reading.
     #[getter]
     fn accesses(&self) -> Option<u64> {
         self.accesses
@@ -72,7 +72,7 @@ impl Trace {
         &self.name
     }
 
-    /// The addresses: the array itself where the trace was made of one, else read from the file.
+    /// The addresses: the array from which the trace was made, or else an array read from the file.
     fn addresses<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArray1<u64>>> {
         if let TraceSource::Array { addresses, .. } = &self.source {
             return Ok(addresses.bind(py).clone());
@@ -118,12 +118,12 @@ pub struct TracePass<'t> {
     trace: &'t Trace,
     at: usize,
     reader: Option<Box<dyn TraceReader>>,
-    /// The sum so far of an array; a reader has its own.
+    /// The sum so far for an array; a reader sums itself.
     instructions: Option<u64>,
 }
 
 impl Trace {
-    /// From its beginning.
+    /// A pass from the beginning.
     pub fn read(&self) -> PyResult<TracePass<'_>> {
         let (reader, instructions) = match &self.source {
             TraceSource::Array { instructions, .. } => (None, instructions.as_ref().map(|_| 0)),
@@ -132,7 +132,7 @@ impl Trace {
         Ok(TracePass { trace: self, at: 0, reader, instructions })
     }
 
-    /// Where the accesses come from, for a profile.
+    /// The source, as a profile records it.
     pub fn from(&self) -> &str {
         match &self.source {
             TraceSource::Array { .. } => "array",
@@ -180,13 +180,13 @@ impl TracePass<'_> {
         piece(gaps.bind(py), self.at, |part| *sum = part.fold(*sum, |sum, gap| sum.saturating_add(*gap)))
     }
 
-    /// What the trace says of itself.
+    /// The metadata of the trace.
     pub fn header(&self) -> TraceHeader {
         let of_array = || TraceHeader::for_import("array", self.instructions.is_some());
         self.reader.as_ref().map_or_else(of_array, |reader| reader.header().clone())
     }
 
-    /// Its sums, where they are known; after the end.
+    /// The sums after the end of the pass; `None` if they are unknown.
     pub fn totals(&self) -> Option<TraceTotals> {
         match &self.reader {
             Some(reader) => reader.totals().cloned(),
@@ -197,7 +197,7 @@ impl TracePass<'_> {
         }
     }
 
-    /// How many accesses will come; 0 = not known.
+    /// Number of accesses to come; 0 if unknown.
     pub fn expected(&self) -> u64 {
         self.trace.accesses.unwrap_or(0)
     }

@@ -38,7 +38,7 @@ def open_recording(name: str) -> cachemate.Trace:
     return cachemate.Trace.open(recording(name))
 
 
-def said(*arguments: object, cwd: Path | None = None) -> Any:
+def command(*arguments: object, cwd: Path | None = None) -> Any:
     """The command's answer."""
     assert COMMAND is not None
     words = [COMMAND, *(str(argument) for argument in arguments), "--json"]
@@ -59,7 +59,7 @@ def test_a_sweep_misses_below_its_size_and_hits_above() -> None:
     assert curve.sizes.dtype == np.uint64 and curve.misses_per_access.dtype == np.float64
     assert curve.misses_per_access.tolist() == [1.0, 0.1, 0.1]
     assert (curve.accesses, curve.distinct_lines, curve.errors) == (10_000, 1000, None)
-    assert curve.misses_per_kilo_instr is None, "no instructions were counted"
+    assert curve.mpki is None, "no instructions were counted"
 
 
 def test_instructions_give_misses_per_instruction() -> None:
@@ -67,8 +67,8 @@ def test_instructions_give_misses_per_instruction() -> None:
     addresses = sweep(1000, 10)
     trace = cachemate.Trace.from_numpy(addresses, instructions=np.full(len(addresses), 2, dtype=np.uint64))
     curve = cachemate.mrc(trace)
-    assert curve.instructions == 20_000 and curve.misses_per_kilo_instr is not None
-    assert curve.misses_per_kilo_instr == pytest.approx(500 * curve.misses_per_access)
+    assert curve.instructions == 20_000 and curve.mpki is not None
+    assert curve.mpki == pytest.approx(500 * curve.misses_per_access)
     profile = cachemate.profile(trace, MACHINE, name="sweep")
     assert profile.instructions == 20_000 and profile.curve is not None
     assert profile.curve.misses_per_access.tolist() == curve.misses_per_access.tolist()
@@ -118,12 +118,12 @@ def test_a_file_and_its_array_are_one_trace() -> None:
 def test_curves_are_the_commands() -> None:
     """Is a curve the command's, bit by bit, exact and sampled?"""
     for options, words in (({}, []), ({"sample": 0.05, "seed": 3}, ["--sample-rate", 0.05, "--seed", 3])):
-        answer = said("mrc", recording("gzip"), *words)
+        answer = command("mrc", recording("gzip"), *words)
         curve = cachemate.mrc(open_recording("gzip"), **options)  # type: ignore[arg-type]
         assert [point["bytes"] for point in answer["curve"]] == curve.sizes.tolist()
         assert [point["miss_ratio"] for point in answer["curve"]] == curve.misses_per_access.tolist()
-        assert curve.misses_per_kilo_instr is not None
-        assert [point["mpki"] for point in answer["curve"]] == curve.misses_per_kilo_instr.tolist()
+        assert curve.mpki is not None
+        assert [point["mpki"] for point in answer["curve"]] == curve.mpki.tolist()
         errors = [point["miss_ratio_error"] for point in answer["curve"]] if "sample" in options else None
         assert errors == (None if curve.errors is None else curve.errors.tolist())
 
@@ -133,12 +133,12 @@ def test_profiles_predictions_and_plans_are_the_commands(programs: list[cachemat
     """Are profile file, matrix and plan the command's on the same recordings?"""
     files = [recording(name) for name in NAMES]
     for program, file in zip(programs, files):
-        assert program.to_dict() == said("profile", file, "--machine", MACHINE)
-    answer = said("predict", *files, "--machine", MACHINE)["matrix"]
+        assert program.to_dict() == command("profile", file, "--machine", MACHINE)
+    answer = command("predict", *files, "--machine", MACHINE)["matrix"]
     matrix = cachemate.predict(programs, MACHINE)
-    assert (answer["names"], answer["scheme"]) == (matrix.names, matrix.scheme)
+    assert (answer["names"], answer["model"]) == (matrix.names, matrix.model)
     assert (100 * matrix.values).tolist() == pytest.approx(np.array(answer["values"]))
-    answer = said("plan", *files, "--machine", MACHINE)
+    answer = command("plan", *files, "--machine", MACHINE)
     plan = cachemate.plan(programs, MACHINE)
     assert answer["programs"] == plan.programs
     assert all(answer[name] == value for name, value in plan.to_dict().items())
@@ -157,8 +157,8 @@ def test_a_plan_gives_reasons_and_beats_the_worst(programs: list[cachemate.Profi
     assert planned is not None and worst is not None and planned <= worst
     assert plan.optimal and plan.solver
     matrix = cachemate.predict(programs, MACHINE)
-    assert matrix.values.shape == (4, 4) and matrix.names == NAMES and matrix.unit == "degradation"
-    assert cachemate.predict(programs, MACHINE, scheme="sdc").scheme == "sdc"
+    assert matrix.values.shape == (4, 4) and matrix.names == NAMES and matrix.unit == "slowdown"
+    assert cachemate.predict(programs, MACHINE, model="sdc").model == "sdc"
 
 
 def test_a_profile_goes_through_a_file(tmp_path: Path, programs: list[cachemate.Profile]) -> None:
@@ -172,7 +172,7 @@ def test_a_profile_goes_through_a_file(tmp_path: Path, programs: list[cachemate.
 
 
 def test_errors_name_the_place(tmp_path: Path) -> None:
-    """Does every error say where, what was found and what was expected?"""
+    """Does every error name the place, the value found and the value expected?"""
     (tmp_path / "odd.u64").write_bytes(b"123")
     with pytest.raises(cachemate.CachemateError, match="odd.u64"):
         cachemate.mrc(cachemate.Trace.open(tmp_path / "odd.u64"))
@@ -196,7 +196,7 @@ def test_errors_name_the_place(tmp_path: Path) -> None:
     with pytest.raises(cachemate.CachemateError, match="array: found no accesses, expected at least one"):
         cachemate.mrc(cachemate.Trace.from_numpy(np.empty(0, dtype=np.uint64)))
     with pytest.raises(cachemate.CachemateError, match="statc"):
-        cachemate.predict([], MACHINE, scheme="statc")
+        cachemate.predict([], MACHINE, model="statc")
 
 
 # ---- the interpreter
@@ -216,7 +216,7 @@ def test_an_array_is_not_copied_as_a_whole() -> None:
 
 
 def test_others_run_meanwhile() -> None:
-    """Does another thread of the interpreter get its turn while a curve is made?"""
+    """Does another thread of the interpreter run while a curve is computed?"""
     turns, done = 0, threading.Event()
 
     def count() -> None:
@@ -284,7 +284,7 @@ def test_a_scenario_is_the_same_every_time(tmp_path: Path) -> None:
     log = cachemate.RunLog(tmp_path / "run.jsonl")
     windows = list(log)
     assert len(windows) == first["windows"] >= 2
-    assert windows[0]["seen"]["window"] == 0 and log.header["pipeline"]["policy"]["name"] == "auto"
+    assert windows[0]["observation"]["window"] == 0 and log.header["pipeline"]["policy"]["name"] == "auto"
     page = log.page()
     assert page.startswith("<!doctype html>") and "run.jsonl" in page
     with pytest.raises(cachemate.CachemateError, match="run.jsonl"):
@@ -294,33 +294,33 @@ def test_a_scenario_is_the_same_every_time(tmp_path: Path) -> None:
 @needs_the_command
 def test_a_run_is_the_commands(tmp_path: Path) -> None:
     """Are results and run log of a scenario those of the command?"""
-    answer = said("sim", SCENARIO, "-o", tmp_path / "command.jsonl")
+    answer = command("sim", SCENARIO, "-o", tmp_path / "command.jsonl")
     own = cachemate.simulate(SCENARIO, log=tmp_path / "own.jsonl")
     assert own.pop("windows") == answer["windows"] and own == answer["results"]
     assert (tmp_path / "own.jsonl").read_bytes() == (tmp_path / "command.jsonl").read_bytes()
 
 
 def test_an_own_policy_decides(tmp_path: Path) -> None:
-    """Is a plan of Python code carried out, NumPy's numbers in it, and told in the log with its reasons?"""
+    """Is a plan of Python code with NumPy's numbers applied, and is it in the log with its reasons?"""
 
     def apart(view: cachemate.View) -> cachemate.Answer:
         assert threading.current_thread() is threading.main_thread()
-        tasks = [task["task"] for task in view["seen"]["tasks"] if not task["exited"]]
+        tasks = [task["task"] for task in view["observation"]["tasks"] if not task["exited"]]
         weights = {str(task): np.float64(1.0) for task in tasks}
         affinity = {task: str(at) for at, task in enumerate(tasks)}
-        return {"affinity": affinity, "weights": weights, "why": ["one CPU each"]}
+        return {"affinity": affinity, "weights": weights, "reasons": ["one CPU each"]}
 
     cachemate.simulate(SCENARIO, policy=apart, log=tmp_path / "own.jsonl")
     windows = list(cachemate.RunLog(tmp_path / "own.jsonl"))
     last = windows[-1]
     assert len(windows) > 2
     assert last["applied"]["affinity"] == {"0": "0", "1": "1", "2": "2", "3": "3"}
-    assert last["decision"]["why"][0]["text"] == "one CPU each"
+    assert last["decision"]["reasons"][0]["text"] == "one CPU each"
     cachemate.simulate(SCENARIO, policy=lambda view: None)
 
 
 def test_a_bad_plan_is_refused_with_its_place() -> None:
-    """Are a plan that no machine may be told, an unknown field and an error of the policy told as what they are?"""
+    """Are an invalid plan, an unknown field and an error of the policy reported as such?"""
     with pytest.raises(cachemate.CachemateError, match="window 0"):
         cachemate.simulate(SCENARIO, policy=lambda view: {"affinity": {"0": "77"}})
     with pytest.raises(cachemate.CachemateError, match="found the field 'afinity', expected affinity, weights"):
@@ -347,7 +347,7 @@ length = { cycles = 300_000 }\n[[programs]]\nprogram = "mcf"\n[[programs]]\nprog
     sweep = cachemate.Sweep(tmp_path / "out")
     assert (sweep.status["finished"], sweep.status["total"]) == (2, 2)
     assert [result["point"]["seed"] for result in sweep.results()] == [1, 2]
-    assert sweep.report == said("sweep", "report", "out", cwd=tmp_path)
+    assert sweep.report == command("sweep", "report", "out", cwd=tmp_path)
     with pytest.raises(cachemate.CachemateError, match="nowhere"):
         cachemate.Sweep(tmp_path / "nowhere")
 

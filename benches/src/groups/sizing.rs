@@ -27,7 +27,7 @@ fn claims(seed: u64) -> Vec<UnitClaim> {
             _ => 0.1 * top,
         };
         let costs = (1..=UNITS).map(|held| cost(held) + 0.01 * generator.unit()).collect();
-        UnitClaim { costs, at_least: 1 }
+        UnitClaim { costs, min_units: 1 }
     };
     (0..PROGRAMS).map(claim).collect()
 }

@@ -519,7 +519,7 @@ impl Watcher {
             forecast_slowdown: expected.map(|said| said.value),
             measured_slowdown: self.measured(task, elapsed_ns, &profile, instr_per_cycle),
             progress_per_second: work.filter(|_| seconds > 0.0).map(|(_, count)| count / seconds),
-            progress_unit: work.map(|(work, _)| work.words().to_string()),
+            progress_unit: work.map(|(work, _)| work.describe().to_string()),
             max_slowdown: task.goal.and_then(|goal| goal.max_slowdown),
             min_rate: task.goal.and_then(|goal| goal.min_rate),
             reasons: self.reasons.get(&task.task).cloned().unwrap_or_default(),

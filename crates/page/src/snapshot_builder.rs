@@ -260,7 +260,7 @@ impl SnapshotBuilder {
             places: places.into_iter().collect(),
             cpu_share: (elapsed_ns > 0).then(|| short(ran as f64 / elapsed_ns as f64)),
             speed_per_s: work.filter(|_| elapsed_ns > 0).map(|count| short(count * 1e9 / elapsed_ns as f64)),
-            speed_unit: unit.map(|unit| unit.words()),
+            speed_unit: unit.map(|unit| unit.describe()),
             instr_per_cycle: weighted(&instr_per_cycle),
             mpki: misses
                 .zip(sum(CounterEvent::Instructions).filter(|count| *count > 0.0))

@@ -1,17 +1,21 @@
-//! What it costs to bring a task in, in misses.
+//! Cost of bringing a task in, in misses.
 //!
-//! Problem: a task that comes back finds its part of the cache full of other tasks' lines and fills it again. How well it gets along with
-//! its co-runners shows in the samples after that; the shorter a sample, the more the filling outweighs them. Method: misses in the
-//! first sample of a stay, less those in later ones, both as running means of what was measured. Properties: a task's own
-//! rate and its co-runners drop out in the mean, a change of phase is forgotten; unknown until both kinds have been measured, and
-//! [`ReloadCosts::needs_second_sample`] says that one sample more would do.
+//! Problem: a task that returns finds its share of the cache full of other tasks' lines, and fills it again. Its
+//! compatibility
+//! with its co-runners shows in later samples only; the shorter a sample, the more the refill outweighs it. Method:
+//! misses in
+//! the first sample of a stay minus those in later ones, both as running means of measurements. Properties: a task's
+//! own rate
+//! and its co-runners cancel in the mean; evidence of an earlier phase is dropped; the cost is unknown until both kinds
+//! have
+//! been measured, and [`ReloadCosts::needs_second_sample`] reports that one more sample would suffice.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use cachemate_core::{TaskId, TaskSample};
 
-/// Samples that a mean remembers.
-const REMEMBERED: f64 = 8.0;
+/// Weight of a running mean's history, in samples.
+const HISTORY: f64 = 8.0;
 
 #[derive(Clone, Copy, Default)]
 struct RunningMean {
@@ -21,7 +25,7 @@ struct RunningMean {
 
 impl RunningMean {
     fn add(&mut self, value: f64) {
-        self.samples = (self.samples + 1.0).min(REMEMBERED);
+        self.samples = (self.samples + 1.0).min(HISTORY);
         self.value += (value - self.value) / self.samples;
     }
     fn known(&self) -> Option<f64> {
@@ -36,13 +40,14 @@ struct ResidencyCosts {
     later: RunningMean,
 }
 
-/// Per task; remembers tasks that wait, forgets those that are gone.
+/// By task; keeps tasks that wait, drops those that exited.
 #[derive(Default)]
 pub struct ReloadCosts(BTreeMap<TaskId, ResidencyCosts>);
 
 impl ReloadCosts {
-    /// Once a window, with the tasks seen and the misses counted in this window's sample, of those that have any.
-    /// Only a task that ran all but a tenth of the window has a sample that compares.
+    /// Takes in a window: the tasks, and the misses counted in its sample. Only a task that ran for at least nine
+    /// tenths of the
+    /// window has a comparable sample.
     pub fn observe(&mut self, tasks: &[TaskSample], elapsed_ns: u64, counted: &BTreeMap<TaskId, f64>) {
         let present = || tasks.iter().filter(|task| !task.exited);
         let ids: BTreeSet<TaskId> = present().map(|task| task.task).collect();
@@ -60,7 +65,7 @@ impl ReloadCosts {
         }
     }
 
-    /// Misses that bringing the task in adds; `None` until they have been measured.
+    /// Misses that bringing the task in adds; `None` until measured.
     pub fn misses(&self, task: TaskId) -> Option<f64> {
         let stays = self.0.get(&task)?;
         Some((stays.first.known()? - stays.later.known()?).max(0.0))
@@ -71,7 +76,7 @@ impl ReloadCosts {
         self.0.get(&task)?.later.known()
     }
 
-    /// Has the task been seen in the first sample of a stay only, which it just had?
+    /// Has the task only been measured in the first sample of a stay, which has just ended?
     pub fn needs_second_sample(&self, task: TaskId) -> bool {
         self.0.get(&task).is_some_and(|stays| {
             stays.samples_in_a_row == 1 && stays.first.known().is_some() && stays.later.known().is_none()
@@ -90,16 +95,16 @@ mod tests {
         TaskSample { on_cpu_ns: vec![(CpuId(0), ns)], ..TaskSample::new(TaskId(0), ProcessId(0)) }
     }
 
-    /// Is the price the first sample of a stay less the later ones, unknown before, and blind to samples cut short?
+    /// Is the cost the first sample of a stay minus later ones, unknown before, and independent of shortened samples?
     #[test]
-    fn the_price_is_the_first_sample_less_later_ones() {
+    fn the_cost_is_the_first_sample_minus_later_ones() {
         let mut refills = ReloadCosts::default();
         let mut window = |ran_ns: u64, misses: Option<f64>| {
             refills.observe(&[ran(ran_ns)], WINDOW_NS, &misses.map(|misses| (TaskId(0), misses)).into_iter().collect());
             (refills.misses(TaskId(0)), refills.needs_second_sample(TaskId(0)))
         };
         assert_eq!(window(WINDOW_NS, Some(90.0)), (None, true));
-        assert_eq!(window(WINDOW_NS, None), (None, false), "nothing counted: not held for ever");
+        assert_eq!(window(WINDOW_NS, None), (None, false), "without counts, it is not kept for ever");
         assert_eq!(window(WINDOW_NS, Some(20.0)), (Some(70.0), false));
         assert_eq!(window(0, None), (Some(70.0), false));
         assert_eq!(window(WINDOW_NS / 2, Some(1.0)), (Some(70.0), false));
@@ -107,7 +112,7 @@ mod tests {
         assert_eq!(window(WINDOW_NS, Some(400.0)), (Some(0.0), false), "never a reward");
     }
 
-    /// Is a phase long gone forgotten, and a task that left?
+    /// Is evidence of an earlier phase dropped, and of a task that exited?
     #[test]
     fn old_phases_and_tasks_are_forgotten() {
         let mut refills = ReloadCosts::default();

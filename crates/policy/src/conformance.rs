@@ -1,27 +1,30 @@
-//! What every policy must keep, whatever it decides (ARCHITECTURE: invariants).
+//! Rules for every policy (ARCHITECTURE: invariants), and a test for them.
 //!
-//! Problem: a policy is one file by one author, and the machine must be able to trust it. Method: a generator makes
-//! machines (several caches, offline CPUs, none at all), tasks that come and go, fixed ones, and evidence with holes
-//! from a seed; the policy is run through windows of them, and each rule is a comparison of two such runs. Properties
-//! checked: the plan is always valid (so nobody starves in gangs); same input, same output; renaming tasks renames the
-//! plan; an empty machine; without evidence `allowed`, gangs and shares stay; record -> replay decides alike.
+//! Problem: a policy is one file by one author, and the machine must be able to rely on it. Method: a generator makes
+//! machines (several caches, offline CPUs, none at all), tasks that arrive and exit, pinned tasks, and evidence with
+//! gaps from
+//! a seed; the policy runs through windows of them, and each rule compares two such runs. Rules: the plan is always
+//! valid, so
+//! no task starves in gangs; the same input gives the same output; renaming tasks renames the plan; an empty machine;
+//! without
+//! evidence `allowed`, gangs and shares stay; record -> replay gives the same decisions.
 
 use cachemate_core::test_support::ScriptedMachine;
 use cachemate_core::*;
 
 use crate::reference_predictor::ReferencePredictor;
 
-/// A rule that a policy broke, and where.
+/// A violated rule, with its place.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 #[error("{rule} (machine seed {seed}, window {window}): {what}")]
 pub struct RuleViolation {
-    /// The rule, in words.
+    /// The rule as text.
     pub rule: &'static str,
     /// Seed of the generated machine.
     pub seed: u64,
-    /// Window from 0 in which it was broken.
+    /// The window, from 0, in which it was violated.
     pub window: usize,
-    /// What was found, and what was expected.
+    /// Actual and expected values.
     pub what: String,
 }
 
@@ -34,14 +37,14 @@ const REFERENCE: ReferencePredictor = ReferencePredictor { miss_penalty_cycles: 
 /// Runs a policy on `machines` generated machines.
 ///
 /// # Errors
-/// The first broken rule.
+/// The first violated rule.
 pub fn check_policy(make: PolicyFactory<'_>, machines: u64) -> Result<(), RuleViolation> {
     for seed in 0..machines {
         let script = ObservationScript::generate(seed);
         let decisions = script.run(make, |task| task)?;
         let again = script.run(make, |task| task)?;
         script.same("same input, same output", &decisions, &again)?;
-        // Larger, in reversed order of value: who breaks ties by the id's value is found out.
+        // Larger, in reversed order of value, which reveals policies that break ties by the id's value.
         let rename = |task: TaskId| TaskId(1000 - task.0);
         let renamed = script.run(make, rename)?;
         let expected: Vec<Decision> = decisions.iter().map(|decision| rename_decision(decision, &rename)).collect();
@@ -52,7 +55,7 @@ pub fn check_policy(make: PolicyFactory<'_>, machines: u64) -> Result<(), RuleVi
     Ok(())
 }
 
-/// A machine and what is seen on it, window by window.
+/// A machine, and its observations by window.
 struct ObservationScript {
     seed: u64,
     topology: Topology,
@@ -160,7 +163,7 @@ impl ObservationScript {
         }
     }
 
-    /// After the last window the same tasks are seen again, but nothing is known or measured of them any more.
+    /// After the last window, the same tasks are observed again, but without profiles or measurements.
     fn check_keeps_plan_without_evidence(&self, make: PolicyFactory<'_>) -> Result<(), RuleViolation> {
         let rule = "without evidence allowed, gangs and shares stay";
         let mut policy = make(self.seed);
@@ -170,7 +173,7 @@ impl ObservationScript {
             let mut blind = seen.clone();
             blind.probe_results.clear();
             blind.tasks.iter_mut().for_each(|task| task.counts = EventCounts::default());
-            // What was decided with evidence may not be undone for the lack of it.
+            // Lack of evidence must not undo a decision that was made with evidence.
             let plan = self.decide(policy.as_mut(), &blind, &Profiles::new(), &before, at)?.plan;
             if (&plan.affinity, &plan.gangs, &plan.shares) != (&before.affinity, &before.gangs, &before.shares) {
                 return Err(self.violation(rule, at, format!("before {before:?}, now {plan:?}")));
@@ -180,7 +183,7 @@ impl ObservationScript {
         Ok(())
     }
 
-    /// Through the loop and JSON: what was recorded decides alike when fed to a fresh policy.
+    /// Records through the loop and JSON: a fresh policy makes the same decisions from the record.
     fn replays(&self, make: PolicyFactory<'_>) -> Result<(), RuleViolation> {
         let record = |windows: Vec<Observation>| -> Result<Vec<WindowRecord>, RuleViolation> {
             let machine = ScriptedMachine::new(self.topology.clone(), self.capabilities.clone(), windows);
@@ -200,11 +203,11 @@ impl ObservationScript {
         let recorded = record(self.windows.iter().map(|(seen, _)| seen.clone()).collect())?;
         let replayed = record(recorded.iter().map(|record| record.observation.clone()).collect())?;
         let decisions = |records: Vec<WindowRecord>| records.into_iter().map(|r| r.decision).collect::<Vec<_>>();
-        self.same("record -> replay decides alike", &decisions(recorded), &decisions(replayed))
+        self.same("record -> replay gives the same decisions", &decisions(recorded), &decisions(replayed))
     }
 }
 
-/// Profiles out of recognised recordings only.
+/// Takes profiles from recognized recordings only.
 struct RecognizedProfiler;
 
 impl Profiler for RecognizedProfiler {
@@ -225,7 +228,7 @@ impl Profiler for RecognizedProfiler {
 }
 
 fn topology(generator: &mut SplitMix64, seed: u64) -> Topology {
-    // Every sixth machine tells nothing of its caches.
+    // Every sixth machine reports no caches.
     let caches = if seed % 6 == 5 { 0 } else { 1 + generator.below(4) as u32 };
     let per_cache = 1 + generator.below(4) as u32;
     let cpus = caches.max(1) * per_cache;
@@ -310,7 +313,7 @@ fn samples(generator: &mut SplitMix64, tasks: &[TaskSample]) -> Option<ProbeResu
     Some(ProbeResult { probe, evidence, complete, cost_ns: vec![(None, generator.below(1000))] })
 }
 
-/// Readings with holes: multiplexed, never counted, absent.
+/// Readings with gaps: multiplexed, never counted, absent.
 fn random_sample(generator: &mut SplitMix64, task: &mut TaskSample, topology: &Topology) {
     let online: Vec<CpuId> = topology.cpus.iter().filter(|cpu| cpu.online).map(|cpu| cpu.id).collect();
     task.cpu = (generator.below(4) > 0).then(|| online[generator.below(online.len() as u64) as usize]);
@@ -344,7 +347,7 @@ fn profile(generator: &mut SplitMix64, process: ProcessId) -> Profile {
         };
         (1..=16).map(|step| at(step << 18)).collect()
     });
-    // Three kinds of threads by what they share, some of them with nothing to show.
+    // Three kinds of threads by the regions they share, some of them without evidence.
     let sharing = maybe(0.0, 3.0).map(|kind| {
         let group = kind.value as usize;
         (0..32).map(|entry| if entry / 8 == group { 200 } else { entry as u8 % 5 }).collect()

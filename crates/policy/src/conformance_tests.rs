@@ -1,11 +1,11 @@
-//! Does the harness find out policies that break the rules?
+//! Does the harness detect policies that break the rules?
 
 use std::cell::Cell;
 use std::rc::Rc;
 
 use super::*;
 
-/// A policy out of a function.
+/// A policy from a function.
 struct FnPolicy<F>(F);
 
 impl<F: FnMut(&View<'_>, &mut Plan)> Policy for FnPolicy<F> {
@@ -27,9 +27,9 @@ fn cpu(id: u32) -> CpuSet {
     [id].into_iter().collect()
 }
 
-/// Is each kind of bad policy caught, by the rule that it breaks?
+/// Is each kind of bad policy detected by the rule that it breaks?
 #[test]
-fn bad_policies_are_found_out() {
+fn bad_policies_are_detected() {
     let valid = "the plan is always valid";
     let moves_fixed = || {
         |view: &View<'_>, plan: &mut Plan| {
@@ -68,8 +68,9 @@ fn bad_policies_are_found_out() {
     assert_eq!(rule_broken(outside), "same input, same output");
 }
 
-/// Does the generator make what the rules need: offline CPUs, machines without caches or tasks, fixed tasks, exits,
-/// holes in the evidence?
+/// Does the generator cover the cases of the rules: offline CPUs, machines without caches or tasks, pinned tasks,
+/// exits, gaps
+/// in the evidence?
 #[test]
 fn the_generator_covers_what_the_rules_need() {
     let scripts: Vec<ObservationScript> = (0..40).map(ObservationScript::generate).collect();

@@ -1,21 +1,30 @@
-//! Who runs beside whom below one cache, sample by sample (AV 4.3): what activity-vector and counter-driven scheduling
-//! share. The policies say how badly two tasks go together and what else counts; the rest is here.
+//! Co-scheduling below one cache, sample by sample (AV 4.3): the common part of activity-vector and counter-driven. The
+//! policies supply the penalty of two tasks and further costs.
 //!
-//! Problem: more tasks than CPUs below a cache; each sample some run and the others wait. Method, three forms:
-//! - *replacement* (AV 4.3, the simulated form): of those that run, the one that has run the most samples is the candidate
-//!   for eviction; it is replaced by the waiting task with the lowest score if that is lower than its own. The score
-//!   is S = Σ wᵢ·sᵢ: how badly the task goes with those that stay, the samples it has run, and whatever the policy adds.
-//! - *set*: as replacement, but the whole set may change at once: the task that has run least, then the others of the
-//!   lowest score with those chosen, if together they score lower than those that run now. A good pair need not be
-//!   reached through a bad one. Who does not run yet pays for being brought in, where the policy knows what that costs: in
-//!   a sample that is short beside the time it takes to fill the cache, every change costs more than co-runners do.
+//! Problem: more tasks than CPUs below a cache, so in each sample some run and the others wait. Method, three forms:
+//! - *replacement* (AV 4.3, the simulated form): of the running tasks, the one with the most samples is the candidate
+//!   for
+//!   eviction; it is replaced by the waiting task with the lowest score if that is lower than its own. The score is
+//!   S = Σ wᵢ·sᵢ, over the penalties with the remaining tasks, the samples that the task has run, and the policy's
+//!   costs.
+//! - *set*: as replacement, but the whole set may change at once, to the task that has run least, joined by the tasks
+//!   of the
+//!   lowest score with those chosen, if their total score is lower than that of the running set. A good pair thus need
+//!   not
+//!   be reached through a bad one. A task that is brought in pays for it, if the policy knows the cost: if a sample is
+//!   short
+//!   relative to the refill of the cache, a change costs more than bad co-runners.
 //! - *advice* (AV 4.3.1, the Linux form): the machine's scheduler picks, and prefers a waiting task of a lower penalty.
-//!   About a task that has fallen behind the others by more than a bound it is silent.
+//!   A
+//!   task that lags behind the others by more than a bound gets no advice.
 //!
-//! Properties: a task's samples are part of its score, so none waits for ever: with a weight of w a sample and scores that
-//! differ by d at most, nobody falls more than d/w samples behind. A task of which nothing is known yet has no penalty
-//! with anybody, so that it runs soon and becomes known. Caches are told apart by their CPUs; newcomers go to the one with the
-//! fewest tasks per CPU and stay. CPUs that tasks outside the plan were seen on are left to them.
+//! Properties: a task's samples are part of its score, so none waits for ever: with a weight of w a sample and scores
+//! that
+//! differ by at most d, no task falls more than d/w samples behind. A task without evidence has no penalties, so that
+//! it runs
+//! soon and evidence is gained. Caches are identified by their CPUs; newcomers go to the one with the fewest tasks per
+//! CPU
+//! and stay. CPUs on which other tasks were observed are left to those.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -34,19 +43,19 @@ pub enum CoScheduleForm {
     Advice,
 }
 
-/// What the policy knows of the tasks in this window.
+/// The policy's knowledge of the tasks in this window.
 pub trait CoRunCost {
-    /// Is anything known of the task?
+    /// Is there evidence about the task?
     fn has_evidence(&self, task: TaskId) -> bool;
-    /// How badly two tasks go together; 0 where nothing is known of one of them.
+    /// Penalty of running two tasks together; 0 without evidence about one of them.
     fn penalty(&self, one: TaskId, other: TaskId) -> f64;
-    /// The weight that counts against the task beside any other.
+    /// Cost of the task beside any other.
     fn solo_cost(&self, task: TaskId) -> f64;
-    /// What it costs to bring the task in from waiting, in the unit of penalties: *set* pays it.
+    /// Cost of bringing the task in, in the unit of penalties; for *set* only.
     fn reload_cost(&self, _task: TaskId) -> f64 {
         0.0
     }
-    /// Is the task to stay for a sample more, so that its reload cost is known? *Set* keeps to it.
+    /// Must the task stay for another sample, so that its reload cost is measured? For *set* only.
     fn must_stay(&self, _task: TaskId) -> bool {
         false
     }
@@ -73,28 +82,29 @@ impl CoRunCost for ReloadAdjustedCost<'_> {
     }
 }
 
-/// As far as round robin itself leaves tasks apart.
+/// Lag that round robin itself causes.
 pub const MAX_LAG_SAMPLES: f64 = 1.0;
 
-/// Being brought in never weighs more than so many samples that others have run more. Where all miss next to nothing, a
-/// price in misses that make a super set busy has no bound of its own; the wait must have one.
-const REFILL_AT_MOST_SAMPLES: f64 = 32.0;
+/// Largest weight of a reload, in samples. If all tasks miss rarely, a cost in misses that make a super set busy is
+/// unbounded,
+/// and so would be the wait.
+const MAX_REFILL_SAMPLES: f64 = 32.0;
 
-/// Turns of the set that runs: it stays until the next plan, and passes on if none ever comes.
+/// Turns of the running set: it stays until the next plan, and gives way if none comes.
 const TURNS: u32 = 100;
 
-/// The shared part, with what it remembers between windows.
+/// The common part, with its state between windows.
 pub struct CoScheduler {
     pub form: CoScheduleForm,
     pub window_ns: u64,
     /// Score of one sample that the task has run.
     pub sample_weight: f64,
-    /// Advice is silent about a task that has run so many samples less than the mean task below its cache.
+    /// `advice` gives none for a task that has run so many samples less than the mean task below its cache.
     pub max_lag_samples: f64,
     homes: BTreeMap<TaskId, usize>,
-    /// Samples run so far; newcomers begin with the least of their cache.
+    /// Samples run so far; newcomers start with the fewest of their cache.
     samples: BTreeMap<TaskId, f64>,
-    /// Where tasks outside the plan were seen.
+    /// CPUs on which tasks outside the plan were observed.
     others_cpus: BTreeMap<TaskId, CpuSet>,
 }
 
@@ -132,7 +142,7 @@ impl CoScheduler {
         Decision { plan, reasons: why }
     }
 
-    /// Keeps homes, samples and the places of others up to date.
+    /// Updates the tasks' caches, their samples, and the CPUs of other tasks.
     fn observe(&mut self, view: &View<'_>, tasks: &[&TaskSample], domains: &[CpuSet]) {
         let present: BTreeSet<TaskId> = tasks.iter().map(|task| task.task).collect();
         self.homes.retain(|task, home| present.contains(task) && *home < domains.len());
@@ -164,8 +174,9 @@ impl CoScheduler {
         }
     }
 
-    /// The gangs of one cache: those that run now, then the others, whose turn comes if no plan ever does. `None` where
-    /// everybody has a CPU.
+    /// The gangs of one cache: the running set, then the others, whose turn comes if no plan follows. `None` if every
+    /// task has a
+    /// CPU.
     fn schedule(
         &self,
         view: &View<'_>,
@@ -191,7 +202,7 @@ impl CoScheduler {
         now.sort_by_key(|(_, cpu)| *cpu);
         now.dedup_by_key(|(_, cpu)| *cpu);
         if !members.iter().any(|task| costs.has_evidence(task.task)) {
-            // Nothing is known: what was decided before stays, and newcomers get a turn.
+            // Without evidence the gangs stay, and newcomers get a turn.
             let before = before?;
             let chosen = if now.is_empty() { self.seats(&cpus, members, &[], &[]) } else { now };
             return Some(self.gangs(&cpus, before.slice_ns, members, chosen));
@@ -211,7 +222,7 @@ impl CoScheduler {
         penalties.sum::<f64>() + self.sample_weight * self.samples[&task] + costs.solo_cost(task)
     }
 
-    /// The task of the lowest score beside `beside`; the one that came first among equals.
+    /// The task of the lowest score beside `beside`, in a tie the first.
     fn lowest(
         &self,
         among: &[&TaskSample],
@@ -224,7 +235,7 @@ impl CoScheduler {
         scored.reduce(|best, next| if next.1 < best.1 { next } else { best })
     }
 
-    /// Takes whoever goes best with those chosen, until there is no free place or nobody left.
+    /// Adds the task that goes best with those chosen, until no CPU or no task is left.
     fn fill(&self, places: usize, members: &[&TaskSample], chosen: &mut Vec<TaskId>, costs: &dyn CoRunCost) {
         while chosen.len() < places
             && let Some((task, _)) = self.lowest(members, chosen, chosen, costs)
@@ -233,7 +244,7 @@ impl CoScheduler {
         }
     }
 
-    /// Fills free places; if there was none, the longest-running task is up for replacement (AV 4.3).
+    /// Fills free CPUs; if there are none, the task with the most samples may be replaced (AV 4.3).
     fn replace_one(
         &self,
         places: usize,
@@ -243,7 +254,7 @@ impl CoScheduler {
     ) -> Vec<TaskId> {
         let mut chosen = running.to_vec();
         if chosen.len() == places {
-            // In order of arrival, so that among equals the first is replaced, whatever CPU it is on.
+            // In order of arrival, so that in a tie the first is replaced, whatever its CPU.
             let mut by_arrival = members.iter().map(|task| task.task).filter(|task| running.contains(task));
             let candidate = by_arrival
                 .by_ref()
@@ -271,14 +282,14 @@ impl CoScheduler {
         if running.len() == places && running.iter().any(|&task| costs.must_stay(task)) {
             return running.to_vec();
         }
-        let at_most = REFILL_AT_MOST_SAMPLES * self.sample_weight;
+        let at_most = MAX_REFILL_SAMPLES * self.sample_weight;
         let costs = &ReloadAdjustedCost { costs, running, at_most };
         let mut chosen: Vec<TaskId> = Vec::new();
         let least = members.iter().map(|task| task.task);
         let least = least.reduce(|least, next| if self.samples[&next] < self.samples[&least] { next } else { least });
         chosen.extend(least);
         self.fill(places, members, &mut chosen, costs);
-        // Every penalty is counted from both its ends, in either set.
+        // Every penalty counts from both sides, in either set.
         let total = |set: &[TaskId]| set.iter().map(|&task| self.score(task, set, costs)).sum::<f64>();
         if running.len() == places && total(running) <= total(&chosen) { running.to_vec() } else { chosen }
     }
@@ -322,7 +333,8 @@ impl CoScheduler {
         GangSchedule { cpus: cpus.clone(), slice_ns, gangs: std::iter::once(running).chain(next).collect() }
     }
 
-    /// Penalties of tasks that were last seen below the same cache, but for those that are too far behind: nobody is to be
+    /// Penalties of tasks that were last observed below the same cache, except those that lag too far behind: none is
+    /// to be
     /// passed over for ever.
     fn advice(&self, tasks: &[&TaskSample], domains: &[CpuSet], costs: &dyn CoRunCost) -> Vec<CoRunPenalty> {
         let last_cpu = |task: &TaskSample| {
@@ -333,7 +345,7 @@ impl CoScheduler {
             let cpu = last_cpu(task)?;
             domains.iter().position(|domain| domain.contains(cpu.0))
         };
-        // One cache: whoever waits will run below it, wherever it was seen.
+        // With one cache, every waiting task will run below it, wherever it was observed.
         let places: Vec<Option<usize>> =
             tasks.iter().map(|task| if domains.len() == 1 { Some(0) } else { domain(task) }).collect();
         let mut ran = vec![(0.0, 0.0); domains.len()];

@@ -1,30 +1,32 @@
-//! How long the turns of gangs must be.
+//! Length of gangs' turns.
 //!
-//! A turn begins with a footprint that the other turns displaced. Each of its `F` lines is fetched once, which costs `m - h`
-//! more than a hit. So `R = F (m - h)` of a turn `T` is lost, and a task runs at `1 - R/T` of its undisturbed speed. This is
-//! the law `T / (F + (T - F m) / h)` for the time of an access, divided by `h`. It fits points that were measured on a
-//! modelled machine within 2.5 % (docs/sched-ext.md). Members of one gang fetch side by side, each on its own CPU.
+//! A turn begins with a footprint that the other turns displaced. Each of its `F` lines is fetched once, which costs `m
+//! - h`
+//! more than a hit. So `R = F (m - h)` of a turn `T` is lost, and a task runs at `1 - R/T` of its undisturbed speed.
+//! This is
+//! the law `T / (F + (T - F m) / h)` for the time of an access, divided by `h`. It agrees within 2.5 % with points
+//! measured on
+//! a modeled machine (docs/sched-ext.md). Members of one gang fetch in parallel, each on its own CPU.
 //!
-//! Properties: what is not known of a footprint lengthens no turn; a turn that is returned gains what was asked for; times
-//! are nominal.
+//! Properties: unknown footprints lengthen no turn; a returned turn achieves the requested gain; times are nominal.
 
 use cachemate_core::{Cache, CounterEvent, Profile, View};
 use cachemate_locality::curve::plateau_rate;
 
-/// Turns that gangs take where nothing asks for other ones, in ns.
+/// Usual turns of gangs, in ns.
 pub(crate) const TYPICAL_NS: (f64, f64) = (20e6, 100e6);
 /// A task waits two rotations at most, and this much longer (docs/sched-ext.md).
 const WAIT_BEYOND_ROTATIONS_NS: u64 = 100_000_000;
-/// The longest wait that is allowed where nobody says otherwise.
+/// The default limit of a wait.
 pub(crate) const MAX_WAIT_NS: u64 = 1_000_000_000;
-/// The wanted turn is so many times the time of the longest refill: accesses take a third more than without refills.
+/// Wanted length of a turn in multiples of the longest refill: accesses take a third more time than without refills.
 const WANTED_REFILLS: f64 = 4.0;
-/// The longest turn with which nobody waits longer than allowed.
+/// The longest turn with which no task waits longer than allowed.
 pub(crate) fn max_quantum_ns(gangs: usize, max_wait_ns: u64) -> u64 {
     max_wait_ns.saturating_sub(WAIT_BEYOND_ROTATIONS_NS) / (2 * gangs.max(1) as u64)
 }
 
-/// Cycles of a CPU in a nanosecond: as counted of those who ran, else by the topology.
+/// Cycles of a CPU in a nanosecond: as counted for the tasks that ran, else by the topology.
 pub(crate) fn cycles_per_ns(view: &View<'_>) -> Option<f64> {
     let (cycles, ns) =
         view.live_tasks().fold((0.0, 0.0), |(cycles, ns), task| match task.counts.get(CounterEvent::Cycles) {
@@ -35,8 +37,9 @@ pub(crate) fn cycles_per_ns(view: &View<'_>) -> Option<f64> {
     if ns > 0.0 && cycles > 0.0 { Some(cycles / ns) } else { stated() }
 }
 
-/// Time in which a task fetches its footprint again, in nominal ns; `None` while its curve, the cache's size or the price of
-/// a miss is not known. Misses are taken to wait for one another, which makes turns longer rather than shorter.
+/// Time in which a task refills its footprint, in nominal ns; `None` while its curve, the cache's size or the cost of a
+/// miss is
+/// unknown. Misses are assumed to wait for one another, which makes turns longer rather than shorter.
 pub(crate) fn refill_ns(profile: &Profile, cache: &Cache, view: &View<'_>) -> Option<f64> {
     let curve = profile.misses_per_kilo_instr().filter(|curve| curve.len() >= 2)?;
     let size_bytes = cache.size_bytes.filter(|bytes| *bytes > 0)?;
@@ -55,15 +58,15 @@ pub(crate) fn refill_ns(profile: &Profile, cache: &Cache, view: &View<'_>) -> Op
 pub(crate) struct GangCandidate {
     /// See [`refill_ns`].
     pub refill_ns: Option<f64>,
-    /// Run time beside its gang over run time alone, minus one, were there no refills.
-    pub degradation: f64,
+    /// Run time beside its gang over run time alone, minus one, without refills.
+    pub slowdown: f64,
 }
 
-/// Turns that would pay are longer than anybody may be made to wait for.
+/// Turns that pay off exceed the longest allowed wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct QuantumTooLong {
-    /// The shortest turn that pays; `None` = no turn does.
-    pub pays_ns: Option<u64>,
+    /// The shortest turn that pays off; `None` = no turn does.
+    pub break_even_ns: Option<u64>,
     /// The longest turn that is allowed.
     pub allowed_ns: u64,
 }
@@ -71,55 +74,55 @@ pub(crate) struct QuantumTooLong {
 impl std::fmt::Display for QuantumTooLong {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let ms = |ns: u64| ns as f64 / 1e6;
-        match self.pays_ns {
-            Some(pays_ns) => write!(
+        match self.break_even_ns {
+            Some(break_even_ns) => write!(
                 f,
-                "no gangs: turns pay from {:.0} ms on, and beyond {:.0} ms somebody would wait too long",
-                ms(pays_ns),
+                "no gangs: turns pay off from {:.0} ms on, but beyond {:.0} ms a task would wait too long",
+                ms(break_even_ns),
                 ms(self.allowed_ns)
             ),
-            None => write!(f, "no gangs: however long a turn, fetching footprints again costs more than it gains"),
+            None => write!(f, "no gangs: at any length of turns, refills cost more than gangs gain"),
         }
     }
 }
 
-/// Mean degradation of all with turns of so long.
-pub(crate) fn mean_degradation(tasks: &[GangCandidate], turn_ns: f64) -> f64 {
+/// Mean slowdown of all tasks with turns of this length.
+pub(crate) fn mean_slowdown(tasks: &[GangCandidate], turn_ns: f64) -> f64 {
     let one = |task: &GangCandidate| {
         let lost = task.refill_ns.unwrap_or(0.0) / turn_ns;
-        if lost < 1.0 { (1.0 + task.degradation) / (1.0 - lost) - 1.0 } else { f64::INFINITY }
+        if lost < 1.0 { (1.0 + task.slowdown) / (1.0 - lost) - 1.0 } else { f64::INFINITY }
     };
     tasks.iter().map(one).sum::<f64>() / tasks.len().max(1) as f64
 }
 
-/// The turn of `gangs` gangs in ns: four refills of whoever needs longest, within [`TYPICAL_NS`], lengthened until the mean
-/// degradation is `degradation_at_most`, and never longer than `max_wait_ns` allows. `None` where nobody's refill is
-/// known: the law says nothing.
+/// The turn of `gangs` gangs in ns: four times the longest refill, within [`TYPICAL_NS`], lengthened until the mean
+/// slowdown
+/// is at most `max_slowdown`, and never longer than `max_wait_ns` allows. `None` if no refill is known.
 ///
 /// # Errors
-/// Where no turn that is allowed pays.
+/// No allowed turn pays off.
 pub(crate) fn quantum_ns(
     tasks: &[GangCandidate],
-    degradation_at_most: f64,
+    max_slowdown: f64,
     gangs: usize,
     max_wait_ns: u64,
 ) -> Result<Option<u64>, QuantumTooLong> {
     let longest_refill_ns = tasks.iter().filter_map(|task| task.refill_ns).reduce(f64::max);
     let Some(longest_refill_ns) = longest_refill_ns else { return Ok(None) };
     let allowed_ns = max_quantum_ns(gangs, max_wait_ns);
-    let pays_ns = break_even_ns(tasks, degradation_at_most);
-    match pays_ns {
-        Some(pays_ns) if pays_ns <= allowed_ns => {
+    let break_even_ns = break_even_ns(tasks, max_slowdown);
+    match break_even_ns {
+        Some(break_even_ns) if break_even_ns <= allowed_ns => {
             let wanted_ns = (WANTED_REFILLS * longest_refill_ns).clamp(TYPICAL_NS.0, TYPICAL_NS.1) as u64;
-            Ok(Some(wanted_ns.max(pays_ns).min(allowed_ns)))
+            Ok(Some(wanted_ns.max(break_even_ns).min(allowed_ns)))
         }
-        _ => Err(QuantumTooLong { pays_ns, allowed_ns }),
+        _ => Err(QuantumTooLong { break_even_ns, allowed_ns }),
     }
 }
 
-/// By halving: the mean degradation falls with the turn.
-fn break_even_ns(tasks: &[GangCandidate], degradation_at_most: f64) -> Option<u64> {
-    let pays = |turn_ns: u64| mean_degradation(tasks, turn_ns as f64) <= degradation_at_most;
+/// By bisection: the mean slowdown falls with the turn.
+fn break_even_ns(tasks: &[GangCandidate], max_slowdown: f64) -> Option<u64> {
+    let pays = |turn_ns: u64| mean_slowdown(tasks, turn_ns as f64) <= max_slowdown;
     let (mut short, mut long) = (0, 3_600_000_000_000);
     if !pays(long) {
         return None;

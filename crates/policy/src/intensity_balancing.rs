@@ -1,8 +1,10 @@
-//! What DI and DIO share: from a view to places and weights, and from the answer to a plan (CA 4).
+//! Common part of DI and DIO: from a view to bins and weights, and from the assignment to a plan (CA 4).
 //!
-//! Priorities: a task that the operator gave more weight counts as more than it is, by (priority - 1) mean miss rates.
-//! So it is dealt out earlier, two such tasks go to different caches, and each gets quieter neighbors, while the method
-//! and its bounds stay as they are. A priority below 1 makes it count for less.
+//! Priorities: a task with a priority counts as heavier than it is, by (priority - 1) mean miss rates. It is therefore
+//! placed
+//! earlier, two such tasks go to different caches, and each gets quieter co-runners, while the method and its bounds
+//! stay the
+//! same. A priority below 1 makes a task count as lighter.
 
 use cachemate_core::{CpuSet, Decision, Plan, Reason, ReasonKind, TaskId, View, WindowLength};
 use serde::Deserialize;
@@ -11,34 +13,35 @@ use crate::load_balance::{Bin, TaskLoad, central, exchange};
 use crate::placement;
 use crate::policies::ParameterError;
 
-/// How the answer is found.
+/// The balancing algorithm.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum BalancingForm {
     /// One sorted list of all tasks.
     Central,
-    /// Caches meet in pairs and exchange.
+    /// Pairs of caches exchange tasks.
     Distributed,
 }
 
-/// Which cache recorded rates are of.
+/// Size of cache for recorded rates.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum RecordedCache {
     /// All of it, as in CA 4.1.
     Whole,
-    /// The part that a task has when all share the cache evenly.
+    /// The share of a task if all share the cache evenly.
     Share,
 }
 
-/// The rate by which counted tasks are compared (DIO).
+/// The counted rate by which tasks are compared (DIO).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum BalancedRate {
-    /// The paper's.
+    /// As in the paper.
     Misses,
-    /// What comes from memory, whoever asked for it: a program whose prefetchers are always ahead hardly misses, and
-    /// fills its cache and its bus all the same.
+    /// Reads from memory, including prefetches: a program whose prefetchers are always ahead rarely misses, but fills
+    /// its cache
+    /// and its bus all the same.
     MemoryReads,
 }
 
@@ -49,13 +52,13 @@ pub struct Parameters {
     /// CA 4.2: no more often than every 10^9 cycles.
     pub window_cycles: u64,
     pub form: BalancingForm,
-    /// Tasks move when that evens out the sums by more than this share of their mean.
+    /// Tasks move if that evens out the sums by more than this share of their mean.
     pub worth_moving: f64,
     /// Distributed: rounds of meetings in a window.
     pub rounds_per_window: u32,
     /// Operators' priorities count.
     pub priorities: bool,
-    /// Where rates come from recorded profiles.
+    /// Size of cache for recorded rates.
     pub recorded_on: RecordedCache,
     pub counted: BalancedRate,
 }
@@ -75,10 +78,10 @@ impl Default for Parameters {
 }
 
 impl Parameters {
-    /// Out of TOML.
+    /// Parses TOML.
     ///
     /// # Errors
-    /// In words: an unknown or ill-typed parameter, a window of no length, no rounds, a margin that is no share.
+    /// An unknown or ill-typed parameter, a window without length, no rounds, or a margin that is no share.
     pub fn parse(text: &str) -> Result<Self, ParameterError> {
         let parsed: Parameters = crate::policies::parameters(text)?;
         if parsed.window_cycles == 0 {
@@ -94,20 +97,20 @@ impl Parameters {
     }
 }
 
-/// Evens out rates over last-level caches.
+/// Balances rates over last-level caches.
 pub struct IntensityBalancer {
     pub parameters: Parameters,
     round: u64,
 }
 
-/// One task that takes a seat, and which place's CPUs it was given before.
+/// A task that takes a seat, and the bin whose CPUs it had before.
 struct SeatedTask {
     task: TaskId,
     piece: TaskLoad,
     movable: bool,
 }
 
-/// A cache's CPUs and its place in the list of places.
+/// A cache's CPUs and its position in the list of bins.
 struct CacheBin {
     cpus: CpuSet,
     place: Bin,
@@ -118,7 +121,7 @@ impl IntensityBalancer {
         IntensityBalancer { parameters, round: 0 }
     }
 
-    /// `rate` is a task's miss rate in one unit for all; `None` = unknown: it stays where it is and counts as the mean.
+    /// `rate` is a task's miss rate, in one unit for all; a task with `None` stays in place and counts as the mean.
     pub fn decide(&mut self, view: &View<'_>, rate: impl Fn(TaskId) -> Option<f64>) -> Decision {
         let mut plan = Plan::idle(WindowLength::Cycles { cycles: self.parameters.window_cycles });
         let present: Vec<TaskId> = view.movable().map(|task| task.task).collect();
@@ -210,10 +213,10 @@ fn reason(nth: usize, pieces: &[TaskLoad], at: &[usize], task: TaskId, cpus: &Cp
     let others = sum(place) - pieces[nth].weight;
     let text = match pieces[nth].at {
         Some(old) if old != place => {
-            format!("{{0}} goes to the CPUs {cpus}, beside a sum of {others:.3} instead of {:.3}", sum(old))
+            format!("{{0}} goes to CPUs {cpus}, beside a sum of {others:.3} instead of {:.3}", sum(old))
         }
-        Some(_) => format!("{{0}} is kept on the CPUs {cpus}, beside a sum of {others:.3}"),
-        None => format!("{{0}} gets a seat on the CPUs {cpus}, beside a sum of {others:.3}"),
+        Some(_) => format!("{{0}} stays on CPUs {cpus}, beside a sum of {others:.3}"),
+        None => format!("{{0}} is placed on CPUs {cpus}, beside a sum of {others:.3}"),
     };
     let numbers = vec![
         ("own_misses_per_kilo_instr".to_string(), pieces[nth].weight),

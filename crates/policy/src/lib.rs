@@ -1,14 +1,15 @@
-//! Who shares a cache with whom: classification schemes that say who hurts whom, solvers that turn that into an
-//! assignment, and policies that decide window by window.
+//! Decisions about shared caches: schemes that predict mutual slowdowns, solvers that turn these into an assignment,
+//! and
+//! policies that decide in every window.
 //!
-//! Everything here is pure: no I/O, no clock, seeded generators only; the same input gives the same bits.
-//! - [`schemes`]: profiles to mutual degradations, or to a weight that a matching can use.
-//! - [`solvers`]: degradations and seats to the best, worst and random assignment.
-//! - [`placement`]: both together on a machine's topology, with the reasons in plain words.
-//! - [`partition`]: units of a cache, what a program does with them, and who gets which.
-//! - [`clustering`]: threads that share data, and which chip they go to.
-//! - [`work_metric`]: how fast a task goes, by what it reports or by what stands in for that.
-//! - [`rollback_guard`]: takes back what made programs slower.
+//! The whole crate is pure: no I/O, no clock, seeded generators only; the same input gives the same bits.
+//! - [`schemes`]: from profiles to mutual slowdowns, or to weights for a matching.
+//! - [`solvers`]: from slowdowns and seats to the best, worst and random assignment.
+//! - [`placement`]: both combined on a machine's topology, with reasons as text.
+//! - [`partition`]: units of a cache, demand of programs for them, and their allocation.
+//! - [`clustering`]: threads that share data, and the chip of each cluster.
+//! - [`work_metric`]: speed of a task by reported work, instructions or a proxy.
+//! - [`rollback_guard`]: rolls back decisions that made programs slower.
 //! - [`policies`]: one file per policy, and the registry by name.
 
 #![warn(missing_docs)]

@@ -1,13 +1,14 @@
-//! Which tasks belong to which last-level cache, for policies that decide cache by cache.
+//! Placement of tasks on last-level caches, for policies that decide for each cache separately.
 //!
-//! A newcomer goes to the cache with the fewest tasks per CPU (the first of them) and stays there; on a machine with one
-//! cache all are on it. Renaming tasks changes nothing, ties fall to the earlier cache.
+//! A newcomer goes to the cache with the fewest tasks per CPU (in a tie, the first) and stays there; on a machine with
+//! one
+//! cache, all tasks are on it. Renaming tasks changes nothing.
 
 use std::collections::BTreeMap;
 
 use cachemate_core::{CacheId, CpuSet, TaskId, TaskSample, View};
 
-/// One last-level cache, its online CPUs and the tasks dealt to it, in order of arrival.
+/// One last-level cache, its online CPUs and its tasks, in order of arrival.
 #[derive(Clone, Debug)]
 pub struct LlcTasks<'a> {
     pub cache: CacheId,
@@ -17,7 +18,7 @@ pub struct LlcTasks<'a> {
     pub tasks: Vec<&'a TaskSample>,
 }
 
-/// Remembers the cache of each task.
+/// Stores the cache of each task.
 #[derive(Clone, Debug, Default)]
 pub struct StickyPlacement {
     places: BTreeMap<TaskId, CacheId>,
@@ -46,7 +47,7 @@ impl StickyPlacement {
         let at = |cache: CacheId| domains.iter().position(|domain| domain.cache == cache);
         let mut places: Vec<Option<usize>> = view.movable().map(|task| old(task.task).and_then(at)).collect();
         places.iter().flatten().for_each(|&place| load[place] += 1);
-        // Counted once: a thousand newcomers look at every cache.
+        // Counted once, because a thousand newcomers consider every cache.
         let cpus: Vec<f64> = domains.iter().map(|domain| f64::from(domain.cpus.count())).collect();
         for place in places.iter_mut().filter(|place| place.is_none()) {
             let per_cpu = |domain: usize| f64::from(load[domain]) / cpus[domain];

@@ -1,7 +1,8 @@
-//! A measured degradation matrix, as CA's Table 1 prints it: row suffers from column.
+//! A measured slowdown matrix, in the form of CA's Table 1: the slowdown of the row's program beside the column's.
 //!
-//! Values are per cent of the run time alone; the diagonal is a program beside a copy of itself and may be empty. Rows
-//! may come in any order.
+//! Values are per cent of the solo run time; the diagonal is a program beside a copy of itself and may be empty. Rows
+//! may
+//! come in any order.
 
 use std::collections::BTreeMap;
 
@@ -14,13 +15,13 @@ use crate::matrix::{CostKind, PairCosts};
 pub struct MeasuredMatrix {
     /// Names of the programs.
     pub names: Vec<String>,
-    /// Degradations, rows in the order of the columns; 0.28 = 28 % slower.
+    /// Slowdowns, rows in the order of the columns; 0.28 = 28 % slower.
     pub costs: PairCosts,
-    /// Whether the diagonal entry was given (absent ones are 0 in `costs`).
+    /// Was the diagonal entry given? (Absent ones are 0 in `costs`.)
     pub beside_a_copy: Vec<bool>,
 }
 
-/// A CSV that is no degradation matrix.
+/// A CSV file that is no slowdown matrix.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{file}:{line}:{column}: found {found}, expected {expected}")]
 pub struct MatrixError {
@@ -30,32 +31,32 @@ pub struct MatrixError {
     pub line: u32,
     /// The field's number from 1.
     pub column: u32,
-    /// What stands there.
+    /// The text at this place.
     pub found: Box<str>,
-    /// What should.
+    /// The valid text.
     pub expected: Box<str>,
 }
 
-/// More programs than this are no measured matrix.
-const PROGRAMS_AT_MOST: usize = 4096;
+/// Largest number of programs of a matrix.
+const MAX_PROGRAMS: usize = 4096;
 
-/// A selection that a [`MeasuredMatrix`] matrix cannot answer.
+/// A selection that a [`MeasuredMatrix`] cannot answer.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum MatrixLookupError {
     /// A program without a row.
     #[error("'{name}' is not in the measured matrix, which has {known}{}", hint(.meant.as_deref()))]
     Unknown {
-        /// The name that was asked for.
+        /// The requested name.
         name: Box<str>,
-        /// Names that there are.
+        /// The known names.
         known: Box<str>,
-        /// The nearest of them, where one is near.
+        /// The nearest known name, if one is similar.
         meant: Option<Box<str>>,
     },
-    /// A program and its copy, where the diagonal was left empty.
+    /// A program and its copy, although the diagonal is empty.
     #[error("'{name}' is given twice, but its own column in its row is empty")]
     NotBesideACopy {
-        /// The program that was asked for twice.
+        /// The program that was requested twice.
         name: Box<str>,
     },
 }
@@ -64,18 +65,18 @@ fn hint(meant: Option<&str>) -> String {
     meant.map_or(String::new(), |meant| format!(" (did you mean '{meant}'?)"))
 }
 
-/// The place of every column by its name.
+/// The position of every column by its name.
 fn columns(matrix: &PercentMatrix) -> Result<BTreeMap<&str, usize>, MatrixError> {
     let names = &matrix.columns;
-    if names.is_empty() || names.len() > PROGRAMS_AT_MOST {
-        let expected = format!("1 to {PROGRAMS_AT_MOST} names after an empty first field");
+    if names.is_empty() || names.len() > MAX_PROGRAMS {
+        let expected = format!("1 to {MAX_PROGRAMS} names after an empty first field");
         return Err(bad(matrix, matrix.header_line, 2, format!("{} names", names.len()), &expected));
     }
     let mut place = BTreeMap::new();
     for (at, name) in names.iter().enumerate() {
         if name.is_empty() || place.insert(name.as_str(), at).is_some() {
             let found = format!("'{name}'");
-            return Err(bad(matrix, matrix.header_line, at + 2, found, "a name that is not yet there"));
+            return Err(bad(matrix, matrix.header_line, at + 2, found, "a name that is not repeated"));
         }
     }
     Ok(place)
@@ -115,8 +116,9 @@ fn values(matrix: &PercentMatrix, row: &PercentRow, program: usize) -> Result<(V
 impl TryFrom<&PercentMatrix> for MeasuredMatrix {
     type Error = MatrixError;
 
-    /// Names that are missing, doubled or differ between rows and columns, a row that is too short or too long, and a
-    /// value that is missing or no degradation are refused, each with line and field.
+    /// Names that are missing, repeated or differ between rows and columns, rows that are too short or too long, and
+    /// values that
+    /// are missing or no slowdown are refused, each with line and field.
     fn try_from(matrix: &PercentMatrix) -> Result<Self, MatrixError> {
         let place = columns(matrix)?;
         let names = matrix.columns.clone();
@@ -142,10 +144,10 @@ impl TryFrom<&PercentMatrix> for MeasuredMatrix {
 }
 
 impl MeasuredMatrix {
-    /// The matrix of just these programs, in this order; a name given twice is a program and its copy.
+    /// The matrix of these programs, in this order; a repeated name is a program and its copy.
     ///
     /// # Errors
-    /// A name that has no row (with the nearest), or two copies where the diagonal was left empty.
+    /// A name without a row (with the nearest), or two copies with an empty diagonal.
     pub fn of(&self, wanted: &[String]) -> Result<PairCosts, MatrixLookupError> {
         let place = |name: &String| {
             self.names.iter().position(|known| known == name).ok_or_else(|| MatrixLookupError::Unknown {
@@ -183,7 +185,7 @@ gamess,2.67%,4.48%,-1.01%,-1.21%
 namd,1.48%,3.45%,-1.19%,-0.93%
 ";
 
-    /// Does the published table read, whatever the order of its rows, the signs and the separator?
+    /// Is the published table read, with any order of its rows, signs and separator?
     #[test]
     fn the_published_table_reads_in_every_notation() {
         let table = parse("t", TABLE_1).unwrap();

@@ -1,11 +1,16 @@
-//! Curves of phases that come back: what was measured in one phase holds in the next one of its kind (thesis 5.2).
+//! Curves of recurring phases: a curve measured in one phase applies to the next one of its kind (thesis 5.2).
 //!
-//! A change of phase wipes the profile, and another survey costs as much as the first. A task's kinds of phases are told
-//! apart by what reaches the contended cache, which no plan changes. A phase that turns unseen is told by its curve: one that
-//! agreed with the counts and is contradicted by them now is of other work, and is dropped until another one is measured.
-//! Properties: a curve that is measured replaces the one that was recalled; tasks that are gone are forgotten; where kinds are not
-//! told nothing is recalled; a curve that never agreed is not dropped, as its counts may be of another sort. Who turns too fast
-//! to be followed is seen as a whole ([`fast_phases`]).
+//! A change of phase clears the profile, and another measurement costs as much as the first. Kinds of phases are
+//! identified
+//! by the accesses that reach the contended cache, which no plan changes. An undetected change of phase shows in the
+//! curve: a
+//! curve that agreed with the counts and then contradicts them describes other work, and is dropped until another one
+//! is
+//! measured. Properties: a measured curve replaces a recalled one; tasks that exited are forgotten; without kinds, no
+//! curve is
+//! recalled; a curve that never agreed is not dropped, because its counts may be of another sort. Phases that are too
+//! short to
+//! be followed are averaged ([`fast_phases`]).
 
 pub mod fast_phases;
 
@@ -13,7 +18,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use cachemate_core::{CacheLevel, Fact, FactSource, Profile, Profiles, SizeCurve, TaskId, View};
 
-use fast_phases::{FastPhaseAverages, WHOLE};
+use fast_phases::{AVERAGED, FastPhaseAverages};
 
 type LevelCurves = BTreeMap<CacheLevel, Fact<SizeCurve>>;
 
@@ -22,44 +27,44 @@ type LevelCurves = BTreeMap<CacheLevel, Fact<SizeCurve>>;
 pub struct PhaseCurveCache {
     /// By task and kind of phase.
     curves: BTreeMap<(TaskId, u32), LevelCurves>,
-    /// When the curves were measured that counts agreed with, and those that are dropped.
+    /// Times of measurement of the curves that agreed with counts, and of those that are dropped.
     agreed: BTreeMap<TaskId, u64>,
     dropped: BTreeMap<TaskId, u64>,
-    /// Who turns too fast is seen as a whole; `None` = every phase by itself.
-    unsteady: Option<FastPhaseAverages>,
+    /// Averages of tasks with short phases; `None` = no averaging.
+    averages: Option<FastPhaseAverages>,
 }
 
-/// When the newest of these was measured.
+/// Time of the newest of these measurements.
 fn measured_at(curves: &LevelCurves) -> Option<u64> {
     curves.values().map(|fact| fact.window).max()
 }
 
-/// A task's profile to be changed, in a copy of all that is made the first time.
+/// A task's profile to be changed, in a copy of all profiles that is made at the first change.
 fn profile_mut<'a>(recalled: &'a mut Option<Profiles>, view: &View<'_>, task: TaskId) -> Option<&'a mut Profile> {
     recalled.get_or_insert_with(|| view.profiles.clone()).get_mut(&task)
 }
 
 impl PhaseCurveCache {
-    /// Sees programs that turn too fast as a whole.
+    /// Averages programs whose phases are too short.
     pub fn averaging_fast_phases() -> Self {
-        PhaseCurveCache { unsteady: Some(FastPhaseAverages::default()), ..PhaseCurveCache::default() }
+        PhaseCurveCache { averages: Some(FastPhaseAverages::default()), ..PhaseCurveCache::default() }
     }
 
-    /// Remembers what is known; the profiles with what is recalled, or `None` where that adds nothing.
+    /// Stores measured curves; returns the profiles with recalled ones, or `None` if there are none to recall.
     pub fn observe(&mut self, view: &View<'_>) -> Option<Profiles> {
         let present: BTreeSet<TaskId> = view.live_tasks().map(|seen| seen.task).collect();
         self.curves.retain(|(task, _), _| present.contains(task));
         self.agreed.retain(|task, _| present.contains(task));
         self.dropped.retain(|task, _| present.contains(task));
-        if let Some(unsteady) = &mut self.unsteady {
-            unsteady.observe(view);
+        if let Some(averages) = &mut self.averages {
+            averages.observe(view);
         }
         let mut recalled: Option<Profiles> = None;
         for (&task, profile) in view.profiles.iter().filter(|(task, _)| present.contains(task)) {
-            if let Some((number, curves)) = self.unsteady.as_ref().and_then(|unsteady| unsteady.averaged(task)) {
+            if let Some((number, curves)) = self.averages.as_ref().and_then(|averages| averages.averaged(task)) {
                 if let Some(profile) = profile_mut(&mut recalled, view, task) {
                     profile.phase_number = number;
-                    profile.phase.kind = Some(Fact::new(WHOLE, FactSource::PhaseDetector, view.observation.window));
+                    profile.phase.kind = Some(Fact::new(AVERAGED, FactSource::PhaseDetector, view.observation.window));
                     profile.locality.misses_per_kilo_instr = curves;
                 }
                 continue;
@@ -86,10 +91,10 @@ impl PhaseCurveCache {
         recalled
     }
 
-    /// Takes in whether counts contradict a task's curve; is it dropped for that?
+    /// Takes in whether counts contradict a task's curve; returns whether it is dropped.
     pub fn is_dropped(&mut self, task: TaskId, profile: &Profile, contradicted: bool) -> bool {
         let curves = &profile.locality.misses_per_kilo_instr;
-        let is_whole = self.unsteady.as_ref().is_some_and(|unsteady| unsteady.contains(task));
+        let is_whole = self.averages.as_ref().is_some_and(|averages| averages.contains(task));
         let Some(at) = measured_at(curves).filter(|_| !is_whole) else { return false };
         if !contradicted {
             self.agreed.insert(task, at);
@@ -139,9 +144,9 @@ mod tests {
         with_view(1, &profiles, |view| recall.observe(view))
     }
 
-    /// Does a phase that comes back have its curve at once, one of another kind none, and a measured one its own?
+    /// Does a recurring phase have its curve at once, one of another kind none, and a measured one its own?
     #[test]
-    fn a_phase_that_comes_back_has_its_curve_at_once() {
+    fn a_recurring_phase_has_its_curve_at_once() {
         let mut recall = PhaseCurveCache::default();
         let mut follow = |profile: Profile| {
             let found = followed(&mut recall, profile)?;
@@ -150,13 +155,13 @@ mod tests {
         };
         assert_eq!(follow(profile(Some(0), Some(8.0))), None, "it is measured");
         assert_eq!(follow(profile(Some(1), None)), None, "another kind");
-        assert_eq!(follow(profile(None, None)), None, "no kind is told");
+        assert_eq!(follow(profile(None, None)), None, "its kind is unknown");
         assert_eq!(follow(profile(Some(0), None)), Some(8.0));
         assert_eq!(follow(profile(Some(0), Some(3.0))), None);
         assert_eq!(follow(profile(Some(0), None)), Some(3.0), "the last measured one");
     }
 
-    /// Is a curve dropped once counts contradict it that agreed with it before, until another one is measured?
+    /// Is a curve that agreed with counts dropped once they contradict it, until another one is measured?
     #[test]
     fn a_curve_that_counts_contradict_is_dropped() {
         let mut recall = PhaseCurveCache::default();

@@ -1,11 +1,16 @@
-//! A machine's topology and who-hurts-whom to an assignment, its expected cost beside that of the best, the worst and
-//! a random one, and the reasons in plain words.
+//! Placement of programs on a machine by pairwise slowdowns: its expected cost, that of the best, the worst and a
+//! random
+//! placement, and the reasons as text.
 //!
-//! Problem: the solvers know seats and numbers; people want CPUs and a why. Method: every last-level cache gives its
-//! online CPUs as seats (one per core while the programs fit on the cores, so that nobody shares a core needlessly);
-//! the seating that the solvers find comes back as CPUs; every program's reason is the comparison that decided for
-//! it: the neighbor it was kept from against the one it has. Properties: programs are told apart by their place in
-//! the list, ties fall to the earlier one; the reasons rest on the numbers that decided, and carry them.
+//! Problem: solvers know seats and numbers; users want CPUs and reasons. Method: the online CPUs of every last-level
+//! cache are
+//! its seats (one per core while the programs fit on the cores, so that none shares a core needlessly); the solvers'
+//! seating
+//! is translated into CPUs; the reason of a program is the comparison that decided its placement, between the neighbor
+//! that
+//! it avoids and its actual one. Properties: programs are identified by position, ties go to the earlier one; the
+//! reasons
+//! rest on the numbers that decided, and carry them.
 
 use std::collections::BTreeMap;
 
@@ -13,22 +18,22 @@ use cachemate_core::{CacheId, CacheLevel, CpuId, CpuSet, Reason, TaskId, Topolog
 use serde::{Deserialize, Serialize};
 
 use crate::matrix::{CostKind, PairCosts};
-use crate::reasons::{explain, in_words};
+use crate::reasons::{explain, render};
 use crate::solvers::{self, Seating, Seats, SolverMethod};
 
 /// CPUs that share a last-level cache, those of different cores first.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CacheSeats {
-    /// `None`: a CPU of which no shared cache is known.
+    /// `None`: a CPU without a known shared cache.
     pub cache: Option<CacheId>,
-    /// CPUs that are seats.
+    /// CPUs used as seats.
     pub cpus: Vec<CpuId>,
 }
 
 /// No placement can be made.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum PlacementError {
-    /// Nobody can be placed.
+    /// There is no CPU.
     #[error("the machine has no online CPU")]
     NoCpus,
     /// Names and matrix do not fit.
@@ -36,7 +41,7 @@ pub enum PlacementError {
     Shape {
         /// Programs.
         names: usize,
-        /// Which part of the matrix does not fit, in words.
+        /// The part of the matrix that does not fit, as text.
         what: &'static str,
         /// Rows that the matrix has.
         rows: usize,
@@ -81,44 +86,44 @@ pub fn seats(topology: &Topology, programs: usize) -> Result<Vec<CacheSeats>, Pl
     Ok(seats)
 }
 
-/// Mean over all programs; which of the two is there follows from the matrix that judges.
+/// Mean over all programs; the kind of matrix determines which field is set.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub struct PlacementCost {
-    /// Mean slowdown in per cent of the time alone; `None` where a weight judges.
+    /// Mean slowdown in per cent of the solo time; `None` for weights.
     pub mean_slowdown_percent: Option<f64>,
     /// Without a unit: good for comparing outcomes only.
     pub mean_weight: Option<f64>,
 }
 
-/// One program's seat.
+/// Placement of one program.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct PlacedProgram {
     /// The program.
     pub name: String,
     /// Its seat.
     pub cpu: CpuId,
-    /// The last-level cache of its seat; `None` where none is known.
+    /// The last-level cache of its seat; `None` if unknown.
     pub cache: Option<CacheId>,
     /// Programs on other CPUs of its cache.
     pub co_runners: Vec<String>,
     /// Programs on the same CPU.
     pub shares_cpu_with: Vec<String>,
-    /// Expected slowdown in per cent of the time alone; `None` where a weight judges.
+    /// Expected slowdown in per cent of the solo time; `None` for weights.
     pub slowdown_percent: Option<f64>,
-    /// Expected weight, without a unit; `None` where a degradation judges.
+    /// Expected weight, without a unit; `None` for slowdowns.
     pub weight: Option<f64>,
-    /// The reason in plain words.
+    /// The reason as text.
     pub reason: String,
 }
 
 /// One cache and the programs on it.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct PlacedCache {
-    /// The cache; `None` for a CPU of which no shared cache is known.
+    /// The cache; `None` for a CPU without a known shared cache.
     pub cache: Option<CacheId>,
-    /// Its level, where it is known.
+    /// Its level, if known.
     pub level: Option<CacheLevel>,
-    /// Its size, where it is known.
+    /// Its size, if known.
     pub size_bytes: Option<u64>,
     /// CPUs that were seats, and the programs on each.
     pub cpus: Vec<(CpuId, Vec<String>)>,
@@ -131,11 +136,11 @@ pub struct Placement {
     pub programs: Vec<PlacedProgram>,
     /// The same by cache.
     pub caches: Vec<PlacedCache>,
-    /// What is expected of this placement.
+    /// Expected cost of this placement.
     pub plan: PlacementCost,
-    /// What is expected of the best placement that was found; see [`Placement::lower_bound`].
+    /// Expected cost of the best placement found; see [`Placement::lower_bound`].
     pub best: PlacementCost,
-    /// What is expected of the worst placement that was found.
+    /// Expected cost of the worst placement found.
     pub worst: PlacementCost,
     /// Exact mean over all assignments with even loads.
     pub random: PlacementCost,
@@ -145,7 +150,7 @@ pub struct Placement {
     pub random_high_5_percent: PlacementCost,
     /// How the placement was found.
     pub method: SolverMethod,
-    /// No assignment is below this by the numbers that decided; equal to the plan where the method is exact.
+    /// No assignment is below this by the numbers that decided; equal to the plan if the method is exact.
     pub lower_bound: PlacementCost,
     /// Bound on the distance between the plan and the optimum, in the same unit; 0 = proven optimal.
     pub gap: PlacementCost,
@@ -153,8 +158,9 @@ pub struct Placement {
     pub reasons: Vec<Reason>,
 }
 
-/// Places `names` on the machine so that the total of `decide_by` is least, and judges the plan, the best, the worst
-/// and a random assignment by `judge_by` (the same matrix, or a measured one to hold a scheme against).
+/// Places `names` on the machine with the least total of `decide_by`, and evaluates the placement, the best, the worst
+/// and a
+/// random one by `judge_by` (the same matrix, or a measured one to validate a scheme).
 ///
 /// # Errors
 /// No online CPU, or a matrix that is not square, not finite, or of another size than `names`.
@@ -198,7 +204,7 @@ pub fn place(
     })
 }
 
-/// The second program of a name is told apart by `#2`.
+/// The second program of the same name gets `#2`.
 fn numbered(names: &[String]) -> Vec<String> {
     let copy = |nth: usize| names[..nth].iter().filter(|other| **other == names[nth]).count() + 1;
     let label = |nth: usize| if copy(nth) == 1 { names[nth].clone() } else { format!("{}#{}", names[nth], copy(nth)) };
@@ -221,7 +227,7 @@ fn programs_of(
     judge_by: &PairCosts,
     reasons: &[Reason],
 ) -> Vec<PlacedProgram> {
-    let suffered = seating.costs_by_program(&judge_by.cost);
+    let costs = seating.costs_by_program(&judge_by.cost);
     let named = |members: &[usize]| members.iter().map(|&member| names[member].clone()).collect::<Vec<String>>();
     let mut placed: Vec<(usize, PlacedProgram)> = Vec::new();
     for (cache, cpus) in seating.by_cache.iter().enumerate() {
@@ -232,8 +238,8 @@ fn programs_of(
             for &program in members {
                 let turns: Vec<usize> = members.iter().copied().filter(|&other| other != program).collect();
                 let own = |reason: &&Reason| reason.tasks.first() == Some(&TaskId(program as u32));
-                let why: Vec<String> = reasons.iter().filter(own).map(|reason| in_words(reason, names)).collect();
-                let each = outcome(suffered[program], judge_by.kind);
+                let why: Vec<String> = reasons.iter().filter(own).map(|reason| render(reason, names)).collect();
+                let each = outcome(costs[program], judge_by.kind);
                 placed.push((
                     program,
                     PlacedProgram {

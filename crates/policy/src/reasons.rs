@@ -1,17 +1,18 @@
-//! Why a program sits where it sits: the comparison that decided for it, in plain words.
+//! Reasons of placements: the comparison that decided for each program, as text.
 //!
-//! A reason names who, and says it with the numbers that the plan rests on; `{0}` in its text is the program itself.
-//! It survives renaming, because names are filled in last ([`in_words`]).
+//! A reason names programs and the numbers on which the plan rests; `{0}` in its text is the program itself. Names are
+//! filled
+//! in last ([`render`]), so reasons are independent of them.
 
 use cachemate_core::{Reason, ReasonKind, TaskId};
 
 use crate::matrix::{CostKind, PairCosts};
 use crate::solvers::Seating;
 
-/// Degradations below half a per cent are nobody's reason.
+/// Smaller slowdowns are no reason.
 const NOTICEABLE: f64 = 0.005;
 
-/// One reason for every program, in the order of programs; a second one where it takes turns on a CPU.
+/// One reason for every program, in the order of programs; a second one if it takes turns on a CPU.
 pub fn explain(seating: &Seating, costs: &PairCosts) -> Vec<Reason> {
     let mut reasons = Vec::new();
     for program in 0..costs.len() {
@@ -29,8 +30,8 @@ pub fn explain(seating: &Seating, costs: &PairCosts) -> Vec<Reason> {
     reasons
 }
 
-/// The reason's text with names for its numbers in braces.
-pub fn in_words(reason: &Reason, names: &[String]) -> String {
+/// The reason's text with names for the numbers in braces.
+pub fn render(reason: &Reason, names: &[String]) -> String {
     let mut text = reason.text.clone();
     for (at, task) in reason.tasks.iter().enumerate() {
         text = text.replace(&format!("{{{at}}}"), names.get(task.0 as usize).map_or("?", String::as_str));
@@ -61,11 +62,11 @@ struct Neighborhood<'a> {
 impl Neighborhood<'_> {
     /// The first with the largest mutual cost (or the smallest, by `sign`).
     fn extreme(&self, among: &[usize], sign: f64) -> Option<usize> {
-        let of = |other: usize| sign * self.costs.mutual(self.program, other);
-        among.iter().copied().reduce(|best, other| if of(other) > of(best) { other } else { best })
+        let cost_of = |other: usize| sign * self.costs.mutual(self.program, other);
+        among.iter().copied().reduce(|best, other| if cost_of(other) > cost_of(best) { other } else { best })
     }
 
-    fn say(&self, value: f64) -> String {
+    fn describe(&self, value: f64) -> String {
         match self.costs.kind {
             CostKind::Degradation => format!("{:+.1} %", 100.0 * value),
             CostKind::Weight => format!("weight {value:.3}"),
@@ -93,8 +94,10 @@ impl Neighborhood<'_> {
         let others = (0..cost.len()).filter(|&other| other != me);
         let most = others.map(|other| cost[me][other].abs().max(cost[other][me].abs())).fold(0.0, f64::max);
         if self.costs.kind == CostKind::Degradation && most < NOTICEABLE {
-            let text =
-                format!("{{0}} neither feels the others nor troubles them (at most {}): any seat does", self.say(most));
+            let text = format!(
+                "{{0}} and the others barely affect each other (at most {}), so any CPU will do",
+                self.describe(most)
+            );
             return self.build(&[], text, vec![self.number("at_most", most)]);
         }
         let numbers = vec![
@@ -108,12 +111,12 @@ impl Neighborhood<'_> {
         }
         let (own, theirs) = (cost[me][kept_from], cost[kept_from][me]);
         let text = if own >= theirs {
-            let now = self.say(cost[me][companion]);
-            format!("{{0}} keeps away from {{1}}: beside it {}, beside {{2}} {now}", self.say(own))
+            let now = self.describe(cost[me][companion]);
+            format!("{{0}} is kept away from {{1}}: beside it {}, beside {{2}} {now}", self.describe(own))
         } else {
-            let now = self.say(cost[companion][me]);
-            let theirs = self.say(theirs);
-            format!("{{0}} keeps away from {{1}} for {{1}}'s sake: {{1}} beside it {theirs}, {{2}} beside it {now}")
+            let now = self.describe(cost[companion][me]);
+            let theirs = self.describe(theirs);
+            format!("{{0}} is kept away from {{1}} to protect {{1}}: {{1}} beside it {theirs}, {{2}} beside it {now}")
         };
         self.build(&[kept_from, companion], text, numbers)
     }
@@ -122,36 +125,38 @@ impl Neighborhood<'_> {
         match (self.extreme(self.away, 1.0), self.extreme(self.beside, 1.0)) {
             (Some(other), None) => {
                 let own = self.costs.cost[self.program][other];
-                let text = format!("{{0}} has a cache to itself: beside {{1}} {}", self.say(own));
+                let text = format!("{{0}} has a cache for itself: beside {{1}} {}", self.describe(own));
                 self.build(&[other], text, vec![self.number("beside_avoided", own)])
             }
             (None, Some(other)) => {
                 let own = self.costs.cost[self.program][other];
-                let text =
-                    format!("{{0}} has no choice: all share one cache; {{1}} weighs most on it, {}", self.say(own));
+                let text = format!(
+                    "{{0}} has no choice, because all programs share one cache; {{1}} costs it most, {}",
+                    self.describe(own)
+                );
                 self.build(&[other], text, vec![self.number("beside_companion", own)])
             }
-            _ => self.build(&[], "{0} shares its cache with nobody".to_string(), Vec::new()),
+            _ => self.build(&[], "{0} shares its cache with no other program".to_string(), Vec::new()),
         }
     }
 
-    /// It has a neighbor no better than those it is kept from: what would an exchange cost?
+    /// Its co-runner is no better than the programs that it avoids: the reason is the cost of an exchange.
     fn for_the_others(&self, seating: &Seating, companion: usize, mut numbers: Vec<(String, f64)>) -> Reason {
         let total = seating.total(&self.costs.cost);
         let exchanges = self.away.iter().map(|&other| (exchanged(seating, self.program, other), other));
         let costs = exchanges.map(|(seating, other)| (seating.total(&self.costs.cost) - total, other));
         let cheapest = costs.reduce(|a, b| if b.0 < a.0 { b } else { a });
         let (more, other) = cheapest.unwrap_or((0.0, companion));
-        let now = self.say(self.costs.cost[self.program][companion]);
+        let now = self.describe(self.costs.cost[self.program][companion]);
         numbers.push(self.number("cheapest_exchange_costs_all", more));
         let scale = self.costs.cost.iter().flatten().fold(0.0f64, |most, cost| most.max(cost.abs()));
         let text = if more > 1e-9 * scale {
-            let more = self.say(more);
+            let more = self.describe(more);
             format!(
-                "{{0}} stays beside {{1}} ({now}) for the others' sake: changing places with {{2}} costs all together {more}"
+                "{{0}} is placed beside {{1}} ({now}) to protect the others: exchanging it with {{2}} would cost {more} in total"
             )
         } else {
-            format!("{{0}} stays beside {{1}} ({now}): changing places, such as with {{2}}, gains nothing")
+            format!("{{0}} is placed beside {{1}} ({now}): no exchange, such as with {{2}}, would gain")
         };
         self.build(&[companion, other], text, numbers)
     }
@@ -160,9 +165,9 @@ impl Neighborhood<'_> {
         let other = self.extreme(turns, 1.0)?;
         let (own, theirs) = (self.costs.cost[self.program][other], self.costs.cost[other][self.program]);
         let text = format!(
-            "{{0}} takes turns with {{1}} on one CPU, so they do not meet: side by side {}, and {{1}} {}",
-            self.say(own),
-            self.say(theirs)
+            "{{0}} takes turns with {{1}} on one CPU, so they never run at once: side by side {}, and {{1}} {}",
+            self.describe(own),
+            self.describe(theirs)
         );
         let numbers = vec![self.number("side_by_side", own), self.number("other_side_by_side", theirs)];
         Some(self.build(&[other], text, numbers))

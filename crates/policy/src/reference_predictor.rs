@@ -1,20 +1,27 @@
-//! The predictor by which every policy is scored: what a plan does to each task's misses and speed.
+//! The predictor by which every policy is scored: effects of a plan on each task's misses and speed.
 //!
-//! Problem: expect miss ratios, IPC and degradation under a plan before it is tried, for any mix of affinity, gangs and
-//! shares. Method, StatCC's idea (papers BS 2b) on miss-rate curves:
-//! 1. *Who meets whom.* Tasks in gangs run when their gang does; schedules on other CPUs are out of step, so their
-//!    tasks are met in proportion to their CPU share; the others are spread over their allowed CPUs by load, as a
-//!    balancing scheduler does, and take turns where a CPU has several.
-//! 2. *Who holds how much.* On a shared cache a task holds space in proportion to the lines it brings in, and brings in
-//!    fewer the more it holds: space_i = space * f_i / sum of f, f_i = presence_i * misses_i(space_i) per cycle. Misses
-//!    slow a task down, so its rate depends on the answer too; both are solved together, damped.
-//! 3. *Shares.* Ways or colors limit the space a task competes for; those of other shares compete in the overlap only.
+//! Problem: predict miss ratios, IPC and slowdown under a plan before it is tried, for any mix of affinity, gangs and
+//! shares.
+//! Method, StatCC's idea (papers BS 2b) on miss-rate curves:
+//! 1. *Co-residency.* Tasks in gangs run when their gang does; schedules on other CPUs are out of step, so their tasks
+//!    are
+//!    met in proportion to their CPU share; the others are spread over their allowed CPUs by load, as by a balancing
+//!    scheduler, and take turns if a CPU has several.
+//! 2. *Occupancy.* On a shared cache a task's space is proportional to the lines it brings in, and it brings in fewer
+//!    the
+//!    more it holds: space_i = space * f_i / sum of f, f_i = presence_i * misses_i(space_i) per cycle. Misses slow a
+//!    task
+//!    down, so its rate depends on the result too; both are solved together, with damping.
+//! 3. *Shares.* Ways or colors limit the space for which a task competes; tasks of other shares compete in the overlap
+//!    only.
 //!
 //! Curves come from the profile, or from its reuse times by StatStack. Speed: CPI = solo CPI + stalls per instruction,
-//! from the stall curve where there is one (papers CP-4), else added misses times the penalty.
+//! from
+//! the stall curve if there is one (papers CP-4), else added misses times the penalty.
 //!
-//! Properties: pure; a task alone on a cache has degradation 0; a task without a curve or a solo IPC is listed as
-//! unknown, and nothing is said about the misses and the speed of those that meet it.
+//! Properties: pure; a task alone on a cache has no slowdown; a task without a curve or a solo IPC is listed as
+//! unknown, and
+//! tasks that meet it have no forecast of misses and speed.
 
 use std::collections::BTreeMap;
 
@@ -28,12 +35,12 @@ use cachemate_locality::statstack::StackModel;
 /// See the module's documentation.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct ReferencePredictor {
-    /// What a miss of the last level adds where a task has no stall curve: latency beyond a hit, over how many misses
+    /// Cost of a miss of the last level if a task has no stall curve: latency beyond a hit, divided by the misses that
     /// overlap.
     pub miss_penalty_cycles: f64,
 }
 
-/// Steps of the fixed point; each halves what is left of the difference.
+/// Steps of the fixed point; each halves the remaining difference.
 const STEPS: usize = 80;
 
 impl Predictor for ReferencePredictor {
@@ -46,7 +53,7 @@ impl Predictor for ReferencePredictor {
         let tasks: Vec<TaskId> = profiles.keys().copied().collect();
         let known: BTreeMap<TaskId, TaskCurve<'_>> =
             profiles.iter().filter_map(|(&task, profile)| Some((task, TaskCurve::of(profile, topology)?))).collect();
-        // Whom those meet of whom nothing can be said is nobody's question; all pairs of hundreds of tasks would be a load.
+        // Co-residency is computed for known tasks only, because all pairs of hundreds of tasks would take long.
         let known_tasks: Vec<TaskId> = known.keys().copied().collect();
         let presence = CoResidency::of(topology, &tasks, &known_tasks, under);
         let mut forecast = Forecast::default();
@@ -115,7 +122,7 @@ impl ReferencePredictor {
             Some(Estimate { value: instr_per_cycle(value), low: instr_per_cycle(high), high: instr_per_cycle(low) });
     }
 
-    /// Bytes that the first of the sharers holds of `space`; speeds alone are on the `whole` cache.
+    /// Bytes that the first of the sharers holds of `space`; solo speeds are on the `whole` cache.
     fn space_held(&self, sharers: &[SpaceCompetitor<'_, '_>], space: f64, whole: f64) -> f64 {
         if sharers.len() == 1 {
             return space;
@@ -126,7 +133,7 @@ impl ReferencePredictor {
                 .iter()
                 .zip(&held)
                 .map(|(SpaceCompetitor { task, presence, outside }, &held)| {
-                    // What it has besides keeps it from bringing in here.
+                    // Lines that it holds elsewhere reduce the lines that it brings in here.
                     let held = (held + outside).min(whole);
                     let misses = task.misses(held).value.max(0.0) / 1000.0;
                     let stalls = task.stalls(held).zip(task.stalls(whole)).map(|(here, whole)| (here - whole) / 1000.0);
@@ -147,16 +154,16 @@ impl ReferencePredictor {
     }
 }
 
-/// Who competes for a task's space.
+/// A competitor for a task's space.
 struct SpaceCompetitor<'k, 'p> {
     task: &'k TaskCurve<'p>,
-    /// Part of the time that it is there, and of what it brings in that lands there.
+    /// Share of the time that it is present, and of its lines that fall into the space.
     presence: f64,
-    /// Bytes that it may fill besides.
+    /// Bytes that it may fill elsewhere.
     outside: f64,
 }
 
-/// A task about which enough is known.
+/// A task with sufficient evidence.
 struct TaskCurve<'a> {
     profile: &'a Profile,
     /// Ascending sizes; at least one.
@@ -179,7 +186,7 @@ impl<'a> TaskCurve<'a> {
         at(&self.curve, bytes)
     }
 
-    /// Stalled cycles per thousand instructions, where they were measured.
+    /// Stalled cycles per thousand instructions, if measured.
     fn stalls(&self, bytes: f64) -> Option<f64> {
         let curve = self.profile.stalls_per_kilo_instr().filter(|curve| !curve.is_empty())?;
         Some(at(curve, bytes).value)
@@ -231,7 +238,7 @@ impl FillMask {
             }
         }
     }
-    /// How much of what this one brings in lands where the other may fill.
+    /// Share of this one's lines that fall where the other may fill.
     fn overlap(&self, other: &Self) -> f64 {
         match (&self.0, &other.0) {
             (_, None) => 1.0,
@@ -241,14 +248,13 @@ impl FillMask {
     }
 }
 
-/// Units of `cache` that the plan lets a task fill; `None` where nobody can say, as the machine does not tell how many
-/// there are.
+/// Units of `cache` that a task may fill under the plan; `None` if the machine does not report their number.
 fn units(task: TaskId, process: Option<ProcessId>, cache: &Cache, view: &View<'_>, under: &Plan) -> Option<FillMask> {
     let is_member = |member: &ShareMember| match member {
         ShareMember::Task(id) => *id == task,
         ShareMember::Process(id) => process == Some(*id),
     };
-    // Colors hold in every cache of the level, ways in the named one.
+    // Colors apply to every cache of the level, ways to the named one.
     let holds = |share: &&CacheShare| {
         let here = share.cache == cache.id || matches!(share.units, Units::Colors { .. });
         here && share.members.iter().any(is_member)
@@ -263,12 +269,12 @@ fn units(task: TaskId, process: Option<ProcessId>, cache: &Cache, view: &View<'_
     }
 }
 
-/// Each task's places, its share of the time there, and its neighbors.
+/// Each task's CPUs, its share of the time there, and its co-runners.
 struct CoResidency {
     cpu: BTreeMap<TaskId, CpuId>,
     share: BTreeMap<TaskId, f64>,
-    /// For each task that is asked about, the part of its own running time that each other one runs on another CPU of
-    /// its cache.
+    /// For each task in question, the share of its own run time during which each other one runs on another CPU of its
+    /// cache.
     meets: BTreeMap<TaskId, BTreeMap<TaskId, f64>>,
 }
 
@@ -314,7 +320,8 @@ impl CoResidency {
         let caches_of = |cpu: u32| (0..shared.len()).filter(|&at| shared[at].cpus.contains(cpu)).collect::<Vec<_>>();
         let caches: BTreeMap<u32, Vec<usize>> = online.iter().map(|cpu| (cpu, caches_of(cpu))).collect();
         for (task, cpus) in &free {
-            // Summed once a task: with a hundred CPUs on one cache the sums were nine tenths of a forecast.
+            // Summed once for each task, because with a hundred CPUs on one cache these sums took nine tenths of a
+            // forecast.
             let on = |cache: &&Cache| cache.cpus.iter().map(|cpu| load.get(&cpu).copied().unwrap_or(0.0)).sum::<f64>();
             let loads: Vec<f64> = shared.iter().map(on).collect();
             let on_cache = |cpu: u32| caches.get(&cpu).into_iter().flatten().map(|&at| loads[at]).sum::<f64>();
@@ -370,7 +377,7 @@ impl CoResidency {
     }
 }
 
-/// Misses over references of each cache, where both are known of all its tasks.
+/// Misses over references of each cache, if both are known for all its tasks.
 fn miss_ratios(
     topology: &Topology,
     profiles: &Profiles,

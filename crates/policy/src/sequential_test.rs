@@ -1,34 +1,40 @@
-//! Is one plan faster than another? A test that may be looked at after every block.
+//! A sequential test of whether one plan is faster than another, which may be evaluated after every block.
 //!
-//! Problem: a trial that stops at the first look that seems sure adopts plans without effect far more often than its
-//! bound says, and windows that resemble their predecessor count for more than they say. Method: the plans alternate in
-//! blocks ABBA or BAAB, the order drawn from a seed ([`BlockDesign`]). A block gives one number, the mean logarithm of new
-//! over old speed; a drift cancels in it, and as the order is drawn, noise of blocks next to each other is uncorrelated
-//! without an effect. [`SequentialTest`] is the Bayes factor of the t-test under the right Haar prior, mixed over two effect
-//! sizes. It is a martingale without an effect, whatever the noise's size, so that it may be looked at after each block
-//! (Hendriksen, de Heide and Grunwald, Bayesian Analysis 2021; Ville 1939).
+//! Problem: a trial that stops at the first apparently significant evaluation adopts plans without effect far more
+//! often than
+//! its bound states, and windows that resemble their predecessor count for more than they are worth. Method: the plans
+//! alternate in blocks ABBA or BAAB, the order drawn from a seed ([`BlockDesign`]). A block yields one number, the mean
+//! logarithm of new over old speed; a drift cancels in it, and because the order is drawn, noise of successive blocks
+//! is
+//! uncorrelated without an effect. [`SequentialTest`] is the Bayes factor of the t-test under the right Haar prior,
+//! mixed over
+//! two effect sizes. Without an effect it is a martingale, whatever the size of the noise, so it may be evaluated after
+//! each
+//! block (Hendriksen, de Heide and Grunwald, Bayesian Analysis 2021; Ville 1939).
 //!
-//! Properties: adopted without effect at most one time in forty; refused although as good as asked for at most one time
-//! in forty; the answer may stay open; fewer than six blocks never adopt.
+//! Properties: a plan without effect is adopted at most one time in forty; a plan that gains enough is refused at most
+//! one
+//! time in forty; the result may stay open; fewer than six blocks never adopt.
 
 use cachemate_core::SplitMix64;
 
-/// Squared effect sizes of a block that the alternative speaks of: just above its noise, and far above.
+/// Squared effect sizes of a block under the alternative: just above its noise, and far above.
 const EFFECTS: [f64; 2] = [0.2, 5.0];
-/// Fewer blocks never adopt: without an effect so many have the same sign one time in thirty-two, whatever their noise is
-/// like, one way one time in sixty-four.
-pub const BLOCKS_AT_LEAST: usize = 6;
+/// Fewest blocks of an adoption: without an effect, so many have the same sign one time in thirty-two, whatever their
+/// noise,
+/// and one given sign one time in sixty-four.
+pub const MIN_BLOCKS: usize = 6;
 /// Two-sided one in twenty: one in forty each way.
 const SURE: f64 = 20.0;
 
-/// What the blocks so far say.
+/// Result of the blocks so far.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SequentialVerdict {
     /// Faster, and not by chance.
     Faster,
     /// Slower, and not by chance.
     Slower,
-    /// Not faster by as much as was asked for.
+    /// The gain is smaller than the required one.
     Negligible,
     Undecided,
 }
@@ -63,12 +69,12 @@ impl SequentialTest {
         Some((mean, libm::sqrt(squares / (count - 1.0) / count)))
     }
 
-    /// Against an effect of just `null`; how much likelier another one is, on the side where the mean lies.
+    /// Likelihood ratio of another effect against an effect of just `null`, on the side of the mean.
     fn factor(&self, null: f64) -> f64 {
         let Some((mean, error)) = self.mean() else { return 1.0 };
         let count = self.blocks.len() as f64;
         let free = count - 1.0;
-        // Readings without any noise would divide by nothing: a millionth is below every counter's own.
+        // Readings without any noise would divide by zero: a millionth is below every counter's own noise.
         let t = (mean - null) / error.max(1e-6);
         let one = |effect: f64| {
             let widened = 1.0 + count * effect;
@@ -78,7 +84,7 @@ impl SequentialTest {
         EFFECTS.iter().map(|&effect| one(effect)).sum::<f64>() / EFFECTS.len() as f64
     }
 
-    /// Looked at after any block; `min_gain` is what makes a change worth it, as a share.
+    /// May be called after any block; `min_gain` is the smallest worthwhile gain, as a share.
     pub fn verdict(&self, min_gain: f64) -> SequentialVerdict {
         let Some((mean, _)) = self.mean() else { return SequentialVerdict::Undecided };
         let wanted = libm::log1p(min_gain);
@@ -86,9 +92,9 @@ impl SequentialTest {
             if mean < 0.0 {
                 return SequentialVerdict::Slower;
             }
-            // Sure of some effect, and most likely of one that is worth it.
+            // There is certainly an effect, and most likely a sufficient one.
             if mean >= wanted {
-                return if self.blocks.len() >= BLOCKS_AT_LEAST {
+                return if self.blocks.len() >= MIN_BLOCKS {
                     SequentialVerdict::Faster
                 } else {
                     SequentialVerdict::Undecided
@@ -103,7 +109,7 @@ impl SequentialTest {
     }
 }
 
-/// Which plan holds when: blocks of four legs, the order of each drawn.
+/// The sequence of plans: blocks of four legs, with the order of each drawn.
 #[derive(Clone, Debug)]
 pub struct BlockDesign {
     generator: SplitMix64,
@@ -119,7 +125,7 @@ impl BlockDesign {
         BlockDesign { generator, new_first, leg: 0 }
     }
 
-    /// Does the new plan hold in this leg?
+    /// Is the new plan in force in this leg?
     pub fn is_new(&self) -> bool {
         self.new_first == (self.leg == 0 || self.leg == 3)
     }
@@ -181,16 +187,16 @@ mod tests {
         told.count() as f64 / runs as f64
     }
 
-    /// Is a plan without effect adopted at most one time in forty, though it is looked at after every block?
+    /// Is a plan without effect adopted at most one time in forty, although it is evaluated after every block?
     #[test]
-    fn without_effect_little_is_adopted() {
+    fn plans_without_effect_are_rarely_adopted() {
         for (autocorrelation, windows) in [(0.0, 3_000), (0.6, 12_000)] {
             let adopted = share(&[SequentialVerdict::Faster], 0.0, autocorrelation, windows);
             assert!(adopted <= 0.025, "{adopted} at autocorrelation {autocorrelation}");
         }
     }
 
-    /// Are five per cent found under thirty per cent of noise, four times out of five?
+    /// Is a gain of five per cent found under thirty per cent of noise, four times out of five?
     #[test]
     fn five_per_cent_are_found() {
         for (autocorrelation, windows) in [(0.0, 3_000), (0.6, 12_000)] {
@@ -199,7 +205,7 @@ mod tests {
         }
     }
 
-    /// Does a loss of five per cent end the trial, next to never with an adoption?
+    /// Does a loss of five per cent end the trial, almost never with an adoption?
     #[test]
     fn a_loss_ends_the_trial() {
         assert!(share(&[SequentialVerdict::Slower, SequentialVerdict::Negligible], -0.05, 0.0, 3_000) >= 0.8);

@@ -1,20 +1,23 @@
-//! How fast a task goes, as far as anybody can tell.
+//! Speed of a task, by the best measure available.
 //!
-//! Problem: most programs report no work, and most virtual machines count no instructions; then nobody can say whether a
-//! decision helped. Method: what a task reports is believed first, instructions come second; else events that a program
-//! makes at a rate of its own may stand in: system calls, page faults. Context switches do not: who is given less of a
-//! processor is switched *more* often, so that a loss would look like a gain.
-//! Properties: a stand-in is always declared as one ([`WorkMetric::Proxy`]); it speaks only for a task that wants a processor
-//! most of the time (whoever sleeps is paced by something else), and only from a number of events on.
+//! Problem: most programs report no work, and most virtual machines count no instructions; then the effect of a
+//! decision
+//! cannot be measured. Method: reported work comes first, instructions second; otherwise events that a program makes at
+//! a rate
+//! of its own may be a proxy: system calls, page faults. Context switches are none: a task with less processor time is
+//! switched *more* often, so a loss would look like a gain.
+//! Properties: a proxy is always declared as one ([`WorkMetric::Proxy`]); it applies only to a task that wants a
+//! processor most
+//! of the time (a task that sleeps is paced by something else), and only from a number of events on.
 
 use cachemate_core::{CounterEvent, TaskSample};
 
-/// Fewer events in a window than this say nothing: a tenth is their own noise (one over the root of the count).
-pub const EVENTS_AT_LEAST: f64 = 100.0;
+/// With fewer events in a window, noise is too large: a tenth at this number (one over the root of the count).
+pub const MIN_EVENTS: f64 = 100.0;
 /// A task that runs or waits to run for less than this share of the window is paced by something else than its speed.
-pub const WANTS_AT_LEAST: f64 = 0.5;
+pub const MIN_CPU_DEMAND: f64 = 0.5;
 
-/// What a speed counts.
+/// The counted quantity of a speed.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum WorkMetric {
     /// Work in the task's own unit.
@@ -26,7 +29,7 @@ pub enum WorkMetric {
 }
 
 impl WorkMetric {
-    /// All measures, the one to be believed first at the front.
+    /// All measures, best first.
     pub const BEST_FIRST: [WorkMetric; 4] = [
         WorkMetric::Reported,
         WorkMetric::Instructions,
@@ -34,8 +37,8 @@ impl WorkMetric {
         WorkMetric::Proxy(CounterEvent::PageFaults),
     ];
 
-    /// As people read it.
-    pub fn words(self) -> &'static str {
+    /// The unit as text.
+    pub fn describe(self) -> &'static str {
         match self {
             WorkMetric::Reported => "work reported",
             WorkMetric::Instructions => "instructions",
@@ -47,23 +50,24 @@ impl WorkMetric {
     }
 }
 
-/// What a task did in a window of `elapsed_ns`, best measure first; only what is above zero.
+/// Measures of a task in a window of `elapsed_ns`, best first; only those above zero.
 pub fn metrics_of(task: &TaskSample, elapsed_ns: u64) -> impl Iterator<Item = (WorkMetric, f64)> + '_ {
     let ran_ns = task.ran_ns();
     let wanted_ns = ran_ns.saturating_add(task.run_queue_wait_ns.unwrap_or(0));
-    let wants = wanted_ns as f64 >= WANTS_AT_LEAST * elapsed_ns as f64 && elapsed_ns > 0;
+    let wants = wanted_ns as f64 >= MIN_CPU_DEMAND * elapsed_ns as f64 && elapsed_ns > 0;
     WorkMetric::BEST_FIRST.into_iter().filter_map(move |work| {
         let count = match work {
             WorkMetric::Reported => task.progress,
             WorkMetric::Instructions => task.counts.get(CounterEvent::Instructions),
-            WorkMetric::Proxy(event) => task.counts.get(event).filter(|count| wants && *count >= EVENTS_AT_LEAST),
+            WorkMetric::Proxy(event) => task.counts.get(event).filter(|count| wants && *count >= MIN_EVENTS),
         };
         count.filter(|count| *count > 0.0).map(|count| (work, count))
     })
 }
 
-/// What a promised rate counts for a task: the work that it reports; nothing where another thread of its process reports
-/// for it; else instructions.
+/// The measure of a task's promised rate: the work that it reports; none if another thread of its process reports for
+/// it; else
+/// instructions.
 pub fn promised_work(task: &TaskSample, seen: &[TaskSample]) -> Option<WorkMetric> {
     let mut others = seen.iter().filter(|other| other.process == task.process && !other.exited);
     match task.progress {
@@ -88,9 +92,9 @@ mod tests {
         }
     }
 
-    /// Does what is reported come first, and a stand-in only from a busy task with enough events?
+    /// Does reported work come first, and a proxy apply only to a busy task with enough events?
     #[test]
-    fn a_stand_in_speaks_for_the_busy_only() {
+    fn a_proxy_applies_to_busy_tasks_only() {
         let calls = [(CounterEvent::SystemCalls, 500), (CounterEvent::PageFaults, 7)];
         let kinds = |task: &TaskSample| metrics_of(task, 1000).map(|(work, _)| work).collect::<Vec<_>>();
         assert_eq!(kinds(&task(900, &calls, None)), [WorkMetric::Proxy(CounterEvent::SystemCalls)]);
@@ -104,10 +108,11 @@ mod tests {
         assert_eq!(kinds(&task(900, &[(CounterEvent::ContextSwitches, 500)], None)), []);
     }
 
-    /// Is a promised rate of what is reported, of instructions where nobody of the process reports, and of nothing where
-    /// another thread reports for all?
+    /// Is a promised rate counted in reported work, in instructions if no thread of the process reports, and not at all
+    /// if another
+    /// thread reports for all?
     #[test]
-    fn a_promised_rate_says_what_it_counts() {
+    fn a_promised_rate_has_its_measure() {
         let (mut first, silent) = (task(900, &[], Some(0.0)), TaskSample { task: TaskId(1), ..task(900, &[], None) });
         let all = [first.clone(), silent.clone()];
         assert_eq!(all.each_ref().map(|one| promised_work(one, &all)), [Some(WorkMetric::Reported), None]);

@@ -1,4 +1,4 @@
-//! Co-scheduling (activity vectors, counters) on one cache with two CPUs: who runs beside whom.
+//! Co-scheduling (activity vectors, counters) on one cache with two CPUs: the tasks that run together.
 
 use std::collections::BTreeMap;
 
@@ -49,7 +49,7 @@ struct CoScheduleRun {
 }
 
 impl CoScheduleRun {
-    /// Who ran together, in the order of tasks.
+    /// Tasks that ran together, in the order of tasks.
     fn pairs(&self) -> Vec<Vec<u32>> {
         let pair = |decision: &Decision| {
             let mut pair: Vec<u32> = decision.plan.gangs[0].gangs[0].members.iter().map(|(task, _)| task.0).collect();
@@ -60,12 +60,12 @@ impl CoScheduleRun {
     }
 }
 
-/// The machine does what the plan's first gang says; every task's profile is known from the start.
+/// The machine runs the plan's first gang; every task's profile is known from the start.
 fn run(policy: &str, parameters: &str, profiles: Vec<Profile>, windows: u64, without: &[Ability]) -> CoScheduleRun {
     run_filling(policy, parameters, profiles, windows, without, None)
 }
 
-/// What the machine counts of who ran: its profile, and in its first window after a wait so many misses more.
+/// Counts of the tasks that ran: their profile, and additional misses in the first window after a wait.
 fn counted(tasks: &[TaskSample], waited: &[bool], profiles: &Profiles, filling: u64) -> Vec<ProbeResult> {
     let of = |(at, task): (usize, &TaskSample)| {
         let cpu = task.cpu?;
@@ -135,7 +135,7 @@ fn halves() -> Vec<Profile> {
     vec![busy_in(0..4), busy_in(0..4), busy_in(4..8), busy_in(4..8)]
 }
 
-/// Do tasks that use different halves run together, and everybody alike often?
+/// Do tasks that use different halves of the cache run together, all equally often?
 #[test]
 fn different_halves_of_the_cache_run_together() {
     let run = run("activity-vector", "form = \"set\"", halves(), 40, &[]);
@@ -144,10 +144,11 @@ fn different_halves_of_the_cache_run_together() {
     assert_eq!(run.ran, [20; 4]);
 }
 
-/// Where filling the cache again costs misses, does the whole set change less often, the less the more it costs, and does
-/// everybody still run as often, within the bound of the scores?
+/// If refills cost misses, does the whole set change less often, the less the more they cost, and do all tasks still
+/// run
+/// equally often, within the bound of the scores?
 #[test]
-fn the_whole_set_pays_for_bringing_tasks_in() {
+fn the_whole_set_pays_for_reloads() {
     let changes = |filling: u64, parameters: &str| {
         let run = run_filling("activity-vector", parameters, halves(), 400, &[], Some(filling));
         let (least, most) = (run.ran.iter().min().unwrap(), run.ran.iter().max().unwrap());
@@ -158,15 +159,15 @@ fn the_whole_set_pays_for_bringing_tasks_in() {
     let (free, cheap, dear) = (changes(0, set), changes(400, set), changes(1600, set));
     assert!(dear > 10 && 2 * dear < cheap && 2 * cheap < free, "{free} {cheap} {dear}");
     assert!(changes(1600, "form = \"set\"\nweights.newcomer = 0.0") >= free, "nothing to pay");
-    // However dear it is, nobody waits for more than the 32 samples that it may weigh, twice for two, and a few.
+    // However expensive, no task waits longer than the 32 samples that a reload may weigh, twice for two, and a few.
     let run = run_filling("activity-vector", set, halves(), 2_000, &[], Some(1_000_000));
     let (least, most) = (run.ran.iter().min().unwrap(), run.ran.iter().max().unwrap());
     assert!(*least > 900 && most - least <= 70, "{:?}", run.ran);
-    // The paper's form knows no such price.
+    // The paper's form has no such cost.
     assert_eq!(changes(1600, ""), changes(0, ""));
 }
 
-/// Does the paper's form replace one task at a time, the one that ran most, and keep everybody within the bound?
+/// Does the paper's form replace one task at a time, the one that ran most, and keep all tasks within the bound?
 #[test]
 fn the_literal_form_replaces_one_at_a_time() {
     let run = run("activity-vector", "", halves(), 200, &[]);
@@ -176,12 +177,12 @@ fn the_literal_form_replaces_one_at_a_time() {
     }
     let apart = pairs.iter().filter(|pair| pair[0] < 2 && pair[1] >= 2).count();
     assert!(apart > pairs.len() * 2 / 3, "a chance of 2 in 3 without looking, {apart} of {}", pairs.len());
-    // Scores differ by 4 bits at most, a sample weighs 4: nobody falls more than a sample or two behind.
+    // Scores differ by 4 bits at most, a sample weighs 4: no task falls more than a sample or two behind.
     let (least, most) = (run.ran.iter().min().unwrap(), run.ran.iter().max().unwrap());
     assert!(most - least <= 2, "{:?}", run.ran);
 }
 
-/// Without any weight but the samples', does everybody take turns, whatever is known?
+/// With the samples' weight alone, do all tasks take turns, whatever the evidence?
 #[test]
 fn without_weights_it_is_a_round_robin() {
     let nothing = "[weights]\nlast_level_miss = 0.0";
@@ -193,7 +194,7 @@ fn without_weights_it_is_a_round_robin() {
     }
 }
 
-/// Is the Linux form advice about just the pairs that share bits, and stands in where there are no gangs?
+/// Is the Linux form advice about exactly the pairs that share bits, and is it used on machines without gangs?
 #[test]
 fn advice_names_the_pairs_that_share_bits() {
     for (parameters, without) in [("form = \"advice\"", vec![]), ("", vec![Ability::Gangs])] {
@@ -204,7 +205,7 @@ fn advice_names_the_pairs_that_share_bits() {
     }
 }
 
-/// Do counters pair who misses much with who misses little, where vectors see only that all are busy?
+/// Do counters pair tasks that miss much with tasks that miss little, whereas vectors find all of them busy?
 #[test]
 fn counters_pair_much_with_little() {
     let missing = |rate: f64| {
@@ -217,7 +218,7 @@ fn counters_pair_much_with_little() {
     assert_eq!(run.ran, [20; 4]);
 }
 
-/// Is the probe asked for just the level that has a weight, and not at all where the machine cannot count?
+/// Is the probe requested for the weighted level only, and not at all if the machine cannot count?
 #[test]
 fn only_weighted_levels_are_watched() {
     let probes = |without: &[Ability]| {
@@ -231,9 +232,9 @@ fn only_weighted_levels_are_watched() {
     assert!(probes(&[Ability::CountSuperSets]).is_empty());
 }
 
-/// Is advice silent about a task that has fallen behind, by the bound that was asked for, and about nobody else?
+/// Is there no advice for a task that lags behind by more than the bound, and for no other?
 #[test]
-fn advice_leaves_alone_who_fell_behind() {
+fn lagging_tasks_get_no_advice() {
     // Two CPUs: tasks 0 and 2 run all the time, 1 and 3 never. The mean is half a sample a window.
     let penalties = |parameters: &str, windows: u64| {
         let (topology, capabilities) = (topology(), capabilities(&[]));

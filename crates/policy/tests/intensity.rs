@@ -1,4 +1,4 @@
-//! DI and DIO as a machine sees them: who ends up beside whom.
+//! DI and DIO on a machine: the co-runners of each task.
 
 use std::collections::BTreeMap;
 
@@ -102,7 +102,7 @@ fn beside(plan: &Plan, task: u32) -> Vec<u32> {
     plan.affinity.iter().filter(|(other, cpus)| other.0 != task && *cpus == own).map(|(other, _)| other.0).collect()
 }
 
-/// Are two heavy programs that the machine's scheduler put on one cache separated, by one exchange, with a reason?
+/// Are two heavy programs that the machine's scheduler put on one cache separated by one exchange, with a reason?
 #[test]
 fn two_heavy_programs_are_separated_by_one_exchange() {
     let tasks: Vec<TaskSample> = (0..4).map(|id| task(id, None)).collect();
@@ -118,15 +118,16 @@ fn two_heavy_programs_are_separated_by_one_exchange() {
             decision.reasons
         );
         let again = decide(dio.as_mut(), 2, tasks.clone(), &observed(&[29.0, 26.0, 1.1, 0.1]), &decision.plan);
-        assert_eq!(again.plan.affinity, decision.plan.affinity, "{form}: noise moves nobody");
+        assert_eq!(again.plan.affinity, decision.plan.affinity, "{form}: noise moves no task");
         assert!(again.reasons.is_empty());
     }
 }
 
-/// Is a program whose prefetchers leave it few misses taken for what it reads, where reads are to count, and by its misses
-/// where nobody counts reads?
+/// Does a program whose prefetchers leave it few misses count by its reads, if reads are to count, and by its misses if
+/// no
+/// reads are counted?
 #[test]
-fn prefetched_lines_count_where_reads_do() {
+fn prefetched_lines_count_as_reads() {
     let tasks: Vec<TaskSample> = (0..4).map(|id| task(id, None)).collect();
     let mut both = observed(&[30.0, 1.0, 2.0, 0.1]);
     for (profile, bytes) in both.values_mut().zip([2_000.0, 1_900.0, 130.0, 7.0]) {
@@ -146,8 +147,9 @@ fn prefetched_lines_count_where_reads_do() {
     assert_eq!(beside_the_first("memory-reads", &both), [3]);
 }
 
-/// One program just fits the cache alone, one streams, two are quiet. Does DI see by the rates on a share of the cache
-/// that the first needs the quietest neighbor, and take it for quiet by the paper's rates?
+/// One program just fits the cache alone, one streams, two are quiet. Does DI, by rates on a share of the cache, give
+/// the first
+/// the quietest neighbor, and by the paper's rates take it for quiet?
 #[test]
 fn a_program_that_just_fits_the_cache_gets_the_quietest_neighbor() {
     let curve = |on_half: f64, on_all: f64| {
@@ -169,7 +171,7 @@ fn a_program_that_just_fits_the_cache_gets_the_quietest_neighbor() {
     assert_eq!(of("", &partly), [2]);
 }
 
-/// Does a program with a high priority get the quietest neighbor, and two of them different caches?
+/// Does a program with a high priority get the quietest neighbor, and do two of them get different caches?
 #[test]
 fn priorities_bring_quiet_neighbors() {
     let rates = observed(&[30.0, 20.0, 10.0, 8.0, 6.0, 4.0, 2.0, 1.0]);
@@ -186,7 +188,7 @@ fn priorities_bring_quiet_neighbors() {
     assert!(beside(&both, 4).iter().chain(&beside(&both, 5)).all(|&other| rates[other as usize] <= 2.0), "{both:?}");
 }
 
-/// Does DI go by the rate alone on half of this machine's cache, or on all of it if told so, and DIO by what was counted?
+/// Does DI use the solo rate on half of this machine's cache, or on all of it if configured, and DIO the counted rate?
 #[test]
 fn di_reads_profiles_and_dio_counters() {
     let mut profiles = observed(&[1.0, 2.0, 30.0, 40.0]);
@@ -209,7 +211,7 @@ fn di_reads_profiles_and_dio_counters() {
     assert!(by("di", "", &profiles).plan.affinity.is_empty(), "no profile, no move");
 }
 
-/// Without any counter, is the intensity measured from outside used, and never mixed with counted rates?
+/// Without any counter, is the intensity measured by probes used, and never mixed with counted rates?
 #[test]
 fn without_counters_the_intensity_from_outside_serves() {
     let tasks: Vec<TaskSample> = (0..4).map(|id| task(id, None)).collect();
@@ -226,7 +228,7 @@ fn without_counters_the_intensity_from_outside_serves() {
     assert_eq!(plan.affinity.keys().copied().collect::<Vec<_>>(), [TaskId(0)], "only what is counted is placed");
 }
 
-/// Where the machine says that it has no counters, and only there: do rates recorded earlier serve, as the last resort?
+/// On a machine that reports no counters, and only there, are recorded rates the last resort?
 #[test]
 fn without_counters_and_probes_recorded_rates_serve() {
     let tasks: Vec<TaskSample> = (0..4).map(|id| task(id, None)).collect();

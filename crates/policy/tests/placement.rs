@@ -43,10 +43,10 @@ fn the_published_matrix_gives_the_published_schedules() {
     assert_eq!(
         reasons,
         [
-            "mcf keeps away from milc: beside it +65.6 %, beside gamess +2.0 %",
-            "milc keeps away from mcf for mcf's sake: mcf beside it +65.6 %, namd beside it +3.5 %",
-            "gamess keeps away from milc: beside it +4.5 %, beside mcf +2.7 %",
-            "namd stays beside milc (+3.5 %) for the others' sake: changing places with gamess costs all together +0.1 %",
+            "mcf is kept away from milc: beside it +65.6 %, beside gamess +2.0 %",
+            "milc is kept away from mcf to protect mcf: mcf beside it +65.6 %, namd beside it +3.5 %",
+            "gamess is kept away from milc: beside it +4.5 %, beside mcf +2.7 %",
+            "namd is placed beside milc (+3.5 %) to protect the others: exchanging it with gamess would cost +0.1 % in total",
         ]
     );
     for reason in &placed.reasons {
@@ -59,8 +59,8 @@ fn the_published_matrix_gives_the_published_schedules() {
 fn odd_counts_copies_and_other_machines_are_placed() {
     let three = plan("mcf milc mcf", "xeon-x5365-4");
     assert_eq!(three.programs[2].name, "mcf#2");
-    assert!(three.programs.iter().any(|program| program.co_runners.is_empty()), "somebody is alone");
-    assert!(three.programs.iter().any(|program| program.reason.contains("has a cache to itself")));
+    assert!(three.programs.iter().any(|program| program.co_runners.is_empty()), "one program is alone");
+    assert!(three.programs.iter().any(|program| program.reason.contains("has a cache for itself")));
     let eight = plan("mcf milc gamess namd mcf milc gamess namd", "opteron-2350");
     assert_eq!(eight.method, SolverMethod::DynamicProgramming);
     assert!(eight.plan.mean_slowdown_percent <= eight.random.mean_slowdown_percent);
@@ -73,7 +73,7 @@ fn odd_counts_copies_and_other_machines_are_placed() {
     let sixteen = ["mcf milc gamess namd"; 4].join(" ");
     assert_eq!(plan(&sixteen, "epyc-7763").programs.len(), 16);
     let single = plan("mcf", "xeon-x5365-4");
-    assert_eq!(single.programs[0].reason, "mcf shares its cache with nobody");
+    assert_eq!(single.programs[0].reason, "mcf shares its cache with no other program");
 }
 
 /// Do programs get cores of their own as long as there are enough, and hardware threads only then?

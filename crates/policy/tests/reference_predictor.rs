@@ -1,4 +1,4 @@
-//! Does the reference predictor expect what theory says?
+//! Does the reference predictor agree with theory?
 
 use cachemate_core::test_support::*;
 use cachemate_core::*;
@@ -57,7 +57,7 @@ fn slower(forecast: &Forecast, task: u32) -> f64 {
     forecast.tasks[&TaskId(task)].degradation.unwrap().value
 }
 
-/// Alone on a cache, is nobody slower, and does a stream hurt the sensitive one beside it while apart it does not?
+/// Does no program alone on a cache slow down, and does a stream slow a sensitive one only on the same cache?
 #[test]
 fn alone_is_free_and_a_stream_hurts_its_neighbor() {
     let apart = forecast(vec![sensitive(), stream()], &pinned(&["0-1", "2-3"]));
@@ -69,7 +69,7 @@ fn alone_is_free_and_a_stream_hurts_its_neighbor() {
     assert_eq!(forecast(vec![sensitive(), stream()], &Plan::idle(WindowLength::Time { ns: 1 })).unknown, []);
 }
 
-/// Do two of one kind hold half each?
+/// Do two equal programs hold half each?
 #[test]
 fn equals_share_equally() {
     let both = forecast(vec![sensitive(), sensitive()], &pinned(&["0", "1"]));
@@ -78,7 +78,7 @@ fn equals_share_equally() {
     assert_eq!(both.tasks[&TaskId(0)], both.tasks[&TaskId(1)]);
 }
 
-/// Do ways keep the stream out, and does taking turns in gangs keep the two apart?
+/// Do ways protect from a stream, and do turns in gangs separate the two?
 #[test]
 fn shares_and_gangs_separate() {
     let mut plan = pinned(&["0", "1"]);
@@ -101,7 +101,7 @@ fn shares_and_gangs_separate() {
     assert!((turns.tasks[&TaskId(1)].cpu_share.unwrap().value - 2.0 / 3.0).abs() < 1e-12);
 }
 
-/// Do colors, which belong to processes and hold in every cache of the level, part the two as well?
+/// Do colors, which belong to processes and apply to every cache of the level, separate the two as well?
 #[test]
 fn colors_of_processes_separate() {
     let mut plan = pinned(&["2", "3"]);
@@ -122,13 +122,14 @@ fn colors_of_processes_separate() {
     };
     assert!((misses(Some(16)).unwrap() - (0.5 + 19.5 / 4.0)).abs() < 1e-9, "12 of 16 colors: {:?}", misses(Some(16)));
     assert!((misses(Some(64)).unwrap() - (0.5 + 19.5 * 13.0 / 16.0)).abs() < 1e-9, "of 64: {:?}", misses(Some(64)));
-    assert_eq!(misses(None), None, "a machine that does not tell its colors is not guessed at");
+    assert_eq!(misses(None), None, "an unreported number of colors is not guessed");
 }
 
-/// Does a neighbor that fits into what it has outside a task's share bring nothing into that share, and one that does not
-/// fit press on it?
+/// Does a neighbor that fits into its space outside a task's share bring nothing into that share, and compete for it if
+/// it
+/// does not fit?
 #[test]
-fn what_a_neighbor_has_besides_keeps_it_from_pressing() {
+fn space_elsewhere_keeps_a_neighbor_from_competing() {
     let mut plan = pinned(&["0", "1"]);
     plan.shares = vec![CacheShare {
         group: GroupId(0),
@@ -145,7 +146,7 @@ fn what_a_neighbor_has_besides_keeps_it_from_pressing() {
     assert!(misses(4 * MB) > whole_share + 1.0, "{}", misses(4 * MB));
 }
 
-/// Is an unknown task listed, with nothing said about it or about the misses of those that meet it?
+/// Is an unknown task listed, without a forecast for it or for the misses of tasks that meet it?
 #[test]
 fn unknown_tasks_are_listed_and_nothing_is_invented() {
     let said = forecast(vec![sensitive(), Profile::default(), sensitive()], &pinned(&["0", "1", "2"]));
@@ -168,7 +169,7 @@ fn more_tasks_than_cpus_take_turns() {
 
 /// Do reuse times alone give a curve?
 #[test]
-fn reuse_times_stand_in_for_a_curve() {
+fn reuse_times_replace_a_curve() {
     let times = vec![(Some(100), 0.5), (Some(40_000), 0.4), (None, 0.1)];
     let reuse_times = Some(Fact::new(times, FactSource::ReuseSamples, 0));
     let reuses = Profile { locality: LocalityFacts { reuse_times, ..LocalityFacts::default() }, ..sensitive() };

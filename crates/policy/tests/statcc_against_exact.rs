@@ -1,4 +1,4 @@
-//! Is what StatCC expects of a shared cache, from profiles of each program alone, what an exact simulation finds?
+//! Does StatCC's prediction for a shared cache, from solo profiles, agree with an exact simulation?
 
 use cachemate_core::{CacheLevel, Profile, SplitMix64};
 use cachemate_locality::cachesim::{CacheGeometry, CacheSim, Replacement};
@@ -13,7 +13,7 @@ const MISS_CYCLES: f64 = 100.0;
 /// Accesses of each run; the first fifth only warms the cache up.
 const ACCESSES: usize = 500_000;
 
-/// Endless lines of one program, and how many instructions each access stands for.
+/// Endless lines of one program, and the number of instructions for each access.
 struct EndlessProgram {
     pattern: fn(u64, &mut SplitMix64) -> u64,
     instructions: u64,
@@ -60,7 +60,7 @@ fn simulate(programs: &[&EndlessProgram]) -> Vec<(f64, f64)> {
     let (mut cycles, mut accesses, mut misses) = (vec![0.0; n], vec![0u64; n], vec![0u64; n]);
     for step in 0..ACCESSES {
         let next = (0..n).min_by(|&a, &b| clock[a].total_cmp(&clock[b])).unwrap();
-        // Each program has its own region, spread over all sets alike.
+        // Each program has its own region, spread evenly over all sets.
         let line = ((next as u64) << 32) + (programs[next].pattern)(at[next], &mut randoms[next]);
         let missed = cache.push(&[line]);
         let spent = programs[next].instructions as f64 + missed as f64 * MISS_CYCLES;
@@ -79,9 +79,11 @@ fn simulate(programs: &[&EndlessProgram]) -> Vec<(f64, f64)> {
     (0..n).map(of).collect()
 }
 
-/// Stated error. Over groups of programs that behave alike all the time: miss ratios within 5 points, run times within
-/// 8 %. Over all groups, also with loops that all but fill the cache (where one line more or less decides, and the sets of
-/// a real cache overflow one by one): within 10 points and 15 %, and 2 % on average.
+/// Stated error. Over groups of programs without phases: miss ratios within 5 points, run times within 8 %. Over all
+/// groups,
+/// including loops that almost fill the cache (so that one line more or less decides, and the sets of a real cache
+/// overflow
+/// one by one): within 10 points and 15 %, and 2 % on average.
 #[test]
 fn miss_ratios_and_run_times_of_groups_are_as_simulated() {
     let profiles: Vec<Profile> = PROGRAMS.iter().map(profile).collect();

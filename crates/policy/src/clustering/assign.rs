@@ -1,27 +1,31 @@
-//! Clusters to chips (thesis 3.4.4), for any number of chips.
+//! Assignment of clusters to chips (thesis 3.4.4), for any number of chips.
 //!
-//! Problem: threads of a cluster on one chip, and every chip as busy as the others. Method: clusters from the largest
-//! to the smallest, each to the chip with fewest threads per CPU (on a tie to the one that most of it is on already, so
-//! that what is right stays). Before that the cluster is tried. Where the threads still to come cannot level the other
-//! chips up to within the limit of its chip, it is *neutralised*: spread over as few chips as keep the balance, least
-//! loaded first. On two chips it is spread over both, as in the thesis. Unclustered threads come last and level out
-//! what differs. Threads that may not move count where they are, and draw their cluster there if the balance allows it.
+//! Problem: put the threads of a cluster on one chip, with all chips equally busy. Method: clusters are placed from the
+//! largest to the smallest, each on the chip with the fewest threads per CPU (in a tie, the one that already has most
+//! of its
+//! threads, so that good placements stay). If the remaining threads could not bring the other chips to within the limit
+//! of
+//! its chip, the cluster is *neutralized*: it is spread over as few chips as preserve the balance, least loaded first
+//! (on two
+//! chips, over both, as in the thesis). Unclustered threads come last and even out differences. Threads that may not
+//! move
+//! count on their chips, and attract their cluster if the balance allows it.
 //!
-//! Properties: pure, deterministic; best effort, no optimum.
+//! Properties: pure, deterministic; best effort, not optimal.
 
-/// One place to put threads: the CPUs of a last-level cache.
+/// A place for threads: the CPUs of a last-level cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Chip {
     /// CPUs for threads.
     pub cpus: u32,
-    /// Threads that stay there whatever happens.
+    /// Threads that stay there in any case.
     pub fixed: usize,
 }
 
 /// A thread to place.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Movable {
-    /// Where it is now, if anywhere.
+    /// Its present chip, if any.
     pub on: Option<usize>,
     /// It stays there, and is counted in the chip's `fixed`.
     pub stays: bool,
@@ -32,7 +36,7 @@ pub struct Movable {
 pub struct Assignment {
     /// Chip of each thread; `None` only without chips.
     pub chip_of: Vec<Option<usize>>,
-    /// Per cluster: the one chip that holds it, `None` = neutralised.
+    /// By cluster: its chip; `None` = neutralized.
     pub chip_of_cluster: Vec<Option<usize>>,
 }
 
@@ -55,7 +59,7 @@ impl ChipLoads<'_> {
         order
     }
 
-    /// The best lowest load per CPU that `rest` more threads can bring about on the chips that are not among `full`.
+    /// The highest possible minimum of loads per CPU after `rest` more threads, on the chips that are not among `full`.
     fn level(&self, full: &[usize], rest: usize) -> f64 {
         let mut others: Vec<usize> = (0..self.chips.len()).filter(|chip| !full.contains(chip)).collect();
         others.sort_by(|&a, &b| self.per_cpu(a, 0).total_cmp(&self.per_cpu(b, 0)));
@@ -71,7 +75,8 @@ impl ChipLoads<'_> {
         f64::INFINITY
     }
 
-    /// Can `size` more threads, dealt evenly to `onto`, be balanced by the `rest` still to come? One thread's difference
+    /// Can `size` more threads, spread evenly over `onto`, be balanced by the `rest` still to come? A difference of one
+    /// thread
     /// always can.
     fn balances(&self, onto: &[usize], size: usize, rest: usize, limit: f64) -> bool {
         let each = size.div_ceil(onto.len().max(1));
@@ -115,7 +120,7 @@ pub fn assign(
     assignment
 }
 
-/// The chips that a cluster goes to: the first that can be balanced, else as few as can.
+/// The chips of a cluster: the first one that can be balanced, else as few as possible.
 fn chips_for(
     members: &[usize],
     threads: &[Movable],
@@ -137,7 +142,7 @@ fn chips_for(
     order[..chips].to_vec()
 }
 
-/// Gives threads one by one to the least loaded of `onto`; threads that are on it already come first.
+/// Adds threads one by one to the least loaded of `onto`, first those that are already there.
 fn to_least_loaded(
     members: &[usize],
     onto: &[usize],
@@ -165,7 +170,7 @@ mod tests {
         vec![Chip { cpus: 4, fixed: 0 }; count]
     }
 
-    /// Clusters of these sizes and so many unclustered threads, all nowhere yet.
+    /// Clusters of these sizes and so many unclustered threads, none placed yet.
     fn sized(sizes: &[usize], unclustered: usize, chips: &[Chip]) -> Assignment {
         let mut first = 0;
         let next = |size: &usize| {
@@ -182,7 +187,7 @@ mod tests {
         (0..chips).map(|chip| assignment.chip_of.iter().filter(|on| **on == Some(chip)).count()).collect()
     }
 
-    /// Does every cluster get a chip where that is balanced: two, four on two chips, eight on eight?
+    /// Does every cluster get a chip if that is balanced: two, four on two chips, eight on eight?
     #[test]
     fn clusters_that_balance_get_a_chip_each() {
         for (sizes, count) in [(vec![8, 8], 2), (vec![4; 4], 2), (vec![4; 8], 8), (vec![16, 16], 2)] {
@@ -193,7 +198,7 @@ mod tests {
         }
     }
 
-    /// Is the thesis's example, 100 threads against 10, neutralised, and does it come out even?
+    /// Is the thesis's example, 100 threads against 10, neutralized, with an even result?
     #[test]
     fn a_cluster_that_unbalances_two_chips_is_neutralised() {
         let assignment = sized(&[100], 10, &chips(2));
@@ -201,7 +206,7 @@ mod tests {
         assert_eq!(loads(&assignment, 2), [55, 55]);
     }
 
-    /// Is a cluster too large for one of eight chips spread over as few as keep the balance?
+    /// Is a cluster that is too large for one of eight chips spread over as few as preserve the balance?
     #[test]
     fn on_many_chips_a_large_cluster_is_spread_over_few() {
         let assignment = sized(&[16, 16], 0, &chips(8));
@@ -211,7 +216,7 @@ mod tests {
         assert_eq!(used, 4);
     }
 
-    /// Do threads that may not move draw their cluster to them?
+    /// Do threads that may not move attract their cluster?
     #[test]
     fn fixed_threads_draw_their_cluster() {
         let fixed = Movable { on: Some(1), stays: true };
@@ -222,9 +227,9 @@ mod tests {
         assert_eq!(assignment.chip_of_cluster, [Some(1), Some(0)]);
     }
 
-    /// Is an assignment that is in force found again?
+    /// Does a balanced assignment stay?
     #[test]
-    fn what_is_right_stays() {
+    fn a_balanced_assignment_stays() {
         let threads: Vec<Movable> = (0..16).map(|t| Movable { on: Some(1 - t / 4 % 2), stays: false }).collect();
         let clusters: Vec<Vec<usize>> = (0..4).map(|c| (c * 4..c * 4 + 4).collect()).collect();
         let assignment = assign(&threads, &clusters, &[], &chips(2), LIMIT);
@@ -232,9 +237,10 @@ mod tests {
     }
 
     proptest! {
-        /// Is everybody placed, and no chip fuller than the limit allows where unclustered threads could level it?
+        /// Are all threads placed, and is no chip fuller than the limit allows if unclustered threads could even it
+        /// out?
         #[test]
-        fn everybody_is_placed_and_chips_are_balanced(
+        fn all_threads_are_placed_and_chips_are_balanced(
             sizes in prop::collection::vec(2usize..20, 0..8),
             unclustered in 0usize..30,
             count in 1usize..9,
@@ -243,7 +249,8 @@ mod tests {
             prop_assert!(assignment.chip_of.iter().all(Option::is_some));
             let loads = loads(&assignment, count);
             let (most, least) = (loads.iter().max().unwrap(), loads.iter().min().unwrap());
-            // Clusters still to come are taken as if they could be dealt out singly: off by the largest at most.
+            // Later clusters count as if their threads could be placed singly, which errs by the largest cluster at
+            // most.
             let largest = sizes.iter().max().copied().unwrap_or(1);
             prop_assert!((most - least) as f64 <= LIMIT * *most as f64 + largest as f64, "{:?}", loads);
         }

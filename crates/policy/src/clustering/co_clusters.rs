@@ -1,20 +1,28 @@
-//! Threads and regions grouped together (bipartite modularity: Barber, Phys. Rev. E 76, 2007; label propagation with
+//! Joint grouping of threads and regions (bipartite modularity: Barber, Phys. Rev. E 76, 2007; label propagation with
 //! merging: Liu and Murata, 2010).
 //!
-//! Problem: the thesis's scan trusts one thread to stand for its cluster, and calls data global by a head count. Both
-//! fail where sharing is uneven: VolanoMark's two rooms came out as five clusters, and a cluster of more than half of the
-//! threads is invisible. Why this method: it needs no number of clusters, its cost is that of reading the counters a few
-//! times (not of comparing all pairs), and a thread is compared with what its whole cluster touches.
+//! Problem: the thesis's scan lets one thread represent its cluster, and identifies global data by counting threads.
+//! Both
+//! fail if sharing is uneven: VolanoMark's two rooms came out as five clusters, and a cluster of more than half of the
+//! threads is invisible. Reasons for this method: it needs no number of clusters, it reads the counters a few times
+//! instead
+//! of comparing all pairs, and it compares a thread with the regions of its whole cluster.
 //!
-//! Method: threads and entries are the two sides of a graph weighted with the counters. Every entry starts as a community;
-//! threads, then entries, join the community that they touch more than chance would have it (weight - degree x degree of
-//! the community / all weight), until nobody moves; communities that raise modularity together are merged; again from
-//! there. Parts of one group are united by their mean counters. Then an entry is *owned* by a community if its threads touch it at least three times as much each as the others
-//! do, and two standard deviations beyond that, so that noise owns nothing. Other entries are global: they are dropped and
-//! the whole is repeated without them. A thread belongs to its community if its counters and the mean of the other members'
-//! reach the similarity threshold on the owned entries.
+//! Method: threads and entries are the two sides of a graph weighted with the counters. Every entry starts as a
+//! community;
+//! threads, then entries, join the community to which their ties exceed chance most (weight - degree x degree of the
+//! community / all weight), until none moves; communities whose union raises modularity are merged, and propagation
+//! starts
+//! again. Parts of one group are united by their mean counters. An entry is *owned* by a community if each of its
+//! threads
+//! touches it at least three times as much as other threads do, and two standard deviations beyond that, so that noise
+//! owns
+//! nothing. Other entries are global: they are dropped, and everything is repeated without them. A thread belongs to
+//! its
+//! community if its counters and the mean of the other members' reach the similarity threshold on the owned entries.
 //!
-//! Properties: no seed; ties fall to the community a node is in, then to the lower label; a few passes over the non-zero
+//! Properties: no seed; in a tie a node stays in its community, else goes to the lower label; a few passes over the
+//! nonzero
 //! counters.
 
 use std::collections::BTreeMap;
@@ -25,9 +33,9 @@ use super::{Clusters, ThreadMap, entries_and_columns, together_weight};
 
 /// Members touch an owned entry so many times as much as the others.
 const DOMINANCE: f64 = 3.0;
-/// Passes of label propagation, rounds of merging, and rounds of dropping global entries. Each settles in a few.
-const PASSES_AT_MOST: usize = 50;
-const ROUNDS_AT_MOST: usize = 12;
+/// Passes of label propagation, rounds of merging, and rounds of dropping global entries. Each converges in a few.
+const MAX_PASSES: usize = 50;
+const MAX_ROUNDS: usize = 12;
 
 /// A thread's tie to a column, or a column's to a thread.
 #[derive(Clone, Copy)]
@@ -36,9 +44,9 @@ struct Edge {
     weight: u32,
 }
 
-/// One side of the graph: the edges of its nodes one after the other, as all are read again and again.
+/// One side of the graph: the edges of all nodes in one array, because they are read repeatedly.
 struct GraphSide {
-    /// Where each node's edges begin, and the end.
+    /// Start of each node's edges, and the end.
     first: Vec<usize>,
     edges: Vec<Edge>,
     /// Sum of each node's weights.
@@ -61,14 +69,14 @@ impl GraphSide {
     }
 }
 
-/// Counters of a thread that are looked at together: most are below the floor.
+/// Counters of a thread that are tested together: most are below the floor.
 const BLOCK: usize = 32;
 
-/// What was seen: entries of the shMap as columns, and behind them one for each earlier cluster.
+/// Observations: entries of the shMap as columns, followed by a column for each earlier cluster.
 struct SharingMatrix {
     entries: usize,
     columns: usize,
-    /// Weight of an earlier cluster's column: its square is just enough.
+    /// Weight of an earlier cluster's column, whose square just reaches the threshold.
     together: u32,
     /// Counters of each thread, from the floor on.
     touched: GraphSide,
@@ -117,7 +125,7 @@ struct Graph {
 }
 
 impl Graph {
-    /// Columns that one thread touches, or none, say nothing of sharing.
+    /// Columns that only one thread touches, or none, are no evidence of sharing.
     fn of(seen: &SharingMatrix, kept: &[bool]) -> Self {
         let mut touching = vec![0usize; seen.columns];
         seen.touched.edges.iter().for_each(|edge| touching[edge.to as usize] += 1);
@@ -169,7 +177,8 @@ struct Labels {
     columns: Vec<usize>,
 }
 
-/// Every node of one side to the community of the other side that it is tied to most, beyond chance. True if any moved.
+/// Moves every node of one side to the community of the other side to which its ties exceed chance most. True if any
+/// moved.
 fn join(own: &mut [usize], side: &GraphSide, other: &[usize], expected: &[f64], all: f64) -> bool {
     let mut tied = vec![0u64; expected.len()];
     let mut seen: Vec<usize> = Vec::new();
@@ -200,18 +209,18 @@ fn join(own: &mut [usize], side: &GraphSide, other: &[usize], expected: &[f64], 
 
 fn propagate(graph: &Graph, labels: &mut Labels, all: f64) {
     let count = graph.labels();
-    for _ in 0..PASSES_AT_MOST {
+    for _ in 0..MAX_PASSES {
         let expected = by_label(&labels.columns, &graph.columns.degrees, count);
         join(&mut labels.threads, &graph.threads, &labels.columns, &expected, all);
         let expected = by_label(&labels.threads, &graph.threads.degrees, count);
-        // Threads chose by the columns' labels: while these stay, they would choose the same again.
+        // Threads chose by the columns' labels, so while these stay, they would choose the same again.
         if !join(&mut labels.columns, &graph.columns, &labels.threads, &expected, all) {
             return;
         }
     }
 }
 
-/// Merges communities that are each other's best partner and raise modularity together. True if any were merged.
+/// Merges communities that are each other's best partner and whose union raises modularity. True if any were merged.
 fn merge(graph: &Graph, labels: &mut Labels, all: f64) -> bool {
     let count = graph.labels();
     let of_threads = by_label(&labels.threads, &graph.threads.degrees, count);
@@ -232,14 +241,15 @@ fn merge(graph: &Graph, labels: &mut Labels, all: f64) -> bool {
     pair_up(labels, &used, count, |a, b| Some(gain(a, b)).filter(|gain| *gain > 1e-9 * all))
 }
 
-/// Where each label stands among the used ones.
+/// Position of each label among the used ones.
 fn places(used: &[usize], count: usize) -> Vec<usize> {
     let mut place = vec![0; count];
     used.iter().enumerate().for_each(|(at, &label)| place[label] = at);
     place
 }
 
-/// Merges the used labels that are each other's best partner. `gain` is of two places in `used`. True if any were merged.
+/// Merges used labels that are each other's best partner. `gain` takes two positions in `used`. True if any were
+/// merged.
 fn pair_up(labels: &mut Labels, used: &[usize], count: usize, gain: impl Fn(usize, usize) -> Option<f64>) -> bool {
     let partner = |a: usize| {
         let gains = (0..used.len()).filter(|&b| b != a).filter_map(|b| Some((gain(a, b)?, b)));
@@ -259,12 +269,14 @@ fn pair_up(labels: &mut Labels, used: &[usize], count: usize, gain: impl Fn(usiz
     merged
 }
 
-/// Modularity breaks a large group up where each of its data is shared by few at a time; what the parts share would
-/// then pass for global. So communities are united if they are as similar as threads of a cluster must be, by their
-/// mean counters and on what is not global by the thesis's rule. They must also share a third or more of what the
-/// weaker shares within.
+/// Modularity splits a large group if each of its regions is shared by few threads at a time, and regions shared by the
+/// parts would then count as global. Communities are therefore united if their mean counters are as similar as threads
+/// of a
+/// cluster must be, on the entries that are not global by the thesis's rule. They must also share at least a third of
+/// what
+/// the weaker one shares within.
 fn unite(graph: &Graph, labels: &mut Labels, threshold: u64) {
-    for _ in 0..PASSES_AT_MOST {
+    for _ in 0..MAX_PASSES {
         if !unite_once(graph, labels, threshold) {
             return;
         }
@@ -317,7 +329,7 @@ fn communities(graph: &Graph) -> Labels {
         };
         *label = edges.iter().fold((nobody, 0), heavier).0;
     }
-    for _ in 0..ROUNDS_AT_MOST {
+    for _ in 0..MAX_ROUNDS {
         propagate(graph, &mut labels, all);
         if !merge(graph, &mut labels, all) {
             break;
@@ -326,7 +338,7 @@ fn communities(graph: &Graph) -> Labels {
     labels
 }
 
-/// Which columns are their community's own, by raw counters.
+/// Columns that belong to one community, by raw counters.
 fn owned(threads: &[ThreadMap<'_>], seen: &SharingMatrix, labels: &Labels) -> Vec<bool> {
     let mut sizes = vec![0usize; seen.columns + 1];
     let mut columns: Vec<Vec<usize>> = vec![Vec::new(); seen.columns + 1];
@@ -352,7 +364,7 @@ pub(super) fn find(threads: &[ThreadMap<'_>], sharing: &SharingCriteria, thresho
     let seen = SharingMatrix::of(threads, sharing.floor, threshold);
     let mut selected = vec![true; seen.columns];
     let (mut graph, mut labels) = (Graph::of(&seen, &selected), None);
-    for _ in 0..ROUNDS_AT_MOST {
+    for _ in 0..MAX_ROUNDS {
         let mut community_labels = communities(&graph);
         unite(&graph, &mut community_labels, threshold.max(1));
         let own = owned(threads, &seen, &community_labels);
@@ -372,8 +384,8 @@ pub(super) fn find(threads: &[ThreadMap<'_>], sharing: &SharingCriteria, thresho
     Clusters::of_labels(&cluster_of, global)
 }
 
-/// Threads on one chip leave no trace of what they share: one that left none at all stays with most of those it was with
-/// (thesis 3.4.3 starts from the clusters there are).
+/// Threads on one chip leave no trace of their sharing, so a thread without any traces stays with most of its former
+/// co-members (thesis 3.4.3 starts from the existing clusters).
 fn keep_silent_threads(threads: &[ThreadMap<'_>], floor: u8, found: &mut [Option<usize>]) {
     let mut votes: BTreeMap<usize, BTreeMap<usize, usize>> = BTreeMap::new();
     for (thread, label) in threads.iter().zip(found.iter()) {
@@ -390,8 +402,8 @@ fn keep_silent_threads(threads: &[ThreadMap<'_>], floor: u8, found: &mut [Option
     }
 }
 
-/// Threads that share enough with the rest of their community, on its own entries, or were with it before (columns from
-/// `earlier` on).
+/// Threads that share enough with the rest of their community, on its own entries, or that were with it before (columns
+/// from `earlier` on).
 fn members(graph: &Graph, labels: &Labels, earlier: usize, threshold: u64) -> Vec<Option<usize>> {
     let mut sizes = vec![0.0; graph.labels()];
     labels.threads.iter().for_each(|&label| sizes[label] += 1.0);

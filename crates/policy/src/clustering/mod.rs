@@ -1,13 +1,15 @@
-//! Threads that share data, out of their shMaps (thesis 3.4.3): one interface, two methods, and who goes to which chip.
+//! Clusters of threads that share data, from their shMaps (thesis 3.4.3), with two methods, and their assignment to
+//! chips.
 //!
-//! Problem: sampled counters of remote accesses per thread and region; wanted are groups of threads that touch the same
-//! regions, without saying how many there are, for thousands of threads while the programs run. Method: counters below a
-//! floor count as 0; [`one_pass`] is the thesis's scan against one representative per cluster; [`co_clusters`] finds
-//! groups of threads and of regions together. Threads that an earlier round put on one chip leave no trace of what they
-//! share, so their being together stands in for it, as one more region that they touch just as much as the threshold asks.
+//! Problem: given sampled counters of remote accesses per thread and region, find groups of threads that touch the same
+//! regions, without a given number of groups, for thousands of threads, while the programs run. Method: counters below
+//! a
+//! floor count as 0; [`one_pass`] is the thesis's scan against one representative per cluster; [`co_clusters`] groups
+//! threads and regions jointly. Threads that an earlier round put on one chip leave no trace of their sharing, so their
+//! earlier cluster counts as one more region, with just the weight of the threshold.
 //!
-//! Properties: pure; threads are told apart by their place in the list; a cluster has two threads or more; a cluster that
-//! holds every thread separates nobody from anybody and is not reported.
+//! Properties: pure; threads are identified by position; a cluster has two threads or more; a cluster of all threads
+//! separates none, and is not reported.
 
 use cachemate_locality::shmap::SharingCriteria;
 use serde::Deserialize;
@@ -16,22 +18,22 @@ pub mod assign;
 mod co_clusters;
 mod one_pass;
 
-/// What was seen of one thread. All threads handed over together have counters of one filter.
+/// Observations of one thread. All threads of a call have counters of one filter.
 #[derive(Clone, Copy, Debug)]
 pub struct ThreadMap<'a> {
     /// Sampled remote accesses by entry of the shMap, each at most 255.
     pub counters: &'a [u8],
-    /// The cluster that it shares a chip with since an earlier round.
+    /// The earlier cluster with which it shares a chip.
     pub together: Option<usize>,
 }
 
-/// How clusters are found.
+/// The clustering method.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ClusteringMethod {
     /// The thesis's: one scan, each cluster represented by its first thread, data of more than half the threads ignored.
     OnePass,
-    /// Threads and regions grouped together by bipartite modularity; what is global is judged against the clusters.
+    /// Joint grouping of threads and regions by bipartite modularity; data is global with respect to the clusters.
     #[default]
     CoClusters,
 }
@@ -41,9 +43,9 @@ pub enum ClusteringMethod {
 pub struct Clusters {
     /// Cluster of each thread; `None` = unclustered. Clusters are numbered from 0 in the order of their first threads.
     pub of: Vec<Option<usize>>,
-    /// How many clusters there are.
+    /// Number of clusters.
     pub count: usize,
-    /// Shared by more than one cluster, by entry of the shMap.
+    /// Entries of the shMap that more than one cluster shares.
     pub global: Vec<bool>,
 }
 
@@ -59,7 +61,7 @@ impl Clusters {
         members
     }
 
-    /// Renumbers labels in the order of first threads; labels of one thread, and one of all threads, are no clusters.
+    /// Renumbers labels in the order of first threads; a label of one thread, or of all threads, is no cluster.
     fn of_labels(labels: &[Option<usize>], global: Vec<bool>) -> Self {
         let labels_end = labels.iter().flatten().max().map_or(0, |last| last + 1);
         let mut sizes = vec![0; labels_end];
@@ -78,14 +80,16 @@ impl Clusters {
     }
 }
 
-/// The thesis's threshold: least similarity of two threads of a cluster, and the samples of a thread that it is of (10^6
-/// samples, 16 threads).
+/// The thesis's threshold: least similarity of two threads of a cluster, and the number of samples of a thread for
+/// which it
+/// is stated (10^6 samples, 16 threads).
 pub const THRESHOLD: f64 = 40_000.0;
-/// Samples of a thread that [`THRESHOLD`] is of.
+/// Samples of a thread for which [`THRESHOLD`] is stated.
 pub const THRESHOLD_SAMPLES_PER_THREAD: f64 = 62_500.0;
 
-/// `threshold` at `share` of the samples that it is of: dot products grow with the square. Four regions at the floor are
-/// the least that is no accident.
+/// `threshold` for `share` of the samples for which it is stated: dot products grow with the square. Four regions at
+/// the
+/// floor are the least that exceeds chance.
 pub fn scaled_threshold(threshold: f64, share: f64, floor: u8) -> u64 {
     let least = 4.0 * f64::from(floor) * f64::from(floor);
     libm::round((threshold * share * share).max(least).max(1.0)).min(1e9) as u64
@@ -105,20 +109,21 @@ pub fn find(
     }
 }
 
-/// What being together before counts as, like a counter: its square is just enough for the threshold.
+/// Weight of an earlier cluster, like a counter: its square just reaches the threshold.
 fn together_weight(threshold: u64) -> u16 {
     libm::ceil(libm::sqrt(threshold as f64)).min(f64::from(i16::MAX)) as u16
 }
 
-/// Entries of the shMaps, and columns in all: behind the entries one for each earlier cluster.
+/// Number of entries of the shMaps, and of columns: the entries are followed by one column for each earlier cluster.
 fn entries_and_columns(threads: &[ThreadMap<'_>]) -> (usize, usize) {
     let entries = threads.iter().map(|thread| thread.counters.len()).max().unwrap_or(0);
     let earlier = threads.iter().filter_map(|thread| thread.together).max().map_or(0, |last| last + 1);
     (entries, entries + earlier)
 }
 
-/// Counters as weights: below the floor 0, in rows of `columns`; after the `entries` of the shMap one column for each
-/// earlier cluster.
+/// Counters as weights: 0 below the floor, in rows of `columns`; the `entries` of the shMap are followed by one column
+/// for
+/// each earlier cluster.
 struct CounterWeights {
     columns: usize,
     rows: Vec<i16>,

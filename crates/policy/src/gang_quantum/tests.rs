@@ -4,7 +4,7 @@ use cachemate_core::test_support::{ViewFixture, capabilities, last_level_caches}
 use cachemate_core::{CacheLevel, Estimate, FactSource, SizeCurve};
 
 const MIB: u64 = 1 << 20;
-/// The modelled machine of docs/sched-ext.md: an access takes 26.5 ns when it hits, 127 ns when it misses.
+/// The modeled machine of docs/sched-ext.md: an access takes 26.5 ns for a hit, 127 ns for a miss.
 const HIT_NS: f64 = 26.5;
 const MISS_NS: f64 = 127.0;
 
@@ -13,21 +13,21 @@ fn chase_refill_ns(bytes: u64) -> f64 {
 }
 
 fn victim(bytes: u64) -> GangCandidate {
-    GangCandidate { refill_ns: Some(chase_refill_ns(bytes)), degradation: 0.0 }
+    GangCandidate { refill_ns: Some(chase_refill_ns(bytes)), slowdown: 0.0 }
 }
 
-/// Does the mean degradation give the times of accesses that were measured with gangs on a modelled machine?
+/// Does the mean slowdown give the access times that were measured with gangs on a modeled machine?
 #[test]
-fn degradations_are_those_that_were_measured() {
+fn slowdowns_are_the_measured_ones() {
     let measured =
         [(3, 20e6, 35.3), (3, 50e6, 29.5), (3, 100e6, 28.0), (1, 5e6, 40.0), (1, 10e6, 32.0), (1, 20e6, 29.0)];
     for (mib, turn_ns, found_ns) in measured {
-        let law_ns = HIT_NS * (1.0 + mean_degradation(&[victim(mib * MIB)], turn_ns));
+        let law_ns = HIT_NS * (1.0 + mean_slowdown(&[victim(mib * MIB)], turn_ns));
         assert!((law_ns / found_ns - 1.0).abs() < 0.03, "{mib} MiB, {turn_ns} ns: {law_ns} against {found_ns}");
     }
 }
 
-/// Is a turn typical where it may be, and lengthened until it pays?
+/// Do turns have the usual length if possible, and are they lengthened until they pay off?
 #[test]
 fn turns_are_typical_and_always_pay() {
     let alone = MISS_NS / HIT_NS - 1.0;
@@ -35,24 +35,24 @@ fn turns_are_typical_and_always_pay() {
     let usual = quantum_ns(&[victim(6 * MIB), victim(MIB)], 0.9 * alone, 2, MAX_WAIT_NS).unwrap().unwrap();
     assert_eq!(usual, (4.0 * chase_refill_ns(6 * MIB)) as u64);
     let long = quantum_ns(&[victim(16 * MIB)], 0.05, 2, 10_000_000_000).unwrap().unwrap();
-    assert!(long > 100_000_000 && mean_degradation(&[victim(16 * MIB)], long as f64) <= 0.05, "{long}");
-    assert!(mean_degradation(&[victim(16 * MIB)], long as f64 - 1e5) > 0.05, "no longer than it must be");
+    assert!(long > 100_000_000 && mean_slowdown(&[victim(16 * MIB)], long as f64) <= 0.05, "{long}");
+    assert!(mean_slowdown(&[victim(16 * MIB)], long as f64 - 1e5) > 0.05, "no longer than it must be");
 }
 
-/// Are gangs refused where turns that pay make tasks wait longer than allowed, and where no turn pays?
+/// Are gangs refused if turns that pay off make tasks wait longer than allowed, and if no turn pays off?
 #[test]
-fn a_turn_that_pays_too_late_is_refused() {
+fn a_turn_that_pays_off_too_late_is_refused() {
     let refused = quantum_ns(&[victim(3 * MIB)], 0.3, 2, 120_000_000).unwrap_err();
     assert_eq!(refused.allowed_ns, 5_000_000);
-    assert!(refused.pays_ns.is_some_and(|pays_ns| pays_ns > 5_000_000), "{refused:?}");
-    let hopeless = GangCandidate { degradation: 2.0, ..victim(MIB) };
-    assert_eq!(quantum_ns(&[hopeless], 1.0, 2, MAX_WAIT_NS).unwrap_err().pays_ns, None);
+    assert!(refused.break_even_ns.is_some_and(|break_even_ns| break_even_ns > 5_000_000), "{refused:?}");
+    let hopeless = GangCandidate { slowdown: 2.0, ..victim(MIB) };
+    assert_eq!(quantum_ns(&[hopeless], 1.0, 2, MAX_WAIT_NS).unwrap_err().break_even_ns, None);
 }
 
-/// Says the law nothing where no footprint is known?
+/// Is there no turn if no footprint is known?
 #[test]
 fn unknown_footprints_lengthen_no_turn() {
-    let unknown = GangCandidate { refill_ns: None, degradation: 0.1 };
+    let unknown = GangCandidate { refill_ns: None, slowdown: 0.1 };
     assert_eq!(quantum_ns(&[unknown; 3], 0.5, 2, MAX_WAIT_NS), Ok(None));
     let known = quantum_ns(&[victim(MIB)], 0.5, 2, MAX_WAIT_NS);
     assert_eq!(quantum_ns(&[victim(MIB), unknown], 0.5, 2, MAX_WAIT_NS), known);
@@ -68,7 +68,7 @@ fn refill_of(misses: &[(u64, f64)]) -> Option<f64> {
     refill_ns(&profile, &bench.topology.caches[0], &bench.view(&predictor))
 }
 
-/// Is the refill that of the knee of the curve, and none where the curve is flat within the cache?
+/// Is the refill that of the knee of the curve, and none if the curve is flat within the cache?
 #[test]
 fn the_footprint_ends_where_the_curve_has_fallen() {
     let chase = [(MIB, 40.0), (3 * MIB, 1.0), (8 * MIB, 0.5), (16 * MIB, 0.0)];

@@ -1,9 +1,10 @@
-//! The centralized sort: all tasks in one list, dealt out from the heaviest down.
+//! The centralized sort: all tasks in one list, placed from the heaviest down.
 
 use super::{Bin, BinLoads, SeatQuota, TaskLoad, package_sums, unevenness};
 
-/// A place for every piece. What is there stays as it is, newcomers on the lightest places with a seat, unless dealing
-/// all anew lowers the [`unevenness`] by more than `worth_moving`, or loads per seat have become uneven.
+/// A bin for every task. The present assignment stays, with newcomers on the lightest bins with a seat, unless a new
+/// one lowers
+/// the [`unevenness`] by more than `worth_moving`, or loads per seat have become uneven.
 pub fn central(places: &[Bin], pieces: &[TaskLoad], worth_moving: f64) -> Vec<usize> {
     if places.is_empty() {
         return Vec::new();
@@ -16,7 +17,7 @@ pub fn central(places: &[Bin], pieces: &[TaskLoad], worth_moving: f64) -> Vec<us
     if even && better <= worth_moving { stays } else { balanced }
 }
 
-/// Items that keep their place come first, then the others, heaviest first, each to the lightest place with room.
+/// Tasks that keep their bin come first, then the others, heaviest first, each to the lightest bin with room.
 fn heaviest_first(places: &[Bin], pieces: &[TaskLoad], keeps: impl Fn(&TaskLoad) -> bool) -> Vec<usize> {
     let rule = SeatQuota::of(places, pieces.len());
     let mut loads = BinLoads::empty(places);
@@ -34,7 +35,7 @@ fn heaviest_first(places: &[Bin], pieces: &[TaskLoad], keeps: impl Fn(&TaskLoad)
             loads.sums[a].total_cmp(&loads.sums[b]).then(per_seat(a).total_cmp(&per_seat(b)))
         };
         let open = (0..places.len()).filter(|&p| rule.has_room(&places[p], loads.counts[p], more_taken));
-        // Only tasks that are stuck can have filled every place beyond its due.
+        // Only tasks that cannot move can have filled all bins beyond their quota.
         let place = open.min_by(lighter).or_else(|| (0..places.len()).min_by(lighter)).unwrap_or(0);
         more_taken += usize::from(loads.counts[place] >= rule.least * places[place].seats);
         loads.add(place, pieces[nth].weight);
@@ -43,9 +44,11 @@ fn heaviest_first(places: &[Bin], pieces: &[TaskLoad], keeps: impl Fn(&TaskLoad)
     at.into_iter().map(|place| place.unwrap_or(0)).collect()
 }
 
-/// The same groups, on the places where most of their members are: heaviest group first, to the package with the least
-/// sum so far, there to the place that most members are on. Only places with as many seats change names, and groups
-/// with somebody stuck stay.
+/// The same groups, on the bins that hold most of their members: heaviest group first, to the package with the least
+/// sum so
+/// far, and there to the bin with most members. Only bins with as many seats are exchanged, and groups with a task that
+/// cannot
+/// move stay.
 fn near(places: &[Bin], pieces: &[TaskLoad], groups: &[usize]) -> Vec<usize> {
     let loads = BinLoads::of(places, pieces, groups);
     let stuck = |group: usize| pieces.iter().zip(groups).any(|(piece, &of)| of == group && piece.stuck);
@@ -68,7 +71,7 @@ fn near(places: &[Bin], pieces: &[TaskLoad], groups: &[usize]) -> Vec<usize> {
         let nearer = |&a: &usize, &b: &usize| {
             package_sum(a).total_cmp(&package_sum(b)).then(overlap[group][b].cmp(&overlap[group][a]))
         };
-        // There is always one: as many places of these seats as groups made for them.
+        // There is always one: as many bins of these seats as groups made for them.
         let place = (0..places.len()).filter(fits).min_by(nearer).unwrap_or(group);
         (taken[place], sums[place], named[group]) = (true, loads.sums[group], Some(place));
     }

@@ -1,14 +1,19 @@
-//! The distributed form (CA 7 left it as future work): places meet in pairs and exchange tasks, nobody sorts them all.
+//! The distributed form (CA 7 left it as future work): pairs of bins exchange tasks, without a global sort.
 //!
-//! Why it ends near the central answer. Two places a, b with n tasks each differ by d = Σ over any pairing of (i - j). If
-//! no exchange brings them closer, every i heavier than a j has i - j ≥ d, so d is at most the smallest such gap. With
-//! a margin m below which an exchange is not made: either a gap is below m / 2 for all pairs, d ≤ n m / 2, or d ≤ gap + m / 2.
-//! A free seat adds the moves of single tasks, and d is at most the lightest task of the heavier place, plus m.
+//! The result is close to the central one for the following reason. Two bins a, b with n tasks each differ by d = Σ
+//! over any
+//! pairing of (i - j). If no exchange brings them closer, every i heavier than a j has i - j ≥ d, so d is at most the
+//! smallest
+//! such gap. With a margin m below which an exchange is not made: either a gap is below m / 2 for all pairs, d ≤ n m /
+//! 2, or
+//! d ≤ gap + m / 2. A free seat adds moves of single tasks, and d is at most the lightest task of the heavier bin, plus
+//! m.
 
 use super::{Bin, BinLoads, SeatQuota, TaskLoad};
 
-/// Who meets whom in a round: everybody meets everybody once in `places - 1` rounds (`places` when odd, with one sitting
-/// out), by the circle method.
+/// The pairs of a round, by the circle method: all pairs meet once in `places - 1` rounds (`places` if odd, with one
+/// bin
+/// pausing).
 pub(super) fn tournament(places: usize, round: u64) -> Vec<(usize, usize)> {
     if places < 2 {
         return Vec::new();
@@ -25,8 +30,8 @@ pub(super) fn tournament(places: usize, round: u64) -> Vec<(usize, usize)> {
     pairs
 }
 
-/// One round: a place for every piece. An exchange is made if it lowers the difference of the two sums by more than
-/// `worth_moving` times their mean. Newcomers go to the lightest place with a seat.
+/// One round: a bin for every task. An exchange is made if it lowers the difference of the two sums by more than
+/// `worth_moving` times their mean. Newcomers go to the lightest bin with a seat.
 pub fn exchange(places: &[Bin], pieces: &[TaskLoad], round: u64, worth_moving: f64) -> Vec<usize> {
     let mut at = settle(places, pieces);
     let rule = SeatQuota::of(places, pieces.len());
@@ -34,7 +39,7 @@ pub fn exchange(places: &[Bin], pieces: &[TaskLoad], round: u64, worth_moving: f
     for (a, b) in tournament(places.len(), round) {
         let members = |place: usize| (0..pieces.len()).filter(|&nth| at[nth] == place).collect::<Vec<usize>>();
         let mut meeting = PairwiseExchange { places, pieces, rule, sides: [(a, members(a)), (b, members(b))] };
-        // Every exchange makes at least one of the two nearer to its end; more than this many is rounding.
+        // Every exchange brings at least one of the two closer to its end; more than this many are due to rounding.
         for _ in 0..2 * pieces.len() {
             if !meeting.improve(&mut counts, worth_moving) {
                 break;
@@ -47,10 +52,11 @@ pub fn exchange(places: &[Bin], pieces: &[TaskLoad], round: u64, worth_moving: f
     at
 }
 
-/// At the end of all exchanges no two places with `tasks` tasks each differ by more than this; `mean_sum` is the greater
-/// of the pairs' mean sums.
+/// Bound of the difference of any two bins with `tasks` tasks each, after all exchanges; `mean_sum` is the greatest
+/// mean sum of
+/// a pair.
 #[cfg(test)]
-pub(super) fn distance_at_most(pieces: &[TaskLoad], tasks: usize, mean_sum: f64, worth_moving: f64) -> f64 {
+pub(super) fn max_distance(pieces: &[TaskLoad], tasks: usize, mean_sum: f64, worth_moving: f64) -> f64 {
     let ends = pieces.iter().map(|piece| (piece.weight, piece.weight)).reduce(|a, b| (a.0.min(b.0), a.1.max(b.1)));
     let range = ends.map_or(0.0, |(lightest, heaviest)| heaviest - lightest);
     let margin = worth_moving * mean_sum;
@@ -80,7 +86,7 @@ fn settle(places: &[Bin], pieces: &[TaskLoad]) -> Vec<usize> {
     at
 }
 
-/// Two places and the items on them. It knows nothing of the others, but how many tasks fall on a seat.
+/// Two bins and their tasks, and the number of tasks for each seat, but nothing else about the other bins.
 struct PairwiseExchange<'a> {
     places: &'a [Bin],
     pieces: &'a [TaskLoad],
@@ -89,7 +95,7 @@ struct PairwiseExchange<'a> {
 }
 
 impl PairwiseExchange<'_> {
-    /// Makes the one move or exchange that helps most; false where none is worth it.
+    /// Makes the move or exchange that helps most; false if none is worth it.
     fn improve(&mut self, counts: &mut [usize], worth_moving: f64) -> bool {
         let sum = |side: usize| self.sides[side].1.iter().map(|&nth| self.pieces[nth].weight).sum::<f64>();
         let sums = [sum(0), sum(1)];
@@ -124,7 +130,7 @@ impl PairwiseExchange<'_> {
         (self.rule.least + usize::from(self.rule.more > 0)) * self.places[place].seats
     }
 
-    /// Numbers come before weights: a place beyond its due gives to one below.
+    /// Counts come before weights: a bin beyond its quota gives to one below.
     fn levels_load(&mut self, a: usize, b: usize, counts: &mut [usize]) -> bool {
         let least = |place: usize| self.rule.least * self.places[place].seats;
         let gives = |from: usize, to: usize| {

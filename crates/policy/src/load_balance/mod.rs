@@ -1,17 +1,24 @@
-//! Numbers on tasks, evened out over places that share something: the core of DI and DIO (CA 4, centralized sort).
+//! Balancing of weighted tasks over bins that share something: the core of DI and DIO (CA 4, centralized sort).
 //!
-//! Problem: every task has a weight (its miss rate), every place (a last-level cache) has seats; the sums per place are
-//! to be as even as possible, so that no cache, bus or controller is stressed more than the others, and few tasks move
-//! for it. Method, one of two:
-//! - [`central`]: sort all by weight, deal the heaviest to the lightest place with a seat left; name the groups after
-//!   the places where most of their members already are; keep what is there unless the new sums are clearly more even.
-//! - [`exchange`]: no sort and no view of all. In every round each place meets one other, and the two exchange tasks as
-//!   long as that brings their sums closer. `tournament` says who meets whom, so that all pairs meet in turn.
+//! Problem: every task has a weight (its miss rate), every bin (a last-level cache) has seats; the sums per bin are to
+//! be as
+//! even as possible, so that no cache, bus or controller is stressed more than the others, with few moves. Method, one
+//! of two:
+//! - [`central`]: tasks are sorted by weight and placed from the heaviest down on the lightest bin with a free seat;
+//!   groups
+//!   go to the bins that hold most of their members; the present assignment stays unless the new sums are clearly more
+//!   even.
+//! - [`exchange`]: no sort and no global view. In every round, each bin meets one other, and the two exchange tasks as
+//!   long as
+//!   that brings their sums closer. `tournament` chooses the pairs, so that all pairs meet in turn.
 //!
 //! Properties: pure, ties by order; loads are even (a CPU never has two tasks more than another, and none waits while a
-//! seat is free); tasks that are stuck stay. For weights that hold still, exchanges end, since every one lowers the sum of
-//! squares; at the end two places with as many tasks each differ by at most `distance_at_most`, and so no place lies
-//! further than that above the mean, which the central answer cannot be below.
+//! seat
+//! is free); tasks that cannot move stay. For constant weights, exchanges end, because every one lowers the sum of
+//! squares;
+//! then two bins with as many tasks each differ by at most `max_distance`, so no bin lies further than that above the
+//! mean,
+//! below which the central result cannot be.
 
 mod central;
 mod exchanges;
@@ -21,7 +28,7 @@ mod tests;
 pub use central::central;
 pub use exchanges::exchange;
 
-/// A last-level cache: tasks that it has seats for (one per core as long as that is enough), and its package.
+/// A last-level cache: its number of seats (one per core as long as that suffices), and its package.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Bin {
     pub seats: usize,
@@ -31,15 +38,15 @@ pub struct Bin {
 /// One task.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct TaskLoad {
-    /// A weight that is finite and not negative.
+    /// A finite weight of at least 0.
     pub weight: f64,
-    /// Where it is; `None` for a newcomer.
+    /// Its bin; `None` for a newcomer.
     pub at: Option<usize>,
-    /// May not be moved; has a place.
+    /// It may not be moved; it has a bin.
     pub stuck: bool,
 }
 
-/// Sum of weights and number of tasks of every place.
+/// Sum of weights and number of tasks of every bin.
 #[derive(Clone, Debug)]
 struct BinLoads {
     sums: Vec<f64>,
@@ -61,10 +68,10 @@ impl BinLoads {
     }
 }
 
-/// Places that may still take a task, so that loads per seat come out even.
+/// Limits of the tasks of each bin, so that loads per seat are even.
 #[derive(Clone, Copy, Debug)]
 struct SeatQuota {
-    /// Tasks on every seat at least.
+    /// Fewest tasks on every seat.
     least: usize,
     /// Seats with one more.
     more: usize,
@@ -89,14 +96,13 @@ impl SeatQuota {
     }
 }
 
-/// How uneven: standard deviation of the sums over their mean, of the places and of the packages where those are not
-/// the same thing. 0 where all sums are 0.
+/// Standard deviation of the sums over their mean, of bins and of packages if those differ. 0 if all sums are 0.
 pub fn unevenness(places: &[Bin], pieces: &[TaskLoad], at: &[usize]) -> f64 {
     let sums = BinLoads::of(places, pieces, at).sums;
     variation(&sums) + package_sums(places, &sums).map_or(0.0, |sums| variation(&sums))
 }
 
-/// `None` where packages have one place each, or all places are in one.
+/// `None` if packages have one bin each, or all bins are in one.
 fn package_sums(places: &[Bin], sums: &[f64]) -> Option<Vec<f64>> {
     let mut packages: Vec<u32> = places.iter().map(|place| place.package).collect();
     packages.sort_unstable();

@@ -1,8 +1,8 @@
-//! Against brute force, and against the bound that the text claims.
+//! Tests against brute force, and against the bound in the text.
 
 use proptest::prelude::*;
 
-use super::exchanges::{distance_at_most, tournament};
+use super::exchanges::{max_distance, tournament};
 use super::*;
 
 fn alike(places: usize, seats: usize) -> Vec<Bin> {
@@ -21,7 +21,7 @@ fn counts(places: &[Bin], at: &[usize]) -> Vec<usize> {
     (0..places.len()).map(|place| at.iter().filter(|&&other| other == place).count()).collect()
 }
 
-/// Rounds of exchanges until a whole tournament brings no more.
+/// Rounds of exchanges until a whole tournament changes nothing.
 fn exchanged_to_the_end(places: &[Bin], mut pieces: Vec<TaskLoad>, worth_moving: f64) -> (Vec<usize>, u64) {
     let (mut at, mut quiet, mut round) = (Vec::new(), 0, 0);
     while quiet < places.len().max(2) {
@@ -35,7 +35,7 @@ fn exchanged_to_the_end(places: &[Bin], mut pieces: Vec<TaskLoad>, worth_moving:
     (at, round)
 }
 
-/// Are the eight programs of one workload paired as by hand: heaviest with lightest, both sockets alike?
+/// Are the eight programs of one workload paired as by hand: heaviest with lightest, and both sockets alike?
 #[test]
 fn pairs_are_folded_and_sockets_evened_out() {
     let places: Vec<Bin> = [0, 0, 1, 1].map(|package| Bin { seats: 2, package }).to_vec();
@@ -50,7 +50,7 @@ fn pairs_are_folded_and_sockets_evened_out() {
     assert_eq!(packages[0].max(packages[1]), 24.0, "the heaviest cache shares its bus with the lightest: {of:?}");
 }
 
-/// Does a heavy task get a cache to itself while seats are free, and does nobody wait while they are?
+/// Does a heavy task get a cache for itself while seats are free, and does no task wait while they are?
 #[test]
 fn free_seats_are_used_against_the_heaviest() {
     let places = alike(2, 4);
@@ -62,7 +62,7 @@ fn free_seats_are_used_against_the_heaviest() {
 
 /// Do tasks stay for a small gain and move for a large one?
 #[test]
-fn small_gains_move_nobody() {
+fn small_gains_move_no_task() {
     let places = alike(2, 2);
     let at = |weights: [f64; 4], worth| {
         let pieces = moved(&newcomers(&weights), &[0, 0, 1, 1]);
@@ -73,9 +73,9 @@ fn small_gains_move_nobody() {
     assert_eq!(split.iter().zip([0, 0, 1, 1]).filter(|(a, b)| **a != *b).count(), 2, "{split:?}");
 }
 
-/// Does the task that is stuck stay, and are the others arranged around it?
+/// Does a task that cannot move stay, with the others arranged around it?
 #[test]
-fn the_stuck_stay() {
+fn tasks_that_cannot_move_stay() {
     let places = alike(2, 2);
     let mut pieces = newcomers(&[9.0, 8.0, 1.0, 0.5]);
     pieces[0] = TaskLoad { weight: 9.0, at: Some(1), stuck: true };
@@ -85,7 +85,7 @@ fn the_stuck_stay() {
     assert_eq!((at[0], at[1]), (1, 0));
 }
 
-/// Does everybody meet everybody once?
+/// Does each bin meet each other bin once?
 #[test]
 fn a_tournament_is_complete() {
     for places in 0..12usize {
@@ -100,7 +100,7 @@ fn a_tournament_is_complete() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
-    /// Without a central sort: do exchanges end, within the distance that is claimed, from any start?
+    /// Without a central sort, do exchanges end within the stated bound, from any start?
     #[test]
     fn exchanges_end_within_the_bound(
         weights in prop::collection::vec(0.0f64..50.0, 24),
@@ -118,17 +118,17 @@ proptest! {
         let of = sums(&places, &pieces, &at);
         for a in 0..count {
             for b in 0..count {
-                let bound = distance_at_most(&pieces, seats, 0.5 * (of[a] + of[b]), worth_moving);
+                let bound = max_distance(&pieces, seats, 0.5 * (of[a] + of[b]), worth_moving);
                 prop_assert!(of[a] - of[b] <= bound + 1e-9, "{:?} {bound}", of);
             }
         }
         let most = |sums: &[f64]| sums.iter().copied().fold(0.0, f64::max);
         let sorted = sums(&places, &pieces, &central(&places, &pieces, 0.0));
-        let bound = distance_at_most(&pieces, seats, most(&of), worth_moving);
+        let bound = max_distance(&pieces, seats, most(&of), worth_moving);
         prop_assert!(most(&of) <= most(&sorted) + bound + 1e-9);
     }
 
-    /// Are loads per seat even in both forms, whatever the numbers, shapes and starts?
+    /// Are loads per seat even in both forms, whatever the counts, shapes and starts?
     #[test]
     fn loads_are_even(
         weights in prop::collection::vec(0.0f64..50.0, 1..20),
@@ -149,7 +149,7 @@ proptest! {
         }
     }
 
-    /// Is the sorted deal of pairs the assignment with the least greatest sum, as enumerating all says?
+    /// For pairs, is the sorted assignment the one with the smallest maximal sum, as by enumeration?
     #[test]
     fn the_central_answer_to_pairs_is_the_best(weights in prop::collection::vec(0.0f64..50.0, 6)) {
         let places = alike(3, 2);
@@ -165,9 +165,9 @@ proptest! {
         prop_assert!(greatest(&central(&places, &pieces, 0.0)) <= least + 1e-9);
     }
 
-    /// Does a higher priority never bring heavier neighbors, on pairs?
+    /// For pairs, does a higher priority never bring heavier co-runners?
     #[test]
-    fn counting_for_more_brings_quieter_neighbors(
+    fn a_higher_priority_brings_quieter_co_runners(
         weights in prop::collection::vec(0.0f64..50.0, 8),
         chosen in 0usize..8,
         extra in 0.0f64..500.0,

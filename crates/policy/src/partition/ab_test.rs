@@ -1,16 +1,25 @@
-//! Did new shares make the programs faster? Measured there and back.
+//! A/B test of new shares by measured speeds.
 //!
-//! Problem: forecasts err, so a change of shares has to be judged by measured speeds; but programs have phases, and speeds
-//! before a change and after it compare phases as well. Nor do the first windows after a change say anything: the cache
-//! is still full of what the old shares kept. Method: old, new, new, old: each side's middle lies at the same time, so that
-//! a drift of the programs cancels, and like phases are compared ([`SpeedRecord::match_speeds`]); arms go on until both sides have
-//! seen enough of the same phases and the difference is larger than its noise ([`Ratio::is_sure`]), or no difference that
-//! matters is left. It is looked at four times an arm at most, each time with a quarter of the error allowed. An arm counts once the
-//! cache can have been filled anew ([`SettlingPeriod`]). What is clearly slower after the first half of the new arm is not tried
-//! any longer.
+//! Problem: forecasts err, so a change of shares has to be tested by measured speeds; but programs have phases, and
+//! speeds
+//! before and after a change compare phases as well. The first windows after a change do not count either, because the
+//! cache
+//! is still full of the lines that the old shares kept. Method: old, new, new, old: the middles of both sides lie at
+//! the
+//! same time, so that a drift of the programs cancels, and like phases are compared ([`SpeedRecord::match_speeds`]).
+//! Arms
+//! continue until both sides cover enough of the same phases and the difference exceeds its noise ([`Ratio::is_sure`]),
+//! or
+//! no relevant difference is left. The test is evaluated at most four times an arm, each time with a quarter of the
+//! allowed
+//! error. An arm counts once the cache can have been refilled ([`SettlingPeriod`]). New shares that are clearly slower
+//! after
+//! half an arm are dropped at once.
 //!
-//! Properties: the answer is the objective's sum of weighted speeds over that under the old shares; no answer where a
-//! program has not done like work on both sides; ends within a bounded number of windows; what it costs is measured.
+//! Properties: the result is the objective's sum of weighted speeds over that under the old shares; there is no result
+//! if a
+//! program did not do similar work on both sides; a test ends within a bounded number of windows, and its cost is
+//! measured.
 
 use std::collections::BTreeMap;
 
@@ -18,20 +27,20 @@ use cachemate_core::{CacheLevel, CounterEvent, Observation, ProbeRequest, Proces
 
 use super::speed_history::{Ratio, SpeedRecord};
 
-/// How long a trial takes.
+/// Lengths of a trial.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct AbTestLengths {
-    /// After a change, at least, until anything counts.
+    /// Fewest windows after a change before any window counts.
     pub warmup_windows: u32,
     /// Windows of one arm.
     pub measure_windows: u32,
-    /// Lines of the cache: so many misses fill it; `None` = not known.
+    /// Lines of the cache, which so many misses fill; `None` = unknown.
     pub lines: Option<u64>,
-    /// Lines of what lies behind it, short of memory; `None` = nothing does.
+    /// Lines of the cache behind it; `None` = there is none.
     pub lines_behind: Option<u64>,
 }
 
-/// Which shares are in force.
+/// The shares in force.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum AbArm {
     Old,
@@ -39,22 +48,22 @@ pub enum AbArm {
     OldAgain,
 }
 
-/// What a window brought.
+/// Result of a window.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum AbTestStatus {
     /// Apply the present arm's shares, which may have changed.
     GoesOn,
     /// Measured: speeds under the new shares over those under the old.
     Ratio(Ratio),
-    /// It took too long, or a program did not run.
+    /// The trial took too long, or a program did not run.
     Nothing,
 }
 
-/// One change that is being judged.
+/// One change under test.
 #[derive(Clone, Debug)]
 pub struct AbTest {
     lengths: AbTestLengths,
-    /// Weight of each process, by which its speed counts.
+    /// Weight of each process's speed.
     weights: Vec<(ProcessId, f64)>,
     arm: AbArm,
     /// Speeds under the old shares, before and after the new ones.
@@ -63,28 +72,30 @@ pub struct AbTest {
     pub new: SpeedRecord,
     arm_windows: u32,
     pub windows: u32,
-    /// All windows since the old shares were left until the cache was full of them again.
+    /// All windows from leaving the old shares until the cache was full of them again.
     away: SpeedRecord,
     settling: Option<SettlingPeriod>,
 }
 
-/// After a change of the shares: until every program has brought in its part of the cache's lines, since before that
-/// speeds are those of a cache that is being filled. A cache behind this one takes in what this one misses, or throws
-/// out, and keeps what the old shares left in it for far longer. It has turned over once all together have missed as
-/// often as it has lines. An example is ammp beside applu on the thesis's machine: it loses a fifth of its speed over
-/// eighty windows after a split is given up, while its misses of the L2 stay as they were.
+/// Period after a change of the shares until every program has fetched its share of the cache's lines; until then,
+/// speeds
+/// are those of a cache that is being filled. A cache behind this one receives its misses or its evictions, and keeps
+/// the
+/// lines of the old shares for far longer. It has turned over once all programs together have missed as often as it has
+/// lines. For example, ammp beside applu on the thesis's machine loses a fifth of its speed over eighty windows after a
+/// partition is removed, while its misses of the L2 stay the same.
 #[derive(Clone, Debug, Default)]
 pub struct SettlingPeriod {
-    /// Settled at the end of the last window taken in, which does not count either.
+    /// The cache had settled at the end of the last observed window, which does not count either.
     pub over: bool,
     windows: u32,
     misses: BTreeMap<ProcessId, f64>,
 }
 
 impl SettlingPeriod {
-    /// Takes a window in. Where misses are not counted, the fewest windows are enough; always within ten times as many
-    /// (a hundred, where something lies behind) it is over: a program that hardly misses hardly needs what it would bring
-    /// in.
+    /// Takes in a window. If misses are not counted, the fewest windows suffice; the period always ends within ten
+    /// times as
+    /// many (a hundred with a cache behind), because a program that rarely misses hardly needs the lines.
     pub fn observe(&mut self, seen: &Observation, level: CacheLevel, lengths: AbTestLengths) {
         let least = lengths.warmup_windows;
         self.windows += 1;
@@ -106,25 +117,25 @@ impl SettlingPeriod {
 }
 
 impl AbTestLengths {
-    /// Windows after which everything counts as settled.
+    /// Windows after which the cache counts as settled.
     fn settled_within(&self) -> u32 {
         let times = if self.lines_behind.is_some() { BEHIND_SETTLED_WITHIN } else { SETTLED_WITHIN };
         times * self.warmup_windows.max(1)
     }
 }
 
-/// Clearly slower: from half an arm on, by so much for sure it is not tried any longer.
+/// New shares that are slower by this much for certain after half an arm are dropped.
 pub const CLEARLY: f64 = 0.05;
-/// Longest settling, in times of the fewest windows.
+/// Longest settling period, in multiples of the fewest windows.
 const SETTLED_WITHIN: u32 = 10;
 const BEHIND_SETTLED_WITHIN: u32 = 100;
-/// Longest trial, in times of the windows that a trial takes without hindrance.
+/// Longest trial, in multiples of the length without interruptions.
 const VERDICT_WITHIN: u32 = 8;
-/// Longest measurement of a side, in times of an arm: for like phases, and until a difference is more than noise.
+/// Longest measurement of a side, in multiples of an arm: for like phases, and until a difference exceeds its noise.
 const LIKE_WITHIN: u32 = 6;
 
 impl AbTest {
-    /// The old shares are in force.
+    /// The test starts with the old shares in force.
     pub fn new(lengths: AbTestLengths, weights: Vec<(ProcessId, f64)>) -> Self {
         AbTest {
             lengths,
@@ -140,12 +151,12 @@ impl AbTest {
         }
     }
 
-    /// What ran under the old shares until now counts, as far as it is recent.
+    /// Counts recent windows under the old shares.
     pub fn after(self, held: &SpeedRecord) -> Self {
         AbTest { before: held.latest(LIKE_WITHIN * self.lengths.measure_windows.max(1)), ..self }
     }
 
-    /// Speeds under the old shares, as long before the new ones as after them: so a drift cancels.
+    /// Speeds under the old shares, from equally long times before and after the new ones, so that a drift cancels.
     pub fn old_speeds(&self) -> SpeedRecord {
         let after = if self.arm == AbArm::OldAgain { &self.again } else { &self.new };
         self.before.latest(after.windows.max(self.lengths.measure_windows).max(1)).plus(&self.again)
@@ -188,10 +199,10 @@ impl AbTest {
 
     fn judge(&mut self) -> AbTestStatus {
         let judged = self.lengths.measure_windows.max(1);
-        // The last arm is no longer than the first, or a drift would not cancel.
+        // The last arm is at most as long as the first; otherwise a drift would not cancel.
         let longest = if self.arm == AbArm::OldAgain { self.before.windows } else { u32::MAX };
         let waits = self.arm_windows < longest.min(LIKE_WITHIN * judged);
-        // Who looks after every window finds something by chance: [`LOOKS`] times at most.
+        // A test after every window would find differences by chance, so there are at most [`LOOKS`].
         let looks = !waits || [1, 2, 4].iter().any(|times| self.arm_windows == times * judged);
         if self.arm != AbArm::Old && !looks {
             return AbTestStatus::GoesOn;
@@ -203,7 +214,7 @@ impl AbTest {
                 if let Some(slower) = ratio.filter(|found| found.ratio < 1.0 - CLEARLY && found.is_sure()) {
                     return AbTestStatus::Ratio(slower);
                 }
-                // Not enough of the phases that ran on the other side yet, or too noisy: they may come back.
+                // Not enough of the other side's phases yet, or too noisy: those phases may come back.
                 if self.arm_windows >= 2 * judged && (!waits || ratio.is_some_and(|found| found.is_precise_enough())) {
                     self.switch_to(AbArm::OldAgain);
                 }
@@ -218,8 +229,9 @@ impl AbTest {
         AbTestStatus::GoesOn
     }
 
-    /// Windows' worth of the old shares' speed that the trial has cost, in windows alike as far as there are any; what the
-    /// new shares gained is taken off.
+    /// Cost of the trial in windows of the old shares' speed, from like windows as far as there are any, minus the gain
+    /// of the
+    /// new shares.
     pub fn lost_windows(&self) -> f64 {
         let old = self.before.plus(&self.again);
         let plain = || self.away.weighted_speed(&self.weights) / old.weighted_speed(&self.weights);
@@ -262,19 +274,20 @@ mod tests {
         unreachable!("every trial ends")
     }
 
-    /// Does a drift of the program cancel, where before-and-after would see a gain that is none?
+    /// Does a drift of the program cancel, although a comparison of before and after would show a gain?
     #[test]
     fn a_drift_cancels() {
         let (said, arms) = tried(|window, _| 3_000 - 40 * u64::from(window));
         let AbTestStatus::Ratio(Ratio { ratio, .. }) = said else { panic!("{said:?}") };
         assert!((ratio - 1.0).abs() < 0.01, "{ratio}");
         let of = |arm| arms.iter().filter(|&&one| one == arm).count();
-        // Three windows of ten misses fill twenty-five lines. Windows of a drift resemble each other, so that nothing is sure
-        // before the new arm is as long as it may be.
+        // Three windows of ten misses fill twenty-five lines. Successive windows of a drift are similar, so nothing is
+        // certain
+        // before the new arm has its maximal length.
         assert_eq!([AbArm::Old, AbArm::New, AbArm::OldAgain].map(of), [4, 3 + 12, 3 + 4]);
     }
 
-    /// Is a gain measured as what it is, through a drift, and a clear loss cut short?
+    /// Is a gain measured correctly through a drift, and a clear loss cut short?
     #[test]
     fn gains_are_measured_and_clear_losses_cut_short() {
         let faster = |window: u32, arm| if arm == AbArm::New { 1_800 } else { 2_000 } - 5 * u64::from(window);
@@ -289,8 +302,8 @@ mod tests {
         assert_eq!(arms.len(), 4 + 3 + 2);
     }
 
-    /// Do phases that come and go unannounced, slower by far than each other, leave a gain of nothing nothing, and a gain a
-    /// gain, wherever in the phases the arms fall?
+    /// If unannounced phases differ widely in speed, does no gain measure as none and a gain as a gain, wherever the
+    /// arms fall?
     #[test]
     fn phases_do_not_decide() {
         for (faster, offset) in [(1.0, 0), (1.0, 3), (1.04, 0), (1.04, 2), (0.98, 5)] {
@@ -305,13 +318,13 @@ mod tests {
                 }
             });
             let Some(AbTestStatus::Ratio(Ratio { ratio, .. })) = verdict else { panic!("{verdict:?}") };
-            assert!((ratio - faster).abs() < 0.001, "{faster} told as {ratio}");
+            assert!((ratio - faster).abs() < 0.001, "{faster} measured as {ratio}");
         }
     }
 
-    /// Is what a trial costs measured, though it began in the slowest phase of the program?
+    /// Is the cost of a trial measured, even if it began in the program's slowest phase?
     #[test]
-    fn a_trial_knows_its_cost() {
+    fn the_cost_of_a_trial_is_measured() {
         let mut trial = AbTest::new(LENGTHS, vec![(ProcessId(0), 1.0)]);
         for window in 0.. {
             let (cycles, comes) = if window % 7 < 2 { (8_000, 60) } else { (2_000, 120) };
@@ -320,15 +333,14 @@ mod tests {
                 break;
             }
         }
-        // A fifth of each of the windows under the new shares, nothing of those in which the cache is filled again.
+        // A fifth of each window under the new shares, nothing of those in which the cache is refilled.
         let away = f64::from(trial.away.windows);
         assert!(away >= 6.0 && (0.1 * away..=0.2 * away).contains(&trial.lost_windows()), "{}", trial.lost_windows());
     }
 
-    /// Are few changes that change nothing found faster, with independent noise and with noise that resembles itself
-    /// from window to window (0.6)?
+    /// Are few changes without effect found faster, with independent noise and with autocorrelated noise (0.6)?
     #[test]
-    fn without_effect_little_is_adopted() {
+    fn few_changes_without_effect_are_adopted() {
         let mut generator = cachemate_core::SplitMix64::new(5);
         let trials = 1_500;
         for alike in [0.0, 0.6] {
@@ -354,9 +366,9 @@ mod tests {
         }
     }
 
-    /// Does nothing count before a cache behind has turned over, or the longest wait is up?
+    /// Does no window count before a cache behind has turned over or the longest period is over?
     #[test]
-    fn what_lies_behind_settles_too() {
+    fn a_cache_behind_settles_too() {
         let settled_after = |lines_behind: Option<u64>, misses: u64| {
             let lengths = AbTestLengths { lines_behind, ..LENGTHS };
             let mut settling = SettlingPeriod::default();
@@ -372,9 +384,9 @@ mod tests {
         assert_eq!(settled_after(Some(200), 1), Some(100));
     }
 
-    /// Does a trial end without an answer where a program never runs?
+    /// Does a trial end without a result if a program never runs?
     #[test]
-    fn a_trial_ends_where_nothing_runs() {
+    fn a_trial_ends_if_a_program_never_runs() {
         let mut trial = AbTest::new(LENGTHS, vec![(ProcessId(0), 1.0)]);
         let said =
             (0..10_000).map(|_| trial.add(&seen(&[]), CacheLevel::L2, &[])).find(|said| *said != AbTestStatus::GoesOn);

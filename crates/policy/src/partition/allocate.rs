@@ -1,21 +1,24 @@
-//! Who shares a partition with whom, and how large each partition is to be.
+//! Allocation of a cache: the groups that share a partition, and the size of each partition.
 //!
-//! Problem: programs on one cache, what each does with space, what the operator asked for, more programs than CPUs
-//! perhaps; wanted are groups with numbers of units. Method:
+//! Problem: given the programs on one cache, possibly more than CPUs, their demand for space, and the operator's goals,
+//! find
+//! groups with numbers of units. Method:
 //! 1. *Pool.* Programs whose speed hardly depends on space go into one partition (thesis 5.4, footnote 9).
-//! 2. *Lanes.* With more programs than CPUs, programs that never run together may have the same units: those of like
-//!    appetite take turns in one time-share group, with a penalty for running together (thesis 7.3).
-//! 3. *Sizes* by the exact solver, or by lookahead where that would take long; floors are what "never slower than" asks.
+//! 2. *Lanes.* With more programs than CPUs, programs that never run together may have the same units: programs of
+//!    similar
+//!    demand form a time-share group, with a penalty for running together (thesis 7.3).
+//! 3. *Sizes* by the exact solver, or by lookahead if that would take long; floors follow from the goals.
 //!
 //! Properties: deterministic; ties break by order of arrival; floors that do not fit together are lowered, largest
-//! first, and told; what the floors cost the others is told.
+//! first;
+//! lowered floors and the cost of floors to other programs are reported.
 
 use serde::Deserialize;
 
 use super::demand_curve::DemandCurve;
 use crate::solvers::sizing::{ClaimError, CostAggregate, UnitClaim, exact, lookahead, pooled};
 
-/// What sizing is for.
+/// The objective of sizing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum SizingObjective {
@@ -28,27 +31,27 @@ pub enum SizingObjective {
     WeightedSpeedup,
     /// Smallest of the largest slowdowns.
     Fairness,
-    /// The smallest shares that keep what was asked for; the others have the rest.
+    /// The smallest shares that meet the goals; all other programs share the rest.
     LeastSpace,
 }
 
-/// One process that claims space.
+/// A process that claims space.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Claimant {
     pub space: DemandCurve,
     pub priority: f64,
-    pub degradation_at_most: Option<f64>,
-    /// Fewer units were measured to break the promise, whatever the curve says; 1 = nothing was.
-    pub at_least: u32,
+    pub max_slowdown: Option<f64>,
+    /// Fewest units that may meet the goal, because measurements show that fewer do not; 1 = no such measurement.
+    pub min_units: u32,
 }
 
 impl Claimant {
     fn floor(&self) -> u32 {
-        self.degradation_at_most.map_or(1, |limit| self.space.units_for(limit).max(self.at_least))
+        self.max_slowdown.map_or(1, |limit| self.space.units_for(limit).max(self.min_units))
     }
-    /// Is it slower, with so many cycles per instruction, than promised?
-    pub fn is_broken(&self, cycles: f64, degradation_at_most: f64) -> bool {
-        cycles / self.space.whole_cycles() - 1.0 > degradation_at_most + 1e-9
+    /// Is the program slower, with so many cycles per instruction, than its goal allows?
+    pub fn misses_goal(&self, cycles: f64, max_slowdown: f64) -> bool {
+        cycles / self.space.whole_cycles() - 1.0 > max_slowdown + 1e-9
     }
     fn cost(&self, objective: SizingObjective, misses: f64, cycles: f64) -> f64 {
         match objective {
@@ -57,7 +60,7 @@ impl Claimant {
             SizingObjective::WeightedSpeedup | SizingObjective::LeastSpace => {
                 -self.priority * self.space.whole_cycles() / cycles
             }
-            // Who matters twice as much is taken to suffer twice as much from the same slowdown.
+            // A slowdown of a program of twice the priority counts twice.
             SizingObjective::Fairness => self.priority * (cycles / self.space.whole_cycles() - 1.0),
         }
     }
@@ -71,8 +74,7 @@ impl SizingObjective {
     pub fn total(self) -> CostAggregate {
         if self == SizingObjective::Fairness { CostAggregate::Worst } else { CostAggregate::Sum }
     }
-    /// Score of everybody's misses per thousand instructions and cycles per instruction, as a plan would have them;
-    /// small = good.
+    /// Score of all misses per thousand instructions and cycles per instruction under a plan; smaller is better.
     pub fn score(self, claimants: &[Claimant], outlook: &[(f64, f64)]) -> f64 {
         let costs =
             claimants.iter().zip(outlook).map(|(claimant, &(misses, cycles))| claimant.cost(self, misses, cycles));
@@ -84,13 +86,13 @@ impl SizingObjective {
 pub enum PartitionKind {
     /// One process with units of its own.
     Own,
-    /// Programs that space does not matter to.
+    /// Programs that are insensitive to space.
     Pool,
     /// Programs that take turns, and should not run together.
     TimeShare,
 }
 
-/// Claimants (by their place in the list) that share a partition.
+/// Claimants, by position, that share a partition.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PartitionGroup {
     pub kind: PartitionKind,
@@ -98,39 +100,39 @@ pub struct PartitionGroup {
     pub units: u32,
 }
 
-/// The division of a cache, with the owners of its parts.
+/// Limits of the division of a cache.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct AllocationLimits {
     pub objective: SizingObjective,
     pub units: u32,
     /// Smallest share and most groups that the machine allows.
-    pub at_least: u32,
-    pub groups_at_most: u32,
-    /// Pooled where one unit is slower than all by no more than this share.
+    pub min_units: u32,
+    pub max_groups: u32,
+    /// Programs are pooled if one unit slows them down by no more than this share against the whole cache.
     pub insensitive_below: f64,
     /// Programs that can run at once on this cache.
     pub at_once: u32,
 }
 
-/// Groups with their sizes, and what was told on the way.
+/// Groups with their sizes, and the problems on the way.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Allocation {
     pub groups: Vec<PartitionGroup>,
     /// Claimants whose floor did not fit.
     pub lowered_floors: Vec<usize>,
-    /// What the floors cost the others: the rise of the objective's total without the floors' owners, and before.
+    /// Cost of the floors to the others: the objective's total of programs without a floor, minus that without floors.
     pub floors_cost: Option<f64>,
 }
 
-/// Above this many steps the exact solver gives way to lookahead.
-const EXACT_STEPS_AT_MOST: u64 = 4_000_000;
-/// Appetite: units at which a program is within this of its speed on the whole cache.
+/// Above this many steps, lookahead replaces the exact solver.
+const MAX_EXACT_STEPS: u64 = 4_000_000;
+/// A program's demand is the number of units at which it is within this share of its speed on the whole cache.
 const SATED: f64 = 0.05;
 
-/// Deals the units out.
+/// Allocates the units.
 ///
 /// # Errors
-/// Nobody claims anything, or the machine allows no group.
+/// There are no claimants, or the machine allows no group.
 pub fn allocate(claimants: &[Claimant], terms: &AllocationLimits) -> Result<Allocation, ClaimError> {
     let mut groups = grouped(claimants, terms);
     let mut claims: Vec<UnitClaim> = groups.iter().map(|group| claim(claimants, group, terms)).collect();
@@ -141,9 +143,9 @@ pub fn allocate(claimants: &[Claimant], terms: &AllocationLimits) -> Result<Allo
     Ok(Allocation { groups, lowered_floors: lowered, floors_cost })
 }
 
-/// Pool first, then lanes of the others, in order of arrival within each.
+/// Pool first, then lanes of all others, each in order of arrival.
 fn grouped(claimants: &[Claimant], terms: &AllocationLimits) -> Vec<PartitionGroup> {
-    let has_floor = |at: &usize| claimants[*at].degradation_at_most.is_some();
+    let has_floor = |at: &usize| claimants[*at].max_slowdown.is_some();
     let all = || 0..claimants.len();
     let mut pool: Vec<usize> =
         all().filter(|at| !has_floor(at) && claimants[*at].space.sensitivity() <= terms.insensitive_below).collect();
@@ -151,8 +153,8 @@ fn grouped(claimants: &[Claimant], terms: &AllocationLimits) -> Vec<PartitionGro
         pool = all().filter(|at| !has_floor(at)).collect();
     }
     let mut own: Vec<usize> = all().filter(|at| !pool.contains(at)).collect();
-    let room = terms.groups_at_most.min(terms.units / terms.at_least.max(1)).max(1) as usize;
-    // A pool of one is a program of its own that asks for little.
+    let room = terms.max_groups.min(terms.units / terms.min_units.max(1)).max(1) as usize;
+    // A pool of one program is an ordinary program with a small demand.
     let lanes = (terms.at_once.max(1) as usize).min(room - usize::from(!pool.is_empty() && room > 1));
     let mut groups: Vec<PartitionGroup> = Vec::new();
     if own.len() > lanes.max(1) {
@@ -191,17 +193,17 @@ fn claim(claimants: &[Claimant], group: &PartitionGroup, terms: &AllocationLimit
             let costs: Vec<&[f64]> = costs.iter().map(Vec::as_slice).collect();
             pooled(&costs, terms.units, terms.objective.total())
         }
-        // Each has all of it in its turn.
+        // Each member has all units in its turn.
         PartitionKind::TimeShare => {
             let total = terms.objective.total();
             (0..terms.units as usize).map(|held| total.of(costs.iter().map(|costs| costs[held]))).collect()
         }
     };
     let floor = group.members.iter().map(|&at| claimants[at].floor()).max().unwrap_or(1);
-    UnitClaim { costs, at_least: floor.max(terms.at_least) }
+    UnitClaim { costs, min_units: floor.max(terms.min_units) }
 }
 
-/// Floors that do not fit together give way, the largest first; whose did.
+/// Lowers floors that do not fit together, the largest first; returns their claimants.
 fn fit_floors(
     claimants: &[Claimant],
     groups: &[PartitionGroup],
@@ -209,14 +211,14 @@ fn fit_floors(
     terms: &AllocationLimits,
 ) -> Vec<usize> {
     let mut lowered = Vec::new();
-    let least = terms.at_least.max(1);
-    while claims.iter().map(|claim| claim.at_least).sum::<u32>() > terms.units {
-        let Some(largest) = (0..claims.len()).rev().max_by_key(|&at| claims[at].at_least) else { break };
-        if claims[largest].at_least <= least {
+    let least = terms.min_units.max(1);
+    while claims.iter().map(|claim| claim.min_units).sum::<u32>() > terms.units {
+        let Some(largest) = (0..claims.len()).rev().max_by_key(|&at| claims[at].min_units) else { break };
+        if claims[largest].min_units <= least {
             break;
         }
-        claims[largest].at_least -= 1;
-        for &at in groups[largest].members.iter().filter(|&&at| claimants[at].degradation_at_most.is_some()) {
+        claims[largest].min_units -= 1;
+        for &at in groups[largest].members.iter().filter(|&&at| claimants[at].max_slowdown.is_some()) {
             if !lowered.contains(&at) {
                 lowered.push(at);
             }
@@ -230,32 +232,32 @@ fn solve(claims: &[UnitClaim], terms: &AllocationLimits) -> Result<Vec<u32>, Cla
         return least_space(claims, terms);
     }
     let steps = claims.len() as u64 * u64::from(terms.units) * u64::from(terms.units);
-    // The greedy rule adds up savings: the worst-off objective is for the exact solver only.
-    if steps <= EXACT_STEPS_AT_MOST || terms.objective.total() == CostAggregate::Worst {
+    // Lookahead adds up savings, so the objective of the slowest program needs the exact solver.
+    if steps <= MAX_EXACT_STEPS || terms.objective.total() == CostAggregate::Worst {
         exact(claims, terms.units, terms.objective.total())
     } else {
         lookahead(claims, terms.units)
     }
 }
 
-/// Floors and no more; claimants that asked for nothing have the rest.
+/// Exactly the floors; claimants without a goal share the rest.
 fn least_space(claims: &[UnitClaim], terms: &AllocationLimits) -> Result<Vec<u32>, ClaimError> {
     if claims.is_empty() {
-        return Err(ClaimError::Nobody);
+        return Err(ClaimError::NoClaims);
     }
-    let mut sizes: Vec<u32> = claims.iter().map(|claim| claim.at_least).collect();
+    let mut sizes: Vec<u32> = claims.iter().map(|claim| claim.min_units).collect();
     let floors: u32 = sizes.iter().sum();
     if floors > terms.units {
         return Err(ClaimError::Floors { floors, units: terms.units });
     }
-    let free = claims.iter().position(|claim| claim.at_least <= terms.at_least.max(1));
+    let free = claims.iter().position(|claim| claim.min_units <= terms.min_units.max(1));
     if let Some(pool) = free.filter(|_| claims.len() > 1) {
         sizes[pool] += terms.units - floors;
     }
     Ok(sizes)
 }
 
-/// The total of those without a floor, with the floors and without: what the promises cost the others.
+/// Total of the programs without a floor, with floors minus without: the cost of goals to the others.
 fn floors_cost(
     claimants: &[Claimant],
     groups: &[PartitionGroup],
@@ -263,13 +265,12 @@ fn floors_cost(
     sizes: &[u32],
     terms: &AllocationLimits,
 ) -> Option<f64> {
-    let has_floor =
-        |group: &PartitionGroup| group.members.iter().any(|&at| claimants[at].degradation_at_most.is_some());
+    let has_floor = |group: &PartitionGroup| group.members.iter().any(|&at| claimants[at].max_slowdown.is_some());
     if terms.objective == SizingObjective::LeastSpace || !groups.iter().any(has_floor) || groups.iter().all(has_floor) {
         return None;
     }
     let free: Vec<UnitClaim> =
-        claims.iter().map(|claim| UnitClaim { at_least: terms.at_least.max(1), ..claim.clone() }).collect();
+        claims.iter().map(|claim| UnitClaim { min_units: terms.min_units.max(1), ..claim.clone() }).collect();
     let without = solve(&free, terms).ok()?;
     let others = |sizes: &[u32]| -> f64 {
         let each = groups.iter().zip(claims).zip(sizes).filter(|((group, _), _)| !has_floor(group));
@@ -286,7 +287,7 @@ mod tests {
     fn claimant(cycles: &[f64]) -> Claimant {
         let misses = cycles.iter().map(|cycles| (cycles - 1.0) * 10.0).collect();
         let space = DemandCurve { misses_per_kilo_instr: misses, cycles_per_instr: cycles.to_vec() };
-        Claimant { space, priority: 1.0, degradation_at_most: None, at_least: 1 }
+        Claimant { space, priority: 1.0, max_slowdown: None, min_units: 1 }
     }
     fn sensitive(steps: u32) -> Claimant {
         claimant(&(1..=16).map(|held| if held >= steps { 1.0 } else { 2.0 }).collect::<Vec<_>>())
@@ -295,15 +296,15 @@ mod tests {
         claimant(&[1.5; 16])
     }
     fn terms(objective: SizingObjective) -> AllocationLimits {
-        AllocationLimits { objective, units: 16, at_least: 1, groups_at_most: 16, insensitive_below: 0.02, at_once: 4 }
+        AllocationLimits { objective, units: 16, min_units: 1, max_groups: 16, insensitive_below: 0.02, at_once: 4 }
     }
     fn sizes(allocation: &Allocation) -> Vec<(Vec<usize>, u32)> {
         allocation.groups.iter().map(|group| (group.members.clone(), group.units)).collect()
     }
 
-    /// Are programs that space does not matter to put together, so that the others have more?
+    /// Are programs that are insensitive to space pooled, so that the others have more?
     #[test]
-    fn the_insensitive_are_pooled() {
+    fn insensitive_programs_are_pooled() {
         let claimants = [flat(), sensitive(14), flat(), flat()];
         let allocation = allocate(&claimants, &terms(SizingObjective::WeightedSpeedup)).unwrap();
         assert_eq!(allocation.groups[1].kind, PartitionKind::Pool);
@@ -311,7 +312,7 @@ mod tests {
         assert!(own.0 == [1] && own.1 >= 14 && pool.0 == [0, 2, 3], "{allocation:?}");
     }
 
-    /// Do programs of like appetite take turns in one time-share group where there are more than CPUs?
+    /// With more programs than CPUs, do programs of similar demand share a lane?
     #[test]
     fn programs_of_like_appetite_share_a_lane() {
         let claimants = [sensitive(12), sensitive(4), sensitive(12), sensitive(4)];
@@ -321,14 +322,14 @@ mod tests {
         assert_eq!(sizes(&allocation), [(vec![0, 2], 12), (vec![1, 3], 4)]);
     }
 
-    /// Is a promise kept, and what it costs the others told?
+    /// Is a goal met, and its cost to the others reported?
     #[test]
-    fn a_floor_is_kept_and_its_cost_told() {
+    fn a_goal_is_met_and_its_cost_reported() {
         let mut promised = claimant(&(0..16).map(|held| 2.0 - f64::from(held) * 0.05).collect::<Vec<_>>());
         let greedy = sensitive(12);
         let free = allocate(&[promised.clone(), greedy.clone()], &terms(SizingObjective::WeightedSpeedup)).unwrap();
         assert_eq!(sizes(&free), [(vec![0], 4), (vec![1], 12)]);
-        promised.degradation_at_most = Some(0.2);
+        promised.max_slowdown = Some(0.2);
         let kept = allocate(&[promised.clone(), greedy.clone()], &terms(SizingObjective::WeightedSpeedup)).unwrap();
         let units = kept.groups[0].units;
         let slowed = promised.space.cycles_per_instr[units as usize - 1] / promised.space.whole_cycles() - 1.0;
@@ -337,29 +338,29 @@ mod tests {
         assert_eq!(free.floors_cost, None);
     }
 
-    /// Do promises that do not fit together give way, and is that told?
+    /// Are goals that do not fit together lowered and reported?
     #[test]
-    fn promises_that_do_not_fit_are_lowered() {
-        let promised = Claimant { degradation_at_most: Some(0.0), ..sensitive(12) };
+    fn goals_that_do_not_fit_are_lowered() {
+        let promised = Claimant { max_slowdown: Some(0.0), ..sensitive(12) };
         let allocation = allocate(&[promised.clone(), promised], &terms(SizingObjective::WeightedSpeedup)).unwrap();
         assert_eq!(allocation.lowered_floors.len(), 2);
         assert_eq!(allocation.groups.iter().map(|group| group.units).sum::<u32>(), 16);
     }
 
-    /// Does the smallest share that serves leave the rest to the others, or to nobody?
+    /// Does the smallest sufficient share leave the rest to the others, or unused?
     #[test]
-    fn least_space_gives_what_serves_and_no_more() {
-        let promised = Claimant { degradation_at_most: Some(0.05), ..sensitive(5) };
+    fn least_space_gives_the_smallest_sufficient_shares() {
+        let promised = Claimant { max_slowdown: Some(0.05), ..sensitive(5) };
         let alone = allocate(std::slice::from_ref(&promised), &terms(SizingObjective::LeastSpace)).unwrap();
         assert_eq!(sizes(&alone), [(vec![0], 5)]);
         let both = allocate(&[promised, sensitive(9)], &terms(SizingObjective::LeastSpace)).unwrap();
         assert_eq!(sizes(&both), [(vec![0], 5), (vec![1], 11)]);
     }
 
-    /// Does each objective choose what it is named after?
+    /// Does each objective choose what its name says?
     #[test]
     fn objectives_choose_what_they_are_named_after() {
-        // Many misses that hardly stall against few that do.
+        // Many misses that rarely stall against few that do.
         let mut streams = claimant(&(1..=16).map(|held| 1.2 - f64::from(held) * 0.01).collect::<Vec<_>>());
         streams.space.misses_per_kilo_instr = (1..=16).map(|held| 90.0 - 5.0 * f64::from(held)).collect();
         let chases = claimant(&(1..=16).map(|held| 4.0 - f64::from(held) * 0.15).collect::<Vec<_>>());
@@ -371,17 +372,15 @@ mod tests {
         assert_eq!(first(SizingObjective::Fairness), 1);
     }
 
-    /// Are as many groups made as the machine allows, and no more?
+    /// Are there as many groups as the machine allows, and no more?
     #[test]
-    fn groups_stay_within_what_the_machine_allows() {
+    fn groups_stay_within_the_limit_of_the_machine() {
         let claimants: Vec<Claimant> = (0..6).map(|at| if at < 2 { flat() } else { sensitive(2 * at) }).collect();
-        for groups_at_most in 1..8 {
-            let allocation = allocate(
-                &claimants,
-                &AllocationLimits { groups_at_most, at_once: 8, ..terms(SizingObjective::Stalls) },
-            )
-            .unwrap();
-            assert!(allocation.groups.len() <= groups_at_most as usize);
+        for max_groups in 1..8 {
+            let allocation =
+                allocate(&claimants, &AllocationLimits { max_groups, at_once: 8, ..terms(SizingObjective::Stalls) })
+                    .unwrap();
+            assert!(allocation.groups.len() <= max_groups as usize);
             let mut all: Vec<usize> = allocation.groups.iter().flat_map(|group| group.members.clone()).collect();
             all.sort_unstable();
             assert_eq!(all, [0, 1, 2, 3, 4, 5]);

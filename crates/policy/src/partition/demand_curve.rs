@@ -1,17 +1,20 @@
-//! What a process does with space: misses and cycles per instruction by the number of units it holds.
+//! Demand of a process for space: misses and cycles per instruction by the number of units.
 //!
-//! Problem: sizing needs, of every process, what each size would cost; measured are a miss-rate curve (RapidMRC) and
-//! how fast it runs now. Method: cycles per instruction move from the measured speed along the curve. A miss counts for
-//! as long as misses of this program were measured to stall it: stall cycles beyond the cache over misses, so that
-//! memory-level parallelism and a cache behind are in it (thesis 4.6.3). Where a measured stall curve spans the sizes,
-//! cycles move along that. A log does not hold everything (stores that write through, for one): a rate that is measured
-//! to be higher or lower than any size explains moves the whole curve, and what was measured under a share bounds it
-//! ([`DemandCurve::bounded`]). Properties: more space never costs more (what rises in a curve of an LRU cache is noise);
-//! nothing is said without a curve and a speed.
+//! Problem: sizing needs the cost of every size for every process; measured are a miss-rate curve (RapidMRC) and the
+//! present
+//! speed. Method: cycles per instruction move from the measured speed along the curve. A miss costs the stall cycles
+//! beyond
+//! the cache divided by the misses, as measured for this program, which includes memory-level parallelism and a cache
+//! behind
+//! (thesis 4.6.3). If a measured stall curve spans the sizes, cycles move along that. A log does not hold all accesses
+//! (stores that write through, for one), so a measured rate that is higher or lower than any size explains shifts the
+//! whole
+//! curve, and measurements under a share bound it ([`DemandCurve::bounded`]). Properties: more space never costs more
+//! (rises in a curve of an LRU cache are noise); without a curve and a speed there is no demand curve.
 
 use cachemate_core::{CacheLevel, Estimate, Fact, FactSource, Profile, RateFacts, SizeCurve};
 
-/// Measured together: how fast, at which miss rate.
+/// Speed and miss rate of the same windows.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct MeasuredSpeed {
     /// Cycles per instruction.
@@ -32,7 +35,7 @@ pub struct DemandCurve {
 }
 
 impl DemandCurve {
-    /// The space of a profile; `speed` serves where the profile has no speed alone on the whole cache.
+    /// The demand curve of a profile; `speed` is used if the profile has no speed alone on the whole cache.
     pub fn of(
         profile: &Profile,
         speed: Option<MeasuredSpeed>,
@@ -50,7 +53,7 @@ impl DemandCurve {
         let whole = misses[units as usize - 1];
         let penalty = speed.and_then(|speed| speed.stall_cycles_per_miss).unwrap_or(miss_penalty_cycles) / 1000.0;
         let from_misses = |cycles: f64, rate: f64| -> Vec<f64> {
-            // A speed measured at a lower miss rate than the curve's lowest cannot mean fewer than no cycles.
+            // A speed measured at a lower miss rate than the curve's lowest cannot yield negative cycles.
             misses.iter().map(|misses| (cycles + (misses - rate) * penalty).max(0.01)).collect()
         };
         let solo =
@@ -71,8 +74,9 @@ impl DemandCurve {
         numbers.into_iter().all(|number| number.is_finite()).then_some(space)
     }
 
-    /// With what was measured with so many units: as many or more of its own cost at most as much, whoever else was in
-    /// them, and fewer at least as much, where nobody else was.
+    /// Bounds the curve by a measurement with so many units: as many or more units of its own cost at most as much, and
+    /// if no
+    /// other program used them, fewer cost at least as much.
     #[must_use]
     pub fn bounded(mut self, units: u32, measured: MeasuredSpeed, own: bool) -> Self {
         let bound = |values: &mut [f64], measured: f64| {
@@ -108,17 +112,17 @@ impl DemandCurve {
     pub fn whole_cycles(&self) -> f64 {
         self.cycles_per_instr[self.cycles_per_instr.len() - 1]
     }
-    /// How much slower with one unit than with all, as a share.
+    /// Slowdown with one unit against all, as a share.
     pub fn sensitivity(&self) -> f64 {
         self.cycles_per_instr[0] / self.whole_cycles() - 1.0
     }
-    /// Fewest units at which it is slowed by at most this share over the whole cache; all of them always do.
-    pub fn units_for(&self, degradation_at_most: f64) -> u32 {
-        let limit = self.whole_cycles() * (1.0 + degradation_at_most.max(0.0)) * (1.0 + 1e-12);
+    /// Fewest units that slow it down by at most this share against the whole cache; all units always do.
+    pub fn units_for(&self, max_slowdown: f64) -> u32 {
+        let limit = self.whole_cycles() * (1.0 + max_slowdown.max(0.0)) * (1.0 + 1e-12);
         crate::solvers::sizing::fewest_units(&self.cycles_per_instr, limit).unwrap_or(self.units())
     }
 
-    /// As a profile, for a predictor: the curve, the stalls that make these cycles, the speed alone.
+    /// As a profile for a predictor: the curve, the stalls that yield these cycles, the solo speed.
     pub fn to_profile(&self, level: CacheLevel, cache_bytes: u64) -> Profile {
         let units = u64::from(self.units());
         let points = |values: &[f64], less: f64, scale: f64| {
@@ -135,7 +139,7 @@ impl DemandCurve {
     }
 }
 
-/// A stall curve counts only where it spans the sizes: beyond its ends nothing is known.
+/// A stall curve counts only if it spans the sizes: nothing is known beyond its ends.
 fn stalls_by_units(profile: &Profile, size: &impl Fn(u32) -> f64, units: u32) -> Option<Vec<f64>> {
     let curve = profile.stalls_per_kilo_instr()?;
     let (first, last) = (curve.first()?.0 as f64, curve.last()?.0 as f64);
@@ -154,7 +158,8 @@ fn at(curve: &[(u64, Estimate)], bytes: f64) -> f64 {
     a.value + along * (b.value - a.value)
 }
 
-/// The closest falling curve (least squares, pool adjacent violators): rises are levelled out, not cut off, so that one
+/// The closest falling curve (least squares, pool adjacent violators): rises are averaged rather than cut off, so that
+/// one
 /// low reading does not pull down all that follow.
 fn isotonic_decreasing(values: Vec<f64>) -> Vec<f64> {
     let mut blocks: Vec<(f64, usize)> = Vec::with_capacity(values.len());
@@ -186,7 +191,7 @@ mod tests {
         Profile::default().with_misses(CacheLevel::L2, curve(rates), FactSource::Oracle)
     }
 
-    /// Do cycles follow the curve from the measured speed, by what a miss was measured to stall?
+    /// Do cycles follow the curve from the measured speed, by the measured stall of a miss?
     #[test]
     fn cycles_follow_the_curve_from_the_measured_speed() {
         let speed = MeasuredSpeed {
@@ -199,9 +204,9 @@ mod tests {
         assert_eq!((space.sensitivity(), space.units_for(0.0), space.units_for(0.4)), (1.0, 3, 2));
     }
 
-    /// Does a rate that no size explains move the curve, and one that a size explains leave it?
+    /// Does a rate that no size explains shift the curve, and one that a size explains not?
     #[test]
-    fn what_no_size_explains_is_the_level() {
+    fn a_rate_that_no_size_explains_shifts_the_curve() {
         let speed = |rate| MeasuredSpeed {
             cycles_per_instr: 2.0,
             misses_per_kilo_instr: Some(rate),
@@ -215,7 +220,8 @@ mod tests {
         assert_eq!(of(7.0).cycles_per_instr[0], 2.0, "it is as fast as with the least space, at best");
     }
 
-    /// Does a measured share bound the curve: more units from above, fewer from below if they were its own?
+    /// Does a measurement under a share bound the curve: more units from above, fewer from below if no other program
+    /// used them?
     #[test]
     fn measured_shares_bound_the_curve() {
         let flat = DemandCurve { misses_per_kilo_instr: vec![1.0; 4], cycles_per_instr: vec![2.0, 1.5, 1.2, 1.1] };
@@ -227,13 +233,13 @@ mod tests {
         assert_eq!(flat.clone().bounded(2, measured(3.0), true).cycles_per_instr, [3.0, 3.0, 1.2, 1.1]);
         assert_eq!(flat.clone().bounded(2, measured(1.15), true).cycles_per_instr, [2.0, 1.15, 1.15, 1.1]);
         let shared = |cycles| flat.clone().bounded(2, measured(cycles), false).cycles_per_instr;
-        assert_eq!(shared(1.15), [2.0, 1.15, 1.15, 1.1], "alone in them it would be no slower");
-        assert_eq!(shared(3.0), [2.0, 1.5, 1.2, 1.1], "others took from it: nothing is known of fewer");
+        assert_eq!(shared(1.15), [2.0, 1.15, 1.15, 1.1], "alone in these units, it would be no slower");
+        assert_eq!(shared(3.0), [2.0, 1.5, 1.2, 1.1], "others used the units: fewer are not bounded");
     }
 
-    /// Is a curve of stalls preferred where it spans the sizes, and left alone where it does not?
+    /// Is a curve of stalls used if it spans the sizes, and ignored if not?
     #[test]
-    fn stall_curves_count_where_they_span_the_sizes() {
+    fn stall_curves_count_if_they_span_the_sizes() {
         let solo = RateFacts { solo_instr_per_cycle: Some(Fact::oracle(1.0)), ..RateFacts::default() };
         let known = profile(&[40.0, 20.0, 10.0, 10.0]).with_rates(solo);
         let stalls = curve(&[500.0, 100.0, 100.0, 100.0]);
@@ -244,15 +250,15 @@ mod tests {
         assert_eq!(cycles(&short), [4.0, 2.0, 1.0, 1.0]);
     }
 
-    /// Is nothing said without a curve or a speed?
+    /// Is there no demand curve without a miss-rate curve or a speed?
     #[test]
-    fn without_evidence_nothing_is_said() {
+    fn without_evidence_there_is_no_demand_curve() {
         assert_eq!(DemandCurve::of(&profile(&[1.0]), None, 100.0, CACHE, 4), None);
         let speed = MeasuredSpeed { cycles_per_instr: 2.0, misses_per_kilo_instr: None, stall_cycles_per_miss: None };
         assert_eq!(DemandCurve::of(&Profile::default(), Some(speed), 100.0, CACHE, 4), None);
     }
 
-    /// Are rises of a noisy curve levelled out?
+    /// Are rises of a noisy curve averaged out?
     #[test]
     fn rises_are_levelled_out() {
         assert_eq!(isotonic_decreasing(vec![5.0, 1.0, 3.0, 2.0, 0.0]), [5.0, 2.0, 2.0, 2.0, 0.0]);

@@ -1,5 +1,6 @@
-//! Partitions of a shared cache: which units (colors or ways) a group gets, what a change of them moves, what a
-//! program does with space, and who shares a partition.
+//! Partitions of a shared cache: their units (colors or ways), the cost of changes, demand curves of programs,
+//! allocation,
+//! and trials by measured speed.
 
 pub(crate) mod ab_test;
 pub(crate) mod allocate;

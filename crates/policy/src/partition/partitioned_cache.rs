@@ -1,9 +1,11 @@
-//! A cache that can be divided, the processes on it, and the shares that they hold.
+//! A cache that can be partitioned, its processes, and their shares.
 //!
-//! Problem: colors linger. A process whose share is taken away keeps its pages where they were moved to, so that "no
-//! shares" after a split is still that split for all memory that it has. Method: once colors were given, going back
-//! is a share as well, of everybody and all colors: pages then spread over the cache again, and the copying is counted
-//! like any other. Ways leave nothing behind, and there no share is no share.
+//! Problem: colors persist. A process whose share is removed keeps its pages where they were moved, so the partition
+//! remains in effect for all memory that it has. Method: once colors were assigned, a return is a share as well, with
+//! all
+//! processes and all colors: pages then spread over the cache again, and their copying counts like any other. Ways
+//! leave no
+//! trace, so there the absence of shares suffices.
 
 use cachemate_core::{
     Cache, CacheId, CacheShare, Goal, GroupId, IndexSet, PageMigration, ProcessId, ShareMember, TaskSample, Topology,
@@ -21,7 +23,7 @@ pub struct CacheProcess<'a> {
 }
 
 impl CacheProcess<'_> {
-    /// The cache it spent most of its time on in this window; `None` where it did not run.
+    /// The cache on which it spent most of this window; `None` if it did not run.
     pub fn home_cache(&self, caches: &[(&Cache, PartitionUnits)]) -> Option<CacheId> {
         let spent = |cache: &Cache| -> u64 {
             let on = self.tasks.iter().flat_map(|task| &task.on_cpu_ns);
@@ -39,7 +41,7 @@ impl CacheProcess<'_> {
     }
 }
 
-/// A cache that can be divided, and those on it.
+/// A cache that can be partitioned, and its processes.
 pub struct PartitionedCache<'a> {
     pub cache: &'a Cache,
     /// The largest one between it and memory.
@@ -49,7 +51,7 @@ pub struct PartitionedCache<'a> {
 }
 
 impl<'a> PartitionedCache<'a> {
-    /// Nobody lives on it yet.
+    /// Without processes so far.
     pub fn of(cache: &'a Cache, divided: PartitionUnits, topology: &'a Topology) -> Self {
         let further =
             topology.caches.iter().filter(|other| other.level > cache.level && cache.cpus.is_subset(&other.cpus));
@@ -57,7 +59,7 @@ impl<'a> PartitionedCache<'a> {
         PartitionedCache { cache, behind, divided, present: Vec::new() }
     }
 
-    pub fn promised(&self) -> bool {
+    pub fn has_goals(&self) -> bool {
         self.present.iter().any(|present| present.goal().max_slowdown.is_some())
     }
     pub fn lengths(&self, warmup_windows: u32, measure_windows: u32) -> AbTestLengths {
@@ -68,12 +70,12 @@ impl<'a> PartitionedCache<'a> {
         let lines_behind = self.behind.and_then(lines);
         AbTestLengths { warmup_windows, measure_windows, lines: lines(self.cache), lines_behind }
     }
-    /// A process alone is confined only where that was asked for.
-    pub fn has_something_to_divide(&self) -> bool {
-        self.present.len() > 1 || self.promised()
+    /// A process alone is confined only for the sake of a goal.
+    pub fn needs_partition(&self) -> bool {
+        self.present.len() > 1 || self.has_goals()
     }
 
-    /// The shares of this cache, with the members that are still there.
+    /// The shares of this cache, with the members that are still live.
     pub fn surviving_shares(&self, shares: &[CacheShare]) -> Vec<CacheShare> {
         let here = |member: &ShareMember| match member {
             ShareMember::Process(process) => self.present.iter().any(|present| present.process == *process),
@@ -87,7 +89,7 @@ impl<'a> PartitionedCache<'a> {
         surviving.filter(|share| !share.members.is_empty()).collect()
     }
 
-    /// The way back from these shares, or from those that were tried: every process on all of the cache.
+    /// Return from these shares, or from those on trial: all processes on all of the cache.
     pub fn undivided(&self, moving: PageMigration) -> Vec<CacheShare> {
         match self.divided {
             PartitionUnits::Ways { .. } => Vec::new(),
@@ -100,7 +102,7 @@ impl<'a> PartitionedCache<'a> {
         }
     }
 
-    /// Is nobody kept from any part of the cache?
+    /// May all processes use all of the cache?
     pub fn is_undivided(&self, shares: &[CacheShare]) -> bool {
         shares.iter().all(|share| units_of(share).count() == self.divided.units())
     }

@@ -1,18 +1,26 @@
-//! Which shares of a cache hold, on what evidence, and when they have to prove themselves.
+//! Control of a cache's shares: adoption, evidence, and repeated trials.
 //!
-//! Problem: forecasts err, so that shares are tried before they are held ([`super::trial`]). But what was measured once is
-//! not true for ever: programs go on to other phases, and shares that helped hurt. Judging all the time costs too: while
-//! the worse side of a comparison is in force, everybody runs slower. Method:
-//! - Shares that divide the cache are compared anew with sharing it, from time to time, and at once when programs run
-//!   clearly slower than in the windows alike by which they were judged, or when there are no windows alike.
-//! - What a trial cost is measured, and nothing is tried again until that is no more than the stated share of the time
-//!   since, and, after one that changed nothing, until another one like it is paid for as well. Every further one that
-//!   changes nothing doubles the wait; a change, another phase or a fall of speed ends that.
-//! - Hysteresis: shares are adopted where they are faster by the least gain and not by chance, and given up where sharing is as fast.
-//! - What a process was measured to do with its units bounds its curve from then on ([`DemandCurve::bounded`]), so that what
-//!   failed is not proposed again.
+//! Problem: forecasts err, so shares go on trial before they are adopted ([`super::ab_test`]). A measurement does not
+//! hold
+//! for ever either: programs change phase, and shares that helped then hurt. Permanent trials cost too, because all
+//! programs
+//! run slower while the worse side of a comparison is in force. Method:
+//! - Shares that partition the cache are compared again with sharing it, from time to time, and at once if programs run
+//!   clearly slower than in the like windows of the last verdict, or if there are no like windows.
+//! - The cost of a trial is measured, and the next one waits until that cost is no more than the stated share of the
+//!   time
+//!   since, and, after a trial without a change, until another one like it is paid for as well. Every further trial
+//!   without
+//!   a change doubles the wait; a change, another phase or a drop of speed ends that.
+//! - Hysteresis: shares are adopted if they are faster by the smallest gain and not by chance, and removed if sharing
+//!   is as
+//!   fast.
+//! - The measured performance of a process with its units bounds its curve from then on ([`DemandCurve::bounded`]), so
+//!   that
+//!   shares that failed are not proposed again.
 //!
-//! Properties: trials cost at most the stated share of the time, but for the first with new co-runners; other co-runners forget all.
+//! Properties: trials cost at most the stated share of the time, except the first with new co-runners; a change of
+//! co-runners discards all evidence.
 
 use std::collections::BTreeMap;
 
@@ -23,17 +31,17 @@ use super::demand_curve::{DemandCurve, MeasuredSpeed};
 use super::partitioned_cache::{PartitionedCache, units_of};
 use super::speed_history::{Ratio, SpeedRecord};
 
-/// The processes on a cache with their phases, for which a judgment holds.
+/// The processes on a cache with their phases, for which a verdict applies.
 type ProcessPhases = Vec<(ProcessId, u32)>;
 
-/// A change that is being judged.
+/// A change on trial.
 struct ShareTrial {
     old: Vec<CacheShare>,
     new: Vec<CacheShare>,
-    /// Shares that lead back to the old ones: undivided, where there were none.
+    /// Shares that restore the old state: undivided, if there were none.
     back: Vec<CacheShare>,
     trial: AbTest,
-    /// The old ones are to prove themselves; the new ones are none.
+    /// The old shares have to prove themselves against no shares.
     proof: bool,
 }
 
@@ -48,7 +56,7 @@ impl ShareTrial {
     }
 }
 
-/// What a process was measured to do with so many units, in which it was alone or not.
+/// Measured performance of a process with so many units, and whether it was alone in them.
 struct MeasuredBound {
     process: ProcessId,
     units: u32,
@@ -56,46 +64,46 @@ struct MeasuredBound {
     speed: MeasuredSpeed,
 }
 
-/// How the shares held did when they were judged; by which each speed counts.
+/// Speeds of the shares in force at their verdict, and the weight of each.
 struct AcceptedSpeeds {
     record: SpeedRecord,
     weights: Vec<(ProcessId, f64)>,
 }
 
-/// Time since the last trial.
+/// Wait since the last trial.
 #[derive(Clone, Copy, Debug, Default)]
 struct TrialCooldown {
     windows: u32,
     /// Windows after which the trial's cost is within the stated share.
     paid_after: u32,
-    /// Trials in a row that changed nothing.
+    /// Successive trials without a change.
     unchanged: u32,
-    /// It is the turn of a proof, not of new shares.
+    /// The next trial tests the shares in force, not new ones.
     proof_next: bool,
 }
 
-/// Doublings of the wait at most.
-const DOUBLED_AT_MOST: u32 = 6;
+/// Maximal doublings of the wait.
+const MAX_DOUBLINGS: u32 = 6;
 
 impl TrialCooldown {
-    /// Begins when a trial has ended, one of so many in a row that changed nothing.
+    /// Starts after a trial, the last of so many successive ones without a change.
     fn after(trial: &AbTest, terms: TrialTerms, unchanged: u32, proof: bool) -> Self {
         let paid = libm::ceil(trial.lost_windows() / terms.trial_share).min(f64::from(u32::MAX)) as u32;
         TrialCooldown { windows: 0, paid_after: paid.max(trial.windows), unchanged, proof_next: !proof }
     }
 
     fn is_over(&self) -> bool {
-        // What the next one may cost is paid before it begins.
-        let doubled = self.unchanged.min(DOUBLED_AT_MOST);
+        // The possible cost of the next one is paid before it begins.
+        let doubled = self.unchanged.min(MAX_DOUBLINGS);
         self.windows >= self.paid_after.saturating_mul(1 << doubled)
     }
 }
 
-/// How long the same programs stay in the same phases.
+/// Times for which the same programs stay in the same phases.
 #[derive(Clone, Copy, Debug, Default)]
 struct PhaseStability {
     windows: u32,
-    /// Mean of the times before, the latest a quarter of it; `None` = nothing has changed yet.
+    /// Mean of earlier times, with the latest weighted by a quarter; `None` = no change so far.
     mean: Option<f64>,
 }
 
@@ -106,11 +114,11 @@ impl PhaseStability {
     }
 }
 
-/// Terms by which shares are judged.
+/// Terms of trials.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct TrialTerms {
     pub lengths: AbTestLengths,
-    /// Shares are adopted where they are faster by this share.
+    /// Smallest gain for an adoption, as a share.
     pub min_gain: f64,
     /// Share of the time that trials may cost.
     pub trial_share: f64,
@@ -119,52 +127,52 @@ pub struct TrialTerms {
 /// Verdict of a trial, with the shares from now on.
 pub struct ShareVerdict {
     pub shares: Vec<CacheShare>,
-    /// Speed under the new shares over that under the old ones; `None` = they could not be compared.
+    /// Speed under the new shares over that under the old ones; `None` = not comparable.
     pub ratio: Option<Ratio>,
-    /// What it cost, in windows' worth of the old shares' speed.
+    /// Cost in windows of the old shares' speed.
     pub lost_windows: f64,
     pub adopted: bool,
     pub proof: bool,
 }
 
-/// What a trial says of the next window.
+/// A trial's demand on the next window.
 pub enum TrialStatus {
     GoesOn(Vec<CacheShare>),
     Over(ShareVerdict),
 }
 
-/// What is remembered of one cache.
+/// State of one cache.
 #[derive(Default)]
 pub struct ShareController {
-    /// Speeds under the shares held.
+    /// Speeds under the shares in force.
     pub speeds: SpeedRecord,
-    /// The shares or the co-runners changed, and the cache is not full of what they keep.
+    /// The shares or the co-runners changed, and the cache has not been refilled.
     settling: Option<SettlingPeriod>,
     trial: Option<ShareTrial>,
-    /// Somebody above took a trial back with these co-runners.
+    /// The guard rolled a trial back with these co-runners.
     rolled_back_with: Option<ProcessPhases>,
     co_runners: ProcessPhases,
-    /// Units with which a promise was measured to be broken, the most of each process; with these co-runners.
+    /// Largest number of units with which a goal was measured to be missed, by process; for these co-runners.
     pub insufficient_units: BTreeMap<ProcessId, u32>,
     bounds: Vec<MeasuredBound>,
     proof: Option<AcceptedSpeeds>,
-    /// `None` = nothing was tried with these co-runners.
+    /// `None` = no trial with these co-runners.
     rest: Option<TrialCooldown>,
     lasting: PhaseStability,
 }
 
 impl ShareController {
-    /// Takes a window in; the shares that are held on to.
+    /// Takes in a window, and returns the shares that stay in force.
     pub fn observe(&mut self, view: &View<'_>, domain: &PartitionedCache<'_>, terms: TrialTerms) -> Vec<CacheShare> {
         let mut held = domain.surviving_shares(&view.previous_plan.shares);
         self.lasting.windows += 1;
         let co_runners: ProcessPhases = domain.present.iter().map(|present| (present.process, present.phase)).collect();
         if co_runners != self.co_runners {
-            let judged = terms.lengths.measure_windows > 0 && !domain.promised();
+            let judged = terms.lengths.measure_windows > 0 && !domain.has_goals();
             self.lasting.changed();
             let unchanged = self.rest.map_or(0, |rest| rest.unchanged);
             self.forget(co_runners, judged);
-            // What was not judged to the end does not stay, and is paid for all the same.
+            // Shares without a verdict do not stay, but their trial is paid for all the same.
             if let Some(tried) = self.trial.take() {
                 self.rest = Some(TrialCooldown::after(&tried.trial, terms, unchanged + 1, tried.proof));
                 if tried.trial.arm() == AbArm::New {
@@ -187,13 +195,14 @@ impl ShareController {
         held
     }
 
-    /// Speeds of an old phase or of other co-runners are no evidence for this one. What trials cost stays owed by those
-    /// who are still there.
+    /// Speeds of an old phase or of other co-runners are no evidence for this one. The remaining processes still pay
+    /// for the cost
+    /// of trials.
     fn forget(&mut self, co_runners: ProcessPhases, judged: bool) {
         let processes = |co_runners: &ProcessPhases| co_runners.iter().map(|&(process, _)| process).collect::<Vec<_>>();
         if processes(&co_runners) != processes(&self.co_runners) {
             self.rest = None;
-            // Newcomers find nothing of theirs in the cache, and the others' leavings are still there.
+            // Newcomers find none of their lines in the cache, and the lines of exited programs are still there.
             self.settling = judged.then(SettlingPeriod::default).or(self.settling.take());
         }
         if let Some(rest) = &mut self.rest {
@@ -213,7 +222,7 @@ impl ShareController {
             return;
         }
         let now = self.speeds.latest(windows).speed_over(&proof.record, &proof.weights);
-        if now.is_none_or(|found| found.ratio < 1.0 - CLEARLY && found.is_sure()) {
+        if now.is_none_or(|now| now.ratio < 1.0 - CLEARLY && now.is_sure()) {
             (rest.unchanged, rest.proof_next) = (0, true);
         }
     }
@@ -223,30 +232,30 @@ impl ShareController {
         self.settling.is_some()
     }
 
-    /// The shares are changed now, untried.
+    /// The shares change now, without a trial.
     pub fn changed(&mut self) {
         self.speeds.forget();
         self.settling = Some(SettlingPeriod::default());
         self.proof = None;
     }
 
-    /// May something be tried? Not where somebody above took it back: it is not for a policy to insist.
+    /// May a trial start? Not if the guard rolled one back: a policy does not insist.
     pub fn can_start_trial(&self) -> bool {
         self.rolled_back_with.as_ref() != Some(&self.co_runners) && self.rest.is_none_or(|rest| rest.is_over())
     }
 
-    /// Time for which what is known now is likely to hold; infinite where nothing has changed yet.
+    /// Time for which present knowledge is likely to apply; infinite before the first change.
     pub fn expected_lifetime_ns(&self, window_ns: u64) -> f64 {
         let windows = self.lasting.mean.map(|mean| mean.max(f64::from(self.lasting.windows)));
         windows.map_or(f64::INFINITY, |windows| windows * window_ns as f64)
     }
 
-    /// Is it the turn of the shares held, before new ones?
+    /// Does the next trial test the shares in force, rather than new ones?
     pub fn proof_next(&self) -> bool {
         self.rest.is_some_and(|rest| rest.proof_next)
     }
 
-    /// Tries the new shares from the next window on; `old` is held.
+    /// Puts the new shares on trial from the next window on; `old` is in force.
     pub fn try_out(
         &mut self,
         old: Vec<CacheShare>,
@@ -258,13 +267,13 @@ impl ShareController {
         self.trial = Some(ShareTrial { old, new, back, trial: trial.after(&self.speeds), proof });
     }
 
-    /// What is known of a process bounds its curve.
+    /// Bounds a curve by the measurements of its process.
     pub fn bounded(&self, process: ProcessId, space: DemandCurve) -> DemandCurve {
         let mine = self.bounds.iter().filter(|bound| bound.process == process);
         mine.fold(space, |space, bound| space.bounded(bound.units, bound.speed, bound.own))
     }
 
-    /// The window's say in a trial; `None` where nothing is on trial.
+    /// Effect of a window on a trial; `None` if no trial runs.
     pub fn judge(
         &mut self,
         view: &View<'_>,
@@ -284,8 +293,9 @@ impl ShareController {
         }
         let tried = self.trial.take()?;
         let ratio = if let AbTestStatus::Ratio(found) = status { Some(found) } else { None };
-        // New shares have to be faster, and not by chance; held ones lose to sharing where they are not.
-        let faster = |found: Ratio| found.ratio >= 1.0 + terms.min_gain && found.is_sure();
+        // New shares have to be faster, and not by chance; shares in force are removed if they are not faster than
+        // sharing.
+        let faster = |measured: Ratio| measured.ratio >= 1.0 + terms.min_gain && measured.is_sure();
         let adopted = ratio.is_some_and(|found| if tried.proof { found.ratio >= 1.0 } else { faster(found) });
         Some(TrialStatus::Over(self.finish_trial(tried, domain, terms, ratio, adopted)))
     }

@@ -1,13 +1,18 @@
-//! How fast processes run under the shares in force: the evidence by which a change of shares is judged.
+//! Speeds of processes under the shares in force: the evidence for changes of shares.
 //!
-//! Only clean windows count: a trace slows its program to a quarter (thesis 5.6.2), neighbors, streams and samples take
-//! from everybody, and while pages move the shares are not yet what was asked for. Two records are compared like with like: programs have phases, and a stretch that holds
-//! more of a slow one says nothing about shares. What no allocation of a cache changes, what comes to it from the first
-//! level (thesis 5.6.2 uses misses, which every allocation changes), tells which windows of a program are alike; the
-//! work of one record is then timed by the windows of both.
+//! Only undisturbed windows count: a trace slows its program to a quarter (thesis 5.6.2), neighbors, streams and
+//! samples take
+//! resources from all programs, and while pages move, the shares are not yet the wanted ones. Records are compared like
+//! with
+//! like: programs have phases, and a record with more of a slow one reveals nothing about shares. The accesses that
+//! reach the
+//! cache from the first level do not depend on its allocation (misses, as in thesis 5.6.2, do), so they identify like
+//! windows
+//! of a program; the work of one record is then timed by the windows of both.
 //!
-//! Properties: rates are sums over windows, so that short windows weigh less; bounded memory; no answer where less than
-//! half of a program's work has its like in the other record.
+//! Properties: rates are sums over windows, so short windows weigh less; bounded memory; no result if less than half of
+//! a
+//! program's work has its like in the other record.
 
 use cachemate_core::{
     CacheLevel, CounterEvent, EventCounts, Observation, ProbeKind, ProcessId, StallCause, TaskSample,
@@ -17,7 +22,7 @@ use std::collections::BTreeMap;
 use super::demand_curve::MeasuredSpeed;
 use crate::rollback_guard::noise::student_bound;
 
-/// Does the probe stop, hold or press upon programs? Watch points and hardware contexts' own counters do not.
+/// Does the probe stop, occupy or slow programs? Watch points and hardware contexts' own counters do not.
 fn disturbs(what: &ProbeKind) -> bool {
     !matches!(what, ProbeKind::ReuseTimes { .. } | ProbeKind::SuperSets { .. })
 }
@@ -41,16 +46,17 @@ pub struct SpeedRecord {
     pub windows: u32,
 }
 
-/// Windows of a process that are remembered.
+/// Windows that are kept of a process.
 const KEPT_WINDOWS: usize = 64;
-/// Windows are alike where what comes differs by no more than the thesis's threshold (3 per 1000 instructions, 5.6.2)
-/// and this share of it, its sampling noise.
+/// Windows are alike if their incoming accesses differ by no more than the thesis's threshold (3 per 1000 instructions,
+/// 5.6.2)
+/// and this share of them, their sampling noise.
 const ALIKE_PER_KILO_INSTR: f64 = 3.0;
 const ALIKE_SHARE: f64 = 0.1;
-/// Least share of the work in a record that has its like in the compared record.
+/// Least share of the work in a record that needs its like in the other record.
 const IN_COMMON: f64 = 0.5;
 
-/// Waiting for what lies behind a cache of this level.
+/// Stalls for the memory behind a cache of this level.
 fn stalls_beyond(level: CacheLevel) -> impl Iterator<Item = StallCause> {
     let hits = [CacheLevel::L2, CacheLevel::L3, CacheLevel::L4]
         .into_iter()
@@ -94,7 +100,7 @@ impl SpeedSample {
         }
     }
 
-    /// Do as many accesses reach the cache?
+    /// Do equally many accesses reach the cache?
     fn matches(&self, other: &SpeedSample) -> bool {
         let Some((mine, theirs)) = self.comes.zip(other.comes) else { return true };
         let rate = |sums: f64, of: &SpeedSample| 1000.0 * sums / of.instructions.max(1.0);
@@ -106,13 +112,13 @@ impl SpeedSample {
 }
 
 impl SpeedRecord {
-    /// Adds a window, if it is a clean one in which something ran; was it?
+    /// Adds a window if it is undisturbed and a process ran; returns whether it was added.
     pub fn add(&mut self, seen: &Observation, level: CacheLevel, probes: &[cachemate_core::ProbeRequest]) -> bool {
         let disturbed = probes.iter().any(|probe| disturbs(&probe.kind));
         !disturbed && seen.applied.pending.is_empty() && self.observe(seen, level)
     }
 
-    /// Adds a window, whatever it is; did something run?
+    /// Adds a window in any case; returns whether a process ran.
     pub fn observe(&mut self, seen: &Observation, level: CacheLevel) -> bool {
         let mut window: BTreeMap<ProcessId, SpeedSample> = BTreeMap::new();
         for task in &seen.tasks {
@@ -133,7 +139,7 @@ impl SpeedRecord {
         measured
     }
 
-    /// Starts anew: the shares were changed.
+    /// Starts again after a change of the shares.
     pub fn forget(&mut self) {
         *self = SpeedRecord::default();
     }
@@ -155,7 +161,7 @@ impl SpeedRecord {
         all
     }
 
-    /// `None` until it ran in a clean window.
+    /// `None` until it ran in an undisturbed window.
     pub fn speed(&self, process: ProcessId) -> Option<MeasuredSpeed> {
         let all = self.samples.get(&process)?.iter().copied().reduce(SpeedSample::plus)?;
         let sums = Some(all).filter(|sums| sums.instructions > 0.0)?;
@@ -167,14 +173,15 @@ impl SpeedRecord {
         })
     }
 
-    /// The same where nothing is compared: the sum of weighted speeds of those that ran.
+    /// The sum of weighted speeds of the processes that ran, without a comparison.
     pub fn weighted_speed(&self, weights: &[(ProcessId, f64)]) -> f64 {
         let one = |(of, weight): &(ProcessId, f64)| Some(weight / self.speed(*of)?.cycles_per_instr);
         weights.iter().filter_map(one).sum()
     }
 
-    /// A process in this record and in another one, over the same work: what this record has of each kind of windows that
-    /// both have; `None` where that is too little of it.
+    /// A process in this record and in another one, over the same work: this record's windows of each kind that both
+    /// have;
+    /// `None` if that is too little of it.
     pub fn match_speeds(&self, other: &SpeedRecord, process: ProcessId) -> Option<MatchedSpeeds> {
         let (mine, theirs) = (self.samples.get(&process)?, other.samples.get(&process)?);
         let mut kinds: Vec<MatchedWindows<'_>> = Vec::new();
@@ -209,8 +216,9 @@ impl SpeedRecord {
         Some(alike)
     }
 
-    /// The sum of weighted speeds over that in another record, weights in cycles per instruction; `None` where one of the
-    /// processes cannot be compared.
+    /// The sum of weighted speeds over that in another record, with weights in cycles per instruction; `None` if a
+    /// process
+    /// cannot be compared.
     pub fn speed_over(&self, other: &SpeedRecord, weights: &[(ProcessId, f64)]) -> Option<Ratio> {
         let (mut sums, mut variances, mut degrees_of_freedom) = ([0.0; 2], [0.0; 2], f64::INFINITY);
         for &(process, weight) in weights {
@@ -237,40 +245,40 @@ pub struct MatchedSpeeds {
     degrees_of_freedom: f64,
 }
 
-/// A ratio of speeds, with its standard error; infinite where no two windows were alike.
+/// A ratio of speeds with its standard error, which is infinite if no two windows were alike.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Ratio {
     pub ratio: f64,
     pub error: f64,
-    /// How much the error's estimate rests on.
+    /// Degrees of freedom of the error's estimate.
     pub degrees_of_freedom: f64,
 }
 
-/// Share of the changes that change nothing which may be found faster, all looks of a trial together.
+/// Share of changes without effect that may be found faster, over all evaluations of a trial.
 const BY_CHANCE: f64 = 0.025;
-/// Looks that a trial takes at one side ([`super::ab_test`]); each may err by its part.
+/// Evaluations of a trial on one side ([`super::ab_test`]), each with its share of the error.
 pub const LOOKS: usize = 4;
-/// An error so small that no difference matters.
+/// With a smaller error, no remaining difference matters.
 const FINE: f64 = 0.005;
-/// Windows from which on their autocorrelation can be told, what is taken for it before, and the most that is believed.
-const TOLD_FROM_WINDOWS: usize = 8;
+/// Windows required to estimate an autocorrelation, its assumed value before, and its upper bound.
+const MIN_AUTOCORRELATION_WINDOWS: usize = 8;
 const UNTOLD: f64 = 0.6;
-const AUTOCORRELATION_AT_MOST: f64 = 0.8;
+const MAX_AUTOCORRELATION: f64 = 0.8;
 
 impl Ratio {
-    /// Is the difference none by chance, if looked at no more often than [`LOOKS`] times?
+    /// Does the difference exceed chance, if evaluated no more than [`LOOKS`] times?
     pub fn is_sure(&self) -> bool {
         let bound = student_bound(BY_CHANCE / LOOKS as f64, self.degrees_of_freedom);
         self.ratio != 1.0 && (self.ratio - 1.0).abs() >= bound * self.error
     }
 
-    /// Would measuring longer say nothing that matters?
+    /// Would a longer measurement reveal no relevant difference?
     pub fn is_precise_enough(&self) -> bool {
         self.error <= FINE || self.is_sure()
     }
 }
 
-/// Windows that are alike, of either record.
+/// Like windows of either record.
 type MatchedWindows<'a> = [Vec<&'a SpeedSample>; 2];
 
 fn instructions(samples: &[&SpeedSample]) -> f64 {
@@ -281,8 +289,9 @@ fn cycles_per_instr(samples: &[&SpeedSample]) -> f64 {
     samples.iter().map(|sample| sample.cycles).sum::<f64>() / instructions(samples)
 }
 
-/// Variance of a window's cycles per instruction about those of its kind and record, as a share of them squared, as much
-/// larger as windows that resemble their predecessor say less (Bartlett 1946), and its degrees of freedom.
+/// Variance of a window's cycles per instruction about those of its kind and record, as a share of them squared, with
+/// its
+/// degrees of freedom; increased for windows that resemble their predecessor (Bartlett 1946).
 fn noise(kinds: &[MatchedWindows<'_>]) -> (f64, f64) {
     let (mut squares, mut products, mut free, mut windows, mut series) = (0.0, 0.0, 0, 0, 0);
     for samples in kinds.iter().flatten() {
@@ -295,13 +304,13 @@ fn noise(kinds: &[MatchedWindows<'_>]) -> (f64, f64) {
     if free == 0 {
         return (f64::INFINITY, 1.0);
     }
-    let alike = if windows < TOLD_FROM_WINDOWS || squares <= 0.0 {
+    let alike = if windows < MIN_AUTOCORRELATION_WINDOWS || squares <= 0.0 {
         UNTOLD
     } else {
-        // Corrected for the means that were taken off (Kendall 1954).
+        // Corrected for the subtracted means (Kendall 1954).
         let correlation = products / squares;
         let corrected = correlation + (1.0 + 3.0 * correlation) * f64::from(series) / windows as f64;
-        corrected.clamp(0.0, AUTOCORRELATION_AT_MOST)
+        corrected.clamp(0.0, MAX_AUTOCORRELATION)
     };
     let counts_less = (1.0 + alike) / (1.0 - alike);
     (squares / free as f64 * counts_less, (free as f64 / counts_less).max(1.0))
@@ -355,9 +364,9 @@ pub(super) mod tests {
         )
     }
 
-    /// Are windows with probes that disturb, or with moving pages, left out?
+    /// Are windows with disturbing probes or with moving pages left out?
     #[test]
-    fn only_clean_windows_count() {
+    fn only_undisturbed_windows_count() {
         let mut record = SpeedRecord::default();
         let stall = CounterEvent::StallCycles(StallCause::LocalMemory);
         let mut window = seen(&[
@@ -386,7 +395,7 @@ pub(super) mod tests {
         assert_eq!(record.windows, 1);
     }
 
-    /// Are two records compared by the sum of speeds, and not at all where one lacks a process?
+    /// Are two records compared by the sum of speeds, and not at all if one lacks a process?
     #[test]
     fn records_compare_by_sums_of_speeds() {
         let (mut slow, mut fast) = (SpeedRecord::default(), SpeedRecord::default());
@@ -397,8 +406,9 @@ pub(super) mod tests {
         assert_eq!(fast.speed_over(&slow, &[(ProcessId(0), 1.0), (ProcessId(1), 1.0)]), None);
     }
 
-    /// Does more of a slow phase in one record count for nothing, and are phases that only one record has left out, or told
-    /// to be too much?
+    /// Does more of a slow phase in one record count for nothing, and are phases of one record only left out, or too
+    /// much for a
+    /// result?
     #[test]
     fn records_compare_like_with_like() {
         let record = |windows: &[(u64, u64)]| {
@@ -417,12 +427,13 @@ pub(super) mod tests {
         assert!(close(over(&[(36_000, 400), (9_000, 1_000)]), 1.0 / 0.9));
         assert!(close(over(&[fast, slow, (90_000, 100)]), 1.0), "a phase that the other lacks");
         assert_eq!(over(&[fast, (90_000, 100), (90_000, 100)]), None, "most of it is a phase that the other lacks");
-        // What the other has besides does not matter.
+        // Further phases of the other record do not matter.
         assert!(close(record(&[slow]).speed_over(&mostly_fast, &[(ProcessId(0), 1.0)]), 1.0));
     }
 
-    /// Is the error of a ratio no smaller than what repeating the measurement shows, and not much larger where windows do not
-    /// resemble each other, which few windows cannot rule out; and is none known where no two windows are alike?
+    /// Is the error of a ratio no smaller than the spread of repetitions, and not much larger with independent windows,
+    /// which few
+    /// windows cannot establish; and is it unknown if no two windows are alike?
     #[test]
     fn the_error_is_no_smaller_than_the_spread_of_repetitions() {
         let mut generator = cachemate_core::SplitMix64::new(5);

@@ -1,10 +1,14 @@
-//! From numbers of units to the units themselves.
+//! Assignment of units, given their numbers.
 //!
-//! Problem: sizes say how many colors or ways each group gets; which ones they are decides how many pages have to be
-//! copied (CP 4.6.5: 11 051 cycles a page), whether hardware takes the mask (contiguous ways), and whether contiguous
-//! page requests can be served (CP 4.4.1: adjacent colors). Method: a group keeps what it holds as far as it may, and
-//! takes more next to it first; contiguous masks are laid out side by side in the order in which the groups stand now.
-//! Properties: every group gets its number, no unit is given twice, and where sizes stay nothing moves.
+//! Problem: sizes give the number of colors or ways of each group; which ones they are determines how many pages have
+//! to be
+//! copied (CP 4.6.5: 11 051 cycles a page), whether hardware accepts the mask (contiguous ways), and whether contiguous
+//! page
+//! requests can be met (CP 4.4.1: adjacent colors). Method: a group keeps its units as far as possible, and takes
+//! adjacent
+//! ones first; contiguous masks are laid out side by side in the present order of the groups. Properties: every group
+//! gets
+//! its number, no unit is assigned twice, and if sizes stay the same, nothing moves.
 
 use cachemate_core::{CacheId, IndexSet, PartitionSupport, View};
 
@@ -24,24 +28,24 @@ pub enum PartitionUnits {
     Ways {
         /// Ways of the cache.
         units: u32,
-        /// Ways that a group has at least.
-        at_least: u32,
+        /// Fewest ways of a group.
+        min_units: u32,
         /// A group's ways must lie side by side.
         contiguous: bool,
-        /// Groups that the hardware tells apart, the ungrouped processes' included.
-        groups_at_most: u32,
+        /// Groups that the hardware distinguishes, including that of ungrouped processes.
+        max_groups: u32,
     },
 }
 
 impl PartitionUnits {
-    /// Ways before colors: nothing has to be copied.
+    /// Ways before colors, because they need no copying.
     pub fn of<'a>(partitions: impl Iterator<Item = &'a PartitionSupport>) -> Option<Self> {
         let divided = partitions.map(|partition| match *partition {
             PartitionSupport::Colors { colors, page_bytes, page_migration_ns: move_page_ns } => {
                 PartitionUnits::Colors { units: colors, page_bytes, move_page_ns }
             }
-            PartitionSupport::Ways { ways, min_ways: at_least, contiguous, max_groups: groups_at_most } => {
-                PartitionUnits::Ways { units: ways, at_least, contiguous, groups_at_most }
+            PartitionSupport::Ways { ways, min_ways: min_units, contiguous, max_groups } => {
+                PartitionUnits::Ways { units: ways, min_units, contiguous, max_groups }
             }
         });
         divided.reduce(|a, b| if matches!(a, PartitionUnits::Ways { .. }) { a } else { b })
@@ -53,17 +57,17 @@ impl PartitionUnits {
         }
     }
     /// Smallest share of a group.
-    pub fn at_least(&self) -> u32 {
+    pub fn min_units(&self) -> u32 {
         match *self {
             PartitionUnits::Colors { .. } => 1,
-            PartitionUnits::Ways { at_least, .. } => at_least.max(1),
+            PartitionUnits::Ways { min_units, .. } => min_units.max(1),
         }
     }
-    /// Groups at most, besides the one class of service of the ungrouped processes.
-    pub fn groups_at_most(&self) -> u32 {
+    /// Largest number of groups, besides the class of service of ungrouped processes.
+    pub fn max_groups(&self) -> u32 {
         match *self {
             PartitionUnits::Colors { units, .. } => units,
-            PartitionUnits::Ways { units, groups_at_most, .. } => groups_at_most.saturating_sub(1).min(units),
+            PartitionUnits::Ways { units, max_groups, .. } => max_groups.saturating_sub(1).min(units),
         }
     }
     fn contiguous(&self) -> bool {
@@ -71,8 +75,9 @@ impl PartitionUnits {
     }
 }
 
-/// Which units each group gets. `held` is what it has now (empty: nothing yet), `wanted` how many it shall have; their
-/// sum is at most the cache's units.
+/// Units of each group. `held` are its present ones (empty: none yet), `wanted` is their new number; all numbers add up
+/// to at
+/// most the cache's units.
 pub fn assign(held: &[IndexSet], wanted: &[u32], divided: &PartitionUnits) -> Vec<IndexSet> {
     debug_assert!(held.len() == wanted.len() && wanted.iter().sum::<u32>() <= divided.units());
     if divided.contiguous() { side_by_side(held, wanted) } else { keeping(held, wanted, divided.units()) }
@@ -111,17 +116,19 @@ fn keeping(held: &[IndexSet], wanted: &[u32], units: u32) -> Vec<IndexSet> {
 }
 
 /// Pages that a process must copy when its colors become `allowed`: all outside them, and those that overfill a color
-/// when it is given more (CP 4.4.2).
+/// when
+/// it gets more colors (CP 4.4.2).
 pub fn pages_to_move(pages_per_color: &[u64], allowed: &IndexSet) -> u64 {
     let resident: u64 = pages_per_color.iter().sum();
-    let each_at_most = resident.div_ceil(u64::from(allowed.count().max(1)));
+    let max_each = resident.div_ceil(u64::from(allowed.count().max(1)));
     let moved = |(color, &pages): (usize, &u64)| {
-        if allowed.contains(color as u32) { pages.saturating_sub(each_at_most) } else { pages }
+        if allowed.contains(color as u32) { pages.saturating_sub(max_each) } else { pages }
     };
     pages_per_color.iter().enumerate().map(moved).sum()
 }
 
-/// Last-level caches that can be divided, and how; for colors, which hold in every cache of the level, the first one.
+/// Last-level caches that can be partitioned, with their units; colors apply to all caches of the level, so only the
+/// first.
 pub fn dividable(view: &View<'_>) -> Vec<(CacheId, PartitionUnits)> {
     let mut caches: Vec<(CacheId, PartitionUnits)> = Vec::new();
     for cache in view.topology.last_level_caches() {
@@ -142,7 +149,7 @@ mod tests {
     use proptest::prelude::*;
 
     const COLORS: PartitionUnits = PartitionUnits::Colors { units: 16, page_bytes: 4096, move_page_ns: 7368.0 };
-    const WAYS: PartitionUnits = PartitionUnits::Ways { units: 16, at_least: 1, contiguous: true, groups_at_most: 8 };
+    const WAYS: PartitionUnits = PartitionUnits::Ways { units: 16, min_units: 1, contiguous: true, max_groups: 8 };
 
     fn sets(of: &[&str]) -> Vec<IndexSet> {
         of.iter().map(|set| set.parse().unwrap()).collect()
@@ -151,7 +158,7 @@ mod tests {
         sets.iter().map(IndexSet::to_string).collect()
     }
 
-    /// Does a group keep its colors when others grow and shrink?
+    /// Does a group keep its colors while others grow and shrink?
     #[test]
     fn colors_stay_where_they_can() {
         let first = assign(&sets(&["", "", ""]), &[8, 4, 4], &COLORS);
@@ -160,14 +167,14 @@ mod tests {
         assert_eq!(shown(&then), ["0-3", "4-11", "12-15"]);
     }
 
-    /// Are masks in one piece where hardware demands it?
+    /// Are masks contiguous if hardware requires it?
     #[test]
     fn ways_are_laid_side_by_side() {
         let now = sets(&["8-15", "", "0-7"]);
         assert_eq!(shown(&assign(&now, &[6, 2, 8], &WAYS)), ["8-13", "14-15", "0-7"]);
     }
 
-    /// Do shrinking and growing move what the paper says: all out of revoked colors, a part into new ones?
+    /// Do shrinking and growing move the pages of the paper's rule: all out of revoked colors, a share into new ones?
     #[test]
     fn shrinking_moves_all_and_growing_a_part() {
         let mut pages = vec![0; 16];
@@ -178,7 +185,7 @@ mod tests {
     }
 
     proptest! {
-        /// Does every group get its number, no unit twice, and nothing move where sizes stay?
+        /// Does every group get its number, no unit twice, and does nothing move if sizes stay the same?
         #[test]
         fn every_group_gets_its_number(
             sizes in prop::collection::vec(1u32..5, 1..4), again in prop::collection::vec(1u32..5, 1..4), ways: bool,

@@ -1,11 +1,13 @@
-//! Programs that turn to another phase faster than any plan can follow them are seen as a whole.
+//! Averages of programs whose phases change faster than plans can follow.
 //!
-//! Problem: a phase is told some windows after it has begun, and a change takes some more to be made and measured. Who turns
-//! again by then has given up its part for nothing, each time. Method: where the last few phases were that short in the
-//! mean, the program's number of phases stands still, and its curve is the mean of those that were measured last. Logs
-//! fall anywhere in its rounds, so that their mean is that of its time. Properties: who has so long a phase again is
-//! followed again; until enough curves are measured nothing changes; curves that differ make the mean as uncertain as
-//! they leave it.
+//! Problem: a phase is identified some windows after it has begun, and a change of plan takes some more. A program that
+//! changes phase again by then has released its partition for nothing, each time. Method: if the mean length of the
+//! last few
+//! phases was that short, the program's phase number stays constant, and its curve is the mean of its most recent
+//! curves.
+//! Logs fall anywhere in its phases, so their mean is that of its time. Properties: a program with a long phase is
+//! followed
+//! again; nothing changes until enough curves are measured; curves that differ widen the error of the mean accordingly.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -13,24 +15,25 @@ use cachemate_core::{CacheLevel, Estimate, Fact, SizeCurve, TaskId, View};
 
 use super::{LevelCurves, measured_at};
 
-/// Kind of phase of a program that is seen as a whole.
-pub const WHOLE: u32 = u32::MAX;
-/// Phases of fewer windows cannot be followed: three or four to be told, as many for a change, as many to gain by it.
-const FOLLOWED_FROM_WINDOWS: u64 = 12;
-/// Phases that the mean is taken of.
+/// Kind of phase of a program with averaged phases.
+pub const AVERAGED: u32 = u32::MAX;
+/// Phases of fewer windows cannot be followed: three or four to identify them, as many for a change, as many to gain by
+/// it.
+const MIN_FOLLOWED_WINDOWS: u64 = 12;
+/// Number of phases in the mean length.
 const PHASES: usize = 4;
-/// Fewer curves are no mean of anything.
-const CURVES_AT_LEAST: usize = 3;
-/// Older ones are forgotten.
-const CURVES_AT_MOST: usize = 8;
+/// Fewest curves of an average.
+const MIN_CURVES: usize = 3;
+/// Most curves of an average; older ones are dropped.
+const MAX_CURVES: usize = 8;
 
-/// What is known of one task's past.
+/// History of one task.
 #[derive(Clone, Debug, Default)]
 struct PhaseHistory {
-    /// The phase that goes on, and the window in which it was first seen.
+    /// The current phase, and the window in which it was first observed.
     phase: (u32, u64),
     lengths_windows: VecDeque<u64>,
-    /// Number of the phase at which it began to be seen as a whole.
+    /// Number of the phase at which averaging began.
     since: Option<u32>,
     curves: VecDeque<LevelCurves>,
 }
@@ -42,7 +45,7 @@ pub struct FastPhaseAverages {
 }
 
 impl FastPhaseAverages {
-    /// Takes a window in; tasks that are gone are forgotten.
+    /// Takes in a window, and forgets tasks that exited.
     pub fn observe(&mut self, view: &View<'_>) {
         self.past.retain(|task, _| view.profiles.contains_key(task));
         for (&task, profile) in view.profiles {
@@ -54,13 +57,13 @@ impl FastPhaseAverages {
         }
     }
 
-    /// Number of its phase and its curves, where a task is seen as a whole.
+    /// Phase number and curves of a task with averaged phases.
     pub fn averaged(&self, task: TaskId) -> Option<(u32, LevelCurves)> {
         let past = self.past.get(&task).filter(|past| past.is_averaged())?;
         Some((past.since?, mean(&past.curves)?))
     }
 
-    /// Is it seen as a whole?
+    /// Are the task's phases averaged?
     pub fn contains(&self, task: TaskId) -> bool {
         self.past.get(&task).is_some_and(PhaseHistory::is_averaged)
     }
@@ -68,7 +71,7 @@ impl FastPhaseAverages {
 
 impl PhaseHistory {
     fn is_averaged(&self) -> bool {
-        self.since.is_some() && self.curves.len() >= CURVES_AT_LEAST
+        self.since.is_some() && self.curves.len() >= MIN_CURVES
     }
 
     fn turn(&mut self, number: u32, window: u64) {
@@ -80,12 +83,12 @@ impl PhaseHistory {
             if self.lengths_windows.len() > PHASES {
                 self.lengths_windows.pop_front();
             }
-        } else if length >= 2 * FOLLOWED_FROM_WINDOWS {
+        } else if length >= 2 * MIN_FOLLOWED_WINDOWS {
             self.lengths_windows.clear();
             self.since = None;
         }
         let sum: u64 = self.lengths_windows.iter().sum();
-        if self.lengths_windows.len() == PHASES && sum < FOLLOWED_FROM_WINDOWS * PHASES as u64 {
+        if self.lengths_windows.len() == PHASES && sum < MIN_FOLLOWED_WINDOWS * PHASES as u64 {
             self.since.get_or_insert(number);
         }
     }
@@ -95,12 +98,12 @@ impl PhaseHistory {
         if self.curves.back().and_then(measured_at) == Some(at) {
             return;
         }
-        // Curves at other sizes are of another machine's parts: there is no mean of both.
+        // Curves at other sizes are of other caches: there is no mean of both.
         if self.curves.back().is_some_and(|last| !are_alike(last, measured)) {
             self.curves.clear();
         }
         self.curves.push_back(measured.clone());
-        if self.curves.len() > CURVES_AT_MOST {
+        if self.curves.len() > MAX_CURVES {
             self.curves.pop_front();
         }
     }
@@ -128,7 +131,7 @@ fn mean(curves: &VecDeque<LevelCurves>) -> Option<LevelCurves> {
     Some(last.iter().map(of).collect())
 }
 
-/// Mean of measurements; its interval is theirs in the mean, or two standard errors of the mean where those reach further.
+/// Mean of measurements; its interval is the mean of theirs, or two standard errors if those reach further.
 fn mean_of(all: &[Estimate]) -> Estimate {
     let count = all.len() as f64;
     let mean = |of: &dyn Fn(&Estimate) -> f64| all.iter().map(of).sum::<f64>() / count;
@@ -148,7 +151,7 @@ mod tests {
     const TASK: TaskId = TaskId(0);
 
     /// One window: the phase's number, and misses of the curve that was measured in it.
-    fn observe(unsteady: &mut FastPhaseAverages, window: u64, number: u32, measured: Option<f64>) {
+    fn observe(averages: &mut FastPhaseAverages, window: u64, number: u32, measured: Option<f64>) {
         let mut profile = Profile { phase_number: number, ..Profile::default() };
         if let Some(rate) = measured {
             let curve = vec![(1 << 20, Estimate::exact(rate)), (2 << 20, Estimate::exact(0.0))];
@@ -156,49 +159,50 @@ mod tests {
             profile.locality.misses_per_kilo_instr.values_mut().for_each(|fact| fact.window = window);
         }
         let profiles: Profiles = [(TASK, profile)].into();
-        with_view(window, &profiles, |view| unsteady.observe(view));
+        with_view(window, &profiles, |view| averages.observe(view));
     }
 
-    /// Phases of so many windows, a curve measured at the beginning of each: when is the task seen as a whole?
+    /// The window in which averaging begins, for phases of so many windows with a curve measured at the beginning of
+    /// each.
     fn first_whole(length: u64, phases: u64) -> Option<(u64, FastPhaseAverages)> {
-        let mut unsteady = FastPhaseAverages::default();
+        let mut averages = FastPhaseAverages::default();
         (0..length * phases).find_map(|window| {
             let measured = window.is_multiple_of(length).then_some((window / length % 2 * 8) as f64);
-            observe(&mut unsteady, window, (window / length) as u32, measured);
-            unsteady.contains(TASK).then(|| (window, unsteady.clone()))
+            observe(&mut averages, window, (window / length) as u32, measured);
+            averages.contains(TASK).then(|| (window, averages.clone()))
         })
     }
 
-    /// Is who turns every four windows seen as a whole, by the mean of its curves, and who turns every twenty not?
+    /// Are phases of four windows averaged, by the mean of their curves, and phases of twenty windows not?
     #[test]
-    fn who_turns_too_fast_is_seen_as_a_whole() {
+    fn phases_that_are_too_short_are_averaged() {
         assert!(first_whole(20, 9).is_none());
-        let (window, mut unsteady) = first_whole(4, 9).unwrap();
+        let (window, mut averages) = first_whole(4, 9).unwrap();
         assert_eq!(window, 16, "four phases are over");
-        let (number, curves) = unsteady.averaged(TASK).unwrap();
+        let (number, curves) = averages.averaged(TASK).unwrap();
         let point = curves[&CacheLevel::L3].value[0].1;
         // 0, 8, 0, 8, 0.
         assert_eq!((number, point.value), (4, 3.2));
         assert!(point.low < 0.1 && point.high > 6.0, "{point:?}");
-        observe(&mut unsteady, 20, 5, None);
-        assert_eq!(unsteady.averaged(TASK).map(|(number, _)| number), Some(4), "the number stands still");
+        observe(&mut averages, 20, 5, None);
+        assert_eq!(averages.averaged(TASK).map(|(number, _)| number), Some(4), "the phase number is constant");
         // It stays in one phase now.
         for window in 21..=44 {
-            assert!(unsteady.contains(TASK), "{window}");
-            observe(&mut unsteady, window, 5, None);
+            assert!(averages.contains(TASK), "{window}");
+            observe(&mut averages, window, 5, None);
         }
-        assert!(!unsteady.contains(TASK));
+        assert!(!averages.contains(TASK));
     }
 
     /// Does nothing change until enough curves are known?
     #[test]
-    fn without_curves_there_is_no_whole() {
-        let mut unsteady = FastPhaseAverages::default();
+    fn without_curves_there_is_no_average() {
+        let mut averages = FastPhaseAverages::default();
         for window in 0..40 {
-            observe(&mut unsteady, window, (window / 3) as u32, (window == 5 || window == 20).then_some(1.0));
+            observe(&mut averages, window, (window / 3) as u32, (window == 5 || window == 20).then_some(1.0));
         }
-        assert!(!unsteady.contains(TASK));
-        observe(&mut unsteady, 40, 14, Some(4.0));
-        assert_eq!(unsteady.averaged(TASK).unwrap().1[&CacheLevel::L3].value[0].1.value, 2.0);
+        assert!(!averages.contains(TASK));
+        observe(&mut averages, 40, 14, Some(4.0));
+        assert_eq!(averages.averaged(TASK).unwrap().1[&CacheLevel::L3].value[0].1.value, 2.0);
     }
 }

@@ -1,16 +1,23 @@
-//! Activity vectors (AV 2.2 to 2.4, 4.2, 4.3): run beside each other what uses different parts of the cache.
+//! Activity vectors (AV 2.2 to 2.4, 4.2, 4.3): co-runs tasks that use different parts of the cache.
 //!
-//! Problem: two programs of the same miss rate may get along or not; it depends on which sets they use. Method: accesses
-//! and misses of groups of sets (super sets) are counted for every task and level over a sample; a bit says that a super set
-//! is busy; the bits that two tasks share say how badly they go together; the next sample is expected to look like
-//! the last one. Scores and forms are [`crate::coschedule`]'s.
+//! Problem: whether two programs of the same miss rate slow each other down depends on the sets that they use. Method:
+//! accesses and misses of groups of sets (super sets) are counted for every task and level over a sample. A bit marks a
+//! busy
+//! super set; the number of bits that two tasks share measures how badly they go together. The next sample is expected
+//! to
+//! look like the last one. Scores and forms are those of [`crate::coschedule`].
 //!
-//! The paper leaves open the number of super sets, the thresholds and the weights. Here: 32; busy is what counts more than
-//! the mean over all tasks and super sets (a mean over the task's own would light as many bits in a quiet program as in
-//! a busy one); the misses of the last level alone, whose overlap costs most (Table 1), and 4 bits for a sample run.
+//! The paper leaves open the number of super sets, the thresholds and the weights. Here, there are 32 super sets; one
+//! is busy
+//! if it counts more than the mean over all tasks and super sets (a mean over the task's own would set as many bits in
+//! a
+//! quiet program as in a busy one). Only the misses of the last level have a weight, because their overlap costs most
+//! (Table
+//! 1), and a sample that a task has run weighs 4 bits.
 //!
-//! Properties: counts of a task that did not run all the time are scaled to a whole window, so that they compare;
-//! profiles recorded beforehand serve where the machine cannot count; a task that nobody has seen yet shares no bits.
+//! Properties: counts of a task that ran for part of a window are scaled to a whole window; profiles recorded
+//! beforehand are
+//! used if the machine cannot count; a task that has not run yet shares no bits.
 
 use std::collections::BTreeMap;
 
@@ -24,7 +31,7 @@ use super::ParameterError;
 use crate::cache_reload_cost::ReloadCosts;
 use crate::coschedule::{CoRunCost, CoScheduleForm, CoScheduler, MAX_LAG_SAMPLES};
 
-/// Out of TOML.
+/// Parameters in TOML.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Parameters {
@@ -34,12 +41,12 @@ pub struct Parameters {
     pub super_sets: u32,
     /// A super set is busy above so many times the mean of all tasks.
     pub busy_above: f64,
-    /// Advice is silent about a task that has run so many samples less than the mean task below its cache.
+    /// `advice` gives none for a task that has run so many samples less than the mean task below its cache.
     pub max_lag_samples: f64,
     pub weights: FactorWeights,
 }
 
-/// The factors' weights: bits shared, by level and kind, and what counts against a task by itself.
+/// Weights of the factors: shared bits, by level and kind, and the costs of a task by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct FactorWeights {
@@ -55,7 +62,7 @@ pub struct FactorWeights {
     pub miss_per_kilo_instr: f64,
     /// An instruction per cycle, as counted.
     pub instr_per_cycle: f64,
-    /// Bringing a task in, for every so many extra misses as make a super set of the last level busy: whole set only.
+    /// Bringing a task in, per number of extra misses that makes a super set of the last level busy; form `set` only.
     pub newcomer: f64,
 }
 
@@ -91,10 +98,10 @@ impl Default for FactorWeights {
 }
 
 impl Parameters {
-    /// Out of TOML.
+    /// Parses TOML.
     ///
     /// # Errors
-    /// In words: an unknown or ill-typed parameter, or one out of its range.
+    /// An unknown or ill-typed parameter, or one out of its range.
     pub fn parse(text: &str) -> Result<Self, ParameterError> {
         let parsed: Parameters = super::parameters(text)?;
         let weights = &parsed.weights;
@@ -119,7 +126,7 @@ impl Parameters {
         }
     }
 
-    /// Does whoever is brought in pay for it?
+    /// Does a task that is brought in pay for it?
     fn pays(&self) -> bool {
         self.form == CoScheduleForm::Set && self.weights.newcomer > 0.0
     }
@@ -132,13 +139,13 @@ impl FactorWeights {
     }
 }
 
-/// Counts of one task as for a whole window: (accesses, misses) per super set of each of the three levels.
+/// Counts of one task, scaled to a whole window: (accesses, misses) per super set of each of the three levels.
 type SuperSetRates = [Vec<(f64, f64)>; 3];
 
 /// Raw counts of one task, by level.
 type RawCounts = Vec<(CacheLevel, Vec<SuperSetCount>)>;
 
-/// Place of the contended level's misses among the six vectors.
+/// Position of the contended level's misses among the six vectors.
 const LAST_LEVEL_MISS: usize = 5;
 
 struct ActivityVectors {
@@ -184,7 +191,7 @@ impl ActivityVectors {
             let counted = |evidence: &ProbeEvidence| matches!(evidence, ProbeEvidence::Activity { task: of, .. } if *of == task.task);
             let measured = view.observation.probe_results.iter().any(|answer| counted(&answer.evidence));
             let ran_ns = task.ran_ns();
-            // A recorded profile is a whole sample; so is what ran all the time.
+            // A recorded profile covers a whole sample, and so does a task that ran all the time.
             let times =
                 if measured && ran_ns > 0 { view.observation.span.elapsed_ns as f64 / ran_ns as f64 } else { 1.0 };
             let of_level = |level: Option<CacheLevel>| -> Vec<(f64, f64)> {
@@ -196,7 +203,7 @@ impl ActivityVectors {
         }
     }
 
-    /// What was counted in this very window of the last level.
+    /// Takes in the counts of the last level in this window.
     fn follow_refills(&mut self, view: &View<'_>, last: Option<CacheLevel>) {
         if !self.parameters.pays() {
             return;
@@ -215,7 +222,7 @@ impl ActivityVectors {
 
     fn vectors(&self, view: &View<'_>) -> Vectors {
         let kind = |cell: usize, count: &(f64, f64)| if cell.is_multiple_of(2) { count.0 } else { count.1 };
-        // In order of arrival: sums of fractions depend on the order, which renaming must not change.
+        // In order of arrival: sums of fractions depend on the order, which must not follow from task ids.
         let present =
             || view.observation.tasks.iter().filter_map(|task| Some((task.task, &self.rates.get(&task.task)?.1)));
         let threshold = |cell: usize| {
@@ -261,7 +268,7 @@ impl ActivityVectors {
         Vectors { cells, tasks, looks }
     }
 
-    /// Every level that has a weight, of every task, all the time: a cache of the machine that can count.
+    /// Probes of every level that has a weight, of every task, all the time, on a machine with counters for it.
     fn probes(&self, view: &View<'_>, levels: &[Option<CacheLevel>; 3]) -> Vec<ProbeRequest> {
         let counts = view.capabilities.abilities.get(&Ability::CountSuperSets);
         let tasks: Vec<TaskId> =
@@ -278,7 +285,7 @@ impl ActivityVectors {
             }
         }
         let what = |level| ProbeKind::SuperSets { tasks: tasks.clone(), level, super_sets: self.parameters.super_sets };
-        // Counting costs no time; the budget is a bound that is never reached.
+        // Counting costs no time, so the budget is never reached.
         let probe = |(id, level): (u32, CacheLevel)| ProbeRequest {
             id: ProbeId(id),
             kind: what(level),
@@ -288,7 +295,7 @@ impl ActivityVectors {
     }
 }
 
-/// What is expected of one task.
+/// Expected cache use of one task.
 struct ExpectedUse {
     bits: [IndexSet; 6],
     burden: f64,
@@ -296,11 +303,11 @@ struct ExpectedUse {
     stays: bool,
 }
 
-/// What is expected of the next sample.
+/// Expected cache use of all tasks in the next sample.
 struct Vectors {
     cells: [f64; 6],
     tasks: BTreeMap<TaskId, ExpectedUse>,
-    /// Without any weight but the samples' it is a round robin, which needs no evidence.
+    /// With the samples' weight alone, it is a round robin, which needs no evidence.
     looks: bool,
 }
 

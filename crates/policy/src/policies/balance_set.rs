@@ -1,15 +1,19 @@
-//! Balance sets: groups of threads that get along on the cache run one after the other (papers BS 3).
+//! Balance sets: groups of threads whose reuse fits the cache together run one group after the other (papers BS 3).
 //!
-//! Problem: threads whose reuse does not fit a shared cache together should not run together, and nobody may starve.
-//! Method, for every last-level cache: a probe watches when sampled locations are touched again; StatCache or StatStack
-//! turns that into the miss ratio of any group (mean of everybody's on a part of the cache, or StatCC's composition on
-//! the whole); the threshold is the lowest that leaves nobody out; groups at or below it take turns as gangs
+//! Problem: threads whose reuse does not fit a shared cache together should not run together, and none may starve.
+//! Method, for
+//! every last-level cache: a probe observes when sampled locations are touched again. StatCache or StatStack turns that
+//! into
+//! the miss ratio of any group: the mean of its members on a share of the cache each, or StatCC's composition on the
+//! whole.
+//! The threshold is the lowest that leaves no thread out; groups at or below it take turns as gangs
 //! ([`crate::solvers::balance`]).
 //!
-//! Properties: nothing is enumerated, so hundreds of threads are no trouble; a thread of which nothing is known counts
-//! as the worst known one; without any evidence, or where no more threads than CPUs are there, nobody is grouped.
-//! Profiles recorded earlier serve like measured ones; where they have no reuse times, the average is taken from their
-//! miss-rate curves.
+//! Properties: nothing is enumerated, so hundreds of threads are no problem; a thread without a profile counts as the
+//! worst
+//! known one; without any evidence, or with no more threads than CPUs, no thread is grouped. Profiles recorded earlier
+//! are
+//! used like measured ones; without reuse times in them, the mean is taken from their miss-rate curves.
 
 use std::collections::BTreeMap;
 
@@ -28,11 +32,11 @@ use crate::gang_quantum::{self, GangCandidate, QuantumTooLong};
 use crate::llc_placement::{LlcTasks, StickyPlacement};
 use crate::solvers::balance::{ComposedModel, GroupModel, RotationRule, best_groups, rotation};
 
-/// How a group's miss ratio is expected.
+/// Model of a group's miss ratio.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum GroupRatioModel {
-    /// Mean of the members alone on their part of the cache.
+    /// Mean of the members, each alone on its share of the cache.
     Average,
     /// Members share the whole cache by their access rates.
     Composed,
@@ -46,13 +50,13 @@ pub enum ReplacementKind {
     Lru,
 }
 
-/// How often each group runs.
+/// Frequency of each group's turns.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TurnFrequency {
-    /// Threads' turns are as even as the threshold allows.
+    /// Threads get turns as evenly as the threshold allows.
     Fair,
-    /// Every qualifying group equally.
+    /// Each group at or below the threshold gets the same number of turns.
     Uniform,
 }
 
@@ -61,17 +65,17 @@ pub enum TurnFrequency {
 #[serde(deny_unknown_fields, default)]
 pub struct Parameters {
     pub window_ns: u64,
-    /// A group's turn. Absent: four times the longest refill of a footprint within 20 to 100 ms ([`crate::gang_quantum`]), or
-    /// 10 ms where nobody's footprint is known.
+    /// Length of a group's turn. Absent: four times the longest refill of a footprint within 20 to 100 ms
+    /// ([`crate::gang_quantum`]), or 10 ms if no footprint is known.
     pub slice_ns: Option<u64>,
-    /// Groups are refused where turns of two refills make a task wait longer than this.
+    /// Groups are refused if turns of two refills make a task wait longer than this.
     pub max_wait_ns: u64,
     pub group_model: GroupRatioModel,
     pub replacement: ReplacementKind,
     pub rotation: TurnFrequency,
-    /// Watched of each thread.
+    /// Watched locations of each thread.
     pub locations: u32,
-    /// The most processor time one thread's watching may take.
+    /// Largest processor time for watching one thread.
     pub budget_ns: u64,
 }
 
@@ -112,10 +116,10 @@ impl Parameters {
     }
 }
 
-/// A group's turn where nobody's footprint is known: the time slice of the paper's operating system.
+/// A group's turn if no footprint is known: the time slice of the paper's operating system.
 const USUAL_SLICE_NS: u64 = 10_000_000;
-/// What fetching footprints again may cost in the mean: with turns of two refills everything takes twice as long.
-const SLOWDOWN_AT_MOST: f64 = 1.0;
+/// Largest mean slowdown by refills: with turns of two refills everything takes twice as long.
+const MAX_SLOWDOWN: f64 = 1.0;
 
 struct BalanceSet {
     parameters: Parameters,
@@ -126,14 +130,14 @@ struct BalanceSet {
     next_probe: u32,
 }
 
-/// What is remembered of one cache.
+/// State of one cache.
 #[derive(Default)]
 struct CacheRotation {
     known: BTreeMap<TaskId, TaskModel>,
-    /// Tasks and what was known of each when the gangs were made.
-    made_from: Vec<(TaskId, Option<TaskModel>)>,
+    /// Tasks and their models at the time when the gangs were formed.
+    formed_from: Vec<(TaskId, Option<TaskModel>)>,
     gangs: Vec<Vec<TaskId>>,
-    /// How long a group runs, by what was known last.
+    /// Length of a group's turn, by the models of that time.
     turn: Option<Result<u64, QuantumTooLong>>,
 }
 
@@ -142,11 +146,11 @@ struct TaskModel {
     phase: u32,
     /// Alone on an n-th of the cache.
     ratio: f64,
-    /// Where the composition is asked for.
+    /// Only for the composition.
     shared: Option<SharedReuse>,
 }
 
-/// Reuse times in the form of profiles, and references per cycle.
+/// Reuse times in the form that profiles have, and references per cycle.
 #[derive(Clone, PartialEq, Debug)]
 struct SharedReuse {
     times: Vec<(Option<u64>, f64)>,
@@ -166,7 +170,7 @@ impl Policy for BalanceSet {
             if crowded && gangs_run {
                 state.group(&domain, &self.parameters, self.seed, &mut why);
             } else {
-                (state.gangs, state.made_from, state.turn) = (Vec::new(), Vec::new(), None);
+                (state.gangs, state.formed_from, state.turn) = (Vec::new(), Vec::new(), None);
             }
             for task in &domain.tasks {
                 plan.affinity.insert(task.task, domain.cpus.clone());
@@ -202,7 +206,7 @@ fn as_gang(members: &[TaskId]) -> Gang {
     Gang { members: members.iter().map(|&task| (task, None)).collect(), slices: 1 }
 }
 
-/// The most turns from one of a task's to its next.
+/// Largest number of turns from one turn of a task to its next.
 fn turns_until_next(groups: &[Vec<TaskId>], task: TaskId) -> usize {
     let turns: Vec<usize> = (0..groups.len()).filter(|&at| groups[at].contains(&task)).collect();
     let Some((first, last)) = turns.first().zip(turns.last()) else { return groups.len() };
@@ -211,7 +215,7 @@ fn turns_until_next(groups: &[Vec<TaskId>], task: TaskId) -> usize {
 }
 
 impl BalanceSet {
-    /// Asks for the reuse times of threads whose profile has none, until they are told.
+    /// Requests the reuse times of threads whose profile has none, until they are answered.
     fn watch(&mut self, view: &View<'_>, domain: &LlcTasks<'_>, crowded: bool, plan: &mut Plan) {
         if !crowded || !supports(view, Ability::SampleReuses) {
             return;
@@ -238,8 +242,8 @@ impl BalanceSet {
 }
 
 impl CacheRotation {
-    /// How long a group runs: as stated, else by the law of turns, else as where nothing is known. Evidence that is gone
-    /// changes nothing.
+    /// Length of a group's turn: as stated, else by the law of turns, else the default. Loss of evidence changes
+    /// nothing.
     fn turn(&mut self, view: &View<'_>, domain: &LlcTasks<'_>, parameters: &Parameters) -> Result<u64, QuantumTooLong> {
         if let Some(stated) = parameters.slice_ns {
             return Ok(stated);
@@ -248,16 +252,16 @@ impl CacheRotation {
         let refill_ns = |task: TaskId| gang_quantum::refill_ns(view.profiles.get(&task)?, cache?, view);
         let tasks = || domain.tasks.iter().map(|seen| seen.task);
         let members: Vec<GangCandidate> =
-            tasks().map(|task| GangCandidate { refill_ns: refill_ns(task), degradation: 0.0 }).collect();
+            tasks().map(|task| GangCandidate { refill_ns: refill_ns(task), slowdown: 0.0 }).collect();
         let longest_gap = tasks().map(|task| turns_until_next(&self.gangs, task)).max().unwrap_or(1);
-        let law = gang_quantum::quantum_ns(&members, SLOWDOWN_AT_MOST, longest_gap, parameters.max_wait_ns);
+        let law = gang_quantum::quantum_ns(&members, MAX_SLOWDOWN, longest_gap, parameters.max_wait_ns);
         match law.transpose() {
             Some(told) => *self.turn.insert(told),
             None => *self.turn.get_or_insert(Ok(USUAL_SLICE_NS)),
         }
     }
 
-    /// Takes over what is new: a thread seen first, a new phase, or a probe's last answer.
+    /// Takes over new evidence: a new thread, a new phase, or a probe's last answer.
     fn learn(
         &mut self,
         view: &View<'_>,
@@ -286,17 +290,17 @@ impl CacheRotation {
         }
     }
 
-    /// Makes the gangs anew when somebody came or went or more is known.
+    /// Forms the gangs anew if the set of tasks changed or more is known.
     fn group(&mut self, domain: &LlcTasks<'_>, parameters: &Parameters, seed: u64, why: &mut Vec<Reason>) {
         let tasks: Vec<TaskId> = domain.tasks.iter().map(|seen| seen.task).collect();
         let from: Vec<(TaskId, Option<TaskModel>)> =
             tasks.iter().map(|task| (*task, self.known.get(task).cloned())).collect();
-        if from == self.made_from {
+        if from == self.formed_from {
             return;
         }
         let size = domain.cpus.count() as usize;
         let known: Vec<Option<TaskModel>> = from.iter().map(|(_, known)| known.clone()).collect();
-        self.made_from = from;
+        self.formed_from = from;
         let Some(model) = model(&known, domain, parameters) else {
             self.gangs = Vec::new();
             return;
@@ -333,7 +337,7 @@ impl CacheRotation {
     }
 }
 
-/// What a profile says of a thread on this cache; `None` where it does not say enough.
+/// The model of a thread on this cache, from its profile; `None` if the profile does not suffice.
 fn model_of(profile: &Profile, domain: &LlcTasks<'_>, parameters: &Parameters) -> Option<TaskModel> {
     let (size_bytes, line_bytes) = (domain.size_bytes?, u64::from(domain.line_bytes?));
     let part_bytes = size_bytes / u64::from(domain.cpus.count().max(1));
@@ -358,8 +362,8 @@ fn model_of(profile: &Profile, domain: &LlcTasks<'_>, parameters: &Parameters) -
     Some(TaskModel { phase: profile.phase_number, ratio, shared: shared.flatten() })
 }
 
-/// The group model of all threads of the cache. An unknown thread counts as the worst known one. `None` where nobody
-/// is known.
+/// The group model of all threads of the cache. A thread without a model counts as the worst known one. `None` if no
+/// thread has a model.
 fn model(known: &[Option<TaskModel>], domain: &LlcTasks<'_>, parameters: &Parameters) -> Option<GroupModel> {
     let usable = |known: &&TaskModel| parameters.group_model == GroupRatioModel::Average || known.shared.is_some();
     let worst = known.iter().flatten().filter(usable).max_by(|a, b| a.ratio.total_cmp(&b.ratio))?;

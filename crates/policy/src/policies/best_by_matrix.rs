@@ -1,14 +1,18 @@
-//! The assignment with the least sum of measured degradations of pairs (CA 2.1): what a matrix can know.
+//! The assignment with the least sum of measured pairwise slowdowns (CA 2.1): the best that a matrix can give.
 //!
-//! Problem: a policy that is better than another may still be far from what is possible. Method: the slowdown of
-//! every program beside every other, measured beforehand, comes as a parameter; whenever tasks come or go, the solvers
-//! find the assignment of those that are there with the least sum. Rows belong to tasks in order of arrival: row k is the k-th task of
-//! the run, so that nothing hangs on names. Which of two like caches a group gets is all one to the costs, but not to
-//! memory: groups are exchanged until no exchange leaves more tasks where they are.
+//! Problem: a policy that is better than another may still be far from the optimum. Method: the slowdown of every
+//! program
+//! beside every other, measured beforehand, is a parameter; whenever the set of tasks changes, the solvers find the
+//! assignment with the least sum. Rows belong to tasks in order of arrival: row k is for the k-th task of the run, so
+//! nothing
+//! depends on names. Which of two like caches a group gets does not matter for the sum, but it does for memory: groups
+//! are
+//! exchanged until no exchange leaves more tasks in place.
 //!
-//! Properties: exact where the solver is (see [`crate::solvers`]), but best by the matrix only: pairs were measured by
-//! themselves, without what all wait for together, so that another assignment may run faster. Tasks beyond the matrix are
-//! left alone; without a matrix nothing is done.
+//! Properties: exact if the solver is (see [`crate::solvers`]), but best by the matrix only: pairs were measured alone,
+//! without the resources that all programs share, so another assignment may run faster. Tasks beyond the matrix are
+//! left
+//! alone; without a matrix nothing is done.
 
 use std::collections::BTreeMap;
 
@@ -55,11 +59,11 @@ impl Parameters {
     }
 }
 
-/// A policy by a matrix, one way or the other.
+/// A policy by a matrix, for the least or the greatest sum.
 pub(super) struct MatrixPolicy {
     parameters: Parameters,
     solve: fn(&solvers::CostMatrix, &Seats) -> Solution,
-    /// Row of every task that was ever there, in order of arrival.
+    /// Row of every task of the run, in order of arrival.
     rows: BTreeMap<TaskId, usize>,
     placed: BTreeMap<TaskId, CpuSet>,
 }
@@ -101,7 +105,7 @@ impl MatrixPolicy {
         let suffered = solved.seating.costs_by_program(&costs);
         let takes_turns = solved.seating.by_cache.iter().flatten().any(|cpu| cpu.len() > 1);
         for (nth, cpus) in cpus_of(&solved.seating, &seats, takes_turns) {
-            let text = format!("{{0}} is seated on the CPUs {cpus}");
+            let text = format!("{{0}} is assigned to CPUs {cpus}");
             let numbers = vec![("slowdown_percent".to_string(), 100.0 * suffered[nth])];
             why.push(Reason { kind: ReasonKind::Explanation, tasks: vec![tasks[nth]], text, numbers });
             self.placed.insert(tasks[nth], cpus);
@@ -109,12 +113,12 @@ impl MatrixPolicy {
     }
 }
 
-/// Exchanges whole groups of caches with as many CPUs while more tasks stay on their memory node, or on their cache.
+/// Exchanges whole groups between caches with equally many CPUs while more tasks stay on their memory node or cache.
 fn stay(view: &View<'_>, tasks: &[TaskId], seats: &[placement::CacheSeats], seating: &mut Seating) {
     let node = |cpu: CpuId| view.topology.cpus.iter().find(|other| other.id == cpu).map(|cpu| cpu.memory_node);
     let now: Vec<Option<CpuId>> =
         tasks.iter().map(|task| view.observation.tasks.iter().find(|seen| seen.task == *task)?.cpu).collect();
-    // A node is worth more than any cache on it.
+    // Staying on a node counts more than staying on any of its caches.
     let worth = |group: &[Vec<usize>], cache: &placement::CacheSeats| -> u32 {
         let one = |&member: &usize| {
             let Some(cpu) = now[member] else { return 0 };
@@ -137,7 +141,7 @@ fn stay(view: &View<'_>, tasks: &[TaskId], seats: &[placement::CacheSeats], seat
     }
 }
 
-/// All CPUs of the cache, or the one CPU where it matters which tasks take turns.
+/// All CPUs of the cache, or the one CPU if it matters which tasks take turns.
 fn cpus_of(seating: &Seating, seats: &[placement::CacheSeats], one_cpu: bool) -> Vec<(usize, CpuSet)> {
     let mut all = Vec::new();
     for (cache, cpus) in seats.iter().zip(&seating.by_cache) {
@@ -170,9 +174,9 @@ mod tests {
     use crate::reference_predictor::ReferencePredictor;
     use cachemate_core::*;
 
-    /// Do groups get the caches that their tasks are on, among those that are all one to the costs?
+    /// Among caches of equal cost, do groups get the ones that their tasks are on?
     #[test]
-    fn nobody_moves_without_need() {
+    fn no_task_moves_without_need() {
         let cpu =
             |id: u32| Cpu { id: CpuId(id), core: id, package: id / 2, memory_node: id / 2, online: true, hertz: None };
         let cache = |id: u32| Cache {

@@ -1,18 +1,28 @@
 //! Shares of every last-level cache, sized online from miss-rate curves (papers CP and RM; thesis 5.4, 7.3).
 //!
-//! Problem: programs on one cache take from each other what some need and others do not use; a split helps only if it is
-//! sized right, kept up to date, and worth its price. Method, per cache:
-//! 1. Ask for a trace of every process that has no curve in its present phase, a few at once. A phase that comes back has the
-//!    curve that its kind had; so where kinds of phases are told, a trace waits until it is known that this one is new.
-//! 2. Once all have one: [`allocate`] says who gets how much; the predictor says how everybody would fare then, how they
-//!    fare now, and how without any shares. The best of these is taken if it gains enough, and, where pages have to be
-//!    copied, if it earns the copying back within the horizon; promises that are broken now are reason enough.
-//!    Where speeds were measured under the present shares, they stand for the present, not a forecast.
-//! 3. Try it: old shares, new ones, old ones again, speeds measured in each ([`crate::partition::ab_test`]). What does not
-//!    measure better by the least gain is left; what is held has to prove itself again ([`crate::partition::share_controller`]).
+//! Problem: programs on one cache displace lines of others that they do not reuse themselves; a partition helps only if
+//! it
+//! is sized right, kept up to date, and worth its price. Method, for each cache:
+//! 1. Request a trace of every process without a curve in its present phase, a few at once. A phase of a known kind has
+//!    the
+//!    curve of that kind, so if kinds of phases are known, a trace waits until the phase proves to be new.
+//! 2. Once all have one, [`allocate`] sizes the shares. The predictor forecasts the performance of all processes under
+//!    these,
+//!    under the present ones, and without any. The best of the three is taken if it gains enough and, if pages have to
+//!    be
+//!    copied, earns the copying back in time; a goal that is missed now is reason enough. Measured speeds under the
+//!    present
+//!    shares are used instead of a forecast.
+//! 3. Try it: old shares, new ones, old ones again, with speeds measured in each ([`crate::partition::ab_test`]). New
+//!    shares
+//!    that do not measure better by the smallest gain are dropped; shares in force have to prove themselves again from
+//!    time
+//!    to time ([`crate::partition::share_controller`]).
 //!
-//! Properties: without evidence nothing changes; a process alone is not confined unless something was promised; newcomers
-//! are unrestricted until their curve is known; two programs of one time-share group have a penalty. Nobody is placed: that is others' business.
+//! Properties: without evidence nothing changes; a process alone is confined only for the sake of a goal; newcomers are
+//! unrestricted until their curve is known; two programs of one time-share group have a penalty. Tasks are not placed,
+//! so
+//! that placement can be combined with any other policy.
 
 use std::collections::BTreeMap;
 
@@ -43,19 +53,19 @@ pub struct Parameters {
     pub page_migration: MigrationMode,
     /// Entries of a trace; 0 = curves come from elsewhere.
     pub trace_entries: u32,
-    /// Fetches of code too: a program with much code needs space that its data does not tell of.
+    /// Trace instruction fetches too: data alone understates the space of a program with much code.
     pub trace_code: bool,
     /// Processor time that one trace may take.
     pub trace_budget_ns: u64,
-    /// Pooled, where one unit is slower than all by no more than this share.
+    /// A program is pooled if one unit slows it down by no more than this share against the whole cache.
     pub insensitive_below: f64,
-    /// A change must promise to be better by this share.
+    /// Smallest forecast gain of a change, as a share.
     pub min_gain: f64,
-    /// Copied pages must be earned back within this, or within the time that programs stay in a phase.
+    /// Time within which copied pages must be earned back, at most the time that programs stay in a phase.
     pub payback_ns: u64,
-    /// What a miss costs where stalls are not counted; `None` = as the reference predictor has it from the machine.
+    /// Cost of a miss if stalls are not counted; `None` = the reference predictor's, from the machine.
     pub miss_penalty_cycles: Option<f64>,
-    /// After a change: fewest windows until speeds count, and windows of an arm of its trial; 0 = changes are not judged.
+    /// After a change: fewest windows until speeds count, and windows of an arm of its trial; 0 = no trials.
     pub warmup_windows: u32,
     pub measure_windows: u32,
     /// Share of the time that trials may cost.
@@ -83,7 +93,7 @@ impl Default for Parameters {
 }
 
 impl Parameters {
-    fn judged_by(&self, domain: &PartitionedCache<'_>) -> share_controller::TrialTerms {
+    fn trial_terms(&self, domain: &PartitionedCache<'_>) -> share_controller::TrialTerms {
         let lengths = domain.lengths(self.warmup_windows, self.measure_windows);
         share_controller::TrialTerms { lengths, min_gain: self.min_gain, trial_share: self.trial_share }
     }
@@ -107,7 +117,7 @@ impl Parameters {
     }
 }
 
-/// Changes of the shares that a trial of them takes, if they stay.
+/// Changes of the shares during a trial that is adopted.
 const CHANGES_OF_A_TRIAL: f64 = 3.0;
 /// Processes of one cache that are traced at once.
 const TRACED_AT_ONCE: usize = 4;
@@ -119,13 +129,13 @@ struct CacheSizing {
     probes: BTreeMap<TaskId, (u32, ProbeId)>,
     next_probe: u32,
     recall: PhaseCurveCache,
-    /// The kind of some phase was told: those of others will be, too.
-    kinds_are_told: bool,
+    /// The kind of some phase is known, so those of others will be, too.
+    phase_kinds_known: bool,
 }
 
 impl Policy for CacheSizing {
     fn decide(&mut self, view: &View<'_>) -> Decision {
-        self.kinds_are_told |= view.profiles.values().any(|profile| profile.phase.kind.is_some());
+        self.phase_kinds_known |= view.profiles.values().any(|profile| profile.phase.kind.is_some());
         match self.recall.observe(view) {
             Some(profiles) => self.decide_with_profiles(&View { profiles: &profiles, ..*view }),
             None => self.decide_with_profiles(view),
@@ -139,7 +149,7 @@ impl CacheSizing {
         let mut why = Vec::new();
         for domain in self.domains(view) {
             let remembered = self.caches.entry(domain.cache.id).or_default();
-            let held = remembered.observe(view, &domain, self.parameters.judged_by(&domain));
+            let held = remembered.observe(view, &domain, self.parameters.trial_terms(&domain));
             let shares = self.sized(view, &domain, held, &mut why);
             plan.penalties.extend(penalties(view, &domain, &shares));
             plan.shares.extend(shares);
@@ -149,11 +159,11 @@ impl CacheSizing {
         Decision { plan, reasons: why }
     }
 
-    /// Every last-level cache that can be divided, with the processes that live on it.
+    /// Every last-level cache that can be partitioned, with its processes.
     fn domains<'a>(&mut self, view: &'a View<'a>) -> Vec<PartitionedCache<'a>> {
         let mut processes: Vec<CacheProcess<'a>> = Vec::new();
         for task in view.movable() {
-            // A process with a thread that nothing may be changed of is left alone as a whole.
+            // A process with a thread that may not be changed is left alone as a whole.
             let fixed = view.observation.tasks.iter().any(|other| other.process == task.process && other.unmovable);
             let phase = view.profiles.get(&task.task).map_or(0, |profile| profile.phase_number);
             match processes.iter_mut().find(|present| present.process == task.process) {
@@ -201,10 +211,10 @@ impl CacheSizing {
         let parameters = &self.parameters;
         let Some(remembered) = self.caches.get_mut(&domain.cache.id) else { return held };
         let undivided = || domain.undivided(parameters.page_migration.into());
-        if !domain.has_something_to_divide() {
+        if !domain.needs_partition() {
             return if held.is_empty() { held } else { undivided() };
         }
-        match remembered.judge(view, domain, &held, parameters.judged_by(domain)) {
+        match remembered.judge(view, domain, &held, parameters.trial_terms(domain)) {
             Some(TrialStatus::GoesOn(shares)) => return shares,
             Some(TrialStatus::Over(verdict)) => {
                 why.push(reason(domain, &verdict));
@@ -212,12 +222,12 @@ impl CacheSizing {
             }
             None => {}
         }
-        if remembered.is_settling() && !domain.promised() && parameters.measure_windows > 0 {
+        if remembered.is_settling() && !domain.has_goals() && parameters.measure_windows > 0 {
             return held;
         }
         let claimants: Option<Vec<Claimant>> =
             domain.present.iter().map(|present| claimant(view, domain, present, remembered, parameters)).collect();
-        let Some(mut claimants) = claimants.filter(|_| domain.promised() || remembered.can_start_trial()) else {
+        let Some(mut claimants) = claimants.filter(|_| domain.has_goals() || remembered.can_start_trial()) else {
             return held;
         };
         raise_floors_of_unmet_goals(remembered, domain, &mut claimants, &held, parameters, why);
@@ -253,21 +263,21 @@ impl CacheSizing {
         }
     }
 
-    /// The processes to learn the curves of, a few at once on each cache: one that hardly misses takes long to fill its
-    /// log, and holds nobody up.
+    /// Processes to trace, a few at once on each cache: one that rarely misses takes long to fill its log, and must not
+    /// delay the others.
     fn probes_of(&mut self, view: &View<'_>, domain: &PartitionedCache<'_>) -> Vec<ProbeRequest> {
         let able = view.capabilities.can(Ability::TraceAddresses);
-        // Where nothing may be tried yet, no curve is needed.
+        // If no trial may begin yet, no curve is needed.
         let rests =
-            !domain.promised() && self.caches.get(&domain.cache.id).is_some_and(|cache| !cache.can_start_trial());
-        if !able || self.parameters.trace_entries == 0 || rests || !domain.has_something_to_divide() {
+            !domain.has_goals() && self.caches.get(&domain.cache.id).is_some_and(|cache| !cache.can_start_trial());
+        if !able || self.parameters.trace_entries == 0 || rests || !domain.needs_partition() {
             return Vec::new();
         }
-        let kinds_are_told = self.kinds_are_told;
+        let phase_kinds_known = self.phase_kinds_known;
         let unknown = domain.present.iter().filter(|present| {
             let known = |task: &&TaskSample| {
                 let untold = |profile: &cachemate_core::Profile| {
-                    kinds_are_told && profile.phase_number > 0 && profile.phase.kind.is_none()
+                    phase_kinds_known && profile.phase_number > 0 && profile.phase.kind.is_none()
                 };
                 let is = |profile| untold(profile) || profile.misses_per_kilo_instr().is_some();
                 view.profiles.get(&task.task).is_some_and(is)
@@ -279,7 +289,7 @@ impl CacheSizing {
 
     /// The trace of one process; the same probe as before until it is answered.
     fn probe(&mut self, view: &View<'_>, unknown: &CacheProcess<'_>) -> ProbeRequest {
-        // The thread that ran most stands for its process.
+        // The thread that ran most represents its process.
         let ran = |task: &TaskSample| task.ran_ns();
         let most = unknown.tasks.iter().copied().reduce(|a, b| if ran(b) > ran(a) { b } else { a });
         let busiest = most.unwrap_or(unknown.tasks[0]);
@@ -320,12 +330,12 @@ fn claimant(
     let threads: Vec<DemandCurve> = present.tasks.iter().filter_map(of).collect();
     let goal = present.goal();
     let priority = if goal.priority.is_finite() && goal.priority > 0.0 { goal.priority } else { 1.0 };
-    let at_least = remembered.insufficient_units.get(&present.process).map_or(1, |units| units + 1);
+    let min_units = remembered.insufficient_units.get(&present.process).map_or(1, |units| units + 1);
     let space = remembered.bounded(present.process, DemandCurve::mean(&threads)?);
-    Some(Claimant { space, priority, degradation_at_most: goal.max_slowdown, at_least })
+    Some(Claimant { space, priority, max_slowdown: goal.max_slowdown, min_units })
 }
 
-/// The pool is group 0 of its cache, and every other group is named after its first process.
+/// The pool is group 0 of its cache; every other group is named after its first process.
 fn group_id(kind: PartitionKind, first: ProcessId) -> GroupId {
     GroupId(if kind == PartitionKind::Pool { 0 } else { first.0 + 1 })
 }
@@ -343,11 +353,12 @@ fn wanted_shares(
     let terms = AllocationLimits {
         objective: parameters.objective,
         units: domain.divided.units(),
-        at_least: domain.divided.at_least(),
-        groups_at_most: domain.divided.groups_at_most(),
+        min_units: domain.divided.min_units(),
+        max_groups: domain.divided.max_groups(),
         insensitive_below: parameters.insensitive_below,
-        // Only single-threaded programs can be told apart by CPU.
-        // Lanes only where somebody keeps their members from running together.
+        // Only single-threaded programs can be distinguished by CPU. Lanes are used only if the machine keeps their
+        // members from
+        // running together.
         at_once: if threads == claimants.len() && keeps_penalties(view) {
             online as u32
         } else {
@@ -381,18 +392,18 @@ fn explain_allocation(
 ) {
     let task = |at: usize| domain.present[at].tasks[0].task;
     for &at in &allocation.lowered_floors {
-        let limit = claimants[at].degradation_at_most.unwrap_or(0.0);
-        let text = "{0} cannot be kept as fast as promised: the promises do not fit in one cache".to_string();
+        let limit = claimants[at].max_slowdown.unwrap_or(0.0);
+        let text = "{0} cannot meet its goal: the goals together do not fit in one cache".to_string();
         why.push(Reason {
             kind: ReasonKind::Explanation,
             tasks: vec![task(at)],
             text,
-            numbers: vec![("degradation_at_most".to_string(), limit)],
+            numbers: vec![("max_slowdown".to_string(), limit)],
         });
     }
     if let Some(cost) = allocation.floors_cost {
-        let tasks = (0..claimants.len()).filter(|&at| claimants[at].degradation_at_most.is_some()).map(task).collect();
-        let text = "the promises cost the others on this cache, by the objective".to_string();
+        let tasks = (0..claimants.len()).filter(|&at| claimants[at].max_slowdown.is_some()).map(task).collect();
+        let text = "goals slow the other programs on this cache down, by the objective".to_string();
         why.push(Reason {
             kind: ReasonKind::Explanation,
             tasks,
@@ -402,19 +413,19 @@ fn explain_allocation(
     }
 }
 
-/// The outlook of all processes on a cache.
+/// Forecasts for all processes on a cache.
 struct SizingForecast<'a> {
     view: &'a View<'a>,
     domain: &'a PartitionedCache<'a>,
     claimants: &'a [Claimant],
-    /// Speeds under the shares held.
+    /// Speeds under the present shares.
     speeds: &'a SpeedRecord,
-    /// Gains end with the phase that they were reckoned for.
+    /// A gain ends with the phase for which it was computed.
     payback_ns: f64,
 }
 
 impl SizingForecast<'_> {
-    /// Outlook under the shares held, as measured where it was.
+    /// Performance under the present shares, measured as far as possible.
     fn current(&self, held: &[CacheShare]) -> Option<Vec<(f64, f64)>> {
         let forecast = self.under(held)?;
         let measured = |(present, said): (&CacheProcess<'_>, (f64, f64))| match self.speeds.speed(present.process) {
@@ -425,7 +436,8 @@ impl SizingForecast<'_> {
     }
 
     /// Misses per thousand instructions and cycles per instruction of each claimant under these shares, all on this
-    /// cache's CPUs. Tasks are renamed by order of arrival, so that no tie breaks by an id.
+    /// cache's
+    /// CPUs. Tasks are renamed by order of arrival, so that no tie breaks by an id.
     fn under(&self, shares: &[CacheShare]) -> Option<Vec<(f64, f64)>> {
         let bytes = self.domain.cache.size_bytes?;
         let mut profiles = Profiles::new();
@@ -448,12 +460,12 @@ impl SizingForecast<'_> {
 
     fn broken_promises(&self, outlook: &[(f64, f64)]) -> usize {
         let broken = |(claimant, &(_, cycles)): (&Claimant, &(f64, f64))| {
-            claimant.degradation_at_most.is_some_and(|limit| claimant.is_broken(cycles, limit))
+            claimant.max_slowdown.is_some_and(|limit| claimant.misses_goal(cycles, limit))
         };
         self.claimants.iter().zip(outlook).filter(|both| broken(*both)).count()
     }
 
-    /// The wanted shares, none at all, or `None`: what holds is good enough.
+    /// The wanted shares, no shares, or `None`: the present ones are good enough.
     fn choose(
         &self,
         parameters: &Parameters,
@@ -483,11 +495,11 @@ impl SizingForecast<'_> {
         let gain = (score(&now) - score(outlook)) / score(&now).abs().max(1e-9);
         let changes = if self.trial(parameters).is_some() { CHANGES_OF_A_TRIAL } else { 1.0 };
         let cost_ns = changes * self.cost_ns(&chosen);
-        // Time that everybody together saves within the horizon.
+        // Time that all processes together save until the payback.
         let saved = now.iter().zip(outlook).map(|(now, then)| 1.0 - then.1 / now.1).sum::<f64>();
         let earned_ns = saved * self.payback_ns;
         let worth = match objective {
-            // Less space for the same promise: only the copying speaks against it.
+            // The same goals in less space: only the copying counts against it.
             SizingObjective::LeastSpace => !breaks && cost_ns <= parameters.min_gain * self.payback_ns,
             SizingObjective::Fairness => !breaks && gain >= parameters.min_gain && cost_ns <= self.payback_ns,
             _ => !breaks && gain >= parameters.min_gain && earned_ns > cost_ns,
@@ -498,9 +510,9 @@ impl SizingForecast<'_> {
         let tasks: Vec<TaskId> = self.domain.present.iter().map(|present| present.tasks[0].task).collect();
         let shares: Vec<String> = chosen.iter().map(|share| units_of(share).to_string()).collect();
         let text = if self.domain.is_undivided(&chosen) {
-            format!("cache {} is better shared than divided", self.domain.cache.id.0)
+            format!("cache {} is better shared than partitioned", self.domain.cache.id.0)
         } else {
-            format!("cache {} is divided into {}", self.domain.cache.id.0, shares.join(" | "))
+            format!("cache {} is partitioned into {}", self.domain.cache.id.0, shares.join(" | "))
         };
         let numbers = [("gain_share", gain), ("cost_ns", cost_ns), ("earned_within_horizon_ns", earned_ns)];
         let numbers = numbers.map(|(name, value)| (name.to_string(), value)).to_vec();
@@ -508,22 +520,22 @@ impl SizingForecast<'_> {
         Some(chosen)
     }
 
-    /// Only sums of speeds can be judged by measured speeds, and only where there are any.
+    /// Only sums of speeds can be compared by measurement, and only if speeds are measured.
     fn trial(&self, parameters: &Parameters) -> Option<AbTest> {
         let by_speed = matches!(
             parameters.objective,
             SizingObjective::WeightedSpeedup | SizingObjective::Stalls | SizingObjective::Misses
         );
         let known = self.domain.present.iter().all(|present| self.speeds.speed(present.process).is_some());
-        let judged = by_speed && known && !self.domain.promised() && parameters.measure_windows > 0;
+        let judged = by_speed && known && !self.domain.has_goals() && parameters.measure_windows > 0;
         let weight = |(present, claimant): (&CacheProcess<'_>, &Claimant)| {
             (present.process, claimant.priority * claimant.space.whole_cycles())
         };
         let weights = || self.domain.present.iter().zip(self.claimants).map(weight).collect();
-        judged.then(|| AbTest::new(parameters.judged_by(self.domain).lengths, weights()))
+        judged.then(|| AbTest::new(parameters.trial_terms(self.domain).lengths, weights()))
     }
 
-    /// Copying pages into these shares; nothing where units are ways, or where frames are not known.
+    /// Cost of copying pages into these shares; 0 if units are ways or frames are unknown.
     fn cost_ns(&self, shares: &[CacheShare]) -> f64 {
         let PartitionUnits::Colors { move_page_ns, .. } = self.domain.divided else { return 0.0 };
         let mut pages = 0;
@@ -538,10 +550,10 @@ impl SizingForecast<'_> {
     }
 }
 
-/// Clean windows by which a promise is held to be broken.
+/// Undisturbed windows after which a goal counts as missed.
 const BROKEN_WINDOWS: u32 = 3;
 
-/// A promise that is measured to be broken needs more than what it has now, whatever the curve says.
+/// A goal that measurements show to be missed needs more than the present share, whatever the curve predicts.
 fn raise_floors_of_unmet_goals(
     remembered: &mut ShareController,
     domain: &PartitionedCache<'_>,
@@ -556,18 +568,17 @@ fn raise_floors_of_unmet_goals(
     for (claimant, present) in claimants.iter_mut().zip(&domain.present) {
         let measured = remembered.speeds.speed(present.process).map(|speed| speed.cycles_per_instr);
         let share = held.iter().find(|share| share.members.contains(&ShareMember::Process(present.process)));
-        let (Some(limit), Some(cycles), Some(share)) = (claimant.degradation_at_most, measured, share) else {
+        let (Some(limit), Some(cycles), Some(share)) = (claimant.max_slowdown, measured, share) else {
             continue;
         };
-        if !claimant.is_broken(cycles, limit) {
+        if !claimant.misses_goal(cycles, limit) {
             continue;
         }
         let units = units_of(share).count();
-        claimant.at_least = claimant.at_least.max(units + 1);
+        claimant.min_units = claimant.min_units.max(units + 1);
         let news = remembered.insufficient_units.insert(present.process, units) != Some(units);
-        if news && units + (held.len() as u32 - 1) * domain.divided.at_least() >= domain.divided.units() {
-            let text =
-                "{0} is slower than promised with all the space that it can have: space does not keep this promise";
+        if news && units + (held.len() as u32 - 1) * domain.divided.min_units() >= domain.divided.units() {
+            let text = "{0} misses its goal with all the space that it can have: more space cannot meet it";
             let slower = cycles / claimant.space.whole_cycles() - 1.0;
             let numbers = vec![("slower_than_alone_share".to_string(), slower)];
             let tasks = vec![present.tasks[0].task];
@@ -576,18 +587,20 @@ fn raise_floors_of_unmet_goals(
     }
 }
 
-/// The verdict of a trial, for readers of the decisions.
+/// The verdict of a trial as a reason.
 fn reason(domain: &PartitionedCache<'_>, verdict: &ShareVerdict) -> Reason {
     let text = match (verdict.proof, verdict.adopted, verdict.ratio) {
-        (false, true, _) => "the new shares of cache {} were tried and made its programs faster: they stay",
+        (false, true, _) => "the trial of new shares of cache {} made its programs faster: they are kept",
         (false, false, Some(_)) => {
-            "the new shares of cache {} were tried and made its programs no faster: left as they were"
+            "the trial of new shares of cache {} made its programs no faster: the old shares are kept"
         }
-        (true, true, _) => "the shares of cache {} were tried again and its programs are as fast without: it is shared",
+        (true, true, _) => {
+            "the repeated trial of the shares of cache {} shows its programs as fast without: it is shared"
+        }
         (true, false, Some(_)) => {
-            "the shares of cache {} were tried again and its programs are faster with them: they stay"
+            "the repeated trial of the shares of cache {} shows its programs faster with them: they are kept"
         }
-        (_, false, None) => "the shares of cache {} were tried and could not be judged: left as they were",
+        (_, false, None) => "the trial of the shares of cache {} was inconclusive: the old shares are kept",
     };
     let text = text.replace("{}", &domain.cache.id.0.to_string());
     let tasks = domain.present.iter().map(|present| present.tasks[0].task).collect();
@@ -602,7 +615,7 @@ fn keeps_penalties(view: &View<'_>) -> bool {
     view.capabilities.can(Ability::Penalties)
 }
 
-/// Programs of one time-share group are not to run together, none of their threads.
+/// Programs of one time-share group must not run together, with any of their threads.
 fn penalties(view: &View<'_>, domain: &PartitionedCache<'_>, shares: &[CacheShare]) -> Vec<CoRunPenalty> {
     if !keeps_penalties(view) {
         return Vec::new();
@@ -634,7 +647,7 @@ pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, Par
         probes: BTreeMap::new(),
         next_probe: 0,
         recall: PhaseCurveCache::default(),
-        kinds_are_told: false,
+        phase_kinds_known: false,
     }))
 }
 

@@ -1,4 +1,4 @@
-//! The policy window by window, on a machine of two CPUs over one cache of sixteen colors or ways.
+//! The policy window by window, on a machine of two CPUs that share a cache of sixteen colors or ways.
 
 use super::*;
 use crate::conformance::check_policy;
@@ -9,7 +9,7 @@ const BYTES: u64 = 16 << 16;
 const COLORS: PartitionSupport = PartitionSupport::Colors { colors: 16, page_bytes: 4096, page_migration_ns: 7_000.0 };
 const WAYS: PartitionSupport = PartitionSupport::Ways { ways: 16, min_ways: 1, contiguous: true, max_groups: 4 };
 
-/// Changes are not judged first.
+/// Changes are made without a trial.
 const AT_ONCE: &str = "measure_windows = 0";
 
 struct World {
@@ -70,7 +70,7 @@ impl World {
         TaskId(id)
     }
 
-    /// Instructions, cycles and misses of everybody in every window from now on.
+    /// Instructions, cycles and misses of all programs in every window from now on.
     fn runs_at(&mut self, each: &[(u64, u64, u64)]) {
         for (task, &(instructions, cycles, misses)) in self.tasks.iter_mut().zip(each) {
             let readings = [
@@ -128,9 +128,10 @@ impl World {
     }
 }
 
-/// Are curves asked for of several at once, so that nobody holds the others up, and nothing divided before all are known?
+/// Are several curves requested at once, so that no program delays the others, and is nothing divided before all are
+/// known?
 #[test]
-fn curves_are_asked_for_before_anything_is_divided() {
+fn curves_are_requested_before_a_cache_is_divided() {
     let mut world = World::new(COLORS, AT_ONCE);
     let (a, b) = (world.arrive(), world.arrive());
     world.runs_at(&[(1_000_000, 3_000_000, 15_000), (1_000_000, 5_000_000, 30_000)]);
@@ -162,12 +163,13 @@ fn space_goes_where_it_helps() {
         let decision = world.window();
         assert!(world.before.shares[0].members == [ShareMember::Process(ProcessId(0))]);
         assert!(units_of(&world.before.shares[0]).count() >= 12, "{:?}", world.units());
-        assert!(decision.reasons.iter().any(|reason| reason.text.contains("divided")), "{:?}", decision.reasons);
+        assert!(decision.reasons.iter().any(|reason| reason.text.contains("partitioned")), "{:?}", decision.reasons);
     }
 }
 
-/// Runs for so long: cycles of both for a million instructions, shared and divided. The windows in
-/// which the cache was divided, and what was said.
+/// Runs so many windows, with the cycles of both programs for a million instructions, shared and divided. Returns the
+/// windows
+/// in which the cache was divided, and the reasons.
 fn tried(world: &mut World, windows: u32, shared: [u64; 2], divided: [u64; 2]) -> (usize, Vec<Reason>) {
     let (mut said, mut windows_divided) = (Vec::new(), 0);
     for _ in 0..windows {
@@ -179,14 +181,14 @@ fn tried(world: &mut World, windows: u32, shared: [u64; 2], divided: [u64; 2]) -
     (windows_divided, said)
 }
 
-/// Is a division that makes the programs no faster tried for a while, left, and tried again with other co-runners?
+/// Is a division that makes the programs no faster tried for a while, dropped, and tried again with other co-runners?
 #[test]
-fn what_measures_no_faster_is_left() {
+fn a_partition_that_measures_no_faster_is_dropped() {
     for divided in [[4_000_000, 6_000_000], [2_990_000, 5_000_000]] {
         let mut world = World::needy_beside_stream(COLORS, "");
         let (windows_divided, said) = tried(&mut world, 24, [3_000_000, 5_000_000], divided);
         assert!((1..12).contains(&windows_divided), "{windows_divided}");
-        // A share of everybody and everything: without it pages would stay in the colors that were tried.
+        // A group of all programs with all colors: without it, pages would stay in the colors of the trial.
         assert_eq!(world.units(), ["0-15"], "{said:?}");
         assert!(said.iter().any(|reason| reason.text.contains("no faster")), "{said:?}");
         let newcomer = world.arrive();
@@ -201,13 +203,13 @@ fn what_measures_no_faster_is_left() {
     }
 }
 
-/// Does a division that makes the programs faster stay?
+/// Is a division that makes the programs faster kept?
 #[test]
-fn what_measures_faster_stays() {
+fn a_partition_that_measures_faster_stays() {
     let mut world = World::needy_beside_stream(COLORS, "");
     let (windows_divided, said) = tried(&mut world, 50, [3_000_000, 5_000_000], [2_000_000, 5_000_000]);
     assert!(windows_divided > 20 && world.before.shares.len() == 2, "{said:?}");
-    assert_eq!(said.iter().filter(|reason| reason.text.contains("faster: they stay")).count(), 1);
+    assert_eq!(said.iter().filter(|reason| reason.text.contains("faster: they are kept")).count(), 1);
 }
 
 /// Cycles for a million instructions of both, by the window, and whether the cache is divided.
@@ -215,7 +217,7 @@ type Cycles = fn(u64, bool) -> [u64; 2];
 
 /// A run of the needy program beside the stream under the policy's own parameters.
 struct SizingRun {
-    /// Window by window: was the cache divided, and how fast were both, in the sum of their speeds.
+    /// For each window: was the cache divided, and the sum of both speeds.
     windows: Vec<(bool, f64)>,
     said: Vec<Reason>,
 }
@@ -240,7 +242,7 @@ impl SizingRun {
         windows.iter().filter(|(divided, _)| *divided).count() as f64 / windows.len() as f64
     }
 
-    /// What was lost from a window on against always having the better of the two, as a share.
+    /// Share of speed lost from a window on, against always having the better of the two.
     fn lost_from(&self, window: usize, cycles: Cycles) -> f64 {
         let speed = |at: usize, divided: bool| cycles(at as u64, divided).iter().map(|&each| 1e6 / each as f64).sum();
         let best = |at: usize| f64::max(speed(at, false), speed(at, true));
@@ -253,13 +255,13 @@ impl SizingRun {
     }
 
     fn trials(&self) -> usize {
-        self.said.iter().filter(|reason| reason.text.contains("tried")).count()
+        self.said.iter().filter(|reason| reason.text.contains("trial")).count()
     }
 }
 
-/// Does a split that helps stay for good, and cost no more than the stated share to prove again and again?
+/// Does a partition that helps stay, and do repeated trials cost no more than the stated share?
 #[test]
-fn a_split_that_helps_stays_and_its_proofs_are_cheap() {
+fn a_partition_that_helps_stays_and_its_trials_are_cheap() {
     let helps: Cycles = |_, divided| if divided { [2_000_000, 5_100_000] } else { [3_000_000, 5_000_000] };
     let run = SizingRun::of(4_000, helps);
     assert!(run.divided_from(40) > 0.95, "{}", run.divided_from(40));
@@ -267,9 +269,9 @@ fn a_split_that_helps_stays_and_its_proofs_are_cheap() {
     assert!(run.trials() > 2, "it was tried again: {:?}", run.said);
 }
 
-/// Do trials of what does not help cost no more than the stated share, however long it goes on, and become rarer?
+/// Do trials of a partition that never helps cost no more than the stated share, and become rarer?
 #[test]
-fn what_never_helps_is_tried_ever_more_rarely() {
+fn trials_that_never_help_become_rare() {
     let hurts: Cycles = |_, divided| if divided { [3_300_000, 5_200_000] } else { [3_000_000, 5_000_000] };
     let run = SizingRun::of(4_000, hurts);
     assert!(run.lost_from(40, hurts) < 0.01, "{}", run.lost_from(40, hurts));
@@ -278,28 +280,28 @@ fn what_never_helps_is_tried_ever_more_rarely() {
     assert!(tries(2_000..4_000) <= tries(0..2_000) && run.divided_from(2_000) < 0.02, "{}", run.divided_from(2_000));
 }
 
-/// Is a split given up after the programs went on, unannounced, to where it hurts, and taken again where it helps again?
+/// Is a partition dropped after the programs changed to work that it hurts, and adopted again once it helps again?
 #[test]
-fn a_split_that_helps_no_longer_is_given_up() {
+fn a_partition_that_no_longer_helps_is_dropped() {
     const GOES_ON: u64 = 600;
     let turns: Cycles = |window, divided| match (window < GOES_ON, divided) {
         (true, true) => [2_000_000, 5_000_000],
         (true, false) => [3_000_000, 5_000_000],
-        // Slower than it was, and slower than it would be without.
+        // Slower than before, and slower than without a partition.
         (false, true) => [3_500_000, 8_000_000],
         (false, false) => [3_000_000, 5_000_000],
     };
     let run = SizingRun::of(GOES_ON + 1_400, turns);
-    assert!(run.windows[GOES_ON as usize - 1].0, "held while it helps");
+    assert!(run.windows[GOES_ON as usize - 1].0, "in force while it helps");
     let given_up = run.windows[GOES_ON as usize..].iter().position(|(divided, _)| !divided);
     assert!(given_up.is_some_and(|windows| windows < 40), "{given_up:?}");
     assert!(run.divided_from(GOES_ON as usize + 100) < 0.05, "{:?}", run.said);
     assert!(run.said.iter().any(|reason| reason.text.contains("as fast without")), "{:?}", run.said);
 }
 
-/// Is a split that does neither good nor harm any more given up in time, though nobody runs slower than before?
+/// Is a partition that no longer helps or hurts dropped in time, although no program runs slower than before?
 #[test]
-fn a_split_has_to_prove_itself_from_time_to_time() {
+fn a_partition_has_to_prove_itself_again() {
     const GOES_ON: u64 = 600;
     let fades: Cycles = |window, divided| match (window < GOES_ON, divided) {
         (true, false) => [3_000_000, 5_000_000],
@@ -310,7 +312,7 @@ fn a_split_has_to_prove_itself_from_time_to_time() {
     assert!(run.windows[GOES_ON as usize - 1].0 && !run.windows.last().unwrap().0, "{:?}", run.said);
 }
 
-/// Does what is on trial go with the co-runners that it was tried with?
+/// Does a trial end when its set of co-runners changes?
 #[test]
 fn a_trial_ends_with_its_co_runners() {
     let mut world = World::needy_beside_stream(COLORS, "");
@@ -319,13 +321,13 @@ fn a_trial_ends_with_its_co_runners() {
     }
     let newcomer = world.arrive();
     world.window();
-    assert!(!world.divided(), "{newcomer:?} came, and what was not judged went");
+    assert!(!world.divided(), "{newcomer:?} came, so the trial ended");
 }
 
-/// Do the measured speeds stand for the present, whatever is forecast of it?
+/// Are measured speeds used for the present state, whatever the forecast?
 #[test]
 fn the_present_is_measured_and_not_forecast() {
-    // Sharing costs the first program nothing here, though its curve says that it would.
+    // Sharing costs the first program nothing here, although its curve predicts a loss.
     let mut world = World::needy_beside_stream(COLORS, AT_ONCE);
     world.runs_at(&[(1_000_000, 2_000_000, 1_000), (1_000_000, 5_000_000, 30_000)]);
     world.window();
@@ -333,7 +335,7 @@ fn the_present_is_measured_and_not_forecast() {
     assert!(world.before.shares.is_empty(), "{:?}", world.units());
 }
 
-/// Does copying that is not earned back within the horizon keep the shares as they are?
+/// Do shares stay as they are if copying would not be earned back in time?
 #[test]
 fn copying_must_be_earned_back() {
     let mut world = World::needy_beside_stream(COLORS, "measure_windows = 0\npayback_ns = 1000000");
@@ -344,16 +346,16 @@ fn copying_must_be_earned_back() {
     assert!(!ways.before.shares.is_empty(), "masks cost nothing to change");
 }
 
-/// Is a promise to a program reason enough to divide, whatever it costs?
+/// Is a goal reason enough to partition, whatever it costs?
 #[test]
-fn a_promise_is_reason_enough() {
+fn a_goal_is_reason_enough() {
     let mut world = World::needy_beside_stream(COLORS, "payback_ns = 1000000");
     world.tasks[0].goal = Some(Goal { max_slowdown: Some(0.05), ..Goal::default() });
     world.window();
     assert!(world.before.shares.iter().any(|share| units_of(share).count() >= 12), "{:?}", world.units());
 }
 
-/// Is there a penalty between programs that take turns in one time-share group, and between no others?
+/// Is there a penalty between programs of one time-share group, and between no others?
 #[test]
 fn programs_of_one_lane_have_a_penalty() {
     let (mut world, tasks) = four_on_two_cpus();
@@ -362,7 +364,7 @@ fn programs_of_one_lane_have_a_penalty() {
     assert_eq!(pairs, [(tasks[0], tasks[2]), (tasks[1], tasks[3])]);
 }
 
-/// Are lanes made only where somebody keeps their members from running together?
+/// Are lanes used only if the machine keeps their members from running together?
 #[test]
 fn lanes_are_made_only_where_they_are_kept() {
     let (mut world, _) = four_on_two_cpus();
@@ -381,9 +383,9 @@ fn four_on_two_cpus() -> (World, Vec<TaskId>) {
     (world, tasks)
 }
 
-/// Is a process that is left alone free again?
+/// Is a process unrestricted again once its group ends?
 #[test]
-fn who_is_left_alone_is_free_again() {
+fn a_process_that_is_alone_again_is_unrestricted() {
     let mut world = World::needy_beside_stream(COLORS, AT_ONCE);
     world.window();
     assert_eq!(world.before.shares.len(), 2);
@@ -406,17 +408,17 @@ fn every_objective_conforms() {
     }
 }
 
-/// Does a promise that is measured to be broken get more space than its curve asks for, until it is kept, and is it told
-/// where no space keeps it?
+/// Does a goal that measurements show to be missed get more space than its curve asks for, until it is met, and is it
+/// reported if no space can meet it?
 #[test]
-fn a_promise_is_kept_by_what_is_measured() {
+fn a_goal_is_met_by_measurement() {
     let run = |cycles: fn(u32) -> u64| {
         let mut world = World::needy_beside_stream(COLORS, "");
         world.tasks[0].goal = Some(Goal { max_slowdown: Some(0.05), ..Goal::default() });
         let mut said = Vec::new();
         for _ in 0..200 {
             let held = world.before.shares.first().map_or(8, |share| units_of(share).count());
-            // By its curve one miss in a thousand instructions from 12 units on.
+            // The curve predicts one miss in a thousand instructions from 12 units on.
             let misses = if held >= 12 { 1_000 } else { 15_000 } + (cycles(held) - cycles(16)) / 150;
             world.runs_at(&[(1_000_000, cycles(held), misses), (1_000_000, 5_000_000, 30_000)]);
             said.extend(world.window().reasons);
@@ -425,8 +427,8 @@ fn a_promise_is_kept_by_what_is_measured() {
     };
     let (units, said) = run(|held| if held >= 14 { 2_000_000 } else { 2_000_000 + 200_000 * u64::from(16 - held) });
     assert_eq!(units, 14, "{said:?}");
-    assert!(said.iter().all(|reason| !reason.text.contains("does not keep")), "{said:?}");
+    assert!(said.iter().all(|reason| !reason.text.contains("more space cannot meet")), "{said:?}");
     let (units, said) = run(|held| 2_000_000 + 200_000 * u64::from(17 - held));
     assert_eq!(units, 15, "{said:?}");
-    assert_eq!(said.iter().filter(|reason| reason.text.contains("does not keep")).count(), 1, "{said:?}");
+    assert_eq!(said.iter().filter(|reason| reason.text.contains("more space cannot meet")).count(), 1, "{said:?}");
 }

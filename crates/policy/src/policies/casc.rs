@@ -1,21 +1,28 @@
-//! CASC: threads that miss much are kept to a few CPUs, so that they never run all at once (papers CASC).
+//! CASC: threads that miss much are confined to a few CPUs, so that they never run all at once (papers CASC).
 //!
-//! Problem: low miss rates of a shared cache without enumerating groups and without CPUs that wait for each other.
-//! Method: measure every thread's partial-cache miss rate (PCMR) from rows of co-running threads, give every CPU the
-//! highest PCMR that it takes ([`crate::solvers::bucketization`]), and allow a thread the CPUs that take it.
-//! 1. *Initial measurement*: n + 1 rows of n of the first n + 1 threads, each without one of them, brought together.
-//! 2. *Newcomers*. Literal form: on the cache's first CPU, beside whoever is known (secondary measurement). Better
-//!    form: in rows like the first ones, several newcomers at a time and filled up with known threads, so that nothing
-//!    is computed from an earlier estimate and a newcomer is known as well as the first were.
-//! 3. *Length, chosen online* (better form): rows are measured again, twice as long, while the estimates' intervals are
+//! Problem: low miss rates of a shared cache, without enumerating groups and without CPUs that wait for each other.
+//! Method:
+//! measure every thread's partial-cache miss rate (PCMR) from rows of co-running threads, give every CPU the highest
+//! PCMR
+//! that it accepts ([`crate::solvers::bucketization`]), and allow a thread the CPUs that accept it.
+//! 1. *Initial measurement*: n + 1 rows of n of the first n + 1 threads, each without one of them.
+//! 2. *Newcomers*. Literal form: on the cache's first CPU, beside known threads (secondary measurement). Better form:
+//!    in
+//!    rows like the first ones, several newcomers at a time and filled up with known threads, so that no estimate rests
+//!    on
+//!    an earlier one and newcomers are measured as accurately as the first threads.
+//! 3. *Length, chosen online* (better form): rows are measured again, twice as long, while the intervals of estimates
+//!    are
 //!    wider than `max_error`.
-//! 4. *Again*: when a thread's phase changed; when the cache's miss rate departs from the expected one for some windows,
-//!    relative to how far off it was at first; and, if asked for, in turn at fixed times.
-//! 5. *Bucketization*, literal or better; the better form bounds the spread of run times, and spreads the CPUs that take
-//!    threads that miss much over the cores.
+//! 4. *Again*: if a thread's phase changed; if the cache's miss rate drifts from the expected one for some windows,
+//!    relative
+//!    to its initial deviation; and, if requested, in turn at fixed times.
+//! 5. *Bucketization*, literal or better; the better form bounds the spread of run times, and spreads the CPUs for
+//!    threads
+//!    that miss much over the cores.
 //!
-//! Properties: threads need not run together, so there is no synchronisation between CPUs; every thread has a CPU;
-//! cache by cache on machines with several. Without evidence a thread keeps what it had.
+//! Properties: threads need not run together, so there is no synchronization between CPUs; every thread has a CPU; on
+//! machines with several caches, each is handled by itself. Without evidence a thread keeps its CPUs.
 
 use std::collections::BTreeMap;
 
@@ -29,11 +36,11 @@ use super::ParameterError;
 use crate::llc_placement::{LlcTasks, StickyPlacement};
 use crate::solvers::bucketization::{BucketThread, Buckets, Rules, bucketize};
 
-/// Which of the two algorithms.
+/// The two forms of the algorithm.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CascForm {
-    /// As the paper has it.
+    /// As in the paper.
     Literal,
     /// Idle check inside the loop, rates weighted by references, newcomers measured in rows.
     Better,
@@ -48,19 +55,20 @@ pub struct Parameters {
     pub threshold: f64,
     pub threshold_step: f64,
     pub runnable_per_cpu: u32,
-    /// Time to collect of each row; the paper's MIN_RUNLENGTH, and a quarter more for intervals that a profiler drops.
+    /// Time to collect of each row: the paper's MIN_RUNLENGTH, and a quarter more for intervals that a profiler drops.
     pub row_ns: u64,
     pub settle_ns: u64,
-    /// Rows are doubled up to this while estimates are less sure than `max_error`; better form.
+    /// Rows are doubled up to this length while estimates are less certain than `max_error`; better form.
     pub max_row_ns: u64,
     pub max_error: f64,
-    /// Standard deviation of run times over their mean; better form. The default keeps nine tenths of the gain without a
-    /// bound, and a quarter of the worst slowdown away (CASC-6); far above 1 is no bound.
+    /// Standard deviation of run times over their mean; better form. The default preserves nine tenths of the gain
+    /// without a
+    /// bound, and avoids a quarter of the worst slowdown (CASC-6); a value far above 1 is no bound.
     pub max_run_time_variation: Option<f64>,
-    /// How far the observed rate may move against the expected one (0.5 = by half), for so many windows.
+    /// Drift of the observed rate against the expected one (0.5 = by half), for so many windows.
     pub drift_threshold: f64,
     pub drift_windows: u32,
-    /// Measures one thread again, in turn, this often.
+    /// Interval at which one thread at a time is measured again.
     pub remeasure_every_ns: Option<u64>,
 }
 
@@ -124,7 +132,7 @@ impl Parameters {
     }
 }
 
-/// Windows to wait after a measurement that brought nothing.
+/// Windows to wait after a measurement without result.
 const RETRY_WINDOWS: u32 = 64;
 
 struct Casc {
@@ -152,9 +160,11 @@ impl Policy for Casc {
     }
 }
 
-/// The cache's CPUs in the order in which bucketization fills them, the last of which take the threads that miss most.
-/// Better form: neighbors in this order are on different cores, since a thread that waits for memory leaves its core's
-/// pipeline to the siblings; all such threads on one core would crowd the others on the rest.
+/// The cache's CPUs in the order in which bucketization fills them; the last ones get the threads that miss most.
+/// Better
+/// form: neighbors in this order are on different cores, because a thread that waits for memory leaves its core's
+/// pipeline
+/// to its siblings; with all such threads on one core, the others would crowd the rest.
 fn spread_over_cores(cores: &BTreeMap<u32, u32>, domain: &LlcTasks<'_>, parameters: &Parameters) -> Vec<u32> {
     let cpus: Vec<(u32, u32)> = domain.cpus.iter().map(|cpu| (cpu, cores.get(&cpu).copied().unwrap_or(cpu))).collect();
     let sibling = |at: usize| cpus[..at].iter().filter(|(_, core)| *core == cpus[at].1).count();
@@ -165,11 +175,11 @@ fn spread_over_cores(cores: &BTreeMap<u32, u32>, domain: &LlcTasks<'_>, paramete
     order.into_iter().map(|at| cpus[at].0).collect()
 }
 
-/// What is remembered of one cache and its tasks.
+/// State of one cache and its tasks.
 #[derive(Default)]
 struct CascCache {
     known: BTreeMap<TaskId, TaskRate>,
-    /// Tasks to be measured although something is known.
+    /// Tasks to be measured again.
     stale: Vec<TaskId>,
     open_probes: Vec<OpenProbe>,
     rows_ns: u64,
@@ -190,28 +200,28 @@ struct TaskRate {
     current: bool,
 }
 
-/// A probe that is out.
+/// An outstanding probe.
 struct OpenProbe {
     probe: ProbeRequest,
     tasks: Vec<TaskId>,
 }
 
-/// What the CPUs took when they were assigned last, and from what.
+/// The last assignment of rates to CPUs, and its input.
 struct BucketAssignment {
     from: Vec<(TaskId, Option<BucketThread>)>,
     buckets: Buckets,
 }
 
-/// How far the observed miss rate is from the expected one, as a logarithm.
+/// Deviation of the observed miss rate from the expected one, as a logarithm.
 #[derive(Default)]
 struct MissRateMonitor {
-    /// Miss rates of the first windows after an assignment.
+    /// Deviations in the first windows after an assignment.
     usual: Vec<f64>,
     off_windows: u32,
 }
 
 impl CascCache {
-    /// Takes over what the profiles say; forgets tasks that are gone.
+    /// Takes over the profiles' estimates, and forgets tasks that exited.
     fn learn(&mut self, view: &View<'_>, domain: &LlcTasks<'_>, parameters: &Parameters) {
         let here = |task: &TaskId| domain.tasks.iter().any(|seen| seen.task == *task);
         self.known.retain(|task, _| here(task));
@@ -230,7 +240,7 @@ impl CascCache {
             let refs = rates.llc_refs_per_mega_instr.zip(speed);
             let refs_rate = refs.map(|(refs, speed)| refs.value * speed.value).filter(|rate| *rate > 0.0);
             let error = 0.5 * (pcmr.high - pcmr.low);
-            // A reference rate moves all the time; it counts from when the PCMR was measured.
+            // A reference rate changes all the time; it counts from when the PCMR was measured.
             let same = old.filter(|old| old.pcmr == pcmr.value && old.refs_rate.is_some());
             let refs_rate = same.map_or(refs_rate, |old| old.refs_rate);
             self.known.insert(seen.task, TaskRate { pcmr: pcmr.value, error, refs_rate, current: true });
@@ -238,7 +248,7 @@ impl CascCache {
         self.take_turns(view, domain, parameters);
     }
 
-    /// One thread after the other, where the operator asked for it.
+    /// Schedules one thread after the other for a new measurement, if requested.
     fn take_turns(&mut self, view: &View<'_>, domain: &LlcTasks<'_>, parameters: &Parameters) {
         let now_ns = view.observation.span.start_ns + view.observation.span.elapsed_ns;
         let due =
@@ -257,7 +267,7 @@ impl CascCache {
         domain.tasks.iter().map(|seen| seen.task).filter(|&task| !self.is_current(task)).collect()
     }
 
-    /// Ends measurements that are over, and asks for the next.
+    /// Ends measurements that are over, and requests the next.
     fn advance_probes(&mut self, view: &View<'_>, domain: &LlcTasks<'_>, parameters: &Parameters, next: &mut u32) {
         let here = |task: &TaskId| domain.tasks.iter().any(|seen| seen.task == *task);
         let refused = |id: ProbeId| {
@@ -288,7 +298,7 @@ impl CascCache {
         }
     }
 
-    /// Was it measured well enough? If not, it is done again for longer.
+    /// Accepts a measurement that is accurate enough; otherwise it is repeated for longer.
     fn judge(&mut self, asked: &OpenProbe, complete: bool, parameters: &Parameters) {
         let sure = |task: &TaskId| {
             self.known.get(task).is_some_and(|known| known.current && known.error <= parameters.max_error)
@@ -298,7 +308,7 @@ impl CascCache {
         let longest = if parameters.is_better_form() { parameters.max_row_ns } else { parameters.row_ns };
         let longer = (2 * self.rows_ns).min(longest.max(parameters.row_ns));
         if !complete {
-            // Refused, or a member is gone.
+            // The probe was refused, or a member exited.
             self.wait_windows = if all_current { 0 } else { 2 };
         } else if !asked.tasks.iter().all(sure) && longer > self.rows_ns {
             self.rows_ns = longer;
@@ -309,7 +319,7 @@ impl CascCache {
         }
     }
 
-    /// Rows that each leave one of n + 1 threads out: of those that nothing is known of, filled up with others.
+    /// Rows that each leave out one of n + 1 threads: unmeasured ones, filled up with others.
     fn request_rows(&mut self, domain: &LlcTasks<'_>, parameters: &Parameters, next: &mut u32) {
         let mut block = self.unmeasured(domain);
         if block.is_empty() || !self.open_probes.is_empty() {
@@ -339,7 +349,7 @@ impl CascCache {
         self.open_probes.push(OpenProbe { probe, tasks: block });
     }
 
-    /// Every newcomer beside all that are known by now; asked anew whenever more are known.
+    /// Every newcomer beside all known threads; requested anew when more are known.
     fn request_newcomer_rows(&mut self, domain: &LlcTasks<'_>, parameters: &Parameters, next: &mut u32) {
         let current: Vec<TaskId> =
             domain.tasks.iter().map(|seen| seen.task).filter(|&task| self.is_current(task)).collect();
@@ -379,7 +389,7 @@ impl CascCache {
         domain.tasks.iter().map(thread).collect()
     }
 
-    /// Bucketization, when it is due.
+    /// Runs bucketization if it is due.
     fn assign(&mut self, domain: &LlcTasks<'_>, order: &[u32], parameters: &Parameters, why: &mut Vec<Reason>) {
         let threads = self.threads(domain);
         let known: Vec<BucketThread> = threads.iter().filter_map(|(_, thread)| *thread).collect();
@@ -399,7 +409,7 @@ impl CascCache {
         let max = order.iter().zip(&buckets.max_pcmr);
         numbers.extend(max.map(|(cpu, &max)| (format!("cpu_{cpu}_max_pcmr_per_100_refs"), f64::from(max))));
         let text =
-            "every CPU takes threads up to its highest miss rate; together they are expected at this rate".to_string();
+            "every CPU accepts threads up to its highest miss rate; this is their expected joint miss rate".to_string();
         why.push(Reason { kind: ReasonKind::Explanation, tasks: Vec::new(), text, numbers });
         for (at, thread) in threads.iter().enumerate() {
             let Some(of) = thread.1 else { continue };
@@ -407,7 +417,9 @@ impl CascCache {
             let before =
                 self.assigned.as_ref().map(|old| (0..cpus).filter(|&cpu| old.buckets.admits(cpu, of.pcmr)).count());
             if taken < cpus && before != Some(taken) {
-                let text = format!("{{0}} is kept to {taken} of {cpus} CPUs: it misses much on a part of the cache");
+                let text = format!(
+                    "{{0}} is confined to {taken} of {cpus} CPUs, because it misses much on a share of the cache"
+                );
                 let numbers = vec![("pcmr_misses_per_100_refs".to_string(), of.pcmr)];
                 why.push(Reason { kind: ReasonKind::Explanation, tasks: vec![threads[at].0], text, numbers });
             }
@@ -436,7 +448,7 @@ impl CascCache {
         largest(threads) > largest(&assigned.from) || assigned.buckets.rate > parameters.threshold
     }
 
-    /// Compares the cache's miss rate with the expected one, while nothing is measured.
+    /// Compares the cache's miss rate with the expected one, while no measurement runs.
     fn watch(&mut self, view: &View<'_>, domain: &LlcTasks<'_>, parameters: &Parameters) {
         if self.assigned.is_none() || !self.open_probes.is_empty() {
             self.rate_monitor = MissRateMonitor::default();
@@ -468,7 +480,7 @@ impl CascCache {
         Some(100.0 * counts.get(CounterEvent::Misses(level))? / references)
     }
 
-    /// The expected miss rate from the tasks' run times in this window.
+    /// The expected miss rate, from the tasks' run times in this window.
     fn expected(&self, domain: &LlcTasks<'_>, parameters: &Parameters) -> Option<f64> {
         let (mut sum, mut weights) = (0.0, 0.0);
         for seen in &domain.tasks {
@@ -484,10 +496,10 @@ impl CascCache {
         (weights > 0.0).then(|| sum / weights)
     }
 
-    /// The plan's lines for this cache.
+    /// Writes the allowed CPUs of this cache's tasks into the plan.
     fn write_plan(&self, domain: &LlcTasks<'_>, cpus: &[u32], parameters: &Parameters, plan: &mut Plan) {
         let first: cachemate_core::CpuSet = cpus.first().copied().into_iter().collect();
-        // Newcomers wait on the first CPU once enough are known to be measured beside (CASC 4.2.2.2).
+        // Newcomers wait on the first CPU once enough known threads are there for their measurement (CASC 4.2.2.2).
         let secondary =
             !parameters.is_better_form() && self.known.len() + 1 >= cpus.len() && domain.tasks.len() > cpus.len();
         for seen in &domain.tasks {
@@ -499,7 +511,8 @@ impl CascCache {
                 (None, _) if secondary => first.clone(),
                 _ => domain.cpus.clone(),
             };
-            // The largest PCMR may have grown since the literal form last assigned: the CPUs that take most take it.
+            // The largest PCMR may have grown since the literal form last assigned: the CPUs with the highest rate
+            // accept it.
             let allowed = if allowed.is_empty() { self.most_taking(cpus) } else { allowed };
             plan.affinity.insert(seen.task, allowed);
         }

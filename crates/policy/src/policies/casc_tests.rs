@@ -93,7 +93,7 @@ fn rows_of(plan: &Plan) -> Vec<Vec<TaskId>> {
 
 const KNOWN: [Option<f64>; 6] = [Some(2.0), Some(3.0), Some(4.0), Some(5.0), Some(40.0), Some(50.0)];
 
-/// Are n + 1 rows of n of the first n + 1 threads asked for, each thread left out once?
+/// Are n + 1 rows of n of the first n + 1 threads requested, each thread left out once?
 #[test]
 fn the_first_threads_are_measured_in_rows() {
     for form in ["literal", "better"] {
@@ -105,9 +105,9 @@ fn the_first_threads_are_measured_in_rows() {
     }
 }
 
-/// Are greedy threads kept to few CPUs, and frugal ones nowhere barred from all?
+/// Are greedy threads confined to few CPUs, while frugal ones may run on some CPU of every kind?
 #[test]
-fn greedy_threads_are_kept_to_few_cpus() {
+fn greedy_threads_are_confined_to_few_cpus() {
     let plan = CascFixture::new("", &KNOWN).step();
     let cpus = |task: u32| plan.affinity[&TaskId(task)].count();
     assert!(cpus(5) < CPUS && cpus(5) >= 1 && cpus(0) == CPUS, "{:?}", plan.affinity);
@@ -127,7 +127,7 @@ fn greedy_threads_are_spread_over_cores() {
     assert_eq!((cores("better"), cores("literal")), (vec![0, 1], vec![0, 1, 1]));
 }
 
-/// Does a newcomer wait on the first CPU beside known ones (literal), or get rows of its own (better)?
+/// Does a newcomer wait on the first CPU beside known threads (literal), or get rows of its own (better)?
 #[test]
 fn newcomers_are_measured_as_the_form_says() {
     let mut pcmrs = KNOWN.to_vec();
@@ -140,7 +140,7 @@ fn newcomers_are_measured_as_the_form_says() {
     assert!(better.len() == 5 && better.iter().filter(|row| row.contains(&TaskId(6))).count() == 4, "{better:?}");
 }
 
-/// Is a thread measured again when its phase changed, and does it keep its CPUs meanwhile?
+/// Is a thread measured again after a change of phase, and does it keep its CPUs meanwhile?
 #[test]
 fn a_phase_change_is_measured_and_changes_nothing_before() {
     let mut bench = CascFixture::new("", &KNOWN);
@@ -151,9 +151,9 @@ fn a_phase_change_is_measured_and_changes_nothing_before() {
     assert!(rows_of(&after).iter().any(|row| row.contains(&TaskId(5))));
 }
 
-/// Is everybody measured again when the cache's miss rate moves away, and not when it was off all along?
+/// Are all threads measured again when the cache's miss rate drifts, but not if it deviated from the start?
 #[test]
-fn a_departing_miss_rate_is_measured_again() {
+fn a_drifting_miss_rate_is_measured_again() {
     let mut bench = CascFixture::new("drift_windows = 3", &KNOWN);
     bench.observed = 60.0;
     assert!((0..20).all(|_| bench.step().probes.is_empty()));
@@ -162,9 +162,9 @@ fn a_departing_miss_rate_is_measured_again() {
     assert_eq!(rows_of(&asked.unwrap()).len(), 5);
 }
 
-/// Are rows asked for again, for twice as long, while estimates are unsure, and no longer than allowed?
+/// Are rows repeated for twice as long while estimates are uncertain, up to the longest row?
 #[test]
-fn unsure_estimates_are_measured_for_longer() {
+fn uncertain_estimates_are_measured_for_longer() {
     let mut bench = CascFixture::new("max_row_ns = 10000000", &[None; 5]);
     let asked = |plan: &Plan| match &plan.probes[..] {
         [ProbeRequest { id, kind: ProbeKind::CoRunRows { total_ns, .. }, .. }] => Some((*id, *total_ns)),

@@ -1,12 +1,17 @@
-//! Scheduling by miss counters (AV 5.2): the baseline that activity vectors are held against.
+//! Scheduling by miss counters (AV 5.2): the baseline for activity vectors.
 //!
-//! Problem: is it worth knowing *where* in the cache a task is busy, if plain counters already say how busy it is? Method:
-//! the penalty of two tasks is the product of their counted misses per thousand instructions, relative to the mean of all tasks
-//! (a sum would make every way of pairing them weigh the same); forms and scores are [`crate::coschedule`]'s. Without
-//! counted rates, those of recorded profiles on the whole cache. The whole-set form pays for bringing a task in: its extra
-//! misses, over those of the mean task's sample, weigh as a penalty of two mean tasks.
+//! Problem: is it worth knowing *where* in the cache a task is busy if plain counters already tell how busy it is?
+//! Method:
+//! the penalty of two tasks is the product of their counted misses per thousand instructions, relative to the mean of
+//! all
+//! tasks (a sum would give all pairings the same total); forms and scores are those of [`crate::coschedule`]. Without
+//! counted
+//! rates, those of recorded profiles on the whole cache are used. In the form `set`, bringing a task in costs its extra
+//! misses over those of the mean task's sample, weighted like a penalty of two mean tasks.
 //!
-//! Properties: needs a miss counter and nothing else; with all tasks alike every penalty is the same, and the schedule is a plain round robin.
+//! Properties: needs a miss counter only; if all tasks are alike, every penalty is the same, and the schedule is a
+//! plain
+//! round robin.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +22,7 @@ use super::ParameterError;
 use crate::cache_reload_cost::ReloadCosts;
 use crate::coschedule::{CoRunCost, CoScheduleForm, CoScheduler, MAX_LAG_SAMPLES};
 
-/// Out of TOML.
+/// Parameters in TOML.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Parameters {
@@ -26,15 +31,15 @@ pub struct Parameters {
     pub window_ns: u64,
     /// The penalty of two tasks of the mean miss rate.
     pub penalty_weight: f64,
-    /// A sample that the task has run counts so much against it.
+    /// Cost of a sample that the task has run.
     pub sample_weight: f64,
-    /// As of activity vectors.
+    /// As for activity vectors.
     pub max_lag_samples: f64,
 }
 
 impl Default for Parameters {
     fn default() -> Self {
-        // As activity vectors where half of the 32 super sets are shared.
+        // As for activity vectors if half of the 32 super sets are shared.
         Parameters {
             form: CoScheduleForm::Replacement,
             window_ns: 100_000_000,
@@ -51,12 +56,12 @@ struct CounterDriven {
     refills: ReloadCosts,
 }
 
-/// Misses over the mean of all tasks.
+/// Misses relative to the mean of all tasks.
 struct Misses<'a> {
     penalty_weight: f64,
     tasks: BTreeMap<TaskId, f64>,
     refills: &'a ReloadCosts,
-    /// Misses of the mean task; 0 = nothing was counted.
+    /// Misses of the mean task; 0 = none were counted.
     misses_per_sample: f64,
 }
 
@@ -75,7 +80,7 @@ impl Policy for CounterDriven {
         let tasks = rates.into_iter().map(|(task, rate)| (task, relative(rate))).collect();
         self.follow_refills(view);
         let (penalty_weight, refills) = (self.penalty_weight, &self.refills);
-        // In order of arrival, as above.
+        // In order of arrival, as in `activity_vector`.
         let samples = view.observation.tasks.iter().filter_map(|task| refills.misses_per_sample(task.task));
         let (sum, count) = samples.fold((0.0, 0.0), |(sum, count), misses| (sum + misses, count + 1.0));
         let misses_per_sample = if count > 0.0 { sum / count } else { 0.0 };

@@ -1,5 +1,6 @@
-//! The baseline of all comparisons: changes nothing. Problem: every gain is a gain over something. Method: an idle plan,
-//! every window. Properties: asks for nothing, moves nothing, needs no evidence.
+//! The baseline of all comparisons: changes nothing. Problem: every gain is relative to a baseline. Method: an idle
+//! plan
+//! in every window. Properties: requests nothing, moves nothing, needs no evidence.
 
 use super::ParameterError;
 use cachemate_core::{Decision, Plan, Policy, View, WindowLength};
@@ -20,10 +21,10 @@ impl Default for Parameters {
 }
 
 impl Parameters {
-    /// Out of TOML.
+    /// Parses TOML.
     ///
     /// # Errors
-    /// In words: an unknown or ill-typed parameter, a window of no length.
+    /// An unknown or ill-typed parameter, or a window of no length.
     pub fn parse(text: &str) -> Result<Self, ParameterError> {
         let parsed: Parameters = super::parameters(text)?;
         match parsed.window_ns {

@@ -1,15 +1,21 @@
-//! Distributed Intensity (CA 4.1): even out the programs' own miss rates over the caches.
+//! Distributed Intensity (CA 4.1): balances the programs' own miss rates over the caches.
 //!
-//! Problem: bus, controller, prefetchers and space are all strained most where misses come together. Method: the miss
-//! rate of each task alone, from its profile (its stack-distance profile or its miss-rate curve); sort, deal out so that
-//! the sums per cache are even; or the same by exchanges between pairs of caches ([`crate::intensity_balancing`], [`crate::load_balance`]).
+//! Problem: bus, controller, prefetchers and space are strained most if misses are concentrated. Method: the miss rate
+//! of
+//! each task alone, from its profile (its stack-distance profile or its miss-rate curve); tasks are sorted and dealt
+//! out so
+//! that the sums per cache are even, or exchanged between pairs of caches to the same end
+//! ([`crate::intensity_balancing`], [`crate::load_balance`]).
 //!
 //! The paper takes the rate alone on the whole cache. A program that just fits the cache then counts as quiet, although
-//! it misses most and suffers most as soon as anybody shares it. By default the rate is the one on the part that each
-//! has when all share the cache evenly; `recorded_on = "whole"` is the paper's. Where some profile does not tell of the part,
-//! all are compared on the whole.
+//! it
+//! misses and slows down most as soon as it shares the cache. By default, the rate is therefore the one on an even
+//! share of
+//! the cache; `recorded_on = "whole"` is the paper's. If some profile has no rate for the share, all are compared on
+//! the
+//! whole.
 //!
-//! Properties: tasks without a profile stay where they are; nothing moves while rates hold still; priorities count.
+//! Properties: tasks without a profile stay in place; nothing moves while rates do not change; priorities count.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +23,7 @@ use cachemate_core::{CpuSet, Decision, Policy, TaskId, Topology, View};
 
 use super::ParameterError;
 use crate::intensity_balancing::{IntensityBalancer, Parameters, RecordedCache};
-use crate::schemes::{SharedCache, misses_on_part_per_mega_instr};
+use crate::schemes::{SharedCache, misses_on_share_per_mega_instr};
 
 struct Di(IntensityBalancer);
 
@@ -28,11 +34,11 @@ impl Policy for Di {
     }
 }
 
-/// Misses per thousand instructions of the tasks alone, from their profiles, all on as large a part of the cache.
+/// Misses per thousand instructions of the tasks alone, from their profiles, all on the same size of cache.
 pub(super) fn recorded_rates(view: &View<'_>, on: RecordedCache) -> BTreeMap<TaskId, f64> {
     let Some(cache) = contended(view.topology) else { return BTreeMap::new() };
     let of = |parts: u32| -> BTreeMap<TaskId, f64> {
-        let one = |task: TaskId| misses_on_part_per_mega_instr(view.profiles.get(&task)?, &cache, parts);
+        let one = |task: TaskId| misses_on_share_per_mega_instr(view.profiles.get(&task)?, &cache, parts);
         let tasks = view.observation.tasks.iter().filter(|task| !task.exited).map(|task| task.task);
         tasks.filter_map(|task| Some((task, one(task)? / 1000.0))).collect()
     };
@@ -42,7 +48,7 @@ pub(super) fn recorded_rates(view: &View<'_>, on: RecordedCache) -> BTreeMap<Tas
     if part.len() == whole.len() { part } else { whole }
 }
 
-/// Tasks that run below one last-level cache at a time, when all are spread evenly.
+/// Tasks that run below one last-level cache at a time, if all are spread evenly.
 fn sharers(view: &View<'_>) -> u32 {
     let online = |cpus: &CpuSet| view.topology.cpus.iter().filter(|cpu| cpu.online && cpus.contains(cpu.id.0)).count();
     let caches = || view.topology.last_level_caches();
@@ -51,10 +57,10 @@ fn sharers(view: &View<'_>) -> u32 {
     tasks.div_ceil(caches().count().max(1)).min(cpus) as u32
 }
 
-/// The first last-level cache of known size: caches of one level are alike on every machine that we know of.
+/// The first last-level cache of known size: on known machines, caches of one level are alike.
 fn contended(topology: &Topology) -> Option<SharedCache> {
     let cache = topology.caches.iter().find(|cache| cache.last_level && cache.size_bytes.is_some())?;
-    // Only its shape matters for a miss rate, not what a miss costs.
+    // Only the geometry matters for a miss rate, not the cost of a miss.
     Some(SharedCache::new(cache.size_bytes?, cache.ways.unwrap_or(16), cache.line_bytes.unwrap_or(64), 0.0))
 }
 

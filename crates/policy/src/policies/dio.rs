@@ -1,14 +1,18 @@
-//! Distributed Intensity Online (CA 4.2): even out the miss rates that counters show over the caches.
+//! Distributed Intensity Online (CA 4.2): balances counted miss rates over the caches.
 //!
-//! Problem: DI needs a profile of every program beforehand. Method: the miss rate as it is counted while the task runs
-//! beside others, averaged over windows of 10^9 cycles; the order by it is nearly that of the rates alone (CA-5).
-//! Instead of misses, what is read from memory can be counted, which sees what prefetchers bring in. Where
-//! no task has one (no counters, as in most virtual machines), the intensity that a probe measured from outside; where
-//! that is missing too and the machine says that it has no counters, the rates that were recorded earlier. Then as DI: sort
-//! and deal out, or exchanges between pairs of caches ([`crate::intensity_balancing`], [`crate::load_balance`]).
+//! Problem: DI needs a profile of every program beforehand. Method: the miss rate as counted while the task runs beside
+//! others, averaged over windows of 10^9 cycles; it orders tasks nearly like the rates alone do (CA-5). Reads from
+//! memory
+//! can be counted instead of misses, which includes prefetched lines. If no task has counts (as in most virtual
+//! machines),
+//! the intensity from probes is used; without probes, on a machine without counters, the rates recorded earlier. Then
+//! as in
+//! DI: tasks are sorted and dealt out, or exchanged between pairs of caches ([`crate::intensity_balancing`],
+//! [`crate::load_balance`]).
 //!
-//! Properties: follows phases, as the profile drops evidence of old ones; rates of different kinds are never compared;
-//! what has not been measured yet stays where it is.
+//! Properties: follows phases, because profiles drop evidence of earlier ones; rates of different kinds are never
+//! compared;
+//! tasks that have not been measured yet stay in place.
 
 use cachemate_core::{Ability, Decision, Fact, Policy, Profile, Support, TaskId, View};
 

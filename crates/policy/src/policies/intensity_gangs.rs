@@ -1,18 +1,22 @@
-//! Co-runs without a PMU: aggressors are kept away from their victims, in space or in time.
+//! Co-runs without a PMU: aggressors are separated from their victims, in space or in time.
 //!
-//! Problem: on a virtual machine nobody counts misses, and the kernel's word on who shares a cache need not hold from
-//! one minute to the next. Method: the machine is asked three things, a probe at a time. Cache-line ping-pong tells
-//! which CPUs share a cache *now*; evicted lines tell each active task's intensity; a stream of our own beside it tells
-//! its sensitivity. What `i` suffers beside `j` is taken as the product of `i`'s sensitivity and `j`'s intensity
-//! (Pain's form, CA 2.2.4, with measured factors). Then, cache by cache as measured:
-//! - with several caches, the solver spreads tasks over them so that the sum of what they suffer is least;
-//! - with one cache and more tasks than CPUs, the same solver forms gangs that take turns on it (balance-set's idea with
-//!   another criterion), where that takes enough of the harm away;
-//! - where measured CPUs share nothing there is nothing to gain, and nothing is done.
+//! Problem: in a virtual machine misses cannot be counted, and the CPUs that share a cache may differ from the kernel's
+//! topology and change from one minute to the next. Method: three kinds of probes, one at a time. Cache-line ping-pong
+//! shows
+//! which CPUs share a cache *now*; evicted lines give each active task's intensity; a stream beside the task gives its
+//! sensitivity. The slowdown of `i` beside `j` is the product of `i`'s sensitivity and `j`'s intensity (Pain's form, CA
+//! 2.2.4, with measured factors). Then, for each measured cache:
+//! - with several caches, the solver spreads tasks over them so that the sum of slowdowns is least;
+//! - with one cache and more tasks than CPUs, the same solver forms gangs that take turns on it (the idea of balance
+//!   sets
+//!   with another criterion), if that removes enough of the slowdown;
+//! - if the measured CPUs share no cache, there is nothing to gain, and nothing is done.
 //!
-//! Properties: without evidence about every active task, or about who shares, what is in force stays; a single ping-pong
-//! decides nothing (two of the last three); every gang has equal turns, and every movable task is in one; probing takes
-//! one survey's time and then a quarter of a per cent of the processors' at most, and none where there is nothing to choose.
+//! Properties: without evidence about every active task, or about shared caches, the plan in force stays; a single
+//! ping-pong
+//! decides nothing (two of the last three do); all gangs have equal turns, and every movable task is in one; after the
+//! initial profiling, probes cost at most a quarter of a per cent of the processors' time, and nothing if there is no
+//! choice.
 
 mod gangs;
 
@@ -30,35 +34,38 @@ use super::ParameterError;
 use crate::gang_quantum::MAX_WAIT_NS;
 use crate::solvers::{Seats, best};
 
-/// Parameters, with what they were chosen for.
+/// Parameters, with the reasons for their values.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Parameters {
     pub window_ns: u64,
-    /// A gang's turn. Absent: by the law of turns ([`crate::gang_quantum`]), or 50 ms where nobody's footprint is known.
+    /// Length of a gang's turn. Absent: by the law of turns ([`crate::gang_quantum`]), or 50 ms if no footprint is
+    /// known.
     pub slice_ns: Option<u64>,
-    /// Gangs are refused where turns that pay make a task wait longer than this.
+    /// Gangs are refused if turns that pay off make a task wait longer than this.
     pub max_wait_ns: u64,
     /// Samples beside each task.
     pub samples: u32,
     /// Processor time of one probe at most.
     pub probe_ns: u64,
-    /// Round trips below this are within one cache; from `split_min_ns` across two.
+    /// Round trips below the first are within one cache, those from the second on across two.
     pub shared_max_ns: f64,
     pub split_min_ns: f64,
-    /// Mean slowdown that gangs must take away to be worth their turns.
+    /// Smallest mean slowdown that gangs must remove.
     pub min_gain: f64,
-    /// More tasks than this are not ganged: the turns of a full circle would be too far apart.
+    /// More tasks than this are not ganged, because a rotation would take too long.
     pub max_ganged: usize,
     /// Tasks that use less of a CPU are not probed, and count as quiet.
     pub min_cpu_share: f64,
     /// Windows after which a task is probed again; 0 = never.
     pub probe_again_windows: u64,
-    /// Processor time that the first survey may take, for each task. On a host a bracket's phases are long (150 ms):
-    /// the two probes of a task take 1.8 s with an 8 MiB cache, the time that they keep it off its CPU included.
+    /// Processor time of the initial profiling, for each task. On a host the phases of a bracket are long (150 ms): the
+    /// two
+    /// probes of a task take 1.8 s with an 8 MiB cache, including the time that they keep it off its CPU.
     pub survey_ns: u64,
-    /// Share of all processor time that probing may take besides. Programs that a probe keeps off its CPUs lose about twice
-    /// that again (measured in the simulator), so that a quarter of a per cent costs them less than one.
+    /// Share of all processor time for probes after that. Programs that a probe keeps off their CPUs lose about twice
+    /// as much
+    /// again (measured in the simulator), so a quarter of a per cent costs them less than one per cent.
     pub max_probe_share: f64,
 }
 
@@ -82,30 +89,30 @@ impl Default for Parameters {
     }
 }
 
-/// Ping-pongs that are remembered of every pair of CPUs.
+/// Ping-pongs that are kept of every pair of CPUs.
 const REMEMBERED: usize = 3;
-/// Windows after which a probe that came to nothing is asked for again.
+/// Windows after which a probe without result is repeated.
 const RETRY_WINDOWS: u64 = 120;
-/// Pairs asked about in one window.
-const PAIRS_AT_MOST: usize = 16;
+/// Pairs probed in one window.
+const MAX_PAIRS: usize = 16;
 
 struct IntensityGangs {
     parameters: Parameters,
     next_probe: u32,
     /// Answers for each pair of CPUs: near or far, latest last.
     pairs: BTreeMap<(u32, u32), VecDeque<bool>>,
-    /// Tasks whose sensitivity was asked for, and when; not every task can tell.
+    /// Tasks whose sensitivity was requested, and when; it cannot be measured for every task.
     sensitivity_asked: BTreeMap<TaskId, u64>,
     intensity_asked: BTreeMap<TaskId, u64>,
-    /// The task's probe under way.
+    /// The task's outstanding probe.
     asked: Option<ProbeRequest>,
-    /// Ping-pongs under way, and when they were asked for.
+    /// Outstanding ping-pongs, and the time of their request.
     pinging: Vec<ProbeRequest>,
     pinged_ns: Option<u64>,
     ledger: ProbeBudget,
 }
 
-/// Processor time that probing has taken, and when it began.
+/// Processor time spent on probes, and the time of the first.
 #[derive(Clone, Copy, Debug, Default)]
 struct ProbeBudget {
     started_ns: Option<u64>,
@@ -119,8 +126,9 @@ impl ProbeBudget {
         self.spent_ns += costs.map(|(_, ns)| ns).sum::<u64>();
     }
 
-    /// Is there something left of a share of all time since the start? What is asked for the first time has a survey's worth
-    /// for each task besides; what is asked again waits until that has been made up for.
+    /// Is some of the share of all time since the start left? First requests may also spend the initial profiling's
+    /// time of
+    /// each task; repeated ones wait until that has been made up for.
     fn allows(&self, first: bool, view: &View<'_>, parameters: &Parameters) -> bool {
         let tasks = if first { view.movable().count() as u64 } else { 0 };
         let survey_ns = parameters.survey_ns.saturating_mul(tasks);
@@ -146,14 +154,14 @@ impl Policy for IntensityGangs {
         let mut why = Vec::new();
         match self.sharing(view) {
             Some(domains) => self.place(view, &domains, &mut plan, &mut why),
-            None => why.push(reason(&[], "who shares a cache is being measured".to_string(), Vec::new())),
+            None => why.push(reason(&[], "probes are measuring which CPUs share a cache".to_string(), Vec::new())),
         }
         plan.probes.extend(self.asked.clone());
         Decision { plan, reasons: why }
     }
 }
 
-/// One program, or one cache with a CPU for each: no evidence could change anything.
+/// One program, or one cache with a CPU for each program: no evidence could change anything.
 fn nothing_to_choose(domains: &[CpuSet], shared: &[&CpuSet], active: &[TaskId]) -> bool {
     match (domains, shared) {
         ([_], [cpus]) => active.len() <= cpus.count() as usize,
@@ -166,7 +174,7 @@ fn reason(tasks: &[TaskId], text: String, numbers: Vec<(String, f64)>) -> Reason
 }
 
 impl IntensityGangs {
-    /// What is in force, as far as it may still stand: tasks that are gone leave, and gangs that lack somebody end.
+    /// Carries the plan in force over, without tasks that exited and gangs that lack a member.
     fn carry_over(&self, view: &View<'_>, plan: &mut Plan) {
         let there: Vec<TaskId> = view.movable().map(|task| task.task).collect();
         plan.affinity.retain(|task, _| there.contains(task));
@@ -182,7 +190,7 @@ impl IntensityGangs {
         }
     }
 
-    /// Takes the window's answers in.
+    /// Takes in the answers of the window.
     fn learn(&mut self, view: &View<'_>) {
         for answer in &view.observation.probe_results {
             match &answer.evidence {
@@ -217,7 +225,7 @@ impl IntensityGangs {
         };
         self.pinging.retain_mut(|probe| !refused(probe));
         if let Some(refused) = self.asked.take_if(refused) {
-            // It will not be answered: not asked again before its time.
+            // It will not be answered, so it is not requested again before its time.
             match refused.kind {
                 ProbeKind::PrimeProbe { task, .. } => self.intensity_asked.insert(task, view.observation.window),
                 ProbeKind::Neighbor { task, .. } => self.sensitivity_asked.insert(task, view.observation.window),
@@ -235,8 +243,9 @@ impl IntensityGangs {
         ProbeId(self.next_probe)
     }
 
-    /// The first CPU of every cache against its others: again and again, as caches of virtual machines change, but once in
-    /// a window's time at most. Windows end when probes are answered, so their number is no measure of time.
+    /// The first CPU of every cache against its others, repeatedly, because caches of virtual machines change; at most
+    /// once in a
+    /// window's time. Windows end when probes are answered, so their number does not measure time.
     fn ping(&mut self, view: &View<'_>) {
         let early = self.pinged_ns.is_some_and(|at| now_ns(view) < at + self.parameters.window_ns);
         let first = self.sharing(view).is_none();
@@ -253,9 +262,9 @@ impl IntensityGangs {
             let first = domain.first().unwrap_or(0);
             wanted.extend(domain.iter().filter(|cpu| *cpu != first).map(|cpu| (CpuId(first), CpuId(cpu))));
         }
-        // Those that least is known of first; every pair gets its turn.
+        // Pairs with the fewest answers first, so that every pair gets its turn.
         wanted.sort_by_key(|(a, b)| self.pairs.get(&(a.0, b.0)).map_or(0, VecDeque::len));
-        wanted.truncate(PAIRS_AT_MOST);
+        wanted.truncate(MAX_PAIRS);
         let budget_ns = 100_000_000;
         wanted
             .into_iter()
@@ -263,7 +272,7 @@ impl IntensityGangs {
             .collect()
     }
 
-    /// CPUs that share a cache by measurement; `None` while it is not known.
+    /// CPUs that share a cache by measurement; `None` while unknown.
     fn sharing(&self, view: &View<'_>) -> Option<Vec<CpuSet>> {
         let mut measured = Vec::new();
         for domain in view.last_level_domains() {
@@ -288,7 +297,7 @@ impl IntensityGangs {
     fn place(&mut self, view: &View<'_>, domains: &[CpuSet], plan: &mut Plan, why: &mut Vec<Reason>) {
         let shared: Vec<&CpuSet> = domains.iter().filter(|cpus| cpus.count() > 1).collect();
         if shared.is_empty() {
-            let text = "by measurement no two CPUs share a cache now: nothing is done".to_string();
+            let text = "by measurement, no two CPUs share a cache now: nothing is done".to_string();
             why.push(reason(&[], text, vec![("caches".to_string(), domains.len() as f64)]));
             plan.gangs.clear();
             plan.affinity.clear();
@@ -311,7 +320,7 @@ impl IntensityGangs {
             return; // evidence first; what is in force stays
         }
         let Some(costs) = costs(view, &active) else {
-            let text = "no task's sensitivity was measured, or no task's intensity: nothing is decided".to_string();
+            let text = "no sensitivity or no intensity has been measured: nothing is decided".to_string();
             why.push(reason(&[], text, Vec::new()));
             return;
         };
@@ -330,10 +339,10 @@ impl IntensityGangs {
         known || (ran + waited) as f64 >= self.parameters.min_cpu_share * view.observation.span.elapsed_ns as f64
     }
 
-    /// Asks for the next thing that is not known of the active tasks; false = everything was asked.
+    /// Requests the next missing value of the active tasks; false = all were requested.
     fn request_next_probe(&mut self, view: &View<'_>, active: &[TaskId], why: &mut Vec<Reason>) -> bool {
         let again = self.parameters.probe_again_windows;
-        // What came to nothing (the CPUs were apart, the task could not tell) is tried again, but seldom.
+        // Probes without result (the CPUs shared no cache, the task gave no reading) are repeated, but rarely.
         let period = if again > 0 { again } else { RETRY_WINDOWS };
         let due = |asked: Option<&u64>| asked.is_none_or(|at| view.observation.window >= at + period);
         let first = active
@@ -341,14 +350,14 @@ impl IntensityGangs {
             .any(|task| !self.intensity_asked.contains_key(task) || !self.sensitivity_asked.contains_key(task));
         if self.asked.is_none() && self.ledger.allows(first, view, &self.parameters) {
             let evicted = |task| ProbeKind::PrimeProbe { task, samples: self.parameters.samples };
-            // Beside the hardest aggressor there is; scaled by the intensity that the others really have.
+            // Beside the strongest aggressor; scaled by the measured intensity of the other tasks.
             let stream = |task| ProbeKind::Neighbor { task, neighbor: Neighbor::Stream };
             let has = |task: &TaskId, of: fn(&cachemate_core::Profile) -> bool| view.profiles.get(task).is_some_and(of);
             let without_intensity = active.iter().find(|task| {
                 due(self.intensity_asked.get(task))
                     && (again > 0 || !has(task, |profile| profile.contention.intensity.is_some()))
             });
-            // Where nobody's intensity is known, sensitivity decides nothing.
+            // If no task's intensity is known, sensitivity decides nothing.
             let known = active.iter().any(|task| has(task, |profile| profile.contention.intensity.is_some()));
             let without_sensitivity = active.iter().filter(|_| known).find(|task| {
                 due(self.sensitivity_asked.get(task))
@@ -401,7 +410,7 @@ impl IntensityGangs {
     }
 }
 
-/// What was probed of it, in brackets.
+/// The probed values of a task, in brackets.
 fn known(view: &View<'_>, task: TaskId) -> String {
     let profile = view.profiles.get(&task);
     let intensity = profile.and_then(|profile| profile.contention.intensity);
@@ -416,8 +425,8 @@ fn known(view: &View<'_>, task: TaskId) -> String {
     }
 }
 
-/// What each suffers beside each other; `None` while nobody's sensitivity or nobody's intensity is known. A task of unknown sensitivity cannot
-/// be said to suffer, one of unknown intensity cannot be said to hurt.
+/// Slowdown of each task beside each other; `None` while no sensitivity or no intensity is known. A task of unknown
+/// sensitivity counts as unaffected, one of unknown intensity as harmless.
 fn costs(view: &View<'_>, active: &[TaskId]) -> Option<Vec<Vec<f64>>> {
     let value = |task: &TaskId, of: fn(&cachemate_core::Profile) -> Option<Fact<f64>>| {
         view.profiles.get(task).and_then(of).map(|fact| fact.value.max(0.0))
@@ -442,7 +451,7 @@ pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, Par
             return Err(ParameterError::value(name, "0", "1 or more"));
         }
     }
-    // With fewer no intensity would ever be known.
+    // With fewer samples no intensity would ever be known.
     if (parameters.samples as usize) < EVICTED_SAMPLES_AT_LEAST {
         let expected = format!("{EVICTED_SAMPLES_AT_LEAST} or more");
         return Err(ParameterError::value("samples", parameters.samples, expected));

@@ -1,14 +1,19 @@
-//! Linux's cache-aware scheduling (`SCHED_CACHE`, since 7.2): the rival that a host's kernel brings along.
+//! Linux's cache-aware scheduling (`SCHED_CACHE`, since 7.2): the baseline that a host's kernel provides.
 //!
-//! Problem: threads of a process share data, and the kernel's balancer spreads them over caches. Method, after the kernel's
-//! published rules: a process' run time on each last-level cache is counted with a half life of one epoch; the cache with
-//! the most is preferred, and another one replaces it only with more than twice as much; threads are gathered there unless
-//! that would overload it. A process is left alone that has one thread, runs more threads than the cache has CPUs, or
-//! touches more memory than the cache holds.
+//! Problem: threads of a process share data, and the kernel's balancer spreads them over caches. Method, after the
+//! kernel's
+//! published rules: a process's run time on each last-level cache is counted with a half life of one epoch. The cache
+//! with
+//! the most is preferred, and another one replaces it only with more than twice as much. Threads are gathered there
+//! unless
+//! that would overload it. A process is left alone if it has one thread, runs more threads than the cache has CPUs, or
+//! touches more memory than fits the cache.
 //!
-//! Properties: needs no counter. Here gathering is an affinity, where the kernel's balancer only prefers; a thread that the
-//! rule refuses is unrestricted. The footprint is the resident memory, and counts only where there are two memory nodes,
-//! as the kernel takes it from NUMA balancing's faults.
+//! Properties: needs no counter. Here gathering is an affinity, whereas the kernel's balancer only prefers; a thread
+//! that the
+//! rule refuses is unrestricted. The footprint is the resident memory, and counts only with two memory nodes, because
+//! the
+//! kernel derives it from the faults of NUMA balancing.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -22,21 +27,21 @@ use super::ParameterError;
 
 const PAGE_BYTES: u64 = 4096;
 
-/// Out of TOML; names and standard values are those of the kernel's `sched/llc_balancing`.
+/// Parameters in TOML; names and defaults are those of the kernel's `sched/llc_balancing`.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Parameters {
-    /// Length of a window: how often threads are looked at.
+    /// Length of a window, after which threads are examined again.
     pub window_ns: u64,
-    /// Run time of an epoch ago counts half.
+    /// Run time counts half after each epoch.
     pub epoch_period_ns: u64,
-    /// A process that has not run for so many epochs prefers nothing.
+    /// A process that has not run for so many epochs has no preference.
     pub epoch_affinity_timeout: u64,
-    /// 0: nobody is gathered; 1: threads and footprint have to fit; 100: neither is looked at.
+    /// 0: no thread is gathered; 1: threads and footprint have to fit; 100: neither is considered.
     pub aggr_tolerance: u32,
-    /// A cache is full when its CPUs are busy for so much of the time, in percent.
+    /// A cache is full if its CPUs are busy for so much of the time, in per cent.
     pub overaggr_pct: u32,
-    /// Into a full cache only while it is at most so much busier than the one that is left, in percent.
+    /// A thread goes to a full cache only if that is at most so much busier than its present one, in per cent.
     pub imb_pct: u32,
 }
 
@@ -54,7 +59,7 @@ impl Default for Parameters {
 }
 
 impl Parameters {
-    /// What a limit is multiplied by; `None` = there is no limit. (`get_sched_cache_scale` of kernel/sched/fair.c)
+    /// Factor of a limit; `None` = there is no limit. (`get_sched_cache_scale` of kernel/sched/fair.c)
     fn scale(&self, step: f64) -> Option<f64> {
         match self.aggr_tolerance {
             0 => Some(0.0),
@@ -64,12 +69,12 @@ impl Parameters {
     }
 }
 
-/// What is remembered of a process.
+/// State of a process.
 #[derive(Default)]
 struct ProcessUse {
     /// Share of one CPU's time on each cache, decayed.
     occupancy: BTreeMap<CacheId, f64>,
-    /// Threads that ran or waited at a time, decayed in the same way.
+    /// Average number of threads that ran or waited, decayed in the same way.
     running: f64,
     preferred: Option<CacheId>,
     ran_until_ns: u64,
@@ -78,7 +83,7 @@ struct ProcessUse {
 struct SchedCachePolicy {
     parameters: Parameters,
     processes: BTreeMap<ProcessId, ProcessUse>,
-    /// End of the last window that was taken in.
+    /// End of the last observed window.
     known_until_ns: Option<u64>,
 }
 
@@ -122,7 +127,7 @@ fn reason(process: &ProcessThreads<'_>, cache: &Cache, plan: &Plan, before: &Pla
 }
 
 impl SchedCachePolicy {
-    /// Run times of the window, and what each process prefers now. A window that is shown twice counts once.
+    /// Takes in the run times of the window, and updates the preference of each process. A repeated window counts once.
     fn observe(&mut self, view: &View<'_>, processes: &[ProcessThreads<'_>], caches: &[&Cache]) {
         let span = &view.observation.span;
         let now_ns = span.start_ns + span.elapsed_ns;
@@ -149,7 +154,7 @@ impl SchedCachePolicy {
         }
     }
 
-    /// The cache onto which a process is gathered, unless it is to be left alone.
+    /// The cache onto which a process is gathered, or `None` if it is left alone.
     fn target_cache<'a>(
         &self,
         process: &ProcessThreads<'_>,
@@ -190,7 +195,7 @@ impl ProcessUse {
     }
 }
 
-/// Share of each cache's CPU time that is used, as threads are let in one by one.
+/// Share of each cache's CPU time in use, while threads are admitted one by one.
 struct CacheLoads {
     used: BTreeMap<CacheId, f64>,
     cpus: BTreeMap<CacheId, f64>,
@@ -209,7 +214,7 @@ impl CacheLoads {
         CacheLoads { used, cpus, elapsed_ns, caches: caches.iter().map(|&cache| cache.clone()).collect() }
     }
 
-    /// May the thread go there? If so it counts there from now on. (`can_migrate_llc` of kernel/sched/fair.c)
+    /// May the thread go there? If so, it counts there from now on. (`can_migrate_llc` of kernel/sched/fair.c)
     fn try_admit(&mut self, parameters: &Parameters, task: &TaskSample, to: CacheId) -> bool {
         let ran = |cache: &Cache| task.ran_on_ns(&cache.cpus);
         let Some(from) = self.caches.iter().max_by_key(|cache| (ran(cache), cache.id == to)).map(|cache| cache.id)
@@ -223,7 +228,7 @@ impl CacheLoads {
         let part = |cache: CacheId, used: f64| used / self.cpus[&cache].max(1.0);
         let full = |cache: CacheId, used: f64| part(cache, used) * 100.0 >= f64::from(parameters.overaggr_pct);
         let (there, here) = (self.used[&to], self.used[&from]);
-        // Both full: the balancer does as it always did.
+        // Both are full: the balancer's usual rules apply.
         if full(to, there) && full(from, here) {
             return false;
         }
@@ -254,14 +259,14 @@ fn online(topology: &Topology, cache: &Cache) -> CpuSet {
     cache.cpus.intersection(&topology.online())
 }
 
-/// Hardware threads of a core; the most there are.
+/// Largest number of hardware threads of a core.
 fn smt(topology: &Topology) -> f64 {
     let mut cores: BTreeMap<(u32, u32), u32> = BTreeMap::new();
     topology.cpus.iter().for_each(|cpu| *cores.entry((cpu.package, cpu.core)).or_default() += 1);
     f64::from(cores.values().copied().max().unwrap_or(1))
 }
 
-/// Resident memory; `None` where nobody knows it, or where one memory node needs no NUMA balancing.
+/// Resident memory; `None` if unknown, or if there is one memory node and so no NUMA balancing.
 fn footprint_bytes(process: &ProcessThreads<'_>, topology: &Topology) -> Option<u64> {
     let nodes: BTreeSet<u32> = topology.cpus.iter().map(|cpu| cpu.memory_node).collect();
     let pages =

@@ -1,4 +1,4 @@
-//! Each rule of the kernel's, by itself, on two caches of four CPUs.
+//! Each rule of the kernel's alone, on two caches of four CPUs.
 
 use cachemate_core::test_support::{NullPredictor, capabilities, last_level_caches, observation};
 use cachemate_core::{Ability, CacheLevel, CpuId, Observation, Profiles, TaskId};
@@ -21,7 +21,7 @@ impl SchedCacheFixture {
         SchedCacheFixture { policy, topology: last_level_caches(2, 4, CacheLevel::L3, 8 << 20), window: 0, before }
     }
 
-    /// One window in which threads ran so: (process, CPU, percent of the window). Their affinities, by cache.
+    /// One window with these run times: (process, CPU, per cent of the window). Returns affinities, by cache.
     fn step(&mut self, threads: &[(u32, u32, u64)]) -> Vec<Option<u32>> {
         let tasks = threads.iter().enumerate().map(|(id, &(process, cpu, percent))| TaskSample {
             on_cpu_ns: vec![(CpuId(cpu), percent * WINDOW_NS / 100)],
@@ -50,7 +50,7 @@ impl SchedCacheFixture {
     }
 }
 
-/// Are the threads of a process gathered where it ran most, and another one's where that did?
+/// Are the threads of each process gathered on the cache where that process ran most?
 #[test]
 fn threads_go_where_their_process_ran_most() {
     let threads = [(1, 0, 40), (1, 1, 40), (1, 4, 30), (2, 5, 40), (2, 6, 40), (2, 2, 30)];
@@ -66,7 +66,7 @@ fn twice_the_run_time_moves_a_process() {
     assert_eq!(bench.step(&[(1, 0, 10), (1, 4, 40)]), [Some(1); 2]);
 }
 
-/// Is a process left alone that has one thread, or more running ones than the cache has CPUs?
+/// Is a process left alone if it has one thread, or more running threads than the cache has CPUs?
 #[test]
 fn one_thread_or_too_many_are_left_alone() {
     assert_eq!(SchedCacheFixture::new("").step(&[(1, 0, 50), (2, 4, 50)]), [None; 2]);
@@ -78,7 +78,7 @@ fn one_thread_or_too_many_are_left_alone() {
 
 /// Does a footprint beyond the cache count with two memory nodes, and not with one?
 #[test]
-fn a_large_footprint_counts_where_numa_balancing_sees_it() {
+fn a_large_footprint_counts_with_numa_balancing() {
     let tasks = || {
         let task = |id: u32, cpu: u32| TaskSample {
             on_cpu_ns: vec![(CpuId(cpu), 30_000_000)],
@@ -93,9 +93,9 @@ fn a_large_footprint_counts_where_numa_balancing_sees_it() {
     assert_eq!(bench.decide(tasks()), [None; 2]);
 }
 
-/// Is a thread kept out of a cache that others keep busy, unless the one it leaves is as busy?
+/// Is a thread kept out of a cache that others keep busy, unless its present cache is as busy?
 #[test]
-fn a_full_cache_lets_nobody_in() {
+fn a_full_cache_admits_no_thread() {
     // Process 1 ran most on cache 0, whose other CPUs process 2's threads use fully.
     let threads = [(1, 0, 60), (1, 4, 40), (2, 1, 100), (2, 2, 100), (2, 3, 60)];
     assert_eq!(SchedCacheFixture::new("").step(&threads)[..2], [Some(0), None]);
@@ -107,7 +107,7 @@ fn a_full_cache_lets_nobody_in() {
 
 /// Is the preference forgotten after five epochs without running, and not within them?
 #[test]
-fn who_does_not_run_prefers_nothing() {
+fn an_idle_process_has_no_preference() {
     let mut bench = SchedCacheFixture::new("epoch_period_ns = 30_000_000");
     assert_eq!(bench.step(&[(1, 0, 30), (1, 1, 30)]), [Some(0); 2]);
     assert_eq!(bench.step(&[(1, 0, 0), (1, 1, 0)]), [Some(0); 2]);

@@ -1,7 +1,7 @@
-//! Policies: one file each, and the registry that knows them by name.
+//! Policies: one file each, and the registry that finds them by name.
 //!
-//! A new policy is one file here, one line in [`ENTRIES`], and one page in `docs/policies/`. It gets the conformance
-//! tests ([`crate::conformance`]) for free.
+//! A new policy is one file here, one line in [`ENTRIES`], and one page in `docs/policies/`. The conformance tests
+//! ([`crate::conformance`]) apply to it at once.
 
 use std::fmt::Display;
 
@@ -30,18 +30,18 @@ mod worst_by_matrix;
 /// Builds a policy from its parameters (TOML) and a seed.
 type PolicyBuilder = fn(&str, u64) -> Result<Box<dyn Policy>, ParameterError>;
 
-/// What a policy rests on: of each inner list one kind of evidence is enough.
+/// Required evidence: one kind of each inner list is enough.
 pub type Needs = &'static [&'static [EvidenceKind]];
 
 /// One policy of the registry.
 pub struct PolicyEntry {
-    /// Name by which it is asked for.
+    /// Its name.
     pub name: &'static str,
-    /// One line for people.
+    /// A description of one line.
     pub about: &'static str,
-    /// Without these it decides nothing.
+    /// Evidence without which it decides nothing.
     pub needs: Needs,
-    /// It exists to do harm, as a control: no promise is made of it.
+    /// It is a control that does harm on purpose, so it is exempt from promises.
     pub harms_by_design: bool,
     build: PolicyBuilder,
 }
@@ -50,7 +50,7 @@ use EvidenceKind::{
     AccessSamples, CoRunRows, MissTraces, Neighbor, PrimeProbe, ReuseSamples, StoredProfiles, SuperSets, TaskCounters,
 };
 
-/// Every policy there is, by name.
+/// All policies, by name.
 pub const ENTRIES: &[PolicyEntry] = &[
     PolicyEntry {
         name: "activity-vector",
@@ -61,35 +61,35 @@ pub const ENTRIES: &[PolicyEntry] = &[
     },
     PolicyEntry {
         name: "auto",
-        about: "chooses among placement, sharing clusters, gangs and shares of caches by one forecast, and measures",
+        about: "combines placement, sharing clusters, gangs and cache partitions by one forecast, checked by measurement",
         needs: &[&[ReuseSamples, MissTraces, StoredProfiles], &[TaskCounters]],
         harms_by_design: false,
         build: auto::build,
     },
     PolicyEntry {
         name: "balance-set",
-        about: "groups that get along on the cache take turns as gangs (BS)",
+        about: "runs groups whose reuse fits the cache together in turn, as gangs (BS)",
         needs: &[&[ReuseSamples, StoredProfiles]],
         harms_by_design: false,
         build: balance_set::build,
     },
     PolicyEntry {
         name: "best-by-matrix",
-        about: "the assignment with the least sum of measured degradations of pairs",
+        about: "the assignment with the least sum of measured pairwise slowdowns",
         needs: &[],
         harms_by_design: false,
         build: best_by_matrix::build,
     },
     PolicyEntry {
         name: "cache-sizing",
-        about: "shares of each cache sized online from curves, judged by measured speeds",
+        about: "sizes shares of each cache online from miss-rate curves, checked by measured speeds",
         needs: &[&[MissTraces, ReuseSamples, StoredProfiles], &[TaskCounters, StoredProfiles]],
         harms_by_design: false,
         build: cache_sizing::build,
     },
     PolicyEntry {
         name: "casc",
-        about: "threads that miss much are kept to a few CPUs of each cache (CASC)",
+        about: "confines threads that miss much to a few CPUs of each cache (CASC)",
         needs: &[&[CoRunRows]],
         harms_by_design: false,
         build: casc::build,
@@ -110,77 +110,77 @@ pub const ENTRIES: &[PolicyEntry] = &[
     },
     PolicyEntry {
         name: "di",
-        about: "evens out the miss rates of profiles over the caches (CA)",
+        about: "balances the miss rates of profiles over the caches (CA)",
         needs: &[&[StoredProfiles]],
         harms_by_design: false,
         build: di::build,
     },
     PolicyEntry {
         name: "dio",
-        about: "evens out the miss rates that counters show over the caches (CA)",
+        about: "balances counted miss rates over the caches (CA)",
         needs: &[&[TaskCounters, PrimeProbe, Neighbor, StoredProfiles]],
         harms_by_design: false,
         build: dio::build,
     },
     PolicyEntry {
         name: "intensity-gangs",
-        about: "without a PMU: probes harm, then spreads programs over caches or gangs them in time",
+        about: "without a PMU: probes for harm, then separates programs by cache or by gang",
         needs: &[&[PrimeProbe], &[Neighbor]],
         harms_by_design: false,
         build: intensity_gangs::build,
     },
     PolicyEntry {
         name: "linux-sched-cache",
-        about: "threads of a process onto one cache, by the rules of Linux 7.2's own balancer",
+        about: "gathers threads of a process on one cache, by the rules of Linux 7.2's own balancer",
         needs: &[],
         harms_by_design: false,
         build: linux_sched_cache::build,
     },
     PolicyEntry {
         name: "random",
-        about: "each task to a random one of the emptiest caches",
+        about: "places each task on a random one of the emptiest caches",
         needs: &[],
         harms_by_design: false,
         build: random::build,
     },
     PolicyEntry {
         name: "round-robin",
-        about: "tasks dealt out to the caches in order of arrival",
+        about: "places tasks on the caches in turn, in order of arrival",
         needs: &[],
         harms_by_design: false,
         build: round_robin::build,
     },
     PolicyEntry {
         name: "service-level",
-        about: "the smallest share with which a program does so much work a second for each client",
+        about: "the smallest share with which a program reaches a rate of work for each client",
         needs: &[],
         harms_by_design: false,
         build: service_level::build,
     },
     PolicyEntry {
         name: "static-partition",
-        about: "colors or ways of each process as told, at the times told",
+        about: "gives each process stated colors or ways at stated times",
         needs: &[],
         harms_by_design: false,
         build: static_partition::build,
     },
     PolicyEntry {
         name: "thread-clustering",
-        about: "threads that share data onto one chip, from sampled remote accesses (TC)",
+        about: "places threads that share data on one chip, from sampled remote accesses (TC)",
         needs: &[&[AccessSamples]],
         harms_by_design: false,
         build: thread_clustering::build,
     },
     PolicyEntry {
         name: "worst-by-matrix",
-        about: "the assignment with the greatest sum of measured degradations of pairs",
+        about: "the assignment with the greatest sum of measured pairwise slowdowns",
         needs: &[],
         harms_by_design: true,
         build: worst_by_matrix::build,
     },
 ];
 
-/// What the policy called `name` needs; nothing for names that are not in the registry.
+/// The evidence that the policy called `name` needs; empty for unknown names.
 pub fn needs(name: &str) -> Needs {
     ENTRIES.iter().find(|entry| entry.name == name).map_or(&[], |entry| entry.needs)
 }
@@ -191,11 +191,11 @@ pub enum PolicyError {
     /// No policy of that name.
     #[error("no policy '{name}'; there are {known}{meant}")]
     Unknown {
-        /// The name that was asked for.
+        /// The requested name.
         name: String,
-        /// Names that there are.
+        /// The known names.
         known: String,
-        /// " (did you mean ...?)" where one is near, else empty.
+        /// " (did you mean ...?)" if a known name is similar, else empty.
         meant: String,
     },
     /// Parameters that the policy does not take.
@@ -203,7 +203,7 @@ pub enum PolicyError {
     Parameters {
         /// The policy.
         name: String,
-        /// What is wrong with its parameters.
+        /// The error in its parameters.
         reason: ParameterError,
     },
 }
@@ -211,7 +211,7 @@ pub enum PolicyError {
 /// Parameters that a policy does not take.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ParameterError {
-    /// No TOML, an unknown name, or a value of another type: in TOML's words, with line and column.
+    /// Invalid TOML, an unknown name, or a value of another type: the TOML parser's message, with line and column.
     #[error("{}", .0.to_string().trim_end())]
     Toml(Box<toml::de::Error>),
     /// A parameter under a retired name.
@@ -229,9 +229,9 @@ pub enum ParameterError {
     Value {
         /// The parameter, with its place in tables and lists.
         name: String,
-        /// The value that was given.
+        /// The given value.
         found: String,
-        /// Values that it takes.
+        /// The accepted values.
         expected: String,
     },
 }
@@ -254,10 +254,10 @@ impl ParameterError {
     }
 }
 
-/// The policy called `name`. `parameters` is TOML, as a run header keeps it; empty = all defaults.
+/// The policy called `name`. `parameters` is TOML, as stored in a run header; empty = all defaults.
 ///
 /// # Errors
-/// An unknown name (with the known ones and the nearest), or parameters that it does not take.
+/// An unknown name (with the known ones and the nearest), or parameters that the policy does not take.
 pub fn build(name: &str, parameters: &str, seed: u64) -> Result<Box<dyn Policy>, PolicyError> {
     let Some(entry) = ENTRIES.iter().find(|entry| entry.name == name) else {
         let names: Vec<&str> = ENTRIES.iter().map(|entry| entry.name).collect();
@@ -271,7 +271,7 @@ pub fn build(name: &str, parameters: &str, seed: u64) -> Result<Box<dyn Policy>,
     })
 }
 
-/// A policy's parameters out of TOML; say `#[serde(deny_unknown_fields, default)]` on the type.
+/// Parses a policy's parameters from TOML; put `#[serde(deny_unknown_fields, default)]` on the type.
 pub fn parameters<T: DeserializeOwned>(text: &str) -> Result<T, ParameterError> {
     toml::from_str(text).map_err(|error| ParameterError::Toml(Box::new(error)))
 }
@@ -282,7 +282,7 @@ mod tests {
     use crate::conformance::check_policy;
     use cachemate_core::RETIRED_SPELLINGS;
 
-    /// Does every policy of the registry keep what every policy must?
+    /// Does every policy of the registry obey the rules for all policies?
     #[test]
     fn every_policy_conforms() {
         assert!(ENTRIES.is_sorted_by_key(|entry| entry.name));
@@ -292,7 +292,7 @@ mod tests {
         }
     }
 
-    /// Do the policies keep it with parameters that change how they decide, too?
+    /// Do the policies obey them with parameters that change their decisions, too?
     #[test]
     fn policies_conform_with_other_parameters() {
         let matrix =
@@ -339,7 +339,7 @@ mod tests {
         }
     }
 
-    /// Is a wrong name or parameter refused in a way that helps?
+    /// Does the error for a wrong name or parameter help to correct it?
     #[test]
     fn wrong_names_and_parameters_are_refused() {
         let known = ENTRIES.iter().map(|entry| entry.name).collect::<Vec<_>>().join(", ");

@@ -1,6 +1,7 @@
-//! Tasks are dealt out to the last-level caches in order of arrival (papers TC: round robin). Problem: a scheduler that
-//! looks at nothing but numbers. Method: each newcomer goes to the cache after the last one dealt to, and stays there.
-//! Properties: needs no evidence; a task moves only when its cache loses its last CPU.
+//! Tasks are dealt out to the last-level caches in order of arrival (papers TC: round robin). Problem: a baseline that
+//! uses
+//! nothing but the number of tasks. Method: each newcomer goes to the next cache, and stays there. Properties: needs no
+//! evidence; a task moves only if its cache loses its last CPU.
 
 use std::collections::BTreeMap;
 
@@ -29,7 +30,7 @@ impl Policy for RoundRobinPolicy {
             let domain = old.unwrap_or_else(|| {
                 let domain = self.next % domains.len();
                 self.next = domain + 1;
-                let text = format!("{{0}} is dealt to the CPUs {}, next in turn", domains[domain]);
+                let text = format!("{{0}} goes to CPUs {}, the next in turn", domains[domain]);
                 why.push(Reason { kind: ReasonKind::Explanation, tasks: vec![task.task], text, numbers: Vec::new() });
                 domain
             });

@@ -1,13 +1,17 @@
-//! One program is to do so much work a second for each client, with the smallest share that does it (thesis 4.6.4).
+//! One program is to reach a rate of work for each client, with the smallest sufficient share of the cache (thesis
+//! 4.6.4).
 //!
-//! Problem: a static share is too small when the load grows, or wastes space while it does not. Method: the floor is the
-//! rule's own, `rate_at_least`, and counts the same work as under `auto` ([`promised_work`]); here it is kept without any
-//! forecast, by its one mechanism. A window in which the program's clients get less than the level makes its share grow by
-//! as much as is missing, one unit at least; after some windows that held, it gives one unit back, but never below what
-//! has failed before with as many clients. Everybody else shares the other units.
+//! Problem: a static share is too small while the load is high, and wastes space while it is low. Method: the floor is
+//! the
+//! rule's `min_rate`, counted in the same work as under `auto` ([`promised_work`]), but met without a forecast, by one
+//! mechanism. In a window in which the program's clients get less than the floor, its share grows in proportion to the
+//! shortfall, by at least one unit; after some windows that met the floor, it returns one unit, but never below a size
+//! that
+//! has failed with as many clients. All other programs share the other units.
 //!
-//! Properties: no curve is needed; a size that failed is tried again only with fewer clients; while pages move nothing is
-//! concluded; without a promise, or work to hold it against, nothing changes.
+//! Properties: no curve is needed; a size that failed is tried again only with fewer clients; no conclusion is drawn
+//! while
+//! pages move; without a goal, or work to measure it by, nothing changes.
 
 use std::collections::BTreeMap;
 
@@ -28,11 +32,11 @@ use crate::work_metric::{WorkMetric, promised_work};
 #[serde(deny_unknown_fields, default)]
 pub struct Parameters {
     pub window_ns: u64,
-    /// The process in order of arrival, 0 = the first; without a `rate_per_s` the first that was promised a rate.
+    /// The process in order of arrival, 0 = the first; without a `rate_per_s`, the first with a promised rate.
     pub process: u32,
-    /// Work a second for each thread that ran; 0 = as its rule promises (`rate_at_least`).
+    /// Work a second for each thread that ran; 0 = the rule's `min_rate`.
     pub rate_per_s: f64,
-    /// Windows that must hold before a unit is given back; 0 = never.
+    /// Windows that must meet the floor before a unit is returned; 0 = never.
     pub shrink_after: u32,
     /// Units at the start.
     pub units: u32,
@@ -61,7 +65,7 @@ struct ServiceLevel {
     serves: BTreeMap<usize, u32>,
 }
 
-/// What the program did in a window.
+/// Work of the program in a window.
 struct ServiceRate {
     clients: usize,
     rate_per_s: f64,
@@ -103,7 +107,7 @@ fn served(view: &View<'_>, tasks: &[&TaskSample]) -> Option<ServiceRate> {
 }
 
 impl ServiceLevel {
-    /// Whose floor is kept, and its level for each client.
+    /// The process with the floor, and its rate for each client.
     fn floor(&self, view: &View<'_>) -> Option<(ProcessId, f64)> {
         if self.parameters.rate_per_s > 0.0 {
             return Some((*self.processes.get(self.parameters.process as usize)?, self.parameters.rate_per_s));
@@ -119,11 +123,11 @@ impl ServiceLevel {
         divided: &PartitionUnits,
         why: &mut Vec<Reason>,
     ) {
-        let least = divided.at_least();
+        let least = divided.min_units();
         self.units = self.units.clamp(least, divided.units());
         let moving = |item: &PlanItem| matches!(item, PlanItem::Share(..));
         let unsettled = view.observation.applied.pending.iter().any(|pending| moving(&pending.item));
-        // The share must have been in force for the window to say anything about it.
+        // A window counts only if the share was in force.
         let in_force = view.previous_plan.shares.iter().any(|share| share.group == OWN);
         let measured = tasks.iter().all(|task| !task.counts.0.is_empty());
         let Some(served) = served(view, tasks).filter(|_| !unsettled && in_force && measured) else { return };
@@ -162,7 +166,7 @@ impl ServiceLevel {
         }
         let mut groups = vec![(OWN, vec![ShareMember::Process(process)], self.units)];
         let rest = divided.units() - self.units;
-        if !others.is_empty() && rest >= divided.at_least() && divided.groups_at_most() > 1 {
+        if !others.is_empty() && rest >= divided.min_units() && divided.max_groups() > 1 {
             groups.push((OTHERS, others, rest));
         }
         let held = |group: GroupId| {
@@ -206,8 +210,9 @@ mod tests {
     use crate::reference_predictor::ReferencePredictor;
     use cachemate_core::*;
 
-    /// Runs windows in which each of `clients` gets `rate(units, clients)` a second; the units after each. The level is a
-    /// parameter, or the rule's.
+    /// Runs windows in which each of `clients` gets `rate(units, clients)` a second; returns the units after each. The
+    /// floor is
+    /// a parameter, or the rule's.
     fn run(windows: &[usize], promised: Option<f64>, reports: bool, rate: fn(u32, usize) -> f64) -> Vec<u32> {
         let level = if promised.is_some() { "" } else { "rate_per_s = 100.0\n" };
         let mut policy = build(&format!("window_ns = 1000000000\n{level}units = 4"), 1).unwrap();
@@ -282,7 +287,7 @@ mod tests {
         assert_eq!(failed, 1, "{units:?}");
     }
 
-    /// Is a rule's own promise kept alike, in work that is reported and in instructions where none is?
+    /// Is a rule's floor met alike, in reported work and, without reports, in instructions?
     #[test]
     fn the_floor_is_the_rules_own() {
         let rate = |units: u32, clients: usize| 40.0 * f64::from(units) / clients as f64 + 20.0;
@@ -292,13 +297,13 @@ mod tests {
         assert_eq!(run(&windows, Some(100.0), false, rate), named);
     }
 
-    /// Does it conform with a level that some programs reach and others do not?
+    /// Does the policy conform with a floor that some programs reach and others do not?
     #[test]
     fn it_conforms() {
         check_policy(&|seed| build("rate_per_s = 1000.0", seed).unwrap(), 24).unwrap();
     }
 
-    /// Are parameters that mean nothing refused?
+    /// Are meaningless parameters refused?
     #[test]
     fn wrong_parameters_are_refused() {
         assert!(build("rate_per_s = -1.0", 1).err().unwrap().to_string().contains("rate_per_s"));

@@ -1,7 +1,10 @@
-//! Partitions as told, at the times told (papers CP: the experiments' tool). Problem: what does a given split of a
-//! cache do to each program? Method: processes are numbered in order of arrival; the parameters say which colors or
-//! ways each number gets, in steps over time that may repeat. Properties: needs no evidence; who is not mentioned is
-//! unrestricted; the same arrivals and times give the same plan.
+//! Stated partitions at stated times (papers CP: the experiments' tool). Problem: the effect of a given partition on
+//! each
+//! program. Method: processes are numbered in order of arrival; the parameters give the colors or ways of each number,
+//! in
+//! steps over time that may repeat. Properties: needs no evidence; other processes are unrestricted; the same arrivals
+//! and
+//! times give the same plan.
 
 use cachemate_core::{
     CacheId, CacheShare, Decision, GroupId, IndexSet, PageMigration, PartitionSupport, Policy, ProcessId, Reason,
@@ -14,7 +17,7 @@ use super::default::Parameters as Common;
 use crate::partition::units::PartitionUnits;
 use crate::partition::units::dividable;
 
-/// How pages come into their colors; as [`PageMigration`].
+/// Migration of pages into their colors, as in [`PageMigration`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum MigrationMode {
@@ -52,7 +55,7 @@ pub struct Parameters {
     pub window_ns: u64,
     /// Steps in ascending order of time.
     pub steps: Vec<PartitionStep>,
-    /// The steps begin anew after so long; 0 = the last one stays.
+    /// Period after which the steps begin again; 0 = the last one stays.
     pub period_ns: u64,
     pub page_migration: MigrationMode,
 }
@@ -78,7 +81,7 @@ impl Parameters {
         Ok(parsed)
     }
 
-    /// The step that holds at a time.
+    /// The step in force at a time.
     fn at(&self, now_ns: u64) -> Option<&PartitionStep> {
         let within = if self.period_ns > 0 { now_ns % self.period_ns } else { now_ns };
         self.steps.iter().rev().find(|step| step.from_ns <= within)
@@ -87,7 +90,7 @@ impl Parameters {
 
 struct StaticPartition {
     parameters: Parameters,
-    /// Processes in order of arrival; those that are gone keep their number.
+    /// Processes in order of arrival; those that exited keep their number.
     processes: Vec<ProcessId>,
 }
 
@@ -102,17 +105,17 @@ impl Policy for StaticPartition {
         let now_ns = view.observation.span.start_ns + view.observation.span.elapsed_ns;
         let mut why = Vec::new();
         let Some(step) = self.parameters.at(now_ns) else { return Decision { plan, reasons: why } };
-        for (cache, divided) in divided_as_told(view) {
+        for (cache, divided) in partitionable_caches(view) {
             for (number, units) in step.shares.iter().enumerate() {
                 let Some(&process) = self.processes.get(number) else { break };
                 let members: Vec<TaskId> =
                     view.movable().filter(|task| task.process == process).map(|task| task.task).collect();
-                // Units that this machine does not have are left out; a share of none is no share.
+                // Units that this machine does not have are left out; without any, there is no share.
                 let units: IndexSet = units.iter().filter(|&unit| unit < divided.units()).collect();
-                if members.is_empty() || units.count() < divided.at_least() {
+                if members.is_empty() || units.count() < divided.min_units() {
                     continue;
                 }
-                let text = format!("units {units} of cache {} as told", cache.0);
+                let text = format!("units {units} of cache {} as stated", cache.0);
                 why.push(Reason { kind: ReasonKind::Explanation, tasks: members, text, numbers: Vec::new() });
                 plan.shares.push(CacheShare {
                     group: GroupId(number as u32),
@@ -126,9 +129,9 @@ impl Policy for StaticPartition {
     }
 }
 
-/// The last-level caches that can be divided; where there are none, the private ones that colors divide: what is told needs
-/// no forecast of what it does there. Colors hold in every cache of the level, so the first stands for all.
-fn divided_as_told(view: &View<'_>) -> Vec<(CacheId, PartitionUnits)> {
+/// The last-level caches that can be partitioned; without any, private caches that colors partition, because stated
+/// partitions need no forecast. Colors apply to every cache of the level, so the first represents all.
+fn partitionable_caches(view: &View<'_>) -> Vec<(CacheId, PartitionUnits)> {
     let last = dividable(view);
     if !last.is_empty() {
         return last;
@@ -141,7 +144,7 @@ fn divided_as_told(view: &View<'_>) -> Vec<(CacheId, PartitionUnits)> {
         .collect()
 }
 
-/// A set of units as the machine counts them.
+/// A set of units in the machine's terms.
 pub(super) fn in_units(units: IndexSet, divided: &PartitionUnits, moving: PageMigration) -> Units {
     match divided {
         PartitionUnits::Colors { .. } => Units::Colors { allowed: units, migration: moving },
@@ -161,7 +164,7 @@ mod tests {
 
     const STEPS: &str = "steps = [{ shares = ['0-7', ''] }, { from_ns = 3000000, shares = ['', '0-3', '4-63'] }]";
 
-    /// Does the step that is due hold, and does the cycle begin anew?
+    /// Is each step in force from its time on, and does the cycle repeat?
     #[test]
     fn steps_hold_from_their_time_and_repeat() {
         let parameters = Parameters::parse(&format!("period_ns = 5000000\n{STEPS}")).unwrap();
@@ -173,9 +176,9 @@ mod tests {
         assert_eq!(Parameters::default().at(7), None);
     }
 
-    /// Does it conform with shares that change, that are empty, and that the machine does not have?
+    /// Does the policy conform with shares that change, that are empty, and that the machine does not have?
     #[test]
-    fn it_conforms_whatever_it_is_told() {
+    fn it_conforms_with_any_partition() {
         check_policy(&|seed| build(STEPS, seed).unwrap(), 24).unwrap();
     }
 

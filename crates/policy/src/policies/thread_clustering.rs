@@ -1,16 +1,22 @@
-//! Threads that share data share a cache (thesis ch. 3): clusters found from sampled remote-cache accesses, online.
+//! Threads that share data share a cache (thesis ch. 3): clusters from sampled remote-cache accesses, online.
 //!
-//! Problem: threads that write the same data from different chips fetch it from each other's caches, at ten times the
-//! price of a hit; which threads those are nobody says. Method: four phases, again and again. (1) Watch the share of each
-//! process's cycles that stall on remote caches; at 20 % (3.4.1) go on. (2) Sample remote accesses of those processes into
-//! shMaps, one in N, with N from their rate and what a sample costs (3.4.2). (3) Cluster ([`crate::clustering`]). (4)
-//! Give each cluster a chip under the balance limit ([`crate::clustering::assign`]); unclustered threads level out. Two
-//! additions: threads that are together already count as sharing what they cannot show any more, and a placement whose
-//! forecast loss of cache space (3.7.1) exceeds all that remote stalls cost is not made.
+//! Problem: threads that write the same data on different chips fetch it from each other's caches, at ten times the
+//! cost of
+//! a hit, and programs do not declare which threads those are. Method: four phases, repeated. (1) Monitor the share of
+//! each
+//! process's cycles that stall on remote caches; from 20 % (3.4.1), go on. (2) Sample remote accesses of those
+//! processes into
+//! shMaps, one in N, with N from their rate and the cost of a sample (3.4.2). (3) Cluster ([`crate::clustering`]). (4)
+//! Give
+//! each cluster a chip within the balance limit ([`crate::clustering::assign`]); unclustered threads even out the rest.
+//! Two
+//! additions: threads that are already together count as sharing, because their remote accesses have stopped, and a
+//! placement whose forecast loss of cache space (3.7.1) exceeds the cost of all remote stalls is not made.
 //!
-//! Properties: without samples nothing moves; where no cluster gets a chip to itself nothing moves; rounds that change
-//! nothing come ever more seldom; within a chip the machine's scheduler balances, or each thread gets a CPU, one per core
-//! first (`within_chip = "spread"`).
+//! Properties: without samples nothing moves; if no cluster gets a chip, nothing moves; rounds without a change become
+//! ever
+//! rarer; within a chip the machine's scheduler balances, or each thread gets a CPU, one per core first
+//! (`within_chip = "spread"`).
 
 use std::collections::BTreeMap;
 
@@ -25,17 +31,17 @@ use super::ParameterError;
 use crate::clustering::assign::{Assignment, Chip, Movable, assign};
 use crate::clustering::{ClusteringMethod, THRESHOLD, THRESHOLD_SAMPLES_PER_THREAD, ThreadMap, find, scaled_threshold};
 
-/// The thesis's figures where it gives any.
+/// The thesis's values if it has any.
 #[derive(Clone, Copy, PartialEq, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Parameters {
     /// Share of a process's cycles that stalls on remote caches (thesis: 0.2).
     pub activation_share: f64,
-    /// What a line out of a remote cache is taken to cost where a processor counts such lines but not the stalls they
-    /// make. All but the thesis's Power5 do. It is the order of what chip-to-chip ping-pongs show on servers since
-    /// 2017.
+    /// Cost of a line from a remote cache on processors that count such lines but not their stalls, as all but the
+    /// thesis's
+    /// Power5 do. It is of the order of chip-to-chip ping-pongs on servers since 2017.
     pub remote_hit_cycles: f64,
-    /// Between two looks (thesis: 10^9).
+    /// Cycles between two checks (thesis: 10^9).
     pub window_cycles: u64,
     /// Samples of one round (thesis: about 10^6).
     pub samples: u32,
@@ -45,14 +51,14 @@ pub struct Parameters {
     pub breakdown_share: f64,
     /// Sample one remote access in so many; 0 = from their rate and `overhead_share`.
     pub one_in: u32,
-    /// What a sample costs until one has been paid (3000 cycles at 1.5 GHz).
+    /// Cost of a sample until one has been measured (3000 cycles at 1.5 GHz).
     pub sample_cost_ns: f64,
-    /// Longest time of one round; what was sampled by then is used.
+    /// Longest time of one round; the samples taken by then are used.
     pub max_detection_ns: u64,
-    /// Least similarity at `samples_per_thread` samples; scaled with the square of what a thread really had.
+    /// Least similarity at `samples_per_thread` samples; scaled with the square of a thread's actual number.
     pub similarity_threshold: f64,
     pub samples_per_thread: f64,
-    /// Smaller counters are taken as 0.
+    /// Smaller counters count as 0.
     pub floor: u8,
     /// The floor applies before the test for global data.
     pub floor_first: bool,
@@ -64,7 +70,7 @@ pub struct Parameters {
     pub within_chip: ChipPlacement,
 }
 
-/// Within a chip.
+/// Placement within a chip.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ChipPlacement {
@@ -130,8 +136,9 @@ impl Parameters {
         Ok(parsed)
     }
 
-    /// What sampling is aimed at: what was too much is known only at the end of a window, and rates rise by a tenth from
-    /// one to the next (warehouses: 12 %).
+    /// Target of sampling: an excess shows only at the end of a window, and rates rise by a tenth from one window to
+    /// the next
+    /// (warehouses: 12 %).
     fn sampling_share(&self) -> f64 {
         0.9 * (self.overhead_share - self.breakdown_share)
     }
@@ -155,7 +162,7 @@ struct ThreadClustering {
     parameters: Parameters,
     round: Option<SamplingRound>,
     rounds: u32,
-    /// CPUs of every thread that was placed.
+    /// CPUs of every placed thread.
     placed: BTreeMap<TaskId, CpuSet>,
     /// Cluster of every thread whose cluster has a chip.
     clusters: BTreeMap<TaskId, usize>,
@@ -167,17 +174,18 @@ struct ThreadClustering {
     unchanged_at: Option<(usize, f64)>,
 }
 
-/// Share of the intended samples that a round's first window aims at. Its rate comes from the window before, and rates
-/// rise while caches warm up (warehouses: by a third).
+/// Share of the intended samples that a round's first window targets. Its rate comes from the window before, and rates
+/// rise
+/// while caches warm up (warehouses: by a third).
 const FIRST_WINDOW: f64 = 0.75;
-/// After threads were moved: in the first window they fetch what is theirs alone from the chip they left, and a round then
-/// would fill the filter with that.
+/// Windows after a move without a new round: in the first one, threads fetch their private data from the previous chip,
+/// which would fill the filter.
 const SETTLING_WINDOWS: u32 = 2;
-/// Share of the activation share: a round is given up where remote stalls fall below it. Its filter would be of
+/// Share of the activation share: a round is abandoned if remote stalls fall below it, because its filter would be of
 /// another phase by the time it is full.
 const GIVE_UP: f64 = 0.5;
 /// Longest wait after rounds that changed nothing, in windows.
-const WAIT_AT_MOST: u32 = 64;
+const MAX_WAIT_WINDOWS: u32 = 64;
 
 impl Policy for ThreadClustering {
     fn decide(&mut self, view: &View<'_>) -> Decision {
@@ -200,8 +208,8 @@ impl Policy for ThreadClustering {
     }
 }
 
-/// An event of a process per something that its threads have, summed over its live threads. Counters that take turns
-/// leave some threads without a reading: those count on neither side, or the ratio would be too small.
+/// Ratio of two events of a process, summed over its live threads. Multiplexed counters leave some threads without a
+/// reading; these count on neither side, or the ratio would be too small.
 fn ratio(
     view: &View<'_>,
     process: ProcessId,
@@ -218,19 +226,19 @@ fn busy_ns(task: &TaskSample) -> f64 {
     task.on_cpu_ns.iter().map(|(_, ns)| *ns as f64).sum()
 }
 
-/// Share of the process's cycles that stalls on remote caches; by what each line costs where stalls are not counted.
+/// Share of the process's cycles that stall on remote caches; by the cost of a line if stalls are not counted.
 fn remote_share(view: &View<'_>, process: ProcessId, hit_cycles: f64) -> Option<f64> {
     let of_cycles = |event| ratio(view, process, event, |task| task.counts.get(CounterEvent::Cycles));
     of_cycles(CounterEvent::StallCycles(StallCause::RemoteCache))
         .or_else(|| Some((of_cycles(CounterEvent::RemoteCacheHits)? * hit_cycles).min(1.0)))
 }
 
-/// Why the machine cannot sample accesses; `None` = it can.
-fn lacks_samples<'a>(view: &View<'a>) -> Option<&'a str> {
+/// The reason why the machine cannot sample accesses; `None` = it can.
+fn missing_sampling_reason<'a>(view: &View<'a>) -> Option<&'a str> {
     match view.capabilities.abilities.get(&Ability::SampleAccesses) {
         Some(Support::Yes { .. }) => None,
         Some(Support::No { reason: why, .. }) => Some(why),
-        None => Some("as the machine does not say that it can"),
+        None => Some("because the machine does not report that it can"),
     }
 }
 
@@ -240,7 +248,7 @@ impl ThreadClustering {
         if view.last_level_domains().len() < 2 {
             return;
         }
-        if let Some(why_not) = lacks_samples(view) {
+        if let Some(why_not) = missing_sampling_reason(view) {
             let text = format!("no threads are clustered: accesses cannot be sampled, {why_not}");
             let tasks = view.movable().map(|task| task.task).collect();
             why.push(Reason { kind: ReasonKind::Explanation, tasks, text, numbers: Vec::new() });
@@ -257,7 +265,7 @@ impl ThreadClustering {
         shares.retain(|(_, share, _)| *share >= self.parameters.activation_share);
         let Some(most) = shares.iter().map(|(_, share, _)| *share).reduce(f64::max) else { return };
         let count = view.movable().count();
-        // What made the last round useless has changed: more or fewer threads, or half as many stalls again.
+        // The last round's obstacle has changed: more or fewer threads, or half as many stalls again.
         let changed = self.unchanged_at.is_some_and(|(threads, share)| count != threads || most > 1.5 * share);
         if changed {
             (self.wait, self.waited, self.unchanged_at) = (0, 0, None);
@@ -291,7 +299,7 @@ impl ThreadClustering {
         if self.parameters.one_in > 0 {
             return self.parameters.one_in;
         }
-        // The process with the highest rate has the smallest part of its time left.
+        // The process with the highest rate has the smallest share of its time left.
         let per_ns =
             processes.iter().filter_map(|&p| ratio(view, p, CounterEvent::RemoteCacheHits, |task| Some(busy_ns(task))));
         let share = FIRST_WINDOW * self.parameters.sampling_share();
@@ -299,7 +307,7 @@ impl ThreadClustering {
         libm::ceil(all).clamp(1.0, 1e6) as u32
     }
 
-    /// Phase 2: more samples, and on to phase 3 once there are enough.
+    /// Phase 2: more samples, and phase 3 once there are enough.
     fn continue_round(&mut self, mut round: SamplingRound, view: &View<'_>, why: &mut Vec<Reason>) {
         let (mut complete, mut window_cost_ns) = (false, 0);
         for answer in view.observation.probe_results.iter().filter(|answer| answer.probe == round.probe.id) {
@@ -335,8 +343,9 @@ impl ThreadClustering {
         }
     }
 
-    /// N follows the overhead while a round lasts (3.4.2): what was taken too much is given back in as long a time. The
-    /// probe keeps its number, so the shMaps go on.
+    /// N follows the overhead while a round lasts (3.4.2): an excess is compensated over an equally long time. The
+    /// probe keeps
+    /// its number, so the shMaps continue.
     fn readjust(&self, round: &mut SamplingRound, window_cost_ns: u64, view: &View<'_>) {
         let of = view.observation.tasks.iter().filter(|task| round.processes.contains(&task.process));
         let window_busy_ns: f64 = of.map(busy_ns).sum();
@@ -358,12 +367,12 @@ impl ThreadClustering {
     }
 
     fn back_off(&mut self, view: &View<'_>, remote_share: f64) {
-        self.waited = (2 * self.waited).clamp(1, WAIT_AT_MOST);
+        self.waited = (2 * self.waited).clamp(1, MAX_WAIT_WINDOWS);
         self.wait = self.waited;
         self.unchanged_at = Some((view.movable().count(), remote_share));
     }
 
-    /// Least similarity, at the samples that a thread had (dot products grow with their square).
+    /// Least similarity for a thread's number of samples (dot products grow with its square).
     fn threshold(&self, taken: u64, threads: usize) -> u64 {
         let each = taken as f64 / threads.max(1) as f64 / self.parameters.samples_per_thread;
         scaled_threshold(self.parameters.similarity_threshold, each, self.parameters.floor)
@@ -377,7 +386,7 @@ impl ThreadClustering {
         let placing = ClusterAssignmentInput::of(&threads, &clusters, &domains, &self.placed, view);
         let assignment = placing.assign(self.parameters.max_imbalance);
         if assignment.chip_of_cluster.iter().all(Option::is_none) {
-            // Nobody is moved, so unclustered threads level nothing out.
+            // No thread is moved, so unclustered threads even out nothing.
             why.extend(placing.reasons(&assignment, &domains, round).into_iter().take(placing.clusters.len()));
             return false;
         }
@@ -389,12 +398,12 @@ impl ThreadClustering {
             return false;
         }
         let removed = placing.removed_share(&assignment, view, self.parameters.remote_hit_cycles);
-        if let Some(harm) = self.loses_space(&placed, view).filter(|&harm| harm > removed) {
+        if let Some(harm) = self.added_slowdown(&placed, view).filter(|&harm| harm > removed) {
             why.push(Reason {
                 kind: ReasonKind::Explanation,
                 tasks: Vec::new(),
                 text:
-                    "clusters are left apart: together they lose more to each other's cache use than to remote caches"
+                    "clusters stay on separate chips: together they would lose more to cache contention than to remote accesses"
                         .to_string(),
                 numbers: vec![
                     ("forecast_loss_percent".to_string(), 100.0 * harm),
@@ -423,7 +432,7 @@ impl ThreadClustering {
         of.filter(busy).collect()
     }
 
-    /// Cluster of each thread; each filter's threads among themselves.
+    /// Cluster of each thread; threads of each filter are clustered among themselves.
     fn cluster(&self, threads: &[&TaskSample], taken: u64, view: &View<'_>) -> Vec<Option<usize>> {
         let sharing = SharingCriteria {
             floor: self.parameters.floor,
@@ -464,8 +473,8 @@ impl ThreadClustering {
         of
     }
 
-    /// Mean forecast degradation that the placement adds (thesis 3.7.1); `None` where nothing can be said.
-    fn loses_space(&self, placed: &BTreeMap<TaskId, CpuSet>, view: &View<'_>) -> Option<f64> {
+    /// Mean forecast slowdown that the placement adds (thesis 3.7.1); `None` without a forecast.
+    fn added_slowdown(&self, placed: &BTreeMap<TaskId, CpuSet>, view: &View<'_>) -> Option<f64> {
         let mean = |allowed: &BTreeMap<TaskId, CpuSet>| {
             let mut plan = Plan::idle(WindowLength::Cycles { cycles: self.parameters.window_cycles });
             plan.affinity = allowed.clone();
@@ -500,7 +509,7 @@ impl ClusterAssignmentInput {
             let cpu = most.map(|(cpu, _)| *cpu).or(task.cpu)?;
             domains.iter().position(|domain| domain.contains(cpu.0))
         };
-        // Fixed ones, and those that an earlier round put there for another process.
+        // Threads that are pinned, or that an earlier round put there for another process.
         let fixed = |chip: usize| {
             let stays = |task: &&TaskSample| match placed.get(&task.task) {
                 Some(cpus) => cpus.is_subset(&domains[chip]) && threads.iter().all(|moves| moves.task != task.task),
@@ -549,8 +558,9 @@ impl ClusterAssignmentInput {
         assignment.chip_of.iter().map(|chip| chip.map(|chip| cpus(chip, &mut dealt))).collect()
     }
 
-    /// Remote stalls that the assignment is expected to remove, as a mean over all threads that are placed: a thread's own
-    /// stalls, by the share of its partners that were elsewhere and are not any longer.
+    /// Remote stalls that the assignment should remove, as a mean over all placed threads: a thread's own stalls, times
+    /// the
+    /// share of its partners that it joins.
     fn removed_share(&self, assignment: &Assignment, view: &View<'_>, hit_cycles: f64) -> f64 {
         let stalls = |at: usize| {
             let seen = view.observation.tasks.iter().find(|seen| seen.task == self.tasks[at])?;
@@ -591,14 +601,14 @@ impl ClusterAssignmentInput {
         for (members, chip) in self.clusters.iter().zip(&assignment.chip_of_cluster) {
             let tasks = names(members);
             let text = match chip {
-                Some(chip) => format!("{} share data: together on the CPUs {}", list(tasks.len()), domains[*chip]),
-                None => format!("{} share data but would unbalance one chip: not kept together", list(tasks.len())),
+                Some(chip) => format!("{} share data: together on CPUs {}", list(tasks.len()), domains[*chip]),
+                None => format!("{} share data but would unbalance one chip: not placed together", list(tasks.len())),
             };
             reasons.push(Reason { kind: ReasonKind::ClusterFound, tasks, text, numbers: numbers.clone() });
         }
         if !self.unclustered.is_empty() {
             let tasks = names(&self.unclustered);
-            let text = format!("{} share with no cluster: level out the chips", list(tasks.len()));
+            let text = format!("{} are in no cluster: they even out the chips", list(tasks.len()));
             reasons.push(Reason { kind: ReasonKind::Explanation, tasks, text, numbers });
         }
         reasons

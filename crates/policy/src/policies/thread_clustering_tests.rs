@@ -1,4 +1,4 @@
-//! Does the policy go through its phases, and only when there is reason to?
+//! Tests of the policy's phases and of the conditions between them.
 
 use cachemate_core::*;
 
@@ -41,13 +41,13 @@ fn capabilities(samples: bool) -> Capabilities {
     }
 }
 
-/// A policy, the machine it sees, and what it decided last.
+/// A policy, its machine, and its last decision.
 struct ClusteringFixture {
     policy: Box<dyn Policy>,
     can_sample: bool,
-    /// Comes with the next window, once.
+    /// Delivered with the next window, once.
     answer: Option<ProbeResult>,
-    /// The first so many threads' stalls were never counted.
+    /// Number of first threads whose stalls are not counted.
     without_stalls: u32,
     /// The group of each thread, 0 or 1.
     group: fn(u32) -> u32,
@@ -70,7 +70,8 @@ impl ClusteringFixture {
     }
 
     /// One window: eight threads, alternately on the chips, with this share of cycles stalled on remote caches; threads
-    /// `0, 1, 4, 5` and `2, 3, 6, 7` share, as far as `sampled` says so.
+    /// `0, 1,
+    /// 4, 5` and `2, 3, 6, 7` share data, if `sampled`.
     fn step(&mut self, remote_percent: u64, sampled: Option<u32>) -> Decision {
         self.window += 1;
         let mut tasks: Vec<TaskSample> = (0..8).map(|id| task(id, remote_percent)).collect();
@@ -146,7 +147,7 @@ fn samples(probe: u32) -> ProbeResult {
     ProbeResult { probe: ProbeId(probe), evidence, complete: true, cost_ns: vec![(None, 8_000_000)] }
 }
 
-/// Does nothing happen below the activation threshold, or where nothing can be sampled?
+/// Does nothing happen below the activation threshold, or on a machine that cannot sample?
 #[test]
 fn below_the_threshold_nothing_is_sampled() {
     let mut bench = ClusteringFixture::new("");
@@ -158,10 +159,10 @@ fn below_the_threshold_nothing_is_sampled() {
     let decision = blind.step(50, None);
     assert!(decision.plan.probes.is_empty());
     assert_eq!(decision.reasons[0].text, "no threads are clustered: accesses cannot be sampled, no sampling here");
-    assert_eq!(decision.reasons[0].tasks.len(), 8, "each task's status says it");
+    assert_eq!(decision.reasons[0].tasks.len(), 8, "the status of each task shows it");
 }
 
-/// Are threads whose counters had no turn left out of the stall breakdown, instead of counting as if they never waited?
+/// Are threads without a counter reading left out of the stall breakdown, instead of counting as never waiting?
 #[test]
 fn threads_without_a_reading_do_not_dilute_the_breakdown() {
     let mut bench = ClusteringFixture::new("");
@@ -172,7 +173,7 @@ fn threads_without_a_reading_do_not_dilute_the_breakdown() {
     assert!(bench.step(19, None).plan.probes.is_empty());
 }
 
-/// Where no stalls are counted, do remote hits begin a round, by what each of them is taken to cost?
+/// If stalls are not counted, do remote hits begin a round, by their assumed cost?
 #[test]
 fn without_stalls_remote_hits_begin_a_round() {
     let begins = |parameters: &str, percent: u64| {
@@ -202,7 +203,7 @@ fn sharing_threads_end_up_on_one_chip() {
     }
 }
 
-/// Does every thread get a context of its own, cores first, when asked to spread?
+/// Does every thread get a context of its own, cores first, with `spread`?
 #[test]
 fn spread_gives_every_thread_a_context() {
     let mut bench = ClusteringFixture::new("within_chip = \"spread\"");
@@ -226,13 +227,13 @@ fn the_rate_follows_from_the_overhead() {
     assert_eq!((one_in(""), one_in("overhead_share = 0.01"), one_in("one_in = 17")), (3, 10, 17));
 }
 
-/// Does the rate follow the overhead while a round lasts, under the same probe and for the samples that are left?
+/// Does the rate follow the overhead while a round lasts, with the same probe and for the remaining samples?
 #[test]
 fn the_rate_follows_the_overhead_while_a_round_lasts() {
     let mut bench = ClusteringFixture::new("samples = 10000");
     let first = bench.step(30, None).plan.probes[0].clone();
-    assert_eq!(bench.step(30, None).plan.probes[0], first, "nothing sampled yet, nothing to go by");
-    // 1 in 3 took 7.5 % of this window and 3.75 % of both; it aims at 3.56 % and gives back: 3.36 % from now on.
+    assert_eq!(bench.step(30, None).plan.probes[0], first, "nothing has been sampled yet");
+    // 1 in 3 took 7.5 % of this window and 3.75 % of both; the target is 3.56 %, so 3.36 % from now on.
     let answer = samples(0);
     bench.answer = Some(ProbeResult { complete: false, cost_ns: vec![(None, 600_000_000)], ..answer });
     let later = bench.step(30, None).plan.probes[0].clone();
@@ -245,9 +246,9 @@ fn the_rate_follows_the_overhead_while_a_round_lasts() {
     }
 }
 
-/// Is a round given up once the stalls that called for it are gone, so that the next one has a filter of its own?
+/// Is a round abandoned once its stalls are gone, so that the next one has a filter of its own?
 #[test]
-fn a_round_is_given_up_where_the_stalls_are_gone() {
+fn a_round_is_abandoned_once_the_stalls_are_gone() {
     let mut bench = ClusteringFixture::new("");
     let first = bench.step(30, None).plan.probes[0].id;
     assert_eq!(bench.step(11, None).plan.probes[0].id, first, "above half of the activation share it goes on");
@@ -255,9 +256,9 @@ fn a_round_is_given_up_where_the_stalls_are_gone() {
     assert_ne!(bench.step(30, None).plan.probes[0].id, first);
 }
 
-/// Does the window in which moved threads fetch what is theirs start no round?
+/// Does the window in which moved threads fetch their private data start no round?
 #[test]
-fn the_window_after_a_move_is_not_judged() {
+fn the_window_after_a_move_starts_no_round() {
     let mut bench = ClusteringFixture::new("");
     bench.step(30, None);
     assert_eq!(bench.step(30, Some(0)).plan.affinity.len(), 8);
@@ -265,9 +266,9 @@ fn the_window_after_a_move_is_not_judged() {
     assert_eq!(bench.step(30, None).plan.probes.len(), 1);
 }
 
-/// Are clusters that no balanced placement can hold reported, and nobody moved?
+/// Are clusters that no balanced placement can hold reported, without moving any thread?
 #[test]
-fn clusters_that_unbalance_the_chips_are_said_and_left() {
+fn clusters_that_unbalance_the_chips_are_reported() {
     let mut bench = ClusteringFixture::new("");
     bench.group = |id| id / 6;
     bench.step(30, None);
@@ -275,17 +276,17 @@ fn clusters_that_unbalance_the_chips_are_said_and_left() {
     assert!(decision.plan.affinity.is_empty());
     let said: Vec<usize> = decision.reasons.iter().map(|why| why.tasks.len()).collect();
     assert_eq!(said, [6, 2], "{:?}", decision.reasons);
-    assert!(decision.reasons.iter().all(|why| why.text.contains("not kept together")));
+    assert!(decision.reasons.iter().all(|why| why.text.contains("not placed together")));
 }
 
-/// Do rounds without result come ever more seldom, until the stalls grow?
+/// Do rounds without result become ever rarer, until the stalls grow?
 #[test]
 fn rounds_without_result_back_off() {
     let mut bench = ClusteringFixture::new("");
     let mut began = Vec::new();
     let mut probe = None;
     for window in 0..40 {
-        // Answers without a single counter: nobody is similar to anybody.
+        // Answers without a single counter: no threads are similar.
         bench.step(25, None);
         let now = bench.before.probes.first().map(|probe| probe.id);
         if now.is_some() && now != probe {
@@ -312,9 +313,9 @@ fn wrong_parameters_are_refused() {
     }
 }
 
-/// Is the stall that a placement removes that of partners who were elsewhere and come together, over all threads?
+/// Is the removed stall that of threads whose partners join them, averaged over all threads?
 #[test]
-fn the_removed_stall_is_that_of_partners_brought_together() {
+fn the_removed_stall_is_that_of_joined_partners() {
     let placing = super::ClusterAssignmentInput {
         tasks: (0..4).map(TaskId).collect(),
         threads: (0..4).map(|id| Movable { on: Some(id % 2), stays: false }).collect(),

@@ -1,7 +1,8 @@
-//! The assignment with the greatest sum of measured degradations (CA 2.1): the other end of the scale.
+//! The assignment with the greatest sum of measured slowdowns (CA 2.1): the other end of the scale.
 //!
-//! Problem: how much is there to lose by scheduling at all? Method: as [`super::best_by_matrix`], with the same parameters, the
-//! other way round. Properties: as there.
+//! Problem: how much can scheduling lose at all? Method: as [`super::best_by_matrix`], with the same parameters, for
+//! the
+//! greatest sum. Properties: as there.
 
 use cachemate_core::Policy;
 

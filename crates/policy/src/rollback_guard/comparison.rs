@@ -1,17 +1,17 @@
-//! Processes that are on both sides of a change, compared by their best common measure of speed.
+//! Processes on both sides of a change, compared by their best common measure of speed.
 
 use std::collections::BTreeMap;
 
 use cachemate_core::{ProcessId, TaskSample, View};
 
 use super::noise::{difference, spread, student_bound};
-use super::speeds::{ProcessSpeed, WindowSpeeds, processes_there};
+use super::speeds::{ProcessSpeed, WindowSpeeds, live_processes};
 use super::verdict::{Floor, ProcessChange, goal_of};
 use crate::work_metric::{WorkMetric, promised_work};
 
-/// A stand-in that varies more than this from window to window says nothing (standard deviation of its logarithm).
+/// A proxy that varies more from window to window is not used (standard deviation of its logarithm).
 const STEADY: f64 = 0.25;
-/// A promise counts as broken where that is this unlikely to be noise.
+/// A goal counts as missed if this is the probability of noise.
 const BROKEN_BY_CHANCE: f64 = 0.01;
 
 /// Speed of a process over that in the baseline: sums of logarithms and of their variances over accepted changes.
@@ -21,8 +21,9 @@ pub struct CumulativeSpeedup {
     pub variance: f64,
 }
 
-/// Every process that is there and was measured on both sides, in order of arrival. `compared` is the number of windows
-/// before the change that are compared; earlier ones tell the noise.
+/// Every live process that was measured on both sides, in order of arrival. `compared` is the number of windows before
+/// the
+/// change that are compared; earlier ones are used for the noise.
 pub fn changes<'a>(
     view: &View<'_>,
     before: impl Iterator<Item = &'a WindowSpeeds> + Clone,
@@ -53,11 +54,12 @@ pub fn changes<'a>(
         let too_little = rate.map_or(Floor::default(), |(work, log_rate)| rate_floor(&sides, work, log_rate));
         Some(ProcessChange { floor: slower.or(too_little), ..change })
     };
-    processes_there(&view.observation.tasks).into_iter().filter_map(change).collect()
+    live_processes(&view.observation.tasks).into_iter().filter_map(change).collect()
 }
 
-/// Logarithms of one kind of work on both sides, if it is a measure of speed on both. One that shows now and then only is
-/// none, and one that only stands in has to be steady before.
+/// Logarithms of one kind of work on both sides, if it measures speed on both. Work that is counted only now and then
+/// does
+/// not, and a proxy has to be steady before the change.
 fn common_metric(sides: &[Vec<&ProcessSpeed>; 2], work: WorkMetric) -> Option<(WorkMetric, Vec<f64>, Vec<f64>)> {
     let of = |side: &Vec<&ProcessSpeed>| {
         let logs: Vec<f64> = side.iter().filter_map(|speed| speed.log_rates.get(&work).copied()).collect();
@@ -67,12 +69,13 @@ fn common_metric(sides: &[Vec<&ProcessSpeed>; 2], work: WorkMetric) -> Option<(W
     (!matches!(work, WorkMetric::Proxy(_)) || spread(&before) <= STEADY).then_some((work, before, after))
 }
 
-/// Was a promise kept on either side? Speeds alone tell it where they are known; else being slower than before by more than
-/// was promised breaks it for sure, as nobody was faster before than alone.
+/// Was a goal met on either side? Speeds relative to solo decide if they are known; otherwise a slowdown by more than
+/// the goal
+/// allows misses it for certain, because no program was faster before than alone.
 fn floor(sides: &[Vec<&ProcessSpeed>; 2], change: &ProcessChange, log_limit: f64) -> Floor {
     let broken = |side: &Vec<&ProcessSpeed>| {
         let logs: Vec<f64> = side.iter().filter_map(|speed| speed.log_over_solo).collect();
-        // Compared with a series that is alone, without any noise.
+        // Compared with the solo speed, without any noise.
         let difference = difference(&vec![0.0; logs.len()], &logs, logs.len())?;
         let bound = student_bound(BROKEN_BY_CHANCE, difference.degrees_of_freedom);
         Some(difference.value + bound * difference.standard_error < -log_limit)
@@ -87,7 +90,7 @@ fn floor(sides: &[Vec<&ProcessSpeed>; 2], change: &ProcessChange, log_limit: f64
     }
 }
 
-/// The rates that a process' threads were promised, summed, as a logarithm, and what they count.
+/// The sum of the rates promised to a process's threads, as a logarithm, and the work that they count.
 fn log_rate_promised(process: ProcessId, seen: &[TaskSample]) -> Option<(WorkMetric, f64)> {
     let (mut sum, mut counted) = (0.0, None);
     for task in seen.iter().filter(|task| task.process == process && !task.exited && task.ran()) {
@@ -99,7 +102,7 @@ fn log_rate_promised(process: ProcessId, seen: &[TaskSample]) -> Option<(WorkMet
     counted.filter(|_| sum > 0.0 && f64::is_finite(sum)).map(|work| (work, libm::log(sum)))
 }
 
-/// Was a rate surely below what was promised on either side? Where it was not counted nobody can say so.
+/// Was the rate on either side below the promised one for certain? Without counts, neither is known.
 fn rate_floor(sides: &[Vec<&ProcessSpeed>; 2], work: WorkMetric, log_rate: f64) -> Floor {
     let broken = |side: &Vec<&ProcessSpeed>| {
         let logs: Vec<f64> = side.iter().filter_map(|speed| speed.log_rates.get(&work).copied()).collect();

@@ -1,36 +1,38 @@
-//! Plans that made things worse stay out, longer each time.
+//! Cooldown of plans that made programs slower, longer each time.
 //!
-//! A plan that failed is refused for some windows; if it fails again, for twice as many, within a bound. A policy may also
-//! find another bad plan each time: from the second failure in a row on, every change is refused for a while, which
-//! doubles as well. So what trials of bad plans cost is a share of the time that falls with every failure.
+//! A failed plan is refused for some windows; if it fails again, for twice as many, up to a bound. A policy may also
+//! propose
+//! another bad plan each time, so from the second failure in a row on, every change is refused for a while, which
+//! doubles as
+//! well. The time spent on trials of bad plans is therefore a share that falls with every failure.
 //!
-//! A plan and its mirror images, which differ only in which of several like caches holds whom, count as one ([`symmetry`]).
+//! A plan shares its cooldown with its mirror images, in which like caches are exchanged ([`symmetry`]).
 
 use cachemate_core::{Plan, Topology};
 
 use super::live_tasks::{LiveTasks, same_placement};
 use super::symmetry;
 
-/// Times that a wait is doubled, at most.
-const DOUBLED_AT_MOST: u32 = 4;
-/// Plans that are remembered.
-const REMEMBERED: usize = 64;
-/// The first wait after failures in a row, as a part of that for one plan.
+/// Maximal doublings of a wait.
+const MAX_DOUBLINGS: u32 = 4;
+/// Number of plans that are stored.
+const MAX_STORED: usize = 64;
+/// The first wait after failures in a row, as a fraction of the wait for one plan.
 const FIRST_HOLD: u64 = 4;
 
 #[derive(Clone, Debug)]
 struct FailedPlan {
     plan: Plan,
     knew: LiveTasks,
-    /// It may come again in this window.
+    /// The plan may be applied again in this window.
     refused_until: u64,
-    /// If it fails again before this window, it is out for longer.
+    /// If it fails again before this window, its cooldown doubles.
     remembered_until: u64,
     times: u32,
 }
 
 impl FailedPlan {
-    /// Does a plan say of the tasks that are still there what this one said?
+    /// Are both plans the same for the live tasks?
     fn is(&self, plan: &Plan, present: &LiveTasks) -> bool {
         same_placement(&self.plan, plan, &self.knew.common(present))
     }
@@ -41,7 +43,7 @@ impl FailedPlan {
     }
 }
 
-/// What failed, and how long it is refused.
+/// Failed plans, and their cooldowns.
 #[derive(Clone, Debug, Default)]
 pub struct PlanCooldown {
     failed: Vec<FailedPlan>,
@@ -51,7 +53,7 @@ pub struct PlanCooldown {
     any_plan_until: u64,
 }
 
-/// Why a plan is refused, and until which window.
+/// The reason why a plan is refused, and until which window.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CooldownReason {
     Failed { until: u64 },
@@ -59,23 +61,23 @@ pub enum CooldownReason {
 }
 
 impl PlanCooldown {
-    /// A plan made things worse; for how many windows it and its mirror images stay out.
+    /// Records a failed plan, and returns for how many windows it and its mirror images are on cooldown.
     pub fn record_failure(
         &mut self,
         plan: &Plan,
         present: &LiveTasks,
         topology: &Topology,
         window: u64,
-        keep_out_windows: u64,
+        cooldown_windows: u64,
     ) -> u64 {
         self.failed.retain(|failed| window < failed.remembered_until);
         let images = self.failed.iter().filter(|failed| failed.is_mirror(plan, present, topology));
         let times = images.map(|failed| failed.times).max().unwrap_or(0) + 1;
         self.failed.retain(|failed| !failed.is(plan, present));
-        let windows = keep_out_windows.saturating_mul(1 << (times - 1).min(DOUBLED_AT_MOST));
+        let windows = cooldown_windows.saturating_mul(1 << (times - 1).min(MAX_DOUBLINGS));
         let until = window.saturating_add(windows);
         let remembered_until = until.saturating_add(windows.saturating_mul(2));
-        if self.failed.len() == REMEMBERED {
+        if self.failed.len() == MAX_STORED {
             self.failed.remove(0);
         }
         self.failed.push(FailedPlan {
@@ -87,7 +89,7 @@ impl PlanCooldown {
         });
         self.in_a_row = self.in_a_row.saturating_add(1);
         if let Some(doubled) = self.in_a_row.checked_sub(2) {
-            let hold = (keep_out_windows / FIRST_HOLD).saturating_mul(1 << doubled.min(2 + DOUBLED_AT_MOST));
+            let hold = (cooldown_windows / FIRST_HOLD).saturating_mul(1 << doubled.min(2 + MAX_DOUBLINGS));
             self.any_plan_until = window.saturating_add(hold);
         }
         windows
@@ -98,7 +100,7 @@ impl PlanCooldown {
         self.in_a_row = self.in_a_row.saturating_sub(1);
     }
 
-    /// Is this plan to be refused in this window? `instead` is what would be put in its place.
+    /// Is this plan to be refused in this window? `instead` is the plan in its place.
     pub fn refuses(
         &self,
         plan: &Plan,
@@ -107,15 +109,16 @@ impl PlanCooldown {
         topology: &Topology,
         window: u64,
     ) -> Option<CooldownReason> {
-        // Where both are alike for those who are left, refusing means nothing. What is put in its place may itself be a
-        // mirror image, and then only the plan that failed is told apart.
-        let told_apart = |failed: &&FailedPlan| {
+        // If both are the same for the remaining tasks, refusing has no effect. The plan in its place may itself be a
+        // mirror image;
+        // then only the failed plan itself is refused.
+        let differs = |failed: &&FailedPlan| {
             let exactly = failed.is(plan, present) && !failed.is(instead, present);
             let mirrored =
                 || failed.is_mirror(plan, present, topology) && !failed.is_mirror(instead, present, topology);
             exactly || mirrored()
         };
-        let failed = self.failed.iter().filter(|failed| window < failed.refused_until).find(told_apart);
+        let failed = self.failed.iter().filter(|failed| window < failed.refused_until).find(differs);
         if let Some(failed) = failed {
             return Some(CooldownReason::Failed { until: failed.refused_until });
         }

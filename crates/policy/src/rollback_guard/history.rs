@@ -1,12 +1,16 @@
 //! The speeds of every process, with the plan under which they were measured.
 //!
-//! The *reference* is the last settled state: its plan, and the speeds of its last windows. A change of the plan leaves it;
-//! what follows is on *trial*, further changes included, until one plan was in force long enough to be compared, or until
-//! the whole series was. Where the state on trial is kept, it is the next reference. What processes lost or gained on the
-//! way is added up against the *baseline*, the reference before the first loss, so that small losses do not add up unseen.
+//! The *reference* is the last settled state: its plan, and the speeds of its last windows. A change of the plan puts
+//! the new
+//! state on *trial*, further changes included, until one plan was in force long enough to be compared, or until the
+//! whole
+//! series was. A state that is kept becomes the next reference. Losses and gains of processes on the way add up against
+//! the
+//! *baseline*, the reference before the first loss, so that small losses do not accumulate unnoticed.
 //!
-//! Tasks come and go: plans are compared as far as they speak of tasks that are in both, speeds by process. A window in
-//! which a process arrived does not count for it.
+//! Tasks arrive and exit: plans are compared for the tasks that are in both, and speeds by process. The window in which
+//! a
+//! process arrived does not count for it.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -17,26 +21,26 @@ use super::home_restore::{HomeCpus, record_homes};
 use super::live_tasks::{LiveTasks, same_placement};
 use super::speeds::{WindowSpeeds, speeds_of};
 
-/// Windows of the reference that are remembered, to tell its noise, in times of the windows compared.
-const REMEMBERED: usize = 4;
-/// Windows after which a series of changes is judged as a whole, in times of the windows compared.
+/// Windows of the reference that are kept for its noise, in multiples of the windows compared.
+const KEPT: usize = 4;
+/// Windows after which a series of changes is compared as a whole, in multiples of the windows compared.
 const SERIES: usize = 3;
-/// Longest wait for slow actions, in times of the windows compared.
-const PENDING_AT_MOST: usize = 10;
-/// Fewer windows are no reference.
-const REFERENCE_AT_LEAST: usize = 2;
+/// Longest wait for slow actions, in multiples of the windows compared.
+const MAX_PENDING: usize = 10;
+/// Fewest windows of a reference.
+const MIN_REFERENCE: usize = 2;
 
-/// A plan that was in force, the processes that it knew, and their speeds.
+/// A plan that was in force, its processes, and their speeds.
 #[derive(Clone, Debug)]
 pub struct PlanRecord {
     pub plan: Plan,
     pub tasks: LiveTasks,
     pub windows: VecDeque<WindowSpeeds>,
-    /// Where its tasks ran in the last of them.
+    /// CPUs on which its tasks ran in the last of them.
     pub homes: HomeCpus,
 }
 
-/// What is in force since the reference was left.
+/// The state since the reference was left.
 #[derive(Clone, Debug)]
 struct TrialPlanRecord {
     /// The latest plan.
@@ -46,35 +50,35 @@ struct TrialPlanRecord {
     /// Settled windows since the reference was left, and all of them.
     settled: Vec<WindowSpeeds>,
     all: Vec<WindowSpeeds>,
-    /// Windows, with those in which nothing was measured.
+    /// Windows, including those in which nothing was measured.
     windows: usize,
-    /// The reference is in force again since so many windows.
+    /// The reference has been in force again for so many windows.
     paused: usize,
 }
 
-/// What a guard remembers.
+/// History of a guard.
 #[derive(Clone, Debug)]
 pub struct History {
     pub reference: PlanRecord,
     /// The reference before the first loss, while there is any.
     pub baseline: Option<PlanRecord>,
-    /// Totals of the reference over the baseline.
+    /// Changes of the reference against the baseline.
     pub totals: BTreeMap<ProcessId, CumulativeSpeedup>,
     trial: Option<TrialPlanRecord>,
     in_force: Plan,
-    /// Where tasks ran last, whatever is in force.
+    /// CPUs on which tasks ran last, under any plan.
     homes: HomeCpus,
-    /// Processes for which it was decided. Later arrivals are placed by the next plan, and that is no change.
+    /// Processes for which the plan was decided. Later arrivals are placed by the next plan, which is no change.
     decided_for: LiveTasks,
     present: LiveTasks,
     /// Windows since the placement was changed; `None` = settled.
     settling: Option<usize>,
-    /// Windows seen.
-    followed: usize,
+    /// Number of observed windows.
+    observed_windows: usize,
 }
 
 impl History {
-    /// Begins with the first window that is seen; nothing of it counts, as all processes may have arrived in it.
+    /// Starts with the first observed window, of which nothing counts, because all processes may have arrived in it.
     pub fn new(view: &View<'_>) -> Self {
         let reference = PlanRecord {
             plan: view.previous_plan.clone(),
@@ -92,13 +96,13 @@ impl History {
             totals: BTreeMap::new(),
             trial: None,
             settling: None,
-            followed: 0,
+            observed_windows: 0,
         }
     }
 
-    /// Takes in a window, under the plan that was decided before it.
+    /// Takes in a window under the plan that was decided before it.
     pub fn observe(&mut self, view: &View<'_>, compared: usize) {
-        self.followed += 1;
+        self.observed_windows += 1;
         record_homes(&mut self.homes, view);
         let present = LiveTasks::of(&view.observation.tasks);
         let stayed = present.common(&self.present);
@@ -110,9 +114,9 @@ impl History {
         speeds.retain(|process, _| stayed.processes.contains(process));
         let measured = speeds.values().any(|speed| !speed.log_rates.is_empty());
         let known = stayed.common(&self.reference.tasks);
-        let no_reference = self.trial.is_none() && self.reference.windows.len() < REFERENCE_AT_LEAST;
+        let no_reference = self.trial.is_none() && self.reference.windows.len() < MIN_REFERENCE;
         if no_reference || same_placement(view.previous_plan, &self.reference.plan, &known) {
-            // Where the plan changes all the time from the start, that is what is normal.
+            // If the plan changes all the time from the start, that is the normal state.
             self.extend_trial(view, speeds, measured && (settled || no_reference), compared);
         } else {
             self.try_out(view.previous_plan, &stayed.common(&self.decided_for), speeds, settled, measured);
@@ -121,13 +125,13 @@ impl History {
         self.decided_for = std::mem::replace(&mut self.present, present);
     }
 
-    /// Is the machine as it was told, caches and queues included? One window is left for them.
+    /// Has the machine applied the plan, and have caches and queues settled? They get one window.
     fn settle(&mut self, seen: &Observation, compared: usize) -> bool {
         let Some(windows) = &mut self.settling else { return true };
         *windows += 1;
         let acts = |item: &PlanItem| !matches!(item, PlanItem::Probe(_) | PlanItem::Window);
         let pending = seen.applied.pending.iter().any(|pending| acts(&pending.item));
-        if *windows > 1 && (!pending || *windows > PENDING_AT_MOST * compared) {
+        if *windows > 1 && (!pending || *windows > MAX_PENDING * compared) {
             self.settling = None;
         }
         self.settling.is_none()
@@ -140,14 +144,14 @@ impl History {
         if counts {
             self.reference.windows.push_back(speeds);
         }
-        while self.reference.windows.len() > REMEMBERED * compared {
+        while self.reference.windows.len() > KEPT * compared {
             self.reference.windows.pop_front();
         }
-        // Whoever comes back and leaves again goes on with the trial.
+        // A trial continues if the reference was in force again only in between.
         if let Some(trial) = &mut self.trial {
             trial.paused += 1;
         }
-        self.trial.take_if(|trial| trial.paused > REMEMBERED * compared);
+        self.trial.take_if(|trial| trial.paused > KEPT * compared);
     }
 
     fn try_out(&mut self, plan: &Plan, stayed: &LiveTasks, speeds: WindowSpeeds, settled: bool, measured: bool) {
@@ -173,7 +177,7 @@ impl History {
         }
     }
 
-    /// The windows by which the plan on trial is to be judged now; `None` = not yet, or nothing is on trial.
+    /// The windows by which the plan on trial is to be judged now; `None` = not yet, or there is no trial.
     pub fn windows_to_compare(&self, compared: usize) -> Option<Vec<WindowSpeeds>> {
         let trial = self.trial.as_ref().filter(|trial| trial.paused == 0)?;
         if trial.under_plan.len() >= compared {
@@ -184,8 +188,9 @@ impl History {
         series.then(|| windows.clone())
     }
 
-    /// What is in force is settled from now on. `totals` are those of all processes that were compared; without them the
-    /// state is no worse than the baseline, and is the next one.
+    /// The state on trial becomes the reference. `totals` covers all compared processes; without it, the state is no
+    /// worse than
+    /// the baseline, and becomes the next one.
     pub fn accept(&mut self, windows: Vec<WindowSpeeds>, totals: Option<BTreeMap<ProcessId, CumulativeSpeedup>>) {
         let (plan, knew, homes) = (self.in_force.clone(), self.decided_for.clone(), self.homes.clone());
         let state = PlanRecord { plan, tasks: knew, windows: windows.into(), homes };
@@ -203,7 +208,7 @@ impl History {
         self.trial = None;
     }
 
-    /// The reference is to be in force again, or the baseline, which is the reference from now on.
+    /// Returns to the reference, or to the baseline, which then is the reference.
     pub fn revert(&mut self, to_baseline: bool) {
         self.trial = None;
         if let Some(baseline) = self.baseline.take_if(|_| to_baseline) {
@@ -212,13 +217,14 @@ impl History {
         }
     }
 
-    /// Measured windows that are missing until a change could be judged; `None` = enough, or nothing was measured for so long
-    /// that nothing will be.
+    /// Number of measured windows that are missing for a comparison; `None` = there are enough, or nothing has been
+    /// measured
+    /// for so long that nothing will be.
     pub fn missing(&self, compared: usize) -> Option<usize> {
         let measured = self.reference.windows.len();
-        let hopeless = measured == 0 && self.followed > SERIES * compared;
-        let begun = self.trial.is_some() || measured >= REFERENCE_AT_LEAST || hopeless;
-        (!begun).then(|| REFERENCE_AT_LEAST - measured)
+        let hopeless = measured == 0 && self.observed_windows > SERIES * compared;
+        let begun = self.trial.is_some() || measured >= MIN_REFERENCE || hopeless;
+        (!begun).then(|| MIN_REFERENCE - measured)
     }
 
     /// The tasks for which the plan in force was decided.
@@ -226,7 +232,7 @@ impl History {
         &self.decided_for
     }
 
-    /// Tasks that the reference knew and that are still there.
+    /// Live tasks that the reference covers.
     pub fn known(&self) -> LiveTasks {
         self.reference.tasks.common(&self.present)
     }

@@ -1,43 +1,47 @@
-//! Where tasks ran before a plan moved them, and the way back there.
+//! Return of tasks to the caches on which they ran before a plan moved them.
 //!
-//! Problem: taking a plan back is not enough to undo it. A kernel leaves a thread where it runs when its affinity is widened
-//! (sched_setaffinity(2)), so programs that a bad plan put together stay together. Method: the last-level cache on which
-//! each task ran most is noted as long as a state is the reference; after a roll-back the tasks that the failed plan had
-//! placed, and the reference leaves free, are kept to that cache for a few windows, and are free again. Properties: nobody is
-//! kept anywhere for longer than that; where gangs take turns, or there is one cache, nothing is done.
+//! Problem: rolling a plan back does not undo its placement. A kernel does not migrate a thread when its affinity is
+//! widened
+//! (sched_setaffinity(2)), so programs that a bad plan put together stay together. Method: while a state is the
+//! reference, the
+//! last-level cache on which each task ran most is recorded. After a roll-back, tasks that the failed plan placed and
+//! the
+//! reference does not pin are pinned to that cache for a few windows. Properties: no task is pinned for longer than
+//! that;
+//! with gangs, or with one cache, nothing is done.
 
 use std::collections::BTreeMap;
 
 use cachemate_core::{CpuSet, Plan, TaskId, View};
 
-/// The windows for which tasks are kept where they were: one in which they move, and one to settle.
+/// Windows for which tasks are pinned: one to move, and one to settle.
 const WINDOWS: u64 = 2;
 
 /// CPUs of the cache on which each task ran most in the last window in which it ran.
 pub type HomeCpus = BTreeMap<TaskId, CpuSet>;
 
-/// Takes in where tasks ran in a window. Those that have gone are forgotten.
+/// Records where tasks ran in a window, and forgets tasks that exited.
 pub fn record_homes(homes: &mut HomeCpus, view: &View<'_>) {
     let domains = view.topology.last_level_domains();
     homes.retain(|task, _| view.observation.tasks.iter().any(|seen| seen.task == *task && !seen.exited));
     for task in view.observation.tasks.iter().filter(|task| !task.exited) {
-        // The first of those with the most.
+        // The first of the caches with the longest run time.
         let most = domains.iter().rev().max_by_key(|cpus| task.ran_on_ns(cpus));
         let most = most.filter(|cpus| task.ran_on_ns(cpus) > 0);
         homes.extend(most.map(|cpus| (task.task, cpus.clone())));
     }
 }
 
-/// Tasks on their way back.
+/// Tasks on their way back to their caches.
 #[derive(Clone, Debug)]
 pub struct HomeRestorer {
     affinity: BTreeMap<TaskId, CpuSet>,
-    /// In this window they are free again.
+    /// In this window the tasks are unpinned.
     until: u64,
 }
 
 impl HomeRestorer {
-    /// For the tasks that `failed` placed and `plan`, which takes its place, leaves free; `None` = there are none.
+    /// For the tasks that `failed` placed and that `plan`, which replaces it, does not pin; `None` = there are none.
     pub fn after(failed: &Plan, plan: &Plan, homes: &HomeCpus, view: &View<'_>) -> Option<Self> {
         if !plan.gangs.is_empty() || view.topology.last_level_domains().len() < 2 {
             return None;
@@ -49,12 +53,12 @@ impl HomeRestorer {
         (!affinity.is_empty()).then(|| HomeRestorer { affinity, until: view.observation.window + WINDOWS })
     }
 
-    /// Is anybody still to be kept after this window?
+    /// Are tasks still pinned after this window?
     pub fn is_active(&self, window: u64) -> bool {
         window < self.until
     }
 
-    /// Keeps those whom the plan leaves free, and who may still be moved.
+    /// Pins the tasks that the plan leaves free and that may still be moved.
     pub fn pin_tasks(&self, plan: &mut Plan, view: &View<'_>) {
         if !plan.gangs.is_empty() {
             return;
@@ -68,7 +72,7 @@ impl HomeRestorer {
         }
     }
 
-    /// A plan that was in force, without what was only the way home.
+    /// A plan that was in force, without the temporary pins.
     pub fn without(&self, plan: &Plan) -> Plan {
         let mut plan = plan.clone();
         plan.affinity.retain(|task, cpus| self.affinity.get(task) != Some(cpus));

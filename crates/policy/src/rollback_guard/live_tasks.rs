@@ -1,10 +1,10 @@
-//! The part of a plan that changes how programs run, compared and put back as far as it speaks of tasks that are there.
+//! The lasting part of a plan, compared and restored for live tasks.
 
 use std::collections::BTreeSet;
 
 use cachemate_core::{CacheShare, CpuId, CpuSet, GangSchedule, Plan, ProcessId, ShareMember, TaskId, TaskSample, View};
 
-/// Tasks, and the processes that they belong to.
+/// Tasks and their processes.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct LiveTasks {
     pub tasks: BTreeSet<TaskId>,
@@ -12,12 +12,12 @@ pub struct LiveTasks {
 }
 
 impl LiveTasks {
-    /// Those that have not exited.
+    /// Tasks that have not exited.
     pub fn of(seen: &[TaskSample]) -> Self {
         LiveTasks::among(seen, |task| !task.exited)
     }
 
-    /// Those of which something may be changed.
+    /// Tasks that may be changed.
     fn movable(seen: &[TaskSample]) -> Self {
         let mut present = LiveTasks::among(seen, |task| !task.exited && !task.unmovable);
         present.processes = LiveTasks::of(seen).processes;
@@ -32,7 +32,7 @@ impl LiveTasks {
         }
     }
 
-    /// Those in both.
+    /// Tasks in both.
     pub fn common(&self, other: &LiveTasks) -> LiveTasks {
         LiveTasks {
             tasks: self.tasks.intersection(&other.tasks).copied().collect(),
@@ -48,8 +48,8 @@ impl LiveTasks {
     }
 }
 
-/// Do two plans say the same of these tasks? Windows, probes and advice to dispatchers are not compared, nor how groups
-/// are numbered.
+/// Are two plans the same for these tasks? Windows, probes, advice to dispatchers and numbers of groups are not
+/// compared.
 pub fn same_placement(a: &Plan, b: &Plan, of: &LiveTasks) -> bool {
     let weight = |plan: &Plan, task: &TaskId| plan.weights.get(task).copied().unwrap_or(1.0);
     of.tasks.iter().all(|task| a.affinity.get(task) == b.affinity.get(task) && weight(a, task) == weight(b, task))
@@ -57,7 +57,7 @@ pub fn same_placement(a: &Plan, b: &Plan, of: &LiveTasks) -> bool {
         && same_shares(&a.shares, &b.shares, of)
 }
 
-/// Gangs with the members that are there; empty ones are left out.
+/// Gangs with these tasks as members; empty ones are left out.
 pub fn gangs_of(schedules: &[GangSchedule], of: &LiveTasks) -> Vec<GangSchedule> {
     let mut schedules = schedules.to_vec();
     for schedule in &mut schedules {
@@ -68,7 +68,7 @@ pub fn gangs_of(schedules: &[GangSchedule], of: &LiveTasks) -> Vec<GangSchedule>
     schedules
 }
 
-/// Shares with the members that are there; empty ones are left out.
+/// Shares with these tasks as members; empty ones are left out.
 pub fn shares_of(shares: &[CacheShare], of: &LiveTasks) -> Vec<CacheShare> {
     let mut shares = shares.to_vec();
     shares.iter_mut().for_each(|share| share.members.retain(|member| of.has(member)));
@@ -89,9 +89,9 @@ fn same_shares(a: &[CacheShare], b: &[CacheShare], of: &LiveTasks) -> bool {
     all && b.is_empty()
 }
 
-/// Writes a placement into a plan, as far as its tasks are still there, may be changed, and have a CPU that is online.
-/// What the plan says of tasks that the placement did not know stays, as far as the result is one that a machine may be
-/// told.
+/// Writes a placement into a plan, for live tasks that may be changed and have an online CPU. For tasks that the
+/// placement
+/// did not cover, the plan's own settings stay, as far as the result is valid.
 pub fn put_placement(plan: &mut Plan, from: &Plan, knew: &LiveTasks, view: &View<'_>) {
     let there = LiveTasks::movable(&view.observation.tasks);
     let online = view.topology.online();
@@ -103,7 +103,7 @@ pub fn put_placement(plan: &mut Plan, from: &Plan, knew: &LiveTasks, view: &View
     plan.weights.extend(weights.map(|(task, weight)| (*task, *weight)));
     plan.gangs = gangs_of(&from.gangs, &there);
     let whole = |schedule: &GangSchedule| schedule.cpus.is_subset(&online) && seats_are_inside(schedule);
-    plan.gangs.retain(|schedule| whole(schedule) && nobody_starves(schedule, &plan.affinity, &there, &online));
+    plan.gangs.retain(|schedule| whole(schedule) && no_task_starves(schedule, &plan.affinity, &there, &online));
     plan.shares = shares_of(&from.shares, &LiveTasks { tasks: LiveTasks::of(&view.observation.tasks).tasks, ..there });
 }
 
@@ -112,8 +112,8 @@ fn seats_are_inside(schedule: &GangSchedule) -> bool {
     schedule.gangs.iter().flat_map(|gang| &gang.members).all(|(_, cpu)| inside(cpu))
 }
 
-/// A task that may run on the gangs' CPUs only has a turn in one of them.
-fn nobody_starves(
+/// Does every task that may run on the gangs' CPUs only have a turn in one of them?
+fn no_task_starves(
     schedule: &GangSchedule,
     allowed: &std::collections::BTreeMap<TaskId, CpuSet>,
     there: &LiveTasks,

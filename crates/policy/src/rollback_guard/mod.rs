@@ -1,18 +1,26 @@
-//! A policy under guard: a decision after which the programs run worse is taken back.
+//! A policy under guard: a decision after which programs run slower is rolled back.
 //!
-//! Problem: forecasts err, evidence grows old, and programs lie; an operator wants no decision to stay that made things
-//! worse. Method: every process' speed is noted window by window: work reported, else instructions, else an event that
-//! stands in for work ([`crate::work_metric`]). When the plan changes, the windows before are the reference, and the windows
-//! after are compared with it, process by process ([`comparison`]), once the machine has settled. [`verdict`] says what
-//! is worse; [`history`] what is compared with what when changes follow each other closely or tasks come and go. What is
-//! worse is taken back: the reference plan holds again for the tasks that are there, and those that it leaves free go back
-//! to where they ran ([`home_restore`]). The plan that failed stays out, longer each time, and so do its mirror images on like
-//! caches ([`cooldown`]).
+//! Problem: forecasts err, evidence becomes outdated, and programs misreport; an operator wants no decision to persist
+//! that
+//! made programs slower. Method: the speed of every process is recorded in each window: reported work, else
+//! instructions,
+//! else an event that is a proxy for work ([`crate::work_metric`]). If the plan changes, the windows before are the
+//! reference,
+//! and the windows after, once the machine has settled, are compared with it process by process ([`comparison`]).
+//! [`verdict`] decides whether the state is worse; [`history`] chooses what to compare if changes follow each other
+//! closely
+//! or tasks arrive and exit. A worse plan is rolled back: the reference plan is in force again for the live tasks, and
+//! tasks
+//! that it does not pin return to their earlier caches ([`home_restore`]). The failed plan is on cooldown, longer each
+//! time,
+//! and so are its mirror images on like caches ([`cooldown`]).
 //!
-//! Properties: pure; without speeds nothing is judged, and so nothing is taken back; of changes that change nothing, about
-//! one in a hundred is taken back by chance; tasks that come or go neither end nor hide a comparison of those that stay; a
-//! newcomer is compared once it has a reference of its own; where it is told to wait, nothing is changed before there is a
-//! reference, unless nobody's speed can be measured; probes and the window are the inner policy's and pass through.
+//! Properties: pure; without speeds nothing is judged, and so nothing is rolled back; of changes without effect, about
+//! one in
+//! a hundred is rolled back by chance; arrivals and exits neither end nor hide a comparison of the remaining tasks; a
+//! newcomer is compared once it has a reference of its own; if configured to wait, the guard allows no change before
+//! there
+//! is a reference, unless no speed can be measured; probes and the window are the inner policy's and pass through.
 
 mod comparison;
 mod cooldown;
@@ -48,14 +56,14 @@ pub struct RollbackGuard<P> {
     inner: P,
     config: Option<GuardConfig>,
     history: Option<History>,
-    keep_out: PlanCooldown,
-    way_home: Option<HomeRestorer>,
+    cooldown: PlanCooldown,
+    home_restorer: Option<HomeRestorer>,
 }
 
-/// A change that made things worse.
+/// A change that made programs slower.
 struct Regression {
     judgement: GuardVerdict,
-    /// Compared with the state before the first small loss, not with the last settled one.
+    /// Compared with the state before the first small loss, rather than with the last settled one.
     in_total: bool,
 }
 
@@ -63,10 +71,10 @@ impl<P: Policy> RollbackGuard<P> {
     /// `None` = the policy's decisions pass through.
     pub fn new(inner: P, config: impl Into<Option<GuardConfig>>) -> Self {
         let config = config.into().map(|config| GuardConfig { trial_windows: config.trial_windows.max(2), ..config });
-        RollbackGuard { inner, config, history: None, keep_out: PlanCooldown::default(), way_home: None }
+        RollbackGuard { inner, config, history: None, cooldown: PlanCooldown::default(), home_restorer: None }
     }
 
-    /// Another policy, from the next window on; what failed before says nothing about it.
+    /// Replaces the policy from the next window on; earlier failures do not apply to it.
     pub fn replace(&mut self, inner: P, config: Option<GuardConfig>) {
         *self = RollbackGuard::new(inner, config);
     }
@@ -76,35 +84,35 @@ impl<P: Policy> Policy for RollbackGuard<P> {
     fn decide(&mut self, view: &View<'_>) -> Decision {
         let decision = self.inner.decide(view);
         let Some(config) = self.config else { return decision };
-        let Some(way_home) = self.way_home.take() else { return self.guard_decision(decision, config, view) };
-        // What is only the way home is no plan to be judged.
-        let in_force = way_home.without(view.previous_plan);
+        let Some(home_restorer) = self.home_restorer.take() else { return self.guard_decision(decision, config, view) };
+        // Temporary pins are no plan to be judged.
+        let in_force = home_restorer.without(view.previous_plan);
         let mut decision = self.guard_decision(decision, config, &View { previous_plan: &in_force, ..*view });
-        if self.way_home.is_none() && way_home.is_active(view.observation.window) {
-            way_home.pin_tasks(&mut decision.plan, view);
-            self.way_home = Some(way_home);
+        if self.home_restorer.is_none() && home_restorer.is_active(view.observation.window) {
+            home_restorer.pin_tasks(&mut decision.plan, view);
+            self.home_restorer = Some(home_restorer);
         }
         decision
     }
 }
 
 impl<P> RollbackGuard<P> {
-    /// The decision, unless it or an earlier one is to be taken back.
+    /// The decision, unless it or an earlier one is to be rolled back.
     fn guard_decision(&mut self, mut decision: Decision, config: GuardConfig, view: &View<'_>) -> Decision {
         let history = self.history.get_or_insert_with(|| History::new(view));
         history.observe(view, config.trial_windows as usize);
         let window = view.observation.window;
-        if let Some(worse) = judge(history, &mut self.keep_out, config, view) {
+        if let Some(worse) = judge(history, &mut self.cooldown, config, view) {
             let (known, windows) = (history.decided_for(), config.cooldown_windows.into());
-            let out = self.keep_out.record_failure(view.previous_plan, known, view.topology, window, windows);
+            let out = self.cooldown.record_failure(view.previous_plan, known, view.topology, window, windows);
             decision.reasons.insert(0, rollback_reason(&worse, out, view));
             history.revert(worse.in_total);
             let PlanRecord { plan, tasks: knew, homes, .. } = &history.reference;
             put_placement(&mut decision.plan, plan, knew, view);
-            self.way_home = HomeRestorer::after(view.previous_plan, &decision.plan, homes, view);
-            if let Some(way_home) = &self.way_home {
-                decision.reasons[0].text += "; tasks go back to the caches where they ran";
-                way_home.pin_tasks(&mut decision.plan, view);
+            self.home_restorer = HomeRestorer::after(view.previous_plan, &decision.plan, homes, view);
+            if let Some(home_restorer) = &self.home_restorer {
+                decision.reasons[0].text += "; tasks return to their earlier caches";
+                home_restorer.pin_tasks(&mut decision.plan, view);
             }
             return decision;
         }
@@ -114,19 +122,19 @@ impl<P> RollbackGuard<P> {
             decision.reasons = vec![Reason {
                 kind: ReasonKind::CoolingDown,
                 tasks: Vec::new(),
-                text: format!("no change yet: {missing} measured windows are missing, with which it could be compared"),
+                text: format!("no change yet: {missing} more measured windows are needed for a comparison"),
                 numbers: Vec::new(),
             }];
             put_placement(&mut decision.plan, view.previous_plan, &present, view);
             return decision;
         }
         let PlanRecord { plan: reference, tasks: knew, .. } = &history.reference;
-        let refusal = self.keep_out.refuses(&decision.plan, reference, &history.known(), view.topology, window);
+        let refusal = self.cooldown.refuses(&decision.plan, reference, &history.known(), view.topology, window);
         if let Some(refusal) = refusal {
             decision.reasons = vec![Reason {
                 kind: ReasonKind::CoolingDown,
                 tasks: Vec::new(),
-                text: refusal.in_words(),
+                text: refusal.describe(),
                 numbers: Vec::new(),
             }];
             put_placement(&mut decision.plan, reference, knew, view);
@@ -135,10 +143,10 @@ impl<P> RollbackGuard<P> {
     }
 }
 
-/// Says whether what is on trial is worse; accepts it where it is not.
+/// Judges the state on trial, and accepts it if it is no worse.
 fn judge(
     history: &mut History,
-    keep_out: &mut PlanCooldown,
+    cooldown: &mut PlanCooldown,
     config: GuardConfig,
     view: &View<'_>,
 ) -> Option<Regression> {
@@ -152,13 +160,13 @@ fn judge(
     if (local.worse || in_total) && back_to.is_some_and(|state| can_revert(state, view)) {
         return Some(Regression { judgement: if in_total { total } else { local }, in_total });
     }
-    let lost = total.mean_log_ratio < 0.0 || total.somebody_lost;
+    let lost = total.mean_log_ratio < 0.0 || total.any_process_lost;
     history.accept(after, lost.then(|| totals_of(&of_baseline)));
-    keep_out.record_success();
+    cooldown.record_success();
     None
 }
 
-/// Would going back change anything for those who are left?
+/// Would a roll-back change anything for the remaining tasks?
 fn can_revert(state: &PlanRecord, view: &View<'_>) -> bool {
     let mut plan = view.previous_plan.clone();
     put_placement(&mut plan, &state.plan, &state.tasks, view);
@@ -177,7 +185,7 @@ fn percent(log_ratio: f64) -> f64 {
     100.0 * libm::expm1(log_ratio)
 }
 
-fn rollback_reason(worse: &Regression, out_windows: u64, view: &View<'_>) -> Reason {
+fn rollback_reason(worse: &Regression, cooldown_windows: u64, view: &View<'_>) -> Reason {
     let GuardVerdict { mean_log_ratio, standard_error, harmed, floors_broken, .. } = &worse.judgement;
     let since = if worse.in_total { "over the last decisions together" } else { "since the last decision" };
     let mut tasks: Vec<TaskId> = Vec::new();
@@ -186,7 +194,7 @@ fn rollback_reason(worse: &Regression, out_windows: u64, view: &View<'_>) -> Rea
         ("standard_error_percent".to_string(), 100.0 * standard_error),
     ];
     let mut text =
-        format!("{ROLLED_BACK} the programs run {:+.1} % {since}{}", percent(*mean_log_ratio), stand_ins(worse));
+        format!("{ROLLED_BACK} the programs run {:+.1} % {since}{}", percent(*mean_log_ratio), proxy_note(worse));
     let first_task = |process| view.observation.tasks.iter().find(|task| task.process == process && !task.exited);
     if let Some((log_ratio, task)) = harmed.and_then(|(process, log_ratio)| Some((log_ratio, first_task(process)?))) {
         tasks.push(task.task);
@@ -194,10 +202,10 @@ fn rollback_reason(worse: &Regression, out_windows: u64, view: &View<'_>) -> Rea
         numbers.push(("most_harmed_percent".to_string(), percent(log_ratio)));
     }
     if *floors_broken > 0 {
-        text += &format!(", and {floors_broken} more run slower than was promised");
-        numbers.push(("promises_broken".to_string(), *floors_broken as f64));
+        text += &format!(", and {floors_broken} more miss their goal");
+        numbers.push(("goals_missed".to_string(), *floors_broken as f64));
     }
-    text += &format!("; what was decided stays out for {out_windows} windows");
+    text += &format!("; the plan is on cooldown for {cooldown_windows} windows");
     let moved = view.observation.tasks.iter().map(|task| task.task);
     let others: Vec<TaskId> =
         moved.filter(|task| view.previous_plan.affinity.contains_key(task) && !tasks.contains(task)).collect();
@@ -205,25 +213,27 @@ fn rollback_reason(worse: &Regression, out_windows: u64, view: &View<'_>) -> Rea
     Reason { kind: ReasonKind::RolledBack, tasks, text, numbers }
 }
 
-/// The events that stood in for work, in words.
-fn stand_ins(worse: &Regression) -> String {
+/// Names of the proxy events, as text.
+fn proxy_note(worse: &Regression) -> String {
     let (count, events) = &worse.judgement.proxies;
-    let mut names: Vec<&str> = events.iter().map(|event| WorkMetric::Proxy(*event).words()).collect();
+    let mut names: Vec<&str> = events.iter().map(|event| WorkMetric::Proxy(*event).describe()).collect();
     names.sort_unstable();
     match count {
         0 => String::new(),
-        count => format!(" ({count} of them judged by {}, as they report no work)", names.join(" and ")),
+        count => format!(" ({count} of them judged by {}, because they report no work)", names.join(" and ")),
     }
 }
 
 impl CooldownReason {
-    fn in_words(self) -> String {
+    fn describe(self) -> String {
         match self {
             CooldownReason::Failed { until } => {
-                format!("{ROLLED_BACK} the plan that made things worse stays out until window {until}")
+                format!("{ROLLED_BACK} the plan that made programs slower is on cooldown until window {until}")
             }
             CooldownReason::FailuresInARow { until } => {
-                format!("{ROLLED_BACK} several plans in a row made things worse; none is tried until window {until}")
+                format!(
+                    "{ROLLED_BACK} several plans in a row made programs slower; no plan is tried until window {until}"
+                )
             }
         }
     }

@@ -1,14 +1,17 @@
-//! Is a difference between two series of windows more than noise?
+//! Significance of a difference between two series of windows.
 //!
-//! Medians are compared, so that a pause in one window decides nothing. Their standard error comes from the spread of both
-//! series together. Windows that resemble their predecessor count for fewer: with autocorrelation r, n windows say as much
-//! as n (1 - r) / (1 + r) independent ones (Bartlett 1946; von Storch and Zwiers, Statistical Analysis in Climate Research,
-//! 6.6.8). The bound is Student's, since a spread from few windows is itself uncertain.
+//! Medians are compared, so that a pause in one window decides nothing. Their standard error comes from the spread of
+//! both
+//! series together. Windows that resemble their predecessor count for fewer: with autocorrelation r, n windows are
+//! worth
+//! n (1 - r) / (1 + r) independent ones (Bartlett 1946; von Storch and Zwiers, Statistical Analysis in Climate
+//! Research,
+//! 6.6.8). The bound is Student's, because a spread from few windows is itself uncertain.
 
-/// Windows from which on an autocorrelation can be told.
-const TOLD_FROM_WINDOWS: usize = 8;
-/// More is not believed: the error would have no bound.
-const AUTOCORRELATION_AT_MOST: f64 = 0.8;
+/// Windows required to estimate an autocorrelation.
+const MIN_AUTOCORRELATION_WINDOWS: usize = 8;
+/// Upper bound, without which the error would be unbounded.
+const MAX_AUTOCORRELATION: f64 = 0.8;
 
 /// A difference of two medians.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -19,8 +22,9 @@ pub struct Difference {
     pub degrees_of_freedom: f64,
 }
 
-/// Median of `after` less that of the last `latest` of `before`; all of `before` tells the noise. `None` where either has
-/// fewer than two windows.
+/// Median of `after` less that of the last `latest` of `before`; all of `before` is used for the noise. `None` if
+/// either
+/// has fewer than two windows.
 pub fn difference(before: &[f64], after: &[f64], latest: usize) -> Option<Difference> {
     if before.len() < 2 || after.len() < 2 {
         return None;
@@ -63,11 +67,10 @@ pub fn median(values: &[f64]) -> f64 {
     }
 }
 
-/// The autocorrelation of neighboring windows, corrected for the mean that was taken off (Kendall 1954); 0 where too
-/// few are known to tell.
+/// The autocorrelation of successive windows, corrected for the subtracted mean (Kendall 1954); 0 if there are too few.
 fn autocorrelation(before: &[f64], after: &[f64]) -> f64 {
     let count = (before.len() + after.len()) as f64;
-    if before.len() < TOLD_FROM_WINDOWS {
+    if before.len() < MIN_AUTOCORRELATION_WINDOWS {
         return 0.0;
     }
     let products = |values: &[f64]| {
@@ -76,10 +79,10 @@ fn autocorrelation(before: &[f64], after: &[f64]) -> f64 {
     };
     let autocorrelation = (products(before) + products(after)) / (squares(before) + squares(after));
     let corrected = autocorrelation + (1.0 + 3.0 * autocorrelation) / count;
-    if corrected.is_finite() { corrected.clamp(0.0, AUTOCORRELATION_AT_MOST) } else { 0.0 }
+    if corrected.is_finite() { corrected.clamp(0.0, MAX_AUTOCORRELATION) } else { 0.0 }
 }
 
-/// The bound that Student's t exceeds with this probability, a half at most (Abramowitz and Stegun 26.2.23, 26.7.5).
+/// The bound that Student's t exceeds with this probability, at most a half (Abramowitz and Stegun 26.2.23, 26.7.5).
 pub fn student_bound(probability: f64, degrees_of_freedom: f64) -> f64 {
     let t = libm::sqrt(-2.0 * libm::log(probability.clamp(1e-12, 0.5)));
     let above = 2.515_517 + t * (0.802_853 + t * 0.010_328);
@@ -117,7 +120,7 @@ mod tests {
         }
     }
 
-    /// Is the standard error what repetitions show, or more, with windows that resemble each other and without?
+    /// Is the standard error at least the spread of repetitions, with similar successive windows and without?
     #[test]
     fn the_error_is_no_smaller_than_the_spread_of_repetitions() {
         for alike in [0.0, 0.5] {

@@ -1,7 +1,8 @@
-//! How fast each process went in one window.
+//! Speed of each process in one window.
 //!
-//! A process' threads count as one process: threads come and go, and a program with many of them must not weigh more than
-//! one with few. What a process did is the sum over its threads, per second ([`crate::work_metric`] says what counts as work).
+//! Threads of a process count together, because threads are created and exit, and a program with many of them must not
+//! weigh
+//! more than one with few. Work is the sum over threads, per second ([`crate::work_metric`] defines work).
 
 use std::collections::BTreeMap;
 
@@ -9,20 +10,20 @@ use cachemate_core::{CounterEvent, ProcessId, TaskSample, View};
 
 use crate::work_metric::{WorkMetric, metrics_of};
 
-/// What one process did in one window.
+/// Work of one process in one window.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct ProcessSpeed {
-    /// Natural logarithms of work per second, by what is counted.
+    /// Natural logarithms of work per second, by kind of work.
     pub log_rates: BTreeMap<WorkMetric, f64>,
-    /// Natural logarithm of its instructions per cycle over those that it does alone, where both are known.
+    /// Natural logarithm of its instructions per cycle over its solo value, if both are known.
     pub log_over_solo: Option<f64>,
 }
 
-/// Speeds of one window. A process that was there without any work that can be counted has an empty entry.
+/// Speeds of one window. A live process without countable work has an empty entry.
 pub type WindowSpeeds = BTreeMap<ProcessId, ProcessSpeed>;
 
-/// Processes with at least one thread that is still there, in order of arrival.
-pub fn processes_there(tasks: &[TaskSample]) -> Vec<ProcessId> {
+/// Processes with at least one live thread, in order of arrival.
+pub fn live_processes(tasks: &[TaskSample]) -> Vec<ProcessId> {
     let mut processes = Vec::new();
     for task in tasks.iter().filter(|task| !task.exited) {
         if !processes.contains(&task.process) {
@@ -32,7 +33,7 @@ pub fn processes_there(tasks: &[TaskSample]) -> Vec<ProcessId> {
     processes
 }
 
-/// Speeds in the window of a view, of all processes that are still there.
+/// Speeds of all live processes in the window of a view.
 pub fn speeds_of(view: &View<'_>) -> WindowSpeeds {
     let elapsed_ns = view.observation.span.elapsed_ns;
     let mut threads: BTreeMap<ProcessId, Vec<&TaskSample>> = BTreeMap::new();
@@ -57,7 +58,7 @@ fn log_rates(threads: &[&TaskSample], elapsed_ns: u64) -> BTreeMap<WorkMetric, f
             *sums.entry(work).or_insert(0.0) += count;
         }
     }
-    // A thread that ran uncounted makes the sum a part of the process' work, and a part says nothing about speed.
+    // With a thread that ran uncounted, the sum is only a part of the process's work, and no measure of its speed.
     let uncounted = |thread: &&&TaskSample| {
         let ran = thread.ran();
         ran && !thread.exited && thread.counts.get(CounterEvent::Instructions).is_none()

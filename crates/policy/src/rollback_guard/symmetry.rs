@@ -1,14 +1,20 @@
-//! Plans that differ only in which of several like caches holds which tasks are one plan.
+//! Equality of plans up to an exchange of like caches.
 //!
-//! Problem: a plan that made things worse is kept out, and a policy that does not know why decides its mirror image: the
-//! same groups, each on the cache where the other was. Method: a plan is written down without the numbers of CPUs and
-//! caches. Each CPU is told by what it is, by the tasks that may run on it, by its gangs, and by the shares of the caches
-//! above it; what is inside a core, a cache, a package and a memory node is then put in order. Two plans are mirror images where the results are equal. As tasks keep their names, that is exact, with any
-//! number of caches: there is an exchange of like places that makes one plan the other.
+//! Problem: when a plan is on cooldown, a policy that does not know the reason proposes its mirror image: the same
+//! groups,
+//! each on the other's cache. Method: a plan is written down without the numbers of CPUs and caches. Each CPU is
+//! described by
+//! its properties, the tasks that may run on it, its gangs, and the shares of the caches above it; the contents of each
+//! core,
+//! cache, package and memory node are then sorted. Two plans are mirror images if the results are equal. Tasks keep
+//! their
+//! names, so this is exact for any number of caches: there is an exchange of like places that maps one plan to the
+//! other.
 //!
-//! Properties: caches are like where level, size, ways, lines and CPUs are; places on different memory nodes are never
-//! exchanged, as memory stays where it is; caches of two packages only where whole packages are, as they share a way to
-//! memory; units of a share are as they are, since their numbers do not tell how they clash.
+//! Properties: caches are alike if level, size, ways, lines and CPUs are; places on different memory nodes are never
+//! exchanged, because memory stays in place; caches of two packages only with their whole packages, because they share
+//! a path
+//! to memory; units of a share are compared as they are, because their numbers do not reveal conflicts.
 
 use std::collections::BTreeMap;
 
@@ -18,13 +24,15 @@ use cachemate_core::{
 
 use super::live_tasks::{LiveTasks, gangs_of, shares_of};
 
-/// What a cache is like: level, size, ways and bytes of a line.
+/// Properties of a cache: level, size, ways and bytes of a line.
 type CacheSignature = (CacheLevel, Option<u64>, Option<u32>, Option<u32>);
 
-/// Members of a share, how their pages move where it is by colors, and the units.
+/// Members of a share, the migration of pages for colors, and the units.
 type ShareSignature = (Vec<ShareMember>, Option<u8>, Vec<u32>);
 
-/// Turns on so many CPUs: the length of a slice, and by gang its slices and who is in it, and with a CPU of its own.
+/// Turns on so many CPUs: the length of a slice, and for each gang its slices and its members, and whether each has a
+/// CPU of
+/// its own.
 type RotationSignature = (u32, u64, Vec<(u32, Vec<(TaskId, bool)>)>);
 
 /// One context, without its number.
@@ -40,7 +48,7 @@ struct CanonicalContext {
     shares: Vec<(CacheLevel, ShareSignature)>,
 }
 
-/// A package, a cache or a core: what is below it, without numbers and in order.
+/// A package, a cache or a core, with its contents sorted and without numbers.
 #[derive(PartialEq, Eq, PartialOrd, Ord, Debug)]
 struct CanonicalNode {
     like: Option<CacheSignature>,
@@ -48,7 +56,7 @@ struct CanonicalNode {
     inside: Vec<CanonicalNode>,
 }
 
-/// The same while it is put together, by the numbers of the places inside.
+/// The same while it is built, by the numbers of its contents.
 #[derive(Default)]
 struct NumberedNode {
     like: Option<CacheSignature>,
@@ -74,32 +82,32 @@ impl NumberedNode {
     }
 }
 
-/// What a plan says of some tasks, without saying which of several like places is meant.
+/// A plan for some tasks that does not distinguish like places.
 #[derive(PartialEq, Eq, Debug)]
 pub struct CanonicalPlan {
     /// By memory node, whose number stays.
     nodes: BTreeMap<u32, CanonicalNode>,
     weights: BTreeMap<TaskId, u64>,
-    /// Tasks that are told where to run, with the number of their CPUs: some may be no longer there.
-    told: BTreeMap<TaskId, u32>,
-    /// Colors are of all caches of a level.
+    /// Tasks with an affinity, and the number of their CPUs, some of which may be offline.
+    pinned: BTreeMap<TaskId, u32>,
+    /// Colors apply to all caches of a level.
     colors: Vec<(Option<CacheSignature>, ShareSignature)>,
 }
 
-/// Do two plans say the same of these tasks, up to an exchange of like caches?
+/// Are two plans the same for these tasks, up to an exchange of like caches?
 pub fn is_mirror(a: &Plan, b: &Plan, of: &LiveTasks, topology: &Topology) -> bool {
     let allowed_cpus = |plan: &Plan, task: &TaskId| plan.affinity.get(task).map(IndexSet::count);
-    // Cheap, and tells most plans apart.
+    // A cheap test that distinguishes most plans.
     of.tasks.iter().all(|task| allowed_cpus(a, task) == allowed_cpus(b, task))
         && CanonicalPlan::of(a, of, topology) == CanonicalPlan::of(b, of, topology)
 }
 
 impl CanonicalPlan {
-    /// Writes a plan down as far as it speaks of these tasks.
+    /// The canonical form of a plan for these tasks.
     pub fn of(plan: &Plan, of: &LiveTasks, topology: &Topology) -> Self {
         let by_cpu = PlanByCpu::of(plan, of, topology);
         let mut caches: Vec<&Cache> = topology.caches.iter().collect();
-        // From the outside to the inside; the contended one first, whatever its level.
+        // From the outside to the inside; the contended level first, whatever its number.
         caches.sort_by_key(|cache| (std::cmp::Reverse((cache.last_level, cache.level)), cache.id));
         let mut nodes: BTreeMap<u32, NumberedNode> = BTreeMap::new();
         for cpu in &topology.cpus {
@@ -116,9 +124,9 @@ impl CanonicalPlan {
         let cpu_count = |task: &TaskId| plan.affinity.get(task).map(|cpus| (*task, cpus.count()));
         CanonicalPlan {
             nodes: nodes.into_iter().map(|(node, found)| (node, found.without_numbers())).collect(),
-            // A weight of one is what holds without one.
+            // A weight of one is the default.
             weights: of.tasks.iter().filter_map(weight).filter(|(_, weight)| *weight != 1.0f64.to_bits()).collect(),
-            told: of.tasks.iter().filter_map(cpu_count).collect(),
+            pinned: of.tasks.iter().filter_map(cpu_count).collect(),
             colors: in_order(by_cpu.colors),
         }
     }
@@ -134,7 +142,7 @@ fn signature_of(cache: &Cache) -> CacheSignature {
     (cache.level, cache.size_bytes, cache.ways, cache.line_bytes)
 }
 
-/// What a plan says, CPU by CPU.
+/// A plan by CPU.
 #[derive(Default)]
 struct PlanByCpu {
     allowed: BTreeMap<u32, Vec<TaskId>>,
@@ -147,7 +155,7 @@ struct PlanByCpu {
 impl PlanByCpu {
     fn of(plan: &Plan, of: &LiveTasks, topology: &Topology) -> Self {
         let mut by_cpu = PlanByCpu::default();
-        // Tasks are in order, and so each CPU's are.
+        // Tasks are sorted, and so are those of each CPU.
         for task in &of.tasks {
             for cpu in plan.affinity.get(task).into_iter().flat_map(IndexSet::iter) {
                 by_cpu.allowed.entry(cpu).or_default().push(*task);

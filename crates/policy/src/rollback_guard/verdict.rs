@@ -1,30 +1,35 @@
-//! Are the programs worse off than before, all in all?
+//! Verdict of a change: are the programs slower than before, all in all?
 //!
-//! Two questions, since one alone can be played with. First, the mean over processes of the logarithm of new over old
-//! speed, weighted by priority: is it lower by more than the smallest loss worth acting on, and by more than noise? Second,
-//! apart from the mean: is any process slower by a tenth, and by more than *its own* noise? Then the stated goal judges, by
-//! what is known for sure alone; the change stays only if others gained more than that process lost.
+//! There are two questions, because one alone could be exploited. First, the mean over processes of the logarithm of
+//! new over
+//! old speed, weighted by priority: is it lower by more than the smallest loss worth acting on, and by more than noise?
+//! Second, apart from the mean: is any process slower by a tenth, and by more than *its own* noise? If so, the stated
+//! goal
+//! decides, counting certain changes only; the change is kept only if others gained more than that process lost.
 //!
-//! Speeds are what programs say of themselves, so none is believed without bounds. A process' ratio counts as a halving
-//! or a doubling at most. One user's processes weigh no more than all others' together. A process that is noisier than
-//! the others counts less in the mean. Floors come first ([`cachemate_core::Goal::is_promised`]): a change that
-//! breaks more of them is worse, one that mends some is better, whatever the others gain or lose.
+//! Programs report their own speeds, so these are bounded. A process's ratio counts as a halving or a doubling at most.
+//! One
+//! user's processes weigh no more than all others together. A process that is noisier than the others counts less in
+//! the
+//! mean. Floors come first ([`cachemate_core::Goal::is_promised`]): a change that breaks more of them is worse, and one
+//! that
+//! restores some is better, whatever the other gains and losses.
 
 use cachemate_core::{CounterEvent, Goal, GuardObjective, ProcessId, TaskSample};
 
 use super::noise::{median, student_bound};
 use crate::work_metric::WorkMetric;
 
-/// One change in a hundred that changes nothing may be taken back by each of the two questions.
+/// Each of the two questions may roll back one in a hundred changes without effect.
 const FALSE_ALARMS: f64 = 0.01;
-/// Larger ratios of speeds are not believed.
-const BELIEVED_LOG_RATIO: f64 = std::f64::consts::LN_2;
+/// Larger ratios of speeds are clamped.
+const MAX_LOG_RATIO: f64 = std::f64::consts::LN_2;
 /// Values that differ by less are alike.
 const ALIKE: f64 = 1e-6;
-/// A process that is slower by this share is asked about by itself.
+/// A process that is slower by this share is considered by itself.
 const HARMED_FROM: f64 = 0.1;
 
-/// Did a process keep what it was promised?
+/// Was a process's goal met?
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Floor {
     pub broken_before: bool,
@@ -35,7 +40,7 @@ pub struct Floor {
 #[derive(Clone, PartialEq, Debug)]
 pub struct ProcessChange {
     pub process: ProcessId,
-    /// Its owner; `None` = not known.
+    /// Its owner; `None` = unknown.
     pub user: Option<u32>,
     pub work: WorkMetric,
     pub priority: f64,
@@ -47,40 +52,40 @@ pub struct ProcessChange {
 }
 
 impl ProcessChange {
-    fn believed(&self) -> f64 {
-        self.log_ratio.clamp(-BELIEVED_LOG_RATIO, BELIEVED_LOG_RATIO)
+    fn clamped_log_ratio(&self) -> f64 {
+        self.log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     }
 
-    /// Is the change more than noise, if so many processes are asked?
+    /// Does the change exceed noise, if so many processes are tested?
     fn is_sure(&self, asked: usize) -> bool {
         let bound = student_bound(FALSE_ALARMS / asked.max(1) as f64, self.degrees_of_freedom);
         self.log_ratio.abs() > bound * self.standard_error
     }
 }
 
-/// What a comparison says.
+/// Result of a comparison.
 #[derive(Clone, PartialEq, Debug)]
 pub struct GuardVerdict {
     pub worse: bool,
-    /// Weighted mean of the logarithms of the ratios that are believed, and its standard error.
+    /// Weighted mean of the clamped logarithms of ratios, and its standard error.
     pub mean_log_ratio: f64,
     pub standard_error: f64,
     /// The process that lost most beyond noise, and its log ratio.
     pub harmed: Option<(ProcessId, f64)>,
     /// Did any process lose more than the smallest loss worth acting on, beyond noise?
-    pub somebody_lost: bool,
-    /// Change in the number of broken promises.
+    pub any_process_lost: bool,
+    /// Change in the number of missed goals.
     pub floors_broken: i64,
-    /// Kinds of events by which processes were judged that report no work, and how many processes.
+    /// Number of processes that report no work, and the proxy events by which they were compared.
     pub proxies: (usize, Vec<CounterEvent>),
 }
 
 impl GuardVerdict {
-    /// The judgment by the stated goal; `loss_at_least` is the smallest loss of the mean worth acting on, as a share.
-    pub fn of(changes: &[ProcessChange], objective: GuardObjective, loss_at_least: f64) -> Self {
+    /// The verdict by the stated goal; `min_loss` is the smallest loss of the mean worth acting on, as a share.
+    pub fn of(changes: &[ProcessChange], objective: GuardObjective, min_loss: f64) -> Self {
         let (mean_log_ratio, standard_error, degrees) = noisy_mean(changes);
         let bound = student_bound(FALSE_ALARMS, degrees) * standard_error;
-        let least = libm::log1p(-loss_at_least.min(0.99));
+        let least = libm::log1p(-min_loss.min(0.99));
         let all_slower = mean_log_ratio < -bound && mean_log_ratio < least;
         let lost =
             |than: f64| changes.iter().filter(move |change| change.log_ratio < than && change.is_sure(changes.len()));
@@ -93,16 +98,16 @@ impl GuardVerdict {
             worse,
             mean_log_ratio,
             standard_error,
-            somebody_lost: lost(least).next().is_some(),
+            any_process_lost: lost(least).next().is_some(),
             harmed: lost_most.map(|change| (change.process, change.log_ratio)),
             floors_broken,
-            proxies: stood_in(changes),
+            proxies: proxies(changes),
         }
     }
 }
 
 impl Floor {
-    /// Broken where either is.
+    /// Missed if either is.
     pub fn or(self, other: Floor) -> Floor {
         Floor {
             broken_before: self.broken_before || other.broken_before,
@@ -115,9 +120,9 @@ impl Floor {
     }
 }
 
-/// The objective's value of the changes that are more than noise, each by its own; the others count as none.
+/// The objective's value, counting only changes that exceed their own noise.
 fn sure_value(changes: &[ProcessChange], objective: GuardObjective) -> f64 {
-    let sure = |change: &ProcessChange| if change.is_sure(changes.len()) { change.believed() } else { 0.0 };
+    let sure = |change: &ProcessChange| if change.is_sure(changes.len()) { change.clamped_log_ratio() } else { 0.0 };
     match objective {
         GuardObjective::WorstProcessSpeed => changes.iter().map(sure).fold(0.0, f64::min),
         GuardObjective::MeanLogSpeed => {
@@ -136,7 +141,7 @@ fn noisy_mean(changes: &[ProcessChange]) -> (f64, f64, f64) {
         if noisier.is_nan() { 1.0 } else { 1.0 / (1.0 + noisier * noisier) }
     };
     let weights = weights(changes, precise);
-    let mean = changes.iter().zip(&weights).map(|(change, weight)| weight * change.believed()).sum();
+    let mean = changes.iter().zip(&weights).map(|(change, weight)| weight * change.clamped_log_ratio()).sum();
     let parts = changes.iter().zip(&weights).map(|(change, weight)| (weight * change.standard_error).powi(2));
     let (mut variance, mut of_variance) = (0.0, 0.0);
     for (part, change) in parts.zip(changes) {
@@ -147,7 +152,7 @@ fn noisy_mean(changes: &[ProcessChange]) -> (f64, f64, f64) {
     (mean, libm::sqrt(variance), degrees)
 }
 
-/// Weights that sum to one: by priority and the given factor, one user's at most half where several run.
+/// Weights that add up to one: by priority and the given factor, with at most half for one user among several.
 fn weights(changes: &[ProcessChange], factor: impl Fn(&ProcessChange) -> f64) -> Vec<f64> {
     let mut weights: Vec<f64> = changes.iter().map(|change| change.priority * factor(change)).collect();
     let total: f64 = weights.iter().sum();
@@ -168,7 +173,7 @@ fn weights(changes: &[ProcessChange], factor: impl Fn(&ProcessChange) -> f64) ->
     weights
 }
 
-fn stood_in(changes: &[ProcessChange]) -> (usize, Vec<CounterEvent>) {
+fn proxies(changes: &[ProcessChange]) -> (usize, Vec<CounterEvent>) {
     let events = changes.iter().filter_map(|change| match change.work {
         WorkMetric::Proxy(event) => Some(event),
         _ => None,
@@ -179,7 +184,7 @@ fn stood_in(changes: &[ProcessChange]) -> (usize, Vec<CounterEvent>) {
     (events.count(), kinds)
 }
 
-/// The strictest promise and the highest priority among a process' threads.
+/// The strictest goal and the highest priority among a process's threads.
 pub fn goal_of(process: ProcessId, tasks: &[TaskSample]) -> Goal {
     let goals = tasks.iter().filter(|task| task.process == process).filter_map(|task| task.goal);
     goals.reduce(Goal::with).unwrap_or_default()

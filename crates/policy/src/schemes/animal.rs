@@ -1,11 +1,16 @@
 //! Animal classes with sensitive devils (Xie and Loh 2008; CA 2.2.2).
 //!
-//! Problem: a rough guess from a few classes. Method: turtle (low use of the cache), sheep (low miss rate, insensitive
-//! to ways), rabbit (low miss rate, sensitive), devil (high miss rate); a symbiosis table says how badly two classes
-//! get on. CA publishes two cells, turtle + turtle = 0 and devil + devil = 8, and says that all others lie between; the
-//! rest is our choice ([`SYMBIOSIS`]): symmetric and growing with each class. Two unlike pairs never cost more than the
-//! two like pairs made of the same four programs, so that the table spreads devils and rabbits as CA's best schedules
-//! do. Properties: the table is the mutual cost; each of the two suffers half of it.
+//! Problem: a rough estimate from a few classes. Method: turtle (low use of the cache), sheep (low miss rate,
+//! insensitive to
+//! ways), rabbit (low miss rate, sensitive), devil (high miss rate); a symbiosis table gives the mutual cost of two
+//! classes.
+//! CA publishes two cells, turtle + turtle = 0 and devil + devil = 8, and states that all others lie between; the rest
+//! is our
+//! choice ([`SYMBIOSIS`]): symmetric and growing with each class. Two unlike pairs never cost more than the two like
+//! pairs of
+//! the same four programs, so that the table spreads devils and rabbits as CA's best schedules do. Properties: the
+//! table is
+//! the mutual cost; each of the two bears half of it.
 
 use cachemate_core::Profile;
 use cachemate_locality::animal::{Animal, AnimalThresholds, classify};
@@ -35,7 +40,7 @@ pub fn symbiosis(a: Animal, b: Animal) -> f64 {
 /// The scheme.
 #[derive(Default)]
 pub struct AnimalClasses {
-    /// Rates that tell the classes apart.
+    /// Rates that separate the classes.
     pub thresholds: AnimalThresholds,
 }
 
@@ -59,7 +64,7 @@ mod tests {
 
     const ALL: [Animal; 4] = [Animal::Turtle, Animal::Sheep, Animal::Rabbit, Animal::Devil];
 
-    /// Does the table hold what CA publishes, and keep to what it says of the rest?
+    /// Does the table contain CA's published cells, with the others in between?
     #[test]
     fn the_published_cells_and_the_interval_of_the_others() {
         assert_eq!(symbiosis(Animal::Turtle, Animal::Turtle), 0.0);
@@ -79,7 +84,7 @@ mod tests {
 
     /// Do unlike pairs never cost more than like pairs?
     #[test]
-    fn the_table_spreads_what_is_alike() {
+    fn the_table_spreads_like_programs() {
         for a in ALL {
             for b in ALL {
                 assert!(2.0 * symbiosis(a, b) <= symbiosis(a, a) + symbiosis(b, b), "{a:?} {b:?}");

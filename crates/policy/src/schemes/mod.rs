@@ -1,7 +1,8 @@
-//! Classification schemes: what programs do to each other on a shared cache, guessed from their profiles.
+//! Classification schemes: estimates of mutual effects of programs on a shared cache, from their profiles.
 //!
-//! One scheme = one file, listed in [`all`]. A scheme says either how much slower each gets
-//! ([`CostKind::Degradation`]) or a weight that only orders pairs ([`CostKind::Weight`]); a matching can use both.
+//! One scheme = one file, listed in [`all`]. A scheme returns either each program's slowdown
+//! ([`CostKind::Degradation`]) or a
+//! weight that only orders pairs ([`CostKind::Weight`]); a matching can use both.
 
 mod animal;
 mod pain;
@@ -17,7 +18,7 @@ pub use pain::{Pain, sensitivity};
 pub use rates::{RateKind, RateScheme, miss_rate};
 pub use sdc::{Sdc, effective_ways};
 pub use shared_cache::{
-    SharedCache, SoloRates, misses_on_part_per_mega_instr, positions_of, refs_per_mega_instr,
+    SharedCache, SoloRates, misses_on_share_per_mega_instr, positions_of, refs_per_mega_instr,
     solo_misses_per_mega_instr,
 };
 pub use statcc::StatCc;
@@ -26,33 +27,33 @@ use cachemate_core::{Profile, nearest};
 
 use crate::matrix::{CostKind, PairCosts};
 
-/// A profile lacks what the scheme needs.
+/// A profile lacks evidence that the scheme requires.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 #[error("scheme '{scheme}' needs {what} of program {program}, which its profile does not have")]
 pub struct MissingEvidence {
     /// Name of the scheme.
     pub scheme: &'static str,
-    /// Place of the program in the list given.
+    /// Position of the program in the given list.
     pub program: usize,
-    /// The evidence that is missing, in words.
+    /// The missing evidence, as text.
     pub what: &'static str,
 }
 
-/// What the members of one group on one cache suffer.
+/// Costs of the members of one group on one cache.
 #[derive(Clone, PartialEq, Debug)]
 pub struct GroupCosts {
     /// The unit of `suffers`.
     pub kind: CostKind,
     /// Slowdown of each member, in the order given.
     pub costs: Vec<f64>,
-    /// Misses per access of each member (0 to 1); `None` where the scheme does not say.
+    /// Misses per access of each member (0 to 1); `None` if the scheme gives none.
     pub miss_ratios: Option<Vec<f64>>,
     /// Miss ratio of all accesses of the group together.
     pub group_miss_ratio: Option<f64>,
 }
 
 impl GroupCosts {
-    /// Costs for schemes that know pairs only: each member suffers the sum over the others.
+    /// Costs for schemes of pairs only: each member bears the sum over the others.
     pub(crate) fn sum_of_pairs(kind: CostKind, members: usize, suffers: impl Fn(usize, usize) -> f64) -> Self {
         let of_one = |i: usize| (0..members).filter(|&j| j != i).map(|j| suffers(i, j)).sum();
         GroupCosts { kind, costs: (0..members).map(of_one).collect(), miss_ratios: None, group_miss_ratio: None }
@@ -61,16 +62,16 @@ impl GroupCosts {
 
 /// One classification scheme. Pure; results depend on nothing but the arguments.
 pub trait Scheme {
-    /// As given on the command line.
+    /// Its name on the command line.
     fn name(&self) -> &'static str;
 
-    /// What each member of a group suffers when they have the cache for themselves, all at once.
+    /// Costs of each member if the group has the cache for itself and runs all at once.
     ///
     /// # Errors
-    /// The first program without the evidence needed: nothing is invented.
+    /// The first program without the required evidence; none is invented.
     fn group_costs(&self, members: &[&Profile], cache: &SharedCache) -> Result<GroupCosts, MissingEvidence>;
 
-    /// What each program suffers beside each other one, on a cache that the two have for themselves.
+    /// Costs of each program beside each other one, on a cache that the two have for themselves.
     ///
     /// # Errors
     /// As [`Scheme::group_costs`].
@@ -89,7 +90,7 @@ pub trait Scheme {
     }
 }
 
-/// The evidence of every member, or whose is missing.
+/// The evidence of every member, or the first one without.
 pub(crate) fn gather<'a, T>(
     scheme: &dyn Scheme,
     members: &[&'a Profile],
@@ -100,7 +101,7 @@ pub(crate) fn gather<'a, T>(
     members.iter().enumerate().map(|(at, profile)| of(profile).ok_or_else(|| missing(at))).collect()
 }
 
-/// Every scheme there is, in the order of their names.
+/// All schemes, in the order of their names.
 pub fn all() -> Vec<Box<dyn Scheme>> {
     let by_rate = |rate, sum| Box::new(RateScheme { rate, sum });
     vec![
@@ -118,13 +119,13 @@ pub fn all() -> Vec<Box<dyn Scheme>> {
     ]
 }
 
-/// No scheme of that name.
+/// There is no scheme of that name.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 #[error("no scheme '{name}'; there are {known}{meant}")]
 pub struct UnknownScheme {
-    /// The name that was asked for.
+    /// The requested name.
     pub name: String,
-    /// Names that there are.
+    /// The known names.
     pub known: String,
     meant: String,
 }
@@ -149,7 +150,7 @@ mod tests {
     use cachemate_core::{Fact, FactSource};
     use proptest::prelude::*;
 
-    /// Is every scheme found by its name, in order, and an unknown name answered with the nearest?
+    /// Is every scheme found by its name, in order, and an unknown name answered with the nearest one?
     #[test]
     fn schemes_are_found_by_name() {
         let names: Vec<&str> = all().iter().map(|scheme| scheme.name()).collect();
@@ -180,8 +181,9 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
 
-        /// Does renaming programs rename the costs, is every cost finite and not negative, and is a group of two its
-        /// pair, for every scheme?
+        /// For every scheme: does renaming programs rename the costs, is every cost finite and not negative, and is a
+        /// group of two its
+        /// pair?
         #[test]
         fn renaming_programs_renames_the_costs(profiles in prop::collection::vec(any_profile(), 3)) {
             let cache = SharedCache { hit_latency_cycles: 10.0, ..SharedCache::new(CACHE_LINES * 64, 4, 64, 100.0) };
@@ -214,7 +216,7 @@ mod tests {
         }
     }
 
-    /// Is evidence that is absent named, with the right program, and never replaced by a guess?
+    /// Is missing evidence an error that names the program, rather than replaced by a guess?
     #[test]
     fn absent_evidence_is_an_error_that_names_the_program() {
         let cache = SharedCache::new(CACHE_LINES * 64, 4, 64, 100.0);

@@ -1,10 +1,13 @@
-//! Pain (CA 2.2.4): sensitivity of the one times intensity of the other.
+//! Pain (CA 2.2.4): sensitivity of one program times intensity of the other.
 //!
-//! Problem: what does A lose beside B? Method: a hit at LRU position i of n is lost with probability i / (1 + n), so A's
+//! Problem: the loss of A beside B. Method: a hit at LRU position i of n is lost with probability i / (1 + n), so A's
 //! sensitivity is S(A) = 1 / (1 + n) · Σ i · h(i), its likely extra misses; B's intensity Z(B) is its accesses to the
-//! cache; both per million instructions (one common base, else programs of different length do not compare). A suffers
-//! S(A) · Z(B), and the pair the sum of both ways. Properties: symmetric as a pair; 0 beside a program that uses no cache.
-//! The product is scaled to accesses per instruction squared x 10^6, so that it prints well; only its order means anything.
+//! cache;
+//! both per million instructions (a common base, so that programs of different length compare). A's cost is S(A) ·
+//! Z(B), and
+//! the pair's the sum of both. Properties: symmetric as a pair; 0 beside a program that uses no cache. The product is
+//! scaled
+//! to accesses per instruction squared x 10^6, for printing; only its order has a meaning.
 
 use cachemate_core::Profile;
 

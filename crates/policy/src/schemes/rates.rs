@@ -1,14 +1,20 @@
 //! Schemes by one rate per program: miss rate, access rate, IPC, PCMR (CA 2.2.3; CASC 4.1).
 //!
-//! Problem: the cheapest evidence is one number per program. Method: even out its sum over the caches. As an edge weight
-//! the plain sum of two rates would not do: it is the same for every matching. The product is, for pairs, the convex
-//! weight with the same goal: over a perfect matching Σ (x_i + x_j)² = constant + 2 Σ x_i x_j, so the matching with the least
-//! products has the most even sums. The plain sum is there for comparison (`miss-rate-sum`).
+//! Problem: the cheapest evidence is one number per program. Method: balance its sum over the caches. As an edge weight
+//! the
+//! plain sum of two rates would not do, because it is the same for every matching. The product is, for pairs, the
+//! convex
+//! weight with the same goal: over a perfect matching Σ (x_i + x_j)² = constant + 2 Σ x_i x_j, so the matching with the
+//! least
+//! products has the most even sums. The plain sum is provided for comparison (`miss-rate-sum`).
 //!
-//! Rates: LLC misses per thousand instructions, solo where known, else as observed (CA-5 finds that the order hardly
-//! changes under co-running); LLC accesses per thousand instructions; cycles per instruction (low IPC = starved for
-//! memory); and CASC's PCMR, whose mean is the group's miss rate per 100 references. Properties: symmetric; a rate of 0
-//! costs nothing beside anybody; a solved PCMR may be negative, and then so is a cost.
+//! Rates: LLC misses per thousand instructions, solo if known, else as observed (CA-5 finds that co-running hardly
+//! changes
+//! the order); LLC accesses per thousand instructions; cycles per instruction (low IPC = starved for memory); and
+//! CASC's
+//! PCMR, whose mean is the group's miss rate per 100 references. Properties: symmetric; a rate of 0 costs nothing
+//! beside any
+//! program; a solved PCMR may be negative, and then so is a cost.
 
 use cachemate_core::Profile;
 
@@ -16,7 +22,7 @@ use super::shared_cache::{SharedCache, refs_per_mega_instr, solo_misses_per_mega
 use super::{GroupCosts, MissingEvidence, Scheme, gather};
 use crate::matrix::CostKind;
 
-/// Which rate.
+/// The rate of a scheme.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RateKind {
     /// Misses per thousand instructions.
@@ -25,7 +31,7 @@ pub enum RateKind {
     Access,
     /// Cycles per instruction.
     Cpi,
-    /// Misses per 100 references on a part of the cache.
+    /// Misses per 100 references on a share of the cache.
     Pcmr,
 }
 
@@ -60,7 +66,7 @@ impl RateScheme {
     }
 }
 
-/// LLC misses per thousand instructions: alone on the cache where known, else as observed.
+/// LLC misses per thousand instructions: alone on the cache if known, else as observed.
 pub fn miss_rate(profile: &Profile, cache: &SharedCache) -> Option<f64> {
     let solo = solo_misses_per_mega_instr(profile, cache).map(|misses| misses / 1000.0);
     solo.or(profile.rates.observed_misses_per_kilo_instr.map(|observed| observed.value))

@@ -1,12 +1,16 @@
 //! SDC, stack distance competition (Chandra, Guo, Kim, Solihin 2005; CA 2.2.1).
 //!
-//! Problem: how many of its ways does each program keep on a shared cache? Method: merge the stack distance profiles. At each
-//! of the cache's A positions the program with the most hits at its own pointer wins the position, and only its pointer
-//! moves on. A program's effective ways are the positions it won; hits beyond them become misses, and those extra
-//! misses are what it suffers. Properties: effective ways add up to A; programs that tie share what is left equally, so
-//! that the order of programs means nothing.
+//! Problem: the number of ways of each program on a shared cache. Method: stack distance profiles are merged. At each
+//! of the
+//! cache's A positions the program with the most hits at its own pointer wins the position, and only its pointer
+//! advances. A
+//! program's effective ways are the positions it won; hits beyond them become misses, and these extra misses are its
+//! cost.
+//! Properties: effective ways add up to A; in a tie, programs share the remaining ways equally, so that the order of
+//! programs
+//! does not matter.
 //!
-//! `sdc` turns extra misses into run time; `sdc-misses` leaves them as the paper has them (extra misses per million
+//! `sdc` turns extra misses into run time; `sdc-misses` leaves them as in the paper (extra misses per million
 //! instructions).
 
 use cachemate_core::Profile;
@@ -21,8 +25,9 @@ pub struct Sdc {
     pub in_run_time: bool,
 }
 
-/// Ways that each program keeps: positions of the merged profile. `profiles` are hits by LRU position (misses may
-/// follow); the sum is `ways`.
+/// Effective ways of each program: positions of the merged profile. `profiles` are hits by LRU position (misses may
+/// follow);
+/// the sum is `ways`.
 pub fn effective_ways(profiles: &[&[f64]], ways: u32) -> Vec<f64> {
     let mut won = vec![0usize; profiles.len()];
     let mut ways_by_program = vec![0.0; profiles.len()];
@@ -45,7 +50,7 @@ pub fn effective_ways(profiles: &[&[f64]], ways: u32) -> Vec<f64> {
     ways_by_program
 }
 
-/// Hits beyond the ways kept; part of a way keeps that part of its hits.
+/// Hits beyond the effective ways; a fraction of a way has that fraction of its hits.
 fn lost_hits(hits: &[f64], ways: f64) -> f64 {
     hits.iter().enumerate().map(|(at, hits)| hits * (1.0 - (ways - at as f64).clamp(0.0, 1.0))).sum()
 }
@@ -65,7 +70,7 @@ impl Scheme for Sdc {
         let lost = positions.iter().zip(&effective).map(|(positions, &kept)| lost_hits(&positions[..ways], kept));
         let (mut suffers, mut miss_ratios) = (Vec::new(), Vec::new());
         for ((lost, positions), solo) in lost.zip(&positions).zip(&solos) {
-            suffers.push(if self.in_run_time { solo.degradation(lost * 1e-6) } else { lost });
+            suffers.push(if self.in_run_time { solo.slowdown(lost * 1e-6) } else { lost });
             miss_ratios.push((positions[ways] + lost) / positions.iter().sum::<f64>());
         }
         let kind = if self.in_run_time { CostKind::Degradation } else { CostKind::Weight };
@@ -80,7 +85,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Is the merge the one of the paper's words, worked by hand?
+    /// Is the merge the one in the paper's text, worked by hand?
     #[test]
     fn the_higher_counter_wins_and_only_its_pointer_advances() {
         // A: 10 wins; then 8 against 9: B; 8 against 2: A; 1 against 2: B.
@@ -99,7 +104,7 @@ mod tests {
     }
 
     proptest! {
-        /// Do effective ways add up to the associativity, and does order mean nothing?
+        /// Do effective ways add up to the associativity, independent of the order of programs?
         #[test]
         fn effective_ways_sum_to_the_associativity(
             profiles in prop::collection::vec(prop::collection::vec((0u32..20).prop_map(f64::from), 8), 1..5),

@@ -1,16 +1,19 @@
-//! The shared cache of a prediction, and what misses cost in run time.
+//! The shared cache of a prediction, and the cost of misses in run time.
 //!
-//! Problem: schemes guess extra misses; people and matchings want run time. Method: a first-order model of the core. Alone,
-//! an instruction takes CPI = 1 / issue width + hits' exposed latency + misses per instruction x what a miss costs. Out
-//! of order, a window hides the latency of a hit as far as it lasts, and misses that fall into one window overlap, up to
-//! the miss registers (Karkhanis and Smith 2004); in order, everything is exposed. Where the profile has a measured solo
-//! IPC, that is taken instead of the model's. Queueing for memory is left out, so that slowdowns by bandwidth are
-//! underestimated (CA-2 finds them to be more than half).
+//! Problem: schemes estimate extra misses; users and matchings need run time. Method: a first-order model of the core.
+//! Alone,
+//! an instruction takes CPI = 1 / issue width + exposed latency of hits + misses per instruction x cost of a miss. Out
+//! of
+//! order, a window hides the latency of a hit as far as it lasts, and misses in one window overlap, up to the miss
+//! registers
+//! (Karkhanis and Smith 2004); in order, all latency is exposed. A measured solo IPC replaces the model's. Queueing for
+//! memory
+//! is left out, so slowdowns by bandwidth are underestimated (CA-2 finds them to be more than half).
 
 use cachemate_core::{CoreModel, MachineSpec, Profile, ReplacementPolicy};
 use cachemate_locality::curve::MissRateCurve;
 
-/// The shared cache that the programs would meet on, and what it costs to use and to miss it.
+/// The cache that the programs share, with the costs of hits and misses.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct SharedCache {
     /// Size of the cache.
@@ -19,7 +22,7 @@ pub struct SharedCache {
     pub ways: u32,
     /// Size of a line.
     pub line_bytes: u32,
-    /// Which line a new one replaces.
+    /// Replacement of lines.
     pub replacement: ReplacementPolicy,
     /// Cycles from the miss to the data, beyond a hit.
     pub miss_penalty_cycles: f64,
@@ -29,7 +32,7 @@ pub struct SharedCache {
     pub issue_width: f64,
     /// Instructions in flight; 1 = in order.
     pub window_instructions: f64,
-    /// Misses in flight at most.
+    /// Maximal misses in flight.
     pub misses_at_once: f64,
 }
 
@@ -49,7 +52,7 @@ impl SharedCache {
         }
     }
 
-    /// The contended cache of a machine; `None` where it has no data cache. A window is shared by the contexts of a core.
+    /// The contended cache of a machine; `None` without a data cache. A window is shared by the contexts of a core.
     pub fn of_machine(machine: &MachineSpec) -> Option<Self> {
         let cache = machine.last_level()?;
         let contexts = f64::from(machine.contexts_per_core.max(1));
@@ -59,8 +62,9 @@ impl SharedCache {
                 (issue_width, f64::from(window) / contexts, f64::from(mshrs) / contexts)
             }
         };
-        // What lies behind a miss: a victim cache takes part of them, at its own latency, but how many is not known
-        // from a profile of this level; memory's latency bounds it from above.
+        // A victim cache behind this one takes some of its misses, at its own latency, but a profile of this level does
+        // not tell
+        // how many; memory's latency is an upper bound.
         let beyond = machine.memory.local_latency_cycles.saturating_sub(cache.latency_cycles);
         Some(SharedCache {
             size_bytes: cache.size_bytes,
@@ -80,20 +84,20 @@ impl SharedCache {
         self.size_bytes / u64::from(self.line_bytes.max(1))
     }
 
-    /// What one more miss adds to run time, for a program that misses so often anyway: misses in one window overlap.
+    /// Cost of one more miss in run time, for a program with this miss rate: misses in one window overlap.
     pub fn miss_cycles(&self, misses_per_instr: f64) -> f64 {
         let together = (self.window_instructions * misses_per_instr).clamp(1.0, self.misses_at_once);
         self.miss_penalty_cycles / together
     }
 
-    /// Cycles per instruction where every access hits: issue, and what the window does not hide of a hit.
+    /// Cycles per instruction if every access hits: issue, and the latency of hits that the window does not hide.
     fn hitting_cycles_per_instr(&self, refs_per_instr: f64) -> f64 {
         let hidden = (self.window_instructions - 1.0) / self.issue_width;
         1.0 / self.issue_width + refs_per_instr * (self.hit_latency_cycles - hidden).max(0.0)
     }
 }
 
-/// How fast a program is on a shared cache that it has for itself.
+/// Speed of a program on a shared cache that it has for itself.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct SoloRates {
     /// References of this cache per instruction.
@@ -102,12 +106,12 @@ pub struct SoloRates {
     pub misses_per_instr: f64,
     /// Measured, or by the model.
     pub cycles_per_instr: f64,
-    /// What one more miss adds.
+    /// Cost of one more miss.
     pub miss_cycles: f64,
 }
 
 impl SoloRates {
-    /// `None` where the profile has no references per instruction, or no misses at this cache.
+    /// `None` if the profile has no references per instruction, or no misses at this cache.
     pub fn of(profile: &Profile, cache: &SharedCache) -> Option<Self> {
         let refs_per_instr = refs_per_mega_instr(profile)? * 1e-6;
         let misses_per_instr = solo_misses_per_mega_instr(profile, cache)? * 1e-6;
@@ -128,8 +132,8 @@ impl SoloRates {
         (self.cycles_per_instr - self.misses_per_instr * self.miss_cycles).max(1.0 / cache.issue_width)
     }
 
-    /// Run time with so many more misses over run time alone, minus one.
-    pub fn degradation(&self, extra_misses_per_instr: f64) -> f64 {
+    /// Run time with so many more misses over solo run time, minus one.
+    pub fn slowdown(&self, extra_misses_per_instr: f64) -> f64 {
         extra_misses_per_instr * self.miss_cycles / self.cycles_per_instr
     }
 }
@@ -140,19 +144,20 @@ pub fn refs_per_mega_instr(profile: &Profile) -> Option<f64> {
     counted.or_else(|| profile.stack_positions().map(|positions| positions.iter().sum()))
 }
 
-/// LRU positions 1..=ways and misses per million instructions, where they are of a cache with so many ways.
+/// LRU positions 1..=ways and misses per million instructions, if they are for a cache with so many ways.
 pub fn positions_of<'a>(profile: &'a Profile, cache: &SharedCache) -> Option<&'a [f64]> {
     profile.stack_positions().filter(|positions| positions.len() == cache.ways as usize + 1)
 }
 
 /// Misses per million instructions alone on the cache: from the stack positions, or from the curve.
 pub fn solo_misses_per_mega_instr(profile: &Profile, cache: &SharedCache) -> Option<f64> {
-    misses_on_part_per_mega_instr(profile, cache, 1)
+    misses_on_share_per_mega_instr(profile, cache, 1)
 }
 
-/// Misses per million instructions alone on one of so many equal parts of the cache; `None` where the curve does not
-/// reach so low.
-pub fn misses_on_part_per_mega_instr(profile: &Profile, cache: &SharedCache, parts: u32) -> Option<f64> {
+/// Misses per million instructions alone on one of so many equal shares of the cache; `None` if the curve does not
+/// reach so
+/// low.
+pub fn misses_on_share_per_mega_instr(profile: &Profile, cache: &SharedCache, parts: u32) -> Option<f64> {
     let parts = parts.max(1);
     if let Some(positions) = positions_of(profile, cache) {
         let ways = (cache.ways / parts).max(1) as usize;
@@ -174,17 +179,17 @@ mod tests {
         Profile::default().with_rates(rates).with_misses(CacheLevel::L2, curve, FactSource::Oracle)
     }
 
-    /// Is the in-order model the textbook sum, and the degradation extra misses at full latency?
+    /// Is the in-order model the textbook sum, and the slowdown extra misses at full latency?
     #[test]
     fn in_order_nothing_is_hidden() {
         let cache = SharedCache { hit_latency_cycles: 20.0, ..SharedCache::new(1 << 20, 16, 64, 100.0) };
         let solo = SoloRates::of(&profile(10_000.0, &[(1 << 20, 2.0)]), &cache).unwrap();
         assert!((solo.cycles_per_instr - (1.0 + 0.01 * 20.0 + 0.002 * 100.0)).abs() < 1e-12);
-        assert!((solo.degradation(0.001) - 0.1 / 1.4).abs() < 1e-12);
+        assert!((solo.slowdown(0.001) - 0.1 / 1.4).abs() < 1e-12);
         assert!((solo.base_cycles_per_instr(&cache) - 1.2).abs() < 1e-12);
     }
 
-    /// Does a window hide hits as far as it lasts, and overlap misses only where several fall into it?
+    /// Does a window hide hits as far as it lasts, and overlap misses only if several fall into it?
     #[test]
     fn out_of_order_misses_overlap() {
         let base = SharedCache::new(1 << 20, 16, 64, 200.0);
@@ -210,15 +215,15 @@ mod tests {
         assert_eq!(SoloRates::of(&profile(10_000.0, &[(1 << 19, 2.0)]), &cache), None);
     }
 
-    /// On a part of the cache, do hits beyond it miss, and is a curve read at the part's size and not below its end?
+    /// On a share of the cache, do hits beyond it miss, and is a curve read at the share's size and not below its end?
     #[test]
     fn hits_beyond_a_part_are_misses() {
         let cache = SharedCache::new(1 << 20, 4, 64, 100.0);
         let positions = with_positions(&[8.0, 4.0, 2.0, 1.0, 0.5]);
-        let of = |parts: u32| misses_on_part_per_mega_instr(&positions, &cache, parts);
+        let of = |parts: u32| misses_on_share_per_mega_instr(&positions, &cache, parts);
         assert_eq!([1, 2, 4, 9].map(of), [Some(0.5), Some(3.5), Some(7.5), Some(7.5)]);
         let curve = profile(10_000.0, &[(1 << 19, 3.0), (1 << 20, 2.0)]);
-        let of = |parts: u32| misses_on_part_per_mega_instr(&curve, &cache, parts);
+        let of = |parts: u32| misses_on_share_per_mega_instr(&curve, &cache, parts);
         assert_eq!([1, 2, 4].map(of), [Some(2000.0), Some(3000.0), None]);
     }
 }

@@ -1,11 +1,15 @@
 //! Composition of programs on one cache from their reuse times (StatCC; papers BS 2b).
 //!
-//! Problem: expect run times and miss ratios of any group before it has ever run together. Method:
-//! [`cachemate_locality::statcc::solve_co_run`]: StatStack (LRU and its approximations) or StatCache (random replacement),
-//! by the cache's own replacement, solved together with the speeds. Where the profile has a measured curve, misses are
-//! read off it at the part of the cache that the program holds. `statcc` is that; `balance-set` is the older
-//! composition at the programs' solo rates (BS 2b), as balance-set scheduling used it. Properties: gives run time, miss
-//! ratios per program and of the group, for any number of programs; a group is not the sum of its pairs.
+//! Problem: predict run times and miss ratios of any group before it has ever run together. Method:
+//! [`cachemate_locality::statcc::solve_co_run`]: StatStack (LRU and its approximations) or StatCache (random
+//! replacement), by
+//! the cache's own replacement, solved together with the speeds. If the profile has a measured curve, misses are read
+//! off it
+//! at the program's occupancy. `balance-set` is the older composition at the programs' solo rates (BS 2b), for
+//! balance-set
+//! scheduling. Properties: gives run time, miss ratios per program and of the group, for any number of programs; a
+//! group is
+//! not the sum of its pairs.
 
 use cachemate_core::ReplacementModel;
 use cachemate_core::{Profile, ReplacementPolicy};
@@ -17,16 +21,16 @@ use super::shared_cache::{SharedCache, SoloRates, refs_per_mega_instr};
 use super::{GroupCosts, MissingEvidence, Scheme, gather};
 use crate::matrix::CostKind;
 
-/// The scheme: with speeds solved jointly, or fixed at what they are alone.
+/// The scheme, with speeds solved jointly or fixed at their solo values.
 pub struct StatCc {
-    /// Speeds and miss ratios are solved together; false = speeds are those alone.
+    /// Speeds and miss ratios are solved together; false = solo speeds.
     pub jointly: bool,
 }
 
-/// A member's evidence, and its speed alone by the model's own solo miss ratio (so that alone means degradation 0).
+/// A member's evidence, and its solo speed by the model's own solo miss ratio (so that it has no slowdown alone).
 struct MemberModel {
     reuse: ReuseTimes,
-    /// Miss ratio by lines, where the profile has a curve that reaches the cache's size.
+    /// Miss ratio by lines, if the profile has a curve that reaches the cache's size.
     measured: Vec<(f64, f64)>,
     solo: SoloRates,
     base_cycles_per_instr: f64,
@@ -46,8 +50,9 @@ fn ratios_at(programs: &[(&ReuseTimes, f64)], cache: &SharedCache) -> Option<Sha
     }
 }
 
-/// The profile's curve as miss ratios by lines, with a point at the cache's own size; empty where the curve does not
-/// reach it, or the cache does not replace by LRU, which the curve is of.
+/// The profile's curve as miss ratios by lines, with a point at the cache's own size; empty if the curve does not reach
+/// it, or
+/// the cache does not replace by LRU, for which the curve is.
 fn measured_ratios(profile: &Profile, cache: &SharedCache, refs_per_instr: f64) -> Vec<(f64, f64)> {
     let curve = profile.misses_per_kilo_instr().and_then(|points| MissRateCurve::from_profile(points).ok());
     let at_size = curve.as_ref().and_then(|curve| curve.at(cache.size_bytes));
@@ -91,13 +96,13 @@ impl MemberModel {
         (&self.reuse, self.solo.refs_per_instr / self.solo.cycles_per_instr)
     }
 
-    fn degradation_at(&self, miss_ratio: f64) -> f64 {
-        self.solo.degradation((self.solo.refs_per_instr * miss_ratio - self.solo.misses_per_instr).max(0.0))
+    fn slowdown_at(&self, miss_ratio: f64) -> f64 {
+        self.solo.slowdown((self.solo.refs_per_instr * miss_ratio - self.solo.misses_per_instr).max(0.0))
     }
 }
 
 impl StatCc {
-    /// Degradations and miss ratios of one or more programs; `None` where the cache holds no line.
+    /// Slowdowns and miss ratios of one or more programs; `None` if the cache holds no line.
     fn compose(&self, known: &[MemberModel], cache: &SharedCache) -> Option<(Vec<f64>, SharedMissRatios)> {
         if self.jointly {
             let sharers: Vec<CoRunner<'_>> = known.iter().map(MemberModel::sharer).collect();
@@ -106,7 +111,7 @@ impl StatCc {
         }
         let rates: Vec<(&ReuseTimes, f64)> = known.iter().map(MemberModel::at_solo_rate).collect();
         let shared = ratios_at(&rates, cache)?;
-        let suffers = known.iter().zip(&shared.miss_ratios).map(|(known, &ratio)| known.degradation_at(ratio));
+        let suffers = known.iter().zip(&shared.miss_ratios).map(|(known, &ratio)| known.slowdown_at(ratio));
         Some((suffers.collect(), shared))
     }
 }

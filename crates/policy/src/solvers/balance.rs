@@ -1,21 +1,29 @@
-//! Balance sets: which threads run as one group, and how often (papers BS 3).
+//! Balance sets: groups of threads that run together, and the frequency of each (papers BS 3).
 //!
-//! Problem: schedule only groups whose expected miss ratio is at most a threshold, the threshold being the lowest at
-//! which every thread is in some group; with hundreds of threads nobody can list all groups. Method:
-//! - *Average* (BS 2a): a group's ratio is the mean of its members' ratios on a part of the cache. A thread's best
-//!   group is then itself and the n − 1 lowest others, and the threshold (largest + n − 1 lowest) / n.
+//! Problem: schedule only groups whose expected miss ratio is at most a threshold, which is the lowest at which every
+//! thread
+//! is in some group; with hundreds of threads, the groups cannot be enumerated. Method:
+//! - *Average* (BS 2a): a group's ratio is the mean of its members' ratios on a share of the cache. A thread's best
+//!   group is
+//!   then itself and the n − 1 lowest others, and the threshold (largest + n − 1 lowest) / n.
 //! - *Composed* (BS 2b): members share the whole cache by their access rates. A thread's best group is found by
-//!   exchanging one member at a time from several starts while that helps. What a member does to a shared cache is
-//!   tabulated over the one number that the members have in common: misses per time under random replacement, the time
-//!   that fills the cache under LRU. So judging a group costs a few additions.
+//!   exchanging
+//!   one member at a time from several starts while that helps. A member's effect on a shared cache is tabulated over
+//!   the
+//!   one number that the members have in common: misses per time under random replacement, the time that fills the
+//!   cache
+//!   under LRU. Evaluating a group therefore takes a few additions.
 //! - *Turns*: the paper leaves open how often each group runs. `fair`: every turn starts from the best group of the
-//!   thread with the fewest turns so far, and exchanges members for others with fewer turns as long as the threshold
-//!   holds. `uniform`: groups drawn evenly among those that qualify, by a walk of random exchanges.
+//!   thread
+//!   with the fewest turns so far, and exchanges members for others with fewer turns as long as the threshold is met.
+//!   `uniform`: groups drawn evenly among those that qualify, by a walk of random exchanges.
 //!
 //! Properties: every group of the rotation is at or below the threshold, every thread is in one. The average's
-//! threshold equals the one by enumeration always, the composed one on all small cases tried by tests; where exchanges
-//! end in a local best, the threshold is too high by that, and never too low to leave somebody out.
-//! Cost: O(T n) per group judged, O(T² n) for a rotation of T turns.
+//! threshold
+//! always equals the one by enumeration, the composed one on all small cases tried by tests; if exchanges end in a
+//! local
+//! optimum, the threshold is too high by that, but never so low that it leaves a thread out.
+//! Cost: O(T n) for each evaluation of a group, O(T² n) for a rotation of T turns.
 
 use cachemate_core::{ReplacementModel, SplitMix64};
 use cachemate_locality::reuse::ReuseTimes;
@@ -25,14 +33,14 @@ use cachemate_locality::statstack::StackModel;
 /// The expected miss ratio of any group.
 #[derive(Clone, Debug)]
 pub enum GroupModel {
-    /// Miss ratio of each thread on its part of the cache.
+    /// Miss ratio of each thread on its share of the cache.
     Average(Vec<f64>),
     /// Members share the whole cache by their access rates.
     Composed(ComposedModel),
 }
 
 impl GroupModel {
-    /// Threads that the model knows.
+    /// Threads of the model.
     pub fn threads(&self) -> usize {
         match self {
             GroupModel::Average(ratios) => ratios.len(),
@@ -52,12 +60,13 @@ impl GroupModel {
 /// Points of a table; neighbors are 15 % apart over seven decades.
 const POINTS: usize = 116;
 
-/// What each thread does to a shared cache, by the number that all members of a group have in common.
+/// Effect of each thread on a shared cache, by the number that all members of a group have in common.
 #[derive(Clone, Debug)]
 pub struct ComposedModel {
     members: Vec<ComposedMember>,
     grid: Vec<f64>,
-    /// Lines of the cache; `None` under random replacement, where the sum of the misses is the common number itself.
+    /// Lines of the cache; `None` under random replacement, for which the sum of the misses is the common number
+    /// itself.
     lines: Option<f64>,
 }
 
@@ -112,7 +121,7 @@ impl ComposedModel {
         let sum = |of: fn(&ComposedMember) -> &Vec<f64>, point: usize| {
             group.iter().map(|&at| of(&self.members[at])[point]).sum::<f64>()
         };
-        // Positive below the answer, negative above.
+        // Positive below the solution, negative above.
         let over = |point: usize| match self.lines {
             Some(lines) => lines - sum(|member| &member.takes, point),
             None => sum(|member| &member.takes, point) - self.grid[point],
@@ -130,7 +139,7 @@ impl ComposedModel {
     }
 }
 
-/// How often each qualifying group runs.
+/// Frequency of each qualifying group.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RotationRule {
     /// Every turn starts from the thread with the fewest turns so far.
@@ -173,7 +182,7 @@ fn best_group(model: &GroupModel, thread: usize, size: usize) -> Vec<usize> {
         GroupModel::Average(ratios) => return from_order(&ascending(&|at| ratios[at])),
         GroupModel::Composed(composed) => composed,
     };
-    // Starts: who misses least by ratio, by time, and for its rate, at several points of the grid.
+    // Starts: threads with the lowest ratio, misses per time, and misses for their rate, at several points of the grid.
     let mut starts = Vec::new();
     for point in [POINTS / 4, POINTS / 2, 3 * POINTS / 4] {
         let misses = |at: usize| composed.members[at].misses[point];
@@ -213,7 +222,7 @@ fn exchanged(model: &GroupModel, mut group: Vec<usize>) -> (f64, Vec<usize>) {
     }
 }
 
-/// The groups that take turns, at or below the threshold; every thread is in one at least.
+/// The groups that take turns, at or below the threshold; every thread is in at least one.
 pub fn rotation(model: &GroupModel, best: &BestGroups, turns: RotationRule) -> Vec<Vec<usize>> {
     let threads = model.threads();
     let mut taken = vec![0u32; threads];
@@ -258,7 +267,7 @@ fn fair_turn(model: &GroupModel, best: &BestGroups, taken: &mut [u32]) -> Vec<us
     group
 }
 
-/// A walk over the qualifying groups whose steps are as likely forth as back visits all of them equally often.
+/// A walk over the qualifying groups with symmetric steps visits all of them equally often.
 fn walk(model: &GroupModel, best: &BestGroups, seed: u64) -> Vec<Vec<usize>> {
     let mut generator = SplitMix64::new(seed);
     let threads = model.threads();
@@ -350,9 +359,9 @@ mod tests {
             check_rotation(&model, size)?;
         }
 
-        /// Is the composed threshold the one by enumeration, though only exchanges are tried?
+        /// Is the composed threshold the one by enumeration, although only exchanges are tried?
         #[test]
-        fn exchanges_find_what_enumeration_finds(
+        fn exchanges_agree_with_enumeration(
             threads in prop::collection::vec((any_reuse(), 0.05f64..2.0), 4..9), size in 2usize..5, lines in 20u64..4000, lru: bool,
         ) {
             let by = if lru { ReplacementModel::Lru } else { ReplacementModel::Random };
@@ -362,11 +371,13 @@ mod tests {
             check_rotation(&model, size)?;
         }
 
-        /// Do the tables give what the models give for a cache larger or smaller by one step of the grid, at most?
+        /// Do the tables agree with the models for a cache larger or smaller by at most one step of the grid?
         ///
-        /// The ratio falls with the lines, and where reuse times are a few spikes it falls by jumps. So no bound on the
-        /// difference at exactly so many lines would hold. Between two neighboring points the time to fill (or the
-        /// misses) changes by one step, which is at most one step in lines.
+        /// The ratio falls with the lines, and in jumps if reuse times are a few spikes, so no bound on the difference
+        /// at exactly so
+        /// many lines would hold. Between two neighboring points the time to fill (or the misses) changes by one step,
+        /// which is at
+        /// most one step in lines.
         #[test]
         fn tables_agree_with_the_models_within_a_step(
             threads in prop::collection::vec((any_reuse(), 0.05f64..2.0), 3), lines in 20u64..4000, lru: bool,
@@ -388,7 +399,7 @@ mod tests {
 
     /// Do threads with equal ratios get equal turns, and a greedy one no more than the threshold allows?
     #[test]
-    fn fair_turns_are_even_where_they_can_be() {
+    fn fair_turns_are_as_even_as_possible() {
         let turns = |ratios: &[f64], size: usize| {
             let model = GroupModel::Average(ratios.to_vec());
             let groups = rotation(&model, &best_groups(&model, size), RotationRule::Fair);

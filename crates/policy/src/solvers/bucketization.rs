@@ -1,52 +1,61 @@
-//! CASC's bucketization: the highest partial-cache miss rate (PCMR) that each CPU takes (papers CASC 4.3.1).
+//! CASC's bucketization: the highest partial-cache miss rate (PCMR) that each CPU accepts (papers CASC 4.3.1).
 //!
 //! Problem: keep threads that miss much from running all at once, without CPUs that wait for each other. Method: every
-//! CPU has a MAX_PCMR, at first the largest there is; while the expected miss rate is above the threshold, the
-//! MAX_PCMR of the CPU on which that bars the fewest threads goes down by one, never so far that a thread may run
-//! nowhere. A thread may run on the CPUs whose MAX_PCMR is at least its PCMR.
-//! - *Literal*: the expected rate is the mean of the MAX_PCMRs. At the end every set of CPUs must still find as many
-//!   threads as it has CPUs (times `runnable_per_cpu`); otherwise the threshold grows geometrically and all begins anew.
-//! - *Better*: that check stands inside the loop, so a CPU is never emptied in the first place, and is stricter. The
-//!   paper's (Hall's condition) says that threads could be dealt out so that no CPU idles; a scheduler that does not move
-//!   a running thread leaves a CPU empty while all that it takes run elsewhere, so each takes as many threads as there
-//!   are CPUs. And the expected rate weighs each CPU's worst thread by how many references it makes, since a thread that waits for
+//! CPU
+//! has a MAX_PCMR, initially the largest of all threads; while the expected miss rate is above the threshold, the
+//! MAX_PCMR of
+//! the CPU on which that bars the fewest threads is lowered by one, but never so far that a thread has no CPU. A thread
+//! may
+//! run on the CPUs whose MAX_PCMR is at least its PCMR.
+//! - *Literal*: the expected rate is the mean of the MAX_PCMRs. At the end every set of CPUs must still have as many
+//!   threads
+//!   as CPUs (times `runnable_per_cpu`); otherwise the threshold grows geometrically and everything starts again.
+//! - *Better*: the check is inside the loop, so a CPU is never emptied in the first place, and it is stricter. The
+//!   paper's
+//!   check (Hall's condition) ensures that threads could be distributed without an idle CPU; but a scheduler that does
+//!   not
+//!   move a running thread leaves a CPU empty while all of its threads run elsewhere, so each CPU accepts as many
+//!   threads as
+//!   there are CPUs. The expected rate weighs each CPU's worst thread by its references, because a thread that waits
+//!   for
 //!   memory makes few.
 //!
-//! Properties: threads' sets of CPUs are nested, so Hall's condition is one count per CPU; ties fall to the earlier
-//! CPU; a step that bars nobody is taken many at once, with the same result. Cost: CPUs² steps per distinct PCMR.
+//! Properties: threads' sets of CPUs are nested, so Hall's condition is one count per CPU; ties go to the earlier CPU;
+//! steps
+//! that bar no thread are taken many at once, with the same result. Cost: CPUs² steps per distinct PCMR.
 
-/// A thread as bucketization sees it.
+/// Input of bucketization for one thread.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct BucketThread {
-    /// Misses per 100 references on a part of the cache; may be negative or above 100.
+    /// Misses per 100 references on a share of the cache; may be negative or above 100.
     pub pcmr: f64,
-    /// References per unit of time on processor; `None` where not known.
+    /// References per unit of time on processor; `None` if unknown.
     pub refs_rate: Option<f64>,
 }
 
-/// What to keep.
+/// Constraints of bucketization.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Rules {
-    /// The better form of the algorithm; false = as the paper has it.
+    /// The better form of the algorithm; false = as in the paper.
     pub better: bool,
     /// Misses per 100 references.
     pub threshold: f64,
     /// The literal form's growth of the threshold; above 1.
     pub threshold_step: f64,
-    /// Threads that every CPU must always find; more than 1 where threads sleep.
+    /// Threads that every CPU must always have; more than 1 if threads sleep.
     pub runnable_per_cpu: u32,
     /// Standard deviation of CPU-time shares over their mean.
     pub max_run_time_variation: Option<f64>,
 }
 
-/// What came out.
+/// Result of bucketization.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Buckets {
-    /// The highest PCMR that each CPU takes.
+    /// The highest PCMR that each CPU accepts.
     pub max_pcmr: Vec<u32>,
-    /// What the threshold had to be raised to; the rules' own in the better form.
+    /// The raised threshold; in the better form, the given one.
     pub threshold: f64,
-    /// Expected when every CPU runs the worst thread it takes.
+    /// Expected rate if every CPU runs its worst thread.
     pub rate: f64,
 }
 
@@ -57,14 +66,15 @@ impl Buckets {
     }
 }
 
-/// The lowest MAX_PCMR that still takes the thread. A rate below zero is a solver's artefact and counts as zero.
+/// The lowest MAX_PCMR that still accepts the thread. A negative rate is a solver's artifact and counts as zero.
 fn level(pcmr: f64) -> u32 {
     pcmr.clamp(0.0, 1e6).ceil() as u32
 }
 
-/// Runs the algorithm for so many CPUs; without threads or CPUs nothing is barred.
+/// Runs the algorithm for so many CPUs; without threads or CPUs no thread is barred.
 ///
-/// Literal form: a higher threshold ends the same descent earlier, and the lower the CPUs' limits, the sooner one idles. So
+/// Literal form: a higher threshold ends the same descent earlier, and the lower the CPUs' limits, the sooner one
+/// idles. So
 /// the thresholds are tried from the highest down, in one descent, instead of each from the start.
 pub fn bucketize(threads: &[BucketThread], cpus: usize, rules: &Rules) -> Buckets {
     let top = threads.iter().map(|thread| level(thread.pcmr)).max().unwrap_or(0);
@@ -82,7 +92,7 @@ pub fn bucketize(threads: &[BucketThread], cpus: usize, rules: &Rules) -> Bucket
     let mut best = None;
     for threshold in thresholds.into_iter().rev() {
         state.descend(threshold);
-        // The highest bars nobody: whatever idles then idles anyway.
+        // The highest threshold bars no thread, so a CPU that idles then always idles.
         if best.is_some() && !state.keeps_cpus_busy(&state.max_pcmr) {
             break;
         }
@@ -127,14 +137,14 @@ impl<'a> BucketSearch<'a> {
         Buckets { rate: self.rate(), max_pcmr: self.max_pcmr.clone(), threshold }
     }
 
-    /// Threads with a level of at most that.
-    fn at_most(&self, level: u32) -> usize {
+    /// Threads with at most this level.
+    fn threads_up_to(&self, level: u32) -> usize {
         self.levels.partition_point(|&other| other <= level)
     }
 
     fn newly_barred(&self, cpu: usize) -> usize {
         let level = self.max_pcmr[cpu];
-        self.at_most(level) - level.checked_sub(1).map_or(0, |below| self.at_most(below))
+        self.threads_up_to(level) - level.checked_sub(1).map_or(0, |below| self.threads_up_to(below))
     }
 
     /// Expected misses per 100 references.
@@ -177,14 +187,14 @@ impl<'a> BucketSearch<'a> {
         self.keeps_cpus_busy(&lowered) && self.rules.max_run_time_variation.is_none_or(fair)
     }
 
-    /// One step down; as many as bar nobody more and are needed at once.
+    /// One step down, or as many as bar no further thread and are needed at once.
     fn lower(&mut self, cpu: usize, threshold: f64) {
         let level = self.max_pcmr[cpu];
         if self.newly_barred(cpu) > 0 {
             self.max_pcmr[cpu] = level - 1;
             return;
         }
-        let next = self.levels[..self.at_most(level)].last().copied().unwrap_or(0);
+        let next = self.levels[..self.threads_up_to(level)].last().copied().unwrap_or(0);
         let mut steps = level - next;
         if self.weights.is_empty() {
             let all: u64 = self.max_pcmr.iter().map(|&level| u64::from(level)).sum();
@@ -194,24 +204,26 @@ impl<'a> BucketSearch<'a> {
         self.max_pcmr[cpu] = level - steps.max(1);
     }
 
-    /// Does every set of CPUs find enough threads? Sets of CPUs that threads may use are nested, so the lowest k of
-    /// them are the set to worry about.
+    /// Does every set of CPUs have enough threads? Sets of CPUs for threads are nested, so the lowest k CPUs are the
+    /// critical
+    /// set.
     fn keeps_cpus_busy(&self, max_pcmr: &[u32]) -> bool {
         let mut ascending = max_pcmr.to_vec();
         ascending.sort_unstable();
         let (threads, cpus) = (self.levels.len(), max_pcmr.len());
-        // All others may run threads that this CPU takes: one more must be waiting.
+        // All others may run threads that this CPU accepts, so one more must be waiting.
         let least = if self.rules.better && threads > cpus { cpus } else { 0 };
         let enough = |(at, &level): (usize, &u32)| {
             let wanted = (at + 1) * self.rules.runnable_per_cpu as usize;
-            self.at_most(level) >= wanted.max(least).min(threads)
+            self.threads_up_to(level) >= wanted.max(least).min(threads)
         };
         ascending.iter().enumerate().all(enough)
     }
 }
 
-/// Standard deviation over mean of the CPU-time shares of threads with these levels (ascending), where CPUs are shared
-/// as evenly as their MAX_PCMRs allow (max-min fair). `None` without threads or CPUs.
+/// Standard deviation over mean of the CPU-time shares of threads with these levels (ascending), if CPUs are shared as
+/// evenly
+/// as their MAX_PCMRs allow (max-min fair). `None` without threads or CPUs.
 pub fn run_time_variation(levels: &[u32], max_pcmr: &[u32]) -> Option<f64> {
     let shares = fair_shares(levels, max_pcmr);
     let mean = shares.iter().sum::<f64>() / shares.len() as f64;
@@ -219,14 +231,15 @@ pub fn run_time_variation(levels: &[u32], max_pcmr: &[u32]) -> Option<f64> {
     (mean > 0.0).then(|| variance.sqrt() / mean)
 }
 
-/// Max-min fair CPU time of each thread, in CPUs; levels ascending. The most restricted threads share the CPUs that take
-/// them; a thread that cannot use its even part leaves it to the others.
+/// Max-min fair CPU time of each thread, in CPUs; levels ascending. The most restricted threads share the CPUs that
+/// accept
+/// them; a thread that cannot use its even share leaves the rest to the others.
 fn fair_shares(levels: &[u32], max_pcmr: &[u32]) -> Vec<f64> {
     let mut shares = vec![0.0; levels.len()];
     let mut left = levels.len();
     let mut taken = 0.0;
     while left > 0 {
-        // Of the threads left, the highest k have only the CPUs that take the lowest of these.
+        // Of the remaining threads, the highest k have only the CPUs that accept the lowest of them.
         let ratio = |first: usize| {
             let cpus = max_pcmr.iter().filter(|&&max| max >= levels[first]).count() as f64;
             (cpus - taken).max(0.0) / (left - first) as f64
@@ -261,7 +274,7 @@ mod tests {
         pcmrs.iter().map(|&pcmr| BucketThread { pcmr, refs_rate: None }).collect()
     }
 
-    /// The algorithm as the paper's words have it: one at a time, everything counted anew.
+    /// The algorithm as in the paper's text: one step at a time, with everything counted anew.
     fn plainly(threads: &[BucketThread], cpus: usize, rules: &Rules) -> (Vec<u32>, f64) {
         let levels: Vec<u32> = threads.iter().map(|thread| thread.pcmr.max(0.0).ceil() as u32).collect();
         let top = levels.iter().copied().max().unwrap_or(0);
@@ -294,7 +307,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(256))]
 
-        /// Do the shortcuts (many steps at once, nested sets) give what the paper's words give, for every set of CPUs?
+        /// Do the shortcuts (many steps at once, nested sets) agree with the paper's algorithm, for every set of CPUs?
         #[test]
         fn shortcuts_change_nothing(
             pcmrs in prop::collection::vec(-5.0f64..70.0, 0..14), cpus in 1usize..6, threshold in 1.0f64..40.0, m in 1u32..3,
@@ -306,7 +319,7 @@ mod tests {
 
         /// Does every thread have a CPU and every set of CPUs its threads, in either form?
         #[test]
-        fn nobody_starves_and_no_cpu_idles(
+        fn no_thread_starves_and_no_cpu_idles(
             pcmrs in prop::collection::vec((-5.0f64..120.0, 0.01f64..1.0), 1..20), cpus in 1usize..9, weighted: bool,
         ) {
             let threads: Vec<BucketThread> = pcmrs
@@ -328,7 +341,7 @@ mod tests {
             }
         }
 
-        /// Is the bound on the spread of run times kept, and 0 the same as no restriction at all?
+        /// Is the bound on the spread of run times observed, and a bound of 0 the same as no restriction at all?
         #[test]
         fn the_fairness_bound_is_kept(
             pcmrs in prop::collection::vec(0.0f64..80.0, 8..20), cpus in 2usize..8, bound in 0.0f64..1.0,
@@ -345,8 +358,9 @@ mod tests {
             prop_assert!(all.iter().all(|share| (share - all[0]).abs() < 1e-9));
         }
 
-        /// Are shares max-min fair: nobody above the CPUs there are, and who has less than another shares no CPU with it
-        /// that could give it more?
+        /// Are shares max-min fair: no thread has more than the CPUs, and one with less than another shares no CPU with
+        /// it that could
+        /// give it more?
         #[test]
         fn shares_are_max_min_fair(levels in prop::collection::vec(0u32..9, 1..12), max in prop::collection::vec(0u32..9, 1..6)) {
             let (mut levels, mut max) = (levels, max);
@@ -354,7 +368,7 @@ mod tests {
             max[0] = 9;
             let shares = fair_shares(&levels, &max);
             prop_assert!(shares.iter().all(|&share| (0.0..=1.0).contains(&share)));
-            // The more restricted never have more than the freer ones, and all CPUs are used as far as may be.
+            // More restricted threads never have more than less restricted ones, and CPUs are used as far as possible.
             prop_assert!(shares.windows(2).all(|pair| pair[0] >= pair[1] - 1e-9), "{shares:?}");
             for first in 0..levels.len() {
                 let cpus = max.iter().filter(|&&max| max >= levels[first]).count() as f64;
@@ -363,8 +377,9 @@ mod tests {
         }
     }
 
-    /// The threads of the paper's Figure 4 on four CPUs: is the expected rate at most the threshold, with the greedy
-    /// threads on few CPUs?
+    /// For the threads of the paper's Figure 4 on four CPUs: is the expected rate at most the threshold, with the
+    /// greedy threads
+    /// on few CPUs?
     #[test]
     fn the_papers_threads_meet_their_threshold() {
         let figure_4 = [1.0, 0.0, 3.0, 5.0, 11.0, 9.0, 15.0, 12.0, 16.0];

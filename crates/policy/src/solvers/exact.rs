@@ -1,33 +1,40 @@
 //! Small problems of any shape, exactly: dynamic programming over sets of programs.
 //!
-//! It is decided cache by cache which *set* of programs it gets. The rest of the problem depends only on the set that
-//! is left, so each set is solved once instead of once per path that leads to it. That takes at most 3^n steps a cache
-//! instead of the n! leaves of a search tree, whatever the costs are (branch and bound is fast only where its bounds
-//! are tight). Among caches of one shape the first undecided program goes to the next cache (symmetric choices are
-//! never made).
+//! Each cache gets a *set* of programs. The rest of the problem depends only on the remaining set, so each set is
+//! solved once
+//! instead of once per path that leads to it. That takes at most 3^n steps a cache instead of the n! leaves of a search
+//! tree,
+//! whatever the costs (branch and bound is fast only with tight bounds). Among caches of one shape, the first
+//! unassigned
+//! program goes to the next cache, so symmetric choices are never made.
 //!
-//! Why not branch and bound: it is as exact, and as slow as its bounds are loose; with co-runners that cost alike (the
-//! usual case) it visits most leaves, 16!/(4!^4 4!) = 2.6 million seatings on four caches of four and far more with idle CPUs
-//! or turns, where a set is met again along many paths. The tables' worst case is known before: 3^16 = 43 million steps a
-//! cache (half where caches are alike), whatever the costs, and 2^16 sets x 12 bytes x (caches + 1) of memory, 7 MB
-//! for eight caches. Idle CPUs, caches of different sizes, negative costs and programs that take turns are the same
-//! tables. Proof: equal to the enumeration of every assignment for nine shapes and up to seven programs (`tests.rs`).
+//! Branch and bound would be as exact, but as slow as its bounds are loose; with co-runners of similar cost (the usual
+//! case)
+//! it visits most leaves, 16!/(4!^4 4!) = 2.6 million seatings on four caches of four and far more with idle CPUs or
+//! turns,
+//! which reach the same set along many paths. The tables' worst case is known in advance: 3^16 = 43 million steps a
+//! cache
+//! (half for equal caches), whatever the costs, and 2^16 sets x 12 bytes x (caches + 1) of memory, 7 MB for eight
+//! caches.
+//! Idle CPUs, caches of different sizes, negative costs and programs that take turns use the same tables. Evidence:
+//! equal to
+//! the enumeration of every assignment for nine shapes and up to seven programs (`tests.rs`).
 //!
 //! Inside a cache with more programs than CPUs, the CPUs are filled the same way, smallest program first.
 
 use super::{CostMatrix, Seating, Seats};
 
-/// Sets of more programs than this do not fit the tables.
-pub const PROGRAMS_AT_MOST: usize = 16;
+/// With more programs, the sets do not fit the tables.
+pub const MAX_PROGRAMS: usize = 16;
 
 /// Steps that take one or two seconds; sixteen programs on as many caches of different sizes are 7e8.
-const STEPS_AT_MOST: f64 = 8e8;
+const MAX_STEPS: f64 = 8e8;
 
 type ProgramSet = u32;
 
 /// Is this small enough to be solved exactly?
 pub fn fits(programs: usize, seats: &Seats) -> bool {
-    programs <= PROGRAMS_AT_MOST && steps(programs, seats) <= STEPS_AT_MOST
+    programs <= MAX_PROGRAMS && steps(programs, seats) <= MAX_STEPS
 }
 
 /// Steps of the search: sets a cache may get times ways to fill its CPUs, and set pairs of the outer table.
@@ -62,24 +69,24 @@ fn fillings(size: usize, least: usize, cpus: usize, extra: usize) -> f64 {
 pub fn solve(costs: &CostMatrix, seats: &Seats) -> Seating {
     let search = SubsetSearch::new(costs, seats);
     let shapes = &seats.cpus_per_cache;
-    let everybody: ProgramSet = (1 << costs.len()) - 1;
+    let all_programs: ProgramSet = (1 << costs.len()) - 1;
     let alike = shapes.iter().all(|cpus| cpus == &shapes[0]);
-    // best[k][set]: least total when the first k caches hold exactly the set; took[k][set]: what cache k holds then.
-    let mut best = vec![vec![f64::INFINITY; everybody as usize + 1]];
+    // best[k][set]: least total if the first k caches hold exactly the set; took[k][set]: the set of cache k then.
+    let mut best = vec![vec![f64::INFINITY; all_programs as usize + 1]];
     best[0][0] = 0.0;
     let mut took: Vec<Vec<ProgramSet>> = vec![Vec::new()];
     let mut costs_of_shape: Vec<(u32, Vec<f64>)> = Vec::new();
     for (at, &cpus) in shapes.iter().enumerate() {
         if !costs_of_shape.iter().any(|(shape, _)| *shape == cpus) {
-            let table = (0..=everybody).map(|set| search.cache_cost(set, cpus)).collect();
+            let table = (0..=all_programs).map(|set| search.cache_cost(set, cpus)).collect();
             costs_of_shape.push((cpus, table));
         }
         let table = &costs_of_shape.iter().find(|(shape, _)| *shape == cpus).expect("inserted above").1;
-        let (next, choice) = layer(&best[at], table, everybody, alike);
+        let (next, choice) = layer(&best[at], table, all_programs, alike);
         best.push(next);
         took.push(choice);
     }
-    let mut left = everybody;
+    let mut left = all_programs;
     let mut by_cache = Vec::new();
     for (at, &cpus) in shapes.iter().enumerate().rev() {
         let members = took[at + 1][left as usize];
@@ -90,12 +97,12 @@ pub fn solve(costs: &CostMatrix, seats: &Seats) -> Seating {
     Seating { by_cache }
 }
 
-/// One cache more: for every set, the best split into what this cache takes and what the caches before it hold.
-fn layer(before: &[f64], table: &[f64], everybody: ProgramSet, alike: bool) -> (Vec<f64>, Vec<ProgramSet>) {
+/// One cache more: for every set, the best split between this cache and the caches before it.
+fn layer(before: &[f64], table: &[f64], all_programs: ProgramSet, alike: bool) -> (Vec<f64>, Vec<ProgramSet>) {
     let mut best = before.iter().map(|&rest| rest + table[0]).collect::<Vec<f64>>();
     let mut took = vec![0; before.len()];
-    for set in 1..=everybody {
-        // Among caches alike, the last one holds the set's first program: other orders are the same seating.
+    for set in 1..=all_programs {
+        // Among equal caches, the last one holds the set's first program: other orders are the same seating.
         let fixed = if alike { set & set.wrapping_neg() } else { 0 };
         let free = set & !fixed;
         let mut part = free;
@@ -116,9 +123,9 @@ fn layer(before: &[f64], table: &[f64], everybody: ProgramSet, alike: bool) -> (
 
 struct SubsetSearch<'a> {
     costs: &'a CostMatrix,
-    /// Programs on every CPU at least.
+    /// Fewest programs on every CPU.
     least: usize,
-    /// Whether CPUs may have one more.
+    /// May CPUs have one more?
     uneven: bool,
     /// Sum of costs over ordered pairs within a set, the diagonal too.
     within: Vec<f64>,
@@ -137,7 +144,7 @@ impl<'a> SubsetSearch<'a> {
         SubsetSearch { costs, least, uneven: more > 0, within }
     }
 
-    /// Infinite where the set does not fit the cache's even loads.
+    /// Infinite if the set does not fit the cache's even loads.
     fn cache_cost(&self, set: ProgramSet, cpus: u32) -> f64 {
         let (size, cpus) = (set.count_ones() as usize, cpus as usize);
         let most = self.least + usize::from(self.uneven);
@@ -145,13 +152,13 @@ impl<'a> SubsetSearch<'a> {
             return f64::INFINITY;
         }
         match most {
-            // One program to a CPU: all of the cache meet.
+            // One program to a CPU: all programs of the cache meet.
             1 => self.within[set as usize] - members(set).map(|i| self.costs[i][i]).sum::<f64>(),
             _ => self.fill(set, cpus as u32).0,
         }
     }
 
-    /// The best way to put a set on the CPUs of one cache, and its total.
+    /// The best distribution of a set over the CPUs of one cache, and its total.
     fn fill(&self, set: ProgramSet, cpus: u32) -> (f64, Vec<Vec<usize>>) {
         let most = self.least + usize::from(self.uneven);
         let mut filled: Vec<ProgramSet> = Vec::new();
@@ -170,8 +177,9 @@ impl<'a> SubsetSearch<'a> {
         (0.0, filled.into_iter().map(|cpu| members(cpu).collect()).collect())
     }
 
-    /// Fills the next CPU with the first program that is left and every choice of companions; `open` = CPUs still to
-    /// fill with the least load and with one more.
+    /// Fills the next CPU with the first remaining program and every choice of companions; `open` = CPUs still to fill
+    /// with the
+    /// least load and with one more.
     fn branch(
         &self,
         left: ProgramSet,

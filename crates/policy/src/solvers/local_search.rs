@@ -1,32 +1,38 @@
-//! Large problems: local search, and a bound that tells how far from the optimum it can be at most.
+//! Large problems: local search, and a bound on its distance from the optimum.
 //!
-//! Search: a greedy start and a few seeded random ones; from each, the exchanges of two programs and the moves of one
-//! that help are made until none is left; the best end counts. The work is bounded by sweeps, so it always ends.
+//! Search: a greedy start and a few seeded random ones; from each, helpful exchanges of two programs and moves of one
+//! are
+//! made until none is left; the best result counts. The work is bounded by sweeps, so it always ends.
 //!
 //! Bound, the larger of two that hold for every assignment with even loads:
-//! - *each for itself*: a program has at least so many co-runners; it cannot do better than with those that cost least
-//!   (half of each mutual cost is its own).
-//! - *enough neighbors for all*: when all caches are alike, programs and idle turns of CPUs are the nodes of a complete
-//!   multipartite graph, where every node meets the same number D of others. So the optimum is no less than the cheapest
-//!   choice of pairs in which every node is in D of them (a D-factor; quiet programs cannot be everybody's neighbor), and
-//!   that no less than its Lagrangian dual: for any prices u, D Σ u_i + Σ over pairs min(0, w_ij - u_i - u_j).
-//!   Subgradient steps raise it (Held and Karp); every step's value is a bound. That those who meet form whole groups is
-//!   not in it, which is most of what it lacks.
+//! - *each for itself*: a program has at least so many co-runners; it cannot do better than with those of least cost
+//!   (half of
+//!   each mutual cost is its own).
+//! - *enough neighbors for all*: if all caches are equal, programs and idle turns of CPUs are the nodes of a complete
+//!   multipartite graph, in which every node meets the same number D of others. So the optimum is no less than the
+//!   cheapest
+//!   choice of pairs in which every node is in D of them (a D-factor; quiet programs cannot be neighbors of all
+//!   programs),
+//!   and that no less than its Lagrangian dual: for any prices u, D Σ u_i + Σ over pairs min(0, w_ij - u_i - u_j).
+//!   Subgradient steps raise it (Held and Karp); every step's value is a bound. It does not use that neighbors form
+//!   whole
+//!   groups, which accounts for most of its gap.
 //!
-//! A program that takes turns is seen 1/l of the time; where l may be one of two loads, the bound takes the kinder.
+//! A program that takes turns is met for 1/l of the time; if l may be one of two loads, the bound uses the more
+//! favorable.
 
 use super::{CostMatrix, Seating, Seats, random_seating};
 use cachemate_core::SplitMix64;
 
 const RANDOM_STARTS: u64 = 6;
-const SWEEPS_AT_MOST: usize = 60;
-/// Steps of the dual, and by how much each is shorter than the one before.
+const MAX_SWEEPS: usize = 60;
+/// Steps of the dual, and the factor by which each is shorter than the one before.
 const DUAL_STEPS: i32 = 150;
 const SHORTER: f64 = 0.96;
 /// An exchange must help by more than rounding.
 const HELPS: f64 = 1e-12;
 
-/// A good seating; how good, [`lower_bound`] says.
+/// A good seating; [`lower_bound`] bounds its distance from the optimum.
 pub fn solve(costs: &CostMatrix, seats: &Seats) -> Seating {
     let mut starts = vec![greedy(costs, seats)];
     starts.extend((0..RANDOM_STARTS).map(|seed| random_seating(costs.len(), seats, &mut SplitMix64::new(seed))));
@@ -39,7 +45,7 @@ pub fn solve(costs: &CostMatrix, seats: &Seats) -> Seating {
     least.expect("there is at least the greedy start").1
 }
 
-/// Heaviest programs first, each to the seat that costs least then; loads stay even.
+/// Heaviest programs first, each to the seat with the least cost; loads stay even.
 fn greedy(costs: &CostMatrix, seats: &Seats) -> Seating {
     let by_cache = seats.cpus_per_cache.iter().map(|&cpus| vec![Vec::new(); cpus as usize]).collect();
     let mut climb = HillClimb { costs, by_cache };
@@ -71,13 +77,13 @@ struct HillClimb<'a> {
     by_cache: Vec<Vec<Vec<usize>>>,
 }
 
-/// Cache, CPU of the cache, place in the CPU's list.
+/// Cache, CPU of the cache, position in the CPU's list.
 type SeatPosition = (usize, usize, usize);
 
 impl HillClimb<'_> {
     fn run(&mut self, seats: &Seats) {
         let (least, more) = seats.loads(self.costs.len());
-        for _ in 0..SWEEPS_AT_MOST {
+        for _ in 0..MAX_SWEEPS {
             let exchanged = self.exchange_all();
             let moved = (more > 0) && self.move_all(least);
             if !exchanged && !moved {
@@ -86,7 +92,7 @@ impl HillClimb<'_> {
         }
     }
 
-    /// What `program` and the others of the cache suffer from each other when it sits on that CPU; `but` is left out.
+    /// Mutual costs of `program` and the others of the cache if it sits on that CPU; `but` is left out.
     fn beside(&self, program: usize, cache: usize, cpu: usize, but: Option<usize>) -> f64 {
         let here = &self.by_cache[cache];
         let own_load = here[cpu].len().max(1) as f64;
@@ -108,7 +114,7 @@ impl HillClimb<'_> {
         &mut self.by_cache[cache][cpu][at]
     }
 
-    /// Loads stay as they are, so only the two programs' own terms change, unless both sit on one cache.
+    /// Loads stay the same, so only the two programs' own terms change, unless both sit on one cache.
     fn exchange_all(&mut self) -> bool {
         let places = self.places();
         let mut helped = false;
@@ -169,7 +175,7 @@ impl HillClimb<'_> {
         helped
     }
 
-    /// Both CPUs' loads change, and with them what their neighbors see of everybody on them.
+    /// The loads of both CPUs change, and so do all costs of their neighbors.
     fn gain_of_move(&mut self, program: usize, from: (usize, usize), to: (usize, usize)) -> f64 {
         if from.0 == to.0 {
             let before = self.cache_total(from.0);
@@ -181,7 +187,7 @@ impl HillClimb<'_> {
             self.by_cache[from.0][from.1].insert(at, program);
             return gain;
         }
-        // What the neighbors of a CPU suffer from one program, were it alone there.
+        // Costs of a CPU's neighbors from one program, if it were alone there.
         let seen = |j: usize, (cache, cpu): (usize, usize)| -> f64 {
             let others = self.by_cache[cache].iter().enumerate().filter(|(other, _)| *other != cpu);
             others.flat_map(|(_, members)| members).map(|&k| self.costs[k][j]).sum()
@@ -238,7 +244,7 @@ pub fn lower_bound(costs: &CostMatrix, seats: &Seats) -> f64 {
     alone.max(enough_neighbors(programs + idle, neighbors, padded))
 }
 
-/// The best dual value found for a choice of pairs in which each of so many nodes is in `degree`.
+/// The best dual value found for a choice of pairs in which each of so many nodes is in `degree` of them.
 fn enough_neighbors(nodes: usize, degree: usize, weight: impl Fn(usize, usize) -> f64) -> f64 {
     // Rows without the diagonal: node i's pairs with the nodes before it.
     let rows: Vec<Vec<f64>> = (0..nodes).map(|i| (0..i).map(|j| weight(i, j)).collect()).collect();
@@ -260,7 +266,7 @@ fn enough_neighbors(nodes: usize, degree: usize, weight: impl Fn(usize, usize) -
                 }
             }
         }
-        // The sums' rounding must not lift the bound above the truth.
+        // Rounding of sums must not lift the bound above the true value.
         best = best.max(value - 1e-12 * (value.abs() + pairs * spread));
         for (price, &chosen) in prices.iter_mut().zip(&chosen) {
             *price += step * (degree as f64 - f64::from(chosen)) / degree as f64;
@@ -296,7 +302,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(60))]
 
-        /// Is the gain of a move what the totals before and after say, within a cache and between two?
+        /// Is the gain of a move the difference of totals before and after, within a cache and between two?
         #[test]
         fn the_gain_of_a_move_is_the_difference_of_totals(
             matrix in prop::collection::vec(prop::collection::vec(-0.5f64..1.0, 9), 9),

@@ -1,23 +1,25 @@
 //! Two CPUs to every cache: minimum-weight perfect matching over programs and idle CPUs (CA 2.1.1, after Jiang).
 //!
-//! The library takes integers that are not negative and an even number of nodes. So idle CPUs are nodes of cost 0. The
-//! smallest weight is taken off all; every perfect matching has as many edges, so the order of matchings stays. Weights
-//! become integers at a resolution of 2^-40 of their range; two matchings closer than that count as equal.
+//! The library takes nonnegative integers and an even number of nodes, so idle CPUs are nodes of cost 0. The smallest
+//! weight is
+//! subtracted from all; every perfect matching has as many edges, so the order of matchings stays. Weights become
+//! integers at
+//! a resolution of 2^-40 of their range; two matchings closer than that count as equal.
 
 use integer_blossom::min_weight_perfect_matching;
 
 use super::{CostMatrix, Seating, Seats};
 
-/// Distinct weights told apart over the range of all weights.
+/// Number of distinct weights over the range of all weights.
 const RESOLUTION: f64 = (1u64 << 40) as f64;
 
 /// More nodes than this take longer than a second in the library (cubic).
-const NODES_AT_MOST: usize = 800;
+const MAX_NODES: usize = 800;
 
 /// Is this a matching problem?
 pub fn fits(programs: usize, seats: &Seats) -> bool {
     let nodes = seats.cpus();
-    seats.cpus_per_cache.iter().all(|&cpus| cpus == 2) && programs <= nodes && nodes <= NODES_AT_MOST
+    seats.cpus_per_cache.iter().all(|&cpus| cpus == 2) && programs <= nodes && nodes <= MAX_NODES
 }
 
 /// An optimal seating; needs [`fits`].

@@ -1,22 +1,28 @@
 //! Solvers: from the costs of co-runs and the seats to an assignment.
 //!
-//! Problem: n programs go to CPUs; CPUs come in groups that share a cache. A program suffers from those that run on
-//! other CPUs of its cache while it runs. With at most one program to a CPU that is CA's problem (2.1.1): the sum of
-//! mutual degradations over all pairs that share a cache is to be as small as possible. With more programs than CPUs,
-//! programs on one CPU take turns: they do not meet, and a neighbor CPU that takes turns among l programs shows each
-//! of them 1/l of the time. Loads differ by at most one, so nobody pays with processor time.
+//! Problem: n programs go to CPUs; groups of CPUs share a cache. A program bears a cost for the programs that run on
+//! other
+//! CPUs of its cache while it runs. With at most one program to a CPU, this is CA's problem (2.1.1): minimize the sum
+//! of
+//! mutual slowdowns over all pairs that share a cache. With more programs than CPUs, programs on one CPU take turns:
+//! they do
+//! not meet, and each of l programs that take turns on a neighboring CPU is met for 1/l of the time. Loads differ by at
+//! most
+//! one, so no program pays with processor time.
 //!
 //! `total = sum over programs i, over CPUs q of i's cache but its own, over j on q, of cost[i][j] / load(q)`
 //!
-//! Degradations add up over co-runners: an assumption for more than two to a cache, which the pairwise evidence of
-//! the paper makes as well.
+//! Slowdowns add up over co-runners, which is an assumption for more than two to a cache, as in the paper's pairwise
+//! evidence.
 //!
-//! Method, by what is proven: two CPUs to every cache and one program at most to each = minimum-weight perfect
-//! matching ([`matching`], exact for any number); else up to [`exact::PROGRAMS_AT_MOST`] programs = dynamic programming
-//! over sets ([`exact`]); beyond that a local search with a lower bound ([`local_search`]), and the gap is told.
+//! Method, by available proofs: two CPUs to every cache and at most one program to each = minimum-weight perfect
+//! matching
+//! ([`matching`], exact for any number); else up to [`exact::MAX_PROGRAMS`] programs = dynamic programming over sets
+//! ([`exact`]); beyond that a local search with a lower bound ([`local_search`]), and the gap is reported.
 //!
 //! Properties: deterministic; every program is seated once; loads are even; [`Solution::lower_bound`] never lies above
-//! the optimum; negative costs and idle CPUs are fine.
+//! the
+//! optimum; negative costs and idle CPUs are allowed.
 
 use serde::{Deserialize, Serialize};
 
@@ -31,7 +37,7 @@ pub mod sizing;
 #[cfg(test)]
 mod tests;
 
-/// Square: `cost[i][j]` is what `i` suffers beside `j`; the diagonal is not used.
+/// Square: `cost[i][j]` is the cost of `i` beside `j`; the diagonal is not used.
 pub type CostMatrix = [Vec<f64>];
 
 /// CPUs of each cache that programs can be put on.
@@ -46,7 +52,7 @@ impl Seats {
     pub fn cpus(&self) -> usize {
         self.cpus_per_cache.iter().map(|&cpus| cpus as usize).sum()
     }
-    /// Programs on every CPU at least, and how many CPUs take one more.
+    /// Fewest programs on every CPU, and the number of CPUs with one more.
     fn loads(&self, programs: usize) -> (usize, usize) {
         (programs / self.cpus(), programs % self.cpus())
     }
@@ -55,12 +61,12 @@ impl Seats {
 /// Programs by cache, by CPU of the cache: `by_cache[cache][cpu]` is in ascending order.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Seating {
-    /// Programs by their place in the costs.
+    /// Programs by their position in the costs.
     pub by_cache: Vec<Vec<Vec<usize>>>,
 }
 
 impl Seating {
-    /// What each program suffers, in the costs' unit.
+    /// Cost of each program, in the costs' unit.
     pub fn costs_by_program(&self, costs: &CostMatrix) -> Vec<f64> {
         let mut suffered = vec![0.0; costs.len()];
         for cache in &self.by_cache {
@@ -76,7 +82,7 @@ impl Seating {
         }
         suffered
     }
-    /// What all programs suffer together, in the costs' unit.
+    /// Cost of all programs together, in the costs' unit.
     pub fn total(&self, costs: &CostMatrix) -> f64 {
         self.costs_by_program(costs).iter().sum()
     }
@@ -101,7 +107,7 @@ impl Seating {
     }
 }
 
-/// How an assignment was found.
+/// The method of a solution.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum SolverMethod {
@@ -109,20 +115,20 @@ pub enum SolverMethod {
     Matching,
     /// Dynamic programming over sets of programs: optimal.
     DynamicProgramming,
-    /// Local search; how far it may be from the optimum is told by the lower bound.
+    /// Local search; the lower bound limits its distance from the optimum.
     LocalSearch,
 }
 
-/// An assignment and how good it is known to be.
+/// An assignment, and a bound on its quality.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Solution {
-    /// Who sits where.
+    /// The seats of all programs.
     pub seating: Seating,
-    /// Sum over all programs of what they suffer.
+    /// Sum of the costs of all programs.
     pub total: f64,
-    /// No assignment has a smaller total. Equal to `total` where the method is exact.
+    /// No assignment has a smaller total. Equal to `total` if the method is exact.
     pub lower_bound: f64,
-    /// How it was found.
+    /// The method.
     pub method: SolverMethod,
 }
 
@@ -156,7 +162,7 @@ pub fn worst(costs: &CostMatrix, seats: &Seats) -> Solution {
     Solution { total, lower_bound: bound, ..solved }
 }
 
-/// What a scheduler that does not look would get.
+/// Totals of a scheduler without any evidence.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub struct RandomTotals {
     /// Mean over all assignments, each equally likely: exact.
@@ -174,10 +180,12 @@ const SAMPLES: u32 = 1000;
 
 /// Totals of random assignments with even loads.
 ///
-/// The mean needs no enumeration, as every ordered pair of programs is equally likely to meet. It is the sum of all
-/// costs times the expected share of time that one program of a pair sees the other on its cache. With c CPUs on a
-/// cache that share is the sum over caches of c (c - 1) over CPUs (n - 1) when every CPU is busy; when some are idle it
-/// is over CPUs (CPUs - 1).
+/// The mean needs no enumeration, because every ordered pair of programs is equally likely to meet. It is the sum of
+/// all costs
+/// times the expected share of time that one program of a pair meets the other on its cache. With c CPUs on a cache
+/// that share
+/// is the sum over caches of c (c - 1) over CPUs (n - 1) if every CPU is busy; if some are idle, it is over CPUs (CPUs
+/// - 1).
 pub fn random(costs: &CostMatrix, seats: &Seats, seed: u64) -> RandomTotals {
     let (programs, cpus) = (costs.len(), seats.cpus());
     if programs < 2 || cpus < 2 {

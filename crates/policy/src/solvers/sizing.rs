@@ -1,19 +1,24 @@
-//! How much of one cache each of several programs gets.
+//! Division of one cache among several programs.
 //!
-//! Problem: a cache comes in `units` (colors or ways). Each claimant has a cost for every number of units it may hold
-//! (misses, stalled cycles, lost speed: the caller's choice), and holds at least its floor. All units are dealt out so
-//! that the sum of the costs, or the worst of them, is as small as possible. With cliffs in the curves the general problem
-//! is hard for heuristics, but the units are few: dynamic programming over them is exact.
+//! Problem: a cache comes in `units` (colors or ways). Each claimant has a cost for every number of units (misses,
+//! stalled
+//! cycles, lost speed: the caller's choice), and gets at least its floor. All units are allocated so that the sum of
+//! the
+//! costs, or the worst of them, is as small as possible. With cliffs in the curves the general problem is hard for
+//! heuristics,
+//! but the units are few: dynamic programming over them is exact.
 //!
 //! Method:
 //! - [`exact`]: best[n][u] = the least total of the first n claimants on u units; for two claimants that is thesis
-//!   equation 5.3. O(claimants · units²).
-//! - [`lookahead`]: Qureshi and Patt's greedy rule (MICRO 2006; named in thesis 5.4). Everyone starts at the floor; again
-//!   and again the claimant with the largest saving per unit, over any number of further units, gets that many. Sees
-//!   across plateaus before a cliff. A claimant's best offer is kept until it wins or the rest gets too small for it.
+//!   equation
+//!   5.3. O(claimants · units²).
+//! - [`lookahead`]: Qureshi and Patt's greedy rule (MICRO 2006; named in thesis 5.4). All claimants start at the floor;
+//!   the
+//!   claimant with the largest saving per unit, over any number of further units, gets that many, repeatedly. It looks
+//!   across plateaus before a cliff. A claimant's best offer is stored until it wins or the rest gets too small for it.
 //!
-//! Properties: deterministic; all units are dealt out; floors hold; among equal totals the most even deal is taken by
-//! [`exact`], so indifferent claimants share alike; where every curve is convex, [`lookahead`] is exact too.
+//! Properties: deterministic; all units are allocated; floors are met; among equal totals [`exact`] takes the most even
+//! allocation, so that indifferent claimants share equally; if every curve is convex, [`lookahead`] is exact too.
 
 /// A claimant of units: a program, or several in one partition.
 #[derive(Clone, PartialEq, Debug)]
@@ -21,7 +26,7 @@ pub struct UnitClaim {
     /// Cost with 1, 2, ... units; as many entries as the cache has units.
     pub costs: Vec<f64>,
     /// Never fewer units than this; at least 1.
-    pub at_least: u32,
+    pub min_units: u32,
 }
 
 impl UnitClaim {
@@ -29,11 +34,11 @@ impl UnitClaim {
         self.costs[units as usize - 1]
     }
     fn floor(&self) -> u32 {
-        self.at_least.max(1)
+        self.min_units.max(1)
     }
 }
 
-/// What is to be small.
+/// The quantity to minimize.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CostAggregate {
     /// The sum of the costs.
@@ -42,16 +47,16 @@ pub enum CostAggregate {
     Worst,
 }
 
-/// Why units cannot be dealt out.
+/// The reason why units cannot be allocated.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ClaimError {
     /// There is no claim.
     #[error("nobody claims anything")]
-    Nobody,
+    NoClaims,
     /// A claim without one cost for each number of units.
     #[error("claim {claim} has {found} costs, expected {expected}: one for every number of units")]
     Costs {
-        /// Place of the claim in the list.
+        /// Position of the claim in the list.
         claim: usize,
         /// Costs that it has.
         found: usize,
@@ -61,13 +66,13 @@ pub enum ClaimError {
     /// A cost that is infinite or not a number.
     #[error("claim {claim} has a cost that is no number")]
     NoNumber {
-        /// Place of the claim in the list.
+        /// Position of the claim in the list.
         claim: usize,
     },
     /// Floors that do not fit together.
     #[error("the floors need {floors} units of {units}")]
     Floors {
-        /// Units that the floors ask for together.
+        /// Sum of the floors.
         floors: u32,
         /// Units of the cache.
         units: u32,
@@ -76,7 +81,7 @@ pub enum ClaimError {
 
 fn check(claims: &[UnitClaim], units: u32) -> Result<(), ClaimError> {
     if claims.is_empty() {
-        return Err(ClaimError::Nobody);
+        return Err(ClaimError::NoClaims);
     }
     for (claim, UnitClaim { costs, .. }) in claims.iter().enumerate() {
         if costs.len() != units as usize {
@@ -90,7 +95,7 @@ fn check(claims: &[UnitClaim], units: u32) -> Result<(), ClaimError> {
     if floors > units { Err(ClaimError::Floors { floors, units }) } else { Ok(()) }
 }
 
-/// A partial deal: its total, and what decides between equal totals.
+/// A partial allocation: its total, and the criterion between equal totals.
 #[derive(Clone, Copy)]
 struct PartialDeal {
     worst: f64,
@@ -115,10 +120,10 @@ impl PartialDeal {
     }
 }
 
-/// The best deal of all `units`, in the order of the claims. O(claims · units²).
+/// The best allocation of all `units`, in the order of the claims. O(claimants · units²).
 ///
 /// # Errors
-/// Claims that cannot be, or floors that do not fit.
+/// Invalid claims, or floors that do not fit.
 pub fn exact(claims: &[UnitClaim], units: u32, total: CostAggregate) -> Result<Vec<u32>, ClaimError> {
     check(claims, units)?;
     let all = units as usize;
@@ -135,7 +140,7 @@ pub fn exact(claims: &[UnitClaim], units: u32, total: CostAggregate) -> Result<V
         let last = at + 1 == claims.len();
         let mut row: Vec<Option<PartialDeal>> = vec![None; all + 1];
         let most = units - floors_after;
-        // The last claimant takes whatever is left: only the full deal matters there.
+        // The last claimant gets all remaining units, because only full allocations matter.
         for used in if last { most..=most } else { 0..=most } {
             let mut best: Option<PartialDeal> = None;
             for share in claim.floor()..=used {
@@ -166,7 +171,7 @@ pub fn exact(claims: &[UnitClaim], units: u32, total: CostAggregate) -> Result<V
     Ok(deal)
 }
 
-/// The largest saving per unit that a claimant can have within `most` further units: how many, and how much each saves.
+/// The largest saving per unit of a claimant within `most` further units: the number, and the saving of each.
 fn best_offer(claim: &UnitClaim, held: u32, most: u32) -> (u32, f64) {
     let now = claim.cost(held);
     let mut best = (most, f64::NEG_INFINITY);
@@ -194,13 +199,14 @@ pub fn lookahead(claims: &[UnitClaim], units: u32) -> Result<Vec<u32>, ClaimErro
             if offers[at].0 > left {
                 offers[at] = best_offer(claim, deal[at], left);
             }
-            // Equal savings: to whom holds least, so that those whom nothing helps share the rest alike.
+            // With equal savings, the claimant with the fewest units, so that claimants without savings share the rest
+            // equally.
             let (offer, best) = (offers[at].1, offers[winner].1);
             if offer > best || (offer == best && deal[at] < deal[winner]) {
                 winner = at;
             }
         }
-        // Where nothing is saved any more, one unit at a time goes round.
+        // Without any savings left, units go round one at a time.
         let share = if offers[winner].1 > 0.0 { offers[winner].0 } else { 1 };
         deal[winner] += share;
         left -= share;
@@ -209,13 +215,13 @@ pub fn lookahead(claims: &[UnitClaim], units: u32) -> Result<Vec<u32>, ClaimErro
     Ok(deal)
 }
 
-/// What a deal costs.
+/// Total cost of an allocation.
 pub fn total_cost(claims: &[UnitClaim], deal: &[u32], total: CostAggregate) -> f64 {
     total.of(claims.iter().zip(deal).map(|(claim, &units)| claim.cost(units)))
 }
 
 impl CostAggregate {
-    /// The aim's value over several costs.
+    /// The aggregate of several costs.
     pub fn of(self, costs: impl Iterator<Item = f64>) -> f64 {
         match self {
             CostAggregate::Sum => costs.sum(),
@@ -224,16 +230,17 @@ impl CostAggregate {
     }
 }
 
-/// The fewest units with which a claimant's cost is `at_most`; `None` where none suffice.
+/// The fewest units with which a claimant's cost is at most this; `None` if none suffice.
 pub fn fewest_units(costs: &[f64], at_most: f64) -> Option<u32> {
     costs.iter().position(|&cost| cost <= at_most).map(|at| at as u32 + 1)
 }
 
-/// Several claimants in one partition: each is taken to fill an equal part of it. Costs are summed, or the worst counts.
+/// Several claimants in one partition, each assumed to fill an equal share of it. Costs are summed, or the worst
+/// counts.
 pub fn pooled(costs: &[&[f64]], units: u32, total: CostAggregate) -> Vec<f64> {
     let members = costs.len().max(1) as f64;
     let at = |costs: &[f64], held: f64| {
-        // Below one unit as with one: what a program does with less is not known.
+        // Below one unit as with one, because the cost of less is unknown.
         let place = (held - 1.0).clamp(0.0, costs.len() as f64 - 1.0);
         let (low, along) = (place as usize, place - libm::floor(place));
         costs[low] + along * (costs[(low + 1).min(costs.len() - 1)] - costs[low])
@@ -247,10 +254,10 @@ mod tests {
     use proptest::prelude::*;
 
     fn claims(costs: &[&[f64]]) -> Vec<UnitClaim> {
-        costs.iter().map(|costs| UnitClaim { costs: costs.to_vec(), at_least: 1 }).collect()
+        costs.iter().map(|costs| UnitClaim { costs: costs.to_vec(), min_units: 1 }).collect()
     }
 
-    /// Every deal of all units, floors kept.
+    /// Every allocation of all units that meets the floors.
     fn all_deals(claims: &[UnitClaim], units: u32) -> Vec<Vec<u32>> {
         let Some((first, rest)) = claims.split_first() else {
             return if units == 0 { vec![Vec::new()] } else { Vec::new() };
@@ -276,9 +283,9 @@ mod tests {
         assert_eq!(lookahead(&both, 8), Ok(vec![5, 3]));
     }
 
-    /// Do those who are indifferent share alike, whoever came first?
+    /// Do indifferent claimants share equally, in any order?
     #[test]
-    fn the_indifferent_share_alike() {
+    fn indifferent_claimants_share_equally() {
         let flat = [3.0; 16];
         let all = claims(&[&flat, &flat, &flat, &flat]);
         assert_eq!(exact(&all, 16, CostAggregate::Sum), Ok(vec![4; 4]));
@@ -286,9 +293,9 @@ mod tests {
         assert_eq!(lookahead(&all, 16), Ok(vec![4; 4]));
     }
 
-    /// Does the worst-off objective take from the many for the one?
+    /// Does the objective of the worst cost take from many claimants for one?
     #[test]
-    fn the_worst_off_is_served_first() {
+    fn the_worst_cost_comes_first() {
         let needy = [9.0, 8.0, 7.0, 6.0];
         let greedy = [5.0, 2.0, 1.0, 0.5];
         let both = claims(&[&needy, &greedy]);
@@ -296,26 +303,30 @@ mod tests {
         assert_eq!(exact(&both, 4, CostAggregate::Worst), Ok(vec![3, 1]));
     }
 
-    /// Are claims that cannot be dealt out refused by name?
+    /// Are claims that cannot be met refused by name?
     #[test]
     fn impossible_claims_are_refused() {
         let mut both = claims(&[&[1.0; 4], &[1.0; 4]]);
-        both[1].at_least = 4;
+        both[1].min_units = 4;
         assert_eq!(exact(&both, 4, CostAggregate::Sum), Err(ClaimError::Floors { floors: 5, units: 4 }));
         both[1].costs[2] = f64::NAN;
         assert_eq!(lookahead(&both, 4), Err(ClaimError::NoNumber { claim: 1 }));
         both[0].costs.pop();
         assert_eq!(exact(&both, 4, CostAggregate::Sum), Err(ClaimError::Costs { claim: 0, found: 3, expected: 4 }));
-        assert_eq!(lookahead(&[], 4), Err(ClaimError::Nobody));
+        assert_eq!(lookahead(&[], 4), Err(ClaimError::NoClaims));
     }
 
-    /// Is a pool's cost that of equal parts, and a pool of one the program itself?
+    /// Is a pool's cost that of equal shares, and a pool of one the program itself?
     #[test]
     fn a_pool_costs_what_equal_parts_cost() {
         let curve = [8.0, 6.0, 4.0, 2.0];
         assert_eq!(pooled(&[&curve], 4, CostAggregate::Sum), curve);
         assert_eq!(pooled(&[&curve, &curve], 4, CostAggregate::Sum), [16.0, 16.0, 14.0, 12.0]);
-        assert_eq!(pooled(&[&curve, &[1.0; 4]], 4, CostAggregate::Worst), [8.0, 8.0, 7.0, 6.0], "the worst off counts");
+        assert_eq!(
+            pooled(&[&curve, &[1.0; 4]], 4, CostAggregate::Worst),
+            [8.0, 8.0, 7.0, 6.0],
+            "the worst cost counts"
+        );
         assert_eq!(fewest_units(&curve, 4.5), Some(3));
         assert_eq!(fewest_units(&curve, 1.0), None);
     }
@@ -323,14 +334,14 @@ mod tests {
     fn any_claims() -> impl Strategy<Value = (Vec<UnitClaim>, u32)> {
         (1usize..5, 5u32..13).prop_flat_map(|(count, units)| {
             let claim = (prop::collection::vec(0.0f64..100.0, units as usize), 0u32..3)
-                .prop_map(|(costs, at_least)| UnitClaim { costs, at_least });
+                .prop_map(|(costs, min_units)| UnitClaim { costs, min_units });
             (prop::collection::vec(claim, count), Just(units))
         })
     }
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(200))]
-        /// Is there no deal better than the exact one, and does every deal keep the floors and give all?
+        /// Is no allocation better than the exact one, and does every result meet the floors and allocate all units?
         #[test]
         fn no_deal_is_better_than_the_exact_one((claims, units) in any_claims()) {
             let floors: u32 = claims.iter().map(UnitClaim::floor).sum();
@@ -352,7 +363,7 @@ mod tests {
             }
         }
 
-        /// Is lookahead exact on convex curves, and never outside the rules on others?
+        /// Is lookahead exact on convex curves, and within the rules on others?
         #[test]
         fn lookahead_is_exact_on_convex_curves((claims, units) in any_claims()) {
             let floors: u32 = claims.iter().map(UnitClaim::floor).sum();
@@ -367,7 +378,7 @@ mod tests {
                 let mut costs: Vec<f64> = Vec::new();
                 savings.iter().for_each(|saving| costs.push(costs.last().unwrap_or(&0.0) + saving));
                 costs.reverse();
-                UnitClaim { costs, at_least: claim.at_least }
+                UnitClaim { costs, min_units: claim.min_units }
             }).collect();
             let fast = total_cost(&convex, &lookahead(&convex, units).unwrap(), CostAggregate::Sum);
             let best = total_cost(&convex, &exact(&convex, units, CostAggregate::Sum).unwrap(), CostAggregate::Sum);

@@ -1,10 +1,10 @@
-//! Every solver against every assignment there is.
+//! Every solver against all assignments.
 
 use proptest::prelude::*;
 
 use super::*;
 
-/// Every assignment with even loads, up to the order of CPUs and caches where that is cheap to tell.
+/// Every assignment with even loads, up to the order of CPUs and caches as far as that is cheap to detect.
 fn every_seating(programs: usize, seats: &Seats) -> Vec<Seating> {
     fn go(program: usize, programs: usize, limits: (usize, usize), here: &mut Seating, all: &mut Vec<Seating>) {
         let (least, more) = limits;
@@ -59,8 +59,9 @@ const SHAPES: [&[u32]; 9] = [&[2, 2], &[2, 2, 2], &[3, 3], &[4, 4], &[1, 3], &[2
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(60))]
 
-    /// Are best and worst what enumerating everything says, for every shape, with idle CPUs and with CPUs that take
-    /// turns, and with negative costs?
+    /// Are best and worst those of enumeration, for every shape, with idle CPUs, with CPUs that take turns, and with
+    /// negative
+    /// costs?
     #[test]
     fn best_and_worst_equal_brute_force(
         shape in 0..SHAPES.len(),
@@ -79,7 +80,7 @@ proptest! {
         prop_assert!((worst.total - most).abs() < 1e-9, "{} {most}", worst.total);
     }
 
-    /// Does the local search keep to even loads, and its bound below the optimum, where the optimum is known?
+    /// Does the local search preserve even loads, and does its bound lie below the known optimum?
     #[test]
     fn the_bound_lies_below_the_optimum_and_the_search_above(
         shape in 0..SHAPES.len(),
@@ -126,9 +127,9 @@ proptest! {
         prop_assert!((solved.total - optimum).abs() < 1e-9, "{} {optimum}", solved.total);
     }
 
-    /// Is the exact mean what drawing many assignments comes to, for every shape?
+    /// Is the exact mean the mean of many drawn assignments, for every shape?
     #[test]
-    fn the_random_mean_is_what_drawing_comes_to(shape in 0..SHAPES.len(), programs in 2usize..=6, matrix in costs(6, -0.5)) {
+    fn the_random_mean_is_that_of_drawn_assignments(shape in 0..SHAPES.len(), programs in 2usize..=6, matrix in costs(6, -0.5)) {
         let seats = seats(SHAPES[shape]);
         let matrix: Vec<Vec<f64>> = matrix[..programs].iter().map(|row| row[..programs].to_vec()).collect();
         let mut generator = SplitMix64::new(shape as u64);
@@ -140,7 +141,7 @@ proptest! {
     }
 }
 
-/// Is the exact mean that of the enumeration, where every assignment can be listed with its weight?
+/// Is the exact mean that of the enumeration, if every assignment can be listed with its weight?
 #[test]
 fn the_random_mean_is_exact_on_two_pairs() {
     let matrix = vec![
@@ -158,7 +159,8 @@ fn the_random_mean_is_exact_on_two_pairs() {
     assert!(drawn.low_5_percent >= total(&three[1]) - 1e-12 && drawn.high_5_percent <= total(&three[0]) + 1e-12);
 }
 
-/// Are sixteen programs on caches of four and of eight CPUs solved exactly, and found by the local search too?
+/// Are sixteen programs on caches of four and of eight CPUs solved exactly, and does the local search agree within its
+/// gap?
 #[test]
 fn sixteen_programs_are_exact_and_the_local_search_agrees_within_its_gap() {
     let mut generator = SplitMix64::new(42);
@@ -190,9 +192,9 @@ fn forty_eight_programs_on_eight_caches_are_bounded() {
     assert!(worst.total <= worst.lower_bound && worst.total > solved.total);
 }
 
-/// With more programs than CPUs, do those that hurt each other take turns on one CPU?
+/// With more programs than CPUs, do programs that slow each other down take turns on one CPU?
 #[test]
-fn programs_that_hurt_each_other_share_a_cpu() {
+fn programs_that_slow_each_other_down_share_a_cpu() {
     let mut matrix = vec![vec![0.0; 4]; 4];
     (matrix[0][2], matrix[2][0], matrix[1][3], matrix[3][1]) = (0.9, 0.9, 0.8, 0.8);
     let solved = best(&matrix, &seats(&[2]));

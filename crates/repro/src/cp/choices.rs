@@ -198,7 +198,7 @@ pub(crate) fn sizing(
 
 /// The split with the least sum of two curves (thesis equation 5.3).
 fn least_sum(curves: [Vec<f64>; 2]) -> u32 {
-    let claims = curves.map(|costs| UnitClaim { costs, at_least: 1 });
+    let claims = curves.map(|costs| UnitClaim { costs, min_units: 1 });
     exact(&claims, COLORS, CostAggregate::Sum).expect("sixteen colors for two, and measured costs")[0]
 }
 

@@ -61,7 +61,7 @@ pub(crate) fn draw(generator: &mut SplitMix64, count: usize) -> Vec<usize> {
 fn best_shares(alone: &[&ColorCurves]) -> Vec<String> {
     let claim = |alone: &&ColorCurves| {
         let all = alone.space.whole_cycles();
-        UnitClaim { costs: alone.space.cycles_per_instr.iter().map(|cycles| -all / cycles).collect(), at_least: 1 }
+        UnitClaim { costs: alone.space.cycles_per_instr.iter().map(|cycles| -all / cycles).collect(), min_units: 1 }
     };
     let claims: Vec<UnitClaim> = alone.iter().map(claim).collect();
     let deal = exact(&claims, COLORS, CostAggregate::Sum).expect("at most eight programs on sixteen colors");

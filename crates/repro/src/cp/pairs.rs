@@ -239,7 +239,7 @@ impl PairForecast {
 pub(super) fn expected(workload: &Workload, spaces: [&DemandCurve; 2]) -> Option<PairForecast> {
     let claims = spaces.map(|space| UnitClaim {
         costs: space.cycles_per_instr.iter().map(|cycles| -space.whole_cycles() / cycles).collect(),
-        at_least: 1,
+        min_units: 1,
     });
     let deal = exact(&claims, COLORS, CostAggregate::Sum).expect("sixteen colors for two, and measured costs");
     let topology = workload.machine.topology();

@@ -160,7 +160,7 @@ mod tests {
         let gave = |reason: &str| {
             found.decisions.iter().flat_map(|decision| &decision.reasons).any(|given| given.starts_with(reason))
         };
-        assert!(gave("stream is dealt to the CPUs") && gave("reuser is dealt to the CPUs"), "{found:?}");
+        assert!(gave("stream goes to CPUs") && gave("reuser goes to CPUs"), "{found:?}");
         let idle = planned(&context, &question, "default").unwrap();
         assert!(idle.changes.is_empty() && idle.decisions.is_empty(), "{idle:?}");
     }

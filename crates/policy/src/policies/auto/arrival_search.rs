@@ -1,8 +1,10 @@
-//! Newcomers among those who stay: the search after an arrival.
+//! Search after an arrival: newcomers are placed among the tasks that stay.
 //!
-//! Every newcomer is tried on every site where there is room, and in exchange for tasks of the sites where that does
-//! best; parts and turns are sought anew only where somebody came or left. Everybody else keeps what holds. Properties: a
-//! site whose gangs take turns is left alone, as a newcomer has no turn there; bounded as the whole search is.
+//! Each newcomer is tried on every site that has room, and in exchange for tasks of the sites that suit it best.
+//! Partitions and rotations are searched anew only on sites that a task joined or left; all other tasks keep the plan
+//! in force. Properties: a site whose gangs take turns is left alone, because a newcomer has no turn there; the search
+//! is
+//! bounded like the full search.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,14 +13,14 @@ use cachemate_core::TaskId;
 use super::layout::{PartitionMembers, SiteLayout};
 use super::score::{LayoutScore, LayoutScorer, split_shares};
 use super::score_cache::ErrorDraw;
-use super::search::{CandidatePlan, EXCHANGES, LEAST_STEP, PlanSearch, add};
+use super::search::{CandidatePlan, EXCHANGES, MIN_STEP, PlanSearch, add};
 use super::site_search::SiteTasks;
 
-/// Sites whose tasks are tried in exchange.
+/// Number of sites whose tasks are tried in exchange.
 const EXCHANGED_WITH: usize = 3;
 
 impl PlanSearch<'_> {
-    /// The default, what holds, and what holds with the newcomers placed.
+    /// The default, the plan in force, and the plan in force with the newcomers placed.
     pub fn for_newcomers(
         &mut self,
         lived_on: &BTreeMap<TaskId, usize>,
@@ -37,19 +39,19 @@ impl PlanSearch<'_> {
             add("newcomers placed", placed.clone());
         }
         if self.allowed.space || self.allowed.gangs {
-            add("newcomers placed, with parts and turns", self.refined_on(&placed, &changed));
+            add("newcomers placed, with partitions and gangs", self.refined_on(&placed, &changed));
         }
         all
     }
 
-    /// Puts a newcomer where it does best; the sites that this changes.
+    /// Puts a newcomer on the best site; returns the sites that this changes.
     fn settled(&self, at: usize, layout: &mut SiteLayout) -> Vec<usize> {
         let Some(here) = layout.site_of[at] else { return Vec::new() };
         let room = self.free_seats();
         let mut around = ArrivalSearch::of(self, layout);
         let others: Vec<usize> =
             (0..room.len()).filter(|&site| site != here && layout.rotations[site].is_none()).collect();
-        // How good it is beside all who are there: exchanges begin with the best.
+        // Scores of the newcomer beside all tasks of each site: exchanges begin with the best.
         let mut tried: Vec<(usize, f64)> = Vec::with_capacity(others.len());
         for site in others {
             if self.effort.get() > 0 {
@@ -57,7 +59,7 @@ impl PlanSearch<'_> {
             }
         }
         tried.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
-        let mut best = (self.judge.key(around.total()) + LEAST_STEP, None);
+        let mut best = (self.judge.key(around.total()) + MIN_STEP, None);
         let mut consider = |key: f64, exchange: TaskMove| {
             if key > best.0 {
                 best = (key, Some(exchange));
@@ -78,7 +80,7 @@ impl PlanSearch<'_> {
         vec![here, exchange.site]
     }
 
-    /// The best parts and turns of these sites.
+    /// Searches the best partitions and rotations of these sites.
     fn refined_on(&self, layout: &SiteLayout, sites: &BTreeSet<usize>) -> SiteLayout {
         self.on_each(layout, sites.iter().copied(), |search, here, changed| {
             (changed.partitions[here.site], changed.rotations[here.site]) = search.best_of(here, true);
@@ -86,7 +88,7 @@ impl PlanSearch<'_> {
     }
 }
 
-/// One task to another site, and its partner to where it was.
+/// Move of one task to another site, and of its partner to the first one's site.
 #[derive(Clone, Copy)]
 struct TaskMove {
     at: usize,
@@ -109,7 +111,7 @@ impl TaskMove {
         }
     }
 
-    /// Who is on a site afterwards, ascending.
+    /// Tasks on a site after the move, in ascending order.
     fn members(self, before: &[usize], site: usize) -> Vec<usize> {
         let stays = |task: &usize| self.moves().all(|(moved, _)| moved != *task);
         let mut members: Vec<usize> = before.iter().copied().filter(stays).collect();
@@ -119,7 +121,7 @@ impl TaskMove {
     }
 }
 
-/// Parts of those who stay.
+/// Partitions of the tasks that stay.
 fn without(cut: &[PartitionMembers], exchange: TaskMove) -> Vec<PartitionMembers> {
     let mut cut = cut.to_vec();
     cut.iter_mut().for_each(|group| group.members.retain(|&task| exchange.moves().all(|(moved, _)| moved != task)));
@@ -127,7 +129,7 @@ fn without(cut: &[PartitionMembers], exchange: TaskMove) -> Vec<PartitionMembers
     cut
 }
 
-/// Everybody's sites with their scores, of which an exchange changes two.
+/// Scores of all sites, two of which an exchange changes.
 struct ArrivalSearch<'a, 'b> {
     search: &'a PlanSearch<'b>,
     layout: &'a SiteLayout,
@@ -145,7 +147,7 @@ impl<'a, 'b> ArrivalSearch<'a, 'b> {
 
     fn score(&self, site: usize, members: &[usize], cut: &[PartitionMembers]) -> LayoutScore {
         if members.is_empty() {
-            return LayoutScore::NOBODY;
+            return LayoutScore::EMPTY;
         }
         let PlanSearch { scene, memo, effort, .. } = self.search;
         let apart = &split_shares(scene, &self.home, members, site);
@@ -153,10 +155,10 @@ impl<'a, 'b> ArrivalSearch<'a, 'b> {
     }
 
     fn total(&self) -> LayoutScore {
-        self.scores.iter().copied().fold(LayoutScore::NOBODY, LayoutScore::plus)
+        self.scores.iter().copied().fold(LayoutScore::EMPTY, LayoutScore::plus)
     }
 
-    /// What is better is larger. Partners of a sharing cluster on third sites are left out.
+    /// Key of a move; larger is better. Partners of a sharing cluster on third sites are left out.
     fn key(&mut self, exchange: TaskMove) -> f64 {
         exchange.moves().for_each(|(task, to)| self.home[task] = Some(to));
         let score = |site: usize| {
@@ -170,7 +172,7 @@ impl<'a, 'b> ArrivalSearch<'a, 'b> {
             site if site == exchange.site => to,
             _ => score,
         };
-        self.search.judge.key(self.scores.iter().enumerate().map(changed).fold(LayoutScore::NOBODY, LayoutScore::plus))
+        self.search.judge.key(self.scores.iter().enumerate().map(changed).fold(LayoutScore::EMPTY, LayoutScore::plus))
     }
 }
 
@@ -200,12 +202,12 @@ mod tests {
         }
     }
 
-    /// All candidates for the last task, and for everybody; the judge of both.
+    /// All candidates for the last task and for all tasks, and the comparator of both.
     fn both(scene: &PlanningProblem) -> ([Vec<CandidatePlan>; 2], PlanComparator) {
         let memo = ScoreCache::of(scene);
         let allowed =
             AllowedMechanisms { placement: true, sharing: true, space: false, gangs: false, memory_nodes: true };
-        let judge = PlanComparator { objective: PlanObjective::WeightedSpeedup, worst_at_least: 0.0 };
+        let judge = PlanComparator { objective: PlanObjective::WeightedSpeedup, min_speed: 0.0 };
         let search = || {
             let (effort, generator) = (Cell::new(400), SplitMix64::new(1));
             PlanSearch { scene, memo: &memo, allowed, judge, effort, generator }
@@ -223,7 +225,7 @@ mod tests {
         of.iter().reduce(|a, b| if judge.key(b.score) > judge.key(a.score) { b } else { a }).unwrap()
     }
 
-    /// Does a stream that comes among those who keep their data go to the other streams?
+    /// Is a newly arrived stream placed with the other streams, rather than with tasks that keep their data?
     #[test]
     fn a_stream_goes_to_the_streams() {
         let scene = scene(&[(0, 0.4), (0, 0.3), (1, 1.2), (1, 1.3), (0, 1.4)], 2);
@@ -233,9 +235,9 @@ mod tests {
 
     proptest! {
         #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
-        /// Is nobody moved but a newcomer and one in exchange, and is the best plan no worse than what holds?
+        /// Are only newcomers and their exchange partners moved, and is the best plan no worse than the plan in force?
         #[test]
-        fn only_newcomers_and_whom_they_change_with_are_moved(
+        fn only_newcomers_and_their_exchange_partners_move(
             tasks in prop::collection::vec((0usize..4, 0.0f64..1.6), 4..11),
         ) {
             let scene = scene(&tasks, 4);

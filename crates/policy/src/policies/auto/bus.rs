@@ -1,8 +1,11 @@
-//! What a package's way to memory costs by its traffic, out of what was measured.
+//! Cost of a package's path to memory by its traffic, inferred from measurements.
 //!
-//! Problem: where misses meet decides how long each waits, and nobody tells a policy the bandwidth. Method: the queue's
-//! law is that of docs/simulators/interval.md, a line waits `S rho / 2 (1 - rho)` with `rho = S x traffic`; the traffic and the wait
-//! of each package were counted, so `S` follows. Properties: where no queue was counted, or next to none, nothing is said.
+//! Problem: the wait of a miss depends on where misses meet, and a policy does not know the bandwidth. Method: the
+//! queue
+//! follows docs/simulators/interval.md, so a line waits `S rho / 2 (1 - rho)` with `rho = S x traffic`. The traffic and
+//! the
+//! wait of each package were counted, so `S` follows. Properties: if no queue was counted, or almost none, there is no
+//! model.
 
 use std::collections::BTreeMap;
 
@@ -14,14 +17,14 @@ use super::speeds::ObservedSpeed;
 /// See the module's documentation.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Bus {
-    /// Cycles that a line takes.
+    /// Service time of a line in cycles.
     line_cycles: f64,
-    /// By package, cycles that a miss waits now.
+    /// Present wait of a miss in cycles, by package.
     now: BTreeMap<u32, f64>,
 }
 
 /// Shorter waits are noise.
-const LEAST_WAIT: f64 = 2.0;
+const MIN_WAIT_CYCLES: f64 = 2.0;
 const BUSIEST: f64 = 0.98;
 
 fn wait(line_cycles: f64, lines_per_cycle: f64) -> f64 {
@@ -30,7 +33,7 @@ fn wait(line_cycles: f64, lines_per_cycle: f64) -> f64 {
 }
 
 impl Bus {
-    /// `None` where the queue was not counted or hardly anybody waits.
+    /// `None` if the queue was not counted or waits are too short.
     pub fn of(
         sites: &[CacheSite],
         tasks: &[ProblemTask],
@@ -52,7 +55,7 @@ impl Bus {
         for (&package, &[traffic, misses, waited]) in &sums {
             let measured = waited / misses.max(1e-12);
             now.insert(package, measured);
-            if measured >= LEAST_WAIT && traffic > 0.0 {
+            if measured >= MIN_WAIT_CYCLES && traffic > 0.0 {
                 weighted += traffic * solve(measured, traffic);
                 weights += traffic;
             }
@@ -60,7 +63,7 @@ impl Bus {
         (weights > 0.0).then(|| Bus { line_cycles: weighted / weights, now })
     }
 
-    /// How much longer a miss waits on a package with this traffic than on the one where it was measured.
+    /// Additional wait of a miss on a package with this traffic, over the package on which it was measured.
     pub fn longer(&self, lines_per_cycle: f64, measured_on: u32) -> f64 {
         wait(self.line_cycles, lines_per_cycle) - self.now.get(&measured_on).copied().unwrap_or(0.0)
     }
@@ -79,7 +82,7 @@ fn solve(measured: f64, traffic: f64) -> f64 {
 mod tests {
     use super::*;
 
-    /// Is the time of a line found again from what the law says of it?
+    /// Is the service time of a line recovered from the waits that the law predicts?
     #[test]
     fn the_time_of_a_line_is_found_again() {
         for (line_cycles, traffic) in [(10.0, 0.05), (4.0, 0.2), (20.0, 0.045)] {

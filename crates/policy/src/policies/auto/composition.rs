@@ -1,10 +1,13 @@
-//! Tasks on one cache, composed: what each holds, and how fast each runs.
+//! Composition of tasks on one cache: the occupancy and the speed of each.
 //!
-//! Under LRU a cache holds what was touched after one moment, the same for all (equal window; Xiang et al., ASPLOS 2013):
-//! each task holds its footprint over its own progress since then. Progress depends on speed, and speed on what is held;
-//! both are solved together, damped. Gangs take turns: within a turn the window reaches back into the turns before, and
-//! only who ran there made progress. The law of turns that are too short for their refill follows from that. Properties:
-//! who is alone holds all that it touches; sums of what is held never exceed the cache.
+//! Under LRU a cache holds the lines that were touched after one moment, which is the same for all tasks (equal window;
+//! Xiang et al., ASPLOS 2013): each task holds its footprint over its own progress since then. Progress depends on
+//! speed,
+//! and speed on occupancy, so both are solved together, with damping. If gangs take turns, the window reaches back into
+//! earlier turns, in which only the members of those gangs made progress. The law of turns that are too short for their
+//! refill follows from that. Properties: a task that is alone holds all lines that it touches; occupancies never add up
+//! to
+//! more than the cache.
 
 use super::program_model::ProgramModel;
 
@@ -12,14 +15,14 @@ use super::program_model::ProgramModel;
 #[derive(Clone, Copy, Debug)]
 pub struct CacheOccupant<'a> {
     pub program: &'a ProgramModel,
-    /// Share of its CPU's time, while its gang has the turn.
+    /// Share of its CPU's time while its gang has the turn.
     pub share: f64,
     pub gang: usize,
     /// Share of its partners that are on other caches.
     pub split_share: f64,
-    /// Cycles that every miss waits longer than nearest to its memory, in the queue that was measured.
+    /// Additional cycles that every miss waits, over a miss to the nearest memory in the measured queue.
     pub wait_cycles: f64,
-    /// Share of its lines that fall into this part of the cache: all, but for who may use every part.
+    /// Share of its lines that fall into this partition: all, except for tasks that may use every partition.
     pub in_part_share: f64,
 }
 
@@ -29,20 +32,20 @@ impl CacheOccupant<'_> {
     }
 }
 
-/// How a task fares while it runs.
+/// Performance of a task while it runs.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct TaskPerformance {
     pub cycles_per_instr: f64,
     pub misses_per_instr: f64,
-    /// As composed, in the mean.
+    /// Mean occupancy, as composed.
     pub held_bytes: f64,
 }
 
 impl TaskPerformance {
-    /// How a task fares that is in no part yet.
+    /// Performance of a task before any partition was added.
     pub const NONE: TaskPerformance = TaskPerformance { cycles_per_instr: 0.0, misses_per_instr: 0.0, held_bytes: 0.0 };
 
-    /// Takes in how it fares in another part, into which this share of its lines falls.
+    /// Adds its performance in another partition, into which this share of its lines falls.
     pub fn add(&mut self, part: TaskPerformance, inside: f64) {
         self.cycles_per_instr += inside * part.cycles_per_instr;
         self.misses_per_instr += inside * part.misses_per_instr;
@@ -51,21 +54,21 @@ impl TaskPerformance {
 }
 
 const ROUNDS: usize = 6;
-/// Turns take many moments a round.
+/// Rounds for gangs; fewer, because each round computes many moments of a turn.
 const ROUNDS_OF_TURNS: usize = 3;
-/// Fares that move by less are settled: curves are known to some per cent.
+/// Performances that change by less have converged: curves are known to a few per cent.
 const SETTLED: f64 = 1e-5;
-/// What is held adds up to the cache within this share of it.
+/// Occupancies add up to the cache within this share of it.
 const TOLERANCE: f64 = 1e-6;
 /// A window reaches back no further.
 const LONGEST_CYCLES: f64 = 1e14;
-/// Steps of a root; a handful is usual.
-const STEPS_AT_MOST: usize = 48;
-/// Moments of a turn that are looked at: dense at its beginning, where the cache is filled.
+/// Maximal steps of a root search; a handful is usual.
+const MAX_STEPS: usize = 48;
+/// Sampled moments of a turn; dense at its beginning, while the cache is filled.
 const MOMENTS: i32 = 16;
 const NEXT_STEP: f64 = 1.3;
 
-/// Everybody's fare; `turns` are the gangs' lengths in cycles (one entry, of any length, where nobody takes turns).
+/// Performance of all tasks; `turns` are the gangs' quanta in cycles (one entry of any length if there are no gangs).
 pub fn compose(present: &[CacheOccupant<'_>], cache_bytes: f64, turns: &[f64]) -> Vec<TaskPerformance> {
     let mut cycles: Vec<f64> = present
         .iter()
@@ -77,7 +80,7 @@ pub fn compose(present: &[CacheOccupant<'_>], cache_bytes: f64, turns: &[f64]) -
         0 | 1 => ROUNDS,
         _ => ROUNDS_OF_TURNS,
     };
-    // The last root is near the next one.
+    // The last root is close to the next one.
     let (mut window, mut reach) = (FootprintCursor::new(present.len()), WindowGuess::default());
     for _ in 0..rounds {
         if turns.len() <= 1 {
@@ -99,7 +102,7 @@ pub fn compose(present: &[CacheOccupant<'_>], cache_bytes: f64, turns: &[f64]) -
 }
 
 fn performance(one: &CacheOccupant<'_>, composed: f64, cache_bytes: f64) -> TaskPerformance {
-    let held = one.program.really_held(composed / one.in_part_share, cache_bytes / one.in_part_share);
+    let held = one.program.real_occupancy(composed / one.in_part_share, cache_bytes / one.in_part_share);
     let misses_per_instr = one.program.misses(held);
     TaskPerformance {
         cycles_per_instr: one.program.cycles_at(misses_per_instr, one.wait_cycles, one.split_share),
@@ -108,11 +111,11 @@ fn performance(one: &CacheOccupant<'_>, composed: f64, cache_bytes: f64) -> Task
     }
 }
 
-/// How far back a window reached last, and at which step of its growth each task's footprint was there.
+/// Reach of the last window, and the step of its growth at which each task's footprint was there.
 struct FootprintCursor {
     cycles: f64,
     steps: Vec<usize>,
-    /// Each task's progress per cycle, and what it holds: made anew in each round.
+    /// Progress per cycle and occupancy of each task; recomputed in each round.
     rates: Vec<f64>,
     held: Vec<f64>,
 }
@@ -123,8 +126,9 @@ impl FootprintCursor {
     }
 }
 
-/// Everybody runs all the time: progress is in proportion to the window, and the sum of footprints bends downwards, so
-/// that Newton's steps from the left never pass the root. `window` is where to begin, and then where the root is.
+/// All tasks run all the time: progress is proportional to the window, and the sum of footprints is concave, so
+/// Newton's
+/// steps from the left never pass the root. `window` is the starting point, and then the root.
 fn co_run(
     present: &[CacheOccupant<'_>],
     cache_bytes: f64,
@@ -135,7 +139,7 @@ fn co_run(
     let FootprintCursor { rates, held, .. } = window;
     rates.iter_mut().zip(present.iter().zip(cycles)).for_each(|(rate, (one, cycles))| *rate = one.share / cycles);
     let mut least = 0.0;
-    for step in 0..=STEPS_AT_MOST {
+    for step in 0..=MAX_STEPS {
         let (mut sum, mut slope) = (0.0, 0.0);
         for (at, one) in present.iter().enumerate() {
             let (bytes, per_instr) = one.program.footprint_near(window.cycles * rates[at], &mut window.steps[at]);
@@ -145,21 +149,21 @@ fn co_run(
         }
         let missing = cache_bytes - sum;
         let all_held = missing >= 0.0 && (slope <= 0.0 || window.cycles >= LONGEST_CYCLES);
-        if all_held || missing.abs() <= TOLERANCE * cache_bytes || step == STEPS_AT_MOST {
+        if all_held || missing.abs() <= TOLERANCE * cache_bytes || step == MAX_STEPS {
             break;
         }
         if missing > 0.0 {
             least = window.cycles;
         }
         let next = window.cycles + missing / slope;
-        // From the right a step may go too far back: then on from the left.
+        // A step from the right may go too far back; the next one then comes from the left.
         window.cycles = if next > least { next.min(LONGEST_CYCLES) } else { least };
     }
     fares.clear();
     fares.extend(present.iter().zip(held).map(|(one, held)| performance(one, *held, cache_bytes)));
 }
 
-/// How far back a window of turns reached last, as a power of ten of cycles.
+/// Reach of the last window over turns, as a power of ten of cycles.
 #[derive(Clone, Copy)]
 struct WindowGuess(f64);
 
@@ -173,8 +177,9 @@ impl Default for WindowGuess {
 const REACH: (f64, f64) = (3.0, 14.0);
 
 impl WindowGuess {
-    /// What each holds, if it made so much progress (in instructions) over a window. The sum grows with the window, but
-    /// by turns: false position between two sides of the root.
+    /// Occupancies of all tasks, given their progress (in instructions) over a window. The sum grows with the window,
+    /// but in
+    /// steps, one per turn, so the root is bracketed by false position.
     fn occupancies(
         &mut self,
         present: &[CacheOccupant<'_>],
@@ -205,9 +210,9 @@ impl WindowGuess {
             self.0 = if above <= 0.0 { REACH.1 } else { REACH.0 };
             return all(self.0);
         }
-        // An end that stays has its weight halved (Illinois), or it would stay for ever.
+        // The weight of an end that stays is halved (Illinois); otherwise it would never move.
         let (mut weight_below, mut weight_above) = (below, above);
-        for _ in 0..STEPS_AT_MOST {
+        for _ in 0..MAX_STEPS {
             if high - low < 1e-6 {
                 break;
             }
@@ -229,14 +234,14 @@ impl WindowGuess {
     }
 }
 
-/// Cycles that a gang had the turn, of the last `window` cycles, `into` cycles into the turn of gang `now`.
+/// Cycles that a gang ran within the last `window` cycles, `into` cycles into the turn of gang `now`.
 fn turn_cycles(gang: usize, now: usize, into: f64, window: f64, turns: &[f64]) -> f64 {
     let rotation: f64 = turns.iter().sum();
     let whole = libm::floor(window / rotation);
     let mut left = window - whole * rotation;
     let mut had = whole * turns[gang];
     let (mut at, mut length) = (now, into);
-    // The turn that goes on now comes round again at the far end, as far as it is still to come.
+    // The current turn also appears at the far end of the rotation, as far as it is still to come.
     for _ in 0..=turns.len() {
         let part = left.min(length);
         if at == gang {
@@ -263,7 +268,7 @@ fn in_turns(
     let mut sums = vec![[0.0; 4]; present.len()];
     for (now, &turn) in turns.iter().enumerate() {
         let mut done = vec![0.0; present.len()];
-        // Of the moment before: at first nothing may be left.
+        // Occupancies of the previous moment; at first no line may be left.
         let mut last: Vec<f64> =
             present.iter().map(|one| one.program.cycles(0.0, one.wait_cycles, one.split_share)).collect();
         let mut step = turn * (NEXT_STEP - 1.0) / (libm::pow(NEXT_STEP, f64::from(MOMENTS)) - 1.0);
@@ -276,7 +281,7 @@ fn in_turns(
                 if one.gang != now {
                     return ran * one.share / cycles[at];
                 }
-                // In the present turn as it went, before that at the mean speed.
+                // The current turn counts as it went, earlier ones at the mean speed.
                 let here = ran.min(middle);
                 let so_far = done[at] + 0.5 * step * one.share / last[at];
                 so_far * here / middle + (ran - here) * one.share / cycles[at]
@@ -315,7 +320,7 @@ mod tests {
         CacheOccupant { program, share: 1.0, gang, split_share: 0.0, wait_cycles: 0.0, in_part_share: 1.0 }
     }
 
-    /// Is somebody alone as fast as alone, and do two like programs fare alike?
+    /// Is a task that is alone as fast as alone, and do equal programs perform alike?
     #[test]
     fn alone_is_alone_and_like_fares_alike() {
         let one = uniform(3_000_000.0, 0.02);
@@ -323,23 +328,23 @@ mod tests {
         assert!((alone[0].cycles_per_instr - one.alone(CACHE)).abs() < 1e-9);
         let both = compose(&[present(&one, 0), present(&one, 0)], CACHE, &[1.0]);
         assert_eq!(both[0], both[1]);
-        // Each holds half of the cache: a third of its lines or so is missing.
+        // Each holds half of the cache, so about a third of its lines is missing.
         let half = one.cycles(CACHE / 2.0, 0.0, 0.0);
         assert!((both[0].cycles_per_instr / half - 1.0).abs() < 0.01, "{} {half}", both[0].cycles_per_instr);
     }
 
-    /// Does a program that fits lose beside a stream, and the stream nothing?
+    /// Does a program that fits lose speed beside a stream, and the stream none?
     #[test]
-    fn a_stream_takes_from_who_keeps() {
+    fn a_stream_displaces_a_program_that_fits() {
         let (keeps, stream) = (uniform(3_000_000.0, 0.02), program(|_| 0.05));
         let fares = compose(&[present(&keeps, 0), present(&stream, 0)], CACHE, &[1.0]);
         assert!(fares[0].cycles_per_instr > 1.2 * keeps.alone(CACHE), "{fares:?}");
         assert!((fares[1].cycles_per_instr / stream.alone(CACHE) - 1.0).abs() < 1e-6);
     }
 
-    /// Does everybody fare in each half of a cache, in which half of their lines fall, as in all of it?
+    /// Is the performance in each half of a cache, with half of the lines in it, the same as in the whole cache?
     #[test]
-    fn who_may_use_every_part_fares_as_in_the_whole() {
+    fn tasks_that_may_use_every_partition_perform_as_in_the_whole() {
         let (keeps, stream) = (uniform(3_000_000.0, 0.02), program(|_| 0.05));
         let whole = compose(&[present(&keeps, 0), present(&stream, 0)], CACHE, &[1.0]);
         let half = |program| CacheOccupant { in_part_share: 0.5, ..present(program, 0) };
@@ -350,10 +355,11 @@ mod tests {
         }
     }
 
-    /// Does the law of turns hold (kernel.md: time per access `T / (F + (T - F m) / h)`, the other turn flushing all)?
+    /// Does the law of turns hold: time per access `T / (F + (T - F m) / h)` if the other turn flushes the cache?
     #[test]
     fn the_law_of_turns_holds() {
-        // Each of the lines once, in turn: all miss until all are there. Every tenth instruction is an access.
+        // Each line once, in order: all accesses miss until all lines are resident. Every tenth instruction is an
+        // access.
         let bytes = 2_097_152.0;
         let chase = program(|held| if held < bytes { 0.1 } else { 0.0 });
         let stream = program(|_| 0.1);
@@ -368,7 +374,7 @@ mod tests {
         }
     }
 
-    /// Do turns of a rotation add up to the window, wherever it ends?
+    /// Do the turns of a rotation add up to the window, wherever it ends?
     #[test]
     fn turns_add_up() {
         let turns = [3.0, 5.0, 2.0];

@@ -1,15 +1,15 @@
-//! What a plan holds, apart from what is asked anew in every window.
+//! The lasting part of a plan, without the requests that are made anew in every window.
 
 use std::collections::BTreeSet;
 
 use cachemate_core::{CpuSet, GangSchedule, Plan, ProcessId, ShareMember, TaskId, TaskSample, View};
 
-/// The part of a plan that is decided; probes and the window are asked for anew each time.
+/// The lasting part of a plan: all but probes and the window length.
 #[derive(Clone, PartialEq, Debug)]
 pub struct DecidedPlan(pub Plan);
 
 impl DecidedPlan {
-    /// What holds of a plan for the tasks that are there.
+    /// The part of a plan that still applies to the live tasks.
     pub fn from_previous(before: &Plan, view: &View<'_>) -> Self {
         let mut plan = Plan::idle(before.window);
         let here: BTreeSet<TaskId> = view.movable().map(|task| task.task).collect();
@@ -46,15 +46,17 @@ impl DecidedPlan {
         DecidedPlan(plan)
     }
 
-    /// Does a plan place, time and divide alike?
+    /// Do both plans have the same placement, gangs and partitions?
     pub fn is_same(&self, other: &Plan) -> bool {
         (&self.0.affinity, &self.0.gangs, &self.0.shares) == (&other.affinity, &other.gangs, &other.shares)
     }
 }
 
-/// Drops schedules until every task that is in no gang may run on a CPU that no gangs have. Schedules are looked at
-/// together: a newcomer that may run anywhere has no turn where each cache has gangs of its own. `may`: where each task may
-/// run; sets of CPUs for each task are dear, and without gangs nobody asks.
+/// Drops schedules until every task that is in no gang may run on a CPU without gangs. Schedules are considered
+/// together,
+/// because a newcomer that may run on any CPU has no turn if every cache has gangs of its own. `may` gives the CPUs on
+/// which
+/// each task may run; it is called only if there are gangs, because the sets are expensive.
 pub fn drop_starving_schedules(gangs: &mut Vec<GangSchedule>, may: impl IntoIterator<Item = (TaskId, CpuSet)>) {
     if gangs.is_empty() {
         return;
@@ -84,7 +86,7 @@ mod tests {
         text.parse().unwrap()
     }
 
-    /// Is a task that every cache's gangs leave out given room, and are gangs left alone that leave nobody out?
+    /// Does a task that is in no gang of any cache get CPUs, and do gangs stay if no task is left without?
     #[test]
     fn a_newcomer_runs_where_every_cache_has_gangs() {
         let schedule = |cpus: &str, tasks: [u32; 2]| GangSchedule {
@@ -99,8 +101,8 @@ mod tests {
             gangs.iter().map(|schedule| schedule.cpus.to_string()).collect::<Vec<_>>()
         };
         assert_eq!(after(&[(0, "0-1"), (3, "2-3")]), ["0-1", "2-3"]);
-        assert_eq!(after(&[(9, "0-3")]), ["0-1"], "it may run anywhere");
-        assert_eq!(after(&[(9, "1")]), ["2-3"], "it is held to one of them");
+        assert_eq!(after(&[(9, "0-3")]), ["0-1"], "it may run on any CPU");
+        assert_eq!(after(&[(9, "1")]), ["2-3"], "it is confined to one cache");
         assert_eq!(after(&[(9, "0-4")]), ["0-1", "2-3"], "one CPU has no gangs");
         assert_eq!(after(&[(9, "0-1"), (8, "3")]), Vec::<String>::new());
     }

@@ -1,4 +1,4 @@
-//! Decisions in words and numbers: what was weighed, why this one, and what was measured after.
+//! Reasons of decisions, as text and numbers: the candidates, the choice, and the measured effect.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,17 +10,17 @@ use super::problem::PlanningProblem;
 use super::score::{ForecastSpeed, speeds};
 use super::search::{CandidatePlan, PlanComparator};
 
-/// A look for a better plan, and what it found.
+/// A search for a better plan, and its result.
 pub struct SearchReport<'a> {
     pub scene: &'a PlanningProblem,
     pub candidates: &'a [CandidatePlan],
     pub best: &'a CandidatePlan,
     pub held: &'a SiteLayout,
     pub judge: PlanComparator,
-    /// Over what holds, as a share, and how likely it is worth it.
+    /// Gain over the plan in force, as a share, and the probability that it pays off.
     pub gain: f64,
-    pub likely: f64,
-    /// Who was placed among all others, where only newcomers were.
+    pub probability: f64,
+    /// The newcomers, if only newcomers were placed.
     pub newcomers: Option<&'a [usize]>,
     pub singles: &'a [MechanismGain],
 }
@@ -28,23 +28,23 @@ pub struct SearchReport<'a> {
 /// The best plan of one mechanism.
 pub struct MechanismGain {
     pub mechanism: &'static str,
-    /// Over what holds, as a share, with one standard deviation where it was drawn.
+    /// Gain over the plan in force, as a share, with one standard deviation if it was drawn.
     pub gain: f64,
     pub error: Option<f64>,
 }
 
-/// What was told last: said again where it has changed, or a log would grow for as long as nothing happens.
+/// The last reported forecasts. Only changes are reported, so that a log does not grow while nothing happens.
 #[derive(Default)]
 pub struct ReportedForecasts {
-    stays: Option<(String, Vec<TaskId>)>,
+    unchanged: Option<(String, Vec<TaskId>)>,
     tasks: BTreeMap<TaskId, (f64, String)>,
 }
 
-/// A forecast that has moved by less, as a share of the speed alone, is not told again.
+/// A forecast that has changed by less, as a share of the solo speed, is not reported again.
 const NEWS_FROM: f64 = 0.05;
 
 impl ReportedForecasts {
-    /// Has something to be told of a task that was not?
+    /// Is there news about a task?
     fn has_changed(&mut self, task: TaskId, over_alone: f64, place: &str) -> bool {
         let known = self.tasks.get(&task);
         let is_unchanged = known.is_some_and(|(speed, at)| at == place && (speed - over_alone).abs() < NEWS_FROM);
@@ -65,59 +65,64 @@ fn number(name: impl Into<String>, value: f64) -> (String, f64) {
 }
 
 impl SearchReport<'_> {
-    fn score_reason(&self, asks: &ProbePlanner, text: String) -> Reason {
+    fn score_reason(&self, probe_planner: &ProbePlanner, text: String) -> Reason {
         let score_of = |one: &CandidatePlan| {
             let name = one.what.replace(", ", "_").replace(' ', "_");
             number(format!("score_of_{name}"), one.score.value(self.judge.objective))
         };
         let mut numbers: Vec<(String, f64)> = self.candidates.iter().map(score_of).collect();
         numbers.push(number("gain_percent", 100.0 * self.gain));
-        numbers.push(number("likely_percent", 100.0 * self.likely));
+        numbers.push(number("likely_percent", 100.0 * self.probability));
         for MechanismGain { mechanism, gain, error } in self.singles {
             numbers.push(number(format!("gain_of_{mechanism}_percent"), 100.0 * gain));
             numbers.extend(error.map(|error| number(format!("error_of_{mechanism}_percent"), 100.0 * error)));
         }
-        numbers.push(number("probing_percent_of_processor_time", 100.0 * asks.spent_share()));
+        numbers.push(number("probing_percent_of_processor_time", 100.0 * probe_planner.spent_share()));
         let tasks: Vec<TaskId> = self.scene.known().map(|at| self.scene.tasks[at].task).collect();
         Reason { kind: ReasonKind::Explanation, tasks, text, numbers }
     }
 
-    /// What holds stays.
-    pub fn explain_unchanged(&self, asks: &ProbePlanner, told: &mut ReportedForecasts, why: &mut Vec<Reason>) {
+    /// Explains why the plan in force stays.
+    pub fn explain_unchanged(
+        &self,
+        probe_planner: &ProbePlanner,
+        reported: &mut ReportedForecasts,
+        why: &mut Vec<Reason>,
+    ) {
         let text = format!(
-            "what holds stays: of {} plans weighed, '{}' promises {:+.1} %, worth it with {:.0} %{}{}",
+            "the plan in force stays: of {} candidates, '{}' is best, {:+.1} % forecast, pays off with {:.0} % probability{}{}",
             self.candidates.len(),
             self.best.what,
             100.0 * self.gain,
-            100.0 * self.likely,
+            100.0 * self.probability,
             self.by_mechanism(),
             self.placed_names()
         );
-        told.retain(self.scene);
-        let reason = self.score_reason(asks, text);
-        let reported = (reason.text.clone(), reason.tasks.clone());
+        reported.retain(self.scene);
+        let reason = self.score_reason(probe_planner, text);
+        let unchanged = (reason.text.clone(), reason.tasks.clone());
         let mut news = Vec::new();
         let now = speeds(self.scene, &self.reported_layout());
         for at in self.scene.known() {
             let Some(now) = now[at] else { continue };
             let (task, place) = (self.scene.tasks[at].task, self.place(self.held, at));
-            if !told.has_changed(task, now.over_alone, &place) {
+            if !reported.has_changed(task, now.over_alone, &place) {
                 continue;
             }
-            let text = format!("{{0}} stays: {:.0} % of its speed alone{place}", 100.0 * now.over_alone);
+            let text = format!("{{0}} stays: {:.0} % of its solo speed{place}", 100.0 * now.over_alone);
             let mut numbers = vec![number("speed_over_alone", now.over_alone), number("held_bytes", now.held_bytes)];
             numbers.extend(self.known(at));
             news.push(Reason { kind: ReasonKind::Explanation, tasks: vec![task], text, numbers });
         }
-        // What was weighed stands before what follows from it, though it be the same as before.
-        if !news.is_empty() || told.stays.as_ref() != Some(&reported) {
-            told.stays = Some(reported);
+        // The search comes before the forecasts that follow from it, even if it has not changed.
+        if !news.is_empty() || reported.unchanged.as_ref() != Some(&unchanged) {
+            reported.unchanged = Some(unchanged);
             why.push(reason);
             why.append(&mut news);
         }
     }
 
-    /// What holds, on the caches that something is said of: those of newcomers where only they were looked at.
+    /// The plan in force on the caches that are reported: if only newcomers were placed, on their caches.
     fn reported_layout(&self) -> SiteLayout {
         let mut layout = self.held.clone();
         if let Some(newcomers) = self.newcomers.filter(|_| self.scene.bus.is_none()) {
@@ -127,32 +132,35 @@ impl SearchReport<'_> {
         layout
     }
 
-    /// The best plan is made, or tried.
-    pub fn changes(&self, how: &str, asks: &ProbePlanner, told: &mut ReportedForecasts, why: &mut Vec<Reason>) {
+    /// Explains why the best plan is applied or put to a trial.
+    pub fn explain_change(
+        &self,
+        how: &str,
+        probe_planner: &ProbePlanner,
+        reported: &mut ReportedForecasts,
+        why: &mut Vec<Reason>,
+    ) {
         let text = format!(
-            "'{}' is {how}: of {} plans weighed it promises most, {:+.1} %, worth it with {:.0} %{}",
+            "'{}' is {how}: it is the best of {} candidates, {:+.1} % forecast, pays off with {:.0} % probability{}",
             self.best.what,
             self.candidates.len(),
             100.0 * self.gain,
-            100.0 * self.likely,
+            100.0 * self.probability,
             self.placed_names()
         );
-        *told = ReportedForecasts::default();
-        why.push(self.score_reason(asks, text));
+        *reported = ReportedForecasts::default();
+        why.push(self.score_reason(probe_planner, text));
         let (before, after) = (speeds(self.scene, self.held), speeds(self.scene, &self.best.layout));
         for at in self.scene.known() {
             if let (Some(old), Some(new)) = (before[at], after[at]) {
-                why.push(self.changed(at, old, new));
+                why.push(self.task_reason(at, old, new));
             }
         }
     }
 
-    fn changed(&self, at: usize, old: ForecastSpeed, new: ForecastSpeed) -> Reason {
-        let mut text = format!(
-            "{{0}}: {:.0} % of its speed alone, {:.0} % before",
-            100.0 * new.over_alone,
-            100.0 * old.over_alone
-        );
+    fn task_reason(&self, at: usize, old: ForecastSpeed, new: ForecastSpeed) -> Reason {
+        let mut text =
+            format!("{{0}}: {:.0} % of its solo speed, {:.0} % before", 100.0 * new.over_alone, 100.0 * old.over_alone);
         text += &self.place(&self.best.layout, at);
         let mut numbers = vec![
             number("speed_over_alone", new.over_alone),
@@ -175,13 +183,13 @@ impl SearchReport<'_> {
 
     fn placed_names(&self) -> String {
         let of = |newcomers: &[usize]| match newcomers.len() {
-            1 => "; one newcomer was placed, all others follow at the next look".to_string(),
-            count => format!("; {count} newcomers were placed, all others follow at the next look"),
+            1 => "; one newcomer was placed; the next search covers all tasks".to_string(),
+            count => format!("; {count} newcomers were placed; the next search covers all tasks"),
         };
         self.newcomers.map_or_else(String::new, of)
     }
 
-    /// What the forecast rests on.
+    /// The data behind the forecast.
     fn known(&self, at: usize) -> Vec<(String, f64)> {
         let Some(program) = &self.scene.tasks[at].program else { return Vec::new() };
         let bytes = self.scene.sites.iter().map(|site| site.bytes).fold(0.0, f64::max);
@@ -209,33 +217,34 @@ impl SearchReport<'_> {
         }
         if let Some(group) = layout.partitions[site].iter().find(|group| group.members.contains(&at)) {
             let units = self.scene.sites[site].divided.map_or(0, |divided| divided.units());
-            text += &format!(", with {} of {units} parts of it", group.units);
+            text += &format!(", with {} of its {units} units", group.units);
             if group.members.len() > 1 {
-                text += &format!(" together with {} more", group.members.len() - 1);
+                text += &format!(" shared with {} more", group.members.len() - 1);
             }
         }
         if let Some(turns) = &layout.rotations[site]
             && let Some(gang) = turns.gangs.iter().find(|gang| gang.contains(&at))
         {
             let ms = turns.slice_ns / 1_000_000;
-            text += &format!(", in turns of {ms} ms with {} more", gang.len() - 1);
+            text += &format!(", ganged with {} more in time slices of {ms} ms", gang.len() - 1);
         }
         if self.scene.tasks[at].cluster.is_some() {
-            text += ", and shares data";
+            text += ", beside tasks that share its data";
         }
         text
     }
 }
 
-/// What a change was measured to do.
-pub fn verdict(view: &View<'_>, kept: bool, found: (f64, f64), forecast: f64, windows: u32) -> Reason {
-    let measured = 100.0 * libm::expm1(found.0);
-    let how = if windows > 0 { format!("tried for {windows} windows") } else { "watched".to_string() };
-    let what = if kept { "it stays" } else { "it is taken back" };
-    let text = format!("the change was {how}: {measured:+.1} %, forecast {:+.1} %; {what}", 100.0 * forecast);
+/// The measured effect of a change.
+pub fn verdict(view: &View<'_>, kept: bool, measured: (f64, f64), forecast: f64, windows: u32) -> Reason {
+    let measured_percent = 100.0 * libm::expm1(measured.0);
+    let how = if windows > 0 { format!("on trial for {windows} windows") } else { "monitored".to_string() };
+    let outcome = if kept { "it is kept" } else { "it is rolled back" };
+    let text =
+        format!("the change was {how}: {measured_percent:+.1} %, forecast {:+.1} %; {outcome}", 100.0 * forecast);
     let numbers = vec![
-        number("measured_percent", measured),
-        number("standard_error_percent", 100.0 * found.1.min(1e6)),
+        number("measured_percent", measured_percent),
+        number("standard_error_percent", 100.0 * measured.1.min(1e6)),
         number("forecast_percent", 100.0 * forecast),
     ];
     let tasks = view.live_tasks().map(|task| task.task).collect();
@@ -263,34 +272,38 @@ mod tests {
         }
     }
 
-    fn explain_unchanged(scene: &PlanningProblem, told: &mut ReportedForecasts) -> Vec<Reason> {
+    fn explain_unchanged(scene: &PlanningProblem, reported: &mut ReportedForecasts) -> Vec<Reason> {
         let held = SiteLayout::default_of(scene, &BTreeMap::new());
         let best =
             CandidatePlan { what: "space", layout: held.clone(), score: score(scene, &held, &ScoreCache::default()) };
-        let judge = PlanComparator { objective: PlanObjective::WeightedSpeedup, worst_at_least: 0.0 };
+        let judge = PlanComparator { objective: PlanObjective::WeightedSpeedup, min_speed: 0.0 };
         let singles = [MechanismGain { mechanism: "space", gain: 0.002, error: Some(0.021) }];
         let candidates = [best.clone()];
         let (best, held, newcomers) = (&best, &held, None);
-        let (gain, likely, singles) = (0.002, 0.3, &singles);
+        let (gain, probability, singles) = (0.002, 0.3, &singles);
         let chosen =
-            SearchReport { scene, candidates: &candidates, best, held, judge, gain, likely, newcomers, singles };
+            SearchReport { scene, candidates: &candidates, best, held, judge, gain, probability, newcomers, singles };
         let mut why = Vec::new();
-        chosen.explain_unchanged(&ProbePlanner::default(), told, &mut why);
+        chosen.explain_unchanged(&ProbePlanner::default(), reported, &mut why);
         why
     }
 
-    /// Is it said why what holds stays, mechanism by mechanism and task by task; once, and again of those who changed?
+    /// Is the plan in force explained by mechanism and by task, once, and again only for tasks whose forecast changed?
     #[test]
-    fn what_stays_is_explained_once() {
-        let mut told = ReportedForecasts::default();
-        let why = explain_unchanged(&scene(&[0.5, 1.2, 0.4]), &mut told);
+    fn an_unchanged_plan_is_explained_once() {
+        let mut reported = ReportedForecasts::default();
+        let why = explain_unchanged(&scene(&[0.5, 1.2, 0.4]), &mut reported);
         assert_eq!(why.len(), 4);
-        assert!(why[0].text.contains("promises +0.2 %, worth it with 30 %; space +0.2 ± 2.1 %"), "{}", why[0].text);
+        assert!(
+            why[0].text.contains("+0.2 % forecast, pays off with 30 % probability; space +0.2 ± 2.1 %"),
+            "{}",
+            why[0].text
+        );
         assert!(why[1].text.starts_with("{0} stays: ") && why[1].tasks == [TaskId(0)], "{}", why[1].text);
         let of = |name: &str| why[1].numbers.iter().any(|(number, _)| number == name);
         assert!(of("speed_over_alone") && of("cycles_per_miss") && of("misses_per_kilo_instr_on_half"));
-        assert_eq!(explain_unchanged(&scene(&[0.5, 1.2, 0.4]), &mut told), [], "nothing is new");
-        let why = explain_unchanged(&scene(&[0.5, 1.2, 0.4, 1.4]), &mut told);
-        assert!(why.iter().any(|reason| reason.tasks == [TaskId(3)]), "a newcomer is told of");
+        assert_eq!(explain_unchanged(&scene(&[0.5, 1.2, 0.4]), &mut reported), [], "nothing is new");
+        let why = explain_unchanged(&scene(&[0.5, 1.2, 0.4, 1.4]), &mut reported);
+        assert!(why.iter().any(|reason| reason.tasks == [TaskId(3)]), "a newcomer is reported");
     }
 }

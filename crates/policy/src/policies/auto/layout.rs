@@ -1,4 +1,4 @@
-//! A plan as the search sees it, by places of tasks and sites; and as the machine is told it.
+//! Layouts: plans by positions of tasks and sites, as the search uses them, and their translation into plans.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use super::decided_plan::drop_starving_schedules;
 use super::problem::{CpuSites, PlanningProblem, ProblemTask};
 use crate::partition::units::{PartitionUnits, assign};
 
-/// Tasks that share a part of a cache.
+/// Tasks that share a partition of a cache.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PartitionMembers {
     pub members: Vec<usize>,
@@ -28,9 +28,9 @@ pub struct GangRotation {
 /// See the module's documentation.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct SiteLayout {
-    /// Site of each task; `None` = nobody knows.
+    /// Site of each task; `None` = unknown.
     pub site_of: Vec<Option<usize>>,
-    /// Held there by the plan; else it is only seen there.
+    /// Pinned there by the plan; otherwise the task was only observed there.
     pub pinned: Vec<bool>,
     /// By site; empty = undivided.
     pub partitions: Vec<Vec<PartitionMembers>>,
@@ -38,7 +38,7 @@ pub struct SiteLayout {
 }
 
 impl SiteLayout {
-    /// Everybody where the machine's own scheduler has put them, nothing divided.
+    /// All tasks on the sites that the machine's own scheduler chose, without partitions.
     pub fn default_of(scene: &PlanningProblem, lived_on: &BTreeMap<TaskId, usize>) -> Self {
         let home = scene
             .tasks
@@ -48,7 +48,7 @@ impl SiteLayout {
         SiteLayout::at(scene, home, false)
     }
 
-    /// Nothing divided, these homes.
+    /// These sites, without partitions.
     pub fn at(scene: &PlanningProblem, site_of: Vec<Option<usize>>, held: bool) -> Self {
         let pinned =
             scene.tasks.iter().map(|scene_task| held && scene_task.movable && scene_task.program.is_some()).collect();
@@ -60,7 +60,7 @@ impl SiteLayout {
         }
     }
 
-    /// What a plan holds, with tasks that it does not mention where they are seen.
+    /// The layout of a plan; tasks that the plan does not mention are on the sites on which they were observed.
     pub fn of(plan: &Plan, scene: &PlanningProblem) -> Self {
         let seats = CpuSites::of(&scene.sites);
         let held_on = |task: &TaskId| {
@@ -101,7 +101,7 @@ impl SiteLayout {
         scene.known().filter(|&at| self.site_of[at] == Some(site)).collect()
     }
 
-    /// Writes what it wants into a plan; `before` keeps units where they are.
+    /// Writes the layout into a plan; units stay the same as in `before` as far as possible.
     pub fn write_to(&self, scene: &PlanningProblem, before: &Plan, moving: PageMigration, plan: &mut Plan) {
         for (at, scene_task) in scene.tasks.iter().enumerate().filter(|(at, _)| self.pinned[*at]) {
             if let Some(site) = self.site_of[at].filter(|_| scene_task.movable) {
@@ -171,8 +171,9 @@ impl SiteLayout {
         }
     }
 
-    /// Does a plan that it was put into carry all of it? A task that may not be moved, or one of a process that is in two
-    /// groups, leaves a part or a turn out.
+    /// Does a plan into which the layout was written carry all of it? A partition or a turn is left out for a task that
+    /// may not
+    /// be moved, or that belongs to a process in two groups.
     pub fn is_expressed_by(&self, plan: &Plan, scene: &PlanningProblem) -> bool {
         let carries = |(at, site): (usize, &super::problem::CacheSite)| {
             let groups = self.partitions[at].iter().filter(|group| !group.members.is_empty()).count();
@@ -183,13 +184,14 @@ impl SiteLayout {
         scene.sites.iter().enumerate().all(carries)
     }
 
-    /// Is nothing of it divided, and does nobody take turns?
+    /// Is it without partitions and rotations?
     pub fn is_undivided(&self) -> bool {
         self.partitions.iter().all(Vec::is_empty) && self.rotations.iter().all(Option::is_none)
     }
 
-    /// Processes as a whole where all their tasks are in the group; single tasks only where units are ways. Memory is a
-    /// process's: where units are colors, threads of which nothing is known go with the others.
+    /// Whole processes if all their tasks are in the group; single tasks only if units are ways. Memory belongs to a
+    /// process,
+    /// so if units are colors, threads without a profile go with the others.
     fn members(&self, scene: &PlanningProblem, group: &PartitionMembers, colors: bool) -> Vec<ShareMember> {
         let mut members: Vec<ShareMember> = Vec::new();
         for &at in &group.members {
@@ -213,7 +215,7 @@ impl SiteLayout {
     }
 }
 
-/// Tasks of one process stand together, for partitions by color.
+/// Tasks grouped by process, for partitions by color.
 pub fn processes(scene: &PlanningProblem, members: &[usize]) -> Vec<(ProcessId, Vec<usize>)> {
     let mut by_process: Vec<(ProcessId, Vec<usize>)> = Vec::new();
     for &at in members {
@@ -261,7 +263,7 @@ mod tests {
         (layout, plan)
     }
 
-    /// A process has a thread of which nothing is known, as agents have: do its pages get their colors all the same?
+    /// If a process has a thread without a profile, as agents have, do its pages still get their colors?
     #[test]
     fn colors_are_of_a_process_whatever_its_idle_threads_do() {
         let scene = scene(false);
@@ -269,21 +271,21 @@ mod tests {
         let members: Vec<_> = plan.shares.iter().flat_map(|share| share.members.clone()).collect();
         assert_eq!(members, [ShareMember::Process(ProcessId(0)), ShareMember::Process(ProcessId(1))]);
         assert!(layout.is_expressed_by(&plan, &scene) && !layout.is_undivided());
-        // As far as something is known of the tasks, it is read back as it was.
+        // Apart from tasks without a profile, the layout reads back as it was.
         let mut read = SiteLayout::of(&plan, &scene);
         read.partitions[0].iter_mut().for_each(|group| group.members.retain(|&at| scene.tasks[at].program.is_some()));
         assert_eq!(read.partitions, layout.partitions);
     }
 
-    /// Is a plan that cannot say what is wanted told from one that does?
+    /// Is a plan that cannot express a layout distinguished from one that can?
     #[test]
-    fn what_a_plan_cannot_say_is_noticed() {
-        // The thread is known, and in the other's group: colors cannot part a process.
+    fn a_plan_that_cannot_express_a_layout_is_noticed() {
+        // The thread has a profile and is in the other group: colors cannot split a process.
         let parted = scene(true);
         let (layout, plan) = write_to(&parted, &[(&[0], 6), (&[1, 2], 2)]);
         assert!(!layout.is_expressed_by(&plan, &parted), "{plan:?}");
         let mut layout = SiteLayout::at(&parted, vec![Some(0); 3], true);
         layout.rotations[0] = Some(GangRotation { slice_ns: 1, gangs: vec![vec![0], Vec::new()] });
-        assert!(!layout.is_expressed_by(&Plan::idle(WindowLength::Time { ns: 1 }), &parted), "a gang of nobody");
+        assert!(!layout.is_expressed_by(&Plan::idle(WindowLength::Time { ns: 1 }), &parted), "an empty gang");
     }
 }

@@ -1,16 +1,19 @@
-//! Homes by where memory lies.
+//! Placement by memory node.
 //!
-//! Problem: a task that was moved to another memory node goes on using the pages that it left (first touch), and each of
-//! its misses takes longer. Method: whoever saves the most goes first to the site with room where its pages are nearest,
-//! or changes places with somebody who loses nothing by it. Properties: pages stay where they are; who is to move them is
-//! the kernel (`numa_balancing`), and where they lie now is seen anew in each look.
+//! Problem: a task that was moved to another memory node still uses the pages that it left behind (first touch), and
+//! each of
+//! its misses takes longer. Method: tasks are considered by the time that they would save, largest first. Each goes to
+//! the
+//! nearest site of its pages that has room, or changes places with a task that loses nothing by it. Properties: pages
+//! stay
+//! in place; moving them is left to the kernel (`numa_balancing`), and their location is read anew for each search.
 
 use super::layout::SiteLayout;
 use super::program_model::ProgramModel;
 use super::search::PlanSearch;
 
 impl PlanSearch<'_> {
-    /// `None` = nobody is nearer to its memory elsewhere.
+    /// `None` = no task is nearer to its memory elsewhere.
     pub(super) fn layout_near_memory(&self, default: &SiteLayout) -> Option<SiteLayout> {
         let mut home = default.site_of.clone();
         let mut free = self.free_seats();
@@ -48,7 +51,7 @@ impl PlanSearch<'_> {
         (home != default.site_of).then(|| SiteLayout::at(self.scene, home, true))
     }
 
-    /// Share of its cycles by which it is slower on this site, alone, than where its memory is nearest.
+    /// Share of its cycles that it loses on this site, running alone, against the site nearest to its memory.
     fn remote_memory_share(&self, at: usize, site: usize) -> f64 {
         let (site, program) = (&self.scene.sites[site], self.scene.tasks[at].program.as_ref());
         let far = |program: &ProgramModel| {
@@ -74,7 +77,7 @@ mod tests {
     use super::*;
     use cachemate_core::SplitMix64;
 
-    /// Streams of which each has a site of its own: `memory` tells the node of each one's pages, `on` its site.
+    /// Streams with a site each: `memory` is the node of each one's pages, `on` its site.
     fn scene(memory: &[(usize, usize)]) -> PlanningProblem {
         let tasks = memory.iter().enumerate().map(|(id, &(node, on))| {
             let factors = if node == 0 { vec![1.0, 2.0] } else { vec![2.0, 1.0] };
@@ -96,14 +99,15 @@ mod tests {
 
     fn search<'a>(scene: &'a PlanningProblem, memo: &'a ScoreCache, memory_nodes: bool) -> PlanSearch<'a> {
         let allowed = AllowedMechanisms { placement: true, sharing: true, space: false, gangs: false, memory_nodes };
-        let judge = PlanComparator { objective: PlanObjective::WeightedSpeedup, worst_at_least: 0.0 };
+        let judge = PlanComparator { objective: PlanObjective::WeightedSpeedup, min_speed: 0.0 };
         PlanSearch { scene, memo, allowed, judge, effort: Cell::new(500), generator: SplitMix64::new(1) }
     }
 
-    /// Do two that are far from their memory change places, by that mechanism alone and in the joint search, and does
-    /// everybody stay whose memory is near?
+    /// Do two tasks that are far from their memory change places, by this mechanism alone and in the joint search, and
+    /// do all
+    /// tasks whose memory is near stay?
     #[test]
-    fn who_is_far_from_its_memory_goes_there() {
+    fn tasks_move_to_their_memory() {
         let scene_of = |memory: &[(usize, usize)]| scene(memory);
         let crossed = scene_of(&[(1, 0), (0, 1), (0, 0), (1, 1)]);
         let memo = ScoreCache::of(&crossed);
@@ -113,7 +117,8 @@ mod tests {
         let all = search(&crossed, &memo, true).candidates(&BTreeMap::new(), None);
         let value =
             |what: &str| all.iter().find(|one| one.what == what).unwrap().score.value(PlanObjective::WeightedSpeedup);
-        // A miss in each 67 instructions takes 50 cycles near and 100 far, all else 1 cycle: 1.75 over 2.5 for two of four.
+        // A miss in each 67 instructions takes 50 cycles near and 100 far, all else 1 cycle: 1.75 over 2.5 for two of
+        // four.
         assert!((value("default") - 0.85).abs() < 1e-6 && (value("memory nodes") - 1.0).abs() < 1e-6);
         assert!(all.iter().all(|one| one.score.value(PlanObjective::WeightedSpeedup) <= value("memory nodes") + 1e-9));
         let near = scene_of(&[(0, 0), (1, 1), (0, 0)]);
@@ -124,7 +129,7 @@ mod tests {
         assert!(without.iter().all(|one| one.what != "memory nodes"));
     }
 
-    /// With room elsewhere, does nobody change places, and is room that a site has not never given?
+    /// If there is room elsewhere, does no task change places, and is no site filled beyond its room?
     #[test]
     fn room_is_used_before_places_are_changed() {
         let crossed = scene(&[(1, 0), (1, 0), (1, 1)]);

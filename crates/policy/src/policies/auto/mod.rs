@@ -1,13 +1,20 @@
-//! The integrated runtime: says what matters is the operator's part, choosing the mechanism is this policy's.
+//! The integrated runtime: the operator states the objective, and this policy chooses the mechanisms.
 //!
-//! Problem: sharing clusters, placement, gangs, shares of caches each help some mixes and hurt others, and pull against
-//! each other (thesis 7.3). Method: one model of every task ([`program_model`]), one forecast for whole plans ([`composition`],
-//! [`score`]), and a search over all mechanisms together ([`search`]); every single mechanism's best plan and the default
-//! are always among the candidates. What is most likely better by far is made and watched, what may be better is tried in
-//! blocks against what holds ([`trial`]), everything else is left. What failed stays out, longer each time.
+//! Problem: sharing clusters, placement, gangs and partitions each help some mixes and hurt others, and they conflict
+//! (thesis
+//! 7.3). Method: one model of every task ([`program_model`]), one forecast for whole plans ([`composition`],
+//! [`score`]), and
+//! one search over all mechanisms together ([`search`]); the best plan of every single mechanism and the default are
+//! always
+//! among the candidates. A plan whose gain is at least 95 % probability is applied and monitored; a plan that is more probability
+//! than
+//! not to gain goes to a trial in blocks against the plan in force ([`trial`]); any other plan is dropped. A failed
+//! plan is
+//! on cooldown, longer each time.
 //!
-//! Properties: without evidence the plan stays as it is, from the start on idle; probes cost no more than a share of
-//! processor time after a first survey ([`probe_planner`]); the same observations give the same decisions.
+//! Properties: without evidence the plan in force stays, from the start on idle; after the initial profiling, probes
+//! cost no
+//! more than a share of processor time ([`probe_planner`]); the same observations give the same decisions.
 
 mod arrival_search;
 mod bus;
@@ -50,7 +57,7 @@ use super::static_partition::MigrationMode;
 use crate::phase_curves::PhaseCurveCache;
 use crate::sequential_test::SequentialVerdict;
 
-/// A mechanism that may be switched off.
+/// A mechanism that can be disabled.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Mechanism {
@@ -58,7 +65,7 @@ pub enum Mechanism {
     Sharing,
     Space,
     Gangs,
-    /// Where memory lies.
+    /// Placement by the node of a task's memory.
     MemoryNodes,
 }
 
@@ -70,20 +77,20 @@ pub struct Parameters {
     pub objective: PlanObjective,
     /// Mechanisms that the search may not use.
     pub disable: Vec<Mechanism>,
-    /// A change must promise to be better by this share.
+    /// Smallest forecast gain of a change, as a share.
     pub min_gain: f64,
-    /// Share of processor time that probes may cost after the survey.
+    /// Share of processor time that probes may cost after the initial profiling.
     pub probe_share: f64,
-    /// Watched of each task, or logged where nothing can be watched.
+    /// Watched locations of each task, or logged ones if locations cannot be watched.
     pub locations: u32,
     pub trace_entries: u32,
     pub probe_budget_ns: u64,
     pub samples_per_thread: u32,
     pub warmup_windows: u32,
     pub leg_windows: u32,
-    /// Site scores that one decision may make.
+    /// Largest number of site scores that one decision may compute.
     pub max_evaluations: u32,
-    /// Copied pages must be earned back within this.
+    /// Time within which a change must earn back the copying of pages.
     pub payback_ns: u64,
     pub page_migration: MigrationMode,
 }
@@ -144,15 +151,17 @@ impl Parameters {
     }
 }
 
-/// A change that is tried, watched, or taken back. `old` tells where everybody was: tasks stay where a plan has put them,
-/// so that a plan without homes would compare the new ones with themselves.
+/// A change that is on trial, monitored, or being rolled back. `old` pins all tasks to their sites: tasks stay where a
+/// plan has
+/// put them, so a trial against a plan without sites would compare the new sites with themselves.
 enum ProvisionalChange {
     RollingBack { windows: u32, kept: DecidedPlan },
     OnTrial { kept: DecidedPlan, old: DecidedPlan, new: DecidedPlan, trial: Box<Trial>, forecast: f64 },
     UnderWatch { kept: DecidedPlan, old: DecidedPlan, before: SpeedMonitor, weights: Vec<Weight>, forecast: f64 },
 }
 
-/// Plans that measured no better stay out until a window, for twice as long each time.
+/// Plans that measured no better, with the window until which each is on cooldown; a cooldown doubles with each
+/// failure.
 #[derive(Default)]
 struct FailedPlans {
     plans: Vec<(Plan, u64, u32)>,
@@ -160,50 +169,50 @@ struct FailedPlans {
     in_a_row: u32,
 }
 
-/// Windows that a failed plan stays out, the first time.
-const OUT_WINDOWS: u64 = 60;
-/// Failed plans that are remembered.
-const FAILED_REMEMBERED: usize = 64;
-/// Windows between two looks at the same tasks.
+/// Windows of the first cooldown of a failed plan.
+const COOLDOWN_WINDOWS: u64 = 60;
+/// Number of failed plans that are stored.
+const MAX_FAILED_PLANS: usize = 64;
+/// Windows between two searches for the same tasks.
 const LOOK_AGAIN_AFTER: u64 = 30;
-/// Windows that speeds must be known for.
+/// Windows for which speeds must be known.
 const KNOWN_WINDOWS: u64 = 3;
-/// Windows that arrivals, and who turned to another phase, may take to become known before a decision is made without them.
+/// Windows that new tasks and new phases may take to become known before a decision is made without them.
 const PATIENCE_WINDOWS: u64 = 40;
-/// Made untried where the gain is this likely, left where it is less likely than chance.
+/// A gain this probability is applied without a trial; one that is less probability than chance is dropped.
 const MOST_LIKELY: f64 = 0.95;
 const LIKELY: f64 = 0.5;
-/// The forecast's own error in a gain, one standard deviation, before any verdict.
+/// Error of the forecast itself in a gain, one standard deviation, before any verdict.
 const FORECAST_ERROR: f64 = 0.02;
 
 struct Auto {
     parameters: Parameters,
     seed: u64,
     speeds: SpeedTracker,
-    asks: ProbePlanner,
+    probe_planner: ProbePlanner,
     recall: PhaseCurveCache,
-    /// Where the machine's own scheduler had each task.
+    /// Site on which the machine's own scheduler ran each task.
     default_site: BTreeMap<TaskId, usize>,
-    /// Tasks that have run on another cache than a thread of their process, while what they wait for there was counted.
+    /// Tasks that ran on another cache than a thread of their process while their waits for other caches were counted.
     split_processes: BTreeSet<TaskId>,
     provisional: Option<ProvisionalChange>,
     watch: SpeedMonitor,
     failures: FailedPlans,
-    /// Tasks, their phases and clusters at the last look, and when.
-    looked_at: Option<(TaskStamp, u64)>,
-    /// What the last look knew.
+    /// Tasks, their phases and clusters at the last search, and its window.
+    searched_at: Option<(TaskStamp, u64)>,
+    /// Knowledge of the last search.
     last: Option<ProblemCache>,
     reported: ReportedForecasts,
-    /// Window since which the same tasks have been there.
+    /// Window since which the set of tasks has not changed.
     since: (Vec<TaskId>, u64),
     changes: ArrivalRate,
-    /// A phase has turned since the last look.
+    /// A phase has changed since the last search.
     phase_changed: bool,
-    /// What holds was not decided: parts and turns were given up at the last turn of a phase.
+    /// The plan in force was not decided: partitions and turns were released at the last change of phase.
     released: bool,
-    /// Whose phase has turned, or whose curve was dropped, and when: they are waited for.
+    /// Tasks whose phase has changed or whose curve was dropped, and since when; searches wait for them.
     phase_changed_at: BTreeMap<TaskId, u64>,
-    /// What was decided last.
+    /// The last decision.
     decided: Option<DecidedPlan>,
     /// Forecast and measured gains so far.
     verdicts: Vec<(f64, f64)>,
@@ -213,14 +222,14 @@ struct Auto {
 impl Policy for Auto {
     fn decide(&mut self, view: &View<'_>) -> Decision {
         match self.recall.observe(view) {
-            Some(profiles) => self.decided_on(&View { profiles: &profiles, ..*view }),
-            None => self.decided_on(view),
+            Some(profiles) => self.decide_with_profiles(&View { profiles: &profiles, ..*view }),
+            None => self.decide_with_profiles(view),
         }
     }
 }
 
 impl Auto {
-    fn decided_on(&mut self, view: &View<'_>) -> Decision {
+    fn decide_with_profiles(&mut self, view: &View<'_>) -> Decision {
         let window = WindowLength::Time { ns: self.parameters.window_ns.max(view.capabilities.min_window_ns) };
         let mut why = Vec::new();
         let holding = DecidedPlan::from_previous(view.previous_plan, view);
@@ -239,16 +248,16 @@ impl Auto {
                 samples_per_thread: self.parameters.samples_per_thread,
             };
             let shares = self.parameters.allowed_mechanisms(view).sharing;
-            // Nobody is probed while a test goes on.
+            // No probe runs during a trial.
             if self.provisional.is_none() {
-                plan.probes = self.asks.next(view, &sites(view), &self.speeds, &terms, shares);
+                plan.probes = self.probe_planner.next(view, &sites(view), &self.speeds, &terms, shares);
             }
         }
         self.decided = Some(DecidedPlan(plan.clone()));
         Decision { plan, reasons: why }
     }
 
-    /// A window in which something was counted.
+    /// A window in which events were counted.
     fn continue_window(&mut self, view: &View<'_>, kept: DecidedPlan, why: &mut Vec<Reason>) -> DecidedPlan {
         let Some(level) = view.topology.last_level() else { return kept };
         self.speeds.observe(view.observation, view.previous_plan, level, |task| phases::current_phase(view, task));
@@ -266,16 +275,16 @@ impl Auto {
                 return self.cancel_trial(doubt, view, kept);
             }
         }
-        // Somebody above took it back: it is not for a policy to insist.
+        // The guard rolled the decision back; a policy does not insist.
         let overruled = self.decided.as_ref().is_some_and(|decided| {
             let expected = DecidedPlan::from_previous(&decided.0, view);
             !expected.is_same(&kept.0)
         });
         if overruled {
             self.provisional = None;
-            // That a task gave up its part is no plan that failed: whoever took that back has kept one.
+            // Releasing a task's partition is no plan that can fail: a rollback of it only keeps the partition.
             if let Some(decided) = self.decided.take().filter(|_| !self.released) {
-                self.failed(&decided.0, view.observation.window);
+                self.record_failure(&decided.0, view.observation.window);
             }
             self.released = false;
             self.watch = SpeedMonitor::default();
@@ -285,14 +294,14 @@ impl Auto {
             self.watch.add(view.observation);
         }
         if self.phase_turned(view) {
-            // A trial, too, was of a plan for other phases: it would go on for as long as they turn.
+            // A trial compares plans for earlier phases as well: it would go on for as long as phases change.
             self.changes.record_change();
             self.watch = SpeedMonitor::default();
             let decided = match self.provisional.take() {
                 Some(doubt) => self.cancel_trial(doubt, view, kept),
                 None => kept,
             };
-            return self.without_turned(view, decided);
+            return self.release_changed(view, decided);
         }
         match self.provisional.take() {
             Some(doubt) => self.advance_trial(doubt, view, kept, why),
@@ -301,7 +310,7 @@ impl Auto {
         }
     }
 
-    /// Where tasks run that no plan holds anywhere.
+    /// Records the sites of tasks that no plan pins.
     fn record_homes(&mut self, view: &View<'_>) {
         let seats = CpuSites::of(&sites(view));
         let present: BTreeSet<TaskId> = view.live_tasks().map(|seen| seen.task).collect();
@@ -313,7 +322,7 @@ impl Auto {
         }
     }
 
-    /// Tasks came or went, or phases turned, in the middle of a test: back to what held before, for those who are left.
+    /// Tasks or phases changed in the middle of a trial: returns to the plan before it, for the tasks that are left.
     fn cancel_trial(&mut self, doubt: ProvisionalChange, view: &View<'_>, kept: DecidedPlan) -> DecidedPlan {
         match doubt {
             ProvisionalChange::OnTrial { old, .. } => DecidedPlan::from_previous(&old.0, view),
@@ -334,33 +343,33 @@ impl Auto {
             })
             .collect();
         let ready = steady >= KNOWN_WINDOWS
-            && (self.watch.is_enough() || self.phase_changed && phases::are_told(view))
-            && (self.asks.surveyed(view) || steady >= PATIENCE_WINDOWS);
-        let news = match &self.looked_at {
+            && (self.watch.is_enough() || self.phase_changed && phases::are_kinds_known(view))
+            && (self.probe_planner.surveyed(view) || steady >= PATIENCE_WINDOWS);
+        let news = match &self.searched_at {
             None => true,
             Some((last, when)) => *last != stamp || window >= when + LOOK_AGAIN_AFTER,
         };
         let due = ready && news && window >= self.failures.wait_until;
         if due {
-            self.looked_at = Some((stamp, window));
+            self.searched_at = Some((stamp, window));
             self.phase_changed = false;
         }
         due
     }
 
-    fn failed(&mut self, plan: &Plan, window: u64) {
+    fn record_failure(&mut self, plan: &Plan, window: u64) {
         let times = match self.failures.plans.iter_mut().find(|(failed, ..)| DecidedPlan(failed.clone()).is_same(plan))
         {
             Some((_, until, times)) => {
                 *times += 1;
-                *until = window + (OUT_WINDOWS << (*times).min(6));
+                *until = window + (COOLDOWN_WINDOWS << (*times).min(6));
                 *times
             }
             None => {
-                if self.failures.plans.len() == FAILED_REMEMBERED {
+                if self.failures.plans.len() == MAX_FAILED_PLANS {
                     self.failures.plans.remove(0);
                 }
-                self.failures.plans.push((plan.clone(), window + OUT_WINDOWS, 0));
+                self.failures.plans.push((plan.clone(), window + COOLDOWN_WINDOWS, 0));
                 0
             }
         };
@@ -368,7 +377,7 @@ impl Auto {
         self.failures.wait_until = window + (LOOK_AGAIN_AFTER << self.failures.in_a_row.max(times).min(6)) / 2;
     }
 
-    /// A window of a test.
+    /// Handles one window of a trial.
     fn advance_trial(
         &mut self,
         doubt: ProvisionalChange,
@@ -410,14 +419,14 @@ impl Auto {
                     self.failures.in_a_row = 0;
                     return new;
                 }
-                self.failed(&new.0, view.observation.window);
+                self.record_failure(&new.0, view.observation.window);
                 self.provisional =
                     Some(ProvisionalChange::RollingBack { windows: self.parameters.warmup_windows, kept });
                 old
             }
             ProvisionalChange::UnderWatch { kept: before_it, old, before, weights, forecast } => {
                 let Some(measured) = self.watch.relative_to(&before, &weights, self.parameters.objective) else {
-                    // Who does not run on both sides for so long is not waited for.
+                    // A process that does not run on both sides for this long is not waited for.
                     let waits = !self.watch.is_full();
                     self.provisional = waits.then_some(ProvisionalChange::UnderWatch {
                         kept: before_it,
@@ -432,7 +441,7 @@ impl Auto {
                 self.record_verdict(forecast, measured);
                 why.push(explain::verdict(view, !worse, (measured.log_ratio, measured.error), forecast, 0));
                 if worse {
-                    self.failed(&kept.0, view.observation.window);
+                    self.record_failure(&kept.0, view.observation.window);
                     self.provisional = Some(ProvisionalChange::RollingBack {
                         windows: self.parameters.warmup_windows,
                         kept: before_it,
@@ -445,11 +454,11 @@ impl Auto {
         }
     }
 
-    fn record_verdict(&mut self, forecast: f64, found: MeasuredLogRatio) {
+    fn record_verdict(&mut self, forecast: f64, measured: MeasuredLogRatio) {
         if self.verdicts.len() == 16 {
             self.verdicts.remove(0);
         }
-        self.verdicts.push((forecast, libm::expm1(found.log_ratio)));
+        self.verdicts.push((forecast, libm::expm1(measured.log_ratio)));
     }
 }
 
@@ -459,14 +468,14 @@ impl Auto {
             parameters,
             seed,
             speeds: SpeedTracker::default(),
-            asks: ProbePlanner::default(),
+            probe_planner: ProbePlanner::default(),
             recall: PhaseCurveCache::averaging_fast_phases(),
             default_site: BTreeMap::new(),
             split_processes: BTreeSet::new(),
             provisional: None,
             watch: SpeedMonitor::default(),
             failures: FailedPlans::default(),
-            looked_at: None,
+            searched_at: None,
             last: None,
             reported: ReportedForecasts::default(),
             since: (Vec::new(), 0),

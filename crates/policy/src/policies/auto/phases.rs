@@ -1,8 +1,10 @@
-//! What happens where a task turns to another phase: what was decided for it before is nothing to it now.
+//! Changes of phase: a decision for a task's earlier phase does not apply to its new one.
 //!
-//! Its part of a cache and its turns are given up at once, its place is kept, and all others keep what they have. Where the
-//! phase's kind was there before, its curve and its speed are recalled, so that the next look is due at once. Properties: where
-//! no phase turns nothing changes here.
+//! The task's partition and turns are released at once, its placement stays, and all other tasks keep the plan in
+//! force. If
+//! the phase is of a known kind, its curve and its speed are recalled, so that the next search is due at once.
+//! Properties:
+//! as long as no phase changes, nothing changes here.
 
 use cachemate_core::{Plan, ProcessId, ShareMember, TaskId, View};
 
@@ -10,59 +12,59 @@ use super::Auto;
 use super::decided_plan::DecidedPlan;
 use super::speeds::CurrentPhase;
 
-/// How often tasks come, go or turn to other phases: a trial has to come to its end in between.
+/// Rate at which tasks arrive, exit or change phase: a trial has to end in between.
 #[derive(Clone, Copy, Default)]
 pub struct ArrivalRate {
     pub first_window: Option<u64>,
     count: u64,
 }
 
-/// Fewer say nothing of how often there are any.
-const CHANGES_AT_LEAST: u64 = 2;
+/// Fewer changes do not determine a rate.
+const MIN_CHANGES: u64 = 2;
 
 impl ArrivalRate {
     pub fn record_change(&mut self) {
         self.count += 1;
     }
 
-    /// Is there time for so many windows between two changes, in the mean so far?
-    pub fn leave(&self, windows: u32, now: u64) -> bool {
+    /// On average so far, are there at least this many windows between two changes?
+    pub fn leaves_time_for(&self, windows: u32, now: u64) -> bool {
         let since = now.saturating_sub(self.first_window.unwrap_or(now));
-        self.count < CHANGES_AT_LEAST || since >= self.count * u64::from(windows)
+        self.count < MIN_CHANGES || since >= self.count * u64::from(windows)
     }
 }
 
-/// The phase that a task is in.
+/// The current phase of a task.
 pub fn current_phase(view: &View<'_>, task: TaskId) -> CurrentPhase {
     let profile = view.profiles.get(&task);
     (profile.map_or(0, |profile| profile.phase_number), profile.and_then(|one| Some(one.phase.kind.as_ref()?.value)))
 }
 
-/// Are the kinds of all phases told? Until then a window may be of two phases.
-pub fn are_told(view: &View<'_>) -> bool {
+/// Are the kinds of all phases known? Until then a window may span two phases.
+pub fn are_kinds_known(view: &View<'_>) -> bool {
     view.live_tasks().all(|seen| current_phase(view, seen.task).1.is_some())
 }
 
 impl Auto {
-    /// Has a task gone on to another phase since the last look?
+    /// Has a task changed phase since the last search?
     pub(super) fn phase_turned(&self, view: &View<'_>) -> bool {
-        let Some((last, _)) = &self.looked_at else { return false };
+        let Some((last, _)) = &self.searched_at else { return false };
         let turned = |(task, then, _): &(TaskId, u32, bool)| {
             current_phase(view, *task).0 != *then && view.live_tasks().any(|seen| seen.task == *task)
         };
         last.iter().any(turned)
     }
 
-    /// What holds without the parts and turns of those whose phases have turned.
-    pub(super) fn without_turned(&mut self, view: &View<'_>, mut kept: DecidedPlan) -> DecidedPlan {
+    /// The plan in force without the partitions and turns of tasks whose phases have changed.
+    pub(super) fn release_changed(&mut self, view: &View<'_>, mut kept: DecidedPlan) -> DecidedPlan {
         self.phase_changed = true;
         let mut turned: Vec<(TaskId, ProcessId)> = Vec::new();
-        if let Some((last, _)) = &mut self.looked_at {
+        if let Some((last, _)) = &mut self.searched_at {
             for (task, then, known) in last {
                 let phase = current_phase(view, *task).0;
                 if *then != phase {
                     self.phase_changed_at.insert(*task, view.observation.window);
-                    // The next look is due as soon as the task is known again, or given up.
+                    // The next search is due as soon as the task is known again, or given up.
                     (*then, *known) = (phase, false);
                     let process = view.live_tasks().find(|seen| seen.task == *task).map(|seen| seen.process);
                     turned.extend(process.map(|process| (*task, process)));
@@ -70,17 +72,17 @@ impl Auto {
             }
         }
         let before = kept.clone();
-        free(&mut kept.0, &turned);
+        release(&mut kept.0, &turned);
         self.released |= !before.is_same(&kept.0);
         kept
     }
 }
 
-/// Takes tasks out of their parts of caches, and gives up turns that they have a part in. Their CPUs stay.
-fn free(plan: &mut Plan, turned: &[(TaskId, ProcessId)]) {
+/// Takes tasks out of their partitions, and drops the gangs they are in. Their CPUs stay.
+fn release(plan: &mut Plan, changed: &[(TaskId, ProcessId)]) {
     let is_of = |member: &ShareMember| match member {
-        ShareMember::Task(task) => turned.iter().any(|(one, _)| one == task),
-        ShareMember::Process(process) => turned.iter().any(|(_, one)| one == process),
+        ShareMember::Task(task) => changed.iter().any(|(one, _)| one == task),
+        ShareMember::Process(process) => changed.iter().any(|(_, one)| one == process),
     };
     plan.shares.iter_mut().for_each(|share| share.members.retain(|member| !is_of(member)));
     plan.shares.retain(|share| !share.members.is_empty());
@@ -99,7 +101,7 @@ mod tests {
         GangSchedule, GroupId, IndexSet, Policy, Profile, Profiles, Units, WindowLength,
     };
 
-    /// Two tasks in parts of a cache, the first in its second phase: what is decided if this is in force.
+    /// Two partitioned tasks, the first in its second phase: the decision if this plan is in force.
     fn decided(policy: &mut Auto, window: u64, before: &Plan) -> Plan {
         let (topology, can) = (last_level_caches(1, 2, CacheLevel::L3, 1 << 20), capabilities(&[Ability::Ways]));
         let mut seen = observation(window, 2);
@@ -122,9 +124,10 @@ mod tests {
         policy.decide(&view).plan
     }
 
-    /// A part that was given up at a turn is put back from above: is that no failure, as it is where a decision is?
+    /// If the guard restores a released partition, does that not count as a failed plan, whereas it does after a
+    /// decision?
     #[test]
-    fn giving_up_is_no_plan_that_can_fail() {
+    fn releasing_a_partition_is_no_plan_that_can_fail() {
         let share = |id: u32| CacheShare {
             group: GroupId(id),
             cache: CacheId(0),
@@ -134,7 +137,7 @@ mod tests {
         let mut parts = Plan::idle(WindowLength::Time { ns: 1 });
         parts.shares = vec![share(0), share(1)];
         let mut policy = Auto::new(super::super::Parameters::default(), 1);
-        policy.looked_at = Some((vec![(TaskId(0), 0, true), (TaskId(1), 0, true)], 1));
+        policy.searched_at = Some((vec![(TaskId(0), 0, true), (TaskId(1), 0, true)], 1));
         let given_up = decided(&mut policy, 2, &parts);
         assert_eq!(given_up.shares, [share(1)]);
         let kept = decided(&mut policy, 3, &parts);
@@ -145,9 +148,9 @@ mod tests {
         assert_eq!(policy.failures.plans.len(), 1);
     }
 
-    /// Does a task whose phase turns lose its part and its turns, and nobody else anything?
+    /// Does a task whose phase changes lose its partition and its turns, and no other task anything?
     #[test]
-    fn only_who_turned_loses_what_was_decided() {
+    fn only_tasks_that_change_phase_lose_partitions() {
         let share = |id: u32, members: &[u32]| CacheShare {
             group: GroupId(id),
             cache: CacheId(0),
@@ -163,11 +166,11 @@ mod tests {
         plan.shares = vec![share(1, &[0]), share(2, &[1, 2])];
         plan.gangs = vec![schedule("0", [0, 3]), schedule("1", [1, 2])];
         plan.affinity.insert(TaskId(0), "0".parse().unwrap());
-        free(&mut plan, &[(TaskId(0), ProcessId(7))]);
+        release(&mut plan, &[(TaskId(0), ProcessId(7))]);
         assert_eq!(plan.shares, [share(2, &[1, 2])]);
         assert_eq!(plan.gangs, [schedule("1", [1, 2])]);
         assert!(plan.affinity.contains_key(&TaskId(0)));
-        free(&mut plan, &[(TaskId(1), ProcessId(7))]);
+        release(&mut plan, &[(TaskId(1), ProcessId(7))]);
         assert_eq!(plan.shares, [share(2, &[2])]);
     }
 }

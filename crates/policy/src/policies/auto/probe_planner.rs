@@ -1,11 +1,15 @@
-//! What `auto` still has to find out, and what finding out may cost.
+//! Planning of `auto`'s probes within their cost limits.
 //!
-//! One ledger counts the processor time of every probe. A probe that stops its task waits until it costs the task no more
-//! than the stated share of the time that it has run: who is gone soon is never surveyed. After each task's first one,
-//! probes wait until all of them together have cost no more than that share of processor time. At most one probe that
-//! stops its task runs on a cache at a time. Who does not answer in time is asked no more in this phase.
-//! A log that was too short to tell of the largest cache is made again, once and longer, as soon as its task has run long enough
-//! to pay for it. Whose misses take no more of its time than a change has to promise is not asked again.
+//! One ledger counts the processor time of all probes. A probe that stops its task waits until it costs the task no
+//! more
+//! than the stated share of the time that it has run, so short-lived tasks are never profiled. After the first probe of
+//! each
+//! task, probes wait until all of them together have cost no more than that share of processor time. At most one probe
+//! that
+//! stops its task runs on a cache at a time. A task that does not answer in time is not probed again in the same phase.
+//! A log that was too short for the largest cache is recorded once more with more entries, as soon as its task has run
+//! long
+//! enough to pay for it. A task that waits for memory for less than the smallest gain is not probed again.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,17 +27,17 @@ use crate::clustering::{ClusteringMethod, THRESHOLD, THRESHOLD_SAMPLES_PER_THREA
 pub struct ProbeLimits {
     /// Share of processor time, in the long run.
     pub share: f64,
-    /// A change must promise so much.
+    /// Smallest forecast gain of a change.
     pub min_gain: f64,
     pub locations: u32,
     pub trace_entries: u32,
     /// Budget of one probe.
     pub budget_ns: u64,
-    /// Samples for each thread, of accesses to other caches.
+    /// Samples of accesses to other caches, for each thread.
     pub samples_per_thread: u32,
 }
 
-/// Asked of a task, in a phase.
+/// A probe of a task in a phase.
 #[derive(Clone, Debug)]
 struct TaskProbe {
     phase: u32,
@@ -48,28 +52,28 @@ struct TaskProbe {
 pub struct ProbePlanner {
     next: u32,
     by_task: BTreeMap<TaskId, TaskProbe>,
-    /// Samples of accesses to other caches, since when, and of whom.
+    /// Request for samples of accesses to other caches, its window, and the sampled threads.
     sharing: Option<(ProbeRequest, u64)>,
-    /// Threads that were sampled last, and the windows to wait until the next time.
+    /// Threads of the last samples, and the windows until the next ones.
     sampled_tasks: Option<(Vec<TaskId>, u32)>,
     pub clusters: BTreeMap<TaskId, usize>,
     pub spent_ns: u64,
     pub processor_ns: f64,
-    /// Time that each task has run.
+    /// Run time of each task.
     ran_ns: BTreeMap<TaskId, u64>,
-    /// Time of an entry of a log, once one was measured.
+    /// Time of an entry of a log, once measured.
     entry_ns: Option<f64>,
 }
 
-/// A log that was too short is made again with so many times its entries.
-const LONGER: u32 = 4;
-/// A process that waits less than this share of its cycles for other caches is not sampled.
+/// A log that was too short is recorded again with so many times its entries.
+const ENTRIES_FACTOR: u32 = 4;
+/// A process that waits for other caches for less than this share of its cycles is not sampled.
 const REMOTE_FROM: f64 = 0.03;
-/// Watched at once: processors have four watch points.
+/// Locations watched at once: processors have four watch points.
 const WATCHED_AT_ONCE: usize = 4;
-/// Who runs, or wants to, for a smaller share of a window hardly runs, and takes nothing from others that matters.
+/// A task that runs, or wants to, for a smaller share of a window is idle and takes nothing from others that matters.
 pub const IDLE_BELOW: f64 = 0.1;
-/// Nobody waits longer for an answer.
+/// Time after which a probe counts as unanswered.
 const ANSWERED_WITHIN_NS: u64 = 20_000_000_000;
 /// Windows between two rounds of samples of the same threads.
 const SAMPLED_AGAIN_AFTER: u32 = 300;
@@ -84,7 +88,7 @@ impl ProbePlanner {
         self.spent_ns as f64 / self.processor_ns.max(1.0)
     }
 
-    /// What was asked of a task was answered of other work.
+    /// Forgets the answers about a task, because they describe other work.
     pub fn forget(&mut self, task: TaskId) {
         self.by_task.remove(&task);
     }
@@ -106,7 +110,7 @@ impl ProbePlanner {
         }
     }
 
-    /// Takes in what was answered; the probes of the next window.
+    /// Takes in the answers, and returns the probes of the next window.
     pub fn next(
         &mut self,
         view: &View<'_>,
@@ -146,7 +150,7 @@ impl ProbePlanner {
         terms: &ProbeLimits,
         now_ns: u64,
     ) -> Vec<ProbeRequest> {
-        // A log of what passes the first level tells more of the cache behind it than watch points, which mostly see hits.
+        // A log of first-level misses describes the cache behind it better than watch points, most of which see hits.
         let trace = view.capabilities.can(Ability::TraceAddresses);
         let watch = !trace && view.capabilities.can(Ability::SampleReuses);
         if !watch && !trace {
@@ -164,7 +168,7 @@ impl ProbePlanner {
             let on = seats.of_task(seen);
             let before = self.by_task.get(&seen.task);
             let known = profile.is_some_and(|profile| profile.misses_per_kilo_instr().is_some());
-            // The first time is the survey; a new phase waits until it is paid for.
+            // The first probe is the initial profiling; later phases wait until it is paid for.
             let may = before.is_none_or(|asked| asked.phase != phase && paid);
             let goes_on = before.is_some_and(|asked| !asked.over && (asked.phase == phase || !known));
             let free = if watch { probes.len() < WATCHED_AT_ONCE } else { !stopped.contains(&on) };
@@ -176,11 +180,11 @@ impl ProbePlanner {
             let curve = profile.and_then(|profile| profile.misses_per_kilo_instr());
             let longer = before.filter(is_short).filter(|_| waits()).zip(curve);
             let longer = longer.filter(|(_, curve)| is_uncertain_at(curve, largest_bytes));
-            let longer = longer.map(|_| terms.trace_entries.saturating_mul(LONGER));
+            let longer = longer.map(|_| terms.trace_entries.saturating_mul(ENTRIES_FACTOR));
             let entries = longer.unwrap_or(terms.trace_entries);
             let cost_ns = f64::from(entries) * self.entry_ns.unwrap_or(ENTRY_NS);
-            // What it was asked before is paid for, too.
-            let spent_ns = longer.map_or(0.0, |_| cost_ns / f64::from(LONGER));
+            // Earlier probes of the task have to be paid for as well.
+            let spent_ns = longer.map_or(0.0, |_| cost_ns / f64::from(ENTRIES_FACTOR));
             let has_run_ns = self.ran_ns.get(&seen.task).copied().unwrap_or(0) as f64;
             let earned = watch || has_run_ns * terms.share >= cost_ns + spent_ns;
             let may = if known { longer.is_some() && paid } else { may };
@@ -193,7 +197,7 @@ impl ProbePlanner {
                 } else {
                     ProbeKind::MissTrace { task: seen.task, entries, includes_code: true }
                 };
-                // Between its interrupts the task has to run, too.
+                // The task has to run between its interrupts, too.
                 let probe = self.probe(what, terms.budget_ns.max((4.0 * cost_ns) as u64));
                 let task_probe = TaskProbe { phase, probe, since_ns: now_ns, over: false, answered: false };
                 self.by_task.insert(seen.task, task_probe);
@@ -209,19 +213,19 @@ impl ProbePlanner {
         ProbeRequest { id: ProbeId(self.next), kind: what, budget_ns }
     }
 
-    /// Is an answer of a task awaited, or is it still to be asked?
+    /// Is a probe of the task outstanding, or still to be requested?
     pub fn has_open_probe(&self, view: &View<'_>, task: TaskId) -> bool {
-        can_ask(view) && self.is_open(task) && view.movable().any(|seen| seen.task == task)
+        can_measure_curves(view) && self.is_open(task) && view.movable().any(|seen| seen.task == task)
     }
 
-    /// Has it neither answered nor been given up?
+    /// Is its probe neither answered nor given up?
     fn is_open(&self, task: TaskId) -> bool {
         self.by_task.get(&task).is_none_or(|asked| !asked.over)
     }
 
-    /// Has everybody been asked who can be, and answered or not?
+    /// Has every task that can be probed been probed, with or without an answer?
     pub fn surveyed(&self, view: &View<'_>) -> bool {
-        let can = can_ask(view);
+        let can = can_measure_curves(view);
         let known =
             |task: TaskId| view.profiles.get(&task).is_some_and(|profile| profile.misses_per_kilo_instr().is_some());
         let done = |task: TaskId| known(task) || !can || !self.is_open(task);
@@ -282,7 +286,7 @@ impl ProbePlanner {
         Some(probe)
     }
 
-    /// Who shares data with whom, out of the shMaps; filters of different processes do not compare.
+    /// Clusters threads that share data, from their shMaps; filters of different processes cannot be compared.
     fn cluster(&mut self, view: &View<'_>, probe: &ProbeRequest) {
         let ProbeKind::AccessSamples { processes, .. } = &probe.kind else { return };
         let threads: Vec<&cachemate_core::TaskSample> =
@@ -327,16 +331,17 @@ impl ProbePlanner {
     }
 }
 
-/// Can curves be measured here at all?
-fn can_ask(view: &View<'_>) -> bool {
+/// Can curves be measured on this machine?
+fn can_measure_curves(view: &View<'_>) -> bool {
     view.capabilities.can(Ability::SampleReuses) || view.capabilities.can(Ability::TraceAddresses)
 }
 
-/// Threads whose regions are alike to so much (the cosine of their counters) share data.
+/// Threads whose regions have at least this similarity (cosine of their counters) share data.
 const ALIKE: f64 = 0.3;
 
-/// Who is in no cluster joins the thread whose regions are most like its own. Threads that run beside their partners
-/// leave few samples, too few for a cluster of their own; and where all threads share alike, none is found.
+/// Adds each thread that is in no cluster to the thread whose regions are most similar. Threads that run beside their
+/// partners
+/// leave too few samples for a cluster of their own, and if all threads share alike, there are no clusters.
 fn join_unclustered(mut of: Vec<Option<usize>>, maps: &[ThreadMap<'_>]) -> Vec<Option<usize>> {
     let dot = |a: usize, b: usize| -> f64 {
         maps[a].counters.iter().zip(maps[b].counters).map(|(&x, &y)| f64::from(x) * f64::from(y)).sum()
@@ -359,7 +364,7 @@ fn join_unclustered(mut of: Vec<Option<usize>>, maps: &[ThreadMap<'_>]) -> Vec<O
     merged(of, maps)
 }
 
-/// Clusters whose threads use the same regions are one.
+/// Merges clusters whose threads use the same regions.
 fn merged(mut of: Vec<Option<usize>>, maps: &[ThreadMap<'_>]) -> Vec<Option<usize>> {
     let count = of.iter().flatten().max().map_or(0, |last| last + 1);
     let sum = |of: &[Option<usize>], cluster: usize| {
@@ -390,7 +395,7 @@ fn log_entries(probe: &ProbeRequest) -> Option<u32> {
     }
 }
 
-/// Is a curve far less certain at so many bytes than where it is most certain?
+/// Is a curve far less certain at this size than where it is most certain?
 fn is_uncertain_at(curve: &SizeCurve, bytes: f64) -> bool {
     let width = |(_, rate): &(u64, Estimate)| rate.high - rate.low;
     let narrowest = curve.iter().map(width).fold(f64::INFINITY, f64::min);
@@ -398,7 +403,7 @@ fn is_uncertain_at(curve: &SizeCurve, bytes: f64) -> bool {
     there.is_some_and(|point| width(point) > 2.0 * narrowest)
 }
 
-/// Did the probes in force leave everybody's speed as it is? Watch points of a thread that hardly runs do: they wait for it.
+/// Do the probes in force leave all speeds as they are? Watch points of an idle thread do, because they wait for it.
 pub fn probes_leave_speeds_unchanged(view: &View<'_>) -> bool {
     let runs = |task: TaskId| {
         let least_ns = IDLE_BELOW * view.observation.span.elapsed_ns as f64;
@@ -417,10 +422,10 @@ fn memory_stall_share(speeds: &SpeedTracker, task: TaskId) -> Option<f64> {
     Some(speed.misses_per_instr? * speed.stall_cycles_per_miss? / speed.cycles_per_instr)
 }
 
-/// Share of its remote accesses from which on the other thread is a partner.
+/// Share of a thread's remote accesses from which on the other thread is its partner.
 const PARTNER: f64 = 0.1;
 
-/// Who is in no cluster joins whose lines it fetches most.
+/// Adds threads that are in no cluster to those whose lines they fetch most.
 fn partners(view: &View<'_>, members: &[&&cachemate_core::TaskSample], of: &mut [Option<usize>]) {
     let mut next = of.iter().flatten().max().map_or(0, |last| last + 1);
     for at in 0..members.len() {
@@ -436,7 +441,8 @@ fn partners(view: &View<'_>, members: &[&&cachemate_core::TaskSample], of: &mut 
     }
 }
 
-/// One access in so many, for samples to cost no more than this share of the busiest process's time.
+/// Sampling interval (one access in so many) at which samples cost no more than this share of the busiest process's
+/// time.
 fn one_in(view: &View<'_>, processes: &[ProcessId], share: f64) -> u32 {
     let rate = |process: &ProcessId| {
         let (mut hits, mut ran) = (0.0, 0.0);
@@ -456,9 +462,10 @@ fn one_in(view: &View<'_>, processes: &[ProcessId], share: f64) -> u32 {
 mod tests {
     use super::*;
 
-    /// Do watch points of an idle thread leave windows as they are, and those of a running one, and any trace, not?
+    /// Do watch points of an idle thread leave windows undisturbed, whereas those of a running thread and all traces do
+    /// not?
     #[test]
-    fn watching_who_hardly_runs_disturbs_nobody() {
+    fn watching_an_idle_thread_disturbs_no_task() {
         use cachemate_core::test_support::{NullPredictor, capabilities, observation, topology};
         let (topology, capabilities) = (topology(2), capabilities(&[]));
         let mut seen = observation(1, 2);
@@ -485,9 +492,9 @@ mod tests {
         assert!(!quiet(&[watched(busy)]) && !quiet(&[watched(idle), watched(busy)]) && !quiet(&[traced]));
     }
 
-    /// Is a task waited for until it has answered or was given up, and nobody who cannot be asked?
+    /// Do searches wait for a task until it has answered or was given up, and never for one that cannot be probed?
     #[test]
-    fn only_who_can_still_answer_is_waited_for() {
+    fn only_tasks_that_can_still_answer_are_waited_for() {
         use cachemate_core::test_support::{NullPredictor, capabilities, observation, topology};
         let topology = topology(2);
         let mut seen = observation(1, 3);
@@ -515,7 +522,7 @@ mod tests {
         assert_eq!(waited(&[Ability::Affinity]), [false; 3]);
     }
 
-    /// Does a thread with few samples join those whose regions it uses, and one with other regions not?
+    /// Does a thread with few samples join threads that use the same regions, and one with other regions not?
     #[test]
     fn threads_with_few_samples_join_their_partners() {
         let maps = [[9u8, 8, 0, 0], [8, 9, 0, 0], [1, 1, 0, 0], [0, 0, 7, 7]];

@@ -1,4 +1,4 @@
-//! What there is to decide: the caches, the tasks on them, and what is known of each.
+//! The problem to decide: the caches, their tasks, and the model of each task.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,30 +19,31 @@ use crate::work_metric::WorkMetric;
 pub struct CacheSite {
     pub cache: CacheId,
     pub cpus: CpuSet,
-    /// Tasks that may be on it at once without sharing a core.
+    /// Tasks that fit on it without sharing a core.
     pub cores: usize,
-    /// Sites of one package wait for the same memory.
+    /// Sites of one package share a path to memory.
     pub package: u32,
-    /// The node whose memory is nearest to it.
+    /// The nearest memory node.
     pub memory_node: u32,
     pub bytes: f64,
     pub divided: Option<PartitionUnits>,
 }
 
-/// A task that is here, by its place in order of arrival.
+/// A live task, by its position in the order of arrival.
 #[derive(Clone, Debug)]
 pub struct ProblemTask {
     pub task: TaskId,
     pub process: ProcessId,
     pub movable: bool,
-    /// Nothing is said of it without one.
+    /// Without a model the task has no forecast.
     pub program: Option<ProgramModel>,
-    /// Who shares data with it: a number for each cluster.
+    /// Cluster of tasks that share data.
     pub cluster: Option<usize>,
-    /// Where it is seen to run; `None` = it did not run.
+    /// Site on which it was observed; `None` = it did not run.
     pub last_site: Option<usize>,
-    /// It is left where it is. Other threads of its process are on its cache, and it has never run apart from any: what it would
-    /// wait for there nobody knows. Or its site is closed.
+    /// It stays on its site: either other threads of its process are on that cache and it has never run on another one,
+    /// so
+    /// that its waits there are unknown, or the site is closed.
     pub keep_in_place: bool,
 }
 
@@ -52,15 +53,15 @@ pub struct PlanningProblem {
     pub sites: Vec<CacheSite>,
     pub tasks: Vec<ProblemTask>,
     pub cycles_per_ns: f64,
-    /// What waiting for memory costs, where the queue was measured.
+    /// Cost of waiting for memory, if the queue was measured.
     pub bus: Option<Bus>,
     pub shortest_slice_ns: Option<u64>,
-    /// By site: somebody runs there of whom nothing is known for the moment, so that nothing can be said of the others there.
-    /// Empty = nowhere.
+    /// By site: a task runs there that has no model for the moment, so that no task of the site has a forecast. Empty =
+    /// no site.
     pub frozen_sites: Vec<bool>,
 }
 
-/// The sites of a machine; nothing where sizes are not known.
+/// The sites of a machine; none if sizes are unknown.
 pub fn sites(view: &View<'_>) -> Vec<CacheSite> {
     let online = view.online();
     let caches = view.topology.last_level_caches().filter(|cache| cache.cpus.intersects(&online));
@@ -84,7 +85,7 @@ pub fn sites(view: &View<'_>) -> Vec<CacheSite> {
     caches.map(site).collect::<Option<Vec<CacheSite>>>().unwrap_or_default()
 }
 
-/// Which site each CPU belongs to.
+/// Site of each CPU.
 pub struct CpuSites {
     sites: Vec<Option<usize>>,
 }
@@ -99,7 +100,7 @@ impl CpuSites {
         CpuSites { sites: of_cpu }
     }
 
-    /// The site of a CPU that is online.
+    /// The site of an online CPU.
     pub fn of_cpu(&self, cpu: u32) -> Option<usize> {
         self.sites.get(cpu as usize).copied().flatten()
     }
@@ -119,10 +120,10 @@ impl CpuSites {
     }
 }
 
-/// Notes who runs apart from threads of its process, and would show it if it shared data with them.
-pub fn record_split_processes(view: &View<'_>, seen_apart: &mut BTreeSet<TaskId>) {
+/// Records tasks that run on another cache than threads of their process and whose waits for shared data would show.
+pub fn record_split_processes(view: &View<'_>, split_tasks: &mut BTreeSet<TaskId>) {
     let present: BTreeSet<TaskId> = view.live_tasks().map(|seen| seen.task).collect();
-    seen_apart.retain(|task| present.contains(task));
+    split_tasks.retain(|task| present.contains(task));
     let seats = CpuSites::of(&sites(view));
     // One cache of each process, and whether it has run on others as well.
     let mut on: BTreeMap<ProcessId, (usize, bool)> = BTreeMap::new();
@@ -135,21 +136,21 @@ pub fn record_split_processes(view: &View<'_>, seen_apart: &mut BTreeSet<TaskId>
         return;
     }
     let counted = |seen: &TaskSample| seen.counts.get(CounterEvent::StallCycles(StallCause::RemoteCache)).is_some();
-    seen_apart.extend(ran().filter(|(seen, _)| on[&seen.process].1 && counted(seen)).map(|(seen, _)| seen.task));
+    split_tasks.extend(ran().filter(|(seen, _)| on[&seen.process].1 && counted(seen)).map(|(seen, _)| seen.task));
 }
 
-/// What earlier windows told.
+/// Results of earlier windows.
 pub struct PriorObservations<'a> {
     pub speeds: &'a SpeedTracker,
     pub clusters: &'a BTreeMap<TaskId, usize>,
     pub lived_on: &'a BTreeMap<TaskId, usize>,
-    pub seen_apart: &'a BTreeSet<TaskId>,
-    /// Whether it matters where memory lies.
+    pub split_tasks: &'a BTreeSet<TaskId>,
+    /// Does the location of memory matter?
     pub memory_nodes: bool,
 }
 
 impl PriorObservations<'_> {
-    /// How far the task's pages are from each node, where that matters and is known of all of them.
+    /// Distance of the task's pages from each node, if it matters and is known for all pages.
     fn memory(&self, view: &View<'_>, task: &TaskSample, site: Option<&CacheSite>) -> MemoryDistance {
         let pages = task.pages_per_node.as_deref().filter(|_| self.memory_nodes);
         let Some((site, pages)) = site.zip(pages) else { return MemoryDistance::default() };
@@ -160,13 +161,13 @@ impl PriorObservations<'_> {
 }
 
 impl PlanningProblem {
-    /// `before` tells programs that need not be made anew.
+    /// `before` gives the programs that need not be modeled anew.
     pub fn of(
         view: &View<'_>,
         earlier: &PriorObservations<'_>,
         mut before: impl FnMut(TaskId) -> Option<ProgramModel>,
     ) -> Option<Self> {
-        let PriorObservations { speeds, clusters, lived_on, seen_apart, .. } = *earlier;
+        let PriorObservations { speeds, clusters, lived_on, split_tasks, .. } = *earlier;
         let sites = sites(view);
         let seats = CpuSites::of(&sites);
         let largest = sites.iter().map(|site| site.bytes).fold(0.0, f64::max);
@@ -207,7 +208,7 @@ impl PlanningProblem {
                 cluster: clusters.get(&task.task).copied(),
                 last_site: site,
                 keep_in_place: !clusters.contains_key(&task.task)
-                    && !seen_apart.contains(&task.task)
+                    && !split_tasks.contains(&task.task)
                     && threads_on[&(task.process, site)] > 1,
             }
         };
@@ -225,8 +226,9 @@ impl PlanningProblem {
         })
     }
 
-    /// Closes the sites of unknown tasks that are waited for: forecasts there would be of a cache without them. Who is there stays,
-    /// and nobody joins them.
+    /// Closes the sites of unknown tasks that searches wait for, because forecasts of those caches would leave the
+    /// tasks out.
+    /// Tasks there stay, and none joins them.
     pub fn close(&mut self, is_waited_for: impl Fn(TaskId) -> bool) {
         let unknown = |one: &&ProblemTask| one.program.is_none() && is_waited_for(one.task);
         let sites: BTreeSet<usize> = self.tasks.iter().filter(unknown).filter_map(|one| one.last_site).collect();
@@ -238,12 +240,12 @@ impl PlanningProblem {
         self.tasks.iter_mut().filter(there).for_each(|one| one.keep_in_place = true);
     }
 
-    /// May anything of this site be decided anew?
+    /// Is the site excluded from decisions?
     pub fn is_closed(&self, site: usize) -> bool {
         self.frozen_sites.get(site).copied().unwrap_or(false)
     }
 
-    /// A layout with closed sites as they are held.
+    /// A layout whose closed sites are as in `held`.
     #[must_use]
     pub fn with_closed(&self, mut layout: SiteLayout, held: &SiteLayout) -> SiteLayout {
         if self.frozen_sites.is_empty() {
@@ -262,7 +264,7 @@ impl PlanningProblem {
         layout
     }
 
-    /// Bytes of the part of a cache that a task is in; `None` = nobody knows where it runs, or it takes turns.
+    /// Bytes of a task's partition; `None` = its site is unknown, or it takes turns.
     fn part_bytes(&self, held: &SiteLayout, at: usize) -> Option<f64> {
         let site = held.site_of[at].filter(|&site| held.rotations[site].is_none())?;
         let part = held.partitions[site].iter().find(|group| group.members.contains(&at));
@@ -270,7 +272,7 @@ impl PlanningProblem {
         Some(self.sites[site].bytes * part.map_or(1.0, |group| f64::from(group.units) / f64::from(units)))
     }
 
-    /// Tasks whose misses were measured under this layout, with whether their curves are contradicted by that.
+    /// Tasks whose misses were measured under this layout, and whether the measurement contradicts their curves.
     pub fn contradicted(&self, held: &SiteLayout, measured: impl Fn(TaskId) -> Option<f64>) -> Vec<(TaskId, bool)> {
         let of = |at: usize| {
             let scene_task = &self.tasks[at];
@@ -280,13 +282,14 @@ impl PlanningProblem {
         (0..self.tasks.len()).filter_map(of).collect()
     }
 
-    /// Nothing is known of a task any more.
+    /// Drops the model of a task.
     pub fn forget(&mut self, task: TaskId) {
         self.tasks.iter_mut().filter(|one| one.task == task).for_each(|one| one.program = None);
     }
 
-    /// Moves every curve through what was measured under the layout in force. Turns are left out: within them nothing is
-    /// held steadily.
+    /// Shifts every curve to the value measured under the layout in force. Gangs are left out, because occupancies are
+    /// not
+    /// steady within their turns.
     pub fn calibrate(&mut self, held: &SiteLayout, measured: impl Fn(TaskId) -> Option<f64>) {
         let composed = speeds(self, held);
         for (at, composed) in composed.into_iter().enumerate() {
@@ -298,7 +301,7 @@ impl PlanningProblem {
         }
     }
 
-    /// Ties promised rates to what was measured under the layout in force: the model's bias is in both.
+    /// Scales promised rates to the rates measured under the layout in force: the model's bias is in both.
     pub fn anchor(&mut self, held: &SiteLayout, measured: impl Fn(TaskId) -> Option<(WorkMetric, f64)>) {
         let promised = |at: usize| self.tasks[at].program.as_ref().is_some_and(|one| one.goal.min_rate.is_some());
         if !self.known().any(promised) {
@@ -315,22 +318,23 @@ impl PlanningProblem {
         }
     }
 
-    /// May it be placed anew? Threads that may share data are not parted untold: absent evidence is no evidence of absence.
+    /// May it be moved? Threads that may share data are not split on a guess: absent evidence is no evidence of
+    /// absence.
     pub fn can_move(&self, at: usize) -> bool {
         self.tasks[at].movable && !self.tasks[at].keep_in_place
     }
 
-    /// Every task's place.
+    /// Positions of all tasks.
     pub fn places(&self) -> BTreeMap<TaskId, usize> {
         self.tasks.iter().enumerate().map(|(at, scene_task)| (scene_task.task, at)).collect()
     }
 
-    /// Places of the tasks of which something can be said.
+    /// Positions of the tasks that have a forecast.
     pub fn known(&self) -> impl Iterator<Item = usize> + '_ {
         (0..self.tasks.len()).filter(|&at| self.tasks[at].program.is_some())
     }
 
-    /// One draw of what the programs may really be: factors of curves and costs, within their errors.
+    /// One draw of factors for curves and costs, within their errors.
     pub fn draw(&self, seed: u64) -> ErrorDraw {
         let mut generator = cachemate_core::SplitMix64::new(seed);
         let mut normal = || {
@@ -344,7 +348,7 @@ impl PlanningProblem {
         ErrorDraw(self.tasks.iter().map(factors).collect())
     }
 
-    /// The programs as drawn.
+    /// The programs with the factors of a draw.
     #[must_use]
     pub fn drawn(&self, draw: &ErrorDraw) -> Self {
         let mut drawn = self.clone();

@@ -1,9 +1,10 @@
-//! What the last look knew, so that the next one need not find it out again.
+//! Results of the last search that the next one can use again.
 //!
-//! A whole look makes every program anew from what was measured since. After an arrival on a large machine a brief look
-//! comes first: it takes everybody else's program as the last look had it, and places the newcomers among them. The whole
-//! look follows when it would have come anyway. Properties: who changed phase, was asked something else, or became known
-//! calls for a whole look, and so does a machine whose caches wait for one another.
+//! A full search models every program anew from the measurements since. After an arrival on a large machine, a brief
+//! search
+//! comes first: it uses the last models of all known programs, and places the newcomers among them. The full search
+//! follows at its usual time. Properties: a task that changed phase, was probed again, or became known requires a full
+//! search, and so does a machine whose caches wait for one another.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -26,31 +27,31 @@ pub struct ProblemCache {
     pub scene: PlanningProblem,
     pub memo: ScoreCache,
     pub stamp: TaskStamp,
-    /// When everybody was looked at.
+    /// Window of the last full search.
     pub whole_at: u64,
 }
 
-/// A scene to decide on, with the newcomers if only they are looked at.
+/// A problem to decide, with the newcomers if only they are placed.
 pub struct SearchInput {
     pub scene: PlanningProblem,
     pub memo: ScoreCache,
     pub newcomers: Option<Vec<usize>>,
 }
 
-/// Fewer tasks are always looked at as a whole: that is quick enough.
+/// With fewer tasks every search is full, because it is fast enough.
 const BRIEF_FROM_TASKS: usize = 25;
 /// More newcomers change too much.
-const NEWCOMERS_AT_MOST: usize = 8;
-/// Windows after an arrival within which everybody should be surveyed who can be.
+const MAX_NEWCOMERS: usize = 8;
+/// Windows after an arrival within which all tasks that can be profiled should be.
 const SURVEYED_WITHIN_WINDOWS: u64 = 3 * PATIENCE_WINDOWS;
-/// Windows that programs are used again.
-const USED_FOR: u64 = 2 * LOOK_AGAIN_AFTER;
+/// Windows for which models are used again.
+const REUSED_FOR: u64 = 2 * LOOK_AGAIN_AFTER;
 
 impl ProblemCache {
-    /// Who came since, if nothing else has changed.
+    /// Tasks that arrived since, if nothing else has changed.
     fn newcomers(&self, view: &View<'_>, stamp: &TaskStamp, speeds: &SpeedTracker) -> Option<BTreeSet<TaskId>> {
         let large = self.scene.tasks.len() >= BRIEF_FROM_TASKS && self.scene.bus.is_none();
-        if !large || view.observation.window >= self.whole_at + USED_FOR || sites(view) != self.scene.sites {
+        if !large || view.observation.window >= self.whole_at + REUSED_FOR || sites(view) != self.scene.sites {
             return None;
         }
         let then: BTreeMap<TaskId, (u32, bool)> =
@@ -71,15 +72,15 @@ impl ProblemCache {
             .map(|(task, ..)| *task)
             .filter(can_be_known)
             .collect();
-        (1..=NEWCOMERS_AT_MOST).contains(&new.len()).then_some(new)
+        (1..=MAX_NEWCOMERS).contains(&new.len()).then_some(new)
     }
 }
 
 impl Auto {
-    /// What is known now; of everybody anew, or of newcomers only. `None` = nothing.
+    /// The problem as known now, with all models new or only those of newcomers. `None` = nothing is known.
     pub(super) fn prepare(&mut self, view: &View<'_>, kept: &Plan) -> Option<SearchInput> {
         let last = self.last.take();
-        let stamp = self.looked_at.as_ref().map(|(stamp, _)| stamp);
+        let stamp = self.searched_at.as_ref().map(|(stamp, _)| stamp);
         let new = last.as_ref().zip(stamp).and_then(|(last, stamp)| last.newcomers(view, stamp, &self.speeds));
         match (last, new) {
             (Some(last), Some(new)) => self.with_newcomers(view, kept, last, &new),
@@ -90,19 +91,19 @@ impl Auto {
     fn earlier(&self) -> PriorObservations<'_> {
         PriorObservations {
             speeds: &self.speeds,
-            clusters: &self.asks.clusters,
+            clusters: &self.probe_planner.clusters,
             lived_on: &self.default_site,
-            seen_apart: &self.split_processes,
+            split_tasks: &self.split_processes,
             memory_nodes: !self.parameters.disable.contains(&Mechanism::MemoryNodes),
         }
     }
 
-    /// A speed that was counted under what holds: one that was recalled was counted under another plan.
+    /// A speed counted under the plan in force; a recalled speed was counted under another plan.
     fn counted_now(&self, task: TaskId) -> Option<ObservedSpeed> {
         self.speeds.of(task, 64.0).filter(|speed| speed.is_current_phase)
     }
 
-    /// Moves curves of these tasks through what was measured, and ties promised rates to it.
+    /// Shifts the curves of these tasks to the measurements, and scales promised rates to them.
     fn calibrate(&self, view: &View<'_>, scene: &mut PlanningProblem, held: &SiteLayout, of: impl Fn(TaskId) -> bool) {
         scene.calibrate(held, |task| self.counted_now(task).filter(|_| of(task))?.misses_per_instr);
         scene.anchor(held, |task| {
@@ -113,25 +114,25 @@ impl Auto {
         });
     }
 
-    /// Closes sites where somebody is not known yet: who has turned to another phase, or is still to be surveyed.
+    /// Closes sites with a task that is not known yet, after a change of phase or before its initial profiling.
     fn close(&mut self, view: &View<'_>, scene: &mut PlanningProblem) {
         let window = view.observation.window;
         let surveys = window < self.since.1 + SURVEYED_WITHIN_WINDOWS;
         let is_unknown = |task: &TaskId| scene.tasks.iter().any(|one| one.task == *task && one.program.is_none());
         self.phase_changed_at.retain(|task, at| window < *at + PATIENCE_WINDOWS && is_unknown(task));
         let runs = |task: TaskId| self.speeds.of(task, 64.0).is_none_or(|speed| speed.cpu_demand >= IDLE_BELOW);
-        let is_asked = |task: TaskId| surveys && self.asks.has_open_probe(view, task);
+        let is_asked = |task: TaskId| surveys && self.probe_planner.has_open_probe(view, task);
         scene.close(|task| (self.phase_changed_at.contains_key(&task) || is_asked(task)) && runs(task));
     }
 
-    /// Forgets curves that are contradicted by what was measured in force, and asks for others.
+    /// Drops curves that measurements under the plan in force contradict, and requests new ones.
     fn drop_contradicted_curves(&mut self, view: &View<'_>, kept: &Plan, scene: &mut PlanningProblem) {
         let measured = |task: TaskId| self.counted_now(task)?.misses_per_instr;
         for (task, contradicted) in scene.contradicted(&SiteLayout::of(kept, scene), measured) {
             let profile = view.profiles.get(&task);
             if profile.is_some_and(|profile| self.recall.is_dropped(task, profile, contradicted)) {
                 scene.forget(task);
-                self.asks.forget(task);
+                self.probe_planner.forget(task);
                 self.phase_changed_at.insert(task, view.observation.window);
             }
         }
@@ -199,7 +200,7 @@ mod tests {
 
     const CACHE: u64 = 4 << 20;
 
-    /// Every third streams, all others keep up to half of a cache.
+    /// Every third task streams; all others fit into up to half of a cache.
     fn rate(id: u32, held: u64) -> f64 {
         let keeps = CACHE / (2 + u64::from(id) % 5);
         if id.is_multiple_of(3) { 10.0 } else { 20.0 * (1.0 - held as f64 / keeps as f64).max(0.0) }
@@ -225,8 +226,8 @@ mod tests {
         Profile::default().with_misses(CacheLevel::L3, curve, FactSource::Oracle)
     }
 
-    /// The next window in which something is said of so many tasks on four caches.
-    fn next_look(policy: &mut dyn Policy, window: &mut u64, tasks: u32, before: &mut Plan) -> Option<Decision> {
+    /// The next window with a search, for so many tasks on four caches.
+    fn next_search(policy: &mut dyn Policy, window: &mut u64, tasks: u32, before: &mut Plan) -> Option<Decision> {
         let (topology, can) = (last_level_caches(4, 8, CacheLevel::L3, CACHE), capabilities(&[Ability::Affinity]));
         let profiles: Profiles = (0..tasks).map(|id| (TaskId(id), profile(id))).collect();
         for _ in 0..70 {
@@ -242,31 +243,32 @@ mod tests {
                 predictor: &NullPredictor,
             });
             *before = decision.plan.clone();
-            if decision.reasons.iter().any(|reason| reason.text.contains("plans weighed")) {
+            if decision.reasons.iter().any(|reason| reason.text.contains(" candidates, ")) {
                 return Some(decision);
             }
         }
         None
     }
 
-    /// Does an arrival on a large machine get a brief look, after which everybody is looked at in time, and one on a small
-    /// machine a whole one? A promise that nothing is worth its while keeps the plan as it is.
+    /// Does an arrival on a large machine cause a brief search, followed by a full one in time, and an arrival on a
+    /// small machine
+    /// a full one? A gain that no plan reaches keeps the plan as it is.
     #[test]
-    fn an_arrival_gets_a_brief_look_first() {
+    fn an_arrival_causes_a_brief_search_first() {
         let is_brief =
             |decision: &Decision| decision.reasons.iter().any(|one| one.text.contains("one newcomer was placed"));
         for (tasks, expected) in [(30, [false, true, false]), (12, [false, false, false])] {
             let mut policy = build("min_gain = 1.0", 1).unwrap();
             let (mut window, mut plan) = (0, Plan::idle(WindowLength::Time { ns: 1_000_000_000 }));
             let mut look = |tasks: u32| {
-                let decision = next_look(policy.as_mut(), &mut window, tasks, &mut plan).unwrap();
+                let decision = next_search(policy.as_mut(), &mut window, tasks, &mut plan).unwrap();
                 (is_brief(&decision), window)
             };
             let (first, brief) = (look(tasks), look(tasks + 1));
             assert_eq!([first.0, brief.0], expected[..2], "{tasks}");
             if brief.0 {
                 let whole = look(tasks + 1);
-                assert_eq!((whole.0, whole.1), (expected[2], first.1 + LOOK_AGAIN_AFTER), "in its own time");
+                assert_eq!((whole.0, whole.1), (expected[2], first.1 + LOOK_AGAIN_AFTER), "at its usual time");
             }
         }
     }

@@ -1,10 +1,13 @@
-//! What `auto` knows of one task: misses by space, what a miss costs, whose data it uses, and what was asked for it.
+//! The model of one task: misses by space, the cost of a miss, shared data, and the operator's goal.
 //!
-//! Method: the curve is sampled at equal steps of the largest cache, falling. From it follows the footprint's growth:
-//! with `s` lines there a program brings in as it does with `s` lines. So instructions until `s` are the integral of
-//! one over the miss rate (the footprint theory of Xiang et al., HOTL, ASPLOS 2013). Cycles without misses come from
-//! the measured speed, less what its misses were measured to cost. Properties: nothing is guessed that was not
-//! measured; what is absent leaves the whole task unknown.
+//! Method: the curve is sampled at equal steps of the largest cache, falling. The growth of the footprint follows from
+//! it:
+//! a program with `s` resident lines brings in lines at the miss rate of `s` lines, so the number of instructions until
+//! `s`
+//! is the integral of one over the miss rate (the footprint theory of Xiang et al., HOTL, ASPLOS 2013). Cycles without
+//! misses are the measured cycles less the measured cost of misses. Properties: no value is guessed; if one is missing,
+//! the
+//! task has no model.
 
 use cachemate_core::{Goal, Profile, SizeCurve};
 
@@ -15,14 +18,14 @@ use crate::work_metric::WorkMetric;
 pub const STEPS: usize = 64;
 /// Share of a curve's height up to which differences are noise.
 const SAME_SHARE: f64 = 0.03;
-/// A curve and a count differ by more than this only if they are of different work: by a share, and by misses per instruction.
+/// A count contradicts a curve only if it differs by more than this, both as a share and in misses per instruction.
 const CONTRADICTED_SHARE: f64 = 0.1;
 const CONTRADICTED_FROM: f64 = 5e-4;
-/// More is not believed of what is composed.
-const HOLDS_AT_MOST: f64 = 5.0;
-/// Share of its cycles in which a program does not wait for memory, at least.
-const LEAST_OWN: f64 = 0.1;
-/// Fewer misses per instruction than this bring nothing in within any time that matters.
+/// Upper bound of the factor between measured and composed occupancy.
+const MAX_OCCUPANCY_ODDS: f64 = 5.0;
+/// Lower bound of the share of cycles in which a program does not wait for memory.
+const MIN_OWN_SHARE: f64 = 0.1;
+/// A lower rate of misses per instruction fills no cache within any time that matters.
 const NO_MISSES: f64 = 1e-7;
 
 /// See the module's documentation. Rates are per instruction.
@@ -30,69 +33,71 @@ const NO_MISSES: f64 = 1e-7;
 pub struct ProgramModel {
     /// At 0, 1, ... [`STEPS`] steps of `step_bytes`.
     pub misses: Vec<f64>,
-    /// How far below and above each of them the truth may be.
+    /// Error below and above each of them.
     errors: Vec<(f64, f64)>,
-    /// What was added to the whole curve, as no size explained it.
+    /// Level added to the whole curve, because no size explained it.
     level: f64,
-    /// Instructions after which so many steps are full, from empty.
+    /// Instructions after which so many steps are full, starting from empty.
     growth: Vec<f64>,
     lines_per_step: f64,
     pub step_bytes: f64,
-    /// Cycles per instruction that no space changes.
+    /// Cycles per instruction that do not depend on space.
     pub base_cycles: f64,
-    /// On the memory node where it is nearest to its pages.
+    /// On the memory node that is nearest to its pages.
     pub cycles_per_miss: f64,
-    /// Cycles that a miss waits longer than that, by the memory node it runs on; empty = not known.
+    /// Additional cycles of a miss by the memory node on which the task runs; empty = unknown.
     far_cycles: Vec<f64>,
     /// Lines to and from memory, prefetched ones included, per miss.
     pub lines_per_miss: f64,
-    /// Cycles per instruction that wait for other caches, were all partners elsewhere.
+    /// Cycles per instruction that would wait for other caches if all partners were elsewhere.
     pub remote_cycles: f64,
     /// Share of one CPU that it would use.
     pub cpu_demand: f64,
     pub goal: Goal,
-    /// What its promised rate counts, where it was promised one and that was measured.
+    /// The counted work of its promised rate, if it has one and it was measured.
     pub rate: Option<PromisedRate>,
     /// Relative error of the curve, one standard deviation.
     pub curve_error: f64,
-    /// Odds of what it holds over what is composed, as measured in force.
+    /// Odds of its measured occupancy over the composed one.
     pub occupancy_odds: f64,
 }
 
-/// What a promised rate counts, and how much of it a task does a second for each instruction in a cycle of elapsed time.
+/// Unit of a promised rate, and the work a second of a task for each instruction in a cycle of elapsed time.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct PromisedRate {
     pub work: WorkMetric,
     pub per_instr_per_cycle: f64,
 }
 
-/// What is told of a task by its profile and by its speed in force.
+/// Inputs of a task's model: its profile and its speed under the plan in force.
 pub struct ModelInputs<'a> {
     pub profile: &'a Profile,
     pub speed: ObservedSpeed,
     pub goal: Option<Goal>,
-    /// Cost of a miss, where no stalls are counted.
+    /// Cost of a miss, if no stalls are counted.
     pub penalty_cycles: Option<f64>,
     pub largest_cache_bytes: f64,
     pub line_bytes: f64,
-    /// Share of the partners with common data that are on its own cache now.
+    /// Share of its partners in sharing data that are on its own cache.
     pub partners_here: f64,
     pub memory: MemoryDistance,
 }
 
-/// How far a task's pages are.
+/// Distance of a task's pages.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct MemoryDistance {
-    /// By the node that it would run on: how much longer lines of memory take than near ones, as a factor; 0 = no such node.
-    /// Empty = not known.
+    /// Latency of the task's lines over near ones, as a factor, by the node on which it would run; 0 = no such node.
+    /// Empty =
+    /// unknown.
     pub factors: Vec<f64>,
-    /// The node that it runs on now.
+    /// The node on which it runs now.
     pub now: usize,
 }
 
 impl MemoryDistance {
-    /// Cycles of a miss where the pages are nearest, and by node how many more, out of what misses cost now. Queues are the
-    /// same everywhere.
+    /// Cycles of a miss with the pages nearest, and the additional cycles by node, from the present cost of a miss.
+    /// Queues are the
+    /// same on all nodes.
     fn split(&self, cycles_per_miss: f64, queue_cycles: f64) -> (f64, Vec<f64>) {
         let is_known = |factor: &f64| *factor >= 1.0;
         let nearest = self.factors.iter().copied().filter(is_known).fold(f64::INFINITY, f64::min);
@@ -106,46 +111,47 @@ impl MemoryDistance {
 }
 
 impl ProgramModel {
-    /// `None` where too little is known: no curve, no speed, or no cost of a miss.
-    pub fn of(told: &ModelInputs<'_>) -> Option<Self> {
-        let curve = told.profile.misses_per_kilo_instr().filter(|curve| curve.len() >= 2)?;
-        let speed = told.speed;
-        let step_bytes = told.largest_cache_bytes / STEPS as f64;
+    /// `None` if the curve, the speed or the cost of a miss is missing.
+    pub fn of(inputs: &ModelInputs<'_>) -> Option<Self> {
+        let curve = inputs.profile.misses_per_kilo_instr().filter(|curve| curve.len() >= 2)?;
+        let speed = inputs.speed;
+        let step_bytes = inputs.largest_cache_bytes / STEPS as f64;
         let mut next = 0;
         let points = (0..=STEPS).map(|step| at_near(curve, step as f64 * step_bytes, &mut next));
         let points: Vec<[f64; 3]> = points.collect();
         let mut misses: Vec<f64> = points.iter().map(|[rate, ..]| rate / 1000.0).collect();
         let error = |[rate, low, high]: &[f64; 3]| ((rate - low).max(0.0) / 1000.0, (high - rate).max(0.0) / 1000.0);
         let errors = points.iter().map(error).collect();
-        // With nothing held every reference misses, as far as it is known how many there are.
+        // With no resident lines every reference misses, if the number of references is known.
         misses[0] = speed.references_per_instr.map_or(misses[1], |references| references.max(misses[1]));
         for step in (0..STEPS).rev() {
             misses[step] = misses[step].max(misses[step + 1]);
         }
         let measured = speed.misses_per_instr;
-        // What no size explains is the level of the whole curve: fetches that the log does not hold.
+        // Misses that no size explains raise the whole curve: the log does not hold those fetches.
         let unexplained = |measured: f64| (measured - misses[1]).max(0.0) - (misses[STEPS] - measured).max(0.0);
         let level = measured.map_or(0.0, unexplained);
         misses.iter_mut().for_each(|rate| *rate = (*rate + level).max(0.0));
         let now = measured.unwrap_or(misses[STEPS]);
-        // Stalls are counted where it runs; a cost that is told is that of near memory, for misses that wait for each other. Where
-        // they overlap, all of them cost no more than the cycles that went by.
-        let factor_now = told.memory.factors.get(told.memory.now).copied().unwrap_or(1.0);
-        let went_by = (1.0 - LEAST_OWN) * speed.cycles_per_instr / now.max(NO_MISSES);
-        let told_penalty = || Some((told.penalty_cycles? * factor_now).min(went_by));
-        let cycles_per_miss = speed.stall_cycles_per_miss.or_else(told_penalty)?.max(0.0);
+        // Counted stalls are those of the task's present node; a stated cost is that of near memory, for misses that
+        // wait for one
+        // another. If misses overlap, all of them together cost no more than the elapsed cycles.
+        let factor_now = inputs.memory.factors.get(inputs.memory.now).copied().unwrap_or(1.0);
+        let went_by = (1.0 - MIN_OWN_SHARE) * speed.cycles_per_instr / now.max(NO_MISSES);
+        let stated_penalty = || Some((inputs.penalty_cycles? * factor_now).min(went_by));
+        let cycles_per_miss = speed.stall_cycles_per_miss.or_else(stated_penalty)?.max(0.0);
         let queue_cycles = speed.stall_cycles_per_miss.and(speed.queue_cycles_per_miss).unwrap_or(0.0);
-        let (nearest_cycles, far_cycles) = told.memory.split(cycles_per_miss, queue_cycles);
+        let (nearest_cycles, far_cycles) = inputs.memory.split(cycles_per_miss, queue_cycles);
         let here = speed.remote_cycles_per_instr.unwrap_or(0.0);
         let base_cycles =
-            (speed.cycles_per_instr - now * cycles_per_miss - here).max(LEAST_OWN * speed.cycles_per_instr);
-        let apart = 1.0 - told.partners_here.clamp(0.0, 0.9);
-        let [rate, low, high] = at(curve, told.largest_cache_bytes / 2.0);
+            (speed.cycles_per_instr - now * cycles_per_miss - here).max(MIN_OWN_SHARE * speed.cycles_per_instr);
+        let apart = 1.0 - inputs.partners_here.clamp(0.0, 0.9);
+        let [rate, low, high] = at(curve, inputs.largest_cache_bytes / 2.0);
         let curve_error = (0.5 * (high - low) / rate.max(1e-9) / 2.0).clamp(0.02, 0.5);
-        let goal = told.goal.unwrap_or_default();
+        let goal = inputs.goal.unwrap_or_default();
         let mut program = ProgramModel {
             growth: Vec::new(),
-            lines_per_step: step_bytes / told.line_bytes,
+            lines_per_step: step_bytes / inputs.line_bytes,
             misses,
             errors,
             level,
@@ -167,7 +173,7 @@ impl ProgramModel {
             .then_some(program)
     }
 
-    /// The same with all misses scaled, as one draw of what the curve may be.
+    /// The same with all misses scaled: one draw within the curve's error.
     #[must_use]
     pub fn scaled(&self, misses: f64, cost: f64) -> Self {
         ProgramModel {
@@ -191,7 +197,7 @@ impl ProgramModel {
         }
     }
 
-    /// Cycles that a miss waits longer on this memory node than on the nearest; 0 where nobody knows.
+    /// Additional cycles of a miss on this memory node over the nearest; 0 if unknown.
     pub fn far_cycles(&self, node: u32) -> f64 {
         self.far_cycles.get(node as usize).copied().unwrap_or(0.0)
     }
@@ -203,22 +209,24 @@ impl ProgramModel {
         self.misses[low] + (place - low as f64) * (self.misses[low + 1] - self.misses[low])
     }
 
-    /// Does its curve, as it was told, say more misses with all of so many bytes than were measured with no more? It is then not
-    /// of what the program does now.
+    /// Does the curve, as profiled, predict more misses with this space than were measured with no more? Then it does
+    /// not
+    /// describe what the program does now.
     pub fn is_contradicted(&self, bytes: f64, measured: f64) -> bool {
         let step = ((bytes / self.step_bytes).clamp(0.0, STEPS as f64)) as usize;
         let curve_misses = self.misses(bytes) - self.level;
         curve_misses - self.errors[step].0 - measured > (CONTRADICTED_SHARE * curve_misses).max(CONTRADICTED_FROM)
     }
 
-    /// What it really holds where so much is composed: as measured in force, all of a cache that it has to itself.
-    pub fn really_held(&self, composed: f64, cache_bytes: f64) -> f64 {
+    /// Real occupancy for a composed one, as measured under the plan in force; at most the whole cache.
+    pub fn real_occupancy(&self, composed: f64, cache_bytes: f64) -> f64 {
         let share = (composed / cache_bytes).clamp(0.0, 1.0);
         cache_bytes * self.occupancy_odds * share / (1.0 - share + self.occupancy_odds * share)
     }
 
-    /// Moves the curve towards what was measured where so much is composed to be held. It moves within its own error, and
-    /// all along by the same part of it. A log that was too short is wrong where it could not reach.
+    /// Shifts the curve towards the misses measured at a composed occupancy. All points move by the same share of their
+    /// errors.
+    /// A log that was too short is wrong where it could not reach.
     fn shift_within_error(&mut self, composed: f64, misses: f64) {
         let off = misses - self.misses(composed);
         let side = |&(below, above): &(f64, f64)| if off < 0.0 { below } else { above };
@@ -239,8 +247,9 @@ impl ProgramModel {
         self.grow();
     }
 
-    /// Moves the curve through what was measured where so much is composed to be held: within the curve's error the curve
-    /// was wrong; beyond it misses tell what is held.
+    /// Shifts the curve to the misses measured at a composed occupancy. Differences within the curve's error correct
+    /// the curve;
+    /// larger ones correct the occupancy.
     pub fn calibrate(&mut self, composed: f64, cache_bytes: f64, misses: f64) {
         self.shift_within_error(composed, misses);
         let (most, least) = (self.misses[0], self.misses(cache_bytes));
@@ -257,20 +266,20 @@ impl ProgramModel {
             share / (1.0 - share)
         };
         self.occupancy_odds =
-            (odds(steps * self.step_bytes) / odds(composed)).clamp(1.0 / HOLDS_AT_MOST, HOLDS_AT_MOST);
+            (odds(steps * self.step_bytes) / odds(composed)).clamp(1.0 / MAX_OCCUPANCY_ODDS, MAX_OCCUPANCY_ODDS);
     }
 
-    /// Bytes that it has touched in so many instructions.
+    /// Bytes touched within so many instructions.
     pub fn footprint(&self, instructions: f64) -> f64 {
         self.footprint_and_growth(instructions).0
     }
 
-    /// The same with the bytes that another instruction adds.
+    /// The same, with the bytes that another instruction adds.
     pub fn footprint_and_growth(&self, instructions: f64) -> (f64, f64) {
         self.grown(self.growth.partition_point(|&after| after <= instructions), instructions)
     }
 
-    /// The same, sought from where it was found last.
+    /// The same, searched from the position of the last call.
     pub fn footprint_near(&self, instructions: f64, found: &mut usize) -> (f64, f64) {
         let mut next = *found;
         while next <= STEPS && self.growth[next] <= instructions {
@@ -287,15 +296,16 @@ impl ProgramModel {
         if next > STEPS {
             return (STEPS as f64 * self.step_bytes, 0.0);
         }
-        // The first entry is 0 instructions, so that something stands before.
+        // The first entry is 0 instructions, so there is always an entry before.
         let next = next.max(1);
         let (before, after) = (self.growth[next - 1], self.growth[next]);
         let per_instr = self.step_bytes / (after - before).max(1e-9);
         ((next as f64 - 1.0) * self.step_bytes + (instructions - before).max(0.0) * per_instr, per_instr)
     }
 
-    /// Cycles per instruction with so many bytes, memory waits longer by so many cycles a miss, and this share of its
-    /// partners elsewhere.
+    /// Cycles per instruction with so many bytes, if each miss waits so many cycles longer and this share of its
+    /// partners is
+    /// elsewhere.
     pub fn cycles(&self, bytes: f64, wait_cycles: f64, apart: f64) -> f64 {
         self.cycles_at(self.misses(bytes), wait_cycles, apart)
     }
@@ -323,7 +333,7 @@ fn at(curve: &SizeCurve, bytes: f64) -> [f64; 3] {
     at_near(curve, bytes, &mut 0)
 }
 
-/// The same where it is asked for at rising sizes: `next` is the point at which the last one was found.
+/// The same for rising sizes: `next` is the point of the last call.
 fn at_near(curve: &SizeCurve, bytes: f64, next: &mut usize) -> [f64; 3] {
     while curve.get(*next).is_some_and(|(size, _)| (*size as f64) < bytes) {
         *next += 1;
@@ -350,12 +360,12 @@ pub mod tests {
         program_far(misses, MemoryDistance::default())
     }
 
-    /// A stream whose misses cost 100 cycles where it is now.
+    /// A stream whose misses cost 100 cycles on its present node.
     pub fn far_from(memory: MemoryDistance) -> ProgramModel {
         program_far(|_| 0.015, memory)
     }
 
-    fn told(
+    fn inputs_of(
         profile: &Profile,
         speed: ObservedSpeed,
         penalty_cycles: Option<f64>,
@@ -384,16 +394,16 @@ pub mod tests {
             cpu_demand: 1.0,
             ..ObservedSpeed::default()
         };
-        let told = told(&profile, speed, None, memory);
-        ProgramModel::of(&told).unwrap()
+        let inputs = inputs_of(&profile, speed, None, memory);
+        ProgramModel::of(&inputs).unwrap()
     }
 
-    /// References to equally likely lines.
+    /// References to equally probability lines.
     pub fn uniform(bytes: f64, per_instr: f64) -> ProgramModel {
         program(|held| per_instr * (1.0 - held / bytes).max(0.0))
     }
 
-    /// Does the footprint of independent references grow as theory says: to `1 - 1/e` of them in as many references?
+    /// Does the footprint of independent references grow as in theory, to `1 - 1/e` of the lines in as many references?
     #[test]
     fn footprints_grow_as_theory_says() {
         let program = uniform(2_097_152.0, 0.02);
@@ -409,21 +419,21 @@ pub mod tests {
         assert!(program.footprint(1e30) <= CACHE);
     }
 
-    /// Does a calibrated program hold what its misses tell, and all of a cache of its own?
+    /// Does a calibrated program have the occupancy that its misses imply, and all of a cache that it has for itself?
     #[test]
-    fn misses_tell_what_is_held() {
+    fn misses_imply_the_occupancy() {
         let mut program = uniform(CACHE, 0.02);
         program.calibrate(0.25 * CACHE, CACHE, 0.01);
-        let found = program.really_held(0.25 * CACHE, CACHE) / CACHE;
+        let found = program.real_occupancy(0.25 * CACHE, CACHE) / CACHE;
         assert!((found - 0.5).abs() < 0.03, "{found}");
-        assert_eq!(program.really_held(CACHE, CACHE), CACHE);
-        assert_eq!(program.really_held(0.0, CACHE), 0.0);
+        assert_eq!(program.real_occupancy(CACHE, CACHE), CACHE);
+        assert_eq!(program.real_occupancy(0.0, CACHE), 0.0);
         let mut stream = super::tests::program(|_| 0.01);
         stream.calibrate(0.25 * CACHE, CACHE, 0.02);
         assert_eq!(stream.occupancy_odds, 1.0);
     }
 
-    /// Is a count below all that a curve says of the space contradicted, and one that less space explains not?
+    /// Is a curve contradicted by a count below all of its values, and not by one that less space explains?
     #[test]
     fn a_curve_of_other_work_is_contradicted() {
         let stream = program(|_| 0.008);
@@ -433,15 +443,15 @@ pub mod tests {
         assert!(keeps.is_contradicted(0.1 * CACHE, 0.004) && !keeps.is_contradicted(0.4 * CACHE, 0.004));
     }
 
-    /// Is a curve that was wrong only where its log could not reach put right there and nowhere else, instead of the program
-    /// being taken to hold more?
+    /// If a curve is wrong only beyond the reach of its log, is it corrected there and nowhere else, rather than the
+    /// occupancy?
     #[test]
-    fn what_a_log_could_not_tell_is_put_right() {
+    fn a_curve_is_corrected_beyond_the_reach_of_its_log() {
         let truth = uniform(0.4 * CACHE, 0.02);
-        // Known up to 0.3 of the cache; beyond that the tail falls too slowly, and is said to be anything below.
+        // Known up to 0.3 of the cache; beyond that the tail falls too slowly, and its error covers everything below.
         let known = 0.3 * CACHE;
-        let told = |held: f64| if held <= known { truth.misses(held) } else { truth.misses(known) * known / held };
-        let mut found = program(told);
+        let logged = |held: f64| if held <= known { truth.misses(held) } else { truth.misses(known) * known / held };
+        let mut found = program(logged);
         for step in 0..=STEPS {
             if step as f64 * found.step_bytes > known {
                 found.errors[step] = (found.misses[step], truth.misses(known) - found.misses[step]);
@@ -450,12 +460,12 @@ pub mod tests {
         let composed = 0.39 * CACHE;
         found.calibrate(composed, CACHE, truth.misses(composed));
         assert!((found.misses(composed) - truth.misses(composed)).abs() < 1e-6);
-        assert!(found.misses(0.5 * CACHE) < 0.2 * told(0.5 * CACHE), "{}", found.misses(0.5 * CACHE));
+        assert!(found.misses(0.5 * CACHE) < 0.2 * logged(0.5 * CACHE), "{}", found.misses(0.5 * CACHE));
         assert!((found.misses(0.25 * CACHE) / truth.misses(0.25 * CACHE) - 1.0).abs() < 0.02);
         assert_eq!(found.occupancy_odds, 1.0);
     }
 
-    /// Do cycles follow from what was measured, and is a task without a cost of misses unknown?
+    /// Do cycles follow from measurements, and is there no model of a task without a cost of misses?
     #[test]
     fn cycles_follow_from_what_was_measured() {
         let program = uniform(2_097_152.0, 0.02);
@@ -464,14 +474,15 @@ pub mod tests {
         assert!((program.cycles(1_048_576.0, 50.0, 0.0) - 2.5).abs() < 1e-6);
         let profile = Profile::default();
         let speed = ObservedSpeed::default();
-        let told = told(&profile, speed, Some(100.0), MemoryDistance::default());
-        assert_eq!(ProgramModel::of(&told), None);
+        let inputs = inputs_of(&profile, speed, Some(100.0), MemoryDistance::default());
+        assert_eq!(ProgramModel::of(&inputs), None);
     }
 
-    /// Where stalls are not counted: does a chase pay the cost that was told, and a stream whose misses overlap no more than
-    /// the cycles that it was seen to take?
+    /// If stalls are not counted, does a pointer chase pay the stated cost, and a stream whose misses overlap no more
+    /// than its
+    /// measured cycles?
     #[test]
-    fn what_overlaps_costs_no_more_than_the_time_that_went_by() {
+    fn overlapping_misses_cost_no_more_than_the_elapsed_time() {
         let of = |cycles_per_instr: f64, misses: f64| {
             let curve: SizeCurve = [0, CACHE as u64].map(|bytes| (bytes, Estimate::exact(1000.0 * misses))).to_vec();
             let profile = Profile::default().with_misses(CacheLevel::L3, curve, FactSource::Oracle);
@@ -481,18 +492,19 @@ pub mod tests {
                 cpu_demand: 1.0,
                 ..ObservedSpeed::default()
             };
-            let told = told(&profile, speed, Some(200.0), MemoryDistance::default());
-            ProgramModel::of(&told).unwrap()
+            let inputs = inputs_of(&profile, speed, Some(200.0), MemoryDistance::default());
+            ProgramModel::of(&inputs).unwrap()
         };
         let (chase, stream) = (of(60.0, 0.2), of(6.0, 0.25));
         assert!((chase.cycles_per_miss - 200.0).abs() < 1e-9 && (chase.alone(CACHE) - 60.0).abs() < 1e-9);
         assert!((stream.cycles_per_miss - 21.6).abs() < 1e-9 && (stream.alone(CACHE) - 6.0).abs() < 1e-9);
     }
 
-    /// Is what a miss costs told apart by node: less where its memory is near, with the queue the same everywhere, and
-    /// nothing where it is not known how far memory is?
+    /// Is the cost of a miss split by node: less on the node of its memory, with the same queue on all nodes, and no
+    /// split if
+    /// distances are unknown?
     #[test]
-    fn far_memory_costs_what_it_is_farther() {
+    fn far_memory_costs_its_distance() {
         let of = |factors: &[f64], now: usize| far_from(MemoryDistance { factors: factors.to_vec(), now });
         let costs = |one: &ProgramModel| (one.cycles_per_miss, [0, 1, 2].map(|node| one.far_cycles(node)));
         assert_eq!(costs(&of(&[1.0, 2.0], 1)), (50.0, [0.0, 50.0, 0.0]));
@@ -501,7 +513,7 @@ pub mod tests {
         assert_eq!(costs(&of(&[], 0)), (100.0, [0.0; 3]));
         let queued = MemoryDistance { factors: vec![1.0, 2.0], now: 1 }.split(100.0, 40.0);
         assert_eq!(queued, (70.0, vec![0.0, 30.0]));
-        // What was measured there it still says of there.
+        // On the node of the measurement, the cost is the measured one.
         let (near, far) = (of(&[1.0, 2.0], 0), of(&[1.0, 2.0], 1));
         assert!((far.cycles(CACHE, far.far_cycles(1), 0.0) - near.cycles(CACHE, 0.0, 0.0)).abs() < 1e-9);
         assert!((far.scaled(1.0, 2.0).far_cycles(1) - 100.0).abs() < 1e-9);

@@ -1,4 +1,4 @@
-//! One look for a better plan: candidates, the best of them, its gain with its uncertainty, and what is done about it.
+//! One search for a better plan: the candidates, the best of them, its gain with its uncertainty, and the decision.
 
 use std::cell::Cell;
 
@@ -19,13 +19,13 @@ use crate::partition::units::{PartitionUnits, pages_to_move};
 use crate::rollback_guard::live_tasks::LiveTasks;
 use crate::rollback_guard::symmetry::is_mirror;
 
-/// Newcomers are placed with one in so many of the site scores that a decision may make.
-const BRIEF_PART: u32 = 5;
+/// Placing newcomers may compute one in so many of the site scores of a decision.
+const BRIEF_SHARE: u32 = 5;
 
 /// With more tasks only the best plan's gain is drawn.
-const DRAWN_TASKS: usize = 64;
+const MAX_DRAWN_TASKS: usize = 64;
 
-/// A gain over what holds: as forecast, in the mean of what was drawn, and one standard deviation.
+/// A gain over the plan in force: as forecast, as the mean of the draws, and one standard deviation.
 struct Gain {
     middle: f64,
     mean: f64,
@@ -33,35 +33,35 @@ struct Gain {
 }
 
 impl Auto {
-    /// Looks for a better plan, and keeps what it knows for the next look.
+    /// Searches for a better plan, and keeps its results for the next search.
     pub(super) fn search(&mut self, view: &View<'_>, kept: DecidedPlan, why: &mut Vec<Reason>) -> DecidedPlan {
         let window = view.observation.window;
         let whole_at = self.last.as_ref().map_or(window, |last| last.whole_at);
         let Some(input) = self.prepare(view, &kept.0) else { return kept };
         let whole_at = if input.newcomers.is_some() { whole_at } else { window };
         let holding = self.search_in(view, &input, kept, why);
-        let stamp = self.looked_at.as_ref().map_or_else(Vec::new, |(stamp, _)| stamp.clone());
-        if let Some((_, when)) = &mut self.looked_at {
-            // After a brief look everybody is looked at when they would have been anyway.
+        let stamp = self.searched_at.as_ref().map_or_else(Vec::new, |(stamp, _)| stamp.clone());
+        if let Some((_, when)) = &mut self.searched_at {
+            // After a brief search, the full search comes at its usual time.
             *when = whole_at;
         }
         self.last = Some(ProblemCache { scene: input.scene, memo: input.memo, stamp, whole_at });
         holding
     }
 
-    /// Everything to choose from, and what is better.
+    /// All candidates, and their comparator.
     fn candidates(
         &self,
         view: &View<'_>,
         found: &SearchInput,
         held: &SiteLayout,
     ) -> (Vec<CandidatePlan>, PlanComparator) {
-        let effort = self.parameters.max_evaluations / if found.newcomers.is_some() { BRIEF_PART } else { 1 };
+        let effort = self.parameters.max_evaluations / if found.newcomers.is_some() { BRIEF_SHARE } else { 1 };
         let mut search = PlanSearch {
             scene: &found.scene,
             memo: &found.memo,
             allowed: self.parameters.allowed_mechanisms(view),
-            judge: PlanComparator { objective: self.parameters.objective, worst_at_least: 0.0 },
+            judge: PlanComparator { objective: self.parameters.objective, min_speed: 0.0 },
             effort: Cell::new(effort as usize),
             generator: SplitMix64::new(self.seed ^ 0xa070),
         };
@@ -92,17 +92,18 @@ impl Auto {
         let best = (0..candidates.len()).reduce(|a, b| if keys[b] > keys[a] { b } else { a });
         let Some(best) = best.map(|at| candidates[at].clone()) else { return kept };
         let of_best = self.gain(found, &judge, &held, &best.layout);
-        let (gain, likely) = (of_best.middle, self.likely(&of_best));
+        let (gain, probability) = (of_best.middle, self.probability(&of_best));
         let mends = unmet_goals::mends(now.unmet_goals, best.score.unmet_goals);
         unmet_goals::explain_unmet(scene, &candidates[0].layout, &best.layout, why);
         let new = self.holding(scene, &best.layout, view);
         let newcomers = found.newcomers.as_deref();
         let singles = self.singles(found, &judge, &held, &candidates);
         let (candidates, best, held) = (&candidates, &best, &held);
-        let chosen = SearchReport { scene, candidates, best, held, judge, gain, likely, newcomers, singles: &singles };
+        let chosen =
+            SearchReport { scene, candidates, best, held, judge, gain, probability, newcomers, singles: &singles };
         let unchanged = best.layout == *held || new.is_same(&kept.0);
-        if unchanged || !(mends || likely >= LIKELY && gain >= self.parameters.min_gain) {
-            chosen.explain_unchanged(&self.asks, &mut self.reported, why);
+        if unchanged || !(mends || probability >= LIKELY && gain >= self.parameters.min_gain) {
+            chosen.explain_unchanged(&self.probe_planner, &mut self.reported, why);
             return kept;
         }
         let mut homes = held.clone();
@@ -111,15 +112,20 @@ impl Auto {
         let old = self.holding(scene, &homes, view);
         let lengths =
             LegLengths { warmup_windows: self.parameters.warmup_windows, leg_windows: self.parameters.leg_windows };
-        // A trial that is called off each time has cost half of the gain and told nothing.
-        let ends = self.changes.leave(lengths.shortest_trial(), view.observation.window);
-        let adopt_untried = mends || likely >= MOST_LIKELY || !ends;
+        // A trial that is cancelled each time would cost half of the gain and decide nothing.
+        let ends = self.changes.leaves_time_for(lengths.shortest_trial(), view.observation.window);
+        let adopt_untried = mends || probability >= MOST_LIKELY || !ends;
         self.released = false;
-        chosen.changes(if adopt_untried { "made" } else { "tried" }, &self.asks, &mut self.reported, why);
+        chosen.explain_change(
+            if adopt_untried { "applied" } else { "put to a trial" },
+            &self.probe_planner,
+            &mut self.reported,
+            why,
+        );
         let weights = weights(scene, held);
         if adopt_untried {
             let before = self.watch.changed(self.parameters.warmup_windows);
-            // Without windows to compare with, nothing is awaited.
+            // Without windows to compare with, no effect is measured.
             self.provisional = before.is_enough().then_some(ProvisionalChange::UnderWatch {
                 kept,
                 old,
@@ -136,7 +142,7 @@ impl Auto {
         holding
     }
 
-    /// Gain over what holds, drawn within the errors of curves and costs.
+    /// Gain over the plan in force, drawn within the errors of curves and costs.
     fn gain(&self, found: &SearchInput, judge: &PlanComparator, held: &SiteLayout, best: &SiteLayout) -> Gain {
         let (scene, memo) = (&found.scene, &found.memo);
         let over = |best: LayoutScore, held: LayoutScore| {
@@ -147,7 +153,7 @@ impl Auto {
             let held = of_held.scores(draw, memo);
             over(sum(&of_best.scores_beside(&of_held, &held, draw, memo)), sum(&held))
         };
-        // Where sites wait for one another nothing is remembered of single ones.
+        // If sites wait for one another, scores of single sites are not cached.
         let waiting = |scene: &PlanningProblem| {
             let memo = ScoreCache::default();
             over(score(scene, best, &memo), score(scene, held, &memo))
@@ -162,17 +168,17 @@ impl Auto {
         let gains: Vec<f64> = (0..draws).map(drawn).collect();
         let mean = gains.iter().sum::<f64>() / draws as f64;
         let spread = gains.iter().map(|one| (one - mean) * (one - mean)).sum::<f64>() / (draws as f64 - 1.0);
-        // Forecasts that were wrong before are trusted less.
+        // Earlier forecast errors widen the error of this one.
         let missed = self.verdicts.iter().map(|(forecast, measured)| (forecast - measured) * (forecast - measured));
         let prior = 2.0 * FORECAST_ERROR * FORECAST_ERROR;
         let bias = (prior + missed.sum::<f64>()) / (2.0 + self.verdicts.len() as f64);
-        // A large gain is told with a large error: a quarter of it.
+        // A large gain has a large error: a quarter of it.
         let error = libm::sqrt(spread + bias + 0.0625 * middle * middle).max(1e-6);
         Gain { middle, mean, error }
     }
 
-    /// How likely a gain is to be worth it.
-    fn likely(&self, gain: &Gain) -> f64 {
+    /// Probability that a gain pays off.
+    fn probability(&self, gain: &Gain) -> f64 {
         let margin = (gain.middle.min(gain.mean) - self.parameters.min_gain) / gain.error;
         0.5 * (1.0 + libm::erf(margin / std::f64::consts::SQRT_2))
     }
@@ -190,7 +196,7 @@ impl Auto {
             let own = candidates.iter().filter(|candidate| candidate.what.starts_with(mechanism));
             let best = own.reduce(|a, b| if judge.key(b.score) > judge.key(a.score) { b } else { a })?;
             let gain = best.score.value(judge.objective) / now - 1.0;
-            let drawn = found.scene.tasks.len() <= DRAWN_TASKS;
+            let drawn = found.scene.tasks.len() <= MAX_DRAWN_TASKS;
             let error = drawn.then(|| self.gain(found, judge, held, &best.layout).error);
             Some(MechanismGain { mechanism, gain, error })
         };
@@ -203,8 +209,9 @@ impl Auto {
         DecidedPlan(plan)
     }
 
-    /// What a plan can say, as a forecast would else be of something that is not made. And neither what measured no better nor its
-    /// image on like caches, unless that is what holds.
+    /// Excludes layouts that no plan can express, because their forecast would be of another plan, and failed plans
+    /// with their
+    /// images on like caches, unless one of them is in force.
     fn is_allowed(&self, layout: &SiteLayout, scene: &PlanningProblem, kept: &DecidedPlan, view: &View<'_>) -> bool {
         if layout.is_undivided() && self.failures.plans.is_empty() {
             return true;
@@ -219,7 +226,7 @@ impl Auto {
         layout.is_expressed_by(&plan.0, scene) && !self.failures.plans.iter().any(out)
     }
 
-    /// Processor time that pages on their way to other colors take.
+    /// Processor time of copying pages to other colors.
     fn copying_ns(&self, scene: &PlanningProblem, layout: &SiteLayout, view: &View<'_>) -> f64 {
         if layout.partitions.iter().all(Vec::is_empty) {
             return 0.0;
@@ -240,7 +247,7 @@ impl Auto {
     }
 }
 
-/// Processes in the objective, as they fare under a layout.
+/// Processes in the objective, with their speeds under a layout.
 fn weights(scene: &PlanningProblem, layout: &SiteLayout) -> Vec<Weight> {
     let mut weights: Vec<Weight> = Vec::new();
     for (scene_task, speed) in scene.tasks.iter().zip(speeds(scene, layout)) {

@@ -1,8 +1,10 @@
-//! How good a layout is, by the forecast and the stated objective.
+//! Score of a layout, by its forecast and the stated objective.
 //!
-//! A task's speed counts over that alone on the machine: what it would get of a CPU and of a cache to itself. Promises
-//! come first: what is missing to them outweighs every gain. Properties: site by site, so that a search looks again only
-//! at what it changed; waiting for memory is composed per memory node only where its cost can be told.
+//! A task's speed counts relative to its speed alone on the machine, with a CPU and a cache for itself. Goals come
+//! first:
+//! a shortfall outweighs every gain. Properties: sites are scored one by one, so that a search rescores only those that
+//! it
+//! changed; waiting for memory is composed per memory node only if its cost is known.
 
 use std::collections::BTreeMap;
 
@@ -14,25 +16,25 @@ use super::problem::{CacheSite, PlanningProblem};
 use super::program_model::ProgramModel;
 use super::score_cache::{ErrorDraw, ScoreCache};
 
-/// What a plan is for.
+/// The objective of a plan.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum PlanObjective {
-    /// The largest mean of speeds over those alone, by priority.
+    /// The largest mean of speeds relative to solo speeds, weighted by priority.
     #[default]
     WeightedSpeedup,
     /// The smallest of the largest slowdowns.
     WorstSlowdown,
-    /// Promises kept with the least of each cache.
+    /// Goals met with the smallest share of each cache.
     LeastSpace,
-    /// Most instructions in all: rewards starving who is slow by nature.
+    /// Most instructions in total; rewards starving programs that are slow by nature.
     Throughput,
 }
 
-/// How one task fares.
+/// Forecast of one task.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct ForecastSpeed {
-    /// Over that alone.
+    /// Relative to its solo speed.
     pub over_alone: f64,
     /// In instructions per cycle of elapsed time.
     pub instr_per_cycle: f64,
@@ -40,15 +42,16 @@ pub struct ForecastSpeed {
     pub lines_per_cycle: f64,
     /// As composed.
     pub held_bytes: f64,
-    /// Share of the time that it wants a CPU for in which it has one.
+    /// Share of its CPU demand that is met.
     pub share_of_demand: f64,
-    /// Instructions per cycle alone, if its curve lies as low as its error allows; only where a rate was promised.
+    /// Solo instructions per cycle if its curve lies as low as its error allows; only for promised rates.
     pub alone_at_best: Option<f64>,
 }
 
 impl ForecastSpeed {
-    /// How much is missing to what a task was promised, as a share, summed over its promises. A rate that it surely would
-    /// not have alone, no plan can give: that is for nobody to pay.
+    /// Shortfall from a task's goals, as a share, summed over them. A rate that the task would not even reach alone is
+    /// not
+    /// counted, because no plan can give it and no other task shall lose speed for it.
     pub fn missing(&self, program: &ProgramModel) -> f64 {
         let goal = program.goal;
         let slower = goal.max_slowdown.map_or(0.0, |limit| 1.0 / self.over_alone - 1.0 - limit);
@@ -59,7 +62,7 @@ impl ForecastSpeed {
         slower.clamp(0.0, 10.0) + below.clamp(0.0, 10.0)
     }
 
-    /// Work a second, and alone on the machine at best; `None` = no rate was promised, or it was not measured.
+    /// Work a second, now and at best alone on the machine; `None` = no rate was promised, or it was not measured.
     pub fn rates(&self, program: &ProgramModel) -> Option<(f64, f64)> {
         let per_s = program.rate?.per_instr_per_cycle;
         Some((per_s * self.instr_per_cycle, per_s * self.alone_at_best?))
@@ -73,14 +76,14 @@ pub struct LayoutScore {
     weights: f64,
     instr_per_cycle: f64,
     worst: f64,
-    /// How far below what was promised, summed.
+    /// Shortfall from all goals, summed.
     pub unmet_goals: f64,
     units_share: f64,
 }
 
 impl LayoutScore {
     /// Score of an empty set of tasks.
-    pub const NOBODY: LayoutScore = LayoutScore {
+    pub const EMPTY: LayoutScore = LayoutScore {
         weighted: 0.0,
         weights: 0.0,
         instr_per_cycle: 0.0,
@@ -101,14 +104,14 @@ impl LayoutScore {
         }
     }
 
-    /// All of it, to be compared to the bit.
+    /// All of it, for comparisons to the bit.
     #[cfg(test)]
     pub fn bits(self) -> [u64; 6] {
         let all = [self.weighted, self.weights, self.instr_per_cycle, self.worst, self.unmet_goals, self.units_share];
         all.map(f64::to_bits)
     }
 
-    /// Speed of the worst off over that alone.
+    /// Lowest speed of a task relative to its solo speed.
     pub fn worst(self) -> f64 {
         self.worst
     }
@@ -118,7 +121,7 @@ impl LayoutScore {
         let mean = self.weighted / self.weights.max(1e-9);
         match objective {
             PlanObjective::WeightedSpeedup => mean,
-            // Among plans that are as good for the worst off, the better one for all.
+            // Of plans that are equally good for the slowest task, the one with the better mean.
             PlanObjective::WorstSlowdown => self.worst.min(1e9) + 0.01 * mean,
             PlanObjective::Throughput => self.instr_per_cycle,
             PlanObjective::LeastSpace => 2.0 - self.units_share + 0.01 * mean,
@@ -126,7 +129,7 @@ impl LayoutScore {
     }
 }
 
-/// Shares of a CPU's time where tasks take turns fairly on so many CPUs: none gets more than it wants.
+/// Shares of CPU time if tasks take turns fairly on so many CPUs: none gets more than it wants.
 fn cpu_shares(wants: &[f64], cpus: f64) -> Vec<f64> {
     let mut level = 1.0f64;
     if wants.iter().sum::<f64>() > cpus {
@@ -139,7 +142,7 @@ fn cpu_shares(wants: &[f64], cpus: f64) -> Vec<f64> {
     wants.iter().map(|want| want.min(level)).collect()
 }
 
-/// Share of each task's partners on other sites than this.
+/// Share of each task's partners that are on other sites than this.
 fn split_share(scene: &PlanningProblem, home: &[Option<usize>], at: usize, site: usize) -> f64 {
     let Some(cluster) = scene.tasks[at].cluster else { return 1.0 };
     let (mut all, mut elsewhere) = (0.0, 0.0);
@@ -152,12 +155,12 @@ fn split_share(scene: &PlanningProblem, home: &[Option<usize>], at: usize, site:
     if all > 0.0 { elsewhere / all } else { 1.0 }
 }
 
-/// The same of every member of a site.
+/// The same for all members of a site.
 pub fn split_shares(scene: &PlanningProblem, home: &[Option<usize>], members: &[usize], site: usize) -> Vec<f64> {
     members.iter().map(|&at| split_share(scene, home, at, site)).collect()
 }
 
-/// What one site is like under a layout.
+/// State of one site under a layout.
 pub struct SiteState<'a> {
     pub site: &'a CacheSite,
     pub members: &'a [usize],
@@ -166,7 +169,7 @@ pub struct SiteState<'a> {
     pub cycles_per_ns: f64,
     /// Share of each member's partners that are on other caches.
     pub apart: &'a [f64],
-    /// Cycles that a miss of each member waits longer than nearest to its memory, in the queue that was measured.
+    /// Additional cycles that a miss of each member waits, over a miss to the nearest memory in the measured queue.
     pub waits: &'a [f64],
     pub cut: &'a [PartitionMembers],
     pub turns: Option<&'a GangRotation>,
@@ -183,7 +186,7 @@ impl SiteState<'_> {
         let count = self.turns.map_or(1, |turns| turns.gangs.len().max(1));
         let wants: Vec<f64> = programs.iter().map(|program| program.cpu_demand).collect();
         let cpus = self.site.cpus.count() as f64;
-        // In its turn a gang has the CPUs to itself.
+        // In its turn, a gang has the CPUs for itself.
         let shares = if count > 1 { wants.iter().map(|_| 1.0).collect() } else { cpu_shares(&wants, cpus) };
         let lengths: Vec<f64> = match self.turns {
             Some(turns) => vec![turns.slice_ns as f64 * self.cycles_per_ns; count],
@@ -199,7 +202,7 @@ impl SiteState<'_> {
                 in_part_share: 1.0,
             })
             .collect();
-        // Who is in several parts fares in each as if all were alike: the mean, by the lines that it has there.
+        // A task in several partitions has the mean of its performances, weighted by its share of lines in each.
         let mut fares = vec![TaskPerformance::NONE; present.len()];
         for (part, bytes) in self.parts() {
             let inside: Vec<CacheOccupant<'_>> =
@@ -232,8 +235,9 @@ impl SiteState<'_> {
         (0..programs.len()).map(speed).collect()
     }
 
-    /// Members by their places in the list, each with the share of its lines that fall into the part, and the part's bytes.
-    /// Who is in no group may use every part: in each it takes its share from those whose part it is.
+    /// Members by position, each with the share of its lines that falls into the partition, and the partition's bytes.
+    /// A task
+    /// in no group may use every partition, and takes its share in each from the group that owns it.
     fn parts(&self) -> Vec<(Vec<(usize, f64)>, f64)> {
         let everybody = 0..self.members.len();
         let Some(divided) = self.site.divided.filter(|_| !self.cut.is_empty()) else {
@@ -263,7 +267,7 @@ impl SiteState<'_> {
     }
 
     fn score_of(&self, speeds: &[ForecastSpeed]) -> LayoutScore {
-        let mut score = LayoutScore::NOBODY;
+        let mut score = LayoutScore::EMPTY;
         for (program, speed) in self.programs.iter().zip(speeds) {
             let goal = program.goal;
             let priority = if goal.priority.is_finite() && goal.priority > 0.0 { goal.priority } else { 1.0 };
@@ -284,7 +288,7 @@ impl SiteState<'_> {
     }
 }
 
-/// One layout scored many times, each time with other programs.
+/// One layout that is scored many times, with different programs each time.
 pub struct LayoutScorer<'a> {
     scene: &'a PlanningProblem,
     layout: &'a SiteLayout,
@@ -305,7 +309,7 @@ impl<'a> LayoutScorer<'a> {
         (0..self.members.len()).map(|site| self.score(site, draw, memo)).collect()
     }
 
-    /// The same where those of another layout are known: what is alike in both is scored once.
+    /// The same if the scores of another layout are known: sites that are equal in both are scored once.
     pub fn scores_beside(
         &self,
         other: &LayoutScorer<'_>,
@@ -330,7 +334,7 @@ impl<'a> LayoutScorer<'a> {
     fn score(&self, site: usize, draw: &ErrorDraw, memo: &ScoreCache) -> LayoutScore {
         let (scene, members, apart) = (self.scene, &self.members[site], &self.split_shares[site]);
         if members.is_empty() {
-            return LayoutScore::NOBODY;
+            return LayoutScore::EMPTY;
         }
         let (cut, turns) = (&self.layout.partitions[site], self.layout.rotations[site].as_ref());
         SiteScorer { scene, site, members, apart, cut, turns }.score(draw, memo)
@@ -342,22 +346,22 @@ fn split_shares_by_site(scene: &PlanningProblem, layout: &SiteLayout, members: &
     members.iter().enumerate().map(of).collect()
 }
 
-/// All sites, with what their packages wait for memory.
+/// All sites, with the waits of their packages for memory.
 pub fn score(scene: &PlanningProblem, layout: &SiteLayout, memo: &ScoreCache) -> LayoutScore {
     score_drawn(scene, layout, &ErrorDraw::default(), memo)
 }
 
-/// The same with programs as drawn, where no site feels another's traffic.
+/// The same with drawn programs, if no site is affected by another's traffic.
 pub fn score_drawn(scene: &PlanningProblem, layout: &SiteLayout, draw: &ErrorDraw, memo: &ScoreCache) -> LayoutScore {
     if scene.bus.is_some() {
-        return whole(scene, layout).into_iter().map(|(score, ..)| score).fold(LayoutScore::NOBODY, LayoutScore::plus);
+        return whole(scene, layout).into_iter().map(|(score, ..)| score).fold(LayoutScore::EMPTY, LayoutScore::plus);
     }
     sum(&LayoutScorer::of(scene, layout).scores(draw, memo))
 }
 
 /// All sites together.
 pub fn sum(scores: &[LayoutScore]) -> LayoutScore {
-    scores.iter().copied().fold(LayoutScore::NOBODY, LayoutScore::plus)
+    scores.iter().copied().fold(LayoutScore::EMPTY, LayoutScore::plus)
 }
 
 /// Known tasks by site.
@@ -371,7 +375,7 @@ pub fn on_sites(scene: &PlanningProblem, layout: &SiteLayout) -> Vec<Vec<usize>>
     members
 }
 
-/// Everything that the score of one site follows from where nobody waits longer for memory than measured.
+/// All inputs of the score of one site, as long as waits for memory are those measured.
 pub struct SiteScorer<'a> {
     pub scene: &'a PlanningProblem,
     pub site: usize,
@@ -382,7 +386,7 @@ pub struct SiteScorer<'a> {
 }
 
 impl SiteScorer<'_> {
-    /// As remembered, or made.
+    /// The cached score, or a new one.
     pub fn score(&self, draw: &ErrorDraw, memo: &ScoreCache) -> LayoutScore {
         memo.score(self, draw, || self.compute(draw))
     }
@@ -414,12 +418,12 @@ impl SiteScorer<'_> {
     }
 }
 
-/// Cycles that a miss of each program waits longer here than where its memory is nearest.
+/// Additional cycles that a miss of each program waits on this site, over the site nearest to its memory.
 fn remote_cycles(site: &CacheSite, programs: &[&ProgramModel]) -> Vec<f64> {
     programs.iter().map(|program| program.far_cycles(site.memory_node)).collect()
 }
 
-/// Every known task's speed.
+/// Speeds of all known tasks.
 pub fn speeds(scene: &PlanningProblem, layout: &SiteLayout) -> Vec<Option<ForecastSpeed>> {
     let mut all = vec![None; scene.tasks.len()];
     for (_, members, speeds) in whole(scene, layout) {
@@ -430,7 +434,7 @@ pub fn speeds(scene: &PlanningProblem, layout: &SiteLayout) -> Vec<Option<Foreca
     all
 }
 
-/// Rounds in which traffic and waiting settle.
+/// Rounds until traffic and waits converge.
 const BUS_ROUNDS: usize = 4;
 
 /// By site: score, members, their speeds.
@@ -474,7 +478,7 @@ fn whole(scene: &PlanningProblem, layout: &SiteLayout) -> Vec<(LayoutScore, Vec<
 mod tests {
     use super::*;
 
-    /// Is a CPU's time dealt fairly, and nobody given more than it wants?
+    /// Is CPU time shared fairly, without any task getting more than it wants?
     #[test]
     fn time_is_dealt_fairly() {
         assert_eq!(cpu_shares(&[1.0, 0.2], 2.0), [1.0, 0.2]);

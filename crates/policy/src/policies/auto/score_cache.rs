@@ -1,9 +1,11 @@
-//! Scores of single caches that were made before, found again by everything that they follow from.
+//! Scores of single caches, cached under all their inputs.
 //!
-//! Problem: a search comes back to the same caches many times, and from one decision to the next most caches stay as they
-//! are. Method: a program is known by a number that is given anew as soon as anything of it changes. The score of a cache
-//! is kept under the numbers of its tasks, their factors in a draw, who of their partners is elsewhere, parts and turns.
-//! Properties: decisions are the same to the bit with and without it; what two looks in a row did not ask for is forgotten.
+//! Problem: a search visits the same caches many times, and most caches stay the same from one decision to the next.
+//! Method: each program has a number that changes as soon as anything about the program does. The score of a cache is
+//! stored
+//! under the numbers of its tasks, their factors in a draw, the partners that are elsewhere, partitions and rotations.
+//! Properties: decisions are the same to the bit with and without the cache; a score that two searches in a row did not
+//! use is dropped.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -11,12 +13,12 @@ use std::collections::BTreeMap;
 use super::problem::{CacheSite, PlanningProblem};
 use super::score::{LayoutScore, SiteScorer};
 
-/// Factors of each task's misses and of their cost; nothing = as they are.
+/// Factors of each task's misses and of their cost; empty = none.
 #[derive(Clone, Debug, Default)]
 pub struct ErrorDraw(pub Vec<Option<(f64, f64)>>);
 
 impl ErrorDraw {
-    /// Factors of the task at this place.
+    /// Factors of the task at this position.
     pub fn of(&self, at: usize) -> Option<(f64, f64)> {
         self.0.get(at).copied().flatten()
     }
@@ -24,26 +26,26 @@ impl ErrorDraw {
 
 type Scores = BTreeMap<Vec<u64>, LayoutScore>;
 
-/// See the module's documentation. One for each scene; the default remembers nothing.
+/// See the module's documentation. There is one for each problem; the default stores nothing.
 #[derive(Debug, Default)]
 pub struct ScoreCache {
-    /// Numbers of the programs, by place; `None` = nothing is remembered.
+    /// Numbers of the programs, by position; `None` = nothing is stored.
     numbers: Option<Vec<u64>>,
     next: u64,
     sites: Vec<CacheSite>,
-    /// Asked for in the look before, and in this one.
+    /// Scores used by the previous search, and by this one.
     before: Scores,
     now: RefCell<Scores>,
 }
 
 impl ScoreCache {
-    /// A first scene's.
+    /// For a first problem.
     #[cfg(test)]
     pub fn of(scene: &PlanningProblem) -> Self {
         ScoreCache::default().after(scene, |_| None)
     }
 
-    /// For the next scene. `unchanged` tells of a task's place where its program stood before, if it is the same.
+    /// For the next problem. `unchanged` gives the position before of a task whose program has not changed.
     #[must_use]
     pub fn after(self, scene: &PlanningProblem, unchanged: impl Fn(usize) -> Option<usize>) -> Self {
         let mut next = self.next;
@@ -59,7 +61,7 @@ impl ScoreCache {
         ScoreCache { numbers: Some(numbers), next, sites: scene.sites.clone(), before, now: RefCell::default() }
     }
 
-    /// What is remembered of a site, else what is made.
+    /// The stored score of a site, or a new one.
     pub fn score(&self, of: &SiteScorer<'_>, draw: &ErrorDraw, made: impl FnOnce() -> LayoutScore) -> LayoutScore {
         let Some(key) = self.key(of, draw) else { return made() };
         if let Some(score) = self.now.borrow().get(&key) {
@@ -70,7 +72,7 @@ impl ScoreCache {
         score
     }
 
-    /// Every input, each list with its length before it.
+    /// All inputs, each list preceded by its length.
     fn key(&self, of: &SiteScorer<'_>, draw: &ErrorDraw) -> Option<Vec<u64>> {
         let numbers = self.numbers.as_ref()?;
         let mut key = Vec::with_capacity(4 + 4 * of.members.len());
@@ -111,7 +113,7 @@ pub mod tests {
     use cachemate_core::{CacheId, ProcessId, SplitMix64, TaskId};
     use proptest::prelude::*;
 
-    /// So many sites of so many CPUs, in eight ways each.
+    /// A site of so many CPUs, in eight ways each.
     pub fn site(id: u32, cpus: u32) -> CacheSite {
         CacheSite {
             cache: CacheId(id),
@@ -120,11 +122,11 @@ pub mod tests {
             package: 0,
             memory_node: 0,
             bytes: CACHE,
-            divided: Some(PartitionUnits::Ways { units: 8, at_least: 1, contiguous: true, groups_at_most: 4 }),
+            divided: Some(PartitionUnits::Ways { units: 8, min_units: 1, contiguous: true, max_groups: 4 }),
         }
     }
 
-    /// One that keeps so large a part of a cache; from 1 on a stream.
+    /// A program that keeps this share of a cache; from 1 on a stream.
     pub fn kind(part: f64) -> ProgramModel {
         if part < 1.0 { uniform((0.1 + part) * CACHE, 0.02) } else { program(|_| 0.01 * part) }
     }
@@ -141,14 +143,14 @@ pub mod tests {
         }
     }
 
-    /// Layouts and scores of all candidates, with the scores that a draw gives them.
+    /// Layouts and scores of all candidates, and their scores in a draw.
     fn decided(
         scene: &PlanningProblem,
         memo: &ScoreCache,
     ) -> Vec<(super::super::layout::SiteLayout, [LayoutScore; 2])> {
         let allowed =
             AllowedMechanisms { placement: true, sharing: true, space: true, gangs: true, memory_nodes: true };
-        let judge = PlanComparator { objective: PlanObjective::WeightedSpeedup, worst_at_least: 0.0 };
+        let judge = PlanComparator { objective: PlanObjective::WeightedSpeedup, min_speed: 0.0 };
         let (effort, generator) = (Cell::new(150), SplitMix64::new(1));
         let mut search = PlanSearch { scene, memo, allowed, judge, effort, generator };
         let all = search.candidates(&BTreeMap::new(), None);
@@ -163,9 +165,9 @@ pub mod tests {
 
     proptest! {
         #![proptest_config(ProptestConfig { cases: 12, ..ProptestConfig::default() })]
-        /// Tasks come, go and change: is what is decided with scores of earlier looks what is decided with none, to the bit?
+        /// Tasks arrive, exit and change: are decisions with cached scores the same to the bit as without?
         #[test]
-        fn what_is_remembered_changes_no_decision(
+        fn cached_scores_change_no_decision(
             first in prop::collection::vec((0usize..3, 0.0f64..1.5), 2..7),
             then in prop::collection::vec((0u8..4, 0usize..8, 0.0f64..1.5), 1..5),
         ) {
@@ -200,9 +202,9 @@ pub mod tests {
         }
     }
 
-    /// Is a score made once for all looks that ask for it in a row, and forgotten after one that does not?
+    /// Is a score computed once while successive searches use it, and dropped after one that does not?
     #[test]
-    fn a_score_is_made_once_and_forgotten_in_time() {
+    fn a_score_is_computed_once_and_dropped_in_time() {
         let scene = |tasks: Vec<ProblemTask>| PlanningProblem {
             sites: vec![site(0, 2)],
             tasks,
@@ -217,7 +219,7 @@ pub mod tests {
             let of = SiteScorer { scene, site: 0, members: &[0], apart: &[1.0], cut: &[], turns: None };
             memo.score(&of, &ErrorDraw::default(), || {
                 made.set(made.get() + 1);
-                LayoutScore::NOBODY
+                LayoutScore::EMPTY
             });
         };
         let memo = ScoreCache::of(&one);

@@ -1,10 +1,15 @@
-//! Candidates: every single mechanism's plan, the default, what holds, and a joint local search over all of them.
+//! Candidates: the plan of every single mechanism, the default, the plan in force, and a joint local search over all.
 //!
-//! Problem: mechanisms pull against each other (thesis 7.3): clusters unite what spreading separates, sizes hold for one
-//! placement only, gangs change who meets whom. Method: one forecast scores whole plans. Homes are sought first, by moves,
-//! exchanges and moves of whole sharing clusters, each looking again only at the sites that it changes; then parts and
-//! turns of each site; then, where the machine is small, homes once more with the best parts and turns of each site.
-//! Properties: deterministic; bounded by a number of site scores; nothing that is not switched on is used.
+//! Problem: mechanisms conflict (thesis 7.3): clusters unite tasks that spreading separates, partition sizes hold for
+//! one
+//! placement only, gangs change which tasks run together. Method: one forecast scores whole plans. Placement is
+//! searched
+//! first, by moves, exchanges and moves of whole sharing clusters, each of which rescores only the sites that it
+//! changes;
+//! then the partitions and the rotation of each site. On a small machine, placement is then searched once more with the
+//! best
+//! partitions and rotations of each site. Properties: deterministic; bounded by a number of site scores; disabled
+//! mechanisms are not used.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -17,29 +22,29 @@ use super::score::{LayoutScore, PlanObjective, score, split_shares};
 use super::score_cache::ScoreCache;
 use super::site_search::SiteTasks;
 
-/// Mechanisms that may be used.
+/// Mechanisms that the search may use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct AllowedMechanisms {
     pub placement: bool,
     pub sharing: bool,
     pub space: bool,
     pub gangs: bool,
-    /// Tasks may be placed by where their memory lies.
+    /// Tasks may be placed by the node of their memory.
     pub memory_nodes: bool,
 }
 
-/// What is better.
+/// Comparator of plans.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct PlanComparator {
     pub objective: PlanObjective,
-    /// Nobody's speed over that alone may fall below, other objectives than for the worst off.
-    pub worst_at_least: f64,
+    /// Lowest speed of any task relative to its solo speed; not for the objective of the slowest task.
+    pub min_speed: f64,
 }
 
 impl PlanComparator {
-    /// Larger is better: promises first, then nobody left far behind, then the objective.
+    /// Larger is better: goals first, then the lowest speed, then the objective.
     pub fn key(&self, score: LayoutScore) -> f64 {
-        let behind = (self.worst_at_least - score.worst()).clamp(0.0, 10.0);
+        let behind = (self.min_speed - score.worst()).clamp(0.0, 10.0);
         score.value(self.objective) - 100.0 * score.unmet_goals - 10.0 * behind
     }
 }
@@ -53,24 +58,25 @@ pub struct CandidatePlan {
 }
 
 /// Points of worst slowdown that a plan may cost under another objective.
-const BEHIND_AT_MOST: f64 = 0.02;
-/// Tasks up to which homes are sought with parts and turns at once.
+const MAX_WORST_LOSS: f64 = 0.02;
+/// Number of tasks up to which placement is searched together with partitions and rotations.
 const JOINT_TASKS: usize = 24;
 
-/// A search with its remaining effort.
+/// A search with its remaining evaluations.
 pub struct PlanSearch<'a> {
     pub scene: &'a PlanningProblem,
     pub memo: &'a ScoreCache,
     pub allowed: AllowedMechanisms,
     pub judge: PlanComparator,
-    /// Site scores that may still be made; one of gangs counts for several.
+    /// Site scores that may still be computed; one with gangs counts for several.
     pub effort: Cell<usize>,
     pub generator: SplitMix64,
 }
 
 impl PlanSearch<'_> {
-    /// The default, against which nobody may be left far behind: tasks stay where they were put, so that its homes have to be
-    /// told once something else holds.
+    /// The default, which sets the lowest speed of the comparator. Tasks stay where they were put, so once another plan
+    /// is in
+    /// force, the default has to pin them to their sites.
     pub(super) fn default(&mut self, lived_on: &BTreeMap<TaskId, usize>, held: Option<&SiteLayout>) -> CandidatePlan {
         let mut layout = SiteLayout::default_of(self.scene, lived_on);
         if let Some(held) = held {
@@ -81,7 +87,7 @@ impl PlanSearch<'_> {
         }
         let score = score(self.scene, &layout, self.memo);
         if self.judge.objective != PlanObjective::WorstSlowdown {
-            self.judge.worst_at_least = score.worst() - BEHIND_AT_MOST;
+            self.judge.min_speed = score.worst() - MAX_WORST_LOSS;
         }
         CandidatePlan { what: "default", layout, score }
     }
@@ -102,14 +108,14 @@ impl PlanSearch<'_> {
         let mut homes = vec![("joint from the default", default.clone())];
         if let Some(held) = &held {
             add("held", held.clone());
-            homes.push(("joint from what holds", SiteLayout::at(scene, held.site_of.clone(), true)));
+            homes.push(("joint from the plan in force", SiteLayout::at(scene, held.site_of.clone(), true)));
         }
         let shares_data = self.allowed.sharing && scene.tasks.iter().any(|scene_task| scene_task.cluster.is_some());
         if self.allowed.space {
-            add("space", self.with_part(8, |search| search.with_cuts(&default)));
+            add("space", self.with_budget_share(8, |search| search.with_cuts(&default)));
         }
         if self.allowed.gangs {
-            add("gangs", self.with_part(2, |search| search.with_turns(&default)));
+            add("gangs", self.with_budget_share(2, |search| search.with_turns(&default)));
         }
         if shares_data {
             let layout = self.clustered(&default);
@@ -123,22 +129,23 @@ impl PlanSearch<'_> {
         }
         if self.allowed.placement && scene.sites.len() > 1 {
             let (even, separated) = (self.balanced(&default), self.separated(&default));
-            let mut placed_from = |from: SiteLayout| self.with_part(8, |search| search.placed(from, false));
+            let mut placed_from = |from: SiteLayout| self.with_budget_share(8, |search| search.placed(from, false));
             let apart = placed_from(separated);
             add("placement from separated misses", apart.clone());
             homes.push(("joint from separated misses", apart));
             add("placement", placed_from(default.clone()));
             let placed = placed_from(even);
-            add("placement from evened misses", placed.clone());
-            homes.push(("joint from evened misses", placed));
+            add("placement from balanced misses", placed.clone());
+            homes.push(("joint from balanced misses", placed));
         }
         let last = homes.len();
         for (nth, (what, home)) in homes.into_iter().enumerate() {
             let places = self.allowed.placement && scene.sites.len() > 1;
             let joint = scene.tasks.len() <= JOINT_TASKS;
-            let layout = self.with_part(last - nth, |search| {
-                // The same again is kept for its parts and turns.
-                let layout = if places { search.with_part(2, |search| search.placed(home, joint)) } else { home };
+            let layout = self.with_budget_share(last - nth, |search| {
+                // The same layout again still gets its partitions and rotation.
+                let layout =
+                    if places { search.with_budget_share(2, |search| search.placed(home, joint)) } else { home };
                 search.refined(&layout)
             });
             add(what, layout);
@@ -146,8 +153,8 @@ impl PlanSearch<'_> {
         all
     }
 
-    /// What is found with at most one in so many of the site scores that may still be made.
-    fn with_part<T>(&mut self, one_in: usize, find: impl FnOnce(&mut Self) -> T) -> T {
+    /// Runs a search with at most one in so many of the remaining site scores.
+    fn with_budget_share<T>(&mut self, one_in: usize, find: impl FnOnce(&mut Self) -> T) -> T {
         let all = self.effort.get();
         self.effort.set(all / one_in.max(1));
         let layout = find(self);
@@ -159,7 +166,7 @@ impl PlanSearch<'_> {
         self.scene.known().filter(|&at| self.scene.can_move(at)).collect()
     }
 
-    /// So many known tasks fit on each site that is not closed: by cores while those are enough, else by CPUs and in proportion.
+    /// Number of known tasks that fit on each open site: by cores while those suffice, else in proportion to CPUs.
     pub(super) fn free_seats(&self) -> Vec<usize> {
         let tasks = self.scene.known().count();
         let cores: usize = self.scene.sites.iter().map(|site| site.cores).sum();
@@ -173,10 +180,10 @@ impl PlanSearch<'_> {
         self.scene.sites.iter().enumerate().map(room).collect()
     }
 
-    /// One site with these members, undivided or with its best parts and turns.
+    /// Score of a site with these members, without partitions or with its best partitions and rotation.
     fn site_key(&self, home: &[Option<usize>], site: usize, members: &[usize], joint: bool) -> LayoutScore {
         if members.is_empty() {
-            return LayoutScore::NOBODY;
+            return LayoutScore::EMPTY;
         }
         let apart = split_shares(self.scene, home, members, site);
         let here = SiteTasks { scene: self.scene, site, members, apart: &apart, effort: &self.effort, memo: self.memo };
@@ -184,7 +191,7 @@ impl PlanSearch<'_> {
         here.score(&cut, turns.as_ref())
     }
 
-    /// Parts and turns of one site, the better of either first.
+    /// Partitions and rotation of one site, the better of the two first.
     pub(super) fn best_of(
         &self,
         here: &SiteTasks<'_>,
@@ -198,7 +205,7 @@ impl PlanSearch<'_> {
         if turns.is_none() || !self.allowed.space {
             return (cut, turns);
         }
-        // Where parts suffice, turns add nothing (kernel.md).
+        // If partitions suffice, a rotation adds nothing.
         let alone = here.best_cut(&self.judge, None);
         let (with, without) = (here.score(&cut, turns.as_ref()), here.score(&alone, None));
         if self.judge.key(without) >= self.judge.key(with) - 1e-3 { (alone, None) } else { (cut, turns) }
@@ -228,7 +235,7 @@ impl PlanSearch<'_> {
                 memo: self.memo,
             };
             change(self, &here, &mut changed);
-            // Parts and turns are of tasks that stay there.
+            // Partitions and rotations are for tasks that stay on the site.
             if !changed.partitions[site].is_empty() || changed.rotations[site].is_some() {
                 for &at in members.iter().filter(|&&at| self.scene.tasks[at].movable) {
                     changed.pinned[at] = true;
@@ -256,7 +263,7 @@ impl PlanSearch<'_> {
         })
     }
 
-    /// Each cluster onto one site as far as there is room; everybody else where there is room left.
+    /// Puts each cluster onto one site as far as there is room, and all other tasks where room is left.
     fn clustered(&self, default: &SiteLayout) -> SiteLayout {
         let movable = self.movable();
         let mut clusters: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
@@ -298,7 +305,8 @@ impl PlanSearch<'_> {
         SiteLayout::at(self.scene, home, true)
     }
 
-    /// Those who miss whatever they hold together, one site after the other: what they take they take from each other.
+    /// Puts the tasks that miss most whatever their space onto as few sites as possible, so that they displace each
+    /// other only.
     fn separated(&self, default: &SiteLayout) -> SiteLayout {
         let mut movable = self.movable();
         let bytes = self.scene.sites.iter().map(|site| site.bytes).fold(0.0, f64::max);
@@ -307,7 +315,7 @@ impl PlanSearch<'_> {
             program.map_or(0.0, |one| one.cpu_demand * one.misses(bytes) / one.alone(bytes))
         };
         movable.sort_by(|&a, &b| weight(b).total_cmp(&weight(a)).then(a.cmp(&b)));
-        // As many on each site as there are now.
+        // As many tasks on each site as there are now.
         let mut room = vec![0; self.scene.sites.len()];
         for &at in &movable {
             if let Some(site) = default.site_of[at] {
@@ -329,7 +337,7 @@ impl PlanSearch<'_> {
         SiteLayout::at(self.scene, home, true)
     }
 
-    /// Misses evened out over the sites (DI), the heaviest first to the lightest site.
+    /// Evens out misses over the sites (DI), heaviest task first to the lightest site.
     fn balanced(&self, default: &SiteLayout) -> SiteLayout {
         let mut movable = self.movable();
         let weight = |at: usize| {
@@ -359,7 +367,7 @@ impl PlanSearch<'_> {
         SiteLayout::at(self.scene, home, true)
     }
 
-    /// Homes by local search: moves and exchanges of tasks.
+    /// Local search of the placement by moves and exchanges of tasks.
     fn placed(&mut self, from: SiteLayout, joint: bool) -> SiteLayout {
         let movable = self.movable();
         let room = self.free_seats();
@@ -386,10 +394,10 @@ impl PlanSearch<'_> {
         SiteLayout::at(self.scene, homes.home, true)
     }
 
-    /// The first move or exchange of one task that is better; was there one?
+    /// Applies the first move or exchange of one task that is better; returns whether there was one.
     fn improve(&self, at: usize, room: &[usize], homes: &mut HomeAssignment, joint: bool) -> bool {
         let Some(here) = homes.home[at] else { return false };
-        let total = |scores: &[LayoutScore]| scores.iter().copied().fold(LayoutScore::NOBODY, LayoutScore::plus);
+        let total = |scores: &[LayoutScore]| scores.iter().copied().fold(LayoutScore::EMPTY, LayoutScore::plus);
         let before = self.judge.key(total(&homes.scores));
         for site in (0..homes.scores.len()).filter(|&site| site != here) {
             let mut partners: Vec<Option<usize>> = Vec::new();
@@ -401,7 +409,7 @@ impl PlanSearch<'_> {
             for partner in partners {
                 let touched = self.clusters_of([Some(at), partner]);
                 homes.exchange(at, here, site, partner);
-                // Partners of a sharing cluster elsewhere feel the move as well.
+                // A move also affects partners of a sharing cluster on other sites.
                 let feels = |on: &Vec<usize>| {
                     on.iter().any(|&other| self.scene.tasks[other].cluster.is_some_and(|one| touched.contains(&one)))
                 };
@@ -413,7 +421,7 @@ impl PlanSearch<'_> {
                     let score = self.site_key(&homes.home, other, &homes.on[other], joint);
                     changed.push((other, std::mem::replace(&mut homes.scores[other], score)));
                 }
-                if self.judge.key(total(&homes.scores)) > before + LEAST_STEP {
+                if self.judge.key(total(&homes.scores)) > before + MIN_STEP {
                     return true;
                 }
                 changed.into_iter().for_each(|(other, score)| homes.scores[other] = score);
@@ -428,7 +436,7 @@ impl PlanSearch<'_> {
     }
 }
 
-/// Scores a layout that is none of those before.
+/// Scores a layout that differs from all earlier ones.
 pub(super) fn add(
     all: &mut Vec<CandidatePlan>,
     scene: &PlanningProblem,
@@ -442,7 +450,7 @@ pub(super) fn add(
     }
 }
 
-/// Homes while they are sought.
+/// The placement during its search.
 struct HomeAssignment {
     home: Vec<Option<usize>>,
     /// Known tasks by site, ascending.
@@ -461,7 +469,7 @@ impl HomeAssignment {
         self.home[at] = Some(to);
     }
 
-    /// One task to another site, and its partner to where it was.
+    /// Moves one task to another site, and its partner to the first one's site.
     fn exchange(&mut self, at: usize, from: usize, to: usize, partner: Option<usize>) {
         self.set(at, from, to);
         if let Some(partner) = partner {
@@ -472,10 +480,10 @@ impl HomeAssignment {
 
 /// A score of more tasks than this counts for several.
 pub const TASKS_OF_ONE: usize = 8;
-/// Tasks of another site that one is tried against.
+/// Tasks of another site against which one is tried.
 pub const EXCHANGES: usize = 8;
-/// A step must be worth something, or moves would be made for nothing.
-pub const LEAST_STEP: f64 = 1e-4;
+/// Smallest gain of a step; without it moves would be made for nothing.
+pub const MIN_STEP: f64 = 1e-4;
 
 #[cfg(test)]
 mod tests {
@@ -516,7 +524,7 @@ mod tests {
     }
 
     fn best(scene: &PlanningProblem, allowed: AllowedMechanisms, effort: usize) -> (LayoutScore, LayoutScore, usize) {
-        let judge = PlanComparator { objective: PlanObjective::WeightedSpeedup, worst_at_least: 0.0 };
+        let judge = PlanComparator { objective: PlanObjective::WeightedSpeedup, min_speed: 0.0 };
         let (effort, generator) = (Cell::new(effort), SplitMix64::new(1));
         let memo = ScoreCache::of(scene);
         let mut search = PlanSearch { scene, memo: &memo, allowed, judge, effort, generator };
@@ -529,9 +537,9 @@ mod tests {
     const ALL: AllowedMechanisms =
         AllowedMechanisms { placement: true, sharing: true, space: true, gangs: true, memory_nodes: true };
 
-    /// Are streams and programs that keep data parted where the machine's own scheduler has mixed them?
+    /// Are streams and programs that keep data separated if the machine's own scheduler has mixed them?
     #[test]
-    fn streams_are_parted_from_who_keeps() {
+    fn streams_are_separated_from_programs_that_keep_data() {
         let mut scene = scene(2, 4, 8);
         scene.tasks.iter_mut().enumerate().for_each(|(at, scene_task)| scene_task.last_site = Some(at / 4));
         let (default, found, _) = best(&scene, ALL, 2_000);
@@ -540,20 +548,20 @@ mod tests {
         let nothing =
             AllowedMechanisms { placement: false, sharing: false, space: false, gangs: false, memory_nodes: false };
         let (default, found, _) = best(&scene, nothing, 2_000);
-        assert_eq!(value(default), value(found), "nothing is switched on");
+        assert_eq!(value(default), value(found), "all mechanisms are disabled");
     }
 
-    /// Are threads left together that nobody has seen apart, and parted where they were seen so?
+    /// Do threads that have never run on different caches stay together, and are they split if they have?
     #[test]
-    fn threads_that_were_never_seen_apart_stay_together() {
+    fn threads_that_never_ran_on_different_caches_stay_together() {
         let mut scene = scene(2, 4, 8);
-        // Two that keep data are of one process, on the cache where streams are.
+        // Two tasks that keep data are of one process, on the cache of the streams.
         for (at, scene_task) in scene.tasks.iter_mut().enumerate() {
             scene_task.last_site = Some(at / 4);
         }
         let pair = [0, 2];
         let parted = |scene: &PlanningProblem| {
-            let judge = PlanComparator { objective: PlanObjective::WeightedSpeedup, worst_at_least: 0.0 };
+            let judge = PlanComparator { objective: PlanObjective::WeightedSpeedup, min_speed: 0.0 };
             let (effort, generator) = (Cell::new(2_000), SplitMix64::new(1));
             let memo = ScoreCache::of(scene);
             let mut search = PlanSearch { scene, memo: &memo, allowed: ALL, judge, effort, generator };
@@ -565,16 +573,17 @@ mod tests {
         assert_eq!(parted(&scene), 0);
     }
 
-    /// Somebody on the first cache is not known for the moment: is what holds there part of every plan, and does nobody join?
+    /// If a task on the first cache is not known for the moment, is that cache the same in every plan, with no task
+    /// joining?
     #[test]
-    fn nothing_is_decided_where_somebody_is_not_known() {
+    fn a_site_with_an_unknown_task_is_left_alone() {
         let mut scene = scene(2, 4, 8);
         scene.tasks.iter_mut().enumerate().for_each(|(at, scene_task)| scene_task.last_site = Some(at / 4));
         scene.tasks[1].program = None;
         let found = |scene: &PlanningProblem| {
             let mut held = SiteLayout::at(scene, scene.tasks.iter().map(|one| one.last_site).collect(), false);
             held.partitions[0] = vec![super::super::layout::PartitionMembers { members: vec![0], units: 5 }];
-            let judge = PlanComparator { objective: PlanObjective::WeightedSpeedup, worst_at_least: 0.0 };
+            let judge = PlanComparator { objective: PlanObjective::WeightedSpeedup, min_speed: 0.0 };
             let (effort, generator, memo) = (Cell::new(2_000), SplitMix64::new(1), ScoreCache::of(scene));
             let mut search = PlanSearch { scene, memo: &memo, allowed: ALL, judge, effort, generator };
             let all = search.candidates(&BTreeMap::new(), Some(held.clone()));
@@ -592,10 +601,10 @@ mod tests {
         assert_eq!(same, all);
         scene.frozen_sites.clear();
         scene.close(|_| false);
-        assert!(!scene.is_closed(0), "nobody waits for it any more");
+        assert!(!scene.is_closed(0), "searches no longer wait for it");
     }
 
-    /// Does the search of a large machine end within its effort, with a plan at least as good as the default?
+    /// Does the search of a large machine end within its evaluations, with a plan at least as good as the default?
     #[test]
     fn large_machines_are_searched_within_the_effort() {
         let scene = scene(64, 16, 1_000);

@@ -1,4 +1,4 @@
-//! Parts of a cache for the tasks of one site, and gangs for them: what one site can be made of.
+//! Search on one site: partitions of its cache, and gangs of its tasks.
 
 use std::cell::Cell;
 
@@ -11,30 +11,30 @@ use crate::gang_quantum::{MAX_WAIT_NS, max_quantum_ns};
 use crate::partition::units::PartitionUnits;
 use crate::solvers::sizing::{CostAggregate, UnitClaim, exact};
 
-/// Tasks of one site, for which the best parts and turns are sought.
+/// Tasks of one site, for which partitions and a rotation are searched.
 pub struct SiteTasks<'a> {
     pub scene: &'a PlanningProblem,
     pub site: usize,
     pub members: &'a [usize],
     pub apart: &'a [f64],
-    /// What may still be spent; a score without turns costs one.
+    /// Evaluations left; a score without turns costs one.
     pub effort: &'a Cell<usize>,
     pub memo: &'a ScoreCache,
 }
 
-/// Composing turns looks at many moments.
+/// Cost of a score with turns, which composes many moments.
 const TURNS_COST: usize = 8;
-/// Ways to size by moving single units, at most.
+/// Largest number of sizes that are improved by moving single units.
 const CLIMBS: usize = 24;
-/// Gangs take turns of so long, in milliseconds (kernel.md: 20 to 100).
+/// Time slices of gangs, in milliseconds.
 const TURNS_MS: [u64; 3] = [20, 50, 100];
 const HURRIED_NS: u64 = 50_000_000;
-/// More processes than this are not told apart one by one.
-const EXCLUSIVE_AT_MOST: usize = 12;
-/// Who sleeps more than this leaves its turn unused.
-const GANGS_WANT: f64 = 0.8;
+/// With more processes, no partition for each is tried.
+const MAX_EXCLUSIVE: usize = 12;
+/// Smallest CPU demand of a gang's members: a task that sleeps more leaves its turn unused.
+const MIN_GANG_DEMAND: f64 = 0.8;
 /// The exact solver's steps grow with the square of the units.
-const EXACT_UNITS_AT_MOST: u32 = 64;
+const MAX_EXACT_UNITS: u32 = 64;
 
 impl SiteTasks<'_> {
     pub fn score(&self, cut: &[PartitionMembers], turns: Option<&GangRotation>) -> LayoutScore {
@@ -45,7 +45,7 @@ impl SiteTasks<'_> {
         SiteScorer { scene, site, members, apart, cut, turns }.score(&ErrorDraw::default(), self.memo)
     }
 
-    /// The best division of this cache; empty = none is better than sharing it all.
+    /// The best partitions of this cache; empty = none is better than sharing all of it.
     pub fn best_cut(&self, judge: &PlanComparator, turns: Option<&GangRotation>) -> Vec<PartitionMembers> {
         let Some(divided) = self.scene.sites[self.site].divided else { return Vec::new() };
         let own = processes(self.scene, self.members);
@@ -63,16 +63,16 @@ impl SiteTasks<'_> {
             }
         };
         self.pools(&divided, &own).into_iter().for_each(&mut consider);
-        if own.len() <= EXCLUSIVE_AT_MOST {
+        if own.len() <= MAX_EXCLUSIVE {
             self.exclusive(&divided, &own).into_iter().for_each(&mut consider);
         }
         if best.1.is_empty() { best.1 } else { self.climb(judge, turns, &divided, best) }
     }
 
-    /// Processes by how much slower each is with the least share than with all; the least first.
+    /// Processes by their slowdown with the least share over all of the cache; smallest first.
     fn by_need(&self, divided: &PartitionUnits, own: &[(cachemate_core::ProcessId, Vec<usize>)]) -> Vec<usize> {
         let bytes = self.scene.sites[self.site].bytes;
-        let least = bytes * f64::from(divided.at_least()) / f64::from(divided.units());
+        let least = bytes * f64::from(divided.min_units()) / f64::from(divided.units());
         let need = |tasks: &[usize]| {
             let one = |&at: &usize| {
                 let program = self.scene.tasks[at].program.as_ref()?;
@@ -86,15 +86,15 @@ impl SiteTasks<'_> {
         order
     }
 
-    /// Those who need space least in a small part, all others in the rest.
+    /// Processes that need space least share a small partition, all others the rest.
     fn pools(
         &self,
         divided: &PartitionUnits,
         own: &[(cachemate_core::ProcessId, Vec<usize>)],
     ) -> Vec<Vec<PartitionMembers>> {
         let order = self.by_need(divided, own);
-        let (units, least) = (divided.units(), divided.at_least());
-        if divided.groups_at_most() < 2 || units < 2 * least {
+        let (units, least) = (divided.units(), divided.min_units());
+        if divided.max_groups() < 2 || units < 2 * least {
             return Vec::new();
         }
         let mut sizes: Vec<u32> = [least, 2 * least, units / 8, units / 4, units / 2].to_vec();
@@ -113,14 +113,14 @@ impl SiteTasks<'_> {
         (1..own.len()).flat_map(with).collect()
     }
 
-    /// Everybody for himself, by the exact solver; and the same with those in one part who need nothing.
+    /// A partition for each process, by the exact solver; and the same with insensitive processes pooled in one.
     fn exclusive(
         &self,
         divided: &PartitionUnits,
         own: &[(cachemate_core::ProcessId, Vec<usize>)],
     ) -> Vec<Vec<PartitionMembers>> {
-        let (units, least) = (divided.units(), divided.at_least());
-        if units > EXACT_UNITS_AT_MOST {
+        let (units, least) = (divided.units(), divided.min_units());
+        if units > MAX_EXACT_UNITS {
             return Vec::new();
         }
         let bytes = self.scene.sites[self.site].bytes;
@@ -145,12 +145,12 @@ impl SiteTasks<'_> {
                 groups.push(pool.iter().flat_map(|&at| own[at].1.iter().copied()).collect());
             }
             let count = groups.len() as u32;
-            if count > divided.groups_at_most() || count * least > units {
+            if count > divided.max_groups() || count * least > units {
                 continue;
             }
             let claim = |tasks: &Vec<usize>| UnitClaim {
                 costs: (1..=units).map(|held| cost(tasks, held)).collect(),
-                at_least: least,
+                min_units: least,
             };
             let claims: Vec<UnitClaim> = groups.iter().map(claim).collect();
             let Ok(sizes) = exact(&claims, units, CostAggregate::Sum) else { continue };
@@ -161,7 +161,7 @@ impl SiteTasks<'_> {
         candidates
     }
 
-    /// Moves units from part to part as long as that helps.
+    /// Moves units between partitions as long as that helps.
     fn climb(
         &self,
         judge: &PlanComparator,
@@ -177,7 +177,7 @@ impl SiteTasks<'_> {
             let mut better = None;
             for from in 0..best.1.len() {
                 for to in (0..best.1.len()).filter(|&to| to != from) {
-                    if best.1[from].units < divided.at_least() + step {
+                    if best.1[from].units < divided.min_units() + step {
                         continue;
                     }
                     let mut cut = best.1.clone();
@@ -198,12 +198,13 @@ impl SiteTasks<'_> {
         best.1
     }
 
-    /// The best gangs; `None` = none are better than turns of single tasks. In a hurry only the likeliest are looked at.
+    /// The best gangs; `None` = none are better than single tasks in turn. In a hurry, only the most promising are
+    /// tried.
     pub fn best_turns(&self, judge: &PlanComparator, cut: &[PartitionMembers], hurry: bool) -> Option<GangRotation> {
         let cpus = self.scene.sites[self.site].cpus.count() as usize;
         let program = |&at: &usize| self.scene.tasks[at].program.as_ref();
         let fit = self.members.iter().all(|&at| self.scene.tasks[at].movable)
-            && self.members.iter().filter_map(program).all(|program| program.cpu_demand >= GANGS_WANT);
+            && self.members.iter().filter_map(program).all(|program| program.cpu_demand >= MIN_GANG_DEMAND);
         if self.members.len() <= cpus || !fit || cpus < 2 {
             return None;
         }
@@ -231,7 +232,7 @@ impl SiteTasks<'_> {
         turns.map(|turns| if hurry { turns } else { self.regang(judge, cut, key, turns) })
     }
 
-    /// Like with like: by pressure, and by what they keep; each filled up or evened out.
+    /// Groups similar tasks, by pressure and by space, each filled up or evened out.
     fn gangs(&self, cpus: usize) -> Vec<Vec<Vec<usize>>> {
         let bytes = self.scene.sites[self.site].bytes;
         let by = |of: &dyn Fn(usize) -> f64| {
@@ -247,7 +248,7 @@ impl SiteTasks<'_> {
             let gangs = order.len().div_ceil(cpus);
             order.chunks(order.len().div_ceil(gangs)).map(<[usize]>::to_vec).collect::<Vec<_>>()
         };
-        // One who keeps much in each gang, with those who do not press.
+        // One task that needs much space in each gang, with tasks that press little.
         let dealt = |order: &[usize]| {
             let count = order.len().div_ceil(cpus);
             let mut gangs = vec![Vec::new(); count];

@@ -1,14 +1,16 @@
-//! How fast each task runs and what it waits for, out of the counters of recent windows.
+//! Speed of each task and its waits, from the counters of recent windows.
 //!
-//! Older windows fade by half in a few windows, so that memory goes by time and not by plans. Rates are ratios of sums:
-//! short windows weigh less. A window in which a task was traced says nothing of its speed. A kind of phase that comes back
-//! has the speed that it had, until it was counted anew.
+//! The weight of older windows halves every few windows, so that history depends on time and not on plans. Rates are
+//! ratios
+//! of sums, so short windows weigh less. A window in which a task was traced does not count for its speed. If a kind of
+//! phase
+//! comes back, its earlier speed is used until it was counted anew.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use cachemate_core::{CacheLevel, CounterEvent, Observation, Plan, ProbeKind, StallCause, TaskId, TaskSample};
 
-use crate::phase_curves::fast_phases::WHOLE;
+use crate::phase_curves::fast_phases::AVERAGED;
 use crate::work_metric::WorkMetric;
 
 /// Speed of a task; `None` = not counted.
@@ -22,16 +24,17 @@ pub struct ObservedSpeed {
     pub lines_per_miss: Option<f64>,
     /// Cycles that a miss waits in the queue for memory.
     pub queue_cycles_per_miss: Option<f64>,
-    /// Cycles that went by, per instruction: of all time, not of that on a CPU.
+    /// Elapsed cycles per instruction, including time off the CPU.
     pub elapsed_cycles_per_instr: f64,
     pub remote_cycles_per_instr: Option<f64>,
     /// Share of one CPU that it runs or waits for.
     pub cpu_demand: f64,
-    /// Counted since the phase began, not only when its kind was there before: it is of what holds now.
+    /// Counted since the phase began, rather than recalled from an earlier phase of its kind, and so under the plan in
+    /// force.
     pub is_current_phase: bool,
 }
 
-/// Sums that fade; each event has the instructions during which it was counted.
+/// Sums that decay; each event has the instructions during which it was counted.
 #[derive(Clone, Copy, Default, Debug)]
 struct DecayingSum {
     events: f64,
@@ -41,7 +44,7 @@ struct DecayingSum {
 #[derive(Clone, Default, Debug)]
 struct DecayingSums {
     phase: u32,
-    /// Kind of the phase, once it is told.
+    /// Kind of the phase, once known.
     kind: Option<u32>,
     /// Windows since the phase began.
     windows: u32,
@@ -61,26 +64,26 @@ struct DecayingSums {
     reported_ns: f64,
 }
 
-/// What is left of a window's weight in the next.
-const FADES_TO: f64 = 0.8;
-/// The same of who is seen as a whole: half of the weight is older than any of its phases.
-const WHOLE_FADES_TO: f64 = 0.95;
+/// Factor by which the weight of a window decays in the next one.
+const DECAY: f64 = 0.8;
+/// The same for tasks whose phases are averaged: half of the weight is older than any of their phases.
+const AVERAGED_DECAY: f64 = 0.95;
 
-/// Windows of a phase after which its own counts outweigh what was recalled.
-const OF_NOW_WINDOWS: u32 = 3;
+/// Windows of a phase after which its own counts outweigh recalled ones.
+const OWN_COUNT_WINDOWS: u32 = 3;
 
 /// Speeds of all tasks.
 #[derive(Clone, Default, Debug)]
 pub struct SpeedTracker {
     now: BTreeMap<TaskId, DecayingSums>,
-    /// As counted last in each kind of phase.
+    /// Last counts of each kind of phase.
     of_kinds: BTreeMap<(TaskId, u32), DecayingSums>,
 }
 
-/// The phase that a task is in, and its kind once that is told.
+/// The current phase of a task, and its kind once known.
 pub type CurrentPhase = (u32, Option<u32>);
 
-/// Cycles that wait for what lies behind the last level.
+/// Cycles that wait for the memory behind the last level.
 fn stalls(task: &TaskSample) -> Option<f64> {
     let causes = [StallCause::LocalMemory, StallCause::RemoteMemory, StallCause::BusQueue];
     let counted = causes.into_iter().filter_map(|cause| task.counts.get(CounterEvent::StallCycles(cause)));
@@ -88,9 +91,9 @@ fn stalls(task: &TaskSample) -> Option<f64> {
 }
 
 impl DecayingSum {
-    fn add(&mut self, events: Option<f64>, instructions: f64, fades_to: f64) {
-        self.events *= fades_to;
-        self.instructions *= fades_to;
+    fn add(&mut self, events: Option<f64>, instructions: f64, decay: f64) {
+        self.events *= decay;
+        self.instructions *= decay;
         if let Some(events) = events {
             self.events += events;
             self.instructions += instructions;
@@ -102,7 +105,7 @@ impl DecayingSum {
 }
 
 impl SpeedTracker {
-    /// Takes a window in; tasks that are gone are forgotten, and what a phase's change made untrue.
+    /// Takes in a window, and forgets tasks that exited and counts of earlier phases.
     pub fn observe(
         &mut self,
         seen: &Observation,
@@ -128,7 +131,7 @@ impl SpeedTracker {
                 *sums = DecayingSums { phase: number, ..DecayingSums::default() };
             }
             if sums.kind != kind {
-                // Windows until then may be of two phases.
+                // Windows until then may span two phases.
                 if let Some(known) = kind.and_then(|kind| self.of_kinds.get(&(task.task, kind))) {
                     *sums = DecayingSums { phase: number, windows: 0, ..known.clone() };
                 }
@@ -137,8 +140,8 @@ impl SpeedTracker {
             sums.windows += 1;
             let ran_ns = task.ran_ns();
             let wanted_ns = ran_ns as f64 + task.run_queue_wait_ns.unwrap_or(0) as f64;
-            let fades_to = if kind == Some(WHOLE) { WHOLE_FADES_TO } else { FADES_TO };
-            let fade = |sum: &mut f64, more: f64| *sum = fades_to * *sum + more;
+            let decay = if kind == Some(AVERAGED) { AVERAGED_DECAY } else { DECAY };
+            let fade = |sum: &mut f64, more: f64| *sum = decay * *sum + more;
             fade(&mut sums.instructions, instructions);
             fade(&mut sums.cycles, cycles);
             fade(&mut sums.wanted_ns, wanted_ns);
@@ -146,24 +149,20 @@ impl SpeedTracker {
             fade(&mut sums.elapsed_ns, seen.span.elapsed_ns as f64);
             fade(&mut sums.reported, task.progress.unwrap_or(0.0));
             fade(&mut sums.reported_ns, task.progress.map_or(0.0, |_| seen.span.elapsed_ns as f64));
-            sums.misses.add(task.counts.get(CounterEvent::Misses(level)), instructions, fades_to);
-            sums.references.add(task.counts.get(CounterEvent::References(level)), instructions, fades_to);
-            sums.stalls.add(stalls(task), instructions, fades_to);
-            sums.remote.add(
-                task.counts.get(CounterEvent::StallCycles(StallCause::RemoteCache)),
-                instructions,
-                fades_to,
-            );
-            sums.queue.add(task.counts.get(CounterEvent::StallCycles(StallCause::BusQueue)), instructions, fades_to);
-            sums.read_bytes.add(task.counts.get(CounterEvent::MemoryReadBytes), instructions, fades_to);
-            sums.written_bytes.add(task.counts.get(CounterEvent::MemoryWriteBytes), instructions, fades_to);
+            sums.misses.add(task.counts.get(CounterEvent::Misses(level)), instructions, decay);
+            sums.references.add(task.counts.get(CounterEvent::References(level)), instructions, decay);
+            sums.stalls.add(stalls(task), instructions, decay);
+            sums.remote.add(task.counts.get(CounterEvent::StallCycles(StallCause::RemoteCache)), instructions, decay);
+            sums.queue.add(task.counts.get(CounterEvent::StallCycles(StallCause::BusQueue)), instructions, decay);
+            sums.read_bytes.add(task.counts.get(CounterEvent::MemoryReadBytes), instructions, decay);
+            sums.written_bytes.add(task.counts.get(CounterEvent::MemoryWriteBytes), instructions, decay);
             if let Some(kind) = sums.kind {
                 self.of_kinds.insert((task.task, kind), sums.clone());
             }
         }
     }
 
-    /// Work a second; `None` until it was counted.
+    /// Work a second; `None` until counted.
     pub fn rate(&self, task: TaskId, work: WorkMetric) -> Option<f64> {
         let sums = self.now.get(&task)?;
         let (done, ns) = match work {
@@ -190,7 +189,7 @@ impl SpeedTracker {
             elapsed_cycles_per_instr: sums.cycles / sums.instructions * sums.elapsed_ns / sums.ran_ns.max(1.0),
             remote_cycles_per_instr: sums.remote.per_instr(),
             cpu_demand: (sums.wanted_ns / sums.elapsed_ns.max(1.0)).clamp(0.02, 1.0),
-            is_current_phase: sums.windows >= OF_NOW_WINDOWS,
+            is_current_phase: sums.windows >= OWN_COUNT_WINDOWS,
         })
     }
 }
@@ -201,9 +200,9 @@ mod tests {
     use cachemate_core::test_support::observation;
     use cachemate_core::{EventCount, EventCounts, WindowLength};
 
-    /// Are rates ratios of what was counted, forgotten at a change of phase, and absent where nothing was counted?
+    /// Are rates ratios of counts, dropped at a change of phase, and absent if nothing was counted?
     #[test]
-    fn rates_are_of_what_was_counted() {
+    fn rates_are_ratios_of_counts() {
         let mut seen = observation(0, 2);
         let counts = [
             (CounterEvent::Instructions, 1000),
@@ -225,7 +224,7 @@ mod tests {
         assert_eq!(speeds.of(known, 64.0).unwrap().cycles_per_instr, 9.0);
     }
 
-    /// Has a phase whose kind was there before its speed at once, told as recalled until it was counted long enough?
+    /// Does a phase of a known kind have its speed at once, marked as recalled until it was counted long enough?
     #[test]
     fn a_phase_that_comes_back_has_its_speed_at_once() {
         let mut seen = observation(0, 1);
@@ -240,7 +239,7 @@ mod tests {
             (speed.cycles_per_instr, speed.is_current_phase)
         };
         (0..5).for_each(|_| assert_eq!(window(3000, (0, Some(0))).0, 3.0));
-        assert_eq!(window(5000, (1, None)).0, 5.0, "of no kind yet");
+        assert_eq!(window(5000, (1, None)).0, 5.0, "its kind is unknown");
         for _ in 0..5 {
             window(9000, (1, Some(1)));
         }

@@ -1,16 +1,17 @@
-//! What was measured of a change: while it is tried in blocks, and after it was made.
+//! Measurement of a change, on trial in blocks or monitored after it was applied.
 //!
-//! Speeds are work a second of each process, by the best measure of work that it has ([`crate::work_metric`]). What is compared is
-//! the stated objective: the forecast says how much of its speed alone each process has under the old plan, the
-//! measurement by how much that changed. Properties: a window counts once the plan has settled; nothing is said where a
-//! process did not run on both sides.
+//! Speed is work a second of each process, by the best measure of work that it has ([`crate::work_metric`]). The stated
+//! objective is compared: the forecast gives each process's speed under the old plan relative to its solo speed, the
+//! measurement gives the change of it. Properties: a window counts once the plan has settled; a process that did not
+//! run on
+//! both sides does not count.
 
 use std::collections::BTreeMap;
 
 use cachemate_core::{Observation, ProcessId};
 
 use super::score::PlanObjective;
-use crate::sequential_test::{BLOCKS_AT_LEAST, BlockDesign, SequentialTest, SequentialVerdict};
+use crate::sequential_test::{BlockDesign, MIN_BLOCKS, SequentialTest, SequentialVerdict};
 use crate::work_metric::{WorkMetric, metrics_of};
 
 /// Work and time of processes, in all windows of a side.
@@ -31,7 +32,7 @@ impl WorkDone {
         self.elapsed_ns += seen.span.elapsed_ns as f64;
     }
 
-    /// Speed of a process here over that on another side, by the best measure that both have.
+    /// Speed of a process over that on another side, by the best measure that both have.
     fn relative_to(&self, other: &WorkDone, process: ProcessId) -> Option<f64> {
         WorkMetric::BEST_FIRST.into_iter().find_map(|work| {
             let (mine, theirs) = (self.work.get(&(process, work))?, other.work.get(&(process, work))?);
@@ -41,7 +42,7 @@ impl WorkDone {
     }
 }
 
-/// A process in the objective: its weight, and its speed over that alone under the old plan, by the forecast.
+/// A process in the objective: its weight, and its forecast speed under the old plan relative to its solo speed.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Weight {
     pub process: ProcessId,
@@ -53,7 +54,7 @@ pub struct Weight {
 pub fn log_ratio(new: &WorkDone, old: &WorkDone, weights: &[Weight], objective: PlanObjective) -> Option<f64> {
     let mut changed = Vec::new();
     for weight in weights {
-        // Who did not run at all on either side has nothing to say.
+        // A process that did not run on both sides does not count.
         if let Some(ratio) = new.relative_to(old, weight.process) {
             changed.push((*weight, ratio));
         }
@@ -73,7 +74,7 @@ pub fn log_ratio(new: &WorkDone, old: &WorkDone, weights: &[Weight], objective: 
     (ratio.is_finite() && ratio > 0.0).then(|| libm::log(ratio))
 }
 
-/// Windows after a change that say nothing, and windows of a leg that do.
+/// Windows after a change that do not count, and windows of a leg that do.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LegLengths {
     pub warmup_windows: u32,
@@ -83,7 +84,7 @@ pub struct LegLengths {
 impl LegLengths {
     /// Windows of the shortest trial that adopts a change.
     pub fn shortest_trial(self) -> u32 {
-        BLOCKS_AT_LEAST as u32 * (4 * self.leg_windows + 2 * self.warmup_windows)
+        MIN_BLOCKS as u32 * (4 * self.leg_windows + 2 * self.warmup_windows)
     }
 }
 
@@ -98,14 +99,14 @@ pub struct Trial {
     sides: [WorkDone; 2],
     settling: u32,
     in_leg: u32,
-    /// Phases of the tasks when the block began: a block in which one changed says nothing.
+    /// Phases of the tasks at the start of the block: a block in which one changed does not count.
     phases: Vec<u32>,
     pub windows: u32,
 }
 
-/// Blocks after which a trial ends without an answer, and windows, as some blocks may say nothing.
-const BLOCKS_AT_MOST: usize = 12;
-const WINDOWS_AT_MOST: u32 = 300;
+/// Blocks after which a trial ends undecided, and windows, because some blocks may not count.
+const MAX_BLOCKS: usize = 12;
+const MAX_TRIAL_WINDOWS: u32 = 300;
 
 impl Trial {
     pub fn new(lengths: LegLengths, weights: Vec<Weight>, objective: PlanObjective, seed: u64) -> Self {
@@ -124,7 +125,7 @@ impl Trial {
         }
     }
 
-    /// Does the new plan hold?
+    /// Is the new plan in force?
     pub fn is_new(&self) -> bool {
         self.blocks.is_new()
     }
@@ -134,10 +135,10 @@ impl Trial {
         self.evidence.mean()
     }
 
-    /// Takes in a window under the present leg's plan; `None` = it goes on.
+    /// Takes in a window under the present leg's plan; `None` = the trial goes on.
     pub fn add(&mut self, seen: &Observation, phases: &[u32], min_gain: f64) -> Option<SequentialVerdict> {
         self.windows += 1;
-        if self.windows > WINDOWS_AT_MOST {
+        if self.windows > MAX_TRIAL_WINDOWS {
             return Some(SequentialVerdict::Undecided);
         }
         if self.windows == 1 {
@@ -168,23 +169,23 @@ impl Trial {
         }
         self.evidence.add(log_ratio(&new, &old, &self.weights, self.objective)?);
         match self.evidence.verdict(min_gain) {
-            SequentialVerdict::Undecided if self.evidence.blocks() < BLOCKS_AT_MOST => None,
+            SequentialVerdict::Undecided if self.evidence.blocks() < MAX_BLOCKS => None,
             said => Some(said),
         }
     }
 }
 
-/// Windows under the plan in force, and a change whose effect is awaited.
+/// Windows under the plan in force, before or after a change.
 #[derive(Clone, Debug, Default)]
 pub struct SpeedMonitor {
     recent: Vec<WorkDone>,
     settling: u32,
 }
 
-/// Windows that are remembered.
+/// Number of windows that are kept.
 const RECENT: usize = 16;
-/// Fewer say nothing.
-const JUDGED_FROM: usize = 4;
+/// With fewer windows there is no result.
+const MIN_MONITORED: usize = 4;
 
 /// A difference of logarithms with its error.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -208,29 +209,29 @@ impl SpeedMonitor {
         self.recent.push(done);
     }
 
-    /// Are there windows enough to compare with?
+    /// Are there enough windows to compare with?
     pub fn is_enough(&self) -> bool {
-        self.recent.len() >= JUDGED_FROM
+        self.recent.len() >= MIN_MONITORED
     }
 
-    /// Has it as many windows as it remembers?
+    /// Does it hold all the windows that it can keep?
     pub fn is_full(&self) -> bool {
         self.recent.len() >= RECENT
     }
 
-    /// The plan changes now.
+    /// The plan changes now; returns the windows before.
     pub fn changed(&mut self, warmup_windows: u32) -> SpeedMonitor {
         std::mem::replace(self, SpeedMonitor { recent: Vec::new(), settling: warmup_windows })
     }
 
-    /// This over what held before; `None` until both have enough windows.
+    /// Speeds after the change over those before; `None` until both sides have enough windows.
     pub fn relative_to(
         &self,
         before: &SpeedMonitor,
         weights: &[Weight],
         objective: PlanObjective,
     ) -> Option<MeasuredLogRatio> {
-        if self.recent.len() < JUDGED_FROM || before.recent.len() < JUDGED_FROM {
+        if self.recent.len() < MIN_MONITORED || before.recent.len() < MIN_MONITORED {
             return None;
         }
         let sum = |of: &[WorkDone]| {
@@ -253,7 +254,7 @@ impl SpeedMonitor {
             squares / (count - 1.0).max(1.0) / count
         };
         let log_ratio = log_ratio(&sum(&self.recent), &old, weights, objective)?;
-        // Windows next to each other resemble each other: at autocorrelation 0.6 the error is twice as large.
+        // Successive windows resemble each other: at an autocorrelation of 0.6 the error is twice as large.
         let error = 2.0 * libm::sqrt(spread(&self.recent) + spread(&before.recent));
         Some(MeasuredLogRatio { log_ratio, error })
     }
@@ -281,9 +282,9 @@ mod tests {
         of.tasks.iter().map(|task| Weight { process: task.process, priority: 1.0, over_alone: 0.5 }).collect()
     }
 
-    /// Does a trial find a gain that is there, and none where none is?
+    /// Does a trial find a gain that exists, and none that does not?
     #[test]
-    fn a_trial_finds_what_is_there() {
+    fn a_trial_finds_a_gain_that_exists() {
         let run = |gain: u64| {
             let lengths = LegLengths { warmup_windows: 1, leg_windows: 2 };
             let mut trial = Trial::new(lengths, weights(&seen(1)), PlanObjective::WeightedSpeedup, 3);
@@ -296,9 +297,9 @@ mod tests {
         assert_eq!(run(0), Some(SequentialVerdict::Negligible));
     }
 
-    /// Is what followed a change measured once enough windows have settled?
+    /// Is the effect of a change measured once enough windows have settled?
     #[test]
-    fn what_follows_is_measured() {
+    fn the_effect_of_a_change_is_measured() {
         let mut watch = SpeedMonitor::default();
         (0..6).for_each(|window| watch.add(&seen(1_000 + window % 2)));
         let before = watch.changed(2);

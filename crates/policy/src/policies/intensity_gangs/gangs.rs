@@ -1,4 +1,4 @@
-//! Gangs on one shared cache: who runs together, for how long, and whether that pays.
+//! Gangs on one shared cache: their members, the length of their turns, and whether they pay off.
 
 use cachemate_core::{CpuSet, Gang, GangSchedule, Plan, Reason, TaskId, TaskSample, View};
 
@@ -6,10 +6,10 @@ use super::{Parameters, known, reason};
 use crate::gang_quantum::{self, GangCandidate};
 use crate::solvers::{CostMatrix, Seats, Solution, best};
 
-/// A gang's turn where nobody's footprint is known: one of a few MiB is fetched again in a tenth of it.
+/// A gang's turn if no footprint is known: a footprint of a few MiB is refilled in a tenth of it.
 const USUAL_SLICE_NS: u64 = 50_000_000;
 
-/// More active tasks than CPUs on one cache, with what each suffers beside each.
+/// More active tasks than CPUs on one cache, with the slowdown of each beside each other.
 pub(super) struct OvercommittedCache<'a> {
     pub view: &'a View<'a>,
     pub cpus: &'a CpuSet,
@@ -18,35 +18,35 @@ pub(super) struct OvercommittedCache<'a> {
     pub costs: &'a CostMatrix,
 }
 
-/// Mean degradations, left alone and in gangs.
+/// Mean slowdowns, without and with gangs.
 #[derive(Clone, Copy)]
-struct MeanDegradations {
+struct MeanSlowdowns {
     left_alone: f64,
     ganged: f64,
 }
 
-impl MeanDegradations {
+impl MeanSlowdowns {
     fn numbers(self) -> Vec<(String, f64)> {
         vec![
-            ("left_alone_mean_degradation".to_string(), self.left_alone),
-            ("ganged_mean_degradation".to_string(), self.ganged),
+            ("ungrouped_mean_slowdown".to_string(), self.left_alone),
+            ("ganged_mean_slowdown".to_string(), self.ganged),
         ]
     }
 
     fn text(self) -> String {
-        format!("{:.0} % slower left alone, {:.0} % in gangs", 100.0 * self.left_alone, 100.0 * self.ganged)
+        format!("{:.0} % slower without gangs, {:.0} % in gangs", 100.0 * self.left_alone, 100.0 * self.ganged)
     }
 }
 
 impl OvercommittedCache<'_> {
-    /// Writes the gangs into the plan, or none where they do not pay.
+    /// Writes the gangs into the plan, or none if they do not pay off.
     pub fn gang(&self, parameters: &Parameters, plan: &mut Plan, why: &mut Vec<Reason>) {
         plan.affinity.clear();
         plan.gangs.clear();
         if self.tasks.len() > parameters.max_ganged {
             why.push(reason(
                 &[],
-                format!("{} programs are too many for turns on one cache", self.tasks.len()),
+                format!("{} programs are too many for gangs on one cache", self.tasks.len()),
                 Vec::new(),
             ));
             return;
@@ -55,10 +55,10 @@ impl OvercommittedCache<'_> {
         let turns = self.active.len().div_ceil(seats);
         let solved = best(self.costs, &Seats { cpus_per_cache: vec![self.cpus.count(); turns] });
         let left_alone = self.left_alone();
-        let means = |ganged| MeanDegradations { left_alone, ganged };
+        let means = |ganged| MeanSlowdowns { left_alone, ganged };
         let without_refills = means(solved.total / self.active.len() as f64);
         if left_alone - without_refills.ganged < parameters.min_gain {
-            let text = format!("gangs would not pay: on average {}, by the probes", without_refills.text());
+            let text = format!("gangs would not pay off: on average {}, by the probes", without_refills.text());
             why.push(reason(&[], text, without_refills.numbers()));
             return;
         }
@@ -76,13 +76,13 @@ impl OvercommittedCache<'_> {
             },
         };
         let slice_ns = slice_ns.max(self.view.capabilities.min_slice_ns.unwrap_or(0));
-        let means = means(gang_quantum::mean_degradation(&members, slice_ns as f64));
+        let means = means(gang_quantum::mean_slowdown(&members, slice_ns as f64));
         for gang in &gangs {
             let who: Vec<String> =
                 (0..gang.len()).map(|at| format!("{{{at}}}{}", known(self.view, gang[at]))).collect();
             let turns_ms = slice_ns as f64 / 1e6;
             let text = format!(
-                "{} run together, in turns of {turns_ms:.0} ms: on average {}",
+                "{} run as a gang, in time slices of {turns_ms:.0} ms: on average {}",
                 who.join(" and "),
                 means.text()
             );
@@ -94,7 +94,7 @@ impl OvercommittedCache<'_> {
             vec![GangSchedule { cpus: self.cpus.clone(), slice_ns, gangs: gangs.into_iter().map(gang).collect() }];
     }
 
-    /// Mean of what the active suffer if nothing is done: each meets each of the others equally often, on each of the
+    /// Mean slowdown of the active tasks without gangs: each meets each of the others equally often, on each of the
     /// other CPUs.
     fn left_alone(&self) -> f64 {
         let n = self.active.len();
@@ -102,7 +102,7 @@ impl OvercommittedCache<'_> {
         all * (self.cpus.count() - 1) as f64 / (n as f64 - 1.0) / n as f64
     }
 
-    /// The solver's gangs. Quiet tasks fill seats that are free; then they have turns of their own.
+    /// The solver's gangs. Quiet tasks fill free seats first, and then get turns of their own.
     fn gangs(&self, solved: &Solution) -> Vec<Vec<TaskId>> {
         let seats = self.cpus.count() as usize;
         let mut gangs: Vec<Vec<TaskId>> =
@@ -118,7 +118,7 @@ impl OvercommittedCache<'_> {
         gangs
     }
 
-    /// What each of the active suffers in its gang, and how long it fetches its footprint again.
+    /// Slowdown of each active task in its gang, and the time of its refill.
     fn refills(&self, solved: &Solution) -> Vec<GangCandidate> {
         let cache = self.view.topology.last_level_caches().find(|cache| self.cpus.is_subset(&cache.cpus));
         let refill_ns = |task: &TaskId| {
@@ -126,7 +126,7 @@ impl OvercommittedCache<'_> {
             gang_quantum::refill_ns(profile, cache?, self.view)
         };
         let suffered = solved.seating.costs_by_program(self.costs);
-        let ganged = |(task, degradation): (&TaskId, f64)| GangCandidate { refill_ns: refill_ns(task), degradation };
+        let ganged = |(task, slowdown): (&TaskId, f64)| GangCandidate { refill_ns: refill_ns(task), slowdown };
         self.active.iter().zip(suffered).map(ganged).collect()
     }
 }

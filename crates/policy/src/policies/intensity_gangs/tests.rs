@@ -21,7 +21,7 @@ fn task(id: u32) -> TaskSample {
     TaskSample { on_cpu_ns: vec![(CpuId(id % 2), 500_000_000)], ..TaskSample::new(TaskId(id), ProcessId(id)) }
 }
 
-/// A host on which every probe is answered in the next window: intensity and sensitivity by task, and the round trip.
+/// A host that answers every probe in the next window: intensity and sensitivity by task, and the round trip.
 struct ProbedHost {
     policy: Box<dyn Policy>,
     truth: Vec<(f64, Option<f64>)>,
@@ -30,7 +30,8 @@ struct ProbedHost {
     profiles: Profiles,
     window: u64,
     penalty_cycles: f64,
-    /// Processor time of a probe of intensity, and of one of sensitivity; and how long the task is kept off.
+    /// Processor time of a probe of intensity, and of one of sensitivity; and the time that the task is kept off its
+    /// CPU.
     costs_ns: [(u64, u64); 2],
 }
 
@@ -71,7 +72,7 @@ impl ProbedHost {
                     rate_event: None,
                 }
             }
-            _ => panic!("{probe:?} was not to be asked"),
+            _ => panic!("unexpected {probe:?}"),
         };
         let cost_ns = match probe.kind {
             ProbeKind::PrimeProbe { task, .. } => vec![(None, self.costs_ns[0].0), (Some(task), self.costs_ns[0].1)],
@@ -111,7 +112,7 @@ impl ProbedHost {
         decision
     }
 
-    /// The tasks' curves fall at so many bytes.
+    /// Gives the tasks curves that fall at so many bytes.
     fn knows_footprints(&mut self, footprints: &[(u32, u64)]) {
         for &(task, bytes) in footprints {
             let curve = vec![(bytes / 2, Estimate::exact(40.0)), (bytes, Estimate::exact(0.0))];
@@ -133,24 +134,24 @@ impl ProbedHost {
 /// Two chases and two streams, in this order of arrival: 0 and 2 are the victims.
 const MIX: [(f64, Option<f64>); 4] = [(0.05, Some(2.0)), (0.7, Some(0.1)), (0.05, Some(2.0)), (0.7, Some(0.1))];
 
-/// Do victims and aggressors end up in different gangs, once everybody was probed?
+/// Are victims and aggressors in different gangs, once all were probed?
 #[test]
-fn victims_and_aggressors_are_kept_apart_in_time() {
+fn victims_and_aggressors_are_separated_in_time() {
     let mut host = ProbedHost::new(&MIX, 60.0);
-    assert_eq!(host.gangs(3), Vec::<Vec<u32>>::new(), "not before everything is known");
+    assert_eq!(host.gangs(3), Vec::<Vec<u32>>::new(), "not before all values are known");
     assert_eq!(host.gangs(20), [vec![0, 2], vec![1, 3]]);
 }
 
-/// Are turns as long as the law has it where footprints are known, 50 ms where they are not, and as stated if stated?
+/// Do turns follow the law if footprints are known, last 50 ms if not, and have the stated length if there is one?
 #[test]
-fn turns_follow_the_law_where_footprints_are_known() {
+fn turns_follow_the_law_if_footprints_are_known() {
     let slice_ns = |host: &mut ProbedHost| {
         assert_eq!(host.gangs(20).len(), 2);
         host.before.gangs[0].slice_ns
     };
     assert_eq!(slice_ns(&mut ProbedHost::new(&MIX, 60.0)), 50_000_000);
     let mut known = ProbedHost::new(&MIX, 60.0);
-    // 24 MiB, 100 ns a line: 39 ms to fetch it again, and 4 times that is beyond the longest wait but not beyond what pays.
+    // 24 MiB, 100 ns a line: a refill takes 39 ms; 4 times that exceeds the longest wait, but less pays off as well.
     known.knows_footprints(&[(0, 24 << 20), (2, 1 << 20)]);
     let by_law = slice_ns(&mut known);
     assert!((100_000_000..=225_000_000).contains(&by_law), "{by_law}");
@@ -160,29 +161,33 @@ fn turns_follow_the_law_where_footprints_are_known() {
     assert_eq!(slice_ns(&mut stated), 20_000_000);
 }
 
-/// Are gangs refused, with the reason, where turns that pay would make somebody wait too long?
+/// Are gangs refused, with the reason, if turns that pay off would make a task wait too long?
 #[test]
-fn turns_that_pay_too_late_are_refused() {
+fn turns_that_pay_off_too_late_are_refused() {
     let mut host = ProbedHost::new(&MIX, 60.0);
     host.policy = build("max_wait_ns = 120_000_000", 1).unwrap();
     host.knows_footprints(&[(0, 24 << 20), (2, 24 << 20)]);
     assert!(host.gangs(20).is_empty());
     let why = host.step().reasons;
-    assert!(why.iter().any(|reason| reason.text.contains("turns pay from") && reason.text.contains("5 ms")), "{why:?}");
+    assert!(
+        why.iter().any(|reason| reason.text.contains("turns pay off from") && reason.text.contains("5 ms")),
+        "{why:?}"
+    );
 }
 
-/// Does a first survey come to its end where probes cost what they cost on a host (four brackets of six samples of a few
-/// tens of milliseconds; five phases of 150 ms, in one of which the task is kept off)?
+/// Does the initial profiling end if probes cost what they cost on a host (four brackets of six samples of a few tens
+/// of
+/// milliseconds; five phases of 150 ms, in one of which the task is kept off its CPU)?
 #[test]
-fn a_first_survey_ends_at_a_hosts_prices() {
+fn initial_profiling_ends_at_the_costs_of_a_host() {
     let mut host = ProbedHost::new(&MIX, 60.0);
     host.costs_ns = [(1_100_000_000, 120_000_000), (900_000_000, 150_000_000)];
     assert_eq!(host.gangs(20), [vec![0, 2], vec![1, 3]]);
 }
 
-/// Where the CPUs do not share, is nothing done; and are gangs given up when they stop sharing?
+/// If CPUs share no cache, is nothing done, and are gangs dissolved when CPUs stop sharing?
 #[test]
-fn where_nothing_is_shared_nothing_is_done() {
+fn without_a_shared_cache_nothing_is_done() {
     let mut host = ProbedHost::new(&MIX, 330.0);
     assert!(host.gangs(20).is_empty() && host.before.affinity.is_empty());
     let mut host = ProbedHost::new(&MIX, 60.0);
@@ -191,10 +196,10 @@ fn where_nothing_is_shared_nothing_is_done() {
     assert_eq!(host.gangs(1).len(), 2, "a single far answer decides nothing");
     assert!(host.gangs(4).is_empty());
     host.round_trip_ns = 60.0;
-    assert_eq!(host.gangs(4).len(), 2, "what was probed is still known");
+    assert_eq!(host.gangs(4).len(), 2, "probed values are still known");
 }
 
-/// Are quiet programs left alone, and those of unknown sensitivity not judged?
+/// Are quiet programs left alone, and those of unknown sensitivity not counted as slowed?
 #[test]
 fn without_harm_or_without_evidence_nothing_is_done() {
     assert!(ProbedHost::new(&[(0.02, Some(0.1)); 4], 60.0).gangs(30).is_empty());
@@ -202,9 +207,9 @@ fn without_harm_or_without_evidence_nothing_is_done() {
     assert!(ProbedHost::new(&MIX[..2], 60.0).gangs(30).is_empty(), "a CPU for each");
 }
 
-/// Are fewer samples refused than an intensity is known from? Probes would be made, and nothing ever known.
+/// Is a number of samples refused from which no intensity follows?
 #[test]
-fn samples_that_tell_nothing_are_refused() {
+fn too_few_samples_are_refused() {
     let refused = build("samples = 2", 1).err().expect("too few").to_string();
     assert!(refused.contains("samples") && refused.contains("4 or more"), "{refused}");
     build("samples = 4", 1).unwrap();

@@ -12,12 +12,12 @@ const CONFIG: GuardConfig = GuardConfig {
     waits_for_reference: false,
 };
 
-/// Wants task 0 on CPU 1 from window 7 on, for ever.
+/// Pins task 0 to CPU 1 from window 7 on, for ever.
 fn insists() -> impl Policy {
     ScriptedPolicy(|view: &View<'_>| if view.observation.window >= 7 { pinned(&[(0, 1)]) } else { idle() })
 }
 
-/// Windows in which the decision held, when its speed is `factor` times that before, with some noise.
+/// Windows in which the decision was in force, if its speed is `factor` times that before, with some noise.
 fn held(factor: f64, noise: f64, config: impl Into<Option<GuardConfig>>, windows: u64) -> Vec<usize> {
     let mut generator = SplitMix64::new(1);
     let machine = |_, plan: &Plan| {
@@ -28,29 +28,29 @@ fn held(factor: f64, noise: f64, config: impl Into<Option<GuardConfig>>, windows
     windows_with(&run(insists(), config, windows, machine), &pinned(&[(0, 1)]))
 }
 
-/// Is a decision that costs a fifth taken back after its trial and kept out, and twice as long each time that it fails
-/// again?
+/// Is a decision that costs a fifth rolled back after its trial, and is its cooldown twice as long after each further
+/// failure?
 #[test]
-fn a_decision_that_hurts_is_taken_back_and_kept_out_longer_each_time() {
+fn a_decision_that_hurts_is_rolled_back_with_growing_cooldowns() {
     let held = held(0.8, 0.05, CONFIG, 400);
     let first: Vec<usize> = held.chunk_by(|a, b| a + 1 == *b).map(|stretch| stretch[0]).collect();
     assert_eq!(&held[..6], [7, 8, 9, 10, 11, 12], "{held:?}");
-    // Kept out for 20, 40, 80 and 160 windows, six windows of trial between.
+    // On cooldown for 20, 40, 80 and 160 windows, with trials of six windows in between.
     assert_eq!(first, [7, 33, 79, 165, 331], "{held:?}");
 }
 
-/// Does one that helps stay, one within the noise too, and one that nobody can measure?
+/// Is a decision kept if it helps, if its effect is within the noise, or if it cannot be measured?
 #[test]
-fn what_helps_or_cannot_be_told_stays() {
+fn helpful_and_unmeasurable_decisions_are_kept() {
     for (factor, noise) in [(1.2, 0.05), (0.99, 0.02), (0.9, 1.0), (0.0, 0.0)] {
         assert_eq!(held(factor, noise, CONFIG, 60).len(), 53, "{factor} {noise}");
     }
     assert_eq!(held(0.5, 0.0, None, 60).len(), 53);
 }
 
-/// Do system calls stand in where no work is reported, say so, and only where they are steady?
+/// Are system calls a proxy for programs that report no work, with a note in the reason, and only if they are steady?
 #[test]
-fn stand_ins_judge_where_they_are_steady() {
+fn steady_proxies_are_compared() {
     let reason = |steady: bool| {
         let machine = |window: u64, plan: &Plan| {
             let calls = match (plan.affinity.is_empty(), steady) {
@@ -65,13 +65,13 @@ fn stand_ins_judge_where_they_are_steady() {
         let decisions = run(insists(), CONFIG, 30, machine);
         verdicts(&decisions).first().map(|&window| decisions[window].reasons[0].text.clone())
     };
-    let told = reason(true).expect("a halving is seen");
-    assert!(told.contains("-50.0 %") && told.contains("1 of them judged by system calls"), "{told}");
+    let text = reason(true).expect("a halving is noticed");
+    assert!(text.contains("-50.0 %") && text.contains("1 of them judged by system calls"), "{text}");
     assert_eq!(reason(false), None);
-    assert_eq!(WorkMetric::Proxy(CounterEvent::SystemCalls).words(), "system calls");
+    assert_eq!(WorkMetric::Proxy(CounterEvent::SystemCalls).describe(), "system calls");
 }
 
-/// Does a process with many threads count as one, and is its speed the sum over them?
+/// Does a process with many threads count once, with the sum of their speeds?
 #[test]
 fn threads_count_as_one_process() {
     let machine = |_, plan: &Plan| {
@@ -89,9 +89,9 @@ fn threads_count_as_one_process() {
     );
 }
 
-/// Is a promise that a change breaks reason enough, whatever others gain, and is one that it mends reason to stay?
+/// Is a change rolled back if it breaks a goal, whatever others gain, and kept if it restores one?
 #[test]
-fn promises_come_before_the_mean() {
+fn goals_come_before_the_mean() {
     let verdicts = |own: f64, others: f64, solo: Option<f64>| {
         let machine = move |_, plan: &Plan| {
             let moved = !plan.affinity.is_empty();
@@ -111,13 +111,14 @@ fn promises_come_before_the_mean() {
     };
     assert_eq!(verdicts(0.92, 2.0, None), 1, "8 % slower, 5 % were promised");
     assert_eq!(verdicts(0.96, 2.0, None), 0);
-    assert_eq!(verdicts(1.3, 0.7, None), 1, "nobody knows of a broken promise");
-    assert_eq!(verdicts(1.3, 0.7, Some(1.3)), 0, "it was broken before, and is mended");
+    assert_eq!(verdicts(1.3, 0.7, None), 1, "the goal is not known to be missed");
+    assert_eq!(verdicts(1.3, 0.7, Some(1.3)), 0, "it was missed before, and is met now");
     assert_eq!(verdicts(0.97, 2.0, Some(1.03)), 1, "6 % slower than alone");
 }
 
-/// Is a promised rate that a change breaks reason enough to take it back, whatever others gain; is it counted for each of a
-/// program's threads that ran; and does work that is reported count before instructions?
+/// Is a change that breaks a promised rate rolled back, whatever others gain; does the rate apply to each thread that
+/// ran;
+/// and does reported work count before instructions?
 #[test]
 fn a_promised_rate_comes_before_the_mean() {
     let verdicts = |own: f64, threads: u32, reports: bool, at_least: f64| {
@@ -148,14 +149,14 @@ fn a_promised_rate_comes_before_the_mean() {
     };
     assert_eq!(verdicts(0.95, 1, false, 9.8e8), 1, "below the rate, though others gain");
     assert_eq!(verdicts(0.95, 1, false, 9.0e8), 0);
-    assert_eq!(verdicts(0.95, 1, false, 2.0e9), 0, "it was broken before");
+    assert_eq!(verdicts(0.95, 1, false, 2.0e9), 0, "it was missed before");
     assert_eq!(verdicts(0.95, 2, false, 9.8e8), 1, "for each of two threads");
     assert_eq!(verdicts(0.95, 2, false, 9.0e8), 0);
     assert_eq!(verdicts(0.95, 1, true, 480.0), 1, "in the work that it reports");
     assert_eq!(verdicts(0.95, 1, true, 470.0), 0);
 }
 
-/// Does a guarded policy keep what every policy must?
+/// Does a guarded policy obey the rules for all policies?
 #[test]
 fn guarded_policies_conform() {
     for entry in policies::ENTRIES {
@@ -168,10 +169,11 @@ fn guarded_policies_conform() {
     }
 }
 
-/// Is a policy that wants to act at once, on a live host, kept from it until there is a reference, with the reason; is what it did
-/// then judged; and does one act at last where nobody's speed can be measured?
+/// Is a policy that acts at once on a live host held back, with the reason, until there is a reference; is its decision
+/// then
+/// judged; and does it act in the end if no speed can be measured?
 #[test]
-fn nothing_is_changed_before_it_could_be_judged() {
+fn nothing_is_changed_before_it_can_be_compared() {
     let config = GuardConfig { waits_for_reference: true, ..CONFIG };
     let decisions = |measured: bool, factor: f64| {
         let policy = ScriptedPolicy(|_: &View<'_>| pinned(&[(0, 1)]));
@@ -184,7 +186,7 @@ fn nothing_is_changed_before_it_could_be_judged() {
     };
     let judged = decisions(true, 0.5);
     let held = windows_with(&judged, &pinned(&[(0, 1)]));
-    // Nothing of window 0 counts, as everybody arrived in it; windows 1 and 2 are the reference.
+    // Nothing of window 0 counts, because all processes arrived in it; windows 1 and 2 are the reference.
     assert_eq!(held[0], 2, "{held:?}");
     assert!(
         judged[..2].iter().all(|decision| decision.reasons[0].text.starts_with("no change yet")),
@@ -193,7 +195,7 @@ fn nothing_is_changed_before_it_could_be_judged() {
     );
     assert!(
         verdicts(&judged).first().is_some_and(|&window| window <= 10),
-        "a halving is found: {:?}",
+        "a halving is noticed: {:?}",
         verdicts(&judged)
     );
     assert_eq!(windows_with(&decisions(true, 1.2), &pinned(&[(0, 1)])).len(), 58);
@@ -201,8 +203,9 @@ fn nothing_is_changed_before_it_could_be_judged() {
     assert_eq!(blind[0], 15, "after three times the windows that are compared: {blind:?}");
 }
 
-/// A program that stands still under a change: is it told from a sleeper by nobody, so that the change stays on its account, while
-/// one that creeps on is found?
+/// A program that stops under a change looks like one that sleeps: is it excluded, so that the change stays, while one
+/// that
+/// still makes some progress is compared?
 #[test]
 fn a_standstill_is_not_compared() {
     let verdicts = |speed: f64| {

@@ -1,9 +1,10 @@
 use super::*;
 use cachemate_core::SplitMix64;
 
-/// Counts in how many of a thousand runs with one change each it was taken back. Four programs each have noise of this
-/// standard deviation of their own, and their windows resemble their predecessor as told.
-fn taken_back(factors: [f64; 4], noise: f64, alike: f64) -> usize {
+/// Number of roll-backs in a thousand runs with one change each. Four programs each have independent noise of this
+/// standard
+/// deviation, and their windows have this autocorrelation.
+fn rollbacks(factors: [f64; 4], noise: f64, alike: f64) -> usize {
     let one = |seed: u64| {
         let policy =
             ScriptedPolicy(|view: &View<'_>| if view.observation.window >= 30 { pinned(&[(0, 0)]) } else { idle() });
@@ -23,22 +24,22 @@ fn taken_back(factors: [f64; 4], noise: f64, alike: f64) -> usize {
     (0..1000).filter(|&seed| one(seed)).count()
 }
 
-/// How many of a thousand changes that change nothing are taken back at a noise of 30 %? Two in a hundred are stated.
+/// How many of a thousand changes without effect are rolled back at a noise of 30 %? Two in a hundred are stated.
 #[test]
-fn few_changes_are_taken_back_by_chance() {
-    let independent = taken_back([1.0; 4], 0.3, 0.0);
-    let alike = taken_back([1.0; 4], 0.3, 0.6);
-    println!("taken back by chance at 30 % noise, of 1000: {independent}; windows alike by 0.6: {alike}");
+fn few_changes_are_rolled_back_by_chance() {
+    let independent = rollbacks([1.0; 4], 0.3, 0.0);
+    let alike = rollbacks([1.0; 4], 0.3, 0.6);
+    println!("rolled back by chance at 30 % noise, of 1000: {independent}; windows alike by 0.6: {alike}");
     assert!(independent <= 20, "{independent} of 1000");
     assert!(alike <= 60, "{alike} of 1000, windows alike");
 }
 
-/// How many changes that do harm are found, at the same noise and at a usual one?
+/// How many harmful changes are noticed, at the same noise and at a usual one?
 #[test]
-fn harm_is_found() {
-    let halved = taken_back([0.5; 4], 0.3, 0.0);
-    let one_of_four = taken_back([0.5, 1.0, 1.0, 1.0], 0.05, 0.0);
-    let tenth = taken_back([0.9; 4], 0.05, 0.0);
+fn harm_is_noticed() {
+    let halved = rollbacks([0.5; 4], 0.3, 0.0);
+    let one_of_four = rollbacks([0.5, 1.0, 1.0, 1.0], 0.05, 0.0);
+    let tenth = rollbacks([0.9; 4], 0.05, 0.0);
     println!(
         "found of 1000: all halved at 30 % noise {halved}, one halved at 5 % {one_of_four}, a tenth at 5 % {tenth}"
     );

@@ -1,12 +1,12 @@
 use super::*;
 
-/// Processes that live for `lives_ns`, one born each `every_ns`: as a machine reports them that looks once a second.
+/// Processes that live for `lives_ns`, one created each `every_ns`, as reported by a machine that checks once a second.
 fn short_processes(window: u64, every_ns: u64, lives_ns: u64) -> Vec<TaskSample> {
     let (start, end) = (window * SECOND_NS, (window + 1) * SECOND_NS);
     let mut seen = Vec::new();
     for at in 0..end.div_ceil(every_ns) {
         let (born, dies) = (at * every_ns, at * every_ns + lives_ns);
-        // Who died between two looks was never seen.
+        // A process that exits between two checks is never reported.
         let known = dies.div_ceil(SECOND_NS) > born.div_ceil(SECOND_NS);
         if known && born < end && dies >= start {
             let arrived =
@@ -17,7 +17,7 @@ fn short_processes(window: u64, every_ns: u64, lives_ns: u64) -> Vec<TaskSample>
     seen
 }
 
-/// From window 40 on everybody stays squeezed onto one CPU, newcomers included.
+/// From window 40 on, all processes stay confined to one CPU, newcomers included.
 fn squeezes() -> impl Policy {
     ScriptedPolicy(|view: &View<'_>| {
         let there = view.observation.tasks.iter().filter(|task| !task.exited);
@@ -40,7 +40,7 @@ fn halved_under_churn(every_ns: u64, lives_ns: u64) -> Vec<usize> {
     windows_with(&decisions, &pinned(&[(0, 0), (1, 0)]))
 }
 
-/// Is a halving of speed taken back, though a short process arrives each 1.4 s, and though a thousand do in a minute?
+/// Is a halving of speed rolled back, although a short process arrives each 1.4 s, or a thousand in a minute?
 #[test]
 fn arrivals_and_exits_do_not_switch_the_guard_off() {
     for (every_ns, lives_ns) in [(1_400_000_000, 500_000_000), (60_000_000, 1_200_000_000), (60_000_000, 300_000_000)] {
@@ -51,7 +51,7 @@ fn arrivals_and_exits_do_not_switch_the_guard_off() {
     }
 }
 
-/// Is a newcomer left out until it has a reference of its own, and counted from then on?
+/// Is a newcomer left out until it has a reference of its own, and compared from then on?
 #[test]
 fn newcomers_are_judged_by_their_own_reference() {
     let verdicts = |arrives: u64| {
@@ -65,13 +65,13 @@ fn newcomers_are_judged_by_their_own_reference() {
         verdicts(&run(policy, GuardConfig::default(), 70, machine))
     };
     assert_eq!(verdicts(20), [46]);
-    assert_eq!(verdicts(39), Vec::<usize>::new(), "its first window is none to go by");
+    assert_eq!(verdicts(39), Vec::<usize>::new(), "its first window does not count");
     assert_eq!(verdicts(41), Vec::<usize>::new(), "it was never faster");
 }
 
-/// Are the plan's gangs and pins put back for those who are left only, so that the plan stays one that a machine takes?
+/// Are the plan's gangs and pins restored for live tasks only, so that the plan stays valid?
 #[test]
-fn only_those_who_are_left_are_put_back() {
+fn plans_are_restored_for_live_tasks_only() {
     let gangs = |members: &[u32]| GangSchedule {
         cpus: (0..4).collect(),
         slice_ns: 1,
@@ -82,7 +82,7 @@ fn only_those_who_are_left_are_put_back() {
             view.observation.tasks.iter().filter(|task| !task.exited).map(|task| task.task.0).collect();
         if view.observation.window >= 40 { idle() } else { Plan { gangs: vec![gangs(&there)], ..idle() } }
     });
-    // Task 2 leaves while the change is on trial.
+    // Task 2 exits while the change is on trial.
     let machine = |window: u64, plan: &Plan| {
         let work = if plan.gangs.is_empty() && window > 2 { 50.0 } else { 100.0 };
         let last = (window <= 43).then(|| TaskSample { exited: window == 43, ..program(2, None, work) });
@@ -91,5 +91,5 @@ fn only_those_who_are_left_are_put_back() {
     let decisions = run(policy, GuardConfig::default(), 60, machine);
     assert_eq!(verdicts(&decisions), [46]);
     assert_eq!(decisions[46].plan.gangs, [gangs(&[0, 1])]);
-    assert_eq!(decisions[59].plan.gangs, [gangs(&[0, 1])], "it stays out");
+    assert_eq!(decisions[59].plan.gangs, [gangs(&[0, 1])], "it is on cooldown");
 }

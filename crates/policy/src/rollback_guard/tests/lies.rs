@@ -1,8 +1,9 @@
 use super::*;
 use cachemate_core::SplitMix64;
 
-/// One change in window 20; its verdicts, by the speeds under it of honest programs and of liars. The honest ones belong
-/// to user 1 if the liars do, else to a user each.
+/// One change in window 20; its verdicts, by the speeds of honest programs and of misreporting ones. The honest ones
+/// belong to
+/// user 1 if the others do, else to a user each.
 fn verdicts_of(honest: &[f64], mut lies: impl FnMut() -> Vec<f64>, liar_user: u32) -> usize {
     let policy =
         ScriptedPolicy(|view: &View<'_>| if view.observation.window >= 20 { pinned(&[(0, 0)]) } else { idle() });
@@ -19,27 +20,32 @@ fn verdicts_of(honest: &[f64], mut lies: impl FnMut() -> Vec<f64>, liar_user: u3
     verdicts(&run(policy, GuardConfig::default(), 60, machine)).len()
 }
 
-/// Does a program that claims to have become a thousand times faster hide that others were halved, with one process or
-/// with nine, for which the mean of the logarithms as they are said would be a gain?
+/// Does a program that claims to be a thousand times faster hide that others were halved, with one process or with
+/// nine, for
+/// which the mean of the reported logarithms would be a gain?
 #[test]
-fn a_liar_hides_no_harm() {
+fn a_misreporting_program_hides_no_harm() {
     assert_eq!(verdicts_of(&[0.5, 0.5, 0.5], || vec![1000.0], 1), 1, "of the same user");
     assert_eq!(verdicts_of(&[0.5, 0.5, 0.5], || vec![1000.0], 2), 1);
     assert_eq!(verdicts_of(&[0.5, 0.5, 0.5], || vec![1000.0; 9], 2), 1, "nine weigh no more than the three");
-    assert_eq!(verdicts_of(&[0.5], || vec![1000.0], 2), 1, "one against one: what was not made up for goes back");
+    assert_eq!(
+        verdicts_of(&[0.5], || vec![1000.0], 2),
+        1,
+        "one against one: a loss without an equal gain is rolled back"
+    );
     assert_eq!(verdicts_of(&[0.7, 0.7, 0.7], || vec![1000.0], 2), 1);
 }
 
-/// Does one that claims to have become a thousand times slower veto what others gain by?
+/// Does one that claims to be a thousand times slower veto a gain of the others?
 #[test]
-fn a_liar_vetoes_no_gain() {
+fn a_misreporting_program_vetoes_no_gain() {
     assert_eq!(verdicts_of(&[1.4, 1.4, 1.4], || vec![0.001], 2), 0);
     assert_eq!(verdicts_of(&[1.4, 1.4, 1.4], || vec![0.001], 1), 0, "of the same user");
-    // Believed, a halving is a loss like any other.
+    // Within its bounds, a reported halving is a loss like any other.
     assert_eq!(verdicts_of(&[1.0, 1.0, 1.0], || vec![0.001], 2), 1);
 }
 
-/// Does one that says anything at all drown what happens to the others?
+/// Does a program with arbitrary reports hide a loss of the others?
 #[test]
 fn noise_of_one_program_hides_no_harm() {
     for seed in 0..20 {

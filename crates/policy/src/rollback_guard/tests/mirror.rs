@@ -1,4 +1,4 @@
-//! Mirror images, compared with what trying every exchange of like places finds.
+//! Mirror images, compared with an exhaustive search over exchanges of like places.
 
 use super::super::cooldown::{CooldownReason, PlanCooldown};
 use super::super::live_tasks::{LiveTasks, same_placement};
@@ -39,7 +39,7 @@ fn set(of: impl IntoIterator<Item = u32>) -> IndexSet {
     of.into_iter().collect()
 }
 
-/// Tasks on a CPU, on a cache, on two of them or free, with turns, ways and colors on some.
+/// Tasks on a CPU, on a cache, on two of them or free, some with gangs, ways and colors.
 fn plan(topology: &Topology, generator: &mut SplitMix64) -> Plan {
     let mut plan = idle();
     let any = |generator: &mut SplitMix64| &topology.caches[generator.below(topology.caches.len() as u64) as usize];
@@ -75,7 +75,7 @@ fn plan(topology: &Topology, generator: &mut SplitMix64) -> Plan {
     plan
 }
 
-/// Every order of the places.
+/// All orders of the places.
 fn orders(places: usize) -> Vec<Vec<usize>> {
     if places == 0 {
         return vec![Vec::new()];
@@ -84,7 +84,7 @@ fn orders(places: usize) -> Vec<Vec<usize>> {
     orders(places - 1).into_iter().flat_map(put).collect()
 }
 
-/// Where each cache and CPU goes: every exchange that keeps nodes, what packages hold together, and what caches are like.
+/// New places of each cache and CPU, for every exchange that preserves nodes, packages and properties of caches.
 fn exchanges(topology: &Topology) -> Vec<(Vec<usize>, Vec<u32>)> {
     let place = |cache: usize| {
         let first = topology.caches[cache].cpus.first().unwrap();
@@ -102,7 +102,7 @@ fn exchanges(topology: &Topology) -> Vec<(Vec<usize>, Vec<u32>)> {
     };
     let mut found = Vec::new();
     for to in orders(caches).into_iter().filter(fits) {
-        // Caches have two CPUs at most: each may turn its own round.
+        // Caches have two CPUs at most, which may be exchanged in each cache separately.
         for turned in 0..1u32 << caches {
             let mut cpus = vec![0; topology.cpus.len()];
             for (from, &to) in to.iter().enumerate() {
@@ -132,7 +132,7 @@ fn exchanged(plan: &Plan, caches: &[usize], cpus: &[u32]) -> Plan {
     plan
 }
 
-/// Colors are of all caches of a level, so that their cache says nothing but what it is like.
+/// Colors apply to all caches of a level, so only the properties of their cache count.
 fn colors_anywhere(plan: &Plan, topology: &Topology) -> Plan {
     let mut plan = plan.clone();
     for share in plan.shares.iter_mut().filter(|share| matches!(share.units, Units::Colors { .. })) {
@@ -142,22 +142,23 @@ fn colors_anywhere(plan: &Plan, topology: &Topology) -> Plan {
     plan
 }
 
-fn everybody() -> LiveTasks {
+fn all_tasks() -> LiveTasks {
     let tasks: Vec<TaskSample> = (0..TASKS).map(|task| program(task, None, 1.0)).collect();
     LiveTasks::of(&tasks)
 }
 
 proptest! {
-    /// Is a plan that failed refused on every exchange of like caches, and is a plan that no exchange makes of it let
-    /// through, as trying them all says?
+    /// Is a failed plan refused under every exchange of like caches, and a plan that no exchange maps to it allowed, as
+    /// by
+    /// exhaustive search?
     #[test]
-    fn every_exchange_of_like_caches_is_kept_out_and_nothing_else(seed in any::<u64>()) {
+    fn exactly_the_exchanges_of_like_caches_are_refused(seed in any::<u64>()) {
         let generator = &mut SplitMix64::new(seed);
         let topology = machine(generator);
         let exchanges = exchanges(&topology);
         let failed = plan(&topology, generator);
         let mut keep_out = PlanCooldown::default();
-        let present = everybody();
+        let present = all_tasks();
         keep_out.record_failure(&failed, &present, &topology, 100, 60);
         let refused = |plan: &Plan| {
             matches!(keep_out.refuses(plan, &idle(), &present, &topology, 110), Some(CooldownReason::Failed { until: 160 }))
@@ -166,7 +167,7 @@ proptest! {
         for (caches, cpus) in &exchanges {
             prop_assert!(refused(&exchanged(&failed, caches, cpus)) || says_nothing);
         }
-        // Another plan, or this one with a task elsewhere, on a place that is no mirror's or on one that is.
+        // Another plan, or this one with a task elsewhere, on a mirrored place or on another one.
         for _ in 0..8 {
             let mut other = if generator.below(2) == 0 { plan(&topology, generator) } else { failed.clone() };
             let (caches, cpus) = &exchanges[generator.below(exchanges.len() as u64) as usize];
@@ -185,10 +186,10 @@ proptest! {
     }
 }
 
-/// Is only the plan itself kept out where its mirror image is what holds, and the image where the plan is what holds?
+/// If a mirror image is in force, is only the plan itself refused, and only the image if the plan is in force?
 #[test]
-fn a_mirror_image_that_holds_keeps_out_only_the_plan_itself() {
-    let (topology, present) = (topology(), everybody());
+fn only_the_plan_itself_is_refused_if_its_image_is_in_force() {
+    let (topology, present) = (topology(), all_tasks());
     let [failed, image] = [[(0, 0), (1, 2)], [(0, 2), (1, 0)]].map(|places| pinned(&places));
     let mut keep_out = PlanCooldown::default();
     keep_out.record_failure(&failed, &present, &topology, 0, 60);
@@ -197,10 +198,10 @@ fn a_mirror_image_that_holds_keeps_out_only_the_plan_itself() {
     assert!(refused(&failed, &idle()) && refused(&image, &idle()));
 }
 
-/// Do the wait for a plan and the wait for its mirror image grow as one?
+/// Do a plan and its mirror image share a growing cooldown?
 #[test]
-fn the_wait_of_a_plan_and_its_image_doubles() {
-    let (topology, present) = (topology(), everybody());
+fn the_cooldown_of_a_plan_and_its_image_doubles() {
+    let (topology, present) = (topology(), all_tasks());
     let image = |nth: u32| pinned(&[(0, 2 * (nth % 2)), (1, 2 - 2 * (nth % 2))]);
     let mut keep_out = PlanCooldown::default();
     let waits = [0, 70, 200]
@@ -208,16 +209,16 @@ fn the_wait_of_a_plan_and_its_image_doubles() {
     assert_eq!(waits, [60, 120, 240]);
 }
 
-/// A policy that decides the mirror image of what was taken back from it: is that kept out as well?
+/// If a policy proposes the mirror image of a plan that was rolled back, is that refused as well?
 #[test]
-fn the_mirror_of_what_was_taken_back_is_kept_out() {
+fn the_mirror_image_of_a_rolled_back_plan_is_refused() {
     let [bad, mirror] = [[(0, 0), (2, 1), (1, 2), (3, 3)], [(1, 0), (3, 1), (0, 2), (2, 3)]].map(|at| pinned(&at));
     let policy = ScriptedPolicy(|view: &View<'_>| match view.observation.window {
         0..8 => idle(),
         8..16 => bad.clone(),
         _ => mirror.clone(),
     });
-    // Tasks 0 and 1 lose four fifths beside 2 and 3, whichever cache that is.
+    // Tasks 0 and 1 lose four fifths beside 2 and 3, on either cache.
     let machine = |_, plan: &Plan| {
         let harmed = !plan.affinity.is_empty();
         (0..4).map(|id| program(id, None, if harmed && id < 2 { 20.0 } else { 100.0 })).collect()

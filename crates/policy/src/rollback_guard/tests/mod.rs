@@ -1,4 +1,4 @@
-//! The guard on machines made of a rule: what runs in a window, and how fast, given the plan in force.
+//! The guard on machines defined by a rule: the tasks of a window and their speeds, given the plan in force.
 
 mod basics;
 mod chance;
@@ -59,7 +59,7 @@ pub fn topology() -> Topology {
     Topology { cpus: (0..4).map(cpu).collect(), caches: vec![cache(0), cache(1)], ..Topology::default() }
 }
 
-/// What was decided in every window. `machine` says who is seen, and with what profiles, under the plan in force.
+/// The decisions of all windows. `machine` gives the live tasks and their profiles under the plan in force.
 pub fn run_with_profiles(
     policy: impl Policy,
     config: impl Into<Option<GuardConfig>>,
@@ -109,14 +109,14 @@ pub fn run(
     run_with_profiles(policy, config, windows, |window, plan| (machine(window, plan), Profiles::new()))
 }
 
-/// Windows in which a decision says of the tasks that it names what `plan` says.
+/// Windows in which a decision has `plan` for the tasks that it names.
 pub fn windows_with(decisions: &[Decision], plan: &Plan) -> Vec<usize> {
     let says =
         |decision: &Decision| plan.affinity.iter().all(|(task, cpus)| decision.plan.affinity.get(task) == Some(cpus));
     (0..decisions.len()).filter(|&window| says(&decisions[window])).collect()
 }
 
-/// Windows in which a plan was taken back by a measurement, not kept out.
+/// Windows in which a plan was rolled back by a measurement, rather than refused on cooldown.
 pub fn verdicts(decisions: &[Decision]) -> Vec<usize> {
     let taken = |reason: &Reason| reason.kind == ReasonKind::RolledBack;
     (0..decisions.len()).filter(|&window| decisions[window].reasons.iter().any(taken)).collect()

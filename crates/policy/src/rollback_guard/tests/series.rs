@@ -36,10 +36,11 @@ fn harmed(decisions: &[Decision]) -> Vec<usize> {
     (0..decisions.len()).filter(|&window| slow(&decisions[window])).collect()
 }
 
-/// Plans that change in windows 5 and 9, the second or both of which make two of four programs 4.7 times slower: are they
-/// taken back and kept out?
+/// Plans change in windows 5 and 9, and the second or both make two of four programs 4.7 times slower: are they rolled
+/// back
+/// and put on cooldown?
 #[test]
-fn a_second_change_soon_after_the_first_is_judged_too() {
+fn a_second_change_soon_after_the_first_is_compared_too() {
     let good = pinned(&[(0, 0), (1, 1), (2, 2), (3, 3)]);
     let bad = pinned(&[(0, 0), (1, 2), (2, 1), (3, 3)]);
     let bad_too = pinned(&[(0, 0), (1, 3), (2, 1), (3, 2)]);
@@ -52,16 +53,18 @@ fn a_second_change_soon_after_the_first_is_judged_too() {
         let decisions = run_with_profiles(policy, GuardConfig::default(), 300, |_, plan| modelled_lab(plan));
         let harmed = harmed(&decisions);
         assert!(harmed.contains(&9), "the second change does harm: {harmed:?}");
-        // Trials of six windows, the first of which comes a change later; then out for 60, 120 and more windows.
+        // Trials of six windows, the first of which starts one change later; then cooldowns of 60, 120 and more
+        // windows.
         assert!(harmed.len() <= 4 + 3 * 6, "{harmed:?}");
         assert!(!verdicts(&decisions).is_empty());
     }
 }
 
-/// DIO itself, on the same machine: it evens misses out, puts a stream beside each victim, and is wrong about it. Is that
-/// taken back and kept out?
+/// DIO itself, on the same machine, evens out misses and wrongly puts a stream beside each victim: is that rolled back
+/// and
+/// put on cooldown?
 #[test]
-fn dio_in_the_modelled_lab_is_taken_back() {
+fn dio_in_the_modelled_lab_is_rolled_back() {
     let run = |enabled: bool| {
         let config = enabled.then(GuardConfig::default);
         let policy = policies::build("dio", "", 0).unwrap();
@@ -77,7 +80,7 @@ fn dio_in_the_modelled_lab_is_taken_back() {
     assert!(!harmed.is_empty() && harmed.len() <= 50, "{} of 1000 windows: {harmed:?}", harmed.len());
 }
 
-/// Does a policy that finds another bad plan each time pay for it with waits that grow?
+/// Does a policy that proposes another bad plan each time get growing waits?
 #[test]
 fn many_bad_plans_are_tried_less_and_less() {
     let mut generator = SplitMix64::new(7);
@@ -98,13 +101,13 @@ fn many_bad_plans_are_tried_less_and_less() {
     assert!((12..200).contains(&bad), "{bad} of 4000 windows under a bad plan");
 }
 
-/// Do small losses, each under the threshold, add up unseen?
+/// Can small losses, each under the threshold, accumulate unnoticed?
 #[test]
 fn small_losses_do_not_ratchet() {
     for steps_windows in [20, 8] {
         let mut generator = SplitMix64::new(11);
         let step = |window: u64| (window / steps_windows).min(30) as u32;
-        // A plan is told by the CPUs that task 9 may use: that many as the binary digits of the step.
+        // A plan is identified by the CPUs that task 9 may use: the binary digits of the step.
         let plan_of = |step: u32| {
             let cpus = (0..4).filter(|bit| step >> bit & 1 == 1).chain([3]).collect();
             Plan { affinity: [(TaskId(9), cpus)].into(), ..idle() }
@@ -129,9 +132,9 @@ fn small_losses_do_not_ratchet() {
     }
 }
 
-/// Does a change that loses a part of what an earlier one gained go back to that one, not to the beginning?
+/// After a loss of a part of an earlier gain, is the earlier plan restored, rather than the first one?
 #[test]
-fn what_was_gained_is_the_new_reference() {
+fn a_gain_is_the_new_reference() {
     let (better, worse) = (pinned(&[(0, 1)]), pinned(&[(0, 2)]));
     let policy = ScriptedPolicy(|view: &View<'_>| match view.observation.window {
         0..20 => idle(),

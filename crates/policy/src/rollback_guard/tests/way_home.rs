@@ -1,11 +1,12 @@
-//! A kernel leaves threads where they are when an affinity is widened: does the guard lead them back?
+//! Does the guard return threads to their caches on a kernel that leaves them in place when an affinity is widened?
 
 use std::collections::BTreeMap;
 
 use super::*;
 
-/// Where four programs run: an affinity moves them, none leaves them where they are. Two victims on one cache and two streams
-/// on the other run at full speed, anything else halves the victims'.
+/// Placement of four programs: an affinity moves them, its absence leaves them in place. Two victims on one cache and
+/// two
+/// streams on the other run at full speed; any other placement halves the speed of the victims.
 struct StickyKernel {
     cpus: BTreeMap<u32, u32>,
 }
@@ -29,7 +30,7 @@ impl StickyKernel {
     }
 }
 
-/// Is a placement undone where nobody but an affinity moves a thread, and is everybody free again afterwards?
+/// Is a placement undone if only affinities move threads, and are all tasks unpinned afterwards?
 #[test]
 fn a_rolled_back_placement_is_undone_where_threads_stay() {
     let mixed = pinned(&[(0, 0), (1, 2), (2, 1), (3, 3)]);
@@ -41,13 +42,13 @@ fn a_rolled_back_placement_is_undone_where_threads_stay() {
         places.push(kernel.cpus.clone());
         seen
     });
-    let taken_back = verdicts(&decisions)[0];
+    let rolled_back = verdicts(&decisions)[0];
     let cache_of = |places: &BTreeMap<u32, u32>| places.values().map(|cpu| cpu / 2).collect::<Vec<u32>>();
-    assert_eq!(cache_of(&places[taken_back]), [0, 1, 0, 1], "the plan was in force");
-    for window in [taken_back + 1, taken_back + 5, 59] {
+    assert_eq!(cache_of(&places[rolled_back]), [0, 1, 0, 1], "the plan was in force");
+    for window in [rolled_back + 1, rolled_back + 5, 59] {
         assert_eq!(cache_of(&places[window]), [0, 0, 1, 1], "window {window}");
     }
-    assert_eq!(decisions[taken_back].plan.affinity.len(), 4);
-    assert!(decisions[taken_back + 3..].iter().all(|decision| decision.plan.affinity.is_empty()), "free again");
-    assert_eq!(verdicts(&decisions).len(), 1, "the way home is no plan to be judged");
+    assert_eq!(decisions[rolled_back].plan.affinity.len(), 4);
+    assert!(decisions[rolled_back + 3..].iter().all(|decision| decision.plan.affinity.is_empty()), "free again");
+    assert_eq!(verdicts(&decisions).len(), 1, "temporary pins are no plan to be judged");
 }

@@ -127,7 +127,7 @@ fn run_mix(
     let settled = |asked: &WhatIfQuery, by: &str| Ok::<_, ReproError>(speedup(&outcome(context, asked, by)?).settled);
     let claim = |name: &&str| {
         let found = costs.iter().find(|(known, _)| known == name).ok_or_else(|| failed(name)("has no costs"))?;
-        Ok(UnitClaim { costs: found.1.clone(), at_least: 1 })
+        Ok(UnitClaim { costs: found.1.clone(), min_units: 1 })
     };
     let claims: Vec<UnitClaim> = names.iter().map(claim).collect::<Result<_, ReproError>>()?;
     let sizes = exact(&claims, COLORS, CostAggregate::Sum).map_err(failed("exact sizes"))?;

@@ -23,14 +23,14 @@ use crate::safety::restore::{
 };
 use crate::sense::tasks::ManagedThread;
 
-/// What came of making changes.
+/// Outcome of a list of changes.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct ApplyReport {
     /// Lines of the plan that could not be made so, and why.
     pub refused: Vec<RefusedItem>,
     /// Objects as they were read last.
     pub in_force: BTreeMap<JournalObject, ObjectState>,
-    /// Somebody else changed these since we last set them.
+    /// Lines of the plan that another process has changed since they were set.
     pub overridden: Vec<PlanItem>,
     /// Writes.
     pub calls: u64,
@@ -118,7 +118,7 @@ impl Actuator {
                 GuardianStatus::Ended => return Err(JournalError::Fenced),
             },
             None => {
-                // Where the time is not to be had, everybody counts as born since.
+                // If the time cannot be read, every thread counts as born since.
                 let since_ticks = kernel.ticks_since_boot().unwrap_or(0);
                 let journal = Journal::create(&self.state_dir, &kernel.boot_id().map_err(io)?, since_ticks)?;
                 match start() {
@@ -134,8 +134,8 @@ impl Actuator {
         Ok(journal)
     }
 
-    /// Writes one object and reads it back; answers with how it is then, and whether it had to be written. Its original
-    /// stands in the journal already.
+    /// Writes one object, whose original is already in the journal, and reads it back. Returns its state then, and
+    /// whether it had to be written.
     ///
     /// # Errors
     /// As the kernel says, in its words.
@@ -169,8 +169,8 @@ impl Actuator {
         Ok(if held.is_some_and(follows) { wanted.clone() } else { now })
     }
 
-    /// Writes the originals of what somebody else is going to change between known states (the gangs' runner, a probe),
-    /// and sees that the guardian stands. Objects that are gone are left out.
+    /// Journals the originals of objects that another component (the gangs' runner, a probe) is about to change
+    /// between known states, and makes sure that the guardian runs. Missing objects are left out.
     ///
     /// # Errors
     /// As for every change, or the original of an object that is there cannot be read: nothing may be changed then.
@@ -212,8 +212,8 @@ impl Actuator {
         self.armed.as_mut().is_some_and(|(_, guardian)| guardian.state() == GuardianStatus::Ended)
     }
 
-    /// After a silence: waits for the guardian's end, and puts back what this process was just about to change when it was
-    /// stopped. Nothing is armed then.
+    /// After a silence: waits for the guardian's end, and restores the object that this process was about to change
+    /// when it was stopped. Nothing is armed then.
     ///
     /// # Errors
     /// The guardian still restores, or something could not be put back: it stands in the journal.
@@ -237,7 +237,7 @@ impl Actuator {
         Err(JournalError::Fenced)
     }
 
-    /// Puts back what concerns these threads and files of processes, which are managed no longer.
+    /// Restores the properties of these threads and the files of these processes, which are no longer managed.
     ///
     /// # Errors
     /// The journal could not be written anew; nothing is lost.
@@ -309,7 +309,8 @@ impl Actuator {
                 let (original, follows) = (held.original.clone(), held.follows_cpuset);
                 let change = IntendedChange { object: object.clone(), now: original, wanted: now, follows };
                 if journal.before(&[change]).is_err() {
-                    // A full disk: what cannot be written down is not touched, and asked again with the next look.
+                    // The disk is full: an original that cannot be written down is not touched, and is read again in
+                    // the next window.
                     self.unread_threads.insert(task.thread);
                     continue;
                 }
@@ -347,7 +348,7 @@ impl Actuator {
         }
         check_thread(kernel, object)?;
         let now = read_state(kernel, object)?;
-        // Where the cpuset cannot be read the mask is put back by name.
+        // If the cpuset cannot be read, the mask is restored by its CPU numbers.
         let follows = spans_cpuset(kernel, object, &now).unwrap_or(false);
         Ok(IntendedChange { object: object.clone(), now, wanted: wanted.clone(), follows })
     }
@@ -355,7 +356,8 @@ impl Actuator {
     /// Drops what the journal holds about objects that are as they were: groups of ours that were removed.
     pub fn forget(&mut self, gone: &[JournalObject]) {
         if let Some((journal, _)) = &mut self.armed {
-            // Where the file cannot be written anew the old one stands: a restore then finds them gone, which is no fault.
+            // If the file cannot be rewritten, the old one remains: a restore then finds these objects gone, which is
+            // no failure.
             let _ = journal.retain(|object| !gone.contains(object));
         }
     }
@@ -370,13 +372,13 @@ impl Actuator {
         seen: &dyn Fn(ThreadKey) -> bool,
     ) -> Result<(), JournalError> {
         let Some((journal, _)) = &mut self.armed else { return Ok(()) };
-        // Of whom nobody can tell whether he lives, the original is kept.
+        // If it is unknown whether a thread lives, its original is kept.
         let there = |thread| seen(thread) || kernel.alive(thread).unwrap_or(true);
         journal.retain(|object| object.thread().is_none_or(there))
     }
 
-    /// Puts everything back and lets the guardian go. If something could not be put back the journal stays, and so do the
-    /// account of it and the guardian: it tries again once this process is gone.
+    /// Restores everything and dismisses the guardian. If an object could not be restored, the journal and the
+    /// guardian stay, and the guardian tries again once this process has exited.
     ///
     /// # Errors
     /// The journal could not be removed.
@@ -392,7 +394,7 @@ impl Actuator {
             return Ok(account);
         }
         journal.remove()?;
-        // A guardian that is gone already cannot be told, and has nothing left to do.
+        // A guardian that has already exited cannot be dismissed, and has nothing left to do.
         let _ = guardian.dismiss();
         kernel.set_fence(None);
         Ok(account)

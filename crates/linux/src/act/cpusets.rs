@@ -1,12 +1,12 @@
-//! Cpusets: where groups of processes may run, as cgroup v1 or v2 has it.
+//! Cpusets: the CPUs of groups of processes, by cgroup v1 or v2.
 //!
-//! Problem: affinity is per thread and threads are born all the time; a group's cpuset holds for all that it will ever
-//! have. Method: the hierarchy is found in `/proc/mounts` (v1 `cpuset`, else v2 with the controller enabled below the
-//! root); a group is asked for by its path as `/proc/PID/cgroup` shows it; its `cpuset.cpus` is a file like any other
-//! that is journalled, written and read back by the actuator. Narrowing a group narrows the affinities of its threads, and
-//! kernels before 6.2 widen all of them to the whole group afterwards: those that were narrower are journalled, too, and put
-//! back after the group. Properties: an empty v2 `cpuset.cpus` means "as the
-//! parent" and is put back as empty, or as the parent's CPUs where somebody is in the group; the root group is never touched.
+//! Problem: affinity is per thread and threads are born all the time; a group's cpuset applies to all its present and
+//! future threads. Method: the hierarchy is found in `/proc/mounts` (v1 `cpuset`, else v2 with the controller enabled
+//! below the root); a group is named by its path as `/proc/PID/cgroup` shows it; its `cpuset.cpus` is a file like any
+//! other that is journalled, written and read back by the actuator. Narrowing a group narrows the affinities of its
+//! threads, and kernels before 6.2 widen all of them to the whole group afterwards: those that were narrower are
+//! journaled, too, and restored after the group. Properties: an empty v2 `cpuset.cpus` means "as the parent" and is
+//! restored as empty, or as the parent's CPUs if the group has processes; the root group is never touched.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -22,7 +22,7 @@ use crate::kernel::{Kernel, if_exists};
 use crate::safety::journal::{JournalObject, ObjectState};
 use crate::safety::object_state::read_state;
 
-/// What there is of the groups that are confined, and of those that were.
+/// State of the groups that are confined, and of those that were.
 #[derive(Default, Debug)]
 pub struct CpusetGroups {
     /// CPUs of each group by its path below the root of the hierarchy, with a leading slash.
@@ -319,7 +319,7 @@ mod tests {
         assert_eq!((nowhere.refused.len(), nowhere.cpus.len()), (2, 0));
     }
 
-    /// Is a group confined and put back as it was, and the root never touched?
+    /// Is a group confined and restored, and the root never touched?
     #[test]
     fn a_group_is_confined_and_put_back() {
         let original = "0-7";

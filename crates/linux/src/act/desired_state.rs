@@ -1,4 +1,4 @@
-//! What an object is to become, and what is said where it cannot.
+//! The desired state of an object, and the message if it cannot be reached.
 
 use std::io;
 
@@ -13,9 +13,9 @@ use crate::safety::object_state::in_words;
 pub struct DesiredState {
     /// The line.
     pub item: PlanItem,
-    /// What is changed.
+    /// The object that changes.
     pub object: JournalObject,
-    /// What it may become.
+    /// Its state after the change.
     pub state: ObjectState,
 }
 

@@ -1,11 +1,11 @@
-//! Gangs by a scheduler in the kernel: `schedulers/gangs`, a program of its own that is told a plan over a socket.
+//! Gangs by a scheduler in the kernel: `schedulers/gangs`, a program of its own that receives a plan over a socket.
 //!
-//! Problem: idle turns only lower weights, and nothing keeps two tasks apart that are in no gang. Method: where the scheduler
-//! runs, the schedules that it can keep, and advice on who should not run together, go to it as one message, in force at
-//! once; what is in force is read back. The scheduler gives planned threads policy 7 and puts them back; the originals stand
-//! in our journal as well.
-//! Properties: without the scheduler nothing changes, gangs are idle turns; when it dies the kernel runs all its tasks under
-//! the fair class, and the policy number that it leaves behind is put back here.
+//! Problem: idle turns only lower weights, and nothing keeps two tasks apart that are in no gang. Method: if the
+//! scheduler runs, it receives the schedules that it can keep and advice on tasks that should not run together as one
+//! message, which takes effect at once; the plan in force is read back. The scheduler gives planned threads policy 7
+//! and restores them; the originals stand in our journal as well. Properties: without the scheduler nothing changes,
+//! gangs are idle turns; when it dies the kernel runs all its tasks under the fair class, and the policy number that
+//! it leaves behind is restored here.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -26,7 +26,7 @@ pub mod message;
 use compose::{AdvisoryGangs, CacheSchedule, message_of};
 use message::{NumberedCache, SchedulerReply, SchedulerRequest, SchedulerState};
 
-/// Where the scheduler listens unless it is told otherwise.
+/// The scheduler's default socket.
 pub const SOCKET: &str = "/run/gangs.sock";
 /// No answer is longer.
 const ANSWER_BYTES: u64 = 8 << 20;
@@ -45,10 +45,10 @@ impl SchedulerClient {
         SchedulerClient { socket: socket.to_path_buf() }
     }
 
-    /// What is in force, as the scheduler reads it back from the kernel.
+    /// The plan in force, as the scheduler reads it back from the kernel.
     ///
     /// # Errors
-    /// Nobody answers, or the answer is none.
+    /// There is no answer, or it cannot be understood.
     pub fn state(&self) -> io::Result<SchedulerState> {
         match self.ask(&SchedulerRequest::State {})? {
             SchedulerReply::State(state) => Ok(*state),
@@ -87,7 +87,7 @@ impl SchedulerClient {
     }
 }
 
-/// What the scheduler was told.
+/// The plan that was sent to the scheduler.
 #[derive(Debug)]
 struct SubmittedPlan {
     generation: u64,
@@ -130,7 +130,8 @@ impl KernelGangScheduler {
         }
     }
 
-    /// Is it there, and does it keep what it was told? A sentence where it no longer does: nothing of ours is with it then.
+    /// Checks whether the scheduler runs and keeps the plan that it was sent. Returns a sentence if it no longer
+    /// does; it then has no threads of ours.
     pub fn poll(&mut self) -> Option<String> {
         let scheduler_state =
             self.client.state().map_err(|error| format!("the gang scheduler does not answer ({error})"));
@@ -149,8 +150,8 @@ impl KernelGangScheduler {
             Err(lost) => {
                 let ours = self.told.as_ref().map(|told| told.generation);
                 if let Some(generation) = answers.filter(|_| answers == ours) {
-                    // It may attach again by itself, and must not take our threads back then. If it cannot be told, the plan that
-                    // comes next replaces this one.
+                    // It may attach again by itself, and must not schedule our threads then. If this message fails,
+                    // the next plan replaces the one that it has.
                     let _ = self.client.plan(message_of(generation + 1, &[], None, &self.weights, &self.clashes));
                 }
                 self.give_up();
@@ -166,7 +167,7 @@ impl KernelGangScheduler {
         (self.wanted, self.advised) = (Vec::new(), None);
     }
 
-    /// Whether what was told is in force by what the scheduler reads back from the kernel.
+    /// Whether the plan that was sent is in force, by the state that the scheduler reads back from the kernel.
     fn in_force(&self, state: &SchedulerState) -> Result<(), String> {
         if state.kernel != "enabled" {
             let guarded = state.guarded.as_ref().map(|why| format!(" ({why})")).unwrap_or_default();
@@ -248,7 +249,7 @@ impl KernelGangScheduler {
         let threads =
             parts.iter().flat_map(|part| part.threads()).chain(self.advised.iter().flat_map(AdvisoryGangs::threads));
         let mut threads: BTreeMap<ThreadKey, SchedParams> = threads.collect();
-        // Those of the plan before are ours until they have been put back.
+        // Those of the previous plan are ours until they have been restored.
         threads.extend(self.told.iter().flat_map(|told| told.threads.iter().map(|(key, original)| (*key, *original))));
         self.told = Some(SubmittedPlan { generation, turns: message.turns_by_cache(), threads });
         let taken = self.client.plan(message).and_then(|complaints| {
@@ -266,12 +267,12 @@ impl KernelGangScheduler {
     pub fn leave<K: Kernel>(&mut self, kernel: &K) {
         (self.wanted, self.advised) = (Vec::new(), None);
         self.dirty = self.told.is_some();
-        // Where it does not answer it is gone, or about to be: the policies are put back all the same.
+        // If it does not answer, it has exited or is about to; the policies are restored all the same.
         let _ = self.submit();
         self.reclaim(kernel);
     }
 
-    /// What the scheduler complained of since the last time this was asked: threads that are gone or in another class.
+    /// Threads that the scheduler has reported as exited or in another class since the last call.
     pub fn complaints(&mut self) -> Vec<String> {
         std::mem::take(&mut self.complaints)
     }
@@ -301,7 +302,7 @@ impl KernelGangScheduler {
             }
             let is_ours = kernel.stat(thread.tid).is_ok_and(|stat| stat.key == *thread)
                 && kernel.scheduling(thread.tid).is_ok_and(|now| now.policy == EXT);
-            // What fails here is tried again at the next look, and stands in the journal.
+            // A failure here is retried in the next window, and the original stays in the journal.
             is_ours && kernel.set_scheduling(thread.tid, original).is_err()
         });
         if kept.is_empty() && submitted.threads.is_empty() {

@@ -1,11 +1,11 @@
-//! Gangs in time: who runs beside whom, slice by slice, without freezing anybody.
+//! Gangs in time: sets of tasks that run together, quantum by quantum, without freezing any task.
 //!
-//! Problem: the kernel has no gangs. Freezing those whose turn it is not keeps them off, but leaves them frozen if we
-//! die, and wastes a CPU whenever a gang member waits for something. Method: everybody stays runnable; those whose
-//! turn it is not are idle tasks (`SCHED_IDLE`, about three thousandths of a normal task's weight), those whose turn it
-//! is are as they were, each on a CPU of its own. A turn is a handful of `sched_setscheduler` calls.
-//! Properties: nobody is ever stopped; CPUs that the gang leaves free are used; when we die between two slices the
-//! worst that holds until the guardian acts is a low weight; members of a real-time or deadline class are refused.
+//! Problem: the kernel has no gangs. Freezing the waiting gangs keeps them off the CPUs, but leaves them frozen if
+//! the daemon dies, and wastes a CPU whenever a running member waits. Method: every task stays runnable; waiting
+//! members are idle tasks (`SCHED_IDLE`, about three thousandths of a normal task's weight), running members have
+//! their original policy, each on a CPU of its own. A turn is a handful of `sched_setscheduler` calls. Properties: no
+//! task is ever stopped; CPUs that the gang leaves free are used; if the daemon dies between two turns, the worst
+//! that remains until the guardian acts is a low weight; members of a real-time or deadline class are refused.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -25,7 +25,7 @@ use crate::act::thread_rotation::set_turn;
 use crate::kernel::scheduling::SchedParams;
 use crate::kernel::{Kernel, ThreadKey};
 
-/// What the rotation has done so far, for observations.
+/// Turns of the rotation so far, for observations.
 #[derive(Debug, Default)]
 pub struct TurnCounters {
     /// Turns given so far, by all gangs.
@@ -36,7 +36,7 @@ pub struct TurnCounters {
     pub latest_ns: AtomicU64,
 }
 
-/// A running rotation; stops, with everybody as before, when dropped.
+/// A running rotation; when dropped, it stops and restores every member.
 #[derive(Debug)]
 pub struct RotationRunner {
     stop: Arc<AtomicBool>,
@@ -84,9 +84,10 @@ impl<K: Kernel + Send + 'static> GangRunners<K> {
         self.running.iter().map(|(schedule, _)| schedule).chain(schedules).cloned().collect()
     }
 
-    /// Asks the gang scheduler what is in force. A sentence where it no longer keeps what it was told: its threads are as
-    /// before then, and its schedules are not among [`GangRunners::schedules`]. Where it has come up meanwhile idle turns end, and
-    /// the next plan gives them to it. Nobody may hold the kernel; so for the two below.
+    /// Queries the gang scheduler for the state in force. Returns a sentence if it no longer keeps its plan: its
+    /// threads are restored then, and its schedules are not among [`GangRunners::schedules`]. If it has started
+    /// meanwhile, idle turns end, and the next plan is sent to it. The caller must not hold the kernel; the same
+    /// applies to the next two functions.
     pub fn poll(&mut self) -> Option<String> {
         let scheduler = self.scheduler.as_mut()?;
         let ran = scheduler.runs();
@@ -124,12 +125,12 @@ impl<K: Kernel + Send + 'static> GangRunners<K> {
         self.scheduler.as_ref().is_some_and(KernelGangScheduler::honors_penalties)
     }
 
-    /// What the gang scheduler complained of since the last time.
+    /// Threads that the gang scheduler has reported since the last call.
     pub fn complaints(&mut self) -> Vec<String> {
         self.scheduler.as_mut().map(KernelGangScheduler::complaints).unwrap_or_default()
     }
 
-    /// Everybody as before.
+    /// Stops all gangs and restores their members.
     pub fn stop_all(&mut self) {
         self.running.clear();
         if let Some(scheduler) = &mut self.scheduler {
@@ -202,7 +203,7 @@ fn take_turns<K: Kernel>(kernel: &Mutex<K>, rotations: &[ThreadRotation], stop: 
                 hand.slices_left = rotation.gangs[next].1;
             }
             hand.slices_left -= 1;
-            // From now and not from the due time: after a pause of the host nobody gets a burst of short turns.
+            // From now and not from the due time: after a pause of the host no gang gets a burst of short turns.
             hand.due = now + rotation.slice;
         }
         let next = hands.iter().map(|hand| hand.due).min();
@@ -244,7 +245,7 @@ mod tests {
         ThreadRotation { slice: Duration::from_millis(2), gangs }
     }
 
-    /// Does exactly one gang have its turn at any time, and is everybody as before afterwards?
+    /// Does exactly one gang have its turn at any time, and is every member restored afterwards?
     #[test]
     fn one_gang_at_a_time_and_everybody_as_before_afterwards() {
         let host = FakeHost::default();

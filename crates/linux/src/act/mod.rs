@@ -1,4 +1,4 @@
-//! What is changed on the host: affinities, weights, gangs, cpusets, ways, colors; all through the journal.
+//! Changes of the host: affinities, weights, gangs, cpusets, ways, colors; all through the journal.
 
 pub mod actuator;
 pub(crate) mod changes;

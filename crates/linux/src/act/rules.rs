@@ -16,11 +16,11 @@ pub struct ManageRule {
     pub pid: Option<i32>,
     /// Numeric user id of the process.
     pub user: Option<u32>,
-    /// What happens with a program that meets all conditions.
+    /// Treatment of a program that meets all conditions.
     pub action: ManageAction,
 }
 
-/// What happens with a program that a rule matches.
+/// Treatment of a program that a rule matches.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub enum ManageAction {
     /// Measured and placed, with what is asked for it.
@@ -32,7 +32,7 @@ pub enum ManageAction {
     Ignore,
 }
 
-/// What rules go by.
+/// Properties of a program that rules test.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RuleSubject<'a> {
     /// Command name as the kernel keeps it: 15 bytes at most.

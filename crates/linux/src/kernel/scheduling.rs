@@ -1,9 +1,9 @@
-//! How a thread is scheduled, with everything that belongs to its class.
+//! Scheduling attributes of a thread, with all parameters of its class.
 //!
-//! Problem: waiting for a turn is being an idle task for a while, and whoever does so must get back exactly what he had. A
-//! real-time or deadline thread cannot wait so: it is there because waiting is wrong, and the kernel takes its class back only
-//! with its parameters. Method: the whole of sched_getattr(2) but the nice value is read; threads that cannot wait are refused;
-//! and whoever chose another class meanwhile keeps it.
+//! Problem: a thread that waits for its turn is an idle task for a while, and must get exactly its original
+//! attributes afterwards. A real-time or deadline thread cannot wait: its class exists because waiting is wrong, and
+//! the kernel accepts the class only with its parameters. Method: the whole of sched_getattr(2) but the nice value is
+//! read; threads that cannot wait are refused; and a thread that has chosen another class meanwhile keeps it.
 
 use std::fmt;
 use std::io;
@@ -16,13 +16,13 @@ pub const NORMAL: u32 = 0;
 pub const FIFO: u32 = 1;
 /// Real time: those of one priority take turns in slices.
 pub const RR: u32 = 2;
-/// As [`NORMAL`], for work that nobody waits for.
+/// As [`NORMAL`], for non-interactive work.
 pub const BATCH: u32 = 3;
 /// Less weight than any nice value gives.
 pub const IDLE: u32 = 5;
 /// A run time in each period, before all other classes.
 pub const DEADLINE: u32 = 6;
-/// A scheduler in the kernel that somebody has loaded (sched_ext), below all other classes.
+/// A scheduler that was loaded into the kernel (sched_ext), below all other classes.
 pub const EXT: u32 = 7;
 /// `SCHED_FLAG_RESET_ON_FORK`; the other flags kept here, reclaim and overrun, go with the deadline class.
 pub const RESET_ON_FORK: u64 = 1;
@@ -56,7 +56,7 @@ impl SchedParams {
         SchedParams { policy, ..Self::default() }
     }
 
-    /// Can it be an idle task for a while? Not where somebody gave it a place before all others, or another scheduler.
+    /// Can it be an idle task for a while? Not if its class precedes all others, or another scheduler runs it.
     pub fn can_wait(&self) -> bool {
         matches!(self.policy, NORMAL | BATCH | IDLE)
     }
@@ -109,7 +109,7 @@ pub(crate) fn read(tid: i32) -> io::Result<SchedParams> {
     }
     let (flags, priority) = (attributes.flags & FLAGS, attributes.priority);
     let plain = SchedParams { flags, priority, ..SchedParams::plain(attributes.policy) };
-    // Elsewhere the run time is the slice, which is kept by whoever changes the class.
+    // In other classes the run time is the slice, which is kept when the class changes.
     if attributes.policy != DEADLINE {
         return Ok(plain);
     }

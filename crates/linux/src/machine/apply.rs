@@ -1,4 +1,5 @@
-//! A plan on the live machine: what holds is read, the list of changes is derived from it, and made or only told.
+//! A plan on the live machine: the state in force is read, the list of changes is derived from it, and the list is
+//! executed or only reported.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -57,7 +58,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         if plan.gangs.is_empty() && !penalties.is_empty() {
             members = movable(&*lock(&kernel), &tasks, &originals);
             let wanted: Vec<DesiredState> = members.iter().map(|(object, _)| given_away(object)).collect();
-            // Before anything is told: the originals are in the journal, and the guardian stands.
+            // Before the scheduler gets the plan, the originals are in the journal and the guardian runs.
             let journalled = self.actuator.journal_originals(&*lock(&kernel), &wanted);
             if let Err(error) = journalled {
                 applied.refused.push(refuse(RefusalReason::NoCapacity, error.to_string()));
@@ -68,7 +69,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         self.gangs.set_advice(weights, clashes, |caches| advised(&members, &penalties, caches));
     }
 
-    /// The kernel's tolerance as the configuration wants it: journalled, and put back like every change.
+    /// Sets the kernel's tolerance as configured: journaled, and restored like every change.
     pub(super) fn set_kernel_tolerance(&mut self, applied: &mut AppliedPlan) {
         let Some(tolerance) = self.options.kernel_tolerance else { return };
         let (object, state) =
@@ -76,7 +77,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         let kernel = self.kernel();
         let kernel = lock(&kernel);
         let want = DesiredState { item: PlanItem::Plan, object: object.clone(), state: state.clone() };
-        // Set once: somebody else's choice since then counts more.
+        // Set once: a later change by another process takes precedence.
         if self.actuator.originals().contains_key(&object) {
             return;
         }
@@ -91,7 +92,8 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         applied.refused.extend(set.err());
     }
 
-    /// What holds now, and the changes that lead from there to the plan. The lock of resctrl is to be kept until they are made.
+    /// The state in force, and the changes that lead from it to the plan. The lock of resctrl must be kept until they
+    /// are made.
     pub(super) fn derive(&mut self, plan: &Plan) -> (HostSnapshot, ChangeList, Option<DirLock>) {
         let kernel = self.kernel();
         let kernel = lock(&kernel);
@@ -122,7 +124,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         AppliedPlan { refused, probes: self.probing.ids(), ..AppliedPlan::default() }
     }
 
-    /// Makes the list; what it is told of goes into `applied`.
+    /// Executes the list and records its outcome in `applied`.
     pub(super) fn execute(
         &mut self,
         reading: &HostSnapshot,

@@ -1,4 +1,4 @@
-//! Keeping the way back: who may act, signs of life to the guardian, and putting everything back.
+//! Life cycle of a machine that acts: the right to act, heartbeats to the guardian, and the restoration of the host.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -26,7 +26,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         self.options.act
     }
 
-    /// Has it the right to act, whether or not it is told to?
+    /// Has it the right to act, whether or not the configuration asks for it?
     pub fn may_act(&self) -> bool {
         self.options.acting.is_some()
     }
@@ -37,10 +37,11 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         self.options.acting = Some(acting);
     }
 
-    /// Everything as it was before, at the end: what was open is closed first, so that descriptors are no matter.
+    /// Restores the host at the end. Files and counters are closed first, so that a lack of descriptors cannot
+    /// prevent it.
     ///
     /// # Errors
-    /// The journal could not be removed; what could not be put back stands in the account.
+    /// The journal could not be removed; objects that could not be restored stand in the account.
     pub fn restore_all(&mut self) -> Result<Vec<RestoredObject>, MachineError> {
         self.counters.clear();
         self.tasks.close();
@@ -58,11 +59,11 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         account.map_err(failed)
     }
 
-    /// New rules (SIGHUP): programs are examined again, what is managed no longer is put back at once; and where acting
-    /// was switched off, everything is. Answers with what became of that.
+    /// New rules (SIGHUP): programs are examined again, and those that are no longer managed are restored at once; if
+    /// acting was switched off, all are. Returns the outcome for each object.
     ///
     /// # Errors
-    /// The journal could not be written; it still holds what could not be put back.
+    /// The journal could not be written; it still holds the objects that could not be restored.
     pub fn set_rules(
         &mut self,
         rules: Vec<ManageRule>,
@@ -95,13 +96,13 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         self.options.act && self.options.acting.as_ref().is_some_and(|acting| acting.is_overruled(&*lock(&kernel)))
     }
 
-    /// What was put back when root began to act, once.
+    /// Takes the objects that were restored when root began to act.
     pub fn overruled(&mut self) -> Vec<RestoredObject> {
         std::mem::take(&mut self.overruled)
     }
 
-    /// Once in each window, before anything else: a sign of life to the guardian. Where it has put everything back, or root
-    /// acts by now, nothing of ours is in force any more.
+    /// Sends a heartbeat to the guardian, once in each window and before anything else. If the guardian has restored
+    /// the host, or root has begun to act, no plan of this daemon is in force any more.
     pub(super) fn keep_guarded(&mut self) -> Result<(), MachineError> {
         let kernel = self.kernel();
         if self.actuator.is_fenced() {

@@ -1,10 +1,11 @@
-//! One at a time: who of a user's daemons and runs may change the host.
+//! The right to act: one of a user's daemons and runs may change the host at a time.
 //!
-//! Problem: two that act on the same programs take each other's masks for originals, and nothing is as before in the end.
-//! Method: one lock per user (flock, and so gone with the process, and with the boot), held on by the guardian until it has
-//! restored. In it stands the state folder of whoever acted last: a journal that still lies there comes first. Root's acting
-//! is told to all by a file beside its lock, with the process that acts: others stop acting, as they act on the same programs.
-//! Property: no user can keep root from acting, or another user.
+//! Problem: if two act on the same programs, each takes the other's masks for originals, and the host is not restored
+//! in the end. Method: one lock per user (flock, and so released with the process and with the boot), which the
+//! guardian holds until it has restored. The lock file names the state directory of the last owner: a journal that
+//! still lies there comes first. Root announces its acting by a file beside its lock, with the acting process: all
+//! others stop acting, because they act on the same programs. Property: no user can keep root, or another user, from
+//! acting.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, Write};
@@ -17,7 +18,7 @@ use std::time::{Duration, Instant};
 use crate::kernel::{Kernel, ThreadKey};
 use crate::safety::journal::{Journal, JournalError, check_own};
 
-/// Where the locks lie.
+/// Paths of the locks.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct LockPaths {
     /// This user's.
@@ -37,11 +38,11 @@ pub struct ActuationLock {
 }
 
 impl ActuationLock {
-    /// Takes the right to act with this state folder, waiting a while for whoever is just ending; `None` = another one of this
-    /// user acts, or root does.
+    /// Acquires the right to act with this state directory, waiting a while for an owner that is about to end; `None`
+    /// = another daemon or run of this user acts, or root's does.
     ///
     /// # Errors
-    /// The lock cannot be opened or is not this user's, or a journal still lies where the last one acted.
+    /// The lock cannot be opened or is not this user's, or the last owner's state directory still holds a journal.
     pub fn acquire(
         kernel: &dyn Kernel,
         places: &LockPaths,
@@ -86,7 +87,7 @@ impl ActuationLock {
         Ok(Some(acting))
     }
 
-    /// As of a user beside whom root may act.
+    /// The lock of a user whom root may overrule.
     #[cfg(test)]
     pub(crate) fn below_root(kernel: &dyn Kernel, dir: &Path) -> Self {
         let places = LockPaths { lock: dir.join("acting.lock"), root_acts: dir.join("own-word") };
@@ -108,7 +109,7 @@ impl ActuationLock {
     }
 }
 
-/// Written beside and renamed: nobody reads half of it.
+/// Written beside and renamed, so that no reader sees half of it.
 fn publish_owner(path: &Path, own: ThreadKey) -> Result<(), JournalError> {
     let io = |source| JournalError::Io { path: path.to_path_buf(), source };
     let beside = path.with_extension("new");
@@ -146,7 +147,8 @@ mod tests {
         ActuationLock::acquire(&LinuxHost::new("/"), &places(dir), &dir.join(state), Duration::from_secs(2))
     }
 
-    /// Whatever the state folders: is there one at a time; and one that died with a journal, is that told to the next?
+    /// Is there one owner at a time, whatever the state directories; and if one died with a journal, does the next
+    /// learn of it?
     #[test]
     fn one_at_a_time_whatever_the_state_folder() {
         let dir = tempfile::tempdir().unwrap();
@@ -162,7 +164,7 @@ mod tests {
         assert!(acquire(dir.path(), "b").unwrap().is_some());
     }
 
-    /// Does root's acting end that of others, as long as it lasts; and is a lock of somebody else's not taken?
+    /// Does root's acting end that of others for as long as it lasts; and is another user's lock refused?
     #[test]
     fn root_counts_for_more() {
         let dir = tempfile::tempdir().unwrap();

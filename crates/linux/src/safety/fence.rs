@@ -1,16 +1,17 @@
-//! The fence between a daemon and what its guardian has put back.
+//! The fence between a daemon and its guardian's restoration.
 //!
-//! Problem: a daemon that was stopped, or hung, goes on where it was, in the middle of a change perhaps, although the guardian
-//! has put everything back meanwhile. Method: both hold one page of memory without a name (`memfd_create(2)`); before the
-//! guardian restores it raises the fence there, and the daemon looks at it before every change. Property: at most the one call
-//! that the daemon was stopped in comes after the fence, and that one the daemon undoes from memory before it arms again.
+//! Problem: a daemon that was stopped or hung resumes where it was, possibly in the middle of a change, although the
+//! guardian has restored the host meanwhile. Method: both share one page of memory without a name
+//! (`memfd_create(2)`); before the guardian restores, it raises the fence there, and the daemon checks it before
+//! every change. Property: at most the one call in which the daemon was stopped follows the fence, and the daemon
+//! undoes that call from memory before it arms again.
 
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::FileExt;
 
-/// The variable by which a guardian is told the descriptor.
+/// The variable that passes the descriptor to the guardian.
 pub const VARIABLE: &str = "CACHEMATE_FENCE";
 
 /// A new one for each guardian.

@@ -26,14 +26,14 @@ use crate::safety::journal::{self, Journal, JournalError, RecoveredJournal};
 use crate::safety::limits;
 use crate::safety::restore::{RestoreOutcome, RestoredObject, restore};
 
-/// What the daemon writes before it closes the pipe in good order.
+/// The message of a daemon that has restored everything, before it closes the pipe.
 const ALL_RESTORED: &[u8] = b"restored\n";
 
 /// The shortest silence after which a daemon counts as hung.
 pub const SILENCE: Duration = Duration::from_secs(10);
 /// And so many of its windows.
 const SILENT_WINDOWS: u32 = 5;
-/// How long a guardian that was told to go is waited for.
+/// Maximum wait for a dismissed guardian to exit.
 const LEAVING: Duration = Duration::from_secs(2);
 
 /// The daemon's end of a running guardian.
@@ -43,7 +43,7 @@ pub struct Guardian {
     fence: Arc<Fence>,
 }
 
-/// What has become of a guardian.
+/// State of a guardian.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum GuardianStatus {
     /// It runs, and has put nothing back.
@@ -98,7 +98,7 @@ impl Guardian {
         self.child.id()
     }
 
-    /// What it raises before it restores.
+    /// The fence that it raises before it restores.
     pub fn fence(&self) -> &Arc<Fence> {
         &self.fence
     }
@@ -133,10 +133,10 @@ impl Guardian {
         }
     }
 
-    /// Everything has been put back by the daemon itself: the guardian may go.
+    /// Dismisses the guardian, because the daemon has restored everything itself.
     ///
     /// # Errors
-    /// The guardian was gone already, or does not go: it has nothing left to do.
+    /// The guardian had exited already, or does not exit; it has nothing left to do.
     pub fn dismiss(mut self) -> io::Result<()> {
         let mut pipe = self.child.stdin.take().expect("standard input was piped, and is taken only here");
         let goodbye = pipe.write_all(ALL_RESTORED);
@@ -208,13 +208,14 @@ fn lines(read: &mut Vec<u8>) -> Vec<String> {
     String::from_utf8_lossy(&whole).lines().map(str::to_string).collect()
 }
 
-/// The guardian's whole life: say ready, wait for the daemon's end or its silence, put things back if it did not.
+/// The guardian's whole life: report ready, wait for the daemon's end or silence, and restore the host if the daemon
+/// did not.
 ///
 /// # Errors
 /// The journal could not be read, or the lock not taken. What could not be restored stands in the account.
 pub fn watch(kernel: &dyn Kernel, state_dir: &Path) -> Result<RecoveryReport, JournalError> {
     ignore_terminal_signals();
-    // Where there is no such group the guardian stands beside the daemon; `status` says so.
+    // Without such a group the guardian stays in the daemon's, and `status` reports it.
     let apart = cgroup::GuardianCgroup::enter(kernel).ok().flatten();
     let left = watch_daemon(kernel, state_dir);
     if let Some(apart) = apart {
@@ -239,8 +240,8 @@ fn watch_daemon(kernel: &dyn Kernel, state_dir: &Path) -> Result<RecoveryReport,
         }
         PipeEnd::End => {}
     }
-    // A daemon that has started since restores before it does anything else; what stands in the journal then is its
-    // own. The dead daemon's lock may outlive its pipe by a moment.
+    // A daemon that has started since restores before it does anything else; the journal then is its own. The dead
+    // daemon's lock may outlive its pipe by a moment.
     for _ in 0..20 {
         if let Some(_lock) = Lock::daemon(state_dir)? {
             return restore_left_behind(kernel, state_dir);
@@ -296,8 +297,8 @@ impl Lock {
         }
     }
 
-    /// Only to read: a file system that became read-only keeps nobody from being put back. Where the file is not there either,
-    /// and cannot come to be, its folder is locked in its place.
+    /// Opened only for reading, so that a file system that became read-only does not prevent a restore. If the file
+    /// does not exist and cannot be created, its directory is locked instead.
     fn open(path: &Path) -> Result<OwnedFd, JournalError> {
         use rustix::fs::{Mode, OFlags, open};
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
@@ -311,14 +312,14 @@ impl Lock {
     }
 }
 
-/// What came of a journal that was left behind.
+/// Outcome of the recovery from a journal that was left behind.
 #[derive(Debug, Default)]
 pub struct RecoveryReport {
-    /// What became of each object of the journal; empty = there was nothing to put back.
+    /// Outcome for each object of the journal; empty = there was nothing to restore.
     pub account: Vec<RestoredObject>,
-    /// What some lines of the journal said is lost: objects that they named may still be changed.
+    /// Lines of the journal that could not be read: objects that they named may still be changed.
     pub damage: Option<Damage>,
-    /// Everything is put back, but the journal lies there still. The next look at it changes nothing.
+    /// Everything is restored, but the journal could not be removed. Another recovery from it changes nothing.
     pub stays: Option<JournalError>,
     /// The daemon lives, and was silent for so long.
     pub silence: Option<Duration>,
@@ -329,7 +330,7 @@ pub struct RecoveryReport {
 pub struct Damage {
     /// Counted from 1.
     pub lines: Vec<usize>,
-    /// Where it lies now.
+    /// Path of the journal now.
     pub journal: PathBuf,
 }
 
@@ -345,9 +346,9 @@ impl std::fmt::Display for Damage {
     }
 }
 
-/// Restores from a journal left behind, if there is one, and removes it when nothing is left to do. One with damaged lines is
-/// put aside instead. A journal of another boot concerns nothing that still exists and is only removed. Whoever calls holds the
-/// folder's [`Lock`].
+/// Restores from a journal left behind, if there is one, and removes it when nothing is left to do. A journal with
+/// damaged lines is quarantined instead. A journal of another boot names no object that still exists and is only
+/// removed. The caller holds the directory's [`Lock`].
 ///
 /// # Errors
 /// The journal cannot be read.

@@ -1,14 +1,14 @@
-//! The restore journal: what stood on the host before cachemate changed it.
+//! The restore journal: the original state of everything that cachemate changes on the host.
 //!
-//! Problem: the daemon may die at any instant, by any signal, and the host must come back exactly as it was.
-//! Method: before the first change of an object its original is appended to a file and synced, a whole batch at a time,
-//! once per object; what it is changed to is noted beside it, so that a restore can tell our doing from others'. Every
-//! line carries its own checksum; a torn line was never acted upon and is ignored. What a failing disk has taken of a batch is
-//! cut off again, and where that fails too the next line says so of the piece before it. Any other line that cannot be read is
-//! damage: what it held is lost, and told. When threads are gone their lines are dropped by writing the file anew and renaming
-//! it into place.
-//! Properties: no change without a synced original; originals only, never an intermediate state; size proportional to
-//! the objects alive; a journal of another boot concerns nothing that still exists.
+//! Problem: the daemon may die at any instant, by any signal, and the host must be restored exactly. Method: before
+//! the first change of an object, its original is appended to a file and synced, a whole batch at a time, once per
+//! object; the new state is recorded beside it, so that a restore can distinguish our changes from those of others.
+//! Every line carries its own checksum; a torn line precedes no change and is ignored. The part of a batch that a
+//! failing disk accepted is cut off again; if that fails, too, the next line marks the fragment before it. Any other
+//! line that cannot be read is damage: its content is lost, and the loss is reported. When threads have exited, their
+//! lines are dropped by rewriting the file and renaming it into place. Properties: no change without a synced
+//! original; originals only, never an intermediate state; size proportional to the live objects; a journal of another
+//! boot names no object that still exists.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 use crate::kernel::ThreadKey;
 use crate::kernel::scheduling::SchedParams;
 
-/// Something on the host that can be changed and put back.
+/// An object on the host that can be changed and restored.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum JournalObject {
@@ -49,7 +49,7 @@ pub enum JournalObject {
     },
     /// Which group of a hierarchy (a mounted cgroup controller, resctrl) a thread is in; children are born into it.
     Membership {
-        /// Where the hierarchy is mounted.
+        /// Mount point of the hierarchy.
         hierarchy: PathBuf,
         /// Process of the thread.
         pid: i32,
@@ -96,7 +96,7 @@ impl JournalObject {
         }
     }
 
-    /// The same property of another thread; what is no thread's property stays what it is.
+    /// The same property of another thread; an object that is no thread's property is returned unchanged.
     pub fn for_thread(&self, pid: i32, thread: ThreadKey) -> JournalObject {
         match self {
             JournalObject::Affinity { .. } => JournalObject::Affinity { pid, thread },
@@ -152,7 +152,7 @@ impl ObjectState {
     }
 }
 
-/// What is known of one object: how it was, and all that we ever set it to (distinct states, oldest first).
+/// The record of one object: its original, and all states that we ever set (distinct, oldest first).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct JournalEntry {
     /// How it was before the first change.
@@ -161,7 +161,8 @@ pub struct JournalEntry {
     pub our_values: Vec<ObjectState>,
     /// When the journal was begun, in clock ticks since the boot.
     pub since_ticks: u64,
-    /// The original mask was as wide as the thread's cpuset: it is put back so that it follows the cpuset again.
+    /// The original mask was as wide as the thread's cpuset, so it is restored in a way that follows the cpuset
+    /// again.
     pub follows_cpuset: bool,
 }
 
@@ -176,11 +177,11 @@ impl JournalEntry {
 /// One intended change: the object, how it is now, what it is to become.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct IntendedChange {
-    /// What is changed.
+    /// The object that changes.
     pub object: JournalObject,
     /// How it is before.
     pub now: ObjectState,
-    /// What it may become.
+    /// Its state after the change.
     pub wanted: ObjectState,
     /// See [`JournalEntry::follows_cpuset`].
     pub follows: bool,
@@ -227,15 +228,15 @@ pub enum JournalError {
         /// As the kernel says.
         source: io::Error,
     },
-    /// What an object is now must be written down, and is not known.
+    /// The object's present state must be recorded but cannot be read.
     #[error("{object}: how it is now cannot be read: {source}")]
     Original {
-        /// The object, in words.
+        /// The object, for the message.
         object: String,
         /// As the kernel says.
         source: io::Error,
     },
-    /// Somebody else may have written it.
+    /// Another user may have written it.
     #[error("{path}: found {found}, expected {expected}: nothing in it is obeyed")]
     NotOurs {
         /// The file or folder.
@@ -245,7 +246,7 @@ pub enum JournalError {
         /// Owner, mode or kind that it must have.
         expected: String,
     },
-    /// Whoever acted last has left a journal.
+    /// The last owner of the right to act has left a journal.
     #[error("{path}: a journal of a run that died lies there: cachemate restore --state-dir {path} comes first")]
     LeftElsewhere {
         /// The state folder in which it lies.
@@ -256,24 +257,24 @@ pub enum JournalError {
         "this process was silent for so long that the guardian put everything back; nothing is changed until that is noted"
     )]
     Fenced,
-    /// A journal of another format: nothing of it can be told.
+    /// A journal of another format, which cannot be interpreted.
     #[error("restore journal {path}, line {line}: {what}")]
     Damaged {
         /// The journal.
         path: PathBuf,
         /// Counted from 1.
         line: usize,
-        /// What was found, and what was expected.
+        /// The found and the expected format.
         what: String,
     },
 }
 
-/// What a journal file said.
+/// Contents of a journal file.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct RecoveredJournal {
     /// The boot in which it was written; `None` = the header is missing or cannot be read.
     pub boot_id: Option<String>,
-    /// What is to be put back, by object.
+    /// Objects to restore.
     pub held: BTreeMap<JournalObject, JournalEntry>,
     /// Lines that could not be read, although their changes may have been made; all others were.
     pub damaged_lines: Vec<usize>,
@@ -376,7 +377,7 @@ impl Journal {
         };
         let begun = journal.append(&[journal.header()], true).and_then(|()| sync_dir(state_dir).map_err(io));
         if let Err(error) = begun {
-            // Where even that fails the next try finds one that holds nothing.
+            // If even that fails, the next try finds a journal without objects.
             let _ = fs::remove_file(&path);
             return Err(error);
         }
@@ -387,8 +388,8 @@ impl Journal {
         JournalRecord::Header { format: FORMAT, boot_id: self.boot_id.clone(), since_ticks: self.since_ticks }
     }
 
-    /// Must be called, and succeed, before any of `changes` is made. Originals of objects that are new are synced
-    /// to disk first; what known objects are changed to is noted without waiting for the disk.
+    /// Must be called, and succeed, before any of `changes` is made. Originals of new objects are synced to disk
+    /// first; new states of known objects are recorded without waiting for the disk.
     ///
     /// # Errors
     /// The disk is full or failing: none of the changes may be made. The journal stays usable.
@@ -427,7 +428,7 @@ impl Journal {
         Ok(())
     }
 
-    /// What is to be put back, by object.
+    /// Objects to restore.
     pub fn held(&self) -> &BTreeMap<JournalObject, JournalEntry> {
         &self.held
     }
@@ -451,7 +452,8 @@ impl Journal {
             write_line(&mut text, &JournalRecord::Original { object, original, ours, follows: held.follows_cpuset });
         }
         let beside = self.path.with_extension("journal.new");
-        // What a crash left there is no journal. The file stays open under its new name: opened again it might fail to be.
+        // The remains of a crash are no journal. The file stays open under its new name, because opening it again
+        // could fail.
         let _ = fs::remove_file(&beside);
         let file = OpenOptions::new().append(true).create_new(true).mode(0o600).open(&beside).map_err(io)?;
         let mut disk = JournalFile::new(file);
@@ -484,10 +486,10 @@ impl Journal {
         }
     }
 
-    /// Writes the file anew, whoever removed it meanwhile, with these objects only.
+    /// Rewrites the file, even if it was removed meanwhile, with these objects only.
     ///
     /// # Errors
-    /// As the disk says.
+    /// The disk fails.
     pub fn renew(&mut self, keep: impl Fn(&JournalObject) -> bool) -> Result<(), JournalError> {
         self.held.retain(|object, _| keep(object));
         self.compact()
@@ -502,7 +504,8 @@ impl Journal {
     }
 }
 
-/// Opens a file that is going to be obeyed: one's own, which nobody else can have written; `None` if there is none.
+/// Opens a file whose content will be obeyed: this user's own, which no other user can have written; `None` if there
+/// is none.
 fn open_own(path: &Path) -> Result<Option<File>, JournalError> {
     let io = |source| JournalError::Io { path: path.to_path_buf(), source };
     let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
@@ -520,7 +523,7 @@ fn open_own(path: &Path) -> Result<Option<File>, JournalError> {
     Ok(Some(file))
 }
 
-/// Does it belong to this user, and may nobody else write to it?
+/// Checks that it belongs to this user and that no other user may write to it.
 ///
 /// # Errors
 /// It does not.
@@ -539,7 +542,7 @@ pub(crate) fn check_own(path: &Path, found: &fs::Metadata) -> Result<(), Journal
 /// Reads a journal left behind; `None` if there is none.
 ///
 /// # Errors
-/// The file cannot be read, is somebody else's, or is of a newer format.
+/// The file cannot be read, belongs to another user, or is of a newer format.
 pub fn recover(state_dir: &Path) -> Result<Option<RecoveredJournal>, JournalError> {
     let path = state_dir.join(Journal::FILE_NAME);
     let bytes = match open_own(&path) {
@@ -554,7 +557,7 @@ pub fn recover(state_dir: &Path) -> Result<Option<RecoveredJournal>, JournalErro
     read(&path, &bytes).map(Some)
 }
 
-/// What the bytes of a journal say; `path` is what errors call it.
+/// Parses the bytes of a journal; errors name it `path`.
 ///
 /// # Errors
 /// It is of another format.
@@ -606,11 +609,11 @@ fn read_end(line: &[u8]) -> Option<JournalRecord> {
     ended(line).or_else(|| ended(line.split_last()?.1))
 }
 
-/// Puts a journal with damaged lines aside, beside where it lay: what can be put back has been, and what it says no more is
-/// for people to judge.
+/// Quarantines a journal with damaged lines beside its former path: everything readable has been restored, and the
+/// rest is for the operator to judge.
 ///
 /// # Errors
-/// As the file system says; the journal lies where it lay.
+/// The file system fails; the journal keeps its path.
 pub fn quarantine(state_dir: &Path) -> Result<PathBuf, JournalError> {
     let path = state_dir.join(Journal::FILE_NAME);
     let name = |at: u32| state_dir.join(format!("{}.{at}", Journal::ASIDE));
@@ -621,7 +624,7 @@ pub fn quarantine(state_dir: &Path) -> Result<PathBuf, JournalError> {
     }
 }
 
-/// Journals that were put aside, until somebody removes them.
+/// Quarantined journals; they stay until the operator removes them.
 ///
 /// # Errors
 /// The folder cannot be listed.

@@ -1,10 +1,10 @@
-//! What a journal may name.
+//! Limits of a journal: the objects that it may name.
 //!
-//! Problem: whoever restores does what a file says, as root where the daemon is root's. Method: besides threads only those
-//! files and folders are touched that cachemate ever changes: a group's `cpuset.cpus` below the mount of the cpuset
-//! controller, groups of ours in resctrl with their masks, and what colors a program is to have. The tolerance of the kernel's
-//! cache-aware scheduling is another one. Anything else is told and left alone. Property: a journal that somebody made up does
-//! no more than a daemon could have done.
+//! Problem: a restore obeys a file, as root if the daemon is root's. Method: besides threads, only those files and
+//! directories are touched that cachemate ever changes: a group's `cpuset.cpus` below the mount of the cpuset
+//! controller, our groups in resctrl with their masks, the color files of programs, and the tolerance of the kernel's
+//! cache-aware scheduling. Anything else is reported and left alone. Property: a forged journal does no more than a
+//! daemon could have done.
 
 use std::collections::BTreeMap;
 use std::path::{Component, Path, PathBuf};
@@ -20,7 +20,7 @@ use crate::safety::journal::{JournalEntry, JournalObject, ObjectState};
 use crate::safety::restore::{RestoreOutcome, RestoredObject};
 use crate::sense::sched_cache::tolerance_file;
 
-/// Objects of a journal that may be restored, and what is said of the others.
+/// Objects of a journal that may be restored, and messages about the others.
 pub(crate) fn split(
     kernel: &dyn Kernel,
     held: BTreeMap<JournalObject, JournalEntry>,

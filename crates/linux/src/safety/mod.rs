@@ -1,4 +1,4 @@
-//! What sees to it that everything comes back, and that nobody else is harmed.
+//! Safety: every change can be undone, and no other process is harmed.
 
 pub mod actuation_lock;
 pub mod fence;

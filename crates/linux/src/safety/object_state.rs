@@ -1,4 +1,4 @@
-//! The present state of what a journal names: read, written, and what went wrong in words.
+//! The present state of the objects of a journal: reading, writing, and error messages.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -60,8 +60,8 @@ pub fn write_state(kernel: &dyn Kernel, object: &JournalObject, state: &ObjectSt
     }
 }
 
-/// An empty cpuset (cgroup v2) has what its parent has. The kernel refuses to empty one in which somebody is (`ENOSPC`): then it
-/// gets the parent's CPUs by name, which is the same to everybody in it.
+/// An empty cpuset (cgroup v2) has its parent's CPUs. The kernel refuses to empty one that has processes (`ENOSPC`);
+/// it then gets the parent's CPUs by name, which has the same effect on its processes.
 fn as_parent(kernel: &dyn Kernel, path: &Path) -> io::Result<()> {
     let refused = match kernel.write(path, "\n") {
         Err(error) if error.raw_os_error() == Some(libc::ENOSPC) => error,
@@ -85,7 +85,7 @@ fn group_of(kernel: &dyn Kernel, hierarchy: &Path, thread: ThreadKey) -> io::Res
         }
         left.extend(child_groups(kernel, &group)?);
     }
-    // It has ended, or was moved while we looked: whoever asks finds out which.
+    // It has exited or was moved while it was read; the caller finds out which.
     Err(io::Error::from_raw_os_error(libc::ESRCH))
 }
 
@@ -100,7 +100,7 @@ pub(crate) fn check_thread(kernel: &dyn Kernel, object: &JournalObject) -> io::R
     }
 }
 
-/// What went wrong, with resctrl's own words where it has any.
+/// The error as a sentence, with resctrl's own message if there is one.
 pub(crate) fn in_words(kernel: &dyn Kernel, object: &JournalObject, error: &io::Error) -> String {
     let near = match object {
         JournalObject::Schemata { path } => path.parent().and_then(Path::parent),

@@ -1,13 +1,14 @@
-//! Putting a host back: the one way, used at exit, by the guardian, by the next start and by `cachemate restore`.
+//! Restoration of a host: the one procedure, used at exit, by the guardian, by the next start and by `cachemate
+//! restore`.
 //!
-//! Problem: threads may be gone or their ids reused; threads and children born meanwhile have inherited what we set;
-//! others may have changed things since, and their wish counts more than our memory of the original.
-//! Method: thaw first, so that nobody stays frozen whatever fails later, and give groups their CPUs back, as a thread's
-//! affinity cannot reach beyond them; then affinity and nice values, memberships,
-//! files, and last our own directories, deepest first, their members moved to the parent. An object is put back only
-//! if it still is as we set it. Threads that are in no journal but belong to a journalled process, or descend from
-//! one, and carry a mask of ours get the original of their ancestor.
-//! Properties: idempotent; never stops at a failure; says of every object what became of it.
+//! Problem: threads may have exited or their ids been reused; threads and children born meanwhile have inherited our
+//! settings; other processes may have changed objects since, and their changes take precedence over the recorded
+//! originals. Method: thaw first, so that no task stays frozen whatever fails later, and restore the CPUs of groups,
+//! because a thread's affinity cannot reach beyond them; then affinity and nice values, memberships, files, and last
+//! our own directories, deepest first, with their members moved to the parent. An object is restored only if it still
+//! has the state that we set. Threads that are in no journal but belong to a journaled process, or descend from one,
+//! and carry a mask of ours get the original of their ancestor. Properties: idempotent; never stops at a failure;
+//! reports the outcome for every object.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -23,7 +24,7 @@ use crate::safety::object_state::{in_words, is_cpuset, read_state, write_state};
 /// The longest that a restore waits for resctrl's lock.
 const RESCTRL_PATIENCE: Duration = Duration::from_secs(2);
 
-/// What became of one object.
+/// Outcome for one object.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum RestoreOutcome {
     /// It was as we had set it, and is now as it was before.
@@ -32,25 +33,25 @@ pub enum RestoreOutcome {
     Unchanged,
     /// The thread or file no longer exists.
     Gone,
-    /// Somebody else changed it since: left alone. What it is now, in words.
+    /// Another process has changed it since, so it is left alone; with its present state.
     ChangedByOther(String),
-    /// It could not be read or not be set: why, in words. It stays worth another try.
+    /// It could not be read or set, with the reason. Another try may succeed.
     Failed(String),
 }
 
 /// One line of the account.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RestoredObject {
-    /// What the journal named, or what inherited from it.
+    /// The object that the journal names, or one that inherited from it.
     pub object: JournalObject,
-    /// What became of it.
+    /// Its outcome.
     pub outcome: RestoreOutcome,
 }
 
 /// Puts everything back. Objects that failed stay worth another try; all others are done with.
 pub fn restore(kernel: &dyn Kernel, held: &BTreeMap<JournalObject, JournalEntry>) -> Vec<RestoredObject> {
     let mut account = Vec::new();
-    // Whoever keeps resctrl's lock for longer than this does not keep a host from being put back.
+    // If another process holds resctrl's lock for longer than this, the host is restored all the same.
     let _lock = held.keys().find_map(resctrl_of).map(|mount| kernel.lock_dir(mount, RESCTRL_PATIENCE));
     for stage in 0..6 {
         let mut objects: Vec<_> = held.iter().filter(|(object, _)| stage_of(object) == stage).collect();
@@ -67,8 +68,8 @@ pub fn restore(kernel: &dyn Kernel, held: &BTreeMap<JournalObject, JournalEntry>
     account
 }
 
-/// An inheritor that has not been put back yet may bear another one meanwhile, and one that is being born has its mask already
-/// but cannot be seen yet: until two passes, a while apart, find none.
+/// A thread that inherited a mask may create another one before it is restored, and one that is being created has its
+/// mask already but is not yet visible: passes are repeated until two of them, a while apart, find none.
 fn restore_inherited_until_stable(
     kernel: &dyn Kernel,
     held: &BTreeMap<JournalObject, JournalEntry>,
@@ -79,7 +80,7 @@ fn restore_inherited_until_stable(
     let mut clean_passes = 0;
     for _ in 0..PASSES_AT_MOST {
         let inheritors = restore_inherited(kernel, held);
-        // What failed is tried again by every pass: the last one tells.
+        // A failure is retried by every pass; the last one counts.
         account.retain(|inheritor: &RestoredObject| !matches!(inheritor.outcome, RestoreOutcome::Failed(_)));
         let clean = inheritors.iter().all(|inheritor| inheritor.outcome != RestoreOutcome::Restored);
         account.extend(inheritors);
@@ -111,8 +112,8 @@ fn is_freezer(path: &Path) -> bool {
     path.file_name().is_some_and(|name| name == "freezer.state" || name == "cgroup.freeze")
 }
 
-/// A thread that is just ending, or just being moved, is "no such process" to a call although it still stands in `/proc`: it is
-/// asked again, and one that lives on has not been put back.
+/// A thread that is exiting or being moved is "no such process" to a call although `/proc` still lists it. It is
+/// checked again, and one that lives on counts as not restored.
 fn restore_object(kernel: &dyn Kernel, object: &JournalObject, held: &JournalEntry) -> RestoreOutcome {
     const TRIES: u32 = 5;
     const BETWEEN_TRIES: Duration = Duration::from_millis(4);
@@ -128,8 +129,8 @@ fn restore_object(kernel: &dyn Kernel, object: &JournalObject, held: &JournalEnt
     }
 }
 
-/// Did the kernel call a thread gone that is there, or of which nobody can tell? (A group or file that is not there is gone
-/// whoever lives.)
+/// Did the kernel report a thread as gone that exists, or whose existence is unknown? (A group or file that is
+/// missing is gone whether or not threads live.)
 fn still_exists(kernel: &dyn Kernel, object: &JournalObject, error: &io::Error) -> bool {
     let lives = |thread| kernel.alive(thread).unwrap_or(true);
     error.raw_os_error() == Some(libc::ESRCH) && object.thread().is_none_or(lives)
@@ -166,8 +167,8 @@ pub(crate) fn spans_cpuset(kernel: &dyn Kernel, object: &JournalObject, now: &Ob
     Ok(effective_cpus(kernel, thread.tid)?.as_ref() == Some(now))
 }
 
-/// Is it as we set it? The kernel clips a mask to the thread's cpuset: what is left of ours within that is ours, and any other
-/// part of it is somebody else's choice.
+/// Has it the state that we set? The kernel clips a mask to the thread's cpuset: the rest of our mask within that is
+/// ours, and any other subset was set by another process.
 fn is_our_value(
     kernel: &dyn Kernel,
     object: &JournalObject,
@@ -187,8 +188,8 @@ fn is_our_value(
     Ok(ours.iter().any(clipped))
 }
 
-/// Puts the original back. A mask that was as wide as the thread's cpuset is set to all CPUs, of which the kernel leaves what
-/// the cpuset has: put back by name it would stay as it is when the cpuset is widened.
+/// Restores the original. A mask that was as wide as the thread's cpuset is set to all CPUs, and the kernel clips it
+/// to the cpuset: restored by its CPU numbers, it would not grow when the cpuset is widened.
 ///
 /// # Errors
 /// As for [`write_state`].
@@ -212,11 +213,12 @@ fn resctrl_of(object: &JournalObject) -> Option<&Path> {
     }
 }
 
-/// What was changed of a process that lives, of any of its threads: the object, and its first original with all that we set.
+/// Changed objects of a live process, over all its threads: each object, and its first original with all states that
+/// we set.
 type InheritedObjects<'a> = BTreeMap<i32, Vec<(&'a JournalObject, JournalEntry)>>;
 
-/// By process: every inherited property, with the process's first original of it and all that we set it to. Of whom nobody can
-/// tell whether he lives stands in the account.
+/// By process: every inherited property, with the process's first original of it and all states that we set.
+/// Processes whose existence is unknown are entered in the account.
 fn inherited_by_process<'a>(
     kernel: &dyn Kernel,
     held: &'a BTreeMap<JournalObject, JournalEntry>,
@@ -246,7 +248,7 @@ fn inherited_by_process<'a>(
     estates
 }
 
-/// Who inherited an object could not be looked up.
+/// The threads that inherited an object could not be looked up.
 fn unknown_children(of: &JournalObject, error: &io::Error) -> RestoredObject {
     let outcome =
         RestoreOutcome::Failed(format!("threads and children that may have inherited it cannot be seen: {error}"));
@@ -311,7 +313,8 @@ fn threads_of(kernel: &dyn Kernel, pid: i32) -> io::Result<Vec<ThreadKey>> {
     Ok(threads)
 }
 
-/// An inheritor is put back only if it was born since and carries exactly what we set: its own choice is left alone.
+/// A thread that inherited is restored only if it was created since and has exactly the state that we set; a state of
+/// its own choice is left alone.
 pub(crate) fn restore_if_inherited(
     kernel: &dyn Kernel,
     object: JournalObject,

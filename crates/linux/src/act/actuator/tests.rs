@@ -37,7 +37,8 @@ fn masks(host: &FakeHost) -> Vec<String> {
     host.threads.borrow().values().map(|thread| thread.cpus.to_string()).collect()
 }
 
-/// Is a plan the whole state: what the next one does not mention goes back to how it was, and again is no change?
+/// Is a plan the whole state: is a property that the next plan does not mention restored, and is the same plan again
+/// no change?
 #[test]
 fn a_plan_is_the_whole_state() {
     let dir = tempfile::tempdir().unwrap();
@@ -55,7 +56,7 @@ fn a_plan_is_the_whole_state() {
     assert!(!dir.path().join(Journal::FILE_NAME).exists());
 }
 
-/// Whatever change fails, with whatever error: is it reported, the rest done, and everything restorable?
+/// If any change fails with any error: is it reported, are the others made, and can everything be restored?
 #[test]
 fn a_failing_change_is_reported_and_the_rest_is_done() {
     for errno in [libc::EPERM, libc::ESRCH, libc::EBUSY, libc::ENOSPC, libc::EINVAL] {
@@ -87,7 +88,7 @@ fn no_guardian_or_no_journal_no_change() {
     assert_eq!((made.refused.len(), host.changes.get()), (1, 0));
 }
 
-/// When somebody else changes a mask of ours: is it noticed?
+/// If another process changes a mask that cachemate set: is it noticed?
 #[test]
 fn others_changes_are_noticed() {
     let dir = tempfile::tempdir().unwrap();
@@ -150,8 +151,8 @@ fn children_do_not_keep_what_is_not_theirs() {
     assert_eq!(masks(&host), ["0-3", "0-3", "0-3"]);
 }
 
-/// A guardian that took this process for hung: is nothing changed until that was noted, what was under way put back, and
-/// then armed anew?
+/// A guardian that took this process for hung: is nothing changed until that was noted, the interrupted change
+/// restored, and a new guardian armed?
 #[test]
 fn a_fenced_actuator_changes_nothing_before_it_has_armed_again() {
     let dir = tempfile::tempdir().unwrap();
@@ -212,7 +213,7 @@ fn what_the_plan_drops_follows_its_cpuset_again() {
     assert_eq!(masks(&host), ["0-7"]);
 }
 
-/// Is a thread that is managed no longer put back alone, and nobody else?
+/// Is a thread that is no longer managed restored, and no other?
 #[test]
 fn released_threads_are_put_back_alone() {
     let dir = tempfile::tempdir().unwrap();

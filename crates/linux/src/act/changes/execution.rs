@@ -31,18 +31,18 @@ impl<K: Kernel> KernelLender for Arc<Mutex<K>> {
     }
 }
 
-/// Who lets gangs take turns.
+/// Starts and stops gang schedules.
 pub(crate) trait GangController {
     fn start(&mut self, schedule: &GangSchedule, rotation: ThreadRotation) -> io::Result<()>;
-    /// Returns when everybody has the policy that he had.
+    /// Returns when every member has its original policy.
     fn stop(&mut self, schedule: &GangSchedule);
-    /// What was started and stopped since the last time is in force at once when this returns, where it was not before.
+    /// When this returns, all starts and stops since the last call are in force.
     fn commit_gangs(&mut self) -> io::Result<()> {
         Ok(())
     }
 }
 
-/// What a list is made with.
+/// Everything that the execution of a list of changes needs.
 pub(crate) struct ApplyContext<'a, L> {
     pub kernel: &'a L,
     pub actuator: &'a mut Actuator,
@@ -61,7 +61,7 @@ pub(crate) struct Execution<'a, L> {
 }
 
 impl<'a, L: KernelLender> Execution<'a, L> {
-    /// Makes the list. Refusals are told line by line of the plan; what does not depend on them goes on.
+    /// Executes the list. Each refused line of the plan is reported; changes that do not depend on it are still made.
     pub fn run(host: ApplyContext<'a, L>, reading: &'a HostSnapshot, list: &'a [Change]) -> ApplyReport {
         let held = reading.objects.iter().map(|(object, (_, state))| (object.clone(), state.clone())).collect();
         let overridden = reading.overridden(host.actuator);
@@ -93,7 +93,7 @@ impl<'a, L: KernelLender> Execution<'a, L> {
         self.made.refused.extend(lines);
     }
 
-    /// Gangs of this list go into force; where they do not, the lines that ask for them are told so.
+    /// Puts the gangs of this list in force; if that fails, the lines of the plan that ask for them are refused.
     fn commit_gangs(&mut self) {
         let Err(error) = self.host.gangs.commit_gangs() else { return };
         let started = self.list.iter().filter(|change| matches!(change.kind, ChangeKind::StartGangs { .. }));
@@ -212,7 +212,7 @@ fn entries(
     let mut entries = Vec::new();
     for step in &steps {
         match actuator.read_current(kernel, &step.object, &step.state) {
-            // Who is gone meanwhile cannot be changed by others: by a gang's turn, or with his group.
+            // A thread or group that is gone cannot have been changed by another process.
             Err(error) if !step.write && is_gone(&error) => {}
             entry => entries.push(entry?),
         }

@@ -13,7 +13,7 @@ use crate::act::resctrl::WayController;
 use crate::kernel::Kernel;
 use crate::sense::tasks::TaskTable;
 
-/// A made-up host is nobody else's: it is lent as it is.
+/// A fake host has one user only, so it is lent as it is.
 impl KernelLender for crate::fake_tests::FakeHost {
     fn with_kernel<T>(&self, with: impl FnOnce(&dyn Kernel) -> T) -> T {
         with(self)
@@ -30,7 +30,7 @@ impl KernelLender for crate::kernel::LinuxHost {
     }
 }
 
-/// Schedules that nobody runs.
+/// Schedules that are recorded and never run.
 #[derive(Default)]
 pub(crate) struct RecordedGangs(pub Vec<GangSchedule>);
 
@@ -50,7 +50,7 @@ pub(crate) fn topology() -> Topology {
     Topology { cpus: (0..4).map(cpu).collect(), ..Topology::default() }
 }
 
-/// What a plan is carried out with.
+/// Everything that applying a plan needs.
 pub(crate) struct ApplyFixture<'a, L> {
     pub host: &'a L,
     pub actuator: &'a mut Actuator,
@@ -85,7 +85,7 @@ impl<L: KernelLender> ApplyFixture<'_, L> {
     }
 }
 
-/// A host of which nothing is said.
+/// Capabilities of a host without any ability.
 pub(crate) fn capabilities() -> Capabilities {
     Capabilities { abilities: Default::default(), partitions: Vec::new(), min_window_ns: 1, min_slice_ns: None }
 }

@@ -1,4 +1,5 @@
-//! A list of changes on this host: what is read before, what each change is in files and calls, and how the list is made.
+//! A list of changes on this host: the state that is read first, each change as files and system calls, and its
+//! execution.
 //!
 //! [`HostSnapshot`] is the host's state, thing by thing; `cachemate_core::changes` compares it with the plan. [`Execution`] makes
 //! the list: originals first, as one synced batch of the journal as far as they can be read, then each change, read back.

@@ -1,4 +1,4 @@
-//! What a change is on this host: objects of the journal, and what they are to become.
+//! Changes of this host: objects of the journal and their desired states.
 
 use std::io;
 
@@ -99,7 +99,7 @@ pub(super) fn steps(
             let known = members.filter_map(|task| reading.threads.get(&task));
             let mut steps = Vec::new();
             for thread in known {
-                // Who is gone meanwhile has no turn, and his gang goes on.
+                // A thread that has exited has no turn; the rest of its gang continues.
                 let Some(now) = if_exists(kernel.scheduling(thread.key.tid))? else { continue };
                 let object = JournalObject::Policy { pid: thread.pid, thread: thread.key };
                 if reading.by_scheduler {

@@ -1,4 +1,4 @@
-//! What holds on this host, as far as a plan speaks of it or we have changed it.
+//! State of this host, as far as a plan mentions it or cachemate has changed it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -43,7 +43,7 @@ pub(crate) struct HostSnapshot {
     pub confined: Vec<CpusetGroup>,
     /// As found, with the line of the plan that it concerns.
     pub objects: BTreeMap<JournalObject, (PlanItem, ObjectState)>,
-    /// What could not be read.
+    /// Lines of the plan whose objects could not be read.
     pub refused: Vec<RefusedItem>,
     pub threads: BTreeMap<TaskId, ThreadTarget>,
     pub group_files: BTreeMap<String, PathBuf>,
@@ -55,7 +55,7 @@ pub(crate) struct HostSnapshot {
     pub by_scheduler: bool,
 }
 
-/// What the machine remembers of earlier lists.
+/// The machine's memory of earlier lists.
 pub(crate) struct AppliedHistory<'a> {
     pub actuator: &'a Actuator,
     /// The weight that a nice value of ours stands for.
@@ -124,7 +124,7 @@ impl HostSnapshot {
         reading
     }
 
-    /// An object's state; where it cannot be read that is told of `item`.
+    /// Records an object's state; if it cannot be read, `item` is refused.
     fn record(
         &mut self,
         kernel: &dyn Kernel,
@@ -144,7 +144,7 @@ impl HostSnapshot {
         }
     }
 
-    /// `None` where nobody asks for it and nobody ever did.
+    /// `None` if neither this plan nor an earlier one sets it.
     fn affinity(
         &mut self,
         kernel: &dyn Kernel,
@@ -244,8 +244,8 @@ impl HostSnapshot {
         }
     }
 
-    /// Why a task cannot take turns; who is gone meanwhile is found to be so by whoever changes him. Whom the gang scheduler has
-    /// for us can do what he could before.
+    /// The reason why a task cannot take turns. A task that has exited is found to be so by the change itself; a task
+    /// that the gang scheduler already runs for this daemon can take turns as before.
     fn cannot_wait(&self, kernel: &dyn Kernel, task: &ManagedThread) -> Option<String> {
         let object = JournalObject::Policy { pid: task.pid, thread: task.thread };
         let original = || self.originals.get(&object).and_then(ObjectState::scheduling);
@@ -265,7 +265,7 @@ impl HostSnapshot {
         self.state.tasks.iter_mut().find(|state| state.task == task)
     }
 
-    /// What somebody else has changed since it was left: the lines of the plan that it concerns.
+    /// Lines of the plan whose objects another process has changed since cachemate set them.
     pub fn overridden(&self, actuator: &Actuator) -> Vec<PlanItem> {
         let theirs = |(object, (_, now)): &(&JournalObject, &(PlanItem, ObjectState))| {
             actuator.last(object).is_some_and(|last| last != now)

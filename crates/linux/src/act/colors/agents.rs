@@ -28,7 +28,7 @@ fn session_folder(base: &Path, launcher: u32, session: u32) -> PathBuf {
 pub fn make_session(base: &Path, launcher: u32, session: u32, library: &[u8]) -> Result<PathBuf, ColorError> {
     let folder = session_folder(base, launcher, session);
     let make = || {
-        // The library is preloaded by its path: nobody else may have a hand in any part of it.
+        // The library is preloaded by its path, so no other user may be able to change any part of the path.
         let trusted = TrustedDir::open(base)?;
         if folder.symlink_metadata().is_ok() {
             fs::remove_dir_all(&folder)?; // of a process that had this number before
@@ -47,7 +47,7 @@ pub fn make_session(base: &Path, launcher: u32, session: u32, library: &[u8]) ->
 /// Name of the preloaded library.
 pub const LIBRARY: &str = "libcachemate_color.so";
 
-/// Removes the folders of sessions of which nobody lives any more.
+/// Removes the directories of sessions without a live process.
 pub fn tidy(kernel: &dyn Kernel, base: &Path) {
     for name in kernel.list(base).unwrap_or_default() {
         let launcher = name.strip_prefix('s').and_then(|rest| rest.split('-').next()?.parse::<i32>().ok());
@@ -55,7 +55,7 @@ pub fn tidy(kernel: &dyn Kernel, base: &Path) {
         let folder = base.join(&name);
         let lives = |pid: i32| kernel.stat(pid).is_ok();
         if !lives(launcher) && !processes(kernel, &folder).into_iter().any(lives) {
-            // What cannot be removed is in nobody's way.
+            // A directory that cannot be removed does no harm.
             let _ = fs::remove_dir_all(&folder);
         }
     }
@@ -94,7 +94,7 @@ pub fn target_text(mask: u64, all: bool) -> String {
     String::from_utf8_lossy(&format_target(mask, all)).trim_end().to_string()
 }
 
-/// What an agent says of itself.
+/// An agent's report on its own work.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct AgentReport {
     /// Its figures by name (docs/colors.md), or why it could not start.
@@ -148,8 +148,8 @@ impl AgentReport {
     }
 }
 
-/// Resident frames of a process by the kernel's page map and the ledger: seen from outside, the agent asked only for its own
-/// memory: where it lies, and how many frames it holds there.
+/// Resident frames of a process by the kernel's page map and the ledger, read from outside. The agent reports only
+/// the address of its own memory and the number of frames that it holds there.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct ResidentPages {
     /// Heap, anonymous mappings and stacks in frames of allowed colors.
@@ -160,7 +160,7 @@ pub struct ResidentPages {
     pub other_pages: u64,
     /// Pages of no known color.
     pub unknown_pages: u64,
-    /// Anonymous memory that nobody colors: zeroed data of libraries, what the dynamic linker made.
+    /// Anonymous memory that is not colored: zeroed data of libraries and allocations of the dynamic linker.
     #[serde(alias = "left_out_pages")]
     pub excluded_pages: u64,
     /// The process's own copies of files' pages: data that was relocated or written. The kernel moves frames between
@@ -168,12 +168,12 @@ pub struct ResidentPages {
     pub copied_pages: u64,
     /// Frames that the agent holds.
     pub held_pages: u64,
-    /// Files' pages: the page cache's, which nobody colors.
+    /// Pages of files: they belong to the page cache and are not colored.
     pub file_pages: u64,
 }
 
 impl ResidentPages {
-    /// Pages of anonymous mappings, those that nobody colors included.
+    /// Pages of anonymous mappings, including those that are not colored.
     pub fn anonymous_pages(&self) -> u64 {
         self.allowed_pages + self.other_pages + self.unknown_pages + self.excluded_pages
     }

@@ -1,8 +1,8 @@
-//! What a set of frames really holds: a pointer chase over it, and the knee in its curve.
+//! Capacity of a set of frames, measured: a pointer chase over it, and the knee in its curve.
 //!
-//! A wrong threshold between hit and miss gives classes that are stable and color nothing. So no class is believed before a
-//! chase over the frames of k colors has become slow where k colors' share of the cache ends, while a chase over as many
-//! frames of all colors has not.
+//! A wrong threshold between hit and miss yields classes that are stable but color nothing. Therefore a class is
+//! accepted only after a chase over the frames of k colors has become slow beyond k colors' share of the cache, while
+//! a chase over as many frames of all colors has not.
 
 use std::time::Instant;
 
@@ -18,7 +18,7 @@ const STEPS_AT_LEAST: usize = 20_000;
 /// Nanoseconds for one load of a chase that visits every line of these pages once a round, in an order drawn by `draw`.
 ///
 /// # Safety
-/// The pages are mapped, writable and nobody else's.
+/// The pages are mapped, writable and exclusively the caller's.
 pub unsafe fn load_ns(pages: &[*mut u8], draw: &mut DiscoveryRng) -> f64 {
     let mut lines: Vec<*mut u8> = Vec::with_capacity(pages.len() * PAGE_BYTES / LINE_BYTES);
     for &page in pages {

@@ -1,11 +1,12 @@
-//! Finding this host's colors by time, and proving that they are ones.
+//! Discovery of this host's colors by timing, and their proof.
 //!
-//! Problem: a virtual machine's frame numbers say nothing about the sets that a frame falls on, and on a shared host every
-//! timing may be disturbed. Method: calibrate a hit (a line that was pushed out of the first level only) against a miss;
-//! group pages by eviction ([`super::grouping`]); accept exactly as many classes as the cache's geometry allows; keep frames
-//! of each ([`super::reference_set`]); classify more pages against them; and believe nothing before a chase over one color's frames
-//! was slow where one color's share of the cache ends. Frame numbers are tried as well, and it is said what came of it.
-//! Properties: bounded in time, retried, and refused with the reason of every try.
+//! Problem: a virtual machine's frame numbers say nothing about the sets that a frame falls on, and on a shared host
+//! every timing may be disturbed. Method: calibrate a hit (a line that was pushed out of the first level only)
+//! against a miss; group pages by eviction ([`super::grouping`]); accept exactly as many classes as the cache's
+//! geometry allows; keep frames of each ([`super::reference_set`]); classify more pages against them; accept the
+//! classes only if a chase over one color's frames becomes slow beyond one color's share of the cache. Frame numbers
+//! are tried as well, and the result is reported. Properties: bounded in time, retried, and a refusal names the
+//! reason of every try.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -30,13 +31,13 @@ const CALIBRATIONS: usize = 101;
 /// Pages that may fit no color in a discovery that is accepted.
 const NONE_AT_MOST: f64 = 0.10;
 
-/// Frames that are told apart between two looks at the time.
+/// Frames that are classified between two reads of the clock.
 const AT_ONCE: usize = 1024;
 
-/// What disturbed one try may be over by the next.
+/// A disturbance of one try may be over by the next.
 const BETWEEN_TRIES: Duration = Duration::from_millis(500);
 
-/// What a discovery is told.
+/// Options of a discovery.
 pub struct DiscoveryOptions<'a> {
     /// The folder of colors: [`reference_set::BASE`] on a live host.
     pub base: &'a Path,
@@ -52,7 +53,7 @@ pub struct DiscoveryOptions<'a> {
     pub stop: &'a dyn Fn() -> bool,
 }
 
-/// The cache whose sets are told apart, by the kernel's word.
+/// The cache whose sets define the colors, as the kernel describes it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TargetCache {
     /// L2: the first level is too small to tell pages apart.
@@ -314,8 +315,8 @@ fn compare(
     points
 }
 
-/// Does one color also confine a program in the last level? Only sizes that the last level holds now, shared with whoever
-/// else is on it, tell: there a program confined to one color's share would be slow, and one that is not would not.
+/// Does one color also confine a program in the last level? Only sizes that fit the last level now, beside its other
+/// users, can show it: there a program that is confined to one color's share is slow, and an unconfined one is not.
 fn last_level(
     target: &TargetCache,
     bytes: u64,
@@ -391,7 +392,7 @@ mod tests {
         assert_eq!(refusal(&reasons[..1], Duration::from_secs(5)), "1 tries in 5 s, all refused: reason 0");
     }
 
-    /// Are frame numbers believed only where they tell nine pages of ten?
+    /// Are frame numbers used only if they predict the color of nine pages of ten?
     #[test]
     fn frame_numbers_are_believed_only_where_they_tell() {
         let frames: Vec<Option<u64>> = (0..320).map(Some).collect();

@@ -33,14 +33,14 @@ pub struct EvictionClasses {
     pub merged: usize,
 }
 
-/// What the search must know.
+/// Parameters of the search.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct GroupingParameters {
     /// Ways of the cache: a class needs more members than this.
     pub ways: usize,
     /// It ends there: more classes than this are a sign of noise, found by the caller's check.
     pub classes_at_most: usize,
-    /// Frames that a class is told by from then on.
+    /// Frames that represent a class from then on.
     pub per_class: usize,
 }
 
@@ -58,14 +58,16 @@ pub fn group(test: &mut impl EvictionOracle, items: &[usize], search: &GroupingP
         && !test.is_exhausted()
     {
         let target = left.remove(0);
-        // From all, not from those that are left: what is left over from a few colors only would keep a set's worth of each.
+        // The core is taken from all frames, not from the remaining ones: a rest of only a few colors would keep a
+        // set's worth of each.
         let Some(core) = minimal(test, target, items, search.ways) else {
             grouped.left_over.push(target);
             fruitless += 1;
             continue;
         };
-        // The core also holds strangers; those whom it pushes out are nearly all of one kind, and tell better than it. The
-        // target goes with it: the core may have no more than a set's worth, and a member of it is asked without itself.
+        // The core may also hold frames of other colors; the frames that it evicts are nearly all of one color and
+        // represent the class better. The target is among them: the core may have no more than a set's worth of
+        // frames, so a member of the core is tested without itself.
         let mut class_seed = vec![target];
         let around: Vec<usize> = core.into_iter().chain([target]).collect();
         class_seed.extend(belonging(test, &left, &around).into_iter().take(search.per_class));
@@ -88,8 +90,9 @@ pub fn group(test: &mut impl EvictionOracle, items: &[usize], search: &GroupingP
     grouped
 }
 
-/// Where replacement is far from LRU no small set may push a class's lines out surely, and then it is found by what is left when
-/// all others are: if that is of one kind, it pushes itself out. If it is of several, [`split_large`] tells them apart.
+/// If replacement is far from LRU, no small set evicts a class's lines reliably. The class is then found as the rest
+/// after all others are grouped: if the rest has one color, it evicts itself; if it has several, [`split_large`]
+/// separates them.
 fn group_remaining(test: &mut impl EvictionOracle, grouped: &mut EvictionClasses, search: &GroupingParameters) {
     let class = belonging(test, &grouped.left_over, &grouped.left_over);
     if class.len() > search.ways + 1 && !test.is_exhausted() {
@@ -124,7 +127,7 @@ fn minimal(test: &mut impl EvictionOracle, target: usize, from: &[usize], ways: 
     (set.len() <= 8 * ways).then_some(set)
 }
 
-/// Those of `items` whom the others of `set` push out.
+/// Members of `items` that the rest of `set` evicts.
 fn belonging(test: &mut impl EvictionOracle, items: &[usize], set: &[usize]) -> Vec<usize> {
     let mut others = Vec::with_capacity(set.len());
     let mut belongs = |item: usize| {
@@ -258,7 +261,7 @@ mod tests {
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(24))]
-        /// Where every answer is right: are the classes exactly the colors, whatever the cache?
+        /// If every test result is correct: are the classes exactly the colors, for any cache?
         #[test]
         fn true_answers_give_the_true_classes(power in 1u32..5, ways in 4usize..12, seed: u64) {
             let colors = 1usize << power;

@@ -1,4 +1,4 @@
-//! The map file: what colors this host has, what they cover, and which frames have which (docs/colors.md).
+//! The map file: this host's colors, the caches that they divide, and the color of each known frame (docs/colors.md).
 
 use std::path::Path;
 
@@ -17,13 +17,13 @@ pub const PFN_BITS_ARE_SHAM: &str =
 /// [`ColorMap::frame_numbers`] where frame numbers cannot be seen.
 pub const PFN_UNKNOWN: &str = "not visible to this user (needs CAP_SYS_ADMIN)";
 
-/// What colors confine in one cache, and how that was seen.
+/// Whether colors confine programs in one cache, with the evidence.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct ColorCoverage {
     /// One color's share, were the cache divided evenly.
     pub share_bytes: u64,
-    /// True = a chase over one color's frames is slow beyond its share of what the cache holds. `None` = not told: too few
-    /// frames of one color, or the cache holds nothing of that size for anybody now.
+    /// True = a chase over one color's frames is slow beyond its share of the cache. `None` = undecided: there are
+    /// too few frames of one color, or the cache currently has no room for such a size.
     #[serde(alias = "confines")]
     pub is_partitioned: Option<bool>,
     /// The smallest size from which on the color's frames are slower; `None` = no size that was tried.
@@ -49,7 +49,7 @@ pub struct FrameRun {
     pub colors: String,
 }
 
-/// What a discovery has found.
+/// Result of a discovery.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct ColorMap {
     /// [`ColorMap::FORMAT`].
@@ -63,7 +63,7 @@ pub struct ColorMap {
     pub colors: u32,
     /// Bytes of one frame.
     pub page_bytes: u32,
-    /// Level of the private cache whose sets are told apart.
+    /// Level of the private cache whose sets define the colors.
     pub level: CacheLevel,
     /// Size of that cache, as the kernel tells it.
     pub cache_bytes: u64,
@@ -80,7 +80,7 @@ pub struct ColorMap {
     /// Pages among them that fit no color.
     #[serde(alias = "pages_none")]
     pub pages_unclassified: u64,
-    /// What colors confine in the private cache.
+    /// Whether colors confine programs in the private cache.
     pub private: ColorCoverage,
     /// `None` = the kernel describes no last level of known size behind the private cache.
     pub last_level: Option<ColorCoverage>,

@@ -14,9 +14,9 @@ const PAGES: usize = 256;
 /// Why pages cannot be moved here, and what would help.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct MigrationUnavailable {
-    /// The reason, in words.
+    /// The reason, as a sentence.
     pub why: String,
-    /// What would help, in words.
+    /// The remedy, as a sentence.
     pub remedy: String,
 }
 
@@ -24,10 +24,10 @@ fn unusable<T>(why: impl Into<String>, remedy: &str) -> Result<T, MigrationUnava
     Err(MigrationUnavailable { why: why.into(), remedy: remedy.to_string() })
 }
 
-/// As [`page_ns`], for whoever colors programs himself: he must also be told which frames they have.
+/// As [`page_ns`], for callers that color programs themselves and so must also read the frames of pages.
 ///
 /// # Errors
-/// What is missing, and what would help.
+/// The missing prerequisite, with its remedy.
 pub fn page_ns_with_frames() -> Result<f64, MigrationUnavailable> {
     let memory =
         |error: io::Error| MigrationUnavailable { why: format!("memory: {error}"), remedy: "more memory".into() };
@@ -67,7 +67,7 @@ pub fn page_ns() -> Result<f64, MigrationUnavailable> {
     let bytes = (PAGES * PAGE_BYTES) as u64;
     let registered = fault::register(file, program.page(0) as u64, bytes) >= 0
         && fault::register(file, aside.page(0) as u64, PAGE_BYTES as u64) >= 0;
-    // SAFETY: the pool's page; the destination of a move must be absent, and nobody reads it.
+    // SAFETY: the pool's page; the destination of a move must be absent, and it has no reader.
     unsafe { libc::madvise(aside.page(0).cast(), PAGE_BYTES, libc::MADV_DONTNEED) };
     if !registered {
         return unusable("memory cannot be registered with userfaultfd", "a kernel with CONFIG_USERFAULTFD");

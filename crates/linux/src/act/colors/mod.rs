@@ -26,12 +26,13 @@ pub enum ColorError {
     /// A file of the folder of colors, or memory for frames, cannot be had.
     #[error("{path}: {source}")]
     Io {
-        /// What it concerns.
+        /// The file or folder concerned.
         path: PathBuf,
         /// As the kernel says.
         source: io::Error,
     },
-    /// Nothing that can be divided, told by time or seen: a further try does not help. In words.
+    /// The host has no cache that colors can divide, or timing cannot show it; a further try does not help. The
+    /// reason, as a sentence.
     #[error("pages have no colors here: {0}")]
     NoColors(String),
     /// A quieter moment may do.
@@ -59,10 +60,11 @@ pub fn boot_id() -> String {
     std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_string()
 }
 
-/// Caches that colors divide here, by a discovery of this boot; or why there is none. `move_page_ns` is measured now.
+/// Caches that colors divide on this host, by a discovery since its boot; otherwise the reason why there is none.
+/// `move_page_ns` is measured at once.
 ///
 /// # Errors
-/// In words, with what would help.
+/// The reason, with its remedy.
 pub fn partitions(topology: &Topology) -> Result<Vec<(CacheId, PartitionSupport)>, migration::MigrationUnavailable> {
     let unusable = |why: String, remedy: &str| migration::MigrationUnavailable { why, remedy: remedy.to_string() };
     let discover = "cachemate page-color discover";
@@ -92,7 +94,7 @@ pub fn partitions(topology: &Topology) -> Result<Vec<(CacheId, PartitionSupport)
         .collect())
 }
 
-/// What [`partitions`] found, for people.
+/// The result of [`partitions`] as a sentence.
 pub fn in_words(divided: &[(CacheId, PartitionSupport)]) -> String {
     let of = |(_, partition): &(CacheId, PartitionSupport)| match partition {
         PartitionSupport::Colors { colors, page_migration_ns: move_page_ns, .. } => Some((*colors, *move_page_ns)),

@@ -1,4 +1,4 @@
-//! Memory whose frames are told apart by time.
+//! Memory whose frames are classified by timing.
 
 use std::fs::File;
 use std::io;
@@ -24,7 +24,7 @@ impl Pool {
     pub fn new(pages: usize) -> io::Result<Self> {
         let bytes = pages * PAGE_BYTES;
         let (prot, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-        // SAFETY: a fresh mapping that nobody else knows of.
+        // SAFETY: a fresh mapping without any other reference.
         let start = unsafe { libc::mmap(std::ptr::null_mut(), bytes, prot, flags | libc::MAP_NORESERVE, -1, 0) };
         if start == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
@@ -129,7 +129,7 @@ impl EvictionOracle for TimedOracle<'_> {
     }
 }
 
-/// Orders and samples of a discovery; seeded, so that a discovery can be told by its seed.
+/// Orders and samples of a discovery; seeded, so that a discovery can be repeated.
 #[derive(Clone, Debug)]
 pub struct DiscoveryRng(SplitMix64);
 
@@ -139,7 +139,7 @@ impl DiscoveryRng {
         DiscoveryRng(SplitMix64::new(seed))
     }
 
-    /// A number below `bound` by remainder: what a seed has given stays as it is.
+    /// A number below `bound` by remainder, so that the sequence of a seed never changes.
     pub fn below(&mut self, bound: usize) -> usize {
         (self.0.next_u64() % bound.max(1) as u64) as usize
     }

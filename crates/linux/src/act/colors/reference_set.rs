@@ -1,10 +1,10 @@
 //! The folder with the frames that define this host's colors.
 //!
-//! Problem: the label of a color means something only as long as the frames that define it exist: two programs that are to
-//! be kept apart must be told the same labels. Method: some frames of each color are kept in a file in memory until the next
-//! boot (removing the folder gives them back), and every frame that is ever classified is classified against them. A
-//! ledger beside them remembers colors by frame number; what it says is proven by one timing before it is relied upon, as
-//! a host may back a frame anew once it was free (free page reporting).
+//! Problem: the label of a color means something only as long as the frames that define it exist: two programs that
+//! are to be separated must use the same labels. Method: some frames of each color are kept in a file in memory until
+//! the next boot (removing the folder frees them), and every frame that is ever classified is classified against
+//! them. A ledger beside them remembers colors by frame number; an entry is verified by one timing before it is used,
+//! as a host may back a frame anew once it was free (free page reporting).
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -22,10 +22,10 @@ use super::pool::TimedOracle;
 use super::trusted_dir::TrustedDir;
 use super::{ColorError, verification};
 
-/// Where the folder is: in memory, so that frames of the kit are frames.
+/// The folder's path: in memory, so that the reference set is a set of frames.
 pub const BASE: &str = "/dev/shm/cachemate-color";
-/// Frames of each color that the kit keeps for a cache of that many ways. Where replacement is not LRU, one frame more than
-/// ways pushes a line out in 1 of 50 tries, half as many again in half of them, twice as many in nearly as many as ever.
+/// Reference frames of each color for a cache of that many ways. If replacement is not LRU, one frame more than ways
+/// evicts a line in 1 of 50 tries, half as many again in half of them, and twice as many almost always.
 pub fn per_color(ways: usize) -> usize {
     2 * ways
 }
@@ -75,16 +75,16 @@ pub struct LoadedReferenceSet {
     pub kit: ReferenceSet,
     /// The discovery that made it: labels mean nothing across two.
     pub id: u64,
-    /// What hits and misses took when it was opened.
+    /// Times of hits and misses when it was opened.
     pub calibration: Calibration,
     _mapped: MappedFile,
 }
 
-/// Opens and proves the kit in `base`.
+/// Opens and verifies the reference set in `base`.
 ///
 /// # Errors
-/// There is none, it is of another version, hits and misses cannot be told apart now, or its frames are no longer of one
-/// color each (the host moved them).
+/// There is none, it is of another version, hits and misses cannot be distinguished now, or its frames are no longer
+/// of one color each (the host moved them).
 pub fn open(base: &Path) -> Result<LoadedReferenceSet, ColorError> {
     open_file(base, KIT)
 }
@@ -118,7 +118,7 @@ fn open_file(base: &Path, name: &str) -> Result<LoadedReferenceSet, ColorError> 
     Ok(open)
 }
 
-/// Opens the kit in `base` for whoever looks himself at what its frames do.
+/// Opens the reference set in `base` for callers that verify its frames themselves.
 ///
 /// # Errors
 /// There is none, or it is of another version.
@@ -215,9 +215,9 @@ pub fn make(base: &Path, ways: usize, id: u64, classes: &mut Classes<'_>) -> Res
     file.write_all_at(&head, 0).map_err(io)
 }
 
-/// The frames that tell colors are put to each other: each must be pushed out by those of its color and not by those of the
-/// next. Keeps the `per_color` of each color that did so most often, and none that did not nearly always; who goes is
-/// returned.
+/// Tests the reference frames against each other: each must be evicted by those of its color and not by those of the
+/// next. Keeps the `per_color` of each color that passed most often, and none that failed more than rarely; returns
+/// the removed frames.
 fn keep_best(test: &mut impl EvictionOracle, table: &mut [Vec<u32>], per_color: usize) -> Vec<usize> {
     const ROUNDS: usize = 4;
     let sets: Vec<Vec<usize>> =
@@ -275,7 +275,7 @@ impl Classes<'_> {
 
 const LEDGER: &str = "ledger";
 
-/// What is known of the host's frames: one byte each.
+/// Known colors of the host's frames: one byte each.
 #[derive(Debug)]
 pub struct FrameLedger {
     mapped: MappedFile,
@@ -309,7 +309,7 @@ impl FrameLedger {
         byte.checked_sub(1).map(u32::from)
     }
 
-    /// Keeps what was told of a frame; `None` = it fits no color, and what stood there is forgotten.
+    /// Records the color of a frame; `None` = it fits no color, and the earlier entry is erased.
     pub fn record(&self, frame: u64, color: Option<u32>) {
         if let Some(byte) = self.byte(frame) {
             byte.store(color.map_or(0, |color| color as u8 + 1), std::sync::atomic::Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! What holds of a plan's shares in colors.
+//! Shares of a plan in colors, as they are in force.
 //!
 //! Each change of colors is one write to a program's `wanted` file, with the original in the restore journal: the guardian
 //! puts colors back by writing the file. The agent moves the pages in its own time; until they are where they belong the
@@ -16,7 +16,7 @@ use crate::sense::tasks::ManagedThread;
 /// Share of the pages that may be elsewhere when recoloring counts as done: some belong to the kernel for a while.
 const DONE_BUT: f64 = 0.01;
 
-/// What agents had fallen back on when their share began.
+/// Counts of the agents' fallback frames at the beginning of each share.
 #[derive(Debug, Default)]
 pub struct ColorShares {
     fallen_before: BTreeMap<PathBuf, (u64, u64)>,
@@ -39,7 +39,7 @@ fn members(kernel: &dyn Kernel, share: &CacheShare, tasks: &[&ManagedThread]) ->
 }
 
 impl ColorShares {
-    /// What holds of the plan's shares in colors, and what is still under way.
+    /// The plan's shares in colors as they are in force, and those that are still in progress.
     pub fn read_back(
         &mut self,
         kernel: &dyn Kernel,

@@ -1,10 +1,11 @@
-//! The folder of colors, opened so that nobody else has a hand in what is done there.
+//! The directory of colors, opened so that no other user can influence its contents.
 //!
-//! Problem: `/dev/shm` is everybody's. Whoever comes first can make the folder, or a link of its name, and root would read,
-//! overwrite and preload what he has put there. Method: the folder counts only if it is a directory and no link, belongs to
-//! this process's user or to root, may be written by nobody else, and stands where nobody else can put another in its place.
-//! Whatever lies in it is reached from its descriptor along no link, and must be a plain file of the same owners.
-//! Properties: a folder or file that fails is an error that names it, what was found and what was expected.
+//! Problem: every user can write to `/dev/shm`. Another user can be the first to create the directory, or a link of
+//! its name, and root would then read, overwrite and preload files of that user. Method: the directory is accepted
+//! only if it is a directory and no link, belongs to this process's user or to root, is writable by no other user,
+//! and cannot be replaced by another user. Everything in it is opened from its descriptor without following links,
+//! and must be a plain file of the same owners. Properties: a directory or file that fails yields an error that names
+//! it, with the found and the expected state.
 
 use std::fs::File;
 use std::io;
@@ -14,7 +15,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, Stat};
 
-/// Nobody but the owner may write.
+/// Write permission for anyone but the owner.
 const OTHERS_WRITE: u32 = 0o022;
 const STICKY: u32 = 0o1000;
 
@@ -49,7 +50,7 @@ fn check(path: &Path, found: &Stat) -> io::Result<()> {
     Ok(())
 }
 
-/// May nobody else put another folder in the place of one here?
+/// Is it impossible for another user to replace a directory here?
 fn check_parent(path: &Path) -> io::Result<()> {
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let metadata = parent.metadata()?;
@@ -62,11 +63,11 @@ fn check_parent(path: &Path) -> io::Result<()> {
 
 impl TrustedDir {
     /// # Errors
-    /// There is none (`NotFound`), or it is not to be trusted (`PermissionDenied`, in words).
+    /// There is none (`NotFound`), or it is not to be trusted (`PermissionDenied`, with the reason).
     pub fn open(path: &Path) -> io::Result<Self> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let file = rustix::fs::openat(CWD, path, flags, Mode::empty()).map_err(|error| match error {
-            // What openat(2) says of a link, or of a file.
+            // The errors of openat(2) for a link or a file.
             rustix::io::Errno::LOOP | rustix::io::Errno::NOTDIR => refuse(path, "no folder of its own", "a folder"),
             other => other.into(),
         })?;
@@ -120,7 +121,7 @@ impl TrustedDir {
     /// Opens a plain file in it, or in a folder below.
     ///
     /// # Errors
-    /// As the file system says; a link, anything but a plain file, or another user's file is refused in words.
+    /// As the file system says; a link, anything but a plain file, or another user's file is refused with the reason.
     pub fn file(&self, rest: &Path, flags: OFlags) -> io::Result<File> {
         let file = File::from(self.reach(rest, flags)?);
         let metadata = file.metadata()?;
@@ -208,8 +209,8 @@ mod tests {
         Path::new(reference_set::BASE).join(rest)
     }
 
-    /// Whoever else made the folder, may write it, or can put another in its place: is nothing read, written or put there
-    /// for a program to preload?
+    /// If another user made the directory, may write to it, or can replace it: is nothing read from it, written to
+    /// it, or placed there for a program to preload?
     #[test]
     fn a_folder_that_others_have_a_hand_in_is_refused() {
         let cases: [(&str, &str, fn(&Path)); 4] = [

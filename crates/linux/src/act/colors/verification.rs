@@ -1,10 +1,11 @@
-//! Are the kit's frames still of one color each?
+//! Verification that the reference frames of each color still have one color.
 //!
-//! Problem: on a shared host one answer says little. Whoever runs on the same core pushes out what nobody else would; where
-//! the host has moved a frame, nothing of its own color pushes it out any more. Method: each frame is put to its own color,
-//! which must push it out, and to the next one, which must not. Where both push it out somebody else does, and the answer
-//! says nothing; where neither does, in rounds that are apart in time, the frame has moved. Properties: a color that was
-//! once seen to hold holds; moved frames are told from a host that is too noisy to tell.
+//! Problem: on a shared host one test result is weak evidence. Other programs on the same core evict lines as well,
+//! and if the host has moved a frame, frames of its former color no longer evict it. Method: each frame is tested
+//! against its own color, which must evict it, and against the next one, which must not. If both evict it, another
+//! program does, and the test is void; if neither does in rounds that are apart in time, the frame has moved.
+//! Properties: a color that has passed once is accepted; moved frames are distinguished from a host that is too noisy
+//! for a result.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -22,14 +23,14 @@ const RIGHT_AT_LEAST: u32 = 5;
 /// Rounds in which a color's frames behaved as moved ones, before they count as moved.
 const MOVED_ROUNDS: u32 = 4;
 
-/// What one frame, or a round of them, showed.
+/// Result of one frame, or of a round of frames.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ProofResult {
     /// Its own color pushes it out, and the next one does not.
     Confirmed,
     /// Nothing of its color pushes it out.
     Changed,
-    /// What should not push it out did.
+    /// Frames of another color evicted it, too.
     Disturbed,
 }
 
@@ -65,10 +66,11 @@ impl ColorProof {
     }
 }
 
-/// Each color's frames must push each other out, and not the next color's.
+/// Verifies that each color's frames evict each other, and that the next color's do not.
 ///
 /// # Errors
-/// Hits and misses cannot be told apart, or it could not be told of every color in time: noise. Or frames have moved.
+/// Hits and misses cannot be distinguished, or not every color could be verified in time because of noise; or frames
+/// have moved.
 pub(super) fn prove(kit: &mut ReferenceSet, path: &Path) -> Result<Calibration, ColorError> {
     let start = Instant::now();
     let mut colors = vec![ColorProof::default(); kit.colors() as usize];

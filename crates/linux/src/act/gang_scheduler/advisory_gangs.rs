@@ -1,10 +1,11 @@
-//! From "rather not these two" to gangs, where a plan has no schedule of its own.
+//! Gangs from pairwise penalties, if a plan has no schedule of its own.
 //!
-//! Problem: the scheduler chooses among gangs and not among tasks. Method: everybody is put into one of as many gangs as the
-//! CPUs need turns, those who clash into different ones; a turn may be filled by whoever clashes with nobody in it.
-//! Properties: with no more tasks than CPUs there is one gang and nobody waits, as advice is never a ban; equal input, equal
-//! gangs; ties by arrival. Greedy: who has most to lose by his second best gang chooses first, which tells two camps of one size
-//! apart. The best division is a graph coloring, which is hard.
+//! Problem: the scheduler chooses among gangs and not among tasks. Method: every task is put into one of as many
+//! gangs as the CPUs need turns, tasks that clash into different ones; a turn may be filled by any task that clashes
+//! with no member of its gang. Properties: with no more tasks than CPUs there is one gang and no task waits, because
+//! advice is never a ban; equal input yields equal gangs; ties by arrival. Greedy: the task that loses most in its
+//! second-best gang chooses first, which separates two camps of equal size. The optimal division is a graph coloring,
+//! which is hard.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +16,7 @@ use crate::kernel::ThreadKey;
 /// The shortest typical turn (docs/sched-ext.md): advice says nothing of footprints that would ask for a longer one.
 const TURN_US: u64 = 20_000;
 
-/// Gangs of `members` (in order of arrival) by their penalties. `None`: everybody fits at once, or nobody clashes.
+/// Gangs of `members` (in order of arrival) by their penalties. `None` if all fit at once, or no two of them clash.
 pub(crate) fn advised(
     members: &[GangMember],
     penalties: &BTreeMap<(ThreadKey, ThreadKey), f64>,
@@ -62,7 +63,7 @@ struct UnassignedTask {
 }
 
 impl UnassignedTask {
-    /// What it would cost to get the second best gang.
+    /// Cost of the second-best gang over the best.
     fn regret(&self, open: &[usize]) -> f64 {
         let mut costs: Vec<f64> = open.iter().map(|gang| self.costs[*gang]).collect();
         costs.sort_by(f64::total_cmp);

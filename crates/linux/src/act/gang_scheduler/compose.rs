@@ -15,7 +15,7 @@ pub const GANGS_AT_MOST: usize = 30;
 const TURN_US: std::ops::RangeInclusive<u64> = 1_000..=1_000_000;
 /// A weight of 1.0.
 const USUAL_WEIGHT: f64 = 100.0;
-/// Beyond two rotations: what a task may wait.
+/// A task's maximum wait beyond two rotations.
 const WAIT_BEYOND_ROTATIONS_MS: u64 = 100;
 
 /// A thread, and how it was scheduled before.
@@ -86,8 +86,8 @@ pub(crate) fn part(
     Ok(CacheSchedule { cache, gangs })
 }
 
-/// The whole plan. A turn may be filled by gangs of which nobody clashes with its members, where the plan speaks of clashes
-/// at all; else it is strict.
+/// The whole plan. If the plan has penalties, a turn may be filled by gangs whose members do not clash with its own;
+/// otherwise it is strict.
 pub(crate) fn message_of(
     generation: u64,
     parts: &[&CacheSchedule],
@@ -145,7 +145,7 @@ fn fillers(gang: usize, gangs: &[&[GangMember]], clashes: &[(ThreadKey, ThreadKe
     (0..gangs.len()).filter(|other| *other != gang && !clash(gangs[*other])).map(|other| other as u32).collect()
 }
 
-/// Two rotations of the longest one, and 100 ms: what the scheduler promises.
+/// Maximum wait that the scheduler promises: two rotations of the longest turn, and 100 ms.
 fn longest_wait_ms(turns: &[ScheduledTurn]) -> u64 {
     let mut rotations: BTreeMap<u32, u64> = BTreeMap::new();
     turns.iter().for_each(|turn| *rotations.entry(turn.cache).or_default() += turn.turn_us);

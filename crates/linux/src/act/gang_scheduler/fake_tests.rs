@@ -1,4 +1,4 @@
-//! A made-up gang scheduler on a socket: takes plans as the real one does, and can refuse, give back, or be killed.
+//! A fake gang scheduler on a socket: it accepts plans as the real one does, and can refuse, detach, or be killed.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
@@ -13,14 +13,14 @@ use super::message::{CacheTurns, SchedulerPlan, SchedulerRequest, SchedulerState
 use crate::fake_tests::FakeHost;
 use crate::kernel::scheduling::EXT;
 
-/// What it keeps, and what it is made to do.
+/// Its state, and the faults that it is to show.
 #[derive(Default)]
 pub(crate) struct FakeState {
     /// Plans that were taken in, oldest first.
     pub plans: Vec<SchedulerPlan>,
     /// Why the next plans are refused.
     pub refuses: Option<String>,
-    /// Why the CPUs were given back.
+    /// The reason why it has detached from the CPUs.
     pub guarded: Option<String>,
     /// Turns that are read back in place of the plan's.
     pub other_turns: Option<Vec<super::message::ScheduledTurn>>,
@@ -79,7 +79,7 @@ impl FakeState {
             return serde_json::json!({ "error": error });
         }
         assert!(plan.generation > self.generation(), "an old generation");
-        // Whoever asks must not hold the kernel meanwhile.
+        // The requester must not hold the kernel meanwhile.
         let host = host.lock().unwrap();
         let mut threads = host.threads.borrow_mut();
         let planned = |tid: i32| plan.tasks.iter().any(|task| task.thread == tid as u32);

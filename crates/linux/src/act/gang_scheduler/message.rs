@@ -6,17 +6,17 @@ use serde::{Deserialize, Serialize};
 /// The message's version.
 pub const VERSION: u32 = 1;
 
-/// What is asked.
+/// A request to the scheduler.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum SchedulerRequest {
     /// Take this plan in.
     Plan(SchedulerPlan),
-    /// What is in force?
+    /// Query of the state in force.
     State {},
 }
 
-/// A whole plan: what it does not name is not scheduled by gangs.
+/// A whole plan: threads that it does not name are not scheduled by gangs.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SchedulerPlan {
@@ -28,7 +28,7 @@ pub struct SchedulerPlan {
     pub longest_wait_ms: u64,
     /// In the order of each cache's rotation.
     pub turns: Vec<ScheduledTurn>,
-    /// Everybody who is in a gang.
+    /// All members of gangs.
     pub tasks: Vec<ScheduledTask>,
 }
 
@@ -63,19 +63,19 @@ pub struct ScheduledTask {
     pub thread: u32,
     /// Its gang has a turn at each of its caches.
     pub gang: u32,
-    /// Where it may run.
+    /// Caches on whose CPUs it may run.
     pub caches: Vec<u32>,
     /// 1 to 10 000; 100 is the usual one.
     pub weight: u32,
 }
 
-/// What is answered.
+/// The scheduler's reply.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum SchedulerReply {
     /// The request was refused: the place, what was found and what was expected.
     Error {
-        /// In the scheduler's words.
+        /// The scheduler's message.
         error: String,
     },
     /// A plan was taken in.
@@ -87,18 +87,18 @@ pub enum SchedulerReply {
         /// Tasks that could not be taken, and why.
         complaints: Vec<String>,
     },
-    /// What is in force.
+    /// The state in force.
     State(Box<SchedulerState>),
 }
 
-/// What is in force, as the scheduler reads it back from the kernel.
+/// The state in force, as the scheduler reads it back from the kernel.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct SchedulerState {
     /// That of the plan in force; 0: none yet.
     pub generation: u64,
     /// `enabled` while it schedules.
     pub kernel: String,
-    /// Why the CPUs were given back, where they were.
+    /// The reason why it has detached from the CPUs, if it has.
     pub guarded: Option<String>,
     /// How many places the plan names.
     pub places: u64,
@@ -119,7 +119,7 @@ pub struct CacheTurns {
     pub counts: CacheTurnCounts,
 }
 
-/// What the CPUs of a cache did, of many counts those that are shown.
+/// Counts of the CPUs of a cache; a selection of those that the scheduler keeps.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct CacheTurnCounts {
     /// Turns that began.

@@ -68,7 +68,7 @@ impl SchedulerFixture {
     }
 }
 
-/// Does everything that is started and stopped in one list go into force by one plan, and is it put back with the last one?
+/// Do all starts and stops of one list take effect by one plan, and are all threads restored with the last one?
 #[test]
 fn a_list_is_one_generation() {
     let mut stage = SchedulerFixture::new();
@@ -127,7 +127,8 @@ fn gangs_go_on_whether_the_scheduler_lives_or_not() {
     assert_eq!(stage.policies(), [0; 4]);
 }
 
-/// Is it noticed when something else is in force than what was told: other turns, the CPUs given back, somebody else's plan?
+/// Is a difference between the plan in force and the one that was sent noticed: other turns, a detached scheduler,
+/// another process's plan?
 #[test]
 fn what_is_in_force_is_read_back() {
     for (fault, word) in [(0, "other turns"), (1, "detached (CPU 1"), (2, "somebody else")] {
@@ -152,13 +153,14 @@ fn what_is_in_force_is_read_back() {
         let said = stage.gangs.poll().unwrap();
         assert!(said.contains(word), "{said}");
         assert_eq!((stage.policies(), stage.gangs.schedules()), (vec![0; 4], Vec::new()), "{word}");
-        // It was told that nothing is wanted, so that it takes nobody back when it attaches again. Somebody else's plan stays.
+        // It was sent an empty plan, so that it schedules no thread when it attaches again. The other process's plan
+        // stays.
         let last = scheduler.inside.lock().unwrap().plans.last().unwrap().clone();
         assert_eq!((last.generation, last.tasks.is_empty()), if fault == 2 { (9, false) } else { (2, true) }, "{word}");
     }
 }
 
-/// Is somebody else's use of the scheduler left alone?
+/// Is a scheduler that another process uses left alone?
 #[test]
 fn a_scheduler_in_use_is_not_taken() {
     let mut stage = SchedulerFixture::new();
@@ -174,7 +176,7 @@ fn a_scheduler_in_use_is_not_taken() {
     assert_eq!(theirs.poll(), None);
 }
 
-/// Is a plan that the scheduler refuses told, with nobody left in between?
+/// Is a plan that the scheduler refuses reported, and does every thread stay as before?
 #[test]
 fn a_refused_plan_leaves_everybody_as_before() {
     let mut stage = SchedulerFixture::new();
@@ -211,7 +213,7 @@ fn what_cannot_be_kept_says_why() {
     assert_eq!(why("0", &flagged, &[]), "thread 5 resets its policy on fork, which the scheduler would not put back");
 }
 
-/// Do weights reach the message, and may a turn be filled by whoever clashes with nobody in it, and by no other?
+/// Do weights reach the message, and may a turn be filled by exactly the tasks that clash with none of its members?
 #[test]
 fn weights_and_clashes_reach_the_message() {
     let (schedule, rotation) = schedule("0-1", &[5, 6, 7]);
@@ -225,8 +227,8 @@ fn weights_and_clashes_reach_the_message() {
     assert!(strict.turns.iter().all(|turn| turn.may_fill.is_empty()));
 }
 
-/// Do tasks that clash come into different gangs wherever there are enough, heaviest first, and does nobody wait where
-/// everybody fits?
+/// Are tasks that clash put into different gangs if there are enough, heaviest first, and does no task wait if all
+/// fit?
 #[test]
 fn advice_becomes_gangs() {
     let members: Vec<GangMember> = (0..8).map(member).collect();

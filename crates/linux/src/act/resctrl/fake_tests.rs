@@ -1,5 +1,5 @@
-//! A made-up host with resctrl: classes run out, masks are checked, and the kernel's words stand in `last_cmd_status`, as
-//! the lab guest's kernel does it.
+//! A fake host with resctrl: classes run out, masks are checked, and `last_cmd_status` holds the kernel's messages,
+//! as on the lab guest.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -30,7 +30,7 @@ pub(crate) struct FakeCat {
     pub groups: RefCell<BTreeMap<String, FakeGroup>>,
     pub classes: Cell<usize>,
     pub status: RefCell<String>,
-    /// Folders that somebody else has locked.
+    /// Directories that another process has locked.
     pub locked: RefCell<BTreeSet<PathBuf>>,
     /// Bytes per group and domain: occupancy, traffic.
     pub counted: RefCell<BTreeMap<(String, u32), (u64, u64)>>,

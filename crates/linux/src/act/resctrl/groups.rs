@@ -1,8 +1,8 @@
-//! Groups of resctrl: whose they are, who is in them, and what the kernel says when it refuses.
+//! Groups of resctrl: their owners and members, and the kernel's messages when it refuses one.
 //!
 //! Groups of ours are named `cachemate-PID-START-N` after the process that made them, and that process holds a lock
-//! (flock) on the group's folder for as long as it lives. A group with our prefix that nobody holds is an orphan: its
-//! owner died and its journal is lost. All others are somebody else's and are only looked at.
+//! (flock) on the group's folder for as long as it lives. A group with our prefix and without a lock is an orphan:
+//! its owner died and its journal is lost. All others belong to other tools and are only read.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -41,11 +41,11 @@ pub fn members(kernel: &dyn Kernel, group: &Path) -> io::Result<Vec<i32>> {
     Ok(text.lines().filter_map(|line| line.trim().parse().ok()).collect())
 }
 
-/// The group of a thread as `/proc/TID/cpu_resctrl_groups` tells it (Linux 5.6): `/` is the root group, groups that
-/// only monitor are told below theirs. `None` = not a mount of resctrl, or the kernel does not tell.
+/// The group of a thread by `/proc/TID/cpu_resctrl_groups` (Linux 5.6): `/` is the root group; groups that only
+/// monitor are named below theirs. `None` = not a mount of resctrl, or the kernel does not report it.
 ///
 /// # Errors
-/// The thread is gone, or cannot be asked.
+/// The thread is gone, or its file cannot be read.
 pub fn group_from_proc(kernel: &dyn Kernel, mount: &Path, tid: i32) -> io::Result<Option<PathBuf>> {
     match kernel.read(&mount.join("schemata")) {
         Ok(_) => {}
@@ -66,7 +66,7 @@ pub fn group_from_proc(kernel: &dyn Kernel, mount: &Path, tid: i32) -> io::Resul
     Ok(Some(if monitor.is_empty() { control } else { control.join("mon_groups").join(monitor) }))
 }
 
-/// What resctrl says of the last command, if that failed.
+/// The message of resctrl about the last command, if that failed.
 pub fn last_status(kernel: &dyn Kernel, mount: &Path) -> Option<String> {
     let status = kernel.read(&mount.join("info/last_cmd_status")).ok()?;
     let said = status.trim();
@@ -82,8 +82,8 @@ pub fn sweep_mounted(kernel: &dyn Kernel) -> Vec<String> {
     }
 }
 
-/// Removes groups of ours that nobody holds; their threads go to the root group. Needs resctrl's lock. Answers with what
-/// was removed, or could not be, in words.
+/// Removes our groups without a lock; their threads go to the root group. Requires resctrl's lock. Returns a sentence
+/// for each group that was removed or could not be.
 pub fn sweep(kernel: &dyn Kernel, mount: &Path, own: &str) -> Vec<String> {
     let mut reasons = Vec::new();
     let ours = |name: &String| name.starts_with(PREFIX) && !name.starts_with(own);

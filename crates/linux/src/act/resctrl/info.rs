@@ -1,10 +1,10 @@
-//! What resctrl offers on this host: which caches can be divided, into what, and what it counts.
+//! Facilities of resctrl on this host: the caches that it can partition, their units, and its counters.
 //!
-//! Problem: resctrl may be mounted anywhere, read-only, twice, or not at all; its caches go by the kernel's ids, which
-//! are neither dense nor unique; each resource has limits of its own, and the smallest number of classes holds for all.
-//! Method: the mount is found in `/proc/self/mountinfo`; `info/` is read resource by resource; a domain becomes a cache
-//! of the topology by level and kernel id. Properties: read-only; a file that is there but makes no sense is named; what
-//! is not there is said with what would help.
+//! Problem: resctrl may be mounted anywhere, read-only, twice, or not at all; its caches go by the kernel's ids,
+//! which are neither dense nor unique; each resource has limits of its own, and the smallest number of classes holds
+//! for all. Method: the mount is found in `/proc/self/mountinfo`; `info/` is read resource by resource; a domain
+//! becomes a cache of the topology by level and kernel id. Properties: read-only; a file with unexpected content is
+//! named; a missing facility is reported with its remedy.
 //!
 //! Kernel documentation: Documentation/filesystems/resctrl.rst, "Info directory".
 
@@ -34,13 +34,13 @@ pub struct ResctrlCache {
     pub at_least: u32,
     /// Masks must be in one piece.
     pub contiguous: bool,
-    /// Ways that the hardware uses for input and output too (DDIO): what is in them is not of the group alone.
+    /// Ways that the hardware also uses for input and output (DDIO): their lines do not belong to the group alone.
     pub shared_with_io: IndexSet,
     /// `None` = the kernel does not tell.
     pub size_bytes: Option<u64>,
 }
 
-/// What is counted per group and cache of the last level.
+/// Events that are counted per group and last-level cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct MonitoredEvents {
     /// Bytes that lines of a group take (CMT, `llc_occupancy`).
@@ -71,7 +71,7 @@ pub struct Resctrl {
 /// Finds and reads resctrl.
 ///
 /// # Errors
-/// Not there, not mounted, mounted read-only, or a file that makes no sense: in words, with what would help.
+/// Not there, not mounted, mounted read-only, or a file with unexpected content: the reason, with its remedy.
 pub fn find(kernel: &dyn Kernel, host: &HostTopology) -> Result<Resctrl, ResctrlUnavailable> {
     let mount = mounted(kernel)?;
     let mut divided = Vec::new();
@@ -159,7 +159,7 @@ fn mask_file(kernel: &dyn Kernel, path: &Path) -> Option<IndexSet> {
 }
 
 impl Resctrl {
-    /// What policies may divide: nothing where there is no class besides the root group's.
+    /// Caches that policies may partition: none if the root group's class is the only one.
     pub fn partitions(&self) -> Vec<(CacheId, PartitionSupport)> {
         let groups_at_most = self.classes.saturating_sub(self.others);
         let ways = |divided: &ResctrlCache| {
@@ -174,10 +174,10 @@ impl Resctrl {
         self.divided.iter().find(|divided| divided.cache == cache)
     }
 
-    /// What can be divided, in words; why nothing can, otherwise.
+    /// The caches that can be partitioned, as a sentence.
     ///
     /// # Errors
-    /// Nothing can be divided.
+    /// No cache can be partitioned; with the reason.
     pub fn ways_in_words(&self) -> Result<String, ResctrlUnavailable> {
         let Some(first) = self.divided.first() else {
             let remedy = "a processor with Intel CAT, AMD QoS or Arm MPAM";

@@ -48,7 +48,7 @@ impl Schemata {
         Ok(Schemata(all))
     }
 
-    /// The mask of a cache; of one that is divided for code and data apart, the ways that either may fill.
+    /// The mask of a cache; if it is divided separately for code and data, the ways that either may fill.
     pub fn mask(&self, level: CacheLevel, domain: u32) -> Option<IndexSet> {
         let of_level = self.0.iter().filter(|(resource, _)| level_of(resource) == Some(level));
         of_level.filter_map(|(_, domains)| domains.get(&domain)).cloned().reduce(|a, b| a.union(&b))

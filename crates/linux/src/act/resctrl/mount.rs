@@ -1,4 +1,4 @@
-//! Where resctrl is mounted, or what stands in the way.
+//! Mount point of resctrl, or the reason why it cannot be used.
 
 use std::path::{Path, PathBuf};
 
@@ -51,7 +51,7 @@ pub(super) fn missing(why: impl Into<String>, remedy: Option<&str>) -> ResctrlUn
 /// Why there is none, and what would help.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ResctrlUnavailable {
-    /// The reason, in words.
+    /// The reason, as a sentence.
     pub why: String,
     /// `None` = nothing is known to help.
     pub remedy: Option<String>,

@@ -1,10 +1,11 @@
-//! What resctrl counts: occupancy (CMT) and memory traffic (MBM), and why an occupancy is not what the mask says.
+//! Counters of resctrl: occupancy (CMT) and memory traffic (MBM), and the reasons why an occupancy differs from the
+//! mask.
 //!
 //! Problem: users see a group hold more than its mask allows, or less, and take it for a fault. Both are how the
-//! hardware works: a mask says where new lines may go, and lines that are elsewhere stay until somebody evicts them; ways
-//! may be shared with other groups or with input and output; the counters are estimates of a monitor with its own delay.
-//! Method: occupancy is read beside the mask, and every reason that applies is told in words. A counter that the
-//! hardware says is unavailable is absent; traffic is the difference of two readings.
+//! hardware works: a mask says where new lines may go, and lines that are elsewhere stay until they are evicted; ways
+//! may be shared with other groups or with input and output; the counters are estimates of a monitor with its own
+//! delay. Method: occupancy is read beside the mask, and every reason that applies is reported as a sentence. A
+//! counter that the hardware marks as unavailable is absent; traffic is the difference of two readings.
 //!
 //! Kernel documentation: Documentation/filesystems/resctrl.rst, `mon_data`, `bit_usage`, "Cache Pseudo-Locking".
 
@@ -46,7 +47,7 @@ impl Traffic {
         }
     }
 
-    /// What came since. A counter that has begun anew says nothing.
+    /// The traffic since `earlier`; `None` for a counter that was reset between the two.
     pub fn since(self, earlier: Traffic) -> Traffic {
         let since = |now: Option<u64>, then: Option<u64>| now?.checked_sub(then?);
         Traffic {
@@ -93,7 +94,7 @@ pub fn exclusive_ways(kernel: &dyn Kernel, mount: &Path, level: CacheLevel) -> B
 /// Masks of the other groups in one cache, by name; the root group is `/`.
 pub type OtherGroupMasks = BTreeMap<String, IndexSet>;
 
-/// Why the group's lines are not exactly what its mask says: everything that applies, in words.
+/// All reasons why the group's lines may differ from its mask, one sentence each.
 pub fn explain(
     share: &CacheShare,
     occupancy_bytes: Option<u64>,

@@ -64,8 +64,8 @@ fn files(of: &[(&str, &str)]) -> String {
     of.iter().map(|(path, text)| format!("==> /sys/fs/resctrl/{path} <==\n{text}\n")).collect()
 }
 
-/// Is what the guest's kernel offers read as it is: mounted elsewhere, three ways a cache, eight classes, one, and with
-/// somebody else's exclusive group?
+/// Are the trees of the guest's kernel read correctly: mounted elsewhere, three ways a cache, eight classes, one, and
+/// with another tool's exclusive group?
 #[test]
 fn the_guests_trees_are_read() {
     let guest = found(GUEST).unwrap();
@@ -175,7 +175,7 @@ pub(super) struct ResctrlFixture {
     actuator: Actuator,
     ways: WayController,
     dir: tempfile::TempDir,
-    /// As they were found, when nobody had a group yet.
+    /// As they were read when there were no groups yet.
     partitions: Vec<(CacheId, PartitionSupport)>,
 }
 
@@ -254,7 +254,7 @@ fn a_plan_is_the_whole_state_of_the_groups() {
     assert_eq!(bench.cat.masks(), ["5:0=f,8=ff", "6:0=f0,8=3"]);
     assert_eq!(bench.holds(&first), ["1@0=0-3x1", "2@0=4-7x1", "2@1=0-1x1"]);
     assert_eq!(bench.apply(&first).calls, 0, "again is no change");
-    // Only a mask changes: one write, nobody moves.
+    // Only a mask changes: one write, and no thread moves.
     let narrower = [share(1, 0, 0, "0-1"), share(2, 1, 0, "4-7"), share(2, 1, 1, "0-1")];
     assert_eq!(bench.apply(&narrower).calls, 1);
     assert_eq!(bench.cat.masks(), ["5:0=3,8=ff", "6:0=f0,8=3"]);
@@ -268,7 +268,8 @@ fn a_plan_is_the_whole_state_of_the_groups() {
     bench.put_back();
 }
 
-/// When classes run out: is as much done as can be, with the kernel's words, and the rest unrestricted?
+/// If classes run out: is as much applied as possible, and the rest left unrestricted and refused with the kernel's
+/// message?
 #[test]
 fn out_of_classes_the_rest_of_the_plan_stands() {
     let mut bench = ResctrlFixture::new();
@@ -297,7 +298,7 @@ fn masks_that_the_hardware_does_not_take_are_fitted_and_told() {
     bench.put_back();
 }
 
-/// Is a thread in somebody else's group, or in somebody's monitoring group, left there?
+/// Is a thread in another tool's group, or in its monitoring group, left there?
 #[test]
 fn threads_in_others_groups_are_left_there() {
     let mut bench = ResctrlFixture::new();
@@ -329,7 +330,7 @@ fn children_born_into_a_group_do_not_stay_there() {
     bench.put_back();
 }
 
-/// Somebody moves our thread, changes our mask or removes our group: is it told, and set anew?
+/// If another process moves our thread, changes our mask or removes our group: is it reported, and set anew?
 #[test]
 fn what_others_change_is_told_and_set_anew() {
     let plan = [share(1, 0, 0, "0-1")];
@@ -414,8 +415,8 @@ fn occupancy_and_traffic_are_read() {
     bench.put_back();
 }
 
-/// Whatever write fails, with whatever error, at whatever step: is it told, is what is said to hold true, is everything
-/// put back, and does the same plan hold when it is tried again?
+/// If any write fails, with any error, at any step: is it reported, is the reported state true, is everything
+/// restored, and does the same plan succeed when it is tried again?
 #[test]
 fn a_fault_at_any_step_leaves_a_true_account() {
     let plan = [share(1, 0, 0, "0-3"), share(2, 1, 0, "4-7"), share(2, 1, 1, "0-1")];
@@ -440,7 +441,7 @@ fn a_fault_at_any_step_leaves_a_true_account() {
     }
 }
 
-/// Killed after any write, with nobody but the journal left: is everything as it was?
+/// Killed after any write, with only the journal left: is everything restored?
 #[test]
 fn the_journal_alone_puts_everything_back() {
     let plan = [share(1, 0, 0, "0-3"), share(2, 1, 0, "4-7"), share(2, 1, 1, "0-1")];

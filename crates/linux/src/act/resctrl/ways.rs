@@ -21,14 +21,14 @@ use crate::safety::journal::{JournalObject, ObjectState};
 use crate::safety::object_state::read_state;
 use crate::sense::tasks::ManagedThread;
 
-/// How long we wait for somebody else's lock on resctrl before the plan's shares are refused for this window.
+/// Maximum wait for another process's lock on resctrl before the plan's shares are refused for this window.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// A group that we made.
 #[derive(Debug)]
 struct OwnGroup {
     path: PathBuf,
-    /// What it is for; the empty class where nothing is left of it but the folder.
+    /// The class that it implements; the empty class if only its directory is left.
     class: ServiceClass,
     /// Tells others that its owner lives.
     _alive: DirLock,
@@ -64,7 +64,7 @@ impl WayController {
         }
     }
 
-    /// Everything has been put back: nothing is ours any more.
+    /// Everything has been restored: no group is ours any more.
     pub fn forget(&mut self) {
         self.groups.clear();
     }
@@ -117,7 +117,7 @@ impl WayController {
         }
     }
 
-    /// A group that somebody has removed is none any more.
+    /// Reads the classes; a group that another process has removed no longer counts.
     fn read_classes(&mut self, kernel: &dyn Kernel, reading: &mut HostSnapshot) {
         let mut gone = Vec::new();
         for (&id, group) in &self.groups {
@@ -154,7 +154,7 @@ impl WayController {
         }
     }
 
-    /// Where the threads are that the plan speaks of, or that we have moved.
+    /// The groups of the threads that the plan names or that we have moved.
     fn read_members(&self, kernel: &dyn Kernel, plan: &Plan, tasks: &[&ManagedThread], reading: &mut HostSnapshot) {
         for task in tasks.iter().filter(|task| !task.exited && !task.fixed) {
             let member = |share: &&CacheShare| {
@@ -189,7 +189,8 @@ impl WayController {
         }
     }
 
-    /// Only from the root group itself (a monitoring group is somebody's too) and between groups of ours.
+    /// Threads may be moved only from the root group itself (a monitoring group has an owner, too) and between our
+    /// groups.
     fn may_move(&self, now: &Path) -> bool {
         let mut parts = now.strip_prefix("/").unwrap_or(now).iter();
         match (parts.next(), parts.next()) {
@@ -216,11 +217,11 @@ impl WayController {
         ObjectState::Group(Path::new("/").join(format!("{}{}", self.prefix, class.0)))
     }
 
-    /// A group's schemata with these masks. What they say nothing of is as the kernel made it: all ways that nobody holds
-    /// alone.
+    /// A group's schemata with these masks. Caches that they do not name keep the kernel's default: all ways that no
+    /// group uses exclusively.
     ///
     /// # Errors
-    /// The group is not there, or its file makes no sense.
+    /// The group is missing, or its file has unexpected content.
     pub(crate) fn masks_text(
         &self,
         kernel: &dyn Kernel,
@@ -244,18 +245,18 @@ impl WayController {
     /// A group of ours stands since a moment ago.
     pub(crate) fn created(&mut self, kernel: &dyn Kernel, class: ServiceClassId) {
         let path = self.path(class);
-        // Nobody else can hold what was made a moment ago under resctrl's lock.
+        // No other process can hold a directory that was created a moment ago under resctrl's lock.
         let alive = kernel.lock_dir(&path, Duration::ZERO).unwrap_or_default();
         self.groups.insert(class, OwnGroup { path, class: ServiceClass::default(), _alive: alive });
     }
 
-    /// A group of ours is gone; what the journal need not remember any more.
+    /// Forgets a removed group; returns the objects that the journal can drop.
     pub(crate) fn removed(&mut self, class: ServiceClassId) -> [JournalObject; 2] {
         self.groups.remove(&class);
         [JournalObject::Directory { path: self.path(class) }, self.schemata(class)]
     }
 
-    /// What each group is for, from now on; nothing where no class is meant to have it.
+    /// Sets the class of each group from now on; a group without a class has none.
     pub(crate) fn assign(&mut self, classes: &BTreeMap<ServiceClassId, ServiceClass>) {
         for (id, group) in &mut self.groups {
             group.class = classes.get(id).cloned().unwrap_or_default();
@@ -315,7 +316,8 @@ impl WayController {
         explain(&held.share, held.occupancy_bytes, divided, &others)
     }
 
-    /// Memory traffic since the last look: of our groups, and of every monitored cache as the sum of all groups. Read-only.
+    /// Memory traffic since the last window: of our groups, and of every monitored cache as the sum of all groups.
+    /// Read-only.
     pub fn places(&mut self, kernel: &dyn Kernel) -> Vec<(CounterScope, EventCounts)> {
         let counted = self.resctrl.counted;
         if !(counted.total_bytes || counted.local_bytes) {

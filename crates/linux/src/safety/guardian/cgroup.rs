@@ -1,10 +1,10 @@
 //! A control group of the guardian's own.
 //!
-//! Problem: whoever ends the daemon's control group (`cgroup.kill`, an out-of-memory kill of the whole group) ends the guardian
-//! with it, in the same instant, and nobody is left to put anything back. Method: where cgroup v2 is writable the guardian makes a
-//! group beside the daemon's and moves there before its first word; at its end it goes back, or to the root where there is no way
-//! back, and removes the group. Properties: a guardian that cannot stand apart stands where the daemon is, and says so; its group
-//! has no limits and no controllers of its own.
+//! Problem: ending the daemon's control group (`cgroup.kill`, an out-of-memory kill of the whole group) also ends a
+//! guardian in it, and then no process is left to restore the host. Method: if cgroup v2 is writable, the guardian
+//! creates a group beside the daemon's and moves there before it reports ready; at its end it returns to the daemon's
+//! group, or to the root if that is gone, and removes its own. Properties: a guardian that cannot be isolated stays
+//! in the daemon's group and reports it; its group has no limits and no controllers of its own.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -22,7 +22,7 @@ pub struct GuardianCgroup {
     group: PathBuf,
 }
 
-/// Where a process is in the hierarchy of version 2: its mount, and the group below it.
+/// Location of a process in the hierarchy of version 2: its mount, and the group below it.
 fn place(kernel: &dyn Kernel, pid: &str) -> io::Result<(PathBuf, PathBuf)> {
     let mounts = kernel.read(Path::new("/proc/mounts"))?;
     let mount = mounts.lines().find_map(|line| {
@@ -42,7 +42,8 @@ fn place(kernel: &dyn Kernel, pid: &str) -> io::Result<(PathBuf, PathBuf)> {
 }
 
 impl GuardianCgroup {
-    /// Moves this process out of its group, into one beside it. In the root group nobody ends anybody: that is apart, too.
+    /// Moves this process out of its group, into one beside it. The root group cannot be killed as a whole, so it
+    /// counts as isolated, too.
     ///
     /// # Errors
     /// There is no cgroup v2, or no right to it; this process is where it was.
@@ -69,8 +70,8 @@ impl GuardianCgroup {
         Ok(Some(GuardianCgroup { root, came_from, group }))
     }
 
-    /// Back to where it came from, and the group is gone. Called at the very end: whoever ends the old group then ends a process
-    /// that has nothing left to do.
+    /// Moves the process to its former group and removes its own. Called at the very end: if the former group is
+    /// killed then, the process has nothing left to do.
     pub fn leave(self, kernel: &dyn Kernel) {
         for group in [&self.came_from, &self.root] {
             if kernel.write(&group.join("cgroup.procs"), "0").is_ok() {

@@ -6,7 +6,7 @@ fn cpus(list: &str) -> ObjectState {
     ObjectState::Cpus(list.parse().unwrap())
 }
 
-/// Threads 5 to 8 were moved to CPU 1, as the journal says; then everybody died.
+/// Threads 5 to 8 were moved to CPU 1, as the journal records; then the daemon and its guardian died.
 fn left_behind(dir: &Path) -> FakeHost {
     let host = FakeHost::default();
     let mut journal = Journal::create(dir, "boot", 0).unwrap();
@@ -22,7 +22,8 @@ fn moved(host: &FakeHost) -> usize {
     host.threads.borrow().values().filter(|thread| thread.cpus.to_string() == "1").count()
 }
 
-/// Damaged lines: is what can be read put back, the loss told, and the journal kept for people to look at?
+/// If lines are damaged: is everything in the other lines restored, the loss reported, and the journal quarantined
+/// for inspection?
 #[test]
 fn damage_is_told_and_the_journal_put_aside() {
     let dir = tempfile::tempdir().unwrap();
@@ -43,7 +44,7 @@ fn damage_is_told_and_the_journal_put_aside() {
     }
 }
 
-/// Where something cannot be put back yet: does a damaged journal stay in its place, for the next try?
+/// If an object cannot be restored yet: does a damaged journal stay in its place for the next try?
 #[test]
 fn damage_does_not_end_what_is_still_to_do() {
     let dir = tempfile::tempdir().unwrap();
@@ -62,8 +63,8 @@ fn damage_does_not_end_what_is_still_to_do() {
     assert!(!path.exists());
 }
 
-/// Are locks taken where nothing can be written, so that everything is put back from there; and is it told that the journal
-/// could not be removed?
+/// Are locks acquired on a read-only file system, so that everything is restored from there; and is it reported that
+/// the journal could not be removed?
 #[test]
 fn a_read_only_state_folder_keeps_nobody_from_being_put_back() {
     let dir = tempfile::tempdir().unwrap();
@@ -161,7 +162,7 @@ fn a_raised_fence_is_seen() {
     assert!(fence.is_raised());
 }
 
-/// Is a journal of somebody else's, or one that somebody else may have written, read by nobody?
+/// Is a journal that belongs to another user, or that another user may have written, refused?
 #[test]
 fn only_ones_own_journal_is_obeyed() {
     use std::os::unix::fs::{PermissionsExt, symlink};

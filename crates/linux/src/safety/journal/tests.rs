@@ -46,7 +46,7 @@ fn a_journal_of_the_version_before_is_read() {
     assert_eq!((found.held, found.damaged_lines), (BTreeMap::from([(affinity(1), held)]), Vec::new()));
 }
 
-/// Whatever byte the crash cut the file at: is everything before the torn line there?
+/// At whatever byte a crash cut the file: is everything before the torn line read?
 #[test]
 fn a_journal_cut_anywhere_keeps_all_whole_lines() {
     let dir = tempfile::tempdir().unwrap();
@@ -79,7 +79,7 @@ fn a_damaged_line_is_named_and_the_others_are_read() {
     assert_eq!((found.damaged_lines, found.held.len()), (vec![2], 2));
 }
 
-/// Whatever single bit of a journal flips: is every line but the one that it stands in read, and that one named?
+/// If any single bit of a journal flips: is every line but the one with the bit read, and that one reported?
 #[test]
 fn one_flipped_bit_costs_one_line_and_is_told() {
     let dir = tempfile::tempdir().unwrap();
@@ -100,7 +100,7 @@ fn one_flipped_bit_costs_one_line_and_is_told() {
     }
 }
 
-/// Does the file stay small when ten thousand threads come and go, and lose nobody who is alive?
+/// Does the file stay small when ten thousand threads come and go, and does it keep every live thread?
 #[test]
 fn short_lived_threads_leave_no_trace() {
     let dir = tempfile::tempdir().unwrap();
@@ -125,7 +125,7 @@ pub(super) struct Fails {
     /// So much of the next batch is taken, then it is full.
     pub room_bytes: Option<usize>,
     pub sync: bool,
-    /// What was taken cannot be cut off either, as long as this stands.
+    /// If set, the accepted part of a write cannot be cut off either.
     pub cut: bool,
 }
 
@@ -147,7 +147,7 @@ fn a_disk_full_at_the_beginning_is_not_for_good() {
         journal.before(&[change(1, 0, 1)]).unwrap();
         drop(journal);
         assert!(Journal::create(dir.path(), "boot", 70).is_err(), "it holds something");
-        // What was left could not even be removed.
+        // Even the remaining fragment could not be removed.
         fs::write(dir.path().join(Journal::FILE_NAME), &b"0123456789abcdef {\"header\":{"[..room.min(27)]).unwrap();
         Journal::create(dir.path(), "boot", 70).unwrap();
     }
@@ -187,7 +187,7 @@ fn a_short_write_refuses_the_batch_and_hides_nothing() {
             journal.disk.fails = Fails { room_bytes, sync: room_bytes.is_none(), cut };
             assert!(journal.before(&batch).is_err(), "{room} bytes taken");
             assert_eq!(journal.held(), &before, "{room} bytes taken, cut {cut}");
-            // Somebody else changes what we could not: that is the original now.
+            // Another process changes the object that we could not: its state is the original now.
             journal.before(&[change(2, 5, 1), change(4, 0, 1)]).unwrap();
             journal.disk.fails = Fails::default();
             journal.before(&[change(1, 1, 2)]).unwrap();

@@ -100,7 +100,8 @@ fn heirs_of_a_mask_are_put_back_too() {
     assert_eq!(masks, ["0-3", "0-3", "0-3", "0-3", "0", "1", "1"]);
 }
 
-/// When any one change fails with any error: is it said, and is everything else put back; and does a second try do it?
+/// If any one change fails with any error: is it reported, is everything else restored, and does a second try
+/// succeed?
 #[test]
 fn one_failure_stops_nothing_else() {
     for errno in [libc::EPERM, libc::EBUSY, libc::ENOSPC, libc::EINVAL] {
@@ -143,7 +144,7 @@ fn who_lives_is_not_gone() {
     }
 }
 
-/// A cpuset that was as its parent, and cannot be emptied as somebody is in it: does it get what the parent has?
+/// If a cpuset that was as its parent's cannot be emptied because it has processes: does it get the parent's CPUs?
 #[test]
 fn a_group_that_was_as_its_parent_is_so_again() {
     for populated in [false, true] {
@@ -184,7 +185,8 @@ fn who_cannot_be_asked_is_not_gone() {
     }
 }
 
-/// Somebody takes one CPU from a mask of ours: is that left alone; and is what the cpuset takes from it no choice of anybody's?
+/// If another process removes one CPU from a mask of ours: is that left alone; and does a CPU that the cpuset removed
+/// not count as such a change?
 #[test]
 fn a_narrower_mask_is_theirs_unless_the_cpuset_made_it_so() {
     for (by_cpuset, outcome) in
@@ -207,7 +209,8 @@ fn a_narrower_mask_is_theirs_unless_the_cpuset_made_it_so() {
     }
 }
 
-/// A mask as wide as its cpuset: does it follow that again once it was put back, wider and narrower; and one of its own not?
+/// If a mask was as wide as its cpuset: does it follow the cpuset again once it is restored, wider and narrower; and
+/// does a narrower one not?
 #[test]
 fn what_followed_its_cpuset_does_so_again() {
     let host = FakeHost::default();

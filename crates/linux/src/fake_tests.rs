@@ -31,7 +31,7 @@ pub(crate) struct FakeHost {
     pub threads: RefCell<BTreeMap<i32, FakeThread>>,
     /// `None` = a directory.
     pub files: RefCell<BTreeMap<PathBuf, Option<String>>>,
-    /// The n-th change from now on fails with this error number; with [`SHORT`] it happens, and is told as a short write.
+    /// The n-th change from now on fails with this error number; with [`SHORT`] it happens but reports a short write.
     pub fault: Cell<Option<(u32, i32)>>,
     pub changes: Cell<u32>,
     /// After so many changes more, all fail.
@@ -42,7 +42,7 @@ pub(crate) struct FakeHost {
     pub cpuset: RefCell<Option<CpuSet>>,
     /// Raised: nothing may be changed.
     pub fence: RefCell<Option<std::sync::Arc<crate::safety::fence::Fence>>>,
-    /// So many calls on threads say that there is no such process, whoever is there.
+    /// So many calls on threads report that there is no such process, although there is.
     pub no_such_process_for: Cell<u32>,
 }
 
@@ -76,7 +76,7 @@ impl FakeHost {
     pub fn text(&self, path: &str) -> String {
         self.files.borrow()[Path::new(path)].clone().unwrap()
     }
-    /// Before a change: fails, or says how it will be told once it is made.
+    /// Before a change: fails, or returns the result to report once it is made.
     pub fn changing(&self) -> io::Result<io::Result<()>> {
         if self.fence.borrow().as_ref().is_some_and(|fence| fence.is_raised()) {
             return Err(io::Error::other("fenced"));
@@ -143,7 +143,7 @@ impl Kernel for FakeHost {
                     "{tid} (x) S {} 0 0 0 0 0 0 0 0 0 0 0 0 0 20 {} 1 0 {} 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 17 0 {} {}\n",
                     t.parent, t.nice, t.start_ticks, t.priority, t.policy
                 )),
-                // Of a thread in a process; what it says is made by the test.
+                // A file of a thread, whose content the test sets.
                 Some("task") if path.ends_with("schedstat") => {
                     let tid = below.iter().nth(2).unwrap_or_default();
                     self.files

@@ -1,4 +1,4 @@
-//! The whole live machine with faults on its writes: is the state consistent, reported, and put back?
+//! The whole live machine with faults on its writes: is the state consistent, reported, and restored?
 
 mod everywhere;
 mod gangs_by_scheduler;
@@ -26,7 +26,7 @@ use crate::machine::{LiveMachine, LiveOptions};
 use crate::safety::journal::{IntendedChange, JournalObject, ObjectState};
 use crate::safety::restore::RestoreOutcome;
 
-/// What a write may come back with; the last one made its change all the same.
+/// Errors that a write may return; the last one made its change all the same.
 const ERRORS: [i32; 7] = [libc::EPERM, libc::ESRCH, libc::EBUSY, libc::ENOSPC, libc::EINVAL, libc::EIO, SHORT];
 
 /// State of all threads: mask, nice value, policy.
@@ -112,8 +112,8 @@ fn plan(draw: &mut FaultRng, tasks: &[TaskId]) -> Plan {
     plan
 }
 
-/// Whatever write fails, with whatever error, gang turns included: does the machine go on, is what it says holds what
-/// the host has, and is everybody as before in the end?
+/// If any write fails, with any error, gang turns included: does the machine go on, is the state that it reports the
+/// host's, and is every thread restored in the end?
 #[test]
 fn faults_on_any_write_leave_a_consistent_state() {
     for seed in 0..60 {
@@ -150,8 +150,8 @@ fn faults_on_any_write_leave_a_consistent_state() {
     }
 }
 
-/// The same with way masks on a made-up resctrl, where children are born into groups: is what is said to hold what the
-/// groups say, are others' groups never touched, and is nothing of ours left in the end?
+/// As above with way masks on a fake resctrl, where children are born into groups: is the reported state that of the
+/// groups, are others' groups never touched, and is no group of ours left in the end?
 #[test]
 fn faults_among_way_masks_leave_a_consistent_state() {
     for seed in 0..40 {
@@ -306,7 +306,7 @@ fn every_kind_of_write_survives_every_error() {
             assert_eq!(refused[0].reason, because, "{case}");
             assert_eq!(held, wanted.len() - 1, "the others went on: {case}");
             assert_eq!(actuator.originals().len(), wanted.len(), "every original is written down: {case}");
-            // Once more without a fault, so that there is everything to put back; then the restore fails once.
+            // Once more without a fault, so that everything has to be restored; then the restore fails once.
             assert!(make(&mut actuator, &host, &wanted).0.is_empty(), "{case}");
             host.fault.set(Some((kind as u32, errno)));
             let account = actuator.restore_all(&host).unwrap();
@@ -320,8 +320,8 @@ fn every_kind_of_write_survives_every_error() {
     }
 }
 
-/// Descriptors run out: while nobody can be asked whether he lives, are all originals kept, does the journal stay when nothing
-/// can be put back, and does the next try put back everything?
+/// If descriptors run out: while the existence of threads is unknown, are all originals kept, does the journal stay
+/// when nothing can be restored, and does the next try restore everything?
 #[test]
 fn out_of_descriptors_no_original_is_lost() {
     let dir = tempfile::tempdir().unwrap();
@@ -363,7 +363,7 @@ fn root_acts_alone() {
     (5..7).for_each(|tid| {
         host.thread(tid, tid, 1, "0-3");
     });
-    // Of this process's number, as the made-up host has it.
+    // With this process's number in the fake host.
     let own = host.thread(std::process::id() as i32, std::process::id() as i32, 1, "0-3");
     let before = states(&host);
     let acting = Arc::new(crate::safety::actuation_lock::ActuationLock::below_root(&host, dir.path()));
@@ -413,7 +413,8 @@ fn root_is_not_kept_waiting_for_the_end_of_a_window() {
     assert!(account.iter().any(|line| line.outcome == RestoreOutcome::Restored), "told what was put back: {account:?}");
 }
 
-/// New rules release a program that cannot be put back: is that told, and kept in the journal for the next try?
+/// If new rules release a program that cannot be restored: is that reported, and kept in the journal for the next
+/// try?
 #[test]
 fn a_reload_tells_what_could_not_be_put_back() {
     let dir = tempfile::tempdir().unwrap();

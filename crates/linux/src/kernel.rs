@@ -22,13 +22,13 @@ use scheduling::SchedParams;
 /// One thread as the kernel knows it. Thread ids are reused; the start time tells them apart, within one boot.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, serde::Serialize, serde::Deserialize)]
 pub struct ThreadKey {
-    /// As gettid(2) says: of a process's first thread this is the process id.
+    /// As by gettid(2): for a process's first thread this is the process id.
     pub tid: i32,
     /// Field 22 of `/proc/TID/stat`: clock ticks since boot.
     pub start_ticks: u64,
 }
 
-/// What `/proc/TID/stat` says of a thread, as far as it is needed here.
+/// The needed fields of `/proc/TID/stat`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ThreadStat {
     /// Number and start time.
@@ -76,8 +76,8 @@ pub enum CachedFile {
 pub trait Kernel {
     /// Text of a small file below the root.
     fn read(&self, path: &Path) -> io::Result<String>;
-    /// To be read again and again by [`Kernel::read_cached`]. A thread's file that was opened stays that thread's, whoever gets
-    /// its number later.
+    /// Opens a file for repeated reads by [`Kernel::read_cached`]. An open file of a thread stays that thread's, even
+    /// if its number is reused.
     fn open_cached(&self, path: &Path) -> io::Result<CachedFile> {
         Ok(CachedFile::Path(path.to_path_buf()))
     }
@@ -101,9 +101,9 @@ pub trait Kernel {
     fn remove_dir(&self, path: &Path) -> io::Result<()>;
     /// Names in a directory, sorted.
     fn list(&self, path: &Path) -> io::Result<Vec<String>>;
-    /// Takes the exclusive flock of a folder; `WouldBlock` if somebody else still has it after `patience`.
+    /// Takes the exclusive flock of a directory; `WouldBlock` if another process still holds it after `patience`.
     fn lock_dir(&self, path: &Path, patience: Duration) -> io::Result<DirLock>;
-    /// Allowed CPUs of one thread. What lies outside its cpuset is dropped by the kernel without an error.
+    /// Sets the allowed CPUs of one thread. The kernel silently drops CPUs outside its cpuset.
     fn set_affinity(&self, tid: i32, cpus: &CpuSet) -> io::Result<()>;
     /// From -20, the most weight, to 19; of this thread only.
     fn set_nice(&self, tid: i32, nice: i32) -> io::Result<()>;
@@ -161,7 +161,7 @@ pub trait Kernel {
     /// Is this still the same thread, and not yet a zombie?
     ///
     /// # Errors
-    /// It could not be asked (no descriptor left, no memory, ...): then nobody knows, and it counts as there.
+    /// It could not be asked (no descriptor left, no memory, ...): its state is unknown, and it counts as alive.
     fn alive(&self, thread: ThreadKey) -> io::Result<bool> {
         match self.stat(thread.tid) {
             Ok(stat) => Ok(stat.key == thread && !matches!(stat.state, 'Z' | 'X')),
@@ -252,7 +252,7 @@ impl LinuxHost {
     fn below(&self, path: &Path) -> PathBuf {
         self.root.join(path.strip_prefix("/").unwrap_or(path))
     }
-    /// What lies in the folder of colors counts only if nobody else can have put it there.
+    /// A file in the directory of colors counts only if no other user can have put it there.
     fn open(&self, path: &Path, flags: OFlags) -> io::Result<fs::File> {
         match path.strip_prefix(BASE) {
             Ok(rest) => TrustedDir::open(&self.below(Path::new(BASE)))?.file(rest, flags),
@@ -279,7 +279,7 @@ impl Kernel for LinuxHost {
     fn write(&self, path: &Path, text: &str) -> io::Result<()> {
         use std::io::Write;
         self.check_fence()?;
-        // Control files are no links: whoever made one wants another file overwritten.
+        // Control files are no links: a link would be an attempt to have another file overwritten.
         let mut file = self.open(path, OFlags::WRONLY | OFlags::NOFOLLOW)?;
         let written = file.write(text.as_bytes())?;
         if written == text.len() {
@@ -337,8 +337,8 @@ impl Kernel for LinuxHost {
         if answer < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
     fn affinity_is(&self, tid: i32, cpus: &CpuSet) -> io::Result<bool> {
-        // One call of a microsecond instead of a file of sixty lines. It hides CPUs that are offline: where it differs the
-        // file decides.
+        // One call of a microsecond instead of a file of sixty lines. It hides offline CPUs, so the file decides if
+        // the two differ.
         let mut mask = [0u64; 128];
         // SAFETY: the kernel writes at most the stated size into a live array; it answers with how much it wrote.
         let written = unsafe { libc::syscall(libc::SYS_sched_getaffinity, tid, size_of_val(&mask), mask.as_mut_ptr()) };

@@ -42,7 +42,7 @@ pub const OBSERVING: &str = "observing only: nothing is changed unless the confi
 /// Profiles are recognised without being asked for.
 const RECOGNISED: ProbeId = ProbeId(u32::MAX);
 
-/// What the live machine is told at its start.
+/// Options of the live machine.
 #[derive(Clone, Debug)]
 pub struct LiveOptions {
     /// Tried in order; the first that matches a program decides.
@@ -59,17 +59,17 @@ pub struct LiveOptions {
     pub first_window: Duration,
     /// The most of the time that probes may take.
     pub probe_share: f64,
-    /// Where programs tell how much work they have done.
+    /// Files in which programs report their work.
     pub progress: ProgressFiles,
-    /// Where caches can be divided by ways, or occupancy and traffic are counted.
+    /// Partitions by ways, and counters of occupancy and traffic.
     pub resctrl: Option<Resctrl>,
-    /// Where the gang scheduler listens if it runs; `None` = gangs are idle turns, whatever runs.
+    /// Socket of the gang scheduler, if it runs; `None` = gangs are always idle turns.
     pub gang_scheduler_socket: Option<std::path::PathBuf>,
-    /// What the kernel's cache-aware scheduling is to tolerate ([`crate::sense::sched_cache`]); `None` = as it is.
+    /// Tolerance of the kernel's cache-aware scheduling ([`crate::sense::sched_cache`]); `None` = unchanged.
     pub kernel_tolerance: Option<u32>,
     /// Profiles recorded earlier, by the command's name.
     pub known: BTreeMap<String, Profile>,
-    /// The right to act; `None` where nobody else is there to be told (tests).
+    /// The right to act; `None` in tests without other processes.
     pub acting: Option<Arc<ActuationLock>>,
     /// Ends the run, at the latest a tenth of a second after it is set.
     pub stop: Arc<AtomicBool>,
@@ -105,7 +105,7 @@ pub struct LiveMachine<K> {
     /// Confined groups, as they were read back.
     confined: Vec<CpusetGroup>,
     in_force: AppliedPlan,
-    /// Put back as root began to act, until it is told.
+    /// Objects that were restored as root began to act, until they are reported.
     overruled: Vec<RestoredObject>,
     /// Clock ticks since the boot at the look before, and at the last one.
     looked_ticks: (Option<u64>, Option<u64>),
@@ -180,7 +180,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         self.actuator.guardian_pid()
     }
 
-    /// What the journal holds: everything that will be put back, with its original.
+    /// All objects to restore, with their originals, from the journal.
     pub fn originals(&self) -> BTreeMap<JournalObject, ObjectState> {
         self.actuator.originals()
     }
@@ -223,7 +223,8 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             if self.options.wake.swap(false, Ordering::Relaxed) {
                 return Some(WindowEnd::Interrupted);
             }
-            // However long the window is: who acts beside root takes what root set for originals.
+            // Checked however long the window is, because a daemon that acts beside root takes root's settings for
+            // originals.
             if self.is_overruled() {
                 return Some(WindowEnd::Interrupted);
             }
@@ -323,7 +324,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         self.probing.sample(probe, &subjects, one_in, remote_only, at_most);
     }
 
-    /// Who would be where if the task were probed now: on the cache that it last ran on.
+    /// The placement for a probe of this task now: on the cache that it last ran on.
     fn placement(&self, kernel: &K, task: TaskId) -> Option<ProbePlacement> {
         let target = self.tasks.get(task).filter(|task| !task.fixed && !task.exited)?;
         let online = self.topology.online();
@@ -386,7 +387,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         let due: Vec<&ManagedThread> = new.iter().copied().chain(self.tasks.all().into_iter().filter(unread)).collect();
         let tended = self.actuator.restore_inherited(&*kernel, &due, self.tasks.unmanaged_children());
         let seen = |thread| self.tasks.is_alive(thread);
-        // Where the journal cannot be written anew the old one stands, and nothing is lost: no reason to end.
+        // If the journal cannot be rewritten, the old one remains and nothing is lost, so this is no reason to end.
         let _ = self.actuator.forget_dead_threads(&*kernel, &seen);
         tended.map_err(|error| MachineError(error.to_string()))
     }
@@ -414,8 +415,8 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         let progress = self.progress();
         for task in self.tasks.all() {
             let before = self.usage_before.get(&task.thread).copied();
-            // The whole total of a thread that was born in this window is this window's; of one that is older and was not
-            // seen before, nobody knows what is.
+            // The whole total of a thread that was born in this window belongs to it; for an older thread that was
+            // not observed before, the window's part of the total is unknown.
             let born_now = self.looked_ticks.0.is_some_and(|then| task.thread.start_ticks >= then);
             let since = |of: fn(&ThreadUsage) -> Option<u64>| {
                 let now = of(&task.usage)?;

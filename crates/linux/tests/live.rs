@@ -19,7 +19,7 @@ fn policies(programs: &[Program]) -> Vec<u32> {
     programs.iter().map(|program| LinuxHost::new("/").stat(program.pid()).unwrap().policy).collect()
 }
 
-/// Are programs moved as planned, read back, and put back to what they had?
+/// Are programs moved as planned, read back, and restored?
 #[test]
 fn programs_are_moved_read_back_and_put_back() {
     let dir = tempfile::tempdir().unwrap();
@@ -88,12 +88,12 @@ fn an_observer_keeps_nobody_off_for_a_probe() {
         // A host whose CPUs share no cache has no place for a probe either.
         assert!(because == RefusalReason::NoPermission || words.contains("no second CPU"), "{words}");
     }
-    // Watching stops nobody: what refuses it is a host without watchpoints, and never the observer.
+    // Watching stops no thread: it is refused by a host without watchpoints, and never by the observer.
     assert!(said(2).is_none_or(|(because, _)| because != RefusalReason::NoPermission), "{refused:?}");
     assert!(std::fs::read_dir(dir.path()).unwrap().next().is_none(), "an observer leaves no file");
 }
 
-/// Do gangs wait as idle tasks, and is everybody's policy and affinity as before when the gangs end?
+/// Do gangs wait as idle tasks, and are the policy and affinity of every thread restored when the gangs end?
 #[test]
 fn gangs_take_turns_and_leave_nothing_behind() {
     let dir = tempfile::tempdir().unwrap();
@@ -119,7 +119,7 @@ fn gangs_take_turns_and_leave_nothing_behind() {
     assert_eq!((masks(&programs), policies(&programs)), before);
 }
 
-/// Where a lowered priority could not be raised again: is nobody lowered, and is that said?
+/// If a lowered priority could not be raised again: is no thread lowered, and is that reported?
 #[test]
 fn without_the_right_to_raise_nobody_is_lowered() {
     let dir = tempfile::tempdir().unwrap();
@@ -141,7 +141,7 @@ fn without_the_right_to_raise_nobody_is_lowered() {
     machine.restore_all().unwrap();
 }
 
-/// Does a probe that sets the stage come to its end, with an answer or a refusal, and leave everybody as before?
+/// Does a probe that moves threads end with a result or a refusal, and restore every thread?
 #[test]
 fn a_probe_comes_to_an_end_and_leaves_nothing_behind() {
     let dir = tempfile::tempdir().unwrap();

@@ -39,7 +39,7 @@ fn start_in(class: &[&str]) -> Option<Program> {
     None
 }
 
-/// What chrt(1) says of a program: its class with all parameters.
+/// A program's class with all parameters, by chrt(1).
 fn class_of(program: &Program) -> String {
     let said = Command::new("chrt").arg("-p").arg(program.pid().to_string()).output().unwrap();
     String::from_utf8(said.stdout).unwrap()
@@ -52,7 +52,8 @@ fn taking_turns(tasks: &[cachemate_core::TaskId]) -> Plan {
     plan
 }
 
-/// Is a gang member of a real-time class refused in words, is its class never touched, and do the others take turns?
+/// Is a gang member of a real-time class refused with a reason, is its class never touched, and do the others take
+/// turns?
 #[test]
 fn real_time_members_of_gangs_are_refused_and_keep_their_class() {
     for class in CLASSES {
@@ -76,7 +77,7 @@ fn real_time_members_of_gangs_are_refused_and_keep_their_class() {
     }
 }
 
-/// Is a probe of a real-time thread refused in words, and its class never touched?
+/// Is a probe of a real-time thread refused with a reason, and its class never touched?
 #[test]
 fn real_time_threads_are_not_probed() {
     for class in CLASSES {
@@ -126,7 +127,8 @@ fn a_member_that_becomes_real_time_is_left_alone() {
     assert_eq!(class_of(&programs[0]), wish);
 }
 
-/// Whatever class a journal holds, with whatever parameters: does a thread that waits as an idle task get exactly that back?
+/// For every class in a journal, with any parameters: does a thread that waits as an idle task get exactly that class
+/// again?
 #[test]
 fn every_class_is_put_back_with_its_parameters() {
     let reset = &["--other", "--reset-on-fork", "0"][..];

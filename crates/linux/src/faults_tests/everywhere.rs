@@ -25,7 +25,7 @@ use crate::safety::journal::{Journal, ObjectState};
 use crate::safety::object_state::read_state;
 use crate::safety::restore::{RestoreOutcome, RestoredObject};
 
-/// What a call may come back with that says nothing of what it concerns.
+/// Errors that a call may return without any relation to its object.
 const ERRORS: [i32; 7] = [libc::EMFILE, libc::ENOMEM, libc::EIO, libc::EROFS, libc::ENOSPC, libc::EPERM, libc::EINTR];
 
 /// Some calls in a row fail, from one position on.
@@ -94,7 +94,7 @@ impl<K: Kernel> Kernel for FaultyKernel<K> {
     }
 }
 
-/// What came of a life: how many calls it took.
+/// Ends a life and checks its outcome; returns the number of its calls.
 fn end<K: Kernel, S: PartialEq + std::fmt::Debug>(
     kernel: &FaultyKernel<K>,
     dir: &Path,
@@ -257,7 +257,7 @@ fn a_fault_at_any_call_leaves_no_group() {
     });
 }
 
-/// One object of every kind, each changed and put back.
+/// If one object of every kind is changed: is each restored, whichever call fails?
 #[test]
 fn a_fault_at_any_call_loses_no_kind_of_object() {
     let args = ["-c", "echo ready; while read line; do :; done"].map(str::to_string).to_vec();

@@ -101,8 +101,8 @@ fn advice_is_kept_by_the_scheduler() {
     machine.restore_all().unwrap();
 }
 
-/// Whatever write fails, whenever the scheduler is killed, comes back, refuses or gives back: does the machine go on, and is
-/// everybody as before in the end?
+/// If any write fails, or the scheduler is killed, restarts, refuses or detaches at any time: does the machine go on,
+/// and is every thread restored in the end?
 #[test]
 fn faults_around_the_scheduler_leave_everybody_as_before() {
     for seed in 0..40 {
@@ -143,7 +143,8 @@ fn faults_around_the_scheduler_leave_everybody_as_before() {
     }
 }
 
-/// Is the kernel's tolerance set once, journalled, put back at the end, and left alone where somebody else chose another?
+/// Is the kernel's tolerance set once, journaled, restored at the end, and left alone if another process chose
+/// another value?
 #[test]
 fn the_kernels_tolerance_is_put_back() {
     for theirs in [false, true] {

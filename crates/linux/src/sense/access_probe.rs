@@ -16,7 +16,7 @@ const BETWEEN_LOOKS: Duration = Duration::from_millis(25);
 /// More threads than this are sampled by CPU, which takes one event per CPU whatever they are.
 const THREADS_AT_MOST: usize = 64;
 
-/// Who is sampled, and how.
+/// The threads that are sampled, and the method.
 pub(crate) struct SampledThreads<'a> {
     pub(crate) threads: &'a BTreeMap<i32, TaskId>,
     pub(crate) online: &'a CpuSet,
@@ -43,7 +43,7 @@ pub(crate) fn stretch(
     }
     samplers.iter().for_each(PerfSampler::stop);
     samplers.iter_mut().for_each(|sampler| sampler.drain(&mut read));
-    // By CPU everybody is sampled: events of others are not theirs.
+    // Sampling by CPU covers all threads; events of unmanaged threads are dropped.
     let theirs: Vec<Raw> = read.samples.into_iter().filter(|raw| subjects.threads.contains_key(&raw.tid)).collect();
     let events = theirs.iter().map(|raw| raw.period).sum();
     let samples = theirs.iter().filter_map(|raw| subjects.sample(raw));

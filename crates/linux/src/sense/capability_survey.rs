@@ -1,7 +1,7 @@
-//! What this host can be measured with, best first, and what would help where it cannot: `cachemate doctor`.
+//! Means of measurement on this host, best first, with a remedy for each that is missing: `cachemate doctor`.
 //!
-//! Every way is tried, not believed: counters against a loop that must miss, watchpoints by setting one, the probe by
-//! its calibration. Nothing is pretended: a way that is missing says why, and what each missing piece costs.
+//! Every facility is tested rather than assumed: counters against a loop that must miss, watchpoints by setting one,
+//! the probe by its calibration. A missing facility is reported with its reason and its consequence.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -19,15 +19,15 @@ use crate::sense::probes::{intensity, watchpoint};
 /// One way to measure or to act.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct CapabilityCheck {
-    /// What is measured or changed, for people.
+    /// Name of the measurement or change, for display.
     pub name: String,
     /// True = it was tried here and did what it should.
     pub works: bool,
     /// Limits where it works, the reason where it does not.
     pub detail: String,
-    /// What would make it work.
+    /// How to make it work.
     pub remedy: Option<String>,
-    /// What is lost without it.
+    /// The loss without it.
     pub consequence: String,
 }
 
@@ -144,7 +144,7 @@ fn ways(resctrl: &Result<Resctrl, ResctrlUnavailable>) -> CapabilityCheck {
     capability("way masks (resctrl)", tried, "caches are divided by colors or not at all")
 }
 
-/// As a daemon would find them: by its own rights, which may be fewer than those of whoever asks.
+/// As a daemon would see them: by its own rights, which may be fewer than those of the user of `doctor`.
 fn page_colors(topology: &Topology) -> CapabilityCheck {
     let tried = match colors::partitions(topology) {
         Ok(divided) => Ok(colors::in_words(&divided)),
@@ -233,7 +233,7 @@ fn weights(kernel: &dyn Kernel) -> CapabilityCheck {
     capability("weights and gangs", tried, "no weights, no gangs, and no probe that keeps a program off its CPU")
 }
 
-/// What is missing first: the kernel, its options, the scheduler's loader, a right.
+/// The first missing prerequisite: the kernel, its options, the scheduler's loader, a right.
 fn scheduler_in_kernel(kernel: &dyn Kernel, socket: &Path) -> CapabilityCheck {
     const FIRST: (u32, u32) = (6, 12);
     let there = |path: &str| kernel.list(Path::new(path)).is_ok();
@@ -288,7 +288,7 @@ fn cpusets(kernel: &dyn Kernel) -> CapabilityCheck {
     capability("cpusets for groups", tried, "groups are placed thread by thread")
 }
 
-/// What policies are told. `partitions`: how caches can be divided ([`Resctrl::partitions`]).
+/// Capabilities as policies see them. `partitions`: how caches can be divided ([`Resctrl::partitions`]).
 pub fn capabilities(
     survey: &CapabilitySurvey,
     partitions: Vec<(CacheId, PartitionSupport)>,

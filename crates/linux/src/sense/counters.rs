@@ -21,7 +21,7 @@ use crate::sense::events::{EventCode, NamedEvent, Processor, events};
 /// Whether an event counts on this host, or why not.
 #[derive(Clone, PartialEq, Debug)]
 pub struct EventSurvey {
-    /// What a count of it means to policies.
+    /// Its meaning for policies.
     pub event: CounterEvent,
     /// The vendor's or the kernel's name of it.
     pub name: &'static str,
@@ -66,7 +66,7 @@ pub enum EventUnavailable {
 /// that sees fewer counts something else.
 const MISSES_AT_LEAST: f64 = 0.25;
 
-/// What the open call and the must-miss loop say of every event of this host's processor.
+/// Tests every event of this host's processor by the open call and the must-miss loop.
 pub fn survey(kernel: &dyn Kernel, last_level: CacheLevel) -> Vec<EventSurvey> {
     let cpuinfo = kernel.read(Path::new("/proc/cpuinfo")).unwrap_or_default();
     let events = events(Processor::parse(&cpuinfo).as_ref(), last_level);
@@ -99,12 +99,12 @@ fn try_out(event: CounterEvent, code: EventCode) -> Option<EventUnavailable> {
     }
 }
 
-/// What is wrong with a count over a loop that fetched so many lines from memory.
+/// The reason why a count is implausible, over a loop that fetched so many lines from memory.
 fn implausible(event: CounterEvent, count: u64, counted_share: f64, fetched: u64) -> Option<EventUnavailable> {
     if counted_share == 0.0 {
         return Some(EventUnavailable::NeverScheduled);
     }
-    // Nobody else has the loop's lines: none of them comes out of a remote cache.
+    // No other CPU holds the loop's lines, so none of them comes out of a remote cache.
     let remote = event == CounterEvent::RemoteCacheHits;
     if count == 0 {
         return (!remote).then_some(EventUnavailable::HardZero);
@@ -155,7 +155,7 @@ impl ThreadCounters {
         Ok(ThreadCounters { counters })
     }
 
-    /// What was counted since the last reading (or since attaching). A counter that fails is left out.
+    /// Counts since the last reading (or since attaching). A counter that fails is left out.
     pub fn read(&mut self) -> Vec<EventCount> {
         let reading = |(event, counter): &mut (CounterEvent, PerfCounter)| {
             let (count, counted_share) = counter.since_last().ok()?;

@@ -1,11 +1,12 @@
-//! Which counter events say what, by the processor's vendor, family and model.
+//! Meanings of counter events, by the processor's vendor, family and model.
 //!
-//! Problem: the kernel's generic names do not mean the same everywhere: on AMD Zen `cache-misses` counts the L2's misses
-//! (its L3 counters belong to the cache, not to a task), and `stalled-cycles-backend` counts waits for anything. Method: a
-//! table of raw events per family, from the vendors' own event lists as Linux carries them (tools/perf/pmu-events/arch/x86);
-//! generic events only where they are known to mean the last level. Arm's REMOTE_ACCESS counts another socket's memory along
-//! with its caches, and is not used. Properties: pure; an event that no entry names is absent, with the reason; what is
-//! named still has to count in the must-miss loop ([`crate::sense::counters::survey`]).
+//! Problem: the kernel's generic names do not mean the same everywhere: on AMD Zen `cache-misses` counts the L2's
+//! misses (its L3 counters belong to the cache, not to a task), and `stalled-cycles-backend` counts waits for
+//! anything. Method: a table of raw events per family, from the vendors' own event lists as Linux carries them
+//! (tools/perf/pmu-events/arch/x86); generic events only where they are known to mean the last level. Arm's
+//! REMOTE_ACCESS counts another socket's memory along with its caches, and is not used. Properties: pure; an event
+//! that no entry names is absent, with the reason; a named event must still count in the must-miss loop
+//! ([`crate::sense::counters::survey`]).
 
 use cachemate_core::{CacheLevel, CounterEvent, StallCause};
 use perf_event_open_sys::bindings::{
@@ -52,7 +53,7 @@ pub struct EventCode {
 /// An event to try, or why there is none.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct NamedEvent {
-    /// What a count of it means to policies.
+    /// Its meaning for policies.
     pub event: CounterEvent,
     /// The vendor's or the kernel's name.
     pub name: &'static str,
@@ -60,7 +61,8 @@ pub struct NamedEvent {
     pub code: Result<EventCode, &'static str>,
 }
 
-/// What processors of one kind offer beyond the generic events. Raw codes as `event | unit mask << 8 | counter mask << 24`.
+/// Events of one kind of processor beyond the generic ones. Raw codes as `event | unit mask << 8 | counter mask <<
+/// 24`.
 struct EventTable {
     references: (&'static str, u64),
     misses: (&'static str, u64),
@@ -95,8 +97,9 @@ const INTEL_SINCE_SKYLAKE: EventTable = EventTable {
 const INTEL_SERVERS_SINCE_SKYLAKE: EventTable =
     EventTable { remote_hits: Ok(("mem_load_l3_miss_retired.remote_hitm", 0x04d3)), ..INTEL_SINCE_SKYLAKE };
 const NO_AMD_STALLS: &str = "this family's events count waits for any load, not for memory only";
-/// Zen and Zen 2 (and Hygon's Dhyana): fills of the L1 on demand. From outside the cluster: memory of either node, and caches
-/// whose home is another die; those of another cluster on the same die are told together with hits and stay out.
+/// Zen and Zen 2 (and Hygon's Dhyana): fills of the L1 on demand. From outside the cluster: memory of either node,
+/// and caches whose home is another die; those of another cluster on the same die are counted together with hits and
+/// stay out.
 const ZEN: EventTable = EventTable {
     references: ("ls_refills_from_sys: beyond the L2", 0x5a43),
     misses: ("ls_refills_from_sys: memory and other dies", 0x5843),

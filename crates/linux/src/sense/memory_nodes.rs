@@ -1,9 +1,9 @@
-//! On which memory nodes the pages of processes lie, as `/proc/PID/numa_maps` tells it (numa(7)).
+//! Memory nodes of the pages of processes, by `/proc/PID/numa_maps` (numa(7)).
 //!
-//! Problem: for that file the kernel walks a process's page tables, with its map locked for changes; where there are many
-//! pages that takes long. Method: one process at a time, whose last answer is the oldest; after a read that took some time,
-//! the next is made no sooner than a thousand times as much later. Nothing is read on hosts with one node. Properties:
-//! reading costs at most a thousandth of the time; who could not be read has no answer.
+//! Problem: for that file the kernel walks a process's page tables, with its map locked for changes; for many pages
+//! that takes long. Method: one process at a time, the one with the oldest reading; after a read that took some time,
+//! the next is made no sooner than a thousand times as much later. Nothing is read on hosts with one node.
+//! Properties: reading costs at most a thousandth of the time; a process that could not be read has no value.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -29,7 +29,8 @@ pub struct MemoryNodes {
 }
 
 impl MemoryNodes {
-    /// Reads one of the processes if it is time for that, and forgets all others. With one node nobody is asked for them.
+    /// Reads one of the processes if it is time for that, and forgets all others. On hosts with one node it reads
+    /// nothing.
     pub fn look(
         &mut self,
         kernel: &impl Kernel,

@@ -1,9 +1,9 @@
-//! What a miss of the last level costs on this host: the reference predictor's penalty, measured and not assumed.
+//! Cost of a miss of the last level on this host: the reference predictor's penalty, measured and not assumed.
 //!
-//! Two chases of dependent loads: one over lines that the last level holds, one over lines that were pushed out of it.
-//! Their difference in time, over the time of a cycle, is the penalty. A cycle's time comes from the kernel's clock rate
-//! where it tells one, else from a chain of dependent multiplications, which take three cycles each on the processors of
-//! the last fifteen years (Agner Fog's instruction tables; Arm's optimization guides).
+//! Two chases of dependent loads: one over lines that the last level holds, one over lines that were evicted from it.
+//! Their difference in time, over the time of a cycle, is the penalty. A cycle's time comes from the kernel's clock
+//! rate if it reports one, otherwise from a chain of dependent multiplications, which take three cycles each on the
+//! processors of the last fifteen years (Agner Fog's instruction tables; Arm's optimization guides).
 //!
 //! Properties: others may run. Time is the thread's own, a round of hits that others disturbed is not the fastest of many,
 //! and a miss is what a miss costs beside them. A round is as short as it can be and still not fit into the caches before the
@@ -28,7 +28,7 @@ const HIT_ROUNDS: usize = 4;
 const CACHE_BYTES_AT_MOST: u64 = 64 << 20;
 const MULTIPLICATIONS: u32 = 2_000_000;
 const MULTIPLY_CYCLES: f64 = 3.0;
-/// Where the topology tells no size: what servers of today have for a few cores.
+/// Assumed if the topology has no size: a usual size of today's servers for a few cores.
 const UNKNOWN_CACHE_BYTES: u64 = 32 << 20;
 
 /// Measures for some tens of milliseconds, in a thread of its own that goes before others where that is allowed: between
@@ -178,7 +178,7 @@ mod tests {
         assert_eq!([Some(1 << 10), Some(1 << 40), None].map(with_l2), [LINES_AT_LEAST, LINES_AT_MOST, CHASED_LINES]);
     }
 
-    /// Does a chase take its own time only, whoever else runs on its CPU meanwhile?
+    /// Does a chase count its own time only, whatever else runs on its CPU meanwhile?
     #[test]
     fn time_is_the_thread_s_own() {
         let start_ns = own_ns();

@@ -1,4 +1,5 @@
-//! What the host shows: counters, samples, probes, progress, topology. Nothing here changes it, but for probes, which put back what they move.
+//! Measurements of the host: counters, samples, probes, progress, topology. None of them changes it, except for
+//! probes, which restore what they move.
 
 pub(crate) mod access_probe;
 pub mod capability_survey;

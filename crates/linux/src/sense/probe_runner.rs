@@ -1,12 +1,12 @@
 //! Probes that a plan asks for, run within the windows of the live machine.
 //!
-//! Problem: a probe wants one program beside it and nobody else, and then that program away, on a host that is in use,
-//! without ever stopping anybody. Method, the gangs' own: for some tenths of a second the other managed threads of that
-//! cache wait as idle tasks, the probed one sits on a CPU of its own, the probe on another; to keep the probed one off,
-//! it becomes an idle task too and a spinning thread of ours takes its CPU. One such *bracket* is off-off / on-on / off,
-//! with the cache-line ping-pong before and after it, so that drifts cancel and samples across a split are known.
-//! Properties: everything that is changed is journalled first; nobody is stopped, and nobody waits longer than a bracket;
-//! a share of the window is never exceeded; answers are raw.
+//! Problem: a probe needs one program alone beside it, and then that program away, on a host that is in use, without
+//! ever stopping a program. Method, the gangs' own: for some tenths of a second the other managed threads of that
+//! cache wait as idle tasks, the probed one sits on a CPU of its own, the probe on another; to keep the probed one
+//! off, it becomes an idle task too and a spinning thread of ours takes its CPU. One such *bracket* is off-off /
+//! on-on / off, with the cache-line ping-pong before and after it, so that drifts cancel and samples across a split
+//! are known. Properties: every change is journaled first; no thread is stopped, and none waits longer than a
+//! bracket; a share of the window is never exceeded; answers are raw.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -35,12 +35,12 @@ use crate::sense::sampling::Facility;
 
 /// One phase with a neighbor: a stream beside a program needs a while until neither defends its lines any more.
 const PHASE: Duration = Duration::from_millis(150);
-/// Watching words goes on for this long at a time.
+/// Maximum duration of one session of watching words.
 const WATCHED: Duration = Duration::from_millis(150);
 /// Tries of a probe that fails (a CPU that was not free) before it is given up.
 const TRIES: u32 = 5;
 
-/// What the plan asks for, and how far each probe is.
+/// The probes that the plan requests, with their progress.
 pub(crate) struct ProbeRunner {
     /// How accesses are sampled here, or why they are not.
     facility: Result<Facility, String>,
@@ -74,7 +74,7 @@ pub(crate) struct Participant {
     pub(crate) cpus: CpuSet,
 }
 
-/// Who is where while a probe of a task runs.
+/// Placement of the threads while a probe of a task runs.
 pub(crate) struct ProbePlacement {
     pub(crate) target: Participant,
     pub(crate) others: Vec<Participant>,
@@ -175,7 +175,7 @@ impl ProbeRunner {
         }
     }
 
-    /// A few milliseconds, nobody is moved for it.
+    /// Takes a few milliseconds and moves no managed thread.
     pub(crate) fn ping_pong(&mut self, probe: &ProbeRequest, cpus: (CpuId, CpuId)) {
         match round_trip(cpus) {
             Ok(found) => {
@@ -328,7 +328,7 @@ impl ProbeRunner {
         Ok(())
     }
 
-    /// Watches words of the task's process for a while; nobody is moved for it.
+    /// Watches words of the task's process for a while, without moving any thread.
     pub(crate) fn watch<K: Kernel>(
         &mut self,
         kernel: &Mutex<K>,
@@ -367,7 +367,7 @@ impl ProbeRunner {
 }
 
 impl ProbeRunner {
-    /// Samples accesses for a stretch; nobody is moved for it.
+    /// Samples accesses for a while, without moving any thread.
     pub(crate) fn sample(
         &mut self,
         probe: &ProbeRequest,
@@ -415,13 +415,13 @@ fn spin(how_long: Duration) -> u64 {
     0
 }
 
-/// Who runs while a bracket does; everybody is as before when [`ProbeSession::run`] returns.
+/// The threads of a bracket; all are restored when [`ProbeSession::run`] returns.
 struct ProbeSession<'a, K: Kernel> {
     kernel: &'a Mutex<K>,
     placement: &'a ProbePlacement,
 }
 
-/// What a bracket does with the probed task.
+/// Switches the probed task on and off its CPU during a bracket.
 struct TargetSwitch<'a, 'b, K: Kernel> {
     session: &'a ProbeSession<'b, K>,
     spinner: &'a AtomicBool,
@@ -440,8 +440,8 @@ impl<K: Kernel> ProbeSession<'_, K> {
         set_turn(&*self.lock(), participant.thread, &participant.scheduling, waits)
     }
 
-    /// Keeps the others off, runs `measure` on the probe's CPU, and puts everybody back whatever comes of it. Answers with the
-    /// result of it and the ping-pong around it, our processor time, and the time that the task was kept off.
+    /// Keeps the others off, runs `measure` on the probe's CPU, and restores all threads whatever happens. Returns
+    /// its result and the ping-pong around it, our processor time, and the time for which the task was kept off.
     fn run<T>(
         &self,
         measure: impl FnOnce(&mut TargetSwitch<'_, '_, K>) -> std::io::Result<T>,
@@ -469,7 +469,7 @@ impl<K: Kernel> ProbeSession<'_, K> {
             let spun_ns = stand_in.join().unwrap_or(0);
             ran.map(|(measure, ours_ns, off_ns)| (measure, ours_ns + spun_ns, off_ns))
         });
-        // A thread that is gone needs nothing; whatever else fails stands in the journal.
+        // A thread that has exited needs nothing; any other failure stands in the journal.
         drop(self.set(&placement.target, false));
         drop(set_seat(&*self.lock(), placement.target.thread, &placement.target.cpus));
         placement.others.iter().for_each(|participant| drop(self.set(participant, false)));
@@ -493,7 +493,7 @@ impl<K: Kernel> TargetSwitch<'_, '_, K> {
     }
 }
 
-/// Spins on a CPU while it is told to; its processor time.
+/// Spins on a CPU until it is ended; returns its processor time.
 fn occupy_cpu(cpu: CpuId, spinner: &AtomicBool, over: &AtomicBool) -> u64 {
     let Ok(pinned) = PinnedThread::to(cpu) else { return 0 };
     while !over.load(Ordering::Relaxed) {

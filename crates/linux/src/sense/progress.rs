@@ -1,12 +1,12 @@
 //! Work done, as programs report it themselves: the only measure of speed without a PMU that does not guess.
 //!
-//! A program finds the name of a file in its environment ([`VARIABLE`]), maps its first eight bytes and counts up there
-//! (native byte order), in its own unit: requests, rows, frames. Reading costs one small read per window and process.
-//! Where no file is named, `DIR/PID` is looked for in the daemon's progress folder.
+//! A program finds the name of a file in its environment ([`VARIABLE`]), maps its first eight bytes and counts up
+//! there (native byte order), in its own unit: requests, rows, frames. Reading costs one small read per window and
+//! process. If no file is named, `DIR/PID` is used in the daemon's progress directory.
 //!
-//! Where nothing is reported, an event that the program makes at a rate of its own may stand in, declared as such.
-//! These are its instructions where they are counted; its read and write calls, which the kernel counts per thread
-//! (`/proc/PID/task/TID/io`); its waits (context switches of its own accord); and its page faults.
+//! If nothing is reported, an event that the program makes at a rate of its own may serve as a proxy, declared as
+//! such. These are its instructions where they are counted; its read and write calls, which the kernel counts per
+//! thread (`/proc/PID/task/TID/io`); its waits (context switches of its own accord); and its page faults.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -23,35 +23,36 @@ pub const VARIABLE: &str = "CACHEMATE_PROGRESS";
 /// Entries of the folder that are looked at in one go, for files of processes that are gone.
 const SWEPT_AT_ONCE: usize = 256;
 
-/// Where processes report. The folder is never listed to find them: it is everybody's, and may hold any number of files.
+/// Locations of progress reports. The directory is never listed to find them: every user can write to it, and it may
+/// hold any number of files.
 #[derive(Clone, Debug, Default)]
 pub struct ProgressFiles {
     dir: Option<PathBuf>,
-    /// Somebody else keeps the folder.
+    /// Another process maintains the directory.
     is_others: bool,
 }
 
-/// Where the last sweep of the folder stopped.
+/// Position in the directory at which the last sweep stopped.
 #[derive(Debug, Default)]
 pub struct ProgressSweep {
     going_on: Option<rustix::fs::Dir>,
 }
 
 impl ProgressFiles {
-    /// `dir` holds one file per process, named by its id; `None` = nobody reports.
+    /// `dir` holds one file per process, named by its id; `None` = no reports.
     pub fn new(dir: Option<PathBuf>) -> Self {
         ProgressFiles { dir, is_others: false }
     }
 
-    /// A folder that somebody else keeps: reports are read, and no file goes.
+    /// A directory that another process maintains: reports are read, and no file is removed.
     pub fn of_others(dir: PathBuf) -> Self {
         ProgressFiles { dir: Some(dir), is_others: true }
     }
 
-    /// Makes the folder, where everybody may put a file and nobody take another's away.
+    /// Creates the directory, in which every user may create files but not remove those of others.
     ///
     /// # Errors
-    /// It cannot be made, or what stands there is a link, no folder, or another user's.
+    /// It cannot be made, or the path is a link, no directory, or another user's.
     pub fn make(dir: &Path) -> io::Result<Self> {
         use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
         match std::fs::DirBuilder::new().mode(0o700).create(dir) {
@@ -69,7 +70,7 @@ impl ProgressFiles {
         Ok(ProgressFiles::new(Some(dir.to_path_buf())))
     }
 
-    /// The file in which this process reports; `None` = nobody reports.
+    /// The file in which this process reports; `None` = no reports.
     pub fn path(&self, pid: i32) -> Option<PathBuf> {
         Some(self.dir.as_ref()?.join(pid.to_string()))
     }
@@ -89,21 +90,21 @@ impl ProgressFiles {
             // Only a process that is not there at all: an error on the way is no word about it.
             let is_gone = |pid: i32| kernel.stat(pid).is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
             if let Some(pid) = pid.filter(|&pid| pid > 0 && is_gone(pid)) {
-                // Where it is gone already, or is a folder, nothing needs to be done.
+                // If it is missing, or is a directory, nothing needs to be done.
                 let _ = std::fs::remove_file(dir.join(pid.to_string()));
             }
         }
         sweep.going_on = Some(entries);
     }
 
-    /// What the process, or the nearest process that it descends from, has counted so far; `None` where it does not
-    /// report, or its file is no file of eight bytes or more that belongs to the process's own user.
+    /// Total of the process, or of the nearest ancestor that reports; `None` if it does not report, or its file is no
+    /// file of eight bytes or more that belongs to the process's own user.
     pub fn total(&self, kernel: &dyn Kernel, pid: i32) -> Option<u64> {
         read_counter(kernel, &self.path(pid)?, pid)
     }
 }
 
-/// What may say how far a program is, best first; `None` = its own report.
+/// Measures of progress, best first; `None` = the program's own report.
 const KINDS: [Option<CounterEvent>; 5] = [
     None,
     Some(CounterEvent::Instructions),
@@ -115,7 +116,7 @@ const KINDS: [Option<CounterEvent>; 5] = [
 const EVENTS_AT_LEAST: f64 = 200.0;
 /// The phases alone must agree so far: their smaller rate over the larger one.
 const AGREE_AT_LEAST: f64 = 0.75;
-/// Who is on the processor for less than this share of the phases alone is paced by something else.
+/// A task that runs for less than this share of the phases alone is paced by something other than the processor.
 const BUSY_AT_LEAST: f64 = 0.5;
 
 /// All that may say how far a thread is, at one moment.
@@ -146,7 +147,7 @@ impl ProgressTotals {
     }
 }
 
-/// What was counted in the phases of a probe, alone and beside the neighbor.
+/// Counts in the phases of a probe, alone and beside the neighbor.
 #[derive(Default, Debug)]
 pub(crate) struct BracketRates {
     alone: Vec<BracketPhase>,
@@ -194,8 +195,8 @@ fn rate(phases: &[BracketPhase], kind: usize) -> Option<f64> {
     (count > 0 && seconds > 0.0).then(|| count as f64 / seconds)
 }
 
-/// A file that somebody else has put there says nothing about this process. Whatever it is swapped for meanwhile: links are not
-/// followed, a pipe is not waited for, and the file that counts is the one that was opened.
+/// A file of another user gives no evidence about this process. Swapping the file has no effect: links are not
+/// followed, a pipe is not waited for, and the opened file is the one that is checked.
 fn read_counter(kernel: &dyn Kernel, path: &Path, pid: i32) -> Option<u64> {
     use std::os::unix::fs::{FileExt, MetadataExt};
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
@@ -327,7 +328,8 @@ mod tests {
         }
     }
 
-    /// Is the folder made for everybody, and is a link, a file or another user's folder in its place refused and left as it is?
+    /// Can every user write to the directory, and is a link, a file or another user's directory in its place refused
+    /// and left unchanged?
     #[test]
     fn the_folder_is_our_own_or_none() {
         use std::os::unix::fs::PermissionsExt;

@@ -1,9 +1,9 @@
-//! The kernel's own cache-aware scheduling (`SCHED_CACHE`, Linux 7.2 and later): what it is set to, and where an affinity
-//! works against it.
+//! The kernel's own cache-aware scheduling (`SCHED_CACHE`, Linux 7.2 and later): its settings, and affinities that
+//! counteract it.
 //!
-//! Its knobs are files of debugfs; which cache it prefers for a process is shown nowhere. Its footprint of a process is a
-//! count of NUMA balancing's faults, so without NUMA balancing or a second memory node no footprint is looked at.
-//! Source: Linux 7.2, `kernel/sched/debug.c` and `kernel/sched/fair.c`.
+//! Its knobs are files of debugfs; which cache it prefers for a process is shown nowhere. Its footprint of a process
+//! is a count of NUMA balancing's faults, so without NUMA balancing or a second memory node footprints are not
+//! considered. Source: Linux 7.2, `kernel/sched/debug.c` and `kernel/sched/fair.c`.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::kernel::Kernel;
 
-/// Where its knobs are.
+/// Directory of its knobs.
 pub const KNOBS: &str = "/sys/kernel/debug/sched/llc_balancing";
 
 /// The knob that says how much larger than the cache a process may be; see [`SchedCacheStatus::aggr_tolerance`].
@@ -21,16 +21,16 @@ pub fn tolerance_file() -> PathBuf {
     Path::new(KNOBS).join("aggr_tolerance")
 }
 
-/// What it is set to. Whatever cannot be read is `None`.
+/// Its settings. A setting that cannot be read is `None`.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct SchedCacheStatus {
     /// `None`: this kernel has none, or does not tell.
     pub enabled: Option<bool>,
-    /// 0 gathers nobody; 1: threads and footprint have to fit; 100: neither is looked at.
+    /// 0 aggregates no threads; 1: threads and footprint have to fit; 100: neither is considered.
     pub aggr_tolerance: Option<u32>,
     /// Are footprints counted, by NUMA balancing over two memory nodes or more?
     pub counts_footprints: Option<bool>,
-    /// The same in words, or why nothing can be read.
+    /// The settings as a sentence, or the reason why they cannot be read.
     pub detail: String,
 }
 
@@ -96,7 +96,7 @@ pub struct PlacedThread {
     pub allowed: Option<CpuSet>,
 }
 
-/// Where the plan's affinities and the kernel's preferred cache work against each other for one process: sentences.
+/// Conflicts between the plan's affinities and the kernel's preferred cache for one process, one sentence each.
 pub fn conflicts(state: &SchedCacheStatus, topology: &Topology, pid: i32, threads: &[PlacedThread]) -> Vec<String> {
     let own: Vec<&PlacedThread> = threads.iter().filter(|thread| thread.pid == pid).collect();
     if !state.aggregates() || own.len() < 2 || topology.last_level_caches().count() < 2 {

@@ -1,11 +1,11 @@
 //! The managed threads of the host, with dense ids in order of arrival.
 //!
-//! Problem: pids are reused, threads come and go between two looks, and looking costs time: with hundreds of threads
-//! and windows of a second, reading every `/proc` file of every thread would itself be a load. Method: one listing of
-//! `/proc` per look; a process is examined once, when it is new. Per look a thread costs one small read (`schedstat`, of a file
-//! that stays open); `stat` and the list of threads are read again, once, only of processes that ran since: who did not run
-//! was not born, did not end and has no new threads. Of processes that are not managed a sixteenth per look is asked whether
-//! its pid was reused.
+//! Problem: pids are reused, threads come and go between two refreshes, and a refresh costs time: with hundreds of
+//! threads and windows of a second, reading every `/proc` file of every thread would itself be a load. Method: one
+//! listing of `/proc` per refresh; a process is examined once, when it is new. Per refresh a thread costs one small
+//! read (`schedstat`, of a file that stays open); `stat` and the list of threads are read again, once, only of
+//! processes that ran since: a process that did not run was not created, did not exit and has no new threads. A
+//! sixteenth of the unmanaged processes is checked per refresh for a reused pid.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -20,7 +20,7 @@ use crate::sense::thread_counts::{SchedstatTimes, calls, schedstat, schedstat_pa
 
 /// Processes that are not managed are asked in so many turns whether they are still the same.
 const TURNS: u32 = 16;
-/// Files that stay open; descriptors are few (1024 unless somebody asked for more), and counters want theirs.
+/// Maximum number of files that stay open; descriptors are few (1024 by default), and counters need theirs.
 const KEPT_AT_MOST: usize = 400;
 /// `PF_KTHREAD` of `/proc/TID/stat`'s flags.
 const KERNEL_THREAD: u64 = 0x0020_0000;
@@ -44,7 +44,7 @@ pub struct ManagedThread {
     pub name: String,
     /// Time of the look that found it, since the machine's start.
     pub arrived_ns: u64,
-    /// What the operator asks for it; `None` = nothing.
+    /// Its goal by the operator's rule; `None` = none.
     pub goal: Option<Goal>,
     /// Observed only.
     pub fixed: bool,
@@ -113,7 +113,7 @@ impl TaskTable {
         TaskTable { calls, ..TaskTable::default() }
     }
 
-    /// Who puts everything back must not be slowed down, whatever the rules say of it. To be told before each look.
+    /// Excludes the guardian, which must not be slowed down whatever the rules are. To be called before each refresh.
     pub fn set_guardian(&mut self, pid: Option<u32>) {
         self.guardian = pid.and_then(|pid| i32::try_from(pid).ok());
     }
@@ -145,7 +145,7 @@ impl TaskTable {
             let tids = match kernel.threads(pid) {
                 Ok(tids) => tids,
                 Err(error) if is_gone(&error) => continue,
-                // Whom nobody can ask has not exited.
+                // A thread that cannot be read has not necessarily exited.
                 Err(_) => {
                     seen.extend(self.by_thread.values().filter(|task| task.pid == pid).map(|task| task.thread));
                     continue;
@@ -169,8 +169,9 @@ impl TaskTable {
         Ok(())
     }
 
-    /// Reads what rules go by, once per process. A pid that is reused has a new leader and is examined again. Where something
-    /// cannot be read nothing is decided, and the next look tries again: a rule that says "leave" must not be missed.
+    /// Reads the properties that rules test, once per process. A pid that is reused has a new leader and is examined
+    /// again. If a property cannot be read, nothing is decided, and the next refresh tries again, because a rule with
+    /// the action "ignore" must not be missed.
     fn examine(&mut self, kernel: &dyn Kernel, rules: &[ManageRule], pid: i32) {
         let Ok(stat) = kernel.stat(pid) else { return };
         let Ok((action, user)) = action(kernel, rules, &stat) else { return };
@@ -218,7 +219,7 @@ impl TaskTable {
         }
         task.usage = usage(times.unwrap_or_else(|| schedstat(kernel, pid, stat.key.tid)), stat);
         if self.calls {
-            // Who has not run since has not called either.
+            // A thread that has not run since has made no calls either.
             let idle = before.ran_ns.is_some() && before.ran_ns == task.usage.ran_ns;
             task.usage.calls = if idle { before.calls } else { calls(kernel, pid, stat.key.tid) };
         }
@@ -234,7 +235,7 @@ impl TaskTable {
         self.times.clear();
         self.leaders.clear();
         for task in self.by_thread.values().filter(|task| !task.exited) {
-            // Who was on a processor may be waiting for one since: that shows in its state only.
+            // A thread that was on a processor may be waiting for one since: that shows in its state only.
             let slept = task.cpu.is_none() && task.usage.ran_ns.is_some();
             let now = match self.kept.get(&task.thread) {
                 Some(kept) => kernel.read_cached(kept).map(|text| times_of(&text)).unwrap_or_default(),
@@ -268,8 +269,8 @@ impl TaskTable {
         self.by_thread.get(&thread).is_some_and(|task| !task.exited)
     }
 
-    /// Processes that the last look found for the first time, that are not managed but were born by one that is, with
-    /// their parent: whatever they inherited of ours is not theirs.
+    /// Processes that the last refresh found for the first time, that are not managed but were created by a managed
+    /// one, with their parent: the settings that they inherited are ours.
     pub fn unmanaged_children(&self) -> &[(i32, i32)] {
         &self.unmanaged_children
     }
@@ -330,7 +331,7 @@ impl TaskTable {
     }
 }
 
-/// What the rules say of a process, and whose it is where that is known.
+/// The rules' action for a process, and its user if that is known.
 fn action(kernel: &dyn Kernel, rules: &[ManageRule], stat: &ThreadStat) -> io::Result<(ManageAction, Option<u32>)> {
     let pid = stat.key.tid;
     if stat.flags & KERNEL_THREAD != 0 {
@@ -453,7 +454,7 @@ mod tests {
         assert_eq!(users, [(5, Some(1000)), (6, Some(1000)), (7, None)]);
     }
 
-    /// Is the guardian left alone by rules that match everybody?
+    /// Is the guardian left alone by rules that match every program?
     #[test]
     fn the_guardian_is_never_managed() {
         let host = FakeHost::default();

@@ -1,4 +1,4 @@
-//! What the kernel counts of each thread in `/proc`.
+//! Counts that the kernel keeps of each thread in `/proc`.
 
 use std::path::{Path, PathBuf};
 

@@ -1,12 +1,12 @@
-//! Which CPUs there are and which caches they share, as the kernel tells it in sysfs.
+//! CPUs and the caches that they share, as the kernel reports them in sysfs.
 //!
-//! Problem: machines differ in what they tell. Cache ids are neither dense nor unique (they come from APIC ids, and
+//! Problem: machines differ in what they report. Cache ids are neither dense nor unique (they come from APIC ids, and
 //! gaps open when CPUs go offline), a socket may have many last-level caches, old kernels have only hexadecimal maps,
-//! virtual machines leave out whole folders. Method: what is there is read CPU by CPU; a cache is told by its level and
-//! the set of online CPUs that share it, never by its id; what is missing becomes a warning and the smallest claim
-//! that is still true (a CPU whose caches are unknown shares none that we know of). Properties: read-only; every path
-//! under `root`; a file that is there but cannot be understood is an error that names it, a file that is not there is
-//! not; CPUs ascend as the kernel numbers them, caches by level and first CPU.
+//! virtual machines leave out whole folders. Method: sysfs is read CPU by CPU; a cache is identified by its level and
+//! the set of online CPUs that share it, never by its id; missing information becomes a warning and the smallest
+//! claim that is still true (a CPU whose caches are unknown shares none that we know of). Properties: read-only;
+//! every path under `root`; a file that is there but cannot be understood is an error that names it, a file that is
+//! not there is not; CPUs ascend as the kernel numbers them, caches by level and first CPU.
 //!
 //! Kernel documentation: Documentation/ABI/stable/sysfs-devices-system-cpu, Documentation/admin-guide/cputopology.rst.
 
@@ -17,14 +17,14 @@ use std::path::{Path, PathBuf};
 
 use cachemate_core::{Cache, CacheId, CacheLevel, Cpu, CpuId, CpuSet, Topology};
 
-/// What the host's kernel tells of its CPUs and caches.
+/// The kernel's report on its CPUs and caches.
 #[derive(Clone, PartialEq, Debug)]
 pub struct HostTopology {
     /// CPUs ascend; caches by level and first CPU.
     pub topology: Topology,
     /// The kernel's own id of each cache, by `CacheId`: what resctrl's schemata name. Not unique across levels.
     pub kernel_cache_ids: Vec<Option<u32>>,
-    /// What is missing or contradicts itself, and what was assumed instead.
+    /// Missing or contradictory information, with the assumption that replaces it.
     pub warnings: Vec<String>,
 }
 
@@ -34,9 +34,9 @@ pub struct HostTopology {
 pub struct TopologyError {
     /// Its path, below the root that was read.
     pub file: Box<str>,
-    /// What stands there, or the error of reading it.
+    /// The found text, or the error of reading it.
     pub found: Box<str>,
-    /// What would be understood.
+    /// The expected text.
     pub expected: Box<str>,
 }
 

@@ -85,7 +85,7 @@ fn an_epyc_has_eight_l3s_of_sixteen_cpus() {
     assert!(host.topology.caches.iter().enumerate().all(|(at, cache)| cache.id.0 as usize == at));
 }
 
-/// Do offline CPUs stay listed, leave their caches, and take away a cache that has nobody left?
+/// Do offline CPUs stay listed, leave their caches, and remove a cache without any other CPU?
 #[test]
 fn offline_cpus_are_listed_but_share_nothing() {
     let gone: Vec<u32> = (16..24).chain(80..88).chain([0]).collect();
@@ -144,7 +144,7 @@ fn a_virtual_machine_that_tells_little_is_read_with_warnings() {
     assert!(host.warnings.iter().any(|warning| warning == "L3: size not told"), "{:?}", host.warnings);
 }
 
-/// Where CPUs differ in their last level (efficiency cores without an L3), is each CPU's own last level marked?
+/// If CPUs differ in their last level (efficiency cores without an L3), is each CPU's own last level marked?
 #[test]
 fn the_last_level_is_each_cpus_own() {
     let tree = SysfsTree::new();

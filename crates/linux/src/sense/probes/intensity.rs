@@ -1,13 +1,13 @@
 //! Intensity from outside: how much of the shared cache a neighbor evicts while we wait.
 //!
-//! Problem: without a PMU nobody says how much of a shared cache a program evicts. A pointer chase defends its own
-//! lines and a stream measures mostly itself. Method (prime, wait, reload): two sequential passes bring a buffer of a
-//! good part of the cache in. Then we sleep and leave the cache to the neighbor. Then we time single loads of a random
-//! choice of the buffer's lines and count those that had to come from memory. The same is done with the neighbor kept
-//! away, in the order away-away / discard-beside-beside / away, so that slow drifts cancel (`crate::sense::probing`);
-//! what follows from the raw samples is a profiler's business. Properties: what hits the shared cache without missing
-//! evicts nothing and is invisible, which is right: it does no harm. Cost to the neighbor: the lines that priming takes
-//! from it.
+//! Problem: without a PMU no counter shows how much of a shared cache a program evicts. A pointer chase defends its
+//! own lines and a stream measures mostly itself. Method (prime, wait, reload): two sequential passes bring a buffer
+//! of a good part of the cache in. Then we sleep and leave the cache to the neighbor. Then we time single loads of a
+//! random choice of the buffer's lines and count those that had to come from memory. The same is done with the
+//! neighbor kept away, in the order away-away / discard-beside-beside / away, so that slow drifts cancel
+//! (`crate::sense::probing`); the raw samples are interpreted by a profiler. Properties: a program that hits the
+//! shared cache without missing evicts nothing and is invisible, which is right, because it does no harm. Cost to the
+//! neighbor: the lines that priming takes from it.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -64,10 +64,11 @@ pub struct ReloadSample {
 }
 
 impl PrimeProber {
-    /// Allocates `buffer_bytes` (a quarter to a half of the cache serves well) and calibrates what a miss is.
+    /// Allocates `buffer_bytes` (a quarter to a half of the cache serves well) and calibrates the threshold of a
+    /// miss.
     ///
     /// # Errors
-    /// The buffer is under a megabyte, or hits and misses cannot be told apart on this host.
+    /// The buffer is under a megabyte, or hits and misses cannot be distinguished on this host.
     pub fn new(buffer_bytes: usize, seed: u64) -> io::Result<Self> {
         if buffer_bytes < 1 << 20 {
             return Err(io::Error::new(
@@ -86,11 +87,12 @@ impl PrimeProber {
         Ok(prober)
     }
 
-    /// As large as the cache really is: half of `cache_bytes`, halved again as long as much of the buffer is gone right after
-    /// it was brought in. Virtual machines are shown their host's whole cache, of which they have a part.
+    /// As large as the cache really is: half of `cache_bytes`, halved again as long as much of the buffer is gone
+    /// right after it was brought in. Virtual machines see their host's whole cache, although they have only a share
+    /// of it.
     ///
     /// # Errors
-    /// As [`PrimeProber::new`]; or it takes so long that nobody is served by it, as under emulation.
+    /// As [`PrimeProber::new`]; or it takes too long to be useful, as under emulation.
     pub fn fitting(cache_bytes: Option<u64>, seed: u64) -> io::Result<Self> {
         let (start, mut bytes) = (Instant::now(), buffer_bytes(cache_bytes));
         loop {
@@ -144,8 +146,8 @@ impl PrimeProber {
         cycles_now() - start
     }
 
-    /// Prime, wait, reload once. The wait is spent on the processor: on a full machine somebody else would run here
-    /// otherwise, and it is his lines that were missed then.
+    /// Prime, wait, reload once. The wait is spent on the processor: on a full machine another program would run here
+    /// otherwise, and the misses would be due to that program.
     pub fn sample(&mut self, wait: Duration) -> ReloadSample {
         let start = Instant::now();
         self.prime();
@@ -189,7 +191,7 @@ impl PrimeProber {
         Ok((hit as f64 * miss as f64).sqrt() as u64)
     }
 
-    /// What counts as a miss, for `doctor` to show.
+    /// Threshold of a miss, for `doctor` to show.
     pub fn miss_from_cycles(&self) -> u64 {
         self.miss_from_cycles
     }
@@ -232,7 +234,7 @@ mod tests {
     #[test]
     fn a_sample_is_a_share() {
         assert!(PrimeProber::new(1000, 1).is_err());
-        // Whatever the kernel claims, the buffer that fits is no larger than half of it.
+        // Whatever size the kernel reports, the buffer that fits is no larger than half of it.
         if let Ok(prober) = PrimeProber::fitting(Some(16 << 20), 1) {
             assert!((4 << 20..=8 << 20).contains(&prober.buffer_bytes()));
             assert_eq!(prober.cache_bytes(), 2 * prober.buffer_bytes());

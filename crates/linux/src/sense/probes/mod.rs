@@ -1,4 +1,4 @@
-//! What can be learnt about caches without a PMU: by timing, from a thread of our own on a CPU nearby.
+//! Measurements of caches without a PMU: by timing, from a thread of our own on a CPU nearby.
 //!
 //! Every probe is bounded in the program itself, runs at normal priority and reports the processor time it took.
 

@@ -89,7 +89,7 @@ mod tests {
         }
     }
 
-    /// Do all neighbors run for about as long as they are told, and count what they touch?
+    /// Do all neighbors run for about the requested time, and count the lines that they touch?
     #[test]
     fn neighbors_run_and_count() {
         let footprint_bytes = 1 << 20;

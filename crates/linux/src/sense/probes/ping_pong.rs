@@ -1,8 +1,10 @@
-//! Cache-line ping-pong: which CPUs really share a cache. Virtual machines say one thing and schedule another.
+//! Cache-line ping-pong: the CPUs that really share a cache. Virtual machines report one topology and schedule by
+//! another.
 //!
 //! Two threads, one on each CPU, hand one cache line to and fro. The fastest of several short rounds is the machine's
 //! own latency: interruptions only ever add. Two CPUs of one last-level cache answer several times faster than two of
-//! different ones; what counts as near and far is the caller's to say ([`SharingVerdict`]), because it depends on the host.
+//! different ones; the caller decides what counts as near and far ([`SharingVerdict`]), because it depends on the
+//! host.
 
 use std::io;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -18,7 +20,7 @@ const TRIPS: u32 = 60;
 /// A partner that is not scheduled at all must not hang the probe.
 const PATIENCE: Duration = Duration::from_millis(200);
 
-/// What a round-trip time says, given the host's bounds.
+/// Meaning of a round-trip time within the host's bounds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SharingVerdict {
     /// One last-level cache.
@@ -36,7 +38,7 @@ pub struct RoundTripBounds {
     pub shared_below_ns: f64,
     /// From here on they are between two of them.
     pub split_from_ns: f64,
-    /// Slower ones say nothing: somebody was interrupted.
+    /// Slower round trips are inconclusive, because a thread was interrupted.
     pub split_to_ns: f64,
 }
 
@@ -49,7 +51,7 @@ impl Default for RoundTripBounds {
 }
 
 impl RoundTripBounds {
-    /// What one round trip means within these bounds.
+    /// Classifies a round trip within these bounds.
     pub fn classify(&self, round_trip_ns: f64) -> SharingVerdict {
         if round_trip_ns < self.shared_below_ns {
             SharingVerdict::Shared

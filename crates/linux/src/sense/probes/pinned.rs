@@ -6,8 +6,8 @@ use cachemate_core::{CpuId, CpuSet};
 
 use crate::kernel::{Kernel, LinuxHost};
 
-/// Proof that the calling thread is on one CPU; the affinity before is put back when it is dropped. Probe threads are
-/// our own, so nothing of this needs the journal.
+/// Proof that the calling thread is on one CPU; dropping it restores the affinity before. Probe threads are our own,
+/// so none of this needs the journal.
 #[derive(Debug)]
 pub struct PinnedThread {
     tid: i32,
@@ -36,7 +36,7 @@ impl PinnedThread {
 
 impl Drop for PinnedThread {
     fn drop(&mut self) {
-        // The thread is ours and about to end or to go on as before: a failure harms nobody.
+        // The thread is ours and about to end or to go on as before: a failure does no harm.
         let _ = LinuxHost::new("/").set_affinity(self.tid, &self.before);
     }
 }

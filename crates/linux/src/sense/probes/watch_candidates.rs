@@ -1,11 +1,12 @@
-//! Which words of a program are worth watching: those of memory that it has, and that it touches.
+//! Words of a program that are worth watching: those of resident memory that it touches.
 //!
 //! Problem: most of a program's address space holds nothing. Allocators and language runtimes reserve gigabytes, page
-//! coloring's agent holds address space for all frames; a word drawn from all of it is hardly ever touched. Method: draws
-//! go to each mapping by its words times the share of its pages that were found in memory, and within it to a page that is
-//! (bit 63 of its entry in `/proc/PID/pagemap`). A mapping of which several words were watched and none was touched is
-//! passed over, but for one draw in so many. Properties: words of resident memory are equally likely wherever they lie,
-//! once the shares have settled; a draw reads a bounded number of entries; where they cannot be read, every word counts.
+//! coloring's agent holds address space for all frames; a word drawn from all of it is hardly ever touched. Method:
+//! draws go to each mapping by its words times the share of its pages that are resident, and within it to a resident
+//! page (bit 63 of its entry in `/proc/PID/pagemap`). A mapping of which several words were watched and none was
+//! touched is passed over, but for one draw in so many. Properties: words of resident memory are equally likely
+//! wherever they lie, once the shares have settled; a draw reads a bounded number of entries; if they cannot be read,
+//! every word counts.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -23,7 +24,7 @@ const PAGE_BYTES: u64 = 4096;
 const DRAWS_OF_ONE: u32 = 64;
 /// All pages looked at for one word.
 const DRAWS: u32 = 4_096;
-/// So many words that nobody touched, and none that somebody did: a mapping that is not in use.
+/// A mapping is idle if this many of its words were watched and none was touched.
 const IDLE_AFTER: u32 = 8;
 /// Such a mapping's part of the draws.
 const IDLE_PART: f64 = 1.0 / 16.0;
@@ -36,7 +37,7 @@ pub struct WatchCandidates {
     found: BTreeMap<u64, MappingStats>,
 }
 
-/// What was found of a mapping so far.
+/// Results for a mapping so far.
 #[derive(Clone, Copy, Debug, Default)]
 struct MappingStats {
     drawn: u32,
@@ -58,7 +59,7 @@ impl MappingStats {
 pub struct PageMap(io::Result<File>);
 
 impl PageMap {
-    /// This process's. Where it may not be read, nothing is known of any page.
+    /// The page map of this process. If it may not be read, no page is known to be resident.
     pub fn of(pid: i32) -> Self {
         PageMap(File::open(format!("/proc/{pid}/pagemap")))
     }
@@ -73,7 +74,7 @@ impl PageMap {
 }
 
 impl WatchCandidates {
-    /// Reads where the process has writable memory now; what was found of mappings that are still there is kept.
+    /// Rereads the process's writable mappings; the results of those that still exist are kept.
     ///
     /// # Errors
     /// The process is gone, or has no writable memory of its own.
@@ -174,7 +175,7 @@ mod tests {
         words
     }
 
-    /// Are words found in two megabytes beside four gigabytes of address space that hold nothing?
+    /// Are words found in two megabytes beside four gigabytes of empty address space?
     #[test]
     fn words_are_drawn_where_memory_is() {
         let mut words = of(&[(4096 * MEGA, 4096 * MEGA), (MEGA, 2 * MEGA)]);
@@ -195,7 +196,7 @@ mod tests {
         assert!((in_thin - 0.5).abs() < 0.06, "{in_thin}");
     }
 
-    /// Is memory that nobody touches watched rarely, and is what is touched now and then kept?
+    /// Is memory that is never touched watched rarely, and is memory that is touched now and then kept?
     #[test]
     fn mappings_that_nobody_touches_are_passed_over() {
         let (idle, used) = ((64 * MEGA, 64 * MEGA), (MEGA, 4 * MEGA));
@@ -210,7 +211,7 @@ mod tests {
         assert!(found.iter().filter(|&&address| address < 64 * MEGA).count() < 60);
     }
 
-    /// Where pages cannot be asked for, does every word count?
+    /// If the page map cannot be read, does every word count?
     #[test]
     fn without_the_page_map_every_word_counts() {
         let mut words = of(&[(MEGA, 4 * MEGA)]);

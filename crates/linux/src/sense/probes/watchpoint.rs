@@ -133,13 +133,13 @@ pub fn self_test() -> io::Result<String> {
     }
 }
 
-/// Whom to watch, where, and for how long.
+/// The watched thread and process, with the number of words and the deadline.
 pub struct WatchTarget<'a> {
     /// Its process.
     pub pid: i32,
     /// The thread.
     pub tid: i32,
-    /// Where its process has memory.
+    /// Candidate words of its process's memory.
     pub words: &'a mut WatchCandidates,
     /// Words to be watched.
     pub locations: usize,
@@ -182,7 +182,8 @@ pub fn reuses(kernel: &dyn Kernel, subject: WatchTarget<'_>) -> io::Result<Vec<R
             any_touched |= !touches_ns.is_empty();
             samples.extend(sample(&touches_ns, watch.ran_ns()));
         }
-        // Words that nobody touched say nothing about accesses, but count as tries: cold memory must not hold us up.
+        // Words that were not touched give no evidence about accesses, but count as tries, so that cold memory cannot
+        // use up the time.
         if !any_touched && Instant::now() + patience > deadline {
             break;
         }

@@ -1,11 +1,11 @@
 //! Sampled data accesses of programs: Intel's PEBS load latency and AMD's instruction-based sampling (IBS).
 //!
-//! Problem: who shares data with whom, and what a program touches how often, shows in addresses only, and only hardware can
-//! sample them without slowing a program down. Method: the kernel describes both facilities in sysfs ([`find`] reads there
-//! how they are asked for, so that a new model needs no new table); one event per thread, or per CPU where the kernel gives
-//! it to nobody else, writes samples into a ring ([`records`]) that is emptied a few times a second. Properties: nothing is
-//! stopped and nobody moved; samples of other programs, of the kernel, and without an address are left out and counted;
-//! where the host has neither, [`find`] says so.
+//! Problem: data sharing between programs, and the frequency of their accesses, show in addresses only, and only
+//! hardware can sample them without slowing a program down. Method: the kernel describes both facilities in sysfs
+//! ([`find`] reads there how they are asked for, so that a new model needs no new table); one event per thread, or
+//! per CPU if the kernel allows no other, writes samples into a ring ([`records`]) that is emptied a few times a
+//! second. Properties: no thread is stopped or moved; samples of other programs, of the kernel, and without an
+//! address are left out and counted; if the host has neither, [`find`] reports it.
 
 pub mod records;
 
@@ -143,7 +143,7 @@ impl Config {
 pub enum SamplingTarget {
     /// One thread's; 0 = the calling one's.
     Thread(i32),
-    /// Everybody's on that CPU.
+    /// All threads on that CPU.
     Cpu(CpuId),
 }
 
@@ -213,7 +213,7 @@ impl PerfSampler {
         tail.store(to, Ordering::Release);
     }
 
-    /// Nothing is sampled any more; what is in the ring stays.
+    /// Stops sampling; samples in the ring stay.
     pub fn stop(&self) {
         // SAFETY: the call takes no argument of ours. An event that is gone samples nothing either.
         unsafe { perf::ioctls::DISABLE(self.file.as_raw_fd(), 0) };

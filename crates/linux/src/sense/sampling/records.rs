@@ -6,7 +6,7 @@
 use cachemate_core::{CacheLevel, DataSource};
 use perf_event_open_sys::bindings as perf;
 
-/// What every sample is asked for: thread, time, address, period, latency, and where the data came from.
+/// Fields of every sample: thread, time, address, period, latency, and data source.
 pub const FIELDS: u64 = (perf::PERF_SAMPLE_TID
     | perf::PERF_SAMPLE_TIME
     | perf::PERF_SAMPLE_ADDR
@@ -36,7 +36,7 @@ pub struct Raw {
     pub data_source: u64,
 }
 
-/// What a stretch of ring held.
+/// Contents of a stretch of the ring.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct RingContents {
     /// Accesses of programs that have an address.
@@ -121,8 +121,8 @@ mod bits {
     pub const SNOOP_PEER: u64 = 0x02;
 }
 
-/// Where the data came from. A line that another core had modified comes from a remote cache, whatever level passed it on
-/// (that is what shared writes look like, TC 4.2); fill buffers, and what is not told, are unknown.
+/// Source of the data. A line that another core had modified comes from a remote cache, whatever level passed it on
+/// (shared writes look like that, TC 4.2); fill buffers, and unreported sources, are unknown.
 pub fn source(data_source: u64) -> DataSource {
     let field = |shift: u32, width: u32| data_source >> shift & ((1 << width) - 1);
     let (level, snoop, number, remote) = (field(5, 14), field(19, 5), field(33, 4), field(37, 1) == 1);

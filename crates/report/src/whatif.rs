@@ -286,7 +286,7 @@ impl WhatIfResult {
                 dt { "programs" } dd { "profiles, each measured or recorded alone" }
                 dt { "method" } dd {
                     "the interval machine: occupancies, bandwidth and turns by theory, nothing fitted on programs that ran "
-                    "together (docs/simulators/interval.md says how true it is)"
+                    "together (docs/simulators/interval.md states the accuracy)"
                 }
                 dt { "seed" } dd { (self.seed) }
             }

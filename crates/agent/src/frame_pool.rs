@@ -9,12 +9,12 @@ use crate::layout::COLORS_AT_MOST;
 const NONE: u32 = u32::MAX;
 const COLORS: usize = COLORS_AT_MOST as usize;
 
-/// Where a slot is listed.
+/// The list of a slot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FreeList {
     /// Holds a frame of this color.
     Color(u32),
-    /// Holds a frame whose color could not be told.
+    /// Holds a frame of unknown color.
     Unknown,
     /// Holds a frame whose color was not asked for yet.
     Unclassified,
@@ -136,8 +136,8 @@ mod tests {
     use std::vec;
     use std::vec::Vec;
 
-    /// Whatever is pushed and taken, in whatever order: is every slot in exactly one place, and no color given that is not
-    /// allowed?
+    /// In any order of pushes and pops: is every slot in exactly one place, and is no frame of a forbidden color
+    /// returned?
     #[test]
     fn no_slot_is_lost_or_given_twice() {
         let mut memory = vec![0; 300];

@@ -48,7 +48,7 @@ pub struct Files {
 
 macro_rules! account {
     ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
-        /// What stands in the status file, under these names.
+        /// Counters of the status file, under these names.
         #[derive(Clone, Copy, Default, Debug)]
         struct AgentCounters { $($(#[$doc])* $name: u64),* }
         impl AgentCounters {
@@ -98,7 +98,7 @@ account!(
     held_most,
     /// Frames that the stock may hold.
     hold_at_most,
-    /// Frames whose color was asked by time, whether it was told or not.
+    /// Frames whose color was measured by timing, with or without a result.
     classified,
     /// Time that this took.
     classify_ns,
@@ -217,8 +217,8 @@ impl Agent {
     pub fn open_own_descriptors(&mut self) -> bool {
         let mut keep = [self.files.faults, self.files.target, self.files.status];
         keep.sort_unstable();
-        // SAFETY: no memory is passed; CLONE_FILES is 0x400. What the program inherited must not be kept open by us: a
-        // pipe's reader would never see its end.
+        // SAFETY: no memory is passed; CLONE_FILES is 0x400. The agent must not keep inherited descriptors of the
+        // program open: a pipe's reader would never see its end.
         unsafe {
             if sys::call(sys::UNSHARE, [0x400, 0, 0, 0, 0, 0]) < 0 {
                 return false;
@@ -389,7 +389,7 @@ impl Agent {
         if read < 0 { 0 } else { read as usize / 8 }
     }
 
-    /// What can wait: orders, new ranges, the stock, the count; true = there is more to do at once.
+    /// Deferrable work: orders, new ranges, the stock, the count; true = there is more to do at once.
     fn background(&mut self) -> bool {
         let now = sys::now_ns();
         if now >= self.next_tick_ns {
@@ -443,7 +443,7 @@ impl Agent {
         let program = &self.program[..end];
         read_ranges(&mut self.ranges, &[self.own_range], program, &mut self.buffer);
         for range in self.ranges.all() {
-            // What cannot be registered keeps its kernel's frames; asking again for what is registered changes nothing.
+            // A range that cannot be registered keeps the kernel's frames; registering a range twice changes nothing.
             fault::register(self.files.faults, range.start, range.end - range.start);
         }
     }
@@ -521,15 +521,15 @@ impl Agent {
         self.next_pass_ns = now + COUNT_EVERY_NS.max(self.pass.spent_ns * COUNT_SHARE);
         self.pass = ResidencyScan::default();
         if handshake::ending() {
-            // At the beginning: what the program was born with moves right away.
+            // At the beginning: the program's first pages move right away.
             self.next_pass_ns = now;
             self.write_status();
             handshake::final_count_done();
         }
     }
 
-    /// Gives one present page another frame while the program goes on: out, copied, in. Whatever happens in between, the
-    /// page comes back, with its content, or the program has just given it up itself.
+    /// Gives one present page another frame while the program goes on: out, copied, in. Whatever happens in between,
+    /// the page is restored with its content, unless the program has just freed it itself.
     fn recolor(&mut self, page: u64) -> bool {
         if !self.removed.may_take_out(page, self.account.turn) || !handshake::try_acquire() {
             return false;
@@ -561,7 +561,8 @@ impl Agent {
         unsafe { sys::copy_page(from, to) };
         self.in_flight = Some(InFlightPage { at: page, dropped: false });
         let back = self.restore_page(to as u64, from as u64);
-        // What the program may notice; finding a frame beforehand and cleaning the old one are nobody's wait.
+        // Only the time in which the program may wait; finding a frame beforehand and cleaning the old one delay no
+        // thread.
         self.account.moved_ns += sys::now_ns() - begun;
         if back {
             self.release_slot(fresh);
@@ -570,15 +571,15 @@ impl Agent {
             unsafe { sys::zero_page(to) };
             self.stock.push(FreeList::Color(color), fresh);
         }
-        // SAFETY: as above; what the program wrote does not go to whoever gets the frame next.
+        // SAFETY: as above; the program's data must not leak to the next user of the frame.
         unsafe { sys::zero_page(from) };
-        // What the ledger says is believed here: it is proven before the frame is used.
+        // The ledger's color is used here without a test, because it is verified before the frame is used.
         let old = self.frame_at(from as u64).and_then(|frame| self.recorded_color(frame));
         self.stock.push(old.map_or(FreeList::Unclassified, FreeList::Color), aside);
         back
     }
 
-    /// Moves the copy in; the ways back, if it cannot be: again after an event, as a copy, and waking whoever waits.
+    /// Moves the copy in; if that fails, tries again after an event, copies it, or wakes the waiting thread.
     fn restore_page(&mut self, copy: u64, original: u64) -> bool {
         for _ in 0..1_000_000 {
             let Some(out) = self.in_flight.filter(|out| !out.dropped) else {
@@ -590,7 +591,7 @@ impl Agent {
                     self.in_flight = None;
                     return true;
                 }
-                // Somebody remaps or unmaps: what it does to this page is told before it goes on.
+                // The program remaps or unmaps the range: the event for this page arrives before the program goes on.
                 sys::EAGAIN => {
                     let mut poll = [self.files.faults as u64 | 1 << 32];
                     // SAFETY: one pollfd.

@@ -1,9 +1,9 @@
-//! What the program's threads and the handler say to each other without a lock: one flag for a page that is out, one for the
-//! last count.
+//! Lock-free signals between the program's threads and the handler: one flag for a page that is out, one for the last
+//! count.
 
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-/// 1 = the handler has a page out, or somebody is forking.
+/// 1 = the handler has a page out, or the program is forking.
 static OUT: AtomicU32 = AtomicU32::new(0);
 
 /// The program is ending: one last count, please. Turns false when it is done.
@@ -14,17 +14,18 @@ pub fn ending() -> bool {
     ENDING.load(Ordering::Acquire)
 }
 
-/// The last count stands in the status file; who waits for it goes on.
+/// The last count stands in the status file; the waiting thread goes on.
 pub fn final_count_done() {
     ENDING.store(false, Ordering::Release);
 }
 
-/// The right to have a page out; not while somebody forks: the child would find a hole.
+/// Acquires the right to have a page out; refused while the program forks, because the child would find a hole.
 pub fn try_acquire() -> bool {
     OUT.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok()
 }
 
-/// Gives back the right of [`try_acquire`]. A child that was just forked calls it too, as it has the flag of its parent.
+/// Releases the right of [`try_acquire`]. A child that was just forked calls it too, because it has its parent's
+/// flag.
 pub fn release() {
     OUT.store(0, Ordering::Release);
 }

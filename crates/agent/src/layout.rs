@@ -1,4 +1,4 @@
-//! What lies in the folder that the command and the preloaded library share.
+//! Files of the directory that the command and the preloaded library share.
 //!
 //! ```text
 //! BASE/kit                 frames of known colors (this module's header, then pages)
@@ -72,7 +72,7 @@ impl ReferenceSetHeader {
     }
 }
 
-/// What the `wanted` file holds. `all`: pages that the program has already move too.
+/// Content of the `wanted` file. `all`: pages that the program has already move too.
 pub fn format_target(mask: u64, all: bool) -> [u8; WANTED_BYTES] {
     let mut text = [b'\n'; WANTED_BYTES];
     text[16] = if all { b'a' } else { b'n' };
@@ -82,7 +82,7 @@ pub fn format_target(mask: u64, all: bool) -> [u8; WANTED_BYTES] {
     text
 }
 
-/// Reads the `wanted` file: the mask, and whether all pages move; `None` = not whole (somebody is writing it).
+/// Parses the `wanted` file: the mask, and whether all pages move; `None` = incomplete, because it is being written.
 pub fn parse_target(text: &[u8]) -> Option<(u64, bool)> {
     let digits = text.get(..16)?;
     let all = match text.get(16)? {

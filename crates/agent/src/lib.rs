@@ -7,8 +7,8 @@
 //! the program can make absent; whatever fails, the program goes on with frames that the kernel chooses, and it is
 //! counted.
 //!
-//! The crate is also the vocabulary between that library and the command: [`layout`] says what lies in the folder they share,
-//! [`timing`] how a frame's color is told.
+//! The crate is also the vocabulary between that library and the command: [`layout`] defines the files of the
+//! directory that they share, [`timing`] the measurement of a frame's color.
 #![no_std]
 #![warn(missing_docs)]
 

@@ -14,11 +14,11 @@ pub struct AddressRange {
     pub end: u64,
     /// May be written now: only such pages can be moved.
     pub writable: bool,
-    /// May be read now: what may not is address space that is kept for later, and may be endless.
+    /// Whether it may be read now: other ranges are reserved address space, and may be endless.
     pub readable: bool,
 }
 
-/// What the last look found.
+/// The ranges of the last refresh.
 pub struct AddressRanges {
     found: [AddressRange; AT_MOST],
     count: usize,
@@ -49,7 +49,7 @@ impl AddressRanges {
     }
 }
 
-/// What a line says; `None` = not the form of one.
+/// Fields of a line; `None` = malformed.
 struct MapsLine<'a> {
     range: AddressRange,
     private: bool,
@@ -86,9 +86,9 @@ fn parse(line: &[u8]) -> Option<MapsLine<'_>> {
     Some(MapsLine { range, private: modes.get(3) == Some(&b'p'), inode, name })
 }
 
-/// Picks the program's own anonymous memory, line by line, the first thread's stack included. Left out: what the kernel maps,
-/// and the zeroed data of libraries, the C library's and the agent's among them, which lies behind their files and which the
-/// handler itself may touch.
+/// Picks the program's own anonymous memory, line by line, the first thread's stack included. Left out are the
+/// kernel's mappings and the zeroed data of libraries, including the C library's and the agent's, which lies behind
+/// their files and which the handler itself may touch.
 #[derive(Default, Debug)]
 pub struct MappingFilter {
     file_ends: u64,

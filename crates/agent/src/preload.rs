@@ -1,4 +1,4 @@
-//! What the preloaded library exports: `mmap`, and a beginning and an end.
+//! Exports of the preloaded library: `mmap`, and a beginning and an end.
 
 use core::ffi::{c_int, c_void};
 

@@ -1,8 +1,9 @@
-//! Ranges that the program is just giving back.
+//! Ranges that the program is just freeing.
 //!
-//! Problem: the kernel tells of `MADV_DONTNEED` before it takes the pages away. A page that is out for re-coloring in
-//! between would come back with its old content, where the program must find zeros. Method: what was told is left alone
-//! until the agent has come round a hundred times; if more is told than can be remembered, everything is left alone as long.
+//! Problem: the kernel reports `MADV_DONTNEED` before it removes the pages. A page that is out for recoloring in
+//! between would return with its old content, although the program must find zeros. Method: a reported range is left
+//! alone until the agent's loop has run a hundred times; if there are more ranges than can be remembered, all memory
+//! is left alone for as long.
 
 const REMEMBERED: usize = 64;
 /// Turns of the handler's loop, a hundredth of a second each while it is idle, during which it ran itself: a program that
@@ -25,7 +26,7 @@ impl Default for RemovedRanges {
 }
 
 impl RemovedRanges {
-    /// The program gives back the addresses from `start` to before `end`; told in this turn of the handler's loop.
+    /// The program frees the addresses from `start` to before `end`, as reported in this turn of the handler's loop.
     pub fn note(&mut self, start: u64, end: u64, turn: u64) {
         let until = turn + TURNS;
         if self.ranges[self.at].2 > turn {
@@ -46,7 +47,8 @@ impl RemovedRanges {
 mod tests {
     use super::*;
 
-    /// Is a range left alone for a while, its neighbors not, and everything where more was told than can be remembered?
+    /// Is a range left alone for a while, its neighbors not, and all memory if there are more ranges than can be
+    /// remembered?
     #[test]
     fn what_is_being_removed_is_left_alone() {
         let mut removed = RemovedRanges::default();

@@ -31,7 +31,7 @@ unsafe extern "C" {
     fn pthread_attr_setdetachstate(attributes: *mut c_void, state: c_int) -> c_int;
     fn pthread_sigmask(how: c_int, set: *const c_void, old: *mut c_void) -> c_int;
     fn sigfillset(set: *mut c_void) -> c_int;
-    // What pthread_atfork(3) is made of; that itself is linked statically.
+    // The function behind pthread_atfork(3), which itself is linked statically.
     fn __register_atfork(
         before: Option<extern "C" fn()>,
         parent: Option<extern "C" fn()>,
@@ -78,7 +78,8 @@ extern "C" fn after_fork_in_child() {
     release();
 }
 
-/// Missing pages of a fresh mapping are told from now on. Failing costs colors, nothing else: the handler comes by later.
+/// Missing pages of a fresh mapping are reported from now on. A failure costs colors and nothing else, because the
+/// handler registers the range later.
 pub fn register(start: usize, bytes: usize) {
     let file = REGISTRAR.load(Ordering::Relaxed);
     if file >= 0 && served() {
@@ -111,7 +112,8 @@ impl PathBuffer {
 fn variable(name: &str) -> Option<&'static [u8]> {
     let mut text = [0u8; 32];
     text.get_mut(..name.len())?.copy_from_slice(name.as_bytes());
-    // SAFETY: a name that ends with a zero; the answer is a string of the environment, which nobody changes before `main`.
+    // SAFETY: a name that ends with a zero; the result is a string of the environment, which does not change before
+    // `main`.
     unsafe {
         let value = getenv(text.as_ptr().cast());
         (!value.is_null()).then(|| CStr::from_ptr(value).to_bytes())
@@ -197,8 +199,8 @@ fn prepare() -> Option<(&'static mut Agent, *mut u8)> {
     }
 }
 
-/// All memory of the agent's own in one mapping, so that whoever looks from outside can leave it out: the handler's stack, the
-/// agent, the lists, and the region that frames are held in.
+/// All memory of the agent's own in one mapping, so that an observer from outside can leave it out: the handler's
+/// stack, the agent, the lists, and the region that holds frames.
 struct AgentMemory {
     start: *mut u8,
     hold_pages: usize,
@@ -279,7 +281,7 @@ fn start() -> Option<()> {
         unsafe { sys::call(sys::CLOSE, [file as usize, 0, 0, 0, 0, 0]) };
     }
     // SAFETY: as documented in mallopt(3): one heap that grows in large steps and never shrinks, no mappings of the
-    // allocator's own, which nobody could see coming. One block makes it grow before the program does.
+    // allocator's own, which could not be foreseen. One block makes it grow before the program does.
     unsafe {
         mallopt(-4, 0);
         mallopt(-2, TOP_PAD_BYTES);
@@ -292,7 +294,7 @@ fn start() -> Option<()> {
 }
 
 extern "C" fn run(argument: *mut c_void) -> *mut c_void {
-    // SAFETY: the agent that `start` made, which nobody else uses from now on.
+    // SAFETY: the agent that `start` made, which has no other user from now on.
     let agent = unsafe { &mut *argument.cast::<Agent>() };
     if agent.open_own_descriptors() {
         // SAFETY: no memory is passed.
@@ -307,7 +309,7 @@ extern "C" fn run(argument: *mut c_void) -> *mut c_void {
 
 /// Called before `main`.
 pub extern "C" fn begin() {
-    // A program without an agent runs as always; what was refused stands in its status.
+    // A program without an agent runs as always; the reason stands in its status.
     let _ = start();
     if served() {
         // The heap has just grown: its new part is registered before the program touches it.
@@ -316,7 +318,7 @@ pub extern "C" fn begin() {
     }
 }
 
-/// Called after `main`: what is resident at the end is counted once more.
+/// Called after `main`: resident pages are counted once more at the end.
 pub extern "C" fn end() {
     if served() {
         request_final_count();

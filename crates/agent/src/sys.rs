@@ -78,7 +78,7 @@ pub unsafe fn call(number: usize, args: [usize; 6]) -> isize {
     answer
 }
 
-/// Never called: colors are told by time on x86-64 only, and nobody starts an agent without colors.
+/// Never called: colors are measured on x86-64 only, and no agent starts without colors.
 ///
 /// # Safety
 /// None needed.
@@ -102,7 +102,7 @@ pub fn map(bytes: usize, prot: usize, flags: usize, file: isize) -> Option<*mut 
     (at > 0).then_some(at as *mut u8)
 }
 
-/// Copies a page; not `memcpy`, which might be anybody's.
+/// Copies a page; not by `memcpy`, which the program may have replaced.
 ///
 /// # Safety
 /// Both are whole pages, mapped, and not the same.
@@ -147,7 +147,8 @@ pub mod fault {
 
     /// Moving pages (Linux 6.8).
     pub const MOVE_PAGES: u64 = 1 << 16;
-    /// Remapping, removing and unmapping are told, and wait until they were read: never for a thread that does so itself.
+    /// Remapping, removing and unmapping are reported, and wait until the report was read: never for a thread that
+    /// does so itself.
     pub const EVENTS: u64 = 1 << 2 | 1 << 3 | 1 << 6;
 
     fn ioctl(file: isize, what: usize, words: &mut [u64]) -> isize {
@@ -159,7 +160,7 @@ pub mod fault {
     pub fn api(file: isize, features: u64) -> isize {
         ioctl(file, API, &mut [0xaa, features, 0])
     }
-    /// Missing pages of the range are told from now on.
+    /// Missing pages of the range are reported from now on.
     pub fn register(file: isize, start: u64, bytes: u64) -> isize {
         ioctl(file, REGISTER, &mut [start, bytes, 1, 0])
     }

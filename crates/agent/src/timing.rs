@@ -1,9 +1,9 @@
-//! Telling by time whether a page's lines are pushed out of the private cache by other pages' lines.
+//! Timing that shows whether other pages' lines evict a page's lines from the private cache.
 //!
-//! Prime and probe (Liu et al., S&P 2015) with one line a page: load the target, load one line of each page of a set, load
-//! the target again. It comes back slowly only if at least as many pages of the set as the cache has ways fall on its sets.
-//! All lines stand at the same place in their pages, so the first-level cache loses the target every time: what is told
-//! apart is the second level from what lies behind it.
+//! Prime and probe (Liu et al., S&P 2015) with one line a page: load the target, load one line of each page of a set,
+//! load the target again. It comes back slowly only if at least as many pages of the set as the cache has ways fall
+//! on its sets. All lines stand at the same place in their pages, so the first-level cache loses the target every
+//! time: the timing distinguishes the second level from the levels behind it.
 
 use crate::layout::{PAGE_BYTES, ReferenceSetHeader};
 
@@ -149,7 +149,7 @@ pub struct ReferenceSet {
     turn: usize,
 }
 
-/// Loads that hit and loads that missed, in the middle; their difference is what colors are told by.
+/// Median times of hits and misses; their difference distinguishes colors.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Calibration {
     /// Median time of a load that hits the private cache.
@@ -159,7 +159,7 @@ pub struct Calibration {
 }
 
 impl Calibration {
-    /// Where hits end; `None` where the two cannot be told apart.
+    /// Upper limit of hits; `None` if hits and misses cannot be distinguished.
     pub fn threshold_cycles(&self) -> Option<u64> {
         (self.miss_cycles >= self.hit_cycles + self.hit_cycles / 4 + 8)
             .then_some((self.hit_cycles + self.miss_cycles) / 2)
@@ -216,8 +216,8 @@ impl ReferenceSet {
         (colors.start * self.per_color..colors.end * self.per_color).map(|at| self.page(at))
     }
 
-    /// The kit's own frames say what a hit and a miss cost here and now, and whether they still are what they were. Where that
-    /// cannot be told now, the threshold before stays.
+    /// Measures the costs of a hit and a miss by the reference frames themselves, here and now. If they cannot be
+    /// distinguished now, the previous threshold stays.
     pub fn calibrate(&mut self) -> Calibration {
         let (mut hits, mut misses) = ([0; SAMPLES], [0; SAMPLES]);
         for at in 0..SAMPLES {
@@ -272,15 +272,15 @@ impl ReferenceSet {
     /// Is the page of this color?
     ///
     /// # Safety
-    /// The page is mapped and readable, and nobody makes it absent meanwhile.
+    /// The page is mapped and readable, and stays present meanwhile.
     pub unsafe fn has_color(&mut self, page: *const u8, color: u32) -> bool {
         // SAFETY: the caller's promise.
         unsafe { self.evicted_by(page, color..color + 1) }
     }
 
-    /// The page's color: by halving, then proven against the one that is left, and against its neighbor, which must not push
-    /// it out: who pushes everything out is somebody else on this core. `None` = not told in three tries (noise, or a frame
-    /// that behaves like none of the kit's).
+    /// The page's color: by halving, then verified against the remaining color and against its neighbor, which must
+    /// not evict it: if every color evicts it, another program on this core does. `None` = no result in three tries
+    /// (noise, or a frame that behaves like no reference frame).
     ///
     /// # Safety
     /// As [`ReferenceSet::has_color`].
@@ -304,9 +304,10 @@ impl ReferenceSet {
         None
     }
 
-    /// [`ReferenceSet::classify`] for many pages, up to [`TOGETHER`] at a time: are they pushed out by the colors whose number has a
-    /// bit set, and by those where it is not? A page of one of the kit's colors loses its line to one of the two, for
-    /// each bit; who loses it to both or to neither gets no votes, and is asked alone. `told` is as long as `pages`.
+    /// [`ReferenceSet::classify`] for many pages, up to [`TOGETHER`] at a time: do the colors whose number has a bit
+    /// set evict them, or those whose number has it clear? A page of a reference color loses its line to one of the
+    /// two, for each bit; a page that loses it to both or to neither gets no votes and is tested alone. `told` is as
+    /// long as `pages`.
     ///
     /// # Safety
     /// As [`ReferenceSet::has_color`], for each page.

@@ -1,8 +1,8 @@
-//! Policies for tests of what is around a policy; not in the registry, and in no package (the feature `chaos`).
+//! Policies that test everything around a policy; not in the registry, and in no package (the feature `chaos`).
 //!
-//! [`ShakePolicy`]: another plan every window, through every actuator there is, sensible or not; is everything put back?
-//! [`SqueezePolicy`]: after some windows everybody onto the first CPU, for ever; does the guard take it back?
-//! [`MisplacingPolicy`]: everybody onto the first CPU, then plans that no machine may be told, then nothing; does the daemon live on?
+//! [`ShakePolicy`]: another plan every window, through every actuator there is, sensible or not; is everything
+//! restored? [`SqueezePolicy`]: after some windows all tasks onto the first CPU, for ever; does the guard roll it
+//! back? [`MisplacingPolicy`]: all tasks onto the first CPU, then invalid plans, then nothing; does the daemon go on?
 
 use cachemate_core::{
     CacheShare, Decision, Gang, GangSchedule, GroupId, PageMigration, PartitionSupport, Plan, Policy, PolicyConfig,

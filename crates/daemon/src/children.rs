@@ -5,8 +5,8 @@ use std::process::Command;
 
 use rustix::process::Signal;
 
-/// Whatever ends this process, kill -9 among it, sends `signal` to what `command` starts: a stream that is left behind would
-/// disturb everybody.
+/// If this process ends, by kill -9 or otherwise, the child gets `signal`: a stream that is left behind would disturb
+/// all programs.
 pub fn ends_with_us(command: &mut Command, signal: Signal) {
     // SAFETY: prctl(2) is async-signal-safe and touches no memory of ours.
     unsafe {

@@ -18,7 +18,7 @@ use cachemate_linux::kernel::{Kernel, LinuxHost};
 /// The preloaded library, built with this command.
 const LIBRARY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/libcachemate_color.so"));
 
-/// What to start.
+/// Command line and options of a colored program.
 pub struct ColoredCommand<'a> {
     /// The program and its arguments.
     pub command: &'a [String],
@@ -28,7 +28,7 @@ pub struct ColoredCommand<'a> {
     pub hold_bytes: u64,
     /// Variables beside its usual ones.
     pub variables: &'a [(&'a str, &'a Path)],
-    /// Where its output goes; `None` = where ours goes.
+    /// File of its output; `None` = inherited.
     pub output: Option<&'a Path>,
     /// Killed when we are; otherwise it goes on by itself.
     pub ends_with_us: bool,
@@ -53,10 +53,11 @@ pub struct ColoredProgram {
 }
 
 impl ColoredProgram {
-    /// The kit is taken as it is: whoever starts programs has it proven once ([`reference_set::open`]), and an agent proves each frame.
+    /// Uses the reference set as it is: callers verify it once ([`reference_set::open`]), and an agent verifies each
+    /// frame.
     ///
     /// # Errors
-    /// No kit, the program is not found or cannot be preloaded, or it cannot be started.
+    /// No reference set, the program is not found or cannot be preloaded, or it cannot be started.
     pub fn start(start: &ColoredCommand<'_>) -> anyhow::Result<Self> {
         let name = start.command.first().context("no command")?;
         let path = std::env::var("PATH").ok();
@@ -122,7 +123,7 @@ impl ColoredProgram {
         self.folder.join(self.pid().to_string())
     }
 
-    /// What the program's agent says now.
+    /// The present report of the program's agent.
     pub fn agent(&self) -> Option<AgentReport> {
         AgentReport::read(&LinuxHost::new("/"), &self.agent_folder()).ok()
     }
@@ -156,8 +157,8 @@ impl ColoredProgram {
         Ok(())
     }
 
-    /// Counts the resident frames of the program, and of those that it has started, from outside. What has no agent at work
-    /// yet is not counted; who has ended is counted as last seen.
+    /// Counts the resident frames of the program and its descendants, from outside. A process without an active agent
+    /// is not counted; one that has exited counts with its last value.
     pub fn read_resident(&mut self) -> Option<ResidentPages> {
         for (pid, agent) in self.agents().into_iter().filter(|(_, agent)| agent.account.is_ok()) {
             if let Ok(resident) = resident(pid, &self.ledger, self.mask, Some(&agent))

@@ -29,7 +29,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub struct ConfigSource {
     /// The configuration; `None` = the usual one.
     pub file: Option<PathBuf>,
-    /// A file that is not there is an error only where somebody named it.
+    /// The file was named explicitly, so that its absence is an error.
     pub named: bool,
     /// Instead of the configuration's.
     pub policy: Option<String>,
@@ -39,7 +39,7 @@ pub struct ConfigSource {
     pub state_dir: Option<PathBuf>,
     /// Instead of the configuration's.
     pub socket: Option<PathBuf>,
-    /// The page, where somebody asked for it.
+    /// Address of the dashboard; `None` = no dashboard.
     pub page: Option<PageAddress>,
 }
 
@@ -80,11 +80,11 @@ pub struct ControlFlags {
     pub reload: Arc<AtomicBool>,
 }
 
-/// Runs until told to stop; everything is as before when it returns.
+/// Runs until it is stopped; the host is restored when it returns.
 ///
 /// # Errors
-/// Another daemon runs, something left behind could not be put back, the host cannot be read, or a step failed. In
-/// each case what was changed has been put back, or stands in the journal.
+/// Another daemon runs, an earlier run could not be restored completely, the host cannot be read, or a step failed.
+/// In each case all changes have been restored, or stand in the journal.
 pub fn run(source: &ConfigSource, switches: &ControlFlags, say: &dyn Fn(&str)) -> anyhow::Result<()> {
     let config = source.read()?;
     let state_dir = config.state_dir.clone().unwrap_or_else(paths::state_dir);
@@ -126,7 +126,7 @@ pub fn run(source: &ConfigSource, switches: &ControlFlags, say: &dyn Fn(&str)) -
     }
     let feed = source.page.as_ref().map(|wish| serve(wish, &header)).transpose()?;
     let log = run_log(&wish.config, &header)?;
-    // Not started by systemd: nobody to tell.
+    // An error means that systemd did not start this process, so there is nothing to notify.
     let _ = sd_notify::notify(false, &[NotifyState::Ready]);
     say(&format!(
         "{} with policy '{}', level {} of 3 (cachemate doctor); socket {}",
@@ -146,7 +146,7 @@ pub fn run(source: &ConfigSource, switches: &ControlFlags, say: &dyn Fn(&str)) -
     ran
 }
 
-/// Said by the daemon itself: its rights may be fewer than those of whoever asks `doctor`.
+/// The daemon's own report, because its rights may be fewer than those of the user of `doctor`.
 fn colors(live: &LiveLoop) -> String {
     use cachemate_core::{Ability, Machine, Support};
     match live.machine.capabilities().abilities.get(&Ability::Colors) {
@@ -168,7 +168,7 @@ fn progress(config: &ManageConfig, say: &dyn Fn(&str)) -> ProgressFiles {
     else {
         return ProgressFiles::default();
     };
-    // As everywhere: a folder that cannot be made is told, and nobody reports.
+    // As everywhere: a directory that cannot be created is reported, and there are no progress reports.
     let progress_dir = std::fs::create_dir_all(&beside).and_then(|()| ProgressFiles::make(&dir));
     progress_dir.unwrap_or_else(|error| {
         say(&format!("{}: {error}: programs cannot report their progress", dir.display()));
@@ -202,7 +202,7 @@ fn publish(shared: &SharedStatus, watcher: &Watcher) {
     shared.status.lock().unwrap_or_else(PoisonError::into_inner).clone_from(&watcher.status);
 }
 
-/// Who hears of each turn: the socket and the metrics, the run log, the page.
+/// Receivers of each window: the socket and the metrics, the run log, the dashboard.
 struct WindowSinks {
     shared: SharedStatus,
     log: Option<RunLogWriter>,
@@ -331,10 +331,10 @@ fn reload(
     reloaded
 }
 
-/// Says what could not be put back, or was left because it is somebody else's by now.
+/// Reports objects that could not be restored, or were left alone because another process has changed them.
 ///
 /// # Errors
-/// Something could not be put back: the journal is kept.
+/// An object could not be restored; the journal is kept.
 pub fn report_failures(account: &[RestoredObject], say: &dyn Fn(&str)) -> anyhow::Result<()> {
     let mut failed = 0;
     for line in account {
@@ -355,7 +355,8 @@ pub fn report_failures(account: &[RestoredObject], say: &dyn Fn(&str)) -> anyhow
     Ok(())
 }
 
-/// The same while the daemon goes on: what could not be put back stays in the journal and is tried again at the end.
+/// As above while the daemon goes on: objects that could not be restored stay in the journal and are tried again at
+/// the end.
 fn report_restored(account: &[RestoredObject], say: &dyn Fn(&str)) {
     if let Err(error) = report_failures(account, say) {
         say(&format!("{error:#}"));

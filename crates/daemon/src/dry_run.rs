@@ -1,4 +1,4 @@
-//! What would be changed: the host is watched, the list of changes is kept, and nothing is made of it.
+//! Dry run: the host is observed, and the first list of changes is reported instead of being executed.
 
 use std::path::Path;
 
@@ -16,7 +16,7 @@ use crate::paths;
 /// Windows that are looked at before the answer is "none".
 pub const WINDOWS: u64 = 30;
 
-/// One change, in words and as it is.
+/// One change, as a sentence and as data.
 #[derive(Serialize)]
 struct DryRunChange {
     line: String,
@@ -35,7 +35,7 @@ pub struct DryRun {
     changes: Vec<DryRunChange>,
     /// The policy's reasons in that window.
     why: Vec<String>,
-    /// What could not be had in any case, each once.
+    /// Lines of the plan that the host would refuse, each once.
     refused: Vec<String>,
     notes: Vec<String>,
 }
@@ -109,7 +109,8 @@ impl DryRun {
     }
 }
 
-/// What `manage` would do first with this configuration. Nothing is changed, no file is written, nobody is answered.
+/// The first changes that `manage` would make with this configuration. Nothing is changed, no file is written, and no
+/// socket is served.
 ///
 /// # Errors
 /// The configuration is wrong somewhere, or the host cannot be read.

@@ -1,4 +1,4 @@
-//! The process that puts the host back if whoever changed it ends without doing so.
+//! The process that restores the host if the process that changed it ends without doing so.
 
 use std::path::Path;
 
@@ -8,10 +8,10 @@ use cachemate_linux::safety::guardian::watch;
 
 use crate::daemon::{report_damage, report_failures};
 
-/// Waits for the end of the process on standard input, and puts the host back if it did not do so itself.
+/// Waits for the end of the process on standard input, and restores the host if that process did not do so itself.
 ///
 /// # Errors
-/// The journal cannot be read, or something of it could not be put back.
+/// The journal cannot be read, or one of its objects could not be restored.
 pub fn run(state_dir: &Path, say: &dyn Fn(&str)) -> anyhow::Result<()> {
     let left = watch(&LinuxHost::new("/"), state_dir)?;
     report_damage(&left, say);

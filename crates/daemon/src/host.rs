@@ -55,17 +55,17 @@ const INSTRUCTIONS_OF_A_WINDOW: f64 = 1e6;
 /// The level that hangs on a calibration.
 const PROBES: u32 = 2;
 
-/// What was found out about this host.
+/// Survey of this host.
 pub struct HostSurvey {
     /// As the kernel tells it.
     pub topology: Topology,
-    /// What of it cannot be right.
+    /// Implausible properties of the topology.
     pub warnings: Vec<String>,
     /// Counters that were tried.
     pub events: Vec<EventSurvey>,
-    /// What else was tried, and what would help.
+    /// Other facilities, with remedies for those that are missing.
     pub capability_survey: CapabilitySurvey,
-    /// Where it is mounted.
+    /// The resctrl file system, if it is mounted.
     pub resctrl: Option<Resctrl>,
 }
 
@@ -110,15 +110,15 @@ fn last_level(topology: &Topology) -> CacheLevel {
     topology.last_level_caches().next().map_or(CacheLevel::L3, |cache| cache.level)
 }
 
-/// What one managed run is told, from a configuration or a command line.
+/// Options of one managed run, from a configuration or a command line.
 pub struct LiveRunOptions {
     /// Policy, guard, windows, groups.
     pub config: ManageConfig,
-    /// Who is managed.
+    /// Rules that choose the managed programs.
     pub rules: Vec<ManageRule>,
     /// Holds the restore journal.
     pub state_dir: PathBuf,
-    /// Where programs report.
+    /// Files in which programs report their progress.
     pub progress: ProgressFiles,
     /// Ends the loop.
     pub stop: Arc<AtomicBool>,
@@ -225,7 +225,7 @@ fn pipeline(config: &ManageConfig, topology: &Topology, capabilities: &Capabilit
 /// Decides where the configuration names no policy. Nothing is moved before the configuration says act.
 const DEFAULT_POLICY: &str = "auto";
 
-/// What the configuration names as its policy, or the default one.
+/// The configured policy, or the default one.
 pub(crate) fn policy_of(config: &ManageConfig) -> PolicyConfig {
     let choice =
         config.policy.clone().unwrap_or(PolicyChoice { name: DEFAULT_POLICY.into(), parameters: Default::default() });

@@ -1,8 +1,8 @@
-//! A small HTTP server for loopback addresses: one page an address, little for anybody to hold.
+//! A small HTTP server for loopback addresses: one page an address, with little that a client can occupy.
 //!
-//! Bounds, for each connection and for all: so many at once (the oldest goes), a head of a few kilobytes within some seconds, an
-//! answer, and the end. A `Host` that is no name of this host is refused: a browser may be told by a foreign page to ask here,
-//! under that page's own name (DNS rebinding).
+//! Bounds, for each connection and for all: a maximum number at once (the oldest is closed), a head of a few
+//! kilobytes within some seconds, one response, and the end. A `Host` that is no name of this host is refused,
+//! because a foreign page may make a browser send requests here under that page's own name (DNS rebinding).
 
 use std::convert::Infallible;
 use std::net::{SocketAddr, TcpListener};
@@ -24,7 +24,7 @@ const PLACES: usize = 32;
 /// For a request with its answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// What is at a path: its content type and text; `None` = nothing.
+/// Content type and text of a path; `None` = not found.
 pub trait PageRoutes: Fn(&str) -> Option<(&'static str, String)> + Send + Sync + 'static {}
 impl<F: Fn(&str) -> Option<(&'static str, String)> + Send + Sync + 'static> PageRoutes for F {}
 
@@ -127,7 +127,7 @@ mod tests {
         let mut stream = TcpStream::connect(server()).unwrap();
         stream.set_write_timeout(Some(PATIENCE)).unwrap();
         stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nX: ").unwrap();
-        // Far more than the kernel's buffers hold: it can be written only if somebody reads it.
+        // Far more than the kernel's buffers hold: it can be written only if the client reads it.
         let written = (0..2_048).map(|_| stream.write_all(&[b'x'; 8192])).take_while(Result::is_ok).count();
         assert!(written < 2_048, "16 MiB of one header were read");
     }

@@ -1,8 +1,9 @@
 //! The live host under management, without a command line: the daemon, and what the commands of a live host share.
 //!
-//! A command parses its arguments and calls [`daemon::run`]; other commands ask the running daemon by [`socket`], try the
-//! host by [`host::survey_host`], or start programs by [`programs`] and [`colored_program`]. Whoever acts is started again by its own
-//! file as `guardian --state-dir FOLDER`: a program that uses this crate to act has that command.
+//! A command parses its arguments and calls [`daemon::run`]; other commands ask the running daemon by [`socket`], try
+//! the host by [`host::survey_host`], or start programs by [`programs`] and [`colored_program`]. A process that acts
+//! starts its own executable again as `guardian --state-dir FOLDER`: a program that uses this crate to act has that
+//! command.
 
 #![warn(missing_docs)]
 

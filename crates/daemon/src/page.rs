@@ -1,4 +1,4 @@
-//! What the page of a running daemon shows besides what a recording has.
+//! Parts of the dashboard that only a running daemon has.
 
 use cachemate_linux::kernel::LinuxHost;
 use cachemate_linux::machine::LiveMachine;
@@ -11,7 +11,7 @@ use crate::status::DaemonStatus;
 /// Lines of the journal that are shown.
 const JOURNAL_LINES: usize = 200;
 
-/// What only the daemon knows.
+/// The state that only the daemon has.
 pub fn live_of(machine: &LiveMachine<LinuxHost>, status: &DaemonStatus) -> DaemonState {
     let managed = machine.managed();
     let name = |pid: i32| managed.iter().find(|task| task.pid == pid).map_or("", |task| task.name.as_str());

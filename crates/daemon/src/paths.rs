@@ -1,4 +1,4 @@
-//! Where things lie: for root in the system's places, for everybody else in their own (XDG base directories).
+//! Default paths: for root in the system's directories, for other users in their own (XDG base directories).
 
 use std::path::{Path, PathBuf};
 
@@ -29,7 +29,7 @@ pub fn cache_dir() -> PathBuf {
     })
 }
 
-/// Where a daemon listens.
+/// The daemon's default socket.
 pub fn socket() -> PathBuf {
     named("CACHEMATE_SOCKET").unwrap_or_else(|| match (is_root(), std::env::var_os("XDG_RUNTIME_DIR")) {
         (true, _) => PathBuf::from("/run/cachemate/cachemate.sock"),
@@ -38,10 +38,11 @@ pub fn socket() -> PathBuf {
     })
 }
 
-/// Where it stands who acts: one lock per user, and the word of root for all. `CACHEMATE_LOCK_DIR` names another folder for both.
+/// Locks of the right to act: one per user, and root's announcement for all. `CACHEMATE_LOCK_DIR` names another
+/// directory for both.
 ///
 /// # Errors
-/// The folder is not there and cannot be made.
+/// The directory is missing and cannot be created.
 pub(crate) fn acting() -> anyhow::Result<LockPaths> {
     const ROOT: &str = "/run/cachemate";
     let user = rustix::process::geteuid().as_raw();

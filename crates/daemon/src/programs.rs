@@ -112,7 +112,7 @@ fn wait(
         }
         std::thread::sleep(Duration::from_millis(5));
     }
-    // Work is read before the end: what a program does while it is ended is not measured.
+    // Work is read before the end, so that the shutdown of a program is not measured.
     let results = running.iter().zip(ended);
     let results =
         results.map(|(program, ended)| ended.unwrap_or_else(|| result(start, &program.report, None))).collect();

@@ -1,8 +1,8 @@
-//! The daemon's control socket: one request per connection, one JSON object back.
+//! The daemon's control socket: one request per connection, one JSON object in reply.
 //!
-//! Who asks is told by the kernel (`SO_PEERCRED`): root, the daemon's own user, and those that the configuration allows.
-//! `reload` is for root and the daemon's own user only. Everybody who is let in has places of his own, all others share
-//! some: whatever others do, root is answered.
+//! The kernel identifies the client (`SO_PEERCRED`): root, the daemon's own user, and the users that the
+//! configuration allows are answered. `reload` is for root and the daemon's own user only. Each allowed user has
+//! connections of its own, and all others share some, so that root is always answered.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
@@ -31,7 +31,7 @@ struct SocketError {
     error: String,
 }
 
-/// What the socket's thread shares with the daemon.
+/// State that the socket's thread shares with the daemon.
 #[derive(Clone)]
 pub(crate) struct SharedStatus {
     /// As of the last window.
@@ -40,7 +40,7 @@ pub(crate) struct SharedStatus {
     pub reload: Arc<AtomicBool>,
     /// As in the daemon's switches.
     pub wake: Arc<AtomicBool>,
-    /// Who may look, besides root and the daemon's own user.
+    /// Users that may query, besides root and the daemon's own.
     pub allow_users: Arc<Mutex<Vec<u32>>>,
 }
 
@@ -77,7 +77,7 @@ pub(crate) fn serve(path: &Path, shared: SharedStatus) -> anyhow::Result<Control
     }
     let _ = std::fs::remove_file(path);
     let listener = UnixListener::bind(path).with_context(|| format!("{shown}: cannot listen"))?;
-    // Everybody may knock; who is let in is decided by the peer's credentials.
+    // Every user may connect; the peer's credentials decide about the reply.
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o666))
         .with_context(|| format!("{shown}: cannot set its mode"))?;
     let started = listener.set_nonblocking(true).and_then(|()| {

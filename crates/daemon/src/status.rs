@@ -1,4 +1,4 @@
-//! What the daemon knows, as `status`, `top`, `explain` and the metrics show it.
+//! The daemon's state, as `status`, `top`, `explain` and the metrics show it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -48,7 +48,7 @@ pub struct DaemonStatus {
     pub config: Option<String>,
     /// Why the last reload did not take; the configuration before is in force.
     pub config_error: Option<String>,
-    /// Page colors: what they divide, or why this daemon has none.
+    /// Page colors: the caches that they divide, or the reason why this daemon has none.
     #[serde(default)]
     pub colors: Option<String>,
     /// Level of the capability survey: 1 counters, 2 probes from outside, 3 topology and pressure only.
@@ -67,12 +67,12 @@ pub struct DaemonStatus {
     pub caches: Vec<CacheStatus>,
     /// Managed and observed threads.
     pub tasks: Vec<TaskStatus>,
-    /// Who takes turns, as it holds.
+    /// Gangs in force.
     pub gangs: Vec<GangStatus>,
     /// Parts of caches, as they hold.
     #[serde(default)]
     pub shares: Vec<ShareStatus>,
-    /// What of them is still under way.
+    /// Shares that are still in progress.
     #[serde(default)]
     pub pending: Vec<PendingStatus>,
     /// Groups that the configuration confines, as they were read back.
@@ -81,17 +81,17 @@ pub struct DaemonStatus {
     pub decisions: Vec<DecisionStatus>,
     /// Lines of the last plan that the host refused, at most 20.
     pub refused: Vec<String>,
-    /// What was wrong with the last plan; the one before it is in force, and what is said of programs is of its last window.
+    /// The error of the last plan; the plan before it is in force, and values of programs are of its last window.
     #[serde(default)]
     pub refused_plan: Option<String>,
-    /// Lines of the plan that somebody else has changed.
+    /// Lines of the plan that another process has changed.
     pub overridden: Vec<String>,
     /// Pressure-stall information of the host.
     pub pressure: Pressure,
     /// The kernel's own cache-aware scheduling, as its files say.
     #[serde(default)]
     pub kernel_cache_scheduling: SchedCacheStatus,
-    /// Where the plan's affinities work against it.
+    /// Processes whose affinities by the plan counteract it.
     #[serde(default)]
     pub kernel_conflicts: Vec<ConflictStatus>,
     /// Totals since the start.
@@ -118,7 +118,7 @@ pub struct DaemonTotals {
     pub rollbacks: u64,
     /// Lines of plans that the host refused.
     pub refused_changes: u64,
-    /// Plans that no machine may be told.
+    /// Invalid plans.
     #[serde(default)]
     pub refused_plans: u64,
     /// Probes of all kinds.
@@ -148,7 +148,7 @@ pub struct CacheStatus {
     pub forecast_miss_ratio: Option<f64>,
 }
 
-/// What a program does to its neighbors and they to it, as far as it was measured.
+/// Effects of a program on its co-runners and of these on it, as far as they were measured.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum ContentionClass {
     /// Both.
@@ -172,7 +172,7 @@ pub enum ContentionClass {
 }
 
 impl ContentionClass {
-    /// In words that people use, as in the status's JSON.
+    /// The name, as in the status's JSON.
     pub fn text(self) -> &'static str {
         match self {
             ContentionClass::AggressorAndVictim => "aggressor and victim",
@@ -198,7 +198,7 @@ pub struct TaskStatus {
     pub name: String,
     /// Observed, never moved.
     pub observed_only: bool,
-    /// Where it was last seen.
+    /// The CPU of its last observation.
     pub cpu: Option<u32>,
     /// Last-level cache of that CPU.
     pub cache: Option<u32>,
@@ -225,7 +225,7 @@ pub struct TaskStatus {
     pub measured_slowdown: Option<f64>,
     /// In the unit of `progress_unit`.
     pub progress_per_second: Option<f64>,
-    /// What that counts: work reported, instructions, or what stands in for work (system calls, page faults).
+    /// The counted work: work reported, instructions, or a proxy (system calls, page faults).
     pub progress_unit: Option<String>,
     /// Its rule promises it to be at most so much slower than alone.
     #[serde(default)]
@@ -263,7 +263,7 @@ pub struct ShareStatus {
     pub colors: Option<String>,
     /// Task ids of the members.
     pub tasks: Vec<u32>,
-    /// What the members hold, as the hardware tells it.
+    /// Occupancy of the members, by the hardware's counter.
     pub occupancy_bytes: Option<u64>,
     /// Share of the resident pages that an agent looks after and that have allowed colors.
     #[serde(default)]
@@ -300,7 +300,7 @@ pub struct CpusetStatus {
 /// One reason of one decision.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct DecisionStatus {
-    /// In which it was said.
+    /// The window of the decision.
     pub window: u64,
     /// Task ids that it names.
     pub tasks: Vec<u32>,
@@ -310,7 +310,7 @@ pub struct DecisionStatus {
     pub numbers: Vec<(String, f64)>,
 }
 
-/// What the kernel calls a task, and where it ran last.
+/// The kernel's ids of a task, and the CPU that it ran on last.
 #[derive(Clone, Copy)]
 struct Ids {
     pid: i32,
@@ -412,8 +412,8 @@ impl Watcher {
         self.status.guardian_pid = pid;
     }
 
-    /// The kernel adds a wait to a thread's account when it ends: the most that was added between two looks is at least the
-    /// longest. One that goes on is told by a thread that is runnable and did not run.
+    /// The kernel adds a wait to a thread's account when the wait ends, so the largest addition between two windows
+    /// is a bound of the longest wait. A wait that goes on shows as a runnable thread that did not run.
     fn observe_waits(&mut self, record: &WindowRecord) {
         let mut waiting = BTreeMap::new();
         for task in record.observation.tasks.iter().filter(|task| !task.exited) {
@@ -429,8 +429,8 @@ impl Watcher {
         self.waiting_ns = waiting;
     }
 
-    /// A plan that no machine may be told: it is not carried out, and the one before stays in force. True = it has not been
-    /// told yet.
+    /// Records an invalid plan: it is not applied, and the previous one stays in force. True = it has not been
+    /// reported yet.
     pub fn refuse_plan(&mut self, window: u64, bad: &PlanError) -> bool {
         let message = format!("the policy's plan: {bad}");
         let new = self.status.refused_plan.as_ref() != Some(&message);

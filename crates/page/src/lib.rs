@@ -1,10 +1,10 @@
-//! A run as a page to look at.
+//! A run as an HTML page.
 //!
-//! Problem: who would rather look than read wants to see who shares a cache with whom, and why, while it happens and
-//! afterwards. Method: one function, [`SnapshotBuilder::snapshot`], turns each turn of the loop into a [`Snapshot`]; the daemon sends
-//! snapshots as they come, and [`recording`] makes them from a run log. One page ([`html`]) shows both. Properties: the
-//! page is one file that loads nothing; its scripts stand under a content policy of their hashes; whatever a program is
-//! called, its name is text.
+//! Problem: some users prefer a picture to tables and want to see the programs of each cache, and the reasons for
+//! their placement, during a run and afterwards. Method: one function, [`SnapshotBuilder::snapshot`], turns each turn
+//! of the loop into a [`Snapshot`]; the daemon sends snapshots as they come, and [`recording`] makes them from a run
+//! log. One page ([`html`]) shows both. Properties: the page is one file that loads nothing; its scripts run under a
+//! content policy of their hashes; a program's name is always plain text.
 
 #![warn(missing_docs)]
 
@@ -26,7 +26,7 @@ use cachemate_trace::{RunLogReader, TraceError};
 /// A recording as the page takes it.
 #[derive(Clone, PartialEq, Debug)]
 pub struct RecordedRun {
-    /// What does not change.
+    /// The constant properties of the run.
     pub head: PageHeader,
     /// One for each window.
     pub snapshots: Vec<Snapshot>,

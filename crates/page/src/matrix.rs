@@ -1,4 +1,4 @@
-//! Who hurts whom: what is forecast for every two programs alone on one cache, and what was measured while both ran on one.
+//! Pairwise slowdowns: forecast for every two programs alone on one cache, and measured while both ran on one.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,7 +23,7 @@ struct SlowdownMean {
 #[derive(Default)]
 pub struct Matrices {
     measured: BTreeMap<(u32, u32), SlowdownMean>,
-    /// CPU seconds so far: who stands in the matrix.
+    /// CPU seconds so far, by which the programs of the matrix are chosen.
     ran_s: BTreeMap<u32, f64>,
     last: Option<MatrixSnapshot>,
     made_in: Option<u64>,
@@ -93,7 +93,7 @@ impl Matrices {
         }
     }
 
-    /// Those of whom something can be said before the others, then those that ran most; in order of arrival.
+    /// Programs with a forecast or a measurement first, then those that ran most; in order of arrival.
     fn members(&self, programs: &[ProgramSnapshot], busiest: &BTreeMap<u32, &Profile>) -> Vec<u32> {
         let known = |program: &ProgramSnapshot| {
             let forecast = busiest.get(&program.program).is_some_and(|profile| {
@@ -111,7 +111,7 @@ impl Matrices {
     }
 }
 
-/// Each pair on two CPUs of one cache, nobody else there.
+/// Forecasts of each pair alone on two CPUs of one cache.
 fn forecasts(
     members: &[u32],
     busiest: &BTreeMap<u32, &Profile>,
@@ -138,7 +138,7 @@ fn forecasts(
     table
 }
 
-/// With four significant digits: nobody reads more, and the page is smaller.
+/// With four significant digits, which suffice for display and keep the page small.
 pub fn short(value: f64) -> f64 {
     format!("{value:.3e}").parse().unwrap_or(value)
 }

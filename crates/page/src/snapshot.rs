@@ -5,31 +5,31 @@
 
 use serde::Serialize;
 
-/// What does not change during a run.
+/// The constant properties of a run.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct PageHeader {
     /// Version of the shape; the page refuses others.
     pub shape: u32,
     /// Version of the program that made it.
     pub version: String,
-    /// Where the run comes from: `live`, or the recording's name.
+    /// Source of the run: `live`, or the recording's name.
     pub source: String,
     /// Tells one run from another of the same source.
     pub run: String,
-    /// Who decides.
+    /// The deciding policy.
     pub policy: String,
     /// The policy's parameters, as given.
     pub parameters: String,
-    /// Is a decision taken back that made programs slower?
+    /// Is a decision rolled back that made programs slower?
     pub guarded: bool,
     /// Number of CPUs that are online.
     pub cpus: u32,
     /// The contended caches.
     pub caches: Vec<CacheHeader>,
-    /// What the machine itself knows of the run; only simulated machines tell.
+    /// The simulated machine's own account of the run; absent for hosts.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub truth: Option<GroundTruth>,
-    /// Why the recording has no proper end, in words.
+    /// The reason why the recording has no proper end.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cut_off: Option<String>,
 }
@@ -60,7 +60,7 @@ pub struct CacheHeader {
 /// A simulated machine's own account of the whole run.
 #[derive(Clone, PartialEq, Debug, Default, Serialize)]
 pub struct GroundTruth {
-    /// Where it was read.
+    /// Its file or machine.
     pub source: String,
     /// For each program that ran.
     pub programs: Vec<ProgramTruth>,
@@ -68,7 +68,7 @@ pub struct GroundTruth {
     pub evicted: Vec<(u32, u32, u64)>,
 }
 
-/// What a program really did.
+/// Modeled figures of a program.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct ProgramTruth {
     /// As in [`ProgramSnapshot::program`].
@@ -116,16 +116,16 @@ pub struct Snapshot {
     /// Time that changes of the window cost.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub changes_s: Option<f64>,
-    /// What the host refused, in words.
+    /// Lines that the host refused, one sentence each.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub refused: Vec<String>,
-    /// What somebody else changed, in words.
+    /// Lines that another process changed, one sentence each.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub overridden: Vec<String>,
-    /// What is under way, in words.
+    /// Lines that are in progress, one sentence each.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub pending: Vec<String>,
-    /// What the restore journal holds; absent in recordings, which do not have it.
+    /// Objects of the restore journal; absent in recordings, which do not have it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub journal: Option<Vec<JournalLine>>,
     /// The daemon itself; absent in recordings.
@@ -134,7 +134,7 @@ pub struct Snapshot {
     /// Curves that are new or other than before.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub curves: Vec<CurveSnapshot>,
-    /// Who hurts whom, where it changed.
+    /// Pairwise slowdowns, if they changed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub matrix: Option<MatrixSnapshot>,
 }
@@ -162,7 +162,7 @@ pub struct ProgramSnapshot {
     /// Work per second, of `speed_unit`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub speed_per_s: Option<f64>,
-    /// What was counted.
+    /// The counted work.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub speed_unit: Option<&'static str>,
     /// While on processor.
@@ -186,7 +186,7 @@ pub struct ProgramSnapshot {
     /// CPUs that the plan in force allows it, where it names any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub allowed: Option<String>,
-    /// What the operator allows it to lose.
+    /// Maximum slowdown by the operator's rule.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_slowdown: Option<f64>,
     /// Work a second that the operator promises it, in the unit of `speed_unit`.
@@ -218,16 +218,16 @@ pub struct CacheSnapshot {
     pub forecast_miss_ratio: Option<f64>,
 }
 
-/// One reason in words, as `explain` gives it.
+/// One reason as a sentence, as `explain` prints it.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct DecisionSnapshot {
     /// Such as `rolled-back`.
     pub kind: &'static str,
-    /// Whom it names.
+    /// Programs that it names.
     pub programs: Vec<u32>,
     /// Printable.
     pub text: String,
-    /// What it rests on; names end in their units.
+    /// Its figures; names end in their units.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub numbers: Vec<(String, f64)>,
 }
@@ -248,7 +248,7 @@ pub struct GangSnapshot {
 pub struct ShareSnapshot {
     /// Number of the group.
     pub group: u32,
-    /// Of which cache; of all of its level where the unit is colors.
+    /// Its cache; if the unit is colors, all caches of that level.
     pub cache: u32,
     /// `ways` or `colors`.
     pub unit: &'static str,
@@ -274,7 +274,7 @@ pub struct ProbeSnapshot {
     pub kind: &'static str,
     /// Processor time.
     pub cost_s: f64,
-    /// Whom it was about.
+    /// The probed program.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub program: Option<u32>,
 }
@@ -288,7 +288,7 @@ pub struct JournalLine {
     pub original: String,
 }
 
-/// What the daemon says of itself.
+/// The daemon's own state.
 #[derive(Clone, PartialEq, Debug, Default, Serialize)]
 pub struct DaemonSnapshot {
     /// Whether it changes the host; false = it only observes.
@@ -311,14 +311,14 @@ pub struct CurveSnapshot {
     pub program: u32,
     /// Such as `L3`.
     pub level: String,
-    /// Who measured it.
+    /// The source of its measurement.
     pub source: String,
     /// Bytes, misses per thousand instructions, lower and upper end.
     pub points: Vec<(u64, f64, f64, f64)>,
 }
 
-/// What the row's program loses beside the column's: as forecast for the two alone on one cache, and as measured in the
-/// windows in which both ran on one cache, whoever else did.
+/// Slowdowns of the row's program beside the column's: forecast for the two alone on one cache, and measured in the
+/// windows in which both ran on one cache, whichever other programs ran there.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct MatrixSnapshot {
     /// In the order of rows and columns.

@@ -20,14 +20,14 @@ use crate::solo_speeds::{SoloSpeeds, instr_per_cycle, reason_words};
 /// Points of a curve that are shown.
 const POINTS_AT_MOST: usize = 32;
 
-/// What only a daemon can tell.
+/// State that only a daemon has.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct DaemonState {
     /// The kernel's ids.
     pub pids: BTreeMap<TaskId, i32>,
-    /// What the restore journal holds.
+    /// Objects of the restore journal.
     pub journal: Vec<JournalLine>,
-    /// What the daemon tells of itself.
+    /// The daemon's own state.
     pub daemon: DaemonSnapshot,
 }
 
@@ -141,7 +141,7 @@ impl SnapshotBuilder {
         }
     }
 
-    /// What does not change.
+    /// The constant properties of the run.
     pub fn head(&self, source: &str) -> PageHeader {
         let RunHeader { topology, capabilities, pipeline, .. } = &self.header;
         PageHeader {
@@ -331,7 +331,7 @@ impl SnapshotBuilder {
         }
     }
 
-    /// Those that differ from what was told before.
+    /// Curves that differ from the last ones sent.
     fn new_curves(&mut self, busiest: &BTreeMap<u32, &Profile>, told: &[ProgramSnapshot]) -> Vec<CurveSnapshot> {
         self.curves.retain(|program, _| told.iter().any(|there| there.program == *program));
         let mut new = Vec::new();

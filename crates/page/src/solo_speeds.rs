@@ -1,4 +1,4 @@
-//! What is believed of a program's speed alone, and reasons in words.
+//! Estimated speeds of programs alone, and reasons as sentences.
 
 use std::collections::BTreeMap;
 

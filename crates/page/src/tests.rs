@@ -52,7 +52,7 @@ fn a_program_stands_where_it_ran() {
     assert_eq!(told.programs[0].intensity, None);
 }
 
-/// Are threads of one process one program, and is its time theirs together?
+/// Are threads of one process one program with their times added?
 #[test]
 fn threads_are_told_together() {
     let mut record = record(0, &[0, 1, 2]);

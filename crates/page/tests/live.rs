@@ -93,7 +93,8 @@ fn only_who_has_the_token_looks() {
     assert!(!body.contains(&token));
 }
 
-/// Are other addresses than loopback refused, a socket its owner's only, and a page without a token everybody's?
+/// Are addresses other than loopback refused, a socket its owner's only, and a page without a token open to every
+/// user?
 #[test]
 fn addresses_are_this_hosts() {
     let refused = serve(&PageAddress { address: "0.0.0.0:0".into(), token: true }, &header()).err().unwrap();
@@ -110,7 +111,7 @@ fn addresses_are_this_hosts() {
     assert!(ask(&address, "/events", &[], 0).0.starts_with("HTTP/1.1 200"));
 }
 
-/// Is the ninth viewer told that all places are taken, and let in once somebody went?
+/// Is the ninth viewer refused because all places are taken, and admitted once another has left?
 #[test]
 fn viewers_are_few() {
     let (address, _) = parts(&fed("127.0.0.1:0", false));
@@ -155,7 +156,7 @@ fn who_comes_back_gets_what_it_missed() {
     };
     for window in 0..4 {
         feed.push(&record(window), &Profiles::new(), DaemonState::default);
-        // One at a time: where the page is behind, windows are left out.
+        // One at a time, because windows are left out if the page is behind.
         std::thread::sleep(Duration::from_millis(300));
     }
     let all = told(None, 3);

@@ -10,7 +10,7 @@ use crate::html_page::whole_page;
 use crate::results::{CacheSummary, CostTable, CurvePoint, PlanResult, ProgramSummary};
 use crate::text::{count_text, number, or_dash, percent_text, size_text};
 
-/// What the page shows; parts that are empty are left out.
+/// Contents of the page; empty parts are left out.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct StudyPage {
     /// Title of the page, and its heading.
@@ -25,11 +25,11 @@ pub struct StudyPage {
     pub programs: Vec<ProgramSummary>,
     /// Same order as `programs`.
     pub curves: Vec<Vec<CurvePoint>>,
-    /// Who hurts whom, as the scheme says.
+    /// Pairwise slowdowns by the model.
     pub matrix: CostTable,
     /// The best placement by the scheme; `None` = none was asked for.
     pub plan: Option<PlanResult>,
-    /// How it was measured: what, and in words.
+    /// Method of measurement: pairs of a property and its text.
     pub method: Vec<(String, String)>,
 }
 

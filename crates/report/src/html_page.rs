@@ -1,4 +1,4 @@
-//! What every page of ours begins with: one file that needs nothing from elsewhere, light and dark, on narrow windows too.
+//! The common beginning of all our pages: one file that loads nothing, light and dark, on narrow windows too.
 
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 

@@ -1,4 +1,4 @@
-//! What the commands answer, as data: the JSON objects that scripts rely on, and what tables and pages are made from.
+//! Results of the commands as data: the JSON objects that scripts rely on, from which tables and pages are made.
 //!
 //! Field names are a promise (docs/json.md, kept by a test of the command): they are added to, never renamed. Absent is
 //! `null`, never zero.
@@ -19,7 +19,7 @@ pub struct CurvePoint {
     pub miss_ratio_error: Option<f64>,
 }
 
-/// What was counted over one stream of accesses (all of them, one process, one thread).
+/// Counts over one stream of accesses (all of them, one process, one thread).
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct CurveCounts {
     /// Records in the file.
@@ -105,7 +105,7 @@ pub struct CachesimResult {
 pub struct ProgramSummary {
     /// From the profile or the recording.
     pub name: String,
-    /// What was run.
+    /// The recorded command.
     pub command: Option<String>,
     /// Animal class: turtle, sheep, rabbit, devil.
     pub class: Option<String>,
@@ -138,7 +138,7 @@ pub struct CacheSummary {
     pub cpus_each: u32,
 }
 
-/// Who hurts whom: row suffers from column.
+/// Pairwise costs: the row's program is slowed down by the column's.
 #[derive(Clone, PartialEq, Debug, Default, Serialize)]
 pub struct CostTable {
     /// The model that predicts it.
@@ -147,11 +147,11 @@ pub struct CostTable {
     pub unit: String,
     /// Programs, in the order of rows and of columns.
     pub names: Vec<String>,
-    /// `values[row][column]`: what the row's program suffers from the column's; `None` = not known.
+    /// `values[row][column]`: slowdown of the row's program beside the column's; `None` = unknown.
     pub values: Vec<Vec<Option<f64>>>,
 }
 
-/// What a group does to one of its members.
+/// Effect of a group on one of its members.
 #[derive(Clone, PartialEq, Debug, Default, Serialize)]
 pub struct GroupMember {
     /// As in [`ProgramSummary::name`].
@@ -186,7 +186,7 @@ pub struct PredictResult {
     pub cache: CacheSummary,
     /// In the order given.
     pub programs: Vec<ProgramSummary>,
-    /// Who hurts whom, two at a time.
+    /// Pairwise costs.
     pub matrix: CostTable,
     /// All together; `None` = fewer than two programs, or nothing is known.
     pub group: Option<GroupForecast>,
@@ -197,7 +197,7 @@ pub struct PredictResult {
 pub struct PlacementRow {
     /// As in [`ProgramSummary::name`].
     pub name: String,
-    /// Where it runs; programs on the same CPU take turns.
+    /// Its CPU; programs on the same CPU share it in turn.
     pub cpu: Option<u32>,
     /// Expected, as the scheme measures it; `None` = nothing is known.
     pub slowdown: Option<f64>,

@@ -1,9 +1,9 @@
 //! Plain text tables: columns as wide as their content, nothing drawn that `awk` would stumble over.
 
-/// Where the text of a column stands.
+/// Alignment of a column's text.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Align {
-    /// At the left end: names and words.
+    /// At the left end: names and text.
     Left,
     /// At the right end: numbers.
     Right,

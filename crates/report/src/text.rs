@@ -46,8 +46,8 @@ pub fn percent_text(fraction: f64, decimals: usize) -> String {
     format!("{} %", fixed(zero, decimals))
 }
 
-/// A number with so many decimals. One of more than nine digits is written by its power of ten, as nobody reads three
-/// hundred digits.
+/// A number with so many decimals. One of more than nine digits is written by its power of ten, because three hundred
+/// digits are unreadable.
 pub fn fixed(value: f64, decimals: usize) -> String {
     match value {
         _ if !value.is_finite() => "–".to_string(),
@@ -56,9 +56,9 @@ pub fn fixed(value: f64, decimals: usize) -> String {
     }
 }
 
-/// A text of somebody else's, a program's name above all, as it may stand in a terminal, a table's row or a log's line.
-/// Whatever is not shown as a sign of its own is written out: control characters, line ends, marks that turn the
-/// direction of writing. A backslash is doubled, so that nobody can feign it.
+/// A foreign text, above all a program's name, made safe for a terminal, a table's row or a log's line. Everything
+/// without a visible sign of its own is escaped: control characters, line ends, marks that turn the direction of
+/// writing. A backslash is doubled, so that an escape cannot be forged.
 pub fn printable(text: &str) -> String {
     let plain = |c: char| matches!(c, '"' | '\'');
     text.chars().map(|c| if plain(c) { c.to_string() } else { c.escape_debug().to_string() }).collect()

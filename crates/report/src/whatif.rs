@@ -1,7 +1,7 @@
-//! What a machine would do under several policies, from profiles: the answer as data, and as one HTML page.
+//! Comparison of policies on one machine, from profiles: the result as data, and as one HTML page.
 //!
 //! The table stands first, then the same time lines for each policy under the same scales: slowdowns, occupancies,
-//! memory, who was where, and what was decided and why.
+//! memory, locations, and decisions with their reasons.
 
 use maud::{Markup, PreEscaped, html};
 use serde::Serialize;
@@ -26,7 +26,7 @@ pub struct WhatIfResult {
     pub policies: Vec<PolicyOutcome>,
 }
 
-/// What came out under one policy.
+/// Outcome under one policy.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct PolicyOutcome {
     /// As given on the command line.

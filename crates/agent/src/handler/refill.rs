@@ -37,8 +37,8 @@ impl Agent {
         while fetched < count {
             let Some(slot) = self.stock.pop(FreeList::Empty) else { break };
             fetched += 1;
-            // SAFETY: a page of the region's first half, which nobody registered. Written: a page that was only read is
-            // the kernel's page of zeros, and so would be whatever it is given to.
+            // SAFETY: a page of the region's first half, which is not registered. It is written because a page that
+            // was only read would be the kernel's page of zeros.
             unsafe { self.slot(slot).write_volatile(0) };
             match self.proven(self.slot(slot)) {
                 Some(color) => self.stock.push(FreeList::Color(color), slot),
@@ -56,7 +56,7 @@ impl Agent {
         fetched
     }
 
-    /// What the ledger says of the frame of one of our own pages; proven first, if it is to be used.
+    /// The ledger's color of the frame of one of our own pages; verified first if the frame is to be used.
     fn proven(&mut self, page: *mut u8) -> Option<u32> {
         let color = self.frame_at(page as u64).and_then(|frame| self.recorded_color(frame))?;
         self.account.proven += 1;

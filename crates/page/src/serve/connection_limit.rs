@@ -1,8 +1,9 @@
-//! Connections that are served at the same time: few, none for long, and nobody waits behind somebody who dawdles.
+//! Connections that are served at the same time: few, none for long, and none behind a slow one.
 //!
-//! Problem: whoever may connect can also connect and say nothing, a byte a second, or a hundred times. Method: everybody is
-//! served at once, within a deadline for the whole of it; each party has so many places, and where all are taken the guest who
-//! has been there longest goes. Properties: descriptors and memory are bounded; who asks and takes the answer is always served.
+//! Problem: a client can connect and send nothing, a byte a second, or a hundred connections. Method: every
+//! connection is served at once, within a deadline for the whole of it; each party has a fixed number of places, and
+//! if all are taken, its oldest connection is closed. Properties: descriptors and memory are bounded; a client that
+//! sends a request and reads the response is always served.
 
 use std::collections::VecDeque;
 use std::io;
@@ -18,8 +19,7 @@ pub struct ConnectionLimit {
 }
 
 impl ConnectionLimit {
-    /// A party with nobody there yet. 0 places are taken as 1; `patience` is the deadline for one guest's whole
-    /// service.
+    /// A party without connections. A capacity of 0 counts as 1; `patience` is the deadline of one connection.
     pub fn new(capacity: usize, patience: Duration) -> Self {
         ConnectionLimit { capacity, patience, connections: VecDeque::new() }
     }
@@ -37,9 +37,10 @@ impl ConnectionLimit {
     }
 }
 
-/// What accept(2) brought. Where it failed (out of descriptors) there is a pause: it would fail again at once.
+/// The result of accept(2). A failure (no descriptors left) is followed by a pause, because it would fail again at
+/// once.
 pub async fn accepted<T>(result: io::Result<T>) -> Option<T> {
-    // Who was sent away lets go of his descriptor before the next one is served, however many wait.
+    // A closed connection releases its descriptor before the next one is served, however many wait.
     tokio::task::yield_now().await;
     if result.is_err() {
         tokio::time::sleep(Duration::from_millis(50)).await;

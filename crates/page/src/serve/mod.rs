@@ -12,7 +12,7 @@ use hyper_util::rt::TokioTimer;
 
 /// For the head of a request.
 const HEAD_PATIENCE: Duration = Duration::from_secs(5);
-/// Bytes and lines of a head; the least that the library can be told.
+/// Maximum bytes and lines of a head; the least that the library accepts.
 const LONGEST_HEAD_BYTES: usize = 8192;
 const HEAD_LINES: usize = 64;
 
@@ -24,8 +24,8 @@ pub fn one_answer() -> http1::Builder {
     http
 }
 
-/// Is it a name that only this host has? A browser may be told by a foreign page to ask here, under that page's own name
-/// (DNS rebinding).
+/// Is it a name that only this host has? A foreign page may make a browser send requests here under that page's own
+/// name (DNS rebinding).
 pub fn is_this_host(host: &str) -> bool {
     let Ok(authority) = host.parse::<Authority>() else { return false };
     let name = authority.host().trim_start_matches('[').trim_end_matches(']');

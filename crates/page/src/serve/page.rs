@@ -1,10 +1,10 @@
-//! The page of a running daemon: the same page as of a recording, fed by server-sent events.
+//! The dashboard of a running daemon: the page of a recording, fed by server-sent events.
 //!
-//! Problem: people want to look while the daemon must not wait for anybody, and a browser also shows pages of people who
-//! should not look. Method: the loop hands a copy of each turn to a thread that makes snapshots of it, and drops the turn
-//! where that thread is behind; a second thread serves them. Properties: viewers are few, and a slow one is let go; who
-//! has no token gets the empty page and nothing else; a foreign page can neither name this host (`Host`) nor ask from
-//! within (`Origin`, `Sec-Fetch-Site`); nothing can be changed from here.
+//! Problem: users want to watch while the daemon must not wait for any viewer, and a browser also shows foreign pages
+//! that must not have access. Method: the loop hands a copy of each turn to a thread that makes snapshots of it, and
+//! drops the turn if that thread is behind; a second thread serves them. Properties: viewers are few, and a slow one
+//! is disconnected; a client without a token gets the empty page and nothing else; a foreign page can neither name
+//! this host (`Host`) nor send requests from within (`Origin`, `Sec-Fetch-Site`); the server is read-only.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::convert::Infallible;
@@ -34,7 +34,7 @@ use crate::{
     CurveSnapshot, DaemonState, MatrixSnapshot, POLICY_HEADER, Snapshot, SnapshotBuilder, content_policy, html, slim,
 };
 
-/// Who may look at the same time.
+/// Maximum number of viewers at the same time.
 const VIEWERS: usize = 8;
 /// Connections at the same time; the oldest goes.
 const PLACES: usize = 32;
@@ -44,7 +44,7 @@ const PATIENCE: Duration = Duration::from_secs(3600);
 const SLOWEST: Duration = Duration::from_secs(10);
 /// Without a window for so long a comment is sent, to find out who is gone.
 const HEARTBEAT: Duration = Duration::from_secs(15);
-/// What is kept for those who come later, in windows and in bytes.
+/// Windows that are buffered for later viewers.
 const WINDOWS_KEPT: usize = 900;
 const BYTES_KEPT: usize = 8 << 20;
 /// Turns that wait for the page's thread; more are dropped.
@@ -58,19 +58,19 @@ pub struct ServeError {
     what: String,
 }
 
-/// Where the page is served, as the command line names it.
+/// Address of the dashboard, as the command line names it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PageAddress {
     /// `127.0.0.1:PORT`, or the path of a socket.
     pub address: String,
-    /// Without it everybody on this host may look; a socket is its owner's anyway.
+    /// Without it every user of this host may view the page; a socket is its owner's anyway.
     pub token: bool,
 }
 
 /// The loop's end: takes turns, and never waits.
 pub struct PageFeed {
     turns: SyncSender<(WindowRecord, Profiles, DaemonState)>,
-    /// For people: where to look.
+    /// The address, for display.
     pub at: String,
 }
 
@@ -93,7 +93,7 @@ struct BufferedWindow {
     programs: Vec<u32>,
 }
 
-/// What viewers are told.
+/// Data for viewers.
 #[derive(Default)]
 struct PageBuffer {
     run: String,
@@ -127,7 +127,7 @@ impl PageBuffer {
         Ok(())
     }
 
-    /// What a viewer is told first, unless it saw windows of this run up to `seen`.
+    /// The first events of a viewer, unless it has windows of this run up to `seen`.
     fn greeting(&self, seen: Option<u64>) -> serde_json::Result<Vec<Bytes>> {
         let mut events = vec![self.head.clone()];
         if seen.is_none() {
@@ -215,7 +215,7 @@ fn serve_at(place: &PageAddress, header: &RunHeader) -> io::Result<PageFeed> {
     Ok(PageFeed { turns, at })
 }
 
-/// 128 bits that nobody guesses.
+/// 128 random bits.
 fn random_text() -> io::Result<String> {
     let mut bytes = [0u8; 16];
     let mut filled = 0;
@@ -377,7 +377,7 @@ fn constant_time_eq(given: &[u8], token: &[u8]) -> bool {
     given.len() == token.len() && given.iter().zip(token).fold(0, |differs, (a, b)| differs | (a ^ b)) == 0
 }
 
-/// A stream of events as an answer's body; who looks has a seat as long as it lasts.
+/// A stream of events as a response body; a viewer keeps its place for as long as it lasts.
 struct Events {
     events: mpsc::Receiver<Bytes>,
     server: Arc<PageServer>,

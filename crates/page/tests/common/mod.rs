@@ -91,7 +91,7 @@ impl Browser {
         }
     }
 
-    /// What an expression of the page is, awaited.
+    /// The value of an expression of the page, awaited.
     #[track_caller]
     pub fn eval(&mut self, script: &str) -> Value {
         let asked = json!({"expression": script, "awaitPromise": true, "returnByValue": true});

@@ -79,7 +79,7 @@ impl<'a> AxisLayout<'a> {
         AxisLayout { axis, low, high, pixels }
     }
 
-    /// Where a value stands, kept inside the axis; what is no number stands at its low end.
+    /// Position of a value, clamped to the axis; a value that is not a number is at its low end.
     pub fn at(&self, value: f64) -> f64 {
         let share = match self.axis.scale {
             AxisScale::Linear => (value - self.low) / (self.high - self.low),

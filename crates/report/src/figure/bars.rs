@@ -11,7 +11,7 @@ use crate::text::number;
 pub struct ChartBar {
     /// How high it is, in the unit of the y axis.
     pub value: Option<f64>,
-    /// Low and high end of the interval it is believed to lie in.
+    /// Low and high end of its confidence interval.
     pub interval: Option<(f64, f64)>,
 }
 

@@ -54,9 +54,9 @@ pub struct Series {
     pub name: String,
     /// Points in order of drawing; those that are not finite interrupt the line.
     pub points: Vec<ChartPoint>,
-    /// What is drawn for the points.
+    /// Mark of the points.
     pub mark: Mark,
-    /// What is drawn for their intervals.
+    /// Style of their intervals.
     pub spread: IntervalStyle,
     /// The line is broken; points are drawn as they are otherwise.
     pub dashed: bool,
@@ -81,7 +81,7 @@ pub enum ReferenceLine {
         /// In the unit of the x axis.
         at: f64,
     },
-    /// A range of levels: what a paper reports.
+    /// A range of levels, such as a published one.
     YBand {
         /// Stands at the band.
         label: String,
@@ -112,7 +112,7 @@ pub struct Chart {
     pub y: Axis,
     /// In the order of drawing, and of the legend.
     pub series: Vec<Series>,
-    /// What to compare with.
+    /// Lines of comparison.
     pub references: Vec<ReferenceLine>,
     /// Pixels; `None` = 680 x 360.
     pub size: Option<(f64, f64)>,

@@ -3,7 +3,7 @@
 use super::svg::{Anchor, Svg, text_width};
 use crate::text::number;
 
-/// What the color says.
+/// Meaning of the color.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Shade {
     /// Colors from nothing to hot; values below zero are cool.
@@ -22,9 +22,9 @@ pub struct HeatMap {
     pub rows: Vec<String>,
     /// Names of the columns, from the left.
     pub columns: Vec<String>,
-    /// What a row is, and what a column is.
+    /// Role of the rows.
     pub row_label: String,
-    /// What a column is.
+    /// Role of the columns.
     pub column_label: String,
     /// By row and column, as many as there are names of them.
     pub values: Vec<Vec<Option<f64>>>,

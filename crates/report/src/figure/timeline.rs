@@ -1,4 +1,4 @@
-//! Lanes over time: where tasks ran, phases, turns of gangs.
+//! Lanes over time: locations of tasks, phases, turns of gangs.
 
 use super::COLORS;
 use super::axis::{Axis, AxisLayout};
@@ -9,9 +9,9 @@ use crate::text::number;
 /// Something that lasts.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct TimelineSpan {
-    /// Where it begins, in the unit of the x axis.
+    /// Its beginning, in the unit of the x axis.
     pub from: f64,
-    /// Where it ends, in the unit of the x axis.
+    /// Its end, in the unit of the x axis.
     pub to: f64,
     /// Index into [`TimelineChart::kinds`].
     pub kind: usize,
@@ -24,7 +24,7 @@ pub struct TimelineSpan {
 pub struct Lane {
     /// Stands at the left of the lane.
     pub name: String,
-    /// What happened in it.
+    /// Its events.
     pub spans: Vec<TimelineSpan>,
 }
 
@@ -35,7 +35,7 @@ pub struct TimelineChart {
     pub title: String,
     /// The time axis.
     pub x: Axis,
-    /// What the colors stand for.
+    /// Meanings of the colors.
     pub kinds: Vec<String>,
     /// From the top.
     pub lanes: Vec<Lane>,

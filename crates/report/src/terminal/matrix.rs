@@ -1,4 +1,4 @@
-//! Who hurts whom, as a matrix in colors, or in shades where there are none.
+//! Pairwise slowdowns as a matrix in colors, or in shades if there are none.
 
 use super::Paint;
 use crate::results::CostTable;
@@ -75,7 +75,7 @@ mod tests {
         CostTable { model: "sdc".into(), unit: "percent".into(), names, values }
     }
 
-    /// Does the matrix say who suffers from whom without any color?
+    /// Does the matrix show slowdowns without any color?
     #[test]
     fn shades_stand_in_for_colors() {
         expect![[r#"

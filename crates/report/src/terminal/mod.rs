@@ -11,7 +11,7 @@ pub use boxes::plan_boxes;
 pub use curve::{CurveLine, curve_picture, sparkline};
 pub use matrix::matrix_picture;
 
-/// What the terminal can show.
+/// Capabilities of the terminal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Paint {
     /// The terminal shows colors, and they are wanted.

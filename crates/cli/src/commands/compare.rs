@@ -19,8 +19,8 @@ use crate::session::Session;
 /// Compare policies: how these programs would run on a machine for hours under each of them
 ///
 /// A program is a file of phases (TOML or JSON), a profile file, a program of the simulated machine, or a recording. A
-/// name with a number runs as many copies (mcf-2006*3). They run on the interval machine; docs/simulators/interval.md says how
-/// true it is.
+/// name with a number runs as many copies (mcf-2006*3). They run on the interval machine, whose
+/// accuracy is stated in docs/simulators/interval.md.
 #[derive(Args)]
 pub struct CompareArgs {
     /// Profiles, programs, recordings; NAME*N = N copies

@@ -7,7 +7,7 @@ use cachemate_core::CpuSet;
 use cachemate_linux::kernel::{Kernel, LinuxHost};
 
 use crate::bench_host::{BenchHost, BenchRow, median};
-use crate::overhead::{BenchDaemon, paired, ratio_in_words};
+use crate::overhead::{BenchDaemon, paired, ratio_text};
 use crate::programs::Actor;
 
 /// Windows that it looks at the programs before anything is compared: its survey and its first look.
@@ -45,7 +45,7 @@ pub fn show(place: &BenchHost) -> anyhow::Result<Vec<BenchRow>> {
         None => BenchRow::skipped("h", COST, "no round came to its end".to_string()),
         Some((ratio, _)) => {
             // More is not what it did: the host was kinder.
-            let measured = ratio_in_words(&managed, &control);
+            let measured = ratio_text(&managed, &control);
             BenchRow::row("h", COST, "1 % less at most", measured, ratio >= 0.99)
         }
     };

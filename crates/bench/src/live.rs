@@ -132,7 +132,7 @@ impl LiveBench {
             seconds: start.elapsed().as_secs_f64(),
             rows,
         };
-        let text = if self.json { serde_json::to_string_pretty(&result)? + "\n" } else { words(&result) };
+        let text = if self.json { serde_json::to_string_pretty(&result)? + "\n" } else { render(&result) };
         std::io::stdout().lock().write_all(text.as_bytes()).context("cannot write to standard output")
     }
 
@@ -190,7 +190,7 @@ fn two_cpus(topology: &Topology) -> Result<((CpuId, CpuId), u64), String> {
     Err("the kernel says that no two cores share a last-level cache".to_string())
 }
 
-fn words(result: &LiveJson) -> String {
+fn render(result: &LiveJson) -> String {
     let mut table = Table::new(&[
         ("", Align::Left),
         ("what", Align::Left),

@@ -141,7 +141,7 @@ fn neutral(place: &BenchHost) -> anyhow::Result<BenchRow> {
     Ok(match median(&managed) {
         None => BenchRow::skipped("c", WHAT, "no round came to its end".to_string()),
         Some(ratio) => {
-            let measured = ratio_in_words(&managed, &control);
+            let measured = ratio_text(&managed, &control);
             BenchRow::row("c", WHAT, "within 1 %", measured, (0.99..=1.01).contains(&ratio))
         }
     })
@@ -173,7 +173,7 @@ pub fn paired(place: &BenchHost, actors: &[Actor], daemon: &BenchDaemon) -> (Vec
 }
 
 /// The median of the first, and how far two blocks differ that nobody has made different.
-pub fn ratio_in_words(managed: &[f64], control: &[f64]) -> String {
+pub fn ratio_text(managed: &[f64], control: &[f64]) -> String {
     let middle = |values: &[f64]| {
         let (low, high) = quarters(values);
         (median(values).unwrap_or(f64::NAN), low, high)

@@ -1,4 +1,4 @@
-//! The command line's common parts: global switches, sizes, lists of sizes.
+//! Common parts of the command line: global options, sizes, lists of sizes.
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -8,10 +8,10 @@ use clap::{Args, ValueEnum};
 
 #[derive(Args)]
 pub struct Global {
-    /// No messages, no progress bar
+    /// Print no messages and no progress bar
     #[arg(long, short, global = true)]
     pub quiet: bool,
-    /// Colors in pictures; NO_COLOR turns them off too
+    /// Colored output; NO_COLOR disables it as well
     #[arg(long, global = true, value_enum, default_value_t, value_name = "WHEN")]
     pub color: ColorChoice,
 }
@@ -27,17 +27,17 @@ pub enum ColorChoice {
 
 #[derive(Args)]
 pub struct JsonArg {
-    /// One JSON object on standard output and nothing else
+    /// Print one JSON object on standard output and nothing else
     #[arg(long)]
     pub json: bool,
 }
 
 #[derive(Args)]
 pub struct OutputArgs {
-    /// The file to write
+    /// File to write
     #[arg(short, long, value_name = "FILE")]
     pub output: PathBuf,
-    /// Overwrite files that exist
+    /// Overwrite existing files
     #[arg(long)]
     pub force: bool,
 }
@@ -78,8 +78,8 @@ impl FromStr for ByteSize {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SizeList(pub Vec<u64>);
 
-/// More points than this are a mistake, or somebody who wants `--histogram`.
-const SIZES_AT_MOST: usize = 10_000;
+/// A curve with more points is a mistake; `--histogram` writes every distance.
+const MAX_SIZES: usize = 10_000;
 
 impl SizeList {
     /// Half-doublings from 4K to 64M.
@@ -97,8 +97,8 @@ impl FromStr for SizeList {
                 None => sizes.push(part.trim().parse::<ByteSize>()?.0),
                 Some((low, rest)) => sizes.extend(range(low, rest, part)?),
             }
-            if sizes.len() > SIZES_AT_MOST {
-                return Err(format!("more than {SIZES_AT_MOST} sizes"));
+            if sizes.len() > MAX_SIZES {
+                return Err(format!("more than {MAX_SIZES} sizes"));
             }
         }
         sizes.sort_unstable();
@@ -108,12 +108,11 @@ impl FromStr for SizeList {
 }
 
 fn range(low: &str, rest: &str, part: &str) -> Result<Vec<u64>, String> {
-    let bad =
-        || format!("found '{part}', expected LO..HI:N such as 64K..64M:21, LO below HI, N from 2 to {SIZES_AT_MOST}");
+    let bad = || format!("found '{part}', expected LO..HI:N such as 64K..64M:21, LO below HI, N from 2 to {MAX_SIZES}");
     let (high, count) = rest.split_once(':').ok_or_else(bad)?;
     let (low, high) = (low.trim().parse::<ByteSize>()?.0, high.trim().parse::<ByteSize>()?.0);
     let count: usize = count.trim().parse().map_err(|_| bad())?;
-    if low >= high || !(2..=SIZES_AT_MOST).contains(&count) {
+    if low >= high || !(2..=MAX_SIZES).contains(&count) {
         return Err(bad());
     }
     Ok(sizes_in_equal_ratios(low, high, count))

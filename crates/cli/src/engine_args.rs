@@ -1,4 +1,4 @@
-//! The engines as the command line chooses them, and how people are told how far a sweep is.
+//! Options that select an engine, and the progress report of a sweep.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -19,40 +19,40 @@ use indicatif::ProgressBar;
 use crate::exit::UsageError;
 use crate::session::Session;
 
-/// Switches of commands that hand tasks to an engine.
+/// Options of commands that submit tasks to an engine.
 #[derive(Args)]
 pub struct EngineArgs {
-    /// What runs the tasks
+    /// Engine that runs the tasks
     #[arg(long, value_enum)]
     pub engine: Option<EngineName>,
-    /// Tasks at once on this machine: local threads, a local Dask cluster, a local HyperQueue worker [default: all CPUs]
+    /// Concurrent tasks on this machine: local threads, a local Dask cluster, a local HyperQueue worker [default: all CPUs]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     workers: Option<u16>,
-    /// How often a task that failed is tried again
+    /// How often a failed task is retried
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub retries: u32,
-    /// Tasks handed to a worker at once, for engines whose own tasks cost much
+    /// Tasks per job of the engine, for engines with costly jobs
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
     batch_size: u16,
-    /// A running Dask scheduler's address, or a running HyperQueue server's folder [default: one of our own, here]
+    /// Address of a running Dask scheduler, or directory of a running HyperQueue server [default: start one on this machine]
     #[arg(long, value_name = "WHERE")]
     scheduler: Option<String>,
-    /// One more argument of sbatch, such as --submit-arg=--partition=long
+    /// Additional argument for sbatch, such as --submit-arg=--partition=long
     #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
     submit_arg: Vec<String>,
-    /// The Python that has Dask
+    /// Python interpreter with Dask installed
     #[arg(long, value_name = "PATH", default_value = "python3")]
     python: PathBuf,
-    /// HyperQueue's command
+    /// HyperQueue command
     #[arg(long, value_name = "PATH", default_value = "hq")]
     hq: PathBuf,
-    /// The cachemate command on the workers' machines [default: this one]
+    /// cachemate command on the workers' machines [default: this one]
     #[arg(long, value_name = "PATH")]
     worker_command: Option<PathBuf>,
-    /// Give an engine up that brings no result for so long and has no task in hand
+    /// Abandon an engine that holds no task and has returned no result for this many seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 120)]
     idle_timeout: u64,
-    /// A worker that has not stirred for so long is taken for dead
+    /// Treat a worker as dead after this many seconds without a heartbeat
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(10..))]
     pub heartbeat_timeout: u64,
 }
@@ -62,16 +62,16 @@ pub enum EngineName {
     /// Threads of this process
     #[default]
     Local,
-    /// Job arrays
+    /// Slurm job arrays
     Slurm,
     /// A Dask scheduler and its workers
     Dask,
-    /// HyperQueue, where its hq is installed
+    /// HyperQueue
     Hq,
 }
 
-/// A log that nobody watches gets a line this often.
-const SAY_EVERY: Duration = Duration::from_secs(30);
+/// Period of the progress lines in a log.
+const LOG_PERIOD: Duration = Duration::from_secs(30);
 
 impl EngineArgs {
     pub fn name(&self) -> String {
@@ -79,10 +79,10 @@ impl EngineArgs {
         value.map_or(String::new(), |value| value.get_name().to_string())
     }
 
-    /// Has the tasks run until nothing is missing, and says how far it is.
+    /// Runs the tasks until no result is missing, and reports the progress.
     ///
     /// # Errors
-    /// As [`drive`]; an engine that cannot be had so.
+    /// As [`drive`]; options that the engine does not take.
     pub fn drive(
         &self,
         session: &Session,
@@ -94,10 +94,10 @@ impl EngineArgs {
     ) -> anyhow::Result<SweepSummary> {
         let mut engine = self.build(store, manifest, work)?;
         let bar = session.progress("sweep", Some(tasks.len() as u64));
-        let mut watching = ProgressReporter::new(session, &bar, silent);
+        let mut reporter = ProgressReporter::new(session, &bar, silent);
         let options = DriveOptions { retries: self.retries, idle_timeout: Duration::from_secs(self.idle_timeout) };
         let stop = session.interrupt_flag();
-        let ended = drive(store, tasks, &mut *engine, &options, &mut |progress| watching.update(progress), &stop);
+        let ended = drive(store, tasks, &mut *engine, &options, &mut |progress| reporter.update(progress), &stop);
         bar.finish_and_clear();
         Ok(ended?)
     }
@@ -118,7 +118,7 @@ impl EngineArgs {
         }
         let program = match &self.worker_command {
             Some(program) => program.clone(),
-            None => std::env::current_exe().context("where this command lies")?,
+            None => std::env::current_exe().context("cannot find the path of this command")?,
         };
         let folder = store.folder().to_path_buf();
         let command =
@@ -126,7 +126,9 @@ impl EngineArgs {
         let scheduler = self.scheduler.clone();
         Ok(match name {
             EngineName::Slurm if scheduler.is_some() => {
-                bail!(UsageError("--scheduler: slurm's own configuration says where its controller is".to_string()))
+                bail!(UsageError(
+                    "--scheduler: not used with slurm, whose own configuration names its controller".to_string()
+                ))
             }
             EngineName::Slurm => Box::new(Slurm::new(command, batch_size, self.submit_arg.clone())),
             EngineName::Dask => {
@@ -141,19 +143,19 @@ impl EngineArgs {
     }
 }
 
-/// Tells people how far it is: a bar on a terminal, now and then a line in a log.
+/// Reports the progress: a bar on a terminal, a line in a log now and then.
 struct ProgressReporter<'a> {
     session: &'a Session,
     bar: &'a ProgressBar,
     silent: bool,
     started: Option<(Instant, usize)>,
-    said: Instant,
+    last_logged: Instant,
     message: Option<String>,
 }
 
 impl<'a> ProgressReporter<'a> {
     fn new(session: &'a Session, bar: &'a ProgressBar, silent: bool) -> Self {
-        ProgressReporter { session, bar, silent, started: None, said: Instant::now(), message: None }
+        ProgressReporter { session, bar, silent, started: None, last_logged: Instant::now(), message: None }
     }
 
     fn update(&mut self, progress: &SweepProgress) {
@@ -173,8 +175,8 @@ impl<'a> ProgressReporter<'a> {
                 self.bar.suspend(|| self.session.warn(message));
             }
         }
-        if self.bar.is_hidden() && !self.silent && self.said.elapsed() > SAY_EVERY {
-            self.said = Instant::now();
+        if self.bar.is_hidden() && !self.silent && self.last_logged.elapsed() > LOG_PERIOD {
+            self.last_logged = Instant::now();
             self.session.log(&self.line(progress, over));
         }
     }
@@ -189,14 +191,14 @@ impl<'a> ProgressReporter<'a> {
         }
         if let Some((start, before)) = self.started.filter(|(_, before)| over > *before) {
             let each = start.elapsed().as_secs_f64() / (over - before) as f64;
-            line.push_str(&format!(", about {} left", time_words(each * (progress.total - over) as f64)));
+            line.push_str(&format!(", about {} left", duration_text(each * (progress.total - over) as f64)));
         }
         line
     }
 }
 
-/// Seconds as people say them.
-pub fn time_words(seconds: f64) -> String {
+/// A duration in the unit that suits its length.
+pub fn duration_text(seconds: f64) -> String {
     match seconds {
         s if s < 90.0 => format!("{s:.0} s"),
         s if s < 5400.0 => format!("{:.0} min", s / 60.0),

@@ -1,9 +1,9 @@
-//! How the command ends: 0 done, 1 the input or the host is at fault, 2 usage, 130 interrupted.
+//! Exit codes: 0 success, 1 invalid input or host, 2 usage, 130 interrupted.
 
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-/// What was asked for cannot be asked for; like clap's own errors, exit code 2.
+/// An invalid command line; exit code 2, as for clap's own errors.
 #[derive(Debug)]
 pub struct UsageError(pub String);
 
@@ -14,7 +14,7 @@ impl std::fmt::Display for UsageError {
 }
 impl std::error::Error for UsageError {}
 
-/// Stopped by Ctrl-C or a termination signal; says what was kept.
+/// Stopped by Ctrl-C or a termination signal; the text names the results that were kept.
 #[derive(Debug)]
 pub struct InterruptedError(pub String);
 
@@ -25,7 +25,7 @@ impl std::fmt::Display for InterruptedError {
 }
 impl std::error::Error for InterruptedError {}
 
-/// A program that was run ended so; it has said itself what there was to say.
+/// Exit code of a program that was run, which has printed its own errors.
 #[derive(Debug)]
 pub struct ProgramExitCode(pub i32);
 
@@ -36,17 +36,17 @@ impl std::fmt::Display for ProgramExitCode {
 }
 impl std::error::Error for ProgramExitCode {}
 
-/// The exit code of a command's result; says on standard error what went wrong.
+/// The exit code of a command's result; prints its error to standard error.
 pub fn code(result: anyhow::Result<()>) -> ExitCode {
     let Err(error) = result else { return ExitCode::SUCCESS };
     if is_broken_pipe(&error) {
-        // Whoever read our output has seen enough (`| head`): nothing is wrong.
+        // The reader of our output has closed the pipe (`| head`), which is no error.
         return ExitCode::SUCCESS;
     }
     if let Some(ProgramExitCode(code)) = error.downcast_ref() {
         return ExitCode::from(u8::try_from(*code).unwrap_or(1));
     }
-    // Nowhere is left to complain to when standard error is gone too.
+    // If standard error is closed as well, the error cannot be reported.
     let _ = writeln!(io::stderr(), "cachemate: {error:#}");
     match error {
         error if error.is::<UsageError>() => ExitCode::from(2),
@@ -60,7 +60,7 @@ fn is_broken_pipe(error: &anyhow::Error) -> bool {
     error.chain().any(|cause| cause.downcast_ref::<io::Error>().is_some_and(broken))
 }
 
-/// clap's answer to help, version and wrong usage, with broken pipes kept quiet.
+/// Prints clap's help, version or usage error, ignoring a broken pipe.
 pub fn usage(error: &clap::Error) -> ExitCode {
     let _ = error.print();
     ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2))

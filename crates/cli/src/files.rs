@@ -1,4 +1,4 @@
-//! Files that the command writes: never over an existing one unless forced, never half a file under the final name.
+//! Output files: existing ones are overwritten only with --force, and a file gets its final name only when it is complete.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail};
 use tempfile::NamedTempFile;
 
-/// A file under way beside its final name; appears there with [`OutputFile::keep`].
+/// A temporary file beside its final path; [`OutputFile::keep`] renames it.
 pub struct OutputFile {
     path: PathBuf,
     force: bool,
@@ -16,10 +16,10 @@ pub struct OutputFile {
 
 impl OutputFile {
     /// # Errors
-    /// The file exists and `force` is not set, or its folder cannot be written to.
+    /// The file exists and `force` is not set, or its directory is not writable.
     pub fn create(path: &Path, force: bool) -> anyhow::Result<Self> {
         refuse_existing(path, force)?;
-        let folder = folder_of(path);
+        let folder = directory_of(path);
         let file = tempfile::Builder::new()
             .prefix(".cachemate-")
             .tempfile_in(folder)
@@ -31,16 +31,16 @@ impl OutputFile {
         self.file.as_file_mut()
     }
 
-    /// Gives the file its name.
+    /// Renames the file to its final path.
     ///
     /// # Errors
-    /// Writing failed, or somebody created the file in the meantime.
+    /// Writing failed, or another process created the file in the meantime.
     pub fn keep(mut self) -> anyhow::Result<()> {
         let name = self.path.display().to_string();
         self.file.flush().with_context(|| format!("{name}: cannot write"))?;
         let persisted =
             if self.force { self.file.persist(&self.path) } else { self.file.persist_noclobber(&self.path) };
-        persisted.map_err(|error| error.error).with_context(|| format!("{name}: cannot be put in place"))?;
+        persisted.map_err(|error| error.error).with_context(|| format!("{name}: cannot be renamed into place"))?;
         // Temporary files are private; the result is an ordinary file.
         #[cfg(unix)]
         {
@@ -52,29 +52,33 @@ impl OutputFile {
     }
 }
 
-/// The process's mask, read by setting it and putting it back.
+/// The process's umask, which can be read only by setting it.
 fn umask() -> u32 {
     let mask = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
     rustix::process::umask(mask);
     mask.as_raw_mode()
 }
 
-/// Before hours of work: can the file be written when they are over?
+/// Refuses, before hours of work, an output file that could not be written after them.
 ///
 /// # Errors
-/// The file exists and `force` is not set, or its folder is not there.
+/// The file exists and `force` is not set, or its directory does not exist.
 pub fn refuse_existing(path: &Path, force: bool) -> anyhow::Result<()> {
     match fs::symlink_metadata(path) {
-        Ok(_) if !force => bail!("{} exists already; --force overwrites it", path.display()),
-        Ok(found) if found.is_dir() => bail!("{} is a folder, expected a file name", path.display()),
-        _ if !folder_of(path).is_dir() => {
-            bail!("{}: cannot write here, as there is no folder {}", path.display(), folder_of(path).display())
+        Ok(_) if !force => bail!("{}: the file exists; --force overwrites it", path.display()),
+        Ok(metadata) if metadata.is_dir() => bail!("{}: found a directory, expected a file", path.display()),
+        _ if !directory_of(path).is_dir() => {
+            bail!(
+                "{}: cannot be written, because the directory {} does not exist",
+                path.display(),
+                directory_of(path).display()
+            )
         }
         _ => Ok(()),
     }
 }
 
-fn folder_of(path: &Path) -> &Path {
+fn directory_of(path: &Path) -> &Path {
     path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
@@ -88,14 +92,14 @@ pub fn write_file(path: &Path, bytes: &[u8], force: bool) -> anyhow::Result<()> 
     output.keep()
 }
 
-/// Makes a folder; one that holds something is only written to with `force`.
+/// Creates a directory; a non-empty one is accepted only with `force`.
 ///
 /// # Errors
-/// It holds something, or cannot be made.
+/// The directory is not empty, or cannot be created.
 pub fn refuse_full(folder: &Path, force: bool) -> anyhow::Result<()> {
-    let holds_something = fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_some());
-    if holds_something && !force {
-        bail!("{} is not empty; --force writes there all the same", folder.display());
+    let is_full = fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_some());
+    if is_full && !force {
+        bail!("{}: the directory is not empty; --force writes to it nevertheless", folder.display());
     }
-    fs::create_dir_all(folder).with_context(|| format!("{}: cannot be made", folder.display()))
+    fs::create_dir_all(folder).with_context(|| format!("{}: cannot be created", folder.display()))
 }

@@ -6,13 +6,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-/// A pipe may be silent for ever, and reads are taken up again after a signal: so none is begun before there is something to
-/// read, and an interruption is its end.
+/// Standard input that reports its end after an interruption. A pipe may stay silent forever, and reads are restarted after
+/// a signal, so a read starts only when input is available.
 pub struct InterruptibleStdin {
     pub stop: Arc<AtomicBool>,
 }
 
-const LOOK_EVERY: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
+const POLL_PERIOD: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 
 impl Read for InterruptibleStdin {
     fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
@@ -21,7 +21,7 @@ impl Read for InterruptibleStdin {
             if self.stop.load(Ordering::Relaxed) {
                 return Ok(0);
             }
-            match poll(&mut [PollFd::new(&input, PollFlags::IN)], Some(&LOOK_EVERY)) {
+            match poll(&mut [PollFd::new(&input, PollFlags::IN)], Some(&POLL_PERIOD)) {
                 Ok(0) | Err(rustix::io::Errno::INTR) => {}
                 Ok(_) => return rustix::io::read(&input, bytes).map_err(io::Error::from),
                 Err(error) => return Err(error.into()),

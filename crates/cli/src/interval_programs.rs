@@ -1,4 +1,4 @@
-//! Programs as the interval machine takes them: written by hand, from a profile file, or measured alone.
+//! Programs for the interval machine: from a file of phases, from a profile file, or measured alone.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use cachemate_trace::{ProfileFile, bundled_recording};
 use crate::exit::UsageError;
 use crate::session::Session;
 
-/// A program that is asked for, by name.
+/// A requested program, by name.
 #[derive(Clone, PartialEq, Debug)]
 pub struct ProgramRequest {
     /// A file of phases (TOML or JSON), a profile file, a program of the cycle-level machine, or a recording.
@@ -23,14 +23,14 @@ pub struct ProgramRequest {
     pub parameters: toml::Table,
 }
 
-/// Files larger than this are no programs.
-const LARGEST_FILE_BYTES: u64 = 64 << 20;
+/// Larger files are refused.
+const MAX_FILE_BYTES: u64 = 64 << 20;
 
-/// All of them, each once: equal ones share theirs. Those of the cycle-level machine are measured alone there, on the
-/// machine that they will run on, and their phases last `stretch` times longer.
+/// Loads the programs; equal requests share one program. Programs of the cycle-level machine are measured alone on the
+/// given machine, and their phases are stretched by `stretch`.
 ///
 /// # Errors
-/// What cannot be read, is no program, or cannot be measured alone.
+/// A file that cannot be read or is no program; a program that cannot be measured alone.
 pub fn load(
     session: &Session,
     wanted: &[ProgramRequest],
@@ -59,13 +59,13 @@ pub fn load(
     Ok(programs)
 }
 
-/// Copies of one program, at most.
-const COPIES_AT_MOST: u32 = 4096;
+/// Maximum number of copies of one program.
+const MAX_COPIES: u32 = 4096;
 
-/// The jobs that a command line names, each program as often as its number says.
+/// The jobs named by a command line, with the requested number of copies of each.
 ///
 /// # Errors
-/// As [`load`]; a number of copies that cannot be.
+/// As [`load`]; an invalid number of copies.
 pub fn jobs(
     session: &Session,
     given: &[String],
@@ -86,9 +86,9 @@ fn counted(given: &str) -> anyhow::Result<(ProgramRequest, u32)> {
     let (name, count) = match given.rsplit_once('*') {
         None => (given, 1),
         Some((name, count)) => {
-            let bad = || UsageError(format!("'{given}': found '{count}' copies, expected 1 to {COPIES_AT_MOST}"));
+            let bad = || UsageError(format!("'{given}': found '{count}' copies, expected 1 to {MAX_COPIES}"));
             let count: u32 = count.parse().map_err(|_| bad())?;
-            if !(1..=COPIES_AT_MOST).contains(&count) {
+            if !(1..=MAX_COPIES).contains(&count) {
                 return Err(bad().into());
             }
             (name, count)
@@ -124,7 +124,9 @@ fn one(
     };
     let threads = job.threads(0)?.len();
     if threads != 1 {
-        bail!("'{name}': found {threads} threads, expected one: threads of one program are not measured alone yet");
+        bail!(
+            "'{name}': found {threads} threads, expected one: programs with several threads cannot be measured alone"
+        );
     }
     Ok(measured(&job, machine, stretch)?)
 }
@@ -132,14 +134,14 @@ fn one(
 fn recording(name: &str) -> anyhow::Result<std::path::PathBuf> {
     bundled_recording(name).or_else(|missing| match kernels::program(name, 1, &Options::default()) {
         Ok(_) => Err(missing.into()),
-        Err(unknown) => bail!("{unknown}; nor is it a file of phases or in the bundled recordings: {missing}"),
+        Err(unknown) => bail!("{unknown}; nor is it a file of phases or a bundled recording: {missing}"),
     })
 }
 
 fn of_file(session: &Session, path: &str, machine: &MachineSpec) -> anyhow::Result<PhasedProgram> {
     let size = std::fs::metadata(path).with_context(|| format!("{path}: cannot be read"))?.len();
-    if size > LARGEST_FILE_BYTES {
-        bail!("{path}: found {size} bytes, expected a program of at most {LARGEST_FILE_BYTES}");
+    if size > MAX_FILE_BYTES {
+        bail!("{path}: found {size} bytes, expected a program of at most {MAX_FILE_BYTES}");
     }
     let text = std::fs::read_to_string(path).with_context(|| format!("{path}: cannot be read"))?;
     if path.ends_with(".toml") {
@@ -155,7 +157,7 @@ fn of_file(session: &Session, path: &str, machine: &MachineSpec) -> anyhow::Resu
     }
     let file = ProfileFile::read(Path::new(path))?;
     session.note(&format!(
-        "{path}: has no timing; cycles follow from its misses and the machine (docs/simulators/interval.md)"
+        "{path}: has no timing, so cycles are derived from its misses and the machine (docs/simulators/interval.md)"
     ));
     from_file(&file, machine).with_context(|| path.to_string())
 }

@@ -1,4 +1,4 @@
-//! What the tasks of a sweep do: scenarios on the simulated machine, curves of recordings.
+//! The tasks of a sweep: scenarios on the simulated machine, and curves of recordings.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -22,9 +22,9 @@ use crate::session::Session;
 
 /// Runs tasks in this process.
 pub struct LocalJobRunner {
-    /// Draws nothing and says nothing: many tasks run at once.
+    /// A silent session, because many tasks run concurrently.
     session: Session,
-    /// The sweep's, which holds answers that others need.
+    /// The sweep's directory, which holds results that other tasks need.
     folder: PathBuf,
 }
 
@@ -74,13 +74,13 @@ impl JobRunner for LocalJobRunner {
     }
 }
 
-/// What decides on the job's machine.
+/// The pipeline of the job's scenario.
 fn pipeline(job: &ScenarioJob, machine: &SimMachine) -> Result<Pipeline, String> {
     let config = cachemate_scenario::pipeline(&job.scenario, &job.machine, machine);
     Pipeline::build(config).map_err(|error| error.to_string())
 }
 
-/// The machine, with recordings opened where the sweep found them.
+/// The machine, with the recordings that the sweep resolved.
 fn build(job: &ScenarioJob) -> Result<SimMachine, String> {
     let mut scenario = job.scenario.clone();
     for program in &mut scenario.programs {
@@ -102,7 +102,7 @@ fn scenario(job: &ScenarioJob, stop: &AtomicBool) -> Result<JobResult, RunError>
     }
     let mut machine = ran.map_err(|error| RunError::Failed(error.to_string()))?;
     let mut results = machine.results();
-    // The answer does not depend on where recordings lie.
+    // The result must not depend on the paths of the recordings.
     for task in &mut results.tasks {
         let recording = job.recordings.iter().find(|(_, path)| path.display().to_string() == task.name);
         if let Some((given, _)) = recording {
@@ -131,7 +131,7 @@ fn stoppable<T>(flag: &Arc<AtomicBool>, stop: &AtomicBool, run: impl FnOnce() ->
     })
 }
 
-/// What reports show of a run.
+/// The figures of a run for reports.
 fn figures(results: &RunResults) -> BTreeMap<String, Option<f64>> {
     let cycles = results.elapsed_cycles as f64;
     let instructions: u64 = results.tasks.iter().map(|task| task.instructions).sum();

@@ -1,4 +1,4 @@
-//! Programs, a machine and a scheme, put together for `predict`, `plan` and `report`.
+//! Programs, a machine and a model, combined for `predict`, `plan` and `report`.
 
 use anyhow::Context;
 use cachemate_core::MachineSpec;
@@ -11,15 +11,15 @@ use clap::Args;
 use crate::programs::{ProfiledInput, load_all};
 use crate::session::Session;
 
-/// For which machine.
+/// The option that selects the machine.
 #[derive(Args, Clone)]
 pub struct MachineArg {
-    /// A machine that comes with cachemate (cachemate topology --list), or a TOML file
+    /// Bundled machine (cachemate topology --list) or TOML file
     #[arg(long, short, value_name = "MACHINE")]
     pub machine: String,
 }
 
-/// Everything that predictions rest on.
+/// A prediction with its inputs.
 pub struct Prediction {
     pub machine: MachineSpec,
     pub cache: SharedCache,
@@ -30,7 +30,7 @@ pub struct Prediction {
 
 impl Prediction {
     /// # Errors
-    /// An unknown machine, scheme or program; a profile without the evidence that the scheme needs.
+    /// An unknown machine, model or program; a profile without the evidence that the model needs.
     pub fn new(session: &Session, programs: &[String], machine: &str, scheme: &str) -> anyhow::Result<Self> {
         let machine = cachemate_spec::load_machine(machine)?;
         let scheme = schemes::by_name(scheme)?;
@@ -51,15 +51,15 @@ impl Prediction {
         cache_summary(&self.machine)
     }
 
-    /// All programs together on one cache, by the scheme where it speaks of groups, else by [`USUAL_SCHEME`].
+    /// All programs together on one cache, by the model if it predicts groups, else by [`USUAL_SCHEME`].
     ///
     /// # Errors
-    /// The usual scheme cannot be had (a bug), never missing evidence: that makes `None`.
+    /// The usual model does not exist (a bug); missing evidence gives `None`.
     pub fn group(&self) -> anyhow::Result<Option<GroupForecast>> {
         self.group_of(&(0..self.programs.len()).collect::<Vec<_>>())
     }
 
-    /// Some of the programs together on one cache, by their places in the list.
+    /// Some of the programs together on one cache, by their indices in the list.
     ///
     /// # Errors
     /// As [`Self::group`].
@@ -81,13 +81,13 @@ impl Prediction {
         let member = |(at, program): (usize, &ProfiledInput)| {
             let miss_ratio = costs.miss_ratios.as_ref().and_then(|ratios| ratios.get(at)).copied();
             let refs = program.profile.rates.llc_refs_per_mega_instr.map(|refs| refs.value);
-            let suffers = costs.costs.get(at).copied();
+            let cost = costs.costs.get(at).copied();
             GroupMember {
                 name: program.name.clone(),
                 solo_mpki: program.summary().solo_mpki,
                 miss_ratio,
                 mpki: miss_ratio.zip(refs).map(|(ratio, refs)| ratio * refs / 1000.0),
-                slowdown_percent: suffers.filter(|_| costs.kind == CostKind::Degradation).map(|cost| cost * 100.0),
+                slowdown_percent: cost.filter(|_| costs.kind == CostKind::Degradation).map(|cost| cost * 100.0),
             }
         };
         let members = programs.into_iter().enumerate().map(member).collect();

@@ -15,16 +15,16 @@ use cachemate_trace::{ProfileFile, TraceReader, bundled_recording};
 use crate::session::Session;
 use crate::traces::{TraceArgs, TraceInput};
 
-/// One program, ready to be predicted with.
+/// One program, ready for predictions.
 pub struct ProfiledInput {
-    /// Name as it may stand in a terminal: files come from anybody.
+    /// Name with control characters removed, because files come from untrusted sources.
     pub name: String,
     pub file: ProfileFile,
     /// Profile on the target's cache.
     pub profile: Profile,
 }
 
-/// Loads what `given` names, for the target's cache.
+/// Loads the program named `given`, for the target's cache.
 ///
 /// # Errors
 /// A file that cannot be read, or a name that is neither a file nor a bundled recording (lists the known names and the nearest).
@@ -33,7 +33,7 @@ pub fn load(session: &Session, given: &str, target: Option<ProfileTarget>) -> an
     whole.map(|()| program)
 }
 
-/// The same; and, for those who keep what was read when Ctrl-C came, whether all of it was.
+/// Like [`load`], for callers that keep the part read before Ctrl-C: also returns whether all of it was read.
 ///
 /// # Errors
 /// As [`load`], except for interruption.
@@ -80,7 +80,7 @@ fn profile(
     Ok(profiling.finish(name, from, trace.header(), totals.as_ref())?)
 }
 
-/// All of them, each once per mention.
+/// Loads all of them, in the order given.
 ///
 /// # Errors
 /// As [`load`].
@@ -96,7 +96,7 @@ fn is_json(path: &Path) -> anyhow::Result<bool> {
 }
 
 impl ProfiledInput {
-    /// What tables and pages say of it.
+    /// The summary shown in tables and pages.
     pub fn summary(&self) -> ProgramSummary {
         let positions = self.profile.stack_positions();
         let class = positions.and_then(|positions| classify(positions, &AnimalThresholds::default()));

@@ -1,4 +1,4 @@
-//! What the papers' experiments cost, and what of them is left in a sweep's folder.
+//! Cost of the papers' experiments, and the runs that are still missing in a sweep's directory.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -16,8 +16,8 @@ pub fn processor_hours<'a>(experiments: impl IntoIterator<Item = &'a Experiment>
     2.0 * minutes / 60.0 * seeds as f64 / 3.0
 }
 
-/// A line for each experiment, and what all that is left costs. Nothing is run.
-pub fn words(asked: &ReproRequest, experiments: &[Experiment], store: Option<&Store>) -> String {
+/// Renders a line for each experiment, and the cost of the missing runs. Nothing is run.
+pub fn render(asked: &ReproRequest, experiments: &[Experiment], store: Option<&Store>) -> String {
     let columns = [("ids", Align::Left), ("what", Align::Left), ("runs", Align::Left), ("hours", Align::Right)];
     let (mut table, mut left, seeds) = (Table::new(&columns), Vec::new(), asked.seeds.len());
     let all = places(experiments);
@@ -27,7 +27,7 @@ pub fn words(asked: &ReproRequest, experiments: &[Experiment], store: Option<&St
             true => "not timed".to_string(),
             false => format!("{:.2}", processor_hours([experiment], seeds)),
         };
-        table.row([experiment.ids.join(", "), experiment.title.to_string(), runs.words(), hours]);
+        table.row([experiment.ids.join(", "), experiment.title.to_string(), runs.describe(), hours]);
         if !runs.finished {
             left.push(experiment);
         }
@@ -40,19 +40,19 @@ pub fn words(asked: &ReproRequest, experiments: &[Experiment], store: Option<&St
     format!("{}\nleft: {open} of {} experiments with {seeds_text}, {hours}\n", table.text(), all.len())
 }
 
-/// An experiment's runs in a folder.
+/// Counts of an experiment's runs in a directory.
 #[derive(Default)]
 struct RunCounts {
     made: usize,
-    /// That can be made with the answers there are; others may follow from theirs.
+    /// Runs whose inputs exist; their results may lead to more runs.
     next: usize,
     finished: bool,
-    /// It fails before any run.
+    /// The error of an experiment that fails before any run.
     fails: Option<String>,
 }
 
 impl RunCounts {
-    fn words(&self) -> String {
+    fn describe(&self) -> String {
         match self {
             RunCounts { fails: Some(why), .. } => format!("fails: {why}"),
             RunCounts { made, finished: true, .. } => format!("all {made} made"),
@@ -62,7 +62,7 @@ impl RunCounts {
     }
 }
 
-/// Goes through the experiment with the answers there are.
+/// Runs the experiment on the stored answers.
 fn runs_of(asked: &ReproRequest, store: &Store, nth: usize, experiment: &Experiment) -> RunCounts {
     let (find, made, stop) = (asked.stored_answers(store, nth), AtomicUsize::new(0), AtomicBool::new(false));
     let counted = |run: &str| {

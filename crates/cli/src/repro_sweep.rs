@@ -20,7 +20,7 @@ use crate::run_cache::{sources, use_cache_dir};
 /// Below the sweep's folder: runs of single programs and pairs, which several tasks need.
 pub const KEPT: &str = "kept";
 
-/// What was asked of the experiments; in the manifest's header.
+/// The request for the experiments, stored in the manifest's header.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct ReproRequest {
     pub quick: bool,
@@ -33,12 +33,12 @@ pub struct ReproRequest {
 }
 
 impl ReproRequest {
-    /// The id of a run: of everything that its answer depends on.
+    /// The id of a run, a hash of everything that its answer depends on.
     fn id(&self, run: &str) -> SweepTaskId {
         SweepTaskId::of(&format!("{} repro {self:?} {run}", sources()))
     }
 
-    /// An experiment's kept answers, by the names that it has for its runs.
+    /// An experiment's stored answers, by the names of its runs.
     pub fn stored_answers<'a>(&'a self, store: &'a Store, nth: usize) -> impl Fn(&str) -> Option<Vec<u8>> + Sync + 'a {
         move |run: &str| {
             let stored = store.read(self.id(&format!("{nth}:{run}"))).ok()??;
@@ -95,7 +95,7 @@ fn digits(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// `None` for what is no whole number of bytes.
+/// `None` for anything but whole bytes.
 fn bytes(digits: &str) -> Option<Vec<u8>> {
     let pair = |at: usize| u8::from_str_radix(digits.get(at..at + 2)?, 16).ok();
     (0..digits.len()).step_by(2).map(pair).collect()
@@ -147,7 +147,7 @@ impl Waves {
         needed
     }
 
-    /// A failed experiment costs the others nothing: its ids are short, with the reason.
+    /// Records a failed experiment: its ids get no result, with the error as the reason.
     fn break_off(&mut self, nth: usize, experiment: &Experiment, why: &str) {
         let seeds = &self.asked.seeds;
         let broken = |id: &&str| Finding::broken(id, experiment.title, seeds, why);
@@ -155,7 +155,7 @@ impl Waves {
         self.broken.push(format!("{}: {why}", experiment.ids.join(", ")));
     }
 
-    /// Goes through an experiment with the answers there are.
+    /// Runs an experiment on the stored answers.
     fn advance(
         &self,
         store: &Store,
@@ -215,7 +215,7 @@ impl Waves {
     }
 }
 
-/// What an experiment is at.
+/// The state of an experiment.
 enum WaveStep {
     Found(Vec<Finding>),
     /// The runs that come next.

@@ -1,4 +1,4 @@
-//! Where runs that were measured on the simulator are kept, for commands that measure who hurts whom.
+//! The cache of simulated runs, for commands that measure pairs of programs.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -9,19 +9,19 @@ use clap::Args;
 use crate::session::Session;
 use cachemate_daemon::paths;
 
-/// Switches of commands that measure pairs.
+/// Options of commands that measure pairs.
 #[derive(Args)]
 pub struct RunCacheArgs {
-    /// Keep measured runs in this folder, and take from it what was measured before [default: the user's cache]
+    /// Directory of measured runs, which are reused [default: the user's cache]
     #[arg(long, value_name = "DIR", conflicts_with = "no_cache")]
     cache: Option<PathBuf>,
-    /// Measure everything anew and keep nothing
+    /// Measure every run again and store nothing
     #[arg(long)]
     no_cache: bool,
 }
 
 impl RunCacheArgs {
-    /// To be called before anything is measured.
+    /// Enables the cache; call it before any measurement.
     pub fn start(&self) {
         if self.no_cache {
             return;
@@ -29,11 +29,11 @@ impl RunCacheArgs {
         use_cache_dir(&self.folder());
     }
 
-    /// Says how much was not measured now.
+    /// Reports the number of reused runs.
     pub fn end(&self, session: &Session) {
         if store::taken() > 0 {
             let folder = self.folder();
-            session.note(&format!("{} runs were taken from {}", store::taken(), folder.display()));
+            session.note(&format!("{} runs were reused from {}", store::taken(), folder.display()));
         }
     }
 
@@ -42,7 +42,7 @@ impl RunCacheArgs {
     }
 }
 
-/// Keeps measured runs in this folder from now on, and takes from it what was measured before.
+/// Stores measured runs in this directory from now on, and reuses stored ones.
 pub fn use_cache_dir(folder: &Path) {
     let note = |text: &str| _ = writeln!(std::io::stderr(), "cachemate: {text}");
     store::keep_in(folder, &sources(), note);

@@ -1,4 +1,4 @@
-//! What all commands share: where output goes, what the terminal can show, progress, interruption.
+//! State common to all commands: output, capabilities of the terminal, progress, interruption.
 
 use std::io::{self, IsTerminal, Write};
 use std::sync::Arc;
@@ -14,8 +14,8 @@ use crate::args::{ColorChoice, Global};
 
 /// One run of the command.
 pub struct Session {
-    /// Standard error is a terminal and nobody asked for quiet.
-    chatty: bool,
+    /// Standard error is a terminal, and `--quiet` was not given.
+    shows_notes: bool,
     quiet: bool,
     paint: Paint,
     interrupted: Arc<AtomicBool>,
@@ -25,8 +25,8 @@ impl Session {
     pub fn new(global: &Global) -> Self {
         let interrupted = Arc::new(AtomicBool::new(false));
         for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
-            // A second signal ends the process at once; the first only sets the flag. Where handlers cannot be set,
-            // the signal's default (dying) remains, which is a fair answer too.
+            // A second signal ends the process at once; the first only sets the flag. If the handler cannot be set, the
+            // signal's default action remains, which ends the process.
             let _ = signal_hook::flag::register_conditional_shutdown(signal, 130, Arc::clone(&interrupted));
             let _ = signal_hook::flag::register(signal, Arc::clone(&interrupted));
         }
@@ -42,15 +42,15 @@ impl Session {
         let width = width.map(|size| usize::from(size.ws_col)).filter(|columns| *columns >= 40);
         Session {
             quiet: global.quiet,
-            chatty: io::stderr().is_terminal() && !global.quiet,
+            shows_notes: io::stderr().is_terminal() && !global.quiet,
             paint: Paint { color, width: width.unwrap_or(100).min(160) },
             interrupted,
         }
     }
 
-    /// The same interruption, and no progress bar or message: for work that is one of many at once.
+    /// A session with the same interruption flag, but no progress bar or messages, for concurrent work.
     pub fn silent(&self) -> Self {
-        Session { quiet: true, chatty: false, paint: self.paint, interrupted: Arc::clone(&self.interrupted) }
+        Session { quiet: true, shows_notes: false, paint: self.paint, interrupted: Arc::clone(&self.interrupted) }
     }
 
     pub fn paint(&self) -> Paint {
@@ -62,32 +62,31 @@ impl Session {
         Arc::clone(&self.interrupted)
     }
 
-    /// After what was interrupted has ended and been kept: what is still to be done starts anew.
+    /// Clears the interruption after the interrupted work has ended, so that the remaining work can run.
     pub fn clear_interrupt(&self) {
         self.interrupted.store(false, Ordering::Relaxed);
     }
 
-    /// A message for people: on standard error, only where that is a terminal, not with `--quiet`.
-    pub fn note(&self, words: &str) {
-        if self.chatty {
-            let _ = writeln!(io::stderr(), "{words}");
+    /// Prints a message to standard error if that is a terminal, unless `--quiet` was given.
+    pub fn note(&self, message: &str) {
+        if self.shows_notes {
+            let _ = writeln!(io::stderr(), "{message}");
         }
     }
 
-    /// Says what people must know even from a script's log.
-    pub fn warn(&self, words: &str) {
-        let _ = writeln!(io::stderr(), "cachemate: warning: {words}");
+    /// Prints a warning, which also appears in the log of a script.
+    pub fn warn(&self, message: &str) {
+        let _ = writeln!(io::stderr(), "cachemate: warning: {message}");
     }
 
-    /// A line of a daemon's log: on standard error, unless quiet was asked for.
-    pub fn log(&self, words: &str) {
+    /// Prints a line of a daemon's log to standard error, unless `--quiet` was given.
+    pub fn log(&self, message: &str) {
         if !self.quiet {
-            let _ = writeln!(io::stderr(), "cachemate: {words}");
+            let _ = writeln!(io::stderr(), "cachemate: {message}");
         }
     }
 
-    /// Progress over `total` units, or a counter where the total is not known; draws nothing unless [`Session::note`]
-    /// would.
+    /// Progress over `total` units, or a counter if the total is unknown; drawn only if [`Session::note`] prints.
     pub fn progress(&self, what: &'static str, total: Option<u64>) -> ProgressBar {
         let bar = match total {
             Some(total) => ProgressBar::new(total),
@@ -97,29 +96,30 @@ impl Session {
             Some(_) => "{prefix} [{bar:30}] {percent} %  {human_pos}/{human_len}  {per_sec}  {eta} left  {msg}",
             None => "{prefix} {spinner} {human_pos}  {per_sec}  {elapsed}",
         };
-        let target = if self.chatty { ProgressDrawTarget::stderr_with_hz(8) } else { ProgressDrawTarget::hidden() };
+        let target =
+            if self.shows_notes { ProgressDrawTarget::stderr_with_hz(8) } else { ProgressDrawTarget::hidden() };
         bar.set_draw_target(target);
         if let Ok(style) = ProgressStyle::with_template(template) {
             bar.set_style(style.progress_chars("━━╌"));
         }
         bar.set_prefix(what);
-        if self.chatty {
+        if self.shows_notes {
             bar.enable_steady_tick(Duration::from_millis(250));
         }
         bar
     }
 
-    /// The command's answer: one JSON object with `--json`, else the words.
+    /// Prints the command's result: one JSON object with `--json`, else the rendered text.
     ///
     /// # Errors
     /// Standard output cannot be written to.
-    pub fn answer<T: Serialize>(&self, json: bool, result: &T, words: impl FnOnce() -> String) -> anyhow::Result<()> {
+    pub fn answer<T: Serialize>(&self, json: bool, result: &T, render: impl FnOnce() -> String) -> anyhow::Result<()> {
         if json {
             let mut text = serde_json::to_string_pretty(result).context("cannot write the result as JSON")?;
             text.push('\n');
             self.print(&text)
         } else {
-            self.print(&words())
+            self.print(&render())
         }
     }
 

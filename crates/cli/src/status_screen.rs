@@ -1,8 +1,8 @@
-//! `top` on a terminal: the daemon's status as a screen that is drawn anew with every look.
+//! `top` on a terminal: the daemon's status as a screen that is redrawn in every iteration.
 //!
-//! Above stands who manages and how; then, cache by cache, the programs that share it, the busiest first; below them the
-//! turns of gangs and the last decisions. The middle scrolls, as a host may have many caches. A daemon that goes away is
-//! told on the screen, and asked again until it is back. Whatever way the view ends, the terminal is as before.
+//! The head shows the daemon's state; below it, each cache lists its programs, the busiest first; the foot has the turns of
+//! gangs and the last decisions. The middle scrolls, because a host may have many caches. If the daemon stops answering, the
+//! screen says so and polls until it is back. However the view ends, the terminal is restored.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,40 +22,40 @@ use cachemate_daemon::socket;
 use cachemate_daemon::status::{ContentionClass, DaemonStatus, TaskStatus};
 
 /// Lines of the lower part, at most: gangs, refusals and decisions.
-const BELOW_AT_MOST: usize = 12;
-/// How soon a key or a signal is answered.
-const ATTENTION: Duration = Duration::from_millis(100);
-const KEYS: &str = " q ends   arrows, page keys: scroll   space: hold still";
+const MAX_FOOTER_LINES: usize = 12;
+/// Maximum latency of the response to a key or a signal.
+const MAX_KEY_DELAY: Duration = Duration::from_millis(100);
+const KEYS: &str = " q: quit   arrows, page keys: scroll   space: pause";
 
 /// What the keys have set.
 #[derive(Default)]
 struct ScreenState {
     scroll: usize,
-    held: bool,
+    is_paused: bool,
     color: bool,
-    /// Why the last look failed.
-    trouble: Option<String>,
+    /// Error of the last poll.
+    error: Option<String>,
 }
 
-/// What `top` was told.
+/// Options of `top`.
 pub struct ScreenOptions<'a> {
     pub socket: &'a Path,
-    pub every: Duration,
-    pub looks: Option<u64>,
+    pub interval: Duration,
+    pub iterations: Option<u64>,
     pub color: bool,
 }
 
 impl ScreenOptions<'_> {
-    /// Shows the status until `q`, Ctrl-C, `stop`, or the last look.
+    /// Shows the status until `q`, Ctrl-C, `stop`, or the last iteration.
     ///
     /// # Errors
-    /// No daemon answers at the start, or the terminal cannot be taken or drawn on.
+    /// No daemon answers at the start, or the terminal cannot be used.
     pub fn run(&self, stop: &AtomicBool) -> anyhow::Result<()> {
         let first = socket::status(self.socket)?;
-        let mut terminal = ratatui::try_init().context("cannot take the terminal over")?;
+        let mut terminal = ratatui::try_init().context("cannot set up the terminal")?;
         let ran = self.turns(&mut terminal, first, stop);
-        let gave_back = ratatui::try_restore().context("cannot give the terminal back");
-        ran.and(gave_back)
+        let restored = ratatui::try_restore().context("cannot restore the terminal");
+        ran.and(restored)
     }
 
     fn turns(
@@ -65,11 +65,11 @@ impl ScreenOptions<'_> {
         stop: &AtomicBool,
     ) -> anyhow::Result<()> {
         let mut view = ScreenState { color: self.color, ..ScreenState::default() };
-        let (mut looks, mut due) = (1, Instant::now() + self.every);
+        let (mut iterations, mut due) = (1, Instant::now() + self.interval);
         while !stop.load(Ordering::Relaxed) {
             terminal.draw(|frame| view.draw(frame, &status)).context("cannot draw on the terminal")?;
             let left = due.saturating_duration_since(Instant::now());
-            if event::poll(left.min(ATTENTION)).context("cannot read the keys")? {
+            if event::poll(left.min(MAX_KEY_DELAY)).context("cannot read the keys")? {
                 match event::read().context("cannot read the keys")? {
                     Event::Key(key) if !view.key(key) => break,
                     _ => {}
@@ -78,15 +78,15 @@ impl ScreenOptions<'_> {
             if Instant::now() < due {
                 continue;
             }
-            if self.looks.is_some_and(|most| looks >= most) {
+            if self.iterations.is_some_and(|most| iterations >= most) {
                 break;
             }
-            due = Instant::now() + self.every;
-            looks += 1;
-            if !view.held {
+            due = Instant::now() + self.interval;
+            iterations += 1;
+            if !view.is_paused {
                 match socket::status(self.socket) {
-                    Ok(now) => (status, view.trouble) = (now, None),
-                    Err(error) => view.trouble = Some(format!("{error:#}")),
+                    Ok(now) => (status, view.error) = (now, None),
+                    Err(error) => view.error = Some(format!("{error:#}")),
                 }
             }
         }
@@ -95,7 +95,7 @@ impl ScreenOptions<'_> {
 }
 
 impl ScreenState {
-    /// False = end.
+    /// Handles a key; false = quit.
     fn key(&mut self, key: KeyEvent) -> bool {
         if key.kind == KeyEventKind::Release {
             return true;
@@ -104,7 +104,7 @@ impl ScreenState {
         match key.code {
             KeyCode::Char('q') | KeyCode::Esc => return false,
             KeyCode::Char('c') if control => return false, // raw mode makes no signal of it
-            KeyCode::Char(' ') => self.held = !self.held,
+            KeyCode::Char(' ') => self.is_paused = !self.is_paused,
             KeyCode::Down | KeyCode::Char('j') => self.scroll += 1,
             KeyCode::Up | KeyCode::Char('k') => self.scroll = self.scroll.saturating_sub(1),
             KeyCode::PageDown => self.scroll += 10,
@@ -142,14 +142,14 @@ impl ScreenState {
     }
 
     fn footer(&self) -> Line<'static> {
-        match (&self.trouble, self.held) {
-            (Some(trouble), _) => Line::styled(format!(" {trouble}"), self.style(Color::Red)),
-            (None, true) => Line::styled(format!("{KEYS}   (held)"), Modifier::REVERSED),
+        match (&self.error, self.is_paused) {
+            (Some(error), _) => Line::styled(format!(" {error}"), self.style(Color::Red)),
+            (None, true) => Line::styled(format!("{KEYS}   (paused)"), Modifier::REVERSED),
             (None, false) => Line::styled(KEYS, Modifier::DIM),
         }
     }
 
-    /// Decisions, with the turns of gangs and parts of caches before and what was refused after them.
+    /// Gang turns and cache partitions, the decisions, and refused changes.
     fn below(&self, status: &DaemonStatus) -> Vec<Line<'static>> {
         let styled = |text: String, style: Style| {
             text.lines().map(|line| Line::styled(line.to_string(), style)).collect::<Vec<_>>()
@@ -158,11 +158,11 @@ impl ScreenState {
         lines.extend(styled(shares(status), Style::new().add_modifier(Modifier::BOLD)));
         lines.extend(styled(decisions(&status.decisions, 6), Style::new()));
         lines.extend(styled(problems(status), self.style(Color::Yellow)));
-        lines.truncate(BELOW_AT_MOST);
+        lines.truncate(MAX_FOOTER_LINES);
         lines
     }
 
-    /// The line of column names, and the caches with their programs under it; the same columns for all.
+    /// The line of column names, and each cache with its programs.
     fn programs(&self, status: &DaemonStatus) -> (Line<'static>, Vec<Line<'static>>) {
         let groups = by_cache(status);
         let names: Vec<String> = COLUMNS.iter().map(|(name, _)| name.to_string()).collect();
@@ -193,7 +193,7 @@ impl ScreenState {
     }
 }
 
-/// Padded to their columns.
+/// Cells padded to their column widths.
 fn cells<'a>(texts: &'a [String], widths: &'a [usize]) -> impl Iterator<Item = String> + 'a {
     texts.iter().zip(widths).zip(COLUMNS).map(|((text, &width), (_, align))| match align {
         Align::Left => format!("{text:<width$}  "),
@@ -291,13 +291,13 @@ mod tests {
         for ends in [KeyCode::Char('q').into(), KeyCode::Esc.into(), control_c] {
             assert!(!view.key(ends));
         }
-        assert!(view.key(KeyCode::Char('c').into()) && view.key(KeyCode::Char(' ').into()) && view.held);
+        assert!(view.key(KeyCode::Char('c').into()) && view.key(KeyCode::Char(' ').into()) && view.is_paused);
     }
 
     /// Is a daemon that went away told on the screen, with what was known last?
     #[test]
     fn a_lost_daemon_is_told() {
-        let mut view = ScreenState { trouble: Some("no daemon answers there".into()), ..ScreenState::default() };
+        let mut view = ScreenState { error: Some("no daemon answers there".into()), ..ScreenState::default() };
         let text = screen(&mut view, (110, 12));
         assert!(text.contains("no daemon answers") && text.contains("scan"), "{text}");
     }

@@ -1,4 +1,4 @@
-//! The status in words and tables.
+//! The daemon's status as text and tables.
 
 use cachemate_core::Estimate;
 use cachemate_report::text::{fixed, number, or_dash, printable, size_text};
@@ -33,7 +33,7 @@ pub fn head(status: &DaemonStatus) -> String {
         text.push_str(&format!("no managed thread waited longer than {:.1} ms for a processor\n", ns as f64 / 1e6));
     }
     if status.guardian_isolated == Some(false) {
-        text.push_str("the guardian is in the daemon's control group: whoever ends that ends both, and cachemate restore is needed\n");
+        text.push_str("the guardian is in the daemon's control group: if the group is killed, both end, and cachemate restore is needed\n");
     }
     if let Some(error) = &status.config_error {
         text.push_str(&format!("configuration not reloaded: {error}\n"));
@@ -97,7 +97,7 @@ pub fn row(task: &TaskStatus) -> Vec<String> {
     ]
 }
 
-/// Each last-level cache with its tasks, the busiest first; then those whose cache is not known.
+/// Each last-level cache with its tasks, the busiest first; then the tasks whose cache is unknown.
 pub fn by_cache(status: &DaemonStatus) -> Vec<(String, Vec<&TaskStatus>)> {
     let of = |cache: Option<u32>| {
         let mut tasks: Vec<&TaskStatus> = status.tasks.iter().filter(|task| task.cache == cache).collect();
@@ -105,9 +105,9 @@ pub fn by_cache(status: &DaemonStatus) -> Vec<(String, Vec<&TaskStatus>)> {
         tasks
     };
     let mut groups: Vec<_> = status.caches.iter().map(|cache| (cache_line(cache), of(Some(cache.cache)))).collect();
-    let elsewhere = of(None);
-    if !elsewhere.is_empty() {
-        groups.push(("on CPUs whose caches are unknown\n".to_string(), elsewhere));
+    let unknown = of(None);
+    if !unknown.is_empty() {
+        groups.push(("on CPUs whose caches are unknown\n".to_string(), unknown));
     }
     groups
 }
@@ -138,7 +138,7 @@ pub fn gangs(status: &DaemonStatus) -> String {
         format!("turns of {} ms on CPUs {}: {}\n", schedule.slice_ns / 1_000_000, schedule.cpus, turns.join(", then "))
     };
     let group_text = |group: &cachemate_daemon::status::CpusetStatus| {
-        format!("group {} kept to CPUs {}\n", group.cgroup, group.cpus)
+        format!("cpuset {} confined to CPUs {}\n", group.cgroup, group.cpus)
     };
     status.gangs.iter().map(line).chain(status.cpusets.iter().map(group_text)).collect()
 }
@@ -176,23 +176,25 @@ pub fn decisions(decisions: &[DecisionStatus], most: usize) -> String {
 }
 
 pub fn problems(status: &DaemonStatus) -> String {
-    let plan = status.refused_plan.iter().map(|said| format!("refused, the plan before stays: {said}\n"));
+    let plan = status.refused_plan.iter().map(|plan| format!("refused, the previous plan stays in force: {plan}\n"));
     let refused = plan.chain(status.refused.iter().take(5).map(|line| format!("refused: {line}\n")));
-    refused.chain(status.overridden.iter().take(5).map(|item| format!("changed by somebody else: {item}\n"))).collect()
+    refused
+        .chain(status.overridden.iter().take(5).map(|item| format!("changed by another program: {item}\n")))
+        .collect()
 }
 
 fn in_force(status: &DaemonStatus) -> String {
     format!("{}{}{}", gangs(status), shares(status), problems(status))
 }
 
-/// All of it.
+/// The whole status.
 pub fn status_text(status: &DaemonStatus) -> String {
     let last = decisions(&status.decisions, 10);
     let last = if last.is_empty() { String::new() } else { format!("\nlast decisions\n{last}") };
     format!("{}{}\n{}{last}", head(status), tables(status, usize::MAX), in_force(status))
 }
 
-/// As much as fits a screen; lines are cut at `width`.
+/// The part of the status that fits a screen; lines are truncated at `width`.
 pub fn top_text(status: &DaemonStatus, width: usize) -> String {
     let last = decisions(&status.decisions, 6);
     let last = if last.is_empty() { String::new() } else { format!("\nlast decisions\n{last}") };
@@ -216,7 +218,7 @@ pub fn explain_text(
     let mut text = table.text();
     tasks.iter().filter_map(promised).for_each(|line| text.push_str(&line));
     if mode == ManageMode::Observe {
-        text.push_str("observing only: nothing is moved, and reasons say what would be done\n");
+        text.push_str("observing only: nothing is changed, and the reasons describe the plan that would be applied\n");
     }
     if !co_runners.is_empty() {
         text.push_str(&format!("on the same cache: {}\n", co_runners.join(", ")));
@@ -224,7 +226,7 @@ pub fn explain_text(
     let mut reasons: Vec<&String> = tasks.iter().flat_map(|task| &task.reasons).collect();
     reasons.dedup();
     match reasons.is_empty() {
-        true => text.push_str("no reason names it: it is where the kernel put it\n"),
+        true => text.push_str("no reason names it: the kernel placed it\n"),
         false => reasons.iter().for_each(|reason| text.push_str(&format!("reason: {reason}\n"))),
     }
     for decision in decided.iter().take(5) {

@@ -12,18 +12,18 @@ use crate::exit::InterruptedError;
 use crate::input::InterruptibleStdin;
 use crate::session::Session;
 
-/// How a trace is to be read.
+/// Options for reading a trace.
 #[derive(Args, Clone, Default)]
 pub struct TraceArgs {
-    /// Format of the file, where its content or name does not tell: cmt, lackey, din, u64, champsim, oracle-general
+    /// Format of the file [default: by content or name]: cmt, lackey, din, u64, champsim, oracle-general
     #[arg(long, value_name = "FORMAT")]
     pub format: Option<String>,
-    /// Use everything before the first damaged place of the file instead of refusing it
+    /// Use the records before the first damaged position instead of refusing the file
     #[arg(long)]
     pub salvage: bool,
 }
 
-/// A trace under way. Once interrupted, and with `--salvage` once damaged, it just ends.
+/// An open trace. An interruption ends it; with `--salvage`, so does damage.
 pub struct TraceInput {
     reader: Box<dyn TraceReader>,
     salvage: bool,
@@ -40,7 +40,7 @@ impl TraceInput {
     /// Opens `path` (`-` is standard input).
     ///
     /// # Errors
-    /// An unknown format, a file that cannot be opened or whose start is wrong.
+    /// An unknown format, a file that cannot be opened, or an invalid header.
     pub fn open(session: &Session, path: &str, args: &TraceArgs, what: &'static str) -> anyhow::Result<Self> {
         let format = args.format.as_deref().map(str::parse::<Format>).transpose()?;
         let stop = session.interrupt_flag();
@@ -54,7 +54,7 @@ impl TraceInput {
             true => InterruptedError("nothing was read".to_string()).into(),
             false => anyhow::Error::from(error),
         })?;
-        let raw = || fs::metadata(path).ok().filter(|found| found.is_file()).map(|found| found.len() / 8);
+        let raw = || fs::metadata(path).ok().filter(|metadata| metadata.is_file()).map(|metadata| metadata.len() / 8);
         let known = reader.totals().map(|totals| totals.records);
         let total = known.or_else(|| if reader.header().source == "u64" { raw() } else { None });
         Ok(TraceInput {
@@ -69,10 +69,10 @@ impl TraceInput {
         })
     }
 
-    /// One step: `false` at the end, at damage that is to be survived, and on Ctrl-C.
+    /// Accounts for one batch: `false` at the end, at tolerated damage, and after Ctrl-C.
     fn step(&mut self, given: Result<bool, TraceError>, records: usize) -> Result<bool, TraceError> {
         let more = match given {
-            // An input that was cut short by an interruption ends anywhere.
+            // An interrupted input may end anywhere.
             Err(_) if self.stop.load(Ordering::Relaxed) => false,
             Err(error) if self.salvage => {
                 self.damage = Some(error);
@@ -95,7 +95,7 @@ impl TraceInput {
     /// # Errors
     /// The reader's own.
     pub fn addresses(&mut self, batch: &mut Vec<u64>) -> Result<bool, TraceError> {
-        if self.stopping() {
+        if self.is_stopping() {
             return Ok(false);
         }
         let more = self.reader.read_addresses(batch);
@@ -107,43 +107,43 @@ impl TraceInput {
     /// # Errors
     /// The reader's own.
     pub fn records(&mut self, batch: &mut Vec<AccessRecord>) -> Result<bool, TraceError> {
-        if self.stopping() {
+        if self.is_stopping() {
             return Ok(false);
         }
         let more = self.reader.read_batch(batch);
         self.step(more, batch.len())
     }
 
-    fn stopping(&mut self) -> bool {
+    fn is_stopping(&mut self) -> bool {
         self.stopped = self.stopped || self.stop.load(Ordering::Relaxed);
         self.stopped || self.damage.is_some()
     }
 
-    /// Ends the progress bar, says what was left out, and gives the totals where the whole file was read.
+    /// Ends the progress bar, warns about skipped records, and returns the totals if the whole file was read.
     pub fn finish(&mut self, session: &Session) -> Option<TraceTotals> {
         self.bar.finish_and_clear();
         if let Some(damage) = &self.damage {
-            session.warn(&format!("{damage}; went on with the {} records before it", self.read));
+            session.warn(&format!("{damage}; the {} records before it are used", self.read));
         }
-        // Totals speak of the whole file: not of a part of it.
+        // The totals describe the whole file, not a part of it.
         let whole = self.damage.is_none() && !self.stopped;
         self.reader.totals().filter(|_| whole).cloned()
     }
 
-    /// How many records it will be, as far as that is known before; else 0.
+    /// Number of records, if known in advance; else 0.
     pub fn expected_records(&self) -> u64 {
         self.bar.length().unwrap_or(0)
     }
 
-    /// What a file that can be sought in says of itself before it is read.
+    /// Totals of a seekable file, before it is read.
     pub fn reader_totals(&self) -> Option<&TraceTotals> {
         self.reader.totals()
     }
 
-    /// After the result so far has been given: was it cut short by Ctrl-C?
+    /// Checks, after the result so far has been printed, that the trace was read to its end.
     ///
     /// # Errors
-    /// [`InterruptedError`] if so.
+    /// [`InterruptedError`] after Ctrl-C.
     pub fn check_whole(&self) -> anyhow::Result<()> {
         if !self.stopped {
             return Ok(());

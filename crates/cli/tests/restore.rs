@@ -133,7 +133,7 @@ fn damage_is_told_by_the_exit_code() {
     assert!(ran.out.contains("line 2 cannot be read"), "{}", ran.out);
     assert!(programs[1..].iter().all(|program| affinity(program.pid()) == before));
     let again = run(folder.path(), &RESTORE);
-    assert!(again.code == Some(1) && again.out.contains("put aside earlier"), "{}", again.out);
+    assert!(again.code == Some(1) && again.out.contains("quarantined earlier"), "{}", again.out);
     std::fs::remove_file(folder.path().join("state/damaged.journal.1")).unwrap();
     run(folder.path(), &RESTORE).ok();
 }
@@ -191,6 +191,6 @@ fn what_a_made_up_journal_asks_for_is_not_done() {
         .before(&[IntendedChange { object: JournalObject::File { path: secret.clone() }, now, wanted, follows: false }])
         .unwrap();
     let ran = run(folder.path(), &RESTORE);
-    assert!(ran.code == Some(1) && ran.out.contains("not put back"), "{}{}", ran.out, ran.err);
+    assert!(ran.code == Some(1) && ran.out.contains("not restored"), "{}{}", ran.out, ran.err);
     assert_eq!(std::fs::read_to_string(&secret).unwrap(), "one's own");
 }

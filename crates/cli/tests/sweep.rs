@@ -177,7 +177,7 @@ fn curves_of_recordings_and_a_recording_that_changed() {
     fs::write(at.join("large.cmt"), &whole[..whole.len() - 1]).unwrap();
     let failed = run(at, &["sweep", "run", "-o", "out", "--retries", "1"]);
     assert_eq!(failed.code, Some(1));
-    assert!(failed.err.contains("1 task failed; --retry-failed tries once more"), "{}", failed.err);
+    assert!(failed.err.contains("1 task failed; --retry-failed runs them again"), "{}", failed.err);
     assert!(failed.out.contains("it is not the file that the manifest was made with"), "{}", failed.out);
     let status = run(at, &["sweep", "status", "out", "--json"]).json();
     assert_eq!((&status["failures"][0]["attempts"], &status["failed"]), (&2.into(), &1.into()));

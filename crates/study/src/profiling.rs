@@ -16,7 +16,7 @@ use crate::{PartTotals, StudyError, counted, usual_sizes};
 /// Watches one access in this many: enough samples from a million accesses, cheap on a billion.
 const REUSE_ONE_IN: u32 = 64;
 /// Phases are looked for in at most this many intervals.
-const INTERVALS_AT_MOST: u64 = 200;
+const MAX_INTERVALS: u64 = 200;
 /// The cache whose misses tell phases apart where no machine is given.
 const PHASE_CACHE: (u64, u32) = (1 << 20, 16);
 
@@ -93,7 +93,7 @@ impl ProfilePass {
             distances: StackDistances::new(),
             reuse: ReuseSampler::new(REUSE_ONE_IN, 1),
             cache: CacheSim::new(shape, Replacement::Lru)?,
-            interval_records: (expected_records / INTERVALS_AT_MOST).max(10_000),
+            interval_records: (expected_records / MAX_INTERVALS).max(10_000),
             intervals: Vec::new(),
             current: EMPTY,
             lines: Vec::new(),

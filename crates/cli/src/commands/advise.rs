@@ -1,4 +1,4 @@
-//! `cachemate advise`: before anything is started, where would these programs go on this host, and why.
+//! `cachemate advise`: a placement of programs on this host before they are started, with reasons.
 
 use anyhow::Context;
 use cachemate_core::Topology;
@@ -18,17 +18,17 @@ use crate::session::Session;
 use cachemate_daemon::status::thread_text;
 use cachemate_daemon::{host, socket};
 
-/// Say where programs would go on this host before they are started, and why
+/// Advise where to run programs on this host before they are started, with reasons
 ///
-/// A program is a profile file, a recording, or the name of a bundled recording. The caches are this host's; its latencies are
-/// assumed, and the answer says so. Nothing is started and nothing is changed. Where a daemon answers, the programs
-/// that it manages now stand beside the plan.
+/// A program is a profile file, a recording, or the name of a bundled recording. The caches are this host's;
+/// latencies are assumed, and the answer lists the assumptions. Nothing is started or changed. If a daemon is running, the
+/// programs that it manages are listed with the plan.
 #[derive(Args)]
 pub struct Advise {
     /// Profile files, recordings, or names of bundled recordings
     #[arg(value_name = "PROGRAM", required = true)]
     programs: Vec<String>,
-    /// Model that predicts the slowdowns: statcc, sdc, pain, animal, miss-rate, access-rate, ...
+    /// Model that predicts slowdowns: statcc, sdc, pain, animal, miss-rate, access-rate, ...
     #[arg(long, value_name = "MODEL", default_value = USUAL_SCHEME)]
     model: String,
     #[command(flatten)]
@@ -42,13 +42,13 @@ pub struct Advise {
 struct AdviseJson<'a> {
     model: &'a str,
     cache_bytes: u64,
-    /// What was not measured here.
+    /// Figures that were assumed, because the kernel does not report them.
     assumed: Vec<String>,
-    /// The kernel's cache-aware scheduling on this host, in words.
+    /// State of the kernel's cache-aware scheduling on this host.
     kernel: String,
     /// Its footprint test against each program's own curve.
     footprints: Vec<FootprintJson>,
-    /// Managed by a daemon now: program, cache, intensity.
+    /// Programs that a daemon manages now.
     running: Vec<RunningJson>,
     #[serde(flatten)]
     placement: &'a Placement,
@@ -127,7 +127,7 @@ impl Advise {
         })
     }
 
-    /// None where no daemon answers: advice needs none.
+    /// Programs of a running daemon; empty without one, because advice needs no daemon.
     fn running(&self) -> Vec<RunningJson> {
         let Ok(status) = socket::status(&self.at.path()) else { return Vec::new() };
         let busy = status.tasks.into_iter().filter(|task| task.cpu_share.is_some_and(|share| share >= 0.05));
@@ -142,15 +142,15 @@ impl Advise {
     }
 }
 
-/// The host's contended cache, and what had to be assumed about it.
+/// The host's contended cache, and the assumptions made about it.
 fn shared_cache(topology: &Topology) -> anyhow::Result<(SharedCache, ProfileTarget, Vec<String>)> {
-    let cache = topology.last_level_caches().next().context("this host tells of no last-level cache")?;
+    let cache = topology.last_level_caches().next().context("the kernel reports no last-level cache")?;
     let mut assumed = vec![format!(
         "{MISS_CYCLES} cycles a miss, {HIT_CYCLES} a hit, {ISSUE_WIDTH} instructions a cycle, {WINDOW} in flight"
     )];
     let mut or = |value: Option<u64>, usual: u64, what: &str| {
         value.unwrap_or_else(|| {
-            assumed.push(format!("{usual} {what} (the kernel does not say)"));
+            assumed.push(format!("{usual} {what} (not reported by the kernel)"));
             usual
         })
     };

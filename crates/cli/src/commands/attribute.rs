@@ -1,4 +1,4 @@
-//! `cachemate attribute`: where a slowdown comes from.
+//! `cachemate attribute`: the causes of a slowdown.
 
 use cachemate_core::nearest;
 use cachemate_report::text::number;
@@ -16,30 +16,30 @@ use crate::exit::UsageError;
 use crate::run_cache::RunCacheArgs;
 use crate::session::Session;
 
-/// Tell where the slowdown beside another program comes from: cache space, bus, memory controller, prefetching
+/// Attribute a slowdown to its causes: cache space, bus, memory controller, prefetching
 ///
 /// Eight runs on the simulated machine time the same instructions of the victim. The aggressor runs on the same cache,
 /// on another cache of the package, in another package, and not at all, each with hardware prefetching and without.
-/// What disappears with a step was due to what was shared until then. A program is a simulated program
-/// (docs/programs.md), a recording, or the name of a bundled recording.
+/// Each step removes one shared resource, and the slowdown that disappears is attributed to it. A program is a simulated
+/// program (docs/programs.md), a recording, or the name of a bundled recording.
 #[derive(Args)]
 pub struct AttributeArgs {
-    /// The victim: the program whose slowdown is explained
+    /// The victim: the program whose slowdown is attributed
     #[arg(value_name = "PROGRAM")]
     program: String,
-    /// The aggressor: the program beside it
+    /// The aggressor: the program that runs with it
     #[arg(long, value_name = "PROGRAM")]
     with: String,
-    /// The machine to run on
+    /// Machine to run on
     #[arg(long, short, value_name = "MACHINE", default_value = "xeon-x5365")]
     machine: String,
-    /// Seed of inputs and frames
+    /// Seed for inputs and page frames
     #[arg(long, default_value_t = 1, value_name = "N")]
     seed: u64,
-    /// Millions of cycles that are not measured: caches fill
+    /// Millions of cycles before the measurement, in which caches fill
     #[arg(long, default_value_t = 25, value_name = "N", value_parser = clap::value_parser!(u64).range(0..1_000_000))]
     warm_up: u64,
-    /// Millions of cycles that are measured: what the program executes in them alone is timed in all runs
+    /// Millions of measured cycles: the instructions that the victim alone executes in them are timed in all runs
     #[arg(long, default_value_t = 15, value_name = "N", value_parser = clap::value_parser!(u64).range(1..1_000_000))]
     cycles: u64,
     #[command(flatten)]
@@ -60,11 +60,11 @@ impl AttributeArgs {
         let decomposition = decompose(&context, &bench, &program, &with)?;
         bar.finish_and_clear();
         self.kept.end(session);
-        session.answer(self.json.json, &decomposition, || words(&decomposition))
+        session.answer(self.json.json, &decomposition, || render(&decomposition))
     }
 }
 
-/// A simulated program by name, a recording's file, or the name of a bundled recording.
+/// The job of a simulated program, a recording's file, or a bundled recording.
 fn job(given: &str, seed: u64) -> anyhow::Result<WorkloadJob> {
     let is_kernel = |name: &str| kernels::programs().any(|known| known.name == name);
     if is_kernel(given) {
@@ -81,25 +81,25 @@ fn job(given: &str, seed: u64) -> anyhow::Result<WorkloadJob> {
                 kernels::programs().map(|known| known.name).chain(bundled.iter().map(String::as_str)).collect();
             let meant = nearest(given, known.iter().copied());
             let meant = meant.map_or(String::new(), |meant| format!(" (did you mean '{meant}'?)"));
-            Err(UsageError(format!("no program '{given}'; there are {}{meant}", known.join(", "))).into())
+            Err(UsageError(format!("no program is named '{given}'{meant}; there are {}", known.join(", "))).into())
         }
     }
 }
 
-fn words(found: &Decomposition) -> String {
-    let mut parts = Table::new(&[("part", Align::Left), ("of the time alone", Align::Right), ("share", Align::Right)]);
-    for part in &found.parts {
+fn render(decomposition: &Decomposition) -> String {
+    let mut parts = Table::new(&[("cause", Align::Left), ("of solo run time", Align::Right), ("share", Align::Right)]);
+    for part in &decomposition.parts {
         let share = part.share_percent.map_or("–".to_string(), |share| format!("{} %", number(share)));
         parts.row([part.cause.clone(), format!("{} %", number(part.slowdown_percent)), share]);
     }
     let mut runs = Table::new(&[
-        ("the other program", Align::Left),
+        ("aggressor", Align::Left),
         ("prefetching", Align::Left),
         ("cycles per instruction", Align::Right),
     ]);
-    for run in &found.runs {
+    for run in &decomposition.runs {
         let other = match run.co_runner_location {
-            CoRunnerPlace::None => "gone",
+            CoRunnerPlace::None => "absent",
             CoRunnerPlace::OtherPackage => "in another package",
             CoRunnerPlace::OtherCache => "on another cache of the package",
             CoRunnerPlace::SameCache => "on the same cache",
@@ -107,16 +107,16 @@ fn words(found: &Decomposition) -> String {
         let prefetching = if run.prefetching { "on" } else { "off" };
         runs.row([other.to_string(), prefetching.to_string(), format!("{:.3}", run.cycles_per_instr)]);
     }
-    let missing = match found.unavailable.as_slice() {
+    let unavailable = match decomposition.unavailable.as_slice() {
         [] => "",
-        _ => "The machine lacks some steps, so some parts are reported together.\n",
+        _ => "The machine lacks some of these locations, so some causes are reported together.\n",
     };
     format!(
-        "{} beside {} on {}: {} % slower\n\n{}\n{}\n{missing}The memory controller's part is a lower bound, prefetching's an upper one.\n",
-        found.victim,
-        found.aggressor,
-        found.machine,
-        number(found.total_slowdown_percent),
+        "{} beside {} on {}: {} % slower\n\n{}\n{}\n{unavailable}The memory controller's part is a lower bound, and that of prefetching an upper bound.\n",
+        decomposition.victim,
+        decomposition.aggressor,
+        decomposition.machine,
+        number(decomposition.total_slowdown_percent),
         parts.text(),
         runs.text(),
     )

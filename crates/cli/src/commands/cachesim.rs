@@ -13,8 +13,8 @@ use crate::traces::{TraceArgs, TraceInput};
 
 /// Simulate one set-associative cache on a trace, exactly
 ///
-/// Set = line mod sets. An L1 in front of it counts the trace's accesses on one core; a file recorded with --l1 holds the
-/// L1's misses already.
+/// The set is the line number modulo the number of sets. With --l1, only the misses of an L1 in front reach the cache; a
+/// file that was recorded with --l1 already contains misses only.
 #[derive(Args)]
 pub struct Cachesim {
     /// The trace; - is standard input
@@ -25,22 +25,22 @@ pub struct Cachesim {
     /// Size of the cache
     #[arg(long, value_name = "SIZE")]
     size: ByteSize,
-    /// Lines in a set
+    /// Number of ways
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     ways: u32,
     /// Bytes in a line: a power of two
     #[arg(long, value_name = "N", default_value_t = 64)]
     line_bytes: u32,
-    /// Equal slices, chosen by a hash of the line
+    /// Number of equal slices, selected by a hash of the line
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
     slices: u32,
-    /// Which line leaves a full set; plru needs a power of two of ways
+    /// Replacement policy; plru needs a power of two of ways
     #[arg(long, value_enum, default_value_t, value_name = "REPLACEMENT")]
     replacement: ReplacementArg,
     /// Seed of random replacement
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
-    /// An LRU cache in front, SIZE:WAYS: only its misses reach the cache
+    /// LRU cache in front, as SIZE:WAYS: only its misses reach the cache
     #[arg(long, value_name = "SIZE:WAYS")]
     l1: Option<String>,
     #[command(flatten)]
@@ -119,13 +119,13 @@ impl Cachesim {
             mpki: instructions.filter(|count| *count > 0).map(per_kilo),
             l1_misses: front.as_ref().map(CacheSim::misses),
         };
-        session.answer(self.json.json, &result, || words(&result))?;
+        session.answer(self.json.json, &result, || render(&result))?;
         trace.check_whole()
     }
 }
 
-fn words(result: &CachesimResult) -> String {
-    let front = result.l1_misses.map(|n| format!(", {} of them missed the L1", count_text(n))).unwrap_or_default();
+fn render(result: &CachesimResult) -> String {
+    let front = result.l1_misses.map(|n| format!(", of which {} missed the L1", count_text(n))).unwrap_or_default();
     let ratio = result.miss_ratio.map(|ratio| format!(" ({})", percent_text(ratio, 3))).unwrap_or_default();
     let mpki = result.mpki.map(|mpki| format!(", {} per 1000 instructions", number(mpki))).unwrap_or_default();
     format!(

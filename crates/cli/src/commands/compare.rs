@@ -1,4 +1,4 @@
-//! `cachemate compare`: what a machine would do with these programs under these policies.
+//! `cachemate compare`: the same programs on a modeled machine under several policies.
 
 use std::path::PathBuf;
 
@@ -28,25 +28,25 @@ pub struct CompareArgs {
     programs: Vec<String>,
     #[command(flatten)]
     machine: MachineArg,
-    /// A policy, with parameters after a colon (TOML); once for each that is compared
+    /// Policy, with parameters after a colon (TOML); repeated for each policy to compare
     #[arg(long = "policy", short, value_name = "POLICY", required = true)]
     policies: Vec<String>,
     /// Nominal time of the run
     #[arg(long, value_name = "H", default_value_t = 1.0)]
     hours: f64,
-    /// Seed of the machine and the policies
+    /// Seed for the machine and the policies
     #[arg(long, default_value_t = 1, value_name = "N")]
     seed: u64,
-    /// Simulate the turns of tasks on one CPU one by one, not averaged
+    /// Simulate each time slice of tasks on one CPU, instead of averages
     #[arg(long)]
     explicit: bool,
-    /// Run without the guard, which takes back decisions that make programs slower
+    /// Run without the guard, which rolls back decisions that slow programs down
     #[arg(long)]
     no_guard: bool,
     /// Stretch the phases of measured programs by this factor
     #[arg(long, value_name = "TIMES", default_value_t = 1000.0)]
     stretch: f64,
-    /// Write a page of time lines
+    /// Write a page with time series
     #[arg(short, long, value_name = "HTML")]
     output: Option<PathBuf>,
     /// Overwrite the page if it exists
@@ -56,13 +56,13 @@ pub struct CompareArgs {
     json: JsonArg,
 }
 
-/// A week; more is a slip of the pen.
-const HOURS_AT_MOST: f64 = 168.0;
+/// A week; longer runs are probably typing errors.
+const MAX_HOURS: f64 = 168.0;
 
 impl CompareArgs {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
-        if !(self.hours > 0.0 && self.hours <= HOURS_AT_MOST) {
-            let text = format!("--hours: found {}, expected more than 0, at most {HOURS_AT_MOST}", self.hours);
+        if !(self.hours > 0.0 && self.hours <= MAX_HOURS) {
+            let text = format!("--hours: found {}, expected more than 0, at most {MAX_HOURS}", self.hours);
             return Err(UsageError(text).into());
         }
         if !(self.stretch.is_finite() && self.stretch >= 1.0) {
@@ -108,15 +108,15 @@ impl CompareArgs {
             let title = format!("Comparison of {}", self.policies.join(", "));
             write_file(path, answer.html(&title).as_bytes(), self.force)?;
         }
-        session.answer(self.json.json, &answer, || words(&answer, self.output.as_ref()))?;
+        session.answer(self.json.json, &answer, || render(&answer, self.output.as_ref()))?;
         if !complete {
-            return Err(InterruptedError("what was run until then was told".to_string()).into());
+            return Err(InterruptedError("the results cover the part before the interruption".to_string()).into());
         }
         Ok(())
     }
 }
 
-fn words(answer: &Outcomes, page: Option<&PathBuf>) -> String {
+fn render(answer: &Outcomes, page: Option<&PathBuf>) -> String {
     let mut table = Table::new(&[
         ("policy", Align::Left),
         ("mean slowdown", Align::Right),
@@ -125,7 +125,7 @@ fn words(answer: &Outcomes, page: Option<&PathBuf>) -> String {
         ("10^9 instr./s", Align::Right),
         ("GB/s", Align::Right),
         ("changes/h", Align::Right),
-        ("cost, s", Align::Right),
+        ("overhead, s", Align::Right),
         ("windows", Align::Right),
     ]);
     for outcome in &answer.policies {

@@ -1,4 +1,4 @@
-//! `cachemate completions`: for the shell.
+//! `cachemate completions`: command-line completions for a shell.
 
 use clap::{Args, CommandFactory};
 use clap_complete::Shell;
@@ -10,7 +10,7 @@ use crate::session::Session;
 /// For example: cachemate completions bash > ~/.local/share/bash-completion/completions/cachemate
 #[derive(Args)]
 pub struct Completions {
-    /// The shell that is to complete
+    /// Shell for which completions are printed
     #[arg(value_enum)]
     shell: Shell,
 }

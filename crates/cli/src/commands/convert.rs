@@ -10,7 +10,7 @@ use crate::traces::{TraceArgs, TraceInput};
 
 /// Convert a trace of another tool (lackey, Dinero din, raw u64, ChampSim, oracleGeneral) to .cmt
 ///
-/// Ctrl-C keeps what was converted so far as a whole file. --salvage makes a whole file of a damaged one.
+/// After Ctrl-C, the records converted so far form an intact file. --salvage makes an intact file of a damaged one.
 #[derive(Args)]
 pub struct Convert {
     /// The trace; - is standard input
@@ -18,7 +18,7 @@ pub struct Convert {
     file: String,
     #[command(flatten)]
     trace: TraceArgs,
-    /// zstd level: higher is smaller and slower
+    /// zstd level: higher levels are smaller and slower
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(i32).range(1..=19))]
     compression_level: i32,
     #[command(flatten)]

@@ -1,4 +1,4 @@
-//! `cachemate dashboard`: a recorded run as a page to look at.
+//! `cachemate dashboard`: a recorded run as an HTML page.
 
 use std::path::PathBuf;
 
@@ -14,16 +14,16 @@ use crate::args::OutputArgs;
 use crate::files::{refuse_existing, write_file};
 use crate::session::Session;
 
-/// Write a run log as one HTML page: who shared a cache with whom, window by window, and why
+/// Write a run log as one HTML page: which programs shared a cache in each window, and the reasons
 ///
-/// The file loads nothing and plays the run back. Run logs come from `cachemate sim -o`, and from `run_log` in the
-/// configuration of `cachemate manage`. `cachemate manage --dashboard` shows the same page of a running host.
+/// The file loads nothing and plays the run back. `cachemate sim -o` writes run logs, and `cachemate manage` does if its
+/// configuration sets `run_log`. `cachemate manage --dashboard` serves the same page for a running host.
 #[derive(Args)]
 pub struct DashboardArgs {
     /// The run log
     #[arg(value_name = "RUNLOG")]
     log: String,
-    /// What the simulated machine says of the run itself, to stand beside it: the answer of `cachemate sim --json`
+    /// Also show the ground truth of a simulated run: the output of `cachemate sim --json`
     #[arg(long, value_name = "FILE")]
     truth: Option<PathBuf>,
     #[command(flatten)]
@@ -39,7 +39,7 @@ impl DashboardArgs {
             run.head.truth = Some(truth(path, &run)?);
         }
         if let Some(cut_off) = &run.head.cut_off {
-            session.note(&format!("the recording breaks off: {cut_off}"));
+            session.note(&format!("the recording is truncated: {cut_off}"));
         }
         write_file(&self.output.output, html(Some(&run))?.as_bytes(), self.output.force)?;
         let (windows, path) = (run.snapshots.len(), self.output.output.display());
@@ -47,7 +47,7 @@ impl DashboardArgs {
     }
 }
 
-/// The part of the answer of `sim --json` that is of the machine.
+/// The part of the output of `sim --json` that the machine measured.
 #[derive(Deserialize)]
 struct RecordedTruth {
     scenario: String,
@@ -59,7 +59,7 @@ fn truth(path: &std::path::Path, run: &RecordedRun) -> anyhow::Result<GroundTrut
     let shown = path.display();
     let text = std::fs::read_to_string(path).with_context(|| format!("{shown}: cannot be read"))?;
     let answer: RecordedTruth = serde_json::from_str(&text)
-        .with_context(|| format!("{shown}: expected the answer of 'cachemate sim --json'"))?;
+        .with_context(|| format!("{shown}: expected the output of 'cachemate sim --json'"))?;
     let results = answer.results;
     let contended = |level: CacheLevel, cache: u32| {
         run.head.caches.iter().any(|head| head.cache == cache) && level != CacheLevel::L1Data

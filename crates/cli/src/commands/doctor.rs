@@ -1,4 +1,4 @@
-//! `cachemate doctor`: what this host can be measured with, and what would help.
+//! `cachemate doctor`: the facilities of this host for measuring and acting, and remedies for missing ones.
 
 use cachemate_linux::kernel::LinuxHost;
 use cachemate_linux::sense::capability_survey::{CapabilityCheck, CapabilitySurvey};
@@ -11,13 +11,13 @@ use crate::args::JsonArg;
 use crate::session::Session;
 use cachemate_daemon::host;
 
-/// Try what this host offers: counters, probes, placement; say why something is missing and what would help
+/// Test the facilities of this host: counters, probes, placement; report why one is missing and how to enable it
 ///
-/// Everything is tried, nothing is believed: counters run against a loop that must miss, the probe is calibrated, a
-/// watchpoint is set. Nothing is changed.
+/// Every facility is tested rather than assumed: counters run against a loop that must miss, the probe is calibrated, a
+/// watchpoint is set. Nothing on the host is changed.
 #[derive(Args)]
 pub struct Doctor {
-    /// Leave out what takes processor time: the probe is not calibrated
+    /// Skip the calibration of the probe, which takes processor time
     #[arg(long)]
     quick: bool,
     #[command(flatten)]
@@ -34,7 +34,7 @@ struct DoctorJson {
     shared_last_level_caches: usize,
     topology_warnings: Vec<String>,
     pressure: Pressure,
-    /// Linux's own, beside which this host is managed.
+    /// Linux's own cache-aware scheduling, which runs besides cachemate.
     kernel_cache_scheduling: SchedCacheStatus,
 }
 
@@ -44,8 +44,8 @@ impl Doctor {
         let shared = host.topology.caches.iter().filter(|cache| cache.last_level && cache.cpus.count() > 1).count();
         let means = match host.capability_survey.level {
             1 => "programs are measured by counters",
-            2 => "no counters: programs are probed from outside",
-            _ => "neither counters nor probes: topology and pressure only, and nothing is made up",
+            2 => "no counters: programs are measured by probes on neighboring CPUs",
+            _ => "neither counters nor probes: only topology and pressure are known",
         };
         let result = DoctorJson {
             means,
@@ -56,11 +56,11 @@ impl Doctor {
             kernel_cache_scheduling: sched_cache::read(&LinuxHost::new("/")),
             capability_survey: host.capability_survey,
         };
-        session.answer(self.json.json, &result, || words(&result))
+        session.answer(self.json.json, &result, || render(&result))
     }
 }
 
-fn words(result: &DoctorJson) -> String {
+fn render(result: &DoctorJson) -> String {
     let mut text = format!(
         "level {} of 3: {}\n{} CPUs online, {} last-level caches shared by two or more\n",
         result.capability_survey.level, result.means, result.online_cpus, result.shared_last_level_caches

@@ -1,4 +1,4 @@
-//! `cachemate explain`: why a program is where it is.
+//! `cachemate explain`: the reasons for a program's placement.
 
 use anyhow::bail;
 use cachemate_spec::ManageMode;
@@ -13,7 +13,7 @@ use cachemate_daemon::socket;
 use cachemate_daemon::status::thread_text;
 use cachemate_daemon::status::{DecisionStatus, TaskStatus};
 
-/// Say why a program is where it is, what is known of it, and what it costs
+/// Explain a program's placement: the reasons, the measurements behind them, and the slowdown
 #[derive(Args)]
 pub struct Explain {
     /// A process or thread id
@@ -34,7 +34,7 @@ struct ExplainJson {
     tasks: Vec<TaskStatus>,
     /// Managed threads of other processes on its cache.
     co_runners: Vec<String>,
-    /// That name it, latest first.
+    /// Decisions that name it, latest first.
     decisions: Vec<DecisionStatus>,
     refused: Vec<String>,
     /// How its affinities counteract the kernel's own cache-aware scheduling.
@@ -48,8 +48,8 @@ impl Explain {
         let tasks: Vec<TaskStatus> = status.tasks.iter().filter(|task| mine(task)).cloned().collect();
         if tasks.is_empty() {
             let there = match std::path::Path::new(&format!("/proc/{}", self.pid)).exists() {
-                true => "no rule of the configuration matches it (or it is new since the last window)",
-                false => "there is no such process",
+                true => "no rule of the configuration matches it, or it started after the last window",
+                false => "no such process exists",
             };
             bail!("process {} is not managed: {there}", self.pid);
         }

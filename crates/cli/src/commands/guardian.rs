@@ -1,4 +1,4 @@
-//! `cachemate guardian`: started by whoever changes the host, never by people.
+//! `cachemate guardian`: started by daemons and managed runs, never manually.
 
 use std::path::PathBuf;
 
@@ -7,16 +7,16 @@ use clap::Args;
 
 use crate::session::Session;
 
-/// Wait for the end of the process on standard input, and put the host back if it did not do so itself
+/// Wait for the end of the process on standard input, and restore the host if the process did not
 #[derive(Args)]
 pub struct GuardianArgs {
-    /// The folder with the restore journal
+    /// Directory of the restore journal
     #[arg(long, value_name = "DIR")]
     state_dir: PathBuf,
 }
 
 impl GuardianArgs {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
-        guardian::run(&self.state_dir, &|words| session.warn(words))
+        guardian::run(&self.state_dir, &|message| session.warn(message))
     }
 }

@@ -1,4 +1,4 @@
-//! `cachemate lab`: machines with caches that cost time, modelled under an emulator (docs/lab.md).
+//! `cachemate lab`: modeled machines whose caches cost time, run under an emulator (docs/lab.md).
 
 use clap::{Args, Subcommand};
 
@@ -7,9 +7,9 @@ use crate::session::Session;
 mod config;
 mod run;
 
-/// The lab: a modelled machine for an unmodified kernel and unmodified programs
+/// Run an unmodified kernel and unmodified programs on a modeled machine
 ///
-/// The machine itself (lab/machine) is a program of its own under the GPL; this command speaks with it by files only.
+/// The machine itself (lab/machine) is a separate program under the GPL; this command communicates with it by files only.
 /// docs/lab.md is a tutorial.
 #[derive(Args)]
 pub struct Lab {
@@ -25,7 +25,7 @@ enum LabCommand {
 
 impl Lab {
     /// # Errors
-    /// What went wrong, in words.
+    /// The subcommand failed.
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         match &self.what {
             LabCommand::Config(command) => command.run(session),

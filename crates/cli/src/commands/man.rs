@@ -1,4 +1,4 @@
-//! `cachemate man`: manual pages from the command line's own description.
+//! `cachemate man`: manual pages, generated from the definition of the command line.
 
 use std::path::PathBuf;
 
@@ -8,13 +8,13 @@ use clap::{Args, CommandFactory};
 use crate::files::write_file;
 use crate::session::Session;
 
-/// Print the manual page, or write one page per command into a folder
+/// Print the manual page, or write one page per command to a directory
 #[derive(Args)]
 pub struct Man {
-    /// Write cachemate.1 and one page per command here; the folder is made if it does not exist
+    /// Write cachemate.1 and one page per command to this directory, which is created if necessary
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
-    /// Overwrite pages that exist
+    /// Overwrite existing pages
     #[arg(long, requires = "dir")]
     force: bool,
 }
@@ -26,7 +26,7 @@ impl Man {
         let Some(folder) = &self.dir else {
             return session.print(&String::from_utf8_lossy(&page(command)?));
         };
-        std::fs::create_dir_all(folder).with_context(|| format!("{}: cannot be made", folder.display()))?;
+        std::fs::create_dir_all(folder).with_context(|| format!("{}: cannot be created", folder.display()))?;
         let pages = command.get_subcommands().filter(|sub| sub.get_name() != "help" && !sub.is_hide_set()).map(|sub| {
             let name = format!("cachemate-{}", sub.get_name());
             (format!("{name}.1"), sub.clone().display_name(&name))

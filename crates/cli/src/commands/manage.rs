@@ -10,47 +10,46 @@ use cachemate_daemon::daemon::{ConfigSource, ControlFlags, on_hangup, run};
 use cachemate_daemon::dry_run;
 use cachemate_daemon::path_checks;
 
-/// Manage the programs of this host: measure them, and place them where the configuration says act
+/// Run the daemon: measure the programs on this host and, with `mode = "act"`, place them and partition caches
 ///
-/// Without a configuration nothing is managed. Without 'mode = "act"' in it nothing on the host is changed: what would be
-/// done is shown by status and top. Everything that is changed is put back when the daemon ends, however it ends.
-/// SIGHUP reads the configuration again; a wrong one is reported, and the one before stays in force. docs/live.md
-/// explains all of it.
+/// Without a configuration, no program is managed. Unless it sets 'mode = "act"', nothing on the host is changed, and status
+/// and top show the changes that would be made. When the daemon ends, for whatever reason, every change is undone. On SIGHUP
+/// the daemon rereads the configuration; an invalid one is reported, and the previous one stays in force. See docs/live.md.
 #[derive(Args)]
 pub struct Manage {
-    /// Decide by this policy, whatever the configuration says
+    /// Use this policy instead of the configured one
     #[arg(long, short, value_name = "POLICY")]
     policy: Option<String>,
-    /// The configuration; /etc/cachemate/cachemate.toml for root, ~/.config/cachemate/cachemate.toml for others
+    /// Configuration file [default: /etc/cachemate/cachemate.toml for root, else ~/.config/cachemate/cachemate.toml]
     #[arg(long, short, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Only observe, whatever the configuration says
+    /// Change nothing, even if the configuration sets 'mode = "act"'
     #[arg(long)]
     observe_only: bool,
-    /// Read and check the configuration, say what is wrong, and end
+    /// Check the configuration, report errors, and exit
     #[arg(long)]
     check: bool,
-    /// Print the first changes that would be made, and end: nothing is changed
+    /// Print the first changes that would be made, and exit without making them
     #[arg(long, conflicts_with = "check")]
     dry_run: bool,
-    /// End a dry run after so many looks without anything to change
+    /// End a dry run after this many windows without a change
     #[arg(long, value_name = "N", requires = "dry_run", default_value_t = dry_run::WINDOWS)]
     max_windows: u64,
-    /// One JSON object on standard output and nothing else, of a dry run
+    /// Print the result of a dry run as one JSON object
     #[arg(long, requires = "dry_run")]
     json: bool,
-    /// Where the restore journal lies
+    /// Directory of the restore journal
     #[arg(long, value_name = "DIR")]
     state_dir: Option<PathBuf>,
-    /// Show what happens as a page: on a loopback address such as 127.0.0.1:9754, or on a socket at a path
+    /// Serve the dashboard on a loopback address such as 127.0.0.1:9754, or on a socket at a path
     ///
-    /// Where to look, and the token without which nothing is shown, is printed at the start.
+    /// The address, with the token that it requires, is printed at the start.
     #[arg(long, value_name = "ADDRESS", conflicts_with_all = ["check", "dry_run"])]
     dashboard: Option<String>,
-    /// Let everybody on this host look at the page
+    /// Serve the dashboard to every user of this host, without a token
     #[arg(long, requires = "dashboard")]
     dashboard_no_auth: bool,
-    /// Socket at which status, top and explain ask
+    /// Socket that status, top and explain connect to
     #[arg(long, value_name = "FILE")]
     socket: Option<PathBuf>,
 }
@@ -68,7 +67,7 @@ impl Manage {
         };
         if self.check {
             path_checks::check(&source.read()?)?;
-            session.note("the configuration is fine");
+            session.note("the configuration is valid");
             return Ok(());
         }
         let switches = ControlFlags { stop: session.interrupt_flag(), ..ControlFlags::default() };
@@ -77,6 +76,6 @@ impl Manage {
             return session.answer(self.json, &answer, || answer.words());
         }
         on_hangup(&switches)?;
-        run(&source, &switches, &|words| session.log(words))
+        run(&source, &switches, &|message| session.log(message))
     }
 }

@@ -8,7 +8,7 @@ use cachemate_trace::bundled_recordings;
 
 use crate::session::Session;
 
-/// Draws, runs and prints.
+/// Draws random mixes, runs them under every policy and prints the scores.
 ///
 /// # Errors
 /// As [`run`].
@@ -20,38 +20,38 @@ pub fn mixes(session: &Session, quick: bool, seed: u64, count: u32, machine: &st
     let draw = MixOptions { machine, mixes: count, recordings: bundled_recordings() };
     let mixes = run(&context, &draw)?;
     bar.finish_and_clear();
-    session.answer(json, &mixes, || words(&mixes))
+    session.answer(json, &mixes, || render(&mixes))
 }
 
-fn words(found: &RandomMixes) -> String {
+fn render(mixes: &RandomMixes) -> String {
     let mut text = format!(
         "{} mixes on {}, seed {}, time scale {}\n\nmean over mixes\n{}",
-        found.mixes.len(),
-        found.machine,
-        found.seed,
-        found.time_scale,
-        table(&found.mean)
+        mixes.mixes.len(),
+        mixes.machine,
+        mixes.seed,
+        mixes.time_scale,
+        table(&mixes.mean)
     );
     text.push_str(
-        "\nthroughput: instructions over the default scheduler's; of it mix: other shares of time at the default's speeds, \
-         contention: other speeds at the new shares.\nspeed-up: sum of the programs' speeds over their speeds alone; \
+        "\nthroughput: instructions over the default scheduler's; of it mix: changed shares of time at the default's speeds, \
+         contention: changed speeds at the new shares.\nspeed-up: sum of the programs' speeds over their speeds alone; \
          harmonic mean: the same, low where one program is slow; worst slowdown: of a single program, 1 = none.\n",
     );
-    for mix in &found.mixes {
+    for mix in &mixes.mixes {
         text.push_str(&format!("\n{}\n{}{}", mix.programs.join(", "), table(&mix.policies), remarks(mix)));
     }
     text
 }
 
-/// Who did not finish, and which policies have no score.
+/// Programs that did not finish, and policies without a score.
 fn remarks(mix: &RandomMix) -> String {
     let mut text = String::new();
     for score in mix.policies.iter().filter(|score| !score.unfinished.is_empty()) {
-        let who = score.unfinished.join(", ");
-        text.push_str(&format!("under {} not finished when the run was given up: {who}\n", score.policy));
+        let unfinished = score.unfinished.join(", ");
+        text.push_str(&format!("under {}, not finished when the run was abandoned: {unfinished}\n", score.policy));
     }
     for pair in &mix.unfinished_pairs {
-        text.push_str(&format!("{pair}: not finished; the optimum knows a lower bound\n"));
+        text.push_str(&format!("{pair}: not finished, so the optimum uses a lower bound\n"));
     }
     for failed in &mix.failed {
         text.push_str(&format!("no score: {}: {}\n", failed.policy, failed.reason));

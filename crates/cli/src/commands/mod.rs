@@ -41,7 +41,8 @@ mod validate_model;
 
 /// Decides which programs share a cache, and how much of it each program gets.
 ///
-/// Records real programs, profiles how they use a cache, predicts who hurts whom, and plans with reasons where they run.
+/// cachemate records real programs, profiles how they use a cache, predicts how much they slow each other down, and plans
+/// on which CPUs they run, with reasons.
 /// Sizes take K, M and G (powers of 1024). Exit codes: 0 done, 1 the input or the host is at fault, 2 usage,
 /// 130 interrupted.
 #[derive(Parser)]
@@ -90,7 +91,7 @@ pub enum Command {
 
 impl Command {
     /// # Errors
-    /// What the command says went wrong; the exit code follows from its kind.
+    /// The command failed; the exit code follows from the kind of the error.
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         match self {
             Command::Convert(command) => command.run(session),
@@ -145,7 +146,7 @@ mod tests {
         below.for_each(|command| unexplained(command, &path, found));
     }
 
-    /// Does `--help` say something of every command and argument that it shows?
+    /// Does `--help` explain every command and argument that it shows?
     #[test]
     fn every_command_and_argument_is_explained() {
         let mut found = Vec::new();

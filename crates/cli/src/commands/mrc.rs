@@ -18,9 +18,10 @@ use crate::files::write_file;
 use crate::session::Session;
 use crate::traces::{TraceArgs, TraceInput};
 
-/// Show how often a cache of each size would miss: the miss-rate curve of a trace
+/// Print the miss-rate curve of a trace: the misses of a cache of each size
 ///
-/// For fully associative LRU caches, exact unless --sample-rate is given. MPKI stands where the trace has instruction counts.
+/// The caches are fully associative LRU caches, and the curve is exact unless --sample-rate is given. Misses per thousand
+/// instructions (MPKI) are printed if the trace has instruction counts.
 #[derive(Args)]
 pub struct Mrc {
     /// The trace; - is standard input
@@ -34,19 +35,19 @@ pub struct Mrc {
     /// Sizes: 64K,1M,... or LO..HI:N for N sizes in equal ratios
     #[arg(long, value_name = "SIZES")]
     sizes: Option<SizeList>,
-    /// Curves for each process or thread on a cache of its own, beside the one for all together
+    /// Also print a curve for each process or thread on a cache of its own
     #[arg(long, value_enum, default_value_t, value_name = "WHAT")]
     by: CurveScope,
-    /// Follow this share of the lines only (0.01 = 1 %): much faster, with an error bar
+    /// Follow only this share of the lines (0.01 = 1 %): much faster, with an error bar
     #[arg(long, value_name = "RATE", conflicts_with_all = ["histogram", "by"], value_parser = rate)]
     sample_rate: Option<f64>,
-    /// Seed of the choice of lines that a sample follows
+    /// Seed for the choice of the sampled lines
     #[arg(long, value_name = "N", default_value_t = 0, requires = "sample_rate")]
     seed: u64,
-    /// Threads that work on one curve, with the same result; two for large files where there are two CPUs unless said
+    /// Threads that compute one curve, with the same result [default: two for large files if there are two CPUs]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=64))]
     threads: Option<u8>,
-    /// Write the stack distances: a line "cold N", then "d count" per distance that occurs, ascending
+    /// Write the stack distances to this file: a line "cold N", then "d count" per occurring distance, ascending
     #[arg(long, value_name = "OUT")]
     histogram: Option<PathBuf>,
     /// Overwrite the histogram file if it exists
@@ -69,7 +70,7 @@ fn rate(text: &str) -> Result<f64, String> {
     check_rate(rate).map(|()| rate)
 }
 
-/// Engines over one trace: everything together, and the parts asked for.
+/// Engines over one trace: the whole trace, and the requested parts.
 struct Engines {
     shift: u32,
     by: CurveScope,
@@ -98,7 +99,7 @@ impl Engines {
             let key = |record: &AccessRecord| {
                 (header.process_of(record), if self.by == CurveScope::Thread { record.thread } else { 0 })
             };
-            // Threads run for a while: runs of one part go to its engine at once.
+            // Threads run for a while, so runs of one part go to its engine together.
             for run in records.chunk_by(|a, b| key(a) == key(b)) {
                 let run_lines: Vec<u64> = run.iter().map(|record| record.address >> self.shift).collect();
                 self.parts.entry(key(&run[0])).or_default().push(&run_lines)?;
@@ -109,10 +110,10 @@ impl Engines {
 }
 
 impl Mrc {
-    /// The curve of one recording as a sweep asks for it: on one thread, as many are measured at once.
+    /// The curve of one recording for a sweep: on one thread, because a sweep measures many at a time.
     ///
     /// # Errors
-    /// No such lines or sample.
+    /// An invalid line size or sampling rate.
     pub fn plain(
         file: &std::path::Path,
         line_bytes: u32,
@@ -127,10 +128,10 @@ impl Mrc {
         Ok(Mrc { file, trace, line_bytes, sizes, by, sample_rate, seed, threads, histogram: None, force: false, json })
     }
 
-    /// The curve, of a trace that is whole.
+    /// The curve of an intact trace.
     ///
     /// # Errors
-    /// A trace that cannot be read or is damaged; the interruption.
+    /// The trace cannot be read or is damaged, or the command was interrupted.
     pub fn measure(&self, session: &Session) -> anyhow::Result<MrcResult> {
         let sizes = self.sizes.clone().unwrap_or_else(SizeList::usual).0;
         let mut trace = TraceInput::open(session, &self.file, &self.trace, "reading")?;
@@ -153,7 +154,7 @@ impl Mrc {
             Some(rate) => self.sampled(session, &mut trace, rate, &sizes)?,
             None => self.exact(session, &mut trace, &sizes)?,
         };
-        session.answer(self.json.json, &result, || words(&result, session))?;
+        session.answer(self.json.json, &result, || render(&result, session))?;
         trace.check_whole()
     }
 
@@ -229,16 +230,14 @@ impl Mrc {
     }
 }
 
-fn words(result: &MrcResult, session: &Session) -> String {
+fn render(result: &MrcResult, session: &Session) -> String {
     let mut text = summary(&result.file, &result.all);
     if let Some(sampled) = &result.sampled {
         text.push_str(&format!(
             "sampled: {} of the lines, {} accesses followed, error bar {} (95 %)\n",
             percent_text(sampled.rate, 2),
             count_text(sampled.accesses),
-            sampled
-                .error
-                .map_or("not known: too few lines".to_string(), |e| format!("±{} at most", percent_text(e, 2)))
+            sampled.error.map_or("unknown: too few lines".to_string(), |e| format!("±{} at most", percent_text(e, 2)))
         ));
     }
     let mpki = result.all.curve.iter().all(|point| point.mpki.is_some());

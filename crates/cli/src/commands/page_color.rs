@@ -1,4 +1,4 @@
-//! `cachemate page-color`: page colors of this host, and programs that are kept to some of them.
+//! `cachemate page-color`: page colors of this host, and programs confined to some of them.
 
 use clap::{Args, Subcommand};
 
@@ -8,10 +8,10 @@ mod discover;
 mod run;
 mod verify;
 
-/// Page colors: find them, run unmodified programs on some of them
+/// Discover page colors, and run unmodified programs on some of them
 ///
-/// Frames that fall on the same sets of a cache have the same color; programs on frames of different colors cannot push
-/// each other out of it. docs/colors.md has the method, its costs and what it covers.
+/// Frames that map to the same sets of a cache have the same color. Programs on frames of different colors cannot evict
+/// each other's lines. docs/colors.md describes the method, its costs and its limits.
 #[derive(Args)]
 pub struct PageColorArgs {
     #[command(subcommand)]
@@ -27,7 +27,7 @@ enum PageColorCommand {
 
 impl PageColorArgs {
     /// # Errors
-    /// What went wrong, in words.
+    /// The subcommand failed.
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         match &self.what {
             PageColorCommand::Discover(command) => command.run(session),

@@ -1,4 +1,4 @@
-//! `cachemate plan`: who shares a cache with whom, and why.
+//! `cachemate plan`: an assignment of programs to caches, with reasons.
 
 use std::path::{Path, PathBuf};
 
@@ -22,12 +22,13 @@ use crate::interval_programs::jobs;
 use crate::prediction::{MachineArg, Prediction};
 use crate::session::Session;
 
-/// Plan who shares a cache with whom on a machine, and say why
+/// Plan which programs share a cache on a machine, with reasons
 ///
-/// A program is a profile file, a recording, or the name of a bundled recording. With --slowdowns the slowdowns are read instead of
-/// predicted, and programs are the file's names (all of them when none is given). With --model too, the model decides
-/// and the measured matrix judges. With --policy a policy decides, as it would for the programs at work: they run on
-/// the interval machine from their profiles (docs/simulators/interval.md). The answer names all mechanisms of the policy.
+/// A program is a profile file, a recording, or the name of a bundled recording. With --slowdowns, the slowdowns are read
+/// instead of predicted, and programs are names in that file (all of them if none is given). With --model as well, the model
+/// decides and the plan is evaluated with the measured slowdowns. With --policy, a policy decides as it would for running
+/// programs: they run on the interval machine from their profiles (docs/simulators/interval.md), and the output lists every
+/// mechanism that the policy uses.
 #[derive(Args)]
 pub struct PlanArgs {
     /// Profile files, recordings, or names of bundled recordings
@@ -35,16 +36,16 @@ pub struct PlanArgs {
     programs: Vec<String>,
     #[command(flatten)]
     machine: MachineArg,
-    /// Model that predicts the slowdowns: statcc, sdc, pain, animal, miss-rate, access-rate, ...
+    /// Model that predicts slowdowns: statcc, sdc, pain, animal, miss-rate, access-rate, ...
     #[arg(long, value_name = "MODEL")]
     model: Option<String>,
-    /// A policy decides: auto weighs placement, sharing, parts of caches and gangs
+    /// Let a policy decide; auto considers placement, sharing, cache partitions and gangs
     #[arg(long, short, value_name = "POLICY", conflicts_with_all = ["model", "slowdowns"])]
     policy: Option<String>,
-    /// Measured slowdowns in per cent, CSV: the row's program suffers from the column's
+    /// CSV of measured slowdowns in percent: of the row's program by the column's
     #[arg(long, value_name = "FILE")]
     slowdowns: Option<PathBuf>,
-    /// Seed of the sample of random assignments
+    /// Seed for the sample of random assignments
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
     #[command(flatten)]
@@ -55,17 +56,17 @@ pub struct PlanArgs {
 #[derive(Serialize)]
 struct PlanJson<'a> {
     machine: &'a str,
-    /// What decided.
+    /// The model that decided, or `measured`.
     model: &'a str,
-    /// What the expected outcomes are by: the scheme, or `measured`.
+    /// The model behind the expected outcomes, or `measured`.
     evaluated_with: &'a str,
     #[serde(flatten)]
     placement: &'a Placement,
     groups: Vec<CacheGroup>,
 }
 
-/// Programs that the plan puts on one cache together, forecast as a group: harm does not add up from pairs, which is
-/// what the solvers take it to do.
+/// Programs that the plan puts on one cache, forecast as a group: the solvers add up the slowdowns of pairs, which is only
+/// an approximation.
 #[derive(Serialize)]
 struct CacheGroup {
     cache: Option<CacheId>,
@@ -73,9 +74,9 @@ struct CacheGroup {
     group: GroupForecast,
 }
 
-/// Forecasts of every cache with at least two programs, each on a CPU of its own. Programs that take turns are not
-/// there all the time.
-fn groups(found: &Prediction, placement: &Placement) -> anyhow::Result<Vec<CacheGroup>> {
+/// Forecasts for every cache with at least two programs, each on a CPU of its own. Caches with programs that share a CPU
+/// are left out, because such programs do not run all the time.
+fn groups(prediction: &Prediction, placement: &Placement) -> anyhow::Result<Vec<CacheGroup>> {
     let mut caches: Vec<Option<CacheId>> = placement.programs.iter().map(|program| program.cache).collect();
     caches.sort_unstable();
     caches.dedup();
@@ -86,7 +87,7 @@ fn groups(found: &Prediction, placement: &Placement) -> anyhow::Result<Vec<Cache
         if placed.iter().any(|program| !program.shares_cpu_with.is_empty()) {
             continue;
         }
-        groups.extend(found.group_of(&members)?.map(|group| CacheGroup { cache, group }));
+        groups.extend(prediction.group_of(&members)?.map(|group| CacheGroup { cache, group }));
     }
     Ok(groups)
 }
@@ -99,11 +100,11 @@ struct PolicyPlanJson<'a> {
     planned: &'a PlannedRun,
 }
 
-/// Nominal time in which a policy surveys, decides and tests.
+/// Nominal time in which a policy profiles, decides and tests.
 const DECIDES_WITHIN_NS: u64 = 300_000_000_000;
-/// Phases of programs that are measured last so many times longer, as in `whatif`.
+/// Factor by which the phases of measured programs are stretched, as in `compare`.
 const STRETCH: f64 = 1000.0;
-fn policy_words(result: &PolicyPlanJson<'_>) -> String {
+fn render_policy_plan(result: &PolicyPlanJson<'_>) -> String {
     let PlannedRun { policy, seconds, changes, refused, decisions } = result.planned;
     let mut text = format!("{} under '{policy}', after {} nominal seconds:\n", result.machine, number(*seconds));
     if changes.is_empty() {
@@ -111,12 +112,12 @@ fn policy_words(result: &PolicyPlanJson<'_>) -> String {
     }
     changes.iter().for_each(|line| text.push_str(&format!("  {line}\n")));
     refused.iter().for_each(|line| text.push_str(&format!("  refused: {line}\n")));
-    // The last change, and what was said last; all is in the JSON.
+    // The last change and the last report; the JSON has all of them.
     let changed = decisions.iter().rposition(|decision| decision.changed && !decision.reasons.is_empty());
     let last = decisions.len().checked_sub(1).filter(|last| Some(*last) != changed);
     for report in changed.into_iter().chain(last).map(|at| &decisions[at]) {
-        let what = if report.changed { "the plan changed" } else { "the plan stayed" };
-        text.push_str(&format!("\nat {} s {what}:\n", number(report.seconds)));
+        let change = if report.changed { "the plan changed" } else { "the plan stayed in force" };
+        text.push_str(&format!("\nat {} s {change}:\n", number(report.seconds)));
         report.reasons.iter().for_each(|reason| text.push_str(&format!("  {reason}\n")));
     }
     text
@@ -124,12 +125,12 @@ fn policy_words(result: &PolicyPlanJson<'_>) -> String {
 
 struct PlanCosts {
     names: Vec<String>,
-    /// What decides.
+    /// The model that decides, or `measured`.
     scheme: String,
     decide: PairCosts,
     judge: PairCosts,
-    /// What a prediction rests on; `None` where all was measured.
-    found: Option<Prediction>,
+    /// The prediction behind the costs; `None` if all were measured.
+    prediction: Option<Prediction>,
 }
 
 impl PlanArgs {
@@ -138,16 +139,16 @@ impl PlanArgs {
         if let Some(policy) = &self.policy {
             return self.by_policy(session, machine, policy);
         }
-        let PlanCosts { names, scheme, decide, judge, found } = self.costs(session)?;
+        let PlanCosts { names, scheme, decide, judge, prediction } = self.costs(session)?;
         let evaluated_with = if self.slowdowns.is_some() { "measured" } else { scheme.as_str() };
         let placement = place(&names, &decide, &judge, &machine.topology(), self.seed)?;
-        let groups = found.map(|found| groups(&found, &placement)).transpose()?.unwrap_or_default();
+        let groups = prediction.map(|prediction| groups(&prediction, &placement)).transpose()?.unwrap_or_default();
         let result = PlanJson { machine: &machine.name, model: &scheme, evaluated_with, placement: &placement, groups };
         let shown = || plan_boxes(&plan_picture(&placement, &machine.name, &scheme, judge.kind), session.paint());
         session.answer(self.json.json, &result, shown)
     }
 
-    /// What a policy has decided after some nominal minutes.
+    /// Prints the decisions of a policy after some nominal minutes.
     fn by_policy(&self, session: &Session, machine: MachineSpec, policy: &str) -> anyhow::Result<()> {
         let name = machine.name.clone();
         let jobs = jobs(session, &self.programs, &machine, self.seed, STRETCH)?;
@@ -167,7 +168,7 @@ impl PlanArgs {
         };
         let planned_run = planned(&context, &question, policy)?;
         let result = PolicyPlanJson { machine: &name, planned: &planned_run };
-        session.answer(self.json.json, &result, || policy_words(&result))
+        session.answer(self.json.json, &result, || render_policy_plan(&result))
     }
 
     fn costs(&self, session: &Session) -> anyhow::Result<PlanCosts> {
@@ -176,10 +177,10 @@ impl PlanArgs {
             let names = if self.programs.is_empty() { measured.names.clone() } else { self.programs.clone() };
             let costs = measured.of(&names)?;
             let scheme = "measured".to_string();
-            return Ok(PlanCosts { names, scheme, decide: costs.clone(), judge: costs, found: None });
+            return Ok(PlanCosts { names, scheme, decide: costs.clone(), judge: costs, prediction: None });
         }
         if self.programs.is_empty() {
-            return Err(UsageError("--model needs programs to look at; name them".to_string()).into());
+            return Err(UsageError("--model: found no program, expected at least one".to_string()).into());
         }
         let scheme = self.model.as_deref().unwrap_or(USUAL_SCHEME);
         let prediction = Prediction::new(session, &self.programs, &self.machine.machine, scheme)?;
@@ -193,7 +194,7 @@ impl PlanArgs {
             scheme: scheme.to_string(),
             decide: prediction.costs.clone(),
             judge,
-            found: Some(prediction),
+            prediction: Some(prediction),
         })
     }
 }

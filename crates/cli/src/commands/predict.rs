@@ -1,4 +1,4 @@
-//! `cachemate predict`: who hurts whom.
+//! `cachemate predict`: slowdowns of programs that share a cache.
 
 use cachemate_report::terminal::{Paint, matrix_picture, sparkline};
 use cachemate_report::text::{number, or_dash, percent_text, size_text};
@@ -10,7 +10,7 @@ use crate::args::JsonArg;
 use crate::prediction::{MachineArg, Prediction};
 use crate::session::Session;
 
-/// Predict who hurts whom on a shared cache, before placing anybody
+/// Predict how much programs slow each other down on a shared cache
 ///
 /// A program is a profile file, a recording, or the name of a bundled recording.
 #[derive(Args)]
@@ -20,7 +20,7 @@ pub struct Predict {
     programs: Vec<String>,
     #[command(flatten)]
     machine: MachineArg,
-    /// Model that predicts the slowdowns: statcc, sdc, pain, animal, miss-rate, access-rate, ...
+    /// Model that predicts slowdowns: statcc, sdc, pain, animal, miss-rate, access-rate, ...
     #[arg(long, value_name = "MODEL", default_value = USUAL_SCHEME)]
     model: String,
     #[command(flatten)]
@@ -37,11 +37,11 @@ impl Predict {
             matrix: matrix_of(&prediction.names(), &self.model, &prediction.costs),
             group: prediction.group()?,
         };
-        session.answer(self.json.json, &result, || words(&result, &prediction, session.paint()))
+        session.answer(self.json.json, &result, || render(&result, &prediction, session.paint()))
     }
 }
 
-fn words(result: &PredictResult, found: &Prediction, paint: Paint) -> String {
+fn render(result: &PredictResult, prediction: &Prediction, paint: Paint) -> String {
     let cache = &result.cache;
     let mut text = format!(
         "{}: {} x {} of {}, {}-way, {} CPUs each\n\n",
@@ -52,7 +52,7 @@ fn words(result: &PredictResult, found: &Prediction, paint: Paint) -> String {
         cache.ways,
         cache.cpus_each
     );
-    text.push_str(&class_table(&result.programs, found));
+    text.push_str(&class_table(&result.programs, prediction));
     text.push('\n');
     text.push_str(&matrix_picture(&result.matrix, paint));
     if let Some(group) = &result.group {
@@ -62,8 +62,8 @@ fn words(result: &PredictResult, found: &Prediction, paint: Paint) -> String {
     text
 }
 
-/// Classes, and each curve as a line of blocks from 64K to 16M, on a scale of its own.
-pub fn class_table(programs: &[ProgramSummary], found: &Prediction) -> String {
+/// Classes, and each curve from 64K to 16M as a line of blocks with its own scale.
+pub fn class_table(programs: &[ProgramSummary], prediction: &Prediction) -> String {
     let mut table = Table::new(&[
         ("program", Align::Left),
         ("class", Align::Left),
@@ -73,7 +73,7 @@ pub fn class_table(programs: &[ProgramSummary], found: &Prediction) -> String {
         ("on half", Align::Right),
         ("hits lost with half", Align::Right),
     ]);
-    for (summary, program) in programs.iter().zip(&found.programs) {
+    for (summary, program) in programs.iter().zip(&prediction.programs) {
         let curve = program.curve();
         let shown = curve.iter().filter(|point| (64 << 10..=16 << 20).contains(&point.bytes));
         let values: Vec<Option<f64>> = shown.map(|point| point.mpki).collect();
@@ -98,7 +98,7 @@ fn group_table(group: &GroupForecast) -> String {
         ("miss ratio", Align::Right),
         ("MPKI alone", Align::Right),
         ("MPKI in the group", Align::Right),
-        ("slower by", Align::Right),
+        ("slowdown", Align::Right),
     ]);
     for member in &group.members {
         table.row([

@@ -1,4 +1,4 @@
-//! `cachemate profile`: how a program uses a cache, as a file that predictions and plans read.
+//! `cachemate profile`: a program's use of caches, as a file that predictions and plans read.
 
 use std::path::{Path, PathBuf};
 
@@ -16,19 +16,19 @@ use crate::files::{refuse_existing, write_file};
 use crate::programs::{ProfiledInput, load_so_far};
 use crate::session::Session;
 
-/// Profile a recording, or a program as it runs: a profile file, and a picture of the miss-rate curve
+/// Profile a recording or a running program: write a profile file and draw the miss-rate curve
 ///
-/// FILE is a recording, a profile file (to look at) or the name of a bundled recording. The file is NAME.profile.json unless -o says
-/// otherwise; --json prints it instead.
+/// FILE is a recording, a profile file (which is only shown) or the name of a bundled recording. The profile is written to
+/// NAME.profile.json or to the file given by -o; --json prints it instead.
 #[derive(Args)]
 pub struct ProfileArgs {
     /// A recording, a profile file or the name of a bundled recording
     #[arg(value_name = "FILE", required_unless_present = "command", conflicts_with = "command")]
     file: Option<String>,
-    /// Measure LRU positions on this machine's shared cache too
+    /// Also measure LRU positions on this machine's shared cache
     #[arg(long, short, value_name = "MACHINE")]
     machine: Option<String>,
-    /// The file to write
+    /// File to write [default: NAME.profile.json]
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
     /// Overwrite the file if it exists
@@ -65,11 +65,11 @@ impl ProfileArgs {
             write_file(path, &text, self.force)?;
         }
         let cache_bytes = target.map(|target| target.size_bytes);
-        session.answer(self.json.json, &program.file, || words(&program, cache_bytes, output.as_deref(), session))?;
+        session.answer(self.json.json, &program.file, || render(&program, cache_bytes, output.as_deref(), session))?;
         whole
     }
 
-    /// Before the work: would the file be refused after it?
+    /// Refuses, before the work, an output file that could not be written after it.
     fn refuse(&self, name: &str) -> anyhow::Result<()> {
         match &self.output {
             Some(path) => refuse_existing(path, self.force),
@@ -92,13 +92,13 @@ impl ProfileArgs {
         session.note(&format!("{}: {}", self.command[0], recorded.ended));
         let cut_short = recorded.ended == RecordingEnd::Interrupted;
         if cut_short {
-            // That was to end the program; what was recorded of it is still to be profiled.
+            // Ctrl-C ended the program; its recording is still profiled.
             session.clear_interrupt();
         }
         let (mut program, whole) = load_so_far(session, &recording.display().to_string(), target)?;
-        // The recording is gone with its folder; what was run says where the profile is from.
+        // The recording is deleted with its directory, so the command names the profile's source.
         program.file.source.from = Some(self.command.join(" "));
-        let recorded = || Err(InterruptedError("the profile covers what was recorded".to_string()).into());
+        let recorded = || Err(InterruptedError("the profile covers the recorded part".to_string()).into());
         Ok((program, if cut_short { recorded() } else { whole }))
     }
 }
@@ -109,7 +109,7 @@ fn name_of(given: &str) -> String {
     last.split('.').next().filter(|name| !name.is_empty()).unwrap_or("program").to_string()
 }
 
-fn words(program: &ProfiledInput, cache_bytes: Option<u64>, output: Option<&Path>, session: &Session) -> String {
+fn render(program: &ProfiledInput, cache_bytes: Option<u64>, output: Option<&Path>, session: &Session) -> String {
     let file = &program.file;
     let summary = program.summary();
     let mut text = format!(

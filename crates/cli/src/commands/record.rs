@@ -1,4 +1,4 @@
-//! `cachemate record`: a real program's data accesses into a `.cmt`.
+//! `cachemate record`: the data accesses of a real program, as a `.cmt` file.
 
 use std::path::{Path, PathBuf};
 
@@ -13,8 +13,8 @@ use crate::session::Session;
 
 /// Record the data accesses of a program as it runs (needs the valgrind package)
 ///
-/// The program's own exit status is shown and is part of the result. It is not the exit code of this command. Ctrl-C
-/// stops the program and keeps what was recorded.
+/// The program's own exit status is part of the result, but not the exit code of this command. Ctrl-C ends the program and
+/// keeps the recorded part.
 #[derive(Args)]
 pub struct Record {
     #[command(flatten)]
@@ -28,25 +28,25 @@ pub struct Record {
     command: Vec<String>,
 }
 
-/// What to record of a run.
+/// The part of a run to record.
 #[derive(Args, Clone)]
 pub struct RecordArgs {
-    /// Data accesses to pass over first, of all threads, before the filter
+    /// Skip this many data accesses of all threads, counted before the filter
     #[arg(long, value_name = "N", default_value_t = 0)]
     skip_accesses: u64,
-    /// Data accesses to look at then; the program goes on to its end unrecorded
+    /// Then record this many data accesses; the program runs to its end unrecorded
     #[arg(long, value_name = "N")]
     max_accesses: Option<u64>,
-    /// End the program once --max-accesses is reached
+    /// Kill the program when --max-accesses is reached
     #[arg(long, requires = "max_accesses")]
     kill_at_max: bool,
-    /// Keep only what misses this cache, SIZE:WAYS[:LINE], one per thread; none keeps every access
+    /// Keep only misses of this cache, SIZE:WAYS[:LINE], one per thread; 'none' keeps every access
     #[arg(long, value_name = "L1", default_value = "32K:8", value_parser = filter)]
     l1: Filter,
-    /// Processes that the program starts
+    /// Handling of child processes
     #[arg(long, value_enum, default_value_t, value_name = "WHAT")]
     children: ChildrenArg,
-    /// zstd level: higher is smaller and slower
+    /// zstd level: higher levels are smaller and slower
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(i32).range(1..=19))]
     compression_level: i32,
 }
@@ -60,9 +60,9 @@ fn filter(text: &str) -> Result<Filter, String> {
 
 #[derive(Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 enum ChildrenArg {
-    /// Recorded into the same file
+    /// Record them into the same file
     Follow,
-    /// Run unrecorded
+    /// Let them run unrecorded
     #[default]
     Ignore,
 }
@@ -74,7 +74,7 @@ struct RecordResult {
     command: Vec<String>,
     /// `exit 0`, `signal 15`, ...
     ended: String,
-    /// The program's own status, where it ended by itself.
+    /// The program's own exit status, unless it was killed.
     exit_status: Option<i32>,
     records: u64,
     program_accesses: Option<u64>,
@@ -85,10 +85,10 @@ struct RecordResult {
 }
 
 impl RecordArgs {
-    /// Runs and records the command into `output`. `silent`: the program's standard output goes nowhere.
+    /// Runs and records the command into `output`. If `silent`, the program's standard output is discarded.
     ///
     /// # Errors
-    /// The host cannot record (says which package to install), or the command cannot be run.
+    /// The host cannot record (the error names the package to install), or the command cannot be run.
     pub fn record(
         &self,
         session: &Session,
@@ -138,7 +138,7 @@ impl Record {
             bytes: recorded.bytes,
             note: recorded.note.clone(),
         };
-        session.answer(self.json.json, &result, || words(&result))?;
+        session.answer(self.json.json, &result, || render(&result))?;
         match recorded.ended {
             RecordingEnd::Interrupted => {
                 Err(InterruptedError(format!("{} keeps {} records", result.file, result.records)).into())
@@ -148,7 +148,7 @@ impl Record {
     }
 }
 
-fn words(result: &RecordResult) -> String {
+fn render(result: &RecordResult) -> String {
     let of = result.program_accesses.map(|n| format!(" of {} data accesses", count_text(n))).unwrap_or_default();
     let instructions = result.instructions.map(|n| format!(", {} instructions", count_text(n))).unwrap_or_default();
     format!(

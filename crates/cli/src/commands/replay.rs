@@ -1,4 +1,4 @@
-//! `cachemate replay`: a recorded run, decided again.
+//! `cachemate replay`: a recorded run, replayed by its policy or scored for another one.
 
 use cachemate_core::PolicyConfig;
 use cachemate_pipeline::{ReplayError, ReplayedWindow, replay};
@@ -11,13 +11,13 @@ use crate::args::JsonArg;
 use crate::exit::UsageError;
 use crate::session::Session;
 
-/// Decide a run log again: the same policy must decide the same; another policy's forecasts are scored
+/// Replay a run log: check that the recorded policy reproduces every decision, or score another policy's forecasts
 #[derive(Args)]
 pub struct ReplayArgs {
     /// The run log
     #[arg(value_name = "LOG")]
     log: String,
-    /// Another policy than the recorded one, with its default parameters
+    /// Replay by this policy, with its default parameters [default: the recorded policy]
     #[arg(long, value_name = "NAME")]
     policy: Option<String>,
     #[command(flatten)]
@@ -30,9 +30,9 @@ struct ReplayJson {
     recorded_policy: String,
     policy: String,
     windows: u64,
-    /// Windows whose plan is the recorded one.
+    /// Windows with the same plan as recorded.
     same_plans: u64,
-    /// First difference, in words.
+    /// Window and description of the first difference.
     first_difference: Option<(u64, String)>,
     /// Mean of |forecast - measured| / measured instructions per cycle; absent without forecasts.
     mean_forecast_error: Option<f64>,
@@ -73,11 +73,11 @@ impl ReplayArgs {
             mean_forecast_error: (forecasts > 0).then(|| errors.iter().sum::<f64>() / forecasts as f64),
             forecasts,
         };
-        session.answer(self.json.json, &answer, || words(&answer))
+        session.answer(self.json.json, &answer, || render(&answer))
     }
 }
 
-fn words(answer: &ReplayJson) -> String {
+fn render(answer: &ReplayJson) -> String {
     let mut table = Table::new(&[("", Align::Left), ("", Align::Left)]);
     table.row(["recorded policy".to_string(), answer.recorded_policy.clone()]);
     table.row(["replayed policy".to_string(), answer.policy.clone()]);

@@ -11,7 +11,7 @@ use crate::files::{refuse_existing, write_file};
 use crate::prediction::{MachineArg, Prediction};
 use crate::session::Session;
 
-/// Write an HTML report: curves, classes, who hurts whom, the plan and why
+/// Write an HTML report: curves, classes, mutual slowdowns, and the plan with its reasons
 ///
 /// The page is one file that loads nothing. A program is a profile file, a recording, or the name of a bundled recording.
 #[derive(Args)]
@@ -21,11 +21,11 @@ pub struct ReportArgs {
     programs: Vec<String>,
     #[command(flatten)]
     machine: MachineArg,
-    /// Model that predicts the slowdowns: statcc, sdc, pain, animal, miss-rate, access-rate, ...
+    /// Model that predicts slowdowns: statcc, sdc, pain, animal, miss-rate, access-rate, ...
     #[arg(long, value_name = "MODEL", default_value = USUAL_SCHEME)]
     model: String,
-    /// The page's title
-    #[arg(long, value_name = "TEXT", default_value = "Who should share a cache with whom")]
+    /// Title of the page
+    #[arg(long, value_name = "TEXT", default_value = "Which programs should share a cache")]
     title: String,
     #[command(flatten)]
     output: OutputArgs,
@@ -54,33 +54,38 @@ impl ReportArgs {
     }
 }
 
-fn lead(found: &Prediction, plan: &cachemate_report::PlanResult) -> String {
-    let head = format!("{} programs on {} ({}).", found.programs.len(), found.machine.name, found.machine.description);
+fn lead(prediction: &Prediction, plan: &cachemate_report::PlanResult) -> String {
+    let head = format!(
+        "{} programs on {} ({}).",
+        prediction.programs.len(),
+        prediction.machine.name,
+        prediction.machine.description
+    );
     let expected = &plan.expected;
     match (plan.unit.as_str(), expected.plan, expected.random, expected.worst) {
         ("percent", Some(planned), Some(random), Some(worst)) => format!(
-            "{head} Placed as below they are expected to lose {planned:.1} % on average to sharing; placed at random \
-             {random:.1} %, at worst {worst:.1} %."
+            "{head} With the plan below, their expected mean slowdown is {planned:.1} %; with a random placement {random:.1} %, with \
+             the worst {worst:.1} %."
         ),
         _ => head,
     }
 }
 
-fn method(found: &Prediction) -> Vec<(String, String)> {
+fn method(prediction: &Prediction) -> Vec<(String, String)> {
     let row = |what: &str, words: String| (what.to_string(), words);
     let mut rows = Vec::new();
-    let filters = found.programs.iter().map(|program| program.file.source.filter);
+    let filters = prediction.programs.iter().map(|program| program.file.source.filter);
     let filters: Vec<_> = filters.collect();
-    let recorded: Vec<u64> = found.programs.iter().filter_map(|program| program.file.records).collect();
-    let seen: Vec<u64> = found.programs.iter().filter_map(|program| program.file.accesses).collect();
+    let recorded: Vec<u64> = prediction.programs.iter().filter_map(|program| program.file.records).collect();
+    let seen: Vec<u64> = prediction.programs.iter().filter_map(|program| program.file.accesses).collect();
     let behind = match filters.first().copied().flatten().filter(|first| filters.iter().all(|f| *f == Some(*first))) {
         Some(l1) => format!("misses of a {} {}-way L1", size_text(l1.size_bytes), l1.ways),
-        None => "accesses as the recordings hold them".to_string(),
+        None => "the accesses in the recordings".to_string(),
     };
     rows.push(row(
         "recorded",
         format!(
-            "data accesses of every program alone, as it ran: {} in all, of which {} reached the shared cache ({behind})",
+            "data accesses of every program, each run alone: {} in all, of which {} reached the shared cache ({behind})",
             count_text(seen.iter().sum()),
             count_text(recorded.iter().sum())
         ),
@@ -92,13 +97,13 @@ fn method(found: &Prediction) -> Vec<(String, String)> {
             .to_string(),
     ));
     rows.push(row(
-        "who hurts whom",
-        format!("scheme {}: predicted from the recordings, nothing was run together", found.scheme.name()),
+        "slowdowns",
+        format!("model {}: predicted from the recordings; no programs were run together", prediction.scheme.name()),
     ));
-    rows.push(row("plan", "least total of what each suffers from every neighbor on its cache".to_string()));
+    rows.push(row("plan", "least total of the slowdowns of all pairs on a cache".to_string()));
     rows.push(row(
-        "not in it",
-        "instruction fetches, prefetching and queueing for memory; slowdowns by scarce bandwidth come on top"
+        "not included",
+        "instruction fetches, prefetching and queueing for memory; slowdowns by scarce bandwidth are additional"
             .to_string(),
     ));
     rows

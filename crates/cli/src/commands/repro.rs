@@ -103,7 +103,7 @@ impl Repro {
             write_all(folder, &measured)?;
             session.note(&format!("wrote {}", folder.join("index.html").display()));
         }
-        session.answer(self.json.json, &measured, || words(&measured.findings))?;
+        session.answer(self.json.json, &measured, || render(&measured.findings))?;
         if interrupted {
             let note = format!("{} results were measured before that", measured.findings.results.len());
             return Err(InterruptedError(note).into());
@@ -151,7 +151,7 @@ impl Repro {
     fn cost(&self, experiments: &[Experiment]) -> anyhow::Result<String> {
         let folder = self.output.as_deref().map(|folder| folder.join(SWEEP)).filter(|folder| folder.exists());
         let store = folder.map(|folder| Store::open(&folder)).transpose()?;
-        Ok(repro_cost::words(&self.asked()?, experiments, store.as_ref()))
+        Ok(repro_cost::render(&self.asked()?, experiments, store.as_ref()))
     }
 
     /// # Errors
@@ -258,7 +258,7 @@ fn list() -> String {
     table.text()
 }
 
-fn words(findings: &Findings) -> String {
+fn render(findings: &Findings) -> String {
     let mut table = Table::new(&[
         ("id", Align::Left),
         ("result", Align::Left),

@@ -1,4 +1,4 @@
-//! `cachemate restore`: everything as it was before anybody managed this host.
+//! `cachemate restore`: the host as it was before cachemate changed it.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -17,14 +17,14 @@ use crate::args::JsonArg;
 use crate::session::Session;
 use cachemate_daemon::paths;
 
-/// Put back whatever a daemon or a run that died has left changed
+/// Restore everything that a crashed daemon or run left changed
 ///
-/// Affinities, nice values, scheduling policies, cpusets and groups become what they were. What somebody else has
-/// changed since is left alone and reported. A running daemon is not disturbed: it puts everything back itself when it
-/// ends. What cannot be put back, or cannot be known any more, is reported, and the exit code is not 0.
+/// Affinities, nice values, scheduling policies, cpusets and resctrl groups are restored. Objects that another program has
+/// changed since are reported and left as they are. A running daemon is not disturbed, because it restores the host when it
+/// ends. Failures are reported, and the exit code is then 1.
 #[derive(Args)]
 pub struct RestoreArgs {
-    /// Where the restore journal lies
+    /// Directory of the restore journal
     #[arg(long, value_name = "DIR")]
     state_dir: Option<PathBuf>,
     #[command(flatten)]
@@ -37,14 +37,14 @@ struct RestoreJson {
     restored: usize,
     unchanged: usize,
     gone: usize,
-    /// Groups of ours in resctrl whose owner and journal are gone.
+    /// Groups of cachemate in resctrl whose owner and journal no longer exist.
     orphans: Vec<String>,
-    /// Changed by somebody else since, and left alone.
+    /// Objects that another program has changed since, which were left as they are.
     changed_by_others: Vec<String>,
     failed: Vec<String>,
-    /// Journals with lines that cannot be read, until somebody removes them: what those said may not be put back.
+    /// Journals with unreadable lines, whose objects may not be restored; they are reported until they are removed.
     damaged: Vec<String>,
-    /// Journals of which everything is put back, but which could not be removed.
+    /// Journals that could not be removed after everything in them was restored.
     kept: Vec<String>,
 }
 
@@ -69,16 +69,18 @@ impl RestoreJson {
         }
     }
 
-    fn words(&self) -> String {
+    fn render(&self) -> String {
         let mut text =
-            format!("{} put back, {} were as before, {} are gone\n", self.restored, self.unchanged, self.gone);
+            format!("{} restored, {} were unchanged, {} no longer exist\n", self.restored, self.unchanged, self.gone);
         self.orphans.iter().for_each(|line| text.push_str(&format!("{line}\n")));
         self.changed_by_others
             .iter()
-            .for_each(|line| text.push_str(&format!("left alone, changed by somebody else: {line}\n")));
-        self.failed.iter().for_each(|line| text.push_str(&format!("not put back: {line}\n")));
+            .for_each(|line| text.push_str(&format!("left as it is, changed by another program: {line}\n")));
+        self.failed.iter().for_each(|line| text.push_str(&format!("not restored: {line}\n")));
         self.damaged.iter().for_each(|line| text.push_str(&format!("{line}\n")));
-        self.kept.iter().for_each(|line| text.push_str(&format!("put back, but the journal stays: {line}\n")));
+        self.kept
+            .iter()
+            .for_each(|line| text.push_str(&format!("restored, but the journal could not be removed: {line}\n")));
         text
     }
 }
@@ -91,24 +93,24 @@ impl RestoreArgs {
             match Lock::daemon_after(&dir, Duration::from_secs(10)) {
                 Ok(Some(_lock)) => result.restore(&dir),
                 Ok(None) if dir == state_dir => {
-                    bail!("a daemon holds {}: stop it, and it puts everything back itself", dir.display());
+                    bail!("a daemon holds {}: stop it, and it restores the host itself", dir.display());
                 }
-                Ok(None) => {} // a run that is under way
+                Ok(None) => {} // a run is in progress
                 Err(error) => result.failed.push(error.to_string()),
             }
         }
         result.orphans = resctrl::groups::sweep_mounted(&LinuxHost::new("/"));
-        session.answer(self.json.json, &result, || result.words())?;
+        session.answer(self.json.json, &result, || result.render())?;
         match (result.failed.len(), result.damaged.len() + result.kept.len()) {
             (0, 0) => Ok(()),
-            (0, _) => bail!("look at the damaged journal, then remove it"),
-            (failed, _) => bail!("{failed} objects could not be put back; the journal is kept"),
+            (0, _) => bail!("inspect the damaged journal, then remove it"),
+            (failed, _) => bail!("{failed} objects could not be restored; the journal is kept"),
         }
     }
 }
 
 impl RestoreJson {
-    /// One folder, which is locked. A journal that cannot be used stops nothing else.
+    /// Restores from one locked directory. An unusable journal does not keep the others from being restored.
     fn restore(&mut self, dir: &Path) {
         match restore_left_behind(&LinuxHost::new("/"), dir) {
             Ok(left) => self.add_left(&left),
@@ -117,16 +119,16 @@ impl RestoreJson {
         let already_listed =
             |path: &PathBuf| self.damaged.iter().any(|line| line.starts_with(&path.display().to_string()));
         match journal::quarantined(dir) {
-            Ok(aside) => {
-                let old: Vec<PathBuf> = aside.into_iter().filter(|path| !already_listed(path)).collect();
-                self.damaged.extend(old.iter().map(|path| format!("{}: put aside earlier", path.display())));
+            Ok(quarantined) => {
+                let old: Vec<PathBuf> = quarantined.into_iter().filter(|path| !already_listed(path)).collect();
+                self.damaged.extend(old.iter().map(|path| format!("{}: quarantined earlier", path.display())));
             }
             Err(error) => self.failed.push(format!("{}: {error}", dir.display())),
         }
     }
 }
 
-/// The state folder, and those in it of `cachemate run`, which keeps a journal of its own each time.
+/// The state directory, and those of `cachemate run` in it; each run has a journal of its own.
 fn folders(state_dir: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let mut folders = vec![state_dir.to_path_buf()];
     let read = || -> io::Result<Vec<PathBuf>> {

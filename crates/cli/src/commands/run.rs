@@ -1,4 +1,4 @@
-//! `cachemate run`: programs started under management, and compared with a run without.
+//! `cachemate run`: programs started under management, and compared with an unmanaged run.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -25,31 +25,32 @@ use cachemate_daemon::host::{self, HostSurvey, LiveRunOptions};
 use cachemate_daemon::paths;
 use cachemate_daemon::programs::{ProgramExit, ProgramGroup};
 
-/// Start programs under management; with --compare against a run without
+/// Start programs under management, and optionally compare them with an unmanaged run
 ///
 /// Commands are separated by ':::'. A program that maps the file named in CACHEMATE_PROGRESS and counts its work in the first
-/// eight bytes is compared by work per second, others by their run time. Only these programs are managed; everything is put back.
+/// eight bytes is compared by work per second, other programs by run time. Only these programs are managed, and the host is
+/// restored afterwards.
 #[derive(Args)]
 pub struct RunArgs {
-    /// Decide by this policy
+    /// Policy that manages the programs
     #[arg(long, short, value_name = "POLICY", default_value = "auto")]
     policy: String,
-    /// The policy's parameters, TOML: 'slice_ns = 20_000_000'
+    /// The policy's parameters as TOML, such as 'slice_ns = 20_000_000'
     #[arg(long, value_name = "TOML", default_value = "")]
     parameters: String,
-    /// Time between two looks
+    /// Length of a window
     #[arg(long, value_name = "MS", default_value_t = 1000)]
     window_ms: u64,
-    /// End the programs after that many seconds
+    /// Kill the programs after this time
     #[arg(long, value_name = "SECONDS")]
     timeout: Option<f64>,
-    /// Run everything N times with and N times without management, alternating
+    /// Run everything N times managed and N times unmanaged, alternating
     #[arg(long, value_name = "N")]
     compare: Option<u32>,
-    /// Only observe
+    /// Measure and report, but change nothing
     #[arg(long)]
     observe_only: bool,
-    /// Start the programs, print the first changes that would be made to them, and change nothing
+    /// Start the programs and print the first changes that would be made, without making them
     #[arg(long, conflicts_with_all = ["compare", "observe_only"])]
     dry_run: bool,
     #[command(flatten)]
@@ -116,7 +117,7 @@ impl RunArgs {
         let host = host::survey_host(false)?;
         let (mut managed, mut unmanaged, mut last) = (Vec::new(), Vec::new(), None);
         for round in 0..self.compare.unwrap_or(1).max(1) {
-            // Alternating, and first in turn: drifts of the host fall on both alike.
+            // The order alternates, so that drifts of the host affect both alike.
             let order: &[bool] = match (self.compare.is_some(), round % 2 == 0) {
                 (false, _) => &[true],
                 (true, true) => &[false, true],
@@ -144,7 +145,7 @@ impl RunArgs {
             refused: last.refused,
             dry_run: last.dry_run,
         };
-        session.answer(self.json.json, &result, || words(&result, self.compare.is_some()))
+        session.answer(self.json.json, &result, || render(&result, self.compare.is_some()))
     }
 
     /// One run of all programs, under management or not.
@@ -186,14 +187,15 @@ impl RunArgs {
                     Ok(None) => break Ok(()),
                     Err(ControlLoopError::Plan { bad, window, .. }) => {
                         if watcher.refuse_plan(window, &bad) {
-                            session
-                                .warn(&format!("the plan of window {window} is refused, the one before stays: {bad}"));
+                            session.warn(&format!(
+                                "the plan of window {window} is refused, and the previous one stays in force: {bad}"
+                            ));
                         }
                     }
                     Err(error) => break Err(error),
                 }
             };
-            // First everything back, then complaints.
+            // The host is restored before errors are reported.
             let account = live.machine.restore_all()?;
             ran?;
             report_failures(&account, &|words| session.warn(words))?;
@@ -202,27 +204,27 @@ impl RunArgs {
         }
         let ended = programs.ended();
         if stop.load(Ordering::Relaxed) {
-            return Err(InterruptedError("the programs were ended and everything was put back".into()).into());
+            return Err(InterruptedError("the programs were killed and the host was restored".into()).into());
         }
         Ok(RunOutcome { ended, decisions, refused, dry_run })
     }
 }
 
-/// A state folder of this run's own; goes with it unless something in it is still needed.
+/// State directory of this run, removed at its end unless something in it is still needed.
 struct RunStateDir(PathBuf, #[allow(dead_code)] Lock);
 
 impl RunStateDir {
     fn new() -> anyhow::Result<Self> {
         let path = paths::state_dir().join(format!("run-{}", std::process::id()));
         paths::make_private_dir(&path)?;
-        let Some(lock) = Lock::daemon(&path)? else { bail!("{}: somebody holds it", path.display()) };
+        let Some(lock) = Lock::daemon(&path)? else { bail!("{}: another process holds the lock", path.display()) };
         Ok(RunStateDir(path, lock))
     }
 }
 
 impl Drop for RunStateDir {
     fn drop(&mut self) {
-        // A journal that is still there holds what could not be put back: reset needs it.
+        // A remaining journal lists objects that could not be restored, so `cachemate restore` needs it.
         if !self.0.join(cachemate_linux::safety::journal::Journal::FILE_NAME).exists() {
             let _ = std::fs::remove_dir_all(&self.0);
         }
@@ -257,7 +259,7 @@ fn program(command: String, managed: Vec<ProgramExit>, unmanaged: Vec<ProgramExi
     }
 }
 
-/// Linear between neighbors; `None` of nothing.
+/// Interpolated linearly; `None` for an empty slice.
 fn quantile(sorted: &[f64], share: f64) -> Option<f64> {
     let last = sorted.len().checked_sub(1)?;
     let at = share * last as f64;
@@ -265,7 +267,7 @@ fn quantile(sorted: &[f64], share: f64) -> Option<f64> {
     Some(sorted[low] + (sorted[high] - sorted[low]) * (at - low as f64))
 }
 
-fn words(result: &RunJson, compared: bool) -> String {
+fn render(result: &RunJson, compared: bool) -> String {
     let mut table = Table::new(&[
         ("program", Align::Left),
         ("by", Align::Left),
@@ -297,7 +299,7 @@ fn words(result: &RunJson, compared: bool) -> String {
     }
     let mut text = format!("policy {}\n{}", result.policy, table.text());
     if !compared {
-        text.push_str("--compare N runs them without management too\n");
+        text.push_str("--compare N also runs them unmanaged\n");
     }
     result.decisions.iter().take(8).for_each(|why| text.push_str(&format!("decided: {why}\n")));
     result.refused.iter().take(5).for_each(|why| text.push_str(&format!("refused: {why}\n")));

@@ -23,26 +23,26 @@ use crate::session::Session;
 
 /// Run a scenario on the simulated machine (docs/scenarios.md)
 ///
-/// Prints what every task and every cache did. The same scenario and seed give the same bits on any host.
+/// Prints the counts of every task and every cache. The same scenario and seed give bit-identical results on any host.
 #[derive(Args)]
 pub struct Sim {
     /// The scenario's file
     #[arg(value_name = "SCENARIO")]
     pub(super) scenario: String,
-    /// Instead of the scenario's
+    /// Seed, instead of the scenario's
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
-    /// Write a recording, which `cachemate replay` reads (packed where it ends in .zst)
+    /// Write a run log, which `cachemate replay` reads (compressed if its name ends in .zst)
     #[arg(short, long, value_name = "LOG")]
     pub(super) output: Option<PathBuf>,
-    /// Overwrite the recording if it exists
+    /// Overwrite the run log if it exists
     #[arg(long)]
     pub(super) force: bool,
     #[command(flatten)]
     pub(super) json: JsonArg,
 }
 
-/// The command's answer; `R` is what the machine counted.
+/// `cachemate sim --json`; `R` holds the machine's counts.
 #[derive(Serialize)]
 pub(super) struct SimJson<R> {
     pub(super) scenario: String,
@@ -59,7 +59,7 @@ pub(super) trait SimulatedMachine: Machine {
     type Results: Serialize;
     /// The window before the policy's first plan.
     fn set_first_window(&mut self, window: WindowLength);
-    /// How far it is, for the progress bar.
+    /// Simulated time so far, for the progress bar.
     fn position(&self) -> u64;
     fn results(self) -> Self::Results;
 }
@@ -89,7 +89,7 @@ impl Sim {
         let total = end_cycles(&scenario, &spec);
         let (interrupt, stop, done) = (session.interrupt_flag(), machine.stop_flag(), AtomicBool::new(false));
         let answer = std::thread::scope(|scope| {
-            // The flag of the process is not the machine's: the machine may end for reasons of its own.
+            // The process's flag is separate from the machine's, because the machine may also stop by itself.
             scope.spawn(|| {
                 while !done.load(Ordering::Relaxed) {
                     if interrupt.load(Ordering::Relaxed) {
@@ -102,10 +102,10 @@ impl Sim {
             done.store(true, Ordering::Relaxed);
             answer
         })?;
-        self.print_result(session, &answer, words)
+        self.print_result(session, &answer, render)
     }
 
-    /// Runs a machine to its end under the scenario's policy, and keeps the run log.
+    /// Runs a machine to its end under the scenario's policy, and writes the run log.
     pub(super) fn run_to_end<M: SimulatedMachine>(
         &self,
         session: &Session,
@@ -155,14 +155,14 @@ impl Sim {
         })
     }
 
-    /// Prints the answer; an interrupted run ends with the code of one.
+    /// Prints the result; an interrupted run gives exit code 130.
     pub(super) fn print_result<R: Serialize>(
         &self,
         session: &Session,
         answer: &SimJson<R>,
-        words: impl FnOnce(&SimJson<R>) -> String,
+        render: impl FnOnce(&SimJson<R>) -> String,
     ) -> anyhow::Result<()> {
-        session.answer(self.json.json, answer, || words(answer))?;
+        session.answer(self.json.json, answer, || render(answer))?;
         if !answer.complete {
             return Err(InterruptedError(format!("{} windows were measured before that", answer.windows)).into());
         }
@@ -170,7 +170,7 @@ impl Sim {
     }
 }
 
-/// Was anybody placed, timed, weighted or divided off?
+/// Does the plan place, weight, gang, penalize or confine any task?
 fn changes_something(in_force: &AppliedPlan) -> bool {
     !(in_force.affinity.is_empty()
         && in_force.weights.is_empty()
@@ -179,11 +179,11 @@ fn changes_something(in_force: &AppliedPlan) -> bool {
         && in_force.penalties.is_empty())
 }
 
-/// A short run shows the machine's own scheduler, whatever the policy is called.
+/// Warning for a run in which the policy had no effect, so that only the machine's own scheduler was measured.
 fn nothing_changed(policy: &str, windows: u64) -> String {
     let why = match windows {
-        0..3 => "the run has too few windows; make it longer, or the scale larger",
-        _ => "the recording (-o) and 'cachemate dashboard' say why",
+        0..3 => "the run has too few windows; lengthen it or increase the scale",
+        _ => "the run log (-o) and 'cachemate dashboard' show the reasons",
     };
     format!("in {windows} windows no plan of '{policy}' changed anything: {why}")
 }
@@ -197,7 +197,7 @@ fn end_cycles(scenario: &Scenario, spec: &MachineSpec) -> Option<u64> {
     Some(cycles(scenario.length)? + scenario.warm_up.map_or(Some(0), cycles)?)
 }
 
-fn words(answer: &SimJson<RunResults>) -> String {
+fn render(answer: &SimJson<RunResults>) -> String {
     let results = &answer.results;
     let mut out = format!(
         "{}: {} under '{}', seed {}: {} cycles (time scale {}), {} windows, CPUs busy {}\n\n",

@@ -46,7 +46,7 @@ impl Sim {
                 machine.begin_measuring();
             }
         })?;
-        self.print_result(session, &answer, |answer| words(answer, &spec.name))
+        self.print_result(session, &answer, |answer| render(answer, &spec.name))
     }
 }
 
@@ -77,7 +77,7 @@ fn programs(session: &Session, scenario: &Scenario, spec: &MachineSpec) -> anyho
     Ok(programs)
 }
 
-fn words(answer: &SimJson<IntervalResults>, machine: &str) -> String {
+fn render(answer: &SimJson<IntervalResults>, machine: &str) -> String {
     let results = &answer.results;
     let mut table = Table::new(&[
         ("job", Align::Right),
@@ -117,7 +117,6 @@ fn words(answer: &SimJson<IntervalResults>, machine: &str) -> String {
     for (node, (bytes, busy)) in results.memory_bytes_per_second.iter().zip(&results.memory_busy_share).enumerate() {
         out += &format!("\nmemory node {node}: {} GB/s, busy {}\n", number(bytes / 1e9), percent_text(*busy, 1));
     }
-    out +=
-        "\nslowdown: time over the time alone on a CPU and cache of its own; on CPU: of the time on a processor only\n";
+    out += "\nslowdown: time over the time alone on a CPU and cache of its own; on CPU: the same for time on a processor only\n";
     out
 }

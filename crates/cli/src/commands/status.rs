@@ -1,4 +1,4 @@
-//! `cachemate status`: what a running daemon sees and does.
+//! `cachemate status`: the state of a running daemon.
 
 use std::path::PathBuf;
 
@@ -9,7 +9,7 @@ use crate::session::Session;
 use crate::status_text::status_text;
 use cachemate_daemon::{paths, socket};
 
-/// Show what a running daemon sees, decides and does
+/// Show the measurements, plans and changes of a running daemon
 #[derive(Args)]
 pub struct StatusArgs {
     #[command(flatten)]
@@ -18,10 +18,10 @@ pub struct StatusArgs {
     json: JsonArg,
 }
 
-/// Where the daemon listens.
+/// The socket of a running daemon.
 #[derive(Args, Clone)]
 pub struct SocketArg {
-    /// The daemon's socket
+    /// Socket of the daemon
     #[arg(long, value_name = "FILE")]
     socket: Option<PathBuf>,
 }

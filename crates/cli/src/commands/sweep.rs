@@ -1,4 +1,4 @@
-//! `cachemate sweep`: many runs as tasks that any number of machines take.
+//! `cachemate sweep`: many runs as tasks for any number of machines.
 
 use std::path::PathBuf;
 
@@ -10,7 +10,7 @@ use clap::{Args, Subcommand};
 
 use super::sweep_run::SweepRunArgs;
 use crate::args::JsonArg;
-use crate::engine_args::time_words;
+use crate::engine_args::duration_text;
 use crate::files::refuse_full;
 use crate::session::Session;
 
@@ -29,42 +29,42 @@ enum SweepCommand {
     Report(SweepReportArgs),
 }
 
-/// Say how far a sweep is
+/// Show the progress of a sweep
 #[derive(Args)]
 pub struct SweepStatusArgs {
-    /// The sweep's folder
+    /// Directory of the sweep
     #[arg(value_name = "DIR")]
     folder: PathBuf,
     #[command(flatten)]
     json: JsonArg,
 }
 
-/// Put all results into one file, in the order of the manifest; says what is missing or does not agree
+/// Merge all results into one file in the order of the manifest, and report missing or conflicting results
 #[derive(Args)]
 pub struct SweepMergeArgs {
-    /// The sweep's folder; several hold shards that were run on machines without a common disk
+    /// Directories of the sweep; several if its shards ran on machines without a common disk
     #[arg(value_name = "DIR", required = true)]
     folders: Vec<PathBuf>,
-    /// The file to write [default: merged.jsonl in the first folder]
+    /// File to write [default: merged.jsonl in the first directory]
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// An incomplete sweep is no error
+    /// Exit with 0 even if results are missing
     #[arg(long)]
     allow_incomplete: bool,
     #[command(flatten)]
     json: JsonArg,
 }
 
-/// Write tables, pictures and an index page of a sweep's results
+/// Write tables, figures and an index page for the results of a sweep
 #[derive(Args)]
 pub struct SweepReportArgs {
-    /// The sweep's folder
+    /// Directory of the sweep
     #[arg(value_name = "DIR")]
     folder: PathBuf,
-    /// Write index.html, the pictures (SVG) and report.json there
+    /// Write index.html, the figures (SVG) and report.json to this directory
     #[arg(short, long, value_name = "DIR")]
     output: Option<PathBuf>,
-    /// Write there although it is not empty
+    /// Write to DIR even if it is not empty
     #[arg(long)]
     force: bool,
     #[command(flatten)]
@@ -85,11 +85,11 @@ impl SweepArgs {
 impl SweepStatusArgs {
     fn run(&self, session: &Session) -> anyhow::Result<()> {
         let status = cachemate_sweep::status(&Store::open(&self.folder)?)?;
-        session.answer(self.json.json, &status, || words(&status))
+        session.answer(self.json.json, &status, || render(&status))
     }
 }
 
-fn words(status: &SweepStatus) -> String {
+fn render(status: &SweepStatus) -> String {
     let count = |count: usize| count_text(count as u64);
     let mut text = format!("{}: {} of {} tasks finished", status.name, count(status.finished), count(status.total));
     let others = [(status.running, "running"), (status.failed, "failed"), (status.waiting, "waiting")];
@@ -97,20 +97,23 @@ fn words(status: &SweepStatus) -> String {
         text.push_str(&format!(", {} {what}", count(*many)));
     }
     match status.remaining_s {
-        Some(left) => text.push_str(&format!("; about {} left\n", time_words(left))),
-        None if status.running > 0 => text.push_str("; too few are finished to tell how long\n"),
-        None if status.waiting > 0 => text.push_str("; nobody works on it\n"),
+        Some(left) => text.push_str(&format!("; about {} left\n", duration_text(left))),
+        None if status.running > 0 => text.push_str("; too few are finished to estimate the remaining time\n"),
+        None if status.waiting > 0 => text.push_str("; no worker is active\n"),
         None => text.push('\n'),
     }
     if status.orphaned > 0 {
-        let stray = count(status.orphaned);
-        text.push_str(&format!("{stray} results belong to no task: of another version, or of an older sweep file\n"));
+        let orphaned = count(status.orphaned);
+        text.push_str(&format!(
+            "{orphaned} results belong to no task: they are from another version or an older sweep file\n"
+        ));
     }
     for name in &status.conflicting {
-        text.push_str(&format!("two workers gave different results: differing/{name}\n"));
+        text.push_str(&format!("two workers have conflicting results: differing/{name}\n"));
     }
     if !status.failures.is_empty() {
-        let columns = [("failed", Align::Left), ("attempts", Align::Right), ("why", Align::Left), ("at", Align::Left)];
+        let columns =
+            [("failed", Align::Left), ("attempts", Align::Right), ("error", Align::Left), ("point", Align::Left)];
         let mut table = Table::new(&columns);
         for failure in &status.failures {
             let (id, point) = (failure.id.clone(), failure.point.to_string());
@@ -126,21 +129,21 @@ impl SweepMergeArgs {
         let stores = self.folders.iter().map(|folder| Store::open(folder)).collect::<Result<Vec<_>, _>>()?;
         let output = self.output.clone().unwrap_or_else(|| stores[0].folder().join("merged.jsonl"));
         let merged = cachemate_sweep::merge(&stores, &output)?;
-        session.answer(self.json.json, &merged, || merge_words(&merged, &output.display().to_string()))?;
+        session.answer(self.json.json, &merged, || render_merge(&merged, &output.display().to_string()))?;
         let sound = merged.conflicting.is_empty() && merged.damaged.is_empty();
-        ensure!(sound, "{} results do not agree, {} are damaged", merged.conflicting.len(), merged.damaged.len());
+        ensure!(sound, "{} results conflict, {} are damaged", merged.conflicting.len(), merged.damaged.len());
         ensure!(merged.is_complete() || self.allow_incomplete, "{} tasks have no result", merged.missing.len());
         Ok(())
     }
 }
 
-fn merge_words(merged: &MergeSummary, output: &str) -> String {
+fn render_merge(merged: &MergeSummary, output: &str) -> String {
     let mut text = format!("{output}: {} of {} results", merged.merged, merged.total);
     if merged.duplicates > 0 {
-        text.push_str(&format!(", {} of them made twice and bit-equal", merged.duplicates));
+        text.push_str(&format!(", {} of them duplicates with identical bytes", merged.duplicates));
     }
     text.push('\n');
-    let lists = [("no result", &merged.missing), ("does not agree", &merged.conflicting), ("damaged", &merged.damaged)];
+    let lists = [("no result", &merged.missing), ("conflicting", &merged.conflicting), ("damaged", &merged.damaged)];
     for (what, names) in lists {
         names.iter().take(20).for_each(|name| text.push_str(&format!("{what}: {name}\n")));
         if names.len() > 20 {

@@ -1,4 +1,4 @@
-//! `cachemate sweep run`: makes the manifest, and runs what is missing.
+//! `cachemate sweep run`: writes the manifest and runs the tasks that have no result.
 
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -19,22 +19,22 @@ use crate::exit::InterruptedError;
 use crate::job_runner::LocalJobRunner;
 use crate::session::Session;
 
-/// Run what a sweep is missing; what is finished is skipped
+/// Run the tasks of a sweep that have no result
 #[derive(Args)]
 pub struct SweepRunArgs {
-    /// The sweep file; without it, what the folder's manifest says
+    /// Sweep file [default: the manifest in DIR]
     #[arg(value_name = "FILE")]
     file: Option<PathBuf>,
-    /// The sweep's folder: manifest, results, failures
+    /// Directory of the sweep: manifest, results, failures
     #[arg(short, long, value_name = "DIR")]
     output: PathBuf,
-    /// Only every N-th task, from the I-th: for machines that share no disk
+    /// Run only every N-th task, starting with the I-th: for machines without a common disk
     #[arg(long, value_name = "I/N", conflicts_with = "task")]
     shard: Option<Shard>,
-    /// Only these tasks, in this process: what engines start
+    /// Run only these tasks, in this process (used by engines)
     #[arg(long, value_name = "ID", num_args = 1.., conflicts_with_all = ["file", "engine"])]
     task: Vec<SweepTaskId>,
-    /// Try tasks again that were given up before
+    /// Retry tasks that were abandoned after failures
     #[arg(long, conflicts_with = "task")]
     retry_failed: bool,
     #[command(flatten)]
@@ -79,7 +79,7 @@ impl SweepRunArgs {
         self.finish(session, &ended)
     }
 
-    /// The store with its manifest in it.
+    /// The store, with its manifest written.
     fn prepare(&self, session: &Session, work: &dyn JobRunner) -> anyhow::Result<(Store, Manifest)> {
         let stale = Duration::from_secs(self.engines.heartbeat_timeout);
         let Some(file) = &self.file else {
@@ -99,7 +99,7 @@ impl SweepRunArgs {
         }
         if let Some(before) = before.filter(|before| before.header.version != expanded.manifest.header.version) {
             session.warn(&format!(
-                "{}: its results are of version {}, this is {}: they are kept and not used",
+                "{}: its results are of version {}, this is {}; they are kept but not used",
                 self.output.display(),
                 before.header.version,
                 expanded.manifest.header.version
@@ -108,7 +108,7 @@ impl SweepRunArgs {
         Ok((store, expanded.manifest))
     }
 
-    /// What engines start: these tasks, one after the other, here.
+    /// Runs these tasks one after the other in this process, as engines request it.
     fn tasks(&self, session: &Session, work: &dyn JobRunner) -> anyhow::Result<()> {
         let store = Store::open(&self.output)?.stale_after(Duration::from_secs(self.engines.heartbeat_timeout));
         let manifest = Manifest::find(store.folder(), &self.task)?;
@@ -122,7 +122,7 @@ impl SweepRunArgs {
                 Attempt::Others(who) => session.note(&format!("task {}: {who} runs it", task.id)),
                 Attempt::Failed(what) => failed.push(format!("task {}: {what}", task.id)),
                 Attempt::Stopped => {
-                    return Err(InterruptedError(format!("task {} goes on from its start", task.id)).into());
+                    return Err(InterruptedError(format!("task {} starts over", task.id)).into());
                 }
             }
         }
@@ -131,20 +131,24 @@ impl SweepRunArgs {
     }
 
     fn finish(&self, session: &Session, summary: &SweepSummary) -> anyhow::Result<()> {
-        for what in &summary.damaged {
-            session.warn(&format!("{what}; set aside and made again"));
+        for damage in &summary.damaged {
+            session.warn(&format!("{damage}; quarantined and computed again"));
         }
         let folder = self.output.display().to_string();
-        session.answer(self.json.json, summary, || words(summary, &folder))?;
+        session.answer(self.json.json, summary, || render(summary, &folder))?;
         if summary.interrupted {
             let note = format!("{} of {} tasks are finished and kept", summary.finished, summary.total);
-            return Err(InterruptedError(format!("{note}; the same command goes on")).into());
+            return Err(InterruptedError(format!("{note}; the same command continues")).into());
         }
-        ensure!(summary.conflicting.is_empty(), "{} results do not agree between workers", summary.conflicting.len());
+        ensure!(summary.conflicting.is_empty(), "{} results conflict between workers", summary.conflicting.len());
         let (failed, missing) = (summary.failed.len() as u64, summary.missing.len() as u64);
-        ensure!(failed == 0, "{} failed; --retry-failed tries once more", counted_text(failed, "task"));
+        ensure!(failed == 0, "{} failed; --retry-failed runs them again", counted_text(failed, "task"));
         let engine = self.engines.name();
-        ensure!(missing == 0, "{} without a result; {engine} had none in hand any more", counted_text(missing, "task"));
+        ensure!(
+            missing == 0,
+            "{} without a result, and {engine} is working on none of them",
+            counted_text(missing, "task")
+        );
         Ok(())
     }
 }
@@ -153,13 +157,13 @@ fn check_version(manifest: &Manifest, work: &dyn JobRunner, folder: &Path) -> an
     let (found, expected) = (&manifest.header.version, work.version());
     ensure!(
         *found == expected,
-        "{}: the manifest is of version {found}, this is {expected}: make it anew with 'sweep run FILE -o DIR'",
+        "{}: the manifest is of version {found}, this is {expected}: write it again with 'sweep run FILE -o DIR'",
         folder.display()
     );
     Ok(())
 }
 
-fn words(summary: &SweepSummary, folder: &str) -> String {
+fn render(summary: &SweepSummary, folder: &str) -> String {
     let count = |count: usize| count_text(count as u64);
     let mut text = format!("{folder}: {} of {} tasks finished", count(summary.finished), count(summary.total));
     if summary.skipped > 0 {

@@ -1,4 +1,4 @@
-//! `cachemate top`: the daemon's status, again and again.
+//! `cachemate top`: the daemon's status, refreshed periodically.
 
 use std::io::IsTerminal;
 use std::sync::atomic::Ordering;
@@ -14,17 +14,17 @@ use crate::status_screen::ScreenOptions;
 use crate::status_text::top_text;
 use cachemate_daemon::socket;
 
-/// Watch the caches: who is on each, its intensity and slowdown, and what was decided
+/// Watch the caches: the programs on each, their intensity and slowdown, and the decisions
 ///
-/// Per last-level cache the programs with their intensity, class, forecast and measured slowdown, then the last decisions.
-/// On a terminal that is a screen: q ends it, arrow keys scroll. Into a pipe it prints once (or -n times). With --json one
-/// object per line and look, until it is ended.
+/// For each last-level cache, top lists the programs with their intensity, class, forecast and measured slowdown, followed
+/// by the last decisions. On a terminal it is a full-screen view: q quits, arrow keys scroll. To a pipe it prints once (or -n
+/// times). With --json it prints one object per line and iteration until it is stopped.
 #[derive(Args)]
 pub struct Top {
-    /// Time between two looks
+    /// Time between two iterations
     #[arg(long, short = 'd', value_name = "SECONDS", default_value_t = 1.0)]
     interval: f64,
-    /// End after that many looks
+    /// Exit after this many iterations
     #[arg(long, short = 'n', value_name = "N")]
     iterations: Option<u64>,
     #[command(flatten)]
@@ -38,16 +38,17 @@ impl Top {
         if !(self.interval >= 0.1 && self.interval <= 3600.0) {
             return Err(UsageError(format!("--interval: found {}, expected 0.1 to 3600 seconds", self.interval)).into());
         }
-        let (stop, every) = (session.interrupt_flag(), Duration::from_secs_f64(self.interval));
+        let (stop, interval) = (session.interrupt_flag(), Duration::from_secs_f64(self.interval));
         let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
         let screen = !self.json.json && std::io::stdout().is_terminal() && !dumb;
         if screen {
             let socket = self.at.path();
-            let watch = ScreenOptions { socket: &socket, every, looks: self.iterations, color: session.paint().color };
+            let watch =
+                ScreenOptions { socket: &socket, interval, iterations: self.iterations, color: session.paint().color };
             return watch.run(&stop);
         }
         let most = self.iterations.or((!self.json.json).then_some(1));
-        let mut looks = 0;
+        let mut iterations = 0;
         while !stop.load(Ordering::Relaxed) {
             let status = socket::status(&self.at.path())?;
             if self.json.json {
@@ -55,11 +56,11 @@ impl Top {
             } else {
                 session.print(&top_text(&status, session.paint().width))?;
             }
-            looks += 1;
-            if most.is_some_and(|most| looks >= most) {
+            iterations += 1;
+            if most.is_some_and(|most| iterations >= most) {
                 break;
             }
-            let until = Instant::now() + every;
+            let until = Instant::now() + interval;
             while Instant::now() < until && !stop.load(Ordering::Relaxed) {
                 std::thread::sleep(Duration::from_millis(50).min(until.saturating_duration_since(Instant::now())));
             }

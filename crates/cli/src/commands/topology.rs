@@ -1,4 +1,4 @@
-//! `cachemate topology`: which CPUs share which cache.
+//! `cachemate topology`: caches and the CPUs that share them.
 
 use std::path::{Path, PathBuf};
 
@@ -14,22 +14,22 @@ use crate::session::Session;
 mod as_machine;
 mod probe;
 
-/// Show which CPUs share which cache, on this host or on a machine description
+/// Show which CPUs share a cache, on this host or in a machine description
 #[derive(Args)]
 pub struct TopologyArgs {
-    /// A machine that comes with cachemate, or a TOML file; without it this host
+    /// Bundled machine or TOML file [default: this host]
     #[arg(long, short, value_name = "MACHINE", conflicts_with = "root")]
     machine: Option<String>,
-    /// Read the host's files under this folder instead of /
+    /// Read the host's files below this directory instead of /
     #[arg(long, value_name = "DIR")]
     root: Option<PathBuf>,
-    /// Measure which CPUs really share a cache, by cache-line ping-pong: what a virtual machine says need not hold
+    /// Measure which CPUs share a cache by cache-line ping-pong, because virtual machines may report it wrongly
     #[arg(long, conflicts_with_all = ["machine", "root", "list"])]
     probe: bool,
-    /// List the machines that come with cachemate
+    /// List the bundled machines
     #[arg(long, conflicts_with_all = ["machine", "root", "json"])]
     list: bool,
-    /// Print this host as a machine description; what the kernel does not tell stands in it as an estimate
+    /// Print this host as a machine description, with estimates for values that the kernel does not report
     #[arg(long, conflicts_with_all = ["machine", "probe", "list", "json"])]
     as_machine: bool,
     #[command(flatten)]
@@ -52,14 +52,14 @@ impl TopologyArgs {
         }
         if self.probe {
             let result = probe::measure(session)?;
-            return session.answer(self.json.json, &result, || probe::words(&result));
+            return session.answer(self.json.json, &result, || probe::render(&result));
         }
         let (source, topology) = match &self.machine {
             Some(name) => (name.clone(), cachemate_spec::load_topology(name)?),
             None => host(session, self.root.as_deref().unwrap_or(Path::new("/")))?,
         };
         let result = TopologyResult::new(&source, &topology);
-        session.answer(self.json.json, &result, || words(&result, &topology))
+        session.answer(self.json.json, &result, || render(&result, &topology))
     }
 }
 
@@ -71,14 +71,14 @@ fn host(session: &Session, root: &Path) -> anyhow::Result<(String, MachineTopolo
 }
 
 fn machines() -> anyhow::Result<String> {
-    let mut table = Table::new(&[("machine", Align::Left), ("what it is", Align::Left)]);
+    let mut table = Table::new(&[("machine", Align::Left), ("description", Align::Left)]);
     for name in cachemate_spec::machine_names() {
         table.row([name, cachemate_spec::load_machine(name)?.description.as_str()]);
     }
     Ok(table.text())
 }
 
-fn words(result: &TopologyResult, topology: &MachineTopology) -> String {
+fn render(result: &TopologyResult, topology: &MachineTopology) -> String {
     let mut table = Table::new(&[
         ("cache", Align::Left),
         ("CPUs", Align::Left),

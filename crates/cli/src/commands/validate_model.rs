@@ -1,4 +1,4 @@
-//! `cachemate validate-model`: is the interval machine true?
+//! `cachemate validate-model`: the accuracy of the interval machine.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -20,20 +20,20 @@ use crate::session::Session;
 
 /// Compare the interval machine's predictions with the cycle-level machine (docs/simulators/interval.md)
 ///
-/// Programs are profiled alone. Co-runs and plans are drawn by the seed and run on the cycle-level machine. The
-/// interval machine predicts them from the profiles. Nothing is fitted on a co-run.
+/// Programs are profiled alone. Co-runs and plans are drawn at random from the seed and run on the cycle-level machine;
+/// the interval machine predicts them from the profiles. No parameter is fitted to a co-run.
 #[derive(Args)]
 pub struct ValidateModel {
-    /// Seed of the draw of programs, co-runs and plans
+    /// Seed for the choice of programs, co-runs and plans
     #[arg(long, default_value_t = 1, value_name = "N")]
     seed: u64,
     /// Fewer and shorter runs: minutes instead of hours
     #[arg(long)]
     quick: bool,
-    /// Keep what was measured on the cycle-level machine here, machine by machine, and go on from it if the file exists
+    /// Store the measurements of the cycle-level machine in this file, and resume from it if it exists
     #[arg(long, value_name = "FILE")]
     truth: Option<PathBuf>,
-    /// Draw predicted against measured slowdowns as SVG
+    /// Draw predicted over measured slowdowns as SVG
     #[arg(long, value_name = "FILE")]
     figure: Option<PathBuf>,
     /// Overwrite the figure if it exists
@@ -43,7 +43,7 @@ pub struct ValidateModel {
     json: JsonArg,
 }
 
-/// The command's answer.
+/// `cachemate validate-model --json`.
 #[derive(Serialize)]
 struct Validation {
     seed: u64,
@@ -64,7 +64,7 @@ impl ValidateModel {
             refuse_existing(path, self.force)?;
         }
         if let Some(path) = &self.truth {
-            // An existing one is gone on from.
+            // An existing file is resumed from.
             refuse_existing(path, true)?;
         }
         let stop = session.interrupt_flag();
@@ -109,11 +109,11 @@ impl ValidateModel {
             tasks,
         };
         bar.finish_and_clear();
-        session.answer(self.json.json, &answer, || words(&answer))
+        session.answer(self.json.json, &answer, || render(&answer))
     }
 }
 
-fn words(answer: &Validation) -> String {
+fn render(answer: &Validation) -> String {
     let mut table = Table::new(&[
         ("set", Align::Left),
         ("runs", Align::Right),

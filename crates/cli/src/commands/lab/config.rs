@@ -1,4 +1,4 @@
-//! `cachemate lab config`: what the lab's machine reads, from a machine description.
+//! `cachemate lab config`: the configuration of the lab's machine, from a machine description.
 
 use std::fmt::Write;
 
@@ -8,21 +8,21 @@ use clap::Args;
 
 use crate::session::Session;
 
-/// What the lab's machine has at most (lab/machine/config.h).
-const CPUS_AT_MOST: u32 = 16;
-const L3S_AT_MOST: u32 = 8;
-const WAYS_AT_MOST: u32 = 32;
-const CLASSES_AT_MOST: u32 = 16;
-const COUNTERS_AT_MOST: u32 = 4;
-const PREFETCHES_AT_MOST: u32 = 32;
+/// Limits of the lab's machine (lab/machine/config.h).
+const MAX_CPUS: u32 = 16;
+const MAX_L3S: u32 = 8;
+const MAX_WAYS: u32 = 32;
+const MAX_CLASSES: u32 = 16;
+const MAX_COUNTERS: u32 = 4;
+const MAX_PREFETCHES: u32 = 32;
 const LINE_BYTES: u32 = 64;
 
 /// Print the configuration of the lab's machine for a machine description
 ///
-/// Lines of a name and a value, as lab/machine reads them; what the machine does not model is named in a comment.
+/// Each line has a name and a value, as lab/machine reads them; comments name the parts that are not modeled.
 #[derive(Args)]
 pub struct LabConfigArgs {
-    /// A machine that comes with cachemate (lab-2x16M, lab-vm, ...), or a TOML file
+    /// Bundled machine (lab-2x16M, lab-vm, ...) or TOML file
     #[arg(long, short, value_name = "MACHINE", default_value = "lab-2x16M")]
     machine: String,
     /// Without performance counters, as on many virtual machines
@@ -68,11 +68,11 @@ fn check(machine: &MachineSpec, levels: &Levels<'_>) -> anyhow::Result<()> {
     let l3s = machine.instances(levels.shared);
     for (field, found, most) in [
         ("contexts_per_core", machine.contexts_per_core, 1),
-        ("cores", machine.cores(), CPUS_AT_MOST),
-        ("last-level caches", l3s, L3S_AT_MOST),
+        ("cores", machine.cores(), MAX_CPUS),
+        ("last-level caches", l3s, MAX_L3S),
     ] {
         if found > most {
-            bail!("{name}, {field}: found {found}, expected {most} at most, as the lab's machine has no more");
+            bail!("{name}, {field}: found {found}, expected at most {most}, the limit of the lab's machine");
         }
     }
     if levels.shared.shared_by_cores != machine.cores_per_package {
@@ -84,10 +84,8 @@ fn check(machine: &MachineSpec, levels: &Levels<'_>) -> anyhow::Result<()> {
     }
     for cache in [Some(levels.l1), levels.l2, Some(levels.shared)].into_iter().flatten() {
         let (level, ways, line) = (cache.level, cache.ways, cache.line_bytes);
-        if line != LINE_BYTES || ways > WAYS_AT_MOST {
-            bail!(
-                "{name}, {level:?}: found {ways} ways of {line} bytes, expected up to {WAYS_AT_MOST} of {LINE_BYTES}"
-            );
+        if line != LINE_BYTES || ways > MAX_WAYS {
+            bail!("{name}, {level:?}: found {ways} ways of {line} bytes, expected up to {MAX_WAYS} of {LINE_BYTES}");
         }
         if cache.replacement != ReplacementPolicy::Lru || cache.inclusion != Inclusion::NonInclusive {
             let (replaced, inclusion) = (cache.replacement, cache.inclusion);
@@ -97,10 +95,10 @@ fn check(machine: &MachineSpec, levels: &Levels<'_>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The configuration of a machine, with everything that is not modelled named.
+/// The configuration of a machine, with comments that name the parts that are not modeled.
 ///
 /// # Errors
-/// The first thing that the lab's machine cannot be, with what was found and what was expected.
+/// The first property that the lab's machine cannot have, with the value found and the values expected.
 pub fn text(machine: &MachineSpec, no_counters: bool, no_rdt: bool) -> anyhow::Result<String> {
     let levels = levels(machine)?;
     check(machine, &levels)?;
@@ -109,13 +107,13 @@ pub fn text(machine: &MachineSpec, no_counters: bool, no_rdt: bool) -> anyhow::R
     let memory = machine.memory.local_latency_cycles;
     let streamer = machine.prefetchers.iter().find_map(|prefetcher| match prefetcher {
         PrefetcherSpec::Stride { level, streams, degree } if Some(*level) == l2.map(|cache| cache.level) => {
-            Some(((*streams).min(PREFETCHES_AT_MOST), (*degree).min(PREFETCHES_AT_MOST)))
+            Some(((*streams).min(MAX_PREFETCHES), (*degree).min(MAX_PREFETCHES)))
         }
         _ => None,
     });
     let (streams, degree) = streamer.unwrap_or((0, 0));
-    let classes = shared.way_partitions.filter(|_| !no_rdt).map_or(0, |parts| parts.groups.min(CLASSES_AT_MOST));
-    let counters = if no_counters { 0 } else { machine.counters.count.min(COUNTERS_AT_MOST) };
+    let classes = shared.way_partitions.filter(|_| !no_rdt).map_or(0, |parts| parts.groups.min(MAX_CLASSES));
+    let counters = if no_counters { 0 } else { machine.counters.count.min(MAX_COUNTERS) };
     let same = machine.coherence.same_package_cycles.unwrap_or(memory);
     let other = machine.coherence.other_package_cycles.unwrap_or(memory);
     let per_line = (f64::from(LINE_BYTES) / machine.memory.bytes_per_cycle).round().max(1.0) as u64;
@@ -144,9 +142,9 @@ pub fn text(machine: &MachineSpec, no_counters: bool, no_rdt: bool) -> anyhow::R
         ("counters", counters.into()),
         ("memory_bytes", machine.memory.size_bytes),
     ];
-    let mut text = format!("# A modelled machine: {}\nname {}\n", machine.description, machine.name);
+    let mut text = format!("# A modeled machine: {}\nname {}\n", machine.description, machine.name);
     for missing in not_modelled(machine, streamer.is_some()) {
-        let _ = writeln!(text, "# not modelled: {missing}");
+        let _ = writeln!(text, "# not modeled: {missing}");
     }
     for (name, value) in settings {
         let _ = writeln!(text, "{name} {value}");
@@ -162,11 +160,11 @@ fn own_memories(machine: &MachineSpec) -> bool {
 fn not_modelled(machine: &MachineSpec, streamer: bool) -> Vec<String> {
     let mut missing = vec!["instruction fetches and page walks".to_string()];
     if !matches!(machine.pipeline, cachemate_core::CoreModel::InOrder { issue_width: 1 }) {
-        missing.push("the pipeline: one instruction a cycle, and every miss is waited for".to_string());
+        missing.push("the pipeline: one instruction per cycle, and every miss stalls".to_string());
     }
     let prefetchers = machine.prefetchers.len() - usize::from(streamer);
     if prefetchers > 0 {
-        missing.push(format!("{prefetchers} of its prefetchers: only a stride prefetcher beside a private L2 is"));
+        missing.push(format!("{prefetchers} of its prefetchers: only a stride prefetcher at a private L2 is"));
     }
     if machine.memory.nodes > 1 {
         let bandwidth = if own_memories(machine) { "each L3 has" } else { "all L3s share" };
@@ -200,7 +198,7 @@ mod tests {
                 (cpus, per_l3, l3_bytes)
             );
             assert_eq!((value(&text, "l2_cycles"), value(&text, "memory_cycles")), (14, 250));
-            assert!(!text.contains("not modelled: the pipeline"), "{text}");
+            assert!(!text.contains("not modeled: the pipeline"), "{text}");
         }
         assert_eq!(value(&of("lab-2x16M-hashed").unwrap(), "l3_slices"), 256);
         assert_eq!(value(&of("lab-2x16M").unwrap(), "memory_per_l3"), 0);
@@ -217,18 +215,18 @@ mod tests {
         assert_eq!(differ, ["classes 0", "monitors 0", "counters 0"]);
     }
 
-    /// Is a machine that the lab cannot model refused with its field, and what is left out of another one named?
+    /// Is a machine that the lab cannot model refused with its field, and are the omitted parts of another one named?
     #[test]
-    fn what_cannot_be_modelled_is_named() {
+    fn parts_that_cannot_be_modeled_are_named() {
         let error = of("epyc-7763").unwrap_err().to_string();
         assert!(error.contains("contexts_per_core") && error.contains("found 2"), "{error}");
         let error = of("lab-vm?caches.l3.shared_by_cores=1").unwrap_err().to_string();
         assert!(error.contains("shared_by_cores") && error.contains("one for each package"), "{error}");
         let error = of("lab-vm?cores_per_package=32&caches.l3.shared_by_cores=32").unwrap_err().to_string();
-        assert!(error.contains("found 32, expected 16 at most"), "{error}");
+        assert!(error.contains("found 32, expected at most 16"), "{error}");
         let error = of("xeon-x5365").unwrap_err().to_string();
         assert!(error.contains("one for each package"), "two chips in a package: {error}");
         let pairs = of("lab-vm?pipeline.issue_width=4").unwrap();
-        assert!(pairs.contains("not modelled: the pipeline"), "{pairs}");
+        assert!(pairs.contains("not modeled: the pipeline"), "{pairs}");
     }
 }

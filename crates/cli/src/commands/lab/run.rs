@@ -1,8 +1,8 @@
-//! `cachemate lab run`: a user's own programs on a modelled machine.
+//! `cachemate lab run`: a user's own programs on a modeled machine.
 //!
-//! Problem: what would a policy, or cache allocation, do for these programs on a machine that nobody here has? Method: the
-//! lab's scripts (a package of their own) boot a guest on the machine, run each program alone, all of them together, and all
-//! of them under the policy. This file writes the job, starts the script and tells what came back.
+//! Problem: predict the effect of a policy, or of cache allocation, on a machine that is not at hand. Method: the lab's
+//! scripts (a separate package) boot a guest on the machine and run each program alone, all programs together, and all
+//! programs under the policy. This file writes the job, starts the script and reports the results.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -19,27 +19,27 @@ use serde::Serialize;
 use crate::args::JsonArg;
 use crate::session::Session;
 
-/// Names the folder of the lab's scripts.
+/// Environment variable with the directory of the lab's scripts.
 const VARIABLE: &str = "CACHEMATE_LAB";
 const SCRIPT: &str = "programs.sh";
 
-/// Run your own programs on a modelled machine: each alone, all together, and all together under a policy
+/// Run your own programs on a modeled machine: each alone, all together, and all together under a policy
 ///
-/// Every figure is a modelled machine's. Programs are ended after --seconds of the guest's time in each phase; those that are
-/// to be compared by their run time must end earlier. Needs the lab's scripts, QEMU and a kernel from Debian packages
+/// Every figure is that of a modeled machine. In each phase, programs are killed after --seconds of the guest's time; only
+/// programs that end earlier are compared by run time. Needs the lab's scripts, QEMU and a kernel from Debian packages
 /// (docs/lab.md).
 #[derive(Args)]
 pub struct LabRunArgs {
-    /// The machine (lab-2x16M, lab-vm, ...), or a TOML file
+    /// Bundled machine (lab-2x16M, lab-vm, ...) or TOML file
     #[arg(long, short, value_name = "MACHINE", default_value = "lab-2x16M")]
     machine: String,
-    /// The daemon's policy; without it programs run alone and together only
+    /// The daemon's policy [default: programs run only alone and together]
     #[arg(long, value_name = "NAME")]
     policy: Option<String>,
     /// The policy's parameters, as in the daemon's configuration: an inline table such as { steps = [...] }
     #[arg(long, value_name = "TOML", requires = "policy")]
     parameters: Option<String>,
-    /// A folder that becomes /programs in the guest, where programs are started
+    /// Directory that becomes /programs in the guest, the working directory of the programs
     #[arg(long, value_name = "DIR")]
     programs_dir: Option<PathBuf>,
     /// Seconds of the guest's time for each phase
@@ -47,7 +47,7 @@ pub struct LabRunArgs {
     seconds: u32,
     #[command(flatten)]
     json: JsonArg,
-    /// Each one command line, in quotes: a path of this host, or of the folder ('./solve -n 5')
+    /// One command line each, in quotes: a path on this host or in the directory ('./solve -n 5')
     #[arg(value_name = "PROGRAM", required = true, trailing_var_arg = true)]
     programs: Vec<String>,
 }
@@ -58,22 +58,22 @@ struct PhaseResult {
     phase: String,
     program: String,
     seconds: f64,
-    /// It ended by itself, and not because its time was over.
+    /// True if the program ended before its time was over.
     ended: bool,
     instructions: u64,
     l3_misses: u64,
-    /// The misses of these on lines that another task had displaced.
+    /// Those misses whose lines another task had evicted.
     displaced_by_others: u64,
     memory_bytes: u64,
-    /// The most that its threads held in an L3, each at its own time.
+    /// Sum of its threads' maximum occupancies of an L3.
     held_bytes: u64,
-    /// How much slower than alone, by run time where it ended in both, else by instructions per second.
+    /// Slowdown against the run alone, by run time if it ended in both runs, else by instructions per second.
     slowdown: Option<f64>,
 }
 
 #[derive(Serialize)]
 struct LabRunJson {
-    /// Always "modelled": no figure here was measured on hardware.
+    /// Always "modeled": no figure here was measured on hardware.
     machine_is: &'static str,
     machine: String,
     policy: Option<String>,
@@ -87,7 +87,7 @@ impl LabRunArgs {
         let config = super::config::text(&machine, false, false)?;
         let job = tempfile::tempdir().context("no folder for temporary files")?;
         self.write_job(job.path(), &config)?;
-        session.note("booting the modelled machine; this takes some ten seconds and more for each guest second");
+        session.note("booting the modeled machine; each second of the guest takes ten seconds or more");
         let binary = std::env::current_exe().context("this command's own file")?;
         let ran = Command::new(&script).arg(job.path()).arg(&binary).stdout(std::process::Stdio::null()).output();
         let ran = ran.with_context(|| format!("{}: cannot be started", script.display()))?;
@@ -98,9 +98,8 @@ impl LabRunArgs {
             bail!("{}: {} ({} is kept)", script.display(), stderr.trim(), console_dir.display());
         };
         let programs = read(&text, &self.programs)?;
-        let result =
-            LabRunJson { machine_is: "modelled", machine: machine.name, policy: self.policy.clone(), programs };
-        session.answer(self.json.json, &result, || words(&result))
+        let result = LabRunJson { machine_is: "modeled", machine: machine.name, policy: self.policy.clone(), programs };
+        session.answer(self.json.json, &result, || render(&result))
     }
 
     fn write_job(&self, job: &Path, config: &str) -> anyhow::Result<()> {
@@ -128,7 +127,7 @@ impl LabRunArgs {
     }
 }
 
-/// The lab's script: of the folder that the environment names, beside this command's own build, or installed.
+/// The lab's script: in the directory named by the environment, beside this command's build, or installed.
 fn script() -> anyhow::Result<PathBuf> {
     let named = std::env::var_os(VARIABLE).map(PathBuf::from);
     let own = std::env::current_exe().ok();
@@ -137,12 +136,12 @@ fn script() -> anyhow::Result<PathBuf> {
     let mut folders = named.into_iter().chain(beside).chain(installed);
     folders.find_map(|folder| Some(folder.join(SCRIPT)).filter(|script| script.is_file())).with_context(|| {
         format!(
-            "the lab is not installed: it is a package of its own (lab/ of the source); {VARIABLE} names its folder"
+            "the lab is not installed: it is a separate package (lab/ of the source); {VARIABLE} may name its directory"
         )
     })
 }
 
-/// The script's table; phases in the order in which they were run.
+/// Parses the script's table; phases are in the order of the run.
 fn read(text: &str, programs: &[String]) -> anyhow::Result<Vec<PhaseResult>> {
     let mut all = Vec::new();
     let mut alone: BTreeMap<usize, PhaseResult> = BTreeMap::new();
@@ -183,22 +182,22 @@ fn slowdown(alone: &PhaseResult, now: &PhaseResult) -> Option<f64> {
     ratio.is_finite().then_some(ratio - 1.0)
 }
 
-fn words(result: &LabRunJson) -> String {
+fn render(result: &LabRunJson) -> String {
     let mut table = Table::new(&[
         ("phase", Align::Left),
         ("program", Align::Left),
         ("seconds", Align::Right),
-        ("slower", Align::Right),
+        ("slowdown", Align::Right),
         ("L3 misses", Align::Right),
-        ("by others", Align::Right),
+        ("evicted by others", Align::Right),
         ("memory", Align::Right),
-        ("held", Align::Right),
+        ("occupancy", Align::Right),
     ]);
     for ran in &result.programs {
         table.row([
             ran.phase.clone(),
             ran.program.clone(),
-            format!("{:.2}{}", ran.seconds, if ran.ended { "" } else { " (ended)" }),
+            format!("{:.2}{}", ran.seconds, if ran.ended { "" } else { " (killed)" }),
             ran.slowdown.map_or("–".to_string(), |slower| format!("{:.0} %", 100.0 * slower)),
             count_text(ran.l3_misses),
             count_text(ran.displaced_by_others),
@@ -207,7 +206,7 @@ fn words(result: &LabRunJson) -> String {
         ]);
     }
     let policy = result.policy.as_ref().map_or(String::new(), |policy| format!(", managed = policy {policy}"));
-    format!("{} (modelled machine){policy}\n{}", result.machine, table.text())
+    format!("{} (modeled machine){policy}\n{}", result.machine, table.text())
 }
 
 #[cfg(test)]
@@ -227,8 +226,8 @@ mod tests {
         assert_eq!(slower, [None, None, Some(0.5), Some(1.0)]);
         assert_eq!((ran[2].displaced_by_others, ran[3].program.as_str()), (80, "./b -n 5"));
         assert!(
-            words(&LabRunJson { machine_is: "modelled", machine: "m".into(), policy: None, programs: ran })
-                .contains("modelled machine")
+            render(&LabRunJson { machine_is: "modeled", machine: "m".into(), policy: None, programs: ran })
+                .contains("modeled machine")
         );
     }
 

@@ -19,10 +19,11 @@ use clap::Args;
 use crate::args::{ByteSize, JsonArg};
 use crate::session::Session;
 
-/// Find this host's page colors by time, prove them by a chase, and say what they cover
+/// Discover this host's page colors by timing, and verify them by a pointer chase
 ///
-/// Takes some seconds, at most --timeout. A busy host is refused with the reason: classes are believed only when they are
-/// as many as the cache has colors and a chase over one class is slow where its share of the cache ends.
+/// Takes some seconds, at most --timeout. The result is accepted only if there are as many classes as the cache has colors,
+/// and if a chase over one class slows down at that color's share of the cache. On a busy host the command fails with the
+/// reason.
 #[derive(Args)]
 pub struct Discover {
     /// Write the map (docs/colors.md) to this file
@@ -31,13 +32,13 @@ pub struct Discover {
     /// Overwrite FILE
     #[arg(long)]
     force: bool,
-    /// Memory whose frames are told apart
+    /// Memory whose frames are classified
     #[arg(long, value_name = "SIZE", default_value = "512M")]
     memory: ByteSize,
-    /// End after this time at the latest
+    /// Give up after this time
     #[arg(long, value_name = "SECONDS", default_value_t = 60.0)]
     timeout: f64,
-    /// Seed of the order of tries
+    /// Seed for the order of attempts
     #[arg(long, default_value_t = 1)]
     seed: u64,
     #[command(flatten)]
@@ -50,29 +51,29 @@ impl Discover {
             bail!(crate::exit::UsageError("--timeout must be from 1 to 3600".into()));
         }
         if let Some(path) = self.output.as_ref().filter(|path| path.exists() && !self.force) {
-            bail!("{}: is there already (--force overwrites it)", path.display());
+            bail!("{}: the file exists; --force overwrites it", path.display());
         }
         let map = discover_colors(session, self.memory.0, Duration::from_secs_f64(self.timeout), self.seed)?;
         if let Some(path) = &self.output {
             std::fs::write(path, map.to_text()).with_context(|| format!("{}: cannot be written", path.display()))?;
         }
-        session.answer(self.json.json, &MapSummary(&map), || words(&map))
+        session.answer(self.json.json, &MapSummary(&map), || render(&map))
     }
 }
 
-/// Finds the colors, with progress on a terminal.
+/// Discovers the colors, with progress on a terminal.
 ///
 /// # Errors
-/// None were found: why.
+/// No colors were found, with the reason.
 pub fn discover_colors(session: &Session, bytes: u64, at_most: Duration, seed: u64) -> anyhow::Result<ColorMap> {
     let topology = read_topology(Path::new("/")).context("cannot read the caches of this host")?.topology;
     let allowed = LinuxHost::new("/").affinity(std::process::id() as i32).context("cannot read this process's CPUs")?;
-    // The last one: what interrupts a machine mostly happens on the first.
+    // The last one, because most interrupts are handled on the first.
     let cpu = allowed.iter().last().map(CpuId).context("this process may run on no CPU")?;
     let available = available_bytes().unwrap_or(u64::MAX);
     if bytes > available / 2 {
         bail!(
-            "--memory: {} asked for, {} of memory available; at most half of it is taken",
+            "--memory: found {}, expected at most half of the {} of memory that are available",
             size_text(bytes),
             size_text(available)
         );
@@ -95,12 +96,12 @@ pub fn discover_colors(session: &Session, bytes: u64, at_most: Duration, seed: u
     let discovery = discover(&topology, cpu, &mut wish);
     bar.finish_and_clear();
     if stop.load(Ordering::Relaxed) {
-        bail!(crate::exit::InterruptedError("no colors were kept".into()));
+        bail!(crate::exit::InterruptedError("no colors were stored".into()));
     }
     Ok(discovery?)
 }
 
-/// The map without its frames, which the file has.
+/// The map without its frames, which only the file contains.
 struct MapSummary<'a>(&'a ColorMap);
 
 impl serde::Serialize for MapSummary<'_> {
@@ -114,7 +115,7 @@ impl serde::Serialize for MapSummary<'_> {
     }
 }
 
-fn words(map: &ColorMap) -> String {
+fn render(map: &ColorMap) -> String {
     let mut text = format!(
         "{} colors of {} ({:?} cache, {}, {}-way), found in {:.1} s and {} earlier tries\n",
         map.colors,
@@ -126,7 +127,7 @@ fn words(map: &ColorMap) -> String {
         map.failed_attempts.len()
     );
     text.push_str(&format!(
-        "{} frames told, {:.1} us each; {} ({:.2} %) fit no color\n",
+        "{} frames classified, {:.1} us each; {} ({:.2} %) match no color\n",
         map.pages,
         map.classify_ns / 1000.0,
         map.pages_unclassified,
@@ -136,7 +137,7 @@ fn words(map: &ColorMap) -> String {
     text.push_str(&covers("private cache", &map.private));
     match &map.last_level {
         Some(found) => text.push_str(&covers("last level", found)),
-        None => text.push_str("last level: the kernel describes none of known size\n"),
+        None => text.push_str("last level: the kernel reports none of known size\n"),
     }
     text
 }
@@ -145,9 +146,9 @@ fn covers(name: &str, found: &ColorCoverage) -> String {
     let says = match found.is_partitioned {
         Some(true) => "confined",
         Some(false) => "NOT confined",
-        None => "not told: too few frames of one color (--memory), or held by nobody now",
+        None => "not determined: too few frames of one color (--memory), or too little of the cache is free now",
     };
-    let knee = found.knee_bytes.map_or("none seen".to_string(), size_text);
+    let knee = found.knee_bytes.map_or("none found".to_string(), size_text);
     let mut text =
         format!("{name}: {says}; one color's share {}, knee of one color {knee}\n", size_text(found.share_bytes));
     let mut table =

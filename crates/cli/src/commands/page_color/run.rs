@@ -20,22 +20,22 @@ use cachemate_daemon::colored_program::{ColoredCommand, ColoredProgram, availabl
 
 /// Run an unmodified program on frames of some colors only
 ///
-/// The program's heap, mappings and thread stacks get frames of these colors as they are touched; pages that it starts
-/// with are moved. Programs that it starts are colored too; a fork that starts none gets its frames from the kernel.
-/// Needs root. Static and set-user-id programs are refused. Ends with the program's own exit code.
+/// The program's heap, mappings and thread stacks get frames of these colors when they are touched; the pages that exist
+/// at its start are migrated. Programs that it executes are confined as well, whereas a fork without exec gets frames of
+/// any color. Needs root; static and set-user-id programs are refused. The exit code is that of the program.
 #[derive(Args)]
 pub struct ColorRunArgs {
     /// Colors such as 0-7,12
     #[arg(long, value_name = "LIST")]
     colors: IndexSet,
-    /// Also believe what this map (cachemate page-color discover -o) says of single frames
+    /// Also use the per-frame colors of this map (cachemate page-color discover -o); every frame is verified before use
     #[arg(long, value_name = "FILE")]
     map: Option<PathBuf>,
-    /// The most memory that a program's agent may hold, frames of other colors included; an eighth of what is available
-    /// unless said
+    /// Maximum memory that a program's agent may hold, frames of other colors included [default: an eighth of the
+    /// available memory]
     #[arg(long, value_name = "SIZE")]
     max_held: Option<ByteSize>,
-    /// Write what was done as JSON to this file
+    /// Write a report as JSON to this file
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
     /// CMD [ARG...]
@@ -43,14 +43,14 @@ pub struct ColorRunArgs {
     command: Vec<String>,
 }
 
-/// What `--report` writes.
+/// The file that `--report` writes.
 #[derive(Serialize)]
 struct ColorRunReport {
     colors: IndexSet,
     exit_code: i32,
     seconds: f64,
     max_held_bytes: u64,
-    /// The program and those that it started, each as the kernel's page map showed it last, counted from outside.
+    /// Pages of the program and its descendants by color, counted in the kernel's page map.
     resident: Option<ResidentPages>,
     processes: Vec<ProcessReport>,
 }
@@ -105,7 +105,7 @@ impl ColorRunArgs {
     }
 }
 
-/// Colors of the kit that is there; where there is none, or a spoilt one, they are discovered now.
+/// Number of colors of the reference set; without a usable one, the colors are discovered now.
 ///
 /// # Errors
 /// They cannot be discovered.
@@ -120,14 +120,20 @@ fn known_colors(session: &Session) -> anyhow::Result<u32> {
     }
 }
 
-/// Takes a map's frames into the ledger; each is still proven by a timing before it is used.
+/// Records a map's frames in the ledger; each is still verified by timing before it is used.
 fn import_map(path: &Path, program: &ColoredProgram) -> anyhow::Result<()> {
     let map = ColorMap::read(path)?;
     if map.boot_id != cachemate_linux::act::colors::boot_id() {
-        bail!("{}: of another boot: its frames are other frames now (cachemate page-color discover)", path.display());
+        bail!(
+            "{}: made before the last reboot, so its frame numbers no longer apply; run cachemate page-color discover",
+            path.display()
+        );
     }
     if map.reference_set != program.kit_id() {
-        bail!("{}: of another discovery: its labels are not this host's any more", path.display());
+        bail!(
+            "{}: made by an earlier discovery, so its colors no longer match; run cachemate page-color discover -o",
+            path.display()
+        );
     }
     for (frame, color) in map.known() {
         program.ledger().record(frame, Some(color));
@@ -139,9 +145,9 @@ fn print_report(session: &Session, report: &ColorRunReport) {
     for ProcessReport { pid, agent } in &report.processes {
         let figure = |name: &str| agent.counter(name).unwrap_or(0);
         let words = match &agent.account {
-            Err(why) => format!("process {pid} ran on any colors: {why}"),
+            Err(why) => format!("process {pid} was not confined: {why}"),
             Ok(_) => format!(
-                "process {pid}: {} of {} pages in allowed colors; {} faults at {:.1} us, {} frames for want of an allowed one, {} of the kernel's; {} pages moved; held {} at most",
+                "process {pid}: {} of {} pages in allowed colors; {} faults at {:.1} us, {} fallback frames of other colors, {} frames from the kernel; {} pages migrated; at most {} held",
                 count_text(figure("allowed_pages")),
                 count_text(figure("allowed_pages") + figure("other_pages") + figure("unknown_pages")),
                 count_text(figure("faults")),
@@ -155,6 +161,6 @@ fn print_report(session: &Session, report: &ColorRunReport) {
         session.note(&words);
     }
     if report.processes.is_empty() {
-        session.warn("no agent reported: the program ran on any colors");
+        session.warn("no agent reported, so the program was not confined");
     }
 }

@@ -13,15 +13,15 @@ use serde::Serialize;
 use crate::args::JsonArg;
 use crate::session::Session;
 
-/// Ask every frame that defines a color, again and again, whether it still has it
+/// Re-test every reference frame to check that it still has its color
 ///
-/// A frame is put to the frames of its own color, which must push it out of the cache, and to the next color's, which must
-/// not. Answers in which both did say that somebody else fills the cache just then, and are counted apart. Programs that run
-/// colored are not disturbed. Some frames may be wrong from the start; ends with 1 if a color has lost so many that it can no
-/// longer be told ('cachemate page-color discover' makes a new kit then).
+/// Frames of its own color must evict a frame from the cache, and frames of the next color must not. If both evict it,
+/// another program is filling the cache; such answers are counted as disturbed. Confined programs are not affected. The
+/// exit code is 1 if a color has lost so many frames that it can no longer be identified; 'cachemate page-color discover'
+/// then makes a new reference set.
 #[derive(Args)]
 pub struct Verify {
-    /// Ask for this long
+    /// Duration of the test
     #[arg(long, value_name = "SECONDS", default_value_t = 2.0)]
     seconds: f64,
     #[command(flatten)]
@@ -39,7 +39,7 @@ struct VerifyJson {
     frames_moved: u64,
     answers: u64,
     answers_disturbed: u64,
-    /// In order of the colors.
+    /// Ordered by color.
     colors: Vec<ColorVerification>,
 }
 
@@ -65,30 +65,32 @@ impl Verify {
             answers_disturbed: sum(|color| color.answers_disturbed),
             colors,
         };
-        session.answer(self.json.json, &result, || words(&result))?;
+        session.answer(self.json.json, &result, || render(&result))?;
         match result.colors.iter().filter(|color| !color.is_usable()).count() {
             0 => Ok(()),
-            lost => bail!("{lost} of {} colors can no longer be told by their frames", result.colors.len()),
+            lost => {
+                bail!("{lost} of {} colors can no longer be identified by their reference frames", result.colors.len())
+            }
         }
     }
 }
 
-fn words(told: &VerifyJson) -> String {
-    let worst = told.colors.iter().enumerate().max_by_key(|(_, color)| color.frames_moved);
+fn render(result: &VerifyJson) -> String {
+    let worst = result.colors.iter().enumerate().max_by_key(|(_, color)| color.frames_moved);
     let worst = worst.filter(|(_, color)| color.frames_moved > 0);
     format!(
-        "{} of {} frames have their color, {} have moved, {} were not told; {} answers in {:.1} s, {:.1} % of them disturbed by others; a hit takes {} cycles, a miss {}\n{}",
-        told.frames_hold,
-        told.frames,
-        told.frames_moved,
-        told.frames - told.frames_hold - told.frames_moved,
-        told.answers,
-        told.seconds,
-        100.0 * told.answers_disturbed as f64 / told.answers.max(1) as f64,
-        told.hit_cycles,
-        told.miss_cycles,
+        "{} of {} frames still have their color, {} have moved, {} are undecided; {} answers in {:.1} s, {:.1} % of them disturbed by other programs; a hit takes {} cycles, a miss {}\n{}",
+        result.frames_hold,
+        result.frames,
+        result.frames_moved,
+        result.frames - result.frames_hold - result.frames_moved,
+        result.answers,
+        result.seconds,
+        100.0 * result.answers_disturbed as f64 / result.answers.max(1) as f64,
+        result.hit_cycles,
+        result.miss_cycles,
         worst.map_or(String::new(), |(at, color)| format!(
-            "most of them of color {at}: {} of {}\n",
+            "most of the moved frames are of color {at}: {} of {}\n",
             color.frames_moved, color.frames
         )),
     )

@@ -96,7 +96,7 @@ fn pair(a: u32, b: u32, bounds: &RoundTripBounds) -> CpuPair {
     CpuPair { cpus: (a, b), round_trip_ns: best, says }
 }
 
-pub fn words(measured: &ProbedTopology) -> String {
+pub fn render(measured: &ProbedTopology) -> String {
     let mut table = Table::new(&[("CPUs", Align::Left), ("round trip ns", Align::Right), ("", Align::Left)]);
     for pair in &measured.pairs {
         let time = pair.round_trip_ns.map_or("-".to_string(), |ns| format!("{ns:.0}"));

@@ -133,14 +133,14 @@ fn a_question_compares_policies() {
         assert_eq!(one["lines"]["slowdown"][0].as_array().unwrap().len(), seconds.len());
     }
     let page = std::fs::read_to_string(at.join("page.html")).unwrap();
-    assert!(page.contains("What if: default, dio") && page.contains("<svg") && !page.contains("<script"));
+    assert!(page.contains("Comparison of default, dio") && page.contains("<svg") && !page.contains("<script"));
     let words = run(at, &asked).ok().out;
     assert!(words.contains("mean slowdown") && words.contains("streamer 2"), "{words}");
     let no = |args: &[&str]| run(at, args);
     let again = no(&[&asked[..], &["-o", "page.html"]].concat());
     assert!(again.code != Some(0) && again.err.contains("page.html"), "{}", again.err);
     let nowhere = no(&[&asked[..], &["-o", "none/page.html"]].concat());
-    assert!(nowhere.code == Some(1) && nowhere.err.contains("there is no folder none"), "{}", nowhere.err);
+    assert!(nowhere.code == Some(1) && nowhere.err.contains("the directory none does not exist"), "{}", nowhere.err);
     let slip = no(&["compare", "reuser.tml", "-m", "xeon-x5365-4", "-p", "dio"]);
     assert!(slip.code == Some(1) && slip.err.contains("'reuser.tml': expected a file of phases"), "{}", slip.err);
     let copies = no(&["compare", "reuser.toml*0", "-m", "xeon-x5365-4", "-p", "dio"]);

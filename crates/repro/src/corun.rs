@@ -1,4 +1,4 @@
-//! Who hurts whom, measured: every program alone and every pair on one shared cache (CA 2.1.2).
+//! Measured slowdowns: every program alone and every pair on one shared cache (CA 2.1.2).
 //!
 //! Speeds are over equal work ([`crate::work`]). Runs are made once, whatever asks for them, and kept on disk where a
 //! folder is given ([`crate::store`]): the same machine, options, lengths and programs give the same bits, so a run is
@@ -28,7 +28,7 @@ pub struct CoRunBench {
     pub options: SimOptions,
     /// Not measured; 0 = none.
     pub warm_up_cycles: u64,
-    /// What a program does alone in them is its work.
+    /// The instructions that a program executes alone in them are its work.
     pub measured_cycles: u64,
 }
 
@@ -95,7 +95,7 @@ impl CoRunBench {
         Ok(self.kept_alone(job)?.rates[0])
     }
 
-    /// What each of them does alone in the measured cycles.
+    /// The instructions of each program alone in the measured cycles.
     ///
     /// # Errors
     /// As [`work::alone`].
@@ -177,7 +177,7 @@ pub struct CoRunMatrix {
 }
 
 impl CoRunMatrix {
-    /// Measures what is not yet known: n programs take n + n (n + 1) / 2 runs. Without `copies`, nobody is measured
+    /// Measures the missing runs: n programs take n + n (n + 1) / 2 runs. Without `copies`, no program is measured
     /// beside a copy of itself, and the diagonal holds the rates alone.
     ///
     /// # Errors
@@ -214,7 +214,7 @@ impl CoRunMatrix {
         Ok(CoRunMatrix { names: programs.iter().map(|job| job.name.clone()).collect(), alone, beside })
     }
 
-    /// Who did not finish its work beside whom, in words: its degradation is a lower bound.
+    /// Programs that did not finish their work beside a co-runner, as text: their slowdown is a lower bound.
     pub fn unfinished(&self) -> Vec<String> {
         let (names, all) = (&self.names, 0..self.names.len());
         let of = |i: usize| all.clone().filter(move |&j| !self.beside[i][j].finished).map(move |j| (i, j));

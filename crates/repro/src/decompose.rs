@@ -1,4 +1,4 @@
-//! Where a slowdown comes from: the eight runs of CA 3, for any program on any machine.
+//! Attribution of a slowdown to its causes: the eight runs of CA 3, for any program on any machine.
 //!
 //! Problem: two programs on one cache compete for its space, for the bus, for the memory controller and for prefetching
 //! at once. Method: move the other program away step by step (same cache, other cache of the package, other package,
@@ -9,9 +9,9 @@
 //! - total = (same cache, on) over (alone, on), minus one; prefetching = the rest.
 //!
 //! Properties: the parts add up to the total by construction. The controller's is a lower bound (no extra misses, no
-//! prefetches), prefetching's an upper one. Where a machine lacks a step (one package, one cache to a package), the two
-//! parts that it would tell apart are one. Times are cycles per instruction over equal work ([`crate::work`]): all eight runs time
-//! the same instructions, those that the program executes alone with prefetching in the measured cycles.
+//! prefetches), prefetching's an upper one. If a machine lacks a step (one package, one cache to a package), the two
+//! parts that it would separate are one. Times are cycles per instruction over equal work ([`crate::work`]): all eight runs
+//! time the same instructions, those that the program executes alone with prefetching in the measured cycles.
 
 use cachemate_core::{CpuId, Topology};
 use cachemate_sim::machine::SimOptions;
@@ -21,7 +21,7 @@ use crate::corun::{CoRunBench, caches};
 use crate::setup::{WorkloadJob, failed};
 use crate::{ExperimentContext, ReproError};
 
-/// Where the other program was.
+/// The location of the co-runner.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum CoRunnerPlace {
@@ -57,7 +57,7 @@ pub struct SlowdownPart {
     pub share_percent: Option<f64>,
 }
 
-/// What the eight runs say.
+/// The result of the eight runs.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Decomposition {
     /// Name of its specification.
@@ -194,7 +194,7 @@ mod tests {
         times.iter().flat_map(both).collect()
     }
 
-    /// Are the parts those of the paper's equations, worked by hand, and do they add up?
+    /// Are the parts those of the paper's equations, computed manually, and do they add up?
     #[test]
     fn parts_follow_the_equations_and_add_up() {
         use CoRunnerPlace::*;

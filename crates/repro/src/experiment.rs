@@ -210,7 +210,7 @@ pub struct Finding {
     pub id: String,
     /// One line that names the measured quantity.
     pub title: String,
-    /// The paper's own figure, in words.
+    /// The paper's own figure, as text.
     pub paper: String,
     /// Mean over seeds.
     pub measured: Option<f64>,
@@ -316,10 +316,10 @@ fn deviation(values: &[f64], mean: f64) -> f64 {
     (sum / (values.len() - 1) as f64).sqrt()
 }
 
-/// What went wrong with an experiment.
+/// Reasons for which an experiment ends without findings.
 #[derive(Debug, thiserror::Error)]
 pub enum ReproError {
-    /// What failed, and why, in words.
+    /// The failed part, and the reason.
     #[error("{0}: {1}")]
     Failed(String, String),
     /// Ctrl-C: findings made so far are kept.
@@ -330,7 +330,7 @@ pub enum ReproError {
     Elsewhere,
 }
 
-/// What an experiment is given.
+/// Everything that an experiment needs to run.
 pub struct ExperimentContext<'a> {
     /// Small enough for all quick experiments together to end within minutes.
     pub quick: bool,
@@ -344,14 +344,14 @@ pub struct ExperimentContext<'a> {
     pub mixes: Option<u32>,
     /// A machine file or name, where an experiment runs on any; `None` = its own ones.
     pub machine: Option<&'a str>,
-    /// Told what is being run, for people who wait.
+    /// Receives the name of each run before it starts.
     pub progress: &'a (dyn Fn(&str) + Sync),
     /// Runs are made one at a time, here or elsewhere; `None` = all here.
     pub split: Option<&'a Split<'a>>,
 }
 
 impl<'a> ExperimentContext<'a> {
-    /// A full run of one seed, all of it here, with nobody to tell.
+    /// A full run of one seed, all of it here, without reports of progress.
     pub fn of_seed(seed: u64, stop: &'a AtomicBool) -> Self {
         let seeds = vec![seed];
         ExperimentContext {
@@ -374,7 +374,7 @@ impl ExperimentContext<'_> {
         if self.stop.load(Ordering::Relaxed) { Err(ReproError::Interrupted) } else { Ok(()) }
     }
 
-    /// Tells people who wait what is being run.
+    /// Reports the run that starts now.
     pub fn tell(&self, what: &str) {
         (self.progress)(what);
     }
@@ -413,7 +413,7 @@ impl ExperimentContext<'_> {
         self.run_here(items, run)
     }
 
-    /// As [`ExperimentContext::run_all`], always in this process: for short runs, whose answers are not to be sent anywhere.
+    /// As [`ExperimentContext::run_all`], always in this process: for short runs, whose answers stay in this process.
     ///
     /// # Errors
     /// As [`ExperimentContext::run_all`].

@@ -1,11 +1,11 @@
-//! Mixes that nobody tuned for: random programs, every policy, against the default scheduler and against the optimum.
+//! Mixes that no policy was tuned for: random programs, every policy, against the default scheduler and against the optimum.
 //!
 //! Problem: workloads of papers were chosen to show something. Method: programs are drawn from the seed, each at most once
 //! to a mix, from all single-threaded kernels and all recorded programs that are there; one to a core. Every policy of the
 //! registry runs with its usual parameters and the usual profilers; the best and the worst placement come from pairs
-//! measured for the mix. Everybody is timed over equal work ([`crate::work`]), after the policy's first window and a
+//! measured for the mix. All programs are timed over equal work ([`crate::work`]), after the policy's first window and a
 //! refill of the caches. Properties: the same seed, machine and recordings give the same numbers; a policy that fails, and a
-//! program that does not finish under one, are told by name and end nothing; throughput is split into mix and
+//! program that does not finish under one, are reported by name and end nothing; throughput is split into mix and
 //! contention, since it rewards starving those that miss.
 
 use std::path::PathBuf;
@@ -33,7 +33,7 @@ const PROFILE_ACCESSES: u64 = 3_000_000;
 /// phase of a program that misses much has some hundred thousand.
 const COUNTED_INSTRUCTIONS: f64 = 50_000.0;
 
-/// What is drawn from, and on what it runs.
+/// The programs to draw from, and the machine to run them on.
 pub struct MixOptions<'a> {
     /// A machine file or name; overrides are allowed.
     pub machine: &'a str,
@@ -62,10 +62,10 @@ pub struct PolicyScore {
     pub of_best_by_matrix_percent: f64,
     /// Harmonic mean of speeds over those alone: throughput and fairness in one number.
     pub harmonic_mean: f64,
-    /// Largest time over time alone; a lower bound where somebody did not finish.
+    /// Largest time over time alone; a lower bound if a program did not finish.
     pub worst_slowdown: f64,
-    /// Programs that had not done their work when the run was given up, and how slow they were until then. Their speeds are those of
-    /// what they did.
+    /// Programs that had not finished their work when the run was abandoned, and their slowdown until then. Their speeds are
+    /// those of the finished part.
     pub unfinished: Vec<String>,
 }
 
@@ -74,7 +74,7 @@ pub struct PolicyScore {
 pub struct FailedPolicy {
     /// Name in the registry.
     pub policy: String,
-    /// The error, in words.
+    /// The error message.
     pub reason: String,
 }
 

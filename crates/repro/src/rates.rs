@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// What one program did over its work.
+/// Rates of one program over its work.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub struct ProgramRates {
     /// Per elapsed cycle.
@@ -13,7 +13,7 @@ pub struct ProgramRates {
     pub data_stalls_per_kilo_instr: f64,
     /// Time on a processor, of the time that the work took.
     pub run_time_share: f64,
-    /// The work was done to its end. Otherwise the rates are those of the part that was done when the run was given up, or of the
-    /// whole run where the program did not even get to the work's beginning.
+    /// The work was finished. Otherwise the rates are those of the part that was done when the run was abandoned, or of the
+    /// whole run if the program did not reach the beginning of the work.
     pub finished: bool,
 }

@@ -1,8 +1,8 @@
-//! What every experiment shares: a simulated machine, programs on it, a policy above it, and what came out.
+//! The setup of every experiment: a simulated machine, programs on it, a policy above it, and the results.
 //!
 //! A [`Workload`] is complete and exact: the same workload gives the same bits. Runs warm up first; what is reported
-//! covers the measured span only. Managed runs go through `core::ControlLoop`, so a policy sees observations and nothing else;
-//! results come from the simulator's own books, which no policy sees.
+//! covers the measured span only. Managed runs go through `core::ControlLoop`, so a policy sees observations and nothing
+//! else; results come from the simulator's own books, which no policy sees.
 
 use std::path::PathBuf;
 
@@ -33,7 +33,7 @@ pub struct WorkloadJob {
     pub options: kernels::Options,
     /// Input and layout of this copy.
     pub seed: u64,
-    /// What its owner asks for; `None` = nothing.
+    /// The goal that its owner sets; `None` = no goal.
     pub goal: Option<Goal>,
     /// Fixed there, whatever a policy or the machine's scheduler says.
     pub pinned: Option<CpuSet>,
@@ -175,7 +175,7 @@ impl WorkloadJob {
 /// A machine, programs, and for how long.
 #[derive(Clone, Debug)]
 pub struct Workload {
-    /// What it runs on.
+    /// The machine on which it runs.
     pub machine: MachineSpec,
     /// Seed, scale and scheduler. [`Workload::simulated`] replaces its lengths.
     pub options: SimOptions,
@@ -187,7 +187,7 @@ pub struct Workload {
     pub measured_cycles: u64,
 }
 
-/// What a managed run answers: the books, and every record of the loop, the warm-up's too.
+/// The results of a managed run, and every record of the loop, including the warm-up.
 pub struct ManagedRun {
     /// Results of the measured part.
     pub results: RunResults,

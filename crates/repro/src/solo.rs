@@ -1,4 +1,4 @@
-//! What a program does alone, from its stream of accesses: the profile that schemes and offline policies go by.
+//! The solo profile of a program, from its stream of accesses: the input of schemes and offline policies.
 //!
 //! Method: the stream passes a private LRU cache and then the last-level cache, as in CA 2.2 (there by binary
 //! instrumentation): hits by LRU stack position, references, misses, and sampled reuse times of what the last level

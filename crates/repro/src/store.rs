@@ -1,4 +1,4 @@
-//! Measured runs kept on disk, so that a degradation matrix is measured once per machine and set of programs.
+//! Measured runs kept on disk, so that a matrix of slowdowns is measured once per machine and set of programs.
 //!
 //! Problem: a matrix of n programs takes n + n (n + 1) / 2 runs, and the same pairs are asked for again by other results,
 //! other mixes, other processes of a sweep and the next day. Method: one JSON file for each run, in a folder for each
@@ -16,10 +16,10 @@ use serde::{Deserialize, Serialize};
 use crate::rates::ProgramRates;
 use crate::work::InstructionRange;
 
-/// What one run answers, in the order of its programs.
+/// The results of one run, in the order of its programs.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct StoredRun {
-    /// What each program did alone in the measured cycles.
+    /// The work of each program: its instructions alone in the measured cycles.
     pub work: Vec<InstructionRange>,
     /// How fast each program was over its work.
     pub rates: Vec<ProgramRates>,
@@ -52,8 +52,8 @@ fn folder() -> std::sync::MutexGuard<'static, Option<RunFolder>> {
     FOLDER.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Keeps runs in this folder from now on. `build` tells programs apart that may measure differently; `note` is told of
-/// files that cannot be used or written.
+/// Keeps runs in this folder from now on. `build` distinguishes programs that may measure differently; `note` receives
+/// a message for each file that cannot be used or written.
 pub fn keep_in(path: &Path, build: &str, note: fn(&str)) {
     *folder() = Some(RunFolder { path: path.to_path_buf(), build: build.to_string(), note, taken: 0 });
 }
@@ -138,7 +138,7 @@ fn is_whole(kept: &StoredRun) -> bool {
         && speeds.into_iter().all(|speed| speed.is_finite() && speed > 0.0)
 }
 
-/// FNV-1a: tells texts and builds apart, nothing more.
+/// FNV-1a, to distinguish texts and builds.
 pub fn fingerprint(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
 }

@@ -4,7 +4,7 @@
 //! and the ratio of their speeds compares phases as much as companies; a program that walks a structure of the cache's
 //! size seemed to become six times slower, or faster than alone. Method: what a program does alone between two cycles is
 //! its work; beside others it is timed from the first to the last of those instructions, wherever in time they fall, and
-//! everybody goes on until the last one is done (CA 5: finished programs restart). Properties: the ratio of two times
+//! all programs go on until the last one is done (CA 5: finished programs restart). Properties: the ratio of two times
 //! of one work is a slowdown whatever the phases; the machine's trail is noted every [`STEP_CYCLES`], between two
 //! notes a line; a policy sees nothing of it.
 
@@ -19,7 +19,7 @@ use crate::ReproError;
 use crate::rates::ProgramRates;
 use crate::setup::{Workload, failed, run_under};
 
-/// Simulated cycles between two notes of how far everybody is.
+/// Simulated cycles between two notes of all programs' progress.
 pub const STEP_CYCLES: u64 = 50_000;
 /// A run ends unfinished after so many times the cycles that its work took alone.
 pub const GIVES_UP_AFTER_TIMES: u64 = 20;
@@ -39,11 +39,11 @@ pub struct WorkRun {
     pub rates: Vec<ProgramRates>,
     /// Books of the whole run, warm-up and what came after the first were done included.
     pub results: RunResults,
-    /// What the policy said, window by window; empty without one.
+    /// The policy's reasons, window by window; empty without a policy.
     pub decisions: Vec<Decision>,
 }
 
-/// What the workload's only job does alone in the measured cycles after the warm-up, and how fast.
+/// The work of the workload's only job alone in the measured cycles after the warm-up, and its speed.
 ///
 /// # Errors
 /// As [`Workload::unmanaged`]; a machine without a data cache; a job that does nothing.
@@ -59,7 +59,7 @@ pub fn alone(workload: &Workload) -> Result<(InstructionRange, ProgramRates), Re
 }
 
 /// All jobs together, the n-th over the n-th work, under the machine's scheduler alone or under a policy. A job that does
-/// not finish its work in [`GIVES_UP_AFTER_TIMES`] the time that all took alone is told by its rates.
+/// not finish its work in [`GIVES_UP_AFTER_TIMES`] the time that all took alone is marked in its rates.
 ///
 /// # Errors
 /// As [`Workload::managed`]; a job that never runs.
@@ -215,7 +215,7 @@ mod tests {
         assert_eq!(at(251.0), None);
     }
 
-    /// Is a program that does not finish its work told as such, with the speed of what it did, and one that did nothing not
+    /// Is an unfinished program marked as such, with the speed of the finished part, and one that did nothing not
     /// given a speed?
     #[test]
     fn unfinished_work_is_told() {

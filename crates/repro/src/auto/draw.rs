@@ -1,4 +1,4 @@
-//! Mixes drawn from a seed, by family: programs told by what they do alone, in the machine's own measures.
+//! Mixes drawn from a seed, by family: programs described by their solo behavior, in the machine's own measures.
 //!
 //! A draw knows the machine's caches, CPUs and latencies, and nothing of any policy. Sizes are shares of the contended
 //! cache, so that a family says the same on every machine.
@@ -7,7 +7,7 @@ use cachemate_core::{CacheLevel, Goal, MachineSpec, SplitMix64};
 use cachemate_interval::{Demand, IntervalJob, PhasedProgram, PrivateLevel, ProgramPhase, RegionUse, SizePoint};
 use serde::Serialize;
 
-/// What a mix is about.
+/// The property that a mix exercises.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Family {
@@ -61,7 +61,7 @@ impl Family {
     }
 }
 
-/// Figures of the machine in which programs are told.
+/// Figures of the machine in which programs are described.
 struct Measures {
     cache_bytes: f64,
     latency_cycles: f64,

@@ -11,7 +11,7 @@ use crate::{ExperimentContext, ReproError};
 /// Machine seeds: the first chooses the best single mechanism, the others score.
 const MACHINE_SEEDS: u64 = 3;
 
-/// What is compared, the default first and `auto` last.
+/// The compared policies, the default first and `auto` last.
 pub fn contenders() -> Vec<AutoContender> {
     let only =
         |what: &'static str, mechanisms: &str| AutoContender::new(what, "auto", &format!("disable = [{mechanisms}]"));
@@ -99,7 +99,7 @@ impl AutoMix {
 /// A job alone on the machine for this long.
 const ALONE_NS: u64 = 60_000_000_000;
 
-/// What a job does alone.
+/// The speed of a job alone.
 #[derive(Serialize, Deserialize)]
 struct SoloCourse {
     instr_per_s: f64,

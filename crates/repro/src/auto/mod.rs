@@ -1,4 +1,4 @@
-//! `AUTO`: the integrated policy on mixes that nobody tuned for, against every baseline, from arrival on.
+//! `AUTO`: the integrated policy on mixes that no policy was tuned for, against every baseline, from arrival on.
 //!
 //! Problem: a policy that chooses among mechanisms has to gain what the best of them gains, on every kind of mix, and
 //! lose nowhere. Method: mixes are drawn by family from seeds ([`draw`]) and run on the interval machine at nominal

@@ -29,7 +29,7 @@ impl AutoContender {
     }
 }
 
-/// What a run came to.
+/// The outcome of one run.
 #[derive(Clone, PartialEq, Debug)]
 pub struct ContenderRun {
     /// Instructions a second of each job from its arrival to the end, all threads.

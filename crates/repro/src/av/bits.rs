@@ -124,7 +124,7 @@ mod tests {
         assert_eq!(bits(thresholds.times(2.0).vectors(&double)), expected);
     }
 
-    /// Does the fit give back a line, and r² the share that it explains?
+    /// Does the fit reproduce a line, and does r² give the share that it explains?
     #[test]
     fn a_fitted_line_is_the_line() {
         let line = FittedLine::fit(&[(0.0, 1.0), (1.0, 3.0), (3.0, 7.0)]).unwrap();

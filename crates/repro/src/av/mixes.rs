@@ -56,7 +56,7 @@ const SCHEDULERS: [(&str, &str, &str); 4] = [
 const REFERENCE: usize = 3;
 const ROUND_ROBIN: (&str, &str) = ("activity-vector", "form = \"replacement\"\nweights.last_level_miss = 0.0");
 
-/// A pair's turn, in parts of a sample. Measured: among equals round robin replaces nobody, so that it replaces three jobs
+/// A pair's turn, in parts of a sample. Measured: among equals round robin replaces no job, so that it replaces three jobs
 /// in four samples, and a job stays for 8/3 samples in the mean.
 const PAIR_PARTS: u64 = 3;
 const PAIR_TURN: u32 = 8;

@@ -47,7 +47,7 @@ struct PairRun {
 
 type Cells = [(f64, Option<FittedLine>); 6];
 
-/// What the thresholds might have been instead; shown, and without a target.
+/// Other possible thresholds; their results are shown without a target.
 const OTHER_THRESHOLDS: [(&str, Option<f64>); 3] =
     [("half the threshold", Some(0.5)), ("twice the threshold", Some(2.0)), ("above the program's own mean", None)];
 

@@ -114,7 +114,7 @@ fn probe(id: u32, level: CacheLevel, tasks: &[TaskId], super_sets: u32) -> Probe
 }
 
 fn sample(seen: &Observation, jobs: usize, super_sets: [u32; 3]) -> ActivitySample {
-    // A watched task of which nothing is told made no access at that level: it ran on its context all the time.
+    // A watched task without a sample made no access at that level: it ran on its context all the time.
     let none = || super_sets.map(|count| vec![SuperSetCount { accesses: 0, misses: 0 }; count as usize]);
     let mut tasks: Vec<TaskActivity> = (0..jobs).map(|_| none()).collect();
     for answer in &seen.probe_results {

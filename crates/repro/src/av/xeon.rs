@@ -1,5 +1,5 @@
-//! AV-4, AV-5, AV-8, AV-9 (Table 5, Figures 7 to 11): eight jobs on a Pentium 4 Xeon with Hyper-Threading, whose own scheduler
-//! takes advice on who should not run beside whom.
+//! AV-4, AV-5, AV-8, AV-9 (Table 5, Figures 7 to 11): eight jobs on a Pentium 4 Xeon with
+//! Hyper-Threading, whose own scheduler takes advice on which jobs should not run together.
 //!
 //! As in the paper the machine cannot count by super set: vectors come from a profile of every program, recorded alone on a
 //! machine that can. Chosen before running: every job is as long as it takes alone for so many time slices (the paper's
@@ -46,7 +46,7 @@ struct WorkloadLength {
     bounds: &'static [&'static str],
 }
 
-/// What is recorded of a program beforehand.
+/// The recording of a program, made beforehand.
 #[derive(Serialize, Deserialize)]
 struct ProgramRecord {
     program: Name,
@@ -78,7 +78,7 @@ struct XeonRun {
     choices: PairingCounts,
 }
 
-/// Who ran beside whom under the default scheduler, looked at once a slice, from either side.
+/// Pairs of co-runners under the default scheduler, sampled once a slice, from either side.
 #[derive(Default, Serialize, Deserialize)]
 struct PairingCounts {
     good: u32,
@@ -351,8 +351,8 @@ fn finish_times(context: &ExperimentContext<'_>, ran: &[XeonRun]) -> Vec<Finding
     };
     let figure = ResultFigure::bars("av-5-finish-times", &bars);
     let more = [over_workloads(ran, "IPC gain, %", speed), over_workloads(ran, "L2 misses saved, %", misses)];
-    let note = "Advice changes the order of turns and nobody's share of time: a job may be taken before another as long as it is \
-                at most a slice ahead of it, and nobody that is a sample behind the others is passed over.";
+    let note = "Advice changes the order of turns and no job's share of time: a job may be taken before another as long as it is \
+                at most a slice ahead of it, and no job that is a sample behind the others is passed over.";
     vec![worst.points(points).figure(figure), gain.points(more.concat()).note(note)]
 }
 

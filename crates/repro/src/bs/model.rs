@@ -3,7 +3,7 @@
 //! Eight threads drawn from the mix run for themselves until the cache is warm, and are measured for a while. What each
 //! did in that while is looked at again access by access ([`super::stretch`]), so that the error can be taken apart:
 //! *model* is what is left with exact reuse times and exact access rates; *sampling* what a thousand watched locations
-//! add; further series leave the code out, stand behind the first-level caches, take everybody for as fast as the others,
+//! add; further series leave the code out, stand behind the first-level caches, assume that all threads are equally fast,
 //! or judge a group that has only just come together. The way of the policy is shown too: threads watched beforehand,
 //! while all of them share the time, and groups brought together later, when programs have gone on.
 
@@ -39,7 +39,7 @@ const EXACT: &str = "composed, exact reuse times (model error alone)";
 const AVERAGE: &str = "average of C/n, as sampled";
 const DATA: &str = "composed, exact, code not watched";
 const BEHIND: &str = "composed, exact, behind a quarter of each L1";
-const AS_FAST: &str = "composed, exact, everybody taken for as fast";
+const AS_FAST: &str = "composed, exact, all threads equally fast";
 const COLD: &str = "composed, exact, group brought together 0.1 M cycles ago";
 const BEFORE: &str = "composed, watched beforehand under time sharing";
 const FORMS: [&str; 8] = [WATCHED, EXACT, AVERAGE, DATA, BEHIND, AS_FAST, COLD, BEFORE];

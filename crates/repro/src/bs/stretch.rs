@@ -1,4 +1,4 @@
-//! What a program did in a stretch of its run, access by access: the exact reuse times that watch points sample.
+//! A stretch of a program's run, access by access: the exact reuse times that watch points sample.
 //!
 //! Streams do not depend on the machine, so the stretch that a thread ran on it can be looked at again afterwards. Lines
 //! are those of the last level; a fetched line of code is an access like another. Times are counted backwards, to the
@@ -30,9 +30,9 @@ pub struct Stretch {
     pub all: CountedReuse,
     /// Without code.
     pub data: CountedReuse,
-    /// What passes a quarter of the first-level caches: behind them.
+    /// Accesses that miss in a quarter of the first-level caches.
     pub behind: CountedReuse,
-    /// As watch points would have told: some locations in the stretch, until it ends.
+    /// Reuses as watch points would have reported them: some locations in the stretch, until it ends.
     pub watched: ReuseTimes,
 }
 

@@ -48,7 +48,7 @@ pub(crate) fn experiments() -> Vec<Experiment> {
         Experiment { ids: &["CA-2"], title: "where slowdowns come from", full_minutes: 2.0, run: factors::run },
         Experiment {
             ids: &["CA-3"],
-            title: "the published degradations through the solvers",
+            title: "the published slowdowns through the solvers",
             full_minutes: 0.01,
             run: schemes::published,
         },

@@ -1,6 +1,6 @@
 //! CA-6, -7, -8: the policies at work, against every schedule there is, against the default scheduler, and run to run.
 //!
-//! The default scheduler places by order of arrival and, with one CPU-bound program to a core, moves nobody later; so the
+//! The default scheduler places by order of arrival and, with one CPU-bound program to a core, moves no program later; so the
 //! order of arrival is what varies from run to run (CA 2.1: "thread spawning order"), drawn from the seed.
 
 use std::collections::BTreeMap;
@@ -40,7 +40,7 @@ const READING_INSTRUCTIONS: u64 = 5_000_000;
 /// After its first window a policy moves programs, which then fill another cache.
 const REFILL_CYCLES: u64 = 25_000_000;
 
-/// Who decides.
+/// The policy that decides.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum PlacementSource {
     Default,
@@ -50,7 +50,7 @@ pub(super) enum PlacementSource {
     Dio,
     /// DIO by what is read from memory, prefetched or not.
     DioReads,
-    /// The paper's word: the least sum of measured degradations of pairs.
+    /// The paper's word: the least sum of measured slowdowns of pairs.
     Optimal,
 }
 
@@ -70,7 +70,7 @@ struct Slowdowns {
     times: Vec<f64>,
     /// Tasks that went to another CPU, from the start on.
     moves: f64,
-    /// Who was beside whom most of the time.
+    /// The co-runner of each program for most of the time.
     coscheduled: String,
 }
 
@@ -183,7 +183,7 @@ fn arriving(jobs: &[WorkloadJob], seed: u64) -> Vec<WorkloadJob> {
     jobs
 }
 
-/// The degradations of the jobs' programs, in the order of the jobs.
+/// The slowdowns of the jobs' programs, in the order of the jobs.
 fn in_order(matrix: &CoRunMatrix, workload: usize, jobs: &[WorkloadJob]) -> Vec<Vec<f64>> {
     let place = |job: &WorkloadJob| WORKLOADS[workload].iter().position(|name| *name == job.kernel).unwrap_or(0);
     let of = jobs.iter().map(place).collect::<Vec<usize>>();
@@ -460,7 +460,7 @@ fn on_eight_cores(
     }));
     let ratio = ratios.into_iter().fold(f64::INFINITY, f64::min);
     let note = "Means over seeds (orders of arrival and frames) first, then the best and the least over workloads and \
-                both policies. Optimal = the assignment with the least sum of measured pair degradations, run.";
+                both policies. Optimal = the assignment with the least sum of measured pair slowdowns, run.";
     let seeds: Vec<u64> = context.seeds.clone();
     let finding = |what: &str, paper: &str, unit: &str, target: ResultTarget, value: f64| {
         let mut finding = Finding::new("CA-7", what, paper, unit, target, &[(seeds[0], value)]);

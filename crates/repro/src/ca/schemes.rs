@@ -66,7 +66,7 @@ fn part(costs: &PairCosts, of: &[usize]) -> Vec<Vec<f64>> {
     of.iter().map(|&i| of.iter().map(|&j| costs.cost[i][j]).collect()).collect()
 }
 
-/// Mean degradation in per cent of every scheme's best schedule above the optimal one's, over all workloads of so many
+/// Mean slowdown in per cent of every scheme's best schedule above the optimal one's, over all workloads of so many
 /// programs; the last two rows are the random mean and the worst.
 fn above_optimal(evidence: &SchemeInputs, cores: usize) -> Result<Vec<(String, f64)>, ReproError> {
     let profiles: Vec<&Profile> = evidence.profiles.iter().collect();
@@ -119,7 +119,7 @@ fn against_optimal(context: &ExperimentContext<'_>, evidence: &[SchemeInputs]) -
         }
     }
     let figure = Chart {
-        title: "Mean degradation above the optimal schedule, all workloads".into(),
+        title: "Mean slowdown above the optimal schedule, all workloads".into(),
         x: Axis::linear("cores, two to each cache"),
         y: Axis::linear("percentage points"),
         series,
@@ -131,7 +131,7 @@ fn against_optimal(context: &ExperimentContext<'_>, evidence: &[SchemeInputs]) -
     let workloads: Vec<String> =
         sizes.iter().map(|&cores| choices(evidence[0].profiles.len(), cores).len().to_string()).collect();
     let note = format!(
-        "{} workloads of {} programs on {:?} cores; degradations from pair runs on two cores of one cache, schedules \
+        "{} workloads of {} programs on {:?} cores; slowdowns from pair runs on two cores of one cache, schedules \
          judged by them as in the paper. Schemes see profiles of the stream alone and the IPC alone.",
         workloads.join(", "),
         evidence[0].profiles.len(),
@@ -243,10 +243,10 @@ fn order(context: &ExperimentContext<'_>, evidence: &[SchemeInputs]) -> Finding 
         ..BarChart::default()
     };
     let heat = HeatMap {
-        title: "Degradation (row suffers beside column), first seed".into(),
+        title: "Slowdown (of the row's program beside the column's), first seed".into(),
         rows: names.clone(),
         columns: names.clone(),
-        row_label: "suffers".into(),
+        row_label: "victim".into(),
         column_label: "beside".into(),
         values: evidence[0].matrix.costs().cost.iter().map(|r| r.iter().map(|d| Some(100.0 * d)).collect()).collect(),
         unit: "%".into(),
@@ -265,7 +265,7 @@ fn order(context: &ExperimentContext<'_>, evidence: &[SchemeInputs]) -> Finding 
         .points(points)
         .note(note)
         .figure(ResultFigure::bars("ca-5-order", &figure))
-        .figure(ResultFigure::heat_map("ca-1-degradations", &heat))
+        .figure(ResultFigure::heat_map("ca-1-slowdowns", &heat))
 }
 
 /// CA Table 1: measured on the paper's Xeon.
@@ -276,7 +276,7 @@ milc,24.75%,45.39%,1.23%,1.11%
 gamess,2.67%,4.48%,-1.01%,-1.21%
 namd,1.48%,3.45%,-1.19%,-0.93%
 ";
-/// CA 2.1.1 and Figure 2: mean degradation of the three schedules in per cent, mcf beside each of the others.
+/// CA 2.1.1 and Figure 2: mean slowdown of the three schedules in per cent, mcf beside each of the others.
 const SCHEDULES: [(&str, f64); 3] = [("milc", 21.995), ("gamess", 2.3075), ("namd", 2.325)];
 
 /// CA-3: is the published best schedule found, at the published mean?
@@ -297,7 +297,7 @@ pub(super) fn published(_context: &ExperimentContext<'_>) -> Result<Vec<Finding>
         let others: Vec<usize> = (1..4).filter(|&other| other != at + 1).collect();
         let mean = percent(table.costs.mutual(0, at + 1) + table.costs.mutual(others[0], others[1]));
         off = off.max((mean - published).abs());
-        points.push(DataPoint::over("mean degradation", format!("mcf beside {beside}"), &[mean]));
+        points.push(DataPoint::over("mean slowdown", format!("mcf beside {beside}"), &[mean]));
     }
     let pairs: Vec<String> = best.seating.by_cache.iter().map(|cache| named(cache, &table.names)).collect();
     let target = ResultTarget::AtMost { target: 1e-9, paper_best: None };

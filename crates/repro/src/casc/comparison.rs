@@ -172,7 +172,7 @@ fn fairness(context: &ExperimentContext<'_>, sizes: &[u64], better: &[Cell]) -> 
     let spread = Finding::new(
         "CASC-6",
         "standard deviation of run times over their mean, at the worst size",
-        "90 % with CASC, 43 % with the default scheduler; nobody starved",
+        "90 % with CASC, 43 % with the default scheduler; no thread starved",
         "%",
         ResultTarget::AtMost { target: 90.0, paper_best: None },
         &worst_per_seed(better, variation, f64::max),

@@ -21,7 +21,7 @@ use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultTarget, mea
 /// Besides those of the policy's runs.
 const OTHER_ROWS: [(&str, u64); 2] = [("better, rows of 2.5 ms", 2_500_000), ("better, rows of 20 ms", 20_000_000)];
 
-/// What one run says.
+/// The estimates of one run.
 #[derive(Serialize, Deserialize)]
 struct EstimateErrors {
     /// Largest and mean relative error of the expected group rates, in per cent, by form.

@@ -10,7 +10,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         let (new, old) = (run_jobs(setting, who, name, jobs)?, run_jobs(setting, &NiagaraPolicy::Default, name, jobs)?);
         Comparison::of(&new, &old).ok_or_else(|| failed(name)("a thread never ran"))
     };
-    // A threshold of 100 is always met, so nobody is restricted (CASC 5.3.4).
+    // A threshold of 100 is always met, so no thread is restricted (CASC 5.3.4).
     let measuring = NiagaraPolicy::better("threshold = 1000.0\nremeasure_every_ns = 250000000");
     let (mut costs, mut same) = (Vec::new(), Vec::new());
     for &seed in &context.seeds {
@@ -41,7 +41,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     };
     let overhead = Finding::new(
         "CASC-7",
-        "slowdown of the threads at their shares of time, measured again every 250 ms without restricting anybody",
+        "slowdown of the threads at their shares of time, measured again every 250 ms without restricting any thread",
         "not measurable",
         "%",
         ResultTarget::AtMost { target: 0.5, paper_best: None },

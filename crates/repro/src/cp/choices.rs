@@ -212,7 +212,7 @@ fn gain(pair: &MeasuredPair, first: Option<u32>) -> f64 {
     percent(pair.weighted_speedup(&rates) / pair.weighted_speedup(&pair.shared) - 1.0)
 }
 
-/// What curves may tell.
+/// The question that curves answer.
 type CurveGetter = fn(&ColorCurves) -> Vec<f64>;
 
 const KINDS: [(&str, CurveGetter); 4] = [

@@ -1,5 +1,5 @@
-//! GOALS: what operators ask for instead of throughput: a floor for one program, fairness for all, in colors and in ways (thesis
-//! ch. 7: quality of service; issue's extension).
+//! GOALS: goals other than throughput: a floor for one program, fairness for all, in colors and in ways (thesis ch. 7:
+//! quality of service).
 //!
 //! One program beside a greedy one, both measured online and sized by the policy; every program is timed over the same
 //! stretch of its work. With a floor, the first program is never to be more than 5 % slower than alone; what that costs the

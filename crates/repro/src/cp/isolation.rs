@@ -1,5 +1,5 @@
-//! CP-2 and CP-3: what dividing the cache gains over sharing it, and what of the slowdown it takes back (thesis Figures
-//! 4.6 and 4.7).
+//! CP-2 and CP-3: the gain of a partitioned over a shared cache, and the share of the slowdown that it recovers
+//! (thesis Figures 4.6 and 4.7).
 
 use cachemate_report::figure::{Axis, BarChart, BarGroup, Chart, ChartPoint, ReferenceLine, Series};
 

@@ -119,7 +119,7 @@ pub(crate) fn job(name: &str, seed: u64) -> WorkloadJob {
     job
 }
 
-/// Between two looks of a policy that only does what it was told.
+/// Interval between two decisions of a policy with a fixed plan.
 const TOLD_CYCLES: u64 = 50_000;
 
 /// Colors of each program, in order, from the start on.
@@ -132,12 +132,12 @@ pub(crate) fn told(workload: &Workload, shares: &[String]) -> Result<Pipeline, R
     built(decided_by(workload, "static-partition", &parameters, first))
 }
 
-/// Simulated cycles as policies are told them: unscaled.
+/// Simulated cycles as policies see them: unscaled.
 pub(crate) fn nominal_ns(workload: &Workload, cycles: u64) -> u64 {
     cycles * workload.options.scale * 1_000 / (workload.machine.hertz / 1_000_000)
 }
 
-/// A policy by name, told by itself only.
+/// A policy under its own name.
 pub(crate) fn decided_by(
     workload: &Workload,
     name: &str,

@@ -67,7 +67,7 @@ impl MeasuredPair {
         let best = self.splits.iter().max_by(|a, b| self.sum(&a.1).total_cmp(&self.sum(&b.1)));
         best.expect("every pair is measured at one split at least")
     }
-    /// Slowdown from sharing, and what of it the best split takes back, as a share; of programs that were slowed.
+    /// Slowdown from sharing, and the share of it that the best split recovers; of programs that were slowed.
     pub fn recovered(&self) -> Vec<(&'static str, f64, f64)> {
         let best = self.best().1;
         let names = [self.pair.0, self.pair.1];
@@ -95,7 +95,7 @@ pub(crate) fn inputs(pair: ProgramPair, seed: u64) -> [ProgramInput; 2] {
     [(pair.0, seed), (pair.1, seed + 1_000)]
 }
 
-/// What programs do alone, and the work that all runs time them over.
+/// Solo runs of the programs, and the work over which all runs time them.
 pub(crate) fn solos(
     context: &ExperimentContext<'_>,
     programs: &[ProgramInput],
@@ -110,7 +110,7 @@ pub(crate) fn solos(
     })
 }
 
-/// What is run for a pair.
+/// The runs of a pair.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum PairMode {
     Shared,
@@ -182,7 +182,7 @@ pub(crate) struct ColorCurves {
     pub stalls_per_kilo_instr: Vec<f64>,
 }
 
-/// What each program alone does with each number of colors, measured by running it with them.
+/// Rates of each program alone with each number of colors, measured by running it with them.
 pub(crate) fn alone_by_colors(
     context: &ExperimentContext<'_>,
     programs: &[(ProgramInput, SoloWork)],
@@ -216,7 +216,7 @@ fn filled_in(colors: &[u32], row: &[[f64; 3]]) -> ColorCurves {
     ColorCurves { space, stalls_per_kilo_instr: all(2) }
 }
 
-/// What is expected of a pair from curves of each program alone; speeds over those alone on the whole cache.
+/// Forecast for a pair from the curves of each program alone; speeds are relative to solo runs on the whole cache.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(super) struct PairForecast {
     pub shared: [f64; 2],
@@ -226,8 +226,8 @@ pub(super) struct PairForecast {
 }
 
 impl PairForecast {
-    /// What an operator would choose for weighted speed-up: colors of the first, or `None` = leave the cache shared,
-    /// where less than 1 % is expected of dividing. Sharing is the present, which is measured and not forecast: a run of
+    /// The choice of an operator for weighted speed-up: colors of the first, or `None` = leave the cache shared,
+    /// if dividing it is expected to gain less than 1 %. Sharing is the present, which is measured and not forecast: a run of
     /// the pair says what it is worth, in the sum of speeds over those alone.
     pub fn chosen(&self, weighted_speedup_shared: f64) -> Option<u32> {
         let divided: f64 = self.split.iter().sum();
@@ -267,7 +267,7 @@ mod tests {
         }
     }
 
-    /// Are gains, the best split and what is recovered those of a pair worked by hand?
+    /// Are gains, the best split and what is recovered those of a pair computed manually?
     #[test]
     fn gains_of_a_pair_worked_by_hand() {
         let pair = measured();

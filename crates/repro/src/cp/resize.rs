@@ -200,7 +200,7 @@ fn ways_finding(context: &ExperimentContext<'_>, ways: &[Vec<f64>]) -> Finding {
     )
     .points(points.collect())
     .note(
-        "'never' leaves pages in the old colors: it costs nothing and isolates nobody. 'hot-first' watches touches for \
+        "'never' leaves pages in the old colors: it costs nothing and isolates no program. 'hot-first' watches touches for \
          10 ms before it moves anything, which at intervals of a few milliseconds overtakes most of the moving.",
     )
 }

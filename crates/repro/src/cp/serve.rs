@@ -137,7 +137,7 @@ fn static_rate(seed: u64, lengths: ServiceLengths, colors: u32, clients: usize) 
     Ok(mean(&seen.iter().map(|seen| seen.rate_per_s).collect::<Vec<_>>()))
 }
 
-/// What the managed run and both static ones did, window by window.
+/// The managed run and both static ones, window by window.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct ServiceRun {
     pub level: f64,
@@ -244,7 +244,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         ),
     ];
     let note = format!(
-        "Level {:.0} a nominal second for each client. Of {} windows {:.1} missed it, all told; not counted are those after \
+        "Level {:.0} a nominal second for each client. Of {} windows {:.1} missed it in all; not counted are those after \
          which the share grew (one window of detection a step) and those in which pages were still being copied. A window \
          holds few operations, so its rate has noise of its own, and clients that come find nothing of theirs cached. With \
          {} colors and up four clients reach the level{}.",

@@ -1,4 +1,4 @@
-//! INTERVAL-1: does every policy of the registry behave for 10 000 windows? Nobody starves, plans settle, memory is flat.
+//! INTERVAL-1: does every policy of the registry behave for 10 000 windows? No task starves, plans settle, memory is flat.
 //!
 //! Method: ten programs on four CPUs with two caches, all on the interval machine, each with phases of minutes; three
 //! come and go. Every policy decides 10 000 windows of its own length, without the guard, so that its own behavior is
@@ -15,11 +15,11 @@ use super::whatif::{differs, pipeline};
 use crate::setup::failed;
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultTarget};
 
-/// The longest that anybody may be kept from running.
+/// The longest time for which a task may be kept from running.
 const STARVES_NS: u64 = 10_000_000_000;
 const MACHINE: &str = "xeon-x5365-4";
 
-/// What one policy did.
+/// The conduct of one policy.
 #[derive(Clone, Debug)]
 struct PolicyBehavior {
     policy: &'static str,
@@ -43,7 +43,7 @@ struct PolicyBehavior {
 pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let windows = context.pick(500, 10_000);
     let seed = context.seeds.first().copied().unwrap_or(1);
-    // One after the other: memory is told of the whole process.
+    // One after the other, because memory is measured for the whole process.
     let mut all = Vec::new();
     for entry in policies::ENTRIES {
         context.go_on()?;
@@ -64,14 +64,14 @@ fn findings(all: &[PolicyBehavior], seed: u64) -> Vec<Finding> {
     let per_window = |one: &PolicyBehavior| 100.0 * one.changes as f64 / one.windows as f64;
     let cost = |one: &PolicyBehavior| one.ms_per_window.unwrap_or(f64::NAN);
     let grown = |one: &PolicyBehavior| one.grown_bytes.unwrap_or(f64::NAN) / 1048576.0;
-    let told = |what: &str, unit: &str, target: ResultTarget, value: f64| {
+    let finding = |what: &str, unit: &str, target: ResultTarget, value: f64| {
         Finding::new("INTERVAL-1", what, "none: ours", unit, target, &[(seed, value)])
     };
     let at_most = |target: f64| ResultTarget::AtMost { target, paper_best: None };
     let windows = all.iter().map(|one| one.windows).min().unwrap_or(0);
     let note = format!("{} policies, {windows} windows each, on the interval machine at nominal time", all.len());
     vec![
-        told(
+        finding(
             "longest time that any policy keeps a task from running",
             "s",
             at_most(STARVES_NS as f64 / 1e9),
@@ -79,10 +79,15 @@ fn findings(all: &[PolicyBehavior], seed: u64) -> Vec<Finding> {
         )
         .points([points("longest wait", &waits), points("least share", &|one| one.least_share)].concat())
         .note(note.clone()),
-        told("plans that change something, of all windows, worst policy", "%", ResultTarget::Shown, most(&per_window))
-            .points([points("changes an hour", &changes), points("changes, % of windows", &per_window)].concat())
-            .note(note.clone()),
-        told(
+        finding(
+            "plans that change something, of all windows, worst policy",
+            "%",
+            ResultTarget::Shown,
+            most(&per_window),
+        )
+        .points([points("changes an hour", &changes), points("changes, % of windows", &per_window)].concat())
+        .note(note.clone()),
+        finding(
             "resident memory gained after the first fifth of the windows, worst policy",
             "MiB",
             at_most(8.0),
@@ -90,7 +95,7 @@ fn findings(all: &[PolicyBehavior], seed: u64) -> Vec<Finding> {
         )
         .points(points("gained", &grown))
         .note(note.clone()),
-        told("processor time of a window, machine included, worst policy", "ms", ResultTarget::Shown, most(&cost))
+        finding("processor time of a window, machine included, worst policy", "ms", ResultTarget::Shown, most(&cost))
             .points(points("a window", &cost))
             .note(note),
     ]
@@ -135,7 +140,7 @@ fn behaved(
     })
 }
 
-/// Who waited for how long.
+/// Waiting times by task.
 #[derive(Default)]
 struct WaitMonitor {
     /// Waiting in a row, and life, time on a processor, fair time.
@@ -215,7 +220,7 @@ fn jobs(spec: &MachineSpec, seed: u64) -> Vec<IntervalJob> {
     (0..10).map(&mut job).collect()
 }
 
-/// What [`PhasedProgram::steady`] is given where its phases are replaced at once.
+/// The phase of [`PhasedProgram::steady`] if its phases are replaced at once.
 fn one(line: f64, cache: f64) -> cachemate_interval::ProgramPhase {
     closed_form::stream(line, cache, 0.01)
 }
@@ -244,8 +249,8 @@ mod tests {
         assert_eq!(watch.least_share(), 0.0);
     }
 
-    /// Is a run counted as it was, and does nobody starve under a policy that changes nothing and one that places by turns? Every
-    /// policy's run is `repro INTERVAL-1`, which lasts too long for a test.
+    /// Is a run counted exactly, and does no task starve under a policy that changes nothing and one that places in
+    /// turn? Every policy's run is `repro INTERVAL-1`, which lasts too long for a test.
     #[test]
     fn a_run_is_counted_and_nobody_starves() {
         for policy in ["default", "round-robin"] {

@@ -33,7 +33,7 @@ pub struct MachineSetup {
     pub partitions: usize,
     /// Cycles of each program alone that are not measured.
     pub warm_up_cycles: u64,
-    /// What a program does alone in them is its work.
+    /// The instructions that a program executes alone in them are its work.
     pub measured_cycles: u64,
 }
 
@@ -102,13 +102,13 @@ pub struct ProfiledProgram {
     pub seed: u64,
     /// Measured alone, phase by phase.
     pub profile: PhasedProgram,
-    /// What it does alone in the measured cycles.
+    /// Its instructions alone in the measured cycles.
     pub work: InstructionRange,
     /// Over `work`.
     pub alone: ProgramRate,
 }
 
-/// What a program did on the cycle-level machine.
+/// Measured rates of a program on the cycle-level machine.
 #[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct ProgramRate {
     /// Over its work.
@@ -119,7 +119,7 @@ pub struct ProgramRate {
     pub queue_cycles_per_instr: f64,
 }
 
-/// What a run belongs to.
+/// The experiment that a run belongs to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CoRunKind {
@@ -144,7 +144,7 @@ pub struct CoRun {
     pub busy_share: f64,
     /// By job.
     pub rates: Vec<ProgramRate>,
-    /// Everybody did its work. Other runs are not scored.
+    /// All programs finished their work. Other runs are not scored.
     pub finished: bool,
 }
 
@@ -183,8 +183,8 @@ pub fn measured(context: &ExperimentContext<'_>, setup: &MachineSetup, seed: u64
     Ok(MachineTruth { machine: setup.machine.to_string(), programs, runs })
 }
 
-/// So many of the runs, taken in their order, and at most half of them without a loss (one, where nobody loses). Where
-/// little is lost, saying that nothing is lost is always nearly right.
+/// So many of the runs, taken in their order, and at most half of them without a loss (one, if no program loses). If
+/// little is lost, a forecast of no loss is always nearly right.
 fn half_losing(
     candidates: Vec<CoRun>,
     count: usize,

@@ -2,7 +2,7 @@
 //!
 //! Method: the contended cache keeps its sets and loses ways. At every size the program runs the same instructions, and
 //! what it did is read from the books at regular moments; between two of them a line. Phases are stretches of equally
-//! many instructions, so the same phase is told at all sizes. Three sizes are run again without prefetchers. Properties:
+//! many instructions, so the same phase is measured at all sizes. Three sizes are run again without prefetchers. Properties:
 //! no co-runner; the same job, machine and lengths give the same profile.
 
 use cachemate_core::{CacheLevel, CpuSet, Machine, MachineSpec, WindowLength};
@@ -27,7 +27,7 @@ pub struct ProfilingLengths {
 /// A program takes at most so many times its cycles at full size before a smaller cache's run is given up.
 const CYCLES_PER_INSTR_AT_MOST: u64 = 60;
 
-/// What a program had done at one moment; sums since its start.
+/// Counts of a program at one moment; sums since its start.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct RunningSums {
     instructions: f64,
@@ -44,7 +44,7 @@ const STALL: usize = 5;
 const L1_REFERENCES: usize = 6;
 const L1_MISSES: usize = 7;
 
-/// What a job does alone in so many cycles.
+/// The instructions of a job alone in so many cycles.
 ///
 /// # Errors
 /// A job that cannot run, or that does nothing.
@@ -235,7 +235,7 @@ fn read(task: &TaskResults, last: Option<CacheLevel>, line_bytes: f64) -> Runnin
     books
 }
 
-/// What was done in each stretch of equally many instructions, by lines between readings.
+/// Counts in each stretch of equally many instructions, interpolated linearly between readings.
 fn stretches(books: &[RunningSums], lengths: ProfilingLengths) -> Vec<RunningSums> {
     let mut found = Vec::new();
     let (mut at, mut before) = (1, RunningSums::default());

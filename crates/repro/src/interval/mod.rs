@@ -25,7 +25,7 @@ pub(crate) fn experiments() -> Vec<Experiment> {
     vec![
         Experiment {
             ids: &["INTERVAL-1"],
-            title: "every policy for 10 000 windows: nobody starves, changes an hour, memory",
+            title: "every policy for 10 000 windows: starvation, changes an hour, memory",
             full_minutes: 5.0,
             run: conformance::run,
         },

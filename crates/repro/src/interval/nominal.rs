@@ -35,9 +35,9 @@ pub fn measured(job: &WorkloadJob, machine: &MachineSpec, stretch: f64) -> Resul
     Ok(program)
 }
 
-/// Misses of an out-of-order core that overlap. A stand-in where no timing was recorded.
+/// Misses of an out-of-order core that overlap. A proxy if no timing was recorded.
 const OVERLAPPING_MISSES: f64 = 2.0;
-/// Dirty lines among those that leave the cache. A stand-in where no write-backs were recorded.
+/// Dirty lines among those that leave the cache. A proxy if no write-backs were recorded.
 const WRITTEN_BACK_SHARE: f64 = 0.3;
 
 /// A profile file's program. Such a file has no timing: an instruction takes its share of an issue slot, a hit of the

@@ -1,4 +1,4 @@
-//! What a policy would decide for these programs, from their profiles alone: run on the interval machine, and told.
+//! A policy's decision for a set of programs, from their profiles alone: run on the interval machine, with reasons.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
@@ -25,16 +25,16 @@ pub struct PlanReport {
     pub reasons: Vec<String>,
 }
 
-/// What a policy has decided in the end.
+/// The final decision of a policy.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct PlannedRun {
     /// As asked for, parameters included.
     pub policy: String,
     /// Nominal time that the programs ran.
     pub seconds: f64,
-    /// From a machine left to itself to the last plan, in the order in which they are made; in words.
+    /// From a machine left to itself to the last plan, as text, in the order in which they are made.
     pub changes: Vec<String>,
-    /// What cannot be had of the plan.
+    /// Parts of the plan that are unavailable.
     pub refused: Vec<String>,
     /// Windows with reasons, in order; equal ones in a row once.
     pub decisions: Vec<PlanReport>,
@@ -99,7 +99,7 @@ impl Log {
     }
 }
 
-/// The machine with these tasks, before anybody changed anything.
+/// The machine with these tasks, before any change.
 fn untouched(seen: &Observation, machine: &IntervalMachine) -> MachineState {
     let online = machine.topology().online();
     let here = || seen.tasks.iter().filter(|task| !task.exited);
@@ -140,7 +140,7 @@ mod tests {
     use super::*;
     use cachemate_interval::{IntervalJob, PhasedProgram, closed_form};
 
-    /// Is the plan told as changes of an untouched machine, with reasons that name the programs?
+    /// Is the plan a list of changes to an untouched machine, with reasons that name the programs?
     #[test]
     fn a_plan_is_told_as_changes_with_reasons() {
         let machine = cachemate_spec::load_machine("xeon-x5365-4").unwrap();

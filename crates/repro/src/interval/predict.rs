@@ -1,4 +1,4 @@
-//! What the interval machine says of a co-run, from profiles taken alone.
+//! The interval machine's forecast of a co-run, from profiles taken alone.
 
 use cachemate_core::MachineSpec;
 use cachemate_interval::engine::{DEMAND, IntervalEngine, QUEUE_CYCLES, TaskTotals};
@@ -7,12 +7,12 @@ use super::draw::{CoRun, ProfiledProgram, ProgramRate};
 use crate::ReproError;
 use crate::setup::failed;
 
-/// Predicted cycles between two looks at how far everybody is.
+/// Predicted cycles between two readings of all programs' progress.
 const LOOK_CYCLES: f64 = 50_000.0;
 /// A prediction is given up after so many times the slowest program's time alone.
 const GIVES_UP_AFTER_TIMES: f64 = 40.0;
 
-/// What each job does over its work.
+/// Rates of each job over its work.
 ///
 /// # Errors
 /// A machine without a data cache, or work that is never done.

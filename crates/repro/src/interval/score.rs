@@ -47,7 +47,7 @@ pub struct ErrorCauses {
     pub composition: f64,
     /// Other cycles in queues than measured, beyond those alone.
     pub bandwidth: f64,
-    /// What is left: how misses, prefetches and queues overlap with work.
+    /// The rest: overlap of misses, prefetches and queues with work.
     pub overlap: f64,
 }
 
@@ -62,7 +62,7 @@ pub struct ErrorSummary {
     pub p90_error_points: Option<f64>,
     /// Rank correlation of predicted with measured slowdowns: over all tasks, or, of plans, over those of one mix.
     pub kendall_tau: Option<f64>,
-    /// Mean absolute slowdown: the error of saying that nobody slows down.
+    /// Mean absolute slowdown: the error of a forecast that no program slows down.
     pub error_of_predicting_nothing_points: Option<f64>,
     /// Mean error of cycles per instruction.
     pub mean_error_percent: Option<f64>,
@@ -122,7 +122,7 @@ pub fn score(truth: &ValidationTruth) -> Result<ValidationScore, ReproError> {
     Ok(ValidationScore { seed: truth.seed, sets, tasks })
 }
 
-/// What the interval machine says of each program alone over its work.
+/// The interval machine's forecast of each program alone over its work.
 fn alone(machine: &MachineSpec, bench: &MachineTruth) -> Result<Vec<ProgramRate>, ReproError> {
     let run = |program: usize| CoRun {
         kind: CoRunKind::Pair,

@@ -12,8 +12,8 @@ use crate::setup::failed;
 /// Tasks of the host.
 pub const TASKS: u32 = 200;
 
-/// Nominal seconds over seconds of one core of this host, for `nominal_seconds` after a short start, with a new phase for each task
-/// about every `phase_seconds`.
+/// Nominal seconds over seconds of one core of this host, for `nominal_seconds` after a short start, with a new phase for
+/// each task about every `phase_seconds`.
 ///
 /// # Errors
 /// The machine is not there.

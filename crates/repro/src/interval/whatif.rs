@@ -1,4 +1,4 @@
-//! What a machine would do under a policy for so long, with these programs: run, and kept as time lines.
+//! Simulated time series of a machine under a policy, with a set of programs.
 
 use std::sync::atomic::Ordering;
 
@@ -10,10 +10,10 @@ use cachemate_report::{PolicyOutcome, ProgramOutcome, ReportedDecision, TimeSeri
 use crate::setup::failed;
 use crate::{ExperimentContext, ReproError};
 
-/// What is asked.
+/// The question of a comparison.
 #[derive(Clone, Debug)]
 pub struct WhatIfQuery {
-    /// What they run on.
+    /// The machine on which they run.
     pub machine: MachineSpec,
     /// In the order of the time lines.
     pub jobs: Vec<IntervalJob>,
@@ -89,7 +89,7 @@ pub fn outcome(
 /// Sums within one stretch of time, by job.
 #[derive(Clone, Copy, Default)]
 struct StretchSums {
-    /// What its work in `ns` would have taken alone.
+    /// The time that its work in `ns` would have taken alone.
     alone_ns: f64,
     ns: f64,
     held_bytes: f64,

@@ -39,7 +39,7 @@ pub fn cells(
 /// A figure out of a comparison.
 pub type Metric = fn(&NiagaraResult) -> f64;
 
-/// What every comparison reports.
+/// The figures that every comparison reports.
 pub const METRICS: [(&str, Metric); 21] = [
     ("throughput gain %", |m| 100.0 * m.gain.throughput_gain),
     ("of which mix %", |m| 100.0 * m.gain.mix_gain),
@@ -160,7 +160,7 @@ pub fn size_chart(name: &str, title: &str, y: &str, points: &[DataPoint], series
     ResultFigure::chart(name, &chart)
 }
 
-/// In words: at which sizes a target is missed, and by what the gain is made.
+/// A sentence with the sizes at which a target is missed.
 pub fn shortfall(at: impl Iterator<Item = (u64, f64)>, met: impl Fn(f64) -> bool) -> String {
     let short: Vec<String> =
         at.filter(|&(_, value)| !met(value)).map(|(size, value)| format!("{size} KB ({value:.1} %)")).collect();
@@ -176,7 +176,7 @@ pub fn means(cells: &[Cell], sizes: &[u64], of: Metric) -> Vec<(u64, f64)> {
     sizes.iter().map(|&size| (size, at(size))).collect()
 }
 
-/// What a throughput gain is made of, in words, by size.
+/// The parts of a throughput gain as text, by size.
 pub fn splits(cells: &[Cell], sizes: &[u64]) -> String {
     let split = |&size: &u64| {
         let of = |metric: usize| means(cells, &[size], METRICS[metric].1)[0].1;

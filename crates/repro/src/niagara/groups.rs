@@ -15,7 +15,7 @@ use crate::setup::{Workload, failed, run_under};
 /// The probe that brings the groups together.
 pub const GROUPS: ProbeId = ProbeId(1_000);
 
-/// What to measure; times are nominal.
+/// A request for measurements; times are nominal.
 #[derive(Clone, Copy, Debug)]
 pub struct GroupRequest {
     /// CASC's rows first, nine threads at a time, so long each.
@@ -145,7 +145,7 @@ fn intervals(records: &[WindowRecord], groups: bool) -> impl Iterator<Item = &Ro
     rows.flatten().filter(|interval| interval.span.elapsed_ns >= 200_000)
 }
 
-/// What every group did to the cache.
+/// Cache references and misses of every group.
 pub fn by_group(records: &[WindowRecord]) -> BTreeMap<Vec<TaskId>, MissSums> {
     let mut groups: BTreeMap<Vec<TaskId>, MissSums> = BTreeMap::new();
     for interval in intervals(records, true) {
@@ -154,7 +154,7 @@ pub fn by_group(records: &[WindowRecord]) -> BTreeMap<Vec<TaskId>, MissSums> {
     groups
 }
 
-/// What every thread did, in the groups or in the rows.
+/// Counts of every thread, in the groups or in the rows.
 pub fn by_task(records: &[WindowRecord], groups: bool) -> BTreeMap<TaskId, MissSums> {
     let mut tasks: BTreeMap<TaskId, MissSums> = BTreeMap::new();
     for interval in intervals(records, groups) {

@@ -83,7 +83,7 @@ impl ThreadMix {
     }
 }
 
-/// What a run is made of, besides its policy.
+/// The parts of a run, besides its policy.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct NiagaraSetting {
     pub mix: ThreadMix,
@@ -149,7 +149,7 @@ pub const LONGEST_ROW_NS: u64 = 5_000_000;
 const PHASES: PhaseParameters = PhaseParameters { history: 3, threshold: 30.0, edge_share: 0.5 };
 const PHASE_INTERVAL_INSTR: f64 = 200_000.0;
 
-/// Who decides.
+/// The policy that decides.
 #[derive(Clone, PartialEq, Debug)]
 pub enum NiagaraPolicy {
     /// The machine's time sharing alone.
@@ -227,7 +227,7 @@ impl NiagaraPolicy {
 /// Every run is made once per process: the experiments share their baselines.
 static RUNS: Mutex<BTreeMap<String, Arc<RunResults>>> = Mutex::new(BTreeMap::new());
 
-/// The mix under somebody.
+/// The mix under one policy.
 ///
 /// # Errors
 /// As [`Workload::managed`].
@@ -235,7 +235,7 @@ pub fn run(setting: &NiagaraSetting, who: &NiagaraPolicy) -> Result<Arc<RunResul
     run_jobs(setting, who, "all", &setting.mix.jobs(setting.seed))
 }
 
-/// Other jobs, told apart by `name`.
+/// Other jobs, distinguished by `name`.
 ///
 /// # Errors
 /// As [`run`].
@@ -373,7 +373,7 @@ pub fn measure_against(
     })
 }
 
-/// What a schedule of CASC's threads that never ran the greedy program would have over the default.
+/// The gain over the default of a schedule of CASC's threads that never ran the greedy program.
 ///
 /// # Errors
 /// As [`run`].

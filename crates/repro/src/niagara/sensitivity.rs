@@ -1,4 +1,4 @@
-//! What a comparison on this machine hangs on: bounds, other baselines, other scales.
+//! Sensitivity of a comparison on this machine: bounds, other baselines, other scales.
 
 use super::cells::METRICS;
 use super::{NiagaraPolicy, NiagaraSetting, SCALE, SOLARIS_SCALE, ThreadMix, measure, measure_against, without_greedy};
@@ -7,7 +7,7 @@ use crate::{DataPoint, ExperimentContext, ReproError, mean};
 /// The size at which all of this is looked at.
 pub const SIZE_KB: u64 = 192;
 
-/// At each size: what a schedule gains in throughput that never runs the greedy program; and in words.
+/// At each size the throughput gain of a schedule that never runs the greedy program, and the same as text.
 ///
 /// # Errors
 /// As [`without_greedy`].

@@ -1,8 +1,8 @@
 //! Which resource a change of contention lies at.
 //!
-//! A context of an in-order core either issues an instruction or waits, and every cycle of waiting is booked under its cause. A
-//! thread's speed is one over its cycles an instruction, so that what threads gain or lose at their new shares of time is what they wait less
-//! or more per instruction, cause by cause and without a rest.
+//! A context of an in-order core either issues an instruction or waits, and every cycle of waiting is booked under its cause.
+//! A thread's speed is one over its cycles per instruction. Its gain or loss at its new share of time is therefore the change
+//! in waiting per instruction, cause by cause and without a rest.
 
 use cachemate_sim::results::{RunResults, TaskResults};
 use serde::{Deserialize, Serialize};
@@ -36,7 +36,8 @@ pub fn contention_at(new: &RunResults, old: &RunResults) -> Option<ContentionBre
     Some(ContentionBreakdown { issue, misses, queues, system })
 }
 
-/// Instructions per cycle on a context, and cycles per instruction that are none of its own, in the order of [`ContentionBreakdown`].
+/// Instructions per cycle on a context, and cycles per instruction that others cause, in the order of
+/// [`ContentionBreakdown`].
 fn per_instruction(task: &TaskResults) -> Option<(f64, [f64; 4])> {
     let cycles = task.on_cpu_cycles.iter().map(|(_, cycles)| cycles).sum::<u64>() as f64;
     let instructions = task.instructions as f64;

@@ -95,7 +95,7 @@ pub fn real_curve(workload: &Workload, from: f64, to: f64, colors: &[u32]) -> Re
     MissRateCurve::new(points).map_err(crate::setup::failed("real curve"))
 }
 
-/// What a profiler makes of a log, at all colors.
+/// The curve that a profiler makes of a log, at all colors.
 pub fn profiled(as_in_the_thesis: bool, traced: &TraceCapture) -> Option<MissRateCurve> {
     let mut profiler =
         OfflineProfiler::new(&[ProfilerConfig::MissTrace { cache: traced_cache(), follows_thesis: as_in_the_thesis }]);

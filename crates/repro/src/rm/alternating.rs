@@ -79,7 +79,7 @@ pub fn alternating(names: [&'static str; 2], seed: u64, phase_instructions: u64)
 mod tests {
     use super::*;
 
-    /// Do the phases last as long as they were told to, each program in a place of its own?
+    /// Do the phases last as long as requested, each program at its own addresses?
     #[test]
     fn phases_last_as_long_as_told() {
         let mut program = alternating(["mcf", "gzip"], 1, 50_000).unwrap();

@@ -1,7 +1,7 @@
 //! RM-5: phase boundaries found at every size, and what it costs to measure each phase.
 //!
 //! The thesis has no ground truth (it compares what is found at one size with what is found at another); here the
-//! program changes its phase where we told it to. A boundary counts as found where a detector speaks up within one
+//! program changes its phase at chosen positions. A boundary counts as found if a detector reports it within one
 //! interval of it. The miss rate has to see it only where the phases differ by more than the detector's threshold at
 //! that size; the first-level signal, which no allocation changes, has to see all.
 
@@ -51,7 +51,7 @@ fn by_interval(timeline: &MissTimeline, intervals: usize) -> (Vec<f64>, Vec<[f64
     (misses.collect(), first_level.collect())
 }
 
-/// Intervals in which a change was told.
+/// Intervals in which a change was reported.
 fn told<S: AsRef<[f64]>>(signals: &[S]) -> Vec<usize> {
     let mut detector = PhaseDetector::new(PhaseParameters::default());
     let changed = |(at, signal): (usize, &S)| match detector.push(signal.as_ref()) {

@@ -1,6 +1,6 @@
 //! One program alone on one chip with so many colors: what its misses are as it goes along, and traces of it.
 //!
-//! Places in a run are told in instructions of the program, which are the same whatever its colors: the program's
+//! Positions in a run are counted in instructions of the program, which are the same whatever its colors: the program's
 //! stream does not depend on time.
 
 use cachemate_core::{
@@ -53,8 +53,8 @@ impl MissTimeline {
         self.per_kilo_instr(from, to, |sums| sums.misses)
     }
 
-    /// What no allocation of the L2 changes, per thousand instructions: misses of the first-level caches, references of
-    /// the L2.
+    /// Rates that no allocation of the L2 changes, per thousand instructions: misses of the first-level caches, references
+    /// of the L2.
     pub fn first_level_per_kilo_instr(&self, from: f64, to: f64) -> Option<[f64; 3]> {
         let of = |of| self.per_kilo_instr(from, to, of);
         Some([of(|sums| sums.first_level_misses)?, of(|sums| sums.instruction_misses)?, of(|sums| sums.references)?])

@@ -17,7 +17,7 @@ use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultTarget};
 /// Below every program's share of remote stalls, so that all four are looked at.
 const LOW: &str = "activation_share = 0.02";
 
-/// What one run found.
+/// The clusters that one run found.
 #[derive(Serialize, Deserialize)]
 struct ClusterRun {
     agreement: f64,
@@ -54,7 +54,7 @@ fn outcome(context: &ExperimentContext<'_>, case: &ClusterCase, seed: u64) -> Re
     })
 }
 
-/// What the first round of sampling brought, and how far apart its shMaps put the program's own groups.
+/// The first round of sampling, and the distance of the program's own groups in its shMaps.
 fn insight_points<'a>(case: &ClusterCase, found: impl Iterator<Item = &'a ClusterRun>) -> Vec<DataPoint> {
     let all: Vec<&Insight> = found.filter_map(|found| found.insight.as_ref()).collect();
     let point = |what: &str, value: &dyn Fn(&Insight) -> f64| {

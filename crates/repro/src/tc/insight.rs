@@ -1,4 +1,4 @@
-//! Why clusters were found or not: what each round of sampling brought, told apart by the program's own partition.
+//! Reasons why clusters were found or not: each round of sampling, split by the program's own partition.
 
 use std::collections::BTreeMap;
 

@@ -38,7 +38,7 @@ impl Policy for SamplingPolicy {
     }
 }
 
-/// What sampling took of the processor time in the windows that had a probe, and how many samples a second it brought.
+/// The share of processor time that sampling took in windows with a probe, and its samples per second.
 fn charged(records: &[WindowRecord]) -> (f64, f64) {
     let (mut cost_ns, mut busy_ns, mut samples, mut elapsed_ns) = (0u64, 0u64, 0usize, 0u64);
     for record in records.iter().filter(|record| !record.observation.probe_results.is_empty()) {
@@ -136,7 +136,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         .note(format!(
             "Costs of samples unscaled. The breakdown's own cost, {turns:.2} %, is one interrupt per counter turn and busy \
              CPU, charged in the same runs and added here. The policy's limit of 4 % is for both: sampling is aimed at 90 % of \
-             what the breakdown leaves, and gives back in later windows what a rising rate of remote accesses took too much."
+             what the breakdown leaves, and compensates in later windows for excess that a rising rate of remote accesses caused."
         )),
         Finding::new(
             "TC-5",
@@ -167,7 +167,7 @@ struct ChosenRateCost {
     over_run: f64,
 }
 
-/// What the counters' turns take of a busy CPU.
+/// The share of a busy CPU that multiplexing the counters takes.
 fn breakdown_share() -> Result<f64, ReproError> {
     let spec = cachemate_spec::load_machine(SMALL).map_err(failed(SMALL))?;
     let clock = NominalClock::new(&spec, SCALE);

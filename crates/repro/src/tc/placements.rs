@@ -283,7 +283,7 @@ fn performance(context: &ExperimentContext<'_>, runs: &PlacementRuns) -> Finding
     Finding::new(
         "TC-4",
         "worst program (of four; quick: of two) where hand placement gains 2 % or more: the policy's gain, of the hand placement's",
-        "up to +7 % (Figure 3.7), less than by hand",
+        "up to +7 % (Figure 3.7), less than the manual placement",
         "% of hand's",
         ResultTarget::AtLeast { target: 95.0, paper_best: None },
         &per_seed(context, |seed| runs.worst_gain_of_hand(seed)),

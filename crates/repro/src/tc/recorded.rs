@@ -179,7 +179,7 @@ fn program(path: &Path, threads: &[RecordedThread]) -> Result<SimProgram, ReproE
     Ok(SimProgram::new(NAME, Box::new(maker)))
 }
 
-/// What one run found: the last round that placed threads, the first round of sampling, and the databases.
+/// The findings of one run: the last round that placed threads, the first round of sampling, and the databases.
 #[derive(Serialize, Deserialize)]
 struct RecordedRunResult {
     last: Option<PlacementRound>,

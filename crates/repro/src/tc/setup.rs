@@ -69,7 +69,7 @@ pub(super) fn four() -> Vec<ClusterCase> {
     ]
 }
 
-/// Who places the threads.
+/// The policy that places the threads.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum ThreadPlacement {
     /// The machine's own scheduler.
@@ -105,7 +105,7 @@ pub(super) struct ClusterSetting {
     /// In windows of the policy.
     pub warm_up_windows: u64,
     pub measured_windows: u64,
-    /// Price of a turn of the stall breakdown's counters, published scale: 0 = nobody reads the counters.
+    /// Price of a turn of the stall breakdown's counters, published scale: 0 = the counters are not read.
     pub counter_turn_cycles: u64,
 }
 
@@ -147,7 +147,7 @@ impl ClusterSetting {
         self.paying(placement).run_by(self.policy(placement)?)
     }
 
-    /// Who decides by counters pays for them.
+    /// Policies that decide by counters pay for them.
     fn paying(&self, placement: &ThreadPlacement) -> Self {
         let reads = matches!(placement, ThreadPlacement::Automatic(_));
         ClusterSetting { counter_turn_cycles: if reads { TURN_CYCLES } else { 0 }, ..self.clone() }
@@ -163,7 +163,7 @@ impl ClusterSetting {
         }
     }
 
-    /// With nobody deciding in the first windows.
+    /// Without a policy in the first windows.
     pub fn run_after(&self, windows: u64, placement: &ThreadPlacement) -> Result<ManagedRun, ReproError> {
         self.paying(placement).run_by(Box::new(DelayedPolicy { windows, policy: self.policy(placement)? }))
     }
@@ -208,7 +208,7 @@ impl Policy for HandPlacement {
     }
 }
 
-/// Nobody decides at first, then the policy does.
+/// No policy decides at first, then the given one does.
 struct DelayedPolicy {
     windows: u64,
     policy: Box<dyn Policy>,

@@ -13,7 +13,7 @@ use crate::{DataPoint, Finding, ResultTarget};
 /// Length of a run that only says what a division is worth: several repetitions of the programs' phases.
 const TRIAL_NS: u64 = 100_000_000_000;
 
-/// Who shares how many colors.
+/// Groups of programs and their numbers of colors.
 #[derive(Clone, PartialEq, Debug)]
 struct Division(Vec<(Vec<usize>, u32)>);
 
@@ -182,7 +182,7 @@ fn findings(all: &[OnlineMix], policy: usize, seed: u64) -> Vec<Finding> {
             DataPoint::over("online over the whole run, %", mix.name(), &[mix.gain_percent(online(mix).whole)]),
         ]
     });
-    let told = |what: &str, unit: &str, target: ResultTarget, value: f64| {
+    let finding = |what: &str, unit: &str, target: ResultTarget, value: f64| {
         Finding::new(
             "INTERVAL-4",
             &of_policy(ONLINE[policy], what),
@@ -195,7 +195,7 @@ fn findings(all: &[OnlineMix], policy: usize, seed: u64) -> Vec<Finding> {
     let worst = over(&|mix| mix.gain_percent(online(mix).settled)).into_iter().fold(f64::INFINITY, f64::min);
     let price = mean(&over(&|mix| mix.gain_percent(online(mix).settled) - mix.gain_percent(online(mix).whole)));
     vec![
-        told(
+        finding(
             "short of the best division known once settled, mean over mixes",
             "%",
             ResultTarget::AtMost { target: 2.0, paper_best: None },
@@ -207,13 +207,13 @@ fn findings(all: &[OnlineMix], policy: usize, seed: u64) -> Vec<Finding> {
              climb from the exact sizes, clusters among its steps.",
             all.len()
         )),
-        told(
+        finding(
             "gain over the shared cache once settled, worst mix",
             "%",
             ResultTarget::AtLeast { target: -1.0, paper_best: None },
             worst,
         ),
-        told("price of the search: gain once settled less gain over the whole run", "points", ResultTarget::Shown, price),
+        finding("price of the search: gain once settled less gain over the whole run", "points", ResultTarget::Shown, price),
     ]
 }
 

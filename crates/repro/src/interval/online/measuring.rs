@@ -5,7 +5,7 @@ use crate::niagara::{COPIES, KERNELS};
 use crate::{DataPoint, Finding, ResultTarget};
 
 const L2_BYTES: u64 = 192 << 10;
-/// A threshold that is always met: everybody is measured again and again, and nobody is restricted (CASC 5.3.4).
+/// A threshold that is always met: all threads are measured again and again, and none is restricted (CASC 5.3.4).
 const MEASURES_ONLY: &str = "casc:form = 'better'\nthreshold = 1000.0\nremeasure_every_ns = 250_000_000";
 
 /// CASC-7 at nominal time: 18 threads on 8 contexts.
@@ -39,7 +39,7 @@ pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     Ok(vec![
         Finding::new(
             "INTERVAL-6",
-            "slowdown of the threads at their shares of time, measured again every 250 ms without restricting anybody",
+            "slowdown of the threads at their shares of time, measured again every 250 ms without restricting any thread",
             "CASC-7 at nominal time",
             "%",
             ResultTarget::AtMost { target: 0.5, paper_best: None },

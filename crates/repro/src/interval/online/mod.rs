@@ -29,7 +29,8 @@ const STRETCH: f64 = 1000.0;
 const CHIP: &str = "power5-2x2x2?packages=1&memory.nodes=1&contexts_per_core=1&memory.size=2G";
 const COLORS: u32 = 16;
 
-/// What divides the cache while the programs run: the policy for that alone, and the one that chooses among all mechanisms.
+/// Policies that partition the cache while the programs run: the specialized one, and the one that chooses among all
+/// mechanisms.
 const ONLINE: [&str; 2] = ["cache-sizing", "auto"];
 
 /// A finding's words for one of these policies.

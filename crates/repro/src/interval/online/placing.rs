@@ -53,13 +53,13 @@ pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         ]
     });
     let target = ResultTarget::AtMost { target: 2.0, paper_best: None };
-    let told = |what: &str, unit: &str, target: ResultTarget, value: f64| {
+    let finding = |what: &str, unit: &str, target: ResultTarget, value: f64| {
         Finding::new("INTERVAL-3", what, "CA-6 at nominal time: within 2 %", unit, target, &[(seed, value)])
     };
     Ok(vec![
-        told("DIO short of the best schedule of four programs, worst mix", "%", target, most)
+        finding("DIO short of the best schedule of four programs, worst mix", "%", target, most)
             .points(points.collect())
             .note("Weighted speed-up on the interval machine, windows of 10^9 cycles."),
-        told("price of the search, mean", "points", ResultTarget::Shown, mean(&price)),
+        finding("price of the search, mean", "points", ResultTarget::Shown, mean(&price)),
     ])
 }

@@ -15,7 +15,7 @@ fn server(client: &Arc<PhasedProgram>, clients: usize, late: Option<(usize, u64)
     IntervalJob { threads: clients as u32, late_threads, ..IntervalJob::new(Arc::clone(client)) }
 }
 
-/// What every window brought, and the time that page moves took.
+/// The rates of every window, and the time that page migrations took.
 fn windows(
     context: &ExperimentContext<'_>,
     asked: &WhatIfQuery,
@@ -87,7 +87,7 @@ fn finding(story: &ServiceRun, moves_seconds: f64, seed: u64) -> Finding {
         point(rate, "resized".to_string(), story.off_level(&story.managed)),
         point(rate, format!("static {}", story.large), story.off_level(&story.static_large)),
         point("colors, mean over the run", "resized".to_string(), colors),
-        point("windows below the level, all told", "resized".to_string(), missed as f64),
+        point("windows below the level, in all", "resized".to_string(), missed as f64),
         point("page moves, s", "resized".to_string(), moves_seconds),
     ];
     Finding::new(

@@ -74,7 +74,7 @@ fn sizing_findings(all: &[SizedPair], policy: usize, seed: u64) -> Vec<Finding> 
     let gain = |of: &dyn Fn(&SizedPair) -> f64| mean(&all.iter().map(of).collect::<Vec<f64>>());
     let (best, settled) = (gain(&|pair| pair.percent(pair.best())), gain(&|pair| pair.percent(online(pair).settled)));
     let price = gain(&|pair| pair.percent(online(pair).settled) - pair.percent(online(pair).whole));
-    let told = |what: &str, unit: &str, target: ResultTarget, value: f64| {
+    let finding = |what: &str, unit: &str, target: ResultTarget, value: f64| {
         Finding::new(
             "INTERVAL-2",
             &of_policy(ONLINE[policy], what),
@@ -89,11 +89,11 @@ fn sizing_findings(all: &[SizedPair], policy: usize, seed: u64) -> Vec<Finding> 
     // Five of RM-4's seven.
     let most = (5.0 * all.len() as f64 / 7.0).ceil();
     vec![
-        told("pairs whose online split is within 1 % of the best", &of, target(most), near).points(points.concat()).note(
+        finding("pairs whose online split is within 1 % of the best", &of, target(most), near).points(points.concat()).note(
             "L3 off, the interval machine, which has one contended cache; one pair of RM-4 is left out, as its program has \
              several threads. Gains are of weighted speed-up.",
         ),
-        told("online gain over the best split's, in the mean", "%", target(90.0), 100.0 * settled / best),
-        told("price of the search: gain once settled less gain over the whole run", "points", ResultTarget::Shown, price),
+        finding("online gain over the best split's, in the mean", "%", target(90.0), 100.0 * settled / best),
+        finding("price of the search: gain once settled less gain over the whole run", "points", ResultTarget::Shown, price),
     ]
 }

@@ -72,8 +72,8 @@ mod tests {
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, text).unwrap();
         }
-        let found = check(root.path()).unwrap();
-        assert_eq!(found.len(), 1, "{found:?}");
-        assert!(found[0].contains("'cachemate_gone'"));
+        let complaints = check(root.path()).unwrap();
+        assert_eq!(complaints.len(), 1, "{complaints:?}");
+        assert!(complaints[0].contains("'cachemate_gone'"));
     }
 }

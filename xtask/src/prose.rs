@@ -38,11 +38,11 @@ struct Paragraph {
 
 /// Complaints about a page: its mean, and its sentences that are too long.
 pub fn check_page(shown: &str, text: &str, complaints: &mut Vec<String>) {
-    let found = paragraphs(text.lines().enumerate());
+    let all = paragraphs(text.lines().enumerate());
     // Tables of results are made from data: what a result is called stands there.
     let measured = |paragraph: &&Paragraph| !(paragraph.is_cell && shown.starts_with("docs/results/"));
-    check_claims(shown, found.iter().filter(measured), PAGE_WORDS_AT_MOST, complaints);
-    check_mean(shown, &found, &SENTENCE_ENDS, complaints);
+    check_claims(shown, all.iter().filter(measured), PAGE_WORDS_AT_MOST, complaints);
+    check_mean(shown, &all, &SENTENCE_ENDS, complaints);
 }
 
 /// Complaints about the doc comments of a file. The questions of tests are as long as what they ask: they have no mean.
@@ -103,7 +103,7 @@ fn check_mean(shown: &str, paragraphs: &[Paragraph], ends: &[char], complaints: 
 
 /// The prose of Markdown: no code, headings, pictures or HTML. Code in a line is one word, a link is its text.
 fn paragraphs<'a>(lines: impl Iterator<Item = (usize, &'a str)>) -> Vec<Paragraph> {
-    let mut found: Vec<Paragraph> = Vec::new();
+    let mut all: Vec<Paragraph> = Vec::new();
     let (mut open, mut in_code) = (false, false);
     for (line, raw) in lines {
         let text = raw.trim();
@@ -118,20 +118,20 @@ fn paragraphs<'a>(lines: impl Iterator<Item = (usize, &'a str)>) -> Vec<Paragrap
         }
         if text.starts_with('|') {
             let cells = text.split('|').map(|cell| plain(cell.trim())).filter(|cell| !cell.is_empty());
-            found.extend(cells.map(|text| Paragraph { line, text, is_cell: true }));
+            all.extend(cells.map(|text| Paragraph { line, text, is_cell: true }));
             open = false;
             continue;
         }
         let item = after_bullet(text);
-        match found.last_mut().filter(|_| open && item.is_none()) {
+        match all.last_mut().filter(|_| open && item.is_none()) {
             Some(paragraph) => paragraph.text = format!("{} {text}", paragraph.text),
-            None => found.push(Paragraph { line, text: item.unwrap_or(text).to_string(), is_cell: false }),
+            None => all.push(Paragraph { line, text: item.unwrap_or(text).to_string(), is_cell: false }),
         }
         open = true;
     }
     // Links and code may go over line ends.
-    found.iter_mut().for_each(|paragraph| paragraph.text = plain(&paragraph.text));
-    found
+    all.iter_mut().for_each(|paragraph| paragraph.text = plain(&paragraph.text));
+    all
 }
 
 /// The text of a list item behind its bullet or number.
@@ -150,26 +150,26 @@ fn plain(text: &str) -> String {
         shown.push_str(rest);
     }
     let mut pieces = shown.split("](");
-    let mut found = pieces.next().unwrap_or_default().to_string();
+    let mut words = pieces.next().unwrap_or_default().to_string();
     for piece in pieces {
-        found.push(']');
-        found.push_str(piece.split_once(')').map_or("", |(_, rest)| rest));
+        words.push(']');
+        words.push_str(piece.split_once(')').map_or("", |(_, rest)| rest));
     }
-    found
+    words
 }
 
 /// Pieces of a text that end at one of these signs and a space, or at the text's end.
 fn parts(text: &str, ends: &[char]) -> Vec<String> {
-    let mut found = vec![String::new()];
+    let mut pieces = vec![String::new()];
     for word in text.split_whitespace() {
-        let last = found.last_mut().expect("never empty");
+        let last = pieces.last_mut().expect("never empty");
         last.push_str(word);
         last.push(' ');
         if word.trim_end_matches(['"', '\'', ')', '*', '_', ']']).ends_with(ends) {
-            found.push(String::new());
+            pieces.push(String::new());
         }
     }
-    found
+    pieces
 }
 
 fn count_words(text: &str) -> usize {

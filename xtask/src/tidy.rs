@@ -155,9 +155,9 @@ fn check_edges(room: &str, path: &Path, complaints: &mut Vec<String>) -> io::Res
 }
 
 fn rust_files(folder: &Path) -> io::Result<Vec<PathBuf>> {
-    let mut found = files(folder)?;
-    found.retain(|path| path.extension().is_some_and(|extension| extension == "rs"));
-    Ok(found)
+    let mut paths = files(folder)?;
+    paths.retain(|path| path.extension().is_some_and(|extension| extension == "rs"));
+    Ok(paths)
 }
 
 /// All files below a folder, or the file itself; what was built is left out.
@@ -318,8 +318,8 @@ mod tests {
     #[test]
     fn an_edge_against_the_flow_is_a_complaint() {
         let manifest = "[dependencies]\ncachemate-cli.workspace = true\n";
-        let found = complaints_of(&[("crates/core/Cargo.toml", manifest)]);
-        assert_eq!(found, ["crates/core/Cargo.toml: core may not use cli (ARCHITECTURE.md, code map)"]);
+        let complaints = complaints_of(&[("crates/core/Cargo.toml", manifest)]);
+        assert_eq!(complaints, ["crates/core/Cargo.toml: core may not use cli (ARCHITECTURE.md, code map)"]);
     }
 
     /// Is a feature that is on by itself named, and one that somebody has to ask for left alone?
@@ -334,10 +334,11 @@ mod tests {
     fn impure_words_count_in_code_but_not_in_tests() {
         let source =
             "use std::fs;\nfn f() { x.unwrap(); y.ln(); }\n#[cfg(test)]\nmod tests { fn g() { x.unwrap(); } }\n";
-        let found = complaints_of(&[("crates/core/Cargo.toml", ""), ("crates/core/src/lib.rs", source)]);
-        assert_eq!(found.len(), 3, "{found:?}");
-        let found = complaints_of(&[("crates/linux/Cargo.toml", ""), ("crates/linux/src/lib.rs", "use std::fs;\n")]);
-        assert!(found.is_empty(), "{found:?}");
+        let complaints = complaints_of(&[("crates/core/Cargo.toml", ""), ("crates/core/src/lib.rs", source)]);
+        assert_eq!(complaints.len(), 3, "{complaints:?}");
+        let complaints =
+            complaints_of(&[("crates/linux/Cargo.toml", ""), ("crates/linux/src/lib.rs", "use std::fs;\n")]);
+        assert!(complaints.is_empty(), "{complaints:?}");
     }
 
     /// Is a second place that builds a profiler or wraps a policy found, and the pipeline itself not?

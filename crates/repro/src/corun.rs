@@ -114,8 +114,8 @@ impl CoRunBench {
     /// Two cores of one last-level cache.
     fn pair_of_cpus(&self) -> Result<[CpuId; 2], ReproError> {
         let caches = caches(&self.machine.topology())?;
-        let found = caches.iter().find(|cpus| cpus.len() >= 2).map(|cpus| [cpus[0], cpus[1]]);
-        found.ok_or_else(|| failed(&self.machine.name)("no last-level cache that two cores share"))
+        let pair = caches.iter().find(|cpus| cpus.len() >= 2).map(|cpus| [cpus[0], cpus[1]]);
+        pair.ok_or_else(|| failed(&self.machine.name)("no last-level cache that two cores share"))
     }
 }
 
@@ -137,16 +137,16 @@ fn once(
         return Ok(found.clone());
     }
     let machine = &workload.machine.name;
-    let found = match store::find(machine, &with, &run) {
-        Some(found) => found,
+    let stored = match store::find(machine, &with, &run) {
+        Some(stored) => stored,
         None => {
-            let found = make()?;
-            store::keep(machine, &with, &run, &found);
-            found
+            let measured = make()?;
+            store::keep(machine, &with, &run, &measured);
+            measured
         }
     };
-    runs().insert(name, found.clone());
-    Ok(found)
+    runs().insert(name, stored.clone());
+    Ok(stored)
 }
 
 /// A job, and of a recording's file what changes when the file does.
@@ -195,16 +195,16 @@ impl CoRunMatrix {
         let mut asked: Vec<(usize, Option<usize>)> = (0..count).map(|i| (i, None)).collect();
         let from = |i: usize| if copies { i } else { i + 1 };
         asked.extend((0..count).flat_map(|i| (from(i)..count).map(move |j| (i, Some(j)))));
-        let found = context.run_all(&asked, |&(i, other)| {
+        let runs = context.run_all(&asked, |&(i, other)| {
             let Some(j) = other else { return Ok(vec![bench.alone(&programs[i])?]) };
             let mut second = programs[j].clone();
             // A copy's input is its own.
             second.seed += if i == j { 1_000_003 } else { 0 };
             bench.run_as_far_as_it_goes(bench.options.clone(), &[(programs[i].clone(), cpus[0]), (second, cpus[1])])
         })?;
-        let alone: Vec<ProgramRates> = found[..count].iter().map(|rates| rates[0]).collect();
+        let alone: Vec<ProgramRates> = runs[..count].iter().map(|rates| rates[0]).collect();
         let mut beside: Vec<Vec<ProgramRates>> = alone.iter().map(|&rates| vec![rates; count]).collect();
-        for (&(i, other), rates) in asked.iter().zip(&found) {
+        for (&(i, other), rates) in asked.iter().zip(&runs) {
             let Some(j) = other else { continue };
             beside[i][j] = rates[0];
             if i != j {

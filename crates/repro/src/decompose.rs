@@ -199,13 +199,13 @@ mod tests {
     fn parts_follow_the_equations_and_add_up() {
         use CoRunnerPlace::*;
         let told = [(None, 1.0, 2.0), (OtherPackage, 1.1, 2.2), (OtherCache, 1.3, 2.6), (SameCache, 1.6, 2.8)];
-        let found = parts_of("m", "a", "b", runs(&told));
+        let whole = parts_of("m", "a", "b", runs(&told));
         let parts: Vec<(&str, i64)> =
-            found.parts.iter().map(|p| (p.cause.as_str(), p.slowdown_percent.round() as i64)).collect();
+            whole.parts.iter().map(|p| (p.cause.as_str(), p.slowdown_percent.round() as i64)).collect();
         assert_eq!(parts, [("memory controller", 10), ("bus", 20), ("cache", 10), ("prefetching", 20)]);
-        assert_eq!(found.total_slowdown_percent.round(), 60.0);
-        assert_eq!(found.not_cache_percent().map(|share| share.round()), Some(83.0));
-        assert!(found.unavailable.is_empty());
+        assert_eq!(whole.total_slowdown_percent.round(), 60.0);
+        assert_eq!(whole.not_cache_percent().map(|share| share.round()), Some(83.0));
+        assert!(whole.unavailable.is_empty());
         let one_package = parts_of("m", "a", "b", runs(&[told[0], told[2], told[3]]));
         assert_eq!(one_package.unavailable, [OtherPackage]);
         assert_eq!(one_package.parts[0].cause, "memory controller and bus");
@@ -219,9 +219,9 @@ mod tests {
         let stop = AtomicBool::new(false);
         let context = ExperimentContext { quick: true, ..ExperimentContext::of_seed(1, &stop) };
         let bench = CoRunBench::on("xeon-x5365", 1, 500_000, 1_000_000).unwrap();
-        let found = decompose(&context, &bench, &WorkloadJob::new("milc", 1), &WorkloadJob::new("lbm", 1)).unwrap();
-        assert_eq!((found.runs.len(), found.unavailable.len(), found.parts.len()), (8, 0, 4));
-        let sum: f64 = found.parts.iter().map(|part| part.slowdown_percent).sum();
-        assert!((sum - found.total_slowdown_percent).abs() < 1e-9 && sum > 2.0, "{found:?}");
+        let whole = decompose(&context, &bench, &WorkloadJob::new("milc", 1), &WorkloadJob::new("lbm", 1)).unwrap();
+        assert_eq!((whole.runs.len(), whole.unavailable.len(), whole.parts.len()), (8, 0, 4));
+        let sum: f64 = whole.parts.iter().map(|part| part.slowdown_percent).sum();
+        assert!((sum - whole.total_slowdown_percent).abs() < 1e-9 && sum > 2.0, "{whole:?}");
     }
 }

@@ -305,7 +305,7 @@ mod tests {
             finished,
         };
         let jobs = [WorkloadJob::new("mcf", 1), WorkloadJob::new("art", 1)];
-        let found = unfinished(&jobs, &[rates(false), rates(true)], &[0.42, 0.42]);
-        assert_eq!(found, ["mcf (42.0 times slower than alone)"]);
+        let names = unfinished(&jobs, &[rates(false), rates(true)], &[0.42, 0.42]);
+        assert_eq!(names, ["mcf (42.0 times slower than alone)"]);
     }
 }

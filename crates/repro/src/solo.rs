@@ -32,9 +32,9 @@ pub fn profile(job: &WorkloadJob, machine: &MachineSpec, accesses: u64) -> Resul
     if let Some(found) = known().get(&name) {
         return Ok(found.clone());
     }
-    let found = measure(job, machine, accesses)?;
-    known().insert(name, found.clone());
-    Ok(found)
+    let reuses = measure(job, machine, accesses)?;
+    known().insert(name, reuses.clone());
+    Ok(reuses)
 }
 
 fn measure(job: &WorkloadJob, machine: &MachineSpec, accesses: u64) -> Result<Profile, ReproError> {

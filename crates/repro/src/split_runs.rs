@@ -198,11 +198,11 @@ mod tests {
         let whole = study(&context(None, &stop)).unwrap();
         let mut kept: BTreeMap<String, Vec<u8>> = BTreeMap::new();
         let mut waves = Vec::new();
-        let found = loop {
+        let value = loop {
             let find = |run: &str| kept.get(run).cloned();
             let listing = Split::list(&find);
             match study(&context(Some(&listing), &stop)) {
-                Ok(found) => break found,
+                Ok(value) => break value,
                 Err(ReproError::Elsewhere) => {}
                 Err(error) => panic!("{error}"),
             }
@@ -216,7 +216,7 @@ mod tests {
             kept.extend(fresh);
             waves.push(missing);
         };
-        assert_eq!(found, whole);
+        assert_eq!(value, whole);
         assert_eq!(waves, [vec!["0.0", "0.1", "0.2"], vec!["1.0", "1.1"]]);
     }
 

@@ -67,9 +67,9 @@ pub fn taken() -> usize {
 pub(crate) fn find(machine: &str, measured_with: &str, run: &str) -> Option<StoredRun> {
     let mut folder = folder();
     let folder = folder.as_mut()?;
-    let found = folder.read(machine, measured_with, run);
-    folder.taken += usize::from(found.is_some());
-    found
+    let stored = folder.read(machine, measured_with, run);
+    folder.taken += usize::from(stored.is_some());
+    stored
 }
 
 /// Keeps a run.

@@ -187,11 +187,11 @@ mod tests {
         let (work, speed) = alone(&of(&["mcf-2006"])).unwrap();
         assert!(work.from_instr > 0.0 && work.to_instr > work.from_instr);
         let (quiet, _) = alone(&of(&["gamess"])).unwrap();
-        let found = together(&of(&["mcf-2006", "gamess"]), &[work, quiet], None).unwrap();
-        let ratio = found.rates[0].instr_per_cycle / speed.instr_per_cycle;
+        let run = together(&of(&["mcf-2006", "gamess"]), &[work, quiet], None).unwrap();
+        let ratio = run.rates[0].instr_per_cycle / speed.instr_per_cycle;
         assert!((0.9..1.05).contains(&ratio), "{ratio}");
-        assert!((found.rates[0].run_time_share - 1.0).abs() < 0.02, "{:?}", found.rates);
-        assert!(found.results.tasks[0].instructions as f64 >= work.to_instr);
+        assert!((run.rates[0].run_time_share - 1.0).abs() < 0.02, "{:?}", run.rates);
+        assert!(run.results.tasks[0].instructions as f64 >= work.to_instr);
     }
 
     /// Are moments between two notes on the line through them, and is there none beyond the last?

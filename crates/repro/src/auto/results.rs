@@ -60,7 +60,7 @@ fn findings(context: &ExperimentContext<'_>, mixes: &[AutoMix]) -> Result<Vec<Fi
     let all: Vec<&AutoMix> = mixes.iter().collect();
     let of = |family: Family| mixes.iter().filter(|mix| mix.family == family).collect::<Vec<&AutoMix>>();
     let best = |mix: &AutoMix| gain(mix, mix.best_single());
-    let mut found = vec![
+    let mut findings = vec![
         finding(
             "AUTO-1",
             "weighted speed-up over the default, mean over all mixes",
@@ -97,11 +97,11 @@ fn findings(context: &ExperimentContext<'_>, mixes: &[AutoMix]) -> Result<Vec<Fi
             context,
         ),
     ];
-    found.push(floors(context, &of(Family::Floors)));
-    found.push(behind(context, "worst slowdown over the default's, largest over mixes", &all));
-    found.extend(FAMILIES.iter().flat_map(|&family| of_family(context, family, &of(family))));
-    found.extend(baselines(context, &all));
-    Ok(found)
+    findings.push(floors(context, &of(Family::Floors)));
+    findings.push(behind(context, "worst slowdown over the default's, largest over mixes", &all));
+    findings.extend(FAMILIES.iter().flat_map(|&family| of_family(context, family, &of(family))));
+    findings.extend(baselines(context, &all));
+    Ok(findings)
 }
 
 /// Points by which the worst off is further behind than by default.
@@ -123,21 +123,21 @@ fn of_family(context: &ExperimentContext<'_>, family: Family, mixes: &[&AutoMix]
     let target = if family == Family::Crossed { 2.0 } else { -1.0 };
     let of = |what: &str| format!("{name}: {what}: lower 95 % bound");
     let weighted = of("weighted speed-up against the best single mechanism in hindsight");
-    let mut found = vec![
+    let mut findings = vec![
         finding("AUTO-8", &weighted, "%", at_least(target), against_best(ScoreKind::WeightedSpeedup), context),
         behind(context, &format!("{name}: worst slowdown over the default's, largest over mixes"), mixes),
     ];
     let least = if family == Family::Null { -0.5 } else { -1.0 };
     let what = of("weighted speed-up over the default");
-    found.push(finding("AUTO-8", &what, "%", at_least(least), against_default(ScoreKind::WeightedSpeedup), context));
+    findings.push(finding("AUTO-8", &what, "%", at_least(least), against_default(ScoreKind::WeightedSpeedup), context));
     for (kind, metric) in [(ScoreKind::HarmonicMean, "harmonic mean of speeds"), (ScoreKind::Throughput, "throughput")]
     {
         let what = of(&format!("{metric} over the default"));
-        found.push(finding("AUTO-9", &what, "%", ResultTarget::Shown, against_default(kind), context));
+        findings.push(finding("AUTO-9", &what, "%", ResultTarget::Shown, against_default(kind), context));
         let what = of(&format!("{metric} against the best single mechanism in hindsight"));
-        found.push(finding("AUTO-9", &what, "%", ResultTarget::Shown, against_best(kind), context));
+        findings.push(finding("AUTO-9", &what, "%", ResultTarget::Shown, against_best(kind), context));
     }
-    found
+    findings
 }
 
 /// `auto` against each baseline by itself, over all mixes: no fixed one is better.

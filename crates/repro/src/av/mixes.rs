@@ -289,7 +289,7 @@ fn findings(context: &ExperimentContext<'_>, mixes: &[FourJobMix]) -> Vec<Findin
         target: if (0.0..4.4).contains(&oracle) { 0.7 * oracle } else { 4.4 },
         paper_best: Some(12.1),
     };
-    let mut found = Vec::new();
+    let mut findings = Vec::new();
     for (at, (name, _, _)) in SCHEDULERS.iter().enumerate() {
         let mean_of = |of: fn(&RoundRobinGains) -> f64| {
             mean(&per_seed(&|mix| of(&mix.by[at])).iter().map(|(_, value)| *value).collect::<Vec<f64>>())
@@ -311,7 +311,7 @@ fn findings(context: &ExperimentContext<'_>, mixes: &[FourJobMix]) -> Vec<Findin
         let shown = at == REFERENCE;
         let (paper, target) = if shown { ("", ResultTarget::Shown) } else { ("+4.4 % (1.4 to 12.1)", target) };
         let finding = Finding::new("AV-3", &what, paper, "%", target, &per_seed(&|mix| mix.by[at].ipc_gain)).note(note);
-        found.push(finding.points(points(mixes, name, |mix| mix.by[at])));
+        findings.push(finding.points(points(mixes, name, |mix| mix.by[at])));
         if shown {
             continue;
         }
@@ -322,16 +322,16 @@ fn findings(context: &ExperimentContext<'_>, mixes: &[FourJobMix]) -> Vec<Findin
         let target = ResultTarget::AtLeast { target: -1.0, paper_best: Some(1.4) };
         let mut low = Finding::new("AV-3", &what, "+1.4 %", "%", target, &[(context.seeds[0], lowest)]);
         low.seeds.clone_from(&context.seeds);
-        found.push(low);
+        findings.push(low);
     }
-    found[0].points.extend(points(mixes, "best pairing", |mix| mix.oracle));
-    found[0].points.extend(measured(mixes).flat_map(|nth| {
+    findings[0].points.extend(points(mixes, "best pairing", |mix| mix.oracle));
+    findings[0].points.extend(measured(mixes).flat_map(|nth| {
         let (_, kick_outs, gain) = &MIXES[nth];
         [("IPC gain, %, paper", gain), ("kick-outs saved, %, paper", kick_outs)]
             .map(|(series, value)| DataPoint::over(series, name_of(nth), &[*value]))
     }));
-    found[0].figures.push(figure(mixes));
-    found
+    findings[0].figures.push(figure(mixes));
+    findings
 }
 
 /// The mixes there are, in Table 4's order.

@@ -208,7 +208,7 @@ fn finished(run: &ManagedRun) -> Result<WorkloadRun, ReproError> {
 }
 
 fn choices(run: &ManagedRun, shared: impl Fn(usize, usize) -> u32) -> PairingCounts {
-    let mut found = PairingCounts::default();
+    let mut counts = PairingCounts::default();
     for record in &run.records {
         let alive = || record.observation.tasks.iter().filter(|task| !task.exited);
         let index = |task: TaskId| task.0 as usize;
@@ -219,16 +219,16 @@ fn choices(run: &ManagedRun, shared: impl Fn(usize, usize) -> u32) -> PairingCou
         // As if either had been picked beside the other.
         for stays in [one, other] {
             let better = waiting.iter().filter(|&&task| shared(stays, task) < bits).count() as u32;
-            found.good += u32::from(bits < GOOD_BELOW);
-            found.moderate += u32::from((GOOD_BELOW..=BAD_ABOVE).contains(&bits));
+            counts.good += u32::from(bits < GOOD_BELOW);
+            counts.moderate += u32::from((GOOD_BELOW..=BAD_ABOVE).contains(&bits));
             if bits > BAD_ABOVE {
-                found.bad += 1;
-                found.bad_with_better += u32::from(better > 0);
-                found.better_at_bad += better;
+                counts.bad += 1;
+                counts.bad_with_better += u32::from(better > 0);
+                counts.better_at_bad += better;
             }
         }
     }
-    found
+    counts
 }
 
 fn per_seed(context: &ExperimentContext<'_>, ran: &[XeonRun], of: impl Fn(&XeonRun) -> f64) -> Vec<(u64, f64)> {

@@ -68,11 +68,11 @@ impl Quarter {
     fn has(&mut self, line: u64, fill: bool) -> bool {
         let count = self.sets.len() as u64;
         let set = &mut self.sets[(line % count) as usize];
-        let found = set.contains(&line);
-        if !found && fill {
+        let is_hit = set.contains(&line);
+        if !is_hit && fill {
             set[self.random.below(4) as usize] = line;
         }
-        found
+        is_hit
     }
 }
 

@@ -73,7 +73,7 @@ fn demand_traffic(context: &ExperimentContext<'_>, names: &[&str]) -> Result<Vec
 
 pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let names: &[&str] = context.pick(&["mcf-2006", "gcc"], &super::TEN);
-    let mut found: Vec<Vec<Decomposition>> = Vec::new();
+    let mut by_seed: Vec<Vec<Decomposition>> = Vec::new();
     for &seed in &context.seeds {
         let (warm_up, measured) = lengths(context);
         let bench = CoRunBench::on(MACHINE, seed, warm_up, measured)?;
@@ -87,10 +87,10 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
                 &WorkloadJob::new(interfering(name), seed + 50),
             )?);
         }
-        found.push(of_seed);
+        by_seed.push(of_seed);
     }
-    let mut points = parts_of(names, &found);
-    let mut note = losers(names, &found);
+    let mut points = parts_of(names, &by_seed);
+    let mut note = losers(names, &by_seed);
     if !context.quick {
         let memory = CoRunBench::on(MACHINE, 1, 0, 1)?.machine.memory;
         points.extend(sweep(context, &memory, names)?);
@@ -109,10 +109,10 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     // Programs that lose so much, seed by seed.
     let counted = |also: &dyn Fn(&Decomposition) -> bool| -> Vec<(u64, f64)> {
         let loses = |d: &&Decomposition| d.total_slowdown_percent >= LOSES_PERCENT && also(d);
-        let of_seed = found.iter().map(|seed| seed.iter().filter(loses).count() as f64);
+        let of_seed = by_seed.iter().map(|seed| seed.iter().filter(loses).count() as f64);
         context.seeds.iter().copied().zip(of_seed).collect()
     };
-    let figure = ResultFigure::bars("ca-2-factors", &drawn(names, &found));
+    let figure = ResultFigure::bars("ca-2-factors", &drawn(names, &by_seed));
     let target = ResultTarget::AtLeast { target: 6.0, paper_best: None };
     let what = "programs that lose 45 % or more beside milc (milc beside sphinx) and are taken apart";
     let first = Finding::new("CA-2", what, "6 of 10", "programs", target, &counted(&|_| true));

@@ -203,8 +203,8 @@ pub(super) fn four_cores(context: &ExperimentContext<'_>) -> Result<Vec<Finding>
     // A quick run of all eight takes three minutes, more than half of what all quick runs together may take.
     let workloads: Vec<usize> = context.pick_of_three(vec![0], vec![0, 1], (0..8).collect());
     context.tell(&format!("{} workloads, every schedule and two policies", workloads.len()));
-    let found = at_scale(context, SCALE.of(context), &workloads, &context.seeds)?;
-    let mut findings = on_four_cores(context, &workloads, &found);
+    let outcomes = at_scale(context, SCALE.of(context), &workloads, &context.seeds)?;
+    let mut findings = on_four_cores(context, &workloads, &outcomes);
     if !context.quick {
         context.tell(&format!("the same at a time scale of 1/{SECOND_SCALE}, first seed"));
         let again = at_scale(context, SECOND_SCALE, &workloads, &context.seeds[..1])?;
@@ -503,19 +503,19 @@ pub(super) fn run_to_run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>
         let programs = jobs(workload, 2, 1);
         let asked: Vec<(u64, PlacementSource)> =
             seeds.iter().flat_map(|&seed| policies.iter().map(move |&by| (seed, by))).collect();
-        let found = context.run_all(&asked, |&(seed, by)| {
+        let by_run = context.run_all(&asked, |&(seed, by)| {
             let jobs = arriving(&programs, seed);
             let slowdowns = room.slowdowns(by, &jobs, None, seed)?.times;
             Ok(jobs.into_iter().map(|job| job.name).zip(slowdowns).collect::<Vec<(String, f64)>>())
         })?;
-        for ((_, by), slowdowns) in asked.iter().zip(found) {
+        for ((_, by), slowdowns) in asked.iter().zip(by_run) {
             for (name, slowdown) in slowdowns {
                 times.entry((workload, name, *by)).or_default().push(slowdown);
             }
         }
     }
-    let found = by_program(&seeds, &policies[1..], &times);
-    Ok(found.into_iter().map(|finding| finding.time_scale(SCALE.of(context) as f64)).collect())
+    let findings = by_program(&seeds, &policies[1..], &times);
+    Ok(findings.into_iter().map(|finding| finding.time_scale(SCALE.of(context) as f64)).collect())
 }
 
 fn deviation_percent(values: &[f64]) -> f64 {

@@ -33,9 +33,9 @@ fn gather(context: &ExperimentContext<'_>) -> Result<Vec<SchemeInputs>, ReproErr
         context.tell(&format!("pairs of {} programs, seed {seed}", jobs.len()));
         let matrix = CoRunMatrix::measure(context, &bench, &jobs, true)?;
         let accesses = context.pick(2_000_000, 6_000_000);
-        let found = context.run_all(&jobs, |job: &WorkloadJob| solo::profile(job, &bench.machine, accesses))?;
+        let solos = context.run_all(&jobs, |job: &WorkloadJob| solo::profile(job, &bench.machine, accesses))?;
         let alone = matrix.alone.iter().map(|rates| rates.instr_per_cycle);
-        let profiles = found.into_iter().zip(alone);
+        let profiles = solos.into_iter().zip(alone);
         let with_speed = |(mut profile, instr_per_cycle): (Profile, f64)| {
             profile.rates.solo_instr_per_cycle = Some(Fact::oracle(instr_per_cycle));
             profile
@@ -327,8 +327,8 @@ mod tests {
     fn the_published_table_gives_the_published_schedules() {
         let stop = AtomicBool::new(false);
         let context = ExperimentContext { quick: true, ..ExperimentContext::of_seed(1, &stop) };
-        let found = published(&context).unwrap();
-        assert_eq!(found[0].verdict, Some(crate::ResultVerdict::Met), "{found:?}");
-        assert_eq!(found[0].note, "Best: mcf + gamess and milc + namd.");
+        let findings = published(&context).unwrap();
+        assert_eq!(findings[0].verdict, Some(crate::ResultVerdict::Met), "{findings:?}");
+        assert_eq!(findings[0].note, "Best: mcf + gamess and milc + namd.");
     }
 }

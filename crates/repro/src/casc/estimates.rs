@@ -65,7 +65,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         .points(points.clone())
         .time_scale(SCALE as f64)
     };
-    let mut found = vec![
+    let mut findings = vec![
         casc_4(1, "linear solve, as in the paper"),
         casc_4(0, "members' own counts").note("What counters of each thread add, which the paper did not have."),
     ];
@@ -103,11 +103,11 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         // The paper gives no mean; ours is held to 8 %.
         let bar_of_mean =
             if form == LITERAL { ResultTarget::Shown } else { ResultTarget::AtMost { target: 8.0, paper_best: None } };
-        found.push(casc_5(form, &mean_of, bar_of_mean, &|told, form| told.errors[form].2));
+        findings.push(casc_5(form, &mean_of, bar_of_mean, &|told, form| told.errors[form].2));
         let bar_of_most = ResultTarget::AtMost { target: 30.0, paper_best: None };
-        found.push(casc_5(form, &most_of, bar_of_most, &|told, form| told.errors[form].1));
+        findings.push(casc_5(form, &most_of, bar_of_most, &|told, form| told.errors[form].1));
     }
-    Ok(found)
+    Ok(findings)
 }
 
 /// Place of the literal form among the forms.

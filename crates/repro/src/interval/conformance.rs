@@ -254,9 +254,9 @@ mod tests {
     #[test]
     fn a_run_is_counted_and_nobody_starves() {
         for policy in ["default", "round-robin"] {
-            let found = behaved(policy, 3, 1, &|| true).unwrap();
-            assert_eq!(found.windows, 3, "{policy}");
-            assert!(found.longest_wait_seconds < 10.0, "{found:?}");
+            let conduct = behaved(policy, 3, 1, &|| true).unwrap();
+            assert_eq!(conduct.windows, 3, "{policy}");
+            assert!(conduct.longest_wait_seconds < 10.0, "{conduct:?}");
         }
     }
 }

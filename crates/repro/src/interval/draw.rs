@@ -226,9 +226,9 @@ fn profiled(job: &WorkloadJob, machine: &MachineSpec, setup: &MachineSetup) -> R
     };
     workload.options.seed = job.seed;
     let (work, rates) = work::alone(&workload)?;
-    let found = work::together(&workload, &[work], None)?;
+    let measured = work::together(&workload, &[work], None)?;
     let alone =
-        ProgramRate { instr_per_cycle: rates.instr_per_cycle, ..rate(&found.rates[0], &found.results.tasks[0]) };
+        ProgramRate { instr_per_cycle: rates.instr_per_cycle, ..rate(&measured.rates[0], &measured.results.tasks[0]) };
     // A neighbor may take twice as long, and this program then goes on for as long.
     let until_instr = (work.to_instr + 0.5 * (work.to_instr - work.from_instr)) as u64;
     let phase_instr = (until_instr / 48).max(200_000);
@@ -357,17 +357,17 @@ fn together(
         let config = workload.pipeline("always", "", Vec::new(), WindowLength::Cycles { cycles: 10_000 });
         Pipeline::with_policy(config, Box::new(FixedPlanPolicy(divided(machine, run))))
     });
-    let found = work::together(&workload, &work, by)?;
+    let measured = work::together(&workload, &work, by)?;
     let narrowest = |node: f64| match machine.memory.package_bus_bytes_per_cycle {
         Some(bus) => (bus * f64::from(machine.packages) / f64::from(machine.memory.nodes)).min(node),
         None => node,
     };
     let most = narrowest(machine.memory.bytes_per_cycle);
-    let busy = found.results.memory.iter().map(|node| node.bytes_per_cycle / most).fold(0.0, f64::max);
+    let busy = measured.results.memory.iter().map(|node| node.bytes_per_cycle / most).fold(0.0, f64::max);
     Ok(CoRun {
         busy_share: busy,
-        rates: found.rates.iter().zip(&found.results.tasks).map(|(rates, task)| rate(rates, task)).collect(),
-        finished: found.rates.iter().all(|rates| rates.finished),
+        rates: measured.rates.iter().zip(&measured.results.tasks).map(|(rates, task)| rate(rates, task)).collect(),
+        finished: measured.rates.iter().all(|rates| rates.finished),
         ..run.clone()
     })
 }
@@ -383,7 +383,7 @@ mod tests {
         let number = |run: &CoRun| if let CoRunKind::Plan(number) = run.kind { number } else { u32::MAX };
         let drawn = |losing: fn(u32) -> bool| {
             let mut measured = 0;
-            let found = half_losing(
+            let chosen = half_losing(
                 (0..20).map(run).collect(),
                 4,
                 |some| {
@@ -392,7 +392,7 @@ mod tests {
                 },
                 |run| losing(number(run)),
             );
-            (found.unwrap().iter().map(number).collect::<Vec<u32>>(), measured)
+            (chosen.unwrap().iter().map(number).collect::<Vec<u32>>(), measured)
         };
         assert_eq!(drawn(|_| true), (vec![0, 1, 2, 3], 4));
         assert_eq!(drawn(|number| number % 2 == 1), (vec![1, 3, 0, 2], 4));

@@ -142,11 +142,11 @@ pub fn profile(
 }
 
 fn between(small: &RunningSums, large: &RunningSums, share: f64) -> RunningSums {
-    let mut found = RunningSums { instructions: 1.0, ..RunningSums::default() };
-    for (sum, (low, high)) in found.sums.iter_mut().zip(small.sums.iter().zip(&large.sums)) {
+    let mut sums = RunningSums { instructions: 1.0, ..RunningSums::default() };
+    for (sum, (low, high)) in sums.sums.iter_mut().zip(small.sums.iter().zip(&large.sums)) {
         *sum = low / small.instructions + share * (high / large.instructions - low / small.instructions);
     }
-    found
+    sums
 }
 
 fn point_of(size_bytes: f64, aided: &RunningSums, unaided: Option<RunningSums>) -> SizePoint {
@@ -205,16 +205,16 @@ fn books(
     simulated.set_first_window(WindowLength::Cycles { cycles: window });
     let line_bytes = machine.last_level().map_or(64, |cache| cache.line_bytes);
     let level = machine.last_level().map(|cache| cache.level);
-    let mut found = vec![RunningSums::default()];
+    let mut readings = vec![RunningSums::default()];
     while simulated.observe().map_err(failed(&job.name))?.is_some() {
         let results = simulated.results();
         let Some(task) = results.tasks.first() else { continue };
-        found.push(read(task, level, f64::from(line_bytes)));
+        readings.push(read(task, level, f64::from(line_bytes)));
         if task.instructions >= lengths.until_instr {
             break;
         }
     }
-    Ok(found)
+    Ok(readings)
 }
 
 fn read(task: &TaskResults, last: Option<CacheLevel>, line_bytes: f64) -> RunningSums {
@@ -237,7 +237,7 @@ fn read(task: &TaskResults, last: Option<CacheLevel>, line_bytes: f64) -> Runnin
 
 /// Counts in each stretch of equally many instructions, interpolated linearly between readings.
 fn stretches(books: &[RunningSums], lengths: ProfilingLengths) -> Vec<RunningSums> {
-    let mut found = Vec::new();
+    let mut all = Vec::new();
     let (mut at, mut before) = (1, RunningSums::default());
     let mut border = lengths.phase_instr as f64;
     while at < books.len() {
@@ -255,11 +255,11 @@ fn stretches(books: &[RunningSums], lengths: ProfilingLengths) -> Vec<RunningSum
         for (sum, (now, before)) in done.sums.iter_mut().zip(here.sums.iter().zip(&before.sums)) {
             *sum = now - before;
         }
-        found.push(done);
+        all.push(done);
         before = here;
         border += lengths.phase_instr as f64;
     }
-    found
+    all
 }
 
 #[cfg(test)]
@@ -276,8 +276,8 @@ mod tests {
         };
         let books = [book(0.0, 0.0), book(150.0, 300.0), book(350.0, 400.0)];
         let lengths = ProfilingLengths { until_instr: 350, phase_instr: 100, reading_cycles: 1 };
-        let found: Vec<f64> = stretches(&books, lengths).iter().map(|done| done.sums[CYCLES]).collect();
-        assert_eq!(found, [200.0, 125.0, 50.0]);
+        let cycles: Vec<f64> = stretches(&books, lengths).iter().map(|done| done.sums[CYCLES]).collect();
+        assert_eq!(cycles, [200.0, 125.0, 50.0]);
     }
 
     /// Do sizes halve from the whole cache down, closer together near the top, and are there fewer where it has fewer ways?

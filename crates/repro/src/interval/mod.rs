@@ -89,12 +89,12 @@ pub fn truth(
     mut each: impl FnMut(&ValidationTruth) -> Result<(), ReproError>,
 ) -> Result<ValidationTruth, ReproError> {
     let seed = context.seeds[0];
-    let mut found = known.unwrap_or(ValidationTruth { seed, quick: context.quick, benches: Vec::new() });
-    for setup in draw::setups(found.quick) {
-        if found.benches.iter().all(|bench| bench.machine != setup.machine) {
-            found.benches.push(draw::measured(context, &setup, found.seed)?);
-            each(&found)?;
+    let mut truth = known.unwrap_or(ValidationTruth { seed, quick: context.quick, benches: Vec::new() });
+    for setup in draw::setups(truth.quick) {
+        if truth.benches.iter().all(|bench| bench.machine != setup.machine) {
+            truth.benches.push(draw::measured(context, &setup, truth.seed)?);
+            each(&truth)?;
         }
     }
-    Ok(found)
+    Ok(truth)
 }

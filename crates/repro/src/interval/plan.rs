@@ -85,15 +85,15 @@ impl Log {
     }
 
     fn planned(self, policy: &str, machine: &IntervalMachine) -> PlannedRun {
-        let found = self.last.as_ref().map(|(seen, plan)| {
+        let decision = self.last.as_ref().map(|(seen, plan)| {
             derive_changes(plan, &[], &untouched(seen, machine), machine.topology(), machine.capabilities())
         });
-        let found = found.unwrap_or_default();
+        let decision = decision.unwrap_or_default();
         PlannedRun {
             policy: policy.to_string(),
             seconds: machine.now_ns() as f64 / 1e9,
-            changes: found.changes.iter().map(ToString::to_string).collect(),
-            refused: found.refused.iter().map(|refused| refused.message.clone()).collect(),
+            changes: decision.changes.iter().map(ToString::to_string).collect(),
+            refused: decision.refused.iter().map(|refused| refused.message.clone()).collect(),
             decisions: self.decisions,
         }
     }
@@ -155,12 +155,12 @@ mod tests {
         let question = WhatIfQuery { machine, jobs, length_ns: 60_000_000_000, seed: 1, explicit: false, guard: false };
         let stop = AtomicBool::new(false);
         let context = ExperimentContext { quick: true, ..ExperimentContext::of_seed(1, &stop) };
-        let found = planned(&context, &question, "round-robin").unwrap();
-        assert!(found.changes.iter().any(|line| line.starts_with("move task 0 'stream' to CPUs")), "{found:?}");
+        let plan = planned(&context, &question, "round-robin").unwrap();
+        assert!(plan.changes.iter().any(|line| line.starts_with("move task 0 'stream' to CPUs")), "{plan:?}");
         let gave = |reason: &str| {
-            found.decisions.iter().flat_map(|decision| &decision.reasons).any(|given| given.starts_with(reason))
+            plan.decisions.iter().flat_map(|decision| &decision.reasons).any(|given| given.starts_with(reason))
         };
-        assert!(gave("stream goes to CPUs") && gave("reuser goes to CPUs"), "{found:?}");
+        assert!(gave("stream goes to CPUs") && gave("reuser goes to CPUs"), "{plan:?}");
         let idle = planned(&context, &question, "default").unwrap();
         assert!(idle.changes.is_empty() && idle.decisions.is_empty(), "{idle:?}");
     }

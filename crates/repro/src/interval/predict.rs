@@ -52,8 +52,8 @@ pub fn rates(machine: &MachineSpec, programs: &[ProfiledProgram], run: &CoRun) -
             queue_cycles_per_instr: (to.queue_cycles - from.queue_cycles) / instructions,
         })
     };
-    let found: Option<Vec<ProgramRate>> = works.iter().zip(&moments).map(rate).collect();
-    found.ok_or_else(|| what()("a predicted program never did its work"))
+    let program_rates: Option<Vec<ProgramRate>> = works.iter().zip(&moments).map(rate).collect();
+    program_rates.ok_or_else(|| what()("a predicted program never did its work"))
 }
 
 /// A job's books when it has done some instruction.

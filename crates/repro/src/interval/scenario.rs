@@ -170,16 +170,16 @@ mod tests {
             "[[interval.mixes]]\ncount = 8000\ninterarrival_ns = { exponential = 1e6 }\ninstructions = { log_normal = [1e9, 0.5] }\n\
              programs = [{ program = \"a\" }, { program = \"b\", weight = 3.0 }]\n",
         );
-        let found = jobs(&scenario, &ScenarioPrograms { of_entries: Vec::new(), of_mixes: vec![programs(2)] });
-        assert_eq!(found.len(), 8000);
-        let gap = found.last().unwrap().start_ns as f64 / 7999.0;
+        let result = jobs(&scenario, &ScenarioPrograms { of_entries: Vec::new(), of_mixes: vec![programs(2)] });
+        assert_eq!(result.len(), 8000);
+        let gap = result.last().unwrap().start_ns as f64 / 7999.0;
         assert!((gap / 1e6 - 1.0).abs() < 0.05, "{gap}");
-        let mut lengths: Vec<f64> = found.iter().map(|job| job.instructions.unwrap()).collect();
+        let mut lengths: Vec<f64> = result.iter().map(|job| job.instructions.unwrap()).collect();
         lengths.sort_by(f64::total_cmp);
         assert!((lengths[4000] / 1e9 - 1.0).abs() < 0.05, "{}", lengths[4000]);
         // One deviation above the median is the 84th percentile.
         assert!((lengths[6730] / 1e9 / 0.5f64.exp() - 1.0).abs() < 0.06, "{}", lengths[6730]);
-        let second = found.iter().filter(|job| job.name == "p1").count() as f64 / 8000.0;
+        let second = result.iter().filter(|job| job.name == "p1").count() as f64 / 8000.0;
         assert!((second - 0.75).abs() < 0.02, "{second}");
     }
 
@@ -193,9 +193,9 @@ mod tests {
             )
         };
         let starts = |count: u32| {
-            let found =
+            let result =
                 jobs(&scenario(&text(count)).0, &ScenarioPrograms { of_entries: programs(2), of_mixes: Vec::new() });
-            found.into_iter().filter(|job| job.name == "p1").map(|job| job.start_ns).collect::<Vec<_>>()
+            result.into_iter().filter(|job| job.name == "p1").map(|job| job.start_ns).collect::<Vec<_>>()
         };
         assert_eq!(starts(2), starts(5));
     }

@@ -104,13 +104,14 @@ pub fn score(truth: &ValidationTruth) -> Result<ValidationScore, ReproError> {
         let mut plans: BTreeMap<u32, Vec<(f64, f64)>> = BTreeMap::new();
         for run in bench.runs.iter().filter(|run| run.finished) {
             let rates = predict::rates(&machine, &bench.programs, run)?;
-            let found = compare(bench, run, &rates, &alone);
+            let comparison = compare(bench, run, &rates, &alone);
             if let CoRunKind::Plan(mix) = run.kind {
-                let mean = |of: fn(&TaskComparison) -> f64| found.iter().map(of).sum::<f64>() / found.len() as f64;
+                let mean =
+                    |of: fn(&TaskComparison) -> f64| comparison.iter().map(of).sum::<f64>() / comparison.len() as f64;
                 let both = (mean(|task| task.measured_slowdown_percent), mean(|task| task.predicted_slowdown_percent));
                 plans.entry(mix).or_default().push(both);
             }
-            tasks.entry(set_of(run).to_string()).or_default().push(found);
+            tasks.entry(set_of(run).to_string()).or_default().push(comparison);
         }
         mixes.extend(plans.into_values());
     }
@@ -290,8 +291,8 @@ fn agreement(both: &[(f64, f64)], differ_by: f64) -> (i64, i64) {
 fn tau_within(mixes: &[Vec<(f64, f64)>]) -> Option<f64> {
     let (mut agree, mut all) = (0, 0);
     for mix in mixes {
-        let found = agreement(mix, RANKED_POINTS);
-        (agree, all) = (agree + found.0, all + found.1);
+        let measures = agreement(mix, RANKED_POINTS);
+        (agree, all) = (agree + measures.0, all + measures.1);
     }
     (all > 0).then(|| (2 * agree - all) as f64 / all as f64)
 }

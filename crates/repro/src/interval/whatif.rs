@@ -317,17 +317,17 @@ mod tests {
     /// Do time lines cover the whole run without a gap, agree with the table, and repeat to the bit?
     #[test]
     fn time_lines_cover_the_run_and_agree_with_the_table() {
-        let found = ran("dio");
-        assert!((found.series.seconds.last().unwrap() - 120.0).abs() < 1e-6);
-        assert!(found.series.seconds.len() > 50, "{}", found.series.seconds.len());
-        for (job, program) in found.programs.iter().enumerate() {
-            let line: Vec<f64> = found.series.slowdown[job].iter().map(|value| value.unwrap()).collect();
+        let run = ran("dio");
+        assert!((run.series.seconds.last().unwrap() - 120.0).abs() < 1e-6);
+        assert!(run.series.seconds.len() > 50, "{}", run.series.seconds.len());
+        for (job, program) in run.programs.iter().enumerate() {
+            let line: Vec<f64> = run.series.slowdown[job].iter().map(|value| value.unwrap()).collect();
             let mean = line.iter().sum::<f64>() / line.len() as f64;
             assert!((mean / program.slowdown.unwrap() - 1.0).abs() < 0.05, "{mean} {program:?}");
         }
-        let names: Vec<&str> = found.programs.iter().map(|program| program.name.as_str()).collect();
+        let names: Vec<&str> = run.programs.iter().map(|program| program.name.as_str()).collect();
         assert_eq!(names, ["stream", "reuser", "stream 2", "reuser 2"]);
-        assert_eq!(found, ran("dio"));
+        assert_eq!(run, ran("dio"));
     }
 
     /// Do programs stand where the reason has a place for them, and after it where it has none?

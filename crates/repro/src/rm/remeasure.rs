@@ -54,10 +54,10 @@ fn noticed(asked: &[f64], resized: usize, phases: usize) -> BoundaryCounts {
     let after = |at: f64, boundary: usize| (at - boundary as f64 * phase) / INTERVAL_INSTRUCTIONS;
     // An interval that began before the boundary ends after it; one before is as near.
     let near = |at: f64, boundary: usize| (-1.0..=IN_TIME).contains(&after(at, boundary));
-    let found = (1..phases).filter(|&boundary| asked.iter().any(|&at| near(at, boundary))).count();
+    let detected = (1..phases).filter(|&boundary| asked.iter().any(|&at| near(at, boundary))).count();
     // The first trace is no notice.
     let lonely = asked.iter().skip(1).filter(|&&at| !(1..phases).any(|boundary| near(at, boundary))).count();
-    BoundaryCounts { noticed: found, boundaries: phases - 1, without_boundary: lonely, resized }
+    BoundaryCounts { noticed: detected, boundaries: phases - 1, without_boundary: lonely, resized }
 }
 
 fn managed(

@@ -38,17 +38,17 @@ fn outcome(context: &ExperimentContext<'_>, case: &ClusterCase, seed: u64) -> Re
     let setting = ClusterSetting { warm_up_windows, measured_windows: 1, ..short };
     let truth = case.truth_later(seed)?;
     let run = setting.run(&ThreadPlacement::Automatic(LOW.to_string()))?;
-    let mut found = rounds(&run.records, truth.len(), setting.entries);
+    let mut placement_rounds = rounds(&run.records, truth.len(), setting.entries);
     let insight = insights(&run.records, &case.truth(seed)?, setting.entries).into_iter().next();
     let workers = truth.iter().flatten().count();
-    let count = found.len();
-    let last = found.pop();
+    let count = placement_rounds.len();
+    let last = placement_rounds.pop();
     Ok(ClusterRun {
         agreement: last.as_ref().map_or(0.0, |round| round.agreement(&truth)),
         unclustered: last.as_ref().map_or(workers, |round| round.unclustered_workers(&truth)),
         clusters: last.as_ref().map_or(0, |round| round.clusters),
         rounds: count,
-        first: (!found.is_empty()).then(|| found.swap_remove(0)),
+        first: (!placement_rounds.is_empty()).then(|| placement_rounds.swap_remove(0)),
         last,
         insight,
     })

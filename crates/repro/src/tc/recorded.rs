@@ -47,8 +47,8 @@ fn wrong(what: impl Into<String>) -> ReproError {
 /// The recording, in the first directory that has it.
 fn recording() -> Result<PathBuf, ReproError> {
     let places = recording_dirs();
-    let found = places.iter().map(|place| place.join("servers/mariadb.cmt")).find(|path| path.is_file());
-    found.ok_or_else(|| {
+    let recording = places.iter().map(|place| place.join("servers/mariadb.cmt")).find(|path| path.is_file());
+    recording.ok_or_else(|| {
         wrong(
             "found no servers/mariadb.cmt among the bundled recordings; CACHEMATE_RECORDINGS may name their directory",
         )
@@ -58,7 +58,7 @@ fn recording() -> Result<PathBuf, ReproError> {
 /// Number of the database by the kernel's thread id, as the recording's script writes them; numbered as they come.
 fn databases(text: &str, name: &str) -> Result<BTreeMap<u32, u32>, ReproError> {
     let mut names: Vec<&str> = Vec::new();
-    let mut found = BTreeMap::new();
+    let mut databases = BTreeMap::new();
     for (at, line) in text.lines().enumerate().filter(|(_, line)| !line.starts_with('#')) {
         let words: Vec<&str> = line.split_whitespace().collect();
         let pair = match words[..] {
@@ -73,11 +73,11 @@ fn databases(text: &str, name: &str) -> Result<BTreeMap<u32, u32>, ReproError> {
             names.push(database);
             names.len() - 1
         });
-        if found.insert(thread, number as u32).is_some() {
+        if databases.insert(thread, number as u32).is_some() {
             return Err(wrong(format!("{name}, line {}: found thread {thread} again, expected it once", at + 1)));
         }
     }
-    Ok(found)
+    Ok(databases)
 }
 
 /// Threads that made records, each with its database; every thread of the list must be among them.
@@ -90,8 +90,8 @@ fn matched(
     let database = |of: &ThreadTotals| of.os_thread.and_then(|id| served.get(&id).copied());
     let has = |id: &u32| recorded.iter().any(|of| of.os_thread == Some(*id));
     if let Some(id) = served.keys().find(|id| !has(id)) {
-        let found: Vec<String> = recorded.iter().map(|of| format!("{:?}", of.os_thread)).collect();
-        return Err(wrong(format!("found threads {}, expected {id} of the list among them", found.join(", "))));
+        let os_threads: Vec<String> = recorded.iter().map(|of| format!("{:?}", of.os_thread)).collect();
+        return Err(wrong(format!("found threads {}, expected {id} of the list among them", os_threads.join(", "))));
     }
     let instructions = |of: &ThreadTotals| of.instructions.unwrap_or(0);
     let connections: Vec<u64> =
@@ -103,9 +103,9 @@ fn matched(
         (u128::from(cycles) * 1_000_000_000 / u128::from(hertz)) as u64
     };
     let each = |of: &&ThreadTotals| RecordedThread { thread: of.thread, database: database(of), idle_ns: idle_ns(of) };
-    let mut found: Vec<RecordedThread> = recorded.iter().map(each).collect();
-    found.sort_unstable_by_key(|of| of.thread);
-    Ok(found)
+    let mut threads: Vec<RecordedThread> = recorded.iter().map(each).collect();
+    threads.sort_unstable_by_key(|of| of.thread);
+    Ok(threads)
 }
 
 fn threads(path: &Path, hertz: u64) -> Result<Vec<RecordedThread>, ReproError> {
@@ -235,12 +235,12 @@ fn outcome(context: &ExperimentContext<'_>, seed: u64, method: &str) -> Result<R
 pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let items: Vec<(&str, u64)> =
         METHODS.iter().flat_map(|&method| context.seeds.iter().map(move |&seed| (method, seed))).collect();
-    let found = context.run_all(&items, |&(method, seed)| {
+    let runs = context.run_all(&items, |&(method, seed)| {
         context.tell(&format!("TC-2 recorded server, {method}, seed {seed}"));
         outcome(context, seed, method)
     })?;
     let of = |method: &str| -> Vec<&RecordedRunResult> {
-        items.iter().zip(&found).filter(|((by, _), _)| *by == method).map(|(_, found)| found).collect()
+        items.iter().zip(&runs).filter(|((by, _), _)| *by == method).map(|(_, runs)| runs).collect()
     };
     let mut points = Vec::new();
     for method in METHODS {
@@ -248,16 +248,16 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
             let values: Vec<f64> = of(method).into_iter().filter_map(value).collect();
             points.push(DataPoint::over(what, method, &values));
         };
-        point("adjusted Rand index", &|found| Some(found.agreement()));
-        point("clusters", &|found| Some(found.last.as_ref()?.clusters as f64));
-        point("unclustered connections", &|found| Some(found.last.as_ref()?.unclustered_workers(&found.truth) as f64));
-        point("server's own threads", &|found| Some(found.truth.iter().filter(|of| of.is_none()).count() as f64));
-        point("cycles stalled on remote caches, %", &|found| Some(found.remote_percent));
-        point("first round: samples", &|found| Some(found.insight.as_ref()?.samples as f64));
-        point("first round: samples past the filter", &|found| Some(found.insight.as_ref()?.passed as f64));
-        point("first round: entries global by the thesis's rule", &|found| Some(found.insight.as_ref()?.global as f64));
-        point("first round: mean similarity within a database", &|found| Some(found.insight.as_ref()?.inside));
-        point("first round: mean similarity across databases", &|found| Some(found.insight.as_ref()?.across));
+        point("adjusted Rand index", &|runs| Some(runs.agreement()));
+        point("clusters", &|runs| Some(runs.last.as_ref()?.clusters as f64));
+        point("unclustered connections", &|runs| Some(runs.last.as_ref()?.unclustered_workers(&runs.truth) as f64));
+        point("server's own threads", &|runs| Some(runs.truth.iter().filter(|of| of.is_none()).count() as f64));
+        point("cycles stalled on remote caches, %", &|runs| Some(runs.remote_percent));
+        point("first round: samples", &|runs| Some(runs.insight.as_ref()?.samples as f64));
+        point("first round: samples past the filter", &|runs| Some(runs.insight.as_ref()?.passed as f64));
+        point("first round: entries global by the thesis's rule", &|runs| Some(runs.insight.as_ref()?.global as f64));
+        point("first round: mean similarity within a database", &|runs| Some(runs.insight.as_ref()?.inside));
+        point("first round: mean similarity across databases", &|runs| Some(runs.insight.as_ref()?.across));
     }
     let agreements = of(METHODS[0]).into_iter().map(RecordedRunResult::agreement);
     let per_seed: Vec<(u64, f64)> = context.seeds.iter().copied().zip(agreements).collect();
@@ -276,7 +276,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
          machine's, not the server's. Activation at 1 %. Which thread served which database is the server's own word, taken \
          while it ran.",
     );
-    if let Some(round) = of(METHODS[0]).into_iter().find_map(|found| found.last.as_ref()) {
+    if let Some(round) = of(METHODS[0]).into_iter().find_map(|runs| runs.last.as_ref()) {
         finding.figures.extend(shmap_figures("recorded MariaDB", round));
     }
     Ok(vec![finding])
@@ -306,10 +306,10 @@ mod tests {
             ..ThreadTotals::default()
         };
         let totals = [of(0, 50, 400), of(1, 52, 3_000), of(2, 51, 1_000)];
-        let found = matched(&totals, &[(51, 1), (52, 0)].into(), 1_000_000_000).unwrap();
+        let matches = matched(&totals, &[(51, 1), (52, 0)].into(), 1_000_000_000).unwrap();
         let own = RecordedThread { thread: 0, database: None, idle_ns: 1_600 };
         let connection = |thread, database| RecordedThread { thread, database: Some(database), idle_ns: 0 };
-        assert_eq!(found, [own, connection(1, 0), connection(2, 1)]);
+        assert_eq!(matches, [own, connection(1, 0), connection(2, 1)]);
         let error = matched(&totals, &[(53, 1)].into(), 1).unwrap_err().to_string();
         assert!(error.contains("expected 53 of the list among them"), "{error}");
     }

@@ -95,7 +95,7 @@ fn sensitivity(context: &ExperimentContext<'_>, case: &ClusterCase, seed: u64) -
     let round = first_round(&setting.run(&ThreadPlacement::Automatic(LOW.to_string()))?.records);
     let truth: Vec<usize> =
         case.truth(seed)?.into_iter().map(|group| group.map_or(usize::MAX, |g| g as usize)).collect();
-    let found = |entries| labels(&clusters(&round, truth.len(), entries, ClusteringMethod::CoClusters));
+    let cluster_labels = |entries| labels(&clusters(&round, truth.len(), entries, ClusteringMethod::CoClusters));
     let of_rate = |one_in| {
         labels(&clusters(
             &thinned(&round, one_in),
@@ -104,10 +104,10 @@ fn sensitivity(context: &ExperimentContext<'_>, case: &ClusterCase, seed: u64) -
             ClusteringMethod::CoClusters,
         ))
     };
-    let reference = found(ShMapParameters::default().entries);
+    let reference = cluster_labels(ShMapParameters::default().entries);
     Ok(Sensitivity {
-        by_size: SIZES.iter().map(|&entries| adjusted_rand_index(&found(entries), &reference)).collect(),
-        own_by_size: SIZES.iter().map(|&entries| adjusted_rand_index(&found(entries), &truth)).collect(),
+        by_size: SIZES.iter().map(|&entries| adjusted_rand_index(&cluster_labels(entries), &reference)).collect(),
+        own_by_size: SIZES.iter().map(|&entries| adjusted_rand_index(&cluster_labels(entries), &truth)).collect(),
         own_by_rate: RATES.iter().map(|&rate| adjusted_rand_index(&of_rate(rate), &truth)).collect(),
         own_one_pass: adjusted_rand_index(
             &labels(&clusters(&round, truth.len(), ShMapParameters::default().entries, ClusteringMethod::OnePass)),

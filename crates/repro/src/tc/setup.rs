@@ -286,8 +286,8 @@ pub(super) fn rounds(records: &[WindowRecord], threads: usize, entries: usize) -
     let mut rounds = Vec::new();
     for record in records {
         let profiles = profiler.update(&record.observation);
-        let found = |why: &&Reason| why.kind == ReasonKind::ClusterFound;
-        let clusters: Vec<&Reason> = record.decision.reasons.iter().filter(found).collect();
+        let is_cluster = |why: &&Reason| why.kind == ReasonKind::ClusterFound;
+        let clusters: Vec<&Reason> = record.decision.reasons.iter().filter(is_cluster).collect();
         if clusters.is_empty() {
             continue;
         }

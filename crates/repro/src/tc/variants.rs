@@ -105,8 +105,8 @@ fn across(
 
 fn across_agreement(context: &ExperimentContext<'_>, case: &ClusterCase, seed: u64) -> Result<f64, ReproError> {
     let (records, truth) = across(context, case, seed)?;
-    let found: Vec<PlacementRound> = rounds(&records, truth.len(), ShMapParameters::default().entries);
-    Ok(found.last().map_or(0.0, |round| round.agreement(&truth)))
+    let placement_rounds: Vec<PlacementRound> = rounds(&records, truth.len(), ShMapParameters::default().entries);
+    Ok(placement_rounds.last().map_or(0.0, |round| round.agreement(&truth)))
 }
 
 pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
@@ -126,7 +126,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         .flat_map(|case| (0..=variants).flat_map(move |variant| context.seeds.iter().map(move |&s| (case, variant, s))))
         .filter(|&(case, variant, _)| asked(case, variant))
         .collect();
-    let found = context.run_all(&items, |&(case, variant, seed)| {
+    let runs = context.run_all(&items, |&(case, variant, seed)| {
         context.tell(&format!("TC-2 variants, {} seed {seed}", cases[case].name));
         match VARIANTS.get(variant) {
             Some(variant) => agreement(context, variant, &cases[case], seed),
@@ -134,7 +134,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         }
     })?;
     let values = |case: usize, variant: usize| -> Vec<f64> {
-        let of = items.iter().zip(&found).filter(|((c, v, _), _)| (*c, *v) == (case, variant));
+        let of = items.iter().zip(&runs).filter(|((c, v, _), _)| (*c, *v) == (case, variant));
         of.map(|(_, &value)| value).collect()
     };
     let points = |variants: std::ops::RangeInclusive<usize>| -> Vec<DataPoint> {
@@ -146,7 +146,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         (0..cases.len()).flat_map(of).collect()
     };
     let worst = |seed: u64, wanted: &dyn Fn(usize) -> bool| {
-        let of = items.iter().zip(&found).filter(|((_, variant, at), _)| *at == seed && wanted(*variant));
+        let of = items.iter().zip(&runs).filter(|((_, variant, at), _)| *at == seed && wanted(*variant));
         of.map(|(_, &value)| value).fold(f64::INFINITY, f64::min)
     };
     let per_seed = |wanted: &dyn Fn(usize) -> bool| -> Vec<(u64, f64)> { context.per_seed(|seed| worst(seed, wanted)) };

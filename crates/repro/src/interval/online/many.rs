@@ -63,9 +63,9 @@ fn climbed(
     loop {
         let mut ahead = None;
         for next in best.steps() {
-            let found = worth(&next)?;
-            if found > most {
-                (most, ahead) = (found, Some(next));
+            let value = worth(&next)?;
+            if value > most {
+                (most, ahead) = (value, Some(next));
             }
         }
         let Some(next) = ahead else { return Ok(best) };
@@ -126,8 +126,8 @@ fn run_mix(
     let trial = WhatIfQuery { length_ns: TRIAL_NS, ..asked.clone() };
     let settled = |asked: &WhatIfQuery, by: &str| Ok::<_, ReproError>(speedup(&outcome(context, asked, by)?).settled);
     let claim = |name: &&str| {
-        let found = costs.iter().find(|(known, _)| known == name).ok_or_else(|| failed(name)("has no costs"))?;
-        Ok(UnitClaim { costs: found.1.clone(), min_units: 1 })
+        let entry = costs.iter().find(|(known, _)| known == name).ok_or_else(|| failed(name)("has no costs"))?;
+        Ok(UnitClaim { costs: entry.1.clone(), min_units: 1 })
     };
     let claims: Vec<UnitClaim> = names.iter().map(claim).collect::<Result<_, ReproError>>()?;
     let sizes = exact(&claims, COLORS, CostAggregate::Sum).map_err(failed("exact sizes"))?;
@@ -226,12 +226,12 @@ mod tests {
     fn the_climb_reaches_a_lone_summit() {
         let start = Division(vec![(vec![0], 6), (vec![1], 5), (vec![2], 5)]);
         let summit = Division(vec![(vec![0, 2], 14), (vec![1], 2)]);
-        let found = climbed(start, |at| {
+        let best = climbed(start, |at| {
             let together = at.0.iter().any(|(members, _)| members.len() == 2 && !members.contains(&1));
             let second = at.0.iter().find(|(members, _)| members.contains(&1)).map_or(0, |(_, colors)| *colors);
             Ok(f64::from(u8::from(together)) * 20.0 - f64::from(second.abs_diff(2)))
         });
-        assert_eq!(found.unwrap(), summit);
+        assert_eq!(best.unwrap(), summit);
         assert_eq!(summit.lists(3), ["0-13", "14-15", "0-13"]);
     }
 }

@@ -24,16 +24,16 @@ pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     let length_ns = context.pick(20_000_000_000, 300_000_000_000);
     let asked = WhatIfQuery { length_ns, explicit: true, ..question(context, &machine, jobs, seed) };
     let both = ["default", MEASURES_ONLY];
-    let found = context.run_all(&both, |by| {
+    let runs = context.run_all(&both, |by| {
         context.tell(&format!("INTERVAL-6: {}", by.split(':').next().unwrap_or(by)));
-        let found = outcome(context, &asked, by)?;
-        let of = found.programs.iter().map(|program| program.slowdown_on_cpu);
+        let run = outcome(context, &asked, by)?;
+        let of = run.programs.iter().map(|program| program.slowdown_on_cpu);
         let on_cpu: Vec<f64> = of.collect::<Option<_>>().ok_or_else(|| failed(by)("a thread never ran"))?;
-        Ok((mean(&on_cpu), found.weighted_speedup.unwrap_or(f64::NAN), found.overhead_seconds))
+        Ok((mean(&on_cpu), run.weighted_speedup.unwrap_or(f64::NAN), run.overhead_seconds))
     })?;
-    let ((default, _, _), (measured, _, cost)) = (found[0], found[1]);
+    let ((default, _, _), (measured, _, cost)) = (runs[0], runs[1]);
     let point = |series: &str, at: &str, value: f64| DataPoint::over(series, at, &[value]);
-    let points = found.iter().zip(["default", "measuring"]).flat_map(|((on_cpu, speedup, _), name)| {
+    let points = runs.iter().zip(["default", "measuring"]).flat_map(|((on_cpu, speedup, _), name)| {
         [point("time on a CPU over that alone, mean", name, *on_cpu), point("weighted speed-up", name, *speedup)]
     });
     Ok(vec![

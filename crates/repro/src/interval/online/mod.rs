@@ -114,6 +114,6 @@ fn job(
     name: &str,
     cpu: Option<u32>,
 ) -> Result<IntervalJob, ReproError> {
-    let found = programs.iter().find(|(known, _)| *known == name).ok_or_else(|| failed(name)("was not measured"))?;
-    Ok(IntervalJob { pinned: cpu.map(|cpu| [cpu].into_iter().collect()), ..IntervalJob::new(Arc::clone(&found.1)) })
+    let entry = programs.iter().find(|(known, _)| *known == name).ok_or_else(|| failed(name)("was not measured"))?;
+    Ok(IntervalJob { pinned: cpu.map(|cpu| [cpu].into_iter().collect()), ..IntervalJob::new(Arc::clone(&entry.1)) })
 }

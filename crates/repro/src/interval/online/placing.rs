@@ -26,7 +26,7 @@ pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         .collect();
     let names: Vec<&'static str> = fours.iter().flatten().copied().collect();
     let programs = programs(context, &names, &machine, seed)?;
-    let found = context.run_all(&fours, |four| {
+    let by_four = context.run_all(&fours, |four| {
         context.tell(&format!("INTERVAL-3: {}", four.join(" + ")));
         let on = |cpus: [Option<u32>; 4], policy: &str| {
             let jobs = four.iter().zip(cpus).map(|(name, cpu)| job(&programs, name, cpu)).collect::<Result<_, _>>()?;
@@ -42,10 +42,10 @@ pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         Ok((four.join("+"), best, speedup(&dio), dio.changes_per_hour))
     })?;
     let short = |value: f64, best: f64| 100.0 * (1.0 - value / best);
-    let most = found.iter().map(|(_, best, dio, _)| short(dio.settled, *best)).fold(0.0, f64::max);
+    let most = by_four.iter().map(|(_, best, dio, _)| short(dio.settled, *best)).fold(0.0, f64::max);
     let price: Vec<f64> =
-        found.iter().map(|(_, best, dio, _)| short(dio.whole, *best) - short(dio.settled, *best)).collect();
-    let points = found.iter().flat_map(|(name, best, dio, changes)| {
+        by_four.iter().map(|(_, best, dio, _)| short(dio.whole, *best) - short(dio.settled, *best)).collect();
+    let points = by_four.iter().flat_map(|(name, best, dio, changes)| {
         [
             DataPoint::over("short of the best schedule once settled, %", name.clone(), &[short(dio.settled, *best)]),
             DataPoint::over("over the whole run, %", name.clone(), &[short(dio.whole, *best)]),

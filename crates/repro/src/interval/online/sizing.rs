@@ -49,8 +49,8 @@ pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         };
         let splits = (1..COLORS).collect::<Vec<u32>>().iter().map(split).collect::<Result<_, ReproError>>()?;
         let online = |policy: &&str| {
-            let found = outcome(context, &guarded(&asked), policy)?;
-            Ok((speedup(&found), found.overhead_seconds))
+            let run = outcome(context, &guarded(&asked), policy)?;
+            Ok((speedup(&run), run.overhead_seconds))
         };
         let online = ONLINE.iter().map(online).collect::<Result<_, ReproError>>()?;
         Ok(SizedPair { name: format!("{a}+{b}"), shared, splits, online })

@@ -1,8 +1,8 @@
 //! Activity vectors: which regions of a cache a task uses (AV 2.2 to 2.4, 4.2).
 //!
 //! Problem: two tasks with the same miss rate may live side by side in a cache, if they use different parts of it.
-//! Method: group the cache's sets into super sets and count accesses and misses in each over a sample; a bit says that a
-//! super set's count exceeds a threshold. The overlap of two tasks is the number of bits set in both, and the next
+//! Method: group the cache's sets into super sets and count accesses and misses in each over a sample; a bit says that
+//! a super set's count exceeds a threshold. The overlap of two tasks is the number of bits set in both, and the next
 //! sample is expected to look like the last one.
 //!
 //! The paper leaves open how many super sets there are and what the thresholds are, and says both "contiguous groups of

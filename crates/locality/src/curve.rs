@@ -1,8 +1,8 @@
 //! Miss-rate curves: misses per thousand instructions by cache size.
 //!
-//! Sizing, prediction and reporting all read a curve the same way: between two measured sizes it is a straight line, and
-//! beyond them it is not known. What RapidMRC does to a curve is here too: the vertical shift through a measured point and
-//! the distance between two curves (thesis 5.3.2, 5.6.1).
+//! Sizing, prediction and reporting all read a curve the same way: between two measured sizes it is a straight line,
+//! and beyond them it is not known. What RapidMRC does to a curve is here too: the vertical shift through a measured
+//! point and the distance between two curves (thesis 5.3.2, 5.6.1).
 
 use cachemate_core::Estimate;
 
@@ -13,8 +13,8 @@ const FALLEN: f64 = 0.95;
 /// A curve that falls by less than this share of its height has nothing that is used again.
 const FLAT: f64 = 0.05;
 
-/// The rate at which a curve that falls from `first` to `last` has fallen: the smallest size with no more holds what is used
-/// again. `None` where it is flat.
+/// The rate at which a curve that falls from `first` to `last` has fallen: the smallest size with no more holds what is
+/// used again. `None` where it is flat.
 pub fn plateau_rate(first: f64, last: f64) -> Option<f64> {
     let fall = first - last;
     (fall > FLAT * first).then_some(first - FALLEN * fall)

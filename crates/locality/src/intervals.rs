@@ -1,8 +1,8 @@
 //! Cutting a run into intervals: how the miss rate and the locality change over time.
 //!
-//! RapidMRC watches the miss rate per interval of 10^9 instructions (thesis 5.6.2). An interval here ends with the first
-//! access at or past its length, so it is never cut inside an access; a recording without instruction counts is cut by
-//! accesses instead, and has no rate per instruction.
+//! RapidMRC watches the miss rate per interval of 10^9 instructions (thesis 5.6.2). An interval here ends with the
+//! first access at or past its length, so it is never cut inside an access; a recording without instruction counts is
+//! cut by accesses instead, and has no rate per instruction.
 
 use crate::reuse::ReuseTimes;
 

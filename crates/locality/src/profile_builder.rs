@@ -1,7 +1,7 @@
 //! From the accesses of one program to its profile: everything that schemes and predictors ask of it, in one pass.
 //!
-//! Problem: curve, stack positions, reuse times, intervals, phases and class of a program all come from the same stream,
-//! which may be far larger than memory. Method: feed each batch to the exact stack-distance engine, to an exact
+//! Problem: curve, stack positions, reuse times, intervals, phases and class of a program all come from the same
+//! stream, which may be far larger than memory. Method: feed each batch to the exact stack-distance engine, to an exact
 //! simulation of the cache, and to a sampler of reuse times, cut at interval ends. Properties: memory in proportion to
 //! the distinct lines and to the number of intervals; the result does not depend on how the stream is cut into batches;
 //! rates per instruction use recorded instruction counts, and are absent where there are none.
@@ -254,8 +254,8 @@ impl ProfileBuilder {
         self.reuse.merge(&sampled);
     }
 
-    /// The profile. `instructions`: of the whole run, where the recording knows them better than the sum of the accesses
-    /// (what was executed after a thread's last access).
+    /// The profile. `instructions`: of the whole run, where the recording knows them better than the sum of the
+    /// accesses (what was executed after a thread's last access).
     ///
     /// # Errors
     /// As [`ProfileBuilder::push`].
@@ -334,8 +334,8 @@ fn sum_super_sets(intervals: &[ProfiledInterval]) -> Vec<SuperSetCount> {
     sum
 }
 
-/// Phases by locality signature. A signature comes from samples, so the threshold is never below four standard errors of
-/// an entry (at most √(1/4n) of the references): noise of sampling is no phase.
+/// Phases by locality signature. A signature comes from samples, so the threshold is never below four standard errors
+/// of an entry (at most √(1/4n) of the references): noise of sampling is no phase.
 fn find_phases(intervals: &[ProfiledInterval], parameters: PhaseParameters) -> Vec<DetectedPhase> {
     let signatures: Option<Vec<Vec<f64>>> = intervals.iter().map(|interval| interval.signature.clone()).collect();
     let Some(signatures) = signatures.filter(|signatures| !signatures.is_empty()) else { return Vec::new() };

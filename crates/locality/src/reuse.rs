@@ -115,8 +115,8 @@ impl ReuseTimes {
         times
     }
 
-    /// The same behind a cache that passes this share of the accesses on: the shortest times are its hits, and the others
-    /// shrink by the share.
+    /// The same behind a cache that passes this share of the accesses on: the shortest times are its hits, and the
+    /// others shrink by the share.
     #[must_use]
     pub fn behind(&self, passing: f64) -> Self {
         if !(0.0..1.0).contains(&passing) {

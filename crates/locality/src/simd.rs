@@ -89,8 +89,8 @@ pub(crate) trait Lanes {
     type Hits: Copy;
     unsafe fn no_hits() -> Self::Hits;
     unsafe fn by_lane(hits: Self::Hits) -> [u32; 16];
-    /// Appends to `kept` from `kept_len` on the lines whose `scatter(line ^ salt) >> 40` is below `threshold`
-    /// (1 to 2^24); the new length. `kept` has room for all.
+    /// Appends to `kept` from `kept_len` on the lines whose `scatter(line ^ salt) >> 40` is below `threshold` (1 to
+    /// 2^24); the new length. `kept` has room for all.
     unsafe fn filter(lines: &[u64], salt: u64, threshold: u64, kept: &mut [u64], kept_len: usize) -> usize;
 }
 

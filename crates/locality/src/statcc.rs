@@ -1,5 +1,5 @@
-//! Several programs on one cache, from what each does alone (papers BS 2; StatCC: Eklov, Black-Schaffer and
-//! Hagersten 2011).
+//! Several programs on one cache, from what each does alone (papers BS 2; StatCC: Eklov, Black-Schaffer and Hagersten
+//! 2011).
 //!
 //! Problem: who gets how much of a shared cache is nobody's decision; it follows from how fast each program touches
 //! lines. Method: while program i makes one access, all together make R / r_i, r being access rates and R their sum.
@@ -7,8 +7,8 @@
 //!   StatCache equation for the overall miss ratio M = Σ (r_i / R) m_i.
 //! - LRU ([`lru_at_rates`]): in a window of τ cycles program j touches lines_j(r_j τ) distinct lines. The cache holds
 //!   what was touched in the last τ for which these add up to its size, so i misses the reuses longer than r_i τ.
-//! - Rates follow from speed, and speed from misses ([`solve_co_run`], StatCC proper): with CPI_i = base_i + refs_i · m_i ·
-//!   miss_cycles_i and r_i = refs_i / CPI_i, miss ratios, speeds and rates are found together.
+//! - Rates follow from speed, and speed from misses ([`solve_co_run`], StatCC proper): with CPI_i = base_i + refs_i ·
+//!   m_i · miss_cycles_i and r_i = refs_i / CPI_i, miss ratios, speeds and rates are found together.
 //!
 //! There may be two answers: a program that hits is fast, and a fast one keeps its lines. A cache starts cold, so the
 //! search starts from the speeds at which the programs fill an empty cache, every first touch being a miss.
@@ -61,8 +61,8 @@ pub fn lru_at_rates(programs: &[ReuseAtRate<'_>], lines: u64) -> Option<SharedMi
 /// Miss ratio by lines of cache that a program has for itself, ascending; empty = only the model's.
 pub type MeasuredMissRatios<'a> = &'a [(f64, f64)];
 
-/// Between two measured sizes the miss ratio goes from the one to the other as the model's does (on a straight line where
-/// the model sees no difference): no line at all misses always, beyond the largest size nothing changes.
+/// Between two measured sizes the miss ratio goes from the one to the other as the model's does (on a straight line
+/// where the model sees no difference): no line at all misses always, beyond the largest size nothing changes.
 fn measured_at(measured: MeasuredMissRatios<'_>, model: &StackModel, lines: f64) -> f64 {
     let next = measured.partition_point(|&(size, _)| size < lines);
     let (low, ratio_low) = next.checked_sub(1).map_or((0.0, 1.0), |before| measured[before]);

@@ -7,9 +7,9 @@
 //!
 //! lines(x) = Σ_{j = 0 .. x − 1} P(T > j)
 //!
-//! distinct lines: the footprint of a window. Reuse time t becomes stack distance lines(t), and a cache of L lines misses
-//! iff that is L or more. The sum starts at j = 0 because stack distance here counts the *other* lines in between
-//! (immediate repeat = 0): a cycle through W lines has t = W − 1 and must give W − 1.
+//! distinct lines: the footprint of a window. Reuse time t becomes stack distance lines(t), and a cache of L lines
+//! misses iff that is L or more. The sum starts at j = 0 because stack distance here counts the *other* lines in
+//! between (immediate repeat = 0): a cycle through W lines has t = W − 1 and must give W − 1.
 //!
 //! Properties: lines(x) is continuous, increasing and concave; its inverse is the time a program takes to fill a cache,
 //! which is what the composition of several programs needs ([`crate::statcc`]).

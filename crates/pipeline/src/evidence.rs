@@ -1,20 +1,20 @@
-//! Evidence that is asked for and cannot be had, said once and by name.
+//! Evidence that is requested and unavailable, reported once and by name.
 
 use std::fmt;
 
 use cachemate_core::{Ability, Capabilities, EvidenceKind, Profiler, Support};
 use cachemate_policy::policies::{self, Needs};
 
-/// Somebody goes without some evidence on this machine.
+/// Evidence that a policy or a profiler does without on this machine.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct UnavailableEvidence {
     /// `policy 'casc'`, or `profiler 'counters'`.
     pub consumer: String,
-    /// What it goes without; for a policy any one of these would serve.
+    /// The missing evidence; for a policy, any one of these would suffice.
     pub evidence: Vec<EvidenceKind>,
-    /// The machine's own words.
+    /// The machine's reason.
     pub why: String,
-    /// What would help, where the machine knows.
+    /// A remedy, if the machine knows one.
     pub remedy: Option<String>,
 }
 
@@ -26,8 +26,8 @@ impl fmt::Display for UnavailableEvidence {
     }
 }
 
-/// What a policy and profilers ask for and a machine does not give. A policy may name several kinds of which one is
-/// enough. Profilers are named only if the policy could use what they make of it.
+/// Evidence that a policy and profilers request and a machine does not provide. A policy may name several kinds of
+/// which one suffices. Profilers are named only if the policy could use their results.
 pub fn missing_evidence(
     policy: &str,
     profilers: &[Box<dyn Profiler>],
@@ -54,7 +54,7 @@ pub fn missing_evidence(
     of_policy.chain(of_profilers).collect()
 }
 
-/// Why a machine does not give this; `None` where it does.
+/// The reason why a machine does not provide this evidence; `None` if it does.
 fn refused(kind: EvidenceKind, capabilities: &Capabilities) -> Option<(String, Option<String>)> {
     let ability = match kind {
         EvidenceKind::TaskCounters | EvidenceKind::StallCounters => Ability::CountPerTask,
@@ -69,7 +69,7 @@ fn refused(kind: EvidenceKind, capabilities: &Capabilities) -> Option<(String, O
     match capabilities.abilities.get(&ability) {
         Some(Support::Yes { .. }) => None,
         Some(Support::No { reason: why, remedy }) => Some((why.clone(), remedy.clone())),
-        None => Some(("the machine does not say that it can".to_string(), None)),
+        None => Some(("the machine does not report that it can".to_string(), None)),
     }
 }
 
@@ -94,9 +94,9 @@ mod tests {
     use cachemate_core::test_support::capabilities;
     use cachemate_locality::profilers::{CountersProfiler, PcmrProfiler};
 
-    /// Is a policy without its evidence named with the machine's reason, and one that has enough not?
+    /// Is a policy without its evidence named with the machine's reason, and one with sufficient evidence not?
     #[test]
-    fn what_a_machine_cannot_give_is_named() {
+    fn unavailable_evidence_is_named() {
         let mut machine = capabilities(&[Ability::CountPerTask]);
         let no = Support::No { reason: "no such counters".to_string(), remedy: Some("a processor".to_string()) };
         machine.abilities.insert(Ability::CountPerCache, no);

@@ -1,4 +1,4 @@
-//! The reference predictor asked by itself, of tasks that are known from profiles and have not run yet.
+//! Forecasts of the reference predictor alone, for tasks that are known from profiles and have not run yet.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use cachemate_core::{
 };
 use cachemate_policy::reference_predictor::ReferencePredictor;
 
-/// What the tasks of the profiles will do under a plan, on a machine that divides no cache.
+/// Forecast for the tasks of the profiles under a plan, on a machine that partitions no cache.
 pub fn forecast_of(topology: &Topology, profiles: &Profiles, config: &PredictorConfig, under: &Plan) -> Forecast {
     let predictor = ReferencePredictor { miss_penalty_cycles: config.miss_penalty_cycles };
     let capabilities =

@@ -1,10 +1,11 @@
-//! What stands between a machine and a plan, built in one place for every machine.
+//! Everything between a machine and a plan, built in one place for every machine.
 //!
-//! Problem: the same decision code has to run on a live host, on simulated machines and on recordings, and a recording
-//! has to decide again as it did. Method: everything is built from one [`PipelineConfig`], which stands in the header of
-//! every run log: profilers in order, the reference predictor, the policy, and the guard around it. Properties: equal
-//! configurations and observations give equal decisions; no other crate builds profilers or wraps policies (tidy checks
-//! it); what a policy or profiler needs and the machine does not give is listed by name before the first window.
+//! Problem: the same decision code has to run on a live host, on simulated machines and on recordings, and the replay
+//! of a recording has to repeat its decisions. Method: everything is built from one [`PipelineConfig`], which the
+//! header of every run log contains: profilers in order, the reference predictor, the policy, and the guard around it.
+//! Properties: equal configurations and observations give equal decisions; no other crate builds profilers or wraps
+//! policies (tidy checks it); evidence that a policy or profiler needs and the machine does not provide is reported
+//! before the first window.
 
 #![warn(missing_docs)]
 
@@ -38,22 +39,22 @@ pub type GuardedPolicy = RollbackGuard<Box<dyn Policy>>;
 /// A loop over some machine, as pipelines start it.
 pub type PipelineLoop<M> = ControlLoop<M, GuardedPolicy>;
 
-/// What profilers make of observations that were recorded: for studies of a single method.
+/// Profilers over recorded observations, for studies of a single method.
 pub struct OfflineProfiler(Vec<Box<dyn Profiler>>, Profiles);
 
 impl OfflineProfiler {
-    /// Nothing seen yet.
+    /// Without observations so far.
     pub fn new(configs: &[ProfilerConfig]) -> Self {
         OfflineProfiler(configs.iter().map(profilers::build).collect(), Profiles::new())
     }
 
-    /// One more window; what is known after it.
+    /// Takes in one more window, and returns the profiles after it.
     pub fn update(&mut self, seen: &Observation) -> &Profiles {
         self.0.iter_mut().for_each(|profiler| profiler.update(seen, &mut self.1));
         &self.1
     }
 
-    /// What is known now.
+    /// The present profiles.
     pub fn profiles(&self) -> &Profiles {
         &self.1
     }
@@ -66,7 +67,7 @@ pub struct Pipeline {
     profilers: Vec<Box<dyn Profiler>>,
 }
 
-/// A policy under a guard: for a pipeline that goes on while its policy is replaced.
+/// A policy under a guard, for a pipeline that continues while its policy is replaced.
 pub fn with_guard(policy: Box<dyn Policy>, guard: Option<GuardConfig>) -> GuardedPolicy {
     RollbackGuard::new(policy, guard)
 }
@@ -82,14 +83,14 @@ impl Pipeline {
         Ok(Self::with_policy(config, policy))
     }
 
-    /// The same around a policy that is in no registry: an experiment's own.
+    /// The same around a policy that is not in the registry, such as an experiment's own.
     pub fn with_policy(config: PipelineConfig, policy: Box<dyn Policy>) -> Self {
         let decider = with_guard(policy, config.guard);
         let profilers = config.profilers.iter().map(profilers::build).collect();
         Pipeline { config, decider, profilers }
     }
 
-    /// What it was built from.
+    /// The configuration that it was built from.
     pub fn config(&self) -> &PipelineConfig {
         &self.config
     }
@@ -104,7 +105,7 @@ impl Pipeline {
         }
     }
 
-    /// Evidence that the policy and the profilers ask for and this machine cannot give, with what would help.
+    /// Evidence that the policy and the profilers request and this machine cannot provide, with remedies.
     pub fn missing_evidence(&self, machine: &impl Machine) -> Vec<UnavailableEvidence> {
         missing_evidence(&self.config.policy.name, &self.profilers, machine.capabilities())
     }
@@ -116,7 +117,7 @@ impl Pipeline {
         ControlLoop::new(machine, profilers, predictor, config.policy.name, decider, config.first_window)
     }
 
-    /// Runs to the machine's end; `each` gets every record and ends the run with `false`. Gives the machine back.
+    /// Runs to the machine's end; `each` gets every record and ends the run with `false`. Returns the machine.
     ///
     /// # Errors
     /// As [`ControlLoop::step`].

@@ -1,8 +1,8 @@
-//! Profiles that an experiment knows beforehand, given to tasks in order of arrival.
+//! Profiles that an experiment knows in advance, assigned to tasks in order of arrival.
 
 use cachemate_core::{EvidenceKind, Facts, Observation, Profile, Profiler, Profiles, TaskId};
 
-/// Fills what nothing measured, from profiles that stand in the run's header.
+/// Fills facts that were not measured, from the profiles in the run's header.
 pub(crate) struct OracleProfiler {
     profiles: Vec<Profile>,
     /// Tasks in order of arrival.
@@ -43,7 +43,7 @@ mod tests {
     use cachemate_core::test_support::observation;
     use cachemate_core::{Fact, RateFacts};
 
-    /// Does the second to arrive get the second profile, and keep what was measured of it?
+    /// Does the second task to arrive get the second profile, and keep its own measurements?
     #[test]
     fn profiles_go_by_arrival_and_fill_only_what_is_absent() {
         let known = |pcmr, refs| {

@@ -1,11 +1,11 @@
 //! Replay: a recorded run as a machine, and a policy run over it.
 //!
-//! Problem: a decision has to be explained and checked after the fact, and a policy that was not in charge then must
-//! not be credited with what happened under another's plans. Method: [`Replay`] hands out the recorded observations
-//! and answers a plan with the recorded state where it equals the recorded plan, and with
-//! [`RefusalReason::NotRecorded`] otherwise; [`replay`] drives the one loop over it. Properties: the same policy
-//! must decide the same, and the first difference is named; of another policy only forecasts are scored: each is made
-//! under the plan that was really in force, so that it can be compared with the next recorded window.
+//! Problem: decisions have to be explained and checked after the fact, and a policy that was not in charge must not be
+//! credited with results under another's plans. Method: [`Replay`] returns the recorded observations and answers a plan
+//! with the recorded state if it equals the recorded plan, and with [`RefusalReason::NotRecorded`] otherwise;
+//! [`replay`] drives the control loop over it. Properties: the same policy must make the same decisions, and the first
+//! difference is named; for another policy only forecasts are scored: each is made under the plan that was really in
+//! force, so that it can be compared with the next recorded window.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -23,17 +23,17 @@ use crate::Pipeline;
 pub struct Replay {
     log: RunLogReader,
     header: RunHeader,
-    /// The record whose observation was given last.
+    /// The record of the last observation.
     current: Rc<RefCell<Option<WindowRecord>>>,
 }
 
 impl Replay {
-    /// A machine that lives through the log once.
+    /// A machine that goes through the log once.
     pub fn new(log: RunLogReader) -> Self {
         Replay { header: log.header().clone(), log, current: Rc::default() }
     }
 
-    /// The recording's header: policy, parameters, seed. CPUs are online as in the last window given.
+    /// The recording's header: policy, parameters, seed. CPUs are online as in the last window.
     pub fn header(&self) -> &RunHeader {
         &self.header
     }
@@ -61,14 +61,14 @@ impl Machine for Replay {
         if record.decision.plan == *plan {
             return Ok(record.applied.clone());
         }
-        // What was in force in the recorded run stays in force, whatever is asked for.
+        // The plan that was in force in the recorded run stays in force, whatever is requested.
         let difference = first_difference(&record.decision.plan, plan);
         let refused = RefusedItem { item: PlanItem::Plan, reason: RefusalReason::NotRecorded, message: difference };
         Ok(AppliedPlan { refused: vec![refused], ..record.applied.clone() })
     }
 }
 
-/// The first part in which two plans differ, in words.
+/// The first part in which two plans differ, as text.
 fn first_difference(recorded: &Plan, asked: &Plan) -> String {
     let parts = [
         ("allowed", format!("{:?}", recorded.affinity), format!("{:?}", asked.affinity)),
@@ -80,7 +80,7 @@ fn first_difference(recorded: &Plan, asked: &Plan) -> String {
         ("window", format!("{:?}", recorded.window), format!("{:?}", asked.window)),
     ];
     match parts.into_iter().find(|(_, recorded, asked)| recorded != asked) {
-        Some((part, recorded, asked)) => format!("{part}: recorded {recorded}, asked for {asked}"),
+        Some((part, recorded, asked)) => format!("{part}: recorded {recorded}, requested {asked}"),
         None => "the same plan".to_string(),
     }
 }
@@ -90,44 +90,44 @@ fn first_difference(recorded: &Plan, asked: &Plan) -> String {
 pub struct ReplayedWindow {
     /// Its number in the recorded run.
     pub window: u64,
-    /// What the policy decides now.
+    /// The policy's present decision.
     pub decision: Decision,
-    /// Where it differs from the recorded plan; with the recorded policy, from its reasons and forecast too.
+    /// Its difference from the recorded plan; with the recorded policy, also in reasons and forecast.
     pub plan_difference: Option<String>,
-    /// How far off the forecast for this window was, made in the window before under the plan recorded there.
+    /// Error of the forecast for this window, made in the window before under the plan recorded there.
     pub forecast_missed_instr_per_cycle: Vec<ForecastError>,
 }
 
-/// Why a replay stopped.
+/// The reason why a replay stopped.
 #[derive(Debug, thiserror::Error)]
 pub enum ReplayError {
-    /// The log cannot be read, or not any further.
+    /// The log cannot be read, or not to its end.
     #[error(transparent)]
     Log(#[from] TraceError),
-    /// The loop refused a plan, or the log broke off.
+    /// The loop rejected a plan, or the log ended early.
     #[error(transparent)]
     Loop(#[from] cachemate_core::ControlLoopError),
     /// There is no such policy, or it does not take the recorded parameters.
     #[error(transparent)]
     Policy(#[from] PolicyError),
-    /// The same pipeline decided otherwise: it is not pure, or not the same any more.
-    #[error("window {window}: the policy '{policy}' decides otherwise than recorded: {difference}")]
+    /// The same pipeline decided differently: it is not pure, or it has changed.
+    #[error("window {window}: the policy '{policy}' decides differently than recorded: {difference}")]
     Differs {
-        /// The first that differs.
+        /// The first different window.
         window: u64,
         /// The policy's name.
         policy: String,
-        /// The difference in words.
+        /// The difference as text.
         difference: String,
     },
 }
 
-/// Decides a recorded run again, window by window, telling each to `each`: by the pipeline that stands in its header, or
-/// by `other`'s policy in that pipeline. With the recorded policy, the first plan, reason or forecast that differs ends
-/// the replay. Gives the number of windows.
+/// Replays a recorded run window by window, and passes each to `each`: with the pipeline in its header, or with
+/// `other`'s policy in that pipeline. With the recorded policy, the first plan, reason or forecast that differs ends
+/// the replay. Returns the number of windows.
 ///
 /// # Errors
-/// [`ReplayError`]; windows before it have been told.
+/// [`ReplayError`]; earlier windows have been passed on.
 pub fn replay(
     log: RunLogReader,
     other: Option<PolicyConfig>,
@@ -160,7 +160,7 @@ fn decide_again<P: Policy>(
             return Err(ReplayError::Differs { window, policy, difference: difference.clone() });
         }
         if !same_plan {
-            // What comes next happened under the recorded plan: only a forecast under it can be compared.
+            // The next window was recorded under the recorded plan, so only a forecast under that plan can be compared.
             turns.forecast = turns.forecast_under(&record.observation, &before, &recorded.decision.plan);
         }
         before = recorded.decision.plan;
@@ -175,7 +175,7 @@ fn decide_again<P: Policy>(
     Ok(windows)
 }
 
-/// Where a window was decided otherwise: in its plan or, `in_full`, in its reasons or its forecast.
+/// The difference between two decisions: in the plan or, `in_full`, in reasons or forecast.
 fn difference(recorded: &WindowRecord, now: &WindowRecord, in_full: bool) -> Option<String> {
     if recorded.decision.plan != now.decision.plan {
         return Some(first_difference(&recorded.decision.plan, &now.decision.plan));

@@ -1,4 +1,4 @@
-//! The standard pipeline of a machine: every profiler that its last level has use for.
+//! The standard pipeline of a machine: every profiler that applies to its last level.
 
 use cachemate_core::{
     CacheLevel, Capabilities, CoRunRowParameters, GuardConfig, MachineSpec, PartitionSupport, PhaseParameters,
@@ -6,24 +6,24 @@ use cachemate_core::{
     TracedCache, WindowLength,
 };
 
-/// What a standard pipeline is told besides the machine.
+/// Inputs of a standard pipeline besides the machine.
 pub struct StandardPipeline {
     /// The policy that decides.
     pub policy: PolicyConfig,
     /// `None` = off.
     pub guard: Option<GuardConfig>,
-    /// A reading of counters is folded into averages once it covers so many instructions: about a second's worth at a
-    /// low rate, in the machine's own scale of time.
+    /// Readings of counters are averaged once they cover so many instructions: about a second's worth at a low rate, in
+    /// the machine's own scale of time.
     pub counted_instructions: f64,
-    /// What a miss costs, and where that number comes from.
+    /// Cost of a miss, and its source.
     pub predictor: PredictorConfig,
-    /// Watch points see fetches of code as well as data: simulated ones do, those of processors do not.
+    /// Watch points cover instruction fetches as well as data: simulated ones do, those of processors do not.
     pub watches_code: bool,
     /// Window until the policy's first plan.
     pub first_window: WindowLength,
 }
 
-/// What a miss of the last level adds on a described machine: memory's latency beyond a hit.
+/// Cost of a miss of the last level on a described machine: memory's latency beyond a hit.
 pub fn miss_penalty_of_machine(spec: &MachineSpec) -> PredictorConfig {
     let hit_cycles = spec.last_level().map_or(0, |cache| cache.latency_cycles);
     let beyond = spec.memory.local_latency_cycles.saturating_sub(hit_cycles);
@@ -34,14 +34,14 @@ pub fn miss_penalty_of_machine(spec: &MachineSpec) -> PredictorConfig {
 /// Cycles of a simulated machine's window before the policy's first plan, at the published scale.
 const FIRST_WINDOW_CYCLES: u64 = 100_000_000;
 
-/// [`StandardPipeline::counted_instructions`] of the machine by cycles, at the published scale.
+/// [`StandardPipeline::counted_instructions`] of the cycle-level machine, at the published scale.
 pub const CYCLE_COUNTED_INSTRUCTIONS: f64 = 1e6;
 
 /// [`StandardPipeline::counted_instructions`] of the interval machine, in nominal time.
 pub const INTERVAL_COUNTED_INSTRUCTIONS: f64 = 1e8;
 
 impl StandardPipeline {
-    /// What every simulated machine has alike.
+    /// Common settings of all simulated machines.
     pub fn simulated(policy: PolicyConfig, guarded: bool, spec: &MachineSpec, counted_instructions: f64) -> Self {
         StandardPipeline {
             policy,
@@ -53,8 +53,8 @@ impl StandardPipeline {
         }
     }
 
-    /// Phases first, as they drop older evidence; stored profiles last, as they fill what nothing measured. Profilers
-    /// whose evidence the machine cannot give are left out only where they would cost something.
+    /// Phases first, because they drop older evidence; stored profiles last, because they fill facts that were not
+    /// measured. Profilers without evidence on this machine are left out only if they would cost something.
     pub fn for_machine(self, topology: &Topology, capabilities: &Capabilities) -> PipelineConfig {
         let last = topology.last_level_caches().next();
         let level = last.map_or(CacheLevel::L2, |cache| cache.level);
@@ -98,8 +98,8 @@ impl StandardPipeline {
     }
 }
 
-/// The pipeline with curves of misses from the sizes that tasks have held: for hosts, which have no exact curves. Before the
-/// stored profiles, which fill what nothing measured.
+/// The pipeline with curves of misses from the sizes of tasks' shares, for hosts, which have no exact curves. They come
+/// before the stored profiles, which fill facts that were not measured.
 pub fn with_size_sweeps(mut config: PipelineConfig, at_least_instructions: f64) -> PipelineConfig {
     let stalls = |profiler: &ProfilerConfig| match profiler {
         ProfilerConfig::Stalls { cache } => Some(*cache),

@@ -1,4 +1,4 @@
-//! Is the curve that a sweep over a few way masks gives the one of closed form?
+//! Does a sweep over a few way masks give the curve of closed form?
 
 use cachemate_core::{
     Access, AccessSource, BatchEnd, CacheLevel, Machine, PolicyConfig, Profiler, Profiles, SplitMix64, TaskId,
@@ -11,7 +11,7 @@ use cachemate_sim::machine::{RunLimit, SimMachine, SimOptions, SimProgram};
 /// Two of them are long against the time in which grown ways are filled.
 const WINDOW_NS: u64 = 4_000_000;
 const STEP_NS: u64 = 20_000_000;
-/// Loads of one line out of so many, each as likely as any other.
+/// Loads of one line out of so many, all equally likely.
 const LINES: u64 = 4 << 14;
 const INSTRUCTIONS_OF_A_LOAD: u32 = 10;
 
@@ -38,7 +38,7 @@ impl AccessSource for StreamLoads {
 
 /// The curve of the first of two programs, which has 2, then 4, then 6 of 16 ways; the other one has the rest.
 fn swept() -> Vec<(u64, f64)> {
-    // As many counters as there are events: none of them is looked at in turns.
+    // As many counters as events, so that none is multiplexed.
     let spec = cachemate_spec::load_machine("lab-vm?counters.count=64").expect("a shipped machine");
     let uniform = SimProgram::new("uniform", Box::new(|_| vec![Box::new(Uniform(SplitMix64::new(3))) as _]));
     let stream = SimProgram::new("stream", Box::new(|_| vec![Box::new(StreamLoads(0)) as _]));
@@ -72,8 +72,8 @@ fn swept() -> Vec<(u64, f64)> {
     curve.iter().map(|(bytes, rate)| (*bytes, rate.value)).collect()
 }
 
-/// Misses for each thousand instructions with so many ways. Each page of 4 KiB lies in one of 128 places of the cache at random,
-/// so that a place has a binomial number of pages; it holds as many of them as the share has ways.
+/// Misses for each thousand instructions with so many ways. Each page of 4 KiB lies in one of 128 places of the cache
+/// at random, so a place has a binomial number of pages, of which as many are resident as the share has ways.
 fn closed_form(ways: f64) -> f64 {
     let (pages, places) = (LINES as f64 / 64.0, 128.0_f64);
     let odds = 1.0 / (places - 1.0);
@@ -87,7 +87,7 @@ fn closed_form(ways: f64) -> f64 {
     1000.0 / f64::from(INSTRUCTIONS_OF_A_LOAD) * (1.0 - held * places / pages)
 }
 
-/// Do three masks, each held for five windows, give the share of lines that the ways do not hold?
+/// Do three masks, each for five windows, give the share of lines that do not fit the ways?
 #[test]
 fn a_sweep_over_three_masks_gives_the_closed_form() {
     let curve = swept();

@@ -1,14 +1,11 @@
 //! Cost of bringing a task in, in misses.
 //!
 //! Problem: a task that returns finds its share of the cache full of other tasks' lines, and fills it again. Its
-//! compatibility
-//! with its co-runners shows in later samples only; the shorter a sample, the more the refill outweighs it. Method:
-//! misses in
-//! the first sample of a stay minus those in later ones, both as running means of measurements. Properties: a task's
-//! own rate
-//! and its co-runners cancel in the mean; evidence of an earlier phase is dropped; the cost is unknown until both kinds
-//! have
-//! been measured, and [`ReloadCosts::needs_second_sample`] reports that one more sample would suffice.
+//! compatibility with its co-runners shows in later samples only; the shorter a sample, the more the refill outweighs
+//! it. Method: misses in the first sample of a stay minus those in later ones, both as running means of measurements.
+//! Properties: a task's own rate and its co-runners cancel in the mean; evidence of an earlier phase is dropped; the
+//! cost is unknown until both kinds have been measured, and [`ReloadCosts::needs_second_sample`] reports that one more
+//! sample would suffice.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -46,8 +43,7 @@ pub struct ReloadCosts(BTreeMap<TaskId, ResidencyCosts>);
 
 impl ReloadCosts {
     /// Takes in a window: the tasks, and the misses counted in its sample. Only a task that ran for at least nine
-    /// tenths of the
-    /// window has a comparable sample.
+    /// tenths of the window has a comparable sample.
     pub fn observe(&mut self, tasks: &[TaskSample], elapsed_ns: u64, counted: &BTreeMap<TaskId, f64>) {
         let present = || tasks.iter().filter(|task| !task.exited);
         let ids: BTreeSet<TaskId> = present().map(|task| task.task).collect();

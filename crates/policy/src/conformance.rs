@@ -2,12 +2,9 @@
 //!
 //! Problem: a policy is one file by one author, and the machine must be able to rely on it. Method: a generator makes
 //! machines (several caches, offline CPUs, none at all), tasks that arrive and exit, pinned tasks, and evidence with
-//! gaps from
-//! a seed; the policy runs through windows of them, and each rule compares two such runs. Rules: the plan is always
-//! valid, so
-//! no task starves in gangs; the same input gives the same output; renaming tasks renames the plan; an empty machine;
-//! without
-//! evidence `allowed`, gangs and shares stay; record -> replay gives the same decisions.
+//! gaps from a seed; the policy runs through windows of them, and each rule compares two such runs. Rules: the plan is
+//! always valid, so no task starves in gangs; the same input gives the same output; renaming tasks renames the plan; an
+//! empty machine; without evidence `allowed`, gangs and shares stay; record -> replay gives the same decisions.
 
 use cachemate_core::test_support::ScriptedMachine;
 use cachemate_core::*;

@@ -69,8 +69,7 @@ fn bad_policies_are_detected() {
 }
 
 /// Does the generator cover the cases of the rules: offline CPUs, machines without caches or tasks, pinned tasks,
-/// exits, gaps
-/// in the evidence?
+/// exits, gaps in the evidence?
 #[test]
 fn the_generator_covers_what_the_rules_need() {
     let scripts: Vec<ObservationScript> = (0..40).map(ObservationScript::generate).collect();

@@ -3,28 +3,20 @@
 //!
 //! Problem: more tasks than CPUs below a cache, so in each sample some run and the others wait. Method, three forms:
 //! - *replacement* (AV 4.3, the simulated form): of the running tasks, the one with the most samples is the candidate
-//!   for
-//!   eviction; it is replaced by the waiting task with the lowest score if that is lower than its own. The score is
+//!   for eviction; it is replaced by the waiting task with the lowest score if that is lower than its own. The score is
 //!   S = Σ wᵢ·sᵢ, over the penalties with the remaining tasks, the samples that the task has run, and the policy's
 //!   costs.
-//! - *set*: as replacement, but the whole set may change at once, to the task that has run least, joined by the tasks
-//!   of the
-//!   lowest score with those chosen, if their total score is lower than that of the running set. A good pair thus need
-//!   not
-//!   be reached through a bad one. A task that is brought in pays for it, if the policy knows the cost: if a sample is
-//!   short
-//!   relative to the refill of the cache, a change costs more than bad co-runners.
+//! - *set*: as replacement, but the whole set may change at once. The new set is the task that has run least, joined by
+//!   the tasks of the lowest score with those chosen, if their total score is lower than that of the running set. A
+//!   good pair thus need not be reached through a bad one. A task that is brought in pays for it, if the policy knows
+//!   the cost: if a sample is short relative to the refill of the cache, a change costs more than bad co-runners.
 //! - *advice* (AV 4.3.1, the Linux form): the machine's scheduler picks, and prefers a waiting task of a lower penalty.
-//!   A
-//!   task that lags behind the others by more than a bound gets no advice.
+//!   A task that lags behind the others by more than a bound gets no advice.
 //!
 //! Properties: a task's samples are part of its score, so none waits for ever: with a weight of w a sample and scores
-//! that
-//! differ by at most d, no task falls more than d/w samples behind. A task without evidence has no penalties, so that
-//! it runs
-//! soon and evidence is gained. Caches are identified by their CPUs; newcomers go to the one with the fewest tasks per
-//! CPU
-//! and stay. CPUs on which other tasks were observed are left to those.
+//! that differ by at most d, no task falls more than d/w samples behind. A task without evidence has no penalties, so
+//! that it runs soon and evidence is gained. Caches are identified by their CPUs; newcomers go to the one with the
+//! fewest tasks per CPU and stay. CPUs on which other tasks were observed are left to those.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -86,8 +78,7 @@ impl CoRunCost for ReloadAdjustedCost<'_> {
 pub const MAX_LAG_SAMPLES: f64 = 1.0;
 
 /// Largest weight of a reload, in samples. If all tasks miss rarely, a cost in misses that make a super set busy is
-/// unbounded,
-/// and so would be the wait.
+/// unbounded, and so would be the wait.
 const MAX_REFILL_SAMPLES: f64 = 32.0;
 
 /// Turns of the running set: it stays until the next plan, and gives way if none comes.
@@ -175,8 +166,7 @@ impl CoScheduler {
     }
 
     /// The gangs of one cache: the running set, then the others, whose turn comes if no plan follows. `None` if every
-    /// task has a
-    /// CPU.
+    /// task has a CPU.
     fn schedule(
         &self,
         view: &View<'_>,
@@ -334,8 +324,7 @@ impl CoScheduler {
     }
 
     /// Penalties of tasks that were last observed below the same cache, except those that lag too far behind: none is
-    /// to be
-    /// passed over for ever.
+    /// to be passed over for ever.
     fn advice(&self, tasks: &[&TaskSample], domains: &[CpuSet], costs: &dyn CoRunCost) -> Vec<CoRunPenalty> {
         let last_cpu = |task: &TaskSample| {
             let longest = task.on_cpu_ns.iter().reduce(|most, next| if next.1 > most.1 { next } else { most });

@@ -1,12 +1,10 @@
 //! Length of gangs' turns.
 //!
 //! A turn begins with a footprint that the other turns displaced. Each of its `F` lines is fetched once, which costs `m
-//! - h`
-//! more than a hit. So `R = F (m - h)` of a turn `T` is lost, and a task runs at `1 - R/T` of its undisturbed speed.
-//! This is
-//! the law `T / (F + (T - F m) / h)` for the time of an access, divided by `h`. It agrees within 2.5 % with points
-//! measured on
-//! a modeled machine (docs/sched-ext.md). Members of one gang fetch in parallel, each on its own CPU.
+//! - h` more than a hit. So `R = F (m - h)` of a turn `T` is lost, and a task runs at `1 - R/T` of its undisturbed
+//!   speed. This is the law `T / (F + (T - F m) / h)` for the time of an access, divided by `h`. It agrees within 2.5 %
+//!   with points measured on a modeled machine (docs/sched-ext.md). Members of one gang fetch in parallel, each on its
+//!   own CPU.
 //!
 //! Properties: unknown footprints lengthen no turn; a returned turn achieves the requested gain; times are nominal.
 
@@ -38,8 +36,7 @@ pub(crate) fn cycles_per_ns(view: &View<'_>) -> Option<f64> {
 }
 
 /// Time in which a task refills its footprint, in nominal ns; `None` while its curve, the cache's size or the cost of a
-/// miss is
-/// unknown. Misses are assumed to wait for one another, which makes turns longer rather than shorter.
+/// miss is unknown. Misses are assumed to wait for one another, which makes turns longer rather than shorter.
 pub(crate) fn refill_ns(profile: &Profile, cache: &Cache, view: &View<'_>) -> Option<f64> {
     let curve = profile.misses_per_kilo_instr().filter(|curve| curve.len() >= 2)?;
     let size_bytes = cache.size_bytes.filter(|bytes| *bytes > 0)?;
@@ -96,8 +93,7 @@ pub(crate) fn mean_slowdown(tasks: &[GangCandidate], turn_ns: f64) -> f64 {
 }
 
 /// The turn of `gangs` gangs in ns: four times the longest refill, within [`TYPICAL_NS`], lengthened until the mean
-/// slowdown
-/// is at most `max_slowdown`, and never longer than `max_wait_ns` allows. `None` if no refill is known.
+/// slowdown is at most `max_slowdown`, and never longer than `max_wait_ns` allows. `None` if no refill is known.
 ///
 /// # Errors
 /// No allowed turn pays off.

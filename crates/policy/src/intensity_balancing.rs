@@ -1,10 +1,8 @@
 //! Common part of DI and DIO: from a view to bins and weights, and from the assignment to a plan (CA 4).
 //!
 //! Priorities: a task with a priority counts as heavier than it is, by (priority - 1) mean miss rates. It is therefore
-//! placed
-//! earlier, two such tasks go to different caches, and each gets quieter co-runners, while the method and its bounds
-//! stay the
-//! same. A priority below 1 makes a task count as lighter.
+//! placed earlier, two such tasks go to different caches, and each gets quieter co-runners, while the method and its
+//! bounds stay the same. A priority below 1 makes a task count as lighter.
 
 use cachemate_core::{CpuSet, Decision, Plan, Reason, ReasonKind, TaskId, View, WindowLength};
 use serde::Deserialize;
@@ -40,8 +38,7 @@ pub enum BalancedRate {
     /// As in the paper.
     Misses,
     /// Reads from memory, including prefetches: a program whose prefetchers are always ahead rarely misses, but fills
-    /// its cache
-    /// and its bus all the same.
+    /// its cache and its bus all the same.
     MemoryReads,
 }
 

@@ -1,6 +1,5 @@
 //! Decisions about shared caches: schemes that predict mutual slowdowns, solvers that turn these into an assignment,
-//! and
-//! policies that decide in every window.
+//! and policies that decide in every window.
 //!
 //! The whole crate is pure: no I/O, no clock, seeded generators only; the same input gives the same bits.
 //! - [`schemes`]: from profiles to mutual slowdowns, or to weights for a matching.

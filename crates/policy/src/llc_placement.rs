@@ -1,8 +1,7 @@
 //! Placement of tasks on last-level caches, for policies that decide for each cache separately.
 //!
 //! A newcomer goes to the cache with the fewest tasks per CPU (in a tie, the first) and stays there; on a machine with
-//! one
-//! cache, all tasks are on it. Renaming tasks changes nothing.
+//! one cache, all tasks are on it. Renaming tasks changes nothing.
 
 use std::collections::BTreeMap;
 

@@ -13,8 +13,7 @@ pub enum CostKind {
 }
 
 /// `cost[i][j]`: cost of program `i` beside program `j`, on the diagonal beside a copy of itself. Square, finite;
-/// entries may be
-/// negative.
+/// entries may be negative.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct PairCosts {
     /// Meaning of the entries.

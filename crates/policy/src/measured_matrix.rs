@@ -1,8 +1,7 @@
 //! A measured slowdown matrix, in the form of CA's Table 1: the slowdown of the row's program beside the column's.
 //!
 //! Values are per cent of the solo run time; the diagonal is a program beside a copy of itself and may be empty. Rows
-//! may
-//! come in any order.
+//! may come in any order.
 
 use std::collections::BTreeMap;
 
@@ -117,8 +116,7 @@ impl TryFrom<&PercentMatrix> for MeasuredMatrix {
     type Error = MatrixError;
 
     /// Names that are missing, repeated or differ between rows and columns, rows that are too short or too long, and
-    /// values that
-    /// are missing or no slowdown are refused, each with line and field.
+    /// values that are missing or no slowdown are refused, each with line and field.
     fn try_from(matrix: &PercentMatrix) -> Result<Self, MatrixError> {
         let place = columns(matrix)?;
         let names = matrix.columns.clone();

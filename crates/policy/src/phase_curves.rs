@@ -1,16 +1,11 @@
 //! Curves of recurring phases: a curve measured in one phase applies to the next one of its kind (thesis 5.2).
 //!
 //! A change of phase clears the profile, and another measurement costs as much as the first. Kinds of phases are
-//! identified
-//! by the accesses that reach the contended cache, which no plan changes. An undetected change of phase shows in the
-//! curve: a
-//! curve that agreed with the counts and then contradicts them describes other work, and is dropped until another one
-//! is
-//! measured. Properties: a measured curve replaces a recalled one; tasks that exited are forgotten; without kinds, no
-//! curve is
-//! recalled; a curve that never agreed is not dropped, because its counts may be of another sort. Phases that are too
-//! short to
-//! be followed are averaged ([`fast_phases`]).
+//! identified by the accesses that reach the contended cache, which no plan changes. An undetected change of phase
+//! shows in the curve: a curve that agreed with the counts and then contradicts them describes other work, and is
+//! dropped until another one is measured. Properties: a measured curve replaces a recalled one; tasks that exited are
+//! forgotten; without kinds, no curve is recalled; a curve that never agreed is not dropped, because its counts may be
+//! of another sort. Phases that are too short to be followed are averaged ([`fast_phases`]).
 
 pub mod fast_phases;
 

@@ -1,16 +1,11 @@
 //! Placement of programs on a machine by pairwise slowdowns: its expected cost, that of the best, the worst and a
-//! random
-//! placement, and the reasons as text.
+//! random placement, and the reasons as text.
 //!
 //! Problem: solvers know seats and numbers; users want CPUs and reasons. Method: the online CPUs of every last-level
-//! cache are
-//! its seats (one per core while the programs fit on the cores, so that none shares a core needlessly); the solvers'
-//! seating
-//! is translated into CPUs; the reason of a program is the comparison that decided its placement, between the neighbor
-//! that
-//! it avoids and its actual one. Properties: programs are identified by position, ties go to the earlier one; the
-//! reasons
-//! rest on the numbers that decided, and carry them.
+//! cache are its seats (one per core while the programs fit on the cores, so that none shares a core needlessly); the
+//! solvers' seating is translated into CPUs; the reason of a program is the comparison that decided its placement,
+//! between the neighbor that it avoids and its actual one. Properties: programs are identified by position, ties go to
+//! the earlier one; the reasons rest on the numbers that decided, and carry them.
 
 use std::collections::BTreeMap;
 
@@ -159,8 +154,7 @@ pub struct Placement {
 }
 
 /// Places `names` on the machine with the least total of `decide_by`, and evaluates the placement, the best, the worst
-/// and a
-/// random one by `judge_by` (the same matrix, or a measured one to validate a scheme).
+/// and a random one by `judge_by` (the same matrix, or a measured one to validate a scheme).
 ///
 /// # Errors
 /// No online CPU, or a matrix that is not square, not finite, or of another size than `names`.

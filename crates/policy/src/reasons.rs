@@ -1,8 +1,7 @@
 //! Reasons of placements: the comparison that decided for each program, as text.
 //!
 //! A reason names programs and the numbers on which the plan rests; `{0}` in its text is the program itself. Names are
-//! filled
-//! in last ([`render`]), so reasons are independent of them.
+//! filled in last ([`render`]), so reasons are independent of them.
 
 use cachemate_core::{Reason, ReasonKind, TaskId};
 

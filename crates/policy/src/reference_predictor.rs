@@ -1,27 +1,21 @@
 //! The predictor by which every policy is scored: effects of a plan on each task's misses and speed.
 //!
 //! Problem: predict miss ratios, IPC and slowdown under a plan before it is tried, for any mix of affinity, gangs and
-//! shares.
-//! Method, StatCC's idea (papers BS 2b) on miss-rate curves:
+//! shares. Method, StatCC's idea (papers BS 2b) on miss-rate curves:
 //! 1. *Co-residency.* Tasks in gangs run when their gang does; schedules on other CPUs are out of step, so their tasks
-//!    are
-//!    met in proportion to their CPU share; the others are spread over their allowed CPUs by load, as by a balancing
-//!    scheduler, and take turns if a CPU has several.
+//!    are met in proportion to their CPU share; the others are spread over their allowed CPUs by load, as by a
+//!    balancing scheduler, and take turns if a CPU has several.
 //! 2. *Occupancy.* On a shared cache a task's space is proportional to the lines it brings in, and it brings in fewer
-//!    the
-//!    more it holds: space_i = space * f_i / sum of f, f_i = presence_i * misses_i(space_i) per cycle. Misses slow a
-//!    task
-//!    down, so its rate depends on the result too; both are solved together, with damping.
+//!    the more it holds: space_i = space * f_i / sum of f, f_i = presence_i * misses_i(space_i) per cycle. Misses slow
+//!    a task down, so its rate depends on the result too; both are solved together, with damping.
 //! 3. *Shares.* Ways or colors limit the space for which a task competes; tasks of other shares compete in the overlap
 //!    only.
 //!
 //! Curves come from the profile, or from its reuse times by StatStack. Speed: CPI = solo CPI + stalls per instruction,
-//! from
-//! the stall curve if there is one (papers CP-4), else added misses times the penalty.
+//! from the stall curve if there is one (papers CP-4), else added misses times the penalty.
 //!
 //! Properties: pure; a task alone on a cache has no slowdown; a task without a curve or a solo IPC is listed as
-//! unknown, and
-//! tasks that meet it have no forecast of misses and speed.
+//! unknown, and tasks that meet it have no forecast of misses and speed.
 
 use std::collections::BTreeMap;
 

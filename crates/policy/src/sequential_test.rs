@@ -1,28 +1,22 @@
 //! A sequential test of whether one plan is faster than another, which may be evaluated after every block.
 //!
 //! Problem: a trial that stops at the first apparently significant evaluation adopts plans without effect far more
-//! often than
-//! its bound states, and windows that resemble their predecessor count for more than they are worth. Method: the plans
-//! alternate in blocks ABBA or BAAB, the order drawn from a seed ([`BlockDesign`]). A block yields one number, the mean
-//! logarithm of new over old speed; a drift cancels in it, and because the order is drawn, noise of successive blocks
-//! is
-//! uncorrelated without an effect. [`SequentialTest`] is the Bayes factor of the t-test under the right Haar prior,
-//! mixed over
-//! two effect sizes. Without an effect it is a martingale, whatever the size of the noise, so it may be evaluated after
-//! each
-//! block (Hendriksen, de Heide and Grunwald, Bayesian Analysis 2021; Ville 1939).
+//! often than its bound states, and windows that resemble their predecessor count for more than they are worth. Method:
+//! the plans alternate in blocks ABBA or BAAB, the order drawn from a seed ([`BlockDesign`]). A block yields one
+//! number, the mean logarithm of new over old speed; a drift cancels in it, and because the order is drawn, noise of
+//! successive blocks is uncorrelated without an effect. [`SequentialTest`] is the Bayes factor of the t-test under the
+//! right Haar prior, mixed over two effect sizes. Without an effect it is a martingale, whatever the size of the noise,
+//! so it may be evaluated after each block (Hendriksen, de Heide and Grunwald, Bayesian Analysis 2021; Ville 1939).
 //!
 //! Properties: a plan without effect is adopted at most one time in forty; a plan that gains enough is refused at most
-//! one
-//! time in forty; the result may stay open; fewer than six blocks never adopt.
+//! one time in forty; the result may stay open; fewer than six blocks never adopt.
 
 use cachemate_core::SplitMix64;
 
 /// Squared effect sizes of a block under the alternative: just above its noise, and far above.
 const EFFECTS: [f64; 2] = [0.2, 5.0];
 /// Fewest blocks of an adoption: without an effect, so many have the same sign one time in thirty-two, whatever their
-/// noise,
-/// and one given sign one time in sixty-four.
+/// noise, and one given sign one time in sixty-four.
 pub const MIN_BLOCKS: usize = 6;
 /// Two-sided one in twenty: one in forty each way.
 const SURE: f64 = 20.0;

@@ -1,14 +1,11 @@
 //! Speed of a task, by the best measure available.
 //!
 //! Problem: most programs report no work, and most virtual machines count no instructions; then the effect of a
-//! decision
-//! cannot be measured. Method: reported work comes first, instructions second; otherwise events that a program makes at
-//! a rate
-//! of its own may be a proxy: system calls, page faults. Context switches are none: a task with less processor time is
-//! switched *more* often, so a loss would look like a gain.
-//! Properties: a proxy is always declared as one ([`WorkMetric::Proxy`]); it applies only to a task that wants a
-//! processor most
-//! of the time (a task that sleeps is paced by something else), and only from a number of events on.
+//! decision cannot be measured. Method: reported work comes first, instructions second; otherwise events that a program
+//! makes at a rate of its own may be a proxy: system calls, page faults. Context switches are none: a task with less
+//! processor time is switched *more* often, so a loss would look like a gain. Properties: a proxy is always declared as
+//! one ([`WorkMetric::Proxy`]); it applies only to a task that wants a processor most of the time (a task that sleeps
+//! is paced by something else), and only from a number of events on.
 
 use cachemate_core::{CounterEvent, TaskSample};
 
@@ -66,8 +63,7 @@ pub fn metrics_of(task: &TaskSample, elapsed_ns: u64) -> impl Iterator<Item = (W
 }
 
 /// The measure of a task's promised rate: the work that it reports; none if another thread of its process reports for
-/// it; else
-/// instructions.
+/// it; else instructions.
 pub fn promised_work(task: &TaskSample, seen: &[TaskSample]) -> Option<WorkMetric> {
     let mut others = seen.iter().filter(|other| other.process == task.process && !other.exited);
     match task.progress {
@@ -109,8 +105,7 @@ mod tests {
     }
 
     /// Is a promised rate counted in reported work, in instructions if no thread of the process reports, and not at all
-    /// if another
-    /// thread reports for all?
+    /// if another thread reports for all?
     #[test]
     fn a_promised_rate_has_its_measure() {
         let (mut first, silent) = (task(900, &[], Some(0.0)), TaskSample { task: TaskId(1), ..task(900, &[], None) });

@@ -145,8 +145,7 @@ fn different_halves_of_the_cache_run_together() {
 }
 
 /// If refills cost misses, does the whole set change less often, the less the more they cost, and do all tasks still
-/// run
-/// equally often, within the bound of the scores?
+/// run equally often, within the bound of the scores?
 #[test]
 fn the_whole_set_pays_for_reloads() {
     let changes = |filling: u64, parameters: &str| {

@@ -124,8 +124,7 @@ fn two_heavy_programs_are_separated_by_one_exchange() {
 }
 
 /// Does a program whose prefetchers leave it few misses count by its reads, if reads are to count, and by its misses if
-/// no
-/// reads are counted?
+/// no reads are counted?
 #[test]
 fn prefetched_lines_count_as_reads() {
     let tasks: Vec<TaskSample> = (0..4).map(|id| task(id, None)).collect();
@@ -148,8 +147,7 @@ fn prefetched_lines_count_as_reads() {
 }
 
 /// One program just fits the cache alone, one streams, two are quiet. Does DI, by rates on a share of the cache, give
-/// the first
-/// the quietest neighbor, and by the paper's rates take it for quiet?
+/// the first the quietest neighbor, and by the paper's rates take it for quiet?
 #[test]
 fn a_program_that_just_fits_the_cache_gets_the_quietest_neighbor() {
     let curve = |on_half: f64, on_all: f64| {

@@ -126,8 +126,7 @@ fn colors_of_processes_separate() {
 }
 
 /// Does a neighbor that fits into its space outside a task's share bring nothing into that share, and compete for it if
-/// it
-/// does not fit?
+/// it does not fit?
 #[test]
 fn space_elsewhere_keeps_a_neighbor_from_competing() {
     let mut plan = pinned(&["0", "1"]);

@@ -80,10 +80,8 @@ fn simulate(programs: &[&EndlessProgram]) -> Vec<(f64, f64)> {
 }
 
 /// Stated error. Over groups of programs without phases: miss ratios within 5 points, run times within 8 %. Over all
-/// groups,
-/// including loops that almost fill the cache (so that one line more or less decides, and the sets of a real cache
-/// overflow
-/// one by one): within 10 points and 15 %, and 2 % on average.
+/// groups, including loops that almost fill the cache (so that one line more or less decides, and the sets of a real
+/// cache overflow one by one): within 10 points and 15 %, and 2 % on average.
 #[test]
 fn miss_ratios_and_run_times_of_groups_are_as_simulated() {
     let profiles: Vec<Profile> = PROGRAMS.iter().map(profile).collect();

@@ -1,5 +1,5 @@
-//! Counters of a task to running averages (CA 4.2: DIO reads miss rates online, no more often than every 10^9 cycles, and
-//! schedules by a running average).
+//! Counters of a task to running averages (CA 4.2: DIO reads miss rates online, no more often than every 10^9 cycles,
+//! and schedules by a running average).
 //!
 //! What is averaged is what the task did under whatever it ran beside: the order by miss rate hardly changes under
 //! co-running (CA-5), so it serves for comparing tasks; it is not the task's rate alone on the cache.

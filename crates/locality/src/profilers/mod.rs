@@ -1,9 +1,10 @@
 //! Profilers: observations to profiles, one evidence per file.
 //!
-//! A machine reports raw readings; what is filtered, weighted and averaged, and over how long, is decided here, so that a
-//! replay of a recording can decide it anew. Every profiler fills its own fields of [`cachemate_core::Profile`], leaves
-//! the rest, and forgets a task when it is gone or has entered a new phase. Put [`PhaseProfiler`] first (it drops the
-//! evidence of an old phase before others add to it) and [`StoredProfileProfiler`] last (it fills only what nothing measured).
+//! A machine reports raw readings; what is filtered, weighted and averaged, and over how long, is decided here, so that
+//! a replay of a recording can decide it anew. Every profiler fills its own fields of [`cachemate_core::Profile`],
+//! leaves the rest, and forgets a task when it is gone or has entered a new phase. Put [`PhaseProfiler`] first (it
+//! drops the evidence of an old phase before others add to it) and [`StoredProfileProfiler`] last (it fills only what
+//! nothing measured).
 
 mod activity;
 mod corun_slowdown;

@@ -1,14 +1,14 @@
 //! Co-run intervals to partial-cache miss rates (CASC 4.2.2).
 //!
 //! Problem: what each thread contributes to a group's miss rate cannot be counted where only the cache as a whole has
-//! counters. Method: a group's miss rate is about the mean of its members' PCMRs, so n + 1 groups that each leave one of
-//! n + 1 threads out give them all (initial measurement; closed form x_i = Σ rates − n · rate_i), and one group with a
-//! single unknown member gives that one (secondary measurement; x = n · rate − Σ known). Intervals under 200 µs are cold
-//! starts and are dropped; others weigh by their length, until 2 ms are collected.
+//! counters. Method: a group's miss rate is about the mean of its members' PCMRs, so n + 1 groups that each leave one
+//! of n + 1 threads out give them all (initial measurement; closed form x_i = Σ rates − n · rate_i), and one group with
+//! a single unknown member gives that one (secondary measurement; x = n · rate − Σ known). Intervals under 200 µs are
+//! cold starts and are dropped; others weigh by their length, until 2 ms are collected.
 //!
-//! Where the machine counts each member by itself there is nothing to solve: a member's own misses over its own references
-//! say the same without the assumption that all make as many references, and without amplified noise (`own_counts`).
-//! A later probe of the same rows replaces the earlier one's readings.
+//! Where the machine counts each member by itself there is nothing to solve: a member's own misses over its own
+//! references say the same without the assumption that all make as many references, and without amplified noise
+//! (`own_counts`). A later probe of the same rows replaces the earlier one's readings.
 //!
 //! Properties: a PCMR is a score of locality; as solved, it may be negative or above 100. Noise of a group's rate is
 //! amplified √((n − 1)² + n) times, which the estimate's interval shows.

@@ -1,10 +1,10 @@
 //! Which phases of a task are of one kind: by what the task does whatever it is given.
 //!
-//! Two phases may ask a cache equally often and yet need very different amounts of it. So kinds are told by the misses of
-//! the first-level caches, the references of this one and the cycles that no memory is waited for, all together. A phase is
-//! of a kind if every number is as near to the kind's mean as its own intervals have been. Properties: no allocation of the
-//! cache changes any of these numbers; a kind that is split in two costs another measurement, while two that are taken for
-//! one give a task the other's curve, so that what is in doubt is split.
+//! Two phases may ask a cache equally often and yet need very different amounts of it. So kinds are told by the misses
+//! of the first-level caches, the references of this one and the cycles that no memory is waited for, all together. A
+//! phase is of a kind if every number is as near to the kind's mean as its own intervals have been. Properties: no
+//! allocation of the cache changes any of these numbers; a kind that is split in two costs another measurement, while
+//! two that are taken for one give a task the other's curve, so that what is in doubt is split.
 
 /// Kinds that are told apart of one task; further ones have none.
 const KINDS_AT_MOST: usize = 64;
@@ -63,7 +63,8 @@ impl PhaseKind {
 pub(super) struct PhaseKinds(Vec<PhaseKind>);
 
 impl PhaseKinds {
-    /// The kind of a phase whose first steady interval was so; a new one where none is near. `None` = there are too many.
+    /// The kind of a phase whose first steady interval was so; a new one where none is near. `None` = there are too
+    /// many.
     pub fn kind_of(&mut self, signal: &[f64]) -> Option<u32> {
         let distances = self.0.iter().map(|kind| kind.distance(signal)).enumerate();
         let nearest = distances.reduce(|a, b| if b.1 < a.1 { b } else { a });
@@ -78,7 +79,8 @@ impl PhaseKinds {
         })
     }
 
-    /// Is one of these first numbers of a signal outside of what a kind's intervals have been, and by so much from their mean?
+    /// Is one of these first numbers of a signal outside of what a kind's intervals have been, and by so much from
+    /// their mean?
     pub fn is_outside(&self, kind: u32, first: &[f64], least: f64) -> bool {
         let Some(kind) = self.0.get(kind as usize) else { return false };
         let outside =

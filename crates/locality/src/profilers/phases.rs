@@ -2,10 +2,11 @@
 //!
 //! Three signals. Per interval, from counters: the miss rate, and what reaches the cache (misses of the first-level
 //! caches, references of this one). From sampled reuse times: the locality signature. A miss rate changes with the
-//! allocation too: when shares or placements in force change, its history is forgotten rather than taken for a phase. The
-//! other two need no such care: no allocation of this cache changes what is before it. What two signals tell within the
-//! history of one is one change; what one signal tells twice is two. A change that is too small for the mean of the last
-//! intervals is told by the kind of the phase: what comes stays outside of all that this kind's intervals have been.
+//! allocation too: when shares or placements in force change, its history is forgotten rather than taken for a phase.
+//! The other two need no such care: no allocation of this cache changes what is before it. What two signals tell within
+//! the history of one is one change; what one signal tells twice is two. A change that is too small for the mean of the
+//! last intervals is told by the kind of the phase: what comes stays outside of all that this kind's intervals have
+//! been.
 
 use cachemate_core::{
     AppliedPlan, CacheLevel, CounterEvent, EventCounts, EvidenceKind, Fact, FactSource, Observation, PhaseParameters,
@@ -24,8 +25,8 @@ const OUTSIDE_INTERVALS: usize = 2;
 /// Fills `phase_number` and `phase.kind`; at a change it resets everything else.
 ///
 /// Kinds are told by what comes from the first level and by the cycles that no memory is waited for, where those are
-/// counted. No allocation of the cache changes either. Else the miss rate tells: then one phase under two allocations may be
-/// two kinds.
+/// counted. No allocation of the cache changes either. Else the miss rate tells: then one phase under two allocations
+/// may be two kinds.
 #[derive(Clone, Debug)]
 pub struct PhaseProfiler {
     level: CacheLevel,
@@ -40,7 +41,8 @@ pub struct PhaseProfiler {
 struct PhaseState {
     instructions: f64,
     misses: f64,
-    /// References of this cache, and misses of the first-level ones; each `None` = not counted all through the interval.
+    /// References of this cache, and misses of the first-level ones; each `None` = not counted all through the
+    /// interval.
     before: [Option<f64>; 3],
     by_miss_rate: Option<PhaseDetector>,
     by_incoming_rate: Option<PhaseDetector>,
@@ -51,7 +53,8 @@ struct PhaseState {
     kind: Option<u32>,
     /// Intervals in a row in which what comes was not of that kind.
     outside: usize,
-    /// Who told the last change (the miss rate, what comes), and in how many more intervals the other's is the same one.
+    /// Who told the last change (the miss rate, what comes), and in how many more intervals the other's is the same
+    /// one.
     reported: ([bool; 2], usize),
 }
 
@@ -257,7 +260,8 @@ mod tests {
         assert!(found.iter().skip(1).all(|(first, _)| first.is_none()), "{kinds:?}");
     }
 
-    /// Is a phase told whose difference is too small for the mean of the last intervals, where only references are counted?
+    /// Is a phase told whose difference is too small for the mean of the last intervals, where only references are
+    /// counted?
     #[test]
     fn a_small_lasting_difference_of_what_comes_is_a_phase() {
         let (mut profiler, mut profiles) = (profiler(), Profiles::new());

@@ -1,8 +1,8 @@
 //! Intensity from evicted lines, where there is no PMU: prime, wait and reload beside a task and without it.
 //!
 //! Raw samples alternate between the task running beside the probe and kept off (papers have no such probe: they have
-//! counters). Only samples between two near ping-pongs count: virtual CPUs change the cache that they share, and beside a
-//! task on another cache there is nothing to see. The answer is the difference of the two 20 % trimmed means, so that
+//! counters). Only samples between two near ping-pongs count: virtual CPUs change the cache that they share, and beside
+//! a task on another cache there is nothing to see. The answer is the difference of the two 20 % trimmed means, so that
 //! what everybody else evicts cancels; its interval comes from the spread of both.
 
 use cachemate_core::{
@@ -115,7 +115,8 @@ mod tests {
         ProbeEvidence::PrimeProbe { task: TaskId(0), buffer_bytes: 1, wait_ns: 1, samples }
     }
 
-    /// Is the difference of the two sides the intensity, across answers, with split samples left out and wild ones trimmed?
+    /// Is the difference of the two sides the intensity, across answers, with split samples left out and wild ones
+    /// trimmed?
     #[test]
     fn what_the_task_adds_is_its_intensity() {
         let (mut profiler, mut profiles) = (PrimeProbeProfiler::default(), Profiles::new());

@@ -38,13 +38,15 @@ impl RapidMrcProfiler {
         RapidMrcProfiler { cache, form: CurveForm::Survival, plus_minus: 0.5 }
     }
 
-    /// The thesis's settings: automatic warm-up, repeats corrected, curves good to 1.02 misses per thousand instructions.
+    /// The thesis's settings: automatic warm-up, repeats corrected, curves good to 1.02 misses per thousand
+    /// instructions.
     pub fn as_in_the_thesis(cache: TracedCache) -> Self {
         let form = CurveForm::Thesis { warmup: Warmup::Automatic, correct_repeats: true };
         RapidMrcProfiler { cache, form, plus_minus: 1.02 }
     }
 
-    /// The same with another form of curve, for studies of the settings (RM-2, RM-3), and for hardware that leaves no repeats.
+    /// The same with another form of curve, for studies of the settings (RM-2, RM-3), and for hardware that leaves no
+    /// repeats.
     pub fn with_form(self, form: CurveForm, plus_minus: f64) -> Self {
         RapidMrcProfiler { form, plus_minus, ..self }
     }
@@ -179,7 +181,8 @@ mod tests {
         assert_close(&curve_of(&seen).unwrap(), &[vec![53.0; 7], vec![3.0; 9]].concat());
     }
 
-    /// Is the rate that a task has beside others in the same space no point of its curve, and one in a share of its own?
+    /// Is the rate that a task has beside others in the same space no point of its curve, and one in a share of its
+    /// own?
     #[test]
     fn a_rate_beside_others_is_no_point() {
         let counts = counts(&[(CounterEvent::Instructions, 60_000), (CounterEvent::Misses(CacheLevel::L2), 180)]);
@@ -204,8 +207,8 @@ mod tests {
         assert_eq!(rates, [vec![53.0; 7], vec![3.0; 9]].concat());
     }
 
-    /// Has a program whose code fills the cache a curve that falls where the code fits, and none of that in the thesis's
-    /// form?
+    /// Has a program whose code fills the cache a curve that falls where the code fits, and none of that in the
+    /// thesis's form?
     #[test]
     fn code_in_the_log_is_in_the_curve() {
         // Two lines of data in turn with a loop of 75 lines of code.

@@ -4,8 +4,8 @@
 //! shortest times are taken for the L1's hits and left out, and the others are counted in references behind it. What is
 //! left has the same footprint, P(T > t) being larger and t being shorter by the same factor.
 //!
-//! Code shares the cache with data. A machine that watches fetched lines too ([`ReuseProfiler::of_code_too`]) shows what
-//! it takes and misses; where only data is watched, the code's references are left out of the count as hits.
+//! Code shares the cache with data. A machine that watches fetched lines too ([`ReuseProfiler::of_code_too`]) shows
+//! what it takes and misses; where only data is watched, the code's references are left out of the count as hits.
 
 use cachemate_core::{
     CacheLevel, CounterEvent, Estimate, EvidenceKind, Fact, FactSource, Observation, ProbeEvidence, Profiler, Profiles,

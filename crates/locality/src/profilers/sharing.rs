@@ -203,7 +203,8 @@ mod tests {
         assert_eq!(similarity(maps[0], maps[2], &global, 3), 0);
     }
 
-    /// Do remote accesses go to whom they go to: all to the one partner, or in proportion to how often others touch a line?
+    /// Do remote accesses go to whom they go to: all to the one partner, or in proportion to how often others touch a
+    /// line?
     #[test]
     fn remote_accesses_belong_to_those_who_touch_the_same_lines() {
         let (mut profiler, mut profiles) = (SharingProfiler::new(ShMapParameters::default()), Profiles::new());
@@ -215,7 +216,8 @@ mod tests {
             [0, 1, 2, 3].map(|task| with(&profiles, task)),
             [vec![(1, 1.0)], vec![(0, 1.0)], vec![(3, 1.0)], vec![(2, 1.0)]]
         );
-        // Line 7: task 0 four times, task 1 once, task 2 three times; line 8 is task 0's alone: a third of what it touches.
+        // Line 7: task 0 four times, task 1 once, task 2 three times; line 8 is task 0's alone: a third of what it
+        // touches.
         let remote = |task, line, times| vec![sample(task, line, DataSource::RemoteCache); times];
         let samples = [remote(0, 7, 4), remote(0, 8, 2), remote(1, 7, 1), remote(2, 7, 3)].concat();
         profiler.update(&round(2, true, samples), &mut profiles);

@@ -1,11 +1,11 @@
-//! Curves of misses from counters at the sizes that a task has held: what a sweep over a few masks of ways gives, with no trace
-//! and no watch points.
+//! Curves of misses from counters at the sizes that a task has held: what a sweep over a few masks of ways gives, with
+//! no trace and no watch points.
 //!
-//! Problem: a host with way masks and counters, but without samples, has no curve. Method: misses of the last level for each
-//! thousand instructions, counted in windows in which the task held a share alone. The first two windows of a share do not
-//! count: the task keeps lines of a larger share until then, or fills a larger one. Each share that was tried is a point.
-//! Properties: a curve needs a few sizes; a curve from a finer source stays; where shares overlap, or nothing is counted, there
-//! is none.
+//! Problem: a host with way masks and counters, but without samples, has no curve. Method: misses of the last level for
+//! each thousand instructions, counted in windows in which the task held a share alone. The first two windows of a
+//! share do not count: the task keeps lines of a larger share until then, or fills a larger one. Each share that was
+//! tried is a point. Properties: a curve needs a few sizes; a curve from a finer source stays; where shares overlap, or
+//! nothing is counted, there is none.
 
 use std::collections::BTreeMap;
 
@@ -18,8 +18,8 @@ use super::{PerTask, RunningStats, has_exclusive_units, share_bytes, shares_of};
 
 /// Fewer sizes say nothing of a curve's form.
 const SIZES_AT_LEAST: usize = 3;
-/// Windows until lines have come and gone as a new share has it. In the simulator one window of 4 ms is too short for 1 MiB that is
-/// filled beside a stream: its lines are younger than those of the program, and go last.
+/// Windows until lines have come and gone as a new share has it. In the simulator one window of 4 ms is too short for 1
+/// MiB that is filled beside a stream: its lines are younger than those of the program, and go last.
 const SETTLING_WINDOWS: u32 = 2;
 
 /// Fills `misses_per_kilo_instr` of the cache's level where no other source does.
@@ -38,8 +38,8 @@ struct SizePoints {
 }
 
 impl SizeSweepProfiler {
-    /// A profiler for a cache of this size, which the machine divides into so many colors or ways. Windows in which a task ran
-    /// fewer instructions do not count.
+    /// A profiler for a cache of this size, which the machine divides into so many colors or ways. Windows in which a
+    /// task ran fewer instructions do not count.
     pub fn new(cache: TracedCache, at_least_instructions: f64) -> Self {
         SizeSweepProfiler { cache, at_least_instructions, tasks: PerTask::default() }
     }

@@ -1,11 +1,11 @@
 //! LRU stack distances of one short log, one for every entry.
 //!
-//! Problem: the engine of [`crate::stack`] answers with one histogram of a stream of any length; a log is short, all there
-//! at once, and each entry's own distance is wanted. Method: the entry that a line was last seen in is dead from its
-//! next touch on; the distance is the entries in between less the dead ones among them, which the engine's counter knows.
-//! Where a line was last seen is told by a table of entries, which are compared through the log itself: it is half as
-//! large as one that holds lines, and stays in the host's second-level cache.
-//! Properties: exact, no bound on the depth, time in proportion to the log.
+//! Problem: the engine of [`crate::stack`] answers with one histogram of a stream of any length; a log is short, all
+//! there at once, and each entry's own distance is wanted. Method: the entry that a line was last seen in is dead from
+//! its next touch on; the distance is the entries in between less the dead ones among them, which the engine's counter
+//! knows. Where a line was last seen is told by a table of entries, which are compared through the log itself: it is
+//! half as large as one that holds lines, and stays in the host's second-level cache. Properties: exact, no bound on
+//! the depth, time in proportion to the log.
 
 use crate::hash::mix;
 use crate::simd::{Lanes, Simd, dispatch, prefetch};
@@ -18,8 +18,8 @@ pub const FIRST: u32 = u32::MAX;
 /// host's cache overlap.
 const AHEAD: usize = 16;
 
-/// Distinct other lines since each entry's line was last in the log; [`FIRST`] where it was not. Logs of 2^32 entries and
-/// more are cut.
+/// Distinct other lines since each entry's line was last in the log; [`FIRST`] where it was not. Logs of 2^32 entries
+/// and more are cut.
 pub fn log_distances(lines: &[u64]) -> Vec<u32> {
     let lines = &lines[..lines.len().min(u32::MAX as usize - 1)];
     let mut stack_distances = Vec::with_capacity(lines.len());
@@ -124,7 +124,8 @@ mod tests {
         }
     }
 
-    /// Are the counters right where reuses span groups and blocks, and where groups pass without any touch of an old line?
+    /// Are the counters right where reuses span groups and blocks, and where groups pass without any touch of an old
+    /// line?
     #[test]
     fn long_reuses_cross_groups() {
         let sweep: Vec<u64> = (0..9000).chain(0..9000).chain(20_000..27_000).chain((0..9000).rev()).collect();

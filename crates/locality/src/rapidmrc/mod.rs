@@ -7,8 +7,8 @@
 //! which one measured point removes ([`crate::curve::MissRateCurve::shifted_through`]). [`trace_curve`] is this, to the
 //! letter; [`survival_curve`] is the form to use.
 //!
-//! Properties: an access deeper than the largest size misses at every size, so the bounded stack gives the same curve as
-//! exact distances, which is what counts them here.
+//! Properties: an access deeper than the largest size misses at every size, so the bounded stack gives the same curve
+//! as exact distances, which is what counts them here.
 
 mod log_stack;
 mod survival;
@@ -44,8 +44,8 @@ pub struct MissLog<'a> {
     pub lost: Option<u64>,
 }
 
-/// Runs of equal values, as a prefetcher leaves them in a sampled-address register, become ascending lines; also how many
-/// entries were changed (thesis 5.3.1).
+/// Runs of equal values, as a prefetcher leaves them in a sampled-address register, become ascending lines; also how
+/// many entries were changed (thesis 5.3.1).
 pub fn correct_repeats(lines: &[u64]) -> (Vec<u64>, usize) {
     let (corrected, demanded) = corrected_and_demanded(lines, &[]);
     let changed = demanded.iter().filter(|&&demanded| !demanded).count();

@@ -15,8 +15,8 @@
 //! - A counter beside the log says how many first-level misses there really were. Where the log has fewer, the measured
 //!   point decides what they did, in this order: the rate is scaled, up to the misses put down to losses; the distances
 //!   are stretched, by no more than that; and what is left (stores that write through, and fetches of code where the
-//!   log does not hold them) moves the curve vertically, as in the thesis. Losses are at most what the thesis measured; a counter that
-//!   says more has counted stores too, and the more of them, the less is put down to losses.
+//!   log does not hold them) moves the curve vertically, as in the thesis. Losses are at most what the thesis measured;
+//!   a counter that says more has counted stores too, and the more of them, the less is put down to losses.
 //!
 //! Properties: pure, linear in the log; passes through the measured point; never increasing, never negative; a log that
 //! holds everything and was taken cold gives the exact curve of an LRU stack.
@@ -40,8 +40,8 @@ pub struct LogCounts {
     pub point: Option<(u64, f64)>,
 }
 
-/// Misses per thousand instructions at each size (ascending). `None` for a log without an access of the program, no sizes,
-/// or no instructions.
+/// Misses per thousand instructions at each size (ascending). `None` for a log without an access of the program, no
+/// sizes, or no instructions.
 pub fn survival_curve(trace: &MissLog<'_>, counted: &LogCounts, sizes_bytes: &[u64]) -> Option<MissRateCurve> {
     survival_curve_with_reach(trace, counted, sizes_bytes).map(|(curve, _)| curve)
 }
@@ -269,8 +269,8 @@ mod tests {
         }
     }
 
-    /// Does a log tell how far it tells the curve: a short one to less than the largest size, a long one to all sizes that
-    /// lines are used again at?
+    /// Does a log tell how far it tells the curve: a short one to less than the largest size, a long one to all sizes
+    /// that lines are used again at?
     #[test]
     fn a_log_tells_how_far_it_reaches() {
         let reach = |entries: usize, spread: u64| {

@@ -1,9 +1,9 @@
 //! SHARDS of a fixed size: when the sample has too many lines, those with the greatest hash leave it for ever and the
 //! threshold falls to that hash.
 //!
-//! The publication scales all counts down whenever the rate falls from R to R'; here each access counts 1 / R at the rate
-//! of its time, which is the same relative to the end and costs nothing. Distances are kept in buckets, exact below
-//! 512 lines and within one part in 256 above, so memory is constant.
+//! The publication scales all counts down whenever the rate falls from R to R'; here each access counts 1 / R at the
+//! rate of its time, which is the same relative to the end and costs nothing. Distances are kept in buckets, exact
+//! below 512 lines and within one part in 256 above, so memory is constant.
 
 use super::{CurveEstimate, GROUPS, HASH_BITS, SampleError, SampledCurve, group_of, salt_of};
 use crate::hash::scatter;

@@ -1,18 +1,19 @@
 //! Miss-rate curves from a sample of the lines, with error bars: SHARDS.
 //!
-//! An access is looked at iff a hash of its line is below a threshold, so a line is followed for ever or not at all. Of a
-//! share R of the lines, a distance d among the sampled ones stands for d / R among all, and an access for 1 / R accesses
-//! (Waldspurger, Park, Garthwaite, Ahmad, "Efficient MRC construction with SHARDS", FAST 2015). [`FixedRateSampler`] keeps R;
-//! [`FixedSizeSampler`] keeps the number of lines and lowers R as needed, so that memory is constant. Both apply the published
-//! adjustment: the number of accesses is known exactly, so what the sample lacks or has too much of it (a hot line in
-//! it or not) is put to distance 0; in other words, misses are divided by the accesses there were, not by those sampled.
+//! An access is looked at iff a hash of its line is below a threshold, so a line is followed for ever or not at all. Of
+//! a share R of the lines, a distance d among the sampled ones stands for d / R among all, and an access for 1 / R
+//! accesses (Waldspurger, Park, Garthwaite, Ahmad, "Efficient MRC construction with SHARDS", FAST 2015).
+//! [`FixedRateSampler`] keeps R; [`FixedSizeSampler`] keeps the number of lines and lowers R as needed, so that memory
+//! is constant. Both apply the published adjustment: the number of accesses is known exactly, so what the sample lacks
+//! or has too much of it (a hot line in it or not) is put to distance 0; in other words, misses are divided by the
+//! accesses there were, not by those sampled.
 //!
 //! **Error bars.** Further bits of the hash split the sample into [`GROUPS`] groups of lines. Each group is by itself a
-//! SHARDS sample at R / 8 and gives a curve of its own, with its own distances. Their standard deviation over the square
-//! root of 8, times the square root of 1 - R (a sample of everything has no error), is the standard error of the curve;
-//! the half-width of a 95 % interval is that times Student's 2.365 (7 degrees of freedom). It covers both which lines
-//! were drawn and the scaling of distances. It is a statement about each size by itself; at a cliff of the curve the
-//! error is all or nothing and the interval too short.
+//! SHARDS sample at R / 8 and gives a curve of its own, with its own distances. Their standard deviation over the
+//! square root of 8, times the square root of 1 - R (a sample of everything has no error), is the standard error of the
+//! curve; the half-width of a 95 % interval is that times Student's 2.365 (7 degrees of freedom). It covers both which
+//! lines were drawn and the scaling of distances. It is a statement about each size by itself; at a cliff of the curve
+//! the error is all or nothing and the interval too short.
 
 mod fixed_rate;
 mod fixed_size;
@@ -58,8 +59,8 @@ fn salt_of(seed: u64) -> u64 {
 struct CurveEstimate {
     /// Distances in lines, ascending.
     distances_lines: Vec<f64>,
-    /// Misses of a cache that misses the distance at the same index and all above, cold ones included; one more entry at
-    /// the end for the cold ones alone.
+    /// Misses of a cache that misses the distance at the same index and all above, cold ones included; one more entry
+    /// at the end for the cold ones alone.
     misses: Vec<f64>,
 }
 

@@ -13,7 +13,8 @@ fn exact(lines: &[u64]) -> DistanceHistogram {
     engine.finish().unwrap()
 }
 
-/// Popular and rare lines, the popularity falling off with a power of the rank, and a loop now and then: a smooth curve.
+/// Popular and rare lines, the popularity falling off with a power of the rank, and a loop now and then: a smooth
+/// curve.
 fn skewed(len: usize, lines: u64, seed: u64) -> Vec<u64> {
     let mut random = SplitMix64::new(seed);
     (0..len)

@@ -1,9 +1,9 @@
 //! Where each line was last seen: line -> slot.
 //!
 //! Two forms. *Dense*: pages of 64 lines, a small hash table page -> leaf of 64 slots; best where programs use most
-//! lines of the pages they touch. *Sparse*: a bucket hash of lines; best where a page has one or two lines in use, which
-//! would cost the dense form some 300 bytes each. [`Finder`] starts dense and takes the form that suits, with a factor of
-//! two between going and coming back.
+//! lines of the pages they touch. *Sparse*: a bucket hash of lines; best where a page has one or two lines in use,
+//! which would cost the dense form some 300 bytes each. [`Finder`] starts dense and takes the form that suits, with a
+//! factor of two between going and coming back.
 
 use super::batch::Pairs;
 use super::dense::DenseFinder;

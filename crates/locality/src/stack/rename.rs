@@ -2,8 +2,8 @@
 //!
 //! The finders' tables have room for 43 bits of line address. Lines below 2^42 of address space 0 keep their address
 //! (with 64-byte lines, everything below 2^48); pages of 64 lines beyond, and pages of other address spaces, get
-//! consecutive numbers from 2^42 / 64 on, kept in an open-addressing table with whole keys. A bijection of lines changes
-//! no distance, so results are exact for all 64-bit addresses; only the wide ones pay for a second look-up.
+//! consecutive numbers from 2^42 / 64 on, kept in an open-addressing table with whole keys. A bijection of lines
+//! changes no distance, so results are exact for all 64-bit addresses; only the wide ones pay for a second look-up.
 
 use super::batch::{BATCH, LINE_BITS};
 use crate::hash::{mix, scatter};

@@ -2,8 +2,8 @@
 //!
 //! Four neighboring lines share a home bucket, chosen by the upper bits of a bijective mix of their common address; the
 //! rest of the mixed address, the two low bits of the line, and how many buckets past home the entry lies make up the
-//! tag. So tags are exact, and one vector comparison searches a bucket. Entries are never removed, hence a bucket that is
-//! not full ends a search. The table doubles at a load of 0.7, or when an entry would lie too far from home.
+//! tag. So tags are exact, and one vector comparison searches a bucket. Entries are never removed, hence a bucket that
+//! is not full ends a search. The table doubles at a load of 0.7, or when an entry would lie too far from home.
 
 use super::batch::{BATCH, LINE_BITS, Pairs};
 use crate::hash::mix_bits;

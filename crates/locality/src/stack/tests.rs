@@ -137,8 +137,8 @@ fn form_follows_density() {
     let all: Vec<u64> = (0..1_280_000).map(|at| at % 640_000).collect();
     engine.push(&all).unwrap();
     assert!(!engine.is_sparse());
-    // Of the first round over all lines, every 64th is known: since its last touch at place p of the scattered
-    // lines, the 9 999 others came, and 63 new ones for each of the p before it.
+    // Of the first round over all lines, every 64th is known: since its last touch at place p of the scattered lines,
+    // the 9 999 others came, and 63 new ones for each of the p before it.
     let mut expected = vec![(9_999, 10_000), (639_999, 640_000)];
     expected.extend((0..10_000).map(|place| (9_999 + 63 * place, 1)));
     assert_eq!(engine.finish().unwrap(), DistanceHistogram::new(640_000, expected));
@@ -167,8 +167,8 @@ fn spaces_do_not_share_lines() {
 /// Do footprints of many blocks of counters, where every level of the tree is at work, give the oracle's distances?
 #[test]
 fn deep_tree_equals_cyclic_theory() {
-    // Cyclic over n lines: every access but the first n has distance n - 1. Then backwards: the line at
-    // depth i of the stack, for i = 0, 1, 2, ..., because each touch leaves the deeper ones where they are.
+    // Cyclic over n lines: every access but the first n has distance n - 1. Then backwards: the line at depth i of the
+    // stack, for i = 0, 1, 2, ..., because each touch leaves the deeper ones where they are.
     let n = 300_000u64;
     let cycle: Vec<u64> = (0..3 * n).map(|at| at % n).collect();
     let back: Vec<u64> = (0..n).rev().collect();

@@ -4,7 +4,7 @@ use cachemate_trace::RunLogWriter;
 
 use super::*;
 
-/// Writes the log of a run; the records as they were.
+/// Writes the log of a run; returns its records.
 fn recorded(path: &std::path::Path) -> Vec<WindowRecord> {
     let (header, records) = alternating::recorded();
     let mut log = RunLogWriter::create(path, false, &header).unwrap();
@@ -27,7 +27,7 @@ fn over(
     decide_again(turns, &current, must_match, each)
 }
 
-/// Does the same policy decide the same over the recording, and is a changed one caught at its first window?
+/// Does the same policy make the same decisions over the recording, and is a changed one detected at its first window?
 #[test]
 fn the_same_policy_matches_and_a_changed_one_is_caught() {
     let dir = tempfile::tempdir().unwrap();
@@ -48,7 +48,7 @@ fn the_same_policy_matches_and_a_changed_one_is_caught() {
     assert_eq!(told.len(), 1);
     let text = result.unwrap_err().to_string();
     assert!(
-        text.starts_with("window 1: the policy 'turns' decides otherwise than recorded: allowed: recorded"),
+        text.starts_with("window 1: the policy 'turns' decides differently than recorded: allowed: recorded"),
         "{text}"
     );
 }
@@ -68,7 +68,7 @@ fn another_policys_forecasts_are_made_under_the_recorded_plan() {
     }
 }
 
-/// Is a plan that was not recorded refused, with what was in force left standing?
+/// Is a plan that was not recorded refused, so that the plan in force stays?
 #[test]
 fn a_plan_that_was_not_recorded_is_refused() {
     let dir = tempfile::tempdir().unwrap();
@@ -82,7 +82,7 @@ fn a_plan_that_was_not_recorded_is_refused() {
     assert_eq!(applied.affinity, records[0].applied.affinity);
 }
 
-/// A host whose last CPU goes offline after two windows and comes back after two more.
+/// A host whose last CPU goes offline after two windows and online again after two more.
 struct Hotplug(cachemate_core::test_support::ScriptedMachine, u64);
 
 impl Machine for Hotplug {
@@ -104,7 +104,7 @@ impl Machine for Hotplug {
     }
 }
 
-/// Keeps everybody on the last CPU that is there.
+/// Pins all tasks to the last online CPU.
 struct LastCpuPolicy;
 
 impl Policy for LastCpuPolicy {
@@ -116,8 +116,8 @@ impl Policy for LastCpuPolicy {
     }
 }
 
-/// Does a run in which a CPU went offline and came back decide the same again, and a log of the older version, which does
-/// not tell of it, otherwise from that window on?
+/// Does a run in which a CPU went offline and online again replay, and a log of the older version, which does not
+/// record it, differ from that window on?
 #[test]
 fn a_run_whose_cpus_went_offline_replays() {
     let dir = tempfile::tempdir().unwrap();
@@ -144,8 +144,8 @@ fn a_run_whose_cpus_went_offline_replays() {
     let text = std::fs::read_to_string(&path).unwrap();
     let old = text.replacen("\"format\":4", "\"format\":3", 1);
     let old = old.replace(",\"online\":\"0-1\"}", "}").replace(",\"online\":\"0\"}", "}");
-    assert!(old.len() < text.len() - 20, "two windows told of it");
+    assert!(old.len() < text.len() - 20, "two windows recorded it");
     std::fs::write(&path, old).unwrap();
     let error = again(&path).unwrap_err().to_string();
-    assert!(error.starts_with("window 2: the policy 'last' decides otherwise"), "{error}");
+    assert!(error.starts_with("window 2: the policy 'last' decides differently"), "{error}");
 }

@@ -1,4 +1,4 @@
-//! Does every policy, recorded on any machine, decide the same again from its run log?
+//! Does every policy, recorded on any machine, make the same decisions again from its run log?
 
 mod modelled_host;
 
@@ -13,7 +13,7 @@ use cachemate_trace::{RunLogReader, RunLogWriter};
 
 use modelled_host::ModelledHost;
 
-/// Parameters with which a policy has something to do on four tasks.
+/// Parameters under which a policy acts on four tasks.
 fn parameters(policy: &str) -> &'static str {
     match policy {
         "best-by-matrix" | "worst-by-matrix" => {
@@ -49,7 +49,7 @@ fn record<M: Machine>(pipeline: Pipeline, machine: M, path: &Path) -> Vec<Window
     records
 }
 
-/// Decides the log again and holds it against the records: plans and reasons here, forecasts inside.
+/// Replays the log and compares it with the records: plans and reasons here, forecasts inside.
 fn replays(policy: &str, path: &Path, records: &[WindowRecord]) {
     let log = RunLogReader::open(path).expect("the log can be read");
     let mut at = 0;
@@ -61,7 +61,8 @@ fn replays(policy: &str, path: &Path, records: &[WindowRecord]) {
     assert_eq!(windows as usize, records.len(), "'{policy}'");
 }
 
-/// Does it on a host in closed loop, with counters and without, evicted-line answers and roll-backs included?
+/// Does every policy replay on a host in closed loop, with counters and without, including evicted lines and
+/// roll-backs?
 #[test]
 fn every_policy_recorded_on_a_host_replays() {
     let dir = tempfile::tempdir().unwrap();
@@ -84,7 +85,7 @@ fn every_policy_recorded_on_a_host_replays() {
     assert!(evicted > 0, "no evicted-line answer was replayed");
 }
 
-/// Does it on the simulated machine, whose probes trace, sample and measure rows?
+/// Does every policy replay on the simulated machine, whose probes trace, sample and measure rows?
 #[test]
 fn every_policy_recorded_on_the_simulator_replays() {
     let dir = tempfile::tempdir().unwrap();
@@ -110,7 +111,7 @@ fn every_policy_recorded_on_the_simulator_replays() {
     }
 }
 
-/// Is a log that was changed afterwards caught at its window?
+/// Is a log that was changed afterwards detected at its window?
 #[test]
 fn a_forged_log_is_caught() {
     let dir = tempfile::tempdir().unwrap();
@@ -127,6 +128,6 @@ fn a_forged_log_is_caught() {
     forged.iter().for_each(|record| log.push(record).unwrap());
     log.finish().unwrap();
     let error = replay(RunLogReader::open(&path).unwrap(), None, |_| ()).unwrap_err().to_string();
-    assert!(error.starts_with(&format!("window {changed}: the policy 'dio' decides otherwise")), "{error}");
+    assert!(error.starts_with(&format!("window {changed}: the policy 'dio' decides differently")), "{error}");
     assert!(error.contains("reasons: recorded []"), "{error}");
 }

@@ -1,5 +1,5 @@
-//! A host in closed loop without a kernel: two victims and two streams on two last-level caches, whose speeds follow from
-//! who shares a cache with whom, and who answers probes as a live machine does, counters or not.
+//! A host in closed loop without a kernel: two victims and two streams on two last-level caches. Their speeds follow
+//! from the sharing of caches, and probes are answered as on a live machine, with counters or without.
 
 use std::collections::BTreeMap;
 
@@ -59,7 +59,7 @@ impl ModelledHost {
         }
     }
 
-    /// A few per cent that differ from window to window, the same in every run.
+    /// Noise of a few per cent that differs between windows and is the same in every run.
     fn noise(&self, task: u32) -> f64 {
         let mixed = (self.window * 7 + u64::from(task) * 13) % 11;
         1.0 + (mixed as f64 - 5.0) / 200.0
@@ -76,7 +76,7 @@ impl ModelledHost {
         ];
         let reading =
             |&(event, count): &(CounterEvent, f64)| EventCount { event, count: count as u64, enabled_share: 1.0 };
-        // Counters come late, as in the modelled lab, where programs start one after the other.
+        // Counters start late, as in the modeled lab, where programs start one after the other.
         let counts = if self.counters && self.window >= COUNTED_FROM {
             EventCounts(readings.iter().map(reading).collect())
         } else {

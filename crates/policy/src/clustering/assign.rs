@@ -2,14 +2,10 @@
 //!
 //! Problem: put the threads of a cluster on one chip, with all chips equally busy. Method: clusters are placed from the
 //! largest to the smallest, each on the chip with the fewest threads per CPU (in a tie, the one that already has most
-//! of its
-//! threads, so that good placements stay). If the remaining threads could not bring the other chips to within the limit
-//! of
-//! its chip, the cluster is *neutralized*: it is spread over as few chips as preserve the balance, least loaded first
-//! (on two
-//! chips, over both, as in the thesis). Unclustered threads come last and even out differences. Threads that may not
-//! move
-//! count on their chips, and attract their cluster if the balance allows it.
+//! of its threads, so that good placements stay). If the remaining threads could not bring the other chips to within
+//! the limit of its chip, the cluster is *neutralized*. It is then spread over as few chips as preserve the balance,
+//! least loaded first (on two chips, over both, as in the thesis). Unclustered threads come last and even out
+//! differences. Threads that may not move count on their chips, and attract their cluster if the balance allows it.
 //!
 //! Properties: pure, deterministic; best effort, not optimal.
 
@@ -76,8 +72,7 @@ impl ChipLoads<'_> {
     }
 
     /// Can `size` more threads, spread evenly over `onto`, be balanced by the `rest` still to come? A difference of one
-    /// thread
-    /// always can.
+    /// thread always can.
     fn balances(&self, onto: &[usize], size: usize, rest: usize, limit: f64) -> bool {
         let each = size.div_ceil(onto.len().max(1));
         let most = onto.iter().map(|&chip| self.per_cpu(chip, each)).fold(0.0, f64::max);

@@ -2,28 +2,21 @@
 //! merging: Liu and Murata, 2010).
 //!
 //! Problem: the thesis's scan lets one thread represent its cluster, and identifies global data by counting threads.
-//! Both
-//! fail if sharing is uneven: VolanoMark's two rooms came out as five clusters, and a cluster of more than half of the
-//! threads is invisible. Reasons for this method: it needs no number of clusters, it reads the counters a few times
-//! instead
-//! of comparing all pairs, and it compares a thread with the regions of its whole cluster.
+//! Both fail if sharing is uneven: VolanoMark's two rooms came out as five clusters, and a cluster of more than half of
+//! the threads is invisible. Reasons for this method: it needs no number of clusters, it reads the counters a few times
+//! instead of comparing all pairs, and it compares a thread with the regions of its whole cluster.
 //!
 //! Method: threads and entries are the two sides of a graph weighted with the counters. Every entry starts as a
-//! community;
-//! threads, then entries, join the community to which their ties exceed chance most (weight - degree x degree of the
-//! community / all weight), until none moves; communities whose union raises modularity are merged, and propagation
-//! starts
-//! again. Parts of one group are united by their mean counters. An entry is *owned* by a community if each of its
-//! threads
-//! touches it at least three times as much as other threads do, and two standard deviations beyond that, so that noise
-//! owns
-//! nothing. Other entries are global: they are dropped, and everything is repeated without them. A thread belongs to
-//! its
-//! community if its counters and the mean of the other members' reach the similarity threshold on the owned entries.
+//! community; threads, then entries, join the community to which their ties exceed chance most (weight - degree x
+//! degree of the community / all weight), until none moves; communities whose union raises modularity are merged, and
+//! propagation starts again. Parts of one group are united by their mean counters. An entry is *owned* by a community
+//! if each of its threads touches it at least three times as much as other threads do, and two standard deviations
+//! beyond that, so that noise owns nothing. Other entries are global: they are dropped, and everything is repeated
+//! without them. A thread belongs to its community if its counters and the mean of the other members' reach the
+//! similarity threshold on the owned entries.
 //!
 //! Properties: no seed; in a tie a node stays in its community, else goes to the lower label; a few passes over the
-//! nonzero
-//! counters.
+//! nonzero counters.
 
 use std::collections::BTreeMap;
 
@@ -271,10 +264,8 @@ fn pair_up(labels: &mut Labels, used: &[usize], count: usize, gain: impl Fn(usiz
 
 /// Modularity splits a large group if each of its regions is shared by few threads at a time, and regions shared by the
 /// parts would then count as global. Communities are therefore united if their mean counters are as similar as threads
-/// of a
-/// cluster must be, on the entries that are not global by the thesis's rule. They must also share at least a third of
-/// what
-/// the weaker one shares within.
+/// of a cluster must be, on the entries that are not global by the thesis's rule. They must also share at least a third
+/// of what the weaker one shares within.
 fn unite(graph: &Graph, labels: &mut Labels, threshold: u64) {
     for _ in 0..MAX_PASSES {
         if !unite_once(graph, labels, threshold) {

@@ -3,8 +3,7 @@
 //!
 //! Problem: given sampled counters of remote accesses per thread and region, find groups of threads that touch the same
 //! regions, without a given number of groups, for thousands of threads, while the programs run. Method: counters below
-//! a
-//! floor count as 0; [`one_pass`] is the thesis's scan against one representative per cluster; [`co_clusters`] groups
+//! a floor count as 0; [`one_pass`] is the thesis's scan against one representative per cluster; [`co_clusters`] groups
 //! threads and regions jointly. Threads that an earlier round put on one chip leave no trace of their sharing, so their
 //! earlier cluster counts as one more region, with just the weight of the threshold.
 //!
@@ -31,7 +30,8 @@ pub struct ThreadMap<'a> {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ClusteringMethod {
-    /// The thesis's: one scan, each cluster represented by its first thread, data of more than half the threads ignored.
+    /// The thesis's: one scan, each cluster represented by its first thread, data of more than half the threads
+    /// ignored.
     OnePass,
     /// Joint grouping of threads and regions by bipartite modularity; data is global with respect to the clusters.
     #[default]
@@ -81,15 +81,13 @@ impl Clusters {
 }
 
 /// The thesis's threshold: least similarity of two threads of a cluster, and the number of samples of a thread for
-/// which it
-/// is stated (10^6 samples, 16 threads).
+/// which it is stated (10^6 samples, 16 threads).
 pub const THRESHOLD: f64 = 40_000.0;
 /// Samples of a thread for which [`THRESHOLD`] is stated.
 pub const THRESHOLD_SAMPLES_PER_THREAD: f64 = 62_500.0;
 
 /// `threshold` for `share` of the samples for which it is stated: dot products grow with the square. Four regions at
-/// the
-/// floor are the least that exceeds chance.
+/// the floor are the least that exceeds chance.
 pub fn scaled_threshold(threshold: f64, share: f64, floor: u8) -> u64 {
     let least = 4.0 * f64::from(floor) * f64::from(floor);
     libm::round((threshold * share * share).max(least).max(1.0)).min(1e9) as u64
@@ -122,8 +120,7 @@ fn entries_and_columns(threads: &[ThreadMap<'_>]) -> (usize, usize) {
 }
 
 /// Counters as weights: 0 below the floor, in rows of `columns`; the `entries` of the shMap are followed by one column
-/// for
-/// each earlier cluster.
+/// for each earlier cluster.
 struct CounterWeights {
     columns: usize,
     rows: Vec<i16>,

@@ -1,10 +1,8 @@
 //! The thesis's clustering (3.4.3): one scan over the threads, each compared with one representative per cluster.
 //!
 //! It takes O(threads x clusters) dot products. Entries that more than half of the threads touch are global and left
-//! out, so
-//! a cluster of more than half of the threads is invisible. If a thread is similar to several representatives (which
-//! the
-//! thesis leaves open), it joins the most similar one, in a tie the earlier.
+//! out, so a cluster of more than half of the threads is invisible. If a thread is similar to several representatives
+//! (which the thesis leaves open), it joins the most similar one, in a tie the earlier.
 
 use cachemate_locality::shmap::{SharingCriteria, global_entries};
 

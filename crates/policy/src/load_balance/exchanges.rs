@@ -1,19 +1,15 @@
 //! The distributed form (CA 7 left it as future work): pairs of bins exchange tasks, without a global sort.
 //!
 //! The result is close to the central one for the following reason. Two bins a, b with n tasks each differ by d = Σ
-//! over any
-//! pairing of (i - j). If no exchange brings them closer, every i heavier than a j has i - j ≥ d, so d is at most the
-//! smallest
-//! such gap. With a margin m below which an exchange is not made: either a gap is below m / 2 for all pairs, d ≤ n m /
-//! 2, or
-//! d ≤ gap + m / 2. A free seat adds moves of single tasks, and d is at most the lightest task of the heavier bin, plus
-//! m.
+//! over any pairing of (i - j). If no exchange brings them closer, every i heavier than a j has i - j ≥ d, so d is at
+//! most the smallest such gap. With a margin m below which an exchange is not made: either a gap is below m / 2 for all
+//! pairs, d ≤ n m / 2, or d ≤ gap + m / 2. A free seat adds moves of single tasks, and d is at most the lightest task
+//! of the heavier bin, plus m.
 
 use super::{Bin, BinLoads, SeatQuota, TaskLoad};
 
 /// The pairs of a round, by the circle method: all pairs meet once in `places - 1` rounds (`places` if odd, with one
-/// bin
-/// pausing).
+/// bin pausing).
 pub(super) fn tournament(places: usize, round: u64) -> Vec<(usize, usize)> {
     if places < 2 {
         return Vec::new();
@@ -53,8 +49,7 @@ pub fn exchange(places: &[Bin], pieces: &[TaskLoad], round: u64, worth_moving: f
 }
 
 /// Bound of the difference of any two bins with `tasks` tasks each, after all exchanges; `mean_sum` is the greatest
-/// mean sum of
-/// a pair.
+/// mean sum of a pair.
 #[cfg(test)]
 pub(super) fn max_distance(pieces: &[TaskLoad], tasks: usize, mean_sum: f64, worth_moving: f64) -> f64 {
     let ends = pieces.iter().map(|piece| (piece.weight, piece.weight)).reduce(|a, b| (a.0.min(b.0), a.1.max(b.1)));

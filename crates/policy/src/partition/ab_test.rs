@@ -1,24 +1,16 @@
 //! A/B test of new shares by measured speeds.
 //!
 //! Problem: forecasts err, so a change of shares has to be tested by measured speeds; but programs have phases, and
-//! speeds
-//! before and after a change compare phases as well. The first windows after a change do not count either, because the
-//! cache
-//! is still full of the lines that the old shares kept. Method: old, new, new, old: the middles of both sides lie at
-//! the
-//! same time, so that a drift of the programs cancels, and like phases are compared ([`SpeedRecord::match_speeds`]).
-//! Arms
-//! continue until both sides cover enough of the same phases and the difference exceeds its noise ([`Ratio::is_sure`]),
-//! or
-//! no relevant difference is left. The test is evaluated at most four times an arm, each time with a quarter of the
-//! allowed
-//! error. An arm counts once the cache can have been refilled ([`SettlingPeriod`]). New shares that are clearly slower
-//! after
-//! half an arm are dropped at once.
+//! speeds before and after a change compare phases as well. The first windows after a change do not count either,
+//! because the cache is still full of the lines that the old shares kept. Method: old, new, new, old: the middles of
+//! both sides lie at the same time, so that a drift of the programs cancels, and like phases are compared
+//! ([`SpeedRecord::match_speeds`]). Arms continue until both sides cover enough of the same phases and the difference
+//! exceeds its noise ([`Ratio::is_sure`]), or no relevant difference is left. The test is evaluated at most four times
+//! an arm, each time with a quarter of the allowed error. An arm counts once the cache can have been refilled
+//! ([`SettlingPeriod`]). New shares that are clearly slower after half an arm are dropped at once.
 //!
 //! Properties: the result is the objective's sum of weighted speeds over that under the old shares; there is no result
-//! if a
-//! program did not do similar work on both sides; a test ends within a bounded number of windows, and its cost is
+//! if a program did not do similar work on both sides; a test ends within a bounded number of windows, and its cost is
 //! measured.
 
 use std::collections::BTreeMap;
@@ -78,12 +70,10 @@ pub struct AbTest {
 }
 
 /// Period after a change of the shares until every program has fetched its share of the cache's lines; until then,
-/// speeds
-/// are those of a cache that is being filled. A cache behind this one receives its misses or its evictions, and keeps
-/// the
-/// lines of the old shares for far longer. It has turned over once all programs together have missed as often as it has
-/// lines. For example, ammp beside applu on the thesis's machine loses a fifth of its speed over eighty windows after a
-/// partition is removed, while its misses of the L2 stay the same.
+/// speeds are those of a cache that is being filled. A cache behind this one receives its misses or its evictions, and
+/// keeps the lines of the old shares for far longer. It has turned over once all programs together have missed as often
+/// as it has lines. For example, ammp beside applu on the thesis's machine loses a fifth of its speed over eighty
+/// windows after a partition is removed, while its misses of the L2 stay the same.
 #[derive(Clone, Debug, Default)]
 pub struct SettlingPeriod {
     /// The cache had settled at the end of the last observed window, which does not count either.
@@ -94,8 +84,7 @@ pub struct SettlingPeriod {
 
 impl SettlingPeriod {
     /// Takes in a window. If misses are not counted, the fewest windows suffice; the period always ends within ten
-    /// times as
-    /// many (a hundred with a cache behind), because a program that rarely misses hardly needs the lines.
+    /// times as many (a hundred with a cache behind), because a program that rarely misses hardly needs the lines.
     pub fn observe(&mut self, seen: &Observation, level: CacheLevel, lengths: AbTestLengths) {
         let least = lengths.warmup_windows;
         self.windows += 1;
@@ -230,8 +219,7 @@ impl AbTest {
     }
 
     /// Cost of the trial in windows of the old shares' speed, from like windows as far as there are any, minus the gain
-    /// of the
-    /// new shares.
+    /// of the new shares.
     pub fn lost_windows(&self) -> f64 {
         let old = self.before.plus(&self.again);
         let plain = || self.away.weighted_speed(&self.weights) / old.weighted_speed(&self.weights);
@@ -282,8 +270,7 @@ mod tests {
         assert!((ratio - 1.0).abs() < 0.01, "{ratio}");
         let of = |arm| arms.iter().filter(|&&one| one == arm).count();
         // Three windows of ten misses fill twenty-five lines. Successive windows of a drift are similar, so nothing is
-        // certain
-        // before the new arm has its maximal length.
+        // certain before the new arm has its maximal length.
         assert_eq!([AbArm::Old, AbArm::New, AbArm::OldAgain].map(of), [4, 3 + 12, 3 + 4]);
     }
 

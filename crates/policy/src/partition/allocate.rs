@@ -1,17 +1,14 @@
 //! Allocation of a cache: the groups that share a partition, and the size of each partition.
 //!
 //! Problem: given the programs on one cache, possibly more than CPUs, their demand for space, and the operator's goals,
-//! find
-//! groups with numbers of units. Method:
+//! find groups with numbers of units. Method:
 //! 1. *Pool.* Programs whose speed hardly depends on space go into one partition (thesis 5.4, footnote 9).
 //! 2. *Lanes.* With more programs than CPUs, programs that never run together may have the same units: programs of
-//!    similar
-//!    demand form a time-share group, with a penalty for running together (thesis 7.3).
+//!    similar demand form a time-share group, with a penalty for running together (thesis 7.3).
 //! 3. *Sizes* by the exact solver, or by lookahead if that would take long; floors follow from the goals.
 //!
 //! Properties: deterministic; ties break by order of arrival; floors that do not fit together are lowered, largest
-//! first;
-//! lowered floors and the cost of floors to other programs are reported.
+//! first; lowered floors and the cost of floors to other programs are reported.
 
 use serde::Deserialize;
 

@@ -1,16 +1,13 @@
 //! Demand of a process for space: misses and cycles per instruction by the number of units.
 //!
 //! Problem: sizing needs the cost of every size for every process; measured are a miss-rate curve (RapidMRC) and the
-//! present
-//! speed. Method: cycles per instruction move from the measured speed along the curve. A miss costs the stall cycles
-//! beyond
-//! the cache divided by the misses, as measured for this program, which includes memory-level parallelism and a cache
-//! behind
-//! (thesis 4.6.3). If a measured stall curve spans the sizes, cycles move along that. A log does not hold all accesses
-//! (stores that write through, for one), so a measured rate that is higher or lower than any size explains shifts the
-//! whole
-//! curve, and measurements under a share bound it ([`DemandCurve::bounded`]). Properties: more space never costs more
-//! (rises in a curve of an LRU cache are noise); without a curve and a speed there is no demand curve.
+//! present speed. Method: cycles per instruction move from the measured speed along the curve. A miss costs the stall
+//! cycles beyond the cache divided by the misses, as measured for this program, which includes memory-level parallelism
+//! and a cache behind (thesis 4.6.3). If a measured stall curve spans the sizes, cycles move along that. A log does not
+//! hold all accesses (stores that write through, for one), so a measured rate that is higher or lower than any size
+//! explains shifts the whole curve, and measurements under a share bound it ([`DemandCurve::bounded`]). Properties:
+//! more space never costs more (rises in a curve of an LRU cache are noise); without a curve and a speed there is no
+//! demand curve.
 
 use cachemate_core::{CacheLevel, Estimate, Fact, FactSource, Profile, RateFacts, SizeCurve};
 
@@ -75,8 +72,7 @@ impl DemandCurve {
     }
 
     /// Bounds the curve by a measurement with so many units: as many or more units of its own cost at most as much, and
-    /// if no
-    /// other program used them, fewer cost at least as much.
+    /// if no other program used them, fewer cost at least as much.
     #[must_use]
     pub fn bounded(mut self, units: u32, measured: MeasuredSpeed, own: bool) -> Self {
         let bound = |values: &mut [f64], measured: f64| {
@@ -159,8 +155,7 @@ fn at(curve: &[(u64, Estimate)], bytes: f64) -> f64 {
 }
 
 /// The closest falling curve (least squares, pool adjacent violators): rises are averaged rather than cut off, so that
-/// one
-/// low reading does not pull down all that follow.
+/// one low reading does not pull down all that follow.
 fn isotonic_decreasing(values: Vec<f64>) -> Vec<f64> {
     let mut blocks: Vec<(f64, usize)> = Vec::with_capacity(values.len());
     for value in values {

@@ -1,6 +1,5 @@
 //! Partitions of a shared cache: their units (colors or ways), the cost of changes, demand curves of programs,
-//! allocation,
-//! and trials by measured speed.
+//! allocation, and trials by measured speed.
 
 pub(crate) mod ab_test;
 pub(crate) mod allocate;

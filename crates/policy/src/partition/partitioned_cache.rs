@@ -2,10 +2,8 @@
 //!
 //! Problem: colors persist. A process whose share is removed keeps its pages where they were moved, so the partition
 //! remains in effect for all memory that it has. Method: once colors were assigned, a return is a share as well, with
-//! all
-//! processes and all colors: pages then spread over the cache again, and their copying counts like any other. Ways
-//! leave no
-//! trace, so there the absence of shares suffices.
+//! all processes and all colors: pages then spread over the cache again, and their copying counts like any other. Ways
+//! leave no trace, so there the absence of shares suffices.
 
 use cachemate_core::{
     Cache, CacheId, CacheShare, Goal, GroupId, IndexSet, PageMigration, ProcessId, ShareMember, TaskSample, Topology,

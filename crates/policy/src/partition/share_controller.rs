@@ -1,23 +1,17 @@
 //! Control of a cache's shares: adoption, evidence, and repeated trials.
 //!
 //! Problem: forecasts err, so shares go on trial before they are adopted ([`super::ab_test`]). A measurement does not
-//! hold
-//! for ever either: programs change phase, and shares that helped then hurt. Permanent trials cost too, because all
-//! programs
-//! run slower while the worse side of a comparison is in force. Method:
+//! hold for ever either: programs change phase, and shares that helped then hurt. Permanent trials cost too, because
+//! all programs run slower while the worse side of a comparison is in force. Method:
 //! - Shares that partition the cache are compared again with sharing it, from time to time, and at once if programs run
 //!   clearly slower than in the like windows of the last verdict, or if there are no like windows.
 //! - The cost of a trial is measured, and the next one waits until that cost is no more than the stated share of the
-//!   time
-//!   since, and, after a trial without a change, until another one like it is paid for as well. Every further trial
-//!   without
-//!   a change doubles the wait; a change, another phase or a drop of speed ends that.
+//!   time since. After a trial without a change, it also waits until another one like it is paid for. Every further
+//!   trial without a change doubles the wait; a change, another phase or a drop of speed ends that.
 //! - Hysteresis: shares are adopted if they are faster by the smallest gain and not by chance, and removed if sharing
-//!   is as
-//!   fast.
+//!   is as fast.
 //! - The measured performance of a process with its units bounds its curve from then on ([`DemandCurve::bounded`]), so
-//!   that
-//!   shares that failed are not proposed again.
+//!   that shares that failed are not proposed again.
 //!
 //! Properties: trials cost at most the stated share of the time, except the first with new co-runners; a change of
 //! co-runners discards all evidence.
@@ -196,8 +190,7 @@ impl ShareController {
     }
 
     /// Speeds of an old phase or of other co-runners are no evidence for this one. The remaining processes still pay
-    /// for the cost
-    /// of trials.
+    /// for the cost of trials.
     fn forget(&mut self, co_runners: ProcessPhases, judged: bool) {
         let processes = |co_runners: &ProcessPhases| co_runners.iter().map(|&(process, _)| process).collect::<Vec<_>>();
         if processes(&co_runners) != processes(&self.co_runners) {

@@ -1,18 +1,13 @@
 //! Speeds of processes under the shares in force: the evidence for changes of shares.
 //!
 //! Only undisturbed windows count: a trace slows its program to a quarter (thesis 5.6.2), neighbors, streams and
-//! samples take
-//! resources from all programs, and while pages move, the shares are not yet the wanted ones. Records are compared like
-//! with
-//! like: programs have phases, and a record with more of a slow one reveals nothing about shares. The accesses that
-//! reach the
-//! cache from the first level do not depend on its allocation (misses, as in thesis 5.6.2, do), so they identify like
-//! windows
-//! of a program; the work of one record is then timed by the windows of both.
+//! samples take resources from all programs, and while pages move, the shares are not yet the wanted ones. Records are
+//! compared like with like: programs have phases, and a record with more of a slow one reveals nothing about shares.
+//! The accesses that reach the cache from the first level do not depend on its allocation (misses, as in thesis 5.6.2,
+//! do), so they identify like windows of a program; the work of one record is then timed by the windows of both.
 //!
 //! Properties: rates are sums over windows, so short windows weigh less; bounded memory; no result if less than half of
-//! a
-//! program's work has its like in the other record.
+//! a program's work has its like in the other record.
 
 use cachemate_core::{
     CacheLevel, CounterEvent, EventCounts, Observation, ProbeKind, ProcessId, StallCause, TaskSample,
@@ -49,8 +44,7 @@ pub struct SpeedRecord {
 /// Windows that are kept of a process.
 const KEPT_WINDOWS: usize = 64;
 /// Windows are alike if their incoming accesses differ by no more than the thesis's threshold (3 per 1000 instructions,
-/// 5.6.2)
-/// and this share of them, their sampling noise.
+/// 5.6.2) and this share of them, their sampling noise.
 const ALIKE_PER_KILO_INSTR: f64 = 3.0;
 const ALIKE_SHARE: f64 = 0.1;
 /// Least share of the work in a record that needs its like in the other record.
@@ -180,8 +174,7 @@ impl SpeedRecord {
     }
 
     /// A process in this record and in another one, over the same work: this record's windows of each kind that both
-    /// have;
-    /// `None` if that is too little of it.
+    /// have; `None` if that is too little of it.
     pub fn match_speeds(&self, other: &SpeedRecord, process: ProcessId) -> Option<MatchedSpeeds> {
         let (mine, theirs) = (self.samples.get(&process)?, other.samples.get(&process)?);
         let mut kinds: Vec<MatchedWindows<'_>> = Vec::new();
@@ -217,8 +210,7 @@ impl SpeedRecord {
     }
 
     /// The sum of weighted speeds over that in another record, with weights in cycles per instruction; `None` if a
-    /// process
-    /// cannot be compared.
+    /// process cannot be compared.
     pub fn speed_over(&self, other: &SpeedRecord, weights: &[(ProcessId, f64)]) -> Option<Ratio> {
         let (mut sums, mut variances, mut degrees_of_freedom) = ([0.0; 2], [0.0; 2], f64::INFINITY);
         for &(process, weight) in weights {
@@ -290,8 +282,7 @@ fn cycles_per_instr(samples: &[&SpeedSample]) -> f64 {
 }
 
 /// Variance of a window's cycles per instruction about those of its kind and record, as a share of them squared, with
-/// its
-/// degrees of freedom; increased for windows that resemble their predecessor (Bartlett 1946).
+/// its degrees of freedom; increased for windows that resemble their predecessor (Bartlett 1946).
 fn noise(kinds: &[MatchedWindows<'_>]) -> (f64, f64) {
     let (mut squares, mut products, mut free, mut windows, mut series) = (0.0, 0.0, 0, 0, 0);
     for samples in kinds.iter().flatten() {
@@ -407,8 +398,7 @@ pub(super) mod tests {
     }
 
     /// Does more of a slow phase in one record count for nothing, and are phases of one record only left out, or too
-    /// much for a
-    /// result?
+    /// much for a result?
     #[test]
     fn records_compare_like_with_like() {
         let record = |windows: &[(u64, u64)]| {
@@ -432,8 +422,7 @@ pub(super) mod tests {
     }
 
     /// Is the error of a ratio no smaller than the spread of repetitions, and not much larger with independent windows,
-    /// which few
-    /// windows cannot establish; and is it unknown if no two windows are alike?
+    /// which few windows cannot establish; and is it unknown if no two windows are alike?
     #[test]
     fn the_error_is_no_smaller_than_the_spread_of_repetitions() {
         let mut generator = cachemate_core::SplitMix64::new(5);

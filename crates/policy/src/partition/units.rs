@@ -1,14 +1,10 @@
 //! Assignment of units, given their numbers.
 //!
 //! Problem: sizes give the number of colors or ways of each group; which ones they are determines how many pages have
-//! to be
-//! copied (CP 4.6.5: 11 051 cycles a page), whether hardware accepts the mask (contiguous ways), and whether contiguous
-//! page
-//! requests can be met (CP 4.4.1: adjacent colors). Method: a group keeps its units as far as possible, and takes
-//! adjacent
-//! ones first; contiguous masks are laid out side by side in the present order of the groups. Properties: every group
-//! gets
-//! its number, no unit is assigned twice, and if sizes stay the same, nothing moves.
+//! to be copied (CP 4.6.5: 11 051 cycles a page), whether hardware accepts the mask (contiguous ways), and whether
+//! contiguous page requests can be met (CP 4.4.1: adjacent colors). Method: a group keeps its units as far as possible,
+//! and takes adjacent ones first; contiguous masks are laid out side by side in the present order of the groups.
+//! Properties: every group gets its number, no unit is assigned twice, and if sizes stay the same, nothing moves.
 
 use cachemate_core::{CacheId, IndexSet, PartitionSupport, View};
 
@@ -76,8 +72,7 @@ impl PartitionUnits {
 }
 
 /// Units of each group. `held` are its present ones (empty: none yet), `wanted` is their new number; all numbers add up
-/// to at
-/// most the cache's units.
+/// to at most the cache's units.
 pub fn assign(held: &[IndexSet], wanted: &[u32], divided: &PartitionUnits) -> Vec<IndexSet> {
     debug_assert!(held.len() == wanted.len() && wanted.iter().sum::<u32>() <= divided.units());
     if divided.contiguous() { side_by_side(held, wanted) } else { keeping(held, wanted, divided.units()) }
@@ -116,8 +111,7 @@ fn keeping(held: &[IndexSet], wanted: &[u32], units: u32) -> Vec<IndexSet> {
 }
 
 /// Pages that a process must copy when its colors become `allowed`: all outside them, and those that overfill a color
-/// when
-/// it gets more colors (CP 4.4.2).
+/// when it gets more colors (CP 4.4.2).
 pub fn pages_to_move(pages_per_color: &[u64], allowed: &IndexSet) -> u64 {
     let resident: u64 = pages_per_color.iter().sum();
     let max_each = resident.div_ceil(u64::from(allowed.count().max(1)));

@@ -2,12 +2,10 @@
 //!
 //! Problem: a phase is identified some windows after it has begun, and a change of plan takes some more. A program that
 //! changes phase again by then has released its partition for nothing, each time. Method: if the mean length of the
-//! last few
-//! phases was that short, the program's phase number stays constant, and its curve is the mean of its most recent
-//! curves.
-//! Logs fall anywhere in its phases, so their mean is that of its time. Properties: a program with a long phase is
-//! followed
-//! again; nothing changes until enough curves are measured; curves that differ widen the error of the mean accordingly.
+//! last few phases was that short, the program's phase number stays constant, and its curve is the mean of its most
+//! recent curves. Logs fall anywhere in its phases, so their mean is that of its time. Properties: a program with a
+//! long phase is followed again; nothing changes until enough curves are measured; curves that differ widen the error
+//! of the mean accordingly.
 
 use std::collections::{BTreeMap, VecDeque};
 

@@ -2,22 +2,16 @@
 //!
 //! Problem: whether two programs of the same miss rate slow each other down depends on the sets that they use. Method:
 //! accesses and misses of groups of sets (super sets) are counted for every task and level over a sample. A bit marks a
-//! busy
-//! super set; the number of bits that two tasks share measures how badly they go together. The next sample is expected
-//! to
-//! look like the last one. Scores and forms are those of [`crate::coschedule`].
+//! busy super set; the number of bits that two tasks share measures how badly they go together. The next sample is
+//! expected to look like the last one. Scores and forms are those of [`crate::coschedule`].
 //!
 //! The paper leaves open the number of super sets, the thresholds and the weights. Here, there are 32 super sets; one
-//! is busy
-//! if it counts more than the mean over all tasks and super sets (a mean over the task's own would set as many bits in
-//! a
-//! quiet program as in a busy one). Only the misses of the last level have a weight, because their overlap costs most
-//! (Table
-//! 1), and a sample that a task has run weighs 4 bits.
+//! is busy if it counts more than the mean over all tasks and super sets (a mean over the task's own would set as many
+//! bits in a quiet program as in a busy one). Only the misses of the last level have a weight, because their overlap
+//! costs most (Table 1), and a sample that a task has run weighs 4 bits.
 //!
 //! Properties: counts of a task that ran for part of a window are scaled to a whole window; profiles recorded
-//! beforehand are
-//! used if the machine cannot count; a task that has not run yet shares no bits.
+//! beforehand are used if the machine cannot count; a task that has not run yet shares no bits.
 
 use std::collections::BTreeMap;
 

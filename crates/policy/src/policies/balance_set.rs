@@ -1,19 +1,14 @@
 //! Balance sets: groups of threads whose reuse fits the cache together run one group after the other (papers BS 3).
 //!
 //! Problem: threads whose reuse does not fit a shared cache together should not run together, and none may starve.
-//! Method, for
-//! every last-level cache: a probe observes when sampled locations are touched again. StatCache or StatStack turns that
-//! into
-//! the miss ratio of any group: the mean of its members on a share of the cache each, or StatCC's composition on the
-//! whole.
-//! The threshold is the lowest that leaves no thread out; groups at or below it take turns as gangs
-//! ([`crate::solvers::balance`]).
+//! Method, for every last-level cache: a probe observes when sampled locations are touched again. StatCache or
+//! StatStack turns that into the miss ratio of any group: the mean of its members on a share of the cache each, or
+//! StatCC's composition on the whole. The threshold is the lowest that leaves no thread out; groups at or below it take
+//! turns as gangs ([`crate::solvers::balance`]).
 //!
 //! Properties: nothing is enumerated, so hundreds of threads are no problem; a thread without a profile counts as the
-//! worst
-//! known one; without any evidence, or with no more threads than CPUs, no thread is grouped. Profiles recorded earlier
-//! are
-//! used like measured ones; without reuse times in them, the mean is taken from their miss-rate curves.
+//! worst known one; without any evidence, or with no more threads than CPUs, no thread is grouped. Profiles recorded
+//! earlier are used like measured ones; without reuse times in them, the mean is taken from their miss-rate curves.
 
 use std::collections::BTreeMap;
 

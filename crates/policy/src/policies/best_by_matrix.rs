@@ -1,18 +1,14 @@
 //! The assignment with the least sum of measured pairwise slowdowns (CA 2.1): the best that a matrix can give.
 //!
 //! Problem: a policy that is better than another may still be far from the optimum. Method: the slowdown of every
-//! program
-//! beside every other, measured beforehand, is a parameter; whenever the set of tasks changes, the solvers find the
-//! assignment with the least sum. Rows belong to tasks in order of arrival: row k is for the k-th task of the run, so
-//! nothing
-//! depends on names. Which of two like caches a group gets does not matter for the sum, but it does for memory: groups
-//! are
-//! exchanged until no exchange leaves more tasks in place.
+//! program beside every other, measured beforehand, is a parameter; whenever the set of tasks changes, the solvers find
+//! the assignment with the least sum. Rows belong to tasks in order of arrival: row k is for the k-th task of the run,
+//! so nothing depends on names. Which of two like caches a group gets does not matter for the sum, but it does for
+//! memory: groups are exchanged until no exchange leaves more tasks in place.
 //!
 //! Properties: exact if the solver is (see [`crate::solvers`]), but best by the matrix only: pairs were measured alone,
 //! without the resources that all programs share, so another assignment may run faster. Tasks beyond the matrix are
-//! left
-//! alone; without a matrix nothing is done.
+//! left alone; without a matrix nothing is done.
 
 use std::collections::BTreeMap;
 

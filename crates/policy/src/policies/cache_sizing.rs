@@ -1,28 +1,20 @@
 //! Shares of every last-level cache, sized online from miss-rate curves (papers CP and RM; thesis 5.4, 7.3).
 //!
 //! Problem: programs on one cache displace lines of others that they do not reuse themselves; a partition helps only if
-//! it
-//! is sized right, kept up to date, and worth its price. Method, for each cache:
+//! it is sized right, kept up to date, and worth its price. Method, for each cache:
 //! 1. Request a trace of every process without a curve in its present phase, a few at once. A phase of a known kind has
-//!    the
-//!    curve of that kind, so if kinds of phases are known, a trace waits until the phase proves to be new.
+//!    the curve of that kind, so if kinds of phases are known, a trace waits until the phase proves to be new.
 //! 2. Once all have one, [`allocate`] sizes the shares. The predictor forecasts the performance of all processes under
-//!    these,
-//!    under the present ones, and without any. The best of the three is taken if it gains enough and, if pages have to
-//!    be
-//!    copied, earns the copying back in time; a goal that is missed now is reason enough. Measured speeds under the
-//!    present
-//!    shares are used instead of a forecast.
+//!    these, under the present ones, and without any. The best of the three is taken if it gains enough and, if pages
+//!    have to be copied, earns the copying back in time; a goal that is missed now is reason enough. Measured speeds
+//!    under the present shares are used instead of a forecast.
 //! 3. Try it: old shares, new ones, old ones again, with speeds measured in each ([`crate::partition::ab_test`]). New
-//!    shares
-//!    that do not measure better by the smallest gain are dropped; shares in force have to prove themselves again from
-//!    time
-//!    to time ([`crate::partition::share_controller`]).
+//!    shares that do not measure better by the smallest gain are dropped; shares in force have to prove themselves
+//!    again from time to time ([`crate::partition::share_controller`]).
 //!
 //! Properties: without evidence nothing changes; a process alone is confined only for the sake of a goal; newcomers are
 //! unrestricted until their curve is known; two programs of one time-share group have a penalty. Tasks are not placed,
-//! so
-//! that placement can be combined with any other policy.
+//! so that placement can be combined with any other policy.
 
 use std::collections::BTreeMap;
 
@@ -357,8 +349,7 @@ fn wanted_shares(
         max_groups: domain.divided.max_groups(),
         insensitive_below: parameters.insensitive_below,
         // Only single-threaded programs can be distinguished by CPU. Lanes are used only if the machine keeps their
-        // members from
-        // running together.
+        // members from running together.
         at_once: if threads == claimants.len() && keeps_penalties(view) {
             online as u32
         } else {
@@ -436,8 +427,7 @@ impl SizingForecast<'_> {
     }
 
     /// Misses per thousand instructions and cycles per instruction of each claimant under these shares, all on this
-    /// cache's
-    /// CPUs. Tasks are renamed by order of arrival, so that no tie breaks by an id.
+    /// cache's CPUs. Tasks are renamed by order of arrival, so that no tie breaks by an id.
     fn under(&self, shares: &[CacheShare]) -> Option<Vec<(f64, f64)>> {
         let bytes = self.domain.cache.size_bytes?;
         let mut profiles = Profiles::new();

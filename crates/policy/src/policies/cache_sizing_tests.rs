@@ -168,8 +168,7 @@ fn space_goes_where_it_helps() {
 }
 
 /// Runs so many windows, with the cycles of both programs for a million instructions, shared and divided. Returns the
-/// windows
-/// in which the cache was divided, and the reasons.
+/// windows in which the cache was divided, and the reasons.
 fn tried(world: &mut World, windows: u32, shared: [u64; 2], divided: [u64; 2]) -> (usize, Vec<Reason>) {
     let (mut said, mut windows_divided) = (Vec::new(), 0);
     for _ in 0..windows {

@@ -1,25 +1,18 @@
 //! CASC: threads that miss much are confined to a few CPUs, so that they never run all at once (papers CASC).
 //!
 //! Problem: low miss rates of a shared cache, without enumerating groups and without CPUs that wait for each other.
-//! Method:
-//! measure every thread's partial-cache miss rate (PCMR) from rows of co-running threads, give every CPU the highest
-//! PCMR
-//! that it accepts ([`crate::solvers::bucketization`]), and allow a thread the CPUs that accept it.
+//! Method: measure every thread's partial-cache miss rate (PCMR) from rows of co-running threads, give every CPU the
+//! highest PCMR that it accepts ([`crate::solvers::bucketization`]), and allow a thread the CPUs that accept it.
 //! 1. *Initial measurement*: n + 1 rows of n of the first n + 1 threads, each without one of them.
 //! 2. *Newcomers*. Literal form: on the cache's first CPU, beside known threads (secondary measurement). Better form:
-//!    in
-//!    rows like the first ones, several newcomers at a time and filled up with known threads, so that no estimate rests
-//!    on
-//!    an earlier one and newcomers are measured as accurately as the first threads.
+//!    in rows like the first ones, several newcomers at a time and filled up with known threads, so that no estimate
+//!    rests on an earlier one and newcomers are measured as accurately as the first threads.
 //! 3. *Length, chosen online* (better form): rows are measured again, twice as long, while the intervals of estimates
-//!    are
-//!    wider than `max_error`.
+//!    are wider than `max_error`.
 //! 4. *Again*: if a thread's phase changed; if the cache's miss rate drifts from the expected one for some windows,
-//!    relative
-//!    to its initial deviation; and, if requested, in turn at fixed times.
+//!    relative to its initial deviation; and, if requested, in turn at fixed times.
 //! 5. *Bucketization*, literal or better; the better form bounds the spread of run times, and spreads the CPUs for
-//!    threads
-//!    that miss much over the cores.
+//!    threads that miss much over the cores.
 //!
 //! Properties: threads need not run together, so there is no synchronization between CPUs; every thread has a CPU; on
 //! machines with several caches, each is handled by itself. Without evidence a thread keeps its CPUs.
@@ -62,8 +55,7 @@ pub struct Parameters {
     pub max_row_ns: u64,
     pub max_error: f64,
     /// Standard deviation of run times over their mean; better form. The default preserves nine tenths of the gain
-    /// without a
-    /// bound, and avoids a quarter of the worst slowdown (CASC-6); a value far above 1 is no bound.
+    /// without a bound, and avoids a quarter of the worst slowdown (CASC-6); a value far above 1 is no bound.
     pub max_run_time_variation: Option<f64>,
     /// Drift of the observed rate against the expected one (0.5 = by half), for so many windows.
     pub drift_threshold: f64,
@@ -161,10 +153,8 @@ impl Policy for Casc {
 }
 
 /// The cache's CPUs in the order in which bucketization fills them; the last ones get the threads that miss most.
-/// Better
-/// form: neighbors in this order are on different cores, because a thread that waits for memory leaves its core's
-/// pipeline
-/// to its siblings; with all such threads on one core, the others would crowd the rest.
+/// Better form: neighbors in this order are on different cores, because a thread that waits for memory leaves its
+/// core's pipeline to its siblings; with all such threads on one core, the others would crowd the rest.
 fn spread_over_cores(cores: &BTreeMap<u32, u32>, domain: &LlcTasks<'_>, parameters: &Parameters) -> Vec<u32> {
     let cpus: Vec<(u32, u32)> = domain.cpus.iter().map(|cpu| (cpu, cores.get(&cpu).copied().unwrap_or(cpu))).collect();
     let sibling = |at: usize| cpus[..at].iter().filter(|(_, core)| *core == cpus[at].1).count();

@@ -1,17 +1,14 @@
 //! Scheduling by miss counters (AV 5.2): the baseline for activity vectors.
 //!
 //! Problem: is it worth knowing *where* in the cache a task is busy if plain counters already tell how busy it is?
-//! Method:
-//! the penalty of two tasks is the product of their counted misses per thousand instructions, relative to the mean of
-//! all
-//! tasks (a sum would give all pairings the same total); forms and scores are those of [`crate::coschedule`]. Without
-//! counted
-//! rates, those of recorded profiles on the whole cache are used. In the form `set`, bringing a task in costs its extra
-//! misses over those of the mean task's sample, weighted like a penalty of two mean tasks.
+//! Method: the penalty of two tasks is the product of their counted misses per thousand instructions, relative to the
+//! mean of all tasks (a sum would give all pairings the same total); forms and scores are those of
+//! [`crate::coschedule`]. Without counted rates, those of recorded profiles on the whole cache are used. In the form
+//! `set`, bringing a task in costs its extra misses over those of the mean task's sample, weighted like a penalty of
+//! two mean tasks.
 //!
 //! Properties: needs a miss counter only; if all tasks are alike, every penalty is the same, and the schedule is a
-//! plain
-//! round robin.
+//! plain round robin.
 
 use std::collections::BTreeMap;
 

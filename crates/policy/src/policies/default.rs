@@ -1,6 +1,5 @@
 //! The baseline of all comparisons: changes nothing. Problem: every gain is relative to a baseline. Method: an idle
-//! plan
-//! in every window. Properties: requests nothing, moves nothing, needs no evidence.
+//! plan in every window. Properties: requests nothing, moves nothing, needs no evidence.
 
 use super::ParameterError;
 use cachemate_core::{Decision, Plan, Policy, View, WindowLength};

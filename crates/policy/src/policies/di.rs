@@ -1,19 +1,14 @@
 //! Distributed Intensity (CA 4.1): balances the programs' own miss rates over the caches.
 //!
 //! Problem: bus, controller, prefetchers and space are strained most if misses are concentrated. Method: the miss rate
-//! of
-//! each task alone, from its profile (its stack-distance profile or its miss-rate curve); tasks are sorted and dealt
-//! out so
-//! that the sums per cache are even, or exchanged between pairs of caches to the same end
+//! of each task alone, from its profile (its stack-distance profile or its miss-rate curve); tasks are sorted and dealt
+//! out so that the sums per cache are even, or exchanged between pairs of caches to the same end
 //! ([`crate::intensity_balancing`], [`crate::load_balance`]).
 //!
 //! The paper takes the rate alone on the whole cache. A program that just fits the cache then counts as quiet, although
-//! it
-//! misses and slows down most as soon as it shares the cache. By default, the rate is therefore the one on an even
-//! share of
-//! the cache; `recorded_on = "whole"` is the paper's. If some profile has no rate for the share, all are compared on
-//! the
-//! whole.
+//! it misses and slows down most as soon as it shares the cache. By default, the rate is therefore the one on an even
+//! share of the cache; `recorded_on = "whole"` is the paper's. If some profile has no rate for the share, all are
+//! compared on the whole.
 //!
 //! Properties: tasks without a profile stay in place; nothing moves while rates do not change; priorities count.
 

@@ -2,17 +2,13 @@
 //!
 //! Problem: DI needs a profile of every program beforehand. Method: the miss rate as counted while the task runs beside
 //! others, averaged over windows of 10^9 cycles; it orders tasks nearly like the rates alone do (CA-5). Reads from
-//! memory
-//! can be counted instead of misses, which includes prefetched lines. If no task has counts (as in most virtual
-//! machines),
-//! the intensity from probes is used; without probes, on a machine without counters, the rates recorded earlier. Then
-//! as in
-//! DI: tasks are sorted and dealt out, or exchanged between pairs of caches ([`crate::intensity_balancing`],
-//! [`crate::load_balance`]).
+//! memory can be counted instead of misses, which includes prefetched lines. If no task has counts (as in most virtual
+//! machines), the intensity from probes is used; without probes, on a machine without counters, the rates recorded
+//! earlier. Then as in DI: tasks are sorted and dealt out, or exchanged between pairs of caches
+//! ([`crate::intensity_balancing`], [`crate::load_balance`]).
 //!
 //! Properties: follows phases, because profiles drop evidence of earlier ones; rates of different kinds are never
-//! compared;
-//! tasks that have not been measured yet stay in place.
+//! compared; tasks that have not been measured yet stay in place.
 
 use cachemate_core::{Ability, Decision, Fact, Policy, Profile, Support, TaskId, View};
 

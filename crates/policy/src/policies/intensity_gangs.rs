@@ -2,21 +2,18 @@
 //!
 //! Problem: in a virtual machine misses cannot be counted, and the CPUs that share a cache may differ from the kernel's
 //! topology and change from one minute to the next. Method: three kinds of probes, one at a time. Cache-line ping-pong
-//! shows
-//! which CPUs share a cache *now*; evicted lines give each active task's intensity; a stream beside the task gives its
-//! sensitivity. The slowdown of `i` beside `j` is the product of `i`'s sensitivity and `j`'s intensity (Pain's form, CA
-//! 2.2.4, with measured factors). Then, for each measured cache:
+//! shows which CPUs share a cache *now*; evicted lines give each active task's intensity; a stream beside the task
+//! gives its sensitivity. The slowdown of `i` beside `j` is the product of `i`'s sensitivity and `j`'s intensity
+//! (Pain's form, CA 2.2.4, with measured factors). Then, for each measured cache:
 //! - with several caches, the solver spreads tasks over them so that the sum of slowdowns is least;
 //! - with one cache and more tasks than CPUs, the same solver forms gangs that take turns on it (the idea of balance
-//!   sets
-//!   with another criterion), if that removes enough of the slowdown;
+//!   sets with another criterion), if that removes enough of the slowdown;
 //! - if the measured CPUs share no cache, there is nothing to gain, and nothing is done.
 //!
 //! Properties: without evidence about every active task, or about shared caches, the plan in force stays; a single
-//! ping-pong
-//! decides nothing (two of the last three do); all gangs have equal turns, and every movable task is in one; after the
-//! initial profiling, probes cost at most a quarter of a per cent of the processors' time, and nothing if there is no
-//! choice.
+//! ping-pong decides nothing (two of the last three do); all gangs have equal turns, and every movable task is in one;
+//! after the initial profiling, probes cost at most a quarter of a per cent of the processors' time, and nothing if
+//! there is no choice.
 
 mod gangs;
 
@@ -60,12 +57,10 @@ pub struct Parameters {
     /// Windows after which a task is probed again; 0 = never.
     pub probe_again_windows: u64,
     /// Processor time of the initial profiling, for each task. On a host the phases of a bracket are long (150 ms): the
-    /// two
-    /// probes of a task take 1.8 s with an 8 MiB cache, including the time that they keep it off its CPU.
+    /// two probes of a task take 1.8 s with an 8 MiB cache, including the time that they keep it off its CPU.
     pub survey_ns: u64,
     /// Share of all processor time for probes after that. Programs that a probe keeps off their CPUs lose about twice
-    /// as much
-    /// again (measured in the simulator), so a quarter of a per cent costs them less than one per cent.
+    /// as much again (measured in the simulator), so a quarter of a per cent costs them less than one per cent.
     pub max_probe_share: f64,
 }
 
@@ -127,8 +122,7 @@ impl ProbeBudget {
     }
 
     /// Is some of the share of all time since the start left? First requests may also spend the initial profiling's
-    /// time of
-    /// each task; repeated ones wait until that has been made up for.
+    /// time of each task; repeated ones wait until that has been made up for.
     fn allows(&self, first: bool, view: &View<'_>, parameters: &Parameters) -> bool {
         let tasks = if first { view.movable().count() as u64 } else { 0 };
         let survey_ns = parameters.survey_ns.saturating_mul(tasks);
@@ -244,8 +238,7 @@ impl IntensityGangs {
     }
 
     /// The first CPU of every cache against its others, repeatedly, because caches of virtual machines change; at most
-    /// once in a
-    /// window's time. Windows end when probes are answered, so their number does not measure time.
+    /// once in a window's time. Windows end when probes are answered, so their number does not measure time.
     fn ping(&mut self, view: &View<'_>) {
         let early = self.pinged_ns.is_some_and(|at| now_ns(view) < at + self.parameters.window_ns);
         let first = self.sharing(view).is_none();

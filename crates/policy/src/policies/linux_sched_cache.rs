@@ -1,19 +1,14 @@
 //! Linux's cache-aware scheduling (`SCHED_CACHE`, since 7.2): the baseline that a host's kernel provides.
 //!
 //! Problem: threads of a process share data, and the kernel's balancer spreads them over caches. Method, after the
-//! kernel's
-//! published rules: a process's run time on each last-level cache is counted with a half life of one epoch. The cache
-//! with
-//! the most is preferred, and another one replaces it only with more than twice as much. Threads are gathered there
-//! unless
-//! that would overload it. A process is left alone if it has one thread, runs more threads than the cache has CPUs, or
-//! touches more memory than fits the cache.
+//! kernel's published rules: a process's run time on each last-level cache is counted with a half life of one epoch.
+//! The cache with the most is preferred, and another one replaces it only with more than twice as much. Threads are
+//! gathered there unless that would overload it. A process is left alone if it has one thread, runs more threads than
+//! the cache has CPUs, or touches more memory than fits the cache.
 //!
 //! Properties: needs no counter. Here gathering is an affinity, whereas the kernel's balancer only prefers; a thread
-//! that the
-//! rule refuses is unrestricted. The footprint is the resident memory, and counts only with two memory nodes, because
-//! the
-//! kernel derives it from the faults of NUMA balancing.
+//! that the rule refuses is unrestricted. The footprint is the resident memory, and counts only with two memory nodes,
+//! because the kernel derives it from the faults of NUMA balancing.
 
 use std::collections::{BTreeMap, BTreeSet};
 

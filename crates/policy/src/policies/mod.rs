@@ -325,7 +325,8 @@ mod tests {
         }
     }
 
-    /// Does each retired name of a parameter give an error that names its place and its successor, and is that one valid?
+    /// Does each retired name of a parameter give an error that names its place and its successor, and is that one
+    /// valid?
     #[test]
     fn retired_parameters_are_refused_with_their_successor() {
         let rows = RETIRED_SPELLINGS.iter().filter(|row| row.scope == SpellingScope::PolicyParameter);

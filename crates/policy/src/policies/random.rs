@@ -1,8 +1,6 @@
 //! Each task goes to a random one of the caches with the fewest tasks (papers CA: random). Problem: the mean loss of
-//! placement
-//! without evidence, over many draws. Method: a newcomer draws among the emptiest caches, so that loads stay even, and
-//! stays
-//! there. Properties: needs no evidence; the same seed and arrivals give the same placement.
+//! placement without evidence, over many draws. Method: a newcomer draws among the emptiest caches, so that loads stay
+//! even, and stays there. Properties: needs no evidence; the same seed and arrivals give the same placement.
 
 use std::collections::BTreeMap;
 

@@ -1,7 +1,6 @@
 //! Tasks are dealt out to the last-level caches in order of arrival (papers TC: round robin). Problem: a baseline that
-//! uses
-//! nothing but the number of tasks. Method: each newcomer goes to the next cache, and stays there. Properties: needs no
-//! evidence; a task moves only if its cache loses its last CPU.
+//! uses nothing but the number of tasks. Method: each newcomer goes to the next cache, and stays there. Properties:
+//! needs no evidence; a task moves only if its cache loses its last CPU.
 
 use std::collections::BTreeMap;
 

@@ -2,16 +2,13 @@
 //! 4.6.4).
 //!
 //! Problem: a static share is too small while the load is high, and wastes space while it is low. Method: the floor is
-//! the
-//! rule's `min_rate`, counted in the same work as under `auto` ([`promised_work`]), but met without a forecast, by one
-//! mechanism. In a window in which the program's clients get less than the floor, its share grows in proportion to the
-//! shortfall, by at least one unit; after some windows that met the floor, it returns one unit, but never below a size
-//! that
-//! has failed with as many clients. All other programs share the other units.
+//! the rule's `min_rate`, counted in the same work as under `auto` ([`promised_work`]), but met without a forecast, by
+//! one mechanism. In a window in which the program's clients get less than the floor, its share grows in proportion to
+//! the shortfall, by at least one unit; after some windows that met the floor, it returns one unit, but never below a
+//! size that has failed with as many clients. All other programs share the other units.
 //!
 //! Properties: no curve is needed; a size that failed is tried again only with fewer clients; no conclusion is drawn
-//! while
-//! pages move; without a goal, or work to measure it by, nothing changes.
+//! while pages move; without a goal, or work to measure it by, nothing changes.
 
 use std::collections::BTreeMap;
 
@@ -211,8 +208,7 @@ mod tests {
     use cachemate_core::*;
 
     /// Runs windows in which each of `clients` gets `rate(units, clients)` a second; returns the units after each. The
-    /// floor is
-    /// a parameter, or the rule's.
+    /// floor is a parameter, or the rule's.
     fn run(windows: &[usize], promised: Option<f64>, reports: bool, rate: fn(u32, usize) -> f64) -> Vec<u32> {
         let level = if promised.is_some() { "" } else { "rate_per_s = 100.0\n" };
         let mut policy = build(&format!("window_ns = 1000000000\n{level}units = 4"), 1).unwrap();

@@ -1,10 +1,7 @@
 //! Stated partitions at stated times (papers CP: the experiments' tool). Problem: the effect of a given partition on
-//! each
-//! program. Method: processes are numbered in order of arrival; the parameters give the colors or ways of each number,
-//! in
-//! steps over time that may repeat. Properties: needs no evidence; other processes are unrestricted; the same arrivals
-//! and
-//! times give the same plan.
+//! each program. Method: processes are numbered in order of arrival; the parameters give the colors or ways of each
+//! number, in steps over time that may repeat. Properties: needs no evidence; other processes are unrestricted; the
+//! same arrivals and times give the same plan.
 
 use cachemate_core::{
     CacheId, CacheShare, Decision, GroupId, IndexSet, PageMigration, PartitionSupport, Policy, ProcessId, Reason,

@@ -1,21 +1,16 @@
 //! Threads that share data share a cache (thesis ch. 3): clusters from sampled remote-cache accesses, online.
 //!
 //! Problem: threads that write the same data on different chips fetch it from each other's caches, at ten times the
-//! cost of
-//! a hit, and programs do not declare which threads those are. Method: four phases, repeated. (1) Monitor the share of
-//! each
-//! process's cycles that stall on remote caches; from 20 % (3.4.1), go on. (2) Sample remote accesses of those
-//! processes into
-//! shMaps, one in N, with N from their rate and the cost of a sample (3.4.2). (3) Cluster ([`crate::clustering`]). (4)
-//! Give
-//! each cluster a chip within the balance limit ([`crate::clustering::assign`]); unclustered threads even out the rest.
-//! Two
-//! additions: threads that are already together count as sharing, because their remote accesses have stopped, and a
-//! placement whose forecast loss of cache space (3.7.1) exceeds the cost of all remote stalls is not made.
+//! cost of a hit, and programs do not declare which threads those are. Method: four phases, repeated. (1) Monitor the
+//! share of each process's cycles that stall on remote caches; from 20 % (3.4.1), go on. (2) Sample remote accesses of
+//! those processes into shMaps, one in N, with N from their rate and the cost of a sample (3.4.2). (3) Cluster
+//! ([`crate::clustering`]). (4) Give each cluster a chip within the balance limit ([`crate::clustering::assign`]);
+//! unclustered threads even out the rest. Two additions: threads that are already together count as sharing, because
+//! their remote accesses have stopped, and a placement whose forecast loss of cache space (3.7.1) exceeds the cost of
+//! all remote stalls is not made.
 //!
 //! Properties: without samples nothing moves; if no cluster gets a chip, nothing moves; rounds without a change become
-//! ever
-//! rarer; within a chip the machine's scheduler balances, or each thread gets a CPU, one per core first
+//! ever rarer; within a chip the machine's scheduler balances, or each thread gets a CPU, one per core first
 //! (`within_chip = "spread"`).
 
 use std::collections::BTreeMap;
@@ -38,8 +33,7 @@ pub struct Parameters {
     /// Share of a process's cycles that stalls on remote caches (thesis: 0.2).
     pub activation_share: f64,
     /// Cost of a line from a remote cache on processors that count such lines but not their stalls, as all but the
-    /// thesis's
-    /// Power5 do. It is of the order of chip-to-chip ping-pongs on servers since 2017.
+    /// thesis's Power5 do. It is of the order of chip-to-chip ping-pongs on servers since 2017.
     pub remote_hit_cycles: f64,
     /// Cycles between two checks (thesis: 10^9).
     pub window_cycles: u64,
@@ -137,8 +131,7 @@ impl Parameters {
     }
 
     /// Target of sampling: an excess shows only at the end of a window, and rates rise by a tenth from one window to
-    /// the next
-    /// (warehouses: 12 %).
+    /// the next (warehouses: 12 %).
     fn sampling_share(&self) -> f64 {
         0.9 * (self.overhead_share - self.breakdown_share)
     }
@@ -175,8 +168,7 @@ struct ThreadClustering {
 }
 
 /// Share of the intended samples that a round's first window targets. Its rate comes from the window before, and rates
-/// rise
-/// while caches warm up (warehouses: by a third).
+/// rise while caches warm up (warehouses: by a third).
 const FIRST_WINDOW: f64 = 0.75;
 /// Windows after a move without a new round: in the first one, threads fetch their private data from the previous chip,
 /// which would fill the filter.
@@ -344,8 +336,7 @@ impl ThreadClustering {
     }
 
     /// N follows the overhead while a round lasts (3.4.2): an excess is compensated over an equally long time. The
-    /// probe keeps
-    /// its number, so the shMaps continue.
+    /// probe keeps its number, so the shMaps continue.
     fn readjust(&self, round: &mut SamplingRound, window_cost_ns: u64, view: &View<'_>) {
         let of = view.observation.tasks.iter().filter(|task| round.processes.contains(&task.process));
         let window_busy_ns: f64 = of.map(busy_ns).sum();
@@ -559,8 +550,7 @@ impl ClusterAssignmentInput {
     }
 
     /// Remote stalls that the assignment should remove, as a mean over all placed threads: a thread's own stalls, times
-    /// the
-    /// share of its partners that it joins.
+    /// the share of its partners that it joins.
     fn removed_share(&self, assignment: &Assignment, view: &View<'_>, hit_cycles: f64) -> f64 {
         let stalls = |at: usize| {
             let seen = view.observation.tasks.iter().find(|seen| seen.task == self.tasks[at])?;

@@ -70,8 +70,7 @@ impl ClusteringFixture {
     }
 
     /// One window: eight threads, alternately on the chips, with this share of cycles stalled on remote caches; threads
-    /// `0, 1,
-    /// 4, 5` and `2, 3, 6, 7` share data, if `sampled`.
+    /// `0, 1, 4, 5` and `2, 3, 6, 7` share data, if `sampled`.
     fn step(&mut self, remote_percent: u64, sampled: Option<u32>) -> Decision {
         self.window += 1;
         let mut tasks: Vec<TaskSample> = (0..8).map(|id| task(id, remote_percent)).collect();

@@ -1,8 +1,7 @@
 //! The assignment with the greatest sum of measured slowdowns (CA 2.1): the other end of the scale.
 //!
 //! Problem: how much can scheduling lose at all? Method: as [`super::best_by_matrix`], with the same parameters, for
-//! the
-//! greatest sum. Properties: as there.
+//! the greatest sum. Properties: as there.
 
 use cachemate_core::Policy;
 

@@ -22,8 +22,7 @@ pub struct CumulativeSpeedup {
 }
 
 /// Every live process that was measured on both sides, in order of arrival. `compared` is the number of windows before
-/// the
-/// change that are compared; earlier ones are used for the noise.
+/// the change that are compared; earlier ones are used for the noise.
 pub fn changes<'a>(
     view: &View<'_>,
     before: impl Iterator<Item = &'a WindowSpeeds> + Clone,
@@ -58,8 +57,7 @@ pub fn changes<'a>(
 }
 
 /// Logarithms of one kind of work on both sides, if it measures speed on both. Work that is counted only now and then
-/// does
-/// not, and a proxy has to be steady before the change.
+/// does not, and a proxy has to be steady before the change.
 fn common_metric(sides: &[Vec<&ProcessSpeed>; 2], work: WorkMetric) -> Option<(WorkMetric, Vec<f64>, Vec<f64>)> {
     let of = |side: &Vec<&ProcessSpeed>| {
         let logs: Vec<f64> = side.iter().filter_map(|speed| speed.log_rates.get(&work).copied()).collect();
@@ -70,8 +68,7 @@ fn common_metric(sides: &[Vec<&ProcessSpeed>; 2], work: WorkMetric) -> Option<(W
 }
 
 /// Was a goal met on either side? Speeds relative to solo decide if they are known; otherwise a slowdown by more than
-/// the goal
-/// allows misses it for certain, because no program was faster before than alone.
+/// the goal allows misses it for certain, because no program was faster before than alone.
 fn floor(sides: &[Vec<&ProcessSpeed>; 2], change: &ProcessChange, log_limit: f64) -> Floor {
     let broken = |side: &Vec<&ProcessSpeed>| {
         let logs: Vec<f64> = side.iter().filter_map(|speed| speed.log_over_solo).collect();

@@ -1,10 +1,8 @@
 //! Cooldown of plans that made programs slower, longer each time.
 //!
 //! A failed plan is refused for some windows; if it fails again, for twice as many, up to a bound. A policy may also
-//! propose
-//! another bad plan each time, so from the second failure in a row on, every change is refused for a while, which
-//! doubles as
-//! well. The time spent on trials of bad plans is therefore a share that falls with every failure.
+//! propose another bad plan each time, so from the second failure in a row on, every change is refused for a while,
+//! which doubles as well. The time spent on trials of bad plans is therefore a share that falls with every failure.
 //!
 //! A plan shares its cooldown with its mirror images, in which like caches are exchanged ([`symmetry`]).
 
@@ -110,8 +108,7 @@ impl PlanCooldown {
         window: u64,
     ) -> Option<CooldownReason> {
         // If both are the same for the remaining tasks, refusing has no effect. The plan in its place may itself be a
-        // mirror image;
-        // then only the failed plan itself is refused.
+        // mirror image; then only the failed plan itself is refused.
         let differs = |failed: &&FailedPlan| {
             let exactly = failed.is(plan, present) && !failed.is(instead, present);
             let mirrored =

@@ -1,16 +1,12 @@
 //! The speeds of every process, with the plan under which they were measured.
 //!
 //! The *reference* is the last settled state: its plan, and the speeds of its last windows. A change of the plan puts
-//! the new
-//! state on *trial*, further changes included, until one plan was in force long enough to be compared, or until the
-//! whole
-//! series was. A state that is kept becomes the next reference. Losses and gains of processes on the way add up against
-//! the
-//! *baseline*, the reference before the first loss, so that small losses do not accumulate unnoticed.
+//! the new state on *trial*, further changes included, until one plan was in force long enough to be compared, or until
+//! the whole series was. A state that is kept becomes the next reference. Losses and gains of processes on the way add
+//! up against the *baseline*, the reference before the first loss, so that small losses do not accumulate unnoticed.
 //!
 //! Tasks arrive and exit: plans are compared for the tasks that are in both, and speeds by process. The window in which
-//! a
-//! process arrived does not count for it.
+//! a process arrived does not count for it.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -189,8 +185,7 @@ impl History {
     }
 
     /// The state on trial becomes the reference. `totals` covers all compared processes; without it, the state is no
-    /// worse than
-    /// the baseline, and becomes the next one.
+    /// worse than the baseline, and becomes the next one.
     pub fn accept(&mut self, windows: Vec<WindowSpeeds>, totals: Option<BTreeMap<ProcessId, CumulativeSpeedup>>) {
         let (plan, knew, homes) = (self.in_force.clone(), self.decided_for.clone(), self.homes.clone());
         let state = PlanRecord { plan, tasks: knew, windows: windows.into(), homes };
@@ -218,8 +213,7 @@ impl History {
     }
 
     /// Number of measured windows that are missing for a comparison; `None` = there are enough, or nothing has been
-    /// measured
-    /// for so long that nothing will be.
+    /// measured for so long that nothing will be.
     pub fn missing(&self, compared: usize) -> Option<usize> {
         let measured = self.reference.windows.len();
         let hopeless = measured == 0 && self.observed_windows > SERIES * compared;

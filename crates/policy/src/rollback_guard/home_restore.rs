@@ -1,14 +1,10 @@
 //! Return of tasks to the caches on which they ran before a plan moved them.
 //!
 //! Problem: rolling a plan back does not undo its placement. A kernel does not migrate a thread when its affinity is
-//! widened
-//! (sched_setaffinity(2)), so programs that a bad plan put together stay together. Method: while a state is the
-//! reference, the
-//! last-level cache on which each task ran most is recorded. After a roll-back, tasks that the failed plan placed and
-//! the
-//! reference does not pin are pinned to that cache for a few windows. Properties: no task is pinned for longer than
-//! that;
-//! with gangs, or with one cache, nothing is done.
+//! widened (sched_setaffinity(2)), so programs that a bad plan put together stay together. Method: while a state is the
+//! reference, the last-level cache on which each task ran most is recorded. After a roll-back, tasks that the failed
+//! plan placed and the reference does not pin are pinned to that cache for a few windows. Properties: no task is pinned
+//! for longer than that; with gangs, or with one cache, nothing is done.
 
 use std::collections::BTreeMap;
 

@@ -90,8 +90,7 @@ fn same_shares(a: &[CacheShare], b: &[CacheShare], of: &LiveTasks) -> bool {
 }
 
 /// Writes a placement into a plan, for live tasks that may be changed and have an online CPU. For tasks that the
-/// placement
-/// did not cover, the plan's own settings stay, as far as the result is valid.
+/// placement did not cover, the plan's own settings stay, as far as the result is valid.
 pub fn put_placement(plan: &mut Plan, from: &Plan, knew: &LiveTasks, view: &View<'_>) {
     let there = LiveTasks::movable(&view.observation.tasks);
     let online = view.topology.online();

@@ -1,26 +1,19 @@
 //! A policy under guard: a decision after which programs run slower is rolled back.
 //!
 //! Problem: forecasts err, evidence becomes outdated, and programs misreport; an operator wants no decision to persist
-//! that
-//! made programs slower. Method: the speed of every process is recorded in each window: reported work, else
-//! instructions,
-//! else an event that is a proxy for work ([`crate::work_metric`]). If the plan changes, the windows before are the
-//! reference,
-//! and the windows after, once the machine has settled, are compared with it process by process ([`comparison`]).
-//! [`verdict`] decides whether the state is worse; [`history`] chooses what to compare if changes follow each other
-//! closely
-//! or tasks arrive and exit. A worse plan is rolled back: the reference plan is in force again for the live tasks, and
-//! tasks
-//! that it does not pin return to their earlier caches ([`home_restore`]). The failed plan is on cooldown, longer each
-//! time,
-//! and so are its mirror images on like caches ([`cooldown`]).
+//! that made programs slower. Method: the speed of every process is recorded in each window: reported work, else
+//! instructions, else an event that is a proxy for work ([`crate::work_metric`]). If the plan changes, the windows
+//! before are the reference, and the windows after, once the machine has settled, are compared with it process by
+//! process ([`comparison`]). [`verdict`] decides whether the state is worse; [`history`] chooses what to compare if
+//! changes follow each other closely or tasks arrive and exit. A worse plan is rolled back: the reference plan is in
+//! force again for the live tasks, and tasks that it does not pin return to their earlier caches ([`home_restore`]).
+//! The failed plan is on cooldown, longer each time, and so are its mirror images on like caches ([`cooldown`]).
 //!
 //! Properties: pure; without speeds nothing is judged, and so nothing is rolled back; of changes without effect, about
-//! one in
-//! a hundred is rolled back by chance; arrivals and exits neither end nor hide a comparison of the remaining tasks; a
-//! newcomer is compared once it has a reference of its own; if configured to wait, the guard allows no change before
-//! there
-//! is a reference, unless no speed can be measured; probes and the window are the inner policy's and pass through.
+//! one in a hundred is rolled back by chance; arrivals and exits neither end nor hide a comparison of the remaining
+//! tasks; a newcomer is compared once it has a reference of its own; if configured to wait, the guard allows no change
+//! before there is a reference, unless no speed can be measured; probes and the window are the inner policy's and pass
+//! through.
 
 mod comparison;
 mod cooldown;

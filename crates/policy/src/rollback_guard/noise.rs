@@ -1,12 +1,9 @@
 //! Significance of a difference between two series of windows.
 //!
 //! Medians are compared, so that a pause in one window decides nothing. Their standard error comes from the spread of
-//! both
-//! series together. Windows that resemble their predecessor count for fewer: with autocorrelation r, n windows are
-//! worth
-//! n (1 - r) / (1 + r) independent ones (Bartlett 1946; von Storch and Zwiers, Statistical Analysis in Climate
-//! Research,
-//! 6.6.8). The bound is Student's, because a spread from few windows is itself uncertain.
+//! both series together. Windows that resemble their predecessor count for fewer: with autocorrelation r, n windows are
+//! worth n (1 - r) / (1 + r) independent ones (Bartlett 1946; von Storch and Zwiers, Statistical Analysis in Climate
+//! Research, 6.6.8). The bound is Student's, because a spread from few windows is itself uncertain.
 
 /// Windows required to estimate an autocorrelation.
 const MIN_AUTOCORRELATION_WINDOWS: usize = 8;
@@ -23,8 +20,7 @@ pub struct Difference {
 }
 
 /// Median of `after` less that of the last `latest` of `before`; all of `before` is used for the noise. `None` if
-/// either
-/// has fewer than two windows.
+/// either has fewer than two windows.
 pub fn difference(before: &[f64], after: &[f64], latest: usize) -> Option<Difference> {
     if before.len() < 2 || after.len() < 2 {
         return None;

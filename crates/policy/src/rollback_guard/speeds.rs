@@ -1,8 +1,7 @@
 //! Speed of each process in one window.
 //!
 //! Threads of a process count together, because threads are created and exit, and a program with many of them must not
-//! weigh
-//! more than one with few. Work is the sum over threads, per second ([`crate::work_metric`] defines work).
+//! weigh more than one with few. Work is the sum over threads, per second ([`crate::work_metric`] defines work).
 
 use std::collections::BTreeMap;
 

@@ -1,20 +1,15 @@
 //! Equality of plans up to an exchange of like caches.
 //!
 //! Problem: when a plan is on cooldown, a policy that does not know the reason proposes its mirror image: the same
-//! groups,
-//! each on the other's cache. Method: a plan is written down without the numbers of CPUs and caches. Each CPU is
-//! described by
-//! its properties, the tasks that may run on it, its gangs, and the shares of the caches above it; the contents of each
-//! core,
-//! cache, package and memory node are then sorted. Two plans are mirror images if the results are equal. Tasks keep
-//! their
-//! names, so this is exact for any number of caches: there is an exchange of like places that maps one plan to the
-//! other.
+//! groups, each on the other's cache. Method: a plan is written down without the numbers of CPUs and caches. Each CPU
+//! is described by its properties, the tasks that may run on it, its gangs, and the shares of the caches above it; the
+//! contents of each core, cache, package and memory node are then sorted. Two plans are mirror images if the results
+//! are equal. Tasks keep their names, so this is exact for any number of caches: there is an exchange of like places
+//! that maps one plan to the other.
 //!
 //! Properties: caches are alike if level, size, ways, lines and CPUs are; places on different memory nodes are never
 //! exchanged, because memory stays in place; caches of two packages only with their whole packages, because they share
-//! a path
-//! to memory; units of a share are compared as they are, because their numbers do not reveal conflicts.
+//! a path to memory; units of a share are compared as they are, because their numbers do not reveal conflicts.
 
 use std::collections::BTreeMap;
 
@@ -31,8 +26,7 @@ type CacheSignature = (CacheLevel, Option<u64>, Option<u32>, Option<u32>);
 type ShareSignature = (Vec<ShareMember>, Option<u8>, Vec<u32>);
 
 /// Turns on so many CPUs: the length of a slice, and for each gang its slices and its members, and whether each has a
-/// CPU of
-/// its own.
+/// CPU of its own.
 type RotationSignature = (u32, u64, Vec<(u32, Vec<(TaskId, bool)>)>);
 
 /// One context, without its number.

@@ -1,19 +1,15 @@
 //! Verdict of a change: are the programs slower than before, all in all?
 //!
 //! There are two questions, because one alone could be exploited. First, the mean over processes of the logarithm of
-//! new over
-//! old speed, weighted by priority: is it lower by more than the smallest loss worth acting on, and by more than noise?
-//! Second, apart from the mean: is any process slower by a tenth, and by more than *its own* noise? If so, the stated
-//! goal
-//! decides, counting certain changes only; the change is kept only if others gained more than that process lost.
+//! new over old speed, weighted by priority: is it lower by more than the smallest loss worth acting on, and by more
+//! than noise? Second, apart from the mean: is any process slower by a tenth, and by more than *its own* noise? If so,
+//! the stated goal decides, counting certain changes only; the change is kept only if others gained more than that
+//! process lost.
 //!
 //! Programs report their own speeds, so these are bounded. A process's ratio counts as a halving or a doubling at most.
-//! One
-//! user's processes weigh no more than all others together. A process that is noisier than the others counts less in
-//! the
-//! mean. Floors come first ([`cachemate_core::Goal::is_promised`]): a change that breaks more of them is worse, and one
-//! that
-//! restores some is better, whatever the other gains and losses.
+//! One user's processes weigh no more than all others together. A process that is noisier than the others counts less
+//! in the mean. Floors come first ([`cachemate_core::Goal::is_promised`]): a change that breaks more of them is worse,
+//! and one that restores some is better, whatever the other gains and losses.
 
 use cachemate_core::{CounterEvent, Goal, GuardObjective, ProcessId, TaskSample};
 

@@ -1,16 +1,11 @@
 //! Animal classes with sensitive devils (Xie and Loh 2008; CA 2.2.2).
 //!
 //! Problem: a rough estimate from a few classes. Method: turtle (low use of the cache), sheep (low miss rate,
-//! insensitive to
-//! ways), rabbit (low miss rate, sensitive), devil (high miss rate); a symbiosis table gives the mutual cost of two
-//! classes.
-//! CA publishes two cells, turtle + turtle = 0 and devil + devil = 8, and states that all others lie between; the rest
-//! is our
-//! choice ([`SYMBIOSIS`]): symmetric and growing with each class. Two unlike pairs never cost more than the two like
-//! pairs of
-//! the same four programs, so that the table spreads devils and rabbits as CA's best schedules do. Properties: the
-//! table is
-//! the mutual cost; each of the two bears half of it.
+//! insensitive to ways), rabbit (low miss rate, sensitive), devil (high miss rate); a symbiosis table gives the mutual
+//! cost of two classes. CA publishes two cells, turtle + turtle = 0 and devil + devil = 8, and states that all others
+//! lie between; the rest is our choice ([`SYMBIOSIS`]): symmetric and growing with each class. Two unlike pairs never
+//! cost more than the two like pairs of the same four programs, so that the table spreads devils and rabbits as CA's
+//! best schedules do. Properties: the table is the mutual cost; each of the two bears half of it.
 
 use cachemate_core::Profile;
 use cachemate_locality::animal::{Animal, AnimalThresholds, classify};

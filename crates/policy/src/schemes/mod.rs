@@ -1,8 +1,7 @@
 //! Classification schemes: estimates of mutual effects of programs on a shared cache, from their profiles.
 //!
 //! One scheme = one file, listed in [`all`]. A scheme returns either each program's slowdown
-//! ([`CostKind::Degradation`]) or a
-//! weight that only orders pairs ([`CostKind::Weight`]); a matching can use both.
+//! ([`CostKind::Degradation`]) or a weight that only orders pairs ([`CostKind::Weight`]); a matching can use both.
 
 mod animal;
 mod pain;
@@ -182,8 +181,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(64))]
 
         /// For every scheme: does renaming programs rename the costs, is every cost finite and not negative, and is a
-        /// group of two its
-        /// pair?
+        /// group of two its pair?
         #[test]
         fn renaming_programs_renames_the_costs(profiles in prop::collection::vec(any_profile(), 3)) {
             let cache = SharedCache { hit_latency_cycles: 10.0, ..SharedCache::new(CACHE_LINES * 64, 4, 64, 100.0) };

@@ -2,12 +2,9 @@
 //!
 //! Problem: the loss of A beside B. Method: a hit at LRU position i of n is lost with probability i / (1 + n), so A's
 //! sensitivity is S(A) = 1 / (1 + n) · Σ i · h(i), its likely extra misses; B's intensity Z(B) is its accesses to the
-//! cache;
-//! both per million instructions (a common base, so that programs of different length compare). A's cost is S(A) ·
-//! Z(B), and
-//! the pair's the sum of both. Properties: symmetric as a pair; 0 beside a program that uses no cache. The product is
-//! scaled
-//! to accesses per instruction squared x 10^6, for printing; only its order has a meaning.
+//! cache; both per million instructions (a common base, so that programs of different length compare). A's cost is S(A)
+//! · Z(B), and the pair's the sum of both. Properties: symmetric as a pair; 0 beside a program that uses no cache. The
+//! product is scaled to accesses per instruction squared x 10^6, for printing; only its order has a meaning.
 
 use cachemate_core::Profile;
 

@@ -1,20 +1,14 @@
 //! Schemes by one rate per program: miss rate, access rate, IPC, PCMR (CA 2.2.3; CASC 4.1).
 //!
 //! Problem: the cheapest evidence is one number per program. Method: balance its sum over the caches. As an edge weight
-//! the
-//! plain sum of two rates would not do, because it is the same for every matching. The product is, for pairs, the
-//! convex
-//! weight with the same goal: over a perfect matching Σ (x_i + x_j)² = constant + 2 Σ x_i x_j, so the matching with the
-//! least
-//! products has the most even sums. The plain sum is provided for comparison (`miss-rate-sum`).
+//! the plain sum of two rates would not do, because it is the same for every matching. The product is, for pairs, the
+//! convex weight with the same goal: over a perfect matching Σ (x_i + x_j)² = constant + 2 Σ x_i x_j, so the matching
+//! with the least products has the most even sums. The plain sum is provided for comparison (`miss-rate-sum`).
 //!
 //! Rates: LLC misses per thousand instructions, solo if known, else as observed (CA-5 finds that co-running hardly
-//! changes
-//! the order); LLC accesses per thousand instructions; cycles per instruction (low IPC = starved for memory); and
-//! CASC's
-//! PCMR, whose mean is the group's miss rate per 100 references. Properties: symmetric; a rate of 0 costs nothing
-//! beside any
-//! program; a solved PCMR may be negative, and then so is a cost.
+//! changes the order); LLC accesses per thousand instructions; cycles per instruction (low IPC = starved for memory);
+//! and CASC's PCMR, whose mean is the group's miss rate per 100 references. Properties: symmetric; a rate of 0 costs
+//! nothing beside any program; a solved PCMR may be negative, and then so is a cost.
 
 use cachemate_core::Profile;
 

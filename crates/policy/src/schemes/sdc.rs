@@ -1,14 +1,10 @@
 //! SDC, stack distance competition (Chandra, Guo, Kim, Solihin 2005; CA 2.2.1).
 //!
 //! Problem: the number of ways of each program on a shared cache. Method: stack distance profiles are merged. At each
-//! of the
-//! cache's A positions the program with the most hits at its own pointer wins the position, and only its pointer
-//! advances. A
-//! program's effective ways are the positions it won; hits beyond them become misses, and these extra misses are its
-//! cost.
-//! Properties: effective ways add up to A; in a tie, programs share the remaining ways equally, so that the order of
-//! programs
-//! does not matter.
+//! of the cache's A positions the program with the most hits at its own pointer wins the position, and only its pointer
+//! advances. A program's effective ways are the positions it won; hits beyond them become misses, and these extra
+//! misses are its cost. Properties: effective ways add up to A; in a tie, programs share the remaining ways equally, so
+//! that the order of programs does not matter.
 //!
 //! `sdc` turns extra misses into run time; `sdc-misses` leaves them as in the paper (extra misses per million
 //! instructions).
@@ -26,8 +22,7 @@ pub struct Sdc {
 }
 
 /// Effective ways of each program: positions of the merged profile. `profiles` are hits by LRU position (misses may
-/// follow);
-/// the sum is `ways`.
+/// follow); the sum is `ways`.
 pub fn effective_ways(profiles: &[&[f64]], ways: u32) -> Vec<f64> {
     let mut won = vec![0usize; profiles.len()];
     let mut ways_by_program = vec![0.0; profiles.len()];

@@ -1,14 +1,11 @@
 //! The shared cache of a prediction, and the cost of misses in run time.
 //!
 //! Problem: schemes estimate extra misses; users and matchings need run time. Method: a first-order model of the core.
-//! Alone,
-//! an instruction takes CPI = 1 / issue width + exposed latency of hits + misses per instruction x cost of a miss. Out
-//! of
-//! order, a window hides the latency of a hit as far as it lasts, and misses in one window overlap, up to the miss
-//! registers
-//! (Karkhanis and Smith 2004); in order, all latency is exposed. A measured solo IPC replaces the model's. Queueing for
-//! memory
-//! is left out, so slowdowns by bandwidth are underestimated (CA-2 finds them to be more than half).
+//! Alone, an instruction takes CPI = 1 / issue width + exposed latency of hits + misses per instruction x cost of a
+//! miss. Out of order, a window hides the latency of a hit as far as it lasts, and misses in one window overlap, up to
+//! the miss registers (Karkhanis and Smith 2004); in order, all latency is exposed. A measured solo IPC replaces the
+//! model's. Queueing for memory is left out, so slowdowns by bandwidth are underestimated (CA-2 finds them to be more
+//! than half).
 
 use cachemate_core::{CoreModel, MachineSpec, Profile, ReplacementPolicy};
 use cachemate_locality::curve::MissRateCurve;
@@ -63,8 +60,7 @@ impl SharedCache {
             }
         };
         // A victim cache behind this one takes some of its misses, at its own latency, but a profile of this level does
-        // not tell
-        // how many; memory's latency is an upper bound.
+        // not tell how many; memory's latency is an upper bound.
         let beyond = machine.memory.local_latency_cycles.saturating_sub(cache.latency_cycles);
         Some(SharedCache {
             size_bytes: cache.size_bytes,
@@ -155,8 +151,7 @@ pub fn solo_misses_per_mega_instr(profile: &Profile, cache: &SharedCache) -> Opt
 }
 
 /// Misses per million instructions alone on one of so many equal shares of the cache; `None` if the curve does not
-/// reach so
-/// low.
+/// reach so low.
 pub fn misses_on_share_per_mega_instr(profile: &Profile, cache: &SharedCache, parts: u32) -> Option<f64> {
     let parts = parts.max(1);
     if let Some(positions) = positions_of(profile, cache) {

@@ -2,14 +2,10 @@
 //!
 //! Problem: predict run times and miss ratios of any group before it has ever run together. Method:
 //! [`cachemate_locality::statcc::solve_co_run`]: StatStack (LRU and its approximations) or StatCache (random
-//! replacement), by
-//! the cache's own replacement, solved together with the speeds. If the profile has a measured curve, misses are read
-//! off it
-//! at the program's occupancy. `balance-set` is the older composition at the programs' solo rates (BS 2b), for
-//! balance-set
-//! scheduling. Properties: gives run time, miss ratios per program and of the group, for any number of programs; a
-//! group is
-//! not the sum of its pairs.
+//! replacement), by the cache's own replacement, solved together with the speeds. If the profile has a measured curve,
+//! misses are read off it at the program's occupancy. `balance-set` is the older composition at the programs' solo
+//! rates (BS 2b), for balance-set scheduling. Properties: gives run time, miss ratios per program and of the group, for
+//! any number of programs; a group is not the sum of its pairs.
 
 use cachemate_core::ReplacementModel;
 use cachemate_core::{Profile, ReplacementPolicy};
@@ -51,8 +47,7 @@ fn ratios_at(programs: &[(&ReuseTimes, f64)], cache: &SharedCache) -> Option<Sha
 }
 
 /// The profile's curve as miss ratios by lines, with a point at the cache's own size; empty if the curve does not reach
-/// it, or
-/// the cache does not replace by LRU, for which the curve is.
+/// it, or the cache does not replace by LRU, for which the curve is.
 fn measured_ratios(profile: &Profile, cache: &SharedCache, refs_per_instr: f64) -> Vec<(f64, f64)> {
     let curve = profile.misses_per_kilo_instr().and_then(|points| MissRateCurve::from_profile(points).ok());
     let at_size = curve.as_ref().and_then(|curve| curve.at(cache.size_bytes));

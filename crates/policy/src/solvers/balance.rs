@@ -1,29 +1,21 @@
 //! Balance sets: groups of threads that run together, and the frequency of each (papers BS 3).
 //!
 //! Problem: schedule only groups whose expected miss ratio is at most a threshold, which is the lowest at which every
-//! thread
-//! is in some group; with hundreds of threads, the groups cannot be enumerated. Method:
+//! thread is in some group; with hundreds of threads, the groups cannot be enumerated. Method:
 //! - *Average* (BS 2a): a group's ratio is the mean of its members' ratios on a share of the cache. A thread's best
-//!   group is
-//!   then itself and the n − 1 lowest others, and the threshold (largest + n − 1 lowest) / n.
+//!   group is then itself and the n − 1 lowest others, and the threshold (largest + n − 1 lowest) / n.
 //! - *Composed* (BS 2b): members share the whole cache by their access rates. A thread's best group is found by
-//!   exchanging
-//!   one member at a time from several starts while that helps. A member's effect on a shared cache is tabulated over
-//!   the
-//!   one number that the members have in common: misses per time under random replacement, the time that fills the
-//!   cache
-//!   under LRU. Evaluating a group therefore takes a few additions.
+//!   exchanging one member at a time from several starts while that helps. A member's effect on a shared cache is
+//!   tabulated over the one number that the members have in common: misses per time under random replacement, the time
+//!   that fills the cache under LRU. Evaluating a group therefore takes a few additions.
 //! - *Turns*: the paper leaves open how often each group runs. `fair`: every turn starts from the best group of the
-//!   thread
-//!   with the fewest turns so far, and exchanges members for others with fewer turns as long as the threshold is met.
-//!   `uniform`: groups drawn evenly among those that qualify, by a walk of random exchanges.
+//!   thread with the fewest turns so far, and exchanges members for others with fewer turns as long as the threshold is
+//!   met. `uniform`: groups drawn evenly among those that qualify, by a walk of random exchanges.
 //!
 //! Properties: every group of the rotation is at or below the threshold, every thread is in one. The average's
-//! threshold
-//! always equals the one by enumeration, the composed one on all small cases tried by tests; if exchanges end in a
-//! local
-//! optimum, the threshold is too high by that, but never so low that it leaves a thread out.
-//! Cost: O(T n) for each evaluation of a group, O(T² n) for a rotation of T turns.
+//! threshold always equals the one by enumeration, the composed one on all small cases tried by tests; if exchanges end
+//! in a local optimum, the threshold is too high by that, but never so low that it leaves a thread out. Cost: O(T n)
+//! for each evaluation of a group, O(T² n) for a rotation of T turns.
 
 use cachemate_core::{ReplacementModel, SplitMix64};
 use cachemate_locality::reuse::ReuseTimes;
@@ -374,10 +366,8 @@ mod tests {
         /// Do the tables agree with the models for a cache larger or smaller by at most one step of the grid?
         ///
         /// The ratio falls with the lines, and in jumps if reuse times are a few spikes, so no bound on the difference
-        /// at exactly so
-        /// many lines would hold. Between two neighboring points the time to fill (or the misses) changes by one step,
-        /// which is at
-        /// most one step in lines.
+        /// at exactly so many lines would hold. Between two neighboring points the time to fill (or the misses) changes
+        /// by one step, which is at most one step in lines.
         #[test]
         fn tables_agree_with_the_models_within_a_step(
             threads in prop::collection::vec((any_reuse(), 0.05f64..2.0), 3), lines in 20u64..4000, lru: bool,

@@ -1,28 +1,20 @@
 //! CASC's bucketization: the highest partial-cache miss rate (PCMR) that each CPU accepts (papers CASC 4.3.1).
 //!
 //! Problem: keep threads that miss much from running all at once, without CPUs that wait for each other. Method: every
-//! CPU
-//! has a MAX_PCMR, initially the largest of all threads; while the expected miss rate is above the threshold, the
-//! MAX_PCMR of
-//! the CPU on which that bars the fewest threads is lowered by one, but never so far that a thread has no CPU. A thread
-//! may
-//! run on the CPUs whose MAX_PCMR is at least its PCMR.
+//! CPU has a MAX_PCMR, initially the largest of all threads; while the expected miss rate is above the threshold, the
+//! MAX_PCMR of the CPU on which that bars the fewest threads is lowered by one, but never so far that a thread has no
+//! CPU. A thread may run on the CPUs whose MAX_PCMR is at least its PCMR.
 //! - *Literal*: the expected rate is the mean of the MAX_PCMRs. At the end every set of CPUs must still have as many
-//!   threads
-//!   as CPUs (times `runnable_per_cpu`); otherwise the threshold grows geometrically and everything starts again.
+//!   threads as CPUs (times `runnable_per_cpu`); otherwise the threshold grows geometrically and everything starts
+//!   again.
 //! - *Better*: the check is inside the loop, so a CPU is never emptied in the first place, and it is stricter. The
-//!   paper's
-//!   check (Hall's condition) ensures that threads could be distributed without an idle CPU; but a scheduler that does
-//!   not
-//!   move a running thread leaves a CPU empty while all of its threads run elsewhere, so each CPU accepts as many
-//!   threads as
-//!   there are CPUs. The expected rate weighs each CPU's worst thread by its references, because a thread that waits
-//!   for
-//!   memory makes few.
+//!   paper's check (Hall's condition) ensures that threads could be distributed without an idle CPU; but a scheduler
+//!   that does not move a running thread leaves a CPU empty while all of its threads run elsewhere, so each CPU accepts
+//!   as many threads as there are CPUs. The expected rate weighs each CPU's worst thread by its references, because a
+//!   thread that waits for memory makes few.
 //!
 //! Properties: threads' sets of CPUs are nested, so Hall's condition is one count per CPU; ties go to the earlier CPU;
-//! steps
-//! that bar no thread are taken many at once, with the same result. Cost: CPUs² steps per distinct PCMR.
+//! steps that bar no thread are taken many at once, with the same result. Cost: CPUs² steps per distinct PCMR.
 
 /// Input of bucketization for one thread.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -74,8 +66,7 @@ fn level(pcmr: f64) -> u32 {
 /// Runs the algorithm for so many CPUs; without threads or CPUs no thread is barred.
 ///
 /// Literal form: a higher threshold ends the same descent earlier, and the lower the CPUs' limits, the sooner one
-/// idles. So
-/// the thresholds are tried from the highest down, in one descent, instead of each from the start.
+/// idles. So the thresholds are tried from the highest down, in one descent, instead of each from the start.
 pub fn bucketize(threads: &[BucketThread], cpus: usize, rules: &Rules) -> Buckets {
     let top = threads.iter().map(|thread| level(thread.pcmr)).max().unwrap_or(0);
     let mut state = BucketSearch::new(threads, cpus, top, rules);
@@ -205,8 +196,7 @@ impl<'a> BucketSearch<'a> {
     }
 
     /// Does every set of CPUs have enough threads? Sets of CPUs for threads are nested, so the lowest k CPUs are the
-    /// critical
-    /// set.
+    /// critical set.
     fn keeps_cpus_busy(&self, max_pcmr: &[u32]) -> bool {
         let mut ascending = max_pcmr.to_vec();
         ascending.sort_unstable();
@@ -222,8 +212,7 @@ impl<'a> BucketSearch<'a> {
 }
 
 /// Standard deviation over mean of the CPU-time shares of threads with these levels (ascending), if CPUs are shared as
-/// evenly
-/// as their MAX_PCMRs allow (max-min fair). `None` without threads or CPUs.
+/// evenly as their MAX_PCMRs allow (max-min fair). `None` without threads or CPUs.
 pub fn run_time_variation(levels: &[u32], max_pcmr: &[u32]) -> Option<f64> {
     let shares = fair_shares(levels, max_pcmr);
     let mean = shares.iter().sum::<f64>() / shares.len() as f64;
@@ -232,8 +221,7 @@ pub fn run_time_variation(levels: &[u32], max_pcmr: &[u32]) -> Option<f64> {
 }
 
 /// Max-min fair CPU time of each thread, in CPUs; levels ascending. The most restricted threads share the CPUs that
-/// accept
-/// them; a thread that cannot use its even share leaves the rest to the others.
+/// accept them; a thread that cannot use its even share leaves the rest to the others.
 fn fair_shares(levels: &[u32], max_pcmr: &[u32]) -> Vec<f64> {
     let mut shares = vec![0.0; levels.len()];
     let mut left = levels.len();
@@ -359,8 +347,7 @@ mod tests {
         }
 
         /// Are shares max-min fair: no thread has more than the CPUs, and one with less than another shares no CPU with
-        /// it that could
-        /// give it more?
+        /// it that could give it more?
         #[test]
         fn shares_are_max_min_fair(levels in prop::collection::vec(0u32..9, 1..12), max in prop::collection::vec(0u32..9, 1..6)) {
             let (mut levels, mut max) = (levels, max);
@@ -378,8 +365,7 @@ mod tests {
     }
 
     /// For the threads of the paper's Figure 4 on four CPUs: is the expected rate at most the threshold, with the
-    /// greedy threads
-    /// on few CPUs?
+    /// greedy threads on few CPUs?
     #[test]
     fn the_papers_threads_meet_their_threshold() {
         let figure_4 = [1.0, 0.0, 3.0, 5.0, 11.0, 9.0, 15.0, 12.0, 16.0];

@@ -1,24 +1,17 @@
 //! Small problems of any shape, exactly: dynamic programming over sets of programs.
 //!
 //! Each cache gets a *set* of programs. The rest of the problem depends only on the remaining set, so each set is
-//! solved once
-//! instead of once per path that leads to it. That takes at most 3^n steps a cache instead of the n! leaves of a search
-//! tree,
-//! whatever the costs (branch and bound is fast only with tight bounds). Among caches of one shape, the first
-//! unassigned
-//! program goes to the next cache, so symmetric choices are never made.
+//! solved once instead of once per path that leads to it. That takes at most 3^n steps a cache instead of the n! leaves
+//! of a search tree, whatever the costs (branch and bound is fast only with tight bounds). Among caches of one shape,
+//! the first unassigned program goes to the next cache, so symmetric choices are never made.
 //!
 //! Branch and bound would be as exact, but as slow as its bounds are loose; with co-runners of similar cost (the usual
-//! case)
-//! it visits most leaves, 16!/(4!^4 4!) = 2.6 million seatings on four caches of four and far more with idle CPUs or
-//! turns,
-//! which reach the same set along many paths. The tables' worst case is known in advance: 3^16 = 43 million steps a
-//! cache
-//! (half for equal caches), whatever the costs, and 2^16 sets x 12 bytes x (caches + 1) of memory, 7 MB for eight
-//! caches.
-//! Idle CPUs, caches of different sizes, negative costs and programs that take turns use the same tables. Evidence:
-//! equal to
-//! the enumeration of every assignment for nine shapes and up to seven programs (`tests.rs`).
+//! case) it visits most leaves, 16!/(4!^4 4!) = 2.6 million seatings on four caches of four and far more with idle CPUs
+//! or turns, which reach the same set along many paths. The tables' worst case is known in advance: 3^16 = 43 million
+//! steps a cache (half for equal caches), whatever the costs, and 2^16 sets x 12 bytes x (caches + 1) of memory, 7 MB
+//! for eight caches. Idle CPUs, caches of different sizes, negative costs and programs that take turns use the same
+//! tables. Evidence: equal to the enumeration of every assignment for nine shapes and up to seven programs
+//! (`tests.rs`).
 //!
 //! Inside a cache with more programs than CPUs, the CPUs are filled the same way, smallest program first.
 
@@ -178,8 +171,7 @@ impl<'a> SubsetSearch<'a> {
     }
 
     /// Fills the next CPU with the first remaining program and every choice of companions; `open` = CPUs still to fill
-    /// with the
-    /// least load and with one more.
+    /// with the least load and with one more.
     fn branch(
         &self,
         left: ProgramSet,

@@ -1,10 +1,8 @@
 //! Two CPUs to every cache: minimum-weight perfect matching over programs and idle CPUs (CA 2.1.1, after Jiang).
 //!
 //! The library takes nonnegative integers and an even number of nodes, so idle CPUs are nodes of cost 0. The smallest
-//! weight is
-//! subtracted from all; every perfect matching has as many edges, so the order of matchings stays. Weights become
-//! integers at
-//! a resolution of 2^-40 of their range; two matchings closer than that count as equal.
+//! weight is subtracted from all; every perfect matching has as many edges, so the order of matchings stays. Weights
+//! become integers at a resolution of 2^-40 of their range; two matchings closer than that count as equal.
 
 use integer_blossom::min_weight_perfect_matching;
 

@@ -1,14 +1,10 @@
 //! Solvers: from the costs of co-runs and the seats to an assignment.
 //!
 //! Problem: n programs go to CPUs; groups of CPUs share a cache. A program bears a cost for the programs that run on
-//! other
-//! CPUs of its cache while it runs. With at most one program to a CPU, this is CA's problem (2.1.1): minimize the sum
-//! of
-//! mutual slowdowns over all pairs that share a cache. With more programs than CPUs, programs on one CPU take turns:
-//! they do
-//! not meet, and each of l programs that take turns on a neighboring CPU is met for 1/l of the time. Loads differ by at
-//! most
-//! one, so no program pays with processor time.
+//! other CPUs of its cache while it runs. With at most one program to a CPU, this is CA's problem (2.1.1): minimize the
+//! sum of mutual slowdowns over all pairs that share a cache. With more programs than CPUs, programs on one CPU take
+//! turns: they do not meet, and each of l programs that take turns on a neighboring CPU is met for 1/l of the time.
+//! Loads differ by at most one, so no program pays with processor time.
 //!
 //! `total = sum over programs i, over CPUs q of i's cache but its own, over j on q, of cost[i][j] / load(q)`
 //!
@@ -16,13 +12,11 @@
 //! evidence.
 //!
 //! Method, by available proofs: two CPUs to every cache and at most one program to each = minimum-weight perfect
-//! matching
-//! ([`matching`], exact for any number); else up to [`exact::MAX_PROGRAMS`] programs = dynamic programming over sets
-//! ([`exact`]); beyond that a local search with a lower bound ([`local_search`]), and the gap is reported.
+//! matching ([`matching`], exact for any number); else up to [`exact::MAX_PROGRAMS`] programs = dynamic programming
+//! over sets ([`exact`]); beyond that a local search with a lower bound ([`local_search`]), and the gap is reported.
 //!
 //! Properties: deterministic; every program is seated once; loads are even; [`Solution::lower_bound`] never lies above
-//! the
-//! optimum; negative costs and idle CPUs are allowed.
+//! the optimum; negative costs and idle CPUs are allowed.
 
 use serde::{Deserialize, Serialize};
 
@@ -181,10 +175,9 @@ const SAMPLES: u32 = 1000;
 /// Totals of random assignments with even loads.
 ///
 /// The mean needs no enumeration, because every ordered pair of programs is equally likely to meet. It is the sum of
-/// all costs
-/// times the expected share of time that one program of a pair meets the other on its cache. With c CPUs on a cache
-/// that share
-/// is the sum over caches of c (c - 1) over CPUs (n - 1) if every CPU is busy; if some are idle, it is over CPUs (CPUs
+/// all costs times the expected share of time that one program of a pair meets the other on its cache. With c CPUs on a
+/// cache that share is the sum over caches of c (c - 1) over CPUs (n - 1) if every CPU is busy; if some are idle, it is
+/// over CPUs (CPUs
 /// - 1).
 pub fn random(costs: &CostMatrix, seats: &Seats, seed: u64) -> RandomTotals {
     let (programs, cpus) = (costs.len(), seats.cpus());

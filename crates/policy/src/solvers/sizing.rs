@@ -1,21 +1,17 @@
 //! Division of one cache among several programs.
 //!
 //! Problem: a cache comes in `units` (colors or ways). Each claimant has a cost for every number of units (misses,
-//! stalled
-//! cycles, lost speed: the caller's choice), and gets at least its floor. All units are allocated so that the sum of
-//! the
-//! costs, or the worst of them, is as small as possible. With cliffs in the curves the general problem is hard for
-//! heuristics,
-//! but the units are few: dynamic programming over them is exact.
+//! stalled cycles, lost speed: the caller's choice), and gets at least its floor. All units are allocated so that the
+//! sum of the costs, or the worst of them, is as small as possible. With cliffs in the curves the general problem is
+//! hard for heuristics, but the units are few: dynamic programming over them is exact.
 //!
 //! Method:
 //! - [`exact`]: best[n][u] = the least total of the first n claimants on u units; for two claimants that is thesis
-//!   equation
-//!   5.3. O(claimants · units²).
+//!   equation 5.3. O(claimants · units²).
 //! - [`lookahead`]: Qureshi and Patt's greedy rule (MICRO 2006; named in thesis 5.4). All claimants start at the floor;
-//!   the
-//!   claimant with the largest saving per unit, over any number of further units, gets that many, repeatedly. It looks
-//!   across plateaus before a cliff. A claimant's best offer is stored until it wins or the rest gets too small for it.
+//!   the claimant with the largest saving per unit, over any number of further units, gets that many, repeatedly. It
+//!   looks across plateaus before a cliff. A claimant's best offer is stored until it wins or the rest gets too small
+//!   for it.
 //!
 //! Properties: deterministic; all units are allocated; floors are met; among equal totals [`exact`] takes the most even
 //! allocation, so that indifferent claimants share equally; if every curve is convex, [`lookahead`] is exact too.

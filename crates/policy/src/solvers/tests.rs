@@ -60,8 +60,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(60))]
 
     /// Are best and worst those of enumeration, for every shape, with idle CPUs, with CPUs that take turns, and with
-    /// negative
-    /// costs?
+    /// negative costs?
     #[test]
     fn best_and_worst_equal_brute_force(
         shape in 0..SHAPES.len(),

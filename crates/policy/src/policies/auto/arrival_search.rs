@@ -3,8 +3,7 @@
 //! Each newcomer is tried on every site that has room, and in exchange for tasks of the sites that suit it best.
 //! Partitions and rotations are searched anew only on sites that a task joined or left; all other tasks keep the plan
 //! in force. Properties: a site whose gangs take turns is left alone, because a newcomer has no turn there; the search
-//! is
-//! bounded like the full search.
+//! is bounded like the full search.
 
 use std::collections::{BTreeMap, BTreeSet};
 

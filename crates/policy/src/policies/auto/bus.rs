@@ -1,11 +1,9 @@
 //! Cost of a package's path to memory by its traffic, inferred from measurements.
 //!
 //! Problem: the wait of a miss depends on where misses meet, and a policy does not know the bandwidth. Method: the
-//! queue
-//! follows docs/simulators/interval.md, so a line waits `S rho / 2 (1 - rho)` with `rho = S x traffic`. The traffic and
-//! the
-//! wait of each package were counted, so `S` follows. Properties: if no queue was counted, or almost none, there is no
-//! model.
+//! queue follows docs/simulators/interval.md, so a line waits `S rho / 2 (1 - rho)` with `rho = S x traffic`. The
+//! traffic and the wait of each package were counted, so `S` follows. Properties: if no queue was counted, or almost
+//! none, there is no model.
 
 use std::collections::BTreeMap;
 

@@ -2,12 +2,10 @@
 //!
 //! Under LRU a cache holds the lines that were touched after one moment, which is the same for all tasks (equal window;
 //! Xiang et al., ASPLOS 2013): each task holds its footprint over its own progress since then. Progress depends on
-//! speed,
-//! and speed on occupancy, so both are solved together, with damping. If gangs take turns, the window reaches back into
-//! earlier turns, in which only the members of those gangs made progress. The law of turns that are too short for their
-//! refill follows from that. Properties: a task that is alone holds all lines that it touches; occupancies never add up
-//! to
-//! more than the cache.
+//! speed, and speed on occupancy, so both are solved together, with damping. If gangs take turns, the window reaches
+//! back into earlier turns, in which only the members of those gangs made progress. The law of turns that are too short
+//! for their refill follows from that. Properties: a task that is alone holds all lines that it touches; occupancies
+//! never add up to more than the cache.
 
 use super::program_model::ProgramModel;
 
@@ -127,8 +125,7 @@ impl FootprintCursor {
 }
 
 /// All tasks run all the time: progress is proportional to the window, and the sum of footprints is concave, so
-/// Newton's
-/// steps from the left never pass the root. `window` is the starting point, and then the root.
+/// Newton's steps from the left never pass the root. `window` is the starting point, and then the root.
 fn co_run(
     present: &[CacheOccupant<'_>],
     cache_bytes: f64,
@@ -178,8 +175,7 @@ const REACH: (f64, f64) = (3.0, 14.0);
 
 impl WindowGuess {
     /// Occupancies of all tasks, given their progress (in instructions) over a window. The sum grows with the window,
-    /// but in
-    /// steps, one per turn, so the root is bracketed by false position.
+    /// but in steps, one per turn, so the root is bracketed by false position.
     fn occupancies(
         &mut self,
         present: &[CacheOccupant<'_>],

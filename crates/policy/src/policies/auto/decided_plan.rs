@@ -53,10 +53,8 @@ impl DecidedPlan {
 }
 
 /// Drops schedules until every task that is in no gang may run on a CPU without gangs. Schedules are considered
-/// together,
-/// because a newcomer that may run on any CPU has no turn if every cache has gangs of its own. `may` gives the CPUs on
-/// which
-/// each task may run; it is called only if there are gangs, because the sets are expensive.
+/// together, because a newcomer that may run on any CPU has no turn if every cache has gangs of its own. `may` gives
+/// the CPUs on which each task may run; it is called only if there are gangs, because the sets are expensive.
 pub fn drop_starving_schedules(gangs: &mut Vec<GangSchedule>, may: impl IntoIterator<Item = (TaskId, CpuSet)>) {
     if gangs.is_empty() {
         return;

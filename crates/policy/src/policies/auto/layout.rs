@@ -172,8 +172,7 @@ impl SiteLayout {
     }
 
     /// Does a plan into which the layout was written carry all of it? A partition or a turn is left out for a task that
-    /// may not
-    /// be moved, or that belongs to a process in two groups.
+    /// may not be moved, or that belongs to a process in two groups.
     pub fn is_expressed_by(&self, plan: &Plan, scene: &PlanningProblem) -> bool {
         let carries = |(at, site): (usize, &super::problem::CacheSite)| {
             let groups = self.partitions[at].iter().filter(|group| !group.members.is_empty()).count();
@@ -190,8 +189,7 @@ impl SiteLayout {
     }
 
     /// Whole processes if all their tasks are in the group; single tasks only if units are ways. Memory belongs to a
-    /// process,
-    /// so if units are colors, threads without a profile go with the others.
+    /// process, so if units are colors, threads without a profile go with the others.
     fn members(&self, scene: &PlanningProblem, group: &PartitionMembers, colors: bool) -> Vec<ShareMember> {
         let mut members: Vec<ShareMember> = Vec::new();
         for &at in &group.members {

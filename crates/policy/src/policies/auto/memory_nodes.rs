@@ -1,12 +1,10 @@
 //! Placement by memory node.
 //!
 //! Problem: a task that was moved to another memory node still uses the pages that it left behind (first touch), and
-//! each of
-//! its misses takes longer. Method: tasks are considered by the time that they would save, largest first. Each goes to
-//! the
-//! nearest site of its pages that has room, or changes places with a task that loses nothing by it. Properties: pages
-//! stay
-//! in place; moving them is left to the kernel (`numa_balancing`), and their location is read anew for each search.
+//! each of its misses takes longer. Method: tasks are considered by the time that they would save, largest first. Each
+//! goes to the nearest site of its pages that has room, or changes places with a task that loses nothing by it.
+//! Properties: pages stay in place; moving them is left to the kernel (`numa_balancing`), and their location is read
+//! anew for each search.
 
 use super::layout::SiteLayout;
 use super::program_model::ProgramModel;
@@ -104,8 +102,7 @@ mod tests {
     }
 
     /// Do two tasks that are far from their memory change places, by this mechanism alone and in the joint search, and
-    /// do all
-    /// tasks whose memory is near stay?
+    /// do all tasks whose memory is near stay?
     #[test]
     fn tasks_move_to_their_memory() {
         let scene_of = |memory: &[(usize, usize)]| scene(memory);

@@ -1,20 +1,14 @@
 //! The integrated runtime: the operator states the objective, and this policy chooses the mechanisms.
 //!
 //! Problem: sharing clusters, placement, gangs and partitions each help some mixes and hurt others, and they conflict
-//! (thesis
-//! 7.3). Method: one model of every task ([`program_model`]), one forecast for whole plans ([`composition`],
-//! [`score`]), and
-//! one search over all mechanisms together ([`search`]); the best plan of every single mechanism and the default are
-//! always
-//! among the candidates. A plan whose gain is at least 95 % probability is applied and monitored; a plan that is more probability
-//! than
-//! not to gain goes to a trial in blocks against the plan in force ([`trial`]); any other plan is dropped. A failed
-//! plan is
-//! on cooldown, longer each time.
+//! (thesis 7.3). Method: one model of every task ([`program_model`]), one forecast for whole plans ([`composition`],
+//! [`score`]), and one search over all mechanisms together ([`search`]); the best plan of every single mechanism and
+//! the default are always among the candidates. A plan whose gain is at least 95 % probability is applied and
+//! monitored; a plan that is more probability than not to gain goes to a trial in blocks against the plan in force
+//! ([`trial`]); any other plan is dropped. A failed plan is on cooldown, longer each time.
 //!
 //! Properties: without evidence the plan in force stays, from the start on idle; after the initial profiling, probes
-//! cost no
-//! more than a share of processor time ([`probe_planner`]); the same observations give the same decisions.
+//! cost no more than a share of processor time ([`probe_planner`]); the same observations give the same decisions.
 
 mod arrival_search;
 mod bus;
@@ -81,8 +75,9 @@ pub struct Parameters {
     pub min_gain: f64,
     /// Share of processor time that probes may cost after the initial profiling.
     pub probe_share: f64,
-    /// Watched locations of each task, or logged ones if locations cannot be watched.
+    /// Watched locations of each task, on machines that cannot trace misses.
     pub locations: u32,
+    /// Entries of the first log of a task's misses.
     pub trace_entries: u32,
     pub probe_budget_ns: u64,
     pub samples_per_thread: u32,
@@ -152,8 +147,7 @@ impl Parameters {
 }
 
 /// A change that is on trial, monitored, or being rolled back. `old` pins all tasks to their sites: tasks stay where a
-/// plan has
-/// put them, so a trial against a plan without sites would compare the new sites with themselves.
+/// plan has put them, so a trial against a plan without sites would compare the new sites with themselves.
 enum ProvisionalChange {
     RollingBack { windows: u32, kept: DecidedPlan },
     OnTrial { kept: DecidedPlan, old: DecidedPlan, new: DecidedPlan, trial: Box<Trial>, forecast: f64 },

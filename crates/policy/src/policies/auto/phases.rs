@@ -1,10 +1,8 @@
 //! Changes of phase: a decision for a task's earlier phase does not apply to its new one.
 //!
 //! The task's partition and turns are released at once, its placement stays, and all other tasks keep the plan in
-//! force. If
-//! the phase is of a known kind, its curve and its speed are recalled, so that the next search is due at once.
-//! Properties:
-//! as long as no phase changes, nothing changes here.
+//! force. If the phase is of a known kind, its curve and its speed are recalled, so that the next search is due at
+//! once. Properties: as long as no phase changes, nothing changes here.
 
 use cachemate_core::{Plan, ProcessId, ShareMember, TaskId, View};
 

@@ -1,15 +1,12 @@
 //! Planning of `auto`'s probes within their cost limits.
 //!
 //! One ledger counts the processor time of all probes. A probe that stops its task waits until it costs the task no
-//! more
-//! than the stated share of the time that it has run, so short-lived tasks are never profiled. After the first probe of
-//! each
-//! task, probes wait until all of them together have cost no more than that share of processor time. At most one probe
-//! that
-//! stops its task runs on a cache at a time. A task that does not answer in time is not probed again in the same phase.
-//! A log that was too short for the largest cache is recorded once more with more entries, as soon as its task has run
-//! long
-//! enough to pay for it. A task that waits for memory for less than the smallest gain is not probed again.
+//! more than the stated share of the time that it has run, so short-lived tasks are never profiled. After the first
+//! probe of each task, probes wait until all of them together have cost no more than that share of processor time. At
+//! most one probe that stops its task runs on a cache at a time. A task that does not answer in time is not probed
+//! again in the same phase. A log that was too short for the largest cache is recorded once more with more entries, as
+//! soon as its task has run long enough to pay for it. A task that waits for memory for less than the smallest gain is
+//! not probed again.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -340,8 +337,7 @@ fn can_measure_curves(view: &View<'_>) -> bool {
 const ALIKE: f64 = 0.3;
 
 /// Adds each thread that is in no cluster to the thread whose regions are most similar. Threads that run beside their
-/// partners
-/// leave too few samples for a cluster of their own, and if all threads share alike, there are no clusters.
+/// partners leave too few samples for a cluster of their own, and if all threads share alike, there are no clusters.
 fn join_unclustered(mut of: Vec<Option<usize>>, maps: &[ThreadMap<'_>]) -> Vec<Option<usize>> {
     let dot = |a: usize, b: usize| -> f64 {
         maps[a].counters.iter().zip(maps[b].counters).map(|(&x, &y)| f64::from(x) * f64::from(y)).sum()

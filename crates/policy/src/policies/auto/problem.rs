@@ -42,8 +42,7 @@ pub struct ProblemTask {
     /// Site on which it was observed; `None` = it did not run.
     pub last_site: Option<usize>,
     /// It stays on its site: either other threads of its process are on that cache and it has never run on another one,
-    /// so
-    /// that its waits there are unknown, or the site is closed.
+    /// so that its waits there are unknown, or the site is closed.
     pub keep_in_place: bool,
 }
 
@@ -227,8 +226,7 @@ impl PlanningProblem {
     }
 
     /// Closes the sites of unknown tasks that searches wait for, because forecasts of those caches would leave the
-    /// tasks out.
-    /// Tasks there stay, and none joins them.
+    /// tasks out. Tasks there stay, and none joins them.
     pub fn close(&mut self, is_waited_for: impl Fn(TaskId) -> bool) {
         let unknown = |one: &&ProblemTask| one.program.is_none() && is_waited_for(one.task);
         let sites: BTreeSet<usize> = self.tasks.iter().filter(unknown).filter_map(|one| one.last_site).collect();
@@ -288,8 +286,7 @@ impl PlanningProblem {
     }
 
     /// Shifts every curve to the value measured under the layout in force. Gangs are left out, because occupancies are
-    /// not
-    /// steady within their turns.
+    /// not steady within their turns.
     pub fn calibrate(&mut self, held: &SiteLayout, measured: impl Fn(TaskId) -> Option<f64>) {
         let composed = speeds(self, held);
         for (at, composed) in composed.into_iter().enumerate() {
@@ -361,5 +358,6 @@ impl PlanningProblem {
     }
 }
 
-/// Relative error of a miss's cost; counters of stalls are that good (docs/simulators/interval.md has the model's own errors).
+/// Relative error of a miss's cost; counters of stalls are that good (docs/simulators/interval.md has the model's own
+/// errors).
 const COST_ERROR: f64 = 0.1;

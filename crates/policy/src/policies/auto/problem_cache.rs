@@ -1,10 +1,9 @@
 //! Results of the last search that the next one can use again.
 //!
 //! A full search models every program anew from the measurements since. After an arrival on a large machine, a brief
-//! search
-//! comes first: it uses the last models of all known programs, and places the newcomers among them. The full search
-//! follows at its usual time. Properties: a task that changed phase, was probed again, or became known requires a full
-//! search, and so does a machine whose caches wait for one another.
+//! search comes first: it uses the last models of all known programs, and places the newcomers among them. The full
+//! search follows at its usual time. Properties: a task that changed phase, was probed again, or became known requires
+//! a full search, and so does a machine whose caches wait for one another.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -251,8 +250,7 @@ mod tests {
     }
 
     /// Does an arrival on a large machine cause a brief search, followed by a full one in time, and an arrival on a
-    /// small machine
-    /// a full one? A gain that no plan reaches keeps the plan as it is.
+    /// small machine a full one? A gain that no plan reaches keeps the plan as it is.
     #[test]
     fn an_arrival_causes_a_brief_search_first() {
         let is_brief =

@@ -1,13 +1,10 @@
 //! The model of one task: misses by space, the cost of a miss, shared data, and the operator's goal.
 //!
 //! Method: the curve is sampled at equal steps of the largest cache, falling. The growth of the footprint follows from
-//! it:
-//! a program with `s` resident lines brings in lines at the miss rate of `s` lines, so the number of instructions until
-//! `s`
-//! is the integral of one over the miss rate (the footprint theory of Xiang et al., HOTL, ASPLOS 2013). Cycles without
-//! misses are the measured cycles less the measured cost of misses. Properties: no value is guessed; if one is missing,
-//! the
-//! task has no model.
+//! it: a program with `s` resident lines brings in lines at the miss rate of `s` lines. The number of instructions
+//! until `s` is therefore the integral of one over the miss rate (the footprint theory of Xiang et al., HOTL, ASPLOS
+//! 2013). Cycles without misses are the measured cycles less the measured cost of misses. Properties: no value is
+//! guessed; if one is missing, the task has no model.
 
 use cachemate_core::{Goal, Profile, SizeCurve};
 
@@ -87,8 +84,7 @@ pub struct ModelInputs<'a> {
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct MemoryDistance {
     /// Latency of the task's lines over near ones, as a factor, by the node on which it would run; 0 = no such node.
-    /// Empty =
-    /// unknown.
+    /// Empty = unknown.
     pub factors: Vec<f64>,
     /// The node on which it runs now.
     pub now: usize,
@@ -96,8 +92,7 @@ pub struct MemoryDistance {
 
 impl MemoryDistance {
     /// Cycles of a miss with the pages nearest, and the additional cycles by node, from the present cost of a miss.
-    /// Queues are the
-    /// same on all nodes.
+    /// Queues are the same on all nodes.
     fn split(&self, cycles_per_miss: f64, queue_cycles: f64) -> (f64, Vec<f64>) {
         let is_known = |factor: &f64| *factor >= 1.0;
         let nearest = self.factors.iter().copied().filter(is_known).fold(f64::INFINITY, f64::min);
@@ -134,8 +129,7 @@ impl ProgramModel {
         misses.iter_mut().for_each(|rate| *rate = (*rate + level).max(0.0));
         let now = measured.unwrap_or(misses[STEPS]);
         // Counted stalls are those of the task's present node; a stated cost is that of near memory, for misses that
-        // wait for one
-        // another. If misses overlap, all of them together cost no more than the elapsed cycles.
+        // wait for one another. If misses overlap, all of them together cost no more than the elapsed cycles.
         let factor_now = inputs.memory.factors.get(inputs.memory.now).copied().unwrap_or(1.0);
         let went_by = (1.0 - MIN_OWN_SHARE) * speed.cycles_per_instr / now.max(NO_MISSES);
         let stated_penalty = || Some((inputs.penalty_cycles? * factor_now).min(went_by));
@@ -210,8 +204,7 @@ impl ProgramModel {
     }
 
     /// Does the curve, as profiled, predict more misses with this space than were measured with no more? Then it does
-    /// not
-    /// describe what the program does now.
+    /// not describe what the program does now.
     pub fn is_contradicted(&self, bytes: f64, measured: f64) -> bool {
         let step = ((bytes / self.step_bytes).clamp(0.0, STEPS as f64)) as usize;
         let curve_misses = self.misses(bytes) - self.level;
@@ -225,8 +218,7 @@ impl ProgramModel {
     }
 
     /// Shifts the curve towards the misses measured at a composed occupancy. All points move by the same share of their
-    /// errors.
-    /// A log that was too short is wrong where it could not reach.
+    /// errors. A log that was too short is wrong where it could not reach.
     fn shift_within_error(&mut self, composed: f64, misses: f64) {
         let off = misses - self.misses(composed);
         let side = |&(below, above): &(f64, f64)| if off < 0.0 { below } else { above };
@@ -248,8 +240,7 @@ impl ProgramModel {
     }
 
     /// Shifts the curve to the misses measured at a composed occupancy. Differences within the curve's error correct
-    /// the curve;
-    /// larger ones correct the occupancy.
+    /// the curve; larger ones correct the occupancy.
     pub fn calibrate(&mut self, composed: f64, cache_bytes: f64, misses: f64) {
         self.shift_within_error(composed, misses);
         let (most, least) = (self.misses[0], self.misses(cache_bytes));
@@ -304,8 +295,7 @@ impl ProgramModel {
     }
 
     /// Cycles per instruction with so many bytes, if each miss waits so many cycles longer and this share of its
-    /// partners is
-    /// elsewhere.
+    /// partners is elsewhere.
     pub fn cycles(&self, bytes: f64, wait_cycles: f64, apart: f64) -> f64 {
         self.cycles_at(self.misses(bytes), wait_cycles, apart)
     }
@@ -479,8 +469,7 @@ pub mod tests {
     }
 
     /// If stalls are not counted, does a pointer chase pay the stated cost, and a stream whose misses overlap no more
-    /// than its
-    /// measured cycles?
+    /// than its measured cycles?
     #[test]
     fn overlapping_misses_cost_no_more_than_the_elapsed_time() {
         let of = |cycles_per_instr: f64, misses: f64| {
@@ -501,8 +490,7 @@ pub mod tests {
     }
 
     /// Is the cost of a miss split by node: less on the node of its memory, with the same queue on all nodes, and no
-    /// split if
-    /// distances are unknown?
+    /// split if distances are unknown?
     #[test]
     fn far_memory_costs_its_distance() {
         let of = |factors: &[f64], now: usize| far_from(MemoryDistance { factors: factors.to_vec(), now });

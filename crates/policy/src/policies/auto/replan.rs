@@ -210,8 +210,7 @@ impl Auto {
     }
 
     /// Excludes layouts that no plan can express, because their forecast would be of another plan, and failed plans
-    /// with their
-    /// images on like caches, unless one of them is in force.
+    /// with their images on like caches, unless one of them is in force.
     fn is_allowed(&self, layout: &SiteLayout, scene: &PlanningProblem, kept: &DecidedPlan, view: &View<'_>) -> bool {
         if layout.is_undivided() && self.failures.plans.is_empty() {
             return true;

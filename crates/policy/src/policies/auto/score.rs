@@ -1,10 +1,8 @@
 //! Score of a layout, by its forecast and the stated objective.
 //!
 //! A task's speed counts relative to its speed alone on the machine, with a CPU and a cache for itself. Goals come
-//! first:
-//! a shortfall outweighs every gain. Properties: sites are scored one by one, so that a search rescores only those that
-//! it
-//! changed; waiting for memory is composed per memory node only if its cost is known.
+//! first: a shortfall outweighs every gain. Properties: sites are scored one by one, so that a search rescores only
+//! those that it changed; waiting for memory is composed per memory node only if its cost is known.
 
 use std::collections::BTreeMap;
 
@@ -50,8 +48,7 @@ pub struct ForecastSpeed {
 
 impl ForecastSpeed {
     /// Shortfall from a task's goals, as a share, summed over them. A rate that the task would not even reach alone is
-    /// not
-    /// counted, because no plan can give it and no other task shall lose speed for it.
+    /// not counted, because no plan can give it and no other task shall lose speed for it.
     pub fn missing(&self, program: &ProgramModel) -> f64 {
         let goal = program.goal;
         let slower = goal.max_slowdown.map_or(0.0, |limit| 1.0 / self.over_alone - 1.0 - limit);
@@ -236,8 +233,7 @@ impl SiteState<'_> {
     }
 
     /// Members by position, each with the share of its lines that falls into the partition, and the partition's bytes.
-    /// A task
-    /// in no group may use every partition, and takes its share in each from the group that owns it.
+    /// A task in no group may use every partition, and takes its share in each from the group that owns it.
     fn parts(&self) -> Vec<(Vec<(usize, f64)>, f64)> {
         let everybody = 0..self.members.len();
         let Some(divided) = self.site.divided.filter(|_| !self.cut.is_empty()) else {

@@ -2,10 +2,9 @@
 //!
 //! Problem: a search visits the same caches many times, and most caches stay the same from one decision to the next.
 //! Method: each program has a number that changes as soon as anything about the program does. The score of a cache is
-//! stored
-//! under the numbers of its tasks, their factors in a draw, the partners that are elsewhere, partitions and rotations.
-//! Properties: decisions are the same to the bit with and without the cache; a score that two searches in a row did not
-//! use is dropped.
+//! stored under the numbers of its tasks, their factors in a draw, the partners that are elsewhere, partitions and
+//! rotations. Properties: decisions are the same to the bit with and without the cache; a score that two searches in a
+//! row did not use is dropped.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;

@@ -1,15 +1,11 @@
 //! Candidates: the plan of every single mechanism, the default, the plan in force, and a joint local search over all.
 //!
 //! Problem: mechanisms conflict (thesis 7.3): clusters unite tasks that spreading separates, partition sizes hold for
-//! one
-//! placement only, gangs change which tasks run together. Method: one forecast scores whole plans. Placement is
-//! searched
-//! first, by moves, exchanges and moves of whole sharing clusters, each of which rescores only the sites that it
-//! changes;
-//! then the partitions and the rotation of each site. On a small machine, placement is then searched once more with the
-//! best
-//! partitions and rotations of each site. Properties: deterministic; bounded by a number of site scores; disabled
-//! mechanisms are not used.
+//! one placement only, gangs change which tasks run together. Method: one forecast scores whole plans. Placement is
+//! searched first, by moves, exchanges and moves of whole sharing clusters, each of which rescores only the sites that
+//! it changes; then the partitions and the rotation of each site. On a small machine, placement is then searched once
+//! more with the best partitions and rotations of each site. Properties: deterministic; bounded by a number of site
+//! scores; disabled mechanisms are not used.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -75,8 +71,7 @@ pub struct PlanSearch<'a> {
 
 impl PlanSearch<'_> {
     /// The default, which sets the lowest speed of the comparator. Tasks stay where they were put, so once another plan
-    /// is in
-    /// force, the default has to pin them to their sites.
+    /// is in force, the default has to pin them to their sites.
     pub(super) fn default(&mut self, lived_on: &BTreeMap<TaskId, usize>, held: Option<&SiteLayout>) -> CandidatePlan {
         let mut layout = SiteLayout::default_of(self.scene, lived_on);
         if let Some(held) = held {

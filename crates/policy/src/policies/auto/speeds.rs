@@ -1,10 +1,8 @@
 //! Speed of each task and its waits, from the counters of recent windows.
 //!
 //! The weight of older windows halves every few windows, so that history depends on time and not on plans. Rates are
-//! ratios
-//! of sums, so short windows weigh less. A window in which a task was traced does not count for its speed. If a kind of
-//! phase
-//! comes back, its earlier speed is used until it was counted anew.
+//! ratios of sums, so short windows weigh less. A window in which a task was traced does not count for its speed. If a
+//! kind of phase comes back, its earlier speed is used until it was counted anew.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -3,8 +3,7 @@
 //! Speed is work a second of each process, by the best measure of work that it has ([`crate::work_metric`]). The stated
 //! objective is compared: the forecast gives each process's speed under the old plan relative to its solo speed, the
 //! measurement gives the change of it. Properties: a window counts once the plan has settled; a process that did not
-//! run on
-//! both sides does not count.
+//! run on both sides does not count.
 
 use std::collections::BTreeMap;
 

@@ -2,11 +2,9 @@
 //! would have to leave, and the programs that lose speed so that other goals are met.
 //!
 //! Method: every task's forecast under the plan is compared with its goal. The cause follows from the two factors of
-//! its
-//! speed: its time on a CPU, and its speed there. Programs to remove are found by leaving them out of the same plan,
-//! the one
-//! that helps most first. Programs that are slower than by default pay for goals. Properties: tasks without a goal or a
-//! forecast are not reported; work is bounded, whatever the number of tasks.
+//! its speed: its time on a CPU, and its speed there. Programs to remove are found by leaving them out of the same
+//! plan, the one that helps most first. Programs that are slower than by default pay for goals. Properties: tasks
+//! without a goal or a forecast are not reported; work is bounded, whatever the number of tasks.
 
 use cachemate_core::{Reason, ReasonKind, TaskId};
 
@@ -30,8 +28,8 @@ const MET_WITHIN: f64 = 1e-3;
 const FORECAST_WITHIN: f64 = 0.02;
 
 /// Is a plan better for the goals, whatever else it does? It is if all goals are met that were not, or if the shortfall
-/// shrinks
-/// by more than the forecast's error: of plans that miss a goal about alike, another one looks best in each search.
+/// shrinks by more than the forecast's error: of plans that miss a goal about alike, another one looks best in each
+/// search.
 pub fn mends(missing_now: f64, missing_then: f64) -> bool {
     let becomes_met = missing_now > MET_WITHIN && missing_then <= MET_WITHIN;
     becomes_met || missing_now - missing_then > FORECAST_WITHIN
@@ -297,8 +295,7 @@ mod tests {
     }
 
     /// If no plan meets a goal, does the plan in force stay against one that misses it about alike, and give way to one
-    /// that
-    /// meets it or misses it by much less?
+    /// that meets it or misses it by much less?
     #[test]
     fn equal_breaches_mend_nothing() {
         assert!(!mends(0.310, 0.305) && !mends(0.30, 0.31) && !mends(0.0005, 0.0));
@@ -306,8 +303,7 @@ mod tests {
     }
 
     /// A client runs beside a stream, and one like it has a cache for itself: do the two change places if the first has
-    /// a goal,
-    /// and does the reason name the task that pays?
+    /// a goal, and does the reason name the task that pays?
     #[test]
     fn a_goal_is_met_and_the_paying_task_is_named() {
         let tasks = |goal| scene(&[(0.9, goal), (0.0, None), (0.9, None)]);
@@ -343,8 +339,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
         /// Is every goal that the best plan misses reported with its task and key, and no other; does no other plan
-        /// meet more goals;
-        /// and would each be met without the programs that are named?
+        /// meet more goals; and would each be met without the programs that are named?
         #[test]
         fn unmet_goals_are_reported_and_removals_suffice(
             tasks in prop::collection::vec((0.0f64..1.2, 0u8..4, 0.4f64..1.1), 3..7),

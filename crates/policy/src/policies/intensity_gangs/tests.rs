@@ -176,8 +176,7 @@ fn turns_that_pay_off_too_late_are_refused() {
 }
 
 /// Does the initial profiling end if probes cost what they cost on a host (four brackets of six samples of a few tens
-/// of
-/// milliseconds; five phases of 150 ms, in one of which the task is kept off its CPU)?
+/// of milliseconds; five phases of 150 ms, in one of which the task is kept off its CPU)?
 #[test]
 fn initial_profiling_ends_at_the_costs_of_a_host() {
     let mut host = ProbedHost::new(&MIX, 60.0);

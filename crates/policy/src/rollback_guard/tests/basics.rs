@@ -117,8 +117,7 @@ fn goals_come_before_the_mean() {
 }
 
 /// Is a change that breaks a promised rate rolled back, whatever others gain; does the rate apply to each thread that
-/// ran;
-/// and does reported work count before instructions?
+/// ran; and does reported work count before instructions?
 #[test]
 fn a_promised_rate_comes_before_the_mean() {
     let verdicts = |own: f64, threads: u32, reports: bool, at_least: f64| {
@@ -170,8 +169,7 @@ fn guarded_policies_conform() {
 }
 
 /// Is a policy that acts at once on a live host held back, with the reason, until there is a reference; is its decision
-/// then
-/// judged; and does it act in the end if no speed can be measured?
+/// then judged; and does it act in the end if no speed can be measured?
 #[test]
 fn nothing_is_changed_before_it_can_be_compared() {
     let config = GuardConfig { waits_for_reference: true, ..CONFIG };
@@ -204,8 +202,7 @@ fn nothing_is_changed_before_it_can_be_compared() {
 }
 
 /// A program that stops under a change looks like one that sleeps: is it excluded, so that the change stays, while one
-/// that
-/// still makes some progress is compared?
+/// that still makes some progress is compared?
 #[test]
 fn a_standstill_is_not_compared() {
     let verdicts = |speed: f64| {

@@ -2,8 +2,7 @@ use super::*;
 use cachemate_core::SplitMix64;
 
 /// Number of roll-backs in a thousand runs with one change each. Four programs each have independent noise of this
-/// standard
-/// deviation, and their windows have this autocorrelation.
+/// standard deviation, and their windows have this autocorrelation.
 fn rollbacks(factors: [f64; 4], noise: f64, alike: f64) -> usize {
     let one = |seed: u64| {
         let policy =

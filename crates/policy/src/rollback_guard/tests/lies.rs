@@ -2,8 +2,7 @@ use super::*;
 use cachemate_core::SplitMix64;
 
 /// One change in window 20; its verdicts, by the speeds of honest programs and of misreporting ones. The honest ones
-/// belong to
-/// user 1 if the others do, else to a user each.
+/// belong to user 1 if the others do, else to a user each.
 fn verdicts_of(honest: &[f64], mut lies: impl FnMut() -> Vec<f64>, liar_user: u32) -> usize {
     let policy =
         ScriptedPolicy(|view: &View<'_>| if view.observation.window >= 20 { pinned(&[(0, 0)]) } else { idle() });
@@ -21,8 +20,7 @@ fn verdicts_of(honest: &[f64], mut lies: impl FnMut() -> Vec<f64>, liar_user: u3
 }
 
 /// Does a program that claims to be a thousand times faster hide that others were halved, with one process or with
-/// nine, for
-/// which the mean of the reported logarithms would be a gain?
+/// nine, for which the mean of the reported logarithms would be a gain?
 #[test]
 fn a_misreporting_program_hides_no_harm() {
     assert_eq!(verdicts_of(&[0.5, 0.5, 0.5], || vec![1000.0], 1), 1, "of the same user");

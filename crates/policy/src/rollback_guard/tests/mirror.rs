@@ -149,8 +149,7 @@ fn all_tasks() -> LiveTasks {
 
 proptest! {
     /// Is a failed plan refused under every exchange of like caches, and a plan that no exchange maps to it allowed, as
-    /// by
-    /// exhaustive search?
+    /// by exhaustive search?
     #[test]
     fn exactly_the_exchanges_of_like_caches_are_refused(seed in any::<u64>()) {
         let generator = &mut SplitMix64::new(seed);

@@ -37,8 +37,7 @@ fn harmed(decisions: &[Decision]) -> Vec<usize> {
 }
 
 /// Plans change in windows 5 and 9, and the second or both make two of four programs 4.7 times slower: are they rolled
-/// back
-/// and put on cooldown?
+/// back and put on cooldown?
 #[test]
 fn a_second_change_soon_after_the_first_is_compared_too() {
     let good = pinned(&[(0, 0), (1, 1), (2, 2), (3, 3)]);
@@ -61,8 +60,7 @@ fn a_second_change_soon_after_the_first_is_compared_too() {
 }
 
 /// DIO itself, on the same machine, evens out misses and wrongly puts a stream beside each victim: is that rolled back
-/// and
-/// put on cooldown?
+/// and put on cooldown?
 #[test]
 fn dio_in_the_modelled_lab_is_rolled_back() {
     let run = |enabled: bool| {

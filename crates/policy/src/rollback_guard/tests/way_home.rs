@@ -5,8 +5,7 @@ use std::collections::BTreeMap;
 use super::*;
 
 /// Placement of four programs: an affinity moves them, its absence leaves them in place. Two victims on one cache and
-/// two
-/// streams on the other run at full speed; any other placement halves the speed of the victims.
+/// two streams on the other run at full speed; any other placement halves the speed of the victims.
 struct StickyKernel {
     cpus: BTreeMap<u32, u32>,
 }

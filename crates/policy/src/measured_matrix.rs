@@ -214,7 +214,7 @@ namd,1.48%,3.45%,-1.19%,-0.93%
         assert_eq!(error("\nmilc", "\nmcf"), "m.csv:4:1: found 'mcf' again, expected one row for each program");
         assert_eq!(error(",1.11%", ""), "m.csv:4:5: found 3 values, expected 4");
         assert_eq!(error("1.11%", "1.11%,2"), "m.csv:4:6: found 5 values, expected 4");
-        assert_eq!(error(",milc", ",mcf"), "m.csv:1:3: found 'mcf', expected a name that is not yet there");
+        assert_eq!(error(",milc", ",mcf"), "m.csv:1:3: found 'mcf', expected a name that is not repeated");
         let short = TABLE_1.lines().take(4).collect::<Vec<_>>().join("\n");
         assert_eq!(
             parse("m.csv", &short).unwrap_err().to_string(),

@@ -18,7 +18,7 @@ pub struct Sweep {
 
 impl Sweep {
     fn store(&self) -> PyResult<Store> {
-        Store::open(&self.folder).map_err(failed)
+        Store::open_to_read(&self.folder).map_err(failed)
     }
 }
 

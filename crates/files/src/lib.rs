@@ -12,7 +12,7 @@
 mod plain;
 mod trusted_dir;
 
-pub use plain::{metadata, open_plain, read_limited, read_text_limited, replace};
+pub use plain::{FreshFile, metadata, open_plain, read_limited, read_text_limited, replace};
 pub use trusted_dir::{DirAccess, TrustedDir};
 
 use std::io;

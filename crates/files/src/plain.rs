@@ -2,7 +2,7 @@
 
 use std::fs::{File, Metadata};
 use std::io::{self, Read, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, Mode, OFlags};
 
@@ -79,19 +79,65 @@ pub(crate) fn text_of(path: &Path, content: Vec<u8>) -> io::Result<String> {
     })
 }
 
+/// A file that takes its name once it is whole. Dropped before [`FreshFile::commit`], it leaves nothing behind.
+#[derive(Debug)]
+pub struct FreshFile {
+    file: File,
+    fresh: PathBuf,
+    path: PathBuf,
+    is_committed: bool,
+}
+
+impl FreshFile {
+    /// Makes an empty file beside `path`, under a name that no other process can have chosen.
+    ///
+    /// # Errors
+    /// As the file system reports.
+    pub fn create(path: &Path) -> io::Result<Self> {
+        let name = path.file_name().ok_or_else(|| refuse(path, "no file name", "the path of a file"))?;
+        let fresh = path.with_file_name(unpredictable_name(&name.to_string_lossy())?);
+        let file = File::options().write(true).create_new(true).open(&fresh)?;
+        Ok(FreshFile { file, fresh, path: path.to_path_buf(), is_committed: false })
+    }
+
+    /// Forces the content to the disk and puts it in the place of whatever has the name; a link is replaced, not followed.
+    ///
+    /// # Errors
+    /// As the file system reports; then the old file is unchanged.
+    pub fn commit(mut self) -> io::Result<()> {
+        self.file.sync_all()?;
+        std::fs::rename(&self.fresh, &self.path)?;
+        self.is_committed = true;
+        Ok(())
+    }
+}
+
+impl Write for FreshFile {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.file.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
+}
+
+impl Drop for FreshFile {
+    fn drop(&mut self) {
+        if !self.is_committed {
+            let _ = std::fs::remove_file(&self.fresh);
+        }
+    }
+}
+
 /// Puts `content` in the place of `path`: the file is there whole or as before, and no link of that name is followed.
 ///
 /// # Errors
 /// As the file system reports; then the old file is unchanged.
 pub fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
-    let name = path.file_name().ok_or_else(|| refuse(path, "no file name", "the path of a file"))?;
-    let fresh = path.with_file_name(unpredictable_name(&name.to_string_lossy())?);
-    let write = || {
-        let mut file = File::options().write(true).create_new(true).open(&fresh)?;
-        file.write_all(content)?;
-        std::fs::rename(&fresh, path)
-    };
-    write().inspect_err(|_| _ = std::fs::remove_file(&fresh))
+    let mut file = FreshFile::create(path)?;
+    file.write_all(content)?;
+    file.commit()
 }
 
 #[cfg(test)]

@@ -74,8 +74,18 @@ impl TrustedDir {
             other => other.into(),
         })?;
         check_dir(path, &rustix::fs::fstat(&file)?)?;
-        check_parent(path)?;
         Ok(TrustedDir { file, path: path.to_path_buf(), access })
+    }
+
+    /// As [`TrustedDir::open`], for a folder that other programs will find by its path: no other user may be able to put
+    /// another folder in its place.
+    ///
+    /// # Errors
+    /// As [`TrustedDir::open`], or another user can replace the folder.
+    pub fn open_anchored(path: &Path, access: DirAccess) -> io::Result<Self> {
+        let dir = Self::open(path, access)?;
+        check_parent(path)?;
+        Ok(dir)
     }
 
     /// Opens a folder for reading and writing, and makes it first if it is missing.
@@ -87,6 +97,11 @@ impl TrustedDir {
             Ok(()) | Err(Errno::EXIST) => Self::open(path, DirAccess::ReadWrite),
             Err(error) => Err(error.into()),
         }
+    }
+
+    /// What it was opened for.
+    pub fn access(&self) -> DirAccess {
+        self.access
     }
 
     /// The path by which the folder was opened, for messages.
@@ -349,7 +364,7 @@ mod tests {
         for (expected, spoil) in cases {
             let (_parent, path) = folder();
             spoil(&path);
-            let error = TrustedDir::open(&path, DirAccess::ReadWrite).unwrap_err().to_string();
+            let error = TrustedDir::open_anchored(&path, DirAccess::ReadWrite).unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");
         }
         if rustix::process::geteuid().is_root() {

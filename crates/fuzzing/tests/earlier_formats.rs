@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use cachemate_spec::{parse_machine, parse_scenario};
-use cachemate_sweep::Manifest;
 use cachemate_trace::{CmtReader, ProfileFile, RunLogReader, TraceReader};
 
 fn root(path: &str) -> PathBuf {
@@ -35,10 +34,11 @@ fn files_of_earlier_versions_are_read_or_refused_by_name() {
     assert!(records > 0);
 
     let sweep = root("tests/earlier/sweep");
-    let manifest = Manifest::read(&sweep).unwrap();
+    let store = cachemate_sweep::Store::open_to_read(&sweep).unwrap();
+    let manifest = store.manifest().unwrap();
     let point = BTreeMap::from([("scenario".to_string(), "one.toml".into()), ("seed".to_string(), 1.into())]);
     assert_eq!(manifest.tasks[0].values().unwrap(), point);
-    assert!(cachemate_sweep::Store::open(&sweep).unwrap().read(manifest.tasks[0].id).unwrap().is_some());
+    assert!(store.read(manifest.tasks[0].id).unwrap().is_some());
 
     let text =
         |folder: &BTreeMap<String, String>, name: &str| std::fs::read_to_string(sweep.join(&folder[name])).unwrap();

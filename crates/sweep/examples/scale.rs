@@ -86,8 +86,8 @@ fn manifest(tasks: usize) -> Manifest {
 fn sweep(folder: &Path, tasks: usize, workers: usize, steps: u64) {
     let manifest = manifest(tasks);
     let store = Arc::new(Store::create(folder).expect("a folder to write to"));
-    manifest.write(folder).expect("a folder to write to");
-    let inputs = Arc::new(Inputs::open(folder, &manifest.header).expect("nothing to open"));
+    store.write_manifest(&manifest).expect("a folder to write to");
+    let inputs = Arc::new(Inputs::open(&store, &manifest.header).expect("nothing to open"));
     let mut engine = LocalEngine::new(Arc::clone(&store), Arc::new(CountingSource { steps }), inputs, workers, 0);
     let options = DriveOptions { retries: 0, idle_timeout: Duration::from_secs(60) };
     let stop = AtomicBool::new(false);
@@ -98,7 +98,8 @@ fn sweep(folder: &Path, tasks: usize, workers: usize, steps: u64) {
 /// One task more, which another host runs: how fast a sweep goes is told only while it runs.
 fn leave_one_running(folder: &Path) {
     let manifest = manifest(TASKS + 1);
-    manifest.write(folder).expect("a folder to write to");
+    let store = Store::open(folder).expect("a folder to write to");
+    store.write_manifest(&manifest).expect("a folder to write to");
     let id = manifest.tasks.last().expect("there are tasks").id;
     let claim = r#"{"host":"far","place":"elsewhere","pid":1,"started_ticks":1}"#;
     std::fs::write(folder.join(format!("claims/{id}")), claim).expect("a folder to write to");

@@ -4,15 +4,14 @@
 //! A frozen owner is taken over too, and its task runs twice: the store compares the results.
 
 use std::collections::BTreeSet;
-use std::fs;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use crate::SweepError;
 use crate::failures::{FailedAttempt, FailureKind};
 use crate::manifest::SweepTaskId;
 use crate::owner::ClaimOwner;
-use crate::store::{Store, link, names};
+use crate::store::{Store, link};
 
 /// A task whose workers died so often is given up: it may be what killed them.
 pub const DEATHS_AT_MOST: usize = 5;
@@ -28,61 +27,68 @@ pub enum ClaimOutcome<'a> {
 /// A claim that is given back when dropped.
 pub struct ClaimGuard<'a> {
     store: &'a Store,
-    path: PathBuf,
+    id: SweepTaskId,
 }
 
 impl Drop for ClaimGuard<'_> {
     fn drop(&mut self) {
-        self.store.heart.release(&self.path);
+        self.store.heart.release(&claim_rest(self.id));
         // It may have been taken over while this process was frozen; then it is not ours to remove.
-        if owner_of(&self.path).is_some_and(|owner| owner == self.store.owner) {
-            let _ = fs::remove_file(&self.path);
+        if self.store.owner_of(self.id).is_some_and(|owner| owner == self.store.owner) {
+            let _ = self.store.remove_claim(self.id);
         }
     }
 }
 
-fn owner_of(path: &Path) -> Option<ClaimOwner> {
-    serde_json::from_str(&fs::read_to_string(path).ok()?).ok()
+const CLAIMS: &str = "claims";
+/// A claim is one line of JSON.
+const CLAIM_BYTES_LIMIT: u64 = 4 << 10;
+
+fn claim_rest(id: SweepTaskId) -> String {
+    format!("{CLAIMS}/{id}")
 }
 
 impl Store {
-    fn claim_path(&self, id: SweepTaskId) -> PathBuf {
-        self.folder().join(format!("claims/{id}"))
+    fn owner_of(&self, id: SweepTaskId) -> Option<ClaimOwner> {
+        let text = self.root().read_text(Path::new(&claim_rest(id)), CLAIM_BYTES_LIMIT).ok()??;
+        serde_json::from_str(&text).ok()
+    }
+
+    fn remove_claim(&self, id: SweepTaskId) -> Result<(), SweepError> {
+        self.dir(CLAIMS)?.remove(&id.to_string()).map_err(self.io_error(CLAIMS))
     }
 
     /// Claims a task, or says who has it. A dead owner's claim is taken over, and its death noted.
     pub(crate) fn claim(&self, id: SweepTaskId) -> Result<ClaimOutcome<'_>, SweepError> {
-        let path = self.claim_path(id);
-        let fresh = self.partial(&format!("{id}.claim"));
         let text = serde_json::to_string(&self.owner).expect("texts and numbers can be written");
-        fs::write(&fresh, text).map_err(SweepError::io(&path))?;
-        let mut claimed = link(&fresh, &path);
+        let (claims, name) = (self.dir(CLAIMS)?, id.to_string());
+        let (partial, fresh) = self.write_partial(&format!("{id}-claim"), text.as_bytes())?;
+        let mut claimed = link(&partial, &fresh, &claims, &name);
         if claimed.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::AlreadyExists) {
             if let Some(living) = self.living(id) {
-                let _ = fs::remove_file(&fresh);
+                let _ = partial.remove(&fresh);
                 return Ok(ClaimOutcome::HeldByOther(living));
             }
             self.bury(id)?;
-            claimed = link(&fresh, &path);
+            claimed = link(&partial, &fresh, &claims, &name);
         }
-        let _ = fs::remove_file(&fresh);
+        let _ = partial.remove(&fresh);
         match claimed {
             Ok(()) => {
-                self.heart.hold(&path);
-                Ok(ClaimOutcome::Acquired(ClaimGuard { store: self, path }))
+                self.heart.hold(&claim_rest(id));
+                Ok(ClaimOutcome::Acquired(ClaimGuard { store: self, id }))
             }
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                 Ok(ClaimOutcome::HeldByOther("another worker".into()))
             }
-            Err(error) => Err(SweepError::io(&path)(error)),
+            Err(error) => Err(self.io_error(CLAIMS)(error)),
         }
     }
 
     /// Who runs the task now, in words; `None` where nobody does, or its owner is gone.
     pub(crate) fn living(&self, id: SweepTaskId) -> Option<String> {
-        let path = self.claim_path(id);
-        let touched = fs::metadata(&path).ok()?.modified().ok()?;
-        let owner = owner_of(&path);
+        let touched = self.changed(&claim_rest(id))?;
+        let owner = self.owner_of(id);
         let dead = owner.as_ref().and_then(|owner| owner.is_alive(&self.owner)) == Some(false);
         let now = self.now().unwrap_or(touched);
         let stale = now.duration_since(touched).is_ok_and(|age| age > self.stale_after);
@@ -90,24 +96,27 @@ impl Store {
         (!dead && !stale).then_some(words)
     }
 
-    /// Time by the clock of whoever keeps the files.
+    /// Time by the clock of the machine that keeps the files; a command that only reports has its own host's.
     fn now(&self) -> Option<std::time::SystemTime> {
-        let clock = self.folder().join(format!("partial/clock.{}.{}.0", self.owner.host, self.owner.pid));
-        fs::write(&clock, b"").ok()?;
-        let now = fs::metadata(&clock).ok()?.modified().ok();
-        let _ = fs::remove_file(&clock);
+        if self.is_read_only() {
+            return Some(std::time::SystemTime::now());
+        }
+        let (partial, clock) = self.write_partial("clock", b"").ok()?;
+        let now = self.changed(&format!("partial/{clock}"));
+        let _ = partial.remove(&clock);
         now
     }
 
     /// Takes a dead owner's claim away and notes the death.
     fn bury(&self, id: SweepTaskId) -> Result<(), SweepError> {
-        let path = self.claim_path(id);
-        let owner = owner_of(&path);
-        let aside = self.partial(&format!("{id}.dead"));
-        if fs::rename(&path, &aside).is_err() {
-            return Ok(()); // somebody else buried it
+        let owner = self.owner_of(id);
+        let partial = self.dir("partial")?;
+        let (host, pid) = (&self.owner.host, self.owner.pid);
+        let dead = format!("{id}-dead.{host}.{pid}.0");
+        if self.dir(CLAIMS)?.rename_into(&id.to_string(), &partial, &dead).is_err() {
+            return Ok(()); // another worker was faster
         }
-        let _ = fs::remove_file(&aside);
+        let _ = partial.remove(&dead);
         let who = owner.map_or("its worker".to_string(), |owner| owner.to_string());
         let what = format!("{who} died or froze while it ran the task");
         self.record_attempt(id, &FailedAttempt::now(FailureKind::Death, what, &self.owner))
@@ -115,14 +124,14 @@ impl Store {
 
     /// Ids that somebody claims, dead or alive.
     pub(crate) fn claimed(&self) -> Result<Vec<SweepTaskId>, SweepError> {
-        Ok(names(&self.folder().join("claims"))?.filter_map(|name| name.parse().ok()).collect())
+        Ok(self.names(CLAIMS)?.into_iter().filter_map(|name| name.parse().ok()).collect())
     }
 
     /// Removes claims on finished tasks: a worker that was killed after its result leaves one, and nobody claims a
     /// finished task again. Another that still runs the task compares its result without a claim.
     pub(crate) fn remove_claims_on(&self, finished: &BTreeSet<SweepTaskId>) -> Result<(), SweepError> {
         for id in self.claimed()?.into_iter().filter(|id| finished.contains(id)) {
-            let _ = fs::remove_file(self.claim_path(id));
+            let _ = self.remove_claim(id);
         }
         Ok(())
     }

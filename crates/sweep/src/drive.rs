@@ -5,7 +5,6 @@
 //! loses, repeats or restarts tasks costs time and nothing else; one that is silent is waited for while tasks move.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -14,7 +13,7 @@ use serde::Serialize;
 use crate::SweepError;
 use crate::engine::{EngineStatus, TaskEngine};
 use crate::manifest::{SweepTask, SweepTaskId};
-use crate::store::{Store, names};
+use crate::store::Store;
 use crate::worker::is_given_up;
 
 /// How a sweep is driven.
@@ -301,7 +300,7 @@ fn nap(time: Duration, stop: &AtomicBool) {
 #[derive(Default)]
 struct FinishedTasks {
     finished: BTreeSet<SweepTaskId>,
-    read_at: BTreeMap<PathBuf, SystemTime>,
+    read_at: BTreeMap<String, SystemTime>,
 }
 
 /// File systems tell times in steps; a folder that changed later than this before it was read may change unseen.
@@ -309,16 +308,13 @@ const STEP: Duration = Duration::from_secs(2);
 
 impl FinishedTasks {
     fn update(&mut self, store: &Store) -> Result<(), SweepError> {
-        let results = store.folder().join("results");
-        for name in names(&results)? {
-            let folder = results.join(name);
-            let Ok(changed) = std::fs::metadata(&folder).and_then(|found| found.modified()) else { continue };
+        for (folder, changed) in store.result_folders()? {
             if self.read_at.get(&folder) == Some(&changed) {
                 continue;
             }
-            let settled = SystemTime::now().duration_since(changed).is_ok_and(|age| age > STEP);
+            let is_settled = SystemTime::now().duration_since(changed).is_ok_and(|age| age > STEP);
             self.finished.extend(store.finished_in(&folder)?);
-            if settled {
+            if is_settled {
                 self.read_at.insert(folder, changed);
             }
         }

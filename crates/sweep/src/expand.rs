@@ -3,12 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
+use cachemate_files::read_text_limited;
 use cachemate_spec::{Scenario, machine_names};
 use serde_json::Value;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::file::{SweepDefinition, SweepKind};
-use crate::job::{Inputs, JobRunner, SweepJob, whole_file};
+use crate::job::{INPUT_BYTES_LIMIT, Inputs, JobRunner, SweepJob, whole_file};
 use crate::manifest::{FORMAT, Manifest, ManifestHeader, RecordingRef, SweepTask, SweepTaskId, checksum_of};
 use crate::points::Point;
 use crate::{Store, SweepError};
@@ -28,9 +29,9 @@ impl ExpandedSweep {
     /// They cannot be written.
     pub fn write(&self, store: &Store) -> Result<(), SweepError> {
         for (name, content) in &self.files {
-            store.write_atomic(name, content)?;
+            store.write_input(name, content)?;
         }
-        self.manifest.write(store.folder())
+        store.write_manifest(&self.manifest)
     }
 }
 
@@ -95,7 +96,7 @@ impl<'a> ManifestBuilder<'a> {
         };
         for name in &sweep.file.axes.scenario {
             let path = folder.join(name);
-            let text = std::fs::read_to_string(&path).map_err(|error| SweepError::file(&path, error))?;
+            let text = read_text_limited(&path, INPUT_BYTES_LIMIT).map_err(|error| SweepError::file(&path, error))?;
             making.scenarios.insert(name.clone(), making.kept("scenario", &text));
             making.inputs.scenarios.insert(name.clone(), (path.display().to_string(), text));
         }
@@ -168,7 +169,8 @@ impl<'a> ManifestBuilder<'a> {
         if machine_names().contains(&name.as_str()) || self.machines.contains_key(&name) {
             return Ok(());
         }
-        let text = std::fs::read_to_string(&name).map_err(|error| SweepError::file(Path::new(&name), error))?;
+        let text = read_text_limited(Path::new(&name), INPUT_BYTES_LIMIT)
+            .map_err(|error| SweepError::file(Path::new(&name), error))?;
         let path = self.keep("machine", text);
         self.machines.insert(name, path);
         Ok(())

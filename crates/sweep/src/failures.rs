@@ -1,15 +1,13 @@
 //! Attempts that came to nothing: one line each, so that no failure is lost or counted by an engine alone.
 
-use std::fs;
-use std::io;
-use std::path::PathBuf;
+use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
 use crate::SweepError;
 use crate::manifest::SweepTaskId;
 use crate::owner::ClaimOwner;
-use crate::store::{Store, append, unix_ms};
+use crate::store::{Store, unix_ms};
 
 /// How an attempt came to nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -43,14 +41,10 @@ impl FailedAttempt {
 }
 
 impl Store {
-    fn failed_path(&self, id: SweepTaskId) -> PathBuf {
-        self.folder().join(format!("failed/{id}.jsonl"))
-    }
-
     pub(crate) fn record_attempt(&self, id: SweepTaskId, attempt: &FailedAttempt) -> Result<(), SweepError> {
-        let path = self.failed_path(id);
+        let rest = failed_rest(id);
         let line = serde_json::to_string(attempt).expect("texts and numbers can be written");
-        append(&path, &line).map_err(SweepError::io(&path))
+        self.root().append_line(Path::new(&rest), &line).map_err(self.io_error(&rest))
     }
 
     /// In order. A line that is not whole counts as a death, so that a task cannot kill its worker for ever.
@@ -58,12 +52,9 @@ impl Store {
     /// # Errors
     /// The file is there and cannot be read.
     pub fn attempts(&self, id: SweepTaskId) -> Result<Vec<FailedAttempt>, SweepError> {
-        let path = self.failed_path(id);
-        let text = match fs::read_to_string(&path) {
-            Ok(text) => text,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-            Err(error) => return Err(SweepError::file(&path, error)),
-        };
+        let rest = failed_rest(id);
+        let read = self.root().read_text(Path::new(&rest), FAILURES_BYTES_LIMIT).map_err(self.io_error(&rest))?;
+        let Some(text) = read else { return Ok(Vec::new()) };
         let damaged = || FailedAttempt {
             ending: FailureKind::Death,
             what: "a line that is not whole".to_string(),
@@ -79,10 +70,14 @@ impl Store {
     /// # Errors
     /// The file is there and cannot be removed.
     pub fn forget_attempts(&self, id: SweepTaskId) -> Result<(), SweepError> {
-        let path = self.failed_path(id);
-        match fs::remove_file(&path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(SweepError::io(&path)(error)),
-            _ => Ok(()),
-        }
+        self.dir(FAILED)?.remove(&format!("{id}.jsonl")).map_err(self.io_error(FAILED))
     }
+}
+
+const FAILED: &str = "failed";
+/// Every attempt adds a line, and a task is abandoned after a few.
+const FAILURES_BYTES_LIMIT: u64 = 16 << 20;
+
+fn failed_rest(id: SweepTaskId) -> String {
+    format!("{FAILED}/{id}.jsonl")
 }

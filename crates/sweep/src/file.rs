@@ -4,11 +4,13 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use cachemate_core::nearest;
+use cachemate_files::read_text_limited;
 use cachemate_spec::{Located, PolicyChoice, SpecError};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::SweepError;
+use crate::job::INPUT_BYTES_LIMIT;
 
 /// What a task of a sweep is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
@@ -119,7 +121,7 @@ const CURVE_PARAMETERS: [&str; 3] = ["line_bytes", "sizes", "sample"];
 /// # Errors
 /// As [`parse_sweep`], and an unreadable file.
 pub fn load_sweep(path: &Path, bundled: &[String]) -> Result<SweepDefinition, SweepError> {
-    let text = std::fs::read_to_string(path).map_err(|error| SweepError::file(path, error))?;
+    let text = read_text_limited(path, INPUT_BYTES_LIMIT).map_err(|error| SweepError::file(path, error))?;
     parse_sweep(path, &text, bundled)
 }
 

@@ -10,8 +10,10 @@ use cachemate_spec::{Scenario, SpecError, vary_scenario};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::Store;
 use crate::file::SweepKind;
 use crate::manifest::{ManifestHeader, RecordingRef, checksum_of};
+use crate::store::plain_input;
 
 /// A task with everything it needs at hand.
 #[derive(Clone, PartialEq, Debug)]
@@ -127,7 +129,7 @@ impl Inputs {
     ///
     /// # Errors
     /// A file that is missing or unreadable.
-    pub fn open(folder: &Path, header: &ManifestHeader) -> Result<Self, String> {
+    pub fn open(store: &Store, header: &ManifestHeader) -> Result<Self, String> {
         let mut inputs = Inputs {
             kind: header.kind,
             detail: header.detail,
@@ -136,11 +138,13 @@ impl Inputs {
             ..Inputs::default()
         };
         for (name, file) in &header.scenarios {
-            let path = folder.join(file);
-            let text = std::fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+            let text = read_input(store, file)?;
             inputs.scenarios.insert(name.clone(), (name.clone(), text));
         }
-        inputs.machines = header.machines.iter().map(|(given, file)| (given.clone(), folder.join(file))).collect();
+        for (given, file) in &header.machines {
+            read_input(store, file)?;
+            inputs.machines.insert(given.clone(), store.folder().join(file));
+        }
         Ok(inputs)
     }
 
@@ -234,6 +238,18 @@ impl Inputs {
         }
         Ok(recording.path.clone())
     }
+}
+
+/// Scenarios, machines and sweep files are written by hand.
+pub(crate) const INPUT_BYTES_LIMIT: u64 = 16 << 20;
+
+/// The text of an input, which must be a plain name below `inputs/`.
+fn read_input(store: &Store, rest: &str) -> Result<String, String> {
+    let path = store.folder().join(rest);
+    let shown = |what: String| format!("{}: {what}", path.display());
+    plain_input(rest).map_err(shown)?;
+    let read = store.root().read_text(Path::new(rest), INPUT_BYTES_LIMIT).map_err(|error| error.to_string())?;
+    read.ok_or_else(|| shown("no such file".to_string()))
 }
 
 /// An error about a file as a whole.

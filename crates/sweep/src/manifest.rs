@@ -3,10 +3,12 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::File;
-use std::io::{BufRead, BufReader, BufWriter, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
+use cachemate_files::{TrustedDir, open_plain};
+use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use serde_json::value::RawValue;
@@ -137,9 +139,9 @@ impl Manifest {
     ///
     /// # Errors
     /// There is none, or it is damaged: with the line.
-    pub fn read(folder: &Path) -> Result<Self, SweepError> {
-        let path = folder.join(FILE);
-        let mut lines = open(&path)?;
+    pub fn read(folder: &TrustedDir) -> Result<Self, SweepError> {
+        let path = folder.path().join(FILE);
+        let mut lines = open(folder)?;
         let header = read_header(&path, &mut lines)?;
         let mut tasks = Vec::with_capacity(header.tasks.min(1 << 24));
         let mut text = String::new();
@@ -158,9 +160,9 @@ impl Manifest {
     ///
     /// # Errors
     /// As [`Manifest::read`]; an id that is not in it.
-    pub fn find(folder: &Path, wanted: &[SweepTaskId]) -> Result<Self, SweepError> {
-        let path = folder.join(FILE);
-        let mut lines = open(&path)?;
+    pub fn find(folder: &TrustedDir, wanted: &[SweepTaskId]) -> Result<Self, SweepError> {
+        let path = folder.path().join(FILE);
+        let mut lines = open(folder)?;
         let header = read_header(&path, &mut lines)?;
         let starts: Vec<String> = wanted.iter().map(|id| format!("{{\"id\":\"{id}\"")).collect();
         let mut tasks: Vec<Option<SweepTask>> = vec![None; wanted.len()];
@@ -184,23 +186,14 @@ impl Manifest {
     ///
     /// # Errors
     /// It cannot be written.
-    pub fn write(&self, folder: &Path) -> Result<(), SweepError> {
-        let (path, fresh) = (folder.join(FILE), folder.join(format!("{FILE}.{}.new", std::process::id())));
-        let failed = SweepError::io(&path);
-        let write = || -> std::io::Result<()> {
-            let mut out = BufWriter::new(File::create(&fresh)?);
-            serde_json::to_writer(&mut out, &self.header)?;
-            out.write_all(b"\n")?;
-            for task in &self.tasks {
-                writeln!(out, "{{\"id\":\"{}\",\"point\":{}}}", task.id, task.point)?;
-            }
-            out.into_inner().map_err(|error| error.into_error())?.sync_all()?;
-            std::fs::rename(&fresh, &path)
-        };
-        write().map_err(|error| {
-            let _ = std::fs::remove_file(&fresh);
-            failed(error)
-        })
+    pub fn write(&self, folder: &TrustedDir) -> Result<(), SweepError> {
+        let path = folder.path().join(FILE);
+        let mut text = serde_json::to_vec(&self.header).expect("texts, numbers and checked JSON can be written");
+        text.push(b'\n');
+        for task in &self.tasks {
+            writeln!(text, "{{\"id\":\"{}\",\"point\":{}}}", task.id, task.point).map_err(SweepError::io(&path))?;
+        }
+        folder.replace(FILE, &text).map_err(SweepError::io(&path))
     }
 
     /// The first task of every id. In the order of the manifest.
@@ -210,19 +203,27 @@ impl Manifest {
     }
 }
 
-fn open(path: &Path) -> Result<BufReader<File>, SweepError> {
-    let file = File::open(path).map_err(|error| match error.kind() {
+/// Longest line of a manifest: the header names every input, a task has a value for each axis.
+const LINE_BYTES_LIMIT: u64 = 16 << 20;
+
+fn open(folder: &TrustedDir) -> Result<BufReader<File>, SweepError> {
+    let path = folder.path().join(FILE);
+    let file = folder.file(Path::new(FILE), OFlags::RDONLY).map_err(|error| match error.kind() {
         std::io::ErrorKind::NotFound => {
-            SweepError::file(path, "no such file: 'cachemate sweep run FILE -o DIR' makes it")
+            SweepError::file(&path, "no such file: 'cachemate sweep run FILE -o DIR' makes it")
         }
-        _ => SweepError::file(path, error),
+        _ => SweepError::file(&path, error),
     })?;
     Ok(BufReader::with_capacity(1 << 20, file))
 }
 
 fn next_line(path: &Path, lines: &mut BufReader<File>, text: &mut String) -> Result<bool, SweepError> {
     text.clear();
-    lines.read_line(text).map(|bytes| bytes > 0).map_err(|error| SweepError::file(path, error))
+    let read = lines.by_ref().take(LINE_BYTES_LIMIT).read_line(text).map_err(|error| SweepError::file(path, error))?;
+    if read as u64 == LINE_BYTES_LIMIT {
+        return Err(SweepError::file(path, format!("found a line of {LINE_BYTES_LIMIT} bytes or more, expected less")));
+    }
+    Ok(read > 0)
 }
 
 fn read_header(path: &Path, lines: &mut BufReader<File>) -> Result<ManifestHeader, SweepError> {
@@ -246,8 +247,7 @@ fn parse_line(path: &Path, number: usize, text: &str) -> Result<SweepTask, Sweep
 
 /// Size and checksum of a file's content.
 pub fn checksum_of(path: &Path) -> std::io::Result<(u64, String)> {
-    use std::io::Read;
-    let (mut file, mut hash) = (File::open(path)?, Xxh3::new());
+    let (mut file, mut hash) = (open_plain(path)?, Xxh3::new());
     let (mut bytes, mut buffer) = (0u64, vec![0; 1 << 16]);
     loop {
         let read = file.read(&mut buffer)?;

@@ -1,9 +1,9 @@
 //! All results in one file, in the order of the manifest: the same bytes whatever engines and workers made them.
 
-use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::Path;
 
+use cachemate_files::FreshFile;
 use serde::Serialize;
 
 use crate::SweepError;
@@ -47,9 +47,8 @@ pub fn merge(stores: &[Store], out: &Path) -> Result<MergeSummary, SweepError> {
     for other in others {
         check_same(&manifest, other)?;
     }
-    let fresh = first.partial("merged.jsonl");
     let failed = SweepError::io(out);
-    let mut file = BufWriter::new(File::create(&fresh).map_err(&failed)?);
+    let mut file = BufWriter::new(FreshFile::create(out).map_err(&failed)?);
     let mut merged = MergeSummary { total: manifest.tasks.len(), ..MergeSummary::default() };
     for store in stores {
         merged.conflicting.extend(store.differing()?);
@@ -63,17 +62,7 @@ pub fn merge(stores: &[Store], out: &Path) -> Result<MergeSummary, SweepError> {
         let (id, point, result) = (task.id, &task.point, stored_result.result.get());
         writeln!(file, "{{\"id\":\"{id}\",\"point\":{point},\"result\":{result}}}").map_err(&failed)?;
     }
-    file.into_inner().map_err(|error| failed(error.into_error()))?.sync_all().map_err(&failed)?;
-    // The folder that is merged into may be on another file system.
-    match std::fs::rename(&fresh, out) {
-        Ok(()) => {}
-        Err(error) if error.kind() == std::io::ErrorKind::CrossesDevices => {
-            let copied = std::fs::copy(&fresh, out);
-            let _ = std::fs::remove_file(&fresh);
-            copied.map_err(&failed)?;
-        }
-        Err(error) => return Err(failed(error)),
-    }
+    file.into_inner().map_err(|error| failed(error.into_error()))?.commit().map_err(&failed)?;
     Ok(merged)
 }
 

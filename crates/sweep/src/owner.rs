@@ -1,13 +1,14 @@
 //! Who holds a claim, and the beat by which others see that he lives.
 
 use std::collections::BTreeSet;
-use std::fs::{self, File};
+use std::fs;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use rustix::fs::{Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, futimens};
+use cachemate_files::TrustedDir;
+use rustix::fs::{OFlags, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, futimens};
 use serde::{Deserialize, Serialize};
 
 const BEAT: Duration = Duration::from_secs(5);
@@ -51,7 +52,7 @@ impl std::fmt::Display for ClaimOwner {
 }
 
 /// Field 22 of `/proc/PID/stat`; the name in brackets may hold anything. `None` for one that is dead or a zombie.
-fn started_ticks(pid: u32) -> Option<u64> {
+pub(crate) fn started_ticks(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
     let state = fields.next()?;
@@ -62,46 +63,53 @@ fn started_ticks(pid: u32) -> Option<u64> {
 }
 
 /// Claims of this process, touched as long as it lives.
-#[derive(Default)]
-pub struct Heartbeat(Arc<Mutex<HeartbeatState>>);
+pub struct Heartbeat {
+    folder: Arc<TrustedDir>,
+    state: Arc<Mutex<HeartbeatState>>,
+}
 
 #[derive(Default)]
 struct HeartbeatState {
-    claims: BTreeSet<PathBuf>,
-    runs: bool,
+    /// Names below the sweep's folder.
+    claims: BTreeSet<String>,
+    is_running: bool,
 }
 
 impl Heartbeat {
-    fn with<T>(&self, what: impl FnOnce(&mut HeartbeatState) -> T) -> T {
-        what(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    pub(crate) fn new(folder: Arc<TrustedDir>) -> Self {
+        Heartbeat { folder, state: Arc::default() }
     }
 
-    pub(crate) fn hold(&self, claim: &Path) {
-        let start = self.with(|beating| {
-            beating.claims.insert(claim.to_path_buf());
-            !std::mem::replace(&mut beating.runs, true)
+    fn with<T>(&self, change: impl FnOnce(&mut HeartbeatState) -> T) -> T {
+        change(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    pub(crate) fn hold(&self, claim: &str) {
+        let is_first = self.with(|state| {
+            state.claims.insert(claim.to_string());
+            !std::mem::replace(&mut state.is_running, true)
         });
-        if start {
-            let beating = Arc::downgrade(&self.0);
+        if is_first {
+            let (folder, state) = (Arc::clone(&self.folder), Arc::downgrade(&self.state));
             std::thread::spawn(move || {
                 loop {
                     std::thread::sleep(BEAT);
-                    let Some(beating) = beating.upgrade() else { return };
-                    let claims = beating.lock().unwrap_or_else(PoisonError::into_inner).claims.clone();
-                    claims.iter().for_each(|claim| _ = touch(claim));
+                    let Some(state) = state.upgrade() else { return };
+                    let claims = state.lock().unwrap_or_else(PoisonError::into_inner).claims.clone();
+                    claims.iter().for_each(|claim| _ = touch(&folder, claim));
                 }
             });
         }
     }
 
-    pub(crate) fn release(&self, claim: &Path) {
-        self.with(|beating| beating.claims.remove(claim));
+    pub(crate) fn release(&self, claim: &str) {
+        self.with(|state| state.claims.remove(claim));
     }
 }
 
 /// The file's time becomes now, by the clock of whoever keeps the file.
-fn touch(path: &Path) -> io::Result<()> {
+fn touch(folder: &TrustedDir, claim: &str) -> io::Result<()> {
     let (now, keep) = (Timespec { tv_sec: 0, tv_nsec: UTIME_NOW }, Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT });
-    let file = File::options().write(true).open(path)?;
+    let file = folder.file(Path::new(claim), OFlags::WRONLY)?;
     futimens(&file, &Timestamps { last_access: keep, last_modification: now }).map_err(io::Error::from)
 }

@@ -13,19 +13,19 @@
 //! forced to the disk: a result that a power failure damaged has a wrong checksum and is made again.
 
 use std::collections::BTreeSet;
-use std::fs;
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use cachemate_files::{DirAccess, TrustedDir};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::manifest::SweepTaskId;
-use crate::owner::{ClaimOwner, Heartbeat};
+use crate::owner::{ClaimOwner, Heartbeat, started_ticks};
 use crate::{Manifest, SweepError};
 
 /// A claim whose owner has not stirred for so long is taken over.
@@ -34,11 +34,10 @@ pub const STALE_AFTER: Duration = Duration::from_secs(60);
 /// A sweep's folder, opened by this process.
 pub struct Store {
     folder: PathBuf,
+    root: Arc<TrustedDir>,
     pub(crate) owner: ClaimOwner,
     pub(crate) heart: Heartbeat,
     pub(crate) stale_after: Duration,
-    /// Tells the files under way of one process apart.
-    next: AtomicU64,
 }
 
 /// Who made a result, and how long it took. Not part of the result: it differs between attempts.
@@ -87,17 +86,27 @@ struct ResultLine<'a> {
     result: &'a RawValue,
 }
 
-const FOLDERS: [&str; 7] = ["inputs", "results", "claims", "failed", "damaged", "differing", "partial"];
+const FOLDERS: [&str; 7] = [INPUTS, RESULTS, "claims", "failed", DAMAGED, DIFFERING, PARTIAL];
+const INPUTS: &str = "inputs";
+const RESULTS: &str = "results";
+const DAMAGED: &str = "damaged";
+const DIFFERING: &str = "differing";
+const PARTIAL: &str = "partial";
+/// A result with everything that a run counted is a few MiB.
+const RESULT_BYTES_LIMIT: u64 = 256 << 20;
 
 impl Store {
     /// Makes the folders where they are missing.
     ///
     /// # Errors
-    /// They cannot be made.
+    /// They cannot be made, or another user can change them.
     pub fn create(folder: &Path) -> Result<Self, SweepError> {
+        if let Some(parent) = folder.parent().filter(|parent| !parent.as_os_str().is_empty()) {
+            std::fs::create_dir_all(parent).map_err(SweepError::io(parent))?;
+        }
+        let root = TrustedDir::create(folder).map_err(SweepError::io(folder))?;
         for name in FOLDERS {
-            let path = folder.join(name);
-            fs::create_dir_all(&path).map_err(SweepError::io(&path))?;
+            root.create_dir(name).map_err(SweepError::io(&folder.join(name)))?;
         }
         Store::open(folder)
     }
@@ -105,17 +114,49 @@ impl Store {
     /// A folder that has a manifest, or will have one.
     ///
     /// # Errors
-    /// It is not there.
+    /// It is not there, or another user can change it: a sweep's folder says which commands run.
     pub fn open(folder: &Path) -> Result<Self, SweepError> {
+        Store::open_for(folder, DirAccess::ReadWrite)
+    }
+
+    /// The same folder for a command that only reports: nothing in it can be changed.
+    ///
+    /// # Errors
+    /// As [`Store::open`].
+    pub fn open_to_read(folder: &Path) -> Result<Self, SweepError> {
+        Store::open_for(folder, DirAccess::ReadOnly)
+    }
+
+    fn open_for(folder: &Path, access: DirAccess) -> Result<Self, SweepError> {
         let failed = |error: io::Error| match error.kind() {
             io::ErrorKind::NotFound => {
                 SweepError::file(folder, "no such folder: 'cachemate sweep run FILE -o DIR' makes it")
             }
+            io::ErrorKind::PermissionDenied => SweepError::Refused(error.to_string()),
             _ => SweepError::file(folder, error),
         };
+        let root = Arc::new(TrustedDir::open(folder, access).map_err(failed)?);
+        let heart = Heartbeat::new(Arc::clone(&root));
         let folder = folder.canonicalize().map_err(failed)?;
-        let next = AtomicU64::new(0);
-        Ok(Store { folder, owner: ClaimOwner::me(), heart: Heartbeat::default(), stale_after: STALE_AFTER, next })
+        Ok(Store { folder, root, owner: ClaimOwner::me(), heart, stale_after: STALE_AFTER })
+    }
+
+    /// The sweep's folder, open.
+    pub(crate) fn root(&self) -> &TrustedDir {
+        &self.root
+    }
+
+    pub(crate) fn is_read_only(&self) -> bool {
+        self.root.access() == DirAccess::ReadOnly
+    }
+
+    /// An error about a file below the folder.
+    pub(crate) fn io_error<'a>(&'a self, rest: &'a str) -> impl Fn(io::Error) -> SweepError + 'a {
+        move |error| SweepError::io(&self.folder.join(rest))(error)
+    }
+
+    pub(crate) fn dir(&self, name: &str) -> Result<TrustedDir, SweepError> {
+        self.root.dir(Path::new(name)).map_err(self.io_error(name))
     }
 
     /// The same store with another time without a beat after which a claim is taken over.
@@ -135,30 +176,37 @@ impl Store {
     /// # Errors
     /// As [`Manifest::read`].
     pub fn manifest(&self) -> Result<Manifest, SweepError> {
-        Manifest::read(&self.folder)
+        Manifest::read(&self.root)
     }
 
-    /// Writes a file beside its place and renames it there.
-    pub(crate) fn write_atomic(&self, name: &str, content: &str) -> Result<(), SweepError> {
-        let path = self.folder.join(name);
-        let fresh = self.partial(name);
-        let put = || fs::write(&fresh, content).and_then(|()| fs::rename(&fresh, &path));
-        put().map_err(|error| {
-            let _ = fs::remove_file(&fresh);
-            SweepError::io(&path)(error)
-        })
+    /// The manifest's header and the tasks with these ids.
+    ///
+    /// # Errors
+    /// As [`Manifest::find`].
+    pub fn find_tasks(&self, wanted: &[SweepTaskId]) -> Result<Manifest, SweepError> {
+        Manifest::find(&self.root, wanted)
     }
 
-    /// A name for a file under way: nobody else's.
-    pub(crate) fn partial(&self, what: &str) -> PathBuf {
-        let plain: String = what.chars().map(|c| if c == '/' { '-' } else { c }).collect();
+    /// Writes the manifest of this folder.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn write_manifest(&self, manifest: &Manifest) -> Result<(), SweepError> {
+        manifest.write(&self.root)
+    }
+
+    /// Puts one of the inputs into its place.
+    pub(crate) fn write_input(&self, rest: &str, content: &str) -> Result<(), SweepError> {
+        let name = plain_input(rest).map_err(|what| SweepError::file(&self.folder.join(rest), what))?;
+        self.dir(INPUTS)?.replace(name, content.as_bytes()).map_err(self.io_error(rest))
+    }
+
+    /// Writes a file under way in `partial`, under a name that no other process can have chosen; the folder and the name.
+    pub(crate) fn write_partial(&self, what: &str, content: &[u8]) -> Result<(TrustedDir, String), SweepError> {
+        let partial = self.dir(PARTIAL)?;
         let (host, pid) = (&self.owner.host, self.owner.pid);
-        self.folder.join(format!("partial/{plain}.{host}.{pid}.{}", self.next.fetch_add(1, Ordering::Relaxed)))
-    }
-
-    fn result_path(&self, id: SweepTaskId) -> PathBuf {
-        let name = id.to_string();
-        self.folder.join(format!("results/{}/{name}.json", &name[..2]))
+        let name = partial.write_fresh(&format!("{what}.{host}.{pid}"), content).map_err(self.io_error(PARTIAL))?;
+        Ok((partial, name))
     }
 
     /// Makes a result known under its name, if nobody did before.
@@ -166,34 +214,41 @@ impl Store {
     /// # Errors
     /// It cannot be written; a full disk is told apart.
     pub fn publish(&self, id: SweepTaskId, result: &RawValue, note: &RunNote) -> Result<PublishOutcome, SweepError> {
-        let path = self.result_path(id);
-        let failed = SweepError::io(&path);
-        let fresh = self.partial(&id.to_string());
-        let text = file_text(id, result, note);
-        let written = fs::write(&fresh, text).and_then(|()| link(&fresh, &path));
-        let published = match written {
+        let (folder, name) = result_place(id);
+        let failed = self.io_error(&name);
+        let results = self.dir(RESULTS)?.create_dir(&folder).map_err(&failed)?;
+        let (partial, fresh) = self.write_partial(&id.to_string(), file_text(id, result, note).as_bytes())?;
+        let published = match link(&partial, &fresh, &results, &name) {
             Ok(()) => Ok(PublishOutcome::New),
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => self.compare(id, result, &fresh),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                self.compare(id, result, (&partial, &fresh), &results)
+            }
             Err(error) => Err(failed(error)),
         };
-        let _ = fs::remove_file(&fresh);
+        let _ = partial.remove(&fresh);
         published
     }
 
-    fn compare(&self, id: SweepTaskId, result: &RawValue, fresh: &Path) -> Result<PublishOutcome, SweepError> {
+    fn compare(
+        &self,
+        id: SweepTaskId,
+        result: &RawValue,
+        (partial, fresh): (&TrustedDir, &str),
+        results: &TrustedDir,
+    ) -> Result<PublishOutcome, SweepError> {
         match self.read(id) {
-            Ok(Some(found)) if found.result.get() == result.get() => Ok(PublishOutcome::Same),
+            Ok(Some(stored)) if stored.result.get() == result.get() => Ok(PublishOutcome::Same),
             Ok(Some(_)) => {
-                let conflict_path =
-                    self.folder.join(format!("differing/{id}.{}.{}.json", self.owner.host, self.owner.pid));
-                fs::rename(fresh, &conflict_path).map_err(SweepError::io(&conflict_path))?;
+                let name = format!("{id}.{}.{}.json", self.owner.host, self.owner.pid);
+                let differing = self.dir(DIFFERING)?;
+                partial.rename_into(fresh, &differing, &name).map_err(self.io_error(DIFFERING))?;
                 Ok(PublishOutcome::Differs)
             }
             // What was there was not whole.
             Ok(None) | Err(_) => {
                 self.quarantine(id)?;
-                let path = self.result_path(id);
-                fs::rename(fresh, &path).map_err(SweepError::io(&path))?;
+                let (_, name) = result_place(id);
+                partial.rename_into(fresh, results, &name).map_err(self.io_error(&name))?;
                 Ok(PublishOutcome::New)
             }
         }
@@ -204,13 +259,10 @@ impl Store {
     /// # Errors
     /// Words for what is damaged about the file.
     pub fn read(&self, id: SweepTaskId) -> Result<Option<StoredResult>, String> {
-        let path = self.result_path(id);
-        let bad = |what: String| format!("{}: damaged: {what}", path.display());
-        let text = match fs::read_to_string(&path) {
-            Ok(text) => text,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(bad(error.to_string())),
-        };
+        let place = result_rest(id);
+        let bad = |what: String| format!("{}: damaged: {what}", self.folder.join(&place).display());
+        let read = self.root.read_text(Path::new(&place), RESULT_BYTES_LIMIT);
+        let Some(text) = read.map_err(|error| bad(error.to_string()))? else { return Ok(None) };
         let (first, rest) = text.split_once('\n').ok_or_else(|| bad("no whole line".to_string()))?;
         let line: ResultLine<'_> = serde_json::from_str(first).map_err(|error| bad(error.to_string()))?;
         let sum = checksum(line.id, line.result);
@@ -228,10 +280,10 @@ impl Store {
     /// # Errors
     /// It cannot be moved.
     pub fn quarantine(&self, id: SweepTaskId) -> Result<(), SweepError> {
-        let path = self.result_path(id);
-        let aside = self.folder.join(format!("damaged/{id}.{}", unix_ms()));
-        match fs::rename(&path, aside) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(SweepError::io(&path)(error)),
+        let (folder, name) = result_place(id);
+        let results = self.dir(&format!("{RESULTS}/{folder}"))?;
+        match results.rename_into(&name, &self.dir(DAMAGED)?, &format!("{id}.{}", unix_ms())) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(self.io_error(&name)(error)),
             _ => Ok(()),
         }
     }
@@ -242,14 +294,37 @@ impl Store {
     /// The folder cannot be read.
     pub fn finished(&self) -> Result<BTreeSet<SweepTaskId>, SweepError> {
         let mut finished = BTreeSet::new();
-        for folder in entries(&self.folder.join("results"))? {
+        for (folder, _) in self.result_folders()? {
             finished.extend(self.finished_in(&folder)?);
         }
         Ok(finished)
     }
 
-    pub(crate) fn finished_in(&self, folder: &Path) -> Result<Vec<SweepTaskId>, SweepError> {
-        Ok(names(folder)?.filter_map(|name| name.strip_suffix(".json")?.parse().ok()).collect())
+    /// Folders of results, and the time of each one's last change.
+    pub(crate) fn result_folders(&self) -> Result<Vec<(String, SystemTime)>, SweepError> {
+        let folders = self.names(RESULTS)?.into_iter().map(|name| format!("{RESULTS}/{name}"));
+        Ok(folders.filter_map(|folder| Some((folder.clone(), self.changed(&folder)?))).collect())
+    }
+
+    pub(crate) fn finished_in(&self, folder: &str) -> Result<Vec<SweepTaskId>, SweepError> {
+        let names = self.names(folder)?.into_iter();
+        Ok(names.filter_map(|name| name.strip_suffix(".json")?.parse().ok()).collect())
+    }
+
+    /// Names in one of the folders; none if it is missing.
+    pub(crate) fn names(&self, folder: &str) -> Result<Vec<String>, SweepError> {
+        let names = self.root.dir(Path::new(folder)).and_then(|dir| dir.names());
+        match names {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+            other => other.map_err(self.io_error(folder)),
+        }
+    }
+
+    /// Time of the last change of a file or folder; `None` if it is missing.
+    pub(crate) fn changed(&self, rest: &str) -> Option<SystemTime> {
+        let stat = self.root.stat(Path::new(rest)).ok()??;
+        let (seconds, ns) = (u64::try_from(stat.st_mtime).ok()?, u64::try_from(stat.st_mtime_nsec).ok()?);
+        SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(seconds) + Duration::from_nanos(ns))
     }
 
     /// Ids of tasks with attempts that came to nothing.
@@ -257,7 +332,7 @@ impl Store {
     /// # Errors
     /// The folder cannot be read.
     pub fn failed(&self) -> Result<BTreeSet<SweepTaskId>, SweepError> {
-        let failed = names(&self.folder.join("failed"))?;
+        let failed = self.names("failed")?.into_iter();
         Ok(failed.filter_map(|name| name.strip_suffix(".jsonl")?.parse().ok()).collect())
     }
 
@@ -266,12 +341,12 @@ impl Store {
     /// # Errors
     /// The folder cannot be read.
     pub fn differing(&self) -> Result<Vec<String>, SweepError> {
-        Ok(names(&self.folder.join("differing"))?.collect())
+        self.names(DIFFERING)
     }
 
     /// When results appeared, of at most so many of the newest; for how fast a sweep goes.
     pub(crate) fn newest(&self, ids: impl Iterator<Item = SweepTaskId>, most: usize) -> Vec<SystemTime> {
-        let time = |id: SweepTaskId| fs::metadata(self.result_path(id)).ok()?.modified().ok();
+        let time = |id: SweepTaskId| self.changed(&result_rest(id));
         let mut times: Vec<SystemTime> = ids.filter_map(time).collect();
         times.sort_unstable_by(|a, b| b.cmp(a));
         times.truncate(most);
@@ -283,16 +358,36 @@ impl Store {
     /// # Errors
     /// The folder cannot be read.
     pub fn sweep_partial(&self) -> Result<(), SweepError> {
-        let folder = self.folder.join("partial");
+        let partial = self.dir(PARTIAL)?;
         let ours = format!(".{}.", self.owner.host);
-        for name in names(&folder)? {
+        for name in self.names(PARTIAL)? {
             let pid = name.rsplit('.').nth(1).and_then(|pid| pid.parse().ok());
-            if name.contains(&ours) && pid.is_some_and(|pid: u32| !Path::new(&format!("/proc/{pid}")).exists()) {
-                let _ = fs::remove_file(folder.join(name));
+            if name.contains(&ours) && pid.is_some_and(|pid: u32| started_ticks(pid).is_none()) {
+                let _ = partial.remove(&name);
             }
         }
         Ok(())
     }
+}
+
+/// The name of an input without its folder.
+///
+/// # Errors
+/// It is no plain name below `inputs/`: such a manifest could name any file of the host.
+pub(crate) fn plain_input(rest: &str) -> Result<&str, String> {
+    let name = rest.strip_prefix("inputs/").filter(|name| !name.is_empty() && !name.contains('/'));
+    name.filter(|name| !name.starts_with('.')).ok_or_else(|| format!("found '{rest}', expected a name below inputs/"))
+}
+
+/// The folder below `results` and the name of a task's result.
+fn result_place(id: SweepTaskId) -> (String, String) {
+    let name = id.to_string();
+    (name[..2].to_string(), format!("{name}.json"))
+}
+
+fn result_rest(id: SweepTaskId) -> String {
+    let (folder, name) = result_place(id);
+    format!("{RESULTS}/{folder}/{name}")
 }
 
 fn checksum(id: &str, result: &RawValue) -> String {
@@ -309,45 +404,20 @@ fn file_text(id: SweepTaskId, result: &RawValue, note: &RunNote) -> String {
 
 /// Gives a whole file its name unless there is one. File systems without hard links get a rename, which may replace
 /// what appeared in between by the same.
-pub(crate) fn link(fresh: &Path, path: &Path) -> io::Result<()> {
-    match fs::hard_link(fresh, path) {
-        Ok(()) => Ok(()),
-        Err(error) if error.kind() == io::ErrorKind::NotFound && fresh.exists() => {
-            path.parent().map_or(Ok(()), fs::create_dir_all)?;
-            fs::hard_link(fresh, path)
-        }
+pub(crate) fn link(partial: &TrustedDir, fresh: &str, folder: &TrustedDir, name: &str) -> io::Result<()> {
+    match partial.link_into(fresh, folder, name) {
         Err(error) if matches!(Errno::from_io_error(&error), Some(Errno::PERM | Errno::OPNOTSUPP)) => {
-            if path.exists() {
+            if folder.stat(Path::new(name))?.is_some() {
                 return Err(io::ErrorKind::AlreadyExists.into());
             }
-            fs::rename(fresh, path)
+            partial.rename_into(fresh, folder, name)
         }
-        Err(error) => Err(error),
+        other => other,
     }
-}
-
-fn entries(folder: &Path) -> Result<Vec<PathBuf>, SweepError> {
-    Ok(names(folder)?.map(|name| folder.join(name)).collect())
-}
-
-/// Names in a folder; none where there is no such folder.
-pub(crate) fn names(folder: &Path) -> Result<impl Iterator<Item = String> + use<>, SweepError> {
-    let entries = match fs::read_dir(folder) {
-        Ok(found) => Some(found),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-        Err(error) => return Err(SweepError::file(folder, error)),
-    };
-    Ok(entries.into_iter().flatten().filter_map(|entry| entry.ok()?.file_name().into_string().ok()))
 }
 
 /// Milliseconds since 1970 by this host's clock.
 pub(crate) fn unix_ms() -> u64 {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     since.map_or(0, |time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX))
-}
-
-/// Adds one line to a file in one write.
-pub(crate) fn append(path: &Path, line: &str) -> io::Result<()> {
-    let mut file = fs::OpenOptions::new().append(true).create(true).open(path)?;
-    file.write_all(format!("{line}\n").as_bytes())
 }

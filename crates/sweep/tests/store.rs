@@ -68,8 +68,8 @@ fn manifest(count: usize) -> Manifest {
 fn store(folder: &Path, count: usize) -> (Arc<Store>, Manifest, Arc<Inputs>) {
     let manifest = manifest(count);
     let store = Store::create(folder).unwrap();
-    manifest.write(folder).unwrap();
-    let inputs = Inputs::open(folder, &manifest.header).unwrap();
+    store.write_manifest(&manifest).unwrap();
+    let inputs = Inputs::open(&store, &manifest.header).unwrap();
     (Arc::new(store), manifest, Arc::new(inputs))
 }
 
@@ -362,16 +362,14 @@ fn manifests_read_back_and_damage_is_named() {
     let (store, manifest, _) = store(folder.path(), 5);
     assert_eq!(store.manifest().unwrap(), manifest);
     let wanted = [manifest.tasks[4].id, manifest.tasks[1].id];
-    let found = Manifest::find(folder.path(), &wanted).unwrap();
-    assert_eq!(found.tasks, [manifest.tasks[4].clone(), manifest.tasks[1].clone()]);
-    assert!(
-        Manifest::find(folder.path(), &[SweepTaskId(7)]).unwrap_err().to_string().contains("no task 0000000000000007")
-    );
+    let chosen = store.find_tasks(&wanted).unwrap();
+    assert_eq!(chosen.tasks, [manifest.tasks[4].clone(), manifest.tasks[1].clone()]);
+    assert!(store.find_tasks(&[SweepTaskId(7)]).unwrap_err().to_string().contains("no task 0000000000000007"));
     let path = folder.path().join("manifest.jsonl");
     let text = std::fs::read_to_string(&path).unwrap();
     let refused = |text: &str| {
         std::fs::write(&path, text).unwrap();
-        Manifest::read(folder.path()).unwrap_err().to_string()
+        store.manifest().unwrap_err().to_string()
     };
     let whole: Vec<&str> = text.lines().collect();
     assert!(refused(&whole[..4].join("\n")).contains("found 3 tasks, expected 5"));
@@ -392,4 +390,106 @@ fn reports_say_what_is_missing() {
     assert_eq!(found.rows[2].figures.len(), 0);
     assert_eq!(found.rows[0].figures["value"].mean, Some(5.0 / 3.0));
     assert!(found.html().contains("3 of 4 results") && found.text().contains("0 of 1"), "{}", found.text());
+}
+
+/// What an attacker leaves in a sweep's folder.
+type Trap = fn(&Path, SweepTaskId, &Path);
+
+/// Links, FIFOs and endless devices in the place of a sweep's files: does a status that reads them end, change nothing,
+/// and leave the file behind each link as it was?
+#[test]
+fn a_status_ends_and_changes_nothing_whatever_lies_in_the_folder() {
+    let fifo = |path: &Path| {
+        let _ = std::fs::remove_file(path);
+        rustix::fs::mknodat(rustix::fs::CWD, path, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0).unwrap();
+    };
+    let traps: [Trap; 5] = [
+        |root, id, secret| std::os::unix::fs::symlink(secret, root.join(format!("failed/{id}.jsonl"))).unwrap(),
+        |root, id, secret| std::os::unix::fs::symlink(secret, root.join(format!("claims/{id}"))).unwrap(),
+        |root, id, _| std::os::unix::fs::symlink("/dev/zero", root.join(format!("failed/{id}.jsonl"))).unwrap(),
+        |root, _, _| {
+            std::fs::remove_file(root.join("manifest.jsonl")).unwrap();
+            std::os::unix::fs::symlink("/dev/zero", root.join("manifest.jsonl")).unwrap();
+        },
+        |root, _, secret| {
+            std::fs::remove_dir(root.join("failed")).unwrap();
+            std::os::unix::fs::symlink(secret.parent().unwrap(), root.join("failed")).unwrap();
+        },
+    ];
+    for trap in traps {
+        let outside = tempfile::tempdir().unwrap();
+        let secret = outside.path().join("secret");
+        std::fs::write(&secret, "secret\n").unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let (_, manifest, _) = store(folder.path(), 2);
+        trap(folder.path(), manifest.tasks[0].id, &secret);
+        let count = |name: &str| std::fs::read_dir(folder.path().join(name)).unwrap().count();
+        let before = (count("partial"), count("claims"));
+        let _ = status(&Store::open_to_read(folder.path()).unwrap());
+        assert_eq!((count("partial"), count("claims")), before);
+        assert_eq!(std::fs::read_to_string(&secret).unwrap(), "secret\n");
+    }
+    for place in ["claims", "failed", "manifest.jsonl"] {
+        let folder = tempfile::tempdir().unwrap();
+        let (_, manifest, _) = store(folder.path(), 1);
+        let id = manifest.tasks[0].id;
+        fifo(&folder.path().join(match place {
+            "claims" => format!("claims/{id}"),
+            "failed" => format!("failed/{id}.jsonl"),
+            name => name.to_string(),
+        }));
+        let _ = status(&Store::open_to_read(folder.path()).unwrap());
+    }
+}
+
+/// A failed attempt is recorded where a link to another file lies: is that file untouched, and the error told?
+#[test]
+fn no_failure_is_appended_through_a_link() {
+    let (folder, outside) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let profile = outside.path().join("profile");
+    std::fs::write(&profile, "export A=1\n").unwrap();
+    let (store, manifest, inputs) = store(folder.path(), 1);
+    let id = manifest.tasks[0].id;
+    std::os::unix::fs::symlink(&profile, folder.path().join(format!("failed/{id}.jsonl"))).unwrap();
+    let work = Numbers { fails: Some("run-0"), ..Numbers::default() };
+    let tried = attempt(&store, &work, &inputs, &manifest.tasks[0], 0, &AtomicBool::new(false));
+    assert!(tried.unwrap_err().to_string().contains("found a link"));
+    assert_eq!(std::fs::read_to_string(&profile).unwrap(), "export A=1\n");
+}
+
+/// A folder that another user made or may write: is it refused before anything in it is read, run or written?
+#[test]
+fn a_folder_that_another_user_can_change_is_refused() {
+    use std::os::unix::fs::{PermissionsExt, chown};
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("sweep");
+    store(&path, 1);
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o777)).unwrap();
+    for opened in [Store::open(&path), Store::open_to_read(&path), Store::create(&path)] {
+        assert!(opened.err().unwrap().to_string().contains("mode 0777, expected one that only its owner may write"));
+    }
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o700)).unwrap();
+    if rustix::process::geteuid().is_root() {
+        chown(&path, Some(65_534), None).unwrap();
+        for opened in [Store::open(&path), Store::open_to_read(&path), Store::create(&path)] {
+            assert!(opened.err().unwrap().to_string().contains("a folder of user 65534"));
+        }
+    }
+}
+
+/// A manifest whose inputs lie elsewhere: is no file outside of `inputs` read?
+#[test]
+fn inputs_are_plain_names_below_their_folder() {
+    let folder = tempfile::tempdir().unwrap();
+    let (store, manifest, _) = store(folder.path(), 1);
+    for outside in ["../../x", "/etc/passwd", "inputs/../manifest.jsonl", "manifest.jsonl", "inputs/", "inputs/.hidden"]
+    {
+        let mut header = manifest.header.clone();
+        header.scenarios = [("p".to_string(), outside.to_string())].into();
+        let error = Inputs::open(&store, &header).unwrap_err();
+        assert!(error.contains("expected a name below inputs/"), "{outside}: {error}");
+        header.scenarios = BTreeMap::new();
+        header.machines = [("m".to_string(), outside.to_string())].into();
+        assert!(Inputs::open(&store, &header).is_err(), "{outside}");
+    }
 }

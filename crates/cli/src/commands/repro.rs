@@ -150,7 +150,7 @@ impl Repro {
     /// What there is to do, in words.
     fn cost(&self, experiments: &[Experiment]) -> anyhow::Result<String> {
         let folder = self.output.as_deref().map(|folder| folder.join(SWEEP)).filter(|folder| folder.exists());
-        let store = folder.map(|folder| Store::open(&folder)).transpose()?;
+        let store = folder.map(|folder| Store::open_to_read(&folder)).transpose()?;
         Ok(repro_cost::render(&self.asked()?, experiments, store.as_ref()))
     }
 
@@ -184,7 +184,7 @@ impl Repro {
             // What failed under an earlier command is tried again.
             tasks.iter().try_for_each(|task| store.forget_attempts(task.id))?;
             let manifest = waves.manifest();
-            manifest.write(store.folder())?;
+            store.write_manifest(&manifest)?;
             let ended = self.engines.drive(session, &store, &manifest, &tasks, &work, self.json.json)?;
             let missing = ended.missing.len();
             let engine = self.engines.name();

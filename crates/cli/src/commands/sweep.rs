@@ -84,7 +84,7 @@ impl SweepArgs {
 
 impl SweepStatusArgs {
     fn run(&self, session: &Session) -> anyhow::Result<()> {
-        let status = cachemate_sweep::status(&Store::open(&self.folder)?)?;
+        let status = cachemate_sweep::status(&Store::open_to_read(&self.folder)?)?;
         session.answer(self.json.json, &status, || render(&status))
     }
 }
@@ -126,7 +126,7 @@ fn render(status: &SweepStatus) -> String {
 
 impl SweepMergeArgs {
     fn run(&self, session: &Session) -> anyhow::Result<()> {
-        let stores = self.folders.iter().map(|folder| Store::open(folder)).collect::<Result<Vec<_>, _>>()?;
+        let stores = self.folders.iter().map(|folder| Store::open_to_read(folder)).collect::<Result<Vec<_>, _>>()?;
         let output = self.output.clone().unwrap_or_else(|| stores[0].folder().join("merged.jsonl"));
         let merged = cachemate_sweep::merge(&stores, &output)?;
         session.answer(self.json.json, &merged, || render_merge(&merged, &output.display().to_string()))?;
@@ -158,7 +158,7 @@ impl SweepReportArgs {
         if let Some(folder) = &self.output {
             refuse_full(folder, self.force)?;
         }
-        let report = cachemate_sweep::report(&Store::open(&self.folder)?)?;
+        let report = cachemate_sweep::report(&Store::open_to_read(&self.folder)?)?;
         if let Some(folder) = &self.output {
             write(folder, &report)?;
             session.note(&format!("wrote {}", folder.join("index.html").display()));

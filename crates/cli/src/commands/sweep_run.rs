@@ -111,9 +111,9 @@ impl SweepRunArgs {
     /// Runs these tasks one after the other in this process, as engines request it.
     fn tasks(&self, session: &Session, work: &dyn JobRunner) -> anyhow::Result<()> {
         let store = Store::open(&self.output)?.stale_after(Duration::from_secs(self.engines.heartbeat_timeout));
-        let manifest = Manifest::find(store.folder(), &self.task)?;
+        let manifest = store.find_tasks(&self.task)?;
         check_version(&manifest, work, &self.output)?;
-        let inputs = Inputs::open(store.folder(), &manifest.header).map_err(anyhow::Error::msg)?;
+        let inputs = Inputs::open(&store, &manifest.header).map_err(anyhow::Error::msg)?;
         let stop = session.interrupt_flag();
         let mut failed = Vec::new();
         for task in &manifest.tasks {

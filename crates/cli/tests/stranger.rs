@@ -112,7 +112,8 @@ fn a_stranger_cannot_report_for_another() {
     // Its own user is heard.
     drop(stranger);
     let report = folder.path().join(format!("progress/{pid}"));
-    std::fs::remove_file(&report).unwrap();
+    // The daemon has removed the stranger's file, unless he wrote it anew after the last window.
+    let _ = std::fs::remove_file(&report);
     let heard = (1u64..200).any(|count| {
         std::fs::write(&report, count.to_ne_bytes()).unwrap();
         std::thread::sleep(Duration::from_millis(50));
@@ -135,9 +136,7 @@ fn part_of_a_stranger_in_the_progress_folder() {
     // Goes on counting in root's program's name.
     std::thread::spawn(move || {
         for count in 0u64.. {
-            if std::fs::write(&report, count.to_ne_bytes()).is_err() {
-                break;
-            }
+            let _ = std::fs::write(&report, count.to_ne_bytes());
             std::thread::sleep(Duration::from_millis(10));
         }
     });

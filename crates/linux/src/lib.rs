@@ -14,3 +14,5 @@ mod fake_tests;
 mod faults_tests;
 #[cfg(test)]
 mod skip_test;
+#[cfg(test)]
+mod stranger_tests;

@@ -9,6 +9,7 @@
 //! thread (`/proc/PID/task/TID/io`); its waits (context switches of its own accord); and its page faults.
 
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use cachemate_core::CounterEvent;
@@ -54,7 +55,7 @@ impl ProgressFiles {
     /// # Errors
     /// It cannot be made, or the path is a link, no directory, or another user's.
     pub fn make(dir: &Path) -> io::Result<Self> {
-        use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+        use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
         match std::fs::DirBuilder::new().mode(0o700).create(dir) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
             _ => {}
@@ -87,19 +88,56 @@ impl ProgressFiles {
             // At its end, or where it cannot be read, the next sweep begins anew.
             let Some(Ok(entry)) = entries.next() else { return };
             let pid = entry.file_name().to_str().ok().and_then(|name| name.parse::<i32>().ok());
+            let Some(pid) = pid.filter(|&pid| pid > 0) else { continue };
             // Only a process that is not there at all: an error on the way is no word about it.
-            let is_gone = |pid: i32| kernel.stat(pid).is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
-            if let Some(pid) = pid.filter(|&pid| pid > 0 && is_gone(pid)) {
-                // If it is missing, or is a directory, nothing needs to be done.
-                let _ = std::fs::remove_file(dir.join(pid.to_string()));
+            if kernel.stat(pid).is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
+                self.remove(pid);
+            } else {
+                self.evict_stranger(kernel, pid);
             }
         }
         sweep.going_on = Some(entries);
     }
 
+    /// Removes what a user other than root and the process's own has put in the place of the report of `pid`: in a sticky
+    /// directory the owner could neither write nor remove it. A file of the process's user replaces it, because the
+    /// stranger could otherwise create his again before the process creates its own.
+    fn evict_stranger(&self, kernel: &dyn Kernel, pid: i32) {
+        let Some(path) = self.path(pid).filter(|_| !self.is_others) else { return };
+        let (Ok(there), Some(user)) = (std::fs::symlink_metadata(&path), user_of(kernel, pid)) else { return };
+        if is_reporter(there.uid(), user) || !self.remove(pid) {
+            return;
+        }
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let Ok(file) = rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR) else { return };
+        // A file that cannot become the user's (a daemon without that right) must not stand in its way.
+        if user != rustix::process::geteuid().as_raw() && std::os::unix::fs::fchown(&file, Some(user), None).is_err() {
+            self.remove(pid);
+        }
+    }
+
+    /// Removes the report of `pid`, whatever it is: a directory that is not empty is renamed out of the way. Was it there, and
+    /// is it no more?
+    fn remove(&self, pid: i32) -> bool {
+        let Some(path) = self.path(pid) else { return false };
+        let removed = match std::fs::symlink_metadata(&path) {
+            Ok(there) if there.is_dir() => {
+                let aside = |at: u32| path.with_file_name(format!("not-a-report-{pid}-{at}"));
+                let free =
+                    || (0..SWEPT_AT_ONCE as u32).map(aside).find(|aside| std::fs::symlink_metadata(aside).is_err());
+                std::fs::remove_dir(&path).or_else(|error| std::fs::rename(&path, free().ok_or(error)?))
+            }
+            Ok(_) => std::fs::remove_file(&path),
+            Err(error) => Err(error),
+        };
+        removed.is_ok()
+    }
+
     /// Total of the process, or of the nearest ancestor that reports; `None` if it does not report, or its file is no
-    /// file of eight bytes or more that belongs to the process's own user.
+    /// file of eight bytes or more that belongs to the process's own user or to root. A file of any other user is removed,
+    /// so that a new process can report from its first window on.
     pub fn total(&self, kernel: &dyn Kernel, pid: i32) -> Option<u64> {
+        self.evict_stranger(kernel, pid);
         read_counter(kernel, &self.path(pid)?, pid)
     }
 }
@@ -198,16 +236,25 @@ fn rate(phases: &[BracketPhase], kind: usize) -> Option<f64> {
 /// A file of another user gives no evidence about this process. Swapping the file has no effect: links are not
 /// followed, a pipe is not waited for, and the opened file is the one that is checked.
 fn read_counter(kernel: &dyn Kernel, path: &Path, pid: i32) -> Option<u64> {
-    use std::os::unix::fs::{FileExt, MetadataExt};
+    use std::os::unix::fs::FileExt;
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     let file = std::fs::File::from(rustix::fs::open(path, flags, Mode::empty()).ok()?);
     let metadata = file.metadata().ok()?;
-    let status = kernel.read(Path::new(&format!("/proc/{pid}/status"))).unwrap_or_default();
-    let user = status.lines().find_map(|line| line.strip_prefix("Uid:")?.split_ascii_whitespace().next()?.parse().ok());
-    (metadata.is_file() && (Some(metadata.uid()) == user || metadata.uid() == 0)).then_some(())?;
+    (metadata.is_file() && is_reporter(metadata.uid(), user_of(kernel, pid)?)).then_some(())?;
     let mut bytes = [0u8; 8];
     file.read_exact_at(&mut bytes, 0).ok()?;
     Some(u64::from_ne_bytes(bytes))
+}
+
+/// May the owner of a file report for a process of this user?
+fn is_reporter(owner: u32, user: u32) -> bool {
+    owner == user || owner == 0
+}
+
+/// Real user of a process.
+fn user_of(kernel: &dyn Kernel, pid: i32) -> Option<u32> {
+    let status = kernel.read(Path::new(&format!("/proc/{pid}/status"))).ok()?;
+    status.lines().find_map(|line| line.strip_prefix("Uid:")?.split_ascii_whitespace().next()?.parse().ok())
 }
 
 #[cfg(test)]
@@ -378,5 +425,52 @@ mod tests {
         std::fs::write(root.path().join((most + 1).to_string()), "").unwrap();
         (0..2).for_each(|_| files.sweep(&host, &mut sweep));
         assert_eq!(left(), kept.len(), "it begins anew");
+    }
+
+    /// If a stranger has created the reports of coming processes (files, links, FIFOs, directories): does each process
+    /// report in the directory's sticky mode all the same, from its first window on?
+    #[test]
+    fn a_stranger_cannot_occupy_the_reports_of_coming_processes() {
+        let root = tempfile::tempdir().unwrap();
+        let (files, host) = (ProgressFiles::make(&root.path().join("progress")).unwrap(), LinuxHost::new("/"));
+        crate::stranger_tests::open_to_all(root.path());
+        let program = |seconds: &str| std::process::Command::new("sleep").arg(seconds).spawn().unwrap();
+        let mut programs: Vec<_> = (0..5).map(|_| program("100")).collect();
+        let pids: Vec<i32> = programs.iter().map(|program| program.id() as i32).collect();
+        let names: Vec<String> = pids.iter().map(i32::to_string).collect();
+        let shown = crate::stranger_tests::run(
+            "sense::progress::tests::part_of_a_stranger_who_occupies_reports",
+            &[("FOLDER", root.path().join("progress").to_str().unwrap()), ("PIDS", &names.join(" "))],
+            || Ok(()),
+        );
+        if shown {
+            let mut sweep = ProgressSweep::default();
+            assert_eq!(files.total(&host, pids[0]), None, "read first, as of a process in its first window");
+            (0..2).for_each(|_| files.sweep(&host, &mut sweep));
+            for &pid in &pids {
+                let path = files.path(pid).unwrap();
+                let there = std::fs::symlink_metadata(&path).unwrap();
+                assert!(there.is_file() && there.uid() == 0, "{pid}: {there:?}");
+                std::fs::write(&path, 5u64.to_ne_bytes()).unwrap();
+                assert_eq!(files.total(&host, pid), Some(5));
+            }
+        }
+        for program in &mut programs {
+            program.kill().unwrap();
+            program.wait().unwrap();
+        }
+    }
+
+    #[test]
+    #[ignore = "run by the test above, as nobody"]
+    fn part_of_a_stranger_who_occupies_reports() {
+        let Some(folder) = std::env::var_os("FOLDER").map(PathBuf::from) else { return };
+        let pids = std::env::var("PIDS").unwrap();
+        let paths: Vec<PathBuf> = pids.split(' ').map(|pid| folder.join(pid)).collect();
+        std::fs::write(&paths[0], 99u64.to_ne_bytes()).unwrap();
+        std::os::unix::fs::symlink("/proc/self/stat", &paths[1]).unwrap();
+        rustix::fs::mknodat(CWD, &paths[2], FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+        std::fs::create_dir(&paths[3]).unwrap();
+        std::fs::create_dir_all(paths[4].join("occupied")).unwrap();
     }
 }

@@ -68,14 +68,14 @@ soak:
 live: build
 	$(CARGO) run --release --locked -p cachemate-bench -- live
 
-# Short: gangs, colors and deaths on a modelled machine. LAB_FULL=1: all of it, and the guests without caches.
+# Short: gangs, colors and deaths on a modeled machine. LAB_FULL=1: all of it, and the guests without caches.
 # The guests' daemons are killed under a policy that only tests have.
 CHAOS = target/chaos/cachemate
 lab:
 	@scripts/setup.sh build
 	$(CARGO) build --release --locked -p cachemate-cli --features chaos
 	install -D $(RELEASE) $(CHAOS)
-	LAB_FULL=$(LAB_FULL) lab/modelled.sh $(CHAOS)
+	LAB_FULL=$(LAB_FULL) lab/modeled.sh $(CHAOS)
 	$(if $(LAB_FULL),lab/run.sh $(CHAOS))
 
 sweep-engines:

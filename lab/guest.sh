@@ -60,7 +60,7 @@ state() {
         "$(grep Cpus_allowed_list "/proc/$1/status" | cut -f2)" "$(tr '\n' ' ' <"/proc/$1/cpu_resctrl_groups" 2>/dev/null)"
 }
 own_groups() { ls /mnt/rdt 2>/dev/null | grep -c '^cachemate-'; }
-# Everything at once: threads, groups, masks, somebody else's group.
+# Everything at once: threads, groups, masks, another tool's group.
 snapshot() {
     for pid in $pids; do state "$pid"; done
     echo "groups of ours: $(own_groups)"
@@ -81,8 +81,8 @@ no_journal() { ! journal; }
 acts() { journal && [ "$(guardian)" -gt 0 ]; }
 gone() { ! kill -0 "$1" 2>/dev/null; }
 end() { kill -TERM "$daemon"; wait "$daemon"; }
-# put_back_by ROUND: after a kill of both nobody is left but reset, or the next start; otherwise it is the guardian.
-put_back_by() {
+# restored_by ROUND: after a kill of both only restore or the next start can restore; otherwise the guardian does.
+restored_by() {
     case $1 in
         both) cachemate --quiet restore --state-dir state >restore.log 2>&1 || report restore FAIL "$(tail -n 1 restore.log)" ;;
         next)
@@ -190,7 +190,7 @@ cpus = "4-5"'
         [ "$round" = daemon ] || kill -9 "$(guardian)"
         kill -9 "$daemon"
         wait "$daemon" 2>/dev/null
-        put_back_by "$round"
+        restored_by "$round"
         snapshot >after
         same "v2 cpuset: kill -9 ($round): all is as before" "$(cat before)" "$(cat after)" "group and masks"
     done
@@ -230,7 +230,7 @@ parameters = { steps = [{ shares = ["0", "1-2"] }] }'
     same "masks of the second group" "L3:0=6;1=6" "$(tr -d ' ' <"/mnt/rdt/$(in_group 1)/schemata")"
     same "threads are in their groups" "$(in_group 0) $(in_group 1) /" "$(of_pid "$1") $(of_pid "$2") $(of_pid "$3")"
     same "what status says holds" "0 1-2 0 1-2" "$(status | awk -F '"' '/"ways": "/ { printf "%s%s", gap, $4; gap = " " }')"
-    same "somebody else's group" "db" "$(of_pid "$db")"
+    same "another tool's group" "db" "$(of_pid "$db")"
     end
     snapshot >after
     same "after SIGTERM all is as before" "$(cat before)" "$(cat after)" "threads, groups, masks"
@@ -268,7 +268,7 @@ parameters = { steps = [{ shares = ["0,2"] }] }'
         usleep $((100000 + moment_us))
         guard=$(guardian)
         snapshot >during
-        cmp -s before during && report "changes under management" FAIL "nothing was changed that could be put back"
+        cmp -s before during && report "changes under management" FAIL "nothing was changed, so nothing could be restored"
         [ "$round" = daemon ] || kill -9 "$guard"
         if [ "$round" = guardian ]; then
             end
@@ -276,7 +276,7 @@ parameters = { steps = [{ shares = ["0,2"] }] }'
             kill -9 "$daemon"
             wait "$daemon" 2>/dev/null
         fi
-        put_back_by "$round"
+        restored_by "$round"
         snapshot >after
         same "kill -9 ($round): all is as before" "$(cat before)" "$(cat after)" "threads, groups, masks"
     done
@@ -292,7 +292,7 @@ parameters = { steps = [{ shares = ["0", "1-2"] }] }'
     same "without guardian and journal groups are left" "2" "$(own_groups)"
     cachemate restore --state-dir state --json >restore.json
     same "restore sweeps orphans" "0 2" "$(own_groups) $(grep -c 'orphan of an earlier run, removed' restore.json)"
-    same "somebody else's group is still there" "db" "$(of_pid "$db")"
+    same "another tool's group is still there" "db" "$(of_pid "$db")"
 }
 
 moment_us=0

@@ -48,7 +48,7 @@ EOF
 }
 
 # one_guest: waits for the other labs of this machine: two guests at once starve each other, and their limits are the host's
-# time. `guest_over` lets the next one in. The lock is its holder's, not its guest's: a script that is killed keeps nobody out.
+# time. `guest_over` lets the next one in. The lock is its holder's, not its guest's: a killed script blocks no other.
 one_guest() {
     [ -z "${guest_locked:-}" ] || return 0
     exec 8>"$cache/guest.lock"

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# A user's own programs on a modelled machine: what `cachemate lab run` starts.
+# A user's own programs on a modeled machine: what `cachemate lab run` starts.
 # Usage: lab/programs.sh JOB BINARY
-# JOB is a folder with `machine` (cachemate lab config), `programs` (a command line each), `policy.toml` (the daemon's [policy];
-# absent = none), `seconds` (of the guest, for one phase) and `files` (copied to /programs in the guest; may be absent).
+# JOB is a directory with `machine` (cachemate lab config), `programs` (a command line each), `policy.toml` (the [policy] of
+# the daemon; absent = none), `seconds` (of the guest, for one phase) and `files` (copied to /programs in the guest; may be absent).
 # It gets `results.tsv`: phase, program's number from 0, what it was, seconds, whether it ended by itself, and of the process
 # instructions, misses of the L3, those for lines that others displaced, bytes moved from memory, most bytes held in an L3.
 set -euo pipefail
@@ -12,7 +12,7 @@ cd "$(dirname "$0")/.."
 cache=${LAB_CACHE:-${XDG_CACHE_HOME:-${HOME:-$job}/.cache}/cachemate/lab}
 out=$job/guest # `machine` there is a folder
 mkdir -p "$out"
-. lab/modelled-guest.sh
+. lab/modeled-guest.sh
 # Each program alone, all together, all under the policy; a guest's second costs up to 70 seconds of one CPU.
 [ -n "${LAB_LIMIT_SECONDS:-}" ] ||
     limit_seconds=$((600 + ($(wc -l <"$job/programs") + 2) * $(cat "$job/seconds") * 100))

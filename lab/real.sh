@@ -1,6 +1,6 @@
-# Real programs of Debian beside each other, as forecast from recordings against the modelled machine; sourced by
-# lab/modelled.sh. Expects $binary, $out and $started, $budget (seconds).
-# Half of a small program's cache hurts nobody, so the L3 here has 2 MiB: a virtual machine's part of one.
+# Real programs of Debian beside each other, as forecast from recordings against the modeled machine; sourced by
+# lab/modeled.sh. Expects $binary, $out and $started, $budget (seconds).
+# Half of a large cache is enough for a small program, so the L3 here has 2 MiB: a virtual machine's share of one.
 real_machine='lab-vm?caches.l3.size_bytes=2097152'
 
 # Inputs that are the same on every host: rows by a fixed rule.
@@ -39,7 +39,7 @@ real() {
     limit=$((started + budget - $(date +%s)))
     [ "$limit" -lt "$limit_seconds" ] || limit=$limit_seconds
     real_files "$files"
-    echo "scenario 'real' on $real_machine (modelled machine) ..."
+    echo "scenario 'real' on $real_machine (modeled machine) ..."
     set -- "/usr/bin/xz -k -c -6 text" "/usr/bin/sqlite3 -init load.sql :memory: .quit"
     for program in "$@"; do
         (cd "$files" && "$binary" --quiet profile --force -o "$(basename "${program%% *}").json" -- $program >/dev/null 2>recorded.log) ||

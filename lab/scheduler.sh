@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# The gang scheduler on sched_ext (schedulers/gangs) under a real kernel on a modelled machine: does it attach, turn as
+# The gang scheduler on sched_ext (schedulers/gangs) under a real kernel on a modeled machine: does it attach, turn as
 # planned, keep its bound, and is everything as before after its death? docs/sched-ext.md has what was found.
-# Needs what lab/modelled.sh needs, and cargo, clang 18 or later, libelf and zlib to build the scheduler. Where something
+# Needs what lab/modeled.sh needs, and cargo, clang 18 or later, libelf and zlib to build the scheduler. Where something
 # cannot be had it says NOT RUN and ends with 0.
 # Usage: lab/scheduler.sh [GANGS-BINARY [CACHEMATE-BINARY]]    (results go to target/lab/scheduler)
 # LAB_SCENARIOS: 'scheduler beside hotplug kills gain daemon' unless said; gain and daemon have the model on and take long.
-# LAB_KERNEL, LAB_CACHE, LAB_LIMIT_SECONDS, LAB_NICE: as for lab/modelled.sh.
+# LAB_KERNEL, LAB_CACHE, LAB_LIMIT_SECONDS, LAB_NICE: as for lab/modeled.sh.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cache=${LAB_CACHE:-${XDG_CACHE_HOME:-${HOME:-$PWD/target}/.cache}/cachemate/lab}
@@ -17,7 +17,7 @@ started=$(date +%s)
 mkdir -p "$out"
 rm -f "$out"/*.log "$out"/*.tsv "$out/result.json"
 
-. lab/modelled-guest.sh
+. lab/modeled-guest.sh
 
 build() {
     local clang found=
@@ -60,7 +60,7 @@ for name in $scenarios; do
     # lab-vm of machines/: one L3 of 8 MiB for two CPUs; the other fields are the machine's own standard.
     printf 'name %s\ncpus %s\ncpus_per_l3 2\nl3_bytes 8388608\nmemory_bytes 1073741824\nmodel_on 0\nverbose 1\n' "$name" "$cpus" \
         >"$config"
-    echo "scenario '$name' (modelled machine) ..."
+    echo "scenario '$name' (modeled machine) ..."
     one_guest
     since=$(date +%s)
     boot "$name" "$config" "$out/initramfs.cpio"

@@ -1,13 +1,14 @@
 # Whoever dies while everything changes at once: is all as it was? Sourced by init.
 
-# somebody NAME: a sleeping program of that name; its pid is added to $pids
-somebody() {
+# sleeper NAME: a sleeping program of that name; its pid is added to $pids
+sleeper() {
     printf '#!/bin/sh\nexec sleep 100000\n' >"/lab/bin/$1"
     chmod +x "/lab/bin/$1"
     "/lab/bin/$1" &
     pids="$pids $!"
 }
-# state PID: everything that cachemate may change of a thread. Of stat after the name, field 17 is the nice value, 39 the policy.
+# state PID: everything that cachemate may change of a thread. In stat, behind the name, field 17 is the nice value and
+# field 39 the policy.
 state() {
     stat=$(sed 's/.*) //' "/proc/$1/stat" 2>/dev/null) || return 0
     printf '%s nice=%s policy=%s %s %s\n' "$1" "$(echo "$stat" | cut -d' ' -f17)" "$(echo "$stat" | cut -d' ' -f39)" \
@@ -80,7 +81,7 @@ $rules"
     within 5 restored
     snapshot >after
     if [ -z "$changed" ]; then
-        report "kill-$1" "kill -9 ($1) while everything changes" FAIL "changes" "nothing was changed that could be put back" equal
+        report "kill-$1" "kill -9 ($1) while everything changes" FAIL "changes" "nothing was changed, so nothing could be restored" equal
     elif cmp -s before after; then
         report "kill-$1" "kill -9 ($1) while everything changes" met "as before" "as before" "equal ($changed)"
     else
@@ -92,9 +93,9 @@ restored() { snapshot >after && cmp -s before after; }
 scenario_deaths() {
     mount -t resctrl resctrl /mnt/rdt
     pids=''
-    for name in a b c d; do somebody "prog-$name"; done
+    for name in a b c d; do sleeper "prog-$name"; done
     mkdir /mnt/rdt/db
-    somebody db
+    sleeper db
     set -- $pids
     echo "$5" >/mnt/rdt/db/tasks
     taskset -p 3 "$1" >/dev/null
@@ -113,6 +114,6 @@ scenario_deaths() {
         death "$round" "$seed"
         seed=$((seed + 1))
     done
-    same others "somebody else's group and its member" "$5" "$(cat /mnt/rdt/db/tasks)"
+    same others "another tool's group and its member" "$5" "$(cat /mnt/rdt/db/tasks)"
 }
 colored() { colors_of | grep -q . && pidof held >/dev/null; }

@@ -1,6 +1,6 @@
 # What the product finds out by itself, against what the machine knows: scenarios `probes` and `sharing`; sourced by init.
 
-# reported_values: of each program in status.json: name, intensity, sensitivity, misses per 1000 instructions, instructions per cycle
+# reported_values: of each program in status.json: name, intensity, sensitivity, misses per 1000 instructions, IPC
 reported_values() {
     awk -F '"' '
         function number(line) { sub(/.*: /, "", line); sub(/,$/, "", line); return line == "null" ? "-" : line }
@@ -32,19 +32,19 @@ spearman() {
         function root(of, i, r) { r = of; for (i = 0; i < 100; i++) r = (r + of / r) / 2; return r }'
 }
 
-# only PID WHAT...: that program runs, on CPU 0, and the others of $everybody stand still meanwhile
+# only PID WHAT...: that program runs, on CPU 0, and the others of $all_pids stand still meanwhile
 only() {
-    kill -STOP $everybody
+    kill -STOP $all_pids
     taskset -p 1 "$1" >/dev/null
     kill -CONT "$1"
     usleep 15000
     shift
     "$@"
 }
-# again: all of $everybody run wherever they may
+# again: all of $all_pids run wherever they may
 again() {
-    for one in $everybody; do taskset -p f "$one" >/dev/null 2>&1; done
-    kill -CONT $everybody
+    for one in $all_pids; do taskset -p f "$one" >/dev/null 2>&1; done
+    kill -CONT $all_pids
 }
 
 # slower_beside PID STREAM: how many times slower that program is beside the stream than alone
@@ -99,13 +99,13 @@ cache_size() {
 scenario_probes() {
     who_shares 0 1
     cache_size
-    everybody=''
+    all_pids=''
     : >programs.tsv
     # The kernel keeps 15 bytes of a name.
     echo "$twelve" | while read -r kind kib; do echo "$(echo "$kind-$kib" | tr : - | cut -c1-15) $kind $kib"; done >twelve.txt
     while read -r name kind kib; do
         busy "$kind" "$name" -1 "$kib"
-        everybody="$everybody $pid"
+        all_pids="$all_pids $pid"
         echo "$name $pid" >>programs.tsv
     done <twelve.txt
     usleep 1500000 # until all have made their rings of lines
@@ -150,27 +150,27 @@ $(rules 'chase-*' 'stream-*')"
     else
         same no-counters "without counters none are shown" 0 "$counted"
     fi
-    kill -9 $everybody
+    kill -9 $all_pids
 }
 all_probed() { status >status.json && [ "$(reported_values | awk -F '\t' '$2 != "-"' | wc -l)" = 12 ]; }
 
-# Two groups of two that read and write what the group shares, each group across two L3s: do they come together? Threads of one
-# process, or (sharing-processes) four processes with shared memory.
+# Two groups of two that read and write lines of their group, each group across two L3s: do they come together? Threads of
+# one process, or (sharing-processes) four processes with shared memory.
 scenario_sharing() {
     who_shares 0 1 2 3
-    everybody=''
+    all_pids=''
     if [ "$scenario" = sharing ]; then
         busy_share threads 0,2 1,3
-        everybody=$pid
+        all_pids=$pid
     else
         for one in "a 0" "a 2" "b 1" "b 3"; do
             set -- $one
             busy_share "$1" "$2"
-            everybody="$everybody $pid"
+            all_pids="$all_pids $pid"
         done
     fi
-    shared_by $everybody
-    kill -9 $everybody
+    shared_by $all_pids
+    kill -9 $all_pids
 }
 # busy_share REGION CPUS...: in the background, named sharer; its pid in $pid
 busy_share() {
@@ -181,14 +181,14 @@ busy_share() {
     pid=$!
 }
 threads_of() { for one in "$@"; do ls "/proc/$one/task" | sort -n | tail -n +2; done; }
-# seats MASK MASK...: of the threads in $threads, in their order
-seats() { for thread in $threads; do taskset -p "$1" "$thread" >/dev/null; shift; done; }
+# pin_threads MASK MASK...: masks for the threads in $threads, in their order
+pin_threads() { for thread in $threads; do taskset -p "$1" "$thread" >/dev/null; shift; done; }
 # transfers: lines out of other L3s in a second, by the machine and by perf
 transfers() {
     lab-program counted 40 0 1 2 3 >transfers.out
     field transfers_other transfers.out
 }
-# shared_by PID...: as the kernel left them, with groups put together by hand, and under thread-clustering. The threads compute
+# shared_by PID...: as the kernel left them, with groups colocated manually, and under thread-clustering. The threads compute
 # for 2000 cycles between two accesses (every shared line slows the emulator), so clustering starts at a lower share.
 shared_by() {
     usleep 100000
@@ -196,14 +196,14 @@ shared_by() {
     apart=$(transfers)
     near counted "lines out of the other L3 in a second, groups apart: perf and the machine" "$(field perf transfers.out)" "$apart" 5
     # In the order of their groups: the first two, then the others.
-    seats 3 3 c c
+    pin_threads 3 3 c c
     usleep 30000
     byhand=$(transfers)
     holds by-hand "remote transfers gone, groups put together by hand" - "$(awk "BEGIN { printf \"%.2f\", 1 - $byhand / $apart }")" \
         "at least 0.7" "1 - $byhand / $apart >= 0.7" "$apart" "$byhand"
-    seats 1 4 2 8
+    pin_threads 1 4 2 8
     usleep 10000
-    seats f f f f
+    pin_threads f f f f
     manage "window_ms = 100
 [rollback]
 enabled = false

@@ -1,7 +1,7 @@
 # The daemon with the real gang scheduler: gangs that the policy finds by its own probes, kept by sched_ext; sourced by init.
 
 held_by_scheduler() { state >state.json 2>/dev/null && [ "$(count held)" = 4 ]; }
-held_by_nobody() { state >state.json 2>/dev/null && [ "$(count held)" = 0 ]; }
+none_held() { state >state.json 2>/dev/null && [ "$(count held)" = 0 ]; }
 says() { status | grep -q "$1"; }
 idle_turns() { case " $(policies $all) " in *' 5 '*) return 0 ;; esac; return 1; }
 not_with_scheduler() { case " $(policies $all) " in *' 7 '*) return 1 ;; esac; return 0; }

@@ -1,4 +1,5 @@
-# What turns are worth where caches cost time: two victims of 3 MiB and two streams, two CPUs, one L3 of 8 MiB; sourced by init.
+# The gain from gangs on a machine whose caches cost time: two victims of 3 MiB and two streams, two CPUs, one L3 of 8 MiB.
+# Sourced by init.
 
 # law TURN_MS: ns of an access by the law (schedulers/gangs/src/quantum.rs): 49152 lines, a hit 26.5 ns, a miss 126.5 ns.
 law() {
@@ -83,7 +84,7 @@ by_hand() {
         worth "$1-$turns_ms" "$2, $turns_ms ms" "$turns_ms"
         kill "$turning"
         wait "$turning" 2>/dev/null
-        lab-program turns "$1" 1 0 "$v1,$v2" "$s1,$s2" # for no time: all are put back
+        lab-program turns "$1" 1 0 "$v1,$v2" "$s1,$s2" # for no time: all programs are released
     done
 }
 # One victim only: its turn leaves a CPU idle. Strict turns protect it; streams that may fill it do not.

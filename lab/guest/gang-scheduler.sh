@@ -1,5 +1,5 @@
-# The gang scheduler on sched_ext (schedulers/gangs) on a machine with one L3 and two CPUs, caches without cost; sourced by init
-# where it is there. gang-lives.sh has its deaths, gang-gain.sh what turns are worth.
+# The gang scheduler on sched_ext (schedulers/gangs) on a machine with one L3 and two CPUs, caches without cost. Sourced by
+# init if it is installed. gang-lives.sh has its deaths, gang-gain.sh the gain.
 
 socket=/run/gangs.sock
 journal=/run/gangs.journal
@@ -86,7 +86,8 @@ bad_plans() {
     same still "the plan in force is the one before" 1 "$(state | sed -n 's/.*"generation":\([0-9]*\).*/\1/p')"
 }
 
-# Programs that wait, stopped, from before the scheduler is attached: to start them takes so much of a CPU that the guard acts.
+# Programs that are started and stopped before the scheduler is attached: to start them takes so much of a CPU that the
+# guard acts.
 waiting() {
     more=
     for name in a b c d e f; do
@@ -97,7 +98,7 @@ waiting() {
     sh -c 'kill -STOP $$; while :; do lab-program load chase child -1 64 60 >/dev/null; done' &
     parent=$!
 }
-# Light tasks beside heavy ones in one gang, and children of a planned shell: does everybody still come to run?
+# Light tasks beside heavy ones in one gang, and children of a planned shell: do all of them still run?
 many() {
     comma=
     tasks=$(four 0 0 1 1; comma=,; weight=1; for pid in $more; do task "$pid" 0 $weight; weight=$((weight == 1 ? 10000 : 1)); done; task "$parent" 1)
@@ -151,7 +152,7 @@ guard() {
     since=$(cut -d' ' -f1 /proc/uptime)
     within 10 back $all
     after=$(awk "BEGIN { printf \"%.2f\", $(cut -d' ' -f1 /proc/uptime) - $since }")
-    same guard "busy loops on both CPUs: the programs are given back" 0 "$(policies $all)" "back after $after s"
+    same guard "busy loops on both CPUs: the programs are released" 0 "$(policies $all)" "back after $after s"
     set -- $(rates 0.2 $all)
     holds guard-run "slowest program beside the busy loops, accesses a second" - "$(printf '%s\n' "$@" | sort -n | head -n 1)" \
         "more than none" "$1 > 0 && $2 > 0 && $3 > 0 && $4 > 0" "$1" "$2" "$3" "$4"

@@ -1,5 +1,5 @@
 # Two memory nodes, and the kernel's own cache-aware scheduling where it has one (7.2 and later); sourced by init. Caches cost
-# nothing here: what is asked is what is seen, set and put back.
+# nothing here: the questions are which values are seen, set and restored.
 
 knobs=/sys/kernel/debug/sched/llc_balancing
 # told_nodes: of each CPU the memory node, as cachemate has it
@@ -41,7 +41,7 @@ scenario_nodes() {
         if [ "$death" = end ]; then
             end
         else
-            kill -9 "$daemon" # the guardian puts it back
+            kill -9 "$daemon" # the guardian restores it
             wait "$daemon" 2>/dev/null
         fi
         within 5 tolerance_is "$before"

@@ -1,4 +1,4 @@
-# Scenarios of the modelled machine; sourced by init.
+# Scenarios of the modeled machine; sourced by init.
 
 # load KIND NAME CPU KIB MS [STEP_MS]: in the foreground, its line in NAME.out
 load() { lab-program load "$@" >"$2.out"; }
@@ -97,7 +97,7 @@ scenario_gangs() {
     busy chase victim-2 -1 3072; v2=$pid
     busy stream stream-2 -1 32768; s2=$pid
     usleep 300000
-    everybody="$v1 $v2 $s1 $s2"
+    all_pids="$v1 $v2 $s1 $s2"
     victim_slower=$(slower_beside "$v1" "$s1")
     stream_slower=$(slower_beside "$s2" "$s1")
     usleep 100000
@@ -213,7 +213,7 @@ parameters = { steps = [{ shares = ["0-11", "12-15"] }] }
 in_groups() { for one in "$@"; do [ "$(sed -n 's/^res://p' "/proc/$one/cpu_resctrl_groups")" != / ] || return 1; done; }
 
 # DIO on live counters over two L3s, its guard on: the mix that it gets wrong (two victims together, two streams together
-# are best). Is its mistake taken back, and not repeated?
+# are best). Is its mistake rolled back, and not repeated?
 scenario_placement() {
     busy chase victim-1 0 3072; v1=$pid
     busy chase victim-2 1 3072; v2=$pid
@@ -234,7 +234,7 @@ $(rules victim-1 victim-2 stream-1 stream-2)"
     rolled=$(status | awk -F '[:,]' '/"rollbacks"/ { print $2 + 0; exit }')
     end
     set -- $best $late
-    holds taken-back "DIO's mistake is taken back: victims after 2.5 s against the best placement" "rolled back ${rolled:-?} times" \
+    holds rolled-back "DIO's mistake is rolled back: victims after 2.5 s against the best placement" "rolled back ${rolled:-?} times" \
         "$(awk "BEGIN { printf \"%.2f\", ($5 + $6) / ($1 + $2) }")" "at least 0.9" \
         "($5 + $6) / ($1 + $2) >= 0.9" "$1" "$2" "$5" "$6"
     kill -9 "$v1" "$v2" "$s1" "$s2"

@@ -1,4 +1,5 @@
-# A curve from a few way masks, while the program runs: a plan with steps, misses by counters, and no recorder; sourced by init.
+# A curve from a few way masks, while the program runs: a plan with steps, misses by counters, and no recorder. Sourced by
+# init.
 
 # Lines of 4 MiB at random: in w ways of 512 KiB it finds the share of them that the ways hold.
 scenario_sweep() {

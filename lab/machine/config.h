@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later
- * The modelled machine, as `cachemate lab config` prints it: lines of "name value", '#' begins a comment. */
+ * The modeled machine, as `cachemate lab config` prints it: lines of "name value", '#' begins a comment. */
 #ifndef CONFIG_H
 #define CONFIG_H
 #include <stddef.h>

@@ -205,7 +205,7 @@ static void set(uint32_t answer[4], uint32_t a, uint32_t b, uint32_t c, uint32_t
 /* Leaf 4: sizes only; who shares what stays as the emulator says it. */
 static bool cache_leaf(const struct config *c, uint32_t subleaf, uint32_t answer[4])
 {
-	/* L1 of data, L1 of instructions (not modelled), L2, L3 */
+	/* L1 of data, L1 of instructions (not modeled), L2, L3 */
 	uint64_t bytes[4] = { c->l1_bytes, 0, c->l2_bytes, c->l3_bytes }, ways[4] = { c->l1_ways, 0, c->l2_ways, c->l3_ways };
 	if (subleaf > 3 || !bytes[subleaf])
 		return false;

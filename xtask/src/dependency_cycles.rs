@@ -1,15 +1,15 @@
-//! Do files of a room use one another in a circle? A file and its parent may, as they are one room; any other circle means
-//! that two files cannot be read one after the other.
+//! Do files of a crate use one another in a cycle? A file and its parent may, because they are one module; any other cycle
+//! means that two files cannot be read one after the other.
 //!
 //! Method: `use` lines and paths that begin with `crate`, `self` or `super`, resolved to files; what code of tests uses does
-//! not count. Two files lie in one circle if each can be reached from the other.
+//! not count. Two files lie in one cycle if each can be reached from the other.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// A file as its path of modules; the room's root is empty.
+/// A file as its path of modules; the crate's root is empty.
 type Module = Vec<String>;
 
 /// Circles that are left, and why: a file of each.
@@ -19,30 +19,31 @@ const LEFT: &[(&str, &str, &str)] = &[
     ("policy", "policies/auto/site_search", "auto's search and its bound"),
 ];
 
-/// A complaint for each circle of a room, and for each of [`LEFT`] that is gone.
+/// A complaint for each cycle of a crate, and for each of [`LEFT`] that is gone.
 ///
 /// # Errors
 /// Reading the tree failed.
-pub fn check(room: &str, src: &Path, files: &[PathBuf], complaints: &mut Vec<String>) -> io::Result<()> {
+pub fn check(crate_name: &str, src: &Path, files: &[PathBuf], complaints: &mut Vec<String>) -> io::Result<()> {
     let edges = edges(src, files)?;
-    let circles = circles(&edges);
+    let cycles = cycles(&edges);
     let name = |module: &Module| module.join("/");
-    let left: Vec<&str> = LEFT.iter().filter(|(of, ..)| *of == room).map(|(_, file, _)| *file).collect();
-    for circle in &circles {
-        if !circle.iter().any(|module| left.contains(&name(module).as_str())) {
-            let named: Vec<String> = circle.iter().map(name).collect();
-            complaints.push(format!("crates/{room}: files that use one another in a circle: {}", named.join(", ")));
+    let left: Vec<&str> = LEFT.iter().filter(|(of, ..)| *of == crate_name).map(|(_, file, _)| *file).collect();
+    for cycle in &cycles {
+        if !cycle.iter().any(|module| left.contains(&name(module).as_str())) {
+            let named: Vec<String> = cycle.iter().map(name).collect();
+            complaints
+                .push(format!("crates/{crate_name}: files that use one another in a cycle: {}", named.join(", ")));
         }
     }
     for file in left.into_iter().filter(|file| edges.keys().any(|module| name(module) == *file)) {
-        if !circles.iter().flatten().any(|module| name(module) == file) {
-            complaints.push(format!("crates/{room}: {file} lies in no circle any more: take it off tidy's list"));
+        if !cycles.iter().flatten().any(|module| name(module) == file) {
+            complaints.push(format!("crates/{crate_name}: {file} lies in no cycle any more: take it off tidy's list"));
         }
     }
     Ok(())
 }
 
-/// What each file uses, its parents and children aside.
+/// The files that each file uses, except for its parents and children.
 fn edges(src: &Path, files: &[PathBuf]) -> io::Result<BTreeMap<Module, BTreeSet<Module>>> {
     let mut texts = BTreeMap::new();
     for file in files {
@@ -52,11 +53,11 @@ fn edges(src: &Path, files: &[PathBuf]) -> io::Result<BTreeMap<Module, BTreeSet<
     }
     let known: BTreeSet<Module> = texts.keys().cloned().collect();
     let used_by = |(module, text): (&Module, &String)| {
-        let one_room = |other: &Module| other.starts_with(module) || module.starts_with(other);
+        let is_related = |other: &Module| other.starts_with(module) || module.starts_with(other);
         let used: BTreeSet<Module> = paths(text)
             .iter()
             .filter_map(|path| resolve(module, path, &known))
-            .filter(|used| !one_room(used))
+            .filter(|used| !is_related(used))
             .collect();
         (module.clone(), used)
     };
@@ -149,15 +150,15 @@ fn resolve(module: &Module, path: &str, known: &BTreeSet<Module>) -> Option<Modu
 }
 
 /// Sets of files of which each can be reached from each.
-fn circles(edges: &BTreeMap<Module, BTreeSet<Module>>) -> Vec<BTreeSet<Module>> {
+fn cycles(edges: &BTreeMap<Module, BTreeSet<Module>>) -> Vec<BTreeSet<Module>> {
     let reached: BTreeMap<&Module, BTreeSet<&Module>> =
         edges.keys().map(|module| (module, from(module, edges))).collect();
-    let circle_of = |module: &&Module| -> BTreeSet<Module> {
+    let cycle_of = |module: &&Module| -> BTreeSet<Module> {
         let back = |other: &&&Module| reached[**other].contains(*module);
         reached[module].iter().filter(back).map(|other| (*other).clone()).collect()
     };
-    let all: BTreeSet<BTreeSet<Module>> = edges.keys().collect::<Vec<_>>().iter().map(circle_of).collect();
-    all.into_iter().filter(|circle| circle.len() > 1).collect()
+    let all: BTreeSet<BTreeSet<Module>> = edges.keys().collect::<Vec<_>>().iter().map(cycle_of).collect();
+    all.into_iter().filter(|cycle| cycle.len() > 1).collect()
 }
 
 fn from<'a>(start: &'a Module, edges: &'a BTreeMap<Module, BTreeSet<Module>>) -> BTreeSet<&'a Module> {
@@ -186,25 +187,25 @@ mod tests {
             paths.push(path);
         }
         let mut complaints = Vec::new();
-        check("room", folder.path(), &paths, &mut complaints).unwrap();
+        check("name", folder.path(), &paths, &mut complaints).unwrap();
         complaints
     }
 
-    /// Is a circle seen through groups, `super` and a third file, with all its files named?
+    /// Is a cycle seen through groups, `super` and a third file, with all its files named?
     #[test]
-    fn a_circle_is_named_by_its_files() {
+    fn a_cycle_is_named_by_its_files() {
         let files = [
             ("lib.rs", "mod a; mod b; mod c;"),
             ("a.rs", "use crate::{b::{One, Two}, other};"),
             ("b/mod.rs", "fn f() { super::c::g() }"),
             ("c.rs", "use super::a::Three;\n"),
         ];
-        assert_eq!(of(&files), ["crates/room: files that use one another in a circle: a, b, c"]);
+        assert_eq!(of(&files), ["crates/name: files that use one another in a cycle: a, b, c"]);
     }
 
     /// Are parents and their children, tests, comments and a chain left alone?
     #[test]
-    fn what_is_no_circle_is_left_alone() {
+    fn what_is_no_cycle_is_left_alone() {
         let files = [
             ("a.rs", "use crate::a::below::X;\n// crate::b::Y\n#[cfg(test)]\nmod tests {\n use crate::b::Z;\n}\n"),
             ("a/below.rs", "use super::W; use crate::b::V;"),

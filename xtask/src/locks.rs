@@ -1,7 +1,8 @@
-//! Do the lock files of the workspaces beside the project's own know what its rooms use?
+//! Do the lock files of the workspaces beside the project's own know what its crates use?
 //!
-//! Problem: the package for Python and the fuzzer have lock files of their own. Who adds a dependency to a room builds
-//! neither. Method: what a room's `Cargo.toml` names must stand in each lock file that has the room.
+//! Problem: the package for Python and the fuzzer have lock files of their own. A change that adds a
+//! dependency to a crate builds neither. Method: every dependency in a crate's `Cargo.toml` must stand in each lock file
+//! that has the crate.
 
 use std::fs;
 use std::io;
@@ -19,14 +20,14 @@ pub fn check(root: &Path) -> io::Result<Vec<String>> {
         let lock = read(&root.join(folder).join("Cargo.lock"))?;
         let packages = lock.get("package").and_then(|list| list.as_array());
         for package in packages.into_iter().flatten() {
-            let Some(room) = text(package.get("name")).strip_prefix("cachemate-") else { continue };
-            let manifest = root.join("crates").join(room).join("Cargo.toml");
+            let Some(crate_name) = text(package.get("name")).strip_prefix("cachemate-") else { continue };
+            let manifest = root.join("crates").join(crate_name).join("Cargo.toml");
             if !manifest.exists() {
                 continue; // the package of the folder itself
             }
             for used in not_locked(&read(&manifest)?, package) {
                 complaints.push(format!(
-                    "{folder}/Cargo.lock: found no '{used}' for crates/{room}, which uses it: cargo update --workspace \
+                    "{folder}/Cargo.lock: found no '{used}' for crates/{crate_name}, which uses it: cargo update --workspace \
                      --manifest-path {folder}/Cargo.toml"
                 ));
             }
@@ -35,7 +36,7 @@ pub fn check(root: &Path) -> io::Result<Vec<String>> {
     Ok(complaints)
 }
 
-/// What the manifest names and the package in the lock file does not.
+/// Dependencies of the manifest that the package in the lock file lacks.
 fn not_locked(manifest: &toml::Table, package: &toml::Value) -> Vec<String> {
     let locked = package.get("dependencies").and_then(|list| list.as_array());
     // An entry is a name, or a name and a version where there are several.
@@ -71,7 +72,7 @@ mod tests {
         assert_eq!(lacks, ["serde", "cc"]);
     }
 
-    /// Do the project's lock files know all that its rooms use?
+    /// Do the project's lock files know all that its crates use?
     #[test]
     fn the_projects_lock_files_are_complete() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();

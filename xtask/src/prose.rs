@@ -1,4 +1,4 @@
-//! What can be measured of prose: words to a sentence, abbreviations that nobody explains, pages that nobody finds.
+//! Measures of prose: words per sentence, abbreviations without an explanation, pages without a link to them.
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -338,7 +338,7 @@ fn result_table(figures: &[&ResultRecord], origins: &[FigureOrigin<'_>]) -> Stri
 
 /// Results that differ in one word only, such as a family of mixes or a policy: a row for each word, a column for each
 /// measure.
-struct Comparison<'a> {
+struct FigureComparison<'a> {
     variants: Vec<&'a str>,
     /// Id, title without the variant, and a figure for each variant.
     measures: Vec<(&'a str, String, Vec<&'a ResultRecord>)>,
@@ -360,7 +360,7 @@ fn split_title(title: &str) -> Option<(&str, String)> {
 }
 
 /// The comparisons among these figures, and all other figures.
-fn comparisons<'a>(figures: &[&'a ResultRecord]) -> (Vec<Comparison<'a>>, Vec<&'a ResultRecord>) {
+fn comparisons<'a>(figures: &[&'a ResultRecord]) -> (Vec<FigureComparison<'a>>, Vec<&'a ResultRecord>) {
     let mut groups: Vec<(&'a str, String, Vec<(&'a str, &'a ResultRecord)>)> = Vec::new();
     for &figure in figures {
         let Some((variant, measure)) = split_title(&figure.title) else { continue };
@@ -378,19 +378,19 @@ fn comparisons<'a>(figures: &[&'a ResultRecord]) -> (Vec<Comparison<'a>>, Vec<&'
         groups.iter().any(|(.., all)| all.iter().any(|(_, compared)| std::ptr::eq(*compared, *figure)))
     };
     let rest = figures.iter().copied().filter(|figure| !is_compared(figure)).collect();
-    let mut tables: Vec<Comparison<'a>> = Vec::new();
+    let mut tables: Vec<FigureComparison<'a>> = Vec::new();
     for (id, measure, all) in groups {
         let (variants, figures): (Vec<&str>, Vec<&ResultRecord>) = all.into_iter().unzip();
         match tables.iter_mut().find(|table| table.variants == variants) {
             Some(table) => table.measures.push((id, measure, figures)),
-            None => tables.push(Comparison { variants, measures: vec![(id, measure, figures)] }),
+            None => tables.push(FigureComparison { variants, measures: vec![(id, measure, figures)] }),
         }
     }
     (tables, rest)
 }
 
 /// The target of most figures stands in the head of their column, another one beside its figure.
-fn comparison_table(comparison: &Comparison<'_>, origins: &[FigureOrigin<'_>]) -> String {
+fn comparison_table(comparison: &FigureComparison<'_>, origins: &[FigureOrigin<'_>]) -> String {
     let usual = |figures: &[&ResultRecord]| {
         let count = |target: &str| figures.iter().filter(|figure| figure.target == target).count();
         let most = figures.iter().map(|figure| figure.target.clone()).max_by_key(|target| count(target));

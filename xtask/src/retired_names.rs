@@ -1,7 +1,8 @@
-//! Names that are gone, and what stands for them now. Somebody who brings one back by habit, or by an old branch, is told.
+//! Retired names and their successors, so that none returns by habit or with an old branch.
 
 /// Parts of words: spellings that must not come back in any form.
-const SPELLINGS: &[(&str, &str)] = &[("colour", "color"), ("neighbour", "neighbor")];
+const SPELLINGS: &[(&str, &str)] =
+    &[("colour", "color"), ("neighbour", "neighbor"), ("modelled", "modeled"), ("modelling", "modeling")];
 
 /// Whole identifiers and paths.
 const NAMES: &[(&str, &str)] = &[

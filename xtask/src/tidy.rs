@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use crate::{dependency_cycles, prose, retired_names};
 
-/// Which rooms a room may use: ARCHITECTURE.md's code map. A room that is not listed may not exist.
+/// Which crates a crate may use: ARCHITECTURE.md's code map. A crate that is not listed may not exist.
 const MAY_USE: &[(&str, &[&str])] = &[
     ("core", &[]),
     ("agent", &[]),
@@ -53,11 +53,11 @@ const HASH_ORDER: &[&str] = &["HashMap", "HashSet"];
 const NOT_LIBM: &[&str] =
     &[".ln()", ".log2()", ".log10()", ".exp()", ".exp2()", ".powf(", ".sin()", ".cos()", ".tan()"];
 const UNFINISHED: &[&str] = &["todo!(", "unimplemented!(", "TODO", "FIXME", "XXX"];
-/// What only the pipeline puts together: a second place would decide otherwise than a replay.
+/// Types that only the pipeline builds, because a second place could decide otherwise than a replay.
 const PIPELINE_PARTS: &[&str] =
     &["Profiler::new(", "Profiler::default()", "RollbackGuard::new(", "ReferencePredictor {"];
-/// Where they are defined, and where they are put together.
-const PIPELINE_ROOMS: &[&str] = &["pipeline", "locality", "policy"];
+/// Crates that define them, and the one that builds them.
+const PIPELINE_CRATES: &[&str] = &["pipeline", "locality", "policy"];
 const LINES_AT_MOST: usize = 700;
 const FUNCTION_LINES_AT_MOST: usize = 100;
 /// The loop that nearly all simulated accesses pass through: in pieces it was slower.
@@ -70,14 +70,14 @@ const POLICY_PAGE: &[&str] = &["## Problem", "## Method", "## Properties", "## C
 /// Reading the tree failed.
 pub fn check(root: &Path) -> io::Result<Vec<String>> {
     let mut complaints = Vec::new();
-    for (room, path) in rooms(root)? {
-        check_edges(&room, &path, &mut complaints)?;
+    for (crate_name, path) in crates(root)? {
+        check_edges(&crate_name, &path, &mut complaints)?;
         let files = rust_files(&path)?;
         for file in &files {
-            check_source(&room, root, file, &mut complaints)?;
+            check_source(&crate_name, root, file, &mut complaints)?;
         }
         let code: Vec<PathBuf> = files.into_iter().filter(|file| !is_test_file(file)).collect();
-        dependency_cycles::check(&room, &path.join("src"), &code, &mut complaints)?;
+        dependency_cycles::check(&crate_name, &path.join("src"), &code, &mut complaints)?;
     }
     for folder in ["xtask", "benches"] {
         for file in rust_files(&root.join(folder))? {
@@ -115,22 +115,26 @@ fn check_prose(root: &Path, complaints: &mut Vec<String>) -> io::Result<()> {
 }
 
 /// The crates, and the package for Python.
-fn rooms(root: &Path) -> io::Result<Vec<(String, PathBuf)>> {
+fn crates(root: &Path) -> io::Result<Vec<(String, PathBuf)>> {
     let python = root.join("python");
-    let mut rooms = Vec::from_iter(python.exists().then(|| ("python".to_string(), python)));
+    let mut crates = Vec::from_iter(python.exists().then(|| ("python".to_string(), python)));
     for entry in fs::read_dir(root.join("crates"))? {
         let entry = entry?;
         if entry.path().join("Cargo.toml").exists() {
-            rooms.push((entry.file_name().to_string_lossy().into_owned(), entry.path()));
+            crates.push((entry.file_name().to_string_lossy().into_owned(), entry.path()));
         }
     }
-    rooms.sort();
-    Ok(rooms)
+    crates.sort();
+    Ok(crates)
 }
 
-fn check_edges(room: &str, path: &Path, complaints: &mut Vec<String>) -> io::Result<()> {
+fn check_edges(crate_name: &str, path: &Path, complaints: &mut Vec<String>) -> io::Result<()> {
     let text = fs::read_to_string(path.join("Cargo.toml"))?;
-    let shown = if room == "python" { "python/Cargo.toml".to_string() } else { format!("crates/{room}/Cargo.toml") };
+    let shown = if crate_name == "python" {
+        "python/Cargo.toml".to_string()
+    } else {
+        format!("crates/{crate_name}/Cargo.toml")
+    };
     let manifest: toml::Table = match text.parse() {
         Ok(manifest) => manifest,
         Err(error) => {
@@ -138,8 +142,10 @@ fn check_edges(room: &str, path: &Path, complaints: &mut Vec<String>) -> io::Res
             return Ok(());
         }
     };
-    let Some((_, may_use)) = MAY_USE.iter().find(|(name, _)| *name == room) else {
-        complaints.push(format!("crates/{room}: not in tidy's table of rooms; ARCHITECTURE.md's code map comes first"));
+    let Some((_, may_use)) = MAY_USE.iter().find(|(name, _)| *name == crate_name) else {
+        complaints.push(format!(
+            "crates/{crate_name}: not in tidy's table of crates; ARCHITECTURE.md's code map comes first"
+        ));
         return Ok(());
     };
     if manifest.get("features").is_some_and(|features| features.get("default").is_some()) {
@@ -148,7 +154,7 @@ fn check_edges(room: &str, path: &Path, complaints: &mut Vec<String>) -> io::Res
     let named = manifest.get("dependencies").and_then(|table| table.as_table());
     for used in named.into_iter().flat_map(|table| table.keys()).filter_map(|key| key.strip_prefix("cachemate-")) {
         if !may_use.contains(&used) {
-            complaints.push(format!("{shown}: {room} may not use {used} (ARCHITECTURE.md, code map)"));
+            complaints.push(format!("{shown}: {crate_name} may not use {used} (ARCHITECTURE.md, code map)"));
         }
     }
     Ok(())
@@ -184,7 +190,7 @@ pub fn is_test_file(path: &Path) -> bool {
     in_tests || name == "tests" || name.ends_with("_tests") || name == "build" || name == "conformance"
 }
 
-fn check_source(room: &str, root: &Path, path: &Path, complaints: &mut Vec<String>) -> io::Result<()> {
+fn check_source(crate_name: &str, root: &Path, path: &Path, complaints: &mut Vec<String>) -> io::Result<()> {
     let text = fs::read_to_string(path)?;
     let shown = path.strip_prefix(root).unwrap_or(path).display().to_string();
     let lines = text.lines().count();
@@ -195,12 +201,12 @@ fn check_source(room: &str, root: &Path, path: &Path, complaints: &mut Vec<Strin
         complaints.push(format!("{shown}:{at}: a function of {long} lines, at most {FUNCTION_LINES_AT_MOST}"));
     }
     let mut in_tests = is_test_file(path.strip_prefix(root).unwrap_or(path));
-    let pure = PURE.contains(&room);
+    let pure = PURE.contains(&crate_name);
     for (at, line) in text.lines().enumerate() {
         let mut complain = |what: String| complaints.push(format!("{shown}:{}: {what}", at + 1));
         let code = line.split("//").next().unwrap_or_default();
         in_tests |= code.trim_start().starts_with("#[cfg(test)]") || code.trim_start().starts_with("#![cfg(test)]");
-        if room == "xtask" {
+        if crate_name == "xtask" {
             continue; // names the words it looks for
         }
         if let Some(word) = UNFINISHED.iter().find(|word| line.contains(**word)) {
@@ -212,11 +218,11 @@ fn check_source(room: &str, root: &Path, path: &Path, complaints: &mut Vec<Strin
         if code.contains(".unwrap()") {
             complain("`.unwrap()`: return an error, or `.expect(\"the invariant\")`".to_string());
         }
-        let hashed = HASH_ORDER.iter().filter(|_| room != "locality");
+        let hashed = HASH_ORDER.iter().filter(|_| crate_name != "locality");
         if let Some(word) = IMPURE.iter().chain(hashed).find(|word| pure && code.contains(**word)) {
-            complain(format!("'{word}' in the pure room '{room}'"));
+            complain(format!("'{word}' in the pure crate '{crate_name}'"));
         }
-        let second_place = |word: &&&str| !PIPELINE_ROOMS.contains(&room) && builds(code, word);
+        let second_place = |word: &&&str| !PIPELINE_CRATES.contains(&crate_name) && builds(code, word);
         if let Some(word) = PIPELINE_PARTS.iter().find(second_place) {
             complain(format!("'{word}' is built in crates/pipeline and nowhere else"));
         }
@@ -346,11 +352,14 @@ mod tests {
     fn only_the_pipeline_builds_its_parts() {
         let source = "fn f() { let p = CountersProfiler::new(level, 1.0); RollbackGuard::new(policy, None); }\n";
         let offline = "fn f() { OfflineProfiler::new(&configs); }\n";
-        let in_room = |room: &str, text: &str| {
-            complaints_of(&[(&format!("crates/{room}/Cargo.toml"), ""), (&format!("crates/{room}/src/lib.rs"), text)])
+        let in_crate = |crate_name: &str, text: &str| {
+            complaints_of(&[
+                (&format!("crates/{crate_name}/Cargo.toml"), ""),
+                (&format!("crates/{crate_name}/src/lib.rs"), text),
+            ])
         };
-        assert_eq!(in_room("repro", source).len(), 1);
-        assert!(in_room("pipeline", source).is_empty() && in_room("repro", offline).is_empty());
+        assert_eq!(in_crate("repro", source).len(), 1);
+        assert!(in_crate("pipeline", source).is_empty() && in_crate("repro", offline).is_empty());
     }
 
     /// Does a policy without its page, or with half a page, fail?

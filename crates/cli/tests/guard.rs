@@ -168,7 +168,11 @@ fn a_plan_that_no_machine_may_be_told_ends_nothing() {
     let shown = run(folder.path(), &["status", "--socket", "s.sock"]).ok();
     let later = status_when(folder.path(), "a good plan", PATIENCE, |status| status["refused_plan"].is_null());
     assert!(later["counters"]["refused_plans"].as_u64().unwrap() > 1, "{later}");
-    assert!(shown.out.contains("the previous plan stays in force") || later["windows"].as_u64() > Some(60), "{}", shown.out);
+    assert!(
+        shown.out.contains("the previous plan stays in force") || later["windows"].as_u64() > Some(60),
+        "{}",
+        shown.out
+    );
     assert_eq!(host.affinity(pid).unwrap(), before, "a plan that names nobody puts everybody back");
     stop(&mut daemon);
 }

@@ -70,9 +70,9 @@ fn measured_at(measured: MeasuredMissRatios<'_>, model: &StackModel, lines: f64)
     if high <= low {
         return ratio_high;
     }
-    let modelled = [low, lines, high].map(|lines| model.miss_ratio_at(lines));
-    let fall = modelled[0] - modelled[2];
-    let along = if fall > 1e-9 { (modelled[0] - modelled[1]) / fall } else { (lines - low) / (high - low) };
+    let modeled = [low, lines, high].map(|lines| model.miss_ratio_at(lines));
+    let fall = modeled[0] - modeled[2];
+    let along = if fall > 1e-9 { (modeled[0] - modeled[1]) / fall } else { (lines - low) / (high - low) };
     ratio_low + along.clamp(0.0, 1.0) * (ratio_high - ratio_low)
 }
 

@@ -86,11 +86,11 @@ for ways in 2 4 8 12 14; do
         same "ways $ways/$((16 - ways)): the task's lines are the monitor's" "$held" \
             "$(count "lines_$([ "$cpu" = 0 ] && echo a || echo b)" <model)"
     done
-    same "ways $ways/$((16 - ways)): nobody displaces the other" "0 0" \
+    same "ways $ways/$((16 - ways)): neither displaces the other" "0 0" \
         "$(count a_by_b <model) $(count b_by_a <model)"
 done
 
-# Together in all ways: lines only move from one to the other, and somebody is hurt by somebody.
+# Together in all ways: lines only move from one to the other, so one program displaces lines of another.
 ./cache_replay one.cfg task 0 1 task 1 2 trace-misses 0 missed-0.u64 trace-misses 1 missed-1.u64 \
     together 0 skewed.u64 1 other.u64 show 0 tasks 1 2 >model
 same "shared: the L3 is full" 16384 "$(awk '$1 ~ /^lines_/ { sum += $2 } END { print sum }' model)"

@@ -1,5 +1,5 @@
 //! How long a turn must be. A gang's turn begins with its footprint displaced: each line is fetched once at the cost of a
-//! miss, then hits. Source: measured on a modelled machine within 2.5 % at 1 to 100 ms (docs/sched-ext.md).
+//! miss, then hits. Source: measured on a modeled machine within 2.5 % at 1 to 100 ms (docs/sched-ext.md).
 
 /// What is known of the gang that profits, by measurement.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -92,7 +92,7 @@ mod tests {
     }
     const MIB: f64 = 1048576.0;
 
-    /// Does the law give what was measured on the modelled machine?
+    /// Does the law give what was measured on the modeled machine?
     #[test]
     fn the_law_fits_the_measured_points() {
         let measured = [(3.0, 20.0, 35.3), (3.0, 50.0, 29.5), (3.0, 100.0, 28.0), (3.0, 5.0, 127.5), (1.0, 5.0, 40.0)];

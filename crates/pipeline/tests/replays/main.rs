@@ -1,6 +1,6 @@
 //! Does every policy, recorded on any machine, make the same decisions again from its run log?
 
-mod modelled_host;
+mod modeled_host;
 
 use std::path::Path;
 
@@ -11,7 +11,7 @@ use cachemate_sim::kernels;
 use cachemate_sim::machine::{RunLimit, SimMachine, SimOptions, SimProgram};
 use cachemate_trace::{RunLogReader, RunLogWriter};
 
-use modelled_host::ModelledHost;
+use modeled_host::ModeledHost;
 
 /// Parameters under which a policy acts on four tasks.
 fn parameters(policy: &str) -> &'static str {
@@ -70,7 +70,7 @@ fn every_policy_recorded_on_a_host_replays() {
     for counters in [true, false] {
         for entry in policies::ENTRIES {
             let penalty = PredictorConfig { miss_penalty_cycles: 187.5, miss_penalty_source: "measured".to_string() };
-            let host = ModelledHost::new(counters, 70);
+            let host = ModeledHost::new(counters, 70);
             let config = standard(entry.name, penalty, false).for_machine(host.topology(), host.capabilities());
             let path = dir.path().join(format!("{}-{counters}.jsonl.zst", entry.name));
             let records = record(Pipeline::build(config).unwrap(), host, &path);
@@ -116,7 +116,7 @@ fn every_policy_recorded_on_the_simulator_replays() {
 fn a_forged_log_is_caught() {
     let dir = tempfile::tempdir().unwrap();
     let penalty = PredictorConfig { miss_penalty_cycles: 150.0, miss_penalty_source: "measured".to_string() };
-    let host = ModelledHost::new(true, 20);
+    let host = ModeledHost::new(true, 20);
     let config = standard("dio", penalty, false).for_machine(host.topology(), host.capabilities());
     let path = dir.path().join("dio.jsonl");
     let records = record(Pipeline::build(config).unwrap(), host, &path);

@@ -117,10 +117,10 @@ impl SoloRates {
     /// The same with rates from elsewhere (a model's own miss ratio).
     pub fn from_rates(profile: &Profile, cache: &SharedCache, refs_per_instr: f64, misses_per_instr: f64) -> Self {
         let miss_cycles = cache.miss_cycles(misses_per_instr);
-        let modelled = cache.hitting_cycles_per_instr(refs_per_instr) + misses_per_instr * miss_cycles;
+        let modeled = cache.hitting_cycles_per_instr(refs_per_instr) + misses_per_instr * miss_cycles;
         let measured =
             profile.rates.solo_instr_per_cycle.map(|ipc| 1.0 / ipc.value).filter(|cpi| cpi.is_finite() && *cpi > 0.0);
-        SoloRates { refs_per_instr, misses_per_instr, cycles_per_instr: measured.unwrap_or(modelled), miss_cycles }
+        SoloRates { refs_per_instr, misses_per_instr, cycles_per_instr: measured.unwrap_or(modeled), miss_cycles }
     }
 
     /// Cycles per instruction if every access hit; a measured CPI bounds it from below by issuing alone.

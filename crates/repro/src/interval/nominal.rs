@@ -72,9 +72,9 @@ pub fn from_file(file: &ProfileFile, machine: &MachineSpec) -> Result<PhasedProg
         1.0 / f64::from(width) + (hits * hit + misses * latency) / overlap
     };
     let at_full_size = known.iter().rfind(|(size, _)| *size <= cache.size_bytes as f64);
-    let modelled = cycles(at_full_size.map_or(0.0, |(_, misses)| *misses));
+    let modeled = cycles(at_full_size.map_or(0.0, |(_, misses)| *misses));
     let alone = file.profile.rates.solo_instr_per_cycle.as_ref().map(|speed| 1.0 / speed.value);
-    let more = alone.map_or(0.0, |alone| (alone - modelled).max(0.0));
+    let more = alone.map_or(0.0, |alone| (alone - modeled).max(0.0));
     let point = |&(size_bytes, misses): &(f64, f64)| SizePoint {
         size_bytes,
         cycles_per_instr: cycles(misses) + more,

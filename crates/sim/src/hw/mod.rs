@@ -166,7 +166,7 @@ fn check_room(spec: &MachineSpec) -> Result<(), MachineSpecError> {
 
 impl Hardware {
     /// # Errors
-    /// The first field that makes the machine impossible, or beyond what is modelled.
+    /// The first field that makes the machine impossible, or beyond what is modeled.
     pub fn new(spec: &MachineSpec, options: HwOptions) -> Result<Self, MachineSpecError> {
         spec.check()?;
         check_room(spec)?;

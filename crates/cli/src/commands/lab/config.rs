@@ -143,7 +143,7 @@ pub fn text(machine: &MachineSpec, no_counters: bool, no_rdt: bool) -> anyhow::R
         ("memory_bytes", machine.memory.size_bytes),
     ];
     let mut text = format!("# A modeled machine: {}\nname {}\n", machine.description, machine.name);
-    for missing in not_modelled(machine, streamer.is_some()) {
+    for missing in not_modeled(machine, streamer.is_some()) {
         let _ = writeln!(text, "# not modeled: {missing}");
     }
     for (name, value) in settings {
@@ -157,7 +157,7 @@ fn own_memories(machine: &MachineSpec) -> bool {
     machine.memory.nodes > 1 && machine.memory.nodes == machine.packages
 }
 
-fn not_modelled(machine: &MachineSpec, streamer: bool) -> Vec<String> {
+fn not_modeled(machine: &MachineSpec, streamer: bool) -> Vec<String> {
     let mut missing = vec!["instruction fetches and page walks".to_string()];
     if !matches!(machine.pipeline, cachemate_core::CoreModel::InOrder { issue_width: 1 }) {
         missing.push("the pipeline: one instruction per cycle, and every miss stalls".to_string());

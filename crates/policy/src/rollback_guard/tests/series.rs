@@ -4,7 +4,7 @@ use cachemate_core::SplitMix64;
 
 /// Two victims (tasks 0 and 1) and two streams (2 and 3), all of one user, each on one CPU of two caches. Nanoseconds
 /// per access are as measured in the lab: 27 and 127 for a victim beside a victim and beside a stream, 14 for a stream.
-fn modelled_lab(plan: &Plan) -> (Vec<TaskSample>, Profiles) {
+fn modeled_lab(plan: &Plan) -> (Vec<TaskSample>, Profiles) {
     let cpu = |task: u32| {
         let allowed = plan.affinity.get(&TaskId(task));
         allowed.and_then(|cpus| if cpus.count() < 4 { cpus.first() } else { None }).unwrap_or(task)
@@ -32,7 +32,7 @@ fn modelled_lab(plan: &Plan) -> (Vec<TaskSample>, Profiles) {
 /// Windows in which a victim ran beside a stream.
 fn harmed(decisions: &[Decision]) -> Vec<usize> {
     let rate = |seen: &TaskSample| seen.counts.get(CounterEvent::Instructions).unwrap();
-    let slow = |decision: &Decision| modelled_lab(&decision.plan).0[..2].iter().any(|victim| rate(victim) < 1e8);
+    let slow = |decision: &Decision| modeled_lab(&decision.plan).0[..2].iter().any(|victim| rate(victim) < 1e8);
     (0..decisions.len()).filter(|&window| slow(&decisions[window])).collect()
 }
 
@@ -49,7 +49,7 @@ fn a_second_change_soon_after_the_first_is_compared_too() {
             5..9 => first.clone(),
             _ => second.clone(),
         });
-        let decisions = run_with_profiles(policy, GuardConfig::default(), 300, |_, plan| modelled_lab(plan));
+        let decisions = run_with_profiles(policy, GuardConfig::default(), 300, |_, plan| modeled_lab(plan));
         let harmed = harmed(&decisions);
         assert!(harmed.contains(&9), "the second change does harm: {harmed:?}");
         // Trials of six windows, the first of which starts one change later; then cooldowns of 60, 120 and more
@@ -62,12 +62,12 @@ fn a_second_change_soon_after_the_first_is_compared_too() {
 /// DIO itself, on the same machine, evens out misses and wrongly puts a stream beside each victim: is that rolled back
 /// and put on cooldown?
 #[test]
-fn dio_in_the_modelled_lab_is_rolled_back() {
+fn dio_in_the_modeled_lab_is_rolled_back() {
     let run = |enabled: bool| {
         let config = enabled.then(GuardConfig::default);
         let policy = policies::build("dio", "", 0).unwrap();
         let decisions = run_with_profiles(policy, config, 1000, |window, plan| {
-            let (seen, profiles) = modelled_lab(plan);
+            let (seen, profiles) = modeled_lab(plan);
             // Counters count once enough instructions have run: in the lab, the first plan came in window 5.
             (seen, if window < 5 { Profiles::new() } else { profiles })
         });

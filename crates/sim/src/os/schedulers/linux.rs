@@ -7,7 +7,7 @@
 //! without work pulls from the nearest queue that has some; periodically each domain moves waiting tasks from its
 //! busiest to its least busy group that affinity allows, as many as it takes to even out, or swaps one for fairness' sake.
 //!
-//! Not modelled: load averages that decay (load is the weight of runnable tasks now), wake-affine, NUMA balancing,
+//! Not modeled: load averages that decay (load is the weight of runnable tasks now), wake-affine, NUMA balancing,
 //! bandwidth control, and the tick after which an idle CPU outside the cache is found (here: at once).
 
 use super::{CpuScheduler, EnqueueReason, SchedulerTimes, entry};

@@ -1,4 +1,4 @@
-# Sourced by the lab's scripts: what a guest on a modelled machine is made of, and how it is booted. Expects $binary
+# Sourced by the lab's scripts: what a guest on a modeled machine is made of, and how it is booted. Expects $binary
 # (cachemate), $cache and $out (folders). `make lab` and `cachemate lab run` use the same.
 . lab/packages.sh
 mkdir -p "$cache"
@@ -126,13 +126,13 @@ initcall_blacklist=load_system_certificate_list,tracer_init_tracefs,event_trace_
 # not be measured, or a host that was not restored, fails it.
 report() {
     local failed missed
-    printf '\nFigures of a modelled machine\n'
+    printf '\nFigures of a modeled machine\n'
     awk -F '\t' '{ printf "%-24s %-6s %-58s %-34s %-34s %s\n", $1, $3, substr($2, 1, 58), substr($4, 1, 34), substr($5, 1, 34), $6 }' \
         "$out/results.tsv"
     awk -F '\t' -v kernel="$kernel" -v seconds=$(($(date +%s) - started)) '
         function text(s) { gsub(/\\/, "\\\\", s); gsub(/"/, "\\\"", s); gsub(/[[:cntrl:]]/, " ", s); return "\"" s "\"" }
         function passed(s) { return s == "met" ? "true" : s == "FAIL" || s == "missed" ? "false" : "null" }
-        BEGIN { printf "{\n  \"ran\": true,\n  \"machine\": \"modelled\",\n  \"kernel\": %s,\n  \"lines\": [", text(kernel) }
+        BEGIN { printf "{\n  \"ran\": true,\n  \"machine\": \"modeled\",\n  \"kernel\": %s,\n  \"lines\": [", text(kernel) }
         { printf "%s\n    { \"id\": %s, \"title\": %s, \"passed\": %s, \"reported\": %s, \"modeled\": %s, \"target\": %s }",
               (NR > 1 ? "," : ""), text($1), text($2), passed($3), text($4), text($5), text($6)
           failed += $3 == "FAIL"; missed += $3 == "missed"; met += $3 == "met" }

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# The lab with caches that cost time: an unmodified kernel and unmodified programs on a modelled machine (lab/machine), and
+# The lab with caches that cost time: an unmodified kernel and unmodified programs on a modeled machine (lab/machine), and
 # cachemate on it as on any host. docs/lab.md says what is shown and how.
 # Needs apt on a Debian host, a C compiler, zstd and xz. Where something cannot be had it says NOT RUN and ends with 0.
-# Usage: lab/modelled.sh [BINARY]    (target/chaos/cachemate, which make lab builds; results go to target/lab)
-# LAB_FULL=1: all scenarios instead of the short ones. LAB_SCENARIOS: only these (`benches`: the machine's own). LAB_CACHE: where
-# packages are kept. LAB_LIMIT_SECONDS: of one guest. LAB_BUDGET_SECONDS: of all; what does not fit is NOT RUN.
+# Usage: lab/modeled.sh [BINARY]    (target/chaos/cachemate, which make lab builds; results go to target/lab)
+# LAB_FULL=1: all scenarios instead of the short ones. LAB_SCENARIOS: only these (`benches`: the benches of the machine).
+# LAB_CACHE: the directory of packages. LAB_LIMIT_SECONDS: of one guest. LAB_BUDGET_SECONDS: of all; what does not fit is NOT RUN.
 # LAB_NICE: of the emulator. LAB_KERNEL: a series of kernels instead of 6.18 (7.3).
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -22,7 +22,7 @@ mkdir -p "$out"
 rm -f "$out"/*.log "$out"/*.tsv "$out"/*.hurt "$out/result.json"
 
 [ -x "$binary" ] || { echo "lab: no $binary; make lab makes it" >&2; exit 1; }
-. lab/modelled-guest.sh
+. lab/modeled-guest.sh
 . lab/real.sh
 prepare
 guest_seconds=$limit_seconds
@@ -45,7 +45,7 @@ scenario() {
     [ -z "${processor:-}" ] || printf '# cpu %s\n' "$processor" >>"$config"
     [ -z "${emulator:-}" ] || printf '# qemu %s\n' "$emulator" >>"$config"
     since=$(date +%s)
-    echo "scenario '$name' on $machine (modelled machine) ..."
+    echo "scenario '$name' on $machine (modeled machine) ..."
     boot "$name" "$config" "$out/initramfs.cpio"
     tr -d '\r' <"$out/$name.log" | grep -ao 'LAB	.*' | cut -f2- >"$out/$name.lines.tsv" || true
     if ! grep -q '^end	' "$out/$name.lines.tsv"; then
@@ -65,8 +65,8 @@ scenario() {
     ' "$out/$name.lines.tsv" >>"$out/results.tsv"
 }
 
-# The machine's own benches come first: what is not so there is not so in a guest either. Scenarios that are asked for by name go
-# without, unless `benches` is one of them.
+# The benches of the machine come first, because guests rely on them. Scenarios that are selected by name run without them,
+# unless `benches` is one of the names.
 benches() {
     local verdict=FAIL
     lab/machine/tests/run.sh "$binary" "$out/machine" >"$out/benches.log" 2>&1 && verdict=met

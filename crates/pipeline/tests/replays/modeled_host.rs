@@ -10,7 +10,7 @@ const TASKS: u32 = 4;
 const COUNTED_FROM: u64 = 6;
 
 /// The host.
-pub struct ModelledHost {
+pub struct ModeledHost {
     topology: Topology,
     capabilities: Capabilities,
     counters: bool,
@@ -19,7 +19,7 @@ pub struct ModelledHost {
     plan: Plan,
 }
 
-impl ModelledHost {
+impl ModeledHost {
     /// With counters, or as a virtual machine without them.
     pub fn new(counters: bool, windows: u64) -> Self {
         let topology = test_support::last_level_caches(2, 2, CacheLevel::L3, 16 << 20);
@@ -35,7 +35,7 @@ impl ModelledHost {
             capabilities.abilities.insert(ability, no);
         }
         let plan = Plan::idle(WindowLength::Time { ns: WINDOW_NS });
-        ModelledHost { topology, capabilities, counters, window: 0, windows, plan }
+        ModeledHost { topology, capabilities, counters, window: 0, windows, plan }
     }
 
     fn cpu_of(&self, task: u32) -> u32 {
@@ -48,7 +48,7 @@ impl ModelledHost {
         task >= 2
     }
 
-    /// Nanoseconds an access: a victim beside a stream goes to memory (figures of the modelled lab).
+    /// Nanoseconds an access: a victim beside a stream goes to memory (figures of the modeled lab).
     fn access_ns(&self, task: u32) -> f64 {
         let cache = |task: u32| self.cpu_of(task) / 2;
         let beside_stream = (2..TASKS).any(|stream| stream != task && cache(stream) == cache(task));
@@ -133,7 +133,7 @@ impl ModelledHost {
     }
 }
 
-impl Machine for ModelledHost {
+impl Machine for ModeledHost {
     fn topology(&self) -> &Topology {
         &self.topology
     }
@@ -166,7 +166,7 @@ impl Machine for ModelledHost {
     }
 }
 
-impl ModelledHost {
+impl ModeledHost {
     fn in_force(&self) -> AppliedPlan {
         let (allowed, gangs) = (self.plan.affinity.clone(), self.plan.gangs.clone());
         AppliedPlan { affinity: allowed, gangs, weights: BTreeMap::new(), ..AppliedPlan::default() }

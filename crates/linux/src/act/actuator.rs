@@ -5,7 +5,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -106,8 +105,8 @@ impl Actuator {
         let io = |source| JournalError::Io { path: self.state_dir.clone(), source };
         let args: Vec<&str> = self.guardian_command.args.iter().map(String::as_str).collect();
         let start = || {
-            let hold = self.acting.as_ref().map(|acting| acting.as_fd());
-            let guardian = Guardian::start(&self.guardian_command.program, &args, hold)?;
+            let hold: Vec<_> = self.acting.iter().flat_map(|acting| acting.descriptors()).collect();
+            let guardian = Guardian::start(&self.guardian_command.program, &args, &hold)?;
             kernel.set_fence(Some(guardian.fence().clone()));
             Ok(guardian)
         };

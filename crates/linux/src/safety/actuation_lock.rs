@@ -3,13 +3,14 @@
 //! Problem: if two act on the same programs, each takes the other's masks for originals, and the host is not restored
 //! in the end. Method: one lock per user (flock, and so released with the process and with the boot), which the
 //! guardian holds until it has restored. The lock file names the state directory of the last owner: a journal that
-//! still lies there comes first. Root announces its acting by a file beside its lock, with the acting process: all
-//! others stop acting, because they act on the same programs. Property: no user can keep root, or another user, from
-//! acting.
+//! still lies there comes first. Root announces its acting by a file beside its lock, on which it and its guardian hold a
+//! write lock (fcntl): all others stop acting, because they act on the same programs. The file also names the acting
+//! process, but a user may not see root's processes (`hidepid` of proc(5)); the lock can be queried all the same.
+//! Property: no user can keep root, or another user, from acting, because a write lock needs a file opened for writing.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, Write};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -31,8 +32,8 @@ pub struct LockPaths {
 #[derive(Debug)]
 pub struct ActuationLock {
     file: File,
-    /// Removed in the end.
-    owner_file: Option<PathBuf>,
+    /// Root's announcement, write-locked; removed in the end.
+    announcement: Option<(PathBuf, File)>,
     /// Whose word counts for more.
     root_lock: Option<PathBuf>,
 }
@@ -75,14 +76,14 @@ impl ActuationLock {
         file.set_len(0).and_then(|()| file.rewind()).map_err(io)?;
         file.write_all(named.as_os_str().as_bytes()).map_err(io)?;
         let root = rustix::process::geteuid().is_root();
-        let mut acting = ActuationLock { file, owner_file: None, root_lock: (!root).then(|| places.root_acts.clone()) };
+        let root_lock = (!root).then(|| places.root_acts.clone());
+        let mut acting = ActuationLock { file, announcement: None, root_lock };
         if acting.is_overruled(kernel) {
             return Ok(None);
         }
         if root {
             let own = kernel.stat(std::process::id() as i32).map_err(io)?.key;
-            publish_owner(&places.root_acts, own)?;
-            acting.owner_file = Some(places.root_acts.clone());
+            acting.announcement = Some((places.root_acts.clone(), announce(&places.root_acts, own)?));
         }
         Ok(Some(acting))
     }
@@ -96,39 +97,74 @@ impl ActuationLock {
         acting
     }
 
-    /// Does root act meanwhile? What cannot be read counts as yes where it is there.
+    /// The descriptors that a guardian keeps open, and thereby the locks, until it has restored.
+    pub fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+        [&self.file].into_iter().chain(self.announcement.iter().map(|(_, file)| file)).map(AsFd::as_fd).collect()
+    }
+
+    /// Does root act meanwhile? An announcement that exists but cannot be read counts as yes.
     pub fn is_overruled(&self, kernel: &dyn Kernel) -> bool {
         let Some(path) = &self.root_lock else { return false };
-        let text = match std::fs::read_to_string(path) {
-            Ok(text) => text,
+        let mut options = OpenOptions::new();
+        let file = match options.read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path) {
+            Ok(file) => file,
             Err(error) => return error.kind() != io::ErrorKind::NotFound,
         };
+        if is_write_locked(&file) {
+            return true;
+        }
+        let mut text = String::new();
+        if (&file).take(MAX_ANNOUNCEMENT_BYTES).read_to_string(&mut text).is_err() {
+            return true;
+        }
         let mut words = text.split_ascii_whitespace().map(str::parse::<u64>);
         let (Some(Ok(pid)), Some(Ok(start_ticks))) = (words.next(), words.next()) else { return true };
         kernel.alive(ThreadKey { tid: pid as i32, start_ticks }).unwrap_or(true)
     }
 }
 
-/// Written beside and renamed, so that no reader sees half of it.
-fn publish_owner(path: &Path, own: ThreadKey) -> Result<(), JournalError> {
+/// Two numbers and what separates them.
+const MAX_ANNOUNCEMENT_BYTES: u64 = 64;
+
+/// Writes the announcement beside its path, locks and renames it, so that no reader finds half of it, or all of it
+/// unlocked. The lock belongs to the open file description: it ends with the last process that has it open.
+fn announce(path: &Path, own: ThreadKey) -> Result<File, JournalError> {
     let io = |source| JournalError::Io { path: path.to_path_buf(), source };
     let beside = path.with_extension("new");
     let _ = std::fs::remove_file(&beside);
     let mut file = OpenOptions::new().write(true).create_new(true).mode(0o644).open(&beside).map_err(io)?;
     writeln!(file, "{} {}", own.tid, own.start_ticks).map_err(io)?;
-    std::fs::rename(&beside, path).map_err(io)
+    let lock = whole_file(libc::F_WRLCK);
+    // SAFETY: the kernel reads a live structure of the size that this command expects.
+    if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) } != 0 {
+        return Err(io(io::Error::last_os_error()));
+    }
+    // The umask of a service may hide it from those for whom it is meant.
+    rustix::fs::fchmod(&file, rustix::fs::Mode::from_raw_mode(0o644)).map_err(|error| io(error.into()))?;
+    std::fs::rename(&beside, path).map_err(io)?;
+    Ok(file)
 }
 
-impl AsFd for ActuationLock {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.file.as_fd()
-    }
+fn whole_file(kind: i32) -> libc::flock {
+    // SAFETY: all fields are numbers, for which zero is valid: from the start, to the end, of no process.
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    lock.l_type = kind as libc::c_short;
+    lock.l_whence = libc::SEEK_SET as libc::c_short;
+    lock
+}
+
+/// Does any process hold a write lock on the file? A read lock, which every user may take, does not count.
+fn is_write_locked(file: &File) -> bool {
+    let mut lock = whole_file(libc::F_RDLCK);
+    // SAFETY: the kernel writes into a live structure of the size that this command expects.
+    let done = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &raw mut lock) };
+    done == 0 && i32::from(lock.l_type) == libc::F_WRLCK
 }
 
 impl Drop for ActuationLock {
     fn drop(&mut self) {
-        if let Some(owner_file) = &self.owner_file {
-            let _ = std::fs::remove_file(owner_file);
+        if let Some((path, _)) = &self.announcement {
+            let _ = std::fs::remove_file(path);
         }
     }
 }
@@ -172,9 +208,18 @@ mod tests {
         let other = ActuationLock::below_root(&host, dir.path());
         assert!(!other.is_overruled(&host));
         let own = host.stat(std::process::id() as i32).unwrap().key;
-        publish_owner(&dir.path().join("root-acts"), own).unwrap();
+        let word = dir.path().join("root-acts");
+        drop(announce(&word, own).unwrap());
         assert!(other.is_overruled(&host));
-        publish_owner(&dir.path().join("root-acts"), ThreadKey { start_ticks: own.start_ticks + 1, ..own }).unwrap();
+        let reused = ThreadKey { start_ticks: own.start_ticks + 1, ..own };
+        let locked = announce(&word, reused).unwrap();
+        assert!(other.is_overruled(&host), "a process that cannot be seen, but holds the lock");
+        drop(locked);
+        // Another test's child may hold every descriptor until it has become its own program.
+        let until = Instant::now() + Duration::from_secs(2);
+        while other.is_overruled(&host) && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(5));
+        }
         assert!(!other.is_overruled(&host), "who told it is gone");
         drop(other);
         if !rustix::process::geteuid().is_root() {
@@ -183,5 +228,51 @@ mod tests {
         }
         std::os::unix::fs::chown(dir.path().join("acting.lock"), Some(65_534), None).unwrap();
         assert!(matches!(acquire(dir.path(), "a"), Err(JournalError::NotOurs { .. })));
+    }
+
+    /// If `/proc` hides root's processes from a user (`hidepid=2`): does that user's daemon leave acting to root's all the same, and
+    /// act once root's has ended; and does a read lock of a stranger keep root from nothing?
+    #[test]
+    fn root_is_obeyed_though_its_processes_are_hidden() {
+        let dir = tempfile::tempdir().unwrap();
+        crate::stranger_tests::open_to_all(dir.path());
+        let root = acquire(dir.path(), "a").unwrap().unwrap();
+        let word = dir.path().join("root-acts");
+        let hide = || {
+            let mount = |source: &std::ffi::CStr, target: &std::ffi::CStr, flags, data: *const libc::c_void| {
+                // SAFETY: all strings end with a NUL and live through the call.
+                unsafe { libc::mount(source.as_ptr(), target.as_ptr(), source.as_ptr(), flags, data) }
+            };
+            // SAFETY: no memory is passed.
+            let done = unsafe { libc::unshare(libc::CLONE_NEWNS) } == 0
+                && mount(c"none", c"/", libc::MS_REC | libc::MS_PRIVATE, std::ptr::null()) == 0
+                && mount(c"proc", c"/proc", 0, c"hidepid=2".as_ptr().cast()) == 0;
+            if done { Ok(()) } else { Err(io::Error::last_os_error()) }
+        };
+        let part = |acts: &str| {
+            let pid = std::process::id().to_string();
+            let variables = [("WORD", word.to_str().unwrap()), ("ROOT_PID", &pid), ("ROOT_ACTS", acts)];
+            crate::stranger_tests::run("safety::actuation_lock::tests::part_of_a_user_below_root", &variables, hide)
+        };
+        if !part("yes") {
+            return;
+        }
+        drop(root);
+        assert!(part("no"));
+    }
+
+    #[test]
+    #[ignore = "run by the test above, as nobody"]
+    fn part_of_a_user_below_root() {
+        let Some(word) = std::env::var_os("WORD").map(PathBuf::from) else { return };
+        let pid = std::env::var("ROOT_PID").unwrap().parse().unwrap();
+        let host = LinuxHost::new("/");
+        assert!(host.stat(pid).is_err(), "root's process is hidden");
+        let dir = tempfile::tempdir().unwrap();
+        let places = LockPaths { lock: dir.path().join("acting.lock"), root_acts: word.clone() };
+        let acting = ActuationLock::acquire(&host, &places, dir.path(), Duration::from_secs(2)).unwrap();
+        let root_acts = std::env::var("ROOT_ACTS").unwrap() == "yes";
+        assert_eq!(acting.is_none(), root_acts);
+        assert!(!root_acts || OpenOptions::new().write(true).open(&word).is_err(), "not for a stranger to lock");
     }
 }

@@ -60,7 +60,7 @@ impl Guardian {
     ///
     /// # Errors
     /// It could not be started or did not report ready.
-    pub fn start(program: &Path, args: &[&str], hold: Option<BorrowedFd<'_>>) -> io::Result<Self> {
+    pub fn start(program: &Path, args: &[&str], hold: &[BorrowedFd<'_>]) -> io::Result<Self> {
         let fence = Arc::new(Fence::new()?);
         let mut command = Command::new(program);
         command.args(args).stdin(Stdio::piped()).stdout(Stdio::piped());

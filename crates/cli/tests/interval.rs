@@ -29,7 +29,7 @@ const SCENARIO: &str = "name = \"four\"\ndescription = \"two that reuse, two tha
                         [[interval.events]]\nat_ns = 100_000_000_000\nresize_cache = { cache = 1, size_share = 0.5 }\n\
                         [[programs]]\nprogram = \"reuser.toml\"\ncount = 2\n\
                         [[programs]]\nprogram = \"streamer.toml\"\ncount = 2\n\
-                        [[interval.mixes]]\ncount = 5\nof = [{ program = \"reuser.toml\" }, { program = \"streamer.toml\" }]\n\
+                        [[interval.mixes]]\ncount = 5\nprograms = [{ program = \"reuser.toml\" }, { program = \"streamer.toml\" }]\n\
                         interarrival_ns = { exponential = 30e9 }\ninstructions = { fixed = 2e10 }\n";
 
 /// Does a scenario of the interval machine run, repeat to the bit, and replay with the same decisions?

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// What one [`Access`] stands for.
+/// The kind of an [`Access`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum AccessKind {
     /// A data load from the byte address.
@@ -69,7 +69,7 @@ impl Access {
     pub fn address(self) -> u64 {
         self.0 & (Self::ADDRESS_LIMIT - 1)
     }
-    /// What the record stands for.
+    /// The kind of the record.
     #[inline]
     pub fn kind(self) -> AccessKind {
         match self.0 >> 48 & 3 {

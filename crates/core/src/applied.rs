@@ -1,4 +1,4 @@
-//! What was done: a state that was read back, not a receipt.
+//! The state in force after a plan was applied: it is read back, not assumed.
 
 use std::collections::BTreeMap;
 
@@ -6,10 +6,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::{CacheId, CacheShare, CoRunPenalty, CpuSet, GangSchedule, GroupId, ProbeId, TaskId};
 
-/// A line of the plan, to say of it that it was refused or is under way.
+/// A line of the plan that was refused or is in progress.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub enum PlanItem {
-    /// All of it (a replay that was told something else than the recorded run).
+    /// The whole plan (in a replay, a plan other than the recorded one).
     Plan,
     /// The CPUs of a task.
     Affinity(TaskId),
@@ -27,7 +27,7 @@ pub enum PlanItem {
     Window,
 }
 
-/// Why a machine does not do what the plan says.
+/// The kind of reason for which a machine does not apply a line of the plan.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum RefusalReason {
     /// The task, process or group has ended.
@@ -35,57 +35,57 @@ pub enum RefusalReason {
     NotFound,
     /// The machine's owner or the kernel does not allow it.
     NoPermission,
-    /// Something that there are few of has run out: classes of service, CPUs, memory.
+    /// A scarce resource has run out: classes of service, CPUs, memory.
     #[serde(alias = "NoRoom")]
     NoCapacity,
-    /// Something else holds what is needed.
+    /// The resource is in use.
     Busy,
-    /// This machine cannot do it at all, or cannot do it as it was asked for.
+    /// This machine cannot do it at all, or not in the requested form.
     NotSupported,
-    /// Somebody else has taken the thing for himself, such as a class of service; it is left alone.
+    /// Another tool uses the object exclusively, such as a class of service; it is not changed.
     #[serde(alias = "OwnedByAnother")]
     OwnedByOther,
     /// A replay cannot do what the recorded run did not do.
     NotRecorded,
-    /// It was tried and went wrong, for a reason that fits none of the others.
+    /// The attempt failed for any other reason.
     Failed,
 }
 
-/// One line of the plan that is not in force, or not as it was asked for.
+/// One line of the plan that is not in force, or not in the requested form.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct RefusedItem {
     /// The line of the plan.
     pub item: PlanItem,
-    /// The kind of reason, for programs that read it.
+    /// The kind of reason, for programs.
     #[serde(alias = "because")]
     pub reason: RefusalReason,
-    /// The kernel's or the simulator's own words, with the path or the call.
+    /// The message of the kernel or the simulator, with the path or the call.
     #[serde(alias = "said")]
     pub message: String,
 }
 
-/// A slow action: so far and in all, in pages, tasks or probe samples.
+/// The progress of a slow action, in pages, tasks or probe samples.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct PendingItem {
-    /// The line of the plan that is under way.
+    /// The line of the plan that is in progress.
     pub item: PlanItem,
     /// Finished so far; at most `total`.
     pub done: u64,
-    /// In all; `None` = not known yet.
+    /// The total; `None` if it is not known yet.
     pub total: Option<u64>,
 }
 
 /// A share of a cache that is in force.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct ActiveShare {
-    /// As it is in force, which may be less than the plan asked for.
+    /// The share in force, which may be smaller than the planned one.
     pub share: CacheShare,
     /// Share of the members' resident pages in allowed colors.
     #[serde(alias = "pages_inside")]
     pub pages_in_share: Option<f64>,
-    /// Pages taken from a color that was not allowed, because none was left; since the share began.
+    /// Pages since the share began that have a color outside of it, because its colors had no free frame.
     pub fallback_pages: Option<u64>,
-    /// What the members hold of the cache now; `None` = not measured.
+    /// Bytes of the cache that the members occupy; `None` if this is not measured.
     pub occupancy_bytes: Option<u64>,
 }
 
@@ -100,17 +100,17 @@ pub struct AppliedPlan {
     pub gangs: Vec<GangSchedule>,
     /// Shares that are in force, in whole or in part.
     pub shares: Vec<ActiveShare>,
-    /// Penalties that the dispatcher has been told.
+    /// Penalties that the dispatcher uses.
     pub penalties: Vec<CoRunPenalty>,
-    /// Probes that are under way.
+    /// Probes in progress.
     pub probes: Vec<ProbeId>,
     /// Slow actions that are not finished.
     pub pending: Vec<PendingItem>,
-    /// What the machine did not do, and why.
+    /// Lines that the machine did not apply, with their reasons.
     pub refused: Vec<RefusedItem>,
-    /// Changed by somebody else since the last look.
+    /// Lines whose state another tool has changed since the last observation.
     #[serde(alias = "overridden")]
     pub overridden_by_others: Vec<PlanItem>,
-    /// What the change cost so far: calls, page copies, stalls.
+    /// Time spent on the change so far: calls, page copies, stalls.
     pub cost_ns: u64,
 }

@@ -1,4 +1,4 @@
-//! What every plan must keep, whatever policy made it. Checked in the loop before anything is applied.
+//! Invariants of every plan, whichever policy made it. The loop checks them before anything is applied.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,4 +1,4 @@
-//! One thing known of a task: its value, how sure it is, who measured it, and when.
+//! A fact about a task: its value, its error, its source, and its age.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::Estimate;
 
-/// What a fact rests on.
+/// The kind of evidence for a fact.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum FactSource {
@@ -43,11 +43,11 @@ pub enum FactSource {
 pub struct Fact<T> {
     /// Value in the unit of the field's name.
     pub value: T,
-    /// The interval in which the value is believed to lie (two standard errors either way, unless the source says
-    /// otherwise); `None` where the value carries its own intervals, as a curve's points do, or nobody knows.
+    /// The confidence interval (two standard errors either way, unless the source defines it otherwise); `None` if the
+    /// value has intervals of its own, as a curve's points do, or if its error is unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<ConfidenceInterval>,
-    /// Who measured it.
+    /// The kind of evidence.
     pub source: FactSource,
     /// The window in which it was last measured.
     pub window: u64,

@@ -1,4 +1,4 @@
-//! What a machine is and what can be had from it: topology, abilities, partitions, and the trait itself.
+//! Machines: topology, abilities, partitions, and the trait itself.
 
 use std::collections::BTreeMap;
 
@@ -6,20 +6,20 @@ use serde::{Deserialize, Serialize};
 
 use crate::{AppliedPlan, CacheId, CacheLevel, CpuId, CpuSet, Observation, Plan};
 
-/// What a machine can do, or why not and what would help.
+/// Whether a machine has an ability, or else the reason and the remedy.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Support {
-    /// `note`: limits in words ("4 at once", "reuses under 1 ms not seen").
+    /// The machine has it; `note` describes limits ("4 at once", "no reuses below 1 ms").
     Yes {
-        /// `None` = no limits worth a word.
+        /// `None` if there is no notable limit.
         note: Option<String>,
     },
     /// Not here.
     No {
-        /// What is missing, in words.
+        /// The reason: the part that is missing.
         #[serde(alias = "why")]
         reason: String,
-        /// What the user can do about it; `None` = nothing is known to help.
+        /// A step by which the user can enable the ability; `None` if none is known.
         remedy: Option<String>,
     },
 }
@@ -85,10 +85,10 @@ pub enum PartitionSupport {
     },
 }
 
-/// What can be had from a machine.
+/// The abilities of a machine and the partitions of its caches.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Capabilities {
-    /// Every ability that the machine knows of; one that is missing cannot be had.
+    /// Every ability that the machine knows of; a missing one is not supported.
     pub abilities: BTreeMap<Ability, Support>,
     /// How each cache can be divided; a cache may be here several times or not at all.
     pub partitions: Vec<(CacheId, PartitionSupport)>,
@@ -171,7 +171,7 @@ impl Topology {
     }
 
     /// How much longer a line takes to CPUs of node `from` than from memory of their own, in the mean over these pages by
-    /// node, as a factor. `None` = nobody knows how far the nodes are apart, or where the pages lie.
+    /// node, as a factor. `None` if the latency between the nodes or the location of the pages is unknown.
     pub fn memory_factor(&self, from: u32, pages_per_node: &[u64]) -> Option<f64> {
         let row = self.memory_latency.get(from as usize)?;
         let pages: u64 = pages_per_node.iter().sum();
@@ -219,11 +219,11 @@ impl Capabilities {
 #[error("{0}")]
 pub struct MachineError(pub String);
 
-/// Where tasks run: a host, a simulated machine or a recording.
+/// A machine on which tasks run: a host, a simulated machine or a recording.
 pub trait Machine {
     /// CPUs and caches. Which CPUs are online may change from window to window.
     fn topology(&self) -> &Topology;
-    /// What can be measured and enforced here.
+    /// The abilities of this machine.
     fn capabilities(&self) -> &Capabilities;
     /// Runs or waits for one window; `None` = the run is over.
     fn observe(&mut self) -> Result<Option<Observation>, MachineError>;

@@ -1,4 +1,4 @@
-//! A machine on paper: everything the simulator needs to build it and the predictors need to reason about it.
+//! The specification of a machine: all parameters from which the simulator builds it, and on which predictors rely.
 //!
 //! Read from `machines/*.toml` by `cachemate-spec`; checked here, so that a machine built by code is checked too.
 //! CPUs are numbered context by context within a core, core by core within a package, package by package.
@@ -15,7 +15,7 @@ pub struct MachineSpec {
     pub name: String,
     /// One line for people.
     pub description: String,
-    /// Where the figures come from: paper and section, data sheet, measurement.
+    /// Sources of the figures: paper and section, data sheet, measurement.
     pub sources: Vec<String>,
     /// Clock of every core.
     pub hertz: u64,
@@ -66,7 +66,7 @@ pub enum CoreModel {
         window: u32,
         /// Misses of the L1 data cache in flight, shared by the running contexts.
         mshrs: u32,
-        /// What does not need the value of an outstanding load goes on; false = everything behind what needs it waits.
+        /// Whether instructions that do not need the value of an outstanding load may pass those that wait for it.
         #[serde(default)]
         loads_pass: bool,
     },
@@ -89,7 +89,7 @@ pub struct CacheSpec {
     /// Which line leaves a full set.
     #[serde(default)]
     pub replacement: ReplacementPolicy,
-    /// What a store does.
+    /// The treatment of stores.
     #[serde(default)]
     pub write: WritePolicy,
     /// How its content relates to that of the caches before it.
@@ -139,7 +139,7 @@ pub enum SetIndexing {
     Virtual,
 }
 
-/// What becomes of stores.
+/// The treatment of stores.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum WritePolicy {
@@ -239,7 +239,7 @@ pub struct MemorySpec {
     pub scheduling: MemorySchedulingSpec,
 }
 
-/// Who waits for whom at buses and controllers.
+/// The order of requests at buses and controllers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct MemorySchedulingSpec {
@@ -273,7 +273,7 @@ impl Default for PageSpec {
     }
 }
 
-/// What the operating system's actions cost.
+/// Costs of the operating system's actions.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct OsSpec {
@@ -299,7 +299,7 @@ pub struct PmuSpec {
     pub count: u32,
     /// An overflow interrupt.
     pub interrupt_cycles: u64,
-    /// What samples of addresses look like.
+    /// The kind of address samples.
     pub sampler: SamplerModel,
 }
 
@@ -309,7 +309,7 @@ impl Default for PmuSpec {
     }
 }
 
-/// How the hardware tells which address missed.
+/// How the hardware samples the addresses of misses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum SamplerModel {
@@ -322,7 +322,7 @@ pub enum SamplerModel {
     Tagged,
 }
 
-/// A machine that cannot be.
+/// An impossible value in the specification of a machine.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 #[error("machine '{machine}', field '{field}': found {found}, expected {expected}")]
 pub struct MachineSpecError {
@@ -535,7 +535,7 @@ impl MachineSpec {
         if nodes > 1 { (0..nodes).map(row).collect() } else { Vec::new() }
     }
 
-    /// What policies see of it. Cache ids count up in the order of `caches`, instance by instance.
+    /// The topology that policies use. Cache ids count up in the order of `caches`, instance by instance.
     pub fn topology(&self) -> Topology {
         let cpus = (0..self.cpus()).map(|cpu| {
             let core = cpu / self.contexts_per_core;

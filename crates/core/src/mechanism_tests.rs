@@ -223,7 +223,7 @@ fn plans_that_starve_are_caught() {
     assert_eq!(unknown, Err(PlanError::UnknownTask(TaskId(7))));
 }
 
-/// Is a seat outside its member's own affinity caught, and one inside not?
+/// Is a CPU of a gang member outside of its own affinity refused, and one inside accepted?
 #[test]
 fn seats_lie_within_affinities() {
     let seated = |affinity: u32| {

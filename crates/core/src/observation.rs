@@ -1,4 +1,4 @@
-//! What was seen in one window: raw readings, never judgements.
+//! The observation of one window: raw readings, never judgements.
 //!
 //! Absent evidence is a missing entry or `None`, never zero. Counts are raw, with the share of time they
 //! counted. Filtering and weighting belong to profilers.
@@ -33,7 +33,7 @@ pub enum CacheLevel {
     L4,
 }
 
-/// What a task on processor waited for instead of executing.
+/// The cause of a stall of a task on a CPU.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub enum StallCause {
     /// It was ready, but another context of the core had the issue slot.
@@ -86,7 +86,7 @@ pub enum CounterEvent {
 /// One counter. `counted_share` < 1 where events were multiplexed; `count` is raw, not scaled.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub struct EventCount {
-    /// What was counted.
+    /// The event.
     pub event: CounterEvent,
     /// Occurrences, cycles or bytes, while the counter was on.
     pub count: u64,
@@ -119,21 +119,21 @@ pub struct TaskSample {
     pub user: Option<u32>,
     /// Command name: profiles and match rules go by it; policies must not.
     pub name: String,
-    /// When it came or was first seen, on the clock of [`TimeSpan`].
+    /// When it started or was first observed, on the clock of [`TimeSpan`].
     #[serde(alias = "arrived_ns")]
     pub arrival_ns: u64,
-    /// It ended in this window; the next one does not list it.
+    /// Whether it ended in this window; the next one does not list it.
     pub exited: bool,
-    /// Nothing here may be moved (kernel thread, pinned by its owner, excluded by configuration).
+    /// Whether the task must not be moved (kernel thread, pinned by its owner, excluded by configuration).
     #[serde(alias = "fixed")]
     pub unmovable: bool,
-    /// What the operator's rules ask for it; here, so that a replay has it too.
+    /// The goal that the operator's rules set; it is part of the observation so that a replay has it.
     pub goal: Option<Goal>,
-    /// CPU at the end of the window; `None` = off processor.
+    /// CPU at the end of the window; `None` if it was off CPU.
     pub cpu: Option<CpuId>,
-    /// Time on each CPU within the window: who really ran beside whom, CPU-time shares, fairness.
+    /// Time on each CPU within the window, from which co-runners, CPU shares and fairness follow.
     pub on_cpu_ns: Vec<(CpuId, u64)>,
-    /// Time that it could have run and did not get a CPU; `None` = not known.
+    /// Time in which it was runnable without a CPU; `None` if this is unknown.
     #[serde(alias = "runnable_wait_ns")]
     pub run_queue_wait_ns: Option<u64>,
     /// Events counted while it was on processor.
@@ -142,7 +142,7 @@ pub struct TaskSample {
     pub progress: Option<f64>,
     /// Resident pages per color; `None` where frames or colors are not known.
     pub pages_per_color: Option<Vec<u64>>,
-    /// Resident pages of its process by memory node; `None` where there is one node, or nobody knows.
+    /// Resident pages of its process by memory node; `None` if there is one node, or if their location is unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pages_per_node: Option<Vec<u64>>,
 }
@@ -163,7 +163,7 @@ impl TaskSample {
         self.on_cpu_ns.iter().filter(|(cpu, _)| cpus.contains(cpu.0)).map(|(_, ns)| ns).sum()
     }
 
-    /// A thread of which nothing is known but that it is there, since the beginning.
+    /// A thread that exists from the start of the run, without any measurement.
     pub fn new(task: TaskId, process: ProcessId) -> Self {
         Self {
             task,
@@ -185,12 +185,12 @@ impl TaskSample {
     }
 }
 
-/// What counters of shared things say (a cache, a CPU's context, a memory controller).
+/// The shared resource that a counter belongs to (a cache, a hardware context, a memory controller).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub enum CounterScope {
     /// A hardware context.
     Cpu(CpuId),
-    /// A whole cache, whoever uses it.
+    /// A whole cache, with all its users.
     Cache(CacheId),
     /// The memory controller of a node, by its number.
     MemoryNode(u32),
@@ -208,12 +208,12 @@ pub struct RowInterval {
     pub cache: CacheId,
     /// When the interval began, and how long it was.
     pub span: TimeSpan,
-    /// Who went off processor and ended it; `None` = the window ended.
+    /// The task that left its CPU and ended the interval; `None` if the window ended.
     #[serde(alias = "ended_by")]
     pub ended_by_task: Option<TaskId>,
     /// Counts of the whole shared cache during the interval.
     pub cache_counts: EventCounts,
-    /// Counts of each member, where the machine can tell; same order as `tasks`, or empty.
+    /// Counts of each member in the order of `tasks`; empty if the machine cannot separate them.
     pub task_counts: Vec<EventCounts>,
 }
 
@@ -226,7 +226,7 @@ pub enum AddressKind {
     Physical,
 }
 
-/// What answered an access.
+/// The level of the memory system that served an access.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum DataSource {
     /// A cache of this level on the CPU's own path to memory.
@@ -248,7 +248,7 @@ pub struct AccessSample {
     pub virtual_line: u64,
     /// In the machine's memory; `None` = the hardware does not say, or it is hidden.
     pub physical_line: Option<u64>,
-    /// What answered it.
+    /// The level that served it.
     pub source: DataSource,
     /// From the request to the data; `None` = the hardware does not say.
     pub latency_cycles: Option<u32>,
@@ -310,7 +310,7 @@ pub struct PrimeProbeSample {
     pub round_trips_ns: Option<(f64, f64)>,
 }
 
-/// What a probe found.
+/// The evidence from a probe.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub enum ProbeEvidence {
     /// CASC initial and secondary measurement; also any measured co-run.
@@ -371,7 +371,7 @@ pub enum ProbeEvidence {
     NeighborSlowdown {
         /// The task that was measured.
         task: TaskId,
-        /// What ran beside it.
+        /// The program that ran beside it.
         neighbor: Neighbor,
         /// Time of one of the neighbor's accesses, with the task kept off.
         neighbor_alone_ns: f64,
@@ -384,7 +384,8 @@ pub enum ProbeEvidence {
         /// The same beside the neighbor.
         #[serde(alias = "task_beside_rate")]
         task_corun_rate: Option<f64>,
-        /// What the task's rates count: an event that stands in for work; `None` = the work that it reports itself.
+        /// The event that the task's rates count as a proxy for work; `None` if they count the work that the task
+        /// reports.
         #[serde(default)]
         #[serde(alias = "rate_of")]
         rate_event: Option<CounterEvent>,
@@ -405,7 +406,7 @@ pub enum ProbeEvidence {
         buffer_bytes: u64,
         /// From priming to reloading.
         wait_ns: u64,
-        /// Those with the task and those without it.
+        /// Samples with the task running, and samples without it.
         samples: Vec<PrimeProbeSample>,
     },
     /// A profile recorded earlier and recognised; here, so that a replay has it too.
@@ -413,17 +414,17 @@ pub enum ProbeEvidence {
     StoredProfile {
         /// The task that was recognized.
         task: TaskId,
-        /// What the recording says of the program.
+        /// The recorded profile of the program.
         profile: Box<Profile>,
     },
 }
 
-/// What came of a probe in one window.
+/// The result of a probe in one window.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct ProbeResult {
     /// The probe, by the id that the plan gave it.
     pub probe: ProbeId,
-    /// What was measured.
+    /// The evidence that was measured.
     pub evidence: ProbeEvidence,
     /// False = more follows in a later window.
     pub complete: bool,
@@ -459,10 +460,10 @@ pub struct Observation {
     /// Counters of shared things; a place that is missing was not counted.
     #[serde(alias = "places")]
     pub shared_counts: Vec<(CounterScope, EventCounts)>,
-    /// What came of the probes in this window.
+    /// The results of the probes in this window.
     #[serde(alias = "answers")]
     pub probe_results: Vec<ProbeResult>,
-    /// What holds now: slow actions go on, and others change things too.
+    /// The plan in force: slow actions continue, and other tools make changes as well.
     #[serde(alias = "in_force")]
     pub applied: AppliedPlan,
 }

@@ -1,11 +1,11 @@
-//! A matrix of percentages as somebody wrote it down, before anybody asked what it means.
+//! A matrix of percentages as written in its file, before it is interpreted.
 
 /// Columns with names, and rows with names and values in per cent. Nothing is checked yet but that numbers are numbers.
 #[derive(Clone, PartialEq, Debug)]
 pub struct PercentMatrix {
-    /// What errors call it: a path, or a title.
+    /// Its name in errors: a path, or a title.
     pub file: Box<str>,
-    /// Where the columns' names stand, from 1.
+    /// The line of the columns' names, from 1.
     pub header_line: u32,
     /// The columns' names, in their order.
     pub columns: Vec<String>,
@@ -16,9 +16,9 @@ pub struct PercentMatrix {
 /// One row of a [`PercentMatrix`].
 #[derive(Clone, PartialEq, Debug)]
 pub struct PercentRow {
-    /// Where it stands, from 1.
+    /// Its line, from 1.
     pub line: u32,
-    /// What the file calls the row: its first field.
+    /// The name of the row: its first field.
     pub name: String,
     /// Finite, in the order of the columns; `None` where the field is empty. There may be more or fewer than columns.
     pub values_percent: Vec<Option<f64>>,

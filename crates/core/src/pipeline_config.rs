@@ -1,4 +1,5 @@
-//! What stands between a machine and a plan, as data: a run log's header has it, so that a replay builds the same.
+//! The configuration of the pipeline between a machine and a plan. A run log's header contains it, so that a replay
+//! builds the same pipeline.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,13 +9,13 @@ use crate::{CacheLevel, Profile, WindowLength};
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PipelineConfig {
-    /// Who decides.
+    /// The policy that decides.
     pub policy: PolicyConfig,
-    /// What takes a decision back that made things worse; `None` = nothing does.
+    /// The guard that rolls back decisions that slow programs down; `None` if there is none.
     pub guard: Option<GuardConfig>,
-    /// What turns observations into profiles, in order.
+    /// The profilers that turn observations into profiles, in order.
     pub profilers: Vec<ProfilerConfig>,
-    /// What scores every plan.
+    /// The predictor that scores every plan.
     pub predictor: PredictorConfig,
     /// Window until the policy's first plan.
     pub first_window: WindowLength,
@@ -32,14 +33,14 @@ pub struct PolicyConfig {
     pub seed: u64,
 }
 
-/// What is made of several programs' speeds.
+/// How the guard combines the speeds of several programs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum GuardObjective {
-    /// The mean of the logarithms of the speeds, weighted by priority: a doubling makes up for a halving.
+    /// The mean of the logarithms of the speeds, weighted by priority: a doubling offsets a halving.
     #[default]
     MeanLogSpeed,
-    /// The program that lost most.
+    /// The program that lost the most speed.
     #[serde(alias = "worst-process")]
     WorstProcessSpeed,
 }
@@ -51,16 +52,17 @@ pub struct GuardConfig {
     /// Windows before and after a change that are compared; 2 or more.
     #[serde(alias = "windows")]
     pub trial_windows: u32,
-    /// A loss below this share is no reason to go back.
+    /// Smallest loss, as a share, for which a decision is rolled back.
     #[serde(alias = "loss_at_least")]
     pub min_loss: f64,
-    /// How long a plan that failed stays out, the first time.
+    /// Windows of the first cooldown of a plan that was rolled back.
     #[serde(alias = "keep_out_windows")]
     pub cooldown_windows: u32,
-    /// What is made of several programs' speeds.
+    /// How the guard combines the speeds of several programs.
     #[serde(default)]
     pub objective: GuardObjective,
-    /// No change before there is something to compare it with: on live hosts, where nobody chose the beginning.
+    /// Whether the first change waits until a reference was measured; set on live hosts, whose initial state no policy
+    /// chose.
     #[serde(default)]
     #[serde(alias = "wait_for_reference")]
     pub waits_for_reference: bool,
@@ -77,9 +79,9 @@ impl Default for GuardConfig {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PredictorConfig {
-    /// What a miss of the last level adds to a task that has no curve of stalls.
+    /// Cycles that a miss of the last level costs a task without a curve of stalls.
     pub miss_penalty_cycles: f64,
-    /// Where that number comes from: the machine file, or a measurement with its figures.
+    /// Source of that number: the machine file, or a measurement with its figures.
     #[serde(alias = "miss_penalty_from")]
     pub miss_penalty_source: String,
 }
@@ -101,7 +103,7 @@ pub enum ProfilerConfig {
     Counters {
         /// Level of the contended cache.
         level: CacheLevel,
-        /// A reading counts once it covers so many.
+        /// A reading counts once it covers this many instructions.
         #[serde(alias = "at_least_instructions")]
         min_instructions: f64,
     },
@@ -109,7 +111,7 @@ pub enum ProfilerConfig {
     CoRunRows {
         /// Level of the contended cache.
         level: CacheLevel,
-        /// What counts.
+        /// Thresholds of the measurement.
         parameters: CoRunRowParameters,
     },
     /// Shared regions from samples of accesses (TC).
@@ -158,11 +160,11 @@ pub enum ProfilerConfig {
     SizeSweep {
         /// Shape of the contended cache.
         cache: TracedCache,
-        /// A window counts once it covers so many.
+        /// A window counts once it covers this many instructions.
         #[serde(alias = "at_least_instructions")]
         min_instructions: f64,
     },
-    /// Profiles that experiments know beforehand, in order of the tasks' arrival.
+    /// Profiles that an experiment supplies, in order of the tasks' arrival.
     Oracle {
         /// One for each of the first tasks.
         profiles: Vec<Profile>,
@@ -230,10 +232,10 @@ impl Default for ShMapParameters {
     }
 }
 
-/// The cache that curves are of, and how it is divided.
+/// The cache that curves refer to, and its partitioning.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct TracedCache {
-    /// Which.
+    /// Level of the cache.
     pub level: CacheLevel,
     /// All of it.
     pub size_bytes: u64,
@@ -241,7 +243,7 @@ pub struct TracedCache {
     pub colors: u32,
     /// Associativity.
     pub ways: u32,
-    /// The curve has a point for each of so many equal parts.
+    /// Number of points of a curve, at equal steps of size.
     pub points: u32,
 }
 

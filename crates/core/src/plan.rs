@@ -1,4 +1,4 @@
-//! What is wanted: the whole desired state of one machine, never a delta.
+//! Plans: the whole desired state of one machine, never a delta.
 
 use std::collections::BTreeMap;
 
@@ -21,7 +21,7 @@ pub enum WindowLength {
     },
 }
 
-/// Tasks that run together. `cpu` only where it matters which.
+/// Tasks that run together. `cpu` is set only if the CPU matters.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Gang {
     /// Each task with the CPU that it must have; `None` = any of the schedule's.
@@ -30,8 +30,8 @@ pub struct Gang {
     pub slices: u32,
 }
 
-/// The gangs take turns on `cpus`, for ever, until another plan comes. Every task that may only run on
-/// `cpus` is in at least one gang (nobody starves; checked).
+/// Gangs that take turns on `cpus` until the next plan. Every task that may only run on `cpus` is in at least one gang,
+/// so that no task starves (checked).
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct GangSchedule {
     /// Not empty and online; no other schedule has any of them.
@@ -42,7 +42,7 @@ pub struct GangSchedule {
     pub gangs: Vec<Gang>,
 }
 
-/// Who a share is for.
+/// The process or task that a share is for.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub enum ShareMember {
     /// All threads of a process, those to come among them.
@@ -58,7 +58,7 @@ pub enum Units {
     Colors {
         /// Colors that the members' pages may have; not empty.
         allowed: IndexSet,
-        /// What becomes of pages that have other colors already.
+        /// The treatment of pages that already have other colors.
         #[serde(alias = "moving")]
         migration: PageMigration,
     },
@@ -88,11 +88,11 @@ pub enum PageMigration {
 pub struct CacheShare {
     /// The group; it has one share of a cache at most.
     pub group: GroupId,
-    /// Who is in the group. No member is in two shares by ways of one cache, or in two shares by colors.
+    /// The members of the group. No member is in two shares by ways of one cache, or in two shares by colors.
     pub members: Vec<ShareMember>,
     /// The cache that is divided.
     pub cache: CacheId,
-    /// What the group gets of it.
+    /// The part of the cache that the group gets.
     pub units: Units,
 }
 
@@ -106,7 +106,7 @@ pub struct CoRunPenalty {
     pub penalty: f64,
 }
 
-/// What a probe measures.
+/// The measurement that a probe makes.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub enum ProbeKind {
     /// Each row: bring these on processor together until `total_ns` is collected. CASC raises priority.
@@ -123,7 +123,7 @@ pub enum ProbeKind {
         /// True = the machine brings each row about; false = it waits until the row comes about.
         boost: bool,
     },
-    /// Whenever `task` runs beside any of `peers` and nobody else (CASC secondary).
+    /// Intervals in which `task` runs beside one of `peers` and no other task (CASC secondary).
     #[serde(alias = "Beside")]
     PairedRows {
         /// The cache that they share.
@@ -183,7 +183,7 @@ pub enum ProbeKind {
     Neighbor {
         /// The task that is measured.
         task: TaskId,
-        /// What runs beside it.
+        /// The program that runs beside it.
         neighbor: Neighbor,
     },
     /// Pass a cache line back and forth between two CPUs.
@@ -206,7 +206,7 @@ pub enum ProbeKind {
 pub struct ProbeRequest {
     /// Given by the policy; no two probes of a plan have the same.
     pub id: ProbeId,
-    /// What is measured, and of whom.
+    /// The measurement and its subjects.
     #[serde(alias = "what")]
     pub kind: ProbeKind,
     /// The most processor time it may take; the machine stops it there and says so.
@@ -226,7 +226,7 @@ pub struct Plan {
     pub shares: Vec<CacheShare>,
     /// Advice on who should not run together.
     pub penalties: Vec<CoRunPenalty>,
-    /// What to measure; a probe that is left out ends.
+    /// The requested probes; a probe that is missing here ends.
     pub probes: Vec<ProbeRequest>,
     /// When the next observation is due.
     pub window: WindowLength,

@@ -1,4 +1,4 @@
-//! Deciding: what the operator wants, what a policy sees, and what it answers with its reasons.
+//! Decisions: the operator's goals, the input of a policy, and its answer with reasons.
 
 use serde::{Deserialize, Serialize};
 
@@ -10,7 +10,7 @@ use crate::{
 /// One reason, in a form that survives renaming: `{0}` in `text` is `tasks[0]`.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct Reason {
-    /// What it tells of, for programs that read it. A log line without it is plain.
+    /// The kind of reason, for programs; absent in a log line that only explains.
     #[serde(default, skip_serializing_if = "ReasonKind::is_plain")]
     pub kind: ReasonKind,
     /// The tasks that the text speaks of, in the order in which it numbers them.
@@ -21,20 +21,20 @@ pub struct Reason {
     pub numbers: Vec<(String, f64)>,
 }
 
-/// What a [`Reason`] tells of. Programs read this and never the text.
+/// The kind of a [`Reason`]. Programs use this and never the text.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ReasonKind {
-    /// Why something stands where it stands.
+    /// An explanation of the plan.
     #[default]
     #[serde(alias = "plain")]
     Explanation,
-    /// A plan made the programs slower and was taken back.
+    /// A plan made the programs slower and was rolled back.
     RolledBack,
     /// A plan was not tried, because it or several in a row made programs slower.
     #[serde(alias = "kept-out")]
     CoolingDown,
-    /// New shares were tried, and a verdict was found.
+    /// A trial of new shares ended with a verdict.
     TrialVerdict,
     /// A cluster of threads that share data; its tasks are the cluster.
     ClusterFound,
@@ -46,7 +46,7 @@ impl ReasonKind {
     }
 }
 
-/// What to do, and why.
+/// A plan with its reasons.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Decision {
     /// The whole desired state, not a difference.
@@ -56,29 +56,30 @@ pub struct Decision {
     pub reasons: Vec<Reason>,
 }
 
-/// What the operator asked for, per task (configuration, not measurement).
+/// The operator's goal for a task (configuration, not measurement).
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Goal {
-    /// Relative weight of its slowdown; 1.0 where nothing was asked.
+    /// Relative weight of its slowdown; 1.0 by default.
     pub priority: f64,
-    /// Never slower than this over solo ("5 %" = 0.05).
+    /// Maximum slowdown over its solo speed (0.05 = 5 %).
     #[serde(alias = "degradation_at_most")]
     pub max_slowdown: Option<f64>,
-    /// Never less work a second than this: work that the task reports; where nobody of its process reports any, instructions.
+    /// Minimum work per second: the work that the task reports, or instructions if no thread of its process reports
+    /// any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[serde(alias = "rate_at_least")]
     pub min_rate: Option<f64>,
 }
 
 impl Default for Goal {
-    /// Nothing was asked.
+    /// A task without a goal.
     fn default() -> Self {
         Goal { priority: 1.0, max_slowdown: None, min_rate: None }
     }
 }
 
 impl Goal {
-    /// Was it promised a speed?
+    /// Does the goal set a minimum speed?
     pub fn is_promised(&self) -> bool {
         self.max_slowdown.is_some() || self.min_rate.is_some()
     }
@@ -98,15 +99,15 @@ impl Goal {
     }
 }
 
-/// All that a policy may see.
+/// The input of a policy.
 pub struct View<'a> {
     /// CPUs and caches of the machine.
     pub topology: &'a Topology,
-    /// What the machine can measure and enforce.
+    /// The abilities of the machine.
     pub capabilities: &'a Capabilities,
     /// The window that has just ended.
     pub observation: &'a Observation,
-    /// What is known of each task after that window.
+    /// The profile of each task after that window.
     pub profiles: &'a Profiles,
     /// The plan of the window before; without evidence its allowed, gangs and shares stay.
     pub previous_plan: &'a Plan,
@@ -140,15 +141,15 @@ impl<'a> View<'a> {
         self.topology.last_level_of(cpu)
     }
 
-    /// How a cache can be divided; nothing where it cannot.
+    /// The ways in which a cache can be partitioned; empty if there is none.
     pub fn partitions_of(&self, cache: CacheId) -> impl Iterator<Item = &'a PartitionSupport> {
         self.capabilities.partitions_of(cache)
     }
 }
 
-/// Who shares a cache with whom. Pure: no clock, no I/O, no randomness but a seeded one.
+/// A policy decides which tasks share a cache. It is pure: no clock, no I/O, and only seeded randomness.
 pub trait Policy {
-    /// What to do from now on. Called once a window, in order; the policy may keep what it has seen.
+    /// Decides the next plan. The loop calls it once per window, in order; the policy may keep state between calls.
     fn decide(&mut self, view: &View<'_>) -> Decision;
 }
 

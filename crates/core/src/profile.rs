@@ -1,4 +1,4 @@
-//! What is known of a task, in groups of facts, and what one predictor expects of it under a plan.
+//! Profiles of tasks in groups of facts, and a predictor's forecast for a task under a plan.
 //!
 //! A new measurement is one new line in one group: filling from stored profiles, listing and phase changes follow.
 
@@ -55,7 +55,7 @@ facts! {
 }
 
 facts! {
-    /// What the task and its neighbors do to each other, seen from outside; for hosts without a PMU.
+    /// How much the task and its co-runners slow each other down, measured by probes; for hosts without a PMU.
     pub struct ContentionFacts {
         /// Share of a full cache that the task evicts while another waits, from 0 to 1.
         pub intensity: Option<Fact<f64>>,
@@ -86,14 +86,14 @@ facts! {
 }
 
 facts! {
-    /// Where in its own life the task is.
+    /// The phase of the task.
     pub struct PhaseFacts {
         /// Which of the kinds of phases seen so far it is in; recurring phases have the same kind.
         pub kind: Option<Fact<u32>>,
     }
 }
 
-/// What is known of one task. Every fact may be absent; a profiler fills in its own and leaves the rest.
+/// The facts about one task. Every fact may be absent; a profiler fills in its own and leaves the rest.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Profile {
@@ -107,7 +107,7 @@ pub struct Profile {
     pub locality: LocalityFacts,
     /// Speed and demand.
     pub rates: RateFacts,
-    /// Harm done and suffered.
+    /// Contention caused and suffered.
     pub contention: ContentionFacts,
     /// Shared data.
     pub sharing: SharingFacts,
@@ -198,10 +198,10 @@ fn outermost(curves: &BTreeMap<CacheLevel, Fact<SizeCurve>>) -> Option<&SizeCurv
     curves.values().next_back().map(|fact| &fact.value)
 }
 
-/// What is known of each task.
+/// The profile of each task.
 pub type Profiles = BTreeMap<TaskId, Profile>;
 
-/// What a predictor expects of one task.
+/// A predictor's forecast for one task.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct TaskForecast {
     /// Run time over run time alone, minus one.
@@ -214,7 +214,7 @@ pub struct TaskForecast {
     pub cpu_share: Option<Estimate>,
 }
 
-/// What one predictor expects, over the next full turn of all gangs.
+/// A predictor's forecast over the next full rotation of all gangs.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct Forecast {
     /// Tasks of which something can be said.
@@ -253,7 +253,7 @@ pub enum EvidenceKind {
 
 /// Turns raw observations into profiles. Pure: same observations, same profiles.
 pub trait Profiler {
-    /// What it calls itself in messages and headers.
+    /// Its name in messages and headers.
     fn name(&self) -> &'static str;
     /// The evidence without which it fills nothing.
     fn needs(&self) -> &'static [EvidenceKind];
@@ -263,9 +263,10 @@ pub trait Profiler {
 
 /// Expects something of a plan before it is tried. Pure.
 pub trait Predictor {
-    /// What the tasks of the view will do under a plan; the view says what the machine can do and what holds now.
+    /// Forecasts the tasks of the view under a plan; the view has the machine's abilities and the state in force.
     fn forecast(&self, view: &View<'_>, under: &Plan) -> Forecast;
-    /// What a miss of the last level costs a task without a curve of stalls; `None` where the predictor has no such number.
+    /// Cycles that a miss of the last level costs a task without a curve of stalls; `None` if the predictor has no such
+    /// number.
     fn miss_penalty_cycles(&self) -> Option<f64> {
         None
     }

@@ -12,18 +12,19 @@ use crate::{
 /// How far off the last forecast was; task, forecast, measured.
 pub type ForecastError = (TaskId, Estimate, f64);
 
-/// One turn of the loop: enough to decide again (`seen`) and to check it (the rest).
+/// One window of the loop: its observation, from which a replay decides again, and the other fields, which check the
+/// replay.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct WindowRecord {
-    /// What was observed in the window.
+    /// The observation of the window.
     #[serde(alias = "seen")]
     pub observation: Observation,
-    /// What the policy decided after it, and why.
+    /// The decision that followed it, with its reasons.
     pub decision: Decision,
     /// Forecast by the reference predictor, under the plan; compared with the next window only as far as the plan
     /// holds there.
     pub forecast: Forecast,
-    /// What the machine answered when it was told the plan.
+    /// The state in force that the machine reported after it applied the plan.
     pub applied: crate::AppliedPlan,
     /// How far off the forecast for this window was; tasks without a forecast or a measurement are missing.
     #[serde(alias = "last_forecast_missed_instr_per_cycle")]
@@ -41,9 +42,9 @@ pub struct RunHeader {
     pub format: u32,
     /// Topology of the machine, as policies see it.
     pub topology: Topology,
-    /// What could be had from the machine.
+    /// The abilities of the machine.
     pub capabilities: Capabilities,
-    /// What stood between the machine and the plan.
+    /// The pipeline between the machine and the plan.
     pub pipeline: PipelineConfig,
 }
 
@@ -53,7 +54,7 @@ pub enum ControlLoopError {
     /// The machine could not observe or act.
     #[error(transparent)]
     Machine(#[from] MachineError),
-    /// A policy decided something that no machine may be told: a bug in the policy.
+    /// A policy made an invalid plan: a bug in the policy.
     #[error("policy '{policy}' made an invalid plan in window {window}: {bad}")]
     Plan {
         /// The policy's name.
@@ -65,25 +66,25 @@ pub enum ControlLoopError {
     },
 }
 
-/// A machine, a policy, and what stands between them.
+/// A machine, a policy, and the pipeline between them.
 pub struct ControlLoop<M, P> {
-    /// Where the tasks run.
+    /// The machine on which the tasks run.
     pub machine: M,
     /// Run in this order after every window; each adds to the profiles.
     pub profilers: Vec<Box<dyn Profiler>>,
     /// Attaches the forecast to every decision, so that all policies are scored alike.
     pub predictor: Box<dyn Predictor>,
-    /// What decides.
+    /// The policy.
     pub policy: P,
     /// Name for error messages and records.
     pub policy_name: String,
-    /// What is known of the tasks after the last step.
+    /// The profiles of the tasks after the last step.
     pub profiles: Profiles,
     /// Plan in force since the last step.
     pub plan: Plan,
-    /// What is expected of the plan in force; empty before the first step.
+    /// The forecast for the plan in force; empty before the first step.
     pub forecast: Forecast,
-    /// What the machine answered to that plan: policies see it with the window that follows.
+    /// The refusals of that plan; policies see them in the next window.
     refused: Vec<RefusedItem>,
     /// CPUs that were online when this was last looked at.
     online: CpuSet,
@@ -169,8 +170,8 @@ impl<M: Machine, P: Policy> ControlLoop<M, P> {
 }
 
 impl<M: Machine, P> ControlLoop<M, P> {
-    /// What the predictor expects, from what is known now, of another plan than the last: for replays, in which the
-    /// recorded plan holds and not the decided one. `before` is the plan that held in the window.
+    /// Forecasts another plan than the last one from the current profiles: for replays, in which the recorded plan is
+    /// in force instead of the decided one. `before` is the plan that was in force in the window.
     pub fn forecast_under(&self, seen: &Observation, before: &Plan, plan: &Plan) -> Forecast {
         let view = View {
             topology: self.machine.topology(),

@@ -1,4 +1,4 @@
-//! Builders for tests: machines, abilities, observations and views, with as little said as possible.
+//! Builders for tests: minimal machines, abilities, observations and views.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use crate::{
 
 pub mod alternating;
 
-/// A topology of so many online CPUs, each a core of its own in one package, without caches.
+/// A topology of this number of online CPUs, each a core of its own in one package, without caches.
 pub fn topology(cpus: u32) -> Topology {
     let cpu = |id| Cpu { id: CpuId(id), core: id, package: 0, memory_node: 0, online: true, hertz: None };
     Topology { cpus: (0..cpus).map(cpu).collect(), ..Topology::default() }
@@ -30,7 +30,7 @@ pub fn last_level_caches(caches: u32, cpus_each: u32, level: CacheLevel, size_by
     Topology { caches: (0..caches).map(cache).collect(), ..topology(caches * cpus_each) }
 }
 
-/// A machine that can do what is named, and divides no cache.
+/// Capabilities with these abilities and no partition of a cache.
 pub fn capabilities(can: &[Ability]) -> Capabilities {
     Capabilities {
         abilities: can.iter().map(|&ability| (ability, Support::Yes { note: None })).collect(),
@@ -65,7 +65,7 @@ pub fn run_header(topology: Topology, capabilities: Capabilities, pipeline: Pipe
     RunHeader { format: 0, topology, capabilities, pipeline }
 }
 
-/// A window of one second in which so many tasks, each a process of its own, were there.
+/// A window of one second with this number of tasks, each a process of its own.
 pub fn observation(window: u64, tasks: u32) -> Observation {
     Observation {
         window,
@@ -78,7 +78,7 @@ pub fn observation(window: u64, tasks: u32) -> Observation {
     }
 }
 
-/// Expects nothing.
+/// A predictor with empty forecasts.
 pub struct NullPredictor;
 
 impl Predictor for NullPredictor {
@@ -87,11 +87,11 @@ impl Predictor for NullPredictor {
     }
 }
 
-/// A machine that observes what a script says and does as told.
+/// A machine that observes the windows of a script and applies every plan.
 pub struct ScriptedMachine {
     /// The machine.
     pub topology: Topology,
-    /// What can be had from it.
+    /// Its abilities.
     pub capabilities: Capabilities,
     windows: std::vec::IntoIter<Observation>,
     in_force: AppliedPlan,
@@ -125,24 +125,24 @@ impl Machine for ScriptedMachine {
 pub struct ViewFixture {
     /// The machine.
     pub topology: Topology,
-    /// What can be had from it.
+    /// Its abilities.
     pub capabilities: Capabilities,
     /// The last window.
     pub seen: Observation,
-    /// What is known of its tasks.
+    /// The profiles of its tasks.
     pub profiles: Profiles,
-    /// The plan that held in it.
+    /// The plan that was in force in it.
     pub previous_plan: Plan,
 }
 
 impl ViewFixture {
-    /// A first window with so many tasks of which nothing is known.
+    /// A first window with this number of tasks without profiles.
     pub fn new(topology: Topology, capabilities: Capabilities, tasks: u32) -> Self {
         let previous_plan = Plan::idle(WindowLength::Time { ns: 1_000_000_000 });
         ViewFixture { topology, capabilities, seen: observation(0, tasks), profiles: BTreeMap::new(), previous_plan }
     }
 
-    /// What a policy sees of it.
+    /// The input of a policy.
     pub fn view<'a>(&'a self, predictor: &'a dyn Predictor) -> View<'a> {
         View {
             topology: &self.topology,

@@ -2,7 +2,7 @@
 
 use cachemate_core::SplitMix64;
 
-/// What readers of numbers, names and structures stumble over.
+/// Values that often break readers of numbers, names and structures.
 const ODD: &[&str] = &[
     "0",
     "-1",

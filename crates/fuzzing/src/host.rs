@@ -1,5 +1,5 @@
-//! A host whose `/proc` and sysfs are the input: files one after the other, each after a line `==> path <==`, as head(1) prints
-//! them.
+//! A host whose `/proc` and sysfs are the input: files one after the other, each after a line `==> path <==`, as
+//! head(1) prints them.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};

@@ -20,7 +20,7 @@ use cachemate_trace::{CmtReader, Format, ProfileFile, RunLogReader, TraceReader,
 
 use crate::host::InputHost;
 
-/// Longer inputs are cut: no reader here keeps more of its input than it has read.
+/// Longer inputs are truncated: no reader here keeps more of its input than it has read.
 pub const INPUT_BYTES_AT_MOST: usize = 64 << 10;
 const MIB: usize = 1 << 20;
 
@@ -62,7 +62,7 @@ pub fn target(name: &str) -> Option<&'static FuzzTarget> {
     TARGETS.iter().find(|target| target.name == name)
 }
 
-/// What a target's runs begin with: its folder of the corpus, and what lies elsewhere in the project.
+/// The initial inputs of a target: its directory of the corpus, and files elsewhere in the project.
 ///
 /// # Errors
 /// A file of them cannot be read.
@@ -97,10 +97,10 @@ fn input(bytes: &[u8]) -> Box<dyn Read + Send> {
     Box::new(Cursor::new(bytes.to_vec()))
 }
 
-/// Batches that are looked at: a packed input may hold millions, each of which is dropped for the next.
+/// Number of batches that are read: a compressed input may have millions, of which only one is in memory.
 const BATCHES_AT_MOST: usize = 64;
 
-/// The first byte chooses the format; past the last it is told from the name and the inside.
+/// The first byte chooses the format; beyond the last format, name and content determine it.
 fn trace(bytes: &[u8]) {
     let Some((&choice, bytes)) = bytes.split_first() else { return };
     let format = Format::ALL.get(usize::from(choice)).copied();
@@ -141,7 +141,7 @@ fn machine(bytes: &[u8]) {
     }
 }
 
-/// Names of machines are names: what lies under a path is another target's.
+/// A scenario may name a machine, but not a path, which is an input of another target.
 fn scenario(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     cachemate_spec::parse_scenario("fuzzed", &text).ok();
@@ -175,7 +175,7 @@ fn journal_lines(bytes: &[u8]) {
     }
 }
 
-/// A made-up `/proc` and sysfs, seen twice as the daemon sees it in each window.
+/// A synthetic `/proc` and sysfs, observed twice as by the daemon in its windows.
 fn host(bytes: &[u8]) {
     let fuzzed_host = InputHost::new(bytes);
     let rules = [

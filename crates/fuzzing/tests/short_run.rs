@@ -1,6 +1,6 @@
 //! A short fixed run of every target, in the ordinary tests: the corpus as it is, then seeded changes to it.
 //!
-//! `CACHEMATE_FUZZ_SECONDS` runs each target for so long, from another seed each time it is given one (`CACHEMATE_FUZZ_SEED`).
+//! `CACHEMATE_FUZZ_SECONDS` sets the run time of each target, and `CACHEMATE_FUZZ_SEED` its seed.
 
 use std::io::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -72,8 +72,8 @@ impl Watchdog {
     }
 }
 
-/// Is every reader safe from every input of the corpus and from seeded changes to it: no panic, no end of the program, no hang,
-/// no memory beyond what it states?
+/// Does every reader survive every input of the corpus and seeded changes to it: no panic, no abort, no hang, and no
+/// memory beyond its stated bound?
 #[test]
 fn no_input_harms_a_reader() {
     let seconds = number("CACHEMATE_FUZZ_SECONDS");

@@ -23,7 +23,7 @@ impl FrameProvider for FirstTouchFrames {
 const WARM_CYCLES: u64 = 30_000_000;
 const CYCLES: u64 = 120_000_000;
 
-/// What the first of the programs did, each on a CPU of its own.
+/// The counts of the first program, with each program on a CPU of its own.
 fn run(machine: &MachineSpec, names: &[&str], prefetch: bool) -> Result<TaskCounters, Box<dyn std::error::Error>> {
     let mut hw = Hardware::new(machine, HwOptions { prefetch, ..HwOptions::default() })?;
     let mut frames = FirstTouchFrames::default();

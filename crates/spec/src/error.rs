@@ -13,9 +13,9 @@ pub struct SpecError {
     pub line_column: Option<(u32, u32)>,
     /// Path of the field, such as `caches[2].ways`; `None` where the whole file is at fault.
     pub field: Option<Box<str>>,
-    /// What stands there instead, in words for people; it follows "found" in the message.
+    /// The value found, in words; it follows "found" in the message.
     pub found: Box<str>,
-    /// What can stand there, in words for people; it follows "expected" in the message.
+    /// The values allowed, in words; they follow "expected" in the message.
     pub expected: Box<str>,
     /// The known name that was probably meant.
     pub nearest: Option<Box<str>>,

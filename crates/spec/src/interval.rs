@@ -1,4 +1,5 @@
-//! What a scenario says to the interval machine alone: turns, counters, events at their times, mixes by distribution.
+//! Options of a scenario for the interval machine: time sharing, counters, events at their times, mixes by
+//! distribution.
 
 use cachemate_core::{CpuSet, MachineSpec};
 use serde::{Deserialize, Serialize};
@@ -23,7 +24,7 @@ impl SimModel {
     }
 }
 
-/// How tasks of one CPU take turns.
+/// How tasks of one CPU share its time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TimeSharingModel {
@@ -34,7 +35,7 @@ pub enum TimeSharingModel {
     Explicit,
 }
 
-/// How counters lie, as shares of a reading.
+/// The error of counters, as shares of a reading.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct CounterNoiseSpec {
@@ -42,9 +43,9 @@ pub struct CounterNoiseSpec {
     pub noise: f64,
     /// Autocorrelation of the noise, from one window to the next.
     pub autocorrelation: f64,
-    /// Standard deviation of what one turn of a group of events sees.
+    /// Standard deviation of a multiplexing period.
     pub multiplexing_noise: f64,
-    /// Share of a task's events that is booked to who follows it on its CPU.
+    /// Share of a task's events that is attributed to the next task on its CPU.
     pub skew: f64,
 }
 
@@ -68,44 +69,44 @@ pub enum Distribution {
     LogNormal(f64, f64),
 }
 
-/// Something that happens to the machine. Exactly one of the kinds is given.
+/// An event of the machine. Exactly one of the kinds is given.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EventSpec {
     /// When it happens, from the start of the run.
     pub at_ns: u64,
-    /// Somebody outside brings lines into a cache from now on.
+    /// Programs outside the run bring lines into a cache from now on.
     #[serde(default)]
     pub external_traffic: Option<ExternalTrafficSpec>,
-    /// A cache holds only a part of what it did.
+    /// A cache shrinks to a part of its full size.
     #[serde(default)]
     pub resize_cache: Option<CacheResizeSpec>,
-    /// These CPUs share a cache with nobody else from now on; policies are not told.
+    /// These CPUs no longer share their cache with others; the topology that policies see stays the same.
     #[serde(default)]
     pub split_cpus: Option<CpuSet>,
-    /// This CPU goes offline, by its number; its tasks go to CPUs that they may run on, or wait where there are none.
+    /// The CPU with this number goes offline; its tasks move to CPUs that they may use, or wait if there is none.
     #[serde(default)]
     pub offline: Option<u32>,
-    /// This CPU comes online again, by its number.
+    /// The CPU with this number comes online again.
     #[serde(default)]
     pub online: Option<u32>,
 }
 
-/// What somebody outside the run does to one cache.
+/// Traffic of programs outside the run in one cache.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ExternalTrafficSpec {
-    /// By its place among the contended caches.
+    /// The cache by its number among the contended caches.
     pub cache: u32,
-    /// 0 = no more.
+    /// 0 ends the traffic.
     pub lines_per_second: f64,
 }
 
-/// What is left of one cache.
+/// The new size of one cache.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CacheResizeSpec {
-    /// By its place among the contended caches.
+    /// The cache by its number among the contended caches.
     pub cache: u32,
     /// Share of its full size that it holds from now on; more than 0, at most 1.
     pub size_share: f64,
@@ -125,7 +126,7 @@ pub struct MixSpec {
     /// From one arrival to the next; `None` = all at once.
     #[serde(default)]
     pub interarrival_ns: Option<Distribution>,
-    /// Until a copy ends; `None` = it never does.
+    /// Instructions until a copy ends; `None` if it never ends.
     #[serde(default)]
     pub instructions: Option<Distribution>,
 }
@@ -151,11 +152,11 @@ fn one() -> f64 {
 pub struct IntervalSpec {
     /// Whether tasks of one CPU share its time or take turns.
     pub time_sharing: TimeSharingModel,
-    /// How far off the readings of counters are.
+    /// The error of counters.
     pub counters: CounterNoiseSpec,
-    /// Phases that were measured on the cycle-level machine last so many times longer.
+    /// Factor by which phases that were measured on the cycle-level machine last longer.
     pub phase_scale: f64,
-    /// What happens to the machine during the run; each event has a time of its own.
+    /// Events of the machine during the run, each at its own time.
     pub events: Vec<EventSpec>,
     /// Programs that are drawn, besides those that the scenario lists.
     pub mixes: Vec<MixSpec>,

@@ -1,4 +1,4 @@
-//! A matrix of percentages from CSV, such as measured degradations.
+//! A matrix of percentages from CSV, such as measured slowdowns.
 //!
 //! ```text
 //! ,mcf,milc,gamess,namd

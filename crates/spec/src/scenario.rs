@@ -40,7 +40,7 @@ pub struct Scenario {
     /// The deciding policy above it.
     #[serde(default = "auto_choice")]
     pub policy: PolicyChoice,
-    /// Takes decisions back that make things worse, as on a live host.
+    /// Whether decisions that slow programs down are rolled back, as on a live host.
     #[serde(default = "on")]
     pub guard: bool,
     /// Choices for the interval machine alone.
@@ -69,9 +69,9 @@ pub enum RunLength {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PolicyChoice {
-    /// What the policy or scheduler is called in the lists of them.
+    /// The name of the policy or scheduler.
     pub name: String,
-    /// Those that are not given have the policy's own defaults.
+    /// Its parameters; a missing one has the policy's default.
     #[serde(default)]
     pub parameters: toml::Table,
 }
@@ -100,7 +100,7 @@ pub struct ScenarioProgram {
     /// Pinned there by its owner: no policy may move it.
     #[serde(default)]
     pub cpus: Option<CpuSet>,
-    /// What the owner asks for each copy; `None` = nothing.
+    /// The goal of each copy; `None` if there is none.
     #[serde(default)]
     pub goal: Option<Goal>,
     /// On the interval machine: from one copy's arrival to the next; `None` = all at once.
@@ -203,7 +203,7 @@ impl Scenario {
 }
 
 impl Scenario {
-    /// What only one of the machines takes.
+    /// Checks the fields that only one of the machines has.
     fn check_model(&self, located: &Located<'_>, machine: &MachineSpec) -> Result<(), SpecError> {
         let interval = self.simulator == SimModel::Interval;
         if let Some(table) = &self.interval {

@@ -4,7 +4,7 @@ use std::io::Write;
 
 use crate::{CmtWriter, TraceError, TraceReader, TraceTotals};
 
-/// What a conversion did.
+/// The result of a conversion.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ConversionSummary {
     /// The reader's sums.

@@ -1,9 +1,9 @@
-//! What can be wrong with an input or a recording: where, what was found, what was expected.
+//! Errors of inputs and recordings: the place, the value found and the value expected.
 
 use std::fmt;
 use std::io;
 
-/// Where in a file something was found.
+/// A place in a file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FilePosition {
     /// The file as a whole.
@@ -16,12 +16,12 @@ pub enum FilePosition {
     Block {
         /// Its number, from 0.
         block: u64,
-        /// Where it begins, in bytes from the start of the file.
+        /// Its offset in bytes from the start of the file.
         offset: u64,
     },
     /// The closing part of a `.cmt` file (totals and index) and its byte offset.
     Footer {
-        /// Where it begins, in bytes from the start of the file.
+        /// Its offset in bytes from the start of the file.
         offset: u64,
     },
 }
@@ -48,7 +48,7 @@ pub enum TraceError {
         file: String,
         /// A verb: what was tried, such as "open" or "read".
         what: &'static str,
-        /// What the operating system said.
+        /// The error of the operating system.
         source: io::Error,
     },
     /// The content is not what the format says.
@@ -56,11 +56,11 @@ pub enum TraceError {
     Bad {
         /// The path, or what else the input is called.
         file: String,
-        /// Where in the file.
+        /// The place in the file.
         place: FilePosition,
-        /// What stands there, in words for people.
+        /// A description of the value there.
         found: String,
-        /// What the format asks for there, in words for people.
+        /// A description of the values that the format allows there.
         expected: String,
     },
     /// The output exists and overwriting was not asked for.
@@ -93,9 +93,9 @@ pub enum TraceError {
     /// The recorder cannot work here.
     #[error("{why}{}", remedy_hint(.remedy))]
     Recorder {
-        /// What is missing or went wrong.
+        /// The cause of the failure.
         why: String,
-        /// What the user can do about it; `None` = nothing is known to help.
+        /// A step by which the user can fix it; `None` if none is known.
         remedy: Option<String>,
     },
 }

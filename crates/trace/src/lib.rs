@@ -40,7 +40,7 @@ pub use source::CmtSource;
 
 /// A trace, read batch by batch in constant memory.
 pub trait TraceReader: Send {
-    /// What the trace says of itself.
+    /// The metadata of the trace.
     fn header(&self) -> &TraceHeader;
 
     /// Replaces `batch` by the next records (65 536 at most, and never none before the end); `false` = the end.

@@ -1,4 +1,4 @@
-//! Profile files: what is known of one program's use of a cache (`docs/formats.md`).
+//! Profile files: how one program uses a cache (`docs/formats.md`).
 //!
 //! Problem: profiles are made once and used on other days and machines, so the file has to say what was measured,
 //! how, and of what. Method: versioned JSON around [`cachemate_core::Profile`], with room for what only files carry:
@@ -28,7 +28,7 @@ pub struct ProfileFile {
     /// The command that was measured, word by word; empty = not known, or there is none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub command: Vec<String>,
-    /// What made the profile, and of what.
+    /// The tool that made the profile, and its input.
     pub source: ProfileSource,
     /// Data accesses of the program, before any filter.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -54,11 +54,11 @@ pub struct ProfileFile {
     /// Misses over time; `None` = not measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub intervals: Option<StoredIntervals>,
-    /// What policies and predictors read.
+    /// The facts that policies and predictors use.
     pub profile: Profile,
 }
 
-/// Where a profile comes from.
+/// The origin of a profile.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct ProfileSource {
     /// Name and version of what wrote the file.
@@ -132,7 +132,7 @@ pub struct StoredHistogram {
 pub struct ActivityVector {
     /// The cache whose sets were counted.
     pub level: CacheLevel,
-    /// Where the sample begins, in instructions from the start of the run.
+    /// Start of the sample, in instructions from the start of the run.
     pub start_instruction: u64,
     /// Counts of each super set, by its index.
     pub super_sets: Vec<SuperSetCount>,
@@ -164,7 +164,7 @@ pub struct StoredInterval {
 }
 
 impl ProfileFile {
-    /// A file with nothing known but where it comes from.
+    /// A file without measurements.
     pub fn new(program: impl Into<String>, source: ProfileSource) -> Self {
         ProfileFile {
             format: PROFILE_VERSION,
@@ -306,14 +306,14 @@ impl ProfileFile {
     }
 }
 
-/// More than any program has: a thousand instructions make no million misses or stalled cycles, a million no 10^9 references or
-/// a thousand so many bytes; no core retires a thousand instructions a cycle; nobody is a million times slower.
+/// Bounds that no program exceeds: 10^6 misses or stalled cycles per thousand instructions; 10^9 references per million
+/// instructions, or bytes per thousand; a thousand instructions per cycle; a slowdown by a factor of a million.
 const PER_KILO_AT_MOST: f64 = 1e6;
 const PER_MEGA_AT_MOST: f64 = 1e9;
 const PER_CYCLE_AT_MOST: f64 = 1e3;
 const SLOWDOWN_AT_MOST: f64 = 1e6;
 
-/// A value that none can be: its field, what was found and what was expected.
+/// A value outside of its range: its field, the value found and the values expected.
 struct FieldError {
     field: String,
     found: String,

@@ -40,7 +40,7 @@ impl L1Filter {
     /// Reads `SIZE:WAYS[:LINE]`, sizes in bytes or with K or M (powers of 1024).
     ///
     /// # Errors
-    /// What was found and what was expected, in words.
+    /// The value found and the value expected.
     pub fn parse(text: &str) -> Result<L1Filter, String> {
         let parts: Vec<&str> = text.split(':').collect();
         let size = |digits: &str| {
@@ -91,12 +91,12 @@ impl L1Filter {
     }
 }
 
-/// What a trace says of itself, known before the first record.
+/// The metadata of a trace, known before the first record.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct TraceHeader {
     /// Name and version of what wrote the file.
     pub tool: String,
-    /// What the records come from: `valgrind`, `lackey`, `din`, `u64`, `champsim`, `oracle-general`, ...
+    /// The source of the records: `valgrind`, `lackey`, `din`, `u64`, `champsim`, `oracle-general`, ...
     pub source: String,
     /// The recorded command, where there is one.
     #[serde(default)]
@@ -165,7 +165,7 @@ impl TraceHeader {
     }
 }
 
-/// What one thread did in the recorded window.
+/// The totals of one thread in the recorded window.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct ThreadTotals {
     /// Numbered in the order of the first records.

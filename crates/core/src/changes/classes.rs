@@ -1,11 +1,11 @@
 //! From the shares of a plan to classes of service.
 //!
 //! Problem: a plan divides one cache at a time, a class of service has one mask for every cache and a thread is in one
-//! class. Method: every thread gets the row of masks of all shares that it is in; threads with the same row are one class.
-//! A class keeps the place where most of its members are, so that a change of its masks moves nobody; classes that are
-//! new take over places that are left before new ones are made, as classes are few (4 to 16).
-//! Properties: same plan, same classes; whoever is in no share is in no class; a share that cannot be had is refused and
-//! the others stand.
+//! class. Method: every thread gets the row of masks of all its shares, and threads with the same row form one class. A
+//! class reuses the hardware class in which most of its members already are, so that a change of its masks moves no
+//! task. New classes reuse free hardware classes before others are created, because there are few of them (4 to 16).
+//! Properties: equal plans give equal classes; a thread without a share is in no class; a share that is impossible is
+//! refused without affecting the others.
 
 use std::collections::BTreeMap;
 
@@ -23,7 +23,7 @@ pub type ShareKey = (GroupId, CacheId);
 pub struct ServiceClass {
     /// Shares that make it up, ascending; more than one of a cache where groups have the same mask.
     pub shares: Vec<ShareKey>,
-    /// What its members may use; a cache in which they have no share is missing.
+    /// Ways that its members may fill; a cache in which they have no share is missing.
     pub masks: WayMasks,
     /// Members in order of arrival.
     pub members: Vec<TaskId>,

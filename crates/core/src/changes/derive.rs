@@ -1,8 +1,9 @@
-//! The function from what is wanted to the list of changes.
+//! Derives the list of changes from the desired state.
 //!
 //! Order: gangs stop; groups widen, from the top down, then narrow, from the bottom up; tasks move and are weighted;
 //! classes of service are created, given their ways and filled, and those that are left over are removed; processes get
-//! their colors; gangs start. So nobody is moved where he may not be yet, and nobody waits for a turn of gangs that go.
+//! their colors; gangs start. So no task moves to CPUs that its group does not allow yet, and no task waits for gangs
+//! that are being stopped.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,12 +15,12 @@ use crate::{
     ProcessId, RefusalReason, RefusedItem, ShareMember, Support, TaskId, Topology, Units,
 };
 
-/// What is to be done, and what cannot be.
+/// The changes to make, and the lines of the plan that are impossible.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct ChangeList {
     /// Changes in the order in which they are made.
     pub changes: Vec<Change>,
-    /// What the machine cannot do of the plan, or only in another form.
+    /// Lines of the plan that the machine cannot apply, or only in another form.
     pub refused: Vec<RefusedItem>,
     /// The classes of service that the changes lead to.
     pub classes: BTreeMap<ServiceClassId, ServiceClass>,
@@ -375,8 +376,8 @@ fn members(schedule: &GangSchedule) -> impl Iterator<Item = TaskId> + '_ {
     schedule.gangs.iter().flat_map(|gang| gang.members.iter().map(|(task, _)| *task))
 }
 
-/// Where each gang member sits: on the CPU that the plan names, else on the schedule's CPUs in order of membership.
-/// A member of several gangs with different seats keeps to the CPUs of all of them.
+/// The CPU of each gang member: the one that the plan names, or else one of the schedule's CPUs in order of membership.
+/// A member of several gangs with different CPUs may use the CPUs of all of them.
 fn gang_seats(schedules: &[(usize, GangSchedule)]) -> BTreeMap<TaskId, CpuSet> {
     let mut seats: BTreeMap<TaskId, CpuSet> = BTreeMap::new();
     for (_, schedule) in schedules {

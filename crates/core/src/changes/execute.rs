@@ -11,11 +11,11 @@ use crate::{PlanItem, RefusedItem};
 pub struct StaleChange {
     /// The change in words.
     pub change: String,
-    /// What about the state does not fit, in words.
+    /// The mismatch between the state and the change.
     pub mismatch: &'static str,
 }
 
-/// What became of one change.
+/// The outcome of one change.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum ChangeOutcome<E> {
     /// It was made.
@@ -43,8 +43,8 @@ pub fn run<E>(list: &[Change], mut make: impl FnMut(&Change) -> Result<(), E>) -
     all
 }
 
-/// What was refused of the plan's lines: for each line the first change that failed for it, or that a change for it waited
-/// for. A line is named once.
+/// Refused lines of the plan: for each line, the first of its changes that failed, or the failed change that one of
+/// them depends on. Each line occurs once.
 pub fn refused_items(list: &[Change], made: &[ChangeOutcome<RefusedItem>]) -> Vec<RefusedItem> {
     let mut reported: BTreeSet<PlanItem> = BTreeSet::new();
     let mut lines = Vec::new();

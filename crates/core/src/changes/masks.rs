@@ -1,15 +1,15 @@
-//! The nearest way mask that the hardware takes.
+//! The nearest way mask that the hardware accepts.
 //!
-//! Problem: a plan may ask for ways that somebody else holds for himself, for fewer than the hardware grants, or in
-//! several pieces where it takes one. Method: [`nearest_mask`] leaves out what cannot be had, keeps the longest run where masks
-//! must be in one piece, and widens to the least width, always within the ways that are free. Properties: a mask that
-//! the hardware takes is not changed; what is changed is told; nothing is given that is taken.
+//! Problem: a plan may request ways that another tool uses exclusively, fewer ways than the hardware's minimum, or a
+//! non-contiguous mask on hardware that requires contiguous ones. Method: [`nearest_mask`] removes unavailable ways,
+//! keeps the longest run if masks must be contiguous, and widens the mask to the minimum within the free ways.
+//! Properties: a valid mask is not changed; every change is reported; no way of another tool is used.
 //!
 //! Kernel documentation: Documentation/filesystems/resctrl.rst, `min_cbm_bits` and `sparse_masks`.
 
 use crate::IndexSet;
 
-/// What the hardware takes as a mask of one cache.
+/// The masks that the hardware accepts for one cache.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct MaskConstraints {
     /// Ways of the cache.
@@ -28,7 +28,7 @@ pub struct MaskConstraints {
 pub struct UnsupportedMask {
     /// The ways that were asked for, as they were.
     pub requested: IndexSet,
-    /// What the hardware takes, in words.
+    /// A description of the masks that the hardware accepts.
     pub supported: String,
 }
 
@@ -117,7 +117,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is asked: is the answer one that the hardware takes, of free ways only, and a good one unchanged?
+        /// Does any request give a valid mask of free ways only, and does a valid request stay unchanged?
         #[test]
         fn what_is_given_can_be_had(
             asked: u32, taken: u32, ways in 1u32..21, at_least in 1u32..5, contiguous: bool,

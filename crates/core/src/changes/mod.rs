@@ -51,12 +51,12 @@ pub struct CpusetGroup {
 pub struct ColorAssignment {
     /// Colors that new pages may have.
     pub allowed: IndexSet,
-    /// What becomes of pages that have other colors already.
+    /// The treatment of pages that already have other colors.
     #[serde(alias = "moving")]
     pub migration: PageMigration,
 }
 
-/// What one change does, and how it was before.
+/// The effect of one change, with the state before it.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ChangeKind {
@@ -91,11 +91,11 @@ pub enum ChangeKind {
         /// CPUs after.
         to: CpuSet,
     },
-    /// Makes a class of service of our own, with nobody in it.
+    /// Creates a class of service of our own, without members.
     CreateClass {
         /// The class that is made.
         class: ServiceClassId,
-        /// What it has from the start; a cache that is missing has what the machine gives a new class.
+        /// Its initial masks; a missing cache has the machine's default for a new class.
         masks: WayMasks,
     },
     /// Changes the masks of a class of our own.
@@ -118,11 +118,11 @@ pub enum ChangeKind {
         /// Class after.
         to: Option<ServiceClassId>,
     },
-    /// Removes a class of service of our own that nobody is in any more.
+    /// Removes a class of service of our own that has no members left.
     RemoveClass {
         /// The class that goes.
         class: ServiceClassId,
-        /// What it had, so that it can be made again.
+        /// Its masks, so that it can be created again.
         masks: WayMasks,
     },
     /// `None` = every color.
@@ -151,17 +151,18 @@ pub enum ChangeKind {
 pub struct Change {
     /// Its place in the list.
     pub id: ChangeId,
-    /// The lines of the plan that ask for it; [`PlanItem::Plan`] where none does (what is no longer asked for is put back).
+    /// The lines of the plan that request it; [`PlanItem::Plan`] if none does, because the change restores the original
+    /// state.
     pub items: Vec<PlanItem>,
     /// Changes of the same list without which this one makes no sense; all stand before it.
     #[serde(alias = "after")]
     pub depends_on: Vec<ChangeId>,
-    /// What is done.
+    /// The change.
     pub kind: ChangeKind,
 }
 
 impl ChangeKind {
-    /// What leads back: made after this one, it leaves the state that was there before.
+    /// The inverse change: applied after this one, it restores the state before it.
     pub fn inverse(&self) -> ChangeKind {
         use ChangeKind::*;
         match self.clone() {

@@ -1,4 +1,4 @@
-//! What a machine has in force, thing by thing, as far as changes speak of it.
+//! The state of a machine, object by object, as far as changes refer to it.
 
 use std::collections::BTreeMap;
 
@@ -7,13 +7,13 @@ use serde::{Deserialize, Serialize};
 use super::{ChangeKind, ColorAssignment, ServiceClassId, StaleChange, WayMasks};
 use crate::{CacheId, CpuSet, GangSchedule, IndexSet, ProcessId, TaskId};
 
-/// Something that is changed and put back.
+/// An object that is changed and restored.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Tracked<T> {
-    /// As it is in force.
+    /// The value in force.
     #[serde(alias = "now")]
     pub current: T,
-    /// Before anybody changed it.
+    /// The value before the first change.
     pub original: T,
 }
 
@@ -33,19 +33,19 @@ pub struct TaskState {
     pub process: ProcessId,
     /// Command name, for people.
     pub name: String,
-    /// False = nothing of it may be changed.
+    /// Whether the task may be changed at all.
     pub movable: bool,
     /// The confined group that it lives in; its affinity reaches no further.
     pub group: Option<String>,
-    /// `None` = it could not be read, or nobody ever changed it or wants it changed.
+    /// `None` if it could not be read, or if no change of it was made or requested.
     pub affinity: Option<Tracked<CpuSet>>,
     /// As for the affinity.
     pub weight: Option<Tracked<f64>>,
-    /// The class of our own that it is in; `None` = in none.
+    /// The class of our own that contains the task; `None` if there is none.
     pub class: Option<ServiceClassId>,
-    /// Why it cannot be put into a class, in words: it is in somebody else's.
+    /// The reason why the task cannot join a class: it is in a class of another tool.
     pub class_owner: Option<String>,
-    /// Why it cannot take turns in a gang, in words: it may not be kept off a CPU.
+    /// The reason why the task cannot be in a gang: it may not be kept off its CPU.
     #[serde(alias = "cannot_wait")]
     pub no_idle_turns: Option<String>,
 }
@@ -53,18 +53,18 @@ pub struct TaskState {
 /// How a machine makes some of its changes.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct ActuationLimits {
-    /// Gang members keep to their seats by affinity.
+    /// Whether affinity masks pin gang members to their CPUs.
     pub seats_are_affinities: bool,
     /// It cannot move a page when the page is next touched.
     pub no_lazy_moving: bool,
-    /// It cannot tell hot pages: all are moved alike.
+    /// Hot pages cannot be identified: all pages migrate alike.
     pub no_hot_first: bool,
     /// Classes of service of our own; `None` = the machine says when there are no more.
     #[serde(alias = "classes_at_most")]
     pub max_classes: Option<u32>,
 }
 
-/// All of it.
+/// The whole state.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct MachineState {
     /// Tasks in order of arrival.
@@ -73,7 +73,7 @@ pub struct MachineState {
     pub groups: BTreeMap<String, Tracked<CpuSet>>,
     /// Classes of our own.
     pub classes: BTreeMap<ServiceClassId, WayMasks>,
-    /// Ways that somebody else holds for himself alone.
+    /// Ways that another tool uses exclusively.
     #[serde(alias = "taken_ways")]
     pub reserved_ways: BTreeMap<CacheId, IndexSet>,
     /// Colors by process whose pages can be colored.

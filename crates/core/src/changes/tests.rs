@@ -56,7 +56,7 @@ fn run_of(first: u32, width: u32, limit: u32) -> IndexSet {
     (first..(first + 1 + width % limit).min(limit)).collect()
 }
 
-/// What an operator and a policy may want at once.
+/// A desired state of an operator and a policy together.
 #[derive(Clone, Debug)]
 struct ChangeInputs {
     plan: Plan,
@@ -305,7 +305,7 @@ fn changes_are_plain_lines() {
     }
 }
 
-/// In a list of all kinds, do members wait for their class, gangs for their seats, and removals for their members?
+/// In a list of all kinds, do members depend on their class, gangs on their CPUs, and removals on their members?
 #[test]
 fn dependencies_are_those_of_the_machines() {
     let mut state = start();

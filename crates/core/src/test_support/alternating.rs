@@ -30,7 +30,7 @@ fn seen(window: u64) -> Observation {
     seen
 }
 
-/// Puts everybody on one CPU, the other one after `stride` windows.
+/// A policy that puts all tasks on one CPU, and on the other one after `stride` windows.
 pub struct AlternatingPolicy {
     /// Windows on one CPU.
     pub stride: u64,
@@ -58,7 +58,7 @@ impl Predictor for CpuPredictor {
     }
 }
 
-/// What stands between host and plan.
+/// The pipeline between host and plan.
 pub fn config() -> PipelineConfig {
     PipelineConfig {
         policy: PolicyConfig { name: "turns".into(), parameters: "stride = 1".into(), seed: 9 },

@@ -123,7 +123,7 @@ impl<'a> Block<'a> {
     /// Checks every length and index. `padded` = the unpacked bytes and [`PADDING_BYTES`] more.
     ///
     /// # Errors
-    /// What was found and what was expected.
+    /// The value found and the value expected.
     pub(super) fn check(padded: &'a [u8], records: usize) -> Result<Self, (String, String)> {
         let raw_bytes = padded.len() - PADDING_BYTES;
         if raw_bytes < COUNTS_BYTES {

@@ -34,7 +34,7 @@ const FOOTER_LIMIT: usize = 64 << 20;
 /// Entries of the index at most: beyond, every second one is dropped and the stride doubles.
 const INDEX_ENTRIES_LIMIT: usize = 1 << 20;
 
-/// Where a block starts: its byte offset and the number of its first record.
+/// The start of a block: its byte offset and the number of its first record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct IndexEntry {
     offset: u64,

@@ -51,7 +51,7 @@ impl CmtReader<BufReader<File>> {
     }
 }
 
-/// What stands at the front of a block or of the footer.
+/// The kind of section that a header begins: a block or the footer.
 enum SectionKind {
     Block { records: usize },
     Footer,
@@ -118,7 +118,7 @@ impl<R: Read> CmtReader<R> {
     pub fn salvage(&mut self) {
         self.salvage = true;
     }
-    /// What ended the data early, after [`CmtReader::salvage`].
+    /// The damage that ended the data early, after [`CmtReader::salvage`].
     pub fn damage(&self) -> Option<&TraceError> {
         self.damage.as_ref()
     }

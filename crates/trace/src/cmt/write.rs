@@ -155,8 +155,8 @@ impl<W: Write> CmtWriter<W> {
         Ok(())
     }
 
-    /// Closes the file. The record counts of `totals` are filled in by the writer, threads it does not mention are
-    /// added; the rest is stored as given. Gives back what was written to and the totals as stored.
+    /// Closes the file. The writer fills in the record counts of `totals` and adds missing threads; it stores the rest
+    /// as given. Returns the underlying writer and the stored totals.
     ///
     /// # Errors
     /// [`TraceError::Io`] where it cannot be written.

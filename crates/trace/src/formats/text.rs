@@ -8,7 +8,7 @@ use crate::{AccessRecord, TraceError, TraceHeader, TraceReader, TraceTotals};
 /// Records per batch of a text or foreign binary format.
 pub(super) const BATCH_RECORDS: usize = 1 << 14;
 
-/// What one line of a text format says.
+/// The content of one line of a text format.
 enum LineOutcome {
     Nothing,
     Instruction,
@@ -128,7 +128,7 @@ text_reader!(
 );
 
 impl<R> LackeyReader<R> {
-    /// What is read from, to steer it.
+    /// The input, for control.
     pub(crate) fn input_mut(&mut self) -> &mut R {
         self.lines.input_mut()
     }

@@ -1,4 +1,4 @@
-//! What the Valgrind tool sends: chunks of varints, from many processes through one FIFO
+//! The stream of the Valgrind tool: chunks of varints, from many processes through one FIFO
 //! (`recorders/valgrind/README.md` describes them).
 
 use std::collections::BTreeMap;

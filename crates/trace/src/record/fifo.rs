@@ -36,7 +36,7 @@ pub(super) struct Fifo<'a> {
 }
 
 impl<'a> Fifo<'a> {
-    /// Opens the reading end, which has to exist before the child starts; blocks nobody.
+    /// Opens the reading end without blocking; it has to exist before the child starts.
     pub(super) fn make(path: &Path) -> Result<File, TraceError> {
         let name = path.display().to_string();
         let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;

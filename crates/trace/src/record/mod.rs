@@ -1,10 +1,10 @@
 //! Recording a program's data accesses into a `.cmt` file.
 //!
-//! Problem: real programs, unmodified, with threads and children, at a speed one can wait for, and nothing lost when
-//! somebody presses Ctrl-C. Method: the program runs under Valgrind with our tool (`recorders/valgrind`), which filters
-//! and sends its accesses through a FIFO; this side packs them. Properties: memory is constant; the file appears under
-//! its name when it is complete, and under that name with `.part` while it grows (readable to its last whole block);
-//! the program's exit status is part of the result and never an error of ours.
+//! Problem: record real programs, unmodified, with threads and children, at a tolerable speed, without loss on Ctrl-C.
+//! Method: the program runs under Valgrind with our tool (`recorders/valgrind`), which filters its accesses and sends
+//! them through a FIFO; this side compresses them. Properties: memory is constant; the file has its name once it is
+//! complete, and that name with `.part` while it grows (readable to its last whole block); the program's exit status is
+//! part of the result and never an error of ours.
 
 mod chunks;
 mod fifo;
@@ -25,7 +25,7 @@ use chunks::{ChunkDecoder, PROCESS_SHIFT};
 use fifo::Fifo;
 pub use valgrind::{RecorderTool, find_recording};
 
-/// What becomes of processes that the program starts.
+/// The treatment of processes that the program starts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum ChildProcesses {
     /// Recorded into the same file; the address bits from 48 on say the process.
@@ -35,7 +35,7 @@ pub enum ChildProcesses {
     Ignore,
 }
 
-/// What to record, and how.
+/// The options of a recording.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Recorder {
     /// Program and arguments.
@@ -106,7 +106,7 @@ pub struct RecordingSummary {
     pub ended: RecordingEnd,
     /// Size of the file.
     pub bytes: u64,
-    /// What the user should know: the fallback and what it lacks.
+    /// A note for the user: the fallback in use and its limits.
     pub note: Option<String>,
 }
 
@@ -321,7 +321,7 @@ impl Recorder {
 const REPLACED_NOTE: &str = "the program replaced itself by another (exec), which is left alone as children are: \
      name that program itself, or follow children";
 
-/// What a recording gave.
+/// The result of a recording.
 struct CaptureSummary {
     totals: TraceTotals,
     /// The program was started at all.
@@ -416,7 +416,7 @@ impl RecordingFile {
 }
 
 impl Drop for RecordingFile {
-    /// An unfinished file without one block is of no use to anybody.
+    /// Removes an unfinished file without a whole block, because it is useless.
     fn drop(&mut self) {
         if let Some(part) = &self.part
             && self.file.metadata().is_ok_and(|metadata| metadata.len() < 4096)

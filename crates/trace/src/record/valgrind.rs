@@ -14,7 +14,7 @@ const LICENSE: &str = include_str!("../../../../recorders/valgrind/LICENSE");
 pub enum RecorderTool {
     /// Our own tool records; `library` is what Valgrind gets as `VALGRIND_LIB`.
     Tool {
-        /// What `valgrind --version` prints, such as `valgrind-3.24.0`.
+        /// The output of `valgrind --version`, such as `valgrind-3.24.0`.
         valgrind: String,
         /// The directory with the built tool.
         library: PathBuf,
@@ -22,7 +22,7 @@ pub enum RecorderTool {
     /// Valgrind's lackey records: no threads, no filter, some hundred times slower. `because` our tool cannot be
     /// built.
     Lackey {
-        /// What `valgrind --version` prints, such as `valgrind-3.24.0`.
+        /// The output of `valgrind --version`, such as `valgrind-3.24.0`.
         valgrind: String,
         /// Why our tool cannot be built, in words for people.
         because: String,
@@ -33,8 +33,8 @@ fn recorder(why: impl Into<String>, remedy: &str) -> TraceError {
     TraceError::Recorder { why: why.into(), remedy: Some(remedy.to_string()) }
 }
 
-/// What there is on this host. The tool is built on first use into the user's cache directory
-/// (`$XDG_CACHE_HOME/cachemate`, else `~/.cache/cachemate`), anew where its source or Valgrind's version changes;
+/// Finds the recorder of this host. The tool is built on first use into the user's cache directory
+/// (`$XDG_CACHE_HOME/cachemate`, else `~/.cache/cachemate`), and again if its source or Valgrind's version changes;
 /// `CACHEMATE_RECORDER` names a directory with a finished one instead.
 ///
 /// # Errors

@@ -128,9 +128,9 @@ fn a_question_compares_policies() {
     assert_eq!(policies.iter().map(|one| one["policy"].as_str().unwrap()).collect::<Vec<_>>(), ["default", "dio"]);
     for one in policies {
         assert_eq!(one["programs"].as_array().unwrap().len(), 4);
-        let seconds = one["lines"]["seconds"].as_array().unwrap();
+        let seconds = one["series"]["seconds"].as_array().unwrap();
         assert!((seconds.last().unwrap().as_f64().unwrap() - 360.0).abs() < 1e-6);
-        assert_eq!(one["lines"]["slowdown"][0].as_array().unwrap().len(), seconds.len());
+        assert_eq!(one["series"]["slowdown"][0].as_array().unwrap().len(), seconds.len());
     }
     let page = std::fs::read_to_string(at.join("page.html")).unwrap();
     assert!(page.contains("Comparison of default, dio") && page.contains("<svg") && !page.contains("<script"));

@@ -111,8 +111,8 @@ impl PhaseCurves {
         Prefetch { aided_cycles: cycles(0.0), unaided_cycles: cycles(1.0), late_share }
     }
 
-    /// What of the stall is for demand misses: each costs what one costs without prefetchers. The rest is for prefetched
-    /// lines that come late.
+    /// The share of the stall that demand misses cause: each costs as much as without prefetchers. The rest is due to
+    /// prefetched lines that arrive late.
     #[inline]
     pub fn demand_stall_per_instr(&self, curve: u32, rates: &SizeRates) -> f32 {
         if !self.throttles[curve as usize] {

@@ -47,7 +47,7 @@ const STEADY_GROWTH: f64 = 6.0;
 const CHANGE_AIMED_AT: f32 = 0.04;
 /// First step after a change, in turnovers of the cache.
 const FIRST_STEP: f64 = 1.0 / 8.0;
-/// The same after somebody came with nothing in the cache.
+/// The same after the arrival of a task without lines in the cache.
 const FIRST_STEP_OF_NEWCOMER: f64 = 1.0 / 32.0;
 /// A change of a controller's load below this is only told to the cache that causes it.
 const LOAD_CHANGE_TOLD: f32 = 0.003;
@@ -96,11 +96,11 @@ struct Slots {
     extra: Vec<f32>,
     per_instr: Vec<[f32; BOOKED]>,
     done: Vec<TaskTotals>,
-    /// Instructions a cycle of somebody who needs no CPU of ours; 0 = a task of ours.
+    /// Instructions per cycle of external traffic, which needs no CPU; 0 for tasks.
     external_rate: Vec<f64>,
     /// Its program has ended, or it was taken off.
     finished: Vec<bool>,
-    /// What of it each region has been told, to take it back.
+    /// The part of it that is registered with each region, so that it can be removed.
     registered_rate: Vec<f64>,
     registered_phase: Vec<u32>,
     /// Context switches a cycle.
@@ -136,7 +136,7 @@ pub struct IntervalEngine {
     /// The cache that it is by the topology: itself, or for one that was separated the one that it was part of.
     home_of_flow: Vec<usize>,
     known_caches: usize,
-    /// Those at the end that nobody has used yet.
+    /// Number of flows at the end that are still unused.
     spare_flows: usize,
     memory: MemorySystem,
     /// Where the pages of each process are: on the node where it first ran (first touch).
@@ -291,7 +291,7 @@ impl IntervalEngine {
         true
     }
 
-    /// Somebody outside who uses one cache at a fixed speed and none of our CPUs; its slot.
+    /// Starts external traffic, which uses one cache at a fixed speed and no CPU; returns its slot.
     pub(crate) fn start_outside(&mut self, program: u32, cache: usize, instr_per_cycle: f64) -> u32 {
         let slot = self.new_slot(program);
         self.turns.add(slot, CpuSet::default(), 0.0, 1.0);
@@ -360,7 +360,7 @@ impl IntervalEngine {
     pub(crate) fn now_cycles(&self) -> f64 {
         self.now
     }
-    /// What a task has done since it came; complete up to the last call of [`IntervalEngine::run`].
+    /// The totals of a task since its arrival, complete up to the last call of [`IntervalEngine::run`].
     pub fn done(&self, slot: u32) -> &TaskTotals {
         &self.slots.done[slot as usize]
     }

@@ -189,7 +189,8 @@ fn steps_of_any_length_end_in_the_same_state() {
     assert!(ends.iter().all(|lines| (lines / ends[0] - 1.0).abs() < 0.01), "{ends:?}");
 }
 
-/// Is a user with a part of its own inside everybody's held to it, while the others have the rest and what it leaves?
+/// Is a user with a part of its own inside the shared part confined to it, while the others have the rest and its free
+/// space?
 #[test]
 fn overlapping_parts_confine_and_share() {
     let stream = || closed_form::stream(64.0, LINES, 0.05);

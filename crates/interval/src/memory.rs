@@ -10,9 +10,10 @@
 //! irregular; Sakasegawa 1977). A program's own lines are in its solo profile already, so it waits for what is beyond
 //! its own share alone. Its cycles grow by that wait, once for every miss that it really waits for: its stall alone over
 //! the latency. `rho` is the root of "traffic at these speeds = rho", found from where it was last.
-//! Where the queue is longer than one access takes, prefetches are dropped. A streamer goes less far ahead the fewer
-//! places are free. The program pays as with so many prefetches less, between with and without prefetchers.
-//! Properties: with nobody else, speeds are those of the profile; traffic never exceeds a server's bandwidth.
+//! If the queue is longer than one access takes, prefetches are dropped. A streamer runs less far ahead the fewer
+//! entries are free. The program's cost is interpolated between those with and without prefetchers by the number of
+//! dropped ones. Properties: without co-runners, speeds are those of the profile; traffic never exceeds a server's
+//! bandwidth.
 
 use cachemate_core::{MachineSpec, PrefetcherSpec};
 
@@ -28,10 +29,10 @@ const ITERATIONS_AT_MOST: u32 = 24;
 /// `rho` is known to this.
 const CLOSE_ENOUGH: f32 = 2e-4;
 
-/// What one running task asks of memory at its present occupancy.
+/// The demand of one running task on memory at its present occupancy.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct MemoryDemand {
-    /// Per instruction, without anybody's queues.
+    /// Cycles per instruction without queueing.
     pub cycles: f32,
     /// Demand misses per instruction that it waits for one after the other.
     pub waits: f32,
@@ -59,10 +60,10 @@ impl MemoryDemand {
     }
 }
 
-/// What prefetchers do for a task at its present occupancy.
+/// The effect of prefetchers on a task at its present occupancy.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Prefetch {
-    /// Cycles per instruction with them, without anybody's queues.
+    /// Cycles per instruction with prefetchers and without queueing.
     pub aided_cycles: f32,
     /// The same without them.
     pub unaided_cycles: f32,
@@ -87,7 +88,7 @@ pub struct QueueServer {
     first: bool,
     /// Share of its time that goes to demand.
     demand_share: f32,
-    /// What a written line takes beyond a read one, in lines.
+    /// Additional cost of a written line over a read one, in lines.
     turn_lines: f32,
     /// Reads that it holds at once; 0 = it passes one line after the other, in both directions.
     places: f32,
@@ -126,7 +127,7 @@ impl QueueServer {
         if self.places > 0.0 { ask.lines - ask.written } else { ask.lines + self.turn_lines * ask.written }
     }
 
-    /// How much of it the task would take if nobody made it wait: what its profile knows of.
+    /// The share that the task would use without queueing, as in its profile.
     #[inline]
     fn alone(&self, ask: &MemoryDemand) -> f32 {
         (self.lines(ask) * ask.share * self.cycles_per_line / ask.cycles).min(BUSIEST_ALONE)
@@ -280,8 +281,8 @@ impl MemorySystem {
         self.windows.get(if self.buses.is_empty() { node } else { package as usize })
     }
 
-    /// Finds how busy a node's controller and its packages' buses are, and how long everybody waits there. `asks` hands
-    /// every task's package and ask to the function it is given, as often as it is called.
+    /// Computes the load of a node's controller and of its packages' buses, and the waiting times there. `asks` passes
+    /// every task's package and demand to the function that it is given, each time it is called.
     pub fn solve(&mut self, node: usize, asks: &mut dyn FnMut(&mut dyn FnMut(u32, &mut MemoryDemand))) {
         let packages = self.packages_per_node;
         let first = node as u32 * packages;
@@ -522,7 +523,7 @@ mod tests {
         assert!(memory.dropped(0, 0, &ask, &Prefetch::default()) > 0.3);
     }
 
-    /// Where demand goes first, does a miss wait as Cobham says, and a late line as long as for everybody?
+    /// With demand priority, does a miss wait as in Cobham's formula, and a late line as long as without priority?
     #[test]
     fn demand_waits_as_cobham_says() {
         let mut memory = memory(2.0, None);

@@ -1,4 +1,4 @@
-//! Who holds how much of one cache: a state that flows.
+//! The occupancy of one cache by its users, as a state that flows.
 //!
 //! Problem: occupancy decides rates, and rates decide occupancy, while tasks come, go, take turns and change phase.
 //! Method, least recently used: a cache holds what was touched after some moment, the *cut-off*, the same for all its
@@ -17,7 +17,7 @@ use cachemate_core::ReplacementPolicy;
 
 use crate::curve::PhaseCurves;
 
-/// An entry's task, where it is nobody's who runs here.
+/// The task of an entry that belongs to no running task.
 pub const NOBODY: u32 = u32::MAX;
 
 /// Users that may hold the same part of a cache (one per way mask or set of colors).
@@ -30,7 +30,7 @@ pub struct CacheDomain {
     cutoff: f64,
 }
 
-/// What a user touched before its present phase and may still hold.
+/// Lines that a user touched before its present phase and that may still be resident.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct PastPhase {
     curve: u32,
@@ -83,7 +83,7 @@ pub struct OccupancyModel {
     pub domains: Vec<CacheDomain>,
     /// Capacity of each group of domains: of all their parts together.
     groups: Vec<f32>,
-    /// Who it is; stays when it leaves, until its lines are gone.
+    /// The task; it stays after the task has left until its lines are evicted.
     pub task: Vec<u32>,
     /// False = its lines only; it runs elsewhere or not at all.
     pub is_running: Vec<bool>,
@@ -112,7 +112,7 @@ pub struct OccupancyModel {
 /// The sum of occupancies is the capacity within this share of it.
 const CLOSE_ENOUGH: f32 = 1e-4;
 const ITERATIONS_AT_MOST: u32 = 40;
-/// A cache that holds less than this share of its capacity evicts nobody.
+/// A cache that is filled to less than this share of its capacity evicts no line.
 const NOT_FULL: f32 = 0.99;
 
 impl OccupancyModel {
@@ -173,7 +173,7 @@ impl OccupancyModel {
         self.rate[entry] = 0.0;
     }
 
-    /// The task is no more; its lines are nobody's.
+    /// Removes a task that has ended; its lines then belong to no task.
     pub fn remove_task(&mut self, task: u32) {
         for at in 0..self.len() {
             if self.task[at] == task {

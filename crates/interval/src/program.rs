@@ -1,4 +1,4 @@
-//! What the machine runs: programs as sequences of phases, each told by its rates alone at several cache sizes.
+//! Programs as sequences of phases, each described by its solo rates at several cache sizes.
 //!
 //! A profile is measured alone, recorded, or written by hand. Rates are per instruction, sizes are of the contended
 //! cache, lines are that cache's. Nothing here knows a co-runner.
@@ -6,7 +6,7 @@
 use cachemate_core::CacheLevel;
 use serde::{Deserialize, Serialize};
 
-/// What a phase does alone with so much of the contended cache.
+/// The solo rates of a phase with a given share of the contended cache.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SizePoint {
@@ -64,7 +64,7 @@ pub struct RegionUse {
     pub region: u32,
     /// Size of the region.
     pub bytes: f64,
-    /// Accesses that miss the private caches or would, were the line not somebody else's.
+    /// Accesses that miss the private caches, or would if no other task had the line.
     pub reads_per_instr: f64,
     /// Writes, counted as the reads are.
     pub writes_per_instr: f64,

@@ -8,7 +8,7 @@
 
 use cachemate_core::{CpuSet, IndexSet};
 
-/// What the queues know of a task.
+/// The state of a task in the queues.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SchedTask {
     pub allowed: CpuSet,
@@ -30,7 +30,7 @@ pub struct SchedTask {
     alive: bool,
 }
 
-/// Gangs that take turns.
+/// A rotation of gangs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct QueueRotation {
     pub cpus: CpuSet,
@@ -39,7 +39,7 @@ pub struct QueueRotation {
     pub gangs: Vec<(Vec<(u32, Option<u32>)>, u32)>,
     now: usize,
     ends: f64,
-    /// Seats without a member stay empty.
+    /// Whether CPUs without a member stay idle.
     only: bool,
 }
 
@@ -48,7 +48,7 @@ impl QueueRotation {
         QueueRotation { cpus, slice_cycles, gangs, now: usize::MAX, ends: f64::NEG_INFINITY, only: false }
     }
 
-    /// These tasks and nobody else.
+    /// A rotation of these tasks and no others.
     pub fn alone(cpus: CpuSet, slice_cycles: f64, members: Vec<(u32, Option<u32>)>) -> Self {
         QueueRotation { only: true, ..QueueRotation::new(cpus, slice_cycles, vec![(members, 1)]) }
     }
@@ -193,7 +193,7 @@ impl RunQueues {
         self.spread_over_seats();
     }
 
-    /// CPUs whose gangs leave no seat in any turn: who is in no gang does not run there.
+    /// CPUs that every turn of the gangs fills, so that a task without a gang does not run there.
     fn gang_only_cpus(&self) -> CpuSet {
         let full = |rotation: &&QueueRotation| {
             let seats = rotation.cpus.count() as usize;
@@ -202,7 +202,8 @@ impl RunQueues {
         self.rotations.iter().filter(full).flat_map(|rotation| rotation.cpus.iter()).collect()
     }
 
-    /// Members with a seat belong to that CPU's queue, others of a gang to a CPU that no other member of it has.
+    /// A gang member with a CPU of its own belongs to that CPU's queue; any other member belongs to a CPU without a
+    /// member of the gang.
     fn spread_over_seats(&mut self) {
         let rotations = std::mem::take(&mut self.rotations);
         for rotation in &rotations {
@@ -339,7 +340,7 @@ impl RunQueues {
         self.rotations.iter().any(|rotation| rotation.cpus.contains(cpu))
     }
 
-    /// When a turn ends, a rotation goes on, or somebody wakes.
+    /// Time of the next event: a turn ends, a rotation advances, or a task wakes.
     pub fn next_event(&self) -> f64 {
         let turns = self.queues.iter().map(|queue| queue.turn_ends);
         let rotations = self.rotations.iter().map(|rotation| rotation.ends);
@@ -377,7 +378,8 @@ impl RunQueues {
         self.queues[cpu].tasks = tasks;
     }
 
-    /// Who is awake and has had least time for its weight gets the CPU, until its slice is over or somebody wakes.
+    /// Gives the CPU to the runnable task with the least time relative to its weight, until its slice ends or a task
+    /// wakes.
     fn next_turn(&mut self, cpu: usize, now: f64) {
         let tasks = std::mem::take(&mut self.queues[cpu].tasks);
         let elapsed = now - self.queues[cpu].turn_began;

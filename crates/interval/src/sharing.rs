@@ -2,9 +2,9 @@
 //!
 //! Method: accesses to a region's lines come at random. A read finds the line changed elsewhere if, since its own cache
 //! last touched it, another cache wrote it: with rates per line that is `writes elsewhere / (writes elsewhere + accesses
-//! here)`. A write must take the line away if another cache has touched it since this one last wrote:
+//! here)`. A write must invalidate the line elsewhere if another cache has touched it since the last write here:
 //! `accesses elsewhere / (accesses elsewhere + writes here)`. Rates per line have the region's size in common, so sizes
-//! cancel. Properties: users of one cache never pay; a region that nobody writes costs nothing.
+//! cancel. Properties: users of one cache never pay; a region without writes costs nothing.
 
 /// One cache's accesses of one region, per cycle.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -13,7 +13,7 @@ struct RegionRates {
     writes: f64,
 }
 
-/// Who touches which region how often.
+/// The rates at which tasks access regions.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Regions {
     caches: usize,
@@ -28,7 +28,7 @@ pub struct Regions {
 pub struct RemoteTransfers {
     pub per_read: f64,
     pub per_write: f64,
-    /// What comes from elsewhere comes from each cache in proportion to this.
+    /// Remote accesses are served by each cache in proportion to this.
     pub from_same_package: f64,
 }
 
@@ -58,7 +58,7 @@ impl Regions {
         rates.writes = (rates.writes + writes_per_cycle).max(0.0);
     }
 
-    /// What accesses from one cache cost now. `same_package` tells which caches are near.
+    /// The present cost of accesses from one cache. `same_package` marks the near caches.
     pub fn remote(&self, place: usize, cache: usize, same_package: impl Fn(usize) -> bool) -> RemoteTransfers {
         let all = &self.rates[place * self.caches..(place + 1) * self.caches];
         let (mut reads, mut writes, mut near) = (0.0, 0.0, 0.0);
@@ -120,7 +120,7 @@ mod tests {
         assert!((found.1 - expected.per_write).abs() < 0.01, "{found:?} {expected:?}");
     }
 
-    /// Do users of one cache pay nothing, and readers of what nobody writes neither?
+    /// Do users of one cache and readers of a region without writes pay nothing?
     #[test]
     fn one_cache_and_read_only_regions_cost_nothing() {
         let mut regions = Regions::new(2);

@@ -1,8 +1,9 @@
 //! Contexts of one core: how they share its issue slots.
 //!
 //! Method: a context that runs alone uses its instructions' share of the slots, one slot of `1 / width` cycles each. Beside
-//! others an instruction waits for a slot as a line waits at a bus: `slot x (busy - own alone) / 2(1 - busy)`, with `busy`
-//! the root of "slots used at these speeds = busy". Properties: alone nobody waits; slots are never used twice.
+//! others an instruction waits for a slot as a line waits at a bus: `slot x (busy - own alone) / 2(1 - busy)`, with
+//! `busy` the root of "slots used at these speeds = busy". Properties: a context that runs alone never waits; slots are
+//! never used twice.
 
 /// Busier than this no core is.
 const BUSIEST: f32 = 0.9999;

@@ -86,8 +86,8 @@ impl IntervalEngine {
         any
     }
 
-    /// What every task of the cache asks of memory. Occupancies go on changing through the step; `ahead` is how far its
-    /// middle is, in steps like the last one, and rates are those of there.
+    /// Computes the demand of every task of the cache on memory. Occupancies keep changing during the step; rates are
+    /// those at its middle, which is `ahead` steps of the last length away.
     fn price(&mut self, flow: usize, ahead: f32) {
         let node = self.node_of_flow[flow];
         let package = self.package_of_flow[flow];
@@ -234,7 +234,7 @@ impl IntervalEngine {
         }
     }
 
-    /// The node's load has changed: everybody there is brought to the present and told.
+    /// The node's load has changed: brings all tasks of the node to the present and updates their waiting times.
     fn settle_node(&mut self, node: usize, but: usize) {
         for other in 0..self.flows.len() {
             if other != but && self.node_of_flow[other] == node {

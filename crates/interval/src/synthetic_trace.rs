@@ -1,8 +1,8 @@
 //! Addresses with given LRU stack distances.
 //!
-//! Method: every access has a slot in time, and a bit tells whether it is the last use of its address. To find the `d`-th most
-//! recent one, bits are counted from the end: by regions, by blocks, by words. These counts stay in the first level of a
-//! host's cache, where a tree over all slots misses at every step.
+//! Method: every access has a slot in time, and a bit marks the last use of its address. To find the `d`-th most recent
+//! address, bits are counted from the end: by regions, by blocks, by words. These counts stay in the host's L1 cache,
+//! whereas a tree over all slots would miss at every step.
 
 /// Where in its stack an access falls.
 pub struct DistanceDistribution {

@@ -9,7 +9,7 @@ fn turns(cpus: u32, explicit: bool) -> RunQueues {
     RunQueues::new(1000.0, 0.0, explicit, (0..cpus).map(two).collect(), (0..cpus).collect())
 }
 
-/// Are arrivals spread evenly, and does everybody in a queue get the same?
+/// Are arrivals spread evenly, and does each task of a queue get the same time?
 #[test]
 fn arrivals_fill_the_least_loaded_queue() {
     let mut turns = turns(4, false);
@@ -36,7 +36,7 @@ fn time_goes_by_weight_up_to_the_demand() {
     assert!((shares[1] - 0.6).abs() < 1e-6, "{shares:?}");
 }
 
-/// Over many explicit turns, does everybody get what averaging says?
+/// Over many explicit turns, does each task get the time that averaging gives it?
 #[test]
 fn explicit_turns_add_up_to_the_averages() {
     let run = |explicit: bool| {

@@ -1,4 +1,4 @@
-//! What had been counted when the measured part began.
+//! The counts at the start of the measured part.
 
 use std::collections::BTreeMap;
 

@@ -3,7 +3,8 @@
 //! `rates` and `solo` are the same quantity (instructions per cycle, operations per second) of the same programs in the
 //! same order, together and alone. All are `None` without programs, or where a rate is not a positive number.
 
-/// Sum of each program's rate over its rate alone (Snavely and Tullsen); the number of programs where nobody suffers.
+/// Sum of each program's rate over its solo rate (Snavely and Tullsen); equals the number of programs if none is slowed
+/// down.
 pub fn weighted_speedup(rates: &[f64], solo: &[f64]) -> Option<f64> {
     Some(relative(rates, solo)?.iter().sum())
 }

@@ -1,6 +1,6 @@
-//! What a run did, complete and exact: per task, per cache, per memory node.
+//! The results of a run, complete and exact: per task, per cache, per memory node.
 //!
-//! Policies never see this: they get observations, with what a limited counter unit can tell. Results are scored by this.
+//! Policies never use this: they get observations, with the limits of a counter unit. Results are scored by this.
 //! All times are simulated cycles; counts cover the measured part of the run (after [`SimMachine::begin_measuring`]).
 
 use std::collections::BTreeMap;
@@ -35,7 +35,7 @@ pub struct RunResults {
     pub dispatcher: DispatcherResults,
 }
 
-/// What one task did.
+/// The results of one task.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct TaskResults {
     /// Dense, in order of arrival.
@@ -118,7 +118,7 @@ pub struct StallCycles {
     pub system: f64,
 }
 
-/// What one cache did for all of its users.
+/// The results of one cache, over all its users.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct CacheResults {
     /// As the topology numbers it.
@@ -144,7 +144,7 @@ pub struct CacheResults {
     pub occupancy_bytes: Vec<(TaskId, u64)>,
 }
 
-/// What one memory controller did.
+/// The results of one memory controller.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct MemoryResults {
     /// Its node.
@@ -175,7 +175,7 @@ pub struct DispatcherResults {
 }
 
 impl SimMachine {
-    /// What was counted until now (a warm-up) is left out of the results.
+    /// Begins the measurement: earlier counts (a warm-up) are excluded from the results.
     pub fn begin_measuring(&mut self) {
         let now = self.system.now();
         self.system.dispatcher.account_to(now);

@@ -110,7 +110,7 @@ fn prefetchers_gain_on_a_stream() {
 /// when it was found short of hexus.net's figure (just under 6 GiB/s)?
 ///
 /// One core was to be within 15 % of that figure and is not: 5.25 GB/s, 18 % less. The 20 % here only keep it from growing
-/// worse; they are no bar that is met. docs/simulators/cycle.md says so.
+/// worse; they are not a target. docs/simulators/cycle.md says so.
 #[test]
 fn the_xeon_streams_as_measured() {
     let machine = load_machine("xeon-x5365").unwrap();

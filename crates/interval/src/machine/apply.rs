@@ -67,7 +67,7 @@ impl IntervalMachine {
         self.known.iter().filter(|known| !known.exited)
     }
 
-    /// What holds now, thing by thing.
+    /// The state in force, object by object.
     fn state(&self) -> MachineState {
         let all: CpuSet = (0..self.spec.cpus()).collect();
         let task = |known: &IntervalTask| {
@@ -152,7 +152,8 @@ impl IntervalMachine {
         self.engine.turns.set_rotations(rotations);
     }
 
-    /// Pages outside the new colors, and those that overfill what is left of the old ones, start to move: that takes the process' time, and its lines of them are lost.
+    /// Pages outside of the new colors, and those that overfill the remaining old colors, start to migrate: this takes
+    /// time of the process, and its lines of these pages are lost.
     fn move_pages(&mut self, process: ProcessId, from: Option<&ColorAssignment>, to: &ColorAssignment) {
         let Some(colors) = self.spec.pages.colors else { return };
         let was = from.map_or_else(|| (0..colors).collect::<IndexSet>(), |from| from.allowed.clone());

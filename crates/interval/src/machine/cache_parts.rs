@@ -5,7 +5,8 @@ use cachemate_core::IndexSet;
 /// How a cache is divided.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Parts {
-    /// Capacity, as a share of the cache, and group of each part; the first is everybody else's: the whole.
+    /// Capacity, as a share of the cache, and group of each part; the first part is the whole cache, for tasks without
+    /// a group.
     pub parts: Vec<(f64, u8)>,
     /// Capacity of each group, as a share of the cache.
     pub groups: Vec<f64>,
@@ -13,7 +14,7 @@ pub struct Parts {
     pub of: Vec<u8>,
 }
 
-/// Parts of a cache of so many units; `shared` = somebody may use all of it.
+/// Parts of a cache of `units` units; with `shared`, some tasks may use all of it.
 pub fn parts(units: u32, masks: &[IndexSet], shared: bool) -> Parts {
     let all: IndexSet = (0..units).collect();
     let mut known: Vec<IndexSet> = vec![all.clone()];

@@ -1,4 +1,4 @@
-//! What the machine can do, the way a host would find out.
+//! The abilities of the machine, as a host would survey them.
 
 use std::collections::BTreeMap;
 

@@ -49,7 +49,7 @@ pub struct IntervalJob {
     pub restart: bool,
     /// Pinned there by its owner: no policy may move it.
     pub pinned: Option<CpuSet>,
-    /// What its operator asks for it.
+    /// The operator's goal for it.
     pub goal: Option<Goal>,
 }
 
@@ -75,7 +75,7 @@ impl IntervalJob {
 /// Something that happens to the machine.
 #[derive(Clone, PartialEq, Debug)]
 pub enum MachineEvent {
-    /// Somebody outside brings lines into a cache from now on; 0 a second = no more.
+    /// Programs outside the run bring lines into a cache from now on; 0 per second ends it.
     Outside {
         /// The cache's place among the contended ones.
         cache: u32,
@@ -92,15 +92,15 @@ pub enum MachineEvent {
         /// The CPU's number.
         cpu: u32,
     },
-    /// A cache holds only a share of what it did: somebody else has taken ways of it.
+    /// A cache shrinks to a share of its full size, as if another tool reserved ways of it.
     Shrink {
         /// The cache's place among the contended ones.
         cache: u32,
         /// The share that is left, above 0 and at most 1.
         to_share: f64,
     },
-    /// These CPUs of one cache share it with nobody else from now on: they have another of its size. The topology does
-    /// not tell, as on a host whose firmware or hypervisor is wrong.
+    /// These CPUs no longer share their cache with others: they have another one of its size. The topology does not
+    /// show this, as on a host whose firmware or hypervisor misreports it.
     Separate {
         /// CPUs of one cache.
         cpus: CpuSet,
@@ -118,7 +118,7 @@ pub struct Options {
     pub defects: CounterNoise,
     /// Nominal time; `None` = until nothing is left to run.
     pub length_ns: Option<u64>,
-    /// What happens to the machine, with its nominal time in nanoseconds; in any order.
+    /// Events of the machine with their nominal times in nanoseconds, in any order.
     pub events: Vec<(u64, MachineEvent)>,
 }
 
@@ -161,7 +161,7 @@ struct IntervalTask {
     slot: u32,
     arrived_ns: u64,
     fixed: bool,
-    /// `None` = everybody's ways.
+    /// `None` for the default class.
     class: Option<ServiceClassId>,
     exited: bool,
     /// As of the last observation.
@@ -294,7 +294,7 @@ impl IntervalMachine {
     pub fn now_ns(&self) -> u64 {
         self.now_ns
     }
-    /// What is inside, for books that no policy sees.
+    /// The engine, for results that no policy sees.
     pub fn engine(&self) -> &IntervalEngine {
         &self.engine
     }

@@ -34,7 +34,7 @@ impl CounterPlaces {
     }
 }
 
-/// What happened since.
+/// The totals since `before`.
 pub(super) fn since(now: &TaskTotals, before: &TaskTotals) -> TaskTotals {
     let mut totals = TaskTotals {
         instructions: now.instructions - before.instructions,

@@ -1,8 +1,8 @@
-//! Probes answer as on a host, and take what they take there.
+//! Probes with the results and the costs that they have on a host.
 //!
-//! Rows of tasks that must run together hold the cache's CPUs in turn, everybody else waits, and counts are of what really
-//! ran. A trace stops its task for every entry; its addresses are drawn from the program's own curve, so that an LRU
-//! analysis finds that curve again. Reuse times follow from the same curve.
+//! Rows of tasks that must run together occupy the cache's CPUs in turn while all other tasks wait, and counts refer to
+//! the tasks that ran. A trace interrupts its task at every entry; its addresses are drawn from the program's own
+//! curve, so that an LRU analysis recovers that curve. Reuse times follow from the same curve.
 
 use cachemate_core::{
     AccessSample, AddressKind, CacheId, CounterEvent, DataSource, EventCount, EventCounts, Plan, PlanItem,
@@ -25,7 +25,7 @@ pub struct OngoingProbe {
 }
 
 impl OngoingProbe {
-    /// Whose accesses are logged, if anybody's.
+    /// The task whose accesses are logged, if there is one.
     fn logged(&self) -> Option<TaskId> {
         match self.probe.kind {
             ProbeKind::MissTrace { task, .. } => Some(task),

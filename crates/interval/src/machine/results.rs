@@ -6,7 +6,7 @@ use super::IntervalMachine;
 use super::observe::since;
 use crate::engine::{ALONE_CYCLES, DEMAND, FILLS, QUEUE_CYCLES, REFERENCES, REMOTE_HITS, TaskTotals, WRITEBACKS};
 
-/// What one job did since measuring began, all its threads and runs together.
+/// The totals of one job since the start of the measurement, over all its threads and runs.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct JobResults {
     /// The job's name.
@@ -50,7 +50,7 @@ pub struct IntervalResults {
     pub memory_busy_share: Vec<f64>,
 }
 
-/// What is kept of a job.
+/// The stored state of a job.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct JobTotals {
     done: TaskTotals,
@@ -93,7 +93,7 @@ impl JobTotals {
 }
 
 impl IntervalMachine {
-    /// What happens from now on is what counts.
+    /// Begins the measurement: earlier work is not counted.
     pub fn begin_measuring(&mut self) {
         for running in &mut self.jobs {
             running.book = JobTotals { tasks: u64::from(running.alive), ..JobTotals::default() };

@@ -180,7 +180,7 @@ fn events_change_the_machine() {
     assert!(IntervalMachine::new(&spec(), bad, Vec::new()).is_err());
 }
 
-/// Are rows run together and alone, counted while they run, and given back to the others afterwards?
+/// Are rows run together and alone and counted while they run, and do the other tasks get the CPUs afterwards?
 #[test]
 fn rows_are_run_together_and_counted() {
     let names = ["a", "b", "c"];

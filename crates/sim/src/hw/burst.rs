@@ -1,4 +1,4 @@
-//! One run of a context: quickly through what nobody else sees, then whatever ended that.
+//! One run of a context: a fast path through accesses that no other context observes, then the event that ended it.
 //!
 //! `quick` is the loop that nearly all accesses pass through: L1 hits and fetches of code that is there. It ends with an
 //! `SlowPathCause`, which is dealt with at its tick; then it is entered again, until the run has a `BurstOutcome`.
@@ -416,7 +416,7 @@ fn batch_end(burst: &mut Burst, thread: &mut HwThread, context: &mut HwContext) 
     None
 }
 
-/// The value of the load before is needed: waits in place where nobody else could use the time.
+/// The value of the load before is needed: the context waits in place if no other one could use the time.
 pub(super) fn depends(burst: &mut Burst, thread: &mut HwThread, context: &mut HwContext) -> Option<BurstOutcome> {
     let until = context.value_at;
     if until < burst.run.other && until <= burst.run.limit {

@@ -74,7 +74,7 @@ impl PendingFills {
     }
 }
 
-/// Who evicted whom: lines by (evictor, owner), for the task numbers seen so far.
+/// Evicted lines by (evictor, owner), for the task numbers so far.
 #[derive(Default)]
 pub(crate) struct EvictionMatrix {
     side: usize,
@@ -123,7 +123,7 @@ pub(crate) struct CacheUnit {
     pub package: u32,
     /// That share it.
     pub cores: u32,
-    /// An L1 whose requests the next level serves without anybody else's noticing.
+    /// Whether the next level serves all requests of this L1 without effect on other caches.
     pub owns_next: bool,
     pub store: TagStore,
     pub pending: PendingFills,
@@ -220,7 +220,7 @@ impl CacheUnit {
         }
     }
 
-    /// The line leaves without anybody having evicted it (a victim cache gave it back, or its frame was reused):
+    /// The line leaves without an eviction (a victim cache returned it, or its frame was reused):
     /// `remember` whether the next miss on it still is one's own.
     pub fn record_removal(&mut self, line: u64, meta: LineMeta, remember: Option<u16>) {
         self.occupancy[usize::from(meta.owner())] -= 1;

@@ -1,7 +1,7 @@
 //! All caches of a machine as one tree, and what the walks below share.
 //!
-//! The leaves are the L1s, the roots the caches with memory behind them. A request walks from a leaf outwards until
-//! somebody has the line. Every cache on the way takes its part in one go: the state is exact at the tick of the
+//! The leaves are the L1s, the roots the caches with memory behind them. A request walks from a leaf outwards until a
+//! cache has the line. Every cache on the way is updated at once: the state is exact at the tick of the
 //! request, and only the data is late (`PendingFills`). MESI: a cache in E or M means that no cache off its path to memory
 //! has the line; a parent's sharer bits say which children may hold it, a directory per line of memory which roots may.
 //! Both are supersets: a copy that left quietly is found missing when it is asked for.
@@ -30,7 +30,7 @@ pub(crate) struct CacheRequest {
     pub package: u32,
 }
 
-/// What came of it.
+/// The outcome.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CacheResponse {
     /// Tick at which the data is there.
@@ -44,7 +44,7 @@ pub(crate) struct CacheResponse {
     pub dirty: bool,
 }
 
-/// What a look into other caches found.
+/// The result of a snoop of other caches.
 #[derive(Clone, Copy, Default, Debug)]
 pub(crate) struct SnoopResult {
     pub any: bool,
@@ -366,7 +366,7 @@ impl Caches {
         self.dram.write(ask.address, ask.package, bytes, ask.at);
     }
 
-    /// What the level before evicted. `meta` without sharers; `below` is that level's line.
+    /// Inserts a line that the level before evicted. `meta` has no sharers; `below` is that level's line.
     fn insert_victim(
         &mut self,
         at: usize,
@@ -446,7 +446,7 @@ impl SnoopResult {
     }
 }
 
-/// What only this engine asks of a machine.
+/// Checks the requirements of this engine on a machine.
 fn check(machine: &MachineSpec) -> Result<(), MachineSpecError> {
     let fail = |field: String, found: String, expected: &str| {
         Err(MachineSpecError { machine: machine.name.clone(), field, found, expected: expected.to_string() })

@@ -8,7 +8,7 @@ use super::counters::{CpuCounters, Stalls, TaskCounters};
 use super::deferred::DeferredAccess;
 use super::thread::HwThread;
 
-/// What a context waits for until it is ready again, and how much of the wait is queueing.
+/// The cause for which a context waits, and the queueing part of the wait.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StallSource {
     pub served: ServedBy,
@@ -158,7 +158,7 @@ impl HwContext {
         self.ready = self.ready.max(self.accounted);
     }
 
-    /// What waiting for the last load's value is put down to.
+    /// The stall source to which the wait for the last load's value is attributed.
     pub fn value_wait(&self) -> StallSource {
         StallSource { served: self.value_from, queue: 0, joined: false }
     }

@@ -1,4 +1,4 @@
-//! What the hardware counts: per task, per cache, per processor, per memory node.
+//! Hardware counters: per task, per cache, per processor, per memory node.
 //!
 //! Time is counted in *ticks*, issue slots of a core: one cycle has as many ticks as the core's issue width. Every tick
 //! that a task is on processor has exactly one owner (an instruction, a stall cause, or the system), and every miss
@@ -161,7 +161,7 @@ impl TaskCounters {
         EventCounts(events.into_iter().filter_map(reading).collect())
     }
 
-    /// What was counted since `earlier`, an older copy of these counters.
+    /// The counts since `earlier`, an older copy of these counters.
     pub fn since(&self, earlier: &Self) -> Self {
         let mut levels = self.levels;
         levels.iter_mut().zip(&earlier.levels).for_each(|(now, then)| now.add(then, -1));
@@ -215,7 +215,7 @@ pub fn events(levels: &[CacheLevel]) -> Vec<CounterEvent> {
     events
 }
 
-/// What one cache counted, of all its users.
+/// The counts of one cache, over all its users.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct CacheCounters {
     /// Demand accesses of all tasks.
@@ -234,7 +234,7 @@ pub struct CacheCounters {
     pub queue_ticks: u64,
 }
 
-/// What one memory controller counted.
+/// The counts of one memory controller.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct MemoryCounters {
     /// Lines read, prefetches included.
@@ -247,7 +247,7 @@ pub struct MemoryCounters {
     pub queue_ticks: u64,
 }
 
-/// What one package bus counted.
+/// The counts of one package bus.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct BusCounters {
     /// Bytes passed, in both directions.
@@ -258,7 +258,7 @@ pub struct BusCounters {
     pub queue_ticks: u64,
 }
 
-/// What one hardware context did.
+/// The counts of one hardware context.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct CpuCounters {
     /// Instructions of all tasks that ran here.

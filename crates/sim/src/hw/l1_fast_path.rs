@@ -11,7 +11,7 @@ use super::counters::TaskCounters;
 use super::store::{EXCLUSIVE, LineMeta, MODIFIED, PENDING, SHARED, SHARER_BITS, SPECIAL};
 
 impl CacheUnit {
-    /// Does a hit here by this child concern the child and nobody else?
+    /// Does a hit here by this child affect only the child?
     #[inline]
     pub fn is_plain(&self, meta: LineMeta, bit: u32, store: bool) -> bool {
         // Without branches: whether it is a store cannot be foreseen.
@@ -37,7 +37,8 @@ impl Caches {
         }
     }
 
-    /// Is the request served by the core's own second level, so that nobody else can see it? The second level must be
+    /// Is the request served by the core's own second level, so that no other core can observe it? The second level
+    /// must be
     /// the core's alone and have the line, the L1 have no prefetcher, and what leaves the L1 find its place behind.
     pub fn is_own(&self, l1: usize, place: Option<usize>, address: u64, store: bool) -> bool {
         let first = &self.units[l1];

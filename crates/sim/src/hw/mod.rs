@@ -85,7 +85,7 @@ pub enum StopReason {
     Turn {
         /// Where the thread is.
         cpu: CpuId,
-        /// What it asks for.
+        /// The request at the end of the batch.
         turn: BatchEnd,
         /// When the batch ended.
         at_cycle: u64,
@@ -101,7 +101,7 @@ pub enum StopReason {
     },
 }
 
-/// What the operating system spends a CPU's time on.
+/// The kind of work on which the operating system spends a CPU's time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum Charge {
@@ -121,7 +121,7 @@ pub enum Charge {
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{what}: found {found}, expected {expected}")]
 pub struct RequestError {
-    /// What was asked for.
+    /// The request.
     pub what: String,
     /// Its value.
     pub found: String,
@@ -232,7 +232,8 @@ impl Hardware {
         self.next.set(core, self.cores[core].next_tick());
     }
 
-    /// Puts a thread on an idle context from `at_cycle` on. A thread that is there already is given back.
+    /// Puts a thread on an idle context from `at_cycle` on. If the context has a thread already, the new one is
+    /// returned.
     pub fn load(&mut self, cpu: CpuId, mut thread: HwThread, at_cycle: u64) -> Option<HwThread> {
         let before = self.unload(cpu);
         thread.counters.ticks_per_cycle = self.ticks_per_cycle;
@@ -330,8 +331,8 @@ impl Hardware {
         }
     }
 
-    /// Drops all lines of a frame from every cache, unwritten, and forgets its history: the frame is given to somebody
-    /// else, whose first misses on it are cold.
+    /// Drops all lines of a frame from every cache, without writing them, and clears its history: the frame gets
+    /// another owner, whose first misses on it are cold.
     pub fn flush_frame(&mut self, frame: u64) {
         let named = self.caches.pages.forget(frame);
         self.caches.flush(named << self.page_shift, 1 << self.page_shift);
@@ -422,7 +423,7 @@ impl Hardware {
         store.lines().map(|(line, meta)| (store.set_of(line), TaskId(u32::from(meta.owner())))).collect()
     }
 
-    /// Who evicted whom in one cache: (evictor, victim, lines), ascending, none with zero. Own evictions included.
+    /// Evictions in one cache: (evictor, victim, lines), ascending, without zeros, including a task's own.
     pub fn evictions(&self, cache: CacheId) -> Vec<(TaskId, TaskId, u64)> {
         let Ok(unit) = self.unit(cache) else { return Vec::new() };
         let task = |slot: u16| TaskId(u32::from(slot));

@@ -1,4 +1,4 @@
-//! What the caches know a frame by, where an L1's sets go by virtual addresses.
+//! The key by which caches know a frame if an L1 is indexed by virtual addresses.
 //!
 //! Problem: such an L1 finds a line by bits of its virtual address, and every other cache and every snoop by its
 //! physical one.
@@ -18,7 +18,7 @@ pub(crate) struct PageIndex {
     frame_bits: u32,
     /// Bits of the virtual page that some L1's index has.
     page_bits: u32,
-    /// Those bits + 1 of each frame; 0 = nobody has reached it.
+    /// Those bits + 1 of each frame; 0 if no access has reached it.
     given: Vec<u8>,
 }
 

@@ -15,8 +15,8 @@ use super::l1_variant;
 use super::sampling::SamplingUnit;
 use super::{Charge, FrameProvider, StopReason};
 
-/// How far a core may run ahead with what nobody else sees. A line that another core takes away is still hit for so
-/// long at most.
+/// How far a core may run ahead with accesses that no other core observes. A line that another core invalidates is
+/// still hit for at most this long.
 pub(crate) const RUN_AHEAD_CYCLES: u64 = 400;
 /// A context's turn while others are ready.
 const TURN_CYCLES: u64 = 32;
@@ -25,7 +25,7 @@ const CORES_WITHOUT_HINTS: u32 = 8;
 /// Stores in flight per context of an in-order core.
 const STORE_BUFFER: usize = 8;
 
-/// What a core needs around it.
+/// The environment of a core.
 pub(crate) struct CoreEnvironment<'a> {
     pub caches: &'a mut Caches,
     pub frames: &'a mut dyn FrameProvider,
@@ -54,14 +54,14 @@ pub(crate) struct ContextRun {
     pub shared: u64,
 }
 
-/// What a core's runs work on.
+/// The state on which a core's runs work.
 pub(crate) struct CoreFrontEnd {
     pub contexts: Vec<HwContext>,
     pub l1d: usize,
     pub l1i: Option<usize>,
     pub package: u32,
     pub in_order: bool,
-    /// What does not need the value of a load goes on.
+    /// Whether instructions that do not need the value of a load may pass it.
     pub loads_pass: bool,
     /// Shapes of the L1s, of data and of code.
     pub shape: usize,
@@ -83,11 +83,11 @@ pub(crate) struct Core {
     ready: Vec<u64>,
     /// Tick up to which its issue slots are used.
     now: u64,
-    /// Who had the last turn, and until when it lasts.
+    /// The context with the last turn, and the end of that turn.
     turn: (usize, u64),
     /// The run under way, or put aside in the middle of something that must wait for the cores behind.
     burst: Burst,
-    /// What [`Core::next_tick`] would say, after [`Core::advance`] came to its bounds.
+    /// The result of [`Core::next_tick`] after [`Core::advance`] reached its bounds.
     pub next: u64,
 }
 

@@ -1,7 +1,7 @@
 //! Prefetchers beside a cache, shared by all its users: constant strides, streams, and the other line of a pair.
 //!
-//! None has a program counter: streams are told apart by physical page, and never leave the page (frames behind it are
-//! somebody else's). With all streams in use the one idle longest is replaced.
+//! None has a program counter: streams are distinguished by physical page, and never leave the page (the next frames
+//! may belong to another process). If all streams are in use, the one idle longest is replaced.
 //!
 //! *Stride*: two equal steps in a row confirm a stream; from then on every demand miss, and every first hit on a
 //! prefetched line, asks for the next `degree` lines.

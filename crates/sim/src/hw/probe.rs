@@ -28,8 +28,8 @@ impl Probes {
     }
 }
 
-/// Logs the line of every L1 data miss, as the machine's sampler can (RM), and of fetches of code that missed where asked. Each entry costs an interrupt. When full,
-/// [`super::StopReason::Interrupt`] is raised once.
+/// Logs the line of every L1 data miss, as the machine's sampler can (RM), and of fetches of code that missed, if
+/// requested. Each entry costs an interrupt. When the log is full, [`super::StopReason::Interrupt`] is raised once.
 #[derive(Clone, Debug, Default)]
 pub struct TraceProbe {
     pub entries_at_most: u32,
@@ -134,7 +134,8 @@ impl ActivityProbe {
     }
 }
 
-/// Raises [`super::StopReason::Interrupt`] each time the task's count passes another `period`, late by a burst at most (skid).
+/// Raises [`super::StopReason::Interrupt`] each time the task's count passes another `period`, at most one burst late
+/// (skid).
 #[derive(Clone, Debug)]
 pub struct Overflow {
     pub event: CounterEvent,

@@ -44,7 +44,7 @@ impl Caches {
         answer
     }
 
-    /// What an L1's prefetcher makes of a miss there.
+    /// Lets an L1's prefetcher respond to a miss there.
     pub fn prefetch_after(&mut self, l1: usize, line: u64, ask: &CacheRequest, counters: &mut TaskCounters) {
         self.note_prefetches(l1, line, ask);
         if !self.due.is_empty() {

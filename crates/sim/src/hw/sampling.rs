@@ -1,4 +1,4 @@
-//! What the probes do when something happens: the trace register, sampled accesses, watched locations, super sets.
+//! The probes' responses to events: the trace register, sampled accesses, watched locations, super sets.
 //!
 //! Three samplers. *Ideal* sees every event exactly. *Last address* is POWER5's register. Of misses close together only
 //! the first is seen, since its exception flushes the others (RM 5.3.1). A prefetch into the L1 raises an exception
@@ -55,7 +55,7 @@ pub(crate) struct Miss {
     pub prefetches: u32,
 }
 
-/// What a miss set off.
+/// The effect of a miss on the samplers.
 pub(crate) struct SampleEffect {
     pub ticks: u64,
     pub full: bool,

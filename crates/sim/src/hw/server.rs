@@ -1,8 +1,9 @@
-//! Something that passes so many bytes a tick: a bus, a controller, a cache's port.
+//! A server with a fixed number of bytes per tick: a bus, a controller, a cache's port.
 //!
-//! First come, first served ([`BandwidthServer::transfer`]); or in two classes, where what is waited for goes before what can wait
-//! ([`BandwidthServer::transfer_priority`], [`BandwidthServer::transfer_background`]). The second class fills the gaps of the first: its backlog shrinks
-//! while the first is idle, and work is neither lost nor done twice. A line in service is not interrupted.
+//! Requests are served first come, first served ([`BandwidthServer::transfer`]), or in two classes: demand before
+//! background ([`BandwidthServer::transfer_priority`], [`BandwidthServer::transfer_background`]). The second class
+//! fills the gaps of the first: its backlog shrinks while the first is idle, and no work is lost or done twice. A line
+//! in service is not interrupted.
 
 /// Fixed point: ticks in 1/65536.
 const POINT: u32 = 16;
@@ -58,8 +59,8 @@ impl BandwidthServer {
         (starts - arrives) >> POINT
     }
 
-    /// As [`BandwidthServer::transfer`], behind everything. What arrives later in the first class still overtakes it; the ticks given
-    /// are without that.
+    /// As [`BandwidthServer::transfer`], after all other requests. Later arrivals of the first class still overtake it;
+    /// the returned ticks do not include them.
     pub fn transfer_background(&mut self, at: u64, bytes: u64) -> u64 {
         let arrives = at << POINT;
         self.settle(arrives);
@@ -73,7 +74,7 @@ impl BandwidthServer {
         *(if last { &mut self.backlog } else { &mut self.free_at }) += ticks << POINT;
     }
 
-    /// Ticks that somebody arriving at `at` would wait, behind everything.
+    /// Ticks that a request at `at` would wait after all others.
     pub fn backlog(&self, at: u64) -> u64 {
         let arrives = at << POINT;
         let idle = arrives.saturating_sub(self.free_at.max(self.settled));

@@ -10,7 +10,7 @@ use super::pipeline::{CoreEnvironment, CoreFrontEnd};
 use super::sampling::{Miss, SampleEffect};
 use super::thread::HwThread;
 
-/// What an access that went beyond the quick way found.
+/// The result of an access that left the fast path.
 pub(crate) struct SlowAccess {
     ask: CacheRequest,
     pub answer: CacheResponse,

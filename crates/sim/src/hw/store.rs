@@ -33,7 +33,7 @@ pub(crate) const SHARER_BITS: u32 = 12;
 pub(crate) const ALL_SHARERS: u32 = (1 << SHARER_BITS) - 1;
 const OWNER_SHIFT: u32 = 16;
 
-/// What stands beside a line's tag.
+/// The metadata of a line.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct LineMeta(pub u32);
 
@@ -204,7 +204,7 @@ impl TagStore {
         if sets.is_power_of_two() { sets.trailing_zeros() } else { 0 }
     }
 
-    /// An access that concerns nobody but this cache: its state and its place in the order of use. An error says where
+    /// An access that affects only this cache: its state and its place in the order of use. An error says where
     /// the line is, if anywhere, when it is another kind of access; nothing was done then. `SHAPE` is
     /// the cache's.
     #[inline(always)]
@@ -381,7 +381,7 @@ impl TagStore {
         self.random.below(count) as usize
     }
 
-    /// Puts a line in that is not there, as the most recent. What had to leave is given back.
+    /// Inserts an absent line as the most recent one, and returns the evicted line.
     #[inline]
     pub fn insert(&mut self, line: u64, meta: LineMeta, mask: Option<u64>) -> Option<EvictedLine> {
         let base = self.layout.base(line);

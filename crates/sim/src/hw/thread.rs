@@ -25,7 +25,7 @@ pub struct HwThread {
     pub(crate) position: usize,
     /// Instructions of `batch[position]` already issued.
     pub(crate) skip: u64,
-    /// What the source said at the end of the batch.
+    /// The request of the source at the end of the batch.
     pub(crate) turn: BatchEnd,
     pub(crate) tlb: Tlb,
     /// Virtual address of the code to fetch when `fetch_left` is used up.

@@ -261,7 +261,7 @@ impl Basis {
         Pivot { entering, from, to, apex: one, cut, cut_is_from, push, reduced_cost }
     }
 
-    /// What the potentials of the subtree that is cut off change by.
+    /// The change of the potentials in the subtree that is cut off.
     pub fn potential_change(&self, pivot: &Pivot) -> i64 {
         let inside = pivot.inside_outside().0;
         if inside == self.arc(pivot.entering).0 { pivot.reduced_cost } else { -pivot.reduced_cost }

@@ -99,7 +99,7 @@ fn code_bytes(share: f64) -> f64 {
 }
 
 struct Compiler {
-    /// Copies of functions that can be inlined, one after the other; freed by nobody.
+    /// Copies of functions that can be inlined, one after the other; never freed.
     kept: Region,
     /// The obstack of the function at hand.
     obstack: Region,

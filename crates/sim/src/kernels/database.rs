@@ -51,7 +51,7 @@ pub(super) const PROGRAMS: &[KernelSpec] = &[
     },
 ];
 
-/// What tells the two servers apart.
+/// The differences between the two servers.
 struct ServerShape {
     tree: &'static str,
     /// Share of the footprint that is private to threads: `private_bytes` of `footprint` each by default.

@@ -4,9 +4,10 @@
 //! fetches them from somewhere, and spends many of its loads and stores on spills, locals and constants that stay in
 //! the first-level cache.
 //!
-//! Method: [`AccessEmitter`] adds these at fixed published ratios ([`AccessPace`]), by Bresenham's line: exact in the long run, no
-//! random numbers, a few additions per access. Code is a row of equal functions; each runs as a loop of its own length
-//! until the kernel enters another, so that the instruction pointer never leaves the declared code.
+//! Method: [`AccessEmitter`] adds these at fixed published ratios ([`AccessPace`]), by Bresenham's line: exact in the
+//! long run, without random numbers, at a few additions per access. Code is a row of equal functions; each runs as a
+//! loop of its own length until the kernel enters another, so that the instruction pointer never leaves the declared
+//! code.
 //!
 //! Properties: no stack access falls between a load and the load that depends on it; the stream does not depend on how
 //! it is cut into batches.

@@ -1,8 +1,8 @@
 //! Programs: real algorithms over simulated memory, as endless streams of accesses.
 //!
 //! Problem: the papers measured licensed programs. What decides a scheduling result is how a program's misses depend on
-//! the cache it gets. So a stand-in must take its curve from the algorithm and the published footprint, never from the
-//! result one hopes for.
+//! the cache it gets. So a substitute must derive its curve from the algorithm and the published footprint, never from
+//! the expected result.
 //!
 //! Method: each kernel runs its program's algorithm batch by batch. Simulated bytes are not host bytes: layouts are
 //! implicit and values that only steer control flow are hashes of the index; what the algorithm must remember (positions,

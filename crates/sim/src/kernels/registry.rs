@@ -26,7 +26,7 @@ pub enum ProgramError {
         option: &'static str,
         /// Its value.
         found: String,
-        /// What would be taken.
+        /// The values that would be accepted.
         expected: String,
     },
 }

@@ -39,7 +39,7 @@ impl Membership {
     }
 }
 
-/// Users of a group's region: the group, or everybody where threads change groups.
+/// Users of a group's region: the group, or all threads if threads change groups.
 pub(super) fn group_users(setup: &KernelSetup, group: u32) -> RegionUsers {
     if setup.options.regroup_after.is_some() { RegionUsers::All } else { RegionUsers::Group(group) }
 }

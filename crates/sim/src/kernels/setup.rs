@@ -7,7 +7,7 @@ use super::emitter::{AccessEmitter, STACK_BYTES};
 use super::random::{Rng, mix};
 use super::{AccessPace, CodeLayout};
 
-/// What a scenario may change of a program. Everything left out keeps the table's value.
+/// Parameters of a program that a scenario may change. An omitted one keeps the table's value.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Options {
@@ -31,7 +31,7 @@ pub struct Options {
 pub struct KernelSpec {
     /// Name in scenarios.
     pub name: &'static str,
-    /// What it stands for.
+    /// The program that it models.
     pub stands_for: &'static str,
     /// The algorithm that runs.
     pub algorithm: &'static str,
@@ -47,9 +47,9 @@ pub struct KernelSpec {
     pub code: CodeLayout,
     /// The publication that the code's size is from, or `estimate`.
     pub code_source: &'static str,
-    /// What the program's behaviour alternates between, if anything.
+    /// The behaviors between which the program alternates, if any.
     pub phases: &'static str,
-    /// What `progress()` counts.
+    /// The unit of `progress()`.
     pub unit: &'static str,
     /// Threads of each group and groups; (1, 1) where single-threaded.
     pub threads: (u32, u32),
@@ -83,7 +83,7 @@ pub(super) fn group_later(group: u32, place: u32, groups: u32) -> u32 {
     (group + place % 2) % groups
 }
 
-/// Who touches a region.
+/// The threads that touch a region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RegionUsers {
     /// Every thread of the program.
@@ -97,7 +97,7 @@ pub enum RegionUsers {
 /// A stretch of the address space that a program declares it touches.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Region {
-    /// What lies in it.
+    /// The content of the region.
     pub name: &'static str,
     /// Address of the first byte, a multiple of 4096.
     pub base: u64,
@@ -156,7 +156,7 @@ impl<K: WorkloadKernel> AccessSource for EndlessSource<K> {
     }
 }
 
-/// What a family builds its threads with.
+/// The inputs from which a family builds its threads.
 pub(crate) struct KernelSetup<'a> {
     pub spec: &'static KernelSpec,
     pub options: &'a Options,

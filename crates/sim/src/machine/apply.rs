@@ -49,7 +49,7 @@ impl SimMachine {
         live.map(|task| (task, self.known[task.0 as usize].slot)).collect()
     }
 
-    /// What holds now, thing by thing.
+    /// The state in force, object by object.
     fn state(&self) -> MachineState {
         let live = self.live();
         let all = self.topology.online();

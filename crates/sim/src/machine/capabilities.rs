@@ -1,4 +1,4 @@
-//! What the simulated machine can do, from its specification alone: the way a host would find out.
+//! The abilities of the simulated machine, from its specification alone, as a host would survey them.
 
 use std::collections::BTreeMap;
 

@@ -39,7 +39,7 @@ fn is_software_event(event: &CounterEvent) -> bool {
 }
 
 impl CounterMultiplexer {
-    /// `at_once`: counters of the unit. Who missed because of whom is known to an ideal unit only.
+    /// `at_once` is the number of counters. Only an ideal unit knows which task caused a miss.
     pub fn new(levels: &[CacheLevel], at_once: u32, sampler: SamplerModel) -> Self {
         let known =
             |event: &CounterEvent| sampler == SamplerModel::Ideal || !matches!(event, CounterEvent::InterTaskMisses(_));

@@ -94,7 +94,7 @@ pub struct SimMachine {
     pub(crate) penalties: Vec<CoRunPenalty>,
     /// Ascending by their CPUs.
     pub(crate) gangs: Vec<GangSchedule>,
-    /// Way masks of classes of service; everybody else is in the hardware's class 0, which has all ways.
+    /// Way masks of classes of service; all other tasks are in the hardware's class 0, which has all ways.
     pub(crate) classes: BTreeMap<ServiceClassId, WayMasks>,
     ends: Option<RunLimit>,
     /// Ends the warm-up; `None` once that is over.

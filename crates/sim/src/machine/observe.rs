@@ -96,7 +96,7 @@ impl SimMachine {
         }
     }
 
-    /// What the counters of caches, memory controllers and CPUs say of the window.
+    /// The counts of caches, memory controllers and CPUs in the window.
     fn places_seen(&mut self) -> Vec<(CounterScope, EventCounts)> {
         let now = LastSharedCounts {
             caches: self.topology.caches.iter().map(|cache| self.cache_counters(cache.id)).collect(),

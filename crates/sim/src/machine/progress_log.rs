@@ -47,7 +47,7 @@ impl SimMachine {
         self.take_step();
     }
 
-    /// What was noted, in order of time; empty without [`SimMachine::log_progress`].
+    /// The recorded samples in order of time; empty without [`SimMachine::log_progress`].
     pub fn trail(&self) -> &[ProgressSample] {
         self.trail.as_ref().map_or(&[], |trail| &trail.steps)
     }
@@ -118,7 +118,7 @@ mod tests {
         }
     }
 
-    /// Does a run end once everybody has done the work asked for, and not before?
+    /// Does a run end once all programs have done the requested work, and not before?
     #[test]
     fn a_run_ends_when_the_work_is_done() {
         let mut machine = machine(1_000_000_000);

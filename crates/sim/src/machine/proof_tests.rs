@@ -1,4 +1,4 @@
-//! What must hold of whole runs: sums, independence, determinism, and that recordings carry everything.
+//! Invariants of whole runs: sums, independence, determinism, and the completeness of recordings.
 
 use cachemate_core::{
     CacheLevel, CacheShare, CpuSet, GroupId, IndexSet, Machine, PageMigration, PartitionSupport, Plan, ProcessId,
@@ -17,7 +17,8 @@ fn run_for(ms: u64, scheduler: SchedulerKind, tasks: u64, seed: u64) -> RunResul
     run_alone(&mut SimMachine::new(&spec(), &options, programs).unwrap()).unwrap()
 }
 
-/// Do counters add up: every miss one cause, tasks to caches, every cycle on processor one owner, nobody starved?
+/// Do counters add up: every miss has one cause, tasks sum to caches, every cycle on a CPU has one owner, no task
+/// starves?
 #[test]
 fn counters_add_up_under_every_scheduler() {
     for scheduler in [SchedulerKind::Linux, SchedulerKind::Solaris, SchedulerKind::RoundRobin] {

@@ -1,4 +1,4 @@
-//! What a simulated run is made of: options, programs, and how long.
+//! The setup of a simulated run: options, programs, and length.
 
 use cachemate_core::{AccessSource, CpuSet, Goal, MachineSpec};
 use serde::{Deserialize, Serialize};
@@ -22,7 +22,7 @@ pub struct SimOptions {
     pub prefetch: bool,
     /// Largest order of the pieces that free memory is in: 10 = an aged buddy allocator, 0 = every frame on its own.
     pub piece_order_at_most: u32,
-    /// Published cost of a turn of the counters on a CPU, where events take turns; 0 = nobody reads them.
+    /// Published cost of a switch of the counters on a CPU if events are multiplexed; 0 if they are not read.
     pub counter_turn_cycles: u64,
     /// Before the measured part.
     pub warm_up: Option<RunLimit>,
@@ -85,7 +85,7 @@ pub struct SimProgram {
     pub restart: bool,
     /// Pinned there by its owner: no policy may move it.
     pub pinned: Option<CpuSet>,
-    /// What its owner asks for; `None` = nothing.
+    /// The owner's goal; `None` if there is none.
     pub goal: Option<Goal>,
     /// Segments of its address space that it does not have for itself.
     pub shared: Vec<SharedMemory>,

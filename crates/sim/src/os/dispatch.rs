@@ -1,4 +1,4 @@
-//! Who is on which CPU now: queues, slices, affinity, seats, and advice against bad company.
+//! The dispatcher, which assigns tasks to CPUs: queues, slices, affinity, pinned CPUs, and co-run penalties.
 //!
 //! Problem: default scheduling, gangs, and measurements that need certain tasks together all want to say who runs. The
 //! hardware wants one answer per CPU, and nobody may be lost between them.
@@ -92,7 +92,7 @@ impl Dispatcher {
         }
     }
 
-    /// A new task, runnable at once; its slot. Seated ones run in seats only.
+    /// Adds a task, which is runnable at once, and returns its slot. A seated task runs only on CPUs assigned to it.
     pub fn arrive(&mut self, now: u64, allowed: CpuSet, weight: f64, seated: bool) -> Slot {
         self.now = self.now.max(now);
         let slot = self.tasks.len();
@@ -152,7 +152,7 @@ impl Dispatcher {
         self.tasks[slot].weight = weight;
     }
 
-    /// Does the task run in seats only from now on?
+    /// Sets whether the task runs only on CPUs assigned to it.
     pub fn set_seated(&mut self, now: u64, slot: Slot, seated: bool) {
         self.now = self.now.max(now);
         if self.tasks[slot].seated != seated {
@@ -175,7 +175,8 @@ impl Dispatcher {
         idle.collect::<Vec<_>>().into_iter().for_each(|cpu| self.flag(cpu));
     }
 
-    /// Seats of all CPUs at once. They go before what is allowed: rows are measured wherever their members are kept.
+    /// Sets the assigned tasks of all CPUs at once. They override affinity, because rows are measured regardless of
+    /// their members' masks.
     pub fn set_seats(&mut self, now: u64, seats: &[Seat]) {
         self.now = self.now.max(now);
         for (cpu, &seat) in seats.iter().enumerate() {
@@ -346,7 +347,7 @@ impl Dispatcher {
         }
     }
 
-    /// Takes the task off a flagged CPU unless it keeps its seat.
+    /// Takes the task off a flagged CPU unless it is still assigned to it.
     fn vacate(&mut self, cpu: u32) {
         let state = &mut self.cpus[cpu as usize];
         let Some(slot) = state.running else { return };

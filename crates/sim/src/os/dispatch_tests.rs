@@ -142,7 +142,7 @@ fn weights_are_shares() {
     }
 }
 
-/// Does nobody starve while others come, go and sleep, and does no allowed CPU idle while someone waits?
+/// Does no task starve while others arrive, exit and sleep, and does no allowed CPU idle while a task waits?
 #[test]
 fn nobody_starves_beside_sleepers_and_no_cpu_idles_while_tasks_wait() {
     for kind in ALL {
@@ -190,7 +190,7 @@ fn nobody_starves_beside_sleepers_and_no_cpu_idles_while_tasks_wait() {
     }
 }
 
-/// Are seats obeyed exactly: their task or nobody, and everyone else elsewhere?
+/// Does an assigned CPU run its task or none, and do all other tasks run elsewhere?
 #[test]
 fn held_cpus_run_their_task_or_nobody() {
     for kind in ALL {

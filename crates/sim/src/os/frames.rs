@@ -24,7 +24,7 @@ const BLOCKS_AT_ONCE: usize = 8;
 /// Frames a CPU draws from the buddy lists at once (Linux' default batch).
 const BATCH_FRAMES: usize = 31;
 
-/// What the pool is built from.
+/// The options of the pool.
 #[derive(Clone, Copy, Debug)]
 pub struct FrameAllocatorSpec<'a> {
     pub frames: u64,

@@ -1,8 +1,8 @@
 //! Gangs in turn on their CPUs.
 //!
-//! A rotation holds its CPUs: in a gang's turn its members have a seat each and every other CPU of the schedule stays
-//! empty. A gang none of whose members can run passes its turn on at once. Members that name no CPU get the one they
-//! ran on last where that is free, and seats are matched so that affinity leaves as few as possible standing.
+//! A rotation has exclusive use of its CPUs: in a gang's turn each member has a CPU, and every other CPU of the
+//! schedule idles. If no member of a gang can run, its turn ends at once. Members without a named CPU get the one they
+//! last ran on if it is free; a matching leaves as few members as possible without a CPU that their affinity allows.
 
 use cachemate_core::CpuSet;
 
@@ -71,7 +71,7 @@ impl SlotRotation {
         }
     }
 
-    /// Seats of the gang whose turn it is: (CPU, member).
+    /// CPU assignments of the gang whose turn it is: (CPU, member).
     pub fn seats(&self, dispatcher: &Dispatcher) -> Vec<(u32, Slot)> {
         self.gangs.get(self.turn).map_or_else(Vec::new, |gang| seat(&gang.members, &self.cpus, dispatcher))
     }
@@ -105,7 +105,7 @@ pub fn seat_where(
     taken
 }
 
-/// An augmenting path from `slot` to a free CPU; seats from `named` on may move.
+/// An augmenting path from `slot` to a free CPU; assignments from `named` on may change.
 fn find_seat(
     slot: Slot,
     choices_of: &dyn Fn(Slot) -> Vec<u32>,

@@ -63,7 +63,7 @@ pub struct MovedPage {
     pub frame: u32,
 }
 
-/// What a look-up found or did.
+/// The result of a lookup.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PageLookup {
     Resident(u32),
@@ -78,7 +78,7 @@ pub struct VirtualMemory {
     pub frames: FrameAllocator,
     spaces: Vec<AddressSpace>,
     segments: Vec<SharedSegment>,
-    /// Pages that moved, with the frames they left: those are free again once nobody can reach them any more.
+    /// Migrated pages with their old frames, which are free again once no translation refers to them.
     left: Vec<MovedPage>,
     /// A page was needed and no frame was free.
     pub exhausted: bool,
@@ -217,8 +217,8 @@ impl VirtualMemory {
         self.left.push(MovedPage { process, page, old_frame: old, frame: fresh });
     }
 
-    /// What moved since the last call. The frames that were left are free from now on: translations must be dropped
-    /// and lines flushed before anything runs again.
+    /// Returns the pages that migrated since the last call. Their old frames are free from now on: translations must be
+    /// dropped and lines flushed before a task runs again.
     pub fn take_moved(&mut self, cpu: u32) -> Vec<MovedPage> {
         let moved = std::mem::take(&mut self.left);
         moved.iter().for_each(|moved| self.frames.give_back(cpu, moved.old_frame));
@@ -330,7 +330,7 @@ impl VirtualMemory {
         self.spaces[process].coloring.as_ref()
     }
 
-    /// Own pages by color; shared segments are nobody's.
+    /// The process's own pages by color; shared segments are not counted.
     pub fn pages_per_color(&self, process: usize) -> &[u64] {
         &self.spaces[process].pages_per_color
     }

@@ -1,4 +1,4 @@
-//! Who runs and waits where: the state that the dispatcher keeps and schedulers look at.
+//! Run queues: the state that the dispatcher maintains and schedulers read.
 
 use cachemate_core::CpuSet;
 
@@ -7,7 +7,7 @@ use super::domains::Domains;
 /// Index of a task in the operating system's own table; tasks and injected probes alike.
 pub type Slot = usize;
 
-/// What a CPU may run.
+/// The tasks that a CPU may run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Seat {
     /// Anything from the queues.
@@ -21,7 +21,7 @@ pub enum Seat {
 pub enum RunState {
     Running(u32),
     Queued(u32),
-    /// Runnable, but only in a seat that it does not have now.
+    /// Runnable, but only on an assigned CPU, and it has none now.
     Parked,
     Blocked,
     Gone,
@@ -33,7 +33,7 @@ pub struct DispatchTask {
     pub state: RunState,
     pub allowed: CpuSet,
     pub weight: f64,
-    /// Runs in seats only.
+    /// Whether it runs only on CPUs assigned to it.
     pub seated: bool,
     pub last_cpu: Option<u32>,
     pub on_cpu_cycles: Vec<u64>,
@@ -49,7 +49,7 @@ pub struct DispatchTask {
 pub(super) struct CpuState {
     pub(super) seat: Seat,
     pub(super) running: Option<Slot>,
-    /// What the hardware was last told.
+    /// The task that was last loaded into the hardware.
     pub(super) loaded: Option<Slot>,
     pub(super) queue: Vec<Slot>,
     pub(super) slice_end: u64,
@@ -57,7 +57,7 @@ pub(super) struct CpuState {
     pub(super) expired: bool,
 }
 
-/// What schedulers may look at.
+/// The state that schedulers may read.
 pub struct SchedulerView<'a> {
     pub(super) now: u64,
     pub(super) cpus: &'a [CpuState],

@@ -15,7 +15,7 @@ use super::memory::{PageLookup, VirtualMemory};
 use super::queues::{Seat, Slot};
 use crate::hw::{Charge, FrameLookup, FrameProvider, Hardware, HwThread, StopReason, TaskCounters};
 
-/// What the operating system's own work costs, scaled, in cycles.
+/// Costs of the operating system's own work, scaled, in cycles.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct OsCosts {
     pub context_switch_cycles: u64,
@@ -63,7 +63,7 @@ enum Timer {
 pub enum SystemEvent {
     /// The time asked for.
     Time,
-    /// Who is on which CPU has changed.
+    /// The tasks of some CPUs have changed.
     Switched(Vec<ContextSwitch>),
     /// A task ended.
     Exited(Slot),
@@ -71,7 +71,7 @@ pub enum SystemEvent {
     Interrupt(Slot),
 }
 
-/// A seat map that stands above gangs and queues, for a measurement.
+/// CPU assignments for a measurement, which override gangs and queues.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SeatHold {
     pub cpus: CpuSet,
@@ -219,7 +219,7 @@ impl System {
         self.seats_changed = true;
     }
 
-    /// A measurement's seats, above all else; `None` gives the CPUs back.
+    /// Sets a measurement's CPU assignments, which override everything else; `None` releases the CPUs.
     pub fn set_hold(&mut self, hold: Option<SeatHold>) {
         self.seats_changed |= self.hold != hold;
         self.hold = hold;
@@ -332,7 +332,7 @@ impl System {
         }
     }
 
-    /// Turns of gangs, then seats, then whatever the dispatcher makes of it; the hardware follows.
+    /// Updates turns of gangs, then CPU assignments, then the dispatcher, and finally the hardware.
     fn settle(&mut self) -> Vec<ContextSwitch> {
         for rotation in &mut self.rotations {
             let before = rotation.turn();
@@ -380,7 +380,7 @@ impl System {
         seats
     }
 
-    /// What a thread wants at the end of a batch; an exit is told to the caller.
+    /// Handles a thread's request at the end of a batch; an exit is reported to the caller.
     fn turn(&mut self, cpu: CpuId, turn: BatchEnd, at_cycle: u64) -> Option<Slot> {
         self.now = self.now.max(at_cycle);
         let slot = self.hw.thread(cpu)?.task.0 as usize;

@@ -1,4 +1,4 @@
-//! Who stays and who goes, against oracles; partitions; causes.
+//! Replacement against oracles; partitions; causes.
 
 use super::*;
 
@@ -228,7 +228,7 @@ fn impossible_way_masks_are_refused() {
     assert!(hw.set_way_mask(CacheId(9), 1, &mask("4-7")).is_err());
 }
 
-/// Who evicted whom: do two tasks that fight for one set appear as such?
+/// Do two tasks that compete for one set appear as each other's evictors?
 #[test]
 fn the_matrix_names_evictor_and_victim() {
     let mut spec = machine();
@@ -246,7 +246,7 @@ fn the_matrix_names_evictor_and_victim() {
     assert_eq!(bytes, 256);
 }
 
-/// Does a page find its lines in the last cache right after it was copied, and elsewhere none of anybody's?
+/// Does a page find its lines in the last cache right after it was copied, and no lines in any other cache?
 #[test]
 fn a_copied_page_is_cached() {
     let mut hw = hardware(&machine());

@@ -9,7 +9,7 @@ use crate::hw::pipeline::{CoreEnvironment, CoreFrontEnd};
 use crate::hw::store::{LineMeta, PENDING};
 
 impl CoreFrontEnd {
-    /// What [`CoreFrontEnd::quick`] does, for caches of any shape.
+    /// The same as [`CoreFrontEnd::quick`], for caches of any shape.
     pub(in crate::hw) fn step(
         &mut self,
         burst: &mut Burst,

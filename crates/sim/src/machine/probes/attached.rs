@@ -190,7 +190,7 @@ impl AttachedProbe {
         self.slots.iter().zip(&self.ticks_before).map(cost).collect()
     }
 
-    /// What there is at the end of a window.
+    /// The evidence at the end of a window.
     pub fn take(&mut self, machine: &mut SimMachine, complete: bool) -> Vec<ProbeEvidence> {
         match &self.kind {
             AttachedKind::Trace { .. } if complete => self.take_trace(machine).into_iter().collect(),

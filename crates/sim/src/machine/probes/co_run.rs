@@ -1,4 +1,4 @@
-//! Who runs beside whom: CASC's rows (4.2.2.1) and its secondary measurement (4.2.2.2), and any measured co-run.
+//! Measured co-runs: CASC's rows (4.2.2.1) and its secondary measurement (4.2.2.2), among others.
 //!
 //! An interval begins when exactly the wanted tasks are on processor below the cache, after the settling time, and ends
 //! when any of them leaves, when enough is collected, or with the window. With `boost` the machine brings each row
@@ -198,7 +198,7 @@ impl CoRunProbe {
         });
     }
 
-    /// With `boost`: the next row that is not done gets its seats, once no other probe holds CPUs.
+    /// With `boost`: the next unfinished row gets its CPUs once no other probe holds CPUs.
     fn seat_next_row(&mut self, machine: &mut SimMachine) {
         if !self.boost || machine.holder.is_some_and(|holder| holder != self.id) {
             return;

@@ -24,7 +24,7 @@ enum ExternalProbeKind {
     PingPong { cpus: (CpuId, CpuId) },
 }
 
-/// Who is on during a phase: the watched task, the machine's own threads.
+/// The threads that run during a phase: the measured task, the machine's own threads.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct MeasurementPhase {
     task: bool,

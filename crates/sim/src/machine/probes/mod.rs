@@ -122,7 +122,7 @@ impl SimMachine {
         self.probes.iter().filter(|active| active.stage != ProbeStage::Told).map(|active| active.probe.id).collect()
     }
 
-    /// What the probes have at the end of a window, and which had to be stopped.
+    /// The probes' results at the end of a window, and the probes that had to be stopped.
     pub(crate) fn answers(&mut self) -> (Vec<ProbeResult>, Vec<RefusedItem>) {
         let (mut answers, mut stopped) = (Vec::new(), Vec::new());
         let mut probes = std::mem::take(&mut self.probes);

@@ -113,7 +113,7 @@ impl LinuxLike {
     }
 }
 
-/// What one part may take over from another.
+/// The tasks that one part may pull from another.
 enum Pull {
     /// Task, from, to.
     Moves(Slot, u32, u32),

@@ -1,7 +1,7 @@
-//! Default schedulers: who waits where, in which order, for how long, and when the queues are evened out.
+//! Default schedulers: the queue of a waiting task, its position, its slice, and the balancing of queues.
 //!
-//! A scheduler keeps numbers per task (virtual run time, priority, ...) and answers questions; queues, switches, seats
-//! of gangs, and affinity are the dispatcher's, and the same under every scheduler.
+//! A scheduler keeps numbers per task (virtual run time, priority, ...) and answers queries; the dispatcher manages
+//! queues, switches, the CPUs of gangs, and affinity, in the same way under every scheduler.
 
 mod linux;
 mod round_robin;
@@ -44,7 +44,7 @@ pub(crate) enum EnqueueReason {
     Woken,
     /// It used up its slice.
     Expired,
-    /// Another took its CPU, or a seat or an affinity changed.
+    /// Another task took its CPU, or an assignment or an affinity changed.
     Displaced,
     /// The task comes from another queue, by balancing.
     Balanced,
@@ -64,9 +64,9 @@ pub(crate) trait CpuScheduler: Send {
     fn ran(&mut self, slot: Slot, cycles: u64, weight: f64);
     /// Does the newcomer to a queue take the CPU at once?
     fn preempts(&self, newcomer: Slot, running: Slot) -> bool;
-    /// May a waiting task be taken for its co-runners although `first` is next? Where shares are kept, as long as it is
-    /// at most a slice ahead: the order of turns changes and nobody's share does, since nobody gets further ahead. In
-    /// AV's Linux 2.6 it is alike: every task had its turn before the next round began.
+    /// May a waiting task be picked for its co-runners although `first` is next? If shares are kept, yes while it is at
+    /// most a slice ahead: the order of turns changes but no share does, because no task gets further ahead. AV's Linux
+    /// 2.6 is similar: every task had its turn before the next round began.
     fn may_overtake(&self, _slot: Slot, _first: Slot) -> bool {
         true
     }

@@ -90,7 +90,7 @@ impl SolarisTimeSharing {
         sight.queue(cpu).iter().filter(|&&slot| self.level(slot) >= level).count()
     }
 
-    /// Nobody is worse off than here: an idle CPU, else the one that runs the lowest level.
+    /// An idle CPU, or else the one that runs the lowest level.
     fn lowest_level_cpu(&self, slot: Slot, sight: &SchedulerView<'_>) -> u32 {
         let domains = sight.domains();
         let last = sight.last_cpu(slot).unwrap_or(0);

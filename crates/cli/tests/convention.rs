@@ -179,7 +179,7 @@ fn threads_do_not_change_the_curve() {
 /// Is a bundled recording that is cut short refused with the file's name and the broken place, and used as far as it
 /// is whole where that is asked for?
 #[test]
-fn a_truncated_recording_of_the_pack_is_named() {
+fn a_truncated_bundled_recording_is_named() {
     let folder = tempfile::tempdir().unwrap();
     let recordings = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../recordings");
     std::fs::create_dir(folder.path().join("recordings")).unwrap();
@@ -196,10 +196,10 @@ fn a_truncated_recording_of_the_pack_is_named() {
     }
     let salvaged = run(folder.path(), &["mrc", "recordings/gzip.cmt", "--salvage", "--json"]);
     assert_eq!(salvaged.code, Some(0), "{}", salvaged.err);
-    assert!(salvaged.err.contains("went on with"), "{}", salvaged.err);
+    assert!(salvaged.err.contains("records before it are used"), "{}", salvaged.err);
 }
 
-/// Does one of a thing have no s?
+/// Is a noun after the number 1 in the singular?
 #[test]
 fn one_is_singular() {
     let folder = tempfile::tempdir().unwrap();

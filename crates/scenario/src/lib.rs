@@ -1,8 +1,8 @@
 //! From a scenario to the simulated machine with its programs on it, and to the pipeline that decides there.
 //!
-//! Problem: the command and sweeps run scenarios, and must run the same. Method: what a scenario names is looked up and
-//! built here: the scheduler, workload kernels, bundled recordings. Properties: the same scenario and seed build the
-//! same machine; every error names the field.
+//! Problem: the command and sweeps must build the same machine from a scenario. Method: this crate looks up and builds the
+//! parts that the scenario names: the scheduler, workload kernels, bundled recordings. Properties: the same scenario and
+//! seed build the same machine; every error names the field.
 
 #![warn(missing_docs)]
 
@@ -21,29 +21,29 @@ use serde::Deserialize;
 /// A scenario from which no machine can be built.
 #[derive(Debug, thiserror::Error)]
 pub enum ScenarioError {
-    /// The interval machine is built elsewhere.
+    /// Scenarios of the interval machine are built by another crate.
     #[error("model: found 'interval', expected 'cycle': only 'cachemate sim' runs the interval machine")]
     Interval,
-    /// No such scheduler.
+    /// Unknown scheduler.
     #[error("scheduler.name: found '{0}', expected linux (the default), solaris or round-robin")]
     Scheduler(String),
     /// Parameters that the scheduler does not take.
     #[error("scheduler.parameters: {0}")]
     SchedulerParameters(toml::de::Error),
-    /// A program that cannot be had.
+    /// A program that cannot be built.
     #[error("programs[{at}]: {what}")]
     Program {
-        /// Its place in the list.
+        /// Its index in the list.
         at: usize,
-        /// In words.
+        /// The reason.
         what: String,
     },
-    /// A machine that cannot be.
+    /// An invalid machine.
     #[error(transparent)]
     Machine(#[from] MachineSpecError),
 }
 
-/// What the simulated operating system's scheduler takes.
+/// Parameters of the simulated operating system's scheduler.
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields, default)]
 struct SchedulerParameters {
@@ -78,7 +78,7 @@ fn length(given: cachemate_spec::RunLength) -> RunLimit {
 /// The machine of a scenario, with its programs on it.
 ///
 /// # Errors
-/// An unknown scheduler, program or option; a recording that cannot be read; a machine that cannot be.
+/// An unknown scheduler, program or option; an unreadable recording; an invalid machine.
 pub fn build(scenario: &Scenario, spec: &MachineSpec) -> Result<SimMachine, ScenarioError> {
     if scenario.simulator == SimModel::Interval {
         return Err(ScenarioError::Interval);
@@ -119,7 +119,7 @@ fn program(given: &ScenarioProgram, seed: u64) -> Result<SimProgram, String> {
     let kernel = kernels::programs().any(|known| known.name == given.program);
     let maker: Maker = if kernel {
         let name = given.program.clone();
-        // Built once here, so that a bad option is told before the run.
+        // Built once here, so that an invalid option is reported before the run.
         kernels::program(&name, seed, &options).map_err(|error| error.to_string())?;
         Box::new(move |run| {
             kernels::program(&name, seed.wrapping_add(u64::from(run) << 32), &options).unwrap_or_default()
@@ -160,7 +160,7 @@ fn recorded_threads(path: &Path) -> Result<Vec<u32>, TraceError> {
     Ok(threads.into_iter().collect())
 }
 
-/// Copies start at different places of the loop.
+/// Copies start at different positions of the loop.
 fn open_threads(path: &Path, threads: &[u32], seed: u64) -> Result<Vec<Box<dyn AccessSource>>, TraceError> {
     let open = |&thread: &u32| {
         let source = CmtSource::open(path, thread, 0, 0)?;
@@ -181,7 +181,7 @@ mod tests {
         cachemate_spec::parse_scenario("s.toml", &format!("{START}{rest}")).unwrap()
     }
 
-    /// Does every mistake name its field, what was found and what was expected?
+    /// Does every error name its field, the value found and the values expected?
     #[test]
     fn mistakes_name_their_field() {
         let cases = [
@@ -204,7 +204,7 @@ mod tests {
         }
     }
 
-    /// Do equal scenarios build machines that do the same, and other seeds others?
+    /// Do equal scenarios build machines with equal results, and other seeds different ones?
     #[test]
     fn a_scenario_and_its_seed_make_the_run() {
         let run = |seed: u64| {

@@ -1,4 +1,4 @@
-//! Miss-rate curves: the engines behind one face, and what they found as answers.
+//! Miss-rate curves: the engines behind one interface, and their output as results.
 
 use cachemate_locality::sampled::SampledCurve;
 use cachemate_locality::stack::{DistanceHistogram, ParallelStackDistances, StackDistances, StackError};
@@ -34,10 +34,10 @@ pub fn whole_curve(file: &ProfileFile) -> Option<Vec<CurvePoint>> {
     Some(curve.points.iter().map(point).collect())
 }
 
-/// Can lines have so many bytes?
+/// Checks a line size.
 ///
 /// # Errors
-/// What was found and expected, in words.
+/// The size found and the sizes expected.
 pub fn check_line_bytes(line_bytes: u32) -> Result<(), String> {
     match line_bytes.is_power_of_two() && (8..=4096).contains(&line_bytes) {
         true => Ok(()),
@@ -45,10 +45,10 @@ pub fn check_line_bytes(line_bytes: u32) -> Result<(), String> {
     }
 }
 
-/// Can a sample follow this share of the lines?
+/// Checks a sampling rate.
 ///
 /// # Errors
-/// What was found and expected, in words.
+/// The rate found and the rates expected.
 pub fn check_rate(rate: f64) -> Result<(), String> {
     match (1e-6..=1.0).contains(&rate) {
         true => Ok(()),
@@ -56,19 +56,19 @@ pub fn check_rate(rate: f64) -> Result<(), String> {
     }
 }
 
-/// Traces with fewer records are done before a second thread pays.
+/// Traces with fewer records are finished before a second thread pays off.
 const LARGE_RECORDS: u64 = 4_000_000;
 
-/// The exact engine on one thread or several; same result.
+/// The exact engine on one or several threads, with the same result.
 pub enum DistanceEngine {
-    /// On the caller's.
+    /// On the caller's thread.
     One(Box<StackDistances>),
-    /// On some.
+    /// On several threads.
     Several(Box<ParallelStackDistances>),
 }
 
 impl DistanceEngine {
-    /// `threads`: `None` = two for large traces where there are two CPUs.
+    /// If `threads` is `None`, large traces use two threads on hosts with two CPUs.
     pub fn new(threads: Option<usize>, expected_records: u64) -> Self {
         let two = || {
             let cpus = std::thread::available_parallelism().map_or(1, usize::from);
@@ -83,7 +83,7 @@ impl DistanceEngine {
     /// The next lines, in order.
     ///
     /// # Errors
-    /// More distinct lines than distances can be told of.
+    /// More distinct lines than stack distances support.
     pub fn push(&mut self, lines: &[u64]) -> Result<(), StackError> {
         match self {
             DistanceEngine::One(engine) => engine.push(lines),
@@ -103,7 +103,7 @@ impl DistanceEngine {
     }
 }
 
-/// What a trace knows of itself, or of one part, besides its records.
+/// Totals of a trace, or of one part, besides its records.
 #[derive(Clone, Copy, Default)]
 pub struct PartTotals {
     /// Data accesses before any filter.
@@ -113,13 +113,13 @@ pub struct PartTotals {
 }
 
 impl PartTotals {
-    /// What is known of a whole trace.
+    /// Totals of a whole trace.
     pub fn of_all(totals: Option<&TraceTotals>, instructions_known: bool) -> Self {
         let instructions = totals.and_then(|totals| totals.instructions).filter(|_| instructions_known);
         PartTotals { program_accesses: totals.and_then(|totals| totals.program_accesses), instructions }
     }
 
-    /// Counts of the threads that `mine` picks; a sum is known only where each is.
+    /// Totals of the threads that `mine` selects; a sum is known only if every term is.
     pub fn of_part(
         totals: Option<&TraceTotals>,
         instructions_known: bool,
@@ -136,7 +136,7 @@ impl PartTotals {
         }
     }
 
-    /// What turns misses per access into misses per thousand instructions.
+    /// Factor from misses per access to misses per thousand instructions.
     fn per_kilo_instr(&self, accesses: u64) -> Option<f64> {
         self.instructions.filter(|count| *count > 0).map(|count| accesses as f64 * 1000.0 / count as f64)
     }
@@ -145,7 +145,7 @@ impl PartTotals {
 /// The curve of exact distances, at these sizes in bytes; without accesses it has no points.
 pub fn counted(histogram: &DistanceHistogram, known: PartTotals, sizes: &[u64], line_bytes: u32) -> CurveCounts {
     let lines: Vec<u64> = sizes.iter().map(|bytes| bytes / u64::from(line_bytes)).collect();
-    // Of no accesses there is no ratio, and so no curve.
+    // Without accesses there is no miss ratio, and so no curve.
     let ratios = histogram.miss_ratio_curve(&lines).unwrap_or_default();
     let accesses = histogram.accesses();
     let per_kilo = known.per_kilo_instr(accesses);
@@ -190,7 +190,7 @@ pub fn counted_from_sample(curve: &SampledCurve, known: PartTotals, sizes: &[u64
 mod tests {
     use super::*;
 
-    /// Do the usual sizes begin and end where they say, ascend, and hold whole lines?
+    /// Do the usual sizes have the stated ends, ascend, and hold whole lines?
     #[test]
     fn usual_sizes_are_half_doublings() {
         let sizes = usual_sizes();
@@ -215,7 +215,7 @@ mod tests {
         }
     }
 
-    /// Do lines and shares that cannot be say what was found and what was expected?
+    /// Do errors about line sizes and rates name the value found and the values expected?
     #[test]
     fn what_cannot_be_is_refused() {
         assert_eq!((check_line_bytes(64), check_rate(0.01)), (Ok(()), Ok(())));

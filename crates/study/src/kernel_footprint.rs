@@ -1,10 +1,10 @@
 //! Does Linux's cache-aware scheduling judge a process rightly? Its footprint test against the process' own curve.
 //!
 //! Problem: the kernel (`SCHED_CACHE`, 7.2 and later) gathers the threads of a process on one cache unless the process
-//! touches more memory than the cache holds. What a process touches and what it uses again are two things. Method: touched
-//! memory are the first touches of the recording; what is used again ends where the miss-rate curve has fallen. Properties:
-//! touched memory is a lower bound, as a recording may be shorter than the run and lines are smaller than pages; where the
-//! curve's error spans the cache's size nothing is said. Source: `exceed_llc_capacity` of Linux 7.2, kernel/sched/fair.c.
+//! touches more memory than the cache holds. A process may touch far more memory than it reuses. Method: the touched memory
+//! is the number of first touches in the recording; the reused memory is the size at which the miss-rate curve has fallen. Properties:
+//! touched memory is a lower bound, because a recording may be shorter than the run and lines are smaller than pages; if the
+//! curve's error spans the cache's size, there is no verdict. Source: `exceed_llc_capacity` of Linux 7.2, kernel/sched/fair.c.
 
 use cachemate_core::Estimate;
 use cachemate_locality::curve::plateau_rate;
@@ -12,9 +12,9 @@ use cachemate_report::text::{number, size_text};
 use cachemate_trace::{ProfileFile, StoredCurve};
 use serde::Serialize;
 
-/// The kernel's limit is the cache's size times one and so many for each step of its tolerance above 1.
+/// The kernel's limit is the cache's size times one, plus this factor for each step of the tolerance above 1.
 const STEP_OF_TOLERANCE: f64 = 256.0;
-/// From this tolerance on the kernel tests nothing, so that the last one that tests is one less.
+/// At this tolerance and above, the kernel skips the test, so the largest tolerance with a test is one less.
 const NO_TEST: u32 = 100;
 
 /// The kernel's test and the curve, for one process on one cache.
@@ -22,21 +22,21 @@ const NO_TEST: u32 = 100;
 pub struct KernelFootprint {
     /// The last-level cache.
     pub cache_bytes: u64,
-    /// Memory that was touched, at least.
+    /// Lower bound of the touched memory.
     pub touched_bytes: u64,
-    /// What it uses again, from the lowest to the highest that the curve's error allows; 0 where space changes nothing.
+    /// Range of the reused memory within the curve's error; 0 if more space has no effect.
     pub used_again_bytes: [u64; 3],
     /// Does it pass the kernel's test at the usual tolerance of 1, where footprints are counted?
     pub passes_test: bool,
-    /// Does the cache hold what it uses again? `None`: the curve's error does not tell, or nothing is used again.
+    /// Does the cache hold the reused memory? `None` if the curve's error is too large, or no memory is reused.
     pub fits: Option<bool>,
-    /// The smallest tolerance at which the kernel's test says what the curve says; `None`: none does, or the curve does not
-    /// tell.
+    /// The smallest tolerance at which the kernel's test agrees with the curve; `None` if none does, or the curve gives no
+    /// verdict.
     pub tolerance: Option<u32>,
 }
 
 impl KernelFootprint {
-    /// `None` where the file has no curve of all threads or no stack distances.
+    /// `None` if the file has no curve of all threads or no stack distances.
     pub fn of(file: &ProfileFile, cache_bytes: u64) -> Option<Self> {
         let histogram = file.histograms.iter().find(|histogram| histogram.kind == "stack-distance")?;
         let touched_bytes = histogram.cold * u64::from(histogram.line_bytes);
@@ -58,7 +58,7 @@ impl KernelFootprint {
         Some(KernelFootprint { cache_bytes, touched_bytes, used_again_bytes, passes_test, fits, tolerance })
     }
 
-    /// Does the kernel's test say something else than the curve?
+    /// Does the kernel's test disagree with the curve?
     pub fn misjudged(&self) -> bool {
         self.fits.is_some_and(|fits| fits != self.passes_test)
     }
@@ -70,7 +70,7 @@ fn smallest_that_passes(touched_bytes: u64, cache_bytes: u64) -> Option<u32> {
     (steps < f64::from(NO_TEST - 1)).then(|| 1 + steps as u32)
 }
 
-/// The size at which the curve has fallen, with the sizes at which its lower and its upper ends have.
+/// The size at which the curve has fallen, with the sizes for the ends of its error interval.
 fn used_again(curve: &StoredCurve) -> Option<[u64; 3]> {
     let (first, last) = (curve.points.first()?.miss_ratio.value, curve.points.last()?.miss_ratio.value);
     let Some(enough) = plateau_rate(first, last) else { return Some([0; 3]) };
@@ -121,7 +121,7 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// A process that touches so much, and whose misses fall from 1 to 0.1 at `knee_bytes`, give or take `error`.
+    /// A process with this touched memory, whose miss ratio falls from 1 to 0.1 at `knee_bytes`, within `error`.
     fn process(touched_bytes: u64, knee_bytes: u64, error: f64) -> ProfileFile {
         let at = |size_bytes: u64| {
             let value = if size_bytes < knee_bytes { 1.0 } else { 0.1 };
@@ -140,7 +140,7 @@ mod tests {
         }
     }
 
-    /// Is a large process with a small part that it uses again told apart from one that the cache cannot hold?
+    /// Is a large process with a small reused part distinguished from one that the cache cannot hold?
     #[test]
     fn a_large_process_that_uses_little_again_is_misjudged() {
         let judged = |touched, knee, cache| KernelFootprint::of(&process(touched, knee, 0.0), cache).unwrap();
@@ -172,7 +172,7 @@ mod tests {
         assert_eq!(smallest_that_passes(u64::MAX, cache), None);
     }
 
-    /// Is nothing said where the curve's error spans the cache, and is a stream told to use nothing again?
+    /// Is there no verdict if the curve's error spans the cache, and no reused memory for a stream?
     #[test]
     fn an_error_that_spans_the_cache_is_said() {
         let unsure = KernelFootprint::of(&process(512 * MIB, 32 * MIB, 0.9), 32 * MIB).unwrap();

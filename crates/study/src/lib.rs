@@ -1,8 +1,8 @@
 //! From traces to curves, profiles, predictions and plans as answers.
 //!
-//! Problem: every front end answers the same questions, and must answer the same. Method: the engines
-//! are the libraries'; here they are fed together, and what they found is put under the names of files and answers.
-//! Properties: no file is opened and nothing is printed here; callers bring records and show answers.
+//! Problem: every front end must give the same results. Method: the engines come from the libraries; this crate feeds them
+//! and converts their output to the types of files and results. Properties: no file is opened and nothing is printed here;
+//! callers supply records and show results.
 
 #![warn(missing_docs)]
 
@@ -22,41 +22,41 @@ pub use profiling::{ProfilePass, ProfileTarget, on_target};
 use cachemate_locality::cachesim::GeometryError;
 use cachemate_locality::stack::StackError;
 
-/// A question that cannot be answered.
+/// A study that cannot be made.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum StudyError {
-    /// Nothing to share.
+    /// The machine has no shared cache.
     #[error("machine '{0}' has no data cache to share")]
     NoSharedCache(String),
-    /// The profiled cache cannot be.
+    /// The profiled cache is invalid.
     #[error(transparent)]
     Shape(#[from] GeometryError),
-    /// More distinct lines than stack distances can be told of.
+    /// More distinct lines than stack distances support.
     #[error(transparent)]
     Stack(#[from] StackError),
-    /// A profile that was made for other lines.
+    /// The profile was made for another line size.
     #[error(
         "profile of '{program}': found stack distances for lines of {found} bytes, expected {expected}: profile its recording with --machine"
     )]
     OtherLines {
-        /// Whose profile.
+        /// The program of the profile.
         program: String,
-        /// Line sizes that it has, in words.
+        /// Line sizes of the profile.
         found: String,
-        /// The target's.
+        /// The target's line size.
         expected: u32,
     },
-    /// A scheme needs what a profile does not have.
+    /// The profile lacks evidence that the model needs.
     #[error(
         "scheme '{scheme}' needs {what}, which the profile of '{program}' does not have; recordings with instruction counts \
          (cachemate record) have it"
     )]
     Without {
-        /// The scheme's name.
+        /// The model's name.
         scheme: &'static str,
-        /// The evidence.
+        /// The missing evidence.
         what: &'static str,
-        /// Whose profile.
+        /// The program of the profile.
         program: String,
     },
 }

@@ -1,4 +1,4 @@
-//! Who hurts whom and who goes where, as answers that tables, pictures and pages show.
+//! Predicted slowdowns and placements, as results for tables, pictures and pages.
 
 use cachemate_core::{CpuSet, MachineSpec, Profile};
 use cachemate_policy::matrix::{CostKind, PairCosts};
@@ -9,13 +9,13 @@ use cachemate_report::{Alternatives, CacheAssignment, CacheSummary, CostTable, P
 
 use crate::StudyError;
 
-/// The scheme whose numbers are run time, for any number of programs on a cache, from one recording each.
+/// The default model: it predicts run time, for any number of programs on a cache, from one recording each.
 pub const USUAL_SCHEME: &str = "statcc";
 
-/// What each program suffers from each other on a cache, by a scheme.
+/// The slowdown of each program by each other on a cache, as a model predicts it.
 ///
 /// # Errors
-/// [`StudyError::Without`]: a profile without the evidence that the scheme needs.
+/// [`StudyError::Without`]: a profile without the evidence that the model needs.
 pub fn pair_costs(
     scheme: &dyn Scheme,
     names: &[String],
@@ -29,7 +29,7 @@ pub fn pair_costs(
     })
 }
 
-/// What a machine's contended cache is.
+/// Summary of a machine's contended cache.
 pub fn cache_summary(machine: &MachineSpec) -> CacheSummary {
     let Some(cache) = machine.last_level() else { return CacheSummary::default() };
     CacheSummary {
@@ -50,7 +50,7 @@ pub fn unit_of(kind: CostKind) -> &'static str {
     }
 }
 
-/// Costs for people and scripts: per cent, or weights as they are.
+/// Costs in the unit of results: percent, or weights unchanged.
 pub fn matrix_of(names: &[String], scheme: &str, costs: &PairCosts) -> CostTable {
     let scale = if costs.kind == CostKind::Degradation { 100.0 } else { 1.0 };
     let values = costs.cost.iter().map(|row| row.iter().map(|cost| Some(cost * scale)).collect()).collect();

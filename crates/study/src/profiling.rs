@@ -15,9 +15,9 @@ use crate::{PartTotals, StudyError, counted, usual_sizes};
 
 /// Watches one access in this many: enough samples from a million accesses, cheap on a billion.
 const REUSE_ONE_IN: u32 = 64;
-/// Phases are looked for in at most this many intervals.
+/// Maximum number of intervals in which phases are searched.
 const MAX_INTERVALS: u64 = 200;
-/// The cache whose misses tell phases apart where no machine is given.
+/// The cache whose misses delimit phases if no machine is given.
 const PHASE_CACHE: (u64, u32) = (1 << 20, 16);
 
 /// The shared cache a profile is made for.
@@ -52,7 +52,7 @@ impl ProfileTarget {
     }
 }
 
-/// Engines fed side by side: push all records in order, then [`finish`](Self::finish).
+/// Engines that observe the same records: push all records in order, then [`finish`](Self::finish).
 pub struct ProfilePass {
     target: ProfileTarget,
     instructions_known: bool,
@@ -68,10 +68,10 @@ pub struct ProfilePass {
 const EMPTY: StoredInterval = StoredInterval { accesses: 0, instructions: None, misses: 0, phase: 0 };
 
 impl ProfilePass {
-    /// For `target`'s cache (a usual one without a target). `expected_records`: how many will come, 0 = not known.
+    /// For `target`'s cache (a usual one without a target). `expected_records` is 0 if the number is unknown.
     ///
     /// # Errors
-    /// A cache that cannot be simulated.
+    /// The cache cannot be simulated.
     pub fn new(
         target: Option<ProfileTarget>,
         instructions_known: bool,
@@ -103,7 +103,7 @@ impl ProfilePass {
     /// The next records, in order.
     ///
     /// # Errors
-    /// More distinct lines than can be numbered.
+    /// More distinct lines than stack distances support.
     pub fn push(&mut self, records: &[AccessRecord]) -> Result<(), StudyError> {
         let shift = self.target.line_bytes.trailing_zeros();
         self.lines.clear();
@@ -128,7 +128,7 @@ impl ProfilePass {
         Ok(())
     }
 
-    /// The file, named `name`; `from`: where the records come from. `header` and `totals` are those of the trace.
+    /// The file, named `name`; `from`: the source of the records. `header` and `totals` are those of the trace.
     ///
     /// # Errors
     /// As [`Self::push`].
@@ -216,7 +216,7 @@ fn with_phases(mut every: Vec<StoredInterval>) -> Vec<StoredInterval> {
     every
 }
 
-/// Rates per instruction, where instructions are known: what schemes and policies read.
+/// Rates per instruction, if instructions are known, for models and policies.
 fn fill_rates(file: &mut ProfileFile, level: CacheLevel, positions: &PositionProfile) {
     let Some(instructions) = file.instructions.filter(|count| *count > 0) else { return };
     let per_mega = |count: u64| count as f64 * 1e6 / instructions as f64;
@@ -232,16 +232,16 @@ fn fill_rates(file: &mut ProfileFile, level: CacheLevel, positions: &PositionPro
     locality.stack_positions = Some(of_trace(counts.map(|count| per_mega(*count)).collect()));
 }
 
-/// A fact of a whole recording.
+/// A fact that holds for a whole recording.
 fn of_trace<T>(value: T) -> Fact<T> {
     Fact::new(value, FactSource::ExactTrace, 0)
 }
 
-/// The profile as it is on `target`'s cache: LRU positions of that cache, measured where the file has them, folded from
-/// its stack distances otherwise.
+/// The profile on `target`'s cache: the LRU positions that the file has for that cache, or else positions derived from its
+/// stack distances.
 ///
 /// # Errors
-/// The file was made for another line size, or knows no distances.
+/// The file was made for another line size, or has no stack distances.
 pub fn on_target(file: &ProfileFile, target: ProfileTarget) -> Result<Profile, StudyError> {
     let mut profile = file.profile.clone();
     let Some(instructions) = file.instructions.filter(|count| *count > 0) else { return Ok(profile) };

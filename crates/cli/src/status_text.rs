@@ -30,7 +30,7 @@ pub fn head(status: &DaemonStatus) -> String {
         status.window_ns as f64 / 1e9,
     );
     if let Some(ns) = status.counters.max_runqueue_wait_ns {
-        text.push_str(&format!("no managed thread waited longer than {:.1} ms for a processor\n", ns as f64 / 1e6));
+        text.push_str(&format!("longest wait of a managed thread for a processor: {:.1} ms\n", ns as f64 / 1e6));
     }
     if status.guardian_isolated == Some(false) {
         text.push_str("the guardian is in the daemon's control group: if the group is killed, both end, and cachemate restore is needed\n");
@@ -149,7 +149,7 @@ pub fn shares(status: &DaemonStatus) -> String {
         task.map_or_else(|| format!("task {id}"), |task| thread_text(&task.name, task.tid))
     };
     let line = |share: &cachemate_daemon::status::ShareStatus| {
-        let holds = share.occupancy_bytes.map_or(String::new(), |bytes| format!(", holds {}", size_text(bytes)));
+        let holds = share.occupancy_bytes.map_or(String::new(), |bytes| format!(", {} occupied", size_text(bytes)));
         let tasks: Vec<String> = share.tasks.iter().map(name).collect();
         let units = match (&share.ways, &share.colors) {
             (Some(ways), _) => format!("ways {ways}"),
@@ -157,11 +157,11 @@ pub fn shares(status: &DaemonStatus) -> String {
         };
         let inside = share
             .allowed_page_share
-            .map_or(String::new(), |inside| format!(", {:.1} % of the pages there", 100.0 * inside));
+            .map_or(String::new(), |inside| format!(", {:.1} % of the pages in allowed colors", 100.0 * inside));
         let under_way = status.pending.iter().find(|p| (p.group, p.cache) == (Some(share.group), Some(share.cache)));
         let under_way = under_way.map_or(String::new(), |p| match p.total {
             Some(total) => format!(", moving: {} of {total} pages done", p.done),
-            None => ", not taken up yet".to_string(),
+            None => ", not started yet".to_string(),
         });
         let notes: String = share.notes.iter().map(|note| format!("  {note}\n")).collect();
         let tasks = tasks.join(" + ");
@@ -216,7 +216,7 @@ pub fn explain_text(
         table.row(row(task));
     }
     let mut text = table.text();
-    tasks.iter().filter_map(promised).for_each(|line| text.push_str(&line));
+    tasks.iter().filter_map(goal_text).for_each(|line| text.push_str(&line));
     if mode == ManageMode::Observe {
         text.push_str("observing only: nothing is changed, and the reasons describe the plan that would be applied\n");
     }
@@ -236,28 +236,28 @@ pub fn explain_text(
         }
     }
     refused.iter().for_each(|line| text.push_str(&format!("refused: {line}\n")));
-    conflicts.iter().for_each(|line| text.push_str(&format!("against the kernel: {line}\n")));
+    conflicts.iter().for_each(|line| text.push_str(&format!("conflict with the kernel: {line}\n")));
     text
 }
 
-/// What a task's rule promises it, and what it has; `None` = nothing is promised.
-fn promised(task: &TaskStatus) -> Option<String> {
+/// The task's goal and its present value; `None` = it has no goal.
+fn goal_text(task: &TaskStatus) -> Option<String> {
     let mut parts = Vec::new();
-    if let Some(most) = task.max_slowdown {
+    if let Some(limit) = task.max_slowdown {
         let now = or_dash(task.measured_slowdown.map(|now| format!("{:+.0} %", 100.0 * now)));
-        parts.push(format!("at most {:.0} % slower than alone (now {now})", 100.0 * most));
+        parts.push(format!("at most {:.0} % slower than alone (now {now})", 100.0 * limit));
     }
     if let Some(least) = task.min_rate {
         let counts = matches!(task.progress_unit.as_deref(), Some("work reported" | "instructions"));
         let now = match (task.progress_per_second.filter(|_| counts), &task.progress_unit) {
-            (Some(rate), Some(of)) => {
-                format!("now {} in {of}, {}", number(rate), if rate < least { "broken" } else { "kept" })
+            (Some(rate), Some(unit)) => {
+                format!("now {} in {unit}, {}", number(rate), if rate < least { "missed" } else { "met" })
             }
-            _ => "neither work reported nor instructions are counted".to_string(),
+            _ => "neither reported work nor instructions are counted".to_string(),
         };
         parts.push(format!("at least {} a second ({now})", number(least)));
     }
-    (!parts.is_empty()).then(|| format!("promised to {}: {}\n", task.tid, parts.join(", ")))
+    (!parts.is_empty()).then(|| format!("goal of {}: {}\n", task.tid, parts.join(", ")))
 }
 
 #[cfg(test)]
@@ -265,9 +265,9 @@ mod tests {
     use super::*;
     use cachemate_daemon::status::{GangStatus, ShareStatus};
 
-    /// Is a promise told with what it counts, and whether it is kept now?
+    /// Is a goal shown with its unit of work, and with whether it is met now?
     #[test]
-    fn a_promise_is_told_with_what_it_counts() {
+    fn a_goal_is_shown_with_its_unit() {
         let task = TaskStatus {
             tid: 7,
             min_rate: Some(1500.0),
@@ -275,13 +275,13 @@ mod tests {
             progress_unit: Some("work reported".into()),
             ..TaskStatus::default()
         };
-        let told = |task: &TaskStatus| explain_text(std::slice::from_ref(task), &[], &[], &[], &[], ManageMode::Act);
-        assert!(told(&task).contains("promised to 7: at least 1500 a second (now 1400 in work reported, broken)"));
+        let text = |task: &TaskStatus| explain_text(std::slice::from_ref(task), &[], &[], &[], &[], ManageMode::Act);
+        assert!(text(&task).contains("goal of 7: at least 1500 a second (now 1400 in work reported, missed)"));
         let blind = TaskStatus { progress_unit: Some("system calls".into()), ..task.clone() };
-        assert!(told(&blind).contains("neither work reported nor instructions are counted"));
+        assert!(text(&blind).contains("neither reported work nor instructions are counted"));
         let both = TaskStatus { max_slowdown: Some(0.05), progress_per_second: Some(1500.0), ..task };
-        assert!(told(&both).contains("at most 5 % slower than alone (now –), at least 1500 a second (now 1500 in"));
-        assert!(!told(&TaskStatus::default()).contains("promised"));
+        assert!(text(&both).contains("at most 5 % slower than alone (now –), at least 1500 a second (now 1500 in"));
+        assert!(!text(&TaskStatus::default()).contains("goal of"));
     }
 
     /// Does a program that is called like a terminal's command or another row's beginning stay one word in one row, wherever

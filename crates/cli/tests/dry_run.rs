@@ -19,7 +19,7 @@ fn dry(folder: &Path, config: &str, more: &[&str]) -> common::CommandResult {
     run(folder, &args)
 }
 
-/// A policy that puts everybody onto one CPU: is the move printed, as a line and as JSON, and is nobody moved, no journal
+/// A policy that puts all tasks onto one CPU: is the move printed, as a line and as JSON, and is no task moved, no journal
 /// written and no socket opened?
 #[test]
 fn manage_says_what_it_would_do_and_does_nothing() {
@@ -34,7 +34,7 @@ fn manage_says_what_it_would_do_and_does_nothing() {
     let change = &answer["changes"][0];
     assert_eq!(change["line"], format!("move task 0 'sleep' to CPUs {first} (was {before})"));
     assert_eq!(change["change"]["kind"]["affinity"]["to"], first.to_string());
-    assert_eq!(answer["why"][0], "everybody onto one CPU");
+    assert_eq!(answer["why"][0], "all tasks onto one CPU");
     assert!(answer["window"].as_u64().unwrap() >= 8, "{answer}");
     let words = dry(folder.path(), &config, &[]).ok().out;
     assert!(words.contains(&format!("0  move task 0 'sleep' to CPUs {first} (was {before})\n")), "{words}");

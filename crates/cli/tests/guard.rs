@@ -164,7 +164,11 @@ fn a_plan_that_no_machine_may_be_told_ends_nothing() {
     let astray = status_when(folder.path(), "the refusal", PATIENCE, |status| !status["refused_plan"].is_null());
     let said = astray["refused_plan"].as_str().unwrap();
     assert!(said.contains("this cache cannot be divided") || said.contains("way mask"), "{said}");
-    assert_eq!(host.affinity(pid).unwrap().to_string(), before.first().unwrap().to_string(), "the plan before stays");
+    assert_eq!(
+        host.affinity(pid).unwrap().to_string(),
+        before.first().unwrap().to_string(),
+        "the previous plan stays in force"
+    );
     let shown = run(folder.path(), &["status", "--socket", "s.sock"]).ok();
     let later = status_when(folder.path(), "a good plan", PATIENCE, |status| status["refused_plan"].is_null());
     assert!(later["counters"]["refused_plans"].as_u64().unwrap() > 1, "{later}");

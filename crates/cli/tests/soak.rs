@@ -121,7 +121,7 @@ fn the_longest_wait_under_churn_is_told() {
         longest_ns as f64 / 1e6,
         churned.as_secs_f64()
     );
-    assert!(words.contains("waited longer than"), "{words}");
+    assert!(words.contains("longest wait of a managed thread"), "{words}");
     assert!(
         longest_ns > 0 && longest_ns < status["running_ns"].as_u64().unwrap() / 2,
         "somebody starves: {longest_ns} ns"

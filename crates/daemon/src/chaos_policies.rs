@@ -129,7 +129,7 @@ impl Policy for SqueezePolicy {
             why.push(Reason {
                 kind: ReasonKind::Explanation,
                 tasks,
-                text: "everybody onto one CPU".to_string(),
+                text: "all tasks onto one CPU".to_string(),
                 numbers: Vec::new(),
             });
         }

@@ -341,16 +341,16 @@ pub fn report_failures(account: &[RestoredObject], say: &dyn Fn(&str)) -> anyhow
         match &line.outcome {
             RestoreOutcome::Failed(why) => {
                 failed += 1;
-                say(&format!("not put back: {:?}: {why}", line.object));
+                say(&format!("not restored: {:?}: {why}", line.object));
             }
             RestoreOutcome::ChangedByOther(now) => {
-                say(&format!("left alone, changed by somebody else: {:?} is {now}", line.object))
+                say(&format!("left alone, changed by another process: {:?} is {now}", line.object))
             }
             _ => {}
         }
     }
     if failed > 0 {
-        bail!("{failed} objects could not be put back; the journal is kept, and cachemate restore tries again");
+        bail!("{failed} objects could not be restored; the journal is kept, and cachemate restore tries again");
     }
     Ok(())
 }
@@ -369,7 +369,7 @@ pub(crate) fn report_damage(left: &RecoveryReport, say: &dyn Fn(&str)) {
         say(&damage.to_string());
     }
     if let Some(silence) = left.silence {
-        say(&format!("the daemon has said nothing for {} s: everything is put back", silence.as_secs()));
+        say(&format!("no heartbeat from the daemon for {} s: the host is being restored", silence.as_secs()));
     }
     if let Some(error) = &left.stays {
         say(&format!("the journal lies there still: {error}"));

@@ -222,7 +222,7 @@ fn pipeline(config: &ManageConfig, topology: &Topology, capabilities: &Capabilit
     })
 }
 
-/// Decides where the configuration names no policy. Nothing is moved before the configuration says act.
+/// The policy if the configuration names none. Nothing is moved unless the mode is `act`.
 const DEFAULT_POLICY: &str = "auto";
 
 /// The configured policy, or the default one.

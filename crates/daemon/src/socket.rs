@@ -73,7 +73,7 @@ pub(crate) fn serve(path: &Path, shared: SharedStatus) -> anyhow::Result<Control
         std::fs::create_dir_all(dir).with_context(|| format!("{}: the folder cannot be made", dir.display()))?;
     }
     if UnixStream::connect(path).is_ok() {
-        bail!("{shown}: another daemon answers there");
+        bail!("{shown}: another daemon listens there");
     }
     let _ = std::fs::remove_file(path);
     let listener = UnixListener::bind(path).with_context(|| format!("{shown}: cannot listen"))?;
@@ -157,7 +157,7 @@ fn reply(request: &str, peer: Peer, shared: &SharedStatus) -> serde_json::Result
 pub(crate) fn query(path: &Path, request: &str) -> anyhow::Result<String> {
     let shown = path.display();
     let mut stream = UnixStream::connect(path).with_context(|| {
-        format!("{shown}: no daemon answers there (cachemate manage starts one; --socket names another place)")
+        format!("{shown}: no daemon listens there (cachemate manage starts one; --socket names another path)")
     })?;
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.write_all(format!("{request}\n").as_bytes()).with_context(|| format!("{shown}: cannot ask"))?;

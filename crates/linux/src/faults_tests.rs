@@ -338,7 +338,11 @@ fn out_of_descriptors_no_original_is_lost() {
     machine.apply(&plan).unwrap();
     machine.with_kernel(|host| host.reads_fail.set(Some(libc::EMFILE)));
     let seen = machine.observe().unwrap().unwrap();
-    assert!(seen.tasks.iter().all(|task| !task.exited), "whom nobody can ask has not exited: {:?}", seen.tasks);
+    assert!(
+        seen.tasks.iter().all(|task| !task.exited),
+        "a thread that cannot be read has not exited: {:?}",
+        seen.tasks
+    );
     let account = machine.restore_all().unwrap();
     let failed = account.iter().filter(|line| matches!(line.outcome, RestoreOutcome::Failed(_))).count();
     assert!(failed >= 4, "{account:?}");
@@ -410,7 +414,10 @@ fn root_is_not_kept_waiting_for_the_end_of_a_window() {
     looks.join().unwrap();
     assert!(!acts);
     assert_eq!(after, before);
-    assert!(account.iter().any(|line| line.outcome == RestoreOutcome::Restored), "told what was put back: {account:?}");
+    assert!(
+        account.iter().any(|line| line.outcome == RestoreOutcome::Restored),
+        "restored objects are reported: {account:?}"
+    );
 }
 
 /// If new rules release a program that cannot be restored: is that reported, and kept in the journal for the next
@@ -461,6 +468,7 @@ fn a_reload_ends_while_gangs_take_turns() {
         machine.restore_all().unwrap();
         sender.send(policies).unwrap();
     });
-    let policies = ended.recv_timeout(Duration::from_secs(60)).expect("a reload waits for nobody who waits for it");
+    let policies =
+        ended.recv_timeout(Duration::from_secs(60)).expect("a reload never waits for a thread that waits for it");
     assert_eq!(policies, before);
 }

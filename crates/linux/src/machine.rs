@@ -38,7 +38,7 @@ use crate::sense::progress::{ProgressFiles, ProgressSweep};
 use crate::sense::tasks::{ManagedThread, TaskTable, ThreadUsage};
 
 /// Why an observer does nothing.
-pub const OBSERVING: &str = "observing only: nothing is changed unless the configuration says act";
+pub const OBSERVING: &str = "observing only: nothing is changed unless the configured mode is act";
 /// Profiles are recognised without being asked for.
 const RECOGNISED: ProbeId = ProbeId(u32::MAX);
 

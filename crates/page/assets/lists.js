@@ -43,7 +43,7 @@ export class Lists {
     for (const text of errors.slice(0, ALARMS)) alarms.push(["refused", text]);
     if (errors.length > ALARMS) alarms.push(["refused", "and " + counted(errors.length - ALARMS, "other")]);
     if (refused.some(observing)) alarms.push(["observing only", counted(refused.filter(observing).length, "change") + " of the plan would be made in mode act"]);
-    for (const text of (snapshot.overridden || []).slice(0, ALARMS)) alarms.push(["changed by another tool", text]);
+    for (const text of (snapshot.overridden || []).slice(0, ALARMS)) alarms.push(["changed by another program", text]);
     for (const text of (snapshot.pending || []).slice(0, ALARMS)) alarms.push(["in progress", text]);
     this.fill("alarms", JSON.stringify(alarms), () => alarms.map(([title, text]) =>
       el("p", { class: title === "in progress" || title === "observing only" ? "note" : "note warn" }, el("b", {}, title), " ", text)));

@@ -75,7 +75,7 @@ impl StudyPage {
         let unit =
             if self.matrix.unit == "percent" { "per cent of its run time alone" } else { "a weight without a unit" };
         html! {
-            h2 { "Who hurts whom" }
+            h2 { "Pairwise slowdowns" }
             p.soft {
                 "Each row is a program, each column the neighbor on the same cache; the number is what the row's program is "
                 "expected to lose, in " (unit) ". Scheme: " (self.matrix.model) "."

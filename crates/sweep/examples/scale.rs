@@ -1,5 +1,5 @@
-//! What a sweep costs beside its tasks: 100 000 finished tasks, tasks of 200 ms, two workers against two plain
-//! processes. Prints figures and bars; `make sweep-engines` runs it. Every round alternates, and medians are compared.
+//! Overhead of a sweep: 100 000 finished tasks, tasks of 200 ms, two workers against two plain processes. Prints
+//! figures and targets; `make sweep-engines` runs it. Every round alternates, and medians are compared.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -95,7 +95,7 @@ fn sweep(folder: &Path, tasks: usize, workers: usize, steps: u64) {
     assert_eq!(ended.finished, tasks);
 }
 
-/// One task more, which another host runs: how fast a sweep goes is told only while it runs.
+/// One more task, run by another host: the rate of a sweep is reported only while it runs.
 fn leave_one_running(folder: &Path) {
     let manifest = manifest(TASKS + 1);
     let store = Store::open(folder).expect("a folder to write to");

@@ -1,7 +1,7 @@
-//! Who runs a task now: a file that appears whole, is touched while its owner lives, and is taken over when it does not.
+//! Claims on tasks: a file that appears whole, is touched while its owner lives, and is taken over when it does not.
 //!
-//! Owners of the same boot and process namespace are looked up; others are believed as long as they touch their claim.
-//! A frozen owner is taken over too, and its task runs twice: the store compares the results.
+//! Owners of the same boot and process namespace are looked up; others count as alive for as long as they touch their
+//! claim. A frozen owner is taken over too, and its task runs twice: the store compares the results.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -16,11 +16,11 @@ use crate::store::{Store, link};
 /// A task whose workers died so often is given up: it may be what killed them.
 pub const DEATHS_AT_MOST: usize = 5;
 
-/// What came of claiming a task.
+/// Outcome of claiming a task.
 pub enum ClaimOutcome<'a> {
     /// This process holds it until the value is dropped.
     Acquired(ClaimGuard<'a>),
-    /// Its holder, in words.
+    /// Its owner, for display.
     HeldByOther(String),
 }
 
@@ -85,14 +85,14 @@ impl Store {
         }
     }
 
-    /// Who runs the task now, in words; `None` where nobody does, or its owner is gone.
+    /// The live owner of the task's claim, for display; `None` if there is none.
     pub(crate) fn living(&self, id: SweepTaskId) -> Option<String> {
         let touched = self.changed(&claim_rest(id))?;
         let owner = self.owner_of(id);
         let dead = owner.as_ref().and_then(|owner| owner.is_alive(&self.owner)) == Some(false);
         let now = self.now().unwrap_or(touched);
         let stale = now.duration_since(touched).is_ok_and(|age| age > self.stale_after);
-        let words = owner.map_or("somebody".to_string(), |owner| owner.to_string());
+        let words = owner.map_or("another worker".to_string(), |owner| owner.to_string());
         (!dead && !stale).then_some(words)
     }
 
@@ -122,13 +122,13 @@ impl Store {
         self.record_attempt(id, &FailedAttempt::now(FailureKind::Death, what, &self.owner))
     }
 
-    /// Ids that somebody claims, dead or alive.
+    /// Ids with a claim, whether its owner lives or not.
     pub(crate) fn claimed(&self) -> Result<Vec<SweepTaskId>, SweepError> {
         Ok(self.names(CLAIMS)?.into_iter().filter_map(|name| name.parse().ok()).collect())
     }
 
-    /// Removes claims on finished tasks: a worker that was killed after its result leaves one, and nobody claims a
-    /// finished task again. Another that still runs the task compares its result without a claim.
+    /// Removes claims on finished tasks: a worker that was killed after its result leaves one, and a finished task is
+    /// never claimed again. Another worker that still runs the task compares its result without a claim.
     pub(crate) fn remove_claims_on(&self, finished: &BTreeSet<SweepTaskId>) -> Result<(), SweepError> {
         for id in self.claimed()?.into_iter().filter(|id| finished.contains(id)) {
             let _ = self.remove_claim(id);
@@ -136,7 +136,7 @@ impl Store {
         Ok(())
     }
 
-    /// Tasks that somebody runs now.
+    /// Tasks whose claims have live owners.
     ///
     /// # Errors
     /// The folder of claims cannot be read.

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process_group};
 
-/// What a client said and how it ended. Exit codes of engines are not believed where their output says more.
+/// Output and exit status of a client. An engine's exit code is ignored if its output is more specific.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ClientOutput {
     /// The exit code; `None` after a signal.
@@ -34,7 +34,7 @@ pub enum CallError {
     Failed(String, String),
 }
 
-/// Outputs still open so long after the client's end belong to somebody it left behind.
+/// Outputs that are still open so long after the client's end belong to a process that it left behind.
 const OUTPUT_AFTER_END: Duration = Duration::from_millis(500);
 
 /// Runs a client to its end, or kills its whole group at the deadline.
@@ -101,7 +101,7 @@ fn reader(from: Option<impl Read + Send + 'static>) -> Receiver<Vec<u8>> {
     receive
 }
 
-/// Ends a child that leads a process group, and whoever is still in that group.
+/// Ends a child that leads a process group, and all other processes of that group.
 pub fn kill_group(child: &mut Child) {
     if let Some(group) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
         let _ = kill_process_group(group, Signal::KILL);

@@ -25,7 +25,7 @@ pub struct DriveOptions {
     pub idle_timeout: Duration,
 }
 
-/// Where a sweep stands.
+/// Progress of a sweep.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct SweepProgress {
     /// Tasks of the sweep, each id once.
@@ -55,7 +55,7 @@ pub struct SweepSummary {
     pub failed: Vec<(SweepTaskId, String)>,
     /// Neither finished nor given up.
     pub missing: Vec<SweepTaskId>,
-    /// Results that were not whole, in words; made again.
+    /// Incomplete results, one sentence each; they are computed again.
     pub damaged: Vec<String>,
     /// Results on which two workers did not agree.
     pub conflicting: Vec<String>,

@@ -1,4 +1,5 @@
-//! What an engine is to a sweep: it is handed tasks, and asked whether it still has some in hand. No more is believed.
+//! Engines as a sweep sees them: an engine accepts tasks and reports whether it still holds some. No other report of
+//! it is used.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -6,13 +7,13 @@ use std::time::Duration;
 use crate::client::CallError;
 use crate::manifest::SweepTask;
 
-/// An engine that cannot take tasks, in words.
+/// The reason why an engine cannot accept tasks.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{engine}: {what}")]
 pub struct EngineError {
     /// The engine's name.
     pub engine: &'static str,
-    /// What went wrong, as the user reads it.
+    /// The reason, for the user.
     pub what: String,
     /// It will not be better later: the engine is not installed, or refuses what is asked.
     pub is_permanent: bool,
@@ -25,7 +26,7 @@ impl EngineError {
     }
 }
 
-/// What an engine says of the tasks it was handed.
+/// An engine's report on the tasks that it accepted.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum EngineStatus {
     /// It has some in hand.
@@ -45,7 +46,7 @@ pub enum EngineStatus {
     Broken(String),
 }
 
-/// What spreads tasks: threads, or a scheduler of a cluster. It is not believed to run each task exactly once.
+/// Distributes tasks: to threads, or to a cluster's scheduler. It need not run each task exactly once.
 pub trait TaskEngine {
     /// The name as `--engine` takes it.
     fn name(&self) -> &'static str;
@@ -56,7 +57,7 @@ pub trait TaskEngine {
     /// They could not be handed over. Some may have been.
     fn submit(&mut self, tasks: &[SweepTask]) -> Result<(), EngineError>;
 
-    /// What it says now of the tasks that it was handed.
+    /// Its present report on the accepted tasks.
     fn poll(&mut self) -> EngineStatus;
 
     /// How often it may be asked.
@@ -70,7 +71,7 @@ pub trait TaskEngine {
         false
     }
 
-    /// Takes back what has not ended. To be called twice without harm.
+    /// Cancels the tasks that have not ended. May be called twice.
     fn stop(&mut self);
 }
 
@@ -83,7 +84,7 @@ pub struct WorkerCommand {
     pub folder: PathBuf,
     /// Failures of a task beyond the first that are tried again.
     pub retries: u32,
-    /// Seconds after which a claim that nobody touches is taken over.
+    /// Seconds without a heartbeat after which a claim is taken over.
     pub heartbeat_timeout_s: u64,
 }
 
@@ -97,7 +98,7 @@ impl WorkerCommand {
         args
     }
 
-    /// A line for `sh` that runs the tasks whose ids the shell words `ids` are.
+    /// A line for `sh` that runs the tasks whose ids are the shell words `ids`.
     pub fn shell_line(&self, ids: &str) -> String {
         let words = std::iter::once(self.program.clone().into_os_string()).chain(self.args());
         let words: Vec<String> = words.map(|word| crate::client::quoted(&word)).collect();

@@ -1,4 +1,4 @@
-//! What can go wrong with a sweep as a whole; what goes wrong with one task is in the store.
+//! Errors of a sweep as a whole; errors of single tasks are in the store.
 
 use std::io;
 use std::path::Path;
@@ -18,10 +18,10 @@ pub enum SweepError {
     File {
         /// The file or folder.
         path: String,
-        /// What is wrong with it, with the line where there is one.
+        /// The error, with its line if there is one.
         what: String,
     },
-    /// Nothing can be written there; what is finished is kept.
+    /// No file can be written there; finished results are kept.
     #[error("{0}: the disk is full; what is finished is kept, and the same command goes on from there")]
     Full(String),
     /// An engine that cannot take tasks.

@@ -138,7 +138,7 @@ impl<'a> ManifestBuilder<'a> {
             checksums.push(self.recording(&program, None).map_err(refused)?);
         }
         let seed = scenario.seed;
-        // Not part of what is run: what people call it, and where the machine's description lies.
+        // Left out, because they do not affect the run: the display name, and the path of the machine's description.
         let plain = Scenario {
             name: String::new(),
             description: String::new(),

@@ -26,9 +26,9 @@ pub struct FailedAttempt {
     pub ending: FailureKind,
     /// The reason, as the user reads it.
     pub what: String,
-    /// Who noted it.
+    /// Host of the worker that recorded it.
     pub host: String,
-    /// Process of whoever noted it, on that host.
+    /// Process of that worker, on that host.
     pub pid: u32,
     /// When it was noted: milliseconds since 1970 by that host's clock.
     pub unix_ms: u64,

@@ -12,7 +12,7 @@ use serde_json::Value;
 use crate::SweepError;
 use crate::job::INPUT_BYTES_LIMIT;
 
-/// What a task of a sweep is.
+/// Kinds of tasks of a sweep.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum SweepKind {
@@ -31,21 +31,21 @@ pub enum SweepKind {
 pub struct SweepFile {
     /// Name of the sweep, for people.
     pub name: String,
-    /// What it is for, in a sentence or two; may be empty.
+    /// Its purpose, in a sentence or two; may be empty.
     #[serde(default)]
     pub description: String,
-    /// What each task is.
+    /// Kind of each task.
     #[serde(default)]
     pub kind: SweepKind,
     /// Results hold everything that a run counted; otherwise only the figures that reports show.
     #[serde(default = "yes")]
     pub detail: bool,
-    /// What varies.
+    /// The varied parameters.
     pub axes: Axes,
     /// A point that one of these matches is left out.
     #[serde(default)]
     pub skip: Vec<toml::Table>,
-    /// Where there are any, a point that none of these matches is left out.
+    /// If there are any, a point that matches none of these is left out.
     #[serde(default)]
     pub only: Vec<toml::Table>,
 }
@@ -99,7 +99,7 @@ pub struct SweepAxis {
 pub struct SweepDefinition {
     /// The file as it was written.
     pub file: SweepFile,
-    /// Where it was read from, for messages.
+    /// Its path, for messages.
     pub path: String,
     /// Scenario files are looked for from here.
     pub folder: PathBuf,
@@ -107,13 +107,13 @@ pub struct SweepDefinition {
     pub axes: Vec<SweepAxis>,
     /// Filters: values by axis. A point that matches one is left out.
     pub skip: Vec<BTreeMap<String, Vec<Value>>>,
-    /// Filters in the same form. Where there are any, a point must match one.
+    /// Filters in the same form. If there are any, a point must match one.
     pub only: Vec<BTreeMap<String, Vec<Value>>>,
 }
 
 /// More points than this are a slip of the pen.
 pub const POINTS_AT_MOST: usize = 10_000_000;
-/// What a curve can be asked for with.
+/// Parameters of a curve.
 const CURVE_PARAMETERS: [&str; 3] = ["line_bytes", "sizes", "sample"];
 
 /// Reads and checks a sweep file. `bundled` is what recording `all` means.

@@ -1,4 +1,4 @@
-//! What a task is to do: the point of the axes put together with the inputs it names.
+//! Jobs: the point of a task together with the inputs that it names.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -34,9 +34,9 @@ pub enum SweepJob {
 /// A scenario and a machine, with the point's changes in both.
 #[derive(Clone, PartialEq, Debug)]
 pub struct ScenarioJob {
-    /// What runs there, under which policy, for how long.
+    /// Programs, policy and duration.
     pub scenario: Scenario,
-    /// Where it runs.
+    /// The machine that runs them.
     pub machine: MachineSpec,
     /// Files of the programs that are recordings, by the names that the scenario has for them.
     pub recordings: BTreeMap<String, PathBuf>,
@@ -59,12 +59,12 @@ pub struct CurveJob {
     pub seed: u64,
 }
 
-/// What a task answers.
+/// Result of a task.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct JobResult {
     /// Figures by name with the unit last; `None` where it could not be measured.
     pub figures: BTreeMap<String, Option<f64>>,
-    /// Bytes and misses over accesses; of a curve.
+    /// For a curve: bytes, and misses over accesses.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub curve: Vec<(u64, f64)>,
     /// Everything else that was counted.
@@ -81,7 +81,7 @@ pub enum RunError {
     Stopped,
 }
 
-/// What runs tasks; the command brings it.
+/// Runs tasks; implemented by the command.
 pub trait JobRunner: Send + Sync {
     /// Tells programs apart that may answer differently.
     fn version(&self) -> String;
@@ -105,20 +105,20 @@ pub trait JobRunner: Send + Sync {
     fn run(&self, job: &SweepJob, stop: &AtomicBool) -> Result<JobResult, RunError>;
 }
 
-/// What points are put together from. Paths are as they are now, of the manifest's making or of the task's running.
+/// Inputs that points name. Paths are those of the moment: of the manifest's creation or of the task's run.
 #[derive(Default, Debug)]
 pub struct Inputs {
-    /// What each task is.
+    /// Kind of each task.
     pub kind: SweepKind,
     /// Answers hold everything that was counted.
     pub detail: bool,
-    /// Scenarios by the names that the axes have for them: what messages call it, and its text.
+    /// Scenarios by their names on the axes: the name for messages, and the text.
     pub scenarios: BTreeMap<String, (String, String)>,
     /// Machines that are files, by the names given for them.
     pub machines: BTreeMap<String, PathBuf>,
     /// Files of the programs that are recordings, by the names that points have for them.
     pub recordings: BTreeMap<String, RecordingRef>,
-    /// What was asked of the papers' experiments; `Null` in every other sweep.
+    /// Options of the papers' experiments; `Null` in every other sweep.
     pub repro: Value,
     /// Recordings that were found to be what they were.
     pub(crate) verified: Mutex<Vec<String>>,
@@ -178,7 +178,7 @@ impl Inputs {
         vary_scenario(label, text, &changes)
     }
 
-    /// What the task at this point is to do.
+    /// The job of the task at this point.
     ///
     /// # Errors
     /// Words for what is wrong with it.

@@ -1,4 +1,4 @@
-//! The manifest: a header, then one line a task. Whoever has it and the inputs beside it can run every task.
+//! The manifest: a header, then one line a task. The manifest and the inputs beside it suffice to run every task.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -60,7 +60,7 @@ impl FromStr for SweepTaskId {
 /// A recorded program's file; it is not copied.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct RecordingRef {
-    /// Where it is, by an absolute path.
+    /// Its absolute path.
     pub path: PathBuf,
     /// Its size, in bytes.
     pub size_bytes: u64,
@@ -75,9 +75,9 @@ pub struct ManifestHeader {
     pub format: u32,
     /// Name of the sweep, for people.
     pub name: String,
-    /// What the sweep is for; may be empty.
+    /// Purpose of the sweep; may be empty.
     pub description: String,
-    /// What each task is.
+    /// Kind of each task.
     pub kind: SweepKind,
     /// Version of the program that made it; only that one may run its tasks.
     pub version: String,
@@ -93,7 +93,7 @@ pub struct ManifestHeader {
     pub machines: BTreeMap<String, String>,
     /// Files of the programs that are recordings, by the names that points have for them.
     pub recordings: BTreeMap<String, RecordingRef>,
-    /// What was asked of the papers' experiments.
+    /// Options of the papers' experiments.
     #[serde(default, skip_serializing_if = "Value::is_null")]
     pub repro: Value,
 }

@@ -10,7 +10,7 @@ use crate::SweepError;
 use crate::manifest::{Manifest, SweepTask};
 use crate::store::{Store, StoredResult};
 
-/// What a merge found; `cachemate sweep merge --json` prints it.
+/// Summary of a merge; `cachemate sweep merge --json` prints it.
 #[derive(Clone, PartialEq, Debug, Default, Serialize)]
 pub struct MergeSummary {
     /// Lines of the manifest.
@@ -23,7 +23,7 @@ pub struct MergeSummary {
     pub duplicates: usize,
     /// Results on which two folders or two workers did not agree.
     pub conflicting: Vec<String>,
-    /// Results that are not whole, in words.
+    /// Incomplete results, one sentence each.
     pub damaged: Vec<String>,
 }
 

@@ -1,4 +1,4 @@
-//! Who holds a claim, and the beat by which others see that he lives.
+//! Owners of claims, and the heartbeat by which others see that they live.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -18,7 +18,7 @@ const BEAT: Duration = Duration::from_secs(5);
 pub struct ClaimOwner {
     /// The host's name; all but letters, digits and hyphens is `_`.
     pub host: String,
-    /// Boot and process namespace: where they are ours, the pid means the same to us.
+    /// Boot and process namespace: if they are ours, the pid names the same process here.
     pub place: String,
     /// Process id in that namespace.
     pub pid: u32,
@@ -107,7 +107,7 @@ impl Heartbeat {
     }
 }
 
-/// The file's time becomes now, by the clock of whoever keeps the file.
+/// Sets the file's time to now, by the clock of the host that keeps the file.
 fn touch(folder: &TrustedDir, claim: &str) -> io::Result<()> {
     let (now, keep) = (Timespec { tv_sec: 0, tv_nsec: UTIME_NOW }, Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT });
     let file = folder.file(Path::new(claim), OFlags::WRONLY)?;

@@ -46,7 +46,7 @@ pub struct FigureStats {
 pub struct SweepReport {
     /// Name of the sweep.
     pub name: String,
-    /// What the sweep is for; may be empty.
+    /// Purpose of the sweep; may be empty.
     pub description: String,
     /// Version of the program that made the results.
     pub version: String,
@@ -56,7 +56,7 @@ pub struct SweepReport {
     pub finished: usize,
     /// Lines of the manifest.
     pub total: usize,
-    /// Results that are not whole, in words.
+    /// Incomplete results, one sentence each.
     pub damaged: Vec<String>,
     /// A row for each point without its seed, in the manifest's order.
     pub rows: Vec<ReportRow>,
@@ -70,7 +70,7 @@ pub struct SweepReport {
 pub struct Picture {
     /// File name without its ending.
     pub name: String,
-    /// What the drawing shows, in words.
+    /// Title of the drawing.
     pub title: String,
     /// The whole SVG file, with its style.
     pub svg: String,

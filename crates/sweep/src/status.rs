@@ -1,4 +1,4 @@
-//! Where a sweep stands, from names of files alone: a second for a hundred thousand results.
+//! Status of a sweep, from names of files alone: a second for a hundred thousand results.
 
 use std::time::Duration;
 
@@ -19,17 +19,17 @@ pub struct SweepStatus {
     pub total: usize,
     /// Tasks with a result.
     pub finished: usize,
-    /// Tasks that somebody runs now.
+    /// Tasks that are running now.
     pub running: usize,
     /// Tasks without a result of which an attempt failed.
     pub failed: usize,
     /// Tasks that are none of these.
     pub waiting: usize,
-    /// Results of tasks that the manifest does not have: of other versions or older sweep files.
+    /// Results without a task in the manifest: of other versions or older sweep files.
     pub orphaned: usize,
     /// Results on which two workers did not agree.
     pub conflicting: Vec<String>,
-    /// Rate of the newest results; `None` where nobody works on it, or too few are finished.
+    /// Rate of the newest results; `None` if no worker runs, or too few tasks are finished.
     pub finished_per_s: Option<f64>,
     /// Seconds until everything is finished at that rate; `None` where no rate is known.
     pub remaining_s: Option<f64>,
@@ -50,7 +50,7 @@ pub struct Failure {
     pub error: String,
 }
 
-/// How fast is told from so many of the newest results.
+/// Number of newest results that the rate is computed from.
 const NEWEST: usize = 200;
 const FAILURES_AT_MOST: usize = 10;
 

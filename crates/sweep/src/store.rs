@@ -40,7 +40,7 @@ pub struct Store {
     pub(crate) stale_after: Duration,
 }
 
-/// Who made a result, and how long it took. Not part of the result: it differs between attempts.
+/// Worker and duration of a result. Not part of the result, because it differs between attempts.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct RunNote {
     /// Host that ran the task.
@@ -64,14 +64,14 @@ pub struct StoredResult {
     pub note: Option<RunNote>,
 }
 
-/// What publishing a result found in its place.
+/// Outcome of publishing a result.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PublishOutcome {
     /// Nothing: the result is the first.
     New,
     /// Another worker had published the same bytes.
     Same,
-    /// Another worker had published other bytes: both are kept, and somebody must look.
+    /// Another worker had published other bytes: both are kept for inspection.
     Differs,
 }
 
@@ -209,10 +209,10 @@ impl Store {
         Ok((partial, name))
     }
 
-    /// Makes a result known under its name, if nobody did before.
+    /// Publishes a result under its name, unless it was published before.
     ///
     /// # Errors
-    /// It cannot be written; a full disk is told apart.
+    /// It cannot be written; a full disk has an error of its own.
     pub fn publish(&self, id: SweepTaskId, result: &RawValue, note: &RunNote) -> Result<PublishOutcome, SweepError> {
         let (folder, name) = result_place(id);
         let failed = self.io_error(&name);
@@ -244,7 +244,7 @@ impl Store {
                 partial.rename_into(fresh, &differing, &name).map_err(self.io_error(DIFFERING))?;
                 Ok(PublishOutcome::Differs)
             }
-            // What was there was not whole.
+            // The existing file was incomplete.
             Ok(None) | Err(_) => {
                 self.quarantine(id)?;
                 let (_, name) = result_place(id);
@@ -254,10 +254,10 @@ impl Store {
         }
     }
 
-    /// A finished task's result; `None` where it is not finished.
+    /// A finished task's result; `None` if it is not finished.
     ///
     /// # Errors
-    /// Words for what is damaged about the file.
+    /// The damage of the file.
     pub fn read(&self, id: SweepTaskId) -> Result<Option<StoredResult>, String> {
         let place = result_rest(id);
         let bad = |what: String| format!("{}: damaged: {what}", self.folder.join(&place).display());

@@ -21,7 +21,7 @@ pub enum Attempt {
     Finished(PublishOutcome),
     /// It was there before.
     Already,
-    /// Somebody else runs it.
+    /// Another worker runs it.
     Others(String),
     /// It came to nothing, and that was noted.
     Failed(String),

@@ -211,7 +211,7 @@ fn failing_tasks_are_said_and_the_others_go_on() {
     assert_eq!((seen.total, seen.finished, seen.failed, seen.waiting), (10, 8, 2, 0));
     assert_eq!((seen.failures.len(), seen.failures[0].attempts), (2, 3));
     assert_eq!(merged(&store).0.missing.len(), 2, "never silently absent");
-    // Given up is given up, until somebody asks anew.
+    // An abandoned task stays so until it is requested again.
     let runs = work.runs.load(Ordering::Relaxed);
     driven(&store, &manifest, &mut local(&store, &inputs, &work, 2), 2);
     assert_eq!(work.runs.load(Ordering::Relaxed), runs);
@@ -256,7 +256,8 @@ fn claim_of(folder: &Path, id: SweepTaskId, host: &str, place: &str, pid: u32, a
     file.set_modified(SystemTime::now() - age).unwrap();
 }
 
-/// Is a claim of another host believed while it is touched, taken over when it is not, and its owner's death counted?
+/// Does a claim of another host count while it is touched, is it taken over when it is not, and is its owner's death
+/// counted?
 #[test]
 fn claims_of_the_dead_are_taken_over() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* What the CPUs of a cache did: in turn, mixed, out of turn, idle. */
+/* Time of the CPUs of a cache: in turn, mixed, out of turn, idle. */
 #pragma once
 #include "state.h"
 

@@ -70,7 +70,7 @@ void BPF_PROG(gangs_enqueue, struct task_struct *p, u64 enq_flags)
 	if (gang != UNPLANNED)
 		slice_ns = cache->slice_ns;
 	if (t && queue) {
-		/* Who slept keeps a lead of at most one slice. */
+		/* A task that slept keeps a lead of at most one slice. */
 		if ((s64)(t->vtime + slice_ns - queue->vtime) < 0)
 			t->vtime = queue->vtime - slice_ns;
 		vtime = t->vtime;

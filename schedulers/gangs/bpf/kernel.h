@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* What is used of the kernel's types and functions, and no more. Fields are found by name when the object is loaded
+/* The used types and functions of the kernel, and no more. Fields are found by name when the object is loaded
  * (CO-RE), so that neither a header of the kernel's nor one of another scheduler is needed. Sources: Linux 6.18,
  * include/linux/sched/ext.h and kernel/sched/ext_internal.h. */
 #pragma once

@@ -21,7 +21,7 @@ static bool in_rotation(struct rotation *rotation, u32 gang)
 	return false;
 }
 
-/* Who waited longer than a rotation, or waits for a turn that no longer exists, is served before all others. Asked for at each
+/* A task that waited longer than a rotation, or waits for a turn that no longer exists, is served before all others. Asked for at each
  * turn, done by the first CPU that looks for a task: a timer's program may not walk queues when it was armed by one that
  * may sleep. */
 static void rescue(u32 id, struct cache *cache)

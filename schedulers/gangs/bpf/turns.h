@@ -54,7 +54,7 @@ static u64 take_turn(u32 id, struct cache *cache, struct rotation *rotation, u64
 	return turn->length_ns;
 }
 
-/* CPUs that run somebody who may not run now are taken back; those of fillers as far as the gang needs them. */
+/* CPUs that run a task that may not run now are reclaimed; those of fillers as far as the gang needs them. */
 static void hand_over(u32 id, struct cache *cache, s32 wanted)
 {
 	s32 i, n = cpu_count();

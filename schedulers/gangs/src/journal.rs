@@ -1,5 +1,5 @@
-//! What is put back: the policy that each thread had before it became ours. One line a thread, `thread start policy`,
-//! written before the change; the start time tells a thread from a later one with the same number.
+//! The journal: the policy that each thread had before it became ours. One line a thread, `thread start policy`,
+//! written before the change; the start time distinguishes a thread from a later one with the same number.
 
 /// SCHED_EXT of include/uapi/linux/sched.h.
 pub const POLICY_EXT: i32 = 7;
@@ -18,10 +18,10 @@ pub fn line(entry: &Entry) -> String {
     format!("{} {} {}\n", entry.thread, entry.start_ticks, entry.policy)
 }
 
-/// All entries; of a thread that stands there twice the first one, which is the oldest state.
+/// All entries; for a thread with two entries the first one, which is the oldest state.
 ///
 /// # Errors
-/// The line that is none. A last line without its end was not finished, and the change after it not begun: it is left out.
+/// A malformed line. A last line without its end was not finished, and the change after it not begun: it is left out.
 pub fn parse(text: &str) -> Result<Vec<Entry>, String> {
     let mut entries: Vec<Entry> = Vec::new();
     for (number, line) in text.split_inclusive('\n').enumerate() {

@@ -1,4 +1,4 @@
-//! What this host is, and what it lacks for sched_ext.
+//! This host's topology, and its prerequisites for sched_ext.
 
 use gangs::maps::{MAX_CACHES, MAX_CPUS};
 use std::fs;
@@ -25,7 +25,7 @@ impl HostCaches {
             let list = match cpu_list {
                 Some(list) => list,
                 None if online(cpu) => {
-                    return Err(format!("/sys/devices/system/cpu/cpu{cpu}/cache: no unified cache is told"));
+                    return Err(format!("/sys/devices/system/cpu/cpu{cpu}/cache: the kernel reports no unified cache"));
                 }
                 None => {
                     machine.cache_of_cpu.push(0);
@@ -70,7 +70,7 @@ fn online(cpu: usize) -> bool {
     fs::read_to_string(format!("/sys/devices/system/cpu/cpu{cpu}/online")).map_or(true, |text| text.trim() == "1")
 }
 
-/// What is missing here: kernel, option, privilege. Empty: nothing.
+/// Missing prerequisites: kernel, option, privilege. Empty if there are none.
 pub fn missing() -> Vec<String> {
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     let release = release.trim();

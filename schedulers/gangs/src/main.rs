@@ -52,7 +52,7 @@ fn command(arguments: &[String]) -> Result<ExitCode, String> {
         "send" => send(&path("--socket", SOCKET)),
         "reset" => {
             let (_, restored) = tasks::PolicyJournal::open(&path("--journal", JOURNAL))?;
-            println!("{restored} threads put back");
+            println!("{restored} threads restored");
             Ok(ExitCode::SUCCESS)
         }
         "check" => {

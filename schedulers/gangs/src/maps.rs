@@ -3,7 +3,7 @@
 pub const MAX_CPUS: usize = 512;
 pub const MAX_CACHES: usize = 32;
 pub const MAX_GANGS: usize = 30;
-/// The CPU runs nobody of ours.
+/// No task of ours runs on the CPU.
 pub const NOBODY: u32 = u32::MAX;
 
 const TURN_BYTES: usize = 16;
@@ -110,10 +110,10 @@ pub fn exit_of(machine: &[u8]) -> Option<(u32, i64)> {
     Some((u32_at(machine, 8)?, u64_at(machine, 16)? as i64))
 }
 
-/// What happened at one cache since the scheduler was attached: `struct cache`.
+/// Counts of one cache since the scheduler was attached: `struct cache`.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct CacheCounts {
-    /// Whose turn it is. `None`: nobody's.
+    /// The gang whose turn it is; `None` if there is none.
     pub gang: Option<u32>,
     pub turns: u64,
     pub kicks: u64,

@@ -13,13 +13,13 @@ const MAX_TASKS: usize = 65_536;
 const TURN_US: (u64, u64) = (1_000, 1_000_000);
 const WEIGHT: (u32, u32) = (1, 10_000);
 
-/// What is asked.
+/// A request at the socket.
 #[derive(Debug, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum SocketRequest {
     /// Take this plan in.
     Plan(PlanMessage),
-    /// What is in force?
+    /// Query of the state in force.
     State {},
     /// Put all tasks back and end.
     Stop {},

@@ -1,7 +1,7 @@
 //! How long a turn must be. A gang's turn begins with its footprint displaced: each line is fetched once at the cost of a
 //! miss, then hits. Source: measured on a modeled machine within 2.5 % at 1 to 100 ms (docs/sched-ext.md).
 
-/// What is known of the gang that profits, by measurement.
+/// Measured properties of the gang that profits.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GangFootprint {
     /// Lines of the last-level cache that one task uses again and again.
@@ -28,7 +28,7 @@ pub fn turn_for_access_ns(footprint: &GangFootprint, access_ns: f64) -> Option<f
     (access_ns > hit_ns && access_ns < miss_ns).then(|| access_ns * lines * (miss_ns - hit_ns) / (access_ns - hit_ns))
 }
 
-/// What is asked of a turn.
+/// Requirements of a turn.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TurnRequirements {
     /// ns an access takes without gangs, measured.
@@ -45,7 +45,7 @@ pub const TYPICAL_NS: (f64, f64) = (20e6, 100e6);
 pub const LEAST_GAIN: f64 = 0.1;
 /// The wanted turn brings accesses within this factor of a hit.
 pub const WANTED_FACTOR: f64 = 4.0 / 3.0;
-/// Beyond two rotations, ns: what a task may wait (the service of tasks that waited too long).
+/// A task's maximum wait beyond two rotations, ns (the service of tasks that waited too long).
 pub const WAIT_BEYOND_ROTATIONS_NS: f64 = 100e6;
 
 /// Why there are no gangs.
@@ -59,7 +59,7 @@ pub enum QuantumRefusal {
     WaitTooLong { pays_ns: f64, allowed_ns: f64 },
 }
 
-/// The longest turn with which nobody waits longer than allowed: two rotations and 100 ms.
+/// The longest turn with which no task waits longer than allowed: two rotations and 100 ms.
 pub fn longest_turn_ns(gangs: u32, longest_wait_ns: f64) -> f64 {
     (longest_wait_ns - WAIT_BEYOND_ROTATIONS_NS) / (2.0 * f64::from(gangs.max(1)))
 }

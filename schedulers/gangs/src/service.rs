@@ -1,5 +1,5 @@
-//! The loader's life: takes plans over the socket, makes the planned tasks ours, watches that nobody else needs the CPUs,
-//! and gives everything back.
+//! The loader's life: accepts plans over the socket, adopts the planned tasks, checks that no unmanaged task needs
+//! the CPUs, and restores everything.
 
 use crate::machine::{self, HostCaches};
 use crate::scheduler::BpfScheduler;
@@ -23,7 +23,7 @@ const RESTARTS: u32 = 5;
 const POLL: Duration = Duration::from_millis(20);
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// What is in force, as the maps and the kernel say.
+/// The state in force, by the maps and the kernel.
 #[derive(Serialize)]
 struct ServiceState {
     generation: u64,
@@ -65,7 +65,7 @@ impl Service {
         }
         let (tasks, restored) = PolicyJournal::open(journal)?;
         if restored > 0 {
-            eprintln!("gangs: {restored} threads of an earlier run put back");
+            eprintln!("gangs: {restored} threads of an earlier run restored");
         }
         let machine = HostCaches::read()?;
         let scheduler = BpfScheduler::attach(&machine, all)?;
@@ -84,10 +84,10 @@ impl Service {
         })
     }
 
-    /// Serves until it is told to stop. All tasks are put back at the end, whatever it is.
+    /// Serves until it is stopped. All tasks are restored at the end, whatever the cause.
     ///
     /// # Errors
-    /// The socket cannot be had, or the kernel has ended the scheduler.
+    /// The socket cannot be opened, or the kernel has ended the scheduler.
     pub fn run(&mut self, socket: &Path, stop: &Arc<AtomicBool>) -> Result<(), String> {
         let done = self.serve(socket, stop);
         let restored = self.tasks.restore_all();

@@ -1,12 +1,13 @@
-//! When to give the CPUs back. Managed tasks stand below the fair class: where unmanaged tasks keep a CPU busy they get
-//! nothing until the kernel's watchdog ends the scheduler after ten seconds. The guard is well before it.
+//! The starvation guard, which detaches the scheduler from the CPUs. Managed tasks stand below the fair class: if
+//! unmanaged tasks keep a CPU busy, they get nothing until the kernel's watchdog ends the scheduler after ten
+//! seconds. The guard acts well before that.
 
 /// A CPU of which a higher class had more than this share of one window is lost to us.
 pub const SHARE: f64 = 0.3;
 /// The window, ns.
 pub const WINDOW_NS: u64 = 200_000_000;
 
-/// What a higher class had of each CPU, from window to window.
+/// Time of a higher class on each CPU, from window to window.
 #[derive(Default)]
 pub struct StarvationGuard {
     before_ns: Vec<u64>,
@@ -17,8 +18,8 @@ pub struct StarvationGuard {
 const PUT_OFF_AT_MOST: u32 = 5;
 
 impl StarvationGuard {
-    /// Threads became ours in the middle of a window: what they had of it before is nobody else's. True: the window begins
-    /// anew. Who takes threads in all the time does not put the guard off for good.
+    /// Threads became ours in the middle of a window: their earlier time in it does not count as an unmanaged task's.
+    /// True: the window begins anew. Adopting threads all the time does not defer the guard for good.
     pub fn begin_anew(&mut self, taken_ns: &[u64]) -> bool {
         let may = self.put_off < PUT_OFF_AT_MOST;
         if may {

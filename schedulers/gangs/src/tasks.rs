@@ -1,4 +1,4 @@
-//! The policy of threads: made ours, and put back. Everything is journalled before it is changed.
+//! The policy of threads: set to ours, and restored. Every change is journaled first.
 
 use gangs::journal::{Entry, POLICY_EXT, line, parse, stat_fields};
 use std::collections::HashMap;
@@ -20,10 +20,10 @@ pub struct PolicyJournal {
 }
 
 impl PolicyJournal {
-    /// Opens the journal; what an earlier run left in it is put back first. Returns how many threads that were.
+    /// Opens the journal; entries of an earlier run are restored first. Returns the number of those threads.
     ///
     /// # Errors
-    /// The journal cannot be read, or a line in it is none.
+    /// The journal cannot be read, or has a malformed line.
     pub fn open(path: &Path) -> Result<(Self, usize), String> {
         let text = match fs::read_to_string(path) {
             Ok(text) => text,
@@ -45,8 +45,8 @@ impl PolicyJournal {
         threads.into_iter().filter_map(|thread| self.adopt_thread(thread).err()).collect()
     }
 
-    /// Makes the threads of all processes ours that descend from one that `heirs` names: those that are born later inherit
-    /// the policy, those that are there already do not. Who cannot be taken stays as he is, and so do his children.
+    /// Adopts the threads of all processes that descend from one that `heirs` names: later threads inherit the
+    /// policy, existing ones do not. A thread that cannot be adopted stays as it is, and so do its children.
     pub fn adopt_children(&mut self, heirs: impl Fn(u32) -> bool) {
         let all = Listing::read();
         let descends = |process: u32| all.line_of(process).skip(1).any(&heirs);
@@ -88,8 +88,8 @@ impl PolicyJournal {
         Ok(())
     }
 
-    /// Puts back all threads but those that `stays` names by thread and process, and those whose process descends from one that
-    /// `heirs` names. Returns how many.
+    /// Restores all threads but those that `stays` names by thread and process, and those whose process descends from
+    /// one that `heirs` names. Returns their number.
     ///
     /// # Errors
     /// The journal cannot be written.
@@ -137,7 +137,7 @@ impl PolicyJournal {
         })
     }
 
-    /// The whole journal in one step; none when there is nothing to put back.
+    /// Rewrites the whole journal in one step; removes it when there is nothing to restore.
     fn rewrite(&self) -> io::Result<()> {
         if self.entries.is_empty() {
             return match fs::remove_file(&self.path) {

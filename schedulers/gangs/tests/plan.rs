@@ -1,4 +1,4 @@
-//! The message: what is taken in, and what is said of bad input.
+//! The message: accepted plans, and errors for bad input.
 use gangs::maps::{MapTurn, TaskKey, TaskPlace};
 use gangs::plan::{MAX_BYTES, PlanMessage, SocketRequest, request};
 use serde_json::{Value, json};

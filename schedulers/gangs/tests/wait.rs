@@ -120,7 +120,7 @@ impl QueueModel {
                 }
             }
         }
-        // Who still waits has waited so long at least.
+        // A task that still waits has waited at least so long.
         for (index, task) in self.tasks.iter().enumerate() {
             if !self.running.iter().flatten().any(|(running, _)| *running == index) {
                 self.longest_ns = self.longest_ns.max(until_ns - task.waits_since_ns);

@@ -176,11 +176,11 @@ impl KernelGangScheduler {
         let Some(submitted) = &self.told else {
             return match state.held {
                 0 => Ok(()),
-                held => Err(format!("somebody else has given {held} threads to the gang scheduler")),
+                held => Err(format!("another process has given {held} threads to the gang scheduler")),
             };
         };
         if state.generation != submitted.generation {
-            let message = "the gang scheduler was told another plan by somebody else";
+            let message = "another process has sent the gang scheduler another plan";
             return Err(format!("{message}: found generation {}, expected {}", state.generation, submitted.generation));
         }
         let turns = state.turns();

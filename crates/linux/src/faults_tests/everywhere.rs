@@ -109,7 +109,7 @@ fn end<K: Kernel, S: PartialEq + std::fmt::Debug>(
         Err(_) => true,
     };
     if journal.exists() {
-        assert!(said, "a journal stays and nobody says so: {case}");
+        assert!(said, "a journal stays unreported: {case}");
     } else {
         assert_eq!(&states(&kernel.inner), before, "no journal is left: {case}");
     }

@@ -59,7 +59,7 @@ fn a_plan_runs_by_the_scheduler_and_outlives_it() {
         let applied = machine.apply(&plan).unwrap();
         assert_eq!((&applied.gangs, applied.refused), (&plan.gangs, Vec::new()));
     }
-    assert_eq!(scheduler.inside.lock().unwrap().plans.len(), 1, "an equal plan is told once");
+    assert_eq!(scheduler.inside.lock().unwrap().plans.len(), 1, "an equal plan is sent once");
     let weights: Vec<u32> = scheduler.inside.lock().unwrap().plans[0].tasks.iter().map(|task| task.weight).collect();
     assert_eq!(weights, [300, 100, 100, 100]);
     drop(scheduler);

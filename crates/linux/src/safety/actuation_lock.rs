@@ -195,7 +195,7 @@ mod tests {
         drop(first);
         let left = acquire(dir.path(), "b").unwrap_err();
         assert!(matches!(left, JournalError::LeftElsewhere { ref path } if path.ends_with("a")), "{left}");
-        assert!(acquire(dir.path(), "a").unwrap().is_some(), "its own journal it puts back itself");
+        assert!(acquire(dir.path(), "a").unwrap().is_some(), "it restores from its own journal itself");
         std::fs::remove_file(dir.path().join("a").join(Journal::FILE_NAME)).unwrap();
         assert!(acquire(dir.path(), "b").unwrap().is_some());
     }

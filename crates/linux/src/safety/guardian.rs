@@ -339,7 +339,7 @@ impl std::fmt::Display for Damage {
         let lines: Vec<String> = self.lines.iter().map(usize::to_string).collect();
         write!(
             out,
-            "{}: line {} cannot be read: its change is not known and may not be put back",
+            "{}: line {} cannot be read: its change is unknown and may not have been restored",
             self.journal.display(),
             lines.join(", ")
         )

@@ -120,7 +120,7 @@ fn sampling(kernel: &dyn Kernel) -> CapabilityCheck {
                 Err((format!("{}: {error}", facility.name), Some(remedy.to_string())))
             }
         });
-    capability("data-address sampling", tried, "who shares data with whom is not seen")
+    capability("data-address sampling", tried, "data sharing between programs is not measured")
 }
 
 fn resctrl_monitoring(resctrl: &Result<Resctrl, ResctrlUnavailable>) -> CapabilityCheck {
@@ -228,7 +228,7 @@ fn weights(kernel: &dyn Kernel) -> CapabilityCheck {
         Ok("nice both ways; gangs by idle turns".to_string())
     } else {
         let remedy = "root or CAP_SYS_NICE: without it a lowered priority could not be raised again".to_string();
-        Err(("nice values can only be lowered, never put back".into(), Some(remedy)))
+        Err(("nice values can only be lowered, never restored".into(), Some(remedy)))
     };
     capability("weights and gangs", tried, "no weights, no gangs, and no probe that keeps a program off its CPU")
 }

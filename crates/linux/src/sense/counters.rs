@@ -284,7 +284,7 @@ mod tests {
         assert_eq!(implausible(misses, 3_000, 0.25, 16_384), None, "a quarter of the time, and so scaled");
         assert_eq!(implausible(CounterEvent::References(CacheLevel::L3), 300, 1.0, 16_384), None);
         let remote = |count| implausible(CounterEvent::RemoteCacheHits, count, 1.0, 16_384);
-        assert_eq!((remote(0), remote(300)), (None, None), "no line of the loop is anybody else's");
+        assert_eq!((remote(0), remote(300)), (None, None), "no other CPU holds a line of the loop");
         assert!(remote(16_000).is_some(), "it counts every miss");
     }
 

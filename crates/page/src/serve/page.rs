@@ -245,7 +245,7 @@ impl BoundListener {
     /// A socket that only its owner may open; one that was left behind is replaced.
     fn path(path: &str) -> io::Result<Self> {
         if std::os::unix::net::UnixStream::connect(path).is_ok() {
-            return Err(io::Error::other("somebody answers there"));
+            return Err(io::Error::other("another process serves it"));
         }
         let is_socket = |found: std::fs::Metadata| std::os::unix::fs::FileTypeExt::is_socket(&found.file_type());
         if std::fs::symlink_metadata(path).is_ok_and(is_socket) {

@@ -50,7 +50,7 @@ struct DaskClient {
     heard: Arc<Mutex<DaskReport>>,
 }
 
-/// What the client said so far.
+/// Output of the client so far.
 struct DaskReport {
     at: Instant,
     /// Handed over and not ended.
@@ -160,7 +160,7 @@ impl TaskEngine for Dask {
 
     fn stop(&mut self) {
         if let Some(mut client) = self.client.take() {
-            // The group holds the local cluster's workers and what they run; whatever is cut off is run again.
+            // The group holds the local cluster's workers and their tasks; interrupted tasks are run again.
             kill_group(&mut client.child);
         }
     }

@@ -11,7 +11,7 @@ use crate::manifest::SweepTask;
 use crate::store::Store;
 use crate::worker::attempt;
 
-/// What workers share.
+/// State that workers share.
 struct WorkerState {
     store: Arc<Store>,
     work: Arc<dyn JobRunner>,

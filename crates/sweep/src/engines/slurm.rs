@@ -17,10 +17,10 @@ use crate::manifest::{SweepTask, SweepTaskId};
 const NAME: &str = "slurm";
 /// `squeue` hangs with the controller dead.
 const DEADLINE: Duration = Duration::from_secs(10);
-/// Where the controller does not say its own: Slurm's default.
+/// Slurm's default, used if the controller does not report its own.
 const ARRAY_AT_MOST: usize = 1000;
 
-/// The engine. What it submitted is known to Slurm by name.
+/// The engine. Its submitted jobs are known to Slurm by name.
 pub struct Slurm {
     command: WorkerCommand,
     /// Tasks to a job.
@@ -117,7 +117,7 @@ impl TaskEngine for Slurm {
     }
 
     fn submit(&mut self, tasks: &[SweepTask]) -> Result<(), EngineError> {
-        // What an earlier run of this sweep left in the queue is waited for, not doubled.
+        // Jobs that an earlier run of this sweep left in the queue are waited for, not doubled.
         match self.queue() {
             Ok(left) if !left.is_empty() => return Ok(()),
             Ok(_) => {}

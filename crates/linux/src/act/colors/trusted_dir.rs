@@ -215,13 +215,13 @@ mod tests {
     fn a_folder_that_others_have_a_hand_in_is_refused() {
         let cases: [(&str, &str, fn(&Path)); 4] = [
             ("another user's", "a folder of user 65534", |base| chown(base, Some(NOBODY), None).unwrap()),
-            ("everybody's", "a folder with mode 0777", |base| with_mode(base, 0o777)),
+            ("writable by all users", "a folder with mode 0777", |base| with_mode(base, 0o777)),
             ("a link", "no folder of its own", |base| {
                 let real = base.with_file_name("real");
                 std::fs::rename(base, &real).unwrap();
                 symlink(&real, base).unwrap();
             }),
-            ("in a place that is everybody's", "mode 0777", |base| with_mode(base.parent().unwrap(), 0o777)),
+            ("in a place that all users can write to", "mode 0777", |base| with_mode(base.parent().unwrap(), 0o777)),
         ];
         for (name, expected, spoil) in cases {
             let (_root, host, base) = host();

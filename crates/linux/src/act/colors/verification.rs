@@ -101,7 +101,7 @@ pub(super) fn prove(kit: &mut ReferenceSet, path: &Path) -> Result<Calibration, 
     }
     if moved == 0 {
         return Err(ColorError::Noisy(format!(
-            "{not_told} of {} colors could not be told in {:.0} s: somebody else fills this core's cache",
+            "{not_told} of {} colors could not be verified in {:.0} s: another program fills this core's cache",
             colors.len(),
             PATIENCE.as_secs_f64()
         )));

@@ -74,7 +74,7 @@ pub(crate) fn part(
             return Err(format!("thread {} is in several gangs", twice.tid));
         }
         if let Some((flagged, _)) = members.iter().find(|(_, original)| original.flags != 0) {
-            let message = "resets its policy on fork, which the scheduler would not put back";
+            let message = "resets its policy on fork, which the scheduler would not restore";
             return Err(format!("thread {} {message}", flagged.tid));
         }
         let turn_us = schedule.slice_ns / 1000 * u64::from(*slices);

@@ -131,7 +131,7 @@ fn gangs_go_on_whether_the_scheduler_lives_or_not() {
 /// another process's plan?
 #[test]
 fn what_is_in_force_is_read_back() {
-    for (fault, word) in [(0, "other turns"), (1, "detached (CPU 1"), (2, "somebody else")] {
+    for (fault, word) in [(0, "other turns"), (1, "detached (CPU 1"), (2, "another process")] {
         let mut stage = SchedulerFixture::new();
         let scheduler = stage.scheduler();
         assert_eq!(stage.gangs.poll(), None);
@@ -210,7 +210,7 @@ fn what_cannot_be_kept_says_why() {
     let many = |_: &mut GangSchedule, rotation: &mut ThreadRotation| rotation.gangs = vec![(Vec::new(), 1); 31];
     assert_eq!(why("0", &many, &[]), "found 31 gangs, expected at most 30");
     let flagged = |_: &mut GangSchedule, rotation: &mut ThreadRotation| rotation.gangs[0].0[0].1.flags = 1;
-    assert_eq!(why("0", &flagged, &[]), "thread 5 resets its policy on fork, which the scheduler would not put back");
+    assert_eq!(why("0", &flagged, &[]), "thread 5 resets its policy on fork, which the scheduler would not restore");
 }
 
 /// Do weights reach the message, and may a turn be filled by exactly the tasks that clash with none of its members?

@@ -78,7 +78,7 @@ pub fn sweep_mounted(kernel: &dyn Kernel) -> Vec<String> {
     let Ok(mount) = mounted(kernel) else { return Vec::new() };
     match kernel.lock_dir(&mount, Duration::from_secs(2)) {
         Ok(_lock) => sweep(kernel, &mount, "no group of this process"),
-        Err(error) => vec![format!("{}: its lock is held by somebody else: {error}", mount.display())],
+        Err(error) => vec![format!("{}: another process holds its lock: {error}", mount.display())],
     }
 }
 

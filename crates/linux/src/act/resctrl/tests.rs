@@ -308,7 +308,7 @@ fn threads_in_others_groups_are_left_there() {
     assert_eq!(bench.cat.placed()[&5], "db");
     assert_eq!(bench.holds(&plan), ["2@0=2-3x1"]);
     assert_eq!(made.refused[0].reason, RefusalReason::OwnedByOther);
-    assert_eq!(made.refused[0].message, "thread 5 is in resctrl group /db, which is somebody else's");
+    assert_eq!(made.refused[0].message, "thread 5 is in resctrl group /db, which belongs to another tool");
     bench.put_back();
     assert_eq!(bench.cat.placed(), BTreeMap::from([(5, "db".to_string())]));
 }

@@ -87,7 +87,7 @@ impl WayController {
         let lock = match act.then(|| kernel.lock_dir(&self.resctrl.mount, PATIENCE)).transpose() {
             Ok(lock) => lock,
             Err(error) => {
-                let message = format!("{}: its lock is held by somebody else: {error}", self.resctrl.mount.display());
+                let message = format!("{}: another process holds its lock: {error}", self.resctrl.mount.display());
                 let items = plan.shares.iter().filter(|share| of_ways(share));
                 let items = items.map(|share| PlanItem::Share(share.group, share.cache));
                 reading.refused.extend(refuse_all(items, &RefusalReason::Busy, &message));
@@ -182,7 +182,7 @@ impl WayController {
                 state.class = class;
                 state.class_owner = (!ours).then(|| {
                     let (tid, group) = (task.thread.tid, group.display());
-                    format!("thread {tid} is in resctrl group {group}, which is somebody else's")
+                    format!("thread {tid} is in resctrl group {group}, which belongs to another tool")
                 });
             }
             reading.objects.insert(object, (item, ObjectState::Group(group)));

@@ -178,7 +178,7 @@ fn only_ones_own_journal_is_obeyed() {
     assert!(restore_left_behind(&host, dir.path()).is_err(), "a link");
     std::fs::remove_file(&path).unwrap();
     assert!(Command::new("mkfifo").arg(&path).status().unwrap().success());
-    assert!(restore_left_behind(&host, dir.path()).is_err(), "a pipe, and nobody waits for it");
+    assert!(restore_left_behind(&host, dir.path()).is_err(), "a pipe, which is not waited for");
     std::fs::remove_file(&path).unwrap();
     std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
     assert!(matches!(Lock::daemon(dir.path()), Err(JournalError::NotOurs { .. })), "others may write to the folder");

@@ -186,6 +186,12 @@ pub(crate) fn if_exists<T>(answer: io::Result<T>) -> io::Result<Option<T>> {
     }
 }
 
+/// The PID namespace of this process, by its inode: thread ids mean nothing in another one. `None` = the kernel does not tell.
+pub(crate) fn pid_namespace() -> Option<u64> {
+    use std::os::unix::fs::MetadataExt;
+    fs::metadata("/proc/self/ns/pid").ok().map(|namespace| namespace.ino())
+}
+
 fn numbers(names: Vec<String>) -> Vec<i32> {
     let mut numbers: Vec<i32> = names.iter().filter_map(|name| name.parse().ok()).collect();
     numbers.sort_unstable();

@@ -20,7 +20,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 pub mod cgroup;
 
-use crate::kernel::Kernel;
+use crate::kernel::{self, Kernel};
 use crate::safety::fence::{self, Fence};
 use crate::safety::journal::{self, Journal, JournalError, RecoveredJournal};
 use crate::safety::limits;
@@ -351,9 +351,10 @@ impl std::fmt::Display for Damage {
 /// removed. The caller holds the directory's [`Lock`].
 ///
 /// # Errors
-/// The journal cannot be read.
+/// The journal cannot be read, or was written in another PID namespace.
 pub fn restore_left_behind(kernel: &dyn Kernel, state_dir: &Path) -> Result<RecoveryReport, JournalError> {
-    let Some(RecoveredJournal { boot_id, held, damaged_lines, .. }) = journal::recover(state_dir)? else {
+    let Some(RecoveredJournal { boot_id, pid_namespace, held, damaged_lines, .. }) = journal::recover(state_dir)?
+    else {
         return Ok(RecoveryReport::default());
     };
     let mut left = RecoveryReport::default();
@@ -362,6 +363,13 @@ pub fn restore_left_behind(kernel: &dyn Kernel, state_dir: &Path) -> Result<Reco
     {
         left.stays = journal::remove_left_behind(state_dir).err();
         return Ok(left);
+    }
+    // Here a thread id of the journal means no thread, or another one: a live program would count as exited.
+    if let (Some(found), Some(expected)) = (pid_namespace, kernel::pid_namespace())
+        && found != expected
+    {
+        let path = state_dir.join(Journal::FILE_NAME);
+        return Err(JournalError::OtherPidNamespace { path, found, expected });
     }
     let (held, refused) = limits::split(kernel, held);
     left.account = restore(kernel, &held);

@@ -19,8 +19,8 @@ use std::path::{Path, PathBuf};
 use cachemate_core::CpuSet;
 use serde::{Deserialize, Serialize};
 
-use crate::kernel::ThreadKey;
 use crate::kernel::scheduling::SchedParams;
+use crate::kernel::{ThreadKey, pid_namespace};
 
 /// An object on the host that can be changed and restored.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
@@ -194,6 +194,8 @@ enum JournalRecord {
         format: u32,
         boot_id: String,
         since_ticks: u64,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pid_namespace: Option<u64>,
     },
     #[serde(alias = "first")]
     Original {
@@ -204,10 +206,7 @@ enum JournalRecord {
         follows: bool,
     },
     #[serde(alias = "again")]
-    Update {
-        object: JournalObject,
-        ours: ObjectState,
-    },
+    Update { object: JournalObject, ours: ObjectState },
     /// The line before is a piece of a batch that failed: none of its changes was made.
     Torn {},
 }
@@ -252,6 +251,18 @@ pub enum JournalError {
         /// The state folder in which it lies.
         path: PathBuf,
     },
+    /// Its thread ids belong to another PID namespace, and mean other threads or none here.
+    #[error(
+        "{path}: found PID namespace {found}, expected {expected}, that of this process: nothing is restored and the journal is kept; run cachemate restore in that namespace, or remove the journal if it has ended"
+    )]
+    OtherPidNamespace {
+        /// The journal.
+        path: PathBuf,
+        /// The namespace in which it was written.
+        found: u64,
+        /// The namespace of this process.
+        expected: u64,
+    },
     /// See [`crate::act::actuator::Actuator::rejoin`].
     #[error(
         "this process was silent for so long that the guardian put everything back; nothing is changed until that is noted"
@@ -274,6 +285,8 @@ pub enum JournalError {
 pub struct RecoveredJournal {
     /// The boot in which it was written; `None` = the header is missing or cannot be read.
     pub boot_id: Option<String>,
+    /// The PID namespace of its writer; `None` = as for the boot, or an older version wrote it.
+    pub pid_namespace: Option<u64>,
     /// Objects to restore.
     pub held: BTreeMap<JournalObject, JournalEntry>,
     /// Lines that could not be read, although their changes may have been made; all others were.
@@ -339,6 +352,7 @@ pub struct Journal {
     torn: bool,
     live_bytes_after_compaction: u64,
     boot_id: String,
+    pid_namespace: Option<u64>,
     since_ticks: u64,
     held: BTreeMap<JournalObject, JournalEntry>,
 }
@@ -372,6 +386,7 @@ impl Journal {
             torn: false,
             live_bytes_after_compaction: 0,
             boot_id: boot_id.to_string(),
+            pid_namespace: pid_namespace(),
             since_ticks,
             held: BTreeMap::new(),
         };
@@ -385,7 +400,8 @@ impl Journal {
     }
 
     fn header(&self) -> JournalRecord {
-        JournalRecord::Header { format: FORMAT, boot_id: self.boot_id.clone(), since_ticks: self.since_ticks }
+        let (boot_id, pid_namespace) = (self.boot_id.clone(), self.pid_namespace);
+        JournalRecord::Header { format: FORMAT, boot_id, since_ticks: self.since_ticks, pid_namespace }
     }
 
     /// Must be called, and succeed, before any of `changes` is made. Originals of new objects are synced to disk
@@ -574,8 +590,9 @@ pub fn read(path: &Path, bytes: &[u8]) -> Result<RecoveredJournal, JournalError>
                 let what = format!("found format {format}, expected {FORMAT}");
                 return Err(JournalError::Damaged { path: path.to_path_buf(), line: at + 1, what });
             }
-            Some(JournalRecord::Header { boot_id, since_ticks, .. }) => {
+            Some(JournalRecord::Header { boot_id, since_ticks, pid_namespace, .. }) => {
                 (recovered.boot_id, since) = (Some(boot_id), since_ticks);
+                recovered.pid_namespace = pid_namespace;
             }
             // A second one: the first was of a batch that failed, or of an object that was dropped since.
             Some(JournalRecord::Original { object, original, ours, follows }) => {

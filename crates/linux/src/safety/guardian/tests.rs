@@ -196,3 +196,55 @@ fn only_ones_own_journal_is_obeyed() {
     restore_left_behind(&host, dir.path()).unwrap();
     assert_eq!(moved(&host), 0);
 }
+
+/// If a restore runs in another PID namespace than the journal's: does it name both, leave journal and threads alone, and
+/// does a restore in the journal's own namespace succeed afterwards?
+#[test]
+fn a_journal_of_another_pid_namespace_is_kept() {
+    const FOLDER: &str = "CACHEMATE_TEST_JOURNAL";
+    let dir = tempfile::tempdir().unwrap();
+    let host = crate::kernel::LinuxHost::new("/");
+    let mut program = Command::new("sleep").arg("100").spawn().unwrap();
+    let stat = host.stat(program.id() as i32).unwrap();
+    let (tid, before) = (stat.key.tid, host.affinity(stat.key.tid).unwrap());
+    let narrow: cachemate_core::CpuSet = before.iter().take(1).collect();
+    let mut journal = Journal::create(dir.path(), &host.boot_id().unwrap(), 0).unwrap();
+    let object = JournalObject::Affinity { pid: tid, thread: stat.key };
+    let (now, wanted) = (ObjectState::Cpus(before.clone()), ObjectState::Cpus(narrow.clone()));
+    journal.before(&[IntendedChange { object, now, wanted, follows: false }]).unwrap();
+    host.set_affinity(tid, &narrow).unwrap();
+    drop(journal);
+    let mut elsewhere = Command::new("unshare");
+    elsewhere.args(["--pid", "--fork", "--mount-proc"]).arg(std::env::current_exe().unwrap()).env(FOLDER, dir.path());
+    let part = "safety::guardian::tests::part_of_a_restore_in_another_pid_namespace";
+    let output = elsewhere.args(["--exact", part, "--ignored", "--nocapture"]).output();
+    let said = output.map_or_else(
+        |error| error.to_string(),
+        |output| format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr)),
+    );
+    if said.contains("running 1 test") {
+        assert!(said.contains("1 passed"), "{said}");
+        assert!(dir.path().join(Journal::FILE_NAME).exists());
+        assert_eq!(host.affinity(tid).unwrap(), narrow);
+    } else {
+        crate::skip_test::not_shown("a restore in another PID namespace", said);
+    }
+    let left = restore_left_behind(&host, dir.path()).unwrap();
+    let after = host.affinity(tid).unwrap();
+    program.kill().unwrap();
+    program.wait().unwrap();
+    assert_eq!((after, left.account.len()), (before, 1));
+    assert!(!dir.path().join(Journal::FILE_NAME).exists());
+}
+
+#[test]
+#[ignore = "run by the test above, in a PID namespace of its own"]
+fn part_of_a_restore_in_another_pid_namespace() {
+    let Some(folder) = std::env::var_os("CACHEMATE_TEST_JOURNAL").map(PathBuf::from) else { return };
+    let error = restore_left_behind(&crate::kernel::LinuxHost::new("/"), &folder).unwrap_err();
+    let JournalError::OtherPidNamespace { found, expected, .. } = &error else { panic!("{error}") };
+    assert_ne!(found, expected);
+    for number in [found, expected] {
+        assert!(error.to_string().contains(&number.to_string()), "{error}");
+    }
+}

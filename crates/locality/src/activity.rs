@@ -1,13 +1,13 @@
-//! Activity vectors: which regions of a cache a task uses (AV 2.2 to 2.4, 4.2).
+//! Activity vectors: the regions of a cache that a task uses (AV 2.2 to 2.4, 4.2).
 //!
-//! Problem: two tasks with the same miss rate may live side by side in a cache, if they use different parts of it.
-//! Method: group the cache's sets into super sets and count accesses and misses in each over a sample; a bit says that
-//! a super set's count exceeds a threshold. The overlap of two tasks is the number of bits set in both, and the next
-//! sample is expected to look like the last one.
+//! Problem: two tasks with the same miss rate may coexist in a cache if they use different parts of it. Method: group
+//! the cache's sets into super sets and count accesses and misses in each over a sample; a bit says that a super set's
+//! count exceeds a threshold. The overlap of two tasks is the number of bits set in both, and the next sample is
+//! expected to look like the last one.
 //!
-//! The paper leaves open how many super sets there are and what the thresholds are, and says both "contiguous groups of
-//! sets" (2.2) and "the low order bits of the set" (4.2): both groupings are here. A threshold relative to the mean of
-//! the vector is offered beside an absolute one, since an absolute one depends on the length of the sample.
+//! The paper leaves open the number of super sets and the thresholds, and describes both "contiguous groups of sets"
+//! (2.2) and "the low order bits of the set" (4.2): both groupings are here. A threshold relative to the mean of the
+//! vector is offered beside an absolute one, since an absolute one depends on the length of the sample.
 
 use cachemate_core::{IndexSet, SuperSetCount};
 
@@ -65,7 +65,7 @@ pub fn activity_vector(counts: &[SuperSetCount], of: ActivityKind, above: Activi
     counts.iter().enumerate().filter(|(_, c)| active(count(c))).map(|(at, _)| at as u32).collect()
 }
 
-/// Super sets active in both: what AV's scheduler keeps low.
+/// Super sets active in both, whose number AV's scheduler keeps low.
 pub fn overlap(a: &IndexSet, b: &IndexSet) -> u32 {
     a.common_count(b)
 }

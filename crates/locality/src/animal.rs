@@ -4,14 +4,14 @@
 //! sensitive to its ways. Devil: many misses. The papers give the idea and not the numbers, so the thresholds are ours,
 //! in events per million instructions; [`AnimalThresholds`] makes them visible and changeable.
 
-/// Where one class ends and the next begins; all per million instructions.
+/// Boundaries between the classes; all per million instructions.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct AnimalThresholds {
     /// A program with fewer accesses to the cache is a turtle.
     pub turtle_refs_below: f64,
     /// One with this many misses or more, alone on the cache, is a devil.
     pub devil_misses_from: f64,
-    /// One that would miss this much more with half of the ways is a rabbit; what is left are sheep.
+    /// One that would miss this much more with half of the ways is a rabbit; the others are sheep.
     pub rabbit_extra_misses_from: f64,
 }
 

@@ -1,20 +1,20 @@
 //! Miss-rate curves: misses per thousand instructions by cache size.
 //!
 //! Sizing, prediction and reporting all read a curve the same way: between two measured sizes it is a straight line,
-//! and beyond them it is not known. What RapidMRC does to a curve is here too: the vertical shift through a measured
-//! point and the distance between two curves (thesis 5.3.2, 5.6.1).
+//! and beyond them it is not known. RapidMRC's operations are here too: the vertical shift through a measured point and
+//! the distance between two curves (thesis 5.3.2, 5.6.1).
 
 use cachemate_core::Estimate;
 
 use crate::stack::DistanceHistogram;
 
-/// The share of a curve's fall that belongs to what is used again; the rest is noise and first touches.
+/// The share of a curve's fall that is due to reuse; the rest is noise and first touches.
 const FALLEN: f64 = 0.95;
-/// A curve that falls by less than this share of its height has nothing that is used again.
+/// A curve that falls by less than this share of its height shows no reuse.
 const FLAT: f64 = 0.05;
 
-/// The rate at which a curve that falls from `first` to `last` has fallen: the smallest size with no more holds what is
-/// used again. `None` where it is flat.
+/// The rate at the plateau of a curve that falls from `first` to `last`: the smallest size at or below it holds all
+/// reused lines. `None` for a flat curve.
 pub fn plateau_rate(first: f64, last: f64) -> Option<f64> {
     let fall = first - last;
     (fall > FLAT * first).then_some(first - FALLEN * fall)
@@ -112,7 +112,7 @@ impl MissRateCurve {
         self.points.iter().map(|&(size_bytes, rate)| (size_bytes, interval(rate))).collect()
     }
 
-    /// The same where sizes beyond `known_bytes` were not seen: the rate there is anything from none to what it was.
+    /// The same if sizes beyond `known_bytes` were not observed: the rate there is anything from 0 to the curve's.
     pub fn to_profile_known_to(&self, plus_minus: f64, known_bytes: u64) -> Vec<(u64, Estimate)> {
         let mut points = self.to_profile(plus_minus);
         let last_known = points.iter().rev().find(|(size, _)| *size <= known_bytes).map(|(_, rate)| rate.high);
@@ -150,7 +150,7 @@ impl MissRateCurve {
         Some(all?.iter().sum::<f64>() / self.points.len() as f64)
     }
 
-    /// What the cache can do for the program: the highest rate on the curve minus the lowest. Programs with a flat
+    /// The cache's largest effect on the program: the highest rate on the curve minus the lowest. Programs with a flat
     /// curve are pooled in one partition (thesis 5.4).
     pub fn gain(&self) -> f64 {
         let rates = || self.points.iter().map(|&(_, rate)| rate);
@@ -168,8 +168,8 @@ pub enum Folding {
     Hashed,
 }
 
-/// Accesses by LRU position 1..=ways of a cache of `sets` x `ways` lines, then its misses: what SDC, Animal and Pain
-/// need. Length ways + 1; sums to the histogram's accesses. `None` without sets or ways.
+/// Accesses by LRU position 1..=ways of a cache of `sets` x `ways` lines, then its misses: for SDC, Animal and Pain.
+/// Length ways + 1; sums to the histogram's accesses. `None` without sets or ways.
 pub fn fold_to_ways(histogram: &DistanceHistogram, sets: u64, ways: u32, folding: Folding) -> Option<Vec<f64>> {
     if sets == 0 || ways == 0 {
         return None;
@@ -256,9 +256,9 @@ mod tests {
         assert_eq!(curve.points(), &[(64, 3.5), (640, 1.0)]);
     }
 
-    /// Is what lies beyond the known sizes said to be anything from nothing to what it was?
+    /// Is the rate beyond the known sizes bounded by 0 and the curve's own?
     #[test]
-    fn what_was_not_seen_may_be_anything_below() {
+    fn unobserved_sizes_are_bounded_from_above_only() {
         let points = curve(&[(64, 9.0), (128, 5.0), (192, 4.0), (256, 3.0)]).to_profile_known_to(0.5, 130);
         let ends: Vec<(f64, f64)> = points.iter().map(|(_, rate)| (rate.low, rate.high)).collect();
         assert_eq!(ends, [(8.5, 9.5), (4.5, 5.5), (0.0, 5.5), (0.0, 5.5)]);

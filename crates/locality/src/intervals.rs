@@ -1,17 +1,17 @@
-//! Cutting a run into intervals: how the miss rate and the locality change over time.
+//! Intervals of a run: changes of the miss rate and the locality over time.
 //!
-//! RapidMRC watches the miss rate per interval of 10^9 instructions (thesis 5.6.2). An interval here ends with the
+//! RapidMRC monitors the miss rate per interval of 10^9 instructions (thesis 5.6.2). An interval here ends with the
 //! first access at or past its length, so it is never cut inside an access; a recording without instruction counts is
 //! cut by accesses instead, and has no rate per instruction.
 
 use crate::reuse::ReuseTimes;
 
-/// What intervals are measured in.
+/// Unit of an interval's length.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum IntervalLength {
     /// So many instructions, of all threads together.
     Instructions(u64),
-    /// Where the recording has no instruction counts.
+    /// For recordings without instruction counts.
     Accesses(u64),
 }
 

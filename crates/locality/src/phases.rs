@@ -25,7 +25,7 @@ use std::collections::VecDeque;
 
 use cachemate_core::PhaseParameters;
 
-/// What one more interval says.
+/// Result of one more interval.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PhaseEvent {
     /// As before.
@@ -50,7 +50,7 @@ pub struct PhaseDetector {
     parameters: PhaseParameters,
     recent: VecDeque<Vec<f64>>,
     intervals: usize,
-    /// Where the present transition began, and the interval that it was told in.
+    /// Start of the present transition, and the interval in which it was reported.
     transition: Option<(usize, Option<usize>)>,
 }
 
@@ -141,13 +141,13 @@ fn mean<'a>(signals: impl ExactSizeIterator<Item = &'a [f64]>) -> Vec<f64> {
 pub struct DetectedPhase {
     /// First interval, first one after the transition into it, and the one after its last.
     pub start: usize,
-    /// The first interval after the transition into it; equal to `end` where it never settled.
+    /// The first interval after the transition into it; equal to `end` if it never settled.
     pub settled: usize,
     /// The interval after its last one.
     pub end: usize,
     /// Recurring phases have the same kind; counted from 0 by first occurrence.
     pub kind: usize,
-    /// Mean signal of the settled intervals (of all where it never settled).
+    /// Mean signal of the settled intervals (of all if it never settled).
     pub signal: Vec<f64>,
 }
 
@@ -229,7 +229,7 @@ mod tests {
         assert_eq!(events, expected);
     }
 
-    /// Is the next phase seen where the one before was never steady?
+    /// Is the next phase detected if the one before was never steady?
     #[test]
     fn a_restless_phase_does_not_hide_the_next() {
         let restless = |at: usize| if at.is_multiple_of(2) { 20.0 } else { 24.0 };
@@ -238,8 +238,8 @@ mod tests {
         assert_eq!(starts, [0, 10, 20]);
     }
 
-    /// Is a change of phase seen where the program's own unrest was told just before it, and a change that takes two
-    /// intervals told once?
+    /// Is a change of phase detected if the program's own fluctuation was reported just before it, and a change over
+    /// two intervals reported once?
     #[test]
     fn unrest_just_before_does_not_hide_a_change() {
         let told = |rates: &[f64]| {

@@ -32,7 +32,7 @@ pub struct ProgramAccess {
     pub thread: u32,
 }
 
-/// What to profile for.
+/// Settings of a profile.
 #[derive(Clone, PartialEq, Debug)]
 pub struct ProfileSettings {
     /// The cache for which stack positions, misses and activity are simulated (LRU).
@@ -47,7 +47,7 @@ pub struct ProfileSettings {
     pub line_bytes: u64,
     /// Points of the curve; the cache's own size is always among them.
     pub curve_sizes_bytes: Vec<u64>,
-    /// False where the recording has no instruction counts.
+    /// False if the recording has no instruction counts.
     pub instructions_known: bool,
     /// How long one interval is, and in what.
     pub interval: IntervalLength,
@@ -61,7 +61,7 @@ pub struct ProfileSettings {
     pub grouping: Grouping,
     /// When a signature differs enough to be another phase.
     pub phases: PhaseParameters,
-    /// Where one animal class ends and the next begins.
+    /// Boundaries between the animal classes.
     pub animals: AnimalThresholds,
 }
 
@@ -94,7 +94,7 @@ pub enum ProfileError {
     /// The profiled cache cannot be.
     #[error(transparent)]
     Shape(#[from] GeometryError),
-    /// More distinct lines than stack distances can be told of.
+    /// More distinct lines than the stack distances support.
     #[error(transparent)]
     Stack(#[from] StackError),
 }
@@ -112,10 +112,10 @@ pub struct ProfiledInterval {
     pub super_sets: Vec<SuperSetCount>,
 }
 
-/// A program's profile and what only a whole recording can tell.
+/// A program's profile, with results that need a whole recording.
 #[derive(Clone, PartialEq, Debug)]
 pub struct ProgramProfile {
-    /// What policies and predictors read.
+    /// The input of policies and predictors.
     pub profile: Profile,
     /// Accesses that reached the cache, stores among them.
     pub accesses: u64,
@@ -254,8 +254,8 @@ impl ProfileBuilder {
         self.reuse.merge(&sampled);
     }
 
-    /// The profile. `instructions`: of the whole run, where the recording knows them better than the sum of the
-    /// accesses (what was executed after a thread's last access).
+    /// The profile. `instructions`: of the whole run, if the recording has a more complete count than the sum of the
+    /// accesses (which lacks instructions after a thread's last access).
     ///
     /// # Errors
     /// As [`ProfileBuilder::push`].
@@ -385,7 +385,7 @@ mod tests {
 
     /// Are the numbers those of the stream: counts, footprint, curve, positions, rates?
     #[test]
-    fn the_profile_tells_what_the_stream_does() {
+    fn the_profile_describes_the_stream() {
         let cycle: Vec<u64> = (0..60_000).map(|at| at % 300).collect();
         let found = profile_of(&cycle, settings(), 1000);
         assert_eq!((found.accesses, found.stores, found.threads), (60_000, 30_000, 3));

@@ -2,7 +2,7 @@
 //!
 //! The models of a shared cache (StatCache, StatStack, StatCC) need one thing of a program: how many accesses it makes
 //! before it touches a line again. That number is a property of the program alone: it depends neither on the cache nor
-//! on who shares it, and a few thousand watched accesses give its distribution (Berg and Hagersten 2004; papers BS 1).
+//! on its co-runners, and a few thousand watched accesses give its distribution (Berg and Hagersten 2004; papers BS 1).
 //!
 //! Times are kept in log-spaced buckets: exact below 16, then 16 buckets a doubling, so that a bucket's middle is
 //! within 3.2 % of every time in it, and any stream fits into a thousand numbers.

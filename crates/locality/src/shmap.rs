@@ -24,7 +24,7 @@ pub struct ShMaps {
 }
 
 impl ShMaps {
-    /// Nothing seen; 0 entries or bytes are taken as 1.
+    /// Without samples; 0 entries or bytes are taken as 1.
     pub fn new(parameters: ShMapParameters) -> Self {
         let parameters =
             ShMapParameters { entries: parameters.entries.max(1), region_bytes: parameters.region_bytes.max(1) };
@@ -36,7 +36,7 @@ impl ShMaps {
         }
     }
 
-    /// A sampled remote access by one of `threads` threads of the process. True where it passed the filter.
+    /// A sampled remote access by one of `threads` threads of the process. True if it passed the filter.
     pub fn touch(&mut self, thread: TaskId, address: u64, threads: usize) -> bool {
         let region = address / self.parameters.region_bytes;
         let entries = self.parameters.entries;
@@ -60,12 +60,12 @@ impl ShMaps {
         true
     }
 
-    /// A thread's counters; `None` where none of its accesses passed the filter.
+    /// A thread's counters; `None` if none of its accesses passed the filter.
     pub fn of(&self, thread: TaskId) -> Option<&[u8]> {
         self.counters.get(&thread).map(Vec::as_slice)
     }
 
-    /// A thread is gone. Its filter entries stay: they belong to their regions.
+    /// Removes an exited thread. Its filter entries stay: they belong to their regions.
     pub fn remove(&mut self, thread: TaskId) {
         self.counters.remove(&thread);
         self.claims.remove(&thread);
@@ -77,7 +77,7 @@ impl ShMaps {
     }
 }
 
-/// What counts as sharing between threads.
+/// Criteria of sharing between threads.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct SharingCriteria {
     /// Smaller counters are taken as 0.

@@ -466,7 +466,7 @@ mod tests {
     use super::*;
     use cachemate_core::SplitMix64;
 
-    /// Does every instruction set move to the front what the plain loop does, for every number of ways?
+    /// Does every instruction set move the same lines to the front as the plain loop, for every number of ways?
     #[test]
     fn all_move_to_the_front_alike() {
         let mut random = SplitMix64::new(5);

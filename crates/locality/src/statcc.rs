@@ -1,12 +1,12 @@
-//! Several programs on one cache, from what each does alone (papers BS 2; StatCC: Eklov, Black-Schaffer and Hagersten
+//! Several programs on one cache, from their solo behavior (papers BS 2; StatCC: Eklov, Black-Schaffer and Hagersten
 //! 2011).
 //!
-//! Problem: who gets how much of a shared cache is nobody's decision; it follows from how fast each program touches
-//! lines. Method: while program i makes one access, all together make R / r_i, r being access rates and R their sum.
+//! Problem: no component allocates a shared cache; occupancies follow from the rates at which programs touch lines.
+//! Method: while program i makes one access, all together make R / r_i, r being access rates and R their sum.
 //! - Random replacement ([`random_at_rates`], BS 2b): stretch each program's reuse times by R / r_i and solve one
 //!   StatCache equation for the overall miss ratio M = Σ (r_i / R) m_i.
 //! - LRU ([`lru_at_rates`]): in a window of τ cycles program j touches lines_j(r_j τ) distinct lines. The cache holds
-//!   what was touched in the last τ for which these add up to its size, so i misses the reuses longer than r_i τ.
+//!   the lines touched in the last τ for which these add up to its size, so i misses the reuses longer than r_i τ.
 //! - Rates follow from speed, and speed from misses ([`solve_co_run`], StatCC proper): with CPI_i = base_i + refs_i ·
 //!   m_i · miss_cycles_i and r_i = refs_i / CPI_i, miss ratios, speeds and rates are found together.
 //!
@@ -76,7 +76,8 @@ fn measured_at(measured: MeasuredMissRatios<'_>, model: &StackModel, lines: f64)
     ratio_low + along.clamp(0.0, 1.0) * (ratio_high - ratio_low)
 }
 
-/// A program beside others holds what it touched within the time that fills the cache, and misses like alone on that.
+/// A program beside others holds the lines that it touched within the time that fills the cache, and misses like alone
+/// on that.
 fn lru_shared(
     models: &[StackModel],
     measured: &[MeasuredMissRatios<'_>],
@@ -122,15 +123,15 @@ fn time_to_fill(models: &[StackModel], rates: &[f64], lines: f64) -> Option<f64>
 pub struct CoRunner<'a> {
     /// Reuse times of the program's accesses to the shared cache, sampled alone.
     pub reuse: &'a ReuseTimes,
-    /// What was measured of the program alone on an LRU cache. StatStack takes a program for one phase, and misjudges
-    /// one that has several; its footprint then still says how much of the cache the program holds, and this what it
-    /// misses there (the natural partition of Xiang, Ding, Luo and Bao 2013).
+    /// Measured solo miss ratios on an LRU cache. StatStack takes a program for one phase, and misjudges one that has
+    /// several; its footprint then still says how much of the cache the program holds, and this what it misses there
+    /// (the natural partition of Xiang, Ding, Luo and Bao 2013).
     pub measured: MeasuredMissRatios<'a>,
     /// Accesses to the shared cache per instruction.
     pub refs_per_instr: f64,
     /// Cycles per instruction if no access missed the shared cache.
     pub base_cycles_per_instr: f64,
-    /// What one miss adds: latency beyond a hit, over how many misses overlap.
+    /// Cost of one miss: latency beyond a hit, over how many misses overlap.
     pub miss_cycles: f64,
 }
 
@@ -140,7 +141,7 @@ impl CoRunner<'_> {
     }
 }
 
-/// What a set of programs on one cache comes to.
+/// Result for a set of programs on one cache.
 #[derive(Clone, PartialEq, Debug)]
 pub struct CoRunEstimate {
     /// Miss ratios on the shared cache at these speeds.
@@ -225,7 +226,7 @@ fn filling_cycles_per_instr(programs: &[CoRunner<'_>], models: &[StackModel], li
     programs.iter().enumerate().map(of_one).collect()
 }
 
-/// Where `still_below` turns false between `low` (excluded) and `high`, to the last few bits.
+/// The point at which `still_below` turns false between `low` (excluded) and `high`, to the last few bits.
 fn bisect(mut low: f64, mut high: f64, still_below: impl Fn(f64) -> bool) -> f64 {
     for _ in 0..60 {
         let middle = 0.5 * (low + high);
@@ -387,7 +388,7 @@ mod tests {
     }
 
     proptest! {
-        /// Is one program alone what the single-program models say?
+        /// Does one program alone agree with the single-program models?
         #[test]
         fn one_program_alone_is_the_single_model(reuse in any_reuse(), lines in 1u64..3000, rate in 0.001f64..10.0) {
             let lru = lru_at_rates(&[(&reuse, rate)], lines).unwrap();

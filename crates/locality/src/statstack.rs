@@ -39,7 +39,7 @@ impl SurvivalSegment {
 #[derive(Clone, Debug)]
 pub struct StackModel {
     segments: Vec<SurvivalSegment>,
-    /// Where the longest observed reuse ends, and the lines touched by then.
+    /// The longest observed reuse, and the lines touched by then.
     end: f64,
     lines_at_end: f64,
     never: f64,

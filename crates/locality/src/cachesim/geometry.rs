@@ -11,7 +11,7 @@ pub struct CacheGeometry {
     pub slices: u32,
 }
 
-/// A cache that cannot be: the field, what was found and what was expected.
+/// An impossible cache: the field, its value and the valid values.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("cache {field}: found {found}, expected {expected}")]
 pub struct GeometryError {
@@ -19,7 +19,7 @@ pub struct GeometryError {
     pub field: &'static str,
     /// Its value.
     pub found: u64,
-    /// The values that it can have, in words for people.
+    /// The values that it can have, as text.
     pub expected: &'static str,
 }
 

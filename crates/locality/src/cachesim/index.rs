@@ -61,7 +61,7 @@ impl SetIndex {
     }
 }
 
-/// Where the lines of a batch go.
+/// Sets and tags of the lines of a batch.
 #[derive(Debug)]
 pub(super) struct SetTagBatch {
     /// Sets, below 2^32: a cache has at most so many lines.

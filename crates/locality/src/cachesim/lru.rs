@@ -19,7 +19,7 @@ pub(super) struct Lru {
 
 #[derive(Debug)]
 enum Lists {
-    /// Tag + 1 in 32 bits, 0 = free; lanes from `ways` on hold what was evicted and are never looked at.
+    /// Tag + 1 in 32 bits, 0 = free; lanes from `ways` on hold evicted tags and are never read.
     Narrow(Vec<U32x16>),
     /// Tags, `ways` to a set, and how many of them each set has.
     Wide { tags: Vec<u64>, filled: Vec<u32> },

@@ -1,10 +1,10 @@
 //! Exact simulation of set-associative caches on a trace: one level, or private L1s before a shared LLC.
 //!
-//! No time, no coherence, no write-backs: which accesses hit, and, under LRU, at which stack position (what SDC, Animal
-//! and Pain need: CA). Set = line mod sets, for any number of sets; a sliced cache first picks the slice by a hash of
-//! the whole line address. LRU up to 16 ways keeps a set in one cache line and a whole access is one vector comparison
-//! and one masked shift, without a branch; more ways, or line addresses too wide for 32-bit tags, take a plain loop.
-//! A policy fills free ways first, the lowest first.
+//! No time, no coherence, no write-backs: which accesses hit, and, under LRU, at which stack position (for SDC, Animal
+//! and Pain: CA). Set = line mod sets, for any number of sets; a sliced cache first picks the slice by a hash of the
+//! whole line address. LRU up to 16 ways keeps a set in one cache line and a whole access is one vector comparison and
+//! one masked shift, without a branch; more ways, or line addresses too wide for 32-bit tags, take a plain loop. A
+//! policy fills free ways first, the lowest first.
 
 mod chain;
 mod geometry;
@@ -37,8 +37,8 @@ pub enum Replacement {
     TreePlru,
 }
 
-/// Hits of an n-way LRU cache by stack position within the set, and misses: what a cache with fewer ways and as many
-/// sets would hit, too.
+/// Hits of an n-way LRU cache by stack position within the set, and misses: which include the hits of a cache with
+/// fewer ways and as many sets.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct PositionProfile {
     /// `hits[i]`: hits at position i + 1, counted from the most recently used.

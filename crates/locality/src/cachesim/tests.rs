@@ -139,7 +139,7 @@ proptest! {
         }
     }
 
-    /// Does tree-PLRU evict what a tree of halves says?
+    /// Does tree-PLRU evict the same lines as a tree of halves?
     #[test]
     fn tree_plru_equals_nested_halves(
         sets in 1u32..9, log_ways in 0u32..7, lines in any_lines()
@@ -150,7 +150,7 @@ proptest! {
         prop_assert_eq!(cache.misses(), plru_oracle(shape, &lines));
     }
 
-    /// Does a fully associative LRU cache miss what the stack distances say, at every size?
+    /// Do misses of a fully associative LRU cache agree with stack distances, at every size?
     #[test]
     fn stack_distances_say_misses_at_every_size(lines in any_lines(), sizes in prop::collection::vec(1u32..300, 4)) {
         let mut engine = StackDistances::new();
@@ -162,7 +162,7 @@ proptest! {
         }
     }
 
-    /// Do the positions say what fewer ways would miss?
+    /// Do the positions give the misses of fewer ways?
     #[test]
     fn positions_say_misses_with_fewer_ways(sets in 1u32..9, lines in any_lines(), ways in 1u32..16) {
         let positions = |ways| {
@@ -173,7 +173,7 @@ proptest! {
         prop_assert_eq!(positions(16).misses_with(ways as usize), positions(ways).misses);
     }
 
-    /// Does the second level see exactly what the first ones miss, in order?
+    /// Does the second level get exactly the misses of the first ones, in order?
     #[test]
     fn chain_passes_on_misses(
         l1 in any_shape(), llc in any_shape(), lines in any_lines(), portion in 1usize..90

@@ -1,5 +1,5 @@
-//! Counts per super set to what the next sample is expected to look like: the last one (AV 2.4: right for 82 to 95 % of
-//! the bits). Thresholds and overlap are [`crate::activity`]'s; the profile keeps the raw counts.
+//! Expected counts per super set in the next sample: those of the last one (AV 2.4: right for 82 to 95 % of the bits).
+//! Thresholds and overlap are [`crate::activity`]'s; the profile keeps the raw counts.
 
 use cachemate_core::{
     CacheLevel, EvidenceKind, Fact, FactSource, Observation, ProbeEvidence, Profiler, Profiles, SuperSetCount, TaskId,
@@ -56,7 +56,7 @@ mod tests {
 
     /// Does the last sample replace the one before, summed over the contexts the task ran on, level by level?
     #[test]
-    fn the_last_sample_is_what_is_expected_next() {
+    fn the_last_sample_is_expected_next() {
         let (mut profiler, mut profiles) = (ActivityProfiler, Profiles::new());
         let mut seen = window(0, &[0]);
         seen.probe_results = vec![

@@ -1,8 +1,8 @@
-//! Slowdowns beside a calibrated neighbor, where there is no PMU.
+//! Slowdowns beside a calibrated neighbor, on machines without a PMU.
 //!
-//! The neighbor's slowdown says how much the task harms others; the task's own says how much it suffers (sensitivity).
-//! CA 2.2.4 derives both from stack distances, this measures them. The task's own rate is what it reports, or an event
-//! that the machine says stands in for that; without either the sensitivity stays absent.
+//! The neighbor's slowdown measures how much the task slows others down; the task's own is its sensitivity. CA 2.2.4
+//! derives both from stack distances, this measures them. The task's own rate is its reported one, or an event that the
+//! machine declares as a proxy; without either the sensitivity stays absent.
 
 use cachemate_core::{EvidenceKind, Fact, FactSource, Observation, ProbeEvidence, Profiler, Profiles};
 
@@ -58,7 +58,7 @@ mod tests {
     use super::*;
     use cachemate_core::{Neighbor, TaskId};
 
-    /// Is each slowdown the right way round, and the task's absent where it reports no rate?
+    /// Is each slowdown the right way round, and the task's absent if it reports no rate?
     #[test]
     fn both_slowdowns_are_kept_apart_from_intensity() {
         let (mut profiler, mut profiles) = (CoRunSlowdownProfiler::default(), Profiles::new());

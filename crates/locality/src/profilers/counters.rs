@@ -1,8 +1,8 @@
 //! Counters of a task to running averages (CA 4.2: DIO reads miss rates online, no more often than every 10^9 cycles,
 //! and schedules by a running average).
 //!
-//! What is averaged is what the task did under whatever it ran beside: the order by miss rate hardly changes under
-//! co-running (CA-5), so it serves for comparing tasks; it is not the task's rate alone on the cache.
+//! The averages include the effects of co-runners: the order by miss rate hardly changes under co-running (CA-5), so it
+//! serves for comparing tasks; it is not the task's rate alone on the cache.
 
 use cachemate_core::{
     CacheLevel, CounterEvent, EvidenceKind, Fact, FactSource, Observation, Profiler, Profiles, StallCause, TaskSample,
@@ -69,8 +69,8 @@ impl UnfoldedCounts {
 
 impl CountersProfiler {
     /// A profiler for the cache of this level. A reading is folded into the averages once it covers that many
-    /// instructions of the task (DIO's 10^9 cycles, or what the run's scale makes of them), so that short windows do
-    /// not weigh as much as long ones.
+    /// instructions of the task (DIO's 10^9 cycles, or as many by the run's scale), so that short windows do not weigh
+    /// as much as long ones.
     pub fn new(level: CacheLevel, at_least_instructions: f64) -> Self {
         CountersProfiler { level, at_least_instructions, tasks: PerTask::default() }
     }
@@ -165,7 +165,7 @@ mod tests {
 
     /// Does an event that was not counted in part of a reading stay unknown, instead of counting as zero?
     #[test]
-    fn what_was_not_counted_is_not_averaged() {
+    fn uncounted_events_are_not_averaged() {
         let (mut profiler, mut profiles) = (CountersProfiler::new(LLC, 2000.0), Profiles::new());
         profiler.update(&with_misses(0, 4), &mut profiles);
         let mut without = window(1, &[]);
@@ -174,9 +174,9 @@ mod tests {
         assert_eq!(profiles[&TaskId(0)].rates.observed_misses_per_kilo_instr, None);
     }
 
-    /// Do a task that is gone and an older phase leave nothing behind?
+    /// Is evidence of exited tasks and earlier phases dropped?
     #[test]
-    fn gone_tasks_and_old_phases_are_forgotten() {
+    fn exited_tasks_and_old_phases_are_forgotten() {
         let (mut profiler, mut profiles) = (CountersProfiler::new(LLC, 1000.0), Profiles::new());
         profiler.update(&with_misses(0, 4), &mut profiles);
         profiles.insert(TaskId(0), cachemate_core::Profile { phase_number: 1, ..Default::default() });

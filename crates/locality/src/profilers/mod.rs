@@ -1,10 +1,9 @@
 //! Profilers: observations to profiles, one evidence per file.
 //!
-//! A machine reports raw readings; what is filtered, weighted and averaged, and over how long, is decided here, so that
-//! a replay of a recording can decide it anew. Every profiler fills its own fields of [`cachemate_core::Profile`],
-//! leaves the rest, and forgets a task when it is gone or has entered a new phase. Put [`PhaseProfiler`] first (it
-//! drops the evidence of an old phase before others add to it) and [`StoredProfileProfiler`] last (it fills only what
-//! nothing measured).
+//! A machine reports raw readings; filtering, weights and averaging periods are chosen here, so that a replay of a
+//! recording repeats them. Every profiler fills its own fields of [`cachemate_core::Profile`], leaves the rest, and
+//! forgets a task when it has exited or entered a new phase. Put [`PhaseProfiler`] first (it drops the evidence of an
+//! old phase before others add to it) and [`StoredProfileProfiler`] last (it fills only facts that were not measured).
 
 mod activity;
 mod corun_slowdown;
@@ -40,7 +39,7 @@ use cachemate_core::{
     Units,
 };
 
-/// Gives every task that is there a profile, and removes those of tasks that are gone.
+/// Gives every live task a profile, and removes those of exited tasks.
 pub(crate) fn retain_live(seen: &Observation, profiles: &mut Profiles) {
     let present: Vec<TaskId> = seen.tasks.iter().filter(|task| !task.exited).map(|task| task.task).collect();
     profiles.retain(|task, _| present.contains(task));
@@ -49,7 +48,7 @@ pub(crate) fn retain_live(seen: &Observation, profiles: &mut Profiles) {
     });
 }
 
-/// What a profiler remembers of each task, until it is gone or changes its phase.
+/// A profiler's state of each task, until the task exits or changes phase.
 #[derive(Clone, Debug)]
 pub(crate) struct PerTask<S> {
     /// Phase that the memory belongs to, and the memory.
@@ -63,13 +62,13 @@ impl<S> Default for PerTask<S> {
 }
 
 impl<S: Default> PerTask<S> {
-    /// To be called first in every update: keeps profiles and memory to what is there and in its present phase.
+    /// To be called first in every update: drops profiles and state of exited tasks and of earlier phases.
     pub(crate) fn retain_current(&mut self, seen: &Observation, profiles: &mut Profiles) {
         retain_live(seen, profiles);
         self.states.retain(|task, (phase, _)| profiles.get(task).is_some_and(|profile| profile.phase_number == *phase));
     }
 
-    /// Memory and profile of a task; `None` where the task is not there.
+    /// State and profile of a task; `None` if the task is not live.
     pub(crate) fn of<'a>(
         &'a mut self,
         task: TaskId,
@@ -106,7 +105,7 @@ impl RunningStats {
         self.squares += off * (reading - self.mean);
     }
 
-    /// The mean, plus and minus two standard errors; after one reading, whose spread nobody knows, from 0 to twice it.
+    /// The mean, plus and minus two standard errors; after one reading, whose spread is unknown, from 0 to twice it.
     pub(crate) fn estimate(&self) -> Option<Estimate> {
         if self.count < 1.0 {
             return None;
@@ -131,7 +130,7 @@ pub(crate) fn shares_of<'a>(seen: &'a Observation, task: &TaskSample) -> impl It
     })
 }
 
-/// How much of a cache a task may use, by the shares in force; the whole cache where it is in none.
+/// How much of a cache a task may use, by the shares in force; the whole cache if it is in none.
 pub(crate) fn share_bytes(seen: &Observation, task: &TaskSample, cache: &TracedCache) -> u64 {
     let part = |units: u32, of: u32| cache.size_bytes * u64::from(units.min(of)) / u64::from(of.max(1));
     match shares_of(seen, task).next().map(|share| &share.units) {
@@ -141,8 +140,8 @@ pub(crate) fn share_bytes(seen: &Observation, task: &TaskSample, cache: &TracedC
     }
 }
 
-/// Does nobody else fill the units that a task may use, as far as is known? Others that ran have to be in other shares
-/// than its own, or there are none.
+/// Does no other task fill the units that a task may use, as far as is known? All others that ran have to be in other
+/// shares.
 pub(crate) fn has_exclusive_units(seen: &Observation, task: &TaskSample) -> bool {
     let share_of = |task: &TaskSample| {
         let is_member = |member: &ShareMember| match member {

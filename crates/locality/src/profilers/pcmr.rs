@@ -1,12 +1,12 @@
 //! Co-run intervals to partial-cache miss rates (CASC 4.2.2).
 //!
-//! Problem: what each thread contributes to a group's miss rate cannot be counted where only the cache as a whole has
+//! Problem: the contribution of each thread to a group's miss rate cannot be counted if only the cache as a whole has
 //! counters. Method: a group's miss rate is about the mean of its members' PCMRs, so n + 1 groups that each leave one
 //! of n + 1 threads out give them all (initial measurement; closed form x_i = Σ rates − n · rate_i), and one group with
 //! a single unknown member gives that one (secondary measurement; x = n · rate − Σ known). Intervals under 200 µs are
 //! cold starts and are dropped; others weigh by their length, until 2 ms are collected.
 //!
-//! Where the machine counts each member by itself there is nothing to solve: a member's own misses over its own
+//! If the machine counts each member by itself, there is nothing to solve: a member's own misses over its own
 //! references say the same without the assumption that all make as many references, and without amplified noise
 //! (`own_counts`). A later probe of the same rows replaces the earlier one's readings.
 //!
@@ -56,7 +56,7 @@ impl WeightedStats {
     fn mean(&self) -> f64 {
         self.sum / self.ns
     }
-    /// Variance of the mean; 0 where one interval tells nothing of it.
+    /// Variance of the mean; 0 for a single interval.
     fn variance(&self) -> f64 {
         let spread = (self.squares / self.ns - self.mean() * self.mean()).max(0.0);
         let share = self.ns_squares / (self.ns * self.ns);
@@ -93,7 +93,7 @@ impl PcmrProfiler {
         }
     }
 
-    /// Misses per 100 references and weight; `None` for a cold start, or where the cache was not counted.
+    /// Misses per 100 references and weight; `None` for a cold start, or if the cache was not counted.
     fn rate(&self, interval: &RowInterval) -> Option<(f64, f64)> {
         let ns = interval.span.elapsed_ns as f64;
         let misses = interval.cache_counts.get(CounterEvent::Misses(self.level))?;
@@ -103,7 +103,7 @@ impl PcmrProfiler {
         long_enough.then_some((100.0 * misses / references, ns))
     }
 
-    /// Rows hold for the phases in which they were measured.
+    /// Drops rows of earlier phases than the present ones.
     fn forget_old_rows(&mut self, profiles: &Profiles) {
         let phases = &self.phases;
         self.rows.retain(|members, _| {
@@ -114,7 +114,7 @@ impl PcmrProfiler {
         self.phases = profiles.iter().map(|(&task, profile)| (task, profile.phase_number)).collect();
     }
 
-    /// False where the machine did not count every member by itself.
+    /// False if the machine did not count every member by itself.
     fn add_own(&mut self, interval: &RowInterval, probe: ProbeId, ns: f64, profiles: &mut Profiles) -> bool {
         let counted = |counts: &cachemate_core::EventCounts| {
             Some((counts.get(CounterEvent::Misses(self.level))?, counts.get(CounterEvent::References(self.level))?))
@@ -172,8 +172,8 @@ impl PcmrProfiler {
         }
     }
 
-    /// Solves the initial measurement wherever all rows of a set of threads are complete, and one of the threads is
-    /// unknown or all rows are the last probe's.
+    /// Solves the initial measurement for each set of threads with complete rows, if one of the threads is unknown or
+    /// all rows are the last probe's.
     fn solve(&self, last: Option<ProbeId>, profiles: &mut Profiles) {
         let enough = self.parameters.min_total_ns * self.parameters.scale;
         let row = |members: &[TaskId]| self.rows.get(members).filter(|row| row.1.ns >= enough);
@@ -312,7 +312,7 @@ mod tests {
         assert_eq!(profiles[&TaskId(0)].rates.pcmr, Some(Fact::oracle(4.0)));
     }
 
-    /// Is what was measured of a task in an older phase left out of the new one?
+    /// Are measurements from an earlier phase of a task left out of the new one?
     #[test]
     fn rows_of_an_older_phase_are_forgotten() {
         let (mut profiler, mut profiles) = (PcmrProfiler::new(LLC, CoRunRowParameters::default()), Profiles::new());
@@ -322,7 +322,7 @@ mod tests {
         assert!(profiles.values().all(|profile| profile.rates.pcmr.is_none()));
     }
 
-    /// Does a later probe of the same rows replace what the earlier one found?
+    /// Does a later probe of the same rows replace the earlier one's results?
     #[test]
     fn measuring_again_replaces_the_estimate() {
         let (mut profiler, mut profiles) = (PcmrProfiler::new(LLC, CoRunRowParameters::default()), Profiles::new());
@@ -343,7 +343,7 @@ mod tests {
     /// Do members' own counts give their miss rates though the greedy one makes few references, where solving the
     /// rows' rates is far off?
     #[test]
-    fn own_counts_need_no_assumption_on_who_refers_how_often() {
+    fn own_counts_need_no_assumption_on_references() {
         let rates = [2.0, 4.0, 60.0];
         let references = [1_000_000u64, 1_000_000, 100_000];
         let row = |members: [usize; 2]| {
@@ -368,7 +368,7 @@ mod tests {
         assert!((found(true) - 60.0).abs() < 1e-9 && found(false) < 20.0, "{} {}", found(true), found(false));
     }
 
-    /// Is the noise of the rows amplified as the closed form says: √((n − 1)² + n) for equal noise?
+    /// Is the noise of the rows amplified as in closed form: √((n − 1)² + n) for equal noise?
     #[test]
     fn the_interval_shows_the_amplified_noise() {
         let row = |spread: f64| {

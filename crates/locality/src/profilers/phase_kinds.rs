@@ -1,19 +1,20 @@
-//! Which phases of a task are of one kind: by what the task does whatever it is given.
+//! Kinds of a task's phases, by signals that do not depend on its share of the cache.
 //!
-//! Two phases may ask a cache equally often and yet need very different amounts of it. So kinds are told by the misses
-//! of the first-level caches, the references of this one and the cycles that no memory is waited for, all together. A
-//! phase is of a kind if every number is as near to the kind's mean as its own intervals have been. Properties: no
-//! allocation of the cache changes any of these numbers; a kind that is split in two costs another measurement, while
-//! two that are taken for one give a task the other's curve, so that what is in doubt is split.
+//! Two phases may ask a cache equally often and yet need very different amounts of it. So kinds are identified by the
+//! misses of the first-level caches, the references of this one and the cycles without waits for memory, all together.
+//! A phase is of a kind if every number is as near to the kind's mean as its own intervals have been. Properties: no
+//! allocation of the cache changes any of these numbers; a kind that is split in two costs another measurement, whereas
+//! merging two gives a task the other's curve, so doubtful kinds are split.
 
-/// Kinds that are told apart of one task; further ones have none.
+/// Kinds distinguished for one task; further phases have none.
 const KINDS_AT_MOST: usize = 64;
 /// Intervals of one phase are at least so near to each other, as a share: counts of one program differ by some per cent
 /// from run to run.
 const NEAR_SHARE: f64 = 0.05;
 /// And by so many events in a thousand instructions: below that nothing is to be gained.
 const NEAR: f64 = 0.05;
-/// A phase's own intervals tell how far others of its kind may be: so many times as far as the farthest until then.
+/// A phase's own intervals determine how far others of its kind may be: so many times as far as the farthest until
+/// then.
 const TIMES_AS_FAR: f64 = 2.0;
 /// But no farther than this, as a share: an interval in which the task was measured may be far from all others.
 const FAR_SHARE: f64 = 0.25;
@@ -63,8 +64,7 @@ impl PhaseKind {
 pub(super) struct PhaseKinds(Vec<PhaseKind>);
 
 impl PhaseKinds {
-    /// The kind of a phase whose first steady interval was so; a new one where none is near. `None` = there are too
-    /// many.
+    /// The kind of a phase with this first steady interval; a new one if none is near. `None` = there are too many.
     pub fn kind_of(&mut self, signal: &[f64]) -> Option<u32> {
         let distances = self.0.iter().map(|kind| kind.distance(signal)).enumerate();
         let nearest = distances.reduce(|a, b| if b.1 < a.1 { b } else { a });
@@ -100,9 +100,9 @@ impl PhaseKinds {
 mod tests {
     use super::*;
 
-    /// Are phases that ask equally often told apart by their other cycles, and one that comes back named again?
+    /// Are phases with equal access rates distinguished by their other cycles, and a recurring one recognized?
     #[test]
-    fn phases_that_ask_equally_often_are_told_apart() {
+    fn phases_with_equal_access_rates_are_distinguished() {
         let mut kinds = PhaseKinds::default();
         let (keeps, streams) = ([8.5, 0.1, 8.5, 760.0], [8.1, 0.1, 8.1, 1520.0]);
         assert_eq!(kinds.kind_of(&keeps), Some(0));
@@ -111,7 +111,7 @@ mod tests {
         assert_eq!(kinds.kind_of(&[8.5, 0.1, 8.5]), Some(2), "what is not counted is no number of a kind");
     }
 
-    /// Does a kind whose intervals spread take in what is within that spread, and no more?
+    /// Does a kind include intervals within its spread, and no others?
     #[test]
     fn a_kind_is_as_wide_as_its_intervals() {
         let mut kinds = PhaseKinds::default();

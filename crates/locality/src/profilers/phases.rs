@@ -1,12 +1,12 @@
 //! A program's phase changes: raises `phase` and drops the evidence of the phase before (thesis 5.6.2, 6.4).
 //!
-//! Three signals. Per interval, from counters: the miss rate, and what reaches the cache (misses of the first-level
-//! caches, references of this one). From sampled reuse times: the locality signature. A miss rate changes with the
-//! allocation too: when shares or placements in force change, its history is forgotten rather than taken for a phase.
-//! The other two need no such care: no allocation of this cache changes what is before it. What two signals tell within
-//! the history of one is one change; what one signal tells twice is two. A change that is too small for the mean of the
-//! last intervals is told by the kind of the phase: what comes stays outside of all that this kind's intervals have
-//! been.
+//! Three signals. Per interval, from counters: the miss rate, and the accesses that reach the cache (misses of the
+//! first-level caches, references of this one). From sampled reuse times: the locality signature. A miss rate changes
+//! with the allocation too: when shares or placements in force change, its history is forgotten rather than taken for a
+//! phase. The other two need no such care: no allocation of this cache changes the levels before it. Reports by two
+//! signals within the history of one are one change; two reports by one signal are two. A change that is too small for
+//! the mean of the last intervals is detected by the kind of the phase: incoming accesses stay outside the range of
+//! this kind's intervals.
 
 use cachemate_core::{
     AppliedPlan, CacheLevel, CounterEvent, EventCounts, EvidenceKind, Fact, FactSource, Observation, PhaseParameters,
@@ -24,16 +24,16 @@ const OUTSIDE_INTERVALS: usize = 2;
 
 /// Fills `phase_number` and `phase.kind`; at a change it resets everything else.
 ///
-/// Kinds are told by what comes from the first level and by the cycles that no memory is waited for, where those are
-/// counted. No allocation of the cache changes either. Else the miss rate tells: then one phase under two allocations
-/// may be two kinds.
+/// Kinds are identified by the accesses from the first level and by the cycles without waits for memory, if those are
+/// counted. No allocation of the cache changes either. Otherwise the miss rate is used: then one phase under two
+/// allocations may be two kinds.
 #[derive(Clone, Debug)]
 pub struct PhaseProfiler {
     level: CacheLevel,
     parameters: PhaseParameters,
     interval_instructions: f64,
     tasks: PerTask<PhaseState>,
-    /// What held in the window before; allocations are compared with it.
+    /// State in force in the window before, for comparison of allocations.
     before: Option<AppliedPlan>,
 }
 
@@ -51,15 +51,15 @@ struct PhaseState {
     own_cycles: Option<f64>,
     kinds: PhaseKinds,
     kind: Option<u32>,
-    /// Intervals in a row in which what comes was not of that kind.
+    /// Successive intervals whose incoming accesses were not of that kind.
     outside: usize,
-    /// Who told the last change (the miss rate, what comes), and in how many more intervals the other's is the same
-    /// one.
+    /// Signals that reported the last change (miss rate, incoming accesses), and the intervals within which a report by
+    /// the other is the same change.
     reported: ([bool; 2], usize),
 }
 
 impl PhaseState {
-    /// Intervals go by one by one; is what these signals tell now a change that nobody has told yet?
+    /// Takes in one interval: do these signals report a change that has not been reported yet?
     fn is_new_change(&mut self, tell: [bool; 2], history: usize) -> bool {
         let (by, left) = self.reported;
         let any = tell[0] || tell[1];
@@ -110,7 +110,7 @@ impl PhaseProfiler {
         let per_kilo = 1000.0 / state.instructions;
         let rate = [state.misses * per_kilo];
         let by_rate = by_miss_rate.push(&rate);
-        // Without references nothing is told of what comes.
+        // Without references there is no signal of incoming accesses.
         let comes: Option<Vec<f64>> =
             state.before[0].map(|_| state.before.iter().flatten().map(|sum| sum * per_kilo).collect());
         let by_what_comes = comes.as_ref().map(|signal| {
@@ -141,7 +141,7 @@ impl PhaseProfiler {
         news
     }
 
-    /// What no allocation of the cache changes.
+    /// Rates of incoming accesses, which no allocation of the cache changes.
     fn incoming_rates(&self, counts: &EventCounts) -> [Option<f64>; 3] {
         let misses = |level| counts.get(CounterEvent::Misses(level));
         [
@@ -226,7 +226,7 @@ mod tests {
         seen
     }
 
-    /// Does a true phase change raise the phase once and drop what was known?
+    /// Does a true phase change raise the phase once and drop earlier evidence?
     #[test]
     fn a_phase_change_raises_the_phase_and_drops_the_evidence() {
         let (mut profiler, mut profiles) = (profiler(), Profiles::new());
@@ -260,10 +260,10 @@ mod tests {
         assert!(found.iter().skip(1).all(|(first, _)| first.is_none()), "{kinds:?}");
     }
 
-    /// Is a phase told whose difference is too small for the mean of the last intervals, where only references are
+    /// Is a phase detected whose difference is too small for the mean of the last intervals, if only references are
     /// counted?
     #[test]
-    fn a_small_lasting_difference_of_what_comes_is_a_phase() {
+    fn a_small_lasting_difference_of_incoming_accesses_is_a_phase() {
         let (mut profiler, mut profiles) = (profiler(), Profiles::new());
         let mut phases = Vec::new();
         let windows = [7; 6].into_iter().chain([5; 6]).chain([7; 6]);
@@ -282,7 +282,7 @@ mod tests {
         assert_eq!([phases[5], phases[11], phases[17]], [(0, Some(0)), (1, Some(1)), (2, Some(0))], "{phases:?}");
     }
 
-    /// Is a new allocation not taken for a phase, and a phase after it still seen?
+    /// Is a new allocation not taken for a phase, and a phase after it still detected?
     #[test]
     fn a_new_allocation_is_no_phase() {
         let (mut profiler, mut profiles) = (profiler(), Profiles::new());
@@ -295,9 +295,9 @@ mod tests {
         }
     }
 
-    /// Does what comes from the first level show a phase that a new allocation hides, once and not twice?
+    /// Do incoming accesses show a phase that a new allocation hides, once and not twice?
     #[test]
-    fn what_comes_shows_a_phase_that_a_new_allocation_hides() {
+    fn incoming_accesses_show_a_phase_that_a_new_allocation_hides() {
         let (mut profiler, mut profiles) = (profiler(), Profiles::new());
         // The phase changes in window 4, together with the allocation; misses follow late.
         let windows = [(2, 20, 16), (2, 20, 16), (2, 20, 16), (2, 20, 16), (9, 60, 4), (14, 60, 4), (14, 60, 4)];
@@ -316,7 +316,7 @@ mod tests {
         }
     }
 
-    /// Do reuse times alone show a phase, where no counter says anything?
+    /// Do reuse times alone show a phase without counters?
     #[test]
     fn reuse_times_show_a_phase_without_counters() {
         let (mut profiler, mut profiles) = (profiler(), Profiles::new());

@@ -1,9 +1,9 @@
-//! Intensity from evicted lines, where there is no PMU: prime, wait and reload beside a task and without it.
+//! Intensity from evicted lines, on machines without a PMU: prime, wait and reload beside a task and without it.
 //!
 //! Raw samples alternate between the task running beside the probe and kept off (papers have no such probe: they have
 //! counters). Only samples between two near ping-pongs count: virtual CPUs change the cache that they share, and beside
 //! a task on another cache there is nothing to see. The answer is the difference of the two 20 % trimmed means, so that
-//! what everybody else evicts cancels; its interval comes from the spread of both.
+//! evictions by all others cancel; its interval comes from the spread of both.
 
 use cachemate_core::{
     Estimate, EvidenceKind, Fact, FactSource, Observation, PrimeProbeSample, ProbeEvidence, Profiler, Profiles,
@@ -27,7 +27,7 @@ struct EvictedShares {
     intensity: Option<Fact<f64>>,
 }
 
-/// Fewer samples on either side say nothing.
+/// Fewest samples on either side for an intensity.
 pub const EVICTED_SAMPLES_AT_LEAST: usize = 4;
 /// Older samples make room.
 const REMEMBERED: usize = 200;
@@ -118,7 +118,7 @@ mod tests {
     /// Is the difference of the two sides the intensity, across answers, with split samples left out and wild ones
     /// trimmed?
     #[test]
-    fn what_the_task_adds_is_its_intensity() {
+    fn additional_evictions_are_the_intensity() {
         let (mut profiler, mut profiles) = (PrimeProbeProfiler::default(), Profiles::new());
         let mut seen = window(0, &[0]);
         seen.probe_results =
@@ -138,7 +138,7 @@ mod tests {
         assert_eq!((kept.estimate(), kept.window), (intensity, 0), "it stays until more is known");
     }
 
-    /// Is a task that was only seen across a split without intensity, not with none?
+    /// Does a task that was only sampled across a split have an unknown intensity, rather than 0?
     #[test]
     fn across_a_split_nothing_is_known() {
         let (mut profiler, mut profiles) = (PrimeProbeProfiler::default(), Profiles::new());

@@ -51,7 +51,7 @@ impl RapidMrcProfiler {
         RapidMrcProfiler { form, plus_minus, ..self }
     }
 
-    /// With the size up to which the log tells it.
+    /// The curve, with the size up to which the log determines it.
     fn curve(&self, trace: &MissLog<'_>, counted: &LogCounts) -> Option<(MissRateCurve, u64)> {
         let points = u64::from(self.cache.points.max(1));
         let sizes: Vec<u64> = (1..=points).map(|part| self.cache.size_bytes * part / points).collect();
@@ -68,7 +68,7 @@ impl RapidMrcProfiler {
     }
 }
 
-/// What the thesis's log would hold.
+/// The entries of the thesis's log.
 fn data_only(trace: &MissLog<'_>) -> Vec<u64> {
     let mut code = trace.code.iter().peekable();
     let data = |(at, _): &(usize, &u64)| code.next_if(|&&place| place as usize == *at).is_none();
@@ -101,8 +101,8 @@ impl Profiler for RapidMrcProfiler {
             };
             let trace = MissLog { lines, code, line_bytes: u64::from(*line_bytes), instructions, lost: *lost };
             // The point in use, measured in the same window; while tracing the program runs at a quarter of its speed
-            // but executes the same instructions, so its rate per instruction holds. Where others fill the same units,
-            // nobody knows how much of them it has: its rate is no point of the curve.
+            // but executes the same instructions, so its rate per instruction holds. If other tasks fill the same
+            // units, its occupancy is unknown, so its rate is no point of the curve.
             let measured =
                 counts.get(CounterEvent::Misses(self.cache.level)).map(|misses| 1000.0 * misses / instructions);
             let TracedCache { size_bytes, points, .. } = self.cache;
@@ -207,8 +207,8 @@ mod tests {
         assert_eq!(rates, [vec![53.0; 7], vec![3.0; 9]].concat());
     }
 
-    /// Has a program whose code fills the cache a curve that falls where the code fits, and none of that in the
-    /// thesis's form?
+    /// Has a program whose code fills the cache a curve that falls at the size of its code, unlike in the thesis's
+    /// form?
     #[test]
     fn code_in_the_log_is_in_the_curve() {
         // Two lines of data in turn with a loop of 75 lines of code.

@@ -1,11 +1,11 @@
 //! Watched locations to reuse times, and by StatCache or StatStack to a miss-rate curve (BS 1).
 //!
-//! A watch point counts all accesses, the model's cache sees those that pass the L1. Where both are counted, the
-//! shortest times are taken for the L1's hits and left out, and the others are counted in references behind it. What is
-//! left has the same footprint, P(T > t) being larger and t being shorter by the same factor.
+//! A watch point counts all accesses, the model's cache sees those that pass the L1. If both are counted, the shortest
+//! times are taken for the L1's hits and left out, and the others are counted in references behind it. What is left has
+//! the same footprint, P(T > t) being larger and t being shorter by the same factor.
 //!
-//! Code shares the cache with data. A machine that watches fetched lines too ([`ReuseProfiler::of_code_too`]) shows
-//! what it takes and misses; where only data is watched, the code's references are left out of the count as hits.
+//! Code shares the cache with data. A machine that watches fetched lines too ([`ReuseProfiler::of_code_too`]) shows its
+//! occupancy and misses; if only data is watched, the code's references are left out of the count as hits.
 
 use cachemate_core::{
     CacheLevel, CounterEvent, Estimate, EvidenceKind, Fact, FactSource, Observation, ProbeEvidence, Profiler, Profiles,
@@ -16,7 +16,7 @@ use super::{PerTask, evidence, task_sample};
 use crate::reuse::ReuseTimes;
 use crate::{statcache, statstack};
 
-/// Fills `reuse_times`; and `misses_per_kilo_instr` where the task's references per instruction are known.
+/// Fills `reuse_times`; and `misses_per_kilo_instr` if the task's references per instruction are known.
 #[derive(Clone, Debug)]
 pub struct ReuseProfiler {
     level: CacheLevel,
@@ -27,7 +27,7 @@ pub struct ReuseProfiler {
     tasks: PerTask<TaskReuses>,
 }
 
-/// What is remembered of a task.
+/// State of one task.
 #[derive(Clone, Debug, Default)]
 struct TaskReuses {
     /// As the watch points counted.
@@ -40,7 +40,7 @@ struct TaskReuses {
     code_misses: PerInstrRate,
 }
 
-/// Counted where the machine's counters had a turn for it.
+/// Counted while the machine's counters were multiplexed to it.
 #[derive(Clone, Copy, Debug, Default)]
 struct PerInstrRate {
     count: f64,
@@ -60,7 +60,7 @@ impl PerInstrRate {
 }
 
 impl TaskReuses {
-    /// References behind the L1 over the accesses that are watched, at most 1; 1 where it was not counted.
+    /// References behind the L1 over the accesses that are watched, at most 1; 1 if not counted.
     fn passing_share(&self, of_code_too: bool) -> f64 {
         let share = || {
             let (fetches, code) = (self.fetches.value().unwrap_or(0.0), self.code_misses.value().unwrap_or(0.0));
@@ -103,7 +103,7 @@ impl ReuseProfiler {
         self.sizes_bytes.iter().map(point).collect()
     }
 
-    /// The task's references per nanosecond on a CPU; `None` where either was not measured.
+    /// The task's references per nanosecond on a CPU; `None` if either was not measured.
     fn references_per_ns(&self, task: Option<&TaskSample>) -> Option<f64> {
         let task = task?;
         let on_cpu = task.ran_ns();
@@ -202,7 +202,7 @@ mod tests {
         assert!(ratio(50) > 0.999 && ratio(200) < 0.001, "{} {}", ratio(50), ratio(200));
     }
 
-    /// Where code is watched too, is the share that passes one of data accesses and fetches together?
+    /// If code is watched too, is the passing share that of data accesses and fetches together?
     #[test]
     fn watched_code_counts_among_the_accesses_that_pass() {
         let mut seen = window(0, &[0]);

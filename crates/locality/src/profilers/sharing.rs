@@ -1,6 +1,6 @@
 //! Sampled remote accesses to shMaps (thesis 3.4.2); one filter per process, cleared for every new round of detection.
 //!
-//! Processes that share memory see it at different virtual addresses. Where samples carry the physical line, all
+//! Processes that share memory see it at different virtual addresses. If samples carry the physical line, all
 //! processes can have one filter over physical regions instead ([`SharingProfiler::across_processes`]), and threads of
 //! different processes are compared like those of one.
 
@@ -14,10 +14,10 @@ use cachemate_core::{
 use super::{retain_live, task_sample};
 use crate::shmap::ShMaps;
 
-/// Lines followed in a round; samples of further ones are counted and belong to nobody.
+/// Lines followed in a round; samples of further lines are counted without an owner.
 const LINES_AT_MOST: usize = 1 << 16;
 
-/// Who touched which sampled lines in a round.
+/// Tasks that touched each sampled line in a round.
 #[derive(Clone, Debug, Default)]
 struct LineUsers {
     /// Remote accesses by line, of a process (virtual) or of the machine (physical), and task.
@@ -35,7 +35,7 @@ impl LineUsers {
     }
 
     /// Share of a task's remote accesses that go to lines of each other task. A line's accesses are divided among its
-    /// other users by how often these touched it: who wrote it last no sample says.
+    /// other users by how often these touched it: samples do not show which one wrote it last.
     fn shares(&self, task: TaskId) -> BTreeMap<TaskId, f64> {
         let mut sums: BTreeMap<TaskId, f64> = BTreeMap::new();
         let own = f64::from(self.of_task.get(&task).copied().unwrap_or_default());
@@ -86,7 +86,7 @@ impl SharingProfiler {
         }
     }
 
-    /// The same with one filter for all processes, as far as samples say which physical line they touched.
+    /// The same with one filter for all processes, as far as samples have the physical line.
     #[must_use]
     pub fn across_processes(mut self) -> Self {
         self.across_processes = true;
@@ -203,10 +203,9 @@ mod tests {
         assert_eq!(similarity(maps[0], maps[2], &global, 3), 0);
     }
 
-    /// Do remote accesses go to whom they go to: all to the one partner, or in proportion to how often others touch a
-    /// line?
+    /// Are remote accesses attributed to the one partner, or in proportion to the touches of several?
     #[test]
-    fn remote_accesses_belong_to_those_who_touch_the_same_lines() {
+    fn remote_accesses_are_attributed_to_tasks_on_the_same_lines() {
         let (mut profiler, mut profiles) = (SharingProfiler::new(ShMapParameters::default()), Profiles::new());
         profiler.update(&round(1, true, pairs()), &mut profiles);
         let with = |profiles: &Profiles, task: u32| -> Vec<(u32, f64)> {

@@ -1,5 +1,5 @@
-//! Curves of misses from counters at the sizes that a task has held: what a sweep over a few masks of ways gives, with
-//! no trace and no watch points.
+//! Curves of misses from counters at the sizes of a task's shares, as from a sweep over a few masks of ways, with no
+//! trace and no watch points.
 //!
 //! Problem: a host with way masks and counters, but without samples, has no curve. Method: misses of the last level for
 //! each thousand instructions, counted in windows in which the task held a share alone. The first two windows of a
@@ -16,13 +16,13 @@ use cachemate_core::{
 
 use super::{PerTask, RunningStats, has_exclusive_units, share_bytes, shares_of};
 
-/// Fewer sizes say nothing of a curve's form.
+/// Fewest sizes that determine a curve's form.
 const SIZES_AT_LEAST: usize = 3;
 /// Windows until lines have come and gone as a new share has it. In the simulator one window of 4 ms is too short for 1
 /// MiB that is filled beside a stream: its lines are younger than those of the program, and go last.
 const SETTLING_WINDOWS: u32 = 2;
 
-/// Fills `misses_per_kilo_instr` of the cache's level where no other source does.
+/// Fills `misses_per_kilo_instr` of the cache's level if no other source does.
 #[derive(Clone, Debug)]
 pub struct SizeSweepProfiler {
     cache: TracedCache,
@@ -44,7 +44,7 @@ impl SizeSweepProfiler {
         SizeSweepProfiler { cache, at_least_instructions, tasks: PerTask::default() }
     }
 
-    /// Misses for each thousand instructions; `None` where the window does not count.
+    /// Misses for each thousand instructions; `None` if the window does not count.
     fn rate(&self, task: &TaskSample) -> Option<f64> {
         let at_least = self.at_least_instructions.max(1.0);
         let instructions = task.counts.get(CounterEvent::Instructions).filter(|&count| count >= at_least)?;
@@ -69,7 +69,7 @@ fn disjoint(seen: &Observation) -> bool {
     !shares.iter().enumerate().any(overlap)
 }
 
-/// Has the task the same part of every cache that it has a share of?
+/// Does the task have the same fraction of every cache in which it has a share?
 fn of_one_size(seen: &Observation, task: &TaskSample) -> bool {
     let mut counts = shares_of(seen, task).map(|share| units(share).count());
     let first = counts.next();
@@ -170,7 +170,7 @@ mod tests {
         assert_eq!(profiles[&TaskId(0)].misses_per_kilo_instr(), None);
     }
 
-    /// Is nothing learned where masks overlap?
+    /// Is nothing learned if masks overlap?
     #[test]
     fn overlapping_masks_say_nothing() {
         let (mut profiler, mut profiles) = (profiler(), Profiles::new());

@@ -1,8 +1,8 @@
 //! Stall-rate curves (thesis 4.6.3; CP-4): cycles stalled on data per thousand instructions, by the share of the cache.
 //!
-//! Where misses of the contended cache hit another cache behind it, they are not all worth the same, and a curve of
-//! stalled cycles predicts run time better than one of misses. A point is what was measured while the task held that
-//! share: the curve grows as shares are tried, and there is no curve where no machine counts stalls.
+//! If misses of the contended cache hit another cache behind it, they differ in cost, and a curve of stalled cycles
+//! predicts run time better than one of misses. A point is measured while the task has that share: the curve grows as
+//! shares are tried, and there is no curve if the machine counts no stalls.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +20,7 @@ pub struct StallProfiler {
     tasks: PerTask<BTreeMap<u64, RunningStats>>,
 }
 
-/// Waiting for data beyond the first level: what a share of the cache can change.
+/// Stalls for data beyond the first level, which a share of the cache can change.
 const DATA_STALLS: [StallCause; 7] = [
     StallCause::Hit(CacheLevel::L2),
     StallCause::Hit(CacheLevel::L3),
@@ -38,7 +38,7 @@ impl StallProfiler {
     }
 }
 
-/// Stalled cycles per thousand instructions; `None` where no cause was counted, or no instruction.
+/// Stalled cycles per thousand instructions; `None` if no cause or no instructions were counted.
 fn stall_rate(task: &TaskSample) -> Option<f64> {
     let instructions = task.counts.get(CounterEvent::Instructions).filter(|&count| count > 0.0)?;
     let causes = DATA_STALLS.iter().filter_map(|&cause| task.counts.get(CounterEvent::StallCycles(cause)));
@@ -101,7 +101,7 @@ mod tests {
         assert_eq!(points, [(4 << 20, 1200.0), (12 << 20, 200.0), (16 << 20, 100.0)]);
     }
 
-    /// Is there no curve where no stall was counted?
+    /// Is there no curve if no stall was counted?
     #[test]
     fn without_stall_counters_there_is_no_curve() {
         let (mut profiler, mut profiles) = (StallProfiler::new(CACHE), Profiles::new());

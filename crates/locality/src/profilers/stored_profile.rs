@@ -1,7 +1,7 @@
-//! Profiles recorded earlier and recognized: what is known of a task before anything was measured.
+//! Profiles recorded earlier: evidence about a recognized task before the first measurement.
 //!
-//! What was measured in this run is better evidence, so a stored profile only fills facts that are absent. It is
-//! remembered and fills them again after a phase change has emptied them. Put this profiler last.
+//! Measurements of this run are better evidence, so a stored profile only fills absent facts. It is remembered and
+//! fills them again after a phase change has emptied them. Put this profiler last.
 
 use std::collections::BTreeMap;
 
@@ -48,9 +48,9 @@ mod tests {
     use super::*;
     use cachemate_core::{Fact, RateFacts};
 
-    /// Does a stored profile fill what nothing measured, again after a phase change, and no more than that?
+    /// Does a stored profile fill facts that were not measured, again after a phase change, and no others?
     #[test]
-    fn a_stored_profile_fills_only_what_nothing_measured() {
+    fn a_stored_profile_fills_absent_facts_only() {
         let (mut profiler, mut profiles) = (StoredProfileProfiler::default(), Profiles::new());
         let fact = |value, source| Some(Fact::new(value, source, 0));
         let rates = |pcmr| RateFacts { pcmr: fact(pcmr, FactSource::CoRunRows), ..RateFacts::default() };

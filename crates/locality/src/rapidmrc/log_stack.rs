@@ -1,11 +1,11 @@
 //! LRU stack distances of one short log, one for every entry.
 //!
 //! Problem: the engine of [`crate::stack`] answers with one histogram of a stream of any length; a log is short, all
-//! there at once, and each entry's own distance is wanted. Method: the entry that a line was last seen in is dead from
-//! its next touch on; the distance is the entries in between less the dead ones among them, which the engine's counter
-//! knows. Where a line was last seen is told by a table of entries, which are compared through the log itself: it is
-//! half as large as one that holds lines, and stays in the host's second-level cache. Properties: exact, no bound on
-//! the depth, time in proportion to the log.
+//! there at once, and each entry's own distance is wanted. Method: the last entry of a line is dead from its next touch
+//! on; the distance is the entries in between less the dead ones among them, which the engine's counter knows. The last
+//! entry of a line is found in a table of entries, which are compared through the log itself: it is half as large as
+//! one that holds lines, and stays in the host's second-level cache. Properties: exact, no bound on the depth, time in
+//! proportion to the log.
 
 use crate::hash::mix;
 use crate::simd::{Lanes, Simd, dispatch, prefetch};
@@ -18,7 +18,7 @@ pub const FIRST: u32 = u32::MAX;
 /// host's cache overlap.
 const AHEAD: usize = 16;
 
-/// Distinct other lines since each entry's line was last in the log; [`FIRST`] where it was not. Logs of 2^32 entries
+/// Distinct other lines since each entry's line was last in the log; [`FIRST`] if it was not. Logs of 2^32 entries
 /// and more are cut.
 pub fn log_distances(lines: &[u64]) -> Vec<u32> {
     let lines = &lines[..lines.len().min(u32::MAX as usize - 1)];
@@ -47,7 +47,7 @@ unsafe fn distances_of<L: Lanes>(lines: &[u64], distances: &mut Vec<u32>) {
     }
 }
 
-/// Where each line was last seen: open addressing, at most four fifths full; entries plus one, 0 = free.
+/// Last entry of each line: open addressing, at most four fifths full; entries plus one, 0 = free.
 struct LastUseTable<'a> {
     lines: &'a [u64],
     entries: Vec<u32>,

@@ -8,7 +8,7 @@
 //! letter; [`survival_curve`] is the form to use.
 //!
 //! Properties: an access deeper than the largest size misses at every size, so the bounded stack gives the same curve
-//! as exact distances, which is what counts them here.
+//! as exact distances, which are used here.
 
 mod log_stack;
 mod survival;
@@ -21,7 +21,7 @@ use crate::curve::MissRateCurve;
 /// How much of the log only fills the stack.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Warmup {
-    /// Warm-up until the stack holds as many lines as the cache; half of the log where it never does (thesis 5.6.1).
+    /// Warm-up until the stack holds as many lines as the cache; half of the log if it never does (thesis 5.6.1).
     Automatic,
     /// The first half of the log, always.
     Half,
@@ -29,7 +29,7 @@ pub enum Warmup {
     Nothing,
 }
 
-/// One log and what was counted while it was taken.
+/// One log and the counts of the time in which it was taken.
 #[derive(Clone, Copy, Debug)]
 pub struct MissLog<'a> {
     /// Line addresses, as the hardware gave them.
@@ -130,7 +130,7 @@ mod tests {
         assert_eq!(correct_repeats(&[1, 2, 1, 2]), (vec![1, 2, 1, 2], 0));
     }
 
-    /// Does a fetch of code neither end a run of the data register nor begin one?
+    /// Does a fetch of code neither end nor begin a run of the data register?
     #[test]
     fn code_stands_aside_of_repeats() {
         let (lines, demanded) = corrected_and_demanded(&[5, 90, 5, 90, 90, 7], &[1, 3, 4]);

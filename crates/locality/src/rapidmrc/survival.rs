@@ -1,8 +1,8 @@
 //! Better than the thesis's form: every entry of a short log tells something, and what the log lost is modeled.
 //!
 //! Problem: the thesis's form (a) spends part of the log on warming up and takes every later first touch for a miss at
-//! all sizes, so it needs logs of ten times the cache; (b) counts what the prefetcher fetched as misses; (c) knows of
-//! lost entries only through a constant. Each is an error of shape, which no vertical shift removes.
+//! all sizes, so it needs logs of ten times the cache; (b) counts prefetched lines as misses; (c) knows of lost entries
+//! only through a constant. Each is an error of shape, which no vertical shift removes.
 //!
 //! Method, for each of them:
 //! - A first touch in the log is a *censored* observation: its distance is at least the distinct lines logged before
@@ -13,10 +13,11 @@
 //!   depth that it was over the last third of the known depths.
 //! - A repeated value is a line that the prefetcher brought: it takes its place in the stack, but it is no miss.
 //! - A counter beside the log says how many first-level misses there really were. Where the log has fewer, the measured
-//!   point decides what they did, in this order: the rate is scaled, up to the misses put down to losses; the distances
-//!   are stretched, by no more than that; and what is left (stores that write through, and fetches of code where the
-//!   log does not hold them) moves the curve vertically, as in the thesis. Losses are at most what the thesis measured;
-//!   a counter that says more has counted stores too, and the more of them, the less is put down to losses.
+//!   point determines the corrections, in this order: the rate is scaled, up to the misses put down to losses; the
+//!   distances are stretched, by no more than that; and the remainder (stores that write through, and fetches of code
+//!   if the log does not hold them) moves the curve vertically, as in the thesis. Losses are at most those that the
+//!   thesis measured; a counter that says more has counted stores too, and the more of them, the less is put down to
+//!   losses.
 //!
 //! Properties: pure, linear in the log; passes through the measured point; never increasing, never negative; a log that
 //! holds everything and was taken cold gives the exact curve of an LRU stack.
@@ -26,12 +27,12 @@ use crate::curve::MissRateCurve;
 
 /// Depths are counted in so many steps, up to the largest size.
 const STEPS: usize = 960;
-/// A smaller share of the accesses known to get so deep says too little about it: accesses come back in crowds.
+/// With a smaller share of the accesses known to get so deep, the estimate is too uncertain: reuses are clustered.
 const AT_RISK_AT_LEAST: f64 = 0.1;
 /// Lost beside each logged entry in the worst case (thesis 5.6.5: none 59 %, one 36 %, two 4 %, three to ten 1 %).
 const LOST_AT_MOST: f64 = 0.5;
 
-/// What was counted while the log was taken.
+/// Counts of the time in which the log was taken.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct LogCounts {
     /// Misses of the cache whose misses are logged, all of them; `None` = not counted.
@@ -46,7 +47,7 @@ pub fn survival_curve(trace: &MissLog<'_>, counted: &LogCounts, sizes_bytes: &[u
     survival_curve_with_reach(trace, counted, sizes_bytes).map(|(curve, _)| curve)
 }
 
-/// The same with the size in bytes up to which the log tells it; beyond that its shape is only what it was before.
+/// The same with the size in bytes up to which the log determines it; beyond that only the earlier shape remains.
 pub fn survival_curve_with_reach(
     trace: &MissLog<'_>,
     counted: &LogCounts,
@@ -224,7 +225,7 @@ mod tests {
         assert!(ours < 2.5 && theirs > 1.5 * ours, "mean distance {ours}, the thesis's form {theirs}");
     }
 
-    /// Is a long log's curve the LRU stack's, save for what the thesis's form takes warming up?
+    /// Is a long log's curve the LRU stack's, except for the warm-up of the thesis's form?
     #[test]
     fn a_long_log_agrees_with_the_stack() {
         let lines = uniform(100_000, 900, 6);
@@ -269,8 +270,8 @@ mod tests {
         }
     }
 
-    /// Does a log tell how far it tells the curve: a short one to less than the largest size, a long one to all sizes
-    /// that lines are used again at?
+    /// Is the reach of a log known: of a short one to less than the largest size, a long one to all sizes that lines
+    /// are used again at?
     #[test]
     fn a_log_tells_how_far_it_reaches() {
         let reach = |entries: usize, spread: u64| {

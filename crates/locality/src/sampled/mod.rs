@@ -1,12 +1,12 @@
 //! Miss-rate curves from a sample of the lines, with error bars: SHARDS.
 //!
-//! An access is looked at iff a hash of its line is below a threshold, so a line is followed for ever or not at all. Of
-//! a share R of the lines, a distance d among the sampled ones stands for d / R among all, and an access for 1 / R
-//! accesses (Waldspurger, Park, Garthwaite, Ahmad, "Efficient MRC construction with SHARDS", FAST 2015).
+//! An access is sampled if and only if a hash of its line is below a threshold, so a line is followed for ever or not
+//! at all. Of a share R of the lines, a distance d among the sampled ones stands for d / R among all, and an access for
+//! 1 / R accesses (Waldspurger, Park, Garthwaite, Ahmad, "Efficient MRC construction with SHARDS", FAST 2015).
 //! [`FixedRateSampler`] keeps R; [`FixedSizeSampler`] keeps the number of lines and lowers R as needed, so that memory
-//! is constant. Both apply the published adjustment: the number of accesses is known exactly, so what the sample lacks
-//! or has too much of it (a hot line in it or not) is put to distance 0; in other words, misses are divided by the
-//! accesses there were, not by those sampled.
+//! is constant. Both apply the published adjustment: the number of accesses is known exactly, so the difference of the
+//! sample or has too much of it (a hot line in it or not) is put to distance 0; in other words, misses are divided by
+//! the accesses there were, not by those sampled.
 //!
 //! **Error bars.** Further bits of the hash split the sample into [`GROUPS`] groups of lines. Each group is by itself a
 //! SHARDS sample at R / 8 and gives a curve of its own, with its own distances. Their standard deviation over the
@@ -32,7 +32,7 @@ const STUDENT_T: f64 = 2.364_624;
 /// Thresholds are in units of 2^-24.
 const HASH_BITS: u32 = 24;
 
-/// A sample that cannot be: the field, what was found and what was expected.
+/// Invalid settings of a sample: the field, its value and the valid values.
 #[derive(Clone, Copy, PartialEq, Debug, thiserror::Error)]
 #[error("sample {field}: found {found}, expected {expected}")]
 pub struct SampleError {
@@ -90,11 +90,11 @@ impl CurveEstimate {
 pub struct SampledPoint {
     /// Misses per access, estimated; 0 to 1.
     pub miss_ratio: f64,
-    /// Half-width of the 95 % interval; `None` where a group has no line and nothing can be said.
+    /// Half-width of the 95 % interval; `None` if a group has no line.
     pub half_width: Option<f64>,
 }
 
-/// What a sample says of the miss-rate curve of a fully associative LRU cache.
+/// Estimate of the miss-rate curve of a fully associative LRU cache from a sample.
 #[derive(Clone, PartialEq, Debug)]
 pub struct SampledCurve {
     accesses: u64,

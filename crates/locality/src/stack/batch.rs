@@ -1,4 +1,4 @@
-//! What one batch of accesses asks of a finder, and its answer.
+//! The input of a finder for one batch of accesses, and its output.
 
 /// Accesses handled together: enough to overlap their cache misses.
 pub(super) const BATCH: usize = 128;

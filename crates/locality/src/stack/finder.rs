@@ -1,4 +1,4 @@
-//! Where each line was last seen: line -> slot.
+//! The last access of each line: line -> slot.
 //!
 //! Two forms. *Dense*: pages of 64 lines, a small hash table page -> leaf of 64 slots; best where programs use most
 //! lines of the pages they touch. *Sparse*: a bucket hash of lines; best where a page has one or two lines in use,
@@ -82,8 +82,8 @@ impl Finder {
         self.lines += lines.len() - pairs.len;
     }
 
-    /// Calls `change` on the slot of every line, in any order, and on free places, which hold 0 and must keep it: a
-    /// question to each would be a branch that nobody can foresee.
+    /// Calls `change` on the slot of every line, in any order, and on free places, which hold 0 and must keep it:
+    /// testing each would be an unpredictable branch.
     #[inline(always)]
     pub(super) fn for_each_slot(&mut self, change: impl FnMut(&mut u32)) {
         match &mut self.table {

@@ -114,7 +114,7 @@ pub struct ParseHistogramError {
     pub line: usize,
     /// The line's text, its first 80 characters.
     pub found: String,
-    /// What could stand there, in words for people.
+    /// The valid values, as text.
     pub expected: &'static str,
 }
 
@@ -166,7 +166,7 @@ mod tests {
         assert_eq!(histogram.to_string(), "cold 3\n0 2\n7 5\n");
     }
 
-    /// Are damaged texts refused with the line, what was found and what was expected?
+    /// Are damaged texts refused with the line, the value found and the values expected?
     #[test]
     fn damaged_text_names_the_line() {
         let error = |text: &str| text.parse::<DistanceHistogram>().unwrap_err().to_string();

@@ -5,10 +5,10 @@
 //! the accesses with a distance below `s`, so one histogram of distances is the miss-rate curve for every size at once.
 
 //!
-//! [`StackDistances`] is the engine on one thread. A *finder* says in which slot of time the line was last seen
+//! [`StackDistances`] is the engine on one thread. A *finder* finds the slot of time of the line's last access
 //! (`dense.rs`, `sparse.rs`). A *counter* says how many slots since then are dead because their line came again
-//! (`counter.rs`). The distance is what is left. Properties: one pass over a stream; memory in proportion to the
-//! distinct lines, not to the length; no recursion; nothing to tune; the same result with every instruction set.
+//! (`counter.rs`). The distance is the number of the others. Properties: one pass over a stream; memory in proportion
+//! to the distinct lines, not to the length; no recursion; nothing to tune; the same result with every instruction set.
 
 mod batch;
 mod counter;

@@ -209,12 +209,12 @@ impl CountingWorker {
         CountingWorker { to: Some(to), used, filling, dead_above: 0, thread }
     }
 
-    /// Sends what there is, and takes an empty message to fill.
+    /// Sends the current message, and takes an empty one to fill.
     fn send(&mut self, lines: usize) {
         let empty = self.used.try_recv().unwrap_or_else(|_| SlotBatch::with_room());
         let mut full = std::mem::replace(&mut self.filling, empty);
         full.lines = lines;
-        // A thread that no longer listens has panicked; `finish` says so.
+        // A thread that no longer receives has panicked; `finish` reports it.
         let _ = self.to.as_ref().map(|to| to.send(full));
     }
 
@@ -245,7 +245,7 @@ fn count_all(simd: Simd, from_finder: &Receiver<SlotBatch>, give_back: &Sender<S
         dispatch!(simd, count(counter: &mut DeadSlotCounter, tally: &mut Tally, full: &SlotBatch));
         message.old.clear();
         message.new.clear();
-        // The finding thread may be gone.
+        // The finding thread may have ended.
         let _ = give_back.send(message);
     }
     drop(counter);

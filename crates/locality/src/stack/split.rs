@@ -1,4 +1,4 @@
-//! One trace of several processes and threads, split by who shares a cache.
+//! One trace of several processes and threads, split by the caches that they share.
 
 use super::{DistanceHistogram, StackDistances, StackError};
 use std::collections::BTreeMap;
@@ -14,7 +14,7 @@ pub enum StackUnit {
     Thread,
 }
 
-/// Who a histogram is about; `None` = all of them.
+/// Processes and threads of a histogram; `None` = all of them.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct StackScope {
     /// Its number in the trace.

@@ -6,7 +6,7 @@ use crate::simd::prefetch;
 
 #[derive(Debug)]
 pub(super) struct Tally {
-    /// The count of distance d at d + 1; the first is for what stands in `waiting` at the start.
+    /// The count of distance d at d + 1; the first is for the initial contents of `waiting`.
     counts: Vec<u32>,
     folded: Vec<u64>,
     /// Added since the last fold: no counter can be above it.

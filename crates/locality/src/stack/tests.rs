@@ -137,7 +137,7 @@ fn form_follows_density() {
     let all: Vec<u64> = (0..1_280_000).map(|at| at % 640_000).collect();
     engine.push(&all).unwrap();
     assert!(!engine.is_sparse());
-    // Of the first round over all lines, every 64th is known: since its last touch at place p of the scattered lines,
+    // In the first round over all lines, every 64th is known: since its last touch at place p of the scattered lines,
     // the 9 999 others came, and 63 new ones for each of the p before it.
     let mut expected = vec![(9_999, 10_000), (639_999, 640_000)];
     expected.extend((0..10_000).map(|place| (9_999 + 63 * place, 1)));

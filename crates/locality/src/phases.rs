@@ -79,17 +79,19 @@ impl PhaseDetector {
                 self.transition = Some((now, differs.then_some(now)));
                 if differs { PhaseEvent::Changed { since: now } } else { PhaseEvent::Drifting }
             }
-            Some((_, told)) if difference <= edge => {
-                let event = if told.is_some() { PhaseEvent::Settled } else { PhaseEvent::Steady };
+            Some((_, reported)) if difference <= edge => {
+                let event = if reported.is_some() { PhaseEvent::Settled } else { PhaseEvent::Steady };
                 self.transition = None;
                 event
             }
-            Some((since, told @ None)) if differs => {
-                *told = Some(now);
+            Some((since, reported @ None)) if differs => {
+                *reported = Some(now);
                 PhaseEvent::Changed { since: *since }
             }
-            Some((since, Some(told))) if (differs && now > *told + history) || (strange && now >= *told + 2) => {
-                (*since, *told) = (now, now);
+            Some((since, Some(reported)))
+                if (differs && now > *reported + history) || (strange && now >= *reported + 2) =>
+            {
+                (*since, *reported) = (now, now);
                 PhaseEvent::Changed { since: now }
             }
             Some((_, Some(_))) => PhaseEvent::Settling,
@@ -242,14 +244,19 @@ mod tests {
     /// two intervals reported once?
     #[test]
     fn unrest_just_before_does_not_hide_a_change() {
-        let told = |rates: &[f64]| {
+        let reported = |rates: &[f64]| {
             let mut detector = PhaseDetector::new(PhaseParameters::default());
             let changed = |rate: &f64| matches!(detector.push(&[*rate]), PhaseEvent::Changed { .. });
-            rates.iter().map(changed).enumerate().filter_map(|(at, told)| told.then_some(at)).collect::<Vec<_>>()
+            rates
+                .iter()
+                .map(changed)
+                .enumerate()
+                .filter_map(|(at, reported)| reported.then_some(at))
+                .collect::<Vec<_>>()
         };
-        assert_eq!(told(&[13.0, 13.0, 13.0, 13.0, 5.0, 13.0, 82.0, 82.0, 82.0, 82.0]), [4, 6]);
-        assert_eq!(told(&[13.0, 13.0, 13.0, 13.0, 40.0, 82.0, 82.0, 82.0, 82.0]), [4]);
-        assert_eq!(told(&[13.0, 13.0, 13.0, 5.0, 13.0, 6.0, 16.0, 13.0]), [3]);
+        assert_eq!(reported(&[13.0, 13.0, 13.0, 13.0, 5.0, 13.0, 82.0, 82.0, 82.0, 82.0]), [4, 6]);
+        assert_eq!(reported(&[13.0, 13.0, 13.0, 13.0, 40.0, 82.0, 82.0, 82.0, 82.0]), [4]);
+        assert_eq!(reported(&[13.0, 13.0, 13.0, 5.0, 13.0, 6.0, 16.0, 13.0]), [3]);
     }
 
     proptest! {

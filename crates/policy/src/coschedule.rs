@@ -292,10 +292,10 @@ impl CoScheduler {
         chosen: &[TaskId],
         now: &[(TaskId, CpuId)],
     ) -> Vec<(TaskId, CpuId)> {
-        let everybody: Vec<TaskId>;
+        let first_tasks: Vec<TaskId>;
         let chosen = if chosen.is_empty() {
-            everybody = members.iter().map(|task| task.task).take(cpus.count() as usize).collect();
-            &everybody
+            first_tasks = members.iter().map(|task| task.task).take(cpus.count() as usize).collect();
+            &first_tasks
         } else {
             chosen
         };

@@ -177,8 +177,8 @@ mod tests {
 
     fn share(said: &[SequentialVerdict], effect: f64, autocorrelation: f64, windows: u32) -> f64 {
         let runs = 2_000;
-        let told = (0..runs).filter(|&seed| said.contains(&tried(seed, effect, autocorrelation, windows)));
-        told.count() as f64 / runs as f64
+        let hits = (0..runs).filter(|&seed| said.contains(&tried(seed, effect, autocorrelation, windows)));
+        hits.count() as f64 / runs as f64
     }
 
     /// Is a plan without effect adopted at most one time in forty, although it is evaluated after every block?

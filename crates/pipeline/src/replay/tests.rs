@@ -34,18 +34,18 @@ fn the_same_policy_matches_and_a_changed_one_is_caught() {
     let path = dir.path().join("run.jsonl");
     let records = recorded(&path);
     let run = |stride, must_match| {
-        let mut told = Vec::new();
-        let result = over(&path, stride, must_match, |replayed| told.push(replayed));
-        (result, told)
+        let mut replayed_windows = Vec::new();
+        let result = over(&path, stride, must_match, |replayed| replayed_windows.push(replayed));
+        (result, replayed_windows)
     };
-    let (windows, told) = run(1, true);
+    let (windows, replayed_windows) = run(1, true);
     assert_eq!(windows.unwrap(), 6);
-    for (replayed, record) in told.iter().zip(&records) {
+    for (replayed, record) in replayed_windows.iter().zip(&records) {
         assert_eq!((&replayed.decision, &replayed.plan_difference), (&record.decision, &None));
         assert_eq!(replayed.forecast_missed_instr_per_cycle, record.forecast_errors_instr_per_cycle);
     }
-    let (result, told) = run(2, true);
-    assert_eq!(told.len(), 1);
+    let (result, replayed_windows) = run(2, true);
+    assert_eq!(replayed_windows.len(), 1);
     let text = result.unwrap_err().to_string();
     assert!(
         text.starts_with("window 1: the policy 'turns' decides differently than recorded: allowed: recorded"),
@@ -59,11 +59,11 @@ fn another_policys_forecasts_are_made_under_the_recorded_plan() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("run.jsonl");
     let records = recorded(&path);
-    let mut told = Vec::new();
-    over(&path, 2, false, |replayed| told.push(replayed)).unwrap();
-    assert_eq!(told.iter().filter(|replayed| replayed.plan_difference.is_some()).count(), 3);
+    let mut replayed_windows = Vec::new();
+    over(&path, 2, false, |replayed| replayed_windows.push(replayed)).unwrap();
+    assert_eq!(replayed_windows.iter().filter(|replayed| replayed.plan_difference.is_some()).count(), 3);
     // The predictor and the plans in force are those of the recording, and so are the misses.
-    for (replayed, record) in told.iter().zip(&records) {
+    for (replayed, record) in replayed_windows.iter().zip(&records) {
         assert_eq!(replayed.forecast_missed_instr_per_cycle, record.forecast_errors_instr_per_cycle);
     }
 }

@@ -307,8 +307,9 @@ fn unite_once(graph: &Graph, labels: &mut Labels, threshold: u64) -> bool {
 }
 
 fn communities(graph: &Graph) -> Labels {
-    let nobody = graph.columns.degrees.len();
-    let mut labels = Labels { threads: vec![nobody; graph.threads.degrees.len()], columns: (0..nobody).collect() };
+    let unlabeled = graph.columns.degrees.len();
+    let mut labels =
+        Labels { threads: vec![unlabeled; graph.threads.degrees.len()], columns: (0..unlabeled).collect() };
     let all: f64 = graph.threads.degrees.iter().sum();
     if all <= 0.0 {
         return labels;
@@ -318,7 +319,7 @@ fn communities(graph: &Graph) -> Labels {
             true => (edge.to as usize, edge.weight),
             false => best,
         };
-        *label = edges.iter().fold((nobody, 0), heavier).0;
+        *label = edges.iter().fold((unlabeled, 0), heavier).0;
     }
     for _ in 0..MAX_ROUNDS {
         propagate(graph, &mut labels, all);

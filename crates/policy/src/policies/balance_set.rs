@@ -251,7 +251,7 @@ impl CacheRotation {
         let longest_gap = tasks().map(|task| turns_until_next(&self.gangs, task)).max().unwrap_or(1);
         let law = gang_quantum::quantum_ns(&members, MAX_SLOWDOWN, longest_gap, parameters.max_wait_ns);
         match law.transpose() {
-            Some(told) => *self.turn.insert(told),
+            Some(length) => *self.turn.insert(length),
             None => *self.turn.get_or_insert(Ok(USUAL_SLICE_NS)),
         }
     }

@@ -273,7 +273,7 @@ impl IntensityGangs {
             let mut together: CpuSet = [first].into_iter().collect();
             let mut apart = Vec::new();
             for cpu in domain.iter().filter(|cpu| *cpu != first) {
-                let history = self.pairs.get(&(first, cpu)).filter(|told| told.len() >= 2)?;
+                let history = self.pairs.get(&(first, cpu)).filter(|answers| answers.len() >= 2)?;
                 let near = history.iter().filter(|near| **near).count();
                 if 2 * near > history.len() {
                     together.insert(cpu);

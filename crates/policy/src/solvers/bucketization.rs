@@ -227,7 +227,7 @@ fn fair_shares(levels: &[u32], max_pcmr: &[u32]) -> Vec<f64> {
     let mut left = levels.len();
     let mut taken = 0.0;
     while left > 0 {
-        // Of the remaining threads, the highest k have only the CPUs that accept the lowest of them.
+        // The highest k of the remaining threads have only the CPUs that accept the lowest of them.
         let ratio = |first: usize| {
             let cpus = max_pcmr.iter().filter(|&&max| max >= levels[first]).count() as f64;
             (cpus - taken).max(0.0) / (left - first) as f64

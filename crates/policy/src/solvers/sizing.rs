@@ -47,7 +47,7 @@ pub enum CostAggregate {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ClaimError {
     /// There is no claim.
-    #[error("nobody claims anything")]
+    #[error("there is no claim")]
     NoClaims,
     /// A claim without one cost for each number of units.
     #[error("claim {claim} has {found} costs, expected {expected}: one for every number of units")]

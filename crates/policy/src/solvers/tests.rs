@@ -42,7 +42,7 @@ fn seats(cpus: &[u32]) -> Seats {
 fn check_seating(seating: &Seating, programs: usize, seats: &Seats) {
     let mut seen: Vec<usize> = seating.by_cache.iter().flatten().flatten().copied().collect();
     seen.sort_unstable();
-    assert_eq!(seen, (0..programs).collect::<Vec<_>>(), "everybody once");
+    assert_eq!(seen, (0..programs).collect::<Vec<_>>(), "each program once");
     let mut shapes: Vec<u32> = seating.by_cache.iter().map(|cache| cache.len() as u32).collect();
     assert_eq!(shapes.len(), seats.cpus_per_cache.len());
     assert_eq!(std::mem::take(&mut shapes), seats.cpus_per_cache);

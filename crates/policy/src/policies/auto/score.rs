@@ -118,7 +118,7 @@ impl LayoutScore {
         let mean = self.weighted / self.weights.max(1e-9);
         match objective {
             PlanObjective::WeightedSpeedup => mean,
-            // Of plans that are equally good for the slowest task, the one with the better mean.
+            // Among plans that are equally good for the slowest task, the one with the better mean.
             PlanObjective::WorstSlowdown => self.worst.min(1e9) + 0.01 * mean,
             PlanObjective::Throughput => self.instr_per_cycle,
             PlanObjective::LeastSpace => 2.0 - self.units_share + 0.01 * mean,
@@ -235,19 +235,20 @@ impl SiteState<'_> {
     /// Members by position, each with the share of its lines that falls into the partition, and the partition's bytes.
     /// A task in no group may use every partition, and takes its share in each from the group that owns it.
     fn parts(&self) -> Vec<(Vec<(usize, f64)>, f64)> {
-        let everybody = 0..self.members.len();
+        let all_members = 0..self.members.len();
         let Some(divided) = self.site.divided.filter(|_| !self.cut.is_empty()) else {
-            return vec![(everybody.map(|at| (at, 1.0)).collect(), self.site.bytes)];
+            return vec![(all_members.map(|at| (at, 1.0)).collect(), self.site.bytes)];
         };
         let is_in = |group: &PartitionMembers, at: usize| group.members.contains(&self.members[at]);
-        let free: Vec<usize> = everybody.clone().filter(|&at| self.cut.iter().all(|group| !is_in(group, at))).collect();
+        let free: Vec<usize> =
+            all_members.clone().filter(|&at| self.cut.iter().all(|group| !is_in(group, at))).collect();
         let part = |inside: Vec<usize>, units: u32| {
             let share = f64::from(units) / f64::from(divided.units());
             let inside = inside.into_iter().map(|at| (at, 1.0));
             (inside.chain(free.iter().map(|&at| (at, share))).collect::<Vec<_>>(), share * self.site.bytes)
         };
         let of_group =
-            |group: &PartitionMembers| part(everybody.clone().filter(|&at| is_in(group, at)).collect(), group.units);
+            |group: &PartitionMembers| part(all_members.clone().filter(|&at| is_in(group, at)).collect(), group.units);
         let mut parts: Vec<(Vec<(usize, f64)>, f64)> = self.cut.iter().map(of_group).collect();
         let taken: u32 = self.cut.iter().map(|group| group.units).sum();
         if taken < divided.units() {

@@ -1,4 +1,4 @@
-//! Better than the thesis's form: every entry of a short log tells something, and what the log lost is modeled.
+//! A refinement of the thesis's form: every entry of a short log is used, and losses of the log are modeled.
 //!
 //! Problem: the thesis's form (a) spends part of the log on warming up and takes every later first touch for a miss at
 //! all sizes, so it needs logs of ten times the cache; (b) counts prefetched lines as misses; (c) knows of lost entries

@@ -21,6 +21,31 @@ pub struct Reason {
     pub numbers: Vec<(String, f64)>,
 }
 
+impl Reason {
+    /// The text with a name in each task's place. Names are inserted in one pass and never read again, because a program
+    /// can be called `{1}`.
+    pub fn render<N: std::fmt::Display>(&self, name: impl Fn(TaskId) -> N) -> String {
+        let mut rendered = String::with_capacity(self.text.len());
+        let mut rest = self.text.as_str();
+        while let Some(open) = rest.find('{') {
+            let (before, from) = rest.split_at(open);
+            rendered.push_str(before);
+            let place = from[1..].split_once('}').and_then(|(at, after)| Some((at.parse::<usize>().ok()?, after)));
+            match place.and_then(|(at, after)| Some((*self.tasks.get(at)?, after))) {
+                Some((task, after)) => {
+                    rendered.push_str(&name(task).to_string());
+                    rest = after;
+                }
+                None => {
+                    rendered.push('{');
+                    rest = &from[1..];
+                }
+            }
+        }
+        rendered + rest
+    }
+}
+
 /// The kind of a [`Reason`]. Programs use this and never the text.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -156,5 +181,19 @@ pub trait Policy {
 impl<P: Policy + ?Sized> Policy for Box<P> {
     fn decide(&mut self, view: &View<'_>) -> Decision {
         (**self).decide(view)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Is a name that looks like a place in the text left as it is, and so is a place without a task?
+    #[test]
+    fn names_in_reasons_are_not_read_again() {
+        let text = "{0} beside {1}, {9}, {x} and {".to_string();
+        let reason = Reason { text, tasks: vec![TaskId(0), TaskId(1)], ..Reason::default() };
+        let names = ["{1}", "{0}"];
+        assert_eq!(reason.render(|task| names[task.0 as usize]), "{1} beside {0}, {9}, {x} and {");
     }
 }

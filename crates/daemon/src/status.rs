@@ -584,11 +584,7 @@ fn pending(pending: &PendingItem) -> PendingStatus {
 }
 
 fn in_words(reason: &Reason, names: &BTreeMap<TaskId, String>) -> String {
-    let mut text = reason.text.clone();
-    for (at, task) in reason.tasks.iter().enumerate() {
-        text = text.replace(&format!("{{{at}}}"), names.get(task).map_or("?", String::as_str));
-    }
-    text
+    reason.render(|task| names.get(&task).map_or("?", String::as_str))
 }
 
 /// `None` where nothing was measured.
@@ -630,5 +626,8 @@ mod tests {
         let names = BTreeMap::from([(TaskId(7), thread_text("\u{1b}[2J\n  1  1 init", 107))]);
         let reason = Reason { text: "{0} is alone".into(), tasks: vec![TaskId(7)], ..Reason::default() };
         assert_eq!(in_words(&reason, &names), r"\u{1b}[2J\n  1  1 init(107) is alone");
+        let names = BTreeMap::from([(TaskId(1), "{1}(1)".to_string()), (TaskId(2), "{0}(2)".to_string())]);
+        let reason = Reason { text: "{0} avoids {1}".into(), tasks: vec![TaskId(1), TaskId(2)], ..Reason::default() };
+        assert_eq!(in_words(&reason, &names), "{1}(1) avoids {0}(2)");
     }
 }

@@ -18,7 +18,7 @@ mod solo_speeds;
 pub use file::{POLICY_HEADER, content_policy, html};
 pub use snapshot::*;
 pub use snapshot_builder::{DaemonState, SnapshotBuilder, slim};
-pub use solo_speeds::{SoloSpeeds, reason_words};
+pub use solo_speeds::SoloSpeeds;
 
 use cachemate_pipeline::OfflineProfiler;
 use cachemate_trace::{RunLogReader, TraceError};

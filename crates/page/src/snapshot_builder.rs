@@ -15,7 +15,7 @@ use crate::snapshot::{
     CacheHeader, CacheSnapshot, CurveSnapshot, DaemonSnapshot, DecisionSnapshot, EstimateRange, GangSnapshot,
     JournalLine, PageHeader, ProbeSnapshot, ProgramSnapshot, SHAPE, ShareSnapshot, Snapshot,
 };
-use crate::solo_speeds::{SoloSpeeds, instr_per_cycle, reason_words};
+use crate::solo_speeds::{SoloSpeeds, instr_per_cycle};
 
 /// Points of a curve that are shown.
 const POINTS_AT_MOST: usize = 32;
@@ -282,8 +282,10 @@ impl SnapshotBuilder {
         names: &BTreeMap<TaskId, String>,
         of_tasks: impl Fn(&[TaskId]) -> Vec<u32>,
     ) -> Vec<DecisionSnapshot> {
-        let words: Vec<String> =
-            why.iter().map(|reason| printable(&reason_words(reason, |task| names.get(&task).cloned()))).collect();
+        let words: Vec<String> = why
+            .iter()
+            .map(|reason| printable(&reason.render(|task| names.get(&task).map_or("?", String::as_str))))
+            .collect();
         let new = why.iter().zip(&words).filter(|(_, words)| !self.last_words.contains(words));
         let decisions = new.map(|(reason, words)| DecisionSnapshot {
             kind: kind_text(reason.kind),

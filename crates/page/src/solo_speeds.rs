@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use cachemate_core::{CounterEvent, Observation, ProbeEvidence, Profile, Reason, TaskId, TaskSample};
+use cachemate_core::{CounterEvent, Observation, ProbeEvidence, Profile, TaskId, TaskSample};
 use cachemate_policy::work_metric::{WorkMetric, metrics_of};
 
 /// Work per second of each task alone, as a probe measured it, and what it counted.
@@ -39,27 +39,4 @@ impl SoloSpeeds {
 pub fn instr_per_cycle(task: &TaskSample) -> Option<f64> {
     let positive = |event| task.counts.get(event).filter(|count| *count > 0.0);
     Some(positive(CounterEvent::Instructions)? / positive(CounterEvent::Cycles)?)
-}
-
-/// A reason with the names of its tasks put in.
-pub fn reason_words(reason: &Reason, name: impl Fn(TaskId) -> Option<String>) -> String {
-    let mut words = String::new();
-    let mut rest = reason.text.as_str();
-    // Piece by piece: a name with braces in it is not read again.
-    while let Some(open) = rest.find('{') {
-        let (before, from) = rest.split_at(open);
-        words.push_str(before);
-        let place = from[1..].split_once('}').and_then(|(at, after)| Some((at.parse::<usize>().ok()?, after)));
-        match place.and_then(|(at, after)| Some((reason.tasks.get(at)?, after))) {
-            Some((&task, after)) => {
-                words.push_str(&name(task).unwrap_or_else(|| "?".to_string()));
-                rest = after;
-            }
-            None => {
-                words.push('{');
-                rest = &from[1..];
-            }
-        }
-    }
-    words + rest
 }

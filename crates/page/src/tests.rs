@@ -9,7 +9,7 @@ use cachemate_core::{
 use cachemate_trace::{RunLogReader, RunLogWriter};
 
 use crate::file::MODULES;
-use crate::{RecordedRun, Snapshot, SnapshotBuilder, content_policy, html, reason_words, recording};
+use crate::{RecordedRun, Snapshot, SnapshotBuilder, content_policy, html, recording};
 
 fn header() -> RunHeader {
     run_header(last_level_caches(2, 2, CacheLevel::L3, 1 << 20), capabilities(&[]), pipeline_config("default"))
@@ -112,16 +112,6 @@ fn a_decision_is_told_once() {
     );
     assert!(with(1, "{0} goes back").is_empty());
     assert_eq!(with(2, "{0} stays").len(), 1);
-}
-
-/// Is a name that looks like a place in the text left as it is?
-#[test]
-fn names_in_reasons_are_not_read_again() {
-    let reason =
-        Reason { text: "{0} beside {1}, {9} and {x}".into(), tasks: vec![TaskId(0), TaskId(1)], ..Reason::default() };
-    let names = ["{1}", "b"];
-    let words = reason_words(&reason, |task| names.get(task.0 as usize).map(|name| name.to_string()));
-    assert_eq!(words, "{1} beside b, {9} and {x}");
 }
 
 /// Can what a recording holds end the element that it stands in, or begin another?

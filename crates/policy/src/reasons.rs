@@ -31,11 +31,7 @@ pub fn explain(seating: &Seating, costs: &PairCosts) -> Vec<Reason> {
 
 /// The reason's text with names for the numbers in braces.
 pub fn render(reason: &Reason, names: &[String]) -> String {
-    let mut text = reason.text.clone();
-    for (at, task) in reason.tasks.iter().enumerate() {
-        text = text.replace(&format!("{{{at}}}"), names.get(task.0 as usize).map_or("?", String::as_str));
-    }
-    text
+    reason.render(|task| names.get(task.0 as usize).map_or("?", String::as_str))
 }
 
 fn find(seating: &Seating, program: usize) -> Option<(usize, usize)> {

@@ -270,11 +270,10 @@ const NAMED: usize = 4;
 
 /// A reason with its programs: in their places in the text, or after it.
 pub fn in_words(reason: &Reason, name: impl Fn(&TaskId) -> Option<String>) -> String {
-    let mut text = reason.text.clone();
+    let name = |task: &TaskId| name(task).unwrap_or_else(|| "a program that has ended".to_string());
+    let text = reason.render(|task| name(&task));
     let mut of: Vec<String> = Vec::new();
-    for (at, task) in reason.tasks.iter().enumerate() {
-        let name = name(task).unwrap_or_else(|| "a program that has ended".to_string());
-        text = text.replace(&format!("{{{at}}}"), &name);
+    for name in reason.tasks.iter().map(name) {
         if !of.contains(&name) {
             of.push(name);
         }
@@ -341,6 +340,8 @@ mod tests {
             numbers: Vec::new(),
         };
         assert_eq!(in_words(&reason("{1} beside {0}", 2), name), "p1 beside p0");
+        let braces = |task: &TaskId| Some(format!("{{{}}}", 1 - task.0));
+        assert_eq!(in_words(&reason("{0} beside {1}", 2), braces), "{1} beside {0}");
         assert_eq!(in_words(&reason("apart", 2), name), "apart (p0, p1)");
         assert_eq!(in_words(&reason("apart", 9), name), "apart (p0, p1, p2, p3 and 5 more)");
     }

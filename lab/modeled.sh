@@ -4,7 +4,8 @@
 # Needs apt on a Debian host, a C compiler, zstd and xz. Where something cannot be had it says NOT RUN and ends with 0.
 # Usage: lab/modeled.sh [BINARY]    (target/chaos/cachemate, which make lab builds; results go to target/lab)
 # LAB_FULL=1: all scenarios instead of the short ones. LAB_SCENARIOS: only these (`benches`: the benches of the machine).
-# LAB_CACHE: the directory of packages. LAB_LIMIT_SECONDS: of one guest. LAB_BUDGET_SECONDS: of all; what does not fit is NOT RUN.
+# LAB_CACHE: the directory of packages. LAB_LIMIT_SECONDS: limit of one guest. LAB_BUDGET_SECONDS: limit of all; guests that
+# do not fit are NOT RUN.
 # LAB_NICE: of the emulator. LAB_KERNEL: a series of kernels instead of 6.18 (7.3).
 set -euo pipefail
 cd "$(dirname "$0")/.."

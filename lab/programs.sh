@@ -2,7 +2,8 @@
 # A user's own programs on a modeled machine: what `cachemate lab run` starts.
 # Usage: lab/programs.sh JOB BINARY
 # JOB is a directory with `machine` (cachemate lab config), `programs` (a command line each), `policy.toml` (the [policy] of
-# the daemon; absent = none), `seconds` (of the guest, for one phase) and `files` (copied to /programs in the guest; may be absent).
+# the daemon; absent = none), `seconds` (of the guest, for one phase) and `files` (copied to /programs in the guest;
+# may be absent).
 # It gets `results.tsv`: phase, program's number from 0, what it was, seconds, whether it ended by itself, and of the process
 # instructions, misses of the L3, those for lines that others displaced, bytes moved from memory, most bytes held in an L3.
 set -euo pipefail

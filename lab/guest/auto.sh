@@ -1,5 +1,6 @@
 # The policy `auto` alone, against the best single mechanism by hand in the same guest; sourced by init.
-# Each scenario: rates as the kernel leaves the programs, rates with the mechanism applied manually, all restored, rates under `auto`.
+# Each scenario: rates as the kernel leaves the programs, rates with the mechanism applied manually, then, after restoring
+# everything, rates under `auto`.
 
 # What is given to auto until its rates are taken, in guest seconds: a survey and some trials.
 auto_seconds=12

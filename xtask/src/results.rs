@@ -10,6 +10,8 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use crate::width::wrap;
+
 const FOLDER: &str = "docs/results";
 const MAX_SENTENCES: usize = 10;
 
@@ -219,7 +221,7 @@ fn current_figures<'a>(figures: impl Iterator<Item = &'a ResultRecord>) -> Vec<&
 fn index(introduction: &[String], papers: &[(&Paper, Vec<&ResultRecord>)], newest: &str) -> String {
     let mut text = String::from("# The papers' results\n\n");
     text.push_str(&generator_note());
-    introduction.iter().for_each(|paragraph| text.push_str(&format!("{paragraph}\n\n")));
+    introduction.iter().for_each(|paragraph| text.push_str(&format!("{}\n\n", wrap(paragraph, ""))));
     text.push_str("| page | paper | results with a target | met or exceeded | missed | of the newest version |\n");
     text.push_str("|---|---|---|---|---|---|\n");
     for (paper, figures) in papers {
@@ -248,9 +250,10 @@ fn is_missed(figure: &ResultRecord) -> bool {
 }
 
 fn page(paper: &Paper, figures: &[&ResultRecord], newest: &str) -> String {
-    let mut text = format!("# {}\n\n{}. {}", paper.title, paper.source, generator_note());
+    let source = wrap(&format!("{}. {}", paper.source, generator_note()), "");
+    let mut text = format!("# {}\n\n{source}\n\n", paper.title);
     text.push_str("## Findings\n\n");
-    paper.findings.iter().for_each(|sentence| text.push_str(&format!("- {sentence}\n")));
+    paper.findings.iter().for_each(|sentence| text.push_str(&format!("{}\n", wrap(&format!("- {sentence}"), "  "))));
     let figures: Vec<&ResultRecord> = figures.iter().copied().filter(|figure| has_target(figure)).collect();
     let origins = origins(&figures);
     let (comparisons, rest) = comparisons(&figures);

@@ -37,6 +37,21 @@ pub fn check(tree: &SourceTree) -> Vec<Complaint> {
     complaints
 }
 
+/// A paragraph in lines of at most that many columns; lines after the first are indented.
+pub fn wrap(text: &str, indent: &str) -> String {
+    let mut lines = vec![String::new()];
+    for word in text.split_whitespace() {
+        let line = lines.last_mut().expect("never empty");
+        if line.chars().count() + 1 + word.chars().count() > MAX_COLUMNS {
+            lines.push(format!("{indent}{word}"));
+        } else {
+            let gap = if line.is_empty() { "" } else { " " };
+            line.push_str(&format!("{gap}{word}"));
+        }
+    }
+    lines.join("\n")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -51,5 +66,14 @@ mod tests {
         assert_eq!(shown(check(&tree(&[("a.md", &page)]))), ["a.md:2: 130 columns of prose, at most 126"]);
         let source = format!("/// {wide}\n// {wide}\n/// | {wide} |\nlet a = \"{wide}\";\n");
         assert_eq!(check(&tree(&[("a.rs", &source)])).len(), 2);
+    }
+
+    /// Are wrapped paragraphs accepted, and is no word lost?
+    #[test]
+    fn wrapped_prose_fits() {
+        let text = format!("- {}", "word ".repeat(60));
+        let wrapped = wrap(&text, "  ");
+        assert_eq!(check(&tree(&[("a.md", &wrapped)])).len(), 0);
+        assert_eq!((wrapped.lines().count(), wrapped.split_whitespace().count()), (3, 61));
     }
 }

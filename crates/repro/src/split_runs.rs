@@ -1,9 +1,9 @@
 //! An experiment's independent runs, one at a time, wherever they are made.
 //!
 //! Problem: an experiment takes hours, and nearly all of it in runs that do not know of each other; other machines could
-//! make them. What a run is stands in the experiment's code, not in data that could be sent. Method: every call of
+//! make them. A run is defined by the experiment's code, not by data that could be sent. Method: every call of
 //! [`crate::ExperimentContext::run_all`] is numbered, and so are its items; `2.17` names a run. A worker that makes it goes
-//! through the experiment up to that call, with the answers of earlier calls taken from where they are kept, makes the one run, and
+//! through the experiment up to that call, with the answers of earlier calls taken from the store, makes the one run, and
 //! stops. A caller that lists the missing runs goes on until answers are missing, and lists them. Properties:
 //! the experiment is the same code in all three cases; answers are kept as MessagePack, which has every bit of a number
 //! (JSON has no NaN), so that they are the same wherever they were made; runs within runs belong to the outer one.

@@ -1,4 +1,4 @@
-//! (h) `auto`, acting, over programs that nothing can help: what does it cost them, and what does it change?
+//! (h) Cost and changes of an acting `auto` on programs that no plan can help.
 
 use std::time::Duration;
 
@@ -10,10 +10,10 @@ use crate::bench_host::{BenchHost, BenchRow, median};
 use crate::overhead::{BenchDaemon, paired, ratio_text};
 use crate::programs::Actor;
 
-/// Windows that it looks at the programs before anything is compared: its survey and its first look.
+/// Windows before the comparison, in which `auto` profiles the programs and searches for a plan.
 const FIRST: Duration = Duration::from_secs(25);
 
-/// CPUs and scheduling policy of each.
+/// CPUs and scheduling policy of each program.
 fn states(actors: &[Actor]) -> Vec<(Option<CpuSet>, Option<u32>)> {
     let host = LinuxHost::new("/");
     let state = |actor: &Actor| {
@@ -44,7 +44,7 @@ pub fn show(place: &BenchHost) -> anyhow::Result<Vec<BenchRow>> {
     let cost = match median(&managed).zip(median(&control)) {
         None => BenchRow::skipped("h", COST, "no round came to its end".to_string()),
         Some((ratio, _)) => {
-            // More is not what it did: the host was kinder.
+            // A higher ratio is caused by the host, not by the policy.
             let measured = ratio_text(&managed, &control);
             BenchRow::row("h", COST, "1 % less at most", measured, ratio >= 0.99)
         }

@@ -1,8 +1,8 @@
-//! Where parts of a bench are shown, what they answer, and how a sample is taken.
+//! The host of a bench, its results, and the way in which a sample is taken.
 //!
-//! Everything is a ratio within one run, arms alternate, and every sample lies between two cache-line ping-pongs: samples
-//! across which the CPUs did not share a cache are kept apart, not mixed in. What the host cannot show is skipped with the
-//! reason; a bar that was missed is printed as missed.
+//! Every figure is a ratio within one run, arms alternate, and every sample lies between two cache-line ping-pongs, so that
+//! samples in which the CPUs did not share a cache are reported separately. A part that the host cannot run is skipped with
+//! the reason; a missed target is printed as missed.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -15,12 +15,12 @@ use cachemate_core::CpuId;
 use cachemate_linux::sense::probes::ping_pong::{RoundTripBounds, SharingVerdict, round_trip};
 use serde::Serialize;
 
-/// One claim and what came of it.
+/// One claim and its verdict.
 #[derive(Clone, Debug, Serialize)]
 pub struct BenchRow {
     pub part: &'static str,
     pub what: String,
-    pub bar: String,
+    pub target: String,
     pub measured: String,
     pub verdict: BenchVerdict,
 }
@@ -30,54 +30,54 @@ pub struct BenchRow {
 pub enum BenchVerdict {
     Met,
     Missed,
-    /// A figure without a bar.
-    Told,
-    /// The host cannot show it; `measured` says why.
+    /// A figure without a target.
+    Reported,
+    /// The host cannot run it; `measured` has the reason.
     Skipped,
 }
 
 impl BenchRow {
-    pub fn new(part: &'static str, what: &str, bar: &str, measured: String, verdict: BenchVerdict) -> Self {
-        BenchRow { part, what: what.to_string(), bar: bar.to_string(), measured, verdict }
+    pub fn new(part: &'static str, what: &str, target: &str, measured: String, verdict: BenchVerdict) -> Self {
+        BenchRow { part, what: what.to_string(), target: target.to_string(), measured, verdict }
     }
-    pub fn skipped(part: &'static str, what: &str, why: String) -> Self {
-        BenchRow::new(part, what, "", why, BenchVerdict::Skipped)
+    pub fn skipped(part: &'static str, what: &str, reason: String) -> Self {
+        BenchRow::new(part, what, "", reason, BenchVerdict::Skipped)
     }
-    /// What a part showed, or why it broke off: the other parts go on.
+    /// Rows of a part; an error becomes a skipped row, and the other parts continue.
     pub fn of_part(part: &'static str, what: &str, shown: anyhow::Result<Vec<BenchRow>>) -> Vec<BenchRow> {
-        shown.unwrap_or_else(|error| vec![BenchRow::skipped(part, what, format!("broke off: {error:#}"))])
+        shown.unwrap_or_else(|error| vec![BenchRow::skipped(part, what, format!("failed: {error:#}"))])
     }
-    /// `met` decides.
-    pub fn row(part: &'static str, what: &str, bar: &str, measured: String, met: bool) -> Self {
-        BenchRow::new(part, what, bar, measured, if met { BenchVerdict::Met } else { BenchVerdict::Missed })
+    /// A row with the verdict `met` or `missed`.
+    pub fn row(part: &'static str, what: &str, target: &str, measured: String, met: bool) -> Self {
+        BenchRow::new(part, what, target, measured, if met { BenchVerdict::Met } else { BenchVerdict::Missed })
     }
 }
 
-/// Where things are shown.
+/// The host on which the parts of a bench run.
 pub struct BenchHost {
-    /// Two CPUs that share a last-level cache by the kernel's word.
+    /// Two CPUs that share a last-level cache according to the kernel.
     pub cpus: (CpuId, CpuId),
-    /// Size as it was measured; virtual machines are told their host's.
+    /// Measured size of the cache, because virtual machines report that of their host.
     pub cache_bytes: u64,
-    /// The largest cache that a CPU has to itself.
+    /// Size of the largest private cache.
     pub private_bytes: u64,
     pub folder: PathBuf,
-    /// The shipped command, which is shown.
+    /// The shipped command, which is measured.
     pub command: PathBuf,
     pub stop: Arc<AtomicBool>,
-    /// When the part under way has to be through.
+    /// Deadline of the current part.
     pub until: Instant,
 }
 
 impl BenchHost {
-    /// Told to stop, or out of time.
+    /// Has the bench been interrupted, or the deadline passed?
     pub fn stopped(&self) -> bool {
         self.stop.load(Ordering::Relaxed) || Instant::now() >= self.until
     }
 
-    /// Do the two share a cache now? `None` where it is not clear, or they are not free.
+    /// Do the two CPUs share a cache now? `None` if the measurement is unclear, or they are busy.
     pub fn shared(&self) -> Option<bool> {
-        // A busy CPU costs a try, not the sample.
+        // A busy CPU costs an attempt, not the sample.
         let found = (0..3).find_map(|_| round_trip(self.cpus).ok())?;
         match RoundTripBounds::default().classify(found.round_trip_ns) {
             SharingVerdict::Shared => Some(true),
@@ -86,7 +86,7 @@ impl BenchHost {
         }
     }
 
-    /// Runs `sample` between two ping-pongs; `None` where they differ or are unclear.
+    /// Runs `sample` between two ping-pongs; `None` if they differ or are unclear.
     pub fn gated<T>(&self, sample: impl FnOnce() -> T) -> (Option<bool>, T) {
         let before = self.shared();
         let found = sample();
@@ -94,7 +94,7 @@ impl BenchHost {
         (before.filter(|_| before == after), found)
     }
 
-    /// Sleeps, in pieces, until then or until told to stop.
+    /// Sleeps until then, or until the bench is interrupted.
     pub fn sleep(&self, how_long: Duration) {
         let until = Instant::now() + how_long;
         while Instant::now() < until && !self.stopped() {
@@ -103,10 +103,10 @@ impl BenchHost {
     }
 }
 
-/// The shipped command was run, and this is what it answered.
+/// Runs the shipped command and returns its output.
 ///
 /// # Errors
-/// It cannot be started, or says that it failed.
+/// The command cannot be started, or fails.
 pub fn answered(command: &Path, args: &[&str]) -> anyhow::Result<String> {
     let shown = command.display();
     let ran = Command::new(command).args(args).stdin(Stdio::null()).output();
@@ -117,7 +117,7 @@ pub fn answered(command: &Path, args: &[&str]) -> anyhow::Result<String> {
     Ok(String::from_utf8_lossy(&ran.stdout).into_owned())
 }
 
-/// Middle of an unsorted list; `None` of nothing.
+/// Median of an unsorted list; `None` if it is empty.
 pub fn median(values: &[f64]) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);

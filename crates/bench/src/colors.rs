@@ -1,8 +1,8 @@
 //! (d) to (g): page colors on unmodified programs.
 //!
-//! (d) A chase beside a stream, both on ordinary frames, against each on its half of the colors; every sample lies between
-//! two ping-pongs. (e) Two threads that count while their pages change color. (f) Real programs, colored, against their own
-//! output. (g) One real program's time on fewer and fewer colors, beside its recorded misses.
+//! (d) A chase with a stream, both on ordinary frames, against each on its half of the colors; every sample lies between
+//! two ping-pongs. (e) Two threads that count while their pages change color. (f) Output of confined real programs against
+//! their ordinary output. (g) Run time of one real program on fewer and fewer colors, with its recorded misses.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -27,11 +27,11 @@ use crate::ranking::{has, inputs, recorded_curve};
 
 const SAMPLES: usize = 30;
 const SAMPLE: Duration = Duration::from_millis(150);
-/// After a change of who runs, until caches hold what they will hold.
+/// Time in which caches settle after programs start or stop.
 const SETTLE: Duration = Duration::from_millis(60);
 const STREAM_BYTES: u64 = 96 << 20;
 const NO_TIME: &str = "no time was left";
-/// A program that does not begin in that time is not waited for.
+/// Maximum time for the start of a program.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// # Errors
@@ -57,7 +57,7 @@ pub fn show(place: &BenchHost) -> anyhow::Result<Vec<BenchRow>> {
     Ok(rows)
 }
 
-/// Colors of the kit that is there; where there is none, or a spoilt one, the shipped command discovers them now.
+/// Number of colors of the reference set; without a usable one, the shipped command discovers the colors now.
 fn known_colors(place: &BenchHost) -> anyhow::Result<u32> {
     if let Err(ColorError::NoKit(_) | ColorError::BadKit(..)) = reference_set::open(Path::new(BASE)) {
         answered(&place.command, &["--quiet", "page-color", "discover", "--memory", "64M"])?;
@@ -65,7 +65,7 @@ fn known_colors(place: &BenchHost) -> anyhow::Result<u32> {
     Ok(reference_set::open(Path::new(BASE))?.kit.colors())
 }
 
-/// What the colors of this host can be expected to do at all.
+/// The effect that page colors can have on this host.
 fn coverage() -> BenchRow {
     const WHAT: &str = "what colors confine on this host";
     let words = ColorMap::of_host(Path::new(BASE)).map(|map| {
@@ -77,10 +77,10 @@ fn coverage() -> BenchRow {
         let last = map.last_level.map_or("none", |last| says(last.is_partitioned));
         format!("private cache: {}, last level: {last}", says(map.private.is_partitioned))
     });
-    BenchRow::new("d", WHAT, "", words.unwrap_or_else(|error| error.to_string()), BenchVerdict::Told)
+    BenchRow::new("d", WHAT, "", words.unwrap_or_else(|error| error.to_string()), BenchVerdict::Reported)
 }
 
-/// Do the kit's frames still have one color each, after all this use?
+/// Do the reference frames still have one color each after their use?
 fn verified() -> BenchRow {
     let said = reference_set::open(Path::new(BASE));
     let measured = said.as_ref().map_or_else(ToString::to_string, |kit| {
@@ -89,7 +89,7 @@ fn verified() -> BenchRow {
     BenchRow::row("d", "colors verified again after use", "every color", measured, said.is_ok())
 }
 
-/// Starts a program on frames of these colors; it ends with us.
+/// Starts a program on frames of these colors; it is killed when the bench ends.
 fn start_colored(
     command: &[String],
     mask: u64,
@@ -107,7 +107,7 @@ fn start_colored(
     })
 }
 
-/// One of our own programs, colored and counting its work.
+/// A confined load program that counts its work.
 struct ColoredRun {
     program: ColoredProgram,
     report: PathBuf,
@@ -178,7 +178,7 @@ fn partition(place: &BenchHost, half: u64, other: u64) -> anyhow::Result<Vec<Ben
     Ok(rows)
 }
 
-/// Until everybody has made its memory and works.
+/// Waits until every program has allocated its memory and reports work.
 fn warm(place: &BenchHost, works: &[&dyn Fn() -> u64]) {
     let start = Instant::now();
     while works.iter().any(|work| work() == 0) && start.elapsed() < PATIENCE && !place.stopped() {
@@ -242,7 +242,7 @@ fn partition_rows(
         return vec![BenchRow::skipped("d", &what, why)];
     }
     let hurt = ordinary / ordinary_alone;
-    // The first bar is against the best that the host has, the second against the victim's own half of the cache.
+    // The first target is relative to the best speed on this host, the second to the victim on its half of the cache.
     let against = if bytes == 4 << 20 { ordinary_alone } else { colored_alone };
     let kept = colored / against;
     let measured = format!(
@@ -252,13 +252,13 @@ fn partition_rows(
         100.0 * colored_alone / ordinary_alone
     );
     let mut rows = Vec::new();
-    let bar = format!("{:.0} %", 100.0 * solo_at_least);
-    rows.push(BenchRow::row("d", &format!("{what}: colored halves"), &bar, measured, kept >= solo_at_least));
+    let target = format!("{:.0} %", 100.0 * solo_at_least);
+    rows.push(BenchRow::row("d", &format!("{what}: colored halves"), &target, measured, kept >= solo_at_least));
     let measured = format!("{:.0} % of solo, {} samples an arm, {dropped} dropped", 100.0 * hurt, least);
     if hurt <= ordinary_at_most {
-        rows.push(BenchRow::new("d", &format!("{what}: ordinary frames"), "", measured, BenchVerdict::Told));
+        rows.push(BenchRow::new("d", &format!("{what}: ordinary frames"), "", measured, BenchVerdict::Reported));
     } else {
-        // Nothing to protect from: the bar of the colors says little then.
+        // The stream does no harm here, so the target of the colors is not meaningful.
         let why = format!("{measured}: this host's stream does not take the victim's cache away");
         rows.push(BenchRow::new("d", &format!("{what}: ordinary frames"), "30 % or less", why, BenchVerdict::Skipped));
     }
@@ -277,7 +277,7 @@ fn recoloring(place: &BenchHost, half: u64, other: u64) -> anyhow::Result<Vec<Be
             break;
         }
         now = if now == half { other } else { half };
-        // A program that has just ended has no file to write to.
+        // A program that has just ended no longer has the file.
         if counting.program.recolor(now).is_err() {
             break;
         }
@@ -299,11 +299,11 @@ fn recoloring(place: &BenchHost, half: u64, other: u64) -> anyhow::Result<Vec<Be
     let cost = format!("{:.1} us", figure("moved_ns") as f64 / 1e3 / moved.max(1) as f64);
     Ok(vec![
         BenchRow::row("e", "updates lost while re-coloring", "none in 10^7", measured, code == 0 && moved > 0),
-        BenchRow::new("e", "a page out, copied and in", "", cost, BenchVerdict::Told),
+        BenchRow::new("e", "a page out, copied and in", "", cost, BenchVerdict::Reported),
     ])
 }
 
-/// Name, command; words are split at blanks, `@` is our own inputs' folder.
+/// Name and command; words are split at blanks, and `@` is the directory of the generated inputs.
 const REAL: &[(&str, &[&str])] = &[
     (
         "python3",
@@ -371,7 +371,7 @@ fn real_programs(place: &BenchHost, mask: u64) -> anyhow::Result<Vec<BenchRow>> 
             same &= ended.code() == Some(code) && std::fs::read(&plain)? == std::fs::read(&out)?;
             let agents = program.agents();
             same &= agents.iter().any(|(_, agent)| agent.account.is_ok());
-            // By the kernel's page map where the program lived long enough, else by the agents' own last counts.
+            // From the kernel's page map if the program ran long enough, else from the agents' last counts.
             let outside = program.resident().and_then(|found| found.inside());
             inside = outside.or_else(|| inside_by_agents(&agents)).or(inside);
             held = held.max(agents.iter().filter_map(|(_, agent)| agent.counter("held_most")).max().unwrap_or(0));
@@ -389,7 +389,7 @@ fn real_programs(place: &BenchHost, mask: u64) -> anyhow::Result<Vec<BenchRow>> 
     Ok(rows)
 }
 
-/// Share of all pages that the agents of a program and of its children look after, in allowed colors.
+/// Share of the pages managed by the agents of a program and its children that have allowed colors.
 fn inside_by_agents(agents: &[(i32, AgentReport)]) -> Option<f64> {
     let sum = |name: &str| agents.iter().filter_map(|(_, agent)| agent.counter(name)).sum::<u64>();
     let inside = sum("allowed_pages");
@@ -397,7 +397,7 @@ fn inside_by_agents(agents: &[(i32, AgentReport)]) -> Option<f64> {
     (all > 0).then(|| inside as f64 / all as f64)
 }
 
-/// Time of a real program on fewer and fewer colors, and what its recording says of so small a private cache.
+/// Run time of a real program on fewer and fewer colors, and the recorded misses of a private cache of that size.
 fn curve(place: &BenchHost, colors: u32) -> anyhow::Result<Vec<BenchRow>> {
     const WHAT: &str = "gzip: time against colors, and recorded misses of the private cache's share";
     if !has("gzip") {
@@ -435,5 +435,5 @@ fn curve(place: &BenchHost, colors: u32) -> anyhow::Result<Vec<BenchRow>> {
         let recorded = nearest.and_then(|(_, mpki)| *mpki).map_or("-".to_string(), |mpki| format!("{mpki:.2}"));
         words.push(format!("{allowed}: {:.2}x, MPKI {recorded}", middle / first));
     }
-    Ok(vec![BenchRow::new("g", WHAT, "", words.join("; "), BenchVerdict::Told)])
+    Ok(vec![BenchRow::new("g", WHAT, "", words.join("; "), BenchVerdict::Reported)])
 }

@@ -1,5 +1,5 @@
-//! (b) Do the gangs that the policy chooses from its own measurements help the victims, cost the aggressors little, and do
-//! no harm where the CPUs share nothing?
+//! (b) Do the gangs that the policy chooses from its own measurements speed up the victims, slow the aggressors down little,
+//! and do no harm if the CPUs share no cache?
 //!
 //! Two chases over an eighth of the cache (more than a private cache holds) and two streams over three times the cache run all the time on two CPUs. Blocks
 //! under the policy and blocks under the kernel's own placement alternate; each sample is the work of one second between two
@@ -17,11 +17,11 @@ use cachemate_spec::{ManageConfig, ManageMode, PolicyChoice};
 use crate::bench_host::{BenchHost, BenchRow, BenchVerdict, median};
 use crate::programs::Actor;
 
-/// Valid samples of an arm.
+/// Number of valid samples of an arm.
 const SAMPLES: usize = 30;
-/// Samples in a block; the first of each does not count.
+/// Samples in a block; the first of each block is discarded.
 const BLOCK: usize = 6;
-/// Policies need a while until everybody was probed.
+/// Maximum time until the policy has probed every program.
 const LEARNING: Duration = Duration::from_secs(90);
 
 /// Work per second of each program: [program][sample], by arm.
@@ -36,7 +36,7 @@ impl GangArm {
     }
 }
 
-/// Managed and left alone, while the CPUs shared and while they did not.
+/// Managed and unmanaged samples, with and without a shared cache.
 #[derive(Default)]
 struct GangArms {
     managed: [GangArm; 2],
@@ -47,7 +47,7 @@ struct GangArms {
 }
 
 /// # Errors
-/// A program cannot be started, or the host not be managed.
+/// A program cannot be started, or the host cannot be managed.
 pub fn show(place: &BenchHost, found: &HostSurvey) -> anyhow::Result<Vec<BenchRow>> {
     let small = (place.cache_bytes / 8).max(2 * place.private_bytes).min(place.cache_bytes / 2);
     let large = place.cache_bytes * 3;
@@ -89,7 +89,7 @@ fn complete(arms: &GangArms) -> bool {
     enough(1) && (enough(0) || arms.managed[0].rates.len() + arms.alone[0].rates.len() < 4)
 }
 
-/// Memory is made before work is counted.
+/// Programs allocate their memory before work is counted.
 fn wait_until_working(place: &BenchHost, actors: &[Actor]) {
     let start = Instant::now();
     while actors.iter().any(|actor| actor.work() == 0) && start.elapsed() < Duration::from_secs(60) && !place.stopped()
@@ -98,7 +98,7 @@ fn wait_until_working(place: &BenchHost, actors: &[Actor]) {
     }
 }
 
-/// Work per second of each with a CPU and the cache to itself.
+/// Work per second of each program with exclusive use of a CPU and the cache.
 fn solo(place: &BenchHost, actors: &[Actor]) -> Vec<Option<f64>> {
     let mut solo = Vec::new();
     for actor in actors {
@@ -145,7 +145,7 @@ fn open(place: &BenchHost, found: &HostSurvey, actors: &[Actor]) -> anyhow::Resu
     Ok(host::open(found, &wish)?.control_loop)
 }
 
-/// Until everybody was probed; how long it took, or `None` where it did not come to that.
+/// Runs until every program has been probed; returns the time, or `None` if that did not happen.
 fn wait_until_probed(place: &BenchHost, live: &mut LiveLoop) -> anyhow::Result<Option<Duration>> {
     let start = Instant::now();
     while start.elapsed() < LEARNING && !place.stopped() {
@@ -194,8 +194,8 @@ fn managed_block(
         let Some(record) = record? else { return Ok(()) };
         for (name, value) in record.decision.reasons.iter().flat_map(|reason| &reason.numbers) {
             match name.as_str() {
-                "left_alone_mean_degradation" => expected.0 = Some(*value),
-                "ganged_mean_degradation" => expected.1 = Some(*value),
+                "ungrouped_mean_slowdown" => expected.0 = Some(*value),
+                "ganged_mean_slowdown" => expected.1 = Some(*value),
                 _ => {}
             }
         }
@@ -230,13 +230,13 @@ fn rows(
     let mut rows = Vec::new();
     let measured =
         learnt.map_or("not everybody was probed in time".to_string(), |time| format!("{:.0} s", time.as_secs_f64()));
-    rows.push(BenchRow::new("b", "until everybody was probed", "", measured, BenchVerdict::Told));
+    rows.push(BenchRow::new("b", "until everybody was probed", "", measured, BenchVerdict::Reported));
     let counts = |side: usize| (arms.managed[side].rates.len(), arms.alone[side].rates.len());
     let ganged = format!(
         "gangs in {} of {} windows while shared, {} of {} while split",
         arms.ganged[1].0, arms.ganged[1].1, arms.ganged[0].0, arms.ganged[0].1
     );
-    rows.push(BenchRow::new("b", "what the policy chose", "", ganged, BenchVerdict::Told));
+    rows.push(BenchRow::new("b", "what the policy chose", "", ganged, BenchVerdict::Reported));
     let (with, without) = counts(1);
     if with < SAMPLES || without < SAMPLES {
         let why = format!(
@@ -258,7 +258,7 @@ fn rows(
             format!("{sum:.2}x"),
             sum >= 1.25,
         ));
-        // Both together have one CPU's worth of turns: 1.00 = one CPU alone.
+        // Both programs together have the time of one CPU: 1.00 = one CPU alone.
         let kept = of(&all.0, AGGRESSORS);
         rows.push(BenchRow::row(
             "b",
@@ -284,9 +284,9 @@ fn rows(
     rows
 }
 
-/// Where the streams take nothing from the chases under the default placement, no placement can give them anything.
+/// If the streams do not slow the chases down under the default placement, no placement can speed them up.
 fn nothing_to_gain(left_alone: &[f64; 4]) -> Option<String> {
-    // Two programs share a CPU: half of its own speed is all that each can have.
+    // Two programs share a CPU, so each can reach at most half of its solo speed.
     let kept = VICTIMS.iter().map(|&at| left_alone[at] / 0.5).sum::<f64>() / VICTIMS.len() as f64;
     (kept > 0.8).then(|| {
         format!(
@@ -296,7 +296,7 @@ fn nothing_to_gain(left_alone: &[f64; 4]) -> Option<String> {
     })
 }
 
-/// Progress of each as a share of its own alone: managed, and left alone.
+/// Speed of each program as a share of its solo speed: managed and unmanaged.
 fn relative(arms: &GangArms, solo: &[Option<f64>], side: usize) -> Option<([f64; 4], [f64; 4])> {
     let mut both = ([0.0; 4], [0.0; 4]);
     for program in 0..4 {
@@ -307,7 +307,7 @@ fn relative(arms: &GangArms, solo: &[Option<f64>], side: usize) -> Option<([f64;
     Some(both)
 }
 
-/// Half of the time each: a share of 0.5 of its own speed is no slowdown.
+/// Each program runs half of the time, so 0.5 of its solo speed is no slowdown.
 fn forecast(all: &([f64; 4], [f64; 4]), expected: (Option<f64>, Option<f64>)) -> BenchRow {
     let slowdown = |shares: &[f64; 4]| shares.iter().map(|share| 0.5 / share.max(1e-9) - 1.0).sum::<f64>() / 4.0;
     let percent = |value: Option<f64>| value.map_or("-".to_string(), |value| format!("{:.0} %", 100.0 * value));
@@ -318,5 +318,5 @@ fn forecast(all: &([f64; 4], [f64; 4]), expected: (Option<f64>, Option<f64>)) ->
         percent(expected.1),
         100.0 * slowdown(&all.0)
     );
-    BenchRow::new("b", "mean slowdown, forecast and measured", "", measured, BenchVerdict::Told)
+    BenchRow::new("b", "mean slowdown, forecast and measured", "", measured, BenchVerdict::Reported)
 }

@@ -1,3 +1,3 @@
-//! What loads a host for benches and tests. The program beside it, `cachemate-bench`, is not shipped.
+//! Load programs for benches and tests. The program of this crate, `cachemate-bench`, is not shipped.
 
 pub mod loads;

@@ -18,26 +18,26 @@ use serde::Serialize;
 use crate::bench_host::{BenchHost, BenchRow, BenchVerdict};
 use crate::{auto, colors, gangs, overhead, ranking};
 
-/// Show on this host, with real programs, what probing and gangs do and what the daemon costs
+/// Measure, on this host and with real programs, the effects of probing, gangs and colors and the daemon's cost
 #[derive(Args)]
 pub struct LiveBench {
-    /// Only these parts
+    /// Run only these parts
     #[arg(long, value_enum, value_delimiter = ',')]
     only: Vec<BenchPart>,
-    /// The most time in all
+    /// Maximum total time
     #[arg(long, value_name = "MINUTES", default_value_t = 15.0)]
     minutes: f64,
-    /// The command to show; the one beside this program unless said
+    /// The cachemate command to measure [default: the one beside this program]
     #[arg(long, value_name = "PATH")]
     cachemate: Option<PathBuf>,
-    /// One JSON object on standard output and nothing else
+    /// Print one JSON object on standard output and nothing else
     #[arg(long)]
     json: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum BenchPart {
-    /// (a) intensity from outside against recorded misses
+    /// (a) probed intensity against recorded misses
     Ranking,
     /// (b) gangs that the policy chooses
     Gangs,
@@ -45,14 +45,14 @@ enum BenchPart {
     Overhead,
     /// (d) to (g) page colors: a partition, re-coloring, real programs, time against colors
     Colors,
-    /// (h) `auto` where there is nothing to gain
+    /// (h) `auto` on programs that no plan can help
     Auto,
 }
 
 #[derive(Serialize)]
 struct LiveJson {
     cpus: (u32, u32),
-    /// Size by the kernel's word, and by measurement.
+    /// Size according to the kernel, and measured size.
     cache_bytes: u64,
     measured_cache_bytes: Option<u64>,
     seconds: f64,
@@ -61,7 +61,7 @@ struct LiveJson {
 
 impl LiveBench {
     /// # Errors
-    /// The host cannot be read, the command is not there, or the answer not be written.
+    /// The host cannot be read, the command does not exist, or the result cannot be written.
     pub fn run(&self, stop: &Arc<AtomicBool>) -> anyhow::Result<()> {
         let command = self.command()?;
         let start = Instant::now();
@@ -94,7 +94,7 @@ impl LiveBench {
         let measured_bytes = place.as_ref().filter(|_| measures).and_then(|place| measured_cache(place, &mut rows));
         if let (Some(place), Some(measured)) = (&mut place, measured_bytes) {
             place.cache_bytes = measured;
-            // Probes take the size from here, too.
+            // Probes also take the size from here.
             for cache in host.topology.caches.iter_mut().filter(|cache| cache.last_level) {
                 cache.size_bytes = Some(measured);
             }
@@ -139,14 +139,14 @@ impl LiveBench {
     fn command(&self) -> anyhow::Result<PathBuf> {
         let own = std::env::current_exe().context("this program's own file is not found")?;
         let command = self.cachemate.clone().unwrap_or_else(|| own.with_file_name("cachemate"));
-        // Started from other folders, too.
+        // Absolute, because it is also started from other directories.
         std::path::absolute(&command).ok().filter(|path| path.is_file()).with_context(|| {
             format!("{}: is not there (make build makes it, --cachemate names another)", command.display())
         })
     }
 }
 
-/// For people who wait.
+/// Prints progress to standard error.
 fn note(words: &str) {
     if std::io::stderr().is_terminal() {
         eprintln!("{words}");
@@ -158,7 +158,8 @@ fn private_bytes(topology: &Topology) -> u64 {
     private.filter_map(|cache| cache.size_bytes).max().unwrap_or(0)
 }
 
-/// What of the last level holds a buffer of ours; `None` where hits and misses cannot be told apart (said in a row).
+/// The part of the last level that a buffer can occupy; `None` if hits and misses cannot be distinguished, which a row
+/// reports.
 fn measured_cache(place: &BenchHost, rows: &mut Vec<BenchRow>) -> Option<u64> {
     const WHAT: &str = "last-level cache by measurement";
     let fitted = PinnedThread::to(place.cpus.0).and_then(|_here| PrimeProber::fitting(Some(place.cache_bytes), 1));
@@ -171,7 +172,7 @@ fn measured_cache(place: &BenchHost, rows: &mut Vec<BenchRow>) -> Option<u64> {
             let (bytes, told) = (reloader.cache_bytes().min(place.cache_bytes), place.cache_bytes);
             let size = cachemate_report::text::size_text;
             let measured = format!("{} (told {}); programs and probes are sized by it", size(bytes), size(told));
-            rows.push(BenchRow::new("a-b", WHAT, "", measured, BenchVerdict::Told));
+            rows.push(BenchRow::new("a-b", WHAT, "", measured, BenchVerdict::Reported));
             Some(bytes)
         }
     }
@@ -194,7 +195,7 @@ fn render(result: &LiveJson) -> String {
     let mut table = Table::new(&[
         ("", Align::Left),
         ("what", Align::Left),
-        ("bar", Align::Left),
+        ("target", Align::Left),
         ("measured", Align::Left),
         ("verdict", Align::Left),
     ]);
@@ -202,10 +203,10 @@ fn render(result: &LiveJson) -> String {
         let verdict = match row.verdict {
             BenchVerdict::Met => "met",
             BenchVerdict::Missed => "MISSED",
-            BenchVerdict::Told => "",
+            BenchVerdict::Reported => "",
             BenchVerdict::Skipped => "skipped",
         };
-        table.row([row.part, &row.what, &row.bar, &row.measured, verdict]);
+        table.row([row.part, &row.what, &row.target, &row.measured, verdict]);
     }
     format!(
         "CPUs {} and {}, last-level cache of {}, {:.0} s\n{}",

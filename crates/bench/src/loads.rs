@@ -1,4 +1,4 @@
-//! Small programs that load a host: a chase, a stream, a quiet one and one that counts, each telling its work.
+//! Small programs that load a host: a chase, a stream, a quiet one and one that counts; each reports its work.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -6,13 +6,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use anyhow::{Context, bail};
 use cachemate_linux::sense::progress::VARIABLE;
 
-/// Accesses between two notes of progress.
+/// Accesses between two progress reports.
 const STEP: usize = 1 << 14;
 
-/// Names of all kinds.
+/// Names of all loads.
 pub const KINDS: [&str; 4] = ["chase", "stream", "quiet", "count"];
 
-/// Runs one kind over so many bytes; `count` that many additions by each of two threads, the others until told to stop.
+/// Runs one load over this many bytes; `count` performs this many additions in each of two threads, the others run until
+/// they are stopped.
 ///
 /// # Errors
 /// The progress file cannot be written, or an addition was lost.
@@ -28,7 +29,7 @@ pub fn run(kind: &str, bytes: u64, stop: Arc<AtomicBool>) -> anyhow::Result<()> 
     Ok(())
 }
 
-/// The first eight bytes of the file named in the environment, written through; or nowhere.
+/// The first eight bytes of the progress file named in the environment, if any.
 struct ProgressCounter {
     file: Option<std::fs::File>,
     count: AtomicU64,
@@ -49,12 +50,12 @@ impl ProgressCounter {
         Ok(ProgressCounter { file, count: AtomicU64::new(0), stop })
     }
 
-    /// True = go on.
+    /// Reports progress; false = stop.
     fn add(&self, work: u64) -> bool {
         use std::os::unix::fs::FileExt;
         let now = self.count.fetch_add(work, Ordering::Relaxed) + work;
         if let Some(file) = &self.file {
-            // One small write every few hundred microseconds; who cannot report goes on working.
+            // One small write every few hundred microseconds; a failed report does not end the load.
             let _ = file.write_at(&now.to_ne_bytes(), 0);
         }
         !self.stop.load(Ordering::Relaxed)
@@ -92,8 +93,8 @@ fn stream(lines: usize, progress: &ProgressCounter) {
     }
 }
 
-/// Two threads add to counters all over 2 000 pages, `each` times or until told to stop; an error where one addition was lost.
-/// The only one that ends by itself.
+/// Two threads add to counters all over 2 000 pages, `each` times or until stopped; an error if an addition was lost.
+/// It is the only load that ends by itself.
 fn count(each: u64, stop: &AtomicBool) -> anyhow::Result<()> {
     const PAGES: usize = 2_000;
     const BETWEEN_LOOKS: u64 = 1 << 16;

@@ -1,7 +1,7 @@
 //! `cachemate-bench`: benches of the live host, and the programs that they load it with. Not shipped.
 //!
-//! What is shown is the shipped command beside this program, run as a user runs it; only gangs are looked at from inside,
-//! window by window.
+//! The benches run the shipped command beside this program as a user does; only the bench of gangs drives the daemon's
+//! library, window by window.
 
 mod auto;
 mod bench_host;
@@ -30,15 +30,15 @@ struct BenchArguments {
 #[derive(Subcommand)]
 enum BenchCommand {
     Live(live::LiveBench),
-    /// A small program that tells its work in the file named in CACHEMATE_PROGRESS
+    /// Run a load program, which reports its work in the file named in CACHEMATE_PROGRESS
     Load {
         #[arg(value_parser = loads::KINDS)]
         kind: String,
-        /// Memory that it goes over; additions of each thread for count
+        /// Memory that it accesses; for count, additions of each thread
         #[arg(default_value_t = 0)]
         bytes: u64,
     },
-    /// Started by the part that manages the host itself, never by people
+    /// Started by the bench of gangs, never manually
     #[command(hide = true)]
     Guardian {
         #[arg(long)]
@@ -49,7 +49,7 @@ enum BenchCommand {
 fn main() -> ExitCode {
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
-        // Where a handler cannot be set, the signal ends the program: a fair answer too.
+        // If the handler cannot be set, the signal ends the program, which is acceptable.
         let _ = signal_hook::flag::register(signal, Arc::clone(&stop));
     }
     let ran = match BenchArguments::parse().what {

@@ -1,4 +1,4 @@
-//! (c) What does the daemon itself cost, and what does it cost those who are not managed?
+//! (c) The processor time of the daemon, and its effect on unmanaged programs.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -13,17 +13,17 @@ use crate::bench_host::{BenchHost, BenchRow, median};
 use crate::programs::Actor;
 
 const TASKS: usize = 200;
-/// Who look at a page at the same time; it lets in eight.
+/// Concurrent viewers of the dashboard, which admits eight.
 const VIEWERS: usize = 4;
 /// Seconds over which the daemon's time is counted.
 const COUNTED: u64 = 30;
-/// Rounds of three blocks: beside the daemon, without it, and once more without it. The third says how far two blocks differ
-/// that nobody has made different.
+/// Rounds of three blocks: with the daemon, without it, and once more without it. The third block measures the noise between
+/// two blocks under equal conditions.
 const ROUNDS: usize = 15;
 const BLOCK: Duration = Duration::from_millis(2000);
 const SETTLE: Duration = Duration::from_millis(400);
-/// Starting takes a daemon half a second of processor time, for finding out what the host offers: no part of what managing
-/// costs, and several seconds where the host is busy.
+/// Time before the measurement. At its start a daemon uses half a second of processor time to survey the host, which is no
+/// part of the cost of managing and takes several seconds on a busy host.
 const STARTED_WITHIN: Duration = Duration::from_secs(30);
 
 /// # Errors
@@ -49,7 +49,7 @@ pub fn show(place: &BenchHost) -> anyhow::Result<Vec<BenchRow>> {
     Ok(rows)
 }
 
-/// What a daemon that acts takes of a CPU; `page`: with a page that is looked at. `None` = it ended.
+/// Share of a CPU used by an acting daemon, with a viewed dashboard if `page`; `None` if the daemon ended.
 fn share(place: &BenchHost, page: bool) -> anyhow::Result<Option<f64>> {
     let socket = place.folder.join("overhead.page");
     let shown = socket.to_string_lossy();
@@ -71,7 +71,7 @@ fn share(place: &BenchHost, page: bool) -> anyhow::Result<Option<f64>> {
     Ok(after.zip(before).map(|(after, before)| after.saturating_sub(before) as f64 / 1e9 / seconds))
 }
 
-/// Three daemons that observe the same programs at the same time: without a page, with one, with one that is looked at.
+/// Three daemons that observe the same programs: without a dashboard, with one, and with a viewed one.
 fn page(place: &BenchHost) -> anyhow::Result<BenchRow> {
     let what = format!("daemon's share of a CPU observing {TASKS} tasks: with a page that {VIEWERS} look at");
     let daemon = |name: &str, page: bool| {
@@ -114,7 +114,7 @@ fn page(place: &BenchHost) -> anyhow::Result<BenchRow> {
     Ok(BenchRow::row("c", &what, "0.5 %", measured, seen < 0.005))
 }
 
-/// Takes all that a page sends, and counts its bytes.
+/// Reads the stream of a dashboard, and counts its bytes.
 fn viewer(socket: &std::path::Path) -> Option<std::thread::JoinHandle<usize>> {
     let mut stream = UnixStream::connect(socket).ok()?;
     stream.write_all(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n").ok()?;
@@ -127,7 +127,7 @@ fn viewer(socket: &std::path::Path) -> Option<std::thread::JoinHandle<usize>> {
     }))
 }
 
-/// Work of two quiet programs that nobody manages, with and without a daemon beside them.
+/// Work of two quiet unmanaged programs, with and without a daemon on the host.
 fn neutral(place: &BenchHost) -> anyhow::Result<BenchRow> {
     const WHAT: &str = "throughput of a neutral load, managed against unmanaged";
     let cpus = [place.cpus.0, place.cpus.1];
@@ -147,13 +147,12 @@ fn neutral(place: &BenchHost) -> anyhow::Result<BenchRow> {
     })
 }
 
-/// The programs' work beside the daemon over that without it, and without it over that without it, round by round: the daemon
-/// is stopped where there is to be none.
+/// For each round, the programs' work with the daemon over that without it, and the control ratio of two blocks without it.
 pub fn paired(place: &BenchHost, actors: &[Actor], daemon: &BenchDaemon) -> (Vec<f64>, Vec<f64>) {
     let (mut managed, mut control) = (Vec::new(), Vec::new());
     for round in 0..ROUNDS {
         let mut done = [0.0; 3];
-        // The order changes from round to round, so that drifts fall on all.
+        // The order changes from round to round, so that drifts of the host affect all blocks alike.
         for which in (0..3).map(|at| (at + round) % 3) {
             daemon.signal(if which == 0 { Signal::CONT } else { Signal::STOP });
             place.sleep(SETTLE);
@@ -172,7 +171,7 @@ pub fn paired(place: &BenchHost, actors: &[Actor], daemon: &BenchDaemon) -> (Vec
     (managed, control)
 }
 
-/// The median of the first, and how far two blocks differ that nobody has made different.
+/// The median of the managed ratios, with the spread of the control ratios.
 pub fn ratio_text(managed: &[f64], control: &[f64]) -> String {
     let middle = |values: &[f64]| {
         let (low, high) = quarters(values);
@@ -213,7 +212,7 @@ impl SleeperGroup {
 impl Drop for SleeperGroup {
     fn drop(&mut self) {
         if let Some(group) = rustix::process::Pid::from_raw(self.0.id() as i32) {
-            // A group that has ended needs no signal.
+            // A process group that has ended needs no signal.
             let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
         }
         let _ = self.0.wait();
@@ -224,7 +223,7 @@ impl Drop for SleeperGroup {
 pub struct BenchDaemon(Child);
 
 impl BenchDaemon {
-    /// Under the configuration of that name; `name` tells its folder and socket from those of others.
+    /// Starts a daemon with its own directory and socket, which `name` identifies.
     pub fn start(place: &BenchHost, config: &str, name: &str, more: &[&str]) -> anyhow::Result<Self> {
         let folder = &place.folder;
         let mut command = Command::new(&place.command);
@@ -245,7 +244,7 @@ impl BenchDaemon {
         Some(sum)
     }
 
-    /// Until hardly anything of its work is that of starting.
+    /// Waits until the work of the start is over.
     pub fn until_started(&self, place: &BenchHost) {
         let start = Instant::now();
         let mut before = self.ran_ns();

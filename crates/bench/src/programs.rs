@@ -1,4 +1,4 @@
-//! Programs that are shown: started, told apart by name, held still and let go, ended with us.
+//! Programs of a bench: started, identified by name, paused and resumed, killed when the bench ends.
 
 use std::process::{Child, Command, Stdio};
 
@@ -10,7 +10,7 @@ use cachemate_linux::sense::progress::VARIABLE;
 
 use crate::bench_host::BenchHost;
 
-/// A program that is shown, with everything that it starts; ended when dropped.
+/// A program of a bench, with its descendants; killed when dropped.
 pub struct Actor {
     pub name: String,
     child: Child,
@@ -18,7 +18,7 @@ pub struct Actor {
 }
 
 impl Actor {
-    /// One of our own programs.
+    /// Starts a load program.
     ///
     /// # Errors
     /// It cannot be started.
@@ -28,7 +28,7 @@ impl Actor {
         Self::start(place, name, command)
     }
 
-    /// A shell line, again and again.
+    /// Starts a shell that repeats a command line.
     ///
     /// # Errors
     /// It cannot be started.
@@ -43,7 +43,7 @@ impl Actor {
         let dir = place.folder.join("progress");
         std::fs::create_dir_all(&dir).with_context(|| format!("{}: cannot be made", dir.display()))?;
         let report = dir.join(format!("of-{name}"));
-        // A new file: an older one may be another process's by now.
+        // A new file, because an existing one may belong to another process.
         let _ = std::fs::remove_file(&report);
         std::fs::write(&report, 0u64.to_ne_bytes())
             .with_context(|| format!("{}: cannot be written", report.display()))?;
@@ -66,16 +66,16 @@ impl Actor {
         bytes.get(..8).and_then(|bytes| Some(u64::from_ne_bytes(bytes.try_into().ok()?))).unwrap_or(0)
     }
 
-    /// For this program and all that it starts from now on.
+    /// Sends a signal to this program and its descendants.
     ///
     /// # Errors
-    /// As the kernel says.
+    /// The kernel refuses.
     pub fn set_affinity(&self, cpus: &[CpuId]) -> std::io::Result<()> {
         let cpus: CpuSet = cpus.iter().map(|cpu| cpu.0).collect();
         LinuxHost::new("/").set_affinity(self.pid(), &cpus)
     }
 
-    /// Our own child, so that nobody else's program is ever stopped.
+    /// The child's process id, so that no other process is ever stopped.
     pub fn runs(&self, runs: bool) {
         self.signal(if runs { rustix::process::Signal::CONT } else { rustix::process::Signal::STOP });
     }

@@ -1,4 +1,4 @@
-//! (a) Is a program's intensity, probed from outside, ordered as the misses per second of its recorded profile?
+//! (a) Do probed intensities rank programs like the misses per second of their recorded profiles?
 
 use std::time::{Duration, Instant};
 
@@ -10,18 +10,18 @@ use crate::bench_host::{BenchHost, BenchRow, BenchVerdict, answered, median};
 use crate::programs::Actor;
 
 const SAMPLES: usize = 20;
-/// Far apart: more than the one against less than the other, in millions of misses a second.
+/// Bounds of clearly different rates, in millions of misses per second.
 const MANY: f64 = 30.0;
 const FEW: f64 = 5.0;
-/// Cycles of a miss, for the rate at which a program that misses so often can run (docs/live.md).
+/// Cycles of a miss, which bound the rate of a program with many misses (docs/live.md).
 const MISS_NS: f64 = 90.0;
-/// Instructions in a nanosecond when nothing misses.
+/// Instructions per nanosecond without misses.
 const INSTR_PER_NS: f64 = 2.0;
-/// The positive control, and what it must add to the lines gone without it: where not even this is seen, the order of others
-/// says nothing.
+/// The positive control, and the share of evicted lines that it must add; if the probe misses even this one, the ranking of
+/// the other programs is meaningless.
 const CONTROL: &str = "own-stream";
 const CONTROL_AT_LEAST: f64 = 0.05;
-/// Longest time for one program.
+/// Maximum time for one program.
 const PATIENCE: Duration = Duration::from_secs(25);
 
 /// Name of a bundled recording, and the line that runs it on inputs made here.
@@ -43,19 +43,19 @@ const PROGRAMS: &[(&str, &str)] = &[
     ("openssl", "openssl enc -aes-256-cbc -pbkdf2 -k x -in text.txt"),
 ];
 
-/// What one program showed.
+/// Measurements of one program.
 struct RankedProgram {
     name: String,
     misses_per_second: f64,
     shared: Option<f64>,
-    /// Share of the buffer that was gone when the program was kept away: what the rest of the host evicts.
+    /// Share of the buffer that the rest of the host evicts while the program is paused.
     gone_without: Option<f64>,
     split: Option<f64>,
     samples: usize,
 }
 
 /// # Errors
-/// The inputs cannot be written, or a program not be started.
+/// The inputs cannot be written, or a program cannot be started.
 pub fn show(place: &BenchHost) -> anyhow::Result<Vec<BenchRow>> {
     const WHAT: &str = "intensity against recorded misses";
     let here = PinnedThread::to(place.cpus.0)?;
@@ -75,7 +75,7 @@ pub fn show(place: &BenchHost) -> anyhow::Result<Vec<BenchRow>> {
         let misses_per_second = recorded(place, name)?;
         ranked.push(measure(place, &mut reloader, &actor, misses_per_second)?);
     }
-    // A quarter of the cache, the whole of it three times over, and nothing: what they miss follows from their size.
+    // A quarter of the cache, three times the cache, and nothing: their misses follow from their sizes.
     let own = [
         ("own-chase", "chase", place.cache_bytes / 8, 0.0),
         (CONTROL, "stream", place.cache_bytes * 3, 100.0),
@@ -127,7 +127,7 @@ pub fn recorded_curve(place: &BenchHost, name: &str) -> anyhow::Result<Vec<(u64,
     Ok(points.iter().map(|point| (point.size_bytes, point.misses_per_kilo_instr.map(|mpki| mpki.value))).collect())
 }
 
-/// Misses per second on a quarter of this host's cache: recorded misses per instruction, at the rate that they allow.
+/// Misses per second on a quarter of this host's cache: recorded misses per instruction times the rate that they allow.
 fn recorded(place: &BenchHost, name: &str) -> anyhow::Result<f64> {
     let quarter = place.cache_bytes / 4;
     let curve = recorded_curve(place, name)?;
@@ -200,7 +200,7 @@ fn rows(found: &[RankedProgram]) -> Vec<BenchRow> {
             number(program.split),
             program.misses_per_second / 1e6
         );
-        rows.push(BenchRow::new("a", &format!("intensity of {}", program.name), "", measured, BenchVerdict::Told));
+        rows.push(BenchRow::new("a", &format!("intensity of {}", program.name), "", measured, BenchVerdict::Reported));
     }
     let control = found.iter().find(|program| program.name == CONTROL);
     if let Some((seen, without)) = control.and_then(|stream| Some((stream.shared?, stream.gone_without?)))

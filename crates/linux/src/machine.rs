@@ -362,13 +362,19 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         self.keep_guarded()?;
         let now_ns = self.started.elapsed().as_nanos() as u64;
         let kernel = self.kernel();
-        let kernel = lock(&kernel);
         let known: Vec<TaskId> = self.tasks.all().iter().map(|task| task.task).collect();
-        self.tasks.forget_reused(&*kernel);
         self.tasks.set_guardian(self.actuator.guardian_pid());
-        self.looked_ticks = (self.looked_ticks.1, kernel.ticks_since_boot().ok());
-        let looked = self.tasks.refresh(&*kernel, &self.options.rules, now_ns);
-        looked.map_err(|error| MachineError(format!("/proc: {error}")))?;
+        {
+            let kernel = lock(&kernel);
+            self.tasks.forget_reused(&*kernel);
+            self.looked_ticks = (self.looked_ticks.1, kernel.ticks_since_boot().ok());
+            let looked = self.tasks.refresh(&*kernel, &self.options.rules, now_ns);
+            looked.map_err(|error| MachineError(format!("/proc: {error}")))?;
+        }
+        let released = self.tasks.take_released();
+        // An object that cannot be restored now stays in the journal until the end.
+        self.release(&released)?;
+        let kernel = lock(&kernel);
         let new: Vec<&ManagedThread> =
             self.tasks.all().into_iter().filter(|task| !known.contains(&task.task)).collect();
         for task in &new {

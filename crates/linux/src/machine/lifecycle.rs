@@ -15,6 +15,7 @@ use crate::kernel::{Kernel, ThreadKey};
 use crate::safety::actuation_lock::ActuationLock;
 use crate::safety::journal::JournalError;
 use crate::safety::restore::RestoredObject;
+use crate::sense::tasks::ManagedThread;
 
 fn failed(error: JournalError) -> MachineError {
     MachineError(error.to_string())
@@ -76,18 +77,24 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         let mut account = if act { Vec::new() } else { self.undo()? };
         let kernel = self.kernel();
         let released = self.tasks.reexamine(&*lock(&kernel), &self.options.rules);
+        account.extend(self.release(&released)?);
+        Ok(account)
+    }
+
+    /// Restores threads that rules no longer let be moved.
+    pub(super) fn release(&mut self, released: &[ManagedThread]) -> Result<Vec<RestoredObject>, MachineError> {
         if released.is_empty() {
-            return Ok(account);
+            return Ok(Vec::new());
         }
+        let kernel = self.kernel();
         // Members may be among them; the next plan starts gangs again. Not under the lock: the runner needs it to end.
         self.gangs.stop_all();
         let kernel = lock(&kernel);
         let threads: Vec<ThreadKey> = released.iter().map(|task| task.thread).collect();
-        let left = |pid: &i32| self.tasks.all().iter().any(|task| task.pid == *pid);
+        let left = |pid: &i32| self.tasks.all().iter().any(|task| task.pid == *pid && !task.exited);
         let pids: BTreeSet<i32> = released.iter().map(|task| task.pid).filter(|pid| !left(pid)).collect();
         let colors = |path: &Path| color_pid(path).is_some_and(|pid| pids.contains(&pid));
-        account.extend(self.actuator.release(&*kernel, &threads, &colors).map_err(failed)?);
-        Ok(account)
+        self.actuator.release(&*kernel, &threads, &colors).map_err(failed)
     }
 
     /// Does root act meanwhile, so that this one may not? Not asked of root's own.

@@ -2,7 +2,8 @@
 //!
 //! Problem: pids are reused, threads come and go between two refreshes, and a refresh costs time: with hundreds of
 //! threads and windows of a second, reading every `/proc` file of every thread would itself be a load. Method: one
-//! listing of `/proc` per refresh; a process is examined once, when it is new. Per refresh a thread costs one small
+//! listing of `/proc` per refresh; the properties that rules test are read when a process is new, in each of the next
+//! refreshes (a shell is about to become its program) and later in every tenth. Per refresh a thread costs one small
 //! read (`schedstat`, of a file that stays open); `stat` and the list of threads are read again, once, only of
 //! processes that ran since: a process that did not run was not created, did not exit and has no new threads. A
 //! sixteenth of the unmanaged processes is checked per refresh for a reused pid.
@@ -20,6 +21,10 @@ use crate::sense::thread_counts::{SchedstatTimes, calls, schedstat, schedstat_pa
 
 /// Processes that are not managed are asked in so many turns whether they are still the same.
 const TURNS: u32 = 16;
+/// Rules are matched in each refresh up to this age of a process, in refreshes; most programs replace a shell at once.
+const YOUNG_REFRESHES: u32 = 10;
+/// An older process is matched in one refresh out of so many.
+const MATCH_PERIOD: u32 = 10;
 /// Maximum number of files that stay open; descriptors are few (1024 by default), and counters need theirs.
 const KEPT_AT_MOST: usize = 400;
 /// `PF_KTHREAD` of `/proc/TID/stat`'s flags.
@@ -95,6 +100,8 @@ pub struct TaskTable {
     leaders: BTreeMap<i32, ThreadStat>,
     /// Examined in the last look, not managed, but born by a process that is: pid and parent.
     unmanaged_children: Vec<(i32, i32)>,
+    /// Threads that rules no longer let be moved, since a change of their process.
+    released: Vec<ManagedThread>,
     /// Never managed, whatever the rules say.
     guardian: Option<i32>,
 }
@@ -103,8 +110,30 @@ pub struct TaskTable {
 struct ManagedProcess {
     leader: ThreadKey,
     id: Option<ProcessId>,
-    user: Option<u32>,
     action: ManageAction,
+    properties: RuleProperties,
+    /// The refresh that found it.
+    since_refresh: u32,
+}
+
+impl ManagedProcess {
+    fn goal(&self) -> Option<Goal> {
+        if let ManageAction::Manage(goal) = self.action { goal } else { None }
+    }
+    fn is_fixed(&self) -> bool {
+        self.action == ManageAction::Observe
+    }
+}
+
+/// The properties of a process that rules test.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct RuleProperties {
+    is_kernel_thread: bool,
+    command: String,
+    cgroup: Option<String>,
+    user: Option<u32>,
+    /// As when it was new: a process whose parent ended still descends from the process that a rule names.
+    lineage: Vec<i32>,
 }
 
 impl TaskTable {
@@ -130,6 +159,8 @@ impl TaskTable {
         for &pid in pids.iter().filter(|&&pid| !own.contains(&Some(pid))) {
             if !self.processes.contains_key(&pid) {
                 self.examine(kernel, rules, pid);
+            } else if self.is_match_due(pid) {
+                self.match_again(kernel, rules, pid);
             }
         }
         let managed: Vec<(i32, ManagedProcess)> = self
@@ -169,21 +200,83 @@ impl TaskTable {
         Ok(())
     }
 
-    /// Reads the properties that rules test, once per process. A pid that is reused has a new leader and is examined
-    /// again. If a property cannot be read, nothing is decided, and the next refresh tries again, because a rule with
-    /// the action "ignore" must not be missed.
+    /// Reads the properties that rules test. A pid that is reused has a new leader and is examined again. If a property
+    /// cannot be read, nothing is decided, and the next refresh tries again, because a rule with the action "ignore" must
+    /// not be missed.
     fn examine(&mut self, kernel: &dyn Kernel, rules: &[ManageRule], pid: i32) {
         let Ok(stat) = kernel.stat(pid) else { return };
-        let Ok((action, user)) = action(kernel, rules, &stat) else { return };
+        let Ok(properties) = RuleProperties::read(kernel, rules, &stat, None) else { return };
+        let action = properties.decide(rules);
+        self.insert(pid, stat, action, properties, None, self.refreshes);
+    }
+
+    fn is_match_due(&self, pid: i32) -> bool {
+        self.processes.get(&pid).is_some_and(|process| {
+            let is_young = self.refreshes.wrapping_sub(process.since_refresh) < YOUNG_REFRESHES;
+            let has_turn = self.refreshes.wrapping_add(pid as u32).is_multiple_of(MATCH_PERIOD);
+            !process.properties.is_kernel_thread && (is_young || has_turn)
+        })
+    }
+
+    /// Decides anew about a process whose command, user or control group has changed.
+    fn match_again(&mut self, kernel: &dyn Kernel, rules: &[ManageRule], pid: i32) {
+        let Some(old) = self.processes.get(&pid).cloned() else { return };
+        let Ok(stat) = kernel.stat(pid) else { return };
+        if stat.key != old.leader {
+            return; // another process with the same number: as in a refresh that finds it
+        }
+        let Ok(properties) = RuleProperties::read(kernel, rules, &stat, Some(&old.properties)) else { return };
+        if properties == old.properties {
+            return;
+        }
+        let action = properties.decide(rules);
+        let (name, user) = (stat.name.clone(), properties.user);
+        self.insert(pid, stat, action, properties, old.id, old.since_refresh);
+        // A process that slept may have been moved to another control group, and is listed all the same.
+        self.asleep.remove(&pid);
+        let ended = action == ManageAction::Ignore;
+        for task in self.by_thread.values_mut().filter(|task| task.pid == pid) {
+            if ended || action == ManageAction::Observe && !task.fixed {
+                self.released.push(task.clone());
+            }
+            if ended {
+                continue; // it counts as exited, because no refresh lists it any more
+            }
+            task.user = user;
+            task.goal = if let ManageAction::Manage(goal) = action { goal } else { None };
+            task.fixed = action == ManageAction::Observe;
+            if task.thread.tid == pid {
+                task.name.clone_from(&name);
+            }
+        }
+    }
+
+    fn insert(
+        &mut self,
+        pid: i32,
+        stat: ThreadStat,
+        action: ManageAction,
+        properties: RuleProperties,
+        id: Option<ProcessId>,
+        since_refresh: u32,
+    ) {
         if action == ManageAction::Ignore && self.processes.get(&stat.parent).is_some_and(|parent| parent.id.is_some())
         {
             self.unmanaged_children.push((pid, stat.parent));
         }
         let id = (action != ManageAction::Ignore).then(|| {
-            self.next_process += 1;
-            ProcessId(self.next_process - 1)
+            id.unwrap_or_else(|| {
+                self.next_process += 1;
+                ProcessId(self.next_process - 1)
+            })
         });
-        self.processes.insert(pid, ManagedProcess { leader: stat.key, id, user, action });
+        self.processes.insert(pid, ManagedProcess { leader: stat.key, id, action, properties, since_refresh });
+    }
+
+    /// Threads that rules no longer let be moved, because their process has changed since the refresh before: their originals
+    /// are to be restored.
+    pub fn take_released(&mut self) -> Vec<ManagedThread> {
+        std::mem::take(&mut self.released)
     }
 
     fn upsert(&mut self, kernel: &dyn Kernel, pid: i32, process: &ManagedProcess, stat: &ThreadStat, now_ns: u64) {
@@ -194,14 +287,14 @@ impl TaskTable {
             ManagedThread {
                 task: TaskId(*next_task - 1),
                 process: id,
-                user: process.user,
+                user: process.properties.user,
                 pid,
                 thread: stat.key,
                 parent: stat.parent,
                 name: stat.name.clone(),
                 arrived_ns: now_ns,
-                goal: if let ManageAction::Manage(goal) = process.action { goal } else { None },
-                fixed: process.action == ManageAction::Observe,
+                goal: process.goal(),
+                fixed: process.is_fixed(),
                 usage: ThreadUsage::default(),
                 cpu: None,
                 last_cpu: None,
@@ -289,10 +382,10 @@ impl TaskTable {
         }
         let mut released = Vec::new();
         self.by_thread.retain(|_, task| match self.processes.get(&task.pid) {
-            Some(ManagedProcess { id: Some(_), action, user, .. }) => {
-                task.user = *user;
-                task.goal = if let ManageAction::Manage(goal) = action { *goal } else { None };
-                let fixed = *action == ManageAction::Observe;
+            Some(process @ ManagedProcess { id: Some(_), .. }) => {
+                task.user = process.properties.user;
+                task.goal = process.goal();
+                let fixed = process.is_fixed();
                 if fixed && !task.fixed {
                     released.push(task.clone());
                 }
@@ -331,19 +424,35 @@ impl TaskTable {
     }
 }
 
-/// The rules' action for a process, and its user if that is known.
-fn action(kernel: &dyn Kernel, rules: &[ManageRule], stat: &ThreadStat) -> io::Result<(ManageAction, Option<u32>)> {
-    let pid = stat.key.tid;
-    if stat.flags & KERNEL_THREAD != 0 {
-        return Ok((ManageAction::Ignore, None));
+impl RuleProperties {
+    /// With the lineage of an earlier reading, if there is one.
+    fn read(kernel: &dyn Kernel, rules: &[ManageRule], stat: &ThreadStat, before: Option<&Self>) -> io::Result<Self> {
+        let pid = stat.key.tid;
+        let command = stat.name.clone();
+        if stat.flags & KERNEL_THREAD != 0 {
+            let (cgroup, user, lineage) = (None, None, Vec::new());
+            return Ok(RuleProperties { is_kernel_thread: true, command, cgroup, user, lineage });
+        }
+        let cgroup = if_exists(kernel.read(&PathBuf::from(format!("/proc/{pid}/cgroup"))))?;
+        let cgroup = cgroup.as_deref().and_then(cgroup_path).map(str::to_string);
+        let status = if_exists(kernel.read(&PathBuf::from(format!("/proc/{pid}/status"))))?.unwrap_or_default();
+        let user = status.lines().find_map(|line| line.strip_prefix("Uid:"));
+        let user = user.and_then(|ids| ids.split_ascii_whitespace().next()?.parse().ok());
+        let lineage = match before {
+            Some(before) => before.lineage.clone(),
+            None if rules.iter().any(|rule| rule.pid.is_some()) => lineage(kernel, stat)?,
+            None => vec![pid],
+        };
+        Ok(RuleProperties { is_kernel_thread: false, command, cgroup, user, lineage })
     }
-    let cgroup = if_exists(kernel.read(&PathBuf::from(format!("/proc/{pid}/cgroup"))))?;
-    let cgroup = cgroup.as_deref().and_then(cgroup_path);
-    let status = if_exists(kernel.read(&PathBuf::from(format!("/proc/{pid}/status"))))?.unwrap_or_default();
-    let user = status.lines().find_map(|line| line.strip_prefix("Uid:"));
-    let user = user.and_then(|ids| ids.split_ascii_whitespace().next()?.parse().ok());
-    let lineage = if rules.iter().any(|rule| rule.pid.is_some()) { lineage(kernel, stat)? } else { vec![pid] };
-    Ok((decide(rules, &RuleSubject { command: &stat.name, cgroup, lineage: &lineage, user }), user))
+
+    fn decide(&self, rules: &[ManageRule]) -> ManageAction {
+        if self.is_kernel_thread {
+            return ManageAction::Ignore;
+        }
+        let (cgroup, lineage) = (self.cgroup.as_deref(), self.lineage.as_slice());
+        decide(rules, &RuleSubject { command: &self.command, cgroup, lineage, user: self.user })
+    }
 }
 
 /// The process and those that it descends from.
@@ -473,5 +582,99 @@ mod tests {
         assert_eq!(cgroup_path("5:cpuset:/a\n0::/\n"), Some("/a"));
         assert_eq!(cgroup_path("0::/\n"), Some("/"));
         assert_eq!(cgroup_path(""), None);
+    }
+
+    fn wait_for_command(pid: i32, command: &str) {
+        let until = std::time::Instant::now() + std::time::Duration::from_secs(60);
+        let name = || crate::kernel::LinuxHost::new("/").stat(pid).unwrap().name;
+        while name() != command {
+            assert!(std::time::Instant::now() < until, "{} is not {command}", name());
+            std::thread::sleep(std::time::Duration::from_millis(2));
+        }
+    }
+
+    /// If a shell becomes another program (`bash -c 'sleep 2; exec prog'`): is that managed within two refreshes if a rule
+    /// names it, and is a program that was managed under its shell's name released if a rule ignores it?
+    #[test]
+    fn an_exec_neither_escapes_a_rule_nor_misses_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let host = crate::kernel::LinuxHost::new("/");
+        let rule =
+            |command: &str, action| ManageRule { command: Some(command.into()), action, ..ManageRule::default() };
+        let manage = ManageAction::Manage(None);
+        let late = |rules: &[ManageRule], program: &str, refreshes_before: u32, refreshes_after: u32| {
+            let path = dir.path().join(program);
+            assert!(std::process::Command::new("cp").arg("/bin/sleep").arg(&path).status().unwrap().success());
+            let (reader, writer) = std::io::pipe().unwrap();
+            let mut shell = std::process::Command::new("bash");
+            shell.args(["-c", "read -r; exec -a sleep \"$0\" 100"]).arg(&path).stdin(reader);
+            let mut child = shell.spawn().unwrap();
+            let pid = child.id() as i32;
+            wait_for_command(pid, "bash");
+            let mut tasks = TaskTable::default();
+            let mut refresh = |refreshes: u32| {
+                for _ in 0..refreshes {
+                    tasks.forget_reused(&host);
+                    tasks.refresh(&host, rules, 0).unwrap();
+                }
+                let released = tasks.take_released().len();
+                let live = tasks.all().into_iter().filter(|task| task.pid == pid && !task.exited);
+                (live.map(|task| task.name.clone()).collect::<Vec<_>>(), released)
+            };
+            let before = refresh(refreshes_before);
+            std::io::Write::write_all(&mut { writer }, b"\n").unwrap();
+            wait_for_command(pid, program);
+            let after = refresh(refreshes_after);
+            child.kill().unwrap();
+            child.wait().unwrap();
+            (before, after)
+        };
+        let none = || (Vec::<String>::new(), 0);
+        let managed = |name: &str| (vec![name.to_string()], 0);
+        assert_eq!(late(&[rule("managed-late", manage)], "managed-late", 2, 2), (none(), managed("managed-late")));
+        assert_eq!(late(&[rule("managed-old", manage)], "managed-old", 20, 10), (none(), managed("managed-old")));
+        let rules = [rule("ignored-late", ManageAction::Ignore), rule("bash", manage), rule("*-late", manage)];
+        assert_eq!(late(&rules, "ignored-late", 2, 2), (managed("bash"), (Vec::new(), 1)));
+        let rules = [rule("fixed-late", ManageAction::Observe), rule("bash", manage)];
+        assert_eq!(late(&rules, "fixed-late", 2, 2), (managed("bash"), (vec!["fixed-late".to_string()], 1)));
+    }
+
+    /// If a process joins another control group, or changes its user, when it is old and asleep: does the rule for these
+    /// hold within ten refreshes?
+    #[test]
+    fn a_process_that_joins_a_control_group_later_is_matched() {
+        let host = FakeHost::default();
+        for pid in [5, 6] {
+            host.thread(pid, pid, 1, "0");
+            host.file(&format!("/proc/{pid}/cgroup"), "0::/user.slice\n");
+            host.file(&format!("/proc/{pid}/status"), "Uid:\t1000\t0\t0\t0\n");
+            host.file(&format!("/proc-schedstat/{pid}"), "1 2 3\n");
+        }
+        let rule = |cgroup: Option<&str>, user, action| ManageRule {
+            cgroup: cgroup.map(str::to_string),
+            user,
+            action,
+            ..ManageRule::default()
+        };
+        let rules = [
+            rule(Some("/protected"), None, ManageAction::Ignore),
+            rule(Some("/batch"), None, ManageAction::Manage(None)),
+            rule(None, Some(7), ManageAction::Manage(None)),
+        ];
+        let mut tasks = TaskTable::default();
+        let mut look = |refreshes: u32| {
+            for _ in 0..refreshes {
+                tasks.forget_reused(&host);
+                tasks.refresh(&host, &rules, 0).unwrap();
+            }
+            let live = tasks.all().into_iter().filter(|task| !task.exited).map(|task| (task.pid, task.user));
+            (live.collect::<BTreeSet<_>>().into_iter().collect::<Vec<_>>(), tasks.take_released().len())
+        };
+        assert_eq!(look(20), (vec![], 0));
+        host.file("/proc/5/cgroup", "0::/batch/job\n");
+        host.file("/proc/6/status", "Uid:\t7\t0\t0\t0\n");
+        assert_eq!(look(MATCH_PERIOD), (vec![(5, Some(1000)), (6, Some(7))], 0));
+        host.file("/proc/5/cgroup", "0::/protected\n");
+        assert_eq!(look(MATCH_PERIOD), (vec![(6, Some(7))], 1));
     }
 }

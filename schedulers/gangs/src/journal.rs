@@ -41,6 +41,15 @@ pub fn parse(text: &str) -> Result<Vec<Entry>, String> {
     Ok(entries)
 }
 
+/// The entries to keep after a restore: those that stay adopted, and all threads whose policy the kernel refused to restore,
+/// with the policy that they are owed; a later restore tries again.
+pub fn entries_left(entries: &[Entry], stays_adopted: impl Fn(&Entry) -> bool, refused: &[Entry]) -> Vec<Entry> {
+    let is_refused =
+        |entry: &Entry| refused.iter().any(|owed| owed.thread == entry.thread && owed.start_ticks == entry.start_ticks);
+    let adopted = entries.iter().filter(|entry| stays_adopted(entry) && !is_refused(entry));
+    adopted.chain(refused).copied().collect()
+}
+
 /// Policy, start time and parent process in a line of `/proc/PID/stat`. `None`: not such a line.
 pub fn stat_fields(stat: &str) -> Option<(i32, u64, u32)> {
     // The name may have anything in it but ends with the last parenthesis. Fields after it count from 3.
@@ -78,5 +87,17 @@ mod tests {
         assert_eq!(stat_fields(&format!("12 (a) b) c) {}", fields.join(" "))), Some((7, 4711, 17)));
         assert_eq!(stat_fields("12 (a) S 1"), None);
         assert_eq!(stat_fields(""), None);
+    }
+
+    /// If the kernel refuses to restore a thread's policy: does its entry, or that of the thread it inherited from, stay for the
+    /// next try, while those of restored threads go?
+    #[test]
+    fn what_could_not_be_restored_stays_in_the_journal() {
+        let [restored, refused, adopted] = [1, 2, 3].map(|thread| Entry { thread, start_ticks: 100, policy: 0 });
+        let inherited = Entry { thread: 4, start_ticks: 200, policy: 3 };
+        let left = entries_left(&[restored, refused, adopted], |entry| entry.thread == 3, &[refused, inherited]);
+        assert_eq!(left, [adopted, refused, inherited]);
+        assert_eq!(parse(&left.iter().map(line).collect::<String>()).unwrap(), left);
+        assert_eq!(entries_left(&left, |_| false, &[]), []);
     }
 }

@@ -156,7 +156,7 @@ impl Service {
         if let Some(scheduler) = &self.scheduler {
             scheduler.load_plan(&plan)?;
         }
-        let complaints = if self.scheduler.is_some() { self.take_tasks(&plan) } else { Vec::new() };
+        let mut complaints = if self.scheduler.is_some() { self.take_tasks(&plan) } else { Vec::new() };
         let stays = |thread, process| {
             self.all
                 || plan.places.contains_key(&TaskKey::Thread(thread))
@@ -164,7 +164,8 @@ impl Service {
         };
         // Children of planned processes stand in no plan.
         let heirs = |process| plan.places.get(&TaskKey::Process(process)).is_some_and(|place| place.children);
-        self.tasks.restore(stays, heirs)?;
+        // A thread that the kernel refuses stays in the journal: the plan holds all the same.
+        complaints.extend(self.tasks.restore(stays, heirs).err());
         let generation = plan.generation;
         self.plan = Some(plan);
         Ok(
@@ -244,9 +245,11 @@ impl Service {
     }
 
     fn detach(&mut self, why: String, seconds: u64) -> Result<(), String> {
-        let restored = self.tasks.restore_all()?;
+        let restored = self.tasks.restore_all();
         self.scheduler = None;
-        eprintln!("gangs: {why}; {restored} threads back in the fair class, next attempt in {seconds} s");
+        let restored =
+            restored.map_or_else(|error| error, |threads| format!("{threads} threads back in the fair class"));
+        eprintln!("gangs: {why}; {restored}, next attempt in {seconds} s");
         self.again = Some((Instant::now() + Duration::from_secs(seconds), why));
         Ok(())
     }

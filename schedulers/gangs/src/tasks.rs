@@ -1,6 +1,6 @@
 //! The policy of threads: set to ours, and restored. Every change is journaled first.
 
-use gangs::journal::{Entry, POLICY_EXT, line, parse, stat_fields};
+use gangs::journal::{Entry, POLICY_EXT, entries_left, line, parse, stat_fields};
 use std::collections::HashMap;
 use std::fs;
 use std::io::{self, Write};
@@ -92,29 +92,44 @@ impl PolicyJournal {
     /// one that `heirs` names. Returns their number.
     ///
     /// # Errors
-    /// The journal cannot be written.
+    /// The journal cannot be written, or the kernel refused a thread, whose entry stays; all others are restored.
     pub fn restore(&mut self, stays: impl Fn(u32, u32) -> bool, heirs: impl Fn(u32) -> bool) -> Result<usize, String> {
         let all = Listing::read();
         let stays_adopted =
             |thread: u32, seen: &ThreadInfo| stays(thread, seen.process) || all.line_of(seen.process).any(&heirs);
-        let mut restored = 0;
+        let (mut restored, mut refused, mut errors) = (0, Vec::new(), Vec::new());
         for (thread, seen) in &all.threads {
             if seen.policy != POLICY_EXT || stays_adopted(*thread, seen) {
                 continue;
             }
             // A thread that began while its process was ours inherited the policy, and so did a child.
             if let Some(policy) = self.policy_before(*thread, seen, &all) {
-                restored += usize::from(set_policy(*thread, policy).is_ok());
+                match set_policy(*thread, policy) {
+                    Ok(()) => restored += 1,
+                    Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {}
+                    Err(error) => {
+                        refused.push(Entry { thread: *thread, start_ticks: seen.start_ticks, policy });
+                        errors.push(format!("thread {thread}: {error}"));
+                    }
+                }
             }
         }
-        self.entries
-            .retain(|entry| all.threads.get(&entry.thread).is_some_and(|seen| stays_adopted(entry.thread, seen)));
+        let stays =
+            |entry: &Entry| all.threads.get(&entry.thread).is_some_and(|seen| stays_adopted(entry.thread, seen));
+        self.entries = entries_left(&self.entries, stays, &refused);
         self.rewrite().map_err(|error| format!("{}: {error}", self.path.display()))?;
-        Ok(restored)
+        if errors.is_empty() {
+            return Ok(restored);
+        }
+        Err(format!(
+            "{}: the policy of these threads was not restored and stays here: {}",
+            self.path.display(),
+            errors.join("; ")
+        ))
     }
 
     /// # Errors
-    /// The journal cannot be removed.
+    /// As [`PolicyJournal::restore`].
     pub fn restore_all(&mut self) -> Result<usize, String> {
         self.restore(|_, _| false, |_| false)
     }

@@ -13,7 +13,7 @@ use std::process::ExitCode;
 use traces::{KINDS, TraceKind};
 
 #[global_allocator]
-static ALLOCATOR: memory::CountingAllocator = memory::CountingAllocator;
+static ALLOCATOR: memory::PeakAllocator = memory::PeakAllocator;
 
 /// Measures what cachemate promises about speed, as ratios within one run.
 #[derive(Parser)]

@@ -1,4 +1,4 @@
-//! Counts bytes allocated, to say how much a contender held at its peak.
+//! Peak memory of the compared programs.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicIsize, Ordering::Relaxed};
@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicIsize, Ordering::Relaxed};
 static NOW: AtomicIsize = AtomicIsize::new(0);
 static PEAK: AtomicIsize = AtomicIsize::new(0);
 
-pub struct CountingAllocator;
+/// The system's allocator, which records the peak of the bytes in use.
+pub struct PeakAllocator;
 
 fn add(bytes: isize) {
     let now = NOW.fetch_add(bytes, Relaxed) + bytes;
@@ -16,7 +17,7 @@ fn add(bytes: isize) {
 }
 
 // SAFETY: all calls go to the system's allocator unchanged.
-unsafe impl GlobalAlloc for CountingAllocator {
+unsafe impl GlobalAlloc for PeakAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         add(layout.size() as isize);
         // SAFETY: the caller's promises are the system's.

@@ -1,6 +1,6 @@
 """Is a curve in Python as fast as the command's on the same trace?
 
-Processor time of the call beside that of the whole command, alternating, medians of pairs. The bar is 1.05. More than
+Processor time of the call beside that of the whole command, alternating, medians of pairs. The target is 1.05. More than
 1.3 is an error: on a busy machine two equal programs differ, too.
 """
 

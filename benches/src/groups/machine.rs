@@ -8,7 +8,7 @@ use super::cachesim::move_to_front;
 use super::{BenchGroup, Options};
 use crate::harness::{BenchClock, Contender, ResultRow, compare};
 use cachemate_core::{Access, AccessKind, AccessSource, BatchEnd, CpuId, ProcessId, TaskId};
-use cachemate_sim::hw::{FrameLookup, FrameProvider, Hardware, HwOptions, HwThread, StopReason};
+use cachemate_sim::hw::{FirstTouchFrames, Hardware, HwOptions, HwThread, StopReason};
 use cachemate_sim::kernels;
 use cachemate_sim::machine::{RunLimit, SimMachine, SimOptions, SimProgram};
 use cachemate_sim::run::run_alone;
@@ -62,19 +62,6 @@ impl AccessSource for Player {
         batch.extend_from_slice(&self.accesses[self.at..end]);
         self.at = if end == self.accesses.len() { 0 } else { end };
         BatchEnd::More
-    }
-}
-
-/// Frames in order of first touch.
-#[derive(Default)]
-struct FirstTouchFrames {
-    frames: std::collections::BTreeMap<(u32, u64), u64>,
-}
-
-impl FrameProvider for FirstTouchFrames {
-    fn frame(&mut self, process: ProcessId, page: u64, _cpu: CpuId, _store: bool) -> FrameLookup {
-        let next = self.frames.len() as u64;
-        FrameLookup { frame: *self.frames.entry((process.0, page)).or_insert(next), cost_cycles: 0, copied: false }
     }
 }
 

@@ -2,23 +2,9 @@
 //! instruction, bytes a cycle read and written, and what they lose.
 //! `cargo run --release -p cachemate-spec --example alone -- MACHINE [--beside PROGRAM] PROGRAM...`
 
-use std::collections::BTreeMap;
-
 use cachemate_core::{CpuId, MachineSpec, ProcessId, TaskId};
-use cachemate_sim::hw::{FrameLookup, FrameProvider, Hardware, HwOptions, HwThread, TaskCounters};
+use cachemate_sim::hw::{FirstTouchFrames, Hardware, HwOptions, HwThread, TaskCounters};
 use cachemate_sim::kernels::{Options, program};
-
-#[derive(Default)]
-struct FirstTouchFrames {
-    frames: BTreeMap<(u32, u64), u64>,
-}
-
-impl FrameProvider for FirstTouchFrames {
-    fn frame(&mut self, process: ProcessId, page: u64, _cpu: CpuId, _store: bool) -> FrameLookup {
-        let next = self.frames.len() as u64;
-        FrameLookup { frame: *self.frames.entry((process.0, page)).or_insert(next), cost_cycles: 0, copied: false }
-    }
-}
 
 const WARM_CYCLES: u64 = 30_000_000;
 const CYCLES: u64 = 120_000_000;

@@ -1,23 +1,8 @@
 //! The machine files, simulated, against what was measured on the real machines and published.
 
-use std::collections::BTreeMap;
-
 use cachemate_core::{Access, AccessSource, BatchEnd, CpuId, MachineSpec, ProcessId, TaskId};
-use cachemate_sim::hw::{FrameLookup, FrameProvider, Hardware, HwOptions, HwThread};
+use cachemate_sim::hw::{FirstTouchFrames, Hardware, HwOptions, HwThread};
 use cachemate_spec::load_machine;
-
-/// Frames in order of first touch.
-#[derive(Default)]
-struct FirstTouchFrames {
-    frames: BTreeMap<(u32, u64), u64>,
-}
-
-impl FrameProvider for FirstTouchFrames {
-    fn frame(&mut self, process: ProcessId, page: u64, _cpu: CpuId, _store: bool) -> FrameLookup {
-        let next = self.frames.len() as u64;
-        FrameLookup { frame: *self.frames.entry((process.0, page)).or_insert(next), cost_cycles: 0, copied: false }
-    }
-}
 
 /// A loop over arrays of 64 MB, batch by batch.
 struct EndlessLoop {

@@ -52,7 +52,7 @@ impl IntervalMachine {
             self.engine.turns.balance();
         }
         if !plan.penalties.is_empty() {
-            let message = "turns are averaged: nobody is picked one by one".to_string();
+            let message = "time sharing is averaged, so no task is picked individually".to_string();
             refusals.push(RefusedItem { item: PlanItem::Penalties, reason: RefusalReason::NotSupported, message });
         }
         self.plan = plan.clone();

@@ -28,7 +28,7 @@ pub fn capabilities(spec: &MachineSpec, topology: &Topology) -> Capabilities {
         (Ability::Affinity, yes("")),
         (Ability::Weights, yes("")),
         (Ability::Gangs, yes("")),
-        (Ability::Penalties, no("turns are averaged: nobody is picked one by one")),
+        (Ability::Penalties, no("time sharing is averaged, so no task is picked individually")),
         (Ability::Colors, only_if(spec.pages.colors.is_some(), "this machine's kernel does not color pages")),
         (Ability::Ways, only_if(ways, "no cache of this machine can be divided by ways")),
     ]);

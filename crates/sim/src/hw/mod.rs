@@ -11,6 +11,7 @@ mod counters;
 mod deferred;
 mod dram;
 mod fast_path;
+mod first_touch;
 mod host_prefetch;
 mod l1_fast_path;
 mod l1_variant;
@@ -40,6 +41,7 @@ use queue::CoreQueue;
 use sampling::SamplingUnit;
 
 pub use counters::*;
+pub use first_touch::FirstTouchFrames;
 pub(crate) use probe::*;
 pub use thread::HwThread;
 

@@ -208,14 +208,3 @@ fn the_distribution_of_lost_misses_is_reported() {
     "#]]
     .assert_eq(&found);
 }
-
-/// Frames in the order of first touch.
-#[derive(Default)]
-struct FirstTouchFrames(std::collections::BTreeMap<u64, u64>);
-
-impl FrameProvider for FirstTouchFrames {
-    fn frame(&mut self, _process: ProcessId, page: u64, _cpu: CpuId, _store: bool) -> FrameLookup {
-        let next = self.0.len() as u64;
-        FrameLookup { frame: *self.0.entry(page).or_insert(next), cost_cycles: 0, copied: false }
-    }
-}

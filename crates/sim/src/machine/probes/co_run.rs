@@ -91,7 +91,7 @@ impl CoRunProbe {
         for row in &rows {
             let tasks = slots(row)?;
             if boost && together.seats(&tasks, machine).len() < tasks.len() {
-                let message = format!("a row of {} tasks finds no seat each below {cache:?}", tasks.len());
+                let message = format!("the CPUs below {cache:?} do not allow a row of {} tasks", tasks.len());
                 return Err((RefusalReason::NoCapacity, message));
             }
             together.rows.push(CoRunRow { tasks, collected: 0, given_up: false });

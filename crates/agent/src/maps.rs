@@ -144,7 +144,7 @@ pub fn read_ranges(ranges: &mut AddressRanges, excluded: &[(u64, u64)], program:
         buffer.copy_within(done..filled, 0);
         filled -= done;
         if filled == buffer.len() {
-            filled = 0; // a line longer than the buffer is nobody's memory
+            filled = 0; // a line longer than the buffer names a file, so it is not anonymous memory
         }
     }
     // SAFETY: a descriptor of our own.

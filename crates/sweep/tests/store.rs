@@ -393,7 +393,7 @@ fn reports_say_what_is_missing() {
     assert!(found.html().contains("3 of 4 results") && found.text().contains("0 of 1"), "{}", found.text());
 }
 
-/// What an attacker leaves in a sweep's folder.
+/// Files that an attacker leaves in a sweep's directory.
 type Trap = fn(&Path, SweepTaskId, &Path);
 
 /// Links, FIFOs and endless devices in the place of a sweep's files: does a status that reads them end, change nothing,

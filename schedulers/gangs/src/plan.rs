@@ -81,7 +81,7 @@ pub struct CheckedPlan {
 /// Reads one line.
 ///
 /// # Errors
-/// Where the line is no request.
+/// The line is no request.
 pub fn request(line: &str) -> Result<SocketRequest, String> {
     if line.len() > MAX_BYTES {
         return Err(format!("message: found {} bytes, expected at most {MAX_BYTES}", line.len()));

@@ -24,7 +24,7 @@ impl BpfScheduler {
     /// `all`: every task of the host instead of those with policy 7.
     ///
     /// # Errors
-    /// What the kernel refuses.
+    /// The kernel refuses the scheduler.
     pub fn attach(machine: &HostCaches, all: bool) -> Result<Self, String> {
         let says = |what: &str, error: libbpf_rs::Error| format!("{what}: {error:#}");
         let aligned = OBJECT.to_vec();

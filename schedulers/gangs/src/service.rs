@@ -57,7 +57,7 @@ pub struct Service {
 
 impl Service {
     /// # Errors
-    /// What this host lacks, or what the kernel refuses.
+    /// This host lacks a prerequisite, or the kernel refuses the scheduler.
     pub fn start(journal: &Path, all: bool) -> Result<Self, String> {
         let missing = machine::missing();
         if !missing.is_empty() {

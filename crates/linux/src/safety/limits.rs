@@ -1,7 +1,7 @@
 //! Limits of a journal: the objects that it may name.
 //!
-//! Problem: a restore obeys a file, as root if the daemon is root's. Method: besides threads, only those files and
-//! directories are touched that cachemate ever changes: a group's `cpuset.cpus` below the mount of the cpuset
+//! Problem: a restore obeys a file, as root if the daemon is root's. Method: besides threads, a restore touches only the
+//! files and directories that cachemate ever changes. These are a group's `cpuset.cpus` below the mount of the cpuset
 //! controller, our groups in resctrl with their masks, the color files of programs, and the tolerance of the kernel's
 //! cache-aware scheduling. Anything else is reported and left alone. Property: a forged journal does no more than a
 //! daemon could have done.

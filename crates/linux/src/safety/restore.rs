@@ -69,7 +69,7 @@ pub fn restore(kernel: &dyn Kernel, held: &BTreeMap<JournalObject, JournalEntry>
 }
 
 /// A thread that inherited a mask may create another one before it is restored, and one that is being created has its
-/// mask already but is not yet visible: passes are repeated until two of them, a while apart, find none.
+/// mask already but is not yet visible. Passes are therefore repeated until two of them, a while apart, find none.
 fn restore_inherited_until_stable(
     kernel: &dyn Kernel,
     held: &BTreeMap<JournalObject, JournalEntry>,

@@ -1,6 +1,6 @@
 //! HyperQueue, where its `hq` is installed.
 //!
-//! What was found by trying (0.26 and 0.27): workers do not come back to a server that was restarted; a journal that is
+//! Found by experiment (0.26 and 0.27): workers do not come back to a server that was restarted; a journal that is
 //! flushed every 30 s repeats finished tasks, so a server of our own flushes five times a second; exit codes of `submit
 //! --wait` and `job wait` are 0 on failures, so only the JSON of `job list` is read; a frozen worker's tasks are handed
 //! out again, so the limit of crashes is said and the store's claims decide who runs.

@@ -1,6 +1,6 @@
 //! Slurm: arrays of jobs under names of our own.
 //!
-//! What was found by trying (Slurm 22.05): the highest index of an array is MaxArraySize - 1; a job of a node that is
+//! Found by experiment (Slurm 22.05): the highest index of an array is MaxArraySize - 1; a job of a node that is
 //! declared dead is requeued while it still runs, and waits two minutes, so nothing is requeued and the sweep retries
 //! by itself; a controller that was killed forgets young jobs and repeats finished ones; exit codes need a database. So
 //! arrays are found again by name, never by number, and only whether any is left is asked.

@@ -42,7 +42,7 @@ pub fn page_ns_with_frames() -> Result<f64, MigrationUnavailable> {
 /// other colors is tried by it; frame numbers are seen by the agents only.
 ///
 /// # Errors
-/// What is missing, and what would help.
+/// The missing prerequisite, with its remedy.
 pub fn page_ns() -> Result<f64, MigrationUnavailable> {
     if !cfg!(target_arch = "x86_64") {
         return unusable("pages are colored on x86-64 only", "an x86-64 host");

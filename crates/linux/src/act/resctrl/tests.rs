@@ -465,7 +465,7 @@ fn the_journal_alone_puts_everything_back() {
 #[test]
 fn a_share_of_nobody_is_no_group() {
     let mut bench = ResctrlFixture::new();
-    let nobody = CacheShare { members: vec![ShareMember::Task(TaskId(99))], ..share(1, 0, 0, "0-1") };
-    assert_eq!(bench.apply(&[nobody]).calls, 0);
+    let unknown_member = CacheShare { members: vec![ShareMember::Task(TaskId(99))], ..share(1, 0, 0, "0-1") };
+    assert_eq!(bench.apply(&[unknown_member]).calls, 0);
     bench.put_back();
 }

@@ -376,9 +376,9 @@ mod tests {
         let curve = curves.add(&phase, 64.0, 200.0);
         for point in &phase.points {
             let lines = (point.size_bytes / 64.0) as f32;
-            let found = curves.rates(curve, lines, 0.0);
-            assert!((f64::from(found.demand_per_instr) / point.demand_fills_per_instr - 1.0).abs() < 1e-3, "{point:?}");
-            assert!((f64::from(found.cycles_per_instr) / point.cycles_per_instr - 1.0).abs() < 1e-3, "{point:?}");
+            let rates = curves.rates(curve, lines, 0.0);
+            assert!((f64::from(rates.demand_per_instr) / point.demand_fills_per_instr - 1.0).abs() < 1e-3, "{point:?}");
+            assert!((f64::from(rates.cycles_per_instr) / point.cycles_per_instr - 1.0).abs() < 1e-3, "{point:?}");
         }
     }
 

@@ -119,8 +119,8 @@ fn a_partition_is_a_cache_of_its_size() {
         settle(&mut flow, &curves, &[1.0, 5.0]);
         assert!((flow.lines[0] / part - 1.0).abs() < 2e-3, "{ways}: {:?}", flow.lines);
         let alone = curves.rates(0, part, 0.0).demand_per_instr;
-        let found = curves.rates(0, flow.lines[0], 0.0).demand_per_instr;
-        assert!((found / alone - 1.0).abs() < 0.01, "{ways} ways: {found}, alone {alone}");
+        let rate = curves.rates(0, flow.lines[0], 0.0).demand_per_instr;
+        assert!((rate / alone - 1.0).abs() < 0.01, "{ways} ways: {rate}, alone {alone}");
     }
 }
 
@@ -198,9 +198,9 @@ fn overlapping_parts_confine_and_share() {
         let (mut flow, curves) = with(&[closed_form::uniform(64.0, LINES, 8000.0, references), stream(), stream()]);
         flow.divide(&[(1024.0, 0), (LINES as f32, 0)], &[LINES as f32], |task| u8::from(task > 0));
         settle(&mut flow, &curves, &[1.0, 1.0, 1.0]);
-        let found = f64::from(flow.lines[0]);
-        assert!(if holds > 0.0 { (found / holds - 1.0).abs() < 0.01 } else { found < 10.0 }, "{:?}", flow.lines);
-        assert!((f64::from(flow.lines[1]) * 2.0 + found - LINES).abs() < 0.005 * LINES, "{:?}", flow.lines);
+        let lines = f64::from(flow.lines[0]);
+        assert!(if holds > 0.0 { (lines / holds - 1.0).abs() < 0.01 } else { lines < 10.0 }, "{:?}", flow.lines);
+        assert!((f64::from(flow.lines[1]) * 2.0 + lines - LINES).abs() < 0.005 * LINES, "{:?}", flow.lines);
     }
 }
 

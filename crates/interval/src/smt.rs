@@ -38,21 +38,21 @@ mod tests {
     /// Does a context alone wait for nothing, and do four that could each fill the core get a quarter?
     #[test]
     fn slots_are_shared_and_never_used_twice() {
-        let mut found = [9.0; 1];
-        waits(1.0, &[(1.25, 1.0)], &mut found);
-        assert_eq!(found[0], 0.0);
+        let mut waiting = [9.0; 1];
+        waits(1.0, &[(1.25, 1.0)], &mut waiting);
+        assert_eq!(waiting[0], 0.0);
         let contexts = [(1.1, 1.0); 4];
-        let mut found = [0.0; 4];
-        waits(1.0, &contexts, &mut found);
-        let total: f32 = found.iter().map(|wait| 1.0 / (1.1 + wait)).sum();
+        let mut waiting = [0.0; 4];
+        waits(1.0, &contexts, &mut waiting);
+        let total: f32 = waiting.iter().map(|wait| 1.0 / (1.1 + wait)).sum();
         assert!((0.93..=1.001).contains(&total), "{total}");
     }
 
     /// Do contexts that mostly wait for memory hardly disturb each other?
     #[test]
     fn waiting_contexts_hardly_disturb() {
-        let mut found = [0.0; 4];
-        waits(1.0, &[(12.0, 1.0); 4], &mut found);
-        assert!(found.iter().all(|wait| *wait < 0.25), "{found:?}");
+        let mut waiting = [0.0; 4];
+        waits(1.0, &[(12.0, 1.0); 4], &mut waiting);
+        assert!(waiting.iter().all(|wait| *wait < 0.25), "{waiting:?}");
     }
 }

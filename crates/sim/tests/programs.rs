@@ -108,8 +108,8 @@ impl TouchedLines {
     }
 
     fn touch(&mut self, name: &str, thread: usize, address: u64) {
-        let found = self.marks.range_mut(..=address).next_back();
-        let (base, (at, marks)) = found.unwrap_or_else(|| panic!("{name}: {address:#x} is in no region"));
+        let below = self.marks.range_mut(..=address).next_back();
+        let (base, (at, marks)) = below.unwrap_or_else(|| panic!("{name}: {address:#x} is in no region"));
         let region = self.program.regions[*at];
         assert!(region.contains(address), "{name}: {address:#x} is past {region:?}");
         let group = self.program.groups[thread];

@@ -192,7 +192,8 @@ impl ProfileFile {
         let metadata = std::fs::metadata(path.as_ref()).map_err(TraceError::io(&name, "open"))?;
         if metadata.len() > PROFILE_BYTES_LIMIT {
             let found = format!("{} bytes", metadata.len());
-            return Err(TraceError::bad(&name, FilePosition::File, found, "a profile of at most 256 MiB"));
+            let expected = "a profile of at most 256 MiB";
+            return Err(TraceError::bad(&name, FilePosition::File, found, expected));
         }
         let bytes = std::fs::read(path.as_ref()).map_err(TraceError::io(&name, "read"))?;
         Self::parse(&bytes, &name)
@@ -215,7 +216,8 @@ impl ProfileFile {
         let version: ProfileVersion = serde_json::from_slice(bytes).map_err(bad)?;
         if version.format != PROFILE_VERSION {
             let found = format!("profile format {}", version.format);
-            return Err(TraceError::bad(file, FilePosition::File, found, format!("format {PROFILE_VERSION}")));
+            let expected = format!("format {PROFILE_VERSION}");
+            return Err(TraceError::bad(file, FilePosition::File, found, expected));
         }
         let profile: ProfileFile = serde_json::from_slice(bytes).map_err(bad)?;
         profile.check(file)?;

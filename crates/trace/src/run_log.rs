@@ -148,7 +148,8 @@ impl RunLogReader {
         let version: FormatVersion = reader.parse("a run log's header")?;
         if !(OLDEST_VERSION..=RUN_LOG_VERSION).contains(&version.format) {
             let found = format!("run log format {}", version.format);
-            return Err(reader.bad(found, &format!("format {OLDEST_VERSION} to {RUN_LOG_VERSION}")));
+            let expected = format!("format {OLDEST_VERSION} to {RUN_LOG_VERSION}");
+            return Err(reader.bad(found, &expected));
         }
         reader.header = reader.parse("a run log's header")?;
         Ok(reader)

@@ -56,12 +56,8 @@ impl CmtSource {
             let totals = reader.totals();
             let threads = totals.map_or(0, |totals| totals.threads.iter().filter(|thread| thread.records > 0).count());
             let found = format!("no record of thread {thread}");
-            return Err(TraceError::bad(
-                &name,
-                FilePosition::File,
-                found,
-                format!("a thread among the {threads} it has"),
-            ));
+            let expected = format!("a thread among the {threads} it has");
+            return Err(TraceError::bad(&name, FilePosition::File, found, expected));
         }
         let of_thread = reader.totals().and_then(|totals| totals.threads.iter().find(|totals| totals.thread == thread));
         let instructions = of_thread.and_then(|totals| totals.instructions).unwrap_or(gaps);
@@ -114,7 +110,8 @@ impl CmtSource {
                 if wrapped > 1 {
                     let name = self.path.display().to_string();
                     let found = format!("no record of thread {} any more", self.thread);
-                    return Err(TraceError::bad(&name, FilePosition::File, found, "the file as it was opened"));
+                    let expected = "the file as it was opened";
+                    return Err(TraceError::bad(&name, FilePosition::File, found, expected));
                 }
                 self.reader.rewind()?;
                 self.rounds += 1;

@@ -70,14 +70,14 @@ mod tests {
     /// Are disjoint parts groups of their own, and overlapping ones of one group with all their units?
     #[test]
     fn overlapping_parts_are_of_one_group() {
-        let found = parts(16, &[set("0-3"), set("4-15"), set("0-3")], false);
-        assert_eq!(found.of, [1, 2, 1]);
-        assert_eq!(found.parts[1].0, 0.25);
-        assert!(found.parts[1].1 != found.parts[2].1);
-        let found = parts(16, &[set("0-3"), set("2-7"), set("12-15")], false);
-        assert_eq!(found.parts[1].1, found.parts[2].1);
-        assert_eq!(found.groups[usize::from(found.parts[1].1)], 0.5);
-        let found = parts(16, &[set("0-3")], true);
-        assert_eq!((found.groups.len(), found.groups[0]), (1, 1.0));
+        let cut = parts(16, &[set("0-3"), set("4-15"), set("0-3")], false);
+        assert_eq!(cut.of, [1, 2, 1]);
+        assert_eq!(cut.parts[1].0, 0.25);
+        assert!(cut.parts[1].1 != cut.parts[2].1);
+        let cut = parts(16, &[set("0-3"), set("2-7"), set("12-15")], false);
+        assert_eq!(cut.parts[1].1, cut.parts[2].1);
+        assert_eq!(cut.groups[usize::from(cut.parts[1].1)], 0.5);
+        let cut = parts(16, &[set("0-3")], true);
+        assert_eq!((cut.groups.len(), cut.groups[0]), (1, 1.0));
     }
 }

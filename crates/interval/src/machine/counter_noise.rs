@@ -151,10 +151,10 @@ mod tests {
     #[test]
     fn turns_are_told_by_their_share() {
         let mut noise = NoiseState::new(1, 1);
-        let found = readings(&truth(), 4, 1e9, CounterNoise::default(), &mut noise);
-        assert!(found.0.iter().any(|reading| reading.enabled_share == 0.5));
-        let found = readings(&truth(), 6, 1e9, CounterNoise::default(), &mut noise);
-        assert!(found.0.iter().all(|reading| reading.enabled_share == 1.0));
-        assert_eq!(found.get(CounterEvent::Instructions), Some(1e9));
+        let counts = readings(&truth(), 4, 1e9, CounterNoise::default(), &mut noise);
+        assert!(counts.0.iter().any(|reading| reading.enabled_share == 0.5));
+        let counts = readings(&truth(), 6, 1e9, CounterNoise::default(), &mut noise);
+        assert!(counts.0.iter().all(|reading| reading.enabled_share == 1.0));
+        assert_eq!(counts.get(CounterEvent::Instructions), Some(1e9));
     }
 }

@@ -53,8 +53,8 @@ impl LineTable {
         // Colors leave frames of equal low bits only: each block has an order of its own.
         let mut at = (block * BLOCK + (u64::from(key) ^ block) % BLOCK) as usize;
         loop {
-            let found = self.slots[at].key;
-            if found == key || found == 0 {
+            let occupant = self.slots[at].key;
+            if occupant == key || occupant == 0 {
                 return at;
             }
             // Odd, so that it comes by every slot.

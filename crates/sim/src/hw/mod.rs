@@ -179,8 +179,8 @@ impl Hardware {
         let caches = Caches::new(spec, options.prefetch, ticks_per_cycle, options.seed)?;
         let first = |level| {
             let before = spec.caches.iter().take_while(|cache| cache.level != level);
-            let found = spec.caches.iter().any(|cache| cache.level == level);
-            found.then(|| before.map(|cache| spec.instances(cache) as usize).sum::<usize>())
+            let has_level = spec.caches.iter().any(|cache| cache.level == level);
+            has_level.then(|| before.map(|cache| spec.instances(cache) as usize).sum::<usize>())
         };
         // The caches checked that there is one.
         let l1d = first(CacheLevel::L1Data).unwrap_or_default();

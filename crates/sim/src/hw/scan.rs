@@ -33,21 +33,21 @@ pub(crate) fn equal(words: &[u32], tag: u32) -> u32 {
 #[inline(always)]
 pub(crate) fn position(words: &[u32], tag: u32) -> Option<usize> {
     let (fours, rest) = words.as_chunks::<4>();
-    let found = match fours {
+    let equal_ways = match fours {
         [a, b] => Some(equal_4(a, tag) | equal_4(b, tag) << 4),
         [a, b, c] => Some(equal_4(a, tag) | equal_4(b, tag) << 4 | equal_4(c, tag) << 8),
         [a, b, c, d] => Some(equal_4(a, tag) | equal_4(b, tag) << 4 | equal_4(c, tag) << 8 | equal_4(d, tag) << 12),
         _ => None,
     };
-    if let Some(found) = found {
+    if let Some(equal_ways) = equal_ways {
         let rest = rest.iter().zip(4 * fours.len()..);
-        let found = rest.fold(found, |found, (&word, way)| found | u32::from(word == tag) << way);
-        return (found != 0).then(|| found.trailing_zeros() as usize);
+        let equal_ways = rest.fold(equal_ways, |ways, (&word, way)| ways | u32::from(word == tag) << way);
+        return (equal_ways != 0).then(|| equal_ways.trailing_zeros() as usize);
     }
     for (nth, four) in fours.iter().enumerate() {
-        let found = equal_4(four, tag);
-        if found != 0 {
-            return Some(4 * nth + found.trailing_zeros() as usize);
+        let equal_ways = equal_4(four, tag);
+        if equal_ways != 0 {
+            return Some(4 * nth + equal_ways.trailing_zeros() as usize);
         }
     }
     rest.iter().position(|&word| word == tag).map(|way| 4 * fours.len() + way)
@@ -91,8 +91,8 @@ fn least_of_8(ages: &[[u32; 8]]) -> usize {
     let least = _mm256_broadcastd_epi32(least);
     let equal =
         |eight: &[u32; 8]| _mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpeq_epi32(load(eight), least))) as u32;
-    let found = ages.iter().zip(0..).fold(0, |found, (eight, nth)| found | equal(eight) << (8 * nth));
-    found.trailing_zeros() as usize
+    let least_ways = ages.iter().zip(0..).fold(0, |ways, (eight, nth)| ways | equal(eight) << (8 * nth));
+    least_ways.trailing_zeros() as usize
 }
 
 /// How the least age of a set is looked for.
@@ -142,8 +142,8 @@ mod tests {
                 let plain = (0..ages.len()).min_by_key(|&way| ages[way]).unwrap();
                 assert_eq!(least(&ages), plain, "{ages:?}");
                 assert_eq!(MinAgeScan::of(ages.len()).way(&ages), plain, "{ages:?}");
-                let found = ages.iter().position(|&age| age == ages[plain]);
-                assert_eq!(position(&ages, ages[plain]), found);
+                let first = ages.iter().position(|&age| age == ages[plain]);
+                assert_eq!(position(&ages, ages[plain]), first);
                 assert_eq!(position(&ages, ages[plain].wrapping_sub(1)), None);
             }
         }

@@ -150,14 +150,14 @@ impl CoreFrontEnd {
             dependent: access.is_dependent(),
             prefetches,
         };
-        let found = if missed {
+        let effect = if missed {
             thread.probes.on_miss(&seen, thread.task, around.sampling)
         } else {
             thread.probes.on_prefetches(prefetches, around.sampling)
         };
-        thread.probes.cost_ticks += found.ticks;
-        burst.spent.interrupts += found.ticks;
-        context.ready += found.ticks;
-        found
+        thread.probes.cost_ticks += effect.ticks;
+        burst.spent.interrupts += effect.ticks;
+        context.ready += effect.ticks;
+        effect
     }
 }

@@ -375,19 +375,19 @@ mod tests {
         let sizes: Vec<f64> = (0..DRAWS).map(|k| code_bytes((f64::from(k) + 0.5) / f64::from(DRAWS))).collect();
         assert!(sizes.is_sorted());
         let total: f64 = sizes.iter().sum();
-        let near = |found: f64, measured: f64| (found / measured - 1.0).abs() < 0.15;
+        let near = |size: f64, measured: f64| (size / measured - 1.0).abs() < 0.15;
         assert!(near(total / f64::from(DRAWS), 369.0), "{}", total / f64::from(DRAWS));
         let by_code = |share: f64| {
             let mut below = 0.0;
-            let found = sizes.iter().find(|&&size| {
+            let middle = sizes.iter().find(|&&size| {
                 below += size;
                 below >= share * total
             });
-            *found.expect("shares are below one")
+            *middle.expect("shares are below one")
         };
         for (share, measured) in [(0.1, 156.0), (0.25, 383.0), (0.5, 1004.0), (0.75, 5363.0), (0.9, 13_231.0)] {
-            let found = by_code(share);
-            assert!(near(found, measured), "{share} of the code: {found} instead of {measured}");
+            let size = by_code(share);
+            assert!(near(size, measured), "{share} of the code: {size} instead of {measured}");
         }
     }
 }

@@ -164,8 +164,8 @@ impl<'a> Block<'a> {
             too_long |= address > 8 || gap > 8;
         }
         let wide = self.sizes.iter().filter(|&&size| size & !STORE_BIT == WIDE).count();
-        let found = (address_bytes + PADDING_BYTES, gap_bytes + PADDING_BYTES, 2 * wide);
-        if too_long || found != (self.addresses.len(), self.gaps.len(), self.wide.len()) {
+        let lengths = (address_bytes + PADDING_BYTES, gap_bytes + PADDING_BYTES, 2 * wide);
+        if too_long || lengths != (self.addresses.len(), self.gaps.len(), self.wide.len()) {
             return Err(("lengths that disagree with their columns".into(), "control bytes that add up".into()));
         }
         let threads = self.threads.len() / 4;

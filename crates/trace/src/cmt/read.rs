@@ -83,7 +83,8 @@ impl<R: Read> CmtReader<R> {
         let json_bytes = u32_at(&bytes, 12) as usize;
         if json_bytes > HEADER_JSON_LIMIT {
             let found = format!("a header of {json_bytes} bytes");
-            return Err(TraceError::bad(&file, FilePosition::Byte(12), found, format!("at most {HEADER_JSON_LIMIT}")));
+            let expected = format!("at most {HEADER_JSON_LIMIT}");
+            return Err(TraceError::bad(&file, FilePosition::Byte(12), found, expected));
         }
         bytes.resize(16 + json_bytes + 8, 0);
         read_whole(&mut input, &mut bytes[16..], &file, FilePosition::Byte(16), "the header")?;
@@ -155,14 +156,16 @@ impl<R: Read> CmtReader<R> {
         };
         if raw_bytes > limit || packed_bytes > zstd::zstd_safe::compress_bound(limit) {
             let found = format!("lengths of {packed_bytes} packed and {raw_bytes} unpacked bytes");
-            return self.bad(place, found, format!("at most {limit} unpacked"));
+            let expected = format!("at most {limit} unpacked");
+            return self.bad(place, found, expected);
         }
         self.packed.clear();
         let read = self.input.by_ref().take(packed_bytes as u64).read_to_end(&mut self.packed);
         read.map_err(TraceError::io(&self.file, "read"))?;
         if self.packed.len() != packed_bytes {
             let found = format!("the end of the file after {} of its {packed_bytes} bytes", self.packed.len());
-            return self.bad(place, found, "the whole of it");
+            let expected = "the whole of it";
+            return self.bad(place, found, expected);
         }
         let mut hash = Xxh3::new();
         hash.update(&head[..summed]);
@@ -176,7 +179,8 @@ impl<R: Read> CmtReader<R> {
         let (records, first) = (u32_at(&head, 4) as usize, u64_at(&head, 16));
         if !(1..=BLOCK_RECORDS).contains(&records) || first != self.next_record {
             let found = format!("{records} records from number {first}");
-            return self.bad(place, found, format!("1-{BLOCK_RECORDS} from number {}", self.next_record));
+            let expected = format!("1-{BLOCK_RECORDS} from number {}", self.next_record);
+            return self.bad(place, found, expected);
         }
         Ok((SectionKind::Block { records }, place))
     }
@@ -232,13 +236,15 @@ impl<R: Read> CmtReader<R> {
                 let records = self.totals.as_ref().map(|totals| totals.records);
                 if records != Some(self.next_record) {
                     let found = format!("totals of {} records", records.unwrap_or(0));
-                    return self.bad(place, found, format!("{}, as many as were read", self.next_record));
+                    let expected = format!("{}, as many as were read", self.next_record);
+                    return self.bad(place, found, expected);
                 }
                 let mut trailer = [0u8; TRAILER_BYTES];
                 read_whole(&mut self.input, &mut trailer, &self.file, place, "the trailer behind it")?;
                 if trailer[8..] != END_MAGIC {
                     let found = format!("'{}' behind it", trailer[8..].escape_ascii());
-                    return self.bad(place, found, "'CMTREND\\x00'");
+                    let expected = "'CMTREND\\x00'";
+                    return self.bad(place, found, expected);
                 }
                 Ok(None)
             }

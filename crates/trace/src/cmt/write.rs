@@ -42,7 +42,8 @@ impl<W: Write> CmtWriter<W> {
         })?;
         if json.len() > HEADER_JSON_LIMIT {
             let found = format!("a header of {} bytes", json.len());
-            return Err(TraceError::bad(&file, FilePosition::File, found, format!("at most {HEADER_JSON_LIMIT}")));
+            let expected = format!("at most {HEADER_JSON_LIMIT}");
+            return Err(TraceError::bad(&file, FilePosition::File, found, expected));
         }
         let mut bytes = FILE_MAGIC.to_vec();
         bytes.extend_from_slice(&CMT_VERSION.to_le_bytes());
@@ -183,7 +184,8 @@ impl<W: Write> CmtWriter<W> {
         }
         if self.raw.len() > FOOTER_LIMIT {
             let found = format!("totals and index of {} bytes", self.raw.len());
-            return Err(TraceError::bad(&self.file, FilePosition::File, found, format!("at most {FOOTER_LIMIT}")));
+            let expected = format!("at most {FOOTER_LIMIT}");
+            return Err(TraceError::bad(&self.file, FilePosition::File, found, expected));
         }
         self.pack()?;
         let footer_offset = self.offset;

@@ -31,7 +31,8 @@ impl<R: Read, const N: usize> Entries<R, N> {
         if !rest.is_empty() {
             let place = FilePosition::Byte(self.offset + (N * entries.len()) as u64);
             let found = format!("{} bytes before the end", rest.len());
-            return Err(TraceError::bad(&self.file, place, found, format!("entries of {N} bytes")));
+            let expected = format!("entries of {N} bytes");
+            return Err(TraceError::bad(&self.file, place, found, expected));
         }
         self.offset += self.buffer.len() as u64;
         Ok(entries)

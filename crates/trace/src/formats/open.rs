@@ -131,13 +131,8 @@ pub fn open_input(
     let Some(format) = chosen_format else {
         let shown = &start[..start.len().min(16)];
         let found = if shown.is_empty() { "nothing".to_string() } else { format!("'{}'", shown.escape_ascii()) };
-        let names = Format::ALL.map(Format::name).join(", ");
-        return Err(TraceError::bad(
-            file,
-            FilePosition::Byte(0),
-            found,
-            format!("a known format; name one of {names}"),
-        ));
+        let expected = format!("a known format; name one of {}", Format::ALL.map(Format::name).join(", "));
+        return Err(TraceError::bad(file, FilePosition::Byte(0), found, expected));
     };
     let input = std::io::Cursor::new(start).chain(input);
     let file = file.to_string();

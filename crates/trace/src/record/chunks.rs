@@ -96,7 +96,8 @@ impl ChunkDecoder {
         };
         if head.payload_bytes > PAYLOAD_LIMIT || head.records as usize * 2 > head.payload_bytes {
             let found = format!("{} records in {} bytes", head.records, head.payload_bytes);
-            return self.bad(found, "at most 4048 bytes, two or more a record");
+            let expected = "at most 4048 bytes, two or more a record";
+            return self.bad(found, expected);
         }
         Ok(head)
     }

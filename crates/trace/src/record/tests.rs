@@ -184,9 +184,9 @@ fn threads_keep_the_order_of_their_creation_and_their_kernel_ids() {
     assert_eq!(run(&recorder).ended, RecordingEnd::Exit(0));
     let totals = read(&out).1;
     let told: Vec<u32> = std::fs::read_to_string(&ids).unwrap().lines().map(|line| line.parse().unwrap()).collect();
-    let mut found: Vec<_> = totals.threads.iter().map(|of| (of.created.unwrap(), of.os_thread.unwrap())).collect();
-    found.sort_unstable();
-    assert_eq!(found, (0..4).zip(told).collect::<Vec<(u32, u32)>>());
+    let mut threads: Vec<_> = totals.threads.iter().map(|of| (of.created.unwrap(), of.os_thread.unwrap())).collect();
+    threads.sort_unstable();
+    assert_eq!(threads, (0..4).zip(told).collect::<Vec<(u32, u32)>>());
 }
 
 /// Are children left alone or recorded as processes of their own, as asked?

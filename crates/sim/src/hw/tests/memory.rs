@@ -161,8 +161,8 @@ fn a_turn_from_reads_to_writes_costs_once_a_batch() {
     for demand_first in [false, true] {
         // A line read, a line written: 64 cycles; a turn on top in sixteen.
         for (turnaround, cycles) in [(0, 64.0), (160, 74.0)] {
-            let found = 1.0 / lines_a_cycle(turnaround, demand_first);
-            assert!((found / cycles - 1.0).abs() < 0.02, "{found} cycles a line for {cycles}, {demand_first}");
+            let measured = 1.0 / lines_a_cycle(turnaround, demand_first);
+            assert!((measured / cycles - 1.0).abs() < 0.02, "{measured} cycles a line for {cycles}, {demand_first}");
         }
     }
 }
@@ -286,8 +286,8 @@ fn accesses_to_a_line_on_its_way_share_its_miss_register() {
     };
     let out_of_order = CoreModel::OutOfOrder { issue_width: 2, window: 256, mshrs: 8, loads_pass: true };
     for (words, store) in [(1, false), (8, false), (1, true), (8, true)] {
-        let found = cycles_a_line(out_of_order, words, store);
-        assert!((found / (200.0 / 8.0) - 1.0).abs() < 0.05, "{found} cycles a line, {words} words, {store}");
+        let measured = cycles_a_line(out_of_order, words, store);
+        assert!((measured / (200.0 / 8.0) - 1.0).abs() < 0.05, "{measured} cycles a line, {words} words, {store}");
     }
     // Eight places: the stores of one line at a time, or one store each of eight lines.
     let in_order = CoreModel::InOrder { issue_width: 2 };

@@ -43,14 +43,14 @@ fn the_last_address_register_loses_and_repeats() {
     let accesses: Vec<Access> = (0..1000).map(|at| Access::load(at * 192, 0)).collect();
     let trace = || Some(TraceProbe { entries_at_most: 10_000, ..TraceProbe::default() });
     let done = probed(&spec, accesses.clone(), Probes { trace: trace(), ..Probes::default() });
-    let found = done.probes.trace.unwrap();
-    assert_eq!(found.lines.len() as u64 + found.lost, 1000);
-    assert!(found.lost > 300, "{}", found.lost);
+    let log = done.probes.trace.unwrap();
+    assert_eq!(log.lines.len() as u64 + log.lost, 1000);
+    assert!(log.lost > 300, "{}", log.lost);
     spec.prefetchers = vec![PrefetcherSpec::AdjacentLine { level: CacheLevel::L1Data }];
     let done = probed(&spec, accesses, Probes { trace: trace(), ..Probes::default() });
-    let found = done.probes.trace.unwrap();
-    let repeats = found.lines.windows(2).filter(|pair| pair[0] == pair[1]).count() as u64;
-    assert!(found.stale > 300 && repeats == found.stale, "{} stale, {repeats} repeats", found.stale);
+    let log = done.probes.trace.unwrap();
+    let repeats = log.lines.windows(2).filter(|pair| pair[0] == pair[1]).count() as u64;
+    assert!(log.stale > 300 && repeats == log.stale, "{} stale, {repeats} repeats", log.stale);
 }
 
 /// Does a stream that prefetches keep ahead of leave a repeat for every line, though it misses only at page starts?
@@ -64,10 +64,10 @@ fn a_prefetched_stream_is_seen_as_repeats() {
     let trace = TraceProbe { entries_at_most: 10_000, ..TraceProbe::default() };
     let done = probed(&spec, accesses, Probes { trace: Some(trace), ..Probes::default() });
     let misses = done.counters.levels[1].all_misses();
-    let found = done.probes.trace.unwrap();
+    let log = done.probes.trace.unwrap();
     assert!(misses < 100, "{misses} misses");
     let prefetched = 1000 - misses;
-    assert!(found.stale.abs_diff(prefetched) < 20, "{} stale, {prefetched} lines prefetched", found.stale);
+    assert!(log.stale.abs_diff(prefetched) < 20, "{} stale, {prefetched} lines prefetched", log.stale);
 }
 
 /// Are tagged samples about one in so many, with source, latency and line of what really happened?
@@ -180,7 +180,7 @@ fn the_distribution_of_lost_misses_is_reported() {
     spec.counters.sampler = SamplerModel::LastAddress;
     (spec.caches[0], spec.caches[1]) =
         (cache(CacheLevel::L1Data, 32 << 10, 4, 2, 1), cache(CacheLevel::L2, 2 << 20, 8, 14, 1));
-    let mut found = String::new();
+    let mut shares = String::new();
     for name in ["swim", "art", "twolf", "mcf", "libquantum"] {
         let mut threads = crate::kernels::program(name, 1, &crate::kernels::Options::default()).unwrap();
         let mut accesses = Vec::new();
@@ -197,7 +197,7 @@ fn the_distribution_of_lost_misses_is_reported() {
         assert_eq!(trace.lost_after.iter().map(|count| u64::from(*count)).sum::<u64>(), trace.lines.len() as u64);
         let share = trace.lost_after.map(|count| 100.0 * f64::from(count) / trace.lines.len() as f64);
         let [none, one, two, more] = share;
-        found += &format!("{name}: {none:.0} % none, {one:.0} % one, {two:.0} % two, {more:.0} % more\n");
+        shares += &format!("{name}: {none:.0} % none, {one:.0} % one, {two:.0} % two, {more:.0} % more\n");
     }
     expect![[r#"
         swim: 73 % none, 17 % one, 9 % two, 0 % more
@@ -206,5 +206,5 @@ fn the_distribution_of_lost_misses_is_reported() {
         mcf: 55 % none, 39 % one, 6 % two, 0 % more
         libquantum: 99 % none, 1 % one, 0 % two, 0 % more
     "#]]
-    .assert_eq(&found);
+    .assert_eq(&shares);
 }

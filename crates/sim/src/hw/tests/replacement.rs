@@ -107,8 +107,9 @@ fn set_associative_misses_equal_the_locality_engines() {
             let mut missed = Vec::new();
             let first = engine(sets, ways).push_collecting(&lines, &mut missed);
             let second = engine(outer_sets, outer_ways).push(&missed);
-            let found = [CacheLevel::L1Data, CacheLevel::L2].map(|level| counters.levels[level as usize].all_misses());
-            assert_eq!(found, [first, second], "{ours:?} {sets} x {ways}, {outer_sets} x {outer_ways}");
+            let counted =
+                [CacheLevel::L1Data, CacheLevel::L2].map(|level| counters.levels[level as usize].all_misses());
+            assert_eq!(counted, [first, second], "{ours:?} {sets} x {ways}, {outer_sets} x {outer_ways}");
         }
     }
 }
@@ -138,8 +139,8 @@ fn random_replacement_keeps_part_of_a_loop_that_lru_loses() {
     };
     assert_eq!(misses(ReplacementPolicy::Lru, &mut spec), 20_000);
     // Independent reference theory of random replacement: m = 1 - (1 - 1/16)^(20 m) has its root at m = 0.355.
-    let found = misses(ReplacementPolicy::Random, &mut spec) as f64 / 20_000.0;
-    assert!((found - 0.355).abs() < 0.03, "{found}");
+    let miss_ratio = misses(ReplacementPolicy::Random, &mut spec) as f64 / 20_000.0;
+    assert!((miss_ratio - 0.355).abs() < 0.03, "{miss_ratio}");
 }
 
 /// Two cores on one L2: misses at the L2 of the task on CPU 0, alone or beside a neighbor that streams.
@@ -239,8 +240,8 @@ fn the_matrix_names_evictor_and_victim() {
     finish(&mut hw, 50_000);
     let pairs = hw.evictions(CacheId(2));
     for pair in [(0, 0), (0, 5), (5, 0), (5, 5)] {
-        let found = pairs.iter().find(|found| (found.0.0, found.1.0) == pair);
-        assert!(found.is_some() || pair.0 == pair.1, "{pair:?} in {pairs:?}");
+        let is_listed = pairs.iter().any(|listed| (listed.0.0, listed.1.0) == pair);
+        assert!(is_listed || pair.0 == pair.1, "{pair:?} in {pairs:?}");
     }
     let bytes: u64 = hw.occupancy_bytes(CacheId(2)).iter().map(|(_, bytes)| bytes).sum();
     assert_eq!(bytes, 256);
